@@ -1,0 +1,202 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Buffer pool: one free list per power-of-two size class under one short lock. */
+#include "base/buffer.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "base/check.h"
+
+#define CLASS_BYTES_MIN 4096u
+#define CLASS_COUNT 24u /* up to 32 GiB */
+
+struct ep_buffer_pool {
+    pthread_mutex_t lock;
+    size_t limit_bytes;
+    size_t keep_bytes;
+    uint64_t holders; /* lent buffers, plus one until destroyed */
+    ep_buffer *free_lists[CLASS_COUNT];
+    ep_buffer_pool_stats stats;
+};
+
+ep_err ep_buffer_pool_create(size_t limit_bytes, size_t keep_bytes, ep_buffer_pool **out_pool)
+{
+    ep_buffer_pool *pool = calloc(1, sizeof(*pool));
+    if (pool == NULL) {
+        return EP_ERR_NO_MEMORY;
+    }
+    pthread_mutex_init(&pool->lock, NULL);
+    pool->limit_bytes = limit_bytes;
+    pool->keep_bytes = keep_bytes;
+    pool->holders = 1;
+    *out_pool = pool;
+    return EP_OK;
+}
+
+static void buffer_free(ep_buffer *buffer)
+{
+    free(buffer->data);
+    free(buffer);
+}
+
+static void pool_free(ep_buffer_pool *pool)
+{
+    for (uint32_t i = 0; i < CLASS_COUNT; i++) {
+        while (pool->free_lists[i] != NULL) {
+            ep_buffer *buffer = pool->free_lists[i];
+            pool->free_lists[i] = buffer->next;
+            buffer_free(buffer);
+        }
+    }
+    pthread_mutex_destroy(&pool->lock);
+    free(pool);
+}
+
+void ep_buffer_pool_destroy(ep_buffer_pool *pool)
+{
+    if (pool == NULL) {
+        return;
+    }
+    pthread_mutex_lock(&pool->lock);
+    bool last = --pool->holders == 0;
+    pthread_mutex_unlock(&pool->lock);
+    if (last) {
+        pool_free(pool);
+    }
+}
+
+static uint32_t class_of(size_t bytes)
+{
+    uint32_t index = 0;
+    size_t capacity = CLASS_BYTES_MIN;
+    while (capacity < bytes && index < CLASS_COUNT) {
+        capacity <<= 1;
+        index++;
+    }
+    return index;
+}
+
+static ep_err buffer_create(size_t capacity, uint32_t class_index, ep_buffer **out_buffer)
+{
+    ep_buffer *buffer = calloc(1, sizeof(*buffer));
+    if (buffer == NULL) {
+        return EP_ERR_NO_MEMORY;
+    }
+    buffer->data = aligned_alloc(EP_BUFFER_ALIGN, capacity);
+    if (buffer->data == NULL) {
+        free(buffer);
+        return EP_ERR_NO_MEMORY;
+    }
+    buffer->capacity_bytes = capacity;
+    buffer->class_index = class_index;
+    *out_buffer = buffer;
+    return EP_OK;
+}
+
+/* Takes room under the limit, and a kept buffer if there is one. */
+static ep_err reserve(ep_buffer_pool *pool, size_t capacity, uint32_t class_index, ep_buffer **out_buffer)
+{
+    ep_err err = EP_OK;
+    pthread_mutex_lock(&pool->lock);
+    if (pool->limit_bytes != 0 && pool->stats.lent_bytes + capacity > pool->limit_bytes) {
+        pool->stats.refusals++;
+        err = EP_ERR_RESOURCE_EXHAUSTED;
+    } else {
+        *out_buffer = pool->free_lists[class_index];
+        if (*out_buffer != NULL) {
+            pool->free_lists[class_index] = (*out_buffer)->next;
+            pool->stats.kept_bytes -= capacity;
+        } else {
+            pool->stats.system_allocations++;
+        }
+        pool->holders++;
+        pool->stats.acquires++;
+        pool->stats.lent_bytes += capacity;
+        if (pool->stats.lent_bytes > pool->stats.lent_bytes_peak) {
+            pool->stats.lent_bytes_peak = pool->stats.lent_bytes;
+        }
+    }
+    pthread_mutex_unlock(&pool->lock);
+    return err;
+}
+
+/* Gives back room, and the buffer when it may be kept. True when the pool itself is to be freed. */
+static bool give_back(ep_buffer_pool *pool, size_t capacity, ep_buffer *buffer, bool *out_kept)
+{
+    pthread_mutex_lock(&pool->lock);
+    pool->stats.lent_bytes -= capacity;
+    *out_kept = buffer != NULL && pool->stats.kept_bytes + capacity <= pool->keep_bytes;
+    if (*out_kept) {
+        buffer->next = pool->free_lists[buffer->class_index];
+        pool->free_lists[buffer->class_index] = buffer;
+        pool->stats.kept_bytes += capacity;
+    }
+    bool last = --pool->holders == 0;
+    pthread_mutex_unlock(&pool->lock);
+    return last;
+}
+
+ep_err ep_buffer_acquire(ep_buffer_pool *pool, size_t bytes, ep_buffer **out_buffer)
+{
+    uint32_t class_index = class_of(bytes);
+    if (class_index >= CLASS_COUNT) {
+        return EP_ERR_RESOURCE_EXHAUSTED;
+    }
+    size_t capacity = (size_t)CLASS_BYTES_MIN << class_index;
+    ep_buffer *buffer = NULL;
+    ep_err err = reserve(pool, capacity, class_index, &buffer);
+    if (err != EP_OK) {
+        return err;
+    }
+    if (buffer == NULL) {
+        err = buffer_create(capacity, class_index, &buffer);
+        if (err != EP_OK) {
+            bool kept;
+            if (give_back(pool, capacity, NULL, &kept)) {
+                pool_free(pool);
+            }
+            return err;
+        }
+    }
+    buffer->pool = pool;
+    buffer->bytes = bytes;
+    buffer->next = NULL;
+    __atomic_store_n(&buffer->refs, 1, __ATOMIC_RELEASE);
+    *out_buffer = buffer;
+    return EP_OK;
+}
+
+ep_buffer *ep_buffer_ref(ep_buffer *buffer)
+{
+    uint32_t before = __atomic_fetch_add(&buffer->refs, 1, __ATOMIC_RELAXED);
+    EP_ASSERT(before > 0);
+    return buffer;
+}
+
+void ep_buffer_unref(ep_buffer *buffer)
+{
+    if (buffer == NULL) {
+        return;
+    }
+    uint32_t before = __atomic_fetch_sub(&buffer->refs, 1, __ATOMIC_ACQ_REL);
+    EP_ASSERT(before > 0);
+    if (before > 1) {
+        return;
+    }
+    ep_buffer_pool *pool = buffer->pool;
+    bool kept;
+    bool last = give_back(pool, buffer->capacity_bytes, buffer, &kept);
+    if (!kept) {
+        buffer_free(buffer);
+    }
+    if (last) {
+        pool_free(pool);
+    }
+}
+
+void ep_buffer_pool_read_stats(ep_buffer_pool *pool, ep_buffer_pool_stats *out_stats)
+{
+    pthread_mutex_lock(&pool->lock);
+    *out_stats = pool->stats;
+    pthread_mutex_unlock(&pool->lock);
+}

@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Monotonic time. Wall-clock time appears only in logs. */
+#ifndef EP_BASE_CLOCK_H
+#define EP_BASE_CLOCK_H
+
+#include <stdint.h>
+
+#define EP_NS_PER_US 1000ull
+#define EP_NS_PER_MS 1000000ull
+#define EP_NS_PER_S 1000000000ull
+#define EP_TIME_NEVER UINT64_MAX
+
+/* CLOCK_MONOTONIC in nanoseconds. */
+uint64_t ep_clock_now_ns(void);
+
+#endif

@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The error table's look-ups and ep_error_set. */
+#include "base/error.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+
+typedef struct {
+    ep_err code;
+    uint32_t grpc_code;
+    ep_broke broke;
+    bool other_copy;
+    const char *name;
+    const char *text;
+} ep_err_row;
+
+static const ep_err_row rows[] = {
+#define EP_ERR_ROW(name, wire, grpc, broke, other, text) {EP_ERR_##name, grpc, EP_BROKE_##broke, other, #name, text},
+    EP_ERR_MAP(EP_ERR_ROW)
+#undef EP_ERR_ROW
+};
+
+static const ep_err_row *find_row(ep_err err)
+{
+    for (size_t i = 0; i < EP_ARRAY_COUNT(rows); i++) {
+        if (rows[i].code == err) {
+            return &rows[i];
+        }
+    }
+    return &rows[2]; /* UNKNOWN */
+}
+
+const char *ep_err_name(ep_err err)
+{
+    return find_row(err)->name;
+}
+
+const char *ep_err_text(ep_err err)
+{
+    return find_row(err)->text;
+}
+
+uint32_t ep_err_grpc_code(ep_err err)
+{
+    return find_row(err)->grpc_code;
+}
+
+ep_broke ep_err_broke(ep_err err)
+{
+    return find_row(err)->broke;
+}
+
+bool ep_err_other_copy_may_help(ep_err err)
+{
+    return find_row(err)->other_copy;
+}
+
+ep_err ep_err_from_wire(uint32_t reason, uint32_t grpc_code)
+{
+    for (size_t i = 0; i < EP_ARRAY_COUNT(rows); i++) {
+        if ((uint32_t)rows[i].code == reason && (reason != 0 || grpc_code == 0)) {
+            return rows[i].code;
+        }
+    }
+    for (size_t i = 0; i < EP_ARRAY_COUNT(rows); i++) {
+        if ((uint32_t)rows[i].code == grpc_code) {
+            return rows[i].code; /* canonical codes keep their gRPC number */
+        }
+    }
+    return EP_ERR_UNKNOWN;
+}
+
+void ep_error_clear(ep_error *error)
+{
+    memset(error, 0, sizeof(*error));
+    error->layer = -1;
+    error->expert = -1;
+    error->waited_us = -1;
+}
+
+ep_err ep_error_set(ep_error *error, ep_err code, const char *format, ...)
+{
+    if (error != NULL) {
+        va_list args;
+        ep_error_clear(error);
+        error->code = code;
+        va_start(args, format);
+        vsnprintf(error->text, sizeof(error->text), format, args);
+        va_end(args);
+    }
+    return code;
+}
+
+ep_err ep_error_prefix(ep_error *error, ep_err code, const char *format, ...)
+{
+    if (error == NULL) {
+        return code;
+    }
+    char before[EP_ERROR_TEXT_BYTES];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(before, sizeof(before), format, args);
+    va_end(args);
+
+    size_t used = strlen(before);
+    snprintf(before + used, sizeof(before) - used, ": %s", error->text);
+    memcpy(error->text, before, sizeof(before));
+    return error->code;
+}
+
+_Noreturn void ep_assert_failed(const char *condition, const char *file, int line)
+{
+    fprintf(stderr, "expertd: internal error: %s is false at %s:%d\n", condition, file, line);
+    abort();
+}

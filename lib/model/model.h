@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A checkpoint on disk: config.json, safetensors shards and their index, opened and verified, experts found by name.
+ * Nothing of a file is trusted: every length, offset, shape and name is checked before use (see safetensors.h), and data is
+ * read into memory we own, so a file that is truncated or replaced later cannot kill the process.
+ *
+ * Threads    an ep_checkpoint is immutable after open; all reads are safe from any thread.
+ */
+#ifndef EP_MODEL_MODEL_H
+#define EP_MODEL_MODEL_H
+
+#include "base/error.h"
+#include "expertd/tensor.h"
+#include "moe/flow.h"
+
+#define EP_MODEL_LAYERS_MAX 1024
+#define EP_SHA256_BYTES 32
+
+typedef struct ep_checkpoint ep_checkpoint;
+
+typedef enum ep_router_family { EP_ROUTER_R1 = 1, EP_ROUTER_R2 = 2, EP_ROUTER_R3 = 3, EP_ROUTER_R4 = 4 } ep_router_family;
+
+/* What config.json says of the router, enough to fill ep_gate_config (moe/gate.h). */
+typedef struct ep_router_info {
+    ep_router_family family;
+    bool renormalise;            /* norm_topk_prob */
+    float scaling_factor;        /* routed_scaling_factor, 1 if absent */
+    uint32_t groups;             /* n_group, 1 if absent */
+    uint32_t groups_kept;        /* topk_group, 1 if absent */
+} ep_router_info;
+
+typedef enum ep_name_family { EP_NAMES_N1 = 1, EP_NAMES_N2 = 2 } ep_name_family;
+
+typedef struct ep_model_info {
+    char model_type[64];
+    uint32_t hidden;             /* hidden_size */
+    uint32_t layers_count;       /* num_hidden_layers: all, dense ones too */
+    uint32_t vocab;
+    uint32_t heads;
+    uint32_t kv_heads;
+    uint32_t head_dim;
+    float rms_norm_eps;
+    float rope_theta;
+    bool tie_embeddings;
+    ep_dtype dtype;              /* torch_dtype */
+    ep_name_family names;
+    ep_router_info router;
+    uint32_t moe_layers_count;
+    ep_layer_shape *moe_layers;  /* [moe_layers_count], ascending layer; owned by the checkpoint */
+    uint32_t *shared_inner;      /* [moe_layers_count], I of the shared expert; 0 none */
+    char version[17];            /* 16 hex digits: XXH64/SHA-based hash of config.json and of every shard's header and size */
+    char config_hash[17];
+} ep_model_info;
+
+/* Opens directory path: config.json, model.safetensors.index.json or model.safetensors; reads and checks all headers.
+ * Errors: NOT_FOUND, BAD_FILE (file, tensor or line, value, allowed range in the text), IO, NO_MEMORY. */
+ep_err ep_checkpoint_open(const char *path, ep_checkpoint **out_checkpoint, ep_error *out_error);
+void ep_checkpoint_close(ep_checkpoint *checkpoint);
+const ep_model_info *ep_checkpoint_info(const ep_checkpoint *checkpoint);
+
+/* A tensor's place. */
+typedef struct ep_tensor_info {
+    const char *name;
+    ep_dtype dtype;              /* NONE for a format we do not compute with */
+    uint32_t rank;
+    int64_t shape[EP_TENSOR_RANK_MAX];
+    size_t bytes;
+} ep_tensor_info;
+
+/* NOT_FOUND names the tensor. */
+ep_err ep_checkpoint_find(const ep_checkpoint *checkpoint, const char *name, ep_tensor_info *out_info, ep_error *out_error);
+/* Reads the whole tensor into out (exactly info.bytes). Errors: NOT_FOUND, IO, BAD_FILE (file shorter than at open). */
+ep_err ep_checkpoint_read(const ep_checkpoint *checkpoint, const char *name, void *out, size_t bytes, ep_error *out_error);
+
+/* One expert's matrices in one allocation. */
+typedef struct ep_expert_data {
+    uint32_t hidden;
+    uint32_t inner;
+    ep_dtype dtype;
+    const void *gate;            /* [I,H] */
+    const void *up;              /* [I,H] */
+    const void *down;            /* [H,I] */
+    const void *shared_gate;     /* [H] or NULL */
+    ep_dtype shared_gate_dtype;
+    uint8_t sha256[EP_SHA256_BYTES]; /* over gate, up, down, shared gate bytes in this order, as in the file */
+    void *allocation;            /* private */
+    size_t bytes;
+} ep_expert_data;
+
+/*
+ * Reads expert `index` (table index: [0,E) routed, [E,E+S) shared) of an MoE layer, checks shapes and types against the
+ * config, and hashes while reading. A bad tensor is an error for this expert only.
+ * Errors: NOT_FOUND, BAD_FILE, IO, NO_MEMORY, INVALID_ARGUMENT (layer or index out of range).
+ */
+ep_err ep_checkpoint_read_expert(const ep_checkpoint *checkpoint, uint32_t layer, uint32_t index, ep_expert_data *out_expert,
+                                 ep_error *out_error);
+void ep_expert_data_free(ep_expert_data *expert);
+
+/* Router weight [E,H] and correction bias [E] of an MoE layer, widened to f32; free() both. *out_bias NULL when absent. */
+ep_err ep_checkpoint_read_router(const ep_checkpoint *checkpoint, uint32_t layer, float **out_weight, float **out_bias,
+                                 ep_error *out_error);
+
+#endif

@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * gRPC-like calls over a lane. protobuf-c service descriptors are the source of truth; method numbers come from
+ * proto/methods.def. Unary and server-streaming calls, many in flight, replies in any order, deadlines that travel as
+ * time left, cancel, canonical status codes, metadata, ping, credits, exactly-once completion.
+ *
+ * A frame carries a protobuf header and a raw tensor section (64-byte aligned at the receiver). Tensors are one ep_buffer
+ * on both sides; it is never copied here.
+ *
+ * Threads    every call from any thread, also from callbacks, unless said otherwise. No lock is held in callbacks.
+ */
+#ifndef EP_RPC_RPC_H
+#define EP_RPC_RPC_H
+
+#include <protobuf-c/protobuf-c.h>
+
+#include "base/buffer.h"
+#include "base/error.h"
+#include "base/timer.h"
+#include "common.pb-c.h"
+#include "transport/transport.h"
+
+typedef struct ep_rpc_server ep_rpc_server;
+typedef struct ep_rpc_channel ep_rpc_channel;
+typedef struct ep_rpc_call ep_rpc_call; /* server side of one call */
+
+typedef enum ep_rpc_stream { EP_RPC_UNARY, EP_RPC_SERVER_STREAM } ep_rpc_stream;
+typedef enum ep_rpc_role { EP_ROLE_CLIENT, EP_ROLE_NODE, EP_ROLE_OPERATOR } ep_rpc_role;
+
+/* One row of proto/methods.def joined with the generated descriptor. */
+typedef struct ep_rpc_method {
+    uint16_t id;                                        /* service << 8 | method */
+    const ProtobufCServiceDescriptor *service;
+    const ProtobufCMethodDescriptor *method;
+    uint32_t method_index;                              /* in service->methods */
+    ep_rpc_stream stream;
+    ep_rpc_role role;
+    bool idempotent;
+} ep_rpc_method;
+
+/* NULL when unknown. Names as in methods.def. */
+const ep_rpc_method *ep_rpc_method_by_id(uint16_t id);
+const ep_rpc_method *ep_rpc_method_by_name(const char *service, const char *method);
+/* All rows; count in *out_count. */
+const ep_rpc_method *ep_rpc_methods(size_t *out_count);
+const char *ep_rpc_role_name(ep_rpc_role role);
+
+/* Defaults of DESIGN section 5; every limit has a name. Fill with ep_rpc_limits_default, then change. */
+typedef struct ep_rpc_limits {
+    size_t frame_bytes_max;          /* 16 MiB */
+    size_t header_bytes_max;         /* 64 KiB */
+    size_t unpack_bytes_max;         /* budget of one header's unpacking, 1 MiB */
+    size_t credit_bytes;             /* 64 MiB: request bytes a peer may have unanswered on one connection */
+    size_t send_queue_bytes_max;     /* 96 MiB */
+    uint32_t connections_max;        /* 4096 */
+    uint32_t calls_per_connection_max; /* 1024 in flight */
+    uint32_t hello_timeout_ms;       /* 5000 */
+    uint32_t ping_ms;                /* 500; 0: never */
+    uint32_t ping_dead_count;        /* 3 */
+    uint32_t redial_min_ms;          /* 10 */
+    uint32_t redial_max_ms;          /* 200 */
+} ep_rpc_limits;
+void ep_rpc_limits_default(ep_rpc_limits *out_limits);
+
+/* What both ends share. Everything pointed at is borrowed for the life of the server or channel; strings are copied. */
+typedef struct ep_rpc_common {
+    ep_timer_service *timers;
+    ep_buffer_pool *pool;
+    ep_rpc_limits limits;
+    const char *token;               /* "" none */
+    const char *node;                /* our name in Hello; "" for a client */
+    const char *role;                /* "client", "node", "operator", "coordinator" */
+    uint64_t incarnation;
+    bool payload_crc;                /* on untrusted lanes; both ends must agree (Hello) */
+} ep_rpc_common;
+
+/* ---- server ---- */
+
+typedef struct ep_rpc_server_config {
+    ep_rpc_common common;
+    /* Adds models and the like to the Hello reply. May be NULL. Strings it sets must live until hello_free is called. */
+    void (*hello_fill)(void *arg, Expertd__V1__Hello *hello);
+    void (*hello_free)(void *arg, Expertd__V1__Hello *hello);
+    void *arg;
+} ep_rpc_server_config;
+
+typedef struct ep_rpc_server_stats {
+    uint64_t connections;            /* now */
+    uint64_t connections_total;
+    uint64_t connections_refused;    /* bad Hello, token, limit */
+    uint64_t calls_in_flight;
+    uint64_t calls_total;
+    uint64_t calls_failed;           /* finished with an error */
+    uint64_t protocol_errors;
+    uint64_t bytes_received;
+    uint64_t bytes_sent;
+} ep_rpc_server_stats;
+
+ep_err ep_rpc_server_create(const ep_rpc_server_config *config, ep_rpc_server **out_server, ep_error *out_error);
+/* Registers a service made with EXPERTD__V1__X__INIT. Health and Reflection are built in. Before the first listen. */
+ep_err ep_rpc_server_add_service(ep_rpc_server *server, ProtobufCService *service, ep_error *out_error);
+/* May be called several times with different URLs (loopback beside tcp). */
+ep_err ep_rpc_server_listen(ep_rpc_server *server, const ep_lane_address *address, ep_error *out_error);
+/* URL of the index-th listener with its real port; "" when there is none. */
+void ep_rpc_server_url(ep_rpc_server *server, size_t index, char *out_url, size_t bytes);
+/* "starting" | "serving" | "draining" | "degraded": what Health says; draining also sets the draining flag of every reply
+ * and refuses new calls of ExpertService with DRAINING. Static string. */
+void ep_rpc_server_set_state(ep_rpc_server *server, const char *state);
+void ep_rpc_server_read_stats(ep_rpc_server *server, ep_rpc_server_stats *out_stats);
+/* Sends goodbye, closes listeners and connections, waits until no callback runs and every started handler has finished
+ * its call. Handlers must not depend on the caller's thread. NULL allowed. Not from a callback. */
+void ep_rpc_server_destroy(ep_rpc_server *server);
+
+/*
+ * Handlers are the generated service functions: void f(Service *s, const Request *in, Reply_Closure closure, void *closure_data).
+ * closure_data is the ep_rpc_call. in and the request's tensors stay valid until ep_rpc_call_finish.
+ *   unary:   closure(&reply, closure_data) at most once, then ep_rpc_call_finish exactly once.
+ *   stream:  closure(&reply, closure_data) any number of times, then finish. A closed connection makes further ones no-ops.
+ * closure copies the message (packs it) before it returns. Both may be called from any thread, later.
+ */
+/* Request tensor section; *out_bytes 0 when there is none. */
+const uint8_t *ep_rpc_call_tensors(const ep_rpc_call *call, size_t *out_bytes);
+/* ep_clock_now_ns() time; EP_TIME_NEVER when the caller set none. */
+uint64_t ep_rpc_call_deadline_ns(const ep_rpc_call *call);
+uint64_t ep_rpc_call_received_ns(const ep_rpc_call *call);
+/* Value of a metadata key, or NULL. */
+const char *ep_rpc_call_metadata(const ep_rpc_call *call, const char *key);
+/* The caller cancelled, its deadline passed, or its connection ended: the result will be dropped. */
+bool ep_rpc_call_is_cancelled(const ep_rpc_call *call);
+/* func runs once when the call becomes cancelled (at once if it is already); never after finish returned. */
+void ep_rpc_call_on_cancel(ep_rpc_call *call, void (*func)(void *arg, ep_rpc_call *call), void *arg);
+/* Buffer pool for reply tensors. */
+ep_buffer_pool *ep_rpc_call_pool(ep_rpc_call *call);
+/* Tensors of the (next) reply; taken in every case. bytes is taken_tensors->bytes. Call before closure/finish. */
+void ep_rpc_call_attach(ep_rpc_call *call, ep_buffer *taken_tensors);
+/* Ends the call; error may be NULL when code is EP_OK, else it fills message Status. The call is invalid afterwards. */
+void ep_rpc_call_finish(ep_rpc_call *call, ep_err code, const ep_error *error);
+/* Name of the peer as given in Hello, and its role. Valid until finish. */
+const char *ep_rpc_call_peer_node(const ep_rpc_call *call);
+
+/* ---- client ---- */
+
+typedef enum ep_rpc_channel_state { EP_CHANNEL_CONNECTING, EP_CHANNEL_READY, EP_CHANNEL_BROKEN, EP_CHANNEL_CLOSED } ep_rpc_channel_state;
+
+typedef struct ep_rpc_channel_config {
+    ep_rpc_common common;
+    ep_lane_address address;         /* strings and TLS config are copied */
+    const char *connection_class;    /* "decode", "bulk", "control" */
+    bool reconnect;                  /* redial with jittered back-off until closed */
+    /* State changes, one at a time. peer: Hello of the other side when READY, else NULL. error: why it is BROKEN, else NULL. */
+    void (*on_state)(void *arg, ep_rpc_channel *channel, ep_rpc_channel_state state, const Expertd__V1__Hello *peer,
+                     const ep_error *error);
+    void *arg;
+} ep_rpc_channel_config;
+
+/* Starts dialling at once and returns. */
+ep_err ep_rpc_channel_create(const ep_rpc_channel_config *config, ep_rpc_channel **out_channel, ep_error *out_error);
+/* Fails every call in flight with CANCELLED, closes, waits for callbacks, frees. NULL allowed. Not from a callback. */
+void ep_rpc_channel_destroy(ep_rpc_channel *channel);
+ep_rpc_channel_state ep_rpc_channel_get_state(ep_rpc_channel *channel);
+/* Why the channel is not ready: the last error seen. */
+void ep_rpc_channel_last_error(ep_rpc_channel *channel, ep_error *out_error);
+/* Waits until READY or deadline_ns. Errors: DEADLINE_EXCEEDED with the last error's text, CLOSED. Not from a callback. */
+ep_err ep_rpc_channel_wait_ready(ep_rpc_channel *channel, uint64_t deadline_ns, ep_error *out_error);
+
+typedef struct ep_rpc_reply {
+    const ProtobufCMessage *header;  /* NULL unless error is EP_OK and this is not the end of a stream */
+    const uint8_t *tensors;          /* 64-byte aligned; valid in the callback, longer with ep_buffer_ref(frame) */
+    size_t tensor_bytes;
+    ep_buffer *frame;                /* what tensors point into */
+    bool end;                        /* the last callback of this call */
+    bool draining;                   /* the peer announced that it drains */
+} ep_rpc_reply;
+
+/*
+ * Completion. Unary: exactly once, end = true. Stream: once per message with end = false, then once with end = true.
+ * error is NULL on success. Codes made here: DEADLINE_EXCEEDED, CANCELLED, CONNECTION_LOST, UNAVAILABLE (not ready),
+ * RESOURCE_EXHAUSTED (queue full), DATA_LOSS; others come from the peer. Never runs inside ep_rpc_call_start.
+ */
+typedef void (*ep_rpc_reply_func)(void *arg, const ep_rpc_reply *reply, const ep_error *error);
+
+typedef struct ep_rpc_metadata {
+    const char *key;
+    const char *value;
+} ep_rpc_metadata;
+
+typedef struct ep_rpc_request {
+    const ep_rpc_method *method;
+    const ProtobufCMessage *header;  /* packed before ep_rpc_call_start returns */
+    ep_buffer *tensors;              /* may be NULL; a reference is taken and held until it is on the wire */
+    uint64_t deadline_ns;            /* EP_TIME_NEVER: none */
+    uint16_t attempt;
+    const ep_rpc_metadata *metadata;
+    size_t metadata_count;
+    bool wait_for_ready;             /* false: fail with UNAVAILABLE at once when the channel is not READY */
+} ep_rpc_request;
+
+/* Names a call for ep_rpc_call_cancel. Never reused within a process; 0 is no call. */
+typedef uint64_t ep_rpc_call_id;
+
+/* Errors (on_reply is then never called): INVALID_ARGUMENT (too large, with limit), UNAVAILABLE, RESOURCE_EXHAUSTED, CLOSED, NO_MEMORY. */
+ep_err ep_rpc_call_start(ep_rpc_channel *channel, const ep_rpc_request *request, ep_rpc_reply_func on_reply, void *arg,
+                         ep_rpc_call_id *out_id, ep_error *out_error);
+/* The call ends with CANCELLED unless it already ended; the peer is told. No-op for an unknown id. */
+void ep_rpc_call_cancel(ep_rpc_channel *channel, ep_rpc_call_id id);
+
+/* Unary call that waits; for control paths. *out_reply is freed with protobuf_c_message_free_unpacked(m, NULL). Not from a callback. */
+ep_err ep_rpc_call_sync(ep_rpc_channel *channel, const char *service, const char *method, const ProtobufCMessage *header,
+                        uint64_t deadline_ns, ProtobufCMessage **out_reply, ep_error *out_error);
+
+#endif

@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A lane moves whole frames between two peers and knows no messages. This header is the porting guide: a new lane
+ * (shared memory, RDMA, a simulator) fills one ep_lane_ops and runs tests/contract/transport; nothing else changes.
+ *
+ * Frames     A frame is at least `prefix_bytes` long; the lane learns its length from the prefix through
+ *            ep_lane_limits.frame_bytes, before anything is allocated. A frame arrives in one ep_buffer, 64-byte aligned.
+ * Order      Frames of one connection arrive in the order they were sent. Frames are never interleaved, split or repeated.
+ * Sending    ep_conn_send queues a gather list the caller keeps alive until done() is called, exactly once, with EP_OK or the
+ *            reason. Queued bytes are bounded (send_queue_bytes_max): beyond it ep_conn_send fails with RESOURCE_EXHAUSTED and
+ *            takes nothing. EP_OK in done() means handed to the network, not received.
+ * Receiving  The lane reads all the time; back-pressure is by credits a layer above. When no buffer can be had the lane
+ *            stops reading until one can, and never drops a frame.
+ * Callbacks  on_frame, on_closed and done run on the lane's threads, one at a time per connection (done may run beside
+ *            on_frame), with no lane lock held, never inside the call that began them. They must not block; they may
+ *            send, and close, any connection.
+ * Ending     ep_conn_close refuses new sends at once and ends the connection. on_closed is called exactly once for every
+ *            connection that was handed out (whoever ended it), after every done(), and is the last callback. The handle stays
+ *            valid until ep_conn_release, which each owner calls exactly once, after or inside on_closed, or before (then
+ *            the lane closes first and still calls on_closed).
+ *            Peer death (end of stream) is on_closed with CONNECTION_LOST.
+ * Threads    All calls from any thread, also from callbacks.
+ */
+#ifndef EP_TRANSPORT_TRANSPORT_H
+#define EP_TRANSPORT_TRANSPORT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/buffer.h"
+#include "base/error.h"
+
+#define EP_FRAME_PREFIX_BYTES 64
+#define EP_SEND_PARTS_MAX 64
+#define EP_ADDRESS_BYTES 256
+
+typedef struct ep_conn ep_conn;
+typedef struct ep_listener ep_listener;
+typedef struct ep_dial ep_dial;
+
+typedef struct ep_send_part {
+    const void *data;
+    size_t bytes;
+} ep_send_part;
+
+/* A frame to send. The caller owns it and everything it points at until done(). Zero it first. */
+typedef struct ep_send {
+    ep_send_part parts[EP_SEND_PARTS_MAX];
+    uint32_t parts_count;                                   /* parts of 0 bytes are allowed */
+    void (*done)(struct ep_send *send, ep_err result);      /* required */
+    void *arg;
+    /* private to the lane while queued */
+    struct ep_send *next;
+    size_t total_bytes;
+    size_t sent_bytes;
+} ep_send;
+
+/*
+ * Tells the whole frame's length from its first EP_FRAME_PREFIX_BYTES bytes (prefix included). Pure; called before
+ * anything is allocated. An error closes the connection, with that error's text in on_closed.
+ */
+typedef ep_err (*ep_frame_bytes_func)(const uint8_t prefix[EP_FRAME_PREFIX_BYTES], size_t *out_frame_bytes, ep_error *out_error);
+
+typedef struct ep_lane_limits {
+    ep_frame_bytes_func frame_bytes;
+    ep_buffer_pool *pool;          /* receive buffers; borrowed for the life of the listener or connection */
+    size_t frame_bytes_max;        /* frames above are refused: connection closed with RESOURCE_EXHAUSTED */
+    size_t send_queue_bytes_max;
+    uint32_t connections_max;      /* listener only */
+} ep_lane_limits;
+
+typedef struct ep_conn_handler {
+    /* A whole frame; the handler takes the buffer and unrefs it when done. */
+    void (*on_frame)(void *arg, ep_conn *conn, ep_buffer *taken_frame);
+    /* The connection ended; error->code is CLOSED (closed here), CONNECTION_LOST (peer), PROTOCOL or RESOURCE_EXHAUSTED. */
+    void (*on_closed)(void *arg, ep_conn *conn, const ep_error *error);
+    void *arg;
+} ep_conn_handler;
+
+/* TLS files of a tls+tcp address. All paths from configuration, never from the wire. */
+typedef struct ep_tls_config {
+    const char *ca_file;           /* required by both sides */
+    const char *cert_key_file;     /* PEM with certificate and key; required by a listener */
+    const char *server_name;       /* required by a dialer: without it any certificate of the CA would pass */
+    bool require_client_cert;
+} ep_tls_config;
+
+typedef struct ep_lane_address {
+    const char *url;               /* "tcp://127.0.0.1:0", "tls+tcp://host:port", "loopback://name" */
+    const ep_tls_config *tls;      /* NULL unless tls+tcp */
+} ep_lane_address;
+
+/* A new inbound connection. The callee must call ep_conn_start(conn, handler) now or later, or ep_conn_release it. */
+typedef void (*ep_accept_func)(void *arg, ep_conn *taken_conn);
+/* Exactly once per dial: conn on success (start or release it), else NULL with the reason. */
+typedef void (*ep_dial_func)(void *arg, ep_conn *taken_conn, const ep_error *error);
+
+typedef struct ep_lane_ops {
+    const char *name;              /* "nng-stream", "loopback": as offered in Hello */
+    const char *const *schemes;    /* NULL-terminated: "tcp", "tls+tcp" */
+
+    /* Starts accepting; returns when the port is bound. Blocks shortly. Errors: INVALID_ARGUMENT, UNAVAILABLE (address in use). */
+    ep_err (*listen)(const ep_lane_address *address, const ep_lane_limits *limits, ep_accept_func on_accept, void *arg,
+                     ep_listener **out_listener, ep_error *out_error);
+    /* Stops accepting, waits for a running on_accept; accepted connections live on. Not from a callback. */
+    void (*listener_close)(ep_listener *listener);
+    /* Address with the real port, e.g. "tcp://127.0.0.1:38211". */
+    void (*listener_url)(ep_listener *listener, char *out_url, size_t bytes);
+
+    /* Begins a dial; on_dial is called exactly once unless dial fails here. *out_dial must be released by dial_release. */
+    ep_err (*dial)(const ep_lane_address *address, const ep_lane_limits *limits, ep_dial_func on_dial, void *arg,
+                   ep_dial **out_dial, ep_error *out_error);
+    /* Cancels if under way (on_dial then gets CANCELLED, before this returns) and frees. Not from on_dial: call it later. */
+    void (*dial_release)(ep_dial *dial);
+
+    void (*conn_start)(ep_conn *conn, const ep_conn_handler *handler);
+    ep_err (*conn_send)(ep_conn *conn, ep_send *send);
+    void (*conn_close)(ep_conn *conn);
+    void (*conn_release)(ep_conn *conn);
+    void (*conn_peer)(ep_conn *conn, char *out_address, size_t bytes);
+    /* True when the lane encrypts and authenticates bytes, or never leaves this process: no payload CRC needed. */
+    bool (*conn_is_trusted)(ep_conn *conn);
+} ep_lane_ops;
+
+/* First member of every lane's connection, listener and dial, so that one pointer is enough to call. */
+struct ep_conn {
+    const ep_lane_ops *ops;
+};
+struct ep_listener {
+    const ep_lane_ops *ops;
+};
+struct ep_dial {
+    const ep_lane_ops *ops;
+};
+
+extern const ep_lane_ops ep_nng_stream_lane;
+extern const ep_lane_ops ep_loopback_lane;
+
+/* The lane that serves a URL's scheme; NULL when none does. */
+const ep_lane_ops *ep_lane_for_url(const char *url);
+
+/* Waits for the lane library's own threads to end, for leak checkers; only programs call it, once, last. */
+void ep_transport_fini(void);
+
+static inline void ep_conn_start(ep_conn *conn, const ep_conn_handler *handler)
+{
+    conn->ops->conn_start(conn, handler);
+}
+/* Errors: RESOURCE_EXHAUSTED (queue full), CLOSED, INVALID_ARGUMENT (parts); on error done() is not called. */
+static inline ep_err ep_conn_send(ep_conn *conn, ep_send *send)
+{
+    return conn->ops->conn_send(conn, send);
+}
+static inline void ep_conn_close(ep_conn *conn)
+{
+    conn->ops->conn_close(conn);
+}
+static inline void ep_conn_release(ep_conn *conn)
+{
+    conn->ops->conn_release(conn);
+}
+
+#endif
