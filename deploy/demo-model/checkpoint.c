@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The checkpoint writer. The safetensors header is padded to 8 bytes and the tensors follow it without holes. */
+/* The checkpoint writer. The safetensors header is padded to 8 bytes and the tensors follow it without holes.
+ */
 #include "checkpoint.h"
 
 #include <errno.h>
@@ -177,7 +178,8 @@ int checkpoint_write(const struct weights *weights, const char *folder)
     if (file == NULL) {
         return -1;
     }
-    fprintf(file, "{\n  \"metadata\": {\n    \"total_size\": %zu\n  },\n  \"weight_map\": {\n", 2 * weights->count);
+    fprintf(file, "{\n  \"metadata\": {\n    \"total_size\": %zu\n  },\n  \"weight_map\": {\n",
+            2 * weights->count);
     for (size_t i = 0; i < MODEL_TENSORS; i++) {
         shard_name(shard_of[i], shards, name);
         fprintf(file, "    \"%s\": \"%s\"%s\n", tensors[i].name, name, i + 1 < MODEL_TENSORS ? "," : "");

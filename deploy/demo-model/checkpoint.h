@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Writes the demo model as a Hugging Face Mixtral checkpoint: config.json, sharded bf16 safetensors, index. */
+/* Writes the demo model as a Hugging Face Mixtral checkpoint: config.json, sharded bf16 safetensors, index.
+ */
 #ifndef DEMO_MODEL_CHECKPOINT_H
 #define DEMO_MODEL_CHECKPOINT_H
 

@@ -10,8 +10,17 @@
 #include "gemm.h"
 
 enum {
-    H = MODEL_HIDDEN, I = MODEL_INNER, E = MODEL_EXPERTS, K = MODEL_EXPERTS_PER_TOKEN, N = MODEL_TOKENS,
-    S = MODEL_CONTEXT, D = MODEL_HEAD_DIM, KV = MODEL_KV_WIDTH, V = MODEL_VOCAB, ROWS = N * K, ATTENTION_BLOCK = 64,
+    H = MODEL_HIDDEN,
+    I = MODEL_INNER,
+    E = MODEL_EXPERTS,
+    K = MODEL_EXPERTS_PER_TOKEN,
+    N = MODEL_TOKENS,
+    S = MODEL_CONTEXT,
+    D = MODEL_HEAD_DIM,
+    KV = MODEL_KV_WIDTH,
+    V = MODEL_VOCAB,
+    ROWS = N * K,
+    ATTENTION_BLOCK = 64,
 };
 
 /* What the backward pass needs of one layer. */
@@ -21,8 +30,8 @@ struct layer_state {
     float attention[MODEL_SEQUENCES * MODEL_HEADS][S * S];
     float mid[N * H], inv2[N], y2[N * H];
     float prob[N * E], scale[ROWS];
-    int expert[ROWS];                    /* of (token, slot) */
-    size_t row_of[ROWS];                 /* (token, slot) -> row in expert order */
+    int expert[ROWS];    /* of (token, slot) */
+    size_t row_of[ROWS]; /* (token, slot) -> row in expert order */
     size_t first_row[E + 1];
     float xs[ROWS * H], gate[ROWS * I], up[ROWS * I], hidden[ROWS * I], ys[ROWS * H];
 };
@@ -83,8 +92,9 @@ void weights_destroy(struct weights *weights)
 void weights_list(const struct weights *w, struct tensor_info out[MODEL_TENSORS])
 {
     struct tensor_info *t = out;
-#define ADD(pointer, n, m, ...) (snprintf(t->name, sizeof(t->name), __VA_ARGS__), \
-                                 t->data = (pointer), t->rows = (n), t->columns = (m), t++)
+#define ADD(pointer, n, m, ...)                                                                              \
+    (snprintf(t->name, sizeof(t->name), __VA_ARGS__), t->data = (pointer), t->rows = (n), t->columns = (m),  \
+     t++)
     ADD(w->embed, V, H, "model.embed_tokens.weight");
     for (int l = 0; l < MODEL_LAYERS; l++) {
         const struct layer_weights *p = &w->layer[l];
@@ -134,7 +144,8 @@ static void rms_norm(const float *x, const float *w, float *inv, float *y)
 }
 
 /* Adds to dx_: the residual path carries its own part already. */
-static void rms_norm_back(const float *x, const float *w, const float *inv, const float *dy_, float *dw, float *dx_)
+static void rms_norm_back(const float *x, const float *w, const float *inv, const float *dy_, float *dw,
+                          float *dx_)
 {
     for (size_t t = 0; t < N; t++, x += H, dy_ += H, dx_ += H) {
         float dot = 0.0f;
@@ -214,7 +225,8 @@ static void attention(struct layer_state *a)
                 for (size_t r = i; r < seen; r++) {
                     softmax_row(p + r * S, r + 1, seen, scale);
                 }
-                gemm(ATTENTION_BLOCK, D, seen, plain(p + i * S, S), plain(v, KV), a->o + (s * S + i) * H + h * D, H, false);
+                gemm(ATTENTION_BLOCK, D, seen, plain(p + i * S, S), plain(v, KV),
+                     a->o + (s * S + i) * H + h * D, H, false);
             }
         }
     }
@@ -235,7 +247,8 @@ static void attention_back(const struct layer_state *a, const float *do_)
                 size_t at = (s * S + i) * H + h * D;
                 const float *p = all + i * S;
                 gemm(seen, D, ATTENTION_BLOCK, transposed(p, S), plain(do_ + at, H), dv + kv, KV, true);
-                gemm(ATTENTION_BLOCK, seen, D, plain(do_ + at, H), transposed(a->v + kv, KV), dscore, S, false);
+                gemm(ATTENTION_BLOCK, seen, D, plain(do_ + at, H), transposed(a->v + kv, KV), dscore, S,
+                     false);
                 for (size_t r = 0; r < ATTENTION_BLOCK; r++) {
                     const float *pr = p + r * S;
                     float *ds = dscore + r * S;
@@ -254,7 +267,8 @@ static void attention_back(const struct layer_state *a, const float *do_)
     }
 }
 
-/* Top-k of the logits in prob, softmax over the chosen ones; then prob becomes the softmax over all experts. */
+/* Top-k of the logits in prob, softmax over the chosen ones; then prob becomes the softmax over all experts.
+ */
 static void route(struct layer_state *a)
 {
     size_t count[E] = {0};
@@ -366,14 +380,17 @@ static void experts_back(const struct layer_weights *w, const struct layer_state
         if (n == 0) {
             continue;
         }
-        linear_back(n, I, H, dys + r * H, a->hidden + r * I, w->w2 + e * H * I, g->w2 + e * H * I, dhidden + r * I, false);
+        linear_back(n, I, H, dys + r * H, a->hidden + r * I, w->w2 + e * H * I, g->w2 + e * H * I,
+                    dhidden + r * I, false);
         for (size_t i = r * I; i < (r + n) * I; i++) {
             float sigmoid = 1.0f / (1.0f + expf(-a->gate[i]));
             dup[i] = dhidden[i] * a->gate[i] * sigmoid;
             dhidden[i] *= a->up[i] * sigmoid * (1.0f + a->gate[i] * (1.0f - sigmoid));
         }
-        linear_back(n, H, I, dhidden + r * I, a->xs + r * H, w->w1 + e * I * H, g->w1 + e * I * H, dxs + r * H, false);
-        linear_back(n, H, I, dup + r * I, a->xs + r * H, w->w3 + e * I * H, g->w3 + e * I * H, dxs + r * H, true);
+        linear_back(n, H, I, dhidden + r * I, a->xs + r * H, w->w1 + e * I * H, g->w1 + e * I * H,
+                    dxs + r * H, false);
+        linear_back(n, H, I, dup + r * I, a->xs + r * H, w->w3 + e * I * H, g->w3 + e * I * H, dxs + r * H,
+                    true);
     }
     for (size_t i = 0; i < ROWS; i++) {
         const float *from = dxs + a->row_of[i] * H;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The demo model for training: a byte-level language model with exactly Mixtral's layers. Forward, loss and the
- * hand-written backward pass over a batch of MODEL_SEQUENCES windows of MODEL_CONTEXT bytes. One model per process.
+ * The demo model for training: a byte-level language model with exactly Mixtral's layers. Forward, loss and
+ * the hand-written backward pass over a batch of MODEL_SEQUENCES windows of MODEL_CONTEXT bytes. One model
+ * per process.
  */
 #ifndef DEMO_MODEL_MODEL_H
 #define DEMO_MODEL_MODEL_H
@@ -31,21 +32,21 @@ enum {
 #define MODEL_AUX_LOSS 0.01f
 
 struct layer_weights {
-    float *input_norm;                 /* [H] */
-    float *q, *k, *v, *o;              /* [H,H] [KV,H] [KV,H] [H,H] */
-    float *post_norm;                  /* [H] */
-    float *router;                     /* [E,H] */
-    float *w1, *w3, *w2;               /* [E,I,H] [E,I,H] [E,H,I] */
+    float *input_norm;    /* [H] */
+    float *q, *k, *v, *o; /* [H,H] [KV,H] [KV,H] [H,H] */
+    float *post_norm;     /* [H] */
+    float *router;        /* [E,H] */
+    float *w1, *w3, *w2;  /* [E,I,H] [E,I,H] [E,H,I] */
 };
 
 /* All weights in one flat array; the pointers are views of it. Gradients have the same shape. */
 struct weights {
     float *flat;
     size_t count;
-    float *embed;                      /* [V,H] */
+    float *embed; /* [V,H] */
     struct layer_weights layer[MODEL_LAYERS];
-    float *norm;                       /* [H] */
-    float *head;                       /* [V,H] */
+    float *norm; /* [H] */
+    float *head; /* [V,H] */
 };
 
 /* One tensor of the checkpoint. columns is 0 for a vector. */
@@ -65,11 +66,13 @@ void weights_destroy(struct weights *weights);
 void weights_list(const struct weights *weights, struct tensor_info out[MODEL_TENSORS]);
 
 /*
- * Mean cross-entropy in nats of bytes[s][1..CONTEXT] given the bytes before them; bytes is [SEQUENCES][CONTEXT + 1].
- * With grads, adds the gradient of (loss + auxiliary balance loss) to it. Uses static scratch: one caller at a time.
+ * Mean cross-entropy in nats of bytes[s][1..CONTEXT] given the bytes before them; bytes is
+ * [SEQUENCES][CONTEXT + 1]. With grads, adds the gradient of (loss + auxiliary balance loss) to it. Uses
+ * static scratch: one caller at a time.
  */
 float model_loss(const struct weights *weights, const uint8_t *bytes, struct weights *grads);
-/* The auxiliary balance loss of the last model_loss call, summed over layers (1 per layer is perfect balance). */
+/* The auxiliary balance loss of the last model_loss call, summed over layers (1 per layer is perfect
+ * balance). */
 float model_balance(void);
 
 #endif

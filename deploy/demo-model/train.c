@@ -57,7 +57,8 @@ static struct text read_text(const char *path)
     text.bytes = malloc(text.size + 1);
     if (text.size <= (size_t)MODEL_SEQUENCES * WINDOW || text.bytes == NULL ||
         fread(text.bytes, 1, text.size, file) != text.size) {
-        fprintf(stderr, "train: %s: needs more than %d readable bytes, has %zu\n", path, MODEL_SEQUENCES * WINDOW, text.size);
+        fprintf(stderr, "train: %s: needs more than %d readable bytes, has %zu\n", path,
+                MODEL_SEQUENCES * WINDOW, text.size);
         exit(1);
     }
     fclose(file);
@@ -73,7 +74,7 @@ static void initialise(struct weights *weights, uint64_t *random)
         float *data = weights->flat + (t->data - weights->flat);
         float width = 1.0f / sqrtf((float)t->columns);
         if (strstr(t->name, "o_proj") != NULL || strstr(t->name, ".w2.") != NULL) {
-            width /= sqrtf(2.0f * MODEL_LAYERS);   /* the residual stream adds up 2 * layers of these */
+            width /= sqrtf(2.0f * MODEL_LAYERS); /* the residual stream adds up 2 * layers of these */
         }
         for (size_t j = 0; j < t->rows * (t->columns > 0 ? t->columns : 1); j++) {
             data[j] = t->columns > 0 ? width * random_normal(random) : 1.0f;
@@ -86,21 +87,24 @@ static double learning_rate(size_t step, size_t steps)
     if (step < WARM_UP_STEPS) {
         return RATE_MAX * (double)(step + 1) / WARM_UP_STEPS;
     }
-    double done = (double)(step - WARM_UP_STEPS) / (double)(steps > WARM_UP_STEPS ? steps - WARM_UP_STEPS : 1);
+    double done =
+        (double)(step - WARM_UP_STEPS) / (double)(steps > WARM_UP_STEPS ? steps - WARM_UP_STEPS : 1);
     return RATE_MIN + 0.5 * (RATE_MAX - RATE_MIN) * (1.0 + cos(3.141592653589793 * done));
 }
 
 struct adam {
     float *mean;
     float *square;
-    float *decay;      /* per weight: WEIGHT_DECAY for matrices, 0 for norms */
+    float *decay; /* per weight: WEIGHT_DECAY for matrices, 0 for norms */
 };
 
 static struct adam adam_create(const struct weights *weights)
 {
     static struct tensor_info tensors[MODEL_TENSORS];
     struct adam adam = {
-        calloc(weights->count, sizeof(float)), calloc(weights->count, sizeof(float)), calloc(weights->count, sizeof(float)),
+        calloc(weights->count, sizeof(float)),
+        calloc(weights->count, sizeof(float)),
+        calloc(weights->count, sizeof(float)),
     };
     if (adam.mean == NULL || adam.square == NULL || adam.decay == NULL) {
         fprintf(stderr, "train: no memory\n");
@@ -122,7 +126,8 @@ static void adam_destroy(struct adam *adam)
     free(adam->decay);
 }
 
-static void adam_step(struct adam *adam, struct weights *weights, const struct weights *grads, size_t step, float rate)
+static void adam_step(struct adam *adam, struct weights *weights, const struct weights *grads, size_t step,
+                      float rate)
 {
     double norm = 0.0;
     for (size_t i = 0; i < grads->count; i++) {
@@ -170,7 +175,8 @@ static double cpu_seconds(void)
 }
 
 /* Prints, for one weight of each kind, the written gradient beside a central difference of the loss. */
-static void check_gradient(struct weights *weights, struct weights *grads, const struct text *text, uint64_t *random)
+static void check_gradient(struct weights *weights, struct weights *grads, const struct text *text,
+                           uint64_t *random)
 {
     static uint8_t batch[MODEL_SEQUENCES][WINDOW];
     static struct tensor_info tensors[MODEL_TENSORS];
@@ -196,7 +202,8 @@ static void check_gradient(struct weights *weights, struct weights *grads, const
     }
 }
 
-static void train(struct weights *weights, struct weights *grads, const struct text *text, size_t steps, uint64_t *random)
+static void train(struct weights *weights, struct weights *grads, const struct text *text, size_t steps,
+                  uint64_t *random)
 {
     static uint8_t batch[MODEL_SEQUENCES][WINDOW];
     struct adam adam = adam_create(weights);
@@ -218,16 +225,21 @@ static void train(struct weights *weights, struct weights *grads, const struct t
 
 static int usage(void)
 {
-    fprintf(stderr, "usage: train --train FILE --validation FILE --out DIR [--steps N] [--seed N] [--check-gradient]\n");
+    fprintf(
+        stderr,
+        "usage: train --train FILE --validation FILE --out DIR [--steps N] [--seed N] [--check-gradient]\n");
     return 2;
 }
 
 int main(int argc, char **argv)
 {
     static const struct option options[] = {
-        {"train", required_argument, NULL, 't'}, {"validation", required_argument, NULL, 'v'},
-        {"out", required_argument, NULL, 'o'},   {"steps", required_argument, NULL, 'n'},
-        {"seed", required_argument, NULL, 's'},  {"check-gradient", no_argument, NULL, 'c'},
+        {"train", required_argument, NULL, 't'},
+        {"validation", required_argument, NULL, 'v'},
+        {"out", required_argument, NULL, 'o'},
+        {"steps", required_argument, NULL, 'n'},
+        {"seed", required_argument, NULL, 's'},
+        {"check-gradient", no_argument, NULL, 'c'},
         {NULL, 0, NULL, 0},
     };
     const char *train_path = NULL, *validation_path = NULL, *out = NULL;
@@ -236,13 +248,26 @@ int main(int argc, char **argv)
     bool check = false;
     for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         switch (c) {
-        case 't': train_path = optarg; break;
-        case 'v': validation_path = optarg; break;
-        case 'o': out = optarg; break;
-        case 'n': steps = strtoul(optarg, NULL, 10); break;
-        case 's': random = strtoull(optarg, NULL, 10); break;
-        case 'c': check = true; break;
-        default: return usage();
+        case 't':
+            train_path = optarg;
+            break;
+        case 'v':
+            validation_path = optarg;
+            break;
+        case 'o':
+            out = optarg;
+            break;
+        case 'n':
+            steps = strtoul(optarg, NULL, 10);
+            break;
+        case 's':
+            random = strtoull(optarg, NULL, 10);
+            break;
+        case 'c':
+            check = true;
+            break;
+        default:
+            return usage();
         }
     }
     if (train_path == NULL || validation_path == NULL || (out == NULL && !check) || steps == 0) {
@@ -254,7 +279,8 @@ int main(int argc, char **argv)
     weights_create(&weights);
     weights_create(&grads);
     initialise(&weights, &random);
-    printf("weights %zu  train bytes %zu  validation bytes %zu  steps %zu\n", weights.count, text.size, validation.size, steps);
+    printf("weights %zu  train bytes %zu  validation bytes %zu  steps %zu\n", weights.count, text.size,
+           validation.size, steps);
     int result = 0;
     if (check) {
         check_gradient(&weights, &grads, &text, &random);

@@ -20,6 +20,7 @@
 #define EP_TOKENS_MAX 65536
 #define EP_EXPERTS_MAX 65535   /* routed + shared of one layer */
 #define EP_HIDDEN_MAX 65536
+#define EP_INNER_MAX 1048576
 #define EP_NO_EXPERT UINT32_MAX
 
 typedef enum ep_activation { EP_ACT_SILU = 0 } ep_activation; /* A0 of the formats; others come with their formats */

@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One token batch for one layer, as plain views, and the one place where its values are checked. Nothing below re-checks.
+ *
+ * Shapes     x [T,H]; x_scales [T] when x is i8; ids [T,K]; scales [T,K]; mask_tokens [T] or mask_slots [T,K]; partial_slots [T,K];
+ *            shared [T,H] of x's or the output's type. All with byte strides between rows; inside a row elements are contiguous.
+ * Slots      a token has K routed slots and, when shared experts are served, S more: slot k >= K is shared expert k - K.
+ *            slots_per_token = K + (shared_source == SERVICE ? S : 0). Slot number = t * slots_per_token + k.
+ * Threads    pure values.
+ */
+#ifndef EP_MOE_BATCH_H
+#define EP_MOE_BATCH_H
+
+#include "moe/flow.h"
+
+/* Rows of equal length at a fixed distance; data NULL when absent. */
+typedef struct ep_rows {
+    const void *data;
+    int64_t stride_bytes;
+    ep_dtype dtype;
+} ep_rows;
+
+static inline const void *ep_rows_at(const ep_rows *rows, uint32_t index)
+{
+    return (const char *)rows->data + (int64_t)index * rows->stride_bytes;
+}
+
+/* Special experts, evaluated by the client; ids follow the routed ones. */
+typedef struct ep_special_experts {
+    uint32_t zero_count;         /* Z */
+    uint32_t copy_count;         /* C */
+    uint32_t const_count;        /* N */
+    ep_rows const_alpha1;        /* [N,H] of x's type */
+    ep_rows const_alpha2;        /* [N,H] */
+    ep_rows const_v;             /* [N,H] */
+    ep_const_rule const_rule;
+} ep_special_experts;
+
+typedef struct ep_batch {
+    uint32_t tokens;             /* T */
+    uint32_t top_k;              /* K of this batch, 1..EP_TOP_K_MAX (0 allowed when shared experts are served) */
+    uint32_t hidden;             /* H */
+    ep_rows x;                   /* bf16, f16, f32, i8 */
+    const float *x_scales;       /* [T], i8 only */
+    ep_rows ids;                 /* i32 or i64 */
+    ep_rows scales;              /* f32 or bf16 */
+    const uint8_t *mask_tokens;  /* [T] 0 or 1; NULL: all active */
+    ep_rows mask_slots;          /* [T,K] bool; data NULL: all active */
+    ep_rows partial_slots;       /* [T,K] bool; with EP_RESULT_PARTIAL: slots that count */
+    ep_rows shared;              /* with EP_SHARED_CALLER: [T,H] added last */
+    ep_special_experts special;
+    ep_weight_on weight_on;
+    ep_result_form form;
+    ep_shared_source shared_source;
+    ep_nan_policy nan_policy;
+    float x_abs_max;             /* > 0: |x| above is INVALID_ARGUMENT naming token, element, value; 0: off */
+    bool allow_duplicates;       /* the same routed id twice in a row */
+    ep_dtype wire_dtype;         /* rows are rounded to it once: bf16, f16, f32 */
+    ep_dtype out_dtype;          /* bf16, f16, f32 */
+} ep_batch;
+
+/* What a slot is, after all masks and id rules. */
+typedef enum ep_slot_kind {
+    EP_SLOT_INACTIVE,            /* masked, -1, id == total, zero expert, not marked in partial */
+    EP_SLOT_ROUTED,
+    EP_SLOT_SHARED,
+    EP_SLOT_COPY,
+    EP_SLOT_CONST
+} ep_slot_kind;
+
+/* Checks shapes, types, counts, every id, masked ones too (INVALID_ARGUMENT naming token, slot, value, allowed range), duplicates among
+ * slots that will be computed, masks' values, NaN policy reject, |x| limit (both for active tokens). Pure; cost O(T*(K+H)) only when a
+ * policy needs x. */
+ep_err ep_batch_check(const ep_batch *batch, const ep_layer_shape *shape, ep_error *out_error);
+
+static inline uint32_t ep_batch_slots_per_token(const ep_batch *batch, const ep_layer_shape *shape)
+{
+    return batch->top_k + (batch->shared_source == EP_SHARED_SERVICE ? shape->shared_experts : 0);
+}
+
+/* Token is active: mask_tokens true, and not every entry of mask_slots false. */
+bool ep_batch_token_active(const ep_batch *batch, uint32_t token);
+/* Kind of a slot of a checked batch; *out_expert: table index for ROUTED and SHARED, index in its group for COPY and CONST, else
+ * EP_NO_EXPERT. Shared slots of an uncombined batch are inactive: the result has no place for them. */
+ep_slot_kind ep_batch_slot(const ep_batch *batch, const ep_layer_shape *shape, uint32_t token, uint32_t slot, uint32_t *out_expert);
+/* scales[t,k] widened to f32. */
+float ep_batch_scale(const ep_batch *batch, uint32_t token, uint32_t slot);
+/* x_scales[t] after the NaN policy: zero and mean turn a scale that is not finite into 0. i8 only. */
+float ep_batch_row_scale(const ep_batch *batch, uint32_t token);
+/* x[t] widened to f32 after the NaN policy; out [H]. For i8: q * row scale.
+ * mean: the finite elements summed in f64 in ascending order, divided by their count, rounded to f32, then to x's type; 0 if none. */
+void ep_batch_widen_row(const ep_batch *batch, uint32_t token, float *out);
+/* Copies x[t] as it travels (same type, NaN policy applied) to out: H elements of x.dtype. */
+void ep_batch_copy_row(const ep_batch *batch, uint32_t token, void *out);
+/* Number of elements of row t that are NaN or Inf (for metrics); for i8: H when the row's scale is not finite, else 0. */
+uint32_t ep_batch_count_nonfinite(const ep_batch *batch, uint32_t token);
+
+#endif

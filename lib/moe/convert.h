@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Rows from one element type to another: widening is exact, narrowing rounds once to nearest even (base/numeric.h).
+ *
+ * Shapes     rows of n elements. dtype is bf16, f16 or f32 (i8 has its own calls in moe/quantize.h).
+ * Memory     typed sides are read and written at any alignment; float arrays are aligned. Source and result do not overlap.
+ * Threads    pure.
+ */
+#ifndef EP_MOE_CONVERT_H
+#define EP_MOE_CONVERT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "expertd/tensor.h"
+
+/* bf16, f16 or f32: what rows between client and node and results are made of. */
+bool ep_dtype_is_float(ep_dtype dtype);
+
+void ep_row_widen(const void *row, ep_dtype dtype, size_t n, float *out);
+void ep_row_narrow(const float *row, size_t n, ep_dtype dtype, void *out);
+/* Through f32, so with one rounding at most; equal types are copied. */
+void ep_row_convert(const void *row, ep_dtype dtype, size_t n, ep_dtype out_dtype, void *out);
+
+#endif

@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What ep_gate refuses before it writes anything; private to lib/moe. */
+#ifndef EP_MOE_GATE_CHECK_H
+#define EP_MOE_GATE_CHECK_H
+
+#include "expertd/gate.h"
+
+#define EP_GATE_NOISE_MIN 0.1f
+#define EP_GATE_NOISE_MAX 10.0f
+#define EP_GATE_DROPOUT_MAX 0.5f
+
+/* Errors: INVALID_ARGUMENT naming the field, value and allowed range. */
+ep_err ep_gate_check_config(const ep_gate_config *config, ep_error *out_error);
+/* A NaN logit anywhere and, for softmax families, a row without a finite maximum: INVALID_ARGUMENT naming token and expert. */
+ep_err ep_gate_check_logits(const ep_gate_config *config, uint32_t tokens, const float *logits, ep_error *out_error);
+
+#endif

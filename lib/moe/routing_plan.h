@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * From (token, slot) to rows per node: each token row once per node, with its (expert, slot) list, sorted by node, then
+ * expert, then token (a stable counting sort). One plan is built from one routing table epoch. Pure.
+ *
+ * Memory     a plan is reused: arrays grow to the largest batch seen and stay. ep_routing_plan_reserve makes later builds
+ *            allocate nothing.
+ * Threads    one at a time per plan.
+ */
+#ifndef EP_MOE_ROUTING_PLAN_H
+#define EP_MOE_ROUTING_PLAN_H
+
+#include "moe/batch.h"
+#include "moe/routing_table.h"
+
+typedef struct ep_plan_slot {
+    uint32_t row;                /* index among this node's rows */
+    uint32_t expert;             /* table index */
+    uint32_t slot_number;        /* t * slots_per_token + k */
+} ep_plan_slot;
+
+typedef struct ep_plan_node {
+    uint32_t node;               /* node index in the table */
+    uint32_t rows_begin;         /* in plan->row_tokens */
+    uint32_t rows_count;
+    uint32_t slots_begin;        /* in plan->slots */
+    uint32_t slots_count;
+} ep_plan_node;
+
+typedef struct ep_routing_plan {
+    uint32_t nodes_count;
+    ep_plan_node *nodes;         /* only nodes that get rows, ascending node index */
+    uint32_t rows_count;
+    uint32_t *row_tokens;        /* token of each row, ascending inside a node */
+    uint32_t slots_count;
+    ep_plan_slot *slots;
+    void *priv;                  /* scratch and capacities */
+} ep_routing_plan;
+
+void ep_routing_plan_init(ep_routing_plan *plan);
+void ep_routing_plan_fini(ep_routing_plan *plan);
+ep_err ep_routing_plan_reserve(ep_routing_plan *plan, uint32_t tokens_max, uint32_t slots_per_token, uint32_t experts, uint32_t nodes);
+
+/*
+ * Which copy serves which expert in one build: chosen[e] is a node index, or EP_NO_EXPERT when no usable copy is left.
+ *   usable      [nodes_count] 0 or 1
+ *   spread      a number that differs from call to call (call sequence): spreads calls over copies
+ * Choice: among usable copies, the one at (hash(e) + spread) mod count, so that one call's experts spread over nodes too, and all slots of
+ * one expert in a build go to one copy. Pure.
+ */
+void ep_choose_copies(const ep_routing_layer *layer, const uint8_t *usable, uint64_t spread, uint32_t *out_chosen);
+
+/*
+ * Builds a plan for all routed and shared slots of tokens [token_begin, token_end) of a checked batch or, when slot_numbers is
+ * not NULL, for just those slot numbers (re-routing after a loss; ascending).
+ * Errors: UNAVAILABLE naming layer and expert when chosen[] has EP_NO_EXPERT for a needed expert; NO_MEMORY.
+ */
+ep_err ep_routing_plan_build(ep_routing_plan *plan, const ep_batch *batch, const ep_routing_layer *layer, uint32_t nodes_count,
+                             const uint32_t *chosen, uint32_t token_begin, uint32_t token_end, const uint32_t *slot_numbers,
+                             uint32_t slot_numbers_count, ep_error *out_error);
+
+#endif

@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The tensor section of ForwardRequest (proto/expert.proto): rows and slots gathered from a batch straight into the
+ * outgoing buffer, and the checked view of it on the other side.
+ *
+ *   x [rows,H] x_dtype | row_scales [rows] f32 (i8 only) | slots [slots] {u32 row, u32 expert} | slot_scales [slots] f32 (weight_on_input)
+ *   each part begins at the next multiple of 64 from the section's start. Little endian.
+ */
+#ifndef EP_WIRE_FORWARD_CODEC_H
+#define EP_WIRE_FORWARD_CODEC_H
+
+#include "base/buffer.h"
+#include "expert.pb-c.h"
+#include "moe/batch.h"
+#include "moe/routing_plan.h"
+
+typedef struct ep_wire_slot {
+    uint32_t row;
+    uint32_t expert;
+} ep_wire_slot;
+
+/* Part offsets and the whole length; false on overflow. */
+typedef struct ep_forward_layout {
+    size_t x_offset;
+    size_t row_scales_offset;
+    size_t slots_offset;
+    size_t slot_scales_offset;
+    size_t total_bytes;
+} ep_forward_layout;
+bool ep_forward_layout_make(uint32_t rows, uint32_t slots, uint32_t hidden, ep_dtype x_dtype, bool weight_on_input,
+                            ep_forward_layout *out_layout);
+
+/* Fills a new buffer for slots [slot_begin, slot_end) of one plan node (whole node: 0, slots_count); rows used by them are renumbered from 0
+ * in order of token. out_header gets rows, slots, hidden, x_dtype, reply_dtype, weight_on_input. Errors: RESOURCE_EXHAUSTED, NO_MEMORY. */
+ep_err ep_forward_pack(const ep_batch *batch, const ep_routing_plan *plan, uint32_t plan_node, uint32_t slot_begin, uint32_t slot_end,
+                       uint32_t slots_per_token, ep_buffer_pool *pool, Expertd__V1__ForwardRequest *out_header,
+                       ep_buffer **out_tensors);
+
+/* A checked request. Pointers go into the frame. */
+typedef struct ep_forward_view {
+    uint32_t rows;
+    uint32_t slots;
+    uint32_t hidden;
+    ep_dtype x_dtype;
+    ep_dtype reply_dtype;
+    bool weight_on_input;
+    const uint8_t *x;
+    size_t x_row_bytes;
+    const float *row_scales;     /* NULL unless i8 */
+    const ep_wire_slot *wire_slots;
+    const float *slot_scales;    /* NULL unless weight_on_input */
+} ep_forward_view;
+
+/* Checks counts, types, lengths and every slot (row < rows, expert < experts_total); tensors must be 64-byte aligned.
+ * Errors: INVALID_ARGUMENT naming field, value, allowed range. */
+ep_err ep_forward_view_make(const Expertd__V1__ForwardRequest *header, const uint8_t *tensors, size_t tensor_bytes,
+                            const ep_layer_shape *shape, ep_forward_view *out_view, ep_error *out_error);
+
+#endif

@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "bench/bench_report.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+struct bench_report {
+    char title[96];
+    size_t count;
+    bench_row *rows;
+};
+
+bench_report *bench_report_create(const char *title)
+{
+    bench_report *report = calloc(1, sizeof(*report));
+    if (report == NULL) {
+        abort();
+    }
+    snprintf(report->title, sizeof(report->title), "%s", title);
+    return report;
+}
+
+void bench_report_add(bench_report *report, const bench_row *row)
+{
+    report->rows = realloc(report->rows, (report->count + 1) * sizeof(*row));
+    if (report->rows == NULL) {
+        abort();
+    }
+    bench_row *added = &report->rows[report->count++];
+    *added = *row;
+    if (isnan(added->ratio)) {
+        double other = !isnan(row->limit) ? row->limit : row->rival;
+        added->ratio = !isnan(other) && other != 0 ? row->value / other : NAN;
+    }
+}
+
+/* -1: no bar. */
+static int passes(const bench_row *row)
+{
+    double judged = isnan(row->ratio) ? row->value : row->ratio;
+    if (isnan(row->bar)) {
+        return -1;
+    }
+    return row->better == BENCH_LOWER ? judged <= row->bar : judged >= row->bar;
+}
+
+static void print_number(double value)
+{
+    if (isnan(value)) {
+        printf(" %12s", "-");
+    } else {
+        printf(" %12.*f", fabs(value) >= 1000 ? 0 : fabs(value) >= 10 ? 1 : 3, value);
+    }
+}
+
+static json_t *number(double value)
+{
+    return isnan(value) || isinf(value) ? json_null() : json_real(value);
+}
+
+static json_t *row_json(const bench_row *row)
+{
+    int pass = passes(row);
+    json_t *object = json_object();
+    json_object_set_new(object, "name", json_string(row->name));
+    json_object_set_new(object, "value", number(row->value));
+    json_object_set_new(object, "unit", json_string(row->unit));
+    json_object_set_new(object, "limit", number(row->limit));
+    json_object_set_new(object, "rival", number(row->rival));
+    json_object_set_new(object, "ratio", number(row->ratio));
+    json_object_set_new(object, "better", json_string(row->better == BENCH_LOWER ? "lower" : "higher"));
+    json_object_set_new(object, "bar", number(row->bar));
+    json_object_set_new(object, "pass", pass < 0 ? json_null() : json_boolean(pass));
+    return object;
+}
+
+int bench_report_finish(bench_report *report, const char *json_path)
+{
+    int status = 0;
+    json_t *rows = json_array();
+    printf("%s\n%-52s %12s %-10s %12s %12s %12s %12s  %s\n", report->title, "name", "value", "unit", "limit", "rival", "ratio", "bar",
+           "pass");
+    for (size_t i = 0; i < report->count; i++) {
+        const bench_row *row = &report->rows[i];
+        int pass = passes(row);
+        printf("%-52s", row->name);
+        print_number(row->value);
+        printf(" %-10s", row->unit);
+        print_number(row->limit);
+        print_number(row->rival);
+        print_number(row->ratio);
+        print_number(row->bar);
+        printf("  %s\n", pass < 0 ? "-" : pass ? "yes" : "NO");
+        status |= pass == 0;
+        json_array_append_new(rows, row_json(row));
+    }
+    if (json_path != NULL && json_dump_file(rows, json_path, JSON_INDENT(1)) != 0) {
+        fprintf(stderr, "cannot write %s\n", json_path);
+        status = 1;
+    }
+    json_decref(rows);
+    free(report->rows);
+    free(report);
+    return status;
+}
+
+double bench_now_us(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
+}
+
+static int compare(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+double bench_quantile(double *values, size_t count, double p)
+{
+    if (count == 0) {
+        return NAN;
+    }
+    qsort(values, count, sizeof(*values), compare);
+    size_t index = (size_t)(p * (double)(count - 1) + 0.5);
+    return values[index];
+}

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Rows of a benchmark: printed as a table for people, written as JSON for programs:
+ * {name, value, unit, limit, rival, ratio, better, bar, pass}; numbers that do not apply are null.
+ *
+ * limit    what the machine allows, measured in the same run, in the row's unit; NAN none
+ * rival    the same work done the usual way, in the row's unit; NAN none
+ * ratio    value against the limit if there is one, else against the rival: value / other
+ * bar      bound on ratio (or on value, when there is neither); NAN none: then pass is null
+ */
+#ifndef EP_BENCH_REPORT_H
+#define EP_BENCH_REPORT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef enum bench_better { BENCH_LOWER, BENCH_HIGHER } bench_better;
+
+typedef struct bench_row {
+    char name[96];
+    double value;
+    const char *unit;
+    double limit;
+    double rival;
+    double ratio;                /* NAN: computed from value and limit or rival */
+    bench_better better;
+    double bar;
+} bench_row;
+
+typedef struct bench_report bench_report;
+
+bench_report *bench_report_create(const char *title);
+void bench_report_add(bench_report *report, const bench_row *row);
+/* Prints the table, writes json_path (NULL: does not), frees. Returns the exit status: 1 when a bar was missed or writing failed. */
+int bench_report_finish(bench_report *report, const char *json_path);
+
+double bench_now_us(void);
+/* Sorts values; p in 0..1. */
+double bench_quantile(double *values, size_t count, double p);
+
+#endif

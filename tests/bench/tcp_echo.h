@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The limit for anything over TCP: a plain non-blocking socket, epoll, one write per message, pipelined to a depth,
+ * with the client measuring round trips. The server runs in a child process, as the service under test does.
+ */
+#ifndef EP_BENCH_TCP_ECHO_H
+#define EP_BENCH_TCP_ECHO_H
+
+#include <stddef.h>
+#include <sys/types.h>
+
+typedef struct tcp_echo {
+    pid_t server;
+    int fd;
+    size_t message_bytes;
+    char *send_data;
+    char *receive_data;
+} tcp_echo;
+
+/* Starts the child and connects. 0 on success. */
+int tcp_echo_open(tcp_echo *echo, size_t message_bytes);
+void tcp_echo_close(tcp_echo *echo);
+/* Sends count messages keeping depth outstanding; round trip of each in out_us (may be NULL). Returns seconds, < 0 on error. */
+double tcp_echo_run(tcp_echo *echo, int count, int depth, double *out_us);
+
+#endif

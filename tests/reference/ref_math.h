@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Arithmetic of the oracle: number formats, exp, dot product, written a second time straight from the
+ * definition of numerics family `portable`. Nothing here is shared with lib/. Must be compiled with
+ * -ffp-contract=off.
+ */
+#ifndef TESTS_REFERENCE_REF_MATH_H
+#define TESTS_REFERENCE_REF_MATH_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum ref_dtype { REF_BF16, REF_F16, REF_F32, REF_I8, REF_I32, REF_I64 };
+
+size_t ref_dtype_bytes(enum ref_dtype dtype);
+
+/* To the narrow type: nearest, ties to even. NaN stays NaN: quiet, top payload bits kept. */
+uint16_t ref_bf16_from_float(float value);
+uint16_t ref_f16_from_float(float value);
+float ref_float_from_bf16(uint16_t bits);
+float ref_float_from_f16(uint16_t bits);
+
+/* Element index of an array; REF_I8 gives the plain integer. data may be unaligned. Not for REF_I32 and
+ * REF_I64. */
+float ref_load(const void *data, enum ref_dtype dtype, size_t index);
+/* Stores with one rounding to REF_BF16, REF_F16 or REF_F32. */
+void ref_store(void *data, enum ref_dtype dtype, size_t index, float value);
+/* value rounded once to dtype and widened again. */
+float ref_round(float value, enum ref_dtype dtype);
+
+float ref_exp(float x);
+float ref_sigmoid(float x);
+float ref_silu(float x);
+/* acc = 0; acc = fma(a[i], b[i], acc) in ascending order. */
+float ref_dot(const float *a, const float *b, size_t n);
+/* In place: max subtracted, ref_exp, ascending sum, divided. n >= 1. */
+void ref_softmax(float *values, size_t n);
+
+#endif

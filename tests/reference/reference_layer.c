@@ -1,0 +1,376 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The oracle's layer: check, then token by token and slot by slot, in the order the contract is written. */
+#include "reference_layer.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum slot_kind { SLOT_INACTIVE, SLOT_ROUTED, SLOT_ZERO, SLOT_COPY, SLOT_CONSTANT, SLOT_INVALID };
+
+struct slot {
+    enum slot_kind kind;
+    size_t index; /* of the expert among its kind */
+    int64_t id;
+};
+
+/* Rows of one token. */
+struct scratch {
+    float *x;      /* [H] widened, after the NaN policy */
+    float *scaled; /* [H] */
+    float *row;    /* [H] */
+    float *acc;    /* [H] */
+    float *hidden; /* [max I] */
+};
+
+static enum ref_refusal refuse(char *text, enum ref_refusal why, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+static enum ref_refusal refuse(char *text, enum ref_refusal why, const char *format, ...)
+{
+    if (text != NULL) {
+        va_list args;
+        va_start(args, format);
+        vsnprintf(text, REF_TEXT_BYTES, format, args);
+        va_end(args);
+    }
+    return why;
+}
+
+static bool token_active(const struct ref_batch *batch, size_t t)
+{
+    if (batch->mask_tokens != NULL && !batch->mask_tokens[t]) {
+        return false;
+    }
+    if (batch->mask_slots == NULL || batch->top_k == 0) {
+        return true;
+    }
+    for (size_t k = 0; k < batch->top_k; k++) {
+        if (batch->mask_slots[t * batch->top_k + k]) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static int64_t id_at(const struct ref_batch *batch, size_t at)
+{
+    if (batch->ids_dtype == REF_I64) {
+        int64_t id;
+        memcpy(&id, (const char *)batch->ids + at * sizeof(id), sizeof(id));
+        return id;
+    }
+    int32_t id;
+    memcpy(&id, (const char *)batch->ids + at * sizeof(id), sizeof(id));
+    return id;
+}
+
+/* What an id names, by its value alone. */
+static struct slot slot_of_id(const struct ref_layer *layer, int64_t id)
+{
+    const size_t counts[] = {layer->expert_count, layer->zero_count, layer->copy_count,
+                             layer->constant_count};
+    const enum slot_kind kinds[] = {SLOT_ROUTED, SLOT_ZERO, SLOT_COPY, SLOT_CONSTANT};
+    int64_t left = id;
+    for (size_t i = 0; i < 4 && left >= 0; i++) {
+        if (left < (int64_t)counts[i]) {
+            return (struct slot){kinds[i], (size_t)left, id};
+        }
+        left -= (int64_t)counts[i];
+    }
+    return (struct slot){id == -1 || left == 0 ? SLOT_INACTIVE : SLOT_INVALID, 0, id};
+}
+
+/* What slot (t, k) of an active token is, after both masks and the marks of a partial result. */
+static struct slot slot_at(const struct ref_layer *layer, const struct ref_batch *batch, size_t t, size_t k)
+{
+    size_t at = t * batch->top_k + k;
+    bool masked = batch->mask_slots != NULL && !batch->mask_slots[at];
+    bool unmarked = batch->form == REF_PARTIAL && !batch->partial_slots[at];
+    if (masked || unmarked) {
+        return (struct slot){SLOT_INACTIVE, 0, -1};
+    }
+    return slot_of_id(layer, id_at(batch, at));
+}
+
+static enum ref_refusal check_ids(const struct ref_layer *layer, const struct ref_batch *batch, size_t t,
+                                  char *text)
+{
+    size_t total = layer->expert_count + layer->zero_count + layer->copy_count + layer->constant_count;
+    for (size_t k = 0; k < batch->top_k; k++) {
+        int64_t id = id_at(batch, t * batch->top_k + k);
+        if (slot_of_id(layer, id).kind == SLOT_INVALID) {
+            return refuse(text, REF_BAD_ID, "token %zu slot %zu has expert id %" PRId64 ", allowed -1 to %zu",
+                          t, k, id, total);
+        }
+    }
+    return REF_OK;
+}
+
+static enum ref_refusal check_duplicates(const struct ref_layer *layer, const struct ref_batch *batch,
+                                         size_t t, char *text)
+{
+    for (size_t k = 0; k < batch->top_k; k++) {
+        struct slot slot = slot_at(layer, batch, t, k);
+        for (size_t j = 0; slot.kind == SLOT_ROUTED && j < k; j++) {
+            struct slot before = slot_at(layer, batch, t, j);
+            if (before.kind == SLOT_ROUTED && before.id == slot.id) {
+                return refuse(text, REF_DUPLICATE_ID,
+                              "token %zu has expert id %" PRId64 " in slots %zu and %zu", t, slot.id, j, k);
+            }
+        }
+    }
+    return REF_OK;
+}
+
+static bool replaces(const struct ref_batch *batch)
+{
+    return batch->nan_policy == REF_NAN_ZERO || batch->nan_policy == REF_NAN_MEAN;
+}
+
+/* x[t] in f32 as it came. */
+static float element_at(const struct ref_layer *layer, const struct ref_batch *batch, size_t t, size_t i)
+{
+    float x = ref_load(batch->x, batch->x_dtype, t * layer->hidden + i);
+    return batch->x_dtype == REF_I8 ? x * batch->x_scales[t] : x;
+}
+
+static enum ref_refusal check_values(const struct ref_layer *layer, const struct ref_batch *batch, size_t t,
+                                     char *text)
+{
+    if (batch->x_dtype == REF_I8 && batch->nan_policy == REF_NAN_REJECT && !isfinite(batch->x_scales[t])) {
+        return refuse(text, REF_NOT_FINITE, "token %zu has row scale %g", t, (double)batch->x_scales[t]);
+    }
+    for (size_t i = 0; i < layer->hidden; i++) {
+        float x = element_at(layer, batch, t, i);
+        if (batch->nan_policy == REF_NAN_REJECT && !isfinite(x)) {
+            return refuse(text, REF_NOT_FINITE, "token %zu element %zu is %g", t, i, (double)x);
+        }
+        bool replaced = replaces(batch) && !isfinite(x);
+        if (batch->x_abs_max > 0.0f && !replaced && fabsf(x) > batch->x_abs_max) {
+            return refuse(text, REF_TOO_LARGE, "token %zu element %zu is %g, allowed +-%g", t, i, (double)x,
+                          (double)batch->x_abs_max);
+        }
+    }
+    return REF_OK;
+}
+
+/* x[t] in f32, after the NaN policy. */
+static void widen(const struct ref_layer *layer, const struct ref_batch *batch, size_t t, float *x)
+{
+    size_t hidden = layer->hidden;
+    for (size_t i = 0; i < hidden; i++) {
+        x[i] = element_at(layer, batch, t, i);
+    }
+    if (!replaces(batch)) {
+        return;
+    }
+    if (batch->x_dtype == REF_I8) {
+        for (size_t i = 0; !isfinite(batch->x_scales[t]) && i < hidden; i++) {
+            x[i] = ref_load(batch->x, REF_I8, t * hidden + i) * 0.0f;
+        }
+        return;
+    }
+    double sum = 0.0;
+    size_t finite_count = 0;
+    for (size_t i = 0; i < hidden; i++) {
+        if (isfinite(x[i])) {
+            sum = sum + (double)x[i];
+            finite_count++;
+        }
+    }
+    float fill = 0.0f;
+    if (batch->nan_policy == REF_NAN_MEAN && finite_count > 0) {
+        fill = ref_round((float)(sum / (double)finite_count), batch->x_dtype);
+    }
+    for (size_t i = 0; i < hidden; i++) {
+        if (!isfinite(x[i])) {
+            x[i] = fill;
+        }
+    }
+}
+
+void ref_expert_forward(const struct ref_expert *expert, size_t hidden, const float *x, float *hidden_scratch,
+                        float *y)
+{
+    for (size_t j = 0; j < expert->inner; j++) {
+        float gate = ref_dot(expert->gate + j * hidden, x, hidden);
+        float up = ref_dot(expert->up + j * hidden, x, hidden);
+        hidden_scratch[j] = ref_silu(gate) * up;
+    }
+    for (size_t i = 0; i < hidden; i++) {
+        y[i] = ref_dot(expert->down + i * expert->inner, hidden_scratch, expert->inner);
+    }
+    if (expert->output_gate != NULL) {
+        float open = ref_sigmoid(ref_dot(expert->output_gate, x, hidden));
+        for (size_t i = 0; i < hidden; i++) {
+            y[i] = open * y[i];
+        }
+    }
+}
+
+static void constant_row(const struct ref_layer *layer, size_t index, const float *x, float *row)
+{
+    size_t hidden = layer->hidden;
+    const float *alpha1 = layer->alpha1 + index * hidden;
+    const float *alpha2 = layer->alpha2 + index * hidden;
+    const float *v = layer->constant + index * hidden;
+    if (layer->constant_linear) {
+        for (size_t i = 0; i < hidden; i++) {
+            float from_x = alpha1[i] * x[i];
+            float from_v = alpha2[i] * v[i];
+            row[i] = from_x + from_v;
+        }
+        return;
+    }
+    float p[2] = {ref_dot(alpha1, x, hidden), ref_dot(alpha2, x, hidden)};
+    ref_softmax(p, 2);
+    for (size_t i = 0; i < hidden; i++) {
+        float from_x = p[0] * x[i];
+        float from_v = p[1] * v[i];
+        row[i] = from_x + from_v;
+    }
+}
+
+/* row(t,k) of a slot that has one: routed rows are rounded to the wire type, special ones stay f32. */
+static void slot_row(const struct ref_layer *layer, const struct ref_batch *batch, struct slot slot,
+                     float scale, const struct scratch *s, float *row)
+{
+    if (slot.kind == SLOT_COPY) {
+        memcpy(row, s->x, layer->hidden * sizeof(*row));
+        return;
+    }
+    if (slot.kind == SLOT_CONSTANT) {
+        constant_row(layer, slot.index, s->x, row);
+        return;
+    }
+    const float *x = s->x;
+    if (batch->weight_on_input) {
+        for (size_t i = 0; i < layer->hidden; i++) {
+            s->scaled[i] = scale * s->x[i];
+        }
+        x = s->scaled;
+    }
+    ref_expert_forward(&layer->experts[slot.index], layer->hidden, x, s->hidden, row);
+    for (size_t i = 0; i < layer->hidden; i++) {
+        row[i] = ref_round(row[i], batch->wire_dtype);
+    }
+}
+
+static bool has_row(struct slot slot)
+{
+    return slot.kind == SLOT_ROUTED || slot.kind == SLOT_COPY || slot.kind == SLOT_CONSTANT;
+}
+
+static void combine_token(const struct ref_layer *layer, const struct ref_batch *batch, size_t t,
+                          const struct scratch *s, void *out)
+{
+    size_t hidden = layer->hidden;
+    for (size_t i = 0; i < hidden; i++) {
+        s->acc[i] = 0.0f;
+    }
+    for (size_t k = 0; k < batch->top_k; k++) {
+        size_t at = t * batch->top_k + k;
+        struct slot slot = slot_at(layer, batch, t, k);
+        if (!has_row(slot)) {
+            continue;
+        }
+        float scale = ref_load(batch->scales, batch->scales_dtype, at);
+        slot_row(layer, batch, slot, scale, s, s->row);
+        bool weighted = !(batch->weight_on_input && slot.kind == SLOT_ROUTED);
+        for (size_t i = 0; i < hidden; i++) {
+            float term = weighted ? scale * s->row[i] : s->row[i];
+            s->acc[i] = s->acc[i] + term;
+        }
+    }
+    for (size_t e = 0; !batch->no_service_shared && e < layer->shared_count; e++) {
+        ref_expert_forward(&layer->shared[e], hidden, s->x, s->hidden, s->row);
+        for (size_t i = 0; i < hidden; i++) {
+            s->acc[i] = s->acc[i] + ref_round(s->row[i], batch->wire_dtype);
+        }
+    }
+    for (size_t i = 0; batch->caller_shared != NULL && i < hidden; i++) {
+        s->acc[i] = s->acc[i] + ref_load(batch->caller_shared, batch->caller_shared_dtype, t * hidden + i);
+    }
+    for (size_t i = 0; i < hidden; i++) {
+        ref_store(out, batch->out_dtype, t * hidden + i, s->acc[i]);
+    }
+}
+
+static void list_token(const struct ref_layer *layer, const struct ref_batch *batch, size_t t,
+                       const struct scratch *s, void *out)
+{
+    size_t hidden = layer->hidden;
+    for (size_t k = 0; k < batch->top_k; k++) {
+        size_t at = t * batch->top_k + k;
+        struct slot slot = slot_at(layer, batch, t, k);
+        if (!has_row(slot)) {
+            continue;
+        }
+        slot_row(layer, batch, slot, ref_load(batch->scales, batch->scales_dtype, at), s, s->row);
+        for (size_t i = 0; i < hidden; i++) {
+            ref_store(out, batch->out_dtype, at * hidden + i, ref_round(s->row[i], batch->wire_dtype));
+        }
+    }
+}
+
+static float *scratch_open(const struct ref_layer *layer, struct scratch *out_scratch)
+{
+    size_t inner_max = 1;
+    size_t hidden = layer->hidden;
+    for (size_t e = 0; e < layer->expert_count; e++) {
+        inner_max = layer->experts[e].inner > inner_max ? layer->experts[e].inner : inner_max;
+    }
+    for (size_t e = 0; e < layer->shared_count; e++) {
+        inner_max = layer->shared[e].inner > inner_max ? layer->shared[e].inner : inner_max;
+    }
+    float *memory = calloc(4 * hidden + inner_max, sizeof(*memory));
+    if (memory != NULL) {
+        *out_scratch = (struct scratch){memory, memory + hidden, memory + 2 * hidden, memory + 3 * hidden,
+                                        memory + 4 * hidden};
+    }
+    return memory;
+}
+
+enum ref_refusal ref_layer_forward(const struct ref_layer *layer, const struct ref_batch *batch, void *out,
+                                   char text[REF_TEXT_BYTES])
+{
+    for (size_t t = 0; t < batch->tokens; t++) {
+        enum ref_refusal why = check_ids(layer, batch, t, text);
+        if (why == REF_OK && token_active(batch, t) && !batch->allow_duplicates) {
+            why = check_duplicates(layer, batch, t, text);
+        }
+        if (why == REF_OK && token_active(batch, t)) {
+            why = check_values(layer, batch, t, text);
+        }
+        if (why != REF_OK) {
+            return why;
+        }
+    }
+    struct scratch scratch;
+    float *memory = scratch_open(layer, &scratch);
+    if (memory == NULL) {
+        return refuse(text, REF_NO_MEMORY, "no memory for the oracle's rows");
+    }
+
+    size_t rows = batch->tokens * (batch->form == REF_UNCOMBINED ? batch->top_k : 1);
+    if (rows > 0) {
+        memset(out, 0, rows * layer->hidden * ref_dtype_bytes(batch->out_dtype));
+    }
+    for (size_t t = 0; t < batch->tokens; t++) {
+        if (!token_active(batch, t)) {
+            continue;
+        }
+        widen(layer, batch, t, scratch.x);
+        if (batch->form == REF_UNCOMBINED) {
+            list_token(layer, batch, t, &scratch, out);
+        } else {
+            combine_token(layer, batch, t, &scratch, out);
+        }
+    }
+    free(memory);
+    return REF_OK;
+}

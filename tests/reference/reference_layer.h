@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The oracle: one whole MoE layer in one process, as plain loops. It exists to judge the service path bit for
+ * bit, so it reads the contract once more from the text and shares no file with lib/ or client/. Clear first,
+ * never fast.
+ *
+ * Shapes   T tokens, K slots per token, E routed experts, H hidden, I inner, S shared experts. All arrays are
+ * contiguous. Ids      [0,E) routed; then zero experts; then copy experts; then constant experts; -1 and the
+ * total count are inactive.
+ *
+ * Where the contract leaves room, this is the reading taken here:
+ *   - Every id must be in range, also in masked slots. Duplicates are about routed ids of slots that are
+ * computed: active token, not masked, marked if the form is partial. x of an inactive token is never read.
+ *   - partial: unmarked slots add nothing; shared experts and the caller's tensor are added as for
+ * `combined`.
+ *   - uncombined: row(t,k), unweighted, rounded to the wire type, then converted to the output type. Zero
+ * rows for inactive slots and zero experts. Copy gives x, constant gives its r. Shared experts and the
+ * caller's tensor do not appear.
+ *   - The NaN policy acts on the widened x before anything else. mean: f64 sum of the row's finite elements
+ * in ascending order, divided by their count in f64, rounded to f32 and then to x's type; no finite element:
+ * 0.
+ *   - int8 rows: a row scale that is not finite spoils the whole row. zero and mean take that scale as 0,
+ * reject refuses it.
+ *   - x_abs_max refuses |x| above it. It ignores NaN, and elements that zero or mean replace.
+ *   - weight_on_input: routed experts get round_f32(scale * x) and their row is added unweighted. Copy and
+ * constant experts keep w * row. Shared experts see the unscaled x.
+ *   - Copy and constant experts work on the widened x in f32 and are not rounded to the wire type when
+ * combined.
+ *   - The service's shared experts come first, the caller's shared tensor last; either may be absent.
+ *   - combined with T = 0 or K = 0 is legal; K = 0 leaves the shared experts.
+ */
+#ifndef TESTS_REFERENCE_REFERENCE_LAYER_H
+#define TESTS_REFERENCE_REFERENCE_LAYER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "ref_math.h"
+
+enum ref_form { REF_COMBINED, REF_PARTIAL, REF_UNCOMBINED };
+enum ref_nan { REF_NAN_PASS, REF_NAN_REJECT, REF_NAN_ZERO, REF_NAN_MEAN };
+
+/* Weights widened to f32. */
+struct ref_expert {
+    size_t inner;             /* I */
+    const float *gate;        /* [I,H] */
+    const float *up;          /* [I,H] */
+    const float *down;        /* [H,I] */
+    const float *output_gate; /* [H] or NULL: a shared expert's own gate, sigmoid(w . x) times its row */
+};
+
+struct ref_layer {
+    size_t hidden;                    /* H */
+    size_t expert_count;              /* E */
+    const struct ref_expert *experts; /* [E] */
+    size_t shared_count;              /* S */
+    const struct ref_expert *shared;  /* [S] */
+    size_t zero_count;
+    size_t copy_count;
+    size_t constant_count;
+    const float *alpha1;   /* [constant_count,H] */
+    const float *alpha2;   /* [constant_count,H] */
+    const float *constant; /* [constant_count,H], v */
+    bool constant_linear;  /* alpha1 * x + alpha2 * v per element; otherwise the kernel's softmax gate */
+};
+
+struct ref_batch {
+    size_t tokens;                /* T */
+    size_t top_k;                 /* K */
+    const void *x;                /* [T,H] */
+    enum ref_dtype x_dtype;       /* bf16, f16, f32, i8 */
+    const float *x_scales;        /* [T], i8 only */
+    const void *ids;              /* [T,K] */
+    enum ref_dtype ids_dtype;     /* i32, i64 */
+    const void *scales;           /* [T,K] */
+    enum ref_dtype scales_dtype;  /* f32, bf16 */
+    const uint8_t *mask_tokens;   /* [T] or NULL */
+    const uint8_t *mask_slots;    /* [T,K] or NULL */
+    const uint8_t *partial_slots; /* [T,K], with REF_PARTIAL */
+    const void *caller_shared;    /* [T,H] or NULL, added last */
+    enum ref_dtype caller_shared_dtype;
+    bool no_service_shared; /* leave the layer's shared experts out */
+    bool weight_on_input;
+    bool allow_duplicates;
+    enum ref_form form;
+    enum ref_nan nan_policy;
+    float x_abs_max;           /* 0: off */
+    enum ref_dtype wire_dtype; /* bf16, f16, f32 */
+    enum ref_dtype out_dtype;  /* bf16, f16, f32 */
+};
+
+enum { REF_TEXT_BYTES = 256 };
+
+/* Reason of a refusal: the contract calls all of these INVALID_ARGUMENT. */
+enum ref_refusal { REF_OK, REF_BAD_ID, REF_DUPLICATE_ID, REF_NOT_FINITE, REF_TOO_LARGE, REF_NO_MEMORY };
+
+/*
+ * out: [T,H], or [T,K,H] for REF_UNCOMBINED, of out_dtype; written only on REF_OK. text (may be NULL) then
+ * tells the reason.
+ */
+enum ref_refusal ref_layer_forward(const struct ref_layer *layer, const struct ref_batch *batch, void *out,
+                                   char text[REF_TEXT_BYTES]);
+
+/* One expert on one f32 row, before any rounding to the wire type. hidden_scratch has `inner` floats. */
+void ref_expert_forward(const struct ref_expert *expert, size_t hidden, const float *x, float *hidden_scratch,
+                        float *y);
+
+#endif
