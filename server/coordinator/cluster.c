@@ -1,0 +1,475 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Membership: who is there, what each node offers and owns, who fell silent. */
+#include "coordinator/cluster.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "coordinator/cluster_private.h"
+
+static const char *const state_names[] = {"starting", "serving", "draining", "degraded", "suspect", "removed"};
+
+ep_err ep_cluster_create(const ep_cluster_config *config, ep_cluster **out_cluster)
+{
+    ep_cluster *cluster = calloc(1, sizeof(*cluster));
+    if (cluster == NULL) {
+        return EP_ERR_NO_MEMORY;
+    }
+    cluster->config = *config;
+    ep_error_clear(&cluster->placement_error);
+    *out_cluster = cluster;
+    return EP_OK;
+}
+
+static void node_free_layers(cluster_node *node, uint32_t layers_count)
+{
+    for (uint32_t i = 0; i < layers_count && node->layers != NULL; i++) {
+        free(node->layers[i].assigned);
+        free(node->layers[i].owned);
+    }
+    free(node->layers);
+    free(node->numerics);
+}
+
+void ep_cluster_destroy(ep_cluster *cluster)
+{
+    if (cluster == NULL) {
+        return;
+    }
+    for (size_t i = 0; i < cluster->nodes_count; i++) {
+        node_free_layers(cluster->nodes[i], cluster->layers_count);
+        free(cluster->nodes[i]);
+    }
+    free(cluster->nodes);
+    free(cluster->models);
+    free(cluster->layers);
+    ep_routing_table_unref(cluster->table);
+    free(cluster);
+}
+
+static cluster_node *find_node(const ep_cluster *cluster, const char *name)
+{
+    for (size_t i = 0; i < cluster->nodes_count; i++) {
+        if (strcmp(cluster->nodes[i]->name, name) == 0) {
+            return cluster->nodes[i];
+        }
+    }
+    return NULL;
+}
+
+static uint32_t find_model(const ep_cluster *cluster, const char *name, const char *version)
+{
+    for (uint32_t i = 0; i < cluster->models_count; i++) {
+        if (strcmp(cluster->models[i].name, name) == 0 && strcmp(cluster->models[i].version, version) == 0) {
+            return i;
+        }
+    }
+    return UINT32_MAX;
+}
+
+static uint32_t find_layer(const ep_cluster *cluster, uint32_t model_index, uint32_t layer)
+{
+    for (uint32_t i = 0; i < cluster->layers_count; i++) {
+        if (cluster->layers[i].model_index == model_index && cluster->layers[i].shape.layer == layer) {
+            return i;
+        }
+    }
+    return UINT32_MAX;
+}
+
+static ep_err check_name(const char *what, const char *value, size_t bytes_max, ep_error *out_error)
+{
+    size_t length = strlen(value);
+    if (length == 0 || length >= bytes_max) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "%s has %zu characters, allowed 1..%zu", what, length, bytes_max - 1);
+    }
+    return EP_OK;
+}
+
+static ep_err check_layer(const char *model, const Expertd__V1__LayerInfo *info, ep_error *out_error)
+{
+    uint64_t total = (uint64_t)info->experts + info->shared_experts;
+    if (info->experts == 0 || total > EP_EXPERTS_MAX) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "model %s, layer %u: %llu experts, allowed 1..%d", model, info->layer,
+                            (unsigned long long)total, EP_EXPERTS_MAX);
+    }
+    if (info->hidden == 0 || info->hidden > EP_HIDDEN_MAX) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "model %s, layer %u: hidden is %u, allowed 1..%d", model, info->layer,
+                            info->hidden, EP_HIDDEN_MAX);
+    }
+    for (size_t i = 0; i < info->n_owned; i++) {
+        if (info->owned[i] >= total) {
+            return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "model %s, layer %u: owned expert %u, allowed 0..%llu", model,
+                                info->layer, info->owned[i], (unsigned long long)total - 1);
+        }
+    }
+    return EP_OK;
+}
+
+/* Nothing is changed before all of a request is found good. */
+static ep_err check_models(const ep_cluster *cluster, Expertd__V1__ModelInfo **models, size_t count, ep_error *out_error)
+{
+    for (size_t m = 0; m < count; m++) {
+        const Expertd__V1__ModelInfo *model = models[m];
+        ep_err err = check_name("model name", model->name, EP_MODEL_NAME_BYTES, out_error);
+        err = err != EP_OK ? err : check_name("model version", model->version, EP_VERSION_BYTES, out_error);
+        err = err != EP_OK ? err : check_name("numerics id", model->numerics, EP_NUMERICS_BYTES, out_error);
+        if (err != EP_OK) {
+            return err;
+        }
+        uint32_t model_index = find_model(cluster, model->name, model->version);
+        for (size_t l = 0; l < model->n_layers; l++) {
+            const Expertd__V1__LayerInfo *info = model->layers[l];
+            err = check_layer(model->name, info, out_error);
+            if (err != EP_OK) {
+                return err;
+            }
+            uint32_t index = model_index == UINT32_MAX ? UINT32_MAX : find_layer(cluster, model_index, info->layer);
+            if (index == UINT32_MAX) {
+                continue;
+            }
+            const ep_layer_shape *known = &cluster->layers[index].shape;
+            if (known->experts != info->experts || known->shared_experts != info->shared_experts || known->hidden != info->hidden) {
+                return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                                    "model %s, layer %u has %u experts, %u shared, hidden %u; other nodes of version %s have %u, %u, %u",
+                                    model->name, info->layer, info->experts, info->shared_experts, info->hidden, model->version,
+                                    known->experts, known->shared_experts, known->hidden);
+            }
+        }
+    }
+    return EP_OK;
+}
+
+static bool node_add_layer(cluster_node *node, uint32_t layers_count, size_t words)
+{
+    node_layer *layers = realloc(node->layers, layers_count * sizeof(*layers));
+    if (layers == NULL) {
+        return false;
+    }
+    node->layers = layers;
+    node_layer *added = &layers[layers_count - 1];
+    *added = (node_layer){.assigned = calloc(words, sizeof(uint64_t)), .owned = calloc(words, sizeof(uint64_t))};
+    if (added->assigned == NULL || added->owned == NULL) {
+        free(added->assigned);
+        free(added->owned);
+        return false;
+    }
+    return true;
+}
+
+/* Takes back a layer that only some nodes got, after running out of memory. */
+static void undo_layer(ep_cluster *cluster, size_t nodes_done)
+{
+    for (size_t i = 0; i < nodes_done; i++) {
+        free(cluster->nodes[i]->layers[cluster->layers_count].assigned);
+        free(cluster->nodes[i]->layers[cluster->layers_count].owned);
+    }
+}
+
+static uint32_t add_layer(ep_cluster *cluster, uint32_t model_index, const Expertd__V1__LayerInfo *info)
+{
+    cluster_layer *layers = realloc(cluster->layers, (cluster->layers_count + 1) * sizeof(*layers));
+    if (layers == NULL) {
+        return UINT32_MAX;
+    }
+    cluster->layers = layers;
+    cluster_layer *layer = &layers[cluster->layers_count];
+    *layer = (cluster_layer){
+        .model_index = model_index,
+        .shape = {.layer = info->layer,
+                  .hidden = info->hidden,
+                  .inner = info->inner,
+                  .experts = info->experts,
+                  .shared_experts = info->shared_experts,
+                  .top_k = info->top_k,
+                  .activation = (ep_activation)info->activation},
+    };
+    for (size_t i = 0; i < cluster->nodes_count; i++) {
+        if (!node_add_layer(cluster->nodes[i], cluster->layers_count + 1, layer_words(layer))) {
+            undo_layer(cluster, i);
+            return UINT32_MAX;
+        }
+    }
+    return cluster->layers_count++;
+}
+
+static uint32_t add_model(ep_cluster *cluster, const Expertd__V1__ModelInfo *info)
+{
+    uint32_t count = cluster->models_count + 1;
+    for (size_t i = 0; i < cluster->nodes_count; i++) {
+        void *numerics = realloc(cluster->nodes[i]->numerics, count * sizeof(cluster->nodes[i]->numerics[0]));
+        if (numerics == NULL) {
+            return UINT32_MAX;
+        }
+        cluster->nodes[i]->numerics = numerics;
+        cluster->nodes[i]->numerics[count - 1][0] = 0;
+    }
+    cluster_model *models = realloc(cluster->models, count * sizeof(*models));
+    if (models == NULL) {
+        return UINT32_MAX;
+    }
+    cluster->models = models;
+    snprintf(models[count - 1].name, sizeof(models[0].name), "%s", info->name);
+    snprintf(models[count - 1].version, sizeof(models[0].version), "%s", info->version);
+    cluster->models_count = count;
+    return count - 1;
+}
+
+/* Replaces what the node offers and owns by what it says now. */
+static ep_err apply_models(ep_cluster *cluster, cluster_node *node, Expertd__V1__ModelInfo **models, size_t count)
+{
+    for (uint32_t i = 0; i < cluster->layers_count; i++) {
+        node->layers[i].offered = false;
+        memset(node->layers[i].owned, 0, layer_words(&cluster->layers[i]) * sizeof(uint64_t));
+    }
+    for (uint32_t i = 0; i < cluster->models_count; i++) {
+        node->numerics[i][0] = 0;
+    }
+    for (size_t m = 0; m < count; m++) {
+        uint32_t model_index = find_model(cluster, models[m]->name, models[m]->version);
+        model_index = model_index != UINT32_MAX ? model_index : add_model(cluster, models[m]);
+        if (model_index == UINT32_MAX) {
+            return EP_ERR_NO_MEMORY;
+        }
+        snprintf(node->numerics[model_index], EP_NUMERICS_BYTES, "%s", models[m]->numerics);
+        for (size_t l = 0; l < models[m]->n_layers; l++) {
+            const Expertd__V1__LayerInfo *info = models[m]->layers[l];
+            uint32_t index = find_layer(cluster, model_index, info->layer);
+            index = index != UINT32_MAX ? index : add_layer(cluster, model_index, info);
+            if (index == UINT32_MAX) {
+                return EP_ERR_NO_MEMORY;
+            }
+            node->layers[index].offered = true;
+            for (size_t i = 0; i < info->n_owned; i++) {
+                bit_set(node->layers[index].owned, info->owned[i]);
+            }
+        }
+    }
+    return EP_OK;
+}
+
+static cluster_node *add_node(ep_cluster *cluster)
+{
+    cluster_node **nodes = realloc(cluster->nodes, (cluster->nodes_count + 1) * sizeof(cluster_node *));
+    if (nodes == NULL) {
+        return NULL;
+    }
+    cluster->nodes = nodes;
+    cluster_node *node = calloc(1, sizeof(*node));
+    if (node == NULL) {
+        return NULL;
+    }
+    node->numerics = calloc(cluster->models_count + 1, sizeof(node->numerics[0]));
+    bool good = node->numerics != NULL;
+    uint32_t done = 0;
+    while (good && done < cluster->layers_count) {
+        good = node_add_layer(node, done + 1, layer_words(&cluster->layers[done]));
+        done += good;
+    }
+    if (!good) {
+        node_free_layers(node, done);
+        free(node);
+        return NULL;
+    }
+    node->node_id = (uint32_t)cluster->nodes_count;
+    nodes[cluster->nodes_count++] = node;
+    return node;
+}
+
+ep_err ep_cluster_register(ep_cluster *cluster, uint64_t now_ns, const Expertd__V1__RegisterRequest *request, uint32_t *out_node_id,
+                           ep_error *out_error)
+{
+    ep_err err = check_name("node name", request->node, EP_NODE_NAME_BYTES, out_error);
+    err = err != EP_OK ? err : check_name("node url", request->url, EP_URL_BYTES, out_error);
+    err = err != EP_OK ? err : check_models(cluster, request->models, request->n_models, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    cluster_node *node = find_node(cluster, request->node);
+    if (node != NULL && node->incarnation != request->incarnation && node_is_listed(node) &&
+        strcmp(node->url, request->url) != 0) {
+        return ep_error_set(out_error, EP_ERR_ALREADY_EXISTS, "node name %s is in use by a live node at %s", request->node, node->url);
+    }
+    if (node == NULL && cluster->nodes_count >= cluster->config.nodes_max) {
+        return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED, "node %s: %zu nodes are known, nodes_max is %u", request->node,
+                            cluster->nodes_count, cluster->config.nodes_max);
+    }
+    node = node != NULL ? node : add_node(cluster);
+    if (node == NULL || apply_models(cluster, node, request->models, request->n_models) != EP_OK) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to register node %s", request->node);
+    }
+    snprintf(node->name, sizeof(node->name), "%s", request->node);
+    snprintf(node->url, sizeof(node->url), "%s", request->url);
+    node->incarnation = request->incarnation;
+    node->state = NODE_STARTING;
+    node->last_seen_ns = now_ns;
+    node->loaded_number = 0;
+    node->rows_served = 0;
+    *out_node_id = node->node_id;
+    cluster_place(cluster);
+    cluster_publish(cluster);
+    return EP_OK;
+}
+
+static node_state state_from_name(const char *name)
+{
+    for (int i = NODE_STARTING; i <= NODE_DEGRADED; i++) {
+        if (strcmp(state_names[i], name) == 0) {
+            return (node_state)i;
+        }
+    }
+    return NODE_DEGRADED;
+}
+
+ep_err ep_cluster_heartbeat(ep_cluster *cluster, uint64_t now_ns, const Expertd__V1__HeartbeatRequest *request,
+                            bool *out_reregister, ep_error *out_error)
+{
+    cluster_node *node = find_node(cluster, request->node);
+    *out_reregister = node == NULL || node->incarnation != request->incarnation || node->state == NODE_REMOVED;
+    if (*out_reregister) {
+        return EP_OK;
+    }
+    if (request->n_models > 0) {
+        ep_err err = check_models(cluster, request->models, request->n_models, out_error);
+        if (err != EP_OK) {
+            return err;
+        }
+        if (apply_models(cluster, node, request->models, request->n_models) != EP_OK) {
+            return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for the heartbeat of node %s", request->node);
+        }
+    }
+    node_state before = node->state;
+    node->last_seen_ns = now_ns;
+    node->rows_served = request->rows_served;
+    node->state = state_from_name(request->state);
+    if (request->epoch != NULL && request->epoch->term == cluster->config.term) {
+        node->loaded_number = request->epoch->number;
+    }
+    if ((before == NODE_DRAINING) != (node->state == NODE_DRAINING)) {
+        cluster_place(cluster);
+    }
+    cluster_publish(cluster);
+    return EP_OK;
+}
+
+void ep_cluster_tick(ep_cluster *cluster, uint64_t now_ns)
+{
+    uint64_t dead_ns = (uint64_t)cluster->config.heartbeat_ms * cluster->config.heartbeat_dead_count * EP_NS_PER_MS;
+    uint64_t restore_ns = dead_ns + (uint64_t)cluster->config.restore_ms * EP_NS_PER_MS;
+    bool removed = false, changed = false;
+    for (size_t i = 0; i < cluster->nodes_count; i++) {
+        cluster_node *node = cluster->nodes[i];
+        uint64_t silent_ns = now_ns - node->last_seen_ns;
+        if (node->state != NODE_REMOVED && silent_ns > restore_ns) {
+            node->state = NODE_REMOVED;
+            removed = true;
+        } else if (node->state != NODE_REMOVED && node->state != NODE_SUSPECT && silent_ns > dead_ns) {
+            node->state = NODE_SUSPECT;
+            changed = true;
+        }
+    }
+    if (removed) {
+        cluster_place(cluster);
+    }
+    if (removed || changed) {
+        cluster_publish(cluster);
+    }
+}
+
+ep_epoch ep_cluster_assignment_epoch(const ep_cluster *cluster)
+{
+    return (ep_epoch){.term = cluster->config.term, .number = cluster->assignment_number};
+}
+
+ep_routing_table *ep_cluster_table(const ep_cluster *cluster)
+{
+    return cluster->table;
+}
+
+const ep_error *ep_cluster_placement_error(const ep_cluster *cluster)
+{
+    return &cluster->placement_error;
+}
+
+bool ep_cluster_node(const ep_cluster *cluster, size_t index, ep_cluster_node_view *out_view)
+{
+    if (index >= cluster->nodes_count) {
+        return false;
+    }
+    const cluster_node *node = cluster->nodes[index];
+    *out_view = (ep_cluster_node_view){
+        .node_id = node->node_id,
+        .name = node->name,
+        .url = node->url,
+        .state = state_names[node->state],
+        .incarnation = node->incarnation,
+        .rows_served = node->rows_served,
+        .last_seen_ns = node->last_seen_ns,
+    };
+    return true;
+}
+
+void ep_cluster_assignments_free(Expertd__V1__NodeAssignment **list, size_t count)
+{
+    for (size_t i = 0; i < count && list != NULL; i++) {
+        if (list[i] != NULL) {
+            free(list[i]->experts);
+            free(list[i]);
+        }
+    }
+    free(list);
+}
+
+static Expertd__V1__NodeAssignment *make_assignment(const ep_cluster *cluster, const cluster_node *node, uint32_t index)
+{
+    const cluster_layer *layer = &cluster->layers[index];
+    Expertd__V1__NodeAssignment *a = malloc(sizeof(*a));
+    if (a == NULL) {
+        return NULL;
+    }
+    expertd__v1__node_assignment__init(a);
+    a->model = cluster->models[layer->model_index].name;
+    a->version = cluster->models[layer->model_index].version;
+    a->layer = layer->shape.layer;
+    a->experts = calloc(layer_experts(layer), sizeof(uint32_t));
+    if (a->experts == NULL) {
+        free(a);
+        return NULL;
+    }
+    for (uint32_t e = 0; e < layer_experts(layer); e++) {
+        if (bit_get(node->layers[index].assigned, e)) {
+            a->experts[a->n_experts++] = e;
+        }
+    }
+    return a;
+}
+
+ep_err ep_cluster_assignments(const ep_cluster *cluster, const char *name, Expertd__V1__NodeAssignment ***out_list, size_t *out_count)
+{
+    const cluster_node *node = find_node(cluster, name);
+    if (node == NULL) {
+        return EP_ERR_NOT_FOUND;
+    }
+    Expertd__V1__NodeAssignment **list = calloc(cluster->layers_count + 1, sizeof(*list));
+    size_t count = 0;
+    for (uint32_t i = 0; list != NULL && i < cluster->layers_count; i++) {
+        if (!node->layers[i].offered) {
+            continue;
+        }
+        list[count] = make_assignment(cluster, node, i);
+        if (list[count] == NULL) {
+            ep_cluster_assignments_free(list, count);
+            return EP_ERR_NO_MEMORY;
+        }
+        count++;
+    }
+    if (list == NULL) {
+        return EP_ERR_NO_MEMORY;
+    }
+    *out_list = list;
+    *out_count = count;
+    return EP_OK;
+}

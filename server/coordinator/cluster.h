@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The coordinator's state: which nodes there are, what they can load, what they shall own, what they own, and the routing
+ * table that follows from it. Pure: no I/O, no clock (now_ns is passed in), no threads.
+ *
+ *   register, heartbeat, tick  ->  assignment (what each node shall own)  ->  nodes load and report  ->  routing table
+ *
+ * A node is `serving` while its heartbeats come, `suspect` after heartbeat_dead_count of them are missing (it then leaves the
+ * table), and `removed` after restore_ms more (its experts are then given to others). A table lists only what nodes report as loaded.
+ * The first table waits until min_nodes nodes have loaded all they were given.
+ *
+ * Threads    one at a time.
+ */
+#ifndef EP_COORDINATOR_CLUSTER_H
+#define EP_COORDINATOR_CLUSTER_H
+
+#include "coordinator.pb-c.h"
+#include "moe/routing_table.h"
+#include "placement/expert_map.h"
+
+typedef struct ep_cluster ep_cluster;
+
+typedef struct ep_cluster_config {
+    uint32_t copies;                 /* wanted per expert, 1..64 */
+    uint32_t min_nodes;              /* nodes that must register before anything is placed */
+    uint32_t heartbeat_ms;
+    uint32_t heartbeat_dead_count;
+    uint32_t restore_ms;             /* a node silent for that long after it became suspect loses its experts to others */
+    uint32_t nodes_max;
+    uint32_t decode_tokens_max;      /* goes into the table */
+    uint64_t term;
+    const ep_expert_map *expert_map; /* static placement; NULL: uniform. Borrowed */
+    const char *const *node_order;   /* static: device d is node node_order[d]; NULL: nodes in order of name */
+    size_t node_order_count;
+} ep_cluster_config;
+
+ep_err ep_cluster_create(const ep_cluster_config *config, ep_cluster **out_cluster);
+void ep_cluster_destroy(ep_cluster *cluster);
+
+/* A node came (again). Errors: INVALID_ARGUMENT (field named; a model whose layers differ from what others said), RESOURCE_EXHAUSTED. */
+ep_err ep_cluster_register(ep_cluster *cluster, uint64_t now_ns, const Expertd__V1__RegisterRequest *request,
+                           uint32_t *out_node_id, ep_error *out_error);
+/* *out_reregister: this incarnation is not known here. */
+ep_err ep_cluster_heartbeat(ep_cluster *cluster, uint64_t now_ns, const Expertd__V1__HeartbeatRequest *request,
+                            bool *out_reregister, ep_error *out_error);
+/* Notices silence. Call every heartbeat_ms or so. */
+void ep_cluster_tick(ep_cluster *cluster, uint64_t now_ns);
+
+/* Number of the newest assignment; nodes report the one they have loaded. */
+ep_epoch ep_cluster_assignment_epoch(const ep_cluster *cluster);
+/* What the node shall own. *out_list[*out_count] is freed with ep_cluster_assignments_free. */
+ep_err ep_cluster_assignments(const ep_cluster *cluster, const char *node, Expertd__V1__NodeAssignment ***out_list, size_t *out_count);
+void ep_cluster_assignments_free(Expertd__V1__NodeAssignment **list, size_t count);
+
+/* The newest table (borrowed; ref it to keep it); NULL before the first. */
+ep_routing_table *ep_cluster_table(const ep_cluster *cluster);
+/* Why placement failed last (static map that does not fit the model, no memory); code EP_OK when it did not. */
+const ep_error *ep_cluster_placement_error(const ep_cluster *cluster);
+
+/* For ClusterStatus: nodes by index. Strings are borrowed. False past the end. */
+typedef struct ep_cluster_node_view {
+    uint32_t node_id;
+    const char *name;
+    const char *url;
+    const char *state;
+    uint64_t incarnation;
+    uint64_t rows_served;
+    uint64_t last_seen_ns;
+} ep_cluster_node_view;
+bool ep_cluster_node(const ep_cluster *cluster, size_t index, ep_cluster_node_view *out_view);
+
+#endif

@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Data shared by cluster.c (membership), cluster_placement.c (who shall own what) and cluster_table.c (what clients see). */
+#ifndef EP_COORDINATOR_CLUSTER_PRIVATE_H
+#define EP_COORDINATOR_CLUSTER_PRIVATE_H
+
+#include "coordinator/cluster.h"
+
+typedef enum node_state { NODE_STARTING, NODE_SERVING, NODE_DRAINING, NODE_DEGRADED, NODE_SUSPECT, NODE_REMOVED } node_state;
+
+/* Experts of one layer, a bit each. */
+typedef struct node_layer {
+    uint64_t *assigned;
+    uint64_t *owned;
+    bool offered;                /* the node can load this layer */
+} node_layer;
+
+typedef struct cluster_node {
+    uint32_t node_id;
+    char name[EP_NODE_NAME_BYTES];
+    char url[EP_URL_BYTES];
+    node_state state;
+    uint64_t incarnation;
+    uint64_t last_seen_ns;
+    uint64_t loaded_number;      /* assignment it has fully loaded */
+    uint64_t rows_served;
+    node_layer *layers;          /* [cluster->layers_count] */
+    char (*numerics)[EP_NUMERICS_BYTES]; /* [cluster->models_count]; "" not served */
+} cluster_node;
+
+typedef struct cluster_model {
+    char name[EP_MODEL_NAME_BYTES];
+    char version[EP_VERSION_BYTES];
+} cluster_model;
+
+typedef struct cluster_layer {
+    uint32_t model_index;
+    ep_layer_shape shape;
+} cluster_layer;
+
+struct ep_cluster {
+    ep_cluster_config config;
+    size_t nodes_count;
+    cluster_node **nodes;
+    uint32_t models_count;
+    cluster_model *models;
+    uint32_t layers_count;
+    cluster_layer *layers;       /* in order of first sight; the table sorts */
+    uint64_t counter;            /* last number given, to assignments and tables alike */
+    uint64_t assignment_number;
+    bool placed_once;
+    ep_routing_table *table;
+    uint64_t table_checksum;
+    ep_error placement_error;
+};
+
+static inline uint32_t layer_experts(const cluster_layer *layer)
+{
+    return layer->shape.experts + layer->shape.shared_experts;
+}
+
+static inline size_t layer_words(const cluster_layer *layer)
+{
+    return (layer_experts(layer) + 63u) / 64u;
+}
+
+static inline bool bit_get(const uint64_t *bits, uint32_t index)
+{
+    return (bits[index / 64] >> (index % 64)) & 1u;
+}
+
+static inline void bit_set(uint64_t *bits, uint32_t index)
+{
+    bits[index / 64] |= 1ull << (index % 64);
+}
+
+/* Takes part in placement: everything but removed and draining. */
+static inline bool node_can_own(const cluster_node *node)
+{
+    return node->state != NODE_REMOVED && node->state != NODE_DRAINING;
+}
+
+/* Stands in the table. */
+static inline bool node_is_listed(const cluster_node *node)
+{
+    return node->state == NODE_STARTING || node->state == NODE_SERVING || node->state == NODE_DEGRADED;
+}
+
+/* Recomputes assignments after a change of membership; raises assignment_number when they differ. */
+void cluster_place(ep_cluster *cluster);
+/* Rebuilds the table from what nodes own; replaces it, with a new number, when its content differs. */
+void cluster_publish(ep_cluster *cluster);
+
+#endif

@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "coordinator/coordinator.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "base/random.h"
+#include "common/metrics.h"
+#include "common/ports_file.h"
+#include "common/probes.h"
+#include "common/sd_notify.h"
+#include "common/service_loop.h"
+#include "common/version.h"
+#include "coordinator/service.h"
+
+typedef struct coordinator {
+    const ep_coordinator_config *config;
+    ep_timer_service *timers;
+    ep_buffer_pool *pool;
+    ep_coordinator_service *service;
+    ep_rpc_server *server;
+    ep_metrics *metrics;
+    ep_probes *probes;
+    ep_service_loop *loop;
+    ep_loop_timer *tick;
+    char rpc_url[EP_URL_BYTES];
+    char probe_url[EP_URL_BYTES];
+    bool stopping;
+} coordinator;
+
+static void on_stop(void *arg, const char *signal_name)
+{
+    coordinator *self = arg;
+    ep_log(EP_LOG_INFO, "stopping", "signal %s", signal_name);
+    ep_sd_notify_stopping("stopping");
+    __atomic_store_n(&self->stopping, true, __ATOMIC_RELEASE);
+    ep_rpc_server_set_state(self->server, "draining");
+    ep_service_loop_quit(self->loop);
+}
+
+static void on_tick(void *arg)
+{
+    coordinator *self = arg;
+    ep_coordinator_service_tick(self->service);
+}
+
+/* Ready once it listens: a coordinator without nodes is a working coordinator. */
+static size_t on_checks(void *arg, ep_probe_kind kind, ep_probe_check *out)
+{
+    coordinator *self = arg;
+    size_t count = 0;
+    uint64_t idle_ms = ep_service_loop_idle_ms(self->loop);
+    out[count] = (ep_probe_check){.name = "loop", .ok = idle_ms < 10 * EP_SERVICE_LOOP_TICK_MS};
+    snprintf(out[count].text, sizeof(out[count].text), "turned %llu ms ago", (unsigned long long)idle_ms);
+    count++;
+    if (kind == EP_PROBE_READY) {
+        bool stopping = __atomic_load_n(&self->stopping, __ATOMIC_ACQUIRE);
+        ep_coordinator_stats stats;
+        ep_coordinator_service_read_stats(self->service, &stats);
+        out[count] = (ep_probe_check){.name = "serving", .ok = !stopping};
+        snprintf(out[count].text, sizeof(out[count].text), "%s, %u nodes, epoch %llu", stopping ? "stopping" : "serving",
+                 stats.nodes_listed, (unsigned long long)stats.epoch.number);
+        count++;
+    }
+    return count;
+}
+
+static void on_collect(void *arg)
+{
+    coordinator *self = arg;
+    ep_metrics *m = self->metrics;
+    ep_coordinator_stats stats;
+    ep_rpc_server_stats rpc;
+    ep_coordinator_service_read_stats(self->service, &stats);
+    ep_rpc_server_read_stats(self->server, &rpc);
+    ep_gauge_set(ep_metrics_gauge(m, "expertd_coordinator_nodes", "Nodes that take part", NULL, 0), stats.nodes_listed);
+    ep_gauge_set(ep_metrics_gauge(m, "expertd_coordinator_nodes_known", "Nodes ever registered", NULL, 0), stats.nodes_known);
+    ep_gauge_set(ep_metrics_gauge(m, "expertd_coordinator_watchers", "Placement watches open", NULL, 0), (double)stats.watchers);
+    ep_gauge_set(ep_metrics_gauge(m, "expertd_routing_epoch", "Number of the newest routing table", NULL, 0), (double)stats.epoch.number);
+    ep_counter_set(ep_metrics_counter(m, "expertd_coordinator_registrations_total", "Registrations accepted", NULL, 0), stats.registrations);
+    ep_counter_set(ep_metrics_counter(m, "expertd_coordinator_heartbeats_total", "Heartbeats received", NULL, 0), stats.heartbeats);
+    ep_counter_set(ep_metrics_counter(m, "expertd_coordinator_tables_total", "Routing tables published", NULL, 0), stats.tables_published);
+    ep_gauge_set(ep_metrics_gauge(m, "expertd_rpc_connections", "Connections open", NULL, 0), (double)rpc.connections);
+    ep_counter_set(ep_metrics_counter(m, "expertd_rpc_calls_total", "Calls received", NULL, 0), rpc.calls_total);
+    ep_counter_set(ep_metrics_counter(m, "expertd_rpc_protocol_errors_total", "Frames that broke the protocol", NULL, 0), rpc.protocol_errors);
+}
+
+static ep_err start_rpc(coordinator *self, ep_error *out_error)
+{
+    const ep_service_config *service = &self->config->service;
+    ep_err err = ep_timer_service_create("coord-timer", &self->timers);
+    err = err != EP_OK ? err : ep_buffer_pool_create(service->buffer_bytes_max, 64u << 20, &self->pool);
+    err = err != EP_OK ? err : ep_coordinator_service_create(&self->config->cluster, &self->service);
+    if (err != EP_OK) {
+        return ep_error_set(out_error, err, "cannot start: %s", ep_err_text(err));
+    }
+    ep_rpc_server_config config = {
+        .common = {.timers = self->timers,
+                   .pool = self->pool,
+                   .limits = service->limits,
+                   .token = service->token,
+                   .node = "coordinator",
+                   .role = "coordinator",
+                   .incarnation = ep_random_id(),
+                   .payload_crc = service->payload_crc},
+    };
+    err = ep_rpc_server_create(&config, &self->server, out_error);
+    err = err != EP_OK ? err : ep_rpc_server_add_service(self->server, ep_coordinator_service_rpc(self->service), out_error);
+    for (size_t i = 0; err == EP_OK && i < service->listen_count; i++) {
+        ep_lane_address address = {.url = service->listen[i], .tls = ep_url_is_tls(service->listen[i]) ? &service->tls : NULL};
+        err = ep_rpc_server_listen(self->server, &address, out_error);
+    }
+    return err;
+}
+
+static ep_err start_doors(coordinator *self, ep_error *out_error)
+{
+    const ep_service_config *service = &self->config->service;
+    ep_err err = ep_metrics_create(&self->metrics);
+    err = err != EP_OK ? err : ep_metrics_on_collect(self->metrics, on_collect, self);
+    if (err != EP_OK) {
+        return ep_error_set(out_error, err, "cannot start metrics: %s", ep_err_text(err));
+    }
+    const ep_metric_label labels[] = {{"version", ep_version_text()}, {"git", ep_version_build()}, {"isa", ep_version_isa()}};
+    ep_gauge_set(ep_metrics_gauge(self->metrics, "expertd_build_info", "What this build is", labels, EP_ARRAY_COUNT(labels)), 1);
+    if (service->probe_address[0] != 0) {
+        ep_probes_config config = {.address = service->probe_address, .checks = on_checks, .arg = self, .metrics = self->metrics};
+        err = ep_probes_start(&config, &self->probes, out_error);
+        if (err != EP_OK) {
+            return err;
+        }
+        ep_probes_url(self->probes, self->probe_url, sizeof(self->probe_url));
+    }
+    ep_rpc_server_url(self->server, 0, self->rpc_url, sizeof(self->rpc_url));
+    if (service->ports_file[0] == 0) {
+        return EP_OK;
+    }
+    const ep_ports_entry entries[] = {{"rpc_url", self->rpc_url}, {"probe_url", self->probe_url}};
+    return ep_ports_file_write(service->ports_file, "expertd-coordinator", entries, EP_ARRAY_COUNT(entries), out_error);
+}
+
+static ep_err start(coordinator *self, ep_error *out_error)
+{
+    const ep_service_loop_handler handler = {.on_stop = on_stop, .arg = self};
+    ep_err err = ep_service_loop_create(&handler, &self->loop, out_error);
+    err = err != EP_OK ? err : start_rpc(self, out_error);
+    err = err != EP_OK ? err : start_doors(self, out_error);
+    if (err == EP_OK) {
+        err = ep_service_loop_timer_create(self->loop, on_tick, self, &self->tick);
+        if (err != EP_OK) {
+            return ep_error_set(out_error, err, "cannot start a timer: %s", ep_err_text(err));
+        }
+    }
+    return err;
+}
+
+static void stop(coordinator *self)
+{
+    if (self->config->service.ports_file[0] != 0) {
+        ep_ports_file_remove(self->config->service.ports_file);
+    }
+    ep_probes_stop(self->probes);
+    if (self->service != NULL) {
+        ep_coordinator_service_stop(self->service);
+    }
+    ep_rpc_server_destroy(self->server);
+    ep_coordinator_service_destroy(self->service);
+    ep_metrics_destroy(self->metrics);
+    ep_timer_service_destroy(self->timers);
+    ep_buffer_pool_destroy(self->pool);
+    if (self->loop != NULL) {
+        ep_service_loop_destroy(self->loop);
+    }
+    ep_transport_fini();
+}
+
+int ep_coordinator_run(const ep_coordinator_config *config)
+{
+    coordinator self = {.config = config};
+    ep_error error;
+    ep_err err = start(&self, &error);
+    if (err != EP_OK) {
+        ep_log(EP_LOG_ERROR, "start-failed", "%s", error.text);
+        stop(&self);
+        return 1;
+    }
+    ep_rpc_server_set_state(self.server, "serving");
+    ep_log(EP_LOG_INFO, "serving", "rpc %s probes %s placement %s copies %u min_nodes %u", self.rpc_url,
+           self.probe_url[0] != 0 ? self.probe_url : "off", config->cluster.expert_map != NULL ? "static" : "uniform",
+           config->cluster.copies, config->cluster.min_nodes);
+    ep_sd_notify_ready("serving");
+    ep_loop_timer_start(self.tick, config->cluster.heartbeat_ms, config->cluster.heartbeat_ms);
+    ep_service_loop_run(self.loop);
+    stop(&self);
+    ep_log(EP_LOG_INFO, "stopped", "exit 0");
+    return 0;
+}

@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The coordinator's options and the rules between them. */
+#include "coordinator/coordinator_config.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/check.h"
+
+static const ep_option name_fields[] = {
+    {.name = "name", .type = EP_OPTION_STRING, .min = 1, .max = EP_NODE_NAME_BYTES - 1, .help = "node name"},
+};
+
+static const ep_option coordinator_options[] = {
+    {.name = "placement", .type = EP_OPTION_ENUM, .allowed = "uniform|static", .default_text = "uniform",
+     .help = "uniform: equal counts per node; static: as expert_map_file says"},
+    {.name = "expert_map_file", .type = EP_OPTION_PATH, .min = 1, .help = "JSON expert map (vllm-ascend format), for placement static"},
+    {.name = "node_order", .type = EP_OPTION_LIST, .max = EP_NODES_MAX, .fields = name_fields, .fields_count = 1, .flag = "node-order",
+     .help = "static: device d of the map is the d-th node named here; empty: nodes in order of name"},
+    {.name = "copies", .type = EP_OPTION_INT, .min = 1, .max = 64, .default_text = "1", .help = "Copies wanted of each expert"},
+    {.name = "min_nodes", .type = EP_OPTION_INT, .min = 1, .max = EP_NODES_MAX, .default_text = "1",
+     .help = "Nodes that must have registered before experts are placed"},
+    {.name = "nodes_max", .type = EP_OPTION_INT, .min = 1, .max = EP_NODES_MAX, .default_text = "1024", .help = "Nodes known at most"},
+    {.name = "heartbeat_ms", .type = EP_OPTION_INT, .unit = "ms", .min = 20, .max = 60000, .default_text = "500",
+     .help = "How often nodes report"},
+    {.name = "heartbeat_dead_count", .type = EP_OPTION_INT, .min = 1, .max = 100, .default_text = "3",
+     .help = "Missing reports after which a node leaves the routing table"},
+    {.name = "restore_ms", .type = EP_OPTION_INT, .unit = "ms", .max = 86400000, .default_text = "10000",
+     .help = "How long a silent node may be away before its experts are given to others"},
+    {.name = "decode_tokens_max", .type = EP_OPTION_INT, .unit = "tokens", .max = 65536, .default_text = "256",
+     .help = "Mode auto: batches up to this size are decode, larger ones prefill"},
+    EP_SERVICE_OPTIONS("tcp://127.0.0.1:7410", "127.0.0.1:7411"),
+};
+
+const ep_options_spec ep_coordinator_options = {
+    .program = "expertd-coordinator",
+    .env_prefix = "EXPERTD_COORDINATOR_",
+    .summary = "Keeps membership and placement: which node holds which expert. It is off the token path.",
+    .options = coordinator_options,
+    .options_count = EP_ARRAY_COUNT(coordinator_options),
+};
+
+static uint32_t number(const ep_options *options, const char *key)
+{
+    return (uint32_t)ep_options_number(options, key);
+}
+
+static ep_err load_map(const ep_options *options, ep_coordinator_config *config, ep_error *out_error)
+{
+    bool is_static = strcmp(ep_options_text(options, "placement"), "static") == 0;
+    if (is_static != ep_options_is_set(options, "expert_map_file")) {
+        return is_static ? ep_options_fail(options, "placement", out_error, "'static' needs expert_map_file")
+                         : ep_options_fail(options, "expert_map_file", out_error, "is only used with placement: static");
+    }
+    size_t count = ep_options_list_count(options, "node_order");
+    if (!is_static) {
+        return count == 0 ? EP_OK : ep_options_fail(options, "node_order", out_error, "is only used with placement: static");
+    }
+    config->node_order = calloc(count + 1, sizeof(*config->node_order));
+    if (config->node_order == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for the configuration");
+    }
+    for (size_t i = 0; i < count; i++) {
+        config->node_order[i] = ep_options_list_text(options, "node_order", i, "name");
+    }
+    config->cluster.node_order = config->node_order;
+    config->cluster.node_order_count = count;
+    ep_err err = ep_expert_map_read_file(ep_options_text(options, "expert_map_file"), &config->expert_map, out_error);
+    config->cluster.expert_map = config->expert_map;
+    return err;
+}
+
+static ep_err load(const ep_options *options, ep_coordinator_config *config, ep_error *out_error)
+{
+    ep_err err = ep_service_config_load(options, &config->service, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    config->cluster = (ep_cluster_config){
+        .copies = number(options, "copies"),
+        .min_nodes = number(options, "min_nodes"),
+        .heartbeat_ms = number(options, "heartbeat_ms"),
+        .heartbeat_dead_count = number(options, "heartbeat_dead_count"),
+        .restore_ms = number(options, "restore_ms"),
+        .nodes_max = number(options, "nodes_max"),
+        .decode_tokens_max = number(options, "decode_tokens_max"),
+        .term = (uint64_t)time(NULL), /* grows with each restart while the state is in memory */
+    };
+    if (config->cluster.min_nodes > config->cluster.nodes_max) {
+        return ep_options_fail(options, "min_nodes", out_error, "%u is above nodes_max, which is %u", config->cluster.min_nodes,
+                               config->cluster.nodes_max);
+    }
+    return load_map(options, config, out_error);
+}
+
+ep_err ep_coordinator_config_load(const ep_options *options, ep_coordinator_config *out_config, ep_error *out_error)
+{
+    ep_coordinator_config config = {0};
+    ep_err err = load(options, &config, out_error);
+    if (err != EP_OK) {
+        ep_coordinator_config_fini(&config);
+        return err;
+    }
+    *out_config = config;
+    return EP_OK;
+}
+
+void ep_coordinator_config_fini(ep_coordinator_config *config)
+{
+    ep_expert_map_destroy(config->expert_map);
+    free(config->node_order);
+    config->expert_map = NULL;
+    config->node_order = NULL;
+    ep_service_config_fini(&config->service);
+}
+
+ep_err ep_coordinator_config_check(const ep_options *options, ep_error *out_error)
+{
+    ep_coordinator_config config;
+    ep_err err = ep_coordinator_config_load(options, &config, out_error);
+    if (err == EP_OK) {
+        ep_coordinator_config_fini(&config);
+    }
+    return err;
+}

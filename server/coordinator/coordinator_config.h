@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* expertd-coordinator's option table and the configuration made from it. */
+#ifndef EP_COORDINATOR_CONFIG_H
+#define EP_COORDINATOR_CONFIG_H
+
+#include "common/options.h"
+#include "common/service_config.h"
+#include "coordinator/cluster.h"
+
+typedef struct ep_coordinator_config {
+    ep_service_config service;
+    ep_cluster_config cluster;
+    ep_expert_map *expert_map;   /* owned; NULL: uniform placement */
+    const char **node_order;     /* owned array, borrowed texts */
+} ep_coordinator_config;
+
+extern const ep_options_spec ep_coordinator_options;
+
+/* Borrows from options. Errors: BAD_CONFIG naming origin, key, value and rule; what the expert map's reader says; NO_MEMORY. */
+ep_err ep_coordinator_config_load(const ep_options *options, ep_coordinator_config *out_config, ep_error *out_error);
+void ep_coordinator_config_fini(ep_coordinator_config *config);
+/* For ep_options_main. */
+ep_err ep_coordinator_config_check(const ep_options *options, ep_error *out_error);
+
+#endif

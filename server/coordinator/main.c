@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* expertd-coordinator: command line in, exit code out. */
+#include <stdio.h>
+
+#include "common/process_setup.h"
+#include "common/service_config.h"
+#include "coordinator/coordinator.h"
+
+int main(int argc, char **argv)
+{
+    ep_options *options;
+    ep_coordinator_config config;
+    ep_error error;
+    ep_process_setup();
+    int code = ep_options_main(&ep_coordinator_options, argc, argv, ep_coordinator_config_check, &options);
+    if (code >= 0) {
+        return code;
+    }
+    ep_service_log_start(options);
+    ep_process_raise_fd_limit();
+    if (ep_coordinator_config_load(options, &config, &error) != EP_OK) {
+        fprintf(stderr, "expertd-coordinator: %s\n", error.text);
+        ep_options_free(options);
+        return 1;
+    }
+    code = ep_coordinator_run(&config);
+    ep_coordinator_config_fini(&config);
+    ep_options_free(options);
+    return code;
+}

@@ -1,0 +1,353 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Handlers of the Coordinator service and the list of watchers. */
+#include "coordinator/service.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "wire/placement_codec.h"
+
+typedef struct watcher {
+    ep_rpc_call *call;
+    Expertd__V1__PlacementSnapshot_Closure closure;
+    ep_epoch have;
+    struct watcher *next;
+} watcher;
+
+struct ep_coordinator_service {
+    Expertd__V1__Coordinator_Service rpc; /* first: handlers get a pointer to it */
+    pthread_mutex_t lock;
+    ep_cluster *cluster;
+    ep_cluster_config config;
+    watcher *watchers;
+    bool stopping;
+    uint64_t started_ns;
+    ep_epoch announced;
+    ep_err placement_error_logged;
+    ep_coordinator_stats stats;
+};
+
+static ep_coordinator_service *self_of(Expertd__V1__Coordinator_Service *rpc)
+{
+    return (ep_coordinator_service *)rpc;
+}
+
+static void finish_error(ep_rpc_call *call, const ep_error *error)
+{
+    ep_rpc_call_finish(call, error->code, error);
+}
+
+static Expertd__V1__Epoch epoch_message(ep_epoch epoch)
+{
+    Expertd__V1__Epoch message = EXPERTD__V1__EPOCH__INIT;
+    message.term = epoch.term;
+    message.number = epoch.number;
+    return message;
+}
+
+/* Sends the table to one watcher that has an older one. */
+static void send_snapshot(watcher *w, const ep_routing_table *table, const Expertd__V1__PlacementSnapshot *snapshot)
+{
+    if (ep_epoch_compare(w->have, table->epoch) < 0) {
+        w->have = table->epoch;
+        w->closure(snapshot, w->call);
+    }
+}
+
+/* Lock held. Tells watchers of a new table, and the log of what changed. */
+static void announce(ep_coordinator_service *self)
+{
+    const ep_error *problem = ep_cluster_placement_error(self->cluster);
+    if (problem->code != self->placement_error_logged) {
+        self->placement_error_logged = problem->code;
+        if (problem->code != EP_OK) {
+            ep_log(EP_LOG_ERROR, "placement-failed", "%s", problem->text);
+        }
+    }
+    ep_routing_table *table = ep_cluster_table(self->cluster);
+    if (table == NULL || ep_epoch_compare(self->announced, table->epoch) == 0) {
+        return;
+    }
+    Expertd__V1__PlacementSnapshot *snapshot;
+    if (ep_placement_encode(table, &snapshot) != EP_OK) {
+        ep_log(EP_LOG_ERROR, "table-encode-failed", "epoch %llu/%llu", (unsigned long long)table->epoch.term,
+               (unsigned long long)table->epoch.number);
+        return;
+    }
+    self->announced = table->epoch;
+    self->stats.tables_published++;
+    for (watcher *w = self->watchers; w != NULL; w = w->next) {
+        send_snapshot(w, table, snapshot);
+    }
+    ep_placement_snapshot_free(snapshot);
+    ep_log(EP_LOG_INFO, "table-published", "epoch %llu/%llu nodes %u layers %u", (unsigned long long)table->epoch.term,
+           (unsigned long long)table->epoch.number, table->nodes_count, table->layers_count);
+}
+
+static void on_register_node(Expertd__V1__Coordinator_Service *rpc, const Expertd__V1__RegisterRequest *request,
+                        Expertd__V1__RegisterReply_Closure closure, void *closure_data)
+{
+    ep_coordinator_service *self = self_of(rpc);
+    Expertd__V1__RegisterReply reply = EXPERTD__V1__REGISTER_REPLY__INIT;
+    ep_error error;
+    pthread_mutex_lock(&self->lock);
+    ep_err err = ep_cluster_register(self->cluster, ep_clock_now_ns(), request, &reply.node_id, &error);
+    if (err == EP_OK) {
+        err = ep_cluster_assignments(self->cluster, request->node, &reply.assignments, &reply.n_assignments);
+        if (err != EP_OK) {
+            ep_error_set(&error, err, "no memory for the assignment of node %s", request->node);
+        }
+    }
+    if (err != EP_OK) {
+        pthread_mutex_unlock(&self->lock);
+        ep_log(EP_LOG_WARN, "register-refused", "node %s reason %s", request->node, error.text);
+        finish_error(closure_data, &error);
+        return;
+    }
+    Expertd__V1__Epoch epoch = epoch_message(ep_cluster_assignment_epoch(self->cluster));
+    reply.heartbeat_ms = self->config.heartbeat_ms;
+    reply.epoch = &epoch;
+    self->stats.registrations++;
+    ep_log(EP_LOG_INFO, "node-registered", "node %s url %s id %u", request->node, request->url, reply.node_id);
+    announce(self);
+    closure(&reply, closure_data); /* names in the assignments belong to the cluster: still under the lock */
+    ep_cluster_assignments_free(reply.assignments, reply.n_assignments);
+    pthread_mutex_unlock(&self->lock);
+    ep_rpc_call_finish(closure_data, EP_OK, NULL);
+}
+
+static void on_heartbeat(Expertd__V1__Coordinator_Service *rpc, const Expertd__V1__HeartbeatRequest *request,
+                         Expertd__V1__HeartbeatReply_Closure closure, void *closure_data)
+{
+    ep_coordinator_service *self = self_of(rpc);
+    Expertd__V1__HeartbeatReply reply = EXPERTD__V1__HEARTBEAT_REPLY__INIT;
+    ep_error error;
+    bool reregister = false;
+    pthread_mutex_lock(&self->lock);
+    self->stats.heartbeats++;
+    ep_err err = ep_cluster_heartbeat(self->cluster, ep_clock_now_ns(), request, &reregister, &error);
+    ep_epoch current = ep_cluster_assignment_epoch(self->cluster);
+    bool outdated = request->epoch == NULL || request->epoch->term != current.term || request->epoch->number != current.number;
+    if (err == EP_OK && !reregister && outdated) {
+        err = ep_cluster_assignments(self->cluster, request->node, &reply.assignments, &reply.n_assignments);
+        reply.has_assignments = err == EP_OK;
+        if (err != EP_OK) {
+            ep_error_set(&error, err, "no memory for the assignment of node %s", request->node);
+        }
+    }
+    announce(self);
+    if (err == EP_OK) {
+        Expertd__V1__Epoch epoch = epoch_message(current);
+        reply.epoch = &epoch;
+        reply.reregister = reregister;
+        closure(&reply, closure_data);
+        ep_cluster_assignments_free(reply.assignments, reply.n_assignments);
+    }
+    pthread_mutex_unlock(&self->lock);
+    if (err != EP_OK) {
+        finish_error(closure_data, &error);
+        return;
+    }
+    ep_rpc_call_finish(closure_data, EP_OK, NULL);
+}
+
+/* Takes a watcher out of the list; NULL when it is gone already. */
+static watcher *take_watcher(ep_coordinator_service *self, ep_rpc_call *call)
+{
+    watcher *found = NULL;
+    pthread_mutex_lock(&self->lock);
+    for (watcher **link = &self->watchers; *link != NULL; link = &(*link)->next) {
+        if ((*link)->call == call) {
+            found = *link;
+            *link = found->next;
+            self->stats.watchers--;
+            break;
+        }
+    }
+    pthread_mutex_unlock(&self->lock);
+    return found;
+}
+
+static void on_watch_cancelled(void *arg, ep_rpc_call *call)
+{
+    watcher *w = take_watcher(arg, call);
+    if (w != NULL) {
+        free(w);
+        ep_rpc_call_finish(call, EP_ERR_CANCELLED, NULL);
+    }
+}
+
+static void on_watch_placement(Expertd__V1__Coordinator_Service *rpc, const Expertd__V1__WatchPlacementRequest *request,
+                     Expertd__V1__PlacementSnapshot_Closure closure, void *closure_data)
+{
+    ep_coordinator_service *self = self_of(rpc);
+    ep_error error;
+    watcher *w = calloc(1, sizeof(*w));
+    if (w == NULL) {
+        ep_error_set(&error, EP_ERR_NO_MEMORY, "no memory for a watch");
+        finish_error(closure_data, &error);
+        return;
+    }
+    w->call = closure_data;
+    w->closure = closure;
+    if (request->have != NULL) {
+        w->have = (ep_epoch){.term = request->have->term, .number = request->have->number};
+    }
+    pthread_mutex_lock(&self->lock);
+    if (self->stopping) {
+        pthread_mutex_unlock(&self->lock);
+        free(w);
+        ep_error_set(&error, EP_ERR_DRAINING, "the coordinator is stopping");
+        finish_error(closure_data, &error);
+        return;
+    }
+    w->next = self->watchers;
+    self->watchers = w;
+    self->stats.watchers++;
+    ep_routing_table *table = ep_cluster_table(self->cluster);
+    Expertd__V1__PlacementSnapshot *snapshot;
+    if (table != NULL && ep_placement_encode(table, &snapshot) == EP_OK) {
+        send_snapshot(w, table, snapshot);
+        ep_placement_snapshot_free(snapshot);
+    }
+    pthread_mutex_unlock(&self->lock);
+    ep_rpc_call_on_cancel(closure_data, on_watch_cancelled, self); /* may run at once: no lock held */
+}
+
+static void fill_entry(Expertd__V1__NodeEntry *entry, const ep_cluster_node_view *view, uint64_t now_ns)
+{
+    expertd__v1__node_entry__init(entry);
+    entry->node_id = view->node_id;
+    entry->name = (char *)(uintptr_t)view->name;
+    entry->url = (char *)(uintptr_t)view->url;
+    entry->state = (char *)(uintptr_t)view->state;
+    entry->incarnation = view->incarnation;
+    entry->rows_served = view->rows_served;
+    entry->last_seen_ms = (now_ns - view->last_seen_ns) / EP_NS_PER_MS;
+}
+
+/* Lock held. Packs the reply while the names it borrows are safe. */
+static bool reply_status(ep_coordinator_service *self, Expertd__V1__ClusterStatusReply_Closure closure, void *closure_data)
+{
+    ep_cluster_node_view view;
+    size_t count = 0;
+    uint64_t now_ns = ep_clock_now_ns();
+    while (ep_cluster_node(self->cluster, count, &view)) {
+        count++;
+    }
+    Expertd__V1__NodeEntry *entries = calloc(count + 1, sizeof(*entries));
+    Expertd__V1__NodeEntry **list = calloc(count + 1, sizeof(*list));
+    bool good = entries != NULL && list != NULL;
+    if (good) {
+        Expertd__V1__ClusterStatusReply reply = EXPERTD__V1__CLUSTER_STATUS_REPLY__INIT;
+        ep_routing_table *table = ep_cluster_table(self->cluster);
+        Expertd__V1__Epoch epoch = epoch_message(table != NULL ? table->epoch : (ep_epoch){0});
+        for (size_t i = 0; i < count; i++) {
+            ep_cluster_node(self->cluster, i, &view);
+            fill_entry(&entries[i], &view, now_ns);
+            list[i] = &entries[i];
+        }
+        reply.epoch = &epoch;
+        reply.policy = self->config.expert_map != NULL ? "static" : "uniform";
+        reply.copies = self->config.copies;
+        reply.nodes = list;
+        reply.n_nodes = count;
+        reply.watchers = self->stats.watchers;
+        reply.uptime_us = (now_ns - self->started_ns) / EP_NS_PER_US;
+        closure(&reply, closure_data);
+    }
+    free(entries);
+    free(list);
+    return good;
+}
+
+static void on_cluster_status(Expertd__V1__Coordinator_Service *rpc, const Expertd__V1__Empty *request,
+                              Expertd__V1__ClusterStatusReply_Closure closure, void *closure_data)
+{
+    ep_coordinator_service *self = self_of(rpc);
+    (void)request;
+    pthread_mutex_lock(&self->lock);
+    bool good = reply_status(self, closure, closure_data);
+    pthread_mutex_unlock(&self->lock);
+    ep_rpc_call_finish(closure_data, good ? EP_OK : EP_ERR_NO_MEMORY, NULL);
+}
+
+static const Expertd__V1__Coordinator_Service rpc_template = EXPERTD__V1__COORDINATOR__INIT(on_);
+
+ep_err ep_coordinator_service_create(const ep_cluster_config *config, ep_coordinator_service **out_service)
+{
+    ep_coordinator_service *self = calloc(1, sizeof(*self));
+    if (self == NULL) {
+        return EP_ERR_NO_MEMORY;
+    }
+    self->rpc = rpc_template;
+    self->config = *config;
+    self->started_ns = ep_clock_now_ns();
+    pthread_mutex_init(&self->lock, NULL);
+    ep_err err = ep_cluster_create(config, &self->cluster);
+    if (err != EP_OK) {
+        ep_coordinator_service_destroy(self);
+        return err;
+    }
+    *out_service = self;
+    return EP_OK;
+}
+
+void ep_coordinator_service_destroy(ep_coordinator_service *self)
+{
+    if (self == NULL) {
+        return;
+    }
+    ep_cluster_destroy(self->cluster);
+    pthread_mutex_destroy(&self->lock);
+    free(self);
+}
+
+ProtobufCService *ep_coordinator_service_rpc(ep_coordinator_service *self)
+{
+    return &self->rpc.base;
+}
+
+void ep_coordinator_service_tick(ep_coordinator_service *self)
+{
+    pthread_mutex_lock(&self->lock);
+    ep_cluster_tick(self->cluster, ep_clock_now_ns());
+    announce(self);
+    pthread_mutex_unlock(&self->lock);
+}
+
+void ep_coordinator_service_stop(ep_coordinator_service *self)
+{
+    pthread_mutex_lock(&self->lock);
+    self->stopping = true;
+    watcher *list = self->watchers;
+    self->watchers = NULL;
+    self->stats.watchers = 0;
+    pthread_mutex_unlock(&self->lock);
+    while (list != NULL) {
+        watcher *w = list;
+        ep_error error;
+        list = w->next;
+        ep_error_set(&error, EP_ERR_DRAINING, "the coordinator is stopping");
+        finish_error(w->call, &error);
+        free(w);
+    }
+}
+
+void ep_coordinator_service_read_stats(ep_coordinator_service *self, ep_coordinator_stats *out_stats)
+{
+    ep_cluster_node_view view;
+    pthread_mutex_lock(&self->lock);
+    *out_stats = self->stats;
+    ep_routing_table *table = ep_cluster_table(self->cluster);
+    out_stats->epoch = table != NULL ? table->epoch : (ep_epoch){0};
+    for (size_t i = 0; ep_cluster_node(self->cluster, i, &view); i++) {
+        bool away = strcmp(view.state, "suspect") == 0 || strcmp(view.state, "removed") == 0 || strcmp(view.state, "draining") == 0;
+        out_stats->nodes_known++;
+        out_stats->nodes_listed += !away;
+    }
+    pthread_mutex_unlock(&self->lock);
+}

@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The Coordinator service over rpc: registration, heartbeats, placement watches, cluster status.
+ *
+ * Threads    handlers run on lane threads; one lock guards the cluster and the watchers. No I/O is waited for under it.
+ */
+#ifndef EP_COORDINATOR_SERVICE_H
+#define EP_COORDINATOR_SERVICE_H
+
+#include "coordinator/cluster.h"
+#include "rpc/rpc.h"
+
+typedef struct ep_coordinator_service ep_coordinator_service;
+
+ep_err ep_coordinator_service_create(const ep_cluster_config *config, ep_coordinator_service **out_service);
+/* After the rpc server is destroyed. NULL allowed. */
+void ep_coordinator_service_destroy(ep_coordinator_service *service);
+/* For ep_rpc_server_add_service. */
+ProtobufCService *ep_coordinator_service_rpc(ep_coordinator_service *service);
+/* Notices silent nodes; call every heartbeat_ms. */
+void ep_coordinator_service_tick(ep_coordinator_service *service);
+/* Ends all watches, so that the rpc server can be destroyed. */
+void ep_coordinator_service_stop(ep_coordinator_service *service);
+
+typedef struct ep_coordinator_stats {
+    ep_epoch epoch;                  /* number 0: no table yet */
+    uint32_t nodes_listed;           /* starting, serving or degraded */
+    uint32_t nodes_known;
+    uint64_t watchers;
+    uint64_t registrations;
+    uint64_t heartbeats;
+    uint64_t tables_published;
+} ep_coordinator_stats;
+void ep_coordinator_service_read_stats(ep_coordinator_service *service, ep_coordinator_stats *out_stats);
+
+#endif

@@ -1,0 +1,310 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Membership and placement under a clock the test owns: nodes come, load, fall silent, come back. */
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "coordinator/cluster.h"
+
+#define EXPERTS 8
+#define LAYERS 2
+#define NODES_MAX 6
+
+/* A node as the coordinator sees it: what it offers, what it has loaded. */
+typedef struct fake_node {
+    char name[16];
+    char url[40];
+    uint64_t incarnation;
+    uint64_t loaded_number;
+    uint32_t owned[LAYERS][EXPERTS];
+    size_t owned_count[LAYERS];
+    Expertd__V1__LayerInfo layers[LAYERS];
+    Expertd__V1__LayerInfo *layer_list[LAYERS];
+    Expertd__V1__ModelInfo model;
+    Expertd__V1__ModelInfo *model_list[1];
+} fake_node;
+
+static ep_cluster *cluster;
+static fake_node nodes[NODES_MAX];
+static uint64_t now_ns = 1000 * EP_NS_PER_S;
+
+static void start(uint32_t copies, uint32_t min_nodes, const ep_expert_map *map)
+{
+    ep_cluster_config config = {.copies = copies,
+                                .min_nodes = min_nodes,
+                                .heartbeat_ms = 500,
+                                .heartbeat_dead_count = 3,
+                                .restore_ms = 10000,
+                                .nodes_max = NODES_MAX,
+                                .decode_tokens_max = 256,
+                                .term = 7,
+                                .expert_map = map};
+    cr_assert_eq(ep_cluster_create(&config, &cluster), EP_OK);
+    for (int i = 0; i < NODES_MAX; i++) {
+        fake_node *n = &nodes[i];
+        memset(n, 0, sizeof(*n));
+        snprintf(n->name, sizeof(n->name), "node-%d", i);
+        snprintf(n->url, sizeof(n->url), "tcp://127.0.0.1:%d", 9000 + i);
+        n->incarnation = 100u + (unsigned)i;
+        expertd__v1__model_info__init(&n->model);
+        n->model.name = "demo";
+        n->model.version = "v1";
+        n->model.numerics = "portable/bf16/rne/00000000";
+        n->model.layers = n->layer_list;
+        n->model.n_layers = LAYERS;
+        n->model_list[0] = &n->model;
+        for (int l = 0; l < LAYERS; l++) {
+            expertd__v1__layer_info__init(&n->layers[l]);
+            n->layers[l].layer = (uint32_t)l + 3;
+            n->layers[l].hidden = 64;
+            n->layers[l].inner = 32;
+            n->layers[l].experts = EXPERTS;
+            n->layers[l].top_k = 2;
+            n->layers[l].owned = n->owned[l];
+            n->layer_list[l] = &n->layers[l];
+        }
+    }
+}
+
+static ep_err join(int i, ep_error *error)
+{
+    uint32_t id;
+    Expertd__V1__RegisterRequest request = EXPERTD__V1__REGISTER_REQUEST__INIT;
+    request.node = nodes[i].name;
+    request.url = nodes[i].url;
+    request.incarnation = nodes[i].incarnation;
+    request.models = nodes[i].model_list;
+    request.n_models = 1;
+    for (int l = 0; l < LAYERS; l++) {
+        nodes[i].layers[l].n_owned = nodes[i].owned_count[l];
+    }
+    return ep_cluster_register(cluster, now_ns, &request, &id, error);
+}
+
+static bool beat(int i, const char *state)
+{
+    bool reregister;
+    Expertd__V1__Epoch epoch = EXPERTD__V1__EPOCH__INIT;
+    Expertd__V1__HeartbeatRequest request = EXPERTD__V1__HEARTBEAT_REQUEST__INIT;
+    epoch.term = 7;
+    epoch.number = nodes[i].loaded_number;
+    request.epoch = &epoch;
+    request.node = nodes[i].name;
+    request.incarnation = nodes[i].incarnation;
+    request.state = (char *)(uintptr_t)state;
+    request.models = nodes[i].model_list;
+    request.n_models = 1;
+    for (int l = 0; l < LAYERS; l++) {
+        nodes[i].layers[l].n_owned = nodes[i].owned_count[l];
+    }
+    cr_assert_eq(ep_cluster_heartbeat(cluster, now_ns, &request, &reregister, NULL), EP_OK);
+    return reregister;
+}
+
+/* The node takes what it is given, says so. */
+static void load(int i)
+{
+    Expertd__V1__NodeAssignment **list;
+    size_t count;
+    cr_assert_eq(ep_cluster_assignments(cluster, nodes[i].name, &list, &count), EP_OK);
+    for (size_t a = 0; a < count; a++) {
+        uint32_t l = list[a]->layer - 3;
+        memcpy(nodes[i].owned[l], list[a]->experts, list[a]->n_experts * sizeof(uint32_t));
+        nodes[i].owned_count[l] = list[a]->n_experts;
+    }
+    ep_cluster_assignments_free(list, count);
+    nodes[i].loaded_number = ep_cluster_assignment_epoch(cluster).number;
+    cr_assert_not(beat(i, "serving"));
+}
+
+static uint32_t copies_of(uint32_t layer_index, uint32_t expert)
+{
+    const ep_routing_layer *layer = &ep_cluster_table(cluster)->layers[layer_index];
+    return layer->offsets[expert + 1] - layer->offsets[expert];
+}
+
+static void assert_copies(uint32_t want)
+{
+    ep_error error;
+    ep_routing_table *table = ep_cluster_table(cluster);
+    cr_assert_not_null(table);
+    cr_assert_eq(ep_routing_table_check(table, &error), EP_OK, "%s", error.text);
+    cr_assert_eq(table->layers_count, (uint32_t)LAYERS);
+    for (uint32_t l = 0; l < LAYERS; l++) {
+        for (uint32_t e = 0; e < EXPERTS; e++) {
+            cr_assert_eq(copies_of(l, e), want, "layer %u expert %u has %u copies", l, e, copies_of(l, e));
+        }
+    }
+}
+
+Test(cluster, first_table_waits_for_min_nodes_and_for_loading)
+{
+    start(1, 2, NULL);
+    cr_assert_eq(join(0, NULL), EP_OK);
+    load(0);
+    cr_assert_null(ep_cluster_table(cluster));
+    cr_assert_eq(join(1, NULL), EP_OK);
+    cr_assert_null(ep_cluster_table(cluster));
+    load(0);
+    cr_assert_null(ep_cluster_table(cluster));
+    load(1);
+    assert_copies(1);
+    cr_assert_eq(ep_cluster_table(cluster)->epoch.term, 7u);
+    ep_cluster_destroy(cluster);
+}
+
+Test(cluster, eight_experts_on_six_nodes)
+{
+    start(1, 6, NULL);
+    for (int i = 0; i < 6; i++) {
+        cr_assert_eq(join(i, NULL), EP_OK);
+    }
+    for (int i = 0; i < 6; i++) {
+        load(i);
+    }
+    assert_copies(1);
+    ep_cluster_destroy(cluster);
+}
+
+Test(cluster, a_silent_node_leaves_the_table_then_loses_its_experts)
+{
+    start(2, 3, NULL);
+    for (int i = 0; i < 3; i++) {
+        cr_assert_eq(join(i, NULL), EP_OK);
+    }
+    for (int i = 0; i < 3; i++) {
+        load(i);
+    }
+    assert_copies(2);
+    uint64_t number = ep_cluster_table(cluster)->epoch.number;
+
+    now_ns += 1400 * EP_NS_PER_MS;
+    beat(0, "serving");
+    beat(1, "serving");
+    ep_cluster_tick(cluster, now_ns);
+    cr_assert_eq(ep_cluster_table(cluster)->epoch.number, number, "not dead before three heartbeats");
+
+    now_ns += 200 * EP_NS_PER_MS;
+    ep_cluster_tick(cluster, now_ns);
+    ep_cluster_node_view view;
+    cr_assert(ep_cluster_node(cluster, 2, &view));
+    cr_assert_str_eq(view.state, "suspect");
+    cr_assert_gt(ep_cluster_table(cluster)->epoch.number, number);
+    for (uint32_t e = 0; e < EXPERTS; e++) {
+        cr_assert_geq(copies_of(0, e), 1u);
+    }
+
+    now_ns += 11 * EP_NS_PER_S;
+    beat(0, "serving");
+    beat(1, "serving");
+    ep_cluster_tick(cluster, now_ns);
+    load(0);
+    load(1);
+    assert_copies(2);
+    ep_cluster_destroy(cluster);
+}
+
+Test(cluster, a_suspect_that_speaks_again_is_back_at_once)
+{
+    start(1, 2, NULL);
+    join(0, NULL);
+    join(1, NULL);
+    load(0);
+    load(1);
+    now_ns += 2 * EP_NS_PER_S;
+    beat(0, "serving");
+    ep_cluster_tick(cluster, now_ns);
+    cr_assert_eq(copies_of(0, 0) + copies_of(0, 1), 1u, "one of two nodes is gone");
+    cr_assert_not(beat(1, "serving"));
+    assert_copies(1);
+    ep_cluster_destroy(cluster);
+}
+
+Test(cluster, draining_node_leaves_the_table_and_others_take_over)
+{
+    start(1, 2, NULL);
+    join(0, NULL);
+    join(1, NULL);
+    load(0);
+    load(1);
+    beat(1, "draining");
+    load(0);
+    assert_copies(1);
+    const ep_routing_layer *layer = &ep_cluster_table(cluster)->layers[0];
+    for (uint32_t i = 0; i < layer->offsets[EXPERTS]; i++) {
+        cr_assert_eq(layer->copies[i], 0u);
+    }
+    ep_cluster_destroy(cluster);
+}
+
+Test(cluster, unknown_or_restarted_nodes_are_told_to_register)
+{
+    start(1, 1, NULL);
+    cr_assert(beat(0, "serving"));
+    join(0, NULL);
+    cr_assert_not(beat(0, "starting"));
+    nodes[0].incarnation++;
+    cr_assert(beat(0, "serving"));
+    ep_cluster_destroy(cluster);
+}
+
+Test(cluster, a_restarted_coordinator_keeps_what_nodes_hold)
+{
+    start(1, 2, NULL);
+    nodes[0].owned_count[0] = nodes[0].owned_count[1] = 4;
+    nodes[1].owned_count[0] = nodes[1].owned_count[1] = 4;
+    for (uint32_t e = 0; e < 4; e++) {
+        nodes[0].owned[0][e] = nodes[0].owned[1][e] = 2 * e;
+        nodes[1].owned[0][e] = nodes[1].owned[1][e] = 2 * e + 1;
+    }
+    join(0, NULL);
+    join(1, NULL);
+    load(0);
+    load(1);
+    assert_copies(1);
+    for (uint32_t e = 0; e < 4; e++) {
+        cr_assert_eq(nodes[0].owned[0][e], 2 * e);
+        cr_assert_eq(nodes[1].owned[1][e], 2 * e + 1);
+    }
+    ep_cluster_destroy(cluster);
+}
+
+Test(cluster, bad_registrations_are_refused_by_name)
+{
+    ep_error error;
+    start(1, 1, NULL);
+    cr_assert_eq(join(0, &error), EP_OK);
+    nodes[1].layers[0].experts = 7;
+    cr_assert_eq(join(1, &error), EP_ERR_INVALID_ARGUMENT);
+    cr_assert_not_null(strstr(error.text, "layer 3 has 7 experts"), "%s", error.text);
+    cr_assert_not_null(strstr(error.text, "have 8"), "%s", error.text);
+    nodes[2].owned[0][0] = 8;
+    nodes[2].owned_count[0] = 1;
+    cr_assert_eq(join(2, &error), EP_ERR_INVALID_ARGUMENT);
+    cr_assert_not_null(strstr(error.text, "owned expert 8, allowed 0..7"), "%s", error.text);
+    nodes[3].name[0] = 0;
+    cr_assert_eq(join(3, &error), EP_ERR_INVALID_ARGUMENT);
+    cr_assert_not_null(strstr(error.text, "node name has 0 characters, allowed 1..63"), "%s", error.text);
+    snprintf(nodes[4].name, sizeof(nodes[4].name), "node-0");
+    cr_assert_eq(join(4, &error), EP_ERR_ALREADY_EXISTS);
+    cr_assert_not_null(strstr(error.text, "node-0 is in use by a live node at tcp://127.0.0.1:9000"), "%s", error.text);
+    ep_cluster_destroy(cluster);
+}
+
+Test(cluster, a_map_of_seven_experts_for_eight_is_named)
+{
+    static const char text[] = "{\"moe_layer_count\":2,\"layer_list\":["
+                               "{\"layer_id\":0,\"device_count\":1,\"device_list\":[{\"device_id\":0,\"device_expert\":[0,1,2,3,4,5,6]}]},"
+                               "{\"layer_id\":1,\"device_count\":1,\"device_list\":[{\"device_id\":0,\"device_expert\":[0,1,2,3,4,5,6]}]}]}";
+    ep_expert_map *map;
+    cr_assert_eq(ep_expert_map_parse(text, strlen(text), "map.json", &map, NULL), EP_OK);
+    start(1, 1, map);
+    join(0, NULL);
+    const ep_error *problem = ep_cluster_placement_error(cluster);
+    cr_assert_neq(problem->code, EP_OK);
+    cr_assert_not_null(strstr(problem->text, "routing table has 7 experts, model has 8"), "%s", problem->text);
+    cr_assert_null(ep_cluster_table(cluster));
+    ep_cluster_destroy(cluster);
+    ep_expert_map_destroy(map);
+}
