@@ -100,15 +100,21 @@ ep_err ep_error_prefix(ep_error *error, ep_err code, const char *format, ...)
     if (error == NULL) {
         return code;
     }
-    char before[EP_ERROR_TEXT_BYTES];
+    char cause[EP_ERROR_TEXT_BYTES];
+    memcpy(cause, error->text, sizeof(cause));
     va_list args;
     va_start(args, format);
-    vsnprintf(before, sizeof(before), format, args);
+    vsnprintf(error->text, sizeof(error->text), format, args);
     va_end(args);
 
-    size_t used = strlen(before);
-    snprintf(before + used, sizeof(before) - used, ": %s", error->text);
-    memcpy(error->text, before, sizeof(before));
+    size_t used = strlen(error->text);
+    for (const char *part = ": "; *part != 0 && used + 1 < sizeof(error->text); part++) {
+        error->text[used++] = *part;
+    }
+    for (const char *p = cause; *p != 0 && used + 1 < sizeof(error->text); p++) {
+        error->text[used++] = *p;
+    }
+    error->text[used] = 0;
     return error->code;
 }
 

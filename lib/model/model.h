@@ -18,7 +18,8 @@
 
 typedef struct ep_checkpoint ep_checkpoint;
 
-typedef enum ep_router_family { EP_ROUTER_R1 = 1, EP_ROUTER_R2 = 2, EP_ROUTER_R3 = 3, EP_ROUTER_R4 = 4 } ep_router_family;
+/* OTHER: a router this build does not compute (sparsemixer, bias after softmax); the experts serve a caller that routes. */
+typedef enum ep_router_family { EP_ROUTER_OTHER = 0, EP_ROUTER_R1 = 1, EP_ROUTER_R2 = 2, EP_ROUTER_R3 = 3, EP_ROUTER_R4 = 4 } ep_router_family;
 
 /* What config.json says of the router, enough to fill ep_gate_config (moe/gate.h). */
 typedef struct ep_router_info {
@@ -48,12 +49,15 @@ typedef struct ep_model_info {
     uint32_t moe_layers_count;
     ep_layer_shape *moe_layers;  /* [moe_layers_count], ascending layer; owned by the checkpoint */
     uint32_t *shared_inner;      /* [moe_layers_count], I of the shared expert; 0 none */
-    char version[17];            /* 16 hex digits: XXH64/SHA-based hash of config.json and of every shard's header and size */
-    char config_hash[17];
+    char version[17];            /* 16 hex digits of a SHA-256 over config.json and every shard's header and size */
+    char config_hash[17];        /* 16 hex digits of the SHA-256 of config.json */
+    uint32_t positions_max;      /* max_position_embeddings; 0 when absent */
+    bool model_type_known;       /* false: accepted because names and keys fit; router from scoring_func, R2 by default */
 } ep_model_info;
 
 /* Opens directory path: config.json, model.safetensors.index.json or model.safetensors; reads and checks all headers.
- * Errors: NOT_FOUND, BAD_FILE (file, tensor or line, value, allowed range in the text), IO, NO_MEMORY. */
+ * Errors: NOT_FOUND, BAD_FILE (file, tensor or line, value, allowed range in the text), IO, NO_MEMORY,
+ * UNIMPLEMENTED (an activation, a quantisation or tensor names this build has no code for). */
 ep_err ep_checkpoint_open(const char *path, ep_checkpoint **out_checkpoint, ep_error *out_error);
 void ep_checkpoint_close(ep_checkpoint *checkpoint);
 const ep_model_info *ep_checkpoint_info(const ep_checkpoint *checkpoint);
@@ -90,7 +94,8 @@ typedef struct ep_expert_data {
 /*
  * Reads expert `index` (table index: [0,E) routed, [E,E+S) shared) of an MoE layer, checks shapes and types against the
  * config, and hashes while reading. A bad tensor is an error for this expert only.
- * Errors: NOT_FOUND, BAD_FILE, IO, NO_MEMORY, INVALID_ARGUMENT (layer or index out of range).
+ * Errors: NOT_FOUND, BAD_FILE, IO, NO_MEMORY, INVALID_ARGUMENT (layer or index out of range), UNIMPLEMENTED (a bias).
+ * Except for INVALID_ARGUMENT the error's layer and expert fields are set.
  */
 ep_err ep_checkpoint_read_expert(const ep_checkpoint *checkpoint, uint32_t layer, uint32_t index, ep_expert_data *out_expert,
                                  ep_error *out_error);

@@ -1,0 +1,366 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Opening a checkpoint: config, index, all headers, and the checks between them. Reading experts is
+ * checkpoint_experts.c. */
+#include "model/checkpoint_private.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <openssl/evp.h>
+
+#include "base/check.h"
+#include "model/shard_index.h"
+
+#define SINGLE_FILE_NAME "model.safetensors"
+
+static int compare_name_with(const void *name, const void *entry)
+{
+    return strcmp(name, ((const ep_checkpoint_entry *)entry)->name);
+}
+
+const ep_checkpoint_entry *ep_checkpoint_entry_find(const ep_checkpoint *checkpoint, const char *name)
+{
+    if (checkpoint->entries_count == 0) {
+        return NULL;
+    }
+    return bsearch(name, checkpoint->entries, checkpoint->entries_count, sizeof(checkpoint->entries[0]),
+                   compare_name_with);
+}
+
+static bool tensor_exists(const char *name, void *arg)
+{
+    return ep_checkpoint_entry_find(arg, name) != NULL;
+}
+
+static ep_err read_text(const ep_model_dir *dir, const char *name, size_t bytes_max, char **out_text,
+                        size_t *out_count, ep_error *out_error)
+{
+    ep_model_file file;
+    ep_err err = ep_model_file_open(dir, name, &file, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    err = ep_model_file_read_all(&file, bytes_max, out_text, out_count, out_error);
+    ep_model_file_close(&file);
+    return err;
+}
+
+static ep_err sha256(const void *bytes, size_t count, uint8_t out[EP_SHA256_BYTES], ep_error *out_error)
+{
+    if (EVP_Digest(bytes, count, out, NULL, EVP_sha256(), NULL) != 1) {
+        return ep_error_set(out_error, EP_ERR_INTERNAL, "SHA-256 is not available from libcrypto");
+    }
+    return EP_OK;
+}
+
+static void hex16(const uint8_t *digest, char out[17])
+{
+    for (size_t i = 0; i < 8; i++) {
+        snprintf(out + 2 * i, 3, "%02x", digest[i]);
+    }
+}
+
+static ep_err load_config(ep_checkpoint *self, const ep_model_dir *dir, uint8_t out_digest[EP_SHA256_BYTES],
+                          ep_error *out_error)
+{
+    char *text = NULL;
+    size_t count = 0;
+    ep_err err = read_text(dir, EP_MODEL_CONFIG_NAME, EP_MODEL_CONFIG_BYTES_MAX, &text, &count, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    err = ep_model_config_parse(EP_MODEL_CONFIG_NAME, text, count, &self->config, out_error);
+    if (err == EP_OK) {
+        err = sha256(text, count, out_digest, out_error);
+    }
+    free(text);
+    if (err == EP_OK) {
+        hex16(out_digest, self->config.info.config_hash);
+    }
+    return err;
+}
+
+static ep_err open_shards(ep_checkpoint *self, const ep_model_dir *dir, const ep_shard_index *index,
+                          ep_error *out_error)
+{
+    self->shards = calloc(index->shards_count, sizeof(self->shards[0]));
+    if (self->shards == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for %zu files", index->shards_count);
+    }
+    for (size_t i = 0; i < index->shards_count; i++) {
+        ep_err err = ep_safetensors_open(dir, index->shards[i], NULL, &self->shards[i], out_error);
+        if (err == EP_ERR_NOT_FOUND) {
+            return ep_error_prefix(out_error, err, "%s names a file that is missing", EP_SHARD_INDEX_NAME);
+        }
+        if (err != EP_OK) {
+            return err;
+        }
+        self->shards_count++;
+    }
+    return EP_OK;
+}
+
+/* The index decides which tensors there are, and each must be in the header of its file. */
+static ep_err collect_indexed(ep_checkpoint *self, const ep_shard_index *index, ep_error *out_error)
+{
+    self->entries = calloc(index->entries_count, sizeof(self->entries[0]));
+    if (self->entries == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for %zu tensors", index->entries_count);
+    }
+    for (size_t i = 0; i < index->entries_count; i++) {
+        const ep_shard_entry *named = &index->entries[i];
+        const ep_safetensors *shard = self->shards[named->shard];
+        const ep_safetensors_tensor *tensor = ep_safetensors_find(shard, named->tensor);
+        if (tensor == NULL) {
+            return ep_error_set(out_error, EP_ERR_BAD_FILE,
+                                "%s: tensor %.200s: is not in %s, which the index names for it",
+                                EP_SHARD_INDEX_NAME, named->tensor, ep_safetensors_name(shard));
+        }
+        self->entries[self->entries_count++] = (ep_checkpoint_entry){tensor->name, shard, tensor};
+    }
+    return EP_OK;
+}
+
+static ep_err load_sharded(ep_checkpoint *self, const ep_model_dir *dir, ep_error *out_error)
+{
+    ep_shard_index index = {0};
+    char *text = NULL;
+    size_t count = 0;
+    ep_err err = read_text(dir, EP_SHARD_INDEX_NAME, EP_SHARD_INDEX_BYTES_MAX, &text, &count, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    err = ep_shard_index_parse(EP_SHARD_INDEX_NAME, text, count, &index, out_error);
+    free(text);
+    if (err != EP_OK) {
+        return err;
+    }
+    err = open_shards(self, dir, &index, out_error);
+    if (err == EP_OK) {
+        err = collect_indexed(self, &index, out_error);
+    }
+    ep_shard_index_fini(&index);
+    return err;
+}
+
+static ep_err load_single(ep_checkpoint *self, const ep_model_dir *dir, ep_error *out_error)
+{
+    self->shards = calloc(1, sizeof(self->shards[0]));
+    if (self->shards == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "allocation failed");
+    }
+    ep_err err = ep_safetensors_open(dir, SINGLE_FILE_NAME, NULL, &self->shards[0], out_error);
+    if (err == EP_ERR_NOT_FOUND) {
+        return ep_error_set(out_error, err, "neither %s nor %s is in %.300s", EP_SHARD_INDEX_NAME,
+                            SINGLE_FILE_NAME, dir->path);
+    }
+    if (err != EP_OK) {
+        return err;
+    }
+    self->shards_count = 1;
+    size_t count = ep_safetensors_count(self->shards[0]);
+    self->entries = calloc(count > 0 ? count : 1, sizeof(self->entries[0]));
+    if (self->entries == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for %zu tensors", count);
+    }
+    for (size_t i = 0; i < count; i++) { /* already in name order */
+        const ep_safetensors_tensor *tensor = ep_safetensors_at(self->shards[0], i);
+        self->entries[self->entries_count++] = (ep_checkpoint_entry){tensor->name, self->shards[0], tensor};
+    }
+    return EP_OK;
+}
+
+static ep_err load_tensors(ep_checkpoint *self, const ep_model_dir *dir, ep_error *out_error)
+{
+    ep_error index_error;
+    ep_error_clear(&index_error);
+    ep_err err = load_sharded(self, dir, &index_error);
+    if (err == EP_ERR_NOT_FOUND && self->shards == NULL) { /* no index */
+        return load_single(self, dir, out_error);
+    }
+    if (err != EP_OK && out_error != NULL) {
+        *out_error = index_error;
+    }
+    return err;
+}
+
+/* Tensors the config does not speak of would be left out of every result without a word: refuse. */
+static ep_err check_against_tensors(const ep_checkpoint *self, ep_error *out_error)
+{
+    const ep_model_info *info = &self->config.info;
+    char name[EP_TENSOR_NAME_BYTES];
+    for (uint32_t i = 0; i < info->moe_layers_count; i++) {
+        const ep_layer_shape *shape = &info->moe_layers[i];
+        ep_tensor_name_expert(&self->names, shape->layer, shape->experts, EP_MATRIX_DOWN, "weight", name);
+        if (ep_checkpoint_entry_find(self, name) != NULL) {
+            return ep_error_set(
+                out_error, EP_ERR_BAD_FILE,
+                "%s: layer %u has %u experts by its config, but tensor %s exists; allowed experts 0..%u",
+                EP_MODEL_CONFIG_NAME, shape->layer, shape->experts, name, shape->experts - 1);
+        }
+        for (uint32_t s = 0; shape->shared_experts == 0; s++) {
+            if (!ep_tensor_name_shared(&self->names, s, shape->layer, EP_MATRIX_DOWN, "weight", name)) {
+                break;
+            }
+            if (ep_checkpoint_entry_find(self, name) != NULL) {
+                return ep_error_set(out_error, EP_ERR_BAD_FILE,
+                                    "%s: layer %u has no shared expert by its config (n_shared_experts, "
+                                    "shared_expert_intermediate_size), but tensor %s exists",
+                                    EP_MODEL_CONFIG_NAME, shape->layer, name);
+            }
+        }
+    }
+    return EP_OK;
+}
+
+/* A config without torch_dtype: the first expert matrix tells. */
+static void infer_dtype(ep_checkpoint *self)
+{
+    ep_model_info *info = &self->config.info;
+    char name[EP_TENSOR_NAME_BYTES];
+    for (uint32_t e = 0; info->dtype == EP_DTYPE_NONE && e < info->moe_layers[0].experts; e++) {
+        ep_tensor_name_expert(&self->names, info->moe_layers[0].layer, e, EP_MATRIX_GATE, "weight", name);
+        const ep_checkpoint_entry *entry = ep_checkpoint_entry_find(self, name);
+        info->dtype = entry == NULL ? EP_DTYPE_NONE : entry->tensor->dtype;
+    }
+}
+
+/* SHA-256 over the config's digest, then each file's size and header digest in name order. */
+static ep_err hash_version(ep_checkpoint *self, const uint8_t *config_digest, ep_error *out_error)
+{
+    size_t record = sizeof(uint64_t) + EP_SAFETENSORS_DIGEST_BYTES;
+    size_t count = EP_SHA256_BYTES + self->shards_count * record;
+    uint8_t digest[EP_SHA256_BYTES];
+    uint8_t *bytes = malloc(count);
+    if (bytes == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "allocation failed");
+    }
+    memcpy(bytes, config_digest, EP_SHA256_BYTES);
+    for (size_t i = 0; i < self->shards_count; i++) {
+        uint8_t *at = bytes + EP_SHA256_BYTES + i * record;
+        uint64_t size = ep_safetensors_bytes(self->shards[i]);
+        for (size_t b = 0; b < sizeof(size); b++) {
+            at[b] = (uint8_t)(size >> (8 * b));
+        }
+        memcpy(at + sizeof(size), ep_safetensors_header_digest(self->shards[i]), EP_SAFETENSORS_DIGEST_BYTES);
+    }
+    ep_err err = sha256(bytes, count, digest, out_error);
+    free(bytes);
+    if (err == EP_OK) {
+        hex16(digest, self->config.info.version);
+    }
+    return err;
+}
+
+static ep_err load(ep_checkpoint *self, const ep_model_dir *dir, ep_error *out_error)
+{
+    uint8_t config_digest[EP_SHA256_BYTES];
+    ep_err err = load_config(self, dir, config_digest, out_error);
+    if (err == EP_OK) {
+        err = load_tensors(self, dir, out_error);
+    }
+    if (err == EP_OK) {
+        err = ep_tensor_names_probe(&self->config.info, tensor_exists, self, &self->names, out_error);
+    }
+    if (err == EP_OK) {
+        self->config.info.names = self->names.family;
+        err = check_against_tensors(self, out_error);
+    }
+    if (err == EP_OK) {
+        infer_dtype(self);
+        err = hash_version(self, config_digest, out_error);
+    }
+    return err;
+}
+
+ep_err ep_checkpoint_open(const char *path, ep_checkpoint **out_checkpoint, ep_error *out_error)
+{
+    ep_model_dir dir;
+    ep_err err = ep_model_dir_open(path, &dir, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    ep_checkpoint *self = calloc(1, sizeof(*self));
+    if (self == NULL) {
+        err = ep_error_set(out_error, EP_ERR_NO_MEMORY, "%s: allocation failed", path);
+    } else {
+        err = load(self, &dir, out_error);
+    }
+    ep_model_dir_close(&dir);
+    if (err != EP_OK) {
+        ep_checkpoint_close(self);
+        return err;
+    }
+    *out_checkpoint = self;
+    return EP_OK;
+}
+
+void ep_checkpoint_close(ep_checkpoint *checkpoint)
+{
+    if (checkpoint == NULL) {
+        return;
+    }
+    for (size_t i = 0; i < checkpoint->shards_count; i++) {
+        ep_safetensors_close(checkpoint->shards[i]);
+    }
+    free(checkpoint->shards);
+    free(checkpoint->entries);
+    ep_model_config_fini(&checkpoint->config);
+    free(checkpoint);
+}
+
+const ep_model_info *ep_checkpoint_info(const ep_checkpoint *checkpoint)
+{
+    return &checkpoint->config.info;
+}
+
+static ep_err find_entry(const ep_checkpoint *checkpoint, const char *name,
+                         const ep_checkpoint_entry **out_entry, ep_error *out_error)
+{
+    *out_entry = ep_checkpoint_entry_find(checkpoint, name);
+    if (*out_entry == NULL) {
+        return ep_error_set(out_error, EP_ERR_NOT_FOUND,
+                            "tensor %.200s: is in none of the checkpoint's %zu files", name,
+                            checkpoint->shards_count);
+    }
+    return EP_OK;
+}
+
+ep_err ep_checkpoint_find(const ep_checkpoint *checkpoint, const char *name, ep_tensor_info *out_info,
+                          ep_error *out_error)
+{
+    const ep_checkpoint_entry *entry;
+    ep_err err = find_entry(checkpoint, name, &entry, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    ep_tensor_info info = {
+        .name = entry->name,
+        .dtype = entry->tensor->dtype,
+        .rank = entry->tensor->rank,
+        .bytes = ep_safetensors_tensor_bytes(entry->tensor),
+    };
+    for (uint32_t i = 0; i < info.rank; i++) {
+        info.shape[i] = (int64_t)entry->tensor->shape[i]; /* parsed as 0..2^63-1 */
+    }
+    *out_info = info;
+    return EP_OK;
+}
+
+ep_err ep_checkpoint_read(const ep_checkpoint *checkpoint, const char *name, void *out, size_t bytes,
+                          ep_error *out_error)
+{
+    const ep_checkpoint_entry *entry;
+    ep_err err = find_entry(checkpoint, name, &entry, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    if (bytes != ep_safetensors_tensor_bytes(entry->tensor)) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "tensor %.200s: %zu bytes of room, allowed exactly %zu", name, bytes,
+                            ep_safetensors_tensor_bytes(entry->tensor));
+    }
+    err = ep_safetensors_read(entry->shard, entry->tensor, 0, out, bytes, out_error);
+    return err == EP_OK ? EP_OK : ep_error_prefix(out_error, err, "tensor %.200s", name);
+}

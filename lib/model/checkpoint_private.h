@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What checkpoint.c (opening, names) and checkpoint_experts.c (reading experts) share. */
+#ifndef EP_MODEL_CHECKPOINT_PRIVATE_H
+#define EP_MODEL_CHECKPOINT_PRIVATE_H
+
+#include "model/model_config.h"
+#include "model/safetensors.h"
+#include "model/tensor_names.h"
+
+typedef struct ep_checkpoint_entry {
+    const char *name; /* the shard's storage */
+    const ep_safetensors *shard;
+    const ep_safetensors_tensor *tensor;
+} ep_checkpoint_entry;
+
+struct ep_checkpoint {
+    ep_model_config config;
+    ep_tensor_names names;
+    ep_safetensors **shards; /* sorted by name */
+    size_t shards_count;
+    ep_checkpoint_entry *entries; /* sorted by name */
+    size_t entries_count;
+};
+
+/* NULL when there is none. */
+const ep_checkpoint_entry *ep_checkpoint_entry_find(const ep_checkpoint *checkpoint, const char *name);
+
+#endif

@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Progress of loading weights: a bar that redraws itself on a terminal, else a plain line every 10 % or 5
+ * seconds.
+ *
+ *     loading demo [##########..........]  50 %  32/64 experts  1.5/3.0 GiB  512 MiB/s  3 s left
+ *     loading demo 50 % 32/64 experts 1.5/3.0 GiB 512 MiB/s 3 s left
+ *
+ * Threads  ep_load_progress_add from any thread; the rest from one. The format functions are pure.
+ */
+#ifndef EP_MODEL_LOAD_PROGRESS_H
+#define EP_MODEL_LOAD_PROGRESS_H
+
+#include <pthread.h>
+
+#include "base/error.h"
+
+#define EP_LOAD_PROGRESS_LINE_BYTES 256
+#define EP_LOAD_PROGRESS_STEP_PERCENT 10
+#define EP_LOAD_PROGRESS_STEP_NS 5000000000ull
+#define EP_LOAD_PROGRESS_REDRAW_NS 100000000ull
+#define EP_LOAD_PROGRESS_BAR_CELLS 20
+
+typedef struct ep_load_state {
+    const char *label; /* the model */
+    uint64_t experts_done;
+    uint64_t experts_total;
+    uint64_t bytes_done;
+    uint64_t bytes_total; /* 0: not known */
+    uint64_t elapsed_ns;
+} ep_load_state;
+
+/* 0..100; 100 only when every expert is done. */
+uint32_t ep_load_percent(const ep_load_state *state);
+/* One line without line end, zero-terminated, cut to the field. bar: with the bar. Returns its length. */
+size_t ep_load_format(const ep_load_state *state, bool bar, char out[EP_LOAD_PROGRESS_LINE_BYTES]);
+/* Whether to write now, given what was written last. The end is always written, once. */
+bool ep_load_due(const ep_load_state *state, bool terminal, uint32_t last_percent, uint64_t last_ns);
+
+typedef struct ep_load_progress {
+    int fd;
+    bool terminal;
+    pthread_mutex_t lock; /* guards all below, and the order of lines */
+    ep_load_state state;
+    uint64_t started_ns;
+    uint32_t last_percent;
+    uint64_t last_ns;   /* since start */
+    size_t last_length; /* of the bar on screen */
+} ep_load_progress;
+
+/* Writes to fd (2 as a rule), which stays the caller's; label is borrowed until _fini. Writes nothing yet. */
+void ep_load_progress_init(ep_load_progress *progress, int fd, const char *label, uint64_t experts_total,
+                           uint64_t bytes_total);
+/* Counts what was loaded since, and writes when it is time. A write that fails is ignored: loading matters
+ * more. */
+void ep_load_progress_add(ep_load_progress *progress, uint64_t experts, uint64_t bytes);
+/* Ends an unfinished bar with a line end, so that messages start on their own line. */
+void ep_load_progress_fini(ep_load_progress *progress);
+
+#endif

@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A safetensors file: its frame is checked here, its header in safetensors_header.c; reads go straight to the
+ * caller. */
+#include "model/safetensors.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include <openssl/evp.h>
+
+#include "base/check.h"
+
+#define LENGTH_BYTES 8
+
+struct ep_safetensors {
+    ep_model_file file;
+    uint64_t data_begin; /* in the file */
+    ep_safetensors_header header;
+    uint8_t header_digest[EP_SAFETENSORS_DIGEST_BYTES];
+};
+
+static ep_err read_header_length(const ep_model_file *file, const ep_safetensors_limits *limits,
+                                 size_t *out_bytes, ep_error *out_error)
+{
+    uint8_t raw[LENGTH_BYTES];
+    uint64_t length = 0;
+    if (file->bytes < LENGTH_BYTES) {
+        return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: has %" PRIu64 " bytes, allowed at least %d",
+                            file->name, file->bytes, LENGTH_BYTES);
+    }
+    ep_err err = ep_model_file_read(file, 0, raw, sizeof(raw), out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    for (int i = LENGTH_BYTES; i-- > 0;) {
+        length = length << 8 | raw[i];
+    }
+    uint64_t most = file->bytes - LENGTH_BYTES;
+    if (length > limits->header_bytes_max) {
+        return ep_error_set(out_error, EP_ERR_BAD_FILE,
+                            "%s: header length %" PRIu64 ", allowed 2..%zu (the limit)", file->name, length,
+                            limits->header_bytes_max);
+    }
+    if (length < 2 || length > most) {
+        return ep_error_set(out_error, EP_ERR_BAD_FILE,
+                            "%s: header length %" PRIu64 ", allowed 2..%" PRIu64 " (the file has %" PRIu64
+                            " bytes)",
+                            file->name, length, most, file->bytes);
+    }
+    *out_bytes = (size_t)length;
+    return EP_OK;
+}
+
+static ep_err read_header(ep_safetensors *self, const ep_safetensors_limits *limits, ep_error *out_error)
+{
+    size_t bytes = 0;
+    unsigned digest_bytes = 0;
+    ep_err err = read_header_length(&self->file, limits, &bytes, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    char *text = malloc(bytes);
+    if (text == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "%s: no memory for a header of %zu bytes",
+                            self->file.name, bytes);
+    }
+    err = ep_model_file_read(&self->file, LENGTH_BYTES, text, bytes, out_error);
+    if (err == EP_OK) {
+        self->data_begin = LENGTH_BYTES + (uint64_t)bytes;
+        err = ep_safetensors_header_parse(self->file.name, text, bytes, self->file.bytes - self->data_begin,
+                                          limits, &self->header, out_error);
+    }
+    if (err == EP_OK &&
+        EVP_Digest(text, bytes, self->header_digest, &digest_bytes, EVP_sha256(), NULL) != 1) {
+        err = ep_error_set(out_error, EP_ERR_INTERNAL, "%s: SHA-256 is not available from libcrypto",
+                           self->file.name);
+    }
+    free(text);
+    return err;
+}
+
+/* Takes file: it is kept, or closed on failure. */
+static ep_err open_file(ep_model_file *file, const ep_safetensors_limits *limits, ep_safetensors **out_file,
+                        ep_error *out_error)
+{
+    ep_err err;
+    if (limits == NULL) {
+        limits = &ep_safetensors_default_limits;
+    }
+    ep_safetensors *self = calloc(1, sizeof(*self));
+    if (self == NULL) {
+        err = ep_error_set(out_error, EP_ERR_NO_MEMORY, "%s: allocation failed", file->name);
+        ep_model_file_close(file);
+        return err;
+    }
+    self->file = *file;
+    if (limits->header_bytes_max < 2 || limits->header_bytes_max > EP_SAFETENSORS_HEADER_BYTES_LIMIT) {
+        err = ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "header_bytes_max is %zu, allowed 2..%zu",
+                           limits->header_bytes_max, EP_SAFETENSORS_HEADER_BYTES_LIMIT);
+    } else {
+        err = read_header(self, limits, out_error);
+    }
+    if (err != EP_OK) {
+        ep_safetensors_close(self);
+        return err;
+    }
+    *out_file = self;
+    return EP_OK;
+}
+
+ep_err ep_safetensors_open(const ep_model_dir *dir, const char *name, const ep_safetensors_limits *limits,
+                           ep_safetensors **out_file, ep_error *out_error)
+{
+    ep_model_file file;
+    ep_err err = ep_model_file_open(dir, name, &file, out_error);
+    return err == EP_OK ? open_file(&file, limits, out_file, out_error) : err;
+}
+
+ep_err ep_safetensors_open_path(const char *path, const ep_safetensors_limits *limits,
+                                ep_safetensors **out_file, ep_error *out_error)
+{
+    ep_model_file file;
+    ep_err err = ep_model_file_open_path(path, &file, out_error);
+    return err == EP_OK ? open_file(&file, limits, out_file, out_error) : err;
+}
+
+void ep_safetensors_close(ep_safetensors *file)
+{
+    if (file == NULL) {
+        return;
+    }
+    ep_safetensors_header_fini(&file->header);
+    ep_model_file_close(&file->file);
+    free(file);
+}
+
+const char *ep_safetensors_name(const ep_safetensors *file)
+{
+    return file->file.name;
+}
+
+uint64_t ep_safetensors_bytes(const ep_safetensors *file)
+{
+    return file->file.bytes;
+}
+
+const uint8_t *ep_safetensors_header_digest(const ep_safetensors *file)
+{
+    return file->header_digest;
+}
+
+size_t ep_safetensors_count(const ep_safetensors *file)
+{
+    return file->header.tensors_count;
+}
+
+const ep_safetensors_tensor *ep_safetensors_at(const ep_safetensors *file, size_t index)
+{
+    EP_ASSERT(index < file->header.tensors_count);
+    return &file->header.tensors[index];
+}
+
+const ep_safetensors_tensor *ep_safetensors_find(const ep_safetensors *file, const char *name)
+{
+    return ep_safetensors_header_find(&file->header, name);
+}
+
+ep_err ep_safetensors_read(const ep_safetensors *file, const ep_safetensors_tensor *tensor, size_t offset,
+                           void *out, size_t bytes, ep_error *out_error)
+{
+    EP_ASSERT(offset <= ep_safetensors_tensor_bytes(tensor));
+    EP_ASSERT(bytes <= ep_safetensors_tensor_bytes(tensor) - offset);
+    ep_err err = ep_model_file_check_unchanged(&file->file, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    return ep_model_file_read(&file->file, file->data_begin + tensor->begin + offset, out, bytes, out_error);
+}

@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Writes small random checkpoints for tests: config.json, safetensors shards, index. Every tensor is a pure
+ * function of (seed, name), so the same tensor has the same bytes whatever the number of shards, and a test
+ * can ask for it again.
+ */
+#ifndef EP_TEST_CHECKPOINT_FIXTURE_H
+#define EP_TEST_CHECKPOINT_FIXTURE_H
+
+#include "model/model.h"
+
+#define EP_FIXTURE_PATH_BYTES 512
+
+typedef struct ep_fixture_config {
+    uint64_t seed;
+    ep_name_family names;
+    ep_router_family router; /* R1..R4 choose the model_type */
+    const char *prefix;      /* before "layers."; NULL: "model." */
+    uint32_t layers;
+    uint32_t dense_layers; /* the first ones; they get a dense MLP */
+    uint32_t hidden;
+    uint32_t inner;
+    uint32_t experts;
+    uint32_t top_k;
+    uint32_t shared_inner; /* 0: no shared expert */
+    bool shared_gate;      /* with its sigmoid gate [1,H] */
+    bool router_bias;      /* correction bias [E], f32 */
+    bool renormalise;
+    float scaling_factor; /* 0: not in the config */
+    uint32_t groups;      /* 0: not in the config */
+    uint32_t groups_kept;
+    ep_dtype dtype;  /* bf16, f16, f32 */
+    uint32_t shards; /* 1: model.safetensors; more: an index */
+    uint32_t vocab;  /* > 0: also embeddings, attention, norms and head, so that text can be generated */
+    uint32_t heads;
+    uint32_t kv_heads;
+    uint32_t head_dim;
+} ep_fixture_config;
+
+/* A Mixtral of 2 layers, 8 experts, top 2, H 32, I 16, bf16, one file, no dense part. */
+ep_fixture_config ep_fixture_default(void);
+/* Writes into dir, which must exist. Errors: INVALID_ARGUMENT, IO, NO_MEMORY. */
+ep_err ep_fixture_write(const ep_fixture_config *config, const char *dir, ep_error *out_error);
+
+/* count values of the tensor of this name, as dtype: what ep_fixture_write wrote. */
+void ep_fixture_fill(uint64_t seed, const char *name, ep_dtype dtype, size_t count, void *out);
+
+/* A new empty directory below $TMPDIR or /tmp; its path. Aborts the test program when there is none to be
+ * had. */
+void ep_fixture_temp_dir(char out_path[EP_FIXTURE_PATH_BYTES]);
+/* Removes the directory and all in it, links not followed. */
+void ep_fixture_remove(const char *path);
+
+#endif

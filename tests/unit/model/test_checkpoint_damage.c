@@ -1,0 +1,380 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Bad checkpoints: what is wrong is named, and a damaged expert takes down only itself. */
+#include "unit/model/model_test.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "model/safetensors_writer.h"
+
+TestSuite(checkpoint_damage, .init = make_test_dir, .fini = remove_test_dir);
+
+#define INDEX "model.safetensors.index.json"
+#define SHARD_1 "model-00001-of-00002.safetensors"
+#define SHARD_2 "model-00002-of-00002.safetensors"
+
+static void write_fixture(uint32_t shards)
+{
+    ep_fixture_config config = ep_fixture_default();
+    ep_error error;
+    config.shards = shards;
+    ASSERT_OK(ep_fixture_write(&config, test_dir, &error), error);
+}
+
+static void expect_open_fails(ep_err err, const char *text)
+{
+    ep_checkpoint *checkpoint = NULL;
+    ep_error error;
+    ep_err got = ep_checkpoint_open(test_dir, &checkpoint, &error);
+    cr_assert_eq(got, err, "code %s: %s", ep_err_name(got), got == EP_OK ? "" : error.text);
+    ASSERT_TEXT(error, text);
+    cr_assert_null(checkpoint);
+    cr_assert_eq(ep_checkpoint_open(test_dir, &checkpoint, NULL), err, "without an error to fill");
+}
+
+typedef struct index_case {
+    const char *index;
+    ep_err err;
+    const char *text;
+} index_case;
+
+#define MAP(file) "{\"weight_map\":{\"a\":" file "}}"
+
+static const index_case index_cases[] = {
+    {"", EP_ERR_BAD_FILE, INDEX ": line 1"},
+    {"[]", EP_ERR_BAD_FILE, INDEX ": is a JSON array, allowed: an object"},
+    {"{}", EP_ERR_BAD_FILE, INDEX ": weight_map is missing, allowed an object: tensor -> file"},
+    {"{\"weight_map\":[]}", EP_ERR_BAD_FILE, INDEX ": weight_map is an array of 0, allowed an object"},
+    {"{\"weight_map\":{}}", EP_ERR_BAD_FILE, INDEX ": weight_map has 0 tensors, allowed 1..2000000"},
+    {"{\"weight_map\":{\"a\":\"" SHARD_1 "\",\"a\":\"" SHARD_2 "\"}}", EP_ERR_BAD_FILE,
+     "duplicate object key near '\"a\"'"},
+    {MAP("1"), EP_ERR_BAD_FILE,
+     INDEX ": tensor a: its file is 1, allowed a plain file name of 1..255 bytes ending in .safetensors"},
+    {MAP("\"\""), EP_ERR_BAD_FILE, "tensor a: its file is \"\", allowed a plain file name"},
+    {MAP("\"../x.safetensors\""), EP_ERR_BAD_FILE,
+     "tensor a: its file is \"../x.safetensors\", allowed a plain file name"},
+    {MAP("\"/etc/x.safetensors\""), EP_ERR_BAD_FILE,
+     "tensor a: its file is \"/etc/x.safetensors\", allowed a plain file name"},
+    {MAP("\"sub/x.safetensors\""), EP_ERR_BAD_FILE, "its file is \"sub/x.safetensors\""},
+    {MAP("\"..\""), EP_ERR_BAD_FILE, "its file is \"..\""},
+    {MAP("\".safetensors\""), EP_ERR_BAD_FILE, "its file is \".safetensors\""},
+    {MAP("\"config.json\""), EP_ERR_BAD_FILE, "its file is \"config.json\""},
+    {MAP("\"x\\n.safetensors\""), EP_ERR_BAD_FILE, "its file is \"x?.safetensors\""},
+    {MAP("\"x\\u0000.safetensors\""), EP_ERR_BAD_FILE, "\\u0000 is not allowed"},
+    {MAP("\"gone.safetensors\""), EP_ERR_NOT_FOUND,
+     INDEX " names a file that is missing: gone.safetensors: there is no such file in "},
+    {MAP("\"" SHARD_1 "\""), EP_ERR_BAD_FILE,
+     INDEX ": tensor a: is not in " SHARD_1 ", which the index names for it"},
+    {"{\"weight_map\":{\"a\":\"" SHARD_1 "\"}", EP_ERR_BAD_FILE, INDEX ": line 1"},
+};
+
+Test(checkpoint_damage, index_rules_and_their_messages)
+{
+    write_fixture(2);
+    for (size_t i = 0; i < EP_ARRAY_COUNT(index_cases); i++) {
+        write_text(INDEX, index_cases[i].index);
+        expect_open_fails(index_cases[i].err, index_cases[i].text);
+    }
+}
+
+Test(checkpoint_damage, an_index_that_swaps_two_shards_is_refused)
+{
+    write_fixture(2);
+    edit_file(INDEX, SHARD_1, SHARD_2);
+    expect_open_fails(EP_ERR_BAD_FILE, "is not in " SHARD_2 ", which the index names for it");
+}
+
+Test(checkpoint_damage, a_directory_without_its_files_says_which)
+{
+    ep_checkpoint *checkpoint = NULL;
+    ep_error error;
+    expect_open_fails(EP_ERR_NOT_FOUND, "config.json: there is no such file in ");
+    write_fixture(1);
+    unlink(test_path("model.safetensors"));
+    expect_open_fails(EP_ERR_NOT_FOUND, "neither " INDEX " nor model.safetensors is in ");
+    cr_assert_eq(ep_checkpoint_open(test_path("none"), &checkpoint, &error), EP_ERR_NOT_FOUND);
+    ASSERT_TEXT(error, "none: cannot open the model directory: No such file or directory");
+    cr_assert_eq(ep_checkpoint_open(test_path("config.json"), &checkpoint, &error), EP_ERR_BAD_FILE);
+    ASSERT_TEXT(error, "config.json: is not a directory; give the directory that holds config.json");
+}
+
+Test(checkpoint_damage, a_missing_shard_is_named)
+{
+    write_fixture(2);
+    unlink(test_path(SHARD_2));
+    expect_open_fails(EP_ERR_NOT_FOUND, INDEX " names a file that is missing: " SHARD_2);
+}
+
+Test(checkpoint_damage, pipes_directories_and_foreign_links_are_refused)
+{
+    write_fixture(2);
+    unlink(test_path(SHARD_2));
+    cr_assert_eq(mkfifo(test_path(SHARD_2), 0600), 0);
+    expect_open_fails(EP_ERR_BAD_FILE, SHARD_2 ": is a pipe, allowed: a regular file");
+    unlink(test_path(SHARD_2));
+    mkdir(test_path(SHARD_2), 0700);
+    expect_open_fails(EP_ERR_BAD_FILE, SHARD_2 ": is a directory, allowed: a regular file");
+    rmdir(test_path(SHARD_2));
+    cr_assert_eq(symlink("/etc/passwd", test_path(SHARD_2)), 0);
+    expect_open_fails(EP_ERR_BAD_FILE,
+                      SHARD_2 ": is a symbolic link to /etc/passwd, allowed: a target below ");
+    unlink(test_path(SHARD_2));
+    cr_assert_eq(rename(test_path("config.json"), test_path("real.json")), 0);
+    cr_assert_eq(mkfifo(test_path("config.json"), 0600), 0);
+    expect_open_fails(EP_ERR_BAD_FILE, "config.json: is a pipe, allowed: a regular file");
+}
+
+/* A directory whose name merely begins with the model's is outside it. */
+Test(checkpoint_damage, a_link_to_a_sibling_with_the_same_beginning_is_refused)
+{
+    char target[EP_FIXTURE_PATH_BYTES + 64];
+    write_fixture(2);
+    cr_assert_eq(mkdir(test_path("model"), 0700), 0);
+    cr_assert_eq(mkdir(test_path("model-other"), 0700), 0);
+    cr_assert_eq(rename(test_path("config.json"), test_path("model-other/config.json")), 0);
+    snprintf(target, sizeof(target), "%s/model-other/config.json", test_dir);
+    cr_assert_eq(symlink(target, test_path("model/config.json")), 0);
+    ep_checkpoint *checkpoint = NULL;
+    ep_error error;
+    cr_assert_eq(ep_checkpoint_open(test_path("model"), &checkpoint, &error), EP_ERR_BAD_FILE);
+    ASSERT_TEXT(error, "config.json: is a symbolic link to ");
+}
+
+Test(checkpoint_damage, a_shard_cut_at_any_kilobyte_is_refused_by_name)
+{
+    struct stat st;
+    write_fixture(2);
+    cr_assert_eq(stat(test_path(SHARD_2), &st), 0);
+    for (off_t keep = (st.st_size - 1) / 1024 * 1024; keep >= 0; keep -= 1024) {
+        cr_assert_eq(truncate(test_path(SHARD_2), keep), 0);
+        expect_open_fails(EP_ERR_BAD_FILE, SHARD_2 ": ");
+    }
+}
+
+Test(checkpoint_damage, the_config_must_fit_the_tensors)
+{
+    write_fixture(1);
+    edit_file("config.json", "\"num_local_experts\": 8", "\"num_local_experts\": 7");
+    expect_open_fails(EP_ERR_BAD_FILE,
+                      "config.json: layer 0 has 7 experts by its config, but tensor "
+                      "model.layers.0.block_sparse_moe.experts.7.w2.weight exists; allowed experts 0..6");
+    ep_fixture_config config = ep_fixture_default();
+    ep_error error;
+    config.shared_inner = config.inner;
+    ASSERT_OK(ep_fixture_write(&config, test_dir, &error), error);
+    edit_file("config.json", "\"n_shared_experts\": 1", "\"n_shared_experts\": 0");
+    expect_open_fails(EP_ERR_BAD_FILE, "config.json: layer 0 has no shared expert by its config");
+}
+
+/* One tensor of these files; the rest of the model is left away. */
+static void write_one(const char *name, int64_t rows, int64_t columns)
+{
+    static uint16_t zeros[4096];
+    ep_named_tensor tensor = {name, ep_tensor_2d(zeros, EP_DTYPE_BF16, rows, columns)};
+    ep_error error;
+    ASSERT_OK(ep_safetensors_write(test_path("model.safetensors"), &tensor, 1, NULL, 0, &error), error);
+}
+
+Test(checkpoint_damage, other_name_families_are_named)
+{
+    static const struct {
+        const char *name;
+        const char *text;
+    } cases[] = {
+        {"some.weight", "no expert tensors found: neither layers.0.mlp.experts.0.gate_proj.weight nor "
+                        "layers.0.block_sparse_moe.experts.0.w1.weight"},
+        {"model.layers.0.mlp.experts.gate_up_proj",
+         "tensor model.layers.0.mlp.experts.gate_up_proj: packed experts"},
+        {"model.layers.0.mlp.experts.gate_up_proj_blocks", "MXFP4 experts"},
+        {"layers.0.mlp.experts.0.gate_proj.qweight", "GPTQ or AWQ quantised experts"},
+        {"language_model.model.layers.0.block_sparse_moe.experts.0.w1.weight_packed",
+         "compressed-tensors quantised experts"},
+    };
+    write_fixture(1);
+    for (size_t i = 0; i < EP_ARRAY_COUNT(cases); i++) {
+        write_one(cases[i].name, 2, 2);
+        expect_open_fails(EP_ERR_UNIMPLEMENTED, cases[i].text);
+    }
+}
+
+/* Rewrites the fixture's tensors with one replaced, or left out when replacement is NULL. */
+static void replace_tensor(const char *name, const ep_named_tensor *replacement)
+{
+    ep_named_tensor tensors[128];
+    size_t count = 0;
+    ep_error error;
+    ep_checkpoint *checkpoint = NULL;
+    write_fixture(1);
+    ASSERT_OK(ep_checkpoint_open(test_dir, &checkpoint, &error), error);
+    for (uint32_t layer = 0; layer < 2; layer++) {
+        for (int i = 0; i < 8 * 3 + 1; i++) {
+            static const char *const words[] = {"w1", "w2", "w3"};
+            char full[128];
+            ep_tensor_info info;
+            snprintf(full, sizeof(full), "model.layers.%u.block_sparse_moe.gate.weight", layer);
+            if (i < 24) {
+                snprintf(full, sizeof(full), "model.layers.%u.block_sparse_moe.experts.%d.%s.weight", layer,
+                         i / 3, words[i % 3]);
+            }
+            ASSERT_OK(ep_checkpoint_find(checkpoint, full, &info, &error), error);
+            if (strcmp(full, name) == 0) {
+                continue;
+            }
+            void *data = malloc(info.bytes);
+            ASSERT_OK(ep_checkpoint_read(checkpoint, full, data, info.bytes, &error), error);
+            tensors[count++] =
+                (ep_named_tensor){strdup(full), ep_tensor_2d(data, info.dtype, info.shape[0], info.shape[1])};
+        }
+    }
+    ep_checkpoint_close(checkpoint);
+    cr_assert_eq(count, 49, "%s is not in the fixture", name);
+    size_t own = count;
+    if (replacement != NULL) {
+        tensors[count++] = *replacement;
+    }
+    ASSERT_OK(ep_safetensors_write(test_path("model.safetensors"), tensors, count, NULL, 0, &error), error);
+    for (size_t i = 0; i < own; i++) {
+        free((void *)(uintptr_t)tensors[i].name);
+        free(tensors[i].tensor.data);
+    }
+}
+
+/* Expert bad_layer/bad_expert fails with text; all the others are served. */
+static void expect_one_bad(uint32_t bad_layer, uint32_t bad_expert, ep_err bad_err, const char *text)
+{
+    ep_checkpoint *checkpoint = NULL;
+    ep_error error;
+    ASSERT_OK(ep_checkpoint_open(test_dir, &checkpoint, &error), error);
+    for (uint32_t layer = 0; layer < 2; layer++) {
+        for (uint32_t e = 0; e < 8; e++) {
+            ep_expert_data data = {0};
+            ep_err err = ep_checkpoint_read_expert(checkpoint, layer, e, &data, &error);
+            if (layer == bad_layer && e == bad_expert) {
+                cr_expect_eq(err, bad_err, "%s", error.text);
+                ASSERT_TEXT(error, text);
+                cr_expect_eq(error.layer, (int32_t)layer);
+                cr_expect_eq(error.expert, (int32_t)e);
+                cr_expect_null(data.allocation, "output written on failure");
+            } else {
+                cr_expect_eq(err, EP_OK, "%s", error.text);
+            }
+            ep_expert_data_free(&data);
+        }
+    }
+    ep_checkpoint_close(checkpoint);
+}
+
+Test(checkpoint_damage, a_bad_tensor_takes_down_its_expert_only)
+{
+    static float zeros[64 * 64];
+    static const char first[] = "model.layers.0.block_sparse_moe.experts.0.w1.weight";
+    static const char down[] = "model.layers.1.block_sparse_moe.experts.5.w2.weight";
+
+    ep_named_tensor other = {first, ep_tensor_2d(zeros, EP_DTYPE_BF16, 16, 31)};
+    replace_tensor(first, &other);
+    expect_one_bad(0, 0, EP_ERR_BAD_FILE,
+                   "model.safetensors: tensor model.layers.0.block_sparse_moe.experts.0.w1.weight: shape is "
+                   "[16,31], allowed [16,32] by config.json");
+    other.tensor = ep_tensor_2d(zeros, EP_DTYPE_F32, 16, 32);
+    replace_tensor(first, &other);
+    expect_one_bad(0, 0, EP_ERR_BAD_FILE, "experts.0.w1.weight: dtype is F32, allowed BF16");
+    other.tensor = ep_tensor_2d(zeros, EP_DTYPE_I8, 16, 32);
+    replace_tensor(first, &other);
+    expect_one_bad(0, 0, EP_ERR_BAD_FILE, "experts.0.w1.weight: dtype is I8, allowed BF16");
+    replace_tensor(first, NULL);
+    expect_one_bad(0, 0, EP_ERR_NOT_FOUND,
+                   "tensor model.layers.0.block_sparse_moe.experts.0.w1.weight: is in none of the "
+                   "checkpoint's 1 files");
+
+    other = (ep_named_tensor){down, ep_tensor_2d(zeros, EP_DTYPE_BF16, 16, 32)}; /* transposed */
+    replace_tensor(down, &other);
+    expect_one_bad(1, 5, EP_ERR_BAD_FILE,
+                   "experts.5.w2.weight: shape is [16,32], allowed [32,16] by config.json");
+    other.tensor = ep_tensor_1d(zeros, EP_DTYPE_BF16, 512);
+    replace_tensor(down, &other);
+    expect_one_bad(1, 5, EP_ERR_BAD_FILE, "shape is [512], allowed [32,16] by config.json");
+    other.tensor = ep_tensor_3d(zeros, EP_DTYPE_BF16, 1, 32, 16);
+    replace_tensor(down, &other);
+    expect_one_bad(1, 5, EP_ERR_BAD_FILE, "shape is [1,32,16], allowed [32,16] by config.json");
+    other.tensor = ep_tensor_2d(zeros, EP_DTYPE_BF16, 0, 16);
+    replace_tensor(down, &other);
+    expect_one_bad(1, 5, EP_ERR_BAD_FILE, "shape is [0,16], allowed [32,16] by config.json");
+}
+
+Test(checkpoint_damage, a_bad_router_is_named_and_the_experts_are_served)
+{
+    static float zeros[64 * 64];
+    static const char gate[] = "model.layers.1.block_sparse_moe.gate.weight";
+    ep_named_tensor other = {gate, ep_tensor_2d(zeros, EP_DTYPE_BF16, 7, 32)};
+    ep_checkpoint *checkpoint = NULL;
+    ep_error error;
+    float *weight = NULL;
+    float *bias = NULL;
+    replace_tensor(gate, &other);
+    ASSERT_OK(ep_checkpoint_open(test_dir, &checkpoint, &error), error);
+    cr_assert_eq(ep_checkpoint_read_router(checkpoint, 1, &weight, &bias, &error), EP_ERR_BAD_FILE);
+    ASSERT_TEXT(
+        error, "model.layers.1.block_sparse_moe.gate.weight: shape is [7,32], allowed [8,32] by config.json");
+    cr_assert_null(weight);
+    ASSERT_OK(ep_checkpoint_read_router(checkpoint, 0, &weight, &bias, &error), error);
+    free(weight);
+    ep_checkpoint_close(checkpoint);
+    replace_tensor(gate, NULL);
+    ASSERT_OK(ep_checkpoint_open(test_dir, &checkpoint, &error), error);
+    cr_assert_eq(ep_checkpoint_read_router(checkpoint, 1, &weight, &bias, &error), EP_ERR_NOT_FOUND);
+    ASSERT_TEXT(error, "tensor model.layers.1.block_sparse_moe.gate.weight: is in none");
+    ep_checkpoint_close(checkpoint);
+}
+
+Test(checkpoint_damage, a_gate_the_model_type_needs_may_not_be_missing)
+{
+    ep_fixture_config config = ep_fixture_default();
+    ep_checkpoint *checkpoint = NULL;
+    ep_expert_data data = {0};
+    ep_error error;
+    config.names = EP_NAMES_N1;
+    config.router = EP_ROUTER_R2;
+    config.shared_inner = config.inner; /* no gate: written as a qwen3_moe with a shared expert */
+    ASSERT_OK(ep_fixture_write(&config, test_dir, &error), error);
+    edit_file("config.json", "qwen3_moe", "qwen2_moe");
+    ASSERT_OK(ep_checkpoint_open(test_dir, &checkpoint, &error), error);
+    cr_assert_eq(ep_checkpoint_read_expert(checkpoint, 0, 8, &data, &error), EP_ERR_NOT_FOUND);
+    ASSERT_TEXT(error, "tensor model.layers.0.mlp.shared_expert_gate.weight: is missing; a qwen2_moe model's "
+                       "shared expert has a gate");
+    ASSERT_OK(ep_checkpoint_read_expert(checkpoint, 0, 7, &data, &error), error);
+    ep_expert_data_free(&data);
+    ep_checkpoint_close(checkpoint);
+}
+
+Test(checkpoint_damage, experts_with_a_bias_are_refused_by_name)
+{
+    static uint16_t zeros[64];
+    static const char name[] = "model.layers.0.block_sparse_moe.experts.2.w2.weight";
+    ep_named_tensor bias = {"model.layers.0.block_sparse_moe.experts.2.w2.bias",
+                            ep_tensor_1d(zeros, EP_DTYPE_BF16, 32)};
+    replace_tensor(name, &bias);
+    expect_one_bad(0, 2, EP_ERR_UNIMPLEMENTED,
+                   "tensor model.layers.0.block_sparse_moe.experts.2.w2.bias: experts with a bias");
+}
+
+Test(checkpoint_damage, files_that_change_after_open_fail_their_experts_only)
+{
+    ep_checkpoint *checkpoint = NULL;
+    ep_expert_data data = {0};
+    ep_error error;
+    write_fixture(2);
+    ASSERT_OK(ep_checkpoint_open(test_dir, &checkpoint, &error), error);
+    cr_assert_eq(truncate(test_path(SHARD_2), 100), 0);
+    cr_assert_eq(ep_checkpoint_read_expert(checkpoint, 1, 7, &data, &error), EP_ERR_BAD_FILE);
+    ASSERT_TEXT(error, "tensor model.layers.1.block_sparse_moe.experts.7.w1.weight: " SHARD_2
+                       ": has 100 bytes, had ");
+    cr_assert_null(data.allocation);
+    ASSERT_OK(ep_checkpoint_read_expert(checkpoint, 0, 0, &data, &error), error);
+    ep_expert_data_free(&data);
+    unlink(test_path(SHARD_1)); /* still open: its bytes are still there */
+    ASSERT_OK(ep_checkpoint_read_expert(checkpoint, 0, 0, &data, &error), error);
+    ep_expert_data_free(&data);
+    ep_checkpoint_close(checkpoint);
+}

@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Progress lines: exact text, when they are due, and that a pipe gets plain lines. */
+#include <criterion/criterion.h>
+
+#include <string.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "model/load_progress.h"
+
+#define GIB (1ull << 30)
+#define SECOND 1000000000ull
+
+Test(load_progress, formats_exactly)
+{
+    static const struct {
+        ep_load_state state;
+        bool bar;
+        const char *text;
+    } cases[] = {
+        {{"demo", 0, 64, 0, 3 * GIB, 0}, false, "loading demo   0 % 0/64 experts 0 B of 3.0 GiB"},
+        {{"demo", 32, 64, 3 * GIB / 2, 3 * GIB, 3 * SECOND},
+         false,
+         "loading demo  50 % 32/64 experts 1.5 GiB of 3.0 GiB 512 MiB/s 3 s left"},
+        {{"demo", 32, 64, 3 * GIB / 2, 3 * GIB, 3 * SECOND},
+         true,
+         "loading demo [##########..........]  50 % 32/64 experts 1.5 GiB of 3.0 GiB 512 MiB/s 3 s left"},
+        {{"demo", 64, 64, 3 * GIB, 3 * GIB, 6 * SECOND},
+         true,
+         "loading demo [####################] 100 % 64/64 experts 3.0 GiB of 3.0 GiB 512 MiB/s in 6.0 s"},
+        {{"demo", 63, 64, 3 * GIB, 3 * GIB, 6 * SECOND},
+         false,
+         "loading demo  99 % 63/64 experts 3.0 GiB of 3.0 GiB 512 MiB/s"},
+        {{"demo", 1, 4, 2048, 0, SECOND}, false, "loading demo  25 % 1/4 experts 2.0 KiB 2.0 KiB/s"},
+        {{"none", 0, 0, 0, 0, 0}, true, "loading none [####################] 100 % 0/0 experts 0 B"},
+    };
+    for (size_t i = 0; i < EP_ARRAY_COUNT(cases); i++) {
+        char line[EP_LOAD_PROGRESS_LINE_BYTES];
+        size_t length = ep_load_format(&cases[i].state, cases[i].bar, line);
+        cr_expect_str_eq(line, cases[i].text);
+        cr_expect_eq(length, strlen(line));
+    }
+}
+
+Test(load_progress, extreme_values_fit_the_line)
+{
+    char line[EP_LOAD_PROGRESS_LINE_BYTES];
+    char label[400];
+    memset(label, 'm', sizeof(label) - 1);
+    label[sizeof(label) - 1] = '\0';
+    ep_load_state state = {label, UINT64_MAX - 1, UINT64_MAX, 1, UINT64_MAX, 1};
+    cr_assert_lt(ep_load_format(&state, true, line), sizeof(line));
+    cr_assert_eq(ep_load_percent(&state), 0);
+    state.bytes_done = UINT64_MAX;
+    cr_assert_lt(ep_load_format(&state, true, line), sizeof(line));
+    cr_assert_eq(ep_load_percent(&state), 99, "not all experts are done");
+}
+
+Test(load_progress, plain_lines_come_every_tenth_or_five_seconds)
+{
+    ep_load_state state = {"m", 9, 100, 0, 0, SECOND};
+    cr_assert_not(ep_load_due(&state, false, 0, 0));
+    state.experts_done = 10;
+    cr_assert(ep_load_due(&state, false, 0, 0));
+    cr_assert_not(ep_load_due(&state, false, 10, 0));
+    state.elapsed_ns = 5 * SECOND;
+    cr_assert(ep_load_due(&state, false, 10, 0));
+    cr_assert_not(ep_load_due(&state, false, 10, 1));
+    cr_assert(ep_load_due(&state, true, 10, 4 * SECOND));
+    state.experts_done = 100;
+    cr_assert(ep_load_due(&state, false, 90, 5 * SECOND));
+    cr_assert_not(ep_load_due(&state, false, 100, 0), "the end is written once");
+}
+
+Test(load_progress, a_pipe_gets_plain_lines)
+{
+    int fds[2];
+    char text[8192];
+    ep_load_progress progress;
+    cr_assert_eq(pipe(fds), 0);
+    ep_load_progress_init(&progress, fds[1], "demo", 1000, 1000 * 4096);
+    for (int i = 0; i < 1000; i++) {
+        ep_load_progress_add(&progress, 1, 4096);
+    }
+    ep_load_progress_fini(&progress);
+    close(fds[1]);
+    ssize_t count = read(fds[0], text, sizeof(text) - 1);
+    close(fds[0]);
+    cr_assert_gt(count, 0);
+    text[count] = '\0';
+    size_t lines = 0;
+    for (ssize_t i = 0; i < count; i++) {
+        lines += text[i] == '\n';
+        cr_assert_neq(text[i], '\r');
+    }
+    cr_assert_geq(lines, 10);
+    cr_assert_not_null(strstr(text, "100 % 1000/1000 experts"));
+    cr_assert_eq(text[count - 1], '\n');
+}

@@ -1,0 +1,243 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Damaged files as files: lengths, truncation at every byte, every bit of the header flipped, changes after
+ * open. */
+#include "unit/model/model_test.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "model/safetensors.h"
+#include "model/safetensors_writer.h"
+
+TestSuite(safetensors_damage, .init = make_test_dir, .fini = remove_test_dir);
+
+#define NAME "d.safetensors"
+
+static uint8_t values[48];
+
+static void write_small(void)
+{
+    for (size_t i = 0; i < sizeof(values); i++) {
+        values[i] = (uint8_t)(i * 37 + 11);
+    }
+    ep_named_tensor tensors[] = {
+        {"alpha", ep_tensor_2d(values, EP_DTYPE_BF16, 2, 4)},
+        {"beta", ep_tensor_1d(values + 16, EP_DTYPE_F32, 4)},
+        {"gamma", ep_tensor_1d(values + 32, EP_DTYPE_U8, 16)},
+    };
+    ep_metadata_pair metadata = {"format", "pt"};
+    ep_error error;
+    ASSERT_OK(ep_safetensors_write(test_path(NAME), tensors, 3, &metadata, 1, &error), error);
+}
+
+static ep_err open_small(ep_safetensors **out_file, ep_error *out_error)
+{
+    return ep_safetensors_open_path(test_path(NAME), NULL, out_file, out_error);
+}
+
+/* A tensor of the same name, type and shape as before must have the same bytes. */
+static void expect_same(const ep_safetensors *file, const char *name, ep_dtype dtype, uint32_t rank,
+                        uint64_t rows, const uint8_t *bytes, size_t count, const char *what, size_t at)
+{
+    const ep_safetensors_tensor *t = ep_safetensors_find(file, name);
+    uint8_t read[64];
+    ep_error error;
+    if (t == NULL || t->dtype != dtype || t->rank != rank || t->shape[0] != rows ||
+        ep_safetensors_tensor_bytes(t) != count) {
+        return;
+    }
+    ASSERT_OK(ep_safetensors_read(file, t, 0, read, count, &error), error);
+    cr_assert(memcmp(read, bytes, count) == 0, "%s %zu: %s has other bytes", what, at, name);
+}
+
+Test(safetensors_damage, a_flipped_bit_in_the_header_is_an_error_or_harmless)
+{
+    size_t count = 0;
+    size_t refused = 0;
+    write_small();
+    char *bytes = read_raw(NAME, &count);
+    size_t header = 8 + (unsigned char)bytes[0] + 256u * (unsigned char)bytes[1];
+    for (size_t i = 0; i < header * 8; i++) {
+        ep_safetensors *file = NULL;
+        ep_error error;
+        bytes[i / 8] ^= (char)(1 << (i % 8));
+        write_raw(NAME, bytes, count);
+        bytes[i / 8] ^= (char)(1 << (i % 8));
+        ep_err err = open_small(&file, &error);
+        if (err != EP_OK) {
+            cr_assert_eq(err, EP_ERR_BAD_FILE, "bit %zu: %s", i, error.text);
+            cr_assert_eq(strncmp(error.text, NAME ": ", strlen(NAME) + 2), 0, "bit %zu: %s", i, error.text);
+            refused++;
+            continue;
+        }
+        expect_same(file, "alpha", EP_DTYPE_BF16, 2, 2, values, 16, "bit", i);
+        expect_same(file, "beta", EP_DTYPE_F32, 1, 4, values + 16, 16, "bit", i);
+        expect_same(file, "gamma", EP_DTYPE_U8, 1, 16, values + 32, 16, "bit", i);
+        ep_safetensors_close(file);
+    }
+    free(bytes);
+    cr_assert_gt(refused, header * 8 / 2, "only %zu of %zu flips were refused", refused, header * 8);
+}
+
+Test(safetensors_damage, every_header_byte_replaced_by_every_kind_of_byte)
+{
+    static const unsigned char others[] = {0x00, 0xff, '"', '{', '}', '[',  ']', ',',
+                                           ':',  '0',  '9', '-', 'e', '\\', ' ', '\n'};
+    size_t count = 0;
+    write_small();
+    char *bytes = read_raw(NAME, &count);
+    size_t header = 8 + (unsigned char)bytes[0] + 256u * (unsigned char)bytes[1];
+    for (size_t i = 0; i < header; i++) {
+        char was = bytes[i];
+        for (size_t k = 0; k < sizeof(others); k++) {
+            ep_safetensors *file = NULL;
+            ep_error error;
+            bytes[i] = (char)others[k];
+            write_raw(NAME, bytes, count);
+            if (open_small(&file, &error) == EP_OK) {
+                expect_same(file, "alpha", EP_DTYPE_BF16, 2, 2, values, 16, "byte", i);
+                expect_same(file, "beta", EP_DTYPE_F32, 1, 4, values + 16, 16, "byte", i);
+                expect_same(file, "gamma", EP_DTYPE_U8, 1, 16, values + 32, 16, "byte", i);
+                ep_safetensors_close(file);
+            }
+        }
+        bytes[i] = was;
+    }
+    free(bytes);
+}
+
+Test(safetensors_damage, a_file_cut_anywhere_is_refused)
+{
+    size_t count = 0;
+    write_small();
+    char *bytes = read_raw(NAME, &count);
+    for (size_t keep = 0; keep < count; keep++) {
+        ep_safetensors *file = NULL;
+        ep_error error;
+        write_raw(NAME, bytes, keep);
+        cr_assert_eq(open_small(&file, &error), EP_ERR_BAD_FILE, "cut at %zu was accepted", keep);
+        cr_assert_eq(strncmp(error.text, NAME ": ", strlen(NAME) + 2), 0, "%s", error.text);
+    }
+    char *longer = calloc(1, count + 1);
+    memcpy(longer, bytes, count);
+    write_raw(NAME, longer, count + 1);
+    ep_safetensors *file = NULL;
+    ep_error error;
+    cr_assert_eq(open_small(&file, &error), EP_ERR_BAD_FILE);
+    ASSERT_TEXT(error, "its tensors end at 48, the data has 49 bytes");
+    free(longer);
+    free(bytes);
+}
+
+static const struct {
+    uint8_t bytes[16];
+    size_t count;
+    const char *text;
+} length_cases[] = {
+    {{0}, 0, "has 0 bytes, allowed at least 8"},
+    {{2, 0, 0, 0, 0, 0, 0}, 7, "has 7 bytes, allowed at least 8"},
+    {{0}, 8, "header length 0, allowed 2..0 (the file has 8 bytes)"},
+    {{1, 0, 0, 0, 0, 0, 0, 0, '{'}, 9, "header length 1, allowed 2..1"},
+    {{3, 0, 0, 0, 0, 0, 0, 0, '{', '}'}, 10, "header length 3, allowed 2..2 (the file has 10 bytes)"},
+    {{1, 0, 0, 1, 0, 0, 0, 0, '{', '}'}, 10, "header length 16777217, allowed 2..16777216 (the limit)"},
+    {{0, 0, 0, 0, 0, 0, 0, 0x80, '{', '}'}, 10, "header length 9223372036854775808, allowed 2..16777216"},
+    {{255, 255, 255, 255, 255, 255, 255, 255, '{', '}'},
+     10,
+     "header length 18446744073709551615, allowed 2..16777216"},
+    {{248, 255, 255, 255, 255, 255, 255, 255, '{', '}'},
+     10,
+     "header length 18446744073709551608, allowed 2..16777216"},
+};
+
+Test(safetensors_damage, header_lengths)
+{
+    for (size_t i = 0; i < EP_ARRAY_COUNT(length_cases); i++) {
+        ep_safetensors *file = NULL;
+        ep_error error;
+        write_raw(NAME, length_cases[i].bytes, length_cases[i].count);
+        cr_assert_eq(open_small(&file, &error), EP_ERR_BAD_FILE);
+        ASSERT_TEXT(error, length_cases[i].text);
+    }
+}
+
+Test(safetensors_damage, the_header_limit_is_the_callers_up_to_the_formats)
+{
+    ep_safetensors_limits limits = {.header_bytes_max = 64, .tensors_max = 10};
+    ep_safetensors *file = NULL;
+    ep_error error;
+    write_small();
+    cr_assert_eq(ep_safetensors_open_path(test_path(NAME), &limits, &file, &error), EP_ERR_BAD_FILE);
+    ASSERT_TEXT(error, "allowed 2..64 (the limit)");
+    limits.header_bytes_max = 100000000;
+    ASSERT_OK(ep_safetensors_open_path(test_path(NAME), &limits, &file, &error), error);
+    ep_safetensors_close(file);
+    limits.header_bytes_max = 100000001;
+    cr_assert_eq(ep_safetensors_open_path(test_path(NAME), &limits, &file, &error), EP_ERR_INVALID_ARGUMENT);
+    ASSERT_TEXT(error, "header_bytes_max is 100000001, allowed 2..100000000");
+}
+
+Test(safetensors_damage, a_file_cut_after_open_gives_an_error_not_a_signal)
+{
+    ep_safetensors *file = NULL;
+    ep_error error;
+    uint8_t read[16];
+    write_small();
+    ASSERT_OK(open_small(&file, &error), error);
+    const ep_safetensors_tensor *t = ep_safetensors_find(file, "gamma");
+    cr_assert_eq(truncate(test_path(NAME), 20), 0);
+    cr_assert_eq(ep_safetensors_read(file, t, 0, read, sizeof(read), &error), EP_ERR_BAD_FILE);
+    ASSERT_TEXT(error, NAME ": has 20 bytes, had ");
+    ep_safetensors_close(file);
+}
+
+Test(safetensors_damage, a_file_rewritten_after_open_is_noticed)
+{
+    ep_safetensors *file = NULL;
+    ep_error error;
+    uint8_t read[16];
+    struct timespec times[2] = {{.tv_sec = 1}, {.tv_sec = 1}};
+    write_small();
+    ASSERT_OK(open_small(&file, &error), error);
+    cr_assert_eq(utimensat(AT_FDCWD, test_path(NAME), times, 0), 0);
+    cr_assert_eq(ep_safetensors_read(file, ep_safetensors_at(file, 0), 0, read, 4, &error), EP_ERR_BAD_FILE);
+    ASSERT_TEXT(error, NAME ": was modified after it was opened");
+    ep_safetensors_close(file);
+}
+
+Test(safetensors_damage, only_regular_files_are_opened)
+{
+    ep_safetensors *file = NULL;
+    ep_error error;
+    ep_model_dir dir;
+    ASSERT_OK(ep_model_dir_open(test_dir, &dir, &error), error);
+    mkdir(test_path("dir.safetensors"), 0700);
+    cr_assert_eq(mkfifo(test_path("pipe.safetensors"), 0600), 0);
+    cr_assert_eq(symlink("/dev/zero", test_path("zero.safetensors")), 0);
+    cr_assert_eq(symlink("pipe.safetensors", test_path("linked-pipe.safetensors")), 0);
+    cr_assert_eq(symlink("loop.safetensors", test_path("loop.safetensors")), 0);
+    static const struct {
+        const char *name;
+        ep_err err;
+        const char *text;
+    } cases[] = {
+        {"dir.safetensors", EP_ERR_BAD_FILE, "dir.safetensors: is a directory, allowed: a regular file"},
+        {"pipe.safetensors", EP_ERR_BAD_FILE, "pipe.safetensors: is a pipe, allowed: a regular file"},
+        {"zero.safetensors", EP_ERR_BAD_FILE,
+         "zero.safetensors: is a symbolic link to /dev/zero, allowed: a target below "},
+        {"linked-pipe.safetensors", EP_ERR_BAD_FILE,
+         "linked-pipe.safetensors: is a pipe, allowed: a regular file"},
+        {"loop.safetensors", EP_ERR_BAD_FILE, "loop.safetensors: cannot follow the symbolic link"},
+        {"none.safetensors", EP_ERR_NOT_FOUND, "none.safetensors: there is no such file in "},
+    };
+    for (size_t i = 0; i < EP_ARRAY_COUNT(cases); i++) {
+        cr_expect_eq(ep_safetensors_open(&dir, cases[i].name, NULL, &file, &error), cases[i].err, "%s",
+                     error.text);
+        ASSERT_TEXT(error, cases[i].text);
+    }
+    cr_expect_eq(ep_safetensors_open_path(test_path("pipe.safetensors"), NULL, &file, &error),
+                 EP_ERR_BAD_FILE);
+    ASSERT_TEXT(error, "is a pipe, allowed: a regular file");
+    ep_model_dir_close(&dir);
+}

@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Tensor names written out: fixture and reader share the tables, so only literal names can judge them. */
+#include <criterion/criterion.h>
+
+#include <string.h>
+
+#include "base/check.h"
+#include "model/tensor_names.h"
+
+static const ep_tensor_names n1 = {EP_NAMES_N1, "model."};
+static const ep_tensor_names n2 = {EP_NAMES_N2, ""};
+
+Test(tensor_names, experts_are_gate_up_down)
+{
+    static const char *const n1_names[] = {"model.layers.3.mlp.experts.17.gate_proj.weight",
+                                           "model.layers.3.mlp.experts.17.up_proj.weight",
+                                           "model.layers.3.mlp.experts.17.down_proj.weight"};
+    static const char *const n2_names[] = {"layers.3.block_sparse_moe.experts.17.w1.weight",
+                                           "layers.3.block_sparse_moe.experts.17.w3.weight",
+                                           "layers.3.block_sparse_moe.experts.17.w2.weight"};
+    for (ep_matrix m = 0; m < EP_MATRIX_COUNT; m++) {
+        char name[EP_TENSOR_NAME_BYTES];
+        ep_tensor_name_expert(&n1, 3, 17, m, "weight", name);
+        cr_expect_str_eq(name, n1_names[m]);
+        ep_tensor_name_expert(&n2, 3, 17, m, "weight", name);
+        cr_expect_str_eq(name, n2_names[m]);
+    }
+}
+
+Test(tensor_names, shared_experts_and_routers_in_every_spelling)
+{
+    static const struct {
+        const ep_tensor_names *names;
+        char kind;
+        uint32_t spelling;
+        const char *text; /* NULL: no more */
+    } cases[] = {
+        {&n1, 's', 0, "model.layers.1.mlp.shared_experts.down_proj.weight"},
+        {&n1, 's', 1, "model.layers.1.mlp.shared_expert.down_proj.weight"},
+        {&n1, 's', 2, "model.layers.1.mlp.shared_mlp.down_proj.weight"},
+        {&n1, 's', 3, NULL},
+        {&n2, 's', 0, "layers.1.block_sparse_moe.shared_experts.w2.weight"},
+        {&n2, 's', 1, "layers.1.block_sparse_moe.shared_experts.down_proj.weight"},
+        {&n2, 's', 2, "layers.1.shared_mlp.down_proj.weight"},
+        {&n2, 's', 3, NULL},
+        {&n1, 'r', 0, "model.layers.1.mlp.gate.weight"},
+        {&n1, 'r', 1, "model.layers.1.mlp.gate.wg.weight"},
+        {&n1, 'r', 2, "model.layers.1.mlp.router.classifier.weight"},
+        {&n1, 'r', 3, NULL},
+        {&n2, 'r', 0, "layers.1.block_sparse_moe.gate.weight"},
+        {&n2, 'r', 1, NULL},
+        {&n1, 'b', 0, "model.layers.1.mlp.gate.e_score_correction_bias"},
+        {&n1, 'b', 1, "model.layers.1.mlp.gate.expert_bias"},
+        {&n1, 'b', 2, "model.layers.1.mlp.moe_statics.e_score_correction_bias"},
+        {&n1, 'b', 3, "model.layers.1.mlp.router.e_score_correction_bias"},
+        {&n1, 'b', 4, NULL},
+        {&n2, 'b', 0, "layers.1.block_sparse_moe.e_score_correction_bias"},
+        {&n2, 'b', 1, "layers.1.block_sparse_moe.gate.e_score_correction_bias"},
+        {&n2, 'b', 2, NULL},
+    };
+    for (size_t i = 0; i < EP_ARRAY_COUNT(cases); i++) {
+        char name[EP_TENSOR_NAME_BYTES] = "";
+        bool there = false;
+        if (cases[i].kind == 's') {
+            there =
+                ep_tensor_name_shared(cases[i].names, cases[i].spelling, 1, EP_MATRIX_DOWN, "weight", name);
+        } else if (cases[i].kind == 'r') {
+            there = ep_tensor_name_router(cases[i].names, cases[i].spelling, 1, name);
+        } else {
+            there = ep_tensor_name_router_bias(cases[i].names, cases[i].spelling, 1, name);
+        }
+        cr_expect_eq(there, cases[i].text != NULL, "case %zu", i);
+        cr_expect(!there || strcmp(name, cases[i].text) == 0, "%s, expected %s", name, cases[i].text);
+    }
+    char name[EP_TENSOR_NAME_BYTES];
+    ep_tensor_name_shared_gate(&n1, 1, name);
+    cr_expect_str_eq(name, "model.layers.1.mlp.shared_expert_gate.weight");
+}
+
+static bool exists(const char *name, void *arg)
+{
+    return strcmp(name, arg) == 0;
+}
+
+Test(tensor_names, probe_finds_family_and_prefix_from_any_one_expert)
+{
+    static const struct {
+        const char *only;
+        ep_name_family family;
+        const char *prefix;
+    } cases[] = {
+        {"layers.1.mlp.experts.0.gate_proj.weight", EP_NAMES_N1, ""},
+        {"model.layers.1.block_sparse_moe.experts.3.w2.weight", EP_NAMES_N2, "model."},
+        {"language_model.model.layers.2.mlp.experts.0.up_proj.weight", EP_NAMES_N1, "language_model.model."},
+        {"model.language_model.layers.1.mlp.experts.3.down_proj.weight", EP_NAMES_N1,
+         "model.language_model."},
+        {"language_model.layers.1.block_sparse_moe.experts.0.w3.weight", EP_NAMES_N2, "language_model."},
+    };
+    ep_layer_shape shapes[2] = {{.layer = 1, .experts = 4}, {.layer = 2, .experts = 4}};
+    ep_model_info info = {.moe_layers_count = 2, .moe_layers = shapes};
+    for (size_t i = 0; i < EP_ARRAY_COUNT(cases); i++) {
+        ep_tensor_names names = {0};
+        ep_error error;
+        ep_err err = ep_tensor_names_probe(&info, exists, (void *)(uintptr_t)cases[i].only, &names, &error);
+        cr_assert_eq(err, EP_OK, "%s: %s", cases[i].only, error.text);
+        cr_expect_eq(names.family, cases[i].family);
+        cr_expect_str_eq(names.prefix, cases[i].prefix);
+    }
+}
