@@ -1,23 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A backend computes expert rows. This header is the porting guide: a device backend adds a folder that fills one
- * ep_backend_ops and a line in backend_registry.c; tests/contract/backend runs over it; nothing else changes.
+ * A backend computes expert rows. This header is the porting guide: a device backend adds a folder that fills
+ * one ep_backend_ops and a line in backend_registry.c; tests/contract/backend runs over it; nothing else
+ * changes.
  *
  * Everything is asynchronous: submit returns at once, done() comes from the backend's own thread.
- * A backend has its own memory kind. Host backends work straight on the caller's rows (each row: its own pointer, so rows
- * of many callers ride one pass over the weights). Others get staged copies: ep_backend_run (backend_run.c) gathers rows
- * into the backend's memory with copy_in, submits, and scatters with copy_out; callers never see the difference.
+ * A backend has its own memory kind. Host backends work straight on the caller's rows (each row: its own
+ * pointer, so rows of many callers ride one pass over the weights). Others get staged copies: ep_backend_run
+ * (backend_run.c) gathers rows into the backend's memory with copy_in, submits, and scatters with copy_out;
+ * callers never see the difference.
  */
 #ifndef EP_BACKENDS_BACKEND_H
 #define EP_BACKENDS_BACKEND_H
 
 #include "base/error.h"
 #include "expertd/tensor.h"
+#include "kernels/expert_ffn.h"
 #include "moe/flow.h"
 
 #define EP_BACKEND_API_VERSION 1
 #define EP_NUMERICS_ID_BYTES 96
 #define EP_JOB_ROWS_MAX 4096
+#define EP_BACKEND_JOBS_MAX 65536 /* jobs submitted and not yet done, per backend */
+#define EP_BACKEND_THREADS_MAX 512
+#define EP_BACKENDS_MAX 16 /* backends one process knows */
 
 typedef struct ep_backend ep_backend;
 typedef struct ep_backend_weights ep_backend_weights; /* one expert in the backend's packed form */
@@ -26,34 +32,37 @@ typedef struct ep_job ep_job;
 
 /* One expert as it stands in the checkpoint: row-major matrices, any alignment. Borrowed for the call. */
 typedef struct ep_expert_source {
-    uint32_t hidden;             /* H */
-    uint32_t inner;              /* I */
+    uint32_t hidden; /* H */
+    uint32_t inner;  /* I */
     ep_activation activation;
-    ep_dtype dtype;              /* bf16, f16 or f32 */
-    const void *gate;            /* [I,H] */
-    const void *up;              /* [I,H] */
-    const void *down;            /* [H,I] */
+    ep_dtype dtype;   /* bf16, f16 or f32 */
+    const void *gate; /* [I,H] */
+    const void *up;   /* [I,H] */
+    const void *down; /* [H,I] */
     ep_dtype shared_gate_dtype;
-    const void *shared_gate;     /* [H], a shared expert's own gate; NULL none */
+    const void *shared_gate; /* [H], a shared expert's own gate; NULL none */
 } ep_expert_source;
 
-/* One row of a job. */
-typedef struct ep_job_row {
-    const void *x;               /* [H] of job->x_dtype, host memory, any alignment */
-    float x_scale;               /* x is i8: x[i] * x_scale; else ignored */
-    float input_weight;          /* job->weight_on_input: x[i] * input_weight, rounded in f32; else ignored */
-    void *out;                   /* [H] of job->out_dtype, host memory, aligned to its element */
-} ep_job_row;
+/*
+ * One row of a job, the same struct the kernels take (kernels/expert_ffn.h):
+ *     x [H] of job->x_dtype, any alignment   x_scale for i8   input_weight for weight_on_input
+ *     out [H] of job->out_dtype, aligned to its element
+ * ops->submit: x and out are addresses of the backend's memory kind. ep_backend_run: host addresses.
+ * The array itself is host memory.
+ */
+typedef ep_ffn_row ep_job_row;
 
 /* One expert, its rows. Owned by the caller and left alone until done(). Zero it first. */
 struct ep_job {
     ep_backend_weights *weights;
     const ep_job_row *rows;
-    uint32_t rows_count;                       /* 1..EP_JOB_ROWS_MAX */
-    ep_dtype x_dtype;                          /* bf16, f16, f32, i8 */
-    ep_dtype out_dtype;                        /* bf16, f16, f32 */
+    uint32_t rows_count; /* 1..EP_JOB_ROWS_MAX */
+    ep_dtype x_dtype;    /* bf16, f16, f32, i8 */
+    ep_dtype out_dtype;  /* bf16, f16, f32 */
     bool weight_on_input;
-    void (*done)(ep_job *job, ep_err result);  /* exactly once, from a backend thread, no lock held; may submit */
+    /* Exactly once, from a backend thread, no lock held. May submit and unload; must not close and must not
+     * block long. */
+    void (*done)(ep_job *job, ep_err result);
     void *arg;
     /* private to the backend while submitted */
     ep_job *next;
@@ -61,47 +70,60 @@ struct ep_job {
 };
 
 typedef struct ep_backend_config {
-    uint32_t threads;            /* compute threads; 0: all the CPUs this process may use */
-    uint64_t memory_bytes;       /* budget for weights; 0: unlimited */
+    uint32_t threads;      /* compute, up to EP_BACKEND_THREADS_MAX; 0: all the CPUs this process may use */
+    uint64_t memory_bytes; /* budget for weights as weights_bytes counts them; 0: unlimited */
 } ep_backend_config;
 
 typedef struct ep_backend_ops {
-    uint32_t api_version;        /* EP_BACKEND_API_VERSION */
-    const char *name;            /* "cpu", "reference" */
+    uint32_t api_version; /* EP_BACKEND_API_VERSION */
+    const char *name;     /* "cpu", "reference" */
     ep_memory_kind memory;
 
-    /* Starts threads or opens the device. Errors: UNAVAILABLE (no such device or library), NO_MEMORY, INVALID_ARGUMENT. */
+    /* Starts threads or opens the device. Errors: UNAVAILABLE (no such device or library), NO_MEMORY,
+     * INVALID_ARGUMENT. */
     ep_err (*open)(const ep_backend_config *config, ep_backend **out_backend, ep_error *out_error);
-    /* All jobs done, all weights unloaded. Joins the backend's threads. NULL allowed. */
+    /* All jobs done (done() called; it may still be returning), all weights unloaded. Joins the threads. NULL
+     * allowed. */
     void (*close)(ep_backend *backend);
 
     /*
-     * Numerics id for weights of this type: family/weight format/rounding/digest of a known-answer run made on this machine,
-     * e.g. "portable/bf16/rne/5f0c9a12". Equal ids mean equal bits. Pure after open.
+     * Numerics id for weights of this type: family/weight format/rounding/digest of a known-answer run made
+     * on this machine, e.g. "portable/bf16/rne/5f0c9a12". Equal ids mean equal bits. Pure after open.
      */
     ep_err (*numerics_id)(ep_backend *backend, ep_dtype weight_dtype, char out_id[EP_NUMERICS_ID_BYTES]);
-    /* Bytes weights_load will take for this expert. */
+    /* Bytes weights_load will take for this expert; 0 when it would refuse it. Looks at shapes and types
+     * only. */
     size_t (*weights_bytes)(ep_backend *backend, const ep_expert_source *source);
-    /* Packs an expert; may block (call it from a loader thread). Keeps nothing of source. Errors: NO_MEMORY, RESOURCE_EXHAUSTED
-     * (budget), UNIMPLEMENTED (dtype or activation), DEVICE_LOST. */
-    ep_err (*weights_load)(ep_backend *backend, const ep_expert_source *source, ep_backend_weights **out_weights, ep_error *out_error);
+    /* Packs an expert; may block (call it from a loader thread). Keeps nothing of source. Threads: any.
+     * Errors: NO_MEMORY, RESOURCE_EXHAUSTED (budget), UNIMPLEMENTED (dtype or activation), INVALID_ARGUMENT
+     * (shape), DEVICE_LOST. */
+    ep_err (*weights_load)(ep_backend *backend, const ep_expert_source *source,
+                           ep_backend_weights **out_weights, ep_error *out_error);
     /* No job may use them. NULL allowed. */
     void (*weights_unload)(ep_backend *backend, ep_backend_weights *weights);
 
-    /* Queues a job; rows point to the backend's own memory kind. Never blocks. Errors: RESOURCE_EXHAUSTED (queue full),
-     * INVALID_ARGUMENT; then done() is not called. */
+    /* Queues a job; rows point to the backend's own memory kind. Never blocks. Threads: any, and from done().
+     * Errors: RESOURCE_EXHAUSTED (EP_BACKEND_JOBS_MAX), INVALID_ARGUMENT, DEVICE_LOST; then done() is not
+     * called. done() may bring NO_MEMORY, DEVICE_LOST; rows' outputs are then undefined. */
     ep_err (*submit)(ep_backend *backend, ep_job *job);
 
-    /* The slots below: NULL (all of them) for host memory. */
+    /* The slots below: NULL (all of them) for host memory. alloc and free: any thread, also from done().
+     * Blocks are 64-byte aligned. Errors of alloc: NO_MEMORY, DEVICE_LOST. */
     ep_err (*memory_alloc)(ep_backend *backend, size_t bytes, ep_backend_memory **out_memory);
     void (*memory_free)(ep_backend *backend, ep_backend_memory *memory);
-    /* Address inside the block in the backend's address space; what job rows point to. Not for the host to read. */
+    /* Address inside the block in the backend's address space; what job rows point to. Not for the host to
+     * read. */
     void *(*memory_address)(ep_backend_memory *memory);
-    /* Gather list into the block at offset / block into scatter list; done() as for jobs. Ordered with jobs by the caller. */
-    ep_err (*copy_in)(ep_backend *backend, ep_backend_memory *memory, size_t offset, const void *const *rows, size_t row_bytes,
-                      uint32_t rows_count, void (*done)(void *arg, ep_err result), void *arg);
-    ep_err (*copy_out)(ep_backend *backend, ep_backend_memory *memory, size_t offset, void *const *rows, size_t row_bytes,
-                       uint32_t rows_count, void (*done)(void *arg, ep_err result), void *arg);
+    /* Gather list of host rows into the block at offset / block into scatter list, one row after the other;
+     * rows (the array too) stays valid until done(), which is as for jobs and is not called after an error.
+     * Jobs and copies may run in any order: the caller submits one when the one it depends on is done.
+     * Errors: INVALID_ARGUMENT (past the block's end), RESOURCE_EXHAUSTED, DEVICE_LOST. */
+    ep_err (*copy_in)(ep_backend *backend, ep_backend_memory *memory, size_t offset, const void *const *rows,
+                      size_t row_bytes, uint32_t rows_count, void (*done)(void *arg, ep_err result),
+                      void *arg);
+    ep_err (*copy_out)(ep_backend *backend, ep_backend_memory *memory, size_t offset, void *const *rows,
+                       size_t row_bytes, uint32_t rows_count, void (*done)(void *arg, ep_err result),
+                       void *arg);
 } ep_backend_ops;
 
 /* First member of every backend. */
@@ -109,13 +131,26 @@ struct ep_backend {
     const ep_backend_ops *ops;
 };
 
-/* NULL when there is no such backend. Names of all, for messages: ep_backend_names() = "cpu, reference". */
+/* First member of every backend's weights. */
+struct ep_backend_weights {
+    uint32_t hidden;
+    uint32_t inner;
+    ep_dtype dtype;
+};
+
+/* NULL when there is no such backend. Names of all, for messages: ep_backend_names() = "cpu, reference".
+ * Threads: any. */
 const ep_backend_ops *ep_backend_by_name(const char *name);
 const char *ep_backend_names(void);
+/*
+ * Adds a backend; ops stays valid for the life of the process. Once per ops; a second time changes nothing.
+ * Call it before threads start: it is not locked against the two above.
+ */
+void ep_backend_register(const ep_backend_ops *ops);
 
 /*
  * Runs a job whose rows are in host memory on any backend, staging through its own memory when it has one.
- * Same contract as ops->submit. Threads: any.
+ * Same contract as ops->submit, and NO_MEMORY (staging). Threads: any.
  */
 ep_err ep_backend_run(ep_backend *backend, ep_job *job);
 

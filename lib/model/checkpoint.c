@@ -226,7 +226,7 @@ static void infer_dtype(ep_checkpoint *self)
     }
 }
 
-/* SHA-256 over the config's digest, then each file's size and header digest in name order. */
+/* SHA-256 over the config's digest, then each file's size and identity digest in name order. */
 static ep_err hash_version(ep_checkpoint *self, const uint8_t *config_digest, ep_error *out_error)
 {
     size_t record = sizeof(uint64_t) + EP_SAFETENSORS_DIGEST_BYTES;
@@ -243,7 +243,7 @@ static ep_err hash_version(ep_checkpoint *self, const uint8_t *config_digest, ep
         for (size_t b = 0; b < sizeof(size); b++) {
             at[b] = (uint8_t)(size >> (8 * b));
         }
-        memcpy(at + sizeof(size), ep_safetensors_header_digest(self->shards[i]), EP_SAFETENSORS_DIGEST_BYTES);
+        memcpy(at + sizeof(size), ep_safetensors_identity_digest(self->shards[i]), EP_SAFETENSORS_DIGEST_BYTES);
     }
     ep_err err = sha256(bytes, count, digest, out_error);
     free(bytes);

@@ -49,7 +49,7 @@ typedef struct ep_model_info {
     uint32_t moe_layers_count;
     ep_layer_shape *moe_layers;  /* [moe_layers_count], ascending layer; owned by the checkpoint */
     uint32_t *shared_inner;      /* [moe_layers_count], I of the shared expert; 0 none */
-    char version[17];            /* 16 hex digits of a SHA-256 over config.json and every shard's header and size */
+    char version[17];            /* 16 hex digits of a SHA-256 over config.json and every shard's size, header and samples of its data */
     char config_hash[17];        /* 16 hex digits of the SHA-256 of config.json */
     uint32_t positions_max;      /* max_position_embeddings; 0 when absent */
     bool model_type_known;       /* false: accepted because names and keys fit; router from scoring_func, R2 by default */

@@ -11,12 +11,15 @@
 #include "base/check.h"
 
 #define LENGTH_BYTES 8
+/* Pieces of the data that go into a file's identity: two fine-tunes of one model have equal headers. */
+#define SAMPLES 16u
+#define SAMPLE_BYTES 4096u
 
 struct ep_safetensors {
     ep_model_file file;
     uint64_t data_begin; /* in the file */
     ep_safetensors_header header;
-    uint8_t header_digest[EP_SAFETENSORS_DIGEST_BYTES];
+    uint8_t identity_digest[EP_SAFETENSORS_DIGEST_BYTES];
 };
 
 static ep_err read_header_length(const ep_model_file *file, const ep_safetensors_limits *limits,
@@ -51,10 +54,44 @@ static ep_err read_header_length(const ep_model_file *file, const ep_safetensors
     return EP_OK;
 }
 
+/* Adds evenly spread pieces of the data to the digest. */
+static ep_err hash_samples(const ep_safetensors *self, EVP_MD_CTX *context, ep_error *out_error)
+{
+    uint8_t sample[SAMPLE_BYTES];
+    uint64_t data_bytes = self->file.bytes - self->data_begin;
+    size_t piece = data_bytes < SAMPLE_BYTES ? (size_t)data_bytes : SAMPLE_BYTES;
+    for (uint32_t i = 0; i < SAMPLES && piece > 0; i++) {
+        uint64_t offset = self->data_begin + (data_bytes - piece) / (SAMPLES - 1) * i;
+        ep_err err = ep_model_file_read(&self->file, offset, sample, piece, out_error);
+        if (err != EP_OK) {
+            return err;
+        }
+        if (EVP_DigestUpdate(context, sample, piece) != 1) {
+            return EP_ERR_INTERNAL;
+        }
+    }
+    return EP_OK;
+}
+
+/* SHA-256 of the header and the samples. */
+static ep_err hash_identity(ep_safetensors *self, const char *text, size_t bytes, ep_error *out_error)
+{
+    EVP_MD_CTX *context = EVP_MD_CTX_new();
+    bool good = context != NULL && EVP_DigestInit_ex(context, EVP_sha256(), NULL) == 1 && EVP_DigestUpdate(context, text, bytes) == 1;
+    ep_err err = good ? hash_samples(self, context, out_error) : EP_ERR_INTERNAL;
+    if (err == EP_OK && EVP_DigestFinal_ex(context, self->identity_digest, NULL) != 1) {
+        err = EP_ERR_INTERNAL;
+    }
+    EVP_MD_CTX_free(context);
+    if (err == EP_ERR_INTERNAL) {
+        ep_error_set(out_error, err, "%s: SHA-256 is not available from libcrypto", self->file.name);
+    }
+    return err;
+}
+
 static ep_err read_header(ep_safetensors *self, const ep_safetensors_limits *limits, ep_error *out_error)
 {
     size_t bytes = 0;
-    unsigned digest_bytes = 0;
     ep_err err = read_header_length(&self->file, limits, &bytes, out_error);
     if (err != EP_OK) {
         return err;
@@ -70,10 +107,8 @@ static ep_err read_header(ep_safetensors *self, const ep_safetensors_limits *lim
         err = ep_safetensors_header_parse(self->file.name, text, bytes, self->file.bytes - self->data_begin,
                                           limits, &self->header, out_error);
     }
-    if (err == EP_OK &&
-        EVP_Digest(text, bytes, self->header_digest, &digest_bytes, EVP_sha256(), NULL) != 1) {
-        err = ep_error_set(out_error, EP_ERR_INTERNAL, "%s: SHA-256 is not available from libcrypto",
-                           self->file.name);
+    if (err == EP_OK) {
+        err = hash_identity(self, text, bytes, out_error);
     }
     free(text);
     return err;
@@ -144,9 +179,9 @@ uint64_t ep_safetensors_bytes(const ep_safetensors *file)
     return file->file.bytes;
 }
 
-const uint8_t *ep_safetensors_header_digest(const ep_safetensors *file)
+const uint8_t *ep_safetensors_identity_digest(const ep_safetensors *file)
 {
-    return file->header_digest;
+    return file->identity_digest;
 }
 
 size_t ep_safetensors_count(const ep_safetensors *file)

@@ -78,8 +78,8 @@ void ep_safetensors_close(ep_safetensors *file);
 
 const char *ep_safetensors_name(const ep_safetensors *file);
 uint64_t ep_safetensors_bytes(const ep_safetensors *file);
-/* SHA-256 of the header's bytes. */
-const uint8_t *ep_safetensors_header_digest(const ep_safetensors *file);
+/* SHA-256 of the header and of pieces spread over the data: what tells one file from another without reading all of it. */
+const uint8_t *ep_safetensors_identity_digest(const ep_safetensors *file);
 size_t ep_safetensors_count(const ep_safetensors *file);
 /* index < count, in name order. */
 const ep_safetensors_tensor *ep_safetensors_at(const ep_safetensors *file, size_t index);

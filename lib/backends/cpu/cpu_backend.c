@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The vtable of backend "cpu": packed weights against a budget, jobs to the schedule. */
+#include "backends/cpu/cpu_backend.h"
+
+#include <stdlib.h>
+
+#include "backends/cpu/cpu_schedule.h"
+#include "backends/host_common.h"
+#include "backends/known_answer.h"
+#include "base/check.h"
+
+typedef struct cpu_backend {
+    ep_backend base;
+    ep_backend_budget budget;
+    ep_known_answer answer;
+    ep_cpu_schedule *schedule;
+} cpu_backend;
+
+static void cpu_close(ep_backend *base)
+{
+    cpu_backend *backend = (cpu_backend *)base;
+    if (backend == NULL) {
+        return;
+    }
+    ep_cpu_schedule_stop(backend->schedule);
+    EP_ASSERT(atomic_load(&backend->budget.used_bytes) == 0);
+    free(backend);
+}
+
+ep_err ep_cpu_backend_open_with(const ep_ffn_kernel *kernel, const ep_backend_config *config,
+                                ep_backend **out_backend, ep_error *out_error)
+{
+    if (config->threads > EP_BACKEND_THREADS_MAX) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "compute threads is %u, allowed 0 to %u",
+                            config->threads, EP_BACKEND_THREADS_MAX);
+    }
+    const uint32_t threads = config->threads == 0 ? ep_host_cpus_count() : config->threads;
+    cpu_backend *backend = calloc(1, sizeof(*backend));
+    if (backend == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for backend cpu");
+    }
+    backend->base.ops = &ep_backend_cpu_ops;
+    ep_err err = ep_cpu_schedule_start(kernel, threads, &backend->schedule);
+    if (err != EP_OK) {
+        cpu_close(&backend->base);
+        return ep_error_set(out_error, err, "backend cpu cannot start %u threads", threads);
+    }
+    err = ep_known_answer_run(&backend->base, &backend->answer, out_error);
+    if (err != EP_OK) {
+        cpu_close(&backend->base);
+        return err;
+    }
+    backend->budget.limit_bytes = config->memory_bytes;
+    *out_backend = &backend->base;
+    return EP_OK;
+}
+
+static ep_err cpu_open(const ep_backend_config *config, ep_backend **out_backend, ep_error *out_error)
+{
+    return ep_cpu_backend_open_with(ep_ffn_kernel_best(), config, out_backend, out_error);
+}
+
+static ep_err cpu_numerics_id(ep_backend *base, ep_dtype weight_dtype, char out_id[EP_NUMERICS_ID_BYTES])
+{
+    return ep_known_answer_id(&((cpu_backend *)base)->answer, weight_dtype, out_id);
+}
+
+static size_t cpu_weights_bytes(ep_backend *base, const ep_expert_source *source)
+{
+    (void)base;
+    const ep_ffn_source matrices = ep_expert_source_matrices(source);
+    return ep_expert_source_supported(source) ? ep_ffn_packed_bytes(&matrices) : 0;
+}
+
+static ep_err cpu_weights_load(ep_backend *base, const ep_expert_source *source,
+                               ep_backend_weights **out_weights, ep_error *out_error)
+{
+    cpu_backend *backend = (cpu_backend *)base;
+    ep_err err = ep_expert_source_check(source, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    const ep_ffn_source matrices = ep_expert_source_matrices(source);
+    const size_t bytes = ep_ffn_packed_bytes(&matrices);
+    err = ep_backend_budget_take(&backend->budget, bytes, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    ep_cpu_weights *weights = calloc(1, sizeof(*weights));
+    void *memory = ep_host_alloc(bytes);
+    if (weights == NULL || memory == NULL) {
+        free(weights);
+        free(memory);
+        ep_backend_budget_give(&backend->budget, bytes);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for an expert of %zu bytes", bytes);
+    }
+    ep_ffn_pack(&matrices, memory, &weights->packed);
+    weights->base =
+        (ep_backend_weights){.hidden = source->hidden, .inner = source->inner, .dtype = source->dtype};
+    weights->memory = memory;
+    weights->bytes = bytes;
+    *out_weights = &weights->base;
+    return EP_OK;
+}
+
+static void cpu_weights_unload(ep_backend *base, ep_backend_weights *base_weights)
+{
+    ep_cpu_weights *weights = (ep_cpu_weights *)base_weights;
+    if (weights != NULL) {
+        ep_backend_budget_give(&((cpu_backend *)base)->budget, weights->bytes);
+        free(weights->memory);
+        free(weights);
+    }
+}
+
+static ep_err cpu_submit(ep_backend *base, ep_job *job)
+{
+    ep_err err = ep_job_check(job);
+    return err != EP_OK ? err : ep_cpu_schedule_submit(((cpu_backend *)base)->schedule, job);
+}
+
+const ep_backend_ops ep_backend_cpu_ops = {
+    .api_version = EP_BACKEND_API_VERSION,
+    .name = "cpu",
+    .memory = EP_MEMORY_HOST,
+    .open = cpu_open,
+    .close = cpu_close,
+    .numerics_id = cpu_numerics_id,
+    .weights_bytes = cpu_weights_bytes,
+    .weights_load = cpu_weights_load,
+    .weights_unload = cpu_weights_unload,
+    .submit = cpu_submit,
+};

@@ -1,0 +1,447 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "backends/cpu/cpu_schedule.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backends/host_common.h"
+#include "base/check.h"
+#include "base/clock.h"
+
+#define SPIN_NS (50 * EP_NS_PER_US) /* an expert takes 50 to 500 us; waking a sleeper costs some 25 */
+#define WHOLE_PASS_FMAS 262144u     /* a pass below this is one task: handing parts over would cost more */
+#define TASK_FMAS 65536u            /* panels are taken together up to this much work */
+#define SPARE_PASSES 2              /* passes open beyond one per thread, so stage ends find other work */
+
+typedef enum { STAGE_PREPARE, STAGE_PACK, STAGE_GATE_UP, STAGE_DOWN, STAGE_END } stage;
+
+typedef struct {
+    bool open;
+    ep_job *job;
+    uint32_t first_row;
+    uint32_t rows_count;
+    stage stage;
+    uint32_t tasks_count; /* of this stage */
+    uint32_t tasks_taken;
+    uint32_t tasks_done;
+    uint32_t grain; /* tasks taken at a time */
+    ep_err err;
+    uint64_t order; /* older passes first */
+    ep_ffn_pass pass;
+    void *scratch;
+    size_t scratch_bytes;
+} cpu_pass;
+
+typedef struct {
+    ep_cpu_schedule *schedule;
+    uint32_t index;
+    pthread_t thread;
+    float *tile; /* EP_FFN_TILE_BYTES */
+} cpu_worker;
+
+/* Some tasks of one stage, taken by one thread. */
+typedef struct {
+    cpu_pass *pass;
+    stage stage;
+    uint32_t first;
+    uint32_t count;
+} cpu_work;
+
+struct ep_cpu_schedule {
+    const ep_ffn_kernel *kernel;
+    uint32_t threads;
+    uint32_t threads_started;
+    cpu_worker *workers;
+    cpu_pass *passes; /* threads + SPARE_PASSES */
+    uint32_t passes_count;
+
+    _Atomic uint64_t changes; /* grows whenever new work can be taken, or stopping; written under lock */
+    pthread_mutex_t lock;     /* below, and all of a pass but its data while its tasks run */
+    pthread_cond_t wake;
+    uint32_t sleepers_count;
+    ep_job *first; /* jobs with rows not yet in a pass */
+    ep_job *last;
+    uint32_t jobs_count;
+    uint64_t next_order;
+    bool stopping;
+};
+
+/* A job's private words while it is submitted. */
+enum { JOB_PASSES_OPENED, JOB_PASSES_DONE, JOB_ERR };
+
+static uint32_t job_word(const ep_job *job, int word)
+{
+    return (uint32_t)(uintptr_t)job->scratch[word];
+}
+
+static void job_set_word(ep_job *job, int word, uint32_t value)
+{
+    job->scratch[word] = (void *)(uintptr_t)value;
+}
+
+static uint32_t job_passes_count(const ep_job *job)
+{
+    return (job->rows_count + EP_FFN_PASS_ROWS - 1) / EP_FFN_PASS_ROWS;
+}
+
+/* Lock held. Tells sleeping and spinning threads that there is work. */
+static void announce(ep_cpu_schedule *s, uint32_t tasks)
+{
+    atomic_fetch_add_explicit(&s->changes, 1, memory_order_release);
+    if (s->sleepers_count == 0) {
+        return;
+    }
+    if (tasks == 1) {
+        pthread_cond_signal(&s->wake);
+    } else {
+        pthread_cond_broadcast(&s->wake);
+    }
+}
+
+static uint64_t pass_fmas(const cpu_pass *pass)
+{
+    return (uint64_t)3 * pass->job->weights->hidden * pass->job->weights->inner * pass->rows_count;
+}
+
+/* Lock held. Moves a pass into a stage; the caller announces its tasks. */
+static void enter_stage(cpu_pass *pass, stage next)
+{
+    const ep_backend_weights *weights = pass->job->weights;
+    const ep_ffn_packed *packed = &((const ep_cpu_weights *)weights)->packed;
+    uint64_t task_fmas = 1;
+    pass->stage = next;
+    pass->tasks_taken = 0;
+    pass->tasks_done = 0;
+    switch (next) {
+    case STAGE_PREPARE:
+        pass->tasks_count = 1;
+        break;
+    case STAGE_PACK:
+        pass->tasks_count = pass->pass.chunks.count;
+        task_fmas = (uint64_t)weights->hidden * EP_FFN_CHUNK_ROWS;
+        break;
+    case STAGE_GATE_UP:
+        pass->tasks_count = packed->gate_up_panels;
+        task_fmas = (uint64_t)weights->hidden * EP_FFN_PANEL * pass->rows_count;
+        break;
+    case STAGE_DOWN:
+        pass->tasks_count = packed->down_panels;
+        task_fmas = (uint64_t)weights->inner * EP_FFN_PANEL * pass->rows_count;
+        break;
+    case STAGE_END:
+        pass->tasks_count = 0;
+        return;
+    }
+    pass->grain = (uint32_t)(task_fmas >= TASK_FMAS ? 1 : (TASK_FMAS + task_fmas - 1) / task_fmas);
+}
+
+/* Lock held. The next rows of the first waiting job become a pass, when one is free. */
+static cpu_pass *open_pass(ep_cpu_schedule *s)
+{
+    ep_job *job = s->first;
+    if (job == NULL) {
+        return NULL;
+    }
+    cpu_pass *pass = NULL;
+    for (uint32_t i = 0; i < s->passes_count && pass == NULL; i++) {
+        pass = s->passes[i].open ? NULL : &s->passes[i];
+    }
+    if (pass == NULL) {
+        return NULL;
+    }
+    const uint32_t count = job_passes_count(job);
+    const uint32_t index = job_word(job, JOB_PASSES_OPENED);
+    const uint32_t base = job->rows_count / count;
+    const uint32_t longer = job->rows_count % count;
+    pass->open = true;
+    pass->job = job;
+    pass->first_row = base * index + (index < longer ? index : longer);
+    pass->rows_count = base + (index < longer ? 1 : 0);
+    pass->err = EP_OK;
+    pass->order = s->next_order++;
+    job_set_word(job, JOB_PASSES_OPENED, index + 1);
+    if (index + 1 == count) {
+        s->first = job->next;
+    }
+    enter_stage(pass, STAGE_PREPARE);
+    return pass;
+}
+
+/* Lock held. False when there is nothing to do now. */
+static bool take_work(ep_cpu_schedule *s, cpu_work *out_work)
+{
+    cpu_pass *oldest = NULL;
+    for (uint32_t i = 0; i < s->passes_count; i++) {
+        cpu_pass *pass = &s->passes[i];
+        if (pass->open && pass->tasks_taken < pass->tasks_count &&
+            (oldest == NULL || pass->order < oldest->order)) {
+            oldest = pass;
+        }
+    }
+    if (oldest == NULL) {
+        oldest = open_pass(s);
+    }
+    if (oldest == NULL) {
+        return false;
+    }
+    const uint32_t left = oldest->tasks_count - oldest->tasks_taken;
+    out_work->pass = oldest;
+    out_work->stage = oldest->stage;
+    out_work->first = oldest->tasks_taken;
+    out_work->count = left < oldest->grain ? left : oldest->grain;
+    oldest->tasks_taken += out_work->count;
+    return true;
+}
+
+static void run_tasks(const ep_ffn_pass *pass, stage which, uint32_t first, uint32_t count, float *tile)
+{
+    for (uint32_t i = first; i < first + count; i++) {
+        if (which == STAGE_PACK) {
+            ep_ffn_pass_pack_chunk(pass, i);
+        } else if (which == STAGE_GATE_UP) {
+            ep_ffn_pass_gate_up(pass, i, tile);
+        } else {
+            ep_ffn_pass_down(pass, i, tile);
+        }
+    }
+}
+
+/* Scratch grows to the largest pass seen and is kept. */
+static ep_err grow_scratch(cpu_pass *pass, size_t bytes)
+{
+    if (bytes <= pass->scratch_bytes) {
+        return EP_OK;
+    }
+    free(pass->scratch);
+    pass->scratch = ep_host_alloc(bytes);
+    pass->scratch_bytes = pass->scratch == NULL ? 0 : bytes;
+    return pass->scratch == NULL ? EP_ERR_NO_MEMORY : EP_OK;
+}
+
+/* No lock; the pass has this one task. Returns the stage that follows. */
+static stage prepare_pass(ep_cpu_schedule *s, cpu_pass *pass, float *tile)
+{
+    const ep_job *job = pass->job;
+    const ep_ffn_packed *packed = &((const ep_cpu_weights *)job->weights)->packed;
+    const ep_ffn_batch batch = {
+        .rows = job->rows + pass->first_row,
+        .rows_count = pass->rows_count,
+        .x_dtype = job->x_dtype,
+        .out_dtype = job->out_dtype,
+        .weight_on_input = job->weight_on_input,
+    };
+    pass->err =
+        grow_scratch(pass, ep_ffn_pass_scratch_bytes(packed->hidden, packed->inner, pass->rows_count));
+    if (pass->err != EP_OK) {
+        return STAGE_END;
+    }
+    ep_ffn_pass_init(&pass->pass, s->kernel, packed, &batch, pass->scratch);
+    if (pass_fmas(pass) > WHOLE_PASS_FMAS) {
+        return STAGE_PACK;
+    }
+    run_tasks(&pass->pass, STAGE_PACK, 0, pass->pass.chunks.count, tile);
+    run_tasks(&pass->pass, STAGE_GATE_UP, 0, packed->gate_up_panels, tile);
+    run_tasks(&pass->pass, STAGE_DOWN, 0, packed->down_panels, tile);
+    return STAGE_END;
+}
+
+/* Lock held. A pass has ended; returns its job when that was the job's last one. */
+static ep_job *close_pass(ep_cpu_schedule *s, cpu_pass *pass)
+{
+    ep_job *job = pass->job;
+    uint32_t done = job_word(job, JOB_PASSES_DONE) + 1;
+    job_set_word(job, JOB_PASSES_DONE, done);
+    if (pass->err != EP_OK) {
+        job_set_word(job, JOB_ERR, (uint32_t)pass->err);
+    }
+    pass->open = false;
+    pass->job = NULL;
+    if (s->first != NULL) {
+        announce(s, 1); /* a waiting job may open this pass */
+    }
+    if (done < job_passes_count(job)) {
+        return NULL;
+    }
+    s->jobs_count--;
+    return job;
+}
+
+/* Lock held before and after, not while tasks run and done() is called. */
+static void do_work(cpu_worker *worker, const cpu_work *work)
+{
+    ep_cpu_schedule *s = worker->schedule;
+    cpu_pass *pass = work->pass;
+    stage next = (stage)(work->stage + 1);
+
+    pthread_mutex_unlock(&s->lock);
+    if (work->stage == STAGE_PREPARE) {
+        next = prepare_pass(s, pass, worker->tile);
+    } else {
+        run_tasks(&pass->pass, work->stage, work->first, work->count, worker->tile);
+    }
+    pthread_mutex_lock(&s->lock);
+
+    pass->tasks_done += work->count;
+    if (pass->tasks_done < pass->tasks_count) {
+        return;
+    }
+    if (next != STAGE_END) {
+        enter_stage(pass, next);
+        announce(s, (pass->tasks_count + pass->grain - 1) / pass->grain);
+        return;
+    }
+    ep_job *job = close_pass(s, pass);
+    if (job != NULL) {
+        pthread_mutex_unlock(&s->lock);
+        job->done(job, (ep_err)job_word(job, JOB_ERR)); /* the job is the caller's again */
+        pthread_mutex_lock(&s->lock);
+    }
+}
+
+static void pause_cpu(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+/* No lock. True when something changed since seen before the time was up. */
+static bool spin_for_change(ep_cpu_schedule *s, uint64_t seen)
+{
+    const uint64_t end_ns = ep_clock_now_ns() + SPIN_NS;
+    do {
+        for (int i = 0; i < 64; i++) {
+            if (atomic_load_explicit(&s->changes, memory_order_acquire) != seen) {
+                return true;
+            }
+            pause_cpu();
+        }
+    } while (ep_clock_now_ns() < end_ns);
+    return false;
+}
+
+/* Lock held before and after. Returns when there may be work. */
+static void wait_for_work(ep_cpu_schedule *s)
+{
+    uint64_t seen = atomic_load_explicit(&s->changes, memory_order_relaxed);
+    pthread_mutex_unlock(&s->lock);
+    bool changed = spin_for_change(s, seen);
+    pthread_mutex_lock(&s->lock);
+    if (changed) {
+        return;
+    }
+    s->sleepers_count++;
+    while (atomic_load_explicit(&s->changes, memory_order_relaxed) == seen) {
+        pthread_cond_wait(&s->wake, &s->lock);
+    }
+    s->sleepers_count--;
+}
+
+static void *worker_main(void *arg)
+{
+    cpu_worker *worker = arg;
+    ep_cpu_schedule *s = worker->schedule;
+    char name[16];
+    snprintf(name, sizeof(name), "ep-cpu-%u", worker->index % 100000);
+    pthread_setname_np(pthread_self(), name);
+
+    pthread_mutex_lock(&s->lock);
+    for (;;) {
+        cpu_work work;
+        if (take_work(s, &work)) {
+            do_work(worker, &work);
+        } else if (s->stopping) {
+            break;
+        } else {
+            wait_for_work(s);
+        }
+    }
+    pthread_mutex_unlock(&s->lock);
+    return NULL;
+}
+
+ep_err ep_cpu_schedule_start(const ep_ffn_kernel *kernel, uint32_t threads, ep_cpu_schedule **out_schedule)
+{
+    ep_cpu_schedule *s = calloc(1, sizeof(*s));
+    if (s == NULL) {
+        return EP_ERR_NO_MEMORY;
+    }
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_cond_init(&s->wake, NULL);
+    s->kernel = kernel;
+    s->threads = threads;
+    s->passes_count = threads + SPARE_PASSES;
+    s->workers = calloc(threads, sizeof(*s->workers));
+    s->passes = calloc(s->passes_count, sizeof(*s->passes));
+    if (s->workers == NULL || s->passes == NULL) {
+        ep_cpu_schedule_stop(s);
+        return EP_ERR_NO_MEMORY;
+    }
+    for (uint32_t i = 0; i < threads; i++) {
+        cpu_worker *worker = &s->workers[i];
+        worker->schedule = s;
+        worker->index = i;
+        worker->tile = ep_host_alloc(EP_FFN_TILE_BYTES);
+        if (worker->tile == NULL || ep_host_thread_start(&worker->thread, worker_main, worker) != EP_OK) {
+            ep_cpu_schedule_stop(s);
+            return EP_ERR_NO_MEMORY;
+        }
+        s->threads_started++;
+    }
+    *out_schedule = s;
+    return EP_OK;
+}
+
+void ep_cpu_schedule_stop(ep_cpu_schedule *s)
+{
+    if (s == NULL) {
+        return;
+    }
+    pthread_mutex_lock(&s->lock);
+    EP_ASSERT(s->jobs_count == 0);
+    s->stopping = true;
+    announce(s, s->threads);
+    pthread_cond_broadcast(&s->wake);
+    pthread_mutex_unlock(&s->lock);
+    for (uint32_t i = 0; i < s->threads_started; i++) {
+        pthread_join(s->workers[i].thread, NULL);
+    }
+    for (uint32_t i = 0; s->workers != NULL && i < s->threads; i++) {
+        free(s->workers[i].tile);
+    }
+    for (uint32_t i = 0; s->passes != NULL && i < s->passes_count; i++) {
+        free(s->passes[i].scratch);
+    }
+    pthread_mutex_destroy(&s->lock);
+    pthread_cond_destroy(&s->wake);
+    free(s->workers);
+    free(s->passes);
+    free(s);
+}
+
+ep_err ep_cpu_schedule_submit(ep_cpu_schedule *s, ep_job *job)
+{
+    ep_err err = EP_OK;
+    job->next = NULL;
+    memset(job->scratch, 0, sizeof(job->scratch));
+    pthread_mutex_lock(&s->lock);
+    if (s->jobs_count >= EP_BACKEND_JOBS_MAX) {
+        err = EP_ERR_RESOURCE_EXHAUSTED;
+    } else {
+        if (s->first == NULL) {
+            s->first = job;
+        } else {
+            s->last->next = job;
+        }
+        s->last = job;
+        s->jobs_count++;
+        announce(s, 1);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return err;
+}

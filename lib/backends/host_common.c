@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "backends/host_common.h"
+
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/check.h"
+
+#define HUGE_PAGE_BYTES ((size_t)2 << 20)
+
+static bool is_float(ep_dtype dtype)
+{
+    return dtype == EP_DTYPE_BF16 || dtype == EP_DTYPE_F16 || dtype == EP_DTYPE_F32;
+}
+
+static ep_err check_shape_and_types(const ep_expert_source *source, ep_error *out_error)
+{
+    if (source->hidden < 1 || source->hidden > EP_HIDDEN_MAX) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "expert width H is %u, allowed 1 to %u",
+                            source->hidden, EP_HIDDEN_MAX);
+    }
+    if (source->inner < 1 || source->inner > EP_INNER_MAX) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "expert inner width I is %u, allowed 1 to %u",
+                            source->inner, EP_INNER_MAX);
+    }
+    if (source->activation != EP_ACT_SILU) {
+        return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
+                            "activation %d is not implemented, allowed: 0 (silu)", (int)source->activation);
+    }
+    if (!is_float(source->dtype)) {
+        return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
+                            "weights of type %s are not implemented, allowed: bf16, f16, f32",
+                            ep_dtype_name(source->dtype));
+    }
+    if (source->shared_gate != NULL && !is_float(source->shared_gate_dtype)) {
+        return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
+                            "a shared gate of type %s is not implemented, allowed: bf16, f16, f32",
+                            ep_dtype_name(source->shared_gate_dtype));
+    }
+    return EP_OK;
+}
+
+ep_err ep_expert_source_check(const ep_expert_source *source, ep_error *out_error)
+{
+    ep_err err = check_shape_and_types(source, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    if (source->gate == NULL || source->up == NULL || source->down == NULL) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "the expert's %s matrix is missing",
+                            source->gate == NULL ? "gate"
+                            : source->up == NULL ? "up"
+                                                 : "down");
+    }
+    return EP_OK;
+}
+
+bool ep_expert_source_supported(const ep_expert_source *source)
+{
+    return check_shape_and_types(source, NULL) == EP_OK;
+}
+
+ep_ffn_source ep_expert_source_matrices(const ep_expert_source *source)
+{
+    return (ep_ffn_source){
+        .hidden = source->hidden,
+        .inner = source->inner,
+        .dtype = source->dtype,
+        .gate = source->gate,
+        .up = source->up,
+        .down = source->down,
+        .shared_gate_dtype = source->shared_gate_dtype,
+        .shared_gate = source->shared_gate,
+    };
+}
+
+ep_err ep_job_check(const ep_job *job)
+{
+    if (job->weights == NULL || job->rows == NULL || job->done == NULL) {
+        return EP_ERR_INVALID_ARGUMENT;
+    }
+    if (job->rows_count < 1 || job->rows_count > EP_JOB_ROWS_MAX) {
+        return EP_ERR_INVALID_ARGUMENT;
+    }
+    if (!is_float(job->out_dtype) || !(is_float(job->x_dtype) || job->x_dtype == EP_DTYPE_I8)) {
+        return EP_ERR_INVALID_ARGUMENT;
+    }
+    const size_t element = ep_dtype_bytes(job->out_dtype);
+    for (uint32_t r = 0; r < job->rows_count; r++) {
+        if (job->rows[r].x == NULL || job->rows[r].out == NULL ||
+            (uintptr_t)job->rows[r].out % element != 0) {
+            return EP_ERR_INVALID_ARGUMENT;
+        }
+    }
+    return EP_OK;
+}
+
+ep_err ep_backend_budget_take(ep_backend_budget *budget, size_t bytes, ep_error *out_error)
+{
+    uint64_t used = atomic_load(&budget->used_bytes);
+    do {
+        if (budget->limit_bytes != 0 && (bytes > budget->limit_bytes || used > budget->limit_bytes - bytes)) {
+            return ep_error_set(
+                out_error, EP_ERR_RESOURCE_EXHAUSTED,
+                "an expert of %zu bytes does not fit: %llu of %llu bytes of the weight budget are used",
+                bytes, (unsigned long long)used, (unsigned long long)budget->limit_bytes);
+        }
+    } while (!atomic_compare_exchange_weak(&budget->used_bytes, &used, used + bytes));
+    return EP_OK;
+}
+
+void ep_backend_budget_give(ep_backend_budget *budget, size_t bytes)
+{
+    uint64_t before = atomic_fetch_sub(&budget->used_bytes, bytes);
+    EP_ASSERT(before >= bytes);
+}
+
+void *ep_host_alloc(size_t bytes)
+{
+    void *memory = NULL;
+    bool huge = bytes >= HUGE_PAGE_BYTES;
+    if (posix_memalign(&memory, huge ? HUGE_PAGE_BYTES : EP_HOST_ALIGN, bytes) != 0) {
+        return NULL;
+    }
+    if (huge) {
+        (void)madvise(memory, bytes, MADV_HUGEPAGE); /* advice only: kernels without huge pages refuse it */
+    }
+    return memory;
+}
+
+ep_err ep_host_thread_start(pthread_t *out_thread, void *(*main)(void *arg), void *arg)
+{
+    sigset_t all;
+    sigset_t before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int result = pthread_create(out_thread, NULL, main, arg);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return result == 0 ? EP_OK : EP_ERR_NO_MEMORY;
+}
+
+uint32_t ep_host_cpus_count(void)
+{
+    cpu_set_t set;
+    long count =
+        sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : sysconf(_SC_NPROCESSORS_ONLN);
+    if (count < 1) {
+        return 1;
+    }
+    return count > EP_BACKEND_THREADS_MAX ? EP_BACKEND_THREADS_MAX : (uint32_t)count;
+}

@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What backends on host memory (and test backends) share: checks, the weight budget, big allocations,
+ * threads. */
+#ifndef EP_BACKENDS_HOST_COMMON_H
+#define EP_BACKENDS_HOST_COMMON_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "backends/backend.h"
+
+#define EP_HOST_ALIGN 64
+
+/* EP_OK, INVALID_ARGUMENT (shape, NULL matrix) or UNIMPLEMENTED (dtype, activation), with text. */
+ep_err ep_expert_source_check(const ep_expert_source *source, ep_error *out_error);
+/* The matrices alone, as kernels take them. */
+ep_ffn_source ep_expert_source_matrices(const ep_expert_source *source);
+/* Whether weights_load would accept shapes and types; matrices are not looked at. */
+bool ep_expert_source_supported(const ep_expert_source *source);
+/* EP_OK or INVALID_ARGUMENT. Also looks at every row's addresses. */
+ep_err ep_job_check(const ep_job *job);
+
+/* Bytes of weights held, against a limit. Threads: any. */
+typedef struct ep_backend_budget {
+    uint64_t limit_bytes; /* 0: unlimited; set before threads share it */
+    _Atomic uint64_t used_bytes;
+} ep_backend_budget;
+
+/* RESOURCE_EXHAUSTED with text when bytes do not fit. */
+ep_err ep_backend_budget_take(ep_backend_budget *budget, size_t bytes, ep_error *out_error);
+void ep_backend_budget_give(ep_backend_budget *budget, size_t bytes);
+
+/* Memory aligned to EP_HOST_ALIGN; from 2 MiB on aligned to and advised as huge pages. NULL when there is
+ * none. free() it. */
+void *ep_host_alloc(size_t bytes);
+
+/* Starts a thread that takes no signals, so that a program's handlers run on its own threads. Errors:
+ * NO_MEMORY. */
+ep_err ep_host_thread_start(pthread_t *out_thread, void *(*main)(void *arg), void *arg);
+/* CPUs this process may use, 1..EP_BACKEND_THREADS_MAX. */
+uint32_t ep_host_cpus_count(void);
+
+#endif

@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The known-answer run: a fixed pseudo-random expert, a few rows, through a backend's own path, hashed.
+ * Its digest makes numerics ids of unlike hardware differ, whatever their names say.
+ */
+#ifndef EP_BACKENDS_KNOWN_ANSWER_H
+#define EP_BACKENDS_KNOWN_ANSWER_H
+
+#include "backends/backend.h"
+
+typedef struct ep_known_answer {
+    uint32_t digest_bf16;
+    uint32_t digest_f16;
+    uint32_t digest_f32;
+} ep_known_answer;
+
+/* Loads, runs and unloads on an open backend; blocks. Errors: what loading and running bring. */
+ep_err ep_known_answer_run(ep_backend *backend, ep_known_answer *out_answer, ep_error *out_error);
+
+/* "portable/bf16/rne/5f0c9a12". Errors: UNIMPLEMENTED. */
+ep_err ep_known_answer_id(const ep_known_answer *answer, ep_dtype weight_dtype,
+                          char out_id[EP_NUMERICS_ID_BYTES]);
+
+#endif

@@ -1,0 +1,212 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A queue, one thread, plain loops. Jobs finish in the order they came. */
+#include "backends/reference/reference_backend.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "backends/host_common.h"
+#include "backends/known_answer.h"
+#include "backends/reference/reference_weights.h"
+#include "base/check.h"
+
+typedef struct reference_backend {
+    ep_backend base;
+    ep_backend_budget budget;
+    ep_known_answer answer;
+    pthread_t thread;
+    bool started;
+    float *scratch; /* of the worker thread */
+    size_t scratch_floats;
+
+    pthread_mutex_t lock; /* below */
+    pthread_cond_t wake;
+    ep_job *first;
+    ep_job *last;
+    uint32_t jobs_count; /* queued or running */
+    bool stopping;
+} reference_backend;
+
+static ep_err run_job(reference_backend *backend, const ep_job *job)
+{
+    const ep_reference_weights *weights = (const ep_reference_weights *)job->weights;
+    size_t floats = ep_ffn_reference_scratch_floats(weights->base.hidden, weights->base.inner);
+    if (floats > backend->scratch_floats) {
+        float *scratch = realloc(backend->scratch, floats * sizeof(*scratch));
+        if (scratch == NULL) {
+            return EP_ERR_NO_MEMORY;
+        }
+        backend->scratch = scratch;
+        backend->scratch_floats = floats;
+    }
+    const ep_ffn_batch batch = {
+        .rows = job->rows,
+        .rows_count = job->rows_count,
+        .x_dtype = job->x_dtype,
+        .out_dtype = job->out_dtype,
+        .weight_on_input = job->weight_on_input,
+    };
+    ep_ffn_reference(&weights->matrices, &batch, backend->scratch);
+    return EP_OK;
+}
+
+static void *worker_main(void *arg)
+{
+    reference_backend *backend = arg;
+    pthread_setname_np(pthread_self(), "ep-reference");
+    pthread_mutex_lock(&backend->lock);
+    for (;;) {
+        ep_job *job = backend->first;
+        if (job == NULL) {
+            if (backend->stopping) {
+                break;
+            }
+            pthread_cond_wait(&backend->wake, &backend->lock);
+            continue;
+        }
+        backend->first = job->next;
+        pthread_mutex_unlock(&backend->lock);
+
+        ep_err result = run_job(backend, job);
+
+        pthread_mutex_lock(&backend->lock);
+        backend->jobs_count--;
+        pthread_mutex_unlock(&backend->lock);
+        job->done(job, result); /* the job is the caller's again */
+        pthread_mutex_lock(&backend->lock);
+    }
+    pthread_mutex_unlock(&backend->lock);
+    return NULL;
+}
+
+static void reference_close(ep_backend *base)
+{
+    reference_backend *backend = (reference_backend *)base;
+    if (backend == NULL) {
+        return;
+    }
+    if (backend->started) {
+        pthread_mutex_lock(&backend->lock);
+        EP_ASSERT(backend->jobs_count == 0);
+        backend->stopping = true;
+        pthread_cond_signal(&backend->wake);
+        pthread_mutex_unlock(&backend->lock);
+        pthread_join(backend->thread, NULL);
+    }
+    EP_ASSERT(atomic_load(&backend->budget.used_bytes) == 0);
+    pthread_mutex_destroy(&backend->lock);
+    pthread_cond_destroy(&backend->wake);
+    free(backend->scratch);
+    free(backend);
+}
+
+static ep_err reference_open(const ep_backend_config *config, ep_backend **out_backend, ep_error *out_error)
+{
+    if (config->threads > EP_BACKEND_THREADS_MAX) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "compute threads is %u, allowed 0 to %u",
+                            config->threads, EP_BACKEND_THREADS_MAX);
+    }
+    reference_backend *backend = calloc(1, sizeof(*backend));
+    if (backend == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for backend reference");
+    }
+    backend->base.ops = &ep_backend_reference_ops;
+    pthread_mutex_init(&backend->lock, NULL);
+    pthread_cond_init(&backend->wake, NULL);
+    ep_err err = ep_host_thread_start(&backend->thread, worker_main, backend);
+    if (err != EP_OK) {
+        reference_close(&backend->base);
+        return ep_error_set(out_error, err, "backend reference cannot start its thread");
+    }
+    backend->started = true;
+    err = ep_known_answer_run(&backend->base, &backend->answer, out_error);
+    if (err != EP_OK) {
+        reference_close(&backend->base);
+        return err;
+    }
+    backend->budget.limit_bytes = config->memory_bytes;
+    *out_backend = &backend->base;
+    return EP_OK;
+}
+
+static ep_err reference_numerics_id(ep_backend *base, ep_dtype weight_dtype,
+                                    char out_id[EP_NUMERICS_ID_BYTES])
+{
+    return ep_known_answer_id(&((reference_backend *)base)->answer, weight_dtype, out_id);
+}
+
+static size_t reference_weights_bytes(ep_backend *base, const ep_expert_source *source)
+{
+    (void)base;
+    return ep_expert_source_supported(source) ? ep_reference_weights_bytes(source) : 0;
+}
+
+static ep_err reference_weights_load(ep_backend *base, const ep_expert_source *source,
+                                     ep_backend_weights **out_weights, ep_error *out_error)
+{
+    reference_backend *backend = (reference_backend *)base;
+    ep_err err = ep_expert_source_check(source, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    size_t bytes = ep_reference_weights_bytes(source);
+    err = ep_backend_budget_take(&backend->budget, bytes, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    ep_reference_weights *weights = NULL;
+    err = ep_reference_weights_create(source, &weights, out_error);
+    if (err != EP_OK) {
+        ep_backend_budget_give(&backend->budget, bytes);
+        return err;
+    }
+    *out_weights = &weights->base;
+    return EP_OK;
+}
+
+static void reference_weights_unload(ep_backend *base, ep_backend_weights *base_weights)
+{
+    ep_reference_weights *weights = (ep_reference_weights *)base_weights;
+    if (weights != NULL) {
+        ep_backend_budget_give(&((reference_backend *)base)->budget, weights->bytes);
+        ep_reference_weights_destroy(weights);
+    }
+}
+
+static ep_err reference_submit(ep_backend *base, ep_job *job)
+{
+    reference_backend *backend = (reference_backend *)base;
+    ep_err err = ep_job_check(job);
+    if (err != EP_OK) {
+        return err;
+    }
+    job->next = NULL;
+    pthread_mutex_lock(&backend->lock);
+    if (backend->jobs_count >= EP_BACKEND_JOBS_MAX) {
+        err = EP_ERR_RESOURCE_EXHAUSTED;
+    } else {
+        if (backend->first == NULL) {
+            backend->first = job;
+        } else {
+            backend->last->next = job;
+        }
+        backend->last = job;
+        backend->jobs_count++;
+        pthread_cond_signal(&backend->wake);
+    }
+    pthread_mutex_unlock(&backend->lock);
+    return err;
+}
+
+const ep_backend_ops ep_backend_reference_ops = {
+    .api_version = EP_BACKEND_API_VERSION,
+    .name = "reference",
+    .memory = EP_MEMORY_HOST,
+    .open = reference_open,
+    .close = reference_close,
+    .numerics_id = reference_numerics_id,
+    .weights_bytes = reference_weights_bytes,
+    .weights_load = reference_weights_load,
+    .weights_unload = reference_weights_unload,
+    .submit = reference_submit,
+};

@@ -1,0 +1,10 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Backend "reference": one worker thread, plain loops over row-major weights. Judge of the others. */
+#ifndef EP_BACKENDS_REFERENCE_REFERENCE_BACKEND_H
+#define EP_BACKENDS_REFERENCE_REFERENCE_BACKEND_H
+
+#include "backends/backend.h"
+
+extern const ep_backend_ops ep_backend_reference_ops;
+
+#endif

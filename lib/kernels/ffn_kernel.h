@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The few inner loops that exist once per instruction set. Everything around them (packing, stages) is
+ * shared. All kernels give equal bits: they vectorise across outputs and rows, never along k.
+ *
+ * Packed activations  chunks of 1..EP_FFN_CHUNK_ROWS rows; chunk c holds [k][rows of c] floats, chunks follow
+ * each other. Packed panel        [k][EP_FFN_PANEL] weights of their own type. bf16: inside each group of 32
+ * outputs, output j lies at 2j and output j + 16 at 2j + 1, so that one 32-bit lane widens to both by a shift
+ * and by a mask. f16 and f32: in order. Threads             pure functions of their arguments.
+ */
+#ifndef EP_KERNELS_FFN_KERNEL_H
+#define EP_KERNELS_FFN_KERNEL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "expertd/tensor.h"
+
+#define EP_FFN_PANEL 64      /* outputs of a panel */
+#define EP_FFN_HALF_PANEL 32 /* gate outputs of a gate-up panel; as many up outputs follow */
+#define EP_FFN_K_BLOCK 128   /* lines of a panel done for all chunks before the next: 16 KiB of bf16 */
+#define EP_FFN_CHUNK_ROWS 6  /* rows of a register tile: 6 x 4 accumulators of 16 floats fill AVX-512 */
+
+typedef struct ep_ffn_kernel {
+    const char *name; /* "avx512f", "avx2", "generic" */
+    /*
+     * c[r][o] = chain over k ascending of fmaf(weight[k][o], a[k][r], .), for one panel and all rows.
+     * dtype bf16, f16 or f32; panel and c 64-byte aligned; c [rows][EP_FFN_PANEL].
+     */
+    void (*panel)(ep_dtype dtype, const float *a, uint32_t rows, const uint8_t *panel, uint32_t k_count,
+                  float *c);
+    /* h[i] = silu(c[i]) * c[EP_FFN_HALF_PANEL + i], i < EP_FFN_HALF_PANEL; both 64-byte aligned. */
+    void (*silu_mul)(const float *c, float *h);
+    /* out[i] = ep_expf(x[i]) for 16 values; what silu_mul uses, shown to the tests. Any alignment. */
+    void (*exp16)(const float *x, float *out);
+} ep_ffn_kernel;
+
+/* The fastest kernel this CPU runs. Never NULL. */
+const ep_ffn_kernel *ep_ffn_kernel_best(void);
+/* Kernel number index that this CPU runs, fastest first; NULL past the end. */
+const ep_ffn_kernel *ep_ffn_kernel_at(size_t index);
+
+/* How `rows` rows are cut into chunks: as few as possible, sizes differing by at most one, the longer ones
+ * first. */
+typedef struct ep_ffn_chunks {
+    uint32_t count;
+    uint32_t base;   /* rows of a short chunk */
+    uint32_t longer; /* that many first chunks have base + 1 */
+} ep_ffn_chunks;
+
+static inline ep_ffn_chunks ep_ffn_chunks_of(uint32_t rows)
+{
+    ep_ffn_chunks chunks;
+    chunks.count = (rows + EP_FFN_CHUNK_ROWS - 1) / EP_FFN_CHUNK_ROWS;
+    chunks.base = rows / chunks.count;
+    chunks.longer = rows % chunks.count;
+    return chunks;
+}
+
+static inline uint32_t ep_ffn_chunk_rows(const ep_ffn_chunks *chunks, uint32_t index)
+{
+    return chunks->base + (index < chunks->longer ? 1 : 0);
+}
+
+static inline uint32_t ep_ffn_chunk_first_row(const ep_ffn_chunks *chunks, uint32_t index)
+{
+    return chunks->base * index + (index < chunks->longer ? index : chunks->longer);
+}
+
+/* Place of output o inside one k-line of a packed panel. */
+static inline uint32_t ep_ffn_panel_slot(ep_dtype dtype, uint32_t o)
+{
+    if (dtype != EP_DTYPE_BF16) {
+        return o;
+    }
+    uint32_t group = o & ~31u;
+    uint32_t lane = o & 15u;
+    return group + 2 * lane + ((o >> 4) & 1u);
+}
+
+#endif

@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One pass of up to EP_FFN_PASS_ROWS rows through one packed expert, as tasks that any threads may run in any
+ * order inside a stage; a stage begins when the one before has ended: stage 1  ep_ffn_pass_pack_chunk
+ * chunks_count tasks       x widened, laid out for the kernel stage 2  ep_ffn_pass_gate_up gate_up_panels
+ * tasks     h = silu(gate x) * (up x) stage 3  ep_ffn_pass_down         down_panels tasks        y = down h,
+ * rounded, written to the rows Bits do not depend on how rows are cut into passes and tasks into threads.
+ *
+ * Ownership  the packed weights and the scratch are the caller's memory.
+ * Threads    tasks of one stage write disjoint memory. The caller orders the stages.
+ */
+#ifndef EP_KERNELS_FFN_PASS_H
+#define EP_KERNELS_FFN_PASS_H
+
+#include "kernels/expert_ffn.h"
+#include "kernels/ffn_kernel.h"
+
+#define EP_FFN_ALIGN 64
+#define EP_FFN_PASS_ROWS 256 /* more rows read the weights again: by then arithmetic is the limit */
+#define EP_FFN_TILE_BYTES                                                                                    \
+    ((size_t)EP_FFN_PASS_ROWS * EP_FFN_PANEL * sizeof(float)) /* scratch of one thread */
+
+typedef struct ep_ffn_packed {
+    uint32_t hidden;
+    uint32_t inner;
+    ep_dtype dtype;
+    uint32_t gate_up_panels;
+    uint32_t down_panels;
+    const uint8_t *gate_up;   /* [gate_up_panels][H][EP_FFN_PANEL]: 32 gate outputs, then the same 32 of up */
+    const uint8_t *down;      /* [down_panels][I][EP_FFN_PANEL] */
+    const float *shared_gate; /* [H] widened, or NULL */
+} ep_ffn_packed;
+
+typedef struct ep_ffn_pass {
+    const ep_ffn_kernel *kernel;
+    const ep_ffn_packed *weights;
+    ep_ffn_batch batch; /* rows_count 1..EP_FFN_PASS_ROWS */
+    ep_ffn_chunks chunks;
+    float *x;     /* packed activations over H */
+    float *h;     /* packed activations over I */
+    float *share; /* [rows] factor of the shared expert's gate */
+} ep_ffn_pass;
+
+/* Bytes of memory ep_ffn_pack fills. Depends on H, I, dtype and whether there is a shared gate. */
+size_t ep_ffn_packed_bytes(const ep_ffn_source *source);
+/* Packs into memory (ep_ffn_packed_bytes, EP_FFN_ALIGN); *out_packed points into it. Keeps nothing of source.
+ */
+void ep_ffn_pack(const ep_ffn_source *source, void *memory, ep_ffn_packed *out_packed);
+
+/* Bytes of scratch of a pass. */
+size_t ep_ffn_pass_scratch_bytes(uint32_t hidden, uint32_t inner, uint32_t rows);
+/* scratch: EP_FFN_ALIGN, used until the last task has ended. batch->rows stays valid as long. */
+void ep_ffn_pass_init(ep_ffn_pass *pass, const ep_ffn_kernel *kernel, const ep_ffn_packed *weights,
+                      const ep_ffn_batch *batch, void *scratch);
+
+void ep_ffn_pass_pack_chunk(const ep_ffn_pass *pass, uint32_t chunk);
+/* tile: EP_FFN_TILE_BYTES of the calling thread, EP_FFN_ALIGN. */
+void ep_ffn_pass_gate_up(const ep_ffn_pass *pass, uint32_t panel, float *tile);
+void ep_ffn_pass_down(const ep_ffn_pass *pass, uint32_t panel, float *tile);
+
+#endif

@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* AVX-512F kernel: register tiles of up to 6 rows x 64 outputs, weights widened in registers. */
+#include <immintrin.h>
+
+#include "base/numeric.h"
+#include "kernels/x86/ffn_x86.h"
+
+#define INLINE static inline __attribute__((always_inline))
+#define VECTORS 4 /* of 16 floats: one panel line */
+#define STREAM_BYTES                                                                                         \
+    2048 /* prefetched that far ahead while weights stream in and each line is used by one chunk */
+
+/* Widens line k of a panel; dtype is a constant wherever this is inlined. */
+INLINE void load_line(ep_dtype dtype, const uint8_t *line, __m512 w[VECTORS])
+{
+    if (dtype == EP_DTYPE_BF16) {
+        const __m512i high = _mm512_set1_epi32((int)0xffff0000u);
+        __m512i first = _mm512_loadu_si512(line);
+        __m512i second = _mm512_loadu_si512(line + 64);
+        w[0] = _mm512_castsi512_ps(_mm512_slli_epi32(first, 16));
+        w[1] = _mm512_castsi512_ps(_mm512_and_si512(first, high));
+        w[2] = _mm512_castsi512_ps(_mm512_slli_epi32(second, 16));
+        w[3] = _mm512_castsi512_ps(_mm512_and_si512(second, high));
+    } else if (dtype == EP_DTYPE_F16) {
+#pragma GCC unroll 4
+        for (int j = 0; j < VECTORS; j++) {
+            w[j] = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)(line + 32 * j)));
+        }
+    } else {
+#pragma GCC unroll 4
+        for (int j = 0; j < VECTORS; j++) {
+            w[j] = _mm512_loadu_ps(line + 64 * j);
+        }
+    }
+}
+
+/* What a tile fetches into the second level cache while it computes: `lines` cache lines from next on, per
+ * line of b. */
+typedef struct {
+    const uint8_t *next;
+    size_t step;
+} prefetch;
+
+/* One register tile over n lines. first: c is not read. rows, dtype and lines are constants wherever this is
+ * inlined. */
+INLINE void tile(const int rows, const ep_dtype dtype, const int lines, prefetch ahead, const float *a,
+                 const uint8_t *b, uint32_t n, bool first, float *c)
+{
+    const int line_bytes = dtype == EP_DTYPE_F32 ? 256 : 128;
+    __m512 acc[EP_FFN_CHUNK_ROWS][VECTORS];
+#pragma GCC unroll 6
+    for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 4
+        for (int j = 0; j < VECTORS; j++) {
+            acc[r][j] = first ? _mm512_setzero_ps() : _mm512_load_ps(c + r * EP_FFN_PANEL + 16 * j);
+        }
+    }
+    for (uint32_t k = 0; k < n; k++) {
+        __m512 w[VECTORS];
+        load_line(dtype, b, w);
+#pragma GCC unroll 4
+        for (int q = 0; q < lines; q++) {
+            _mm_prefetch((const char *)ahead.next + 64 * q, _MM_HINT_T1);
+        }
+        ahead.next += ahead.step;
+#pragma GCC unroll 6
+        for (int r = 0; r < rows; r++) {
+            __m512 x = _mm512_set1_ps(a[r]);
+#pragma GCC unroll 4
+            for (int j = 0; j < VECTORS; j++) {
+                acc[r][j] = _mm512_fmadd_ps(w[j], x, acc[r][j]);
+            }
+        }
+        a += rows;
+        b += line_bytes;
+    }
+#pragma GCC unroll 6
+    for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 4
+        for (int j = 0; j < VECTORS; j++) {
+            _mm512_store_ps(c + r * EP_FFN_PANEL + 16 * j, acc[r][j]);
+        }
+    }
+}
+
+typedef void (*tile_func)(const float *a, const uint8_t *b, uint32_t n, bool first, bool stream,
+                          prefetch ahead, float *c);
+
+/* stream: whole lines are fetched; else one cache line per line of b, two where lines are twice as long. */
+#define TILE(name, dtype, rows)                                                                              \
+    static void tile_##name##_##rows(const float *a, const uint8_t *b, uint32_t n, bool first, bool stream,  \
+                                     prefetch ahead, float *c)                                               \
+    {                                                                                                        \
+        const int lines = (dtype) == EP_DTYPE_F32 ? 4 : 2;                                                   \
+        if (stream) {                                                                                        \
+            tile(rows, dtype, lines, ahead, a, b, n, first, c);                                              \
+        } else {                                                                                             \
+            tile(rows, dtype, lines / 2, ahead, a, b, n, first, c);                                          \
+        }                                                                                                    \
+    }
+#define TILES(name, dtype)                                                                                   \
+    TILE(name, dtype, 1)                                                                                     \
+    TILE(name, dtype, 2)                                                                                     \
+    TILE(name, dtype, 3)                                                                                     \
+    TILE(name, dtype, 4)                                                                                     \
+    TILE(name, dtype, 5)                                                                                     \
+    TILE(name, dtype, 6)                                                                                     \
+    static const tile_func tiles_##name[EP_FFN_CHUNK_ROWS] = {tile_##name##_1, tile_##name##_2,              \
+                                                              tile_##name##_3, tile_##name##_4,              \
+                                                              tile_##name##_5, tile_##name##_6};
+
+TILES(bf16, EP_DTYPE_BF16)
+TILES(f16, EP_DTYPE_F16)
+TILES(f32, EP_DTYPE_F32)
+
+/*
+ * Blocks of k, all chunks per block. One chunk: the weights stream through once. More: while a block is used
+ * from the near caches every chunk fetches its share of the next one, evenly, so that loading hides behind
+ * arithmetic.
+ */
+static void avx512f_panel(ep_dtype dtype, const float *a, uint32_t rows, const uint8_t *panel,
+                          uint32_t k_count, float *c)
+{
+    const tile_func *tiles = dtype == EP_DTYPE_BF16  ? tiles_bf16
+                             : dtype == EP_DTYPE_F16 ? tiles_f16
+                                                     : tiles_f32;
+    const size_t line_bytes = EP_FFN_PANEL * ep_dtype_bytes(dtype);
+    const ep_ffn_chunks chunks = ep_ffn_chunks_of(rows);
+    const uint32_t block = chunks.count == 1 ? k_count : EP_FFN_K_BLOCK;
+
+    for (uint32_t k = 0; k < k_count; k += block) {
+        const uint32_t n = k_count - k < block ? k_count - k : block;
+        const bool last = k + n == k_count;
+        const uint8_t *b = panel + k * line_bytes;
+        const size_t share = (line_bytes + chunks.count - 1) / chunks.count;
+        for (uint32_t chunk = 0; chunk < chunks.count; chunk++) {
+            const uint32_t chunk_rows = ep_ffn_chunk_rows(&chunks, chunk);
+            const uint32_t first_row = ep_ffn_chunk_first_row(&chunks, chunk);
+            const float *x = a + (size_t)first_row * k_count + (size_t)k * chunk_rows;
+            const bool stream = chunk == 0 && (k == 0 || chunks.count == 1);
+            prefetch ahead = {.next = b + STREAM_BYTES, .step = line_bytes};
+            if (!stream) {
+                ahead.next = last ? b : b + (n + (size_t)chunk * n / chunks.count) * line_bytes;
+                ahead.step = last ? 0 : share;
+            }
+            tiles[chunk_rows - 1](x, b, n, k == 0, stream, ahead, c + (size_t)first_row * EP_FFN_PANEL);
+        }
+    }
+}
+
+/* ep_expf, step by step. */
+INLINE __m512 exp_vector(__m512 x)
+{
+    __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(EP_EXP_LOG2E)),
+                                    _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m512 r = _mm512_fmadd_ps(n, _mm512_set1_ps(-EP_EXP_LN2_HIGH), x);
+    r = _mm512_fmadd_ps(n, _mm512_set1_ps(-EP_EXP_LN2_LOW), r);
+    __m512 p = _mm512_set1_ps(EP_EXP_C0);
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(EP_EXP_C1));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(EP_EXP_C2));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(EP_EXP_C3));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(EP_EXP_C4));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(EP_EXP_C5));
+    __m512 y = _mm512_add_ps(_mm512_fmadd_ps(p, _mm512_mul_ps(r, r), r), _mm512_set1_ps(1.0f));
+    const __m512i bias = _mm512_set1_epi32(127);
+    __m512i whole = _mm512_cvtps_epi32(n);
+    __m512i half = _mm512_srai_epi32(whole, 1);
+    __m512i rest = _mm512_sub_epi32(whole, half);
+    __m512 first = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(half, bias), 23));
+    __m512 second = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(rest, bias), 23));
+    __m512 result = _mm512_mul_ps(_mm512_mul_ps(y, first), second);
+
+    __mmask16 above = _mm512_cmp_ps_mask(x, _mm512_set1_ps(EP_EXP_MAX), _CMP_GT_OQ);
+    __mmask16 below = _mm512_cmp_ps_mask(x, _mm512_set1_ps(EP_EXP_MIN), _CMP_LT_OQ);
+    __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    result = _mm512_mask_mov_ps(result, above, _mm512_set1_ps(INFINITY));
+    result = _mm512_mask_mov_ps(result, below, _mm512_setzero_ps());
+    return _mm512_mask_mov_ps(result, nan, x);
+}
+
+static void avx512f_exp16(const float *x, float *out)
+{
+    _mm512_storeu_ps(out, exp_vector(_mm512_loadu_ps(x)));
+}
+
+static void avx512f_silu_mul(const float *c, float *h)
+{
+    const __m512i sign = _mm512_set1_epi32((int)0x80000000u);
+#pragma GCC unroll 2
+    for (int i = 0; i < EP_FFN_HALF_PANEL; i += 16) {
+        __m512 g = _mm512_load_ps(c + i);
+        __m512 u = _mm512_load_ps(c + EP_FFN_HALF_PANEL + i);
+        __m512 minus_g = _mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(g), sign));
+        __m512 below = _mm512_add_ps(_mm512_set1_ps(1.0f), exp_vector(minus_g));
+        _mm512_store_ps(h + i, _mm512_mul_ps(_mm512_div_ps(g, below), u));
+    }
+}
+
+const ep_ffn_kernel ep_ffn_kernel_avx512f = {
+    .name = "avx512f",
+    .panel = avx512f_panel,
+    .silu_mul = avx512f_silu_mul,
+    .exp16 = avx512f_exp16,
+};

@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "contract/backend/expert_fixture.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/numeric.h"
+#include "base/random.h"
+
+#define GUARD_BYTES 64
+#define GUARD 0xa5
+
+/* Begins at an odd address: any alignment is allowed. */
+static uint8_t *random_values(uint64_t *state, ep_dtype dtype, size_t count)
+{
+    const size_t element = ep_dtype_bytes(dtype);
+    uint8_t *values = malloc(count * element + 1);
+    for (size_t i = 0; i < count; i++) {
+        uint8_t *p = values + 1 + i * element;
+        uint64_t z = ep_splitmix64(state);
+        float v = (float)(int32_t)z * 0x1p-31f;
+        uint16_t half = dtype == EP_DTYPE_BF16 ? ep_f32_to_bf16(v) : ep_f32_to_f16(v);
+        if (dtype == EP_DTYPE_I8) {
+            *p = (uint8_t)z;
+        } else if (dtype == EP_DTYPE_F32) {
+            memcpy(p, &v, sizeof(v));
+        } else {
+            memcpy(p, &half, sizeof(half));
+        }
+    }
+    return values;
+}
+
+static void compute_want(expert_fixture *f)
+{
+    const ep_ffn_source source = {
+        .hidden = f->source.hidden,
+        .inner = f->source.inner,
+        .dtype = f->source.dtype,
+        .gate = f->source.gate,
+        .up = f->source.up,
+        .down = f->source.down,
+        .shared_gate_dtype = f->source.shared_gate_dtype,
+        .shared_gate = f->source.shared_gate,
+    };
+    const ep_ffn_batch batch = {.rows = f->rows,
+                                .rows_count = f->rows_count,
+                                .x_dtype = f->x_dtype,
+                                .out_dtype = f->out_dtype,
+                                .weight_on_input = f->weight_on_input};
+    float *scratch = malloc(ep_ffn_reference_scratch_floats(source.hidden, source.inner) * sizeof(*scratch));
+    for (uint32_t r = 0; r < f->rows_count; r++) {
+        f->rows[r].out = f->want + r * f->out_row_bytes;
+    }
+    ep_ffn_reference(&source, &batch, scratch);
+    for (uint32_t r = 0; r < f->rows_count; r++) {
+        f->rows[r].out = NULL;
+    }
+    free(scratch);
+}
+
+expert_fixture expert_fixture_make(uint64_t seed, uint32_t hidden, uint32_t inner, uint32_t rows_count,
+                                   ep_dtype dtype)
+{
+    const ep_dtype dtypes[] = {EP_DTYPE_BF16, EP_DTYPE_F16, EP_DTYPE_F32, EP_DTYPE_I8};
+    uint64_t state = seed;
+    expert_fixture f = {.rows_count = rows_count};
+    f.x_dtype = dtypes[ep_splitmix64(&state) % 4];
+    f.out_dtype = dtypes[ep_splitmix64(&state) % 3];
+    f.weight_on_input = ep_splitmix64(&state) % 2 != 0;
+    bool shared = ep_splitmix64(&state) % 2 != 0;
+    uint8_t *matrices[4];
+    for (size_t m = 0; m < 4; m++) {
+        matrices[m] = random_values(&state, dtype, m < 3 ? (size_t)hidden * inner : hidden);
+        f.memory[m] = matrices[m];
+    }
+    f.source = (ep_expert_source){
+        .hidden = hidden,
+        .inner = inner,
+        .activation = EP_ACT_SILU,
+        .dtype = dtype,
+        .gate = matrices[0] + 1,
+        .up = matrices[1] + 1,
+        .down = matrices[2] + 1,
+        .shared_gate_dtype = dtype,
+        .shared_gate = shared ? matrices[3] + 1 : NULL,
+    };
+    uint8_t *x = random_values(&state, f.x_dtype, (size_t)rows_count * hidden);
+    f.memory[4] = x;
+    f.out_row_bytes = hidden * ep_dtype_bytes(f.out_dtype);
+    f.want = malloc(rows_count * f.out_row_bytes);
+    f.rows = calloc(rows_count, sizeof(*f.rows));
+    for (uint32_t r = 0; r < rows_count; r++) {
+        f.rows[r].x = x + 1 + r * (size_t)hidden * ep_dtype_bytes(f.x_dtype);
+        f.rows[r].x_scale = 0.002f * (float)(1 + ep_splitmix64(&state) % 9);
+        f.rows[r].input_weight = 0.1f * (float)(1 + ep_splitmix64(&state) % 19);
+    }
+    compute_want(&f);
+    return f;
+}
+
+void expert_fixture_free(expert_fixture *fixture)
+{
+    for (size_t m = 0; m < 5; m++) {
+        free(fixture->memory[m]);
+    }
+    free(fixture->rows);
+    free(fixture->want);
+}
+
+static size_t out_stride(const expert_fixture *fixture)
+{
+    return (fixture->out_row_bytes + GUARD_BYTES + 3) & ~(size_t)3;
+}
+
+static void job_done(ep_job *base, ep_err result)
+{
+    fixture_job *job = base->arg;
+    pthread_mutex_lock(&job->lock);
+    job->done_count++;
+    job->result = result;
+    pthread_cond_signal(&job->wake);
+    pthread_mutex_unlock(&job->lock);
+}
+
+void fixture_job_init(fixture_job *job, const expert_fixture *fixture, ep_backend_weights *weights,
+                      uint32_t first, uint32_t count)
+{
+    memset(job, 0, sizeof(*job));
+    job->fixture = fixture;
+    job->first = first;
+    pthread_mutex_init(&job->lock, NULL);
+    pthread_cond_init(&job->wake, NULL);
+    job->out_bytes = GUARD_BYTES + count * out_stride(fixture);
+    job->out = malloc(job->out_bytes);
+    memset(job->out, GUARD, job->out_bytes);
+    job->rows = malloc(count * sizeof(*job->rows));
+    for (uint32_t r = 0; r < count; r++) {
+        job->rows[r] = fixture->rows[first + r];
+        job->rows[r].out = job->out + GUARD_BYTES + r * out_stride(fixture);
+    }
+    job->job.weights = weights;
+    job->job.rows = job->rows;
+    job->job.rows_count = count;
+    job->job.x_dtype = fixture->x_dtype;
+    job->job.out_dtype = fixture->out_dtype;
+    job->job.weight_on_input = fixture->weight_on_input;
+    job->job.done = job_done;
+    job->job.arg = job;
+}
+
+void fixture_job_fini(fixture_job *job)
+{
+    pthread_mutex_destroy(&job->lock);
+    pthread_cond_destroy(&job->wake);
+    free(job->rows);
+    free(job->out);
+}
+
+ep_err fixture_job_wait(fixture_job *job)
+{
+    pthread_mutex_lock(&job->lock);
+    while (job->done_count == 0) {
+        pthread_cond_wait(&job->wake, &job->lock);
+    }
+    ep_err result = job->result;
+    pthread_mutex_unlock(&job->lock);
+    return result;
+}
+
+const char *fixture_job_check(const fixture_job *job)
+{
+    static _Thread_local char text[256];
+    const expert_fixture *f = job->fixture;
+    const uint8_t *p = job->out;
+    const uint8_t *end = job->out + job->out_bytes;
+    for (uint32_t r = 0; r < job->job.rows_count; r++) {
+        const uint8_t *row = job->out + GUARD_BYTES + r * out_stride(f);
+        for (; p < row; p++) {
+            if (*p != GUARD) {
+                snprintf(text, sizeof(text), "a byte outside row %u of %u was written", r,
+                         job->job.rows_count);
+                return text;
+            }
+        }
+        if (memcmp(row, f->want + (job->first + r) * f->out_row_bytes, f->out_row_bytes) != 0) {
+            snprintf(text, sizeof(text), "row %u of %u differs: H %u I %u weights %s x %s out %s",
+                     job->first + r, job->job.rows_count, f->source.hidden, f->source.inner,
+                     ep_dtype_name(f->source.dtype), ep_dtype_name(f->x_dtype), ep_dtype_name(f->out_dtype));
+            return text;
+        }
+        p += f->out_row_bytes;
+    }
+    for (; p < end; p++) {
+        if (*p != GUARD) {
+            return "a byte behind the last row was written";
+        }
+    }
+    return NULL;
+}
+
+const char *fixture_run(const expert_fixture *fixture, ep_backend *backend, ep_backend_weights *weights,
+                        uint32_t first, uint32_t count)
+{
+    fixture_job job;
+    fixture_job_init(&job, fixture, weights, first, count);
+    const char *wrong = NULL;
+    ep_err err = ep_backend_run(backend, &job.job);
+    if (err == EP_OK) {
+        err = fixture_job_wait(&job);
+    }
+    if (err != EP_OK) {
+        wrong = ep_err_name(err);
+    } else {
+        wrong = fixture_job_check(&job);
+    }
+    fixture_job_fini(&job);
+    return wrong;
+}

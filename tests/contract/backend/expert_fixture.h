@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A pseudo-random expert with rows and the answers of the reference kernel, and a way to run rows and wait.
+ * Answers are computed once for all rows: a row's bits may not depend on its company.
+ */
+#ifndef EP_TESTS_CONTRACT_BACKEND_EXPERT_FIXTURE_H
+#define EP_TESTS_CONTRACT_BACKEND_EXPERT_FIXTURE_H
+
+#include <pthread.h>
+
+#include "backends/backend.h"
+
+typedef struct expert_fixture {
+    ep_expert_source source;
+    ep_dtype x_dtype;
+    ep_dtype out_dtype;
+    bool weight_on_input;
+    uint32_t rows_count;
+    size_t out_row_bytes;
+    ep_job_row *rows; /* out is NULL */
+    uint8_t *want;    /* [rows_count] of out_row_bytes */
+    void *memory[5];
+} expert_fixture;
+
+/* Types of rows and outputs, shared gate and input weights follow from the seed. */
+expert_fixture expert_fixture_make(uint64_t seed, uint32_t hidden, uint32_t inner, uint32_t rows_count,
+                                   ep_dtype dtype);
+void expert_fixture_free(expert_fixture *fixture);
+
+/* A job over rows [first, first + count) with its own outputs and guard bytes around each. */
+typedef struct fixture_job {
+    ep_job job;
+    const expert_fixture *fixture;
+    uint32_t first;
+    ep_job_row *rows;
+    uint8_t *out;
+    size_t out_bytes;
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    uint32_t done_count;
+    ep_err result;
+} fixture_job;
+
+void fixture_job_init(fixture_job *job, const expert_fixture *fixture, ep_backend_weights *weights,
+                      uint32_t first, uint32_t count);
+/* May be initialised jobs only; not while submitted. */
+void fixture_job_fini(fixture_job *job);
+ep_err fixture_job_wait(fixture_job *job);
+/* NULL when all rows and guards are as they must be, else what is wrong. Valid until the next call from the
+ * same thread. */
+const char *fixture_job_check(const fixture_job *job);
+/* init, run, wait, check, fini. NULL when all is well. */
+const char *fixture_run(const expert_fixture *fixture, ep_backend *backend, ep_backend_weights *weights,
+                        uint32_t first, uint32_t count);
+
+#endif

@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Four threads load, submit, wait and unload on one backend at the same time; every row is checked.
+ * A plain program, so that it runs under ThreadSanitizer. Argument: the seed.
+ */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/random.h"
+#include "contract/backend/backend_variants.h"
+#include "contract/backend/expert_fixture.h"
+
+enum { THREADS = 4, ROUNDS = 12, IN_FLIGHT = 8, FIXTURES = 4, ROWS = 12 };
+
+static expert_fixture fixtures[FIXTURES];
+static ep_backend *backend;
+static _Atomic uint32_t failures;
+
+static void fail(const char *what)
+{
+    atomic_fetch_add(&failures, 1);
+    fprintf(stderr, "%s: %s\n", backend->ops->name, what);
+}
+
+static void round_of_jobs(uint64_t *state)
+{
+    const expert_fixture *f = &fixtures[ep_splitmix64(state) % FIXTURES];
+    ep_backend_weights *weights = NULL;
+    ep_error error;
+    if (backend->ops->weights_load(backend, &f->source, &weights, &error) != EP_OK) {
+        fail(error.text);
+        return;
+    }
+    fixture_job jobs[IN_FLIGHT];
+    for (size_t j = 0; j < IN_FLIGHT; j++) {
+        uint32_t count = 1 + (uint32_t)(ep_splitmix64(state) % ROWS);
+        uint32_t first = (uint32_t)(ep_splitmix64(state) % (ROWS + 1 - count));
+        fixture_job_init(&jobs[j], f, weights, first, count);
+        if (ep_backend_run(backend, &jobs[j].job) != EP_OK) {
+            fail("a job was refused");
+            exit(1);
+        }
+    }
+    for (size_t j = 0; j < IN_FLIGHT; j++) {
+        ep_err err = fixture_job_wait(&jobs[j]);
+        const char *wrong = err != EP_OK ? ep_err_name(err) : fixture_job_check(&jobs[j]);
+        if (wrong != NULL) {
+            fail(wrong);
+        }
+        fixture_job_fini(&jobs[j]);
+    }
+    backend->ops->weights_unload(backend, weights);
+}
+
+static void *submitter_main(void *arg)
+{
+    uint64_t state = (uint64_t)(uintptr_t)arg;
+    for (int round = 0; round < ROUNDS; round++) {
+        round_of_jobs(&state);
+    }
+    return NULL;
+}
+
+int main(int argc, char **argv)
+{
+    uint64_t seed = argc > 1 ? strtoull(argv[1], NULL, 0) : 1;
+    const ep_dtype dtypes[] = {EP_DTYPE_BF16, EP_DTYPE_F16, EP_DTYPE_F32, EP_DTYPE_BF16};
+    printf("seed %llu\n", (unsigned long long)seed);
+    for (uint32_t i = 0; i < FIXTURES; i++) {
+        fixtures[i] = expert_fixture_make(seed + i, 40 + 60 * i, 30 + 50 * i, ROWS, dtypes[i]);
+    }
+    for (size_t v = 0; v < backend_variants_count(); v++) {
+        backend = backend_variant_open(v, 2, 0);
+        pthread_t threads[THREADS];
+        for (size_t t = 0; t < THREADS; t++) {
+            if (pthread_create(&threads[t], NULL, submitter_main,
+                               (void *)(uintptr_t)(seed * THREADS + t + 1)) != 0) {
+                return 1;
+            }
+        }
+        for (size_t t = 0; t < THREADS; t++) {
+            pthread_join(threads[t], NULL);
+        }
+        printf("%s: %d jobs\n", backend_variant_name(v), THREADS * ROUNDS * IN_FLIGHT);
+        backend->ops->close(backend);
+    }
+    for (size_t i = 0; i < FIXTURES; i++) {
+        expert_fixture_free(&fixtures[i]);
+    }
+    return atomic_load(&failures) == 0 ? 0 : 1;
+}

@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Packing, chunking and the passes of every kernel this CPU runs, against the reference. */
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/numeric.h"
+#include "base/random.h"
+#include "kernels/ffn_pass.h"
+
+Test(chunks, cover_all_rows_in_order_and_differ_by_at_most_one)
+{
+    for (uint32_t rows = 1; rows <= EP_FFN_PASS_ROWS; rows++) {
+        ep_ffn_chunks chunks = ep_ffn_chunks_of(rows);
+        uint32_t next = 0;
+        for (uint32_t c = 0; c < chunks.count; c++) {
+            uint32_t n = ep_ffn_chunk_rows(&chunks, c);
+            cr_assert_eq(ep_ffn_chunk_first_row(&chunks, c), next);
+            cr_assert(n >= 1 && n <= EP_FFN_CHUNK_ROWS && n + 1 >= ep_ffn_chunk_rows(&chunks, 0));
+            next += n;
+        }
+        cr_assert_eq(next, rows);
+    }
+}
+
+Test(panel_slot, is_a_permutation)
+{
+    const ep_dtype dtypes[] = {EP_DTYPE_BF16, EP_DTYPE_F16, EP_DTYPE_F32};
+    for (size_t d = 0; d < 3; d++) {
+        bool seen[EP_FFN_PANEL] = {false};
+        for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
+            uint32_t slot = ep_ffn_panel_slot(dtypes[d], o);
+            cr_assert(slot < EP_FFN_PANEL && !seen[slot]);
+            seen[slot] = true;
+        }
+    }
+}
+
+typedef struct {
+    ep_ffn_source source;
+    uint8_t *matrices[4];
+    uint8_t *x;
+    uint8_t *out; /* rows of out_stride, guard bytes between and around */
+    uint8_t *want;
+    size_t out_row_bytes;
+    size_t out_stride;
+    ep_ffn_row *rows;
+    ep_ffn_batch batch;
+} ffn_case;
+
+#define GUARD_BYTES 64
+#define GUARD 0xa5
+
+/* A float of dtype at p; wild: any bits, so NaN, infinities and denormals too. */
+static void put(uint64_t *state, uint8_t *p, ep_dtype dtype, bool wild)
+{
+    uint64_t z = ep_splitmix64(state);
+    float v = (float)(int32_t)z * 0x1p-31f;
+    uint32_t bits = wild && (z >> 60) == 0 ? (uint32_t)(z >> 20) : ep_f32_bits(v);
+    uint16_t half = (uint16_t)bits;
+    if (!(wild && (z >> 60) == 0)) {
+        half = dtype == EP_DTYPE_BF16 ? ep_f32_to_bf16(v) : ep_f32_to_f16(v);
+    }
+    if (dtype == EP_DTYPE_I8) {
+        *p = (uint8_t)z;
+    } else if (dtype == EP_DTYPE_F32) {
+        memcpy(p, &bits, 4);
+    } else {
+        memcpy(p, &half, 2);
+    }
+}
+
+/* Matrices and x begin at odd addresses: any alignment is allowed. */
+static uint8_t *make_values(uint64_t *state, ep_dtype dtype, size_t count, bool wild)
+{
+    size_t element = ep_dtype_bytes(dtype);
+    uint8_t *p = malloc(count * element + 1);
+    for (size_t i = 0; i < count; i++) {
+        put(state, p + 1 + i * element, dtype, wild);
+    }
+    return p;
+}
+
+static ffn_case make_case(uint64_t seed, uint32_t hidden, uint32_t inner, uint32_t rows, ep_dtype dtype,
+                          bool wild)
+{
+    const ep_dtype x_dtypes[] = {EP_DTYPE_BF16, EP_DTYPE_F16, EP_DTYPE_F32, EP_DTYPE_I8};
+    uint64_t state = seed;
+    ffn_case c = {0};
+    size_t n = (size_t)hidden * inner;
+    for (size_t m = 0; m < 3; m++) {
+        c.matrices[m] = make_values(&state, dtype, n, wild);
+    }
+    c.matrices[3] = make_values(&state, dtype, hidden, wild);
+    c.source = (ep_ffn_source){.hidden = hidden,
+                               .inner = inner,
+                               .dtype = dtype,
+                               .gate = c.matrices[0] + 1,
+                               .up = c.matrices[1] + 1,
+                               .down = c.matrices[2] + 1,
+                               .shared_gate_dtype = dtype};
+    c.source.shared_gate = ep_splitmix64(&state) % 2 != 0 ? c.matrices[3] + 1 : NULL;
+    c.batch.x_dtype = x_dtypes[ep_splitmix64(&state) % 4];
+    c.batch.out_dtype = x_dtypes[ep_splitmix64(&state) % 3];
+    c.batch.weight_on_input = ep_splitmix64(&state) % 2 != 0;
+    c.batch.rows_count = rows;
+    c.x = make_values(&state, c.batch.x_dtype, (size_t)rows * hidden, wild);
+    c.out_row_bytes = hidden * ep_dtype_bytes(c.batch.out_dtype);
+    c.out_stride = (c.out_row_bytes + 2 * GUARD_BYTES) & ~(size_t)3;
+    c.out = malloc(GUARD_BYTES + rows * c.out_stride);
+    c.want = malloc(GUARD_BYTES + rows * c.out_stride);
+    memset(c.out, GUARD, GUARD_BYTES + rows * c.out_stride);
+    memset(c.want, GUARD, GUARD_BYTES + rows * c.out_stride);
+    c.rows = malloc(rows * sizeof(*c.rows));
+    for (uint32_t r = 0; r < rows; r++) {
+        c.rows[r].x = c.x + 1 + r * hidden * ep_dtype_bytes(c.batch.x_dtype);
+        c.rows[r].x_scale = 0.01f + 0.001f * (float)r;
+        c.rows[r].input_weight = 0.2f + 0.1f * (float)(r % 9);
+        c.rows[r].out = c.want + GUARD_BYTES + r * c.out_stride;
+    }
+    c.batch.rows = c.rows;
+    float *scratch = malloc(ep_ffn_reference_scratch_floats(hidden, inner) * sizeof(*scratch));
+    ep_ffn_reference(&c.source, &c.batch, scratch);
+    free(scratch);
+    for (uint32_t r = 0; r < rows; r++) {
+        c.rows[r].out = c.out + GUARD_BYTES + r * c.out_stride;
+    }
+    return c;
+}
+
+static void free_case(ffn_case *c)
+{
+    for (size_t m = 0; m < 4; m++) {
+        free(c->matrices[m]);
+    }
+    free(c->x);
+    free(c->out);
+    free(c->want);
+    free(c->rows);
+}
+
+/* Stages in order, tasks inside a stage backwards: their order may not matter. */
+static void run_pass(const ep_ffn_kernel *kernel, const ffn_case *c)
+{
+    size_t packed_bytes = ep_ffn_packed_bytes(&c->source);
+    size_t scratch_bytes = ep_ffn_pass_scratch_bytes(c->source.hidden, c->source.inner, c->batch.rows_count);
+    void *memory = aligned_alloc(EP_FFN_ALIGN, packed_bytes);
+    void *scratch = aligned_alloc(EP_FFN_ALIGN, scratch_bytes);
+    float *tile = aligned_alloc(EP_FFN_ALIGN, EP_FFN_TILE_BYTES);
+    memset(memory, 0xff, packed_bytes);
+    memset(scratch, 0xff, scratch_bytes);
+    ep_ffn_packed packed;
+    ep_ffn_pass pass;
+    ep_ffn_pack(&c->source, memory, &packed);
+    ep_ffn_pass_init(&pass, kernel, &packed, &c->batch, scratch);
+    for (uint32_t i = pass.chunks.count; i-- > 0;) {
+        ep_ffn_pass_pack_chunk(&pass, i);
+    }
+    for (uint32_t i = packed.gate_up_panels; i-- > 0;) {
+        ep_ffn_pass_gate_up(&pass, i, tile);
+    }
+    for (uint32_t i = packed.down_panels; i-- > 0;) {
+        ep_ffn_pass_down(&pass, i, tile);
+    }
+    free(memory);
+    free(scratch);
+    free(tile);
+}
+
+static void expect_all_kernels_equal(uint64_t seed, uint32_t hidden, uint32_t inner, uint32_t rows,
+                                     ep_dtype dtype, bool wild)
+{
+    ffn_case c = make_case(seed, hidden, inner, rows, dtype, wild);
+    const ep_ffn_kernel *kernel;
+    for (size_t n = 0; (kernel = ep_ffn_kernel_at(n)) != NULL; n++) {
+        memset(c.out, GUARD, GUARD_BYTES + rows * c.out_stride);
+        run_pass(kernel, &c);
+        cr_assert_arr_eq(c.out, c.want, GUARD_BYTES + rows * c.out_stride,
+                         "%s: H %u I %u rows %u weights %s x %s out %s seed %llu", kernel->name, hidden,
+                         inner, rows, ep_dtype_name(dtype), ep_dtype_name(c.batch.x_dtype),
+                         ep_dtype_name(c.batch.out_dtype), (unsigned long long)seed);
+    }
+    free_case(&c);
+}
+
+static void sweep(bool wild)
+{
+    const uint32_t hiddens[] = {1, 63, 64, 65, 150};
+    const uint32_t inners[] = {1, 31, 32, 33, 101};
+    const uint32_t rows[] = {1, 2, 3, 4, 5, 6, 7, 13, 40};
+    const ep_dtype dtypes[] = {EP_DTYPE_BF16, EP_DTYPE_F16, EP_DTYPE_F32};
+    uint64_t seed = wild ? 1000000 : 1;
+    for (size_t h = 0; h < 5; h++) {
+        for (size_t i = 0; i < 5; i++) {
+            for (size_t r = 0; r < sizeof(rows) / sizeof(rows[0]); r++) {
+                for (size_t d = 0; d < 3; d++) {
+                    expect_all_kernels_equal(seed++, hiddens[h], inners[i], rows[r], dtypes[d], wild);
+                }
+            }
+        }
+    }
+}
+
+Test(ffn_pass, equals_reference_over_shapes)
+{
+    sweep(false);
+}
+
+Test(ffn_pass, equals_reference_with_nan_infinity_and_denormals)
+{
+    sweep(true);
+}
+
+/* H beyond one block of k, in both block sizes, and a full pass. */
+Test(ffn_pass, equals_reference_over_k_blocks)
+{
+    expect_all_kernels_equal(1, 700, 300, 7, EP_DTYPE_BF16, false);
+    expect_all_kernels_equal(2, 1100, 70, 40, EP_DTYPE_F16, false);
+    expect_all_kernels_equal(3, 130, 70, EP_FFN_PASS_ROWS, EP_DTYPE_F32, false);
+}
