@@ -67,8 +67,16 @@ static ep_err load_map(const ep_options *options, ep_coordinator_config *config,
     config->cluster.node_order = config->node_order;
     config->cluster.node_order_count = count;
     ep_err err = ep_expert_map_read_file(ep_options_text(options, "expert_map_file"), &config->expert_map, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    uint32_t devices = ep_expert_map_devices_max(config->expert_map);
+    if (count != 0 && count < devices) {
+        return ep_options_fail(options, "node_order", out_error, "names %zu nodes, the expert map %s has %u devices", count,
+                               config->expert_map->file, devices);
+    }
     config->cluster.expert_map = config->expert_map;
-    return err;
+    return EP_OK;
 }
 
 static ep_err load(const ep_options *options, ep_coordinator_config *config, ep_error *out_error)

@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The canonical combine, one token at a time. Elements of a row are independent, so the compiler may work on
+ * many at once; within an element the order and the separate roundings are as written (the build forbids
+ * fusing).
+ */
+#include "moe/combine.h"
+
+#include <string.h>
+
+#include "base/check.h"
+#include "base/numeric.h"
+#include "moe/convert.h"
+#include "moe/special_experts.h"
+
+#define SCRATCH_ROWS 5
+#define SCRATCH_ALIGN_FLOATS 16
+
+typedef struct {
+    float *acc;  /* [H] */
+    float *x;    /* [H] widened once per token, when a special expert needs it */
+    float *row;  /* [H] */
+    float *work; /* [2*H] */
+    bool has_x;
+} token_scratch;
+
+size_t ep_combine_scratch_floats(uint32_t hidden)
+{
+    return SCRATCH_ROWS * ep_align_up(hidden, SCRATCH_ALIGN_FLOATS);
+}
+
+static token_scratch split_scratch(float *scratch, uint32_t hidden)
+{
+    size_t row = ep_align_up(hidden, SCRATCH_ALIGN_FLOATS);
+    return (token_scratch){scratch, scratch + row, scratch + 2 * row, scratch + 3 * row, false};
+}
+
+static void add_weighted_bf16(const uint8_t *restrict row, float weight, size_t n, float *restrict acc)
+{
+    for (size_t i = 0; i < n; i++) {
+        uint16_t b;
+        memcpy(&b, row + 2 * i, sizeof(b));
+        acc[i] = acc[i] + weight * ep_bf16_to_f32(b);
+    }
+}
+
+static void add_weighted(const float *restrict row, float weight, size_t n, float *restrict acc)
+{
+    for (size_t i = 0; i < n; i++) {
+        acc[i] = acc[i] + weight * row[i];
+    }
+}
+
+static void add_plain(const float *restrict row, size_t n, float *restrict acc)
+{
+    for (size_t i = 0; i < n; i++) {
+        acc[i] = acc[i] + row[i];
+    }
+}
+
+static const float *widened_x(const ep_batch *batch, uint32_t token, token_scratch *s)
+{
+    if (!s->has_x) {
+        ep_batch_widen_row(batch, token, s->x);
+        s->has_x = true;
+    }
+    return s->x;
+}
+
+/* r of a copy or constant expert. */
+static const float *special_row(const ep_batch *batch, uint32_t token, ep_slot_kind kind, uint32_t index,
+                                token_scratch *s)
+{
+    const float *x = widened_x(batch, token, s);
+    if (kind == EP_SLOT_COPY) {
+        return x;
+    }
+    ep_const_expert(&batch->special, index, batch->hidden, x, s->work, s->row);
+    return s->row;
+}
+
+/* A NULL row is a missing one: the caller has allowed that and reports it. */
+static void add_expert_row(const ep_batch *batch, const void *row, bool weighted, float weight,
+                           token_scratch *s)
+{
+    if (row == NULL) {
+        return;
+    }
+    if (weighted && batch->wire_dtype == EP_DTYPE_BF16) {
+        add_weighted_bf16(row, weight, batch->hidden, s->acc);
+        return;
+    }
+    ep_row_widen(row, batch->wire_dtype, batch->hidden, s->row);
+    if (weighted) {
+        add_weighted(s->row, weight, batch->hidden, s->acc);
+    } else {
+        add_plain(s->row, batch->hidden, s->acc);
+    }
+}
+
+static void combine_token(const ep_batch *batch, const ep_layer_shape *shape, const void *const *rows,
+                          uint32_t token, token_scratch *s)
+{
+    uint32_t slots = ep_batch_slots_per_token(batch, shape);
+    for (uint32_t k = 0; k < slots; k++) {
+        uint32_t expert;
+        const void *row = rows[(size_t)token * slots + k];
+        ep_slot_kind kind = ep_batch_slot(batch, shape, token, k, &expert);
+        switch (kind) {
+        case EP_SLOT_ROUTED:
+            /* With the weight on the input the node has applied it already. */
+            add_expert_row(batch, row, batch->weight_on == EP_WEIGHT_ON_OUTPUT,
+                           ep_batch_scale(batch, token, k), s);
+            break;
+        case EP_SLOT_SHARED:
+            add_expert_row(batch, row, false, 0.0f, s);
+            break;
+        case EP_SLOT_COPY:
+        case EP_SLOT_CONST:
+            add_weighted(special_row(batch, token, kind, expert, s), ep_batch_scale(batch, token, k),
+                         batch->hidden, s->acc);
+            break;
+        case EP_SLOT_INACTIVE:
+            break;
+        }
+    }
+    if (batch->shared_source == EP_SHARED_CALLER) {
+        ep_row_widen(ep_rows_at(&batch->shared, token), batch->shared.dtype, batch->hidden, s->row);
+        add_plain(s->row, batch->hidden, s->acc);
+    }
+}
+
+static void write_slots(const ep_batch *batch, const ep_layer_shape *shape, const void *const *rows,
+                        uint32_t token, token_scratch *s, const ep_combine_out *out)
+{
+    uint32_t slots = ep_batch_slots_per_token(batch, shape);
+    uint8_t *out_token = (uint8_t *)out->data + (int64_t)token * out->token_stride_bytes;
+    size_t row_bytes = batch->hidden * ep_dtype_bytes(batch->out_dtype);
+    for (uint32_t k = 0; k < batch->top_k; k++) {
+        uint32_t expert;
+        const void *row = rows[(size_t)token * slots + k];
+        uint8_t *out_row = out_token + (int64_t)k * out->slot_stride_bytes;
+        ep_slot_kind kind = ep_batch_slot(batch, shape, token, k, &expert);
+        if (kind == EP_SLOT_ROUTED && row != NULL) {
+            ep_row_convert(row, batch->wire_dtype, batch->hidden, batch->out_dtype, out_row);
+        } else if (kind == EP_SLOT_COPY || kind == EP_SLOT_CONST) {
+            /* As if it had travelled: rounded to the wire type first. */
+            const float *r = special_row(batch, token, kind, expert, s);
+            ep_row_narrow(r, batch->hidden, batch->wire_dtype, s->acc);
+            ep_row_convert(s->acc, batch->wire_dtype, batch->hidden, batch->out_dtype, out_row);
+        } else {
+            memset(out_row, 0, row_bytes);
+        }
+    }
+}
+
+void ep_combine(const ep_batch *batch, const ep_layer_shape *shape, const void *const *rows,
+                uint32_t token_begin, uint32_t token_end, float *scratch, const ep_combine_out *out)
+{
+    token_scratch s = split_scratch(scratch, batch->hidden);
+    for (uint32_t t = token_begin; t < token_end; t++) {
+        s.has_x = false;
+        if (batch->form == EP_RESULT_UNCOMBINED) {
+            write_slots(batch, shape, rows, t, &s, out);
+            continue;
+        }
+        memset(s.acc, 0, batch->hidden * sizeof(float));
+        if (ep_batch_token_active(batch, t)) {
+            combine_token(batch, shape, rows, t, &s);
+        }
+        ep_row_narrow(s.acc, batch->hidden, batch->out_dtype,
+                      (uint8_t *)out->data + (int64_t)t * out->token_stride_bytes);
+    }
+}

@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Row conversions. Loads and stores go through memcpy: rows from a frame have any alignment. */
+#include "moe/convert.h"
+
+#include <stdint.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/numeric.h"
+
+#define CHUNK 256
+
+bool ep_dtype_is_float(ep_dtype dtype)
+{
+    return dtype == EP_DTYPE_BF16 || dtype == EP_DTYPE_F16 || dtype == EP_DTYPE_F32;
+}
+
+static void widen_bf16(const uint8_t *restrict row, size_t n, float *restrict out)
+{
+    for (size_t i = 0; i < n; i++) {
+        uint16_t b;
+        memcpy(&b, row + 2 * i, sizeof(b));
+        out[i] = ep_bf16_to_f32(b);
+    }
+}
+
+static void widen_f16(const uint8_t *restrict row, size_t n, float *restrict out)
+{
+    for (size_t i = 0; i < n; i++) {
+        uint16_t h;
+        memcpy(&h, row + 2 * i, sizeof(h));
+        out[i] = ep_f16_to_f32(h);
+    }
+}
+
+void ep_row_widen(const void *row, ep_dtype dtype, size_t n, float *out)
+{
+    EP_ASSERT(ep_dtype_is_float(dtype));
+    if (n == 0) {
+        return;
+    }
+    switch (dtype) {
+    case EP_DTYPE_BF16:
+        widen_bf16(row, n, out);
+        break;
+    case EP_DTYPE_F16:
+        widen_f16(row, n, out);
+        break;
+    default:
+        memcpy(out, row, n * sizeof(float));
+        break;
+    }
+}
+
+static void narrow_bf16(const float *restrict row, size_t n, uint8_t *restrict out)
+{
+    for (size_t i = 0; i < n; i++) {
+        uint16_t b = ep_f32_to_bf16(row[i]);
+        memcpy(out + 2 * i, &b, sizeof(b));
+    }
+}
+
+static void narrow_f16(const float *restrict row, size_t n, uint8_t *restrict out)
+{
+    for (size_t i = 0; i < n; i++) {
+        uint16_t h = ep_f32_to_f16(row[i]);
+        memcpy(out + 2 * i, &h, sizeof(h));
+    }
+}
+
+void ep_row_narrow(const float *row, size_t n, ep_dtype dtype, void *out)
+{
+    EP_ASSERT(ep_dtype_is_float(dtype));
+    if (n == 0) {
+        return;
+    }
+    switch (dtype) {
+    case EP_DTYPE_BF16:
+        narrow_bf16(row, n, out);
+        break;
+    case EP_DTYPE_F16:
+        narrow_f16(row, n, out);
+        break;
+    default:
+        memcpy(out, row, n * sizeof(float));
+        break;
+    }
+}
+
+void ep_row_convert(const void *row, ep_dtype dtype, size_t n, ep_dtype out_dtype, void *out)
+{
+    size_t in_bytes = ep_dtype_bytes(dtype);
+    size_t out_bytes = ep_dtype_bytes(out_dtype);
+    if (n == 0) {
+        return;
+    }
+    if (dtype == out_dtype) {
+        memcpy(out, row, n * in_bytes);
+        return;
+    }
+    float wide[CHUNK];
+    for (size_t done = 0; done < n; done += CHUNK) {
+        size_t count = n - done < CHUNK ? n - done : CHUNK;
+        ep_row_widen((const uint8_t *)row + done * in_bytes, dtype, count, wide);
+        ep_row_narrow(wide, count, out_dtype, (uint8_t *)out + done * out_bytes);
+    }
+}

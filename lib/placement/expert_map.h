@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Expert maps in the JSON format of vllm-ascend and MindIE:
+ *     {"moe_layer_count": N, "layer_list": [{"layer_id": 0, "device_count": D,
+ *         "device_list": [{"device_id": 0, "device_expert": [7, 2, 0]}, ...]}, ...]}
+ * layer_id counts MoE layers from 0; an expert listed on several devices has several copies. Parsing is
+ * strict: unknown and repeated keys, wrong types and counts that do not match are errors. Whether the map
+ * fits a model is checked where it is used (ep_placement_static).
+ *
+ * Threads    pure, but for ep_expert_map_read_file.
+ */
+#ifndef EP_PLACEMENT_EXPERT_MAP_H
+#define EP_PLACEMENT_EXPERT_MAP_H
+
+#include "base/error.h"
+
+#define EP_EXPERT_MAP_BYTES_MAX ((size_t)64 << 20)
+#define EP_EXPERT_MAP_NAME_BYTES 256
+
+typedef struct ep_expert_map_layer {
+    uint32_t devices_count;
+    uint32_t *offsets; /* [devices_count+1] */
+    uint32_t *experts; /* of device d: experts[offsets[d] .. offsets[d+1]), in the order of the file */
+} ep_expert_map_layer;
+
+typedef struct ep_expert_map {
+    char file[EP_EXPERT_MAP_NAME_BYTES]; /* for error texts */
+    uint32_t layers_count;
+    ep_expert_map_layer *layers; /* index is layer_id */
+} ep_expert_map;
+
+/* file is only the name used in errors. Errors: BAD_FILE naming file, line or place, value, allowed range;
+ * NO_MEMORY. */
+ep_err ep_expert_map_parse(const char *text, size_t text_bytes, const char *file, ep_expert_map **out_map,
+                           ep_error *out_error);
+/* Reads the whole file, then parses it. Errors: as above, NOT_FOUND, IO. */
+ep_err ep_expert_map_read_file(const char *path, ep_expert_map **out_map, ep_error *out_error);
+/* The most devices any layer of the map has. */
+uint32_t ep_expert_map_devices_max(const ep_expert_map *map);
+void ep_expert_map_destroy(ep_expert_map *map);
+
+#endif

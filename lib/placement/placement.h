@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Which node holds which expert: one model's layers spread over the nodes that can load it. Every solver
+ * takes the same input and gives the same result; the caller turns it into a routing table. Pure, like
+ * lib/moe.
+ *
+ * Experts    table indexes: [0,E) routed, [E,E+S) shared. Nodes are indexes into input->nodes.
+ * Promise    never two copies of an expert on one node; any number of nodes and experts; a node may end up
+ *            with none.
+ * Ownership  the input is borrowed for the call; a result is freed with ep_placement_destroy.
+ * Threads    pure; any thread.
+ */
+#ifndef EP_PLACEMENT_PLACEMENT_H
+#define EP_PLACEMENT_PLACEMENT_H
+
+#include "moe/routing_table.h"
+#include "placement/expert_map.h"
+
+#define EP_PLACEMENT_NODE_GONE UINT32_MAX
+
+typedef struct ep_placement_node {
+    uint32_t node_id;
+    const char *name;
+    uint32_t capacity_experts; /* copies of experts, all layers together; 0: no limit */
+    uint64_t capacity_bytes;   /* their weights; 0: no limit */
+} ep_placement_node;
+
+typedef struct ep_placement_layer {
+    ep_layer_shape shape;
+    uint64_t expert_bytes;         /* weights of one expert; 0: not counted */
+    const uint32_t *owned_offsets; /* [E+S+1] what nodes hold now, as in a routing table; NULL: nothing */
+    const uint32_t *owned;         /* node indexes of this input; EP_PLACEMENT_NODE_GONE is skipped */
+} ep_placement_layer;
+
+typedef struct ep_placement_input {
+    uint32_t nodes_count;
+    const ep_placement_node *nodes;
+    uint32_t layers_count;
+    const ep_placement_layer *layers; /* ascending shape.layer */
+    uint32_t copies;                  /* wanted per expert, >= 1; at most one per node is made */
+    uint32_t moves_max; /* copies that may move for balance alone, 0: what is owned stays where it is */
+} ep_placement_input;
+
+typedef struct ep_placed_layer {
+    uint32_t layer;
+    uint32_t experts;  /* E + S */
+    uint32_t *offsets; /* [experts+1] */
+    uint32_t *copies;  /* node indexes; an expert's first copies are those that were there before */
+} ep_placed_layer;
+
+/* The result with its certificate. */
+typedef struct ep_placement {
+    uint32_t layers_count;
+    ep_placed_layer *layers;
+    uint32_t copies_total;
+    uint32_t copies_added;   /* not owned before: to be loaded */
+    uint32_t copies_dropped; /* owned before (by a node still there), no longer wanted */
+    uint32_t copies_missing; /* wanted, but no node had room */
+    uint64_t bytes_added;
+    uint32_t node_copies_max; /* load of the fullest node, all layers */
+    uint32_t node_copies_min;
+} ep_placement;
+
+/*
+ * Equal counts: what nodes hold stays (the surplus goes, from the fullest nodes first); experts that lack
+ * copies go to the node with the fewest experts of that layer, then of all layers, then the lowest index.
+ * First copies are placed before second ones. With moves_max > 0 copies then move from the fullest to the
+ * emptiest node of a layer until they differ by at most one.
+ * Errors: INVALID_ARGUMENT (names the field), RESOURCE_EXHAUSTED naming layer and expert when a first copy fits
+ * nowhere, NO_MEMORY.
+ */
+ep_err ep_placement_uniform(const ep_placement_input *input, ep_placement **out_placement,
+                            ep_error *out_error);
+
+/*
+ * Routed experts as an expert map says; shared experts, which maps do not list, are spread as
+ * ep_placement_uniform does. Layer i of the map is the i-th layer of the input (the i-th MoE layer of the
+ * model). Device d is node node_of_device[d] or, when that is NULL, the d-th node in order of name;
+ * node_of_device has ep_expert_map_devices_max(map) entries. owned is used for the certificate and for shared
+ * experts.
+ * Errors: INVALID_ARGUMENT naming file, layer, device, value, allowed range; RESOURCE_EXHAUSTED naming a node
+ * without room; NO_MEMORY.
+ */
+ep_err ep_placement_static(const ep_placement_input *input, const ep_expert_map *map,
+                           const uint32_t *node_of_device, ep_placement **out_placement, ep_error *out_error);
+
+void ep_placement_destroy(ep_placement *placement);
+
+#endif

@@ -1,0 +1,379 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The board of lib/placement/placer.h. Rows of copies are short, so everything is a plain scan. */
+#include "placement/placer.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+
+#define BAD(...) ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, __VA_ARGS__)
+
+static ep_err check_input(const ep_placement_input *input, ep_error *out_error)
+{
+    if (input->nodes_count > EP_NODES_MAX) {
+        return BAD("placement over %" PRIu32 " nodes: allowed 0..%d", input->nodes_count, EP_NODES_MAX);
+    }
+    if (input->layers_count > EP_TABLE_LAYERS_MAX) {
+        return BAD("placement of %" PRIu32 " layers: allowed 0..%d", input->layers_count,
+                   EP_TABLE_LAYERS_MAX);
+    }
+    if (input->copies < 1) {
+        return BAD("placement with 0 copies of each expert: allowed 1 or more");
+    }
+    for (uint32_t l = 0; l < input->layers_count; l++) {
+        const ep_layer_shape *shape = &input->layers[l].shape;
+        if (shape->experts < 1 || (uint64_t)shape->experts + shape->shared_experts > EP_EXPERTS_MAX) {
+            return BAD("layer %" PRIu32 " has %" PRIu32 " routed and %" PRIu32
+                       " shared experts: allowed 1..%d in all, at least one routed",
+                       shape->layer, shape->experts, shape->shared_experts, EP_EXPERTS_MAX);
+        }
+        if (l > 0 && input->layers[l - 1].shape.layer >= shape->layer) {
+            return BAD("layer %" PRIu32 " follows layer %" PRIu32 ": layers must ascend", shape->layer,
+                       input->layers[l - 1].shape.layer);
+        }
+    }
+    return EP_OK;
+}
+
+static bool allocate_layer(ep_placer_layer *layer, uint32_t experts, uint32_t width, uint32_t nodes)
+{
+    layer->experts = experts;
+    layer->counts = calloc(experts, sizeof(*layer->counts));
+    layer->copies = calloc((size_t)experts * width + 1, sizeof(*layer->copies));
+    layer->load = calloc((size_t)nodes + 1, sizeof(*layer->load));
+    return layer->counts != NULL && layer->copies != NULL && layer->load != NULL;
+}
+
+ep_err ep_placer_init(ep_placer *placer, const ep_placement_input *input, uint32_t width, ep_error *out_error)
+{
+    memset(placer, 0, sizeof(*placer));
+    ep_err err = check_input(input, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    placer->width = width < input->nodes_count ? width : input->nodes_count;
+    placer->input = input;
+    placer->layers = calloc((size_t)input->layers_count + 1, sizeof(*placer->layers));
+    placer->total = calloc((size_t)input->nodes_count + 1, sizeof(*placer->total));
+    placer->bytes = calloc((size_t)input->nodes_count + 1, sizeof(*placer->bytes));
+    bool ok = placer->layers != NULL && placer->total != NULL && placer->bytes != NULL;
+    for (uint32_t l = 0; ok && l < input->layers_count; l++) {
+        const ep_layer_shape *shape = &input->layers[l].shape;
+        ok = allocate_layer(&placer->layers[l], shape->experts + shape->shared_experts, placer->width,
+                            input->nodes_count);
+    }
+    return ok ? EP_OK
+              : ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to place %" PRIu32 " layers",
+                             input->layers_count);
+}
+
+void ep_placer_fini(ep_placer *placer)
+{
+    for (uint32_t l = 0; placer->layers != NULL && l < placer->input->layers_count; l++) {
+        free(placer->layers[l].counts);
+        free(placer->layers[l].copies);
+        free(placer->layers[l].load);
+    }
+    free(placer->layers);
+    free(placer->total);
+    free(placer->bytes);
+}
+
+static uint32_t *row_of(const ep_placer *placer, uint32_t layer, uint32_t expert)
+{
+    return placer->layers[layer].copies + (size_t)expert * placer->width;
+}
+
+bool ep_placer_holds(const ep_placer *placer, uint32_t layer, uint32_t expert, uint32_t node)
+{
+    const uint32_t *row = row_of(placer, layer, expert);
+    for (uint32_t i = 0; i < placer->layers[layer].counts[expert]; i++) {
+        if (row[i] == node) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool ep_placer_was_owned(const ep_placer *placer, uint32_t layer, uint32_t expert, uint32_t node)
+{
+    const ep_placement_layer *in = &placer->input->layers[layer];
+    for (uint32_t i = in->owned_offsets == NULL ? 0 : in->owned_offsets[expert];
+         in->owned_offsets != NULL && i < in->owned_offsets[expert + 1]; i++) {
+        if (in->owned[i] == node) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool ep_placer_has_room(const ep_placer *placer, uint32_t layer, uint32_t node)
+{
+    const ep_placement_node *limits = &placer->input->nodes[node];
+    uint64_t bytes;
+    if (limits->capacity_experts != 0 && placer->total[node] >= limits->capacity_experts) {
+        return false;
+    }
+    return limits->capacity_bytes == 0 ||
+           (!__builtin_add_overflow(placer->bytes[node], placer->input->layers[layer].expert_bytes, &bytes) &&
+            bytes <= limits->capacity_bytes);
+}
+
+void ep_placer_add(ep_placer *placer, uint32_t layer, uint32_t expert, uint32_t node)
+{
+    ep_placer_layer *l = &placer->layers[layer];
+    EP_ASSERT(l->counts[expert] < placer->width);
+    row_of(placer, layer, expert)[l->counts[expert]++] = node;
+    l->load[node]++;
+    placer->total[node]++;
+    placer->bytes[node] += placer->input->layers[layer].expert_bytes;
+}
+
+void ep_placer_remove(ep_placer *placer, uint32_t layer, uint32_t expert, uint32_t node)
+{
+    ep_placer_layer *l = &placer->layers[layer];
+    uint32_t *row = row_of(placer, layer, expert);
+    uint32_t i = 0;
+    while (row[i] != node) {
+        i++;
+        EP_ASSERT(i < l->counts[expert]);
+    }
+    l->counts[expert]--;
+    memmove(row + i, row + i + 1, (l->counts[expert] - i) * sizeof(*row));
+    l->load[node]--;
+    placer->total[node]--;
+    placer->bytes[node] -= placer->input->layers[layer].expert_bytes;
+}
+
+/* Nodes that hold an expert now, each once, in order of the old table. Returns how many. */
+static uint32_t list_owners(const ep_placer *placer, uint32_t layer, uint32_t expert, uint32_t *out_nodes)
+{
+    const ep_placement_layer *in = &placer->input->layers[layer];
+    uint32_t count = 0;
+    for (uint32_t i = in->owned_offsets[expert]; i < in->owned_offsets[expert + 1]; i++) {
+        uint32_t node = in->owned[i];
+        bool known = node >= placer->input->nodes_count;
+        for (uint32_t j = 0; j < count && !known; j++) {
+            known = out_nodes[j] == node;
+        }
+        if (!known) {
+            out_nodes[count++] = node;
+        }
+    }
+    return count;
+}
+
+/* Drops nodes from the list, the fullest of the layer first, until count is copies. load counts all owners.
+ */
+static uint32_t drop_surplus(uint32_t *nodes, uint32_t count, uint32_t copies, uint32_t *load)
+{
+    while (count > copies) {
+        uint32_t fullest = 0;
+        for (uint32_t i = 1; i < count; i++) {
+            if (load[nodes[i]] >= load[nodes[fullest]]) {
+                fullest = i;
+            }
+        }
+        load[nodes[fullest]]--;
+        count--;
+        memmove(nodes + fullest, nodes + fullest + 1, (count - fullest) * sizeof(*nodes));
+    }
+    return count;
+}
+
+ep_err ep_placer_keep_owned(ep_placer *placer, uint32_t layer, uint32_t first, uint32_t copies)
+{
+    uint32_t nodes_count = placer->input->nodes_count;
+    uint32_t experts = placer->layers[layer].experts;
+    if (placer->input->layers[layer].owned_offsets == NULL || nodes_count == 0) {
+        return EP_OK;
+    }
+    uint32_t *owners = calloc(nodes_count, sizeof(*owners));
+    uint32_t *load = calloc(nodes_count, sizeof(*load));
+    if (owners == NULL || load == NULL) {
+        free(owners);
+        free(load);
+        return EP_ERR_NO_MEMORY;
+    }
+    for (uint32_t e = first; e < experts; e++) {
+        uint32_t count = list_owners(placer, layer, e, owners);
+        for (uint32_t i = 0; i < count; i++) {
+            load[owners[i]]++;
+        }
+    }
+    uint32_t keep = copies < placer->width ? copies : placer->width;
+    for (uint32_t e = first; e < experts; e++) {
+        uint32_t count = drop_surplus(owners, list_owners(placer, layer, e, owners), keep, load);
+        for (uint32_t i = 0; i < count; i++) {
+            ep_placer_add(placer, layer, e, owners[i]);
+        }
+    }
+    free(owners);
+    free(load);
+    return EP_OK;
+}
+
+uint32_t ep_placer_emptiest(const ep_placer *placer, uint32_t layer, uint32_t expert)
+{
+    const uint32_t *load = placer->layers[layer].load;
+    uint32_t best = EP_PLACER_NO_NODE;
+    for (uint32_t n = 0; n < placer->input->nodes_count; n++) {
+        bool better = best == EP_PLACER_NO_NODE || load[n] < load[best] ||
+                      (load[n] == load[best] && placer->total[n] < placer->total[best]);
+        if (better && ep_placer_has_room(placer, layer, n) &&
+            (expert == EP_NO_EXPERT || !ep_placer_holds(placer, layer, expert, n))) {
+            best = n;
+        }
+    }
+    return best;
+}
+
+/* Gives up one spare copy of any expert if that makes room for a first copy in this layer. Returns the node,
+ * or NO_NODE. */
+static uint32_t make_room(ep_placer *placer, uint32_t layer)
+{
+    for (uint32_t l = 0; l < placer->input->layers_count; l++) {
+        for (uint32_t e = 0; e < placer->layers[l].experts; e++) {
+            if (placer->layers[l].counts[e] < 2) {
+                continue;
+            }
+            uint32_t node = row_of(placer, l, e)[placer->layers[l].counts[e] - 1];
+            ep_placer_remove(placer, l, e, node);
+            if (ep_placer_has_room(placer, layer, node)) {
+                return node;
+            }
+            ep_placer_add(placer, l, e, node);
+        }
+    }
+    return EP_PLACER_NO_NODE;
+}
+
+ep_err ep_placer_fill(ep_placer *placer, uint32_t layer, uint32_t first, uint32_t copy_index,
+                      ep_error *out_error)
+{
+    for (uint32_t e = first; e < placer->layers[layer].experts; e++) {
+        if (placer->layers[layer].counts[e] != copy_index) {
+            continue;
+        }
+        uint32_t node = ep_placer_emptiest(placer, layer, e);
+        if (node == EP_PLACER_NO_NODE && copy_index == 0) {
+            node = make_room(placer, layer);
+        }
+        if (node != EP_PLACER_NO_NODE) {
+            ep_placer_add(placer, layer, e, node);
+            continue;
+        }
+        if (copy_index == 0) {
+            uint32_t number = placer->input->layers[layer].shape.layer;
+            ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
+                         "none of %" PRIu32 " nodes has room for expert %" PRIu32 " of layer %" PRIu32
+                         ": add nodes or raise their weight budget",
+                         placer->input->nodes_count, e, number);
+            if (out_error != NULL) {
+                out_error->layer = (int32_t)number;
+                out_error->expert = (int32_t)e;
+            }
+            return EP_ERR_RESOURCE_EXHAUSTED;
+        }
+    }
+    return EP_OK;
+}
+
+void ep_placer_count_missing(ep_placer *placer, uint32_t layer, uint32_t first, uint32_t copies)
+{
+    for (uint32_t e = first; e < placer->layers[layer].experts; e++) {
+        uint32_t count = placer->layers[layer].counts[e];
+        placer->copies_missing += count < copies ? copies - count : 0;
+    }
+}
+
+static ep_err finish_layer(const ep_placer *placer, uint32_t layer, ep_placed_layer *placed)
+{
+    const ep_placer_layer *from = &placer->layers[layer];
+    size_t total = 0;
+    for (uint32_t e = 0; e < from->experts; e++) {
+        total += from->counts[e];
+    }
+    placed->layer = placer->input->layers[layer].shape.layer;
+    placed->experts = from->experts;
+    placed->offsets = calloc((size_t)from->experts + 1, sizeof(*placed->offsets));
+    placed->copies = calloc(total + 1, sizeof(*placed->copies));
+    if (placed->offsets == NULL || placed->copies == NULL) {
+        return EP_ERR_NO_MEMORY;
+    }
+    for (uint32_t e = 0; e < from->experts; e++) {
+        memcpy(placed->copies + placed->offsets[e], row_of(placer, layer, e),
+               from->counts[e] * sizeof(*placed->copies));
+        placed->offsets[e + 1] = placed->offsets[e] + from->counts[e];
+    }
+    return EP_OK;
+}
+
+static ep_err certify_layer(const ep_placer *placer, uint32_t layer, ep_placement *placement)
+{
+    const ep_placement_layer *in = &placer->input->layers[layer];
+    const ep_placer_layer *from = &placer->layers[layer];
+    uint32_t *owners = calloc((size_t)placer->input->nodes_count + 1, sizeof(*owners));
+    if (owners == NULL) {
+        return EP_ERR_NO_MEMORY;
+    }
+    for (uint32_t e = 0; e < from->experts; e++) {
+        uint32_t before = in->owned_offsets == NULL ? 0 : list_owners(placer, layer, e, owners);
+        uint32_t kept = 0;
+        for (uint32_t i = 0; i < before; i++) {
+            kept += ep_placer_holds(placer, layer, e, owners[i]);
+        }
+        placement->copies_total += from->counts[e];
+        placement->copies_added += from->counts[e] - kept;
+        placement->copies_dropped += before - kept;
+        placement->bytes_added += (from->counts[e] - kept) * in->expert_bytes;
+    }
+    free(owners);
+    return EP_OK;
+}
+
+ep_err ep_placer_finish(const ep_placer *placer, ep_placement **out_placement)
+{
+    uint32_t layers_count = placer->input->layers_count;
+    ep_placement *placement = calloc(1, sizeof(*placement));
+    if (placement == NULL) {
+        return EP_ERR_NO_MEMORY;
+    }
+    placement->layers = calloc((size_t)layers_count + 1, sizeof(*placement->layers));
+    ep_err err = placement->layers == NULL ? EP_ERR_NO_MEMORY : EP_OK;
+    placement->layers_count = placement->layers == NULL ? 0 : layers_count;
+    for (uint32_t l = 0; l < layers_count && err == EP_OK; l++) {
+        err = finish_layer(placer, l, &placement->layers[l]);
+        if (err == EP_OK) {
+            err = certify_layer(placer, l, placement);
+        }
+    }
+    if (err != EP_OK) {
+        ep_placement_destroy(placement);
+        return err;
+    }
+    placement->copies_missing = placer->copies_missing;
+    for (uint32_t n = 0; n < placer->input->nodes_count; n++) {
+        uint32_t total = placer->total[n];
+        placement->node_copies_max = total > placement->node_copies_max ? total : placement->node_copies_max;
+        placement->node_copies_min =
+            n == 0 || total < placement->node_copies_min ? total : placement->node_copies_min;
+    }
+    *out_placement = placement;
+    return EP_OK;
+}
+
+void ep_placement_destroy(ep_placement *placement)
+{
+    if (placement == NULL) {
+        return;
+    }
+    for (uint32_t l = 0; placement->layers != NULL && l < placement->layers_count; l++) {
+        free(placement->layers[l].offsets);
+        free(placement->layers[l].copies);
+    }
+    free(placement->layers);
+    free(placement);
+}

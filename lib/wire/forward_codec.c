@@ -1,0 +1,259 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Packing a node's share of a batch into one buffer, and checking such a buffer where it arrives. */
+#include "wire/forward_codec.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "moe/convert.h"
+
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
+               "the wire format is little endian and rows are copied as they are");
+_Static_assert(sizeof(ep_wire_slot) == 8, "a slot on the wire is two u32");
+
+#define WORD_BITS 64
+#define ROW_WORDS (EP_TOKENS_MAX / WORD_BITS)
+
+#define BAD(...) ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, __VA_ARGS__)
+
+/* Begins a part of count elements at the next multiple of 64 after *end; false on overflow. */
+static bool add_part(size_t count, size_t element_bytes, size_t *end, size_t *out_offset)
+{
+    size_t bytes;
+    if (*end > SIZE_MAX - EP_BUFFER_ALIGN || !ep_mul_size(count, element_bytes, &bytes)) {
+        return false;
+    }
+    *out_offset = ep_align_up(*end, EP_BUFFER_ALIGN);
+    return count == 0 || ep_add_size(*out_offset, bytes, end);
+}
+
+bool ep_forward_layout_make(uint32_t rows, uint32_t slots, uint32_t hidden, ep_dtype x_dtype,
+                            bool weight_on_input, ep_forward_layout *out_layout)
+{
+    ep_forward_layout layout;
+    size_t row_bytes;
+    size_t end = 0;
+    if (!ep_mul_size(hidden, ep_dtype_bytes(x_dtype), &row_bytes) ||
+        !add_part(rows, row_bytes, &end, &layout.x_offset) ||
+        !add_part(x_dtype == EP_DTYPE_I8 ? rows : 0, sizeof(float), &end, &layout.row_scales_offset) ||
+        !add_part(slots, sizeof(ep_wire_slot), &end, &layout.slots_offset) ||
+        !add_part(weight_on_input ? slots : 0, sizeof(float), &end, &layout.slot_scales_offset)) {
+        return false;
+    }
+    layout.total_bytes = end;
+    *out_layout = layout;
+    return true;
+}
+
+/* The node's rows that a range of slots uses, renumbered from 0 in the same order: a bit per row and, per
+ * word, the rows before it. */
+typedef struct {
+    uint64_t used[ROW_WORDS];
+    uint32_t before[ROW_WORDS];
+    uint32_t count;
+} row_numbers;
+
+static void number_rows(row_numbers *numbers, uint32_t node_rows, const ep_plan_slot *slots,
+                        uint32_t slots_count)
+{
+    uint32_t words = (node_rows + WORD_BITS - 1) / WORD_BITS;
+    memset(numbers->used, 0, words * sizeof(numbers->used[0]));
+    for (uint32_t i = 0; i < slots_count; i++) {
+        numbers->used[slots[i].row / WORD_BITS] |= (uint64_t)1 << (slots[i].row % WORD_BITS);
+    }
+    numbers->count = 0;
+    for (uint32_t w = 0; w < words; w++) {
+        numbers->before[w] = numbers->count;
+        numbers->count += (uint32_t)__builtin_popcountll(numbers->used[w]);
+    }
+}
+
+static bool row_is_used(const row_numbers *numbers, uint32_t row)
+{
+    return (numbers->used[row / WORD_BITS] >> (row % WORD_BITS)) & 1;
+}
+
+static uint32_t row_number(const row_numbers *numbers, uint32_t row)
+{
+    uint64_t below = ((uint64_t)1 << (row % WORD_BITS)) - 1;
+    return numbers->before[row / WORD_BITS] +
+           (uint32_t)__builtin_popcountll(numbers->used[row / WORD_BITS] & below);
+}
+
+static void pack_rows(const ep_batch *batch, const ep_routing_plan *plan, const ep_plan_node *node,
+                      const row_numbers *numbers, const ep_forward_layout *layout, uint8_t *tensors)
+{
+    size_t row_bytes = batch->hidden * ep_dtype_bytes(batch->x.dtype);
+    uint8_t *x = tensors + layout->x_offset;
+    float *row_scales = (float *)(tensors + layout->row_scales_offset);
+    uint32_t packed = 0;
+    for (uint32_t row = 0; row < node->rows_count; row++) {
+        if (!row_is_used(numbers, row)) {
+            continue;
+        }
+        uint32_t token = plan->row_tokens[node->rows_begin + row];
+        ep_batch_copy_row(batch, token, x + packed * row_bytes);
+        if (batch->x.dtype == EP_DTYPE_I8) {
+            row_scales[packed] = ep_batch_row_scale(batch, token);
+        }
+        packed++;
+    }
+}
+
+/* A shared expert sees x as it is: its slots carry the scale 1. */
+static void pack_slots(const ep_batch *batch, const ep_plan_slot *slots, uint32_t slots_count,
+                       uint32_t slots_per_token, const row_numbers *numbers, const ep_forward_layout *layout,
+                       uint8_t *tensors)
+{
+    ep_wire_slot *wire_slots = (ep_wire_slot *)(tensors + layout->slots_offset);
+    float *slot_scales = (float *)(tensors + layout->slot_scales_offset);
+    for (uint32_t i = 0; i < slots_count; i++) {
+        wire_slots[i] = (ep_wire_slot){row_number(numbers, slots[i].row), slots[i].expert};
+        if (batch->weight_on == EP_WEIGHT_ON_INPUT) {
+            uint32_t token = slots[i].slot_number / slots_per_token;
+            uint32_t k = slots[i].slot_number % slots_per_token;
+            slot_scales[i] = k < batch->top_k ? ep_batch_scale(batch, token, k) : 1.0f;
+        }
+    }
+}
+
+/* The bytes between parts are part of the frame: they are zero, not what the buffer held before. */
+static void clear_gaps(const ep_forward_layout *layout, uint32_t rows, uint32_t slots, size_t row_bytes,
+                       bool is_i8, uint8_t *tensors)
+{
+    size_t x_end = layout->x_offset + rows * row_bytes;
+    size_t row_scales_end = layout->row_scales_offset + (is_i8 ? rows * sizeof(float) : 0);
+    size_t slots_end = layout->slots_offset + slots * sizeof(ep_wire_slot);
+    memset(tensors + x_end, 0, layout->row_scales_offset - x_end);
+    memset(tensors + row_scales_end, 0, layout->slots_offset - row_scales_end);
+    if (layout->slot_scales_offset < layout->total_bytes) {
+        memset(tensors + slots_end, 0, layout->slot_scales_offset - slots_end);
+    }
+}
+
+ep_err ep_forward_pack(const ep_batch *batch, const ep_routing_plan *plan, uint32_t plan_node,
+                       uint32_t slot_begin, uint32_t slot_end, uint32_t slots_per_token, ep_buffer_pool *pool,
+                       Expertd__V1__ForwardRequest *out_header, ep_buffer **out_tensors)
+{
+    const ep_plan_node *node = &plan->nodes[plan_node];
+    EP_ASSERT(plan_node < plan->nodes_count);
+    EP_ASSERT(slot_begin < slot_end && slot_end <= node->slots_count);
+    EP_ASSERT(node->rows_count <= EP_TOKENS_MAX);
+    const ep_plan_slot *slots = plan->slots + node->slots_begin + slot_begin;
+    uint32_t slots_count = slot_end - slot_begin;
+    bool weight_on_input = batch->weight_on == EP_WEIGHT_ON_INPUT;
+
+    row_numbers numbers;
+    number_rows(&numbers, node->rows_count, slots, slots_count);
+
+    ep_forward_layout layout;
+    if (!ep_forward_layout_make(numbers.count, slots_count, batch->hidden, batch->x.dtype, weight_on_input,
+                                &layout)) {
+        return EP_ERR_RESOURCE_EXHAUSTED;
+    }
+    ep_buffer *buffer;
+    ep_err err = ep_buffer_acquire(pool, layout.total_bytes, &buffer);
+    if (err != EP_OK) {
+        return err;
+    }
+    pack_rows(batch, plan, node, &numbers, &layout, buffer->data);
+    pack_slots(batch, slots, slots_count, slots_per_token, &numbers, &layout, buffer->data);
+    clear_gaps(&layout, numbers.count, slots_count, batch->hidden * ep_dtype_bytes(batch->x.dtype),
+               batch->x.dtype == EP_DTYPE_I8, buffer->data);
+
+    out_header->rows = numbers.count;
+    out_header->slots = slots_count;
+    out_header->hidden = batch->hidden;
+    out_header->x_dtype = batch->x.dtype;
+    out_header->reply_dtype = batch->wire_dtype;
+    out_header->weight_on_input = weight_on_input;
+    *out_tensors = buffer;
+    return EP_OK;
+}
+
+static ep_err check_header(const Expertd__V1__ForwardRequest *header, const ep_layer_shape *shape,
+                           ep_error *out_error)
+{
+    ep_dtype x_dtype = (ep_dtype)header->x_dtype;
+    if (header->rows < 1 || header->rows > EP_TOKENS_MAX) {
+        return BAD("rows %" PRIu32 ": allowed 1..%d", header->rows, EP_TOKENS_MAX);
+    }
+    uint64_t slots_max = (uint64_t)header->rows * (EP_TOP_K_MAX + shape->shared_experts);
+    if (header->slots < header->rows || header->slots > slots_max) {
+        return BAD("slots %" PRIu32 ": allowed %" PRIu32 "..%" PRIu64 " for %" PRIu32 " rows", header->slots,
+                   header->rows, slots_max, header->rows);
+    }
+    if (header->hidden != shape->hidden) {
+        return BAD("hidden %" PRIu32 ": layer %" PRIu32 " has %" PRIu32, header->hidden, shape->layer,
+                   shape->hidden);
+    }
+    if (x_dtype != EP_DTYPE_I8 && !ep_dtype_is_float(x_dtype)) {
+        return BAD("x_dtype %" PRIu32 ": allowed 1 (bf16), 2 (f16), 3 (f32), 4 (i8)", header->x_dtype);
+    }
+    if (!ep_dtype_is_float((ep_dtype)header->reply_dtype)) {
+        return BAD("reply_dtype %" PRIu32 ": allowed 1 (bf16), 2 (f16), 3 (f32)", header->reply_dtype);
+    }
+    return EP_OK;
+}
+
+static ep_err check_slots(const ep_wire_slot *slots, uint32_t slots_count, uint32_t rows,
+                          const ep_layer_shape *shape, ep_error *out_error)
+{
+    uint32_t experts = shape->experts + shape->shared_experts;
+    for (uint32_t i = 0; i < slots_count; i++) {
+        if (slots[i].row >= rows) {
+            return BAD("row %" PRIu32 " in slot %" PRIu32 ": allowed 0..%" PRIu32, slots[i].row, i, rows - 1);
+        }
+        if (slots[i].expert >= experts) {
+            return BAD("expert %" PRIu32 " in slot %" PRIu32 ": layer %" PRIu32 " allows 0..%" PRIu32,
+                       slots[i].expert, i, shape->layer, experts - 1);
+        }
+    }
+    return EP_OK;
+}
+
+ep_err ep_forward_view_make(const Expertd__V1__ForwardRequest *header, const uint8_t *tensors,
+                            size_t tensor_bytes, const ep_layer_shape *shape, ep_forward_view *out_view,
+                            ep_error *out_error)
+{
+    ep_err err = check_header(header, shape, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    ep_dtype x_dtype = (ep_dtype)header->x_dtype;
+    bool weight_on_input = header->weight_on_input != 0;
+    ep_forward_layout layout;
+    if (!ep_forward_layout_make(header->rows, header->slots, header->hidden, x_dtype, weight_on_input,
+                                &layout)) {
+        return BAD("%" PRIu32 " rows and %" PRIu32 " slots do not fit the address space", header->rows,
+                   header->slots);
+    }
+    if (tensor_bytes != layout.total_bytes) {
+        return BAD("tensor section has %zu bytes: %" PRIu32 " rows and %" PRIu32 " slots need %zu",
+                   tensor_bytes, header->rows, header->slots, layout.total_bytes);
+    }
+    if ((uintptr_t)tensors % EP_BUFFER_ALIGN != 0) {
+        return ep_error_set(out_error, EP_ERR_INTERNAL,
+                            "tensor section landed at an address that is no multiple of %d", EP_BUFFER_ALIGN);
+    }
+    const ep_wire_slot *slots = (const ep_wire_slot *)(tensors + layout.slots_offset);
+    err = check_slots(slots, header->slots, header->rows, shape, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    *out_view = (ep_forward_view){
+        .rows = header->rows,
+        .slots = header->slots,
+        .hidden = header->hidden,
+        .x_dtype = x_dtype,
+        .reply_dtype = (ep_dtype)header->reply_dtype,
+        .weight_on_input = weight_on_input,
+        .x = tensors + layout.x_offset,
+        .x_row_bytes = header->hidden * ep_dtype_bytes(x_dtype),
+        .row_scales = x_dtype == EP_DTYPE_I8 ? (const float *)(tensors + layout.row_scales_offset) : NULL,
+        .wire_slots = slots,
+        .slot_scales = weight_on_input ? (const float *)(tensors + layout.slot_scales_offset) : NULL,
+    };
+    return EP_OK;
+}

@@ -1,0 +1,466 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Routers against plain f64 code written from the formulas alone, on random logits whose choice has a margin
+ * of 1e-4, so that rounding cannot change it; then ties, group masks, noise and refusals by hand.
+ */
+#include "expertd/gate.h"
+
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/random.h"
+
+#define E_MAX 256
+#define K_MAX 64
+#define MARGIN 1e-4
+
+static double uniform(uint64_t *state)
+{
+    return (double)(ep_splitmix64(state) >> 11) * 0x1p-53;
+}
+
+static ep_gate_config make_config(ep_gate_family family, uint32_t experts, uint32_t top_k)
+{
+    return (ep_gate_config){.struct_bytes = sizeof(ep_gate_config),
+                            .family = family,
+                            .experts = experts,
+                            .top_k = top_k,
+                            .scaling_factor = 1.0f,
+                            .groups = 1,
+                            .groups_kept = 1};
+}
+
+/* ---- the formulas in f64 ---- */
+
+/* Picks the count largest of values, marks them; returns the gap between the last taken and the best left. */
+static double take_largest(const double *values, uint32_t n, uint32_t count, uint32_t *out, bool *taken)
+{
+    memset(taken, 0, n * sizeof(*taken));
+    double last = INFINITY;
+    double gap = INFINITY;
+    for (uint32_t c = 0; c <= count; c++) {
+        uint32_t best = n;
+        for (uint32_t i = 0; i < n; i++) {
+            if (!taken[i] && (best == n || values[i] > values[best])) {
+                best = i;
+            }
+        }
+        if (best == n) {
+            break;
+        }
+        double step = last - values[best];
+        gap = step < gap ? step : gap; /* every neighbour in the order counts: slots are ordered too */
+        last = values[best];
+        if (c < count) {
+            taken[best] = true;
+            out[c] = best;
+        }
+    }
+    return gap;
+}
+
+static void softmax64(const float *logits, uint32_t n, double *out)
+{
+    double max = -INFINITY;
+    double sum = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        max = fmax(max, (double)logits[i]);
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        out[i] = exp((double)logits[i] - max);
+        sum += out[i];
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        out[i] /= sum;
+    }
+}
+
+static double limit_groups64(const ep_gate_config *c, double *scores)
+{
+    double group_scores[EP_GATE_GROUPS_MAX];
+    uint32_t kept[EP_GATE_GROUPS_MAX];
+    bool taken[EP_GATE_GROUPS_MAX];
+    uint32_t size = c->experts / c->groups;
+    for (uint32_t g = 0; g < c->groups; g++) {
+        uint32_t best[2];
+        bool marks[E_MAX];
+        uint32_t want = c->family == EP_GATE_R4 && size > 1 ? 2 : 1;
+        take_largest(scores + g * size, size, want, best, marks);
+        group_scores[g] = scores[g * size + best[0]] + (want == 2 ? scores[g * size + best[1]] : 0.0);
+    }
+    double gap = take_largest(group_scores, c->groups, c->groups_kept, kept, taken);
+    for (uint32_t e = 0; e < c->experts; e++) {
+        if (!taken[e / size]) {
+            scores[e] = c->group_mask == EP_GROUP_MASK_ZERO ? 0.0 : -INFINITY;
+        }
+    }
+    return c->groups_kept == c->groups ? INFINITY : gap;
+}
+
+/* Returns the smallest margin of any decision. */
+static double route64(const ep_gate_config *c, const float *logits, uint32_t *ids, double *weights)
+{
+    double scores[E_MAX];
+    double plain[E_MAX];
+    bool taken[E_MAX];
+    double gap = INFINITY;
+    softmax64(logits, c->experts, plain);
+    for (uint32_t e = 0; e < c->experts; e++) {
+        if (c->family == EP_GATE_R1) {
+            scores[e] = (double)logits[e];
+        } else if (c->family == EP_GATE_R4) {
+            plain[e] = 1.0 / (1.0 + exp(-(double)logits[e]));
+            scores[e] = plain[e] + (c->bias == NULL ? 0.0 : (double)c->bias[e]);
+        } else {
+            scores[e] = plain[e];
+        }
+    }
+    if (c->groups > 1) {
+        gap = limit_groups64(c, scores);
+    }
+    gap = fmin(gap, take_largest(scores, c->experts, c->top_k, ids, taken));
+    double sum = 0;
+    for (uint32_t k = 0; k < c->top_k; k++) {
+        weights[k] = plain[ids[k]];
+        sum += weights[k];
+    }
+    for (uint32_t k = 0; k < c->top_k; k++) {
+        bool divide = c->family == EP_GATE_R1 || c->renormalise;
+        bool scale = c->family == EP_GATE_R4 || (c->family == EP_GATE_R3 && !c->renormalise);
+        double epsilon = c->family == EP_GATE_R3 || c->family == EP_GATE_R4 ? (double)c->epsilon : 0.0;
+        weights[k] = weights[k] / (divide ? sum + epsilon : 1.0) * (scale ? (double)c->scaling_factor : 1.0);
+    }
+    return gap;
+}
+
+static void check_against_f64(const ep_gate_config *c, uint64_t seed, unsigned wanted)
+{
+    uint64_t state = seed;
+    unsigned checked = 0;
+    for (unsigned tries = 0; checked < wanted; tries++) {
+        float logits[E_MAX];
+        uint32_t want_ids[K_MAX];
+        double want[K_MAX];
+        int32_t ids[K_MAX];
+        float weights[K_MAX];
+        cr_assert_lt(tries, wanted * 1000, "too few cases with a margin");
+        for (uint32_t e = 0; e < c->experts; e++) {
+            logits[e] = (float)(8.0 * uniform(&state) - 4.0);
+        }
+        if (!(route64(c, logits, want_ids, want) >= MARGIN)) {
+            continue;
+        }
+        checked++;
+        cr_assert_eq(ep_gate(c, 1, logits, ids, weights, NULL), EP_OK);
+        for (uint32_t k = 0; k < c->top_k; k++) {
+            cr_assert_eq((uint32_t)ids[k], want_ids[k], "family %d, slot %u: expert %d, expected %u",
+                         c->family, k, ids[k], want_ids[k]);
+            cr_assert(fabs((double)weights[k] - want[k]) <= 2e-6 * fabs(want[k]),
+                      "family %d, slot %u: %.9g, expected %.9g", c->family, k, (double)weights[k], want[k]);
+        }
+    }
+}
+
+Test(gate, r1_agrees_with_the_formula)
+{
+    const uint32_t sizes[][2] = {{8, 2}, {16, 4}, {32, 8}, {1, 1}, {5, 5}};
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        ep_gate_config c = make_config(EP_GATE_R1, sizes[i][0], sizes[i][1]);
+        check_against_f64(&c, i, 200);
+    }
+}
+
+Test(gate, r2_agrees_with_the_formula_with_and_without_renormalising)
+{
+    for (int renormalise = 0; renormalise < 2; renormalise++) {
+        ep_gate_config c = make_config(EP_GATE_R2, 60, 4);
+        c.renormalise = renormalise;
+        check_against_f64(&c, 10, 200);
+    }
+}
+
+Test(gate, r3_agrees_with_the_formula_in_every_mode)
+{
+    for (int mode = 0; mode < 8; mode++) {
+        ep_gate_config c = make_config(EP_GATE_R3, 40, 3);
+        c.groups = mode & 1 ? 8 : 1;
+        c.groups_kept = mode & 1 ? 3 : 1;
+        c.renormalise = mode & 2;
+        c.group_mask = mode & 4 ? EP_GROUP_MASK_MINUS_INF : EP_GROUP_MASK_ZERO;
+        c.scaling_factor = 16.0f;
+        c.epsilon = 1e-20f;
+        check_against_f64(&c, 20, 100);
+    }
+}
+
+Test(gate, r4_agrees_with_the_formula_in_every_mode)
+{
+    uint64_t state = 99;
+    float bias[64];
+    for (int e = 0; e < 64; e++) {
+        bias[e] = (float)(0.5 * uniform(&state));
+    }
+    for (int mode = 0; mode < 16; mode++) {
+        ep_gate_config c = make_config(EP_GATE_R4, 64, 6);
+        c.groups = mode & 1 ? 8 : 1;
+        c.groups_kept = mode & 1 ? 4 : 1;
+        c.renormalise = mode & 2;
+        c.group_mask = mode & 4 ? EP_GROUP_MASK_MINUS_INF : EP_GROUP_MASK_ZERO;
+        c.bias = mode & 8 ? bias : NULL;
+        c.scaling_factor = 2.5f;
+        c.epsilon = 1e-20f;
+        check_against_f64(&c, 30, 50);
+    }
+}
+
+/* ---- by hand ---- */
+
+Test(gate, of_equal_scores_the_lower_id_wins_in_every_family)
+{
+    float logits[8];
+    int32_t ids[8];
+    float weights[8];
+    for (int family = EP_GATE_R1; family <= EP_GATE_R4; family++) {
+        for (int e = 0; e < 8; e++) {
+            logits[e] = 1.0f;
+        }
+        ep_gate_config c = make_config((ep_gate_family)family, 8, 4);
+        cr_assert_eq(ep_gate(&c, 1, logits, ids, weights, NULL), EP_OK);
+        for (int k = 0; k < 4; k++) {
+            cr_assert_eq(ids[k], k);
+        }
+        logits[5] = 2.0f;
+        logits[7] = 2.0f;
+        cr_assert_eq(ep_gate(&c, 1, logits, ids, weights, NULL), EP_OK);
+        const int32_t want[] = {5, 7, 0, 1};
+        cr_assert_eq(memcmp(ids, want, sizeof(want)), 0);
+    }
+}
+
+Test(gate, of_equal_groups_the_lower_one_wins)
+{
+    const float logits[] = {1, 0, 1, 0, 1, 0, 1, 0};
+    int32_t ids[2];
+    float weights[2];
+    for (int family = EP_GATE_R3; family <= EP_GATE_R4; family++) {
+        ep_gate_config c = make_config((ep_gate_family)family, 8, 2);
+        c.groups = 4;
+        c.groups_kept = 2;
+        cr_assert_eq(ep_gate(&c, 1, logits, ids, weights, NULL), EP_OK);
+        cr_assert_eq(ids[0], 0);
+        cr_assert_eq(ids[1], 2);
+    }
+}
+
+Test(gate, group_mask_zero_may_select_a_masked_expert_and_minus_infinity_never)
+{
+    /* Biased scores of the kept group (experts 0, 1) are negative, so a masked 0.0 beats them. */
+    const float logits[] = {0, 0, 0, 0};
+    const float bias[] = {-0.6f, -0.7f, -0.9f, -0.9f};
+    int32_t ids[2];
+    float weights[2];
+    ep_gate_config c = make_config(EP_GATE_R4, 4, 2);
+    c.groups = 2;
+    c.groups_kept = 1;
+    c.bias = bias;
+    c.group_mask = EP_GROUP_MASK_ZERO;
+    cr_assert_eq(ep_gate(&c, 1, logits, ids, weights, NULL), EP_OK);
+    cr_assert(ids[0] == 2 && ids[1] == 3, "%d %d", ids[0], ids[1]);
+    c.group_mask = EP_GROUP_MASK_MINUS_INF;
+    cr_assert_eq(ep_gate(&c, 1, logits, ids, weights, NULL), EP_OK);
+    cr_assert(ids[0] == 0 && ids[1] == 1, "%d %d", ids[0], ids[1]);
+    cr_assert(weights[0] == 0.5f, "the weight is the unbiased score");
+}
+
+Test(gate, r4_ranks_groups_by_their_best_two_and_r3_by_their_best)
+{
+    /* group 0 has the single best, group 1 the best pair */
+    const float logits[] = {2.0f, -4.0f, 1.0f, 1.0f};
+    int32_t id;
+    float weight;
+    ep_gate_config c = make_config(EP_GATE_R4, 4, 1);
+    c.groups = 2;
+    c.groups_kept = 1;
+    cr_assert_eq(ep_gate(&c, 1, logits, &id, &weight, NULL), EP_OK);
+    cr_assert_eq(id, 2);
+    c.family = EP_GATE_R3;
+    cr_assert_eq(ep_gate(&c, 1, logits, &id, &weight, NULL), EP_OK);
+    cr_assert_eq(id, 0);
+}
+
+Test(gate, masked_logits_of_minus_infinity_have_weight_0)
+{
+    const float logits[] = {-INFINITY, 1.0f, -INFINITY};
+    int32_t ids[2];
+    float weights[2];
+    ep_gate_config c = make_config(EP_GATE_R2, 3, 2);
+    cr_assert_eq(ep_gate(&c, 1, logits, ids, weights, NULL), EP_OK);
+    cr_assert(ids[0] == 1 && weights[0] == 1.0f && ids[1] == 0 && weights[1] == 0.0f);
+}
+
+static float halve(void *arg, uint32_t token, uint32_t slot, uint32_t expert, float weight)
+{
+    unsigned *calls = arg;
+    *calls += 1000 * token + 100 * slot + expert;
+    return weight * 0.5f;
+}
+
+Test(gate, the_callers_weight_function_has_the_last_word)
+{
+    const float logits[] = {0, 1, 0, 1};
+    int32_t ids[2];
+    float weights[2];
+    unsigned calls = 0;
+    ep_gate_config c = make_config(EP_GATE_R1, 2, 1);
+    c.weight_func = halve;
+    c.weight_func_arg = &calls;
+    cr_assert_eq(ep_gate(&c, 2, logits, ids, weights, NULL), EP_OK);
+    cr_assert(weights[0] == 0.5f && weights[1] == 0.5f);
+    cr_assert_eq(calls, 1 + 1001);
+}
+
+Test(gate, noise_is_repeatable_by_seed_and_follows_gumbel_top_k)
+{
+    enum { TOKENS = 20000 };
+    static float logits[TOKENS * 4];
+    static int32_t ids[TOKENS];
+    static int32_t again[TOKENS];
+    static float weights[TOKENS];
+    for (int t = 0; t < TOKENS; t++) {
+        for (int e = 0; e < 4; e++) {
+            logits[t * 4 + e] = logf((float)(e + 1));
+        }
+    }
+    ep_gate_config c = make_config(EP_GATE_R1, 4, 1);
+    c.noise_temperature = 1.0f;
+    c.seed = 5;
+    cr_assert_eq(ep_gate(&c, TOKENS, logits, ids, weights, NULL), EP_OK);
+    cr_assert_eq(ep_gate(&c, TOKENS, logits, again, weights, NULL), EP_OK);
+    cr_assert_eq(memcmp(ids, again, sizeof(ids)), 0);
+    c.seed = 6;
+    cr_assert_eq(ep_gate(&c, TOKENS, logits, again, weights, NULL), EP_OK);
+    cr_assert_neq(memcmp(ids, again, sizeof(ids)), 0);
+    /* argmax(log p + Gumbel) is a draw from p = 0.1, 0.2, 0.3, 0.4: 5 standard deviations are below 0.018 */
+    unsigned counts[4] = {0};
+    for (int t = 0; t < TOKENS; t++) {
+        counts[ids[t]]++;
+    }
+    for (int e = 0; e < 4; e++) {
+        cr_assert(fabs((double)counts[e] / TOKENS - 0.1 * (e + 1)) < 0.018, "expert %d: %u", e, counts[e]);
+    }
+}
+
+Test(gate, dropout_leaves_experts_out_but_always_fills_every_slot)
+{
+    enum { TOKENS = 20000 };
+    static float logits[TOKENS * 2];
+    static int32_t ids[TOKENS * 2];
+    static float weights[TOKENS * 2];
+    unsigned dropped = 0;
+    for (int t = 0; t < TOKENS; t++) {
+        logits[t * 2] = 1.0f;
+    }
+    ep_gate_config c = make_config(EP_GATE_R1, 2, 1);
+    c.expert_dropout = 0.25f;
+    cr_assert_eq(ep_gate(&c, TOKENS, logits, ids, weights, NULL), EP_OK);
+    for (int t = 0; t < TOKENS; t++) {
+        dropped += ids[t] == 1;
+    }
+    /* expert 1 is chosen when 0 is dropped and 1 is not: 0.25 * 0.75 */
+    cr_assert(fabs((double)dropped / TOKENS - 0.1875) < 0.014, "%u", dropped);
+    c.top_k = 2;
+    cr_assert_eq(ep_gate(&c, TOKENS, logits, ids, weights, NULL), EP_OK);
+    for (int t = 0; t < TOKENS; t++) {
+        cr_assert_eq(ids[2 * t] + ids[2 * t + 1], 1);
+    }
+}
+
+Test(gate, works_above_the_stack_limit_and_for_no_tokens)
+{
+    enum { E = 5000 };
+    float *logits = calloc(E, sizeof(float));
+    int32_t ids[3];
+    float weights[3];
+    logits[4999] = 3.0f;
+    logits[17] = 2.0f;
+    ep_gate_config c = make_config(EP_GATE_R2, E, 3);
+    cr_assert_eq(ep_gate(&c, 1, logits, ids, weights, NULL), EP_OK);
+    cr_assert(ids[0] == 4999 && ids[1] == 17 && ids[2] == 0);
+    cr_assert_eq(ep_gate(&c, 0, NULL, NULL, NULL, NULL), EP_OK);
+    free(logits);
+}
+
+static void expect_refused(const ep_gate_config *c, const float *logits, uint32_t tokens, const char *text)
+{
+    int32_t ids[64];
+    float weights[64];
+    memset(ids, 0x55, sizeof(ids));
+    memset(weights, 0x55, sizeof(weights));
+    ep_error error;
+    cr_assert_eq(ep_gate(c, tokens, logits, ids, weights, &error), EP_ERR_INVALID_ARGUMENT,
+                 "accepted, expected: %s", text);
+    cr_assert_str_eq(error.text, text);
+    for (int i = 0; i < 64; i++) {
+        cr_assert_eq(ids[i], 0x55555555, "outputs must stay untouched");
+    }
+}
+
+Test(gate, refuses_logits_it_cannot_order)
+{
+    float logits[8] = {0};
+    ep_gate_config c = make_config(EP_GATE_R4, 4, 2);
+    logits[6] = NAN;
+    expect_refused(&c, logits, 2, "router logit is NaN at token 1, expert 2");
+    logits[6] = INFINITY;
+    int32_t ids[4];
+    float weights[4];
+    cr_assert_eq(ep_gate(&c, 2, logits, ids, weights, NULL), EP_OK, "a sigmoid takes infinities");
+    c.family = EP_GATE_R1;
+    expect_refused(&c, logits, 2,
+                   "router logit is inf at token 1, expert 2: a softmax needs a finite maximum");
+    for (int e = 0; e < 4; e++) {
+        logits[e] = -INFINITY;
+    }
+    expect_refused(&c, logits, 2,
+                   "router logit is -inf at token 0, expert 0: a softmax needs a finite maximum");
+}
+
+Test(gate, refuses_a_wrong_configuration_by_name)
+{
+    const float logits[64] = {0};
+    const float bias[] = {0, 0, NAN, 0, 0, 0, 0, 0};
+    ep_gate_config c;
+#define REFUSED(change, text)                                                                                \
+    c = make_config(EP_GATE_R4, 8, 2);                                                                       \
+    change;                                                                                                  \
+    expect_refused(&c, logits, 1, text)
+    REFUSED(c.family = (ep_gate_family)5, "router family 5: allowed 1..4");
+    REFUSED(c.experts = 0, "router has 0 experts: allowed 1..65535");
+    REFUSED(c.top_k = 9, "router's top_k 9: allowed 1..8");
+    REFUSED(c.top_k = 0, "router's top_k 0: allowed 1..8");
+    REFUSED(c.groups = 3, "router has 3 groups: allowed 1..256, a divisor of 8 experts");
+    REFUSED(c.groups = 0, "router has 0 groups: allowed 1..256, a divisor of 8 experts");
+    REFUSED(c.groups_kept = 2, "router keeps 2 groups: allowed 1..1");
+    REFUSED((c.groups = 8, c.group_mask = EP_GROUP_MASK_MINUS_INF),
+            "router's top_k 2: allowed 1..1, the experts of the groups kept");
+    REFUSED(c.scaling_factor = 0, "router's scaling factor 0: allowed above 0, 1 for none");
+    REFUSED(c.epsilon = -1, "router's epsilon -1: allowed 0 or more");
+    REFUSED(c.noise_temperature = 0.05f, "router's noise temperature 0.05: allowed 0 (off) or 0.1..10");
+    REFUSED(c.noise_temperature = 11, "router's noise temperature 11: allowed 0 (off) or 0.1..10");
+    REFUSED(c.expert_dropout = 0.6f, "router's expert dropout 0.6: allowed 0..0.5");
+    REFUSED(c.bias = bias, "router's bias of expert 2 is nan: only finite values are allowed");
+    REFUSED((c.family = EP_GATE_R1, c.bias = bias), "router family R1 has no selection bias");
+    REFUSED((c.family = EP_GATE_R2, c.groups = 2), "router family R2 has no groups: allowed 1, given 2");
+    REFUSED((c.family = EP_GATE_R1, c.scaling_factor = 2),
+            "router family R1 has no scaling factor: allowed 1, given 2");
+#undef REFUSED
+    c = make_config(EP_GATE_R1, 8, 2);
+    c.struct_bytes = 8;
+    ep_error error;
+    int32_t id;
+    float weight;
+    cr_assert_eq(ep_gate(&c, 1, logits, &id, &weight, &error), EP_ERR_INVALID_ARGUMENT);
+    cr_assert(strstr(error.text, "struct_bytes of the gate is 8") != NULL);
+}

@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Plans of random batches: every slot exactly once, rows once per node, the stated order; and the choice of
+ * copies. */
+#include "moe/routing_plan.h"
+
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "unit/moe/random_batch.h"
+
+#define NODES_MAX 7
+
+typedef struct {
+    ep_routing_layer layer;
+    uint32_t offsets[64];
+    uint32_t copies[64 * NODES_MAX];
+    uint32_t chosen[64];
+    uint8_t usable[NODES_MAX];
+    uint32_t nodes;
+} cluster;
+
+static void make_cluster(cluster *c, const ep_layer_shape *shape, uint64_t *state)
+{
+    memset(c, 0, sizeof(*c));
+    c->nodes = 1 + random_below(state, NODES_MAX);
+    c->layer = (ep_routing_layer){.shape = *shape, .offsets = c->offsets, .copies = c->copies};
+    uint32_t experts = shape->experts + shape->shared_experts;
+    for (uint32_t e = 0; e < experts; e++) {
+        uint32_t count = 1 + random_below(state, c->nodes);
+        uint32_t first = random_below(state, c->nodes);
+        for (uint32_t i = 0; i < count; i++) {
+            c->copies[c->offsets[e] + i] = (first + i) % c->nodes;
+        }
+        c->offsets[e + 1] = c->offsets[e] + count;
+    }
+    memset(c->usable, 1, sizeof(c->usable));
+    ep_choose_copies(&c->layer, c->usable, random_below(state, 100), c->chosen);
+}
+
+/* The plan against the batch: expected[] says for each slot number which expert it needs. */
+static void check_plan(const ep_routing_plan *plan, const random_batch *rb, const cluster *c,
+                       const uint32_t *expected, uint32_t slots_all)
+{
+    uint32_t spt = ep_batch_slots_per_token(&rb->batch, &rb->shape);
+    uint8_t *seen = calloc(slots_all + 1, 1);
+    uint32_t rows = 0;
+    uint32_t slots = 0;
+    for (uint32_t n = 0; n < plan->nodes_count; n++) {
+        const ep_plan_node *node = &plan->nodes[n];
+        cr_assert(n == 0 || plan->nodes[n - 1].node < node->node, "nodes must ascend");
+        cr_assert_eq(node->rows_begin, rows);
+        cr_assert_eq(node->slots_begin, slots);
+        cr_assert(node->rows_count > 0 && node->slots_count > 0);
+        rows += node->rows_count;
+        slots += node->slots_count;
+        const uint32_t *tokens = plan->row_tokens + node->rows_begin;
+        for (uint32_t r = 1; r < node->rows_count; r++) {
+            cr_assert_lt(tokens[r - 1], tokens[r], "a token is one row of a node");
+        }
+        uint8_t *row_used = calloc(node->rows_count, 1);
+        for (uint32_t i = 0; i < node->slots_count; i++) {
+            const ep_plan_slot *slot = &plan->slots[node->slots_begin + i];
+            cr_assert_lt(slot->slot_number, slots_all);
+            cr_assert_eq(seen[slot->slot_number], 0, "slot %u twice", slot->slot_number);
+            seen[slot->slot_number] = 1;
+            cr_assert_eq(slot->expert, expected[slot->slot_number]);
+            cr_assert_eq(c->chosen[slot->expert], node->node);
+            cr_assert_lt(slot->row, node->rows_count);
+            cr_assert_eq(tokens[slot->row], slot->slot_number / spt);
+            row_used[slot->row] = 1;
+            if (i > 0) {
+                const ep_plan_slot *before = slot - 1;
+                cr_assert(before->expert < slot->expert ||
+                              (before->expert == slot->expert && before->slot_number < slot->slot_number),
+                          "slots must be by expert, then token");
+            }
+        }
+        cr_assert(memchr(row_used, 0, node->rows_count) == NULL, "a row that nobody uses");
+        free(row_used);
+    }
+    cr_assert_eq(rows, plan->rows_count);
+    cr_assert_eq(slots, plan->slots_count);
+    for (uint32_t s = 0; s < slots_all; s++) {
+        cr_assert_eq(seen[s], expected[s] != EP_NO_EXPERT, "slot %u: seen %u", s, seen[s]);
+    }
+    free(seen);
+}
+
+/* What each slot needs, restricted to [begin, end) and, with pick, to a random part. */
+static uint32_t *expected_slots(const random_batch *rb, uint32_t slots_all, uint32_t begin, uint32_t end,
+                                uint64_t *pick)
+{
+    uint32_t spt = ep_batch_slots_per_token(&rb->batch, &rb->shape);
+    uint32_t *expected = calloc(slots_all + 1, sizeof(*expected));
+    for (uint32_t s = 0; s < slots_all; s++) {
+        uint32_t expert;
+        ep_slot_kind kind = ep_batch_slot(&rb->batch, &rb->shape, s / spt, s % spt, &expert);
+        bool needed = (kind == EP_SLOT_ROUTED || kind == EP_SLOT_SHARED) && s / spt >= begin && s / spt < end;
+        if (pick != NULL && random_below(pick, 2) == 0) {
+            needed = false;
+        }
+        expected[s] = needed ? expert : EP_NO_EXPERT;
+    }
+    return expected;
+}
+
+Test(routing_plan, holds_every_slot_once_and_every_row_once_per_node)
+{
+    ep_routing_plan plan;
+    ep_routing_plan_init(&plan);
+    for (uint64_t seed = 0; seed < 4000; seed++) {
+        random_batch rb;
+        cluster c;
+        random_batch_init(&rb, seed);
+        make_cluster(&c, &rb.shape, &rb.state);
+        cr_assert_eq(ep_batch_check(&rb.batch, &rb.shape, NULL), EP_OK);
+        uint32_t slots_all = rb.batch.tokens * ep_batch_slots_per_token(&rb.batch, &rb.shape);
+        uint32_t begin = random_below(&rb.state, rb.batch.tokens + 1);
+        uint32_t end = begin + random_below(&rb.state, rb.batch.tokens - begin + 1);
+
+        uint32_t *expected = expected_slots(&rb, slots_all, begin, end, NULL);
+        cr_assert_eq(
+            ep_routing_plan_build(&plan, &rb.batch, &c.layer, c.nodes, c.chosen, begin, end, NULL, 0, NULL),
+            EP_OK);
+        check_plan(&plan, &rb, &c, expected, slots_all);
+        free(expected);
+
+        uint64_t pick = seed;
+        expected = expected_slots(&rb, slots_all, 0, rb.batch.tokens, &pick);
+        uint32_t *numbers = calloc(slots_all + 1, sizeof(*numbers));
+        uint32_t count = 0;
+        for (uint32_t s = 0; s < slots_all; s++) {
+            if (expected[s] != EP_NO_EXPERT) {
+                numbers[count++] = s;
+            }
+        }
+        cr_assert_eq(
+            ep_routing_plan_build(&plan, &rb.batch, &c.layer, c.nodes, c.chosen, 0, 0, numbers, count, NULL),
+            EP_OK);
+        check_plan(&plan, &rb, &c, expected, slots_all);
+        free(numbers);
+        free(expected);
+        random_batch_fini(&rb);
+    }
+    ep_routing_plan_fini(&plan);
+}
+
+Test(routing_plan, allocates_nothing_after_reserve)
+{
+    ep_routing_plan plan;
+    ep_routing_plan_init(&plan);
+    cr_assert_eq(ep_routing_plan_reserve(&plan, 12, 8 + 2, 64, NODES_MAX), EP_OK);
+    const void *before[] = {plan.nodes, plan.row_tokens, plan.slots, plan.priv};
+    for (uint64_t seed = 0; seed < 200; seed++) {
+        random_batch rb;
+        cluster c;
+        random_batch_init(&rb, seed);
+        make_cluster(&c, &rb.shape, &rb.state);
+        cr_assert_eq(ep_routing_plan_build(&plan, &rb.batch, &c.layer, c.nodes, c.chosen, 0, rb.batch.tokens,
+                                           NULL, 0, NULL),
+                     EP_OK);
+        random_batch_fini(&rb);
+    }
+    const void *after[] = {plan.nodes, plan.row_tokens, plan.slots, plan.priv};
+    cr_assert_eq(memcmp(before, after, sizeof(before)), 0);
+    ep_routing_plan_fini(&plan);
+}
+
+Test(routing_plan, names_layer_and_expert_without_a_copy)
+{
+    int32_t ids[] = {0, 2};
+    float scales[] = {1, 1};
+    float x[4] = {0};
+    ep_layer_shape shape = {.layer = 5, .hidden = 4, .inner = 4, .experts = 3, .top_k = 2};
+    ep_batch batch = {.tokens = 1,
+                      .top_k = 2,
+                      .hidden = 4,
+                      .x = {x, 16, EP_DTYPE_F32},
+                      .ids = {ids, 8, EP_DTYPE_I32},
+                      .scales = {scales, 8, EP_DTYPE_F32},
+                      .wire_dtype = EP_DTYPE_F32,
+                      .out_dtype = EP_DTYPE_F32};
+    uint32_t offsets[] = {0, 1, 2, 3};
+    uint32_t copies[] = {0, 0, 1};
+    uint8_t usable[] = {1, 0};
+    uint32_t chosen[3];
+    ep_routing_layer layer = {.shape = shape, .offsets = offsets, .copies = copies};
+    ep_choose_copies(&layer, usable, 7, chosen);
+    cr_assert_eq(chosen[0], 0);
+    cr_assert_eq(chosen[2], EP_NO_EXPERT);
+
+    ep_error error;
+    ep_routing_plan plan;
+    ep_routing_plan_init(&plan);
+    cr_assert_eq(ep_routing_plan_build(&plan, &batch, &layer, 2, chosen, 0, 1, NULL, 0, &error),
+                 EP_ERR_UNAVAILABLE);
+    cr_assert_eq(error.layer, 5);
+    cr_assert_eq(error.expert, 2);
+    cr_assert_str_eq(error.text, "no usable node holds expert 2 of layer 5");
+    ep_routing_plan_fini(&plan);
+}
+
+Test(copy_choice, spreads_calls_over_all_usable_copies_and_experts_over_nodes)
+{
+    enum { EXPERTS = 32, NODES = 4 };
+    uint32_t offsets[EXPERTS + 1] = {0};
+    uint32_t copies[EXPERTS * NODES];
+    for (uint32_t e = 0; e < EXPERTS; e++) {
+        for (uint32_t n = 0; n < NODES; n++) {
+            copies[e * NODES + n] = n;
+        }
+        offsets[e + 1] = (e + 1) * NODES;
+    }
+    ep_routing_layer layer = {.shape = {.experts = EXPERTS}, .offsets = offsets, .copies = copies};
+    uint8_t usable[NODES] = {1, 0, 1, 1};
+    unsigned by_expert[EXPERTS][NODES] = {{0}};
+    for (uint64_t spread = 0; spread < 3; spread++) {
+        uint32_t chosen[EXPERTS];
+        unsigned by_node[NODES] = {0};
+        ep_choose_copies(&layer, usable, spread, chosen);
+        for (uint32_t e = 0; e < EXPERTS; e++) {
+            by_expert[e][chosen[e]]++;
+            by_node[chosen[e]]++;
+        }
+        cr_assert_eq(by_node[1], 0);
+        cr_assert(by_node[0] >= 4 && by_node[2] >= 4 && by_node[3] >= 4, "%u %u %u", by_node[0], by_node[2],
+                  by_node[3]);
+    }
+    for (uint32_t e = 0; e < EXPERTS; e++) {
+        cr_assert(by_expert[e][0] == 1 && by_expert[e][2] == 1 && by_expert[e][3] == 1,
+                  "three calls reach three copies");
+    }
+}
