@@ -127,7 +127,10 @@ uint64_t ep_rpc_call_received_ns(const ep_rpc_call *call);
 const char *ep_rpc_call_metadata(const ep_rpc_call *call, const char *key);
 /* The caller cancelled, its deadline passed, or its connection ended: the result will be dropped. */
 bool ep_rpc_call_is_cancelled(const ep_rpc_call *call);
-/* func runs once when the call becomes cancelled (at once if it is already); never after finish returned. */
+/*
+ * func runs once when the call becomes cancelled (at once, inside this call, if it is already); never after finish returned,
+ * and finish waits for it. At most one per call. Set it before the call is handed to a thread that may finish it.
+ */
 void ep_rpc_call_on_cancel(ep_rpc_call *call, void (*func)(void *arg, ep_rpc_call *call), void *arg);
 /* Buffer pool for reply tensors. */
 ep_buffer_pool *ep_rpc_call_pool(ep_rpc_call *call);

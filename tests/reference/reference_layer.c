@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The oracle's layer: check, then token by token and slot by slot, in the order the contract is written. */
+/*
+ * The oracle's layer: check, then token by token and slot by slot, in the order the contract is written.
+ * Built with REF_MUTATE_ORDER, _FMA, _ROUND, _SLOT or _GATE it makes one mistake on purpose: the property test proves with
+ * such copies that it would see that mistake in the service.
+ */
 #include "reference_layer.h"
 
 #include <inttypes.h>
@@ -235,6 +239,15 @@ static void constant_row(const struct ref_layer *layer, size_t index, const floa
     }
 }
 
+/* A row's one rounding, before it travels. */
+static float round_to_wire(float y, enum ref_dtype wire_dtype)
+{
+#ifdef REF_MUTATE_ROUND
+    y = ref_round(y, REF_F16);
+#endif
+    return ref_round(y, wire_dtype);
+}
+
 /* row(t,k) of a slot that has one: routed rows are rounded to the wire type, special ones stay f32. */
 static void slot_row(const struct ref_layer *layer, const struct ref_batch *batch, struct slot slot,
                      float scale, const struct scratch *s, float *row)
@@ -256,13 +269,64 @@ static void slot_row(const struct ref_layer *layer, const struct ref_batch *batc
     }
     ref_expert_forward(&layer->experts[slot.index], layer->hidden, x, s->hidden, row);
     for (size_t i = 0; i < layer->hidden; i++) {
-        row[i] = ref_round(row[i], batch->wire_dtype);
+        row[i] = round_to_wire(row[i], batch->wire_dtype);
     }
 }
 
 static bool has_row(struct slot slot)
 {
     return slot.kind == SLOT_ROUTED || slot.kind == SLOT_COPY || slot.kind == SLOT_CONSTANT;
+}
+
+/* The n-th slot to be added. */
+static size_t slot_in_order(size_t top_k, size_t n)
+{
+#ifdef REF_MUTATE_ORDER
+    return top_k - 1 - n;
+#else
+    (void)top_k;
+    return n;
+#endif
+}
+
+static float add_weighted(float acc, float scale, float row)
+{
+#ifdef REF_MUTATE_FMA
+    return fmaf(scale, row, acc);
+#else
+    float term = scale * row;
+    return acc + term;
+#endif
+}
+
+static bool is_lost(size_t top_k, size_t k)
+{
+#ifdef REF_MUTATE_SLOT
+    return k == top_k - 1;
+#else
+    (void)top_k;
+    (void)k;
+    return false;
+#endif
+}
+
+/* A shared expert's row as it arrives. */
+static void shared_row(const struct ref_expert *shared, size_t hidden, enum ref_dtype wire_dtype, const struct scratch *s)
+{
+    struct ref_expert expert = *shared;
+#ifdef REF_MUTATE_GATE
+    expert.output_gate = NULL;
+#endif
+    ref_expert_forward(&expert, hidden, s->x, s->hidden, s->row);
+    for (size_t i = 0; i < hidden; i++) {
+        s->row[i] = round_to_wire(s->row[i], wire_dtype);
+    }
+#ifdef REF_MUTATE_GATE
+    float open = shared->output_gate != NULL ? ref_sigmoid(ref_dot(shared->output_gate, s->x, hidden)) : 1.0f;
+    for (size_t i = 0; i < hidden; i++) {
+        s->row[i] = open * s->row[i];
+    }
+#endif
 }
 
 static void combine_token(const struct ref_layer *layer, const struct ref_batch *batch, size_t t,
@@ -272,24 +336,24 @@ static void combine_token(const struct ref_layer *layer, const struct ref_batch 
     for (size_t i = 0; i < hidden; i++) {
         s->acc[i] = 0.0f;
     }
-    for (size_t k = 0; k < batch->top_k; k++) {
+    for (size_t n = 0; n < batch->top_k; n++) {
+        size_t k = slot_in_order(batch->top_k, n);
         size_t at = t * batch->top_k + k;
         struct slot slot = slot_at(layer, batch, t, k);
-        if (!has_row(slot)) {
+        if (!has_row(slot) || is_lost(batch->top_k, k)) {
             continue;
         }
         float scale = ref_load(batch->scales, batch->scales_dtype, at);
         slot_row(layer, batch, slot, scale, s, s->row);
         bool weighted = !(batch->weight_on_input && slot.kind == SLOT_ROUTED);
         for (size_t i = 0; i < hidden; i++) {
-            float term = weighted ? scale * s->row[i] : s->row[i];
-            s->acc[i] = s->acc[i] + term;
+            s->acc[i] = weighted ? add_weighted(s->acc[i], scale, s->row[i]) : s->acc[i] + s->row[i];
         }
     }
     for (size_t e = 0; !batch->no_service_shared && e < layer->shared_count; e++) {
-        ref_expert_forward(&layer->shared[e], hidden, s->x, s->hidden, s->row);
+        shared_row(&layer->shared[e], hidden, batch->wire_dtype, s);
         for (size_t i = 0; i < hidden; i++) {
-            s->acc[i] = s->acc[i] + ref_round(s->row[i], batch->wire_dtype);
+            s->acc[i] = s->acc[i] + s->row[i];
         }
     }
     for (size_t i = 0; batch->caller_shared != NULL && i < hidden; i++) {

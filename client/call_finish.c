@@ -1,0 +1,233 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The end of a window and of a run: combine, the result, and an error that says what was waited for.
+ *
+ * out is written only on success. A run of one window is combined straight into it, once every row is here. With several
+ * windows each is combined into a scratch result, so that its buffers return before the next window is sent, and the whole is
+ * copied at the end: memory is bounded by one window's rows and one result, whatever T is.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "call_steps.h"
+
+static size_t out_row_bytes(const ep_batch *batch)
+{
+    return (size_t)batch->hidden * ep_dtype_bytes(batch->out_dtype);
+}
+
+static uint32_t out_rows_per_token(const ep_batch *batch)
+{
+    return batch->form == EP_RESULT_UNCOMBINED ? batch->top_k : 1;
+}
+
+static void combine(ep_call *call, uint32_t token_begin, uint32_t token_end)
+{
+    const ep_batch *batch = &call->spec.batch;
+    ep_combine_out out = call->spec.out;
+    if (call->flow.windows_count > 1) {
+        size_t row = out_row_bytes(batch);
+        out = (ep_combine_out){.data = call->out_scratch,
+                               .token_stride_bytes = (int64_t)(row * out_rows_per_token(batch)),
+                               .slot_stride_bytes = (int64_t)row};
+    }
+    ep_combine(batch, &call->layer->shape, call->rows, token_begin, token_end, call->combine_scratch, &out);
+}
+
+static void copy_scratch_to_out(ep_call *call)
+{
+    const ep_batch *batch = &call->spec.batch;
+    const ep_combine_out *out = &call->spec.out;
+    size_t row = out_row_bytes(batch);
+    uint32_t per_token = out_rows_per_token(batch);
+    const uint8_t *from = call->out_scratch;
+    for (uint32_t t = 0; t < batch->tokens; t++) {
+        for (uint32_t k = 0; k < per_token; k++, from += row) {
+            memcpy((uint8_t *)out->data + (int64_t)t * out->token_stride_bytes + (int64_t)k * out->slot_stride_bytes, from, row);
+        }
+    }
+}
+
+static void release_window(ep_call *call)
+{
+    for (uint32_t i = 0; i < call->state.parcels_count && i < call->frames_count; i++) {
+        if (call->state.parcels[i].phase == EP_PARCEL_ARRIVED) {
+            ep_call_clear_frame(call->frames[i]);
+        }
+    }
+    ep_call_state_release_arrived(&call->state);
+    __atomic_fetch_sub(&call->client->window_bytes, call->window_bytes, __ATOMIC_RELAXED);
+    call->window_bytes = 0;
+}
+
+void ep_call_end_window(ep_call *call)
+{
+    combine(call, call->window_begin, call->window_end);
+    release_window(call);
+    call->window_begin = call->window_end;
+}
+
+/* With allow_missing, at the deadline: slots whose row did not come, in this window and in those never sent. */
+static void count_missing(ep_call *call)
+{
+    uint32_t per_token = ep_call_slots_per_token(call);
+    size_t first = (size_t)call->window_begin * per_token;
+    size_t sent_end = (size_t)call->window_end * per_token;
+    size_t end = (size_t)call->spec.batch.tokens * per_token;
+    memset(call->rows + sent_end, 0, (end - sent_end) * sizeof(*call->rows));
+    for (size_t s = first; s < end; s++) {
+        uint32_t expert;
+        ep_slot_kind kind = ep_batch_slot(&call->spec.batch, &call->layer->shape, (uint32_t)(s / per_token), (uint32_t)(s % per_token),
+                                          &expert);
+        if ((kind == EP_SLOT_ROUTED || kind == EP_SLOT_SHARED) && call->rows[s] == NULL) {
+            if (call->result.missing_count++ == 0) {
+                call->result.missing_first_slot = (uint32_t)s;
+            }
+        }
+    }
+}
+
+static void write_out(ep_call *call)
+{
+    if (call->spec.allow_missing) {
+        count_missing(call);
+    }
+    combine(call, call->window_begin, call->spec.batch.tokens);
+    if (call->flow.windows_count > 1) {
+        copy_scratch_to_out(call);
+    }
+}
+
+/* ---- errors ---- */
+
+static uint32_t blamed_expert(const ep_call *call, const ep_call_frame *frame)
+{
+    uint32_t expert = EP_NO_EXPERT;
+    uint32_t per_token = ep_call_slots_per_token(call);
+    if (frame != NULL && frame->slots_count > 0) {
+        ep_batch_slot(&call->spec.batch, &call->layer->shape, frame->slots[0] / per_token, frame->slots[0] % per_token, &expert);
+    }
+    return expert;
+}
+
+/* "n1: not connected ...; n2: ..." for the copies of an expert. */
+static void describe_copies(const ep_call *call, uint32_t expert, uint64_t now_ns, char *out_text, size_t bytes)
+{
+    size_t used = 0;
+    const ep_routing_layer *layer = call->layer;
+    snprintf(out_text, bytes, "the table lists no copy of it");
+    for (uint32_t i = layer->offsets[expert]; i < layer->offsets[expert + 1] && used + 1 < bytes; i++) {
+        char state[256];
+        uint32_t node = layer->copies[i];
+        ep_peer *peer = call->view->peers[node];
+        ep_peer_describe(peer, call->flow.prefill ? EP_PEER_BULK : EP_PEER_DECODE, now_ns, state, sizeof(state));
+        int n = snprintf(out_text + used, bytes - used, "%snode %s: %s%s", used == 0 ? "" : "; ", ep_peer_label(peer), state,
+                         ep_view_allows(call->view, call->model_index, node) ? "" : " (other numerics)");
+        used += n > 0 ? (size_t)n : 0;
+    }
+}
+
+static void write_last_report(const ep_call *call, uint64_t now_ns, char *out_text, size_t bytes)
+{
+    const ep_error *last = &call->state.last_error;
+    out_text[0] = 0;
+    if (last->code != EP_OK) {
+        snprintf(out_text, bytes, "; last report: %s from %s %.1f s ago: %.140s", ep_err_name(last->code),
+                 last->node[0] != 0 ? last->node : "this process", (double)(now_ns - call->state.last_error_ns) / 1e9, last->text);
+    }
+}
+
+/* A node that is connected and did not answer, or slots that found no live copy. */
+static void explain_wait(ep_call *call, const ep_call_frame *frame, uint64_t now_ns, ep_error *error)
+{
+    const ep_routing_model *model = &call->view->table->models[call->model_index];
+    uint32_t expert = blamed_expert(call, frame);
+    uint64_t waited_us = (now_ns - call->state.begin_ns) / EP_NS_PER_US;
+    ep_err code = call->state.code;
+    char node[EP_NODE_NAME_BYTES] = "";
+    char copies[256] = "";
+    char last[256];
+    write_last_report(call, now_ns, last, sizeof(last));
+    if (frame != NULL && frame->peer != NULL) {
+        char state[256];
+        snprintf(node, sizeof(node), "%.*s", (int)sizeof(node) - 1, ep_peer_label(frame->peer));
+        ep_peer_describe(frame->peer, frame->class_index, now_ns, state, sizeof(state));
+        ep_error_set(error, code, "layer %" PRIu32 ", expert %" PRIu32 " of model %.60s:%s: no reply from node %s within %" PRIu64
+                     " us; last report: %.200s%s", call->spec.layer, expert, model->name, model->version, node, waited_us, state,
+                     code == EP_ERR_DEADLINE_EXCEEDED ? "" : last);
+    } else {
+        snprintf(node, sizeof(node), "%s", call->state.last_error.code != EP_OK ? call->state.last_error.node : "");
+        if (expert != EP_NO_EXPERT) {
+            describe_copies(call, expert, now_ns, copies, sizeof(copies));
+            if (node[0] == 0 && call->layer->offsets[expert] < call->layer->offsets[expert + 1]) {
+                const ep_peer *peer = call->view->peers[call->layer->copies[call->layer->offsets[expert]]];
+                snprintf(node, sizeof(node), "%.*s", (int)sizeof(node) - 1, ep_peer_label(peer));
+            }
+        }
+        ep_error_set(error, code, "layer %" PRIu32 ", expert %" PRIu32 " of model %.60s:%s: no live copy within %" PRIu64 " us (%s)%s",
+                     call->spec.layer, expert, model->name, model->version, waited_us, copies, last);
+    }
+    error->expert = expert == EP_NO_EXPERT ? -1 : (int32_t)expert;
+    snprintf(error->node, sizeof(error->node), "%s", node);
+}
+
+static void explain(ep_call *call, uint64_t now_ns, ep_error *error)
+{
+    const ep_call_frame *frame = call->state.blame < call->frames_count ? call->frames[call->state.blame] : NULL;
+    bool at_deadline = now_ns >= call->state.deadline_ns && call->state.code != EP_ERR_CANCELLED;
+    if (at_deadline && (call->state.code == EP_ERR_UNAVAILABLE || call->state.code == EP_ERR_DEADLINE_EXCEEDED ||
+                        call->state.code == EP_ERR_RESOURCE_EXHAUSTED)) {
+        explain_wait(call, frame, now_ns, error);
+    } else {
+        *error = call->state.last_error;
+        if (frame != NULL && error->node[0] != 0) {
+            ep_error_prefix(error, error->code, "node %s", error->node);
+        }
+    }
+    error->layer = (int32_t)call->spec.layer;
+    error->waited_us = (int64_t)((now_ns - call->state.begin_ns) / EP_NS_PER_US);
+}
+
+/* ---- end of a run ---- */
+
+/* Frames of the run that are still in flight: their nodes are told, their answers will be dropped. */
+static void cancel_in_flight(ep_call *call)
+{
+    for (uint32_t i = 0; i < call->state.parcels_count && i < call->frames_count; i++) {
+        ep_call_frame *frame = call->frames[i];
+        if (call->state.parcels[i].phase == EP_PARCEL_ZOMBIE && frame->rpc_id != 0) {
+            ep_rpc_call_cancel(frame->peer->links[frame->class_index].channel, frame->rpc_id);
+            frame->rpc_id = 0;
+        }
+    }
+}
+
+static void clear_unsent(ep_call *call)
+{
+    for (uint32_t i = 0; i < call->frames_count; i++) {
+        if (i >= call->state.parcels_count || call->state.parcels[i].phase == EP_PARCEL_FREE) {
+            ep_call_clear_frame(call->frames[i]);
+        }
+    }
+}
+
+void ep_call_end_run(ep_call *call, uint64_t now_ns)
+{
+    ep_moe_result *result = &call->result;
+    if (call->state.code == EP_OK) {
+        write_out(call);
+    } else {
+        explain(call, now_ns, &result->error);
+        ep_count(&call->client->counters.calls_failed, 1);
+    }
+    release_window(call);
+    cancel_in_flight(call);
+    clear_unsent(call);
+    result->total_us = (ep_clock_now_ns() - call->state.begin_ns) / EP_NS_PER_US;
+    result->epoch_term = call->view->table->epoch.term;
+    result->epoch_number = call->view->table->epoch.number;
+    memcpy(result->numerics, call->view->pins[call->model_index], sizeof(result->numerics));
+}

@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The calls of one client: those running, those that wait for a newer table or a node, and spare ones kept for reuse.
+ *
+ * Threads  any. No lock is held while a call is posted to.
+ */
+#ifndef EP_CLIENT_CALL_REGISTRY_H
+#define EP_CLIENT_CALL_REGISTRY_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "expertd/client.h"
+
+#define EP_CALLS_SPARE_MAX 16
+
+typedef struct ep_call_links { /* in ep_call; guarded by the registry's lock */
+    ep_call *running_prev;
+    ep_call *running_next;
+    ep_call *waiting_prev;
+    ep_call *waiting_next;
+    uint64_t waiting_since;      /* wake generation when it began to wait */
+    bool running;
+    bool waiting;
+    bool cancelled;              /* by ep_call_registry_close */
+} ep_call_links;
+
+typedef struct ep_call_registry {
+    pthread_mutex_t lock;
+    pthread_cond_t idle;
+    uint64_t uses;               /* atomic */
+    uint64_t wake_generation;    /* atomic */
+    ep_call *running;
+    uint32_t running_count;
+    uint32_t running_max;
+    ep_call *waiting_head;
+    ep_call *waiting_tail;
+    ep_call *spare;              /* linked by running_next */
+    uint32_t spare_count;
+    bool closing;
+} ep_call_registry;
+
+void ep_call_registry_init(ep_call_registry *out_registry, uint32_t running_max);
+void ep_call_registry_fini(ep_call_registry *registry);
+
+void ep_call_registry_use(ep_call_registry *registry);
+void ep_call_registry_unuse(ep_call_registry *registry);
+
+/* Errors: RESOURCE_EXHAUSTED (calls_max, named), CLOSED. */
+ep_err ep_call_registry_add(ep_call_registry *registry, ep_call *call, ep_error *out_error);
+/* Also ends waiting. */
+void ep_call_registry_remove(ep_call_registry *registry, ep_call *call);
+
+uint64_t ep_call_registry_generation(ep_call_registry *registry);
+/* The call is posted to at the next wake. False when a wake came after `seen`: then look again instead. */
+bool ep_call_registry_wait(ep_call_registry *registry, ep_call *call, uint64_t seen);
+/* Posts to every call that waits. */
+void ep_call_registry_wake(ep_call_registry *registry);
+
+/* NULL when there is none. */
+ep_call *ep_call_registry_take_spare(ep_call_registry *registry);
+/* False when enough are kept already; the call stays the caller's. */
+bool ep_call_registry_keep_spare(ep_call_registry *registry, ep_call *call);
+
+bool ep_call_registry_is_closing(ep_call_registry *registry);
+/* No new calls; cancels those running. Waits until uses is 0, at most timeout_us; true when it is. */
+bool ep_call_registry_close(ep_call_registry *registry, uint64_t timeout_us);
+bool ep_call_registry_wait_idle(ep_call_registry *registry, uint64_t timeout_us);
+
+#endif

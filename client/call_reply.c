@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Answers: checked on the transport's thread, taken by the call's busy thread. Rows stay in the reply's buffer. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "call_steps.h"
+#include "expert.pb-c.h"
+
+#define WRONG(...) ep_error_set(out_error, EP_ERR_DATA_LOSS, __VA_ARGS__)
+
+/* A reply that does not fit its request is a damaged one, whoever damaged it. */
+static ep_err check_reply(const ep_call_frame *frame, const ep_rpc_reply *reply, ep_error *out_error)
+{
+    const ep_batch *batch = &frame->call->spec.batch;
+    const Expertd__V1__ForwardReply *header = (const Expertd__V1__ForwardReply *)(const void *)reply->header;
+    uint64_t row_bytes = (uint64_t)batch->hidden * ep_dtype_bytes(batch->wire_dtype);
+    if (header == NULL) {
+        return WRONG("the reply has no header");
+    }
+    if (header->slots != frame->slots_count) {
+        return WRONG("the reply has %" PRIu32 " slots: %" PRIu32 " were asked for", header->slots, frame->slots_count);
+    }
+    if (header->hidden != batch->hidden) {
+        return WRONG("the reply has hidden %" PRIu32 ": %" PRIu32 " was asked for", header->hidden, batch->hidden);
+    }
+    if (header->dtype != (uint32_t)batch->wire_dtype) {
+        return WRONG("the reply has type %s (%" PRIu32 "): %s was asked for", ep_dtype_name((ep_dtype)header->dtype), header->dtype,
+                     ep_dtype_name(batch->wire_dtype));
+    }
+    if (reply->tensor_bytes != row_bytes * frame->slots_count) {
+        return WRONG("the reply has %zu tensor bytes: %" PRIu64 " are needed", reply->tensor_bytes, row_bytes * frame->slots_count);
+    }
+    if (frame->numerics[0] != 0 && strcmp(header->numerics, frame->numerics) != 0) {
+        return WRONG("the reply was computed with numerics '%.95s': '%s' is pinned", header->numerics, frame->numerics);
+    }
+    return EP_OK;
+}
+
+void ep_call_on_reply(void *arg, const ep_rpc_reply *reply, const ep_error *error)
+{
+    ep_call_frame *frame = arg;
+    bool draining = reply != NULL && reply->draining;
+    frame->ok = false;
+    if (error != NULL) {
+        frame->error = *error;
+        draining = draining || error->code == EP_ERR_DRAINING;
+    } else if (check_reply(frame, reply, &frame->error) == EP_OK) {
+        frame->ok = true;
+        frame->rows = reply->tensors;
+        frame->reply = ep_buffer_ref(reply->frame);
+        frame->received_bytes = reply->frame->bytes;
+    }
+    if (error == NULL || draining) {
+        ep_peer_heard(frame->peer, draining);
+    }
+    ep_call_post(frame->call, frame, 0);
+}
+
+void ep_call_clear_frame(ep_call_frame *frame)
+{
+    ep_buffer_unref(frame->reply);
+    frame->reply = NULL;
+    frame->rows = NULL;
+    ep_peer_unref(frame->peer);
+    frame->peer = NULL;
+    frame->rpc_id = 0;
+    if (frame->slots_owned) {
+        free(frame->slots);
+    }
+    frame->slots = NULL;
+    frame->slots_count = 0;
+    frame->slots_owned = false;
+}
+
+static uint32_t node_of(const ep_call *call, const ep_peer *peer)
+{
+    for (uint32_t n = 0; n < call->view->table->nodes_count; n++) {
+        if (call->view->peers[n] == peer) {
+            return n;
+        }
+    }
+    return UINT32_MAX; /* a newer table is in use, in which it may be tried */
+}
+
+static uint32_t expert_of(const ep_call *call, uint32_t slot_number)
+{
+    uint32_t expert;
+    uint32_t per_token = ep_call_slots_per_token(call);
+    ep_batch_slot(&call->spec.batch, &call->layer->shape, slot_number / per_token, slot_number % per_token, &expert);
+    return expert;
+}
+
+/* The expert a node says it does not hold, when the frame has it: its other experts may be asked there again. */
+static bool mark_named(ep_call *call, const ep_call_frame *frame, const ep_error *error, uint32_t node)
+{
+    for (uint32_t i = 0; error->code == EP_ERR_NOT_OWNER && error->expert >= 0 && i < frame->slots_count; i++) {
+        if (expert_of(call, frame->slots[i]) == (uint32_t)error->expert) {
+            ep_call_state_mark_tried(&call->state, call->layer, (uint32_t)error->expert, node);
+            return true;
+        }
+    }
+    return false;
+}
+
+void ep_call_mark_frame(ep_call *call, ep_call_frame *frame, ep_error *error)
+{
+    uint32_t node = node_of(call, frame->peer);
+    if (frame->peer == NULL) {
+        return; /* it did not get that far */
+    }
+    if (error->node[0] == 0) {
+        snprintf(error->node, sizeof(error->node), "%.*s", (int)sizeof(error->node) - 1, ep_peer_label(frame->peer));
+    }
+    if (node == UINT32_MAX || error->code == EP_ERR_RESOURCE_EXHAUSTED || mark_named(call, frame, error, node)) {
+        return;
+    }
+    uint32_t last = EP_NO_EXPERT;
+    for (uint32_t i = 0; i < frame->slots_count; i++) { /* slots come sorted by expert */
+        uint32_t expert = expert_of(call, frame->slots[i]);
+        if (expert != last) {
+            ep_call_state_mark_tried(&call->state, call->layer, expert, node);
+            last = expert;
+        }
+    }
+}
+
+static void place_rows(ep_call *call, const ep_call_frame *frame)
+{
+    size_t row_bytes = (size_t)call->spec.batch.hidden * ep_dtype_bytes(call->spec.batch.wire_dtype);
+    for (uint32_t i = 0; i < frame->slots_count; i++) {
+        call->rows[frame->slots[i]] = frame->rows + i * row_bytes;
+    }
+    call->result.bytes_received += frame->received_bytes;
+    ep_count(&call->client->counters.bytes_received, frame->received_bytes);
+}
+
+void ep_call_take_answer(ep_call *call, ep_call_frame *frame, uint64_t now_ns, ep_call_actions *actions)
+{
+    bool live = call->state.phase == EP_CALL_RUNNING && call->state.parcels[frame->index].phase == EP_PARCEL_IN_FLIGHT;
+    ep_call_event event = {.kind = frame->ok ? EP_EVENT_ROWS : EP_EVENT_FAILED, .parcel = frame->index, .error = &frame->error};
+    frame->rpc_id = 0;
+    if (live && frame->ok) {
+        place_rows(call, frame);
+    } else if (live) {
+        ep_call_mark_frame(call, frame, &frame->error);
+    }
+    ep_call_state_step(&call->state, now_ns, &event, actions);
+    EP_ASSERT(actions->late == !live);
+    if (!live) {
+        if (frame->ok) {
+            ep_count(&call->client->counters.late_replies, 1);
+        }
+        ep_call_clear_frame(frame);
+    }
+    ep_call_unuse(call);
+}

@@ -1,0 +1,492 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* From slots to frames: the newest table, a copy for each expert, a plan, and one request per frame. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "call_steps.h"
+#include "expert.pb-c.h"
+#include "wire/forward_codec.h"
+#include "wire/frame.h"
+
+#define FRAMES_GROWTH 16u
+
+/* Slot numbers that are routed together: a list, or every needed slot of the window. */
+typedef struct slot_list {
+    uint32_t *numbers;
+    uint32_t count;
+} slot_list;
+
+static void fail(ep_call *call, const ep_error *error, ep_call_actions *actions)
+{
+    ep_call_state_step(&call->state, ep_clock_now_ns(), &(ep_call_event){.kind = EP_EVENT_FATAL, .error = error}, actions);
+}
+
+static void fail_memory(ep_call *call, ep_call_actions *actions)
+{
+    ep_error error;
+    ep_error_set(&error, EP_ERR_NO_MEMORY, "no memory to route a call");
+    fail(call, &error, actions);
+}
+
+/* ---- memory ---- */
+
+ep_err ep_call_reserve_frames(ep_call *call, uint32_t count)
+{
+    if (count > call->frames_capacity) {
+        uint32_t capacity = call->frames_capacity + FRAMES_GROWTH > count ? call->frames_capacity + FRAMES_GROWTH : count;
+        ep_call_frame **frames = realloc(call->frames, capacity * sizeof(*frames));
+        if (frames == NULL) {
+            return EP_ERR_NO_MEMORY;
+        }
+        call->frames = frames;
+        call->frames_capacity = capacity;
+    }
+    while (call->frames_count < count) {
+        ep_call_frame *frame = calloc(1, sizeof(*frame));
+        if (frame == NULL) {
+            return EP_ERR_NO_MEMORY;
+        }
+        frame->call = call;
+        frame->index = call->frames_count;
+        call->frames[call->frames_count++] = frame;
+    }
+    return EP_OK;
+}
+
+ep_err ep_call_reserve_layer(ep_call *call, const ep_view *view, const ep_routing_layer *layer)
+{
+    uint32_t experts = layer->shape.experts + layer->shape.shared_experts;
+    uint32_t nodes = view->table->nodes_count;
+    if (experts > call->chosen_capacity) {
+        uint32_t *chosen = realloc(call->chosen, experts * sizeof(*chosen));
+        if (chosen == NULL) {
+            return EP_ERR_NO_MEMORY;
+        }
+        call->chosen = chosen;
+        call->chosen_capacity = experts;
+    }
+    if (nodes > call->usable_capacity) {
+        uint8_t *usable = realloc(call->usable, nodes);
+        if (usable == NULL) {
+            return EP_ERR_NO_MEMORY;
+        }
+        call->usable = usable;
+        call->usable_capacity = nodes;
+    }
+    return EP_OK;
+}
+
+/* Room for the slot numbers of a frame: in the window's array while it lasts (a first round), else its own. */
+static ep_err give_slots(ep_call *call, ep_call_frame *frame, uint32_t count)
+{
+    frame->slots_count = count;
+    if ((call->window_slots_used + count) * sizeof(*frame->slots) <= call->window_slots_bytes) {
+        frame->slots = call->window_slots + call->window_slots_used;
+        frame->slots_owned = false;
+        call->window_slots_used += count;
+        return EP_OK;
+    }
+    frame->slots = malloc(count * sizeof(*frame->slots));
+    frame->slots_owned = true;
+    return frame->slots != NULL ? EP_OK : EP_ERR_NO_MEMORY;
+}
+
+/* ---- the table ---- */
+
+static ep_peer_class class_of(const ep_call *call)
+{
+    return call->flow.prefill ? EP_PEER_BULK : EP_PEER_DECODE;
+}
+
+/*
+ * Takes the newest table for this round. A table that does not list the layer, or lists another shape, is not used: the
+ * nodes of the old one serve until its last user is gone, and if they do not, the call ends with their reports.
+ */
+static void refresh_view(ep_call *call)
+{
+    ep_view *view = ep_cluster_acquire_view(call->client->cluster);
+    const ep_routing_layer *layer = NULL;
+    uint32_t model_index = 0;
+    if (view == call->view || view == NULL) {
+        ep_view_unref(view);
+        return;
+    }
+    const ep_layer_shape *old = &call->layer->shape;
+    if (ep_view_find(view, call->spec.model, call->spec.version, call->spec.layer, &model_index, &layer, NULL) != EP_OK ||
+        layer->shape.hidden != old->hidden || layer->shape.experts != old->experts ||
+        layer->shape.shared_experts != old->shared_experts || ep_call_reserve_layer(call, view, layer) != EP_OK ||
+        ep_call_state_use_layer(&call->state, layer) != EP_OK) {
+        ep_view_unref(view);
+        return;
+    }
+    ep_view_unref(call->view);
+    call->view = view;
+    call->model_index = model_index;
+    call->layer = layer;
+}
+
+static void choose(ep_call *call)
+{
+    const ep_view *view = call->view;
+    for (uint32_t n = 0; n < view->table->nodes_count; n++) {
+        const ep_peer *peer = view->peers[n];
+        bool can = ep_view_allows(view, call->model_index, n) && ep_peer_is_ready(peer, class_of(call));
+        call->usable[n] = !can ? 0 : ep_peer_is_draining(peer) ? 2 : 1;
+    }
+    ep_call_state_choose(&call->state, call->layer, call->usable, call->spread + call->state.attempt, call->chosen);
+}
+
+/* ---- one frame ---- */
+
+static void fill_header(const ep_call *call, Expertd__V1__ForwardRequest *header, Expertd__V1__Epoch *epoch)
+{
+    const ep_routing_table *table = call->view->table;
+    const ep_routing_model *model = &table->models[call->model_index];
+    header->model = (char *)(uintptr_t)model->name;
+    header->version = (char *)(uintptr_t)model->version;
+    header->numerics = call->view->pins[call->model_index];
+    header->layer = call->spec.layer;
+    header->prefill = call->flow.prefill;
+    if (table->epoch.term != 0) { /* a table made here is nobody else's epoch */
+        epoch->term = table->epoch.term;
+        epoch->number = table->epoch.number;
+        header->epoch = epoch;
+    }
+}
+
+static ep_err start_request(ep_call *call, ep_call_frame *frame, const Expertd__V1__ForwardRequest *header, ep_buffer *tensors,
+                            ep_error *out_error)
+{
+    ep_rpc_metadata metadata[2];
+    size_t metadata_count = 0;
+    if (call->spec.traceparent[0] != 0) {
+        metadata[metadata_count++] = (ep_rpc_metadata){"traceparent", call->spec.traceparent};
+    }
+    if (call->spec.tenant[0] != 0) {
+        metadata[metadata_count++] = (ep_rpc_metadata){"tenant", call->spec.tenant};
+    }
+    ep_rpc_request request = {.method = call->client->forward_method,
+                              .header = &header->base,
+                              .tensors = tensors,
+                              .deadline_ns = call->state.deadline_ns,
+                              .attempt = (uint16_t)(call->state.attempt > UINT16_MAX ? UINT16_MAX : call->state.attempt),
+                              .metadata = metadata,
+                              .metadata_count = metadata_count};
+    ep_call_use(call);
+    ep_err err = ep_rpc_call_start(frame->peer->links[frame->class_index].channel, &request, ep_call_on_reply, frame, &frame->rpc_id,
+                                   out_error);
+    if (err != EP_OK) {
+        frame->rpc_id = 0;
+        ep_call_unuse(call);
+    }
+    return err;
+}
+
+static void count_sent(ep_call *call, ep_call_frame *frame, bool again)
+{
+    ep_client *client = call->client;
+    call->result.frames++;
+    call->result.bytes_sent += frame->sent_bytes;
+    ep_count(&client->counters.frames_sent, 1);
+    ep_count(&client->counters.bytes_sent, frame->sent_bytes);
+    if (again) {
+        call->result.rerouted_frames++;
+        ep_count(&client->counters.frames_rerouted, 1);
+    } else {
+        ep_retry_budget_earn(&client->budget, 1);
+    }
+}
+
+static ep_err fill_frame(ep_call *call, ep_call_frame *frame, const ep_plan_node *node, uint32_t begin, uint32_t end,
+                         ep_error *out_error)
+{
+    if (give_slots(call, frame, end - begin) != EP_OK) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a frame of %u slots", end - begin);
+    }
+    for (uint32_t i = begin; i < end; i++) {
+        frame->slots[i - begin] = call->plan.slots[node->slots_begin + i].slot_number;
+    }
+    frame->peer = ep_peer_ref(call->view->peers[node->node]);
+    frame->class_index = class_of(call);
+    memcpy(frame->numerics, call->view->pins[call->model_index], sizeof(frame->numerics));
+    return EP_OK;
+}
+
+/* Packs and sends slots [begin, end) of a plan node. */
+static ep_err pack_and_start(ep_call *call, ep_call_frame *frame, uint32_t plan_node, uint32_t begin, uint32_t end,
+                             ep_error *out_error)
+{
+    Expertd__V1__ForwardRequest header = EXPERTD__V1__FORWARD_REQUEST__INIT;
+    Expertd__V1__Epoch epoch = EXPERTD__V1__EPOCH__INIT;
+    ep_buffer *tensors = NULL;
+    ep_err err = ep_forward_pack(&call->spec.batch, &call->plan, plan_node, begin, end, ep_call_slots_per_token(call),
+                                 call->client->pool, &header, &tensors);
+    if (err != EP_OK) {
+        return ep_error_set(out_error, err, "a frame of %u slots cannot be packed: %s (buffer_bytes_max %llu)", end - begin,
+                            ep_err_text(err), (unsigned long long)call->client->config.buffer_bytes_max);
+    }
+    fill_header(call, &header, &epoch);
+    frame->sent_bytes = tensors->bytes + EP_FRAME_FIXED_BYTES;
+    err = start_request(call, frame, &header, tensors, out_error);
+    ep_buffer_unref(tensors);
+    return err;
+}
+
+/* A failure to send is an event like any other. */
+static void send_frame(ep_call *call, uint32_t plan_node, uint32_t begin, uint32_t end, bool again, ep_call_actions *actions)
+{
+    ep_error error;
+    uint32_t parcel = 0;
+    if (ep_call_reserve_frames(call, call->state.parcels_count + 1) != EP_OK || ep_call_state_add(&call->state, &parcel) != EP_OK) {
+        fail_memory(call, actions);
+        return;
+    }
+    ep_call_frame *frame = call->frames[parcel];
+    ep_err err = fill_frame(call, frame, &call->plan.nodes[plan_node], begin, end, &error);
+    if (err == EP_OK) {
+        err = pack_and_start(call, frame, plan_node, begin, end, &error);
+    }
+    if (err == EP_OK) {
+        count_sent(call, frame, again);
+        return;
+    }
+    ep_call_mark_frame(call, frame, &error);
+    ep_call_state_step(&call->state, ep_clock_now_ns(),
+                       &(ep_call_event){.kind = EP_EVENT_REFUSED, .parcel = parcel, .error = &error}, actions);
+}
+
+static void send_plan(ep_call *call, bool again, ep_call_actions *actions)
+{
+    for (uint32_t n = 0; n < call->plan.nodes_count; n++) {
+        const ep_plan_node *node = &call->plan.nodes[n];
+        const ep_peer *peer = call->view->peers[node->node];
+        uint64_t frame_bytes_max = __atomic_load_n(&peer->frame_bytes_max, __ATOMIC_RELAXED);
+        uint32_t step = ep_flow_frame_slots(&call->flow, &call->spec.batch, frame_bytes_max);
+        for (uint32_t begin = 0; begin < node->slots_count && !actions->complete; begin += step) {
+            uint32_t end = node->slots_count - begin > step ? begin + step : node->slots_count;
+            send_frame(call, n, begin, end, again, actions);
+        }
+    }
+    if (call->plan.nodes_count > call->result.nodes) {
+        call->result.nodes = call->plan.nodes_count;
+    }
+}
+
+/* ---- a round ---- */
+
+/* Keeps the slots without a copy as a stuck parcel. */
+static ep_err keep_stuck(ep_call *call, const uint32_t *numbers, uint32_t count)
+{
+    uint32_t parcel = 0;
+    ep_err err = ep_call_reserve_frames(call, call->state.parcels_count + 1);
+    if (err == EP_OK) {
+        err = ep_call_state_add_stuck(&call->state, ep_clock_now_ns(), &parcel);
+    }
+    if (err == EP_OK) {
+        err = give_slots(call, call->frames[parcel], count);
+    }
+    if (err == EP_OK) {
+        memcpy(call->frames[parcel]->slots, numbers, count * sizeof(*numbers));
+    }
+    return err;
+}
+
+/* Moves slots without a copy behind the others; both parts stay ascending. */
+static ep_err split_list(const ep_call *call, slot_list *list, uint32_t *out_with_copy)
+{
+    uint32_t per_token = ep_call_slots_per_token(call);
+    uint32_t *without = malloc((size_t)list->count * sizeof(*without));
+    uint32_t with_count = 0;
+    uint32_t without_count = 0;
+    if (without == NULL) {
+        return EP_ERR_NO_MEMORY;
+    }
+    for (uint32_t i = 0; i < list->count; i++) {
+        uint32_t expert;
+        uint32_t number = list->numbers[i];
+        ep_batch_slot(&call->spec.batch, &call->layer->shape, number / per_token, number % per_token, &expert);
+        if (call->chosen[expert] == EP_NO_EXPERT) {
+            without[without_count++] = number;
+        } else {
+            list->numbers[with_count++] = number;
+        }
+    }
+    memcpy(list->numbers + with_count, without, without_count * sizeof(*without));
+    free(without);
+    *out_with_copy = with_count;
+    return EP_OK;
+}
+
+/* After the copies are chosen: sends what has one, keeps what has none. */
+static void route_list(ep_call *call, slot_list *list, bool again, ep_call_actions *actions)
+{
+    uint32_t with_copy = 0;
+    ep_error error;
+    ep_err err = split_list(call, list, &with_copy);
+    if (err == EP_OK && with_copy < list->count) {
+        err = keep_stuck(call, list->numbers + with_copy, list->count - with_copy);
+    }
+    if (err != EP_OK) {
+        fail_memory(call, actions);
+        return;
+    }
+    if (with_copy == 0) {
+        return;
+    }
+    err = ep_routing_plan_build(&call->plan, &call->spec.batch, call->layer, call->view->table->nodes_count, call->chosen, 0, 0,
+                                list->numbers, with_copy, &error);
+    if (err != EP_OK) {
+        fail(call, &error, actions);
+        return;
+    }
+    send_plan(call, again, actions);
+}
+
+/* Slots that wait are woken by what changes from now on; what changed since `seen` is looked at again. */
+static void wait_for_wake(ep_call *call, uint64_t seen)
+{
+    if (ep_call_state_wants_wake(&call->state) && !ep_call_registry_wait(&call->client->registry, call, seen)) {
+        pthread_mutex_lock(&call->lock);
+        call->flags |= EP_CALL_FLAG_WAKE; /* this thread is busy with the call and will see it */
+        pthread_mutex_unlock(&call->lock);
+    }
+}
+
+static bool needs_row(const ep_call *call, uint32_t number, uint32_t per_token)
+{
+    uint32_t expert;
+    ep_slot_kind kind = ep_batch_slot(&call->spec.batch, &call->layer->shape, number / per_token, number % per_token, &expert);
+    return kind == EP_SLOT_ROUTED || kind == EP_SLOT_SHARED;
+}
+
+/* Some expert of the window has no copy now: slot by slot, which is slower and allocates. */
+static void route_window_by_slot(ep_call *call, ep_call_actions *actions)
+{
+    uint32_t per_token = ep_call_slots_per_token(call);
+    uint32_t begin = call->window_begin * per_token;
+    uint32_t end = call->window_end * per_token;
+    slot_list list = {.numbers = malloc((size_t)(end - begin) * sizeof(uint32_t) + 1)};
+    if (list.numbers == NULL) {
+        fail_memory(call, actions);
+        return;
+    }
+    for (uint32_t number = begin; number < end; number++) {
+        if (needs_row(call, number, per_token)) {
+            list.numbers[list.count++] = number;
+        }
+    }
+    route_list(call, &list, false, actions);
+    free(list.numbers);
+}
+
+static void route_window(ep_call *call, ep_call_actions *actions)
+{
+    ep_error error;
+    ep_err err = ep_routing_plan_build(&call->plan, &call->spec.batch, call->layer, call->view->table->nodes_count, call->chosen,
+                                       call->window_begin, call->window_end, NULL, 0, &error);
+    if (err == EP_OK) {
+        send_plan(call, false, actions);
+    } else if (err == EP_ERR_UNAVAILABLE) {
+        route_window_by_slot(call, actions);
+    } else {
+        fail(call, &error, actions);
+    }
+}
+
+/* Claims room for the window's rows; without this, calls that each hold half their rows could wait for each other for ever. */
+static ep_err claim_window(ep_call *call, ep_error *out_error)
+{
+    ep_client *client = call->client;
+    const ep_batch *batch = &call->spec.batch;
+    uint64_t slots = (uint64_t)(call->window_end - call->window_begin) * ep_call_slots_per_token(call);
+    uint64_t bytes = slots * batch->hidden * ep_dtype_bytes(batch->wire_dtype);
+    uint64_t total = __atomic_add_fetch(&client->window_bytes, bytes, __ATOMIC_RELAXED);
+    if (total > client->window_bytes_max && total != bytes) {
+        __atomic_fetch_sub(&client->window_bytes, bytes, __ATOMIC_RELAXED);
+        return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
+                            "reply rows of calls in flight need %llu bytes: %llu are allowed by buffer_bytes_max %llu",
+                            (unsigned long long)total, (unsigned long long)client->window_bytes_max,
+                            (unsigned long long)client->config.buffer_bytes_max);
+    }
+    call->window_bytes = bytes;
+    return EP_OK;
+}
+
+void ep_call_send_window(ep_call *call, ep_call_actions *actions)
+{
+    ep_error error;
+    uint32_t tokens = call->spec.batch.tokens;
+    uint32_t left = tokens - call->window_begin;
+    uint64_t seen = ep_call_registry_generation(&call->client->registry);
+    call->window_end = left > call->flow.window_tokens ? call->window_begin + call->flow.window_tokens : tokens;
+    refresh_view(call);
+    if (claim_window(call, &error) != EP_OK) {
+        fail(call, &error, actions);
+        return;
+    }
+    call->window_slots_used = 0;
+    size_t per_token = ep_call_slots_per_token(call);
+    memset(call->rows + call->window_begin * per_token, 0, (call->window_end - call->window_begin) * per_token * sizeof(*call->rows));
+    choose(call);
+    route_window(call, actions);
+    call->state.attempt++;
+    if (!actions->complete) {
+        ep_call_state_step(&call->state, ep_clock_now_ns(), &(ep_call_event){.kind = EP_EVENT_WINDOW}, actions);
+        wait_for_wake(call, seen);
+    }
+}
+
+static int ascending(const void *left, const void *right)
+{
+    uint32_t a = *(const uint32_t *)left;
+    uint32_t b = *(const uint32_t *)right;
+    return (a > b) - (a < b);
+}
+
+/* Slots of all ROUTABLE parcels, ascending; the parcels are free then. */
+static ep_err absorb_routable(ep_call *call, slot_list *out_list)
+{
+    size_t total = 0;
+    for (uint32_t i = 0; i < call->state.parcels_count; i++) {
+        if (call->state.parcels[i].phase == EP_PARCEL_ROUTABLE) {
+            total += call->frames[i]->slots_count;
+        }
+    }
+    *out_list = (slot_list){.numbers = malloc(total * sizeof(uint32_t) + 1)};
+    if (out_list->numbers == NULL) {
+        return EP_ERR_NO_MEMORY;
+    }
+    for (uint32_t i = 0; i < call->state.parcels_count; i++) {
+        ep_call_frame *frame = call->frames[i];
+        if (call->state.parcels[i].phase == EP_PARCEL_ROUTABLE) {
+            memcpy(out_list->numbers + out_list->count, frame->slots, frame->slots_count * sizeof(uint32_t));
+            out_list->count += frame->slots_count;
+            ep_call_clear_frame(frame);
+            ep_call_state_absorb(&call->state, i);
+        }
+    }
+    qsort(out_list->numbers, out_list->count, sizeof(uint32_t), ascending);
+    return EP_OK;
+}
+
+void ep_call_resend(ep_call *call, ep_call_actions *actions)
+{
+    slot_list list;
+    uint64_t seen = ep_call_registry_generation(&call->client->registry);
+    if (absorb_routable(call, &list) != EP_OK) {
+        fail_memory(call, actions);
+        return;
+    }
+    refresh_view(call);
+    choose(call);
+    if (list.count > 0) {
+        route_list(call, &list, true, actions);
+    }
+    free(list.numbers);
+    call->state.attempt++;
+    if (!actions->complete) {
+        wait_for_wake(call, seen);
+    }
+}

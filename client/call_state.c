@@ -1,0 +1,464 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The policy of call_state.h. Every change of a parcel's phase goes through set_phase, which keeps the counts. */
+#include "call_state.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/random.h"
+
+#define PARCELS_MIN 16u
+#define NO_PARCEL UINT32_MAX
+
+void ep_call_state_init(ep_call_state *state, ep_retry_budget *budget, uint64_t seed)
+{
+    *state = (ep_call_state){.budget = budget, .random = seed, .blame = NO_PARCEL, .backoff_us = EP_CALL_BACKOFF_MIN_US};
+    ep_error_clear(&state->last_error);
+}
+
+void ep_call_state_fini(ep_call_state *state)
+{
+    free(state->parcels);
+    free(state->tried);
+    state->parcels = NULL;
+    state->tried = NULL;
+}
+
+static ep_err reserve_parcels(ep_call_state *state, uint32_t count)
+{
+    if (count <= state->parcels_capacity) {
+        return EP_OK;
+    }
+    uint32_t capacity = state->parcels_capacity == 0 ? PARCELS_MIN : state->parcels_capacity * 2;
+    capacity = capacity < count ? count : capacity;
+    ep_parcel *parcels = realloc(state->parcels, capacity * sizeof(*parcels));
+    if (parcels == NULL) {
+        return EP_ERR_NO_MEMORY;
+    }
+    state->parcels = parcels;
+    state->parcels_capacity = capacity;
+    return EP_OK;
+}
+
+static ep_err reserve_tried(ep_call_state *state, uint32_t copies)
+{
+    if (copies <= state->tried_capacity) {
+        return EP_OK;
+    }
+    uint8_t *tried = calloc(copies, 1);
+    if (tried == NULL) {
+        return EP_ERR_NO_MEMORY;
+    }
+    free(state->tried);
+    state->tried = tried;
+    state->tried_capacity = copies;
+    state->tried_count = 0;
+    state->tried_marks = 0;
+    return EP_OK;
+}
+
+ep_err ep_call_state_reserve(ep_call_state *state, uint32_t parcels, uint32_t copies)
+{
+    ep_err err = reserve_parcels(state, parcels);
+    return err != EP_OK ? err : reserve_tried(state, copies);
+}
+
+static bool is_open(ep_parcel_phase phase)
+{
+    return phase == EP_PARCEL_IN_FLIGHT || phase == EP_PARCEL_ROUTABLE || phase == EP_PARCEL_DELAYED || phase == EP_PARCEL_STUCK;
+}
+
+static bool is_waiting(ep_parcel_phase phase)
+{
+    return phase == EP_PARCEL_DELAYED || phase == EP_PARCEL_STUCK;
+}
+
+static void set_phase(ep_call_state *state, uint32_t parcel, ep_parcel_phase phase)
+{
+    ep_parcel *p = &state->parcels[parcel];
+    state->open_count += is_open(phase);
+    state->open_count -= is_open(p->phase);
+    state->waiting_count += is_waiting(phase);
+    state->waiting_count -= is_waiting(p->phase);
+    p->phase = phase;
+}
+
+static void forget_tried(ep_call_state *state)
+{
+    if (state->tried_marks > 0) {
+        memset(state->tried, 0, state->tried_count);
+        state->tried_marks = 0;
+    }
+}
+
+void ep_call_state_begin(ep_call_state *state, uint64_t now_ns, uint64_t deadline_ns, uint32_t windows_count, bool allow_missing)
+{
+    EP_ASSERT(state->phase != EP_CALL_RUNNING && state->open_count == 0);
+    EP_ASSERT(windows_count >= 1);
+    state->phase = EP_CALL_RUNNING;
+    state->begin_ns = now_ns;
+    state->deadline_ns = deadline_ns;
+    state->allow_missing = allow_missing;
+    state->windows_left = windows_count - 1;
+    state->attempt = 0;
+    state->code = EP_OK;
+    state->blame = NO_PARCEL;
+    state->backoff_us = EP_CALL_BACKOFF_MIN_US;
+    state->last_error.code = EP_OK;
+    forget_tried(state);
+}
+
+static ep_err take_parcel(ep_call_state *state, uint32_t *out_parcel)
+{
+    for (uint32_t i = 0; i < state->parcels_count; i++) {
+        if (state->parcels[i].phase == EP_PARCEL_FREE) {
+            *out_parcel = i;
+            return EP_OK;
+        }
+    }
+    ep_err err = reserve_parcels(state, state->parcels_count + 1);
+    if (err != EP_OK) {
+        return err;
+    }
+    *out_parcel = state->parcels_count++;
+    state->parcels[*out_parcel] = (ep_parcel){.phase = EP_PARCEL_FREE};
+    return EP_OK;
+}
+
+ep_err ep_call_state_add(ep_call_state *state, uint32_t *out_parcel)
+{
+    EP_ASSERT(state->phase == EP_CALL_RUNNING);
+    ep_err err = take_parcel(state, out_parcel);
+    if (err == EP_OK) {
+        set_phase(state, *out_parcel, EP_PARCEL_IN_FLIGHT);
+    }
+    return err;
+}
+
+/* Half of it fixed, half random: callers that were hit by one failure do not come back in step. */
+static uint64_t jittered_ns(ep_call_state *state, uint64_t us)
+{
+    uint64_t half = us / 2;
+    return (half + ep_splitmix64(&state->random) % (us - half + 1)) * EP_NS_PER_US;
+}
+
+ep_err ep_call_state_add_stuck(ep_call_state *state, uint64_t now_ns, uint32_t *out_parcel)
+{
+    EP_ASSERT(state->phase == EP_CALL_RUNNING);
+    ep_err err = take_parcel(state, out_parcel);
+    if (err != EP_OK) {
+        return err;
+    }
+    set_phase(state, *out_parcel, EP_PARCEL_STUCK);
+    state->parcels[*out_parcel].due_ns = now_ns + jittered_ns(state, state->backoff_us);
+    state->backoff_us = state->backoff_us * 2 > EP_CALL_BACKOFF_MAX_US ? EP_CALL_BACKOFF_MAX_US : state->backoff_us * 2;
+    return EP_OK;
+}
+
+void ep_call_state_absorb(ep_call_state *state, uint32_t parcel)
+{
+    EP_ASSERT(state->parcels[parcel].phase == EP_PARCEL_ROUTABLE);
+    set_phase(state, parcel, EP_PARCEL_FREE);
+}
+
+void ep_call_state_release_arrived(ep_call_state *state)
+{
+    for (uint32_t i = 0; i < state->parcels_count; i++) {
+        if (state->parcels[i].phase == EP_PARCEL_ARRIVED) {
+            set_phase(state, i, EP_PARCEL_FREE);
+        }
+    }
+}
+
+static void finish(ep_call_state *state, ep_err code, uint32_t blame, ep_call_actions *actions)
+{
+    state->phase = EP_CALL_DONE;
+    state->code = code;
+    state->blame = blame;
+    for (uint32_t i = 0; i < state->parcels_count; i++) {
+        ep_parcel_phase phase = state->parcels[i].phase;
+        if (phase == EP_PARCEL_IN_FLIGHT) {
+            set_phase(state, i, EP_PARCEL_ZOMBIE);
+        } else if (is_open(phase)) {
+            set_phase(state, i, EP_PARCEL_FREE);
+        }
+    }
+    EP_ASSERT(state->open_count == 0);
+    actions->complete = true;
+    actions->route = false;
+    actions->window_done = false;
+}
+
+/* A parcel that is blamed has had its answer, or never left: none is to come. */
+static void finish_with(ep_call_state *state, const ep_error *error, uint32_t blame, uint64_t now_ns, ep_call_actions *actions)
+{
+    state->last_error = *error;
+    state->last_error_ns = now_ns;
+    if (blame != NO_PARCEL) {
+        set_phase(state, blame, EP_PARCEL_FREE);
+    }
+    finish(state, error->code, blame, actions);
+}
+
+static void check_window(ep_call_state *state, ep_call_actions *actions)
+{
+    if (state->open_count > 0) {
+        return;
+    }
+    if (state->windows_left > 0) {
+        state->windows_left--;
+        state->backoff_us = EP_CALL_BACKOFF_MIN_US;
+        actions->window_done = true;
+    } else {
+        finish(state, EP_OK, NO_PARCEL, actions);
+    }
+}
+
+static void delay(ep_call_state *state, uint32_t parcel, ep_err reason, uint64_t due_ns)
+{
+    state->parcels[parcel].reason = reason;
+    state->parcels[parcel].due_ns = due_ns;
+    set_phase(state, parcel, EP_PARCEL_DELAYED);
+}
+
+static void pause_parcel(ep_call_state *state, uint64_t now_ns, uint32_t parcel, const ep_error *error)
+{
+    uint64_t us = error->retry_after_us;
+    us = us < EP_CALL_PAUSE_MIN_US ? EP_CALL_PAUSE_MIN_US : us;
+    us = us > EP_CALL_PAUSE_MAX_US ? EP_CALL_PAUSE_MAX_US : us;
+    /* Never before the time asked for; up to half of it later. */
+    delay(state, parcel, EP_ERR_RESOURCE_EXHAUSTED, now_ns + us / 2 * EP_NS_PER_US + jittered_ns(state, us));
+}
+
+static void parcel_failed(ep_call_state *state, uint64_t now_ns, const ep_call_event *event, ep_call_actions *actions)
+{
+    const ep_error *error = event->error;
+    state->last_error = *error;
+    state->last_error_ns = now_ns;
+    switch (error->code) {
+    case EP_ERR_DEADLINE_EXCEEDED: /* the node's view of our own deadline, which is what ends the call */
+        delay(state, event->parcel, error->code, state->deadline_ns);
+        return;
+    case EP_ERR_RESOURCE_EXHAUSTED:
+        if (ep_retry_budget_take(state->budget)) {
+            pause_parcel(state, now_ns, event->parcel, error);
+        } else {
+            finish_with(state, error, event->parcel, now_ns, actions);
+        }
+        return;
+    case EP_ERR_CANCELLED: /* we did not ask for it: the connection was closed under the request */
+    case EP_ERR_CLOSED:
+        break;
+    default:
+        if (!ep_err_other_copy_may_help(error->code)) {
+            finish_with(state, error, event->parcel, now_ns, actions);
+            return;
+        }
+    }
+    set_phase(state, event->parcel, EP_PARCEL_ROUTABLE);
+    actions->route = true;
+}
+
+/* It never left: nothing to charge, and a full queue of our own only needs a moment. */
+static void parcel_refused(ep_call_state *state, uint64_t now_ns, const ep_call_event *event, ep_call_actions *actions)
+{
+    if (event->error->code == EP_ERR_RESOURCE_EXHAUSTED) {
+        state->last_error = *event->error;
+        state->last_error_ns = now_ns;
+        pause_parcel(state, now_ns, event->parcel, event->error);
+        return;
+    }
+    if (event->error->code == EP_ERR_NO_MEMORY) {
+        finish_with(state, event->error, event->parcel, now_ns, actions);
+        return;
+    }
+    parcel_failed(state, now_ns, event, actions);
+}
+
+static void answer(ep_call_state *state, uint64_t now_ns, const ep_call_event *event, ep_call_actions *actions)
+{
+    EP_ASSERT(event->parcel < state->parcels_count);
+    ep_parcel *p = &state->parcels[event->parcel];
+    if (p->phase == EP_PARCEL_ZOMBIE) {
+        set_phase(state, event->parcel, EP_PARCEL_FREE);
+    }
+    if (p->phase != EP_PARCEL_IN_FLIGHT) {
+        actions->late = true;
+        return;
+    }
+    if (event->kind == EP_EVENT_ROWS) {
+        set_phase(state, event->parcel, EP_PARCEL_ARRIVED);
+        check_window(state, actions);
+    } else if (event->kind == EP_EVENT_FAILED) {
+        parcel_failed(state, now_ns, event, actions);
+    } else {
+        parcel_refused(state, now_ns, event, actions);
+    }
+}
+
+/* What was awaited most: slots without a copy, then a pause, then an answer. */
+static uint32_t find_blame(const ep_call_state *state)
+{
+    static const ep_parcel_phase order[] = {EP_PARCEL_STUCK, EP_PARCEL_ROUTABLE, EP_PARCEL_DELAYED, EP_PARCEL_IN_FLIGHT};
+    for (size_t k = 0; k < EP_ARRAY_COUNT(order); k++) {
+        for (uint32_t i = 0; i < state->parcels_count; i++) {
+            if (state->parcels[i].phase == order[k]) {
+                return i;
+            }
+        }
+    }
+    return NO_PARCEL;
+}
+
+static void expire(ep_call_state *state, ep_call_actions *actions)
+{
+    uint32_t blame = find_blame(state);
+    ep_err code = EP_ERR_DEADLINE_EXCEEDED;
+    if (state->allow_missing) {
+        code = EP_OK;
+    } else if (blame != NO_PARCEL && state->parcels[blame].phase == EP_PARCEL_DELAYED) {
+        code = state->parcels[blame].reason;
+    } else if (blame != NO_PARCEL && state->parcels[blame].phase != EP_PARCEL_IN_FLIGHT) {
+        code = EP_ERR_UNAVAILABLE;
+    }
+    finish(state, code, blame, actions);
+}
+
+/* Makes waiting parcels routable: the stuck ones when woken, else those whose time has come. */
+static void release_waiting(ep_call_state *state, uint64_t now_ns, bool woken, ep_call_actions *actions)
+{
+    for (uint32_t i = 0; i < state->parcels_count && state->waiting_count > 0; i++) {
+        ep_parcel *p = &state->parcels[i];
+        bool stuck = p->phase == EP_PARCEL_STUCK;
+        if (!is_waiting(p->phase) || !((woken && stuck) || p->due_ns <= now_ns)) {
+            continue;
+        }
+        set_phase(state, i, EP_PARCEL_ROUTABLE);
+        actions->route = true;
+        if (stuck) {
+            forget_tried(state);
+        }
+    }
+}
+
+static void running_event(ep_call_state *state, uint64_t now_ns, const ep_call_event *event, ep_call_actions *actions)
+{
+    ep_error cancelled;
+    switch (event->kind) {
+    case EP_EVENT_WINDOW:
+        check_window(state, actions);
+        break;
+    case EP_EVENT_WAKE:
+        release_waiting(state, now_ns, true, actions);
+        break;
+    case EP_EVENT_TIMER:
+        if (now_ns >= state->deadline_ns) {
+            expire(state, actions);
+        } else {
+            release_waiting(state, now_ns, false, actions);
+        }
+        break;
+    case EP_EVENT_CANCEL:
+        ep_error_set(&cancelled, EP_ERR_CANCELLED, "the call was cancelled");
+        finish_with(state, &cancelled, NO_PARCEL, now_ns, actions);
+        break;
+    case EP_EVENT_FATAL:
+        finish_with(state, event->error, NO_PARCEL, now_ns, actions);
+        break;
+    case EP_EVENT_ROWS:
+    case EP_EVENT_FAILED:
+    case EP_EVENT_REFUSED:
+        answer(state, now_ns, event, actions);
+        break;
+    }
+}
+
+void ep_call_state_step(ep_call_state *state, uint64_t now_ns, const ep_call_event *event, ep_call_actions *actions)
+{
+    actions->late = false;
+    if (state->phase == EP_CALL_RUNNING) {
+        running_event(state, now_ns, event, actions);
+    } else if (event->kind == EP_EVENT_ROWS || event->kind == EP_EVENT_FAILED) {
+        answer(state, now_ns, event, actions);
+    }
+}
+
+uint64_t ep_call_state_due_ns(const ep_call_state *state)
+{
+    if (state->phase != EP_CALL_RUNNING) {
+        return EP_TIME_NEVER;
+    }
+    uint64_t due_ns = state->deadline_ns;
+    for (uint32_t i = 0, left = state->waiting_count; i < state->parcels_count && left > 0; i++) {
+        const ep_parcel *p = &state->parcels[i];
+        if (is_waiting(p->phase)) {
+            due_ns = p->due_ns < due_ns ? p->due_ns : due_ns;
+            left--;
+        }
+    }
+    return due_ns;
+}
+
+bool ep_call_state_wants_wake(const ep_call_state *state)
+{
+    for (uint32_t i = 0; i < state->parcels_count && state->waiting_count > 0; i++) {
+        if (state->parcels[i].phase == EP_PARCEL_STUCK) {
+            return true;
+        }
+    }
+    return false;
+}
+
+ep_err ep_call_state_use_layer(ep_call_state *state, const ep_routing_layer *layer)
+{
+    uint32_t copies = layer->offsets[layer->shape.experts + layer->shape.shared_experts];
+    forget_tried(state);
+    ep_err err = reserve_tried(state, copies);
+    if (err == EP_OK) {
+        state->tried_count = copies;
+    }
+    return err;
+}
+
+void ep_call_state_mark_tried(ep_call_state *state, const ep_routing_layer *layer, uint32_t expert, uint32_t node)
+{
+    for (uint32_t i = layer->offsets[expert]; i < layer->offsets[expert + 1]; i++) {
+        if (layer->copies[i] == node && state->tried[i] == 0) {
+            state->tried[i] = 1;
+            state->tried_marks++;
+        }
+    }
+}
+
+/* The first copy, counted from a place that differs from call to call, that is usable at this grade and not tried. */
+static uint32_t next_copy(const ep_call_state *state, const ep_routing_layer *layer, const uint8_t *usable, uint8_t grade,
+                          uint64_t spread, uint32_t expert)
+{
+    uint32_t begin = layer->offsets[expert];
+    uint32_t count = layer->offsets[expert + 1] - begin;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t copy = begin + (uint32_t)((expert + spread + i) % count);
+        if (usable[layer->copies[copy]] == grade && state->tried[copy] == 0) {
+            return layer->copies[copy];
+        }
+    }
+    return EP_NO_EXPERT;
+}
+
+void ep_call_state_choose(const ep_call_state *state, const ep_routing_layer *layer, const uint8_t *usable, uint64_t spread,
+                          uint32_t *out_chosen)
+{
+    uint32_t experts = layer->shape.experts + layer->shape.shared_experts;
+    ep_choose_copies(layer, usable, spread, out_chosen);
+    for (uint32_t e = 0; e < experts; e++) {
+        if (out_chosen[e] == EP_NO_EXPERT || (usable[out_chosen[e]] == 1 && state->tried_marks == 0)) {
+            continue;
+        }
+        out_chosen[e] = next_copy(state, layer, usable, 1, spread, e);
+        if (out_chosen[e] == EP_NO_EXPERT) {
+            out_chosen[e] = next_copy(state, layer, usable, 2, spread, e);
+        }
+    }
+}

@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One layer call's inputs in a safetensors file:
+ *     x [T,H]   expert_ids [T,K]   expert_scales [T,K]   optional: x_scales [T], active_mask [T] or [T,K]
+ * Shapes are checked against each other here; element types and values by the library that gets them.
+ */
+#ifndef EP_CLI_BATCH_FILE_H
+#define EP_CLI_BATCH_FILE_H
+
+#include "base/error.h"
+#include "expertd/tensor.h"
+
+#define EP_CLI_BATCH_TOKENS_MAX ((int64_t)1 << 24)
+
+typedef struct ep_cli_batch {
+    int64_t tokens;
+    int64_t top_k;
+    int64_t hidden;
+    ep_tensor x;
+    ep_tensor expert_ids;
+    ep_tensor expert_scales;
+    ep_tensor x_scales;      /* rank 0: absent */
+    ep_tensor active_mask;   /* rank 0: absent */
+} ep_cli_batch;
+
+/* Errors: NOT_FOUND, BAD_FILE (file, tensor, shape, allowed), IO, NO_MEMORY. */
+ep_err ep_cli_batch_read(const char *path, ep_cli_batch *out_batch, ep_error *out_error);
+void ep_cli_batch_free(ep_cli_batch *batch);
+
+/* Rows first .. first+count of a tensor's first dimension; the absent tensor stays absent. Borrows. */
+ep_tensor ep_cli_tensor_rows(const ep_tensor *tensor, int64_t first, int64_t count);
+
+#endif

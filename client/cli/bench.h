@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Drives one MoE layer with random batches from several threads for a while and measures.
+ *
+ * Threads  ep_cli_bench_run starts its own and joins them.
+ */
+#ifndef EP_CLI_BENCH_H
+#define EP_CLI_BENCH_H
+
+#include "expertd/client.h"
+#include "latency.h"
+
+#define EP_CLI_BENCH_THREADS_MAX 256
+#define EP_CLI_BENCH_ROUTINGS 16     /* different id and scale sets per thread, used in turn */
+
+typedef struct ep_cli_bench_request {
+    const char *model;
+    const char *version;      /* NULL: the newest */
+    uint32_t layer;
+    uint32_t tokens;
+    uint32_t top_k;
+    uint32_t threads;
+    uint64_t duration_us;
+    uint64_t deadline_us;
+    uint64_t seed;
+    ep_moe_mode mode;
+    ep_dtype wire_dtype;
+} ep_cli_bench_request;
+
+typedef struct ep_cli_bench_result {
+    uint64_t calls;
+    uint64_t elapsed_us;
+    uint64_t bytes_sent;
+    uint64_t bytes_received;
+    uint64_t frames;
+    uint64_t rerouted_frames;
+    ep_latency latency;
+} ep_cli_bench_result;
+
+/* Random inputs of one thread: x [T,H] bf16, and EP_CLI_BENCH_ROUTINGS sets of ids and scales [T,K]. */
+typedef struct ep_cli_bench_batch {
+    uint16_t *x;
+    int32_t *ids;
+    float *scales;
+} ep_cli_bench_batch;
+
+/* Distinct experts in every row, scales that add up to about 1; a pure function of seed. False without memory. */
+bool ep_cli_bench_batch_fill(ep_cli_bench_batch *out_batch, const ep_layer_desc *layer, uint32_t tokens, uint32_t top_k, uint64_t seed);
+void ep_cli_bench_batch_free(ep_cli_bench_batch *batch);
+
+/* The first failed call ends it. Errors: those of ep_moe_forward, NO_MEMORY. *out_result: ep_latency_fini in every case. */
+ep_err ep_cli_bench_run(ep_client *client, const ep_cli_bench_request *request, const ep_layer_desc *layer,
+                        ep_cli_bench_result *out_result, ep_error *out_error);
+
+#endif

@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* expertctl bench: what a layer of the running service does per second. */
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "arguments.h"
+#include "bench.h"
+#include "command_table.h"
+#include "connect.h"
+#include "exit_code.h"
+#include "moe/flow.h"
+#include "moe/routing_table.h"
+#include "output.h"
+
+#define TOKENS_DEFAULT 1
+#define SECONDS_DEFAULT 5.0
+#define SECONDS_MIN 0.01
+#define SECONDS_MAX 3600.0
+
+enum {
+    KEY_MODEL = 0x200,
+    KEY_VERSION,
+    KEY_LAYER,
+    KEY_TOKENS,
+    KEY_TOP_K,
+    KEY_THREADS,
+    KEY_SECONDS,
+    KEY_MODE,
+    KEY_WIRE,
+    KEY_SEED
+};
+
+static const char *const mode_words[] = {"auto", "decode", "prefill", NULL}; /* as ep_moe_mode */
+static const char *const dtype_words[] = {"bf16", "f16", "f32", NULL};
+
+typedef struct bench_options {
+    ep_cli_connect connect;
+    ep_cli_format format;
+    ep_cli_bench_request request;
+    bool has_layer;
+} bench_options;
+
+static error_t parse_load(int key, char *arg, struct argp_state *state, ep_cli_bench_request *request)
+{
+    switch (key) {
+    case KEY_TOKENS:
+        request->tokens = (uint32_t)ep_cli_arg_whole(state, "--tokens", arg, 1, EP_TOKENS_MAX);
+        return 0;
+    case KEY_TOP_K:
+        request->top_k = (uint32_t)ep_cli_arg_whole(state, "--top-k", arg, 1, EP_TOP_K_MAX);
+        return 0;
+    case KEY_THREADS:
+        request->threads = (uint32_t)ep_cli_arg_whole(state, "--threads", arg, 1, EP_CLI_BENCH_THREADS_MAX);
+        return 0;
+    case KEY_SECONDS:
+        request->duration_us = (uint64_t)(ep_cli_arg_number(state, "--seconds", arg, SECONDS_MIN, SECONDS_MAX) * 1e6);
+        return 0;
+    case KEY_MODE:
+        request->mode = (ep_moe_mode)ep_cli_arg_word(state, "--mode", arg, mode_words);
+        return 0;
+    case KEY_WIRE:
+        request->wire_dtype = ep_dtype_from_name(dtype_words[ep_cli_arg_word(state, "--wire", arg, dtype_words)]);
+        return 0;
+    case KEY_SEED:
+        request->seed = ep_cli_arg_whole(state, "--seed", arg, 0, UINT64_MAX);
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static error_t parse(int key, char *arg, struct argp_state *state)
+{
+    bench_options *options = state->input;
+    ep_cli_bench_request *request = &options->request;
+    switch (key) {
+    case ARGP_KEY_INIT:
+        state->child_inputs[0] = &options->connect;
+        state->child_inputs[1] = &options->format;
+        return 0;
+    case KEY_MODEL:
+        request->model = ep_cli_arg_text(state, "--model", arg, EP_MODEL_NAME_BYTES - 1);
+        return 0;
+    case KEY_VERSION:
+        request->version = ep_cli_arg_text(state, "--version", arg, EP_VERSION_BYTES - 1);
+        return 0;
+    case KEY_LAYER:
+        request->layer = (uint32_t)ep_cli_arg_whole(state, "--layer", arg, 0, UINT32_MAX);
+        options->has_layer = true;
+        return 0;
+    case ARGP_KEY_ARG:
+        return ep_cli_arg_unexpected(state, arg);
+    case ARGP_KEY_END:
+        ep_cli_arg_required(state, "--model", request->model);
+        ep_cli_arg_required(state, "--layer", options->has_layer ? options : NULL);
+        return 0;
+    default:
+        return parse_load(key, arg, state, request);
+    }
+}
+
+static const struct argp_option option_list[] = {
+    {"model", KEY_MODEL, "NAME", 0, "The model (required)", 1},
+    {"version", KEY_VERSION, "V", 0, "Version of the model (default: the newest)", 1},
+    {"layer", KEY_LAYER, "L", 0, "The MoE layer (required)", 1},
+    {"tokens", KEY_TOKENS, "T", 0, "Tokens of a call (default: 1)", 2},
+    {"top-k", KEY_TOP_K, "K", 0, "Experts per token (default: the model's)", 2},
+    {"threads", KEY_THREADS, "N", 0, "Callers at once (default: 1)", 2},
+    {"seconds", KEY_SECONDS, "S", 0, "How long (default: 5)", 2},
+    {"mode", KEY_MODE, "auto|decode|prefill", 0, "How rows travel (default: auto)", 2},
+    {"wire", KEY_WIRE, "bf16|f16|f32", 0, "Type an expert's row is rounded to (default: bf16)", 2},
+    {"seed", KEY_SEED, "S", 0, "Of the random batches (default: 1)", 2},
+    {0},
+};
+static const struct argp_child children[] = {{&ep_cli_connect_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {0}};
+static const struct argp argp = {
+    option_list, parse, "--model NAME --layer L",
+    "Sends random batches to one MoE layer and prints calls and tokens per second, latency, and bytes per token."
+    "\vExperts are drawn evenly. Every thread makes one call before the clock starts. A failed call ends the run.\n\n"
+    "Examples:\n"
+    "  expertctl bench --model demo --layer 0 --tokens 8 --threads 4\n"
+    "  expertctl bench --model demo --layer 0 --tokens 1024 \\\n"
+    "      --mode prefill --seconds 10 -o json\n\n" EP_CLI_EXIT_HELP,
+    children, NULL, NULL};
+
+static ep_err find_layer(ep_client *client, ep_cli_bench_request *request, ep_layer_desc *out_layer, ep_error *out_error)
+{
+    ep_err err = EP_OK;
+    uint32_t count = 0;
+    for (; err == EP_OK; count++) {
+        *out_layer = (ep_layer_desc){.struct_bytes = sizeof(*out_layer)};
+        err = ep_client_layer(client, request->model, request->version, count, out_layer);
+        if (err == EP_OK && out_layer->layer == request->layer) {
+            request->top_k = request->top_k > 0 ? request->top_k : out_layer->top_k;
+            if (request->top_k > out_layer->experts) {
+                return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "--top-k is %" PRIu32 ", allowed: 1..%" PRIu32
+                                    ", the experts of layer %" PRIu32, request->top_k, out_layer->experts, request->layer);
+            }
+            return EP_OK;
+        }
+    }
+    return ep_error_set(out_error, EP_ERR_NOT_FOUND, "the service has no layer %" PRIu32 " of model '%s'%s%s; it has %" PRIu32
+                        " layers of it", request->layer, request->model, request->version != NULL ? " version " : "",
+                        request->version != NULL ? request->version : "", count - 1);
+}
+
+static bool print_result(const bench_options *options, ep_cli_bench_result *result)
+{
+    const ep_cli_bench_request *request = &options->request;
+    double seconds = (double)result->elapsed_us / 1e6;
+    double calls = seconds > 0.0 ? (double)result->calls / seconds : 0.0;
+    uint64_t tokens = result->calls * request->tokens;
+    double bytes = tokens > 0 ? (double)(result->bytes_sent + result->bytes_received) / (double)tokens : 0.0;
+    uint64_t p50 = ep_latency_percentile(&result->latency, 50);
+    uint64_t p99 = ep_latency_percentile(&result->latency, 99);
+    if (options->format == EP_CLI_JSON) {
+        return ep_cli_json_print(
+            json_pack("{s:o, s:I, s:I, s:I, s:I, s:s, s:f, s:I, s:f, s:f, s:I, s:I, s:f, s:I, s:f, s:I, s:I}", "model",
+                      ep_cli_json_text(request->model), "layer", (json_int_t)request->layer, "tokens", (json_int_t)request->tokens,
+                      "top_k", (json_int_t)request->top_k, "threads", (json_int_t)request->threads, "mode", mode_words[request->mode],
+                      "seconds", seconds, "calls", (json_int_t)result->calls, "calls_per_s", calls, "tokens_per_s",
+                      calls * request->tokens, "p50_us", (json_int_t)p50, "p99_us", (json_int_t)p99, "mean_us",
+                      ep_latency_mean(&result->latency), "max_us", (json_int_t)result->latency.max_us, "bytes_per_token", bytes,
+                      "frames", (json_int_t)result->frames, "rerouted_frames", (json_int_t)result->rerouted_frames),
+            stdout);
+    }
+    ep_cli_table *table = ep_cli_table_create(">TOKENS|>TOP-K|>THREADS|>CALLS|>CALLS/S|>TOKENS/S|>P50 US|>P99 US|>BYTES/TOKEN|>RE-ROUTED");
+    if (table == NULL) {
+        return false;
+    }
+    ep_cli_table_cell(table, "%" PRIu32, request->tokens);
+    ep_cli_table_cell(table, "%" PRIu32, request->top_k);
+    ep_cli_table_cell(table, "%" PRIu32, request->threads);
+    ep_cli_table_cell(table, "%" PRIu64, result->calls);
+    ep_cli_table_cell(table, "%.1f", calls);
+    ep_cli_table_cell(table, "%.1f", calls * request->tokens);
+    ep_cli_table_cell(table, "%" PRIu64, p50);
+    ep_cli_table_cell(table, "%" PRIu64, p99);
+    ep_cli_table_cell(table, "%.0f", bytes);
+    ep_cli_table_cell(table, "%" PRIu64, result->rerouted_frames);
+    bool good = ep_cli_table_print(table, stdout);
+    ep_cli_table_destroy(table);
+    return good;
+}
+
+static int run(int argc, char **argv)
+{
+    static bench_options options = {
+        .request = {.tokens = TOKENS_DEFAULT, .threads = 1, .duration_us = (uint64_t)(SECONDS_DEFAULT * 1e6), .seed = 1}};
+    ep_client *client = NULL;
+    ep_cli_bench_result result = {0};
+    ep_layer_desc layer;
+    ep_error error;
+    ep_cli_connect_init(&options.connect);
+    argp_parse(&argp, argc, argv, 0, NULL, &options);
+    options.request.deadline_us = options.connect.timeout_us;
+    ep_err err = ep_cli_connect_client(&options.connect, &client, &error);
+    err = err != EP_OK ? err : find_layer(client, &options.request, &layer, &error);
+    err = err != EP_OK ? err : ep_cli_bench_run(client, &options.request, &layer, &result, &error);
+    int code = err != EP_OK ? ep_cli_fail(argv[0], &error) : EP_CLI_EXIT_OK;
+    if (code == EP_CLI_EXIT_OK && !print_result(&options, &result)) {
+        code = EP_CLI_EXIT_FAILED;
+    }
+    ep_latency_fini(&result.latency);
+    ep_client_destroy(client);
+    return code;
+}
+
+const ep_cli_command ep_cli_bench = {"bench", "drives a layer with random batches and measures", &argp, run};

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What expertctl can do. A new verb is a file cmd_<verb>.c and one line in command_table.c. */
+#ifndef EP_CLI_COMMAND_TABLE_H
+#define EP_CLI_COMMAND_TABLE_H
+
+#include <argp.h>
+#include <stddef.h>
+
+typedef struct ep_cli_command {
+    const char *name;
+    const char *help;            /* one line */
+    const struct argp *argp;     /* its doc ends with examples */
+    /* argv[0] is "expertctl <name>". Prints its own error line; returns an ep_cli_exit. */
+    int (*run)(int argc, char **argv);
+} ep_cli_command;
+
+extern const ep_cli_command ep_cli_status;
+extern const ep_cli_command ep_cli_table_command;
+extern const ep_cli_command ep_cli_forward;
+extern const ep_cli_command ep_cli_generate;
+extern const ep_cli_command ep_cli_bench;
+extern const ep_cli_command ep_cli_rpc;
+
+/* NULL past the end. */
+const ep_cli_command *ep_cli_command_at(size_t index);
+/* NULL when there is none of this name. */
+const ep_cli_command *ep_cli_command_find(const char *name);
+
+#endif

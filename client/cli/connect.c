@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The common options and the client made from them. */
+#include "connect.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "arguments.h"
+#include "base/error.h"
+
+#define TIMEOUT_S_MIN 0.001
+#define TIMEOUT_S_MAX 86400.0
+
+enum {
+    KEY_COORDINATOR = 0x100,
+    KEY_NODE,
+    KEY_TOKEN_FILE,
+    KEY_TIMEOUT,
+    KEY_TLS_CA,
+    KEY_TLS_CERT_KEY,
+    KEY_TLS_SERVER_NAME,
+    KEY_NO_PAYLOAD_CRC
+};
+
+void ep_cli_connect_init(ep_cli_connect *out_connect)
+{
+    memset(out_connect, 0, sizeof(*out_connect));
+    out_connect->timeout_us = EP_CLI_TIMEOUT_US_DEFAULT;
+    out_connect->payload_crc = true;
+}
+
+static bool is_tls(const char *url)
+{
+    return strncmp(url, "tls+tcp://", 10) == 0;
+}
+
+static const char *check_url(struct argp_state *state, const char *option, const char *url)
+{
+    const char *host = is_tls(url) ? url + 10 : strncmp(url, "tcp://", 6) == 0 ? url + 6 : NULL;
+    const char *colon = host != NULL ? strrchr(host, ':') : NULL;
+    if (colon == NULL || colon == host || colon[1] == '\0' || strlen(url) >= EP_ADDRESS_BYTES) {
+        argp_error(state, "%s is '%s', allowed: tcp://host:port or tls+tcp://host:port, up to %d characters", option, url,
+                   EP_ADDRESS_BYTES - 1);
+    }
+    return url;
+}
+
+static void add_node(struct argp_state *state, ep_cli_connect *connect, const char *url)
+{
+    if (connect->node_urls_count == EP_CLI_NODES_MAX) {
+        argp_error(state, "--node is given more than %d times, allowed: 1..%d", EP_CLI_NODES_MAX, EP_CLI_NODES_MAX);
+    }
+    connect->node_urls[connect->node_urls_count++] = check_url(state, "--node", url);
+}
+
+/* The first line of the file; others must not be able to read it. */
+static void read_token(struct argp_state *state, ep_cli_connect *connect)
+{
+    struct stat st;
+    int fd = open(connect->token_file, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+    if (fd < 0) {
+        argp_error(state, "--token-file %s cannot be opened: %s", connect->token_file, strerror(errno));
+    }
+    bool regular = fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
+    ssize_t n = regular ? read(fd, connect->token, sizeof(connect->token) - 1) : -1;
+    close(fd);
+    if (n < 0) {
+        argp_error(state, "--token-file %s cannot be read, allowed: a regular file", connect->token_file);
+    }
+    if ((st.st_mode & 077) != 0) {
+        argp_error(state, "--token-file %s has mode %04o, allowed: 0600 or 0400", connect->token_file,
+                   (unsigned)(st.st_mode & 07777));
+    }
+    connect->token[strcspn(connect->token, "\r\n")] = '\0';
+    size_t bytes = strlen(connect->token);
+    if (bytes == 0 || bytes > EP_CLI_TOKEN_BYTES_MAX) {
+        argp_error(state, "the first line of --token-file %s has %zu characters, allowed: 1..%d", connect->token_file, bytes,
+                   EP_CLI_TOKEN_BYTES_MAX);
+    }
+}
+
+static void check_tls(struct argp_state *state, const ep_cli_connect *connect, const char *url)
+{
+    if (is_tls(url) && (connect->tls.ca_file == NULL || connect->tls.server_name == NULL)) {
+        argp_error(state, "%s needs --tls-ca and --tls-server-name", url);
+    }
+}
+
+/* All options are read: what they say together. */
+static void complete(struct argp_state *state, ep_cli_connect *connect)
+{
+    const char *environment = getenv(EP_CLI_COORDINATOR_ENV);
+    if (connect->coordinator_url != NULL && connect->node_urls_count > 0) {
+        argp_error(state, "--coordinator %s and --node %s are both given, allowed: one of them", connect->coordinator_url,
+                   connect->node_urls[0]);
+    }
+    if (connect->coordinator_url == NULL && connect->node_urls_count == 0) {
+        connect->coordinator_url = environment != NULL && environment[0] != '\0'
+                                       ? check_url(state, EP_CLI_COORDINATOR_ENV, environment)
+                                       : EP_CLI_COORDINATOR_DEFAULT;
+    }
+    if (connect->coordinator_url != NULL) {
+        check_tls(state, connect, connect->coordinator_url);
+    }
+    for (size_t i = 0; i < connect->node_urls_count; i++) {
+        check_tls(state, connect, connect->node_urls[i]);
+    }
+    if (connect->token_file != NULL) {
+        read_token(state, connect);
+    }
+}
+
+static error_t parse_connect(int key, char *arg, struct argp_state *state)
+{
+    ep_cli_connect *connect = state->input;
+    switch (key) {
+    case KEY_COORDINATOR:
+        connect->coordinator_url = check_url(state, "--coordinator", arg);
+        return 0;
+    case KEY_NODE:
+        add_node(state, connect, arg);
+        return 0;
+    case KEY_TOKEN_FILE:
+        connect->token_file = arg;
+        return 0;
+    case KEY_TIMEOUT:
+        connect->timeout_us = (uint64_t)(ep_cli_arg_number(state, "--timeout", arg, TIMEOUT_S_MIN, TIMEOUT_S_MAX) * 1e6);
+        return 0;
+    case KEY_TLS_CA:
+        connect->tls.ca_file = arg;
+        return 0;
+    case KEY_TLS_CERT_KEY:
+        connect->tls.cert_key_file = arg;
+        return 0;
+    case KEY_TLS_SERVER_NAME:
+        connect->tls.server_name = arg;
+        return 0;
+    case KEY_NO_PAYLOAD_CRC:
+        connect->payload_crc = false;
+        return 0;
+    case ARGP_KEY_END:
+        complete(state, connect);
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static const struct argp_option connect_options[] = {
+    {NULL, 0, NULL, 0, "How to reach the service:", 10},
+    {"coordinator", KEY_COORDINATOR, "URL", 0,
+     "The coordinator, tcp://host:port (default: $" EP_CLI_COORDINATOR_ENV ", else " EP_CLI_COORDINATOR_DEFAULT ")", 10},
+    {"node", KEY_NODE, "URL", 0, "A node instead of a coordinator; may be repeated", 10},
+    {"timeout", KEY_TIMEOUT, "SECONDS", 0, "For connecting, and for each call (default: 10)", 10},
+    {"token-file", KEY_TOKEN_FILE, "FILE", 0, "File of mode 0600 with the token to show", 10},
+    {"tls-ca", KEY_TLS_CA, "FILE", 0, "CA certificates (PEM), for tls+tcp", 10},
+    {"tls-cert-key", KEY_TLS_CERT_KEY, "FILE", 0, "Own certificate and key (PEM), where the service asks for one", 10},
+    {"tls-server-name", KEY_TLS_SERVER_NAME, "NAME", 0, "Name the service must prove, for tls+tcp", 10},
+    {"no-payload-crc", KEY_NO_PAYLOAD_CRC, NULL, 0, "No checksum of payloads; the service must be set the same", 10},
+    {0},
+};
+const struct argp ep_cli_connect_argp = {connect_options, parse_connect, NULL, NULL, NULL, NULL, NULL};
+
+ep_err ep_cli_connect_client(const ep_cli_connect *connect, ep_client **out_client, ep_error *out_error)
+{
+    ep_client_config config;
+    ep_client *client = NULL;
+    ep_client_config_init(&config);
+    config.coordinator_url = connect->coordinator_url;
+    config.node_urls = connect->node_urls;
+    config.node_urls_count = connect->node_urls_count;
+    config.token = connect->token[0] != '\0' ? connect->token : NULL;
+    config.tls_ca_file = connect->tls.ca_file;
+    config.tls_cert_key_file = connect->tls.cert_key_file;
+    config.tls_server_name = connect->tls.server_name;
+    config.deadline_us = connect->timeout_us;
+    config.payload_crc = connect->payload_crc;
+    ep_err err = ep_client_create(&config, &client, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    err = ep_client_wait_ready(client, connect->timeout_us, out_error);
+    if (err != EP_OK) {
+        ep_client_destroy(client);
+        if (err == EP_ERR_DEADLINE_EXCEEDED) { /* no call ran out of time: there was nobody to call */
+            err = EP_ERR_UNAVAILABLE;
+            if (out_error != NULL) {
+                out_error->code = err;
+            }
+        }
+        return err;
+    }
+    *out_client = client;
+    return EP_OK;
+}

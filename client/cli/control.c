@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One call to each of several peers, waited for together. */
+#include "control.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "base/random.h"
+
+struct ep_cli_control {
+    const ep_cli_connect *connect;
+    ep_timer_service *timers;
+    ep_buffer_pool *pool;
+    ep_rpc_common common;
+};
+
+typedef struct ask_round {
+    pthread_mutex_t lock;
+    pthread_cond_t done;
+    size_t open_count;
+} ask_round;
+
+typedef struct ask_slot {
+    ask_round *round;
+    ep_rpc_channel *channel;
+    ep_cli_answer *answer;
+    bool over;               /* answered or failed; under the round's lock */
+} ask_slot;
+
+ep_err ep_cli_control_open(const ep_cli_connect *connect, ep_cli_control **out_control, ep_error *out_error)
+{
+    ep_cli_control *control = calloc(1, sizeof(*control));
+    if (control == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a connection");
+    }
+    control->connect = connect;
+    ep_err err = ep_timer_service_create("expertctl", &control->timers);
+    err = err != EP_OK ? err : ep_buffer_pool_create(0, 0, &control->pool);
+    if (err != EP_OK) {
+        ep_cli_control_close(control);
+        return ep_error_set(out_error, err, "cannot prepare connections: %s", ep_err_text(err));
+    }
+    control->common = (ep_rpc_common){
+        .timers = control->timers,
+        .pool = control->pool,
+        .token = connect->token,
+        .node = "",
+        .role = "client",
+        .incarnation = ep_random_id(),
+        .payload_crc = connect->payload_crc,
+    };
+    ep_rpc_limits_default(&control->common.limits);
+    control->common.limits.header_bytes_max = EP_CLI_HEADER_BYTES_MAX;
+    control->common.limits.unpack_bytes_max = EP_CLI_UNPACK_BYTES_MAX;
+    *out_control = control;
+    return EP_OK;
+}
+
+void ep_cli_control_close(ep_cli_control *control)
+{
+    if (control == NULL) {
+        return;
+    }
+    ep_timer_service_destroy(control->timers);
+    ep_buffer_pool_destroy(control->pool);
+    free(control);
+}
+
+/* The reply lives in the callback's memory; packed and unpacked again it lives on the heap. */
+static ProtobufCMessage *copy_message(const ProtobufCMessage *message)
+{
+    size_t bytes = protobuf_c_message_get_packed_size(message);
+    uint8_t *packed = malloc(bytes + 1);
+    if (packed == NULL) {
+        return NULL;
+    }
+    protobuf_c_message_pack(message, packed);
+    ProtobufCMessage *copy = protobuf_c_message_unpack(message->descriptor, NULL, bytes, packed);
+    free(packed);
+    return copy;
+}
+
+static void finish_slot(ask_slot *slot, ProtobufCMessage *taken_message, const ep_error *error)
+{
+    pthread_mutex_lock(&slot->round->lock);
+    if (slot->over) { /* a stream went on, or ended, after its first message */
+        pthread_mutex_unlock(&slot->round->lock);
+        if (taken_message != NULL) {
+            protobuf_c_message_free_unpacked(taken_message, NULL);
+        }
+        return;
+    }
+    slot->over = true;
+    slot->answer->message = taken_message;
+    if (error != NULL) {
+        slot->answer->error = *error;
+    }
+    slot->round->open_count--;
+    pthread_cond_signal(&slot->round->done);
+    pthread_mutex_unlock(&slot->round->lock);
+}
+
+static void on_reply(void *arg, const ep_rpc_reply *reply, const ep_error *error)
+{
+    ask_slot *slot = arg;
+    ep_error why;
+    if (error != NULL) {
+        finish_slot(slot, NULL, error);
+        return;
+    }
+    ProtobufCMessage *message = reply->header != NULL ? copy_message(reply->header) : NULL;
+    if (message != NULL) {
+        finish_slot(slot, message, NULL);
+        return;
+    }
+    ep_error_set(&why, reply->header != NULL ? EP_ERR_NO_MEMORY : EP_ERR_UNAVAILABLE, "%s",
+                 reply->header != NULL ? "no memory for an answer" : "the stream ended without a message");
+    finish_slot(slot, NULL, &why);
+}
+
+static void start_slot(ep_cli_control *control, ask_slot *slot, const char *url, const ep_rpc_method *method,
+                       const ProtobufCMessage *request, uint64_t deadline_ns)
+{
+    ep_error error;
+    ep_rpc_channel_config config = {
+        .common = control->common,
+        .address = {.url = url, .tls = control->connect->tls.ca_file != NULL ? &control->connect->tls : NULL},
+        .connection_class = "control",
+        .reconnect = false,
+    };
+    ep_rpc_request call = {.method = method, .header = request, .deadline_ns = deadline_ns, .wait_for_ready = true};
+    ep_err err = ep_rpc_channel_create(&config, &slot->channel, &error);
+    err = err != EP_OK ? err : ep_rpc_call_start(slot->channel, &call, on_reply, slot, NULL, &error);
+    if (err != EP_OK) {
+        finish_slot(slot, NULL, &error);
+    }
+}
+
+/* A channel's own words are better than "not sent, the connection ended". */
+static void explain(ask_slot *slot, const char *url)
+{
+    ep_error *error = &slot->answer->error;
+    ep_error last;
+    ep_error_clear(&last);
+    if (slot->channel != NULL && ep_rpc_channel_get_state(slot->channel) == EP_CHANNEL_BROKEN) {
+        ep_rpc_channel_last_error(slot->channel, &last);
+    }
+    if (last.code != EP_OK) { /* its text begins with the URL */
+        bool refused = last.code == EP_ERR_CONNECTION_LOST || last.code == EP_ERR_IO || last.code == EP_ERR_DEADLINE_EXCEEDED;
+        *error = last;
+        error->code = refused ? EP_ERR_UNAVAILABLE : last.code;
+    } else {
+        ep_error_prefix(error, error->code, "%s", url);
+    }
+}
+
+void ep_cli_control_ask(ep_cli_control *control, const char *const *urls, size_t count, const char *service, const char *method,
+                        const ProtobufCMessage *request, uint64_t timeout_us, ep_cli_answer *out_answers)
+{
+    const ep_rpc_method *row = ep_rpc_method_by_name(service, method);
+    uint64_t deadline_ns = ep_clock_now_ns() + timeout_us * EP_NS_PER_US;
+    ask_round round = {.open_count = count};
+    ask_slot *slots = calloc(count + 1, sizeof(*slots));
+    for (size_t i = 0; i < count; i++) {
+        out_answers[i].message = NULL;
+        ep_error_clear(&out_answers[i].error);
+        if (slots == NULL || row == NULL) {
+            ep_error_set(&out_answers[i].error, slots == NULL ? EP_ERR_NO_MEMORY : EP_ERR_NOT_FOUND, "%s: cannot call %s.%s",
+                         urls[i], service, method);
+        }
+    }
+    if (slots == NULL || row == NULL) {
+        free(slots);
+        return;
+    }
+    pthread_mutex_init(&round.lock, NULL);
+    pthread_cond_init(&round.done, NULL);
+    for (size_t i = 0; i < count; i++) {
+        slots[i].round = &round;
+        slots[i].answer = &out_answers[i];
+        start_slot(control, &slots[i], urls[i], row, request, deadline_ns);
+    }
+    pthread_mutex_lock(&round.lock);
+    while (round.open_count > 0) { /* every call ends by its deadline */
+        pthread_cond_wait(&round.done, &round.lock);
+    }
+    pthread_mutex_unlock(&round.lock);
+    for (size_t i = 0; i < count; i++) {
+        if (out_answers[i].message == NULL) {
+            explain(&slots[i], urls[i]);
+        }
+        ep_rpc_channel_destroy(slots[i].channel); /* ends streams; waits for callbacks */
+    }
+    pthread_cond_destroy(&round.done);
+    pthread_mutex_destroy(&round.lock);
+    free(slots);
+}
+
+void ep_cli_answers_free(ep_cli_answer *answers, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (answers[i].message != NULL) {
+            protobuf_c_message_free_unpacked(answers[i].message, NULL);
+            answers[i].message = NULL;
+        }
+    }
+}
+
+ep_err ep_cli_control_ask_one(ep_cli_control *control, const char *url, const char *service, const char *method,
+                              ProtobufCMessage **out_message, ep_error *out_error)
+{
+    ep_cli_answer answer;
+    const ep_rpc_method *row = ep_rpc_method_by_name(service, method);
+    Expertd__V1__Empty empty = EXPERTD__V1__EMPTY__INIT;
+    Expertd__V1__WatchPlacementRequest watch = EXPERTD__V1__WATCH_PLACEMENT_REQUEST__INIT;
+    bool is_watch = row != NULL && row->method->input == watch.base.descriptor;
+    ep_cli_control_ask(control, &url, 1, service, method, is_watch ? &watch.base : &empty.base, control->connect->timeout_us, &answer);
+    if (answer.message == NULL) {
+        if (out_error != NULL) {
+            *out_error = answer.error;
+        }
+        return answer.error.code;
+    }
+    *out_message = answer.message;
+    return EP_OK;
+}

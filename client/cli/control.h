@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Questions to coordinators and nodes, outside of libexpertd: one connection and one call per URL, all URLs at once.
+ *
+ * Threads  one at a time.
+ */
+#ifndef EP_CLI_CONTROL_H
+#define EP_CLI_CONTROL_H
+
+#include "connect.h"
+#include "coordinator.pb-c.h"
+#include "rpc/rpc.h"
+
+/* A coordinator's table may be large; its header is bounded by these. */
+#define EP_CLI_HEADER_BYTES_MAX ((size_t)4 << 20)
+#define EP_CLI_UNPACK_BYTES_MAX ((size_t)64 << 20)
+
+typedef struct ep_cli_control ep_cli_control;
+
+/* connect is borrowed until _close. Errors: NO_MEMORY, IO. */
+ep_err ep_cli_control_open(const ep_cli_connect *connect, ep_cli_control **out_control, ep_error *out_error);
+void ep_cli_control_close(ep_cli_control *control);
+
+typedef struct ep_cli_answer {
+    ProtobufCMessage *message;  /* NULL on an error */
+    ep_error error;             /* code EP_OK when there is a message; the text names the URL */
+} ep_cli_answer;
+
+/*
+ * Sends the same request to every URL and waits for all answers, timeout_us at most. Of a stream the first message is the answer.
+ * out_answers [count] is filled in every case; ep_cli_answers_free it. A peer that cannot be connected to is UNAVAILABLE.
+ */
+void ep_cli_control_ask(ep_cli_control *control, const char *const *urls, size_t count, const char *service, const char *method,
+                        const ProtobufCMessage *request, uint64_t timeout_us, ep_cli_answer *out_answers);
+void ep_cli_answers_free(ep_cli_answer *answers, size_t count);
+
+/* The same to one URL with an Empty request and the common timeout. *out_message: protobuf_c_message_free_unpacked(m, NULL). */
+ep_err ep_cli_control_ask_one(ep_cli_control *control, const char *url, const char *service, const char *method,
+                              ProtobufCMessage **out_message, ep_error *out_error);
+
+#endif

@@ -1,0 +1,592 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Installing tables: fencing, peers, numerics pins, and telling those who wait. */
+#include "cluster.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "hello_table.h"
+#include "watch.h"
+
+/* The numerics id a (model, version) is bound to for this client's life. */
+typedef struct numerics_pin {
+    char model[EP_MODEL_NAME_BYTES];
+    char version[EP_VERSION_BYTES];
+    char numerics[EP_NUMERICS_BYTES];
+    struct numerics_pin *next;
+} numerics_pin;
+
+struct ep_cluster {
+    ep_cluster_config config;
+    ep_tls_config tls;
+    ep_watch *watch;
+    ep_peer_reaper reaper;
+    ep_peer **seeds;               /* [client->node_urls_count] without a coordinator; references */
+    /* One table at a time. */
+    pthread_mutex_t install_lock;
+    numerics_pin *pins;
+    uint64_t local_number;
+    /* Short. */
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    ep_view *view;
+    ep_error last_error;
+    uint64_t changes;              /* so that a change between a check and a wait is not missed */
+    bool stopped;
+};
+
+/* ---- peers ---- */
+
+static void broadcast(ep_cluster *cluster)
+{
+    pthread_mutex_lock(&cluster->lock);
+    cluster->changes++;
+    pthread_cond_broadcast(&cluster->changed);
+    pthread_mutex_unlock(&cluster->lock);
+    cluster->config.on_change(cluster->config.arg);
+}
+
+static Expertd__V1__Hello *copy_hello(const Expertd__V1__Hello *hello)
+{
+    size_t bytes = expertd__v1__hello__get_packed_size(hello);
+    uint8_t *packed = malloc(bytes + 1);
+    if (packed == NULL) {
+        return NULL;
+    }
+    expertd__v1__hello__pack(hello, packed);
+    Expertd__V1__Hello *copy = expertd__v1__hello__unpack(NULL, bytes, packed);
+    free(packed);
+    return copy;
+}
+
+/* Joins what the nodes said so far into a new table. */
+static ep_err install_from_hellos(ep_cluster *cluster, ep_error *out_error)
+{
+    size_t count = cluster->config.client->node_urls_count;
+    ep_hello_source *sources = calloc(count, sizeof(*sources));
+    ep_routing_table *table = NULL;
+    uint32_t known = 0;
+    if (sources == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for %zu nodes", count);
+    }
+    pthread_mutex_lock(&cluster->install_lock);
+    for (size_t i = 0; i < count; i++) {
+        ep_peer *seed = cluster->seeds[i];
+        if (seed != NULL && seed->hello != NULL) {
+            sources[known++] = (ep_hello_source){seed->url, seed->hello};
+        }
+    }
+    ep_err err = ep_hello_table_build(sources, known, (ep_epoch){0, ++cluster->local_number}, &table, out_error);
+    pthread_mutex_unlock(&cluster->install_lock);
+    free(sources);
+    return err != EP_OK ? err : ep_cluster_install(cluster, table, out_error);
+}
+
+static void on_peer_ready(void *arg, ep_peer *peer, ep_peer_class class_index, const Expertd__V1__Hello *hello)
+{
+    ep_cluster *cluster = arg;
+    if (cluster->seeds != NULL && class_index == EP_PEER_DECODE && hello != NULL) {
+        Expertd__V1__Hello *copy = copy_hello(hello);
+        pthread_mutex_lock(&cluster->install_lock);
+        Expertd__V1__Hello *old = peer->hello;
+        peer->hello = copy;
+        pthread_mutex_unlock(&cluster->install_lock);
+        if (old != NULL) {
+            protobuf_c_message_free_unpacked(&old->base, NULL);
+        }
+        ep_error error;
+        if (install_from_hellos(cluster, &error) != EP_OK) {
+            ep_cluster_report(cluster, &error);
+        }
+    }
+    broadcast(cluster);
+}
+
+static void on_peer_unused(void *arg, ep_peer *peer)
+{
+    ep_cluster *cluster = arg;
+    ep_peer_reaper_add(&cluster->reaper, peer);
+}
+
+static ep_err create_peer(ep_cluster *cluster, const char *name, const char *url, ep_peer **out_peer, ep_error *out_error)
+{
+    ep_peer_config config = {.common = cluster->config.common,
+                             .address = {.url = url, .tls = cluster->tls.ca_file != NULL ? &cluster->tls : NULL},
+                             .name = name,
+                             .on_ready = on_peer_ready,
+                             .on_unused = on_peer_unused,
+                             .arg = cluster};
+    return ep_peer_create(&config, out_peer, out_error);
+}
+
+/* ---- tables ---- */
+
+static ep_peer *find_peer(const ep_cluster *cluster, const ep_view *old, const ep_routing_node *node)
+{
+    for (size_t i = 0; cluster->seeds != NULL && i < cluster->config.client->node_urls_count; i++) {
+        if (cluster->seeds[i] != NULL && strcmp(cluster->seeds[i]->url, node->url) == 0) {
+            return cluster->seeds[i];
+        }
+    }
+    for (uint32_t n = 0; old != NULL && n < old->table->nodes_count; n++) {
+        if (strcmp(old->peers[n]->name, node->name) == 0 && strcmp(old->peers[n]->url, node->url) == 0) {
+            return old->peers[n];
+        }
+    }
+    return NULL;
+}
+
+/* Nodes that stay keep their peer, with its connections. */
+static ep_err attach_peers(ep_cluster *cluster, const ep_view *old, ep_view *view, ep_error *out_error)
+{
+    for (uint32_t n = 0; n < view->table->nodes_count; n++) {
+        const ep_routing_node *node = &view->table->nodes[n];
+        ep_peer *peer = find_peer(cluster, old, node);
+        if (peer != NULL) {
+            view->peers[n] = ep_peer_ref(peer);
+            continue;
+        }
+        ep_err err = create_peer(cluster, node->name, node->url, &view->peers[n], out_error);
+        if (err != EP_OK) {
+            return err;
+        }
+    }
+    return EP_OK;
+}
+
+static bool is_any(const ep_cluster *cluster)
+{
+    return cluster->config.client->numerics != NULL && strcmp(cluster->config.client->numerics, "any") == 0;
+}
+
+/* The id most nodes of the first table have; among equals the one listed first. NULL when the model has none yet. */
+static const char *most_common(const ep_routing_table *table, const ep_routing_model *model)
+{
+    const char *best = NULL;
+    uint32_t best_count = 0;
+    for (uint32_t i = 0; i < model->numerics_count; i++) {
+        uint32_t count = 0;
+        for (uint32_t n = 0; n < table->nodes_count; n++) {
+            count += model->numerics_of_node != NULL && model->numerics_of_node[n] == i;
+        }
+        if (count > best_count) {
+            best = model->numerics[i];
+            best_count = count;
+        }
+    }
+    return best;
+}
+
+static ep_err pin_numerics(ep_cluster *cluster, const ep_routing_table *table, const ep_routing_model *model, char *out_pin)
+{
+    const char *wanted = cluster->config.client->numerics;
+    out_pin[0] = 0;
+    if (is_any(cluster)) {
+        return EP_OK;
+    }
+    if (wanted != NULL) {
+        strcpy(out_pin, wanted);
+        return EP_OK;
+    }
+    for (const numerics_pin *pin = cluster->pins; pin != NULL; pin = pin->next) {
+        if (strcmp(pin->model, model->name) == 0 && strcmp(pin->version, model->version) == 0) {
+            strcpy(out_pin, pin->numerics);
+            return EP_OK;
+        }
+    }
+    const char *first = most_common(table, model);
+    if (first == NULL) {
+        return EP_OK;
+    }
+    numerics_pin *pin = calloc(1, sizeof(*pin));
+    if (pin == NULL) {
+        return EP_ERR_NO_MEMORY;
+    }
+    strcpy(pin->model, model->name);
+    strcpy(pin->version, model->version);
+    strcpy(pin->numerics, first);
+    pin->next = cluster->pins;
+    cluster->pins = pin;
+    strcpy(out_pin, first);
+    return EP_OK;
+}
+
+static ep_err allow_nodes(ep_cluster *cluster, ep_view *view)
+{
+    const ep_routing_table *table = view->table;
+    for (uint32_t m = 0; m < table->models_count; m++) {
+        const ep_routing_model *model = &table->models[m];
+        ep_err err = pin_numerics(cluster, table, model, view->pins[m]);
+        if (err != EP_OK) {
+            return err;
+        }
+        for (uint32_t n = 0; n < table->nodes_count; n++) {
+            uint32_t id = model->numerics_of_node != NULL ? model->numerics_of_node[n] : UINT32_MAX;
+            bool serves = id < model->numerics_count;
+            view->allowed[(size_t)m * table->nodes_count + n] =
+                is_any(cluster) ? serves || model->numerics_of_node == NULL
+                                : serves && strcmp(model->numerics[id], view->pins[m]) == 0;
+        }
+    }
+    return EP_OK;
+}
+
+static ep_err make_view(ep_cluster *cluster, ep_routing_table *taken_table, const ep_view *old, ep_view **out_view,
+                        ep_error *out_error)
+{
+    ep_view *view = NULL;
+    ep_err err = ep_view_create(taken_table, &view);
+    if (err == EP_OK) {
+        err = allow_nodes(cluster, view);
+    }
+    if (err != EP_OK) {
+        ep_error_set(out_error, err, "no memory for a routing table");
+    } else {
+        err = attach_peers(cluster, old, view, out_error);
+    }
+    if (err != EP_OK) {
+        ep_view_unref(view);
+        return err;
+    }
+    *out_view = view;
+    return EP_OK;
+}
+
+static ep_err install_locked(ep_cluster *cluster, ep_routing_table *taken_table, ep_error *out_error)
+{
+    ep_view *old = cluster->view; /* only installs change it, and they hold install_lock */
+    ep_view *view = NULL;
+    if (old != NULL && ep_epoch_compare(taken_table->epoch, old->table->epoch) <= 0) {
+        ep_epoch offered = taken_table->epoch;
+        ep_epoch used = old->table->epoch;
+        ep_routing_table_unref(taken_table);
+        if (ep_epoch_compare(offered, used) == 0) {
+            return EP_OK;
+        }
+        return ep_error_set(out_error, EP_ERR_STALE_EPOCH,
+                            "epoch (%" PRIu64 ", %" PRIu64 ") was offered while (%" PRIu64 ", %" PRIu64 ") is in use", offered.term,
+                            offered.number, used.term, used.number);
+    }
+    ep_err err = make_view(cluster, taken_table, old, &view, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    pthread_mutex_lock(&cluster->lock);
+    cluster->view = view;
+    pthread_mutex_unlock(&cluster->lock);
+    ep_view_unref(old);
+    return EP_OK;
+}
+
+ep_err ep_cluster_install(ep_cluster *cluster, ep_routing_table *taken_table, ep_error *out_error)
+{
+    pthread_mutex_lock(&cluster->install_lock);
+    ep_err err = install_locked(cluster, taken_table, out_error);
+    pthread_mutex_unlock(&cluster->install_lock);
+    if (err == EP_OK) {
+        broadcast(cluster);
+    }
+    return err;
+}
+
+ep_view *ep_cluster_acquire_view(ep_cluster *cluster)
+{
+    pthread_mutex_lock(&cluster->lock);
+    ep_view *view = cluster->view != NULL ? ep_view_ref(cluster->view) : NULL;
+    pthread_mutex_unlock(&cluster->lock);
+    return view;
+}
+
+ep_epoch ep_cluster_epoch(ep_cluster *cluster)
+{
+    pthread_mutex_lock(&cluster->lock);
+    ep_epoch epoch = cluster->view != NULL ? cluster->view->table->epoch : (ep_epoch){0, 0};
+    pthread_mutex_unlock(&cluster->lock);
+    return epoch;
+}
+
+void ep_cluster_report(ep_cluster *cluster, const ep_error *error)
+{
+    pthread_mutex_lock(&cluster->lock);
+    cluster->last_error = *error;
+    pthread_mutex_unlock(&cluster->lock);
+}
+
+/* ---- waiting ---- */
+
+static bool expert_has_connected_copy(const ep_view *view, const ep_routing_layer *layer, uint32_t expert)
+{
+    for (uint32_t i = layer->offsets[expert]; i < layer->offsets[expert + 1]; i++) {
+        uint32_t node = layer->copies[i];
+        if (ep_view_allows(view, layer->model_index, node) && ep_peer_is_ready(view->peers[node], EP_PEER_DECODE)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Every expert can be reached. On false *out_missing names the first that cannot. */
+static bool all_experts_connected(const ep_view *view, ep_error *out_missing)
+{
+    for (uint32_t l = 0; l < view->table->layers_count; l++) {
+        const ep_routing_layer *layer = &view->table->layers[l];
+        for (uint32_t e = 0; e < layer->shape.experts + layer->shape.shared_experts; e++) {
+            if (!expert_has_connected_copy(view, layer, e)) {
+                ep_error_set(out_missing, EP_ERR_UNAVAILABLE, "no connected node holds expert %" PRIu32 " of layer %" PRIu32
+                             " of model %s", e, layer->shape.layer, view->table->models[layer->model_index].name);
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+static bool model_is_connected(ep_view *view, uint32_t model_index, ep_error *out_missing)
+{
+    const ep_routing_model *model = &view->table->models[model_index];
+    if (!ep_view_has_numerics(view, model_index, out_missing)) {
+        return false;
+    }
+    char last[256] = "no node serves it";
+    for (uint32_t n = 0; n < view->table->nodes_count; n++) {
+        if (!ep_view_allows(view, model_index, n)) {
+            continue;
+        }
+        if (ep_peer_is_ready(view->peers[n], EP_PEER_DECODE)) {
+            return true;
+        }
+        ep_peer_describe(view->peers[n], EP_PEER_DECODE, ep_clock_now_ns(), last, sizeof(last));
+    }
+    ep_error_set(out_missing, EP_ERR_UNAVAILABLE, "no node of model %s is connected: %s", model->name, last);
+    return false;
+}
+
+/* Without a coordinator: every node given has spoken, or those that have hold every expert. */
+static bool seeds_are_heard(ep_cluster *cluster, ep_view *view, ep_error *out_missing)
+{
+    for (size_t i = 0; i < cluster->config.client->node_urls_count; i++) {
+        ep_peer *seed = cluster->seeds[i];
+        if (__atomic_load_n(&seed->heard_ns, __ATOMIC_RELAXED) != 0) {
+            continue;
+        }
+        if (view != NULL && view->table->layers_count > 0 && all_experts_connected(view, out_missing)) {
+            return true;
+        }
+        char why[256];
+        ep_peer_describe(seed, EP_PEER_DECODE, ep_clock_now_ns(), why, sizeof(why));
+        ep_error_set(out_missing, EP_ERR_UNAVAILABLE, "node %s: %s", seed->url, why);
+        return false;
+    }
+    return true;
+}
+
+static bool is_ready(ep_cluster *cluster, ep_error *out_missing)
+{
+    ep_view *view = ep_cluster_acquire_view(cluster);
+    bool ready = cluster->seeds == NULL || seeds_are_heard(cluster, view, out_missing);
+    if (ready && view == NULL) {
+        pthread_mutex_lock(&cluster->lock);
+        *out_missing = cluster->last_error;
+        pthread_mutex_unlock(&cluster->lock);
+        if (out_missing->code == EP_OK) {
+            ep_error_set(out_missing, EP_ERR_UNAVAILABLE, "nothing was heard yet");
+        }
+        ready = false;
+    }
+    for (uint32_t m = 0; ready && m < view->table->models_count; m++) {
+        ready = model_is_connected(view, m, out_missing);
+    }
+    ep_view_unref(view);
+    return ready;
+}
+
+static bool has_view(ep_cluster *cluster, ep_error *out_missing)
+{
+    ep_view *view = ep_cluster_acquire_view(cluster);
+    bool has = view != NULL;
+    ep_view_unref(view);
+    if (!has) {
+        pthread_mutex_lock(&cluster->lock);
+        *out_missing = cluster->last_error;
+        pthread_mutex_unlock(&cluster->lock);
+    }
+    return has;
+}
+
+/* Until something changed after `seen`, or the deadline. */
+static ep_err wait_change(ep_cluster *cluster, uint64_t seen, uint64_t deadline_ns)
+{
+    struct timespec until = {.tv_sec = (time_t)(deadline_ns / EP_NS_PER_S), .tv_nsec = (long)(deadline_ns % EP_NS_PER_S)};
+    int timeout = 0;
+    pthread_mutex_lock(&cluster->lock);
+    while (cluster->changes == seen && !cluster->stopped && timeout == 0) {
+        timeout = pthread_cond_timedwait(&cluster->changed, &cluster->lock, &until);
+    }
+    ep_err err = cluster->stopped ? EP_ERR_CLOSED : timeout != 0 ? EP_ERR_DEADLINE_EXCEEDED : EP_OK;
+    pthread_mutex_unlock(&cluster->lock);
+    return err;
+}
+
+static ep_err wait_for(ep_cluster *cluster, bool (*condition)(ep_cluster *, ep_error *), uint64_t deadline_ns, ep_error *out_missing)
+{
+    for (;;) {
+        pthread_mutex_lock(&cluster->lock);
+        uint64_t seen = cluster->changes;
+        pthread_mutex_unlock(&cluster->lock);
+        if (condition(cluster, out_missing)) {
+            return EP_OK;
+        }
+        ep_err err = wait_change(cluster, seen, deadline_ns);
+        if (err == EP_ERR_DEADLINE_EXCEEDED) {
+            return condition(cluster, out_missing) ? EP_OK : err; /* with the newest report */
+        }
+        if (err != EP_OK) {
+            return err;
+        }
+    }
+}
+
+static ep_err report_wait(ep_err err, const char *what, const ep_error *missing, ep_error *out_error)
+{
+    if (err == EP_ERR_CLOSED) {
+        return ep_error_set(out_error, err, "the client is being destroyed");
+    }
+    if (err != EP_OK) {
+        return ep_error_set(out_error, err, "%s; last report: %.400s", what, missing->text[0] != 0 ? missing->text : "none");
+    }
+    return EP_OK;
+}
+
+ep_err ep_cluster_wait_view(ep_cluster *cluster, uint64_t deadline_ns, ep_view **out_view, ep_error *out_error)
+{
+    ep_error missing;
+    ep_error_clear(&missing);
+    ep_err err = wait_for(cluster, has_view, deadline_ns, &missing);
+    if (err != EP_OK) {
+        return report_wait(err == EP_ERR_DEADLINE_EXCEEDED ? EP_ERR_UNAVAILABLE : err, "no routing table yet", &missing, out_error);
+    }
+    *out_view = ep_cluster_acquire_view(cluster);
+    return EP_OK;
+}
+
+ep_err ep_cluster_wait_ready(ep_cluster *cluster, uint64_t deadline_ns, ep_error *out_error)
+{
+    ep_error missing;
+    ep_error_clear(&missing);
+    return report_wait(wait_for(cluster, is_ready, deadline_ns, &missing), "the service is not ready", &missing, out_error);
+}
+
+void ep_cluster_stop_waits(ep_cluster *cluster)
+{
+    pthread_mutex_lock(&cluster->lock);
+    cluster->stopped = true;
+    pthread_cond_broadcast(&cluster->changed);
+    pthread_mutex_unlock(&cluster->lock);
+}
+
+/* ---- life ---- */
+
+static void init_locks(ep_cluster *cluster)
+{
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&cluster->changed, &attr);
+    pthread_condattr_destroy(&attr);
+    pthread_mutex_init(&cluster->lock, NULL);
+    pthread_mutex_init(&cluster->install_lock, NULL);
+}
+
+/* install_lock keeps a node that answers at once from making a table while the list of nodes is still being filled. */
+static ep_err create_seeds(ep_cluster *cluster, ep_error *out_error)
+{
+    const ep_client_config *client = cluster->config.client;
+    cluster->seeds = calloc(client->node_urls_count, sizeof(*cluster->seeds));
+    if (cluster->seeds == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for %zu nodes", client->node_urls_count);
+    }
+    ep_err err = EP_OK;
+    pthread_mutex_lock(&cluster->install_lock);
+    for (size_t i = 0; i < client->node_urls_count && err == EP_OK; i++) {
+        err = create_peer(cluster, "", client->node_urls[i], &cluster->seeds[i], out_error);
+        if (err != EP_OK) {
+            ep_error_prefix(out_error, err, "node_urls[%zu]", i);
+        }
+    }
+    pthread_mutex_unlock(&cluster->install_lock);
+    return err;
+}
+
+ep_err ep_cluster_create(const ep_cluster_config *config, ep_cluster **out_cluster, ep_error *out_error)
+{
+    ep_cluster *cluster = calloc(1, sizeof(*cluster));
+    if (cluster == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a client");
+    }
+    const ep_client_config *client = config->client;
+    cluster->config = *config;
+    cluster->tls = (ep_tls_config){.ca_file = client->tls_ca_file,
+                                   .cert_key_file = client->tls_cert_key_file,
+                                   .server_name = client->tls_server_name};
+    ep_error_clear(&cluster->last_error);
+    init_locks(cluster);
+    ep_peer_reaper_init(&cluster->reaper);
+    ep_err err;
+    if (client->coordinator_url != NULL) {
+        ep_lane_address address = {.url = client->coordinator_url, .tls = cluster->tls.ca_file != NULL ? &cluster->tls : NULL};
+        err = ep_watch_create(cluster, &config->common, &address, &cluster->watch, out_error);
+        if (err != EP_OK) {
+            ep_error_prefix(out_error, err, "coordinator_url");
+        }
+    } else {
+        err = create_seeds(cluster, out_error);
+    }
+    if (err != EP_OK) {
+        ep_cluster_destroy(cluster);
+        return err;
+    }
+    *out_cluster = cluster;
+    return EP_OK;
+}
+
+void ep_cluster_close(ep_cluster *cluster)
+{
+    ep_watch_destroy(cluster->watch); /* no more tables */
+    cluster->watch = NULL;
+    ep_view *view = ep_cluster_acquire_view(cluster);
+    for (uint32_t n = 0; view != NULL && n < view->table->nodes_count; n++) {
+        ep_peer_close(view->peers[n]);
+    }
+    ep_view_unref(view);
+    for (size_t i = 0; cluster->seeds != NULL && i < cluster->config.client->node_urls_count; i++) {
+        ep_peer_close(cluster->seeds[i]);
+    }
+}
+
+void ep_cluster_destroy(ep_cluster *cluster)
+{
+    if (cluster == NULL) {
+        return;
+    }
+    ep_cluster_close(cluster);
+    for (size_t i = 0; cluster->seeds != NULL && i < cluster->config.client->node_urls_count; i++) {
+        ep_peer_unref(cluster->seeds[i]);
+    }
+    ep_view_unref(cluster->view);
+    ep_peer_reaper_fini(&cluster->reaper);
+    while (cluster->pins != NULL) {
+        numerics_pin *next = cluster->pins->next;
+        free(cluster->pins);
+        cluster->pins = next;
+    }
+    free(cluster->seeds);
+    pthread_mutex_destroy(&cluster->install_lock);
+    pthread_mutex_destroy(&cluster->lock);
+    pthread_cond_destroy(&cluster->changed);
+    free(cluster);
+}

@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Gate, dispatch, experts and combine in one call: the gate's choice becomes the ids and scales of an ordinary call. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "args.h"
+#include "base/clock.h"
+#include "client_core.h"
+#include "expertd/gate.h"
+
+typedef struct gate_buffers {
+    float *logits;      /* [T,E] contiguous; rows of tokens that are masked out are 0 */
+    int32_t *ids;       /* [T,K] */
+    float *weights;     /* [T,K] */
+} gate_buffers;
+
+static void free_buffers(gate_buffers *buffers)
+{
+    free(buffers->logits);
+    free(buffers->ids);
+    free(buffers->weights);
+}
+
+static ep_err check_gate(const ep_moe_args *args, const ep_gate_config *gate, const ep_tensor *logits, ep_error *out_error)
+{
+    static const ep_dtype f32[] = {EP_DTYPE_F32, EP_DTYPE_NONE};
+    if (gate == NULL || logits == NULL) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "%s is NULL", gate == NULL ? "gate" : "logits");
+    }
+    if (args->expert_ids.rank != 0 || args->expert_scales.rank != 0) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "expert_ids and expert_scales must be absent (rank 0): the gate makes them");
+    }
+    ep_err err = ep_tensor_check("logits", logits, 2, f32, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    if (logits->shape[1] != gate->experts) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "logits have %" PRId64 " experts, the gate has %" PRIu32, logits->shape[1],
+                            gate->experts);
+    }
+    if (gate->top_k < 1 || gate->top_k > EP_TOP_K_MAX) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "the gate's top_k is %" PRIu32 ": allowed 1..%d", gate->top_k, EP_TOP_K_MAX);
+    }
+    if (args->x.rank != 2 || logits->shape[0] != args->x.shape[0] || logits->shape[0] > EP_TOKENS_MAX) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "logits have %" PRId64 " tokens, x has %" PRId64 ": allowed the same, up to %d",
+                            logits->shape[0], args->x.rank > 0 ? args->x.shape[0] : 0, EP_TOKENS_MAX);
+    }
+    return EP_OK;
+}
+
+/* The gate may not choose among other experts than the layer has. */
+static ep_err check_layer(ep_client *client, const ep_moe_args *args, const ep_gate_config *gate, uint64_t deadline_ns,
+                          ep_error *out_error)
+{
+    ep_view *view = NULL;
+    uint32_t model_index = 0;
+    const ep_routing_layer *layer = NULL;
+    ep_err err = ep_cluster_wait_view(client->cluster, deadline_ns, &view, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    err = ep_view_find(view, args->model, args->version, args->layer, &model_index, &layer, out_error);
+    if (err == EP_OK && layer->shape.experts != gate->experts) {
+        err = ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "the gate has %" PRIu32 " experts, layer %" PRIu32 " of model %s has %" PRIu32,
+                           gate->experts, args->layer, args->model, layer->shape.experts);
+    }
+    ep_view_unref(view);
+    return err;
+}
+
+/* Padding rows may hold anything, NaN too: the gate sees zeros instead. */
+static bool is_masked(const ep_moe_args *args, int64_t token)
+{
+    const ep_tensor *mask = &args->active_mask;
+    return mask->rank == 1 && mask->data != NULL && token < mask->shape[0] &&
+           ((const uint8_t *)mask->data)[token * mask->stride_bytes[0]] == 0;
+}
+
+static ep_err choose(const ep_moe_args *args, const ep_gate_config *gate, const ep_tensor *logits, gate_buffers *buffers,
+                     ep_error *out_error)
+{
+    size_t tokens = (size_t)logits->shape[0];
+    size_t row = gate->experts;
+    buffers->logits = calloc(tokens * row + 1, sizeof(*buffers->logits));
+    buffers->ids = calloc(tokens * gate->top_k + 1, sizeof(*buffers->ids));
+    buffers->weights = calloc(tokens * gate->top_k + 1, sizeof(*buffers->weights));
+    if (buffers->logits == NULL || buffers->ids == NULL || buffers->weights == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a gate of %zu tokens", tokens);
+    }
+    for (size_t t = 0; t < tokens; t++) {
+        if (!is_masked(args, (int64_t)t)) {
+            memcpy(buffers->logits + t * row, (const uint8_t *)logits->data + (int64_t)t * logits->stride_bytes[0], row * sizeof(float));
+        }
+    }
+    return ep_gate(gate, (uint32_t)tokens, buffers->logits, buffers->ids, buffers->weights, out_error);
+}
+
+static ep_err forward_logits(ep_client *client, const ep_moe_args *args, const ep_gate_config *gate, const ep_tensor *logits,
+                             const ep_tensor *out, ep_moe_result *result)
+{
+    gate_buffers buffers = {0};
+    uint64_t begin_ns = ep_clock_now_ns();
+    uint64_t deadline_us = args->deadline_us != 0 ? args->deadline_us : client->config.deadline_us;
+    ep_err err = check_gate(args, gate, logits, &result->error);
+    if (err == EP_OK) {
+        err = check_layer(client, args, gate, begin_ns + deadline_us * EP_NS_PER_US, &result->error);
+    }
+    if (err == EP_OK) {
+        err = choose(args, gate, logits, &buffers, &result->error);
+    }
+    if (err == EP_OK) {
+        ep_moe_args chosen = *args;
+        uint64_t spent_us = (ep_clock_now_ns() - begin_ns) / EP_NS_PER_US;
+        chosen.deadline_us = spent_us < deadline_us ? deadline_us - spent_us : 1;
+        chosen.expert_ids = ep_tensor_2d(buffers.ids, EP_DTYPE_I32, logits->shape[0], gate->top_k);
+        chosen.expert_scales = ep_tensor_2d(buffers.weights, EP_DTYPE_F32, logits->shape[0], gate->top_k);
+        err = ep_moe_forward(client, &chosen, out, result);
+    }
+    free_buffers(&buffers);
+    return err;
+}
+
+ep_err ep_moe_forward_logits(ep_client *client, const ep_moe_args *args, const ep_gate_config *gate, const ep_tensor *logits,
+                             const ep_tensor *out, ep_moe_result *out_result)
+{
+    ep_moe_result unused;
+    ep_moe_result *result = out_result != NULL ? out_result : &unused;
+    *result = (ep_moe_result){.struct_bytes = sizeof(*result)};
+    ep_error_clear(&result->error);
+    ep_err err = ep_client_enter(client, &result->error);
+    if (err != EP_OK) {
+        return err;
+    }
+    err = ep_args_check(args, out, &result->error);
+    if (err == EP_OK) {
+        err = forward_logits(client, args, gate, logits, out, result);
+    }
+    ep_client_leave(client);
+    return err;
+}

@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A node's two channels and their state changes. */
+#include "peers.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+
+static const char *const class_names[EP_PEER_CLASSES] = {"decode", "bulk"};
+
+static void note_error(ep_peer *peer, const ep_error *error)
+{
+    pthread_mutex_lock(&peer->lock);
+    peer->last_error = *error;
+    peer->last_error_ns = ep_clock_now_ns();
+    pthread_mutex_unlock(&peer->lock);
+}
+
+static void on_state(void *arg, ep_rpc_channel *channel, ep_rpc_channel_state state, const Expertd__V1__Hello *hello,
+                     const ep_error *error)
+{
+    ep_peer_link *link = arg;
+    ep_peer *peer = link->peer;
+    (void)channel;
+    if (error != NULL) {
+        note_error(peer, error);
+    }
+    if (state != EP_CHANNEL_READY) {
+        __atomic_store_n(&link->ready, false, __ATOMIC_RELEASE); /* calls learn it from their own frames */
+        return;
+    }
+    __atomic_store_n(&peer->draining, false, __ATOMIC_RELAXED);
+    __atomic_store_n(&peer->heard_ns, ep_clock_now_ns(), __ATOMIC_RELAXED);
+    if (hello != NULL) {
+        __atomic_store_n(&peer->frame_bytes_max, hello->frame_bytes_max, __ATOMIC_RELAXED);
+    }
+    __atomic_store_n(&link->ready, true, __ATOMIC_RELEASE);
+    peer->config.on_ready(peer->config.arg, peer, link->class_index, hello);
+}
+
+ep_err ep_peer_create(const ep_peer_config *config, ep_peer **out_peer, ep_error *out_error)
+{
+    if (strlen(config->address.url) >= EP_URL_BYTES || strlen(config->name) >= EP_NODE_NAME_BYTES) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "node '%.80s' at '%.300s': allowed %d and %d bytes", config->name,
+                            config->address.url, EP_NODE_NAME_BYTES - 1, EP_URL_BYTES - 1);
+    }
+    ep_peer *peer = calloc(1, sizeof(*peer));
+    if (peer == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for node %s", config->address.url);
+    }
+    pthread_mutex_init(&peer->lock, NULL);
+    peer->refs = 1;
+    peer->config = *config;
+    strcpy(peer->name, config->name);
+    strcpy(peer->url, config->address.url);
+    ep_error_clear(&peer->last_error);
+    for (int i = 0; i < EP_PEER_CLASSES; i++) {
+        peer->links[i] = (ep_peer_link){.peer = peer, .class_index = (ep_peer_class)i};
+        ep_rpc_channel_config channel = {.common = config->common,
+                                         .address = config->address,
+                                         .connection_class = class_names[i],
+                                         .reconnect = true,
+                                         .on_state = on_state,
+                                         .arg = &peer->links[i]};
+        ep_err err = ep_rpc_channel_create(&channel, &peer->links[i].channel, out_error);
+        if (err != EP_OK) {
+            ep_peer_destroy(peer);
+            return err;
+        }
+    }
+    *out_peer = peer;
+    return EP_OK;
+}
+
+void ep_peer_close(ep_peer *peer)
+{
+    for (int i = 0; peer != NULL && i < EP_PEER_CLASSES; i++) {
+        ep_rpc_channel *channel = peer->links[i].channel;
+        peer->links[i].channel = NULL;
+        ep_rpc_channel_destroy(channel);
+    }
+}
+
+void ep_peer_destroy(ep_peer *peer)
+{
+    if (peer == NULL) {
+        return;
+    }
+    ep_peer_close(peer);
+    if (peer->hello != NULL) {
+        protobuf_c_message_free_unpacked(&peer->hello->base, NULL);
+    }
+    pthread_mutex_destroy(&peer->lock);
+    free(peer);
+}
+
+ep_peer *ep_peer_ref(ep_peer *peer)
+{
+    __atomic_fetch_add(&peer->refs, 1, __ATOMIC_RELAXED);
+    return peer;
+}
+
+void ep_peer_unref(ep_peer *peer)
+{
+    if (peer != NULL && __atomic_fetch_sub(&peer->refs, 1, __ATOMIC_ACQ_REL) == 1) {
+        peer->config.on_unused(peer->config.arg, peer);
+    }
+}
+
+const char *ep_peer_label(const ep_peer *peer)
+{
+    return peer->name[0] != 0 ? peer->name : peer->url;
+}
+
+void ep_peer_heard(ep_peer *peer, bool draining)
+{
+    __atomic_store_n(&peer->heard_ns, ep_clock_now_ns(), __ATOMIC_RELAXED);
+    if (draining) {
+        __atomic_store_n(&peer->draining, true, __ATOMIC_RELAXED);
+    }
+}
+
+void ep_peer_describe(ep_peer *peer, ep_peer_class class_index, uint64_t now_ns, char *out_text, size_t bytes)
+{
+    uint64_t heard_ns = __atomic_load_n(&peer->heard_ns, __ATOMIC_RELAXED);
+    char heard[48] = "never heard";
+    char why[192] = "";
+    if (heard_ns != 0) {
+        snprintf(heard, sizeof(heard), "last heard %.1f s ago", now_ns > heard_ns ? (double)(now_ns - heard_ns) / 1e9 : 0.0);
+    }
+    pthread_mutex_lock(&peer->lock);
+    if (peer->last_error.code != EP_OK) {
+        snprintf(why, sizeof(why), ": %s: %.140s", ep_err_name(peer->last_error.code), peer->last_error.text);
+    }
+    pthread_mutex_unlock(&peer->lock);
+    if (ep_peer_is_ready(peer, class_index)) {
+        snprintf(out_text, bytes, "connected, %s", heard);
+    } else {
+        snprintf(out_text, bytes, "not connected to %.100s, %s%s", peer->url, heard, why);
+    }
+}

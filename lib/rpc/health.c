@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The built-in Health service: what set_state said, on request and as a stream. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "rpc/rpc_server.h"
+
+static const char *const states[] = {"starting", "serving", "draining", "degraded"};
+
+/* As in gRPC: 0 unknown, 1 serving, 2 not serving. A degraded process still serves. */
+static uint32_t status_of(const char *state)
+{
+    return strcmp(state, "serving") == 0 || strcmp(state, "degraded") == 0 ? 1 : 2;
+}
+
+static void send_state(ep_rpc_call *call, const char *state)
+{
+    Expertd__V1__HealthCheckReply reply = EXPERTD__V1__HEALTH_CHECK_REPLY__INIT;
+    reply.status = status_of(state);
+    reply.detail = (char *)(uintptr_t)state;
+    ep_rpc_call_closure(&reply.base, call);
+}
+
+/* "" is the whole process; else a registered service's full name. */
+static bool is_served(ep_rpc_server *server, const char *name)
+{
+    if (name[0] == 0) {
+        return true;
+    }
+    for (size_t i = 0; i < server->services_count; i++) {
+        if (strcmp(server->services[i]->descriptor->name, name) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Finishes the call with NOT_FOUND when it names a service that is not here. */
+static bool refuse_unknown(ep_rpc_health *health, const Expertd__V1__HealthCheckRequest *input, ep_rpc_call *call)
+{
+    if (is_served(health->server, input->service)) {
+        return false;
+    }
+    ep_error error;
+    ep_err err = ep_error_set(&error, EP_ERR_NOT_FOUND, "service \"%.100s\" is not served by this process", input->service);
+    ep_rpc_call_finish(call, err, &error);
+    return true;
+}
+
+static void health__check(Expertd__V1__Health_Service *service, const Expertd__V1__HealthCheckRequest *input,
+                          Expertd__V1__HealthCheckReply_Closure closure, void *closure_data)
+{
+    ep_rpc_health *health = (ep_rpc_health *)(void *)service;
+    ep_rpc_call *call = closure_data;
+    (void)closure;
+    if (refuse_unknown(health, input, call)) {
+        return;
+    }
+    pthread_mutex_lock(&health->lock);
+    const char *state = health->state;
+    pthread_mutex_unlock(&health->lock);
+    send_state(call, state);
+    ep_rpc_call_finish(call, EP_OK, NULL);
+}
+
+static void watch_ended(void *arg, ep_rpc_call *call)
+{
+    ep_rpc_health_watcher *watcher = arg;
+    ep_rpc_health *health = &watcher->server->health;
+    pthread_mutex_lock(&health->lock);
+    ep_rpc_health_watcher **at = &health->watchers;
+    while (*at != watcher) {
+        at = &(*at)->next;
+    }
+    *at = watcher->next;
+    pthread_mutex_unlock(&health->lock);
+    free(watcher);
+    ep_rpc_call_finish(call, EP_ERR_CANCELLED, NULL);
+}
+
+static void health__watch(Expertd__V1__Health_Service *service, const Expertd__V1__HealthCheckRequest *input,
+                          Expertd__V1__HealthCheckReply_Closure closure, void *closure_data)
+{
+    ep_rpc_health *health = (ep_rpc_health *)(void *)service;
+    ep_rpc_call *call = closure_data;
+    (void)closure;
+    if (refuse_unknown(health, input, call)) {
+        return;
+    }
+    ep_rpc_health_watcher *watcher = calloc(1, sizeof(*watcher));
+    if (watcher == NULL) {
+        ep_rpc_call_finish(call, EP_ERR_NO_MEMORY, NULL);
+        return;
+    }
+    watcher->server = health->server;
+    watcher->call = call;
+    pthread_mutex_lock(&health->lock);
+    watcher->next = health->watchers;
+    health->watchers = watcher;
+    send_state(call, health->state); /* under the lock: states leave in the order they were set */
+    pthread_mutex_unlock(&health->lock);
+    ep_rpc_call_on_cancel(call, watch_ended, watcher); /* the only way this call ends */
+}
+
+void ep_rpc_health_set_state(ep_rpc_health *health, const char *state)
+{
+    const char *known = NULL;
+    for (size_t i = 0; i < EP_ARRAY_COUNT(states); i++) {
+        if (strcmp(states[i], state) == 0) {
+            known = states[i];
+        }
+    }
+    EP_ASSERT(known != NULL);
+    pthread_mutex_lock(&health->lock);
+    if (health->state != known) {
+        health->state = known;
+        for (ep_rpc_health_watcher *watcher = health->watchers; watcher != NULL; watcher = watcher->next) {
+            send_state(watcher->call, known);
+        }
+    }
+    pthread_mutex_unlock(&health->lock);
+}
+
+void ep_rpc_health_init(ep_rpc_health *health, ep_rpc_server *server)
+{
+    health->service = (Expertd__V1__Health_Service)EXPERTD__V1__HEALTH__INIT(health__);
+    health->server = server;
+    health->state = states[0];
+    health->watchers = NULL;
+    pthread_mutex_init(&health->lock, NULL);
+}
+
+void ep_rpc_health_fini(ep_rpc_health *health)
+{
+    EP_ASSERT(health->watchers == NULL); /* their connections are gone */
+    pthread_mutex_destroy(&health->lock);
+}

@@ -1,0 +1,353 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One call at the server: what its handler may ask and do, cancel, and the one end. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "rpc/rpc_server.h"
+
+/* ---- life ---- */
+
+static void call_deadline(ep_timer *timer, void *arg)
+{
+    ep_rpc_call *call = arg;
+    (void)timer;
+    ep_rpc_call_cancelled(call);
+    ep_rpc_call_unref(call);
+}
+
+/* A call without a request: a kept one, or a new one. NULL when out of memory. */
+static ep_rpc_call *take_call(ep_rpc_server *server)
+{
+    pthread_mutex_lock(&server->lock);
+    ep_rpc_call *call = server->free_calls;
+    if (call != NULL) {
+        server->free_calls = call->next;
+        server->free_calls_count--;
+    }
+    pthread_mutex_unlock(&server->lock);
+    if (call == NULL) {
+        call = calloc(1, sizeof(*call));
+        if (call == NULL) {
+            return NULL;
+        }
+        pthread_mutex_init(&call->lock, NULL);
+        pthread_cond_init(&call->cancel_done, NULL);
+    }
+    return call;
+}
+
+ep_rpc_call *ep_rpc_call_create(ep_rpc_session *session, const ep_frame *frame, ep_buffer *taken_buffer)
+{
+    ep_rpc_server *server = session->server;
+    ep_rpc_call *call = take_call(server);
+    if (call == NULL) {
+        return NULL;
+    }
+    ep_rpc_link_ref(&session->link);
+    call->session = session;
+    call->next = NULL;
+    call->method = NULL;
+    call->id = frame->call_id;
+    call->attempt = frame->attempt;
+    call->method_id = frame->method_id;
+    call->frame = taken_buffer;
+    call->frame_bytes = taken_buffer->bytes;
+    call->tensors = frame->tensor_bytes > 0 ? taken_buffer->data + frame->tensor_offset : NULL;
+    call->tensor_bytes = (size_t)frame->tensor_bytes;
+    call->received_ns = ep_clock_now_ns();
+    call->deadline_ns = EP_TIME_NEVER;
+    if (frame->deadline_us != EP_FRAME_DEADLINE_NONE) {
+        call->deadline_ns = call->received_ns + frame->deadline_us * EP_NS_PER_US;
+    }
+    ep_rpc_budget_init(&call->budget, server->common.pool, server->common.limits.unpack_bytes_max);
+    call->call_header = NULL;
+    call->refs = 1;
+    call->cancelled = false;
+    call->finished = false;
+    call->cancel_running = false;
+    call->on_cancel = NULL;
+    call->attached = NULL;
+    call->reply = NULL;
+    call->reply_error.code = EP_OK;
+    call->sequence = 0;
+    ep_timer_init(&call->timer, call_deadline, call);
+    __atomic_fetch_add(&server->stats.calls_total, 1, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&server->stats.calls_in_flight, 1, __ATOMIC_RELAXED);
+    return call;
+}
+
+void ep_rpc_call_free(ep_rpc_call *call)
+{
+    pthread_cond_destroy(&call->cancel_done);
+    pthread_mutex_destroy(&call->lock);
+    free(call);
+}
+
+static void call_ref(ep_rpc_call *call)
+{
+    __atomic_fetch_add(&call->refs, 1, __ATOMIC_RELAXED);
+}
+
+void ep_rpc_call_unref(ep_rpc_call *call)
+{
+    if (__atomic_sub_fetch(&call->refs, 1, __ATOMIC_ACQ_REL) > 0) {
+        return;
+    }
+    ep_rpc_session *session = call->session;
+    ep_rpc_server *server = session->server;
+    ep_rpc_budget_fini(&call->budget);
+    ep_buffer_unref(call->frame);
+    ep_buffer_unref(call->attached);
+    ep_rpc_out_destroy(call->reply);
+    __atomic_fetch_sub(&server->stats.calls_in_flight, 1, __ATOMIC_RELAXED);
+    pthread_mutex_lock(&server->lock);
+    bool keep = server->free_calls_count < EP_RPC_FREE_CALLS_MAX;
+    if (keep) {
+        call->next = server->free_calls;
+        server->free_calls = call;
+        server->free_calls_count++;
+    }
+    pthread_mutex_unlock(&server->lock);
+    if (!keep) {
+        ep_rpc_call_free(call);
+    }
+    ep_rpc_link_unref(&session->link); /* last: the server may end once its sessions are gone */
+}
+
+/* ---- what handlers may ask ---- */
+
+const uint8_t *ep_rpc_call_tensors(const ep_rpc_call *call, size_t *out_bytes)
+{
+    *out_bytes = call->tensor_bytes;
+    return call->tensors;
+}
+
+uint64_t ep_rpc_call_deadline_ns(const ep_rpc_call *call)
+{
+    return call->deadline_ns;
+}
+
+uint64_t ep_rpc_call_received_ns(const ep_rpc_call *call)
+{
+    return call->received_ns;
+}
+
+const char *ep_rpc_call_metadata(const ep_rpc_call *call, const char *key)
+{
+    for (size_t i = 0; i < call->call_header->n_metadata; i++) {
+        if (strcmp(call->call_header->metadata[i]->key, key) == 0) {
+            return call->call_header->metadata[i]->value;
+        }
+    }
+    return NULL;
+}
+
+ep_buffer_pool *ep_rpc_call_pool(ep_rpc_call *call)
+{
+    return call->session->server->common.pool;
+}
+
+const char *ep_rpc_call_peer_node(const ep_rpc_call *call)
+{
+    return call->session->node;
+}
+
+/* ---- cancel ---- */
+
+bool ep_rpc_call_is_cancelled(const ep_rpc_call *call)
+{
+    return __atomic_load_n(&call->cancelled, __ATOMIC_ACQUIRE) ||
+           (call->deadline_ns != EP_TIME_NEVER && call->deadline_ns <= ep_clock_now_ns());
+}
+
+/* Runs on_cancel if there is one; finish waits for it. The lock is held, dropped for the callback, and held again. */
+static void run_on_cancel_locked(ep_rpc_call *call)
+{
+    void (*func)(void *arg, ep_rpc_call *call) = call->on_cancel;
+    if (func == NULL || call->finished) {
+        return;
+    }
+    call->on_cancel = NULL;
+    call->cancel_running = true;
+    call->cancel_thread = pthread_self();
+    pthread_mutex_unlock(&call->lock);
+    func(call->cancel_arg, call);
+    pthread_mutex_lock(&call->lock);
+    call->cancel_running = false;
+    pthread_cond_broadcast(&call->cancel_done);
+}
+
+void ep_rpc_call_cancelled(ep_rpc_call *call)
+{
+    pthread_mutex_lock(&call->lock);
+    if (!call->cancelled) {
+        __atomic_store_n(&call->cancelled, true, __ATOMIC_RELEASE);
+        run_on_cancel_locked(call);
+    }
+    pthread_mutex_unlock(&call->lock);
+}
+
+void ep_rpc_call_on_cancel(ep_rpc_call *call, void (*func)(void *arg, ep_rpc_call *call), void *arg)
+{
+    call_ref(call); /* func may finish the call */
+    pthread_mutex_lock(&call->lock);
+    EP_ASSERT(call->on_cancel == NULL && !call->finished);
+    call->on_cancel = func;
+    call->cancel_arg = arg;
+    if (call->cancelled) {
+        run_on_cancel_locked(call);
+    } else if (call->deadline_ns != EP_TIME_NEVER) {
+        call_ref(call); /* the timer's */
+        if (ep_timer_arm(call->session->server->common.timers, &call->timer, call->deadline_ns) != EP_OK) {
+            __atomic_fetch_sub(&call->refs, 1, __ATOMIC_RELAXED); /* the caller's own cancel must do */
+        }
+    }
+    pthread_mutex_unlock(&call->lock);
+    ep_rpc_call_unref(call);
+}
+
+/* ---- replies ---- */
+
+void ep_rpc_call_attach(ep_rpc_call *call, ep_buffer *taken_tensors)
+{
+    pthread_mutex_lock(&call->lock);
+    ep_buffer *before = call->attached;
+    call->attached = taken_tensors;
+    pthread_mutex_unlock(&call->lock);
+    ep_buffer_unref(before);
+}
+
+/* Fills what every reply frame of this call says. */
+static void fill_frame(const ep_rpc_call *call, ep_rpc_out *out, ep_frame_kind kind)
+{
+    out->frame.kind = kind;
+    out->frame.flags = ep_rpc_session_is_draining(call->session) ? EP_FRAME_FLAG_DRAINING : 0;
+    out->frame.call_id = call->id;
+    out->frame.attempt = call->attempt;
+    out->frame.method_id = call->method_id;
+    out->frame.stream_sequence = call->sequence;
+}
+
+/* Packs a reply and its tensors. On failure reply_error says why. The lock is held. */
+static ep_rpc_out *pack_reply_locked(ep_rpc_call *call, const ProtobufCMessage *message)
+{
+    const ep_rpc_session *session = call->session;
+    ep_rpc_out *out = NULL;
+    size_t header = protobuf_c_message_get_packed_size(message);
+    size_t header_max = session->server->common.limits.header_bytes_max;
+    size_t tensors = call->attached != NULL ? call->attached->bytes : 0;
+    size_t frame_max = session->peer_frame_bytes_max;
+    if (header > header_max) {
+        ep_error_set(&call->reply_error, EP_ERR_INTERNAL, "reply header has %zu bytes, header_bytes_max is %zu", header, header_max);
+    } else if (tensors > frame_max || ep_frame_tensor_offset((uint32_t)header) > frame_max - tensors) {
+        ep_error_set(&call->reply_error, EP_ERR_INVALID_ARGUMENT,
+                     "the reply has %zu header and %zu tensor bytes, a frame to this peer may have up to %zu; ask for less", header,
+                     tensors, frame_max);
+    } else {
+        ep_err err = ep_rpc_out_create_message(session->server->common.pool, message, call->attached, &out);
+        if (err == EP_OK) {
+            call->attached = NULL;
+            return out;
+        }
+        ep_error_set(&call->reply_error, err, "no memory for a reply of %zu header bytes", header);
+    }
+    ep_buffer_unref(call->attached);
+    call->attached = NULL;
+    return NULL;
+}
+
+void ep_rpc_call_closure(const ProtobufCMessage *message, void *closure_data)
+{
+    ep_rpc_call *call = closure_data;
+    EP_ASSERT(message != NULL && message->descriptor == call->method->method->output);
+    pthread_mutex_lock(&call->lock);
+    EP_ASSERT(!call->finished);
+    bool stream = call->method->stream == EP_RPC_SERVER_STREAM;
+    EP_ASSERT(stream || call->reply == NULL); /* a unary call has one reply */
+    if (call->cancelled || call->reply_error.code != EP_OK) {
+        ep_buffer_unref(call->attached);
+        call->attached = NULL;
+    } else {
+        ep_rpc_out *out = pack_reply_locked(call, message);
+        if (out != NULL && stream) {
+            fill_frame(call, out, EP_FRAME_REPLY_MORE);
+            call->sequence++;
+            ep_rpc_link_send_reply(&call->session->link, out); /* under the lock: sequences leave in order */
+        } else {
+            call->reply = out;
+        }
+    }
+    pthread_mutex_unlock(&call->lock);
+}
+
+/* The frame that ends the call; NULL when out of memory. */
+static ep_rpc_out *last_frame(ep_rpc_call *call, ep_err code, const ep_error *error)
+{
+    bool stream = call->method != NULL && call->method->stream == EP_RPC_SERVER_STREAM;
+    ep_rpc_out *out = NULL;
+    if (code == EP_OK && !stream) {
+        out = call->reply;
+        call->reply = NULL;
+    } else {
+        ep_rpc_status_fields fields;
+        ep_rpc_status_fill(code, error, &fields);
+        if (ep_rpc_out_create_message(call->session->server->common.pool, code == EP_OK ? NULL : &fields.status.base, NULL, &out) !=
+            EP_OK) {
+            return NULL;
+        }
+    }
+    fill_frame(call, out, EP_FRAME_REPLY);
+    out->frame.status = ep_err_grpc_code(code);
+    if (stream) {
+        out->frame.flags |= EP_FRAME_FLAG_END_OF_STREAM;
+    }
+    return out;
+}
+
+static void send_end(ep_rpc_call *call, ep_err code, const ep_error *error)
+{
+    ep_rpc_link *link = &call->session->link;
+    if (code == EP_OK && call->reply_error.code != EP_OK) {
+        code = call->reply_error.code;
+        error = &call->reply_error;
+    }
+    if (code == EP_OK && call->method->stream == EP_RPC_UNARY && call->reply == NULL) {
+        code = ep_error_set(&call->reply_error, EP_ERR_INTERNAL, "the handler of %s.%s gave no reply", call->method->service->name,
+                            call->method->method->name);
+        error = &call->reply_error;
+    }
+    if (code != EP_OK) {
+        __atomic_fetch_add(&call->session->server->stats.calls_failed, 1, __ATOMIC_RELAXED);
+    }
+    if (__atomic_load_n(&call->cancelled, __ATOMIC_ACQUIRE)) {
+        return; /* nobody waits for it */
+    }
+    ep_rpc_out *out = last_frame(call, code, error);
+    if (out == NULL) {
+        ep_error why;
+        ep_error_set(&why, EP_ERR_NO_MEMORY, "no memory for the end of a call");
+        ep_rpc_link_close(link, &why); /* the peer must not wait for ever */
+        return;
+    }
+    ep_rpc_link_send_reply(link, out);
+}
+
+void ep_rpc_call_finish(ep_rpc_call *call, ep_err code, const ep_error *error)
+{
+    pthread_mutex_lock(&call->lock);
+    EP_ASSERT(!call->finished); /* finish is called exactly once */
+    __atomic_store_n(&call->finished, true, __ATOMIC_RELEASE);
+    while (call->cancel_running && !pthread_equal(call->cancel_thread, pthread_self())) {
+        pthread_cond_wait(&call->cancel_done, &call->lock);
+    }
+    pthread_mutex_unlock(&call->lock);
+    if (ep_timer_cancel(call->session->server->common.timers, &call->timer)) {
+        ep_rpc_call_unref(call);
+    }
+    /* Its place and credit are given back before the reply leaves: who has the answer may use them. */
+    ep_rpc_session_remove(call->session, call);
+    send_end(call, code, error);
+    ep_rpc_call_unref(call);
+}

@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The channel object: configuration, state, orderly end. */
+#include "rpc/rpc_channel.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/random.h"
+#include "rpc/rpc_limits.h"
+
+#define BUCKETS_MIN 64
+
+static bool copy_text(const char *text, char **out)
+{
+    *out = text != NULL ? strdup(text) : NULL;
+    return text == NULL || *out != NULL;
+}
+
+static ep_err copy_address(ep_rpc_channel *channel, const ep_rpc_channel_config *config, ep_error *out_error)
+{
+    bool ok = copy_text(config->address.url, &channel->url) &&
+              copy_text(config->connection_class != NULL ? config->connection_class : "", &channel->connection_class);
+    const ep_tls_config *tls = config->address.tls;
+    if (ok && tls != NULL) {
+        channel->has_tls = true;
+        channel->tls.require_client_cert = tls->require_client_cert;
+        ok = copy_text(tls->ca_file, (char **)(uintptr_t)&channel->tls.ca_file) &&
+             copy_text(tls->cert_key_file, (char **)(uintptr_t)&channel->tls.cert_key_file) &&
+             copy_text(tls->server_name, (char **)(uintptr_t)&channel->tls.server_name);
+    }
+    return ok ? EP_OK : ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a channel");
+}
+
+static void channel_free(ep_rpc_channel *channel)
+{
+    while (channel->free_calls != NULL) {
+        ep_rpc_client_call *call = channel->free_calls;
+        channel->free_calls = call->next;
+        free(call);
+    }
+    pthread_cond_destroy(&channel->changed);
+    pthread_mutex_destroy(&channel->lock);
+    ep_rpc_common_free(&channel->common);
+    free(channel->buckets);
+    free(channel->url);
+    free(channel->connection_class);
+    free((void *)(uintptr_t)channel->tls.ca_file);
+    free((void *)(uintptr_t)channel->tls.cert_key_file);
+    free((void *)(uintptr_t)channel->tls.server_name);
+    free(channel);
+}
+
+static void init_sync(ep_rpc_channel *channel)
+{
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&channel->changed, &attr);
+    pthread_condattr_destroy(&attr);
+    pthread_mutex_init(&channel->lock, NULL);
+}
+
+static ep_err fill(ep_rpc_channel *channel, const ep_rpc_channel_config *config, ep_error *out_error)
+{
+    ep_err err = ep_rpc_common_copy(&config->common, &channel->common, out_error);
+    if (err == EP_OK) {
+        err = copy_address(channel, config, out_error);
+    }
+    if (err != EP_OK) {
+        return err;
+    }
+    channel->lane = ep_lane_for_url(channel->url);
+    if (channel->lane == NULL) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "no lane serves the address \"%.100s\"", channel->url);
+    }
+    channel->buckets_count = BUCKETS_MIN;
+    channel->buckets = calloc(BUCKETS_MIN, sizeof(channel->buckets[0]));
+    if (channel->buckets == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a channel");
+    }
+    channel->lane_limits = (ep_lane_limits){
+        .frame_bytes = ep_frame_read_bytes,
+        .pool = channel->common.pool,
+        .frame_bytes_max = channel->common.limits.frame_bytes_max,
+        .send_queue_bytes_max = channel->common.limits.send_queue_bytes_max,
+    };
+    channel->reconnect = config->reconnect;
+    channel->on_state = config->on_state;
+    channel->arg = config->arg;
+    channel->state = EP_CHANNEL_CONNECTING;
+    channel->backoff_ms = channel->common.limits.redial_min_ms;
+    channel->random_state = ep_random_id();
+    return EP_OK;
+}
+
+ep_err ep_rpc_channel_create(const ep_rpc_channel_config *config, ep_rpc_channel **out_channel, ep_error *out_error)
+{
+    ep_rpc_channel *channel = calloc(1, sizeof(*channel));
+    if (channel == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a channel");
+    }
+    init_sync(channel);
+    ep_err err = fill(channel, config, out_error);
+    if (err == EP_OK) {
+        *out_channel = channel; /* on_state may run before we return */
+        err = ep_rpc_dial_start(channel, out_error);
+    }
+    if (err != EP_OK) {
+        channel_free(channel);
+    }
+    return err;
+}
+
+void ep_rpc_channel_destroy(ep_rpc_channel *channel)
+{
+    if (channel == NULL) {
+        return;
+    }
+    ep_error why;
+    ep_error_set(&why, EP_ERR_CANCELLED, "the channel was closed here");
+    pthread_mutex_lock(&channel->lock);
+    channel->closing = true;
+    channel->state = EP_CHANNEL_CLOSED;
+    pthread_cond_broadcast(&channel->changed);
+    pthread_mutex_unlock(&channel->lock);
+    ep_rpc_channel_fail_calls(channel, NULL, &why);
+    ep_rpc_dial_stop(channel);
+    pthread_mutex_lock(&channel->lock);
+    while (channel->links_alive > 0 || channel->calls_alive > 0) {
+        pthread_cond_wait(&channel->changed, &channel->lock);
+    }
+    pthread_mutex_unlock(&channel->lock);
+    if (channel->on_state != NULL) {
+        channel->on_state(channel->arg, channel, EP_CHANNEL_CLOSED, NULL, NULL);
+    }
+    channel_free(channel);
+}
+
+ep_rpc_channel_state ep_rpc_channel_get_state(ep_rpc_channel *channel)
+{
+    pthread_mutex_lock(&channel->lock);
+    ep_rpc_channel_state state = channel->state;
+    pthread_mutex_unlock(&channel->lock);
+    return state;
+}
+
+void ep_rpc_channel_last_error(ep_rpc_channel *channel, ep_error *out_error)
+{
+    pthread_mutex_lock(&channel->lock);
+    *out_error = channel->last_error;
+    pthread_mutex_unlock(&channel->lock);
+}
+
+ep_err ep_rpc_channel_wait_ready(ep_rpc_channel *channel, uint64_t deadline_ns, ep_error *out_error)
+{
+    ep_err err = EP_OK;
+    pthread_mutex_lock(&channel->lock);
+    while (channel->state != EP_CHANNEL_READY && err == EP_OK) {
+        if (channel->closing) {
+            err = ep_error_set(out_error, EP_ERR_CLOSED, "the channel to %s is closed", channel->url);
+        } else if (channel->dial_phase == EP_DIAL_OVER) {
+            err = channel->last_error.code;
+            if (out_error != NULL) {
+                *out_error = channel->last_error;
+            }
+        } else if (deadline_ns <= ep_clock_now_ns()) {
+            err = ep_error_set(out_error, EP_ERR_DEADLINE_EXCEEDED, "no connection to %s in time; last report: %.300s", channel->url,
+                               channel->last_error.code != EP_OK ? channel->last_error.text : "none");
+        } else if (deadline_ns == EP_TIME_NEVER) {
+            pthread_cond_wait(&channel->changed, &channel->lock);
+        } else {
+            struct timespec until = {.tv_sec = (time_t)(deadline_ns / EP_NS_PER_S), .tv_nsec = (long)(deadline_ns % EP_NS_PER_S)};
+            pthread_cond_timedwait(&channel->changed, &channel->lock, &until);
+        }
+    }
+    pthread_mutex_unlock(&channel->lock);
+    return err;
+}

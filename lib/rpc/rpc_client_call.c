@@ -1,0 +1,602 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A call at the client: start, wait for credit, send, and its one end. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/random.h"
+#include "rpc/rpc_channel.h"
+
+/* ---- ids: one counter per process, so that none is ever used twice; its random high half is the instance ---- */
+
+static uint64_t next_id;
+static pthread_once_t next_id_once = PTHREAD_ONCE_INIT;
+
+static void next_id_init(void)
+{
+    next_id = (ep_random_id() | 1) << 32 | 1;
+}
+
+ep_rpc_call_id ep_rpc_call_id_next(void)
+{
+    pthread_once(&next_id_once, next_id_init);
+    return __atomic_fetch_add(&next_id, 1, __ATOMIC_RELAXED);
+}
+
+/* ---- table ---- */
+
+static ep_rpc_client_call **bucket_of(ep_rpc_channel *channel, ep_rpc_call_id id)
+{
+    return &channel->buckets[id & (channel->buckets_count - 1)]; /* our ids count up: they spread evenly */
+}
+
+ep_rpc_client_call *ep_rpc_client_call_find(ep_rpc_channel *channel, ep_rpc_call_id id)
+{
+    ep_rpc_client_call *call = *bucket_of(channel, id);
+    while (call != NULL && call->id != id) {
+        call = call->next;
+    }
+    return call;
+}
+
+static bool grow_table_locked(ep_rpc_channel *channel)
+{
+    if (channel->calls_count < channel->buckets_count) {
+        return true;
+    }
+    size_t count = channel->buckets_count * 2;
+    ep_rpc_client_call **buckets = calloc(count, sizeof(*buckets));
+    if (buckets == NULL) {
+        return false;
+    }
+    for (size_t i = 0; i < channel->buckets_count; i++) {
+        while (channel->buckets[i] != NULL) {
+            ep_rpc_client_call *call = channel->buckets[i];
+            channel->buckets[i] = call->next;
+            call->next = buckets[call->id & (count - 1)];
+            buckets[call->id & (count - 1)] = call;
+        }
+    }
+    free(channel->buckets);
+    channel->buckets = buckets;
+    channel->buckets_count = count;
+    return true;
+}
+
+static void table_remove_locked(ep_rpc_client_call *call)
+{
+    ep_rpc_client_call **at = bucket_of(call->channel, call->id);
+    while (*at != call) {
+        EP_ASSERT(*at != NULL);
+        at = &(*at)->next;
+    }
+    *at = call->next;
+    call->channel->calls_count--;
+}
+
+/* ---- waiting to be sent, oldest first ---- */
+
+static void pending_insert_locked(ep_rpc_client_call *call, ep_rpc_out *taken_out, bool first)
+{
+    ep_rpc_channel *channel = call->channel;
+    EP_ASSERT(!call->pending);
+    call->pending = true;
+    call->out = taken_out;
+    call->queue_bytes = ep_rpc_out_memory_bytes(taken_out);
+    channel->pending_bytes += call->queue_bytes;
+    call->pending_previous = first ? NULL : channel->pending_last;
+    call->pending_next = first ? channel->pending_first : NULL;
+    *(call->pending_previous != NULL ? &call->pending_previous->pending_next : &channel->pending_first) = call;
+    *(call->pending_next != NULL ? &call->pending_next->pending_previous : &channel->pending_last) = call;
+}
+
+/* Takes it out and gives its frame to the caller. */
+static ep_rpc_out *pending_remove_locked(ep_rpc_client_call *call)
+{
+    ep_rpc_channel *channel = call->channel;
+    EP_ASSERT(call->pending);
+    *(call->pending_previous != NULL ? &call->pending_previous->pending_next : &channel->pending_first) = call->pending_next;
+    *(call->pending_next != NULL ? &call->pending_next->pending_previous : &channel->pending_last) = call->pending_previous;
+    channel->pending_bytes -= call->queue_bytes;
+    call->pending = false;
+    call->pending_next = NULL;
+    call->pending_previous = NULL;
+    ep_rpc_out *out = call->out;
+    call->out = NULL;
+    return out;
+}
+
+/* ---- the end ---- */
+
+void ep_rpc_client_call_ref(ep_rpc_client_call *call)
+{
+    __atomic_fetch_add(&call->refs, 1, __ATOMIC_RELAXED);
+}
+
+void ep_rpc_client_call_unref(ep_rpc_client_call *call)
+{
+    if (__atomic_sub_fetch(&call->refs, 1, __ATOMIC_ACQ_REL) > 0) {
+        return;
+    }
+    ep_rpc_channel *channel = call->channel;
+    if (call->link != NULL) {
+        ep_rpc_link_unref(&call->link->link);
+    }
+    pthread_mutex_lock(&channel->lock);
+    bool keep = channel->free_calls_count < EP_RPC_FREE_CLIENT_CALLS_MAX;
+    if (keep) {
+        call->next = channel->free_calls;
+        channel->free_calls = call;
+        channel->free_calls_count++;
+    } else {
+        free(call);
+    }
+    channel->calls_alive--;
+    pthread_cond_broadcast(&channel->changed);
+    pthread_mutex_unlock(&channel->lock);
+}
+
+bool ep_rpc_client_call_end(ep_rpc_client_call *call, const ep_error *error)
+{
+    EP_ASSERT(!call->ended);
+    call->ended = true;
+    table_remove_locked(call);
+    if (call->pending) {
+        ep_rpc_out_destroy(pending_remove_locked(call));
+    }
+    if (ep_timer_cancel(call->channel->common.timers, &call->timer)) {
+        ep_rpc_client_call_unref(call); /* the timer's; the table's is still there */
+    }
+    if (!call->delivering) {
+        return true;
+    }
+    call->end_left = true;
+    call->ending_error.code = EP_OK;
+    if (error != NULL) {
+        call->ending_error = *error;
+    }
+    return false;
+}
+
+void ep_rpc_client_call_deliver_end(ep_rpc_client_call *call, const ep_rpc_reply *reply, const ep_error *error)
+{
+    ep_rpc_reply end = {.end = true};
+    if (reply != NULL) {
+        end = *reply;
+        end.end = true;
+    }
+    call->on_reply(call->arg, &end, error);
+}
+
+void ep_rpc_client_call_abandon(ep_rpc_client_call *call)
+{
+    pthread_mutex_lock(&call->channel->lock);
+    call->abandoned = true; /* who is sending it just now sees this afterwards */
+    bool sent = call->sent;
+    pthread_mutex_unlock(&call->channel->lock);
+    if (sent) {
+        ep_rpc_link_send_bare(&call->link->link,
+                              &(ep_frame){.kind = EP_FRAME_CANCEL, .call_id = call->id, .attempt = call->attempt});
+    }
+}
+
+/* Lets the timer's thread end the call with this error: for places that must not run on_reply. Lock held. */
+static void end_later_locked(ep_rpc_client_call *call, const ep_error *error)
+{
+    if (call->ended || call->ending_error.code != EP_OK) {
+        return;
+    }
+    call->ending_error = *error;
+    if (call->pending) {
+        ep_rpc_out_destroy(pending_remove_locked(call));
+    }
+    /* When it is not armed it fires just now and will see ending_error. */
+    if (ep_timer_cancel(call->channel->common.timers, &call->timer)) {
+        ep_err err = ep_timer_arm(call->channel->common.timers, &call->timer, ep_clock_now_ns());
+        EP_ASSERT(err == EP_OK); /* its place in the heap is still there */
+    }
+}
+
+/* Why the deadline passed, in words. Lock held. */
+static void describe_deadline_locked(const ep_rpc_client_call *call, ep_error *out_error)
+{
+    const ep_rpc_channel *channel = call->channel;
+    const char *service = call->method->service->name;
+    const char *method = call->method->method->name;
+    int64_t waited_us = (int64_t)((ep_clock_now_ns() - call->started_ns) / EP_NS_PER_US);
+    const ep_rpc_client_link *link = call->link;
+    if (link == NULL && channel->state == EP_CHANNEL_READY) {
+        link = channel->link;
+    }
+    const char *node = link != NULL ? link->peer->node : "";
+    if (call->sent || call->sending) {
+        ep_error_set(out_error, EP_ERR_DEADLINE_EXCEEDED, "no answer from %s%s%s to %s.%s after %lld us", node,
+                     node[0] != 0 ? " at " : "", channel->url, service, method, (long long)waited_us);
+    } else if (channel->state == EP_CHANNEL_READY) {
+        ep_error_set(out_error, EP_ERR_DEADLINE_EXCEEDED,
+                     "%s.%s waited %lld us for credit of %s%s%s (%zu request bytes, %llu left of %llu) and was not sent", service,
+                     method, (long long)waited_us, node, node[0] != 0 ? " at " : "", channel->url, call->frame_bytes,
+                     link != NULL ? (unsigned long long)(link->granted_bytes - link->sent_bytes) : 0,
+                     link != NULL ? (unsigned long long)link->credit_bytes : 0);
+    } else {
+        ep_error_set(out_error, EP_ERR_UNAVAILABLE, "%s.%s waited %lld us for a connection to %s; last report: %.200s", service,
+                     method, (long long)waited_us, channel->url,
+                     channel->last_error.code != EP_OK ? channel->last_error.text : "none");
+    }
+    out_error->waited_us = waited_us;
+    snprintf(out_error->node, sizeof(out_error->node), "%s", node);
+}
+
+static void call_timer(ep_timer *timer, void *arg)
+{
+    ep_rpc_client_call *call = arg;
+    ep_rpc_channel *channel = call->channel;
+    ep_error error;
+    (void)timer;
+    pthread_mutex_lock(&channel->lock);
+    bool ended_here = !call->ended;
+    bool deliver = false;
+    if (ended_here) {
+        if (call->ending_error.code != EP_OK) {
+            error = call->ending_error;
+        } else {
+            describe_deadline_locked(call, &error);
+        }
+        deliver = ep_rpc_client_call_end(call, &error);
+    }
+    pthread_mutex_unlock(&channel->lock);
+    if (ended_here) {
+        ep_rpc_client_call_abandon(call);
+        if (deliver) {
+            ep_rpc_client_call_deliver_end(call, NULL, &error);
+        }
+        ep_rpc_client_call_unref(call); /* the table's */
+    }
+    ep_rpc_client_call_unref(call); /* the timer's */
+}
+
+void ep_rpc_call_cancel(ep_rpc_channel *channel, ep_rpc_call_id id)
+{
+    ep_error why;
+    pthread_mutex_lock(&channel->lock);
+    ep_rpc_client_call *call = ep_rpc_client_call_find(channel, id);
+    if (call != NULL) {
+        ep_error_set(&why, EP_ERR_CANCELLED, "%s.%s to %s was cancelled by its caller", call->method->service->name,
+                     call->method->method->name, channel->url);
+        end_later_locked(call, &why);
+    }
+    pthread_mutex_unlock(&channel->lock);
+}
+
+/* Ends what link's end means for call, if anything; true when on_reply is to be run. Lock held. */
+static bool fail_one_locked(ep_rpc_client_call *call, ep_rpc_client_link *link, const ep_error *error)
+{
+    bool all = link == NULL && call->channel->closing;
+    bool carried = link != NULL && call->link == link && !call->sending && !call->pending;
+    bool waiting = call->pending && (!call->wait_for_ready || !call->channel->reconnect);
+    if (!all && !carried && !waiting) {
+        return false;
+    }
+    if (call->ending_error.code != EP_OK) {
+        return true; /* its end was decided already: that reason stays */
+    }
+    call->ending_error = *error;
+    if (!all && waiting) {
+        ep_error_set(&call->ending_error, EP_ERR_UNAVAILABLE, "not sent, the connection ended: %.400s", error->text);
+    }
+    return true;
+}
+
+void ep_rpc_channel_fail_calls(ep_rpc_channel *channel, ep_rpc_client_link *link, const ep_error *error)
+{
+    ep_rpc_client_call *failed = NULL;
+    pthread_mutex_lock(&channel->lock);
+    for (size_t i = 0; i < channel->buckets_count; i++) {
+        for (ep_rpc_client_call *call = channel->buckets[i], *next; call != NULL; call = next) {
+            next = call->next;
+            if (!fail_one_locked(call, link, error)) {
+                continue;
+            }
+            ep_error why = call->ending_error;
+            if (ep_rpc_client_call_end(call, &why)) {
+                call->pending_next = failed; /* free for our use: it is not pending any more */
+                failed = call;
+            } else {
+                ep_rpc_client_call_unref(call); /* the delivering thread has its own reference */
+            }
+        }
+    }
+    pthread_mutex_unlock(&channel->lock);
+    while (failed != NULL) {
+        ep_rpc_client_call *call = failed;
+        failed = call->pending_next;
+        ep_error why = call->ending_error;
+        why.waited_us = (int64_t)((ep_clock_now_ns() - call->started_ns) / EP_NS_PER_US);
+        ep_error_prefix(&why, why.code, "%s.%s failed after %lld us", call->method->service->name, call->method->method->name,
+                        (long long)why.waited_us);
+        ep_rpc_client_call_deliver_end(call, NULL, &why);
+        ep_rpc_client_call_unref(call);
+    }
+}
+
+/* ---- sending ---- */
+
+/* What forbids sending this call on link for ever. Lock held. */
+static ep_err check_peer_limits_locked(const ep_rpc_client_call *call, const ep_rpc_client_link *link, ep_error *out_error)
+{
+    size_t header = call->out->frame.header_bytes;
+    if (header > link->header_bytes_max) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "request header has %zu bytes, the peer's header_bytes_max is %zu",
+                            header, link->header_bytes_max);
+    }
+    if (call->frame_bytes > link->frame_bytes_max) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "request frame has %zu bytes, the peer's frame_bytes_max is %zu",
+                            call->frame_bytes, link->frame_bytes_max);
+    }
+    if (call->frame_bytes > link->credit_bytes) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "request frame has %zu bytes, the peer's credit_bytes is %llu",
+                            call->frame_bytes, (unsigned long long)link->credit_bytes);
+    }
+    return EP_OK;
+}
+
+/* The next call that may be sent now, marked as sending with one more reference; NULL when there is none. Lock held. */
+static ep_rpc_client_call *take_sendable_locked(ep_rpc_channel *channel, ep_rpc_out **out_frame)
+{
+    ep_rpc_client_link *link = channel->link;
+    if (channel->state != EP_CHANNEL_READY || link == NULL || link->refused_send ||
+        __atomic_load_n(&channel->blocked, __ATOMIC_SEQ_CST)) {
+        return NULL;
+    }
+    while (channel->pending_first != NULL) {
+        ep_rpc_client_call *call = channel->pending_first;
+        ep_error error;
+        if (call->deadline_ns <= ep_clock_now_ns()) {
+            ep_rpc_out_destroy(pending_remove_locked(call)); /* its timer ends it */
+            continue;
+        }
+        if (check_peer_limits_locked(call, link, &error) != EP_OK) {
+            end_later_locked(call, &error);
+            continue;
+        }
+        if (call->frame_bytes > link->granted_bytes - link->sent_bytes) {
+            return NULL; /* first in, first out: a small one does not pass */
+        }
+        *out_frame = pending_remove_locked(call);
+        link->sent_bytes += call->frame_bytes;
+        ep_rpc_link_ref(&link->link);
+        call->link = link;
+        call->sending = true;
+        ep_rpc_client_call_ref(call);
+        return call;
+    }
+    return NULL;
+}
+
+/* The frame was not taken. Puts the call back, or ends it. Lock held; true: the link reference of call is to be dropped. */
+static bool not_sent_locked(ep_rpc_client_call *call, ep_rpc_out *out, ep_err err)
+{
+    ep_rpc_channel *channel = call->channel;
+    ep_rpc_client_link *link = call->link;
+    link->sent_bytes -= call->frame_bytes;
+    if (call->ended || call->ending_error.code != EP_OK) {
+        ep_rpc_out_destroy(out);
+        return false;
+    }
+    if (link->dead && !(call->wait_for_ready && channel->reconnect)) {
+        ep_error error = link->dead_error;
+        error.code = EP_ERR_UNAVAILABLE;
+        ep_rpc_out_destroy(out);
+        end_later_locked(call, &error);
+        return false;
+    }
+    pending_insert_locked(call, out, true);
+    call->link = NULL;
+    if (err == EP_ERR_RESOURCE_EXHAUSTED) {
+        /* wait for room; when nothing is on its way any more nobody would tell us, so try again at once */
+        __atomic_store_n(&channel->blocked, true, __ATOMIC_SEQ_CST);
+        if (ep_rpc_link_sends_in_flight(&link->link) == 0) {
+            __atomic_store_n(&channel->blocked, false, __ATOMIC_SEQ_CST);
+        }
+    } else {
+        link->refused_send = true; /* its end comes and decides */
+    }
+    return true;
+}
+
+static void after_send(ep_rpc_client_call *call, ep_rpc_out *out, ep_err err)
+{
+    ep_rpc_channel *channel = call->channel;
+    ep_rpc_client_link *link = call->link;
+    bool tell_peer = false;
+    bool drop_link = false;
+    pthread_mutex_lock(&channel->lock);
+    call->sending = false;
+    if (err != EP_OK) {
+        drop_link = not_sent_locked(call, out, err);
+    } else {
+        call->sent = true;
+        tell_peer = call->ended && call->abandoned;
+        if (link->dead && !call->ended) {
+            end_later_locked(call, &link->dead_error);
+        }
+    }
+    pthread_mutex_unlock(&channel->lock);
+    if (tell_peer) {
+        ep_rpc_client_call_abandon(call);
+    }
+    if (drop_link) {
+        ep_rpc_link_unref(&link->link);
+    }
+    ep_rpc_client_call_unref(call);
+}
+
+static uint32_t deadline_left_us(uint64_t deadline_ns)
+{
+    if (deadline_ns == EP_TIME_NEVER) {
+        return EP_FRAME_DEADLINE_NONE;
+    }
+    uint64_t now_ns = ep_clock_now_ns();
+    uint64_t left_us = deadline_ns > now_ns ? (deadline_ns - now_ns) / EP_NS_PER_US : 0;
+    return left_us < EP_FRAME_DEADLINE_NONE ? (uint32_t)left_us : EP_FRAME_DEADLINE_NONE - 1;
+}
+
+void ep_rpc_channel_pump(ep_rpc_channel *channel)
+{
+    for (;;) {
+        ep_rpc_out *out = NULL;
+        pthread_mutex_lock(&channel->lock);
+        ep_rpc_client_call *call = take_sendable_locked(channel, &out);
+        pthread_mutex_unlock(&channel->lock);
+        if (call == NULL) {
+            return;
+        }
+        out->frame.deadline_us = deadline_left_us(call->deadline_ns);
+        after_send(call, out, ep_rpc_link_send(&call->link->link, out));
+    }
+}
+
+/* ---- start ---- */
+
+static ep_err check_request(const ep_rpc_channel *channel, const ep_rpc_request *request, ep_error *out_error)
+{
+    const ep_rpc_limits *limits = &channel->common.limits;
+    EP_ASSERT(request->method != NULL && request->header->descriptor == request->method->method->input);
+    size_t header = ep_rpc_request_header_bytes(request->metadata, request->metadata_count, request->header);
+    size_t tensors = request->tensors != NULL ? request->tensors->bytes : 0;
+    if (header > limits->header_bytes_max) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "request header has %zu bytes, header_bytes_max is %zu", header,
+                            limits->header_bytes_max);
+    }
+    size_t offset = ep_frame_tensor_offset((uint32_t)header);
+    if (tensors > limits->frame_bytes_max || offset > limits->frame_bytes_max - tensors) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "request has %zu header and %zu tensor bytes, frame_bytes_max is %zu",
+                            header, tensors, limits->frame_bytes_max);
+    }
+    return EP_OK;
+}
+
+/* Whether a call may start now. Lock held. */
+static ep_err check_state_locked(ep_rpc_channel *channel, const ep_rpc_request *request, size_t queue_bytes, ep_error *out_error)
+{
+    size_t queue_max = channel->common.limits.send_queue_bytes_max;
+    if (channel->closing) {
+        return ep_error_set(out_error, EP_ERR_CLOSED, "the channel to %s is closed", channel->url);
+    }
+    if (channel->state != EP_CHANNEL_READY && (!request->wait_for_ready || channel->dial_phase == EP_DIAL_OVER)) {
+        return ep_error_set(out_error, EP_ERR_UNAVAILABLE, "%s is not connected; last report: %.300s", channel->url,
+                            channel->last_error.code != EP_OK ? channel->last_error.text : "none yet");
+    }
+    if (queue_bytes > queue_max - (channel->pending_bytes < queue_max ? channel->pending_bytes : queue_max)) {
+        return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
+                            "%zu bytes of calls to %s wait to be sent, %zu more exceed send_queue_bytes_max %zu",
+                            channel->pending_bytes, channel->url, queue_bytes, queue_max);
+    }
+    return EP_OK;
+}
+
+static ep_rpc_client_call *take_call_locked(ep_rpc_channel *channel)
+{
+    ep_rpc_client_call *call = channel->free_calls;
+    if (call != NULL) {
+        channel->free_calls = call->next;
+        channel->free_calls_count--;
+    } else {
+        call = malloc(sizeof(*call));
+    }
+    return call;
+}
+
+static void give_call_locked(ep_rpc_channel *channel, ep_rpc_client_call *call)
+{
+    call->next = channel->free_calls;
+    channel->free_calls = call;
+    channel->free_calls_count++;
+}
+
+static void fill_call(ep_rpc_client_call *call, ep_rpc_channel *channel, const ep_rpc_request *request,
+                      ep_rpc_reply_func on_reply, void *arg)
+{
+    memset(call, 0, offsetof(ep_rpc_client_call, ending_error));
+    ep_error_clear(&call->ending_error);
+    call->sequence = 0;
+    call->channel = channel;
+    call->method = request->method;
+    call->id = ep_rpc_call_id_next();
+    call->attempt = request->attempt;
+    call->wait_for_ready = request->wait_for_ready;
+    call->on_reply = on_reply;
+    call->arg = arg;
+    call->started_ns = ep_clock_now_ns();
+    call->deadline_ns = request->deadline_ns;
+    call->refs = 2; /* the table's and the timer's */
+    ep_timer_init(&call->timer, call_timer, call);
+}
+
+/* Puts a prepared frame into the table and the queue. Lock held. */
+static ep_err enter_locked(ep_rpc_channel *channel, const ep_rpc_request *request, ep_rpc_out *out, ep_rpc_reply_func on_reply,
+                           void *arg, ep_rpc_call_id *out_id, ep_error *out_error)
+{
+    ep_err err = check_state_locked(channel, request, ep_rpc_out_memory_bytes(out), out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    ep_rpc_client_call *call = grow_table_locked(channel) ? take_call_locked(channel) : NULL;
+    if (call == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a call");
+    }
+    fill_call(call, channel, request, on_reply, arg);
+    err = ep_timer_arm(channel->common.timers, &call->timer, call->deadline_ns);
+    if (err != EP_OK) {
+        give_call_locked(channel, call);
+        return ep_error_set(out_error, err, "no memory for a call's timer");
+    }
+    out->frame.kind = EP_FRAME_REQUEST;
+    out->frame.call_id = call->id;
+    out->frame.attempt = call->attempt;
+    out->frame.method_id = call->method->id;
+    call->frame_bytes = out->frame_bytes;
+    ep_rpc_client_call **bucket = bucket_of(channel, call->id);
+    call->next = *bucket;
+    *bucket = call;
+    channel->calls_count++;
+    channel->calls_alive++;
+    pending_insert_locked(call, out, false);
+    if (out_id != NULL) {
+        *out_id = call->id;
+    }
+    return EP_OK;
+}
+
+ep_err ep_rpc_call_start(ep_rpc_channel *channel, const ep_rpc_request *request, ep_rpc_reply_func on_reply, void *arg,
+                         ep_rpc_call_id *out_id, ep_error *out_error)
+{
+    ep_rpc_out *out;
+    ep_err err = check_request(channel, request, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    pthread_mutex_lock(&channel->lock);
+    err = check_state_locked(channel, request, 0, out_error); /* before anything is packed */
+    pthread_mutex_unlock(&channel->lock);
+    if (err != EP_OK) {
+        return err;
+    }
+    ep_buffer *tensors = request->tensors != NULL ? ep_buffer_ref(request->tensors) : NULL;
+    err = ep_rpc_out_create_request(channel->common.pool, request->metadata, request->metadata_count, request->header, tensors, &out);
+    if (err != EP_OK) {
+        ep_buffer_unref(tensors);
+        return ep_error_set(out_error, err, "no buffer for a request: %s", ep_err_text(err));
+    }
+    pthread_mutex_lock(&channel->lock);
+    err = enter_locked(channel, request, out, on_reply, arg, out_id, out_error);
+    pthread_mutex_unlock(&channel->lock);
+    if (err != EP_OK) {
+        ep_rpc_out_destroy(out);
+        return err;
+    }
+    ep_rpc_channel_pump(channel);
+    return EP_OK;
+}

@@ -1,0 +1,378 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The channel's connection: dial, Hello, loss, and again after a jittered back-off. */
+#include <stdlib.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/random.h"
+#include "rpc/rpc_channel.h"
+#include "rpc/rpc_hello.h"
+
+/*
+ * on_state runs one at a time because each step begins only after the one before has reported: CONNECTING in the timer, then
+ * READY and BROKEN in the callbacks of one connection, and only then is the timer armed again.
+ */
+static void report(ep_rpc_channel *channel, ep_rpc_channel_state state, const Expertd__V1__Hello *peer, const ep_error *error)
+{
+    if (channel->on_state != NULL) {
+        channel->on_state(channel->arg, channel, state, peer, error);
+    }
+}
+
+static ep_err schedule_locked(ep_rpc_channel *channel, uint64_t due_ns)
+{
+    channel->due_ns = due_ns;
+    return ep_timer_arm(channel->common.timers, &channel->timer, due_ns);
+}
+
+/* Half of the back-off plus a random part of the other half; then it doubles. */
+static uint64_t next_backoff_ns_locked(ep_rpc_channel *channel)
+{
+    const ep_rpc_limits *limits = &channel->common.limits;
+    uint64_t half_ns = channel->backoff_ms * EP_NS_PER_MS / 2;
+    uint64_t wait_ns = half_ns + ep_splitmix64(&channel->random_state) % (half_ns + 1);
+    channel->backoff_ms = channel->backoff_ms > limits->redial_max_ms / 2 ? limits->redial_max_ms : channel->backoff_ms * 2;
+    return wait_ns;
+}
+
+/* A dial failed (link NULL) or the connection ended. */
+static void lost(ep_rpc_channel *channel, ep_rpc_client_link *link, const ep_error *error)
+{
+    ep_error why = *error;
+    if (link == NULL) {
+        ep_error_prefix(&why, why.code, "%s", channel->url);
+    }
+    pthread_mutex_lock(&channel->lock);
+    channel->last_error = why;
+    bool closing = channel->closing;
+    if (!closing) {
+        channel->state = EP_CHANNEL_BROKEN;
+        channel->dial_phase = channel->reconnect ? EP_DIAL_WAITING : EP_DIAL_OVER;
+        channel->due_ns = EP_TIME_NEVER; /* a bound on the dial that fires late finds nothing to do */
+    }
+    pthread_cond_broadcast(&channel->changed);
+    pthread_mutex_unlock(&channel->lock);
+    if (closing) {
+        return; /* destroy ended every call */
+    }
+    ep_rpc_channel_fail_calls(channel, link, &why);
+    report(channel, EP_CHANNEL_BROKEN, NULL, &why);
+
+    pthread_mutex_lock(&channel->lock);
+    if (!channel->closing && channel->reconnect &&
+        schedule_locked(channel, ep_clock_now_ns() + next_backoff_ns_locked(channel)) != EP_OK) {
+        channel->dial_phase = EP_DIAL_OVER;
+        ep_error_set(&channel->last_error, EP_ERR_NO_MEMORY, "%s: no memory to connect again", channel->url);
+        pthread_cond_broadcast(&channel->changed);
+    }
+    pthread_mutex_unlock(&channel->lock);
+}
+
+/* ---- Hello ---- */
+
+static ep_err send_hello(ep_rpc_client_link *link)
+{
+    ep_rpc_channel *channel = link->channel;
+    Expertd__V1__Hello hello;
+    ep_rpc_out *out;
+    ep_rpc_hello_fill(&channel->common, link->link.payload_crc, &hello);
+    hello.connection_class = channel->connection_class;
+    ep_err err = ep_rpc_out_create_request(channel->common.pool, NULL, 0, &hello.base, NULL, &out);
+    if (err != EP_OK) {
+        return err;
+    }
+    out->frame.kind = EP_FRAME_REQUEST;
+    out->frame.call_id = link->hello_id;
+    out->frame.method_id = EP_RPC_HELLO_METHOD;
+    out->frame.deadline_us = EP_FRAME_DEADLINE_NONE;
+    err = ep_rpc_link_send(&link->link, out);
+    if (err != EP_OK) {
+        ep_rpc_out_destroy(out);
+    }
+    return err;
+}
+
+static ep_err read_hello(ep_rpc_client_link *link, const ep_frame *frame, const ep_buffer *buffer, ep_error *out_error)
+{
+    const uint8_t *header = buffer->data + EP_FRAME_FIXED_BYTES;
+    bool payload_crc = link->link.payload_crc;
+    ProtobufCMessage *message;
+    if (frame->kind != EP_FRAME_REPLY || frame->method_id != EP_RPC_HELLO_METHOD || frame->call_id != link->hello_id) {
+        return ep_error_set(out_error, EP_ERR_PROTOCOL, "the first frame is a %s frame of method 0x%04x, must be the reply to Hello",
+                            ep_frame_kind_name(frame->kind), frame->method_id);
+    }
+    if (frame->status != 0) { /* not checked by CRC: the refusal may be about just that */
+        ep_rpc_status_read(link->channel->common.pool, frame->status, header, frame->header_bytes, out_error);
+        return ep_error_prefix(out_error, out_error->code, "the peer refused Hello");
+    }
+    ep_err err = ep_rpc_unpack(&link->budget, &expertd__v1__hello__descriptor, header, frame->header_bytes, &message, out_error);
+    if (err == EP_OK) {
+        link->peer = (const Expertd__V1__Hello *)message;
+        err = ep_rpc_hello_check_server(payload_crc, link->peer, out_error);
+    }
+    return err == EP_OK ? ep_rpc_payload_check(frame, buffer->data, payload_crc, out_error) : err;
+}
+
+static size_t smaller(size_t own, uint64_t peer)
+{
+    return peer != 0 && peer < own ? (size_t)peer : own;
+}
+
+static void hello_arrived(ep_rpc_client_link *link, const ep_frame *frame, const ep_buffer *buffer)
+{
+    ep_rpc_channel *channel = link->channel;
+    ep_error why;
+    if (read_hello(link, frame, buffer, &why) != EP_OK) {
+        ep_rpc_link_close(&link->link, &why);
+        return;
+    }
+    link->ready = true;
+    ep_rpc_link_go_live(&link->link);
+    pthread_mutex_lock(&channel->lock);
+    const ep_rpc_limits *limits = &channel->common.limits;
+    link->frame_bytes_max = smaller(limits->frame_bytes_max, link->peer->frame_bytes_max);
+    link->header_bytes_max = smaller(limits->header_bytes_max, link->peer->header_bytes_max);
+    link->credit_bytes = link->peer->credit_bytes;
+    link->granted_bytes = link->peer->credit_bytes;
+    bool closing = channel->closing;
+    if (!closing) {
+        channel->state = EP_CHANNEL_READY;
+        channel->backoff_ms = limits->redial_min_ms;
+        __atomic_store_n(&channel->blocked, false, __ATOMIC_SEQ_CST);
+    }
+    pthread_cond_broadcast(&channel->changed);
+    pthread_mutex_unlock(&channel->lock);
+    if (!closing) {
+        report(channel, EP_CHANNEL_READY, link->peer, NULL);
+        ep_rpc_channel_pump(channel);
+    }
+}
+
+/* ---- the connection's callbacks ---- */
+
+static ep_rpc_client_link *client_link_of(ep_rpc_link *link)
+{
+    return (ep_rpc_client_link *)(void *)link; /* its first member */
+}
+
+static void credit_arrived(ep_rpc_client_link *link, const ep_frame *frame, const ep_buffer *buffer)
+{
+    ep_rpc_channel *channel = link->channel;
+    ep_frame_credit credit;
+    ep_error why;
+    if (ep_rpc_payload_check(frame, buffer->data, link->link.payload_crc, &why) != EP_OK) {
+        ep_rpc_link_close(&link->link, &why); /* a lost grant could stop us for ever */
+        return;
+    }
+    ep_frame_credit_decode(buffer->data + EP_FRAME_FIXED_BYTES, &credit);
+    pthread_mutex_lock(&channel->lock);
+    if (credit.bytes > link->granted_bytes) {
+        link->granted_bytes = credit.bytes;
+    }
+    pthread_mutex_unlock(&channel->lock);
+    ep_rpc_channel_pump(channel);
+}
+
+static void client_frame(ep_rpc_link *base, const ep_frame *frame, ep_buffer *taken_buffer)
+{
+    ep_rpc_client_link *link = client_link_of(base);
+    ep_error why;
+    if (!link->ready) {
+        hello_arrived(link, frame, taken_buffer);
+    } else if (frame->kind == EP_FRAME_REPLY || frame->kind == EP_FRAME_REPLY_MORE) {
+        ep_rpc_client_reply(link, frame, taken_buffer);
+        return;
+    } else if (frame->kind == EP_FRAME_CREDIT) {
+        credit_arrived(link, frame, taken_buffer);
+    } else {
+        ep_error_set(&why, EP_ERR_PROTOCOL, "a %s frame may not be sent to a client", ep_frame_kind_name(frame->kind));
+        ep_rpc_link_close(base, &why);
+    }
+    ep_buffer_unref(taken_buffer);
+}
+
+static void client_closed(ep_rpc_link *base, const ep_error *error)
+{
+    ep_rpc_client_link *link = client_link_of(base);
+    ep_rpc_channel *channel = link->channel;
+    pthread_mutex_lock(&channel->lock);
+    link->dead = true;
+    link->dead_error = *error;
+    if (link->dead_error.code == EP_ERR_CLOSED) {
+        link->dead_error.code = EP_ERR_CONNECTION_LOST; /* closed here, but not by the caller of this channel */
+    }
+    ep_error_prefix(&link->dead_error, link->dead_error.code, "%s", channel->url);
+    ep_error why = link->dead_error;
+    bool current = channel->link == link;
+    if (current) {
+        channel->link = NULL;
+    }
+    pthread_mutex_unlock(&channel->lock);
+    lost(channel, link, &why);
+    if (current) {
+        ep_rpc_link_unref(base);
+    }
+}
+
+static void client_sent(ep_rpc_link *base)
+{
+    ep_rpc_channel *channel = client_link_of(base)->channel;
+    if (!__atomic_load_n(&channel->blocked, __ATOMIC_SEQ_CST)) {
+        return;
+    }
+    pthread_mutex_lock(&channel->lock);
+    __atomic_store_n(&channel->blocked, false, __ATOMIC_SEQ_CST);
+    pthread_mutex_unlock(&channel->lock);
+    ep_rpc_channel_pump(channel);
+}
+
+static void client_free(ep_rpc_link *base)
+{
+    ep_rpc_client_link *link = client_link_of(base);
+    ep_rpc_channel *channel = link->channel;
+    ep_rpc_budget_fini(&link->budget);
+    free(link);
+    pthread_mutex_lock(&channel->lock);
+    channel->links_alive--;
+    pthread_cond_broadcast(&channel->changed);
+    pthread_mutex_unlock(&channel->lock);
+}
+
+static const ep_rpc_link_ops client_ops = {
+    .on_frame = client_frame, .on_closed = client_closed, .on_sent = client_sent, .on_free = client_free};
+
+/* ---- dialling ---- */
+
+/* A link for the new connection; NULL (connection released) when closing or out of memory. */
+static ep_rpc_client_link *adopt(ep_rpc_channel *channel, ep_conn *taken_conn)
+{
+    ep_rpc_client_link *link = calloc(1, sizeof(*link));
+    if (link == NULL) {
+        ep_conn_release(taken_conn);
+        return NULL;
+    }
+    link->channel = channel;
+    ep_rpc_link_init(&link->link, &client_ops, &channel->common, taken_conn);
+    ep_rpc_link_set_crc(&link->link, ep_rpc_hello_wants_crc(&channel->common, taken_conn));
+    ep_rpc_budget_init(&link->budget, channel->common.pool, channel->common.limits.unpack_bytes_max);
+    link->hello_id = ep_rpc_call_id_next();
+    ep_rpc_link_ref(&link->link); /* channel->link's */
+    pthread_mutex_lock(&channel->lock);
+    channel->link = link;
+    channel->links_alive++;
+    channel->dial_phase = EP_DIAL_CONNECTED;
+    pthread_mutex_unlock(&channel->lock);
+    return link;
+}
+
+static void dialled(void *arg, ep_conn *taken_conn, const ep_error *error)
+{
+    ep_rpc_channel *channel = arg;
+    ep_error why;
+    if (taken_conn == NULL) {
+        why = *error;
+        if (why.code == EP_ERR_CANCELLED) {
+            ep_error_set(&why, EP_ERR_UNAVAILABLE, "no connection within hello_timeout_ms %u",
+                         channel->common.limits.hello_timeout_ms);
+        }
+        lost(channel, NULL, &why);
+        return;
+    }
+    ep_rpc_client_link *link = adopt(channel, taken_conn);
+    if (link == NULL) {
+        ep_error_set(&why, EP_ERR_NO_MEMORY, "no memory for a connection");
+        lost(channel, NULL, &why);
+        return;
+    }
+    ep_rpc_link_start(&link->link);
+    ep_err err = send_hello(link);
+    if (err != EP_OK) {
+        ep_error_set(&why, err, "Hello cannot be sent: %s", ep_err_text(err));
+        ep_rpc_link_close(&link->link, &why);
+    }
+    ep_rpc_link_unref(&link->link);
+}
+
+static void dial_now(ep_rpc_channel *channel)
+{
+    ep_lane_address address = {.url = channel->url, .tls = channel->has_tls ? &channel->tls : NULL};
+    ep_dial *dial = NULL;
+    ep_error why;
+    pthread_mutex_lock(&channel->lock);
+    ep_err err = schedule_locked(channel, ep_clock_now_ns() + channel->common.limits.hello_timeout_ms * EP_NS_PER_MS);
+    pthread_mutex_unlock(&channel->lock);
+    if (err != EP_OK) {
+        ep_error_set(&why, err, "no memory for the dial's timer");
+    } else {
+        err = channel->lane->dial(&address, &channel->lane_limits, dialled, channel, &dial, &why);
+    }
+    if (err != EP_OK) {
+        lost(channel, NULL, &why);
+        return;
+    }
+    pthread_mutex_lock(&channel->lock);
+    channel->dial = dial;
+    pthread_mutex_unlock(&channel->lock);
+}
+
+/* Time to dial (waiting), or the dial took too long (dialling). */
+static void dial_timer(ep_timer *timer, void *arg)
+{
+    ep_rpc_channel *channel = arg;
+    (void)timer;
+    pthread_mutex_lock(&channel->lock);
+    if (channel->closing || ep_clock_now_ns() < channel->due_ns) {
+        pthread_mutex_unlock(&channel->lock);
+        return;
+    }
+    ep_rpc_dial_phase phase = channel->dial_phase;
+    ep_dial *old = channel->dial;
+    channel->dial = NULL;
+    bool again = channel->state == EP_CHANNEL_BROKEN;
+    if (phase == EP_DIAL_WAITING) {
+        channel->dial_phase = EP_DIAL_DIALING;
+        channel->state = EP_CHANNEL_CONNECTING;
+        pthread_cond_broadcast(&channel->changed);
+    }
+    pthread_mutex_unlock(&channel->lock);
+    if (old != NULL) {
+        old->ops->dial_release(old); /* cancels one that is under way: dialled() then reports */
+    }
+    if (phase == EP_DIAL_WAITING) {
+        if (again) {
+            report(channel, EP_CHANNEL_CONNECTING, NULL, NULL);
+        }
+        dial_now(channel);
+    }
+}
+
+ep_err ep_rpc_dial_start(ep_rpc_channel *channel, ep_error *out_error)
+{
+    ep_timer_init(&channel->timer, dial_timer, channel);
+    pthread_mutex_lock(&channel->lock);
+    ep_err err = schedule_locked(channel, ep_clock_now_ns());
+    pthread_mutex_unlock(&channel->lock);
+    return err == EP_OK ? EP_OK : ep_error_set(out_error, err, "no memory for the channel's timer");
+}
+
+void ep_rpc_dial_stop(ep_rpc_channel *channel)
+{
+    ep_timer_cancel_wait(channel->common.timers, &channel->timer); /* nobody arms it once closing is set */
+    pthread_mutex_lock(&channel->lock);
+    ep_dial *dial = channel->dial;
+    channel->dial = NULL;
+    pthread_mutex_unlock(&channel->lock);
+    if (dial != NULL) {
+        dial->ops->dial_release(dial); /* after it no new link appears */
+    }
+    pthread_mutex_lock(&channel->lock);
+    ep_rpc_client_link *link = channel->link;
+    if (link != NULL) {
+        ep_rpc_link_ref(&link->link);
+    }
+    pthread_mutex_unlock(&channel->lock);
+    if (link != NULL) {
+        ep_rpc_link_goodbye(&link->link, EP_ERR_CLOSED, "the channel closes");
+        ep_rpc_link_unref(&link->link);
+    }
+}

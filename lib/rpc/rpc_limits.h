@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Checking and copying what a server and a channel are configured with. */
+#ifndef EP_RPC_RPC_LIMITS_H
+#define EP_RPC_RPC_LIMITS_H
+
+#include "rpc/rpc.h"
+
+/* Errors: INVALID_ARGUMENT naming the limit, its value and the allowed range. */
+ep_err ep_rpc_limits_check(const ep_rpc_limits *limits, ep_error *out_error);
+
+/* Checks common and copies it with its strings; ep_rpc_common_free releases the copy. Errors: INVALID_ARGUMENT, NO_MEMORY. */
+ep_err ep_rpc_common_copy(const ep_rpc_common *common, ep_rpc_common *out_copy, ep_error *out_error);
+void ep_rpc_common_free(ep_rpc_common *copy);
+
+#endif

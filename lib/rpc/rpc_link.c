@@ -1,0 +1,404 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One connection: counted references, frames in and out, ping, goodbye. */
+#include "rpc/rpc_link.h"
+
+#include "base/check.h"
+#include "base/clock.h"
+
+/* Frames one connection may have queued, beside the lane's bound in bytes: each holds a pool buffer of at least 4 KiB. */
+static uint32_t sends_max(const ep_rpc_link *link)
+{
+    return 2 * link->common->limits.calls_per_connection_max + 64;
+}
+
+void ep_rpc_link_ref(ep_rpc_link *link)
+{
+    uint32_t before = __atomic_fetch_add(&link->refs, 1, __ATOMIC_RELAXED);
+    EP_ASSERT(before > 0);
+}
+
+bool ep_rpc_link_try_ref(ep_rpc_link *link)
+{
+    uint32_t refs = __atomic_load_n(&link->refs, __ATOMIC_RELAXED);
+    while (refs > 0) {
+        if (__atomic_compare_exchange_n(&link->refs, &refs, refs + 1, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void ep_rpc_link_unref(ep_rpc_link *link)
+{
+    uint32_t before = __atomic_fetch_sub(&link->refs, 1, __ATOMIC_ACQ_REL);
+    EP_ASSERT(before > 0);
+    if (before == 1) {
+        ep_conn_release(link->conn);
+        pthread_mutex_destroy(&link->lock);
+        link->ops->on_free(link);
+    }
+}
+
+static void set_why_locked(ep_rpc_link *link, const ep_error *why)
+{
+    if (!link->has_why && why != NULL) {
+        link->why = *why;
+        link->has_why = true;
+    }
+}
+
+void ep_rpc_link_close(ep_rpc_link *link, const ep_error *why)
+{
+    pthread_mutex_lock(&link->lock);
+    set_why_locked(link, why);
+    bool close = !link->close_asked;
+    link->close_asked = true;
+    if (link->phase < EP_LINK_CLOSING) {
+        link->phase = EP_LINK_CLOSING;
+    }
+    pthread_mutex_unlock(&link->lock);
+    if (close) {
+        ep_conn_close(link->conn);
+    }
+}
+
+/* ---- the timer: Hello timeout while new, ping while live, bound on the last frame while closing ---- */
+
+/* Moves the timer to due_ns. Its reference exists once, whether armed or running. Errors: NO_MEMORY (nothing changed). */
+static ep_err arm_locked(ep_rpc_link *link, uint64_t due_ns)
+{
+    bool running = link->timer_held && !ep_timer_cancel(link->common->timers, &link->timer);
+    if (running) {
+        return EP_OK; /* its callback waits for the lock and looks at the phase */
+    }
+    ep_err err = ep_timer_arm(link->common->timers, &link->timer, due_ns);
+    if (err == EP_OK && !link->timer_held) {
+        ep_rpc_link_ref(link);
+        link->timer_held = true;
+    }
+    return err;
+}
+
+static void close_without_timer(ep_rpc_link *link)
+{
+    ep_error why;
+    ep_error_set(&why, EP_ERR_NO_MEMORY, "no memory for the connection's timer");
+    ep_rpc_link_close(link, &why);
+}
+
+static void disarm(ep_rpc_link *link)
+{
+    pthread_mutex_lock(&link->lock);
+    bool drop = link->timer_held && ep_timer_cancel(link->common->timers, &link->timer);
+    if (drop) {
+        link->timer_held = false;
+    }
+    pthread_mutex_unlock(&link->lock);
+    if (drop) {
+        ep_rpc_link_unref(link);
+    }
+}
+
+/* When to look again; 0: never. *out_ping: send a ping now. */
+static uint64_t ping_step_locked(ep_rpc_link *link, bool *out_ping, ep_error *out_why)
+{
+    const ep_rpc_limits *limits = &link->common->limits;
+    uint64_t now_ns = ep_clock_now_ns();
+    uint64_t period_ns = limits->ping_ms * EP_NS_PER_MS;
+    uint64_t received_ns = __atomic_load_n(&link->received_ns, __ATOMIC_RELAXED);
+    if (period_ns == 0) {
+        return 0;
+    }
+    if (received_ns + period_ns > now_ns) {
+        link->pings_missed = 0;
+        return received_ns + period_ns;
+    }
+    if (link->pings_missed >= limits->ping_dead_count) {
+        ep_error_set(out_why, EP_ERR_CONNECTION_LOST, "peer answered none of %u pings, silent for %llu ms", limits->ping_dead_count,
+                     (unsigned long long)((now_ns - received_ns) / EP_NS_PER_MS));
+        return 0;
+    }
+    link->pings_missed++;
+    *out_ping = true;
+    return now_ns + period_ns;
+}
+
+static void link_timer(ep_timer *timer, void *arg)
+{
+    ep_rpc_link *link = arg;
+    ep_error why = {.code = EP_OK};
+    bool ping = false;
+    uint64_t next_ns = 0;
+    (void)timer;
+    pthread_mutex_lock(&link->lock);
+    switch (link->phase) {
+    case EP_LINK_NEW:
+        ep_error_set(&why, EP_ERR_DEADLINE_EXCEEDED, "no Hello within hello_timeout_ms %u", link->common->limits.hello_timeout_ms);
+        break;
+    case EP_LINK_LIVE:
+        next_ns = ping_step_locked(link, &ping, &why);
+        break;
+    case EP_LINK_CLOSING:
+        ep_error_set(&why, EP_ERR_CLOSED, "the last frame was not taken within %d ms", EP_LINK_LAST_FRAME_MS);
+        break;
+    case EP_LINK_CLOSED:
+        break;
+    }
+    if (next_ns != 0 && ep_timer_arm(link->common->timers, &link->timer, next_ns) == EP_OK) {
+        ep_rpc_link_ref(link); /* this callback's own, dropped below; the armed timer keeps the one it had */
+    } else {
+        if (next_ns != 0) {
+            ep_error_set(&why, EP_ERR_NO_MEMORY, "no memory for the connection's timer");
+        }
+        link->timer_held = false;
+    }
+    pthread_mutex_unlock(&link->lock);
+    if (ping) {
+        ep_rpc_link_send_bare(link, &(ep_frame){.kind = EP_FRAME_PING});
+    }
+    if (why.code != EP_OK) {
+        ep_rpc_link_close(link, &why);
+    }
+    ep_rpc_link_unref(link);
+}
+
+/* ---- sending ---- */
+
+static void link_sent(ep_send *send, ep_err result)
+{
+    ep_rpc_link *link = send->arg;
+    ep_rpc_out *out = (ep_rpc_out *)(void *)send; /* send is its first member */
+    bool last = out->last;
+    if (result == EP_OK) {
+        __atomic_fetch_add(&link->bytes_sent, out->frame_bytes, __ATOMIC_RELAXED);
+    }
+    ep_rpc_out_destroy(out);
+    __atomic_fetch_sub(&link->sends_in_flight, 1, __ATOMIC_SEQ_CST);
+    if (last) {
+        ep_rpc_link_close(link, NULL);
+    }
+    if (link->ops->on_sent != NULL) {
+        link->ops->on_sent(link);
+    }
+    ep_rpc_link_unref(link);
+}
+
+static ep_err send_now(ep_rpc_link *link, ep_rpc_out *out, bool payload_crc)
+{
+    if (__atomic_add_fetch(&link->sends_in_flight, 1, __ATOMIC_SEQ_CST) > sends_max(link) && !out->last) {
+        __atomic_fetch_sub(&link->sends_in_flight, 1, __ATOMIC_SEQ_CST);
+        return EP_ERR_RESOURCE_EXHAUSTED;
+    }
+    ep_rpc_out_seal(out, payload_crc);
+    out->send.done = link_sent;
+    out->send.arg = link;
+    ep_rpc_link_ref(link);
+    ep_err err = ep_conn_send(link->conn, &out->send);
+    if (err != EP_OK) {
+        __atomic_fetch_sub(&link->sends_in_flight, 1, __ATOMIC_SEQ_CST);
+        ep_rpc_link_unref(link);
+    }
+    return err;
+}
+
+ep_err ep_rpc_link_send(ep_rpc_link *link, ep_rpc_out *out)
+{
+    pthread_mutex_lock(&link->lock);
+    bool open = link->phase < EP_LINK_CLOSING;
+    bool payload_crc = link->payload_crc;
+    pthread_mutex_unlock(&link->lock);
+    return open ? send_now(link, out, payload_crc) : EP_ERR_CLOSED;
+}
+
+uint32_t ep_rpc_link_sends_in_flight(ep_rpc_link *link)
+{
+    return __atomic_load_n(&link->sends_in_flight, __ATOMIC_SEQ_CST);
+}
+
+void ep_rpc_link_send_reply(ep_rpc_link *link, ep_rpc_out *taken_out)
+{
+    ep_err err = ep_rpc_link_send(link, taken_out);
+    if (err == EP_OK) {
+        return;
+    }
+    ep_rpc_out_destroy(taken_out);
+    if (err != EP_ERR_CLOSED) {
+        ep_error why;
+        ep_error_set(&why, err, "peer does not take its replies: send queue full (send_queue_bytes_max %zu, frames %u)",
+                     link->common->limits.send_queue_bytes_max, sends_max(link));
+        ep_rpc_link_close(link, &why);
+    }
+}
+
+void ep_rpc_link_send_bare(ep_rpc_link *link, const ep_frame *frame)
+{
+    ep_rpc_out *out;
+    if (ep_rpc_out_create(link->common->pool, 0, NULL, &out) != EP_OK) {
+        return;
+    }
+    uint32_t tensor_offset = out->frame.tensor_offset;
+    out->frame = *frame;
+    out->frame.tensor_offset = tensor_offset;
+    if (ep_rpc_link_send(link, out) != EP_OK) {
+        ep_rpc_out_destroy(out);
+    }
+}
+
+void ep_rpc_link_send_last(ep_rpc_link *link, ep_rpc_out *taken_out, const ep_error *why)
+{
+    pthread_mutex_lock(&link->lock);
+    set_why_locked(link, why);
+    bool first = link->phase < EP_LINK_CLOSING;
+    bool bounded = false;
+    bool payload_crc = link->payload_crc;
+    if (first) {
+        link->phase = EP_LINK_CLOSING;
+        bounded = arm_locked(link, ep_clock_now_ns() + EP_LINK_LAST_FRAME_MS * EP_NS_PER_MS) == EP_OK;
+    }
+    pthread_mutex_unlock(&link->lock);
+    if (taken_out != NULL && bounded) {
+        taken_out->last = true;
+        if (send_now(link, taken_out, payload_crc) == EP_OK) {
+            return;
+        }
+    }
+    ep_rpc_out_destroy(taken_out);
+    if (first) {
+        ep_rpc_link_close(link, why);
+    }
+}
+
+void ep_rpc_link_goodbye(ep_rpc_link *link, ep_err code, const char *text)
+{
+    ep_error why;
+    ep_rpc_status_fields fields;
+    ep_rpc_out *out = NULL;
+    ep_error_set(&why, code, "%s", text);
+    ep_rpc_status_fill(code, &why, &fields);
+    if (ep_rpc_out_create_message(link->common->pool, &fields.status.base, NULL, &out) == EP_OK) {
+        out->frame.kind = EP_FRAME_GOODBYE;
+        out->frame.status = ep_err_grpc_code(code);
+    }
+    ep_rpc_link_send_last(link, out, &why);
+}
+
+/* ---- receiving ---- */
+
+static void peer_said_goodbye(ep_rpc_link *link, const ep_frame *frame, const ep_buffer *buffer)
+{
+    ep_error why;
+    ep_error_clear(&why);
+    if (ep_rpc_payload_check(frame, buffer->data, link->payload_crc, &why) == EP_OK) {
+        ep_rpc_status_read(link->common->pool, frame->status, buffer->data + EP_FRAME_FIXED_BYTES, frame->header_bytes, &why);
+        ep_error_prefix(&why, why.code, "peer said goodbye");
+        why.code = EP_ERR_UNAVAILABLE;
+    }
+    ep_rpc_link_close(link, &why);
+}
+
+static void link_frame(void *arg, ep_conn *conn, ep_buffer *taken_frame)
+{
+    ep_rpc_link *link = arg;
+    const ep_rpc_limits *limits = &link->common->limits;
+    ep_error why;
+    ep_frame frame;
+    (void)conn;
+    __atomic_store_n(&link->received_ns, ep_clock_now_ns(), __ATOMIC_RELAXED);
+    __atomic_fetch_add(&link->bytes_received, taken_frame->bytes, __ATOMIC_RELAXED);
+    pthread_mutex_lock(&link->lock);
+    ep_rpc_link_phase phase = link->phase;
+    pthread_mutex_unlock(&link->lock);
+    if (phase >= EP_LINK_CLOSING) {
+        ep_buffer_unref(taken_frame);
+        return;
+    }
+    EP_ASSERT(taken_frame->bytes >= EP_FRAME_FIXED_BYTES); /* the lane's contract */
+    if (ep_frame_decode(taken_frame->data, limits->frame_bytes_max, limits->header_bytes_max, &frame, NULL, &why) != EP_OK) {
+        ep_rpc_link_close(link, &why);
+        ep_buffer_unref(taken_frame);
+        return;
+    }
+    if (phase == EP_LINK_LIVE) {
+        switch (frame.kind) {
+        case EP_FRAME_PING:
+            ep_rpc_link_send_bare(link, &(ep_frame){.kind = EP_FRAME_PONG, .call_id = frame.call_id});
+            ep_buffer_unref(taken_frame);
+            return;
+        case EP_FRAME_PONG:
+            ep_buffer_unref(taken_frame);
+            return;
+        case EP_FRAME_GOODBYE:
+            peer_said_goodbye(link, &frame, taken_frame);
+            ep_buffer_unref(taken_frame);
+            return;
+        default:
+            break;
+        }
+    }
+    link->ops->on_frame(link, &frame, taken_frame);
+}
+
+static void link_closed(void *arg, ep_conn *conn, const ep_error *error)
+{
+    ep_rpc_link *link = arg;
+    (void)conn;
+    pthread_mutex_lock(&link->lock);
+    link->phase = EP_LINK_CLOSED;
+    link->close_asked = true;
+    set_why_locked(link, error);
+    ep_error why = link->why;
+    pthread_mutex_unlock(&link->lock);
+    disarm(link);
+    link->ops->on_closed(link, &why);
+    ep_rpc_link_unref(link);
+}
+
+/* ---- life ---- */
+
+void ep_rpc_link_init(ep_rpc_link *link, const ep_rpc_link_ops *ops, const ep_rpc_common *common, ep_conn *taken_conn)
+{
+    *link = (ep_rpc_link){.ops = ops, .common = common, .conn = taken_conn, .refs = 1, .phase = EP_LINK_NEW};
+    link->handler = (ep_conn_handler){.on_frame = link_frame, .on_closed = link_closed, .arg = link};
+    link->received_ns = ep_clock_now_ns();
+    pthread_mutex_init(&link->lock, NULL);
+    ep_timer_init(&link->timer, link_timer, link);
+}
+
+void ep_rpc_link_start(ep_rpc_link *link)
+{
+    ep_rpc_link_ref(link); /* of the open connection; dropped in link_closed */
+    pthread_mutex_lock(&link->lock);
+    ep_err err = arm_locked(link, ep_clock_now_ns() + link->common->limits.hello_timeout_ms * EP_NS_PER_MS);
+    pthread_mutex_unlock(&link->lock);
+    ep_conn_start(link->conn, &link->handler);
+    if (err != EP_OK) {
+        close_without_timer(link);
+    }
+}
+
+void ep_rpc_link_set_crc(ep_rpc_link *link, bool payload_crc)
+{
+    pthread_mutex_lock(&link->lock);
+    link->payload_crc = payload_crc;
+    pthread_mutex_unlock(&link->lock);
+}
+
+void ep_rpc_link_go_live(ep_rpc_link *link)
+{
+    pthread_mutex_lock(&link->lock);
+    bool live = link->phase == EP_LINK_NEW;
+    ep_err err = EP_OK;
+    if (live) {
+        link->phase = EP_LINK_LIVE;
+        if (link->common->limits.ping_ms != 0) {
+            err = arm_locked(link, ep_clock_now_ns() + link->common->limits.ping_ms * EP_NS_PER_MS);
+        }
+    }
+    pthread_mutex_unlock(&link->lock);
+    if (err != EP_OK) {
+        close_without_timer(link);
+    }
+    if (live && link->common->limits.ping_ms == 0) {
+        disarm(link);
+    }
+}

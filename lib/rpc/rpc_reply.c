@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Reply frames at the client: whose they are, in order, and to the caller. */
+#include "base/check.h"
+#include "rpc/rpc_channel.h"
+
+typedef enum reply_fate { REPLY_DROP, REPLY_BREAK, REPLY_FAIL, REPLY_MESSAGE, REPLY_END } reply_fate;
+
+/*
+ * What a reply frame means for the call it names. Lock held. Except for DROP and BREAK *out_call is the call, with a reference;
+ * for FAIL and END it has ended (*out_deliver: on_reply is to be run).
+ */
+static reply_fate judge_locked(ep_rpc_client_link *link, const ep_frame *frame, ep_rpc_client_call **out_call, bool *out_deliver,
+                               ep_error *out_error)
+{
+    ep_rpc_channel *channel = link->channel;
+    ep_rpc_client_call *call = ep_rpc_client_call_find(channel, frame->call_id);
+    if (call == NULL || call->link != link || call->attempt != frame->attempt) {
+        channel->late_replies++;
+        return REPLY_DROP;
+    }
+    bool stream = call->method->stream == EP_RPC_SERVER_STREAM;
+    bool more = frame->kind == EP_FRAME_REPLY_MORE;
+    bool end_flag = (frame->flags & EP_FRAME_FLAG_END_OF_STREAM) != 0;
+    if (frame->method_id != call->method->id || (more && (!stream || end_flag)) || (!more && end_flag != stream)) {
+        ep_error_set(out_error, EP_ERR_PROTOCOL, "a %s frame of method 0x%04x with flags 0x%04x answers a call of method 0x%04x",
+                     ep_frame_kind_name(frame->kind), frame->method_id, frame->flags, call->method->id);
+        return REPLY_BREAK;
+    }
+    *out_call = call;
+    if (frame->stream_sequence != call->sequence) {
+        ep_error_set(out_error, EP_ERR_DATA_LOSS, "reply %u of %s.%s is missing, %u arrived", call->sequence,
+                     call->method->service->name, call->method->method->name, frame->stream_sequence);
+        ep_rpc_client_call_ref(call);
+        *out_deliver = ep_rpc_client_call_end(call, out_error);
+        ep_rpc_client_call_unref(call); /* the table's */
+        return REPLY_FAIL;
+    }
+    call->sequence++;
+    ep_rpc_client_call_ref(call);
+    if (more) {
+        call->delivering = true;
+        return REPLY_MESSAGE;
+    }
+    *out_deliver = ep_rpc_client_call_end(call, NULL);
+    EP_ASSERT(*out_deliver); /* frames of a connection come one at a time: nothing else is being delivered */
+    ep_rpc_client_call_unref(call);
+    return REPLY_END;
+}
+
+/* Checks and unpacks what a good reply carries. */
+static ep_err read_message(const ep_rpc_client_call *call, const ep_frame *frame, ep_buffer *buffer, ep_rpc_budget *budget,
+                           ep_rpc_reply *reply, ep_error *out_error)
+{
+    ProtobufCMessage *message = NULL;
+    ep_err err = ep_rpc_unpack(budget, call->method->method->output, buffer->data + EP_FRAME_FIXED_BYTES, frame->header_bytes,
+                               &message, out_error);
+    if (err == EP_ERR_INVALID_ARGUMENT) {
+        out_error->code = EP_ERR_PROTOCOL; /* the request was fine, the answer is not */
+        err = EP_ERR_PROTOCOL;
+    }
+    if (err == EP_OK) {
+        reply->header = message;
+        reply->tensors = frame->tensor_bytes > 0 ? buffer->data + frame->tensor_offset : NULL;
+        reply->tensor_bytes = (size_t)frame->tensor_bytes;
+        reply->frame = buffer;
+    }
+    return err;
+}
+
+/* One message of a stream, then the end if it came in between. */
+static void deliver_message(ep_rpc_client_call *call, const ep_rpc_reply *reply, const ep_error *failure)
+{
+    ep_rpc_channel *channel = call->channel;
+    bool in_table = true;
+    if (failure == NULL) {
+        call->on_reply(call->arg, reply, NULL);
+    }
+    pthread_mutex_lock(&channel->lock);
+    call->delivering = false;
+    bool end_left = call->end_left;
+    ep_error error = call->ending_error;
+    if (end_left) {
+        in_table = false;
+    } else if (failure != NULL && !call->ended) {
+        error = *failure;
+        end_left = ep_rpc_client_call_end(call, failure);
+    }
+    pthread_mutex_unlock(&channel->lock);
+    if (failure != NULL) {
+        ep_rpc_client_call_abandon(call);
+    }
+    if (end_left) {
+        ep_rpc_client_call_deliver_end(call, NULL, error.code != EP_OK ? &error : NULL);
+        if (in_table) {
+            ep_rpc_client_call_unref(call); /* the table's, from end */
+        }
+    }
+}
+
+/* The last frame of a call: its message, the plain end of its stream, or the peer's error. */
+static void deliver_last(ep_rpc_client_call *call, const ep_frame *frame, ep_buffer *buffer, ep_rpc_budget *budget,
+                         ep_rpc_reply *reply, const ep_error *damage)
+{
+    ep_error error;
+    ep_err err = EP_OK;
+    if (damage->code != EP_OK) {
+        error = *damage;
+        err = error.code;
+    } else if (frame->status != 0) {
+        ep_rpc_status_read(call->channel->common.pool, frame->status, buffer->data + EP_FRAME_FIXED_BYTES, frame->header_bytes,
+                           &error);
+        err = error.code;
+    } else if (call->method->stream == EP_RPC_UNARY) {
+        err = read_message(call, frame, buffer, budget, reply, &error);
+    }
+    ep_rpc_client_call_deliver_end(call, reply, err != EP_OK ? &error : NULL);
+}
+
+void ep_rpc_client_reply(ep_rpc_client_link *link, const ep_frame *frame, ep_buffer *taken_buffer)
+{
+    ep_rpc_channel *channel = link->channel;
+    ep_rpc_client_call *call = NULL;
+    ep_rpc_budget budget;
+    ep_rpc_reply reply = {.draining = (frame->flags & EP_FRAME_FLAG_DRAINING) != 0};
+    ep_error damage = {.code = EP_OK};
+    ep_error error = {.code = EP_OK};
+    bool deliver = false;
+    reply_fate fate = REPLY_BREAK;
+    if (ep_rpc_payload_check(frame, taken_buffer->data, link->link.payload_crc, &damage) == EP_ERR_PROTOCOL) {
+        error = damage;
+    } else {
+        pthread_mutex_lock(&channel->lock);
+        fate = judge_locked(link, frame, &call, &deliver, &error);
+        pthread_mutex_unlock(&channel->lock);
+    }
+    ep_rpc_budget_init(&budget, channel->common.pool, channel->common.limits.unpack_bytes_max);
+    switch (fate) {
+    case REPLY_DROP:
+        break;
+    case REPLY_BREAK:
+        ep_rpc_link_close(&link->link, &error);
+        break;
+    case REPLY_FAIL:
+        ep_rpc_client_call_abandon(call);
+        if (deliver) {
+            ep_rpc_client_call_deliver_end(call, &reply, &error);
+        }
+        break;
+    case REPLY_MESSAGE: {
+        ep_err err = damage.code != EP_OK ? damage.code : read_message(call, frame, taken_buffer, &budget, &reply, &error);
+        deliver_message(call, &reply, err == EP_OK ? NULL : damage.code != EP_OK ? &damage : &error);
+        break;
+    }
+    case REPLY_END:
+        deliver_last(call, frame, taken_buffer, &budget, &reply, &damage);
+        break;
+    }
+    ep_rpc_budget_fini(&budget);
+    if (call != NULL && fate != REPLY_BREAK) {
+        ep_rpc_client_call_unref(call);
+    }
+    ep_buffer_unref(taken_buffer);
+}

@@ -1,0 +1,238 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The server object: services, listeners, the list of sessions, orderly end. */
+#include "rpc/rpc_server.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "rpc/rpc_limits.h"
+
+ep_err ep_rpc_server_create(const ep_rpc_server_config *config, ep_rpc_server **out_server, ep_error *out_error)
+{
+    ep_rpc_server *server = calloc(1, sizeof(*server));
+    if (server == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for an RPC server");
+    }
+    ep_err err = ep_rpc_common_copy(&config->common, &server->common, out_error);
+    if (err != EP_OK) {
+        free(server);
+        return err;
+    }
+    server->config = *config;
+    server->lane_limits = (ep_lane_limits){
+        .frame_bytes = ep_frame_read_bytes,
+        .pool = server->common.pool,
+        .frame_bytes_max = server->common.limits.frame_bytes_max,
+        .send_queue_bytes_max = server->common.limits.send_queue_bytes_max,
+        .connections_max = server->common.limits.connections_max,
+    };
+    pthread_mutex_init(&server->lock, NULL);
+    pthread_cond_init(&server->idle, NULL);
+    ep_rpc_health_init(&server->health, server);
+    ep_rpc_reflection_init(&server->reflection, server);
+    server->services[server->services_count++] = &server->health.service.base;
+    server->services[server->services_count++] = &server->reflection.service.base;
+    *out_server = server;
+    return EP_OK;
+}
+
+ProtobufCService *ep_rpc_server_find_service(ep_rpc_server *server, const ProtobufCServiceDescriptor *descriptor)
+{
+    for (size_t i = 0; i < server->services_count; i++) {
+        if (server->services[i]->descriptor == descriptor) {
+            return server->services[i];
+        }
+    }
+    return NULL;
+}
+
+static bool has_method(const ProtobufCServiceDescriptor *descriptor)
+{
+    size_t count;
+    const ep_rpc_method *methods = ep_rpc_methods(&count);
+    for (size_t i = 0; i < count; i++) {
+        if (methods[i].service == descriptor) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static ep_err check_service(ep_rpc_server *server, const ProtobufCService *service, ep_error *out_error)
+{
+    const char *name = service->descriptor->name;
+    if (server->listeners_count > 0) {
+        return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION, "service %s must be added before the first listen", name);
+    }
+    if (!has_method(service->descriptor)) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "service %s has no method in methods.def", name);
+    }
+    if (ep_rpc_server_find_service(server, service->descriptor) != NULL) {
+        return ep_error_set(out_error, EP_ERR_ALREADY_EXISTS, "service %s is already registered", name);
+    }
+    if (server->services_count == EP_RPC_SERVICES_MAX) {
+        return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED, "service %s is one too many, allowed up to %d", name,
+                            EP_RPC_SERVICES_MAX);
+    }
+    return EP_OK;
+}
+
+ep_err ep_rpc_server_add_service(ep_rpc_server *server, ProtobufCService *service, ep_error *out_error)
+{
+    pthread_mutex_lock(&server->lock);
+    ep_err err = check_service(server, service, out_error);
+    if (err == EP_OK) {
+        server->services[server->services_count++] = service;
+    }
+    pthread_mutex_unlock(&server->lock);
+    return err;
+}
+
+/* True when the connection may become a session. */
+static bool admit(ep_rpc_server *server)
+{
+    pthread_mutex_lock(&server->lock);
+    bool room = !server->stopping && server->sessions_count < server->common.limits.connections_max;
+    pthread_mutex_unlock(&server->lock);
+    return room;
+}
+
+static void accepted(void *arg, ep_conn *taken_conn)
+{
+    ep_rpc_server *server = arg;
+    __atomic_fetch_add(&server->stats.connections_total, 1, __ATOMIC_RELAXED);
+    if (admit(server)) {
+        ep_rpc_session_create(server, taken_conn);
+    } else {
+        __atomic_fetch_add(&server->stats.connections_refused, 1, __ATOMIC_RELAXED);
+        ep_conn_release(taken_conn);
+    }
+}
+
+ep_err ep_rpc_server_listen(ep_rpc_server *server, const ep_lane_address *address, ep_error *out_error)
+{
+    const ep_lane_ops *lane = ep_lane_for_url(address->url);
+    if (lane == NULL) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "no lane serves the address \"%.100s\"", address->url);
+    }
+    pthread_mutex_lock(&server->lock);
+    bool room = server->listeners_count < EP_RPC_LISTENERS_MAX;
+    size_t index = server->listeners_count;
+    server->listeners_count += room ? 1 : 0; /* the place is kept while the lane binds */
+    pthread_mutex_unlock(&server->lock);
+    if (!room) {
+        return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED, "a server may have up to %d listeners", EP_RPC_LISTENERS_MAX);
+    }
+
+    ep_listener *listener = NULL;
+    ep_err err = lane->listen(address, &server->lane_limits, accepted, server, &listener, out_error);
+    pthread_mutex_lock(&server->lock);
+    if (err == EP_OK) {
+        server->listeners[index] = listener;
+        lane->listener_url(listener, server->urls[index], sizeof(server->urls[index]));
+    } else if (server->listeners_count == index + 1) {
+        server->listeners_count--;
+    }
+    pthread_mutex_unlock(&server->lock);
+    return err;
+}
+
+void ep_rpc_server_url(ep_rpc_server *server, size_t index, char *out_url, size_t bytes)
+{
+    pthread_mutex_lock(&server->lock);
+    snprintf(out_url, bytes, "%s", index < server->listeners_count ? server->urls[index] : "");
+    pthread_mutex_unlock(&server->lock);
+}
+
+void ep_rpc_server_set_state(ep_rpc_server *server, const char *state)
+{
+    __atomic_store_n(&server->draining, strcmp(state, "draining") == 0, __ATOMIC_RELEASE);
+    ep_rpc_health_set_state(&server->health, state);
+}
+
+void ep_rpc_server_read_stats(ep_rpc_server *server, ep_rpc_server_stats *out_stats)
+{
+    ep_rpc_server_stats *s = &server->stats;
+    pthread_mutex_lock(&server->lock);
+    *out_stats = (ep_rpc_server_stats){
+        .connections = server->sessions_count,
+        .connections_total = __atomic_load_n(&s->connections_total, __ATOMIC_RELAXED),
+        .connections_refused = __atomic_load_n(&s->connections_refused, __ATOMIC_RELAXED),
+        .calls_in_flight = __atomic_load_n(&s->calls_in_flight, __ATOMIC_RELAXED),
+        .calls_total = __atomic_load_n(&s->calls_total, __ATOMIC_RELAXED),
+        .calls_failed = __atomic_load_n(&s->calls_failed, __ATOMIC_RELAXED),
+        .protocol_errors = __atomic_load_n(&s->protocol_errors, __ATOMIC_RELAXED),
+        .bytes_received = __atomic_load_n(&s->bytes_received, __ATOMIC_RELAXED),
+        .bytes_sent = __atomic_load_n(&s->bytes_sent, __ATOMIC_RELAXED),
+    };
+    for (ep_rpc_session *session = server->sessions; session != NULL; session = session->next) {
+        out_stats->bytes_received += __atomic_load_n(&session->link.bytes_received, __ATOMIC_RELAXED);
+        out_stats->bytes_sent += __atomic_load_n(&session->link.bytes_sent, __ATOMIC_RELAXED);
+    }
+    pthread_mutex_unlock(&server->lock);
+}
+
+static void close_listeners(ep_rpc_server *server)
+{
+    pthread_mutex_lock(&server->lock);
+    server->stopping = true;
+    size_t count = server->listeners_count;
+    pthread_mutex_unlock(&server->lock);
+    for (size_t i = 0; i < count; i++) {
+        if (server->listeners[i] != NULL) {
+            server->listeners[i]->ops->listener_close(server->listeners[i]);
+        }
+    }
+}
+
+/* A session that was not told yet, with a reference; NULL when all were. */
+static ep_rpc_session *next_to_close(ep_rpc_server *server)
+{
+    ep_rpc_session *session;
+    pthread_mutex_lock(&server->lock);
+    for (session = server->sessions; session != NULL; session = session->next) {
+        /* one whose last reference is gone waits for our lock to leave the list */
+        if (!session->told_to_close && ep_rpc_link_try_ref(&session->link)) {
+            session->told_to_close = true;
+            break;
+        }
+    }
+    pthread_mutex_unlock(&server->lock);
+    return session;
+}
+
+static void close_sessions(ep_rpc_server *server)
+{
+    ep_rpc_session *session;
+    while ((session = next_to_close(server)) != NULL) {
+        ep_rpc_link_goodbye(&session->link, EP_ERR_UNAVAILABLE, "the server stops");
+        ep_rpc_link_unref(&session->link);
+    }
+}
+
+void ep_rpc_server_destroy(ep_rpc_server *server)
+{
+    if (server == NULL) {
+        return;
+    }
+    close_listeners(server);
+    close_sessions(server);
+    pthread_mutex_lock(&server->lock);
+    while (server->sessions != NULL) {
+        pthread_cond_wait(&server->idle, &server->lock);
+    }
+    pthread_mutex_unlock(&server->lock);
+
+    while (server->free_calls != NULL) {
+        ep_rpc_call *call = server->free_calls;
+        server->free_calls = call->next;
+        ep_rpc_call_free(call);
+    }
+    ep_rpc_health_fini(&server->health);
+    pthread_cond_destroy(&server->idle);
+    pthread_mutex_destroy(&server->lock);
+    ep_rpc_common_free(&server->common);
+    free(server);
+}

@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Inside of the server: the server, its sessions (one per connection) and its calls.
+ *
+ * Locks      server->lock: listeners, sessions, free calls. link.lock: the session's calls and credits. call->lock: cancel and
+ *            reply of one call. Taken in any nesting server -> call -> link; none is held when a callback or handler runs.
+ */
+#ifndef EP_RPC_RPC_SERVER_H
+#define EP_RPC_RPC_SERVER_H
+
+#include <pthread.h>
+
+#include "health.pb-c.h"
+#include "rpc/rpc.h"
+#include "rpc/rpc_link.h"
+
+#define EP_RPC_SERVICES_MAX 16
+#define EP_RPC_LISTENERS_MAX 16
+#define EP_RPC_CALL_BUCKETS 256
+#define EP_RPC_FREE_CALLS_MAX 1024
+
+typedef struct ep_rpc_session ep_rpc_session;
+
+/* Watchers of the built-in Health service. */
+typedef struct ep_rpc_health_watcher {
+    ep_rpc_server *server;
+    ep_rpc_call *call;
+    struct ep_rpc_health_watcher *next;
+} ep_rpc_health_watcher;
+
+typedef struct ep_rpc_health {
+    Expertd__V1__Health_Service service;
+    ep_rpc_server *server;
+    pthread_mutex_t lock;
+    const char *state;
+    ep_rpc_health_watcher *watchers;
+} ep_rpc_health;
+
+typedef struct ep_rpc_reflection {
+    Expertd__V1__Reflection_Service service;
+    ep_rpc_server *server;
+} ep_rpc_reflection;
+
+struct ep_rpc_server {
+    ep_rpc_common common;
+    ep_rpc_server_config config; /* hello_fill and friends; its common is not used */
+    ep_lane_limits lane_limits;
+    ProtobufCService *services[EP_RPC_SERVICES_MAX]; /* fixed once the first listener exists */
+    size_t services_count;
+    ep_rpc_health health;
+    ep_rpc_reflection reflection;
+    bool draining; /* atomic */
+
+    pthread_mutex_t lock;
+    pthread_cond_t idle; /* a session was freed */
+    bool stopping;
+    ep_listener *listeners[EP_RPC_LISTENERS_MAX];
+    char urls[EP_RPC_LISTENERS_MAX][EP_ADDRESS_BYTES];
+    size_t listeners_count;
+    ep_rpc_session *sessions;
+    uint32_t sessions_count;
+    ep_rpc_call *free_calls;
+    uint32_t free_calls_count;
+
+    ep_rpc_server_stats stats; /* each field atomic; connections is sessions_count */
+};
+
+struct ep_rpc_session {
+    ep_rpc_link link; /* first member */
+    ep_rpc_server *server;
+    ep_rpc_session *next;
+    ep_rpc_session *previous;
+    bool told_to_close; /* under server->lock, as the links above */
+    /* set while the link is new, read only afterwards */
+    ep_rpc_role role;
+    char node[EP_NODE_NAME_BYTES];
+    size_t peer_frame_bytes_max;
+    bool hello_done;
+    /* under link.lock */
+    bool ended;
+    uint32_t calls_count;
+    ep_rpc_call *calls[EP_RPC_CALL_BUCKETS];
+    uint64_t received_bytes;  /* of requests, since the beginning */
+    uint64_t answered_bytes;  /* of them, answered */
+    uint64_t announced_bytes; /* what the peer was told it may send */
+};
+
+struct ep_rpc_call {
+    ep_rpc_session *session; /* holds a link reference */
+    ep_rpc_call *next;       /* in its bucket, or among the free calls */
+    const ep_rpc_method *method;
+    uint64_t id;
+    uint16_t attempt;
+    uint16_t method_id;
+    size_t frame_bytes;
+    ep_buffer *frame;
+    const uint8_t *tensors;
+    size_t tensor_bytes;
+    uint64_t received_ns;
+    uint64_t deadline_ns;
+    ep_rpc_budget budget;
+    Expertd__V1__CallHeader *call_header;
+    uint32_t refs;
+
+    pthread_mutex_t lock;
+    pthread_cond_t cancel_done;
+    bool cancelled; /* also read without the lock */
+    bool finished;
+    bool cancel_running;
+    pthread_t cancel_thread;
+    void (*on_cancel)(void *arg, ep_rpc_call *call);
+    void *cancel_arg;
+    ep_timer timer; /* the deadline, armed once there is an on_cancel */
+    ep_buffer *attached;
+    ep_rpc_out *reply; /* of a unary call, until finish */
+    ep_error reply_error;
+    uint32_t sequence;
+};
+
+/* Makes a session of an accepted connection and starts it. */
+void ep_rpc_session_create(ep_rpc_server *server, ep_conn *taken_conn);
+/* The call with this id and one more reference, or NULL. link.lock is taken. */
+ep_rpc_call *ep_rpc_session_find(ep_rpc_session *session, uint64_t id);
+/* Takes a finished call out, returns its credit and tells the peer when it is due. */
+void ep_rpc_session_remove(ep_rpc_session *session, ep_rpc_call *call);
+bool ep_rpc_session_is_draining(const ep_rpc_session *session);
+
+/* Checks and starts a call that is entered; calls: how many its connection has in flight now. Always ends in finish. */
+void ep_rpc_service_dispatch(ep_rpc_call *call, const ep_frame *frame, uint32_t calls);
+/* The registered service with this descriptor, or NULL. */
+ProtobufCService *ep_rpc_server_find_service(ep_rpc_server *server, const ProtobufCServiceDescriptor *descriptor);
+
+/* A call for this request; takes the buffer on success and holds a session reference. NULL when out of memory. */
+ep_rpc_call *ep_rpc_call_create(ep_rpc_session *session, const ep_frame *frame, ep_buffer *taken_buffer);
+void ep_rpc_call_unref(ep_rpc_call *call);
+/* The peer does not want it any more: runs on_cancel unless the call has finished. */
+void ep_rpc_call_cancelled(ep_rpc_call *call);
+/* The closure handlers are given. */
+void ep_rpc_call_closure(const ProtobufCMessage *message, void *closure_data);
+/* Frees a call kept for reuse. */
+void ep_rpc_call_free(ep_rpc_call *call);
+
+void ep_rpc_health_init(ep_rpc_health *health, ep_rpc_server *server);
+void ep_rpc_health_fini(ep_rpc_health *health);
+void ep_rpc_health_set_state(ep_rpc_health *health, const char *state);
+void ep_rpc_reflection_init(ep_rpc_reflection *reflection, ep_rpc_server *server);
+
+#endif

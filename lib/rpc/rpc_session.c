@@ -1,0 +1,364 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The server's side of one connection: Hello, the calls in flight, credits, cancel, end. */
+#include "rpc/rpc_server.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "rpc/rpc_hello.h"
+
+static ep_rpc_session *session_of(ep_rpc_link *link)
+{
+    return (ep_rpc_session *)(void *)link; /* its first member */
+}
+
+bool ep_rpc_session_is_draining(const ep_rpc_session *session)
+{
+    return __atomic_load_n(&session->server->draining, __ATOMIC_ACQUIRE);
+}
+
+/* ---- Hello ---- */
+
+/* Makes a Hello reply frame from a message; NULL when out of memory. */
+static ep_rpc_out *hello_reply(ep_rpc_session *session, uint64_t call_id, uint32_t status, const ProtobufCMessage *message)
+{
+    ep_rpc_out *out;
+    if (ep_rpc_out_create_message(session->server->common.pool, message, NULL, &out) != EP_OK) {
+        return NULL;
+    }
+    out->frame.kind = EP_FRAME_REPLY;
+    out->frame.flags = ep_rpc_session_is_draining(session) ? EP_FRAME_FLAG_DRAINING : 0;
+    out->frame.call_id = call_id;
+    out->frame.method_id = EP_RPC_HELLO_METHOD;
+    out->frame.status = status;
+    return out;
+}
+
+static void refuse(ep_rpc_session *session, uint64_t call_id, const ep_error *why)
+{
+    ep_rpc_status_fields fields;
+    ep_rpc_status_fill(why->code, why, &fields);
+    ep_rpc_link_send_last(&session->link, hello_reply(session, call_id, ep_err_grpc_code(why->code), &fields.status.base), why);
+}
+
+/* Our Hello, with the listeners as lanes on offer and what the program adds. Returns NULL when out of memory. */
+static ep_rpc_out *welcome_frame(ep_rpc_session *session, uint64_t call_id, bool payload_crc)
+{
+    ep_rpc_server *server = session->server;
+    Expertd__V1__Hello hello;
+    Expertd__V1__LaneOffer offers[EP_RPC_LISTENERS_MAX];
+    Expertd__V1__LaneOffer *offer_list[EP_RPC_LISTENERS_MAX];
+    ep_rpc_hello_fill(&server->common, payload_crc, &hello);
+    hello.token = (char *)(uintptr_t)""; /* a token goes to the server, never back */
+    pthread_mutex_lock(&server->lock);
+    for (size_t i = 0; i < server->listeners_count; i++) {
+        if (server->listeners[i] == NULL) {
+            continue;
+        }
+        expertd__v1__lane_offer__init(&offers[hello.n_lanes]);
+        offers[hello.n_lanes].name = (char *)(uintptr_t)server->listeners[i]->ops->name;
+        offers[hello.n_lanes].url = server->urls[i]; /* written once, before its listener is */
+        offer_list[hello.n_lanes] = &offers[hello.n_lanes];
+        hello.n_lanes++;
+    }
+    pthread_mutex_unlock(&server->lock);
+    hello.lanes = offer_list;
+    if (server->config.hello_fill != NULL) {
+        server->config.hello_fill(server->config.arg, &hello);
+    }
+    ep_rpc_out *out = hello_reply(session, call_id, 0, &hello.base);
+    if (server->config.hello_free != NULL) {
+        server->config.hello_free(server->config.arg, &hello);
+    }
+    return out;
+}
+
+static void welcome(ep_rpc_session *session, uint64_t call_id, const Expertd__V1__Hello *hello, ep_rpc_role role, bool payload_crc)
+{
+    ep_rpc_link *link = &session->link;
+    const ep_rpc_limits *limits = &session->server->common.limits;
+    session->role = role;
+    snprintf(session->node, sizeof(session->node), "%s", hello->node);
+    session->peer_frame_bytes_max = limits->frame_bytes_max;
+    if (hello->frame_bytes_max != 0 && hello->frame_bytes_max < limits->frame_bytes_max) {
+        session->peer_frame_bytes_max = (size_t)hello->frame_bytes_max;
+    }
+    session->announced_bytes = limits->credit_bytes;
+    session->hello_done = true;
+    ep_rpc_link_set_crc(link, payload_crc);
+    ep_rpc_out *out = welcome_frame(session, call_id, payload_crc);
+    if (out == NULL) {
+        ep_rpc_link_close(link, NULL);
+        return;
+    }
+    ep_rpc_link_go_live(link);
+    ep_rpc_link_send_reply(link, out);
+}
+
+/* The first frame. Whatever is not a Hello request closes without an answer. */
+static void first_frame(ep_rpc_session *session, const ep_frame *frame, const ep_buffer *buffer)
+{
+    ep_rpc_server *server = session->server;
+    bool payload_crc = ep_rpc_hello_wants_crc(&server->common, session->link.conn);
+    Expertd__V1__CallHeader *call_header;
+    ProtobufCMessage *message;
+    ep_rpc_budget budget;
+    ep_rpc_role role = EP_ROLE_CLIENT;
+    ep_error why;
+    if (frame->kind != EP_FRAME_REQUEST || frame->method_id != EP_RPC_HELLO_METHOD || frame->tensor_bytes != 0) {
+        ep_error_set(&why, EP_ERR_PROTOCOL, "the first frame is a %s frame of method 0x%04x, must be the Hello request",
+                     ep_frame_kind_name(frame->kind), frame->method_id);
+        ep_rpc_link_close(&session->link, &why);
+        return;
+    }
+    ep_rpc_budget_init(&budget, server->common.pool, server->common.limits.unpack_bytes_max);
+    ep_err err = ep_rpc_request_unpack(&budget, &expertd__v1__hello__descriptor, buffer->data + EP_FRAME_FIXED_BYTES,
+                                       frame->header_bytes, &call_header, &message, &why);
+    if (err != EP_OK) {
+        why.code = EP_ERR_PROTOCOL;
+        ep_rpc_link_close(&session->link, &why);
+    } else {
+        const Expertd__V1__Hello *hello = (const Expertd__V1__Hello *)message;
+        err = ep_rpc_hello_check_client(&server->common, payload_crc, hello, &role, &why);
+        if (err == EP_OK) {
+            err = ep_rpc_payload_check(frame, buffer->data, payload_crc, &why);
+        }
+        if (err == EP_OK) {
+            welcome(session, frame->call_id, hello, role, payload_crc);
+        } else {
+            refuse(session, frame->call_id, &why);
+        }
+    }
+    ep_rpc_budget_fini(&budget);
+}
+
+/* ---- calls in flight ---- */
+
+static ep_rpc_call **bucket_of(ep_rpc_session *session, uint64_t id)
+{
+    return &session->calls[(id * 0x9e3779b97f4a7c15ull) >> 56]; /* 8 bits: EP_RPC_CALL_BUCKETS */
+}
+
+_Static_assert(EP_RPC_CALL_BUCKETS == 256, "bucket_of takes 8 bits");
+
+ep_rpc_call *ep_rpc_session_find(ep_rpc_session *session, uint64_t id)
+{
+    pthread_mutex_lock(&session->link.lock);
+    ep_rpc_call *call = *bucket_of(session, id);
+    while (call != NULL && call->id != id) {
+        call = call->next;
+    }
+    if (call != NULL) {
+        __atomic_fetch_add(&call->refs, 1, __ATOMIC_RELAXED);
+    }
+    pthread_mutex_unlock(&session->link.lock);
+    return call;
+}
+
+/* What the peer should be told it may send; 0 when nothing is due. */
+static uint64_t credit_due_locked(ep_rpc_session *session)
+{
+    const ep_rpc_limits *limits = &session->server->common.limits;
+    uint64_t grant = limits->credit_bytes + session->answered_bytes;
+    uint64_t progress = grant - session->announced_bytes;
+    uint64_t headroom = session->announced_bytes - session->received_bytes;
+    /* The peer may wait for room for one whole frame: below that it must hear of progress. */
+    uint64_t frame_bytes = limits->frame_bytes_max < limits->credit_bytes ? limits->frame_bytes_max : limits->credit_bytes;
+    uint64_t low = limits->credit_bytes / 2 > frame_bytes ? limits->credit_bytes / 2 : frame_bytes;
+    bool nothing_open = session->answered_bytes == session->received_bytes;
+    if (progress == 0 || headroom >= low || (progress < limits->credit_bytes / 16 && !nothing_open)) {
+        return 0;
+    }
+    session->announced_bytes = grant;
+    return grant;
+}
+
+static void send_credit(ep_rpc_session *session, uint64_t bytes)
+{
+    ep_rpc_out *out;
+    if (ep_rpc_out_create(session->server->common.pool, EP_FRAME_CREDIT_BYTES, NULL, &out) != EP_OK) {
+        ep_error why;
+        ep_error_set(&why, EP_ERR_NO_MEMORY, "no memory for a credit frame");
+        ep_rpc_link_close(&session->link, &why); /* without it the peer would wait for ever */
+        return;
+    }
+    ep_frame_credit_encode(&(ep_frame_credit){.bytes = bytes}, ep_rpc_out_header(out));
+    out->frame.kind = EP_FRAME_CREDIT;
+    ep_rpc_link_send_reply(&session->link, out);
+}
+
+void ep_rpc_session_remove(ep_rpc_session *session, ep_rpc_call *call)
+{
+    pthread_mutex_lock(&session->link.lock);
+    ep_rpc_call **at = bucket_of(session, call->id);
+    while (*at != call) {
+        EP_ASSERT(*at != NULL);
+        at = &(*at)->next;
+    }
+    *at = call->next;
+    session->calls_count--;
+    session->answered_bytes += call->frame_bytes;
+    uint64_t credit = session->ended ? 0 : credit_due_locked(session);
+    pthread_mutex_unlock(&session->link.lock);
+    if (credit != 0) {
+        send_credit(session, credit);
+    }
+}
+
+/* Enters a request's call. Errors: PROTOCOL (credit overrun, id in use): the connection is to be closed. */
+static ep_err enter(ep_rpc_session *session, ep_rpc_call *call, uint32_t *out_calls, ep_error *out_error)
+{
+    ep_err err = EP_OK;
+    pthread_mutex_lock(&session->link.lock);
+    ep_rpc_call **bucket = bucket_of(session, call->id);
+    ep_rpc_call *same = *bucket;
+    while (same != NULL && same->id != call->id) {
+        same = same->next;
+    }
+    if (same != NULL) {
+        err = ep_error_set(out_error, EP_ERR_PROTOCOL, "call id %016llx is used again while its call is in flight",
+                           (unsigned long long)call->id);
+    } else if (call->frame_bytes > session->announced_bytes - session->received_bytes) {
+        err = ep_error_set(out_error, EP_ERR_PROTOCOL, "peer sent %llu request bytes in all, its credit is %llu",
+                           (unsigned long long)(session->received_bytes + call->frame_bytes),
+                           (unsigned long long)session->announced_bytes);
+    } else {
+        session->received_bytes += call->frame_bytes;
+        call->next = *bucket;
+        *bucket = call;
+        *out_calls = ++session->calls_count;
+    }
+    pthread_mutex_unlock(&session->link.lock);
+    return err;
+}
+
+static void take_request(ep_rpc_session *session, const ep_frame *frame, ep_buffer *taken_buffer)
+{
+    ep_error why;
+    uint32_t calls = 0;
+    ep_rpc_call *call = ep_rpc_call_create(session, frame, taken_buffer);
+    if (call == NULL) {
+        ep_error_set(&why, EP_ERR_NO_MEMORY, "no memory for a call");
+        ep_buffer_unref(taken_buffer);
+        ep_rpc_link_close(&session->link, &why);
+        return;
+    }
+    if (enter(session, call, &calls, &why) != EP_OK) {
+        ep_rpc_link_close(&session->link, &why);
+        ep_rpc_call_unref(call);
+        return;
+    }
+    ep_rpc_service_dispatch(call, frame, calls);
+}
+
+/* ---- frames and the end ---- */
+
+static void session_frame(ep_rpc_link *link, const ep_frame *frame, ep_buffer *taken_buffer)
+{
+    ep_rpc_session *session = session_of(link);
+    ep_error why;
+    if (!session->hello_done) {
+        first_frame(session, frame, taken_buffer);
+        ep_buffer_unref(taken_buffer);
+        return;
+    }
+    if (frame->kind == EP_FRAME_REQUEST && frame->method_id != EP_RPC_HELLO_METHOD) {
+        take_request(session, frame, taken_buffer);
+        return;
+    }
+    if (frame->kind == EP_FRAME_CANCEL) {
+        ep_rpc_call *call = ep_rpc_session_find(session, frame->call_id);
+        if (call != NULL) {
+            ep_rpc_call_cancelled(call);
+            ep_rpc_call_unref(call);
+        }
+    } else {
+        ep_error_set(&why, EP_ERR_PROTOCOL, "a %s frame of method 0x%04x may not be sent to a server after Hello",
+                     ep_frame_kind_name(frame->kind), frame->method_id);
+        ep_rpc_link_close(link, &why);
+    }
+    ep_buffer_unref(taken_buffer);
+}
+
+/* Any call that was not cancelled yet, with a reference. */
+static ep_rpc_call *next_to_cancel(ep_rpc_session *session)
+{
+    pthread_mutex_lock(&session->link.lock);
+    session->ended = true;
+    for (size_t i = 0; i < EP_RPC_CALL_BUCKETS; i++) {
+        for (ep_rpc_call *call = session->calls[i]; call != NULL; call = call->next) {
+            if (!__atomic_load_n(&call->cancelled, __ATOMIC_ACQUIRE) && !__atomic_load_n(&call->finished, __ATOMIC_ACQUIRE)) {
+                __atomic_fetch_add(&call->refs, 1, __ATOMIC_RELAXED);
+                pthread_mutex_unlock(&session->link.lock);
+                return call;
+            }
+        }
+    }
+    pthread_mutex_unlock(&session->link.lock);
+    return NULL;
+}
+
+static void session_closed(ep_rpc_link *link, const ep_error *error)
+{
+    ep_rpc_session *session = session_of(link);
+    ep_rpc_server_stats *stats = &session->server->stats;
+    if (!session->hello_done) {
+        __atomic_fetch_add(&stats->connections_refused, 1, __ATOMIC_RELAXED);
+    }
+    if (error->code == EP_ERR_PROTOCOL || error->code == EP_ERR_RESOURCE_EXHAUSTED) {
+        __atomic_fetch_add(&stats->protocol_errors, 1, __ATOMIC_RELAXED);
+    }
+    ep_rpc_call *call;
+    while ((call = next_to_cancel(session)) != NULL) {
+        ep_rpc_call_cancelled(call);
+        ep_rpc_call_unref(call);
+    }
+}
+
+static void session_free(ep_rpc_link *link)
+{
+    ep_rpc_session *session = session_of(link);
+    ep_rpc_server *server = session->server;
+    EP_ASSERT(session->calls_count == 0);
+    pthread_mutex_lock(&server->lock);
+    if (session->previous != NULL) {
+        session->previous->next = session->next;
+    } else {
+        server->sessions = session->next;
+    }
+    if (session->next != NULL) {
+        session->next->previous = session->previous;
+    }
+    server->sessions_count--;
+    __atomic_fetch_add(&server->stats.bytes_received, link->bytes_received, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&server->stats.bytes_sent, link->bytes_sent, __ATOMIC_RELAXED);
+    pthread_cond_broadcast(&server->idle);
+    pthread_mutex_unlock(&server->lock);
+    free(session);
+}
+
+static const ep_rpc_link_ops session_ops = {.on_frame = session_frame, .on_closed = session_closed, .on_free = session_free};
+
+void ep_rpc_session_create(ep_rpc_server *server, ep_conn *taken_conn)
+{
+    ep_rpc_session *session = calloc(1, sizeof(*session));
+    if (session == NULL) {
+        __atomic_fetch_add(&server->stats.connections_refused, 1, __ATOMIC_RELAXED);
+        ep_conn_release(taken_conn);
+        return;
+    }
+    ep_rpc_link_init(&session->link, &session_ops, &server->common, taken_conn);
+    session->server = server;
+    pthread_mutex_lock(&server->lock);
+    session->next = server->sessions;
+    if (session->next != NULL) {
+        session->next->previous = session;
+    }
+    server->sessions = session;
+    server->sessions_count++;
+    pthread_mutex_unlock(&server->lock);
+    ep_rpc_link_start(&session->link);
+    ep_rpc_link_unref(&session->link);
+}

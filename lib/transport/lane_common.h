@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What every lane needs: checked limits, a checked and bounded send queue, and threads that leave the program's signals alone. */
+#ifndef EP_TRANSPORT_LANE_COMMON_H
+#define EP_TRANSPORT_LANE_COMMON_H
+
+#include <pthread.h>
+
+#include "transport/transport.h"
+
+typedef struct ep_send_queue {
+    ep_send *head;
+    ep_send *tail;
+    size_t bytes;
+} ep_send_queue;
+
+/* Refuses limits that cannot work, naming the one. Errors: INVALID_ARGUMENT. */
+ep_err ep_lane_limits_check(const ep_lane_limits *limits, bool for_listener, ep_error *out_error);
+
+/* Whether url has this scheme ("tcp" for "tcp://..."). */
+bool ep_url_has_scheme(const char *url, const char *scheme);
+
+/* Checks a send and fills its private fields. Errors: INVALID_ARGUMENT (parts, length). */
+ep_err ep_send_prepare(ep_send *send, size_t frame_bytes_max);
+
+/* Appends a prepared send. Errors: RESOURCE_EXHAUSTED (nothing appended). The caller holds the lock. */
+ep_err ep_send_queue_push(ep_send_queue *queue, ep_send *send, size_t bytes_max);
+/* Takes the oldest; NULL when empty. */
+ep_send *ep_send_queue_pop(ep_send_queue *queue);
+/* Copies bytes of the gather list from offset on; returns how many were copied (fewer only at its end). */
+size_t ep_send_copy(const ep_send *send, size_t offset, uint8_t *out, size_t bytes);
+
+/* Starts a thread that blocks every signal. name: up to 15 characters. Errors: IO. */
+ep_err ep_lane_thread_create(const char *name, void *(*func)(void *), void *arg, pthread_t *out_thread);
+
+/* Both end a lane's own threads; called by ep_transport_fini only. */
+void ep_loopback_fini(void);
+void ep_nng_stream_fini(void);
+
+#endif

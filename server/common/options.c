@@ -1,0 +1,481 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The option table's life: load from all sources in order of precedence, look up, print, compare. */
+#include "common/options.h"
+
+#include <ctype.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "common/options_internal.h"
+#include "common/version.h"
+
+#define NAME_BYTES 128
+#define WARNINGS_MAX 64
+
+size_t ep_options_find(const ep_option *options, size_t count, const char *name)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (strcmp(options[i].name, name) == 0) {
+            return i;
+        }
+    }
+    return SIZE_MAX;
+}
+
+/* Levenshtein distance, cut off at names longer than ours. */
+static size_t distance(const char *a, const char *b)
+{
+    size_t row[NAME_BYTES];
+    size_t b_bytes = strlen(b);
+    if (strlen(a) >= NAME_BYTES || b_bytes >= NAME_BYTES) {
+        return NAME_BYTES;
+    }
+    for (size_t j = 0; j <= b_bytes; j++) {
+        row[j] = j;
+    }
+    for (size_t i = 1; a[i - 1] != 0; i++) {
+        size_t diagonal = row[0];
+        row[0] = i;
+        for (size_t j = 1; j <= b_bytes; j++) {
+            size_t change = diagonal + (a[i - 1] != b[j - 1]);
+            size_t other = 1 + (row[j] < row[j - 1] ? row[j] : row[j - 1]);
+            diagonal = row[j];
+            row[j] = change < other ? change : other;
+        }
+    }
+    return row[b_bytes];
+}
+
+const char *ep_options_nearest(const ep_option *options, size_t count, const char *name)
+{
+    const char *best = NULL;
+    size_t best_distance = strlen(name) / 3 + 1;
+    for (size_t i = 0; i < count; i++) {
+        size_t d = distance(name, options[i].name);
+        if (d <= best_distance) {
+            best = options[i].name;
+            best_distance = d == 0 ? 0 : d - 1;
+        }
+    }
+    return best;
+}
+
+void ep_option_env_name(const ep_options_spec *spec, const ep_option *option, char *out, size_t bytes)
+{
+    snprintf(out, bytes, "%s%s", spec->env_prefix, option->name);
+    for (char *p = out; *p != 0; p++) {
+        *p = (char)toupper((unsigned char)*p);
+    }
+}
+
+static void add_warning(ep_options *options, const char *text)
+{
+    if (options->warnings_count < WARNINGS_MAX) {
+        char **grown = realloc(options->warnings, (options->warnings_count + 1) * sizeof(*grown));
+        char *copy = strdup(text);
+        if (grown != NULL) {
+            options->warnings = grown;
+        }
+        if (grown == NULL || copy == NULL) {
+            free(copy);
+            return;
+        }
+        options->warnings[options->warnings_count++] = copy;
+    }
+}
+
+/* Replaces a list by the items of a comma-separated text. */
+static ep_err set_list(const ep_option *option, ep_option_value *list, const char *text, ep_value_source source, ep_error *out_error)
+{
+    char *copy = strdup(text);
+    char *rest = copy;
+    ep_err err = copy == NULL ? ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for option %s", option->name) : EP_OK;
+    ep_option_value_clear(option, list);
+    for (char *item; err == EP_OK && (item = strsep(&rest, ",")) != NULL;) {
+        if (item[0] != 0) {
+            err = ep_option_list_add_text(option, list, item, source, out_error);
+        }
+    }
+    free(copy);
+    list->is_set = true;
+    list->kind = source.kind;
+    return err != EP_OK ? err : ep_option_list_check_count(option, list, out_error);
+}
+
+static ep_err set_text(const ep_option *option, ep_option_value *value, const char *text, ep_value_source source, ep_error *out_error)
+{
+    if (option->type == EP_OPTION_LIST) {
+        return set_list(option, value, text, source, out_error);
+    }
+    return ep_option_set_scalar(option, option->name, text, source, value, out_error);
+}
+
+static ep_err apply_defaults(ep_options *options, ep_error *out_error)
+{
+    const ep_options_spec *spec = options->spec;
+    ep_value_source source = {EP_ORIGIN_DEFAULT, NULL};
+    for (size_t i = 0; i < spec->options_count; i++) {
+        const ep_option *option = &spec->options[i];
+        ep_err err = option->default_text == NULL ? EP_OK
+                                                  : set_text(option, &options->values[i], option->default_text, source, out_error);
+        if (err != EP_OK) {
+            return err;
+        }
+    }
+    return EP_OK;
+}
+
+/* Sets the option an environment string names; others with our prefix become warnings. */
+static ep_err apply_variable(ep_options *options, const char *variable, ep_error *out_error)
+{
+    const ep_options_spec *spec = options->spec;
+    size_t prefix_bytes = strlen(spec->env_prefix);
+    const char *equals = strchr(variable, '=');
+    if (equals == NULL || strncmp(variable, spec->env_prefix, prefix_bytes) != 0) {
+        return EP_OK;
+    }
+    char origin[NAME_BYTES + 32];
+    char name[NAME_BYTES];
+    int name_bytes = (int)(equals - variable);
+    snprintf(origin, sizeof(origin), "environment %.*s", name_bytes > NAME_BYTES ? NAME_BYTES : name_bytes, variable);
+    for (size_t i = 0; i < spec->options_count; i++) {
+        ep_option_env_name(spec, &spec->options[i], name, sizeof(name));
+        if (strlen(name) == (size_t)name_bytes && strncmp(name, variable, (size_t)name_bytes) == 0) {
+            ep_value_source source = {EP_ORIGIN_ENVIRONMENT, origin};
+            return set_text(&spec->options[i], &options->values[i], equals + 1, source, out_error);
+        }
+    }
+    bool foreign = spec->env_foreign != NULL && strncmp(variable, spec->env_foreign, strlen(spec->env_foreign)) == 0;
+    bool config = strncmp(variable + prefix_bytes, "CONFIG=", strlen("CONFIG=")) == 0;
+    if (!foreign && !config) {
+        char text[NAME_BYTES * 2];
+        snprintf(text, sizeof(text), "%s names no option and is ignored", origin);
+        add_warning(options, text);
+    }
+    return EP_OK;
+}
+
+static ep_err apply_environment(ep_options *options, char *const *environment, ep_error *out_error)
+{
+    for (size_t i = 0; environment != NULL && environment[i] != NULL; i++) {
+        ep_err err = apply_variable(options, environment[i], out_error);
+        if (err != EP_OK) {
+            return err;
+        }
+    }
+    return EP_OK;
+}
+
+static const char *find_config_variable(const ep_options_spec *spec, char *const *environment)
+{
+    char name[NAME_BYTES];
+    int n = snprintf(name, sizeof(name), "%sCONFIG=", spec->env_prefix);
+    for (size_t i = 0; environment != NULL && environment[i] != NULL; i++) {
+        if (strncmp(environment[i], name, (size_t)n) == 0 && environment[i][n] != 0) {
+            return environment[i] + n;
+        }
+    }
+    return NULL;
+}
+
+static ep_err apply_flags(ep_options *options, const ep_flags *flags, ep_error *out_error)
+{
+    for (size_t i = 0; i < flags->count; i++) {
+        const ep_option *option = &options->spec->options[flags->flags[i].index];
+        ep_option_value *value = &options->values[flags->flags[i].index];
+        const char *text = flags->flags[i].text != NULL ? flags->flags[i].text : "true";
+        char name[NAME_BYTES];
+        char origin[NAME_BYTES + 16];
+        ep_option_flag_name(option, name, sizeof(name));
+        snprintf(origin, sizeof(origin), "flag --%s", name);
+        ep_value_source source = {EP_ORIGIN_FLAG, origin};
+        ep_err err;
+        if (option->type == EP_OPTION_LIST) {
+            if (value->kind != EP_ORIGIN_FLAG) {
+                ep_option_value_clear(option, value); /* flags replace the file's list, then add to it */
+            }
+            err = ep_option_list_add_text(option, value, text, source, out_error);
+        } else {
+            err = ep_option_set_scalar(option, option->name, text, source, value, out_error);
+        }
+        if (err != EP_OK) {
+            return err;
+        }
+    }
+    return EP_OK;
+}
+
+static ep_err load(ep_options *options, const ep_flags *flags, char *const *environment, ep_error *out_error)
+{
+    const char *path = flags->config_path != NULL ? flags->config_path : find_config_variable(options->spec, environment);
+    ep_err err = apply_defaults(options, out_error);
+    EP_ASSERT(err == EP_OK || err == EP_ERR_NO_MEMORY); /* a default that its own row refuses */
+    if (err == EP_OK && path != NULL) {
+        options->config_path = strdup(path);
+        err = options->config_path == NULL ? ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for options")
+                                           : ep_options_read_file(options, path, out_error);
+    }
+    if (err == EP_OK) {
+        err = apply_environment(options, environment, out_error);
+    }
+    return err != EP_OK ? err : apply_flags(options, flags, out_error);
+}
+
+ep_err ep_options_load(const ep_options_spec *spec, int argc, char **argv, char *const *environment, ep_options **out_options,
+                       ep_error *out_error)
+{
+    ep_flags flags;
+    ep_err err = ep_flags_parse(spec, argc, argv, &flags, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    ep_options *options = calloc(1, sizeof(*options));
+    ep_option_value *values = calloc(spec->options_count, sizeof(*values));
+    if (options == NULL || values == NULL) {
+        free(options);
+        free(values);
+        free(flags.flags);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for options");
+    }
+    *options = (ep_options){.spec = spec, .values = values, .action = flags.action};
+    bool needs_values = flags.action == EP_ACTION_RUN || flags.action == EP_ACTION_CHECK || flags.action == EP_ACTION_PRINT;
+    err = needs_values ? load(options, &flags, environment, out_error) : EP_OK;
+    free(flags.flags);
+    if (err != EP_OK) {
+        ep_options_free(options);
+        return err;
+    }
+    *out_options = options;
+    return EP_OK;
+}
+
+void ep_options_free(ep_options *options)
+{
+    if (options == NULL) {
+        return;
+    }
+    for (size_t i = 0; i < options->spec->options_count; i++) {
+        ep_option_value_clear(&options->spec->options[i], &options->values[i]);
+    }
+    for (size_t i = 0; i < options->warnings_count; i++) {
+        free(options->warnings[i]);
+    }
+    free(options->warnings);
+    free(options->values);
+    free(options->config_path);
+    free(options);
+}
+
+static const ep_option_value *get(const ep_options *options, const char *key)
+{
+    size_t index = ep_options_find(options->spec->options, options->spec->options_count, key);
+    EP_ASSERT(index != SIZE_MAX);
+    return &options->values[index];
+}
+
+bool ep_options_is_set(const ep_options *options, const char *key)
+{
+    return get(options, key)->is_set;
+}
+
+bool ep_options_bool(const ep_options *options, const char *key)
+{
+    return get(options, key)->number != 0;
+}
+
+uint64_t ep_options_number(const ep_options *options, const char *key)
+{
+    return get(options, key)->number;
+}
+
+const char *ep_options_text(const ep_options *options, const char *key)
+{
+    const char *text = get(options, key)->text;
+    return text != NULL ? text : "";
+}
+
+size_t ep_options_list_count(const ep_options *options, const char *key)
+{
+    return get(options, key)->items_count;
+}
+
+static const ep_option_value *get_item(const ep_options *options, const char *key, size_t index, const char *field)
+{
+    size_t i = ep_options_find(options->spec->options, options->spec->options_count, key);
+    EP_ASSERT(i != SIZE_MAX && options->spec->options[i].type == EP_OPTION_LIST);
+    const ep_option *option = &options->spec->options[i];
+    size_t f = ep_options_find(option->fields, option->fields_count, field);
+    EP_ASSERT(f != SIZE_MAX);
+    EP_ASSERT(index < options->values[i].items_count);
+    return &options->values[i].items[index * option->fields_count + f];
+}
+
+const char *ep_options_list_text(const ep_options *options, const char *key, size_t index, const char *field)
+{
+    return get_item(options, key, index, field)->text;
+}
+
+const char *ep_options_origin(const ep_options *options, const char *key)
+{
+    const char *origin = get(options, key)->origin;
+    return origin != NULL ? origin : "default";
+}
+
+ep_err ep_options_fail(const ep_options *options, const char *key, ep_error *out_error, const char *format, ...)
+{
+    char text[EP_ERROR_TEXT_BYTES];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    return ep_error_set(out_error, EP_ERR_BAD_CONFIG, "%s: %s: %s", ep_options_origin(options, key), key, text);
+}
+
+ep_err ep_options_fail_item(const ep_options *options, const char *key, size_t index, const char *field, ep_error *out_error,
+                            const char *format, ...)
+{
+    char text[EP_ERROR_TEXT_BYTES];
+    const char *origin = get_item(options, key, index, field)->origin;
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    return ep_error_set(out_error, EP_ERR_BAD_CONFIG, "%s: %s[%zu].%s: %s", origin != NULL ? origin : "default", key, index, field, text);
+}
+
+ep_options_action ep_options_get_action(const ep_options *options)
+{
+    return options->action;
+}
+
+const char *ep_options_warning(const ep_options *options, size_t index)
+{
+    return index < options->warnings_count ? options->warnings[index] : NULL;
+}
+
+/* A scalar as YAML: text in double quotes, numbers and words plain. */
+static void print_scalar(const ep_option *option, const ep_option_value *value, FILE *out)
+{
+    if (option->type != EP_OPTION_STRING && option->type != EP_OPTION_PATH) {
+        fputs(value->text, out);
+        return;
+    }
+    fputc('"', out);
+    for (const char *p = value->text; *p != 0; p++) {
+        if (*p == '"' || *p == '\\') {
+            fputc('\\', out);
+        }
+        fputc(*p, out);
+    }
+    fputc('"', out);
+}
+
+static void print_list(const ep_option *option, const ep_option_value *list, FILE *out)
+{
+    const char *origin = list->origin != NULL ? list->origin : "default";
+    if (list->items_count == 0) {
+        fprintf(out, "%s: []  # %s\n", option->name, origin);
+        return;
+    }
+    fprintf(out, "%s:  # %s\n", option->name, origin);
+    for (size_t i = 0; i < list->items_count; i++) {
+        for (size_t f = 0; f < option->fields_count; f++) {
+            fprintf(out, "%s%s: ", f == 0 ? "  - " : "    ", option->fields[f].name);
+            print_scalar(&option->fields[f], &list->items[i * option->fields_count + f], out);
+            fputc('\n', out);
+        }
+    }
+}
+
+void ep_options_print(const ep_options *options, FILE *out)
+{
+    for (size_t i = 0; i < options->spec->options_count; i++) {
+        const ep_option *option = &options->spec->options[i];
+        const ep_option_value *value = &options->values[i];
+        if (!value->is_set) {
+            fprintf(out, "# %s:  # not set\n", option->name);
+        } else if (option->type == EP_OPTION_LIST) {
+            print_list(option, value, out);
+        } else {
+            fprintf(out, "%s: ", option->name);
+            print_scalar(option, value, out);
+            fprintf(out, "  # %s\n", value->origin != NULL ? value->origin : "default");
+        }
+    }
+}
+
+static bool equal(const ep_option *option, const ep_option_value *a, const ep_option_value *b)
+{
+    if (a->is_set != b->is_set || a->number != b->number || a->items_count != b->items_count ||
+        (a->text == NULL) != (b->text == NULL) || (a->text != NULL && strcmp(a->text, b->text) != 0)) {
+        return false;
+    }
+    for (size_t i = 0; i < a->items_count * option->fields_count; i++) {
+        if (!equal(&option->fields[i % option->fields_count], &a->items[i], &b->items[i])) {
+            return false;
+        }
+    }
+    return true;
+}
+
+void ep_options_diff(const ep_options *before, const ep_options *after, void (*func)(void *arg, const ep_option *option), void *arg)
+{
+    EP_ASSERT(before->spec == after->spec);
+    for (size_t i = 0; i < before->spec->options_count; i++) {
+        if (!equal(&before->spec->options[i], &before->values[i], &after->values[i])) {
+            func(arg, &before->spec->options[i]);
+        }
+    }
+}
+
+static int finish_action(const ep_options_spec *spec, const ep_options *options)
+{
+    switch (options->action) {
+    case EP_ACTION_HELP:
+        ep_options_print_help(spec, stdout);
+        return 0;
+    case EP_ACTION_VERSION:
+        ep_version_print(spec->program, false, stdout);
+        return 0;
+    case EP_ACTION_VERSION_JSON:
+        ep_version_print(spec->program, true, stdout);
+        return 0;
+    case EP_ACTION_PRINT:
+        ep_options_print(options, stdout);
+        return 0;
+    case EP_ACTION_CHECK:
+        printf("%s: the configuration is right\n", spec->program);
+        return 0;
+    case EP_ACTION_RUN:
+        break;
+    }
+    return -1;
+}
+
+int ep_options_main(const ep_options_spec *spec, int argc, char **argv, ep_options_check_func check, ep_options **out_options)
+{
+    ep_options *options = NULL;
+    ep_error error;
+    ep_error_clear(&error);
+    ep_err err = ep_options_load(spec, argc, argv, environ, &options, &error);
+    bool has_values = err == EP_OK && (options->action == EP_ACTION_RUN || options->action == EP_ACTION_CHECK);
+    if (has_values && check != NULL) {
+        err = check(options, &error);
+    }
+    if (err != EP_OK) {
+        fprintf(stderr, "%s: %s\n", spec->program, error.text);
+        ep_options_free(options);
+        return 1;
+    }
+    int code = finish_action(spec, options);
+    if (code >= 0) {
+        fflush(stdout);
+        ep_options_free(options);
+        return ferror(stdout) ? 1 : code;
+    }
+    *out_options = options;
+    return -1;
+}

@@ -1,0 +1,249 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The YAML file. libyaml's document keeps the line of every node, which is what an error message needs; values stay text
+ * until the table's own parser has seen them.
+ */
+#include "common/options_internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <yaml.h>
+
+#define ORIGIN_BYTES 400
+
+typedef struct reader {
+    ep_options *options;
+    const char *path;
+    yaml_document_t document;
+    ep_error *error;
+} reader;
+
+static void origin_of(const reader *r, const yaml_node_t *node, char *out, size_t bytes)
+{
+    snprintf(out, bytes, "file %.300s:%zu", r->path, node->start_mark.line + 1);
+}
+
+static ep_err fail_at(const reader *r, const yaml_node_t *node, const char *text)
+{
+    char origin[ORIGIN_BYTES];
+    origin_of(r, node, origin, sizeof(origin));
+    return ep_error_set(r->error, EP_ERR_BAD_CONFIG, "%s: %s", origin, text);
+}
+
+/* The scalar's text, or NULL with an error set: another kind of node, no value, or a NUL inside. */
+static const char *scalar_text(const reader *r, const yaml_node_t *node, const char *label)
+{
+    char text[160];
+    if (node->type != YAML_SCALAR_NODE) {
+        snprintf(text, sizeof(text), "%.100s: a single value is expected here", label);
+        fail_at(r, node, text);
+        return NULL;
+    }
+    const char *value = (const char *)node->data.scalar.value;
+    bool plain = node->data.scalar.style == YAML_PLAIN_SCALAR_STYLE;
+    if ((plain && node->data.scalar.length == 0) || strlen(value) != node->data.scalar.length) {
+        snprintf(text, sizeof(text), "%.100s: there is no value (write \"\" for an empty one)", label);
+        fail_at(r, node, text);
+        return NULL;
+    }
+    return value;
+}
+
+static ep_err unknown_key(const reader *r, const yaml_node_t *node, const char *key, const ep_option *options, size_t count)
+{
+    char text[256];
+    const char *nearest = ep_options_nearest(options, count, key);
+    if (nearest != NULL) {
+        snprintf(text, sizeof(text), "unknown key '%.80s'; did you mean '%s'? (--help lists all)", key, nearest);
+    } else {
+        snprintf(text, sizeof(text), "unknown key '%.80s' (--help lists all)", key);
+    }
+    return fail_at(r, node, text);
+}
+
+/* Finds the pair's option; a key given twice is an error. seen: [count], the line a key was first seen at, 0 none. */
+static ep_err find_key(const reader *r, const yaml_node_t *key, const ep_option *options, size_t count, size_t *seen,
+                       size_t *out_index)
+{
+    const char *name = scalar_text(r, key, "key");
+    if (name == NULL) {
+        return EP_ERR_BAD_CONFIG;
+    }
+    size_t index = ep_options_find(options, count, name);
+    if (index == SIZE_MAX) {
+        return unknown_key(r, key, name, options, count);
+    }
+    if (seen[index] != 0) {
+        char text[160];
+        snprintf(text, sizeof(text), "%.80s: given twice, first at line %zu", name, seen[index]);
+        return fail_at(r, key, text);
+    }
+    seen[index] = key->start_mark.line + 1;
+    *out_index = index;
+    return EP_OK;
+}
+
+static ep_err read_item_mapping(reader *r, const ep_option *option, size_t item_index, const yaml_node_t *node, ep_option_value *item)
+{
+    size_t *seen = calloc(option->fields_count, sizeof(*seen));
+    ep_err err = seen == NULL ? ep_error_set(r->error, EP_ERR_NO_MEMORY, "no memory to read %s", r->path) : EP_OK;
+    for (yaml_node_pair_t *pair = node->data.mapping.pairs.start; err == EP_OK && pair < node->data.mapping.pairs.top; pair++) {
+        const yaml_node_t *value = yaml_document_get_node(&r->document, pair->value);
+        char origin[ORIGIN_BYTES];
+        char label[160];
+        size_t f = 0;
+        err = find_key(r, yaml_document_get_node(&r->document, pair->key), option->fields, option->fields_count, seen, &f);
+        if (err != EP_OK) {
+            break;
+        }
+        snprintf(label, sizeof(label), "%s[%zu].%s", option->name, item_index, option->fields[f].name);
+        const char *text = scalar_text(r, value, label);
+        if (text == NULL) {
+            err = EP_ERR_BAD_CONFIG;
+            break;
+        }
+        origin_of(r, value, origin, sizeof(origin));
+        err = ep_option_set_scalar(&option->fields[f], label, text, (ep_value_source){EP_ORIGIN_FILE, origin}, &item[f], r->error);
+    }
+    free(seen);
+    return err;
+}
+
+static ep_err read_item(reader *r, const ep_option *option, const yaml_node_t *node, ep_option_value *list)
+{
+    char origin[ORIGIN_BYTES];
+    origin_of(r, node, origin, sizeof(origin));
+    ep_value_source source = {EP_ORIGIN_FILE, origin};
+    ep_option_value *item;
+    ep_err err = ep_option_list_grow(option, list, source, &item, r->error);
+    if (err != EP_OK) {
+        return err;
+    }
+    size_t index = list->items_count - 1;
+    if (option->fields_count == 1 && node->type == YAML_SCALAR_NODE) {
+        const char *text = scalar_text(r, node, option->name);
+        err = text == NULL ? EP_ERR_BAD_CONFIG
+                           : ep_option_set_scalar(&option->fields[0], option->name, text, source, &item[0], r->error);
+    } else if (node->type == YAML_MAPPING_NODE) {
+        err = read_item_mapping(r, option, index, node, item);
+    } else {
+        char text[160];
+        snprintf(text, sizeof(text), "%s[%zu]: a mapping with %s is expected here", option->name, index, option->fields[0].name);
+        err = fail_at(r, node, text);
+    }
+    return err != EP_OK ? err : ep_option_list_complete(option, index, item, source, r->error);
+}
+
+static ep_err read_list(reader *r, const ep_option *option, const yaml_node_t *node, ep_option_value *list)
+{
+    char origin[ORIGIN_BYTES];
+    if (node->type != YAML_SEQUENCE_NODE) {
+        char text[160];
+        snprintf(text, sizeof(text), "%s: a list is expected here (lines that begin with \"- \")", option->name);
+        return fail_at(r, node, text);
+    }
+    ep_option_value_clear(option, list);
+    list->is_set = true;
+    list->kind = EP_ORIGIN_FILE;
+    origin_of(r, node, origin, sizeof(origin));
+    list->origin = strdup(origin);
+    for (yaml_node_item_t *i = node->data.sequence.items.start; i < node->data.sequence.items.top; i++) {
+        ep_err err = read_item(r, option, yaml_document_get_node(&r->document, *i), list);
+        if (err != EP_OK) {
+            return err;
+        }
+    }
+    return ep_option_list_check_count(option, list, r->error);
+}
+
+static ep_err read_root(reader *r, const yaml_node_t *root)
+{
+    const ep_options_spec *spec = r->options->spec;
+    if (root->type != YAML_MAPPING_NODE) {
+        return fail_at(r, root, "the file must hold 'key: value' lines");
+    }
+    size_t *seen = calloc(spec->options_count, sizeof(*seen));
+    ep_err err = seen == NULL ? ep_error_set(r->error, EP_ERR_NO_MEMORY, "no memory to read %s", r->path) : EP_OK;
+    for (yaml_node_pair_t *pair = root->data.mapping.pairs.start; err == EP_OK && pair < root->data.mapping.pairs.top; pair++) {
+        const yaml_node_t *value = yaml_document_get_node(&r->document, pair->value);
+        size_t index = 0;
+        err = find_key(r, yaml_document_get_node(&r->document, pair->key), spec->options, spec->options_count, seen, &index);
+        if (err != EP_OK) {
+            break;
+        }
+        const ep_option *option = &spec->options[index];
+        if (option->type == EP_OPTION_LIST) {
+            err = read_list(r, option, value, &r->options->values[index]);
+            continue;
+        }
+        char origin[ORIGIN_BYTES];
+        const char *text = scalar_text(r, value, option->name);
+        if (text == NULL) {
+            err = EP_ERR_BAD_CONFIG;
+            break;
+        }
+        origin_of(r, value, origin, sizeof(origin));
+        err = ep_option_set_scalar(option, option->name, text, (ep_value_source){EP_ORIGIN_FILE, origin},
+                                   &r->options->values[index], r->error);
+    }
+    free(seen);
+    return err;
+}
+
+/* The whole file; *out_text is freed by the caller. */
+static ep_err read_bytes(const char *path, unsigned char **out_text, size_t *out_bytes, ep_error *out_error)
+{
+    struct stat st;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+    if (fd < 0) {
+        return ep_error_set(out_error, errno == ENOENT ? EP_ERR_NOT_FOUND : EP_ERR_IO, "config file %.300s: %s", path, strerror(errno));
+    }
+    if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode) || (uint64_t)st.st_size > EP_OPTIONS_FILE_BYTES_MAX) {
+        close(fd);
+        return ep_error_set(out_error, EP_ERR_BAD_CONFIG, "config file %.300s is not a regular file of at most %u bytes", path,
+                            EP_OPTIONS_FILE_BYTES_MAX);
+    }
+    unsigned char *text = malloc((size_t)st.st_size + 1);
+    ssize_t n = text != NULL ? pread(fd, text, (size_t)st.st_size, 0) : -1;
+    int saved = errno;
+    close(fd);
+    if (n < 0) {
+        free(text);
+        return ep_error_set(out_error, EP_ERR_IO, "config file %.300s: %s", path, strerror(saved));
+    }
+    *out_text = text;
+    *out_bytes = (size_t)n;
+    return EP_OK;
+}
+
+ep_err ep_options_read_file(ep_options *options, const char *path, ep_error *out_error)
+{
+    unsigned char *text = NULL;
+    size_t bytes = 0;
+    yaml_parser_t parser;
+    reader r = {.options = options, .path = path, .error = out_error};
+    ep_err err = read_bytes(path, &text, &bytes, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    if (!yaml_parser_initialize(&parser)) {
+        free(text);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to read %.300s", path);
+    }
+    yaml_parser_set_input_string(&parser, text, bytes);
+    if (!yaml_parser_load(&parser, &r.document)) {
+        err = ep_error_set(out_error, EP_ERR_BAD_CONFIG, "file %.300s:%zu: not YAML: %s", path, parser.problem_mark.line + 1,
+                           parser.problem != NULL ? parser.problem : "no reason given");
+    } else {
+        yaml_node_t *root = yaml_document_get_root_node(&r.document);
+        err = root != NULL ? read_root(&r, root) : EP_OK; /* an empty file sets nothing */
+        yaml_document_delete(&r.document);
+    }
+    yaml_parser_delete(&parser);
+    free(text);
+    return err;
+}

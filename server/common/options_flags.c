@@ -1,0 +1,203 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Flags and --help, made from the table; argp does the parsing and the layout. */
+#include "common/options_internal.h"
+
+#include <argp.h>
+#include <ctype.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+
+#define KEY_CONFIG 0x200
+#define KEY_CHECK 0x201
+#define KEY_PRINT 0x202
+#define KEY_VERSION 0x203
+#define KEY_JSON 0x204
+#define KEY_HELP 0x205
+#define KEY_FIRST 0x300   /* + index in the table */
+
+#define NAME_BYTES 64
+#define HELP_BYTES 512
+
+/* argp_option keeps pointers only: the texts made for it live here. */
+typedef struct built_texts {
+    char flag[NAME_BYTES];
+    char argument[NAME_BYTES];
+    char help[HELP_BYTES];
+} built_texts;
+
+typedef struct parse_state {
+    const ep_options_spec *spec;
+    ep_flags *flags;
+    bool no_memory;
+} parse_state;
+
+static const struct argp_option general[] = {
+    {"config", KEY_CONFIG, "FILE", 0, "Read FILE (YAML; the keys are the flags with underscores)", 0},
+    {"check-config", KEY_CHECK, "FILE", OPTION_ARG_OPTIONAL, "Check the configuration, say what is wrong, and exit with 0 or 1", 0},
+    {"print-config", KEY_PRINT, NULL, 0, "Print every effective value with its origin, and exit", 0},
+    {"version", KEY_VERSION, NULL, 0, "Print the version and exit", 0},
+    {"json", KEY_JSON, NULL, 0, "With --version: as JSON", 0},
+    {"help", KEY_HELP, NULL, 0, "Print this help and exit", 0},
+};
+
+void ep_option_flag_name(const ep_option *option, char *out, size_t bytes)
+{
+    snprintf(out, bytes, "%s", option->flag != NULL ? option->flag : option->name);
+    for (char *p = out; *p != 0; p++) {
+        *p = *p == '_' ? '-' : *p;
+    }
+}
+
+static void describe(const ep_options_spec *spec, const ep_option *option, built_texts *out)
+{
+    char allowed[160];
+    char env[NAME_BYTES * 2];
+    ep_option_describe_allowed(option, allowed, sizeof(allowed));
+    ep_option_env_name(spec, option, env, sizeof(env));
+    ep_option_flag_name(option, out->flag, sizeof(out->flag));
+    const char *kind = option->type == EP_OPTION_INT    ? (option->unit != NULL ? option->unit : "NUMBER")
+                       : option->type == EP_OPTION_SIZE ? "SIZE"
+                       : option->type == EP_OPTION_BOOL ? "true|false"
+                       : option->type == EP_OPTION_ENUM ? option->allowed
+                       : option->type == EP_OPTION_PATH ? "PATH"
+                                                        : "TEXT";
+    if (option->type == EP_OPTION_LIST && option->fields_count > 1) {
+        snprintf(out->argument, sizeof(out->argument), "%s=%s", option->fields[0].name, option->fields[1].name);
+    } else {
+        snprintf(out->argument, sizeof(out->argument), "%s", kind);
+    }
+    bool show_range = option->type == EP_OPTION_INT || option->type == EP_OPTION_SIZE;
+    snprintf(out->help, sizeof(out->help), "%s%s. %s%s%s%s%s", option->help, option->type == EP_OPTION_LIST ? " (repeat it for more)" : "",
+             show_range ? "Allowed: " : "", show_range ? allowed : "", show_range ? ". " : "",
+             option->default_text != NULL ? "Default: " : "Not set by default.",
+             option->default_text == NULL      ? ""
+             : option->default_text[0] == '\0' ? "none"
+                                               : option->default_text);
+}
+
+/* argp's table, general flags first; *out_texts holds what it points at. */
+static ep_err build(const ep_options_spec *spec, struct argp_option **out_options, built_texts **out_texts)
+{
+    size_t fixed = EP_ARRAY_COUNT(general);
+    struct argp_option *options = calloc(fixed + spec->options_count + 1, sizeof(*options));
+    built_texts *texts = calloc(spec->options_count, sizeof(*texts));
+    if (options == NULL || texts == NULL) {
+        free(options);
+        free(texts);
+        return EP_ERR_NO_MEMORY;
+    }
+    memcpy(options, general, sizeof(general));
+    for (size_t i = 0; i < spec->options_count; i++) {
+        const ep_option *option = &spec->options[i];
+        describe(spec, option, &texts[i]);
+        options[fixed + i] = (struct argp_option){
+            .name = texts[i].flag,
+            .key = KEY_FIRST + (int)i,
+            .arg = texts[i].argument,
+            .flags = option->type == EP_OPTION_BOOL ? OPTION_ARG_OPTIONAL : 0,
+            .doc = texts[i].help,
+            .group = 1,
+        };
+    }
+    *out_options = options;
+    *out_texts = texts;
+    return EP_OK;
+}
+
+static error_t parse_one(int key, char *argument, struct argp_state *state)
+{
+    parse_state *parse = state->input;
+    ep_flags *flags = parse->flags;
+    switch (key) {
+    case KEY_CONFIG:
+        flags->config_path = argument;
+        return 0;
+    case KEY_CHECK:
+        flags->action = EP_ACTION_CHECK;
+        flags->config_path = argument != NULL ? argument : flags->config_path;
+        return 0;
+    case KEY_PRINT:
+        flags->action = EP_ACTION_PRINT;
+        return 0;
+    case KEY_VERSION:
+        flags->action = EP_ACTION_VERSION;
+        return 0;
+    case KEY_JSON:
+        flags->json = true;
+        return 0;
+    case KEY_HELP:
+        flags->action = EP_ACTION_HELP;
+        return 0;
+    case ARGP_KEY_ARG:
+        /* "--check-config FILE": argp gives an optional argument only after '='. */
+        if (flags->action == EP_ACTION_CHECK && flags->config_path == NULL) {
+            flags->config_path = argument;
+            return 0;
+        }
+        argp_error(state, "'%s' is not a flag", argument);
+        return EINVAL;
+    default:
+        break;
+    }
+    if (key < KEY_FIRST || (size_t)(key - KEY_FIRST) >= parse->spec->options_count) {
+        return ARGP_ERR_UNKNOWN;
+    }
+    ep_flag *grown = realloc(flags->flags, (flags->count + 1) * sizeof(*grown));
+    if (grown == NULL) {
+        parse->no_memory = true;
+        return ENOMEM;
+    }
+    flags->flags = grown;
+    flags->flags[flags->count++] = (ep_flag){(size_t)(key - KEY_FIRST), argument};
+    return 0;
+}
+
+ep_err ep_flags_parse(const ep_options_spec *spec, int argc, char **argv, ep_flags *out_flags, ep_error *out_error)
+{
+    struct argp_option *options;
+    built_texts *texts;
+    ep_flags flags = {.action = EP_ACTION_RUN};
+    parse_state state = {.spec = spec, .flags = &flags};
+    if (argc < 1) {
+        *out_flags = flags;
+        return EP_OK;
+    }
+    if (build(spec, &options, &texts) != EP_OK) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to read the flags");
+    }
+    struct argp argp = {.options = options, .parser = parse_one, .doc = spec->summary};
+    error_t result = argp_parse(&argp, argc, argv, ARGP_NO_HELP | ARGP_NO_EXIT, NULL, &state);
+    free(options);
+    free(texts);
+    if (result != 0) {
+        free(flags.flags);
+        return state.no_memory ? ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to read the flags")
+                               : ep_error_set(out_error, EP_ERR_BAD_CONFIG, "the command line is wrong (--help lists all flags)");
+    }
+    if (flags.json && flags.action == EP_ACTION_VERSION) {
+        flags.action = EP_ACTION_VERSION_JSON;
+    }
+    *out_flags = flags;
+    return EP_OK;
+}
+
+void ep_options_print_help(const ep_options_spec *spec, FILE *out)
+{
+    struct argp_option *options;
+    built_texts *texts;
+    char name[NAME_BYTES];
+    if (build(spec, &options, &texts) != EP_OK) {
+        return;
+    }
+    struct argp argp = {.options = options, .doc = spec->summary};
+    snprintf(name, sizeof(name), "%s", spec->program);
+    argp_help(&argp, out, ARGP_HELP_USAGE | ARGP_HELP_LONG | ARGP_HELP_DOC, name);
+    fprintf(out,
+            "\nEvery flag is also a key of the file (--drain-ms: drain_ms) and an environment variable (%sDRAIN_MS).\n"
+            "Precedence: flag, environment, file, default.\n",
+            spec->env_prefix);
+    free(options);
+    free(texts);
+}

@@ -1,0 +1,275 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* From text to a checked value: the one strict parser behind flags, environment and file. */
+#include "common/options_internal.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+
+static const struct {
+    const char *suffix;
+    unsigned shift;
+} size_units[] = {{"", 0}, {"KiB", 10}, {"MiB", 20}, {"GiB", 30}, {"TiB", 40}};
+
+static uint64_t text_max(const ep_option *option)
+{
+    return option->max == 0 ? EP_OPTION_TEXT_MAX : option->max;
+}
+
+void ep_option_describe_allowed(const ep_option *option, char *out, size_t bytes)
+{
+    const char *space = option->unit != NULL ? " " : "";
+    const char *unit = option->unit != NULL ? option->unit : "";
+    switch (option->type) {
+    case EP_OPTION_BOOL:
+        snprintf(out, bytes, "true, false");
+        break;
+    case EP_OPTION_INT:
+        snprintf(out, bytes, "%" PRIu64 "..%" PRIu64 "%s%s", option->min, option->max, space, unit);
+        break;
+    case EP_OPTION_SIZE:
+        snprintf(out, bytes, "%" PRIu64 "..%" PRIu64 " bytes, suffix KiB, MiB, GiB or TiB", option->min, option->max);
+        break;
+    case EP_OPTION_ENUM: {
+        size_t n = 0;
+        for (const char *p = option->allowed; *p != 0 && n + 3 < bytes; p++) {
+            if (*p == '|') {
+                out[n++] = ',';
+                out[n++] = ' ';
+            } else {
+                out[n++] = *p;
+            }
+        }
+        out[n] = 0;
+        break;
+    }
+    case EP_OPTION_STRING:
+    case EP_OPTION_PATH:
+        snprintf(out, bytes, "%" PRIu64 "..%" PRIu64 " characters", option->min, text_max(option));
+        break;
+    case EP_OPTION_LIST:
+        snprintf(out, bytes, "%" PRIu64 "..%" PRIu64 " items", option->min, option->max == 0 ? EP_OPTIONS_LIST_MAX : option->max);
+        break;
+    }
+}
+
+static ep_err bad_value(const ep_option *option, const char *label, const char *text, ep_value_source source, const char *what,
+                        ep_error *out_error)
+{
+    char allowed[160];
+    ep_option_describe_allowed(option, allowed, sizeof(allowed));
+    return ep_error_set(out_error, EP_ERR_BAD_CONFIG, "%s: %s: '%.80s' %s; allowed: %s",
+                        source.origin != NULL ? source.origin : "default", label, text, what, allowed);
+}
+
+/* Digits only; *out_rest is what follows them. False: no digits, or too large for 64 bits. */
+static bool read_digits(const char *text, uint64_t *out_number, const char **out_rest)
+{
+    uint64_t number = 0;
+    const char *p = text;
+    for (; *p >= '0' && *p <= '9'; p++) {
+        if (__builtin_mul_overflow(number, 10u, &number) ||
+            __builtin_add_overflow(number, (uint64_t)(*p - '0'), &number)) {
+            return false;
+        }
+    }
+    *out_number = number;
+    *out_rest = p;
+    return p != text;
+}
+
+static const char *parse_int(const ep_option *option, const char *text, uint64_t *out_number)
+{
+    const char *rest;
+    if (!read_digits(text, out_number, &rest) || *rest != 0) {
+        return "is not a whole number";
+    }
+    return *out_number < option->min || *out_number > option->max ? "is out of range" : NULL;
+}
+
+static const char *parse_size(const ep_option *option, const char *text, uint64_t *out_number)
+{
+    const char *rest;
+    uint64_t number;
+    if (!read_digits(text, &number, &rest)) {
+        return "is not a size";
+    }
+    for (size_t i = 0; i < EP_ARRAY_COUNT(size_units); i++) {
+        if (strcmp(rest, size_units[i].suffix) == 0) {
+            uint64_t bytes = number << size_units[i].shift;
+            if (bytes >> size_units[i].shift != number || bytes < option->min || bytes > option->max) {
+                return "is out of range";
+            }
+            *out_number = bytes;
+            return NULL;
+        }
+    }
+    return "is not a size";
+}
+
+static const char *parse_enum(const ep_option *option, const char *text, uint64_t *out_number)
+{
+    size_t bytes = strlen(text);
+    uint64_t place = 0;
+    for (const char *word = option->allowed; word != NULL; place++) {
+        const char *end = strchr(word, '|');
+        size_t word_bytes = end != NULL ? (size_t)(end - word) : strlen(word);
+        if (bytes == word_bytes && memcmp(word, text, bytes) == 0) {
+            *out_number = place;
+            return NULL;
+        }
+        word = end != NULL ? end + 1 : NULL;
+    }
+    return "is not an allowed word";
+}
+
+static const char *parse_text(const ep_option *option, const char *text)
+{
+    size_t bytes = strlen(text);
+    for (const char *p = text; *p != 0; p++) {
+        if (iscntrl((unsigned char)*p)) {
+            return "has a control character";
+        }
+    }
+    return bytes < option->min || bytes > text_max(option) ? "has a wrong length" : NULL;
+}
+
+static const char *parse(const ep_option *option, const char *text, uint64_t *out_number)
+{
+    switch (option->type) {
+    case EP_OPTION_BOOL:
+        *out_number = strcmp(text, "true") == 0;
+        return *out_number == 0 && strcmp(text, "false") != 0 ? "is not a truth value" : NULL;
+    case EP_OPTION_INT:
+        return parse_int(option, text, out_number);
+    case EP_OPTION_SIZE:
+        return parse_size(option, text, out_number);
+    case EP_OPTION_ENUM:
+        return parse_enum(option, text, out_number);
+    case EP_OPTION_STRING:
+    case EP_OPTION_PATH:
+        return parse_text(option, text);
+    case EP_OPTION_LIST:
+        break;
+    }
+    return "is not a single value";
+}
+
+ep_err ep_option_set_scalar(const ep_option *option, const char *label, const char *text, ep_value_source source,
+                            ep_option_value *out_value, ep_error *out_error)
+{
+    uint64_t number = 0;
+    const char *what = parse(option, text, &number);
+    if (what != NULL) {
+        return bad_value(option, label, text, source, what, out_error);
+    }
+    char *copy = strdup(text);
+    char *origin = source.origin != NULL ? strdup(source.origin) : NULL;
+    if (copy == NULL || (source.origin != NULL && origin == NULL)) {
+        free(copy);
+        free(origin);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for option %s", label);
+    }
+    ep_option_value_clear(option, out_value);
+    *out_value = (ep_option_value){.is_set = true, .kind = source.kind, .number = number, .text = copy, .origin = origin};
+    return EP_OK;
+}
+
+ep_err ep_option_list_grow(const ep_option *option, ep_option_value *list, ep_value_source source, ep_option_value **out_item,
+                           ep_error *out_error)
+{
+    if (list->items_count >= (option->max == 0 ? EP_OPTIONS_LIST_MAX : option->max)) {
+        return bad_value(option, option->name, "", source, "has too many items", out_error);
+    }
+    size_t fields = option->fields_count;
+    ep_option_value *items = realloc(list->items, (list->items_count + 1) * fields * sizeof(*items));
+    if (items == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for option %s", option->name);
+    }
+    memset(items + list->items_count * fields, 0, fields * sizeof(*items));
+    list->items = items;
+    *out_item = items + list->items_count * fields;
+    list->items_count++;
+    list->is_set = true;
+    list->kind = source.kind;
+    if (list->origin == NULL && source.origin != NULL) {
+        list->origin = strdup(source.origin);
+    }
+    return EP_OK;
+}
+
+ep_err ep_option_list_complete(const ep_option *option, size_t index, ep_option_value *item, ep_value_source source,
+                               ep_error *out_error)
+{
+    for (size_t f = 0; f < option->fields_count; f++) {
+        const ep_option *field = &option->fields[f];
+        if (item[f].is_set) {
+            continue;
+        }
+        if (field->default_text == NULL) {
+            return ep_error_set(out_error, EP_ERR_BAD_CONFIG, "%s: %s[%zu] has no %s (%s)",
+                                source.origin != NULL ? source.origin : "default", option->name, index, field->name, field->help);
+        }
+        ep_value_source from_default = {EP_ORIGIN_DEFAULT, source.origin};
+        ep_err err = ep_option_set_scalar(field, field->name, field->default_text, from_default, &item[f], out_error);
+        if (err != EP_OK) {
+            return err;
+        }
+    }
+    return EP_OK;
+}
+
+ep_err ep_option_list_add_text(const ep_option *option, ep_option_value *list, const char *text, ep_value_source source,
+                               ep_error *out_error)
+{
+    ep_option_value *item;
+    ep_err err = ep_option_list_grow(option, list, source, &item, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    size_t index = list->items_count - 1;
+    if (option->fields_count == 1) {
+        return ep_option_set_scalar(&option->fields[0], option->name, text, source, &item[0], out_error);
+    }
+    const char *equals = strchr(text, '=');
+    if (equals == NULL) {
+        return ep_error_set(out_error, EP_ERR_BAD_CONFIG, "%s: %s: '%.80s' has no '='; allowed: %s=%s", source.origin, option->name, text,
+                            option->fields[0].name, option->fields[1].name);
+    }
+    char *first = strndup(text, (size_t)(equals - text));
+    if (first == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for option %s", option->name);
+    }
+    err = ep_option_set_scalar(&option->fields[0], option->fields[0].name, first, source, &item[0], out_error);
+    free(first);
+    if (err == EP_OK) {
+        err = ep_option_set_scalar(&option->fields[1], option->fields[1].name, equals + 1, source, &item[1], out_error);
+    }
+    return err != EP_OK ? err : ep_option_list_complete(option, index, item, source, out_error);
+}
+
+ep_err ep_option_list_check_count(const ep_option *option, const ep_option_value *list, ep_error *out_error)
+{
+    if (list->items_count < option->min) {
+        char text[32];
+        ep_value_source source = {list->kind, list->origin};
+        snprintf(text, sizeof(text), "%zu items", list->items_count);
+        return bad_value(option, option->name, text, source, "are too few", out_error);
+    }
+    return EP_OK;
+}
+
+void ep_option_value_clear(const ep_option *option, ep_option_value *value)
+{
+    for (size_t i = 0; value->items != NULL && i < value->items_count * option->fields_count; i++) {
+        ep_option_value_clear(&option->fields[i % option->fields_count], &value->items[i]);
+    }
+    free(value->items);
+    free(value->text);
+    free(value->origin);
+    *value = (ep_option_value){0};
+}

@@ -1,0 +1,217 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Probes and metrics over libmicrohttpd. */
+#include "common/probes.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <microhttpd.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+
+#define CONNECTION_MEMORY_BYTES (16u << 10)
+#define BODY_BYTES 4096
+
+struct ep_probes {
+    struct MHD_Daemon *daemon;
+    ep_probes_config config;
+    char host[64];               /* as in a URL: IPv6 in brackets */
+};
+
+typedef union socket_address {
+    struct sockaddr any;
+    struct sockaddr_in v4;
+    struct sockaddr_in6 v6;
+} socket_address;
+
+static const struct {
+    const char *path;
+    ep_probe_kind kind;
+    bool empty_body;
+} paths[] = {
+    {"/livez", EP_PROBE_LIVE, false},           {"/readyz", EP_PROBE_READY, false},        {"/startupz", EP_PROBE_STARTUP, false},
+    {"/health", EP_PROBE_READY, false},         {"/v2/health/live", EP_PROBE_LIVE, true},  {"/v2/health/ready", EP_PROBE_READY, true},
+};
+
+/* "host:port" with a numeric host; out_host gets it as written. */
+static ep_err parse_address(const char *text, socket_address *out_address, char *out_host, size_t host_bytes, ep_error *out_error)
+{
+    const char *colon = strrchr(text, ':');
+    char host[64] = "";
+    char *end = NULL;
+    size_t length = colon != NULL ? (size_t)(colon - text) : 0;
+    unsigned long port = colon != NULL && colon[1] >= '0' && colon[1] <= '9' ? strtoul(colon + 1, &end, 10) : 65536;
+    bool bracket = text[0] == '[' && length >= 2 && text[length - 1] == ']';
+    socket_address address = {0};
+
+    if (length > 0 && length < sizeof(host)) {
+        memcpy(host, text + (bracket ? 1 : 0), length - (bracket ? 2 : 0));
+    }
+    bool ok = port <= 65535 && end != NULL && *end == 0;
+    if (ok && bracket) {
+        address.v6.sin6_family = AF_INET6;
+        address.v6.sin6_port = htons((uint16_t)port);
+        ok = inet_pton(AF_INET6, host, &address.v6.sin6_addr) == 1;
+    } else if (ok) {
+        address.v4.sin_family = AF_INET;
+        address.v4.sin_port = htons((uint16_t)port);
+        ok = inet_pton(AF_INET, host, &address.v4.sin_addr) == 1;
+    }
+    if (!ok) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "'%.80s' is not an address; allowed: IPv4:port or [IPv6]:port, port 0..65535", text);
+    }
+    *out_address = address;
+    snprintf(out_host, host_bytes, bracket ? "[%s]" : "%s", host);
+    return EP_OK;
+}
+
+ep_err ep_probes_check_address(const char *address, ep_error *out_error)
+{
+    socket_address parsed;
+    char host[64];
+    return parse_address(address, &parsed, host, sizeof(host), out_error);
+}
+
+static enum MHD_Result reply(struct MHD_Connection *connection, unsigned status, const char *type, void *text, size_t bytes,
+                             enum MHD_ResponseMemoryMode mode)
+{
+    struct MHD_Response *response = MHD_create_response_from_buffer(bytes, text, mode);
+    if (response == NULL) {
+        if (mode == MHD_RESPMEM_MUST_FREE) {
+            free(text);
+        }
+        return MHD_NO;
+    }
+    MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, type);
+    MHD_add_response_header(response, MHD_HTTP_HEADER_CACHE_CONTROL, "no-store");
+    enum MHD_Result result = MHD_queue_response(connection, status, response);
+    MHD_destroy_response(response);
+    return result;
+}
+
+static enum MHD_Result reply_text(struct MHD_Connection *connection, unsigned status, const char *text)
+{
+    return reply(connection, status, "text/plain; charset=utf-8", (void *)(uintptr_t)text, strlen(text), MHD_RESPMEM_MUST_COPY);
+}
+
+static size_t put_check(char *body, size_t n, const ep_probe_check *check)
+{
+    if (n >= BODY_BYTES) {
+        return n;
+    }
+    const char *separator = check->text[0] != 0 ? ": " : "";
+    return n + (size_t)snprintf(body + n, BODY_BYTES - n, "[%c] %s%s%s\n", check->ok ? '+' : '-', check->name, separator, check->text);
+}
+
+static enum MHD_Result reply_probe(const ep_probes *probes, struct MHD_Connection *connection, ep_probe_kind kind, bool empty_body)
+{
+    ep_probe_check checks[EP_PROBE_CHECKS_MAX] = {0};
+    char body[BODY_BYTES] = "";
+    size_t n = 0;
+    bool ok = true;
+    size_t count = probes->config.checks(probes->config.arg, kind, checks);
+    EP_ASSERT(count <= EP_PROBE_CHECKS_MAX);
+    /* "?verbose" has no value: a plain look-up would not tell it from an absent key. */
+    bool verbose = MHD_lookup_connection_value_n(connection, MHD_GET_ARGUMENT_KIND, "verbose", strlen("verbose"), NULL, NULL) == MHD_YES;
+    for (size_t i = 0; i < count; i++) {
+        ok = ok && checks[i].ok;
+        if (verbose || !checks[i].ok) {
+            n = put_check(body, n, &checks[i]);
+        }
+    }
+    if (n < sizeof(body)) {
+        snprintf(body + n, sizeof(body) - n, "%s\n", ok ? "ok" : "not ok");
+    }
+    return reply_text(connection, ok ? MHD_HTTP_OK : MHD_HTTP_SERVICE_UNAVAILABLE, empty_body ? "" : body);
+}
+
+static enum MHD_Result reply_metrics(const ep_probes *probes, struct MHD_Connection *connection)
+{
+    char *text;
+    size_t bytes;
+    if (ep_metrics_write(probes->config.metrics, &text, &bytes) != EP_OK) {
+        return reply_text(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "out of memory\n");
+    }
+    return reply(connection, MHD_HTTP_OK, "text/plain; version=0.0.4; charset=utf-8", text, bytes, MHD_RESPMEM_MUST_FREE);
+}
+
+static enum MHD_Result on_request(void *arg, struct MHD_Connection *connection, const char *url, const char *method, const char *version,
+                                  const char *upload_data, size_t *upload_bytes, void **request_state)
+{
+    const ep_probes *probes = arg;
+    (void)version;
+    (void)upload_data;
+    (void)upload_bytes;
+    (void)request_state;
+    if (strcmp(method, MHD_HTTP_METHOD_GET) != 0 && strcmp(method, MHD_HTTP_METHOD_HEAD) != 0) {
+        return reply_text(connection, MHD_HTTP_METHOD_NOT_ALLOWED, "GET and HEAD only\n");
+    }
+    if (strcmp(url, "/metrics") == 0) {
+        return reply_metrics(probes, connection);
+    }
+    for (size_t i = 0; i < EP_ARRAY_COUNT(paths); i++) {
+        if (strcmp(url, paths[i].path) == 0) {
+            return reply_probe(probes, connection, paths[i].kind, paths[i].empty_body);
+        }
+    }
+    return reply_text(connection, MHD_HTTP_NOT_FOUND, "no such path; there are /livez /readyz /startupz /health /metrics\n");
+}
+
+/* Bad requests are counted nowhere and logged nowhere: anybody may send them. */
+static void __attribute__((format(printf, 2, 0))) drop_log(void *arg, const char *format, va_list args)
+{
+    (void)arg;
+    (void)format;
+    (void)args;
+}
+
+ep_err ep_probes_start(const ep_probes_config *config, ep_probes **out_probes, ep_error *out_error)
+{
+    socket_address address;
+    ep_probes *probes = calloc(1, sizeof(*probes));
+    if (probes == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for the probe server");
+    }
+    ep_err err = parse_address(config->address, &address, probes->host, sizeof(probes->host), out_error);
+    if (err != EP_OK) {
+        free(probes);
+        return err;
+    }
+    probes->config = *config;
+    probes->config.address = NULL;
+    unsigned flags = MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_POLL | MHD_USE_ERROR_LOG;
+    if (address.any.sa_family == AF_INET6) {
+        flags |= MHD_USE_IPv6;
+    }
+    errno = 0;
+    probes->daemon = MHD_start_daemon(
+        flags, 0, NULL, NULL, on_request, probes, MHD_OPTION_EXTERNAL_LOGGER, drop_log, NULL, MHD_OPTION_SOCK_ADDR, &address.any,
+        MHD_OPTION_CONNECTION_LIMIT, (unsigned)EP_PROBES_CONNECTIONS_MAX, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)EP_PROBES_TIMEOUT_S,
+        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_MEMORY_BYTES, MHD_OPTION_END);
+    if (probes->daemon == NULL) {
+        const char *why = errno != 0 ? strerror(errno) : "no reason given";
+        err = ep_error_set(out_error, EP_ERR_UNAVAILABLE, "cannot listen for probes on %.80s: %s", config->address, why);
+        free(probes);
+        return err;
+    }
+    *out_probes = probes;
+    return EP_OK;
+}
+
+void ep_probes_stop(ep_probes *probes)
+{
+    if (probes != NULL) {
+        MHD_stop_daemon(probes->daemon);
+        free(probes);
+    }
+}
+
+void ep_probes_url(const ep_probes *probes, char *out_url, size_t bytes)
+{
+    const union MHD_DaemonInfo *info = MHD_get_daemon_info(probes->daemon, MHD_DAEMON_INFO_BIND_PORT);
+    snprintf(out_url, bytes, "http://%s:%u", probes->host, info != NULL ? info->port : 0u);
+}

@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* From the shared options to listeners, credentials and limits; the rules about who may listen where. */
+#include "common/service_config.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "common/probes.h"
+
+const ep_option ep_listen_fields[1] = {
+    {.name = "url", .type = EP_OPTION_STRING, .min = 1, .max = EP_ADDRESS_BYTES - 1, .help = "tcp://host:port or tls+tcp://host:port"},
+};
+
+bool ep_url_is_tls(const char *url)
+{
+    return strncmp(url, "tls+tcp://", strlen("tls+tcp://")) == 0;
+}
+
+bool ep_address_is_loopback(const char *address)
+{
+    const char *scheme = strstr(address, "://");
+    const char *host = scheme != NULL ? scheme + 3 : address;
+    const char *colon = strrchr(host, ':');
+    size_t bytes = colon != NULL ? (size_t)(colon - host) : strlen(host);
+    unsigned a, b, c, d;
+    int used = 0;
+    if (strncmp(address, "loopback://", strlen("loopback://")) == 0) {
+        return true;
+    }
+    if ((bytes == 5 && strncmp(host, "[::1]", 5) == 0) || (bytes == 9 && strncmp(host, "localhost", 9) == 0)) {
+        return true;
+    }
+    return bytes >= 9 && sscanf(host, "%3u.%3u.%3u.%3u%n", &a, &b, &c, &d, &used) == 4 && (size_t)used == bytes && a == 127;
+}
+
+/* Beyond loopback only with TLS and token, or by explicit wish. */
+static ep_err check_reach(const ep_options *options, size_t index, const char *address, bool is_tls, bool has_token, ep_error *out_error)
+{
+    if (ep_address_is_loopback(address) || (is_tls && has_token) || ep_options_bool(options, "insecure")) {
+        return EP_OK;
+    }
+    const char *what = !is_tls && !has_token ? "there is neither TLS nor token" : !is_tls ? "there is no TLS" : "there is no token";
+    return ep_options_fail_item(options, "listen", index, "url", out_error,
+                                "'%.120s' is reachable from other hosts, and %s; use tls+tcp:// with token_file, a loopback address, or "
+                                "set insecure: true",
+                                address, what);
+}
+
+static ep_err load_listeners(const ep_options *options, ep_service_config *config, ep_error *out_error)
+{
+    config->listen_count = ep_options_list_count(options, "listen");
+    for (size_t i = 0; i < config->listen_count; i++) {
+        const char *url = ep_options_list_text(options, "listen", i, "url");
+        bool is_tls = ep_url_is_tls(url);
+        if (ep_lane_for_url(url) == NULL) {
+            return ep_options_fail_item(options, "listen", i, "url", out_error,
+                                        "'%.120s' is no URL we can listen on; allowed: tcp://host:port, tls+tcp://host:port", url);
+        }
+        if (is_tls && (config->tls.ca_file == NULL || config->tls.cert_key_file == NULL)) {
+            return ep_options_fail_item(options, "listen", i, "url", out_error, "'%.120s' needs tls_ca_file and tls_cert_key_file", url);
+        }
+        ep_err err = check_reach(options, i, url, is_tls, config->token[0] != 0, out_error);
+        if (err != EP_OK) {
+            return err;
+        }
+        config->listen[i] = url;
+    }
+    return EP_OK;
+}
+
+/* Reads the token; the file must be a regular one of ours that nobody else may read. */
+static ep_err read_token(const ep_options *options, char **out_token, ep_error *out_error)
+{
+    const char *path = ep_options_text(options, "token_file");
+    char text[EP_TOKEN_BYTES_MAX + 2] = "";
+    struct stat st;
+    if (path[0] == 0) {
+        *out_token = strdup("");
+        return *out_token != NULL ? EP_OK : ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for the token");
+    }
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+    if (fd < 0) {
+        return ep_options_fail(options, "token_file", out_error, "cannot open %.200s: %s", path, strerror(errno));
+    }
+    bool ok_file = fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
+    ssize_t n = ok_file ? read(fd, text, sizeof(text) - 1) : -1;
+    close(fd);
+    if (!ok_file) {
+        return ep_options_fail(options, "token_file", out_error, "%.200s is not a regular file", path);
+    }
+    if ((st.st_mode & 077) != 0) {
+        return ep_options_fail(options, "token_file", out_error, "%.200s has mode %04o; allowed: 0600 or 0400", path,
+                               (unsigned)(st.st_mode & 07777));
+    }
+    text[strcspn(text, "\r\n")] = 0;
+    size_t bytes = strlen(text);
+    if (n < 0 || bytes < EP_TOKEN_BYTES_MIN || bytes > EP_TOKEN_BYTES_MAX) {
+        return ep_options_fail(options, "token_file", out_error, "the first line of %.200s has %zu characters; allowed: %d..%d", path,
+                               bytes, EP_TOKEN_BYTES_MIN, EP_TOKEN_BYTES_MAX);
+    }
+    *out_token = strdup(text);
+    explicit_bzero(text, sizeof(text));
+    return *out_token != NULL ? EP_OK : ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for the token");
+}
+
+static const char *text_or_null(const ep_options *options, const char *key)
+{
+    const char *text = ep_options_text(options, key);
+    return text[0] != 0 ? text : NULL;
+}
+
+static ep_err check_readable(const ep_options *options, const char *key, ep_error *out_error)
+{
+    const char *path = text_or_null(options, key);
+    if (path != NULL && access(path, R_OK) != 0) {
+        return ep_options_fail(options, key, out_error, "cannot read %.200s: %s", path, strerror(errno));
+    }
+    return EP_OK;
+}
+
+static void load_limits(const ep_options *options, ep_service_config *config)
+{
+    ep_rpc_limits_default(&config->limits);
+    config->limits.frame_bytes_max = ep_options_number(options, "frame_bytes_max");
+    config->limits.header_bytes_max = ep_options_number(options, "header_bytes_max");
+    config->limits.connections_max = (uint32_t)ep_options_number(options, "connections_max");
+    config->limits.calls_per_connection_max = (uint32_t)ep_options_number(options, "calls_per_connection_max");
+    /* One largest frame must always fit, or nothing could ever be sent or accepted. */
+    if (config->limits.credit_bytes < config->limits.frame_bytes_max * 2) {
+        config->limits.credit_bytes = config->limits.frame_bytes_max * 2;
+    }
+    if (config->limits.send_queue_bytes_max < config->limits.frame_bytes_max * 2) {
+        config->limits.send_queue_bytes_max = config->limits.frame_bytes_max * 2;
+    }
+    config->buffer_bytes_max = ep_options_number(options, "buffer_bytes_max");
+    config->drain_ms = (uint32_t)ep_options_number(options, "drain_ms");
+    config->payload_crc = ep_options_bool(options, "payload_crc");
+}
+
+static ep_err load(const ep_options *options, ep_service_config *config, ep_error *out_error)
+{
+    static const char *const files[] = {"tls_ca_file", "tls_cert_key_file"};
+    ep_error address_error;
+    config->probe_address = ep_options_text(options, "probe_address");
+    config->ports_file = ep_options_text(options, "ports_file");
+    config->tls.ca_file = text_or_null(options, "tls_ca_file");
+    config->tls.cert_key_file = text_or_null(options, "tls_cert_key_file");
+    config->tls.server_name = text_or_null(options, "tls_server_name");
+    config->tls.require_client_cert = ep_options_bool(options, "tls_client_certs");
+    config->has_tls = config->tls.ca_file != NULL;
+    load_limits(options, config);
+    if (config->limits.header_bytes_max > config->limits.frame_bytes_max) {
+        return ep_options_fail(options, "header_bytes_max", out_error, "%zu is above frame_bytes_max, %zu", config->limits.header_bytes_max,
+                               config->limits.frame_bytes_max);
+    }
+    if (config->buffer_bytes_max < 2 * config->limits.frame_bytes_max) {
+        return ep_options_fail(options, "buffer_bytes_max", out_error, "%zu is below 2 x frame_bytes_max, %zu", config->buffer_bytes_max,
+                               2 * config->limits.frame_bytes_max);
+    }
+    if (config->probe_address[0] != 0 && ep_probes_check_address(config->probe_address, &address_error) != EP_OK) {
+        return ep_options_fail(options, "probe_address", out_error, "%s", address_error.text);
+    }
+    for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++) {
+        ep_err err = check_readable(options, files[i], out_error);
+        if (err != EP_OK) {
+            return err;
+        }
+    }
+    ep_err err = read_token(options, &config->token, out_error);
+    return err != EP_OK ? err : load_listeners(options, config, out_error);
+}
+
+ep_err ep_service_config_load(const ep_options *options, ep_service_config *out_config, ep_error *out_error)
+{
+    ep_service_config config = {0};
+    ep_err err = load(options, &config, out_error);
+    if (err != EP_OK) {
+        ep_service_config_fini(&config);
+        return err;
+    }
+    *out_config = config;
+    return EP_OK;
+}
+
+void ep_service_config_fini(ep_service_config *config)
+{
+    if (config->token != NULL) {
+        explicit_bzero(config->token, strlen(config->token));
+        free(config->token);
+        config->token = NULL;
+    }
+}
+
+void ep_service_log_start(const ep_options *options)
+{
+    static const ep_log_format formats[] = {EP_LOG_TEXT, EP_LOG_TEXT, EP_LOG_JSON, EP_LOG_JOURNAL};
+    uint64_t format = ep_options_number(options, "log_format");
+    bool under_journal = format == 0 && getenv("JOURNAL_STREAM") != NULL;
+    /* log_level's words stand in the order of ep_log_level. */
+    ep_log_start((ep_log_level)ep_options_number(options, "log_level"), under_journal ? EP_LOG_JOURNAL : formats[format]);
+}

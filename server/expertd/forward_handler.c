@@ -1,0 +1,454 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One Forward call from its frame to its reply. */
+#include "expertd/forward_handler.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "expertd/forward_metrics.h"
+#include "expertd/slot_groups.h"
+
+typedef struct forward_request {
+    ep_forward_handler *handler;
+    ep_rpc_call *call;
+    Expertd__V1__ForwardReply_Closure closure;
+    ep_node_model *model;
+    ep_node_layer *layer;
+    ep_forward_view view;
+    bool is_prefill;
+    bool wants_timing;
+    uint64_t deadline_ns;
+    ep_ticket ticket;
+    ep_buffer *arena;                /* this struct and the arrays below live in it */
+    ep_buffer *reply;
+    ep_job_row *rows;                /* [slots], grouped by expert */
+    ep_work *works;                  /* [works_count] */
+    uint32_t works_count;
+    uint32_t *experts;               /* [experts_count] distinct, ascending */
+    ep_resident **residents;         /* [experts_count]; valid once acquired */
+    uint32_t experts_count;
+    _Atomic uint32_t works_left;
+    _Atomic uint32_t first_error;    /* ep_err */
+    _Atomic uint32_t failed_expert;
+    _Atomic uint64_t first_start_ns;
+} forward_request;
+
+struct ep_forward_handler {
+    ep_forward_handler_config config;
+    ep_buffer_pool *arenas;
+    ep_forward_metrics metrics;
+    pthread_mutex_t lock;            /* stats */
+    ep_forward_stats stats;
+};
+
+ep_err ep_forward_handler_create(const ep_forward_handler_config *config, ep_forward_handler **out_handler, ep_error *out_error)
+{
+    ep_forward_handler *handler = calloc(1, sizeof(*handler));
+    if (handler == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for the request handler");
+    }
+    handler->config = *config;
+    pthread_mutex_init(&handler->lock, NULL);
+    ep_err err = ep_buffer_pool_create(config->bookkeeping_bytes_max, config->bookkeeping_bytes_max / 4, &handler->arenas);
+    if (err != EP_OK) {
+        ep_forward_handler_destroy(handler);
+        return ep_error_set(out_error, err, "no memory for the request handler");
+    }
+    ep_forward_metrics_init(&handler->metrics, config->metrics);
+    *out_handler = handler;
+    return EP_OK;
+}
+
+void ep_forward_handler_destroy(ep_forward_handler *handler)
+{
+    if (handler != NULL) {
+        EP_ASSERT(handler->stats.in_flight == 0);
+        ep_buffer_pool_destroy(handler->arenas);
+        pthread_mutex_destroy(&handler->lock);
+        free(handler);
+    }
+}
+
+void ep_forward_handler_read_stats(ep_forward_handler *handler, ep_forward_stats *out_stats)
+{
+    pthread_mutex_lock(&handler->lock);
+    *out_stats = handler->stats;
+    pthread_mutex_unlock(&handler->lock);
+}
+
+static void count_begin(ep_forward_handler *handler)
+{
+    pthread_mutex_lock(&handler->lock);
+    handler->stats.in_flight++;
+    pthread_mutex_unlock(&handler->lock);
+}
+
+/* The last thing a request does: after it the handler may go. on_idle runs inside, so that it cannot outlive the owner's wait. */
+static void count_end(ep_forward_handler *handler, ep_err result, uint64_t rows)
+{
+    pthread_mutex_lock(&handler->lock);
+    if (result == EP_OK) {
+        handler->stats.served++;
+        handler->stats.rows_served += rows;
+    } else {
+        handler->stats.failed++;
+    }
+    handler->stats.in_flight--;
+    if (handler->stats.in_flight == 0) {
+        handler->config.on_idle(handler->config.arg);
+    }
+    pthread_mutex_unlock(&handler->lock);
+}
+
+/* Ends a call that never became a request. */
+static void refuse(ep_forward_handler *handler, ep_rpc_call *call, uint64_t received_ns, ep_error *error)
+{
+    snprintf(error->node, sizeof(error->node), "%s", handler->config.node_name);
+    ep_forward_metrics_ended(&handler->metrics, error->code, ep_clock_now_ns() - received_ns);
+    ep_err code = error->code;
+    ep_rpc_call_finish(call, code, error);
+    count_end(handler, code, 0);
+}
+
+static void send_reply(forward_request *request, uint64_t now_ns)
+{
+    Expertd__V1__ForwardReply reply = EXPERTD__V1__FORWARD_REPLY__INIT;
+    reply.slots = request->view.slots;
+    reply.hidden = request->view.hidden;
+    reply.dtype = (uint32_t)request->view.reply_dtype;
+    reply.numerics = request->model->numerics;
+    uint64_t started_ns = atomic_load(&request->first_start_ns);
+    if (request->wants_timing && started_ns != 0) {
+        reply.queue_us = (started_ns - ep_rpc_call_received_ns(request->call)) / EP_NS_PER_US;
+        reply.compute_us = (now_ns - started_ns) / EP_NS_PER_US;
+    }
+    ep_rpc_call_attach(request->call, request->reply);
+    request->reply = NULL;
+    request->closure(&reply, request->call);
+}
+
+static void describe_failure(const forward_request *request, ep_err result, ep_error *out_error)
+{
+    uint32_t expert = atomic_load(&request->failed_expert);
+    ep_error_set(out_error, result, "model %s layer %u expert %u: %s", request->model->config->name, request->layer->shape.layer, expert,
+                 result == EP_ERR_CANCELLED ? "the caller no longer waits" : ep_err_text(result));
+    out_error->layer = (int32_t)request->layer->shape.layer;
+    out_error->expert = (int32_t)expert;
+    snprintf(out_error->node, sizeof(out_error->node), "%s", request->handler->config.node_name);
+}
+
+/* Gives back everything and ends the call. The request is gone afterwards. */
+static void finish(forward_request *request, ep_err result, const ep_error *error)
+{
+    ep_forward_handler *handler = request->handler;
+    uint64_t now_ns = ep_clock_now_ns();
+    uint64_t took_ns = now_ns - ep_rpc_call_received_ns(request->call);
+    uint64_t rows = request->view.slots;
+    for (uint32_t i = 0; i < request->experts_count; i++) {
+        ep_resident_release(request->residents[i]);
+    }
+    ep_admission_leave(handler->config.admission, &request->ticket, took_ns);
+    ep_forward_metrics_ended(&handler->metrics, result, took_ns);
+    if (result == EP_OK) {
+        uint64_t started_ns = atomic_load(&request->first_start_ns);
+        ep_forward_metrics_computed(&handler->metrics, request->reply, request->view.reply_dtype, rows,
+                                    started_ns != 0 ? started_ns - ep_rpc_call_received_ns(request->call) : 0,
+                                    started_ns != 0 ? now_ns - started_ns : 0);
+        atomic_fetch_add_explicit(&request->layer->rows_served, rows, memory_order_relaxed);
+        send_reply(request, now_ns);
+    }
+    ep_rpc_call_finish(request->call, result, error);
+    ep_buffer_unref(request->reply);
+    ep_buffer_unref(request->arena);
+    count_end(handler, result, rows);
+}
+
+static void on_work_done(ep_work *work, ep_err result)
+{
+    forward_request *request = work->arg;
+    if (result != EP_OK) {
+        uint32_t none = EP_OK;
+        if (atomic_compare_exchange_strong(&request->first_error, &none, (uint32_t)result)) {
+            atomic_store(&request->failed_expert, request->experts[0]);
+            for (uint32_t i = 0; i < request->experts_count; i++) {
+                if (request->residents[i]->weights == work->job.weights) {
+                    atomic_store(&request->failed_expert, request->experts[i]);
+                }
+            }
+        }
+    } else if (work->started_ns != 0) {
+        uint64_t first = atomic_load(&request->first_start_ns);
+        while ((first == 0 || work->started_ns < first) &&
+               !atomic_compare_exchange_weak(&request->first_start_ns, &first, work->started_ns)) {
+        }
+    }
+    if (atomic_fetch_sub(&request->works_left, 1) != 1) {
+        return;
+    }
+    ep_err outcome = (ep_err)atomic_load(&request->first_error);
+    ep_error error;
+    ep_error_clear(&error);
+    if (outcome == EP_ERR_CANCELLED && ep_clock_now_ns() >= request->deadline_ns) {
+        outcome = EP_ERR_DEADLINE_EXCEEDED;
+    }
+    if (outcome != EP_OK) {
+        describe_failure(request, outcome, &error);
+    }
+    finish(request, outcome, outcome == EP_OK ? NULL : &error);
+}
+
+/* Nobody waits for the result any more: do not compute it. */
+static bool is_dropped(const ep_work *work)
+{
+    const forward_request *request = work->arg;
+    return atomic_load(&request->first_error) != EP_OK || ep_rpc_call_is_cancelled(request->call) ||
+           ep_clock_now_ns() >= request->deadline_ns;
+}
+
+/* Sizes of the arena's parts. The counts come from a checked frame, so 64-bit sums cannot overflow. */
+typedef struct arena_layout {
+    size_t rows_offset;
+    size_t works_offset;
+    size_t residents_offset;
+    size_t experts_offset;
+    size_t order_offset;             /* unsorted only: order [slots], counts [experts_total + 1] */
+    size_t total_bytes;
+} arena_layout;
+
+static arena_layout layout_of(const ep_forward_view *view, const ep_slot_shape *shape, uint32_t experts_total)
+{
+    arena_layout layout;
+    size_t n = ep_align_up(sizeof(forward_request), EP_BUFFER_ALIGN);
+    layout.rows_offset = n;
+    n += ep_align_up(view->slots * sizeof(ep_job_row), EP_BUFFER_ALIGN);
+    layout.works_offset = n;
+    n += ep_align_up(shape->works_max * sizeof(ep_work), EP_BUFFER_ALIGN);
+    layout.residents_offset = n;
+    n += ep_align_up(shape->experts_max * sizeof(ep_resident *), EP_BUFFER_ALIGN);
+    layout.experts_offset = n;
+    n += ep_align_up(shape->experts_max * sizeof(uint32_t), EP_BUFFER_ALIGN);
+    layout.order_offset = n;
+    n += shape->is_sorted ? 0 : ((size_t)view->slots + experts_total + 1) * sizeof(uint32_t);
+    layout.total_bytes = n;
+    return layout;
+}
+
+/* Fills rows, works and the list of experts. Weights come later. */
+static void group_slots(forward_request *request, const uint32_t *order)
+{
+    const ep_forward_view *view = &request->view;
+    size_t out_row_bytes = view->hidden * ep_dtype_bytes(view->reply_dtype);
+    ep_work *work = NULL;
+    for (uint32_t i = 0; i < view->slots; i++) {
+        uint32_t slot = order != NULL ? order[i] : i;
+        ep_wire_slot place = view->wire_slots[slot];
+        bool is_new_expert = request->experts_count == 0 || request->experts[request->experts_count - 1] != place.expert;
+        if (is_new_expert) {
+            request->experts[request->experts_count++] = place.expert;
+        }
+        if (is_new_expert || work->job.rows_count == EP_BATCHER_JOB_ROWS_MAX) {
+            work = &request->works[request->works_count++];
+            *work = (ep_work){
+                .job = {.rows = &request->rows[i],
+                        .x_dtype = view->x_dtype,
+                        .out_dtype = view->reply_dtype,
+                        .weight_on_input = view->weight_on_input,
+                        .scratch = {0}},
+                .queue = &request->layer->queues[place.expert],
+                .work_class = request->is_prefill ? EP_WORK_PREFILL : EP_WORK_DECODE,
+                .is_dropped = is_dropped,
+                .done = on_work_done,
+                .arg = request,
+            };
+        }
+        request->rows[i] = (ep_job_row){
+            .x = view->x + place.row * view->x_row_bytes,
+            .x_scale = view->row_scales != NULL ? view->row_scales[place.row] : 1.0f,
+            .input_weight = view->slot_scales != NULL ? view->slot_scales[slot] : 1.0f,
+            .out = request->reply->data + slot * out_row_bytes,
+        };
+        work->job.rows_count++;
+    }
+}
+
+static ep_err missing_expert(const ep_forward_handler *handler, const ep_node_model *model, const ep_node_layer *layer, uint32_t expert,
+                             ep_expert_state state, ep_epoch asked, ep_error *out_error)
+{
+    ep_epoch ours = ep_node_epoch_in_force(handler->config.epoch);
+    bool has_epoch = asked.term != 0 || asked.number != 0;
+    bool is_stale = has_epoch && ep_epoch_compare(asked, ours) < 0;
+    ep_err code = is_stale ? EP_ERR_STALE_EPOCH : EP_ERR_NOT_OWNER;
+    if (is_stale) {
+        ep_error_set(out_error, code, "model %s layer %u expert %u %s: the table's epoch %" PRIu64 ".%" PRIu64 " is older than %" PRIu64 ".%" PRIu64,
+                     model->config->name, layer->shape.layer, expert, ep_expert_state_text(state), asked.term, asked.number, ours.term,
+                     ours.number);
+        out_error->current_epoch = ours.number;
+    } else {
+        ep_error_set(out_error, code, "model %s layer %u expert %u %s", model->config->name, layer->shape.layer, expert,
+                     ep_expert_state_text(state));
+    }
+    out_error->layer = (int32_t)layer->shape.layer;
+    out_error->expert = (int32_t)expert;
+    return code;
+}
+
+/* Takes references to every expert and hands them to the works. */
+static ep_err acquire_experts(forward_request *request, ep_epoch asked, ep_error *out_error)
+{
+    uint32_t missing = 0;
+    ep_expert_state state = EP_EXPERT_ABSENT;
+    if (!ep_weight_store_acquire(request->handler->config.store, request->layer->store_slot, request->experts, request->experts_count,
+                                 request->residents, &missing, &state)) {
+        request->experts_count = 0; /* no references are held */
+        return missing_expert(request->handler, request->model, request->layer, missing, state, asked, out_error);
+    }
+    uint32_t next = 0;
+    for (uint32_t w = 0; w < request->works_count; w++) {
+        ep_work *work = &request->works[w];
+        while (work->queue != &request->layer->queues[request->experts[next]]) {
+            next++;
+        }
+        work->job.weights = request->residents[next]->weights;
+    }
+    return EP_OK;
+}
+
+static ep_err check_reply_bytes(const ep_forward_handler *handler, const ep_forward_view *view, size_t *out_bytes, ep_error *out_error)
+{
+    size_t bytes = (size_t)view->slots * view->hidden * ep_dtype_bytes(view->reply_dtype); /* hidden <= EP_HIDDEN_MAX: fits */
+    if (bytes > handler->config.reply_bytes_max) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "a reply of %u slots x %u values is above frame_bytes_max; allowed: %zu bytes",
+                            view->slots, view->hidden, handler->config.reply_bytes_max);
+    }
+    *out_bytes = bytes;
+    return EP_OK;
+}
+
+/* Memory for the request and its reply, within budgets. On error nothing is held. */
+static ep_err make_request(ep_forward_handler *handler, ep_rpc_call *call, const ep_forward_view *view, const ep_node_layer *layer,
+                           forward_request **out_request, arena_layout *out_layout, ep_slot_shape *out_shape, ep_error *out_error)
+{
+    ep_ticket ticket;
+    ep_buffer *arena = NULL;
+    ep_buffer *reply = NULL;
+    size_t reply_bytes;
+    size_t frame_bytes;
+    ep_err err = check_reply_bytes(handler, view, &reply_bytes, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    ep_slot_shape_of(view->wire_slots, view->slots, ep_node_layer_experts(layer), EP_BATCHER_JOB_ROWS_MAX, out_shape);
+    *out_layout = layout_of(view, out_shape, ep_node_layer_experts(layer));
+    ep_rpc_call_tensors(call, &frame_bytes);
+    err = ep_admission_enter(handler->config.admission, view->rows, frame_bytes + reply_bytes + out_layout->total_bytes, &ticket, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    err = ep_buffer_acquire(handler->arenas, out_layout->total_bytes, &arena);
+    if (err == EP_OK && reply_bytes > 0) {
+        err = ep_buffer_acquire(ep_rpc_call_pool(call), reply_bytes, &reply);
+    }
+    if (err != EP_OK) {
+        ep_buffer_unref(arena);
+        ep_admission_leave(handler->config.admission, &ticket, 0);
+        return ep_error_set(out_error, err, "no buffer of %zu bytes for the reply or %zu for the request; see buffer_bytes_max", reply_bytes,
+                            out_layout->total_bytes);
+    }
+    forward_request *request = (forward_request *)(void *)arena->data;
+    memset(request, 0, sizeof(*request));
+    request->handler = handler;
+    request->call = call;
+    request->view = *view;
+    request->ticket = ticket;
+    request->arena = arena;
+    request->reply = reply;
+    *out_request = request;
+    return EP_OK;
+}
+
+static ep_err check_header(const ep_forward_handler *handler, const Expertd__V1__ForwardRequest *header, ep_rpc_call *call,
+                           ep_node_model **out_model, ep_node_layer **out_layer, ep_forward_view *out_view, ep_error *out_error)
+{
+    size_t bytes;
+    const uint8_t *tensors = ep_rpc_call_tensors(call, &bytes);
+    ep_err err = ep_node_models_find(handler->config.models, header->model, header->version, header->layer, out_model, out_layer, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    if (header->numerics[0] != 0 && strcmp(header->numerics, (*out_model)->numerics) != 0) {
+        return ep_error_set(out_error, EP_ERR_UNAVAILABLE, "model %s is computed here with numerics '%s', the call pins '%.90s'", header->model,
+                            (*out_model)->numerics, header->numerics);
+    }
+    err = ep_forward_view_make(header, tensors, bytes, &(*out_layer)->shape, out_view, out_error);
+    if (err == EP_OK && (ep_rpc_call_is_cancelled(call) || ep_clock_now_ns() >= ep_rpc_call_deadline_ns(call))) {
+        return ep_error_set(out_error, EP_ERR_DEADLINE_EXCEEDED, "the deadline passed before the work began");
+    }
+    return err;
+}
+
+static void start(forward_request *request, const arena_layout *layout, const ep_slot_shape *shape, ep_epoch asked)
+{
+    uint8_t *base = request->arena->data;
+    uint32_t *order = NULL;
+    ep_error error;
+    request->rows = (ep_job_row *)(void *)(base + layout->rows_offset);
+    request->works = (ep_work *)(void *)(base + layout->works_offset);
+    request->residents = (ep_resident **)(void *)(base + layout->residents_offset);
+    request->experts = (uint32_t *)(void *)(base + layout->experts_offset);
+    if (!shape->is_sorted) {
+        order = (uint32_t *)(void *)(base + layout->order_offset);
+        ep_slot_order(request->view.wire_slots, request->view.slots, ep_node_layer_experts(request->layer), order + request->view.slots, order);
+    }
+    group_slots(request, order);
+    ep_error_clear(&error);
+    ep_err err = acquire_experts(request, asked, &error);
+    if (err != EP_OK) {
+        snprintf(error.node, sizeof(error.node), "%s", request->handler->config.node_name);
+    }
+    if (err != EP_OK || request->works_count == 0) {
+        finish(request, err, err == EP_OK ? NULL : &error); /* no slots: an empty reply */
+        return;
+    }
+    atomic_store(&request->works_left, request->works_count);
+    ep_batcher_submit(request->handler->config.batcher, request->works, request->works_count);
+}
+
+void ep_forward_handler_call(ep_forward_handler *handler, const Expertd__V1__ForwardRequest *header,
+                             Expertd__V1__ForwardReply_Closure closure, ep_rpc_call *call)
+{
+    ep_node_model *model;
+    ep_node_layer *layer;
+    ep_forward_view view;
+    forward_request *request;
+    arena_layout layout;
+    ep_slot_shape shape;
+    ep_error error;
+    ep_error_clear(&error);
+    count_begin(handler);
+    ep_err err = check_header(handler, header, call, &model, &layer, &view, &error);
+    if (err == EP_OK) {
+        err = make_request(handler, call, &view, layer, &request, &layout, &shape, &error);
+    }
+    if (err != EP_OK) {
+        error.code = err;
+        refuse(handler, call, ep_rpc_call_received_ns(call), &error);
+        return;
+    }
+    request->closure = closure;
+    request->model = model;
+    request->layer = layer;
+    request->is_prefill = header->prefill;
+    request->wants_timing = header->want_timing;
+    request->deadline_ns = ep_rpc_call_deadline_ns(call);
+    ep_epoch asked = {0};
+    if (header->epoch != NULL) {
+        asked = (ep_epoch){.term = header->epoch->term, .number = header->epoch->number};
+    }
+    start(request, &layout, &shape, asked);
+}

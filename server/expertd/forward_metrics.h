@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the handler counts. Threads: any. */
+#ifndef EP_EXPERTD_FORWARD_METRICS_H
+#define EP_EXPERTD_FORWARD_METRICS_H
+
+#include "base/buffer.h"
+#include "common/metrics.h"
+#include "expertd/tensor.h"
+
+typedef struct ep_forward_metrics {
+    ep_metrics *registry;
+    ep_metric_series *requests_ok;
+    ep_metric_series *rows;
+    ep_metric_series *nonfinite;
+    ep_metric_series *total_seconds;
+    ep_metric_series *queue_seconds;
+    ep_metric_series *compute_seconds;
+    ep_metric_series *request_rows;
+} ep_forward_metrics;
+
+void ep_forward_metrics_init(ep_forward_metrics *metrics, ep_metrics *registry);
+/* One request ended. */
+void ep_forward_metrics_ended(ep_forward_metrics *metrics, ep_err result, uint64_t took_ns);
+/* One request was computed; reply (may be NULL) is looked through for NaN and Inf. */
+void ep_forward_metrics_computed(ep_forward_metrics *metrics, const ep_buffer *reply, ep_dtype dtype, uint64_t rows, uint64_t queue_ns,
+                                 uint64_t compute_ns);
+/* NaN and Inf among count values. Pure. */
+uint64_t ep_count_nonfinite(const void *values, ep_dtype dtype, size_t count);
+
+#endif

@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* expertd: from the command line to a running node, and its exit code: 0 after a drain, 1 when it could not start. */
+#include <stdio.h>
+
+#include "base/log.h"
+#include "common/options.h"
+#include "common/process_setup.h"
+#include "expertd/node.h"
+#include "transport/transport.h"
+
+static int run(const ep_options *options, int argc, char **argv)
+{
+    ep_node_config config;
+    ep_node_source source = {.options = options, .argc = argc, .argv = argv};
+    ep_node *node = NULL;
+    ep_error error;
+    ep_error_clear(&error);
+    ep_service_log_start(options);
+    ep_err err = ep_node_config_load(options, &config, &error);
+    if (err == EP_OK) {
+        err = ep_node_create(&config, &source, &node, &error);
+        if (err == EP_OK) {
+            ep_node_run(node);
+            ep_node_destroy(node);
+            ep_log(EP_LOG_INFO, "node-end", "drained");
+        }
+        ep_node_config_fini(&config);
+    }
+    if (err != EP_OK) {
+        ep_log(EP_LOG_ERROR, "node-start", "%s: %s", ep_err_name(err), error.text);
+    }
+    ep_transport_fini();
+    return err == EP_OK ? 0 : 1;
+}
+
+int main(int argc, char **argv)
+{
+    ep_options *options = NULL;
+    ep_process_setup();
+    int code = ep_options_main(&ep_node_options, argc, argv, ep_node_config_check, &options);
+    if (code < 0) {
+        code = run(options, argc, argv);
+        ep_options_free(options);
+    }
+    return code;
+}

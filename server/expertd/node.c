@@ -1,0 +1,464 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The node's life: start in order, change of state, drain, reload, end in the reverse order. */
+#include "expertd/node.h"
+
+#include <inttypes.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/random.h"
+#include "common/ports_file.h"
+#include "common/process_setup.h"
+#include "common/sd_notify.h"
+#include "common/version.h"
+#include "expertd/node_private.h"
+
+#define LOAD_EXTEND_US 60000000ull   /* asked of the service manager with every expert that loads */
+#define REPLY_HEADER_BYTES 4096      /* room left in a reply frame beside its tensors */
+#define FDS_KEPT_FREE 64
+
+const char *ep_node_state_name(ep_node_state state)
+{
+    static const char *const names[] = {"starting", "serving", "degraded", "draining"};
+    return names[state];
+}
+
+/* ---- state ---- */
+
+static ep_node_state derive_state(const ep_node *node, const ep_weight_stats *weights)
+{
+    ep_membership_view view = {.was_assigned = true};
+    if (node->is_draining) {
+        return EP_NODE_DRAINING;
+    }
+    if (node->membership != NULL) {
+        ep_membership_read(node->membership, &view);
+    }
+    if (!atomic_load(&node->has_started) && (!view.was_assigned || weights->pending_count > 0)) {
+        return EP_NODE_STARTING;
+    }
+    return weights->failed_count > 0 ? EP_NODE_DEGRADED : EP_NODE_SERVING;
+}
+
+static void announce_state(ep_node *node, ep_node_state state, const ep_weight_stats *weights)
+{
+    ep_rpc_server_set_state(node->server, ep_node_state_name(state));
+    if (state == EP_NODE_DEGRADED) {
+        ep_log(EP_LOG_WARN, "node-state", "degraded experts %" PRIu64 " failed %" PRIu64 " last_error %s", weights->resident_count,
+               weights->failed_count, weights->last_error);
+    } else {
+        ep_log(EP_LOG_INFO, "node-state", "%s experts %" PRIu64 " weight_bytes %" PRIu64, ep_node_state_name(state), weights->resident_count,
+               weights->resident_bytes);
+    }
+    bool takes_work = state == EP_NODE_SERVING || state == EP_NODE_DEGRADED;
+    if (takes_work && !atomic_exchange(&node->has_started, true)) {
+        char status[160];
+        snprintf(status, sizeof(status), "%s: %" PRIu64 " experts, %" PRIu64 " failed", ep_node_state_name(state), weights->resident_count,
+                 weights->failed_count);
+        ep_process_trim(); /* what loading needed beside the packed weights */
+        ep_sd_notify_ready(status);
+    }
+    if (node->membership != NULL) {
+        ep_membership_hurry(node->membership);
+    }
+}
+
+/* Loop thread: something the state depends on may have changed. */
+static void update_state(ep_node *node)
+{
+    ep_weight_stats weights;
+    ep_weight_store_read_stats(node->store, &weights);
+    ep_node_state state = derive_state(node, &weights);
+    if (state != (ep_node_state)atomic_exchange(&node->state, (uint32_t)state)) {
+        announce_state(node, state, &weights);
+    }
+}
+
+static void on_weights_task(void *arg)
+{
+    ep_node *node = arg;
+    ep_weight_stats weights;
+    ep_weight_store_read_stats(node->store, &weights);
+    if (weights.pending_count > 0) {
+        if (!atomic_load(&node->has_started)) {
+            ep_sd_notify_extend_timeout(LOAD_EXTEND_US);
+        }
+        ep_sd_notify_status("loading: %" PRIu64 " experts resident, %" PRIu64 " to go", weights.resident_count, weights.pending_count);
+        return;
+    }
+    if (node->membership != NULL) {
+        ep_membership_on_weights(node->membership);
+    }
+    update_state(node);
+}
+
+static void on_weights(void *arg)
+{
+    ep_node *node = arg;
+    ep_service_loop_post(node->loop, &node->change_task);
+}
+
+/* ---- drain ---- */
+
+static bool may_leave(ep_node *node)
+{
+    ep_forward_stats requests;
+    ep_membership_view view = {0};
+    ep_forward_handler_read_stats(node->handler, &requests);
+    if (node->membership != NULL) {
+        ep_membership_read(node->membership, &view);
+    }
+    /* A coordinator that is there hears of it first, so that it routes around us. */
+    return requests.in_flight == 0 && (!view.is_connected || view.said_draining);
+}
+
+static void leave_when_done(void *arg)
+{
+    ep_node *node = arg;
+    if (node->is_draining && may_leave(node)) {
+        ep_service_loop_quit(node->loop);
+    }
+}
+
+static void on_drain_timeout(void *arg)
+{
+    ep_node *node = arg;
+    ep_forward_stats requests;
+    ep_forward_handler_read_stats(node->handler, &requests);
+    ep_log(EP_LOG_WARN, "node-drain", "drain_ms %u passed, requests_in_flight %" PRIu64 " are ended", node->drain_ms, requests.in_flight);
+    ep_batcher_close(node->batcher, EP_ERR_DRAINING);
+    ep_service_loop_quit(node->loop);
+}
+
+static void on_stop(void *arg, const char *signal_name)
+{
+    ep_node *node = arg;
+    ep_log(EP_LOG_INFO, "node-drain", "%s drain_ms %u", signal_name, node->drain_ms);
+    node->is_draining = true;
+    ep_sd_notify_stopping("draining");
+    ep_sd_notify_extend_timeout((uint64_t)node->drain_ms * 1000 + 5000000);
+    ep_loop_timer_start(node->drain_timer, node->drain_ms, 0);
+    update_state(node);
+    leave_when_done(node);
+}
+
+static void on_idle(void *arg)
+{
+    ep_node *node = arg;
+    if (atomic_load(&node->state) == EP_NODE_DRAINING) {
+        ep_service_loop_post(node->loop, &node->idle_task);
+    }
+}
+
+/* ---- reload ---- */
+
+static void report_change(void *arg, const ep_option *option)
+{
+    (void)arg;
+    ep_log(option->reloadable ? EP_LOG_INFO : EP_LOG_WARN, "config-reload", "%s changed%s", option->name,
+           option->reloadable ? "" : "; it takes effect after a restart");
+}
+
+static void on_reload(void *arg)
+{
+    ep_node *node = arg;
+    ep_options *options = NULL;
+    ep_error error;
+    ep_sd_notify_reloading();
+    ep_error_clear(&error);
+    ep_err err = ep_options_load(&ep_node_options, node->source.argc, node->source.argv, environ, &options, &error);
+    err = err == EP_OK ? ep_node_config_check(options, &error) : err;
+    if (err != EP_OK) {
+        ep_log(EP_LOG_ERROR, "config-reload", "refused, nothing changed: %s", error.text);
+    } else {
+        ep_options_diff(node->source.options, options, report_change, NULL);
+        node->drain_ms = (uint32_t)ep_options_number(options, "drain_ms");
+        ep_service_log_start(options);
+        ep_log(EP_LOG_INFO, "config-reload", "done");
+    }
+    ep_options_free(options);
+    ep_sd_notify_ready(ep_node_state_name((ep_node_state)atomic_load(&node->state)));
+}
+
+/* ---- membership ---- */
+
+static void fill_report(void *arg, ep_membership_report *out_report)
+{
+    ep_node *node = arg;
+    ep_forward_stats requests;
+    ep_weight_stats weights;
+    ep_forward_handler_read_stats(node->handler, &requests);
+    ep_weight_store_read_stats(node->store, &weights);
+    out_report->state = ep_node_state_name((ep_node_state)atomic_load(&node->state));
+    out_report->rows_served = requests.rows_served;
+    snprintf(out_report->last_error, sizeof(out_report->last_error), "%s", weights.last_error);
+}
+
+static void on_membership(void *arg)
+{
+    ep_node *node = arg;
+    update_state(node);
+    leave_when_done(node);
+}
+
+static ep_err start_membership(ep_node *node, ep_error *out_error)
+{
+    const ep_node_config *config = node->config;
+    if (config->coordinator_url[0] == 0) {
+        return EP_OK;
+    }
+    ep_membership_config membership = {
+        .coordinator_url = config->coordinator_url,
+        .node_url = config->advertise_url[0] != 0 ? config->advertise_url : node->url,
+        .tls = ep_url_is_tls(config->coordinator_url) ? &config->service.tls : NULL,
+        .common = &node->common,
+        .capacity_bytes = config->weight_bytes_max,
+        .drop_grace_ms = config->drop_grace_ms,
+        .loop = node->loop,
+        .models = &node->models,
+        .store = node->store,
+        .epoch = &node->epoch,
+        .report = fill_report,
+        .on_change = on_membership,
+        .arg = node,
+    };
+    return ep_membership_create(&membership, &node->membership, out_error);
+}
+
+/* ---- start ---- */
+
+static uint32_t jobs_in_flight_max(const ep_node_config *config)
+{
+    long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+    uint32_t threads = config->threads != 0 ? config->threads : (uint32_t)(cpus > 0 ? cpus : 1);
+    return threads * 2; /* one in work and one ready behind it */
+}
+
+static ep_err start_base(ep_node *node, ep_error *out_error)
+{
+    const ep_node_config *config = node->config;
+    ep_service_loop_handler handler = {.on_stop = on_stop, .on_reload = on_reload, .arg = node};
+    node->change_task = (ep_loop_task){.func = on_weights_task, .arg = node};
+    node->idle_task = (ep_loop_task){.func = leave_when_done, .arg = node};
+    ep_err err = ep_service_loop_create(&handler, &node->loop, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    if ((err = ep_service_loop_timer_create(node->loop, on_drain_timeout, node, &node->drain_timer)) != EP_OK ||
+        (err = ep_timer_service_create("ep-timers", &node->timers)) != EP_OK ||
+        (err = ep_buffer_pool_create(config->service.buffer_bytes_max, config->service.buffer_bytes_max / 4, &node->pool)) != EP_OK ||
+        (err = ep_metrics_create(&node->metrics)) != EP_OK) {
+        return ep_error_set(out_error, err, "cannot start: %s", ep_err_text(err));
+    }
+    return EP_OK;
+}
+
+static ep_err start_compute(ep_node *node, ep_error *out_error)
+{
+    const ep_node_config *config = node->config;
+    ep_backend_config backend = {.threads = config->threads, .memory_bytes = config->weight_bytes_max};
+    ep_weight_store_config store = {.weight_bytes_max = config->weight_bytes_max, .shows_progress = config->shows_progress,
+                                    .on_change = on_weights, .arg = node};
+    ep_err err = config->backend->open(&backend, &node->backend, out_error);
+    if (err != EP_OK) {
+        return ep_error_prefix(out_error, err, "backend %s", config->backend->name);
+    }
+    store.backend = node->backend;
+    err = ep_weight_store_create(&store, &node->store, out_error);
+    err = err == EP_OK ? ep_node_models_open(&node->models, config, node->backend, node->store, out_error) : err;
+    if (err != EP_OK) {
+        return err;
+    }
+    if ((err = ep_admission_create(config->inflight_tokens, config->spill_bytes, &node->admission)) != EP_OK ||
+        (err = ep_batcher_create(node->backend, jobs_in_flight_max(config), &node->batcher)) != EP_OK) {
+        return ep_error_set(out_error, err, "cannot start: %s", ep_err_text(err));
+    }
+    ep_forward_handler_config handler = {
+        .node_name = config->name,
+        .models = &node->models,
+        .store = node->store,
+        .batcher = node->batcher,
+        .admission = node->admission,
+        .epoch = &node->epoch,
+        .metrics = node->metrics,
+        .reply_bytes_max = config->service.limits.frame_bytes_max - REPLY_HEADER_BYTES,
+        .bookkeeping_bytes_max = EP_NODE_BOOKKEEPING_BYTES,
+        .on_idle = on_idle,
+        .arg = node,
+    };
+    return ep_forward_handler_create(&handler, &node->handler, out_error);
+}
+
+static ep_err start_server(ep_node *node, ep_error *out_error)
+{
+    const ep_service_config *service = &node->config->service;
+    node->common = (ep_rpc_common){
+        .timers = node->timers,
+        .pool = node->pool,
+        .limits = service->limits,
+        .token = service->token,
+        .node = node->config->name,
+        .role = "node",
+        .incarnation = node->incarnation,
+        .payload_crc = service->payload_crc,
+    };
+    ep_rpc_server_config server = {.common = node->common, .hello_fill = ep_node_hello_fill, .hello_free = ep_node_hello_free, .arg = node};
+    ep_node_services_init(node);
+    ep_err err = ep_rpc_server_create(&server, &node->server, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    ep_rpc_server_set_state(node->server, "starting");
+    if ((err = ep_rpc_server_add_service(node->server, &node->expert_service.base.base, out_error)) != EP_OK ||
+        (err = ep_rpc_server_add_service(node->server, &node->info_service.base.base, out_error)) != EP_OK) {
+        return err;
+    }
+    for (size_t i = 0; i < service->listen_count; i++) {
+        ep_lane_address address = {.url = service->listen[i], .tls = ep_url_is_tls(service->listen[i]) ? &service->tls : NULL};
+        err = ep_rpc_server_listen(node->server, &address, out_error);
+        if (err != EP_OK) {
+            return ep_error_prefix(out_error, err, "listen %s", service->listen[i]);
+        }
+    }
+    ep_rpc_server_url(node->server, 0, node->url, sizeof(node->url));
+    return EP_OK;
+}
+
+static ep_err start_probes(ep_node *node, ep_error *out_error)
+{
+    ep_probes_config probes = {
+        .address = node->config->service.probe_address, .checks = ep_node_probe_checks, .arg = node, .metrics = node->metrics};
+    ep_err err = ep_node_observe_init(node);
+    if (err != EP_OK) {
+        return ep_error_set(out_error, err, "no memory for metrics");
+    }
+    if (probes.address[0] == 0) {
+        return EP_OK;
+    }
+    err = ep_probes_start(&probes, &node->probes, out_error);
+    if (err == EP_OK) {
+        ep_probes_url(node->probes, node->probe_url, sizeof(node->probe_url));
+    }
+    return err;
+}
+
+/* Asks for the configured experts; what a coordinator assigns comes later. */
+static ep_err start_loading(ep_node *node, ep_error *out_error)
+{
+    ep_err err = ep_weight_store_start(node->store, out_error);
+    for (uint32_t m = 0; err == EP_OK && m < node->models.count; m++) {
+        const ep_node_model *model = &node->models.models[m];
+        for (uint32_t l = 0; l < model->layers_count; l++) {
+            uint8_t *wanted = malloc(ep_node_layer_experts(&model->layers[l]));
+            if (wanted == NULL) {
+                return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to load model %s", model->config->name);
+            }
+            ep_node_model_configured(model, &model->layers[l], wanted);
+            ep_weight_store_want(node->store, model->layers[l].store_slot, wanted);
+            free(wanted);
+        }
+    }
+    ep_service_loop_post(node->loop, &node->change_task); /* also when nothing is to be loaded */
+    return err;
+}
+
+static void log_start(const ep_node *node)
+{
+    const ep_node_config *config = node->config;
+    uint64_t weights = config->weight_bytes_max != 0 ? config->weight_bytes_max : ep_node_models_file_bytes(&node->models);
+    uint64_t frames = (uint64_t)config->service.limits.connections_max * config->service.limits.frame_bytes_max * 2;
+    uint64_t buffers = frames < config->service.buffer_bytes_max ? frames : config->service.buffer_bytes_max;
+    ep_log(EP_LOG_INFO, "node-start", "name %s rpc %s probes %s backend %s models %u pid %d %s", config->name, node->url,
+           node->probe_url[0] != 0 ? node->probe_url : "off", node->backend->ops->name, node->models.count, (int)getpid(),
+           ep_version_software());
+    ep_log(EP_LOG_INFO, "node-memory", "weights_bytes %" PRIu64 " frames_bytes %" PRIu64 " requests_bytes %u sum_bytes %" PRIu64, weights,
+           buffers, EP_NODE_BOOKKEEPING_BYTES, weights + buffers + EP_NODE_BOOKKEEPING_BYTES);
+    uint64_t fds = ep_process_raise_fd_limit();
+    if (fds < (uint64_t)config->service.limits.connections_max + FDS_KEPT_FREE) {
+        ep_log(EP_LOG_WARN, "node-fds", "fd_limit %" PRIu64 " is below connections_max %u + %d: connections beyond it are refused", fds,
+               config->service.limits.connections_max, FDS_KEPT_FREE);
+    }
+    for (size_t i = 0; ep_options_warning(node->source.options, i) != NULL; i++) {
+        ep_log(EP_LOG_WARN, "config", "%s", ep_options_warning(node->source.options, i));
+    }
+}
+
+static ep_err write_ports(ep_node *node, ep_error *out_error)
+{
+    const char *path = node->config->service.ports_file;
+    ep_ports_entry entries[] = {{"node", node->config->name}, {"rpc_url", node->url}, {"probe_url", node->probe_url}};
+    if (path[0] == 0) {
+        return EP_OK;
+    }
+    ep_err err = ep_ports_file_write(path, "expertd", entries, sizeof(entries) / sizeof(entries[0]), out_error);
+    node->ports_written = err == EP_OK;
+    return err;
+}
+
+ep_err ep_node_create(const ep_node_config *config, const ep_node_source *source, ep_node **out_node, ep_error *out_error)
+{
+    ep_node *node = calloc(1, sizeof(*node));
+    if (node == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for the node");
+    }
+    node->config = config;
+    node->source = *source;
+    node->incarnation = ep_random_id();
+    node->started_ns = ep_clock_now_ns();
+    node->drain_ms = config->service.drain_ms;
+    ep_node_epoch_init(&node->epoch);
+    ep_err err;
+    if ((err = start_base(node, out_error)) != EP_OK || (err = start_compute(node, out_error)) != EP_OK ||
+        (err = start_server(node, out_error)) != EP_OK || (err = start_probes(node, out_error)) != EP_OK) {
+        ep_node_destroy(node);
+        return err;
+    }
+    log_start(node);
+    if ((err = start_loading(node, out_error)) != EP_OK || (err = start_membership(node, out_error)) != EP_OK ||
+        (err = write_ports(node, out_error)) != EP_OK) {
+        ep_node_destroy(node);
+        return err;
+    }
+    *out_node = node;
+    return EP_OK;
+}
+
+void ep_node_run(ep_node *node)
+{
+    ep_service_loop_run(node->loop);
+}
+
+void ep_node_destroy(ep_node *node)
+{
+    if (node == NULL) {
+        return;
+    }
+    if (node->ports_written) {
+        ep_ports_file_remove(node->config->service.ports_file);
+    }
+    ep_membership_destroy(node->membership);
+    ep_probes_stop(node->probes);
+    if (node->batcher != NULL) {
+        ep_batcher_close(node->batcher, EP_ERR_DRAINING);
+    }
+    ep_rpc_server_destroy(node->server); /* every call has ended, so nothing is in work any more */
+    ep_batcher_destroy(node->batcher);
+    ep_forward_handler_destroy(node->handler);
+    ep_admission_destroy(node->admission);
+    ep_weight_store_destroy(node->store);
+    ep_node_models_close(&node->models);
+    if (node->backend != NULL) {
+        node->backend->ops->close(node->backend);
+    }
+    ep_node_observe_fini(node);
+    ep_metrics_destroy(node->metrics);
+    ep_buffer_pool_destroy(node->pool);
+    ep_timer_service_destroy(node->timers);
+    ep_service_loop_destroy(node->loop);
+    free(node);
+}

@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* expertd's option table and the node's configuration made from it. */
+#ifndef EP_EXPERTD_NODE_CONFIG_H
+#define EP_EXPERTD_NODE_CONFIG_H
+
+#include "backends/backend.h"
+#include "common/options.h"
+#include "common/service_config.h"
+#include "moe/routing_table.h"
+
+#define EP_NODE_MODELS_MAX 256
+
+/* Which experts a node holds without being told by a coordinator. */
+typedef enum ep_experts_choice {
+    EP_EXPERTS_ASSIGNED,         /* only what the coordinator assigns */
+    EP_EXPERTS_ALL,
+    EP_EXPERTS_LISTED            /* ranges of table indexes, in every layer */
+} ep_experts_choice;
+
+typedef struct ep_expert_range {
+    uint32_t first;
+    uint32_t last;
+} ep_expert_range;
+
+#define EP_EXPERT_RANGES_MAX 256
+
+typedef struct ep_node_model_config {
+    const char *name;
+    const char *path;
+    ep_experts_choice choice;
+    uint32_t ranges_count;
+    ep_expert_range *ranges;     /* owned */
+} ep_node_model_config;
+
+typedef struct ep_node_config {
+    ep_service_config service;
+    char name[EP_NODE_NAME_BYTES];
+    const char *coordinator_url; /* "" none */
+    const char *advertise_url;   /* "" the first listener's */
+    uint32_t models_count;
+    ep_node_model_config *models; /* owned array, borrowed texts */
+    const ep_backend_ops *backend;
+    uint32_t threads;
+    uint64_t weight_bytes_max;   /* 0 unlimited */
+    uint32_t inflight_tokens;
+    uint64_t spill_bytes;
+    uint32_t drop_grace_ms;
+    bool shows_progress;
+} ep_node_config;
+
+extern const ep_options_spec ep_node_options;
+
+/* Borrows from options. Errors: BAD_CONFIG naming origin, key, value and rule; NO_MEMORY. */
+ep_err ep_node_config_load(const ep_options *options, ep_node_config *out_config, ep_error *out_error);
+void ep_node_config_fini(ep_node_config *config);
+/* For ep_options_main. */
+ep_err ep_node_config_check(const ep_options *options, ep_error *out_error);
+
+/* "0-3,5,8-9" into ascending, non-overlapping ranges; false when it is not that or has too many. Pure. */
+bool ep_expert_ranges_parse(const char *text, ep_expert_range out[EP_EXPERT_RANGES_MAX], uint32_t *out_count);
+
+#endif

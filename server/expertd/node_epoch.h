@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which routing tables this node knows of: shared by membership, which moves it, and the handler, which answers by it. */
+#ifndef EP_EXPERTD_NODE_EPOCH_H
+#define EP_EXPERTD_NODE_EPOCH_H
+
+#include <pthread.h>
+
+#include "moe/routing_table.h"
+
+typedef struct ep_node_epoch {
+    pthread_mutex_t lock;
+    ep_epoch loaded;       /* newest assignment of which everything is resident; 0.0 none */
+    ep_epoch in_force;     /* newest table that clients have; 0.0 none */
+} ep_node_epoch;
+
+static inline void ep_node_epoch_init(ep_node_epoch *epoch)
+{
+    *epoch = (ep_node_epoch){.lock = PTHREAD_MUTEX_INITIALIZER};
+}
+
+static inline ep_epoch ep_node_epoch_loaded(ep_node_epoch *epoch)
+{
+    pthread_mutex_lock(&epoch->lock);
+    ep_epoch value = epoch->loaded;
+    pthread_mutex_unlock(&epoch->lock);
+    return value;
+}
+
+static inline ep_epoch ep_node_epoch_in_force(ep_node_epoch *epoch)
+{
+    pthread_mutex_lock(&epoch->lock);
+    ep_epoch value = epoch->in_force;
+    pthread_mutex_unlock(&epoch->lock);
+    return value;
+}
+
+static inline void ep_node_epoch_set_loaded(ep_node_epoch *epoch, ep_epoch value)
+{
+    pthread_mutex_lock(&epoch->lock);
+    epoch->loaded = value;
+    pthread_mutex_unlock(&epoch->lock);
+}
+
+static inline void ep_node_epoch_set_in_force(ep_node_epoch *epoch, ep_epoch value)
+{
+    pthread_mutex_lock(&epoch->lock);
+    epoch->in_force = value;
+    pthread_mutex_unlock(&epoch->lock);
+}
+
+#endif

@@ -1,0 +1,297 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Opened models, look-up, and their description for peers. */
+#include "expertd/node_models.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+
+/* Element types of x that a request may use. */
+static const uint32_t accepted_dtypes[] = {EP_DTYPE_BF16, EP_DTYPE_F16, EP_DTYPE_F32, EP_DTYPE_I8};
+
+uint32_t ep_node_layer_experts(const ep_node_layer *layer)
+{
+    return layer->shape.experts + layer->shape.shared_experts;
+}
+
+static ep_err open_layers(ep_node_model *model, ep_weight_store *store, ep_error *out_error)
+{
+    const ep_model_info *info = model->info;
+    model->layers = calloc(info->moe_layers_count > 0 ? info->moe_layers_count : 1, sizeof(*model->layers));
+    if (model->layers == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for model %s", model->config->name);
+    }
+    for (uint32_t i = 0; i < info->moe_layers_count; i++) {
+        ep_node_layer *layer = &model->layers[i];
+        ep_weight_layer weights = {
+            .model = model->config->name, .checkpoint = model->checkpoint, .dtype = info->dtype, .shape = info->moe_layers[i]};
+        layer->shape = info->moe_layers[i];
+        layer->queues = calloc(ep_node_layer_experts(layer), sizeof(*layer->queues));
+        model->layers_count++;
+        if (layer->queues == NULL) {
+            return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for model %s", model->config->name);
+        }
+        ep_err err = ep_weight_store_add_layer(store, &weights, &layer->store_slot, out_error);
+        if (err != EP_OK) {
+            return err;
+        }
+    }
+    return EP_OK;
+}
+
+static ep_err open_model(ep_node_model *model, ep_backend *backend, ep_weight_store *store, ep_error *out_error)
+{
+    ep_err err = ep_checkpoint_open(model->config->path, &model->checkpoint, out_error);
+    if (err != EP_OK) {
+        return ep_error_prefix(out_error, err, "model %s", model->config->name);
+    }
+    model->info = ep_checkpoint_info(model->checkpoint);
+    if (model->info->moe_layers_count == 0) {
+        return ep_error_set(out_error, EP_ERR_BAD_FILE, "model %s (%s) has no MoE layer", model->config->name, model->config->path);
+    }
+    err = backend->ops->numerics_id(backend, model->info->dtype, model->numerics);
+    if (err != EP_OK) {
+        return ep_error_set(out_error, err, "model %s: backend %s cannot compute with %s weights", model->config->name, backend->ops->name,
+                            ep_dtype_name(model->info->dtype));
+    }
+    return open_layers(model, store, out_error);
+}
+
+ep_err ep_node_models_open(ep_node_models *models, const ep_node_config *config, ep_backend *backend, ep_weight_store *store,
+                           ep_error *out_error)
+{
+    *models = (ep_node_models){.store = store};
+    models->models = calloc(config->models_count, sizeof(*models->models));
+    if (models->models == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for the models");
+    }
+    for (uint32_t i = 0; i < config->models_count; i++) {
+        ep_node_model *model = &models->models[models->count++];
+        model->config = &config->models[i];
+        ep_err err = open_model(model, backend, store, out_error);
+        if (err != EP_OK) {
+            return err;
+        }
+        for (uint32_t j = 0; j < i; j++) {
+            const ep_node_model *other = &models->models[j];
+            if (strcmp(other->config->name, model->config->name) == 0 && strcmp(other->info->version, model->info->version) == 0) {
+                return ep_error_set(out_error, EP_ERR_BAD_CONFIG, "model %s version %s is configured twice: %s and %s", model->config->name,
+                                    model->info->version, other->config->path, model->config->path);
+            }
+        }
+    }
+    return ep_node_models_check_listed(models, out_error);
+}
+
+void ep_node_models_close(ep_node_models *models)
+{
+    for (uint32_t i = 0; i < models->count; i++) {
+        ep_node_model *model = &models->models[i];
+        for (uint32_t l = 0; l < model->layers_count; l++) {
+            free(model->layers[l].queues);
+        }
+        free(model->layers);
+        ep_checkpoint_close(model->checkpoint);
+    }
+    free(models->models);
+    *models = (ep_node_models){0};
+}
+
+static ep_node_layer *find_layer(const ep_node_model *model, uint32_t layer)
+{
+    uint32_t low = 0, high = model->layers_count;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (model->layers[middle].shape.layer < layer) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low < model->layers_count && model->layers[low].shape.layer == layer ? &model->layers[low] : NULL;
+}
+
+static void list_models(const ep_node_models *models, char *out, size_t bytes)
+{
+    size_t n = 0;
+    out[0] = 0;
+    for (uint32_t i = 0; i < models->count && n < bytes; i++) {
+        const ep_node_model *model = &models->models[i];
+        n += (size_t)snprintf(out + n, bytes - n, "%s%s version %s", i > 0 ? ", " : "", model->config->name, model->info->version);
+    }
+}
+
+ep_err ep_node_models_find(const ep_node_models *models, const char *name, const char *version, uint32_t layer, ep_node_model **out_model,
+                           ep_node_layer **out_layer, ep_error *out_error)
+{
+    ep_node_model *found = NULL;
+    uint32_t matches = 0;
+    for (uint32_t i = 0; i < models->count; i++) {
+        ep_node_model *model = &models->models[i];
+        bool same = strcmp(model->config->name, name) == 0 && (version[0] == 0 || strcmp(model->info->version, version) == 0);
+        matches += same;
+        found = same ? model : found;
+    }
+    if (matches != 1) {
+        char served[256];
+        list_models(models, served, sizeof(served));
+        return ep_error_set(out_error, EP_ERR_NOT_FOUND, "%s model '%.100s' version '%.40s' layer %u; served: %s",
+                            matches == 0 ? "no" : "more than one", name, version, layer, served);
+    }
+    ep_node_layer *found_layer = find_layer(found, layer);
+    if (found_layer == NULL) {
+        ep_error_set(out_error, EP_ERR_NOT_FOUND, "model %s version %s has no MoE layer %u; its %u MoE layers are within %u..%u", name,
+                     found->info->version, layer, found->layers_count, found->layers[0].shape.layer,
+                     found->layers[found->layers_count - 1].shape.layer);
+        if (out_error != NULL) {
+            out_error->layer = layer <= INT32_MAX ? (int32_t)layer : -1;
+        }
+        return EP_ERR_NOT_FOUND;
+    }
+    *out_model = found;
+    *out_layer = found_layer;
+    return EP_OK;
+}
+
+void ep_node_model_configured(const ep_node_model *model, const ep_node_layer *layer, uint8_t *out_wanted)
+{
+    const ep_node_model_config *config = model->config;
+    memset(out_wanted, config->choice == EP_EXPERTS_ALL, ep_node_layer_experts(layer));
+    if (config->choice == EP_EXPERTS_LISTED) {
+        for (uint32_t r = 0; r < config->ranges_count; r++) {
+            for (uint32_t e = config->ranges[r].first; e <= config->ranges[r].last && e < ep_node_layer_experts(layer); e++) {
+                out_wanted[e] = 1;
+            }
+        }
+    }
+}
+
+ep_err ep_node_models_check_listed(const ep_node_models *models, ep_error *out_error)
+{
+    for (uint32_t i = 0; i < models->count; i++) {
+        const ep_node_model *model = &models->models[i];
+        const ep_node_model_config *config = model->config;
+        uint32_t experts_max = 0;
+        for (uint32_t l = 0; l < model->layers_count; l++) {
+            uint32_t experts = ep_node_layer_experts(&model->layers[l]);
+            experts_max = experts > experts_max ? experts : experts_max;
+        }
+        if (config->choice == EP_EXPERTS_LISTED && config->ranges[config->ranges_count - 1].last >= experts_max) {
+            return ep_error_set(out_error, EP_ERR_BAD_CONFIG, "model %s: expert %u is listed, its largest layer has experts 0..%u",
+                                config->name, config->ranges[config->ranges_count - 1].last, experts_max - 1);
+        }
+    }
+    return EP_OK;
+}
+
+uint64_t ep_node_models_file_bytes(const ep_node_models *models)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < models->count; i++) {
+        const ep_node_model *model = &models->models[i];
+        for (uint32_t l = 0; l < model->layers_count; l++) {
+            const ep_layer_shape *shape = &model->layers[l].shape;
+            bytes += 3ull * shape->hidden * shape->inner * ep_dtype_bytes(model->info->dtype) * ep_node_layer_experts(&model->layers[l]);
+        }
+    }
+    return bytes;
+}
+
+static void layer_info_free(Expertd__V1__LayerInfo *info)
+{
+    if (info != NULL) {
+        free(info->owned);
+        free(info);
+    }
+}
+
+static Expertd__V1__LayerInfo *layer_info_make(const ep_node_models *models, const ep_node_layer *layer)
+{
+    Expertd__V1__LayerInfo *info = malloc(sizeof(*info));
+    uint32_t *owned = malloc(sizeof(*owned) * (ep_node_layer_experts(layer) + 1));
+    if (info == NULL || owned == NULL) {
+        free(info);
+        free(owned);
+        return NULL;
+    }
+    expertd__v1__layer_info__init(info);
+    info->layer = layer->shape.layer;
+    info->hidden = layer->shape.hidden;
+    info->inner = layer->shape.inner;
+    info->experts = layer->shape.experts;
+    info->shared_experts = layer->shape.shared_experts;
+    info->top_k = layer->shape.top_k;
+    info->activation = (uint32_t)layer->shape.activation;
+    info->owned = owned;
+    info->n_owned = ep_weight_store_owned(models->store, layer->store_slot, owned);
+    return info;
+}
+
+static void model_info_free(Expertd__V1__ModelInfo *info)
+{
+    if (info != NULL) {
+        for (size_t l = 0; info->layers != NULL && l < info->n_layers; l++) {
+            layer_info_free(info->layers[l]);
+        }
+        free(info->layers);
+        free(info);
+    }
+}
+
+/* Texts and dtypes are borrowed from the model and this file. */
+static Expertd__V1__ModelInfo *model_info_make(const ep_node_models *models, const ep_node_model *model)
+{
+    Expertd__V1__ModelInfo *info = malloc(sizeof(*info));
+    if (info == NULL) {
+        return NULL;
+    }
+    expertd__v1__model_info__init(info);
+    info->name = (char *)(uintptr_t)model->config->name;
+    info->version = (char *)(uintptr_t)model->info->version;
+    info->config_hash = (char *)(uintptr_t)model->info->config_hash;
+    info->numerics = (char *)(uintptr_t)model->numerics;
+    info->dtypes = (uint32_t *)(uintptr_t)accepted_dtypes;
+    info->n_dtypes = EP_ARRAY_COUNT(accepted_dtypes);
+    info->layers = calloc(model->layers_count, sizeof(*info->layers));
+    for (uint32_t l = 0; info->layers != NULL && l < model->layers_count; l++) {
+        info->layers[l] = layer_info_make(models, &model->layers[l]);
+        if (info->layers[l] == NULL) {
+            break;
+        }
+        info->n_layers++;
+    }
+    if (info->n_layers != model->layers_count) {
+        model_info_free(info);
+        return NULL;
+    }
+    return info;
+}
+
+ep_err ep_node_models_describe(const ep_node_models *models, Expertd__V1__ModelInfo ***out_infos, size_t *out_count)
+{
+    Expertd__V1__ModelInfo **infos = calloc(models->count > 0 ? models->count : 1, sizeof(*infos));
+    if (infos == NULL) {
+        return EP_ERR_NO_MEMORY;
+    }
+    for (uint32_t i = 0; i < models->count; i++) {
+        infos[i] = model_info_make(models, &models->models[i]);
+        if (infos[i] == NULL) {
+            ep_node_models_infos_free(infos, i);
+            return EP_ERR_NO_MEMORY;
+        }
+    }
+    *out_infos = infos;
+    *out_count = models->count;
+    return EP_OK;
+}
+
+void ep_node_models_infos_free(Expertd__V1__ModelInfo **infos, size_t count)
+{
+    for (size_t i = 0; infos != NULL && i < count; i++) {
+        model_info_free(infos[i]);
+    }
+    free(infos);
+}

@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Probes and gauges of the node. */
+#include <inttypes.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "common/version.h"
+#include "expertd/node_private.h"
+
+#define LOOP_STUCK_MS 30000
+
+static const char *const class_names[EP_WORK_CLASSES] = {"decode", "prefill"};
+
+static ep_metric_series *gauge(ep_node *node, const char *name, const char *help)
+{
+    return ep_metrics_gauge(node->metrics, name, help, NULL, 0);
+}
+
+static ep_metric_series *counter(ep_node *node, const char *name, const char *help)
+{
+    return ep_metrics_counter(node->metrics, name, help, NULL, 0);
+}
+
+static void collect_weights(ep_node *node)
+{
+    ep_weight_stats weights;
+    ep_node_gauges *g = &node->gauges;
+    ep_weight_store_read_stats(node->store, &weights);
+    ep_gauge_set(g->experts_resident, (double)weights.resident_count);
+    ep_gauge_set(g->experts_pending, (double)weights.pending_count);
+    ep_gauge_set(g->experts_failed, (double)weights.failed_count);
+    ep_gauge_set(g->weight_bytes, (double)weights.resident_bytes);
+    size_t n = 0;
+    for (uint32_t m = 0; m < node->models.count; m++) {
+        for (uint32_t l = 0; l < node->models.models[m].layers_count; l++) {
+            ep_counter_set(g->layer_rows[n++], atomic_load_explicit(&node->models.models[m].layers[l].rows_served, memory_order_relaxed));
+        }
+    }
+}
+
+static void collect_rpc(ep_node *node)
+{
+    ep_rpc_server_stats rpc;
+    ep_buffer_pool_stats buffers;
+    ep_node_gauges *g = &node->gauges;
+    ep_rpc_server_read_stats(node->server, &rpc);
+    ep_buffer_pool_read_stats(node->pool, &buffers);
+    ep_gauge_set(g->connections, (double)rpc.connections);
+    ep_counter_set(g->rpc_calls, rpc.calls_total);
+    ep_counter_set(g->rpc_bytes_in, rpc.bytes_received);
+    ep_counter_set(g->rpc_bytes_out, rpc.bytes_sent);
+    ep_counter_set(g->protocol_errors, rpc.protocol_errors);
+    ep_gauge_set(g->buffer_bytes, (double)buffers.lent_bytes);
+}
+
+static void collect(void *arg)
+{
+    ep_node *node = arg;
+    ep_node_gauges *g = &node->gauges;
+    ep_forward_stats requests;
+    ep_batcher_stats jobs;
+    ep_admission_stats admission;
+    ep_membership_view view = {0};
+    ep_forward_handler_read_stats(node->handler, &requests);
+    ep_batcher_read_stats(node->batcher, &jobs);
+    ep_admission_read_stats(node->admission, &admission);
+    if (node->membership != NULL) {
+        ep_membership_read(node->membership, &view);
+    }
+    uint32_t state = atomic_load(&node->state);
+    ep_gauge_set(g->ready, state == EP_NODE_SERVING || state == EP_NODE_DEGRADED ? 1 : 0);
+    ep_gauge_set(g->in_flight, (double)requests.in_flight);
+    for (int c = 0; c < EP_WORK_CLASSES; c++) {
+        ep_gauge_set(g->queue_depth[c], (double)jobs.waiting[c]);
+        ep_counter_set(g->jobs[c], jobs.jobs_total[c]);
+    }
+    ep_gauge_set(g->jobs_in_flight, (double)jobs.in_flight);
+    ep_gauge_set(g->tokens_in_flight, (double)admission.tokens_used);
+    ep_gauge_set(g->spill_bytes, (double)admission.spill_used_bytes);
+    ep_counter_set(g->refused, admission.refused_total);
+    ep_gauge_set(g->epoch, (double)ep_node_epoch_loaded(&node->epoch).number);
+    ep_gauge_set(g->coordinator_connected, view.is_connected ? 1 : 0);
+    collect_weights(node);
+    collect_rpc(node);
+}
+
+static void make_gauges(ep_node *node)
+{
+    ep_node_gauges *g = &node->gauges;
+    const ep_metric_label in = {"direction", "in"}, out = {"direction", "out"};
+    const ep_metric_label build[] = {
+        {"version", ep_version_text()}, {"revision", ep_version_build()}, {"isa", ep_version_isa()}, {"backend", node->backend->ops->name}};
+    ep_gauge_set(ep_metrics_gauge(node->metrics, "expertd_build_info", "What this build is; always 1", build, 4), 1);
+    g->ready = gauge(node, "expertd_ready", "1 when the node takes work");
+    g->in_flight = gauge(node, "expertd_requests_in_flight", "Forward calls in work");
+    for (int c = 0; c < EP_WORK_CLASSES; c++) {
+        ep_metric_label label = {"class", class_names[c]};
+        g->queue_depth[c] = ep_metrics_gauge(node->metrics, "expertd_queue_depth", "Jobs waiting for the backend", &label, 1);
+        g->jobs[c] = ep_metrics_counter(node->metrics, "expertd_jobs_total", "Jobs handed to the backend", &label, 1);
+    }
+    g->jobs_in_flight = gauge(node, "expertd_jobs_in_flight", "Jobs on the backend");
+    g->tokens_in_flight = gauge(node, "expertd_tokens_in_flight", "Token rows within inflight_tokens");
+    g->spill_bytes = gauge(node, "expertd_spill_bytes", "Memory of requests beyond inflight_tokens");
+    g->refused = counter(node, "expertd_admission_refused_total", "Forward calls refused because budgets were used up");
+    g->experts_resident = gauge(node, "expertd_experts_resident", "Experts that can be used");
+    g->experts_pending = gauge(node, "expertd_experts_loading", "Experts queued or loading");
+    g->experts_failed = gauge(node, "expertd_experts_failed", "Experts that could not be loaded");
+    g->weight_bytes = gauge(node, "expertd_weights_bytes", "Memory of packed weights");
+    g->epoch = gauge(node, "expertd_routing_epoch", "Number of the newest assignment that is fully loaded");
+    g->coordinator_connected = gauge(node, "expertd_coordinator_connected", "1 when registered with the coordinator");
+    g->connections = gauge(node, "expertd_rpc_connections", "Open connections");
+    g->rpc_calls = counter(node, "expertd_rpc_calls_total", "Calls of all services");
+    g->rpc_bytes_in = ep_metrics_counter(node->metrics, "expertd_rpc_bytes_total", "Bytes of frames by direction", &in, 1);
+    g->rpc_bytes_out = ep_metrics_counter(node->metrics, "expertd_rpc_bytes_total", "Bytes of frames by direction", &out, 1);
+    g->protocol_errors = counter(node, "expertd_rpc_protocol_errors_total", "Frames that broke the protocol");
+    g->buffer_bytes = gauge(node, "expertd_buffer_bytes", "Frame memory in use");
+}
+
+ep_err ep_node_observe_init(ep_node *node)
+{
+    size_t layers = 0;
+    for (uint32_t m = 0; m < node->models.count; m++) {
+        layers += node->models.models[m].layers_count;
+    }
+    node->gauges.layer_rows = calloc(layers + 1, sizeof(*node->gauges.layer_rows));
+    if (node->gauges.layer_rows == NULL) {
+        return EP_ERR_NO_MEMORY;
+    }
+    make_gauges(node);
+    size_t n = 0;
+    for (uint32_t m = 0; m < node->models.count; m++) {
+        const ep_node_model *model = &node->models.models[m];
+        for (uint32_t l = 0; l < model->layers_count; l++) {
+            char layer[16];
+            snprintf(layer, sizeof(layer), "%u", model->layers[l].shape.layer);
+            ep_metric_label labels[] = {{"model", model->config->name}, {"version", model->info->version}, {"layer", layer}};
+            node->gauges.layer_rows[n++] =
+                ep_metrics_counter(node->metrics, "expertd_layer_rows_served_total", "Expert rows computed by layer", labels, 3);
+        }
+    }
+    return ep_metrics_on_collect(node->metrics, collect, node);
+}
+
+void ep_node_observe_fini(ep_node *node)
+{
+    free(node->gauges.layer_rows);
+    node->gauges.layer_rows = NULL;
+}
+
+static ep_probe_check check_loop(const ep_node *node)
+{
+    uint64_t idle_ms = ep_service_loop_idle_ms(node->loop);
+    ep_probe_check check = {.name = "loop", .ok = idle_ms < LOOP_STUCK_MS};
+    snprintf(check.text, sizeof(check.text), "turned %" PRIu64 " ms ago", idle_ms);
+    return check;
+}
+
+static ep_probe_check check_state(const ep_node *node)
+{
+    ep_node_state state = (ep_node_state)atomic_load(&node->state);
+    ep_probe_check check = {.name = "state", .ok = state == EP_NODE_SERVING || state == EP_NODE_DEGRADED};
+    snprintf(check.text, sizeof(check.text), "%s", ep_node_state_name(state));
+    return check;
+}
+
+static ep_probe_check check_experts(const ep_node *node)
+{
+    ep_weight_stats weights;
+    ep_weight_store_read_stats(node->store, &weights);
+    /* A node may own no expert at all; what makes it useless is wanting some and having none. */
+    ep_probe_check check = {.name = "experts", .ok = weights.resident_count > 0 || (weights.failed_count == 0 && weights.pending_count == 0)};
+    snprintf(check.text, sizeof(check.text), "%" PRIu64 " resident, %" PRIu64 " loading, %" PRIu64 " failed", weights.resident_count,
+             weights.pending_count, weights.failed_count);
+    return check;
+}
+
+size_t ep_node_probe_checks(void *arg, ep_probe_kind kind, ep_probe_check *out)
+{
+    const ep_node *node = arg;
+    switch (kind) {
+    case EP_PROBE_LIVE:
+        out[0] = check_loop(node);
+        return 1;
+    case EP_PROBE_STARTUP:
+        out[0] = (ep_probe_check){.name = "started", .ok = atomic_load(&node->has_started)};
+        return 1;
+    case EP_PROBE_READY:
+        break;
+    }
+    out[0] = check_loop(node);
+    out[1] = check_state(node);
+    out[2] = check_experts(node);
+    return 3;
+}

@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The node's parts, for the files that make up the node: life cycle, services, what it shows to operators. */
+#ifndef EP_EXPERTD_NODE_PRIVATE_H
+#define EP_EXPERTD_NODE_PRIVATE_H
+
+#include "common/metrics.h"
+#include "common/probes.h"
+#include "common/service_loop.h"
+#include "expertd/forward_handler.h"
+#include "expertd/membership.h"
+#include "expertd/node.h"
+
+typedef enum ep_node_state { EP_NODE_STARTING, EP_NODE_SERVING, EP_NODE_DEGRADED, EP_NODE_DRAINING } ep_node_state;
+const char *ep_node_state_name(ep_node_state state);
+
+typedef struct ep_node_expert_service {
+    Expertd__V1__ExpertService_Service base;
+    ep_node *node;
+} ep_node_expert_service;
+
+typedef struct ep_node_info_service {
+    Expertd__V1__NodeInfo_Service base;
+    ep_node *node;
+} ep_node_info_service;
+
+/* Series whose values are read when somebody asks. */
+typedef struct ep_node_gauges {
+    ep_metric_series *ready;
+    ep_metric_series *in_flight;
+    ep_metric_series *queue_depth[EP_WORK_CLASSES];
+    ep_metric_series *jobs[EP_WORK_CLASSES];
+    ep_metric_series *jobs_in_flight;
+    ep_metric_series *tokens_in_flight;
+    ep_metric_series *spill_bytes;
+    ep_metric_series *refused;
+    ep_metric_series *experts_resident;
+    ep_metric_series *experts_failed;
+    ep_metric_series *experts_pending;
+    ep_metric_series *weight_bytes;
+    ep_metric_series *epoch;
+    ep_metric_series *coordinator_connected;
+    ep_metric_series *connections;
+    ep_metric_series *rpc_calls;
+    ep_metric_series *rpc_bytes_in;
+    ep_metric_series *rpc_bytes_out;
+    ep_metric_series *protocol_errors;
+    ep_metric_series *buffer_bytes;
+    ep_metric_series **layer_rows;           /* [all layers of all models] */
+} ep_node_gauges;
+
+struct ep_node {
+    const ep_node_config *config;
+    ep_node_source source;
+    uint64_t incarnation;
+    uint64_t started_ns;
+    ep_service_loop *loop;
+    ep_timer_service *timers;
+    ep_buffer_pool *pool;
+    ep_metrics *metrics;
+    ep_backend *backend;
+    ep_weight_store *store;
+    ep_node_models models;
+    ep_node_epoch epoch;
+    ep_admission *admission;
+    ep_batcher *batcher;
+    ep_forward_handler *handler;
+    ep_rpc_common common;
+    ep_rpc_server *server;
+    ep_probes *probes;
+    ep_membership *membership;
+    ep_node_expert_service expert_service;
+    ep_node_info_service info_service;
+    ep_node_gauges gauges;
+    char url[EP_ADDRESS_BYTES];              /* first listener, real port */
+    char probe_url[EP_ADDRESS_BYTES];
+    _Atomic uint32_t state;                  /* ep_node_state */
+    _Atomic bool has_started;                /* was ready once */
+    bool is_draining;                        /* loop thread */
+    bool ports_written;
+    uint32_t drain_ms;                       /* reloadable */
+    ep_loop_task change_task;                /* weights changed */
+    ep_loop_task idle_task;                  /* no request in work */
+    ep_loop_timer *drain_timer;
+};
+
+/* node_service.c: what peers may ask. */
+void ep_node_services_init(ep_node *node);
+void ep_node_hello_fill(void *arg, Expertd__V1__Hello *hello);
+void ep_node_hello_free(void *arg, Expertd__V1__Hello *hello);
+
+/* node_observe.c: what operators see. */
+ep_err ep_node_observe_init(ep_node *node);
+void ep_node_observe_fini(ep_node *node);
+size_t ep_node_probe_checks(void *arg, ep_probe_kind kind, ep_probe_check *out);
+
+#endif

@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The node's services: ExpertService and NodeInfo, and the models in Hello. */
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "expertd/node_private.h"
+
+static void finish_no_memory(ep_rpc_call *call)
+{
+    ep_error error;
+    ep_error_set(&error, EP_ERR_NO_MEMORY, "no memory for the reply");
+    ep_rpc_call_finish(call, EP_ERR_NO_MEMORY, &error);
+}
+
+static void service_forward(Expertd__V1__ExpertService_Service *service, const Expertd__V1__ForwardRequest *input,
+                            Expertd__V1__ForwardReply_Closure closure, void *closure_data)
+{
+    ep_node *node = ((ep_node_expert_service *)(void *)service)->node;
+    ep_forward_handler_call(node->handler, input, closure, closure_data);
+}
+
+static void service_describe(Expertd__V1__ExpertService_Service *service, const Expertd__V1__Empty *input,
+                             Expertd__V1__DescribeReply_Closure closure, void *closure_data)
+{
+    const ep_node *node = ((ep_node_expert_service *)(void *)service)->node;
+    Expertd__V1__DescribeReply reply = EXPERTD__V1__DESCRIBE_REPLY__INIT;
+    (void)input;
+    if (ep_node_models_describe(&node->models, &reply.models, &reply.n_models) != EP_OK) {
+        finish_no_memory(closure_data);
+        return;
+    }
+    reply.node = (char *)(uintptr_t)node->config->name;
+    reply.incarnation = node->incarnation;
+    closure(&reply, closure_data);
+    ep_node_models_infos_free(reply.models, reply.n_models);
+    ep_rpc_call_finish(closure_data, EP_OK, NULL);
+}
+
+/* One entry per layer; the array of pointers and the entries are one allocation each. */
+static bool fill_layers(const ep_node *node, Expertd__V1__NodeStatusReply *reply, Expertd__V1__LayerStatus **out_layers)
+{
+    size_t count = 0;
+    for (uint32_t m = 0; m < node->models.count; m++) {
+        count += node->models.models[m].layers_count;
+    }
+    Expertd__V1__LayerStatus *layers = calloc(count + 1, sizeof(*layers));
+    reply->layers = calloc(count + 1, sizeof(*reply->layers));
+    *out_layers = layers;
+    if (layers == NULL || reply->layers == NULL) {
+        return false;
+    }
+    for (uint32_t m = 0; m < node->models.count; m++) {
+        const ep_node_model *model = &node->models.models[m];
+        for (uint32_t l = 0; l < model->layers_count; l++) {
+            Expertd__V1__LayerStatus *status = &layers[reply->n_layers];
+            expertd__v1__layer_status__init(status);
+            status->model = (char *)(uintptr_t)model->config->name;
+            status->version = (char *)(uintptr_t)model->info->version;
+            status->layer = model->layers[l].shape.layer;
+            status->experts_resident = ep_weight_store_owned_count(node->store, model->layers[l].store_slot);
+            status->rows_served = atomic_load_explicit(&model->layers[l].rows_served, memory_order_relaxed);
+            reply->layers[reply->n_layers++] = status;
+        }
+    }
+    return true;
+}
+
+static void service_node_status(Expertd__V1__NodeInfo_Service *service, const Expertd__V1__Empty *input,
+                                Expertd__V1__NodeStatusReply_Closure closure, void *closure_data)
+{
+    ep_node *node = ((ep_node_info_service *)(void *)service)->node;
+    Expertd__V1__NodeStatusReply reply = EXPERTD__V1__NODE_STATUS_REPLY__INIT;
+    Expertd__V1__Epoch epoch = EXPERTD__V1__EPOCH__INIT;
+    Expertd__V1__LayerStatus *layers = NULL;
+    ep_forward_stats requests;
+    ep_weight_stats weights;
+    (void)input;
+    ep_forward_handler_read_stats(node->handler, &requests);
+    ep_weight_store_read_stats(node->store, &weights);
+    ep_epoch loaded = ep_node_epoch_loaded(&node->epoch);
+    epoch.term = loaded.term;
+    epoch.number = loaded.number;
+    reply.node = (char *)(uintptr_t)node->config->name;
+    reply.state = (char *)(uintptr_t)ep_node_state_name((ep_node_state)atomic_load(&node->state));
+    reply.incarnation = node->incarnation;
+    reply.epoch = &epoch;
+    reply.rows_served = requests.rows_served;
+    reply.requests_served = requests.served;
+    reply.requests_failed = requests.failed;
+    reply.requests_in_flight = requests.in_flight;
+    reply.weight_bytes = weights.resident_bytes;
+    reply.uptime_us = (ep_clock_now_ns() - node->started_ns) / EP_NS_PER_US;
+    reply.last_error = weights.last_error;
+    if (fill_layers(node, &reply, &layers)) {
+        closure(&reply, closure_data);
+        ep_rpc_call_finish(closure_data, EP_OK, NULL);
+    } else {
+        finish_no_memory(closure_data);
+    }
+    free(layers);
+    free(reply.layers);
+}
+
+void ep_node_services_init(ep_node *node)
+{
+    node->expert_service = (ep_node_expert_service){.base = EXPERTD__V1__EXPERT_SERVICE__INIT(service_), .node = node};
+    node->info_service = (ep_node_info_service){.base = EXPERTD__V1__NODE_INFO__INIT(service_), .node = node};
+}
+
+void ep_node_hello_fill(void *arg, Expertd__V1__Hello *hello)
+{
+    const ep_node *node = arg;
+    if (ep_node_models_describe(&node->models, &hello->models, &hello->n_models) != EP_OK) {
+        hello->models = NULL; /* a Hello without models: the peer asks Describe later */
+        hello->n_models = 0;
+    }
+}
+
+void ep_node_hello_free(void *arg, Expertd__V1__Hello *hello)
+{
+    (void)arg;
+    ep_node_models_infos_free(hello->models, hello->n_models);
+    hello->models = NULL;
+    hello->n_models = 0;
+}

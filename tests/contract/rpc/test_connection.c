@@ -1,0 +1,543 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Connections: Hello and its refusals, loss, ping, goodbye, connecting again, and peers that misbehave towards a client. */
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "raw_peer.h"
+#include "rpc_fixture.h"
+
+#define LANE_TEST(name)                                                                                                        \
+    static void name(const char *url);                                                                                         \
+    Test(rpc_connection_loopback, name)                                                                                        \
+    {                                                                                                                          \
+        name("loopback://rpc-connection");                                                                                     \
+    }                                                                                                                          \
+    Test(rpc_connection_tcp, name)                                                                                             \
+    {                                                                                                                          \
+        name("tcp://127.0.0.1:0");                                                                                             \
+    }                                                                                                                          \
+    static void name(const char *url)
+
+/* ---- Hello at the server ---- */
+
+LANE_TEST(hello_tells_the_build_of_the_peer_unless_it_is_older)
+{
+    fixture f;
+    fixture_init(&f, &(fixture_options){.url = url});
+    fixture_wait(&f, &f.states[EP_CHANNEL_READY], 1);
+#ifdef EP_WIRE_TEST_OLDER
+    cr_assert_str_eq(f.peer_software, "");
+#else
+    cr_assert_eq(strncmp(f.peer_software, "expertd ", 8), 0, "%s", f.peer_software);
+#endif
+    fixture_fini(&f);
+}
+
+static void with_token(ep_rpc_server_config *config)
+{
+    config->common.token = "s3cret";
+}
+
+static void expect_refusal(const char *url, const Expertd__V1__Hello *hello, uint32_t code, const char *text)
+{
+    raw_peer p;
+    raw_peer_dial(&p, url);
+    cr_assert_eq(raw_peer_hello(&p, hello), (int)code, "%s", p.why.text);
+    cr_assert(strstr(p.why.text, text) != NULL, "got: %s", p.why.text);
+    raw_peer_wait_closed(&p);
+    raw_peer_fini(&p);
+}
+
+LANE_TEST(each_hello_failure_is_named_and_closes)
+{
+    fixture f;
+    Expertd__V1__Hello hello;
+    char *feature[] = {(char *)(uintptr_t)"time-travel"};
+    fixture_init(&f, &(fixture_options){.url = url, .server = with_token, .no_channel = true});
+    raw_hello_init(&hello);
+    expect_refusal(f.url, &hello, 16, "the token is missing");
+    hello.token = (char *)(uintptr_t)"s3creT";
+    expect_refusal(f.url, &hello, 16, "the token is wrong");
+    hello.token = (char *)(uintptr_t)"s3cret-and-more";
+    hello.protocol_min = 7; /* the token is looked at first */
+    hello.protocol_max = 9;
+    expect_refusal(f.url, &hello, 16, "the token is wrong");
+    hello.token = (char *)(uintptr_t)"s3cret";
+    expect_refusal(f.url, &hello, 12, "versions 7 to 9, this build speaks 1");
+    hello.protocol_min = 0;
+    hello.protocol_max = 0;
+    expect_refusal(f.url, &hello, 12, "versions 0 to 0");
+    hello.protocol_max = 9; /* a range that holds ours is fine */
+    hello.required_features = feature;
+    hello.n_required_features = 1;
+    expect_refusal(f.url, &hello, 12, "requires feature \"time-travel\"");
+    hello.n_required_features = 0;
+    hello.payload_crc = true;
+    expect_refusal(f.url, &hello, 9, "payload_crc is on at the peer and off here");
+    hello.payload_crc = false;
+    hello.role = (char *)(uintptr_t)"king";
+    expect_refusal(f.url, &hello, 3, "role is \"king\"");
+    hello.role = (char *)(uintptr_t)"operator";
+    hello.optional_features = feature; /* unknown optional ones are fine */
+    hello.n_optional_features = 1;
+    raw_peer p;
+    raw_peer_dial(&p, f.url);
+    cr_assert_eq(raw_peer_hello(&p, &hello), 0, "%s", p.why.text);
+    raw_peer_fini(&p);
+    ep_rpc_server_stats stats;
+    ep_rpc_server_read_stats(f.server, &stats);
+    cr_assert_eq(stats.connections_refused, 8);
+    fixture_fini(&f);
+}
+
+LANE_TEST(an_unknown_hello_field_is_ignored)
+{
+    fixture f;
+    raw_peer p;
+    uint8_t header[] = {0, 0, 0, 0, 0x08, 1, 0x10, 1, 0xfa, 0x3f, 3, 'n', 'e', 'w'}; /* min, max, field 1023 */
+    ep_frame frame = {.kind = EP_FRAME_REQUEST, .call_id = 9, .deadline_us = EP_FRAME_DEADLINE_NONE, .header_bytes = sizeof(header)};
+    fixture_init(&f, &(fixture_options){.url = url, .no_channel = true});
+    raw_peer_dial(&p, f.url);
+    raw_peer_send(&p, frame, header, NULL, false);
+    ep_buffer *reply = raw_peer_receive(&p, &frame);
+    cr_assert_not_null(reply);
+    cr_assert(frame.status == 0 && frame.call_id == 9 && frame.method_id == 0);
+    ep_buffer_unref(reply);
+    raw_peer_fini(&p);
+    fixture_fini(&f);
+}
+
+static void impatient(ep_rpc_server_config *config)
+{
+    config->common.limits.hello_timeout_ms = 20;
+}
+
+LANE_TEST(no_hello_in_time_closes)
+{
+    fixture f;
+    raw_peer p;
+    fixture_init(&f, &(fixture_options){.url = url, .server = impatient, .no_channel = true});
+    raw_peer_dial(&p, f.url);
+    cr_assert_eq(raw_peer_wait_closed(&p), 0);
+    raw_peer_fini(&p);
+    fixture_fini(&f);
+}
+
+static void no_token(ep_rpc_channel_config *config)
+{
+    config->common.limits.redial_min_ms = 1;
+    config->common.limits.redial_max_ms = 2;
+}
+
+LANE_TEST(a_refused_client_reports_the_reason)
+{
+    fixture f;
+    ep_error error;
+    answer a;
+    fixture_init(&f, &(fixture_options){.url = url, .server = with_token, .channel = no_token, .not_ready = true});
+    fixture_wait(&f, &f.states[EP_CHANNEL_BROKEN], 2); /* and it tries again */
+    ep_rpc_channel_last_error(f.channel, &error);
+    cr_assert_eq(error.code, EP_ERR_UNAUTHENTICATED);
+    cr_assert(strstr(error.text, "the token is missing") != NULL && strstr(error.text, f.url) != NULL, "%s", error.text);
+    cr_assert_eq(ep_rpc_channel_wait_ready(f.channel, in_ms(10), &error), EP_ERR_DEADLINE_EXCEEDED);
+    cr_assert(strstr(error.text, "the token is missing") != NULL, "%s", error.text);
+    cr_assert_eq(forward(&f, "echo", 0, 1, in_ms(30), &a), EP_ERR_UNAVAILABLE);
+    cr_assert(strstr(a.error.text, "the token is missing") != NULL, "%s", a.error.text);
+    fixture_fini(&f);
+}
+
+/* ---- loss, goodbye, again ---- */
+
+LANE_TEST(a_stopping_server_says_goodbye_and_ends_every_call_once)
+{
+    enum { N = 20 };
+    fixture f;
+    answer a[N];
+    answer stream;
+    fixture_init(&f, &(fixture_options){.url = url});
+    for (uint32_t i = 0; i < N; i++) {
+        cr_assert_eq(forward_start(&f, "hold", 100, 1, EP_TIME_NEVER, &a[i], NULL, NULL), EP_OK);
+    }
+    cr_assert_eq(watch_start(&f, 5, true, EP_TIME_NEVER, &stream, NULL), EP_OK);
+    fixture_wait(&f, &f.held_count, N + 1);
+    fixture_server_stop(&f);
+    for (uint32_t i = 0; i < N; i++) {
+        answer_wait_end(&a[i]);
+        cr_assert_eq(a[i].error.code, EP_ERR_UNAVAILABLE, "%s", a[i].error.text);
+        cr_assert(strstr(a[i].error.text, "peer said goodbye") != NULL, "%s", a[i].error.text);
+        cr_assert_eq(a[i].ends, 1);
+    }
+    answer_wait_end(&stream);
+    cr_assert(stream.ends == 1 && stream.messages == 5);
+    cr_assert_eq(f.cancels, N + 1);
+    fixture_fini(&f);
+}
+
+LANE_TEST(closing_the_channel_cancels_every_call_once)
+{
+    enum { N = 20 };
+    fixture f;
+    answer a[N];
+    fixture_init(&f, &(fixture_options){.url = url});
+    for (uint32_t i = 0; i < N; i++) {
+        cr_assert_eq(forward_start(&f, "hold", 100, 1, in_ms(SECONDS * 1000), &a[i], NULL, NULL), EP_OK);
+    }
+    fixture_wait(&f, &f.held_count, N);
+    ep_rpc_channel_destroy(f.channel);
+    f.channel = NULL;
+    for (uint32_t i = 0; i < N; i++) {
+        cr_assert_eq(a[i].ends, 1);
+        cr_assert_eq(a[i].error.code, EP_ERR_CANCELLED, "%s", a[i].error.text);
+    }
+    cr_assert_eq(f.states[EP_CHANNEL_CLOSED], 1);
+    fixture_wait(&f, &f.cancels, N);
+    fixture_fini(&f);
+}
+
+static void quick_redial(ep_rpc_channel_config *config)
+{
+    config->common.limits.redial_min_ms = 1;
+    config->common.limits.redial_max_ms = 5;
+}
+
+Test(rpc_connection_tcp, a_restarted_server_is_found_again_and_waiting_calls_go_through)
+{
+    fixture f;
+    answer a;
+    answer b;
+    ep_error error;
+    char url[EP_ADDRESS_BYTES];
+    fixture_init(&f, &(fixture_options){.url = "tcp://127.0.0.1:0", .channel = quick_redial});
+    snprintf(url, sizeof(url), "%s", f.url);
+    fixture_server_stop(&f);
+    fixture_wait(&f, &f.states[EP_CHANNEL_BROKEN], 1);
+    cr_assert_eq(forward_start(&f, "echo", 100, 9, EP_TIME_NEVER, &a, NULL, &error), EP_OK);
+    ep_rpc_server_config config = {.hello_fill = NULL};
+    fixture_common(&f, &config.common);
+    config.common.node = "node-b";
+    cr_assert_eq(ep_rpc_server_create(&config, &f.server, &error), EP_OK);
+    cr_assert_eq(ep_rpc_server_add_service(f.server, &f.expert.service.base, &error), EP_OK);
+    cr_assert_eq(ep_rpc_server_listen(f.server, &(ep_lane_address){.url = url}, &error), EP_OK, "%s", error.text);
+    answer_wait_end(&a);
+    cr_assert_eq(a.error.code, EP_OK, "%s", a.error.text);
+    cr_assert_eq(a.first_byte, 9);
+    cr_assert_eq(forward(&f, "echo", 0, 1, EP_TIME_NEVER, &b), EP_OK);
+    fixture_fini(&f);
+}
+
+LANE_TEST(a_call_that_does_not_wait_fails_at_once_when_not_ready)
+{
+    fixture f;
+    ep_error error;
+    Expertd__V1__ForwardRequest header = EXPERTD__V1__FORWARD_REQUEST__INIT;
+    ep_rpc_request request = {.method = ep_rpc_method_by_id(0x0101), .header = &header.base, .deadline_ns = EP_TIME_NEVER};
+    answer a;
+    fixture_init(&f, &(fixture_options){.url = url});
+    fixture_server_stop(&f);
+    fixture_wait(&f, &f.states[EP_CHANNEL_BROKEN], 1);
+    answer_init(&a, &f);
+    cr_assert_eq(ep_rpc_call_start(f.channel, &request, answer_reply, &a, NULL, &error), EP_ERR_UNAVAILABLE);
+    cr_assert(strstr(error.text, f.url) != NULL, "%s", error.text);
+    fixture_fini(&f);
+    cr_assert_eq(a.ends, 0);
+}
+
+static void give_up(ep_rpc_channel_config *config)
+{
+    config->reconnect = false;
+}
+
+Test(rpc_connection_tcp, nobody_listening_is_unavailable)
+{
+    fixture f;
+    ep_error error;
+    answer a;
+    raw_peer gone;
+    fixture_init(&f, &(fixture_options){.url = "tcp://127.0.0.1:0", .channel = give_up, .not_ready = true});
+    ep_rpc_channel_destroy(f.channel);
+    raw_peer_listen(&gone, "tcp://127.0.0.1:0");
+    snprintf(f.url, sizeof(f.url), "%s", gone.url);
+    raw_peer_fini(&gone);
+    ep_rpc_channel_config config = {.address = {.url = f.url}};
+    fixture_common(&f, &config.common);
+    cr_assert_eq(ep_rpc_channel_create(&config, &f.channel, &error), EP_OK);
+    cr_assert_neq(ep_rpc_channel_wait_ready(f.channel, EP_TIME_NEVER, &error), EP_OK);
+    cr_assert(strstr(error.text, f.url) != NULL, "%s", error.text);
+    cr_assert_eq(forward(&f, "echo", 0, 1, EP_TIME_NEVER, &a), EP_ERR_UNAVAILABLE);
+    fixture_fini(&f);
+}
+
+static void pings(ep_rpc_channel_config *config)
+{
+    config->common.limits.ping_ms = 10;
+    config->common.limits.ping_dead_count = 3;
+    config->reconnect = false;
+}
+
+/* ---- a client against a server that misbehaves ---- */
+
+typedef struct bad_server {
+    fixture f;
+    raw_peer p;
+    uint64_t call_id; /* of the last request */
+    uint16_t method_id;
+} bad_server;
+
+static void bad_server_init(bad_server *s, const char *url, void (*change)(ep_rpc_channel_config *config), bool hello)
+{
+    ep_error error;
+    fixture_init(&s->f, &(fixture_options){.url = "loopback://rpc-unused", .no_channel = true});
+    raw_peer_listen(&s->p, url);
+    snprintf(s->f.url, sizeof(s->f.url), "%s", s->p.url);
+    fixture *f = &s->f;
+    ep_rpc_channel_config config = {.address = {.url = f->url}, .arg = f};
+    fixture_common(f, &config.common);
+    if (change != NULL) {
+        change(&config);
+    }
+    cr_assert_eq(ep_rpc_channel_create(&config, &f->channel, &error), EP_OK);
+    raw_peer_accept(&s->p);
+    if (hello) {
+        ep_frame frame;
+        Expertd__V1__Hello reply;
+        ep_buffer *request = raw_peer_receive(&s->p, &frame);
+        cr_assert_not_null(request);
+        cr_assert(frame.kind == EP_FRAME_REQUEST && frame.method_id == 0);
+        ep_buffer_unref(request);
+        raw_hello_init(&reply);
+        reply.node = (char *)(uintptr_t)"bad";
+        raw_peer_send_message(&s->p, (ep_frame){.kind = EP_FRAME_REPLY, .call_id = frame.call_id}, &reply.base, false, false);
+        cr_assert_eq(ep_rpc_channel_wait_ready(f->channel, in_ms(SECONDS * 1000), &error), EP_OK, "%s", error.text);
+    }
+}
+
+static void bad_server_take(bad_server *s)
+{
+    ep_frame frame;
+    ep_buffer *request = raw_peer_receive(&s->p, &frame);
+    cr_assert_not_null(request);
+    cr_assert_eq(frame.kind, EP_FRAME_REQUEST);
+    s->call_id = frame.call_id;
+    s->method_id = frame.method_id;
+    ep_buffer_unref(request);
+}
+
+static void bad_server_fini(bad_server *s)
+{
+    ep_rpc_channel_destroy(s->f.channel);
+    s->f.channel = NULL;
+    raw_peer_fini(&s->p);
+    fixture_fini(&s->f);
+}
+
+LANE_TEST(a_server_that_answers_no_ping_is_lost)
+{
+    bad_server s;
+    answer a;
+    bad_server_init(&s, url, pings, true);
+    cr_assert_eq(forward_start(&s.f, "echo", 0, 1, EP_TIME_NEVER, &a, NULL, NULL), EP_OK);
+    answer_wait_end(&a);
+    cr_assert_eq(a.error.code, EP_ERR_CONNECTION_LOST, "%s", a.error.text);
+    cr_assert(strstr(a.error.text, "answered none of 3 pings") != NULL, "%s", a.error.text);
+    bad_server_fini(&s);
+}
+
+static void impatient_channel(ep_rpc_channel_config *config)
+{
+    config->common.limits.hello_timeout_ms = 20;
+    config->reconnect = false;
+}
+
+LANE_TEST(a_server_that_never_answers_hello_is_given_up)
+{
+    bad_server s;
+    ep_error error;
+    bad_server_init(&s, url, impatient_channel, false);
+    cr_assert_eq(ep_rpc_channel_wait_ready(s.f.channel, EP_TIME_NEVER, &error), EP_ERR_DEADLINE_EXCEEDED);
+    cr_assert(strstr(error.text, "no Hello within hello_timeout_ms 20") != NULL, "%s", error.text);
+    bad_server_fini(&s);
+}
+
+LANE_TEST(a_channel_may_be_destroyed_while_hello_is_open)
+{
+    bad_server s;
+    bad_server_init(&s, url, NULL, false);
+    ep_rpc_channel_destroy(s.f.channel);
+    s.f.channel = NULL;
+    raw_peer_wait_closed(&s.p);
+    bad_server_fini(&s);
+}
+
+LANE_TEST(a_server_that_never_answers_meets_the_deadline_and_gets_a_cancel)
+{
+    bad_server s;
+    answer a;
+    ep_frame frame;
+    bad_server_init(&s, url, give_up, true);
+    cr_assert_eq(forward_start(&s.f, "echo", 10, 1, in_ms(30), &a, NULL, NULL), EP_OK);
+    bad_server_take(&s);
+    answer_wait_end(&a);
+    cr_assert_eq(a.error.code, EP_ERR_DEADLINE_EXCEEDED);
+    ep_buffer *cancel = raw_peer_receive(&s.p, &frame);
+    cr_assert(cancel != NULL && frame.kind == EP_FRAME_CANCEL && frame.call_id == s.call_id);
+    ep_buffer_unref(cancel);
+    /* a late reply, an unknown one and a repeated one change nothing */
+    Expertd__V1__ForwardReply reply = EXPERTD__V1__FORWARD_REPLY__INIT;
+    ep_frame late = {.kind = EP_FRAME_REPLY, .call_id = s.call_id, .method_id = s.method_id};
+    raw_peer_send_message(&s.p, late, &reply.base, false, false);
+    late.call_id = 77;
+    raw_peer_send_message(&s.p, late, &reply.base, false, false);
+    answer b;
+    cr_assert_eq(forward_start(&s.f, "echo", 10, 1, EP_TIME_NEVER, &b, NULL, NULL), EP_OK);
+    bad_server_take(&s);
+    late.call_id = s.call_id;
+    raw_peer_send_message(&s.p, late, &reply.base, false, false);
+    raw_peer_send_message(&s.p, late, &reply.base, false, false);
+    answer_wait_end(&b);
+    cr_assert_eq(b.error.code, EP_OK);
+    cr_assert_eq(forward_start(&s.f, "echo", 10, 1, EP_TIME_NEVER, &b, NULL, NULL), EP_OK);
+    bad_server_take(&s);
+    late.call_id = s.call_id;
+    raw_peer_send_message(&s.p, late, &reply.base, false, false);
+    answer_wait_end(&b);
+    cr_assert_eq(a.ends, 1);
+    bad_server_fini(&s);
+}
+
+LANE_TEST(a_gap_in_a_stream_is_data_loss)
+{
+    bad_server s;
+    answer a;
+    ep_frame frame;
+    Expertd__V1__PlacementSnapshot message = EXPERTD__V1__PLACEMENT_SNAPSHOT__INIT;
+    Expertd__V1__Epoch epoch = EXPERTD__V1__EPOCH__INIT;
+    message.epoch = &epoch;
+    bad_server_init(&s, url, give_up, true);
+    cr_assert_eq(watch_start(&s.f, 0, true, EP_TIME_NEVER, &a, NULL), EP_OK);
+    bad_server_take(&s);
+    ep_frame more = {.kind = EP_FRAME_REPLY_MORE, .call_id = s.call_id, .method_id = s.method_id};
+    raw_peer_send_message(&s.p, more, &message.base, false, false);
+    more.stream_sequence = 2;
+    raw_peer_send_message(&s.p, more, &message.base, false, false);
+    answer_wait_end(&a);
+    cr_assert_eq(a.error.code, EP_ERR_DATA_LOSS);
+    cr_assert(a.messages == 1 && a.ends == 1);
+    ep_buffer *cancel = raw_peer_receive(&s.p, &frame);
+    cr_assert(cancel != NULL && frame.kind == EP_FRAME_CANCEL);
+    ep_buffer_unref(cancel);
+    bad_server_fini(&s);
+}
+
+/* Each of these frames, sent instead of a reply, must end the call with a typed error and break the connection. */
+LANE_TEST(wrong_frames_from_a_server_break_the_connection)
+{
+    const ep_frame wrong[] = {
+        {.kind = EP_FRAME_REQUEST, .call_id = 5, .method_id = 0x0101},
+        {.kind = EP_FRAME_CANCEL, .call_id = 5},
+        {.kind = EP_FRAME_REPLY, .method_id = 0x0102},
+        {.kind = EP_FRAME_REPLY_MORE, .method_id = 0x0101},
+        {.kind = EP_FRAME_REPLY, .method_id = 0x0101, .flags = EP_FRAME_FLAG_END_OF_STREAM},
+        {.kind = EP_FRAME_REPLY, .method_id = 0x0101, .payload_crc = 1},
+    };
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+        bad_server s;
+        answer a;
+        bad_server_init(&s, url, give_up, true);
+        cr_assert_eq(forward_start(&s.f, "echo", 0, 1, EP_TIME_NEVER, &a, NULL, NULL), EP_OK);
+        bad_server_take(&s);
+        ep_frame frame = wrong[i];
+        frame.call_id = frame.call_id == 0 ? s.call_id : frame.call_id;
+        raw_peer_send(&s.p, frame, NULL, NULL, false);
+        answer_wait_end(&a);
+        cr_assert_eq(a.error.code, EP_ERR_PROTOCOL, "%zu: %s", i, a.error.text);
+        raw_peer_wait_closed(&s.p);
+        bad_server_fini(&s);
+    }
+}
+
+LANE_TEST(an_undecodable_reply_fails_its_call_only)
+{
+    bad_server s;
+    answer a;
+    uint8_t junk[] = {0xff, 0xff, 0xff};
+    bad_server_init(&s, url, give_up, true);
+    for (int i = 0; i < 2; i++) {
+        cr_assert_eq(forward_start(&s.f, "echo", 0, 1, EP_TIME_NEVER, &a, NULL, NULL), EP_OK);
+        bad_server_take(&s);
+        ep_frame frame = {.kind = EP_FRAME_REPLY, .call_id = s.call_id, .method_id = s.method_id, .header_bytes = sizeof(junk)};
+        frame.status = i == 0 ? 0 : 14;
+        raw_peer_send(&s.p, frame, junk, NULL, false);
+        answer_wait_end(&a);
+        cr_assert_eq(a.error.code, i == 0 ? EP_ERR_PROTOCOL : EP_ERR_UNAVAILABLE, "%s", a.error.text);
+    }
+    cr_assert_eq(ep_rpc_channel_get_state(s.f.channel), EP_CHANNEL_READY);
+    bad_server_fini(&s);
+}
+
+/* ---- payload CRC ---- */
+
+static void server_crc(ep_rpc_server_config *config)
+{
+    config->common.payload_crc = true;
+}
+
+static void channel_crc(ep_rpc_channel_config *config)
+{
+    config->common.payload_crc = true;
+    config->reconnect = false;
+}
+
+LANE_TEST(payload_crc_works_when_both_want_it)
+{
+    fixture f;
+    answer a;
+    fixture_init(&f, &(fixture_options){.url = url, .server = server_crc, .channel = channel_crc});
+    for (size_t bytes = 0; bytes < 1000; bytes += 37) {
+        cr_assert_eq(forward(&f, "echo", bytes, 3, EP_TIME_NEVER, &a), EP_OK, "%s", a.error.text);
+        cr_assert_eq(a.tensor_bytes, bytes);
+    }
+    cr_assert_eq(watch_start(&f, 10, false, EP_TIME_NEVER, &a, NULL), EP_OK);
+    answer_wait_end(&a);
+    cr_assert(a.error.code == EP_OK && a.messages == 10);
+    fixture_fini(&f);
+}
+
+Test(rpc_connection_tcp, payload_crc_mismatch_is_refused_by_name)
+{
+    fixture f;
+    ep_error error;
+    fixture_init(&f, &(fixture_options){.url = "tcp://127.0.0.1:0", .channel = channel_crc, .not_ready = true});
+    cr_assert_eq(ep_rpc_channel_wait_ready(f.channel, EP_TIME_NEVER, &error), EP_ERR_FAILED_PRECONDITION);
+    cr_assert(strstr(error.text, "payload_crc is on at the peer and off here") != NULL, "%s", error.text);
+    fixture_fini(&f);
+}
+
+Test(rpc_connection_tcp, a_damaged_payload_fails_its_call_and_keeps_the_connection)
+{
+    fixture f;
+    raw_peer p;
+    Expertd__V1__Hello hello;
+    Expertd__V1__ForwardRequest request = EXPERTD__V1__FORWARD_REQUEST__INIT;
+    ep_frame frame = {.kind = EP_FRAME_REQUEST, .call_id = 1, .deadline_us = EP_FRAME_DEADLINE_NONE};
+    fixture_init(&f, &(fixture_options){.url = "tcp://127.0.0.1:0", .server = server_crc, .no_channel = true});
+    raw_peer_dial(&p, f.url);
+    raw_hello_init(&hello);
+    hello.payload_crc = true;
+    raw_peer_send_message(&p, frame, &hello.base, true, true);
+    ep_buffer *reply = raw_peer_receive(&p, &frame);
+    cr_assert(reply != NULL && frame.status == 0);
+    ep_buffer_unref(reply);
+    for (uint32_t i = 0; i < 2; i++) {
+        ep_frame call = {.kind = EP_FRAME_REQUEST, .call_id = 2 + i, .method_id = 0x0101, .deadline_us = EP_FRAME_DEADLINE_NONE};
+        call.payload_crc = 0x12345678; /* the first time it stays: a wrong one */
+        raw_peer_send_message(&p, call, &request.base, true, i == 1);
+        reply = raw_peer_receive(&p, &frame);
+        cr_assert_not_null(reply);
+        cr_assert_eq(frame.status, i == 0 ? 15u : 0u);
+        ep_buffer_unref(reply);
+    }
+    raw_peer_fini(&p);
+    fixture_fini(&f);
+}

@@ -1,0 +1,366 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Peers that break the rules towards a server: each is refused, and another client on the same server never notices. */
+#include <criterion/criterion.h>
+#include <endian.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "raw_peer.h"
+#include "rpc_fixture.h"
+
+#define LANE_TEST(name)                                                                                                        \
+    static void name(const char *url);                                                                                         \
+    Test(rpc_hostile_loopback, name)                                                                                           \
+    {                                                                                                                          \
+        name("loopback://rpc-hostile");                                                                                        \
+    }                                                                                                                          \
+    Test(rpc_hostile_tcp, name)                                                                                                \
+    {                                                                                                                          \
+        name("tcp://127.0.0.1:0");                                                                                             \
+    }                                                                                                                          \
+    static void name(const char *url)
+
+#define FORWARD_ID 0x0101
+#define NO_DEADLINE EP_FRAME_DEADLINE_NONE
+
+static void expect_well(fixture *f)
+{
+    answer a;
+    cr_assert_eq(forward(f, "echo", 100, 5, EP_TIME_NEVER, &a), EP_OK, "the other client suffers: %s", a.error.text);
+}
+
+/* ---- the fixed part ---- */
+
+typedef struct field {
+    const char *name;
+    size_t at;
+    size_t bytes;
+    uint64_t value;
+} field;
+
+static const field wrong_fields[] = {
+    {"magic", 0, 4, 0x31445045 + 1}, {"magic of HTTP", 0, 4, 0x20544547},
+    {"version", 4, 1, 0}, {"version", 4, 1, 2}, {"version", 4, 1, 255},
+    {"kind", 5, 1, 0}, {"kind", 5, 1, 9}, {"kind", 5, 1, 255},
+    {"kind reply", 5, 1, EP_FRAME_REPLY}, {"kind reply_more", 5, 1, EP_FRAME_REPLY_MORE}, {"kind cancel", 5, 1, EP_FRAME_CANCEL},
+    {"kind ping", 5, 1, EP_FRAME_PING}, {"kind credit", 5, 1, EP_FRAME_CREDIT},
+    {"flags draining", 6, 2, 1}, {"flags end", 6, 2, 2}, {"flags unknown", 6, 2, 0x8000},
+    {"method Hello again", 18, 2, 0},
+    {"status", 20, 4, 1}, {"status", 20, 4, 0xffffffff},
+    {"header_bytes above its limit", 28, 4, 65537}, {"header_bytes", 28, 4, 0xffffffff}, {"header_bytes", 28, 4, 0x7fffffff},
+    {"header_bytes 0", 28, 4, 0},
+    {"tensor offset", 32, 4, 0}, {"tensor offset", 32, 4, 64}, {"tensor offset", 32, 4, 129}, {"tensor offset", 32, 4, 192},
+    {"tensor offset", 32, 4, 0xffffffc0},
+    {"stream sequence", 36, 4, 1}, {"stream sequence", 36, 4, 0xffffffff},
+    {"tensor_bytes above frame_bytes_max", 40, 8, 16 << 20}, {"tensor_bytes", 40, 8, (uint64_t)1 << 31},
+    {"tensor_bytes", 40, 8, (uint64_t)1 << 32}, {"tensor_bytes", 40, 8, (uint64_t)1 << 63}, {"tensor_bytes", 40, 8, UINT64_MAX},
+    {"tensor_bytes", 40, 8, UINT64_MAX - 127},
+    {"payload CRC though off", 48, 4, 1},
+    {"reserved", 52, 8, 1}, {"reserved", 52, 8, (uint64_t)1 << 63},
+};
+
+/* A good Forward request; returns its length. */
+static size_t good_request(uint8_t *out, uint64_t call_id)
+{
+    Expertd__V1__ForwardRequest request = EXPERTD__V1__FORWARD_REQUEST__INIT;
+    size_t header_bytes;
+    request.model = (char *)(uintptr_t)"echo";
+    uint8_t *header = raw_request_header(&request.base, &header_bytes);
+    ep_frame frame = {.kind = EP_FRAME_REQUEST, .call_id = call_id, .method_id = FORWARD_ID, .deadline_us = NO_DEADLINE};
+    frame.header_bytes = (uint32_t)header_bytes;
+    frame.tensor_offset = ep_frame_tensor_offset(frame.header_bytes);
+    memset(out, 0, frame.tensor_offset);
+    memcpy(out + EP_FRAME_FIXED_BYTES, header, header_bytes);
+    ep_frame_encode(&frame, out);
+    free(header);
+    return frame.tensor_offset;
+}
+
+static void put(uint8_t *out, const field *w)
+{
+    uint64_t value = htole64(w->value);
+    memcpy(out + w->at, &value, w->bytes);
+    uint32_t crc = htole32(ep_crc32c(0, out, 60));
+    memcpy(out + 60, &crc, sizeof(crc));
+}
+
+static void expect_closed(const char *url, const uint8_t *bytes, size_t count, bool hello, const char *name)
+{
+    raw_peer p;
+    raw_peer_dial(&p, url);
+    if (hello) {
+        cr_assert_eq(raw_peer_hello(&p, NULL), 0);
+    }
+    if (raw_peer_send_bytes(&p, bytes, count)) {
+        cr_assert_eq(raw_peer_wait_closed(&p), 0, "%s was answered", name);
+    }
+    raw_peer_fini(&p);
+}
+
+LANE_TEST(every_fixed_field_wrong_in_turn_is_refused)
+{
+    fixture f;
+    uint8_t bytes[256];
+    size_t count = sizeof(wrong_fields) / sizeof(wrong_fields[0]);
+    fixture_init(&f, &(fixture_options){.url = url});
+    for (size_t i = 0; i < count; i++) {
+        size_t length = good_request(bytes, 2);
+        put(bytes, &wrong_fields[i]);
+        expect_closed(f.url, bytes, length, true, wrong_fields[i].name);
+        if (i % 8 == 0) {
+            expect_well(&f);
+        }
+    }
+    expect_well(&f);
+    cr_assert_eq(f.forwards, count / 8 + 2);
+    fixture_fini(&f);
+}
+
+LANE_TEST(every_flipped_bit_of_the_fixed_part_is_refused)
+{
+    fixture f;
+    uint8_t bytes[256];
+    fixture_init(&f, &(fixture_options){.url = url});
+    for (size_t bit = 0; bit < 64 * 8; bit += 7) { /* 7 is prime to 8: every byte and every position in a byte */
+        size_t length = good_request(bytes, 2);
+        bytes[bit / 8] ^= (uint8_t)(1u << (bit % 8));
+        expect_closed(f.url, bytes, length, true, "a flipped bit");
+    }
+    expect_well(&f);
+    cr_assert_eq(f.forwards, 1);
+    fixture_fini(&f);
+}
+
+LANE_TEST(only_hello_may_come_first)
+{
+    fixture f;
+    uint8_t bytes[256];
+    ep_frame frames[] = {
+        {.kind = EP_FRAME_CANCEL, .call_id = 1}, {.kind = EP_FRAME_PING}, {.kind = EP_FRAME_PONG}, {.kind = EP_FRAME_GOODBYE},
+        {.kind = EP_FRAME_REPLY, .call_id = 1},  {.kind = EP_FRAME_REQUEST, .deadline_us = NO_DEADLINE}, /* no CallHeader */
+    };
+    fixture_init(&f, &(fixture_options){.url = url});
+    expect_closed(f.url, bytes, good_request(bytes, 1), false, "a request before Hello");
+    for (size_t i = 0; i < sizeof(frames) / sizeof(frames[0]); i++) {
+        frames[i].tensor_offset = EP_FRAME_FIXED_BYTES;
+        ep_frame_encode(&frames[i], bytes);
+        expect_closed(f.url, bytes, EP_FRAME_FIXED_BYTES, false, ep_frame_kind_name(frames[i].kind));
+    }
+    expect_well(&f);
+    fixture_fini(&f);
+}
+
+LANE_TEST(padding_must_be_zero)
+{
+    fixture f;
+    uint8_t bytes[256];
+    fixture_init(&f, &(fixture_options){.url = url});
+    size_t length = good_request(bytes, 2);
+    bytes[length - 1] = 1;
+    expect_closed(f.url, bytes, length, true, "padding");
+    expect_well(&f);
+    fixture_fini(&f);
+}
+
+/* ---- requests that are frames, but wrong: answered, the connection stays ---- */
+
+static void expect_status(raw_peer *p, ep_frame frame, const void *header, uint32_t status, const char *text)
+{
+    ep_error error;
+    raw_peer_send(p, frame, header, NULL, false);
+    uint64_t id = frame.call_id;
+    ep_buffer *reply = raw_peer_receive(p, &frame);
+    cr_assert_not_null(reply, "closed instead of status %u", status);
+    cr_assert(frame.kind == EP_FRAME_REPLY && frame.call_id == id);
+    raw_status(reply, &frame, &error);
+    cr_assert_eq(frame.status, status, "%s", error.text);
+    cr_assert(strstr(error.text, text) != NULL, "%s", error.text);
+    ep_buffer_unref(reply);
+}
+
+LANE_TEST(wrong_requests_are_answered_by_name)
+{
+    fixture f;
+    raw_peer p;
+    ep_frame call = {.kind = EP_FRAME_REQUEST, .call_id = 10, .method_id = 0x7777, .deadline_us = NO_DEADLINE};
+    uint8_t junk[] = {0, 0, 0, 0, 0xff, 0xff, 0xff};
+    uint8_t lies[] = {0xff, 0xff, 0xff, 0x7f, 0, 0};
+    uint8_t empty[] = {0, 0, 0, 0};
+    fixture_init(&f, &(fixture_options){.url = url});
+    raw_peer_dial(&p, f.url);
+    cr_assert_eq(raw_peer_hello(&p, NULL), 0);
+    expect_status(&p, call, NULL, 12, "method id 0x7777");
+    call.method_id = 0x0201;
+    expect_status(&p, call, NULL, 12, "expertd.v1.NodeInfo");
+    call.method_id = FORWARD_ID;
+    expect_status(&p, call, NULL, 3, "request header has 0 bytes");
+    call.header_bytes = sizeof(junk);
+    expect_status(&p, call, junk, 3, "expertd.v1.ForwardRequest");
+    call.header_bytes = sizeof(lies);
+    expect_status(&p, call, lies, 3, "CallHeader claims 2147483647");
+    call.header_bytes = sizeof(empty);
+    call.deadline_us = 0;
+    expect_status(&p, call, empty, 4, "no time left");
+    call.deadline_us = NO_DEADLINE;
+    call.method_id = 0x0301;
+    expect_status(&p, call, empty, 7, "needs role node");
+    raw_peer_send(&p, (ep_frame){.kind = EP_FRAME_CANCEL, .call_id = 4711}, NULL, NULL, false); /* unknown: ignored */
+    raw_peer_send(&p, (ep_frame){.kind = EP_FRAME_PING, .call_id = 99}, NULL, NULL, false);
+    ep_buffer *pong = raw_peer_receive(&p, &call);
+    cr_assert(pong != NULL && call.kind == EP_FRAME_PONG && call.call_id == 99);
+    ep_buffer_unref(pong);
+    raw_peer_fini(&p);
+    cr_assert_eq(f.forwards, 0);
+    expect_well(&f);
+    fixture_fini(&f);
+}
+
+LANE_TEST(a_budget_bomb_is_refused_cheaply)
+{
+    enum { PAIRS = 32000 }; /* 64,000 header bytes; unpacked naively 5 MB */
+    fixture f;
+    raw_peer p;
+    uint8_t *header = calloc(1, 4 + 2 * PAIRS);
+    ep_buffer_pool_stats stats;
+    ep_frame call = {.kind = EP_FRAME_REQUEST, .call_id = 10, .method_id = 0x0301, .deadline_us = NO_DEADLINE};
+    Expertd__V1__Hello hello;
+    fixture_init(&f, &(fixture_options){.url = url});
+    for (size_t i = 0; i < PAIRS; i++) {
+        header[4 + 2 * i] = 0x22; /* field 4 of RegisterRequest: an empty ModelInfo */
+    }
+    raw_peer_dial(&p, f.url);
+    raw_hello_init(&hello);
+    hello.role = (char *)(uintptr_t)"node";
+    cr_assert_eq(raw_peer_hello(&p, &hello), 0);
+    call.header_bytes = 4 + 2 * PAIRS;
+    expect_status(&p, call, header, 3, "unpack_bytes_max 1048576");
+    ep_buffer_pool_read_stats(f.pool, &stats);
+    cr_assert_leq(stats.lent_bytes_peak, 4u << 20);
+    raw_peer_fini(&p);
+    expect_well(&f);
+    fixture_fini(&f);
+    free(header);
+}
+
+/* ---- credits and ids ---- */
+
+static void small_credit(ep_rpc_server_config *config)
+{
+    config->common.limits.credit_bytes = 4096;
+}
+
+LANE_TEST(a_peer_that_overruns_its_credit_is_closed)
+{
+    fixture f;
+    raw_peer p;
+    Expertd__V1__ForwardRequest request = EXPERTD__V1__FORWARD_REQUEST__INIT;
+    fixture_init(&f, &(fixture_options){.url = url, .server = small_credit});
+    raw_peer_dial(&p, f.url);
+    cr_assert_eq(raw_peer_hello(&p, NULL), 0);
+    request.model = (char *)(uintptr_t)"hold";
+    for (uint32_t i = 0; i < 33; i++) { /* 32 frames of 128 bytes fit */
+        ep_frame call = {.kind = EP_FRAME_REQUEST, .call_id = 100 + i, .method_id = FORWARD_ID, .deadline_us = NO_DEADLINE};
+        raw_peer_send_message(&p, call, &request.base, true, false);
+    }
+    raw_peer_wait_closed(&p);
+    fixture_wait(&f, &f.cancels, 32);
+    cr_assert_eq(f.forwards, 32);
+    raw_peer_fini(&p);
+    expect_well(&f);
+    fixture_fini(&f);
+}
+
+LANE_TEST(a_call_id_in_use_closes)
+{
+    fixture f;
+    raw_peer p;
+    Expertd__V1__ForwardRequest request = EXPERTD__V1__FORWARD_REQUEST__INIT;
+    ep_frame call = {.kind = EP_FRAME_REQUEST, .call_id = 100, .method_id = FORWARD_ID, .deadline_us = NO_DEADLINE};
+    fixture_init(&f, &(fixture_options){.url = url});
+    raw_peer_dial(&p, f.url);
+    cr_assert_eq(raw_peer_hello(&p, NULL), 0);
+    request.model = (char *)(uintptr_t)"hold";
+    raw_peer_send_message(&p, call, &request.base, true, false);
+    raw_peer_send_message(&p, call, &request.base, true, false);
+    raw_peer_wait_closed(&p);
+    fixture_wait(&f, &f.cancels, 1);
+    raw_peer_fini(&p);
+    expect_well(&f);
+    fixture_fini(&f);
+}
+
+/* ---- loss ---- */
+
+static void raw_hold(raw_peer *p, uint64_t id, uint32_t deadline_us)
+{
+    Expertd__V1__ForwardRequest request = EXPERTD__V1__FORWARD_REQUEST__INIT;
+    ep_frame call = {.kind = EP_FRAME_REQUEST, .call_id = id, .method_id = FORWARD_ID, .deadline_us = deadline_us};
+    request.model = (char *)(uintptr_t)"hold";
+    raw_peer_send_message(p, call, &request.base, true, false);
+}
+
+LANE_TEST(a_lost_client_cancels_its_calls)
+{
+    fixture f;
+    raw_peer p;
+    fixture_init(&f, &(fixture_options){.url = url});
+    raw_peer_dial(&p, f.url);
+    cr_assert_eq(raw_peer_hello(&p, NULL), 0);
+    for (uint64_t i = 0; i < 10; i++) {
+        raw_hold(&p, 50 + i, NO_DEADLINE);
+    }
+    fixture_wait(&f, &f.held_count, 10);
+    raw_peer_fini(&p);
+    fixture_wait(&f, &f.cancels, 10);
+    expect_well(&f);
+    fixture_fini(&f);
+}
+
+LANE_TEST(the_server_cancels_at_the_deadline_by_itself)
+{
+    fixture f;
+    raw_peer p;
+    fixture_init(&f, &(fixture_options){.url = url});
+    raw_peer_dial(&p, f.url);
+    cr_assert_eq(raw_peer_hello(&p, NULL), 0);
+    raw_hold(&p, 50, 20000);
+    fixture_wait(&f, &f.cancels, 1);
+    raw_peer_fini(&p);
+    fixture_fini(&f);
+}
+
+static void server_pings(ep_rpc_server_config *config)
+{
+    config->common.limits.ping_ms = 10;
+}
+
+LANE_TEST(a_client_that_answers_no_ping_is_closed)
+{
+    fixture f;
+    raw_peer p;
+    fixture_init(&f, &(fixture_options){.url = url, .server = server_pings, .no_channel = true});
+    raw_peer_dial(&p, f.url);
+    cr_assert_eq(raw_peer_hello(&p, NULL), 0);
+    raw_hold(&p, 50, NO_DEADLINE);
+    cr_assert_eq(raw_peer_wait_closed(&p), 3); /* the pings */
+    fixture_wait(&f, &f.cancels, 1);
+    raw_peer_fini(&p);
+    fixture_fini(&f);
+}
+
+LANE_TEST(a_goodbye_from_a_client_ends_its_calls)
+{
+    fixture f;
+    raw_peer p;
+    fixture_init(&f, &(fixture_options){.url = url});
+    raw_peer_dial(&p, f.url);
+    cr_assert_eq(raw_peer_hello(&p, NULL), 0);
+    raw_hold(&p, 50, NO_DEADLINE);
+    fixture_wait(&f, &f.held_count, 1);
+    raw_peer_send(&p, (ep_frame){.kind = EP_FRAME_GOODBYE}, NULL, NULL, false);
+    raw_peer_wait_closed(&p);
+    fixture_wait(&f, &f.cancels, 1);
+    raw_peer_fini(&p);
+    expect_well(&f);
+    fixture_fini(&f);
+}

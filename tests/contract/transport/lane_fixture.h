@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the transport contract's cases share: frames that prove themselves, both ends of connections with everything their
+ * callbacks saw, one listener per test, and waiting without sleeping. Not tied to a test framework: CHECK ends the process.
+ */
+#ifndef EP_TESTS_LANE_FIXTURE_H
+#define EP_TESTS_LANE_FIXTURE_H
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "transport/transport.h"
+
+#define CHECK(condition, ...)                                                                                \
+    do {                                                                                                     \
+        if (!(condition)) {                                                                                  \
+            fprintf(stderr, "%s:%d: %s: ", __FILE__, __LINE__, #condition);                                  \
+            fprintf(stderr, " " __VA_ARGS__);                                                                \
+            fprintf(stderr, "\n");                                                                           \
+            abort();                                                                                         \
+        }                                                                                                    \
+    } while (0)
+
+#define WAIT_S 60 /* a wait that long means the event never comes */
+#define FRAME_BYTES_MAX ((size_t)4 << 20)
+
+typedef struct side side;
+
+/* One end of a connection. Zero it, then open with pair_open. */
+struct side {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    ep_conn *conn;
+    void (*on_frame)(side *s, ep_buffer *frame); /* instead of checking and unref; takes the buffer */
+    void (*on_closed)(side *s);                  /* instead of releasing the connection */
+    void *arg;
+    uint64_t frames;            /* received and right, in order from 0 */
+    uint64_t done_ok;
+    uint64_t done_failed;
+    unsigned closed;            /* calls of on_closed */
+    ep_error end;
+    const char *fault;          /* first thing a callback found wrong */
+    bool in_frame;              /* on_frame runs */
+};
+
+/* A frame to send that owns its bytes. */
+typedef struct message {
+    ep_send send;
+    side *from;
+    uint8_t *bytes;
+    unsigned done_calls;
+    ep_err result;
+    void (*on_done)(struct message *m);
+} message;
+
+typedef struct lane_world {
+    const ep_lane_ops *ops;
+    char url[EP_ADDRESS_BYTES];      /* to listen on */
+    char dial_url[EP_ADDRESS_BYTES]; /* with the real port */
+    ep_tls_config server_tls;
+    ep_tls_config client_tls;
+    char tls_folder[64];
+    ep_buffer_pool *pool;
+    ep_lane_limits limits;           /* of both ends; change before world_listen */
+    ep_listener *listener;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    ep_conn *accepted;               /* the newest one, not yet taken */
+    unsigned accepts;
+} lane_world;
+
+/* scheme: "loopback", "tcp", "tls+tcp". */
+void world_open(lane_world *w, const char *scheme);
+void world_listen(lane_world *w);
+/* Closes the listener, ends the lane's threads, and checks that every buffer came back. All sides must have closed. */
+void world_close(lane_world *w);
+bool world_is(const lane_world *w, const char *scheme);
+void world_address(lane_world *w, bool for_listen, ep_lane_address *out_address);
+
+/* Dials and accepts; neither end is started. */
+void pair_open(lane_world *w, side *client, side *server);
+/* Starts with the fixture's handler. */
+void side_start(side *s);
+void side_close(side *s);
+/* Waits for on_closed of both, and checks that it came once and that no callback found a fault. */
+void pair_wait_closed(side *client, side *server);
+void pair_close(side *client, side *server);
+void side_wait_closed(side *s);
+void side_wait_frames(side *s, uint64_t frames);
+void side_init(side *s);
+ep_conn *world_dial(lane_world *w, ep_error *out_error);
+ep_conn *world_take_accepted(lane_world *w);
+
+/* A frame of `bytes` with this sequence number, as one part. */
+message *message_create(side *from, uint64_t sequence, size_t bytes);
+/* Splits its bytes into `parts` parts, every third one empty when there is room for that. */
+void message_split(message *m, uint32_t parts);
+ep_err message_send(message *m);
+void message_wait(message *m);
+/* Only after done, or when never sent. */
+void message_free(message *m);
+/* Sends and frees itself when done. Retries nothing: returns what ep_conn_send said. */
+ep_err send_and_forget(side *from, uint64_t sequence, size_t bytes);
+
+/* Total length from a fixture prefix; PROTOCOL when it is not one. */
+ep_err fixture_frame_bytes(const uint8_t prefix[EP_FRAME_PREFIX_BYTES], size_t *out_frame_bytes, ep_error *out_error);
+/* Fills a whole frame. */
+void fixture_fill(uint8_t *frame, uint64_t sequence, size_t bytes);
+/* NULL when the frame is whole and right. */
+const char *fixture_verify(const ep_buffer *frame, uint64_t sequence);
+uint64_t fixture_sequence(const ep_buffer *frame);
+unsigned open_descriptors(void);
+
+/* Set while this thread is inside a lane call made through the fixture: no callback may see it. */
+extern __thread bool inside_lane_call;
+
+/* Makes ca.pem, other-ca.pem, server.pem, client.pem for host "localhost" in a new folder under /tmp. */
+void tls_files_create(lane_world *w);
+void tls_files_remove(lane_world *w);
+
+#endif

@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Real programs: a coordinator and three nodes on loopback, their ports read from their ports files. */
+#include "clusters.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "support/process.h"
+
+#define EXPERTD EP_BINARY_DIR "/server/expertd/expertd"
+#define COORDINATOR EP_BINARY_DIR "/server/coordinator/expertd-coordinator"
+
+enum { DAEMONS = 3, START_TIMEOUT_MS = 60000, STOP_TIMEOUT_MS = 30000, FLAG_BYTES = EP_FIXTURE_PATH_BYTES + 96 };
+
+struct daemon_cluster {
+    ep_test_process coordinator;
+    ep_test_process nodes[DAEMONS];
+    test_client clients[CLUSTER_CLIENTS_MAX];
+    uint32_t clients_count;
+};
+
+static const struct {
+    const char *name;
+    const char *backend;
+    const char *threads;
+} kinds[DAEMONS] = {
+    {"--node-name=north", "--backend=cpu", "--threads=2"},
+    {"--node-name=south", "--backend=reference", "--threads=1"},
+    {"--node-name=west", "--backend=cpu", "--threads=1"},
+};
+
+static bool start_coordinator(daemon_cluster *cluster, const char *dir)
+{
+    const char *args[] = {"--listen=tcp://127.0.0.1:0", "--probe-address=", "--copies=2", "--min-nodes=3", NULL};
+    return ep_test_process_start(&cluster->coordinator, dir, "coordinator", COORDINATOR, args, NULL, true) &&
+           ep_test_process_wait_ports(&cluster->coordinator, START_TIMEOUT_MS);
+}
+
+static bool start_node(daemon_cluster *cluster, uint32_t index, const char *dir, const test_model models[MODELS_COUNT])
+{
+    char flags[MODELS_COUNT][FLAG_BYTES];
+    char coordinator[FLAG_BYTES];
+    char name[32];
+    const char *args[8 + MODELS_COUNT] = {"--listen=tcp://127.0.0.1:0", "--probe-address=", kinds[index].name, kinds[index].backend,
+                                          kinds[index].threads, coordinator};
+    snprintf(coordinator, sizeof(coordinator), "--coordinator-url=%s", cluster->coordinator.rpc_url);
+    snprintf(name, sizeof(name), "expertd-%u", index);
+    for (uint32_t m = 0; m < MODELS_COUNT; m++) {
+        snprintf(flags[m], sizeof(flags[m]), "--model=%s=%s", models[m].name, models[m].path);
+        args[6 + m] = flags[m];
+    }
+    return ep_test_process_start(&cluster->nodes[index], dir, name, EXPERTD, args, NULL, true);
+}
+
+static bool open_clients(daemon_cluster *cluster, const test_model models[MODELS_COUNT])
+{
+    static const char *const names[] = {"daemons", "daemons, narrow"};
+    for (uint32_t i = 0; i < 2; i++) {
+        ep_client_config config;
+        ep_client_config_init(&config);
+        config.coordinator_url = cluster->coordinator.rpc_url;
+        cluster->clients_count++;
+        if (!test_client_open(&cluster->clients[i], names[i], &config, i == 1, models)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool daemon_cluster_create(const char *dir, const test_model models[MODELS_COUNT], daemon_cluster **out_cluster)
+{
+    daemon_cluster *cluster = calloc(1, sizeof(*cluster));
+    *out_cluster = cluster;
+    bool ok = cluster != NULL && start_coordinator(cluster, dir);
+    for (uint32_t i = 0; ok && i < DAEMONS; i++) {
+        ok = start_node(cluster, i, dir, models);
+    }
+    for (uint32_t i = 0; ok && i < DAEMONS; i++) {
+        ok = ep_test_process_wait_ports(&cluster->nodes[i], START_TIMEOUT_MS);
+    }
+    return ok && open_clients(cluster, models);
+}
+
+static bool stop(ep_test_process *process, const char *what)
+{
+    bool ok = true;
+    if (process->pid != 0) {
+        int code = ep_test_process_stop(process, SIGTERM, STOP_TIMEOUT_MS);
+        ok = code == 0;
+        if (!ok) {
+            char *output = ep_test_process_output(process);
+            fprintf(stderr, "%s ended with %d:\n%s\n", what, code, output);
+            free(output);
+        }
+    }
+    ep_test_process_destroy(process);
+    return ok;
+}
+
+bool daemon_cluster_destroy(daemon_cluster *cluster)
+{
+    bool ok = true;
+    if (cluster == NULL) {
+        return true;
+    }
+    for (uint32_t i = 0; i < cluster->clients_count; i++) {
+        test_client_close(&cluster->clients[i]);
+    }
+    for (uint32_t i = 0; i < DAEMONS; i++) {
+        ok = stop(&cluster->nodes[i], kinds[i].name + sizeof("--node-name=") - 1) && ok;
+    }
+    ok = stop(&cluster->coordinator, "coordinator") && ok;
+    free(cluster);
+    return ok;
+}
+
+const test_client *daemon_cluster_client(const daemon_cluster *cluster, uint32_t choice)
+{
+    return &cluster->clients[choice % cluster->clients_count];
+}

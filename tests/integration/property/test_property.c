@@ -1,0 +1,192 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Random layers through the whole service against the oracle, bit for bit: 0 differences, the same refusals, nothing
+ * written beside the result, nothing at all on failure. And the proof that a wrong result would be seen: mutants.h.
+ *
+ *     integration_property [--seed S] [--cases N] [--case NUMBER]
+ *
+ * A case is a pure function of (seed, number); --case runs one alone and describes it. EP_TEST_LONG=1: ten times as many.
+ */
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "case_run.h"
+#include "clusters.h"
+#include "mutants.h"
+#include "support/process.h"
+#include "transport/transport.h"
+
+#ifndef PROPERTY_CASES
+#define PROPERTY_CASES 10080
+#endif
+
+enum { CALLERS = 4, LONG_FACTOR = 10 };
+
+typedef struct arguments {
+    uint64_t seed;
+    uint64_t cases;
+    uint64_t first;
+    bool single;
+} arguments;
+
+typedef struct totals {
+    uint64_t layers;
+    uint64_t over_daemons;
+    uint64_t refused;
+    uint64_t rows;
+    uint64_t differing_elements;
+    uint64_t failed_cases;
+} totals;
+
+typedef struct property_run {
+    arguments args;
+    char dir[EP_TEST_PATH_BYTES];
+    test_model models[MODELS_COUNT];
+    local_cluster *local;
+    daemon_cluster *daemons;
+    mutant_board mutants;
+    _Atomic uint64_t next;
+    _Atomic bool stop;
+    pthread_mutex_t lock;  /* totals, and what is printed */
+    totals totals;
+} property_run;
+
+static bool parse_number(const char *text, uint64_t *out)
+{
+    char *end;
+    *out = strtoull(text, &end, 10);
+    return text[0] >= '0' && text[0] <= '9' && *end == 0;
+}
+
+static bool parse_arguments(int argc, char **argv, arguments *out)
+{
+    const char *length = getenv("EP_TEST_LONG");
+    *out = (arguments){.seed = 1, .cases = PROPERTY_CASES};
+    if (length != NULL && strcmp(length, "1") == 0) {
+        out->cases *= LONG_FACTOR;
+    }
+    for (int i = 1; i < argc; i += 2) {
+        uint64_t *number = strcmp(argv[i], "--seed") == 0    ? &out->seed
+                           : strcmp(argv[i], "--cases") == 0 ? &out->cases
+                           : strcmp(argv[i], "--case") == 0  ? &out->first
+                                                             : NULL;
+        if (number == NULL || i + 1 == argc || !parse_number(argv[i + 1], number)) {
+            fprintf(stderr, "usage: %s [--seed S] [--cases N] [--case NUMBER]\n", argv[0]);
+            return false;
+        }
+        out->single = out->single || number == &out->first;
+    }
+    out->cases = out->single ? 1 : out->cases;
+    return true;
+}
+
+static void report_failure(property_run *run, const layer_case *c, const test_client *client, const case_result *result)
+{
+    printf("FAILED case %" PRIu64 " by client '%s'\n  %s\n", c->number, client->name, result->text);
+    case_describe(c, stdout);
+    printf("  again: integration_property --seed %" PRIu64 " --case %" PRIu64 "\n", run->args.seed, c->number);
+    fflush(stdout);
+}
+
+static void take_result(property_run *run, const layer_case *c, const test_client *client, const case_result *result)
+{
+    pthread_mutex_lock(&run->lock);
+    totals *t = &run->totals;
+    t->layers++;
+    t->over_daemons += case_uses_daemons(c->number);
+    t->refused += result->refused;
+    t->rows += result->refused ? 0 : case_rows(c);
+    t->differing_elements += result->differing_elements;
+    t->failed_cases += !result->same;
+    if (run->args.single) {
+        printf("case %" PRIu64 " by client '%s': %s\n", c->number, client->name, result->refused ? "to be refused" : "to be accepted");
+        case_describe(c, stdout);
+    }
+    if (!result->same && !atomic_exchange(&run->stop, true)) {
+        report_failure(run, c, client, result);
+    }
+    pthread_mutex_unlock(&run->lock);
+}
+
+static void run_case(property_run *run, uint64_t number)
+{
+    layer_case c;
+    case_result result;
+    layer_case_make(&c, run->args.seed, number, run->models);
+    const test_client *client = case_uses_daemons(number) ? daemon_cluster_client(run->daemons, c.client_choice)
+                                                          : local_cluster_client(run->local, c.client_choice);
+    case_run(&c, client->client, client->versions[c.model - run->models], &result);
+    take_result(run, &c, client, &result);
+    if (result.same && !result.refused && number % MUTANT_CASE_EVERY == 0) {
+        mutants_judge(&run->mutants, &c, result.got);
+    }
+    case_result_free(&result);
+    layer_case_free(&c);
+}
+
+static void *call_until_done(void *arg)
+{
+    property_run *run = arg;
+    uint64_t n;
+    while (!atomic_load(&run->stop) && (n = atomic_fetch_add(&run->next, 1)) < run->args.cases) {
+        run_case(run, run->args.first + n);
+    }
+    return NULL;
+}
+
+static bool start(property_run *run)
+{
+    bool needs_daemons = !run->args.single || case_uses_daemons(run->args.first);
+    bool needs_local = !run->args.single || !needs_daemons;
+    return ep_test_dir_create(run->dir) && test_models_create(run->args.seed, run->dir, run->models) &&
+           (!needs_daemons || daemon_cluster_create(run->dir, run->models, &run->daemons)) &&
+           (!needs_local || local_cluster_create(run->dir, run->args.seed, run->models, &run->local));
+}
+
+static bool finish(property_run *run)
+{
+    local_cluster_destroy(run->local);
+    bool ok = daemon_cluster_destroy(run->daemons);
+    test_models_destroy(run->models);
+    ep_test_dir_remove(run->dir);
+    ep_transport_fini();
+    return ok;
+}
+
+static bool call_all(property_run *run)
+{
+    pthread_t threads[CALLERS];
+    uint32_t count = 0;
+    while (count < CALLERS && pthread_create(&threads[count], NULL, call_until_done, run) == 0) {
+        count++;
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        pthread_join(threads[i], NULL);
+    }
+    const totals *t = &run->totals;
+    printf("layers %" PRIu64 ", over daemons %" PRIu64 ", refused by both %" PRIu64 ", rows %" PRIu64 ", bit differences %" PRIu64
+           ", failed %" PRIu64 "\n",
+           t->layers, t->over_daemons, t->refused, t->rows, t->differing_elements, t->failed_cases);
+    return count > 0 && t->failed_cases == 0 && t->layers == run->args.cases;
+}
+
+int main(int argc, char **argv)
+{
+    static property_run run = {.lock = PTHREAD_MUTEX_INITIALIZER};
+    if (!parse_arguments(argc, argv, &run.args)) {
+        return 2;
+    }
+    printf("seed %" PRIu64 " cases %" PRIu64 "\n", run.args.seed, run.args.cases);
+    fflush(stdout);
+    mutant_board_init(&run.mutants);
+    bool ok = start(&run) && call_all(&run);
+    if (ok && !run.args.single) {
+        ok = mutants_report(&run.mutants);
+    }
+    ok = finish(&run) && ok;
+    return ok ? 0 : 1;
+}

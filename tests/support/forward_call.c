@@ -1,0 +1,262 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Calling Forward by hand, and judging what came back. */
+#include "support/forward_call.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "backends/backend.h"
+#include "base/clock.h"
+#include "base/numeric.h"
+#include "base/random.h"
+
+#define READY_MS 20000
+#define CALL_MS 20000
+
+ep_err ep_test_peer_open(ep_test_peer *peer, const char *url, ep_error *out_error)
+{
+    memset(peer, 0, sizeof(*peer));
+    ep_err err = ep_timer_service_create("ep-test", &peer->timers);
+    err = err == EP_OK ? ep_buffer_pool_create(0, 64 << 20, &peer->pool) : err;
+    if (err != EP_OK) {
+        ep_test_peer_close(peer);
+        return ep_error_set(out_error, err, "no memory for a test peer");
+    }
+    peer->common = (ep_rpc_common){.timers = peer->timers, .pool = peer->pool, .token = "", .node = "", .role = "client", .payload_crc = true};
+    peer->common.incarnation = ep_random_id();
+    ep_rpc_limits_default(&peer->common.limits);
+    ep_rpc_channel_config config = {.common = peer->common, .address = {.url = url}, .connection_class = "decode"};
+    config.reconnect = true;
+    err = ep_rpc_channel_create(&config, &peer->channel, out_error);
+    if (err == EP_OK) {
+        err = ep_rpc_channel_wait_ready(peer->channel, ep_clock_now_ns() + READY_MS * EP_NS_PER_MS, out_error);
+    }
+    if (err != EP_OK) {
+        ep_test_peer_close(peer);
+    }
+    return err;
+}
+
+void ep_test_peer_close(ep_test_peer *peer)
+{
+    ep_rpc_channel_destroy(peer->channel);
+    ep_buffer_pool_destroy(peer->pool);
+    ep_timer_service_destroy(peer->timers);
+    memset(peer, 0, sizeof(*peer));
+}
+
+static void on_reply(void *arg, const ep_rpc_reply *reply, const ep_error *error)
+{
+    ep_test_pending *pending = arg;
+    pthread_mutex_lock(&pending->lock);
+    pending->result = error != NULL ? error->code : EP_OK;
+    if (error != NULL) {
+        pending->error = *error;
+    } else {
+        const Expertd__V1__ForwardReply *header = (const Expertd__V1__ForwardReply *)reply->header;
+        pending->reply_bytes = reply->tensor_bytes;
+        pending->queue_us = header->queue_us;
+        pending->compute_us = header->compute_us;
+        if (pending->out_rows != NULL && reply->tensor_bytes == pending->out_bytes && pending->out_bytes > 0) {
+            memcpy(pending->out_rows, reply->tensors, reply->tensor_bytes);
+        }
+    }
+    pending->is_done = true;
+    pthread_cond_signal(&pending->changed);
+    pthread_mutex_unlock(&pending->lock);
+}
+
+static ep_err pack(const ep_test_peer *peer, const ep_test_forward *f, ep_buffer **out_tensors)
+{
+    ep_forward_layout layout;
+    ep_buffer *tensors;
+    if (!ep_forward_layout_make(f->rows, f->slots, f->hidden, f->x_dtype, f->weight_on_input, &layout)) {
+        return EP_ERR_INVALID_ARGUMENT;
+    }
+    ep_err err = ep_buffer_acquire(peer->pool, layout.total_bytes, &tensors);
+    if (err != EP_OK) {
+        return err;
+    }
+    memset(tensors->data, 0, layout.total_bytes);
+    if (f->rows > 0) {
+        memcpy(tensors->data + layout.x_offset, f->x, (size_t)f->rows * f->hidden * ep_dtype_bytes(f->x_dtype));
+    }
+    if (f->x_dtype == EP_DTYPE_I8 && f->rows > 0) {
+        memcpy(tensors->data + layout.row_scales_offset, f->row_scales, f->rows * sizeof(float));
+    }
+    if (f->slots > 0) {
+        memcpy(tensors->data + layout.slots_offset, f->wire_slots, f->slots * sizeof(ep_wire_slot));
+    }
+    if (f->weight_on_input && f->slots > 0) {
+        memcpy(tensors->data + layout.slot_scales_offset, f->slot_scales, f->slots * sizeof(float));
+    }
+    *out_tensors = tensors;
+    return EP_OK;
+}
+
+static char *text_of(const char *text, const char *otherwise)
+{
+    return (char *)(uintptr_t)(text != NULL ? text : otherwise);
+}
+
+ep_err ep_test_forward_begin(ep_test_peer *peer, const ep_test_forward *f, void *out_rows, ep_test_pending *pending, ep_error *out_error)
+{
+    Expertd__V1__ForwardRequest header = EXPERTD__V1__FORWARD_REQUEST__INIT;
+    Expertd__V1__Epoch epoch = EXPERTD__V1__EPOCH__INIT;
+    ep_buffer *tensors = NULL;
+    ep_err err = pack(peer, f, &tensors);
+    if (err != EP_OK) {
+        return ep_error_set(out_error, err, "the test's request cannot be packed");
+    }
+    memset(pending, 0, sizeof(*pending));
+    pthread_mutex_init(&pending->lock, NULL);
+    pthread_cond_init(&pending->changed, NULL);
+    ep_error_clear(&pending->error);
+    pending->out_rows = out_rows;
+    pending->out_bytes = (size_t)f->slots * f->hidden * ep_dtype_bytes(f->reply_dtype);
+    epoch.term = f->epoch.term;
+    epoch.number = f->epoch.number;
+    header.model = text_of(f->model, "demo");
+    header.version = text_of(f->version, "");
+    header.numerics = text_of(f->numerics, "");
+    header.layer = f->layer;
+    header.epoch = f->epoch.term != 0 || f->epoch.number != 0 ? &epoch : NULL;
+    header.rows = f->rows;
+    header.slots = f->slots;
+    header.hidden = f->hidden;
+    header.x_dtype = (uint32_t)f->x_dtype;
+    header.reply_dtype = (uint32_t)f->reply_dtype;
+    header.weight_on_input = f->weight_on_input;
+    header.prefill = f->prefill;
+    header.want_timing = f->want_timing;
+    ep_rpc_request request = {
+        .method = ep_rpc_method_by_name("expertd.v1.ExpertService", "Forward"),
+        .header = &header.base,
+        .tensors = tensors,
+        .deadline_ns = ep_clock_now_ns() + (f->timeout_ms != 0 ? f->timeout_ms : CALL_MS) * EP_NS_PER_MS,
+    };
+    err = ep_rpc_call_start(peer->channel, &request, on_reply, pending, &pending->id, out_error);
+    ep_buffer_unref(tensors);
+    return err;
+}
+
+ep_err ep_test_forward_wait(ep_test_pending *pending, ep_error *out_error)
+{
+    pthread_mutex_lock(&pending->lock);
+    while (!pending->is_done) {
+        pthread_cond_wait(&pending->changed, &pending->lock);
+    }
+    pthread_mutex_unlock(&pending->lock);
+    if (out_error != NULL) {
+        *out_error = pending->error;
+    }
+    pthread_mutex_destroy(&pending->lock);
+    pthread_cond_destroy(&pending->changed);
+    return pending->result;
+}
+
+ep_err ep_test_forward_run(ep_test_peer *peer, const ep_test_forward *forward, void *out_rows, ep_error *out_error)
+{
+    ep_test_pending pending;
+    ep_err err = ep_test_forward_begin(peer, forward, out_rows, &pending, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    err = ep_test_forward_wait(&pending, out_error);
+    if (err == EP_OK && pending.reply_bytes != pending.out_bytes) {
+        return ep_error_set(out_error, EP_ERR_DATA_LOSS, "reply has %zu bytes, %zu were expected", pending.reply_bytes, pending.out_bytes);
+    }
+    return err;
+}
+
+void ep_test_fill_rows(uint64_t seed, ep_dtype dtype, size_t count, void *out)
+{
+    for (size_t i = 0; i < count; i++) {
+        float value = (float)((int64_t)(ep_splitmix64(&seed) >> 40) - (1 << 23)) * 0x1p-22f;
+        if (dtype == EP_DTYPE_F32) {
+            ((float *)out)[i] = value;
+        } else {
+            ((uint16_t *)out)[i] = dtype == EP_DTYPE_BF16 ? ep_f32_to_bf16(value) : ep_f32_to_f16(value);
+        }
+    }
+}
+
+typedef struct one_job {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool is_done;
+    ep_err result;
+} one_job;
+
+static void on_job_done(ep_job *job, ep_err result)
+{
+    one_job *wait = job->arg;
+    pthread_mutex_lock(&wait->lock);
+    wait->is_done = true;
+    wait->result = result;
+    pthread_cond_signal(&wait->changed);
+    pthread_mutex_unlock(&wait->lock);
+}
+
+static ep_err run_job(ep_backend *backend, ep_job *job)
+{
+    one_job wait = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+    job->done = on_job_done;
+    job->arg = &wait;
+    ep_err err = ep_backend_run(backend, job);
+    if (err != EP_OK) {
+        return err;
+    }
+    pthread_mutex_lock(&wait.lock);
+    while (!wait.is_done) {
+        pthread_cond_wait(&wait.changed, &wait.lock);
+    }
+    pthread_mutex_unlock(&wait.lock);
+    return wait.result;
+}
+
+static ep_err expect_slot(ep_backend *backend, const ep_checkpoint *checkpoint, const ep_test_forward *f, uint32_t slot, void *out,
+                          ep_error *out_error)
+{
+    ep_expert_data data = {0};
+    ep_backend_weights *weights = NULL;
+    ep_wire_slot place = f->wire_slots[slot];
+    ep_err err = ep_checkpoint_read_expert(checkpoint, f->layer, place.expert, &data, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    ep_expert_source source = {.hidden = data.hidden, .inner = data.inner, .dtype = data.dtype, .gate = data.gate, .up = data.up,
+                               .down = data.down, .shared_gate_dtype = data.shared_gate_dtype, .shared_gate = data.shared_gate};
+    err = backend->ops->weights_load(backend, &source, &weights, out_error);
+    ep_job_row row = {
+        .x = (const char *)f->x + (size_t)place.row * f->hidden * ep_dtype_bytes(f->x_dtype),
+        .x_scale = f->x_dtype == EP_DTYPE_I8 ? f->row_scales[place.row] : 1.0f,
+        .input_weight = f->weight_on_input ? f->slot_scales[slot] : 1.0f,
+        .out = out,
+    };
+    ep_job job = {.weights = weights, .rows = &row, .rows_count = 1, .x_dtype = f->x_dtype, .out_dtype = f->reply_dtype,
+                  .weight_on_input = f->weight_on_input};
+    if (err == EP_OK) {
+        err = run_job(backend, &job);
+    }
+    backend->ops->weights_unload(backend, weights);
+    ep_expert_data_free(&data);
+    return err;
+}
+
+ep_err ep_test_expected_rows(const char *checkpoint_path, const ep_test_forward *f, void *out_rows, ep_error *out_error)
+{
+    ep_checkpoint *checkpoint = NULL;
+    ep_backend *backend = NULL;
+    ep_backend_config config = {.threads = 1};
+    ep_err err = ep_checkpoint_open(checkpoint_path, &checkpoint, out_error);
+    err = err == EP_OK ? ep_backend_by_name("reference")->open(&config, &backend, out_error) : err;
+    for (uint32_t s = 0; err == EP_OK && s < f->slots; s++) {
+        err = expect_slot(backend, checkpoint, f, s, (char *)out_rows + (size_t)s * f->hidden * ep_dtype_bytes(f->reply_dtype), out_error);
+    }
+    if (backend != NULL) {
+        backend->ops->close(backend);
+    }
+    ep_checkpoint_close(checkpoint);
+    return err;
+}

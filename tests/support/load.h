@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Calls that go on all the time: a fixed number in flight, each begun from the completion of the one before, every result compared
+ * bit for bit with the oracle's.
+ *
+ * Threads    start, wait and stop on one thread; the calls run on the library's threads.
+ */
+#ifndef EP_TESTS_SUPPORT_LOAD_H
+#define EP_TESTS_SUPPORT_LOAD_H
+
+#include "expertd/client.h"
+#include "reference_layer.h"
+
+/* One call's input and the oracle's output: x, y [tokens,hidden] bf16, ids, scales [tokens,top_k]. */
+typedef struct ep_test_batch {
+    const char *model;
+    uint32_t layer;
+    uint32_t tokens;
+    uint32_t top_k;
+    uint32_t hidden;
+    uint16_t *x;
+    int32_t *ids;
+    float *scales;
+    uint16_t *expected;
+} ep_test_batch;
+
+/* Random tokens and distinct experts per token, drawn from allowed[allowed_count] (NULL: all of the layer). */
+void ep_test_batch_init(ep_test_batch *batch, const struct ref_layer *reference, const char *model, uint32_t layer, uint32_t tokens,
+                        uint32_t top_k, uint64_t seed, const int32_t *allowed, uint32_t allowed_count);
+void ep_test_batch_fini(ep_test_batch *batch);
+/* Arguments for the batch; out is [tokens,hidden]. */
+void ep_test_batch_args(const ep_test_batch *batch, ep_moe_args *out_args);
+/* One blocking call; false and *out_result when it failed, fails the test when the bits differ. */
+bool ep_test_batch_call(const ep_test_batch *batch, ep_client *client, uint64_t deadline_us, ep_moe_result *out_result);
+
+/* Looks at a failed call; times of ep_clock_now_ns just before its begin and in its completion. Runs on a library thread. */
+typedef void (*ep_test_failure_func)(void *arg, const ep_test_batch *batch, const ep_moe_result *result, uint64_t began_ns,
+                                     uint64_t ended_ns);
+
+typedef struct ep_test_load_config {
+    ep_client *client;
+    const ep_test_batch *batches;       /* taken in turn */
+    uint32_t batches_count;
+    uint32_t calls_in_flight;
+    uint64_t deadline_us;               /* 0: the client's */
+    ep_moe_mode mode;
+    ep_test_failure_func on_failure;    /* NULL: a failed call fails the test */
+    void *arg;
+} ep_test_load_config;
+
+typedef struct ep_test_load_counts {
+    uint64_t succeeded;                 /* with the right bits; wrong ones fail the test at once */
+    uint64_t failed;
+    uint64_t rerouted_frames;
+    uint32_t in_flight;
+} ep_test_load_counts;
+
+typedef struct ep_test_load ep_test_load;
+ep_test_load *ep_test_load_start(const ep_test_load_config *config);
+void ep_test_load_read(ep_test_load *load, ep_test_load_counts *out_counts);
+/* Until so many calls more have succeeded, or so many more have failed. */
+void ep_test_load_wait_succeeded(ep_test_load *load, uint64_t more);
+void ep_test_load_wait_failed(ep_test_load *load, uint64_t more);
+/* Begins no more calls, waits for those in flight, frees. */
+void ep_test_load_stop(ep_test_load *load, ep_test_load_counts *out_counts);
+
+#endif

@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What callers may get wrong in a call's arguments: each mistake is named with its value and what is allowed. */
+#include <criterion/criterion.h>
+#include <string.h>
+
+#include "args.h"
+
+#define T 4
+#define K 2
+#define H 8
+#define E 6
+
+static uint16_t x[T * H];
+static int8_t x8[T * H];
+static float x_scales[T];
+static int32_t ids[T * K];
+static float scales[T * K];
+static uint8_t flags[T * K];
+static uint16_t y[T * K * H];
+static ep_moe_args args;
+static ep_tensor out;
+static ep_call_spec spec;
+static ep_error error;
+static const ep_layer_shape shape = {.layer = 3, .hidden = H, .inner = 8, .experts = E, .shared_experts = 1, .top_k = K};
+
+static void good(void)
+{
+    ep_moe_args_init(&args);
+    args.model = "demo";
+    args.layer = 3;
+    args.x = ep_tensor_2d(x, EP_DTYPE_BF16, T, H);
+    args.expert_ids = ep_tensor_2d(ids, EP_DTYPE_I32, T, K);
+    args.expert_scales = ep_tensor_2d(scales, EP_DTYPE_F32, T, K);
+    out = ep_tensor_2d(y, EP_DTYPE_BF16, T, H);
+}
+
+static ep_err run(void)
+{
+    ep_err err = ep_args_check(&args, &out, &error);
+    return err != EP_OK ? err : ep_call_spec_fill(&args, &out, "demo", &shape, &spec, &error);
+}
+
+static void bad(ep_err code, const char *part)
+{
+    ep_err err = run();
+    cr_expect_eq(err, code, "%s: got %s", part, ep_err_name(err));
+    cr_expect(strstr(error.text, part) != NULL, "'%s' is not in '%s'", part, error.text);
+    good();
+}
+
+Test(args, a_good_call_is_converted)
+{
+    good();
+    args.active_mask = ep_tensor_1d(flags, EP_DTYPE_BOOL, T);
+    args.tenant = "me";
+    cr_assert_eq(run(), EP_OK, "%s", error.text);
+    cr_assert_eq(spec.batch.tokens, T);
+    cr_assert_eq(spec.batch.top_k, K);
+    cr_assert_eq(spec.batch.wire_dtype, EP_DTYPE_BF16);
+    cr_assert_eq(spec.batch.out_dtype, EP_DTYPE_BF16);
+    cr_assert_eq(spec.batch.mask_tokens, flags);
+    cr_assert_str_eq(spec.tenant, "me");
+    args.active_mask = ep_tensor_2d(flags, EP_DTYPE_BOOL, T, K);
+    args.result = EP_MOE_UNCOMBINED;
+    out = ep_tensor_3d(y, EP_DTYPE_BF16, T, K, H);
+    cr_assert_eq(run(), EP_OK, "%s", error.text);
+    cr_assert_null(spec.batch.mask_tokens);
+    cr_assert_eq(spec.batch.mask_slots.data, flags);
+    cr_assert_eq(spec.out.slot_stride_bytes, H * 2);
+}
+
+Test(args, shared_experts_alone_need_no_ids)
+{
+    good();
+    args.expert_ids = ep_tensor_none();
+    args.expert_scales = ep_tensor_none();
+    cr_assert_eq(run(), EP_OK, "%s", error.text);
+    cr_assert_eq(spec.batch.top_k, 0);
+}
+
+Test(args, structs_and_strings)
+{
+    char text[300];
+    memset(text, 'a', sizeof(text) - 1);
+    text[299] = 0;
+    good();
+    args.struct_bytes = 12;
+    bad(EP_ERR_INVALID_ARGUMENT, "struct_bytes 12");
+    args.struct_bytes = sizeof(args) + 8;
+    bad(EP_ERR_UNIMPLEMENTED, "struct_bytes");
+    args.model = NULL;
+    bad(EP_ERR_INVALID_ARGUMENT, "model is not set");
+    args.model = text;
+    bad(EP_ERR_INVALID_ARGUMENT, "model has 299 bytes: allowed 0..127");
+    args.version = text;
+    bad(EP_ERR_INVALID_ARGUMENT, "version has 299 bytes");
+    args.traceparent = text;
+    bad(EP_ERR_INVALID_ARGUMENT, "traceparent has 299 bytes");
+    args.tenant = text;
+    bad(EP_ERR_INVALID_ARGUMENT, "tenant has 299 bytes");
+    args.mode = (ep_moe_mode)9;
+    bad(EP_ERR_INVALID_ARGUMENT, "mode 9: allowed 0 (auto)");
+    args.result = (ep_moe_result_form)7;
+    bad(EP_ERR_INVALID_ARGUMENT, "result 7");
+    args.shared_source = (ep_moe_shared)7;
+    bad(EP_ERR_INVALID_ARGUMENT, "shared_source 7");
+    args.deadline_us = UINT32_MAX;
+    bad(EP_ERR_INVALID_ARGUMENT, "deadline_us is 4294967295");
+    args.x.struct_bytes = 0;
+    bad(EP_ERR_INVALID_ARGUMENT, "x has struct_bytes 0");
+}
+
+Test(args, forms_of_tensors)
+{
+    good();
+    args.x = ep_tensor_none();
+    bad(EP_ERR_INVALID_ARGUMENT, "x is missing");
+    args.x.rank = 3;
+    bad(EP_ERR_INVALID_ARGUMENT, "x has rank 3: allowed 2");
+    args.x.dtype = EP_DTYPE_I64;
+    bad(EP_ERR_INVALID_ARGUMENT, "x has type i64 (7): allowed bf16, f16, f32, i8");
+    args.x.memory = EP_MEMORY_ASCEND;
+    bad(EP_ERR_UNIMPLEMENTED, "x is in memory of kind 1");
+    args.x.data = NULL;
+    bad(EP_ERR_INVALID_ARGUMENT, "x has no data");
+    args.x.shape[0] = -1;
+    bad(EP_ERR_INVALID_ARGUMENT, "x has -1 in dimension 0");
+    args.x.shape[0] = EP_TOKENS_MAX + 1;
+    bad(EP_ERR_INVALID_ARGUMENT, "x has 65537 tokens: allowed 0..65536");
+    args.x.shape[1] = 64;
+    bad(EP_ERR_INVALID_ARGUMENT, "x has hidden 64, layer 3 of model demo has 8");
+    args.x.stride_bytes[1] = 4;
+    bad(EP_ERR_INVALID_ARGUMENT, "x has innermost stride 4: allowed 2");
+    args.x.stride_bytes[0] = -2;
+    bad(EP_ERR_INVALID_ARGUMENT, "x has stride -2 in dimension 0");
+    args.x_scales = ep_tensor_1d(x_scales, EP_DTYPE_F32, T);
+    bad(EP_ERR_INVALID_ARGUMENT, "x_scales are given, but x is bf16");
+    args.x = ep_tensor_2d(x8, EP_DTYPE_I8, T, H);
+    bad(EP_ERR_INVALID_ARGUMENT, "x_scales is missing");
+    args.x = ep_tensor_2d(x8, EP_DTYPE_I8, T, H);
+    args.x_scales = ep_tensor_1d(x_scales, EP_DTYPE_F32, T - 1);
+    bad(EP_ERR_INVALID_ARGUMENT, "x_scales has 3 in dimension 0: x has that many tokens, so 4 is needed");
+    args.x = ep_tensor_2d(x8, EP_DTYPE_I8, T, H);
+    args.x_scales = ep_tensor_1d((char *)x_scales + 1, EP_DTYPE_F32, T);
+    bad(EP_ERR_INVALID_ARGUMENT, "x_scales begin at");
+}
+
+Test(args, slots_and_masks)
+{
+    good();
+    args.expert_ids = ep_tensor_none();
+    bad(EP_ERR_INVALID_ARGUMENT, "expert_ids is missing");
+    args.expert_ids.dtype = EP_DTYPE_F32;
+    bad(EP_ERR_INVALID_ARGUMENT, "expert_ids has type f32 (3): allowed i32, i64");
+    args.expert_ids.shape[0] = 3;
+    bad(EP_ERR_INVALID_ARGUMENT, "expert_ids has 3 in dimension 0");
+    args.expert_scales.shape[1] = 1;
+    bad(EP_ERR_INVALID_ARGUMENT, "expert_scales has 1 in dimension 1: expert_ids have that many slots, so 2 is needed");
+    args.expert_ids.shape[1] = 65;
+    args.expert_scales.shape[1] = 65;
+    bad(EP_ERR_INVALID_ARGUMENT, "expert_ids have 65 slots per token: allowed 1..64");
+    args.active_mask = ep_tensor_1d(flags, EP_DTYPE_BOOL, 3);
+    bad(EP_ERR_INVALID_ARGUMENT, "active_mask has 3 in dimension 0");
+    args.active_mask = ep_tensor_2d(flags, EP_DTYPE_I32, T, K);
+    bad(EP_ERR_INVALID_ARGUMENT, "active_mask has type i32 (6): allowed bool, u8");
+    args.partial_slots = ep_tensor_2d(flags, EP_DTYPE_BOOL, T, K);
+    bad(EP_ERR_INVALID_ARGUMENT, "partial_slots are given, but result is not partial");
+    args.result = EP_MOE_PARTIAL;
+    bad(EP_ERR_INVALID_ARGUMENT, "partial_slots is missing");
+    args.shared = ep_tensor_2d(x, EP_DTYPE_BF16, T, H);
+    bad(EP_ERR_INVALID_ARGUMENT, "shared is given, but shared_source is not caller");
+    args.shared_source = EP_MOE_SHARED_CALLER;
+    bad(EP_ERR_INVALID_ARGUMENT, "shared is missing");
+    args.const_experts = 2;
+    bad(EP_ERR_INVALID_ARGUMENT, "const_alpha1 is missing");
+}
+
+Test(args, out)
+{
+    good();
+    out.dtype = EP_DTYPE_I8;
+    bad(EP_ERR_INVALID_ARGUMENT, "out has type i8");
+    out = ep_tensor_3d(y, EP_DTYPE_BF16, T, K, H);
+    bad(EP_ERR_INVALID_ARGUMENT, "out has rank 3: allowed 2");
+    out.shape[0] = 3;
+    bad(EP_ERR_INVALID_ARGUMENT, "out has 3 in dimension 0");
+    out.stride_bytes[0] = H;
+    bad(EP_ERR_INVALID_ARGUMENT, "out has stride 8 between tokens: allowed 16 or more");
+    args.result = EP_MOE_UNCOMBINED;
+    out = ep_tensor_3d(y, EP_DTYPE_BF16, T, K, H);
+    out.stride_bytes[1] = 2;
+    bad(EP_ERR_INVALID_ARGUMENT, "out has stride 2 between slots: allowed 16 or more");
+    out = ep_tensor_2d(x, EP_DTYPE_BF16, T, H);
+    bad(EP_ERR_INVALID_ARGUMENT, "out overlaps x: they must be apart");
+}
+
+Test(args, empty_batches_need_no_data)
+{
+    good();
+    args.x = ep_tensor_2d(NULL, EP_DTYPE_BF16, 0, H);
+    args.expert_ids = ep_tensor_2d(NULL, EP_DTYPE_I32, 0, K);
+    args.expert_scales = ep_tensor_2d(NULL, EP_DTYPE_F32, 0, K);
+    out = ep_tensor_2d(NULL, EP_DTYPE_BF16, 0, H);
+    cr_assert_eq(run(), EP_OK, "%s", error.text);
+    cr_assert_eq(spec.batch.tokens, 0);
+}

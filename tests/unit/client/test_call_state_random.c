@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Random runs of the policy: whatever answers come in whatever order, a run completes exactly once, not after its deadline, and
+ * every answer that is due finds its parcel. test_call_state_random [SEED [RUNS]]
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/random.h"
+#include "call_state.h"
+
+#define PARCELS_MAX 4096
+
+static uint64_t seed_state;
+
+static uint32_t dice(uint32_t n)
+{
+    return (uint32_t)(ep_splitmix64(&seed_state) % n);
+}
+
+typedef struct sim {
+    ep_call_state state;
+    uint64_t now;
+    uint32_t due[PARCELS_MAX];   /* parcels whose answer is still to come */
+    uint32_t due_count;
+    uint32_t completions;
+} sim;
+
+static void send_some(sim *s, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t parcel = 0;
+        if (dice(5) == 0) {
+            EP_ASSERT(ep_call_state_add_stuck(&s->state, s->now, &parcel) == EP_OK);
+        } else {
+            EP_ASSERT(ep_call_state_add(&s->state, &parcel) == EP_OK);
+            EP_ASSERT(s->due_count < PARCELS_MAX);
+            for (uint32_t d = 0; d < s->due_count; d++) {
+                EP_ASSERT(s->due[d] != parcel); /* never reused before its answer */
+            }
+            s->due[s->due_count++] = parcel;
+        }
+    }
+}
+
+static void perform(sim *s, ep_call_actions *a)
+{
+    while (a->complete || a->window_done || a->route) {
+        if (a->complete) {
+            s->completions++;
+            EP_ASSERT(s->state.phase == EP_CALL_DONE);
+            ep_call_state_release_arrived(&s->state);
+            return;
+        }
+        if (a->window_done) {
+            ep_call_state_release_arrived(&s->state);
+            *a = (ep_call_actions){.late = false};
+            send_some(s, dice(4));
+            ep_call_state_step(&s->state, s->now, &(ep_call_event){.kind = EP_EVENT_WINDOW}, a);
+            continue;
+        }
+        a->route = false;
+        uint32_t again = 0;
+        for (uint32_t i = 0; i < s->state.parcels_count; i++) {
+            if (s->state.parcels[i].phase == EP_PARCEL_ROUTABLE) {
+                ep_call_state_absorb(&s->state, i);
+                again++;
+            }
+        }
+        EP_ASSERT(again > 0);
+        send_some(s, again);
+    }
+}
+
+static void answer(sim *s, ep_call_actions *a)
+{
+    static const ep_err codes[] = {EP_ERR_CONNECTION_LOST, EP_ERR_NOT_OWNER, EP_ERR_RESOURCE_EXHAUSTED, EP_ERR_DEADLINE_EXCEEDED,
+                                   EP_ERR_DRAINING, EP_ERR_INVALID_ARGUMENT, EP_ERR_DATA_LOSS};
+    uint32_t at = dice(s->due_count);
+    uint32_t parcel = s->due[at];
+    s->due[at] = s->due[--s->due_count];
+    bool awaited = s->state.parcels[parcel].phase == EP_PARCEL_IN_FLIGHT; /* else of a run before */
+    ep_error error;
+    ep_call_event event = {.kind = EP_EVENT_ROWS, .parcel = parcel, .error = &error};
+    if (dice(2) == 0) {
+        uint32_t kind = dice(20);
+        ep_error_set(&error, codes[kind < 7 ? kind : 0], "random");
+        event.kind = EP_EVENT_FAILED;
+    }
+    ep_call_state_step(&s->state, s->now, &event, a);
+    EP_ASSERT(a->late == !awaited);
+}
+
+static void run(sim *s)
+{
+    ep_call_actions a = {0};
+    uint64_t deadline = s->now + (1 + dice(2000)) * EP_NS_PER_MS;
+    s->completions = 0;
+    ep_call_state_begin(&s->state, s->now, deadline, 1 + dice(4), dice(4) == 0);
+    send_some(s, dice(6));
+    ep_call_state_step(&s->state, s->now, &(ep_call_event){.kind = EP_EVENT_WINDOW}, &a);
+    perform(s, &a);
+    while (s->state.phase == EP_CALL_RUNNING) {
+        uint64_t due = ep_call_state_due_ns(&s->state);
+        EP_ASSERT(due <= deadline);
+        a = (ep_call_actions){0};
+        if (s->due_count > 0 && dice(3) != 0) {
+            uint64_t later = s->now + dice(20 * 1000 * 1000);
+            s->now = later < due ? later : due;
+            answer(s, &a);
+        } else if (dice(10) == 0) {
+            ep_call_state_step(&s->state, s->now, &(ep_call_event){.kind = EP_EVENT_WAKE}, &a);
+        } else if (dice(200) == 0) {
+            ep_call_state_step(&s->state, s->now, &(ep_call_event){.kind = EP_EVENT_CANCEL}, &a);
+        } else {
+            s->now = due > s->now ? due : s->now;
+            ep_call_state_step(&s->state, s->now, &(ep_call_event){.kind = EP_EVENT_TIMER}, &a);
+        }
+        perform(s, &a);
+    }
+    EP_ASSERT(s->completions == 1);
+    EP_ASSERT(s->now <= deadline);
+    while (s->due_count > 0 && dice(2) == 0) { /* some late answers now, some in a later run */
+        a = (ep_call_actions){0};
+        answer(s, &a);
+        EP_ASSERT(!a.complete && !a.route && !a.window_done);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    uint64_t seed = argc > 1 ? strtoull(argv[1], NULL, 0) : ep_random_id();
+    uint64_t runs = argc > 2 ? strtoull(argv[2], NULL, 0) : 20000;
+    static sim s;
+    ep_retry_budget budget;
+    printf("seed %" PRIu64 " runs %" PRIu64 "\n", seed, runs);
+    fflush(stdout);
+    seed_state = seed;
+    ep_retry_budget_init(&budget);
+    ep_call_state_init(&s.state, &budget, seed);
+    s.now = 1;
+    for (uint64_t i = 0; i < runs; i++) {
+        run(&s);
+    }
+    ep_call_state_fini(&s.state);
+    return 0;
+}

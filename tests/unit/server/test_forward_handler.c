@@ -1,0 +1,480 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Forward calls through a real RPC server on the loopback lane, with real and hand-driven backends. */
+#include <criterion/criterion.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/numeric.h"
+#include "expertd/forward_handler.h"
+#include "expertd/forward_metrics.h"
+#include "hand_backend.h"
+#include "support/checkpoint_fixture.h"
+#include "support/forward_call.h"
+#include "support/slow_backend.h"
+
+#define H 32
+#define EXPERTS 8
+
+typedef struct service {
+    Expertd__V1__ExpertService_Service base;
+    ep_forward_handler *handler;
+} service;
+
+static struct rig {
+    char dir[EP_FIXTURE_PATH_BYTES];
+    char url[64];
+    ep_node_model_config model_config;
+    ep_node_config config;
+    hand_backend hand;
+    ep_backend *backend;
+    ep_weight_store *store;
+    ep_node_models models;
+    ep_node_epoch epoch;
+    ep_admission *admission;
+    ep_batcher *batcher;
+    ep_metrics *metrics;
+    ep_forward_handler *handler;
+    ep_timer_service *timers;
+    ep_buffer_pool *pool;
+    ep_rpc_server *server;
+    service service;
+    ep_test_peer peer;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool idle;
+} rig;
+
+static void serve_forward(Expertd__V1__ExpertService_Service *s, const Expertd__V1__ForwardRequest *in, Expertd__V1__ForwardReply_Closure closure,
+                          void *data)
+{
+    ep_forward_handler_call(((service *)(void *)s)->handler, in, closure, data);
+}
+
+static void serve_describe(Expertd__V1__ExpertService_Service *s, const Expertd__V1__Empty *in, Expertd__V1__DescribeReply_Closure closure,
+                           void *data)
+{
+    (void)s;
+    (void)in;
+    (void)closure;
+    ep_rpc_call_finish(data, EP_ERR_UNIMPLEMENTED, NULL);
+}
+
+static void signal_change(void *arg)
+{
+    (void)arg;
+    pthread_mutex_lock(&rig.lock);
+    pthread_cond_broadcast(&rig.changed);
+    pthread_mutex_unlock(&rig.lock);
+}
+
+static void wait_loaded(void)
+{
+    ep_weight_stats stats;
+    pthread_mutex_lock(&rig.lock);
+    for (;;) {
+        ep_weight_store_read_stats(rig.store, &stats);
+        if (stats.pending_count == 0) {
+            break;
+        }
+        pthread_cond_wait(&rig.changed, &rig.lock);
+    }
+    pthread_mutex_unlock(&rig.lock);
+    cr_assert_eq(stats.failed_count, 0, "%s", stats.last_error);
+}
+
+static void open_backend(const char *name)
+{
+    ep_error e;
+    if (strcmp(name, "hand") == 0) {
+        hand_backend_init(&rig.hand);
+        rig.backend = &rig.hand.base;
+        return;
+    }
+    ep_backend_config config = {.threads = 2};
+    const ep_backend_ops *ops = strcmp(name, "slow") == 0 ? &ep_slow_backend_ops : ep_backend_by_name(name);
+    cr_assert_eq(ops->open(&config, &rig.backend, &e), EP_OK, "%s", e.text);
+}
+
+static void open_server(void)
+{
+    ep_error e;
+    ep_lane_address address = {.url = rig.url};
+    cr_assert_eq(ep_timer_service_create("rig", &rig.timers), EP_OK);
+    cr_assert_eq(ep_buffer_pool_create(0, 1 << 20, &rig.pool), EP_OK);
+    ep_rpc_server_config config = {.common = {.timers = rig.timers, .pool = rig.pool, .token = "", .node = "rig", .role = "node",
+                                              .incarnation = 1, .payload_crc = true}};
+    ep_rpc_limits_default(&config.common.limits);
+    cr_assert_eq(ep_rpc_server_create(&config, &rig.server, &e), EP_OK, "%s", e.text);
+    rig.service = (service){.base = EXPERTD__V1__EXPERT_SERVICE__INIT(serve_), .handler = rig.handler};
+    cr_assert_eq(ep_rpc_server_add_service(rig.server, &rig.service.base.base, &e), EP_OK, "%s", e.text);
+    ep_rpc_server_set_state(rig.server, "serving");
+    cr_assert_eq(ep_rpc_server_listen(rig.server, &address, &e), EP_OK, "%s", e.text);
+    cr_assert_eq(ep_test_peer_open(&rig.peer, rig.url, &e), EP_OK, "%s", e.text);
+}
+
+/* experts: NULL all, else ranges. */
+static void start_with(const char *backend, const char *experts, uint32_t inflight_tokens, uint64_t spill_bytes, uint32_t jobs)
+{
+    static ep_expert_range ranges[EP_EXPERT_RANGES_MAX];
+    ep_error e;
+    ep_fixture_config fixture = ep_fixture_default();
+    pthread_mutex_init(&rig.lock, NULL);
+    pthread_cond_init(&rig.changed, NULL);
+    ep_fixture_temp_dir(rig.dir);
+    cr_assert_eq(ep_fixture_write(&fixture, rig.dir, &e), EP_OK, "%s", e.text);
+    snprintf(rig.url, sizeof(rig.url), "loopback://rig-%d", (int)getpid());
+    open_backend(backend);
+    rig.model_config = (ep_node_model_config){.name = "demo", .path = rig.dir, .choice = EP_EXPERTS_ALL};
+    if (experts != NULL) {
+        rig.model_config.choice = EP_EXPERTS_LISTED;
+        rig.model_config.ranges = ranges;
+        cr_assert(ep_expert_ranges_parse(experts, ranges, &rig.model_config.ranges_count));
+    }
+    rig.config = (ep_node_config){.models_count = 1, .models = &rig.model_config};
+    ep_node_epoch_init(&rig.epoch);
+    ep_weight_store_config store = {.backend = rig.backend, .on_change = signal_change};
+    cr_assert_eq(ep_weight_store_create(&store, &rig.store, &e), EP_OK);
+    cr_assert_eq(ep_node_models_open(&rig.models, &rig.config, rig.backend, rig.store, &e), EP_OK, "%s", e.text);
+    cr_assert_eq(ep_weight_store_start(rig.store, &e), EP_OK);
+    for (uint32_t l = 0; l < rig.models.models[0].layers_count; l++) {
+        uint8_t wanted[EXPERTS];
+        ep_node_model_configured(&rig.models.models[0], &rig.models.models[0].layers[l], wanted);
+        ep_weight_store_want(rig.store, rig.models.models[0].layers[l].store_slot, wanted);
+    }
+    wait_loaded();
+    cr_assert_eq(ep_admission_create(inflight_tokens, spill_bytes, &rig.admission), EP_OK);
+    cr_assert_eq(ep_batcher_create(rig.backend, jobs, &rig.batcher), EP_OK);
+    cr_assert_eq(ep_metrics_create(&rig.metrics), EP_OK);
+    ep_forward_handler_config handler = {.node_name = "rig", .models = &rig.models, .store = rig.store, .batcher = rig.batcher,
+                                         .admission = rig.admission, .epoch = &rig.epoch, .metrics = rig.metrics,
+                                         .reply_bytes_max = 1 << 20, .bookkeeping_bytes_max = 16 << 20, .on_idle = signal_change};
+    cr_assert_eq(ep_forward_handler_create(&handler, &rig.handler, &e), EP_OK);
+    open_server();
+}
+
+static void stop(void)
+{
+    if (rig.peer.channel != NULL) {
+        ep_test_peer_close(&rig.peer);
+    }
+    if (rig.batcher != NULL) {
+        ep_batcher_close(rig.batcher, EP_ERR_DRAINING);
+    }
+    while (rig.backend == &rig.hand.base && rig.backend != NULL && hand_backend_complete(&rig.hand, EP_OK)) {
+    }
+    ep_rpc_server_destroy(rig.server);
+    ep_batcher_destroy(rig.batcher);
+    ep_forward_handler_destroy(rig.handler);
+    ep_metrics_destroy(rig.metrics);
+    ep_admission_destroy(rig.admission);
+    ep_weight_store_destroy(rig.store);
+    ep_node_models_close(&rig.models);
+    if (rig.backend != NULL && rig.backend != &rig.hand.base) {
+        rig.backend->ops->close(rig.backend);
+    }
+    ep_buffer_pool_destroy(rig.pool);
+    ep_timer_service_destroy(rig.timers);
+    ep_fixture_remove(rig.dir);
+}
+
+TestSuite(forward_handler, .fini = stop);
+
+/* A request of 6 rows and 10 slots over experts 0, 3, 5 and 7 of layer 1. */
+static ep_test_forward sample(ep_dtype dtype)
+{
+    static const ep_wire_slot slots[] = {{0, 0}, {4, 0}, {5, 0}, {1, 3}, {2, 5}, {3, 5}, {0, 5}, {2, 7}, {4, 7}, {5, 7}};
+    static uint8_t x[6 * H * 4];
+    ep_test_fill_rows(7, dtype, 6 * H, x);
+    return (ep_test_forward){.layer = 1, .rows = 6, .slots = 10, .hidden = H, .x_dtype = dtype, .reply_dtype = dtype, .x = x,
+                             .wire_slots = slots, .want_timing = true};
+}
+
+static void expect_exact(const ep_test_forward *f)
+{
+    ep_error e;
+    static uint8_t got[4096 * 4], wanted[4096 * 4];
+    memset(got, 0xee, sizeof(got));
+    memset(wanted, 0xee, sizeof(wanted));
+    cr_assert_eq(ep_test_forward_run(&rig.peer, f, got, &e), EP_OK, "%s", e.text);
+    cr_assert_eq(ep_test_expected_rows(rig.dir, f, wanted, &e), EP_OK, "%s", e.text);
+    cr_expect_arr_eq(got, wanted, sizeof(got));
+}
+
+static void expect_exact_everywhere(void)
+{
+    static const ep_dtype dtypes[] = {EP_DTYPE_BF16, EP_DTYPE_F16, EP_DTYPE_F32};
+    static const float scales[] = {0.5f, -1.25f, 3.0f, 0.1f, 1.0f, 2.0f, 0.0f, 7.5f, -0.75f, 0.33f};
+    for (size_t i = 0; i < 3; i++) {
+        ep_test_forward f = sample(dtypes[i]);
+        expect_exact(&f);
+        f.weight_on_input = true;
+        f.slot_scales = scales;
+        f.prefill = true;
+        f.reply_dtype = EP_DTYPE_F32;
+        expect_exact(&f);
+    }
+}
+
+Test(forward_handler, rows_equal_the_reference_on_cpu)
+{
+    start_with("cpu", NULL, 1024, 1 << 20, 4);
+    expect_exact_everywhere();
+}
+
+Test(forward_handler, rows_equal_the_reference_on_a_slow_device_with_its_own_memory)
+{
+    ep_slow_backend_reset(5);
+    start_with("slow", NULL, 1024, 1 << 20, 4);
+    expect_exact_everywhere();
+}
+
+Test(forward_handler, int8_rows_carry_their_scale)
+{
+    int8_t x[2 * H];
+    static const float scales[2] = {0.02f, 0.5f};
+    static const ep_wire_slot slots[] = {{0, 2}, {1, 2}};
+    for (int i = 0; i < 2 * H; i++) {
+        x[i] = (int8_t)(i * 5 - 127);
+    }
+    ep_test_forward f = {.layer = 0, .rows = 2, .slots = 2, .hidden = H, .x_dtype = EP_DTYPE_I8, .reply_dtype = EP_DTYPE_BF16, .x = x,
+                         .row_scales = scales, .wire_slots = slots};
+    start_with("cpu", NULL, 1024, 1 << 20, 4);
+    expect_exact(&f);
+}
+
+Test(forward_handler, slots_in_any_order_give_the_same_rows)
+{
+    ep_wire_slot slots[300];
+    static uint16_t x[20 * H];
+    for (uint32_t i = 0; i < 300; i++) {
+        slots[i] = (ep_wire_slot){.row = (i * 13) % 20, .expert = (i * 5 + i / 7) % EXPERTS};
+    }
+    ep_test_fill_rows(9, EP_DTYPE_BF16, 20 * H, x);
+    ep_test_forward f = {.layer = 0, .rows = 20, .slots = 100, .hidden = H, .x_dtype = EP_DTYPE_BF16, .reply_dtype = EP_DTYPE_BF16, .x = x,
+                         .wire_slots = slots};
+    start_with("cpu", NULL, 1024, 1 << 20, 4);
+    expect_exact(&f);
+}
+
+Test(forward_handler, an_empty_request_is_answered_at_once)
+{
+    ep_error e;
+    ep_test_forward f = {.layer = 0, .hidden = H, .x_dtype = EP_DTYPE_BF16, .reply_dtype = EP_DTYPE_BF16};
+    start_with("hand", NULL, 1024, 1 << 20, 4);
+    cr_expect_eq(ep_test_forward_run(&rig.peer, &f, NULL, &e), EP_OK, "%s", e.text);
+    cr_expect_eq(rig.hand.count, 0);
+}
+
+static void expect_error(const ep_test_forward *f, ep_err code, const char *part, int32_t layer, int32_t expert)
+{
+    ep_error e;
+    ep_error_clear(&e);
+    cr_expect_eq(ep_test_forward_run(&rig.peer, f, NULL, &e), code, "%s: %s", part, e.text);
+    cr_expect(strstr(e.text, part) != NULL, "no '%s' in: %s", part, e.text);
+    cr_expect_eq(e.layer, layer, "%s", e.text);
+    cr_expect_eq(e.expert, expert, "%s", e.text);
+    cr_expect_str_eq(e.node, "rig");
+}
+
+Test(forward_handler, wrong_requests_are_refused_by_name)
+{
+    start_with("hand", "0-5", 1024, 1 << 20, 4);
+    ep_test_forward good = sample(EP_DTYPE_BF16), f = good;
+    f.model = "other";
+    expect_error(&f, EP_ERR_NOT_FOUND, "no model 'other'", -1, -1);
+    f = good;
+    f.version = "0123";
+    expect_error(&f, EP_ERR_NOT_FOUND, "version '0123'", -1, -1);
+    f = good;
+    f.layer = 9;
+    expect_error(&f, EP_ERR_NOT_FOUND, "no MoE layer 9", 9, -1);
+    f = good;
+    f.numerics = "elsewhere/bf16";
+    expect_error(&f, EP_ERR_UNAVAILABLE, "'hand/bf16', the call pins 'elsewhere/bf16'", -1, -1);
+    expect_error(&good, EP_ERR_NOT_OWNER, "model demo layer 1 expert 7 is not held here", 1, 7);
+    f = good;
+    f.epoch = (ep_epoch){1, 4};
+    ep_node_epoch_set_in_force(&rig.epoch, (ep_epoch){1, 5});
+    expect_error(&f, EP_ERR_STALE_EPOCH, "epoch 1.4 is older than 1.5", 1, 7);
+    f.epoch = (ep_epoch){1, 5};
+    expect_error(&f, EP_ERR_NOT_OWNER, "expert 7 is not held here", 1, 7);
+    ep_wire_slot outside[] = {{0, EXPERTS}};
+    f = good;
+    f.wire_slots = outside;
+    f.slots = 1;
+    cr_expect_eq(ep_test_forward_run(&rig.peer, &f, NULL, NULL), EP_ERR_INVALID_ARGUMENT);
+    cr_expect_eq(rig.hand.count, 0, "nothing was computed");
+    ep_forward_stats stats;
+    ep_forward_handler_read_stats(rig.handler, &stats);
+    cr_expect_eq(stats.served, 0);
+    cr_expect_eq(stats.failed, 8);
+    ep_admission_stats admission;
+    ep_admission_read_stats(rig.admission, &admission);
+    cr_expect_eq(admission.tokens_used, 0, "refused requests hold no budget");
+}
+
+Test(forward_handler, an_old_table_still_works_while_the_expert_is_here)
+{
+    start_with("cpu", NULL, 1024, 1 << 20, 4);
+    ep_test_forward f = sample(EP_DTYPE_BF16);
+    f.epoch = (ep_epoch){1, 4};
+    ep_node_epoch_set_in_force(&rig.epoch, (ep_epoch){1, 5});
+    expect_exact(&f);
+}
+
+Test(forward_handler, beyond_both_budgets_callers_are_told_to_come_back)
+{
+    ep_test_pending first, second;
+    ep_test_forward f = sample(EP_DTYPE_BF16);
+    ep_error e;
+    start_with("hand", NULL, 6, 8000, 64);
+    cr_assert_eq(ep_test_forward_begin(&rig.peer, &f, NULL, &first, &e), EP_OK);
+    hand_backend_wait(&rig.hand, 4);
+    cr_assert_eq(ep_test_forward_begin(&rig.peer, &f, NULL, &second, &e), EP_OK); /* spills */
+    hand_backend_wait(&rig.hand, 8);
+    expect_error(&f, EP_ERR_RESOURCE_EXHAUSTED, "6 of inflight_tokens 6", -1, -1);
+    cr_expect_eq(ep_test_forward_run(&rig.peer, &f, NULL, &e), EP_ERR_RESOURCE_EXHAUSTED);
+    cr_expect_gt(e.retry_after_us, 0);
+    while (hand_backend_complete(&rig.hand, EP_OK)) {
+    }
+    cr_expect_eq(ep_test_forward_wait(&first, &e), EP_OK);
+    cr_expect_eq(ep_test_forward_wait(&second, &e), EP_OK);
+    cr_assert_eq(ep_test_forward_begin(&rig.peer, &f, NULL, &first, &e), EP_OK);
+    hand_backend_wait(&rig.hand, 12);
+    while (hand_backend_complete(&rig.hand, EP_OK)) {
+    }
+    cr_expect_eq(ep_test_forward_wait(&first, &e), EP_OK, "%s", e.text);
+}
+
+Test(forward_handler, a_failing_expert_fails_the_call_and_names_it)
+{
+    ep_test_pending pending;
+    ep_test_forward f = sample(EP_DTYPE_BF16);
+    ep_error e;
+    start_with("hand", NULL, 1024, 1 << 20, 64);
+    cr_assert_eq(ep_test_forward_begin(&rig.peer, &f, NULL, &pending, &e), EP_OK);
+    hand_backend_wait(&rig.hand, 4);
+    hand_backend_complete(&rig.hand, EP_OK);
+    hand_backend_complete(&rig.hand, EP_OK);
+    hand_backend_complete(&rig.hand, EP_ERR_DEVICE_LOST); /* expert 5 */
+    hand_backend_complete(&rig.hand, EP_OK);
+    cr_expect_eq(ep_test_forward_wait(&pending, &e), EP_ERR_DEVICE_LOST);
+    cr_expect_eq(e.layer, 1);
+    cr_expect_eq(e.expert, 5, "%s", e.text);
+}
+
+/* Until the server has seen the cancel: its call's jobs that wait are then dropped. */
+Test(forward_handler, cancelled_work_is_dropped_before_it_is_computed)
+{
+    ep_test_pending pending;
+    ep_test_forward f = sample(EP_DTYPE_BF16);
+    ep_error e;
+    ep_forward_stats stats;
+    start_with("hand", NULL, 1024, 1 << 20, 1); /* one job at a time: three wait */
+    cr_assert_eq(ep_test_forward_begin(&rig.peer, &f, NULL, &pending, &e), EP_OK);
+    hand_backend_wait(&rig.hand, 1);
+    ep_rpc_call_cancel(rig.peer.channel, pending.id);
+    cr_expect_eq(ep_test_forward_wait(&pending, &e), EP_ERR_CANCELLED);
+    /* The cancel frame and this request travel in order: when it is refused, the cancel has arrived. */
+    ep_test_forward marker = f;
+    marker.model = "other";
+    cr_expect_eq(ep_test_forward_run(&rig.peer, &marker, NULL, &e), EP_ERR_NOT_FOUND);
+    hand_backend_complete(&rig.hand, EP_OK);
+    pthread_mutex_lock(&rig.lock);
+    for (;;) {
+        ep_forward_handler_read_stats(rig.handler, &stats);
+        if (stats.in_flight == 0) {
+            break;
+        }
+        pthread_cond_wait(&rig.changed, &rig.lock);
+    }
+    pthread_mutex_unlock(&rig.lock);
+    cr_expect_eq(rig.hand.count, 1, "the other three jobs never reached the backend");
+    cr_expect_eq(stats.failed, 2);
+}
+
+Test(forward_handler, large_requests_are_cut_into_jobs)
+{
+    uint32_t slots_count = EP_BATCHER_JOB_ROWS_MAX * 2 + 1;
+    ep_wire_slot *slots = calloc(slots_count, sizeof(*slots));
+    static uint16_t x[H];
+    ep_test_pending pending;
+    ep_error e;
+    for (uint32_t i = 0; i < slots_count; i++) {
+        slots[i] = (ep_wire_slot){0, 3};
+    }
+    ep_test_forward f = {.layer = 0, .rows = 1, .slots = slots_count, .hidden = H, .x_dtype = EP_DTYPE_BF16, .reply_dtype = EP_DTYPE_BF16,
+                         .x = x, .wire_slots = slots};
+    start_with("hand", NULL, 1024, 1 << 20, 64);
+    ep_err err = ep_test_forward_begin(&rig.peer, &f, NULL, &pending, &e);
+    cr_assert_eq(err, EP_OK);
+    hand_backend_wait(&rig.hand, 3);
+    cr_expect_eq(rig.hand.jobs[0]->rows_count, EP_BATCHER_JOB_ROWS_MAX);
+    cr_expect_eq(rig.hand.jobs[2]->rows_count, 1);
+    while (hand_backend_complete(&rig.hand, EP_OK)) {
+    }
+    cr_expect_eq(ep_test_forward_wait(&pending, &e), EP_OK, "%s", e.text);
+    free(slots);
+}
+
+Test(forward_handler, replies_above_the_frame_limit_are_refused)
+{
+    uint32_t slots_count = (1 << 20) / (H * 4) + 1;
+    ep_wire_slot *slots = calloc(slots_count, sizeof(*slots));
+    static uint16_t x[H];
+    ep_error e;
+    ep_test_forward f = {.layer = 0, .rows = 1, .slots = slots_count, .hidden = H, .x_dtype = EP_DTYPE_BF16, .reply_dtype = EP_DTYPE_F32,
+                         .x = x, .wire_slots = slots};
+    start_with("hand", NULL, 1024, 1 << 20, 64);
+    cr_expect_eq(ep_test_forward_run(&rig.peer, &f, NULL, &e), EP_ERR_INVALID_ARGUMENT);
+    cr_expect(strstr(e.text, "frame_bytes_max") != NULL, "%s", e.text);
+    free(slots);
+}
+
+static void *call_many(void *arg)
+{
+    ep_test_forward f = sample(EP_DTYPE_BF16);
+    uint16_t rows[10 * H];
+    uint64_t *bad = arg;
+    uint16_t wanted[10 * H];
+    ep_error e;
+    f.prefill = ((uintptr_t)arg & 8) != 0;
+    *bad += ep_test_expected_rows(rig.dir, &f, wanted, &e) != EP_OK;
+    for (int i = 0; i < 200; i++) {
+        *bad += ep_test_forward_run(&rig.peer, &f, rows, &e) != EP_OK || memcmp(rows, wanted, sizeof(rows)) != 0;
+    }
+    return NULL;
+}
+
+Test(forward_handler, many_callers_at_once_all_get_their_own_rows)
+{
+    pthread_t threads[4];
+    static uint64_t bad[4];
+    start_with("cpu", NULL, 1024, 1 << 20, 4);
+    (void)sample(EP_DTYPE_BF16); /* fills the shared rows before the threads read them */
+    for (int i = 0; i < 4; i++) {
+        cr_assert_eq(pthread_create(&threads[i], NULL, call_many, &bad[i]), 0);
+    }
+    for (int i = 0; i < 4; i++) {
+        pthread_join(threads[i], NULL);
+        cr_expect_eq(bad[i], 0);
+    }
+    ep_forward_stats stats;
+    ep_forward_handler_read_stats(rig.handler, &stats);
+    cr_expect_eq(stats.served, 800);
+    cr_expect_eq(stats.rows_served, 8000);
+}
+
+Test(forward_metrics, nonfinite_values_are_counted)
+{
+    uint16_t bf16[] = {0x7f80, 0xff80, 0x7fc0, 0x3f80, 0x7f7f, 0};
+    uint16_t f16[] = {0x7c00, 0x7e00, 0x7bff, 0x3c00};
+    float f32[] = {INFINITY, NAN, 1.0f, 3.4e38f};
+    cr_expect_eq(ep_count_nonfinite(bf16, EP_DTYPE_BF16, 6), 3);
+    cr_expect_eq(ep_count_nonfinite(f16, EP_DTYPE_F16, 4), 2);
+    cr_expect_eq(ep_count_nonfinite(f32, EP_DTYPE_F32, 4), 2);
+}

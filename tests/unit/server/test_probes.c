@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Probe paths, their codes and bodies, over a real socket. */
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "common/probes.h"
+#include "support/process.h"
+
+static bool is_ready;
+static ep_metrics *metrics;
+static ep_probes *probes;
+static char url[128];
+
+static size_t checks(void *arg, ep_probe_kind kind, ep_probe_check *out)
+{
+    (void)arg;
+    out[0] = (ep_probe_check){.name = "loop", .ok = true, .text = "turns"};
+    out[1] = (ep_probe_check){.name = "state", .ok = kind == EP_PROBE_LIVE || is_ready, .text = "loading"};
+    return 2;
+}
+
+static void setup(void)
+{
+    ep_error e;
+    ep_probes_config config = {.address = "127.0.0.1:0", .checks = checks};
+    cr_assert_eq(ep_metrics_create(&metrics), EP_OK);
+    config.metrics = metrics;
+    cr_assert_eq(ep_probes_start(&config, &probes, &e), EP_OK, "%s", e.text);
+    ep_probes_url(probes, url, sizeof(url));
+}
+
+static void teardown(void)
+{
+    ep_probes_stop(probes);
+    ep_metrics_destroy(metrics);
+}
+
+static void expect(const char *path, int status, const char *body)
+{
+    char *got;
+    cr_expect_eq(ep_test_http_get(url, path, &got), status, "%s", path);
+    cr_expect_str_eq(got, body, "%s", path);
+    free(got);
+}
+
+TestSuite(probes, .init = setup, .fini = teardown);
+
+Test(probes, codes_and_bodies_follow_the_checks)
+{
+    expect("/livez", 200, "ok\n");
+    expect("/readyz", 503, "[-] state: loading\nnot ok\n");
+    expect("/health", 503, "[-] state: loading\nnot ok\n");
+    expect("/startupz", 503, "[-] state: loading\nnot ok\n");
+    expect("/v2/health/live", 200, "");
+    expect("/v2/health/ready", 503, "");
+    is_ready = true;
+    expect("/readyz", 200, "ok\n");
+    expect("/readyz?verbose", 200, "[+] loop: turns\n[+] state: loading\nok\n");
+    expect("/v2/health/ready", 200, "");
+}
+
+Test(probes, unknown_paths_are_404_and_metrics_are_text)
+{
+    char *body;
+    cr_expect_eq(ep_test_http_get(url, "/secret", NULL), 404);
+    ep_counter_add(ep_metrics_counter(metrics, "expertd_q_total", "Q", NULL, 0), 9);
+    cr_expect_eq(ep_test_http_get(url, "/metrics", &body), 200);
+    cr_expect(strstr(body, "expertd_q_total 9\n") != NULL, "%s", body);
+    free(body);
+}
+
+Test(probes, other_methods_and_garbage_are_refused_and_the_server_goes_on)
+{
+    static const char *const rubbish[] = {"POST /livez HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc", "\x01\x02\x03\r\n\r\n",
+                                          "GET\r\n\r\n", "EPD1\x01\x01"};
+    for (size_t i = 0; i < sizeof(rubbish) / sizeof(rubbish[0]); i++) {
+        char answer[64] = "";
+        int fd = ep_test_tcp_connect(url);
+        cr_assert(fd >= 0);
+        send(fd, rubbish[i], strlen(rubbish[i]), MSG_NOSIGNAL);
+        shutdown(fd, SHUT_WR);
+        recv(fd, answer, sizeof(answer) - 1, 0);
+        cr_expect(strstr(answer, " 200 ") == NULL, "case %zu: %s", i, answer);
+        close(fd);
+    }
+    expect("/livez", 200, "ok\n");
+}
+
+Test(probes, addresses_are_checked)
+{
+    static const char *const bad[] = {"", "127.0.0.1", "127.0.0.1:", "127.0.0.1:70000", "localhost:1", "::1:80", "[::1]", "1.2.3.4:5x"};
+    ep_error e;
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        cr_expect_eq(ep_probes_check_address(bad[i], &e), EP_ERR_INVALID_ARGUMENT, "'%s'", bad[i]);
+    }
+    cr_expect_eq(ep_probes_check_address("[::1]:0", &e), EP_OK);
+    cr_expect_eq(ep_probes_check_address("0.0.0.0:7421", &e), EP_OK);
+}
+
+Test(probes, a_taken_port_is_reported)
+{
+    ep_probes *second = NULL;
+    ep_error e;
+    ep_probes_config config = {.address = url + strlen("http://"), .checks = checks, .metrics = metrics};
+    cr_expect_eq(ep_probes_start(&config, &second, &e), EP_ERR_UNAVAILABLE);
+    cr_expect(strstr(e.text, config.address) != NULL, "%s", e.text);
+}

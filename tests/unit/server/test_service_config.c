@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Rules between options: who may listen where, the token file, and expertd's own rules. */
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "expertd/node_config.h"
+#include "support/process.h"
+
+static char dir[EP_TEST_PATH_BYTES];
+static char model_flag[EP_TEST_PATH_BYTES + 32];
+static char token_path[EP_TEST_PATH_BYTES + 32];
+static char token_flag[EP_TEST_PATH_BYTES + 64];
+
+static void setup(void)
+{
+    cr_assert(ep_test_dir_create(dir));
+    snprintf(model_flag, sizeof(model_flag), "--model=m=%s", dir);
+    snprintf(token_path, sizeof(token_path), "%s/token", dir);
+    snprintf(token_flag, sizeof(token_flag), "--token-file=%s", token_path);
+}
+static void teardown(void)
+{
+    ep_test_dir_remove(dir);
+}
+
+/* Loads expertd's configuration from flags; file NULL: none. */
+static ep_err load(const char *file, const char *a, const char *b, const char *c, bool with_model, ep_error *error)
+{
+    char *argv[8] = {(char *)(uintptr_t)"expertd"};
+    int argc = 1;
+    char config[EP_TEST_PATH_BYTES + 64];
+    ep_options *options = NULL;
+    if (file != NULL) {
+        char path[EP_TEST_PATH_BYTES + 32];
+        snprintf(path, sizeof(path), "%s/c.yaml", dir);
+        cr_assert(ep_test_write_file(path, file, 0600));
+        snprintf(config, sizeof(config), "--config=%s", path);
+        argv[argc++] = config;
+    }
+    const char *flags[] = {with_model ? model_flag : NULL, a, b, c};
+    for (size_t i = 0; i < 4; i++) {
+        if (flags[i] != NULL) {
+            argv[argc++] = (char *)(uintptr_t)flags[i];
+        }
+    }
+    ep_error_clear(error);
+    ep_err err = ep_options_load(&ep_node_options, argc, argv, NULL, &options, error);
+    err = err == EP_OK ? ep_node_config_check(options, error) : err;
+    ep_options_free(options);
+    return err;
+}
+
+static void expect_bad(ep_err err, const ep_error *error, const char *part)
+{
+    cr_expect_eq(err, EP_ERR_BAD_CONFIG, "%s: %s", part, error->text);
+    cr_expect(strstr(error->text, part) != NULL, "no '%s' in: %s", part, error->text);
+}
+
+TestSuite(service_config, .init = setup, .fini = teardown);
+
+Test(service_config, loopback_is_recognised)
+{
+    static const char *const near[] = {"tcp://127.0.0.1:1", "tcp://127.8.9.1:0", "tcp://localhost:5", "tcp://[::1]:9", "127.0.0.1:7"};
+    static const char *const far[] = {"tcp://0.0.0.0:1", "tcp://10.0.0.1:1", "tcp://[::]:1", "tcp://127.0.0.1.example.com:1", "tcp://host:1",
+                                      "tcp://1270.0.0.1:1", "tcp://127.0.0.1x:1"};
+    for (size_t i = 0; i < sizeof(near) / sizeof(near[0]); i++) {
+        cr_expect(ep_address_is_loopback(near[i]), "%s", near[i]);
+    }
+    for (size_t i = 0; i < sizeof(far) / sizeof(far[0]); i++) {
+        cr_expect_not(ep_address_is_loopback(far[i]), "%s", far[i]);
+    }
+}
+
+Test(service_config, beyond_loopback_needs_tls_and_token_or_insecure)
+{
+    ep_error e;
+    expect_bad(load(NULL, "--listen=tcp://0.0.0.0:0", NULL, NULL, true, &e), &e, "neither TLS nor token");
+    cr_expect(strstr(e.text, "flag --listen: listen[0].url") != NULL && strstr(e.text, "insecure: true") != NULL, "%s", e.text);
+    cr_expect_eq(load(NULL, "--listen=tcp://0.0.0.0:0", "--insecure", NULL, true, &e), EP_OK, "%s", e.text);
+    cr_assert(ep_test_write_file(token_path, "0123456789abcdef\n", 0600));
+    expect_bad(load(NULL, "--listen=tcp://0.0.0.0:0", token_flag, NULL, true, &e), &e, "there is no TLS");
+    expect_bad(load(NULL, "--listen=tls+tcp://0.0.0.0:0", token_flag, NULL, true, &e), &e, "tls_ca_file");
+    expect_bad(load("listen:\n  - tcp://127.0.0.1:0\n  - tcp://10.1.1.1:0\n", NULL, NULL, NULL, true, &e), &e, "c.yaml:3: listen[1].url");
+}
+
+Test(service_config, token_files_are_private_and_long_enough)
+{
+    ep_error e;
+    expect_bad(load(NULL, token_flag, NULL, NULL, true, &e), &e, "token_file: cannot open");
+    cr_assert(ep_test_write_file(token_path, "0123456789abcdef\n", 0640));
+    expect_bad(load(NULL, token_flag, NULL, NULL, true, &e), &e, "mode 0640; allowed: 0600 or 0400");
+    cr_assert(ep_test_write_file(token_path, "short\n", 0600));
+    expect_bad(load(NULL, token_flag, NULL, NULL, true, &e), &e, "has 5 characters; allowed: 16..1024");
+    cr_expect(strstr(e.text, "short") == NULL, "the token must not be shown: %s", e.text);
+    cr_assert(ep_test_write_file(token_path, "0123456789abcdef\n", 0600));
+    cr_expect_eq(load(NULL, token_flag, NULL, NULL, true, &e), EP_OK, "%s", e.text);
+}
+
+Test(service_config, nodes_need_models_backends_and_urls_that_exist)
+{
+    ep_error e;
+    expect_bad(load(NULL, NULL, NULL, NULL, false, &e), &e, "no model to serve");
+    expect_bad(load(NULL, "--model=m=/does/not/exist", NULL, NULL, false, &e), &e, "'/does/not/exist' is not a directory");
+    expect_bad(load(NULL, "--backend=gpu", NULL, NULL, true, &e), &e, "'gpu' is no backend of this build; allowed: cpu, reference");
+    expect_bad(load(NULL, "--listen=udp://127.0.0.1:1", NULL, NULL, true, &e), &e, "'udp://127.0.0.1:1' is no URL");
+    expect_bad(load(NULL, "--coordinator-url=nonsense", NULL, NULL, true, &e), &e, "coordinator_url: 'nonsense' is no URL");
+    expect_bad(load(NULL, "--coordinator-url=tls+tcp://h:1", NULL, NULL, true, &e), &e, "tls_server_name");
+    expect_bad(load(NULL, "--probe-address=here", NULL, NULL, true, &e), &e, "probe_address: 'here' is not an address");
+    expect_bad(load(NULL, "--coordinator-url=tcp://127.0.0.1:1", "--listen=tcp://0.0.0.0:0", "--insecure", true, &e), &e, "advertise_url");
+    expect_bad(load(NULL, "--frame-bytes-max=1GiB", NULL, NULL, true, &e), &e, "buffer_bytes_max");
+    char file[EP_TEST_PATH_BYTES + 128];
+    snprintf(file, sizeof(file), "models:\n  - name: m\n    path: %s\n    experts: 3-1\n", dir);
+    expect_bad(load(file, NULL, NULL, NULL, false, &e), &e, "c.yaml:4: models[0].experts: '3-1' is not a set of experts");
+    snprintf(file, sizeof(file), "models:\n  - {name: m, path: %s, experts: assigned}\n", dir);
+    expect_bad(load(file, NULL, NULL, NULL, false, &e), &e, "needs coordinator_url");
+    cr_expect_eq(load(file, "--coordinator-url=tcp://127.0.0.1:1", NULL, NULL, false, &e), EP_OK, "%s", e.text);
+}
+
+Test(service_config, expert_ranges)
+{
+    static const char *const bad[] = {"", "-", "1-", "-1", "3-1", "1,1", "2,1", "0-3,3", "1,", ",1", "a", "1 2", "65535", "99999999999"};
+    ep_expert_range ranges[EP_EXPERT_RANGES_MAX];
+    uint32_t count = 0;
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        cr_expect_not(ep_expert_ranges_parse(bad[i], ranges, &count), "'%s'", bad[i]);
+    }
+    cr_assert(ep_expert_ranges_parse("0-3,5,8-9", ranges, &count));
+    cr_expect_eq(count, 3);
+    cr_expect_eq(ranges[0].last, 3);
+    cr_expect_eq(ranges[1].first, 5);
+    cr_expect_eq(ranges[2].last, 9);
+}

@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The event loop: tasks from other threads, timers, signals, and its end. */
+#include <criterion/criterion.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "common/service_loop.h"
+
+typedef struct probe {
+    ep_service_loop *loop;
+    ep_loop_task task;
+    pthread_t loop_thread;
+    char seen[64];
+    int runs;
+} probe;
+
+static void on_stop(void *arg, const char *name)
+{
+    probe *p = arg;
+    strcat(p->seen, name);
+    ep_service_loop_quit(p->loop);
+}
+
+static void on_reload(void *arg)
+{
+    probe *p = arg;
+    strcat(p->seen, "HUP ");
+    kill(getpid(), SIGTERM);
+}
+
+static void on_task(void *arg)
+{
+    probe *p = arg;
+    p->runs++;
+    cr_expect(pthread_equal(pthread_self(), p->loop_thread));
+    ep_service_loop_quit(p->loop);
+}
+
+static void *post_from_thread(void *arg)
+{
+    probe *p = arg;
+    ep_service_loop_post(p->loop, &p->task);
+    ep_service_loop_post(p->loop, &p->task);
+    return NULL;
+}
+
+static void create(probe *p)
+{
+    ep_error e;
+    ep_service_loop_handler handler = {on_stop, on_reload, p};
+    *p = (probe){.loop_thread = pthread_self()};
+    p->task = (ep_loop_task){.func = on_task, .arg = p};
+    cr_assert_eq(ep_service_loop_create(&handler, &p->loop, &e), EP_OK, "%s", e.text);
+}
+
+Test(service_loop, tasks_run_on_the_loops_thread)
+{
+    probe p;
+    pthread_t thread;
+    create(&p);
+    cr_assert_eq(pthread_create(&thread, NULL, post_from_thread, &p), 0);
+    ep_service_loop_run(p.loop);
+    pthread_join(thread, NULL);
+    cr_expect_geq(p.runs, 1);
+    ep_service_loop_destroy(p.loop);
+}
+
+static void on_timer(void *arg)
+{
+    probe *p = arg;
+    if (++p->runs == 3) {
+        ep_service_loop_quit(p->loop);
+    }
+}
+
+Test(service_loop, timers_repeat)
+{
+    probe p;
+    ep_loop_timer *timer;
+    create(&p);
+    cr_assert_eq(ep_service_loop_timer_create(p.loop, on_timer, &p, &timer), EP_OK);
+    ep_loop_timer_start(timer, 1, 1);
+    ep_service_loop_run(p.loop);
+    cr_expect_eq(p.runs, 3);
+    cr_expect_lt(ep_service_loop_idle_ms(p.loop), 60000);
+    ep_service_loop_destroy(p.loop);
+}
+
+Test(service_loop, hangup_reloads_and_term_stops)
+{
+    probe p;
+    create(&p);
+    kill(getpid(), SIGHUP);
+    ep_service_loop_run(p.loop);
+    cr_expect_str_eq(p.seen, "HUP SIGTERM");
+    ep_service_loop_destroy(p.loop);
+}
+
+static void on_stop_again(void *arg, const char *name)
+{
+    (void)arg;
+    (void)name;
+    kill(getpid(), SIGINT);
+}
+
+Test(service_loop, a_second_signal_ends_the_process_at_once, .exit_code = 128 + SIGINT)
+{
+    ep_service_loop *loop;
+    ep_service_loop_handler handler = {.on_stop = on_stop_again};
+    cr_assert_eq(ep_service_loop_create(&handler, &loop, NULL), EP_OK);
+    kill(getpid(), SIGTERM);
+    ep_service_loop_run(loop);
+    cr_assert(false, "the loop went on");
+}
