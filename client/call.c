@@ -88,9 +88,6 @@ void ep_call_unref(ep_call *call)
         return;
     }
     ep_client *client = call->client;
-    ep_view_unref(call->view);
-    call->view = NULL;
-    call->layer = NULL;
     call->client = NULL;
     bool reusable = call->form != EP_FORM_PREPARED && kept_bytes(call) <= SPARE_BYTES_MAX;
     if (!reusable || !ep_call_registry_keep_spare(&client->registry, call)) {
@@ -134,7 +131,7 @@ static ep_err reserve_run(ep_call *call, const ep_layer_shape *shape, const ep_f
 {
     const ep_batch *batch = &call->spec.batch;
     size_t per_token = ep_batch_slots_per_token(batch, shape);
-    size_t rows_bytes = batch->tokens * per_token * sizeof(*call->rows);
+    size_t rows_bytes = (batch->tokens * per_token + 1) * sizeof(*call->rows); /* never none: an empty batch has an address too */
     size_t window_bytes = flow->window_tokens * per_token * sizeof(*call->window_slots);
     size_t scratch_bytes = ep_combine_scratch_floats(batch->hidden) * sizeof(float);
     size_t out_bytes = flow->windows_count > 1 ? (size_t)batch->tokens * batch->hidden * ep_dtype_bytes(batch->out_dtype) : 0;
@@ -522,6 +519,7 @@ ep_err ep_call_start(ep_call *call, ep_view *view, uint32_t tokens, uint64_t beg
     become_busy(call);
     ep_err err = start_busy(call, view, tokens, begin_ns, out_error);
     if (err != EP_OK) {
+        ep_call_drop_view(call);
         stop_being_busy(call);
     }
     return err;

@@ -72,7 +72,7 @@ struct ep_call {
     uint32_t tokens_max;
     ep_call_state state;
     ep_flow flow;
-    ep_view *view;                     /* of the newest round of sending; reference */
+    ep_view *view;                     /* of the newest round of sending; reference; NULL between runs */
     uint32_t model_index;
     const ep_routing_layer *layer;     /* in view */
     uint64_t spread;

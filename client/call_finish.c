@@ -214,6 +214,13 @@ static void clear_unsent(ep_call *call)
     }
 }
 
+void ep_call_drop_view(ep_call *call)
+{
+    ep_view_unref(call->view);
+    call->view = NULL;
+    call->layer = NULL;
+}
+
 void ep_call_end_run(ep_call *call, uint64_t now_ns)
 {
     ep_moe_result *result = &call->result;
@@ -230,4 +237,5 @@ void ep_call_end_run(ep_call *call, uint64_t now_ns)
     result->epoch_term = call->view->table->epoch.term;
     result->epoch_number = call->view->table->epoch.number;
     memcpy(result->numerics, call->view->pins[call->model_index], sizeof(result->numerics));
+    ep_call_drop_view(call);
 }

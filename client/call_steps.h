@@ -27,6 +27,8 @@ void ep_call_clear_frame(ep_call_frame *frame);
 void ep_call_end_window(ep_call *call);
 /* The run is over with state.code: writes out or the error, fills call->result, cancels what is still in flight. */
 void ep_call_end_run(ep_call *call, uint64_t now_ns);
+/* Between runs a call holds no table and no peer: a prepared one may outlive the client's connections. */
+void ep_call_drop_view(ep_call *call);
 
 static inline uint32_t ep_call_slots_per_token(const ep_call *call)
 {

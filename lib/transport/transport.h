@@ -6,6 +6,7 @@
  * Frames     A frame is at least `prefix_bytes` long; the lane learns its length from the prefix through
  *            ep_lane_limits.frame_bytes, before anything is allocated. A frame arrives in one ep_buffer, 64-byte aligned.
  * Order      Frames of one connection arrive in the order they were sent. Frames are never interleaved, split or repeated.
+ *            A frame above the sender's own frame_bytes_max, or below the prefix, is INVALID_ARGUMENT in ep_conn_send.
  * Sending    ep_conn_send queues a gather list the caller keeps alive until done() is called, exactly once, with EP_OK or the
  *            reason. Queued bytes are bounded (send_queue_bytes_max): beyond it ep_conn_send fails with RESOURCE_EXHAUSTED and
  *            takes nothing. EP_OK in done() means handed to the network, not received.
@@ -66,7 +67,7 @@ typedef struct ep_lane_limits {
     ep_frame_bytes_func frame_bytes;
     ep_buffer_pool *pool;          /* receive buffers; borrowed for the life of the listener or connection */
     size_t frame_bytes_max;        /* frames above are refused: connection closed with RESOURCE_EXHAUSTED */
-    size_t send_queue_bytes_max;
+    size_t send_queue_bytes_max;   /* at least frame_bytes_max */
     uint32_t connections_max;      /* listener only */
 } ep_lane_limits;
 
@@ -108,10 +109,16 @@ typedef struct ep_lane_ops {
     /* Address with the real port, e.g. "tcp://127.0.0.1:38211". */
     void (*listener_url)(ep_listener *listener, char *out_url, size_t bytes);
 
-    /* Begins a dial; on_dial is called exactly once unless dial fails here. *out_dial must be released by dial_release. */
+    /*
+     * Begins a dial; on_dial is called exactly once unless dial fails here. *out_dial must be released by dial_release; it
+     * is written before on_dial can run. A tls+tcp dial succeeds before the handshake: a refused peer is on_closed.
+     */
     ep_err (*dial)(const ep_lane_address *address, const ep_lane_limits *limits, ep_dial_func on_dial, void *arg,
                    ep_dial **out_dial, ep_error *out_error);
-    /* Cancels if under way (on_dial then gets CANCELLED, before this returns) and frees. Not from on_dial: call it later. */
+    /*
+     * Frees. Cancels if under way: on_dial then gets CANCELLED, on this thread, before this returns. Waits for an on_dial
+     * that is running, so not from on_dial, and not under a lock that on_dial takes.
+     */
     void (*dial_release)(ep_dial *dial);
 
     void (*conn_start)(ep_conn *conn, const ep_conn_handler *handler);
@@ -140,7 +147,10 @@ extern const ep_lane_ops ep_loopback_lane;
 /* The lane that serves a URL's scheme; NULL when none does. */
 const ep_lane_ops *ep_lane_for_url(const char *url);
 
-/* Waits for the lane library's own threads to end, for leak checkers; only programs call it, once, last. */
+/*
+ * Waits (5 s at most) until all connections have ended, then ends the lanes' own threads; for leak checkers. Only programs
+ * call it, once, last. When TLS was used the network library's threads stay until the process ends.
+ */
 void ep_transport_fini(void);
 
 static inline void ep_conn_start(ep_conn *conn, const ep_conn_handler *handler)

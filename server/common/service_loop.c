@@ -173,6 +173,7 @@ void ep_service_loop_destroy(ep_service_loop *loop)
 void ep_service_loop_run(ep_service_loop *loop)
 {
     uv_run(&loop->uv, UV_RUN_DEFAULT);
+    atomic_store(&loop->quit, false); /* a quit before run ends that run; one after it the next */
 }
 
 void ep_service_loop_quit(ep_service_loop *loop)

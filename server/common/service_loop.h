@@ -39,7 +39,7 @@ typedef struct ep_loop_timer ep_loop_timer;
 ep_err ep_service_loop_create(const ep_service_loop_handler *handler, ep_service_loop **out_loop, ep_error *out_error);
 /* After _run returned. Tasks still queued never run. */
 void ep_service_loop_destroy(ep_service_loop *loop);
-/* Runs until _quit. */
+/* Runs until _quit; may be run again. */
 void ep_service_loop_run(ep_service_loop *loop);
 void ep_service_loop_quit(ep_service_loop *loop);
 /* Queues a task; one that is queued already stays queued once. Cannot fail. */

@@ -79,6 +79,14 @@ static ep_err load_map(const ep_options *options, ep_coordinator_config *config,
     return EP_OK;
 }
 
+/* Grows with each restart while the state is in memory; in microseconds, since a restart may take less than a second. */
+static uint64_t new_term(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (uint64_t)now.tv_sec * 1000000u + (uint64_t)now.tv_nsec / 1000u;
+}
+
 static ep_err load(const ep_options *options, ep_coordinator_config *config, ep_error *out_error)
 {
     ep_err err = ep_service_config_load(options, &config->service, out_error);
@@ -93,7 +101,7 @@ static ep_err load(const ep_options *options, ep_coordinator_config *config, ep_
         .restore_ms = number(options, "restore_ms"),
         .nodes_max = number(options, "nodes_max"),
         .decode_tokens_max = number(options, "decode_tokens_max"),
-        .term = (uint64_t)time(NULL), /* grows with each restart while the state is in memory */
+        .term = new_term(),
     };
     if (config->cluster.min_nodes > config->cluster.nodes_max) {
         return ep_options_fail(options, "min_nodes", out_error, "%u is above nodes_max, which is %u", config->cluster.min_nodes,

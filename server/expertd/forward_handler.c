@@ -410,11 +410,10 @@ static void start(forward_request *request, const arena_layout *layout, const ep
     ep_err err = acquire_experts(request, asked, &error);
     if (err != EP_OK) {
         snprintf(error.node, sizeof(error.node), "%s", request->handler->config.node_name);
-    }
-    if (err != EP_OK || request->works_count == 0) {
-        finish(request, err, err == EP_OK ? NULL : &error); /* no slots: an empty reply */
+        finish(request, err, &error);
         return;
     }
+    EP_ASSERT(request->works_count > 0); /* a checked request has at least one slot */
     atomic_store(&request->works_left, request->works_count);
     ep_batcher_submit(request->handler->config.batcher, request->works, request->works_count);
 }

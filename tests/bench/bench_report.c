@@ -9,7 +9,7 @@
 #include <time.h>
 
 struct bench_report {
-    char title[96];
+    char title[192];
     size_t count;
     bench_row *rows;
 };

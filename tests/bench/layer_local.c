@@ -16,6 +16,14 @@ struct layer_local {
     pthread_cond_t all_done;
     uint32_t pending;
     ep_err result;
+    /* grow once and stay, as the service's buffers do: a fresh page costs more than its row */
+    size_t slots_max;
+    size_t output_bytes_max;
+    char *outputs;
+    const void **row_of_slot;
+    ep_job_row *rows;
+    ep_job *jobs;
+    float *scratch;
 };
 
 static ep_err load_expert(layer_local *local, const ep_checkpoint *checkpoint, uint32_t expert, ep_error *out_error)
@@ -85,6 +93,11 @@ void layer_local_close(layer_local *local)
         local->backend->ops->close(local->backend);
     }
     free(local->weights);
+    free(local->outputs);
+    free(local->row_of_slot);
+    free(local->rows);
+    free(local->jobs);
+    free(local->scratch);
     free(local);
 }
 
@@ -104,10 +117,33 @@ static void on_done(ep_job *job, ep_err result)
     pthread_mutex_unlock(&local->lock);
 }
 
-/* Counting sort of slots by expert; jobs[e] gets rows rows[begin[e] .. begin[e+1]). */
-static void make_jobs(layer_local *local, const ep_batch *batch, uint32_t slots_per_token, char *outputs, const void **row_of_slot,
-                      ep_job_row *rows, ep_job *jobs)
+static bool reserve(layer_local *local, const ep_batch *batch, size_t slots)
 {
+    size_t output_bytes = slots * batch->hidden * ep_dtype_bytes(batch->wire_dtype);
+    if (local->jobs == NULL) {
+        local->jobs = calloc(local->weights_count + 1, sizeof(*local->jobs));
+        local->scratch = aligned_alloc(64, ep_combine_scratch_floats(batch->hidden) / 16 * 64 + 128);
+    }
+    if (slots > local->slots_max) {
+        free(local->row_of_slot);
+        free(local->rows);
+        local->row_of_slot = calloc(slots, sizeof(*local->row_of_slot));
+        local->rows = calloc(slots, sizeof(*local->rows));
+        local->slots_max = slots;
+    }
+    if (output_bytes > local->output_bytes_max) {
+        free(local->outputs);
+        local->outputs = malloc(output_bytes);
+        local->output_bytes_max = output_bytes;
+    }
+    return local->jobs != NULL && local->scratch != NULL && local->row_of_slot != NULL && local->rows != NULL && local->outputs != NULL;
+}
+
+/* Counting sort of slots by expert; jobs[e] gets rows rows[begin[e] .. begin[e+1]). */
+static void make_jobs(layer_local *local, const ep_batch *batch, uint32_t slots_per_token)
+{
+    ep_job *jobs = local->jobs;
+    ep_job_row *rows = local->rows;
     size_t row_bytes = batch->hidden * ep_dtype_bytes(batch->wire_dtype);
     uint32_t *next = calloc(local->weights_count + 1, sizeof(*next));
     uint32_t expert;
@@ -130,8 +166,8 @@ static void make_jobs(layer_local *local, const ep_batch *batch, uint32_t slots_
         ep_slot_kind kind = ep_batch_slot(batch, &local->shape, token, slot % slots_per_token, &expert);
         if (kind == EP_SLOT_ROUTED || kind == EP_SLOT_SHARED) {
             uint32_t at = next[expert]++;
-            rows[at] = (ep_job_row){.x = ep_rows_at(&batch->x, token), .out = outputs + at * row_bytes};
-            row_of_slot[slot] = rows[at].out;
+            rows[at] = (ep_job_row){.x = ep_rows_at(&batch->x, token), .out = local->outputs + at * row_bytes};
+            local->row_of_slot[slot] = rows[at].out;
         }
     }
     free(next);
@@ -140,39 +176,28 @@ static void make_jobs(layer_local *local, const ep_batch *batch, uint32_t slots_
 ep_err layer_local_run(layer_local *local, const ep_batch *batch, void *out)
 {
     uint32_t slots_per_token = ep_batch_slots_per_token(batch, &local->shape);
-    size_t slots = (size_t)batch->tokens * slots_per_token;
-    char *outputs = malloc(slots * batch->hidden * ep_dtype_bytes(batch->wire_dtype) + 1);
-    const void **row_of_slot = calloc(slots + 1, sizeof(*row_of_slot));
-    ep_job_row *rows = calloc(slots + 1, sizeof(*rows));
-    ep_job *jobs = calloc(local->weights_count + 1, sizeof(*jobs));
-    float *scratch = aligned_alloc(64, (ep_combine_scratch_floats(batch->hidden) * sizeof(float) + 63) / 64 * 64 + 64);
-    ep_err err = EP_ERR_NO_MEMORY;
-    if (outputs != NULL && row_of_slot != NULL && rows != NULL && jobs != NULL && scratch != NULL) {
-        make_jobs(local, batch, slots_per_token, outputs, row_of_slot, rows, jobs);
-        local->result = EP_OK;
-        local->pending = 1;
-        for (uint32_t e = 0; e < local->weights_count; e++) {
-            local->pending += jobs[e].rows_count > 0;
-        }
-        for (uint32_t e = 0; e < local->weights_count; e++) {
-            if (jobs[e].rows_count > 0 && ep_backend_run(local->backend, &jobs[e]) != EP_OK) {
-                abort(); /* a benchmark's queue is never full */
-            }
-        }
-        pthread_mutex_lock(&local->lock);
-        local->pending--;
-        while (local->pending > 0) {
-            pthread_cond_wait(&local->all_done, &local->lock);
-        }
-        err = local->result;
-        pthread_mutex_unlock(&local->lock);
-        ep_combine_out combined = {.data = out, .token_stride_bytes = (int64_t)(batch->hidden * ep_dtype_bytes(batch->out_dtype))};
-        ep_combine(batch, &local->shape, row_of_slot, 0, batch->tokens, scratch, &combined);
+    if (!reserve(local, batch, (size_t)batch->tokens * slots_per_token)) {
+        return EP_ERR_NO_MEMORY;
     }
-    free(outputs);
-    free(row_of_slot);
-    free(rows);
-    free(jobs);
-    free(scratch);
+    make_jobs(local, batch, slots_per_token);
+    local->result = EP_OK;
+    local->pending = 1;
+    for (uint32_t e = 0; e < local->weights_count; e++) {
+        local->pending += local->jobs[e].rows_count > 0;
+    }
+    for (uint32_t e = 0; e < local->weights_count; e++) {
+        if (local->jobs[e].rows_count > 0 && ep_backend_run(local->backend, &local->jobs[e]) != EP_OK) {
+            abort(); /* a benchmark's queue is never full */
+        }
+    }
+    pthread_mutex_lock(&local->lock);
+    local->pending--;
+    while (local->pending > 0) {
+        pthread_cond_wait(&local->all_done, &local->lock);
+    }
+    ep_err err = local->result;
+    pthread_mutex_unlock(&local->lock);
+    ep_combine_out combined = {.data = out, .token_stride_bytes = (int64_t)(batch->hidden * ep_dtype_bytes(batch->out_dtype))};
+    ep_combine(batch, &local->shape, local->row_of_slot, 0, batch->tokens, local->scratch, &combined);
     return err;
 }
