@@ -11,19 +11,22 @@
 
 #define WORDS_TEXT_BYTES 256
 
-uint64_t ep_cli_arg_whole(struct argp_state *state, const char *option, const char *text, uint64_t min, uint64_t max)
+uint64_t ep_cli_arg_whole(struct argp_state *state, const char *option, const char *text, uint64_t min,
+                          uint64_t max)
 {
     char *end = NULL;
     errno = 0;
     unsigned long long value = strtoull(text, &end, 10);
     /* strtoull takes signs and leading spaces; we do not. */
     if (text[0] < '0' || text[0] > '9' || *end != '\0' || errno != 0 || value < min || value > max) {
-        argp_error(state, "%s is '%s', allowed: a whole number %" PRIu64 "..%" PRIu64, option, text, min, max);
+        argp_error(state, "%s is '%s', allowed: a whole number %" PRIu64 "..%" PRIu64, option, text, min,
+                   max);
     }
     return value;
 }
 
-double ep_cli_arg_number(struct argp_state *state, const char *option, const char *text, double min, double max)
+double ep_cli_arg_number(struct argp_state *state, const char *option, const char *text, double min,
+                         double max)
 {
     char *end = NULL;
     double value = strtod(text, &end);
@@ -43,7 +46,8 @@ float ep_cli_arg_float(struct argp_state *state, const char *option, const char 
     return value;
 }
 
-size_t ep_cli_arg_word(struct argp_state *state, const char *option, const char *text, const char *const *words)
+size_t ep_cli_arg_word(struct argp_state *state, const char *option, const char *text,
+                       const char *const *words)
 {
     char allowed[WORDS_TEXT_BYTES] = "";
     size_t used = 0;
@@ -52,7 +56,8 @@ size_t ep_cli_arg_word(struct argp_state *state, const char *option, const char 
             return i;
         }
         if (used < sizeof(allowed)) {
-            used += (size_t)snprintf(allowed + used, sizeof(allowed) - used, "%s%s", i > 0 ? ", " : "", words[i]);
+            used +=
+                (size_t)snprintf(allowed + used, sizeof(allowed) - used, "%s%s", i > 0 ? ", " : "", words[i]);
         }
     }
     argp_error(state, "%s is '%s', allowed: %s", option, text, allowed);

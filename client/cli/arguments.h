@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Strict values of options. A wrong one ends the program through argp_error: a line naming option, value and what is allowed,
- * exit code 2.
+ * Strict values of options. A wrong one ends the program through argp_error: a line naming option, value and
+ * what is allowed, exit code 2.
  */
 #ifndef EP_CLI_ARGUMENTS_H
 #define EP_CLI_ARGUMENTS_H
@@ -11,13 +11,16 @@
 #include <stdint.h>
 
 /* A decimal whole number min..max. */
-uint64_t ep_cli_arg_whole(struct argp_state *state, const char *option, const char *text, uint64_t min, uint64_t max);
+uint64_t ep_cli_arg_whole(struct argp_state *state, const char *option, const char *text, uint64_t min,
+                          uint64_t max);
 /* A decimal number min..max. */
-double ep_cli_arg_number(struct argp_state *state, const char *option, const char *text, double min, double max);
+double ep_cli_arg_number(struct argp_state *state, const char *option, const char *text, double min,
+                         double max);
 /* The same, read as f32 directly: the nearest float of the text. */
 float ep_cli_arg_float(struct argp_state *state, const char *option, const char *text, float min, float max);
 /* The index of text in words (NULL-terminated). */
-size_t ep_cli_arg_word(struct argp_state *state, const char *option, const char *text, const char *const *words);
+size_t ep_cli_arg_word(struct argp_state *state, const char *option, const char *text,
+                       const char *const *words);
 /* Text of 1..bytes_max bytes; returns it. */
 const char *ep_cli_arg_text(struct argp_state *state, const char *option, const char *text, size_t bytes_max);
 /* A required option that is not there. */

@@ -15,31 +15,36 @@ static void describe_shape(const ep_safetensors_tensor *tensor, char *out_text, 
 {
     size_t used = (size_t)snprintf(out_text, bytes, "[");
     for (uint32_t i = 0; i < tensor->rank && used < bytes; i++) {
-        used += (size_t)snprintf(out_text + used, bytes - used, "%s%" PRIu64, i > 0 ? "," : "", tensor->shape[i]);
+        used +=
+            (size_t)snprintf(out_text + used, bytes - used, "%s%" PRIu64, i > 0 ? "," : "", tensor->shape[i]);
     }
     if (used < bytes) {
         snprintf(out_text + used, bytes - used, "]");
     }
 }
 
-static ep_err bad_shape(const char *path, const ep_safetensors_tensor *tensor, ep_error *out_error, const char *allowed)
+static ep_err bad_shape(const char *path, const ep_safetensors_tensor *tensor, ep_error *out_error,
+                        const char *allowed)
 {
     char shape[SHAPE_BYTES];
     describe_shape(tensor, shape, sizeof(shape));
-    return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: tensor %s has shape %s, allowed: %s", path, tensor->name, shape, allowed);
+    return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: tensor %s has shape %s, allowed: %s", path,
+                        tensor->name, shape, allowed);
 }
 
-static ep_err read_tensor(const ep_safetensors *file, const char *path, const ep_safetensors_tensor *tensor, ep_tensor *out_tensor,
-                          ep_error *out_error)
+static ep_err read_tensor(const ep_safetensors *file, const char *path, const ep_safetensors_tensor *tensor,
+                          ep_tensor *out_tensor, ep_error *out_error)
 {
     size_t bytes = ep_safetensors_tensor_bytes(tensor);
     if (tensor->dtype == EP_DTYPE_NONE) {
-        return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: tensor %s has type %s, allowed: BF16 F16 F32 I8 U8 I32 I64 BOOL", path,
+        return ep_error_set(out_error, EP_ERR_BAD_FILE,
+                            "%s: tensor %s has type %s, allowed: BF16 F16 F32 I8 U8 I32 I64 BOOL", path,
                             tensor->name, tensor->dtype_text);
     }
     void *data = malloc(bytes > 0 ? bytes : 1);
     if (data == NULL) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "%s: no memory for %zu bytes of tensor %s", path, bytes, tensor->name);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "%s: no memory for %zu bytes of tensor %s", path,
+                            bytes, tensor->name);
     }
     ep_err err = ep_safetensors_read(file, tensor, 0, data, bytes, out_error);
     if (err != EP_OK) {
@@ -47,13 +52,14 @@ static ep_err read_tensor(const ep_safetensors *file, const char *path, const ep
         return err;
     }
     *out_tensor = tensor->rank == 1 ? ep_tensor_1d(data, tensor->dtype, (int64_t)tensor->shape[0])
-                                    : ep_tensor_2d(data, tensor->dtype, (int64_t)tensor->shape[0], (int64_t)tensor->shape[1]);
+                                    : ep_tensor_2d(data, tensor->dtype, (int64_t)tensor->shape[0],
+                                                   (int64_t)tensor->shape[1]);
     return EP_OK;
 }
 
 /* A tensor of the given rank whose first dimension is T (tokens < 0: it defines T). */
-static ep_err need(const ep_safetensors *file, const char *path, const char *name, uint32_t rank, int64_t tokens, int64_t columns,
-                   ep_tensor *out_tensor, ep_error *out_error)
+static ep_err need(const ep_safetensors *file, const char *path, const char *name, uint32_t rank,
+                   int64_t tokens, int64_t columns, ep_tensor *out_tensor, ep_error *out_error)
 {
     char allowed[SHAPE_BYTES];
     const ep_safetensors_tensor *tensor = ep_safetensors_find(file, name);
@@ -77,14 +83,15 @@ static ep_err need(const ep_safetensors *file, const char *path, const char *nam
     return read_tensor(file, path, tensor, out_tensor, out_error);
 }
 
-static ep_err read_mask(const ep_safetensors *file, const char *path, ep_cli_batch *batch, ep_error *out_error)
+static ep_err read_mask(const ep_safetensors *file, const char *path, ep_cli_batch *batch,
+                        ep_error *out_error)
 {
     const ep_safetensors_tensor *tensor = ep_safetensors_find(file, "active_mask");
     if (tensor == NULL) {
         return EP_OK;
     }
-    return need(file, path, "active_mask", tensor->rank == 1 ? 1 : 2, batch->tokens, tensor->rank == 1 ? -1 : batch->top_k,
-                &batch->active_mask, out_error);
+    return need(file, path, "active_mask", tensor->rank == 1 ? 1 : 2, batch->tokens,
+                tensor->rank == 1 ? -1 : batch->top_k, &batch->active_mask, out_error);
 }
 
 static ep_err read_all(const ep_safetensors *file, const char *path, ep_cli_batch *batch, ep_error *out_error)
@@ -110,8 +117,11 @@ static ep_err read_all(const ep_safetensors *file, const char *path, ep_cli_batc
 ep_err ep_cli_batch_read(const char *path, ep_cli_batch *out_batch, ep_error *out_error)
 {
     ep_safetensors *file = NULL;
-    ep_cli_batch batch = {.x = ep_tensor_none(), .expert_ids = ep_tensor_none(), .expert_scales = ep_tensor_none(),
-                          .x_scales = ep_tensor_none(), .active_mask = ep_tensor_none()};
+    ep_cli_batch batch = {.x = ep_tensor_none(),
+                          .expert_ids = ep_tensor_none(),
+                          .expert_scales = ep_tensor_none(),
+                          .x_scales = ep_tensor_none(),
+                          .active_mask = ep_tensor_none()};
     ep_err err = ep_safetensors_open_path(path, NULL, &file, out_error);
     if (err != EP_OK) {
         return err;
@@ -128,7 +138,8 @@ ep_err ep_cli_batch_read(const char *path, ep_cli_batch *out_batch, ep_error *ou
 
 void ep_cli_batch_free(ep_cli_batch *batch)
 {
-    ep_tensor *tensors[] = {&batch->x, &batch->expert_ids, &batch->expert_scales, &batch->x_scales, &batch->active_mask};
+    ep_tensor *tensors[] = {&batch->x, &batch->expert_ids, &batch->expert_scales, &batch->x_scales,
+                            &batch->active_mask};
     for (size_t i = 0; i < sizeof(tensors) / sizeof(tensors[0]); i++) {
         free(tensors[i]->data);
         *tensors[i] = ep_tensor_none();

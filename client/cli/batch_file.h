@@ -19,8 +19,8 @@ typedef struct ep_cli_batch {
     ep_tensor x;
     ep_tensor expert_ids;
     ep_tensor expert_scales;
-    ep_tensor x_scales;      /* rank 0: absent */
-    ep_tensor active_mask;   /* rank 0: absent */
+    ep_tensor x_scales;    /* rank 0: absent */
+    ep_tensor active_mask; /* rank 0: absent */
 } ep_cli_batch;
 
 /* Errors: NOT_FOUND, BAD_FILE (file, tensor, shape, allowed), IO, NO_MEMORY. */

@@ -16,12 +16,12 @@ typedef struct bench_shared {
     ep_client *client;
     const ep_cli_bench_request *request;
     const ep_layer_desc *layer;
-    pthread_mutex_t lock;      /* guards warm_count, go and end_ns */
+    pthread_mutex_t lock; /* guards warm_count, go and end_ns */
     pthread_cond_t changed;
-    uint32_t warm_count;       /* threads that made their first call */
+    uint32_t warm_count; /* threads that made their first call */
     bool go;
     uint64_t end_ns;
-    bool stop;                 /* atomic: a call failed, or a thread could not be started */
+    bool stop; /* atomic: a call failed, or a thread could not be started */
 } bench_shared;
 
 typedef struct bench_thread {
@@ -30,7 +30,7 @@ typedef struct bench_thread {
     ep_cli_bench_batch batch;
     uint16_t *out;
     ep_cli_bench_result result;
-    ep_error error;            /* code EP_OK: none */
+    ep_error error; /* code EP_OK: none */
 } bench_thread;
 
 /* -1 .. 1 */
@@ -54,7 +54,8 @@ static void fill_row(int32_t *ids, float *scales, uint32_t top_k, uint32_t exper
     }
 }
 
-bool ep_cli_bench_batch_fill(ep_cli_bench_batch *out_batch, const ep_layer_desc *layer, uint32_t tokens, uint32_t top_k, uint64_t seed)
+bool ep_cli_bench_batch_fill(ep_cli_bench_batch *out_batch, const ep_layer_desc *layer, uint32_t tokens,
+                             uint32_t top_k, uint64_t seed)
 {
     size_t values = (size_t)tokens * layer->hidden;
     size_t slots = (size_t)tokens * top_k * EP_CLI_BENCH_ROUTINGS;
@@ -101,7 +102,8 @@ static bool call_once(bench_thread *self, uint64_t turn, ep_moe_result *result)
     args.deadline_us = request->deadline_us;
     args.x = ep_tensor_2d(self->batch.x, EP_DTYPE_BF16, request->tokens, shared->layer->hidden);
     args.expert_ids = ep_tensor_2d(self->batch.ids + routing, EP_DTYPE_I32, request->tokens, request->top_k);
-    args.expert_scales = ep_tensor_2d(self->batch.scales + routing, EP_DTYPE_F32, request->tokens, request->top_k);
+    args.expert_scales =
+        ep_tensor_2d(self->batch.scales + routing, EP_DTYPE_F32, request->tokens, request->top_k);
     ep_err err = ep_moe_forward(shared->client, &args, &out, result);
     if (err != EP_OK) {
         self->error = result->error;
@@ -151,11 +153,13 @@ static void *thread_main(void *arg)
 }
 
 /* Starts all, lets them go together, joins them. Gives the time they ran. */
-static ep_err run_threads(bench_shared *shared, bench_thread *threads, uint64_t *out_elapsed_us, ep_error *out_error)
+static ep_err run_threads(bench_shared *shared, bench_thread *threads, uint64_t *out_elapsed_us,
+                          ep_error *out_error)
 {
     uint32_t count = shared->request->threads;
     uint32_t started = 0;
-    while (started < count && pthread_create(&threads[started].thread, NULL, thread_main, &threads[started]) == 0) {
+    while (started < count &&
+           pthread_create(&threads[started].thread, NULL, thread_main, &threads[started]) == 0) {
         started++;
     }
     pthread_mutex_lock(&shared->lock);
@@ -175,7 +179,8 @@ static ep_err run_threads(bench_shared *shared, bench_thread *threads, uint64_t 
     }
     *out_elapsed_us = (ep_clock_now_ns() - begin_ns) / EP_NS_PER_US;
     return started == count ? EP_OK
-                            : ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED, "only %u of %u threads could be started", started, count);
+                            : ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
+                                           "only %u of %u threads could be started", started, count);
 }
 
 static ep_err prepare(bench_shared *shared, bench_thread *threads, ep_error *out_error)
@@ -186,15 +191,18 @@ static ep_err prepare(bench_shared *shared, bench_thread *threads, ep_error *out
         ep_error_clear(&threads[i].error);
         threads[i].out = calloc((size_t)request->tokens * shared->layer->hidden + 1, sizeof(*threads[i].out));
         if (threads[i].out == NULL ||
-            !ep_cli_bench_batch_fill(&threads[i].batch, shared->layer, request->tokens, request->top_k, request->seed + i)) {
-            return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for the batches of %u threads", request->threads);
+            !ep_cli_bench_batch_fill(&threads[i].batch, shared->layer, request->tokens, request->top_k,
+                                     request->seed + i)) {
+            return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for the batches of %u threads",
+                                request->threads);
         }
     }
     return EP_OK;
 }
 
 /* Adds up what the threads did; the first error counts. */
-static ep_err collect(const bench_thread *threads, uint32_t count, ep_cli_bench_result *result, ep_error *out_error)
+static ep_err collect(const bench_thread *threads, uint32_t count, ep_cli_bench_result *result,
+                      ep_error *out_error)
 {
     for (uint32_t i = 0; i < count; i++) {
         const ep_cli_bench_result *part = &threads[i].result;

@@ -11,11 +11,11 @@
 #include "latency.h"
 
 #define EP_CLI_BENCH_THREADS_MAX 256
-#define EP_CLI_BENCH_ROUTINGS 16     /* different id and scale sets per thread, used in turn */
+#define EP_CLI_BENCH_ROUTINGS 16 /* different id and scale sets per thread, used in turn */
 
 typedef struct ep_cli_bench_request {
     const char *model;
-    const char *version;      /* NULL: the newest */
+    const char *version; /* NULL: the newest */
     uint32_t layer;
     uint32_t tokens;
     uint32_t top_k;
@@ -44,11 +44,14 @@ typedef struct ep_cli_bench_batch {
     float *scales;
 } ep_cli_bench_batch;
 
-/* Distinct experts in every row, scales that add up to about 1; a pure function of seed. False without memory. */
-bool ep_cli_bench_batch_fill(ep_cli_bench_batch *out_batch, const ep_layer_desc *layer, uint32_t tokens, uint32_t top_k, uint64_t seed);
+/* Distinct experts in every row, scales that add up to about 1; a pure function of seed. False without
+ * memory. */
+bool ep_cli_bench_batch_fill(ep_cli_bench_batch *out_batch, const ep_layer_desc *layer, uint32_t tokens,
+                             uint32_t top_k, uint64_t seed);
 void ep_cli_bench_batch_free(ep_cli_bench_batch *batch);
 
-/* The first failed call ends it. Errors: those of ep_moe_forward, NO_MEMORY. *out_result: ep_latency_fini in every case. */
+/* The first failed call ends it. Errors: those of ep_moe_forward, NO_MEMORY. *out_result: ep_latency_fini in
+ * every case. */
 ep_err ep_cli_bench_run(ep_client *client, const ep_cli_bench_request *request, const ep_layer_desc *layer,
                         ep_cli_bench_result *out_result, ep_error *out_error);
 

@@ -53,13 +53,15 @@ static error_t parse_load(int key, char *arg, struct argp_state *state, ep_cli_b
         request->threads = (uint32_t)ep_cli_arg_whole(state, "--threads", arg, 1, EP_CLI_BENCH_THREADS_MAX);
         return 0;
     case KEY_SECONDS:
-        request->duration_us = (uint64_t)(ep_cli_arg_number(state, "--seconds", arg, SECONDS_MIN, SECONDS_MAX) * 1e6);
+        request->duration_us =
+            (uint64_t)(ep_cli_arg_number(state, "--seconds", arg, SECONDS_MIN, SECONDS_MAX) * 1e6);
         return 0;
     case KEY_MODE:
         request->mode = (ep_moe_mode)ep_cli_arg_word(state, "--mode", arg, mode_words);
         return 0;
     case KEY_WIRE:
-        request->wire_dtype = ep_dtype_from_name(dtype_words[ep_cli_arg_word(state, "--wire", arg, dtype_words)]);
+        request->wire_dtype =
+            ep_dtype_from_name(dtype_words[ep_cli_arg_word(state, "--wire", arg, dtype_words)]);
         return 0;
     case KEY_SEED:
         request->seed = ep_cli_arg_whole(state, "--seed", arg, 0, UINT64_MAX);
@@ -112,18 +114,25 @@ static const struct argp_option option_list[] = {
     {"seed", KEY_SEED, "S", 0, "Of the random batches (default: 1)", 2},
     {0},
 };
-static const struct argp_child children[] = {{&ep_cli_connect_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {0}};
-static const struct argp argp = {
-    option_list, parse, "--model NAME --layer L",
-    "Sends random batches to one MoE layer and prints calls and tokens per second, latency, and bytes per token."
-    "\vExperts are drawn evenly. Every thread makes one call before the clock starts. A failed call ends the run.\n\n"
-    "Examples:\n"
-    "  expertctl bench --model demo --layer 0 --tokens 8 --threads 4\n"
-    "  expertctl bench --model demo --layer 0 --tokens 1024 \\\n"
-    "      --mode prefill --seconds 10 -o json\n\n" EP_CLI_EXIT_HELP,
-    children, NULL, NULL};
+static const struct argp_child children[] = {
+    {&ep_cli_connect_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {0}};
+static const struct argp argp = {option_list,
+                                 parse,
+                                 "--model NAME --layer L",
+                                 "Sends random batches to one MoE layer and prints calls and tokens per "
+                                 "second, latency, and bytes per token."
+                                 "\vExperts are drawn evenly. Every thread makes one call before the clock "
+                                 "starts. A failed call ends the run.\n\n"
+                                 "Examples:\n"
+                                 "  expertctl bench --model demo --layer 0 --tokens 8 --threads 4\n"
+                                 "  expertctl bench --model demo --layer 0 --tokens 1024 \\\n"
+                                 "      --mode prefill --seconds 10 -o json\n\n" EP_CLI_EXIT_HELP,
+                                 children,
+                                 NULL,
+                                 NULL};
 
-static ep_err find_layer(ep_client *client, ep_cli_bench_request *request, ep_layer_desc *out_layer, ep_error *out_error)
+static ep_err find_layer(ep_client *client, ep_cli_bench_request *request, ep_layer_desc *out_layer,
+                         ep_error *out_error)
 {
     ep_err err = EP_OK;
     uint32_t count = 0;
@@ -133,14 +142,18 @@ static ep_err find_layer(ep_client *client, ep_cli_bench_request *request, ep_la
         if (err == EP_OK && out_layer->layer == request->layer) {
             request->top_k = request->top_k > 0 ? request->top_k : out_layer->top_k;
             if (request->top_k > out_layer->experts) {
-                return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "--top-k is %" PRIu32 ", allowed: 1..%" PRIu32
-                                    ", the experts of layer %" PRIu32, request->top_k, out_layer->experts, request->layer);
+                return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                                    "--top-k is %" PRIu32 ", allowed: 1..%" PRIu32
+                                    ", the experts of layer %" PRIu32,
+                                    request->top_k, out_layer->experts, request->layer);
             }
             return EP_OK;
         }
     }
-    return ep_error_set(out_error, EP_ERR_NOT_FOUND, "the service has no layer %" PRIu32 " of model '%s'%s%s; it has %" PRIu32
-                        " layers of it", request->layer, request->model, request->version != NULL ? " version " : "",
+    return ep_error_set(out_error, EP_ERR_NOT_FOUND,
+                        "the service has no layer %" PRIu32 " of model '%s'%s%s; it has %" PRIu32
+                        " layers of it",
+                        request->layer, request->model, request->version != NULL ? " version " : "",
                         request->version != NULL ? request->version : "", count - 1);
 }
 
@@ -155,16 +168,19 @@ static bool print_result(const bench_options *options, ep_cli_bench_result *resu
     uint64_t p99 = ep_latency_percentile(&result->latency, 99);
     if (options->format == EP_CLI_JSON) {
         return ep_cli_json_print(
-            json_pack("{s:o, s:I, s:I, s:I, s:I, s:s, s:f, s:I, s:f, s:f, s:I, s:I, s:f, s:I, s:f, s:I, s:I}", "model",
-                      ep_cli_json_text(request->model), "layer", (json_int_t)request->layer, "tokens", (json_int_t)request->tokens,
-                      "top_k", (json_int_t)request->top_k, "threads", (json_int_t)request->threads, "mode", mode_words[request->mode],
-                      "seconds", seconds, "calls", (json_int_t)result->calls, "calls_per_s", calls, "tokens_per_s",
-                      calls * request->tokens, "p50_us", (json_int_t)p50, "p99_us", (json_int_t)p99, "mean_us",
-                      ep_latency_mean(&result->latency), "max_us", (json_int_t)result->latency.max_us, "bytes_per_token", bytes,
-                      "frames", (json_int_t)result->frames, "rerouted_frames", (json_int_t)result->rerouted_frames),
+            json_pack("{s:o, s:I, s:I, s:I, s:I, s:s, s:f, s:I, s:f, s:f, s:I, s:I, s:f, s:I, s:f, s:I, s:I}",
+                      "model", ep_cli_json_text(request->model), "layer", (json_int_t)request->layer,
+                      "tokens", (json_int_t)request->tokens, "top_k", (json_int_t)request->top_k, "threads",
+                      (json_int_t)request->threads, "mode", mode_words[request->mode], "seconds", seconds,
+                      "calls", (json_int_t)result->calls, "calls_per_s", calls, "tokens_per_s",
+                      calls * request->tokens, "p50_us", (json_int_t)p50, "p99_us", (json_int_t)p99,
+                      "mean_us", ep_latency_mean(&result->latency), "max_us",
+                      (json_int_t)result->latency.max_us, "bytes_per_token", bytes, "frames",
+                      (json_int_t)result->frames, "rerouted_frames", (json_int_t)result->rerouted_frames),
             stdout);
     }
-    ep_cli_table *table = ep_cli_table_create(">TOKENS|>TOP-K|>THREADS|>CALLS|>CALLS/S|>TOKENS/S|>P50 US|>P99 US|>BYTES/TOKEN|>RE-ROUTED");
+    ep_cli_table *table = ep_cli_table_create(
+        ">TOKENS|>TOP-K|>THREADS|>CALLS|>CALLS/S|>TOKENS/S|>P50 US|>P99 US|>BYTES/TOKEN|>RE-ROUTED");
     if (table == NULL) {
         return false;
     }
@@ -185,8 +201,10 @@ static bool print_result(const bench_options *options, ep_cli_bench_result *resu
 
 static int run(int argc, char **argv)
 {
-    static bench_options options = {
-        .request = {.tokens = TOKENS_DEFAULT, .threads = 1, .duration_us = (uint64_t)(SECONDS_DEFAULT * 1e6), .seed = 1}};
+    static bench_options options = {.request = {.tokens = TOKENS_DEFAULT,
+                                                .threads = 1,
+                                                .duration_us = (uint64_t)(SECONDS_DEFAULT * 1e6),
+                                                .seed = 1}};
     ep_client *client = NULL;
     ep_cli_bench_result result = {0};
     ep_layer_desc layer;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * expertctl forward: one MoE layer on a batch from a file. Equal results give byte-identical output files, whatever nodes,
- * placement, mode and split.
+ * expertctl forward: one MoE layer on a batch from a file. Equal results give byte-identical output files,
+ * whatever nodes, placement, mode and split.
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -36,9 +36,9 @@ enum {
     KEY_ALLOW_DUPLICATES
 };
 
-static const char *const mode_words[] = {"auto", "decode", "prefill", NULL};        /* as ep_moe_mode */
-static const char *const weight_words[] = {"output", "input", NULL};                /* as ep_moe_weight_on */
-static const char *const nan_words[] = {"pass", "reject", "zero", "mean", NULL};    /* as ep_moe_nan */
+static const char *const mode_words[] = {"auto", "decode", "prefill", NULL};     /* as ep_moe_mode */
+static const char *const weight_words[] = {"output", "input", NULL};             /* as ep_moe_weight_on */
+static const char *const nan_words[] = {"pass", "reject", "zero", "mean", NULL}; /* as ep_moe_nan */
 static const char *const result_words[] = {"combined", "uncombined", NULL};
 static const char *const shared_words[] = {"service", "none", NULL};
 static const char *const dtype_words[] = {"bf16", "f16", "f32", NULL};
@@ -48,12 +48,12 @@ typedef struct forward_options {
     ep_cli_format format;
     const char *in;
     const char *out;
-    ep_moe_args args;        /* the wishes; tensors come from the file */
+    ep_moe_args args; /* the wishes; tensors come from the file */
     bool has_layer;
-    ep_dtype out_dtype;      /* NONE: that of x, bf16 for int8 */
-    uint32_t *split;         /* tokens of each call, or NULL */
+    ep_dtype out_dtype; /* NONE: that of x, bf16 for int8 */
+    uint32_t *split;    /* tokens of each call, or NULL */
     size_t split_count;
-    uint32_t split_tokens;   /* 0: not given */
+    uint32_t split_tokens; /* 0: not given */
 } forward_options;
 
 typedef struct forward_totals {
@@ -83,7 +83,8 @@ static void parse_split(struct argp_state *state, forward_options *options, char
     }
     options->split_count = 0;
     for (char *part; (part = strsep(&text, ",")) != NULL;) {
-        options->split[options->split_count++] = (uint32_t)ep_cli_arg_whole(state, "a part of --split", part, 0, EP_TOKENS_MAX);
+        options->split[options->split_count++] =
+            (uint32_t)ep_cli_arg_whole(state, "a part of --split", part, 0, EP_TOKENS_MAX);
     }
 }
 
@@ -100,7 +101,8 @@ static error_t parse_wish(int key, char *arg, struct argp_state *state, forward_
         args->mode = (ep_moe_mode)ep_cli_arg_word(state, "--mode", arg, mode_words);
         return 0;
     case KEY_RESULT:
-        args->result = ep_cli_arg_word(state, "--result", arg, result_words) == 0 ? EP_MOE_COMBINED : EP_MOE_UNCOMBINED;
+        args->result =
+            ep_cli_arg_word(state, "--result", arg, result_words) == 0 ? EP_MOE_COMBINED : EP_MOE_UNCOMBINED;
         return 0;
     case KEY_WIRE:
         args->wire_dtype = dtype_of(state, "--wire", arg);
@@ -112,7 +114,9 @@ static error_t parse_wish(int key, char *arg, struct argp_state *state, forward_
         args->weight_on = (ep_moe_weight_on)ep_cli_arg_word(state, "--weight-on", arg, weight_words);
         return 0;
     case KEY_SHARED:
-        args->shared_source = ep_cli_arg_word(state, "--shared", arg, shared_words) == 0 ? EP_MOE_SHARED_SERVICE : EP_MOE_SHARED_NONE;
+        args->shared_source = ep_cli_arg_word(state, "--shared", arg, shared_words) == 0
+                                  ? EP_MOE_SHARED_SERVICE
+                                  : EP_MOE_SHARED_NONE;
         return 0;
     case KEY_NAN:
         args->nan_policy = (ep_moe_nan)ep_cli_arg_word(state, "--nan", arg, nan_words);
@@ -180,13 +184,16 @@ static const struct argp_option option_list[] = {
     {"model", KEY_MODEL, "NAME", 0, "The model (required)", 1},
     {"version", KEY_VERSION, "V", 0, "Version of the model (default: the newest)", 1},
     {"layer", KEY_LAYER, "L", 0, "The MoE layer (required)", 1},
-    {"in", KEY_IN, "FILE", 0, "Safetensors with x [T,H], expert_ids [T,K], expert_scales [T,K]; for int8 x also x_scales [T]; "
-                              "optional active_mask (required)", 1},
+    {"in", KEY_IN, "FILE", 0,
+     "Safetensors with x [T,H], expert_ids [T,K], expert_scales [T,K]; for int8 x also x_scales [T]; "
+     "optional active_mask (required)",
+     1},
     {"out", KEY_OUT, "FILE", 0, "Gets the tensor y, safetensors; replaced as a whole (required)", 1},
     {"mode", KEY_MODE, "auto|decode|prefill", 0, "How rows travel (default: auto)", 2},
     {"split", KEY_SPLIT, "N,N,...", 0, "Cut the batch into calls of these token counts; they add up to T", 2},
     {"split-tokens", KEY_SPLIT_TOKENS, "N", 0, "Cut the batch into calls of N tokens", 2},
-    {"result", KEY_RESULT, "combined|uncombined", 0, "y [T,H], or one row per slot [T,K,H] (default: combined)", 3},
+    {"result", KEY_RESULT, "combined|uncombined", 0,
+     "y [T,H], or one row per slot [T,K,H] (default: combined)", 3},
     {"wire", KEY_WIRE, "bf16|f16|f32", 0, "Type an expert's row is rounded to (default: bf16)", 3},
     {"out-dtype", KEY_OUT_DTYPE, "bf16|f16|f32", 0, "Type of y (default: that of x; bf16 for int8)", 3},
     {"weight-on", KEY_WEIGHT_ON, "output|input", 0, "Where the scale is applied (default: output)", 3},
@@ -195,9 +202,12 @@ static const struct argp_option option_list[] = {
     {"allow-duplicates", KEY_ALLOW_DUPLICATES, NULL, 0, "A token may name an expert twice", 3},
     {0},
 };
-static const struct argp_child children[] = {{&ep_cli_connect_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {0}};
+static const struct argp_child children[] = {
+    {&ep_cli_connect_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {0}};
 static const struct argp argp = {
-    option_list, parse, "--model NAME --layer L --in FILE --out FILE",
+    option_list,
+    parse,
+    "--model NAME --layer L --in FILE --out FILE",
     "Runs one MoE layer on a batch from a file and writes the result to a file."
     "\vEqual results give byte-identical files, whatever nodes, mode and split.\n\n"
     "Examples:\n"
@@ -206,12 +216,15 @@ static const struct argp argp = {
     "  expertctl forward --model demo --layer 0 --in x.safetensors \\\n"
     "      --out y.safetensors --mode prefill --split-tokens 64 \\\n"
     "      --node tcp://127.0.0.1:7420\n\n" EP_CLI_EXIT_HELP,
-    children, NULL, NULL};
+    children,
+    NULL,
+    NULL};
 
 /* ---- the calls ---- */
 
-static ep_err run_part(ep_client *client, const forward_options *options, const ep_cli_batch *batch, const ep_tensor *out,
-                       int64_t first, int64_t count, forward_totals *totals, ep_error *out_error)
+static ep_err run_part(ep_client *client, const forward_options *options, const ep_cli_batch *batch,
+                       const ep_tensor *out, int64_t first, int64_t count, forward_totals *totals,
+                       ep_error *out_error)
 {
     ep_moe_args args = options->args;
     ep_moe_result result = {.struct_bytes = sizeof(result)};
@@ -238,8 +251,8 @@ static ep_err run_part(ep_client *client, const forward_options *options, const 
     return EP_OK;
 }
 
-static ep_err run_parts(ep_client *client, const forward_options *options, const ep_cli_batch *batch, const ep_tensor *out,
-                        forward_totals *totals, ep_error *out_error)
+static ep_err run_parts(ep_client *client, const forward_options *options, const ep_cli_batch *batch,
+                        const ep_tensor *out, forward_totals *totals, ep_error *out_error)
 {
     int64_t step = options->split_tokens > 0 ? (int64_t)options->split_tokens : batch->tokens;
     int64_t first = 0;
@@ -255,16 +268,19 @@ static ep_err run_parts(ep_client *client, const forward_options *options, const
     return err;
 }
 
-static ep_err allocate_out(const forward_options *options, const ep_cli_batch *batch, ep_tensor *out_tensor, ep_error *out_error)
+static ep_err allocate_out(const forward_options *options, const ep_cli_batch *batch, ep_tensor *out_tensor,
+                           ep_error *out_error)
 {
     ep_dtype dtype = options->out_dtype != EP_DTYPE_NONE ? options->out_dtype
                      : batch->x.dtype == EP_DTYPE_I8     ? EP_DTYPE_BF16
                                                          : batch->x.dtype;
     bool uncombined = options->args.result == EP_MOE_UNCOMBINED;
     size_t bytes = ep_dtype_bytes(dtype);
-    if (!ep_mul_size(bytes, (size_t)batch->tokens, &bytes) || !ep_mul_size(bytes, (size_t)batch->hidden, &bytes) ||
+    if (!ep_mul_size(bytes, (size_t)batch->tokens, &bytes) ||
+        !ep_mul_size(bytes, (size_t)batch->hidden, &bytes) ||
         !ep_mul_size(bytes, uncombined ? (size_t)batch->top_k : 1, &bytes)) {
-        return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: the result would not fit in memory", options->in);
+        return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: the result would not fit in memory",
+                            options->in);
     }
     void *data = calloc(bytes > 0 ? bytes : 1, 1);
     if (data == NULL) {
@@ -275,19 +291,23 @@ static ep_err allocate_out(const forward_options *options, const ep_cli_batch *b
     return EP_OK;
 }
 
-static bool print_totals(const forward_options *options, const ep_cli_batch *batch, const forward_totals *totals)
+static bool print_totals(const forward_options *options, const ep_cli_batch *batch,
+                         const forward_totals *totals)
 {
     if (options->format == EP_CLI_JSON) {
         return ep_cli_json_print(
-            json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:{s:I, s:I}, s:s}", "tokens", (json_int_t)batch->tokens, "calls",
-                      (json_int_t)totals->calls, "nodes", (json_int_t)totals->nodes, "frames", (json_int_t)totals->frames,
-                      "rerouted_frames", (json_int_t)totals->rerouted_frames, "total_us", (json_int_t)totals->total_us, "bytes_sent",
-                      (json_int_t)totals->bytes_sent, "bytes_received", (json_int_t)totals->bytes_received, "numerics",
-                      ep_cli_json_text(totals->last.numerics), "epoch", "term", (json_int_t)totals->last.epoch_term, "number",
+            json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:{s:I, s:I}, s:s}", "tokens",
+                      (json_int_t)batch->tokens, "calls", (json_int_t)totals->calls, "nodes",
+                      (json_int_t)totals->nodes, "frames", (json_int_t)totals->frames, "rerouted_frames",
+                      (json_int_t)totals->rerouted_frames, "total_us", (json_int_t)totals->total_us,
+                      "bytes_sent", (json_int_t)totals->bytes_sent, "bytes_received",
+                      (json_int_t)totals->bytes_received, "numerics", ep_cli_json_text(totals->last.numerics),
+                      "epoch", "term", (json_int_t)totals->last.epoch_term, "number",
                       (json_int_t)totals->last.epoch_number, "mode", mode_words[totals->last.mode]),
             stdout);
     }
-    ep_cli_table *table = ep_cli_table_create(">TOKENS|>CALLS|>NODES|>FRAMES|>RE-ROUTED|>MICROSECONDS|>BYTES OUT|>BYTES IN|MODE");
+    ep_cli_table *table = ep_cli_table_create(
+        ">TOKENS|>CALLS|>NODES|>FRAMES|>RE-ROUTED|>MICROSECONDS|>BYTES OUT|>BYTES IN|MODE");
     if (table == NULL) {
         return false;
     }
@@ -305,7 +325,8 @@ static bool print_totals(const forward_options *options, const ep_cli_batch *bat
     return good;
 }
 
-static ep_err run_file(const forward_options *options, const ep_cli_batch *batch, forward_totals *totals, ep_error *out_error)
+static ep_err run_file(const forward_options *options, const ep_cli_batch *batch, forward_totals *totals,
+                       ep_error *out_error)
 {
     ep_client *client = NULL;
     ep_named_tensor named = {.name = "y"};
@@ -329,8 +350,9 @@ static int check_split(const char *program, const forward_options *options, cons
         sum += options->split[i];
     }
     if (options->split != NULL && sum != batch->tokens) {
-        fprintf(stderr, "%s: --split adds up to %" PRId64 " tokens, allowed: %" PRId64 ", the tokens of x in %s\n", program, sum,
-                batch->tokens, options->in);
+        fprintf(stderr,
+                "%s: --split adds up to %" PRId64 " tokens, allowed: %" PRId64 ", the tokens of x in %s\n",
+                program, sum, batch->tokens, options->in);
         return EP_CLI_EXIT_USAGE;
     }
     return EP_CLI_EXIT_OK;
@@ -363,4 +385,5 @@ static int run(int argc, char **argv)
     return code;
 }
 
-const ep_cli_command ep_cli_forward = {"forward", "runs one MoE layer on a batch from a safetensors file", &argp, run};
+const ep_cli_command ep_cli_forward = {"forward", "runs one MoE layer on a batch from a safetensors file",
+                                       &argp, run};

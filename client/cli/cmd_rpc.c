@@ -34,7 +34,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
             argp_error(state, "an argument is missing, allowed: list");
         }
         if (options->connect.node_urls_count > 1) {
-            argp_error(state, "--node is given %zu times, allowed here: once", options->connect.node_urls_count);
+            argp_error(state, "--node is given %zu times, allowed here: once",
+                       options->connect.node_urls_count);
         }
         return 0;
     default:
@@ -42,16 +43,22 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     }
 }
 
-static const struct argp_child children[] = {{&ep_cli_connect_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {0}};
+static const struct argp_child children[] = {
+    {&ep_cli_connect_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {0}};
 static const struct argp argp = {
-    NULL, parse, "list",
+    NULL,
+    parse,
+    "list",
     "Lists the services and methods of a coordinator or a node, by its own account."
-    "\vA method's id is what travels on the wire; role is the least role that may call it; an idempotent method may be sent "
+    "\vA method's id is what travels on the wire; role is the least role that may call it; an idempotent "
+    "method may be sent "
     "again after a connection loss.\n\n"
     "Examples:\n"
     "  expertctl rpc list\n"
     "  expertctl rpc list --node tcp://127.0.0.1:7420 -o json\n\n" EP_CLI_EXIT_HELP,
-    children, NULL, NULL};
+    children,
+    NULL,
+    NULL};
 
 static bool print_json(const char *url, const Expertd__V1__ListServicesReply *reply)
 {
@@ -61,14 +68,18 @@ static bool print_json(const char *url, const Expertd__V1__ListServicesReply *re
         json_t *methods = json_array();
         for (size_t m = 0; m < service->n_methods; m++) {
             const Expertd__V1__MethodInfo *method = service->methods[m];
-            json_array_append_new(methods, json_pack("{s:o, s:I, s:o, s:o, s:b, s:o, s:b}", "name", ep_cli_json_text(method->name),
-                                                     "id", (json_int_t)method->id, "input", ep_cli_json_text(method->input), "output",
-                                                     ep_cli_json_text(method->output), "stream", method->server_stream, "role",
-                                                     ep_cli_json_text(method->role), "idempotent", method->idempotent));
+            json_array_append_new(
+                methods,
+                json_pack("{s:o, s:I, s:o, s:o, s:b, s:o, s:b}", "name", ep_cli_json_text(method->name), "id",
+                          (json_int_t)method->id, "input", ep_cli_json_text(method->input), "output",
+                          ep_cli_json_text(method->output), "stream", method->server_stream, "role",
+                          ep_cli_json_text(method->role), "idempotent", method->idempotent));
         }
-        json_array_append_new(services, json_pack("{s:o, s:o}", "name", ep_cli_json_text(service->name), "methods", methods));
+        json_array_append_new(
+            services, json_pack("{s:o, s:o}", "name", ep_cli_json_text(service->name), "methods", methods));
     }
-    return ep_cli_json_print(json_pack("{s:o, s:o}", "url", ep_cli_json_text(url), "services", services), stdout);
+    return ep_cli_json_print(json_pack("{s:o, s:o}", "url", ep_cli_json_text(url), "services", services),
+                             stdout);
 }
 
 static bool print_table(const Expertd__V1__ListServicesReply *reply)
@@ -99,9 +110,12 @@ static int run(int argc, char **argv)
     ep_error error;
     ep_cli_connect_init(&options.connect);
     argp_parse(&argp, argc, argv, 0, NULL, &options);
-    const char *url = options.connect.coordinator_url != NULL ? options.connect.coordinator_url : options.connect.node_urls[0];
+    const char *url = options.connect.coordinator_url != NULL ? options.connect.coordinator_url
+                                                              : options.connect.node_urls[0];
     ep_err err = ep_cli_control_open(&options.connect, &control, &error);
-    err = err != EP_OK ? err : ep_cli_control_ask_one(control, url, "expertd.v1.Reflection", "ListServices", &message, &error);
+    err = err != EP_OK ? err
+                       : ep_cli_control_ask_one(control, url, "expertd.v1.Reflection", "ListServices",
+                                                &message, &error);
     ep_cli_control_close(control);
     if (err != EP_OK) {
         return ep_cli_fail(argv[0], &error);

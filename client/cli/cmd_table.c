@@ -13,8 +13,8 @@
 typedef struct table_options {
     ep_cli_connect connect;
     ep_cli_format format;
-    const char *model;    /* NULL all */
-    int64_t layer;        /* -1 all */
+    const char *model; /* NULL all */
+    int64_t layer;     /* -1 all */
 } table_options;
 
 static error_t parse(int key, char *arg, struct argp_state *state)
@@ -43,18 +43,25 @@ static const struct argp_option option_list[] = {
     {"layer", 'l', "L", 0, "Only this layer", 1},
     {0},
 };
-static const struct argp_child children[] = {{&ep_cli_connect_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {0}};
+static const struct argp_child children[] = {
+    {&ep_cli_connect_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {0}};
 static const struct argp argp = {
-    option_list, parse, NULL,
+    option_list,
+    parse,
+    NULL,
     "Prints the routing table: for each model and layer, expert -> nodes that hold a copy."
-    "\vWith --node the table is made of what the given nodes say they own. Experts after the routed ones are shared experts.\n\n"
+    "\vWith --node the table is made of what the given nodes say they own. Experts after the routed ones are "
+    "shared experts.\n\n"
     "Examples:\n"
     "  expertctl table\n"
     "  expertctl table --model demo --layer 3\n"
     "  expertctl table -o json --node tcp://127.0.0.1:7420\n\n" EP_CLI_EXIT_HELP,
-    children, NULL, NULL};
+    children,
+    NULL,
+    NULL};
 
-static bool is_chosen(const table_options *options, const ep_routing_table *table, const ep_routing_layer *layer)
+static bool is_chosen(const table_options *options, const ep_routing_table *table,
+                      const ep_routing_layer *layer)
 {
     return (options->model == NULL || strcmp(options->model, table->models[layer->model_index].name) == 0) &&
            (options->layer < 0 || options->layer == (int64_t)layer->shape.layer);
@@ -82,11 +89,13 @@ static json_t *layer_json(const ep_routing_table *table, const ep_routing_layer 
     uint32_t copies_min;
     uint32_t copies_max;
     ep_cli_placement_copies(layer, &copies_min, &copies_max);
-    return json_pack("{s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o}", "model", ep_cli_json_text(model->name), "version",
-                     ep_cli_json_text(model->version), "layer", (json_int_t)shape->layer, "hidden", (json_int_t)shape->hidden,
-                     "inner", (json_int_t)shape->inner, "experts", (json_int_t)shape->experts, "shared_experts",
-                     (json_int_t)shape->shared_experts, "top_k", (json_int_t)shape->top_k, "copies_min", (json_int_t)copies_min,
-                     "copies_max", (json_int_t)copies_max, "nodes_of_expert", placement_json(table, layer));
+    return json_pack("{s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o}", "model",
+                     ep_cli_json_text(model->name), "version", ep_cli_json_text(model->version), "layer",
+                     (json_int_t)shape->layer, "hidden", (json_int_t)shape->hidden, "inner",
+                     (json_int_t)shape->inner, "experts", (json_int_t)shape->experts, "shared_experts",
+                     (json_int_t)shape->shared_experts, "top_k", (json_int_t)shape->top_k, "copies_min",
+                     (json_int_t)copies_min, "copies_max", (json_int_t)copies_max, "nodes_of_expert",
+                     placement_json(table, layer));
 }
 
 static bool print_json(const table_options *options, const ep_routing_table *table)
@@ -94,28 +103,32 @@ static bool print_json(const table_options *options, const ep_routing_table *tab
     json_t *nodes = json_array();
     json_t *layers = json_array();
     for (uint32_t n = 0; n < table->nodes_count; n++) {
-        json_array_append_new(nodes, json_pack("{s:I, s:o, s:o}", "id", (json_int_t)table->nodes[n].node_id, "name",
-                                               ep_cli_json_text(table->nodes[n].name), "url", ep_cli_json_text(table->nodes[n].url)));
+        json_array_append_new(nodes, json_pack("{s:I, s:o, s:o}", "id", (json_int_t)table->nodes[n].node_id,
+                                               "name", ep_cli_json_text(table->nodes[n].name), "url",
+                                               ep_cli_json_text(table->nodes[n].url)));
     }
     for (uint32_t l = 0; l < table->layers_count; l++) {
         if (is_chosen(options, table, &table->layers[l])) {
             json_array_append_new(layers, layer_json(table, &table->layers[l]));
         }
     }
-    return ep_cli_json_print(json_pack("{s:{s:I, s:I}, s:o, s:o, s:o}", "epoch", "term", (json_int_t)table->epoch.term, "number",
-                                       (json_int_t)table->epoch.number, "policy", ep_cli_json_text(table->policy), "nodes", nodes,
-                                       "layers", layers),
+    return ep_cli_json_print(json_pack("{s:{s:I, s:I}, s:o, s:o, s:o}", "epoch", "term",
+                                       (json_int_t)table->epoch.term, "number",
+                                       (json_int_t)table->epoch.number, "policy",
+                                       ep_cli_json_text(table->policy), "nodes", nodes, "layers", layers),
                              stdout);
 }
 
 /* ---- table ---- */
 
-static void node_names(const ep_routing_table *table, const ep_routing_layer *layer, uint32_t expert, char *out_text, size_t bytes)
+static void node_names(const ep_routing_table *table, const ep_routing_layer *layer, uint32_t expert,
+                       char *out_text, size_t bytes)
 {
     size_t used = 0;
     snprintf(out_text, bytes, "none");
     for (uint32_t c = layer->offsets[expert]; c < layer->offsets[expert + 1] && used < bytes; c++) {
-        used += (size_t)snprintf(out_text + used, bytes - used, "%s%s", used > 0 ? " " : "", table->nodes[layer->copies[c]].name);
+        used += (size_t)snprintf(out_text + used, bytes - used, "%s%s", used > 0 ? " " : "",
+                                 table->nodes[layer->copies[c]].name);
     }
 }
 
@@ -123,17 +136,20 @@ static bool print_table(const table_options *options, const ep_routing_table *ta
 {
     char names[EP_CLI_CELL_BYTES_MAX];
     ep_cli_table *out = ep_cli_table_create("MODEL|VERSION|>LAYER|>EXPERT|NODES");
-    printf("epoch %" PRIu64 "/%" PRIu64 ", %s placement, %" PRIu32 " nodes\n", table->epoch.term, table->epoch.number,
-           table->policy[0] != '\0' ? table->policy : "own", table->nodes_count);
+    printf("epoch %" PRIu64 "/%" PRIu64 ", %s placement, %" PRIu32 " nodes\n", table->epoch.term,
+           table->epoch.number, table->policy[0] != '\0' ? table->policy : "own", table->nodes_count);
     for (uint32_t l = 0; out != NULL && l < table->layers_count; l++) {
         const ep_routing_layer *layer = &table->layers[l];
-        for (uint32_t e = 0; is_chosen(options, table, layer) && e < layer->shape.experts + layer->shape.shared_experts; e++) {
+        for (uint32_t e = 0;
+             is_chosen(options, table, layer) && e < layer->shape.experts + layer->shape.shared_experts;
+             e++) {
             bool shared = e >= layer->shape.experts;
             node_names(table, layer, e, names, sizeof(names));
             ep_cli_table_cell(out, "%s", table->models[layer->model_index].name);
             ep_cli_table_cell(out, "%s", table->models[layer->model_index].version);
             ep_cli_table_cell(out, "%" PRIu32, layer->shape.layer);
-            ep_cli_table_cell(out, "%s%" PRIu32, shared ? "shared " : "", shared ? e - layer->shape.experts : e);
+            ep_cli_table_cell(out, "%s%" PRIu32, shared ? "shared " : "",
+                              shared ? e - layer->shape.experts : e);
             ep_cli_table_cell(out, "%s", names);
         }
     }
@@ -156,13 +172,16 @@ static ep_err check_filter(const table_options *options, const ep_routing_table 
         return EP_OK;
     }
     for (uint32_t l = 0; l < table->layers_count && used < sizeof(names); l++) {
-        used += (size_t)snprintf(names + used, sizeof(names) - used, "%s%s:%" PRIu32, used > 0 ? ", " : "",
-                                 table->models[table->layers[l].model_index].name, table->layers[l].shape.layer);
+        used +=
+            (size_t)snprintf(names + used, sizeof(names) - used, "%s%s:%" PRIu32, used > 0 ? ", " : "",
+                             table->models[table->layers[l].model_index].name, table->layers[l].shape.layer);
     }
     if (options->layer < 0) {
-        return ep_error_set(out_error, EP_ERR_NOT_FOUND, "there is no model '%s'; the table has model:layer %s", options->model, names);
+        return ep_error_set(out_error, EP_ERR_NOT_FOUND,
+                            "there is no model '%s'; the table has model:layer %s", options->model, names);
     }
-    return ep_error_set(out_error, EP_ERR_NOT_FOUND, "there is no layer %" PRId64 " of model '%s'; the table has model:layer %s",
+    return ep_error_set(out_error, EP_ERR_NOT_FOUND,
+                        "there is no layer %" PRId64 " of model '%s'; the table has model:layer %s",
                         options->layer, options->model != NULL ? options->model : "any", names);
 }
 
@@ -180,7 +199,8 @@ static int run(int argc, char **argv)
     int code = EP_CLI_EXIT_OK;
     if (err != EP_OK) {
         code = ep_cli_fail(argv[0], &error);
-    } else if (!(options.format == EP_CLI_JSON ? print_json(&options, table) : print_table(&options, table))) {
+    } else if (!(options.format == EP_CLI_JSON ? print_json(&options, table)
+                                               : print_table(&options, table))) {
         code = EP_CLI_EXIT_FAILED;
     }
     ep_routing_table_unref(table);
@@ -188,4 +208,5 @@ static int run(int argc, char **argv)
     return code;
 }
 
-const ep_cli_command ep_cli_table_command = {"table", "the placement: expert -> nodes, per model and layer", &argp, run};
+const ep_cli_command ep_cli_table_command = {"table", "the placement: expert -> nodes, per model and layer",
+                                             &argp, run};

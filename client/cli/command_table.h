@@ -8,8 +8,8 @@
 
 typedef struct ep_cli_command {
     const char *name;
-    const char *help;            /* one line */
-    const struct argp *argp;     /* its doc ends with examples */
+    const char *help;        /* one line */
+    const struct argp *argp; /* its doc ends with examples */
     /* argv[0] is "expertctl <name>". Prints its own error line; returns an ep_cli_exit. */
     int (*run)(int argc, char **argv);
 } ep_cli_command;

@@ -11,6 +11,7 @@
 
 #include "arguments.h"
 #include "base/error.h"
+#include "control.h"
 
 #define TIMEOUT_S_MIN 0.001
 #define TIMEOUT_S_MAX 86400.0
@@ -43,8 +44,8 @@ static const char *check_url(struct argp_state *state, const char *option, const
     const char *host = is_tls(url) ? url + 10 : strncmp(url, "tcp://", 6) == 0 ? url + 6 : NULL;
     const char *colon = host != NULL ? strrchr(host, ':') : NULL;
     if (colon == NULL || colon == host || colon[1] == '\0' || strlen(url) >= EP_ADDRESS_BYTES) {
-        argp_error(state, "%s is '%s', allowed: tcp://host:port or tls+tcp://host:port, up to %d characters", option, url,
-                   EP_ADDRESS_BYTES - 1);
+        argp_error(state, "%s is '%s', allowed: tcp://host:port or tls+tcp://host:port, up to %d characters",
+                   option, url, EP_ADDRESS_BYTES - 1);
     }
     return url;
 }
@@ -52,7 +53,8 @@ static const char *check_url(struct argp_state *state, const char *option, const
 static void add_node(struct argp_state *state, ep_cli_connect *connect, const char *url)
 {
     if (connect->node_urls_count == EP_CLI_NODES_MAX) {
-        argp_error(state, "--node is given more than %d times, allowed: 1..%d", EP_CLI_NODES_MAX, EP_CLI_NODES_MAX);
+        argp_error(state, "--node is given more than %d times, allowed: 1..%d", EP_CLI_NODES_MAX,
+                   EP_CLI_NODES_MAX);
     }
     connect->node_urls[connect->node_urls_count++] = check_url(state, "--node", url);
 }
@@ -78,8 +80,8 @@ static void read_token(struct argp_state *state, ep_cli_connect *connect)
     connect->token[strcspn(connect->token, "\r\n")] = '\0';
     size_t bytes = strlen(connect->token);
     if (bytes == 0 || bytes > EP_CLI_TOKEN_BYTES_MAX) {
-        argp_error(state, "the first line of --token-file %s has %zu characters, allowed: 1..%d", connect->token_file, bytes,
-                   EP_CLI_TOKEN_BYTES_MAX);
+        argp_error(state, "the first line of --token-file %s has %zu characters, allowed: 1..%d",
+                   connect->token_file, bytes, EP_CLI_TOKEN_BYTES_MAX);
     }
 }
 
@@ -95,8 +97,8 @@ static void complete(struct argp_state *state, ep_cli_connect *connect)
 {
     const char *environment = getenv(EP_CLI_COORDINATOR_ENV);
     if (connect->coordinator_url != NULL && connect->node_urls_count > 0) {
-        argp_error(state, "--coordinator %s and --node %s are both given, allowed: one of them", connect->coordinator_url,
-                   connect->node_urls[0]);
+        argp_error(state, "--coordinator %s and --node %s are both given, allowed: one of them",
+                   connect->coordinator_url, connect->node_urls[0]);
     }
     if (connect->coordinator_url == NULL && connect->node_urls_count == 0) {
         connect->coordinator_url = environment != NULL && environment[0] != '\0'
@@ -128,7 +130,8 @@ static error_t parse_connect(int key, char *arg, struct argp_state *state)
         connect->token_file = arg;
         return 0;
     case KEY_TIMEOUT:
-        connect->timeout_us = (uint64_t)(ep_cli_arg_number(state, "--timeout", arg, TIMEOUT_S_MIN, TIMEOUT_S_MAX) * 1e6);
+        connect->timeout_us =
+            (uint64_t)(ep_cli_arg_number(state, "--timeout", arg, TIMEOUT_S_MIN, TIMEOUT_S_MAX) * 1e6);
         return 0;
     case KEY_TLS_CA:
         connect->tls.ca_file = arg;
@@ -153,14 +156,18 @@ static error_t parse_connect(int key, char *arg, struct argp_state *state)
 static const struct argp_option connect_options[] = {
     {NULL, 0, NULL, 0, "How to reach the service:", 10},
     {"coordinator", KEY_COORDINATOR, "URL", 0,
-     "The coordinator, tcp://host:port (default: $" EP_CLI_COORDINATOR_ENV ", else " EP_CLI_COORDINATOR_DEFAULT ")", 10},
+     "The coordinator, tcp://host:port (default: $" EP_CLI_COORDINATOR_ENV
+     ", else " EP_CLI_COORDINATOR_DEFAULT ")",
+     10},
     {"node", KEY_NODE, "URL", 0, "A node instead of a coordinator; may be repeated", 10},
     {"timeout", KEY_TIMEOUT, "SECONDS", 0, "For connecting, and for each call (default: 10)", 10},
     {"token-file", KEY_TOKEN_FILE, "FILE", 0, "File of mode 0600 with the token to show", 10},
     {"tls-ca", KEY_TLS_CA, "FILE", 0, "CA certificates (PEM), for tls+tcp", 10},
-    {"tls-cert-key", KEY_TLS_CERT_KEY, "FILE", 0, "Own certificate and key (PEM), where the service asks for one", 10},
+    {"tls-cert-key", KEY_TLS_CERT_KEY, "FILE", 0,
+     "Own certificate and key (PEM), where the service asks for one", 10},
     {"tls-server-name", KEY_TLS_SERVER_NAME, "NAME", 0, "Name the service must prove, for tls+tcp", 10},
-    {"no-payload-crc", KEY_NO_PAYLOAD_CRC, NULL, 0, "No checksum of payloads; the service must be set the same", 10},
+    {"no-payload-crc", KEY_NO_PAYLOAD_CRC, NULL, 0,
+     "No checksum of payloads; the service must be set the same", 10},
     {0},
 };
 const struct argp ep_cli_connect_argp = {connect_options, parse_connect, NULL, NULL, NULL, NULL, NULL};
@@ -179,7 +186,8 @@ ep_err ep_cli_connect_client(const ep_cli_connect *connect, ep_client **out_clie
     config.tls_server_name = connect->tls.server_name;
     config.deadline_us = connect->timeout_us;
     config.payload_crc = connect->payload_crc;
-    ep_err err = ep_client_create(&config, &client, out_error);
+    ep_err err = ep_cli_control_probe(connect, out_error);
+    err = err != EP_OK ? err : ep_client_create(&config, &client, out_error);
     if (err != EP_OK) {
         return err;
     }

@@ -2,7 +2,8 @@
 /*
  * How a command reaches the service: the options every command has, and a client made from them.
  *
- *     --coordinator URL | --node URL...   else the environment's EXPERTCTL_COORDINATOR, else EP_CLI_COORDINATOR_DEFAULT
+ *     --coordinator URL | --node URL...   else the environment's EXPERTCTL_COORDINATOR, else
+ * EP_CLI_COORDINATOR_DEFAULT
  *
  * Threads  one at a time.
  */
@@ -22,11 +23,11 @@
 
 /* Texts are borrowed from argv and the environment. */
 typedef struct ep_cli_connect {
-    const char *coordinator_url;             /* NULL: nodes are addressed directly */
+    const char *coordinator_url; /* NULL: nodes are addressed directly */
     const char *node_urls[EP_CLI_NODES_MAX];
     size_t node_urls_count;
-    const char *token_file;                  /* NULL none */
-    char token[EP_CLI_TOKEN_BYTES_MAX + 2];  /* "" none */
+    const char *token_file;                 /* NULL none */
+    char token[EP_CLI_TOKEN_BYTES_MAX + 2]; /* "" none */
     uint64_t timeout_us;
     ep_tls_config tls;
     bool payload_crc;
@@ -34,12 +35,13 @@ typedef struct ep_cli_connect {
 
 void ep_cli_connect_init(ep_cli_connect *out_connect);
 
-/* The common options; its input is an ep_cli_connect. Checks and completes it at the end of the command line. */
+/* The common options; its input is an ep_cli_connect. Checks and completes it at the end of the command line.
+ */
 extern const struct argp ep_cli_connect_argp;
 
 /*
- * A client that has a routing table and its nodes. Errors: UNAVAILABLE (nothing came within the timeout; with the last report),
- * and those of ep_client_create.
+ * A client that has a routing table and its nodes. Errors: UNAVAILABLE (nobody there, or no table and nodes
+ * within the timeout; with the last report), UNAUTHENTICATED, and those of ep_client_create.
  */
 ep_err ep_cli_connect_client(const ep_cli_connect *connect, ep_client **out_client, ep_error *out_error);
 

@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/random.h"
+#include "health.pb-c.h"
 
 struct ep_cli_control {
     const ep_cli_connect *connect;
@@ -25,7 +26,7 @@ typedef struct ask_slot {
     ask_round *round;
     ep_rpc_channel *channel;
     ep_cli_answer *answer;
-    bool over;               /* answered or failed; under the round's lock */
+    bool over; /* answered or failed; under the round's lock */
 } ask_slot;
 
 ep_err ep_cli_control_open(const ep_cli_connect *connect, ep_cli_control **out_control, ep_error *out_error)
@@ -129,7 +130,8 @@ static void start_slot(ep_cli_control *control, ask_slot *slot, const char *url,
         .connection_class = "control",
         .reconnect = false,
     };
-    ep_rpc_request call = {.method = method, .header = request, .deadline_ns = deadline_ns, .wait_for_ready = true};
+    ep_rpc_request call = {
+        .method = method, .header = request, .deadline_ns = deadline_ns, .wait_for_ready = true};
     ep_err err = ep_rpc_channel_create(&config, &slot->channel, &error);
     err = err != EP_OK ? err : ep_rpc_call_start(slot->channel, &call, on_reply, slot, NULL, &error);
     if (err != EP_OK) {
@@ -147,7 +149,8 @@ static void explain(ask_slot *slot, const char *url)
         ep_rpc_channel_last_error(slot->channel, &last);
     }
     if (last.code != EP_OK) { /* its text begins with the URL */
-        bool refused = last.code == EP_ERR_CONNECTION_LOST || last.code == EP_ERR_IO || last.code == EP_ERR_DEADLINE_EXCEEDED;
+        bool refused = last.code == EP_ERR_CONNECTION_LOST || last.code == EP_ERR_IO ||
+                       last.code == EP_ERR_DEADLINE_EXCEEDED;
         *error = last;
         error->code = refused ? EP_ERR_UNAVAILABLE : last.code;
     } else {
@@ -155,8 +158,9 @@ static void explain(ask_slot *slot, const char *url)
     }
 }
 
-void ep_cli_control_ask(ep_cli_control *control, const char *const *urls, size_t count, const char *service, const char *method,
-                        const ProtobufCMessage *request, uint64_t timeout_us, ep_cli_answer *out_answers)
+void ep_cli_control_ask(ep_cli_control *control, const char *const *urls, size_t count, const char *service,
+                        const char *method, const ProtobufCMessage *request, uint64_t timeout_us,
+                        ep_cli_answer *out_answers)
 {
     const ep_rpc_method *row = ep_rpc_method_by_name(service, method);
     uint64_t deadline_ns = ep_clock_now_ns() + timeout_us * EP_NS_PER_US;
@@ -166,8 +170,8 @@ void ep_cli_control_ask(ep_cli_control *control, const char *const *urls, size_t
         out_answers[i].message = NULL;
         ep_error_clear(&out_answers[i].error);
         if (slots == NULL || row == NULL) {
-            ep_error_set(&out_answers[i].error, slots == NULL ? EP_ERR_NO_MEMORY : EP_ERR_NOT_FOUND, "%s: cannot call %s.%s",
-                         urls[i], service, method);
+            ep_error_set(&out_answers[i].error, slots == NULL ? EP_ERR_NO_MEMORY : EP_ERR_NOT_FOUND,
+                         "%s: cannot call %s.%s", urls[i], service, method);
         }
     }
     if (slots == NULL || row == NULL) {
@@ -207,15 +211,16 @@ void ep_cli_answers_free(ep_cli_answer *answers, size_t count)
     }
 }
 
-ep_err ep_cli_control_ask_one(ep_cli_control *control, const char *url, const char *service, const char *method,
-                              ProtobufCMessage **out_message, ep_error *out_error)
+ep_err ep_cli_control_ask_one(ep_cli_control *control, const char *url, const char *service,
+                              const char *method, ProtobufCMessage **out_message, ep_error *out_error)
 {
     ep_cli_answer answer;
     const ep_rpc_method *row = ep_rpc_method_by_name(service, method);
     Expertd__V1__Empty empty = EXPERTD__V1__EMPTY__INIT;
     Expertd__V1__WatchPlacementRequest watch = EXPERTD__V1__WATCH_PLACEMENT_REQUEST__INIT;
     bool is_watch = row != NULL && row->method->input == watch.base.descriptor;
-    ep_cli_control_ask(control, &url, 1, service, method, is_watch ? &watch.base : &empty.base, control->connect->timeout_us, &answer);
+    ep_cli_control_ask(control, &url, 1, service, method, is_watch ? &watch.base : &empty.base,
+                       control->connect->timeout_us, &answer);
     if (answer.message == NULL) {
         if (out_error != NULL) {
             *out_error = answer.error;
@@ -224,4 +229,32 @@ ep_err ep_cli_control_ask_one(ep_cli_control *control, const char *url, const ch
     }
     *out_message = answer.message;
     return EP_OK;
+}
+
+ep_err ep_cli_control_probe(const ep_cli_connect *connect, ep_error *out_error)
+{
+    ep_cli_answer answers[EP_CLI_NODES_MAX];
+    ep_cli_control *control = NULL;
+    Expertd__V1__HealthCheckRequest request = EXPERTD__V1__HEALTH_CHECK_REQUEST__INIT;
+    bool direct = connect->coordinator_url == NULL;
+    size_t count = direct ? connect->node_urls_count : 1;
+    bool answered = false;
+    ep_err err = ep_cli_control_open(connect, &control, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    ep_cli_control_ask(control, direct ? connect->node_urls : &connect->coordinator_url, count,
+                       "expertd.v1.Health", "Check", &request.base, connect->timeout_us, answers);
+    for (size_t i = 0; i < count; i++) {
+        answered = answered || answers[i].message != NULL;
+    }
+    if (!answered) {
+        err = answers[0].error.code;
+        if (out_error != NULL) {
+            *out_error = answers[0].error;
+        }
+    }
+    ep_cli_answers_free(answers, count);
+    ep_cli_control_close(control);
+    return err;
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Questions to coordinators and nodes, outside of libexpertd: one connection and one call per URL, all URLs at once.
+ * Questions to coordinators and nodes, outside of libexpertd: one connection and one call per URL, all URLs
+ * at once.
  *
  * Threads  one at a time.
  */
@@ -22,20 +23,30 @@ ep_err ep_cli_control_open(const ep_cli_connect *connect, ep_cli_control **out_c
 void ep_cli_control_close(ep_cli_control *control);
 
 typedef struct ep_cli_answer {
-    ProtobufCMessage *message;  /* NULL on an error */
-    ep_error error;             /* code EP_OK when there is a message; the text names the URL */
+    ProtobufCMessage *message; /* NULL on an error */
+    ep_error error;            /* code EP_OK when there is a message; the text names the URL */
 } ep_cli_answer;
 
 /*
- * Sends the same request to every URL and waits for all answers, timeout_us at most. Of a stream the first message is the answer.
- * out_answers [count] is filled in every case; ep_cli_answers_free it. A peer that cannot be connected to is UNAVAILABLE.
+ * Sends the same request to every URL and waits for all answers, timeout_us at most. Of a stream the first
+ * message is the answer. out_answers [count] is filled in every case; ep_cli_answers_free it. A peer that
+ * cannot be connected to is UNAVAILABLE.
  */
-void ep_cli_control_ask(ep_cli_control *control, const char *const *urls, size_t count, const char *service, const char *method,
-                        const ProtobufCMessage *request, uint64_t timeout_us, ep_cli_answer *out_answers);
+void ep_cli_control_ask(ep_cli_control *control, const char *const *urls, size_t count, const char *service,
+                        const char *method, const ProtobufCMessage *request, uint64_t timeout_us,
+                        ep_cli_answer *out_answers);
 void ep_cli_answers_free(ep_cli_answer *answers, size_t count);
 
-/* The same to one URL with an Empty request and the common timeout. *out_message: protobuf_c_message_free_unpacked(m, NULL). */
-ep_err ep_cli_control_ask_one(ep_cli_control *control, const char *url, const char *service, const char *method,
-                              ProtobufCMessage **out_message, ep_error *out_error);
+/* The same to one URL with an Empty request and the common timeout. *out_message:
+ * protobuf_c_message_free_unpacked(m, NULL). */
+ep_err ep_cli_control_ask_one(ep_cli_control *control, const char *url, const char *service,
+                              const char *method, ProtobufCMessage **out_message, ep_error *out_error);
+
+/*
+ * Whether somebody is there and lets us in: the coordinator, or at least one of the nodes, answers Health. So
+ * that a wrong address or token is told at once, and not after the whole timeout. Errors: UNAVAILABLE,
+ * UNAUTHENTICATED, ... of the first one asked.
+ */
+ep_err ep_cli_control_probe(const ep_cli_connect *connect, ep_error *out_error);
 
 #endif

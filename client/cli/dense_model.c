@@ -34,7 +34,8 @@ static void attention(ep_dense_model *model, ep_dense_layer *layer, float *x, si
     ep_dense_matrix(layer->v, model->normed, kv_width, shape->hidden, value);
     ep_dense_rotate(model->query, heads->heads, heads->head_dim, model->inv_freq, position);
     ep_dense_rotate(key, heads->kv_heads, heads->head_dim, model->inv_freq, position);
-    ep_dense_attend(heads, model->query, layer->keys, layer->values, position, model->scores, model->attended);
+    ep_dense_attend(heads, model->query, layer->keys, layer->values, position, model->scores,
+                    model->attended);
     ep_dense_matrix(layer->o, model->attended, shape->hidden, q_width, model->normed);
     for (size_t i = 0; i < shape->hidden; i++) {
         x[i] = x[i] + model->normed[i];
@@ -46,7 +47,8 @@ static void prepare_row(ep_dense_model *model, const ep_dense_layer *layer, uint
 {
     size_t hidden = model->shape.hidden;
     uint16_t *row = model->rows + token * hidden;
-    ep_dense_rms_norm(model->x + token * hidden, layer->post_norm, hidden, model->shape.rms_norm_eps, model->normed);
+    ep_dense_rms_norm(model->x + token * hidden, layer->post_norm, hidden, model->shape.rms_norm_eps,
+                      model->normed);
     for (size_t i = 0; i < hidden; i++) {
         row[i] = ep_f32_to_bf16(model->normed[i]);
         model->normed[i] = ep_bf16_to_f32(row[i]);
@@ -56,8 +58,8 @@ static void prepare_row(ep_dense_model *model, const ep_dense_layer *layer, uint
 }
 
 /* Adds the expert block to x [T,H]. */
-static ep_err expert_block(ep_dense_model *model, const ep_dense_layer *layer, uint32_t tokens, ep_dense_experts_func experts,
-                           void *arg, ep_error *out_error)
+static ep_err expert_block(ep_dense_model *model, const ep_dense_layer *layer, uint32_t tokens,
+                           ep_dense_experts_func experts, void *arg, ep_error *out_error)
 {
     ep_gate_config gate = {
         .struct_bytes = sizeof(gate),
@@ -86,13 +88,16 @@ static ep_err expert_block(ep_dense_model *model, const ep_dense_layer *layer, u
 }
 
 ep_err ep_dense_model_forward(ep_dense_model *model, const uint8_t *bytes, uint32_t tokens, uint32_t first,
-                              ep_dense_experts_func experts, void *arg, float *out_logits, ep_error *out_error)
+                              ep_dense_experts_func experts, void *arg, float *out_logits,
+                              ep_error *out_error)
 {
     const ep_dense_shape *shape = &model->shape;
     size_t hidden = shape->hidden;
     if (tokens == 0 || tokens > shape->positions_max || first > shape->positions_max - tokens) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "%" PRIu32 " tokens at position %" PRIu32
-                            ", allowed: at least 1, and positions 0..%" PRIu32, tokens, first, shape->positions_max - 1);
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "%" PRIu32 " tokens at position %" PRIu32
+                            ", allowed: at least 1, and positions 0..%" PRIu32,
+                            tokens, first, shape->positions_max - 1);
     }
     for (uint32_t t = 0; t < tokens; t++) {
         memcpy(model->x + t * hidden, model->embedding + bytes[t] * hidden, hidden * sizeof(float));
@@ -106,7 +111,8 @@ ep_err ep_dense_model_forward(ep_dense_model *model, const uint8_t *bytes, uint3
             return err;
         }
     }
-    ep_dense_rms_norm(model->x + (tokens - 1) * hidden, model->norm, hidden, shape->rms_norm_eps, model->normed);
+    ep_dense_rms_norm(model->x + (tokens - 1) * hidden, model->norm, hidden, shape->rms_norm_eps,
+                      model->normed);
     ep_dense_matrix(model->head, model->normed, EP_DENSE_VOCAB, hidden, out_logits);
     return EP_OK;
 }

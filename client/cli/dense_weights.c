@@ -17,7 +17,7 @@ typedef struct loader {
     const ep_checkpoint *checkpoint;
     const ep_model_info *info;
     ep_error *error;
-    ep_err err;   /* the first one; later steps do nothing */
+    ep_err err; /* the first one; later steps do nothing */
 } loader;
 
 /* count elements, zeroed. */
@@ -32,7 +32,8 @@ static void *allocate(loader *load, size_t a, size_t b, size_t element_bytes)
         memory = calloc(count > 0 ? count : 1, element_bytes);
     }
     if (memory == NULL) {
-        load->err = ep_error_set(load->error, EP_ERR_NO_MEMORY, "no memory for %zu x %zu values of the dense model", a, b);
+        load->err = ep_error_set(load->error, EP_ERR_NO_MEMORY,
+                                 "no memory for %zu x %zu values of the dense model", a, b);
     }
     return memory;
 }
@@ -40,7 +41,8 @@ static void *allocate(loader *load, size_t a, size_t b, size_t element_bytes)
 static void refuse(loader *load, ep_err err, const char *key, uint64_t value, const char *allowed)
 {
     if (load->err == EP_OK) {
-        load->err = ep_error_set(load->error, err, "config.json: %s is %" PRIu64 ", allowed here: %s", key, value, allowed);
+        load->err = ep_error_set(load->error, err, "config.json: %s is %" PRIu64 ", allowed here: %s", key,
+                                 value, allowed);
     }
 }
 
@@ -48,8 +50,8 @@ static void check_config(loader *load)
 {
     const ep_model_info *info = load->info;
     if (strcmp(info->model_type, "mixtral") != 0 || info->router.family != EP_ROUTER_R1) {
-        load->err = ep_error_set(load->error, EP_ERR_UNIMPLEMENTED, "config.json: model_type is %s, allowed here: mixtral",
-                                 info->model_type);
+        load->err = ep_error_set(load->error, EP_ERR_UNIMPLEMENTED,
+                                 "config.json: model_type is %s, allowed here: mixtral", info->model_type);
         return;
     }
     if (info->vocab != EP_DENSE_VOCAB) {
@@ -59,13 +61,16 @@ static void check_config(loader *load)
         refuse(load, EP_ERR_UNIMPLEMENTED, "max_position_embeddings", info->positions_max, "1..8192");
     }
     if (info->heads == 0 || info->head_dim == 0 || info->head_dim % 2 != 0) {
-        refuse(load, EP_ERR_BAD_FILE, "head_dim", info->head_dim, "an even number above 0, and num_attention_heads above 0");
+        refuse(load, EP_ERR_BAD_FILE, "head_dim", info->head_dim,
+               "an even number above 0, and num_attention_heads above 0");
     }
     if (info->kv_heads == 0 || (info->heads > 0 && info->heads % info->kv_heads != 0)) {
-        refuse(load, EP_ERR_BAD_FILE, "num_key_value_heads", info->kv_heads, "a divisor of num_attention_heads");
+        refuse(load, EP_ERR_BAD_FILE, "num_key_value_heads", info->kv_heads,
+               "a divisor of num_attention_heads");
     }
     if (info->moe_layers_count != info->layers_count) {
-        refuse(load, EP_ERR_UNIMPLEMENTED, "the number of MoE layers", info->moe_layers_count, "all of num_hidden_layers");
+        refuse(load, EP_ERR_UNIMPLEMENTED, "the number of MoE layers", info->moe_layers_count,
+               "all of num_hidden_layers");
     }
 }
 
@@ -82,7 +87,8 @@ static float *read_tensor(loader *load, const char *name, size_t d0, size_t d1)
         free(values);
         return NULL;
     }
-    bool fits = info.rank == (d1 > 0 ? 2 : 1) && info.shape[0] == (int64_t)d0 && (d1 == 0 || info.shape[1] == (int64_t)d1);
+    bool fits = info.rank == (d1 > 0 ? 2 : 1) && info.shape[0] == (int64_t)d0 &&
+                (d1 == 0 || info.shape[1] == (int64_t)d1);
     if (!fits || !ep_dtype_is_float(info.dtype)) {
         char wanted[48];
         if (d1 > 0) {
@@ -90,9 +96,10 @@ static float *read_tensor(loader *load, const char *name, size_t d0, size_t d1)
         } else {
             snprintf(wanted, sizeof(wanted), "[%zu]", d0);
         }
-        load->err = ep_error_set(load->error, EP_ERR_BAD_FILE,
-                                 "tensor %s has rank %" PRIu32 ", %" PRId64 " rows, type %s; allowed: %s of bf16, f16 or f32", name,
-                                 info.rank, info.rank > 0 ? info.shape[0] : 0, ep_dtype_name(info.dtype), wanted);
+        load->err = ep_error_set(
+            load->error, EP_ERR_BAD_FILE,
+            "tensor %s has rank %" PRIu32 ", %" PRId64 " rows, type %s; allowed: %s of bf16, f16 or f32",
+            name, info.rank, info.rank > 0 ? info.shape[0] : 0, ep_dtype_name(info.dtype), wanted);
         free(values);
         return NULL;
     }
@@ -135,7 +142,8 @@ static void read_layer(loader *load, ep_dense_layer *layer, uint32_t index)
         load->err = ep_checkpoint_read_router(load->checkpoint, index, &layer->router, &bias, load->error);
     }
     if (load->err == EP_OK && bias != NULL) {
-        load->err = ep_error_set(load->error, EP_ERR_UNIMPLEMENTED, "the router of layer %" PRIu32 " has a bias, allowed here: none", index);
+        load->err = ep_error_set(load->error, EP_ERR_UNIMPLEMENTED,
+                                 "the router of layer %" PRIu32 " has a bias, allowed here: none", index);
     }
     free(bias);
 }
@@ -184,7 +192,8 @@ static void load_model(loader *load, ep_dense_model *model)
     allocate_scratch(load, model);
     model->embedding = read_tensor(load, "model.embed_tokens.weight", EP_DENSE_VOCAB, info->hidden);
     model->norm = read_tensor(load, "model.norm.weight", info->hidden, 0);
-    model->head = info->tie_embeddings ? model->embedding : read_tensor(load, "lm_head.weight", EP_DENSE_VOCAB, info->hidden);
+    model->head = info->tie_embeddings ? model->embedding
+                                       : read_tensor(load, "lm_head.weight", EP_DENSE_VOCAB, info->hidden);
     for (uint32_t l = 0; l < info->layers_count && load->err == EP_OK; l++) {
         read_layer(load, &model->layers[l], l);
     }
@@ -218,8 +227,8 @@ ep_err ep_dense_model_open(const char *dir, ep_dense_model **out_model, ep_error
 
 static void free_layer(ep_dense_layer *layer)
 {
-    float *parts[] = {layer->input_norm, layer->q, layer->k, layer->v, layer->o, layer->post_norm, layer->router, layer->keys,
-                      layer->values};
+    float *parts[] = {layer->input_norm, layer->q,      layer->k,    layer->v,     layer->o,
+                      layer->post_norm,  layer->router, layer->keys, layer->values};
     for (size_t i = 0; i < EP_ARRAY_COUNT(parts); i++) {
         free(parts[i]);
     }
@@ -236,8 +245,9 @@ void ep_dense_model_close(ep_dense_model *model)
     if (model->head != model->embedding) {
         free(model->head);
     }
-    void *parts[] = {model->layers, model->embedding,     model->norm, model->inv_freq, model->x,     model->rows,     model->result,
-                     model->router_logits, model->ids,  model->scales,   model->normed, model->query, model->attended, model->scores};
+    void *parts[] = {model->layers, model->embedding, model->norm,          model->inv_freq, model->x,
+                     model->rows,   model->result,    model->router_logits, model->ids,      model->scales,
+                     model->normed, model->query,     model->attended,      model->scores};
     for (size_t i = 0; i < EP_ARRAY_COUNT(parts); i++) {
         free(parts[i]);
     }

@@ -16,13 +16,16 @@ typedef struct expert_caller {
     ep_cli_generate_result *result;
 } expert_caller;
 
-void ep_cli_generate_check(const ep_cli_generate_request *request, const ep_dense_shape *shape, char *out_text, size_t bytes)
+void ep_cli_generate_check(const ep_cli_generate_request *request, const ep_dense_shape *shape,
+                           char *out_text, size_t bytes)
 {
     size_t prompt_bytes = strlen(request->prompt);
     out_text[0] = '\0';
-    if (prompt_bytes == 0 || prompt_bytes > shape->positions_max || request->bytes > shape->positions_max - prompt_bytes) {
+    if (prompt_bytes == 0 || prompt_bytes > shape->positions_max ||
+        request->bytes > shape->positions_max - prompt_bytes) {
         snprintf(out_text, bytes,
-                 "--prompt has %zu bytes and --bytes is %" PRIu32 ", allowed: a prompt of at least 1 byte, and %" PRIu32 " together",
+                 "--prompt has %zu bytes and --bytes is %" PRIu32
+                 ", allowed: a prompt of at least 1 byte, and %" PRIu32 " together",
                  prompt_bytes, request->bytes, shape->positions_max);
     }
 }
@@ -35,13 +38,16 @@ static ep_err no_such_model(ep_client *client, const char *name, const char *ver
     size_t used = 0;
     ep_model_desc desc = {.struct_bytes = sizeof(desc)};
     for (uint32_t i = 0; used < sizeof(served) && ep_client_model(client, i, &desc) == EP_OK; i++) {
-        used += (size_t)snprintf(served + used, sizeof(served) - used, "%s%s version %s", i > 0 ? ", " : "", desc.name, desc.version);
+        used += (size_t)snprintf(served + used, sizeof(served) - used, "%s%s version %s", i > 0 ? ", " : "",
+                                 desc.name, desc.version);
     }
     return ep_error_set(out_error, EP_ERR_NOT_FOUND,
-                        "the service has no model '%s' of version %s, which is the checkpoint's; it has: %s", name, version, served);
+                        "the service has no model '%s' of version %s, which is the checkpoint's; it has: %s",
+                        name, version, served);
 }
 
-static bool find_layer(ep_client *client, const char *name, const char *version, uint32_t layer, ep_layer_desc *out_desc)
+static bool find_layer(ep_client *client, const char *name, const char *version, uint32_t layer,
+                       ep_layer_desc *out_desc)
 {
     for (uint32_t i = 0; ep_client_layer(client, name, version, i, out_desc) == EP_OK; i++) {
         if (out_desc->layer == layer) {
@@ -52,7 +58,8 @@ static bool find_layer(ep_client *client, const char *name, const char *version,
     return false;
 }
 
-ep_err ep_cli_generate_match(ep_client *client, const char *model_name, const ep_dense_model *model, ep_error *out_error)
+ep_err ep_cli_generate_match(ep_client *client, const char *model_name, const ep_dense_model *model,
+                             ep_error *out_error)
 {
     const ep_dense_shape *shape = ep_dense_model_shape(model);
     ep_layer_desc desc = {.struct_bytes = sizeof(desc)};
@@ -63,8 +70,8 @@ ep_err ep_cli_generate_match(ep_client *client, const char *model_name, const ep
         const ep_layer_shape *own = ep_dense_model_layer(model, l);
         desc = (ep_layer_desc){.struct_bytes = sizeof(desc)};
         if (!find_layer(client, model_name, shape->version, own->layer, &desc)) {
-            return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION, "the service has no layer %" PRIu32 " of model '%s'", own->layer,
-                                model_name);
+            return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
+                                "the service has no layer %" PRIu32 " of model '%s'", own->layer, model_name);
         }
         if (desc.hidden != own->hidden || desc.experts != own->experts) {
             return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
@@ -78,8 +85,8 @@ ep_err ep_cli_generate_match(ep_client *client, const char *model_name, const ep
 
 /* ---- the experts of one layer ---- */
 
-static ep_err call_experts(void *arg, const ep_layer_shape *shape, uint32_t tokens, const uint16_t *rows, const int32_t *ids,
-                           const float *scales, uint16_t *out, ep_error *out_error)
+static ep_err call_experts(void *arg, const ep_layer_shape *shape, uint32_t tokens, const uint16_t *rows,
+                           const int32_t *ids, const float *scales, uint16_t *out, ep_error *out_error)
 {
     expert_caller *caller = arg;
     ep_cli_layer_record *record = NULL;
@@ -112,15 +119,16 @@ static ep_err call_experts(void *arg, const ep_layer_shape *shape, uint32_t toke
 
 /* ---- the loop ---- */
 
-static ep_err prepare(const ep_dense_model *model, const ep_cli_generate_request *request, ep_cli_generate_result *result,
-                      ep_error *out_error)
+static ep_err prepare(const ep_dense_model *model, const ep_cli_generate_request *request,
+                      ep_cli_generate_result *result, ep_error *out_error)
 {
     const ep_dense_shape *shape = ep_dense_model_shape(model);
     size_t prompt_bytes = strlen(request->prompt);
     result->text = malloc(prompt_bytes + request->bytes);
     result->layers = calloc(shape->layers, sizeof(*result->layers));
     if (result->text == NULL || result->layers == NULL) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for %zu bytes of text", prompt_bytes + request->bytes);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for %zu bytes of text",
+                            prompt_bytes + request->bytes);
     }
     result->layers_count = shape->layers;
     for (uint32_t l = 0; l < shape->layers; l++) {
@@ -153,16 +161,19 @@ ep_err ep_cli_generate_run(ep_client *client, ep_dense_model *model, const ep_cl
     caller.args.wire_dtype = EP_DTYPE_BF16;
     caller.args.deadline_us = request->deadline_us;
     ep_err err = prepare(model, request, out_result, out_error);
-    err = err != EP_OK ? err : stream_bytes(request->stream, out_result->text, out_result->text_bytes, out_error);
+    err = err != EP_OK ? err
+                       : stream_bytes(request->stream, out_result->text, out_result->text_bytes, out_error);
     for (uint32_t done = 0; err == EP_OK && done < request->bytes; done++) {
         uint32_t end = (uint32_t)out_result->text_bytes;
         uint32_t first = done == 0 ? 0 : end - 1;
-        err = ep_dense_model_forward(model, out_result->text + first, end - first, first, call_experts, &caller, logits, out_error);
+        err = ep_dense_model_forward(model, out_result->text + first, end - first, first, call_experts,
+                                     &caller, logits, out_error);
         if (err != EP_OK) {
             ep_error_prefix(out_error, err, "byte %" PRIu32 " of %" PRIu32, done + 1, request->bytes);
             break;
         }
-        out_result->text[end] = (uint8_t)ep_sampler_pick(logits, EP_DENSE_VOCAB, request->temperature, &state);
+        out_result->text[end] =
+            (uint8_t)ep_sampler_pick(logits, EP_DENSE_VOCAB, request->temperature, &state);
         out_result->text_bytes++;
         err = stream_bytes(request->stream, out_result->text + end, 1, out_error);
     }

@@ -6,7 +6,9 @@
 
 static const char *node_name(const ep_cli_node *node)
 {
-    return node->name[0] != '\0' ? node->name : node->status != NULL && node->status->node[0] != '\0' ? node->status->node : node->url;
+    return node->name[0] != '\0'                                   ? node->name
+           : node->status != NULL && node->status->node[0] != '\0' ? node->status->node
+                                                                   : node->url;
 }
 
 static uint64_t rows_of(const ep_cli_node *node)
@@ -57,12 +59,13 @@ static json_t *layers_json(ep_cli_generate_result *result)
     json_t *layers = json_array();
     for (uint32_t i = 0; i < result->layers_count; i++) {
         ep_cli_layer_record *layer = &result->layers[i];
-        json_array_append_new(layers, json_pack("{s:I, s:I, s:I, s:I, s:f, s:I, s:I}", "layer", (json_int_t)layer->layer, "calls",
-                                                (json_int_t)layer->latency.count, "p50_us",
-                                                (json_int_t)ep_latency_percentile(&layer->latency, 50), "p99_us",
-                                                (json_int_t)ep_latency_percentile(&layer->latency, 99), "mean_us",
-                                                ep_latency_mean(&layer->latency), "frames", (json_int_t)layer->frames,
-                                                "rerouted_frames", (json_int_t)layer->rerouted_frames));
+        json_array_append_new(
+            layers, json_pack("{s:I, s:I, s:I, s:I, s:f, s:I, s:I}", "layer", (json_int_t)layer->layer,
+                              "calls", (json_int_t)layer->latency.count, "p50_us",
+                              (json_int_t)ep_latency_percentile(&layer->latency, 50), "p99_us",
+                              (json_int_t)ep_latency_percentile(&layer->latency, 99), "mean_us",
+                              ep_latency_mean(&layer->latency), "frames", (json_int_t)layer->frames,
+                              "rerouted_frames", (json_int_t)layer->rerouted_frames));
     }
     return layers;
 }
@@ -72,9 +75,10 @@ static json_t *nodes_json(const ep_cli_node_list *nodes)
     json_t *list = json_array();
     for (size_t i = 0; i < nodes->count; i++) {
         const ep_cli_node *node = &nodes->nodes[i];
-        json_array_append_new(list, json_pack("{s:o, s:o, s:o, s:I, s:b}", "name", ep_cli_json_text(node_name(node)), "url",
-                                              ep_cli_json_text(node->url), "state", ep_cli_json_text(state_of(node)), "rows_served",
-                                              (json_int_t)rows_of(node), "answered", node->status != NULL));
+        json_array_append_new(
+            list, json_pack("{s:o, s:o, s:o, s:I, s:b}", "name", ep_cli_json_text(node_name(node)), "url",
+                            ep_cli_json_text(node->url), "state", ep_cli_json_text(state_of(node)),
+                            "rows_served", (json_int_t)rows_of(node), "answered", node->status != NULL));
     }
     return list;
 }
@@ -89,16 +93,21 @@ bool ep_cli_generate_report_print(const ep_cli_generate_report *report, ep_cli_f
     }
     if (format == EP_CLI_JSON) {
         return ep_cli_json_print(
-            json_pack("{s:o, s:o, s:I, s:f, s:o, s:{s:I, s:I}, s:I, s:o, s:o}", "model", ep_cli_json_text(report->request->model),
-                      "version", ep_cli_json_text(report->shape->version), "bytes", (json_int_t)report->request->bytes, "seconds",
-                      seconds, "numerics", ep_cli_json_text(result->numerics), "epoch", "term", (json_int_t)result->epoch_term,
-                      "number", (json_int_t)result->epoch_number, "rerouted_frames", (json_int_t)rerouted, "layers",
-                      layers_json(result), "nodes", nodes_json(report->nodes)),
+            json_pack("{s:o, s:o, s:I, s:f, s:o, s:{s:I, s:I}, s:I, s:o, s:o}", "model",
+                      ep_cli_json_text(report->request->model), "version",
+                      ep_cli_json_text(report->shape->version), "bytes", (json_int_t)report->request->bytes,
+                      "seconds", seconds, "numerics", ep_cli_json_text(result->numerics), "epoch", "term",
+                      (json_int_t)result->epoch_term, "number", (json_int_t)result->epoch_number,
+                      "rerouted_frames", (json_int_t)rerouted, "layers", layers_json(result), "nodes",
+                      nodes_json(report->nodes)),
             out);
     }
-    fprintf(out, "%" PRIu32 " bytes from model %s version %s in %.2f s, %.0f bytes/s, epoch %" PRIu64 "/%" PRIu64 ", %" PRIu64
-                 " re-routed frames\n\n", report->request->bytes, report->request->model, report->shape->version, seconds,
-            seconds > 0.0 ? report->request->bytes / seconds : 0.0, result->epoch_term, result->epoch_number, rerouted);
+    fprintf(out,
+            "%" PRIu32 " bytes from model %s version %s in %.2f s, %.0f bytes/s, epoch %" PRIu64 "/%" PRIu64
+            ", %" PRIu64 " re-routed frames\n\n",
+            report->request->bytes, report->request->model, report->shape->version, seconds,
+            seconds > 0.0 ? report->request->bytes / seconds : 0.0, result->epoch_term, result->epoch_number,
+            rerouted);
     bool good = print_layers(result, out);
     fputc('\n', out);
     return print_nodes(report->nodes, out) && good;

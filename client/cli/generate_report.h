@@ -9,7 +9,7 @@
 
 typedef struct ep_cli_generate_report {
     const ep_cli_generate_request *request;
-    ep_cli_generate_result *result;   /* percentiles sort its samples */
+    ep_cli_generate_result *result; /* percentiles sort its samples */
     const ep_dense_shape *shape;
     const ep_cli_node_list *nodes;
 } ep_cli_generate_report;

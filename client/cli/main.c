@@ -16,19 +16,24 @@
 
 static void print_help(FILE *out)
 {
-    fprintf(out, "Usage: %s COMMAND [OPTION...]\n"
-                 "The operator's and the tester's command line of expertd.\n\nCommands:\n", PROGRAM);
+    fprintf(out,
+            "Usage: %s COMMAND [OPTION...]\n"
+            "The operator's and the tester's command line of expertd.\n\nCommands:\n",
+            PROGRAM);
     for (size_t i = 0; ep_cli_command_at(i) != NULL; i++) {
         fprintf(out, "  %-10s %s\n", ep_cli_command_at(i)->name, ep_cli_command_at(i)->help);
     }
     fprintf(out, "  %-10s %s\n\n", "help", "this text, or all about a command: expertctl help generate");
-    fprintf(out, "The service is reached at --coordinator URL, at --node URL (once or more often), at the environment's\n"
-                 "%s, or at %s.\n\n", EP_CLI_COORDINATOR_ENV, EP_CLI_COORDINATOR_DEFAULT);
+    fprintf(out,
+            "The service is reached at --coordinator URL, at --node URL (once or more often), at the "
+            "environment's\n"
+            "%s, or at %s.\n\n",
+            EP_CLI_COORDINATOR_ENV, EP_CLI_COORDINATOR_DEFAULT);
     fprintf(out, "Examples:\n"
                  "  expertctl status\n"
                  "  expertctl table --model demo --layer 0 -o json\n"
-                 "  expertctl generate --checkpoint deploy/demo-model/checkpoint --model demo --prompt \"The file \" --bytes 100\n\n"
-                 EP_CLI_EXIT_HELP "\n");
+                 "  expertctl generate --checkpoint deploy/demo-model/checkpoint --model demo --prompt \"The "
+                 "file \" --bytes 100\n\n" EP_CLI_EXIT_HELP "\n");
 }
 
 static int unknown_command(const char *name)
@@ -69,7 +74,8 @@ static int run(int argc, char **argv)
         printf("%s %s\n", PROGRAM, ep_version());
         return EP_CLI_EXIT_OK;
     }
-    if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0 || strcmp(word, "-?") == 0 || strcmp(word, "help") == 0) {
+    if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0 || strcmp(word, "-?") == 0 ||
+        strcmp(word, "help") == 0) {
         return help(argc - 2, argv + 2);
     }
     const ep_cli_command *command = ep_cli_command_find(word);

@@ -18,7 +18,8 @@ static ep_err allocate(size_t count, ep_cli_node_list *out_list, ep_error *out_e
     return EP_OK;
 }
 
-ep_err ep_cli_node_list_from_cluster(const Expertd__V1__ClusterStatusReply *cluster, ep_cli_node_list *out_list, ep_error *out_error)
+ep_err ep_cli_node_list_from_cluster(const Expertd__V1__ClusterStatusReply *cluster,
+                                     ep_cli_node_list *out_list, ep_error *out_error)
 {
     ep_err err = allocate(cluster->n_nodes, out_list, out_error);
     for (size_t i = 0; err == EP_OK && i < cluster->n_nodes; i++) {
@@ -33,7 +34,8 @@ ep_err ep_cli_node_list_from_cluster(const Expertd__V1__ClusterStatusReply *clus
     return err;
 }
 
-ep_err ep_cli_node_list_from_urls(const char *const *urls, size_t count, ep_cli_node_list *out_list, ep_error *out_error)
+ep_err ep_cli_node_list_from_urls(const char *const *urls, size_t count, ep_cli_node_list *out_list,
+                                  ep_error *out_error)
 {
     ep_err err = allocate(count, out_list, out_error);
     for (size_t i = 0; err == EP_OK && i < count; i++) {
@@ -42,16 +44,18 @@ ep_err ep_cli_node_list_from_urls(const char *const *urls, size_t count, ep_cli_
     return err;
 }
 
-ep_err ep_cli_node_list_read(ep_cli_control *control, const ep_cli_connect *connect, ep_cli_node_list *out_list, ep_error *out_error)
+ep_err ep_cli_node_list_read(ep_cli_control *control, const ep_cli_connect *connect,
+                             ep_cli_node_list *out_list, ep_error *out_error)
 {
     ProtobufCMessage *message = NULL;
     if (connect->coordinator_url == NULL) {
         return ep_cli_node_list_from_urls(connect->node_urls, connect->node_urls_count, out_list, out_error);
     }
-    ep_err err = ep_cli_control_ask_one(control, connect->coordinator_url, "expertd.v1.Coordinator", "ClusterStatus", &message,
-                                        out_error);
+    ep_err err = ep_cli_control_ask_one(control, connect->coordinator_url, "expertd.v1.Coordinator",
+                                        "ClusterStatus", &message, out_error);
     if (err == EP_OK) {
-        err = ep_cli_node_list_from_cluster((const Expertd__V1__ClusterStatusReply *)message, out_list, out_error);
+        err = ep_cli_node_list_from_cluster((const Expertd__V1__ClusterStatusReply *)message, out_list,
+                                            out_error);
         protobuf_c_message_free_unpacked(message, NULL);
     }
     return err;
@@ -91,7 +95,8 @@ void ep_cli_node_list_ask(ep_cli_control *control, ep_cli_node_list *list, uint6
     for (size_t i = 0; i < list->count; i++) {
         urls[i] = list->nodes[i].url;
     }
-    ep_cli_control_ask(control, urls, list->count, "expertd.v1.NodeInfo", "NodeStatus", &empty.base, timeout_us, answers);
+    ep_cli_control_ask(control, urls, list->count, "expertd.v1.NodeInfo", "NodeStatus", &empty.base,
+                       timeout_us, answers);
     for (size_t i = 0; i < list->count; i++) {
         list->nodes[i].status = (Expertd__V1__NodeStatusReply *)answers[i].message;
         list->nodes[i].error = answers[i].error;

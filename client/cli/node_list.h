@@ -8,13 +8,13 @@
 #include "moe/routing_table.h"
 
 typedef struct ep_cli_node {
-    char name[EP_NODE_NAME_BYTES];   /* "" when not known */
+    char name[EP_NODE_NAME_BYTES]; /* "" when not known */
     char url[EP_URL_BYTES];
-    char state[32];                  /* the coordinator's last word; "" without one */
-    uint64_t rows_served;            /* the coordinator's last count */
-    uint64_t last_seen_ms;           /* age of the last heartbeat */
+    char state[32];                       /* the coordinator's last word; "" without one */
+    uint64_t rows_served;                 /* the coordinator's last count */
+    uint64_t last_seen_ms;                /* age of the last heartbeat */
     Expertd__V1__NodeStatusReply *status; /* NULL: did not answer, or was not asked */
-    ep_error error;                  /* why it did not answer */
+    ep_error error;                       /* why it did not answer */
 } ep_cli_node;
 
 typedef struct ep_cli_node_list {
@@ -23,11 +23,14 @@ typedef struct ep_cli_node_list {
 } ep_cli_node_list;
 
 /* From a coordinator's answer. Errors: NO_MEMORY. */
-ep_err ep_cli_node_list_from_cluster(const Expertd__V1__ClusterStatusReply *cluster, ep_cli_node_list *out_list, ep_error *out_error);
+ep_err ep_cli_node_list_from_cluster(const Expertd__V1__ClusterStatusReply *cluster,
+                                     ep_cli_node_list *out_list, ep_error *out_error);
 /* From --node URLs. Errors: NO_MEMORY. */
-ep_err ep_cli_node_list_from_urls(const char *const *urls, size_t count, ep_cli_node_list *out_list, ep_error *out_error);
+ep_err ep_cli_node_list_from_urls(const char *const *urls, size_t count, ep_cli_node_list *out_list,
+                                  ep_error *out_error);
 /* The coordinator's list, or the --node URLs. Errors: those of the question to the coordinator, NO_MEMORY. */
-ep_err ep_cli_node_list_read(ep_cli_control *control, const ep_cli_connect *connect, ep_cli_node_list *out_list, ep_error *out_error);
+ep_err ep_cli_node_list_read(ep_cli_control *control, const ep_cli_connect *connect,
+                             ep_cli_node_list *out_list, ep_error *out_error);
 void ep_cli_node_list_free(ep_cli_node_list *list);
 
 /* Fills status or error of every node. Waits timeout_us at most. */

@@ -88,7 +88,8 @@ ep_cli_table *ep_cli_table_create(const char *headings)
         return NULL;
     }
     char *names[EP_CLI_COLUMNS_MAX];
-    for (char *name; (name = strsep(&rest, "|")) != NULL && table->columns < EP_CLI_COLUMNS_MAX; table->columns++) {
+    for (char *name; (name = strsep(&rest, "|")) != NULL && table->columns < EP_CLI_COLUMNS_MAX;
+         table->columns++) {
         table->right[table->columns] = name[0] == '>';
         names[table->columns] = name + (name[0] == '>');
     }
@@ -155,7 +156,8 @@ bool ep_cli_table_print(const ep_cli_table *table, FILE *out)
 
 bool ep_cli_json_print(json_t *taken_json, FILE *out)
 {
-    bool good = taken_json != NULL && json_dumpf(taken_json, out, JSON_INDENT(2)) == 0 && fputc('\n', out) != EOF;
+    bool good =
+        taken_json != NULL && json_dumpf(taken_json, out, JSON_INDENT(2)) == 0 && fputc('\n', out) != EOF;
     json_decref(taken_json);
     return good;
 }

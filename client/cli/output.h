@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Results for people and for programs: aligned tables or JSON. Everything a command prints as its result goes through here;
- * stdout carries results only.
+ * Results for people and for programs: aligned tables or JSON. Everything a command prints as its result goes
+ * through here; stdout carries results only.
  *
  * Threads  one at a time.
  */
@@ -16,7 +16,7 @@
 #include "base/error.h"
 
 #define EP_CLI_COLUMNS_MAX 16
-#define EP_CLI_CELL_BYTES_MAX 4096   /* longer ones are cut */
+#define EP_CLI_CELL_BYTES_MAX 4096 /* longer ones are cut */
 
 typedef enum ep_cli_format { EP_CLI_TABLE, EP_CLI_JSON } ep_cli_format;
 extern const char *const ep_cli_format_words[]; /* as ep_cli_format, NULL-terminated */
@@ -26,12 +26,15 @@ extern const struct argp ep_cli_output_argp;
 
 typedef struct ep_cli_table ep_cli_table;
 
-/* headings separated by '|'; one that starts with '>' is a right-aligned column: "NODE|STATE|>ROWS". NULL: no memory. */
+/* headings separated by '|'; one that starts with '>' is a right-aligned column: "NODE|STATE|>ROWS". NULL: no
+ * memory. */
 ep_cli_table *ep_cli_table_create(const char *headings);
 void ep_cli_table_destroy(ep_cli_table *table);
-/* One formatted cell; rows fill from left to right. Control bytes are printed as '?'. Without memory the table remembers it. */
+/* One formatted cell; rows fill from left to right. Control bytes are printed as '?'. Without memory the
+ * table remembers it. */
 void ep_cli_table_cell(ep_cli_table *table, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* Columns two spaces apart, no trailing spaces. False when a row was lost for want of memory or the file takes no more. */
+/* Columns two spaces apart, no trailing spaces. False when a row was lost for want of memory or the file
+ * takes no more. */
 bool ep_cli_table_print(const ep_cli_table *table, FILE *out);
 
 /* Indented JSON and a line end. Takes json; NULL counts as a failure. */

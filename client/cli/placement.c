@@ -9,10 +9,12 @@
 #include "hello_table.h"
 #include "wire/placement_codec.h"
 
-static ep_err read_from_coordinator(ep_cli_control *control, const char *url, ep_routing_table **out_table, ep_error *out_error)
+static ep_err read_from_coordinator(ep_cli_control *control, const char *url, ep_routing_table **out_table,
+                                    ep_error *out_error)
 {
     ProtobufCMessage *message = NULL;
-    ep_err err = ep_cli_control_ask_one(control, url, "expertd.v1.Coordinator", "WatchPlacement", &message, out_error);
+    ep_err err =
+        ep_cli_control_ask_one(control, url, "expertd.v1.Coordinator", "WatchPlacement", &message, out_error);
     if (err != EP_OK) {
         return err;
     }
@@ -22,8 +24,8 @@ static ep_err read_from_coordinator(ep_cli_control *control, const char *url, ep
     return err != EP_OK ? ep_error_prefix(out_error, err, "the table of %s", url) : EP_OK;
 }
 
-static ep_err build_from_answers(const ep_cli_connect *connect, const ep_cli_answer *answers, ep_routing_table **out_table,
-                                 ep_error *out_error)
+static ep_err build_from_answers(const ep_cli_connect *connect, const ep_cli_answer *answers,
+                                 ep_routing_table **out_table, ep_error *out_error)
 {
     size_t count = connect->node_urls_count;
     Expertd__V1__Hello *hellos = calloc(count, sizeof(*hellos));
@@ -48,15 +50,15 @@ static ep_err build_from_answers(const ep_cli_connect *connect, const ep_cli_ans
     return err;
 }
 
-static ep_err read_from_nodes(ep_cli_control *control, const ep_cli_connect *connect, ep_routing_table **out_table,
-                              ep_error *out_error)
+static ep_err read_from_nodes(ep_cli_control *control, const ep_cli_connect *connect,
+                              ep_routing_table **out_table, ep_error *out_error)
 {
     ep_cli_answer answers[EP_CLI_NODES_MAX];
     Expertd__V1__Empty empty = EXPERTD__V1__EMPTY__INIT;
     size_t count = connect->node_urls_count;
     ep_err err = EP_OK;
-    ep_cli_control_ask(control, connect->node_urls, count, "expertd.v1.ExpertService", "Describe", &empty.base,
-                       connect->timeout_us, answers);
+    ep_cli_control_ask(control, connect->node_urls, count, "expertd.v1.ExpertService", "Describe",
+                       &empty.base, connect->timeout_us, answers);
     for (size_t i = 0; i < count && err == EP_OK; i++) {
         err = answers[i].error.code;
         if (err != EP_OK && out_error != NULL) {
@@ -70,8 +72,8 @@ static ep_err read_from_nodes(ep_cli_control *control, const ep_cli_connect *con
     return err;
 }
 
-ep_err ep_cli_placement_read(ep_cli_control *control, const ep_cli_connect *connect, ep_routing_table **out_table,
-                             ep_error *out_error)
+ep_err ep_cli_placement_read(ep_cli_control *control, const ep_cli_connect *connect,
+                             ep_routing_table **out_table, ep_error *out_error)
 {
     if (connect->coordinator_url != NULL) {
         return read_from_coordinator(control, connect->coordinator_url, out_table, out_error);

@@ -15,23 +15,27 @@
 #define EP_CLI_PROBLEM_BYTES 640
 
 typedef struct ep_cli_problems {
-    size_t count;                                       /* all; only the first EP_CLI_PROBLEMS_MAX are kept */
+    size_t count; /* all; only the first EP_CLI_PROBLEMS_MAX are kept */
     char texts[EP_CLI_PROBLEMS_MAX][EP_CLI_PROBLEM_BYTES];
 } ep_cli_problems;
 
-void ep_cli_problem_add(ep_cli_problems *problems, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void ep_cli_problem_add(ep_cli_problems *problems, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
 /* ["...", ...] */
 json_t *ep_cli_problems_json(const ep_cli_problems *problems);
 /* "healthy", or one line for each. */
 void ep_cli_problems_print(const ep_cli_problems *problems, FILE *out);
 
 /* What a coordinator knows. table NULL: there is none yet. Pure. */
-void ep_cli_cluster_check(const Expertd__V1__ClusterStatusReply *cluster, const ep_routing_table *table, ep_cli_problems *out_problems);
-bool ep_cli_cluster_print(const char *url, const Expertd__V1__ClusterStatusReply *cluster, const ep_routing_table *table,
-                          const ep_cli_problems *problems, ep_cli_format format, FILE *out);
+void ep_cli_cluster_check(const Expertd__V1__ClusterStatusReply *cluster, const ep_routing_table *table,
+                          ep_cli_problems *out_problems);
+bool ep_cli_cluster_print(const char *url, const Expertd__V1__ClusterStatusReply *cluster,
+                          const ep_routing_table *table, const ep_cli_problems *problems,
+                          ep_cli_format format, FILE *out);
 
 /* What the nodes say themselves. Pure. */
 void ep_cli_nodes_check(const ep_cli_node_list *nodes, ep_cli_problems *out_problems);
-bool ep_cli_nodes_print(const ep_cli_node_list *nodes, const ep_cli_problems *problems, ep_cli_format format, FILE *out);
+bool ep_cli_nodes_print(const ep_cli_node_list *nodes, const ep_cli_problems *problems, ep_cli_format format,
+                        FILE *out);
 
 #endif

@@ -5,7 +5,8 @@
 
 #include "status.h"
 
-void ep_cli_cluster_check(const Expertd__V1__ClusterStatusReply *cluster, const ep_routing_table *table, ep_cli_problems *out_problems)
+void ep_cli_cluster_check(const Expertd__V1__ClusterStatusReply *cluster, const ep_routing_table *table,
+                          ep_cli_problems *out_problems)
 {
     if (cluster->n_nodes == 0) {
         ep_cli_problem_add(out_problems, "no node has registered");
@@ -32,7 +33,9 @@ void ep_cli_cluster_check(const Expertd__V1__ClusterStatusReply *cluster, const 
             }
         }
         if (missing > 0) {
-            ep_cli_problem_add(out_problems, "model %s, layer %" PRIu32 ": %" PRIu32 " experts have no copy, expert %" PRIu32 " first",
+            ep_cli_problem_add(out_problems,
+                               "model %s, layer %" PRIu32 ": %" PRIu32
+                               " experts have no copy, expert %" PRIu32 " first",
                                table->models[layer->model_index].name, layer->shape.layer, missing, first);
         }
     }
@@ -57,7 +60,8 @@ static model_summary summarise(const ep_routing_table *table, uint32_t model_ind
         }
         ep_cli_placement_copies(layer, &min, &max);
         summary.layers++;
-        summary.experts_max = layer->shape.experts > summary.experts_max ? layer->shape.experts : summary.experts_max;
+        summary.experts_max =
+            layer->shape.experts > summary.experts_max ? layer->shape.experts : summary.experts_max;
         summary.copies_min = min < summary.copies_min ? min : summary.copies_min;
         summary.copies_max = max > summary.copies_max ? max : summary.copies_max;
     }
@@ -72,10 +76,11 @@ static json_t *nodes_json(const Expertd__V1__ClusterStatusReply *cluster)
     json_t *nodes = json_array();
     for (size_t i = 0; i < cluster->n_nodes; i++) {
         const Expertd__V1__NodeEntry *node = cluster->nodes[i];
-        json_array_append_new(nodes, json_pack("{s:I, s:o, s:o, s:o, s:I, s:I}", "id", (json_int_t)node->node_id, "name",
-                                               ep_cli_json_text(node->name), "url", ep_cli_json_text(node->url), "state",
-                                               ep_cli_json_text(node->state), "rows_served", (json_int_t)node->rows_served,
-                                               "last_seen_ms", (json_int_t)node->last_seen_ms));
+        json_array_append_new(
+            nodes, json_pack("{s:I, s:o, s:o, s:o, s:I, s:I}", "id", (json_int_t)node->node_id, "name",
+                             ep_cli_json_text(node->name), "url", ep_cli_json_text(node->url), "state",
+                             ep_cli_json_text(node->state), "rows_served", (json_int_t)node->rows_served,
+                             "last_seen_ms", (json_int_t)node->last_seen_ms));
     }
     return nodes;
 }
@@ -90,25 +95,28 @@ static json_t *models_json(const ep_routing_table *table)
         for (uint32_t i = 0; i < model->numerics_count; i++) {
             json_array_append_new(numerics, ep_cli_json_text(model->numerics[i]));
         }
-        json_array_append_new(models, json_pack("{s:o, s:o, s:I, s:I, s:I, s:I, s:o}", "name", ep_cli_json_text(model->name),
-                                                "version", ep_cli_json_text(model->version), "layers", (json_int_t)summary.layers,
-                                                "experts_max", (json_int_t)summary.experts_max, "copies_min",
-                                                (json_int_t)summary.copies_min, "copies_max", (json_int_t)summary.copies_max,
-                                                "numerics", numerics));
+        json_array_append_new(
+            models,
+            json_pack("{s:o, s:o, s:I, s:I, s:I, s:I, s:o}", "name", ep_cli_json_text(model->name), "version",
+                      ep_cli_json_text(model->version), "layers", (json_int_t)summary.layers, "experts_max",
+                      (json_int_t)summary.experts_max, "copies_min", (json_int_t)summary.copies_min,
+                      "copies_max", (json_int_t)summary.copies_max, "numerics", numerics));
     }
     return models;
 }
 
-static bool print_json(const char *url, const Expertd__V1__ClusterStatusReply *cluster, const ep_routing_table *table,
-                       const ep_cli_problems *problems, FILE *out)
+static bool print_json(const char *url, const Expertd__V1__ClusterStatusReply *cluster,
+                       const ep_routing_table *table, const ep_cli_problems *problems, FILE *out)
 {
     return ep_cli_json_print(
-        json_pack("{s:b, s:o, s:o, s:{s:I, s:I}, s:o, s:I, s:I, s:I, s:o, s:o}", "healthy", problems->count == 0, "problems",
-                  ep_cli_problems_json(problems), "coordinator", ep_cli_json_text(url), "epoch", "term",
+        json_pack("{s:b, s:o, s:o, s:{s:I, s:I}, s:o, s:I, s:I, s:I, s:o, s:o}", "healthy",
+                  problems->count == 0, "problems", ep_cli_problems_json(problems), "coordinator",
+                  ep_cli_json_text(url), "epoch", "term",
                   (json_int_t)(cluster->epoch != NULL ? cluster->epoch->term : 0), "number",
-                  (json_int_t)(cluster->epoch != NULL ? cluster->epoch->number : 0), "policy", ep_cli_json_text(cluster->policy),
-                  "copies", (json_int_t)cluster->copies, "watchers", (json_int_t)cluster->watchers, "uptime_us",
-                  (json_int_t)cluster->uptime_us, "nodes", nodes_json(cluster), "models", models_json(table)),
+                  (json_int_t)(cluster->epoch != NULL ? cluster->epoch->number : 0), "policy",
+                  ep_cli_json_text(cluster->policy), "copies", (json_int_t)cluster->copies, "watchers",
+                  (json_int_t)cluster->watchers, "uptime_us", (json_int_t)cluster->uptime_us, "nodes",
+                  nodes_json(cluster), "models", models_json(table)),
         out);
 }
 
@@ -145,23 +153,27 @@ static bool print_models(const ep_routing_table *table, FILE *out)
         } else {
             ep_cli_table_cell(models, "%" PRIu32 "-%" PRIu32, summary.copies_min, summary.copies_max);
         }
-        ep_cli_table_cell(models, "%s%s", model->numerics_count > 0 ? model->numerics[0] : "-", model->numerics_count > 1 ? ", ..." : "");
+        ep_cli_table_cell(models, "%s%s", model->numerics_count > 0 ? model->numerics[0] : "-",
+                          model->numerics_count > 1 ? ", ..." : "");
     }
     bool good = ep_cli_table_print(models, out);
     ep_cli_table_destroy(models);
     return good;
 }
 
-bool ep_cli_cluster_print(const char *url, const Expertd__V1__ClusterStatusReply *cluster, const ep_routing_table *table,
-                          const ep_cli_problems *problems, ep_cli_format format, FILE *out)
+bool ep_cli_cluster_print(const char *url, const Expertd__V1__ClusterStatusReply *cluster,
+                          const ep_routing_table *table, const ep_cli_problems *problems,
+                          ep_cli_format format, FILE *out)
 {
     if (format == EP_CLI_JSON) {
         return print_json(url, cluster, table, problems, out);
     }
-    fprintf(out, "coordinator  %s\nepoch        %" PRIu64 "/%" PRIu64 "\npolicy       %s, %" PRIu32 " copies\nwatchers     %" PRIu64
-                 "\nuptime       %.0f s\n\n", url, cluster->epoch != NULL ? cluster->epoch->term : 0,
-            cluster->epoch != NULL ? cluster->epoch->number : 0, cluster->policy, cluster->copies, cluster->watchers,
-            (double)cluster->uptime_us / 1e6);
+    fprintf(out,
+            "coordinator  %s\nepoch        %" PRIu64 "/%" PRIu64 "\npolicy       %s, %" PRIu32
+            " copies\nwatchers     %" PRIu64 "\nuptime       %.0f s\n\n",
+            url, cluster->epoch != NULL ? cluster->epoch->term : 0,
+            cluster->epoch != NULL ? cluster->epoch->number : 0, cluster->policy, cluster->copies,
+            cluster->watchers, (double)cluster->uptime_us / 1e6);
     bool good = print_nodes(cluster, out);
     fputc('\n', out);
     if (table != NULL) {

@@ -12,8 +12,9 @@ void ep_cli_nodes_check(const ep_cli_node_list *nodes, ep_cli_problems *out_prob
         if (node->status == NULL) {
             ep_cli_problem_add(out_problems, "%s", node->error.text);
         } else if (strcmp(node->status->state, "serving") != 0) {
-            ep_cli_problem_add(out_problems, "node %s at %s is %s%s%s", node->status->node, node->url, node->status->state,
-                               node->status->last_error[0] != '\0' ? ": " : "", node->status->last_error);
+            ep_cli_problem_add(out_problems, "node %s at %s is %s%s%s", node->status->node, node->url,
+                               node->status->state, node->status->last_error[0] != '\0' ? ": " : "",
+                               node->status->last_error);
         }
     }
 }
@@ -23,10 +24,11 @@ static json_t *layers_json(const Expertd__V1__NodeStatusReply *status)
     json_t *layers = json_array();
     for (size_t l = 0; l < status->n_layers; l++) {
         const Expertd__V1__LayerStatus *layer = status->layers[l];
-        json_array_append_new(layers, json_pack("{s:o, s:o, s:I, s:I, s:I}", "model", ep_cli_json_text(layer->model), "version",
-                                                ep_cli_json_text(layer->version), "layer", (json_int_t)layer->layer,
-                                                "experts_resident", (json_int_t)layer->experts_resident, "rows_served",
-                                                (json_int_t)layer->rows_served));
+        json_array_append_new(
+            layers,
+            json_pack("{s:o, s:o, s:I, s:I, s:I}", "model", ep_cli_json_text(layer->model), "version",
+                      ep_cli_json_text(layer->version), "layer", (json_int_t)layer->layer, "experts_resident",
+                      (json_int_t)layer->experts_resident, "rows_served", (json_int_t)layer->rows_served));
     }
     return layers;
 }
@@ -35,22 +37,25 @@ static json_t *node_json(const ep_cli_node *node)
 {
     const Expertd__V1__NodeStatusReply *status = node->status;
     if (status == NULL) {
-        return json_pack("{s:o, s:s, s:o}", "url", ep_cli_json_text(node->url), "state", "unreachable", "error",
-                         ep_cli_json_text(node->error.text));
+        return json_pack("{s:o, s:s, s:o}", "url", ep_cli_json_text(node->url), "state", "unreachable",
+                         "error", ep_cli_json_text(node->error.text));
     }
-    return json_pack("{s:o, s:o, s:o, s:{s:I, s:I}, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}", "name", ep_cli_json_text(status->node),
-                     "url", ep_cli_json_text(node->url), "state", ep_cli_json_text(status->state), "epoch", "term",
+    return json_pack("{s:o, s:o, s:o, s:{s:I, s:I}, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}", "name",
+                     ep_cli_json_text(status->node), "url", ep_cli_json_text(node->url), "state",
+                     ep_cli_json_text(status->state), "epoch", "term",
                      (json_int_t)(status->epoch != NULL ? status->epoch->term : 0), "number",
-                     (json_int_t)(status->epoch != NULL ? status->epoch->number : 0), "rows_served", (json_int_t)status->rows_served,
-                     "requests_served", (json_int_t)status->requests_served, "requests_failed", (json_int_t)status->requests_failed,
-                     "requests_in_flight", (json_int_t)status->requests_in_flight, "weight_bytes", (json_int_t)status->weight_bytes,
-                     "uptime_us", (json_int_t)status->uptime_us, "last_error", ep_cli_json_text(status->last_error), "layers",
-                     layers_json(status));
+                     (json_int_t)(status->epoch != NULL ? status->epoch->number : 0), "rows_served",
+                     (json_int_t)status->rows_served, "requests_served", (json_int_t)status->requests_served,
+                     "requests_failed", (json_int_t)status->requests_failed, "requests_in_flight",
+                     (json_int_t)status->requests_in_flight, "weight_bytes", (json_int_t)status->weight_bytes,
+                     "uptime_us", (json_int_t)status->uptime_us, "last_error",
+                     ep_cli_json_text(status->last_error), "layers", layers_json(status));
 }
 
 static bool print_node_table(const ep_cli_node_list *nodes, FILE *out)
 {
-    ep_cli_table *table = ep_cli_table_create("NODE|STATE|>ROWS SERVED|>REQUESTS|>FAILED|>IN FLIGHT|>WEIGHTS|>UPTIME|URL");
+    ep_cli_table *table =
+        ep_cli_table_create("NODE|STATE|>ROWS SERVED|>REQUESTS|>FAILED|>IN FLIGHT|>WEIGHTS|>UPTIME|URL");
     for (size_t i = 0; table != NULL && i < nodes->count; i++) {
         const ep_cli_node *node = &nodes->nodes[i];
         const Expertd__V1__NodeStatusReply *status = node->status;
@@ -94,7 +99,8 @@ static bool print_layer_table(const ep_cli_node_list *nodes, FILE *out)
     return good;
 }
 
-bool ep_cli_nodes_print(const ep_cli_node_list *nodes, const ep_cli_problems *problems, ep_cli_format format, FILE *out)
+bool ep_cli_nodes_print(const ep_cli_node_list *nodes, const ep_cli_problems *problems, ep_cli_format format,
+                        FILE *out)
 {
     if (format == EP_CLI_JSON) {
         json_t *list = json_array();

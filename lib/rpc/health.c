@@ -37,13 +37,15 @@ static bool is_served(ep_rpc_server *server, const char *name)
 }
 
 /* Finishes the call with NOT_FOUND when it names a service that is not here. */
-static bool refuse_unknown(ep_rpc_health *health, const Expertd__V1__HealthCheckRequest *input, ep_rpc_call *call)
+static bool refuse_unknown(ep_rpc_health *health, const Expertd__V1__HealthCheckRequest *input,
+                           ep_rpc_call *call)
 {
     if (is_served(health->server, input->service)) {
         return false;
     }
     ep_error error;
-    ep_err err = ep_error_set(&error, EP_ERR_NOT_FOUND, "service \"%.100s\" is not served by this process", input->service);
+    ep_err err = ep_error_set(&error, EP_ERR_NOT_FOUND, "service \"%.100s\" is not served by this process",
+                              input->service);
     ep_rpc_call_finish(call, err, &error);
     return true;
 }

@@ -17,7 +17,8 @@ static void fill_method(const ep_rpc_method *method, Expertd__V1__MethodInfo *ou
     out->idempotent = method->idempotent;
 }
 
-static void reflection__list_services(Expertd__V1__Reflection_Service *service, const Expertd__V1__Empty *input,
+static void reflection__list_services(Expertd__V1__Reflection_Service *service,
+                                      const Expertd__V1__Empty *input,
                                       Expertd__V1__ListServicesReply_Closure closure, void *closure_data)
 {
     const ep_rpc_server *server = ((ep_rpc_reflection *)(void *)service)->server;

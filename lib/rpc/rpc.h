@@ -150,7 +150,7 @@ typedef struct ep_rpc_channel_config {
     ep_lane_address address;         /* strings and TLS config are copied */
     const char *connection_class;    /* "decode", "bulk", "control" */
     bool reconnect;                  /* redial with jittered back-off until closed */
-    /* State changes, one at a time. peer: Hello of the other side when READY, else NULL. error: why it is BROKEN, else NULL. */
+    /* State changes after the first CONNECTING, one at a time; on the timer's and the lane's threads. peer: Hello of the other side when READY, else NULL. error: why it is BROKEN, else NULL. */
     void (*on_state)(void *arg, ep_rpc_channel *channel, ep_rpc_channel_state state, const Expertd__V1__Hello *peer,
                      const ep_error *error);
     void *arg;
@@ -163,8 +163,17 @@ void ep_rpc_channel_destroy(ep_rpc_channel *channel);
 ep_rpc_channel_state ep_rpc_channel_get_state(ep_rpc_channel *channel);
 /* Why the channel is not ready: the last error seen. */
 void ep_rpc_channel_last_error(ep_rpc_channel *channel, ep_error *out_error);
-/* Waits until READY or deadline_ns. Errors: DEADLINE_EXCEEDED with the last error's text, CLOSED. Not from a callback. */
+/* Waits until READY or deadline_ns. Errors: DEADLINE_EXCEEDED with the last error's text, CLOSED, and without reconnect the
+ * reason the channel broke. Not from a callback. */
 ep_err ep_rpc_channel_wait_ready(ep_rpc_channel *channel, uint64_t deadline_ns, ep_error *out_error);
+
+typedef struct ep_rpc_channel_stats {
+    uint64_t calls_in_flight;        /* started and not ended */
+    uint64_t pending_bytes;          /* of them, waiting to be sent */
+    uint64_t late_replies;           /* answers nobody waited for any more, or a second time: dropped */
+    uint64_t connections_total;      /* that became READY */
+} ep_rpc_channel_stats;
+void ep_rpc_channel_read_stats(ep_rpc_channel *channel, ep_rpc_channel_stats *out_stats);
 
 typedef struct ep_rpc_reply {
     const ProtobufCMessage *header;  /* NULL unless error is EP_OK and this is not the end of a stream */
@@ -179,6 +188,9 @@ typedef struct ep_rpc_reply {
  * Completion. Unary: exactly once, end = true. Stream: once per message with end = false, then once with end = true.
  * error is NULL on success. Codes made here: DEADLINE_EXCEEDED, CANCELLED, CONNECTION_LOST, UNAVAILABLE (not ready),
  * RESOURCE_EXHAUSTED (queue full), DATA_LOSS; others come from the peer. Never runs inside ep_rpc_call_start.
+ * A deadline that passes while there is no connection gives UNAVAILABLE with the last report; DEADLINE_EXCEEDED means that a
+ * connected peer did not answer (or gave no credit) in time.
+ * Runs on the lane's threads, and for deadlines and cancels on the timer service's: it must be short.
  */
 typedef void (*ep_rpc_reply_func)(void *arg, const ep_rpc_reply *reply, const ep_error *error);
 
@@ -204,7 +216,7 @@ typedef uint64_t ep_rpc_call_id;
 /* Errors (on_reply is then never called): INVALID_ARGUMENT (too large, with limit), UNAVAILABLE, RESOURCE_EXHAUSTED, CLOSED, NO_MEMORY. */
 ep_err ep_rpc_call_start(ep_rpc_channel *channel, const ep_rpc_request *request, ep_rpc_reply_func on_reply, void *arg,
                          ep_rpc_call_id *out_id, ep_error *out_error);
-/* The call ends with CANCELLED unless it already ended; the peer is told. No-op for an unknown id. */
+/* The call ends with CANCELLED, on the timer service's thread, unless it already ended; the peer is told. No-op for an unknown id. */
 void ep_rpc_call_cancel(ep_rpc_channel *channel, ep_rpc_call_id id);
 
 /* Unary call that waits; for control paths. *out_reply is freed with protobuf_c_message_free_unpacked(m, NULL). Not from a callback. */

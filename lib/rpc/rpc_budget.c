@@ -53,7 +53,8 @@ static void budget_free(void *arg, void *pointer)
 void ep_rpc_budget_init(ep_rpc_budget *budget, ep_buffer_pool *pool, size_t bytes_max)
 {
     *budget = (ep_rpc_budget){.pool = pool, .left_bytes = bytes_max, .bytes_max = bytes_max};
-    budget->allocator = (ProtobufCAllocator){.alloc = budget_alloc, .free = budget_free, .allocator_data = budget};
+    budget->allocator =
+        (ProtobufCAllocator){.alloc = budget_alloc, .free = budget_free, .allocator_data = budget};
 }
 
 void ep_rpc_budget_fini(ep_rpc_budget *budget)
@@ -66,8 +67,8 @@ void ep_rpc_budget_fini(ep_rpc_budget *budget)
     budget->room_bytes = 0;
 }
 
-ep_err ep_rpc_unpack(ep_rpc_budget *budget, const ProtobufCMessageDescriptor *type, const uint8_t *data, size_t bytes,
-                     ProtobufCMessage **out_message, ep_error *out_error)
+ep_err ep_rpc_unpack(ep_rpc_budget *budget, const ProtobufCMessageDescriptor *type, const uint8_t *data,
+                     size_t bytes, ProtobufCMessage **out_message, ep_error *out_error)
 {
     budget->refused = EP_OK;
     ProtobufCMessage *message = protobuf_c_message_unpack(type, &budget->allocator, bytes, data);
@@ -77,12 +78,14 @@ ep_err ep_rpc_unpack(ep_rpc_budget *budget, const ProtobufCMessageDescriptor *ty
     }
     switch (budget->refused) {
     case EP_OK:
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "%zu header bytes are not a %s message", bytes, type->name);
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "%zu header bytes are not a %s message",
+                            bytes, type->name);
     case EP_ERR_INVALID_ARGUMENT:
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                            "%s message of %zu bytes needs more memory to unpack than unpack_bytes_max %zu", type->name, bytes,
-                            budget->bytes_max);
+                            "%s message of %zu bytes needs more memory to unpack than unpack_bytes_max %zu",
+                            type->name, bytes, budget->bytes_max);
     default:
-        return ep_error_set(out_error, budget->refused, "no memory to unpack a %s message of %zu bytes", type->name, bytes);
+        return ep_error_set(out_error, budget->refused, "no memory to unpack a %s message of %zu bytes",
+                            type->name, bytes);
     }
 }

@@ -162,7 +162,8 @@ bool ep_rpc_call_is_cancelled(const ep_rpc_call *call)
            (call->deadline_ns != EP_TIME_NEVER && call->deadline_ns <= ep_clock_now_ns());
 }
 
-/* Runs on_cancel if there is one; finish waits for it. The lock is held, dropped for the callback, and held again. */
+/* Runs on_cancel if there is one; finish waits for it. The lock is held, dropped for the callback, and held
+ * again. */
 static void run_on_cancel_locked(ep_rpc_call *call)
 {
     void (*func)(void *arg, ep_rpc_call *call) = call->on_cancel;
@@ -236,15 +237,17 @@ static ep_rpc_out *pack_reply_locked(ep_rpc_call *call, const ProtobufCMessage *
     const ep_rpc_session *session = call->session;
     ep_rpc_out *out = NULL;
     size_t header = protobuf_c_message_get_packed_size(message);
-    size_t header_max = session->server->common.limits.header_bytes_max;
+    size_t header_max = session->peer_header_bytes_max;
     size_t tensors = call->attached != NULL ? call->attached->bytes : 0;
     size_t frame_max = session->peer_frame_bytes_max;
     if (header > header_max) {
-        ep_error_set(&call->reply_error, EP_ERR_INTERNAL, "reply header has %zu bytes, header_bytes_max is %zu", header, header_max);
+        ep_error_set(&call->reply_error, EP_ERR_INTERNAL,
+                     "reply header has %zu bytes, header_bytes_max is %zu", header, header_max);
     } else if (tensors > frame_max || ep_frame_tensor_offset((uint32_t)header) > frame_max - tensors) {
         ep_error_set(&call->reply_error, EP_ERR_INVALID_ARGUMENT,
-                     "the reply has %zu header and %zu tensor bytes, a frame to this peer may have up to %zu; ask for less", header,
-                     tensors, frame_max);
+                     "the reply has %zu header and %zu tensor bytes, a frame to this peer may have up to "
+                     "%zu; ask for less",
+                     header, tensors, frame_max);
     } else {
         ep_err err = ep_rpc_out_create_message(session->server->common.pool, message, call->attached, &out);
         if (err == EP_OK) {
@@ -293,8 +296,8 @@ static ep_rpc_out *last_frame(ep_rpc_call *call, ep_err code, const ep_error *er
     } else {
         ep_rpc_status_fields fields;
         ep_rpc_status_fill(code, error, &fields);
-        if (ep_rpc_out_create_message(call->session->server->common.pool, code == EP_OK ? NULL : &fields.status.base, NULL, &out) !=
-            EP_OK) {
+        if (ep_rpc_out_create_message(call->session->server->common.pool,
+                                      code == EP_OK ? NULL : &fields.status.base, NULL, &out) != EP_OK) {
             return NULL;
         }
     }
@@ -314,8 +317,8 @@ static void send_end(ep_rpc_call *call, ep_err code, const ep_error *error)
         error = &call->reply_error;
     }
     if (code == EP_OK && call->method->stream == EP_RPC_UNARY && call->reply == NULL) {
-        code = ep_error_set(&call->reply_error, EP_ERR_INTERNAL, "the handler of %s.%s gave no reply", call->method->service->name,
-                            call->method->method->name);
+        code = ep_error_set(&call->reply_error, EP_ERR_INTERNAL, "the handler of %s.%s gave no reply",
+                            call->method->service->name, call->method->method->name);
         error = &call->reply_error;
     }
     if (code != EP_OK) {

@@ -21,7 +21,8 @@ static bool copy_text(const char *text, char **out)
 static ep_err copy_address(ep_rpc_channel *channel, const ep_rpc_channel_config *config, ep_error *out_error)
 {
     bool ok = copy_text(config->address.url, &channel->url) &&
-              copy_text(config->connection_class != NULL ? config->connection_class : "", &channel->connection_class);
+              copy_text(config->connection_class != NULL ? config->connection_class : "",
+                        &channel->connection_class);
     const ep_tls_config *tls = config->address.tls;
     if (ok && tls != NULL) {
         channel->has_tls = true;
@@ -73,7 +74,8 @@ static ep_err fill(ep_rpc_channel *channel, const ep_rpc_channel_config *config,
     }
     channel->lane = ep_lane_for_url(channel->url);
     if (channel->lane == NULL) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "no lane serves the address \"%.100s\"", channel->url);
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "no lane serves the address \"%.100s\"",
+                            channel->url);
     }
     channel->buckets_count = BUCKETS_MIN;
     channel->buckets = calloc(BUCKETS_MIN, sizeof(channel->buckets[0]));
@@ -95,7 +97,8 @@ static ep_err fill(ep_rpc_channel *channel, const ep_rpc_channel_config *config,
     return EP_OK;
 }
 
-ep_err ep_rpc_channel_create(const ep_rpc_channel_config *config, ep_rpc_channel **out_channel, ep_error *out_error)
+ep_err ep_rpc_channel_create(const ep_rpc_channel_config *config, ep_rpc_channel **out_channel,
+                             ep_error *out_error)
 {
     ep_rpc_channel *channel = calloc(1, sizeof(*channel));
     if (channel == NULL) {
@@ -104,13 +107,15 @@ ep_err ep_rpc_channel_create(const ep_rpc_channel_config *config, ep_rpc_channel
     init_sync(channel);
     ep_err err = fill(channel, config, out_error);
     if (err == EP_OK) {
-        *out_channel = channel; /* on_state may run before we return */
-        err = ep_rpc_dial_start(channel, out_error);
+        err = ep_rpc_dial_prepare(channel, out_error);
     }
     if (err != EP_OK) {
         channel_free(channel);
+        return err;
     }
-    return err;
+    *out_channel = channel; /* before on_state can run */
+    ep_rpc_dial_start(channel);
+    return EP_OK;
 }
 
 void ep_rpc_channel_destroy(ep_rpc_channel *channel)
@@ -153,6 +158,18 @@ void ep_rpc_channel_last_error(ep_rpc_channel *channel, ep_error *out_error)
     pthread_mutex_unlock(&channel->lock);
 }
 
+void ep_rpc_channel_read_stats(ep_rpc_channel *channel, ep_rpc_channel_stats *out_stats)
+{
+    pthread_mutex_lock(&channel->lock);
+    *out_stats = (ep_rpc_channel_stats){
+        .calls_in_flight = channel->calls_count,
+        .pending_bytes = channel->pending_bytes,
+        .late_replies = channel->late_replies,
+        .connections_total = channel->connections_total,
+    };
+    pthread_mutex_unlock(&channel->lock);
+}
+
 ep_err ep_rpc_channel_wait_ready(ep_rpc_channel *channel, uint64_t deadline_ns, ep_error *out_error)
 {
     ep_err err = EP_OK;
@@ -166,12 +183,14 @@ ep_err ep_rpc_channel_wait_ready(ep_rpc_channel *channel, uint64_t deadline_ns, 
                 *out_error = channel->last_error;
             }
         } else if (deadline_ns <= ep_clock_now_ns()) {
-            err = ep_error_set(out_error, EP_ERR_DEADLINE_EXCEEDED, "no connection to %s in time; last report: %.300s", channel->url,
+            err = ep_error_set(out_error, EP_ERR_DEADLINE_EXCEEDED,
+                               "no connection to %s in time; last report: %.300s", channel->url,
                                channel->last_error.code != EP_OK ? channel->last_error.text : "none");
         } else if (deadline_ns == EP_TIME_NEVER) {
             pthread_cond_wait(&channel->changed, &channel->lock);
         } else {
-            struct timespec until = {.tv_sec = (time_t)(deadline_ns / EP_NS_PER_S), .tv_nsec = (long)(deadline_ns % EP_NS_PER_S)};
+            struct timespec until = {.tv_sec = (time_t)(deadline_ns / EP_NS_PER_S),
+                                     .tv_nsec = (long)(deadline_ns % EP_NS_PER_S)};
             pthread_cond_timedwait(&channel->changed, &channel->lock, &until);
         }
     }

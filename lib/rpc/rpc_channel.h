@@ -2,10 +2,12 @@
 /*
  * Inside of the channel: the channel, its connection (a client link), and its calls.
  *
- * A call is in the table from start until it ends. It ends once, under the lock; whoever ended it runs on_reply afterwards
- * with the lock dropped, or leaves that to the thread that is delivering a stream message of it just now.
+ * A call is in the table from start until it ends. It ends once, under the lock; whoever ended it runs
+ * on_reply afterwards with the lock dropped, or leaves that to the thread that is delivering a stream message
+ * of it just now.
  *
- * Locks      channel->lock guards channel, client link and call fields. channel -> link -> timers; never while on_reply runs.
+ * Locks      channel->lock guards channel, client link and call fields. channel -> link -> timers; never
+ * while on_reply runs.
  */
 #ifndef EP_RPC_RPC_CHANNEL_H
 #define EP_RPC_RPC_CHANNEL_H
@@ -23,20 +25,25 @@ typedef struct ep_rpc_client_link {
     ep_rpc_link link; /* first member */
     ep_rpc_channel *channel;
     uint64_t hello_id;
-    bool ready;        /* lane thread only */
+    bool ready;        /* in the connection's callbacks only */
     bool refused_send; /* it is closing: stop feeding it */
     bool dead;         /* on_closed ran; dead_error says why */
     ep_error dead_error;
     ep_rpc_budget budget; /* holds peer */
     const Expertd__V1__Hello *peer;
-    size_t frame_bytes_max;  /* what the peer accepts */
+    size_t frame_bytes_max; /* what the peer accepts */
     size_t header_bytes_max;
-    uint64_t credit_bytes;   /* what it gives at most at once */
-    uint64_t granted_bytes;  /* absolute */
-    uint64_t sent_bytes;     /* of requests */
+    uint64_t credit_bytes;  /* what it gives at most at once */
+    uint64_t granted_bytes; /* absolute */
+    uint64_t sent_bytes;    /* of requests */
 } ep_rpc_client_link;
 
-typedef enum ep_rpc_dial_phase { EP_DIAL_WAITING, EP_DIAL_DIALING, EP_DIAL_CONNECTED, EP_DIAL_OVER } ep_rpc_dial_phase;
+typedef enum ep_rpc_dial_phase {
+    EP_DIAL_WAITING,
+    EP_DIAL_DIALING,
+    EP_DIAL_CONNECTED,
+    EP_DIAL_OVER
+} ep_rpc_dial_phase;
 
 struct ep_rpc_channel {
     ep_rpc_common common;
@@ -45,8 +52,8 @@ struct ep_rpc_channel {
     bool has_tls;
     char *connection_class;
     bool reconnect;
-    void (*on_state)(void *arg, ep_rpc_channel *channel, ep_rpc_channel_state state, const Expertd__V1__Hello *peer,
-                     const ep_error *error);
+    void (*on_state)(void *arg, ep_rpc_channel *channel, ep_rpc_channel_state state,
+                     const Expertd__V1__Hello *peer, const ep_error *error);
     void *arg;
     const ep_lane_ops *lane;
     ep_lane_limits lane_limits;
@@ -58,9 +65,9 @@ struct ep_rpc_channel {
     bool closing;
 
     ep_rpc_dial_phase dial_phase;
-    ep_dial *dial;    /* to be released before the next one */
-    ep_timer timer;   /* redial, or bound on the dial */
-    uint64_t due_ns;  /* of it: an earlier run is one that was overtaken */
+    ep_dial *dial;   /* to be released before the next one */
+    ep_timer timer;  /* redial, or bound on the dial */
+    uint64_t due_ns; /* of it: an earlier run is one that was overtaken */
     uint32_t backoff_ms;
     uint64_t random_state;
     ep_rpc_client_link *link;
@@ -74,6 +81,7 @@ struct ep_rpc_channel {
     size_t pending_bytes;
     bool blocked; /* the lane's queue is full; atomic */
     uint64_t late_replies;
+    uint64_t connections_total;
     ep_rpc_client_call *free_calls;
     uint32_t free_calls_count;
     uint32_t calls_alive; /* not in free_calls */
@@ -81,7 +89,7 @@ struct ep_rpc_channel {
 
 struct ep_rpc_client_call {
     ep_rpc_channel *channel;
-    ep_rpc_client_call *next;          /* in its bucket, or among the free calls */
+    ep_rpc_client_call *next; /* in its bucket, or among the free calls */
     ep_rpc_client_call *pending_next;
     ep_rpc_client_call *pending_previous;
     const ep_rpc_method *method;
@@ -92,26 +100,28 @@ struct ep_rpc_client_call {
     void *arg;
     uint64_t started_ns;
     uint64_t deadline_ns;
-    uint32_t refs;            /* atomic: table, timer, threads at work on it */
-    ep_rpc_out *out;          /* while pending */
+    uint32_t refs;   /* atomic: table, timer, threads at work on it */
+    ep_rpc_out *out; /* while pending */
     size_t frame_bytes;
     size_t queue_bytes;       /* of pending_bytes */
     ep_rpc_client_link *link; /* where it was or is being sent; a reference */
     ep_timer timer;           /* armed from start to end: the deadline, or at once when ending_error is set */
     bool pending;
-    bool sending;             /* a thread hands it to the link */
+    bool sending; /* a thread hands it to the link */
     bool sent;
     bool ended;
-    bool delivering;          /* on_reply runs with a stream message */
-    bool abandoned;           /* ended without an answer: the peer is to be told */
-    bool end_left;            /* ended while delivering: that thread runs the end with ending_error */
-    ep_error ending_error;    /* code EP_OK: none decided */
-    uint32_t sequence;        /* of the next reply */
+    bool delivering;       /* on_reply runs with a stream message */
+    bool abandoned;        /* ended without an answer: the peer is to be told */
+    bool end_left;         /* ended while delivering: that thread runs the end with ending_error */
+    ep_error ending_error; /* code EP_OK: none decided */
+    uint32_t sequence;     /* of the next reply */
 };
 
 /* ---- rpc_dial.c: connecting, Hello, losing the connection, connecting again ---- */
-/* Starts the first dial, on the timer's thread. Errors: NO_MEMORY. */
-ep_err ep_rpc_dial_start(ep_rpc_channel *channel, ep_error *out_error);
+/* Everything the first dial needs that may fail. Errors: NO_MEMORY. */
+ep_err ep_rpc_dial_prepare(ep_rpc_channel *channel, ep_error *out_error);
+/* Starts the first dial, on the timer's thread. */
+void ep_rpc_dial_start(ep_rpc_channel *channel);
 /* Ends dialling for good and the connection, and waits for both. */
 void ep_rpc_dial_stop(ep_rpc_channel *channel);
 
@@ -124,15 +134,17 @@ ep_rpc_client_call *ep_rpc_client_call_find(ep_rpc_channel *channel, ep_rpc_call
 void ep_rpc_client_call_ref(ep_rpc_client_call *call);
 void ep_rpc_client_call_unref(ep_rpc_client_call *call);
 /*
- * Ends a call that has not ended. Lock held. The table's reference goes to the caller, who then, without the lock, calls
- * client_call_deliver_end if this returned true and drops the reference. error may be NULL: success.
+ * Ends a call that has not ended. Lock held. The table's reference goes to the caller, who then, without the
+ * lock, calls client_call_deliver_end if this returned true and drops the reference. error may be NULL:
+ * success.
  */
 bool ep_rpc_client_call_end(ep_rpc_client_call *call, const ep_error *error);
-void ep_rpc_client_call_deliver_end(ep_rpc_client_call *call, const ep_rpc_reply *reply, const ep_error *error);
+void ep_rpc_client_call_deliver_end(ep_rpc_client_call *call, const ep_rpc_reply *reply,
+                                    const ep_error *error);
 /* Tells the peer that nobody waits for this call, which ended; no-op when it was never sent. No lock held. */
 void ep_rpc_client_call_abandon(ep_rpc_client_call *call);
-/* Ends with error every call that link carried (NULL: every call) and, unless they wait for another connection, every
- * pending one. No lock held; runs on_reply. */
+/* Ends with error every call that link carried (NULL: every call) and, unless they wait for another
+ * connection, every pending one. No lock held; runs on_reply. */
 void ep_rpc_channel_fail_calls(ep_rpc_channel *channel, ep_rpc_client_link *link, const ep_error *error);
 
 /* ---- rpc_reply.c ---- */

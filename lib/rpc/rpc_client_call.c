@@ -9,7 +9,8 @@
 #include "base/random.h"
 #include "rpc/rpc_channel.h"
 
-/* ---- ids: one counter per process, so that none is ever used twice; its random high half is the instance ---- */
+/* ---- ids: one counter per process, so that none is ever used twice; its random high half is the instance
+ * ---- */
 
 static uint64_t next_id;
 static pthread_once_t next_id_once = PTHREAD_ONCE_INIT;
@@ -88,7 +89,8 @@ static void pending_insert_locked(ep_rpc_client_call *call, ep_rpc_out *taken_ou
     channel->pending_bytes += call->queue_bytes;
     call->pending_previous = first ? NULL : channel->pending_last;
     call->pending_next = first ? channel->pending_first : NULL;
-    *(call->pending_previous != NULL ? &call->pending_previous->pending_next : &channel->pending_first) = call;
+    *(call->pending_previous != NULL ? &call->pending_previous->pending_next : &channel->pending_first) =
+        call;
     *(call->pending_next != NULL ? &call->pending_next->pending_previous : &channel->pending_last) = call;
 }
 
@@ -97,8 +99,10 @@ static ep_rpc_out *pending_remove_locked(ep_rpc_client_call *call)
 {
     ep_rpc_channel *channel = call->channel;
     EP_ASSERT(call->pending);
-    *(call->pending_previous != NULL ? &call->pending_previous->pending_next : &channel->pending_first) = call->pending_next;
-    *(call->pending_next != NULL ? &call->pending_next->pending_previous : &channel->pending_last) = call->pending_previous;
+    *(call->pending_previous != NULL ? &call->pending_previous->pending_next : &channel->pending_first) =
+        call->pending_next;
+    *(call->pending_next != NULL ? &call->pending_next->pending_previous : &channel->pending_last) =
+        call->pending_previous;
     channel->pending_bytes -= call->queue_bytes;
     call->pending = false;
     call->pending_next = NULL;
@@ -160,7 +164,8 @@ bool ep_rpc_client_call_end(ep_rpc_client_call *call, const ep_error *error)
     return false;
 }
 
-void ep_rpc_client_call_deliver_end(ep_rpc_client_call *call, const ep_rpc_reply *reply, const ep_error *error)
+void ep_rpc_client_call_deliver_end(ep_rpc_client_call *call, const ep_rpc_reply *reply,
+                                    const ep_error *error)
 {
     ep_rpc_reply end = {.end = true};
     if (reply != NULL) {
@@ -177,8 +182,9 @@ void ep_rpc_client_call_abandon(ep_rpc_client_call *call)
     bool sent = call->sent;
     pthread_mutex_unlock(&call->channel->lock);
     if (sent) {
-        ep_rpc_link_send_bare(&call->link->link,
-                              &(ep_frame){.kind = EP_FRAME_CANCEL, .call_id = call->id, .attempt = call->attempt});
+        ep_rpc_link_send_bare(
+            &call->link->link,
+            &(ep_frame){.kind = EP_FRAME_CANCEL, .call_id = call->id, .attempt = call->attempt});
     }
 }
 
@@ -212,17 +218,20 @@ static void describe_deadline_locked(const ep_rpc_client_call *call, ep_error *o
     }
     const char *node = link != NULL ? link->peer->node : "";
     if (call->sent || call->sending) {
-        ep_error_set(out_error, EP_ERR_DEADLINE_EXCEEDED, "no answer from %s%s%s to %s.%s after %lld us", node,
-                     node[0] != 0 ? " at " : "", channel->url, service, method, (long long)waited_us);
+        ep_error_set(out_error, EP_ERR_DEADLINE_EXCEEDED, "no answer from %s%s%s to %s.%s after %lld us",
+                     node, node[0] != 0 ? " at " : "", channel->url, service, method, (long long)waited_us);
     } else if (channel->state == EP_CHANNEL_READY) {
         ep_error_set(out_error, EP_ERR_DEADLINE_EXCEEDED,
-                     "%s.%s waited %lld us for credit of %s%s%s (%zu request bytes, %llu left of %llu) and was not sent", service,
-                     method, (long long)waited_us, node, node[0] != 0 ? " at " : "", channel->url, call->frame_bytes,
+                     "%s.%s waited %lld us for credit of %s%s%s (%zu request bytes, %llu left of %llu) and "
+                     "was not sent",
+                     service, method, (long long)waited_us, node, node[0] != 0 ? " at " : "", channel->url,
+                     call->frame_bytes,
                      link != NULL ? (unsigned long long)(link->granted_bytes - link->sent_bytes) : 0,
                      link != NULL ? (unsigned long long)link->credit_bytes : 0);
     } else {
-        ep_error_set(out_error, EP_ERR_UNAVAILABLE, "%s.%s waited %lld us for a connection to %s; last report: %.200s", service,
-                     method, (long long)waited_us, channel->url,
+        ep_error_set(out_error, EP_ERR_UNAVAILABLE,
+                     "%s.%s waited %lld us for a connection to %s; last report: %.200s", service, method,
+                     (long long)waited_us, channel->url,
                      channel->last_error.code != EP_OK ? channel->last_error.text : "none");
     }
     out_error->waited_us = waited_us;
@@ -263,8 +272,8 @@ void ep_rpc_call_cancel(ep_rpc_channel *channel, ep_rpc_call_id id)
     pthread_mutex_lock(&channel->lock);
     ep_rpc_client_call *call = ep_rpc_client_call_find(channel, id);
     if (call != NULL) {
-        ep_error_set(&why, EP_ERR_CANCELLED, "%s.%s to %s was cancelled by its caller", call->method->service->name,
-                     call->method->method->name, channel->url);
+        ep_error_set(&why, EP_ERR_CANCELLED, "%s.%s to %s was cancelled by its caller",
+                     call->method->service->name, call->method->method->name, channel->url);
         end_later_locked(call, &why);
     }
     pthread_mutex_unlock(&channel->lock);
@@ -284,7 +293,8 @@ static bool fail_one_locked(ep_rpc_client_call *call, ep_rpc_client_link *link, 
     }
     call->ending_error = *error;
     if (!all && waiting) {
-        ep_error_set(&call->ending_error, EP_ERR_UNAVAILABLE, "not sent, the connection ended: %.400s", error->text);
+        ep_error_set(&call->ending_error, EP_ERR_UNAVAILABLE, "not sent, the connection ended: %.400s",
+                     error->text);
     }
     return true;
 }
@@ -314,8 +324,8 @@ void ep_rpc_channel_fail_calls(ep_rpc_channel *channel, ep_rpc_client_link *link
         failed = call->pending_next;
         ep_error why = call->ending_error;
         why.waited_us = (int64_t)((ep_clock_now_ns() - call->started_ns) / EP_NS_PER_US);
-        ep_error_prefix(&why, why.code, "%s.%s failed after %lld us", call->method->service->name, call->method->method->name,
-                        (long long)why.waited_us);
+        ep_error_prefix(&why, why.code, "%s.%s failed after %lld us", call->method->service->name,
+                        call->method->method->name, (long long)why.waited_us);
         ep_rpc_client_call_deliver_end(call, NULL, &why);
         ep_rpc_client_call_unref(call);
     }
@@ -324,25 +334,30 @@ void ep_rpc_channel_fail_calls(ep_rpc_channel *channel, ep_rpc_client_link *link
 /* ---- sending ---- */
 
 /* What forbids sending this call on link for ever. Lock held. */
-static ep_err check_peer_limits_locked(const ep_rpc_client_call *call, const ep_rpc_client_link *link, ep_error *out_error)
+static ep_err check_peer_limits_locked(const ep_rpc_client_call *call, const ep_rpc_client_link *link,
+                                       ep_error *out_error)
 {
     size_t header = call->out->frame.header_bytes;
     if (header > link->header_bytes_max) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "request header has %zu bytes, the peer's header_bytes_max is %zu",
-                            header, link->header_bytes_max);
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "request header has %zu bytes, the peer's header_bytes_max is %zu", header,
+                            link->header_bytes_max);
     }
     if (call->frame_bytes > link->frame_bytes_max) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "request frame has %zu bytes, the peer's frame_bytes_max is %zu",
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "request frame has %zu bytes, the peer's frame_bytes_max is %zu",
                             call->frame_bytes, link->frame_bytes_max);
     }
     if (call->frame_bytes > link->credit_bytes) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "request frame has %zu bytes, the peer's credit_bytes is %llu",
-                            call->frame_bytes, (unsigned long long)link->credit_bytes);
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "request frame has %zu bytes, the peer's credit_bytes is %llu", call->frame_bytes,
+                            (unsigned long long)link->credit_bytes);
     }
     return EP_OK;
 }
 
-/* The next call that may be sent now, marked as sending with one more reference; NULL when there is none. Lock held. */
+/* The next call that may be sent now, marked as sending with one more reference; NULL when there is none.
+ * Lock held. */
 static ep_rpc_client_call *take_sendable_locked(ep_rpc_channel *channel, ep_rpc_out **out_frame)
 {
     ep_rpc_client_link *link = channel->link;
@@ -375,7 +390,8 @@ static ep_rpc_client_call *take_sendable_locked(ep_rpc_channel *channel, ep_rpc_
     return NULL;
 }
 
-/* The frame was not taken. Puts the call back, or ends it. Lock held; true: the link reference of call is to be dropped. */
+/* The frame was not taken. Puts the call back, or ends it. Lock held; true: the link reference of call is to
+ * be dropped. */
 static bool not_sent_locked(ep_rpc_client_call *call, ep_rpc_out *out, ep_err err)
 {
     ep_rpc_channel *channel = call->channel;
@@ -467,32 +483,38 @@ static ep_err check_request(const ep_rpc_channel *channel, const ep_rpc_request 
     size_t header = ep_rpc_request_header_bytes(request->metadata, request->metadata_count, request->header);
     size_t tensors = request->tensors != NULL ? request->tensors->bytes : 0;
     if (header > limits->header_bytes_max) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "request header has %zu bytes, header_bytes_max is %zu", header,
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "request header has %zu bytes, header_bytes_max is %zu", header,
                             limits->header_bytes_max);
     }
     size_t offset = ep_frame_tensor_offset((uint32_t)header);
     if (tensors > limits->frame_bytes_max || offset > limits->frame_bytes_max - tensors) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "request has %zu header and %zu tensor bytes, frame_bytes_max is %zu",
-                            header, tensors, limits->frame_bytes_max);
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "request has %zu header and %zu tensor bytes, frame_bytes_max is %zu", header,
+                            tensors, limits->frame_bytes_max);
     }
     return EP_OK;
 }
 
 /* Whether a call may start now. Lock held. */
-static ep_err check_state_locked(ep_rpc_channel *channel, const ep_rpc_request *request, size_t queue_bytes, ep_error *out_error)
+static ep_err check_state_locked(ep_rpc_channel *channel, const ep_rpc_request *request, size_t queue_bytes,
+                                 ep_error *out_error)
 {
     size_t queue_max = channel->common.limits.send_queue_bytes_max;
     if (channel->closing) {
         return ep_error_set(out_error, EP_ERR_CLOSED, "the channel to %s is closed", channel->url);
     }
-    if (channel->state != EP_CHANNEL_READY && (!request->wait_for_ready || channel->dial_phase == EP_DIAL_OVER)) {
-        return ep_error_set(out_error, EP_ERR_UNAVAILABLE, "%s is not connected; last report: %.300s", channel->url,
+    if (channel->state != EP_CHANNEL_READY &&
+        (!request->wait_for_ready || channel->dial_phase == EP_DIAL_OVER)) {
+        return ep_error_set(out_error, EP_ERR_UNAVAILABLE, "%s is not connected; last report: %.300s",
+                            channel->url,
                             channel->last_error.code != EP_OK ? channel->last_error.text : "none yet");
     }
     if (queue_bytes > queue_max - (channel->pending_bytes < queue_max ? channel->pending_bytes : queue_max)) {
-        return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
-                            "%zu bytes of calls to %s wait to be sent, %zu more exceed send_queue_bytes_max %zu",
-                            channel->pending_bytes, channel->url, queue_bytes, queue_max);
+        return ep_error_set(
+            out_error, EP_ERR_RESOURCE_EXHAUSTED,
+            "%zu bytes of calls to %s wait to be sent, %zu more exceed send_queue_bytes_max %zu",
+            channel->pending_bytes, channel->url, queue_bytes, queue_max);
     }
     return EP_OK;
 }
@@ -536,8 +558,8 @@ static void fill_call(ep_rpc_client_call *call, ep_rpc_channel *channel, const e
 }
 
 /* Puts a prepared frame into the table and the queue. Lock held. */
-static ep_err enter_locked(ep_rpc_channel *channel, const ep_rpc_request *request, ep_rpc_out *out, ep_rpc_reply_func on_reply,
-                           void *arg, ep_rpc_call_id *out_id, ep_error *out_error)
+static ep_err enter_locked(ep_rpc_channel *channel, const ep_rpc_request *request, ep_rpc_out *out,
+                           ep_rpc_reply_func on_reply, void *arg, ep_rpc_call_id *out_id, ep_error *out_error)
 {
     ep_err err = check_state_locked(channel, request, ep_rpc_out_memory_bytes(out), out_error);
     if (err != EP_OK) {
@@ -570,8 +592,8 @@ static ep_err enter_locked(ep_rpc_channel *channel, const ep_rpc_request *reques
     return EP_OK;
 }
 
-ep_err ep_rpc_call_start(ep_rpc_channel *channel, const ep_rpc_request *request, ep_rpc_reply_func on_reply, void *arg,
-                         ep_rpc_call_id *out_id, ep_error *out_error)
+ep_err ep_rpc_call_start(ep_rpc_channel *channel, const ep_rpc_request *request, ep_rpc_reply_func on_reply,
+                         void *arg, ep_rpc_call_id *out_id, ep_error *out_error)
 {
     ep_rpc_out *out;
     ep_err err = check_request(channel, request, out_error);
@@ -585,7 +607,8 @@ ep_err ep_rpc_call_start(ep_rpc_channel *channel, const ep_rpc_request *request,
         return err;
     }
     ep_buffer *tensors = request->tensors != NULL ? ep_buffer_ref(request->tensors) : NULL;
-    err = ep_rpc_out_create_request(channel->common.pool, request->metadata, request->metadata_count, request->header, tensors, &out);
+    err = ep_rpc_out_create_request(channel->common.pool, request->metadata, request->metadata_count,
+                                    request->header, tensors, &out);
     if (err != EP_OK) {
         ep_buffer_unref(tensors);
         return ep_error_set(out_error, err, "no buffer for a request: %s", ep_err_text(err));

@@ -9,10 +9,12 @@
 #include "rpc/rpc_hello.h"
 
 /*
- * on_state runs one at a time because each step begins only after the one before has reported: CONNECTING in the timer, then
- * READY and BROKEN in the callbacks of one connection, and only then is the timer armed again.
+ * on_state runs one at a time because each step begins only after the one before has reported: CONNECTING in
+ * the timer, then READY and BROKEN in the callbacks of one connection, and only then is the timer armed
+ * again.
  */
-static void report(ep_rpc_channel *channel, ep_rpc_channel_state state, const Expertd__V1__Hello *peer, const ep_error *error)
+static void report(ep_rpc_channel *channel, ep_rpc_channel_state state, const Expertd__V1__Hello *peer,
+                   const ep_error *error)
 {
     if (channel->on_state != NULL) {
         channel->on_state(channel->arg, channel, state, peer, error);
@@ -31,7 +33,8 @@ static uint64_t next_backoff_ns_locked(ep_rpc_channel *channel)
     const ep_rpc_limits *limits = &channel->common.limits;
     uint64_t half_ns = channel->backoff_ms * EP_NS_PER_MS / 2;
     uint64_t wait_ns = half_ns + ep_splitmix64(&channel->random_state) % (half_ns + 1);
-    channel->backoff_ms = channel->backoff_ms > limits->redial_max_ms / 2 ? limits->redial_max_ms : channel->backoff_ms * 2;
+    channel->backoff_ms =
+        channel->backoff_ms > limits->redial_max_ms / 2 ? limits->redial_max_ms : channel->backoff_ms * 2;
     return wait_ns;
 }
 
@@ -92,20 +95,24 @@ static ep_err send_hello(ep_rpc_client_link *link)
     return err;
 }
 
-static ep_err read_hello(ep_rpc_client_link *link, const ep_frame *frame, const ep_buffer *buffer, ep_error *out_error)
+static ep_err read_hello(ep_rpc_client_link *link, const ep_frame *frame, const ep_buffer *buffer,
+                         ep_error *out_error)
 {
     const uint8_t *header = buffer->data + EP_FRAME_FIXED_BYTES;
     bool payload_crc = link->link.payload_crc;
     ProtobufCMessage *message;
-    if (frame->kind != EP_FRAME_REPLY || frame->method_id != EP_RPC_HELLO_METHOD || frame->call_id != link->hello_id) {
-        return ep_error_set(out_error, EP_ERR_PROTOCOL, "the first frame is a %s frame of method 0x%04x, must be the reply to Hello",
+    if (frame->kind != EP_FRAME_REPLY || frame->method_id != EP_RPC_HELLO_METHOD ||
+        frame->call_id != link->hello_id) {
+        return ep_error_set(out_error, EP_ERR_PROTOCOL,
+                            "the first frame is a %s frame of method 0x%04x, must be the reply to Hello",
                             ep_frame_kind_name(frame->kind), frame->method_id);
     }
     if (frame->status != 0) { /* not checked by CRC: the refusal may be about just that */
         ep_rpc_status_read(link->channel->common.pool, frame->status, header, frame->header_bytes, out_error);
         return ep_error_prefix(out_error, out_error->code, "the peer refused Hello");
     }
-    ep_err err = ep_rpc_unpack(&link->budget, &expertd__v1__hello__descriptor, header, frame->header_bytes, &message, out_error);
+    ep_err err = ep_rpc_unpack(&link->budget, &expertd__v1__hello__descriptor, header, frame->header_bytes,
+                               &message, out_error);
     if (err == EP_OK) {
         link->peer = (const Expertd__V1__Hello *)message;
         err = ep_rpc_hello_check_server(payload_crc, link->peer, out_error);
@@ -137,6 +144,7 @@ static void hello_arrived(ep_rpc_client_link *link, const ep_frame *frame, const
     bool closing = channel->closing;
     if (!closing) {
         channel->state = EP_CHANNEL_READY;
+        channel->connections_total++;
         channel->backoff_ms = limits->redial_min_ms;
         __atomic_store_n(&channel->blocked, false, __ATOMIC_SEQ_CST);
     }
@@ -185,7 +193,8 @@ static void client_frame(ep_rpc_link *base, const ep_frame *frame, ep_buffer *ta
     } else if (frame->kind == EP_FRAME_CREDIT) {
         credit_arrived(link, frame, taken_buffer);
     } else {
-        ep_error_set(&why, EP_ERR_PROTOCOL, "a %s frame may not be sent to a client", ep_frame_kind_name(frame->kind));
+        ep_error_set(&why, EP_ERR_PROTOCOL, "a %s frame may not be sent to a client",
+                     ep_frame_kind_name(frame->kind));
         ep_rpc_link_close(base, &why);
     }
     ep_buffer_unref(taken_buffer);
@@ -199,7 +208,8 @@ static void client_closed(ep_rpc_link *base, const ep_error *error)
     link->dead = true;
     link->dead_error = *error;
     if (link->dead_error.code == EP_ERR_CLOSED) {
-        link->dead_error.code = EP_ERR_CONNECTION_LOST; /* closed here, but not by the caller of this channel */
+        link->dead_error.code =
+            EP_ERR_CONNECTION_LOST; /* closed here, but not by the caller of this channel */
     }
     ep_error_prefix(&link->dead_error, link->dead_error.code, "%s", channel->url);
     ep_error why = link->dead_error;
@@ -299,7 +309,8 @@ static void dial_now(ep_rpc_channel *channel)
     ep_dial *dial = NULL;
     ep_error why;
     pthread_mutex_lock(&channel->lock);
-    ep_err err = schedule_locked(channel, ep_clock_now_ns() + channel->common.limits.hello_timeout_ms * EP_NS_PER_MS);
+    ep_err err =
+        schedule_locked(channel, ep_clock_now_ns() + channel->common.limits.hello_timeout_ms * EP_NS_PER_MS);
     pthread_mutex_unlock(&channel->lock);
     if (err != EP_OK) {
         ep_error_set(&why, err, "no memory for the dial's timer");
@@ -346,13 +357,21 @@ static void dial_timer(ep_timer *timer, void *arg)
     }
 }
 
-ep_err ep_rpc_dial_start(ep_rpc_channel *channel, ep_error *out_error)
+ep_err ep_rpc_dial_prepare(ep_rpc_channel *channel, ep_error *out_error)
 {
     ep_timer_init(&channel->timer, dial_timer, channel);
     pthread_mutex_lock(&channel->lock);
-    ep_err err = schedule_locked(channel, ep_clock_now_ns());
+    ep_err err = schedule_locked(channel, EP_TIME_NEVER);
     pthread_mutex_unlock(&channel->lock);
     return err == EP_OK ? EP_OK : ep_error_set(out_error, err, "no memory for the channel's timer");
+}
+
+void ep_rpc_dial_start(ep_rpc_channel *channel)
+{
+    pthread_mutex_lock(&channel->lock);
+    ep_err err = schedule_locked(channel, ep_clock_now_ns());
+    pthread_mutex_unlock(&channel->lock);
+    EP_ASSERT(err == EP_OK); /* it is armed already: its place in the heap is reused */
 }
 
 void ep_rpc_dial_stop(ep_rpc_channel *channel)

@@ -12,7 +12,8 @@
 /* The frame begins at the first aligned byte after the struct. */
 static const size_t out_offset = (sizeof(ep_rpc_out) + EP_FRAME_ALIGN - 1) & ~(size_t)(EP_FRAME_ALIGN - 1);
 
-ep_err ep_rpc_out_create(ep_buffer_pool *pool, size_t header_bytes, ep_buffer *taken_tensors, ep_rpc_out **out_frame)
+ep_err ep_rpc_out_create(ep_buffer_pool *pool, size_t header_bytes, ep_buffer *taken_tensors,
+                         ep_rpc_out **out_frame)
 {
     EP_ASSERT(header_bytes <= EP_FRAME_HEADER_BYTES_CEILING);
     uint32_t tensor_offset = ep_frame_tensor_offset((uint32_t)header_bytes);
@@ -61,8 +62,8 @@ size_t ep_rpc_out_memory_bytes(const ep_rpc_out *out)
     return out->self->capacity_bytes + (out->tensors != NULL ? out->tensors->capacity_bytes : 0);
 }
 
-ep_err ep_rpc_out_create_message(ep_buffer_pool *pool, const ProtobufCMessage *message, ep_buffer *taken_tensors,
-                                 ep_rpc_out **out_frame)
+ep_err ep_rpc_out_create_message(ep_buffer_pool *pool, const ProtobufCMessage *message,
+                                 ep_buffer *taken_tensors, ep_rpc_out **out_frame)
 {
     size_t bytes = message != NULL ? protobuf_c_message_get_packed_size(message) : 0;
     if (bytes > EP_FRAME_HEADER_BYTES_CEILING) {
@@ -75,7 +76,8 @@ ep_err ep_rpc_out_create_message(ep_buffer_pool *pool, const ProtobufCMessage *m
     return err;
 }
 
-/* Packed size of one Metadata inside CallHeader; written by hand because packing needs no array of pointers then. */
+/* Packed size of one Metadata inside CallHeader; written by hand because packing needs no array of pointers
+ * then. */
 static size_t varint_bytes(size_t value)
 {
     size_t n = 1;
@@ -126,13 +128,16 @@ static uint8_t *put_text(uint8_t *at, uint8_t field, const char *text)
     return at + bytes;
 }
 
-size_t ep_rpc_request_header_bytes(const ep_rpc_metadata *metadata, size_t metadata_count, const ProtobufCMessage *message)
+size_t ep_rpc_request_header_bytes(const ep_rpc_metadata *metadata, size_t metadata_count,
+                                   const ProtobufCMessage *message)
 {
-    return LENGTH_BYTES + call_header_bytes(metadata, metadata_count) + protobuf_c_message_get_packed_size(message);
+    return LENGTH_BYTES + call_header_bytes(metadata, metadata_count) +
+           protobuf_c_message_get_packed_size(message);
 }
 
 ep_err ep_rpc_out_create_request(ep_buffer_pool *pool, const ep_rpc_metadata *metadata, size_t metadata_count,
-                                 const ProtobufCMessage *message, ep_buffer *taken_tensors, ep_rpc_out **out_frame)
+                                 const ProtobufCMessage *message, ep_buffer *taken_tensors,
+                                 ep_rpc_out **out_frame)
 {
     size_t envelope = call_header_bytes(metadata, metadata_count);
     size_t bytes = LENGTH_BYTES + envelope + protobuf_c_message_get_packed_size(message);
@@ -162,7 +167,8 @@ void ep_rpc_out_seal(ep_rpc_out *out, bool payload_crc)
         out->frame.payload_crc = 0;
         out->has_crc = false;
     } else if (!out->has_crc) {
-        uint32_t crc = ep_crc32c(0, out->bytes + EP_FRAME_FIXED_BYTES, out->frame.tensor_offset - EP_FRAME_FIXED_BYTES);
+        uint32_t crc =
+            ep_crc32c(0, out->bytes + EP_FRAME_FIXED_BYTES, out->frame.tensor_offset - EP_FRAME_FIXED_BYTES);
         if (out->tensors != NULL) {
             crc = ep_crc32c(crc, out->tensors->data, (size_t)out->frame.tensor_bytes);
         }
@@ -172,45 +178,52 @@ void ep_rpc_out_seal(ep_rpc_out *out, bool payload_crc)
     ep_frame_encode(&out->frame, out->bytes);
 }
 
-ep_err ep_rpc_payload_check(const ep_frame *frame, const uint8_t *bytes, bool payload_crc, ep_error *out_error)
+ep_err ep_rpc_payload_check(const ep_frame *frame, const uint8_t *bytes, bool payload_crc,
+                            ep_error *out_error)
 {
     const char *kind = ep_frame_kind_name(frame->kind);
     if (payload_crc) {
         size_t payload = frame->tensor_offset - EP_FRAME_FIXED_BYTES + (size_t)frame->tensor_bytes;
         uint32_t crc = ep_crc32c(0, bytes + EP_FRAME_FIXED_BYTES, payload);
         if (crc != frame->payload_crc) {
-            return ep_error_set(out_error, EP_ERR_DATA_LOSS, "%s frame's payload of %zu bytes has CRC32C %08x, its bytes give %08x",
-                                kind, payload, frame->payload_crc, crc);
+            return ep_error_set(out_error, EP_ERR_DATA_LOSS,
+                                "%s frame's payload of %zu bytes has CRC32C %08x, its bytes give %08x", kind,
+                                payload, frame->payload_crc, crc);
         }
     } else if (frame->payload_crc != 0) {
-        return ep_error_set(out_error, EP_ERR_PROTOCOL, "%s frame has payload CRC %08x though payload_crc is off on this connection",
+        return ep_error_set(out_error, EP_ERR_PROTOCOL,
+                            "%s frame has payload CRC %08x though payload_crc is off on this connection",
                             kind, frame->payload_crc);
     }
     for (size_t i = EP_FRAME_FIXED_BYTES + frame->header_bytes; i < frame->tensor_offset; i++) {
         if (bytes[i] != 0) {
-            return ep_error_set(out_error, EP_ERR_PROTOCOL, "%s frame's padding byte at %zu is %u, must be 0", kind, i, bytes[i]);
+            return ep_error_set(out_error, EP_ERR_PROTOCOL, "%s frame's padding byte at %zu is %u, must be 0",
+                                kind, i, bytes[i]);
         }
     }
     return EP_OK;
 }
 
-ep_err ep_rpc_request_unpack(ep_rpc_budget *budget, const ProtobufCMessageDescriptor *type, const uint8_t *header, size_t bytes,
-                             Expertd__V1__CallHeader **out_call_header, ProtobufCMessage **out_message, ep_error *out_error)
+ep_err ep_rpc_request_unpack(ep_rpc_budget *budget, const ProtobufCMessageDescriptor *type,
+                             const uint8_t *header, size_t bytes, Expertd__V1__CallHeader **out_call_header,
+                             ProtobufCMessage **out_message, ep_error *out_error)
 {
     uint32_t length = 0;
     if (bytes < LENGTH_BYTES) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "request header has %zu bytes, its CallHeader length alone needs %d",
-                            bytes, LENGTH_BYTES);
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "request header has %zu bytes, its CallHeader length alone needs %d", bytes,
+                            LENGTH_BYTES);
     }
     memcpy(&length, header, LENGTH_BYTES);
     length = le32toh(length);
     if (length > bytes - LENGTH_BYTES) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "request header has %zu bytes, its CallHeader claims %u of them",
-                            bytes, length);
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "request header has %zu bytes, its CallHeader claims %u of them", bytes, length);
     }
     ProtobufCMessage *call_header;
     ProtobufCMessage *message;
-    ep_err err = ep_rpc_unpack(budget, &expertd__v1__call_header__descriptor, header + LENGTH_BYTES, length, &call_header, out_error);
+    ep_err err = ep_rpc_unpack(budget, &expertd__v1__call_header__descriptor, header + LENGTH_BYTES, length,
+                               &call_header, out_error);
     if (err == EP_OK) {
         size_t used = LENGTH_BYTES + (size_t)length;
         err = ep_rpc_unpack(budget, type, header + used, bytes - used, &message, out_error);

@@ -2,8 +2,8 @@
 /*
  * Frames of the RPC layer on their way out, and the payload of those that came in.
  *
- * An outgoing frame is one pooled buffer that holds the ep_send, the fixed part and the header section, plus a reference to
- * the tensor buffer; the lane gathers both. Nothing else is allocated for a frame.
+ * An outgoing frame is one pooled buffer that holds the ep_send, the fixed part and the header section, plus
+ * a reference to the tensor buffer; the lane gathers both. Nothing else is allocated for a frame.
  */
 #ifndef EP_RPC_RPC_FRAME_IO_H
 #define EP_RPC_RPC_FRAME_IO_H
@@ -18,10 +18,10 @@
 
 typedef struct ep_rpc_out {
     ep_send send;
-    ep_frame frame;      /* the maker sets kind, ids, status; lengths are set already */
-    ep_buffer *tensors;  /* a reference, or NULL */
-    size_t frame_bytes;  /* the whole frame */
-    bool last;           /* the link closes once this frame is handed to the network */
+    ep_frame frame;     /* the maker sets kind, ids, status; lengths are set already */
+    ep_buffer *tensors; /* a reference, or NULL */
+    size_t frame_bytes; /* the whole frame */
+    bool last;          /* the link closes once this frame is handed to the network */
     /* private */
     ep_buffer *self;
     uint8_t *bytes; /* fixed part, then the header section */
@@ -29,7 +29,8 @@ typedef struct ep_rpc_out {
 } ep_rpc_out;
 
 /* taken_tensors may be NULL; it is taken on success only. Errors: as ep_buffer_acquire. */
-ep_err ep_rpc_out_create(ep_buffer_pool *pool, size_t header_bytes, ep_buffer *taken_tensors, ep_rpc_out **out_frame);
+ep_err ep_rpc_out_create(ep_buffer_pool *pool, size_t header_bytes, ep_buffer *taken_tensors,
+                         ep_rpc_out **out_frame);
 /* Where header_bytes bytes are to be written. */
 uint8_t *ep_rpc_out_header(ep_rpc_out *out);
 void ep_rpc_out_destroy(ep_rpc_out *out);
@@ -37,25 +38,29 @@ void ep_rpc_out_destroy(ep_rpc_out *out);
 size_t ep_rpc_out_memory_bytes(const ep_rpc_out *out);
 
 /* A frame whose header section is message alone (replies, goodbye). message may be NULL. */
-ep_err ep_rpc_out_create_message(ep_buffer_pool *pool, const ProtobufCMessage *message, ep_buffer *taken_tensors,
-                                 ep_rpc_out **out_frame);
+ep_err ep_rpc_out_create_message(ep_buffer_pool *pool, const ProtobufCMessage *message,
+                                 ep_buffer *taken_tensors, ep_rpc_out **out_frame);
 /* A frame with the header section of a request: length of CallHeader, CallHeader, message. */
 ep_err ep_rpc_out_create_request(ep_buffer_pool *pool, const ep_rpc_metadata *metadata, size_t metadata_count,
-                                 const ProtobufCMessage *message, ep_buffer *taken_tensors, ep_rpc_out **out_frame);
+                                 const ProtobufCMessage *message, ep_buffer *taken_tensors,
+                                 ep_rpc_out **out_frame);
 /* Bytes of that header section, to be checked against limits first. */
-size_t ep_rpc_request_header_bytes(const ep_rpc_metadata *metadata, size_t metadata_count, const ProtobufCMessage *message);
+size_t ep_rpc_request_header_bytes(const ep_rpc_metadata *metadata, size_t metadata_count,
+                                   const ProtobufCMessage *message);
 
 /* Writes the fixed part; computes the payload CRC when asked, once. */
 void ep_rpc_out_seal(ep_rpc_out *out, bool payload_crc);
 
 /*
- * Checks what the fixed part promises about the payload. Errors: DATA_LOSS (CRC differs: the frame is damaged, the connection
- * still in step), PROTOCOL (CRC given though off, padding not 0).
+ * Checks what the fixed part promises about the payload. Errors: DATA_LOSS (CRC differs: the frame is
+ * damaged, the connection still in step), PROTOCOL (CRC given though off, padding not 0).
  */
-ep_err ep_rpc_payload_check(const ep_frame *frame, const uint8_t *bytes, bool payload_crc, ep_error *out_error);
+ep_err ep_rpc_payload_check(const ep_frame *frame, const uint8_t *bytes, bool payload_crc,
+                            ep_error *out_error);
 
 /* Splits a request's header section. Errors: INVALID_ARGUMENT. */
-ep_err ep_rpc_request_unpack(ep_rpc_budget *budget, const ProtobufCMessageDescriptor *type, const uint8_t *header, size_t bytes,
-                             Expertd__V1__CallHeader **out_call_header, ProtobufCMessage **out_message, ep_error *out_error);
+ep_err ep_rpc_request_unpack(ep_rpc_budget *budget, const ProtobufCMessageDescriptor *type,
+                             const uint8_t *header, size_t bytes, Expertd__V1__CallHeader **out_call_header,
+                             ProtobufCMessage **out_message, ep_error *out_error);
 
 #endif

@@ -38,8 +38,9 @@ ep_err ep_rpc_limits_check(const ep_rpc_limits *l, ep_error *out_error)
         uint64_t max;
     } rows[] = {
         {"frame_bytes_max", l->frame_bytes_max, 1024, EP_FRAME_BYTES_CEILING},
-        {"header_bytes_max", l->header_bytes_max, 256, l->frame_bytes_max / 2 < EP_FRAME_HEADER_BYTES_CEILING
-                                                           ? l->frame_bytes_max / 2 : EP_FRAME_HEADER_BYTES_CEILING},
+        {"header_bytes_max", l->header_bytes_max, 256,
+         l->frame_bytes_max / 2 < EP_FRAME_HEADER_BYTES_CEILING ? l->frame_bytes_max / 2
+                                                                : EP_FRAME_HEADER_BYTES_CEILING},
         {"unpack_bytes_max", l->unpack_bytes_max, 4096, (uint64_t)1 << 30},
         {"credit_bytes", l->credit_bytes, 1024, (uint64_t)1 << 40},
         {"send_queue_bytes_max", l->send_queue_bytes_max, l->frame_bytes_max, (uint64_t)1 << 40},
@@ -53,9 +54,9 @@ ep_err ep_rpc_limits_check(const ep_rpc_limits *l, ep_error *out_error)
     };
     for (size_t i = 0; i < EP_ARRAY_COUNT(rows); i++) {
         if (rows[i].value < rows[i].min || rows[i].value > rows[i].max) {
-            return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "%s is %llu, allowed %llu to %llu", rows[i].name,
-                                (unsigned long long)rows[i].value, (unsigned long long)rows[i].min,
-                                (unsigned long long)rows[i].max);
+            return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "%s is %llu, allowed %llu to %llu",
+                                rows[i].name, (unsigned long long)rows[i].value,
+                                (unsigned long long)rows[i].min, (unsigned long long)rows[i].max);
         }
     }
     return EP_OK;
@@ -68,8 +69,8 @@ ep_err ep_rpc_common_copy(const ep_rpc_common *common, ep_rpc_common *out_copy, 
         return err;
     }
     if (common->node != NULL && strlen(common->node) >= EP_NODE_NAME_BYTES) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "node name has %zu bytes, allowed up to %d", strlen(common->node),
-                            EP_NODE_NAME_BYTES - 1);
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "node name has %zu bytes, allowed up to %d",
+                            strlen(common->node), EP_NODE_NAME_BYTES - 1);
     }
     ep_rpc_common copy = *common;
     copy.token = strdup(common->token == NULL ? "" : common->token);

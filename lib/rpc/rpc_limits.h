@@ -8,7 +8,8 @@
 /* Errors: INVALID_ARGUMENT naming the limit, its value and the allowed range. */
 ep_err ep_rpc_limits_check(const ep_rpc_limits *limits, ep_error *out_error);
 
-/* Checks common and copies it with its strings; ep_rpc_common_free releases the copy. Errors: INVALID_ARGUMENT, NO_MEMORY. */
+/* Checks common and copies it with its strings; ep_rpc_common_free releases the copy. Errors:
+ * INVALID_ARGUMENT, NO_MEMORY. */
 ep_err ep_rpc_common_copy(const ep_rpc_common *common, ep_rpc_common *out_copy, ep_error *out_error);
 void ep_rpc_common_free(ep_rpc_common *copy);
 

@@ -5,7 +5,8 @@
 #include "base/check.h"
 #include "base/clock.h"
 
-/* Frames one connection may have queued, beside the lane's bound in bytes: each holds a pool buffer of at least 4 KiB. */
+/* Frames one connection may have queued, beside the lane's bound in bytes: each holds a pool buffer of at
+ * least 4 KiB. */
 static uint32_t sends_max(const ep_rpc_link *link)
 {
     return 2 * link->common->limits.calls_per_connection_max + 64;
@@ -21,7 +22,8 @@ bool ep_rpc_link_try_ref(ep_rpc_link *link)
 {
     uint32_t refs = __atomic_load_n(&link->refs, __ATOMIC_RELAXED);
     while (refs > 0) {
-        if (__atomic_compare_exchange_n(&link->refs, &refs, refs + 1, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) {
+        if (__atomic_compare_exchange_n(&link->refs, &refs, refs + 1, false, __ATOMIC_ACQ_REL,
+                                        __ATOMIC_RELAXED)) {
             return true;
         }
     }
@@ -64,7 +66,8 @@ void ep_rpc_link_close(ep_rpc_link *link, const ep_error *why)
 
 /* ---- the timer: Hello timeout while new, ping while live, bound on the last frame while closing ---- */
 
-/* Moves the timer to due_ns. Its reference exists once, whether armed or running. Errors: NO_MEMORY (nothing changed). */
+/* Moves the timer to due_ns. Its reference exists once, whether armed or running. Errors: NO_MEMORY (nothing
+ * changed). */
 static ep_err arm_locked(ep_rpc_link *link, uint64_t due_ns)
 {
     bool running = link->timer_held && !ep_timer_cancel(link->common->timers, &link->timer);
@@ -109,16 +112,19 @@ static uint64_t ping_step_locked(ep_rpc_link *link, bool *out_ping, ep_error *ou
     if (period_ns == 0) {
         return 0;
     }
+    if (received_ns >= link->pinged_ns) {
+        link->pings_missed = 0; /* something came since the last ping */
+    }
     if (received_ns + period_ns > now_ns) {
-        link->pings_missed = 0;
         return received_ns + period_ns;
     }
     if (link->pings_missed >= limits->ping_dead_count) {
-        ep_error_set(out_why, EP_ERR_CONNECTION_LOST, "peer answered none of %u pings, silent for %llu ms", limits->ping_dead_count,
-                     (unsigned long long)((now_ns - received_ns) / EP_NS_PER_MS));
+        ep_error_set(out_why, EP_ERR_CONNECTION_LOST, "peer answered none of %u pings, silent for %llu ms",
+                     limits->ping_dead_count, (unsigned long long)((now_ns - received_ns) / EP_NS_PER_MS));
         return 0;
     }
     link->pings_missed++;
+    link->pinged_ns = now_ns;
     *out_ping = true;
     return now_ns + period_ns;
 }
@@ -133,7 +139,8 @@ static void link_timer(ep_timer *timer, void *arg)
     pthread_mutex_lock(&link->lock);
     switch (link->phase) {
     case EP_LINK_NEW:
-        ep_error_set(&why, EP_ERR_DEADLINE_EXCEEDED, "no Hello within hello_timeout_ms %u", link->common->limits.hello_timeout_ms);
+        ep_error_set(&why, EP_ERR_DEADLINE_EXCEEDED, "no Hello within hello_timeout_ms %u",
+                     link->common->limits.hello_timeout_ms);
         break;
     case EP_LINK_LIVE:
         next_ns = ping_step_locked(link, &ping, &why);
@@ -224,7 +231,8 @@ void ep_rpc_link_send_reply(ep_rpc_link *link, ep_rpc_out *taken_out)
     ep_rpc_out_destroy(taken_out);
     if (err != EP_ERR_CLOSED) {
         ep_error why;
-        ep_error_set(&why, err, "peer does not take its replies: send queue full (send_queue_bytes_max %zu, frames %u)",
+        ep_error_set(&why, err,
+                     "peer does not take its replies: send queue full (send_queue_bytes_max %zu, frames %u)",
                      link->common->limits.send_queue_bytes_max, sends_max(link));
         ep_rpc_link_close(link, &why);
     }
@@ -289,7 +297,8 @@ static void peer_said_goodbye(ep_rpc_link *link, const ep_frame *frame, const ep
     ep_error why;
     ep_error_clear(&why);
     if (ep_rpc_payload_check(frame, buffer->data, link->payload_crc, &why) == EP_OK) {
-        ep_rpc_status_read(link->common->pool, frame->status, buffer->data + EP_FRAME_FIXED_BYTES, frame->header_bytes, &why);
+        ep_rpc_status_read(link->common->pool, frame->status, buffer->data + EP_FRAME_FIXED_BYTES,
+                           frame->header_bytes, &why);
         ep_error_prefix(&why, why.code, "peer said goodbye");
         why.code = EP_ERR_UNAVAILABLE;
     }
@@ -313,7 +322,8 @@ static void link_frame(void *arg, ep_conn *conn, ep_buffer *taken_frame)
         return;
     }
     EP_ASSERT(taken_frame->bytes >= EP_FRAME_FIXED_BYTES); /* the lane's contract */
-    if (ep_frame_decode(taken_frame->data, limits->frame_bytes_max, limits->header_bytes_max, &frame, NULL, &why) != EP_OK) {
+    if (ep_frame_decode(taken_frame->data, limits->frame_bytes_max, limits->header_bytes_max, &frame, NULL,
+                        &why) != EP_OK) {
         ep_rpc_link_close(link, &why);
         ep_buffer_unref(taken_frame);
         return;
@@ -355,7 +365,8 @@ static void link_closed(void *arg, ep_conn *conn, const ep_error *error)
 
 /* ---- life ---- */
 
-void ep_rpc_link_init(ep_rpc_link *link, const ep_rpc_link_ops *ops, const ep_rpc_common *common, ep_conn *taken_conn)
+void ep_rpc_link_init(ep_rpc_link *link, const ep_rpc_link_ops *ops, const ep_rpc_common *common,
+                      ep_conn *taken_conn)
 {
     *link = (ep_rpc_link){.ops = ops, .common = common, .conn = taken_conn, .refs = 1, .phase = EP_LINK_NEW};
     link->handler = (ep_conn_handler){.on_frame = link_frame, .on_closed = link_closed, .arg = link};

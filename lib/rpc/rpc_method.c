@@ -10,8 +10,9 @@
 #include "rpc/rpc.h"
 
 static const ProtobufCServiceDescriptor *const services[] = {
-    &expertd__v1__expert_service__descriptor, &expertd__v1__node_info__descriptor, &expertd__v1__coordinator__descriptor,
-    &expertd__v1__health__descriptor,         &expertd__v1__reflection__descriptor,
+    &expertd__v1__expert_service__descriptor, &expertd__v1__node_info__descriptor,
+    &expertd__v1__coordinator__descriptor,    &expertd__v1__health__descriptor,
+    &expertd__v1__reflection__descriptor,
 };
 
 static const struct {
@@ -22,7 +23,7 @@ static const struct {
     ep_rpc_role role;
     bool idempotent;
 } rows[] = {
-#define EP_METHOD(service_number, method_number, service, method, stream, role, idempotent)                                     \
+#define EP_METHOD(service_number, method_number, service, method, stream, role, idempotent)                  \
     {(service_number) << 8 | (method_number), service, method, EP_RPC_##stream, EP_ROLE_##role, idempotent},
 #include "methods.def"
 #undef EP_METHOD
@@ -37,7 +38,8 @@ static void join_row(size_t index)
         if (strcmp(services[i]->name, rows[index].service) != 0) {
             continue;
         }
-        const ProtobufCMethodDescriptor *method = protobuf_c_service_descriptor_get_method_by_name(services[i], rows[index].method);
+        const ProtobufCMethodDescriptor *method =
+            protobuf_c_service_descriptor_get_method_by_name(services[i], rows[index].method);
         EP_ASSERT(method != NULL); /* methods.def names a method its .proto does not have */
         methods[index] = (ep_rpc_method){
             .id = rows[index].id,

@@ -6,11 +6,11 @@
 typedef enum reply_fate { REPLY_DROP, REPLY_BREAK, REPLY_FAIL, REPLY_MESSAGE, REPLY_END } reply_fate;
 
 /*
- * What a reply frame means for the call it names. Lock held. Except for DROP and BREAK *out_call is the call, with a reference;
- * for FAIL and END it has ended (*out_deliver: on_reply is to be run).
+ * What a reply frame means for the call it names. Lock held. Except for DROP and BREAK *out_call is the call,
+ * with a reference; for FAIL and END it has ended (*out_deliver: on_reply is to be run).
  */
-static reply_fate judge_locked(ep_rpc_client_link *link, const ep_frame *frame, ep_rpc_client_call **out_call, bool *out_deliver,
-                               ep_error *out_error)
+static reply_fate judge_locked(ep_rpc_client_link *link, const ep_frame *frame, ep_rpc_client_call **out_call,
+                               bool *out_deliver, ep_error *out_error)
 {
     ep_rpc_channel *channel = link->channel;
     ep_rpc_client_call *call = ep_rpc_client_call_find(channel, frame->call_id);
@@ -21,8 +21,10 @@ static reply_fate judge_locked(ep_rpc_client_link *link, const ep_frame *frame, 
     bool stream = call->method->stream == EP_RPC_SERVER_STREAM;
     bool more = frame->kind == EP_FRAME_REPLY_MORE;
     bool end_flag = (frame->flags & EP_FRAME_FLAG_END_OF_STREAM) != 0;
-    if (frame->method_id != call->method->id || (more && (!stream || end_flag)) || (!more && end_flag != stream)) {
-        ep_error_set(out_error, EP_ERR_PROTOCOL, "a %s frame of method 0x%04x with flags 0x%04x answers a call of method 0x%04x",
+    if (frame->method_id != call->method->id || (more && (!stream || end_flag)) ||
+        (!more && end_flag != stream)) {
+        ep_error_set(out_error, EP_ERR_PROTOCOL,
+                     "a %s frame of method 0x%04x with flags 0x%04x answers a call of method 0x%04x",
                      ep_frame_kind_name(frame->kind), frame->method_id, frame->flags, call->method->id);
         return REPLY_BREAK;
     }
@@ -48,12 +50,12 @@ static reply_fate judge_locked(ep_rpc_client_link *link, const ep_frame *frame, 
 }
 
 /* Checks and unpacks what a good reply carries. */
-static ep_err read_message(const ep_rpc_client_call *call, const ep_frame *frame, ep_buffer *buffer, ep_rpc_budget *budget,
-                           ep_rpc_reply *reply, ep_error *out_error)
+static ep_err read_message(const ep_rpc_client_call *call, const ep_frame *frame, ep_buffer *buffer,
+                           ep_rpc_budget *budget, ep_rpc_reply *reply, ep_error *out_error)
 {
     ProtobufCMessage *message = NULL;
-    ep_err err = ep_rpc_unpack(budget, call->method->method->output, buffer->data + EP_FRAME_FIXED_BYTES, frame->header_bytes,
-                               &message, out_error);
+    ep_err err = ep_rpc_unpack(budget, call->method->method->output, buffer->data + EP_FRAME_FIXED_BYTES,
+                               frame->header_bytes, &message, out_error);
     if (err == EP_ERR_INVALID_ARGUMENT) {
         out_error->code = EP_ERR_PROTOCOL; /* the request was fine, the answer is not */
         err = EP_ERR_PROTOCOL;
@@ -98,8 +100,8 @@ static void deliver_message(ep_rpc_client_call *call, const ep_rpc_reply *reply,
 }
 
 /* The last frame of a call: its message, the plain end of its stream, or the peer's error. */
-static void deliver_last(ep_rpc_client_call *call, const ep_frame *frame, ep_buffer *buffer, ep_rpc_budget *budget,
-                         ep_rpc_reply *reply, const ep_error *damage)
+static void deliver_last(ep_rpc_client_call *call, const ep_frame *frame, ep_buffer *buffer,
+                         ep_rpc_budget *budget, ep_rpc_reply *reply, const ep_error *damage)
 {
     ep_error error;
     ep_err err = EP_OK;
@@ -107,8 +109,8 @@ static void deliver_last(ep_rpc_client_call *call, const ep_frame *frame, ep_buf
         error = *damage;
         err = error.code;
     } else if (frame->status != 0) {
-        ep_rpc_status_read(call->channel->common.pool, frame->status, buffer->data + EP_FRAME_FIXED_BYTES, frame->header_bytes,
-                           &error);
+        ep_rpc_status_read(call->channel->common.pool, frame->status, buffer->data + EP_FRAME_FIXED_BYTES,
+                           frame->header_bytes, &error);
         err = error.code;
     } else if (call->method->stream == EP_RPC_UNARY) {
         err = read_message(call, frame, buffer, budget, reply, &error);
@@ -147,7 +149,8 @@ void ep_rpc_client_reply(ep_rpc_client_link *link, const ep_frame *frame, ep_buf
         }
         break;
     case REPLY_MESSAGE: {
-        ep_err err = damage.code != EP_OK ? damage.code : read_message(call, frame, taken_buffer, &budget, &reply, &error);
+        ep_err err = damage.code != EP_OK ? damage.code
+                                          : read_message(call, frame, taken_buffer, &budget, &reply, &error);
         deliver_message(call, &reply, err == EP_OK ? NULL : damage.code != EP_OK ? &damage : &error);
         break;
     }

@@ -9,7 +9,8 @@
 #include "base/check.h"
 #include "rpc/rpc_limits.h"
 
-ep_err ep_rpc_server_create(const ep_rpc_server_config *config, ep_rpc_server **out_server, ep_error *out_error)
+ep_err ep_rpc_server_create(const ep_rpc_server_config *config, ep_rpc_server **out_server,
+                            ep_error *out_error)
 {
     ep_rpc_server *server = calloc(1, sizeof(*server));
     if (server == NULL) {
@@ -38,7 +39,8 @@ ep_err ep_rpc_server_create(const ep_rpc_server_config *config, ep_rpc_server **
     return EP_OK;
 }
 
-ProtobufCService *ep_rpc_server_find_service(ep_rpc_server *server, const ProtobufCServiceDescriptor *descriptor)
+ProtobufCService *ep_rpc_server_find_service(ep_rpc_server *server,
+                                             const ProtobufCServiceDescriptor *descriptor)
 {
     for (size_t i = 0; i < server->services_count; i++) {
         if (server->services[i]->descriptor == descriptor) {
@@ -64,17 +66,19 @@ static ep_err check_service(ep_rpc_server *server, const ProtobufCService *servi
 {
     const char *name = service->descriptor->name;
     if (server->listeners_count > 0) {
-        return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION, "service %s must be added before the first listen", name);
+        return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
+                            "service %s must be added before the first listen", name);
     }
     if (!has_method(service->descriptor)) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "service %s has no method in methods.def", name);
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "service %s has no method in methods.def",
+                            name);
     }
     if (ep_rpc_server_find_service(server, service->descriptor) != NULL) {
         return ep_error_set(out_error, EP_ERR_ALREADY_EXISTS, "service %s is already registered", name);
     }
     if (server->services_count == EP_RPC_SERVICES_MAX) {
-        return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED, "service %s is one too many, allowed up to %d", name,
-                            EP_RPC_SERVICES_MAX);
+        return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
+                            "service %s is one too many, allowed up to %d", name, EP_RPC_SERVICES_MAX);
     }
     return EP_OK;
 }
@@ -115,7 +119,8 @@ ep_err ep_rpc_server_listen(ep_rpc_server *server, const ep_lane_address *addres
 {
     const ep_lane_ops *lane = ep_lane_for_url(address->url);
     if (lane == NULL) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "no lane serves the address \"%.100s\"", address->url);
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "no lane serves the address \"%.100s\"",
+                            address->url);
     }
     pthread_mutex_lock(&server->lock);
     bool room = server->listeners_count < EP_RPC_LISTENERS_MAX;
@@ -123,7 +128,8 @@ ep_err ep_rpc_server_listen(ep_rpc_server *server, const ep_lane_address *addres
     server->listeners_count += room ? 1 : 0; /* the place is kept while the lane binds */
     pthread_mutex_unlock(&server->lock);
     if (!room) {
-        return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED, "a server may have up to %d listeners", EP_RPC_LISTENERS_MAX);
+        return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED, "a server may have up to %d listeners",
+                            EP_RPC_LISTENERS_MAX);
     }
 
     ep_listener *listener = NULL;

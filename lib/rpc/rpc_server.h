@@ -2,8 +2,9 @@
 /*
  * Inside of the server: the server, its sessions (one per connection) and its calls.
  *
- * Locks      server->lock: listeners, sessions, free calls. link.lock: the session's calls and credits. call->lock: cancel and
- *            reply of one call. Taken in any nesting server -> call -> link; none is held when a callback or handler runs.
+ * Locks      server->lock: listeners, sessions, free calls. link.lock: the session's calls and credits.
+ * call->lock: cancel and reply of one call. Taken in any nesting server -> call -> link; none is held when a
+ * callback or handler runs.
  */
 #ifndef EP_RPC_RPC_SERVER_H
 #define EP_RPC_RPC_SERVER_H
@@ -75,6 +76,7 @@ struct ep_rpc_session {
     ep_rpc_role role;
     char node[EP_NODE_NAME_BYTES];
     size_t peer_frame_bytes_max;
+    size_t peer_header_bytes_max;
     bool hello_done;
     /* under link.lock */
     bool ended;
@@ -125,12 +127,15 @@ ep_rpc_call *ep_rpc_session_find(ep_rpc_session *session, uint64_t id);
 void ep_rpc_session_remove(ep_rpc_session *session, ep_rpc_call *call);
 bool ep_rpc_session_is_draining(const ep_rpc_session *session);
 
-/* Checks and starts a call that is entered; calls: how many its connection has in flight now. Always ends in finish. */
+/* Checks and starts a call that is entered; calls: how many its connection has in flight now. Always ends in
+ * finish. */
 void ep_rpc_service_dispatch(ep_rpc_call *call, const ep_frame *frame, uint32_t calls);
 /* The registered service with this descriptor, or NULL. */
-ProtobufCService *ep_rpc_server_find_service(ep_rpc_server *server, const ProtobufCServiceDescriptor *descriptor);
+ProtobufCService *ep_rpc_server_find_service(ep_rpc_server *server,
+                                             const ProtobufCServiceDescriptor *descriptor);
 
-/* A call for this request; takes the buffer on success and holds a session reference. NULL when out of memory. */
+/* A call for this request; takes the buffer on success and holds a session reference. NULL when out of
+ * memory. */
 ep_rpc_call *ep_rpc_call_create(ep_rpc_session *session, const ep_frame *frame, ep_buffer *taken_buffer);
 void ep_rpc_call_unref(ep_rpc_call *call);
 /* The peer does not want it any more: runs on_cancel unless the call has finished. */

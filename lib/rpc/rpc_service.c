@@ -11,33 +11,38 @@ static ep_err find_method(ep_rpc_call *call, ProtobufCService **out_service, ep_
 {
     const ep_rpc_method *method = ep_rpc_method_by_id(call->method_id);
     if (method == NULL) {
-        return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED, "method id 0x%04x is not known here", call->method_id);
+        return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED, "method id 0x%04x is not known here",
+                            call->method_id);
     }
     call->method = method;
     *out_service = ep_rpc_server_find_service(call->session->server, method->service);
     if (*out_service == NULL) {
-        return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED, "service %s (method %s, id 0x%04x) is not served by this process",
+        return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
+                            "service %s (method %s, id 0x%04x) is not served by this process",
                             method->service->name, method->method->name, method->id);
     }
     return EP_OK;
 }
 
-static ep_err check_admission(const ep_rpc_call *call, const ep_frame *frame, uint32_t calls, ep_error *out_error)
+static ep_err check_admission(const ep_rpc_call *call, const ep_frame *frame, uint32_t calls,
+                              ep_error *out_error)
 {
     const ep_rpc_session *session = call->session;
     const ep_rpc_limits *limits = &session->server->common.limits;
     const ep_rpc_method *method = call->method;
     if (session->role < method->role) {
-        return ep_error_set(out_error, EP_ERR_PERMISSION_DENIED, "%s.%s needs role %s, the peer has role %s", method->service->name,
-                            method->method->name, ep_rpc_role_name(method->role), ep_rpc_role_name(session->role));
+        return ep_error_set(out_error, EP_ERR_PERMISSION_DENIED, "%s.%s needs role %s, the peer has role %s",
+                            method->service->name, method->method->name, ep_rpc_role_name(method->role),
+                            ep_rpc_role_name(session->role));
     }
     if (calls > limits->calls_per_connection_max) {
-        return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED, "connection has %u calls in flight, calls_per_connection_max is %u",
-                            calls, limits->calls_per_connection_max);
+        return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
+                            "connection has %u calls in flight, calls_per_connection_max is %u", calls,
+                            limits->calls_per_connection_max);
     }
     if (frame->deadline_us == 0) {
-        return ep_error_set(out_error, EP_ERR_DEADLINE_EXCEEDED, "%s.%s arrived with no time left", method->service->name,
-                            method->method->name);
+        return ep_error_set(out_error, EP_ERR_DEADLINE_EXCEEDED, "%s.%s arrived with no time left",
+                            method->service->name, method->method->name);
     }
     if (method->service == &expertd__v1__expert_service__descriptor && ep_rpc_session_is_draining(session)) {
         return ep_error_set(out_error, EP_ERR_DRAINING, "%s is draining and takes no new work",
@@ -63,8 +68,9 @@ void ep_rpc_service_dispatch(ep_rpc_call *call, const ep_frame *frame, uint32_t 
         err = check_admission(call, frame, calls, &error);
     }
     if (err == EP_OK) {
-        err = ep_rpc_request_unpack(&call->budget, call->method->method->input, call->frame->data + EP_FRAME_FIXED_BYTES,
-                                    frame->header_bytes, &call->call_header, &input, &error);
+        err = ep_rpc_request_unpack(&call->budget, call->method->method->input,
+                                    call->frame->data + EP_FRAME_FIXED_BYTES, frame->header_bytes,
+                                    &call->call_header, &input, &error);
     }
     if (err != EP_OK) {
         ep_rpc_call_finish(call, err, &error);

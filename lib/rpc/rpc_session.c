@@ -22,7 +22,8 @@ bool ep_rpc_session_is_draining(const ep_rpc_session *session)
 /* ---- Hello ---- */
 
 /* Makes a Hello reply frame from a message; NULL when out of memory. */
-static ep_rpc_out *hello_reply(ep_rpc_session *session, uint64_t call_id, uint32_t status, const ProtobufCMessage *message)
+static ep_rpc_out *hello_reply(ep_rpc_session *session, uint64_t call_id, uint32_t status,
+                               const ProtobufCMessage *message)
 {
     ep_rpc_out *out;
     if (ep_rpc_out_create_message(session->server->common.pool, message, NULL, &out) != EP_OK) {
@@ -40,10 +41,12 @@ static void refuse(ep_rpc_session *session, uint64_t call_id, const ep_error *wh
 {
     ep_rpc_status_fields fields;
     ep_rpc_status_fill(why->code, why, &fields);
-    ep_rpc_link_send_last(&session->link, hello_reply(session, call_id, ep_err_grpc_code(why->code), &fields.status.base), why);
+    ep_rpc_link_send_last(
+        &session->link, hello_reply(session, call_id, ep_err_grpc_code(why->code), &fields.status.base), why);
 }
 
-/* Our Hello, with the listeners as lanes on offer and what the program adds. Returns NULL when out of memory. */
+/* Our Hello, with the listeners as lanes on offer and what the program adds. Returns NULL when out of memory.
+ */
 static ep_rpc_out *welcome_frame(ep_rpc_session *session, uint64_t call_id, bool payload_crc)
 {
     ep_rpc_server *server = session->server;
@@ -51,7 +54,7 @@ static ep_rpc_out *welcome_frame(ep_rpc_session *session, uint64_t call_id, bool
     Expertd__V1__LaneOffer offers[EP_RPC_LISTENERS_MAX];
     Expertd__V1__LaneOffer *offer_list[EP_RPC_LISTENERS_MAX];
     ep_rpc_hello_fill(&server->common, payload_crc, &hello);
-    hello.token = (char *)(uintptr_t)""; /* a token goes to the server, never back */
+    hello.token = (char *)(uintptr_t) ""; /* a token goes to the server, never back */
     pthread_mutex_lock(&server->lock);
     for (size_t i = 0; i < server->listeners_count; i++) {
         if (server->listeners[i] == NULL) {
@@ -75,16 +78,21 @@ static ep_rpc_out *welcome_frame(ep_rpc_session *session, uint64_t call_id, bool
     return out;
 }
 
-static void welcome(ep_rpc_session *session, uint64_t call_id, const Expertd__V1__Hello *hello, ep_rpc_role role, bool payload_crc)
+/* 0: the peer did not say. */
+static size_t smaller(size_t own, uint64_t peer)
+{
+    return peer != 0 && peer < own ? (size_t)peer : own;
+}
+
+static void welcome(ep_rpc_session *session, uint64_t call_id, const Expertd__V1__Hello *hello,
+                    ep_rpc_role role, bool payload_crc)
 {
     ep_rpc_link *link = &session->link;
     const ep_rpc_limits *limits = &session->server->common.limits;
     session->role = role;
     snprintf(session->node, sizeof(session->node), "%s", hello->node);
-    session->peer_frame_bytes_max = limits->frame_bytes_max;
-    if (hello->frame_bytes_max != 0 && hello->frame_bytes_max < limits->frame_bytes_max) {
-        session->peer_frame_bytes_max = (size_t)hello->frame_bytes_max;
-    }
+    session->peer_frame_bytes_max = smaller(limits->frame_bytes_max, hello->frame_bytes_max);
+    session->peer_header_bytes_max = smaller(limits->header_bytes_max, hello->header_bytes_max);
     session->announced_bytes = limits->credit_bytes;
     session->hello_done = true;
     ep_rpc_link_set_crc(link, payload_crc);
@@ -107,15 +115,18 @@ static void first_frame(ep_rpc_session *session, const ep_frame *frame, const ep
     ep_rpc_budget budget;
     ep_rpc_role role = EP_ROLE_CLIENT;
     ep_error why;
-    if (frame->kind != EP_FRAME_REQUEST || frame->method_id != EP_RPC_HELLO_METHOD || frame->tensor_bytes != 0) {
-        ep_error_set(&why, EP_ERR_PROTOCOL, "the first frame is a %s frame of method 0x%04x, must be the Hello request",
+    if (frame->kind != EP_FRAME_REQUEST || frame->method_id != EP_RPC_HELLO_METHOD ||
+        frame->tensor_bytes != 0) {
+        ep_error_set(&why, EP_ERR_PROTOCOL,
+                     "the first frame is a %s frame of method 0x%04x, must be the Hello request",
                      ep_frame_kind_name(frame->kind), frame->method_id);
         ep_rpc_link_close(&session->link, &why);
         return;
     }
     ep_rpc_budget_init(&budget, server->common.pool, server->common.limits.unpack_bytes_max);
-    ep_err err = ep_rpc_request_unpack(&budget, &expertd__v1__hello__descriptor, buffer->data + EP_FRAME_FIXED_BYTES,
-                                       frame->header_bytes, &call_header, &message, &why);
+    ep_err err =
+        ep_rpc_request_unpack(&budget, &expertd__v1__hello__descriptor, buffer->data + EP_FRAME_FIXED_BYTES,
+                              frame->header_bytes, &call_header, &message, &why);
     if (err != EP_OK) {
         why.code = EP_ERR_PROTOCOL;
         ep_rpc_link_close(&session->link, &why);
@@ -165,7 +176,8 @@ static uint64_t credit_due_locked(ep_rpc_session *session)
     uint64_t progress = grant - session->announced_bytes;
     uint64_t headroom = session->announced_bytes - session->received_bytes;
     /* The peer may wait for room for one whole frame: below that it must hear of progress. */
-    uint64_t frame_bytes = limits->frame_bytes_max < limits->credit_bytes ? limits->frame_bytes_max : limits->credit_bytes;
+    uint64_t frame_bytes =
+        limits->frame_bytes_max < limits->credit_bytes ? limits->frame_bytes_max : limits->credit_bytes;
     uint64_t low = limits->credit_bytes / 2 > frame_bytes ? limits->credit_bytes / 2 : frame_bytes;
     bool nothing_open = session->answered_bytes == session->received_bytes;
     if (progress == 0 || headroom >= low || (progress < limits->credit_bytes / 16 && !nothing_open)) {
@@ -218,10 +230,12 @@ static ep_err enter(ep_rpc_session *session, ep_rpc_call *call, uint32_t *out_ca
         same = same->next;
     }
     if (same != NULL) {
-        err = ep_error_set(out_error, EP_ERR_PROTOCOL, "call id %016llx is used again while its call is in flight",
+        err = ep_error_set(out_error, EP_ERR_PROTOCOL,
+                           "call id %016llx is used again while its call is in flight",
                            (unsigned long long)call->id);
     } else if (call->frame_bytes > session->announced_bytes - session->received_bytes) {
-        err = ep_error_set(out_error, EP_ERR_PROTOCOL, "peer sent %llu request bytes in all, its credit is %llu",
+        err = ep_error_set(out_error, EP_ERR_PROTOCOL,
+                           "peer sent %llu request bytes in all, its credit is %llu",
                            (unsigned long long)(session->received_bytes + call->frame_bytes),
                            (unsigned long long)session->announced_bytes);
     } else {
@@ -275,7 +289,8 @@ static void session_frame(ep_rpc_link *link, const ep_frame *frame, ep_buffer *t
             ep_rpc_call_unref(call);
         }
     } else {
-        ep_error_set(&why, EP_ERR_PROTOCOL, "a %s frame of method 0x%04x may not be sent to a server after Hello",
+        ep_error_set(&why, EP_ERR_PROTOCOL,
+                     "a %s frame of method 0x%04x may not be sent to a server after Hello",
                      ep_frame_kind_name(frame->kind), frame->method_id);
         ep_rpc_link_close(link, &why);
     }
@@ -289,7 +304,8 @@ static ep_rpc_call *next_to_cancel(ep_rpc_session *session)
     session->ended = true;
     for (size_t i = 0; i < EP_RPC_CALL_BUCKETS; i++) {
         for (ep_rpc_call *call = session->calls[i]; call != NULL; call = call->next) {
-            if (!__atomic_load_n(&call->cancelled, __ATOMIC_ACQUIRE) && !__atomic_load_n(&call->finished, __ATOMIC_ACQUIRE)) {
+            if (!__atomic_load_n(&call->cancelled, __ATOMIC_ACQUIRE) &&
+                !__atomic_load_n(&call->finished, __ATOMIC_ACQUIRE)) {
                 __atomic_fetch_add(&call->refs, 1, __ATOMIC_RELAXED);
                 pthread_mutex_unlock(&session->link.lock);
                 return call;
@@ -339,7 +355,8 @@ static void session_free(ep_rpc_link *link)
     free(session);
 }
 
-static const ep_rpc_link_ops session_ops = {.on_frame = session_frame, .on_closed = session_closed, .on_free = session_free};
+static const ep_rpc_link_ops session_ops = {
+    .on_frame = session_frame, .on_closed = session_closed, .on_free = session_free};
 
 void ep_rpc_session_create(ep_rpc_server *server, ep_conn *taken_conn)
 {

@@ -40,7 +40,8 @@ void ep_rpc_status_fill(ep_err code, const ep_error *error, ep_rpc_status_fields
     }
 }
 
-void ep_rpc_status_read(ep_buffer_pool *pool, uint32_t grpc_code, const uint8_t *data, size_t bytes, ep_error *out_error)
+void ep_rpc_status_read(ep_buffer_pool *pool, uint32_t grpc_code, const uint8_t *data, size_t bytes,
+                        ep_error *out_error)
 {
     ep_rpc_budget budget;
     ProtobufCMessage *message = NULL;

@@ -14,7 +14,8 @@ typedef struct sync_call {
     ProtobufCMessage *reply;
 } sync_call;
 
-/* The reply lives in the callback's arena: packed and unpacked again it lives on the heap, as the caller expects. */
+/* The reply lives in the callback's arena: packed and unpacked again it lives on the heap, as the caller
+ * expects. */
 static ProtobufCMessage *copy_message(const ProtobufCMessage *message)
 {
     size_t bytes = protobuf_c_message_get_packed_size(message);
@@ -37,24 +38,29 @@ static void sync_reply(void *arg, const ep_rpc_reply *reply, const ep_error *err
         call->err = error->code;
     } else {
         call->reply = copy_message(reply->header);
-        call->err = call->reply != NULL ? EP_OK : ep_error_set(&call->error, EP_ERR_NO_MEMORY, "no memory for a reply");
+        call->err = call->reply != NULL
+                        ? EP_OK
+                        : ep_error_set(&call->error, EP_ERR_NO_MEMORY, "no memory for a reply");
     }
     call->ended = true;
     pthread_cond_signal(&call->done);
     pthread_mutex_unlock(&call->lock);
 }
 
-ep_err ep_rpc_call_sync(ep_rpc_channel *channel, const char *service, const char *method, const ProtobufCMessage *header,
-                        uint64_t deadline_ns, ProtobufCMessage **out_reply, ep_error *out_error)
+ep_err ep_rpc_call_sync(ep_rpc_channel *channel, const char *service, const char *method,
+                        const ProtobufCMessage *header, uint64_t deadline_ns, ProtobufCMessage **out_reply,
+                        ep_error *out_error)
 {
-    ep_rpc_request request = {
-        .method = ep_rpc_method_by_name(service, method), .header = header, .deadline_ns = deadline_ns, .wait_for_ready = true};
+    ep_rpc_request request = {.method = ep_rpc_method_by_name(service, method),
+                              .header = header,
+                              .deadline_ns = deadline_ns,
+                              .wait_for_ready = true};
     if (request.method == NULL) {
         return ep_error_set(out_error, EP_ERR_NOT_FOUND, "method %s.%s is not known", service, method);
     }
     if (request.method->stream != EP_RPC_UNARY) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "method %s.%s streams; only unary calls can be waited for", service,
-                            method);
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "method %s.%s streams; only unary calls can be waited for", service, method);
     }
     sync_call call = {.err = EP_OK};
     pthread_mutex_init(&call.lock, NULL);

@@ -1,0 +1,299 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* expertctl, a real node and the oracle's programs: equal bytes. */
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/random.h"
+#include "model/safetensors_writer.h"
+#include "support/process.h"
+
+#define DEMO EP_SOURCE_DIR "/deploy/demo-model/checkpoint"
+#define TIMEOUT_MS 120000
+enum { TOKENS_MAX = 64, HIDDEN = 128, EXPERTS = 16, TOP_K = 2, ARGS_MAX = 24, STATUS_TRIES_MAX = 2000 };
+
+static char dir[EP_TEST_PATH_BYTES];
+static ep_test_process node;
+
+static char *path_of(const char *name)
+{
+    char *path = NULL;
+    cr_assert_geq(asprintf(&path, "%s/%s", dir, name), 0);
+    return path;
+}
+
+/* The port is open before the weights are loaded: ask until the node says that it serves. */
+static void wait_serving(const char *token_file)
+{
+    const char *const args[] = {
+        "status", "--node", node.rpc_url, token_file != NULL ? "--token-file" : NULL, token_file, NULL};
+    int code = 1;
+    for (int i = 0; i < STATUS_TRIES_MAX && code != 0; i++) {
+        code = ep_test_process_run(dir, "status", EP_EXPERTCTL, args, NULL, TIMEOUT_MS, NULL);
+    }
+    cr_assert_eq(code, 0, "the node does not serve");
+}
+
+static void start_node(void)
+{
+    static const char *const args[] = {"--listen=tcp://127.0.0.1:0", "--probe-address=", "--model=demo=" DEMO,
+                                       "--node-name=n1", NULL};
+    cr_assert(ep_test_dir_create(dir));
+    cr_assert(ep_test_process_start(&node, dir, "node", EP_EXPERTD, args, NULL, true));
+    cr_assert(ep_test_process_wait_ports(&node, TIMEOUT_MS));
+    wait_serving(NULL);
+}
+
+static void stop_node(void)
+{
+    ep_test_process_destroy(&node);
+    ep_test_dir_remove(dir);
+}
+
+static void run(const char *program, const char *name, const char *const *args)
+{
+    char *text = NULL;
+    int code = ep_test_process_run(dir, name, program, args, NULL, TIMEOUT_MS, &text);
+    cr_assert_eq(code, 0, "%s: exit code %d: %s", program, code, text);
+    free(text);
+}
+
+static void same_files(const char *a, const char *b, const char *what)
+{
+    FILE *first = fopen(a, "rb");
+    FILE *second = fopen(b, "rb");
+    cr_assert(first != NULL && second != NULL, "%s: a file is missing", what);
+    long bytes = 0;
+    int x;
+    int y;
+    do {
+        x = fgetc(first);
+        y = fgetc(second);
+        cr_assert_eq(x, y, "%s: byte %ld is %d, the reference's is %d", what, bytes, x, y);
+        bytes++;
+    } while (x != EOF);
+    cr_assert_gt(bytes, 1, "%s: empty", what);
+    fclose(first);
+    fclose(second);
+}
+
+Test(against_reference, generated_text, .init = start_node, .fini = stop_node, .timeout = 280)
+{
+    static const char *const settings[][2] = {{"0.7", "1"}, {"0", "5"}, {"1.3", "18446744073709551615"}};
+    char *ours = path_of("ours");
+    char *theirs = path_of("theirs");
+    char *report = path_of("report");
+    for (size_t i = 0; i < 3; i++) {
+        const char *const reference[] = {
+            "--model",      DEMO,     "--prompt",     "The file ", "--bytes", "40", "--temperature",
+            settings[i][0], "--seed", settings[i][1], "--out",     theirs,    NULL};
+        const char *const generate[] = {"generate",     "--node",   node.rpc_url,   "--checkpoint",
+                                        DEMO,           "--model",  "demo",         "--prompt",
+                                        "The file ",    "--bytes",  "40",           "--temperature",
+                                        settings[i][0], "--seed",   settings[i][1], "--out",
+                                        ours,           "--report", "json",         "--report-file",
+                                        report,         NULL};
+        run(EP_REF_GENERATE, "reference", reference);
+        run(EP_EXPERTCTL, "expertctl", generate);
+        same_files(ours, theirs, settings[i][0]);
+        char *text = ep_test_read_file(report);
+        cr_assert(strstr(text, "\"calls\": 40") && strstr(text, "\"answered\": true") &&
+                      !strstr(text, "\"rows_served\": 0\n"),
+                  "%s", text);
+        free(text);
+    }
+    free(ours);
+    free(theirs);
+    free(report);
+}
+
+/* x bf16 [tokens,H] with random values, distinct experts, any scales; one inactive slot. */
+static void write_batch(const char *path, int tokens)
+{
+    static uint16_t x[TOKENS_MAX * HIDDEN];
+    static int32_t ids[TOKENS_MAX * TOP_K];
+    static float scales[TOKENS_MAX * TOP_K];
+    uint64_t state = 11;
+    ep_error error;
+    for (int i = 0; i < TOKENS_MAX * HIDDEN; i++) { /* 0.25..2, either sign */
+        uint64_t r = ep_splitmix64(&state);
+        x[i] = (uint16_t)((r & 0x8000) | (0x3e80 + (r >> 20) % 0x180));
+    }
+    for (int t = 0; t < TOKENS_MAX; t++) {
+        int first = (int)(ep_splitmix64(&state) % EXPERTS);
+        ids[2 * t] = first;
+        ids[2 * t + 1] = (first + 1 + (int)(ep_splitmix64(&state) % (EXPERTS - 1))) % EXPERTS;
+        scales[2 * t] = (float)(ep_splitmix64(&state) >> 40) * 0x1p-24f;
+        scales[2 * t + 1] = 1.0f - scales[2 * t];
+    }
+    ids[7] = -1;
+    const ep_named_tensor tensors[] = {
+        {"x", ep_tensor_2d(x, EP_DTYPE_BF16, tokens, HIDDEN)},
+        {"expert_ids", ep_tensor_2d(ids, EP_DTYPE_I32, tokens, TOP_K)},
+        {"expert_scales", ep_tensor_2d(scales, EP_DTYPE_F32, tokens, TOP_K)},
+    };
+    cr_assert_eq(ep_safetensors_write(path, tensors, 3, NULL, 0, &error), EP_OK, "%s", error.text);
+}
+
+typedef struct forward_case {
+    int tokens;
+    const char *reference[8];
+    const char *ours[8];
+} forward_case;
+
+static void run_case(const forward_case *c, const char *in, const char *ours, const char *theirs)
+{
+    const char *reference[ARGS_MAX] = {"--model", DEMO, "--layer", "2", "--in", in, "--out", theirs};
+    const char *forward[ARGS_MAX] = {"forward", "--node", node.rpc_url, "--model", "demo", "--layer",
+                                     "2",       "--in",   in,           "--out",   ours};
+    for (size_t i = 0; i < 8 && c->reference[i] != NULL; i++) {
+        reference[8 + i] = c->reference[i];
+    }
+    for (size_t i = 0; i < 8 && c->ours[i] != NULL; i++) {
+        forward[11 + i] = c->ours[i];
+    }
+    write_batch(in, c->tokens);
+    run(EP_REF_FORWARD, "reference", reference);
+    run(EP_EXPERTCTL, "expertctl", forward);
+    same_files(ours, theirs, c->ours[0] != NULL ? c->ours[0] : "defaults");
+}
+
+Test(against_reference, forward_files, .init = start_node, .fini = stop_node, .timeout = 280)
+{
+    static const forward_case cases[] = {
+        {64, {NULL}, {NULL}},
+        {64, {NULL}, {"--mode", "prefill", NULL}},
+        {64, {NULL}, {"--mode", "decode", "--split", "1,0,2,61", NULL}},
+        {64, {NULL}, {"--split-tokens", "7", "--mode", "prefill", NULL}},
+        {1, {NULL}, {NULL}},
+        {0, {NULL}, {NULL}},
+        {33, {"--wire", "f32", "--out-dtype", "f32", NULL}, {"--wire", "f32", "--out-dtype", "f32", NULL}},
+        {33, {"--uncombined", NULL}, {"--result", "uncombined", "--split-tokens", "10", NULL}},
+        {33, {"--weight-on-input", "--wire", "f16", NULL}, {"--weight-on", "input", "--wire", "f16", NULL}},
+    };
+    char *in = path_of("in");
+    char *ours = path_of("ours");
+    char *theirs = path_of("theirs");
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        run_case(&cases[i], in, ours, theirs);
+    }
+    free(in);
+    free(ours);
+    free(theirs);
+}
+
+Test(against_reference, the_node_says_no_by_name, .init = start_node, .fini = stop_node, .timeout = 280)
+{
+    char *in = path_of("in");
+    char *out = path_of("out");
+    char *text = NULL;
+    const char *const model[] = {"forward", "--node", node.rpc_url, "--model", "other", "--layer",
+                                 "0",       "--in",   in,           "--out",   out,     NULL};
+    const char *const split[] = {"forward", "--node", node.rpc_url, "--model", "demo",    "--layer", "0",
+                                 "--in",    in,       "--out",      out,       "--split", "3,4",     NULL};
+    const char *const layer[] = {"table", "--node", node.rpc_url, "--layer", "9", NULL};
+    const char *const generate[] = {
+        "generate", "--node", node.rpc_url, "--checkpoint", DEMO, "--model", "other", "--prompt", "p", NULL};
+    write_batch(in, 5);
+    cr_assert_eq(ep_test_process_run(dir, "e", EP_EXPERTCTL, model, NULL, TIMEOUT_MS, &text), 1, "%s", text);
+    cr_assert(strstr(text, "other") && strstr(text, "demo"), "%s", text);
+    free(text);
+    cr_assert_eq(ep_test_process_run(dir, "e", EP_EXPERTCTL, split, NULL, TIMEOUT_MS, &text), 2, "%s", text);
+    cr_assert_not_null(strstr(text, "--split adds up to 7 tokens, allowed: 5, the tokens of x in "), "%s",
+                       text);
+    free(text);
+    FILE *file = fopen(out, "rb");
+    cr_assert_null(file, "a failed call left an output file");
+    cr_assert_eq(ep_test_process_run(dir, "e", EP_EXPERTCTL, layer, NULL, TIMEOUT_MS, &text), 1, "%s", text);
+    cr_assert_not_null(strstr(text, "there is no layer 9 of model 'any'; the table has model:layer demo:0"),
+                       "%s", text);
+    free(text);
+    cr_assert_eq(ep_test_process_run(dir, "e", EP_EXPERTCTL, generate, NULL, TIMEOUT_MS, &text), 1, "%s",
+                 text);
+    cr_assert_not_null(strstr(text, "the service has no model 'other' of version "), "%s", text);
+    free(text);
+    free(in);
+    free(out);
+}
+
+Test(against_reference, status_table_rpc_and_bench, .init = start_node, .fini = stop_node, .timeout = 280)
+{
+    static const char *const verbs[][8] = {
+        {"status", NULL},
+        {"status", "-o", "json", NULL},
+        {"table", NULL},
+        {"table", "-o", "json", NULL},
+        {"rpc", "list", NULL},
+        {"rpc", "list", "-o", "json", NULL},
+        {"bench", "--model=demo", "--layer=1", "--tokens=3", "--threads=2", "--seconds=0.1", NULL},
+        {"bench", "--model=demo", "--layer=1", "--seconds=0.1", "--mode=prefill", "-o", "json", NULL},
+    };
+    static const char *const expected[] = {
+        "\nhealthy\n", "\"healthy\": true", "demo ",    "\"nodes_of_expert\": [",
+        "NodeStatus",  "\"stream\": true",  "TOKENS/S", "\"bytes_per_token\""};
+    for (size_t i = 0; i < sizeof(verbs) / sizeof(verbs[0]); i++) {
+        const char *args[12] = {NULL};
+        size_t count = 0;
+        char *text = NULL;
+        for (; verbs[i][count] != NULL; count++) {
+            args[count] = verbs[i][count];
+        }
+        args[count++] = "--node";
+        args[count] = node.rpc_url;
+        int code = ep_test_process_run(dir, "e", EP_EXPERTCTL, args, NULL, TIMEOUT_MS, &text);
+        cr_expect_eq(code, 0, "%s: exit code %d: %s", args[0], code, text);
+        cr_expect_not_null(strstr(text, expected[i]), "%s: '%s' is not in: %s", args[0], expected[i], text);
+        free(text);
+    }
+}
+
+static void start_guarded_node(void)
+{
+    char flag[EP_TEST_PATH_BYTES + 32];
+    const char *const args[] = {
+        "--listen=tcp://127.0.0.1:0", "--probe-address=", "--model=demo=" DEMO, "--node-name=n1", flag, NULL};
+    cr_assert(ep_test_dir_create(dir));
+    char *token = path_of("token");
+    char *wrong = path_of("wrong");
+    snprintf(flag, sizeof(flag), "--token-file=%s", token);
+    cr_assert(ep_test_write_file(token, "0123456789abcdef\n", 0600));
+    cr_assert(ep_test_write_file(wrong, "fedcba9876543210\n", 0600));
+    cr_assert(ep_test_process_start(&node, dir, "node", EP_EXPERTD, args, NULL, true));
+    cr_assert(ep_test_process_wait_ports(&node, TIMEOUT_MS));
+    wait_serving(token);
+    free(token);
+    free(wrong);
+}
+
+Test(against_reference, tokens, .init = start_guarded_node, .fini = stop_node, .timeout = 280)
+{
+    static const char *const verbs[2][6] = {{"status", NULL},
+                                            {"bench", "--model=demo", "--layer=0", "--seconds=0.05", NULL}};
+    static const struct {
+        const char *file; /* NULL: no token */
+        int code;
+        const char *text;
+    } cases[] = {{"token", 0, ""}, {"wrong", 1, "the token is wrong"}, {NULL, 1, "the token is missing"}};
+    for (size_t i = 0; i < 6; i++) {
+        const char *args[12] = {NULL};
+        size_t count = 0;
+        char *text = NULL;
+        char *path = cases[i / 2].file != NULL ? path_of(cases[i / 2].file) : NULL;
+        for (; verbs[i % 2][count] != NULL; count++) {
+            args[count] = verbs[i % 2][count];
+        }
+        args[count++] = "--node";
+        args[count++] = node.rpc_url;
+        if (path != NULL) {
+            args[count++] = "--token-file";
+            args[count] = path;
+        }
+        int code = ep_test_process_run(dir, "e", EP_EXPERTCTL, args, NULL, TIMEOUT_MS, &text);
+        cr_expect_eq(code, cases[i / 2].code, "%s: exit code %d: %s", args[0], code, text);
+        cr_expect_not_null(strstr(text, cases[i / 2].text), "%s: %s", args[0], text);
+        cr_expect_null(strstr(text, "0123456789abcdef"), "the token was printed");
+        free(text);
+        free(path);
+    }
+}
