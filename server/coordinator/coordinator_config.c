@@ -93,7 +93,7 @@ static ep_err load(const ep_options *options, ep_coordinator_config *config, ep_
     if (err != EP_OK) {
         return err;
     }
-    config->cluster = (ep_cluster_config){
+    config->cluster = (ep_coordinator_state_config){
         .copies = number(options, "copies"),
         .min_nodes = number(options, "min_nodes"),
         .heartbeat_ms = number(options, "heartbeat_ms"),

@@ -5,11 +5,11 @@
 
 #include "common/options.h"
 #include "common/service_config.h"
-#include "coordinator/cluster.h"
+#include "coordinator/state.h"
 
 typedef struct ep_coordinator_config {
     ep_service_config service;
-    ep_cluster_config cluster;
+    ep_coordinator_state_config cluster;
     ep_expert_map *expert_map;   /* owned; NULL: uniform placement */
     const char **node_order;     /* owned array, borrowed texts */
 } ep_coordinator_config;

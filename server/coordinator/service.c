@@ -20,8 +20,8 @@ typedef struct watcher {
 struct ep_coordinator_service {
     Expertd__V1__Coordinator_Service rpc; /* first: handlers get a pointer to it */
     pthread_mutex_t lock;
-    ep_cluster *cluster;
-    ep_cluster_config config;
+    ep_coordinator_state *cluster;
+    ep_coordinator_state_config config;
     watcher *watchers;
     bool stopping;
     uint64_t started_ns;
@@ -60,14 +60,14 @@ static void send_snapshot(watcher *w, const ep_routing_table *table, const Exper
 /* Lock held. Tells watchers of a new table, and the log of what changed. */
 static void announce(ep_coordinator_service *self)
 {
-    const ep_error *problem = ep_cluster_placement_error(self->cluster);
+    const ep_error *problem = ep_coordinator_state_placement_error(self->cluster);
     if (problem->code != self->placement_error_logged) {
         self->placement_error_logged = problem->code;
         if (problem->code != EP_OK) {
             ep_log(EP_LOG_ERROR, "placement-failed", "%s", problem->text);
         }
     }
-    ep_routing_table *table = ep_cluster_table(self->cluster);
+    ep_routing_table *table = ep_coordinator_state_table(self->cluster);
     if (table == NULL || ep_epoch_compare(self->announced, table->epoch) == 0) {
         return;
     }
@@ -94,9 +94,9 @@ static void on_register_node(Expertd__V1__Coordinator_Service *rpc, const Expert
     Expertd__V1__RegisterReply reply = EXPERTD__V1__REGISTER_REPLY__INIT;
     ep_error error;
     pthread_mutex_lock(&self->lock);
-    ep_err err = ep_cluster_register(self->cluster, ep_clock_now_ns(), request, &reply.node_id, &error);
+    ep_err err = ep_coordinator_state_register(self->cluster, ep_clock_now_ns(), request, &reply.node_id, &error);
     if (err == EP_OK) {
-        err = ep_cluster_assignments(self->cluster, request->node, &reply.assignments, &reply.n_assignments);
+        err = ep_coordinator_state_assignments(self->cluster, request->node, &reply.assignments, &reply.n_assignments);
         if (err != EP_OK) {
             ep_error_set(&error, err, "no memory for the assignment of node %s", request->node);
         }
@@ -107,14 +107,14 @@ static void on_register_node(Expertd__V1__Coordinator_Service *rpc, const Expert
         finish_error(closure_data, &error);
         return;
     }
-    Expertd__V1__Epoch epoch = epoch_message(ep_cluster_assignment_epoch(self->cluster));
+    Expertd__V1__Epoch epoch = epoch_message(ep_coordinator_state_assignment_epoch(self->cluster));
     reply.heartbeat_ms = self->config.heartbeat_ms;
     reply.epoch = &epoch;
     self->stats.registrations++;
     ep_log(EP_LOG_INFO, "node-registered", "node %s url %s id %u", request->node, request->url, reply.node_id);
     announce(self);
     closure(&reply, closure_data); /* names in the assignments belong to the cluster: still under the lock */
-    ep_cluster_assignments_free(reply.assignments, reply.n_assignments);
+    ep_coordinator_state_assignments_free(reply.assignments, reply.n_assignments);
     pthread_mutex_unlock(&self->lock);
     ep_rpc_call_finish(closure_data, EP_OK, NULL);
 }
@@ -128,11 +128,11 @@ static void on_heartbeat(Expertd__V1__Coordinator_Service *rpc, const Expertd__V
     bool reregister = false;
     pthread_mutex_lock(&self->lock);
     self->stats.heartbeats++;
-    ep_err err = ep_cluster_heartbeat(self->cluster, ep_clock_now_ns(), request, &reregister, &error);
-    ep_epoch current = ep_cluster_assignment_epoch(self->cluster);
+    ep_err err = ep_coordinator_state_heartbeat(self->cluster, ep_clock_now_ns(), request, &reregister, &error);
+    ep_epoch current = ep_coordinator_state_assignment_epoch(self->cluster);
     bool outdated = request->epoch == NULL || request->epoch->term != current.term || request->epoch->number != current.number;
     if (err == EP_OK && !reregister && outdated) {
-        err = ep_cluster_assignments(self->cluster, request->node, &reply.assignments, &reply.n_assignments);
+        err = ep_coordinator_state_assignments(self->cluster, request->node, &reply.assignments, &reply.n_assignments);
         reply.has_assignments = err == EP_OK;
         if (err != EP_OK) {
             ep_error_set(&error, err, "no memory for the assignment of node %s", request->node);
@@ -144,7 +144,7 @@ static void on_heartbeat(Expertd__V1__Coordinator_Service *rpc, const Expertd__V
         reply.epoch = &epoch;
         reply.reregister = reregister;
         closure(&reply, closure_data);
-        ep_cluster_assignments_free(reply.assignments, reply.n_assignments);
+        ep_coordinator_state_assignments_free(reply.assignments, reply.n_assignments);
     }
     pthread_mutex_unlock(&self->lock);
     if (err != EP_OK) {
@@ -207,7 +207,7 @@ static void on_watch_placement(Expertd__V1__Coordinator_Service *rpc, const Expe
     w->next = self->watchers;
     self->watchers = w;
     self->stats.watchers++;
-    ep_routing_table *table = ep_cluster_table(self->cluster);
+    ep_routing_table *table = ep_coordinator_state_table(self->cluster);
     Expertd__V1__PlacementSnapshot *snapshot;
     if (table != NULL && ep_placement_encode(table, &snapshot) == EP_OK) {
         send_snapshot(w, table, snapshot);
@@ -217,7 +217,7 @@ static void on_watch_placement(Expertd__V1__Coordinator_Service *rpc, const Expe
     ep_rpc_call_on_cancel(closure_data, on_watch_cancelled, self); /* may run at once: no lock held */
 }
 
-static void fill_entry(Expertd__V1__NodeEntry *entry, const ep_cluster_node_view *view, uint64_t now_ns)
+static void fill_entry(Expertd__V1__NodeEntry *entry, const ep_coordinator_state_node_view *view, uint64_t now_ns)
 {
     expertd__v1__node_entry__init(entry);
     entry->node_id = view->node_id;
@@ -232,10 +232,10 @@ static void fill_entry(Expertd__V1__NodeEntry *entry, const ep_cluster_node_view
 /* Lock held. Packs the reply while the names it borrows are safe. */
 static bool reply_status(ep_coordinator_service *self, Expertd__V1__ClusterStatusReply_Closure closure, void *closure_data)
 {
-    ep_cluster_node_view view;
+    ep_coordinator_state_node_view view;
     size_t count = 0;
     uint64_t now_ns = ep_clock_now_ns();
-    while (ep_cluster_node(self->cluster, count, &view)) {
+    while (ep_coordinator_state_node(self->cluster, count, &view)) {
         count++;
     }
     Expertd__V1__NodeEntry *entries = calloc(count + 1, sizeof(*entries));
@@ -243,10 +243,10 @@ static bool reply_status(ep_coordinator_service *self, Expertd__V1__ClusterStatu
     bool good = entries != NULL && list != NULL;
     if (good) {
         Expertd__V1__ClusterStatusReply reply = EXPERTD__V1__CLUSTER_STATUS_REPLY__INIT;
-        ep_routing_table *table = ep_cluster_table(self->cluster);
+        ep_routing_table *table = ep_coordinator_state_table(self->cluster);
         Expertd__V1__Epoch epoch = epoch_message(table != NULL ? table->epoch : (ep_epoch){0});
         for (size_t i = 0; i < count; i++) {
-            ep_cluster_node(self->cluster, i, &view);
+            ep_coordinator_state_node(self->cluster, i, &view);
             fill_entry(&entries[i], &view, now_ns);
             list[i] = &entries[i];
         }
@@ -277,7 +277,7 @@ static void on_cluster_status(Expertd__V1__Coordinator_Service *rpc, const Exper
 
 static const Expertd__V1__Coordinator_Service rpc_template = EXPERTD__V1__COORDINATOR__INIT(on_);
 
-ep_err ep_coordinator_service_create(const ep_cluster_config *config, ep_coordinator_service **out_service)
+ep_err ep_coordinator_service_create(const ep_coordinator_state_config *config, ep_coordinator_service **out_service)
 {
     ep_coordinator_service *self = calloc(1, sizeof(*self));
     if (self == NULL) {
@@ -287,7 +287,7 @@ ep_err ep_coordinator_service_create(const ep_cluster_config *config, ep_coordin
     self->config = *config;
     self->started_ns = ep_clock_now_ns();
     pthread_mutex_init(&self->lock, NULL);
-    ep_err err = ep_cluster_create(config, &self->cluster);
+    ep_err err = ep_coordinator_state_create(config, &self->cluster);
     if (err != EP_OK) {
         ep_coordinator_service_destroy(self);
         return err;
@@ -301,7 +301,7 @@ void ep_coordinator_service_destroy(ep_coordinator_service *self)
     if (self == NULL) {
         return;
     }
-    ep_cluster_destroy(self->cluster);
+    ep_coordinator_state_destroy(self->cluster);
     pthread_mutex_destroy(&self->lock);
     free(self);
 }
@@ -314,7 +314,7 @@ ProtobufCService *ep_coordinator_service_rpc(ep_coordinator_service *self)
 void ep_coordinator_service_tick(ep_coordinator_service *self)
 {
     pthread_mutex_lock(&self->lock);
-    ep_cluster_tick(self->cluster, ep_clock_now_ns());
+    ep_coordinator_state_tick(self->cluster, ep_clock_now_ns());
     announce(self);
     pthread_mutex_unlock(&self->lock);
 }
@@ -339,12 +339,12 @@ void ep_coordinator_service_stop(ep_coordinator_service *self)
 
 void ep_coordinator_service_read_stats(ep_coordinator_service *self, ep_coordinator_stats *out_stats)
 {
-    ep_cluster_node_view view;
+    ep_coordinator_state_node_view view;
     pthread_mutex_lock(&self->lock);
     *out_stats = self->stats;
-    ep_routing_table *table = ep_cluster_table(self->cluster);
+    ep_routing_table *table = ep_coordinator_state_table(self->cluster);
     out_stats->epoch = table != NULL ? table->epoch : (ep_epoch){0};
-    for (size_t i = 0; ep_cluster_node(self->cluster, i, &view); i++) {
+    for (size_t i = 0; ep_coordinator_state_node(self->cluster, i, &view); i++) {
         bool away = strcmp(view.state, "suspect") == 0 || strcmp(view.state, "removed") == 0 || strcmp(view.state, "draining") == 0;
         out_stats->nodes_known++;
         out_stats->nodes_listed += !away;

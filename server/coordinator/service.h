@@ -7,12 +7,12 @@
 #ifndef EP_COORDINATOR_SERVICE_H
 #define EP_COORDINATOR_SERVICE_H
 
-#include "coordinator/cluster.h"
+#include "coordinator/state.h"
 #include "rpc/rpc.h"
 
 typedef struct ep_coordinator_service ep_coordinator_service;
 
-ep_err ep_coordinator_service_create(const ep_cluster_config *config, ep_coordinator_service **out_service);
+ep_err ep_coordinator_service_create(const ep_coordinator_state_config *config, ep_coordinator_service **out_service);
 /* After the rpc server is destroyed. NULL allowed. */
 void ep_coordinator_service_destroy(ep_coordinator_service *service);
 /* For ep_rpc_server_add_service. */

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "coordinator/cluster.h"
+#include "coordinator/state.h"
 
 #define EXPERTS 8
 #define LAYERS 2
@@ -25,13 +25,13 @@ typedef struct fake_node {
     Expertd__V1__ModelInfo *model_list[1];
 } fake_node;
 
-static ep_cluster *cluster;
+static ep_coordinator_state *cluster;
 static fake_node nodes[NODES_MAX];
 static uint64_t now_ns = 1000 * EP_NS_PER_S;
 
 static void start(uint32_t copies, uint32_t min_nodes, const ep_expert_map *map)
 {
-    ep_cluster_config config = {.copies = copies,
+    ep_coordinator_state_config config = {.copies = copies,
                                 .min_nodes = min_nodes,
                                 .heartbeat_ms = 500,
                                 .heartbeat_dead_count = 3,
@@ -40,7 +40,7 @@ static void start(uint32_t copies, uint32_t min_nodes, const ep_expert_map *map)
                                 .decode_tokens_max = 256,
                                 .term = 7,
                                 .expert_map = map};
-    cr_assert_eq(ep_cluster_create(&config, &cluster), EP_OK);
+    cr_assert_eq(ep_coordinator_state_create(&config, &cluster), EP_OK);
     for (int i = 0; i < NODES_MAX; i++) {
         fake_node *n = &nodes[i];
         memset(n, 0, sizeof(*n));
@@ -79,7 +79,7 @@ static ep_err join(int i, ep_error *error)
     for (int l = 0; l < LAYERS; l++) {
         nodes[i].layers[l].n_owned = nodes[i].owned_count[l];
     }
-    return ep_cluster_register(cluster, now_ns, &request, &id, error);
+    return ep_coordinator_state_register(cluster, now_ns, &request, &id, error);
 }
 
 static bool beat(int i, const char *state)
@@ -98,7 +98,7 @@ static bool beat(int i, const char *state)
     for (int l = 0; l < LAYERS; l++) {
         nodes[i].layers[l].n_owned = nodes[i].owned_count[l];
     }
-    cr_assert_eq(ep_cluster_heartbeat(cluster, now_ns, &request, &reregister, NULL), EP_OK);
+    cr_assert_eq(ep_coordinator_state_heartbeat(cluster, now_ns, &request, &reregister, NULL), EP_OK);
     return reregister;
 }
 
@@ -107,27 +107,27 @@ static void load(int i)
 {
     Expertd__V1__NodeAssignment **list;
     size_t count;
-    cr_assert_eq(ep_cluster_assignments(cluster, nodes[i].name, &list, &count), EP_OK);
+    cr_assert_eq(ep_coordinator_state_assignments(cluster, nodes[i].name, &list, &count), EP_OK);
     for (size_t a = 0; a < count; a++) {
         uint32_t l = list[a]->layer - 3;
         memcpy(nodes[i].owned[l], list[a]->experts, list[a]->n_experts * sizeof(uint32_t));
         nodes[i].owned_count[l] = list[a]->n_experts;
     }
-    ep_cluster_assignments_free(list, count);
-    nodes[i].loaded_number = ep_cluster_assignment_epoch(cluster).number;
+    ep_coordinator_state_assignments_free(list, count);
+    nodes[i].loaded_number = ep_coordinator_state_assignment_epoch(cluster).number;
     cr_assert_not(beat(i, "serving"));
 }
 
 static uint32_t copies_of(uint32_t layer_index, uint32_t expert)
 {
-    const ep_routing_layer *layer = &ep_cluster_table(cluster)->layers[layer_index];
+    const ep_routing_layer *layer = &ep_coordinator_state_table(cluster)->layers[layer_index];
     return layer->offsets[expert + 1] - layer->offsets[expert];
 }
 
 static void assert_copies(uint32_t want)
 {
     ep_error error;
-    ep_routing_table *table = ep_cluster_table(cluster);
+    ep_routing_table *table = ep_coordinator_state_table(cluster);
     cr_assert_not_null(table);
     cr_assert_eq(ep_routing_table_check(table, &error), EP_OK, "%s", error.text);
     cr_assert_eq(table->layers_count, (uint32_t)LAYERS);
@@ -138,23 +138,23 @@ static void assert_copies(uint32_t want)
     }
 }
 
-Test(cluster, first_table_waits_for_min_nodes_and_for_loading)
+Test(coordinator_state, first_table_waits_for_min_nodes_and_for_loading)
 {
     start(1, 2, NULL);
     cr_assert_eq(join(0, NULL), EP_OK);
     load(0);
-    cr_assert_null(ep_cluster_table(cluster));
+    cr_assert_null(ep_coordinator_state_table(cluster));
     cr_assert_eq(join(1, NULL), EP_OK);
-    cr_assert_null(ep_cluster_table(cluster));
+    cr_assert_null(ep_coordinator_state_table(cluster));
     load(0);
-    cr_assert_null(ep_cluster_table(cluster));
+    cr_assert_null(ep_coordinator_state_table(cluster));
     load(1);
     assert_copies(1);
-    cr_assert_eq(ep_cluster_table(cluster)->epoch.term, 7u);
-    ep_cluster_destroy(cluster);
+    cr_assert_eq(ep_coordinator_state_table(cluster)->epoch.term, 7u);
+    ep_coordinator_state_destroy(cluster);
 }
 
-Test(cluster, eight_experts_on_six_nodes)
+Test(coordinator_state, eight_experts_on_six_nodes)
 {
     start(1, 6, NULL);
     for (int i = 0; i < 6; i++) {
@@ -164,10 +164,10 @@ Test(cluster, eight_experts_on_six_nodes)
         load(i);
     }
     assert_copies(1);
-    ep_cluster_destroy(cluster);
+    ep_coordinator_state_destroy(cluster);
 }
 
-Test(cluster, a_silent_node_leaves_the_table_then_loses_its_experts)
+Test(coordinator_state, a_silent_node_leaves_the_table_then_loses_its_experts)
 {
     start(2, 3, NULL);
     for (int i = 0; i < 3; i++) {
@@ -177,20 +177,20 @@ Test(cluster, a_silent_node_leaves_the_table_then_loses_its_experts)
         load(i);
     }
     assert_copies(2);
-    uint64_t number = ep_cluster_table(cluster)->epoch.number;
+    uint64_t number = ep_coordinator_state_table(cluster)->epoch.number;
 
     now_ns += 1400 * EP_NS_PER_MS;
     beat(0, "serving");
     beat(1, "serving");
-    ep_cluster_tick(cluster, now_ns);
-    cr_assert_eq(ep_cluster_table(cluster)->epoch.number, number, "not dead before three heartbeats");
+    ep_coordinator_state_tick(cluster, now_ns);
+    cr_assert_eq(ep_coordinator_state_table(cluster)->epoch.number, number, "not dead before three heartbeats");
 
     now_ns += 200 * EP_NS_PER_MS;
-    ep_cluster_tick(cluster, now_ns);
-    ep_cluster_node_view view;
-    cr_assert(ep_cluster_node(cluster, 2, &view));
+    ep_coordinator_state_tick(cluster, now_ns);
+    ep_coordinator_state_node_view view;
+    cr_assert(ep_coordinator_state_node(cluster, 2, &view));
     cr_assert_str_eq(view.state, "suspect");
-    cr_assert_gt(ep_cluster_table(cluster)->epoch.number, number);
+    cr_assert_gt(ep_coordinator_state_table(cluster)->epoch.number, number);
     for (uint32_t e = 0; e < EXPERTS; e++) {
         cr_assert_geq(copies_of(0, e), 1u);
     }
@@ -198,14 +198,14 @@ Test(cluster, a_silent_node_leaves_the_table_then_loses_its_experts)
     now_ns += 11 * EP_NS_PER_S;
     beat(0, "serving");
     beat(1, "serving");
-    ep_cluster_tick(cluster, now_ns);
+    ep_coordinator_state_tick(cluster, now_ns);
     load(0);
     load(1);
     assert_copies(2);
-    ep_cluster_destroy(cluster);
+    ep_coordinator_state_destroy(cluster);
 }
 
-Test(cluster, a_suspect_that_speaks_again_is_back_at_once)
+Test(coordinator_state, a_suspect_that_speaks_again_is_back_at_once)
 {
     start(1, 2, NULL);
     join(0, NULL);
@@ -214,14 +214,14 @@ Test(cluster, a_suspect_that_speaks_again_is_back_at_once)
     load(1);
     now_ns += 2 * EP_NS_PER_S;
     beat(0, "serving");
-    ep_cluster_tick(cluster, now_ns);
+    ep_coordinator_state_tick(cluster, now_ns);
     cr_assert_eq(copies_of(0, 0) + copies_of(0, 1), 1u, "one of two nodes is gone");
     cr_assert_not(beat(1, "serving"));
     assert_copies(1);
-    ep_cluster_destroy(cluster);
+    ep_coordinator_state_destroy(cluster);
 }
 
-Test(cluster, draining_node_leaves_the_table_and_others_take_over)
+Test(coordinator_state, draining_node_leaves_the_table_and_others_take_over)
 {
     start(1, 2, NULL);
     join(0, NULL);
@@ -231,14 +231,14 @@ Test(cluster, draining_node_leaves_the_table_and_others_take_over)
     beat(1, "draining");
     load(0);
     assert_copies(1);
-    const ep_routing_layer *layer = &ep_cluster_table(cluster)->layers[0];
+    const ep_routing_layer *layer = &ep_coordinator_state_table(cluster)->layers[0];
     for (uint32_t i = 0; i < layer->offsets[EXPERTS]; i++) {
         cr_assert_eq(layer->copies[i], 0u);
     }
-    ep_cluster_destroy(cluster);
+    ep_coordinator_state_destroy(cluster);
 }
 
-Test(cluster, unknown_or_restarted_nodes_are_told_to_register)
+Test(coordinator_state, unknown_or_restarted_nodes_are_told_to_register)
 {
     start(1, 1, NULL);
     cr_assert(beat(0, "serving"));
@@ -246,10 +246,10 @@ Test(cluster, unknown_or_restarted_nodes_are_told_to_register)
     cr_assert_not(beat(0, "starting"));
     nodes[0].incarnation++;
     cr_assert(beat(0, "serving"));
-    ep_cluster_destroy(cluster);
+    ep_coordinator_state_destroy(cluster);
 }
 
-Test(cluster, a_restarted_coordinator_keeps_what_nodes_hold)
+Test(coordinator_state, a_restarted_coordinator_keeps_what_nodes_hold)
 {
     start(1, 2, NULL);
     nodes[0].owned_count[0] = nodes[0].owned_count[1] = 4;
@@ -267,10 +267,10 @@ Test(cluster, a_restarted_coordinator_keeps_what_nodes_hold)
         cr_assert_eq(nodes[0].owned[0][e], 2 * e);
         cr_assert_eq(nodes[1].owned[1][e], 2 * e + 1);
     }
-    ep_cluster_destroy(cluster);
+    ep_coordinator_state_destroy(cluster);
 }
 
-Test(cluster, bad_registrations_are_refused_by_name)
+Test(coordinator_state, bad_registrations_are_refused_by_name)
 {
     ep_error error;
     start(1, 1, NULL);
@@ -289,10 +289,10 @@ Test(cluster, bad_registrations_are_refused_by_name)
     snprintf(nodes[4].name, sizeof(nodes[4].name), "node-0");
     cr_assert_eq(join(4, &error), EP_ERR_ALREADY_EXISTS);
     cr_assert_not_null(strstr(error.text, "node-0 is in use by a live node at tcp://127.0.0.1:9000"), "%s", error.text);
-    ep_cluster_destroy(cluster);
+    ep_coordinator_state_destroy(cluster);
 }
 
-Test(cluster, a_map_of_seven_experts_for_eight_is_named)
+Test(coordinator_state, a_map_of_seven_experts_for_eight_is_named)
 {
     static const char text[] = "{\"moe_layer_count\":2,\"layer_list\":["
                                "{\"layer_id\":0,\"device_count\":1,\"device_list\":[{\"device_id\":0,\"device_expert\":[0,1,2,3,4,5,6]}]},"
@@ -301,10 +301,10 @@ Test(cluster, a_map_of_seven_experts_for_eight_is_named)
     cr_assert_eq(ep_expert_map_parse(text, strlen(text), "map.json", &map, NULL), EP_OK);
     start(1, 1, map);
     join(0, NULL);
-    const ep_error *problem = ep_cluster_placement_error(cluster);
+    const ep_error *problem = ep_coordinator_state_placement_error(cluster);
     cr_assert_neq(problem->code, EP_OK);
     cr_assert_not_null(strstr(problem->text, "routing table has 7 experts, model has 8"), "%s", problem->text);
-    cr_assert_null(ep_cluster_table(cluster));
-    ep_cluster_destroy(cluster);
+    cr_assert_null(ep_coordinator_state_table(cluster));
+    ep_coordinator_state_destroy(cluster);
     ep_expert_map_destroy(map);
 }

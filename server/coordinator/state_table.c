@@ -5,11 +5,11 @@
 #include <string.h>
 
 #include "base/check.h"
-#include "coordinator/cluster_private.h"
+#include "coordinator/state_private.h"
 
 static int compare_layers(const void *left, const void *right, void *arg)
 {
-    const ep_cluster *cluster = arg;
+    const ep_coordinator_state *cluster = arg;
     const cluster_layer *a = &cluster->layers[*(const uint32_t *)left], *b = &cluster->layers[*(const uint32_t *)right];
     if (a->model_index != b->model_index) {
         return a->model_index < b->model_index ? -1 : 1;
@@ -24,7 +24,7 @@ static bool has_copy(const cluster_node *node, uint32_t layer_index, uint32_t ex
 }
 
 /* All nodes stand in the table, by position in cluster->nodes, so that a node index equals its id. */
-static ep_err fill_layer(const ep_cluster *cluster, ep_routing_table *table, uint32_t position, uint32_t layer_index)
+static ep_err fill_layer(const ep_coordinator_state *cluster, ep_routing_table *table, uint32_t position, uint32_t layer_index)
 {
     const cluster_layer *layer = &cluster->layers[layer_index];
     uint32_t total = 0;
@@ -51,7 +51,7 @@ static ep_err fill_layer(const ep_cluster *cluster, ep_routing_table *table, uin
     return EP_OK;
 }
 
-static ep_err fill_model(const ep_cluster *cluster, ep_routing_table *table, uint32_t m)
+static ep_err fill_model(const ep_coordinator_state *cluster, ep_routing_table *table, uint32_t m)
 {
     ep_routing_model *model = &table->models[m];
     snprintf(model->name, sizeof(model->name), "%s", cluster->models[m].name);
@@ -79,7 +79,7 @@ static ep_err fill_model(const ep_cluster *cluster, ep_routing_table *table, uin
     return EP_OK;
 }
 
-static ep_err build_table(const ep_cluster *cluster, ep_routing_table **out_table)
+static ep_err build_table(const ep_coordinator_state *cluster, ep_routing_table **out_table)
 {
     ep_routing_table *table;
     uint32_t *order = calloc(cluster->layers_count + 1, sizeof(uint32_t));
@@ -117,7 +117,7 @@ static ep_err build_table(const ep_cluster *cluster, ep_routing_table **out_tabl
 }
 
 /* Every listed node has loaded what it was given last. */
-static bool settled(const ep_cluster *cluster)
+static bool settled(const ep_coordinator_state *cluster)
 {
     for (size_t n = 0; n < cluster->nodes_count; n++) {
         if (node_is_listed(cluster->nodes[n]) && cluster->nodes[n]->loaded_number < cluster->assignment_number) {
@@ -127,7 +127,7 @@ static bool settled(const ep_cluster *cluster)
     return true;
 }
 
-void cluster_publish(ep_cluster *cluster)
+void cluster_publish(ep_coordinator_state *cluster)
 {
     if (!cluster->placed_once || (cluster->table == NULL && !settled(cluster))) {
         return;

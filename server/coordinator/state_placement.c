@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/check.h"
-#include "coordinator/cluster_private.h"
+#include "coordinator/state_private.h"
 #include "placement/placement.h"
 
 /* One model's problem: input for the solver, and which cluster layer and node each index stands for. */
@@ -31,12 +31,12 @@ static void problem_fini(problem *p)
     free(p->layer_of);
 }
 
-static bool node_offers(const ep_cluster *cluster, const cluster_node *node, uint32_t model_index)
+static bool node_offers(const ep_coordinator_state *cluster, const cluster_node *node, uint32_t model_index)
 {
     return node_can_own(node) && node->numerics[model_index][0] != 0 && cluster->models_count > model_index;
 }
 
-static void collect_nodes(const ep_cluster *cluster, uint32_t model_index, problem *p)
+static void collect_nodes(const ep_coordinator_state *cluster, uint32_t model_index, problem *p)
 {
     for (uint32_t n = 0; n < cluster->nodes_count; n++) {
         const cluster_node *node = cluster->nodes[n];
@@ -51,7 +51,7 @@ static void collect_nodes(const ep_cluster *cluster, uint32_t model_index, probl
 
 static int by_layer_number(const void *left, const void *right, void *arg)
 {
-    const ep_cluster *cluster = arg;
+    const ep_coordinator_state *cluster = arg;
     uint32_t a = cluster->layers[*(const uint32_t *)left].shape.layer, b = cluster->layers[*(const uint32_t *)right].shape.layer;
     return a < b ? -1 : a > b;
 }
@@ -62,7 +62,7 @@ static bool holds(const node_layer *layer, uint32_t expert)
     return bit_get(layer->assigned, expert) || bit_get(layer->owned, expert);
 }
 
-static bool collect_owned(const ep_cluster *cluster, const problem *p, uint32_t layer_index, ep_placement_layer *out)
+static bool collect_owned(const ep_coordinator_state *cluster, const problem *p, uint32_t layer_index, ep_placement_layer *out)
 {
     uint32_t experts = layer_experts(&cluster->layers[layer_index]), used = 0;
     uint32_t *offsets = calloc(experts + 1u, sizeof(uint32_t));
@@ -87,7 +87,7 @@ static bool collect_owned(const ep_cluster *cluster, const problem *p, uint32_t 
     return true;
 }
 
-static bool problem_init(const ep_cluster *cluster, uint32_t model_index, problem *p)
+static bool problem_init(const ep_coordinator_state *cluster, uint32_t model_index, problem *p)
 {
     memset(p, 0, sizeof(*p));
     p->nodes = calloc(cluster->nodes_count + 1, sizeof(*p->nodes));
@@ -115,9 +115,9 @@ static bool problem_init(const ep_cluster *cluster, uint32_t model_index, proble
 }
 
 /* Device d of a static map is the node the configuration names d-th; a named node that is not there yet is an error. */
-static ep_err map_devices(const ep_cluster *cluster, const problem *p, uint32_t **out_devices, ep_error *out_error)
+static ep_err map_devices(const ep_coordinator_state *cluster, const problem *p, uint32_t **out_devices, ep_error *out_error)
 {
-    const ep_cluster_config *config = &cluster->config;
+    const ep_coordinator_state_config *config = &cluster->config;
     *out_devices = NULL;
     if (config->node_order_count == 0) {
         return EP_OK;
@@ -142,7 +142,7 @@ static ep_err map_devices(const ep_cluster *cluster, const problem *p, uint32_t 
     return EP_OK;
 }
 
-static ep_err solve(const ep_cluster *cluster, const problem *p, ep_placement **out_placement, ep_error *out_error)
+static ep_err solve(const ep_coordinator_state *cluster, const problem *p, ep_placement **out_placement, ep_error *out_error)
 {
     ep_placement_input input = {
         .nodes_count = p->nodes_count,
@@ -164,7 +164,7 @@ static ep_err solve(const ep_cluster *cluster, const problem *p, ep_placement **
 }
 
 /* Writes a solution into the nodes' bits; true when anything differs from before. */
-static bool apply(ep_cluster *cluster, const problem *p, const ep_placement *placement)
+static bool apply(ep_coordinator_state *cluster, const problem *p, const ep_placement *placement)
 {
     bool changed = false;
     for (uint32_t l = 0; l < placement->layers_count; l++) {
@@ -188,7 +188,7 @@ static bool apply(ep_cluster *cluster, const problem *p, const ep_placement *pla
     return changed;
 }
 
-static ep_err place_model(ep_cluster *cluster, uint32_t model_index, bool *io_changed, ep_error *out_error)
+static ep_err place_model(ep_coordinator_state *cluster, uint32_t model_index, bool *io_changed, ep_error *out_error)
 {
     problem p;
     ep_placement *placement = NULL;
@@ -206,7 +206,7 @@ static ep_err place_model(ep_cluster *cluster, uint32_t model_index, bool *io_ch
     return err;
 }
 
-void cluster_place(ep_cluster *cluster)
+void cluster_place(ep_coordinator_state *cluster)
 {
     uint32_t able = 0;
     for (size_t n = 0; n < cluster->nodes_count; n++) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Membership: who is there, what each node offers and owns, who fell silent. */
-#include "coordinator/cluster.h"
+#include "coordinator/state.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,13 +8,13 @@
 
 #include "base/check.h"
 #include "base/clock.h"
-#include "coordinator/cluster_private.h"
+#include "coordinator/state_private.h"
 
 static const char *const state_names[] = {"starting", "serving", "draining", "degraded", "suspect", "removed"};
 
-ep_err ep_cluster_create(const ep_cluster_config *config, ep_cluster **out_cluster)
+ep_err ep_coordinator_state_create(const ep_coordinator_state_config *config, ep_coordinator_state **out_cluster)
 {
-    ep_cluster *cluster = calloc(1, sizeof(*cluster));
+    ep_coordinator_state *cluster = calloc(1, sizeof(*cluster));
     if (cluster == NULL) {
         return EP_ERR_NO_MEMORY;
     }
@@ -34,7 +34,7 @@ static void node_free_layers(cluster_node *node, uint32_t layers_count)
     free(node->numerics);
 }
 
-void ep_cluster_destroy(ep_cluster *cluster)
+void ep_coordinator_state_destroy(ep_coordinator_state *cluster)
 {
     if (cluster == NULL) {
         return;
@@ -50,7 +50,7 @@ void ep_cluster_destroy(ep_cluster *cluster)
     free(cluster);
 }
 
-static cluster_node *find_node(const ep_cluster *cluster, const char *name)
+static cluster_node *find_node(const ep_coordinator_state *cluster, const char *name)
 {
     for (size_t i = 0; i < cluster->nodes_count; i++) {
         if (strcmp(cluster->nodes[i]->name, name) == 0) {
@@ -60,7 +60,7 @@ static cluster_node *find_node(const ep_cluster *cluster, const char *name)
     return NULL;
 }
 
-static uint32_t find_model(const ep_cluster *cluster, const char *name, const char *version)
+static uint32_t find_model(const ep_coordinator_state *cluster, const char *name, const char *version)
 {
     for (uint32_t i = 0; i < cluster->models_count; i++) {
         if (strcmp(cluster->models[i].name, name) == 0 && strcmp(cluster->models[i].version, version) == 0) {
@@ -70,7 +70,7 @@ static uint32_t find_model(const ep_cluster *cluster, const char *name, const ch
     return UINT32_MAX;
 }
 
-static uint32_t find_layer(const ep_cluster *cluster, uint32_t model_index, uint32_t layer)
+static uint32_t find_layer(const ep_coordinator_state *cluster, uint32_t model_index, uint32_t layer)
 {
     for (uint32_t i = 0; i < cluster->layers_count; i++) {
         if (cluster->layers[i].model_index == model_index && cluster->layers[i].shape.layer == layer) {
@@ -110,7 +110,7 @@ static ep_err check_layer(const char *model, const Expertd__V1__LayerInfo *info,
 }
 
 /* Nothing is changed before all of a request is found good. */
-static ep_err check_models(const ep_cluster *cluster, Expertd__V1__ModelInfo **models, size_t count, ep_error *out_error)
+static ep_err check_models(const ep_coordinator_state *cluster, Expertd__V1__ModelInfo **models, size_t count, ep_error *out_error)
 {
     for (size_t m = 0; m < count; m++) {
         const Expertd__V1__ModelInfo *model = models[m];
@@ -161,7 +161,7 @@ static bool node_add_layer(cluster_node *node, uint32_t layers_count, size_t wor
 }
 
 /* Takes back a layer that only some nodes got, after running out of memory. */
-static void undo_layer(ep_cluster *cluster, size_t nodes_done)
+static void undo_layer(ep_coordinator_state *cluster, size_t nodes_done)
 {
     for (size_t i = 0; i < nodes_done; i++) {
         free(cluster->nodes[i]->layers[cluster->layers_count].assigned);
@@ -169,7 +169,7 @@ static void undo_layer(ep_cluster *cluster, size_t nodes_done)
     }
 }
 
-static uint32_t add_layer(ep_cluster *cluster, uint32_t model_index, const Expertd__V1__LayerInfo *info)
+static uint32_t add_layer(ep_coordinator_state *cluster, uint32_t model_index, const Expertd__V1__LayerInfo *info)
 {
     cluster_layer *layers = realloc(cluster->layers, (cluster->layers_count + 1) * sizeof(*layers));
     if (layers == NULL) {
@@ -196,7 +196,7 @@ static uint32_t add_layer(ep_cluster *cluster, uint32_t model_index, const Exper
     return cluster->layers_count++;
 }
 
-static uint32_t add_model(ep_cluster *cluster, const Expertd__V1__ModelInfo *info)
+static uint32_t add_model(ep_coordinator_state *cluster, const Expertd__V1__ModelInfo *info)
 {
     uint32_t count = cluster->models_count + 1;
     for (size_t i = 0; i < cluster->nodes_count; i++) {
@@ -219,7 +219,7 @@ static uint32_t add_model(ep_cluster *cluster, const Expertd__V1__ModelInfo *inf
 }
 
 /* Replaces what the node offers and owns by what it says now. */
-static ep_err apply_models(ep_cluster *cluster, cluster_node *node, Expertd__V1__ModelInfo **models, size_t count)
+static ep_err apply_models(ep_coordinator_state *cluster, cluster_node *node, Expertd__V1__ModelInfo **models, size_t count)
 {
     for (uint32_t i = 0; i < cluster->layers_count; i++) {
         node->layers[i].offered = false;
@@ -251,7 +251,7 @@ static ep_err apply_models(ep_cluster *cluster, cluster_node *node, Expertd__V1_
     return EP_OK;
 }
 
-static cluster_node *add_node(ep_cluster *cluster)
+static cluster_node *add_node(ep_coordinator_state *cluster)
 {
     cluster_node **nodes = realloc(cluster->nodes, (cluster->nodes_count + 1) * sizeof(cluster_node *));
     if (nodes == NULL) {
@@ -279,7 +279,7 @@ static cluster_node *add_node(ep_cluster *cluster)
     return node;
 }
 
-ep_err ep_cluster_register(ep_cluster *cluster, uint64_t now_ns, const Expertd__V1__RegisterRequest *request, uint32_t *out_node_id,
+ep_err ep_coordinator_state_register(ep_coordinator_state *cluster, uint64_t now_ns, const Expertd__V1__RegisterRequest *request, uint32_t *out_node_id,
                            ep_error *out_error)
 {
     ep_err err = check_name("node name", request->node, EP_NODE_NAME_BYTES, out_error);
@@ -324,7 +324,7 @@ static node_state state_from_name(const char *name)
     return NODE_DEGRADED;
 }
 
-ep_err ep_cluster_heartbeat(ep_cluster *cluster, uint64_t now_ns, const Expertd__V1__HeartbeatRequest *request,
+ep_err ep_coordinator_state_heartbeat(ep_coordinator_state *cluster, uint64_t now_ns, const Expertd__V1__HeartbeatRequest *request,
                             bool *out_reregister, ep_error *out_error)
 {
     cluster_node *node = find_node(cluster, request->node);
@@ -355,7 +355,7 @@ ep_err ep_cluster_heartbeat(ep_cluster *cluster, uint64_t now_ns, const Expertd_
     return EP_OK;
 }
 
-void ep_cluster_tick(ep_cluster *cluster, uint64_t now_ns)
+void ep_coordinator_state_tick(ep_coordinator_state *cluster, uint64_t now_ns)
 {
     uint64_t dead_ns = (uint64_t)cluster->config.heartbeat_ms * cluster->config.heartbeat_dead_count * EP_NS_PER_MS;
     uint64_t restore_ns = dead_ns + (uint64_t)cluster->config.restore_ms * EP_NS_PER_MS;
@@ -379,28 +379,28 @@ void ep_cluster_tick(ep_cluster *cluster, uint64_t now_ns)
     }
 }
 
-ep_epoch ep_cluster_assignment_epoch(const ep_cluster *cluster)
+ep_epoch ep_coordinator_state_assignment_epoch(const ep_coordinator_state *cluster)
 {
     return (ep_epoch){.term = cluster->config.term, .number = cluster->assignment_number};
 }
 
-ep_routing_table *ep_cluster_table(const ep_cluster *cluster)
+ep_routing_table *ep_coordinator_state_table(const ep_coordinator_state *cluster)
 {
     return cluster->table;
 }
 
-const ep_error *ep_cluster_placement_error(const ep_cluster *cluster)
+const ep_error *ep_coordinator_state_placement_error(const ep_coordinator_state *cluster)
 {
     return &cluster->placement_error;
 }
 
-bool ep_cluster_node(const ep_cluster *cluster, size_t index, ep_cluster_node_view *out_view)
+bool ep_coordinator_state_node(const ep_coordinator_state *cluster, size_t index, ep_coordinator_state_node_view *out_view)
 {
     if (index >= cluster->nodes_count) {
         return false;
     }
     const cluster_node *node = cluster->nodes[index];
-    *out_view = (ep_cluster_node_view){
+    *out_view = (ep_coordinator_state_node_view){
         .node_id = node->node_id,
         .name = node->name,
         .url = node->url,
@@ -412,7 +412,7 @@ bool ep_cluster_node(const ep_cluster *cluster, size_t index, ep_cluster_node_vi
     return true;
 }
 
-void ep_cluster_assignments_free(Expertd__V1__NodeAssignment **list, size_t count)
+void ep_coordinator_state_assignments_free(Expertd__V1__NodeAssignment **list, size_t count)
 {
     for (size_t i = 0; i < count && list != NULL; i++) {
         if (list[i] != NULL) {
@@ -423,7 +423,7 @@ void ep_cluster_assignments_free(Expertd__V1__NodeAssignment **list, size_t coun
     free(list);
 }
 
-static Expertd__V1__NodeAssignment *make_assignment(const ep_cluster *cluster, const cluster_node *node, uint32_t index)
+static Expertd__V1__NodeAssignment *make_assignment(const ep_coordinator_state *cluster, const cluster_node *node, uint32_t index)
 {
     const cluster_layer *layer = &cluster->layers[index];
     Expertd__V1__NodeAssignment *a = malloc(sizeof(*a));
@@ -447,7 +447,7 @@ static Expertd__V1__NodeAssignment *make_assignment(const ep_cluster *cluster, c
     return a;
 }
 
-ep_err ep_cluster_assignments(const ep_cluster *cluster, const char *name, Expertd__V1__NodeAssignment ***out_list, size_t *out_count)
+ep_err ep_coordinator_state_assignments(const ep_coordinator_state *cluster, const char *name, Expertd__V1__NodeAssignment ***out_list, size_t *out_count)
 {
     const cluster_node *node = find_node(cluster, name);
     if (node == NULL) {
@@ -461,7 +461,7 @@ ep_err ep_cluster_assignments(const ep_cluster *cluster, const char *name, Exper
         }
         list[count] = make_assignment(cluster, node, i);
         if (list[count] == NULL) {
-            ep_cluster_assignments_free(list, count);
+            ep_coordinator_state_assignments_free(list, count);
             return EP_ERR_NO_MEMORY;
         }
         count++;

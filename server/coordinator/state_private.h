@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Data shared by cluster.c (membership), cluster_placement.c (who shall own what) and cluster_table.c (what clients see). */
-#ifndef EP_COORDINATOR_CLUSTER_PRIVATE_H
-#define EP_COORDINATOR_CLUSTER_PRIVATE_H
+/* Data shared by state.c (membership), state_placement.c (who shall own what) and state_table.c (what clients see). */
+#ifndef EP_COORDINATOR_STATE_PRIVATE_H
+#define EP_COORDINATOR_STATE_PRIVATE_H
 
-#include "coordinator/cluster.h"
+#include "coordinator/state.h"
 
 typedef enum node_state { NODE_STARTING, NODE_SERVING, NODE_DRAINING, NODE_DEGRADED, NODE_SUSPECT, NODE_REMOVED } node_state;
 
@@ -37,8 +37,8 @@ typedef struct cluster_layer {
     ep_layer_shape shape;
 } cluster_layer;
 
-struct ep_cluster {
-    ep_cluster_config config;
+struct ep_coordinator_state {
+    ep_coordinator_state_config config;
     size_t nodes_count;
     cluster_node **nodes;
     uint32_t models_count;
@@ -86,8 +86,8 @@ static inline bool node_is_listed(const cluster_node *node)
 }
 
 /* Recomputes assignments after a change of membership; raises assignment_number when they differ. */
-void cluster_place(ep_cluster *cluster);
+void cluster_place(ep_coordinator_state *cluster);
 /* Rebuilds the table from what nodes own; replaces it, with a new number, when its content differs. */
-void cluster_publish(ep_cluster *cluster);
+void cluster_publish(ep_coordinator_state *cluster);
 
 #endif

@@ -11,16 +11,16 @@
  *
  * Threads    one at a time.
  */
-#ifndef EP_COORDINATOR_CLUSTER_H
-#define EP_COORDINATOR_CLUSTER_H
+#ifndef EP_COORDINATOR_STATE_H
+#define EP_COORDINATOR_STATE_H
 
 #include "coordinator.pb-c.h"
 #include "moe/routing_table.h"
 #include "placement/expert_map.h"
 
-typedef struct ep_cluster ep_cluster;
+typedef struct ep_coordinator_state ep_coordinator_state;
 
-typedef struct ep_cluster_config {
+typedef struct ep_coordinator_state_config {
     uint32_t copies;                 /* wanted per expert, 1..64 */
     uint32_t min_nodes;              /* nodes that must register before anything is placed */
     uint32_t heartbeat_ms;
@@ -32,33 +32,33 @@ typedef struct ep_cluster_config {
     const ep_expert_map *expert_map; /* static placement; NULL: uniform. Borrowed */
     const char *const *node_order;   /* static: device d is node node_order[d]; NULL: nodes in order of name */
     size_t node_order_count;
-} ep_cluster_config;
+} ep_coordinator_state_config;
 
-ep_err ep_cluster_create(const ep_cluster_config *config, ep_cluster **out_cluster);
-void ep_cluster_destroy(ep_cluster *cluster);
+ep_err ep_coordinator_state_create(const ep_coordinator_state_config *config, ep_coordinator_state **out_cluster);
+void ep_coordinator_state_destroy(ep_coordinator_state *cluster);
 
 /* A node came (again). Errors: INVALID_ARGUMENT (field named; a model whose layers differ from what others said), RESOURCE_EXHAUSTED. */
-ep_err ep_cluster_register(ep_cluster *cluster, uint64_t now_ns, const Expertd__V1__RegisterRequest *request,
+ep_err ep_coordinator_state_register(ep_coordinator_state *cluster, uint64_t now_ns, const Expertd__V1__RegisterRequest *request,
                            uint32_t *out_node_id, ep_error *out_error);
 /* *out_reregister: this incarnation is not known here. */
-ep_err ep_cluster_heartbeat(ep_cluster *cluster, uint64_t now_ns, const Expertd__V1__HeartbeatRequest *request,
+ep_err ep_coordinator_state_heartbeat(ep_coordinator_state *cluster, uint64_t now_ns, const Expertd__V1__HeartbeatRequest *request,
                             bool *out_reregister, ep_error *out_error);
 /* Notices silence. Call every heartbeat_ms or so. */
-void ep_cluster_tick(ep_cluster *cluster, uint64_t now_ns);
+void ep_coordinator_state_tick(ep_coordinator_state *cluster, uint64_t now_ns);
 
 /* Number of the newest assignment; nodes report the one they have loaded. */
-ep_epoch ep_cluster_assignment_epoch(const ep_cluster *cluster);
-/* What the node shall own. *out_list[*out_count] is freed with ep_cluster_assignments_free. */
-ep_err ep_cluster_assignments(const ep_cluster *cluster, const char *node, Expertd__V1__NodeAssignment ***out_list, size_t *out_count);
-void ep_cluster_assignments_free(Expertd__V1__NodeAssignment **list, size_t count);
+ep_epoch ep_coordinator_state_assignment_epoch(const ep_coordinator_state *cluster);
+/* What the node shall own. *out_list[*out_count] is freed with ep_coordinator_state_assignments_free. */
+ep_err ep_coordinator_state_assignments(const ep_coordinator_state *cluster, const char *node, Expertd__V1__NodeAssignment ***out_list, size_t *out_count);
+void ep_coordinator_state_assignments_free(Expertd__V1__NodeAssignment **list, size_t count);
 
 /* The newest table (borrowed; ref it to keep it); NULL before the first. */
-ep_routing_table *ep_cluster_table(const ep_cluster *cluster);
+ep_routing_table *ep_coordinator_state_table(const ep_coordinator_state *cluster);
 /* Why placement failed last (static map that does not fit the model, no memory); code EP_OK when it did not. */
-const ep_error *ep_cluster_placement_error(const ep_cluster *cluster);
+const ep_error *ep_coordinator_state_placement_error(const ep_coordinator_state *cluster);
 
 /* For ClusterStatus: nodes by index. Strings are borrowed. False past the end. */
-typedef struct ep_cluster_node_view {
+typedef struct ep_coordinator_state_node_view {
     uint32_t node_id;
     const char *name;
     const char *url;
@@ -66,7 +66,7 @@ typedef struct ep_cluster_node_view {
     uint64_t incarnation;
     uint64_t rows_served;
     uint64_t last_seen_ns;
-} ep_cluster_node_view;
-bool ep_cluster_node(const ep_cluster *cluster, size_t index, ep_cluster_node_view *out_view);
+} ep_coordinator_state_node_view;
+bool ep_coordinator_state_node(const ep_coordinator_state *cluster, size_t index, ep_coordinator_state_node_view *out_view);
 
 #endif
