@@ -21,9 +21,9 @@ static const char *const kind_names[] = {"counter", "gauge", "histogram"};
 
 struct ep_metric_series {
     ep_metric_series *next;
-    char labels[LABELS_BYTES];              /* `a="b",c="d"` */
-    _Atomic uint64_t value;                 /* counter: count; gauge: bits of a double */
-    _Atomic uint64_t sum_bits;              /* histogram: bits of a double */
+    char labels[LABELS_BYTES]; /* `a="b",c="d"` */
+    _Atomic uint64_t value;    /* counter: count; gauge: bits of a double */
+    _Atomic uint64_t sum_bits; /* histogram: bits of a double */
     size_t bounds_count;
     double bounds[EP_METRIC_BUCKETS_MAX];
     _Atomic uint64_t buckets[EP_METRIC_BUCKETS_MAX + 1]; /* not cumulative; the last is +Inf */
@@ -39,8 +39,8 @@ typedef struct family {
 } family;
 
 struct ep_metrics {
-    pthread_mutex_t lock;                   /* the lists below; never held while a collect function runs */
-    pthread_mutex_t write_lock;             /* one writer at a time */
+    pthread_mutex_t lock;       /* the lists below; never held while a collect function runs */
+    pthread_mutex_t write_lock; /* one writer at a time */
     family *families;
     family **families_end;
     size_t collects_count;
@@ -105,7 +105,8 @@ static void put_labels(char *out, size_t bytes, const ep_metric_label *labels, s
         char value[LABELS_BYTES];
         put_escaped(value, sizeof(value), labels[i].value);
         if (n + strlen(labels[i].name) + strlen(value) + 5 < bytes) {
-            n += (size_t)snprintf(out + n, bytes - n, "%s%s=\"%s\"", n == 0 ? "" : ",", labels[i].name, value);
+            n +=
+                (size_t)snprintf(out + n, bytes - n, "%s%s=\"%s\"", n == 0 ? "" : ",", labels[i].name, value);
         }
     }
 }
@@ -131,8 +132,9 @@ static family *find_family(ep_metrics *metrics, metric_kind kind, const char *na
     return f;
 }
 
-static ep_metric_series *find_series(ep_metrics *metrics, metric_kind kind, const char *name, const char *help,
-                                     const ep_metric_label *labels, size_t count, const double *bounds, size_t bounds_count)
+static ep_metric_series *find_series(ep_metrics *metrics, metric_kind kind, const char *name,
+                                     const char *help, const ep_metric_label *labels, size_t count,
+                                     const double *bounds, size_t bounds_count)
 {
     char text[LABELS_BYTES];
     EP_ASSERT(strlen(name) < NAME_BYTES);
@@ -163,7 +165,8 @@ static ep_metric_series *find_series(ep_metrics *metrics, metric_kind kind, cons
 }
 
 static ep_metric_series *add_series(ep_metrics *metrics, metric_kind kind, const char *name, const char *help,
-                                    const ep_metric_label *labels, size_t count, const double *bounds, size_t bounds_count)
+                                    const ep_metric_label *labels, size_t count, const double *bounds,
+                                    size_t bounds_count)
 {
     pthread_mutex_lock(&metrics->lock);
     ep_metric_series *s = find_series(metrics, kind, name, help, labels, count, bounds, bounds_count);
@@ -171,18 +174,21 @@ static ep_metric_series *add_series(ep_metrics *metrics, metric_kind kind, const
     return s;
 }
 
-ep_metric_series *ep_metrics_counter(ep_metrics *metrics, const char *name, const char *help, const ep_metric_label *labels, size_t count)
+ep_metric_series *ep_metrics_counter(ep_metrics *metrics, const char *name, const char *help,
+                                     const ep_metric_label *labels, size_t count)
 {
     return add_series(metrics, KIND_COUNTER, name, help, labels, count, NULL, 0);
 }
 
-ep_metric_series *ep_metrics_gauge(ep_metrics *metrics, const char *name, const char *help, const ep_metric_label *labels, size_t count)
+ep_metric_series *ep_metrics_gauge(ep_metrics *metrics, const char *name, const char *help,
+                                   const ep_metric_label *labels, size_t count)
 {
     return add_series(metrics, KIND_GAUGE, name, help, labels, count, NULL, 0);
 }
 
-ep_metric_series *ep_metrics_histogram(ep_metrics *metrics, const char *name, const char *help, const ep_metric_label *labels, size_t count,
-                                       const double *bounds, size_t bounds_count)
+ep_metric_series *ep_metrics_histogram(ep_metrics *metrics, const char *name, const char *help,
+                                       const ep_metric_label *labels, size_t count, const double *bounds,
+                                       size_t bounds_count)
 {
     return add_series(metrics, KIND_HISTOGRAM, name, help, labels, count, bounds, bounds_count);
 }
@@ -238,7 +244,8 @@ void ep_histogram_observe(ep_metric_series *series, double value)
     }
     atomic_fetch_add_explicit(&series->buckets[i], 1, memory_order_relaxed);
     uint64_t before = atomic_load_explicit(&series->sum_bits, memory_order_relaxed);
-    while (!atomic_compare_exchange_weak_explicit(&series->sum_bits, &before, as_bits(as_double(before) + value), memory_order_relaxed,
+    while (!atomic_compare_exchange_weak_explicit(&series->sum_bits, &before,
+                                                  as_bits(as_double(before) + value), memory_order_relaxed,
                                                   memory_order_relaxed)) {
     }
 }

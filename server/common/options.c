@@ -88,11 +88,14 @@ static void add_warning(ep_options *options, const char *text)
 }
 
 /* Replaces a list by the items of a comma-separated text. */
-static ep_err set_list(const ep_option *option, ep_option_value *list, const char *text, ep_value_source source, ep_error *out_error)
+static ep_err set_list(const ep_option *option, ep_option_value *list, const char *text,
+                       ep_value_source source, ep_error *out_error)
 {
     char *copy = strdup(text);
     char *rest = copy;
-    ep_err err = copy == NULL ? ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for option %s", option->name) : EP_OK;
+    ep_err err = copy == NULL
+                     ? ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for option %s", option->name)
+                     : EP_OK;
     ep_option_value_clear(option, list);
     for (char *item; err == EP_OK && (item = strsep(&rest, ",")) != NULL;) {
         if (item[0] != 0) {
@@ -105,7 +108,8 @@ static ep_err set_list(const ep_option *option, ep_option_value *list, const cha
     return err != EP_OK ? err : ep_option_list_check_count(option, list, out_error);
 }
 
-static ep_err set_text(const ep_option *option, ep_option_value *value, const char *text, ep_value_source source, ep_error *out_error)
+static ep_err set_text(const ep_option *option, ep_option_value *value, const char *text,
+                       ep_value_source source, ep_error *out_error)
 {
     if (option->type == EP_OPTION_LIST) {
         return set_list(option, value, text, source, out_error);
@@ -119,8 +123,9 @@ static ep_err apply_defaults(ep_options *options, ep_error *out_error)
     ep_value_source source = {EP_ORIGIN_DEFAULT, NULL};
     for (size_t i = 0; i < spec->options_count; i++) {
         const ep_option *option = &spec->options[i];
-        ep_err err = option->default_text == NULL ? EP_OK
-                                                  : set_text(option, &options->values[i], option->default_text, source, out_error);
+        ep_err err = option->default_text == NULL
+                         ? EP_OK
+                         : set_text(option, &options->values[i], option->default_text, source, out_error);
         if (err != EP_OK) {
             return err;
         }
@@ -140,7 +145,8 @@ static ep_err apply_variable(ep_options *options, const char *variable, ep_error
     char origin[NAME_BYTES + 32];
     char name[NAME_BYTES];
     int name_bytes = (int)(equals - variable);
-    snprintf(origin, sizeof(origin), "environment %.*s", name_bytes > NAME_BYTES ? NAME_BYTES : name_bytes, variable);
+    snprintf(origin, sizeof(origin), "environment %.*s", name_bytes > NAME_BYTES ? NAME_BYTES : name_bytes,
+             variable);
     for (size_t i = 0; i < spec->options_count; i++) {
         ep_option_env_name(spec, &spec->options[i], name, sizeof(name));
         if (strlen(name) == (size_t)name_bytes && strncmp(name, variable, (size_t)name_bytes) == 0) {
@@ -148,7 +154,8 @@ static ep_err apply_variable(ep_options *options, const char *variable, ep_error
             return set_text(&spec->options[i], &options->values[i], equals + 1, source, out_error);
         }
     }
-    bool foreign = spec->env_foreign != NULL && strncmp(variable, spec->env_foreign, strlen(spec->env_foreign)) == 0;
+    bool foreign =
+        spec->env_foreign != NULL && strncmp(variable, spec->env_foreign, strlen(spec->env_foreign)) == 0;
     bool config = strncmp(variable + prefix_bytes, "CONFIG=", strlen("CONFIG=")) == 0;
     if (!foreign && !config) {
         char text[NAME_BYTES * 2];
@@ -210,13 +217,15 @@ static ep_err apply_flags(ep_options *options, const ep_flags *flags, ep_error *
 
 static ep_err load(ep_options *options, const ep_flags *flags, char *const *environment, ep_error *out_error)
 {
-    const char *path = flags->config_path != NULL ? flags->config_path : find_config_variable(options->spec, environment);
+    const char *path =
+        flags->config_path != NULL ? flags->config_path : find_config_variable(options->spec, environment);
     ep_err err = apply_defaults(options, out_error);
     EP_ASSERT(err == EP_OK || err == EP_ERR_NO_MEMORY); /* a default that its own row refuses */
     if (err == EP_OK && path != NULL) {
         options->config_path = strdup(path);
-        err = options->config_path == NULL ? ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for options")
-                                           : ep_options_read_file(options, path, out_error);
+        err = options->config_path == NULL
+                  ? ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for options")
+                  : ep_options_read_file(options, path, out_error);
     }
     if (err == EP_OK) {
         err = apply_environment(options, environment, out_error);
@@ -224,8 +233,8 @@ static ep_err load(ep_options *options, const ep_flags *flags, char *const *envi
     return err != EP_OK ? err : apply_flags(options, flags, out_error);
 }
 
-ep_err ep_options_load(const ep_options_spec *spec, int argc, char **argv, char *const *environment, ep_options **out_options,
-                       ep_error *out_error)
+ep_err ep_options_load(const ep_options_spec *spec, int argc, char **argv, char *const *environment,
+                       ep_options **out_options, ep_error *out_error)
 {
     ep_flags flags;
     ep_err err = ep_flags_parse(spec, argc, argv, &flags, out_error);
@@ -241,7 +250,8 @@ ep_err ep_options_load(const ep_options_spec *spec, int argc, char **argv, char 
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for options");
     }
     *options = (ep_options){.spec = spec, .values = values, .action = flags.action};
-    bool needs_values = flags.action == EP_ACTION_RUN || flags.action == EP_ACTION_CHECK || flags.action == EP_ACTION_PRINT;
+    bool needs_values =
+        flags.action == EP_ACTION_RUN || flags.action == EP_ACTION_CHECK || flags.action == EP_ACTION_PRINT;
     err = needs_values ? load(options, &flags, environment, out_error) : EP_OK;
     free(flags.flags);
     if (err != EP_OK) {
@@ -302,7 +312,8 @@ size_t ep_options_list_count(const ep_options *options, const char *key)
     return get(options, key)->items_count;
 }
 
-static const ep_option_value *get_item(const ep_options *options, const char *key, size_t index, const char *field)
+static const ep_option_value *get_item(const ep_options *options, const char *key, size_t index,
+                                       const char *field)
 {
     size_t i = ep_options_find(options->spec->options, options->spec->options_count, key);
     EP_ASSERT(i != SIZE_MAX && options->spec->options[i].type == EP_OPTION_LIST);
@@ -324,18 +335,20 @@ const char *ep_options_origin(const ep_options *options, const char *key)
     return origin != NULL ? origin : "default";
 }
 
-ep_err ep_options_fail(const ep_options *options, const char *key, ep_error *out_error, const char *format, ...)
+ep_err ep_options_fail(const ep_options *options, const char *key, ep_error *out_error, const char *format,
+                       ...)
 {
     char text[EP_ERROR_TEXT_BYTES];
     va_list args;
     va_start(args, format);
     vsnprintf(text, sizeof(text), format, args);
     va_end(args);
-    return ep_error_set(out_error, EP_ERR_BAD_CONFIG, "%s: %s: %s", ep_options_origin(options, key), key, text);
+    return ep_error_set(out_error, EP_ERR_BAD_CONFIG, "%s: %s: %s", ep_options_origin(options, key), key,
+                        text);
 }
 
-ep_err ep_options_fail_item(const ep_options *options, const char *key, size_t index, const char *field, ep_error *out_error,
-                            const char *format, ...)
+ep_err ep_options_fail_item(const ep_options *options, const char *key, size_t index, const char *field,
+                            ep_error *out_error, const char *format, ...)
 {
     char text[EP_ERROR_TEXT_BYTES];
     const char *origin = get_item(options, key, index, field)->origin;
@@ -343,7 +356,8 @@ ep_err ep_options_fail_item(const ep_options *options, const char *key, size_t i
     va_start(args, format);
     vsnprintf(text, sizeof(text), format, args);
     va_end(args);
-    return ep_error_set(out_error, EP_ERR_BAD_CONFIG, "%s: %s[%zu].%s: %s", origin != NULL ? origin : "default", key, index, field, text);
+    return ep_error_set(out_error, EP_ERR_BAD_CONFIG, "%s: %s[%zu].%s: %s",
+                        origin != NULL ? origin : "default", key, index, field, text);
 }
 
 ep_options_action ep_options_get_action(const ep_options *options)
@@ -421,7 +435,8 @@ static bool equal(const ep_option *option, const ep_option_value *a, const ep_op
     return true;
 }
 
-void ep_options_diff(const ep_options *before, const ep_options *after, void (*func)(void *arg, const ep_option *option), void *arg)
+void ep_options_diff(const ep_options *before, const ep_options *after,
+                     void (*func)(void *arg, const ep_option *option), void *arg)
 {
     EP_ASSERT(before->spec == after->spec);
     for (size_t i = 0; i < before->spec->options_count; i++) {
@@ -455,13 +470,15 @@ static int finish_action(const ep_options_spec *spec, const ep_options *options)
     return -1;
 }
 
-int ep_options_main(const ep_options_spec *spec, int argc, char **argv, ep_options_check_func check, ep_options **out_options)
+int ep_options_main(const ep_options_spec *spec, int argc, char **argv, ep_options_check_func check,
+                    ep_options **out_options)
 {
     ep_options *options = NULL;
     ep_error error;
     ep_error_clear(&error);
     ep_err err = ep_options_load(spec, argc, argv, environ, &options, &error);
-    bool has_values = err == EP_OK && (options->action == EP_ACTION_RUN || options->action == EP_ACTION_CHECK);
+    bool has_values =
+        err == EP_OK && (options->action == EP_ACTION_RUN || options->action == EP_ACTION_CHECK);
     if (has_values && check != NULL) {
         err = check(options, &error);
     }

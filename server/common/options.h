@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One option table serves flags, environment and YAML file alike: name, type, unit, range, allowed values, default, help.
- * Precedence: flag > environment > file > default. Parsing is strict: every value is text first, "3x" and "flase" are errors,
- * an unknown key of the file is an error. Each value remembers where it came from.
+ * One option table serves flags, environment and YAML file alike: name, type, unit, range, allowed values,
+ * default, help. Precedence: flag > environment > file > default. Parsing is strict: every value is text
+ * first, "3x" and "flase" are errors, an unknown key of the file is an error. Each value remembers where it
+ * came from.
  *
  *     key in the file   drain_ms: 5000
  *     environment       EXPERTD_DRAIN_MS=5000
  *     flag              --drain-ms=5000
  *
- * Errors     BAD_CONFIG: "file /etc/expertd.yaml:12: drain_ms: '3x' is not a whole number; allowed: 0..600000 ms".
- *            Unknown environment variables with our prefix are only warnings: other software sets such names too
- *            (Kubernetes makes EXPERTD_SERVICE_HOST for a service named expertd).
+ * Errors     BAD_CONFIG: "file /etc/expertd.yaml:12: drain_ms: '3x' is not a whole number; allowed:
+ *            0..600000 ms". Unknown environment variables with our prefix are only warnings: other software
+ *            sets such names too (Kubernetes makes EXPERTD_SERVICE_HOST for a service named expertd).
  * Ownership  an ep_options owns all text it hands out. The spec is static and outlives it.
  * Threads    immutable after load.
  */
@@ -25,44 +26,49 @@
 #define EP_OPTIONS_LIST_MAX 4096
 
 typedef enum ep_option_type {
-    EP_OPTION_BOOL,    /* true | false */
-    EP_OPTION_INT,     /* decimal, min..max, of the option's unit */
-    EP_OPTION_SIZE,    /* bytes, min..max: decimal, optionally followed by KiB, MiB, GiB or TiB */
-    EP_OPTION_ENUM,    /* one word of allowed, "text|json"; its number is the word's place */
-    EP_OPTION_STRING,  /* min..max characters; max 0: EP_OPTION_TEXT_MAX */
-    EP_OPTION_PATH,    /* the same */
-    EP_OPTION_LIST     /* items made of fields, min..max items; max 0: EP_OPTIONS_LIST_MAX */
+    EP_OPTION_BOOL,   /* true | false */
+    EP_OPTION_INT,    /* decimal, min..max, of the option's unit */
+    EP_OPTION_SIZE,   /* bytes, min..max: decimal, optionally followed by KiB, MiB, GiB or TiB */
+    EP_OPTION_ENUM,   /* one word of allowed, "text|json"; its number is the word's place */
+    EP_OPTION_STRING, /* min..max characters; max 0: EP_OPTION_TEXT_MAX */
+    EP_OPTION_PATH,   /* the same */
+    EP_OPTION_LIST    /* items made of fields, min..max items; max 0: EP_OPTIONS_LIST_MAX */
 } ep_option_type;
 
 #define EP_OPTION_TEXT_MAX 4096
 
 typedef struct ep_option {
-    const char *name;           /* key: lower case, underscores; flag and environment names follow from it */
+    const char *name; /* key: lower case, underscores; flag and environment names follow from it */
     ep_option_type type;
-    const char *unit;           /* "ms", "tokens"; NULL none */
+    const char *unit; /* "ms", "tokens"; NULL none */
     uint64_t min;
     uint64_t max;
-    const char *allowed;        /* ENUM */
-    const char *default_text;   /* parsed like any other value; NULL: not set */
+    const char *allowed;      /* ENUM */
+    const char *default_text; /* parsed like any other value; NULL: not set */
     const char *help;
-    bool reloadable;            /* false: a change needs a restart */
-    /* LIST only. File: a sequence of mappings, or of plain values when there is one field. Flag (repeated) and
-     * environment (comma-separated): "value", or "first=second" for the first two fields. */
+    bool reloadable; /* false: a change needs a restart */
+    /* LIST only. File: a sequence of mappings, or of plain values when there is one field. Flag (repeated)
+     * and environment (comma-separated): "value", or "first=second" for the first two fields. */
     const struct ep_option *fields;
     size_t fields_count;
-    const char *flag;           /* flag's name when it is not the key's: "model" for models */
+    const char *flag; /* flag's name when it is not the key's: "model" for models */
 } ep_option;
 
 typedef struct ep_options_spec {
-    const char *program;        /* "expertd" */
-    const char *env_prefix;     /* "EXPERTD_" */
-    const char *env_foreign;    /* prefix of another program's variables, not to warn about; NULL none */
-    const char *summary;        /* first line of --help */
+    const char *program;     /* "expertd" */
+    const char *env_prefix;  /* "EXPERTD_" */
+    const char *env_foreign; /* prefix of another program's variables, not to warn about; NULL none */
+    const char *summary;     /* first line of --help */
     const ep_option *options;
     size_t options_count;
 } ep_options_spec;
 
-typedef enum ep_origin_kind { EP_ORIGIN_DEFAULT, EP_ORIGIN_FILE, EP_ORIGIN_ENVIRONMENT, EP_ORIGIN_FLAG } ep_origin_kind;
+typedef enum ep_origin_kind {
+    EP_ORIGIN_DEFAULT,
+    EP_ORIGIN_FILE,
+    EP_ORIGIN_ENVIRONMENT,
+    EP_ORIGIN_FLAG
+} ep_origin_kind;
 
 typedef enum ep_options_action {
     EP_ACTION_RUN,
@@ -76,12 +82,13 @@ typedef enum ep_options_action {
 typedef struct ep_options ep_options;
 
 /*
- * Reads flags (argv[0] is skipped; may be NULL with argc 0), environment ("NAME=value" strings, NULL-terminated) and the file that
- * --config or <PREFIX>CONFIG names. Errors: BAD_CONFIG, NOT_FOUND (no such file), IO, NO_MEMORY.
- * An unknown or malformed flag is reported on stderr by the flag parser itself; the error then says so.
+ * Reads flags (argv[0] is skipped; may be NULL with argc 0), environment ("NAME=value" strings,
+ * NULL-terminated) and the file that --config or <PREFIX>CONFIG names. Errors: BAD_CONFIG, NOT_FOUND (no
+ * such file), IO, NO_MEMORY. An unknown or malformed flag is reported on stderr by the flag parser itself;
+ * the error then says so.
  */
-ep_err ep_options_load(const ep_options_spec *spec, int argc, char **argv, char *const *environment, ep_options **out_options,
-                       ep_error *out_error);
+ep_err ep_options_load(const ep_options_spec *spec, int argc, char **argv, char *const *environment,
+                       ep_options **out_options, ep_error *out_error);
 void ep_options_free(ep_options *options);
 
 /* Values by key. The key must be in the table with a fitting type: anything else is our own mistake. */
@@ -96,12 +103,14 @@ const char *ep_options_list_text(const ep_options *options, const char *key, siz
 
 /* "default", "file PATH:LINE", "environment NAME", "flag --name". */
 const char *ep_options_origin(const ep_options *options, const char *key);
-/* BAD_CONFIG with the value's origin and key before the text: for rules that the table cannot state. Returns the code. */
-ep_err ep_options_fail(const ep_options *options, const char *key, ep_error *out_error, const char *format, ...)
-    __attribute__((format(printf, 4, 5)));
+/* BAD_CONFIG with the value's origin and key before the text: for rules that the table cannot state. Returns
+ * the code. */
+ep_err ep_options_fail(const ep_options *options, const char *key, ep_error *out_error, const char *format,
+                       ...) __attribute__((format(printf, 4, 5)));
 /* The same for a field of a list's item. */
-ep_err ep_options_fail_item(const ep_options *options, const char *key, size_t index, const char *field, ep_error *out_error,
-                            const char *format, ...) __attribute__((format(printf, 6, 7)));
+ep_err ep_options_fail_item(const ep_options *options, const char *key, size_t index, const char *field,
+                            ep_error *out_error, const char *format, ...)
+    __attribute__((format(printf, 6, 7)));
 
 ep_options_action ep_options_get_action(const ep_options *options);
 /* Lines without newline, NULL after the last. */
@@ -110,14 +119,16 @@ const char *ep_options_warning(const ep_options *options, size_t index);
 void ep_options_print(const ep_options *options, FILE *out);
 void ep_options_print_help(const ep_options_spec *spec, FILE *out);
 /* Calls func for each key whose value differs. */
-void ep_options_diff(const ep_options *before, const ep_options *after, void (*func)(void *arg, const ep_option *option), void *arg);
+void ep_options_diff(const ep_options *before, const ep_options *after,
+                     void (*func)(void *arg, const ep_option *option), void *arg);
 
 /*
- * What every program's main does with its command line. Loads, runs check (rules beyond the table; may be NULL), and serves --help,
- * --version, --check-config, --print-config. Returns -1 to go on with *out_options (caller frees), else the exit code:
- * 0, or 1 with the reason on stderr.
+ * What every program's main does with its command line. Loads, runs check (rules beyond the table; may be
+ * NULL), and serves --help, --version, --check-config, --print-config. Returns -1 to go on with
+ * *out_options (caller frees), else the exit code: 0, or 1 with the reason on stderr.
  */
 typedef ep_err (*ep_options_check_func)(const ep_options *options, ep_error *out_error);
-int ep_options_main(const ep_options_spec *spec, int argc, char **argv, ep_options_check_func check, ep_options **out_options);
+int ep_options_main(const ep_options_spec *spec, int argc, char **argv, ep_options_check_func check,
+                    ep_options **out_options);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The YAML file. libyaml's document keeps the line of every node, which is what an error message needs; values stay text
- * until the table's own parser has seen them.
+ * The YAML file. libyaml's document keeps the line of every node, which is what an error message needs;
+ * values stay text until the table's own parser has seen them.
  */
 #include "common/options_internal.h"
 
@@ -53,21 +53,24 @@ static const char *scalar_text(const reader *r, const yaml_node_t *node, const c
     return value;
 }
 
-static ep_err unknown_key(const reader *r, const yaml_node_t *node, const char *key, const ep_option *options, size_t count)
+static ep_err unknown_key(const reader *r, const yaml_node_t *node, const char *key, const ep_option *options,
+                          size_t count)
 {
     char text[256];
     const char *nearest = ep_options_nearest(options, count, key);
     if (nearest != NULL) {
-        snprintf(text, sizeof(text), "unknown key '%.80s'; did you mean '%s'? (--help lists all)", key, nearest);
+        snprintf(text, sizeof(text), "unknown key '%.80s'; did you mean '%s'? (--help lists all)", key,
+                 nearest);
     } else {
         snprintf(text, sizeof(text), "unknown key '%.80s' (--help lists all)", key);
     }
     return fail_at(r, node, text);
 }
 
-/* Finds the pair's option; a key given twice is an error. seen: [count], the line a key was first seen at, 0 none. */
-static ep_err find_key(const reader *r, const yaml_node_t *key, const ep_option *options, size_t count, size_t *seen,
-                       size_t *out_index)
+/* Finds the pair's option; a key given twice is an error. seen: [count], the line a key was first seen at, 0
+ * none. */
+static ep_err find_key(const reader *r, const yaml_node_t *key, const ep_option *options, size_t count,
+                       size_t *seen, size_t *out_index)
 {
     const char *name = scalar_text(r, key, "key");
     if (name == NULL) {
@@ -87,16 +90,20 @@ static ep_err find_key(const reader *r, const yaml_node_t *key, const ep_option 
     return EP_OK;
 }
 
-static ep_err read_item_mapping(reader *r, const ep_option *option, size_t item_index, const yaml_node_t *node, ep_option_value *item)
+static ep_err read_item_mapping(reader *r, const ep_option *option, size_t item_index,
+                                const yaml_node_t *node, ep_option_value *item)
 {
     size_t *seen = calloc(option->fields_count, sizeof(*seen));
-    ep_err err = seen == NULL ? ep_error_set(r->error, EP_ERR_NO_MEMORY, "no memory to read %s", r->path) : EP_OK;
-    for (yaml_node_pair_t *pair = node->data.mapping.pairs.start; err == EP_OK && pair < node->data.mapping.pairs.top; pair++) {
+    ep_err err =
+        seen == NULL ? ep_error_set(r->error, EP_ERR_NO_MEMORY, "no memory to read %s", r->path) : EP_OK;
+    for (yaml_node_pair_t *pair = node->data.mapping.pairs.start;
+         err == EP_OK && pair < node->data.mapping.pairs.top; pair++) {
         const yaml_node_t *value = yaml_document_get_node(&r->document, pair->value);
         char origin[ORIGIN_BYTES];
         char label[160];
         size_t f = 0;
-        err = find_key(r, yaml_document_get_node(&r->document, pair->key), option->fields, option->fields_count, seen, &f);
+        err = find_key(r, yaml_document_get_node(&r->document, pair->key), option->fields,
+                       option->fields_count, seen, &f);
         if (err != EP_OK) {
             break;
         }
@@ -107,7 +114,8 @@ static ep_err read_item_mapping(reader *r, const ep_option *option, size_t item_
             break;
         }
         origin_of(r, value, origin, sizeof(origin));
-        err = ep_option_set_scalar(&option->fields[f], label, text, (ep_value_source){EP_ORIGIN_FILE, origin}, &item[f], r->error);
+        err = ep_option_set_scalar(&option->fields[f], label, text, (ep_value_source){EP_ORIGIN_FILE, origin},
+                                   &item[f], r->error);
     }
     free(seen);
     return err;
@@ -126,13 +134,15 @@ static ep_err read_item(reader *r, const ep_option *option, const yaml_node_t *n
     size_t index = list->items_count - 1;
     if (option->fields_count == 1 && node->type == YAML_SCALAR_NODE) {
         const char *text = scalar_text(r, node, option->name);
-        err = text == NULL ? EP_ERR_BAD_CONFIG
-                           : ep_option_set_scalar(&option->fields[0], option->name, text, source, &item[0], r->error);
+        err = text == NULL
+                  ? EP_ERR_BAD_CONFIG
+                  : ep_option_set_scalar(&option->fields[0], option->name, text, source, &item[0], r->error);
     } else if (node->type == YAML_MAPPING_NODE) {
         err = read_item_mapping(r, option, index, node, item);
     } else {
         char text[160];
-        snprintf(text, sizeof(text), "%s[%zu]: a mapping with %s is expected here", option->name, index, option->fields[0].name);
+        snprintf(text, sizeof(text), "%s[%zu]: a mapping with %s is expected here", option->name, index,
+                 option->fields[0].name);
         err = fail_at(r, node, text);
     }
     return err != EP_OK ? err : ep_option_list_complete(option, index, item, source, r->error);
@@ -143,7 +153,8 @@ static ep_err read_list(reader *r, const ep_option *option, const yaml_node_t *n
     char origin[ORIGIN_BYTES];
     if (node->type != YAML_SEQUENCE_NODE) {
         char text[160];
-        snprintf(text, sizeof(text), "%s: a list is expected here (lines that begin with \"- \")", option->name);
+        snprintf(text, sizeof(text), "%s: a list is expected here (lines that begin with \"- \")",
+                 option->name);
         return fail_at(r, node, text);
     }
     ep_option_value_clear(option, list);
@@ -167,11 +178,14 @@ static ep_err read_root(reader *r, const yaml_node_t *root)
         return fail_at(r, root, "the file must hold 'key: value' lines");
     }
     size_t *seen = calloc(spec->options_count, sizeof(*seen));
-    ep_err err = seen == NULL ? ep_error_set(r->error, EP_ERR_NO_MEMORY, "no memory to read %s", r->path) : EP_OK;
-    for (yaml_node_pair_t *pair = root->data.mapping.pairs.start; err == EP_OK && pair < root->data.mapping.pairs.top; pair++) {
+    ep_err err =
+        seen == NULL ? ep_error_set(r->error, EP_ERR_NO_MEMORY, "no memory to read %s", r->path) : EP_OK;
+    for (yaml_node_pair_t *pair = root->data.mapping.pairs.start;
+         err == EP_OK && pair < root->data.mapping.pairs.top; pair++) {
         const yaml_node_t *value = yaml_document_get_node(&r->document, pair->value);
         size_t index = 0;
-        err = find_key(r, yaml_document_get_node(&r->document, pair->key), spec->options, spec->options_count, seen, &index);
+        err = find_key(r, yaml_document_get_node(&r->document, pair->key), spec->options, spec->options_count,
+                       seen, &index);
         if (err != EP_OK) {
             break;
         }
@@ -200,11 +214,13 @@ static ep_err read_bytes(const char *path, unsigned char **out_text, size_t *out
     struct stat st;
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     if (fd < 0) {
-        return ep_error_set(out_error, errno == ENOENT ? EP_ERR_NOT_FOUND : EP_ERR_IO, "config file %.300s: %s", path, strerror(errno));
+        return ep_error_set(out_error, errno == ENOENT ? EP_ERR_NOT_FOUND : EP_ERR_IO,
+                            "config file %.300s: %s", path, strerror(errno));
     }
     if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode) || (uint64_t)st.st_size > EP_OPTIONS_FILE_BYTES_MAX) {
         close(fd);
-        return ep_error_set(out_error, EP_ERR_BAD_CONFIG, "config file %.300s is not a regular file of at most %u bytes", path,
+        return ep_error_set(out_error, EP_ERR_BAD_CONFIG,
+                            "config file %.300s is not a regular file of at most %u bytes", path,
                             EP_OPTIONS_FILE_BYTES_MAX);
     }
     unsigned char *text = malloc((size_t)st.st_size + 1);
@@ -236,7 +252,8 @@ ep_err ep_options_read_file(ep_options *options, const char *path, ep_error *out
     }
     yaml_parser_set_input_string(&parser, text, bytes);
     if (!yaml_parser_load(&parser, &r.document)) {
-        err = ep_error_set(out_error, EP_ERR_BAD_CONFIG, "file %.300s:%zu: not YAML: %s", path, parser.problem_mark.line + 1,
+        err = ep_error_set(out_error, EP_ERR_BAD_CONFIG, "file %.300s:%zu: not YAML: %s", path,
+                           parser.problem_mark.line + 1,
                            parser.problem != NULL ? parser.problem : "no reason given");
     } else {
         yaml_node_t *root = yaml_document_get_root_node(&r.document);

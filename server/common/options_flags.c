@@ -15,7 +15,7 @@
 #define KEY_VERSION 0x203
 #define KEY_JSON 0x204
 #define KEY_HELP 0x205
-#define KEY_FIRST 0x300   /* + index in the table */
+#define KEY_FIRST 0x300 /* + index in the table */
 
 #define NAME_BYTES 64
 #define HELP_BYTES 512
@@ -35,7 +35,8 @@ typedef struct parse_state {
 
 static const struct argp_option general[] = {
     {"config", KEY_CONFIG, "FILE", 0, "Read FILE (YAML; the keys are the flags with underscores)", 0},
-    {"check-config", KEY_CHECK, "FILE", OPTION_ARG_OPTIONAL, "Check the configuration, say what is wrong, and exit with 0 or 1", 0},
+    {"check-config", KEY_CHECK, "FILE", OPTION_ARG_OPTIONAL,
+     "Check the configuration, say what is wrong, and exit with 0 or 1", 0},
     {"print-config", KEY_PRINT, NULL, 0, "Print every effective value with its origin, and exit", 0},
     {"version", KEY_VERSION, NULL, 0, "Print the version and exit", 0},
     {"json", KEY_JSON, NULL, 0, "With --version: as JSON", 0},
@@ -64,13 +65,15 @@ static void describe(const ep_options_spec *spec, const ep_option *option, built
                        : option->type == EP_OPTION_PATH ? "PATH"
                                                         : "TEXT";
     if (option->type == EP_OPTION_LIST && option->fields_count > 1) {
-        snprintf(out->argument, sizeof(out->argument), "%s=%s", option->fields[0].name, option->fields[1].name);
+        snprintf(out->argument, sizeof(out->argument), "%s=%s", option->fields[0].name,
+                 option->fields[1].name);
     } else {
         snprintf(out->argument, sizeof(out->argument), "%s", kind);
     }
     bool show_range = option->type == EP_OPTION_INT || option->type == EP_OPTION_SIZE;
-    snprintf(out->help, sizeof(out->help), "%s%s. %s%s%s%s%s", option->help, option->type == EP_OPTION_LIST ? " (repeat it for more)" : "",
-             show_range ? "Allowed: " : "", show_range ? allowed : "", show_range ? ". " : "",
+    snprintf(out->help, sizeof(out->help), "%s%s. %s%s%s%s%s", option->help,
+             option->type == EP_OPTION_LIST ? " (repeat it for more)" : "", show_range ? "Allowed: " : "",
+             show_range ? allowed : "", show_range ? ". " : "",
              option->default_text != NULL ? "Default: " : "Not set by default.",
              option->default_text == NULL      ? ""
              : option->default_text[0] == '\0' ? "none"
@@ -154,7 +157,8 @@ static error_t parse_one(int key, char *argument, struct argp_state *state)
     return 0;
 }
 
-ep_err ep_flags_parse(const ep_options_spec *spec, int argc, char **argv, ep_flags *out_flags, ep_error *out_error)
+ep_err ep_flags_parse(const ep_options_spec *spec, int argc, char **argv, ep_flags *out_flags,
+                      ep_error *out_error)
 {
     struct argp_option *options;
     built_texts *texts;
@@ -174,7 +178,8 @@ ep_err ep_flags_parse(const ep_options_spec *spec, int argc, char **argv, ep_fla
     if (result != 0) {
         free(flags.flags);
         return state.no_memory ? ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to read the flags")
-                               : ep_error_set(out_error, EP_ERR_BAD_CONFIG, "the command line is wrong (--help lists all flags)");
+                               : ep_error_set(out_error, EP_ERR_BAD_CONFIG,
+                                              "the command line is wrong (--help lists all flags)");
     }
     if (flags.json && flags.action == EP_ACTION_VERSION) {
         flags.action = EP_ACTION_VERSION_JSON;
@@ -195,7 +200,8 @@ void ep_options_print_help(const ep_options_spec *spec, FILE *out)
     snprintf(name, sizeof(name), "%s", spec->program);
     argp_help(&argp, out, ARGP_HELP_USAGE | ARGP_HELP_LONG | ARGP_HELP_DOC, name);
     fprintf(out,
-            "\nEvery flag is also a key of the file (--drain-ms: drain_ms) and an environment variable (%sDRAIN_MS).\n"
+            "\nEvery flag is also a key of the file (--drain-ms: drain_ms) and an environment variable "
+            "(%sDRAIN_MS).\n"
             "Precedence: flag, environment, file, default.\n",
             spec->env_prefix);
     free(options);

@@ -8,39 +8,39 @@
 typedef struct ep_option_value {
     bool is_set;
     ep_origin_kind kind;
-    uint64_t number;                 /* BOOL, INT, SIZE, ENUM */
-    char *text;                      /* as given */
-    char *origin;                    /* NULL: default */
-    struct ep_option_value *items;   /* LIST: [items_count * option->fields_count] */
+    uint64_t number;               /* BOOL, INT, SIZE, ENUM */
+    char *text;                    /* as given */
+    char *origin;                  /* NULL: default */
+    struct ep_option_value *items; /* LIST: [items_count * option->fields_count] */
     size_t items_count;
 } ep_option_value;
 
 struct ep_options {
     const ep_options_spec *spec;
-    ep_option_value *values;         /* [spec->options_count] */
+    ep_option_value *values; /* [spec->options_count] */
     ep_options_action action;
-    char *config_path;               /* NULL: no file */
+    char *config_path; /* NULL: no file */
     char **warnings;
     size_t warnings_count;
 };
 
 typedef struct ep_value_source {
     ep_origin_kind kind;
-    const char *origin;              /* "file PATH:LINE"; NULL for a default */
+    const char *origin; /* "file PATH:LINE"; NULL for a default */
 } ep_value_source;
 
 /* Checks text against the option and stores it. label: "key" or "models[0].path" for messages. */
-ep_err ep_option_set_scalar(const ep_option *option, const char *label, const char *text, ep_value_source source,
-                            ep_option_value *out_value, ep_error *out_error);
+ep_err ep_option_set_scalar(const ep_option *option, const char *label, const char *text,
+                            ep_value_source source, ep_option_value *out_value, ep_error *out_error);
 /* Appends one item; out_item points to its fields, still unset. */
-ep_err ep_option_list_grow(const ep_option *option, ep_option_value *list, ep_value_source source, ep_option_value **out_item,
-                           ep_error *out_error);
+ep_err ep_option_list_grow(const ep_option *option, ep_option_value *list, ep_value_source source,
+                           ep_option_value **out_item, ep_error *out_error);
 /* Sets the fields that were not given to their defaults. A field without default must be given. */
-ep_err ep_option_list_complete(const ep_option *option, size_t index, ep_option_value *item, ep_value_source source,
-                               ep_error *out_error);
+ep_err ep_option_list_complete(const ep_option *option, size_t index, ep_option_value *item,
+                               ep_value_source source, ep_error *out_error);
 /* One item from "value" or "first=second". */
-ep_err ep_option_list_add_text(const ep_option *option, ep_option_value *list, const char *text, ep_value_source source,
-                               ep_error *out_error);
+ep_err ep_option_list_add_text(const ep_option *option, ep_option_value *list, const char *text,
+                               ep_value_source source, ep_error *out_error);
 ep_err ep_option_list_check_count(const ep_option *option, const ep_option_value *list, ep_error *out_error);
 void ep_option_value_clear(const ep_option *option, ep_option_value *value);
 /* Index in the table, or SIZE_MAX. */
@@ -69,6 +69,7 @@ typedef struct ep_flags {
     bool json;
 } ep_flags;
 /* flags->flags is malloc'ed; text points into argv. */
-ep_err ep_flags_parse(const ep_options_spec *spec, int argc, char **argv, ep_flags *out_flags, ep_error *out_error);
+ep_err ep_flags_parse(const ep_options_spec *spec, int argc, char **argv, ep_flags *out_flags,
+                      ep_error *out_error);
 
 #endif

@@ -32,7 +32,8 @@ void ep_option_describe_allowed(const ep_option *option, char *out, size_t bytes
         snprintf(out, bytes, "%" PRIu64 "..%" PRIu64 "%s%s", option->min, option->max, space, unit);
         break;
     case EP_OPTION_SIZE:
-        snprintf(out, bytes, "%" PRIu64 "..%" PRIu64 " bytes, suffix KiB, MiB, GiB or TiB", option->min, option->max);
+        snprintf(out, bytes, "%" PRIu64 "..%" PRIu64 " bytes, suffix KiB, MiB, GiB or TiB", option->min,
+                 option->max);
         break;
     case EP_OPTION_ENUM: {
         size_t n = 0;
@@ -52,13 +53,14 @@ void ep_option_describe_allowed(const ep_option *option, char *out, size_t bytes
         snprintf(out, bytes, "%" PRIu64 "..%" PRIu64 " characters", option->min, text_max(option));
         break;
     case EP_OPTION_LIST:
-        snprintf(out, bytes, "%" PRIu64 "..%" PRIu64 " items", option->min, option->max == 0 ? EP_OPTIONS_LIST_MAX : option->max);
+        snprintf(out, bytes, "%" PRIu64 "..%" PRIu64 " items", option->min,
+                 option->max == 0 ? EP_OPTIONS_LIST_MAX : option->max);
         break;
     }
 }
 
-static ep_err bad_value(const ep_option *option, const char *label, const char *text, ep_value_source source, const char *what,
-                        ep_error *out_error)
+static ep_err bad_value(const ep_option *option, const char *label, const char *text, ep_value_source source,
+                        const char *what, ep_error *out_error)
 {
     char allowed[160];
     ep_option_describe_allowed(option, allowed, sizeof(allowed));
@@ -159,8 +161,8 @@ static const char *parse(const ep_option *option, const char *text, uint64_t *ou
     return "is not a single value";
 }
 
-ep_err ep_option_set_scalar(const ep_option *option, const char *label, const char *text, ep_value_source source,
-                            ep_option_value *out_value, ep_error *out_error)
+ep_err ep_option_set_scalar(const ep_option *option, const char *label, const char *text,
+                            ep_value_source source, ep_option_value *out_value, ep_error *out_error)
 {
     uint64_t number = 0;
     const char *what = parse(option, text, &number);
@@ -175,12 +177,13 @@ ep_err ep_option_set_scalar(const ep_option *option, const char *label, const ch
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for option %s", label);
     }
     ep_option_value_clear(option, out_value);
-    *out_value = (ep_option_value){.is_set = true, .kind = source.kind, .number = number, .text = copy, .origin = origin};
+    *out_value = (ep_option_value){
+        .is_set = true, .kind = source.kind, .number = number, .text = copy, .origin = origin};
     return EP_OK;
 }
 
-ep_err ep_option_list_grow(const ep_option *option, ep_option_value *list, ep_value_source source, ep_option_value **out_item,
-                           ep_error *out_error)
+ep_err ep_option_list_grow(const ep_option *option, ep_option_value *list, ep_value_source source,
+                           ep_option_value **out_item, ep_error *out_error)
 {
     if (list->items_count >= (option->max == 0 ? EP_OPTIONS_LIST_MAX : option->max)) {
         return bad_value(option, option->name, "", source, "has too many items", out_error);
@@ -202,8 +205,8 @@ ep_err ep_option_list_grow(const ep_option *option, ep_option_value *list, ep_va
     return EP_OK;
 }
 
-ep_err ep_option_list_complete(const ep_option *option, size_t index, ep_option_value *item, ep_value_source source,
-                               ep_error *out_error)
+ep_err ep_option_list_complete(const ep_option *option, size_t index, ep_option_value *item,
+                               ep_value_source source, ep_error *out_error)
 {
     for (size_t f = 0; f < option->fields_count; f++) {
         const ep_option *field = &option->fields[f];
@@ -212,10 +215,12 @@ ep_err ep_option_list_complete(const ep_option *option, size_t index, ep_option_
         }
         if (field->default_text == NULL) {
             return ep_error_set(out_error, EP_ERR_BAD_CONFIG, "%s: %s[%zu] has no %s (%s)",
-                                source.origin != NULL ? source.origin : "default", option->name, index, field->name, field->help);
+                                source.origin != NULL ? source.origin : "default", option->name, index,
+                                field->name, field->help);
         }
         ep_value_source from_default = {EP_ORIGIN_DEFAULT, source.origin};
-        ep_err err = ep_option_set_scalar(field, field->name, field->default_text, from_default, &item[f], out_error);
+        ep_err err =
+            ep_option_set_scalar(field, field->name, field->default_text, from_default, &item[f], out_error);
         if (err != EP_OK) {
             return err;
         }
@@ -223,8 +228,8 @@ ep_err ep_option_list_complete(const ep_option *option, size_t index, ep_option_
     return EP_OK;
 }
 
-ep_err ep_option_list_add_text(const ep_option *option, ep_option_value *list, const char *text, ep_value_source source,
-                               ep_error *out_error)
+ep_err ep_option_list_add_text(const ep_option *option, ep_option_value *list, const char *text,
+                               ep_value_source source, ep_error *out_error)
 {
     ep_option_value *item;
     ep_err err = ep_option_list_grow(option, list, source, &item, out_error);
@@ -237,17 +242,20 @@ ep_err ep_option_list_add_text(const ep_option *option, ep_option_value *list, c
     }
     const char *equals = strchr(text, '=');
     if (equals == NULL) {
-        return ep_error_set(out_error, EP_ERR_BAD_CONFIG, "%s: %s: '%.80s' has no '='; allowed: %s=%s", source.origin, option->name, text,
-                            option->fields[0].name, option->fields[1].name);
+        return ep_error_set(out_error, EP_ERR_BAD_CONFIG, "%s: %s: '%.80s' has no '='; allowed: %s=%s",
+                            source.origin, option->name, text, option->fields[0].name,
+                            option->fields[1].name);
     }
     char *first = strndup(text, (size_t)(equals - text));
     if (first == NULL) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for option %s", option->name);
     }
-    err = ep_option_set_scalar(&option->fields[0], option->fields[0].name, first, source, &item[0], out_error);
+    err =
+        ep_option_set_scalar(&option->fields[0], option->fields[0].name, first, source, &item[0], out_error);
     free(first);
     if (err == EP_OK) {
-        err = ep_option_set_scalar(&option->fields[1], option->fields[1].name, equals + 1, source, &item[1], out_error);
+        err = ep_option_set_scalar(&option->fields[1], option->fields[1].name, equals + 1, source, &item[1],
+                                   out_error);
     }
     return err != EP_OK ? err : ep_option_list_complete(option, index, item, source, out_error);
 }

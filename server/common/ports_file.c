@@ -15,7 +15,8 @@ static char *make_text(const char *program, const ep_ports_entry *entries, size_
     json_t *object = json_pack("{s:s, s:i}", "program", program, "pid", (int)getpid());
     bool ok = object != NULL;
     for (size_t i = 0; ok && i < count; i++) {
-        ok = entries[i].value[0] == 0 || json_object_set_new(object, entries[i].key, json_string(entries[i].value)) == 0;
+        ok = entries[i].value[0] == 0 ||
+             json_object_set_new(object, entries[i].key, json_string(entries[i].value)) == 0;
     }
     char *text = ok ? json_dumps(object, JSON_COMPACT) : NULL;
     json_decref(object);
@@ -39,7 +40,8 @@ static bool write_text(int fd, const char *text)
     return true;
 }
 
-ep_err ep_ports_file_write(const char *path, const char *program, const ep_ports_entry *entries, size_t count, ep_error *out_error)
+ep_err ep_ports_file_write(const char *path, const char *program, const ep_ports_entry *entries, size_t count,
+                           ep_error *out_error)
 {
     char *temporary = NULL;
     char *text = make_text(program, entries, count);

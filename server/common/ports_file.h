@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The file a program writes once it listens, so that scripts and tests that asked for port 0 read the real ports back:
- *     {"program":"expertd","pid":4711,"rpc_url":"tcp://127.0.0.1:40123","probe_url":"http://127.0.0.1:40124", ...}
+ * The file a program writes once it listens, so that scripts and tests that asked for port 0 read the real
+ * ports back:
+ *     {"program":"expertd","pid":4711,"rpc_url":"tcp://127.0.0.1:40123","probe_url":"http://...", ...}
  * It appears whole (written beside, then renamed) and is removed at the end.
  */
 #ifndef EP_SERVER_COMMON_PORTS_FILE_H
@@ -10,12 +11,13 @@
 #include "base/error.h"
 
 typedef struct ep_ports_entry {
-    const char *key;             /* "rpc_url" */
-    const char *value;           /* "" entries are left out */
+    const char *key;   /* "rpc_url" */
+    const char *value; /* "" entries are left out */
 } ep_ports_entry;
 
 /* Errors: IO with path and reason, NO_MEMORY. */
-ep_err ep_ports_file_write(const char *path, const char *program, const ep_ports_entry *entries, size_t count, ep_error *out_error);
+ep_err ep_ports_file_write(const char *path, const char *program, const ep_ports_entry *entries, size_t count,
+                           ep_error *out_error);
 void ep_ports_file_remove(const char *path);
 
 #endif

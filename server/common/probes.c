@@ -18,7 +18,7 @@
 struct ep_probes {
     struct MHD_Daemon *daemon;
     ep_probes_config config;
-    char host[64];               /* as in a URL: IPv6 in brackets */
+    char host[64]; /* as in a URL: IPv6 in brackets */
 };
 
 typedef union socket_address {
@@ -32,18 +32,21 @@ static const struct {
     ep_probe_kind kind;
     bool empty_body;
 } paths[] = {
-    {"/livez", EP_PROBE_LIVE, false},           {"/readyz", EP_PROBE_READY, false},        {"/startupz", EP_PROBE_STARTUP, false},
-    {"/health", EP_PROBE_READY, false},         {"/v2/health/live", EP_PROBE_LIVE, true},  {"/v2/health/ready", EP_PROBE_READY, true},
+    {"/livez", EP_PROBE_LIVE, false},         {"/readyz", EP_PROBE_READY, false},
+    {"/startupz", EP_PROBE_STARTUP, false},   {"/health", EP_PROBE_READY, false},
+    {"/v2/health/live", EP_PROBE_LIVE, true}, {"/v2/health/ready", EP_PROBE_READY, true},
 };
 
 /* "host:port" with a numeric host; out_host gets it as written. */
-static ep_err parse_address(const char *text, socket_address *out_address, char *out_host, size_t host_bytes, ep_error *out_error)
+static ep_err parse_address(const char *text, socket_address *out_address, char *out_host, size_t host_bytes,
+                            ep_error *out_error)
 {
     const char *colon = strrchr(text, ':');
     char host[64] = "";
     char *end = NULL;
     size_t length = colon != NULL ? (size_t)(colon - text) : 0;
-    unsigned long port = colon != NULL && colon[1] >= '0' && colon[1] <= '9' ? strtoul(colon + 1, &end, 10) : 65536;
+    unsigned long port =
+        colon != NULL && colon[1] >= '0' && colon[1] <= '9' ? strtoul(colon + 1, &end, 10) : 65536;
     bool bracket = text[0] == '[' && length >= 2 && text[length - 1] == ']';
     socket_address address = {0};
 
@@ -62,7 +65,8 @@ static ep_err parse_address(const char *text, socket_address *out_address, char 
     }
     if (!ok) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                            "'%.80s' is not an address; allowed: IPv4:port or [IPv6]:port, port 0..65535", text);
+                            "'%.80s' is not an address; allowed: IPv4:port or [IPv6]:port, port 0..65535",
+                            text);
     }
     *out_address = address;
     snprintf(out_host, host_bytes, bracket ? "[%s]" : "%s", host);
@@ -76,8 +80,8 @@ ep_err ep_probes_check_address(const char *address, ep_error *out_error)
     return parse_address(address, &parsed, host, sizeof(host), out_error);
 }
 
-static enum MHD_Result reply(struct MHD_Connection *connection, unsigned status, const char *type, void *text, size_t bytes,
-                             enum MHD_ResponseMemoryMode mode)
+static enum MHD_Result reply(struct MHD_Connection *connection, unsigned status, const char *type, void *text,
+                             size_t bytes, enum MHD_ResponseMemoryMode mode)
 {
     struct MHD_Response *response = MHD_create_response_from_buffer(bytes, text, mode);
     if (response == NULL) {
@@ -95,7 +99,8 @@ static enum MHD_Result reply(struct MHD_Connection *connection, unsigned status,
 
 static enum MHD_Result reply_text(struct MHD_Connection *connection, unsigned status, const char *text)
 {
-    return reply(connection, status, "text/plain; charset=utf-8", (void *)(uintptr_t)text, strlen(text), MHD_RESPMEM_MUST_COPY);
+    return reply(connection, status, "text/plain; charset=utf-8", (void *)(uintptr_t)text, strlen(text),
+                 MHD_RESPMEM_MUST_COPY);
 }
 
 static size_t put_check(char *body, size_t n, const ep_probe_check *check)
@@ -104,10 +109,12 @@ static size_t put_check(char *body, size_t n, const ep_probe_check *check)
         return n;
     }
     const char *separator = check->text[0] != 0 ? ": " : "";
-    return n + (size_t)snprintf(body + n, BODY_BYTES - n, "[%c] %s%s%s\n", check->ok ? '+' : '-', check->name, separator, check->text);
+    return n + (size_t)snprintf(body + n, BODY_BYTES - n, "[%c] %s%s%s\n", check->ok ? '+' : '-', check->name,
+                                separator, check->text);
 }
 
-static enum MHD_Result reply_probe(const ep_probes *probes, struct MHD_Connection *connection, ep_probe_kind kind, bool empty_body)
+static enum MHD_Result reply_probe(const ep_probes *probes, struct MHD_Connection *connection,
+                                   ep_probe_kind kind, bool empty_body)
 {
     ep_probe_check checks[EP_PROBE_CHECKS_MAX] = {0};
     char body[BODY_BYTES] = "";
@@ -116,7 +123,8 @@ static enum MHD_Result reply_probe(const ep_probes *probes, struct MHD_Connectio
     size_t count = probes->config.checks(probes->config.arg, kind, checks);
     EP_ASSERT(count <= EP_PROBE_CHECKS_MAX);
     /* "?verbose" has no value: a plain look-up would not tell it from an absent key. */
-    bool verbose = MHD_lookup_connection_value_n(connection, MHD_GET_ARGUMENT_KIND, "verbose", strlen("verbose"), NULL, NULL) == MHD_YES;
+    bool verbose = MHD_lookup_connection_value_n(connection, MHD_GET_ARGUMENT_KIND, "verbose",
+                                                 strlen("verbose"), NULL, NULL) == MHD_YES;
     for (size_t i = 0; i < count; i++) {
         ok = ok && checks[i].ok;
         if (verbose || !checks[i].ok) {
@@ -136,11 +144,13 @@ static enum MHD_Result reply_metrics(const ep_probes *probes, struct MHD_Connect
     if (ep_metrics_write(probes->config.metrics, &text, &bytes) != EP_OK) {
         return reply_text(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "out of memory\n");
     }
-    return reply(connection, MHD_HTTP_OK, "text/plain; version=0.0.4; charset=utf-8", text, bytes, MHD_RESPMEM_MUST_FREE);
+    return reply(connection, MHD_HTTP_OK, "text/plain; version=0.0.4; charset=utf-8", text, bytes,
+                 MHD_RESPMEM_MUST_FREE);
 }
 
-static enum MHD_Result on_request(void *arg, struct MHD_Connection *connection, const char *url, const char *method, const char *version,
-                                  const char *upload_data, size_t *upload_bytes, void **request_state)
+static enum MHD_Result on_request(void *arg, struct MHD_Connection *connection, const char *url,
+                                  const char *method, const char *version, const char *upload_data,
+                                  size_t *upload_bytes, void **request_state)
 {
     const ep_probes *probes = arg;
     (void)version;
@@ -158,7 +168,8 @@ static enum MHD_Result on_request(void *arg, struct MHD_Connection *connection, 
             return reply_probe(probes, connection, paths[i].kind, paths[i].empty_body);
         }
     }
-    return reply_text(connection, MHD_HTTP_NOT_FOUND, "no such path; there are /livez /readyz /startupz /health /metrics\n");
+    return reply_text(connection, MHD_HTTP_NOT_FOUND,
+                      "no such path; there are /livez /readyz /startupz /health /metrics\n");
 }
 
 /* Bad requests are counted nowhere and logged nowhere: anybody may send them. */
@@ -189,12 +200,14 @@ ep_err ep_probes_start(const ep_probes_config *config, ep_probes **out_probes, e
     }
     errno = 0;
     probes->daemon = MHD_start_daemon(
-        flags, 0, NULL, NULL, on_request, probes, MHD_OPTION_EXTERNAL_LOGGER, drop_log, NULL, MHD_OPTION_SOCK_ADDR, &address.any,
-        MHD_OPTION_CONNECTION_LIMIT, (unsigned)EP_PROBES_CONNECTIONS_MAX, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)EP_PROBES_TIMEOUT_S,
-        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_MEMORY_BYTES, MHD_OPTION_END);
+        flags, 0, NULL, NULL, on_request, probes, MHD_OPTION_EXTERNAL_LOGGER, drop_log, NULL,
+        MHD_OPTION_SOCK_ADDR, &address.any, MHD_OPTION_CONNECTION_LIMIT, (unsigned)EP_PROBES_CONNECTIONS_MAX,
+        MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)EP_PROBES_TIMEOUT_S, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+        (size_t)CONNECTION_MEMORY_BYTES, MHD_OPTION_END);
     if (probes->daemon == NULL) {
         const char *why = errno != 0 ? strerror(errno) : "no reason given";
-        err = ep_error_set(out_error, EP_ERR_UNAVAILABLE, "cannot listen for probes on %.80s: %s", config->address, why);
+        err = ep_error_set(out_error, EP_ERR_UNAVAILABLE, "cannot listen for probes on %.80s: %s",
+                           config->address, why);
         free(probes);
         return err;
     }

@@ -2,10 +2,12 @@
 /*
  * The HTTP door for probes and metrics. GET and HEAD only:
  *     /livez /readyz /startupz       200 or 503, one line; ?verbose lists every check
- *     /health                        as /readyz        /v2/health/live, /v2/health/ready   as /livez, /readyz with an empty body
+ *     /health                        as /readyz
+ *     /v2/health/live, .../ready     as /livez, /readyz with an empty body
  *     /metrics                       Prometheus text
  *
- * Limits     EP_PROBES_CONNECTIONS_MAX connections, EP_PROBES_TIMEOUT_S seconds each, 16 KiB of memory per connection.
+ * Limits     EP_PROBES_CONNECTIONS_MAX connections, EP_PROBES_TIMEOUT_S seconds each, 16 KiB of memory per
+ *            connection.
  * Threads    one own thread, which calls checks(); it must not block.
  */
 #ifndef EP_SERVER_COMMON_PROBES_H
@@ -23,7 +25,7 @@
 typedef enum ep_probe_kind { EP_PROBE_LIVE, EP_PROBE_READY, EP_PROBE_STARTUP } ep_probe_kind;
 
 typedef struct ep_probe_check {
-    const char *name;            /* static */
+    const char *name; /* static */
     bool ok;
     char text[160];
 } ep_probe_check;
@@ -31,11 +33,11 @@ typedef struct ep_probe_check {
 typedef struct ep_probes ep_probes;
 
 typedef struct ep_probes_config {
-    const char *address;         /* "127.0.0.1:7421", "[::1]:0", "0.0.0.0:7421"; port 0: any free one */
+    const char *address; /* "127.0.0.1:7421", "[::1]:0", "0.0.0.0:7421"; port 0: any free one */
     /* Fills out[EP_PROBE_CHECKS_MAX] and returns how many; the probe succeeds when all are ok. */
     size_t (*checks)(void *arg, ep_probe_kind kind, ep_probe_check *out);
     void *arg;
-    ep_metrics *metrics;         /* borrowed */
+    ep_metrics *metrics; /* borrowed */
 } ep_probes_config;
 
 /* Errors: INVALID_ARGUMENT (address), UNAVAILABLE (port taken), NO_MEMORY. */

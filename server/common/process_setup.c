@@ -13,7 +13,8 @@
 #define MMAP_THRESHOLD_BYTES (1 << 30)
 #define TOP_PAD_BYTES (64 << 20)
 
-/* A descriptor 0 to 2 that is closed would be taken by the next socket, and a stray print would go into it. */
+/* A descriptor 0 to 2 that is closed would be taken by the next socket, and a stray print would go into it.
+ */
 static void hold_standard_descriptors(void)
 {
     int fd;

@@ -6,10 +6,10 @@
 #include <stdint.h>
 
 /*
- * Allocator, SIGPIPE, descriptors 0 to 2, file mode mask.
- * Allocator: the network library allocates frames on its own threads; with glibc's defaults each thread has an arena, large blocks
- * are mapped and unmapped per frame, and most of the time goes to page faults. One arena that keeps its memory cures that. Memory we
- * are done with for good is given back with ep_process_trim.
+ * Allocator, SIGPIPE, descriptors 0 to 2, file mode mask. Allocator: the network library allocates frames
+ * on its own threads; with glibc's defaults each thread has an arena, large blocks are mapped and unmapped
+ * per frame, and most of the time goes to page faults. One arena that keeps its memory cures that. Memory
+ * we are done with for good is given back with ep_process_trim.
  */
 void ep_process_setup(void);
 void ep_process_trim(void);

@@ -10,12 +10,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 
 #define TEXT_BYTES 512
+#define SEND_TIMEOUT_S 2
 
 bool ep_sd_notify(const char *text)
 {
@@ -29,10 +31,13 @@ bool ep_sd_notify(const char *text)
     if (path[0] == '@') {
         address.sun_path[0] = 0; /* abstract name */
     }
-    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     if (fd < 0) {
         return false;
     }
+    /* A manager that is slow to read has a queue of a few messages: READY must not get lost in it. */
+    struct timeval patience = {.tv_sec = SEND_TIMEOUT_S};
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
     socklen_t address_bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + path_bytes);
     ssize_t n;
     do {
@@ -81,7 +86,8 @@ bool ep_sd_notify_stopping(const char *status)
 bool ep_sd_notify_reloading(void)
 {
     char text[TEXT_BYTES];
-    snprintf(text, sizeof(text), "RELOADING=1\nMONOTONIC_USEC=%llu", (unsigned long long)ep_clock_now_ns() / EP_NS_PER_US);
+    snprintf(text, sizeof(text), "RELOADING=1\nMONOTONIC_USEC=%llu",
+             (unsigned long long)ep_clock_now_ns() / EP_NS_PER_US);
     return ep_sd_notify(text);
 }
 

@@ -13,7 +13,11 @@
 #include "common/probes.h"
 
 const ep_option ep_listen_fields[1] = {
-    {.name = "url", .type = EP_OPTION_STRING, .min = 1, .max = EP_ADDRESS_BYTES - 1, .help = "tcp://host:port or tls+tcp://host:port"},
+    {.name = "url",
+     .type = EP_OPTION_STRING,
+     .min = 1,
+     .max = EP_ADDRESS_BYTES - 1,
+     .help = "tcp://host:port or tls+tcp://host:port"},
 };
 
 bool ep_url_is_tls(const char *url)
@@ -32,21 +36,27 @@ bool ep_address_is_loopback(const char *address)
     if (strncmp(address, "loopback://", strlen("loopback://")) == 0) {
         return true;
     }
-    if ((bytes == 5 && strncmp(host, "[::1]", 5) == 0) || (bytes == 9 && strncmp(host, "localhost", 9) == 0)) {
+    if ((bytes == 5 && strncmp(host, "[::1]", 5) == 0) ||
+        (bytes == 9 && strncmp(host, "localhost", 9) == 0)) {
         return true;
     }
-    return bytes >= 9 && sscanf(host, "%3u.%3u.%3u.%3u%n", &a, &b, &c, &d, &used) == 4 && (size_t)used == bytes && a == 127;
+    return bytes >= 9 && sscanf(host, "%3u.%3u.%3u.%3u%n", &a, &b, &c, &d, &used) == 4 &&
+           (size_t)used == bytes && a == 127;
 }
 
 /* Beyond loopback only with TLS and token, or by explicit wish. */
-static ep_err check_reach(const ep_options *options, size_t index, const char *address, bool is_tls, bool has_token, ep_error *out_error)
+static ep_err check_reach(const ep_options *options, size_t index, const char *address, bool is_tls,
+                          bool has_token, ep_error *out_error)
 {
     if (ep_address_is_loopback(address) || (is_tls && has_token) || ep_options_bool(options, "insecure")) {
         return EP_OK;
     }
-    const char *what = !is_tls && !has_token ? "there is neither TLS nor token" : !is_tls ? "there is no TLS" : "there is no token";
+    const char *what = !is_tls && !has_token ? "there is neither TLS nor token"
+                       : !is_tls             ? "there is no TLS"
+                                             : "there is no token";
     return ep_options_fail_item(options, "listen", index, "url", out_error,
-                                "'%.120s' is reachable from other hosts, and %s; use tls+tcp:// with token_file, a loopback address, or "
+                                "'%.120s' is reachable from other hosts, and %s; use tls+tcp:// with "
+                                "token_file, a loopback address, or "
                                 "set insecure: true",
                                 address, what);
 }
@@ -58,11 +68,13 @@ static ep_err load_listeners(const ep_options *options, ep_service_config *confi
         const char *url = ep_options_list_text(options, "listen", i, "url");
         bool is_tls = ep_url_is_tls(url);
         if (ep_lane_for_url(url) == NULL) {
-            return ep_options_fail_item(options, "listen", i, "url", out_error,
-                                        "'%.120s' is no URL we can listen on; allowed: tcp://host:port, tls+tcp://host:port", url);
+            return ep_options_fail_item(
+                options, "listen", i, "url", out_error,
+                "'%.120s' is no URL we can listen on; allowed: tcp://host:port, tls+tcp://host:port", url);
         }
         if (is_tls && (config->tls.ca_file == NULL || config->tls.cert_key_file == NULL)) {
-            return ep_options_fail_item(options, "listen", i, "url", out_error, "'%.120s' needs tls_ca_file and tls_cert_key_file", url);
+            return ep_options_fail_item(options, "listen", i, "url", out_error,
+                                        "'%.120s' needs tls_ca_file and tls_cert_key_file", url);
         }
         ep_err err = check_reach(options, i, url, is_tls, config->token[0] != 0, out_error);
         if (err != EP_OK) {
@@ -81,11 +93,13 @@ static ep_err read_token(const ep_options *options, char **out_token, ep_error *
     struct stat st;
     if (path[0] == 0) {
         *out_token = strdup("");
-        return *out_token != NULL ? EP_OK : ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for the token");
+        return *out_token != NULL ? EP_OK
+                                  : ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for the token");
     }
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     if (fd < 0) {
-        return ep_options_fail(options, "token_file", out_error, "cannot open %.200s: %s", path, strerror(errno));
+        return ep_options_fail(options, "token_file", out_error, "cannot open %.200s: %s", path,
+                               strerror(errno));
     }
     bool ok_file = fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
     ssize_t n = ok_file ? read(fd, text, sizeof(text) - 1) : -1;
@@ -94,14 +108,16 @@ static ep_err read_token(const ep_options *options, char **out_token, ep_error *
         return ep_options_fail(options, "token_file", out_error, "%.200s is not a regular file", path);
     }
     if ((st.st_mode & 077) != 0) {
-        return ep_options_fail(options, "token_file", out_error, "%.200s has mode %04o; allowed: 0600 or 0400", path,
+        return ep_options_fail(options, "token_file", out_error,
+                               "%.200s has mode %04o; allowed: 0600 or 0400", path,
                                (unsigned)(st.st_mode & 07777));
     }
     text[strcspn(text, "\r\n")] = 0;
     size_t bytes = strlen(text);
     if (n < 0 || bytes < EP_TOKEN_BYTES_MIN || bytes > EP_TOKEN_BYTES_MAX) {
-        return ep_options_fail(options, "token_file", out_error, "the first line of %.200s has %zu characters; allowed: %d..%d", path,
-                               bytes, EP_TOKEN_BYTES_MIN, EP_TOKEN_BYTES_MAX);
+        return ep_options_fail(options, "token_file", out_error,
+                               "the first line of %.200s has %zu characters; allowed: %d..%d", path, bytes,
+                               EP_TOKEN_BYTES_MIN, EP_TOKEN_BYTES_MAX);
     }
     *out_token = strdup(text);
     explicit_bzero(text, sizeof(text));
@@ -129,7 +145,8 @@ static void load_limits(const ep_options *options, ep_service_config *config)
     config->limits.frame_bytes_max = ep_options_number(options, "frame_bytes_max");
     config->limits.header_bytes_max = ep_options_number(options, "header_bytes_max");
     config->limits.connections_max = (uint32_t)ep_options_number(options, "connections_max");
-    config->limits.calls_per_connection_max = (uint32_t)ep_options_number(options, "calls_per_connection_max");
+    config->limits.calls_per_connection_max =
+        (uint32_t)ep_options_number(options, "calls_per_connection_max");
     /* One largest frame must always fit, or nothing could ever be sent or accepted. */
     if (config->limits.credit_bytes < config->limits.frame_bytes_max * 2) {
         config->limits.credit_bytes = config->limits.frame_bytes_max * 2;
@@ -155,14 +172,16 @@ static ep_err load(const ep_options *options, ep_service_config *config, ep_erro
     config->has_tls = config->tls.ca_file != NULL;
     load_limits(options, config);
     if (config->limits.header_bytes_max > config->limits.frame_bytes_max) {
-        return ep_options_fail(options, "header_bytes_max", out_error, "%zu is above frame_bytes_max, %zu", config->limits.header_bytes_max,
-                               config->limits.frame_bytes_max);
+        return ep_options_fail(options, "header_bytes_max", out_error, "%zu is above frame_bytes_max, %zu",
+                               config->limits.header_bytes_max, config->limits.frame_bytes_max);
     }
     if (config->buffer_bytes_max < 2 * config->limits.frame_bytes_max) {
-        return ep_options_fail(options, "buffer_bytes_max", out_error, "%zu is below 2 x frame_bytes_max, %zu", config->buffer_bytes_max,
+        return ep_options_fail(options, "buffer_bytes_max", out_error,
+                               "%zu is below 2 x frame_bytes_max, %zu", config->buffer_bytes_max,
                                2 * config->limits.frame_bytes_max);
     }
-    if (config->probe_address[0] != 0 && ep_probes_check_address(config->probe_address, &address_error) != EP_OK) {
+    if (config->probe_address[0] != 0 &&
+        ep_probes_check_address(config->probe_address, &address_error) != EP_OK) {
         return ep_options_fail(options, "probe_address", out_error, "%s", address_error.text);
     }
     for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++) {
@@ -202,5 +221,6 @@ void ep_service_log_start(const ep_options *options)
     uint64_t format = ep_options_number(options, "log_format");
     bool under_journal = format == 0 && getenv("JOURNAL_STREAM") != NULL;
     /* log_level's words stand in the order of ep_log_level. */
-    ep_log_start((ep_log_level)ep_options_number(options, "log_level"), under_journal ? EP_LOG_JOURNAL : formats[format]);
+    ep_log_start((ep_log_level)ep_options_number(options, "log_level"),
+                 under_journal ? EP_LOG_JOURNAL : formats[format]);
 }

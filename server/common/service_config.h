@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The options every daemon has (where it listens, who may talk to it, limits, log), their rows for the option table, and their
- * values as the lower layers want them.
+ * The options every daemon has (where it listens, who may talk to it, limits, log), their rows for the
+ * option table, and their values as the lower layers want them.
  */
 #ifndef EP_SERVER_COMMON_SERVICE_CONFIG_H
 #define EP_SERVER_COMMON_SERVICE_CONFIG_H
@@ -15,49 +15,109 @@
 
 extern const ep_option ep_listen_fields[1]; /* {"url"} */
 
-#define EP_SERVICE_OPTIONS(default_listen, default_probe)                                                                        \
-    {.name = "listen", .type = EP_OPTION_LIST, .min = 1, .max = EP_LISTEN_MAX, .default_text = default_listen,                    \
-     .fields = ep_listen_fields, .fields_count = 1,                                                                              \
-     .help = "Where calls are accepted: tcp://host:port or tls+tcp://host:port; port 0 takes any free one"},                      \
-    {.name = "probe_address", .type = EP_OPTION_STRING, .max = 80, .default_text = default_probe,                                 \
-     .help = "host:port of /livez, /readyz and /metrics; empty: off"},                                                            \
-    {.name = "ports_file", .type = EP_OPTION_PATH, .min = 1,                                                                      \
-     .help = "File that gets the real URLs as JSON once the program listens"},                                                    \
-    {.name = "token_file", .type = EP_OPTION_PATH, .min = 1,                                                                      \
-     .help = "File with the token peers must show; readable by its owner only (mode 0600)"},                                     \
-    {.name = "tls_ca_file", .type = EP_OPTION_PATH, .min = 1, .help = "CA certificates (PEM) for tls+tcp"},                       \
-    {.name = "tls_cert_key_file", .type = EP_OPTION_PATH, .min = 1, .help = "Own certificate and key (PEM) for tls+tcp"},         \
-    {.name = "tls_server_name", .type = EP_OPTION_STRING, .min = 1, .max = 255, .help = "Name that peers we dial must prove"},    \
-    {.name = "tls_client_certs", .type = EP_OPTION_BOOL, .default_text = "false",                                                 \
-     .help = "Ask callers for a certificate of tls_ca_file"},                                                                     \
-    {.name = "insecure", .type = EP_OPTION_BOOL, .default_text = "false",                                                         \
-     .help = "Allow listening beyond loopback without TLS and token"},                                                            \
-    {.name = "payload_crc", .type = EP_OPTION_BOOL, .default_text = "true",                                                       \
-     .help = "Checksum payloads on connections without TLS; all peers must agree"},                                               \
-    {.name = "frame_bytes_max", .type = EP_OPTION_SIZE, .min = 64 << 10, .max = 1 << 30, .default_text = "16MiB",                 \
-     .help = "Largest frame sent or accepted"},                                                                                   \
-    {.name = "header_bytes_max", .type = EP_OPTION_SIZE, .min = 4 << 10, .max = 16 << 20, .default_text = "64KiB",                \
-     .help = "Largest message header in a frame"},                                                                                \
-    {.name = "connections_max", .type = EP_OPTION_INT, .min = 1, .max = 65536, .default_text = "4096",                            \
-     .help = "Connections at once"},                                                                                              \
-    {.name = "calls_per_connection_max", .type = EP_OPTION_INT, .min = 1, .max = 65536, .default_text = "1024",                   \
-     .help = "Calls in flight on one connection"},                                                                                \
-    {.name = "buffer_bytes_max", .type = EP_OPTION_SIZE, .min = 16 << 20, .max = 1ull << 46, .default_text = "1GiB",              \
-     .help = "Memory for frames of all connections together"},                                                                    \
-    {.name = "drain_ms", .type = EP_OPTION_INT, .unit = "ms", .max = 3600000, .default_text = "10000", .reloadable = true,        \
-     .help = "How long a stopping program waits for calls in flight"},                                                            \
-    {.name = "log_level", .type = EP_OPTION_ENUM, .allowed = "error|warn|info|debug", .default_text = "info",                     \
-     .reloadable = true, .help = "Least important line that is logged"},                                                          \
-    {.name = "log_format", .type = EP_OPTION_ENUM, .allowed = "auto|text|json|journal", .default_text = "auto",                   \
-     .reloadable = true, .help = "Form of log lines; auto: journal under systemd, else text"}
+#define EP_SERVICE_OPTIONS(default_listen, default_probe)                                                    \
+    {.name = "listen",                                                                                       \
+     .type = EP_OPTION_LIST,                                                                                 \
+     .min = 1,                                                                                               \
+     .max = EP_LISTEN_MAX,                                                                                   \
+     .default_text = default_listen,                                                                         \
+     .fields = ep_listen_fields,                                                                             \
+     .fields_count = 1,                                                                                      \
+     .help = "Where calls are accepted: tcp://host:port or tls+tcp://host:port; port 0 takes any free one"}, \
+        {.name = "probe_address",                                                                            \
+         .type = EP_OPTION_STRING,                                                                           \
+         .max = 80,                                                                                          \
+         .default_text = default_probe,                                                                      \
+         .help = "host:port of /livez, /readyz and /metrics; empty: off"},                                   \
+        {.name = "ports_file",                                                                               \
+         .type = EP_OPTION_PATH,                                                                             \
+         .min = 1,                                                                                           \
+         .help = "File that gets the real URLs as JSON once the program listens"},                           \
+        {.name = "token_file",                                                                               \
+         .type = EP_OPTION_PATH,                                                                             \
+         .min = 1,                                                                                           \
+         .help = "File with the token peers must show; readable by its owner only (mode 0600)"},             \
+        {.name = "tls_ca_file",                                                                              \
+         .type = EP_OPTION_PATH,                                                                             \
+         .min = 1,                                                                                           \
+         .help = "CA certificates (PEM) for tls+tcp"},                                                       \
+        {.name = "tls_cert_key_file",                                                                        \
+         .type = EP_OPTION_PATH,                                                                             \
+         .min = 1,                                                                                           \
+         .help = "Own certificate and key (PEM) for tls+tcp"},                                               \
+        {.name = "tls_server_name",                                                                          \
+         .type = EP_OPTION_STRING,                                                                           \
+         .min = 1,                                                                                           \
+         .max = 255,                                                                                         \
+         .help = "Name that peers we dial must prove"},                                                      \
+        {.name = "tls_client_certs",                                                                         \
+         .type = EP_OPTION_BOOL,                                                                             \
+         .default_text = "false",                                                                            \
+         .help = "Ask callers for a certificate of tls_ca_file"},                                            \
+        {.name = "insecure",                                                                                 \
+         .type = EP_OPTION_BOOL,                                                                             \
+         .default_text = "false",                                                                            \
+         .help = "Allow listening beyond loopback without TLS and token"},                                   \
+        {.name = "payload_crc",                                                                              \
+         .type = EP_OPTION_BOOL,                                                                             \
+         .default_text = "true",                                                                             \
+         .help = "Checksum payloads on connections without TLS; all peers must agree"},                      \
+        {.name = "frame_bytes_max",                                                                          \
+         .type = EP_OPTION_SIZE,                                                                             \
+         .min = 64 << 10,                                                                                    \
+         .max = 1 << 30,                                                                                     \
+         .default_text = "16MiB",                                                                            \
+         .help = "Largest frame sent or accepted"},                                                          \
+        {.name = "header_bytes_max",                                                                         \
+         .type = EP_OPTION_SIZE,                                                                             \
+         .min = 4 << 10,                                                                                     \
+         .max = 16 << 20,                                                                                    \
+         .default_text = "64KiB",                                                                            \
+         .help = "Largest message header in a frame"},                                                       \
+        {.name = "connections_max",                                                                          \
+         .type = EP_OPTION_INT,                                                                              \
+         .min = 1,                                                                                           \
+         .max = 65536,                                                                                       \
+         .default_text = "4096",                                                                             \
+         .help = "Connections at once"},                                                                     \
+        {.name = "calls_per_connection_max",                                                                 \
+         .type = EP_OPTION_INT,                                                                              \
+         .min = 1,                                                                                           \
+         .max = 65536,                                                                                       \
+         .default_text = "1024",                                                                             \
+         .help = "Calls in flight on one connection"},                                                       \
+        {.name = "buffer_bytes_max",                                                                         \
+         .type = EP_OPTION_SIZE,                                                                             \
+         .min = 16 << 20,                                                                                    \
+         .max = 1ull << 46,                                                                                  \
+         .default_text = "1GiB",                                                                             \
+         .help = "Memory for frames of all connections together"},                                           \
+        {.name = "drain_ms",                                                                                 \
+         .type = EP_OPTION_INT,                                                                              \
+         .unit = "ms",                                                                                       \
+         .max = 3600000,                                                                                     \
+         .default_text = "10000",                                                                            \
+         .reloadable = true,                                                                                 \
+         .help = "How long a stopping program waits for calls in flight"},                                   \
+        {.name = "log_level",                                                                                \
+         .type = EP_OPTION_ENUM,                                                                             \
+         .allowed = "error|warn|info|debug",                                                                 \
+         .default_text = "info",                                                                             \
+         .reloadable = true,                                                                                 \
+         .help = "Least important line that is logged"},                                                     \
+    {                                                                                                        \
+        .name = "log_format", .type = EP_OPTION_ENUM, .allowed = "auto|text|json|journal",                   \
+        .default_text = "auto", .reloadable = true,                                                          \
+        .help = "Form of log lines; auto: journal under systemd, else text"                                  \
+    }
 
 typedef struct ep_service_config {
-    const char *listen[EP_LISTEN_MAX];   /* borrowed from the options */
+    const char *listen[EP_LISTEN_MAX]; /* borrowed from the options */
     size_t listen_count;
-    const char *probe_address;           /* "" off */
-    const char *ports_file;              /* "" none */
-    char *token;                         /* owned; "" none */
-    ep_tls_config tls;                   /* for listeners and for dialling; borrowed texts */
+    const char *probe_address; /* "" off */
+    const char *ports_file;    /* "" none */
+    char *token;               /* owned; "" none */
+    ep_tls_config tls;         /* for listeners and for dialling; borrowed texts */
     bool has_tls;
     bool payload_crc;
     ep_rpc_limits limits;
@@ -66,15 +126,17 @@ typedef struct ep_service_config {
 } ep_service_config;
 
 /*
- * Reads and checks the shared options: URLs, the probe address, the token file, and that nothing listens beyond loopback without TLS
- * and token unless insecure is set. The result borrows from options. Errors: BAD_CONFIG naming origin, key and rule; NO_MEMORY.
+ * Reads and checks the shared options: URLs, the probe address, the token file, and that nothing listens
+ * beyond loopback without TLS and token unless insecure is set. The result borrows from options. Errors:
+ * BAD_CONFIG naming origin, key and rule; NO_MEMORY.
  */
 ep_err ep_service_config_load(const ep_options *options, ep_service_config *out_config, ep_error *out_error);
 void ep_service_config_fini(ep_service_config *config);
 
 /* Starts the log as the options say. */
 void ep_service_log_start(const ep_options *options);
-/* Whether a "scheme://host:port" or "host:port" text names this host only. Unresolved names are not loopback, except "localhost". */
+/* Whether a "scheme://host:port" or "host:port" text names this host only. Unresolved names are not loopback,
+ * except "localhost". */
 bool ep_address_is_loopback(const char *address);
 /* True for "tls+tcp://...". */
 bool ep_url_is_tls(const char *url);

@@ -17,7 +17,7 @@
 static const int signals[SIGNALS_COUNT] = {SIGTERM, SIGINT, SIGHUP};
 
 struct ep_loop_timer {
-    uv_timer_t timer;            /* first: libuv's close callback frees the whole */
+    uv_timer_t timer; /* first: libuv's close callback frees the whole */
     void (*func)(void *arg);
     void *arg;
 };
@@ -32,7 +32,7 @@ struct ep_service_loop {
     bool tells_watchdog;
     _Atomic uint64_t last_turn_ns;
     _Atomic bool quit;
-    pthread_mutex_t lock;        /* the task list */
+    pthread_mutex_t lock; /* the task list */
     ep_loop_task *tasks;
     ep_loop_task **tasks_end;
 };
@@ -137,7 +137,8 @@ static void close_all(ep_service_loop *loop)
     EP_ASSERT(rc == 0);
 }
 
-ep_err ep_service_loop_create(const ep_service_loop_handler *handler, ep_service_loop **out_loop, ep_error *out_error)
+ep_err ep_service_loop_create(const ep_service_loop_handler *handler, ep_service_loop **out_loop,
+                              ep_error *out_error)
 {
     ep_service_loop *loop = calloc(1, sizeof(*loop));
     if (loop == NULL) {
@@ -201,7 +202,8 @@ static void on_user_timer(uv_timer_t *handle)
     timer->func(timer->arg);
 }
 
-ep_err ep_service_loop_timer_create(ep_service_loop *loop, void (*func)(void *arg), void *arg, ep_loop_timer **out_timer)
+ep_err ep_service_loop_timer_create(ep_service_loop *loop, void (*func)(void *arg), void *arg,
+                                    ep_loop_timer **out_timer)
 {
     ep_loop_timer *timer = calloc(1, sizeof(*timer));
     if (timer == NULL) {

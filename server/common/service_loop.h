@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The one event loop of a program: signals, timers, and work posted from other threads. Data frames never pass through it.
+ * The one event loop of a program: signals, timers, and work posted from other threads. Data frames never
+ * pass through it.
  *
- * Signals    first SIGTERM or SIGINT: on_stop. A second one ends the process at once with 128 + signal number. SIGHUP: on_reload.
- * Watchdog   when the service manager asks for it, the loop itself answers: a stuck loop is a stuck program.
- * Threads    _post and _quit from any thread; everything else on the thread that runs the loop. Tasks and timers run on that
- *            thread, in order.
+ * Signals    first SIGTERM or SIGINT: on_stop. A second one ends the process at once with 128 + signal
+ *            number. SIGHUP: on_reload.
+ * Watchdog   when the service manager asks for it, the loop itself answers: a stuck loop is a stuck
+ *            program.
+ * Threads    _post and _quit from any thread; everything else on the thread that runs the loop. Tasks and
+ *            timers run on that thread, in order.
  */
 #ifndef EP_SERVER_COMMON_SERVICE_LOOP_H
 #define EP_SERVER_COMMON_SERVICE_LOOP_H
@@ -18,8 +21,8 @@
 typedef struct ep_service_loop ep_service_loop;
 
 typedef struct ep_service_loop_handler {
-    void (*on_stop)(void *arg, const char *signal_name);  /* required */
-    void (*on_reload)(void *arg);                         /* NULL: SIGHUP is ignored */
+    void (*on_stop)(void *arg, const char *signal_name); /* required */
+    void (*on_reload)(void *arg);                        /* NULL: SIGHUP is ignored */
     void *arg;
 } ep_service_loop_handler;
 
@@ -36,7 +39,8 @@ typedef struct ep_loop_task {
 typedef struct ep_loop_timer ep_loop_timer;
 
 /* Takes over the three signals. One loop per process. Errors: NO_MEMORY, IO. */
-ep_err ep_service_loop_create(const ep_service_loop_handler *handler, ep_service_loop **out_loop, ep_error *out_error);
+ep_err ep_service_loop_create(const ep_service_loop_handler *handler, ep_service_loop **out_loop,
+                              ep_error *out_error);
 /* After _run returned. Tasks still queued never run. */
 void ep_service_loop_destroy(ep_service_loop *loop);
 /* Runs until _quit; may be run again. */
@@ -46,7 +50,8 @@ void ep_service_loop_quit(ep_service_loop *loop);
 void ep_service_loop_post(ep_service_loop *loop, ep_loop_task *task);
 
 /* Errors: NO_MEMORY. Freed with the loop. */
-ep_err ep_service_loop_timer_create(ep_service_loop *loop, void (*func)(void *arg), void *arg, ep_loop_timer **out_timer);
+ep_err ep_service_loop_timer_create(ep_service_loop *loop, void (*func)(void *arg), void *arg,
+                                    ep_loop_timer **out_timer);
 /* (Re)starts it: first call after delay_ms, then every repeat_ms (0: once). */
 void ep_loop_timer_start(ep_loop_timer *timer, uint64_t delay_ms, uint64_t repeat_ms);
 void ep_loop_timer_stop(ep_loop_timer *timer);

@@ -7,9 +7,9 @@
 #include <stdio.h>
 
 /* Static texts. */
-const char *ep_version_text(void);   /* "0.1.0" */
-const char *ep_version_build(void);  /* source revision, or "unknown" */
-const char *ep_version_isa(void);    /* processor the code was compiled for: "x86_64" */
+const char *ep_version_text(void);     /* "0.1.0" */
+const char *ep_version_build(void);    /* source revision, or "unknown" */
+const char *ep_version_isa(void);      /* processor the code was compiled for: "x86_64" */
 const char *ep_version_software(void); /* "expertd 0.1.0 (revision)", as said in Hello */
 void ep_version_print(const char *program, bool json, FILE *out);
 

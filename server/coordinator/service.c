@@ -108,8 +108,10 @@ static void on_register_node(Expertd__V1__Coordinator_Service *rpc, const Expert
         return;
     }
     Expertd__V1__Epoch epoch = epoch_message(ep_coordinator_state_assignment_epoch(self->cluster));
+    Expertd__V1__Epoch committed = epoch_message(ep_coordinator_state_committed_epoch(self->cluster));
     reply.heartbeat_ms = self->config.heartbeat_ms;
     reply.epoch = &epoch;
+    reply.committed = &committed;
     self->stats.registrations++;
     ep_log(EP_LOG_INFO, "node-registered", "node %s url %s id %u", request->node, request->url, reply.node_id);
     announce(self);
@@ -141,7 +143,9 @@ static void on_heartbeat(Expertd__V1__Coordinator_Service *rpc, const Expertd__V
     announce(self);
     if (err == EP_OK) {
         Expertd__V1__Epoch epoch = epoch_message(current);
+        Expertd__V1__Epoch committed = epoch_message(ep_coordinator_state_committed_epoch(self->cluster));
         reply.epoch = &epoch;
+        reply.committed = &committed;
         reply.reregister = reregister;
         closure(&reply, closure_data);
         ep_coordinator_state_assignments_free(reply.assignments, reply.n_assignments);

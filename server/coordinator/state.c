@@ -384,6 +384,11 @@ ep_epoch ep_coordinator_state_assignment_epoch(const ep_coordinator_state *clust
     return (ep_epoch){.term = cluster->config.term, .number = cluster->assignment_number};
 }
 
+ep_epoch ep_coordinator_state_committed_epoch(const ep_coordinator_state *cluster)
+{
+    return (ep_epoch){.term = cluster->config.term, .number = cluster->committed_number};
+}
+
 ep_routing_table *ep_coordinator_state_table(const ep_coordinator_state *cluster)
 {
     return cluster->table;

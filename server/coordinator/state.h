@@ -48,6 +48,8 @@ void ep_coordinator_state_tick(ep_coordinator_state *cluster, uint64_t now_ns);
 
 /* Number of the newest assignment; nodes report the one they have loaded. */
 ep_epoch ep_coordinator_state_assignment_epoch(const ep_coordinator_state *cluster);
+/* The newest assignment that every live node has loaded: what it no longer names may be dropped. */
+ep_epoch ep_coordinator_state_committed_epoch(const ep_coordinator_state *cluster);
 /* What the node shall own. *out_list[*out_count] is freed with ep_coordinator_state_assignments_free. */
 ep_err ep_coordinator_state_assignments(const ep_coordinator_state *cluster, const char *node, Expertd__V1__NodeAssignment ***out_list, size_t *out_count);
 void ep_coordinator_state_assignments_free(Expertd__V1__NodeAssignment **list, size_t count);

@@ -47,6 +47,7 @@ struct ep_coordinator_state {
     cluster_layer *layers;       /* in order of first sight; the table sorts */
     uint64_t counter;            /* last number given, to assignments and tables alike */
     uint64_t assignment_number;
+    uint64_t committed_number;   /* newest assignment that every listed node had loaded */
     bool placed_once;
     ep_routing_table *table;
     uint64_t table_checksum;

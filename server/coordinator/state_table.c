@@ -129,12 +129,16 @@ static bool settled(const ep_coordinator_state *cluster)
 
 void cluster_publish(ep_coordinator_state *cluster)
 {
-    if (!cluster->placed_once || (cluster->table == NULL && !settled(cluster))) {
+    bool is_settled = cluster->placed_once && settled(cluster);
+    if (!cluster->placed_once || (cluster->table == NULL && !is_settled)) {
         return;
     }
     ep_routing_table *table;
     if (build_table(cluster, &table) != EP_OK) {
         return; /* the old table stays; the next heartbeat tries again */
+    }
+    if (is_settled) {
+        cluster->committed_number = cluster->assignment_number;
     }
     uint64_t checksum = ep_routing_table_checksum(table); /* epoch still 0: content only */
     if (cluster->table != NULL && checksum == cluster->table_checksum) {

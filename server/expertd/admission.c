@@ -16,7 +16,7 @@ struct ep_admission {
     uint64_t spill_bytes;
     pthread_mutex_t lock;
     ep_admission_stats stats;
-    uint64_t mean_us;            /* moving average of how long a request is in */
+    uint64_t mean_us; /* moving average of how long a request is in */
 };
 
 ep_err ep_admission_create(uint32_t inflight_tokens, uint64_t spill_bytes, ep_admission **out_admission)
@@ -60,7 +60,8 @@ static bool take(ep_admission *admission, uint32_t tokens, uint64_t bytes, ep_ti
     return false;
 }
 
-ep_err ep_admission_enter(ep_admission *admission, uint32_t tokens, uint64_t bytes, ep_ticket *out_ticket, ep_error *out_error)
+ep_err ep_admission_enter(ep_admission *admission, uint32_t tokens, uint64_t bytes, ep_ticket *out_ticket,
+                          ep_error *out_error)
 {
     pthread_mutex_lock(&admission->lock);
     bool admitted = take(admission, tokens, bytes, out_ticket);
@@ -72,11 +73,16 @@ ep_err ep_admission_enter(ep_admission *admission, uint32_t tokens, uint64_t byt
     }
     bool never_fits = tokens > admission->inflight_tokens && bytes > admission->spill_bytes;
     ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
-                 "%u tokens, %" PRIu64 " bytes: %" PRIu64 " of inflight_tokens %u and %" PRIu64 " of spill_bytes %" PRIu64 " are in use%s",
-                 tokens, bytes, stats.tokens_used, admission->inflight_tokens, stats.spill_used_bytes, admission->spill_bytes,
-                 never_fits ? "; a request of this size never fits: send fewer tokens or raise spill_bytes" : "");
+                 "%u tokens, %" PRIu64 " bytes: %" PRIu64 " of inflight_tokens %u and %" PRIu64
+                 " of spill_bytes %" PRIu64 " are in use%s",
+                 tokens, bytes, stats.tokens_used, admission->inflight_tokens, stats.spill_used_bytes,
+                 admission->spill_bytes,
+                 never_fits ? "; a request of this size never fits: send fewer tokens or raise spill_bytes"
+                            : "");
     if (out_error != NULL && !never_fits) {
-        out_error->retry_after_us = mean_us < RETRY_US_MIN ? RETRY_US_MIN : mean_us > RETRY_US_MAX ? RETRY_US_MAX : mean_us;
+        out_error->retry_after_us = mean_us < RETRY_US_MIN   ? RETRY_US_MIN
+                                    : mean_us > RETRY_US_MAX ? RETRY_US_MAX
+                                                             : mean_us;
     }
     return EP_ERR_RESOURCE_EXHAUSTED;
 }

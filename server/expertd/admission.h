@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Who may come in: a request first takes from the token budget (rows in work at once); when that is used up, it takes its bytes from
- * the spill budget; past both it is refused, told when to come back and which key to change. Threads: any.
+ * Who may come in: a request first takes from the token budget (rows in work at once); when that is used
+ * up, it takes its bytes from the spill budget; past both it is refused, told when to come back and which
+ * key to change. Threads: any.
  */
 #ifndef EP_EXPERTD_ADMISSION_H
 #define EP_EXPERTD_ADMISSION_H
@@ -27,7 +28,8 @@ typedef struct ep_admission_stats {
 ep_err ep_admission_create(uint32_t inflight_tokens, uint64_t spill_bytes, ep_admission **out_admission);
 void ep_admission_destroy(ep_admission *admission);
 /* Errors: RESOURCE_EXHAUSTED with retry_after_us; the text names budget, use and key. */
-ep_err ep_admission_enter(ep_admission *admission, uint32_t tokens, uint64_t bytes, ep_ticket *out_ticket, ep_error *out_error);
+ep_err ep_admission_enter(ep_admission *admission, uint32_t tokens, uint64_t bytes, ep_ticket *out_ticket,
+                          ep_error *out_error);
 /* took_ns: how long the request was in; the advice to come back follows it. */
 void ep_admission_leave(ep_admission *admission, const ep_ticket *ticket, uint64_t took_ns);
 void ep_admission_read_stats(ep_admission *admission, ep_admission_stats *out_stats);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Queues per expert, turns between experts, classes, and the pump that keeps the backend filled.
- * The backend's submit never blocks and never calls done() itself, so it is called with the lock held: that keeps every
- * expert's work in order however many threads pump.
+ * Queues per expert, turns between experts, classes, and the pump that keeps the backend filled. The
+ * backend's submit never blocks and never calls done() itself, so it is called with the lock held: that
+ * keeps every expert's work in order however many threads pump.
  */
 #include "expertd/batcher.h"
 
@@ -24,10 +24,10 @@ struct ep_batcher {
     pthread_mutex_t lock;
     pthread_cond_t idle;
     ready_list ready[EP_WORK_CLASSES];
-    uint32_t decode_run;             /* decode jobs since the last prefill job, while prefill waited */
+    uint32_t decode_run; /* decode jobs since the last prefill job, while prefill waited */
     bool is_closed;
     ep_err close_reason;
-    uint32_t callbacks;              /* done() calls of the backend that have not left our code yet */
+    uint32_t callbacks; /* done() calls of the backend that have not left our code yet */
     ep_batcher_stats stats;
 };
 
@@ -72,7 +72,8 @@ static void ready_prepend(ready_list *list, ep_work_queue *queue, ep_work_class 
     }
 }
 
-/* Takes the first work of the class's next expert, which then goes to the end of the turns when it has more. */
+/* Takes the first work of the class's next expert, which then goes to the end of the turns when it has more.
+ */
 static ep_work *take_work(ep_batcher *batcher, ep_work_class work_class)
 {
     ready_list *list = &batcher->ready[work_class];
@@ -113,7 +114,8 @@ static ep_work_class choose_class(const ep_batcher *batcher)
     if (batcher->ready[EP_WORK_DECODE].first == NULL) {
         return EP_WORK_PREFILL;
     }
-    bool prefill_is_due = batcher->ready[EP_WORK_PREFILL].first != NULL && batcher->decode_run >= EP_BATCHER_PREFILL_EVERY - 1;
+    bool prefill_is_due =
+        batcher->ready[EP_WORK_PREFILL].first != NULL && batcher->decode_run >= EP_BATCHER_PREFILL_EVERY - 1;
     return prefill_is_due ? EP_WORK_PREFILL : EP_WORK_DECODE;
 }
 

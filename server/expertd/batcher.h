@@ -1,13 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Between requests and the backend: one queue per (layer, expert), first in, first out; a bounded number of jobs on the backend.
+ * Between requests and the backend: one queue per (layer, expert), first in, first out; a bounded number of
+ * jobs on the backend.
  *
- * Two classes: decode goes before prefill, but while prefill waits, at least every EP_BATCHER_PREFILL_EVERY-th job is prefill.
- * Inside a class the experts that have work take turns, in the order in which their work came.
+ * Two classes: decode goes before prefill, but while prefill waits, at least every
+ * EP_BATCHER_PREFILL_EVERY-th job is prefill. Inside a class the experts that have work take turns, in the
+ * order in which their work came.
  *
- * Ownership  work and queues belong to the caller; work is borrowed from submit until its done(), a queue while it has work.
- * Callbacks  done() exactly once per work, with no lock held: from a backend thread, or from a thread inside ep_batcher_submit or
- *            _close when the work was dropped or refused. is_dropped() must not block and not call the batcher.
+ * Ownership  work and queues belong to the caller; work is borrowed from submit until its done(), a queue
+ *            while it has work.
+ * Callbacks  done() exactly once per work, with no lock held: from a backend thread, or from a thread
+ *            inside ep_batcher_submit or _close when the work was dropped or refused. is_dropped() must not
+ *            block and not call the batcher.
  * Threads    all calls from any thread, also from done(), except destroy.
  */
 #ifndef EP_EXPERTD_BATCHER_H
@@ -35,13 +39,14 @@ typedef struct ep_work_queue {
 
 /* Rows of one request for one expert. Zero it first. */
 struct ep_work {
-    ep_job job;                                       /* all but done and arg set by the caller; 1..EP_JOB_ROWS_MAX rows */
+    ep_job job; /* all but done and arg set by the caller; 1..EP_JOB_ROWS_MAX rows */
     ep_work_queue *queue;
     ep_work_class work_class;
-    bool (*is_dropped)(const ep_work *work);          /* asked just before compute: true ends it with CANCELLED. NULL: never */
+    bool (*is_dropped)(
+        const ep_work *work); /* asked just before compute: true ends it with CANCELLED. NULL: never */
     void (*done)(ep_work *work, ep_err result);
     void *arg;
-    uint64_t started_ns;                              /* set when handed to the backend; 0 when it never was */
+    uint64_t started_ns; /* set when handed to the backend; 0 when it never was */
     /* private */
     ep_batcher *batcher;
     ep_work *next;

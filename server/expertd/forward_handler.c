@@ -25,16 +25,16 @@ typedef struct forward_request {
     bool wants_timing;
     uint64_t deadline_ns;
     ep_ticket ticket;
-    ep_buffer *arena;                /* this struct and the arrays below live in it */
+    ep_buffer *arena; /* this struct and the arrays below live in it */
     ep_buffer *reply;
-    ep_job_row *rows;                /* [slots], grouped by expert */
-    ep_work *works;                  /* [works_count] */
+    ep_job_row *rows; /* [slots], grouped by expert */
+    ep_work *works;   /* [works_count] */
     uint32_t works_count;
-    uint32_t *experts;               /* [experts_count] distinct, ascending */
-    ep_resident **residents;         /* [experts_count]; valid once acquired */
+    uint32_t *experts;       /* [experts_count] distinct, ascending */
+    ep_resident **residents; /* [experts_count]; valid once acquired */
     uint32_t experts_count;
     _Atomic uint32_t works_left;
-    _Atomic uint32_t first_error;    /* ep_err */
+    _Atomic uint32_t first_error; /* ep_err */
     _Atomic uint32_t failed_expert;
     _Atomic uint64_t first_start_ns;
 } forward_request;
@@ -43,11 +43,12 @@ struct ep_forward_handler {
     ep_forward_handler_config config;
     ep_buffer_pool *arenas;
     ep_forward_metrics metrics;
-    pthread_mutex_t lock;            /* stats */
+    pthread_mutex_t lock; /* stats */
     ep_forward_stats stats;
 };
 
-ep_err ep_forward_handler_create(const ep_forward_handler_config *config, ep_forward_handler **out_handler, ep_error *out_error)
+ep_err ep_forward_handler_create(const ep_forward_handler_config *config, ep_forward_handler **out_handler,
+                                 ep_error *out_error)
 {
     ep_forward_handler *handler = calloc(1, sizeof(*handler));
     if (handler == NULL) {
@@ -55,7 +56,8 @@ ep_err ep_forward_handler_create(const ep_forward_handler_config *config, ep_for
     }
     handler->config = *config;
     pthread_mutex_init(&handler->lock, NULL);
-    ep_err err = ep_buffer_pool_create(config->bookkeeping_bytes_max, config->bookkeeping_bytes_max / 4, &handler->arenas);
+    ep_err err = ep_buffer_pool_create(config->bookkeeping_bytes_max, config->bookkeeping_bytes_max / 4,
+                                       &handler->arenas);
     if (err != EP_OK) {
         ep_forward_handler_destroy(handler);
         return ep_error_set(out_error, err, "no memory for the request handler");
@@ -89,8 +91,8 @@ static void count_begin(ep_forward_handler *handler)
     pthread_mutex_unlock(&handler->lock);
 }
 
-/* The last thing a request does: after it the handler may go. on_idle runs inside, so that it cannot outlive the owner's wait. */
-static void count_end(ep_forward_handler *handler, ep_err result, uint64_t rows)
+/* Before the reply goes out: whoever has it finds it counted. */
+static void count_result(ep_forward_handler *handler, ep_err result, uint64_t rows)
 {
     pthread_mutex_lock(&handler->lock);
     if (result == EP_OK) {
@@ -99,6 +101,14 @@ static void count_end(ep_forward_handler *handler, ep_err result, uint64_t rows)
     } else {
         handler->stats.failed++;
     }
+    pthread_mutex_unlock(&handler->lock);
+}
+
+/* The last thing a request does: after it the handler may go. on_idle runs inside the lock, so that it cannot
+ * outlive the owner's wait. */
+static void count_end(ep_forward_handler *handler)
+{
+    pthread_mutex_lock(&handler->lock);
     handler->stats.in_flight--;
     if (handler->stats.in_flight == 0) {
         handler->config.on_idle(handler->config.arg);
@@ -111,9 +121,9 @@ static void refuse(ep_forward_handler *handler, ep_rpc_call *call, uint64_t rece
 {
     snprintf(error->node, sizeof(error->node), "%s", handler->config.node_name);
     ep_forward_metrics_ended(&handler->metrics, error->code, ep_clock_now_ns() - received_ns);
-    ep_err code = error->code;
-    ep_rpc_call_finish(call, code, error);
-    count_end(handler, code, 0);
+    count_result(handler, error->code, 0);
+    ep_rpc_call_finish(call, error->code, error);
+    count_end(handler);
 }
 
 static void send_reply(forward_request *request, uint64_t now_ns)
@@ -136,7 +146,8 @@ static void send_reply(forward_request *request, uint64_t now_ns)
 static void describe_failure(const forward_request *request, ep_err result, ep_error *out_error)
 {
     uint32_t expert = atomic_load(&request->failed_expert);
-    ep_error_set(out_error, result, "model %s layer %u expert %u: %s", request->model->config->name, request->layer->shape.layer, expert,
+    ep_error_set(out_error, result, "model %s layer %u expert %u: %s", request->model->config->name,
+                 request->layer->shape.layer, expert,
                  result == EP_ERR_CANCELLED ? "the caller no longer waits" : ep_err_text(result));
     out_error->layer = (int32_t)request->layer->shape.layer;
     out_error->expert = (int32_t)expert;
@@ -155,6 +166,7 @@ static void finish(forward_request *request, ep_err result, const ep_error *erro
     }
     ep_admission_leave(handler->config.admission, &request->ticket, took_ns);
     ep_forward_metrics_ended(&handler->metrics, result, took_ns);
+    count_result(handler, result, rows);
     if (result == EP_OK) {
         uint64_t started_ns = atomic_load(&request->first_start_ns);
         ep_forward_metrics_computed(&handler->metrics, request->reply, request->view.reply_dtype, rows,
@@ -166,7 +178,7 @@ static void finish(forward_request *request, ep_err result, const ep_error *erro
     ep_rpc_call_finish(request->call, result, error);
     ep_buffer_unref(request->reply);
     ep_buffer_unref(request->arena);
-    count_end(handler, result, rows);
+    count_end(handler);
 }
 
 static void on_work_done(ep_work *work, ep_err result)
@@ -217,7 +229,7 @@ typedef struct arena_layout {
     size_t works_offset;
     size_t residents_offset;
     size_t experts_offset;
-    size_t order_offset;             /* unsorted only: order [slots], counts [experts_total + 1] */
+    size_t order_offset; /* unsorted only: order [slots], counts [experts_total + 1] */
     size_t total_bytes;
 } arena_layout;
 
@@ -248,7 +260,8 @@ static void group_slots(forward_request *request, const uint32_t *order)
     for (uint32_t i = 0; i < view->slots; i++) {
         uint32_t slot = order != NULL ? order[i] : i;
         ep_wire_slot place = view->wire_slots[slot];
-        bool is_new_expert = request->experts_count == 0 || request->experts[request->experts_count - 1] != place.expert;
+        bool is_new_expert =
+            request->experts_count == 0 || request->experts[request->experts_count - 1] != place.expert;
         if (is_new_expert) {
             request->experts[request->experts_count++] = place.expert;
         }
@@ -277,21 +290,24 @@ static void group_slots(forward_request *request, const uint32_t *order)
     }
 }
 
-static ep_err missing_expert(const ep_forward_handler *handler, const ep_node_model *model, const ep_node_layer *layer, uint32_t expert,
-                             ep_expert_state state, ep_epoch asked, ep_error *out_error)
+static ep_err missing_expert(const ep_forward_handler *handler, const ep_node_model *model,
+                             const ep_node_layer *layer, uint32_t expert, ep_expert_state state,
+                             ep_epoch asked, ep_error *out_error)
 {
     ep_epoch ours = ep_node_epoch_in_force(handler->config.epoch);
     bool has_epoch = asked.term != 0 || asked.number != 0;
     bool is_stale = has_epoch && ep_epoch_compare(asked, ours) < 0;
     ep_err code = is_stale ? EP_ERR_STALE_EPOCH : EP_ERR_NOT_OWNER;
     if (is_stale) {
-        ep_error_set(out_error, code, "model %s layer %u expert %u %s: the table's epoch %" PRIu64 ".%" PRIu64 " is older than %" PRIu64 ".%" PRIu64,
-                     model->config->name, layer->shape.layer, expert, ep_expert_state_text(state), asked.term, asked.number, ours.term,
-                     ours.number);
+        ep_error_set(out_error, code,
+                     "model %s layer %u expert %u %s: the table's epoch %" PRIu64 ".%" PRIu64
+                     " is older than %" PRIu64 ".%" PRIu64,
+                     model->config->name, layer->shape.layer, expert, ep_expert_state_text(state), asked.term,
+                     asked.number, ours.term, ours.number);
         out_error->current_epoch = ours.number;
     } else {
-        ep_error_set(out_error, code, "model %s layer %u expert %u %s", model->config->name, layer->shape.layer, expert,
-                     ep_expert_state_text(state));
+        ep_error_set(out_error, code, "model %s layer %u expert %u %s", model->config->name,
+                     layer->shape.layer, expert, ep_expert_state_text(state));
     }
     out_error->layer = (int32_t)layer->shape.layer;
     out_error->expert = (int32_t)expert;
@@ -303,10 +319,11 @@ static ep_err acquire_experts(forward_request *request, ep_epoch asked, ep_error
 {
     uint32_t missing = 0;
     ep_expert_state state = EP_EXPERT_ABSENT;
-    if (!ep_weight_store_acquire(request->handler->config.store, request->layer->store_slot, request->experts, request->experts_count,
-                                 request->residents, &missing, &state)) {
+    if (!ep_weight_store_acquire(request->handler->config.store, request->layer->store_slot, request->experts,
+                                 request->experts_count, request->residents, &missing, &state)) {
         request->experts_count = 0; /* no references are held */
-        return missing_expert(request->handler, request->model, request->layer, missing, state, asked, out_error);
+        return missing_expert(request->handler, request->model, request->layer, missing, state, asked,
+                              out_error);
     }
     uint32_t next = 0;
     for (uint32_t w = 0; w < request->works_count; w++) {
@@ -319,11 +336,14 @@ static ep_err acquire_experts(forward_request *request, ep_epoch asked, ep_error
     return EP_OK;
 }
 
-static ep_err check_reply_bytes(const ep_forward_handler *handler, const ep_forward_view *view, size_t *out_bytes, ep_error *out_error)
+static ep_err check_reply_bytes(const ep_forward_handler *handler, const ep_forward_view *view,
+                                size_t *out_bytes, ep_error *out_error)
 {
-    size_t bytes = (size_t)view->slots * view->hidden * ep_dtype_bytes(view->reply_dtype); /* hidden <= EP_HIDDEN_MAX: fits */
+    size_t bytes = (size_t)view->slots * view->hidden *
+                   ep_dtype_bytes(view->reply_dtype); /* hidden <= EP_HIDDEN_MAX: fits */
     if (bytes > handler->config.reply_bytes_max) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "a reply of %u slots x %u values is above frame_bytes_max; allowed: %zu bytes",
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "a reply of %u slots x %u values is above frame_bytes_max; allowed: %zu bytes",
                             view->slots, view->hidden, handler->config.reply_bytes_max);
     }
     *out_bytes = bytes;
@@ -331,8 +351,9 @@ static ep_err check_reply_bytes(const ep_forward_handler *handler, const ep_forw
 }
 
 /* Memory for the request and its reply, within budgets. On error nothing is held. */
-static ep_err make_request(ep_forward_handler *handler, ep_rpc_call *call, const ep_forward_view *view, const ep_node_layer *layer,
-                           forward_request **out_request, arena_layout *out_layout, ep_slot_shape *out_shape, ep_error *out_error)
+static ep_err make_request(ep_forward_handler *handler, ep_rpc_call *call, const ep_forward_view *view,
+                           const ep_node_layer *layer, forward_request **out_request,
+                           arena_layout *out_layout, ep_slot_shape *out_shape, ep_error *out_error)
 {
     ep_ticket ticket;
     ep_buffer *arena = NULL;
@@ -343,10 +364,12 @@ static ep_err make_request(ep_forward_handler *handler, ep_rpc_call *call, const
     if (err != EP_OK) {
         return err;
     }
-    ep_slot_shape_of(view->wire_slots, view->slots, ep_node_layer_experts(layer), EP_BATCHER_JOB_ROWS_MAX, out_shape);
+    ep_slot_shape_of(view->wire_slots, view->slots, ep_node_layer_experts(layer), EP_BATCHER_JOB_ROWS_MAX,
+                     out_shape);
     *out_layout = layout_of(view, out_shape, ep_node_layer_experts(layer));
     ep_rpc_call_tensors(call, &frame_bytes);
-    err = ep_admission_enter(handler->config.admission, view->rows, frame_bytes + reply_bytes + out_layout->total_bytes, &ticket, out_error);
+    err = ep_admission_enter(handler->config.admission, view->rows,
+                             frame_bytes + reply_bytes + out_layout->total_bytes, &ticket, out_error);
     if (err != EP_OK) {
         return err;
     }
@@ -357,8 +380,10 @@ static ep_err make_request(ep_forward_handler *handler, ep_rpc_call *call, const
     if (err != EP_OK) {
         ep_buffer_unref(arena);
         ep_admission_leave(handler->config.admission, &ticket, 0);
-        return ep_error_set(out_error, err, "no buffer of %zu bytes for the reply or %zu for the request; see buffer_bytes_max", reply_bytes,
-                            out_layout->total_bytes);
+        return ep_error_set(
+            out_error, err,
+            "no buffer of %zu bytes for the reply or %zu for the request; see buffer_bytes_max", reply_bytes,
+            out_layout->total_bytes);
     }
     forward_request *request = (forward_request *)(void *)arena->data;
     memset(request, 0, sizeof(*request));
@@ -372,27 +397,32 @@ static ep_err make_request(ep_forward_handler *handler, ep_rpc_call *call, const
     return EP_OK;
 }
 
-static ep_err check_header(const ep_forward_handler *handler, const Expertd__V1__ForwardRequest *header, ep_rpc_call *call,
-                           ep_node_model **out_model, ep_node_layer **out_layer, ep_forward_view *out_view, ep_error *out_error)
+static ep_err check_header(const ep_forward_handler *handler, const Expertd__V1__ForwardRequest *header,
+                           ep_rpc_call *call, ep_node_model **out_model, ep_node_layer **out_layer,
+                           ep_forward_view *out_view, ep_error *out_error)
 {
     size_t bytes;
     const uint8_t *tensors = ep_rpc_call_tensors(call, &bytes);
-    ep_err err = ep_node_models_find(handler->config.models, header->model, header->version, header->layer, out_model, out_layer, out_error);
+    ep_err err = ep_node_models_find(handler->config.models, header->model, header->version, header->layer,
+                                     out_model, out_layer, out_error);
     if (err != EP_OK) {
         return err;
     }
     if (header->numerics[0] != 0 && strcmp(header->numerics, (*out_model)->numerics) != 0) {
-        return ep_error_set(out_error, EP_ERR_UNAVAILABLE, "model %s is computed here with numerics '%s', the call pins '%.90s'", header->model,
-                            (*out_model)->numerics, header->numerics);
+        return ep_error_set(out_error, EP_ERR_UNAVAILABLE,
+                            "model %s is computed here with numerics '%s', the call pins '%.90s'",
+                            header->model, (*out_model)->numerics, header->numerics);
     }
     err = ep_forward_view_make(header, tensors, bytes, &(*out_layer)->shape, out_view, out_error);
-    if (err == EP_OK && (ep_rpc_call_is_cancelled(call) || ep_clock_now_ns() >= ep_rpc_call_deadline_ns(call))) {
+    if (err == EP_OK &&
+        (ep_rpc_call_is_cancelled(call) || ep_clock_now_ns() >= ep_rpc_call_deadline_ns(call))) {
         return ep_error_set(out_error, EP_ERR_DEADLINE_EXCEEDED, "the deadline passed before the work began");
     }
     return err;
 }
 
-static void start(forward_request *request, const arena_layout *layout, const ep_slot_shape *shape, ep_epoch asked)
+static void start(forward_request *request, const arena_layout *layout, const ep_slot_shape *shape,
+                  ep_epoch asked)
 {
     uint8_t *base = request->arena->data;
     uint32_t *order = NULL;
@@ -403,7 +433,8 @@ static void start(forward_request *request, const arena_layout *layout, const ep
     request->experts = (uint32_t *)(void *)(base + layout->experts_offset);
     if (!shape->is_sorted) {
         order = (uint32_t *)(void *)(base + layout->order_offset);
-        ep_slot_order(request->view.wire_slots, request->view.slots, ep_node_layer_experts(request->layer), order + request->view.slots, order);
+        ep_slot_order(request->view.wire_slots, request->view.slots, ep_node_layer_experts(request->layer),
+                      order + request->view.slots, order);
     }
     group_slots(request, order);
     ep_error_clear(&error);

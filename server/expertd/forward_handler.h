@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ExpertService.Forward: decodes and validates a request once, admits it, groups its slots by expert into works for the batcher, and
- * answers when the last one is done. The backend writes reply rows straight into the outgoing buffer.
+ * ExpertService.Forward: decodes and validates a request once, admits it, groups its slots by expert into
+ * works for the batcher, and answers when the last one is done. The backend writes reply rows straight into
+ * the outgoing buffer.
  *
  * The call begins in the transport's callback, which does bounded work only; it ends on a backend thread.
  * Threads    calls come from any thread. close and destroy: once, from the owner.
@@ -19,16 +20,16 @@
 typedef struct ep_forward_handler ep_forward_handler;
 
 typedef struct ep_forward_handler_config {
-    const char *node_name;           /* everything here is borrowed */
+    const char *node_name; /* everything here is borrowed */
     const ep_node_models *models;
     ep_weight_store *store;
     ep_batcher *batcher;
     ep_admission *admission;
     ep_node_epoch *epoch;
     ep_metrics *metrics;
-    size_t reply_bytes_max;          /* tensors of one reply */
-    size_t bookkeeping_bytes_max;    /* memory for requests in work, beside their frames */
-    void (*on_idle)(void *arg);      /* no request is in work any more; any thread */
+    size_t reply_bytes_max;       /* tensors of one reply */
+    size_t bookkeeping_bytes_max; /* memory for requests in work, beside their frames */
+    void (*on_idle)(void *arg);   /* no request is in work any more; any thread; must not call the handler */
     void *arg;
 } ep_forward_handler_config;
 
@@ -36,10 +37,11 @@ typedef struct ep_forward_stats {
     uint64_t in_flight;
     uint64_t served;
     uint64_t failed;
-    uint64_t rows_served;            /* rows computed: one per slot */
+    uint64_t rows_served; /* rows computed: one per slot */
 } ep_forward_stats;
 
-ep_err ep_forward_handler_create(const ep_forward_handler_config *config, ep_forward_handler **out_handler, ep_error *out_error);
+ep_err ep_forward_handler_create(const ep_forward_handler_config *config, ep_forward_handler **out_handler,
+                                 ep_error *out_error);
 /* No request may be in work. NULL allowed. */
 void ep_forward_handler_destroy(ep_forward_handler *handler);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Membership as a small state machine on the loop's thread: connection ready -> register -> heartbeats, one call at a time.
- * RPC callbacks only leave a letter in the mailbox and wake the loop.
+ * Membership as a small state machine on the loop's thread: connection ready -> register -> heartbeats, one
+ * call at a time. RPC callbacks only leave a letter in the mailbox and wake the loop.
  */
 #include "expertd/membership.h"
 
@@ -29,7 +29,7 @@ typedef struct mailbox {
     bool has_letter;
     bool failed;
     ep_error error;
-    uint8_t *packed;                 /* the reply, malloc'ed */
+    uint8_t *packed; /* the reply, malloc'ed */
     size_t packed_bytes;
 } mailbox;
 
@@ -40,16 +40,16 @@ struct ep_membership {
     ep_loop_timer *drop;
     ep_loop_task mail_task;
     mailbox mail;
-    letter_kind in_flight;           /* LETTER_NONE: no call */
-    bool is_ready;                   /* the channel */
+    letter_kind in_flight; /* LETTER_NONE: no call */
+    bool is_ready;         /* the channel */
     bool is_registered;
-    bool hurries;                    /* another heartbeat as soon as this call has ended */
+    bool hurries; /* another heartbeat as soon as this call has ended */
     bool models_changed;
-    bool sent_draining;              /* the heartbeat in flight says so */
-    bool is_loading;                 /* assigned is not loaded yet */
+    bool sent_draining; /* the heartbeat in flight says so */
+    bool is_loading;    /* assigned is not loaded yet */
     bool has_drop_timer;
     uint32_t heartbeat_ms;
-    ep_epoch assigned;               /* newest assignment; 0.0 none */
+    ep_epoch assigned;                     /* newest assignment; 0.0 none */
     char last_report[EP_ERROR_TEXT_BYTES]; /* what was logged last, so that a lasting failure is one line */
     pthread_mutex_t view_lock;
     ep_membership_view view;
@@ -65,7 +65,8 @@ static void set_connected(ep_membership *m, bool connected)
     m->view.is_connected = connected;
     pthread_mutex_unlock(&m->view_lock);
     if (changed) {
-        ep_log(EP_LOG_INFO, "coordinator", "%s url %s", connected ? "registered" : "lost", m->config.coordinator_url);
+        ep_log(EP_LOG_INFO, "coordinator", "%s url %s", connected ? "registered" : "lost",
+               m->config.coordinator_url);
         m->config.on_change(m->config.arg);
     }
     if (connected) {
@@ -77,7 +78,8 @@ static void log_once(ep_membership *m, const char *what, const ep_error *error)
 {
     if (strcmp(m->last_report, error->text) != 0) {
         snprintf(m->last_report, sizeof(m->last_report), "%s", error->text);
-        ep_log(EP_LOG_WARN, "coordinator", "%s failed, trying on: %s: %s", what, ep_err_name(error->code), error->text);
+        ep_log(EP_LOG_WARN, "coordinator", "%s failed, trying on: %s: %s", what, ep_err_name(error->code),
+               error->text);
     }
 }
 
@@ -93,14 +95,16 @@ static bool is_none(ep_epoch epoch)
 
 /* ---- assignments ---- */
 
-static void mark_assigned(const ep_node_layer *layer, const Expertd__V1__NodeAssignment *assignment, uint8_t *wanted)
+static void mark_assigned(const ep_node_layer *layer, const Expertd__V1__NodeAssignment *assignment,
+                          uint8_t *wanted)
 {
     for (size_t i = 0; i < assignment->n_experts; i++) {
         if (assignment->experts[i] < ep_node_layer_experts(layer)) {
             wanted[assignment->experts[i]] = 1;
         } else {
-            ep_log(EP_LOG_ERROR, "assignment", "model %s layer %u has no expert %u; allowed: 0..%u", assignment->model, assignment->layer,
-                   assignment->experts[i], ep_node_layer_experts(layer) - 1);
+            ep_log(EP_LOG_ERROR, "assignment", "model %s layer %u has no expert %u; allowed: 0..%u",
+                   assignment->model, assignment->layer, assignment->experts[i],
+                   ep_node_layer_experts(layer) - 1);
         }
     }
 }
@@ -110,7 +114,8 @@ static void want_layer(ep_membership *m, const ep_node_model *model, const ep_no
 {
     uint8_t *wanted = malloc(ep_node_layer_experts(layer));
     if (wanted == NULL) {
-        ep_log(EP_LOG_ERROR, "assignment", "no memory for layer %u of model %s; it stays as it is", layer->shape.layer, model->config->name);
+        ep_log(EP_LOG_ERROR, "assignment", "no memory for layer %u of model %s; it stays as it is",
+               layer->shape.layer, model->config->name);
         return;
     }
     ep_node_model_configured(model, layer, wanted);
@@ -125,20 +130,22 @@ static void want_layer(ep_membership *m, const ep_node_model *model, const ep_no
     free(wanted);
 }
 
-static void check_models_known(const ep_membership *m, Expertd__V1__NodeAssignment *const *assignments, size_t count)
+static void check_models_known(const ep_membership *m, Expertd__V1__NodeAssignment *const *assignments,
+                               size_t count)
 {
     for (size_t i = 0; i < count; i++) {
         ep_node_model *model;
         ep_node_layer *layer;
         ep_error error;
-        if (ep_node_models_find(m->config.models, assignments[i]->model, assignments[i]->version, assignments[i]->layer, &model, &layer,
-                                &error) != EP_OK) {
+        if (ep_node_models_find(m->config.models, assignments[i]->model, assignments[i]->version,
+                                assignments[i]->layer, &model, &layer, &error) != EP_OK) {
             ep_log(EP_LOG_ERROR, "assignment", "%s", error.text);
         }
     }
 }
 
-static void apply(ep_membership *m, ep_epoch epoch, Expertd__V1__NodeAssignment *const *assignments, size_t count)
+static void apply(ep_membership *m, ep_epoch epoch, Expertd__V1__NodeAssignment *const *assignments,
+                  size_t count)
 {
     if (is_none(epoch) || ep_epoch_compare(epoch, m->assigned) == 0) {
         return; /* no table yet, or one that is already being worked on */
@@ -152,7 +159,8 @@ static void apply(ep_membership *m, ep_epoch epoch, Expertd__V1__NodeAssignment 
             want_layer(m, model, &model->layers[l], assignments, count);
         }
     }
-    ep_log(EP_LOG_INFO, "assignment", "epoch %" PRIu64 ".%" PRIu64 " parts %zu", epoch.term, epoch.number, count);
+    ep_log(EP_LOG_INFO, "assignment", "epoch %" PRIu64 ".%" PRIu64 " parts %zu", epoch.term, epoch.number,
+           count);
     ep_membership_on_weights(m);
 }
 
@@ -160,8 +168,8 @@ static void apply(ep_membership *m, ep_epoch epoch, Expertd__V1__NodeAssignment 
 static void consider_drop(ep_membership *m)
 {
     ep_epoch in_force = ep_node_epoch_in_force(m->config.epoch);
-    if (!m->has_drop_timer && !m->is_loading && !is_none(m->assigned) && ep_epoch_compare(in_force, m->assigned) >= 0 &&
-        ep_weight_store_unwanted_count(m->config.store) > 0) {
+    if (!m->has_drop_timer && !m->is_loading && !is_none(m->assigned) &&
+        ep_epoch_compare(in_force, m->assigned) >= 0 && ep_weight_store_unwanted_count(m->config.store) > 0) {
         m->has_drop_timer = true;
         ep_loop_timer_start(m->drop, m->config.drop_grace_ms, 0);
     }
@@ -192,8 +200,8 @@ void ep_membership_on_weights(ep_membership *m)
     if (stats.failed_count == 0) {
         m->is_loading = false;
         ep_node_epoch_set_loaded(m->config.epoch, m->assigned);
-        ep_log(EP_LOG_INFO, "assignment", "loaded epoch %" PRIu64 ".%" PRIu64 " experts %" PRIu64, m->assigned.term, m->assigned.number,
-               stats.resident_count);
+        ep_log(EP_LOG_INFO, "assignment", "loaded epoch %" PRIu64 ".%" PRIu64 " experts %" PRIu64,
+               m->assigned.term, m->assigned.number, stats.resident_count);
     }
     pthread_mutex_lock(&m->view_lock);
     m->view.was_assigned = true;
@@ -205,7 +213,8 @@ void ep_membership_on_weights(ep_membership *m)
 
 /* ---- replies, on the loop's thread ---- */
 
-static void set_in_force(ep_membership *m, const Expertd__V1__Epoch *committed, const Expertd__V1__Epoch *newest)
+static void set_in_force(ep_membership *m, const Expertd__V1__Epoch *committed,
+                         const Expertd__V1__Epoch *newest)
 {
     ep_epoch epoch = epoch_of(committed != NULL ? committed : newest);
     if (!is_none(epoch)) {
@@ -216,7 +225,10 @@ static void set_in_force(ep_membership *m, const Expertd__V1__Epoch *committed, 
 
 static void set_heartbeat(ep_membership *m, uint32_t ms)
 {
-    ms = ms == 0 ? EP_HEARTBEAT_MS_DEFAULT : ms < EP_HEARTBEAT_MS_MIN ? EP_HEARTBEAT_MS_MIN : ms > EP_HEARTBEAT_MS_MAX ? EP_HEARTBEAT_MS_MAX : ms;
+    ms = ms == 0                    ? EP_HEARTBEAT_MS_DEFAULT
+         : ms < EP_HEARTBEAT_MS_MIN ? EP_HEARTBEAT_MS_MIN
+         : ms > EP_HEARTBEAT_MS_MAX ? EP_HEARTBEAT_MS_MAX
+                                    : ms;
     m->heartbeat_ms = ms;
     ep_loop_timer_start(m->heartbeat, ms, ms);
 }
@@ -224,7 +236,8 @@ static void set_heartbeat(ep_membership *m, uint32_t ms)
 static void on_registered(ep_membership *m, const Expertd__V1__RegisterReply *reply)
 {
     m->is_registered = true;
-    m->models_changed = true; /* the first heartbeat repeats what is owned: it may have changed since the request was made */
+    m->models_changed =
+        true; /* the first heartbeat repeats what is owned: it may have changed since the request was made */
     pthread_mutex_lock(&m->view_lock);
     m->view.node_id = reply->node_id;
     pthread_mutex_unlock(&m->view_lock);
@@ -257,8 +270,9 @@ static void on_heartbeat(ep_membership *m, const Expertd__V1__HeartbeatReply *re
 
 static void open_letter(ep_membership *m, letter_kind kind, const uint8_t *packed, size_t bytes)
 {
-    const ProtobufCMessageDescriptor *type =
-        kind == LETTER_REGISTER ? &expertd__v1__register_reply__descriptor : &expertd__v1__heartbeat_reply__descriptor;
+    const ProtobufCMessageDescriptor *type = kind == LETTER_REGISTER
+                                                 ? &expertd__v1__register_reply__descriptor
+                                                 : &expertd__v1__heartbeat_reply__descriptor;
     ProtobufCMessage *message = protobuf_c_message_unpack(type, NULL, bytes, packed);
     if (message == NULL) {
         ep_log(EP_LOG_ERROR, "coordinator", "no memory for its reply; trying on");
@@ -323,7 +337,8 @@ static void on_mail(void *arg)
 
 /* ---- RPC threads ---- */
 
-static void on_state(void *arg, ep_rpc_channel *channel, ep_rpc_channel_state state, const Expertd__V1__Hello *peer, const ep_error *error)
+static void on_state(void *arg, ep_rpc_channel *channel, ep_rpc_channel_state state,
+                     const Expertd__V1__Hello *peer, const ep_error *error)
 {
     ep_membership *m = arg;
     (void)channel;
@@ -414,7 +429,8 @@ static void send_heartbeat(ep_membership *m)
     request.state = (char *)(uintptr_t)report.state;
     request.rows_served = report.rows_served;
     request.last_error = report.last_error;
-    if (m->models_changed && ep_node_models_describe(m->config.models, &request.models, &request.n_models) == EP_OK) {
+    if (m->models_changed &&
+        ep_node_models_describe(m->config.models, &request.models, &request.n_models) == EP_OK) {
         m->models_changed = false;
     }
     m->sent_draining = strcmp(report.state, "draining") == 0;
@@ -451,7 +467,8 @@ void ep_membership_read(ep_membership *m, ep_membership_view *out_view)
     pthread_mutex_unlock(&m->view_lock);
 }
 
-ep_err ep_membership_create(const ep_membership_config *config, ep_membership **out_membership, ep_error *out_error)
+ep_err ep_membership_create(const ep_membership_config *config, ep_membership **out_membership,
+                            ep_error *out_error)
 {
     ep_membership *m = calloc(1, sizeof(*m));
     if (m == NULL) {

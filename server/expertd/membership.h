@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The node's part of the cluster: registers with the coordinator, sends heartbeats, loads what it is assigned, reports what is
- * loaded, and lets go of experts that no table in force needs any more, after a grace. Without the coordinator it keeps serving
- * what it has and registers again by itself when there is one.
+ * The node's part of the cluster: registers with the coordinator, sends heartbeats, loads what it is
+ * assigned, reports what is loaded, and lets go of experts that no table in force needs any more, after a
+ * grace. Without the coordinator it keeps serving what it has and registers again by itself when there is
+ * one.
  *
- * Threads    everything on the loop's thread except ep_membership_read, which is for any thread. RPC completions are carried over.
+ * Threads    everything on the loop's thread except ep_membership_read, which is for any thread. RPC
+ *            completions are carried over.
  */
 #ifndef EP_EXPERTD_MEMBERSHIP_H
 #define EP_EXPERTD_MEMBERSHIP_H
@@ -22,14 +24,14 @@ typedef struct ep_membership ep_membership;
 
 /* What a heartbeat says of the node. */
 typedef struct ep_membership_report {
-    const char *state;               /* static text */
+    const char *state; /* static text */
     uint64_t rows_served;
     char last_error[EP_ERROR_TEXT_BYTES];
 } ep_membership_report;
 
 typedef struct ep_membership_config {
-    const char *coordinator_url;     /* everything here is borrowed */
-    const char *node_url;            /* where callers reach us */
+    const char *coordinator_url; /* everything here is borrowed */
+    const char *node_url;        /* where callers reach us */
     const ep_tls_config *tls;
     const ep_rpc_common *common;
     uint64_t capacity_bytes;
@@ -39,19 +41,20 @@ typedef struct ep_membership_config {
     ep_weight_store *store;
     ep_node_epoch *epoch;
     void (*report)(void *arg, ep_membership_report *out_report);
-    void (*on_change)(void *arg);    /* connected, assigned or loaded changed; on the loop's thread */
+    void (*on_change)(void *arg); /* connected, assigned or loaded changed; on the loop's thread */
     void *arg;
 } ep_membership_config;
 
 typedef struct ep_membership_view {
-    bool is_connected;               /* registered, and the last heartbeat was answered */
-    bool was_assigned;               /* the first assignment has been worked through: everything loaded or failed */
-    bool said_draining;              /* the coordinator has answered a heartbeat that said draining */
+    bool is_connected;  /* registered, and the last heartbeat was answered */
+    bool was_assigned;  /* the first assignment has been worked through: everything loaded or failed */
+    bool said_draining; /* the coordinator has answered a heartbeat that said draining */
     uint32_t node_id;
 } ep_membership_view;
 
 /* Starts dialling. Errors: as ep_rpc_channel_create; NO_MEMORY. */
-ep_err ep_membership_create(const ep_membership_config *config, ep_membership **out_membership, ep_error *out_error);
+ep_err ep_membership_create(const ep_membership_config *config, ep_membership **out_membership,
+                            ep_error *out_error);
 /* Not while the loop runs. NULL allowed. */
 void ep_membership_destroy(ep_membership *membership);
 /* The weight store changed. */

@@ -18,8 +18,9 @@
 #include "common/version.h"
 #include "expertd/node_private.h"
 
-#define LOAD_EXTEND_US 60000000ull   /* asked of the service manager with every expert that loads */
-#define REPLY_HEADER_BYTES 4096      /* room left in a reply frame beside its tensors */
+#define LOAD_EXTEND_US 60000000ull /* asked of the service manager while experts load */
+#define LOAD_REPORT_NS EP_NS_PER_S /* how often */
+#define REPLY_HEADER_BYTES 4096    /* room left in a reply frame beside its tensors */
 #define FDS_KEPT_FREE 64
 
 const char *ep_node_state_name(ep_node_state state)
@@ -49,17 +50,17 @@ static void announce_state(ep_node *node, ep_node_state state, const ep_weight_s
 {
     ep_rpc_server_set_state(node->server, ep_node_state_name(state));
     if (state == EP_NODE_DEGRADED) {
-        ep_log(EP_LOG_WARN, "node-state", "degraded experts %" PRIu64 " failed %" PRIu64 " last_error %s", weights->resident_count,
-               weights->failed_count, weights->last_error);
+        ep_log(EP_LOG_WARN, "node-state", "degraded experts %" PRIu64 " failed %" PRIu64 " last_error %s",
+               weights->resident_count, weights->failed_count, weights->last_error);
     } else {
-        ep_log(EP_LOG_INFO, "node-state", "%s experts %" PRIu64 " weight_bytes %" PRIu64, ep_node_state_name(state), weights->resident_count,
-               weights->resident_bytes);
+        ep_log(EP_LOG_INFO, "node-state", "%s experts %" PRIu64 " weight_bytes %" PRIu64,
+               ep_node_state_name(state), weights->resident_count, weights->resident_bytes);
     }
     bool takes_work = state == EP_NODE_SERVING || state == EP_NODE_DEGRADED;
     if (takes_work && !atomic_exchange(&node->has_started, true)) {
         char status[160];
-        snprintf(status, sizeof(status), "%s: %" PRIu64 " experts, %" PRIu64 " failed", ep_node_state_name(state), weights->resident_count,
-                 weights->failed_count);
+        snprintf(status, sizeof(status), "%s: %" PRIu64 " experts, %" PRIu64 " failed",
+                 ep_node_state_name(state), weights->resident_count, weights->failed_count);
         ep_process_trim(); /* what loading needed beside the packed weights */
         ep_sd_notify_ready(status);
     }
@@ -79,16 +80,28 @@ static void update_state(ep_node *node)
     }
 }
 
+/* Tells the service manager that loading goes on; not for every expert, its queue is short. */
+static void report_loading(ep_node *node, const ep_weight_stats *weights)
+{
+    uint64_t now_ns = ep_clock_now_ns();
+    if (now_ns - node->last_report_ns < LOAD_REPORT_NS) {
+        return;
+    }
+    node->last_report_ns = now_ns;
+    if (!atomic_load(&node->has_started)) {
+        ep_sd_notify_extend_timeout(LOAD_EXTEND_US);
+    }
+    ep_sd_notify_status("loading: %" PRIu64 " experts resident, %" PRIu64 " to go", weights->resident_count,
+                        weights->pending_count);
+}
+
 static void on_weights_task(void *arg)
 {
     ep_node *node = arg;
     ep_weight_stats weights;
     ep_weight_store_read_stats(node->store, &weights);
     if (weights.pending_count > 0) {
-        if (!atomic_load(&node->has_started)) {
-            ep_sd_notify_extend_timeout(LOAD_EXTEND_US);
-        }
-        ep_sd_notify_status("loading: %" PRIu64 " experts resident, %" PRIu64 " to go", weights.resident_count, weights.pending_count);
+        report_loading(node, &weights);
         return;
     }
     if (node->membership != NULL) {
@@ -130,7 +143,8 @@ static void on_drain_timeout(void *arg)
     ep_node *node = arg;
     ep_forward_stats requests;
     ep_forward_handler_read_stats(node->handler, &requests);
-    ep_log(EP_LOG_WARN, "node-drain", "drain_ms %u passed, requests_in_flight %" PRIu64 " are ended", node->drain_ms, requests.in_flight);
+    ep_log(EP_LOG_WARN, "node-drain", "drain_ms %u passed, requests_in_flight %" PRIu64 " are ended",
+           node->drain_ms, requests.in_flight);
     ep_batcher_close(node->batcher, EP_ERR_DRAINING);
     ep_service_loop_quit(node->loop);
 }
@@ -171,7 +185,8 @@ static void on_reload(void *arg)
     ep_error error;
     ep_sd_notify_reloading();
     ep_error_clear(&error);
-    ep_err err = ep_options_load(&ep_node_options, node->source.argc, node->source.argv, environ, &options, &error);
+    ep_err err =
+        ep_options_load(&ep_node_options, node->source.argc, node->source.argv, environ, &options, &error);
     err = err == EP_OK ? ep_node_config_check(options, &error) : err;
     if (err != EP_OK) {
         ep_log(EP_LOG_ERROR, "config-reload", "refused, nothing changed: %s", error.text);
@@ -249,9 +264,11 @@ static ep_err start_base(ep_node *node, ep_error *out_error)
     if (err != EP_OK) {
         return err;
     }
-    if ((err = ep_service_loop_timer_create(node->loop, on_drain_timeout, node, &node->drain_timer)) != EP_OK ||
+    if ((err = ep_service_loop_timer_create(node->loop, on_drain_timeout, node, &node->drain_timer)) !=
+            EP_OK ||
         (err = ep_timer_service_create("ep-timers", &node->timers)) != EP_OK ||
-        (err = ep_buffer_pool_create(config->service.buffer_bytes_max, config->service.buffer_bytes_max / 4, &node->pool)) != EP_OK ||
+        (err = ep_buffer_pool_create(config->service.buffer_bytes_max, config->service.buffer_bytes_max / 4,
+                                     &node->pool)) != EP_OK ||
         (err = ep_metrics_create(&node->metrics)) != EP_OK) {
         return ep_error_set(out_error, err, "cannot start: %s", ep_err_text(err));
     }
@@ -262,19 +279,23 @@ static ep_err start_compute(ep_node *node, ep_error *out_error)
 {
     const ep_node_config *config = node->config;
     ep_backend_config backend = {.threads = config->threads, .memory_bytes = config->weight_bytes_max};
-    ep_weight_store_config store = {.weight_bytes_max = config->weight_bytes_max, .shows_progress = config->shows_progress,
-                                    .on_change = on_weights, .arg = node};
+    ep_weight_store_config store = {.weight_bytes_max = config->weight_bytes_max,
+                                    .shows_progress = config->shows_progress,
+                                    .on_change = on_weights,
+                                    .arg = node};
     ep_err err = config->backend->open(&backend, &node->backend, out_error);
     if (err != EP_OK) {
         return ep_error_prefix(out_error, err, "backend %s", config->backend->name);
     }
     store.backend = node->backend;
     err = ep_weight_store_create(&store, &node->store, out_error);
-    err = err == EP_OK ? ep_node_models_open(&node->models, config, node->backend, node->store, out_error) : err;
+    err = err == EP_OK ? ep_node_models_open(&node->models, config, node->backend, node->store, out_error)
+                       : err;
     if (err != EP_OK) {
         return err;
     }
-    if ((err = ep_admission_create(config->inflight_tokens, config->spill_bytes, &node->admission)) != EP_OK ||
+    if ((err = ep_admission_create(config->inflight_tokens, config->spill_bytes, &node->admission)) !=
+            EP_OK ||
         (err = ep_batcher_create(node->backend, jobs_in_flight_max(config), &node->batcher)) != EP_OK) {
         return ep_error_set(out_error, err, "cannot start: %s", ep_err_text(err));
     }
@@ -307,19 +328,24 @@ static ep_err start_server(ep_node *node, ep_error *out_error)
         .incarnation = node->incarnation,
         .payload_crc = service->payload_crc,
     };
-    ep_rpc_server_config server = {.common = node->common, .hello_fill = ep_node_hello_fill, .hello_free = ep_node_hello_free, .arg = node};
+    ep_rpc_server_config server = {.common = node->common,
+                                   .hello_fill = ep_node_hello_fill,
+                                   .hello_free = ep_node_hello_free,
+                                   .arg = node};
     ep_node_services_init(node);
     ep_err err = ep_rpc_server_create(&server, &node->server, out_error);
     if (err != EP_OK) {
         return err;
     }
     ep_rpc_server_set_state(node->server, "starting");
-    if ((err = ep_rpc_server_add_service(node->server, &node->expert_service.base.base, out_error)) != EP_OK ||
+    if ((err = ep_rpc_server_add_service(node->server, &node->expert_service.base.base, out_error)) !=
+            EP_OK ||
         (err = ep_rpc_server_add_service(node->server, &node->info_service.base.base, out_error)) != EP_OK) {
         return err;
     }
     for (size_t i = 0; i < service->listen_count; i++) {
-        ep_lane_address address = {.url = service->listen[i], .tls = ep_url_is_tls(service->listen[i]) ? &service->tls : NULL};
+        ep_lane_address address = {.url = service->listen[i],
+                                   .tls = ep_url_is_tls(service->listen[i]) ? &service->tls : NULL};
         err = ep_rpc_server_listen(node->server, &address, out_error);
         if (err != EP_OK) {
             return ep_error_prefix(out_error, err, "listen %s", service->listen[i]);
@@ -331,8 +357,10 @@ static ep_err start_server(ep_node *node, ep_error *out_error)
 
 static ep_err start_probes(ep_node *node, ep_error *out_error)
 {
-    ep_probes_config probes = {
-        .address = node->config->service.probe_address, .checks = ep_node_probe_checks, .arg = node, .metrics = node->metrics};
+    ep_probes_config probes = {.address = node->config->service.probe_address,
+                               .checks = ep_node_probe_checks,
+                               .arg = node,
+                               .metrics = node->metrics};
     ep_err err = ep_node_observe_init(node);
     if (err != EP_OK) {
         return ep_error_set(out_error, err, "no memory for metrics");
@@ -356,7 +384,8 @@ static ep_err start_loading(ep_node *node, ep_error *out_error)
         for (uint32_t l = 0; l < model->layers_count; l++) {
             uint8_t *wanted = malloc(ep_node_layer_experts(&model->layers[l]));
             if (wanted == NULL) {
-                return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to load model %s", model->config->name);
+                return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to load model %s",
+                                    model->config->name);
             }
             ep_node_model_configured(model, &model->layers[l], wanted);
             ep_weight_store_want(node->store, model->layers[l].store_slot, wanted);
@@ -370,18 +399,22 @@ static ep_err start_loading(ep_node *node, ep_error *out_error)
 static void log_start(const ep_node *node)
 {
     const ep_node_config *config = node->config;
-    uint64_t weights = config->weight_bytes_max != 0 ? config->weight_bytes_max : ep_node_models_file_bytes(&node->models);
-    uint64_t frames = (uint64_t)config->service.limits.connections_max * config->service.limits.frame_bytes_max * 2;
+    uint64_t weights =
+        config->weight_bytes_max != 0 ? config->weight_bytes_max : ep_node_models_file_bytes(&node->models);
+    uint64_t frames =
+        (uint64_t)config->service.limits.connections_max * config->service.limits.frame_bytes_max * 2;
     uint64_t buffers = frames < config->service.buffer_bytes_max ? frames : config->service.buffer_bytes_max;
-    ep_log(EP_LOG_INFO, "node-start", "name %s rpc %s probes %s backend %s models %u pid %d %s", config->name, node->url,
-           node->probe_url[0] != 0 ? node->probe_url : "off", node->backend->ops->name, node->models.count, (int)getpid(),
-           ep_version_software());
-    ep_log(EP_LOG_INFO, "node-memory", "weights_bytes %" PRIu64 " frames_bytes %" PRIu64 " requests_bytes %u sum_bytes %" PRIu64, weights,
+    ep_log(EP_LOG_INFO, "node-start", "name %s rpc %s probes %s backend %s models %u pid %d %s", config->name,
+           node->url, node->probe_url[0] != 0 ? node->probe_url : "off", node->backend->ops->name,
+           node->models.count, (int)getpid(), ep_version_software());
+    ep_log(EP_LOG_INFO, "node-memory",
+           "weights_bytes %" PRIu64 " frames_bytes %" PRIu64 " requests_bytes %u sum_bytes %" PRIu64, weights,
            buffers, EP_NODE_BOOKKEEPING_BYTES, weights + buffers + EP_NODE_BOOKKEEPING_BYTES);
     uint64_t fds = ep_process_raise_fd_limit();
     if (fds < (uint64_t)config->service.limits.connections_max + FDS_KEPT_FREE) {
-        ep_log(EP_LOG_WARN, "node-fds", "fd_limit %" PRIu64 " is below connections_max %u + %d: connections beyond it are refused", fds,
-               config->service.limits.connections_max, FDS_KEPT_FREE);
+        ep_log(EP_LOG_WARN, "node-fds",
+               "fd_limit %" PRIu64 " is below connections_max %u + %d: connections beyond it are refused",
+               fds, config->service.limits.connections_max, FDS_KEPT_FREE);
     }
     for (size_t i = 0; ep_options_warning(node->source.options, i) != NULL; i++) {
         ep_log(EP_LOG_WARN, "config", "%s", ep_options_warning(node->source.options, i));
@@ -391,16 +424,19 @@ static void log_start(const ep_node *node)
 static ep_err write_ports(ep_node *node, ep_error *out_error)
 {
     const char *path = node->config->service.ports_file;
-    ep_ports_entry entries[] = {{"node", node->config->name}, {"rpc_url", node->url}, {"probe_url", node->probe_url}};
+    ep_ports_entry entries[] = {
+        {"node", node->config->name}, {"rpc_url", node->url}, {"probe_url", node->probe_url}};
     if (path[0] == 0) {
         return EP_OK;
     }
-    ep_err err = ep_ports_file_write(path, "expertd", entries, sizeof(entries) / sizeof(entries[0]), out_error);
+    ep_err err =
+        ep_ports_file_write(path, "expertd", entries, sizeof(entries) / sizeof(entries[0]), out_error);
     node->ports_written = err == EP_OK;
     return err;
 }
 
-ep_err ep_node_create(const ep_node_config *config, const ep_node_source *source, ep_node **out_node, ep_error *out_error)
+ep_err ep_node_create(const ep_node_config *config, const ep_node_source *source, ep_node **out_node,
+                      ep_error *out_error)
 {
     ep_node *node = calloc(1, sizeof(*node));
     if (node == NULL) {
@@ -413,14 +449,17 @@ ep_err ep_node_create(const ep_node_config *config, const ep_node_source *source
     node->drain_ms = config->service.drain_ms;
     ep_node_epoch_init(&node->epoch);
     ep_err err;
+    /* Membership only dials here: its events wait for the loop. The probes' thread reads it, so it comes
+     * first. */
     if ((err = start_base(node, out_error)) != EP_OK || (err = start_compute(node, out_error)) != EP_OK ||
-        (err = start_server(node, out_error)) != EP_OK || (err = start_probes(node, out_error)) != EP_OK) {
+        (err = start_server(node, out_error)) != EP_OK ||
+        (err = start_membership(node, out_error)) != EP_OK ||
+        (err = start_probes(node, out_error)) != EP_OK) {
         ep_node_destroy(node);
         return err;
     }
     log_start(node);
-    if ((err = start_loading(node, out_error)) != EP_OK || (err = start_membership(node, out_error)) != EP_OK ||
-        (err = write_ports(node, out_error)) != EP_OK) {
+    if ((err = start_loading(node, out_error)) != EP_OK || (err = write_ports(node, out_error)) != EP_OK) {
         ep_node_destroy(node);
         return err;
     }

@@ -22,13 +22,15 @@ typedef struct ep_node ep_node;
 
 /* Where a reload finds its new values: the same command line again. */
 typedef struct ep_node_source {
-    const ep_options *options;       /* what runs now; borrowed */
+    const ep_options *options; /* what runs now; borrowed */
     int argc;
     char **argv;
 } ep_node_source;
 
-/* Listens, opens the checkpoints and begins to load. config is borrowed. Errors: with text, whatever a part reports. */
-ep_err ep_node_create(const ep_node_config *config, const ep_node_source *source, ep_node **out_node, ep_error *out_error);
+/* Listens, opens the checkpoints and begins to load. config is borrowed. Errors: with text, whatever a part
+ * reports. */
+ep_err ep_node_create(const ep_node_config *config, const ep_node_source *source, ep_node **out_node,
+                      ep_error *out_error);
 /* Until the node has drained. */
 void ep_node_run(ep_node *node);
 /* NULL allowed. */

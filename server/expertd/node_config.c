@@ -12,31 +12,82 @@
 #include "base/log.h"
 
 static const ep_option model_fields[] = {
-    {.name = "name", .type = EP_OPTION_STRING, .min = 1, .max = EP_MODEL_NAME_BYTES - 1, .help = "the name callers use"},
-    {.name = "path", .type = EP_OPTION_PATH, .min = 1, .help = "checkpoint directory: config.json and safetensors files"},
-    {.name = "experts", .type = EP_OPTION_STRING, .min = 1, .max = 2048, .default_text = "auto",
+    {.name = "name",
+     .type = EP_OPTION_STRING,
+     .min = 1,
+     .max = EP_MODEL_NAME_BYTES - 1,
+     .help = "the name callers use"},
+    {.name = "path",
+     .type = EP_OPTION_PATH,
+     .min = 1,
+     .help = "checkpoint directory: config.json and safetensors files"},
+    {.name = "experts",
+     .type = EP_OPTION_STRING,
+     .min = 1,
+     .max = 2048,
+     .default_text = "auto",
      .help = "auto, all, assigned, or indexes like 0-3,5"},
 };
 
 static const ep_option node_options[] = {
-    {.name = "node_name", .type = EP_OPTION_STRING, .max = EP_NODE_NAME_BYTES - 1, .default_text = "",
+    {.name = "node_name",
+     .type = EP_OPTION_STRING,
+     .max = EP_NODE_NAME_BYTES - 1,
+     .default_text = "",
      .help = "Name of this node in the cluster; empty: host name and port"},
-    {.name = "models", .type = EP_OPTION_LIST, .min = 1, .max = EP_NODE_MODELS_MAX, .fields = model_fields,
-     .fields_count = EP_ARRAY_COUNT(model_fields), .flag = "model",
-     .help = "Models to serve. In the file also experts: auto (all, or what the coordinator assigns), all, assigned, or 0-3,5"},
-    {.name = "coordinator_url", .type = EP_OPTION_STRING, .max = EP_URL_BYTES - 1, .default_text = "",
+    {.name = "models",
+     .type = EP_OPTION_LIST,
+     .min = 1,
+     .max = EP_NODE_MODELS_MAX,
+     .fields = model_fields,
+     .fields_count = EP_ARRAY_COUNT(model_fields),
+     .flag = "model",
+     .help = "Models to serve. In the file also experts: auto (all, or what the coordinator assigns), all, "
+             "assigned, or 0-3,5"},
+    {.name = "coordinator_url",
+     .type = EP_OPTION_STRING,
+     .max = EP_URL_BYTES - 1,
+     .default_text = "",
      .help = "The coordinator to register with; empty: none"},
-    {.name = "advertise_url", .type = EP_OPTION_STRING, .max = EP_URL_BYTES - 1, .default_text = "",
+    {.name = "advertise_url",
+     .type = EP_OPTION_STRING,
+     .max = EP_URL_BYTES - 1,
+     .default_text = "",
      .help = "Where callers reach this node; empty: the first listen URL"},
-    {.name = "backend", .type = EP_OPTION_STRING, .min = 1, .max = 32, .default_text = "cpu", .help = "What computes: cpu or reference"},
-    {.name = "threads", .type = EP_OPTION_INT, .max = 4096, .default_text = "0", .help = "Compute threads; 0: one per usable CPU"},
-    {.name = "weight_bytes_max", .type = EP_OPTION_SIZE, .max = 1ull << 50, .default_text = "0",
+    {.name = "backend",
+     .type = EP_OPTION_STRING,
+     .min = 1,
+     .max = 32,
+     .default_text = "cpu",
+     .help = "What computes: cpu or reference"},
+    {.name = "threads",
+     .type = EP_OPTION_INT,
+     .max = EP_BACKEND_THREADS_MAX,
+     .default_text = "0",
+     .help = "Compute threads; 0: one per usable CPU"},
+    {.name = "weight_bytes_max",
+     .type = EP_OPTION_SIZE,
+     .max = 1ull << 50,
+     .default_text = "0",
      .help = "Memory for packed weights; 0: no limit"},
-    {.name = "inflight_tokens", .type = EP_OPTION_INT, .unit = "tokens", .min = 1, .max = 1u << 24, .default_text = "1024",
+    {.name = "inflight_tokens",
+     .type = EP_OPTION_INT,
+     .unit = "tokens",
+     .min = 1,
+     .max = 1u << 24,
+     .default_text = "1024",
      .help = "Token rows in work at once; more wait within spill_bytes"},
-    {.name = "spill_bytes", .type = EP_OPTION_SIZE, .max = 1ull << 46, .default_text = "256MiB",
+    {.name = "spill_bytes",
+     .type = EP_OPTION_SIZE,
+     .max = 1ull << 46,
+     .default_text = "256MiB",
      .help = "Memory for requests beyond inflight_tokens; past it callers are told to come back"},
-    {.name = "drop_grace_ms", .type = EP_OPTION_INT, .unit = "ms", .max = 3600000, .default_text = "10000", .reloadable = false,
+    {.name = "drop_grace_ms",
+     .type = EP_OPTION_INT,
+     .unit = "ms",
+     .max = 3600000,
+     .default_text = "10000",
+     .reloadable = false,
      .help = "How long an expert that is no longer assigned still answers callers with the old table"},
     EP_SERVICE_OPTIONS("tcp://127.0.0.1:7420", "127.0.0.1:7421"),
 };
@@ -45,7 +96,8 @@ const ep_options_spec ep_node_options = {
     .program = "expertd",
     .env_prefix = "EXPERTD_",
     .env_foreign = "EXPERTD_COORDINATOR_",
-    .summary = "Serves the experts of mixture-of-experts models: takes token rows, gives back expert outputs.",
+    .summary =
+        "Serves the experts of mixture-of-experts models: takes token rows, gives back expert outputs.",
     .options = node_options,
     .options_count = EP_ARRAY_COUNT(node_options),
 };
@@ -98,7 +150,8 @@ bool ep_expert_ranges_parse(const char *text, ep_expert_range out[EP_EXPERT_RANG
     }
 }
 
-static ep_err load_experts(const ep_options *options, size_t index, bool has_coordinator, ep_node_model_config *model, ep_error *out_error)
+static ep_err load_experts(const ep_options *options, size_t index, bool has_coordinator,
+                           ep_node_model_config *model, ep_error *out_error)
 {
     ep_expert_range ranges[EP_EXPERT_RANGES_MAX];
     const char *text = ep_options_list_text(options, "models", index, "experts");
@@ -114,12 +167,14 @@ static ep_err load_experts(const ep_options *options, size_t index, bool has_coo
         model->choice = EP_EXPERTS_ASSIGNED;
         return has_coordinator ? EP_OK
                                : ep_options_fail_item(options, "models", index, "experts", out_error,
-                                                      "'assigned' needs coordinator_url; allowed without it: auto, all, indexes like 0-3,5");
+                                                      "'assigned' needs coordinator_url; allowed without it: "
+                                                      "auto, all, indexes like 0-3,5");
     }
     model->choice = EP_EXPERTS_LISTED;
     if (!ep_expert_ranges_parse(text, ranges, &model->ranges_count)) {
         return ep_options_fail_item(options, "models", index, "experts", out_error,
-                                    "'%.80s' is not a set of experts; allowed: auto, all, assigned, or ascending indexes like 0-3,5 (at most "
+                                    "'%.80s' is not a set of experts; allowed: auto, all, assigned, or "
+                                    "ascending indexes like 0-3,5 (at most "
                                     "%d ranges)",
                                     text, EP_EXPERT_RANGES_MAX);
     }
@@ -136,7 +191,8 @@ static ep_err load_models(const ep_options *options, ep_node_config *config, ep_
 {
     size_t count = ep_options_list_count(options, "models");
     if (count == 0) {
-        return ep_options_fail(options, "models", out_error, "there is no model to serve; give --model name=path or models: in the file");
+        return ep_options_fail(options, "models", out_error,
+                               "there is no model to serve; give --model name=path or models: in the file");
     }
     config->models = calloc(count, sizeof(*config->models));
     if (config->models == NULL) {
@@ -149,7 +205,8 @@ static ep_err load_models(const ep_options *options, ep_node_config *config, ep_
         model->name = ep_options_list_text(options, "models", i, "name");
         model->path = ep_options_list_text(options, "models", i, "path");
         if (stat(model->path, &st) != 0 || !S_ISDIR(st.st_mode)) {
-            return ep_options_fail_item(options, "models", i, "path", out_error, "'%.200s' is not a directory", model->path);
+            return ep_options_fail_item(options, "models", i, "path", out_error,
+                                        "'%.200s' is not a directory", model->path);
         }
         ep_err err = load_experts(options, i, config->coordinator_url[0] != 0, model, out_error);
         if (err != EP_OK) {
@@ -159,24 +216,29 @@ static ep_err load_models(const ep_options *options, ep_node_config *config, ep_
     return EP_OK;
 }
 
-static ep_err check_url(const ep_options *options, const ep_node_config *config, const char *key, bool we_dial, ep_error *out_error)
+static ep_err check_url(const ep_options *options, const ep_node_config *config, const char *key,
+                        bool we_dial, ep_error *out_error)
 {
     const char *url = ep_options_text(options, key);
     if (url[0] == 0) {
         return EP_OK;
     }
     if (ep_lane_for_url(url) == NULL) {
-        return ep_options_fail(options, key, out_error, "'%.120s' is no URL; allowed: tcp://host:port, tls+tcp://host:port", url);
+        return ep_options_fail(options, key, out_error,
+                               "'%.120s' is no URL; allowed: tcp://host:port, tls+tcp://host:port", url);
     }
-    if (we_dial && ep_url_is_tls(url) && (config->service.tls.ca_file == NULL || config->service.tls.server_name == NULL)) {
-        return ep_options_fail(options, key, out_error, "'%.120s' needs tls_ca_file and tls_server_name", url);
+    if (we_dial && ep_url_is_tls(url) &&
+        (config->service.tls.ca_file == NULL || config->service.tls.server_name == NULL)) {
+        return ep_options_fail(options, key, out_error, "'%.120s' needs tls_ca_file and tls_server_name",
+                               url);
     }
     return EP_OK;
 }
 
 static bool is_wildcard(const char *url)
 {
-    return strstr(url, "://0.0.0.0:") != NULL || strstr(url, "://[::]:") != NULL || strstr(url, "://*:") != NULL;
+    return strstr(url, "://0.0.0.0:") != NULL || strstr(url, "://[::]:") != NULL ||
+           strstr(url, "://*:") != NULL;
 }
 
 /* Host name and port: stable over restarts. With port 0 the process id stands in for it. */
@@ -208,7 +270,8 @@ static ep_err load(const ep_options *options, ep_node_config *config, ep_error *
     config->spill_bytes = ep_options_number(options, "spill_bytes");
     config->drop_grace_ms = (uint32_t)ep_options_number(options, "drop_grace_ms");
     uint64_t format = ep_options_number(options, "log_format");
-    config->shows_progress = format < 2 && ep_options_number(options, "log_level") >= EP_LOG_INFO && getenv("JOURNAL_STREAM") == NULL;
+    config->shows_progress = format < 2 && ep_options_number(options, "log_level") >= EP_LOG_INFO &&
+                             getenv("JOURNAL_STREAM") == NULL;
     snprintf(config->name, sizeof(config->name), "%s", ep_options_text(options, "node_name"));
     if (config->name[0] == 0) {
         make_name(config, config->name);
@@ -222,9 +285,12 @@ static ep_err load(const ep_options *options, ep_node_config *config, ep_error *
         (err = check_url(options, config, "advertise_url", false, out_error)) != EP_OK) {
         return err;
     }
-    if (config->coordinator_url[0] != 0 && config->advertise_url[0] == 0 && is_wildcard(config->service.listen[0])) {
-        return ep_options_fail(options, "advertise_url", out_error,
-                               "callers cannot reach '%s'; give the URL they shall use when coordinator_url is set", config->service.listen[0]);
+    if (config->coordinator_url[0] != 0 && config->advertise_url[0] == 0 &&
+        is_wildcard(config->service.listen[0])) {
+        return ep_options_fail(
+            options, "advertise_url", out_error,
+            "callers cannot reach '%s'; give the URL they shall use when coordinator_url is set",
+            config->service.listen[0]);
     }
     return load_models(options, config, out_error);
 }

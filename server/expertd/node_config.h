@@ -12,9 +12,9 @@
 
 /* Which experts a node holds without being told by a coordinator. */
 typedef enum ep_experts_choice {
-    EP_EXPERTS_ASSIGNED,         /* only what the coordinator assigns */
+    EP_EXPERTS_ASSIGNED, /* only what the coordinator assigns */
     EP_EXPERTS_ALL,
-    EP_EXPERTS_LISTED            /* ranges of table indexes, in every layer */
+    EP_EXPERTS_LISTED /* ranges of table indexes, in every layer */
 } ep_experts_choice;
 
 typedef struct ep_expert_range {
@@ -29,7 +29,7 @@ typedef struct ep_node_model_config {
     const char *path;
     ep_experts_choice choice;
     uint32_t ranges_count;
-    ep_expert_range *ranges;     /* owned */
+    ep_expert_range *ranges; /* owned */
 } ep_node_model_config;
 
 typedef struct ep_node_config {
@@ -41,7 +41,7 @@ typedef struct ep_node_config {
     ep_node_model_config *models; /* owned array, borrowed texts */
     const ep_backend_ops *backend;
     uint32_t threads;
-    uint64_t weight_bytes_max;   /* 0 unlimited */
+    uint64_t weight_bytes_max; /* 0 unlimited */
     uint32_t inflight_tokens;
     uint64_t spill_bytes;
     uint32_t drop_grace_ms;

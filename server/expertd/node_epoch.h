@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which routing tables this node knows of: shared by membership, which moves it, and the handler, which answers by it. */
+/* Which routing tables this node knows of: shared by membership, which moves it, and the handler, which
+ * answers by it. */
 #ifndef EP_EXPERTD_NODE_EPOCH_H
 #define EP_EXPERTD_NODE_EPOCH_H
 
@@ -9,8 +10,8 @@
 
 typedef struct ep_node_epoch {
     pthread_mutex_t lock;
-    ep_epoch loaded;       /* newest assignment of which everything is resident; 0.0 none */
-    ep_epoch in_force;     /* newest table that clients have; 0.0 none */
+    ep_epoch loaded;   /* newest assignment of which everything is resident; 0.0 none */
+    ep_epoch in_force; /* newest table that clients have; 0.0 none */
 } ep_node_epoch;
 
 static inline void ep_node_epoch_init(ep_node_epoch *epoch)

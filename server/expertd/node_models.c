@@ -26,8 +26,10 @@ static ep_err open_layers(ep_node_model *model, ep_weight_store *store, ep_error
     }
     for (uint32_t i = 0; i < info->moe_layers_count; i++) {
         ep_node_layer *layer = &model->layers[i];
-        ep_weight_layer weights = {
-            .model = model->config->name, .checkpoint = model->checkpoint, .dtype = info->dtype, .shape = info->moe_layers[i]};
+        ep_weight_layer weights = {.model = model->config->name,
+                                   .checkpoint = model->checkpoint,
+                                   .dtype = info->dtype,
+                                   .shape = info->moe_layers[i]};
         layer->shape = info->moe_layers[i];
         layer->queues = calloc(ep_node_layer_experts(layer), sizeof(*layer->queues));
         model->layers_count++;
@@ -42,7 +44,8 @@ static ep_err open_layers(ep_node_model *model, ep_weight_store *store, ep_error
     return EP_OK;
 }
 
-static ep_err open_model(ep_node_model *model, ep_backend *backend, ep_weight_store *store, ep_error *out_error)
+static ep_err open_model(ep_node_model *model, ep_backend *backend, ep_weight_store *store,
+                         ep_error *out_error)
 {
     ep_err err = ep_checkpoint_open(model->config->path, &model->checkpoint, out_error);
     if (err != EP_OK) {
@@ -50,18 +53,19 @@ static ep_err open_model(ep_node_model *model, ep_backend *backend, ep_weight_st
     }
     model->info = ep_checkpoint_info(model->checkpoint);
     if (model->info->moe_layers_count == 0) {
-        return ep_error_set(out_error, EP_ERR_BAD_FILE, "model %s (%s) has no MoE layer", model->config->name, model->config->path);
+        return ep_error_set(out_error, EP_ERR_BAD_FILE, "model %s (%s) has no MoE layer", model->config->name,
+                            model->config->path);
     }
     err = backend->ops->numerics_id(backend, model->info->dtype, model->numerics);
     if (err != EP_OK) {
-        return ep_error_set(out_error, err, "model %s: backend %s cannot compute with %s weights", model->config->name, backend->ops->name,
-                            ep_dtype_name(model->info->dtype));
+        return ep_error_set(out_error, err, "model %s: backend %s cannot compute with %s weights",
+                            model->config->name, backend->ops->name, ep_dtype_name(model->info->dtype));
     }
     return open_layers(model, store, out_error);
 }
 
-ep_err ep_node_models_open(ep_node_models *models, const ep_node_config *config, ep_backend *backend, ep_weight_store *store,
-                           ep_error *out_error)
+ep_err ep_node_models_open(ep_node_models *models, const ep_node_config *config, ep_backend *backend,
+                           ep_weight_store *store, ep_error *out_error)
 {
     *models = (ep_node_models){.store = store};
     models->models = calloc(config->models_count, sizeof(*models->models));
@@ -77,8 +81,10 @@ ep_err ep_node_models_open(ep_node_models *models, const ep_node_config *config,
         }
         for (uint32_t j = 0; j < i; j++) {
             const ep_node_model *other = &models->models[j];
-            if (strcmp(other->config->name, model->config->name) == 0 && strcmp(other->info->version, model->info->version) == 0) {
-                return ep_error_set(out_error, EP_ERR_BAD_CONFIG, "model %s version %s is configured twice: %s and %s", model->config->name,
+            if (strcmp(other->config->name, model->config->name) == 0 &&
+                strcmp(other->info->version, model->info->version) == 0) {
+                return ep_error_set(out_error, EP_ERR_BAD_CONFIG,
+                                    "model %s version %s is configured twice: %s and %s", model->config->name,
                                     model->info->version, other->config->path, model->config->path);
             }
         }
@@ -120,30 +126,35 @@ static void list_models(const ep_node_models *models, char *out, size_t bytes)
     out[0] = 0;
     for (uint32_t i = 0; i < models->count && n < bytes; i++) {
         const ep_node_model *model = &models->models[i];
-        n += (size_t)snprintf(out + n, bytes - n, "%s%s version %s", i > 0 ? ", " : "", model->config->name, model->info->version);
+        n += (size_t)snprintf(out + n, bytes - n, "%s%s version %s", i > 0 ? ", " : "", model->config->name,
+                              model->info->version);
     }
 }
 
-ep_err ep_node_models_find(const ep_node_models *models, const char *name, const char *version, uint32_t layer, ep_node_model **out_model,
-                           ep_node_layer **out_layer, ep_error *out_error)
+ep_err ep_node_models_find(const ep_node_models *models, const char *name, const char *version,
+                           uint32_t layer, ep_node_model **out_model, ep_node_layer **out_layer,
+                           ep_error *out_error)
 {
     ep_node_model *found = NULL;
     uint32_t matches = 0;
     for (uint32_t i = 0; i < models->count; i++) {
         ep_node_model *model = &models->models[i];
-        bool same = strcmp(model->config->name, name) == 0 && (version[0] == 0 || strcmp(model->info->version, version) == 0);
+        bool same = strcmp(model->config->name, name) == 0 &&
+                    (version[0] == 0 || strcmp(model->info->version, version) == 0);
         matches += same;
         found = same ? model : found;
     }
     if (matches != 1) {
         char served[256];
         list_models(models, served, sizeof(served));
-        return ep_error_set(out_error, EP_ERR_NOT_FOUND, "%s model '%.100s' version '%.40s' layer %u; served: %s",
+        return ep_error_set(out_error, EP_ERR_NOT_FOUND,
+                            "%s model '%.100s' version '%.40s' layer %u; served: %s",
                             matches == 0 ? "no" : "more than one", name, version, layer, served);
     }
     ep_node_layer *found_layer = find_layer(found, layer);
     if (found_layer == NULL) {
-        ep_error_set(out_error, EP_ERR_NOT_FOUND, "model %s version %s has no MoE layer %u; its %u MoE layers are within %u..%u", name,
+        ep_error_set(out_error, EP_ERR_NOT_FOUND,
+                     "model %s version %s has no MoE layer %u; its %u MoE layers are within %u..%u", name,
                      found->info->version, layer, found->layers_count, found->layers[0].shape.layer,
                      found->layers[found->layers_count - 1].shape.layer);
         if (out_error != NULL) {
@@ -162,7 +173,8 @@ void ep_node_model_configured(const ep_node_model *model, const ep_node_layer *l
     memset(out_wanted, config->choice == EP_EXPERTS_ALL, ep_node_layer_experts(layer));
     if (config->choice == EP_EXPERTS_LISTED) {
         for (uint32_t r = 0; r < config->ranges_count; r++) {
-            for (uint32_t e = config->ranges[r].first; e <= config->ranges[r].last && e < ep_node_layer_experts(layer); e++) {
+            for (uint32_t e = config->ranges[r].first;
+                 e <= config->ranges[r].last && e < ep_node_layer_experts(layer); e++) {
                 out_wanted[e] = 1;
             }
         }
@@ -179,8 +191,10 @@ ep_err ep_node_models_check_listed(const ep_node_models *models, ep_error *out_e
             uint32_t experts = ep_node_layer_experts(&model->layers[l]);
             experts_max = experts > experts_max ? experts : experts_max;
         }
-        if (config->choice == EP_EXPERTS_LISTED && config->ranges[config->ranges_count - 1].last >= experts_max) {
-            return ep_error_set(out_error, EP_ERR_BAD_CONFIG, "model %s: expert %u is listed, its largest layer has experts 0..%u",
+        if (config->choice == EP_EXPERTS_LISTED &&
+            config->ranges[config->ranges_count - 1].last >= experts_max) {
+            return ep_error_set(out_error, EP_ERR_BAD_CONFIG,
+                                "model %s: expert %u is listed, its largest layer has experts 0..%u",
                                 config->name, config->ranges[config->ranges_count - 1].last, experts_max - 1);
         }
     }
@@ -194,7 +208,8 @@ uint64_t ep_node_models_file_bytes(const ep_node_models *models)
         const ep_node_model *model = &models->models[i];
         for (uint32_t l = 0; l < model->layers_count; l++) {
             const ep_layer_shape *shape = &model->layers[l].shape;
-            bytes += 3ull * shape->hidden * shape->inner * ep_dtype_bytes(model->info->dtype) * ep_node_layer_experts(&model->layers[l]);
+            bytes += 3ull * shape->hidden * shape->inner * ep_dtype_bytes(model->info->dtype) *
+                     ep_node_layer_experts(&model->layers[l]);
         }
     }
     return bytes;
@@ -270,7 +285,8 @@ static Expertd__V1__ModelInfo *model_info_make(const ep_node_models *models, con
     return info;
 }
 
-ep_err ep_node_models_describe(const ep_node_models *models, Expertd__V1__ModelInfo ***out_infos, size_t *out_count)
+ep_err ep_node_models_describe(const ep_node_models *models, Expertd__V1__ModelInfo ***out_infos,
+                               size_t *out_count)
 {
     Expertd__V1__ModelInfo **infos = calloc(models->count > 0 ? models->count : 1, sizeof(*infos));
     if (infos == NULL) {

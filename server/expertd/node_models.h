@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The models a node serves: opened checkpoints, their versions, numerics ids and layers; look-up by (model, version, layer); and
- * their description for Hello, Describe and the coordinator.
- * Threads    immutable after open, except for counters, which are atomic. Descriptions may be made on any thread.
+ * The models a node serves: opened checkpoints, their versions, numerics ids and layers; look-up by (model,
+ * version, layer); and their description for Hello, Describe and the coordinator.
+ * Threads    immutable after open, except for counters, which are atomic. Descriptions may be made on any
+ *            thread.
  */
 #ifndef EP_EXPERTD_NODE_MODELS_H
 #define EP_EXPERTD_NODE_MODELS_H
@@ -16,7 +17,7 @@
 typedef struct ep_node_layer {
     ep_layer_shape shape;
     uint32_t store_slot;
-    ep_work_queue *queues;           /* [E+S] */
+    ep_work_queue *queues; /* [E+S] */
     _Atomic uint64_t rows_served;
 } ep_node_layer;
 
@@ -26,23 +27,25 @@ typedef struct ep_node_model {
     const ep_model_info *info;
     char numerics[EP_NUMERICS_ID_BYTES];
     uint32_t layers_count;
-    ep_node_layer *layers;           /* ascending layer number */
+    ep_node_layer *layers; /* ascending layer number */
 } ep_node_model;
 
 typedef struct ep_node_models {
     uint32_t count;
     ep_node_model *models;
-    ep_weight_store *store;          /* borrowed */
+    ep_weight_store *store; /* borrowed */
 } ep_node_models;
 
-/* Opens every checkpoint and adds its layers to the store, which must not run yet. On error call _close too. */
-ep_err ep_node_models_open(ep_node_models *models, const ep_node_config *config, ep_backend *backend, ep_weight_store *store,
-                           ep_error *out_error);
+/* Opens every checkpoint and adds its layers to the store, which must not run yet. On error call _close too.
+ */
+ep_err ep_node_models_open(ep_node_models *models, const ep_node_config *config, ep_backend *backend,
+                           ep_weight_store *store, ep_error *out_error);
 void ep_node_models_close(ep_node_models *models);
 
 /* version "": the only version of that name. Errors: NOT_FOUND naming what is there. */
-ep_err ep_node_models_find(const ep_node_models *models, const char *name, const char *version, uint32_t layer, ep_node_model **out_model,
-                           ep_node_layer **out_layer, ep_error *out_error);
+ep_err ep_node_models_find(const ep_node_models *models, const char *name, const char *version,
+                           uint32_t layer, ep_node_model **out_model, ep_node_layer **out_layer,
+                           ep_error *out_error);
 uint32_t ep_node_layer_experts(const ep_node_layer *layer); /* E + S */
 /* wanted[E+S] of one layer as configured, without any assignment. */
 void ep_node_model_configured(const ep_node_model *model, const ep_node_layer *layer, uint8_t *out_wanted);
@@ -51,8 +54,10 @@ ep_err ep_node_models_check_listed(const ep_node_models *models, ep_error *out_e
 /* Bytes of all experts that may be wanted by configuration, as they stand in the files. */
 uint64_t ep_node_models_file_bytes(const ep_node_models *models);
 
-/* Fills *out_infos with count new messages, owned lists included. Errors: NO_MEMORY. Free with _infos_free. */
-ep_err ep_node_models_describe(const ep_node_models *models, Expertd__V1__ModelInfo ***out_infos, size_t *out_count);
+/* Fills *out_infos with count new messages, owned lists included. Errors: NO_MEMORY. Free with _infos_free.
+ */
+ep_err ep_node_models_describe(const ep_node_models *models, Expertd__V1__ModelInfo ***out_infos,
+                               size_t *out_count);
 void ep_node_models_infos_free(Expertd__V1__ModelInfo **infos, size_t count);
 
 #endif

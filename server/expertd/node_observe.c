@@ -35,7 +35,9 @@ static void collect_weights(ep_node *node)
     size_t n = 0;
     for (uint32_t m = 0; m < node->models.count; m++) {
         for (uint32_t l = 0; l < node->models.models[m].layers_count; l++) {
-            ep_counter_set(g->layer_rows[n++], atomic_load_explicit(&node->models.models[m].layers[l].rows_served, memory_order_relaxed));
+            ep_counter_set(
+                g->layer_rows[n++],
+                atomic_load_explicit(&node->models.models[m].layers[l].rows_served, memory_order_relaxed));
         }
     }
 }
@@ -90,30 +92,39 @@ static void make_gauges(ep_node *node)
 {
     ep_node_gauges *g = &node->gauges;
     const ep_metric_label in = {"direction", "in"}, out = {"direction", "out"};
-    const ep_metric_label build[] = {
-        {"version", ep_version_text()}, {"revision", ep_version_build()}, {"isa", ep_version_isa()}, {"backend", node->backend->ops->name}};
-    ep_gauge_set(ep_metrics_gauge(node->metrics, "expertd_build_info", "What this build is; always 1", build, 4), 1);
+    const ep_metric_label build[] = {{"version", ep_version_text()},
+                                     {"revision", ep_version_build()},
+                                     {"isa", ep_version_isa()},
+                                     {"backend", node->backend->ops->name}};
+    ep_gauge_set(
+        ep_metrics_gauge(node->metrics, "expertd_build_info", "What this build is; always 1", build, 4), 1);
     g->ready = gauge(node, "expertd_ready", "1 when the node takes work");
     g->in_flight = gauge(node, "expertd_requests_in_flight", "Forward calls in work");
     for (int c = 0; c < EP_WORK_CLASSES; c++) {
         ep_metric_label label = {"class", class_names[c]};
-        g->queue_depth[c] = ep_metrics_gauge(node->metrics, "expertd_queue_depth", "Jobs waiting for the backend", &label, 1);
-        g->jobs[c] = ep_metrics_counter(node->metrics, "expertd_jobs_total", "Jobs handed to the backend", &label, 1);
+        g->queue_depth[c] =
+            ep_metrics_gauge(node->metrics, "expertd_queue_depth", "Jobs waiting for the backend", &label, 1);
+        g->jobs[c] =
+            ep_metrics_counter(node->metrics, "expertd_jobs_total", "Jobs handed to the backend", &label, 1);
     }
     g->jobs_in_flight = gauge(node, "expertd_jobs_in_flight", "Jobs on the backend");
     g->tokens_in_flight = gauge(node, "expertd_tokens_in_flight", "Token rows within inflight_tokens");
     g->spill_bytes = gauge(node, "expertd_spill_bytes", "Memory of requests beyond inflight_tokens");
-    g->refused = counter(node, "expertd_admission_refused_total", "Forward calls refused because budgets were used up");
+    g->refused = counter(node, "expertd_admission_refused_total",
+                         "Forward calls refused because budgets were used up");
     g->experts_resident = gauge(node, "expertd_experts_resident", "Experts that can be used");
     g->experts_pending = gauge(node, "expertd_experts_loading", "Experts queued or loading");
     g->experts_failed = gauge(node, "expertd_experts_failed", "Experts that could not be loaded");
     g->weight_bytes = gauge(node, "expertd_weights_bytes", "Memory of packed weights");
     g->epoch = gauge(node, "expertd_routing_epoch", "Number of the newest assignment that is fully loaded");
-    g->coordinator_connected = gauge(node, "expertd_coordinator_connected", "1 when registered with the coordinator");
+    g->coordinator_connected =
+        gauge(node, "expertd_coordinator_connected", "1 when registered with the coordinator");
     g->connections = gauge(node, "expertd_rpc_connections", "Open connections");
     g->rpc_calls = counter(node, "expertd_rpc_calls_total", "Calls of all services");
-    g->rpc_bytes_in = ep_metrics_counter(node->metrics, "expertd_rpc_bytes_total", "Bytes of frames by direction", &in, 1);
-    g->rpc_bytes_out = ep_metrics_counter(node->metrics, "expertd_rpc_bytes_total", "Bytes of frames by direction", &out, 1);
+    g->rpc_bytes_in =
+        ep_metrics_counter(node->metrics, "expertd_rpc_bytes_total", "Bytes of frames by direction", &in, 1);
+    g->rpc_bytes_out =
+        ep_metrics_counter(node->metrics, "expertd_rpc_bytes_total", "Bytes of frames by direction", &out, 1);
     g->protocol_errors = counter(node, "expertd_rpc_protocol_errors_total", "Frames that broke the protocol");
     g->buffer_bytes = gauge(node, "expertd_buffer_bytes", "Frame memory in use");
 }
@@ -135,9 +146,10 @@ ep_err ep_node_observe_init(ep_node *node)
         for (uint32_t l = 0; l < model->layers_count; l++) {
             char layer[16];
             snprintf(layer, sizeof(layer), "%u", model->layers[l].shape.layer);
-            ep_metric_label labels[] = {{"model", model->config->name}, {"version", model->info->version}, {"layer", layer}};
-            node->gauges.layer_rows[n++] =
-                ep_metrics_counter(node->metrics, "expertd_layer_rows_served_total", "Expert rows computed by layer", labels, 3);
+            ep_metric_label labels[] = {
+                {"model", model->config->name}, {"version", model->info->version}, {"layer", layer}};
+            node->gauges.layer_rows[n++] = ep_metrics_counter(
+                node->metrics, "expertd_layer_rows_served_total", "Expert rows computed by layer", labels, 3);
         }
     }
     return ep_metrics_on_collect(node->metrics, collect, node);
@@ -170,9 +182,11 @@ static ep_probe_check check_experts(const ep_node *node)
     ep_weight_stats weights;
     ep_weight_store_read_stats(node->store, &weights);
     /* A node may own no expert at all; what makes it useless is wanting some and having none. */
-    ep_probe_check check = {.name = "experts", .ok = weights.resident_count > 0 || (weights.failed_count == 0 && weights.pending_count == 0)};
-    snprintf(check.text, sizeof(check.text), "%" PRIu64 " resident, %" PRIu64 " loading, %" PRIu64 " failed", weights.resident_count,
-             weights.pending_count, weights.failed_count);
+    ep_probe_check check = {.name = "experts",
+                            .ok = weights.resident_count > 0 ||
+                                  (weights.failed_count == 0 && weights.pending_count == 0)};
+    snprintf(check.text, sizeof(check.text), "%" PRIu64 " resident, %" PRIu64 " loading, %" PRIu64 " failed",
+             weights.resident_count, weights.pending_count, weights.failed_count);
     return check;
 }
 

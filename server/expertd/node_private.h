@@ -10,7 +10,12 @@
 #include "expertd/membership.h"
 #include "expertd/node.h"
 
-typedef enum ep_node_state { EP_NODE_STARTING, EP_NODE_SERVING, EP_NODE_DEGRADED, EP_NODE_DRAINING } ep_node_state;
+typedef enum ep_node_state {
+    EP_NODE_STARTING,
+    EP_NODE_SERVING,
+    EP_NODE_DEGRADED,
+    EP_NODE_DRAINING
+} ep_node_state;
 const char *ep_node_state_name(ep_node_state state);
 
 typedef struct ep_node_expert_service {
@@ -45,7 +50,7 @@ typedef struct ep_node_gauges {
     ep_metric_series *rpc_bytes_out;
     ep_metric_series *protocol_errors;
     ep_metric_series *buffer_bytes;
-    ep_metric_series **layer_rows;           /* [all layers of all models] */
+    ep_metric_series **layer_rows; /* [all layers of all models] */
 } ep_node_gauges;
 
 struct ep_node {
@@ -71,15 +76,16 @@ struct ep_node {
     ep_node_expert_service expert_service;
     ep_node_info_service info_service;
     ep_node_gauges gauges;
-    char url[EP_ADDRESS_BYTES];              /* first listener, real port */
+    char url[EP_ADDRESS_BYTES]; /* first listener, real port */
     char probe_url[EP_ADDRESS_BYTES];
-    _Atomic uint32_t state;                  /* ep_node_state */
-    _Atomic bool has_started;                /* was ready once */
-    bool is_draining;                        /* loop thread */
+    _Atomic uint32_t state;   /* ep_node_state */
+    _Atomic bool has_started; /* was ready once */
+    bool is_draining;         /* loop thread */
     bool ports_written;
-    uint32_t drain_ms;                       /* reloadable */
-    ep_loop_task change_task;                /* weights changed */
-    ep_loop_task idle_task;                  /* no request in work */
+    uint32_t drain_ms;        /* reloadable */
+    uint64_t last_report_ns;  /* of loading, to the service manager */
+    ep_loop_task change_task; /* weights changed */
+    ep_loop_task idle_task;   /* no request in work */
     ep_loop_timer *drain_timer;
 };
 

@@ -13,7 +13,8 @@ static void finish_no_memory(ep_rpc_call *call)
     ep_rpc_call_finish(call, EP_ERR_NO_MEMORY, &error);
 }
 
-static void service_forward(Expertd__V1__ExpertService_Service *service, const Expertd__V1__ForwardRequest *input,
+static void service_forward(Expertd__V1__ExpertService_Service *service,
+                            const Expertd__V1__ForwardRequest *input,
                             Expertd__V1__ForwardReply_Closure closure, void *closure_data)
 {
     ep_node *node = ((ep_node_expert_service *)(void *)service)->node;
@@ -38,7 +39,8 @@ static void service_describe(Expertd__V1__ExpertService_Service *service, const 
 }
 
 /* One entry per layer; the array of pointers and the entries are one allocation each. */
-static bool fill_layers(const ep_node *node, Expertd__V1__NodeStatusReply *reply, Expertd__V1__LayerStatus **out_layers)
+static bool fill_layers(const ep_node *node, Expertd__V1__NodeStatusReply *reply,
+                        Expertd__V1__LayerStatus **out_layers)
 {
     size_t count = 0;
     for (uint32_t m = 0; m < node->models.count; m++) {
@@ -104,7 +106,8 @@ static void service_node_status(Expertd__V1__NodeInfo_Service *service, const Ex
 
 void ep_node_services_init(ep_node *node)
 {
-    node->expert_service = (ep_node_expert_service){.base = EXPERTD__V1__EXPERT_SERVICE__INIT(service_), .node = node};
+    node->expert_service =
+        (ep_node_expert_service){.base = EXPERTD__V1__EXPERT_SERVICE__INIT(service_), .node = node};
     node->info_service = (ep_node_info_service){.base = EXPERTD__V1__NODE_INFO__INIT(service_), .node = node};
 }
 

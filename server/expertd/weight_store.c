@@ -19,20 +19,20 @@ typedef struct expert_entry {
     bool is_wanted;
     uint32_t layer_slot;
     uint32_t expert;
-    ep_resident *resident;           /* the store's reference; NULL unless RESIDENT */
-    struct expert_entry *next;       /* in the loader's queue */
+    ep_resident *resident;     /* the store's reference; NULL unless RESIDENT */
+    struct expert_entry *next; /* in the loader's queue */
 } expert_entry;
 
 typedef struct layer_entry {
     ep_weight_layer layer;
-    uint32_t experts_count;          /* E + S */
+    uint32_t experts_count; /* E + S */
     uint32_t owned_count;
     expert_entry *experts;
 } layer_entry;
 
 struct ep_weight_store {
     ep_weight_store_config config;
-    pthread_mutex_t lock;            /* everything below */
+    pthread_mutex_t lock; /* everything below */
     pthread_cond_t work;
     pthread_t loader;
     bool loader_runs;
@@ -41,7 +41,7 @@ struct ep_weight_store {
     layer_entry *layers;
     expert_entry *queue;
     expert_entry **queue_end;
-    uint64_t resident_bytes;         /* also of experts that only jobs still hold */
+    uint64_t resident_bytes; /* also of experts that only jobs still hold */
     ep_weight_stats stats;
 };
 
@@ -61,7 +61,8 @@ const char *ep_expert_state_text(ep_expert_state state)
     return "is in an unknown state";
 }
 
-ep_err ep_weight_store_create(const ep_weight_store_config *config, ep_weight_store **out_store, ep_error *out_error)
+ep_err ep_weight_store_create(const ep_weight_store_config *config, ep_weight_store **out_store,
+                              ep_error *out_error)
 {
     ep_weight_store *store = calloc(1, sizeof(*store));
     if (store == NULL) {
@@ -75,7 +76,8 @@ ep_err ep_weight_store_create(const ep_weight_store_config *config, ep_weight_st
     return EP_OK;
 }
 
-ep_err ep_weight_store_add_layer(ep_weight_store *store, const ep_weight_layer *layer, uint32_t *out_slot, ep_error *out_error)
+ep_err ep_weight_store_add_layer(ep_weight_store *store, const ep_weight_layer *layer, uint32_t *out_slot,
+                                 ep_error *out_error)
 {
     uint32_t count = layer->shape.experts + layer->shape.shared_experts;
     EP_ASSERT(!store->loader_runs);
@@ -86,13 +88,15 @@ ep_err ep_weight_store_add_layer(ep_weight_store *store, const ep_weight_layer *
     expert_entry *experts = calloc(count > 0 ? count : 1, sizeof(*experts));
     if (grown == NULL || experts == NULL) {
         free(experts);
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for layer %u of model %s", layer->shape.layer, layer->model);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for layer %u of model %s",
+                            layer->shape.layer, layer->model);
     }
     for (uint32_t i = 0; i < count; i++) {
         experts[i].layer_slot = store->layers_count;
         experts[i].expert = i;
     }
-    store->layers[store->layers_count] = (layer_entry){.layer = *layer, .experts_count = count, .experts = experts};
+    store->layers[store->layers_count] =
+        (layer_entry){.layer = *layer, .experts_count = count, .experts = experts};
     *out_slot = store->layers_count++;
     return EP_OK;
 }
@@ -134,7 +138,9 @@ static ep_err reserve(ep_weight_store *store, uint64_t bytes, ep_error *out_erro
     pthread_mutex_unlock(&store->lock);
     return fits ? EP_OK
                 : ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
-                               "needs %" PRIu64 " bytes, and %" PRIu64 " of weight_bytes_max %" PRIu64 " are in use", bytes, used, limit);
+                               "needs %" PRIu64 " bytes, and %" PRIu64 " of weight_bytes_max %" PRIu64
+                               " are in use",
+                               bytes, used, limit);
 }
 
 static void unreserve(ep_weight_store *store, uint64_t bytes)
@@ -144,7 +150,8 @@ static void unreserve(ep_weight_store *store, uint64_t bytes)
     pthread_mutex_unlock(&store->lock);
 }
 
-static ep_err pack(ep_weight_store *store, const ep_weight_layer *layer, const ep_expert_data *data, ep_resident *resident, ep_error *out_error)
+static ep_err pack(ep_weight_store *store, const ep_weight_layer *layer, const ep_expert_data *data,
+                   ep_resident *resident, ep_error *out_error)
 {
     ep_backend *backend = store->config.backend;
     ep_expert_source source = {
@@ -159,8 +166,8 @@ static ep_err pack(ep_weight_store *store, const ep_weight_layer *layer, const e
         .shared_gate = data->shared_gate,
     };
     if (data->dtype != layer->dtype) {
-        return ep_error_set(out_error, EP_ERR_BAD_FILE, "is %s, the model's config says %s", ep_dtype_name(data->dtype),
-                            ep_dtype_name(layer->dtype));
+        return ep_error_set(out_error, EP_ERR_BAD_FILE, "is %s, the model's config says %s",
+                            ep_dtype_name(data->dtype), ep_dtype_name(layer->dtype));
     }
     size_t bytes = backend->ops->weights_bytes(backend, &source);
     ep_err err = reserve(store, bytes, out_error);
@@ -178,8 +185,8 @@ static ep_err pack(ep_weight_store *store, const ep_weight_layer *layer, const e
 }
 
 /* Reads and packs one expert; no lock held. */
-static ep_err load_expert(ep_weight_store *store, const layer_entry *layer, uint32_t layer_slot, uint32_t expert, ep_resident **out_resident,
-                          ep_error *out_error)
+static ep_err load_expert(ep_weight_store *store, const layer_entry *layer, uint32_t layer_slot,
+                          uint32_t expert, ep_resident **out_resident, ep_error *out_error)
 {
     ep_expert_data data = {0};
     ep_err err = reserve(store, bytes_at_least(&layer->layer), out_error);
@@ -195,7 +202,8 @@ static ep_err load_expert(ep_weight_store *store, const layer_entry *layer, uint
     resident->layer_slot = layer_slot;
     resident->expert = expert;
     atomic_init(&resident->refs, 1);
-    err = ep_checkpoint_read_expert(layer->layer.checkpoint, layer->layer.shape.layer, expert, &data, out_error);
+    err = ep_checkpoint_read_expert(layer->layer.checkpoint, layer->layer.shape.layer, expert, &data,
+                                    out_error);
     if (err == EP_OK) {
         err = pack(store, &layer->layer, &data, resident, out_error);
         ep_expert_data_free(&data);
@@ -223,7 +231,8 @@ static expert_entry *take_next(ep_weight_store *store)
 }
 
 /* Lock held. Writes the outcome of one load into its entry. */
-static void settle(ep_weight_store *store, expert_entry *entry, ep_resident *resident, ep_err err, const ep_error *error)
+static void settle(ep_weight_store *store, expert_entry *entry, ep_resident *resident, ep_err err,
+                   const ep_error *error)
 {
     layer_entry *layer = &store->layers[entry->layer_slot];
     store->stats.pending_count--;
@@ -237,8 +246,8 @@ static void settle(ep_weight_store *store, expert_entry *entry, ep_resident *res
     }
     entry->state = EP_EXPERT_FAILED;
     store->stats.failed_count++;
-    snprintf(store->stats.last_error, sizeof(store->stats.last_error), "model %s layer %u expert %u: %.350s", layer->layer.model,
-             layer->layer.shape.layer, entry->expert, error->text);
+    snprintf(store->stats.last_error, sizeof(store->stats.last_error), "model %s layer %u expert %u: %.350s",
+             layer->layer.model, layer->layer.shape.layer, entry->expert, error->text);
 }
 
 /* Loads one expert from the queue. Lock held on entry and exit, not in between. */
@@ -257,8 +266,8 @@ static void load_one(ep_weight_store *store, expert_entry *entry, ep_load_progre
     ep_error_clear(&error);
     ep_err err = load_expert(store, layer, entry->layer_slot, entry->expert, &resident, &error);
     if (err != EP_OK) {
-        ep_log(EP_LOG_ERROR, "expert-load", "model %s layer %u expert %u failed: %s", layer->layer.model, layer->layer.shape.layer,
-               entry->expert, error.text);
+        ep_log(EP_LOG_ERROR, "expert-load", "model %s layer %u expert %u failed: %s", layer->layer.model,
+               layer->layer.shape.layer, entry->expert, error.text);
     }
     if (progress != NULL) {
         ep_load_progress_add(progress, 1, err == EP_OK ? bytes_at_least(&layer->layer) : 0);
@@ -401,7 +410,8 @@ uint64_t ep_weight_store_unwanted_count(ep_weight_store *store)
     return count;
 }
 
-/* Takes one unwanted expert out of its entry; NULL when there is none from *layer_slot, *expert on. Lock held. */
+/* Takes one unwanted expert out of its entry; NULL when there is none from *layer_slot, *expert on. Lock
+ * held. */
 static ep_resident *take_unwanted(ep_weight_store *store, uint32_t *layer_slot, uint32_t *expert)
 {
     for (; *layer_slot < store->layers_count; (*layer_slot)++, *expert = 0) {
@@ -434,8 +444,9 @@ void ep_weight_store_drop_unwanted(ep_weight_store *store)
     } while (resident != NULL);
 }
 
-bool ep_weight_store_acquire(ep_weight_store *store, uint32_t layer_slot, const uint32_t *experts, uint32_t count, ep_resident **out_residents,
-                             uint32_t *out_missing, ep_expert_state *out_state)
+bool ep_weight_store_acquire(ep_weight_store *store, uint32_t layer_slot, const uint32_t *experts,
+                             uint32_t count, ep_resident **out_residents, uint32_t *out_missing,
+                             ep_expert_state *out_state)
 {
     uint32_t i;
     pthread_mutex_lock(&store->lock);

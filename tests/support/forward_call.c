@@ -22,14 +22,21 @@ ep_err ep_test_peer_open(ep_test_peer *peer, const char *url, ep_error *out_erro
         ep_test_peer_close(peer);
         return ep_error_set(out_error, err, "no memory for a test peer");
     }
-    peer->common = (ep_rpc_common){.timers = peer->timers, .pool = peer->pool, .token = "", .node = "", .role = "client", .payload_crc = true};
+    peer->common = (ep_rpc_common){.timers = peer->timers,
+                                   .pool = peer->pool,
+                                   .token = "",
+                                   .node = "",
+                                   .role = "client",
+                                   .payload_crc = true};
     peer->common.incarnation = ep_random_id();
     ep_rpc_limits_default(&peer->common.limits);
-    ep_rpc_channel_config config = {.common = peer->common, .address = {.url = url}, .connection_class = "decode"};
+    ep_rpc_channel_config config = {
+        .common = peer->common, .address = {.url = url}, .connection_class = "decode"};
     config.reconnect = true;
     err = ep_rpc_channel_create(&config, &peer->channel, out_error);
     if (err == EP_OK) {
-        err = ep_rpc_channel_wait_ready(peer->channel, ep_clock_now_ns() + READY_MS * EP_NS_PER_MS, out_error);
+        err =
+            ep_rpc_channel_wait_ready(peer->channel, ep_clock_now_ns() + READY_MS * EP_NS_PER_MS, out_error);
     }
     if (err != EP_OK) {
         ep_test_peer_close(peer);
@@ -57,7 +64,8 @@ static void on_reply(void *arg, const ep_rpc_reply *reply, const ep_error *error
         pending->reply_bytes = reply->tensor_bytes;
         pending->queue_us = header->queue_us;
         pending->compute_us = header->compute_us;
-        if (pending->out_rows != NULL && reply->tensor_bytes == pending->out_bytes && pending->out_bytes > 0) {
+        if (pending->out_rows != NULL && reply->tensor_bytes == pending->out_bytes &&
+            pending->out_bytes > 0) {
             memcpy(pending->out_rows, reply->tensors, reply->tensor_bytes);
         }
     }
@@ -79,7 +87,8 @@ static ep_err pack(const ep_test_peer *peer, const ep_test_forward *f, ep_buffer
     }
     memset(tensors->data, 0, layout.total_bytes);
     if (f->rows > 0) {
-        memcpy(tensors->data + layout.x_offset, f->x, (size_t)f->rows * f->hidden * ep_dtype_bytes(f->x_dtype));
+        memcpy(tensors->data + layout.x_offset, f->x,
+               (size_t)f->rows * f->hidden * ep_dtype_bytes(f->x_dtype));
     }
     if (f->x_dtype == EP_DTYPE_I8 && f->rows > 0) {
         memcpy(tensors->data + layout.row_scales_offset, f->row_scales, f->rows * sizeof(float));
@@ -99,7 +108,8 @@ static char *text_of(const char *text, const char *otherwise)
     return (char *)(uintptr_t)(text != NULL ? text : otherwise);
 }
 
-ep_err ep_test_forward_begin(ep_test_peer *peer, const ep_test_forward *f, void *out_rows, ep_test_pending *pending, ep_error *out_error)
+ep_err ep_test_forward_begin(ep_test_peer *peer, const ep_test_forward *f, void *out_rows,
+                             ep_test_pending *pending, ep_error *out_error)
 {
     Expertd__V1__ForwardRequest header = EXPERTD__V1__FORWARD_REQUEST__INIT;
     Expertd__V1__Epoch epoch = EXPERTD__V1__EPOCH__INIT;
@@ -155,7 +165,8 @@ ep_err ep_test_forward_wait(ep_test_pending *pending, ep_error *out_error)
     return pending->result;
 }
 
-ep_err ep_test_forward_run(ep_test_peer *peer, const ep_test_forward *forward, void *out_rows, ep_error *out_error)
+ep_err ep_test_forward_run(ep_test_peer *peer, const ep_test_forward *forward, void *out_rows,
+                           ep_error *out_error)
 {
     ep_test_pending pending;
     ep_err err = ep_test_forward_begin(peer, forward, out_rows, &pending, out_error);
@@ -164,7 +175,8 @@ ep_err ep_test_forward_run(ep_test_peer *peer, const ep_test_forward *forward, v
     }
     err = ep_test_forward_wait(&pending, out_error);
     if (err == EP_OK && pending.reply_bytes != pending.out_bytes) {
-        return ep_error_set(out_error, EP_ERR_DATA_LOSS, "reply has %zu bytes, %zu were expected", pending.reply_bytes, pending.out_bytes);
+        return ep_error_set(out_error, EP_ERR_DATA_LOSS, "reply has %zu bytes, %zu were expected",
+                            pending.reply_bytes, pending.out_bytes);
     }
     return err;
 }
@@ -215,8 +227,8 @@ static ep_err run_job(ep_backend *backend, ep_job *job)
     return wait.result;
 }
 
-static ep_err expect_slot(ep_backend *backend, const ep_checkpoint *checkpoint, const ep_test_forward *f, uint32_t slot, void *out,
-                          ep_error *out_error)
+static ep_err expect_slot(ep_backend *backend, const ep_checkpoint *checkpoint, const ep_test_forward *f,
+                          uint32_t slot, void *out, ep_error *out_error)
 {
     ep_expert_data data = {0};
     ep_backend_weights *weights = NULL;
@@ -225,8 +237,14 @@ static ep_err expect_slot(ep_backend *backend, const ep_checkpoint *checkpoint, 
     if (err != EP_OK) {
         return err;
     }
-    ep_expert_source source = {.hidden = data.hidden, .inner = data.inner, .dtype = data.dtype, .gate = data.gate, .up = data.up,
-                               .down = data.down, .shared_gate_dtype = data.shared_gate_dtype, .shared_gate = data.shared_gate};
+    ep_expert_source source = {.hidden = data.hidden,
+                               .inner = data.inner,
+                               .dtype = data.dtype,
+                               .gate = data.gate,
+                               .up = data.up,
+                               .down = data.down,
+                               .shared_gate_dtype = data.shared_gate_dtype,
+                               .shared_gate = data.shared_gate};
     err = backend->ops->weights_load(backend, &source, &weights, out_error);
     ep_job_row row = {
         .x = (const char *)f->x + (size_t)place.row * f->hidden * ep_dtype_bytes(f->x_dtype),
@@ -234,7 +252,11 @@ static ep_err expect_slot(ep_backend *backend, const ep_checkpoint *checkpoint, 
         .input_weight = f->weight_on_input ? f->slot_scales[slot] : 1.0f,
         .out = out,
     };
-    ep_job job = {.weights = weights, .rows = &row, .rows_count = 1, .x_dtype = f->x_dtype, .out_dtype = f->reply_dtype,
+    ep_job job = {.weights = weights,
+                  .rows = &row,
+                  .rows_count = 1,
+                  .x_dtype = f->x_dtype,
+                  .out_dtype = f->reply_dtype,
                   .weight_on_input = f->weight_on_input};
     if (err == EP_OK) {
         err = run_job(backend, &job);
@@ -244,7 +266,8 @@ static ep_err expect_slot(ep_backend *backend, const ep_checkpoint *checkpoint, 
     return err;
 }
 
-ep_err ep_test_expected_rows(const char *checkpoint_path, const ep_test_forward *f, void *out_rows, ep_error *out_error)
+ep_err ep_test_expected_rows(const char *checkpoint_path, const ep_test_forward *f, void *out_rows,
+                             ep_error *out_error)
 {
     ep_checkpoint *checkpoint = NULL;
     ep_backend *backend = NULL;
@@ -252,7 +275,9 @@ ep_err ep_test_expected_rows(const char *checkpoint_path, const ep_test_forward 
     ep_err err = ep_checkpoint_open(checkpoint_path, &checkpoint, out_error);
     err = err == EP_OK ? ep_backend_by_name("reference")->open(&config, &backend, out_error) : err;
     for (uint32_t s = 0; err == EP_OK && s < f->slots; s++) {
-        err = expect_slot(backend, checkpoint, f, s, (char *)out_rows + (size_t)s * f->hidden * ep_dtype_bytes(f->reply_dtype), out_error);
+        err =
+            expect_slot(backend, checkpoint, f, s,
+                        (char *)out_rows + (size_t)s * f->hidden * ep_dtype_bytes(f->reply_dtype), out_error);
     }
     if (backend != NULL) {
         backend->ops->close(backend);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A bare caller of ExpertService.Forward for tests: one channel, hand-made requests, and the rows they must give, computed by the
- * reference backend straight from the checkpoint. Threads: one per peer, except that calls may be begun from any.
+ * A bare caller of ExpertService.Forward for tests: one channel, hand-made requests, and the rows they must
+ * give, computed by the reference backend straight from the checkpoint. Threads: one per peer, except that
+ * calls may be begun from any.
  */
 #ifndef EP_TESTS_SUPPORT_FORWARD_CALL_H
 #define EP_TESTS_SUPPORT_FORWARD_CALL_H
@@ -25,11 +26,11 @@ ep_err ep_test_peer_open(ep_test_peer *peer, const char *url, ep_error *out_erro
 void ep_test_peer_close(ep_test_peer *peer);
 
 typedef struct ep_test_forward {
-    const char *model;               /* NULL: "demo" */
-    const char *version;             /* NULL: "" */
-    const char *numerics;            /* NULL: "" */
+    const char *model;    /* NULL: "demo" */
+    const char *version;  /* NULL: "" */
+    const char *numerics; /* NULL: "" */
     uint32_t layer;
-    ep_epoch epoch;                  /* 0.0: none */
+    ep_epoch epoch; /* 0.0: none */
     uint32_t rows;
     uint32_t slots;
     uint32_t hidden;
@@ -38,11 +39,11 @@ typedef struct ep_test_forward {
     bool weight_on_input;
     bool prefill;
     bool want_timing;
-    const void *x;                   /* [rows,hidden] */
-    const float *row_scales;         /* i8 */
-    const ep_wire_slot *wire_slots;  /* [slots] */
-    const float *slot_scales;        /* weight_on_input */
-    uint32_t timeout_ms;             /* 0: 20 s */
+    const void *x;                  /* [rows,hidden] */
+    const float *row_scales;        /* i8 */
+    const ep_wire_slot *wire_slots; /* [slots] */
+    const float *slot_scales;       /* weight_on_input */
+    uint32_t timeout_ms;            /* 0: 20 s */
 } ep_test_forward;
 
 typedef struct ep_test_pending {
@@ -52,22 +53,24 @@ typedef struct ep_test_pending {
     ep_err result;
     ep_error error;
     ep_rpc_call_id id;
-    void *out_rows;                  /* [slots,hidden] reply_dtype */
+    void *out_rows; /* [slots,hidden] reply_dtype */
     size_t out_bytes;
-    size_t reply_bytes;              /* tensor bytes that came */
+    size_t reply_bytes; /* tensor bytes that came */
     uint64_t queue_us;
     uint64_t compute_us;
 } ep_test_pending;
 
 /* Begins a call; pending lives until ep_test_forward_wait returned. out_rows may be NULL. */
-ep_err ep_test_forward_begin(ep_test_peer *peer, const ep_test_forward *forward, void *out_rows, ep_test_pending *pending,
-                             ep_error *out_error);
+ep_err ep_test_forward_begin(ep_test_peer *peer, const ep_test_forward *forward, void *out_rows,
+                             ep_test_pending *pending, ep_error *out_error);
 ep_err ep_test_forward_wait(ep_test_pending *pending, ep_error *out_error);
-ep_err ep_test_forward_run(ep_test_peer *peer, const ep_test_forward *forward, void *out_rows, ep_error *out_error);
+ep_err ep_test_forward_run(ep_test_peer *peer, const ep_test_forward *forward, void *out_rows,
+                           ep_error *out_error);
 
 /* Deterministic values around 0 for x, as dtype (bf16, f16, f32). */
 void ep_test_fill_rows(uint64_t seed, ep_dtype dtype, size_t count, void *out);
 /* What the rows must be: the reference backend on the checkpoint's own experts. */
-ep_err ep_test_expected_rows(const char *checkpoint_path, const ep_test_forward *forward, void *out_rows, ep_error *out_error);
+ep_err ep_test_expected_rows(const char *checkpoint_path, const ep_test_forward *forward, void *out_rows,
+                             ep_error *out_error);
 
 #endif

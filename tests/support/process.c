@@ -83,7 +83,8 @@ char *ep_test_read_file(const char *path)
 }
 
 /* Between fork and exec: only calls that are safe in a copy of a threaded process. */
-static void become_child(const char *program, char *const *argv, char *const *environment, int output, pid_t parent)
+static void become_child(const char *program, char *const *argv, char *const *environment, int output,
+                         pid_t parent)
 {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) {
@@ -126,7 +127,8 @@ static char **make_environment(const char *const *extra)
     return all;
 }
 
-static pid_t spawn(const char *program, const char *const *args, const char *ports_flag, char *const *environment, int output)
+static pid_t spawn(const char *program, const char *const *args, const char *ports_flag,
+                   char *const *environment, int output)
 {
     const char *argv[ARGS_MAX + 3] = {program};
     size_t n = 1;
@@ -145,8 +147,8 @@ static pid_t spawn(const char *program, const char *const *args, const char *por
     return pid;
 }
 
-bool ep_test_process_start(ep_test_process *process, const char *dir, const char *name, const char *program, const char *const *args,
-                           const char *const *extra_environment, bool wants_ports)
+bool ep_test_process_start(ep_test_process *process, const char *dir, const char *name, const char *program,
+                           const char *const *args, const char *const *extra_environment, bool wants_ports)
 {
     char ports_flag[EP_TEST_PATH_BYTES + 32];
     memset(process, 0, sizeof(*process));
@@ -157,7 +159,9 @@ bool ep_test_process_start(ep_test_process *process, const char *dir, const char
     unlink(process->ports_path);
     int output = open(process->output_path, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0600);
     char **environment = make_environment(extra_environment);
-    pid_t pid = output >= 0 && environment != NULL ? spawn(program, args, wants_ports ? ports_flag : NULL, environment, output) : -1;
+    pid_t pid = output >= 0 && environment != NULL
+                    ? spawn(program, args, wants_ports ? ports_flag : NULL, environment, output)
+                    : -1;
     free(environment);
     if (output >= 0) {
         close(output);
@@ -216,7 +220,8 @@ bool ep_test_process_wait_ports(ep_test_process *process, int timeout_ms)
     close(watch);
     if (!found) {
         char *output = ep_test_process_output(process);
-        fprintf(stderr, "no ports file %s; the program printed:\n%s\n", process->ports_path, output != NULL ? output : "");
+        fprintf(stderr, "no ports file %s; the program printed:\n%s\n", process->ports_path,
+                output != NULL ? output : "");
         free(output);
     }
     return found;
@@ -313,7 +318,8 @@ int ep_test_http_get(const char *url, const char *path, char **out_body)
     int status = -1;
     size_t have = 0;
     ssize_t n = 1;
-    int bytes = snprintf(request, sizeof(request), "GET %s HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n", path);
+    int bytes = snprintf(request, sizeof(request),
+                         "GET %s HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n", path);
     bool sent = text != NULL && fd >= 0 && send(fd, request, (size_t)bytes, MSG_NOSIGNAL) == bytes;
     while (sent && n > 0 && have < OUTPUT_BYTES_MAX) {
         n = recv(fd, text + have, OUTPUT_BYTES_MAX - have, 0);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Real programs as children of a test. Each child dies with the test, however the test ends (PR_SET_PDEATHSIG), so call
- * ep_test_process_start on the thread that lives as long as the test. Nothing here waits by time: the ports file and the child's end are events.
- * Failures are reported on stderr and by the return value; nothing asserts.
+ * Real programs as children of a test. Each child dies with the test, however the test ends
+ * (PR_SET_PDEATHSIG), so call ep_test_process_start on the thread that lives as long as the test. Nothing
+ * here waits by time: the ports file and the child's end are events. Failures are reported on stderr and by
+ * the return value; nothing asserts.
  */
 #ifndef EP_TESTS_SUPPORT_PROCESS_H
 #define EP_TESTS_SUPPORT_PROCESS_H
@@ -23,24 +24,27 @@ bool ep_test_write_file(const char *path, const char *text, mode_t mode);
 char *ep_test_read_file(const char *path);
 
 typedef struct ep_test_process {
-    pid_t pid;                               /* 0: none, or already reaped */
+    pid_t pid; /* 0: none, or already reaped */
     int pid_fd;
-    char output_path[EP_TEST_PATH_BYTES];    /* stdout and stderr together */
+    char output_path[EP_TEST_PATH_BYTES]; /* stdout and stderr together */
     char ports_path[EP_TEST_PATH_BYTES];
-    char rpc_url[EP_TEST_PATH_BYTES];        /* after ep_test_process_wait_ports */
-    char probe_url[EP_TEST_PATH_BYTES];      /* "" when the program has none */
+    char rpc_url[EP_TEST_PATH_BYTES];   /* after ep_test_process_wait_ports */
+    char probe_url[EP_TEST_PATH_BYTES]; /* "" when the program has none */
 } ep_test_process;
 
 /*
- * Starts program with args (NULL-terminated, without argv[0]); a daemon gets "--ports-file=<dir>/<name>.ports" added when wants_ports.
- * Output goes to <dir>/<name>.out. extra_environment: NULL or NULL-terminated "NAME=value", set on top of our own.
+ * Starts program with args (NULL-terminated, without argv[0]); a daemon gets
+ * "--ports-file=<dir>/<name>.ports" added when wants_ports. Output goes to <dir>/<name>.out.
+ * extra_environment: NULL or NULL-terminated "NAME=value", set on top of our own.
  */
-bool ep_test_process_start(ep_test_process *process, const char *dir, const char *name, const char *program, const char *const *args,
-                           const char *const *extra_environment, bool wants_ports);
-/* Until the program has written its ports file (true), or has ended or timeout_ms passed (false; its output goes to stderr). */
+bool ep_test_process_start(ep_test_process *process, const char *dir, const char *name, const char *program,
+                           const char *const *args, const char *const *extra_environment, bool wants_ports);
+/* Until the program has written its ports file (true), or has ended or timeout_ms passed (false; its output
+ * goes to stderr). */
 bool ep_test_process_wait_ports(ep_test_process *process, int timeout_ms);
 bool ep_test_process_signal(const ep_test_process *process, int signal_number);
-/* Until it ended: its exit code, 128 + signal number when a signal ended it, -1 when it still runs after timeout_ms. */
+/* Until it ended: its exit code, 128 + signal number when a signal ended it, -1 when it still runs after
+ * timeout_ms. */
 int ep_test_process_wait(ep_test_process *process, int timeout_ms);
 /* Signal and wait. */
 int ep_test_process_stop(ep_test_process *process, int signal_number, int timeout_ms);

@@ -33,7 +33,8 @@ static size_t hand_bytes(ep_backend *backend, const ep_expert_source *source)
     return 3 * (size_t)source->hidden * source->inner * 2;
 }
 
-static ep_err hand_load(ep_backend *backend, const ep_expert_source *source, ep_backend_weights **out_weights, ep_error *out_error)
+static ep_err hand_load(ep_backend *backend, const ep_expert_source *source, ep_backend_weights **out_weights,
+                        ep_error *out_error)
 {
     (void)backend;
     (void)source;

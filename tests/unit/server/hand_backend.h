@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A backend the test drives by hand: it keeps every job it is given, in order, until the test completes it, and computes nothing.
- * Makes order and limits visible without any timing. Threads: any.
+ * A backend the test drives by hand: it keeps every job it is given, in order, until the test completes it,
+ * and computes nothing. Makes order and limits visible without any timing. Threads: any.
  */
 #ifndef EP_TESTS_UNIT_SERVER_HAND_BACKEND_H
 #define EP_TESTS_UNIT_SERVER_HAND_BACKEND_H
@@ -16,10 +16,10 @@ typedef struct hand_backend {
     ep_backend base;
     pthread_mutex_t lock;
     pthread_cond_t submitted;
-    ep_job *jobs[HAND_JOBS_MAX];     /* all jobs ever submitted, in order */
+    ep_job *jobs[HAND_JOBS_MAX]; /* all jobs ever submitted, in order */
     uint32_t count;
     uint32_t completed;
-    ep_err next_error;               /* what submit answers next, once */
+    ep_err next_error; /* what submit answers next, once */
 } hand_backend;
 
 void hand_backend_init(hand_backend *hand);

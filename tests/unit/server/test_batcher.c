@@ -15,7 +15,7 @@ static ep_batcher *batcher;
 static ep_work works[WORKS];
 static ep_work_queue queues[WORKS];
 static ep_job_row row;
-static char log_text[1024];      /* work numbers in the order of done() */
+static char log_text[1024]; /* work numbers in the order of done() */
 static bool dropped[WORKS];
 static ep_err results[WORKS];
 
@@ -37,7 +37,10 @@ static void setup(void)
     hand_backend_init(&hand);
     cr_assert_eq(ep_batcher_create(&hand.base, 2, &batcher), EP_OK);
     for (int i = 0; i < WORKS; i++) {
-        works[i] = (ep_work){.job = {.rows = &row, .rows_count = 1}, .queue = &queues[i], .done = on_done, .is_dropped = is_dropped};
+        works[i] = (ep_work){.job = {.rows = &row, .rows_count = 1},
+                             .queue = &queues[i],
+                             .done = on_done,
+                             .is_dropped = is_dropped};
         results[i] = EP_ERR_UNKNOWN;
     }
 }
@@ -100,7 +103,8 @@ Test(batcher, decode_goes_first_but_prefill_gets_every_eighth_job)
     ep_batcher_submit(batcher, works + 20, 20); /* decode */
     while (hand_backend_complete(&hand, EP_OK)) {
     }
-    cr_expect_str_eq(submitted(), "0 1 20 21 22 23 24 25 26 2 27 28 29 30 31 32 33 3 34 35 36 37 38 39 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 ");
+    cr_expect_str_eq(submitted(), "0 1 20 21 22 23 24 25 26 2 27 28 29 30 31 32 33 3 34 35 36 37 38 39 4 5 6 "
+                                  "7 8 9 10 11 12 13 14 15 16 17 18 19 ");
 }
 
 Test(batcher, dropped_work_never_reaches_the_backend)
@@ -136,7 +140,8 @@ Test(batcher, a_refusing_backend_fails_the_work_and_nothing_else)
     cr_expect_eq(results[0], EP_ERR_DEVICE_LOST);
     hand_backend_complete(&hand, EP_ERR_DATA_LOSS);
     cr_expect_eq(results[1], EP_ERR_DATA_LOSS);
-    hand.next_error = EP_ERR_RESOURCE_EXHAUSTED; /* full with nothing in flight: nobody would ever pump again */
+    hand.next_error =
+        EP_ERR_RESOURCE_EXHAUSTED; /* full with nothing in flight: nobody would ever pump again */
     ep_batcher_submit(batcher, works + 2, 1);
     cr_expect_eq(results[2], EP_ERR_RESOURCE_EXHAUSTED);
 }

@@ -54,8 +54,10 @@ Test(metrics, same_name_and_labels_is_the_same_series)
     ep_metrics *m;
     ep_metric_label a = {"k", "a"}, b = {"k", "b"};
     cr_assert_eq(ep_metrics_create(&m), EP_OK);
-    cr_expect_eq(ep_metrics_counter(m, "expertd_a_total", "A", &a, 1), ep_metrics_counter(m, "expertd_a_total", "A", &a, 1));
-    cr_expect_neq(ep_metrics_counter(m, "expertd_a_total", "A", &a, 1), ep_metrics_counter(m, "expertd_a_total", "A", &b, 1));
+    cr_expect_eq(ep_metrics_counter(m, "expertd_a_total", "A", &a, 1),
+                 ep_metrics_counter(m, "expertd_a_total", "A", &a, 1));
+    cr_expect_neq(ep_metrics_counter(m, "expertd_a_total", "A", &a, 1),
+                  ep_metrics_counter(m, "expertd_a_total", "A", &b, 1));
     char *text = text_of(m);
     cr_expect(strstr(strstr(text, "# TYPE") + 1, "# TYPE") == NULL, "one TYPE line per name: %s", text);
     free(text);

@@ -12,18 +12,51 @@ static const ep_option item_fields[] = {
     {.name = "path", .type = EP_OPTION_PATH, .min = 1, .help = "a path"},
     {.name = "kind", .type = EP_OPTION_ENUM, .allowed = "all|some", .default_text = "all", .help = "a kind"},
 };
-static const ep_option url_fields[] = {{.name = "url", .type = EP_OPTION_STRING, .min = 1, .max = 40, .help = "a URL"}};
+static const ep_option url_fields[] = {
+    {.name = "url", .type = EP_OPTION_STRING, .min = 1, .max = 40, .help = "a URL"}};
 static const ep_option table[] = {
-    {.name = "drain_ms", .type = EP_OPTION_INT, .unit = "ms", .min = 10, .max = 1000, .default_text = "100", .help = "How long"},
-    {.name = "limit_bytes", .type = EP_OPTION_SIZE, .min = 1, .max = 1 << 30, .default_text = "1MiB", .help = "How much"},
+    {.name = "drain_ms",
+     .type = EP_OPTION_INT,
+     .unit = "ms",
+     .min = 10,
+     .max = 1000,
+     .default_text = "100",
+     .help = "How long"},
+    {.name = "limit_bytes",
+     .type = EP_OPTION_SIZE,
+     .min = 1,
+     .max = 1 << 30,
+     .default_text = "1MiB",
+     .help = "How much"},
     {.name = "insecure", .type = EP_OPTION_BOOL, .default_text = "false", .help = "Whether"},
-    {.name = "log_format", .type = EP_OPTION_ENUM, .allowed = "text|json", .default_text = "text", .help = "Which"},
+    {.name = "log_format",
+     .type = EP_OPTION_ENUM,
+     .allowed = "text|json",
+     .default_text = "text",
+     .help = "Which"},
     {.name = "node_name", .type = EP_OPTION_STRING, .max = 16, .help = "Who", .reloadable = true},
-    {.name = "models", .type = EP_OPTION_LIST, .min = 1, .max = 3, .fields = item_fields, .fields_count = 3, .flag = "model", .help = "Models"},
-    {.name = "listen", .type = EP_OPTION_LIST, .min = 1, .fields = url_fields, .fields_count = 1, .default_text = "tcp://a:1", .help = "Where"},
+    {.name = "models",
+     .type = EP_OPTION_LIST,
+     .min = 1,
+     .max = 3,
+     .fields = item_fields,
+     .fields_count = 3,
+     .flag = "model",
+     .help = "Models"},
+    {.name = "listen",
+     .type = EP_OPTION_LIST,
+     .min = 1,
+     .fields = url_fields,
+     .fields_count = 1,
+     .default_text = "tcp://a:1",
+     .help = "Where"},
 };
-static const ep_options_spec spec = {.program = "prog", .env_prefix = "PROG_", .env_foreign = "PROG_OTHER_", .summary = "A program.",
-                                     .options = table, .options_count = sizeof(table) / sizeof(table[0])};
+static const ep_options_spec spec = {.program = "prog",
+                                     .env_prefix = "PROG_",
+                                     .env_foreign = "PROG_OTHER_",
+                                     .summary = "A program.",
+                                     .options = table,
+                                     .options_count = sizeof(table) / sizeof(table[0])};
 
 static char dir[EP_TEST_PATH_BYTES];
 static char file_path[EP_TEST_PATH_BYTES + 16];
@@ -39,9 +72,10 @@ static void teardown(void)
 }
 
 /* file NULL: none. flags and env NULL-terminated. */
-static ep_err load(const char *file, const char *const *flags, const char *const *env, ep_options **out, ep_error *error)
+static ep_err load(const char *file, const char *const *flags, const char *const *env, ep_options **out,
+                   ep_error *error)
 {
-    char *argv[16] = {(char *)(uintptr_t)"prog"};
+    char *argv[16] = {(char *)(uintptr_t) "prog"};
     char config[EP_TEST_PATH_BYTES + 32];
     int argc = 1;
     if (file != NULL) {
@@ -63,7 +97,8 @@ Test(options, flag_beats_environment_beats_file_beats_default)
     ep_error e;
     const char *env[] = {"PROG_DRAIN_MS=30", "PROG_LOG_FORMAT=json", NULL};
     const char *flags[] = {"--drain-ms=40", NULL};
-    cr_assert_eq(load("drain_ms: 20\nlog_format: text\nlimit_bytes: 2KiB\n", flags, env, &o, &e), EP_OK, "%s", e.text);
+    cr_assert_eq(load("drain_ms: 20\nlog_format: text\nlimit_bytes: 2KiB\n", flags, env, &o, &e), EP_OK, "%s",
+                 e.text);
     char line2[400];
     snprintf(line2, sizeof(line2), "file %s:3", file_path);
     cr_expect_eq(ep_options_number(o, "drain_ms"), 40);
@@ -83,8 +118,10 @@ Test(options, lists_from_every_source)
 {
     ep_options *o = NULL;
     ep_error e;
-    cr_assert_eq(load("models:\n  - name: a\n    path: /x\n  - {name: b, path: /y, kind: some}\nlisten: [tcp://1:1, tcp://2:2]\n", NULL, NULL,
-                      &o, &e), EP_OK, "%s", e.text);
+    cr_assert_eq(load("models:\n  - name: a\n    path: /x\n  - {name: b, path: /y, kind: some}\nlisten: "
+                      "[tcp://1:1, tcp://2:2]\n",
+                      NULL, NULL, &o, &e),
+                 EP_OK, "%s", e.text);
     cr_assert_eq(ep_options_list_count(o, "models"), 2);
     cr_expect_str_eq(ep_options_list_text(o, "models", 0, "kind"), "all");
     cr_expect_str_eq(ep_options_list_text(o, "models", 1, "path"), "/y");
@@ -128,7 +165,8 @@ Test(options, wrong_files_are_refused_with_line_key_value_and_allowed)
         {"drain_ms: 20\n\ndrain_ms: 30\n", {":3:", "drain_ms", "given twice", "line 1"}},
         {"models: 5\n", {":1: models", "a list is expected"}},
         {"models:\n  - name: a\n", {":2: models[0] has no path"}},
-        {"models:\n  - {name: a, path: /x}\n  - {name: a, path: /x, kind: none}\n", {":3: models[1].kind", "'none'", "all, some"}},
+        {"models:\n  - {name: a, path: /x}\n  - {name: a, path: /x, kind: none}\n",
+         {":3: models[1].kind", "'none'", "all, some"}},
         {"models:\n  - {name: a, pth: /x}\n", {":2:", "unknown key 'pth'", "did you mean 'path'"}},
         {"models:\n  - just text\n", {":2: models[0]", "mapping"}},
         {"models: []\n", {":1: models", "0 items", "1..3 items"}},
@@ -140,10 +178,12 @@ Test(options, wrong_files_are_refused_with_line_key_value_and_allowed)
         ep_options *o = NULL;
         ep_error e;
         ep_error_clear(&e);
-        cr_expect_eq(load(cases[i].file, NULL, NULL, &o, &e), EP_ERR_BAD_CONFIG, "case %zu: %s", i, cases[i].file);
+        cr_expect_eq(load(cases[i].file, NULL, NULL, &o, &e), EP_ERR_BAD_CONFIG, "case %zu: %s", i,
+                     cases[i].file);
         cr_expect(strstr(e.text, file_path) != NULL, "case %zu: no file in: %s", i, e.text);
         for (size_t p = 0; p < 4 && cases[i].parts[p] != NULL; p++) {
-            cr_expect(strstr(e.text, cases[i].parts[p]) != NULL, "case %zu: no '%s' in: %s", i, cases[i].parts[p], e.text);
+            cr_expect(strstr(e.text, cases[i].parts[p]) != NULL, "case %zu: no '%s' in: %s", i,
+                      cases[i].parts[p], e.text);
         }
         ep_options_free(o);
     }
@@ -162,7 +202,8 @@ Test(options, wrong_flags_and_variables_name_themselves)
     cr_assert_eq(load(NULL, pair, NULL, &o, &e), EP_ERR_BAD_CONFIG);
     cr_expect(strstr(e.text, "flag --model") != NULL && strstr(e.text, "name=path") != NULL, "%s", e.text);
     cr_assert_eq(load(NULL, NULL, env, &o, &e), EP_ERR_BAD_CONFIG);
-    cr_expect_str_eq(e.text, "environment PROG_INSECURE: insecure: '1' is not a truth value; allowed: true, false");
+    cr_expect_str_eq(e.text,
+                     "environment PROG_INSECURE: insecure: '1' is not a truth value; allowed: true, false");
     cr_assert_eq(load(NULL, unknown, NULL, &o, &e), EP_ERR_BAD_CONFIG);
 }
 
@@ -173,7 +214,8 @@ Test(options, unknown_variables_are_warnings_and_foreign_ones_nothing)
     const char *env[] = {"PROG_SERVICE_HOST=10.0.0.1", "PROG_OTHER_X=1", "PATH=/bin", NULL};
     cr_assert_eq(load(NULL, NULL, env, &o, &e), EP_OK, "%s", e.text);
     cr_assert_not_null(ep_options_warning(o, 0));
-    cr_expect_str_eq(ep_options_warning(o, 0), "environment PROG_SERVICE_HOST names no option and is ignored");
+    cr_expect_str_eq(ep_options_warning(o, 0),
+                     "environment PROG_SERVICE_HOST names no option and is ignored");
     cr_expect_null(ep_options_warning(o, 1));
     ep_options_free(o);
 }
@@ -228,7 +270,8 @@ Test(options, differences_are_reported_by_key)
     ep_error e;
     char seen[200] = "";
     cr_assert_eq(load("node_name: x\nmodels: [{name: a, path: /x}]\n", NULL, NULL, &a, &e), EP_OK);
-    cr_assert_eq(load("node_name: y\nmodels: [{name: a, path: /z}]\ndrain_ms: 100\n", NULL, NULL, &b, &e), EP_OK);
+    cr_assert_eq(load("node_name: y\nmodels: [{name: a, path: /z}]\ndrain_ms: 100\n", NULL, NULL, &b, &e),
+                 EP_OK);
     ep_options_diff(a, b, count_change, seen);
     cr_expect_str_eq(seen, "node_name+ models- ");
     ep_options_free(a);
@@ -242,8 +285,9 @@ Test(options, help_lists_every_flag)
     FILE *out = open_memstream(&text, &bytes);
     ep_options_print_help(&spec, out);
     fclose(out);
-    static const char *const wanted[] = {"--drain-ms", "--limit-bytes", "--insecure", "--log-format", "--model", "--listen", "--config",
-                                         "--check-config", "--print-config", "--version", "10..1000", "PROG_DRAIN_MS"};
+    static const char *const wanted[] = {"--drain-ms",     "--limit-bytes", "--insecure", "--log-format",
+                                         "--model",        "--listen",      "--config",   "--check-config",
+                                         "--print-config", "--version",     "10..1000",   "PROG_DRAIN_MS"};
     for (size_t i = 0; i < sizeof(wanted) / sizeof(wanted[0]); i++) {
         cr_expect(strstr(text, wanted[i]) != NULL, "no %s in\n%s", wanted[i], text);
     }

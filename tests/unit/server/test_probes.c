@@ -74,8 +74,8 @@ Test(probes, unknown_paths_are_404_and_metrics_are_text)
 
 Test(probes, other_methods_and_garbage_are_refused_and_the_server_goes_on)
 {
-    static const char *const rubbish[] = {"POST /livez HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc", "\x01\x02\x03\r\n\r\n",
-                                          "GET\r\n\r\n", "EPD1\x01\x01"};
+    static const char *const rubbish[] = {"POST /livez HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc",
+                                          "\x01\x02\x03\r\n\r\n", "GET\r\n\r\n", "EPD1\x01\x01"};
     for (size_t i = 0; i < sizeof(rubbish) / sizeof(rubbish[0]); i++) {
         char answer[64] = "";
         int fd = ep_test_tcp_connect(url);
@@ -91,7 +91,8 @@ Test(probes, other_methods_and_garbage_are_refused_and_the_server_goes_on)
 
 Test(probes, addresses_are_checked)
 {
-    static const char *const bad[] = {"", "127.0.0.1", "127.0.0.1:", "127.0.0.1:70000", "localhost:1", "::1:80", "[::1]", "1.2.3.4:5x"};
+    static const char *const bad[] = {"",       "127.0.0.1", "127.0.0.1:", "127.0.0.1:70000", "localhost:1",
+                                      "::1:80", "[::1]",     "1.2.3.4:5x"};
     ep_error e;
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         cr_expect_eq(ep_probes_check_address(bad[i], &e), EP_ERR_INVALID_ARGUMENT, "'%s'", bad[i]);

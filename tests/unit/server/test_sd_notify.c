@@ -25,7 +25,9 @@ static void listen_on(const char *name, bool is_abstract)
     }
     manager = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     cr_assert(manager >= 0);
-    cr_assert_eq(bind(manager, (struct sockaddr *)&address, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + bytes)), 0);
+    cr_assert_eq(bind(manager, (struct sockaddr *)&address,
+                      (socklen_t)(offsetof(struct sockaddr_un, sun_path) + bytes)),
+                 0);
     cr_assert_eq(setenv("NOTIFY_SOCKET", name, 1), 0);
 }
 

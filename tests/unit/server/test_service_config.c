@@ -25,9 +25,10 @@ static void teardown(void)
 }
 
 /* Loads expertd's configuration from flags; file NULL: none. */
-static ep_err load(const char *file, const char *a, const char *b, const char *c, bool with_model, ep_error *error)
+static ep_err load(const char *file, const char *a, const char *b, const char *c, bool with_model,
+                   ep_error *error)
 {
-    char *argv[8] = {(char *)(uintptr_t)"expertd"};
+    char *argv[8] = {(char *)(uintptr_t) "expertd"};
     int argc = 1;
     char config[EP_TEST_PATH_BYTES + 64];
     ep_options *options = NULL;
@@ -61,9 +62,11 @@ TestSuite(service_config, .init = setup, .fini = teardown);
 
 Test(service_config, loopback_is_recognised)
 {
-    static const char *const near[] = {"tcp://127.0.0.1:1", "tcp://127.8.9.1:0", "tcp://localhost:5", "tcp://[::1]:9", "127.0.0.1:7"};
-    static const char *const far[] = {"tcp://0.0.0.0:1", "tcp://10.0.0.1:1", "tcp://[::]:1", "tcp://127.0.0.1.example.com:1", "tcp://host:1",
-                                      "tcp://1270.0.0.1:1", "tcp://127.0.0.1x:1"};
+    static const char *const near[] = {"tcp://127.0.0.1:1", "tcp://127.8.9.1:0", "tcp://localhost:5",
+                                       "tcp://[::1]:9", "127.0.0.1:7"};
+    static const char *const far[] = {
+        "tcp://0.0.0.0:1", "tcp://10.0.0.1:1",   "tcp://[::]:1",      "tcp://127.0.0.1.example.com:1",
+        "tcp://host:1",    "tcp://1270.0.0.1:1", "tcp://127.0.0.1x:1"};
     for (size_t i = 0; i < sizeof(near) / sizeof(near[0]); i++) {
         cr_expect(ep_address_is_loopback(near[i]), "%s", near[i]);
     }
@@ -76,12 +79,15 @@ Test(service_config, beyond_loopback_needs_tls_and_token_or_insecure)
 {
     ep_error e;
     expect_bad(load(NULL, "--listen=tcp://0.0.0.0:0", NULL, NULL, true, &e), &e, "neither TLS nor token");
-    cr_expect(strstr(e.text, "flag --listen: listen[0].url") != NULL && strstr(e.text, "insecure: true") != NULL, "%s", e.text);
+    cr_expect(strstr(e.text, "flag --listen: listen[0].url") != NULL &&
+                  strstr(e.text, "insecure: true") != NULL,
+              "%s", e.text);
     cr_expect_eq(load(NULL, "--listen=tcp://0.0.0.0:0", "--insecure", NULL, true, &e), EP_OK, "%s", e.text);
     cr_assert(ep_test_write_file(token_path, "0123456789abcdef\n", 0600));
     expect_bad(load(NULL, "--listen=tcp://0.0.0.0:0", token_flag, NULL, true, &e), &e, "there is no TLS");
     expect_bad(load(NULL, "--listen=tls+tcp://0.0.0.0:0", token_flag, NULL, true, &e), &e, "tls_ca_file");
-    expect_bad(load("listen:\n  - tcp://127.0.0.1:0\n  - tcp://10.1.1.1:0\n", NULL, NULL, NULL, true, &e), &e, "c.yaml:3: listen[1].url");
+    expect_bad(load("listen:\n  - tcp://127.0.0.1:0\n  - tcp://10.1.1.1:0\n", NULL, NULL, NULL, true, &e), &e,
+               "c.yaml:3: listen[1].url");
 }
 
 Test(service_config, token_files_are_private_and_long_enough)
@@ -101,25 +107,35 @@ Test(service_config, nodes_need_models_backends_and_urls_that_exist)
 {
     ep_error e;
     expect_bad(load(NULL, NULL, NULL, NULL, false, &e), &e, "no model to serve");
-    expect_bad(load(NULL, "--model=m=/does/not/exist", NULL, NULL, false, &e), &e, "'/does/not/exist' is not a directory");
-    expect_bad(load(NULL, "--backend=gpu", NULL, NULL, true, &e), &e, "'gpu' is no backend of this build; allowed: cpu, reference");
-    expect_bad(load(NULL, "--listen=udp://127.0.0.1:1", NULL, NULL, true, &e), &e, "'udp://127.0.0.1:1' is no URL");
-    expect_bad(load(NULL, "--coordinator-url=nonsense", NULL, NULL, true, &e), &e, "coordinator_url: 'nonsense' is no URL");
+    expect_bad(load(NULL, "--model=m=/does/not/exist", NULL, NULL, false, &e), &e,
+               "'/does/not/exist' is not a directory");
+    expect_bad(load(NULL, "--backend=gpu", NULL, NULL, true, &e), &e,
+               "'gpu' is no backend of this build; allowed: cpu, reference");
+    expect_bad(load(NULL, "--listen=udp://127.0.0.1:1", NULL, NULL, true, &e), &e,
+               "'udp://127.0.0.1:1' is no URL");
+    expect_bad(load(NULL, "--coordinator-url=nonsense", NULL, NULL, true, &e), &e,
+               "coordinator_url: 'nonsense' is no URL");
     expect_bad(load(NULL, "--coordinator-url=tls+tcp://h:1", NULL, NULL, true, &e), &e, "tls_server_name");
-    expect_bad(load(NULL, "--probe-address=here", NULL, NULL, true, &e), &e, "probe_address: 'here' is not an address");
-    expect_bad(load(NULL, "--coordinator-url=tcp://127.0.0.1:1", "--listen=tcp://0.0.0.0:0", "--insecure", true, &e), &e, "advertise_url");
+    expect_bad(load(NULL, "--probe-address=here", NULL, NULL, true, &e), &e,
+               "probe_address: 'here' is not an address");
+    expect_bad(
+        load(NULL, "--coordinator-url=tcp://127.0.0.1:1", "--listen=tcp://0.0.0.0:0", "--insecure", true, &e),
+        &e, "advertise_url");
     expect_bad(load(NULL, "--frame-bytes-max=1GiB", NULL, NULL, true, &e), &e, "buffer_bytes_max");
     char file[EP_TEST_PATH_BYTES + 128];
     snprintf(file, sizeof(file), "models:\n  - name: m\n    path: %s\n    experts: 3-1\n", dir);
-    expect_bad(load(file, NULL, NULL, NULL, false, &e), &e, "c.yaml:4: models[0].experts: '3-1' is not a set of experts");
+    expect_bad(load(file, NULL, NULL, NULL, false, &e), &e,
+               "c.yaml:4: models[0].experts: '3-1' is not a set of experts");
     snprintf(file, sizeof(file), "models:\n  - {name: m, path: %s, experts: assigned}\n", dir);
     expect_bad(load(file, NULL, NULL, NULL, false, &e), &e, "needs coordinator_url");
-    cr_expect_eq(load(file, "--coordinator-url=tcp://127.0.0.1:1", NULL, NULL, false, &e), EP_OK, "%s", e.text);
+    cr_expect_eq(load(file, "--coordinator-url=tcp://127.0.0.1:1", NULL, NULL, false, &e), EP_OK, "%s",
+                 e.text);
 }
 
 Test(service_config, expert_ranges)
 {
-    static const char *const bad[] = {"", "-", "1-", "-1", "3-1", "1,1", "2,1", "0-3,3", "1,", ",1", "a", "1 2", "65535", "99999999999"};
+    static const char *const bad[] = {"",      "-",  "1-", "-1", "3-1", "1,1",   "2,1",
+                                      "0-3,3", "1,", ",1", "a",  "1 2", "65535", "99999999999"};
     ep_expert_range ranges[EP_EXPERT_RANGES_MAX];
     uint32_t count = 0;
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {

@@ -49,7 +49,8 @@ Test(admission, tokens_then_spill_then_refusal)
     cr_assert_eq(ep_admission_enter(a, 1, 600, &second, &e), EP_OK);
     cr_expect(second.is_spilled);
     cr_assert_eq(ep_admission_enter(a, 2, 500, &third, &e), EP_ERR_RESOURCE_EXHAUSTED);
-    cr_expect_str_eq(e.text, "2 tokens, 500 bytes: 100 of inflight_tokens 100 and 600 of spill_bytes 1000 are in use");
+    cr_expect_str_eq(
+        e.text, "2 tokens, 500 bytes: 100 of inflight_tokens 100 and 600 of spill_bytes 1000 are in use");
     cr_expect_gt(e.retry_after_us, 0);
     cr_assert_eq(ep_admission_enter(a, 101, 1001, &third, &e), EP_ERR_RESOURCE_EXHAUSTED);
     cr_expect(strstr(e.text, "never fits") != NULL, "%s", e.text);

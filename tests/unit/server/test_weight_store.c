@@ -57,11 +57,13 @@ static void open_store(uint64_t weight_bytes_max)
     ep_backend_config config = {.threads = 1};
     cr_assert_eq(ep_checkpoint_open(dir, &checkpoint, &e), EP_OK, "%s", e.text);
     cr_assert_eq(ep_backend_by_name("reference")->open(&config, &backend, &e), EP_OK, "%s", e.text);
-    ep_weight_store_config sc = {.backend = backend, .weight_bytes_max = weight_bytes_max, .on_change = on_change};
+    ep_weight_store_config sc = {
+        .backend = backend, .weight_bytes_max = weight_bytes_max, .on_change = on_change};
     cr_assert_eq(ep_weight_store_create(&sc, &store, &e), EP_OK);
     const ep_model_info *info = ep_checkpoint_info(checkpoint);
     for (uint32_t l = 0; l < info->moe_layers_count; l++) {
-        ep_weight_layer layer = {.model = "demo", .checkpoint = checkpoint, .dtype = info->dtype, .shape = info->moe_layers[l]};
+        ep_weight_layer layer = {
+            .model = "demo", .checkpoint = checkpoint, .dtype = info->dtype, .shape = info->moe_layers[l]};
         cr_assert_eq(ep_weight_store_add_layer(store, &layer, &slot, &e), EP_OK);
         cr_assert_eq(slot, l);
     }

@@ -1,0 +1,465 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The real program, as its users meet it: command line, ports, calls, probes, signals, bad input. */
+#include <criterion/criterion.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/random.h"
+#include "support/checkpoint_fixture.h"
+#include "support/forward_call.h"
+#include "support/process.h"
+
+#define WAIT_MS 60000
+#define PATH_BYTES (EP_TEST_PATH_BYTES + 64)
+
+static char dir[EP_TEST_PATH_BYTES];
+static char model_flag[PATH_BYTES + 32];
+static char model_path[PATH_BYTES];
+static ep_test_process node;
+static int manager = -1; /* plays the service manager */
+static char manager_variable[PATH_BYTES + 32];
+
+static void make_model(const char *name, const ep_fixture_config *config, char out_path[PATH_BYTES])
+{
+    ep_error e;
+    snprintf(out_path, PATH_BYTES, "%s/%s", dir, name);
+    char command[PATH_BYTES + 16];
+    snprintf(command, sizeof(command), "mkdir %s", out_path);
+    cr_assert_eq(system(command), 0);
+    cr_assert_eq(ep_fixture_write(config, out_path, &e), EP_OK, "%s", e.text);
+}
+
+static void setup(void)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    ep_fixture_config config = ep_fixture_default();
+    node.pid_fd = -1;
+    cr_assert(ep_test_dir_create(dir));
+    make_model("model", &config, model_path);
+    snprintf(model_flag, sizeof(model_flag), "--model=demo=%s", model_path);
+    cr_assert(snprintf(address.sun_path, sizeof(address.sun_path), "%s/notify", dir) <
+              (int)sizeof(address.sun_path));
+    manager = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    cr_assert_eq(bind(manager, (struct sockaddr *)&address, sizeof(address)), 0);
+    snprintf(manager_variable, sizeof(manager_variable), "NOTIFY_SOCKET=%s", address.sun_path);
+}
+
+static void teardown(void)
+{
+    ep_test_process_destroy(&node);
+    close(manager);
+    ep_test_dir_remove(dir);
+}
+
+TestSuite(expertd, .init = setup, .fini = teardown, .timeout = 110);
+
+/* Until the manager is told something that begins with text. */
+static void await_notice(const char *text)
+{
+    char message[1024];
+    uint64_t end_ns = ep_clock_now_ns() + WAIT_MS * EP_NS_PER_MS;
+    for (;;) {
+        struct pollfd fd = {.fd = manager, .events = POLLIN};
+        uint64_t now_ns = ep_clock_now_ns();
+        cr_assert(now_ns < end_ns && poll(&fd, 1, (int)((end_ns - now_ns) / EP_NS_PER_MS)) == 1,
+                  "the program never said %s", text);
+        ssize_t n = recv(manager, message, sizeof(message) - 1, 0);
+        message[n > 0 ? n : 0] = 0;
+        if (strncmp(message, text, strlen(text)) == 0) {
+            return;
+        }
+    }
+}
+
+/* Starts expertd on free ports with up to 5 more flags. */
+static void start(const char *a, const char *b, const char *c, const char *d, const char *e)
+{
+    const char *args[] = {
+        "--listen=tcp://127.0.0.1:0", "--probe-address=127.0.0.1:0", "--node-name=n1", a, b, c, d, e, NULL};
+    const char *environment[] = {manager_variable, NULL};
+    size_t count = 3;
+    for (size_t i = 3; i < 8; i++) {
+        if (args[i] != NULL) {
+            args[count++] = args[i];
+        }
+    }
+    args[count] = NULL;
+    cr_assert(ep_test_process_start(&node, dir, "node", EP_EXPERTD_PATH, args, environment, true));
+    cr_assert(ep_test_process_wait_ports(&node, WAIT_MS));
+}
+
+static void expect_output(const char *part)
+{
+    char *output = ep_test_process_output(&node);
+    cr_expect(strstr(output, part) != NULL, "no '%s' in:\n%s", part, output);
+    free(output);
+}
+
+static ep_test_forward sample(uint16_t *x, uint32_t hidden, const ep_wire_slot *slots, uint32_t slots_count,
+                              uint32_t rows)
+{
+    ep_test_fill_rows(3, EP_DTYPE_BF16, (size_t)rows * hidden, x);
+    return (ep_test_forward){.layer = 1,
+                             .rows = rows,
+                             .slots = slots_count,
+                             .hidden = hidden,
+                             .x_dtype = EP_DTYPE_BF16,
+                             .reply_dtype = EP_DTYPE_BF16,
+                             .x = x,
+                             .wire_slots = slots};
+}
+
+static const ep_wire_slot four_slots[] = {{0, 0}, {2, 1}, {1, 4}, {0, 7}};
+
+static void expect_exact(ep_test_peer *peer, const char *model, const char *path)
+{
+    uint16_t x[3 * 32], got[4 * 32], wanted[4 * 32];
+    ep_error e;
+    ep_test_forward f = sample(x, 32, four_slots, 4, 3);
+    f.model = model;
+    cr_assert_eq(ep_test_forward_run(peer, &f, got, &e), EP_OK, "%s", e.text);
+    cr_assert_eq(ep_test_expected_rows(path, &f, wanted, &e), EP_OK, "%s", e.text);
+    cr_expect_arr_eq(got, wanted, sizeof(got));
+}
+
+static void stop_cleanly(void)
+{
+    cr_expect_eq(ep_test_process_stop(&node, SIGTERM, WAIT_MS), 0);
+    cr_expect(access(node.ports_path, F_OK) != 0, "the ports file is removed");
+    expect_output("node-end drained");
+}
+
+Test(expertd, serves_exact_rows_shows_itself_and_drains)
+{
+    ep_test_peer peer;
+    ep_error e;
+    Expertd__V1__Empty empty = EXPERTD__V1__EMPTY__INIT;
+    Expertd__V1__NodeStatusReply *status = NULL;
+    char *metrics;
+    start(model_flag, NULL, NULL, NULL, NULL);
+    await_notice("READY=1");
+    cr_expect_eq(ep_test_http_get(node.probe_url, "/livez", NULL), 200);
+    cr_expect_eq(ep_test_http_get(node.probe_url, "/readyz", NULL), 200);
+    cr_expect_eq(ep_test_http_get(node.probe_url, "/startupz", NULL), 200);
+    cr_assert_eq(ep_test_peer_open(&peer, node.rpc_url, &e), EP_OK, "%s", e.text);
+    expect_exact(&peer, "demo", model_path);
+
+    cr_assert_eq(ep_rpc_call_sync(peer.channel, "expertd.v1.NodeInfo", "NodeStatus", &empty.base,
+                                  EP_TIME_NEVER, (ProtobufCMessage **)(void *)&status, &e),
+                 EP_OK, "%s", e.text);
+    cr_expect_str_eq(status->node, "n1");
+    cr_expect_str_eq(status->state, "serving");
+    cr_expect_eq(status->rows_served, 4);
+    cr_expect_eq(status->requests_served, 1);
+    cr_assert_eq(status->n_layers, 2);
+    cr_expect_eq(status->layers[0]->rows_served, 0);
+    cr_expect_eq(status->layers[1]->rows_served, 4);
+    cr_expect_eq(status->layers[1]->experts_resident, 8);
+    protobuf_c_message_free_unpacked(&status->base, NULL);
+
+    Expertd__V1__DescribeReply *described = NULL;
+    cr_assert_eq(ep_rpc_call_sync(peer.channel, "expertd.v1.ExpertService", "Describe", &empty.base,
+                                  EP_TIME_NEVER, (ProtobufCMessage **)(void *)&described, &e),
+                 EP_OK, "%s", e.text);
+    cr_assert_eq(described->n_models, 1);
+    cr_expect_str_eq(described->models[0]->name, "demo");
+    cr_expect_eq(described->models[0]->layers[0]->n_owned, 8);
+    protobuf_c_message_free_unpacked(&described->base, NULL);
+
+    cr_expect_eq(ep_test_http_get(node.probe_url, "/metrics", &metrics), 200);
+    static const char *const wanted[] = {"expertd_build_info{version=",
+                                         "expertd_ready 1\n",
+                                         "expertd_requests_total{result=\"OK\"} 1\n",
+                                         "expertd_rows_served_total 4\n",
+                                         "expertd_experts_resident 16\n",
+                                         "expertd_request_duration_seconds_count{stage=\"total\"} 1\n",
+                                         "expertd_coordinator_connected 0\n",
+                                         "expertd_layer_rows_served_total{model=\"demo\",version=\""};
+    for (size_t i = 0; i < sizeof(wanted) / sizeof(wanted[0]); i++) {
+        cr_expect(strstr(metrics, wanted[i]) != NULL, "no %s in\n%s", wanted[i], metrics);
+    }
+    free(metrics);
+    ep_test_peer_close(&peer);
+    expect_output("node-start name n1 rpc tcp://127.0.0.1:");
+    expect_output("node-memory weights_bytes");
+    stop_cleanly();
+}
+
+Test(expertd, a_stopping_node_finishes_its_calls_and_is_no_longer_ready)
+{
+    /* Big enough to be in work when the signal comes: 2000 rows of plain loops on one thread. */
+    ep_fixture_config config = ep_fixture_default();
+    char path[PATH_BYTES], flag[PATH_BYTES + 32];
+    enum { ROWS = 2000, WIDTH = 256 };
+    static uint16_t x[ROWS * WIDTH], rows[ROWS * WIDTH];
+    static ep_wire_slot slots[ROWS];
+    ep_test_peer peer;
+    ep_test_pending pending;
+    ep_error e;
+    config.hidden = WIDTH;
+    config.inner = 1024;
+    make_model("wide", &config, path);
+    snprintf(flag, sizeof(flag), "--model=demo=%s", path);
+    for (uint32_t i = 0; i < ROWS; i++) {
+        slots[i] = (ep_wire_slot){i, i / 250};
+    }
+    start(flag, "--backend=reference", "--threads=1", "--inflight-tokens=4096", "--drain-ms=100000");
+    await_notice("READY=1");
+    cr_assert_eq(ep_test_peer_open(&peer, node.rpc_url, &e), EP_OK, "%s", e.text);
+    ep_test_forward f = sample(x, WIDTH, slots, ROWS, ROWS);
+    f.timeout_ms = WAIT_MS;
+    cr_assert_eq(ep_test_forward_begin(&peer, &f, rows, &pending, &e), EP_OK, "%s", e.text);
+    char *metrics = NULL;
+    do { /* until the node has it in work */
+        free(metrics);
+        cr_assert_eq(ep_test_http_get(node.probe_url, "/metrics", &metrics), 200);
+    } while (strstr(metrics, "expertd_requests_in_flight 1\n") == NULL);
+    free(metrics);
+    ep_test_process_signal(&node, SIGTERM);
+    await_notice("STOPPING=1");
+    char *body;
+    cr_expect_eq(ep_test_http_get(node.probe_url, "/readyz", &body), 503);
+    cr_expect(strstr(body, "[-] state: draining") != NULL, "%s", body);
+    free(body);
+    ep_test_pending late;
+    ep_error refused;
+    if (ep_test_forward_begin(&peer, &f, NULL, &late, &refused) == EP_OK) {
+        cr_expect_eq(ep_test_forward_wait(&late, &refused), EP_ERR_DRAINING, "%s", refused.text);
+    }
+    cr_expect_eq(ep_test_forward_wait(&pending, &e), EP_OK, "%s", e.text);
+    cr_expect_eq(ep_test_process_wait(&node, WAIT_MS), 0);
+    ep_test_peer_close(&peer);
+}
+
+Test(expertd, waits_for_its_coordinator_without_being_ready)
+{
+    start(model_flag, "--coordinator-url=tcp://127.0.0.1:9", NULL, NULL,
+          NULL); /* nobody listens on the discard port */
+    cr_expect_eq(ep_test_http_get(node.probe_url, "/livez", NULL), 200);
+    cr_expect_eq(ep_test_http_get(node.probe_url, "/readyz", NULL), 503);
+    cr_expect_eq(ep_test_http_get(node.probe_url, "/startupz", NULL), 503);
+    ep_test_peer peer;
+    ep_error e;
+    uint16_t x[3 * 32];
+    ep_test_forward f = sample(x, 32, four_slots, 4, 3);
+    cr_assert_eq(ep_test_peer_open(&peer, node.rpc_url, &e), EP_OK, "%s", e.text);
+    cr_expect_eq(ep_test_forward_run(&peer, &f, NULL, &e), EP_ERR_NOT_OWNER);
+    cr_expect_str_eq(e.node, "n1");
+    ep_test_peer_close(&peer);
+    stop_cleanly();
+}
+
+Test(expertd, two_models_with_the_same_layers_do_not_mix)
+{
+    ep_fixture_config config = ep_fixture_default();
+    char other_path[PATH_BYTES], other_flag[PATH_BYTES + 32];
+    ep_test_peer peer;
+    ep_error e;
+    config.seed += 1;
+    make_model("other", &config, other_path);
+    snprintf(other_flag, sizeof(other_flag), "--model=other=%s", other_path);
+    start(model_flag, other_flag, NULL, NULL, NULL);
+    await_notice("READY=1");
+    cr_assert_eq(ep_test_peer_open(&peer, node.rpc_url, &e), EP_OK, "%s", e.text);
+    for (int i = 0; i < 10; i++) {
+        expect_exact(&peer, "demo", model_path);
+        expect_exact(&peer, "other", other_path);
+    }
+    ep_test_peer_close(&peer);
+    stop_cleanly();
+}
+
+/* Runs the program to its end with these flags: its code and, in *out_text, what it printed. */
+static int run(char **out_text, const char *a, const char *b, const char *c)
+{
+    const char *args[] = {a, b, c, NULL};
+    return ep_test_process_run(dir, "run", EP_EXPERTD_PATH, args, NULL, WAIT_MS, out_text);
+}
+
+static void expect_run(int code, const char *part, const char *a, const char *b, const char *c)
+{
+    char *text;
+    cr_expect_eq(run(&text, a, b, c), code, "%s", text);
+    cr_expect(strstr(text, part) != NULL, "no '%s' in:\n%s", part, text);
+    free(text);
+}
+
+Test(expertd, bad_configuration_ends_with_1_and_says_what_is_wrong)
+{
+    char file[PATH_BYTES], flag[PATH_BYTES + 32], where[PATH_BYTES + 128];
+    snprintf(file, sizeof(file), "%s/bad.yaml", dir);
+    snprintf(flag, sizeof(flag), "--config=%s", file);
+    snprintf(where, sizeof(where),
+             "file %s:2: drain_ms: 'soon' is not a whole number; allowed: 0..3600000 ms", file);
+    cr_assert(ep_test_write_file(file, "node_name: a\ndrain_ms: soon\n", 0600));
+    expect_run(1, where, flag, "--check-config", NULL);
+    expect_run(1, where, "--check-config", file, NULL);
+    expect_run(1, where, flag, NULL, NULL);
+    expect_run(1, "models: there is no model to serve", "--check-config", NULL, NULL);
+    expect_run(1, "'gpu' is no backend of this build", model_flag, "--backend=gpu", NULL);
+    expect_run(1, "unrecognized option", "--nonsense", NULL, NULL);
+    expect_run(1, "insecure: true", model_flag, "--listen=tcp://0.0.0.0:0", NULL);
+    expect_run(0, "the configuration is right", model_flag, "--check-config", NULL);
+    expect_run(0, "drain_ms: 5  # flag --drain-ms", model_flag, "--print-config", "--drain-ms=5");
+    expect_run(0, "\"wire_version\": 1", "--version", "--json", NULL);
+    expect_run(0, "--weight-bytes-max", "--help", NULL, NULL);
+    char broken[PATH_BYTES + 16];
+    snprintf(broken, sizeof(broken), "%s/config.json", model_path);
+    cr_assert(ep_test_write_file(broken, "{", 0600));
+    expect_run(1, "config.json", model_flag, "--listen=tcp://127.0.0.1:0", "--probe-address=127.0.0.1:0");
+}
+
+Test(expertd, a_taken_port_is_named)
+{
+    char flag[EP_TEST_PATH_BYTES + 16];
+    start(model_flag, NULL, NULL, NULL, NULL);
+    snprintf(flag, sizeof(flag), "--listen=%s", node.rpc_url);
+    expect_run(1, node.rpc_url, model_flag, flag, "--probe-address=");
+    stop_cleanly();
+}
+
+Test(expertd, hangup_checks_first_and_reports_what_needs_a_restart)
+{
+    char file[PATH_BYTES], flag[PATH_BYTES + 32], text[PATH_BYTES + 128];
+    snprintf(file, sizeof(file), "%s/c.yaml", dir);
+    snprintf(flag, sizeof(flag), "--config=%s", file);
+    cr_assert(ep_test_write_file(file, "threads: 1\ndrain_ms: 5000\n", 0600));
+    start(model_flag, flag, NULL, NULL, NULL);
+    await_notice("READY=1");
+    cr_assert(ep_test_write_file(file, "threads: 1x\n", 0600));
+    ep_test_process_signal(&node, SIGHUP);
+    await_notice("RELOADING=1");
+    await_notice("READY=1");
+    expect_output("config-reload refused, nothing changed: file");
+    snprintf(text, sizeof(text), "threads: 2\ndrain_ms: 7000\n");
+    cr_assert(ep_test_write_file(file, text, 0600));
+    ep_test_process_signal(&node, SIGHUP);
+    await_notice("RELOADING=1");
+    await_notice("READY=1");
+    expect_output("threads changed; it takes effect after a restart");
+    expect_output("drain_ms changed\n");
+    cr_expect_eq(ep_test_http_get(node.probe_url, "/readyz", NULL), 200);
+    ep_test_process_signal(&node, SIGTERM);
+    cr_expect_eq(ep_test_process_wait(&node, WAIT_MS), 0);
+    expect_output("drain_ms 7000");
+}
+
+static long resident_kib(pid_t pid)
+{
+    char path[64];
+    long kib = 0;
+    snprintf(path, sizeof(path), "/proc/%d/status", (int)pid);
+    char *text = ep_test_read_file(path);
+    const char *line = strstr(text, "VmRSS:");
+    cr_assert_not_null(line);
+    sscanf(line, "VmRSS: %ld", &kib);
+    free(text);
+    return kib;
+}
+
+/* Sends bytes to a port and waits until the other side has ended the connection or answered. */
+static void throw_bytes(const char *url, const void *bytes, size_t count)
+{
+    char answer[256];
+    int fd = ep_test_tcp_connect(url);
+    cr_assert(fd >= 0, "%s refuses connections", url);
+    send(fd, bytes, count, MSG_NOSIGNAL);
+    shutdown(fd, SHUT_WR);
+    while (recv(fd, answer, sizeof(answer), 0) > 0) {
+    }
+    close(fd);
+}
+
+/* Frames with lengths, counts and texts that break the protocol, and noise. */
+static void throw_everything(const char *url, uint64_t seed)
+{
+    static const char *const texts[] = {"GET / HTTP/1.1\r\n\r\n", "EPD1", "EPD1\x01\x01\xff\xff",
+                                        "\x16\x03\x01\x02",       "",     "POST /metrics\r\n\r\n"};
+    uint8_t noise[512];
+    for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
+        throw_bytes(url, texts[i], strlen(texts[i]));
+    }
+    for (int i = 0; i < 60; i++) {
+        for (size_t b = 0; b < sizeof(noise); b++) {
+            noise[b] = (uint8_t)ep_splitmix64(&seed);
+        }
+        if (i % 2 == 0) {
+            memcpy(noise, "EPD1\x01\x01\x00\x00", 8);
+        }
+        if (i % 3 == 0) {
+            memset(noise + 28, 0xff - i % 5, 24); /* every length as large as it gets */
+        }
+        throw_bytes(url, noise, sizeof(noise));
+    }
+}
+
+Test(expertd, rubbish_on_both_ports_is_refused_and_others_are_served)
+{
+    ep_test_peer peer;
+    ep_error e;
+    start(model_flag, NULL, NULL, NULL, NULL);
+    await_notice("READY=1");
+    cr_assert_eq(ep_test_peer_open(&peer, node.rpc_url, &e), EP_OK, "%s", e.text);
+    throw_everything(node.rpc_url, 1);
+    throw_everything(node.probe_url, 2);
+    expect_exact(&peer, "demo", model_path);
+    long before_kib = resident_kib(node.pid);
+    for (uint64_t i = 0; i < 4; i++) {
+        throw_everything(node.rpc_url, 10 + i);
+        throw_everything(node.probe_url, 20 + i);
+        expect_exact(&peer, "demo", model_path);
+    }
+#if !defined(__SANITIZE_ADDRESS__) /* freed memory stays in quarantine there */
+    cr_expect_lt(resident_kib(node.pid) - before_kib, 4096, "memory grows with rubbish");
+#else
+    (void)before_kib;
+#endif
+    cr_expect_eq(ep_test_http_get(node.probe_url, "/readyz", NULL), 200);
+    ep_test_peer_close(&peer);
+    stop_cleanly();
+}
+
+Test(expertd, a_long_drain_is_ended_by_a_second_signal)
+{
+    /* A call that takes long, a long drain: the second signal does not wait for either. */
+    ep_fixture_config config = ep_fixture_default();
+    char path[PATH_BYTES], flag[PATH_BYTES + 32];
+    enum { ROWS = 4000, WIDTH = 256 };
+    static uint16_t x[ROWS * WIDTH];
+    static ep_wire_slot slots[ROWS];
+    ep_test_peer peer;
+    ep_test_pending pending;
+    ep_error e;
+    config.hidden = WIDTH;
+    config.inner = 2048;
+    make_model("wide", &config, path);
+    snprintf(flag, sizeof(flag), "--model=demo=%s", path);
+    for (uint32_t i = 0; i < ROWS; i++) {
+        slots[i] = (ep_wire_slot){i, 0};
+    }
+    start(flag, "--backend=reference", "--threads=1", "--inflight-tokens=4096", "--drain-ms=100000");
+    await_notice("READY=1");
+    cr_assert_eq(ep_test_peer_open(&peer, node.rpc_url, &e), EP_OK, "%s", e.text);
+    ep_test_forward f = sample(x, WIDTH, slots, ROWS, ROWS);
+    f.timeout_ms = WAIT_MS;
+    cr_assert_eq(ep_test_forward_begin(&peer, &f, NULL, &pending, &e), EP_OK, "%s", e.text);
+    char *metrics = NULL;
+    do {
+        free(metrics);
+        cr_assert_eq(ep_test_http_get(node.probe_url, "/metrics", &metrics), 200);
+    } while (strstr(metrics, "expertd_requests_in_flight 1\n") == NULL);
+    free(metrics);
+    ep_test_process_signal(&node, SIGTERM);
+    await_notice("STOPPING=1");
+    ep_test_process_signal(&node, SIGTERM);
+    cr_expect_eq(ep_test_process_wait(&node, WAIT_MS), 128 + SIGTERM);
+    cr_expect_eq(ep_test_forward_wait(&pending, &e), EP_ERR_CONNECTION_LOST, "%s", e.text);
+    ep_test_peer_close(&peer);
+}

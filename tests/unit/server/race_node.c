@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A whole node in one process, called by several threads while probes are read and experts come and go, then
+ * drained by a signal. A plain program, so that ThreadSanitizer can watch it. Exit code 0: every call gave
+ * the right rows or an allowed error.
+ */
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "common/process_setup.h"
+#include "expertd/node.h"
+#include "expertd/node_private.h"
+#include "support/checkpoint_fixture.h"
+#include "support/forward_call.h"
+#include "support/process.h"
+#include "transport/transport.h"
+
+#define CALLERS 4
+#define CALLS 150
+#define H 32
+
+static ep_node *node;
+static char model_path[EP_FIXTURE_PATH_BYTES];
+static uint16_t x[4 * H];
+static uint16_t wanted[5 * H];
+static _Atomic int bad;
+static _Atomic int served;
+static _Atomic bool churn_ends;
+static const ep_wire_slot slots[] = {{0, 0}, {1, 0}, {2, 3}, {3, 6}, {0, 7}};
+
+static ep_test_forward request(void)
+{
+    return (ep_test_forward){.layer = 1,
+                             .rows = 4,
+                             .slots = 5,
+                             .hidden = H,
+                             .x_dtype = EP_DTYPE_BF16,
+                             .reply_dtype = EP_DTYPE_BF16,
+                             .x = x,
+                             .wire_slots = slots};
+}
+
+static void *call_node(void *arg)
+{
+    ep_test_peer peer;
+    ep_error error;
+    uint16_t rows[5 * H];
+    ep_test_forward f = request();
+    f.prefill = arg != NULL;
+    if (ep_test_peer_open(&peer, node->url, &error) != EP_OK) {
+        atomic_fetch_add(&bad, 1);
+        return NULL;
+    }
+    for (int i = 0; i < CALLS; i++) {
+        ep_err err = ep_test_forward_run(&peer, &f, rows, &error);
+        bool is_right = err == EP_OK && memcmp(rows, wanted, sizeof(rows)) == 0;
+        served += is_right;
+        if (!is_right && err != EP_ERR_NOT_OWNER) {
+            fprintf(stderr, "call %d: %s %s\n", i, ep_err_name(err), error.text);
+            atomic_fetch_add(&bad, 1);
+        }
+    }
+    ep_test_peer_close(&peer);
+    return NULL;
+}
+
+/* Lets expert 6 of every layer go and come back, and reads what operators read. */
+static void *churn(void *arg)
+{
+    (void)arg;
+    uint8_t experts[8] = {1, 1, 1, 1, 1, 1, 1, 1};
+    for (int i = 0; !atomic_load(&churn_ends); i++) {
+        experts[6] = i % 2;
+        ep_weight_store_want(node->store, node->models.models[0].layers[1].store_slot, experts);
+        ep_weight_store_drop_unwanted(node->store);
+        ep_test_http_get(node->probe_url, i % 3 == 0 ? "/metrics" : "/readyz?verbose", NULL);
+    }
+    return NULL;
+}
+
+static void *drive(void *arg)
+{
+    pthread_t callers[CALLERS], churner;
+    (void)arg;
+    pthread_create(&churner, NULL, churn, NULL);
+    for (int i = 0; i < CALLERS; i++) {
+        pthread_create(&callers[i], NULL, call_node, i % 2 == 0 ? NULL : &served);
+    }
+    for (int i = 0; i < CALLERS; i++) {
+        pthread_join(callers[i], NULL);
+    }
+    atomic_store(&churn_ends, true);
+    pthread_join(churner, NULL);
+    kill(getpid(), SIGTERM);
+    return NULL;
+}
+
+static int run(const ep_options *options)
+{
+    ep_node_config config;
+    ep_node_source source = {.options = options};
+    ep_error error;
+    pthread_t driver;
+    if (ep_node_config_load(options, &config, &error) != EP_OK ||
+        ep_node_create(&config, &source, &node, &error) != EP_OK) {
+        fprintf(stderr, "%s\n", error.text);
+        return 1;
+    }
+    pthread_create(&driver, NULL, drive, NULL);
+    ep_node_run(node);
+    pthread_join(driver, NULL);
+    ep_node_destroy(node);
+    ep_node_config_fini(&config);
+    printf("served %d bad %d\n", atomic_load(&served), atomic_load(&bad));
+    return atomic_load(&bad) == 0 && atomic_load(&served) > 0 ? 0 : 1;
+}
+
+int main(void)
+{
+    ep_fixture_config fixture = ep_fixture_default();
+    char model_flag[EP_FIXTURE_PATH_BYTES + 32];
+    ep_options *options = NULL;
+    ep_error error;
+    ep_process_setup();
+    ep_fixture_temp_dir(model_path);
+    snprintf(model_flag, sizeof(model_flag), "--model=demo=%s", model_path);
+    char *argv[] = {(char *)(uintptr_t) "race", model_flag, (char *)(uintptr_t) "--listen=tcp://127.0.0.1:0",
+                    (char *)(uintptr_t) "--probe-address=127.0.0.1:0", (char *)(uintptr_t) "--threads=2"};
+    ep_test_forward f = request();
+    ep_test_fill_rows(1, EP_DTYPE_BF16, 4 * H, x);
+    int code = 1;
+    if (ep_fixture_write(&fixture, model_path, &error) == EP_OK &&
+        ep_test_expected_rows(model_path, &f, wanted, &error) == EP_OK &&
+        ep_options_load(&ep_node_options, 5, argv, NULL, &options, &error) == EP_OK) {
+        code = run(options);
+    } else {
+        fprintf(stderr, "%s\n", error.text);
+    }
+    ep_options_free(options);
+    ep_fixture_remove(model_path);
+    ep_transport_fini();
+    return code;
+}

@@ -1,0 +1,441 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Membership against a coordinator that the test plays: registers, loads what it is assigned, reports it,
+ * keeps old experts until the new table is in force, and registers again with a new coordinator. The event
+ * loop runs on the test's main thread.
+ */
+#include <criterion/criterion.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "coordinator.pb-c.h"
+#include "expertd/membership.h"
+#include "support/checkpoint_fixture.h"
+
+#define EXPERTS 8
+
+typedef struct coordinator {
+    Expertd__V1__Coordinator_Service base;
+    ep_rpc_server *server;
+    /* script, guarded by lock */
+    ep_epoch epoch;
+    ep_epoch committed;
+    uint32_t experts[EXPERTS]; /* of layer 0 */
+    size_t experts_count;
+    bool asks_again; /* the next heartbeat is told to register */
+    /* what was seen */
+    int registered;
+    int heartbeats;
+    ep_epoch reported;
+    uint32_t owned[EXPERTS];
+    size_t owned_count;
+    char state[16];
+} coordinator;
+
+static struct rig {
+    char dir[EP_FIXTURE_PATH_BYTES];
+    char url[64];
+    ep_node_model_config model_config;
+    ep_node_config config;
+    ep_backend *backend;
+    ep_weight_store *store;
+    ep_node_models models;
+    ep_node_epoch epoch;
+    ep_timer_service *timers;
+    ep_buffer_pool *pool;
+    ep_rpc_common common;
+    ep_service_loop *loop;
+    ep_membership *membership;
+    ep_loop_task weights_task;
+    ep_loop_timer *look;
+    pthread_mutex_t lock;
+    coordinator coordinator;
+    const char *state;
+    int step;
+} rig;
+
+/* ---- the coordinator ---- */
+
+static Expertd__V1__Epoch wire_epoch(ep_epoch epoch)
+{
+    Expertd__V1__Epoch wire = EXPERTD__V1__EPOCH__INIT;
+    wire.term = epoch.term;
+    wire.number = epoch.number;
+    return wire;
+}
+
+static Expertd__V1__NodeAssignment wire_assignment(coordinator *c)
+{
+    Expertd__V1__NodeAssignment assignment = EXPERTD__V1__NODE_ASSIGNMENT__INIT;
+    assignment.model = (char *)(uintptr_t) "demo";
+    assignment.layer = 0;
+    assignment.experts = c->experts;
+    assignment.n_experts = c->experts_count;
+    return assignment;
+}
+
+static void serve_register_node(Expertd__V1__Coordinator_Service *s, const Expertd__V1__RegisterRequest *in,
+                                Expertd__V1__RegisterReply_Closure closure, void *data)
+{
+    coordinator *c = (coordinator *)(void *)s;
+    Expertd__V1__RegisterReply reply = EXPERTD__V1__REGISTER_REPLY__INIT;
+    pthread_mutex_lock(&rig.lock);
+    cr_expect_str_eq(in->node, "n1");
+    cr_expect_str_eq(in->url, "tcp://here:1");
+    cr_expect_eq(in->incarnation, 77);
+    cr_expect_eq(in->n_models, 1);
+    cr_expect_str_eq(in->models[0]->name, "demo");
+    Expertd__V1__Epoch epoch = wire_epoch(c->epoch), committed = wire_epoch(c->committed);
+    Expertd__V1__NodeAssignment assignment = wire_assignment(c), *list = &assignment;
+    reply.node_id = 9;
+    reply.heartbeat_ms = EP_HEARTBEAT_MS_MIN;
+    reply.epoch = &epoch;
+    reply.committed = &committed;
+    reply.assignments = &list;
+    reply.n_assignments = 1;
+    c->registered++;
+    closure(&reply, data);
+    pthread_mutex_unlock(&rig.lock);
+    ep_rpc_call_finish(data, EP_OK, NULL);
+}
+
+static void note_heartbeat(coordinator *c, const Expertd__V1__HeartbeatRequest *in)
+{
+    c->heartbeats++;
+    c->reported = (ep_epoch){in->epoch->term, in->epoch->number};
+    snprintf(c->state, sizeof(c->state), "%s", in->state);
+    if (in->n_models > 0) {
+        const Expertd__V1__LayerInfo *layer = in->models[0]->layers[0];
+        c->owned_count = layer->n_owned;
+        for (size_t i = 0; i < layer->n_owned && i < EXPERTS; i++) {
+            c->owned[i] = layer->owned[i];
+        }
+    }
+}
+
+static void serve_heartbeat(Expertd__V1__Coordinator_Service *s, const Expertd__V1__HeartbeatRequest *in,
+                            Expertd__V1__HeartbeatReply_Closure closure, void *data)
+{
+    coordinator *c = (coordinator *)(void *)s;
+    Expertd__V1__HeartbeatReply reply = EXPERTD__V1__HEARTBEAT_REPLY__INIT;
+    pthread_mutex_lock(&rig.lock);
+    note_heartbeat(c, in);
+    Expertd__V1__Epoch epoch = wire_epoch(c->epoch), committed = wire_epoch(c->committed);
+    Expertd__V1__NodeAssignment assignment = wire_assignment(c), *list = &assignment;
+    reply.epoch = &epoch;
+    reply.committed = &committed;
+    reply.reregister = c->asks_again;
+    c->asks_again = false;
+    if (ep_epoch_compare(c->reported, c->epoch) != 0) {
+        reply.has_assignments = true;
+        reply.assignments = &list;
+        reply.n_assignments = 1;
+    }
+    closure(&reply, data);
+    pthread_mutex_unlock(&rig.lock);
+    ep_rpc_call_finish(data, EP_OK, NULL);
+}
+
+static void serve_watch_placement(Expertd__V1__Coordinator_Service *s,
+                                  const Expertd__V1__WatchPlacementRequest *in,
+                                  Expertd__V1__PlacementSnapshot_Closure closure, void *data)
+{
+    (void)s;
+    (void)in;
+    (void)closure;
+    ep_rpc_call_finish(data, EP_ERR_UNIMPLEMENTED, NULL);
+}
+
+static void serve_cluster_status(Expertd__V1__Coordinator_Service *s, const Expertd__V1__Empty *in,
+                                 Expertd__V1__ClusterStatusReply_Closure closure, void *data)
+{
+    (void)s;
+    (void)in;
+    (void)closure;
+    ep_rpc_call_finish(data, EP_ERR_UNIMPLEMENTED, NULL);
+}
+
+static void start_coordinator(void)
+{
+    ep_error e;
+    ep_lane_address address = {.url = rig.url};
+    ep_rpc_server_config config = {.common = rig.common};
+    config.common.node = "c";
+    config.common.role = "coordinator";
+    rig.coordinator.base = (Expertd__V1__Coordinator_Service)EXPERTD__V1__COORDINATOR__INIT(serve_);
+    cr_assert_eq(ep_rpc_server_create(&config, &rig.coordinator.server, &e), EP_OK, "%s", e.text);
+    cr_assert_eq(ep_rpc_server_add_service(rig.coordinator.server, &rig.coordinator.base.base, &e), EP_OK,
+                 "%s", e.text);
+    ep_rpc_server_set_state(rig.coordinator.server, "serving");
+    cr_assert_eq(ep_rpc_server_listen(rig.coordinator.server, &address, &e), EP_OK, "%s", e.text);
+}
+
+static void assign(ep_epoch epoch, ep_epoch committed, uint32_t first, size_t count)
+{
+    pthread_mutex_lock(&rig.lock);
+    rig.coordinator.epoch = epoch;
+    rig.coordinator.committed = committed;
+    rig.coordinator.experts_count = count;
+    for (size_t i = 0; i < count; i++) {
+        rig.coordinator.experts[i] = first + (uint32_t)i;
+    }
+    pthread_mutex_unlock(&rig.lock);
+}
+
+static coordinator seen(void)
+{
+    pthread_mutex_lock(&rig.lock);
+    coordinator c = rig.coordinator;
+    pthread_mutex_unlock(&rig.lock);
+    return c;
+}
+
+/* ---- the node ---- */
+
+static void on_weights(void *arg)
+{
+    (void)arg;
+    ep_service_loop_post(rig.loop, &rig.weights_task);
+}
+
+static void weights_on_loop(void *arg)
+{
+    (void)arg;
+    ep_membership_on_weights(rig.membership);
+}
+
+static void report(void *arg, ep_membership_report *out)
+{
+    (void)arg;
+    out->state = rig.state;
+    out->rows_served = 5;
+}
+
+static void ignore(void *arg)
+{
+    (void)arg;
+}
+
+static void on_stop(void *arg, const char *name)
+{
+    (void)arg;
+    (void)name;
+    ep_service_loop_quit(rig.loop);
+}
+
+static void setup(void)
+{
+    ep_error e;
+    ep_fixture_config fixture = ep_fixture_default();
+    pthread_mutex_init(&rig.lock, NULL);
+    rig.state = "serving";
+    ep_fixture_temp_dir(rig.dir);
+    cr_assert_eq(ep_fixture_write(&fixture, rig.dir, &e), EP_OK, "%s", e.text);
+    snprintf(rig.url, sizeof(rig.url), "loopback://coordinator-%d", (int)getpid());
+    ep_backend_config backend = {.threads = 1};
+    cr_assert_eq(ep_backend_by_name("reference")->open(&backend, &rig.backend, &e), EP_OK, "%s", e.text);
+    rig.model_config = (ep_node_model_config){.name = "demo", .path = rig.dir, .choice = EP_EXPERTS_ASSIGNED};
+    rig.config = (ep_node_config){.models_count = 1, .models = &rig.model_config};
+    ep_node_epoch_init(&rig.epoch);
+    ep_service_loop_handler handler = {.on_stop = on_stop};
+    cr_assert_eq(ep_service_loop_create(&handler, &rig.loop, &e), EP_OK, "%s", e.text);
+    rig.weights_task = (ep_loop_task){.func = weights_on_loop};
+    ep_weight_store_config store = {.backend = rig.backend, .on_change = on_weights};
+    cr_assert_eq(ep_weight_store_create(&store, &rig.store, &e), EP_OK);
+    cr_assert_eq(ep_node_models_open(&rig.models, &rig.config, rig.backend, rig.store, &e), EP_OK, "%s",
+                 e.text);
+    cr_assert_eq(ep_weight_store_start(rig.store, &e), EP_OK);
+    cr_assert_eq(ep_timer_service_create("rig", &rig.timers), EP_OK);
+    cr_assert_eq(ep_buffer_pool_create(0, 1 << 20, &rig.pool), EP_OK);
+    rig.common = (ep_rpc_common){.timers = rig.timers,
+                                 .pool = rig.pool,
+                                 .token = "",
+                                 .node = "n1",
+                                 .role = "node",
+                                 .incarnation = 77,
+                                 .payload_crc = true};
+    ep_rpc_limits_default(&rig.common.limits);
+}
+
+static void start_membership(void)
+{
+    ep_error e;
+    ep_membership_config config = {.coordinator_url = rig.url,
+                                   .node_url = "tcp://here:1",
+                                   .common = &rig.common,
+                                   .drop_grace_ms = 1,
+                                   .loop = rig.loop,
+                                   .models = &rig.models,
+                                   .store = rig.store,
+                                   .epoch = &rig.epoch,
+                                   .report = report,
+                                   .on_change = ignore};
+    cr_assert_eq(ep_membership_create(&config, &rig.membership, &e), EP_OK, "%s", e.text);
+}
+
+static void teardown(void)
+{
+    ep_membership_destroy(rig.membership);
+    ep_rpc_server_destroy(rig.coordinator.server);
+    ep_weight_store_destroy(rig.store);
+    ep_node_models_close(&rig.models);
+    if (rig.backend != NULL) {
+        rig.backend->ops->close(rig.backend);
+    }
+    ep_buffer_pool_destroy(rig.pool);
+    ep_timer_service_destroy(rig.timers);
+    ep_service_loop_destroy(rig.loop);
+    ep_fixture_remove(rig.dir);
+}
+
+TestSuite(membership, .init = setup, .fini = teardown, .timeout = 60);
+
+/* Runs the loop until condition() holds; it is looked at every few milliseconds of the loop's own time. */
+static bool (*condition)(void);
+static void look(void *arg)
+{
+    (void)arg;
+    if (condition()) {
+        ep_service_loop_quit(rig.loop);
+    }
+}
+
+static void run_until(bool (*func)(void))
+{
+    condition = func;
+    if (rig.look == NULL) {
+        cr_assert_eq(ep_service_loop_timer_create(rig.loop, look, NULL, &rig.look), EP_OK);
+        ep_loop_timer_start(rig.look, 1, 2);
+    }
+    ep_service_loop_run(rig.loop);
+}
+
+static bool reported_1_1(void)
+{
+    coordinator c = seen();
+    return c.reported.number == 1 && c.owned_count == 3;
+}
+
+static bool reported_1_2(void)
+{
+    coordinator c = seen();
+    return c.reported.number == 2 && c.heartbeats > rig.step;
+}
+
+static bool dropped(void)
+{
+    coordinator c = seen();
+    return c.owned_count == 2;
+}
+
+Test(membership, assignments_are_loaded_reported_and_old_experts_go_after_the_commit)
+{
+    ep_membership_view view;
+    start_coordinator();
+    assign((ep_epoch){1, 1}, (ep_epoch){1, 1}, 0, 3); /* experts 0 1 2 */
+    start_membership();
+    run_until(reported_1_1);
+    coordinator c = seen();
+    cr_expect_eq(c.registered, 1);
+    cr_expect_eq(c.owned[2], 2);
+    cr_expect_str_eq(c.state, "serving");
+    ep_membership_read(rig.membership, &view);
+    cr_expect(view.is_connected);
+    cr_expect(view.was_assigned);
+    cr_expect_eq(view.node_id, 9);
+
+    assign((ep_epoch){1, 2}, (ep_epoch){1, 1}, 2,
+           2); /* prepare: experts 2 3; 0 and 1 are still needed by 1.1 */
+    rig.step = seen().heartbeats + 5;
+    run_until(reported_1_2);
+    cr_expect_eq(seen().owned_count, 4, "nothing goes before the new table is in force");
+    cr_expect_eq(ep_node_epoch_loaded(&rig.epoch).number, 2);
+    cr_expect_eq(ep_node_epoch_in_force(&rig.epoch).number, 1);
+
+    assign((ep_epoch){1, 2}, (ep_epoch){1, 2}, 2, 2); /* commit */
+    run_until(dropped);
+    c = seen();
+    cr_expect_eq(c.owned[0], 2);
+    cr_expect_eq(c.owned[1], 3);
+    cr_expect_eq(ep_node_epoch_in_force(&rig.epoch).number, 2);
+}
+
+static bool registered_twice(void)
+{
+    return seen().registered == 2 && seen().heartbeats > rig.step;
+}
+
+Test(membership, registers_again_when_told_to)
+{
+    start_coordinator();
+    assign((ep_epoch){1, 1}, (ep_epoch){1, 1}, 0, 3);
+    start_membership();
+    run_until(reported_1_1);
+    pthread_mutex_lock(&rig.lock);
+    rig.coordinator.asks_again = true;
+    rig.step = rig.coordinator.heartbeats + 2;
+    pthread_mutex_unlock(&rig.lock);
+    run_until(registered_twice);
+}
+
+static bool lost(void)
+{
+    ep_membership_view view;
+    ep_membership_read(rig.membership, &view);
+    return !view.is_connected;
+}
+
+Test(membership, a_lost_coordinator_changes_nothing_and_a_new_one_is_joined)
+{
+    start_coordinator();
+    assign((ep_epoch){1, 1}, (ep_epoch){1, 1}, 0, 3);
+    start_membership();
+    run_until(reported_1_1);
+    ep_rpc_server_destroy(rig.coordinator.server);
+    rig.coordinator.server = NULL;
+    run_until(lost);
+    cr_expect_eq(ep_weight_store_owned_count(rig.store, 0), 3, "experts stay without a coordinator");
+    start_coordinator();
+    rig.step = seen().heartbeats;
+    run_until(registered_twice);
+    cr_expect_eq(seen().owned_count, 3);
+}
+
+static bool draining_seen(void)
+{
+    ep_membership_view view;
+    ep_membership_read(rig.membership, &view);
+    return view.said_draining;
+}
+
+Test(membership, draining_is_said_at_once)
+{
+    start_coordinator();
+    assign((ep_epoch){1, 1}, (ep_epoch){1, 1}, 0, 3);
+    start_membership();
+    run_until(reported_1_1);
+    rig.state = "draining";
+    ep_membership_hurry(rig.membership);
+    run_until(draining_seen);
+    cr_expect_str_eq(seen().state, "draining");
+}
+
+static bool reported_nothing_but_assigned(void)
+{
+    ep_membership_view view;
+    ep_membership_read(rig.membership, &view);
+    return view.was_assigned && seen().owned_count == 1 && seen().heartbeats > rig.step;
+}
+
+Test(membership, an_assignment_beyond_the_model_is_ignored_where_it_is_wrong)
+{
+    start_coordinator();
+    assign((ep_epoch){1, 1}, (ep_epoch){1, 1}, EXPERTS - 1, 3); /* 7, and 8 and 9, which do not exist */
+    start_membership();
+    rig.step = 3;
+    run_until(reported_nothing_but_assigned);
+    cr_expect_eq(seen().owned[0], EXPERTS - 1);
+}
