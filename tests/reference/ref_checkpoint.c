@@ -294,18 +294,23 @@ static bool load_expert(const struct ref_checkpoint *checkpoint, const char *ste
 static void load_shared(const struct ref_checkpoint *checkpoint, const char *base, const char *const part[3],
                         struct ref_layer *layer)
 {
-    static const char *const names[] = {"mlp.shared_experts.", "mlp.shared_expert."};
+    static const char *const names[] = {"mlp.shared_experts.", "mlp.shared_expert.",
+                                        "block_sparse_moe.shared_experts."};
+    static const char *const gates[] = {"mlp.shared_expert_gate.weight",
+                                        "block_sparse_moe.shared_expert_gate.weight"};
     char stem[NAME_BYTES];
     struct ref_tensor tensor;
     struct ref_expert *shared = allocate(sizeof(*shared));
     layer->shared = shared;
-    for (size_t i = 0; i < 2 && layer->shared_count == 0; i++) {
+    for (size_t i = 0; i < 3 && layer->shared_count == 0; i++) {
         snprintf(stem, sizeof(stem), "%s%s", base, names[i]);
         layer->shared_count = load_expert(checkpoint, stem, part, layer->hidden, shared) ? 1 : 0;
     }
-    snprintf(stem, sizeof(stem), "%smlp.shared_expert_gate.weight", base);
-    if (layer->shared_count == 1 && ref_checkpoint_find(checkpoint, stem, &tensor)) {
-        shared->output_gate = ref_checkpoint_load(checkpoint, stem, layer->hidden);
+    for (size_t i = 0; i < 2 && layer->shared_count == 1 && shared->output_gate == NULL; i++) {
+        snprintf(stem, sizeof(stem), "%s%s", base, gates[i]);
+        if (ref_checkpoint_find(checkpoint, stem, &tensor)) {
+            shared->output_gate = ref_checkpoint_load(checkpoint, stem, layer->hidden);
+        }
     }
 }
 

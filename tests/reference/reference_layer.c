@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The oracle's layer: check, then token by token and slot by slot, in the order the contract is written.
- * Built with REF_MUTATE_ORDER, _FMA, _ROUND, _SLOT or _GATE it makes one mistake on purpose: the property test proves with
- * such copies that it would see that mistake in the service.
+ * Built with REF_MUTATE_ORDER, _FMA, _ROUND, _SLOT or _GATE it makes one mistake on purpose: the property
+ * test proves with such copies that it would see that mistake in the service.
  */
 #include "reference_layer.h"
 
@@ -311,7 +311,8 @@ static bool is_lost(size_t top_k, size_t k)
 }
 
 /* A shared expert's row as it arrives. */
-static void shared_row(const struct ref_expert *shared, size_t hidden, enum ref_dtype wire_dtype, const struct scratch *s)
+static void shared_row(const struct ref_expert *shared, size_t hidden, enum ref_dtype wire_dtype,
+                       const struct scratch *s)
 {
     struct ref_expert expert = *shared;
 #ifdef REF_MUTATE_GATE

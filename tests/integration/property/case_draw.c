@@ -19,7 +19,11 @@ static enum ref_dtype draw_float_dtype(random_source *random)
 static value_kind draw_value_kind(random_source *random)
 {
     uint32_t n = random_below(random, 20);
-    return n < 11 ? VALUES_PLAIN : n < 14 ? VALUES_WIDE : n < 15 ? VALUES_TINY : n < 16 ? VALUES_HUGE : VALUES_SPECIAL;
+    return n < 11   ? VALUES_PLAIN
+           : n < 14 ? VALUES_WIDE
+           : n < 15 ? VALUES_TINY
+           : n < 16 ? VALUES_HUGE
+                    : VALUES_SPECIAL;
 }
 
 static float draw_special_value(random_source *random)
@@ -61,7 +65,8 @@ static float draw_value(random_source *random, value_kind kind)
     return value;
 }
 
-static void *draw_values(layer_case *c, random_source *random, enum ref_dtype dtype, value_kind kind, size_t count)
+static void *draw_values(layer_case *c, random_source *random, enum ref_dtype dtype, value_kind kind,
+                         size_t count)
 {
     uint8_t *data = case_alloc(c, count * ref_dtype_bytes(dtype));
     for (size_t i = 0; i < count; i++) {
@@ -86,9 +91,14 @@ static void draw_shape(layer_case *c, random_source *random)
     uint32_t tokens = random_below(random, 100);
     uint32_t slots = random_below(random, 100);
     struct ref_batch *b = &c->batch;
-    b->tokens = tokens < 3 ? 0 : tokens < 15 ? 1 : tokens < 95 ? random_between(random, 2, 24) : tokens < 99 ? random_between(random, 25, 90)
-                                                                                                      : random_between(random, 91, 300);
-    b->top_k = slots < 10 ? 1 : slots < 97 ? random_between(random, 1, 8) : random_between(random, 9, TOP_K_MAX);
+    b->tokens = tokens < 3    ? 0
+                : tokens < 15 ? 1
+                : tokens < 95 ? random_between(random, 2, 24)
+                : tokens < 99 ? random_between(random, 25, 90)
+                              : random_between(random, 91, 300);
+    b->top_k = slots < 10   ? 1
+               : slots < 97 ? random_between(random, 1, 8)
+                            : random_between(random, 9, TOP_K_MAX);
     b->tokens = b->top_k > 8 && b->tokens > 24 ? 24 : b->tokens;
 }
 
@@ -106,7 +116,8 @@ static void draw_choices(layer_case *c, random_source *random)
     b->no_service_shared = source >= 6;
     if (source >= 8) {
         b->caller_shared_dtype = draw_float_dtype(random);
-        b->caller_shared = draw_values(c, random, b->caller_shared_dtype, draw_value_kind(random), b->tokens * c->layer.hidden);
+        b->caller_shared = draw_values(c, random, b->caller_shared_dtype, draw_value_kind(random),
+                                       b->tokens * c->layer.hidden);
     }
     if (random_chance(random, 10)) {
         b->x_abs_max = random_chance(random, 50) ? 1.9f : ldexpf(1.0f, (int)random_below(random, 30));
@@ -128,7 +139,8 @@ static void draw_i8_rows(layer_case *c, random_source *random, value_kind kind)
     }
     for (size_t t = 0; t < b->tokens; t++) {
         bool special = kind == VALUES_SPECIAL && random_chance(random, 30);
-        scales[t] = special ? draw_special_value(random) : draw_value(random, kind == VALUES_HUGE ? VALUES_WIDE : kind) / 127.0f;
+        scales[t] = special ? draw_special_value(random)
+                            : draw_value(random, kind == VALUES_HUGE ? VALUES_WIDE : kind) / 127.0f;
     }
     b->x = q;
     b->x_dtype = REF_I8;
@@ -185,7 +197,7 @@ static void draw_special_experts(layer_case *c, random_source *random, case_cons
 typedef struct id_mix {
     uint32_t sentinel;
     uint32_t special;
-    uint32_t hot;      /* routed ids that fall on the first two experts */
+    uint32_t hot; /* routed ids that fall on the first two experts */
 } id_mix;
 
 static int64_t draw_routed(const layer_case *c, random_source *random, const id_mix *mix)
@@ -205,7 +217,8 @@ static bool is_taken(const int64_t *row, size_t count, int64_t id)
     return false;
 }
 
-static int64_t draw_id(const layer_case *c, random_source *random, const id_mix *mix, const int64_t *row, size_t before)
+static int64_t draw_id(const layer_case *c, random_source *random, const id_mix *mix, const int64_t *row,
+                       size_t before)
 {
     const struct ref_layer *l = &c->layer;
     uint32_t special = (uint32_t)(l->zero_count + l->copy_count + l->constant_count);
@@ -230,12 +243,14 @@ static int64_t draw_id(const layer_case *c, random_source *random, const id_mix 
     return sentinel; /* more slots than experts */
 }
 
-/* A few batches carry one id that may be wrong; whether it is, the oracle decides: it may lie in a masked slot. */
+/* A few batches carry one id that may be wrong; whether it is, the oracle decides: it may lie in a masked
+ * slot. */
 static void spoil_an_id(const layer_case *c, random_source *random, int64_t *ids)
 {
     static const int64_t far[] = {-2, INT32_MIN, INT32_MAX, 1 << 20};
     const struct ref_batch *b = &c->batch;
-    int64_t total = (int64_t)(c->layer.expert_count + c->layer.zero_count + c->layer.copy_count + c->layer.constant_count);
+    int64_t total = (int64_t)(c->layer.expert_count + c->layer.zero_count + c->layer.copy_count +
+                              c->layer.constant_count);
     size_t token = random_below(random, (uint32_t)b->tokens);
     size_t slot = random_below(random, (uint32_t)b->top_k);
     int64_t *at = &ids[token * b->top_k + slot];
@@ -249,7 +264,8 @@ static void spoil_an_id(const layer_case *c, random_source *random, int64_t *ids
 
 static void draw_ids(layer_case *c, random_source *random)
 {
-    static const id_mix mixes[] = {{0, 0, 0}, {0, 0, 0}, {10, 20, 0}, {30, 50, 0}, {0, 0, 70}, {90, 30, 0}, {100, 0, 0}};
+    static const id_mix mixes[] = {{0, 0, 0},  {0, 0, 0},   {10, 20, 0}, {30, 50, 0},
+                                   {0, 0, 70}, {90, 30, 0}, {100, 0, 0}};
     struct ref_batch *b = &c->batch;
     const id_mix *mix = &mixes[random_below(random, sizeof(mixes) / sizeof(mixes[0]))];
     size_t slots = b->tokens * b->top_k;

@@ -29,17 +29,17 @@ static void on_done(void *arg, const ep_moe_result *result)
     pthread_mutex_unlock(&done->lock);
 }
 
-static ep_err call_with_callback(const layer_case *c, ep_client *client, ep_error *out_error)
+static ep_err call_with_callback(const layer_case *c, ep_client *client, ep_moe_result *out_result)
 {
     completion done = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
-    ep_err err = ep_moe_forward_async(client, &c->args, &c->out, on_done, &done, NULL, out_error);
+    ep_err err = ep_moe_forward_async(client, &c->args, &c->out, on_done, &done, NULL, &out_result->error);
     if (err == EP_OK) {
         pthread_mutex_lock(&done.lock);
         while (done.count == 0) {
             pthread_cond_wait(&done.changed, &done.lock);
         }
         pthread_mutex_unlock(&done.lock);
-        *out_error = done.result.error;
+        *out_result = done.result;
         err = done.result.error.code;
     }
     pthread_mutex_destroy(&done.lock);
@@ -48,37 +48,31 @@ static ep_err call_with_callback(const layer_case *c, ep_client *client, ep_erro
 }
 
 /* Twice: the second run meets what the first left in the call's buffers. */
-static ep_err call_prepared(const layer_case *c, ep_client *client, ep_error *out_error)
+static ep_err call_prepared(const layer_case *c, ep_client *client, ep_moe_result *out_result)
 {
     ep_call *call = NULL;
-    ep_moe_result result;
-    ep_err err = ep_call_create(client, &c->args, &c->out, &call, out_error);
+    ep_err err = ep_call_create(client, &c->args, &c->out, &call, &out_result->error);
     for (int run = 0; err == EP_OK && run < 2; run++) {
-        err = ep_call_begin(call, (uint32_t)c->batch.tokens, out_error);
+        err = ep_call_begin(call, (uint32_t)c->batch.tokens, &out_result->error);
         if (err == EP_OK) {
-            err = ep_call_finish(call, &result);
-            *out_error = result.error;
+            err = ep_call_finish(call, out_result);
         }
     }
     ep_call_destroy(call);
     return err;
 }
 
-static ep_err call_service(const layer_case *c, ep_client *client, ep_error *out_error)
+static ep_err call_service(const layer_case *c, ep_client *client, ep_moe_result *out_result)
 {
-    ep_moe_result result;
-    ep_err err;
     switch (c->form) {
     case CALL_CALLBACK:
-        return call_with_callback(c, client, out_error);
+        return call_with_callback(c, client, out_result);
     case CALL_PREPARED:
-        return call_prepared(c, client, out_error);
+        return call_prepared(c, client, out_result);
     case CALL_BLOCKING:
         break;
     }
-    err = ep_moe_forward(client, &c->args, &c->out, &result);
-    *out_error = result.error;
-    return err;
+    return ep_moe_forward(client, &c->args, &c->out, out_result);
 }
 
 /* ---- comparison ---- */
@@ -154,17 +148,21 @@ static void compare_rows(const layer_case *c, case_result *result)
     size_t bytes = ref_dtype_bytes(c->batch.out_dtype);
     result->differing_elements = count_differences(c, result->wanted, result->got, &first);
     if (result->differing_elements > 0) {
-        fail(result, "%" PRIu64 " of %zu elements differ; the first is row %zu element %zu: 0x%0*x (%g), the oracle has 0x%0*x (%g)",
-             result->differing_elements, case_rows(c) * c->layer.hidden, first / c->layer.hidden, first % c->layer.hidden,
-             (int)(2 * bytes), element_bits(result->got, first, bytes), (double)ref_load(result->got, c->batch.out_dtype, first),
-             (int)(2 * bytes), element_bits(result->wanted, first, bytes), (double)ref_load(result->wanted, c->batch.out_dtype, first));
+        fail(result,
+             "%" PRIu64 " of %zu elements differ; the first is row %zu element %zu: 0x%0*x (%g), the oracle "
+                        "has 0x%0*x (%g)",
+             result->differing_elements, case_rows(c) * c->layer.hidden, first / c->layer.hidden,
+             first % c->layer.hidden, (int)(2 * bytes), element_bits(result->got, first, bytes),
+             (double)ref_load(result->got, c->batch.out_dtype, first), (int)(2 * bytes),
+             element_bits(result->wanted, first, bytes),
+             (double)ref_load(result->wanted, c->batch.out_dtype, first));
     }
 }
 
 void case_run(layer_case *c, ep_client *client, const char *version, case_result *out_result)
 {
     char refusal[REF_TEXT_BYTES] = "";
-    ep_error error = {0};
+    ep_moe_result result = {0};
     case_result *r = out_result;
     *r = (case_result){.same = true};
     r->wanted = malloc(case_rows(c) * case_row_bytes(c) + 1);
@@ -174,17 +172,19 @@ void case_run(layer_case *c, ep_client *client, const char *version, case_result
     r->refused = why != REF_OK;
 
     c->args.version = c->names_version ? version : NULL;
-    ep_err err = call_service(c, client, &error);
+    ep_err err = call_service(c, client, &result);
     ep_err wanted_err = r->refused ? EP_ERR_INVALID_ARGUMENT : EP_OK;
     if (err != wanted_err) {
-        fail(r, "the service says %s (%s), the oracle %s%s%s", ep_err_name(err), error.text, ep_err_name(wanted_err),
-             r->refused ? ": " : "", refusal);
+        fail(r, "the service says %s (%s), the oracle %s%s%s", ep_err_name(err), result.error.text,
+             ep_err_name(wanted_err), r->refused ? ": " : "", refusal);
     }
     check_guards(c, err == EP_OK, r);
     if (case_digest_inputs(c) != c->inputs_digest) {
         fail(r, "the call wrote to its inputs");
     }
     if (err == EP_OK) {
+        r->nodes = result.nodes;
+        r->frames = result.frames;
         collect_rows(c, r);
     }
     if (err == EP_OK && !r->refused) {

@@ -2,10 +2,10 @@
 /*
  * The services this test calls, each with several models and all of their experts:
  *   one       one node of this process over TCP, cpu backend, 2 threads
- *   many      five nodes of this process over loopback and TCP, cpu and reference backends, experts split unevenly with
- *             one or two copies each
- *   daemons   a coordinator and three expertd processes, uniform placement with 2 copies, cpu and reference backends
- * and the clients that talk to them, some with small windows and frames.
+ *   many      five nodes of this process over loopback and TCP, cpu and reference backends, experts split
+ * unevenly with one or two copies each daemons   a coordinator and three expertd processes, uniform placement
+ * with 2 copies, cpu and reference backends and the clients that talk to them, some with small windows and
+ * frames.
  */
 #ifndef PROPERTY_CLUSTERS_H
 #define PROPERTY_CLUSTERS_H
@@ -24,18 +24,22 @@ typedef struct test_client {
 typedef struct local_cluster local_cluster;
 typedef struct daemon_cluster daemon_cluster;
 
-/* Both false on failure, with the reason on stderr; destroy copes with what is there. dir holds their files. */
-bool local_cluster_create(const char *dir, uint64_t seed, const test_model models[MODELS_COUNT], local_cluster **out_cluster);
+/* Both false on failure, with the reason on stderr; destroy copes with what is there. dir holds their files.
+ */
+bool local_cluster_create(const char *dir, uint64_t seed, const test_model models[MODELS_COUNT],
+                          local_cluster **out_cluster);
 void local_cluster_destroy(local_cluster *cluster);
 /* Client by any number. */
 const test_client *local_cluster_client(const local_cluster *cluster, uint32_t choice);
 
-bool daemon_cluster_create(const char *dir, const test_model models[MODELS_COUNT], daemon_cluster **out_cluster);
+bool daemon_cluster_create(const char *dir, const test_model models[MODELS_COUNT],
+                           daemon_cluster **out_cluster);
 /* Ends the daemons with SIGTERM. False when one of them did not exit with 0; its output goes to stderr. */
 bool daemon_cluster_destroy(daemon_cluster *cluster);
 const test_client *daemon_cluster_client(const daemon_cluster *cluster, uint32_t choice);
 
-/* For both: connects, waits until all is ready, and asks for the versions. narrow: small windows and frames. */
+/* For both: connects, waits until all is ready, and asks for the versions. narrow: small windows and frames.
+ */
 bool test_client_open(test_client *client, const char *name, const ep_client_config *service, bool narrow,
                       const test_model models[MODELS_COUNT]);
 void test_client_close(test_client *client);

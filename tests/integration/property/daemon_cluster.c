@@ -11,7 +11,12 @@
 #define EXPERTD EP_BINARY_DIR "/server/expertd/expertd"
 #define COORDINATOR EP_BINARY_DIR "/server/coordinator/expertd-coordinator"
 
-enum { DAEMONS = 3, START_TIMEOUT_MS = 60000, STOP_TIMEOUT_MS = 30000, FLAG_BYTES = EP_FIXTURE_PATH_BYTES + 96 };
+enum {
+    DAEMONS = 3,
+    START_TIMEOUT_MS = 60000,
+    STOP_TIMEOUT_MS = 30000,
+    FLAG_BYTES = EP_FIXTURE_PATH_BYTES + 96
+};
 
 struct daemon_cluster {
     ep_test_process coordinator;
@@ -32,18 +37,21 @@ static const struct {
 
 static bool start_coordinator(daemon_cluster *cluster, const char *dir)
 {
-    const char *args[] = {"--listen=tcp://127.0.0.1:0", "--probe-address=", "--copies=2", "--min-nodes=3", NULL};
+    const char *args[] = {"--listen=tcp://127.0.0.1:0", "--probe-address=", "--copies=2", "--min-nodes=3",
+                          NULL};
     return ep_test_process_start(&cluster->coordinator, dir, "coordinator", COORDINATOR, args, NULL, true) &&
            ep_test_process_wait_ports(&cluster->coordinator, START_TIMEOUT_MS);
 }
 
-static bool start_node(daemon_cluster *cluster, uint32_t index, const char *dir, const test_model models[MODELS_COUNT])
+static bool start_node(daemon_cluster *cluster, uint32_t index, const char *dir,
+                       const test_model models[MODELS_COUNT])
 {
     char flags[MODELS_COUNT][FLAG_BYTES];
     char coordinator[FLAG_BYTES];
     char name[32];
-    const char *args[8 + MODELS_COUNT] = {"--listen=tcp://127.0.0.1:0", "--probe-address=", kinds[index].name, kinds[index].backend,
-                                          kinds[index].threads, coordinator};
+    const char *args[8 + MODELS_COUNT] = {
+        "--listen=tcp://127.0.0.1:0", "--probe-address=",   kinds[index].name,
+        kinds[index].backend,         kinds[index].threads, coordinator};
     snprintf(coordinator, sizeof(coordinator), "--coordinator-url=%s", cluster->coordinator.rpc_url);
     snprintf(name, sizeof(name), "expertd-%u", index);
     for (uint32_t m = 0; m < MODELS_COUNT; m++) {
@@ -68,7 +76,8 @@ static bool open_clients(daemon_cluster *cluster, const test_model models[MODELS
     return true;
 }
 
-bool daemon_cluster_create(const char *dir, const test_model models[MODELS_COUNT], daemon_cluster **out_cluster)
+bool daemon_cluster_create(const char *dir, const test_model models[MODELS_COUNT],
+                           daemon_cluster **out_cluster)
 {
     daemon_cluster *cluster = calloc(1, sizeof(*cluster));
     *out_cluster = cluster;

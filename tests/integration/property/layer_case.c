@@ -11,8 +11,9 @@
 
 enum { OUT_GUARD_BYTES = 64 };
 
-static const ep_dtype dtypes[] = {[REF_BF16] = EP_DTYPE_BF16, [REF_F16] = EP_DTYPE_F16, [REF_F32] = EP_DTYPE_F32,
-                                  [REF_I8] = EP_DTYPE_I8,     [REF_I32] = EP_DTYPE_I32, [REF_I64] = EP_DTYPE_I64};
+static const ep_dtype dtypes[] = {
+    [REF_BF16] = EP_DTYPE_BF16, [REF_F16] = EP_DTYPE_F16, [REF_F32] = EP_DTYPE_F32,
+    [REF_I8] = EP_DTYPE_I8,     [REF_I32] = EP_DTYPE_I32, [REF_I64] = EP_DTYPE_I64};
 
 uint8_t *case_alloc(layer_case *c, size_t bytes)
 {
@@ -31,8 +32,8 @@ static void fill_garbage(random_source *random, uint8_t *data, size_t bytes)
 }
 
 /* rows of the packed array as a tensor of rows_max rows. What is not part of the batch is garbage. */
-static ep_tensor spread(layer_case *c, random_source *random, const void *packed, ep_dtype dtype, uint32_t rows, uint32_t rows_max,
-                        uint32_t n)
+static ep_tensor spread(layer_case *c, random_source *random, const void *packed, ep_dtype dtype,
+                        uint32_t rows, uint32_t rows_max, uint32_t n)
 {
     size_t row_bytes = n * ep_dtype_bytes(dtype);
     size_t stride = row_bytes + (random_chance(random, 50) ? random_below(random, 24) : 0);
@@ -51,7 +52,8 @@ static ep_tensor spread(layer_case *c, random_source *random, const void *packed
     return tensor;
 }
 
-static ep_tensor lengthen(layer_case *c, random_source *random, const void *packed, ep_dtype dtype, uint32_t n, uint32_t n_max)
+static ep_tensor lengthen(layer_case *c, random_source *random, const void *packed, ep_dtype dtype,
+                          uint32_t n, uint32_t n_max)
 {
     size_t element = ep_dtype_bytes(dtype);
     uint8_t *data = case_alloc(c, n_max * element);
@@ -62,7 +64,8 @@ static ep_tensor lengthen(layer_case *c, random_source *random, const void *pack
     return ep_tensor_1d(data, dtype, n_max);
 }
 
-static ep_tensor per_token(layer_case *c, random_source *random, const void *packed, ep_dtype dtype, uint32_t n)
+static ep_tensor per_token(layer_case *c, random_source *random, const void *packed, ep_dtype dtype,
+                           uint32_t n)
 {
     return spread(c, random, packed, dtype, (uint32_t)c->batch.tokens, c->tokens_max, n);
 }
@@ -88,7 +91,8 @@ static void hand_over_inputs(layer_case *c, random_source *random)
         args->expert_scales = per_token(c, random, b->scales, dtypes[b->scales_dtype], top_k);
     }
     if (b->mask_tokens != NULL) {
-        args->active_mask = lengthen(c, random, b->mask_tokens, draw_flag_dtype(random), tokens, c->tokens_max);
+        args->active_mask =
+            lengthen(c, random, b->mask_tokens, draw_flag_dtype(random), tokens, c->tokens_max);
     } else if (b->mask_slots != NULL) {
         args->active_mask = per_token(c, random, b->mask_slots, draw_flag_dtype(random), top_k);
     }
@@ -123,7 +127,9 @@ static void hand_over_choices(layer_case *c, random_source *random)
     ep_moe_args *args = &c->args;
     args->model = c->model->name;
     args->layer = c->model->layer_numbers[c->layer_index];
-    args->result = b->form == REF_PARTIAL ? EP_MOE_PARTIAL : b->form == REF_UNCOMBINED ? EP_MOE_UNCOMBINED : EP_MOE_COMBINED;
+    args->result = b->form == REF_PARTIAL      ? EP_MOE_PARTIAL
+                   : b->form == REF_UNCOMBINED ? EP_MOE_UNCOMBINED
+                                               : EP_MOE_COMBINED;
     args->weight_on = b->weight_on_input ? EP_MOE_WEIGHT_ON_INPUT : EP_MOE_WEIGHT_ON_OUTPUT;
     args->shared_source = b->caller_shared != NULL ? EP_MOE_SHARED_CALLER
                           : b->no_service_shared   ? EP_MOE_SHARED_NONE
@@ -131,10 +137,12 @@ static void hand_over_choices(layer_case *c, random_source *random)
     args->nan_policy = (ep_moe_nan)b->nan_policy; /* the same numbers */
     args->x_abs_max = b->x_abs_max;
     args->mode = (ep_moe_mode)random_below(random, 3);
-    args->wire_dtype = b->wire_dtype == REF_BF16 && random_chance(random, 50) ? EP_DTYPE_NONE : dtypes[b->wire_dtype];
+    args->wire_dtype =
+        b->wire_dtype == REF_BF16 && random_chance(random, 50) ? EP_DTYPE_NONE : dtypes[b->wire_dtype];
     args->allow_duplicates = b->allow_duplicates;
     args->allow_missing = random_chance(random, 10);
-    args->traceparent = random_chance(random, 10) ? "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01" : NULL;
+    args->traceparent =
+        random_chance(random, 10) ? "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01" : NULL;
     args->tenant = random_chance(random, 10) ? "tenant-a" : NULL;
 }
 
@@ -235,10 +243,12 @@ static void describe_ids(const layer_case *c, FILE *to)
 {
     const struct ref_batch *b = &c->batch;
     for (size_t t = 0; t < b->tokens && t < 12; t++) {
-        fprintf(to, "    token %zu%s ids", t, b->mask_tokens != NULL && !b->mask_tokens[t] ? " (masked)" : "");
+        fprintf(to, "    token %zu%s ids", t,
+                b->mask_tokens != NULL && !b->mask_tokens[t] ? " (masked)" : "");
         for (size_t k = 0; k < b->top_k; k++) {
             size_t at = t * b->top_k + k;
-            int64_t id = b->ids_dtype == REF_I64 ? ((const int64_t *)b->ids)[at] : ((const int32_t *)b->ids)[at];
+            int64_t id =
+                b->ids_dtype == REF_I64 ? ((const int64_t *)b->ids)[at] : ((const int32_t *)b->ids)[at];
             fprintf(to, " %" PRId64 "%s%s", id, b->mask_slots != NULL && !b->mask_slots[at] ? "(masked)" : "",
                     b->form == REF_PARTIAL && !b->partial_slots[at] ? "(unmarked)" : "");
         }
@@ -259,15 +269,19 @@ void case_describe(const layer_case *c, FILE *to)
     fprintf(to, "  seed %" PRIu64 " case %" PRIu64 ", over %s\n", c->seed, c->number,
             case_uses_daemons(c->number) ? "daemons" : "nodes of this process");
     fprintf(to, "  model %s (%s weights, shared inner %u%s) layer %u of H %zu I %u E %zu\n", c->model->name,
-            ep_dtype_name(model->dtype), model->shared_inner, model->shared_gate ? ", gated" : "", c->args.layer, l->hidden, model->inner,
-            l->expert_count);
-    fprintf(to, "  T %zu (buffers %u) K %zu, zero %zu copy %zu constant %zu (%s)\n", b->tokens, c->tokens_max, b->top_k, l->zero_count,
-            l->copy_count, l->constant_count, l->constant_linear ? "linear" : "kernel");
-    fprintf(to, "  x %s ids %s scales %s wire %s out %s\n", ep_dtype_name(dtypes[b->x_dtype]), ep_dtype_name(dtypes[b->ids_dtype]),
-            ep_dtype_name(dtypes[b->scales_dtype]), ep_dtype_name(dtypes[b->wire_dtype]), ep_dtype_name(dtypes[b->out_dtype]));
-    fprintf(to, "  result %s, weight on %s, shared %s, nan %s, |x| limit %g, mask %s, duplicates %s\n", results[b->form],
-            b->weight_on_input ? "input" : "output", sources[c->args.shared_source], policies[b->nan_policy], (double)b->x_abs_max,
-            mask_name(b), b->allow_duplicates ? "allowed" : "refused");
-    fprintf(to, "  %s call, mode %s, version %s\n", forms[c->form], modes[c->args.mode], c->names_version ? "named" : "newest");
+            ep_dtype_name(model->dtype), model->shared_inner, model->shared_gate ? ", gated" : "",
+            c->args.layer, l->hidden, model->inner, l->expert_count);
+    fprintf(to, "  T %zu (buffers %u) K %zu, zero %zu copy %zu constant %zu (%s)\n", b->tokens, c->tokens_max,
+            b->top_k, l->zero_count, l->copy_count, l->constant_count,
+            l->constant_linear ? "linear" : "kernel");
+    fprintf(to, "  x %s ids %s scales %s wire %s out %s\n", ep_dtype_name(dtypes[b->x_dtype]),
+            ep_dtype_name(dtypes[b->ids_dtype]), ep_dtype_name(dtypes[b->scales_dtype]),
+            ep_dtype_name(dtypes[b->wire_dtype]), ep_dtype_name(dtypes[b->out_dtype]));
+    fprintf(to, "  result %s, weight on %s, shared %s, nan %s, |x| limit %g, mask %s, duplicates %s\n",
+            results[b->form], b->weight_on_input ? "input" : "output", sources[c->args.shared_source],
+            policies[b->nan_policy], (double)b->x_abs_max, mask_name(b),
+            b->allow_duplicates ? "allowed" : "refused");
+    fprintf(to, "  %s call, mode %s, version %s\n", forms[c->form], modes[c->args.mode],
+            c->names_version ? "named" : "newest");
     describe_ids(c, to);
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One random layer call, a pure function of (seed, number): packed arrays for the oracle, and the same batch as a
- * caller would hand it over, with row strides, odd addresses and, for a prepared call, more rows than are used.
+ * One random layer call, a pure function of (seed, number): packed arrays for the oracle, and the same batch
+ * as a caller would hand it over, with row strides, odd addresses and, for a prepared call, more rows than
+ * are used.
  */
 #ifndef PROPERTY_LAYER_CASE_H
 #define PROPERTY_LAYER_CASE_H
@@ -29,15 +30,15 @@ typedef struct layer_case {
     uint64_t number;
     const test_model *model;
     uint32_t layer_index;
-    struct ref_layer layer;      /* the model's, with this case's special experts */
-    struct ref_batch batch;      /* packed */
-    ep_moe_args args;            /* the same for the service; version is left NULL */
+    struct ref_layer layer; /* the model's, with this case's special experts */
+    struct ref_batch batch; /* packed */
+    ep_moe_args args;       /* the same for the service; version is left NULL */
     ep_tensor out;
-    case_block out_block;        /* out lies inside; filled with case_guard() */
+    case_block out_block; /* out lies inside; filled with case_guard() */
     call_form form;
-    uint32_t tokens_max;         /* rows of the buffers; only a prepared call has more than batch.tokens */
-    uint32_t client_choice;      /* any number */
-    bool names_version;          /* the caller asks for the model's version by name */
+    uint32_t tokens_max;    /* rows of the buffers; only a prepared call has more than batch.tokens */
+    uint32_t client_choice; /* any number */
+    bool names_version;     /* the caller asks for the model's version by name */
     case_block blocks[CASE_BLOCKS_MAX];
     uint32_t blocks_count;
     uint64_t inputs_digest;

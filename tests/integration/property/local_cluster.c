@@ -4,6 +4,7 @@
 
 #include <pthread.h>
 #include <semaphore.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,7 +21,7 @@ typedef struct local_node {
     pthread_t thread;
     bool has_thread;
     sem_t started;
-    ep_node *node;       /* NULL when it could not start */
+    ep_node *node; /* NULL when it could not start */
 } local_node;
 
 struct local_cluster {
@@ -35,13 +36,15 @@ static const struct {
     const char *backend;
     uint32_t threads;
 } kinds[NODES] = {
-    {"tcp://127.0.0.1:0", "cpu", 2},          {"loopback://property-1", "cpu", 1}, {"loopback://property-2", "reference", 1},
-    {"tcp://127.0.0.1:0", "cpu", 1},          {"tcp://127.0.0.1:0", "reference", 2}, {"loopback://property-5", "cpu", 2},
+    {"tcp://127.0.0.1:0", "cpu", 2},           {"loopback://property-1", "cpu", 1},
+    {"loopback://property-2", "reference", 1}, {"tcp://127.0.0.1:0", "cpu", 1},
+    {"tcp://127.0.0.1:0", "reference", 2},     {"loopback://property-5", "cpu", 2},
 };
 
 /* ---- a node's life, on its own thread ---- */
 
-static ep_err create_node(local_node *node, ep_options **out_options, ep_node_config *out_config, ep_error *out_error)
+static ep_err create_node(local_node *node, ep_options **out_options, ep_node_config *out_config,
+                          ep_error *out_error)
 {
     char flag[EP_TEST_PATH_BYTES + 16];
     char program[] = "expertd";
@@ -80,7 +83,8 @@ static void *run_node(void *arg)
 
 /* ---- which node holds what ---- */
 
-/* owners[e]: bit set of the shard nodes that hold table index e. Uneven: early nodes get more; one may get none. */
+/* owners[e]: bit set of the shard nodes that hold table index e. Uneven: early nodes get more; one may get
+ * none. */
 static void draw_owners(random_source *random, uint32_t experts, uint32_t *owners)
 {
     uint32_t idle = random_below(random, SHARD_NODES);
@@ -115,15 +119,16 @@ static uint32_t table_experts(const test_model *model)
 }
 
 /* Node 0 holds everything; the others share each model. */
-static bool write_config(const char *dir, local_node *node, uint32_t index, const test_model models[MODELS_COUNT],
-                         const uint32_t owners[MODELS_COUNT][64])
+static bool write_config(const char *dir, local_node *node, uint32_t index,
+                         const test_model models[MODELS_COUNT], const uint32_t owners[MODELS_COUNT][64])
 {
     char *yaml = malloc(YAML_BYTES);
     if (yaml == NULL) {
         return false;
     }
     size_t n = (size_t)snprintf(yaml, YAML_BYTES,
-                                "node_name: %s\nlisten:\n  - %s\nprobe_address: ''\nbackend: %s\nthreads: %u\nlog_level: error\nmodels:\n",
+                                "node_name: %s\nlisten:\n  - %s\nprobe_address: ''\nbackend: %s\nthreads: "
+                                "%u\nlog_level: error\nmodels:\n",
                                 node->name, kinds[index].listen, kinds[index].backend, kinds[index].threads);
     for (uint32_t m = 0; m < MODELS_COUNT; m++) {
         char owned[RANGES_BYTES] = "all";
@@ -131,8 +136,8 @@ static bool write_config(const char *dir, local_node *node, uint32_t index, cons
             list_owned(owners[m], table_experts(&models[m]), index - 1, owned);
         }
         if (owned[0] != 0) {
-            n += (size_t)snprintf(yaml + n, YAML_BYTES - n, "  - name: %s\n    path: %s\n    experts: '%s'\n", models[m].name,
-                                  models[m].path, owned);
+            n += (size_t)snprintf(yaml + n, YAML_BYTES - n, "  - name: %s\n    path: %s\n    experts: '%s'\n",
+                                  models[m].name, models[m].path, owned);
         }
     }
     snprintf(node->config_path, sizeof(node->config_path), "%s/%s.yaml", dir, node->name);
@@ -141,7 +146,8 @@ static bool write_config(const char *dir, local_node *node, uint32_t index, cons
     return ok;
 }
 
-static bool start_nodes(local_cluster *cluster, const char *dir, uint64_t seed, const test_model models[MODELS_COUNT])
+static bool start_nodes(local_cluster *cluster, const char *dir, uint64_t seed,
+                        const test_model models[MODELS_COUNT])
 {
     static uint32_t owners[MODELS_COUNT][64];
     random_source random = random_begin(seed, 0x706c616365ull);
@@ -176,7 +182,10 @@ static bool open_clients(local_cluster *cluster, const test_model models[MODELS_
         uint32_t first_node;
         uint32_t nodes;
         bool narrow;
-    } clients[] = {{"one", 0, 1, false}, {"many", 1, SHARD_NODES, false}, {"many, narrow", 1, SHARD_NODES, true}, {"all", 0, NODES, true}};
+    } clients[] = {{"one", 0, 1, false},
+                   {"many", 1, SHARD_NODES, false},
+                   {"many, narrow", 1, SHARD_NODES, true},
+                   {"all", 0, NODES, true}};
     for (size_t i = 0; i < sizeof(clients) / sizeof(clients[0]); i++) {
         const char *urls[NODES];
         ep_client_config config;
@@ -194,11 +203,19 @@ static bool open_clients(local_cluster *cluster, const test_model models[MODELS_
     return true;
 }
 
-bool local_cluster_create(const char *dir, uint64_t seed, const test_model models[MODELS_COUNT], local_cluster **out_cluster)
+bool local_cluster_create(const char *dir, uint64_t seed, const test_model models[MODELS_COUNT],
+                          local_cluster **out_cluster)
 {
     local_cluster *cluster = calloc(1, sizeof(*cluster));
     *out_cluster = cluster;
-    return cluster != NULL && start_nodes(cluster, dir, seed, models) && open_clients(cluster, models);
+    if (cluster == NULL || !start_nodes(cluster, dir, seed, models)) {
+        return false;
+    }
+    /* The nodes' loops took these over to drain; whoever stops this test means all of it. */
+    signal(SIGINT, SIG_DFL);
+    signal(SIGTERM, SIG_DFL);
+    signal(SIGHUP, SIG_DFL);
+    return open_clients(cluster, models);
 }
 
 void local_cluster_destroy(local_cluster *cluster)

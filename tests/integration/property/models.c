@@ -25,11 +25,11 @@ static const model_kind kinds[MODELS_COUNT] = {
     {EP_NAMES_N1, EP_ROUTER_R4, SHARED_PLAIN, EP_DTYPE_BF16, 1, 1},
     {EP_NAMES_N1, EP_ROUTER_R3, SHARED_WIDE, EP_DTYPE_F16, 2, 3},
     {EP_NAMES_N1, EP_ROUTER_R2, SHARED_GATED, EP_DTYPE_F16, 0, 1},
-    {EP_NAMES_N2, EP_ROUTER_R4, SHARED_NOT, EP_DTYPE_F16, 0, 5},
+    {EP_NAMES_N2, EP_ROUTER_R4, SHARED_WIDE, EP_DTYPE_F16, 0, 5},
     {EP_NAMES_N1, EP_ROUTER_R2, SHARED_NOT, EP_DTYPE_F32, 0, 1},
     {EP_NAMES_N1, EP_ROUTER_R2, SHARED_GATED, EP_DTYPE_F32, 0, 4},
     {EP_NAMES_N1, EP_ROUTER_R4, SHARED_WIDE, EP_DTYPE_F32, 1, 1},
-    {EP_NAMES_N2, EP_ROUTER_R2, SHARED_NOT, EP_DTYPE_F32, 0, 2},
+    {EP_NAMES_N2, EP_ROUTER_R2, SHARED_GATED, EP_DTYPE_F32, 0, 2},
     {EP_NAMES_N1, EP_ROUTER_R4, SHARED_PLAIN, EP_DTYPE_F16, 1, 1},
     {EP_NAMES_N1, EP_ROUTER_R3, SHARED_PLAIN, EP_DTYPE_BF16, 0, 7},
 };
@@ -49,8 +49,10 @@ static ep_fixture_config draw_config(uint64_t seed, uint32_t index)
     };
     config.layers = kind->dense_layers + random_between(&random, 1, 3);
     /* Odd and even widths, a few at the edges of vector registers. */
-    config.hidden = random_chance(&random, 30) ? 16 * random_between(&random, 1, 6) : random_between(&random, 8, 96);
-    config.inner = random_chance(&random, 30) ? 16 * random_between(&random, 1, 4) : random_between(&random, 4, 64);
+    config.hidden =
+        random_chance(&random, 30) ? 16 * random_between(&random, 1, 6) : random_between(&random, 8, 96);
+    config.inner =
+        random_chance(&random, 30) ? 16 * random_between(&random, 1, 4) : random_between(&random, 4, 64);
     config.experts = index == 6 ? 1 : random_between(&random, 2, 24);
     config.top_k = random_between(&random, 1, config.experts < 8 ? config.experts : 8);
     if (kind->shared == SHARED_PLAIN) {

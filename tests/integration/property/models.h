@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The random checkpoints of this test: written to disk for the nodes, and read again by the oracle's own reader.
- * Both depend on the seed alone.
+ * The random checkpoints of this test: written to disk for the nodes, and read again by the oracle's own
+ * reader. Both depend on the seed alone.
  */
 #ifndef PROPERTY_MODELS_H
 #define PROPERTY_MODELS_H
@@ -15,9 +15,9 @@ typedef struct test_model {
     char name[MODEL_NAME_BYTES];
     char path[EP_FIXTURE_PATH_BYTES + 32];
     ep_fixture_config config;
-    uint32_t layers_count;                        /* MoE layers */
+    uint32_t layers_count; /* MoE layers */
     uint32_t layer_numbers[MODEL_LAYERS_MAX];
-    struct ref_layer layers[MODEL_LAYERS_MAX];    /* the oracle's; no special experts */
+    struct ref_layer layers[MODEL_LAYERS_MAX]; /* the oracle's; no special experts */
 } test_model;
 
 /* Writes all checkpoints below dir and loads them. False with the reason on stderr. */

@@ -8,38 +8,40 @@
 #include "case_run.h"
 #include "small_combine.h"
 
-typedef enum ref_refusal (*layer_func)(const struct ref_layer *layer, const struct ref_batch *batch, void *out,
-                                       char text[REF_TEXT_BYTES]);
+typedef enum ref_refusal (*layer_func)(const struct ref_layer *layer, const struct ref_batch *batch,
+                                       void *out, char text[REF_TEXT_BYTES]);
 
 /* reference_layer.c, compiled once more for each REF_MUTATE_x; see CMakeLists.txt. */
-enum ref_refusal ref_layer_forward_order(const struct ref_layer *layer, const struct ref_batch *batch, void *out,
-                                         char text[REF_TEXT_BYTES]);
-enum ref_refusal ref_layer_forward_fma(const struct ref_layer *layer, const struct ref_batch *batch, void *out,
-                                       char text[REF_TEXT_BYTES]);
-enum ref_refusal ref_layer_forward_round(const struct ref_layer *layer, const struct ref_batch *batch, void *out,
-                                         char text[REF_TEXT_BYTES]);
-enum ref_refusal ref_layer_forward_slot(const struct ref_layer *layer, const struct ref_batch *batch, void *out,
-                                        char text[REF_TEXT_BYTES]);
-enum ref_refusal ref_layer_forward_gate(const struct ref_layer *layer, const struct ref_batch *batch, void *out,
-                                        char text[REF_TEXT_BYTES]);
+enum ref_refusal ref_layer_forward_order(const struct ref_layer *layer, const struct ref_batch *batch,
+                                         void *out, char text[REF_TEXT_BYTES]);
+enum ref_refusal ref_layer_forward_fma(const struct ref_layer *layer, const struct ref_batch *batch,
+                                       void *out, char text[REF_TEXT_BYTES]);
+enum ref_refusal ref_layer_forward_round(const struct ref_layer *layer, const struct ref_batch *batch,
+                                         void *out, char text[REF_TEXT_BYTES]);
+enum ref_refusal ref_layer_forward_slot(const struct ref_layer *layer, const struct ref_batch *batch,
+                                        void *out, char text[REF_TEXT_BYTES]);
+enum ref_refusal ref_layer_forward_gate(const struct ref_layer *layer, const struct ref_batch *batch,
+                                        void *out, char text[REF_TEXT_BYTES]);
 
 static const struct {
     const char *name;
     layer_func forward;
 } oracles[] = {
-    {"other order", ref_layer_forward_order}, {"fused", ref_layer_forward_fma},     {"rounded twice", ref_layer_forward_round},
-    {"slot lost", ref_layer_forward_slot},    {"gate late", ref_layer_forward_gate},
+    {"other order", ref_layer_forward_order},   {"fused", ref_layer_forward_fma},
+    {"rounded twice", ref_layer_forward_round}, {"slot lost", ref_layer_forward_slot},
+    {"gate late", ref_layer_forward_gate},
 };
 
 enum { ORACLES_COUNT = sizeof(oracles) / sizeof(oracles[0]) };
-_Static_assert(ORACLES_COUNT + COMBINE_MISTAKES_COUNT <= MUTANTS_MAX, "room for every mutant");
+_Static_assert((int)ORACLES_COUNT + (int)COMBINE_MISTAKES_COUNT <= (int)MUTANTS_MAX, "room for every mutant");
 
 void mutant_board_init(mutant_board *board)
 {
     *board = (mutant_board){.lock = PTHREAD_MUTEX_INITIALIZER};
 }
 
-static void tally(mutant_board *board, size_t index, const layer_case *c, const uint8_t *wrong, const uint8_t *got)
+static void tally(mutant_board *board, size_t index, const layer_case *c, const uint8_t *wrong,
+                  const uint8_t *got)
 {
     bool caught = count_differences(c, wrong, got, NULL) > 0;
     pthread_mutex_lock(&board->lock);
@@ -71,8 +73,11 @@ void mutants_judge(mutant_board *board, const layer_case *c, const uint8_t *got)
 static bool report_one(const char *set, const char *name, const mutant_tally *t, bool must_differ)
 {
     bool good = t->judged > 0 && (must_differ ? t->caught > 0 : t->caught == 0);
-    printf("mutant %-14s %-14s judged %" PRIu64 " differs %" PRIu64 " (%.1f %%)%s\n", set, name, t->judged, t->caught,
-           t->judged > 0 ? 100.0 * (double)t->caught / (double)t->judged : 0.0, good ? "" : must_differ ? "  NOT CAUGHT" : "  WRONG");
+    printf("mutant %-14s %-14s judged %" PRIu64 " differs %" PRIu64 " (%.1f %%)%s\n", set, name, t->judged,
+           t->caught, t->judged > 0 ? 100.0 * (double)t->caught / (double)t->judged : 0.0,
+           good          ? ""
+           : must_differ ? "  NOT CAUGHT"
+                         : "  WRONG");
     return good;
 }
 
@@ -83,8 +88,8 @@ bool mutants_report(const mutant_board *board)
         good &= report_one("oracle", oracles[i].name, &board->tallies[i], true);
     }
     for (size_t i = 0; i < COMBINE_MISTAKES_COUNT; i++) {
-        good &= report_one("small combine", combine_mistake_name((combine_mistake)i), &board->tallies[ORACLES_COUNT + i],
-                           i != COMBINE_RIGHT);
+        good &= report_one("small combine", combine_mistake_name((combine_mistake)i),
+                           &board->tallies[ORACLES_COUNT + i], i != COMBINE_RIGHT);
     }
     return good;
 }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Proof that the comparison can fail. Two sets of deliberately wrong results, each of which must differ from the
- * service's in at least one case: the oracle itself, compiled with one line changed (REF_MUTATE_x in reference_layer.c),
- * and a small combine written here over the oracle's own rows. The small combine done right must never differ.
+ * Proof that the comparison can fail. Two sets of deliberately wrong results, each of which must differ from
+ * the service's in at least one case: the oracle itself, compiled with one line changed (REF_MUTATE_x in
+ * reference_layer.c), and a small combine written here over the oracle's own rows. The small combine done
+ * right must never differ.
  */
 #ifndef PROPERTY_MUTANTS_H
 #define PROPERTY_MUTANTS_H
@@ -12,11 +13,11 @@
 #include "layer_case.h"
 
 /* One in this many cases is also given to the mutants. */
-enum { MUTANT_CASE_EVERY = 25, MUTANTS_MAX = 16 };
+enum { MUTANT_CASE_EVERY = 5, MUTANTS_MAX = 16 };
 
 typedef struct mutant_tally {
-    uint64_t judged;   /* cases */
-    uint64_t caught;   /* of them: the comparison saw a difference */
+    uint64_t judged; /* cases */
+    uint64_t caught; /* of them: the comparison saw a difference */
 } mutant_tally;
 
 typedef struct mutant_board {

@@ -19,7 +19,8 @@ struct small_combine {
 
 const char *combine_mistake_name(combine_mistake mistake)
 {
-    static const char *const names[] = {"none", "other order", "fused", "rounded twice", "slot lost", "gate late"};
+    static const char *const names[] = {"none",          "other order", "fused",
+                                        "rounded twice", "slot lost",   "gate late"};
     return names[mistake];
 }
 
@@ -67,9 +68,18 @@ static void read_x(small_combine *s, size_t token)
     float one = 1.0f;
     float scale = b->x_scales != NULL ? b->x_scales[token] : 0.0f;
     struct ref_layer copy = {.hidden = hidden, .copy_count = 1};
-    struct ref_batch single = {.tokens = 1, .top_k = 1, .x_dtype = b->x_dtype, .x_scales = &scale, .ids = &id, .ids_dtype = REF_I32,
-                               .scales = &one, .scales_dtype = REF_F32, .form = REF_UNCOMBINED, .nan_policy = b->nan_policy,
-                               .wire_dtype = REF_F32, .out_dtype = REF_F32};
+    struct ref_batch single = {.tokens = 1,
+                               .top_k = 1,
+                               .x_dtype = b->x_dtype,
+                               .x_scales = &scale,
+                               .ids = &id,
+                               .ids_dtype = REF_I32,
+                               .scales = &one,
+                               .scales_dtype = REF_F32,
+                               .form = REF_UNCOMBINED,
+                               .nan_policy = b->nan_policy,
+                               .wire_dtype = REF_F32,
+                               .out_dtype = REF_F32};
     single.x = (const uint8_t *)b->x + token * hidden * ref_dtype_bytes(b->x_dtype);
     enum ref_refusal why = ref_layer_forward(&copy, &single, s->x, NULL);
     EP_ASSERT(why == REF_OK);
@@ -92,7 +102,8 @@ static void add_slots(small_combine *s, size_t token)
         float scale = b->weight_on_input ? 1.0f : ref_load(b->scales, b->scales_dtype, at);
         for (size_t i = 0; i < hidden; i++) {
             float product = scale * s->rows[at * hidden + i];
-            s->acc[i] = s->mistake == COMBINE_FUSED ? fmaf(scale, s->rows[at * hidden + i], s->acc[i]) : s->acc[i] + product;
+            s->acc[i] = s->mistake == COMBINE_FUSED ? fmaf(scale, s->rows[at * hidden + i], s->acc[i])
+                                                    : s->acc[i] + product;
         }
     }
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The canonical combine in a few lines, over rows that the oracle computes one by one, right or with one mistake. */
+/* The canonical combine in a few lines, over rows that the oracle computes one by one, right or with one
+ * mistake. */
 #ifndef PROPERTY_SMALL_COMBINE_H
 #define PROPERTY_SMALL_COMBINE_H
 
@@ -7,11 +8,11 @@
 
 typedef enum combine_mistake {
     COMBINE_RIGHT,
-    COMBINE_OTHER_ORDER,       /* slots from last to first */
-    COMBINE_FUSED,             /* multiply and add rounded once */
-    COMBINE_ROUNDED_TWICE,     /* the sum goes through f16 on its way to the output type */
-    COMBINE_SLOT_LOST,         /* a token's last row is left out */
-    COMBINE_GATE_LATE,         /* the shared expert's gate multiplies the row after its rounding */
+    COMBINE_OTHER_ORDER,   /* slots from last to first */
+    COMBINE_FUSED,         /* multiply and add rounded once */
+    COMBINE_ROUNDED_TWICE, /* the sum goes through f16 on its way to the output type */
+    COMBINE_SLOT_LOST,     /* a token's last row is left out */
+    COMBINE_GATE_LATE,     /* the shared expert's gate multiplies the row after its rounding */
     COMBINE_MISTAKES_COUNT
 } combine_mistake;
 

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Random layers through the whole service against the oracle, bit for bit: 0 differences, the same refusals, nothing
- * written beside the result, nothing at all on failure. And the proof that a wrong result would be seen: mutants.h.
+ * Random layers through the whole service against the oracle, bit for bit: 0 differences, the same refusals,
+ * nothing written beside the result, nothing at all on failure. And the proof that a wrong result would be
+ * seen: mutants.h.
  *
  *     integration_property [--seed S] [--cases N] [--case NUMBER]
  *
- * A case is a pure function of (seed, number); --case runs one alone and describes it. EP_TEST_LONG=1: ten times as many.
+ * A case is a pure function of (seed, number); --case runs one alone and describes it. EP_TEST_LONG=1: ten
+ * times as many.
  */
 #include <inttypes.h>
 #include <pthread.h>
@@ -16,6 +18,7 @@
 
 #include "case_run.h"
 #include "clusters.h"
+#include "coverage.h"
 #include "mutants.h"
 #include "support/process.h"
 #include "transport/transport.h"
@@ -51,8 +54,9 @@ typedef struct property_run {
     mutant_board mutants;
     _Atomic uint64_t next;
     _Atomic bool stop;
-    pthread_mutex_t lock;  /* totals, and what is printed */
+    pthread_mutex_t lock; /* totals, coverage, and what is printed */
     totals totals;
+    case_coverage covered;
 } property_run;
 
 static bool parse_number(const char *text, uint64_t *out)
@@ -84,15 +88,18 @@ static bool parse_arguments(int argc, char **argv, arguments *out)
     return true;
 }
 
-static void report_failure(property_run *run, const layer_case *c, const test_client *client, const case_result *result)
+static void report_failure(property_run *run, const layer_case *c, const test_client *client,
+                           const case_result *result)
 {
     printf("FAILED case %" PRIu64 " by client '%s'\n  %s\n", c->number, client->name, result->text);
     case_describe(c, stdout);
-    printf("  again: integration_property --seed %" PRIu64 " --case %" PRIu64 "\n", run->args.seed, c->number);
+    printf("  again: integration_property --seed %" PRIu64 " --case %" PRIu64 "\n", run->args.seed,
+           c->number);
     fflush(stdout);
 }
 
-static void take_result(property_run *run, const layer_case *c, const test_client *client, const case_result *result)
+static void take_result(property_run *run, const layer_case *c, const test_client *client,
+                        const case_result *result)
 {
     pthread_mutex_lock(&run->lock);
     totals *t = &run->totals;
@@ -102,8 +109,10 @@ static void take_result(property_run *run, const layer_case *c, const test_clien
     t->rows += result->refused ? 0 : case_rows(c);
     t->differing_elements += result->differing_elements;
     t->failed_cases += !result->same;
+    coverage_add(&run->covered, c, result);
     if (run->args.single) {
-        printf("case %" PRIu64 " by client '%s': %s\n", c->number, client->name, result->refused ? "to be refused" : "to be accepted");
+        printf("case %" PRIu64 " by client '%s': %s\n", c->number, client->name,
+               result->refused ? "to be refused" : "to be accepted");
         case_describe(c, stdout);
     }
     if (!result->same && !atomic_exchange(&run->stop, true)) {
@@ -117,8 +126,9 @@ static void run_case(property_run *run, uint64_t number)
     layer_case c;
     case_result result;
     layer_case_make(&c, run->args.seed, number, run->models);
-    const test_client *client = case_uses_daemons(number) ? daemon_cluster_client(run->daemons, c.client_choice)
-                                                          : local_cluster_client(run->local, c.client_choice);
+    const test_client *client = case_uses_daemons(number)
+                                    ? daemon_cluster_client(run->daemons, c.client_choice)
+                                    : local_cluster_client(run->local, c.client_choice);
     case_run(&c, client->client, client->versions[c.model - run->models], &result);
     take_result(run, &c, client, &result);
     if (result.same && !result.refused && number % MUTANT_CASE_EVERY == 0) {
@@ -168,8 +178,8 @@ static bool call_all(property_run *run)
         pthread_join(threads[i], NULL);
     }
     const totals *t = &run->totals;
-    printf("layers %" PRIu64 ", over daemons %" PRIu64 ", refused by both %" PRIu64 ", rows %" PRIu64 ", bit differences %" PRIu64
-           ", failed %" PRIu64 "\n",
+    printf("layers %" PRIu64 ", over daemons %" PRIu64 ", refused by both %" PRIu64 ", rows %" PRIu64
+           ", bit differences %" PRIu64 ", failed %" PRIu64 "\n",
            t->layers, t->over_daemons, t->refused, t->rows, t->differing_elements, t->failed_cases);
     return count > 0 && t->failed_cases == 0 && t->layers == run->args.cases;
 }
@@ -186,6 +196,7 @@ int main(int argc, char **argv)
     bool ok = start(&run) && call_all(&run);
     if (ok && !run.args.single) {
         ok = mutants_report(&run.mutants);
+        ok = (coverage_report(&run.covered) || run.args.cases < COVERAGE_CASES_MIN) && ok;
     }
     ok = finish(&run) && ok;
     return ok ? 0 : 1;

@@ -2,6 +2,9 @@
 /* The fixed part of a frame: every offset as documented, every rule refused when broken, and CRC32C. */
 #include "wire/frame.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 #include <criterion/criterion.h>
 #include <string.h>
 
@@ -49,6 +52,31 @@ Test(frame, crc32c_has_the_check_value)
     cr_assert_eq(ep_crc32c(0, "123456789", 9), 0xe3069283u);
     cr_assert_eq(ep_crc32c(0, "", 0), 0u);
 }
+
+#if defined(__x86_64__)
+/* Bits 2 and 6 of XINUSE: upper halves of the ymm and zmm registers. */
+static bool upper_halves_in_use(void)
+{
+    uint32_t low, high;
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(1));
+    return (low & ((1u << 2) | (1u << 6))) != 0;
+}
+
+static bool can_ask(void)
+{
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return __builtin_cpu_supports("avx") && __get_cpuid_count(0xd, 1, &a, &b, &c, &d) != 0 && (a & (1u << 2)) != 0;
+}
+
+Test(frame, crc32c_leaves_the_vector_registers_clean)
+{
+    static uint8_t data[4096];
+    for (size_t bytes = 1; can_ask() && bytes <= sizeof(data); bytes *= 2) {
+        ep_crc32c(0, data, bytes);
+        cr_assert(!upper_halves_in_use(), "after %zu bytes", bytes);
+    }
+}
+#endif
 
 Test(frame, crc32c_of_parts_is_that_of_the_whole)
 {

@@ -1,0 +1,131 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "coverage.h"
+
+#include <inttypes.h>
+#include <math.h>
+
+typedef struct kind {
+    const char *name;
+    bool (*fits)(const layer_case *c, const case_result *r);
+} kind;
+
+#define KIND(id, expression)                                                                                 \
+    static bool id(const layer_case *c, const case_result *r)                                                \
+    {                                                                                                        \
+        (void)c;                                                                                             \
+        (void)r;                                                                                             \
+        return expression;                                                                                   \
+    }
+
+static bool has_shared(const layer_case *c)
+{
+    return c->layer.shared_count > 0 && !c->batch.no_service_shared && c->batch.form != REF_UNCOMBINED;
+}
+
+static bool result_has_nan(const layer_case *c, const case_result *r)
+{
+    size_t count = r->wanted != NULL ? case_rows(c) * c->layer.hidden : 0;
+    for (size_t i = 0; i < count; i++) {
+        if (isnan(ref_load(r->wanted, c->batch.out_dtype, i))) {
+            return true;
+        }
+    }
+    return false;
+}
+
+KIND(is_refused, r->refused)
+KIND(is_empty, c->batch.tokens == 0)
+KIND(is_shared_only, !r->refused && c->batch.top_k == 0 && c->batch.tokens > 0)
+KIND(is_long, !r->refused && c->batch.tokens > 90)
+KIND(is_wide, !r->refused && c->batch.top_k > 8)
+KIND(is_blocking, !r->refused && c->form == CALL_BLOCKING)
+KIND(is_callback, !r->refused && c->form == CALL_CALLBACK)
+KIND(is_prepared, !r->refused && c->form == CALL_PREPARED)
+KIND(is_decode, !r->refused && c->args.mode == EP_MOE_DECODE)
+KIND(is_prefill, !r->refused && c->args.mode == EP_MOE_PREFILL)
+KIND(is_partial, !r->refused && c->batch.form == REF_PARTIAL)
+KIND(is_uncombined, !r->refused && c->batch.form == REF_UNCOMBINED)
+KIND(is_weighted_input, !r->refused && c->batch.weight_on_input)
+KIND(is_i8, !r->refused && c->batch.x_dtype == REF_I8)
+KIND(is_i8_to_f32, !r->refused && c->batch.x_dtype == REF_I8 && c->batch.wire_dtype == REF_F32)
+KIND(is_i64, !r->refused && c->batch.ids_dtype == REF_I64)
+KIND(is_bf16_scales, !r->refused && c->batch.scales_dtype == REF_BF16)
+KIND(is_f16_wire, !r->refused && c->batch.wire_dtype == REF_F16)
+KIND(is_masked_by_token, !r->refused && c->batch.mask_tokens != NULL)
+KIND(is_masked_by_slot, !r->refused && c->batch.mask_slots != NULL)
+KIND(is_zero_expert, !r->refused && c->layer.zero_count > 0)
+KIND(is_copy_expert, !r->refused && c->layer.copy_count > 0)
+KIND(is_constant_kernel, !r->refused && c->layer.constant_count > 0 && !c->layer.constant_linear)
+KIND(is_constant_linear, !r->refused && c->layer.constant_count > 0 && c->layer.constant_linear)
+KIND(is_shared_plain, !r->refused && has_shared(c) && c->layer.shared[0].output_gate == NULL)
+KIND(is_shared_gated, !r->refused && has_shared(c) && c->layer.shared[0].output_gate != NULL)
+KIND(is_shared_caller, !r->refused && c->batch.caller_shared != NULL)
+KIND(is_duplicates, !r->refused && c->batch.allow_duplicates)
+KIND(is_nan_zero, !r->refused && c->batch.nan_policy == REF_NAN_ZERO)
+KIND(is_nan_mean, !r->refused && c->batch.nan_policy == REF_NAN_MEAN)
+KIND(is_limited, !r->refused && c->batch.x_abs_max > 0.0f)
+KIND(is_version_named, !r->refused && c->names_version)
+KIND(is_several_nodes, r->nodes > 1)
+KIND(is_several_frames, r->frames > r->nodes)
+
+static const kind kinds[] = {
+    {"refused", is_refused},
+    {"T = 0", is_empty},
+    {"shared experts only", is_shared_only},
+    {"T > 90", is_long},
+    {"K > 8", is_wide},
+    {"blocking", is_blocking},
+    {"callback", is_callback},
+    {"prepared", is_prepared},
+    {"decode", is_decode},
+    {"prefill", is_prefill},
+    {"partial", is_partial},
+    {"uncombined", is_uncombined},
+    {"weight on input", is_weighted_input},
+    {"i8 rows", is_i8},
+    {"i8 rows, f32 wire", is_i8_to_f32},
+    {"i64 ids", is_i64},
+    {"bf16 scales", is_bf16_scales},
+    {"f16 wire", is_f16_wire},
+    {"mask per token", is_masked_by_token},
+    {"mask per slot", is_masked_by_slot},
+    {"zero experts", is_zero_expert},
+    {"copy experts", is_copy_expert},
+    {"constant experts, kernel rule", is_constant_kernel},
+    {"constant experts, linear rule", is_constant_linear},
+    {"shared expert", is_shared_plain},
+    {"gated shared expert", is_shared_gated},
+    {"caller's shared tensor", is_shared_caller},
+    {"duplicates allowed", is_duplicates},
+    {"NaN in the result", result_has_nan},
+    {"NaN policy zero", is_nan_zero},
+    {"NaN policy mean", is_nan_mean},
+    {"limit of |x|", is_limited},
+    {"version named", is_version_named},
+    {"several nodes", is_several_nodes},
+    {"several frames per node", is_several_frames},
+};
+
+enum { KINDS_COUNT = sizeof(kinds) / sizeof(kinds[0]) };
+_Static_assert((int)KINDS_COUNT <= (int)COVERAGE_KINDS_MAX, "room for every kind");
+
+void coverage_add(case_coverage *covered, const layer_case *c, const case_result *result)
+{
+    for (size_t i = 0; i < KINDS_COUNT; i++) {
+        covered->counts[i] += kinds[i].fits(c, result);
+    }
+}
+
+bool coverage_report(const case_coverage *covered)
+{
+    bool good = true;
+    for (size_t i = 0; i < KINDS_COUNT; i++) {
+        printf("%s %s %" PRIu64 "%s", i == 0 ? "cases:" : "", kinds[i].name, covered->counts[i],
+               i + 1 < KINDS_COUNT ? "," : "\n");
+        good = good && covered->counts[i] > 0;
+    }
+    if (!good) {
+        printf("a kind of case did not occur\n");
+    }
+    return good;
+}
