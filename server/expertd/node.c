@@ -154,10 +154,10 @@ static void on_stop(void *arg, const char *signal_name)
     ep_node *node = arg;
     ep_log(EP_LOG_INFO, "node-drain", "%s drain_ms %u", signal_name, node->drain_ms);
     node->is_draining = true;
+    update_state(node); /* probes say so before the service manager hears of it */
     ep_sd_notify_stopping("draining");
     ep_sd_notify_extend_timeout((uint64_t)node->drain_ms * 1000 + 5000000);
     ep_loop_timer_start(node->drain_timer, node->drain_ms, 0);
-    update_state(node);
     leave_when_done(node);
 }
 
