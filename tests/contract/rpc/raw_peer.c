@@ -86,7 +86,7 @@ static void on_accept(void *arg, ep_conn *taken_conn)
     }
 }
 
-static ep_lane_limits init(raw_peer *p)
+static ep_lane_limits init(raw_peer *p, size_t memory_bytes)
 {
     memset(p, 0, sizeof(*p));
     pthread_condattr_t attr;
@@ -95,7 +95,7 @@ static ep_lane_limits init(raw_peer *p)
     pthread_cond_init(&p->changed, &attr);
     pthread_condattr_destroy(&attr);
     pthread_mutex_init(&p->lock, NULL);
-    if (ep_buffer_pool_create(0, 1 << 20, &p->pool) != EP_OK) {
+    if (ep_buffer_pool_create(memory_bytes, 1 << 20, &p->pool) != EP_OK) {
         die("no pool");
     }
     return (ep_lane_limits){.frame_bytes = ep_frame_read_bytes,
@@ -107,7 +107,12 @@ static ep_lane_limits init(raw_peer *p)
 
 void raw_peer_dial(raw_peer *p, const char *url)
 {
-    ep_lane_limits limits = init(p);
+    raw_peer_dial_limited(p, url, 0);
+}
+
+void raw_peer_dial_limited(raw_peer *p, const char *url, size_t memory_bytes)
+{
+    ep_lane_limits limits = init(p, memory_bytes);
     ep_error error;
     ep_lane_address address = {.url = url};
     if (ep_lane_for_url(url)->dial(&address, &limits, on_dial, p, &p->dial, &error) != EP_OK) {
@@ -118,7 +123,7 @@ void raw_peer_dial(raw_peer *p, const char *url)
 
 void raw_peer_listen(raw_peer *p, const char *url)
 {
-    ep_lane_limits limits = init(p);
+    ep_lane_limits limits = init(p, 0);
     ep_error error;
     ep_lane_address address = {.url = url};
     const ep_lane_ops *lane = ep_lane_for_url(url);
@@ -233,7 +238,8 @@ uint8_t *raw_request_header(const ProtobufCMessage *message, size_t *out_bytes)
     return header;
 }
 
-void raw_peer_send_message(raw_peer *p, ep_frame frame, const ProtobufCMessage *message, bool as_request, bool payload_crc)
+void raw_peer_send_message(raw_peer *p, ep_frame frame, const ProtobufCMessage *message, bool as_request,
+                           bool payload_crc)
 {
     size_t bytes;
     uint8_t *header = raw_request_header(message, &bytes);
@@ -254,8 +260,8 @@ ep_buffer *raw_peer_receive(raw_peer *p, ep_frame *out_frame)
         frame = p->frames[p->frames_read++];
     }
     pthread_mutex_unlock(&p->lock);
-    if (frame != NULL &&
-        ep_frame_decode(frame->data, EP_FRAME_BYTES_CEILING, EP_FRAME_HEADER_BYTES_CEILING, out_frame, NULL, NULL) != EP_OK) {
+    if (frame != NULL && ep_frame_decode(frame->data, EP_FRAME_BYTES_CEILING, EP_FRAME_HEADER_BYTES_CEILING,
+                                         out_frame, NULL, NULL) != EP_OK) {
         die("received a bad frame");
     }
     return frame;
@@ -277,7 +283,7 @@ void raw_hello_init(Expertd__V1__Hello *hello)
     expertd__v1__hello__init(hello);
     hello->protocol_min = 1;
     hello->protocol_max = 1;
-    hello->role = (char *)(uintptr_t)"client";
+    hello->role = (char *)(uintptr_t) "client";
     hello->credit_bytes = (uint64_t)64 << 20;
 }
 
@@ -292,7 +298,7 @@ int raw_peer_hello(raw_peer *p, const Expertd__V1__Hello *hello)
         return -1;
     }
     if (frame.status != 0) {
-        raw_status(reply, &frame, &p->why);
+        raw_status(reply, &frame, &p->refusal);
     }
     ep_buffer_unref(reply);
     return (int)frame.status;
@@ -304,6 +310,7 @@ void raw_status(const ep_buffer *buffer, const ep_frame *frame, ep_error *out_er
     if (ep_buffer_pool_create(0, 0, &pool) != EP_OK) {
         die("no pool");
     }
-    ep_rpc_status_read(pool, frame->status, buffer->data + EP_FRAME_FIXED_BYTES, frame->header_bytes, out_error);
+    ep_rpc_status_read(pool, frame->status, buffer->data + EP_FRAME_FIXED_BYTES, frame->header_bytes,
+                       out_error);
     ep_buffer_pool_destroy(pool);
 }

@@ -7,8 +7,6 @@
 #include <string.h>
 
 #include "base/random.h"
-#include "rpc/rpc_channel.h"
-#include "rpc/rpc_server.h"
 
 static void die(const char *what, const ep_error *error)
 {
@@ -25,10 +23,9 @@ uint64_t in_ms(uint64_t ms)
 
 static void wait_changed(fixture *f, uint64_t until_ns, const char *what)
 {
-    struct timespec t = {.tv_sec = (time_t)(until_ns / EP_NS_PER_S), .tv_nsec = (long)(until_ns % EP_NS_PER_S)};
+    struct timespec t = {.tv_sec = (time_t)(until_ns / EP_NS_PER_S),
+                         .tv_nsec = (long)(until_ns % EP_NS_PER_S)};
     if (pthread_cond_timedwait(&f->changed, &f->lock, &t) != 0 && ep_clock_now_ns() >= until_ns) {
-        fprintf(stderr, "DBG states %u %u %u %u forwards %u held %u broken %s; pend %zu calls %zu blocked %d sent %llu granted %llu\n", f->states[0], f->states[1], f->states[2], f->states[3], f->forwards, f->held_count, f->broken.text, f->channel->pending_bytes, f->channel->calls_count, f->channel->blocked, (unsigned long long)f->channel->link->sent_bytes, (unsigned long long)f->channel->link->granted_bytes);
-        ep_rpc_session *s = f->server->sessions; fprintf(stderr, "srv recv %llu ans %llu ann %llu calls %u\n", (unsigned long long)s->received_bytes, (unsigned long long)s->answered_bytes, (unsigned long long)s->announced_bytes, s->calls_count);
         die(what, NULL);
     }
 }
@@ -94,7 +91,8 @@ static void held_cancelled(void *arg, ep_rpc_call *call)
     }
 }
 
-/* Keeps a call until it is released or cancelled. on_cancel must be set before another thread may finish the call. */
+/* Keeps a call until it is released or cancelled. on_cancel must be set before another thread may finish the
+ * call. */
 static void hold(fixture *f, ep_rpc_call *call)
 {
     pthread_mutex_lock(&f->hold_lock); /* one registration at a time: two connections have two threads */
@@ -119,14 +117,14 @@ static void hold(fixture *f, ep_rpc_call *call)
     }
 }
 
-void fixture_release(fixture *f, ep_err code)
+uint32_t fixture_release(fixture *f, ep_err code)
 {
-    for (;;) {
+    for (uint32_t count = 0;; count++) {
         pthread_mutex_lock(&f->lock);
         ep_rpc_call *call = f->held_count > 0 ? f->held[--f->held_count] : NULL;
         pthread_mutex_unlock(&f->lock);
         if (call == NULL) {
-            return;
+            return count;
         }
         ep_rpc_call_finish(call, code, NULL);
     }
@@ -169,7 +167,8 @@ static void look(fixture *f, ep_rpc_call *call)
     pthread_mutex_unlock(&f->lock);
 }
 
-static void expert_forward(Expertd__V1__ExpertService_Service *service, const Expertd__V1__ForwardRequest *input,
+static void expert_forward(Expertd__V1__ExpertService_Service *service,
+                           const Expertd__V1__ForwardRequest *input,
                            Expertd__V1__ForwardReply_Closure closure, void *closure_data)
 {
     fixture *f = ((expert_impl *)(void *)service)->f;
@@ -200,7 +199,7 @@ static void expert_describe(Expertd__V1__ExpertService_Service *service, const E
     Expertd__V1__DescribeReply reply = EXPERTD__V1__DESCRIBE_REPLY__INIT;
     (void)service;
     (void)input;
-    reply.node = (char *)(uintptr_t)"node-a";
+    reply.node = (char *)(uintptr_t) "node-a";
     closure(&reply, closure_data);
     ep_rpc_call_finish(closure_data, EP_OK, NULL);
 }
@@ -231,7 +230,8 @@ static void *late_main(void *arg)
 
 /* ---- Coordinator ---- */
 
-static void coordinator_register_node(Expertd__V1__Coordinator_Service *service, const Expertd__V1__RegisterRequest *input,
+static void coordinator_register_node(Expertd__V1__Coordinator_Service *service,
+                                      const Expertd__V1__RegisterRequest *input,
                                       Expertd__V1__RegisterReply_Closure closure, void *closure_data)
 {
     Expertd__V1__RegisterReply reply = EXPERTD__V1__REGISTER_REPLY__INIT;
@@ -242,7 +242,8 @@ static void coordinator_register_node(Expertd__V1__Coordinator_Service *service,
     ep_rpc_call_finish(closure_data, EP_OK, NULL);
 }
 
-static void coordinator_heartbeat(Expertd__V1__Coordinator_Service *service, const Expertd__V1__HeartbeatRequest *input,
+static void coordinator_heartbeat(Expertd__V1__Coordinator_Service *service,
+                                  const Expertd__V1__HeartbeatRequest *input,
                                   Expertd__V1__HeartbeatReply_Closure closure, void *closure_data)
 {
     Expertd__V1__HeartbeatReply reply = EXPERTD__V1__HEARTBEAT_REPLY__INIT;
@@ -252,7 +253,8 @@ static void coordinator_heartbeat(Expertd__V1__Coordinator_Service *service, con
     ep_rpc_call_finish(closure_data, EP_OK, NULL);
 }
 
-static void coordinator_watch_placement(Expertd__V1__Coordinator_Service *service, const Expertd__V1__WatchPlacementRequest *input,
+static void coordinator_watch_placement(Expertd__V1__Coordinator_Service *service,
+                                        const Expertd__V1__WatchPlacementRequest *input,
                                         Expertd__V1__PlacementSnapshot_Closure closure, void *closure_data)
 {
     fixture *f = ((coordinator_impl *)(void *)service)->f;
@@ -273,13 +275,14 @@ static void coordinator_watch_placement(Expertd__V1__Coordinator_Service *servic
     }
 }
 
-static void coordinator_cluster_status(Expertd__V1__Coordinator_Service *service, const Expertd__V1__Empty *input,
+static void coordinator_cluster_status(Expertd__V1__Coordinator_Service *service,
+                                       const Expertd__V1__Empty *input,
                                        Expertd__V1__ClusterStatusReply_Closure closure, void *closure_data)
 {
     Expertd__V1__ClusterStatusReply reply = EXPERTD__V1__CLUSTER_STATUS_REPLY__INIT;
     (void)service;
     (void)input;
-    reply.policy = (char *)(uintptr_t)"uniform";
+    reply.policy = (char *)(uintptr_t) "uniform";
     closure(&reply, closure_data);
     ep_rpc_call_finish(closure_data, EP_OK, NULL);
 }
@@ -340,8 +343,8 @@ void answer_wait_messages(answer *a, uint32_t count)
     fixture_wait(a->f, &a->messages, count);
 }
 
-ep_err forward_start(fixture *f, const char *model, size_t bytes, uint8_t fill, uint64_t deadline_ns, answer *out_answer,
-                     ep_rpc_call_id *out_id, ep_error *out_error)
+ep_err forward_start(fixture *f, const char *model, size_t bytes, uint8_t fill, uint64_t deadline_ns,
+                     answer *out_answer, ep_rpc_call_id *out_id, ep_error *out_error)
 {
     Expertd__V1__ForwardRequest header = EXPERTD__V1__FORWARD_REQUEST__INIT;
     ep_rpc_metadata metadata[] = {{"tenant", "t1"}, {"traceparent", "00-abc-def-01"}};
@@ -367,7 +370,8 @@ ep_err forward_start(fixture *f, const char *model, size_t bytes, uint8_t fill, 
     return err;
 }
 
-ep_err forward(fixture *f, const char *model, size_t bytes, uint8_t fill, uint64_t deadline_ns, answer *out_answer)
+ep_err forward(fixture *f, const char *model, size_t bytes, uint8_t fill, uint64_t deadline_ns,
+               answer *out_answer)
 {
     ep_error error;
     ep_err err = forward_start(f, model, bytes, fill, deadline_ns, out_answer, NULL, &error);
@@ -378,7 +382,8 @@ ep_err forward(fixture *f, const char *model, size_t bytes, uint8_t fill, uint64
     return out_answer->error.code;
 }
 
-ep_err watch_start(fixture *f, uint64_t count, bool stay, uint64_t deadline_ns, answer *out_answer, ep_rpc_call_id *out_id)
+ep_err watch_start(fixture *f, uint64_t count, bool stay, uint64_t deadline_ns, answer *out_answer,
+                   ep_rpc_call_id *out_id)
 {
     Expertd__V1__WatchPlacementRequest header = EXPERTD__V1__WATCH_PLACEMENT_REQUEST__INIT;
     Expertd__V1__Epoch have = EXPERTD__V1__EPOCH__INIT;
@@ -397,8 +402,8 @@ ep_err watch_start(fixture *f, uint64_t count, bool stay, uint64_t deadline_ns, 
 
 /* ---- life ---- */
 
-static void channel_state(void *arg, ep_rpc_channel *channel, ep_rpc_channel_state state, const Expertd__V1__Hello *peer,
-                          const ep_error *error)
+static void channel_state(void *arg, ep_rpc_channel *channel, ep_rpc_channel_state state,
+                          const Expertd__V1__Hello *peer, const ep_error *error)
 {
     fixture *f = arg;
     (void)channel;
@@ -416,7 +421,8 @@ static void channel_state(void *arg, ep_rpc_channel *channel, ep_rpc_channel_sta
 
 void fixture_common(fixture *f, ep_rpc_common *out_common)
 {
-    *out_common = (ep_rpc_common){.timers = f->timers, .pool = f->pool, .token = "", .node = "", .role = "client", .incarnation = 1};
+    *out_common = (ep_rpc_common){
+        .timers = f->timers, .pool = f->pool, .token = "", .node = "", .role = "client", .incarnation = 1};
     ep_rpc_limits_default(&out_common->limits);
     out_common->limits.ping_ms = 0; /* on a loaded machine a test may stand still for seconds */
 }
@@ -452,8 +458,11 @@ static void start_server(fixture *f, const fixture_options *options)
 static void start_channel(fixture *f, const fixture_options *options)
 {
     ep_error error;
-    ep_rpc_channel_config config = {
-        .address = {.url = f->url}, .connection_class = "decode", .reconnect = true, .on_state = channel_state, .arg = f};
+    ep_rpc_channel_config config = {.address = {.url = f->url},
+                                    .connection_class = "decode",
+                                    .reconnect = true,
+                                    .on_state = channel_state,
+                                    .arg = f};
     fixture_common(f, &config.common);
     config.common.node = "worker-1";
     if (options->channel != NULL) {
@@ -462,7 +471,8 @@ static void start_channel(fixture *f, const fixture_options *options)
     if (ep_rpc_channel_create(&config, &f->channel, &error) != EP_OK) {
         die("channel", &error);
     }
-    if (!options->not_ready && ep_rpc_channel_wait_ready(f->channel, in_ms(SECONDS * 1000), &error) != EP_OK) {
+    if (!options->not_ready &&
+        ep_rpc_channel_wait_ready(f->channel, in_ms(SECONDS * 1000), &error) != EP_OK) {
         die("channel", &error);
     }
 }
@@ -478,7 +488,8 @@ void fixture_init(fixture *f, const fixture_options *options)
     pthread_mutex_init(&f->lock, NULL);
     pthread_mutex_init(&f->hold_lock, NULL);
     init_services(f);
-    if (ep_timer_service_create("test", &f->timers) != EP_OK || ep_buffer_pool_create(0, (size_t)64 << 20, &f->pool) != EP_OK ||
+    if (ep_timer_service_create("test", &f->timers) != EP_OK ||
+        ep_buffer_pool_create(0, (size_t)64 << 20, &f->pool) != EP_OK ||
         pthread_create(&f->late_thread, NULL, late_main, f) != 0) {
         die("no timers, pool or thread", NULL);
     }

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A server with real services whose handlers do what the request asks for, a channel to it, and a collector of replies.
+ * A server with real services whose handlers do what the request asks for, a channel to it, and a collector
+ * of replies.
  *
- * Forward, by request.model:  "echo"  sends the tensors back          "hold"    kept until fixture_release or cancel
- *                             "late"  answered by another thread, shuffled      "error"  NOT_OWNER with every detail
- *                             "none"  finishes without a reply         "big"     a reply above the peer's frame limit
- * WatchPlacement: sends have.number snapshots and ends; have.term 1: then waits for the caller to cancel.
+ * Forward, by request.model:  "echo"  sends the tensors back          "hold"    kept until fixture_release or
+ * cancel "late"  answered by another thread, shuffled      "error"  NOT_OWNER with every detail "none"
+ * finishes without a reply         "big"     a reply above the peer's frame limit WatchPlacement: sends
+ * have.number snapshots and ends; have.term 1: then waits for the caller to cancel.
  */
 #ifndef EP_TESTS_RPC_FIXTURE_H
 #define EP_TESTS_RPC_FIXTURE_H
@@ -19,7 +20,7 @@
 #include "rpc/rpc.h"
 
 #define HELD_MAX 4096
-#define SECONDS 10 /* nothing is timed: a wait that long means it never comes */
+#define SECONDS 60 /* nothing is timed: a wait that long means it never comes */
 
 typedef struct fixture fixture;
 
@@ -47,20 +48,20 @@ struct fixture {
     ep_rpc_call *registering;
     ep_rpc_call *held[HELD_MAX];
     uint32_t held_count;
-    uint32_t cancels;        /* on_cancel runs */
-    uint32_t forwards;       /* handlers started */
-    uint32_t states[4];      /* how often each channel state was reported */
+    uint32_t cancels;   /* on_cancel runs */
+    uint32_t forwards;  /* handlers started */
+    uint32_t states[4]; /* how often each channel state was reported */
     char peer_software[64];
     char seen_metadata[64];
     char seen_peer[EP_NODE_NAME_BYTES];
     uint64_t seen_deadline_ns;
-    ep_error broken;         /* of the last BROKEN report */
+    ep_error broken; /* of the last BROKEN report */
     pthread_t late_thread;
     Expertd__V1__ForwardReply_Closure forward_closure;
     bool late_stop;
     ep_rpc_call *late[HELD_MAX];
     uint32_t late_count;
-    uint32_t late_batch;     /* the thread answers once so many wait */
+    uint32_t late_batch; /* the thread answers once so many wait */
 };
 
 /* One caller's view of one call. */
@@ -68,9 +69,9 @@ typedef struct answer {
     fixture *f;
     uint32_t messages;
     uint32_t ends;
-    ep_error error;          /* code EP_OK on success */
-    uint32_t slots;          /* of the ForwardReply */
-    uint64_t numbers;        /* sum over epoch numbers of the stream */
+    ep_error error;   /* code EP_OK on success */
+    uint32_t slots;   /* of the ForwardReply */
+    uint64_t numbers; /* sum over epoch numbers of the stream */
     size_t tensor_bytes;
     uint8_t first_byte;
     uint8_t last_byte;
@@ -95,15 +96,17 @@ void fixture_fini(fixture *f);
 void fixture_common(fixture *f, ep_rpc_common *out_common);
 /* Waits for *counter >= value. */
 void fixture_wait(fixture *f, const uint32_t *counter, uint32_t value);
-/* Finishes every held call. */
-void fixture_release(fixture *f, ep_err code);
+/* Finishes every held call; returns how many. */
+uint32_t fixture_release(fixture *f, ep_err code);
 
 /* Starts Forward with bytes of tensors, each byte = fill. */
-ep_err forward_start(fixture *f, const char *model, size_t bytes, uint8_t fill, uint64_t deadline_ns, answer *out_answer,
-                     ep_rpc_call_id *out_id, ep_error *out_error);
+ep_err forward_start(fixture *f, const char *model, size_t bytes, uint8_t fill, uint64_t deadline_ns,
+                     answer *out_answer, ep_rpc_call_id *out_id, ep_error *out_error);
 /* The same, and waits. */
-ep_err forward(fixture *f, const char *model, size_t bytes, uint8_t fill, uint64_t deadline_ns, answer *out_answer);
-ep_err watch_start(fixture *f, uint64_t count, bool stay, uint64_t deadline_ns, answer *out_answer, ep_rpc_call_id *out_id);
+ep_err forward(fixture *f, const char *model, size_t bytes, uint8_t fill, uint64_t deadline_ns,
+               answer *out_answer);
+ep_err watch_start(fixture *f, uint64_t count, bool stay, uint64_t deadline_ns, answer *out_answer,
+                   ep_rpc_call_id *out_id);
 void answer_init(answer *a, fixture *f);
 void answer_wait_end(answer *a);
 void answer_wait_messages(answer *a, uint32_t count);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Many threads start, cancel and time out calls on shared channels while connections come and go: every call must end
- * exactly once, and everything must be freed. Also the program that runs under ThreadSanitizer. Argument: seed.
+ * Many threads start, cancel and time out calls on shared channels while connections come and go: every call
+ * must end exactly once, and everything must be freed. Also the program that runs under ThreadSanitizer.
+ * Argument: seed.
  */
 #include <semaphore.h>
 #include <stdatomic.h>
@@ -19,8 +20,9 @@
 
 #ifdef __SANITIZE_THREAD__
 /*
- * The nng library is not instrumented, so its reference counts are invisible: ThreadSanitizer then takes the mutex that nng's
- * reaper destroys for one still in use. Only races on a mutex's own memory at its end are left out; ours are seen with loopback.
+ * The nng library is not instrumented, so its reference counts are invisible: ThreadSanitizer then takes the
+ * mutex that nng's reaper destroys for one still in use. Only races on a mutex's own memory at its end are
+ * left out; ours are seen with loopback.
  */
 const char *__tsan_default_suppressions(void);
 __attribute__((visibility("default"))) const char *__tsan_default_suppressions(void)
@@ -55,7 +57,8 @@ static void on_reply(void *arg, const ep_rpc_reply *reply, const ep_error *error
     stress_call *call = arg;
     if (reply->header != NULL) {
         atomic_fetch_add(&call->messages, 1);
-        if (!call->stream && (reply->tensor_bytes != call->bytes || (call->bytes > 0 && reply->tensors[call->bytes - 1] != call->fill))) {
+        if (!call->stream && (reply->tensor_bytes != call->bytes ||
+                              (call->bytes > 0 && reply->tensors[call->bytes - 1] != call->fill))) {
             call->wrong = true;
         }
     }
@@ -69,17 +72,20 @@ static void on_reply(void *arg, const ep_rpc_reply *reply, const ep_error *error
     }
 }
 
-static ep_err start_forward(worker *w, ep_rpc_channel *channel, stress_call *call, uint64_t dice, ep_rpc_call_id *out_id)
+static ep_err start_forward(worker *w, ep_rpc_channel *channel, stress_call *call, uint64_t dice,
+                            ep_rpc_call_id *out_id)
 {
     static const char *const models[] = {"echo", "late", "hold", "error"};
     Expertd__V1__ForwardRequest header = EXPERTD__V1__FORWARD_REQUEST__INIT;
-    ep_rpc_request request = {.method = ep_rpc_method_by_id(0x0101), .header = &header.base, .wait_for_ready = (dice & 16) != 0};
+    ep_rpc_request request = {
+        .method = ep_rpc_method_by_id(0x0101), .header = &header.base, .wait_for_ready = (dice & 16) != 0};
     header.model = (char *)(uintptr_t)models[dice % 4];
     call->fill = (uint8_t)dice;
     call->bytes = (size_t)(dice >> 8) % 20000;
     /* held calls end by their deadline or by cancel; the others mostly get their answer */
     bool soon = dice % 4 == 2 || (dice >> 40) % 8 == 0;
-    request.deadline_ns = soon ? ep_clock_now_ns() + (1 + (dice >> 32) % 20) * EP_NS_PER_MS : in_ms(SECONDS * 1000);
+    request.deadline_ns =
+        soon ? ep_clock_now_ns() + (1 + (dice >> 32) % 20) * EP_NS_PER_MS : in_ms(SECONDS * 1000);
     if (call->bytes > 0) {
         if (ep_buffer_acquire(w->f->pool, call->bytes, &request.tensors) != EP_OK) {
             exit(1);
@@ -95,7 +101,8 @@ static ep_err start_watch(ep_rpc_channel *channel, stress_call *call, uint64_t d
 {
     Expertd__V1__WatchPlacementRequest header = EXPERTD__V1__WATCH_PLACEMENT_REQUEST__INIT;
     Expertd__V1__Epoch have = EXPERTD__V1__EPOCH__INIT;
-    ep_rpc_request request = {.method = ep_rpc_method_by_id(0x0303), .header = &header.base, .wait_for_ready = true};
+    ep_rpc_request request = {
+        .method = ep_rpc_method_by_id(0x0303), .header = &header.base, .wait_for_ready = true};
     have.number = dice % 30;
     have.term = (dice >> 8) & 1;
     header.have = &have;
@@ -210,7 +217,8 @@ static int run(const char *url, uint64_t seed)
         workers[i].channels = channels;
         workers[i].random = seed + i;
         sem_init(&workers[i].room, 0, OPEN_MAX);
-        if (pthread_create(&workers[i].thread, NULL, i < THREADS ? worker_main : churn_main, &workers[i]) != 0) {
+        if (pthread_create(&workers[i].thread, NULL, i < THREADS ? worker_main : churn_main, &workers[i]) !=
+            0) {
             return 1;
         }
     }
@@ -228,8 +236,9 @@ static int run(const char *url, uint64_t seed)
     }
     fixture_fini(&f);
     free(workers);
-    printf("%s seed %llu: ok %u, cancelled %u, deadline %u, other %u, bad %d\n", url, (unsigned long long)seed, codes[0], codes[1],
-           codes[4], codes[14] + codes[33] + codes[36] + codes[8], bad);
+    printf("%s seed %llu: ok %u, cancelled %u, deadline %u, other %u, bad %d\n", url,
+           (unsigned long long)seed, codes[0], codes[1], codes[4],
+           codes[14] + codes[33] + codes[36] + codes[8], bad);
     return bad;
 }
 

@@ -8,16 +8,16 @@
 #include "rpc_fixture.h"
 
 /* One body, a test per lane. */
-#define LANE_TEST(name)                                                                                                        \
-    static void name(const char *url);                                                                                         \
-    Test(rpc_calls_loopback, name)                                                                                             \
-    {                                                                                                                          \
-        name("loopback://rpc-calls");                                                                                          \
-    }                                                                                                                          \
-    Test(rpc_calls_tcp, name)                                                                                                  \
-    {                                                                                                                          \
-        name("tcp://127.0.0.1:0");                                                                                             \
-    }                                                                                                                          \
+#define LANE_TEST(name)                                                                                      \
+    static void name(const char *url);                                                                       \
+    Test(rpc_calls_loopback, name)                                                                           \
+    {                                                                                                        \
+        name("loopback://rpc-calls");                                                                        \
+    }                                                                                                        \
+    Test(rpc_calls_tcp, name)                                                                                \
+    {                                                                                                        \
+        name("tcp://127.0.0.1:0");                                                                           \
+    }                                                                                                        \
     static void name(const char *url)
 
 LANE_TEST(unary_call_brings_message_and_tensors_back)
@@ -28,7 +28,8 @@ LANE_TEST(unary_call_brings_message_and_tensors_back)
     fixture_init(&f, &(fixture_options){.url = url});
     for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
         uint8_t fill = (uint8_t)(17 + i);
-        cr_assert_eq(forward(&f, "echo", sizes[i], fill, in_ms(SECONDS * 1000), &a), EP_OK, "%s", a.error.text);
+        cr_assert_eq(forward(&f, "echo", sizes[i], fill, in_ms(SECONDS * 1000), &a), EP_OK, "%s",
+                     a.error.text);
         cr_assert_eq(a.tensor_bytes, sizes[i]);
         cr_assert_eq(a.slots, fill);
         cr_assert_eq(a.ends, 1);
@@ -47,11 +48,13 @@ LANE_TEST(calls_above_the_frame_limit_are_refused_with_the_limit)
     answer a;
     ep_error error;
     fixture_init(&f, &(fixture_options){.url = url});
-    cr_assert_eq(forward_start(&f, "echo", (size_t)16 << 20, 1, EP_TIME_NEVER, &a, NULL, &error), EP_ERR_INVALID_ARGUMENT);
+    cr_assert_eq(forward_start(&f, "echo", (size_t)16 << 20, 1, EP_TIME_NEVER, &a, NULL, &error),
+                 EP_ERR_INVALID_ARGUMENT);
     cr_assert(strstr(error.text, "frame_bytes_max is 16777216") != NULL, "%s", error.text);
     char *long_name = calloc(1, 70000);
     memset(long_name, 'x', 69999);
-    cr_assert_eq(forward_start(&f, long_name, 0, 1, EP_TIME_NEVER, &a, NULL, &error), EP_ERR_INVALID_ARGUMENT);
+    cr_assert_eq(forward_start(&f, long_name, 0, 1, EP_TIME_NEVER, &a, NULL, &error),
+                 EP_ERR_INVALID_ARGUMENT);
     cr_assert(strstr(error.text, "header_bytes_max is 65536") != NULL, "%s", error.text);
     free(long_name);
     fixture_fini(&f);
@@ -124,7 +127,8 @@ LANE_TEST(a_deadline_ends_the_call_once_and_cancels_it_at_the_server)
     uint64_t deadline_ns = in_ms(30);
     cr_assert_eq(forward(&f, "hold", 100, 1, deadline_ns, &a), EP_ERR_DEADLINE_EXCEEDED);
     cr_assert(ep_clock_now_ns() >= deadline_ns);
-    cr_assert(strstr(a.error.text, "node-a") != NULL && strstr(a.error.text, "expertd.v1.ExpertService.Forward") != NULL &&
+    cr_assert(strstr(a.error.text, "node-a") != NULL &&
+                  strstr(a.error.text, "expertd.v1.ExpertService.Forward") != NULL &&
                   strstr(a.error.text, " us") != NULL,
               "%s", a.error.text);
     cr_assert(a.error.waited_us > 0);
@@ -205,10 +209,11 @@ LANE_TEST(roles_are_checked_by_name)
     ProtobufCMessage *reply = NULL;
     Expertd__V1__RegisterRequest request = EXPERTD__V1__REGISTER_REQUEST__INIT;
     fixture_init(&f, &(fixture_options){.url = url});
-    cr_assert_eq(ep_rpc_call_sync(f.channel, "expertd.v1.Coordinator", "RegisterNode", &request.base, in_ms(SECONDS * 1000), &reply,
-                                  &error),
+    cr_assert_eq(ep_rpc_call_sync(f.channel, "expertd.v1.Coordinator", "RegisterNode", &request.base,
+                                  in_ms(SECONDS * 1000), &reply, &error),
                  EP_ERR_PERMISSION_DENIED);
-    cr_assert_str_eq(error.text, "expertd.v1.Coordinator.RegisterNode needs role node, the peer has role client");
+    cr_assert_str_eq(error.text,
+                     "expertd.v1.Coordinator.RegisterNode needs role node, the peer has role client");
     fixture_fini(&f);
 }
 
@@ -225,14 +230,17 @@ LANE_TEST(a_node_may_register_and_a_sync_call_gives_its_reply)
     Expertd__V1__RegisterRequest request = EXPERTD__V1__REGISTER_REQUEST__INIT;
     Expertd__V1__Empty empty = EXPERTD__V1__EMPTY__INIT;
     fixture_init(&f, &(fixture_options){.url = url, .channel = as_node});
-    cr_assert_eq(ep_rpc_call_sync(f.channel, "expertd.v1.Coordinator", "RegisterNode", &request.base, EP_TIME_NEVER, &reply, &error),
+    cr_assert_eq(ep_rpc_call_sync(f.channel, "expertd.v1.Coordinator", "RegisterNode", &request.base,
+                                  EP_TIME_NEVER, &reply, &error),
                  EP_OK, "%s", error.text);
     cr_assert_eq(((Expertd__V1__RegisterReply *)reply)->node_id, 5);
     protobuf_c_message_free_unpacked(reply, NULL);
-    cr_assert_eq(ep_rpc_call_sync(f.channel, "expertd.v1.NodeInfo", "NodeStatus", &empty.base, EP_TIME_NEVER, &reply, &error),
+    cr_assert_eq(ep_rpc_call_sync(f.channel, "expertd.v1.NodeInfo", "NodeStatus", &empty.base, EP_TIME_NEVER,
+                                  &reply, &error),
                  EP_ERR_UNIMPLEMENTED);
     cr_assert(strstr(error.text, "expertd.v1.NodeInfo") != NULL, "%s", error.text);
-    cr_assert_eq(ep_rpc_call_sync(f.channel, "expertd.v1.Coordinator", "Nothing", &empty.base, EP_TIME_NEVER, &reply, &error),
+    cr_assert_eq(ep_rpc_call_sync(f.channel, "expertd.v1.Coordinator", "Nothing", &empty.base, EP_TIME_NEVER,
+                                  &reply, &error),
                  EP_ERR_NOT_FOUND);
     fixture_fini(&f);
 }
@@ -255,12 +263,15 @@ LANE_TEST(health_says_what_was_set_and_watches_follow)
     answer_wait_messages(&a, 1);
     ep_rpc_server_set_state(f.server, "serving");
     answer_wait_messages(&a, 2);
-    cr_assert_eq(ep_rpc_call_sync(f.channel, "expertd.v1.Health", "Check", &request.base, EP_TIME_NEVER, &reply, &error), EP_OK);
+    cr_assert_eq(ep_rpc_call_sync(f.channel, "expertd.v1.Health", "Check", &request.base, EP_TIME_NEVER,
+                                  &reply, &error),
+                 EP_OK);
     cr_assert_eq(((Expertd__V1__HealthCheckReply *)reply)->status, 1);
     cr_assert_str_eq(((Expertd__V1__HealthCheckReply *)reply)->detail, "serving");
     protobuf_c_message_free_unpacked(reply, NULL);
-    request.service = (char *)(uintptr_t)"expertd.v1.Nothing";
-    cr_assert_eq(ep_rpc_call_sync(f.channel, "expertd.v1.Health", "Check", &request.base, EP_TIME_NEVER, &reply, &error),
+    request.service = (char *)(uintptr_t) "expertd.v1.Nothing";
+    cr_assert_eq(ep_rpc_call_sync(f.channel, "expertd.v1.Health", "Check", &request.base, EP_TIME_NEVER,
+                                  &reply, &error),
                  EP_ERR_NOT_FOUND);
     ep_rpc_server_set_state(f.server, "draining");
     answer_wait_messages(&a, 3);
@@ -280,7 +291,8 @@ LANE_TEST(reflection_lists_what_is_served)
     Expertd__V1__Empty empty = EXPERTD__V1__EMPTY__INIT;
     size_t methods = 0;
     fixture_init(&f, &(fixture_options){.url = url});
-    cr_assert_eq(ep_rpc_call_sync(f.channel, "expertd.v1.Reflection", "ListServices", &empty.base, EP_TIME_NEVER, &message, &error),
+    cr_assert_eq(ep_rpc_call_sync(f.channel, "expertd.v1.Reflection", "ListServices", &empty.base,
+                                  EP_TIME_NEVER, &message, &error),
                  EP_OK, "%s", error.text);
     Expertd__V1__ListServicesReply *reply = (Expertd__V1__ListServicesReply *)message;
     cr_assert_eq(reply->n_services, 4);
@@ -314,21 +326,10 @@ LANE_TEST(calls_wait_for_credit_and_go_on_when_it_returns)
     cr_assert(strstr(late.error.text, "credit") != NULL, "%s", late.error.text);
     ep_rpc_server_read_stats(f.server, &stats);
     cr_assert_eq(stats.calls_total, 7);
-    for (uint32_t done = 0; done < N;) {
+    for (uint32_t released = 0; released < N;) {
         fixture_wait(&f, &f.held_count, 1);
-        fixture_release(&f, EP_ERR_ABORTED);
-        done = 0;
-        pthread_mutex_lock(&f.lock);
-        for (uint32_t i = 0; i < N; i++) {
-            done += a[i].ends;
-        }
-        bool all = f.forwards == N;
-        pthread_mutex_unlock(&f.lock);
-        if (all) {
-            break;
-        }
+        released += fixture_release(&f, EP_ERR_ABORTED);
     }
-    fixture_release(&f, EP_ERR_ABORTED);
     for (uint32_t i = 0; i < N; i++) {
         answer_wait_end(&a[i]);
         cr_assert_eq(a[i].error.code, EP_ERR_ABORTED, "%s", a[i].error.text);
@@ -383,4 +384,38 @@ LANE_TEST(a_steady_state_allocates_no_buffers)
     /* a buffer may be given back a moment later than before: a handful, never one per call */
     cr_assert_leq(after.system_allocations - before.system_allocations, 16);
     fixture_fini(&f);
+}
+
+static void small_lane_queue(ep_rpc_channel_config *config)
+{
+    config->common.limits.frame_bytes_max = 65536;
+    config->common.limits.header_bytes_max = 16384;
+    config->common.limits.send_queue_bytes_max = 131072;
+}
+
+LANE_TEST(a_full_queue_refuses_new_calls_and_loses_none)
+{
+    enum { N = 600 };
+    fixture f;
+    answer *a = calloc(N, sizeof(*a));
+    uint32_t oldest = 0;
+    uint32_t refused = 0;
+    fixture_init(&f, &(fixture_options){.url = url, .channel = small_lane_queue});
+    for (uint32_t i = 0; i < N; i++) {
+        ep_error error;
+        while (forward_start(&f, "echo", 30000, (uint8_t)i, EP_TIME_NEVER, &a[i], NULL, &error) != EP_OK) {
+            cr_assert_eq(error.code, EP_ERR_RESOURCE_EXHAUSTED, "%s", error.text);
+            cr_assert_lt(oldest, i, "refused though nothing is on its way");
+            answer_wait_end(&a[oldest++]);
+            refused++;
+        }
+    }
+    for (uint32_t i = 0; i < N; i++) {
+        answer_wait_end(&a[i]);
+        cr_assert_eq(a[i].error.code, EP_OK, "%s", a[i].error.text);
+        cr_assert(a[i].ends == 1 && a[i].first_byte == (uint8_t)i);
+    }
+    cr_assert_gt(refused, 0);
+    fixture_fini(&f);
+    free(a);
 }

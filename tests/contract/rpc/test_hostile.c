@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Peers that break the rules towards a server: each is refused, and another client on the same server never notices. */
+/* Peers that break the rules towards a server: each is refused, and another client on the same server never
+ * notices. */
 #include <criterion/criterion.h>
 #include <endian.h>
 #include <stdlib.h>
@@ -8,16 +9,16 @@
 #include "raw_peer.h"
 #include "rpc_fixture.h"
 
-#define LANE_TEST(name)                                                                                                        \
-    static void name(const char *url);                                                                                         \
-    Test(rpc_hostile_loopback, name)                                                                                           \
-    {                                                                                                                          \
-        name("loopback://rpc-hostile");                                                                                        \
-    }                                                                                                                          \
-    Test(rpc_hostile_tcp, name)                                                                                                \
-    {                                                                                                                          \
-        name("tcp://127.0.0.1:0");                                                                                             \
-    }                                                                                                                          \
+#define LANE_TEST(name)                                                                                      \
+    static void name(const char *url);                                                                       \
+    Test(rpc_hostile_loopback, name)                                                                         \
+    {                                                                                                        \
+        name("loopback://rpc-hostile");                                                                      \
+    }                                                                                                        \
+    Test(rpc_hostile_tcp, name)                                                                              \
+    {                                                                                                        \
+        name("tcp://127.0.0.1:0");                                                                           \
+    }                                                                                                        \
     static void name(const char *url)
 
 #define FORWARD_ID 0x0101
@@ -26,7 +27,8 @@
 static void expect_well(fixture *f)
 {
     answer a;
-    cr_assert_eq(forward(f, "echo", 100, 5, EP_TIME_NEVER, &a), EP_OK, "the other client suffers: %s", a.error.text);
+    cr_assert_eq(forward(f, "echo", 100, 5, EP_TIME_NEVER, &a), EP_OK, "the other client suffers: %s",
+                 a.error.text);
 }
 
 /* ---- the fixed part ---- */
@@ -39,24 +41,45 @@ typedef struct field {
 } field;
 
 static const field wrong_fields[] = {
-    {"magic", 0, 4, 0x31445045 + 1}, {"magic of HTTP", 0, 4, 0x20544547},
-    {"version", 4, 1, 0}, {"version", 4, 1, 2}, {"version", 4, 1, 255},
-    {"kind", 5, 1, 0}, {"kind", 5, 1, 9}, {"kind", 5, 1, 255},
-    {"kind reply", 5, 1, EP_FRAME_REPLY}, {"kind reply_more", 5, 1, EP_FRAME_REPLY_MORE}, {"kind cancel", 5, 1, EP_FRAME_CANCEL},
-    {"kind ping", 5, 1, EP_FRAME_PING}, {"kind credit", 5, 1, EP_FRAME_CREDIT},
-    {"flags draining", 6, 2, 1}, {"flags end", 6, 2, 2}, {"flags unknown", 6, 2, 0x8000},
+    {"magic", 0, 4, 0x31445045 + 1},
+    {"magic of HTTP", 0, 4, 0x20544547},
+    {"version", 4, 1, 0},
+    {"version", 4, 1, 2},
+    {"version", 4, 1, 255},
+    {"kind", 5, 1, 0},
+    {"kind", 5, 1, 9},
+    {"kind", 5, 1, 255},
+    {"kind reply", 5, 1, EP_FRAME_REPLY},
+    {"kind reply_more", 5, 1, EP_FRAME_REPLY_MORE},
+    {"kind cancel", 5, 1, EP_FRAME_CANCEL},
+    {"kind ping", 5, 1, EP_FRAME_PING},
+    {"kind credit", 5, 1, EP_FRAME_CREDIT},
+    {"flags draining", 6, 2, 1},
+    {"flags end", 6, 2, 2},
+    {"flags unknown", 6, 2, 0x8000},
     {"method Hello again", 18, 2, 0},
-    {"status", 20, 4, 1}, {"status", 20, 4, 0xffffffff},
-    {"header_bytes above its limit", 28, 4, 65537}, {"header_bytes", 28, 4, 0xffffffff}, {"header_bytes", 28, 4, 0x7fffffff},
+    {"status", 20, 4, 1},
+    {"status", 20, 4, 0xffffffff},
+    {"header_bytes above its limit", 28, 4, 65537},
+    {"header_bytes", 28, 4, 0xffffffff},
+    {"header_bytes", 28, 4, 0x7fffffff},
     {"header_bytes 0", 28, 4, 0},
-    {"tensor offset", 32, 4, 0}, {"tensor offset", 32, 4, 64}, {"tensor offset", 32, 4, 129}, {"tensor offset", 32, 4, 192},
+    {"tensor offset", 32, 4, 0},
+    {"tensor offset", 32, 4, 64},
+    {"tensor offset", 32, 4, 129},
+    {"tensor offset", 32, 4, 192},
     {"tensor offset", 32, 4, 0xffffffc0},
-    {"stream sequence", 36, 4, 1}, {"stream sequence", 36, 4, 0xffffffff},
-    {"tensor_bytes above frame_bytes_max", 40, 8, 16 << 20}, {"tensor_bytes", 40, 8, (uint64_t)1 << 31},
-    {"tensor_bytes", 40, 8, (uint64_t)1 << 32}, {"tensor_bytes", 40, 8, (uint64_t)1 << 63}, {"tensor_bytes", 40, 8, UINT64_MAX},
+    {"stream sequence", 36, 4, 1},
+    {"stream sequence", 36, 4, 0xffffffff},
+    {"tensor_bytes above frame_bytes_max", 40, 8, 16 << 20},
+    {"tensor_bytes", 40, 8, (uint64_t)1 << 31},
+    {"tensor_bytes", 40, 8, (uint64_t)1 << 32},
+    {"tensor_bytes", 40, 8, (uint64_t)1 << 63},
+    {"tensor_bytes", 40, 8, UINT64_MAX},
     {"tensor_bytes", 40, 8, UINT64_MAX - 127},
     {"payload CRC though off", 48, 4, 1},
-    {"reserved", 52, 8, 1}, {"reserved", 52, 8, (uint64_t)1 << 63},
+    {"reserved", 52, 8, 1},
+    {"reserved", 52, 8, (uint64_t)1 << 63},
 };
 
 /* A good Forward request; returns its length. */
@@ -64,9 +87,10 @@ static size_t good_request(uint8_t *out, uint64_t call_id)
 {
     Expertd__V1__ForwardRequest request = EXPERTD__V1__FORWARD_REQUEST__INIT;
     size_t header_bytes;
-    request.model = (char *)(uintptr_t)"echo";
+    request.model = (char *)(uintptr_t) "echo";
     uint8_t *header = raw_request_header(&request.base, &header_bytes);
-    ep_frame frame = {.kind = EP_FRAME_REQUEST, .call_id = call_id, .method_id = FORWARD_ID, .deadline_us = NO_DEADLINE};
+    ep_frame frame = {
+        .kind = EP_FRAME_REQUEST, .call_id = call_id, .method_id = FORWARD_ID, .deadline_us = NO_DEADLINE};
     frame.header_bytes = (uint32_t)header_bytes;
     frame.tensor_offset = ep_frame_tensor_offset(frame.header_bytes);
     memset(out, 0, frame.tensor_offset);
@@ -121,7 +145,8 @@ LANE_TEST(every_flipped_bit_of_the_fixed_part_is_refused)
     fixture f;
     uint8_t bytes[256];
     fixture_init(&f, &(fixture_options){.url = url});
-    for (size_t bit = 0; bit < 64 * 8; bit += 7) { /* 7 is prime to 8: every byte and every position in a byte */
+    for (size_t bit = 0; bit < 64 * 8;
+         bit += 7) { /* 7 is prime to 8: every byte and every position in a byte */
         size_t length = good_request(bytes, 2);
         bytes[bit / 8] ^= (uint8_t)(1u << (bit % 8));
         expect_closed(f.url, bytes, length, true, "a flipped bit");
@@ -136,8 +161,12 @@ LANE_TEST(only_hello_may_come_first)
     fixture f;
     uint8_t bytes[256];
     ep_frame frames[] = {
-        {.kind = EP_FRAME_CANCEL, .call_id = 1}, {.kind = EP_FRAME_PING}, {.kind = EP_FRAME_PONG}, {.kind = EP_FRAME_GOODBYE},
-        {.kind = EP_FRAME_REPLY, .call_id = 1},  {.kind = EP_FRAME_REQUEST, .deadline_us = NO_DEADLINE}, /* no CallHeader */
+        {.kind = EP_FRAME_CANCEL, .call_id = 1},
+        {.kind = EP_FRAME_PING},
+        {.kind = EP_FRAME_PONG},
+        {.kind = EP_FRAME_GOODBYE},
+        {.kind = EP_FRAME_REPLY, .call_id = 1},
+        {.kind = EP_FRAME_REQUEST, .deadline_us = NO_DEADLINE}, /* no CallHeader */
     };
     fixture_init(&f, &(fixture_options){.url = url});
     expect_closed(f.url, bytes, good_request(bytes, 1), false, "a request before Hello");
@@ -182,7 +211,8 @@ LANE_TEST(wrong_requests_are_answered_by_name)
 {
     fixture f;
     raw_peer p;
-    ep_frame call = {.kind = EP_FRAME_REQUEST, .call_id = 10, .method_id = 0x7777, .deadline_us = NO_DEADLINE};
+    ep_frame call = {
+        .kind = EP_FRAME_REQUEST, .call_id = 10, .method_id = 0x7777, .deadline_us = NO_DEADLINE};
     uint8_t junk[] = {0, 0, 0, 0, 0xff, 0xff, 0xff};
     uint8_t lies[] = {0xff, 0xff, 0xff, 0x7f, 0, 0};
     uint8_t empty[] = {0, 0, 0, 0};
@@ -204,7 +234,8 @@ LANE_TEST(wrong_requests_are_answered_by_name)
     call.deadline_us = NO_DEADLINE;
     call.method_id = 0x0301;
     expect_status(&p, call, empty, 7, "needs role node");
-    raw_peer_send(&p, (ep_frame){.kind = EP_FRAME_CANCEL, .call_id = 4711}, NULL, NULL, false); /* unknown: ignored */
+    raw_peer_send(&p, (ep_frame){.kind = EP_FRAME_CANCEL, .call_id = 4711}, NULL, NULL,
+                  false); /* unknown: ignored */
     raw_peer_send(&p, (ep_frame){.kind = EP_FRAME_PING, .call_id = 99}, NULL, NULL, false);
     ep_buffer *pong = raw_peer_receive(&p, &call);
     cr_assert(pong != NULL && call.kind == EP_FRAME_PONG && call.call_id == 99);
@@ -222,7 +253,8 @@ LANE_TEST(a_budget_bomb_is_refused_cheaply)
     raw_peer p;
     uint8_t *header = calloc(1, 4 + 2 * PAIRS);
     ep_buffer_pool_stats stats;
-    ep_frame call = {.kind = EP_FRAME_REQUEST, .call_id = 10, .method_id = 0x0301, .deadline_us = NO_DEADLINE};
+    ep_frame call = {
+        .kind = EP_FRAME_REQUEST, .call_id = 10, .method_id = 0x0301, .deadline_us = NO_DEADLINE};
     Expertd__V1__Hello hello;
     fixture_init(&f, &(fixture_options){.url = url});
     for (size_t i = 0; i < PAIRS; i++) {
@@ -230,7 +262,7 @@ LANE_TEST(a_budget_bomb_is_refused_cheaply)
     }
     raw_peer_dial(&p, f.url);
     raw_hello_init(&hello);
-    hello.role = (char *)(uintptr_t)"node";
+    hello.role = (char *)(uintptr_t) "node";
     cr_assert_eq(raw_peer_hello(&p, &hello), 0);
     call.header_bytes = 4 + 2 * PAIRS;
     expect_status(&p, call, header, 3, "unpack_bytes_max 1048576");
@@ -257,9 +289,12 @@ LANE_TEST(a_peer_that_overruns_its_credit_is_closed)
     fixture_init(&f, &(fixture_options){.url = url, .server = small_credit});
     raw_peer_dial(&p, f.url);
     cr_assert_eq(raw_peer_hello(&p, NULL), 0);
-    request.model = (char *)(uintptr_t)"hold";
+    request.model = (char *)(uintptr_t) "hold";
     for (uint32_t i = 0; i < 33; i++) { /* 32 frames of 128 bytes fit */
-        ep_frame call = {.kind = EP_FRAME_REQUEST, .call_id = 100 + i, .method_id = FORWARD_ID, .deadline_us = NO_DEADLINE};
+        ep_frame call = {.kind = EP_FRAME_REQUEST,
+                         .call_id = 100 + i,
+                         .method_id = FORWARD_ID,
+                         .deadline_us = NO_DEADLINE};
         raw_peer_send_message(&p, call, &request.base, true, false);
     }
     raw_peer_wait_closed(&p);
@@ -275,11 +310,12 @@ LANE_TEST(a_call_id_in_use_closes)
     fixture f;
     raw_peer p;
     Expertd__V1__ForwardRequest request = EXPERTD__V1__FORWARD_REQUEST__INIT;
-    ep_frame call = {.kind = EP_FRAME_REQUEST, .call_id = 100, .method_id = FORWARD_ID, .deadline_us = NO_DEADLINE};
+    ep_frame call = {
+        .kind = EP_FRAME_REQUEST, .call_id = 100, .method_id = FORWARD_ID, .deadline_us = NO_DEADLINE};
     fixture_init(&f, &(fixture_options){.url = url});
     raw_peer_dial(&p, f.url);
     cr_assert_eq(raw_peer_hello(&p, NULL), 0);
-    request.model = (char *)(uintptr_t)"hold";
+    request.model = (char *)(uintptr_t) "hold";
     raw_peer_send_message(&p, call, &request.base, true, false);
     raw_peer_send_message(&p, call, &request.base, true, false);
     raw_peer_wait_closed(&p);
@@ -294,8 +330,9 @@ LANE_TEST(a_call_id_in_use_closes)
 static void raw_hold(raw_peer *p, uint64_t id, uint32_t deadline_us)
 {
     Expertd__V1__ForwardRequest request = EXPERTD__V1__FORWARD_REQUEST__INIT;
-    ep_frame call = {.kind = EP_FRAME_REQUEST, .call_id = id, .method_id = FORWARD_ID, .deadline_us = deadline_us};
-    request.model = (char *)(uintptr_t)"hold";
+    ep_frame call = {
+        .kind = EP_FRAME_REQUEST, .call_id = id, .method_id = FORWARD_ID, .deadline_us = deadline_us};
+    request.model = (char *)(uintptr_t) "hold";
     raw_peer_send_message(p, call, &request.base, true, false);
 }
 
@@ -342,7 +379,7 @@ LANE_TEST(a_client_that_answers_no_ping_is_closed)
     raw_peer_dial(&p, f.url);
     cr_assert_eq(raw_peer_hello(&p, NULL), 0);
     raw_hold(&p, 50, NO_DEADLINE);
-    cr_assert_eq(raw_peer_wait_closed(&p), 3); /* the pings */
+    cr_assert_geq(raw_peer_wait_closed(&p), 3); /* the pings; more when one went before the request */
     fixture_wait(&f, &f.cancels, 1);
     raw_peer_fini(&p);
     fixture_fini(&f);
@@ -362,5 +399,63 @@ LANE_TEST(a_goodbye_from_a_client_ends_its_calls)
     fixture_wait(&f, &f.cancels, 1);
     raw_peer_fini(&p);
     expect_well(&f);
+    fixture_fini(&f);
+}
+
+static void answered_pings(ep_rpc_server_config *config)
+{
+    config->common.limits.ping_ms = 40;
+    config->common.limits.ping_dead_count = 20; /* the test may stand still for 800 ms */
+}
+
+LANE_TEST(answered_pings_keep_the_connection)
+{
+    fixture f;
+    raw_peer p;
+    fixture_init(&f, &(fixture_options){.url = url, .server = answered_pings, .no_channel = true});
+    raw_peer_dial(&p, f.url);
+    cr_assert_eq(raw_peer_hello(&p, NULL), 0);
+    for (int i = 0; i < 25; i++) { /* more than may be missed */
+        ep_frame frame;
+        ep_buffer *ping = raw_peer_receive(&p, &frame);
+        cr_assert(ping != NULL && frame.kind == EP_FRAME_PING);
+        ep_buffer_unref(ping);
+        raw_peer_send(&p, (ep_frame){.kind = EP_FRAME_PONG, .call_id = frame.call_id}, NULL, NULL, false);
+    }
+    raw_peer_fini(&p);
+    fixture_fini(&f);
+}
+
+static void small_queue(ep_rpc_server_config *config)
+{
+    config->common.limits.frame_bytes_max = 65536;
+    config->common.limits.header_bytes_max = 16384;
+    config->common.limits.send_queue_bytes_max = 65536;
+}
+
+LANE_TEST(a_peer_that_does_not_read_its_replies_is_closed)
+{
+    fixture f;
+    raw_peer p;
+    ep_rpc_server_stats stats;
+    Expertd__V1__WatchPlacementRequest request = EXPERTD__V1__WATCH_PLACEMENT_REQUEST__INIT;
+    Expertd__V1__Epoch have = EXPERTD__V1__EPOCH__INIT;
+    ep_frame call = {.kind = EP_FRAME_REQUEST, .call_id = 9, .method_id = 0x0303, .deadline_us = NO_DEADLINE};
+    fixture_init(&f, &(fixture_options){.url = url, .server = small_queue});
+    raw_peer_dial_limited(&p, f.url, 32768);
+    cr_assert_eq(raw_peer_hello(&p, NULL), 0);
+    have.number = 200000; /* more than any socket buffer takes */
+    have.term = 1;
+    request.have = &have;
+    raw_peer_send_message(&p, call, &request.base, true, false);
+    fixture_wait(&f, &f.cancels, 1);
+    ep_rpc_server_read_stats(f.server, &stats);
+    cr_assert_eq(stats.protocol_errors, 1);
+    expect_well(&f);
+    for (uint32_t i = p.frames_read; i < p.frames_count; i++) { /* memory again, so that its end can arrive */
+        ep_buffer_unref(p.frames[i]);
+    }
+    p.frames_read = p.frames_count;
+    raw_peer_fini(&p);
     fixture_fini(&f);
 }

@@ -9,8 +9,8 @@
 
 #define MIB ((size_t)1 << 20)
 
-static ep_err unpack(ep_buffer_pool *pool, size_t budget_bytes, const ProtobufCMessageDescriptor *type, const uint8_t *data, size_t bytes,
-                     ep_error *error)
+static ep_err unpack(ep_buffer_pool *pool, size_t budget_bytes, const ProtobufCMessageDescriptor *type,
+                     const uint8_t *data, size_t bytes, ep_error *error)
 {
     ep_rpc_budget budget;
     ProtobufCMessage *message = NULL;
@@ -30,7 +30,7 @@ Test(rpc_budget, a_message_of_every_size_comes_back_equal)
     cr_assert_eq(ep_buffer_pool_create(0, MIB, &pool), EP_OK);
     for (size_t n = 0; n < 3000; n = n * 2 + 1) {
         Expertd__V1__NodeAssignment in = EXPERTD__V1__NODE_ASSIGNMENT__INIT;
-        in.model = (char *)(uintptr_t)"a model";
+        in.model = (char *)(uintptr_t) "a model";
         in.layer = 7;
         in.n_experts = n;
         in.experts = calloc(n + 1, sizeof(uint32_t));
@@ -43,7 +43,9 @@ Test(rpc_budget, a_message_of_every_size_comes_back_equal)
         ep_rpc_budget budget;
         ProtobufCMessage *message;
         ep_rpc_budget_init(&budget, pool, MIB);
-        cr_assert_eq(ep_rpc_unpack(&budget, &expertd__v1__node_assignment__descriptor, data, bytes, &message, NULL), EP_OK);
+        cr_assert_eq(
+            ep_rpc_unpack(&budget, &expertd__v1__node_assignment__descriptor, data, bytes, &message, NULL),
+            EP_OK);
         const Expertd__V1__NodeAssignment *out = (const Expertd__V1__NodeAssignment *)message;
         cr_assert_str_eq(out->model, "a model");
         cr_assert(out->layer == 7 && out->n_experts == n);
@@ -63,9 +65,11 @@ Test(rpc_budget, a_crafted_mebibyte_is_refused_within_its_budget)
     uint8_t *bomb = calloc(1, MIB);
     cr_assert_eq(ep_buffer_pool_create(0, 0, &pool), EP_OK);
     for (size_t i = 0; i < MIB; i += 2) {
-        bomb[i] = 0x1a; /* field 3 of PlacementSnapshot: an empty NodeEntry, 80 bytes unpacked for 2 on the wire */
+        bomb[i] =
+            0x1a; /* field 3 of PlacementSnapshot: an empty NodeEntry, 80 bytes unpacked for 2 on the wire */
     }
-    cr_assert_eq(unpack(pool, MIB, &expertd__v1__placement_snapshot__descriptor, bomb, MIB, &error), EP_ERR_INVALID_ARGUMENT);
+    cr_assert_eq(unpack(pool, MIB, &expertd__v1__placement_snapshot__descriptor, bomb, MIB, &error),
+                 EP_ERR_INVALID_ARGUMENT);
     cr_assert(strstr(error.text, "unpack_bytes_max 1048576") != NULL, "%s", error.text);
     ep_buffer_pool_read_stats(pool, &stats);
     cr_assert_leq(stats.lent_bytes_peak, 3 * MIB); /* the pool rounds up to powers of two */
@@ -80,10 +84,11 @@ Test(rpc_budget, broken_and_cut_messages_are_refused)
     Expertd__V1__Hello hello = EXPERTD__V1__HELLO__INIT;
     uint8_t data[256];
     cr_assert_eq(ep_buffer_pool_create(0, MIB, &pool), EP_OK);
-    hello.token = (char *)(uintptr_t)"0123456789";
+    hello.token = (char *)(uintptr_t) "0123456789";
     size_t bytes = expertd__v1__hello__pack(&hello, data);
     cr_assert_eq(unpack(pool, MIB, &expertd__v1__hello__descriptor, data, bytes, &error), EP_OK);
-    cr_assert_eq(unpack(pool, MIB, &expertd__v1__hello__descriptor, data, bytes - 1, &error), EP_ERR_INVALID_ARGUMENT);
+    cr_assert_eq(unpack(pool, MIB, &expertd__v1__hello__descriptor, data, bytes - 1, &error),
+                 EP_ERR_INVALID_ARGUMENT);
     cr_assert(strstr(error.text, "expertd.v1.Hello") != NULL, "%s", error.text);
     ep_buffer_pool_destroy(pool);
 }
@@ -94,6 +99,7 @@ Test(rpc_budget, a_full_pool_is_told_from_a_bad_message)
     ep_error error;
     uint8_t data[] = {0x08, 1};
     cr_assert_eq(ep_buffer_pool_create(1, 0, &pool), EP_OK); /* may lend nothing */
-    cr_assert_eq(unpack(pool, MIB, &expertd__v1__hello__descriptor, data, sizeof(data), &error), EP_ERR_RESOURCE_EXHAUSTED);
+    cr_assert_eq(unpack(pool, MIB, &expertd__v1__hello__descriptor, data, sizeof(data), &error),
+                 EP_ERR_RESOURCE_EXHAUSTED);
     ep_buffer_pool_destroy(pool);
 }

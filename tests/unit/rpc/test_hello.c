@@ -19,13 +19,21 @@ Test(rpc_hello, tokens_are_equal_only_when_equal)
         const char *given;
         bool equal;
     } rows[] = {
-        {"", "", true},         {"a", "a", true},      {"0123456789", "0123456789", true}, {"", "a", false},
-        {"a", "", false},       {"ab", "a", false},    {"a", "ab", false},                 {"abc", "abd", false},
-        {"abc", "xbc", false},  {"abc", "ABC", false}, {"aaaa", "aaaaaaaa", false},
+        {"", "", true},
+        {"a", "a", true},
+        {"0123456789", "0123456789", true},
+        {"", "a", false},
+        {"a", "", false},
+        {"ab", "a", false},
+        {"a", "ab", false},
+        {"abc", "abd", false},
+        {"abc", "xbc", false},
+        {"abc", "ABC", false},
+        {"aaaa", "aaaaaaaa", false},
     };
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-        cr_assert_eq(ep_rpc_token_equal(rows[i].expected, rows[i].given), rows[i].equal, "%s against %s", rows[i].expected,
-                     rows[i].given);
+        cr_assert_eq(ep_rpc_token_equal(rows[i].expected, rows[i].given), rows[i].equal, "%s against %s",
+                     rows[i].expected, rows[i].given);
     }
 }
 
@@ -55,9 +63,12 @@ Test(rpc_hello, roles_have_their_rank)
         ep_rpc_role role;
         ep_err err;
     } rows[] = {
-        {"", EP_ROLE_CLIENT, EP_OK},           {"client", EP_ROLE_CLIENT, EP_OK},
-        {"node", EP_ROLE_NODE, EP_OK},         {"operator", EP_ROLE_OPERATOR, EP_OK},
-        {"coordinator", EP_ROLE_OPERATOR, EP_OK}, {"Node", EP_ROLE_CLIENT, EP_ERR_INVALID_ARGUMENT},
+        {"", EP_ROLE_CLIENT, EP_OK},
+        {"client", EP_ROLE_CLIENT, EP_OK},
+        {"node", EP_ROLE_NODE, EP_OK},
+        {"operator", EP_ROLE_OPERATOR, EP_OK},
+        {"coordinator", EP_ROLE_OPERATOR, EP_OK},
+        {"Node", EP_ROLE_CLIENT, EP_ERR_INVALID_ARGUMENT},
     };
     ep_rpc_common c = common("");
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
@@ -65,7 +76,8 @@ Test(rpc_hello, roles_have_their_rank)
         ep_rpc_role role = EP_ROLE_CLIENT;
         ep_rpc_hello_fill(&c, false, &hello);
         hello.role = (char *)(uintptr_t)rows[i].name;
-        cr_assert_eq(ep_rpc_hello_check_client(&c, false, &hello, &role, NULL), rows[i].err, "%s", rows[i].name);
+        cr_assert_eq(ep_rpc_hello_check_client(&c, false, &hello, &role, NULL), rows[i].err, "%s",
+                     rows[i].name);
         cr_assert_eq(role, rows[i].role);
     }
 }

@@ -39,9 +39,11 @@ Test(rpc_method, every_rpc_of_the_proto_files_has_one_row_that_agrees)
                 const Subset__Method *want = service->method[m];
                 const ep_rpc_method *have = ep_rpc_method_by_name(name, want->name);
                 cr_assert_not_null(have, "%s.%s is not in methods.def", name, want->name);
-                cr_assert_str_eq(have->method->input->name, want->input_type + 1); /* protoc writes a leading dot */
+                cr_assert_str_eq(have->method->input->name,
+                                 want->input_type + 1); /* protoc writes a leading dot */
                 cr_assert_str_eq(have->method->output->name, want->output_type + 1);
-                cr_assert_eq(have->stream == EP_RPC_SERVER_STREAM, want->server_streaming != 0, "%s.%s", name, want->name);
+                cr_assert_eq(have->stream == EP_RPC_SERVER_STREAM, want->server_streaming != 0, "%s.%s", name,
+                             want->name);
                 cr_assert_not(want->client_streaming, "%s.%s: callers do not stream here", name, want->name);
                 cr_assert_eq(&have->service->methods[have->method_index], have->method);
             }
@@ -82,7 +84,8 @@ static const Subset__Message *find_message(const Subset__FileSet *set, const cha
     for (size_t f = 0; f < set->n_file; f++) {
         for (size_t m = 0; m < set->file[f]->n_message_type; m++) {
             char name[256];
-            snprintf(name, sizeof(name), ".%s.%s", set->file[f]->package, set->file[f]->message_type[m]->name);
+            snprintf(name, sizeof(name), ".%s.%s", set->file[f]->package,
+                     set->file[f]->message_type[m]->name);
             if (strcmp(name, type_name) == 0) {
                 return set->file[f]->message_type[m];
             }
@@ -96,7 +99,8 @@ static void walk(const Subset__FileSet *set, const Subset__Message *message, int
     cr_assert_lt(depth, DEPTH_MAX, "%s contains itself", message->name);
     for (size_t i = 0; i < message->n_field; i++) {
         const Subset__Field *field = message->field[i];
-        cr_assert_neq(field->type, TYPE_BYTES, "%s.%s is bytes; tensors follow the header, they do not stand in it", message->name,
+        cr_assert_neq(field->type, TYPE_BYTES,
+                      "%s.%s is bytes; tensors follow the header, they do not stand in it", message->name,
                       field->name);
         const Subset__Message *inner = field->type_name[0] != 0 ? find_message(set, field->type_name) : NULL;
         if (inner != NULL) {

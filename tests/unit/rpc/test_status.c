@@ -31,7 +31,8 @@ Test(rpc_status, every_code_keeps_its_reason)
         ep_error out = through(ep_err_grpc_code(codes[i]), codes[i], NULL);
         cr_assert_eq(out.code, codes[i], "%s became %s", ep_err_name(codes[i]), ep_err_name(out.code));
         cr_assert_str_eq(out.text, ep_err_text(codes[i]));
-        cr_assert(out.layer == -1 && out.expert == -1 && out.waited_us == -1 && out.retry_after_us == 0 && out.current_epoch == 0);
+        cr_assert(out.layer == -1 && out.expert == -1 && out.waited_us == -1 && out.retry_after_us == 0 &&
+                  out.current_epoch == 0);
     }
 }
 
