@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* WatchPlacement: one stream at a time, started when the channel is ready, restarted with jittered back-off when it ends. */
+/* WatchPlacement: one stream at a time, started when the channel is ready, restarted with jittered back-off
+ * when it ends. */
 #include "watch.h"
 
 #include <pthread.h>
@@ -19,8 +20,8 @@ struct ep_watch {
     ep_rpc_channel *channel;
     ep_timer restart;
     const ep_rpc_method *method;
-    pthread_mutex_t lock;     /* guards the rest */
-    bool active;              /* a stream is open */
+    pthread_mutex_t lock; /* guards the rest */
+    bool active;          /* a stream is open */
     bool closing;
     uint64_t random;
     uint64_t backoff_us;
@@ -43,7 +44,8 @@ static void take_snapshot(ep_watch *watch, const ep_rpc_reply *reply)
 {
     ep_error error;
     ep_routing_table *table = NULL;
-    ep_err err = ep_placement_decode((const Expertd__V1__PlacementSnapshot *)(const void *)reply->header, &table, &error);
+    ep_err err = ep_placement_decode((const Expertd__V1__PlacementSnapshot *)(const void *)reply->header,
+                                     &table, &error);
     if (err == EP_OK) {
         err = ep_cluster_install(watch->cluster, table, &error);
     }
@@ -85,7 +87,8 @@ static void start(ep_watch *watch)
     epoch.term = have.term;
     epoch.number = have.number;
     request.have = &epoch;
-    ep_rpc_request call = {.method = watch->method, .header = &request.base, .deadline_ns = EP_TIME_NEVER, .attempt = 0};
+    ep_rpc_request call = {
+        .method = watch->method, .header = &request.base, .deadline_ns = EP_TIME_NEVER, .attempt = 0};
     ep_error error;
     ep_rpc_call_id id;
     if (ep_rpc_call_start(watch->channel, &call, on_reply, watch, &id, &error) != EP_OK) {
@@ -110,8 +113,8 @@ static void start_soon(ep_watch *watch)
     pthread_mutex_unlock(&watch->lock);
 }
 
-static void on_state(void *arg, ep_rpc_channel *channel, ep_rpc_channel_state state, const Expertd__V1__Hello *hello,
-                     const ep_error *error)
+static void on_state(void *arg, ep_rpc_channel *channel, ep_rpc_channel_state state,
+                     const Expertd__V1__Hello *hello, const ep_error *error)
 {
     ep_watch *watch = arg;
     (void)channel;
@@ -124,8 +127,8 @@ static void on_state(void *arg, ep_rpc_channel *channel, ep_rpc_channel_state st
     }
 }
 
-ep_err ep_watch_create(ep_cluster *cluster, const ep_rpc_common *common, const ep_lane_address *coordinator, ep_watch **out_watch,
-                       ep_error *out_error)
+ep_err ep_watch_create(ep_cluster *cluster, const ep_rpc_common *common, const ep_lane_address *coordinator,
+                       ep_watch **out_watch, ep_error *out_error)
 {
     ep_watch *watch = calloc(1, sizeof(*watch));
     if (watch == NULL) {
@@ -144,6 +147,7 @@ ep_err ep_watch_create(ep_cluster *cluster, const ep_rpc_common *common, const e
                                     .reconnect = true,
                                     .on_state = on_state,
                                     .arg = watch};
+    ep_rpc_limits_raise_for_control(&config.common.limits);
     ep_rpc_channel *channel = NULL;
     ep_err err = ep_rpc_channel_create(&config, &channel, out_error);
     if (err != EP_OK) {

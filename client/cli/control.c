@@ -52,8 +52,7 @@ ep_err ep_cli_control_open(const ep_cli_connect *connect, ep_cli_control **out_c
         .payload_crc = connect->payload_crc,
     };
     ep_rpc_limits_default(&control->common.limits);
-    control->common.limits.header_bytes_max = EP_CLI_HEADER_BYTES_MAX;
-    control->common.limits.unpack_bytes_max = EP_CLI_UNPACK_BYTES_MAX;
+    ep_rpc_limits_raise_for_control(&control->common.limits);
     *out_control = control;
     return EP_OK;
 }

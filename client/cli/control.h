@@ -12,10 +12,6 @@
 #include "coordinator.pb-c.h"
 #include "rpc/rpc.h"
 
-/* A coordinator's table may be large; its header is bounded by these. */
-#define EP_CLI_HEADER_BYTES_MAX ((size_t)4 << 20)
-#define EP_CLI_UNPACK_BYTES_MAX ((size_t)64 << 20)
-
 typedef struct ep_cli_control ep_cli_control;
 
 /* connect is borrowed until _close. Errors: NO_MEMORY, IO. */

@@ -61,6 +61,9 @@ typedef struct ep_rpc_limits {
     uint32_t redial_max_ms;          /* 200 */
 } ep_rpc_limits;
 void ep_rpc_limits_default(ep_rpc_limits *out_limits);
+/* For connections to and of a coordinator: headers there hold whole tables (60 layers of 256 experts in two copies take about
+ * 100 KiB), so header_bytes_max is at least 4 MiB and unpack_bytes_max at least 32 MiB. Data connections keep the small ones. */
+void ep_rpc_limits_raise_for_control(ep_rpc_limits *limits);
 
 /* What both ends share. Everything pointed at is borrowed for the life of the server or channel; strings are copied. */
 typedef struct ep_rpc_common {

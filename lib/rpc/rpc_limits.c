@@ -29,6 +29,19 @@ void ep_rpc_limits_default(ep_rpc_limits *out_limits)
     };
 }
 
+void ep_rpc_limits_raise_for_control(ep_rpc_limits *limits)
+{
+    size_t header = 4 * MIB, unpack = 32 * MIB;
+    limits->header_bytes_max = limits->header_bytes_max > header ? limits->header_bytes_max : header;
+    limits->unpack_bytes_max = limits->unpack_bytes_max > unpack ? limits->unpack_bytes_max : unpack;
+    if (limits->frame_bytes_max < 2 * limits->header_bytes_max) {
+        limits->frame_bytes_max = 2 * limits->header_bytes_max;
+    }
+    if (limits->send_queue_bytes_max < limits->frame_bytes_max) {
+        limits->send_queue_bytes_max = limits->frame_bytes_max;
+    }
+}
+
 ep_err ep_rpc_limits_check(const ep_rpc_limits *l, ep_error *out_error)
 {
     const struct {

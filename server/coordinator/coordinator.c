@@ -106,6 +106,7 @@ static ep_err start_rpc(coordinator *self, ep_error *out_error)
                    .incarnation = ep_random_id(),
                    .payload_crc = service->payload_crc},
     };
+    ep_rpc_limits_raise_for_control(&config.common.limits);
     err = ep_rpc_server_create(&config, &self->server, out_error);
     err = err != EP_OK ? err : ep_rpc_server_add_service(self->server, ep_coordinator_service_rpc(self->service), out_error);
     for (size_t i = 0; err == EP_OK && i < service->listen_count; i++) {

@@ -486,6 +486,7 @@ ep_err ep_membership_create(const ep_membership_config *config, ep_membership **
         .on_state = on_state,
         .arg = m,
     };
+    ep_rpc_limits_raise_for_control(&channel.common.limits);
     ep_err err = ep_service_loop_timer_create(config->loop, tick, m, &m->heartbeat);
     err = err == EP_OK ? ep_service_loop_timer_create(config->loop, on_drop, m, &m->drop) : err;
     if (err == EP_OK) {

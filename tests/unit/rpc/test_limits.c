@@ -61,3 +61,17 @@ Test(rpc_limits, a_copy_owns_its_strings)
     c.node = node;
     cr_assert_eq(ep_rpc_common_copy(&c, &copy, NULL), EP_ERR_INVALID_ARGUMENT);
 }
+
+Test(rpc_limits, control_connections_carry_whole_tables)
+{
+    ep_rpc_limits l;
+    ep_rpc_limits_default(&l);
+    l.frame_bytes_max = 1 << 20;
+    l.header_bytes_max = 4096;
+    ep_rpc_limits_raise_for_control(&l);
+    cr_assert_eq(ep_rpc_limits_check(&l, NULL), EP_OK);
+    cr_assert_geq(l.header_bytes_max, (size_t)4 << 20);
+    ep_rpc_limits again = l;
+    ep_rpc_limits_raise_for_control(&again);
+    cr_assert_eq(memcmp(&l, &again, sizeof(l)), 0);
+}

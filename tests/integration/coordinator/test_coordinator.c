@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The real program: a table of a large model travels whole, bad configuration is named, SIGTERM ends it cleanly. */
+#include <criterion/criterion.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "coordinator.pb-c.h"
+#include "rpc/rpc.h"
+#include "support/process.h"
+#include "wire/placement_codec.h"
+
+#define LAYERS 61
+#define EXPERTS 896
+#define WAIT_MS 60000
+
+static char dir[EP_TEST_PATH_BYTES];
+static ep_test_process coordinator;
+static ep_timer_service *timers;
+static ep_buffer_pool *pool;
+
+static void setup(void)
+{
+    cr_assert(ep_test_dir_create(dir));
+}
+
+static void teardown(void)
+{
+    ep_test_process_destroy(&coordinator);
+    ep_test_dir_remove(dir);
+}
+
+static void start(void)
+{
+    const char *args[] = {"--listen=tcp://127.0.0.1:0", "--probe-address=127.0.0.1:0", "--copies=1", NULL};
+    cr_assert(ep_test_process_start(&coordinator, dir, "coordinator", EP_COORDINATOR_PROGRAM, args, NULL, true));
+    cr_assert(ep_test_process_wait_ports(&coordinator, WAIT_MS));
+}
+
+static ep_rpc_channel *connect_as(const char *role)
+{
+    ep_error error;
+    ep_rpc_channel *channel;
+    ep_rpc_channel_config config = {.address = {.url = coordinator.rpc_url}, .connection_class = "control", .reconnect = true};
+    if (timers == NULL) {
+        cr_assert_eq(ep_timer_service_create("test-timer", &timers), EP_OK);
+        cr_assert_eq(ep_buffer_pool_create(0, 0, &pool), EP_OK);
+    }
+    config.common = (ep_rpc_common){
+        .timers = timers, .pool = pool, .token = "", .node = "", .role = role, .incarnation = 1, .payload_crc = true};
+    ep_rpc_limits_default(&config.common.limits);
+    ep_rpc_limits_raise_for_control(&config.common.limits);
+    cr_assert_eq(ep_rpc_channel_create(&config, &channel, &error), EP_OK, "%s", error.text);
+    cr_assert_eq(ep_rpc_channel_wait_ready(channel, ep_clock_now_ns() + WAIT_MS * EP_NS_PER_MS, &error), EP_OK, "%s", error.text);
+    return channel;
+}
+
+/* One node that owns every expert of a large model, with all of it loaded. */
+static Expertd__V1__ModelInfo *large_model(void)
+{
+    static Expertd__V1__ModelInfo model;
+    static Expertd__V1__LayerInfo layers[LAYERS], *list[LAYERS];
+    static uint32_t owned[EXPERTS];
+    for (uint32_t e = 0; e < EXPERTS; e++) {
+        owned[e] = e;
+    }
+    for (uint32_t l = 0; l < LAYERS; l++) {
+        expertd__v1__layer_info__init(&layers[l]);
+        layers[l].layer = l;
+        layers[l].hidden = 7168;
+        layers[l].inner = 2048;
+        layers[l].experts = EXPERTS;
+        layers[l].top_k = 8;
+        layers[l].owned = owned;
+        layers[l].n_owned = EXPERTS;
+        list[l] = &layers[l];
+    }
+    expertd__v1__model_info__init(&model);
+    model.name = "large";
+    model.version = "v1";
+    model.numerics = "portable/bf16/rne/00000000";
+    model.layers = list;
+    model.n_layers = LAYERS;
+    return &model;
+}
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static ep_routing_table *watched;
+static ep_error watch_error;
+static bool watch_ended;
+static size_t snapshot_bytes;
+
+static void on_snapshot(void *arg, const ep_rpc_reply *reply, const ep_error *error)
+{
+    (void)arg;
+    pthread_mutex_lock(&lock);
+    if (error != NULL) {
+        watch_error = *error;
+    } else if (reply->header != NULL && watched == NULL) {
+        snapshot_bytes = protobuf_c_message_get_packed_size(reply->header);
+        ep_placement_decode((const Expertd__V1__PlacementSnapshot *)reply->header, &watched, &watch_error);
+    }
+    watch_ended |= reply->end;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+}
+
+Test(coordinator, a_table_of_a_large_model_travels_whole, .init = setup, .fini = teardown)
+{
+    ep_error error;
+    ProtobufCMessage *reply = NULL;
+    start();
+    ep_rpc_channel *node = connect_as("node");
+    Expertd__V1__ModelInfo *models[] = {large_model()};
+    Expertd__V1__RegisterRequest request = EXPERTD__V1__REGISTER_REQUEST__INIT;
+    request.node = "big";
+    request.url = "tcp://127.0.0.1:1";
+    request.incarnation = 1;
+    request.models = models;
+    request.n_models = 1;
+    uint64_t deadline_ns = ep_clock_now_ns() + WAIT_MS * EP_NS_PER_MS;
+    cr_assert_eq(ep_rpc_call_sync(node, "expertd.v1.Coordinator", "RegisterNode", &request.base, deadline_ns, &reply, &error), EP_OK,
+                 "%s", error.text);
+    Expertd__V1__HeartbeatRequest beat = EXPERTD__V1__HEARTBEAT_REQUEST__INIT;
+    beat.node = "big";
+    beat.incarnation = 1;
+    beat.state = "serving";
+    beat.epoch = ((Expertd__V1__RegisterReply *)reply)->epoch;
+    ProtobufCMessage *answer = NULL;
+    cr_assert_eq(ep_rpc_call_sync(node, "expertd.v1.Coordinator", "Heartbeat", &beat.base, deadline_ns, &answer, &error), EP_OK, "%s",
+                 error.text);
+    protobuf_c_message_free_unpacked(answer, NULL);
+    protobuf_c_message_free_unpacked(reply, NULL);
+
+    ep_rpc_channel *client = connect_as("client");
+    Expertd__V1__WatchPlacementRequest watch = EXPERTD__V1__WATCH_PLACEMENT_REQUEST__INIT;
+    ep_rpc_request call = {.method = ep_rpc_method_by_name("expertd.v1.Coordinator", "WatchPlacement"),
+                           .header = &watch.base,
+                           .deadline_ns = deadline_ns};
+    ep_rpc_call_id id;
+    cr_assert_eq(ep_rpc_call_start(client, &call, on_snapshot, NULL, &id, &error), EP_OK, "%s", error.text);
+    pthread_mutex_lock(&lock);
+    while (watched == NULL && !watch_ended) {
+        pthread_cond_wait(&changed, &lock);
+    }
+    cr_assert_not_null(watched, "%s", watch_error.text);
+    cr_assert_eq(watched->layers_count, (uint32_t)LAYERS);
+    cr_assert_eq(watched->layers[LAYERS - 1].offsets[EXPERTS], (uint32_t)EXPERTS);
+    cr_assert_gt(snapshot_bytes, 65536u, "the case is only one when the table is large");
+    pthread_mutex_unlock(&lock);
+    ep_rpc_channel_destroy(client);
+    ep_rpc_channel_destroy(node);
+    ep_routing_table_unref(watched);
+    cr_assert_eq(ep_test_process_stop(&coordinator, SIGTERM, WAIT_MS), 0);
+    ep_timer_service_destroy(timers);
+    ep_buffer_pool_destroy(pool);
+    ep_transport_fini();
+}
+
+static void refuses(const char *const *args, const char *text)
+{
+    char *output;
+    int code = ep_test_process_run(dir, "bad", EP_COORDINATOR_PROGRAM, args, NULL, WAIT_MS, &output);
+    cr_expect_eq(code, 1, "exit code %d", code);
+    cr_expect(strstr(output, text) != NULL, "'%s' is not in: %s", text, output);
+    free(output);
+}
+
+Test(coordinator, bad_configuration_is_named, .init = setup, .fini = teardown)
+{
+    char map[EP_TEST_PATH_BYTES + 32], flag[EP_TEST_PATH_BYTES + 64];
+    snprintf(map, sizeof(map), "%s/map.json", dir);
+    snprintf(flag, sizeof(flag), "--expert-map-file=%s", map);
+    cr_assert(ep_test_write_file(map,
+                                 "{\"moe_layer_count\":1,\"layer_list\":[{\"layer_id\":0,\"device_count\":2,\"device_list\":["
+                                 "{\"device_id\":0,\"device_expert\":[0]},{\"device_id\":1,\"device_expert\":[1]}]}]}",
+                                 0600));
+    refuses((const char *[]){"--copies=0", NULL}, "copies");
+    refuses((const char *[]){"--copies=0", NULL}, "1..64");
+    refuses((const char *[]){"--placement=static", NULL}, "'static' needs expert_map_file");
+    refuses((const char *[]){flag, NULL}, "is only used with placement: static");
+    refuses((const char *[]){"--min-nodes=9", "--nodes-max=8", NULL}, "9 is above nodes_max, which is 8");
+    refuses((const char *[]){"--placement=static", flag, "--node-order=a", NULL}, "names 1 nodes, the expert map");
+    refuses((const char *[]){"--placement=static", "--expert-map-file=/nonexistent/map.json", NULL}, "/nonexistent/map.json");
+    refuses((const char *[]){"--listen=tcp://0.0.0.0:0", NULL}, "insecure");
+}
