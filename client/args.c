@@ -9,10 +9,15 @@
 #define BAD(...) ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, __VA_ARGS__)
 
 /* The public enumerations and those of lib/moe are the same numbers. */
-_Static_assert((int)EP_MOE_UNCOMBINED == (int)EP_RESULT_UNCOMBINED && (int)EP_MOE_PARTIAL == (int)EP_RESULT_PARTIAL, "result form");
+_Static_assert((int)EP_MOE_UNCOMBINED == (int)EP_RESULT_UNCOMBINED &&
+                   (int)EP_MOE_PARTIAL == (int)EP_RESULT_PARTIAL,
+               "result form");
 _Static_assert((int)EP_MOE_WEIGHT_ON_INPUT == (int)EP_WEIGHT_ON_INPUT, "weight_on");
-_Static_assert((int)EP_MOE_SHARED_NONE == (int)EP_SHARED_NONE && (int)EP_MOE_SHARED_CALLER == (int)EP_SHARED_CALLER, "shared");
-_Static_assert((int)EP_MOE_NAN_MEAN == (int)EP_NAN_MEAN && (int)EP_MOE_NAN_REJECT == (int)EP_NAN_REJECT, "nan policy");
+_Static_assert((int)EP_MOE_SHARED_NONE == (int)EP_SHARED_NONE &&
+                   (int)EP_MOE_SHARED_CALLER == (int)EP_SHARED_CALLER,
+               "shared");
+_Static_assert((int)EP_MOE_NAN_MEAN == (int)EP_NAN_MEAN && (int)EP_MOE_NAN_REJECT == (int)EP_NAN_REJECT,
+               "nan policy");
 _Static_assert((int)EP_MOE_PREFILL == (int)EP_MODE_PREFILL && (int)EP_MOE_AUTO == (int)EP_MODE_AUTO, "mode");
 _Static_assert((int)EP_MOE_CONST_LINEAR == (int)EP_CONST_LINEAR, "const rule");
 
@@ -25,7 +30,8 @@ static const ep_dtype flag_types[] = {EP_DTYPE_BOOL, EP_DTYPE_U8, EP_DTYPE_NONE}
 
 /* ---- one tensor ---- */
 
-static ep_err check_type(const char *name, const ep_tensor *tensor, const ep_dtype *types, ep_error *out_error)
+static ep_err check_type(const char *name, const ep_tensor *tensor, const ep_dtype *types,
+                         ep_error *out_error)
 {
     char allowed[64] = "";
     size_t used = 0;
@@ -33,10 +39,12 @@ static ep_err check_type(const char *name, const ep_tensor *tensor, const ep_dty
         if (*t == tensor->dtype) {
             return EP_OK;
         }
-        int n = snprintf(allowed + used, sizeof(allowed) - used, "%s%s", used == 0 ? "" : ", ", ep_dtype_name(*t));
+        int n = snprintf(allowed + used, sizeof(allowed) - used, "%s%s", used == 0 ? "" : ", ",
+                         ep_dtype_name(*t));
         used += n > 0 ? (size_t)n : 0;
     }
-    return BAD("%s has type %s (%u): allowed %s", name, ep_dtype_name(tensor->dtype), (unsigned)tensor->dtype, allowed);
+    return BAD("%s has type %s (%u): allowed %s", name, ep_dtype_name(tensor->dtype), (unsigned)tensor->dtype,
+               allowed);
 }
 
 static bool is_empty(const ep_tensor *tensor)
@@ -49,10 +57,12 @@ static bool is_empty(const ep_tensor *tensor)
     return false;
 }
 
-ep_err ep_tensor_check(const char *name, const ep_tensor *tensor, uint32_t rank, const ep_dtype *types, ep_error *out_error)
+ep_err ep_tensor_check(const char *name, const ep_tensor *tensor, uint32_t rank, const ep_dtype *types,
+                       ep_error *out_error)
 {
     if (tensor->struct_bytes != sizeof(*tensor)) {
-        return BAD("%s has struct_bytes %" PRIu32 ": ep_tensor_1d and its like set %zu", name, tensor->struct_bytes, sizeof(*tensor));
+        return BAD("%s has struct_bytes %" PRIu32 ": ep_tensor_1d and its like set %zu", name,
+                   tensor->struct_bytes, sizeof(*tensor));
     }
     if (tensor->rank == 0) {
         return BAD("%s is missing", name);
@@ -61,7 +71,8 @@ ep_err ep_tensor_check(const char *name, const ep_tensor *tensor, uint32_t rank,
         return BAD("%s has rank %" PRIu32 ": allowed %" PRIu32, name, tensor->rank, rank);
     }
     if (tensor->memory != EP_MEMORY_HOST) {
-        return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED, "%s is in memory of kind %u: this build knows host memory (0) only", name,
+        return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
+                            "%s is in memory of kind %u: this build knows host memory (0) only", name,
                             (unsigned)tensor->memory);
     }
     ep_err err = check_type(name, tensor, types, out_error);
@@ -70,10 +81,12 @@ ep_err ep_tensor_check(const char *name, const ep_tensor *tensor, uint32_t rank,
     }
     for (uint32_t i = 0; i < rank; i++) {
         if (tensor->shape[i] < 0 || tensor->shape[i] > UINT32_MAX) {
-            return BAD("%s has %" PRId64 " in dimension %" PRIu32 ": allowed 0..%" PRIu32, name, tensor->shape[i], i, UINT32_MAX);
+            return BAD("%s has %" PRId64 " in dimension %" PRIu32 ": allowed 0..%" PRIu32, name,
+                       tensor->shape[i], i, UINT32_MAX);
         }
         if (i + 1 < rank && tensor->shape[i] > 1 && tensor->stride_bytes[i] < 0) {
-            return BAD("%s has stride %" PRId64 " in dimension %" PRIu32 ": allowed 0 or more", name, tensor->stride_bytes[i], i);
+            return BAD("%s has stride %" PRId64 " in dimension %" PRIu32 ": allowed 0 or more", name,
+                       tensor->stride_bytes[i], i);
         }
     }
     if (tensor->data == NULL && !is_empty(tensor)) {
@@ -81,18 +94,18 @@ ep_err ep_tensor_check(const char *name, const ep_tensor *tensor, uint32_t rank,
     }
     int64_t element = (int64_t)ep_dtype_bytes(tensor->dtype);
     if (tensor->shape[rank - 1] > 1 && tensor->stride_bytes[rank - 1] != element) {
-        return BAD("%s has innermost stride %" PRId64 ": allowed %" PRId64 ", the element size", name, tensor->stride_bytes[rank - 1],
-                   element);
+        return BAD("%s has innermost stride %" PRId64 ": allowed %" PRId64 ", the element size", name,
+                   tensor->stride_bytes[rank - 1], element);
     }
     return EP_OK;
 }
 
-static ep_err check_dimension(const char *name, const ep_tensor *tensor, uint32_t dimension, uint64_t wanted, const char *because,
-                              ep_error *out_error)
+static ep_err check_dimension(const char *name, const ep_tensor *tensor, uint32_t dimension, uint64_t wanted,
+                              const char *because, ep_error *out_error)
 {
     if ((uint64_t)tensor->shape[dimension] != wanted) {
-        return BAD("%s has %" PRId64 " in dimension %" PRIu32 ": %s, so %" PRIu64 " is needed", name, tensor->shape[dimension],
-                   dimension, because, wanted);
+        return BAD("%s has %" PRId64 " in dimension %" PRIu32 ": %s, so %" PRIu64 " is needed", name,
+                   tensor->shape[dimension], dimension, because, wanted);
     }
     return EP_OK;
 }
@@ -119,11 +132,13 @@ ep_err ep_args_check(const ep_moe_args *args, const ep_tensor *out, ep_error *ou
         return BAD("%s is NULL", args == NULL ? "args" : "out");
     }
     if (args->struct_bytes > sizeof(*args)) {
-        return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED, "args have struct_bytes %" PRIu32 ": this library (%s) knows %zu",
+        return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
+                            "args have struct_bytes %" PRIu32 ": this library (%s) knows %zu",
                             args->struct_bytes, ep_version(), sizeof(*args));
     }
     if (args->struct_bytes < sizeof(*args)) {
-        return BAD("args have struct_bytes %" PRIu32 ": ep_moe_args_init sets %zu", args->struct_bytes, sizeof(*args));
+        return BAD("args have struct_bytes %" PRIu32 ": ep_moe_args_init sets %zu", args->struct_bytes,
+                   sizeof(*args));
     }
     if (args->model == NULL || args->model[0] == 0) {
         return BAD("model is not set");
@@ -135,7 +150,8 @@ ep_err ep_args_check(const ep_moe_args *args, const ep_tensor *out, ep_error *ou
         return err;
     }
     if (args->deadline_us >= UINT32_MAX) {
-        return BAD("deadline_us is %" PRIu64 ": allowed 0 (the client's default) to %" PRIu32, args->deadline_us, UINT32_MAX - 1);
+        return BAD("deadline_us is %" PRIu64 ": allowed 0 (the client's default) to %" PRIu32,
+                   args->deadline_us, UINT32_MAX - 1);
     }
     if ((unsigned)args->mode > EP_MOE_PREFILL) {
         return BAD("mode %u: allowed 0 (auto), 1 (decode), 2 (prefill)", (unsigned)args->mode);
@@ -144,12 +160,14 @@ ep_err ep_args_check(const ep_moe_args *args, const ep_tensor *out, ep_error *ou
         return BAD("result %u: allowed 0 (combined), 1 (partial), 2 (uncombined)", (unsigned)args->result);
     }
     if ((unsigned)args->shared_source > EP_MOE_SHARED_NONE) {
-        return BAD("shared_source %u: allowed 0 (service), 1 (caller), 2 (none)", (unsigned)args->shared_source);
+        return BAD("shared_source %u: allowed 0 (service), 1 (caller), 2 (none)",
+                   (unsigned)args->shared_source);
     }
     return EP_OK;
 }
 
-static ep_err fill_x(const ep_moe_args *args, const char *model, const ep_layer_shape *shape, ep_batch *batch, ep_error *out_error)
+static ep_err fill_x(const ep_moe_args *args, const char *model, const ep_layer_shape *shape, ep_batch *batch,
+                     ep_error *out_error)
 {
     ep_err err = ep_tensor_check("x", &args->x, 2, x_types, out_error);
     if (err != EP_OK) {
@@ -159,17 +177,20 @@ static ep_err fill_x(const ep_moe_args *args, const char *model, const ep_layer_
         return BAD("x has %" PRId64 " tokens: allowed 0..%d", args->x.shape[0], EP_TOKENS_MAX);
     }
     if (args->x.shape[1] != shape->hidden) {
-        return BAD("x has hidden %" PRId64 ", layer %" PRIu32 " of model %s has %" PRIu32, args->x.shape[1], shape->layer, model,
-                   shape->hidden);
+        return BAD("x has hidden %" PRId64 ", layer %" PRIu32 " of model %s has %" PRIu32, args->x.shape[1],
+                   shape->layer, model, shape->hidden);
     }
     batch->tokens = (uint32_t)args->x.shape[0];
     batch->hidden = shape->hidden;
     batch->x = rows_of(&args->x);
     if (args->x.dtype != EP_DTYPE_I8) {
-        return args->x_scales.rank == 0 ? EP_OK : BAD("x_scales are given, but x is %s: allowed with i8 only", ep_dtype_name(args->x.dtype));
+        return args->x_scales.rank == 0 ? EP_OK
+                                        : BAD("x_scales are given, but x is %s: allowed with i8 only",
+                                              ep_dtype_name(args->x.dtype));
     }
     if ((err = ep_tensor_check("x_scales", &args->x_scales, 1, f32_types, out_error)) != EP_OK ||
-        (err = check_dimension("x_scales", &args->x_scales, 0, batch->tokens, "x has that many tokens", out_error)) != EP_OK) {
+        (err = check_dimension("x_scales", &args->x_scales, 0, batch->tokens, "x has that many tokens",
+                               out_error)) != EP_OK) {
         return err;
     }
     if ((uintptr_t)args->x_scales.data % sizeof(float) != 0) {
@@ -179,24 +200,29 @@ static ep_err fill_x(const ep_moe_args *args, const char *model, const ep_layer_
     return EP_OK;
 }
 
-static ep_err fill_slots(const ep_moe_args *args, const ep_layer_shape *shape, ep_batch *batch, ep_error *out_error)
+static ep_err fill_slots(const ep_moe_args *args, const ep_layer_shape *shape, ep_batch *batch,
+                         ep_error *out_error)
 {
     ep_err err;
-    bool shared_only = args->expert_ids.rank == 0 && batch->shared_source == EP_SHARED_SERVICE && shape->shared_experts > 0;
+    bool shared_only =
+        args->expert_ids.rank == 0 && batch->shared_source == EP_SHARED_SERVICE && shape->shared_experts > 0;
     if (shared_only && args->expert_scales.rank == 0) {
         batch->top_k = 0;
         return EP_OK;
     }
     if ((err = ep_tensor_check("expert_ids", &args->expert_ids, 2, id_types, out_error)) != EP_OK ||
-        (err = check_dimension("expert_ids", &args->expert_ids, 0, batch->tokens, "x has that many tokens", out_error)) != EP_OK ||
+        (err = check_dimension("expert_ids", &args->expert_ids, 0, batch->tokens, "x has that many tokens",
+                               out_error)) != EP_OK ||
         (err = ep_tensor_check("expert_scales", &args->expert_scales, 2, scale_types, out_error)) != EP_OK ||
-        (err = check_dimension("expert_scales", &args->expert_scales, 0, batch->tokens, "x has that many tokens", out_error)) != EP_OK ||
+        (err = check_dimension("expert_scales", &args->expert_scales, 0, batch->tokens,
+                               "x has that many tokens", out_error)) != EP_OK ||
         (err = check_dimension("expert_scales", &args->expert_scales, 1, (uint64_t)args->expert_ids.shape[1],
                                "expert_ids have that many slots", out_error)) != EP_OK) {
         return err;
     }
     if (args->expert_ids.shape[1] > EP_TOP_K_MAX) {
-        return BAD("expert_ids have %" PRId64 " slots per token: allowed 1..%d", args->expert_ids.shape[1], EP_TOP_K_MAX);
+        return BAD("expert_ids have %" PRId64 " slots per token: allowed 1..%d", args->expert_ids.shape[1],
+                   EP_TOP_K_MAX);
     }
     batch->top_k = (uint32_t)args->expert_ids.shape[1];
     batch->ids = rows_of(&args->expert_ids);
@@ -204,7 +230,8 @@ static ep_err fill_slots(const ep_moe_args *args, const ep_layer_shape *shape, e
     return EP_OK;
 }
 
-static ep_err check_flags(const char *name, const ep_tensor *tensor, const ep_batch *batch, ep_error *out_error)
+static ep_err check_flags(const char *name, const ep_tensor *tensor, const ep_batch *batch,
+                          ep_error *out_error)
 {
     ep_err err = ep_tensor_check(name, tensor, 2, flag_types, out_error);
     if (err == EP_OK) {
@@ -222,7 +249,8 @@ static ep_err fill_masks(const ep_moe_args *args, ep_batch *batch, ep_error *out
     if (args->active_mask.rank == 1) {
         err = ep_tensor_check("active_mask", &args->active_mask, 1, flag_types, out_error);
         if (err == EP_OK) {
-            err = check_dimension("active_mask", &args->active_mask, 0, batch->tokens, "x has that many tokens", out_error);
+            err = check_dimension("active_mask", &args->active_mask, 0, batch->tokens,
+                                  "x has that many tokens", out_error);
         }
         batch->mask_tokens = args->active_mask.data;
     } else if (args->active_mask.rank != 0) {
@@ -249,7 +277,8 @@ static ep_err fill_shared(const ep_moe_args *args, ep_batch *batch, ep_error *ou
         err = check_dimension("shared", &args->shared, 0, batch->tokens, "x has that many tokens", out_error);
     }
     if (err == EP_OK) {
-        err = check_dimension("shared", &args->shared, 1, batch->hidden, "rows have that many elements", out_error);
+        err = check_dimension("shared", &args->shared, 1, batch->hidden, "rows have that many elements",
+                              out_error);
     }
     batch->shared = rows_of(&args->shared);
     return err;
@@ -267,10 +296,12 @@ static ep_err fill_special(const ep_moe_args *args, ep_batch *batch, ep_error *o
     for (size_t i = 0; i < 3 && args->const_experts > 0; i++) {
         ep_err err = ep_tensor_check(names[i], tensors[i], 2, row_types, out_error);
         if (err == EP_OK) {
-            err = check_dimension(names[i], tensors[i], 0, args->const_experts, "const_experts says so", out_error);
+            err = check_dimension(names[i], tensors[i], 0, args->const_experts, "const_experts says so",
+                                  out_error);
         }
         if (err == EP_OK) {
-            err = check_dimension(names[i], tensors[i], 1, batch->hidden, "rows have that many elements", out_error);
+            err = check_dimension(names[i], tensors[i], 1, batch->hidden, "rows have that many elements",
+                                  out_error);
         }
         if (err != EP_OK) {
             return err;
@@ -303,14 +334,16 @@ static ep_err fill_out(const ep_tensor *out, ep_batch *batch, ep_combine_out *ou
     int64_t token_bytes = uncombined && batch->top_k == 0 ? 0 : row_bytes;
     if (uncombined && batch->top_k > 1) {
         if (out->stride_bytes[1] < row_bytes) {
-            return BAD("out has stride %" PRId64 " between slots: allowed %" PRId64 " or more, the bytes of a row", out->stride_bytes[1],
-                       row_bytes);
+            return BAD("out has stride %" PRId64 " between slots: allowed %" PRId64
+                       " or more, the bytes of a row",
+                       out->stride_bytes[1], row_bytes);
         }
         token_bytes = (int64_t)(batch->top_k - 1) * out->stride_bytes[1] + row_bytes;
     }
     if (batch->tokens > 1 && out->stride_bytes[0] < token_bytes) {
-        return BAD("out has stride %" PRId64 " between tokens: allowed %" PRId64 " or more, the bytes of a token", out->stride_bytes[0],
-                   token_bytes);
+        return BAD("out has stride %" PRId64 " between tokens: allowed %" PRId64
+                   " or more, the bytes of a token",
+                   out->stride_bytes[0], token_bytes);
     }
     batch->out_dtype = out->dtype;
     *out_out = (ep_combine_out){.data = out->data,
@@ -331,9 +364,11 @@ static uintptr_t end_of(const ep_tensor *tensor)
 /* The result is written while inputs are still read. */
 static ep_err check_apart(const ep_moe_args *args, const ep_tensor *out, ep_error *out_error)
 {
-    const char *names[] = {"x", "x_scales", "expert_ids", "expert_scales", "active_mask", "partial_slots", "shared"};
-    const ep_tensor *inputs[] = {&args->x,           &args->x_scales,      &args->expert_ids, &args->expert_scales,
-                                 &args->active_mask, &args->partial_slots, &args->shared};
+    const char *names[] = {"x",           "x_scales",      "expert_ids", "expert_scales",
+                           "active_mask", "partial_slots", "shared"};
+    const ep_tensor *inputs[] = {
+        &args->x,           &args->x_scales,      &args->expert_ids, &args->expert_scales,
+        &args->active_mask, &args->partial_slots, &args->shared};
     if (is_empty(out)) {
         return EP_OK;
     }
@@ -354,8 +389,8 @@ static void copy_text(char *to, size_t bytes, const char *text)
     snprintf(to, bytes, "%s", text != NULL ? text : "");
 }
 
-ep_err ep_call_spec_fill(const ep_moe_args *args, const ep_tensor *out, const char *model, const ep_layer_shape *shape,
-                         ep_call_spec *out_spec, ep_error *out_error)
+ep_err ep_call_spec_fill(const ep_moe_args *args, const ep_tensor *out, const char *model,
+                         const ep_layer_shape *shape, ep_call_spec *out_spec, ep_error *out_error)
 {
     ep_err err;
     ep_call_spec spec = {.layer = args->layer,
@@ -371,9 +406,12 @@ ep_err ep_call_spec_fill(const ep_moe_args *args, const ep_tensor *out, const ch
     batch->allow_duplicates = args->allow_duplicates;
     batch->wire_dtype = args->wire_dtype == EP_DTYPE_NONE ? EP_DTYPE_BF16 : args->wire_dtype;
     if ((err = fill_x(args, model, shape, batch, out_error)) != EP_OK ||
-        (err = fill_slots(args, shape, batch, out_error)) != EP_OK || (err = fill_masks(args, batch, out_error)) != EP_OK ||
-        (err = fill_shared(args, batch, out_error)) != EP_OK || (err = fill_special(args, batch, out_error)) != EP_OK ||
-        (err = fill_out(out, batch, &spec.out, out_error)) != EP_OK || (err = check_apart(args, out, out_error)) != EP_OK) {
+        (err = fill_slots(args, shape, batch, out_error)) != EP_OK ||
+        (err = fill_masks(args, batch, out_error)) != EP_OK ||
+        (err = fill_shared(args, batch, out_error)) != EP_OK ||
+        (err = fill_special(args, batch, out_error)) != EP_OK ||
+        (err = fill_out(out, batch, &spec.out, out_error)) != EP_OK ||
+        (err = check_apart(args, out, out_error)) != EP_OK) {
         return err;
     }
     copy_text(spec.model, sizeof(spec.model), args->model);

@@ -127,14 +127,18 @@ static bool grow_aligned(void *array, size_t *capacity_bytes, size_t wanted_byte
 }
 
 /* Rows, slot numbers and, with several windows, a place for the result. */
-static ep_err reserve_run(ep_call *call, const ep_layer_shape *shape, const ep_flow *flow, ep_error *out_error)
+static ep_err reserve_run(ep_call *call, const ep_layer_shape *shape, const ep_flow *flow,
+                          ep_error *out_error)
 {
     const ep_batch *batch = &call->spec.batch;
     size_t per_token = ep_batch_slots_per_token(batch, shape);
-    size_t rows_bytes = (batch->tokens * per_token + 1) * sizeof(*call->rows); /* never none: an empty batch has an address too */
+    size_t rows_bytes = (batch->tokens * per_token + 1) *
+                        sizeof(*call->rows); /* never none: an empty batch has an address too */
     size_t window_bytes = flow->window_tokens * per_token * sizeof(*call->window_slots);
     size_t scratch_bytes = ep_combine_scratch_floats(batch->hidden) * sizeof(float);
-    size_t out_bytes = flow->windows_count > 1 ? (size_t)batch->tokens * batch->hidden * ep_dtype_bytes(batch->out_dtype) : 0;
+    size_t out_bytes = flow->windows_count > 1
+                           ? (size_t)batch->tokens * batch->hidden * ep_dtype_bytes(batch->out_dtype)
+                           : 0;
     if (batch->form == EP_RESULT_UNCOMBINED) {
         out_bytes *= batch->top_k;
     }
@@ -142,7 +146,8 @@ static ep_err reserve_run(ep_call *call, const ep_layer_shape *shape, const ep_f
         !grow_aligned(&call->window_slots, &call->window_slots_bytes, window_bytes) ||
         !grow_aligned(&call->combine_scratch, &call->combine_scratch_bytes, scratch_bytes) ||
         !grow_aligned(&call->out_scratch, &call->out_scratch_bytes, out_bytes)) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a call of %" PRIu32 " tokens", batch->tokens);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a call of %" PRIu32 " tokens",
+                            batch->tokens);
     }
     return EP_OK;
 }
@@ -273,7 +278,8 @@ static bool arm_timer(ep_call *call, uint64_t due_ns)
     return true;
 }
 
-/* Arms the timer for what the state waits for. With no memory for that the call ends: it could not keep its deadline. */
+/* Arms the timer for what the state waits for. With no memory for that the call ends: it could not keep its
+ * deadline. */
 static void sync_timer(ep_call *call)
 {
     uint64_t due_ns = ep_call_state_due_ns(&call->state);
@@ -301,7 +307,8 @@ static bool try_let_go(ep_call *call)
     return true;
 }
 
-/* Works while there are events, then lets go. Called busy, with the lock held and a reference; returns without the lock. */
+/* Works while there are events, then lets go. Called busy, with the lock held and a reference; returns
+ * without the lock. */
 static void work_and_leave(ep_call *call)
 {
     do {
@@ -353,7 +360,8 @@ static void set_handed(ep_call *call, bool handed)
     pthread_mutex_unlock(&call->lock);
 }
 
-/* The busy thread makes the timer thread the busy one; without memory for the timer it goes on itself: better than never. */
+/* The busy thread makes the timer thread the busy one; without memory for the timer it goes on itself: better
+ * than never. */
 static void hand_over(ep_call *call)
 {
     set_handed(call, true);
@@ -433,7 +441,8 @@ static ep_err prepare_run(ep_call *call, ep_view *view, uint32_t tokens, ep_erro
 {
     uint32_t model_index = 0;
     const ep_routing_layer *layer = NULL;
-    ep_err err = ep_view_find(view, call->spec.model, call->spec.version, call->spec.layer, &model_index, &layer, out_error);
+    ep_err err = ep_view_find(view, call->spec.model, call->spec.version, call->spec.layer, &model_index,
+                              &layer, out_error);
     if (err != EP_OK) {
         return err;
     }
@@ -481,7 +490,8 @@ static void reset_result(ep_call *call)
     call->result.mode = call->flow.prefill ? EP_MOE_PREFILL : EP_MOE_DECODE;
 }
 
-static ep_err start_busy(ep_call *call, ep_view *view, uint32_t tokens, uint64_t begin_ns, ep_error *out_error)
+static ep_err start_busy(ep_call *call, ep_view *view, uint32_t tokens, uint64_t begin_ns,
+                         ep_error *out_error)
 {
     ep_client *client = call->client;
     ep_flow_limits limits = client->flow;
@@ -504,8 +514,8 @@ static ep_err start_busy(ep_call *call, ep_view *view, uint32_t tokens, uint64_t
     reset_result(call);
     call->spread = __atomic_fetch_add(&client->sequence, 1, __ATOMIC_RELAXED);
     uint64_t deadline_us = call->spec.deadline_us != 0 ? call->spec.deadline_us : client->config.deadline_us;
-    ep_call_state_begin(&call->state, begin_ns, begin_ns + deadline_us * EP_NS_PER_US, call->flow.windows_count,
-                        call->spec.allow_missing);
+    ep_call_state_begin(&call->state, begin_ns, begin_ns + deadline_us * EP_NS_PER_US,
+                        call->flow.windows_count, call->spec.allow_missing);
     call->window_begin = 0;
     call->window_end = 0;
     ep_call_actions actions = {0};
@@ -544,7 +554,8 @@ void ep_call_leave(ep_call *call)
 static void wait_event(ep_call *call)
 {
     uint64_t due_ns = ep_call_state_due_ns(&call->state);
-    struct timespec until = {.tv_sec = (time_t)(due_ns / EP_NS_PER_S), .tv_nsec = (long)(due_ns % EP_NS_PER_S)};
+    struct timespec until = {.tv_sec = (time_t)(due_ns / EP_NS_PER_S),
+                             .tv_nsec = (long)(due_ns % EP_NS_PER_S)};
     int timeout = 0;
     while (!has_events(call) && timeout == 0) {
         timeout = pthread_cond_timedwait(&call->changed, &call->lock, &until);

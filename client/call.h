@@ -2,13 +2,13 @@
 /*
  * One call's life: begin, events, end. All three public forms share it.
  *
- * Events (answers, timer, wake, cancel) come from any thread and are put into the call's inbox. One thread at a time is
- * `busy` with a call: it steps call_state with the events and performs the actions, without holding a lock; whoever posts to
- * a call that nobody is busy with becomes that thread. A blocking caller stays busy and waits for events ("driven"), so
- * that packing and combining run on its own thread.
+ * Events (answers, timer, wake, cancel) come from any thread and are put into the call's inbox. One thread at
+ * a time is `busy` with a call: it steps call_state with the events and performs the actions, without holding
+ * a lock; whoever posts to a call that nobody is busy with becomes that thread. A blocking caller stays busy
+ * and waits for events ("driven"), so that packing and combining run on its own thread.
  *
- * Ownership  a call is counted: its owner, and one use each for the run under way, every frame whose answer is not processed,
- *            an armed timer. With the last one it becomes spare or is freed.
+ * Ownership  a call is counted: its owner, and one use each for the run under way, every frame whose answer
+ *            is not processed, an armed timer. With the last one it becomes spare or is freed.
  */
 #ifndef EP_CLIENT_CALL_H
 #define EP_CLIENT_CALL_H
@@ -29,77 +29,77 @@ typedef struct ep_call_frame {
     ep_call *call;
     uint32_t index;
     /* set when it is sent, or when its slots are stuck (then peer is NULL) */
-    ep_peer *peer;                     /* reference */
+    ep_peer *peer; /* reference */
     ep_peer_class class_index;
-    ep_rpc_call_id rpc_id;             /* 0: not sent */
-    uint32_t *slots;                   /* slot numbers, by expert, then token */
+    ep_rpc_call_id rpc_id; /* 0: not sent */
+    uint32_t *slots;       /* slot numbers, by expert, then token */
     uint32_t slots_count;
-    bool slots_owned;                  /* from malloc, not the call's array */
+    bool slots_owned; /* from malloc, not the call's array */
     uint64_t sent_bytes;
-    char numerics[EP_NUMERICS_BYTES];  /* what the answer must say; "" anything */
+    char numerics[EP_NUMERICS_BYTES]; /* what the answer must say; "" anything */
     /* set by its answer */
     bool ok;
-    const uint8_t *rows;               /* [slots_count,H] of the wire type, in reply */
-    ep_buffer *reply;                  /* reference, until the window is combined */
+    const uint8_t *rows; /* [slots_count,H] of the wire type, in reply */
+    ep_buffer *reply;    /* reference, until the window is combined */
     uint64_t received_bytes;
     ep_error error;
-    struct ep_call_frame *next;        /* inbox */
+    struct ep_call_frame *next; /* inbox */
 } ep_call_frame;
 
 struct ep_call {
-    ep_client *client;                 /* reference; NULL while spare */
+    ep_client *client; /* reference; NULL while spare */
     uint32_t refs;
     ep_call_links links;
 
-    pthread_mutex_t lock;              /* guards up to `released` */
+    pthread_mutex_t lock; /* guards up to `released` */
     pthread_cond_t changed;
     ep_call_frame *inbox_head;
     ep_call_frame *inbox_tail;
     uint32_t flags;
-    uint32_t waiters;                  /* threads waiting for `changed` */
+    uint32_t waiters; /* threads waiting for `changed` */
     bool busy;
-    bool driven;                       /* the busy thread waits for events */
-    bool handed;                       /* the timer thread is to become the busy one */
+    bool driven; /* the busy thread waits for events */
+    bool handed; /* the timer thread is to become the busy one */
     bool done;
-    bool began;                        /* prepared: between begin and finish */
+    bool began; /* prepared: between begin and finish */
 
     /* The rest belongs to the busy thread, or to the owner before a run. */
     ep_call_form form;
     ep_moe_done_func on_done;
     void *on_done_arg;
-    bool deliver;                      /* callback form: the end is to be told */
-    ep_call_spec spec;                 /* spec.batch.tokens: this run's T */
+    bool deliver;      /* callback form: the end is to be told */
+    ep_call_spec spec; /* spec.batch.tokens: this run's T */
     uint32_t tokens_max;
     ep_call_state state;
     ep_flow flow;
-    ep_view *view;                     /* of the newest round of sending; reference; NULL between runs */
+    ep_view *view; /* of the newest round of sending; reference; NULL between runs */
     uint32_t model_index;
-    const ep_routing_layer *layer;     /* in view */
+    const ep_routing_layer *layer; /* in view */
     uint64_t spread;
     uint32_t window_begin;
     uint32_t window_end;
-    uint64_t window_bytes;             /* reserved at the client */
+    uint64_t window_bytes; /* reserved at the client */
     ep_timer timer;
-    bool timer_used;                   /* armed since the call was acquired */
-    uint64_t timer_ns;                 /* what it is armed for; 0 not known */
+    bool timer_used;   /* armed since the call was acquired */
+    uint64_t timer_ns; /* what it is armed for; 0 not known */
 
     /* Arrays that grow to the largest run and stay. */
     ep_routing_plan plan;
-    ep_call_frame **frames;            /* [frames_count], each at a fixed address */
+    ep_call_frame **frames; /* [frames_count], each at a fixed address */
     uint32_t frames_count;
     uint32_t frames_capacity;
-    const void **rows;                 /* [T * slots per token] */
+    const void **rows; /* [T * slots per token] */
     size_t rows_bytes;
-    uint32_t *window_slots;            /* slot numbers of the frames of a window's first round */
+    uint32_t *window_slots; /* slot numbers of the frames of a window's first round */
     size_t window_slots_bytes;
-    size_t window_slots_used;          /* slots */
-    uint32_t *chosen;                  /* [experts] */
+    size_t window_slots_used; /* slots */
+    uint32_t *chosen;         /* [experts] */
     uint32_t chosen_capacity;
-    uint8_t *usable;                   /* [nodes] */
+    uint8_t *usable; /* [nodes] */
     uint32_t usable_capacity;
     float *combine_scratch;
     size_t combine_scratch_bytes;
-    uint8_t *out_scratch;              /* the result, while several windows are under way */
+    uint8_t *out_scratch; /* the result, while several windows are under way */
     size_t out_scratch_bytes;
 
     ep_moe_result result;
@@ -114,19 +114,23 @@ void ep_call_unref(ep_call *call);
 void ep_call_use(ep_call *call);
 void ep_call_unuse(ep_call *call);
 
-/* Room for everything a run of spec's tokens, or fewer, needs, so that it allocates nothing. Errors: NO_MEMORY. */
-ep_err ep_call_reserve(ep_call *call, const ep_view *view, const ep_routing_layer *layer, ep_error *out_error);
+/* Room for everything a run of spec's tokens, or fewer, needs, so that it allocates nothing. Errors:
+ * NO_MEMORY. */
+ep_err ep_call_reserve(ep_call *call, const ep_view *view, const ep_routing_layer *layer,
+                       ep_error *out_error);
 
 /*
- * Checks the values of call->spec and starts a run with its first tokens; its deadline counts from begin_ns. On an error nothing
- * was begun. On success the caller is busy with the call: ep_call_leave or ep_call_drive comes next.
+ * Checks the values of call->spec and starts a run with its first tokens; its deadline counts from begin_ns.
+ * On an error nothing was begun. On success the caller is busy with the call: ep_call_leave or ep_call_drive
+ * comes next.
  */
 ep_err ep_call_start(ep_call *call, ep_view *view, uint32_t tokens, uint64_t begin_ns, ep_error *out_error);
 /* Gives the call to the library's threads. */
 void ep_call_leave(ep_call *call);
 /* Works on the call until its run is done. */
 void ep_call_drive(ep_call *call);
-/* The same after ep_call_leave, as soon as no library thread is busy with it; returns when the run is done. */
+/* The same after ep_call_leave, as soon as no library thread is busy with
+ * it; returns when the run is done. */
 void ep_call_wait(ep_call *call);
 
 /* frame may be NULL. The caller holds a use, or is the owner. */

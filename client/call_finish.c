@@ -2,9 +2,10 @@
 /*
  * The end of a window and of a run: combine, the result, and an error that says what was waited for.
  *
- * out is written only on success. A run of one window is combined straight into it, once every row is here. With several
- * windows each is combined into a scratch result, so that its buffers return before the next window is sent, and the whole is
- * copied at the end: memory is bounded by one window's rows and one result, whatever T is.
+ * out is written only on success. A run of one window is combined straight into it, once every row is here.
+ * With several windows each is combined into a scratch result, so that its buffers return before the next
+ * window is sent, and the whole is copied at the end: memory is bounded by one window's rows and one result,
+ * whatever T is.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -46,7 +47,9 @@ static void copy_scratch_to_out(ep_call *call)
     const uint8_t *from = call->out_scratch;
     for (uint32_t t = 0; t < batch->tokens; t++) {
         for (uint32_t k = 0; k < per_token; k++, from += row) {
-            memcpy((uint8_t *)out->data + (int64_t)t * out->token_stride_bytes + (int64_t)k * out->slot_stride_bytes, from, row);
+            memcpy((uint8_t *)out->data + (int64_t)t * out->token_stride_bytes +
+                       (int64_t)k * out->slot_stride_bytes,
+                   from, row);
         }
     }
 }
@@ -70,7 +73,8 @@ void ep_call_end_window(ep_call *call)
     call->window_begin = call->window_end;
 }
 
-/* With allow_missing, at the deadline: slots whose row did not come, in this window and in those never sent. */
+/* With allow_missing, at the deadline: slots whose row did not come, in this
+ * window and in those never sent. */
 static void count_missing(ep_call *call)
 {
     uint32_t per_token = ep_call_slots_per_token(call);
@@ -80,8 +84,8 @@ static void count_missing(ep_call *call)
     memset(call->rows + sent_end, 0, (end - sent_end) * sizeof(*call->rows));
     for (size_t s = first; s < end; s++) {
         uint32_t expert;
-        ep_slot_kind kind = ep_batch_slot(&call->spec.batch, &call->layer->shape, (uint32_t)(s / per_token), (uint32_t)(s % per_token),
-                                          &expert);
+        ep_slot_kind kind = ep_batch_slot(&call->spec.batch, &call->layer->shape, (uint32_t)(s / per_token),
+                                          (uint32_t)(s % per_token), &expert);
         if ((kind == EP_SLOT_ROUTED || kind == EP_SLOT_SHARED) && call->rows[s] == NULL) {
             if (call->result.missing_count++ == 0) {
                 call->result.missing_first_slot = (uint32_t)s;
@@ -108,13 +112,15 @@ static uint32_t blamed_expert(const ep_call *call, const ep_call_frame *frame)
     uint32_t expert = EP_NO_EXPERT;
     uint32_t per_token = ep_call_slots_per_token(call);
     if (frame != NULL && frame->slots_count > 0) {
-        ep_batch_slot(&call->spec.batch, &call->layer->shape, frame->slots[0] / per_token, frame->slots[0] % per_token, &expert);
+        ep_batch_slot(&call->spec.batch, &call->layer->shape, frame->slots[0] / per_token,
+                      frame->slots[0] % per_token, &expert);
     }
     return expert;
 }
 
 /* "n1: not connected ...; n2: ..." for the copies of an expert. */
-static void describe_copies(const ep_call *call, uint32_t expert, uint64_t now_ns, char *out_text, size_t bytes)
+static void describe_copies(const ep_call *call, uint32_t expert, uint64_t now_ns, char *out_text,
+                            size_t bytes)
 {
     size_t used = 0;
     const ep_routing_layer *layer = call->layer;
@@ -123,8 +129,10 @@ static void describe_copies(const ep_call *call, uint32_t expert, uint64_t now_n
         char state[256];
         uint32_t node = layer->copies[i];
         ep_peer *peer = call->view->peers[node];
-        ep_peer_describe(peer, call->flow.prefill ? EP_PEER_BULK : EP_PEER_DECODE, now_ns, state, sizeof(state));
-        int n = snprintf(out_text + used, bytes - used, "%snode %s: %s%s", used == 0 ? "" : "; ", ep_peer_label(peer), state,
+        ep_peer_describe(peer, call->flow.prefill ? EP_PEER_BULK : EP_PEER_DECODE, now_ns, state,
+                         sizeof(state));
+        int n = snprintf(out_text + used, bytes - used, "%snode %s: %s%s", used == 0 ? "" : "; ",
+                         ep_peer_label(peer), state,
                          ep_view_allows(call->view, call->model_index, node) ? "" : " (other numerics)");
         used += n > 0 ? (size_t)n : 0;
     }
@@ -136,7 +144,8 @@ static void write_last_report(const ep_call *call, uint64_t now_ns, char *out_te
     out_text[0] = 0;
     if (last->code != EP_OK) {
         snprintf(out_text, bytes, "; last report: %s from %s %.1f s ago: %.140s", ep_err_name(last->code),
-                 last->node[0] != 0 ? last->node : "this process", (double)(now_ns - call->state.last_error_ns) / 1e9, last->text);
+                 last->node[0] != 0 ? last->node : "this process",
+                 (double)(now_ns - call->state.last_error_ns) / 1e9, last->text);
     }
 }
 
@@ -155,11 +164,14 @@ static void explain_wait(ep_call *call, const ep_call_frame *frame, uint64_t now
         char state[256];
         snprintf(node, sizeof(node), "%.*s", (int)sizeof(node) - 1, ep_peer_label(frame->peer));
         ep_peer_describe(frame->peer, frame->class_index, now_ns, state, sizeof(state));
-        ep_error_set(error, code, "layer %" PRIu32 ", expert %" PRIu32 " of model %.60s:%s: no reply from node %s within %" PRIu64
-                     " us; last report: %.200s%s", call->spec.layer, expert, model->name, model->version, node, waited_us, state,
+        ep_error_set(error, code,
+                     "layer %" PRIu32 ", expert %" PRIu32
+                     " of model %.60s:%s: no reply from node %s within %" PRIu64 " us; last report: %.200s%s",
+                     call->spec.layer, expert, model->name, model->version, node, waited_us, state,
                      code == EP_ERR_DEADLINE_EXCEEDED ? "" : last);
     } else {
-        snprintf(node, sizeof(node), "%s", call->state.last_error.code != EP_OK ? call->state.last_error.node : "");
+        snprintf(node, sizeof(node), "%s",
+                 call->state.last_error.code != EP_OK ? call->state.last_error.node : "");
         if (expert != EP_NO_EXPERT) {
             describe_copies(call, expert, now_ns, copies, sizeof(copies));
             if (node[0] == 0 && call->layer->offsets[expert] < call->layer->offsets[expert + 1]) {
@@ -167,7 +179,9 @@ static void explain_wait(ep_call *call, const ep_call_frame *frame, uint64_t now
                 snprintf(node, sizeof(node), "%.*s", (int)sizeof(node) - 1, ep_peer_label(peer));
             }
         }
-        ep_error_set(error, code, "layer %" PRIu32 ", expert %" PRIu32 " of model %.60s:%s: no live copy within %" PRIu64 " us (%s)%s",
+        ep_error_set(error, code,
+                     "layer %" PRIu32 ", expert %" PRIu32 " of model %.60s:%s: no live copy within %" PRIu64
+                     " us (%s)%s",
                      call->spec.layer, expert, model->name, model->version, waited_us, copies, last);
     }
     error->expert = expert == EP_NO_EXPERT ? -1 : (int32_t)expert;
@@ -176,10 +190,12 @@ static void explain_wait(ep_call *call, const ep_call_frame *frame, uint64_t now
 
 static void explain(ep_call *call, uint64_t now_ns, ep_error *error)
 {
-    const ep_call_frame *frame = call->state.blame < call->frames_count ? call->frames[call->state.blame] : NULL;
+    const ep_call_frame *frame =
+        call->state.blame < call->frames_count ? call->frames[call->state.blame] : NULL;
     bool at_deadline = now_ns >= call->state.deadline_ns && call->state.code != EP_ERR_CANCELLED;
-    if (at_deadline && (call->state.code == EP_ERR_UNAVAILABLE || call->state.code == EP_ERR_DEADLINE_EXCEEDED ||
-                        call->state.code == EP_ERR_RESOURCE_EXHAUSTED)) {
+    if (at_deadline &&
+        (call->state.code == EP_ERR_UNAVAILABLE || call->state.code == EP_ERR_DEADLINE_EXCEEDED ||
+         call->state.code == EP_ERR_RESOURCE_EXHAUSTED)) {
         explain_wait(call, frame, now_ns, error);
     } else {
         *error = call->state.last_error;

@@ -36,10 +36,12 @@ void ep_call_registry_use(ep_call_registry *registry)
     __atomic_fetch_add(&registry->uses, 1, __ATOMIC_ACQ_REL);
 }
 
-/* The lock is taken for the last use only while closing; the caller keeps the client's memory alive by a reference. */
+/* The lock is taken for the last use only while closing; the caller keeps the client's memory alive by a
+ * reference. */
 void ep_call_registry_unuse(ep_call_registry *registry)
 {
-    if (__atomic_fetch_sub(&registry->uses, 1, __ATOMIC_ACQ_REL) == 1 && ep_call_registry_is_closing(registry)) {
+    if (__atomic_fetch_sub(&registry->uses, 1, __ATOMIC_ACQ_REL) == 1 &&
+        ep_call_registry_is_closing(registry)) {
         pthread_mutex_lock(&registry->lock);
         pthread_cond_broadcast(&registry->idle);
         pthread_mutex_unlock(&registry->lock);
@@ -70,8 +72,8 @@ ep_err ep_call_registry_add(ep_call_registry *registry, ep_call *call, ep_error 
         return ep_error_set(out_error, err, "the client is being destroyed");
     }
     if (err != EP_OK) {
-        return ep_error_set(out_error, err, "%" PRIu32 " calls are in flight: allowed calls_max, %" PRIu32, registry->running_max,
-                            registry->running_max);
+        return ep_error_set(out_error, err, "%" PRIu32 " calls are in flight: allowed calls_max, %" PRIu32,
+                            registry->running_max, registry->running_max);
     }
     return EP_OK;
 }
@@ -81,8 +83,10 @@ static void stop_waiting(ep_call_registry *registry, ep_call *call)
     if (!call->links.waiting) {
         return;
     }
-    ep_call **from_prev = call->links.waiting_prev != NULL ? &call->links.waiting_prev->links.waiting_next : &registry->waiting_head;
-    ep_call **from_next = call->links.waiting_next != NULL ? &call->links.waiting_next->links.waiting_prev : &registry->waiting_tail;
+    ep_call **from_prev = call->links.waiting_prev != NULL ? &call->links.waiting_prev->links.waiting_next
+                                                           : &registry->waiting_head;
+    ep_call **from_next = call->links.waiting_next != NULL ? &call->links.waiting_next->links.waiting_prev
+                                                           : &registry->waiting_tail;
     *from_prev = call->links.waiting_next;
     *from_next = call->links.waiting_prev;
     call->links.waiting = false;
@@ -209,7 +213,8 @@ bool ep_call_registry_close(ep_call_registry *registry, uint64_t timeout_us)
 bool ep_call_registry_wait_idle(ep_call_registry *registry, uint64_t timeout_us)
 {
     uint64_t until_ns = ep_clock_now_ns() + timeout_us * EP_NS_PER_US;
-    struct timespec until = {.tv_sec = (time_t)(until_ns / EP_NS_PER_S), .tv_nsec = (long)(until_ns % EP_NS_PER_S)};
+    struct timespec until = {.tv_sec = (time_t)(until_ns / EP_NS_PER_S),
+                             .tv_nsec = (long)(until_ns % EP_NS_PER_S)};
     int timeout = 0;
     pthread_mutex_lock(&registry->lock);
     while (__atomic_load_n(&registry->uses, __ATOMIC_ACQUIRE) > 0 && timeout == 0) {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The calls of one client: those running, those that wait for a newer table or a node, and spare ones kept for reuse.
+ * The calls of one client: those running, those that wait for a newer table or a node, and spare ones kept
+ * for reuse.
  *
  * Threads  any. No lock is held while a call is posted to.
  */
@@ -20,23 +21,23 @@ typedef struct ep_call_links { /* in ep_call; guarded by the registry's lock */
     ep_call *running_next;
     ep_call *waiting_prev;
     ep_call *waiting_next;
-    uint64_t waiting_since;      /* wake generation when it began to wait */
+    uint64_t waiting_since; /* wake generation when it began to wait */
     bool running;
     bool waiting;
-    bool cancelled;              /* by ep_call_registry_close */
+    bool cancelled; /* by ep_call_registry_close */
 } ep_call_links;
 
 typedef struct ep_call_registry {
     pthread_mutex_t lock;
     pthread_cond_t idle;
-    uint64_t uses;               /* atomic */
-    uint64_t wake_generation;    /* atomic */
+    uint64_t uses;            /* atomic */
+    uint64_t wake_generation; /* atomic */
     ep_call *running;
     uint32_t running_count;
     uint32_t running_max;
     ep_call *waiting_head;
     ep_call *waiting_tail;
-    ep_call *spare;              /* linked by running_next */
+    ep_call *spare; /* linked by running_next */
     uint32_t spare_count;
     bool closing;
 } ep_call_registry;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Answers: checked on the transport's thread, taken by the call's busy thread. Rows stay in the reply's buffer. */
+/* Answers: checked on the transport's thread, taken by the call's busy thread. Rows stay in the reply's
+ * buffer. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,20 +22,24 @@ static ep_err check_reply(const ep_call_frame *frame, const ep_rpc_reply *reply,
         return WRONG("the reply has no header");
     }
     if (header->slots != frame->slots_count) {
-        return WRONG("the reply has %" PRIu32 " slots: %" PRIu32 " were asked for", header->slots, frame->slots_count);
+        return WRONG("the reply has %" PRIu32 " slots: %" PRIu32 " were asked for", header->slots,
+                     frame->slots_count);
     }
     if (header->hidden != batch->hidden) {
-        return WRONG("the reply has hidden %" PRIu32 ": %" PRIu32 " was asked for", header->hidden, batch->hidden);
+        return WRONG("the reply has hidden %" PRIu32 ": %" PRIu32 " was asked for", header->hidden,
+                     batch->hidden);
     }
     if (header->dtype != (uint32_t)batch->wire_dtype) {
-        return WRONG("the reply has type %s (%" PRIu32 "): %s was asked for", ep_dtype_name((ep_dtype)header->dtype), header->dtype,
-                     ep_dtype_name(batch->wire_dtype));
+        return WRONG("the reply has type %s (%" PRIu32 "): %s was asked for",
+                     ep_dtype_name((ep_dtype)header->dtype), header->dtype, ep_dtype_name(batch->wire_dtype));
     }
     if (reply->tensor_bytes != row_bytes * frame->slots_count) {
-        return WRONG("the reply has %zu tensor bytes: %" PRIu64 " are needed", reply->tensor_bytes, row_bytes * frame->slots_count);
+        return WRONG("the reply has %zu tensor bytes: %" PRIu64 " are needed", reply->tensor_bytes,
+                     row_bytes * frame->slots_count);
     }
     if (frame->numerics[0] != 0 && strcmp(header->numerics, frame->numerics) != 0) {
-        return WRONG("the reply was computed with numerics '%.95s': '%s' is pinned", header->numerics, frame->numerics);
+        return WRONG("the reply was computed with numerics '%.95s': '%s' is pinned", header->numerics,
+                     frame->numerics);
     }
     return EP_OK;
 }
@@ -89,14 +94,17 @@ static uint32_t expert_of(const ep_call *call, uint32_t slot_number)
 {
     uint32_t expert;
     uint32_t per_token = ep_call_slots_per_token(call);
-    ep_batch_slot(&call->spec.batch, &call->layer->shape, slot_number / per_token, slot_number % per_token, &expert);
+    ep_batch_slot(&call->spec.batch, &call->layer->shape, slot_number / per_token, slot_number % per_token,
+                  &expert);
     return expert;
 }
 
-/* The expert a node says it does not hold, when the frame has it: its other experts may be asked there again. */
+/* The expert a node says it does not hold, when the frame has it: its other
+ * experts may be asked there again. */
 static bool mark_named(ep_call *call, const ep_call_frame *frame, const ep_error *error, uint32_t node)
 {
-    for (uint32_t i = 0; error->code == EP_ERR_NOT_OWNER && error->expert >= 0 && i < frame->slots_count; i++) {
+    for (uint32_t i = 0; error->code == EP_ERR_NOT_OWNER && error->expert >= 0 && i < frame->slots_count;
+         i++) {
         if (expert_of(call, frame->slots[i]) == (uint32_t)error->expert) {
             ep_call_state_mark_tried(&call->state, call->layer, (uint32_t)error->expert, node);
             return true;
@@ -112,9 +120,11 @@ void ep_call_mark_frame(ep_call *call, ep_call_frame *frame, ep_error *error)
         return; /* it did not get that far */
     }
     if (error->node[0] == 0) {
-        snprintf(error->node, sizeof(error->node), "%.*s", (int)sizeof(error->node) - 1, ep_peer_label(frame->peer));
+        snprintf(error->node, sizeof(error->node), "%.*s", (int)sizeof(error->node) - 1,
+                 ep_peer_label(frame->peer));
     }
-    if (node == UINT32_MAX || error->code == EP_ERR_RESOURCE_EXHAUSTED || mark_named(call, frame, error, node)) {
+    if (node == UINT32_MAX || error->code == EP_ERR_RESOURCE_EXHAUSTED ||
+        mark_named(call, frame, error, node)) {
         return;
     }
     uint32_t last = EP_NO_EXPERT;
@@ -139,8 +149,10 @@ static void place_rows(ep_call *call, const ep_call_frame *frame)
 
 void ep_call_take_answer(ep_call *call, ep_call_frame *frame, uint64_t now_ns, ep_call_actions *actions)
 {
-    bool live = call->state.phase == EP_CALL_RUNNING && call->state.parcels[frame->index].phase == EP_PARCEL_IN_FLIGHT;
-    ep_call_event event = {.kind = frame->ok ? EP_EVENT_ROWS : EP_EVENT_FAILED, .parcel = frame->index, .error = &frame->error};
+    bool live = call->state.phase == EP_CALL_RUNNING &&
+                call->state.parcels[frame->index].phase == EP_PARCEL_IN_FLIGHT;
+    ep_call_event event = {
+        .kind = frame->ok ? EP_EVENT_ROWS : EP_EVENT_FAILED, .parcel = frame->index, .error = &frame->error};
     frame->rpc_id = 0;
     if (live && frame->ok) {
         place_rows(call, frame);

@@ -20,7 +20,8 @@ typedef struct slot_list {
 
 static void fail(ep_call *call, const ep_error *error, ep_call_actions *actions)
 {
-    ep_call_state_step(&call->state, ep_clock_now_ns(), &(ep_call_event){.kind = EP_EVENT_FATAL, .error = error}, actions);
+    ep_call_state_step(&call->state, ep_clock_now_ns(),
+                       &(ep_call_event){.kind = EP_EVENT_FATAL, .error = error}, actions);
 }
 
 static void fail_memory(ep_call *call, ep_call_actions *actions)
@@ -35,7 +36,8 @@ static void fail_memory(ep_call *call, ep_call_actions *actions)
 ep_err ep_call_reserve_frames(ep_call *call, uint32_t count)
 {
     if (count > call->frames_capacity) {
-        uint32_t capacity = call->frames_capacity + FRAMES_GROWTH > count ? call->frames_capacity + FRAMES_GROWTH : count;
+        uint32_t capacity =
+            call->frames_capacity + FRAMES_GROWTH > count ? call->frames_capacity + FRAMES_GROWTH : count;
         ep_call_frame **frames = realloc(call->frames, capacity * sizeof(*frames));
         if (frames == NULL) {
             return EP_ERR_NO_MEMORY;
@@ -78,7 +80,8 @@ ep_err ep_call_reserve_layer(ep_call *call, const ep_view *view, const ep_routin
     return EP_OK;
 }
 
-/* Room for the slot numbers of a frame: in the window's array while it lasts (a first round), else its own. */
+/* Room for the slot numbers of a frame: in the window's array while it lasts
+ * (a first round), else its own. */
 static ep_err give_slots(ep_call *call, ep_call_frame *frame, uint32_t count)
 {
     frame->slots_count = count;
@@ -101,8 +104,9 @@ static ep_peer_class class_of(const ep_call *call)
 }
 
 /*
- * Takes the newest table for this round. A table that does not list the layer, or lists another shape, is not used: the
- * nodes of the old one serve until its last user is gone, and if they do not, the call ends with their reports.
+ * Takes the newest table for this round. A table that does not list the layer, or lists another shape, is not
+ * used: the nodes of the old one serve until its last user is gone, and if they do not, the call ends with
+ * their reports.
  */
 static void refresh_view(ep_call *call)
 {
@@ -114,9 +118,11 @@ static void refresh_view(ep_call *call)
         return;
     }
     const ep_layer_shape *old = &call->layer->shape;
-    if (ep_view_find(view, call->spec.model, call->spec.version, call->spec.layer, &model_index, &layer, NULL) != EP_OK ||
+    if (ep_view_find(view, call->spec.model, call->spec.version, call->spec.layer, &model_index, &layer,
+                     NULL) != EP_OK ||
         layer->shape.hidden != old->hidden || layer->shape.experts != old->experts ||
-        layer->shape.shared_experts != old->shared_experts || ep_call_reserve_layer(call, view, layer) != EP_OK ||
+        layer->shape.shared_experts != old->shared_experts ||
+        ep_call_reserve_layer(call, view, layer) != EP_OK ||
         ep_call_state_use_layer(&call->state, layer) != EP_OK) {
         ep_view_unref(view);
         return;
@@ -135,7 +141,8 @@ static void choose(ep_call *call)
         bool can = ep_view_allows(view, call->model_index, n) && ep_peer_is_ready(peer, class_of(call));
         call->usable[n] = !can ? 0 : ep_peer_is_draining(peer) ? 2 : 1;
     }
-    ep_call_state_choose(&call->state, call->layer, call->usable, call->spread + call->state.attempt, call->chosen);
+    ep_call_state_choose(&call->state, call->layer, call->usable, call->spread + call->state.attempt,
+                         call->chosen);
 }
 
 /* ---- one frame ---- */
@@ -156,8 +163,8 @@ static void fill_header(const ep_call *call, Expertd__V1__ForwardRequest *header
     }
 }
 
-static ep_err start_request(ep_call *call, ep_call_frame *frame, const Expertd__V1__ForwardRequest *header, ep_buffer *tensors,
-                            ep_error *out_error)
+static ep_err start_request(ep_call *call, ep_call_frame *frame, const Expertd__V1__ForwardRequest *header,
+                            ep_buffer *tensors, ep_error *out_error)
 {
     ep_rpc_metadata metadata[2];
     size_t metadata_count = 0;
@@ -167,16 +174,17 @@ static ep_err start_request(ep_call *call, ep_call_frame *frame, const Expertd__
     if (call->spec.tenant[0] != 0) {
         metadata[metadata_count++] = (ep_rpc_metadata){"tenant", call->spec.tenant};
     }
-    ep_rpc_request request = {.method = call->client->forward_method,
-                              .header = &header->base,
-                              .tensors = tensors,
-                              .deadline_ns = call->state.deadline_ns,
-                              .attempt = (uint16_t)(call->state.attempt > UINT16_MAX ? UINT16_MAX : call->state.attempt),
-                              .metadata = metadata,
-                              .metadata_count = metadata_count};
+    ep_rpc_request request = {
+        .method = call->client->forward_method,
+        .header = &header->base,
+        .tensors = tensors,
+        .deadline_ns = call->state.deadline_ns,
+        .attempt = (uint16_t)(call->state.attempt > UINT16_MAX ? UINT16_MAX : call->state.attempt),
+        .metadata = metadata,
+        .metadata_count = metadata_count};
     ep_call_use(call);
-    ep_err err = ep_rpc_call_start(frame->peer->links[frame->class_index].channel, &request, ep_call_on_reply, frame, &frame->rpc_id,
-                                   out_error);
+    ep_err err = ep_rpc_call_start(frame->peer->links[frame->class_index].channel, &request, ep_call_on_reply,
+                                   frame, &frame->rpc_id, out_error);
     if (err != EP_OK) {
         frame->rpc_id = 0;
         ep_call_unuse(call);
@@ -199,8 +207,8 @@ static void count_sent(ep_call *call, ep_call_frame *frame, bool again)
     }
 }
 
-static ep_err fill_frame(ep_call *call, ep_call_frame *frame, const ep_plan_node *node, uint32_t begin, uint32_t end,
-                         ep_error *out_error)
+static ep_err fill_frame(ep_call *call, ep_call_frame *frame, const ep_plan_node *node, uint32_t begin,
+                         uint32_t end, ep_error *out_error)
 {
     if (give_slots(call, frame, end - begin) != EP_OK) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a frame of %u slots", end - begin);
@@ -215,16 +223,17 @@ static ep_err fill_frame(ep_call *call, ep_call_frame *frame, const ep_plan_node
 }
 
 /* Packs and sends slots [begin, end) of a plan node. */
-static ep_err pack_and_start(ep_call *call, ep_call_frame *frame, uint32_t plan_node, uint32_t begin, uint32_t end,
-                             ep_error *out_error)
+static ep_err pack_and_start(ep_call *call, ep_call_frame *frame, uint32_t plan_node, uint32_t begin,
+                             uint32_t end, ep_error *out_error)
 {
     Expertd__V1__ForwardRequest header = EXPERTD__V1__FORWARD_REQUEST__INIT;
     Expertd__V1__Epoch epoch = EXPERTD__V1__EPOCH__INIT;
     ep_buffer *tensors = NULL;
-    ep_err err = ep_forward_pack(&call->spec.batch, &call->plan, plan_node, begin, end, ep_call_slots_per_token(call),
-                                 call->client->pool, &header, &tensors);
+    ep_err err = ep_forward_pack(&call->spec.batch, &call->plan, plan_node, begin, end,
+                                 ep_call_slots_per_token(call), call->client->pool, &header, &tensors);
     if (err != EP_OK) {
-        return ep_error_set(out_error, err, "a frame of %u slots cannot be packed: %s (buffer_bytes_max %llu)", end - begin,
+        return ep_error_set(out_error, err,
+                            "a frame of %u slots cannot be packed: %s (buffer_bytes_max %llu)", end - begin,
                             ep_err_text(err), (unsigned long long)call->client->config.buffer_bytes_max);
     }
     fill_header(call, &header, &epoch);
@@ -235,11 +244,13 @@ static ep_err pack_and_start(ep_call *call, ep_call_frame *frame, uint32_t plan_
 }
 
 /* A failure to send is an event like any other. */
-static void send_frame(ep_call *call, uint32_t plan_node, uint32_t begin, uint32_t end, bool again, ep_call_actions *actions)
+static void send_frame(ep_call *call, uint32_t plan_node, uint32_t begin, uint32_t end, bool again,
+                       ep_call_actions *actions)
 {
     ep_error error;
     uint32_t parcel = 0;
-    if (ep_call_reserve_frames(call, call->state.parcels_count + 1) != EP_OK || ep_call_state_add(&call->state, &parcel) != EP_OK) {
+    if (ep_call_reserve_frames(call, call->state.parcels_count + 1) != EP_OK ||
+        ep_call_state_add(&call->state, &parcel) != EP_OK) {
         fail_memory(call, actions);
         return;
     }
@@ -254,7 +265,8 @@ static void send_frame(ep_call *call, uint32_t plan_node, uint32_t begin, uint32
     }
     ep_call_mark_frame(call, frame, &error);
     ep_call_state_step(&call->state, ep_clock_now_ns(),
-                       &(ep_call_event){.kind = EP_EVENT_REFUSED, .parcel = parcel, .error = &error}, actions);
+                       &(ep_call_event){.kind = EP_EVENT_REFUSED, .parcel = parcel, .error = &error},
+                       actions);
 }
 
 static void send_plan(ep_call *call, bool again, ep_call_actions *actions)
@@ -306,7 +318,8 @@ static ep_err split_list(const ep_call *call, slot_list *list, uint32_t *out_wit
     for (uint32_t i = 0; i < list->count; i++) {
         uint32_t expert;
         uint32_t number = list->numbers[i];
-        ep_batch_slot(&call->spec.batch, &call->layer->shape, number / per_token, number % per_token, &expert);
+        ep_batch_slot(&call->spec.batch, &call->layer->shape, number / per_token, number % per_token,
+                      &expert);
         if (call->chosen[expert] == EP_NO_EXPERT) {
             without[without_count++] = number;
         } else {
@@ -335,8 +348,8 @@ static void route_list(ep_call *call, slot_list *list, bool again, ep_call_actio
     if (with_copy == 0) {
         return;
     }
-    err = ep_routing_plan_build(&call->plan, &call->spec.batch, call->layer, call->view->table->nodes_count, call->chosen, 0, 0,
-                                list->numbers, with_copy, &error);
+    err = ep_routing_plan_build(&call->plan, &call->spec.batch, call->layer, call->view->table->nodes_count,
+                                call->chosen, 0, 0, list->numbers, with_copy, &error);
     if (err != EP_OK) {
         fail(call, &error, actions);
         return;
@@ -347,7 +360,8 @@ static void route_list(ep_call *call, slot_list *list, bool again, ep_call_actio
 /* Slots that wait are woken by what changes from now on; what changed since `seen` is looked at again. */
 static void wait_for_wake(ep_call *call, uint64_t seen)
 {
-    if (ep_call_state_wants_wake(&call->state) && !ep_call_registry_wait(&call->client->registry, call, seen)) {
+    if (ep_call_state_wants_wake(&call->state) &&
+        !ep_call_registry_wait(&call->client->registry, call, seen)) {
         pthread_mutex_lock(&call->lock);
         call->flags |= EP_CALL_FLAG_WAKE; /* this thread is busy with the call and will see it */
         pthread_mutex_unlock(&call->lock);
@@ -357,7 +371,8 @@ static void wait_for_wake(ep_call *call, uint64_t seen)
 static bool needs_row(const ep_call *call, uint32_t number, uint32_t per_token)
 {
     uint32_t expert;
-    ep_slot_kind kind = ep_batch_slot(&call->spec.batch, &call->layer->shape, number / per_token, number % per_token, &expert);
+    ep_slot_kind kind = ep_batch_slot(&call->spec.batch, &call->layer->shape, number / per_token,
+                                      number % per_token, &expert);
     return kind == EP_SLOT_ROUTED || kind == EP_SLOT_SHARED;
 }
 
@@ -384,8 +399,9 @@ static void route_window_by_slot(ep_call *call, ep_call_actions *actions)
 static void route_window(ep_call *call, ep_call_actions *actions)
 {
     ep_error error;
-    ep_err err = ep_routing_plan_build(&call->plan, &call->spec.batch, call->layer, call->view->table->nodes_count, call->chosen,
-                                       call->window_begin, call->window_end, NULL, 0, &error);
+    ep_err err =
+        ep_routing_plan_build(&call->plan, &call->spec.batch, call->layer, call->view->table->nodes_count,
+                              call->chosen, call->window_begin, call->window_end, NULL, 0, &error);
     if (err == EP_OK) {
         send_plan(call, false, actions);
     } else if (err == EP_ERR_UNAVAILABLE) {
@@ -395,7 +411,8 @@ static void route_window(ep_call *call, ep_call_actions *actions)
     }
 }
 
-/* Claims room for the window's rows; without this, calls that each hold half their rows could wait for each other for ever. */
+/* Claims room for the window's rows; without this, calls that each hold half their rows could wait for each
+ * other for ever. */
 static ep_err claim_window(ep_call *call, ep_error *out_error)
 {
     ep_client *client = call->client;
@@ -405,10 +422,11 @@ static ep_err claim_window(ep_call *call, ep_error *out_error)
     uint64_t total = __atomic_add_fetch(&client->window_bytes, bytes, __ATOMIC_RELAXED);
     if (total > client->window_bytes_max && total != bytes) {
         __atomic_fetch_sub(&client->window_bytes, bytes, __ATOMIC_RELAXED);
-        return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
-                            "reply rows of calls in flight need %llu bytes: %llu are allowed by buffer_bytes_max %llu",
-                            (unsigned long long)total, (unsigned long long)client->window_bytes_max,
-                            (unsigned long long)client->config.buffer_bytes_max);
+        return ep_error_set(
+            out_error, EP_ERR_RESOURCE_EXHAUSTED,
+            "reply rows of calls in flight need %llu bytes: %llu are allowed by buffer_bytes_max %llu",
+            (unsigned long long)total, (unsigned long long)client->window_bytes_max,
+            (unsigned long long)client->config.buffer_bytes_max);
     }
     call->window_bytes = bytes;
     return EP_OK;
@@ -420,7 +438,8 @@ void ep_call_send_window(ep_call *call, ep_call_actions *actions)
     uint32_t tokens = call->spec.batch.tokens;
     uint32_t left = tokens - call->window_begin;
     uint64_t seen = ep_call_registry_generation(&call->client->registry);
-    call->window_end = left > call->flow.window_tokens ? call->window_begin + call->flow.window_tokens : tokens;
+    call->window_end =
+        left > call->flow.window_tokens ? call->window_begin + call->flow.window_tokens : tokens;
     refresh_view(call);
     if (claim_window(call, &error) != EP_OK) {
         fail(call, &error, actions);
@@ -428,12 +447,14 @@ void ep_call_send_window(ep_call *call, ep_call_actions *actions)
     }
     call->window_slots_used = 0;
     size_t per_token = ep_call_slots_per_token(call);
-    memset(call->rows + call->window_begin * per_token, 0, (call->window_end - call->window_begin) * per_token * sizeof(*call->rows));
+    memset(call->rows + call->window_begin * per_token, 0,
+           (call->window_end - call->window_begin) * per_token * sizeof(*call->rows));
     choose(call);
     route_window(call, actions);
     call->state.attempt++;
     if (!actions->complete) {
-        ep_call_state_step(&call->state, ep_clock_now_ns(), &(ep_call_event){.kind = EP_EVENT_WINDOW}, actions);
+        ep_call_state_step(&call->state, ep_clock_now_ns(), &(ep_call_event){.kind = EP_EVENT_WINDOW},
+                           actions);
         wait_for_wake(call, seen);
     }
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The policy of call_state.h. Every change of a parcel's phase goes through set_phase, which keeps the counts. */
+/* The policy of call_state.h. Every change of a parcel's phase goes through set_phase, which keeps the
+ * counts. */
 #include "call_state.h"
 
 #include <stdlib.h>
@@ -14,7 +15,8 @@
 
 void ep_call_state_init(ep_call_state *state, ep_retry_budget *budget, uint64_t seed)
 {
-    *state = (ep_call_state){.budget = budget, .random = seed, .blame = NO_PARCEL, .backoff_us = EP_CALL_BACKOFF_MIN_US};
+    *state = (ep_call_state){
+        .budget = budget, .random = seed, .blame = NO_PARCEL, .backoff_us = EP_CALL_BACKOFF_MIN_US};
     ep_error_clear(&state->last_error);
 }
 
@@ -67,7 +69,8 @@ ep_err ep_call_state_reserve(ep_call_state *state, uint32_t parcels, uint32_t co
 
 static bool is_open(ep_parcel_phase phase)
 {
-    return phase == EP_PARCEL_IN_FLIGHT || phase == EP_PARCEL_ROUTABLE || phase == EP_PARCEL_DELAYED || phase == EP_PARCEL_STUCK;
+    return phase == EP_PARCEL_IN_FLIGHT || phase == EP_PARCEL_ROUTABLE || phase == EP_PARCEL_DELAYED ||
+           phase == EP_PARCEL_STUCK;
 }
 
 static bool is_waiting(ep_parcel_phase phase)
@@ -93,7 +96,8 @@ static void forget_tried(ep_call_state *state)
     }
 }
 
-void ep_call_state_begin(ep_call_state *state, uint64_t now_ns, uint64_t deadline_ns, uint32_t windows_count, bool allow_missing)
+void ep_call_state_begin(ep_call_state *state, uint64_t now_ns, uint64_t deadline_ns, uint32_t windows_count,
+                         bool allow_missing)
 {
     EP_ASSERT(state->phase != EP_CALL_RUNNING && state->open_count == 0);
     EP_ASSERT(windows_count >= 1);
@@ -153,7 +157,8 @@ ep_err ep_call_state_add_stuck(ep_call_state *state, uint64_t now_ns, uint32_t *
     }
     set_phase(state, *out_parcel, EP_PARCEL_STUCK);
     state->parcels[*out_parcel].due_ns = now_ns + jittered_ns(state, state->backoff_us);
-    state->backoff_us = state->backoff_us * 2 > EP_CALL_BACKOFF_MAX_US ? EP_CALL_BACKOFF_MAX_US : state->backoff_us * 2;
+    state->backoff_us =
+        state->backoff_us * 2 > EP_CALL_BACKOFF_MAX_US ? EP_CALL_BACKOFF_MAX_US : state->backoff_us * 2;
     return EP_OK;
 }
 
@@ -192,7 +197,8 @@ static void finish(ep_call_state *state, ep_err code, uint32_t blame, ep_call_ac
 }
 
 /* A parcel that is blamed has had its answer, or never left: none is to come. */
-static void finish_with(ep_call_state *state, const ep_error *error, uint32_t blame, uint64_t now_ns, ep_call_actions *actions)
+static void finish_with(ep_call_state *state, const ep_error *error, uint32_t blame, uint64_t now_ns,
+                        ep_call_actions *actions)
 {
     state->last_error = *error;
     state->last_error_ns = now_ns;
@@ -232,7 +238,8 @@ static void pause_parcel(ep_call_state *state, uint64_t now_ns, uint32_t parcel,
     delay(state, parcel, EP_ERR_RESOURCE_EXHAUSTED, now_ns + us / 2 * EP_NS_PER_US + jittered_ns(state, us));
 }
 
-static void parcel_failed(ep_call_state *state, uint64_t now_ns, const ep_call_event *event, ep_call_actions *actions)
+static void parcel_failed(ep_call_state *state, uint64_t now_ns, const ep_call_event *event,
+                          ep_call_actions *actions)
 {
     const ep_error *error = event->error;
     state->last_error = *error;
@@ -262,7 +269,8 @@ static void parcel_failed(ep_call_state *state, uint64_t now_ns, const ep_call_e
 }
 
 /* It never left: nothing to charge, and a full queue of our own only needs a moment. */
-static void parcel_refused(ep_call_state *state, uint64_t now_ns, const ep_call_event *event, ep_call_actions *actions)
+static void parcel_refused(ep_call_state *state, uint64_t now_ns, const ep_call_event *event,
+                           ep_call_actions *actions)
 {
     if (event->error->code == EP_ERR_RESOURCE_EXHAUSTED) {
         state->last_error = *event->error;
@@ -277,7 +285,8 @@ static void parcel_refused(ep_call_state *state, uint64_t now_ns, const ep_call_
     parcel_failed(state, now_ns, event, actions);
 }
 
-static void answer(ep_call_state *state, uint64_t now_ns, const ep_call_event *event, ep_call_actions *actions)
+static void answer(ep_call_state *state, uint64_t now_ns, const ep_call_event *event,
+                   ep_call_actions *actions)
 {
     EP_ASSERT(event->parcel < state->parcels_count);
     ep_parcel *p = &state->parcels[event->parcel];
@@ -301,7 +310,8 @@ static void answer(ep_call_state *state, uint64_t now_ns, const ep_call_event *e
 /* What was awaited most: slots without a copy, then a pause, then an answer. */
 static uint32_t find_blame(const ep_call_state *state)
 {
-    static const ep_parcel_phase order[] = {EP_PARCEL_STUCK, EP_PARCEL_ROUTABLE, EP_PARCEL_DELAYED, EP_PARCEL_IN_FLIGHT};
+    static const ep_parcel_phase order[] = {EP_PARCEL_STUCK, EP_PARCEL_ROUTABLE, EP_PARCEL_DELAYED,
+                                            EP_PARCEL_IN_FLIGHT};
     for (size_t k = 0; k < EP_ARRAY_COUNT(order); k++) {
         for (uint32_t i = 0; i < state->parcels_count; i++) {
             if (state->parcels[i].phase == order[k]) {
@@ -343,7 +353,8 @@ static void release_waiting(ep_call_state *state, uint64_t now_ns, bool woken, e
     }
 }
 
-static void running_event(ep_call_state *state, uint64_t now_ns, const ep_call_event *event, ep_call_actions *actions)
+static void running_event(ep_call_state *state, uint64_t now_ns, const ep_call_event *event,
+                          ep_call_actions *actions)
 {
     ep_error cancelled;
     switch (event->kind) {
@@ -375,7 +386,8 @@ static void running_event(ep_call_state *state, uint64_t now_ns, const ep_call_e
     }
 }
 
-void ep_call_state_step(ep_call_state *state, uint64_t now_ns, const ep_call_event *event, ep_call_actions *actions)
+void ep_call_state_step(ep_call_state *state, uint64_t now_ns, const ep_call_event *event,
+                        ep_call_actions *actions)
 {
     actions->late = false;
     if (state->phase == EP_CALL_RUNNING) {
@@ -422,7 +434,8 @@ ep_err ep_call_state_use_layer(ep_call_state *state, const ep_routing_layer *lay
     return err;
 }
 
-void ep_call_state_mark_tried(ep_call_state *state, const ep_routing_layer *layer, uint32_t expert, uint32_t node)
+void ep_call_state_mark_tried(ep_call_state *state, const ep_routing_layer *layer, uint32_t expert,
+                              uint32_t node)
 {
     for (uint32_t i = layer->offsets[expert]; i < layer->offsets[expert + 1]; i++) {
         if (layer->copies[i] == node && state->tried[i] == 0) {
@@ -432,9 +445,10 @@ void ep_call_state_mark_tried(ep_call_state *state, const ep_routing_layer *laye
     }
 }
 
-/* The first copy, counted from a place that differs from call to call, that is usable at this grade and not tried. */
-static uint32_t next_copy(const ep_call_state *state, const ep_routing_layer *layer, const uint8_t *usable, uint8_t grade,
-                          uint64_t spread, uint32_t expert)
+/* The first copy, counted from a place that differs from call to call, that is usable at this grade and not
+ * tried. */
+static uint32_t next_copy(const ep_call_state *state, const ep_routing_layer *layer, const uint8_t *usable,
+                          uint8_t grade, uint64_t spread, uint32_t expert)
 {
     uint32_t begin = layer->offsets[expert];
     uint32_t count = layer->offsets[expert + 1] - begin;
@@ -447,8 +461,8 @@ static uint32_t next_copy(const ep_call_state *state, const ep_routing_layer *la
     return EP_NO_EXPERT;
 }
 
-void ep_call_state_choose(const ep_call_state *state, const ep_routing_layer *layer, const uint8_t *usable, uint64_t spread,
-                          uint32_t *out_chosen)
+void ep_call_state_choose(const ep_call_state *state, const ep_routing_layer *layer, const uint8_t *usable,
+                          uint64_t spread, uint32_t *out_chosen)
 {
     uint32_t experts = layer->shape.experts + layer->shape.shared_experts;
     ep_choose_copies(layer, usable, spread, out_chosen);

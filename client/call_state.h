@@ -1,24 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What one call does next: the retry and routing policy as step(state, now, event) -> actions. Pure: no I/O, no clock, no
- * threads, so that tests drive it with a fake clock and a simulator can run it unchanged. call.c performs the actions.
+ * What one call does next: the retry and routing policy as step(state, now, event) -> actions. Pure: no I/O,
+ * no clock, no threads, so that tests drive it with a fake clock and a simulator can run it unchanged. call.c
+ * performs the actions.
  *
  * A parcel is a set of slots that travel together to one node. Its life:
  *
  *     add --> IN_FLIGHT --rows--> ARRIVED --window done--> FREE
  *                 |
- *                 +-- connection lost, not owner, stale epoch, draining, wrong bytes --> ROUTABLE: sent to another copy at once
- *                 +-- the node asks for a pause, or our own queue is full            --> DELAYED until due_ns, then ROUTABLE
- *                 +-- call over                                                      --> ZOMBIE until its answer comes, then FREE
- *     ROUTABLE --no copy left that was not tried--> STUCK: a newer table, a node that returns, or back-off makes it ROUTABLE
+ *                 +-- connection lost, not owner, stale epoch, draining, wrong bytes
+ *                 |                                   --> ROUTABLE: sent to another copy at once
+ *                 +-- the node asks for a pause, or our own queue is full
+ *                 |                                   --> DELAYED until due_ns, then ROUTABLE
+ *                 +-- call over                       --> ZOMBIE until its answer comes, then FREE
+ *     ROUTABLE --no copy left that was not tried--> STUCK: a newer table, a node that returns, or back-off
+ *                                                   makes it ROUTABLE
  *
  * Rules
- *   - Each copy of an expert is tried once per round at once, outside the retry budget. When none is left the slots wait (10 ms
- *     doubling to 200 ms, jittered, or until woken); then a new round begins in which every copy may be tried again.
- *   - RESOURCE_EXHAUSTED from a node waits retry_after_us and pays from the retry budget; with an empty budget it ends the call.
+ *   - Each copy of an expert is tried once per round at once, outside the retry budget. When none is left the
+ *     slots wait (10 ms doubling to 200 ms, jittered, or until woken); then a new round begins in which every
+ *     copy may be tried again.
+ *   - RESOURCE_EXHAUSTED from a node waits retry_after_us and pays from the retry budget; with an empty
+ *     budget it ends the call.
  *   - An error that no other copy can mend (INVALID_ARGUMENT, ...) ends the call at once.
- *   - At the deadline the call ends: UNAVAILABLE when slots wait for a copy, DEADLINE_EXCEEDED when a live node did not answer,
- *     or success with missing rows when that was allowed.
+ *   - At the deadline the call ends: UNAVAILABLE when slots wait for a copy, DEADLINE_EXCEEDED when a live
+ *     node did not answer, or success with missing rows when that was allowed.
  *   - complete is given exactly once per run. Answers after it, or twice, are late: they change nothing.
  *
  * Memory   parcels and marks grow on reserve and add, and stay. Reserved once, a run allocates nothing.
@@ -33,8 +39,9 @@
 
 #define EP_CALL_BACKOFF_MIN_US 10000u
 #define EP_CALL_BACKOFF_MAX_US 200000u
-#define EP_CALL_PAUSE_MIN_US 1000u     /* least pause after RESOURCE_EXHAUSTED, also when our own queue is full */
-#define EP_CALL_PAUSE_MAX_US 1000000u  /* a peer's retry_after_us is believed up to this */
+/* Least pause after RESOURCE_EXHAUSTED, also when our own queue is full. */
+#define EP_CALL_PAUSE_MIN_US 1000u
+#define EP_CALL_PAUSE_MAX_US 1000000u /* a peer's retry_after_us is believed up to this */
 
 typedef enum ep_parcel_phase {
     EP_PARCEL_FREE,
@@ -48,8 +55,8 @@ typedef enum ep_parcel_phase {
 
 typedef struct ep_parcel {
     ep_parcel_phase phase;
-    ep_err reason;          /* why it is DELAYED */
-    uint64_t due_ns;        /* DELAYED, STUCK */
+    ep_err reason;   /* why it is DELAYED */
+    uint64_t due_ns; /* DELAYED, STUCK */
 } ep_parcel;
 
 typedef enum ep_call_phase { EP_CALL_IDLE, EP_CALL_RUNNING, EP_CALL_DONE } ep_call_phase;
@@ -59,36 +66,36 @@ typedef struct ep_call_state {
     uint64_t begin_ns;
     uint64_t deadline_ns;
     bool allow_missing;
-    uint32_t windows_left;        /* after the current one */
-    uint32_t attempt;             /* rounds of sending so far */
-    ep_err code;                  /* DONE: how it ended */
-    uint32_t blame;               /* DONE with an error: the parcel the call waited for, UINT32_MAX none */
-    ep_error last_error;          /* newest failure of a parcel; code OK when there was none */
+    uint32_t windows_left; /* after the current one */
+    uint32_t attempt;      /* rounds of sending so far */
+    ep_err code;           /* DONE: how it ended */
+    uint32_t blame;        /* DONE with an error: the parcel the call waited for, UINT32_MAX none */
+    ep_error last_error;   /* newest failure of a parcel; code OK when there was none */
     uint64_t last_error_ns;
     /* private */
     ep_retry_budget *budget;
     uint64_t random;
     uint64_t backoff_us;
     ep_parcel *parcels;
-    uint32_t parcels_count;       /* used so far, FREE ones included */
+    uint32_t parcels_count; /* used so far, FREE ones included */
     uint32_t parcels_capacity;
-    uint32_t open_count;          /* IN_FLIGHT, ROUTABLE, DELAYED, STUCK */
-    uint32_t waiting_count;       /* DELAYED, STUCK */
-    uint8_t *tried;               /* [tried_count] per copy of the layer, as in layer->copies */
+    uint32_t open_count;    /* IN_FLIGHT, ROUTABLE, DELAYED, STUCK */
+    uint32_t waiting_count; /* DELAYED, STUCK */
+    uint8_t *tried;         /* [tried_count] per copy of the layer, as in layer->copies */
     uint32_t tried_count;
     uint32_t tried_capacity;
-    uint32_t tried_marks;         /* of them, set */
+    uint32_t tried_marks; /* of them, set */
 } ep_call_state;
 
 typedef enum ep_call_event_kind {
-    EP_EVENT_WINDOW,     /* every parcel of the window has been added */
-    EP_EVENT_ROWS,       /* parcel: its rows are here and checked */
-    EP_EVENT_FAILED,     /* parcel, error: the node or the connection failed */
-    EP_EVENT_REFUSED,    /* parcel, error: it never left this process */
-    EP_EVENT_WAKE,       /* a newer table, or a node has become usable */
-    EP_EVENT_TIMER,      /* ep_call_state_due_ns has passed */
+    EP_EVENT_WINDOW,  /* every parcel of the window has been added */
+    EP_EVENT_ROWS,    /* parcel: its rows are here and checked */
+    EP_EVENT_FAILED,  /* parcel, error: the node or the connection failed */
+    EP_EVENT_REFUSED, /* parcel, error: it never left this process */
+    EP_EVENT_WAKE,    /* a newer table, or a node has become usable */
+    EP_EVENT_TIMER,   /* ep_call_state_due_ns has passed */
     EP_EVENT_CANCEL,
-    EP_EVENT_FATAL       /* error: the call cannot go on */
+    EP_EVENT_FATAL /* error: the call cannot go on */
 } ep_call_event_kind;
 
 typedef struct ep_call_event {
@@ -98,10 +105,10 @@ typedef struct ep_call_event {
 } ep_call_event;
 
 typedef struct ep_call_actions {
-    bool late;           /* drop what came with the event */
-    bool route;          /* send the ROUTABLE parcels' slots again */
-    bool window_done;    /* combine this window, start the next one */
-    bool complete;       /* the call is over with state->code; exactly once per run */
+    bool late;        /* drop what came with the event */
+    bool route;       /* send the ROUTABLE parcels' slots again */
+    bool window_done; /* combine this window, start the next one */
+    bool complete;    /* the call is over with state->code; exactly once per run */
 } ep_call_actions;
 
 void ep_call_state_init(ep_call_state *state, ep_retry_budget *budget, uint64_t seed);
@@ -110,7 +117,8 @@ void ep_call_state_fini(ep_call_state *state);
 ep_err ep_call_state_reserve(ep_call_state *state, uint32_t parcels, uint32_t copies);
 
 /* Starts a run; not while RUNNING. Parcels of the run before that are still ZOMBIE stay so. */
-void ep_call_state_begin(ep_call_state *state, uint64_t now_ns, uint64_t deadline_ns, uint32_t windows_count, bool allow_missing);
+void ep_call_state_begin(ep_call_state *state, uint64_t now_ns, uint64_t deadline_ns, uint32_t windows_count,
+                         bool allow_missing);
 /* Adds a parcel that is being sent. Errors: NO_MEMORY. */
 ep_err ep_call_state_add(ep_call_state *state, uint32_t *out_parcel);
 /* Adds a parcel of slots that have no copy left. Errors: NO_MEMORY. */
@@ -121,18 +129,22 @@ void ep_call_state_absorb(ep_call_state *state, uint32_t parcel);
 void ep_call_state_release_arrived(ep_call_state *state);
 
 /* Adds to *actions, so that several events may be stepped before any is performed. */
-void ep_call_state_step(ep_call_state *state, uint64_t now_ns, const ep_call_event *event, ep_call_actions *actions);
+void ep_call_state_step(ep_call_state *state, uint64_t now_ns, const ep_call_event *event,
+                        ep_call_actions *actions);
 /* When EP_EVENT_TIMER is due: the deadline, or the end of a pause. EP_TIME_NEVER when not RUNNING. */
 uint64_t ep_call_state_due_ns(const ep_call_state *state);
 /* True when something waits for a newer table or for a node to return. */
 bool ep_call_state_wants_wake(const ep_call_state *state);
 
-/* Forgets which copies were tried and sizes the marks for a layer: another table is in use. Errors: NO_MEMORY. */
+/* Forgets which copies were tried and sizes the marks for a layer: another table is in use. Errors:
+ * NO_MEMORY. */
 ep_err ep_call_state_use_layer(ep_call_state *state, const ep_routing_layer *layer);
 /* The copy of expert on node is not to be tried again in this round. */
-void ep_call_state_mark_tried(ep_call_state *state, const ep_routing_layer *layer, uint32_t expert, uint32_t node);
-/* ep_choose_copies, leaving out tried copies; usable [nodes]: 0 no, 1 yes, 2 only when the expert has no better one. */
-void ep_call_state_choose(const ep_call_state *state, const ep_routing_layer *layer, const uint8_t *usable, uint64_t spread,
-                          uint32_t *out_chosen);
+void ep_call_state_mark_tried(ep_call_state *state, const ep_routing_layer *layer, uint32_t expert,
+                              uint32_t node);
+/* ep_choose_copies, leaving out tried copies; usable [nodes]: 0 no, 1 yes, 2 only when the expert has no
+ * better one. */
+void ep_call_state_choose(const ep_call_state *state, const ep_routing_layer *layer, const uint8_t *usable,
+                          uint64_t spread, uint32_t *out_chosen);
 
 #endif

@@ -16,7 +16,8 @@ ep_err ep_call_reserve_layer(ep_call *call, const ep_view *view, const ep_routin
 
 /* On a transport thread: checks an answer and posts it. */
 void ep_call_on_reply(void *arg, const ep_rpc_reply *reply, const ep_error *error);
-/* Steps the state with a posted answer. Gives back the frame's use: the call is then held by someone else only. */
+/* Steps the state with a posted answer. Gives back the frame's use: the call is then held by someone else
+ * only. */
 void ep_call_take_answer(ep_call *call, ep_call_frame *frame, uint64_t now_ns, ep_call_actions *actions);
 /* Notes which copies a failed frame tried; fills in the node of an error that names none. */
 void ep_call_mark_frame(ep_call *call, ep_call_frame *frame, ep_error *error);
@@ -25,7 +26,8 @@ void ep_call_clear_frame(ep_call_frame *frame);
 
 /* Combines the window's rows and gives back its buffers. */
 void ep_call_end_window(ep_call *call);
-/* The run is over with state.code: writes out or the error, fills call->result, cancels what is still in flight. */
+/* The run is over with state.code: writes out or the error, fills call->result, cancels what is still in
+ * flight. */
 void ep_call_end_run(ep_call *call, uint64_t now_ns);
 /* Between runs a call holds no table and no peer: a prepared one may outlive the client's connections. */
 void ep_call_drop_view(ep_call *call);

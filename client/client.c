@@ -30,9 +30,16 @@ void ep_client_config_init(ep_client_config *out_config)
 void ep_moe_args_init(ep_moe_args *out_args)
 {
     *out_args = (ep_moe_args){.struct_bytes = sizeof(*out_args)};
-    ep_tensor *tensors[] = {&out_args->x,      &out_args->x_scales,     &out_args->expert_ids,   &out_args->expert_scales,
-                            &out_args->active_mask, &out_args->partial_slots, &out_args->shared, &out_args->const_alpha1,
-                            &out_args->const_alpha2, &out_args->const_v};
+    ep_tensor *tensors[] = {&out_args->x,
+                            &out_args->x_scales,
+                            &out_args->expert_ids,
+                            &out_args->expert_scales,
+                            &out_args->active_mask,
+                            &out_args->partial_slots,
+                            &out_args->shared,
+                            &out_args->const_alpha1,
+                            &out_args->const_alpha2,
+                            &out_args->const_v};
     for (size_t i = 0; i < sizeof(tensors) / sizeof(tensors[0]); i++) {
         *tensors[i] = ep_tensor_none();
     }
@@ -80,20 +87,27 @@ static ep_err check_config(const ep_client_config *config, ep_error *out_error)
         return BAD("config is NULL");
     }
     if (config->struct_bytes != sizeof(*config)) {
-        return ep_error_set(out_error, config->struct_bytes > sizeof(*config) ? EP_ERR_UNIMPLEMENTED : EP_ERR_INVALID_ARGUMENT,
-                            "config has struct_bytes %" PRIu32 ": ep_client_config_init sets %zu", config->struct_bytes,
-                            sizeof(*config));
+        return ep_error_set(out_error,
+                            config->struct_bytes > sizeof(*config) ? EP_ERR_UNIMPLEMENTED
+                                                                   : EP_ERR_INVALID_ARGUMENT,
+                            "config has struct_bytes %" PRIu32 ": ep_client_config_init sets %zu",
+                            config->struct_bytes, sizeof(*config));
     }
     if ((err = check_urls(config, out_error)) != EP_OK ||
         (err = check_number("deadline_us", config->deadline_us, 1, UINT32_MAX - 1, out_error)) != EP_OK ||
-        (err = check_number("buffer_bytes_max", config->buffer_bytes_max, 16 * MIB, (uint64_t)1 << 40, out_error)) != EP_OK ||
+        (err = check_number("buffer_bytes_max", config->buffer_bytes_max, 16 * MIB, (uint64_t)1 << 40,
+                            out_error)) != EP_OK ||
         (err = check_number("calls_max", config->calls_max, 1, 65536, out_error)) != EP_OK ||
-        (err = check_number("chunk_bytes_max", config->chunk_bytes_max, 16 * KIB, 16 * MIB, out_error)) != EP_OK ||
-        (err = check_number("prefill_window_tokens", config->prefill_window_tokens, 0, EP_TOKENS_MAX, out_error)) != EP_OK) {
+        (err = check_number("chunk_bytes_max", config->chunk_bytes_max, 16 * KIB, 16 * MIB, out_error)) !=
+            EP_OK ||
+        (err = check_number("prefill_window_tokens", config->prefill_window_tokens, 0, EP_TOKENS_MAX,
+                            out_error)) != EP_OK) {
         return err;
     }
-    if (config->numerics != NULL && (config->numerics[0] == 0 || strlen(config->numerics) >= EP_NUMERICS_BYTES)) {
-        return BAD("numerics is '%.100s': allowed NULL, \"any\", or an id of 1..%d bytes", config->numerics, EP_NUMERICS_BYTES - 1);
+    if (config->numerics != NULL &&
+        (config->numerics[0] == 0 || strlen(config->numerics) >= EP_NUMERICS_BYTES)) {
+        return BAD("numerics is '%.100s': allowed NULL, \"any\", or an id of 1..%d bytes", config->numerics,
+                   EP_NUMERICS_BYTES - 1);
     }
     return EP_OK;
 }
@@ -233,8 +247,9 @@ ep_err ep_client_create(const ep_client_config *config, ep_client **out_client, 
 }
 
 /*
- * First the calls end, with their callbacks; then the connections, which ends what was still in flight on them; then the threads.
- * Should a callback of the program never return, the rest is left as it is rather than pulled from under it.
+ * First the calls end, with their callbacks; then the connections, which ends what was still in flight on
+ * them; then the threads. Should a callback of the program never return, the rest is left as it is rather
+ * than pulled from under it.
  */
 void ep_client_destroy(ep_client *client)
 {
@@ -260,8 +275,9 @@ ep_err ep_client_enter(ep_client *client, ep_error *out_error)
         return BAD("client is NULL");
     }
     if (ep_fork_guard_in_child(&client->guard)) {
-        return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
-                            "this process was forked from the one that made the client: a child makes its own");
+        return ep_error_set(
+            out_error, EP_ERR_FAILED_PRECONDITION,
+            "this process was forked from the one that made the client: a child makes its own");
     }
     ep_call_registry_use(&client->registry);
     if (ep_call_registry_is_closing(&client->registry)) {
@@ -285,7 +301,8 @@ ep_err ep_client_wait_ready(ep_client *client, uint64_t timeout_us, ep_error *ou
         return err;
     }
     uint64_t now_ns = ep_clock_now_ns();
-    uint64_t timeout_ns = timeout_us > UINT64_MAX / 4 / EP_NS_PER_US ? UINT64_MAX / 4 : timeout_us * EP_NS_PER_US;
+    uint64_t timeout_ns =
+        timeout_us > UINT64_MAX / 4 / EP_NS_PER_US ? UINT64_MAX / 4 : timeout_us * EP_NS_PER_US;
     err = ep_cluster_wait_ready(client->cluster, now_ns + timeout_ns, out_error);
     ep_client_leave(client);
     return err;
@@ -330,7 +347,8 @@ ep_err ep_client_model(ep_client *client, uint32_t index, ep_model_desc *out_mod
     }
     if (index < view->table->models_count) {
         const ep_routing_model *model = &view->table->models[index];
-        *out_model = (ep_model_desc){.struct_bytes = sizeof(*out_model), .layers_count = count_layers(view->table, index)};
+        *out_model = (ep_model_desc){.struct_bytes = sizeof(*out_model),
+                                     .layers_count = count_layers(view->table, index)};
         memcpy(out_model->name, model->name, sizeof(model->name));
         memcpy(out_model->version, model->version, sizeof(model->version));
         memcpy(out_model->numerics, view->pins[index], sizeof(out_model->numerics));
@@ -359,7 +377,8 @@ static void describe_layer(const ep_routing_layer *layer, ep_layer_desc *out_lay
                                  .copies_min = least == UINT32_MAX ? 0 : least};
 }
 
-ep_err ep_client_layer(ep_client *client, const char *model, const char *version, uint32_t layer_index, ep_layer_desc *out_layer)
+ep_err ep_client_layer(ep_client *client, const char *model, const char *version, uint32_t layer_index,
+                       ep_layer_desc *out_layer)
 {
     ep_view *view = NULL;
     ep_err err = enter_with_view(client, &view);

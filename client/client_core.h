@@ -2,8 +2,9 @@
 /*
  * What a client is made of, for the files of this folder.
  *
- * Ownership  a client is counted: its owner and every call object hold it. `uses` counts what still runs on its threads: calls
- *            under way, answers not yet processed, timers, functions of the public interface. ep_client_destroy waits for 0.
+ * Ownership  a client is counted: its owner and every call object hold it. `uses` counts what still runs on
+ *            its threads: calls under way, answers not yet processed, timers, functions of the public
+ *            interface. ep_client_destroy waits for 0.
  */
 #ifndef EP_CLIENT_CLIENT_CORE_H
 #define EP_CLIENT_CLIENT_CORE_H
@@ -29,7 +30,7 @@ typedef struct ep_client_counters { /* atomic */
 struct ep_client {
     uint32_t refs;
     ep_fork_guard guard;
-    ep_client_config config;       /* strings are copies */
+    ep_client_config config; /* strings are copies */
     ep_timer_service *timers;
     ep_buffer_pool *pool;
     ep_cluster *cluster;
@@ -38,15 +39,16 @@ struct ep_client {
     ep_retry_budget budget;
     ep_client_counters counters;
     ep_flow_limits flow;
-    uint64_t sequence;             /* atomic: calls begun, spreads them over copies */
-    uint64_t window_bytes;         /* atomic: reply rows that windows under way expect */
+    uint64_t sequence;     /* atomic: calls begun, spreads them over copies */
+    uint64_t window_bytes; /* atomic: reply rows that windows under way expect */
     uint64_t window_bytes_max;
 };
 
 ep_client *ep_client_ref(ep_client *client);
 void ep_client_unref(ep_client *client);
 
-/* Begins a public function: FAILED_PRECONDITION in a forked child, CLOSED while being destroyed. Pair with ep_client_leave. */
+/* Begins a public function: FAILED_PRECONDITION in a forked child, CLOSED while being destroyed. Pair with
+ * ep_client_leave. */
 ep_err ep_client_enter(ep_client *client, ep_error *out_error);
 void ep_client_leave(ep_client *client);
 

@@ -11,6 +11,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "hello_table.h"
+#include "seed_refresh.h"
 #include "watch.h"
 
 /* The numerics id a (model, version) is bound to for this client's life. */
@@ -26,7 +27,8 @@ struct ep_cluster {
     ep_tls_config tls;
     ep_watch *watch;
     ep_peer_reaper reaper;
-    ep_peer **seeds;               /* [client->node_urls_count] without a coordinator; references */
+    ep_peer **seeds; /* [client->node_urls_count] without a coordinator; references */
+    ep_seed_refresh *refresh;      /* asks the seeds what they hold now; NULL with a coordinator */
     /* One table at a time. */
     pthread_mutex_t install_lock;
     numerics_pin *pins;
@@ -36,7 +38,7 @@ struct ep_cluster {
     pthread_cond_t changed;
     ep_view *view;
     ep_error last_error;
-    uint64_t changes;              /* so that a change between a check and a wait is not missed */
+    uint64_t changes; /* so that a change between a check and a wait is not missed */
     bool stopped;
 };
 
@@ -81,30 +83,83 @@ static ep_err install_from_hellos(ep_cluster *cluster, ep_error *out_error)
             sources[known++] = (ep_hello_source){seed->url, seed->hello};
         }
     }
-    ep_err err = ep_hello_table_build(sources, known, (ep_epoch){0, ++cluster->local_number}, &table, out_error);
+    ep_err err =
+        ep_hello_table_build(sources, known, (ep_epoch){0, ++cluster->local_number}, &table, out_error);
     pthread_mutex_unlock(&cluster->install_lock);
     free(sources);
     return err != EP_OK ? err : ep_cluster_install(cluster, table, out_error);
 }
 
-static void on_peer_ready(void *arg, ep_peer *peer, ep_peer_class class_index, const Expertd__V1__Hello *hello)
+/* Puts a newer Hello in the place of the old one, and makes a table of what all nodes said. */
+static void replace_hello(ep_cluster *cluster, ep_peer *peer, Expertd__V1__Hello *taken_hello)
+{
+    pthread_mutex_lock(&cluster->install_lock);
+    Expertd__V1__Hello *old = peer->hello;
+    peer->hello = taken_hello;
+    if (taken_hello != NULL && peer->name[0] == 0) { /* once, before a view with this peer exists */
+        snprintf(peer->name, sizeof(peer->name), "%.*s", (int)sizeof(peer->name) - 1, taken_hello->node);
+    }
+    pthread_mutex_unlock(&cluster->install_lock);
+    if (old != NULL) {
+        protobuf_c_message_free_unpacked(&old->base, NULL);
+    }
+    ep_error error;
+    if (install_from_hellos(cluster, &error) != EP_OK) {
+        ep_cluster_report(cluster, &error);
+    }
+}
+
+static void on_peer_ready(void *arg, ep_peer *peer, ep_peer_class class_index,
+                          const Expertd__V1__Hello *hello)
 {
     ep_cluster *cluster = arg;
     if (cluster->seeds != NULL && class_index == EP_PEER_DECODE && hello != NULL) {
-        Expertd__V1__Hello *copy = copy_hello(hello);
-        pthread_mutex_lock(&cluster->install_lock);
-        Expertd__V1__Hello *old = peer->hello;
-        peer->hello = copy;
-        pthread_mutex_unlock(&cluster->install_lock);
-        if (old != NULL) {
-            protobuf_c_message_free_unpacked(&old->base, NULL);
-        }
-        ep_error error;
-        if (install_from_hellos(cluster, &error) != EP_OK) {
-            ep_cluster_report(cluster, &error);
-        }
+        replace_hello(cluster, peer, copy_hello(hello));
     }
     broadcast(cluster);
+}
+
+/* A packer's target that keeps only a digest (FNV-1a) of the bytes: comparing allocates nothing. */
+typedef struct digest_sink {
+    ProtobufCBuffer base;
+    uint64_t digest;
+} digest_sink;
+
+static void digest_append(ProtobufCBuffer *buffer, size_t count, const uint8_t *bytes)
+{
+    digest_sink *sink = (digest_sink *)buffer;
+    for (size_t i = 0; i < count; i++) {
+        sink->digest = (sink->digest ^ bytes[i]) * 0x100000001b3ull;
+    }
+}
+
+static uint64_t models_digest(Expertd__V1__ModelInfo **models, size_t count)
+{
+    digest_sink sink = {{digest_append}, 0xcbf29ce484222325ull};
+    Expertd__V1__DescribeReply message = EXPERTD__V1__DESCRIBE_REPLY__INIT;
+    message.models = models;
+    message.n_models = count;
+    expertd__v1__describe_reply__pack_to_buffer(&message, &sink.base);
+    return sink.digest;
+}
+
+static void on_seed_models(void *arg, ep_peer *seed, const Expertd__V1__DescribeReply *reply)
+{
+    ep_cluster *cluster = arg;
+    pthread_mutex_lock(&cluster->install_lock);
+    Expertd__V1__Hello *hello = NULL;
+    if (seed->hello != NULL && models_digest(seed->hello->models, seed->hello->n_models) !=
+                                   models_digest(reply->models, reply->n_models)) {
+        Expertd__V1__Hello now = *seed->hello;
+        now.models = reply->models;
+        now.n_models = reply->n_models;
+        hello = copy_hello(&now);
+    }
+    pthread_mutex_unlock(&cluster->install_lock);
+    if (hello != NULL) {
+        replace_hello(cluster, seed, hello);
+        broadcast(cluster);
+    }
 }
 
 static void on_peer_unused(void *arg, ep_peer *peer)
@@ -113,14 +168,16 @@ static void on_peer_unused(void *arg, ep_peer *peer)
     ep_peer_reaper_add(&cluster->reaper, peer);
 }
 
-static ep_err create_peer(ep_cluster *cluster, const char *name, const char *url, ep_peer **out_peer, ep_error *out_error)
+static ep_err create_peer(ep_cluster *cluster, const char *name, const char *url, ep_peer **out_peer,
+                          ep_error *out_error)
 {
-    ep_peer_config config = {.common = cluster->config.common,
-                             .address = {.url = url, .tls = cluster->tls.ca_file != NULL ? &cluster->tls : NULL},
-                             .name = name,
-                             .on_ready = on_peer_ready,
-                             .on_unused = on_peer_unused,
-                             .arg = cluster};
+    ep_peer_config config = {
+        .common = cluster->config.common,
+        .address = {.url = url, .tls = cluster->tls.ca_file != NULL ? &cluster->tls : NULL},
+        .name = name,
+        .on_ready = on_peer_ready,
+        .on_unused = on_peer_unused,
+        .arg = cluster};
     return ep_peer_create(&config, out_peer, out_error);
 }
 
@@ -164,7 +221,8 @@ static bool is_any(const ep_cluster *cluster)
     return cluster->config.client->numerics != NULL && strcmp(cluster->config.client->numerics, "any") == 0;
 }
 
-/* The id most nodes of the first table have; among equals the one listed first. NULL when the model has none yet. */
+/* The id most nodes of the first table have; among equals the one listed first. NULL when the model has none
+ * yet. */
 static const char *most_common(const ep_routing_table *table, const ep_routing_model *model)
 {
     const char *best = NULL;
@@ -182,7 +240,8 @@ static const char *most_common(const ep_routing_table *table, const ep_routing_m
     return best;
 }
 
-static ep_err pin_numerics(ep_cluster *cluster, const ep_routing_table *table, const ep_routing_model *model, char *out_pin)
+static ep_err pin_numerics(ep_cluster *cluster, const ep_routing_table *table, const ep_routing_model *model,
+                           char *out_pin)
 {
     const char *wanted = cluster->config.client->numerics;
     out_pin[0] = 0;
@@ -236,8 +295,8 @@ static ep_err allow_nodes(ep_cluster *cluster, ep_view *view)
     return EP_OK;
 }
 
-static ep_err make_view(ep_cluster *cluster, ep_routing_table *taken_table, const ep_view *old, ep_view **out_view,
-                        ep_error *out_error)
+static ep_err make_view(ep_cluster *cluster, ep_routing_table *taken_table, const ep_view *old,
+                        ep_view **out_view, ep_error *out_error)
 {
     ep_view *view = NULL;
     ep_err err = ep_view_create(taken_table, &view);
@@ -269,8 +328,9 @@ static ep_err install_locked(ep_cluster *cluster, ep_routing_table *taken_table,
             return EP_OK;
         }
         return ep_error_set(out_error, EP_ERR_STALE_EPOCH,
-                            "epoch (%" PRIu64 ", %" PRIu64 ") was offered while (%" PRIu64 ", %" PRIu64 ") is in use", offered.term,
-                            offered.number, used.term, used.number);
+                            "epoch (%" PRIu64 ", %" PRIu64 ") was offered while (%" PRIu64 ", %" PRIu64
+                            ") is in use",
+                            offered.term, offered.number, used.term, used.number);
     }
     ep_err err = make_view(cluster, taken_table, old, &view, out_error);
     if (err != EP_OK) {
@@ -323,7 +383,8 @@ static bool expert_has_connected_copy(const ep_view *view, const ep_routing_laye
 {
     for (uint32_t i = layer->offsets[expert]; i < layer->offsets[expert + 1]; i++) {
         uint32_t node = layer->copies[i];
-        if (ep_view_allows(view, layer->model_index, node) && ep_peer_is_ready(view->peers[node], EP_PEER_DECODE)) {
+        if (ep_view_allows(view, layer->model_index, node) &&
+            ep_peer_is_ready(view->peers[node], EP_PEER_DECODE)) {
             return true;
         }
     }
@@ -337,8 +398,9 @@ static bool all_experts_connected(const ep_view *view, ep_error *out_missing)
         const ep_routing_layer *layer = &view->table->layers[l];
         for (uint32_t e = 0; e < layer->shape.experts + layer->shape.shared_experts; e++) {
             if (!expert_has_connected_copy(view, layer, e)) {
-                ep_error_set(out_missing, EP_ERR_UNAVAILABLE, "no connected node holds expert %" PRIu32 " of layer %" PRIu32
-                             " of model %s", e, layer->shape.layer, view->table->models[layer->model_index].name);
+                ep_error_set(out_missing, EP_ERR_UNAVAILABLE,
+                             "no connected node holds expert %" PRIu32 " of layer %" PRIu32 " of model %s", e,
+                             layer->shape.layer, view->table->models[layer->model_index].name);
                 return false;
             }
         }
@@ -385,17 +447,25 @@ static bool seeds_are_heard(ep_cluster *cluster, ep_view *view, ep_error *out_mi
     return true;
 }
 
+/* Why there is no table. */
+static void read_last_error(ep_cluster *cluster, ep_error *out_error)
+{
+    const ep_client_config *client = cluster->config.client;
+    pthread_mutex_lock(&cluster->lock);
+    *out_error = cluster->last_error;
+    pthread_mutex_unlock(&cluster->lock);
+    if (out_error->code == EP_OK) {
+        ep_error_set(out_error, EP_ERR_UNAVAILABLE, "nothing was heard from %s yet",
+                     client->coordinator_url != NULL ? client->coordinator_url : client->node_urls[0]);
+    }
+}
+
 static bool is_ready(ep_cluster *cluster, ep_error *out_missing)
 {
     ep_view *view = ep_cluster_acquire_view(cluster);
     bool ready = cluster->seeds == NULL || seeds_are_heard(cluster, view, out_missing);
     if (ready && view == NULL) {
-        pthread_mutex_lock(&cluster->lock);
-        *out_missing = cluster->last_error;
-        pthread_mutex_unlock(&cluster->lock);
-        if (out_missing->code == EP_OK) {
-            ep_error_set(out_missing, EP_ERR_UNAVAILABLE, "nothing was heard yet");
-        }
+        read_last_error(cluster, out_missing);
         ready = false;
     }
     for (uint32_t m = 0; ready && m < view->table->models_count; m++) {
@@ -411,9 +481,7 @@ static bool has_view(ep_cluster *cluster, ep_error *out_missing)
     bool has = view != NULL;
     ep_view_unref(view);
     if (!has) {
-        pthread_mutex_lock(&cluster->lock);
-        *out_missing = cluster->last_error;
-        pthread_mutex_unlock(&cluster->lock);
+        read_last_error(cluster, out_missing);
     }
     return has;
 }
@@ -421,7 +489,8 @@ static bool has_view(ep_cluster *cluster, ep_error *out_missing)
 /* Until something changed after `seen`, or the deadline. */
 static ep_err wait_change(ep_cluster *cluster, uint64_t seen, uint64_t deadline_ns)
 {
-    struct timespec until = {.tv_sec = (time_t)(deadline_ns / EP_NS_PER_S), .tv_nsec = (long)(deadline_ns % EP_NS_PER_S)};
+    struct timespec until = {.tv_sec = (time_t)(deadline_ns / EP_NS_PER_S),
+                             .tv_nsec = (long)(deadline_ns % EP_NS_PER_S)};
     int timeout = 0;
     pthread_mutex_lock(&cluster->lock);
     while (cluster->changes == seen && !cluster->stopped && timeout == 0) {
@@ -432,7 +501,8 @@ static ep_err wait_change(ep_cluster *cluster, uint64_t seen, uint64_t deadline_
     return err;
 }
 
-static ep_err wait_for(ep_cluster *cluster, bool (*condition)(ep_cluster *, ep_error *), uint64_t deadline_ns, ep_error *out_missing)
+static ep_err wait_for(ep_cluster *cluster, bool (*condition)(ep_cluster *, ep_error *), uint64_t deadline_ns,
+                       ep_error *out_missing)
 {
     for (;;) {
         pthread_mutex_lock(&cluster->lock);
@@ -457,18 +527,21 @@ static ep_err report_wait(ep_err err, const char *what, const ep_error *missing,
         return ep_error_set(out_error, err, "the client is being destroyed");
     }
     if (err != EP_OK) {
-        return ep_error_set(out_error, err, "%s; last report: %.400s", what, missing->text[0] != 0 ? missing->text : "none");
+        return ep_error_set(out_error, err, "%s; last report: %.400s", what,
+                            missing->text[0] != 0 ? missing->text : "none");
     }
     return EP_OK;
 }
 
-ep_err ep_cluster_wait_view(ep_cluster *cluster, uint64_t deadline_ns, ep_view **out_view, ep_error *out_error)
+ep_err ep_cluster_wait_view(ep_cluster *cluster, uint64_t deadline_ns, ep_view **out_view,
+                            ep_error *out_error)
 {
     ep_error missing;
     ep_error_clear(&missing);
     ep_err err = wait_for(cluster, has_view, deadline_ns, &missing);
     if (err != EP_OK) {
-        return report_wait(err == EP_ERR_DEADLINE_EXCEEDED ? EP_ERR_UNAVAILABLE : err, "no routing table yet", &missing, out_error);
+        return report_wait(err == EP_ERR_DEADLINE_EXCEEDED ? EP_ERR_UNAVAILABLE : err, "no routing table yet",
+                           &missing, out_error);
     }
     *out_view = ep_cluster_acquire_view(cluster);
     return EP_OK;
@@ -478,7 +551,8 @@ ep_err ep_cluster_wait_ready(ep_cluster *cluster, uint64_t deadline_ns, ep_error
 {
     ep_error missing;
     ep_error_clear(&missing);
-    return report_wait(wait_for(cluster, is_ready, deadline_ns, &missing), "the service is not ready", &missing, out_error);
+    return report_wait(wait_for(cluster, is_ready, deadline_ns, &missing), "the service is not ready",
+                       &missing, out_error);
 }
 
 void ep_cluster_stop_waits(ep_cluster *cluster)
@@ -502,7 +576,8 @@ static void init_locks(ep_cluster *cluster)
     pthread_mutex_init(&cluster->install_lock, NULL);
 }
 
-/* install_lock keeps a node that answers at once from making a table while the list of nodes is still being filled. */
+/* install_lock keeps a node that answers at once from making a table while the list of nodes is still being
+ * filled. */
 static ep_err create_seeds(ep_cluster *cluster, ep_error *out_error)
 {
     const ep_client_config *client = cluster->config.client;
@@ -522,6 +597,17 @@ static ep_err create_seeds(ep_cluster *cluster, ep_error *out_error)
     return err;
 }
 
+static ep_err start_refresh(ep_cluster *cluster, ep_error *out_error)
+{
+    ep_seed_refresh_config config = {.timers = cluster->config.common.timers,
+                                     .seeds = cluster->seeds,
+                                     .seeds_count = cluster->config.client->node_urls_count,
+                                     .on_models = on_seed_models,
+                                     .arg = cluster};
+    ep_err err = ep_seed_refresh_create(&config, &cluster->refresh);
+    return err == EP_OK ? EP_OK : ep_error_set(out_error, err, "no memory for a client");
+}
+
 ep_err ep_cluster_create(const ep_cluster_config *config, ep_cluster **out_cluster, ep_error *out_error)
 {
     ep_cluster *cluster = calloc(1, sizeof(*cluster));
@@ -538,13 +624,15 @@ ep_err ep_cluster_create(const ep_cluster_config *config, ep_cluster **out_clust
     ep_peer_reaper_init(&cluster->reaper);
     ep_err err;
     if (client->coordinator_url != NULL) {
-        ep_lane_address address = {.url = client->coordinator_url, .tls = cluster->tls.ca_file != NULL ? &cluster->tls : NULL};
+        ep_lane_address address = {.url = client->coordinator_url,
+                                   .tls = cluster->tls.ca_file != NULL ? &cluster->tls : NULL};
         err = ep_watch_create(cluster, &config->common, &address, &cluster->watch, out_error);
         if (err != EP_OK) {
             ep_error_prefix(out_error, err, "coordinator_url");
         }
     } else {
         err = create_seeds(cluster, out_error);
+        err = err == EP_OK ? start_refresh(cluster, out_error) : err;
     }
     if (err != EP_OK) {
         ep_cluster_destroy(cluster);
@@ -558,6 +646,7 @@ void ep_cluster_close(ep_cluster *cluster)
 {
     ep_watch_destroy(cluster->watch); /* no more tables */
     cluster->watch = NULL;
+    ep_seed_refresh_stop(cluster->refresh);
     ep_view *view = ep_cluster_acquire_view(cluster);
     for (uint32_t n = 0; view != NULL && n < view->table->nodes_count; n++) {
         ep_peer_close(view->peers[n]);
@@ -579,6 +668,7 @@ void ep_cluster_destroy(ep_cluster *cluster)
     }
     ep_view_unref(cluster->view);
     ep_peer_reaper_fini(&cluster->reaper);
+    ep_seed_refresh_destroy(cluster->refresh);
     while (cluster->pins != NULL) {
         numerics_pin *next = cluster->pins->next;
         free(cluster->pins);

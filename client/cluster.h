@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the client knows of the service: the newest routing table as a view, and the peers behind it. Tables come from a
- * coordinator (watch.c) or are made of the nodes' own Hellos (hello_table.c). An older epoch never replaces a newer one.
+ * What the client knows of the service: the newest routing table as a view, and the peers behind it. Tables
+ * come from a coordinator (watch.c) or are made of the nodes' own Hellos (hello_table.c). An older epoch
+ * never replaces a newer one.
  *
  * Threads  any. on_change runs on library threads with no lock held.
  */
@@ -15,9 +16,9 @@
 typedef struct ep_cluster ep_cluster;
 
 typedef struct ep_cluster_config {
-    ep_rpc_common common;                 /* timers and pool borrowed; strings copied by the channels */
-    const ep_client_config *client;       /* borrowed for the cluster's life */
-    void (*on_change)(void *arg);         /* a newer table, or a node has become usable */
+    ep_rpc_common common;           /* timers and pool borrowed; strings copied by the channels */
+    const ep_client_config *client; /* borrowed for the cluster's life */
+    void (*on_change)(void *arg);   /* a newer table, or a node has become usable */
     void *arg;
 } ep_cluster_config;
 
@@ -30,7 +31,8 @@ void ep_cluster_destroy(ep_cluster *cluster);
 /* The newest view with a reference; NULL before the first table. */
 ep_view *ep_cluster_acquire_view(ep_cluster *cluster);
 /* Waits for the first table. Errors: UNAVAILABLE with the last report. */
-ep_err ep_cluster_wait_view(ep_cluster *cluster, uint64_t deadline_ns, ep_view **out_view, ep_error *out_error);
+ep_err ep_cluster_wait_view(ep_cluster *cluster, uint64_t deadline_ns, ep_view **out_view,
+                            ep_error *out_error);
 /* Waits until calls can be expected to succeed; see ep_client_wait_ready. */
 ep_err ep_cluster_wait_ready(ep_cluster *cluster, uint64_t deadline_ns, ep_error *out_error);
 /* Ends every wait with CLOSED. */

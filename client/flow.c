@@ -20,23 +20,28 @@ static uint32_t default_window(const ep_batch *batch, const ep_layer_shape *shap
     return tokens > EP_TOKENS_MAX ? EP_TOKENS_MAX : (uint32_t)tokens;
 }
 
-void ep_flow_pick(const ep_flow_limits *limits, ep_mode mode, const ep_batch *batch, const ep_layer_shape *shape, ep_flow *out_flow)
+void ep_flow_pick(const ep_flow_limits *limits, ep_mode mode, const ep_batch *batch,
+                  const ep_layer_shape *shape, ep_flow *out_flow)
 {
-    uint32_t decode_max = limits->decode_tokens_max != 0 ? limits->decode_tokens_max : EP_FLOW_DECODE_TOKENS_DEFAULT;
-    ep_flow flow = {.prefill = mode == EP_MODE_PREFILL || (mode == EP_MODE_AUTO && batch->tokens > decode_max),
+    uint32_t decode_max =
+        limits->decode_tokens_max != 0 ? limits->decode_tokens_max : EP_FLOW_DECODE_TOKENS_DEFAULT;
+    ep_flow flow = {.prefill =
+                        mode == EP_MODE_PREFILL || (mode == EP_MODE_AUTO && batch->tokens > decode_max),
                     .window_tokens = batch->tokens > 0 ? batch->tokens : 1,
                     .frame_bytes = limits->frame_bytes_max};
     if (flow.prefill) {
         uint32_t window = limits->window_tokens != 0 ? limits->window_tokens : default_window(batch, shape);
         flow.window_tokens = window < flow.window_tokens ? window : flow.window_tokens;
-        flow.frame_bytes = limits->chunk_bytes_max < flow.frame_bytes ? limits->chunk_bytes_max : flow.frame_bytes;
+        flow.frame_bytes =
+            limits->chunk_bytes_max < flow.frame_bytes ? limits->chunk_bytes_max : flow.frame_bytes;
     }
     uint64_t token_bytes = reply_row_bytes(batch) * ep_batch_slots_per_token(batch, shape);
     uint64_t fitting = token_bytes > 0 ? limits->window_bytes_max / token_bytes : flow.window_tokens;
     if (fitting < flow.window_tokens) {
         flow.window_tokens = fitting > 0 ? (uint32_t)fitting : 1;
     }
-    flow.windows_count = batch->tokens > 0 ? (batch->tokens + flow.window_tokens - 1) / flow.window_tokens : 1;
+    flow.windows_count =
+        batch->tokens > 0 ? (batch->tokens + flow.window_tokens - 1) / flow.window_tokens : 1;
     *out_flow = flow;
 }
 
@@ -46,7 +51,8 @@ uint32_t ep_flow_frame_slots(const ep_flow *flow, const ep_batch *batch, uint64_
     if (peer_frame_bytes_max != 0 && peer_frame_bytes_max < frame) {
         frame = peer_frame_bytes_max;
     }
-    uint64_t slot = reply_row_bytes(batch) > request_slot_bytes(batch) ? reply_row_bytes(batch) : request_slot_bytes(batch);
+    uint64_t slot = reply_row_bytes(batch) > request_slot_bytes(batch) ? reply_row_bytes(batch)
+                                                                       : request_slot_bytes(batch);
     uint64_t room = frame > EP_FLOW_FRAME_OVERHEAD_BYTES ? frame - EP_FLOW_FRAME_OVERHEAD_BYTES : 0;
     uint64_t slots = room / slot;
     return slots == 0 ? 1 : slots > UINT32_MAX ? UINT32_MAX : (uint32_t)slots;

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How one call travels. Decode and prefill differ only in these numbers; no file below asks which it is, except to pick the
- * connection and to tell the node its scheduling class.
+ * How one call travels. Decode and prefill differ only in these numbers; no file below asks which it is,
+ * except to pick the connection and to tell the node its scheduling class.
  *
  *   decode    one frame per node on the decode connection
- *   prefill   windows of tokens, one after the other; in a window each node's slots cut into frames whose request and reply
- *             both fit chunk_bytes_max where one row fits, all in flight on the bulk connection
+ *   prefill   windows of tokens, one after the other; in a window each node's slots cut into frames whose
+ *             request and reply both fit chunk_bytes_max where one row fits, all in flight on the bulk
+ *             connection
  *
  * In both a window's reply rows are bounded, so that one call cannot take the whole buffer budget. Pure.
  */
@@ -20,22 +21,24 @@
 #define EP_FLOW_WINDOW_TOKENS_MIN 1024u
 
 typedef struct ep_flow_limits {
-    size_t frame_bytes_max;        /* of any frame */
-    size_t chunk_bytes_max;        /* of prefill frames */
-    size_t window_bytes_max;       /* reply rows of one window */
-    uint32_t window_tokens;        /* prefill; 0: max(1024, 64*E/K) */
-    uint32_t decode_tokens_max;    /* auto: up to this T is decode; 0: 256 */
+    size_t frame_bytes_max;     /* of any frame */
+    size_t chunk_bytes_max;     /* of prefill frames */
+    size_t window_bytes_max;    /* reply rows of one window */
+    uint32_t window_tokens;     /* prefill; 0: max(1024, 64*E/K) */
+    uint32_t decode_tokens_max; /* auto: up to this T is decode; 0: 256 */
 } ep_flow_limits;
 
 typedef struct ep_flow {
     bool prefill;
-    uint32_t window_tokens;        /* >= 1 */
-    uint32_t windows_count;        /* >= 1 */
-    size_t frame_bytes;            /* a frame, request or reply, stays at or below it */
+    uint32_t window_tokens; /* >= 1 */
+    uint32_t windows_count; /* >= 1 */
+    size_t frame_bytes;     /* a frame, request or reply, stays at or below it */
 } ep_flow;
 
-void ep_flow_pick(const ep_flow_limits *limits, ep_mode mode, const ep_batch *batch, const ep_layer_shape *shape, ep_flow *out_flow);
-/* Slots one frame may carry to a peer that accepts frames of peer_frame_bytes_max (0: not known); at least 1. */
+void ep_flow_pick(const ep_flow_limits *limits, ep_mode mode, const ep_batch *batch,
+                  const ep_layer_shape *shape, ep_flow *out_flow);
+/* Slots one frame may carry to a peer that accepts frames of
+ * peer_frame_bytes_max (0: not known); at least 1. */
 uint32_t ep_flow_frame_slots(const ep_flow *flow, const ep_batch *batch, uint64_t peer_frame_bytes_max);
 /* Frames a window of this many slots is cut into at most, spread over nodes. */
 uint32_t ep_flow_frames_max(const ep_flow *flow, const ep_batch *batch, uint64_t slots, uint32_t nodes);

@@ -9,7 +9,8 @@
 /* ---- shared ---- */
 
 /* Looks the layer up, checks the tensors against it and fills the call; the model's version is fixed here. */
-static ep_err fill_call(ep_call *call, const ep_view *view, const ep_moe_args *args, const ep_tensor *out, ep_error *out_error)
+static ep_err fill_call(ep_call *call, const ep_view *view, const ep_moe_args *args, const ep_tensor *out,
+                        ep_error *out_error)
 {
     uint32_t model_index = 0;
     const ep_routing_layer *layer = NULL;
@@ -30,13 +31,14 @@ static ep_err current_view(ep_client *client, ep_view **out_view, ep_error *out_
 {
     *out_view = ep_cluster_acquire_view(client->cluster);
     if (*out_view == NULL) {
-        return ep_error_set(out_error, EP_ERR_UNAVAILABLE, "no routing table yet: ep_client_wait_ready waits for it");
+        return ep_error_set(out_error, EP_ERR_UNAVAILABLE,
+                            "no routing table yet: ep_client_wait_ready waits for it");
     }
     return EP_OK;
 }
 
-static ep_err make_call(ep_client *client, ep_call_form form, const ep_view *view, const ep_moe_args *args, const ep_tensor *out,
-                        ep_call **out_call, ep_error *out_error)
+static ep_err make_call(ep_client *client, ep_call_form form, const ep_view *view, const ep_moe_args *args,
+                        const ep_tensor *out, ep_call **out_call, ep_error *out_error)
 {
     ep_call *call = NULL;
     ep_err err = ep_call_acquire(client, form, &call, out_error);
@@ -54,7 +56,8 @@ static ep_err make_call(ep_client *client, ep_call_form form, const ep_view *vie
 
 /* ---- blocking ---- */
 
-static ep_err forward(ep_client *client, const ep_moe_args *args, const ep_tensor *out, uint64_t begin_ns, ep_moe_result *out_result)
+static ep_err forward(ep_client *client, const ep_moe_args *args, const ep_tensor *out, uint64_t begin_ns,
+                      ep_moe_result *out_result)
 {
     ep_call *call = NULL;
     ep_view *view = NULL;
@@ -78,7 +81,8 @@ static ep_err forward(ep_client *client, const ep_moe_args *args, const ep_tenso
     return err;
 }
 
-ep_err ep_moe_forward(ep_client *client, const ep_moe_args *args, const ep_tensor *out, ep_moe_result *out_result)
+ep_err ep_moe_forward(ep_client *client, const ep_moe_args *args, const ep_tensor *out,
+                      ep_moe_result *out_result)
 {
     ep_moe_result unused;
     ep_moe_result *result = out_result != NULL ? out_result : &unused;
@@ -99,8 +103,8 @@ ep_err ep_moe_forward(ep_client *client, const ep_moe_args *args, const ep_tenso
 
 /* ---- callback ---- */
 
-static ep_err forward_async(ep_client *client, const ep_moe_args *args, const ep_tensor *out, ep_moe_done_func done, void *arg,
-                            ep_call **out_call, ep_error *out_error)
+static ep_err forward_async(ep_client *client, const ep_moe_args *args, const ep_tensor *out,
+                            ep_moe_done_func done, void *arg, ep_call **out_call, ep_error *out_error)
 {
     ep_call *call = NULL;
     ep_view *view = NULL;
@@ -134,8 +138,8 @@ static ep_err forward_async(ep_client *client, const ep_moe_args *args, const ep
     return err;
 }
 
-ep_err ep_moe_forward_async(ep_client *client, const ep_moe_args *args, const ep_tensor *out, ep_moe_done_func done, void *arg,
-                            ep_call **out_call, ep_error *out_error)
+ep_err ep_moe_forward_async(ep_client *client, const ep_moe_args *args, const ep_tensor *out,
+                            ep_moe_done_func done, void *arg, ep_call **out_call, ep_error *out_error)
 {
     ep_err err = ep_client_enter(client, out_error);
     if (err == EP_OK) {
@@ -147,8 +151,8 @@ ep_err ep_moe_forward_async(ep_client *client, const ep_moe_args *args, const ep
 
 /* ---- prepared ---- */
 
-static ep_err create_prepared(ep_client *client, const ep_moe_args *args, const ep_tensor *out, ep_call **out_call,
-                              ep_error *out_error)
+static ep_err create_prepared(ep_client *client, const ep_moe_args *args, const ep_tensor *out,
+                              ep_call **out_call, ep_error *out_error)
 {
     ep_call *call = NULL;
     ep_view *view = NULL;
@@ -163,7 +167,8 @@ static ep_err create_prepared(ep_client *client, const ep_moe_args *args, const 
     }
     err = make_call(client, EP_FORM_PREPARED, view, args, out, &call, out_error);
     if (err == EP_OK) {
-        err = ep_view_find(view, call->spec.model, call->spec.version, call->spec.layer, &model_index, &layer, out_error);
+        err = ep_view_find(view, call->spec.model, call->spec.version, call->spec.layer, &model_index, &layer,
+                           out_error);
     }
     if (err == EP_OK) {
         err = ep_call_reserve(call, view, layer, out_error);
@@ -179,7 +184,8 @@ static ep_err create_prepared(ep_client *client, const ep_moe_args *args, const 
     return EP_OK;
 }
 
-ep_err ep_call_create(ep_client *client, const ep_moe_args *args, const ep_tensor *out, ep_call **out_call, ep_error *out_error)
+ep_err ep_call_create(ep_client *client, const ep_moe_args *args, const ep_tensor *out, ep_call **out_call,
+                      ep_error *out_error)
 {
     ep_err err = ep_client_enter(client, out_error);
     if (err == EP_OK) {
@@ -193,8 +199,10 @@ static ep_err begin_prepared(ep_call *call, uint32_t n_active, ep_error *out_err
 {
     ep_view *view = NULL;
     if (n_active > call->tokens_max) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "n_active is %" PRIu32 ": allowed 0..%" PRIu32
-                            ", the tokens of the registered buffers", n_active, call->tokens_max);
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "n_active is %" PRIu32 ": allowed 0..%" PRIu32
+                            ", the tokens of the registered buffers",
+                            n_active, call->tokens_max);
     }
     ep_err err = current_view(call->client, &view, out_error);
     if (err != EP_OK) {
@@ -219,7 +227,8 @@ ep_err ep_call_begin(ep_call *call, uint32_t n_active, ep_error *out_error)
         return err;
     }
     if (call->began) {
-        err = ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION, "the call has begun already: ep_call_finish comes first");
+        err = ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
+                           "the call has begun already: ep_call_finish comes first");
     } else {
         err = begin_prepared(call, n_active, out_error);
     }
@@ -235,7 +244,8 @@ ep_err ep_call_finish(ep_call *call, ep_moe_result *out_result)
     if (call == NULL || !call->began) {
         ep_error_set(&error, EP_ERR_FAILED_PRECONDITION, "the call has not begun");
     } else if (ep_fork_guard_in_child(&call->client->guard)) {
-        ep_error_set(&error, EP_ERR_FAILED_PRECONDITION, "this process was forked from the one that began the call");
+        ep_error_set(&error, EP_ERR_FAILED_PRECONDITION,
+                     "this process was forked from the one that began the call");
     }
     if (error.code != EP_OK) {
         if (out_result != NULL) {

@@ -37,8 +37,8 @@ static const char *node_name(const ep_hello_source *source)
 static uint32_t find_model(const builder *b, const Expertd__V1__ModelInfo *info)
 {
     uint32_t m = 0;
-    while (m < b->models_count &&
-           (strcmp(b->models[m].info->name, info->name) != 0 || strcmp(b->models[m].info->version, info->version) != 0)) {
+    while (m < b->models_count && (strcmp(b->models[m].info->name, info->name) != 0 ||
+                                   strcmp(b->models[m].info->version, info->version) != 0)) {
         m++;
     }
     return m;
@@ -54,16 +54,18 @@ static layer_entry *find_layer(const builder *b, uint32_t model_index, uint32_t 
     return NULL;
 }
 
-static ep_err disagree(const builder *b, uint32_t first, uint32_t second, const Expertd__V1__ModelInfo *model, const char *what)
+static ep_err disagree(const builder *b, uint32_t first, uint32_t second, const Expertd__V1__ModelInfo *model,
+                       const char *what)
 {
-    return ep_error_set(b->error, EP_ERR_FAILED_PRECONDITION, "nodes %s and %s disagree about %s of model %s:%s",
-                        node_name(&b->sources[first]), node_name(&b->sources[second]), what, model->name, model->version);
+    return ep_error_set(b->error, EP_ERR_FAILED_PRECONDITION,
+                        "nodes %s and %s disagree about %s of model %s:%s", node_name(&b->sources[first]),
+                        node_name(&b->sources[second]), what, model->name, model->version);
 }
 
 static bool same_shape(const Expertd__V1__LayerInfo *a, const Expertd__V1__LayerInfo *b)
 {
-    return a->hidden == b->hidden && a->inner == b->inner && a->experts == b->experts && a->shared_experts == b->shared_experts &&
-           a->top_k == b->top_k && a->activation == b->activation;
+    return a->hidden == b->hidden && a->inner == b->inner && a->experts == b->experts &&
+           a->shared_experts == b->shared_experts && a->top_k == b->top_k && a->activation == b->activation;
 }
 
 static ep_err collect_model(builder *b, uint32_t source, const Expertd__V1__ModelInfo *info)
@@ -138,8 +140,8 @@ static ep_err fill_nodes(builder *b)
         snprintf(node->url, sizeof(node->url), "%s", b->sources[n].url);
         for (uint32_t i = 0; i < n; i++) {
             if (strcmp(b->table->nodes[i].name, node->name) == 0) {
-                return ep_error_set(b->error, EP_ERR_FAILED_PRECONDITION, "%s and %s both call themselves %s", b->table->nodes[i].url,
-                                    node->url, node->name);
+                return ep_error_set(b->error, EP_ERR_FAILED_PRECONDITION, "%s and %s both call themselves %s",
+                                    b->table->nodes[i].url, node->url, node->name);
             }
         }
     }
@@ -174,8 +176,9 @@ static ep_err fill_models(builder *b)
         const Expertd__V1__ModelInfo *first = b->models[m].info;
         ep_err err = ep_routing_table_model_init(b->table, m, first->name, first->version, b->sources_count);
         if (err != EP_OK) {
-            return ep_error_set(b->error, err, "model '%.150s:%.50s' of node %s cannot be listed: %s", first->name, first->version,
-                                node_name(&b->sources[b->models[m].source]), ep_err_text(err));
+            return ep_error_set(b->error, err, "model '%.150s:%.50s' of node %s cannot be listed: %s",
+                                first->name, first->version, node_name(&b->sources[b->models[m].source]),
+                                ep_err_text(err));
         }
         ep_routing_model *model = &b->table->models[m];
         model->numerics_count = 0;
@@ -185,7 +188,8 @@ static ep_err fill_models(builder *b)
                 continue;
             }
             if (strlen(info->numerics) >= EP_NUMERICS_BYTES) {
-                return ep_error_set(b->error, EP_ERR_INVALID_ARGUMENT, "numerics id of node %s has %zu bytes: allowed 0..%d",
+                return ep_error_set(b->error, EP_ERR_INVALID_ARGUMENT,
+                                    "numerics id of node %s has %zu bytes: allowed 0..%d",
                                     node_name(&b->sources[s]), strlen(info->numerics), EP_NUMERICS_BYTES - 1);
             }
             model->numerics_of_node[s] = numerics_index(model, info->numerics);
@@ -206,7 +210,8 @@ static const Expertd__V1__LayerInfo *source_layer(const builder *b, uint32_t sou
 }
 
 /* Adds count 1 for each owned expert of each node to counts[expert + 1]. */
-static ep_err count_copies(const builder *b, const layer_entry *entry, uint32_t experts, uint32_t *counts, size_t *out_total)
+static ep_err count_copies(const builder *b, const layer_entry *entry, uint32_t experts, uint32_t *counts,
+                           size_t *out_total)
 {
     *out_total = 0;
     for (uint32_t s = 0; s < b->sources_count; s++) {
@@ -214,7 +219,8 @@ static ep_err count_copies(const builder *b, const layer_entry *entry, uint32_t 
         for (size_t i = 0; info != NULL && i < info->n_owned; i++) {
             if (info->owned[i] >= experts) {
                 return ep_error_set(b->error, EP_ERR_INVALID_ARGUMENT,
-                                    "node %s says it owns expert %" PRIu32 " of layer %" PRIu32 ": allowed 0..%" PRIu32,
+                                    "node %s says it owns expert %" PRIu32 " of layer %" PRIu32
+                                    ": allowed 0..%" PRIu32,
                                     node_name(&b->sources[s]), info->owned[i], info->layer, experts - 1);
             }
             counts[info->owned[i] + 1]++;
@@ -224,7 +230,8 @@ static ep_err count_copies(const builder *b, const layer_entry *entry, uint32_t 
     return EP_OK;
 }
 
-static void place_copies(const builder *b, const layer_entry *entry, ep_routing_layer *layer, uint32_t experts, uint32_t *counts)
+static void place_copies(const builder *b, const layer_entry *entry, ep_routing_layer *layer,
+                         uint32_t experts, uint32_t *counts)
 {
     for (uint32_t e = 0; e < experts; e++) {
         counts[e + 1] += counts[e];
@@ -261,12 +268,14 @@ static ep_err fill_layer(builder *b, uint32_t index)
     }
     err = count_copies(b, entry, experts, counts, &total);
     if (err == EP_OK && total > UINT32_MAX) {
-        err = ep_error_set(b->error, EP_ERR_INVALID_ARGUMENT, "layer %" PRIu32 " has %zu copies: too many", info->layer, total);
+        err = ep_error_set(b->error, EP_ERR_INVALID_ARGUMENT, "layer %" PRIu32 " has %zu copies: too many",
+                           info->layer, total);
     }
     if (err == EP_OK) {
         err = ep_routing_table_layer_init(b->table, index, entry->model_index, &shape, (uint32_t)total);
         if (err != EP_OK) {
-            ep_error_set(b->error, err, "layer %" PRIu32 " cannot be listed: %s", info->layer, ep_err_text(err));
+            ep_error_set(b->error, err, "layer %" PRIu32 " cannot be listed: %s", info->layer,
+                         ep_err_text(err));
         }
     }
     if (err == EP_OK) {
@@ -284,7 +293,8 @@ static ep_err build(builder *b, ep_epoch epoch)
     }
     err = ep_routing_table_create(b->sources_count, b->models_count, b->layers_count, &b->table);
     if (err != EP_OK) {
-        return ep_error_set(b->error, err, "a table of %" PRIu32 " nodes, %" PRIu32 " models, %" PRIu32 " layers: %s",
+        return ep_error_set(b->error, err,
+                            "a table of %" PRIu32 " nodes, %" PRIu32 " models, %" PRIu32 " layers: %s",
                             b->sources_count, b->models_count, b->layers_count, ep_err_text(err));
     }
     b->table->epoch = epoch;
@@ -299,11 +309,13 @@ static ep_err build(builder *b, ep_epoch epoch)
     return err == EP_OK ? ep_routing_table_check(b->table, b->error) : err;
 }
 
-ep_err ep_hello_table_build(const ep_hello_source *sources, uint32_t sources_count, ep_epoch epoch, ep_routing_table **out_table,
-                            ep_error *out_error)
+ep_err ep_hello_table_build(const ep_hello_source *sources, uint32_t sources_count, ep_epoch epoch,
+                            ep_routing_table **out_table, ep_error *out_error)
 {
     ep_error scratch;
-    builder b = {.sources = sources, .sources_count = sources_count, .error = out_error != NULL ? out_error : &scratch};
+    builder b = {.sources = sources,
+                 .sources_count = sources_count,
+                 .error = out_error != NULL ? out_error : &scratch};
     ep_err err = build(&b, epoch);
     if (err == EP_OK) {
         *out_table = b.table;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Gate, dispatch, experts and combine in one call: the gate's choice becomes the ids and scales of an ordinary call. */
+/* Gate, dispatch, experts and combine in one call: the gate's choice becomes the ids and scales of an
+ * ordinary call. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,9 +11,9 @@
 #include "expertd/gate.h"
 
 typedef struct gate_buffers {
-    float *logits;      /* [T,E] contiguous; rows of tokens that are masked out are 0 */
-    int32_t *ids;       /* [T,K] */
-    float *weights;     /* [T,K] */
+    float *logits;  /* [T,E] contiguous; rows of tokens that are masked out are 0 */
+    int32_t *ids;   /* [T,K] */
+    float *weights; /* [T,K] */
 } gate_buffers;
 
 static void free_buffers(gate_buffers *buffers)
@@ -22,36 +23,42 @@ static void free_buffers(gate_buffers *buffers)
     free(buffers->weights);
 }
 
-static ep_err check_gate(const ep_moe_args *args, const ep_gate_config *gate, const ep_tensor *logits, ep_error *out_error)
+static ep_err check_gate(const ep_moe_args *args, const ep_gate_config *gate, const ep_tensor *logits,
+                         ep_error *out_error)
 {
     static const ep_dtype f32[] = {EP_DTYPE_F32, EP_DTYPE_NONE};
     if (gate == NULL || logits == NULL) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "%s is NULL", gate == NULL ? "gate" : "logits");
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "%s is NULL",
+                            gate == NULL ? "gate" : "logits");
     }
     if (args->expert_ids.rank != 0 || args->expert_scales.rank != 0) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "expert_ids and expert_scales must be absent (rank 0): the gate makes them");
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "expert_ids and expert_scales must be absent (rank 0): the gate makes them");
     }
     ep_err err = ep_tensor_check("logits", logits, 2, f32, out_error);
     if (err != EP_OK) {
         return err;
     }
     if (logits->shape[1] != gate->experts) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "logits have %" PRId64 " experts, the gate has %" PRIu32, logits->shape[1],
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "logits have %" PRId64 " experts, the gate has %" PRIu32, logits->shape[1],
                             gate->experts);
     }
     if (gate->top_k < 1 || gate->top_k > EP_TOP_K_MAX) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "the gate's top_k is %" PRIu32 ": allowed 1..%d", gate->top_k, EP_TOP_K_MAX);
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "the gate's top_k is %" PRIu32 ": allowed 1..%d", gate->top_k, EP_TOP_K_MAX);
     }
     if (args->x.rank != 2 || logits->shape[0] != args->x.shape[0] || logits->shape[0] > EP_TOKENS_MAX) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "logits have %" PRId64 " tokens, x has %" PRId64 ": allowed the same, up to %d",
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "logits have %" PRId64 " tokens, x has %" PRId64 ": allowed the same, up to %d",
                             logits->shape[0], args->x.rank > 0 ? args->x.shape[0] : 0, EP_TOKENS_MAX);
     }
     return EP_OK;
 }
 
 /* The gate may not choose among other experts than the layer has. */
-static ep_err check_layer(ep_client *client, const ep_moe_args *args, const ep_gate_config *gate, uint64_t deadline_ns,
-                          ep_error *out_error)
+static ep_err check_layer(ep_client *client, const ep_moe_args *args, const ep_gate_config *gate,
+                          uint64_t deadline_ns, ep_error *out_error)
 {
     ep_view *view = NULL;
     uint32_t model_index = 0;
@@ -62,7 +69,8 @@ static ep_err check_layer(ep_client *client, const ep_moe_args *args, const ep_g
     }
     err = ep_view_find(view, args->model, args->version, args->layer, &model_index, &layer, out_error);
     if (err == EP_OK && layer->shape.experts != gate->experts) {
-        err = ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "the gate has %" PRIu32 " experts, layer %" PRIu32 " of model %s has %" PRIu32,
+        err = ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                           "the gate has %" PRIu32 " experts, layer %" PRIu32 " of model %s has %" PRIu32,
                            gate->experts, args->layer, args->model, layer->shape.experts);
     }
     ep_view_unref(view);
@@ -77,8 +85,8 @@ static bool is_masked(const ep_moe_args *args, int64_t token)
            ((const uint8_t *)mask->data)[token * mask->stride_bytes[0]] == 0;
 }
 
-static ep_err choose(const ep_moe_args *args, const ep_gate_config *gate, const ep_tensor *logits, gate_buffers *buffers,
-                     ep_error *out_error)
+static ep_err choose(const ep_moe_args *args, const ep_gate_config *gate, const ep_tensor *logits,
+                     gate_buffers *buffers, ep_error *out_error)
 {
     size_t tokens = (size_t)logits->shape[0];
     size_t row = gate->experts;
@@ -90,14 +98,15 @@ static ep_err choose(const ep_moe_args *args, const ep_gate_config *gate, const 
     }
     for (size_t t = 0; t < tokens; t++) {
         if (!is_masked(args, (int64_t)t)) {
-            memcpy(buffers->logits + t * row, (const uint8_t *)logits->data + (int64_t)t * logits->stride_bytes[0], row * sizeof(float));
+            memcpy(buffers->logits + t * row,
+                   (const uint8_t *)logits->data + (int64_t)t * logits->stride_bytes[0], row * sizeof(float));
         }
     }
     return ep_gate(gate, (uint32_t)tokens, buffers->logits, buffers->ids, buffers->weights, out_error);
 }
 
-static ep_err forward_logits(ep_client *client, const ep_moe_args *args, const ep_gate_config *gate, const ep_tensor *logits,
-                             const ep_tensor *out, ep_moe_result *result)
+static ep_err forward_logits(ep_client *client, const ep_moe_args *args, const ep_gate_config *gate,
+                             const ep_tensor *logits, const ep_tensor *out, ep_moe_result *result)
 {
     gate_buffers buffers = {0};
     uint64_t begin_ns = ep_clock_now_ns();
@@ -121,8 +130,8 @@ static ep_err forward_logits(ep_client *client, const ep_moe_args *args, const e
     return err;
 }
 
-ep_err ep_moe_forward_logits(ep_client *client, const ep_moe_args *args, const ep_gate_config *gate, const ep_tensor *logits,
-                             const ep_tensor *out, ep_moe_result *out_result)
+ep_err ep_moe_forward_logits(ep_client *client, const ep_moe_args *args, const ep_gate_config *gate,
+                             const ep_tensor *logits, const ep_tensor *out, ep_moe_result *out_result)
 {
     ep_moe_result unused;
     ep_moe_result *result = out_result != NULL ? out_result : &unused;

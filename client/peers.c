@@ -18,8 +18,8 @@ static void note_error(ep_peer *peer, const ep_error *error)
     pthread_mutex_unlock(&peer->lock);
 }
 
-static void on_state(void *arg, ep_rpc_channel *channel, ep_rpc_channel_state state, const Expertd__V1__Hello *hello,
-                     const ep_error *error)
+static void on_state(void *arg, ep_rpc_channel *channel, ep_rpc_channel_state state,
+                     const Expertd__V1__Hello *hello, const ep_error *error)
 {
     ep_peer_link *link = arg;
     ep_peer *peer = link->peer;
@@ -43,7 +43,8 @@ static void on_state(void *arg, ep_rpc_channel *channel, ep_rpc_channel_state st
 ep_err ep_peer_create(const ep_peer_config *config, ep_peer **out_peer, ep_error *out_error)
 {
     if (strlen(config->address.url) >= EP_URL_BYTES || strlen(config->name) >= EP_NODE_NAME_BYTES) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "node '%.80s' at '%.300s': allowed %d and %d bytes", config->name,
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "node '%.80s' at '%.300s': allowed %d and %d bytes", config->name,
                             config->address.url, EP_NODE_NAME_BYTES - 1, EP_URL_BYTES - 1);
     }
     ep_peer *peer = calloc(1, sizeof(*peer));
@@ -128,7 +129,8 @@ void ep_peer_describe(ep_peer *peer, ep_peer_class class_index, uint64_t now_ns,
     char heard[48] = "never heard";
     char why[192] = "";
     if (heard_ns != 0) {
-        snprintf(heard, sizeof(heard), "last heard %.1f s ago", now_ns > heard_ns ? (double)(now_ns - heard_ns) / 1e9 : 0.0);
+        snprintf(heard, sizeof(heard), "last heard %.1f s ago",
+                 now_ns > heard_ns ? (double)(now_ns - heard_ns) / 1e9 : 0.0);
     }
     pthread_mutex_lock(&peer->lock);
     if (peer->last_error.code != EP_OK) {

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One node as the client sees it: two connections, so that a large prefill frame never stands in front of a decode frame,
- * and what was last heard from it. The channels redial by themselves.
+ * One node as the client sees it: two connections, so that a large prefill frame never stands in front of a
+ * decode frame, and what was last heard from it. The channels redial by themselves.
  *
- * Ownership  counted. When the last reference goes, on_unused is called (any thread, a callback's too); its callee has
- *            ep_peer_destroy run where waiting is allowed.
+ * Ownership  counted. When the last reference goes, on_unused is called (any thread, a callback's too); its
+ *            callee has ep_peer_destroy run where waiting is allowed.
  * Threads    any.
  */
 #ifndef EP_CLIENT_PEERS_H
@@ -22,7 +22,7 @@ typedef struct ep_peer ep_peer;
 typedef struct ep_peer_config {
     ep_rpc_common common;
     ep_lane_address address;
-    const char *name;            /* in the routing table; "" not known yet */
+    const char *name; /* in the routing table; "" not known yet */
     /* A connection has become ready. hello is valid in the call only. */
     void (*on_ready)(void *arg, ep_peer *peer, ep_peer_class class_index, const Expertd__V1__Hello *hello);
     void (*on_unused)(void *arg, ep_peer *peer);
@@ -33,7 +33,7 @@ typedef struct ep_peer_link {
     ep_peer *peer;
     ep_rpc_channel *channel;
     ep_peer_class class_index;
-    bool ready;                  /* atomic */
+    bool ready; /* atomic */
 } ep_peer_link;
 
 struct ep_peer {
@@ -41,20 +41,21 @@ struct ep_peer {
     char name[EP_NODE_NAME_BYTES];
     char url[EP_URL_BYTES];
     ep_peer_link links[EP_PEER_CLASSES];
-    bool draining;               /* atomic: it said so since it was last connected */
-    uint64_t heard_ns;           /* atomic: newest reply or Hello; 0 never */
-    uint64_t frame_bytes_max;    /* atomic: what it accepts, as in its Hello; 0 not known */
+    bool draining;            /* atomic: it said so since it was last connected */
+    uint64_t heard_ns;        /* atomic: newest reply or Hello; 0 never */
+    uint64_t frame_bytes_max; /* atomic: what it accepts, as in its Hello; 0 not known */
     ep_peer_config config;
-    pthread_mutex_t lock;        /* guards the rest */
-    ep_error last_error;         /* code EP_OK: none */
+    pthread_mutex_t lock; /* guards the rest */
+    ep_error last_error;  /* code EP_OK: none */
     uint64_t last_error_ns;
-    Expertd__V1__Hello *hello;   /* the newest one, a copy; kept only where the table is made of them */
-    ep_peer *next;               /* owner's list */
+    Expertd__V1__Hello *hello; /* the newest one, a copy; kept only where the table is made of them */
+    ep_peer *next;             /* owner's list */
 };
 
 /* Starts both connections and returns. Errors: INVALID_ARGUMENT (URL), NO_MEMORY. */
 ep_err ep_peer_create(const ep_peer_config *config, ep_peer **out_peer, ep_error *out_error);
-/* Ends its connections and waits for their callbacks; not from one. Calls in flight on them end first. NULL allowed. */
+/* Ends its connections and waits for their callbacks; not from one. Calls in flight on them end first. NULL
+ * allowed. */
 void ep_peer_close(ep_peer *peer);
 /* The same, then frees it. */
 void ep_peer_destroy(ep_peer *peer);
@@ -76,6 +77,7 @@ const char *ep_peer_label(const ep_peer *peer);
 /* An answer came from it. */
 void ep_peer_heard(ep_peer *peer, bool draining);
 /* The last thing known of it, for errors: state, newest error, when it was last heard. */
-void ep_peer_describe(ep_peer *peer, ep_peer_class class_index, uint64_t now_ns, char *out_text, size_t bytes);
+void ep_peer_describe(ep_peer *peer, ep_peer_class class_index, uint64_t now_ns, char *out_text,
+                      size_t bytes);
 
 #endif

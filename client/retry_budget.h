@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Share of extra sends a client may cause on its own: 10 % of what it sends anyway, plus a small allowance to begin with.
- * Without it, clients that repeat refused requests keep an overloaded node overloaded. Only answers that ask for a pause
- * (RESOURCE_EXHAUSTED) are charged; re-routing after a loss is not: there each live copy is asked once.
+ * Share of extra sends a client may cause on its own: 10 % of what it sends anyway, plus a small allowance to
+ * begin with. Without it, clients that repeat refused requests keep an overloaded node overloaded. Only
+ * answers that ask for a pause (RESOURCE_EXHAUSTED) are charged; re-routing after a loss is not: there each
+ * live copy is asked once.
  *
  * Threads  any.
  */
@@ -12,7 +13,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define EP_RETRY_COST 10        /* one repeat costs what ten first sends earn: 10 % */
+#define EP_RETRY_COST 10 /* one repeat costs what ten first sends earn: 10 % */
 #define EP_RETRY_BUDGET_START 100
 #define EP_RETRY_BUDGET_MAX 1000
 
@@ -35,7 +36,8 @@ static inline void ep_retry_budget_earn(ep_retry_budget *budget, uint32_t count)
         if (grown == old) {
             return;
         }
-    } while (!__atomic_compare_exchange_n(&budget->units, &old, grown, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+    } while (
+        !__atomic_compare_exchange_n(&budget->units, &old, grown, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
 }
 
 /* Pays for one repeat; false when the budget does not allow it. */
@@ -46,7 +48,8 @@ static inline bool ep_retry_budget_take(ep_retry_budget *budget)
         if (old < EP_RETRY_COST) {
             return false;
         }
-    } while (!__atomic_compare_exchange_n(&budget->units, &old, old - EP_RETRY_COST, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+    } while (!__atomic_compare_exchange_n(&budget->units, &old, old - EP_RETRY_COST, true, __ATOMIC_RELAXED,
+                                          __ATOMIC_RELAXED));
     return true;
 }
 

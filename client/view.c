@@ -53,13 +53,14 @@ static void list_models(const ep_routing_table *table, char *out_text, size_t by
     size_t used = 0;
     out_text[0] = 0;
     for (uint32_t m = 0; m < table->models_count && used + 1 < bytes; m++) {
-        int n = snprintf(out_text + used, bytes - used, "%s%s:%s", m == 0 ? "" : ", ", table->models[m].name, table->models[m].version);
+        int n = snprintf(out_text + used, bytes - used, "%s%s:%s", m == 0 ? "" : ", ", table->models[m].name,
+                         table->models[m].version);
         used += n > 0 ? (size_t)n : 0;
     }
 }
 
-ep_err ep_view_find(const ep_view *view, const char *model, const char *version, uint32_t layer, uint32_t *out_model_index,
-                    const ep_routing_layer **out_layer, ep_error *out_error)
+ep_err ep_view_find(const ep_view *view, const char *model, const char *version, uint32_t layer,
+                    uint32_t *out_model_index, const ep_routing_layer **out_layer, ep_error *out_error)
 {
     uint32_t model_index = 0;
     bool has_version = version != NULL && version[0] != 0;
@@ -67,12 +68,14 @@ ep_err ep_view_find(const ep_view *view, const char *model, const char *version,
     if (found == NULL) {
         char have[256];
         list_models(view->table, have, sizeof(have));
-        return ep_error_set(out_error, EP_ERR_NOT_FOUND, "no model %s%s%s in the routing table; it has: %s", model,
-                            has_version ? ":" : "", has_version ? version : "", have[0] != 0 ? have : "none");
+        return ep_error_set(out_error, EP_ERR_NOT_FOUND, "no model %s%s%s in the routing table; it has: %s",
+                            model, has_version ? ":" : "", has_version ? version : "",
+                            have[0] != 0 ? have : "none");
     }
     const ep_routing_layer *l = ep_routing_table_find_layer(view->table, model_index, layer);
     if (l == NULL) {
-        return ep_error_set(out_error, EP_ERR_NOT_FOUND, "model %s:%s has no MoE layer %" PRIu32, found->name, found->version, layer);
+        return ep_error_set(out_error, EP_ERR_NOT_FOUND, "model %s:%s has no MoE layer %" PRIu32, found->name,
+                            found->version, layer);
     }
     *out_model_index = model_index;
     *out_layer = l;
@@ -96,7 +99,8 @@ bool ep_view_has_numerics(const ep_view *view, uint32_t model_index, ep_error *o
         int n = snprintf(have + used, sizeof(have) - used, "%s%s", i == 0 ? "" : ", ", model->numerics[i]);
         used += n > 0 ? (size_t)n : 0;
     }
-    ep_error_set(out_error, EP_ERR_UNAVAILABLE, "model %s:%s is pinned to numerics '%s', but its nodes offer only: %s", model->name,
+    ep_error_set(out_error, EP_ERR_UNAVAILABLE,
+                 "model %s:%s is pinned to numerics '%s', but its nodes offer only: %s", model->name,
                  model->version, view->pins[model_index], have);
     return false;
 }

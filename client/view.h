@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One routing table with the peers behind its node indexes, and which of them this client may use: nodes whose numerics id is the
- * pinned one. Immutable; calls hold one for each round of sending.
+ * One routing table with the peers behind its node indexes, and which of them this client may use: nodes
+ * whose numerics id is the pinned one. Immutable; calls hold one for each round of sending.
  *
  * Threads  read from any; ref and unref are atomic.
  */
@@ -14,9 +14,9 @@
 typedef struct ep_view {
     uint32_t refs;
     ep_routing_table *table;
-    ep_peer **peers;                       /* [nodes_count] */
-    uint8_t *allowed;                      /* [models_count][nodes_count] 1: serves the model with the pinned numerics id */
-    char (*pins)[EP_NUMERICS_BYTES];       /* [models_count] "" any */
+    ep_peer **peers;  /* [nodes_count] */
+    uint8_t *allowed; /* [models_count][nodes_count] 1: serves the model with the pinned numerics id */
+    char (*pins)[EP_NUMERICS_BYTES]; /* [models_count] "" any */
 } ep_view;
 
 /* Takes table in every case; peers and allowed are empty. Errors: NO_MEMORY. */
@@ -25,9 +25,10 @@ ep_view *ep_view_ref(ep_view *view);
 void ep_view_unref(ep_view *view);
 
 /* version "" or NULL: the newest. Errors: NOT_FOUND naming what the table has. */
-ep_err ep_view_find(const ep_view *view, const char *model, const char *version, uint32_t layer, uint32_t *out_model_index,
-                    const ep_routing_layer **out_layer, ep_error *out_error);
-/* True when some node serves the model with the pinned id. If not, *out_error names the pinned id and those there are. */
+ep_err ep_view_find(const ep_view *view, const char *model, const char *version, uint32_t layer,
+                    uint32_t *out_model_index, const ep_routing_layer **out_layer, ep_error *out_error);
+/* True when some node serves the model with the pinned id. If not, *out_error names the pinned id and those
+ * there are. */
 bool ep_view_has_numerics(const ep_view *view, uint32_t model_index, ep_error *out_error);
 
 static inline bool ep_view_allows(const ep_view *view, uint32_t model_index, uint32_t node)

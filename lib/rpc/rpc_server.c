@@ -187,8 +187,12 @@ static void close_listeners(ep_rpc_server *server)
     size_t count = server->listeners_count;
     pthread_mutex_unlock(&server->lock);
     for (size_t i = 0; i < count; i++) {
-        if (server->listeners[i] != NULL) {
-            server->listeners[i]->ops->listener_close(server->listeners[i]);
+        pthread_mutex_lock(&server->lock);
+        ep_listener *listener = server->listeners[i]; /* a session that says Hello meanwhile offers it no more */
+        server->listeners[i] = NULL;
+        pthread_mutex_unlock(&server->lock);
+        if (listener != NULL) {
+            listener->ops->listener_close(listener);
         }
     }
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What callers may get wrong in a call's arguments: each mistake is named with its value and what is allowed. */
+/* What callers may get wrong in a call's arguments: each mistake is named with
+ * its value and what is allowed. */
 #include <criterion/criterion.h>
 #include <string.h>
 
@@ -21,7 +22,8 @@ static ep_moe_args args;
 static ep_tensor out;
 static ep_call_spec spec;
 static ep_error error;
-static const ep_layer_shape shape = {.layer = 3, .hidden = H, .inner = 8, .experts = E, .shared_experts = 1, .top_k = K};
+static const ep_layer_shape shape = {
+    .layer = 3, .hidden = H, .inner = 8, .experts = E, .shared_experts = 1, .top_k = K};
 
 static void good(void)
 {
@@ -155,7 +157,8 @@ Test(args, slots_and_masks)
     args.expert_ids.shape[0] = 3;
     bad(EP_ERR_INVALID_ARGUMENT, "expert_ids has 3 in dimension 0");
     args.expert_scales.shape[1] = 1;
-    bad(EP_ERR_INVALID_ARGUMENT, "expert_scales has 1 in dimension 1: expert_ids have that many slots, so 2 is needed");
+    bad(EP_ERR_INVALID_ARGUMENT,
+        "expert_scales has 1 in dimension 1: expert_ids have that many slots, so 2 is needed");
     args.expert_ids.shape[1] = 65;
     args.expert_scales.shape[1] = 65;
     bad(EP_ERR_INVALID_ARGUMENT, "expert_ids have 65 slots per token: allowed 1..64");

@@ -26,7 +26,8 @@ static void begin(uint32_t windows, bool allow_missing)
 static void step(ep_call_event_kind kind, uint32_t parcel, const ep_error *error)
 {
     actions = (ep_call_actions){0};
-    ep_call_state_step(&state, now, &(ep_call_event){.kind = kind, .parcel = parcel, .error = error}, &actions);
+    ep_call_state_step(&state, now, &(ep_call_event){.kind = kind, .parcel = parcel, .error = error},
+                       &actions);
 }
 
 static uint32_t add(void)
@@ -148,11 +149,24 @@ static const struct {
     ep_err code;
     bool reroute;
 } outcomes[] = {
-    {EP_ERR_CONNECTION_LOST, true}, {EP_ERR_NOT_OWNER, true},        {EP_ERR_STALE_EPOCH, true},  {EP_ERR_DRAINING, true},
-    {EP_ERR_DEVICE_LOST, true},     {EP_ERR_DATA_LOSS, true},        {EP_ERR_UNAVAILABLE, true},  {EP_ERR_INTERNAL, true},
-    {EP_ERR_PROTOCOL, true},        {EP_ERR_CANCELLED, true},        {EP_ERR_CLOSED, true},       {EP_ERR_NO_MEMORY, true},
-    {EP_ERR_INVALID_ARGUMENT, false}, {EP_ERR_NOT_FOUND, false},     {EP_ERR_UNIMPLEMENTED, false}, {EP_ERR_UNAUTHENTICATED, false},
-    {EP_ERR_PERMISSION_DENIED, false}, {EP_ERR_FAILED_PRECONDITION, false},
+    {EP_ERR_CONNECTION_LOST, true},
+    {EP_ERR_NOT_OWNER, true},
+    {EP_ERR_STALE_EPOCH, true},
+    {EP_ERR_DRAINING, true},
+    {EP_ERR_DEVICE_LOST, true},
+    {EP_ERR_DATA_LOSS, true},
+    {EP_ERR_UNAVAILABLE, true},
+    {EP_ERR_INTERNAL, true},
+    {EP_ERR_PROTOCOL, true},
+    {EP_ERR_CANCELLED, true},
+    {EP_ERR_CLOSED, true},
+    {EP_ERR_NO_MEMORY, true},
+    {EP_ERR_INVALID_ARGUMENT, false},
+    {EP_ERR_NOT_FOUND, false},
+    {EP_ERR_UNIMPLEMENTED, false},
+    {EP_ERR_UNAUTHENTICATED, false},
+    {EP_ERR_PERMISSION_DENIED, false},
+    {EP_ERR_FAILED_PRECONDITION, false},
 };
 
 Test(call_state, each_error_reroutes_at_once_or_ends_the_call)
@@ -372,8 +386,10 @@ Test(call_state, completing_overrides_what_earlier_events_asked_for)
     ep_error bad;
     ep_error_set(&lost, EP_ERR_CONNECTION_LOST, "told by a test");
     ep_error_set(&bad, EP_ERR_INVALID_ARGUMENT, "told by a test");
-    ep_call_state_step(&state, now, &(ep_call_event){.kind = EP_EVENT_FAILED, .parcel = a, .error = &lost}, &actions);
-    ep_call_state_step(&state, now, &(ep_call_event){.kind = EP_EVENT_FAILED, .parcel = b, .error = &bad}, &actions);
+    ep_call_state_step(&state, now, &(ep_call_event){.kind = EP_EVENT_FAILED, .parcel = a, .error = &lost},
+                       &actions);
+    ep_call_state_step(&state, now, &(ep_call_event){.kind = EP_EVENT_FAILED, .parcel = b, .error = &bad},
+                       &actions);
     cr_assert(actions.complete && !actions.route);
     end();
 }

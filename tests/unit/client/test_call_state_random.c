@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Random runs of the policy: whatever answers come in whatever order, a run completes exactly once, not after its deadline, and
- * every answer that is due finds its parcel. test_call_state_random [SEED [RUNS]]
+ * Random runs of the policy: whatever answers come in whatever order, a run completes exactly once, not after
+ * its deadline, and every answer that is due finds its parcel. test_call_state_random [SEED [RUNS]]
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -24,7 +24,7 @@ static uint32_t dice(uint32_t n)
 typedef struct sim {
     ep_call_state state;
     uint64_t now;
-    uint32_t due[PARCELS_MAX];   /* parcels whose answer is still to come */
+    uint32_t due[PARCELS_MAX]; /* parcels whose answer is still to come */
     uint32_t due_count;
     uint32_t completions;
 } sim;
@@ -77,8 +77,9 @@ static void perform(sim *s, ep_call_actions *a)
 
 static void answer(sim *s, ep_call_actions *a)
 {
-    static const ep_err codes[] = {EP_ERR_CONNECTION_LOST, EP_ERR_NOT_OWNER, EP_ERR_RESOURCE_EXHAUSTED, EP_ERR_DEADLINE_EXCEEDED,
-                                   EP_ERR_DRAINING, EP_ERR_INVALID_ARGUMENT, EP_ERR_DATA_LOSS};
+    static const ep_err codes[] = {EP_ERR_CONNECTION_LOST,   EP_ERR_NOT_OWNER, EP_ERR_RESOURCE_EXHAUSTED,
+                                   EP_ERR_DEADLINE_EXCEEDED, EP_ERR_DRAINING,  EP_ERR_INVALID_ARGUMENT,
+                                   EP_ERR_DATA_LOSS};
     uint32_t at = dice(s->due_count);
     uint32_t parcel = s->due[at];
     s->due[at] = s->due[--s->due_count];

@@ -4,8 +4,10 @@
 
 #include "flow.h"
 
-static const ep_flow_limits limits = {
-    .frame_bytes_max = 16u << 20, .chunk_bytes_max = 1u << 20, .window_bytes_max = 128u << 20, .window_tokens = 0};
+static const ep_flow_limits limits = {.frame_bytes_max = 16u << 20,
+                                      .chunk_bytes_max = 1u << 20,
+                                      .window_bytes_max = 128u << 20,
+                                      .window_tokens = 0};
 static const ep_layer_shape shape = {.hidden = 4096, .experts = 256};
 
 static ep_batch batch_of(uint32_t tokens, uint32_t hidden)
@@ -69,8 +71,10 @@ Test(flow, a_frame_and_its_reply_stay_below_the_limit)
             batch.wire_dtype = types[w];
             ep_flow_pick(&limits, EP_MODE_PREFILL, &batch, &shape, &flow);
             uint64_t slots = ep_flow_frame_slots(&flow, &batch, 0);
-            cr_assert_leq(slots * 4096 * ep_dtype_bytes(types[w]) + EP_FLOW_FRAME_OVERHEAD_BYTES, limits.chunk_bytes_max);
-            cr_assert_leq(slots * (4096 * ep_dtype_bytes(types[x]) + 16) + EP_FLOW_FRAME_OVERHEAD_BYTES, limits.chunk_bytes_max);
+            cr_assert_leq(slots * 4096 * ep_dtype_bytes(types[w]) + EP_FLOW_FRAME_OVERHEAD_BYTES,
+                          limits.chunk_bytes_max);
+            cr_assert_leq(slots * (4096 * ep_dtype_bytes(types[x]) + 16) + EP_FLOW_FRAME_OVERHEAD_BYTES,
+                          limits.chunk_bytes_max);
             cr_assert_geq(slots, 1u);
         }
     }

@@ -20,9 +20,9 @@ static void make(node *n, const char *name, const char *numerics, const uint32_t
     expertd__v1__model_info__init(&n->model);
     expertd__v1__layer_info__init(&n->layer);
     n->hello.node = (char *)(uintptr_t)name;
-    n->model.name = (char *)(uintptr_t)"demo";
-    n->model.version = (char *)(uintptr_t)"v1";
-    n->model.config_hash = (char *)(uintptr_t)"h";
+    n->model.name = (char *)(uintptr_t) "demo";
+    n->model.version = (char *)(uintptr_t) "v1";
+    n->model.config_hash = (char *)(uintptr_t) "h";
     n->model.numerics = (char *)(uintptr_t)numerics;
     n->layer.layer = 3;
     n->layer.hidden = 16;
@@ -85,7 +85,8 @@ Test(hello_table, an_expert_nobody_holds_and_no_nodes_at_all_are_legal)
 
 static void expect(ep_err code, const char *part)
 {
-    cr_assert_eq(ep_hello_table_build(sources, 2, (ep_epoch){0, 1}, &table, &error), code, "%s: %s", part, error.text);
+    cr_assert_eq(ep_hello_table_build(sources, 2, (ep_epoch){0, 1}, &table, &error), code, "%s: %s", part,
+                 error.text);
     cr_assert(strstr(error.text, part) != NULL, "'%s' is not in '%s'", part, error.text);
 }
 
@@ -93,9 +94,10 @@ Test(hello_table, names_what_nodes_disagree_about)
 {
     make_two();
     b.layer.hidden = 17;
-    expect(EP_ERR_FAILED_PRECONDITION, "nodes na and nb disagree about the shape of layer 3 of model demo:v1");
+    expect(EP_ERR_FAILED_PRECONDITION,
+           "nodes na and nb disagree about the shape of layer 3 of model demo:v1");
     make_two();
-    b.model.config_hash = (char *)(uintptr_t)"g";
+    b.model.config_hash = (char *)(uintptr_t) "g";
     expect(EP_ERR_FAILED_PRECONDITION, "the config hash");
     make_two();
     b.hello.node = a.hello.node;

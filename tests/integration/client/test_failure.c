@@ -1,0 +1,652 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What happens when nodes, tables and coordinators fail: other copies serve, or the error says what was
+ * waited for. */
+#include <criterion/criterion.h>
+#include <pthread.h>
+#include <semaphore.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "harness.h"
+
+static harness h;
+static ep_moe_result result;
+static ep_error error;
+
+static ep_err run(batch *b)
+{
+    return ep_moe_forward(h.client, &b->args, &b->out_tensor, &result);
+}
+
+static void expect_ok(batch *b, const char *what)
+{
+    ep_err err = run(b);
+    cr_assert_eq(err, EP_OK, "%s: %s: %s", what, ep_err_name(err), result.error.text);
+    cr_assert(batch_equal(b), "%s", what);
+}
+
+static bool has(const char *part)
+{
+    return strstr(result.error.text, part) != NULL;
+}
+
+/* ---- load while something breaks ---- */
+
+typedef struct load {
+    pthread_t threads[4];
+    bool stop;
+    uint64_t calls;
+    uint64_t failed;
+    uint64_t wrong;
+    char text[EP_ERROR_TEXT_BYTES];
+} load;
+
+static void *load_main(void *arg)
+{
+    load *l = arg;
+    batch b;
+    uint64_t seed = (uint64_t)(uintptr_t)&b;
+    while (!__atomic_load_n(&l->stop, __ATOMIC_ACQUIRE)) {
+        ep_moe_result r;
+        batch_make(&b, &h, 1 + (uint32_t)(seed % 40), 2, seed);
+        b.args.mode = seed % 5 == 0 ? EP_MOE_PREFILL : EP_MOE_AUTO;
+        seed++;
+        if (ep_moe_forward(h.client, &b.args, &b.out_tensor, &r) != EP_OK) {
+            if (__atomic_add_fetch(&l->failed, 1, __ATOMIC_ACQ_REL) == 1) {
+                memcpy(l->text, r.error.text, sizeof(l->text));
+            }
+        } else if (!batch_equal(&b)) {
+            __atomic_add_fetch(&l->wrong, 1, __ATOMIC_ACQ_REL);
+        }
+        batch_free(&b);
+        __atomic_add_fetch(&l->calls, 1, __ATOMIC_ACQ_REL);
+    }
+    return NULL;
+}
+
+static void load_start(load *l)
+{
+    *l = (load){.stop = false};
+    for (size_t i = 0; i < 4; i++) {
+        pthread_create(&l->threads[i], NULL, load_main, l);
+    }
+}
+
+/* Until that many more calls have ended: progress, not time. */
+static void load_pass(load *l, uint64_t calls)
+{
+    uint64_t goal = __atomic_load_n(&l->calls, __ATOMIC_ACQUIRE) + calls;
+    while (__atomic_load_n(&l->calls, __ATOMIC_ACQUIRE) < goal) {
+        sched_yield();
+    }
+}
+
+static void load_end(load *l)
+{
+    __atomic_store_n(&l->stop, true, __ATOMIC_RELEASE);
+    for (size_t i = 0; i < 4; i++) {
+        pthread_join(l->threads[i], NULL);
+    }
+    cr_assert_eq(l->failed, 0, "%llu of %llu calls failed, the first: %s", (unsigned long long)l->failed,
+                 (unsigned long long)l->calls, l->text);
+    cr_assert_eq(l->wrong, 0);
+}
+
+static void stop_nodes_under_load(const char *scheme)
+{
+    load l;
+    harness_open(
+        &h, &(harness_options){
+                .scheme = scheme, .nodes_count = 3, .copies = 2, .shared_experts = 1, .coordinator = true});
+    load_start(&l);
+    load_pass(&l, 50);
+    fake_node_set_fault(h.nodes[1], FAKE_HANG, EP_OK, 0);
+    fake_node_wait_held(h.nodes[1]); /* now a call depends on its answer */
+    fake_node_stop(h.nodes[1]);
+    h.nodes[1] = NULL;
+    load_pass(&l, 100);
+    load_end(&l);
+    harness_close(&h);
+}
+
+Test(client_failure, a_node_dies_under_load_and_no_call_fails_tcp)
+{
+    stop_nodes_under_load("tcp");
+}
+
+Test(client_failure, a_node_dies_under_load_and_no_call_fails_loopback)
+{
+    stop_nodes_under_load("loopback");
+}
+
+Test(client_failure, nodes_come_and_go_under_load)
+{
+    load l;
+    harness_open(&h, &(harness_options){.scheme = "tcp", .nodes_count = 3, .copies = 2, .coordinator = true});
+    load_start(&l);
+    for (uint32_t round = 0; round < 6; round++) {
+        uint32_t n = round % 3;
+        load_pass(&l, 30);
+        fake_node_stop(h.nodes[n]);
+        load_pass(&l, 30);
+        harness_start_node(&h, n, h.urls[n], NULL); /* the same port */
+        uint64_t served = 0;
+        while (served == 0) { /* until it is in use again */
+            load_pass(&l, 1);
+            served = fake_node_requests(h.nodes[n]);
+        }
+    }
+    load_end(&l);
+    harness_close(&h);
+}
+
+Test(client_failure, tables_change_under_load)
+{
+    load l;
+    harness_open(&h, &(harness_options){.scheme = "tcp", .nodes_count = 4, .copies = 1, .coordinator = true});
+    load_start(&l);
+    for (uint32_t round = 0; round < 20; round++) {
+        uint32_t old[64];
+        memcpy(old, h.owners, sizeof(old));
+        load_pass(&l, 10);
+        for (uint32_t e = 0; e < h.shape.experts;
+             e++) { /* new owners load first, the table follows, old ones drop theirs */
+            h.owners[e] |= 1u << ((e + round) % 4);
+        }
+        harness_own(&h);
+        for (uint32_t e = 0; e < h.shape.experts; e++) {
+            h.owners[e] = 1u << ((e + round) % 4);
+        }
+        harness_publish(&h);
+        harness_own(&h); /* at once: calls under the old table get NOT_OWNER */
+    }
+    load_end(&l);
+    harness_close(&h);
+}
+
+/* ---- one fault at a time, with another copy ---- */
+
+Test(client_failure, wrong_replies_are_not_used_and_another_copy_serves)
+{
+    static const fake_fault faults[] = {FAKE_SHORT_REPLY, FAKE_WRONG_HIDDEN, FAKE_WRONG_DTYPE,
+                                        FAKE_WRONG_BYTES, FAKE_WRONG_NUMERICS};
+    batch b;
+    harness_open(&h, &(harness_options){.scheme = "loopback", .nodes_count = 2, .copies = 2});
+    batch_make(&b, &h, 9, 2, 1);
+    for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++) {
+        fake_node_set_fault(h.nodes[0], faults[i], EP_OK, 0);
+        expect_ok(&b, "wrong reply");
+        cr_assert_geq(result.rerouted_frames, 1u);
+    }
+    batch_free(&b);
+    harness_close(&h);
+}
+
+Test(client_failure, errors_of_a_node_are_rerouted_at_once)
+{
+    static const ep_err codes[] = {EP_ERR_NOT_OWNER,   EP_ERR_STALE_EPOCH, EP_ERR_DRAINING,
+                                   EP_ERR_DEVICE_LOST, EP_ERR_DATA_LOSS,   EP_ERR_INTERNAL,
+                                   EP_ERR_UNAVAILABLE};
+    batch b;
+    harness_open(
+        &h, &(harness_options){.scheme = "loopback", .nodes_count = 2, .copies = 2, .coordinator = true});
+    batch_make(&b, &h, 9, 2, 1);
+    for (size_t i = 0; i < sizeof(codes) / sizeof(codes[0]); i++) {
+        fake_node_set_fault(h.nodes[0], FAKE_ERROR, codes[i], 0);
+        expect_ok(&b, ep_err_name(codes[i]));
+    }
+    batch_free(&b);
+    harness_close(&h);
+}
+
+Test(client_failure, an_error_no_copy_can_mend_ends_the_call_at_once)
+{
+    batch b;
+    harness_open(&h, &(harness_options){.scheme = "loopback", .nodes_count = 2, .copies = 2});
+    batch_make(&b, &h, 9, 2, 1);
+    fake_node_set_fault(h.nodes[0], FAKE_ERROR, EP_ERR_INVALID_ARGUMENT, 0);
+    fake_node_set_fault(h.nodes[1], FAKE_ERROR, EP_ERR_INVALID_ARGUMENT, 0);
+    cr_assert_eq(run(&b), EP_ERR_INVALID_ARGUMENT);
+    cr_assert(has("told to fail") && has("node n"), "%s", result.error.text);
+    cr_assert_eq(result.error.layer, FAKE_LAYER);
+    cr_assert_lt(result.total_us, b.args.deadline_us);
+    cr_assert(batch_untouched(&b));
+    batch_free(&b);
+    harness_close(&h);
+}
+
+/* ---- sole owner ---- */
+
+Test(client_failure, a_sole_owner_that_fails_once_is_asked_again)
+{
+    static const ep_err codes[] = {EP_ERR_DEVICE_LOST, EP_ERR_NOT_OWNER, EP_ERR_RESOURCE_EXHAUSTED,
+                                   EP_ERR_INTERNAL};
+    batch b;
+    harness_open(&h, &(harness_options){.scheme = "tcp", .nodes_count = 2, .copies = 1, .coordinator = true});
+    batch_make(&b, &h, 9, 2, 1);
+    for (size_t i = 0; i < sizeof(codes) / sizeof(codes[0]); i++) {
+        fake_node_set_fault(h.nodes[0], FAKE_ERROR_ONCE, codes[i], 3000);
+        expect_ok(&b, ep_err_name(codes[i]));
+    }
+    batch_free(&b);
+    harness_close(&h);
+}
+
+Test(client_failure, a_sole_owner_that_does_not_answer_ends_the_call_at_its_deadline)
+{
+    batch b;
+    harness_open(&h, &(harness_options){.scheme = "tcp", .nodes_count = 2, .copies = 1, .coordinator = true});
+    batch_make(&b, &h, 9, 2, 1);
+    fake_node_set_fault(h.nodes[1], FAKE_HANG, EP_OK, 0);
+    b.args.deadline_us = 300000;
+    uint64_t begin = ep_clock_now_ns();
+    cr_assert_eq(run(&b), EP_ERR_DEADLINE_EXCEEDED, "%s", result.error.text);
+    uint64_t waited_us = (ep_clock_now_ns() - begin) / EP_NS_PER_US;
+    cr_assert_geq(waited_us, b.args.deadline_us);
+    cr_assert_lt(waited_us, b.args.deadline_us + 1000000,
+                 "a coarse bound; the exact one is measured elsewhere");
+    cr_assert_str_eq(result.error.node, "n1");
+    cr_assert_eq(result.error.layer, FAKE_LAYER);
+    cr_assert_eq((uint32_t)result.error.expert % 2, 1u);
+    cr_assert_geq(result.error.waited_us, 300000);
+    cr_assert(has("no reply from node n1 within 3") && has("last heard"), "%s", result.error.text);
+    cr_assert(batch_untouched(&b));
+    fake_node_release(h.nodes[1]);
+    b.args.deadline_us = 20000000;
+    expect_ok(&b, "after it answers again");
+    batch_free(&b);
+    harness_close(&h);
+}
+
+Test(client_failure, a_sole_owner_that_is_gone_ends_the_call_at_its_deadline)
+{
+    batch b;
+    harness_open(&h, &(harness_options){.scheme = "tcp", .nodes_count = 2, .copies = 1, .coordinator = true});
+    batch_make(&b, &h, 9, 2, 1);
+    expect_ok(&b, "before");
+    fake_node_stop(h.nodes[1]);
+    h.nodes[1] = NULL;
+    memset(b.out, 0xa5, b.out_bytes);
+    b.args.deadline_us = 400000;
+    cr_assert_eq(run(&b), EP_ERR_UNAVAILABLE, "%s", result.error.text);
+    cr_assert_str_eq(result.error.node, "n1", "%s", result.error.text);
+    cr_assert_eq(result.error.layer, FAKE_LAYER);
+    cr_assert_eq((uint32_t)result.error.expert % 2, 1u);
+    cr_assert_geq(result.error.waited_us, 400000);
+    cr_assert(has("no live copy within 4") && has("node n1: not connected to tcp://") && has("last heard"),
+              "%s", result.error.text);
+    cr_assert(batch_untouched(&b));
+    /* other forms, other modes */
+    b.args.mode = EP_MOE_PREFILL;
+    cr_assert_eq(run(&b), EP_ERR_UNAVAILABLE, "%s", result.error.text);
+    batch_free(&b);
+    harness_close(&h);
+}
+
+typedef struct restarter {
+    pthread_t thread;
+    sem_t go;
+} restarter;
+
+static void *restart_main(void *arg)
+{
+    restarter *r = arg;
+    sem_wait(&r->go);
+    harness_start_node(&h, 1, h.urls[1], NULL);
+    return NULL;
+}
+
+Test(client_failure, calls_wait_for_a_sole_owner_that_comes_back)
+{
+    batch b;
+    restarter r;
+    harness_open(&h, &(harness_options){.scheme = "tcp", .nodes_count = 2, .copies = 1, .coordinator = true});
+    batch_make(&b, &h, 9, 2, 1);
+    expect_ok(&b, "before");
+    fake_node_stop(h.nodes[1]);
+    sem_init(&r.go, 0, 0);
+    pthread_create(&r.thread, NULL, restart_main, &r);
+    sem_post(&r.go);
+    expect_ok(&b, "while it restarts");
+    pthread_join(r.thread, NULL);
+    batch_free(&b);
+    harness_close(&h);
+}
+
+Test(client_failure, missing_rows_are_allowed_only_when_asked_for_and_listed)
+{
+    batch b;
+    harness_open(&h, &(harness_options){.scheme = "tcp", .nodes_count = 2, .copies = 1, .coordinator = true});
+    batch_make(&b, &h, 9, 2, 1);
+    fake_node_stop(h.nodes[1]);
+    h.nodes[1] = NULL;
+    b.args.allow_missing = true;
+    b.args.deadline_us = 200000;
+    uint32_t missing = 0;
+    uint32_t first = UINT32_MAX;
+    for (uint32_t s = 0; s < 18; s++) {
+        if (b.ids[s] % 2 == 1) {
+            first = missing++ == 0 ? s : first;
+            b.ids[s] = -1;
+        }
+    }
+    batch_expect(&b, &h); /* as if those slots were inactive */
+    batch c;
+    batch_make(&c, &h, 9, 2, 1); /* the same batch with its odd ids */
+    c.args.allow_missing = true;
+    c.args.deadline_us = 200000;
+    cr_assert_eq(run(&c), EP_OK, "%s", result.error.text);
+    cr_assert_eq(result.missing_count, missing);
+    cr_assert_eq(result.missing_first_slot, first);
+    cr_assert_arr_eq(c.out, b.expected, b.out_bytes);
+    batch_free(&b);
+    batch_free(&c);
+    harness_close(&h);
+}
+
+/* ---- tables ---- */
+
+Test(client_failure, a_call_waits_for_a_table_that_lists_its_expert)
+{
+    batch b;
+    harness_open(
+        &h, &(harness_options){.scheme = "loopback", .nodes_count = 2, .copies = 1, .coordinator = true});
+    batch_make(&b, &h, 9, 2, 1);
+    uint32_t owners[64];
+    memcpy(owners, h.owners, sizeof(owners));
+    h.owners[0] = 0;
+    harness_publish(&h);
+    harness_own(&h);
+    b.ids[0] = 0;
+    b.ids[1] = 1;
+    batch_expect(&b, &h);
+    uint64_t number = 0;
+    uint64_t term = 0;
+    while (number != 2) {
+        cr_assert_eq(ep_client_epoch(h.client, &term, &number), EP_OK);
+    }
+    ep_call *call = NULL;
+    cr_assert_eq(ep_call_create(h.client, &b.args, &b.out_tensor, &call, &error), EP_OK);
+    cr_assert_eq(ep_call_begin(call, 9, &error), EP_OK, "%s", error.text);
+    memcpy(h.owners, owners, sizeof(owners));
+    harness_own(&h);
+    harness_publish(&h);
+    cr_assert_eq(ep_call_finish(call, &result), EP_OK, "%s", result.error.text);
+    cr_assert(batch_equal(&b));
+    cr_assert_eq(result.epoch_number, 3);
+    ep_call_destroy(call);
+    batch_free(&b);
+    harness_close(&h);
+}
+
+/* What a node holds changes after its Hello: it was still loading when the client came. */
+Test(client_failure, without_a_coordinator_a_call_waits_for_a_node_that_still_loads)
+{
+    batch b;
+    harness_open(&h, &(harness_options){.scheme = "tcp", .nodes_count = 2, .copies = 1});
+    batch_make(&b, &h, 9, 2, 1);
+    uint32_t owners[64];
+    memcpy(owners, h.owners, sizeof(owners));
+    h.owners[0] = 0;
+    harness_own(&h);
+    b.ids[0] = 0;
+    b.ids[1] = 1;
+    batch_expect(&b, &h);
+    ep_layer_desc layer = {.struct_bytes = sizeof(layer), .copies_min = 1};
+    while (layer.copies_min != 0) {
+        cr_assert_eq(ep_client_layer(h.client, "demo", NULL, 0, &layer), EP_OK);
+    }
+    ep_call *call = NULL;
+    cr_assert_eq(ep_call_create(h.client, &b.args, &b.out_tensor, &call, &error), EP_OK);
+    cr_assert_eq(ep_call_begin(call, 9, &error), EP_OK, "%s", error.text);
+    memcpy(h.owners, owners, sizeof(owners));
+    harness_own(&h);
+    cr_assert_eq(ep_call_finish(call, &result), EP_OK, "%s", result.error.text);
+    cr_assert(batch_equal(&b));
+    ep_call_destroy(call);
+    batch_free(&b);
+    harness_close(&h);
+}
+
+Test(client_failure, an_expert_nobody_holds_is_named)
+{
+    batch b;
+    harness_open(
+        &h, &(harness_options){.scheme = "loopback", .nodes_count = 2, .copies = 1, .coordinator = true});
+    batch_make(&b, &h, 9, 2, 1);
+    h.owners[5] = 0;
+    harness_publish(&h);
+    harness_own(&h);
+    b.ids[0] = 5;
+    b.ids[1] = 6;
+    b.args.deadline_us = 200000;
+    cr_assert_eq(run(&b), EP_ERR_UNAVAILABLE);
+    cr_assert_eq(result.error.expert, 5);
+    cr_assert(has("layer 3, expert 5 of model demo:v1"), "%s", result.error.text);
+    batch_free(&b);
+    harness_close(&h);
+}
+
+Test(client_failure, an_older_table_never_replaces_a_newer_one)
+{
+    batch b;
+    uint64_t term, number;
+    harness_open(
+        &h, &(harness_options){.scheme = "loopback", .nodes_count = 2, .copies = 2, .coordinator = true});
+    h.epoch = (ep_epoch){5, 9};
+    harness_publish(&h);
+    do {
+        cr_assert_eq(ep_client_epoch(h.client, &term, &number), EP_OK);
+    } while (term != 5);
+    cr_assert_eq(number, 10);
+    uint32_t owners[64];
+    memcpy(owners, h.owners, sizeof(owners));
+    memset(h.owners, 0, sizeof(h.owners)); /* were it used, no call could succeed */
+    h.epoch = (ep_epoch){4, 99};
+    harness_publish(&h);
+    memcpy(h.owners, owners, sizeof(owners));
+    h.epoch = (ep_epoch){5, 10};
+    harness_publish(&h); /* arrives after the old one: streams keep order */
+    do {
+        cr_assert_eq(ep_client_epoch(h.client, &term, &number), EP_OK);
+        cr_assert_eq(term, 5);
+    } while (number != 11);
+    batch_make(&b, &h, 9, 2, 1);
+    expect_ok(&b, "newest table");
+    batch_free(&b);
+    harness_close(&h);
+}
+
+Test(client_failure, nodes_leave_and_join_by_table)
+{
+    batch b;
+    harness_open(&h, &(harness_options){.scheme = "tcp", .nodes_count = 3, .copies = 3, .coordinator = true});
+    batch_make(&b, &h, 9, 2, 1);
+    for (uint32_t round = 0; round < 10; round++) {
+        h.nodes_count = 2 + round % 2;
+        for (uint32_t e = 0; e < h.shape.experts; e++) {
+            h.owners[e] = h.nodes_count == 2 ? 3 : 7;
+        }
+        harness_publish(&h);
+        expect_ok(&b, "round");
+    }
+    h.nodes_count = 3;
+    batch_free(&b);
+    harness_close(&h);
+}
+
+Test(client_failure, the_data_path_goes_on_without_a_coordinator)
+{
+    batch b;
+    harness_open(&h, &(harness_options){.scheme = "tcp", .nodes_count = 2, .copies = 2, .coordinator = true});
+    batch_make(&b, &h, 9, 2, 1);
+    fake_coordinator_stop(h.coordinator);
+    h.coordinator = NULL;
+    expect_ok(&b, "coordinator gone");
+    fake_node_stop(h.nodes[0]);
+    h.nodes[0] = NULL;
+    expect_ok(&b, "and a node too");
+    batch_free(&b);
+    harness_close(&h);
+}
+
+Test(client_failure, waiting_for_a_service_that_is_not_there_says_why)
+{
+    ep_client_config config;
+    ep_client *client = NULL;
+    batch b;
+    const char *urls[] = {"tcp://127.0.0.1:1"};
+    h = (harness){.shape = {.hidden = 8, .experts = 4}};
+    ep_client_config_init(&config);
+    config.coordinator_url = "tcp://127.0.0.1:1";
+    for (int form = 0; form < 2; form++) {
+        cr_assert_eq(ep_client_create(&config, &client, &error), EP_OK);
+        cr_assert_eq(ep_client_wait_ready(client, 100000, &error), EP_ERR_DEADLINE_EXCEEDED);
+        cr_assert(strstr(error.text, "127.0.0.1:1") != NULL, "%s", error.text);
+        batch_make(&b, &h, 2, 1, 1);
+        b.args.deadline_us = 50000;
+        cr_assert_eq(ep_moe_forward(client, &b.args, &b.out_tensor, &result), EP_ERR_UNAVAILABLE);
+        cr_assert(has("no routing table yet"), "%s", result.error.text);
+        ep_model_desc model;
+        cr_assert_eq(ep_client_model(client, 0, &model), EP_ERR_UNAVAILABLE);
+        batch_free(&b);
+        ep_client_destroy(client);
+        config.coordinator_url = NULL;
+        config.node_urls = urls;
+        config.node_urls_count = 1;
+    }
+    ep_transport_fini();
+}
+
+/* ---- numerics ---- */
+
+static const char *const two_ids[] = {FAKE_NUMERICS, "fake-2"};
+
+static void publish_ids(const char *const *ids)
+{
+    const char *names[] = {"n0", "n1"};
+    h.epoch.number++;
+    ep_routing_table *table = fake_table(h.epoch, &h.shape, names, h.urls, ids, 2, h.owners);
+    fake_coordinator_publish(h.coordinator, table);
+    ep_routing_table_unref(table);
+    uint64_t term, number;
+    do {
+        cr_assert_eq(ep_client_epoch(h.client, &term, &number), EP_OK);
+    } while (number != h.epoch.number);
+}
+
+Test(client_failure, only_nodes_of_the_pinned_numerics_are_used)
+{
+    batch b;
+    harness_open(&h, &(harness_options){.scheme = "loopback",
+                                        .nodes_count = 2,
+                                        .copies = 2,
+                                        .coordinator = true,
+                                        .node_numerics = two_ids});
+    publish_ids(two_ids);
+    batch_make(&b, &h, 9, 2, 1);
+    for (int i = 0; i < 10; i++) {
+        expect_ok(&b, "pinned");
+    }
+    cr_assert_eq(fake_node_requests(h.nodes[1]), 0);
+    cr_assert_str_eq(result.numerics, FAKE_NUMERICS);
+    /* only others remain */
+    static const char *const others[] = {"fake-2", "fake-2"};
+    publish_ids(others);
+    cr_assert_eq(run(&b), EP_ERR_UNAVAILABLE);
+    cr_assert(has("pinned to numerics 'fake-1', but its nodes offer only: fake-2"), "%s", result.error.text);
+    batch_free(&b);
+    harness_close(&h);
+}
+
+Test(client_failure, any_numerics_uses_every_node)
+{
+    batch b;
+    harness_open(&h, &(harness_options){.scheme = "loopback",
+                                        .nodes_count = 2,
+                                        .copies = 1,
+                                        .numerics = "any",
+                                        .node_numerics = two_ids});
+    batch_make(&b, &h, 9, 2, 1);
+    expect_ok(&b, "any");
+    cr_assert_gt(fake_node_requests(h.nodes[0]), 0u);
+    cr_assert_gt(fake_node_requests(h.nodes[1]), 0u);
+    batch_free(&b);
+    harness_close(&h);
+}
+
+Test(client_failure, a_named_numerics_id_is_required)
+{
+    batch b;
+    harness_open(
+        &h, &(harness_options){.scheme = "loopback", .nodes_count = 1, .numerics = "other", .no_wait = true});
+    cr_assert_eq(ep_client_wait_ready(h.client, 200000, &error), EP_ERR_DEADLINE_EXCEEDED);
+    cr_assert(strstr(error.text, "pinned to numerics 'other'") != NULL, "%s", error.text);
+    batch_make(&b, &h, 9, 2, 1);
+    cr_assert_eq(run(&b), EP_ERR_UNAVAILABLE);
+    batch_free(&b);
+    harness_close(&h);
+}
+
+/* ---- limits ---- */
+
+Test(client_failure, calls_max_is_named)
+{
+    batch b;
+    ep_client_config config;
+    ep_client *client = NULL;
+    ep_call *calls[3];
+    harness_open(&h, &(harness_options){.scheme = "loopback", .nodes_count = 1});
+    fake_node_set_fault(h.nodes[0], FAKE_HANG, EP_OK, 0);
+    ep_client_config_init(&config);
+    config.node_urls = h.urls;
+    config.node_urls_count = 1;
+    config.calls_max = 2;
+    cr_assert_eq(ep_client_create(&config, &client, &error), EP_OK);
+    cr_assert_eq(ep_client_wait_ready(client, 20000000, &error), EP_OK);
+    batch_make(&b, &h, 1, 2, 1);
+    for (int i = 0; i < 3; i++) {
+        cr_assert_eq(ep_call_create(client, &b.args, &b.out_tensor, &calls[i], &error), EP_OK);
+        cr_assert_eq(ep_call_begin(calls[i], 1, &error), i < 2 ? EP_OK : EP_ERR_RESOURCE_EXHAUSTED);
+    }
+    cr_assert(strstr(error.text, "calls_max, 2") != NULL, "%s", error.text);
+    fake_node_release(h.nodes[0]);
+    for (int i = 0; i < 3; i++) {
+        ep_call_destroy(calls[i]);
+    }
+    ep_client_destroy(client);
+    batch_free(&b);
+    harness_close(&h);
+}
+
+Test(client_failure, reply_rows_beyond_the_buffer_budget_are_refused_not_awaited)
+{
+    enum { CALLS = 16 };
+    static batch b[CALLS];
+    ep_call *calls[CALLS];
+    uint32_t refused = 0;
+    harness_open(&h,
+                 &(harness_options){
+                     .scheme = "loopback", .nodes_count = 1, .hidden = 1024, .buffer_bytes_max = 16u << 20});
+    fake_node_set_fault(h.nodes[0], FAKE_HANG, EP_OK, 0);
+    for (int i = 0; i < CALLS; i++) {
+        batch_make(&b[i], &h, 512, 2, 1); /* 2 MiB of rows */
+        cr_assert_eq(ep_call_create(h.client, &b[i].args, &b[i].out_tensor, &calls[i], &error), EP_OK);
+        cr_assert_eq(ep_call_begin(calls[i], 512, &error), EP_OK, "%s", error.text);
+    }
+    fake_node_release(h.nodes[0]);
+    for (int i = 0; i < CALLS; i++) {
+        ep_err err = ep_call_finish(calls[i], &result);
+        cr_assert(err == EP_OK || err == EP_ERR_RESOURCE_EXHAUSTED, "%s", result.error.text);
+        if (err == EP_OK) {
+            cr_assert(batch_equal(&b[i]));
+        } else {
+            cr_assert(has("buffer_bytes_max 16777216"), "%s", result.error.text);
+            refused++;
+        }
+        ep_call_destroy(calls[i]);
+        batch_free(&b[i]);
+    }
+    cr_assert(refused > 0 && refused < CALLS, "%u", refused);
+    harness_close(&h);
+}

@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Prepared calls in a steady state: 10,000 of them, 128 in flight, allocate nothing and start no thread. The
+ * nodes are another process; every allocation of this one is counted, whoever makes it. Sanitizers bring
+ * their own allocator: skipped there.
+ */
+#include <dirent.h>
+#include <execinfo.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "client_core.h"
+#include "remote_nodes.h"
+
+#define IN_FLIGHT 128
+#define CALLS 10000
+#define NODES 3
+#define SKIPPED 77
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+int main(void)
+{
+    return SKIPPED;
+}
+#else
+
+static bool counting;
+static uint64_t allocations;
+
+extern void *__libc_malloc(size_t bytes);
+extern void *__libc_calloc(size_t count, size_t bytes);
+extern void *__libc_realloc(void *old, size_t bytes);
+extern void *__libc_memalign(size_t align, size_t bytes);
+
+/* The first ones are shown: whoever breaks this wants to know where. */
+static void count(void)
+{
+    if (!__atomic_load_n(&counting, __ATOMIC_RELAXED) ||
+        __atomic_fetch_add(&allocations, 1, __ATOMIC_RELAXED) >= 3) {
+        return;
+    }
+    void *frames[16];
+    backtrace_symbols_fd(frames, backtrace(frames, 16), STDERR_FILENO);
+    if (write(STDERR_FILENO, "\n", 1) != 1) {
+        abort();
+    }
+}
+
+void *malloc(size_t bytes)
+{
+    count();
+    return __libc_malloc(bytes);
+}
+
+void *calloc(size_t n, size_t bytes)
+{
+    count();
+    return __libc_calloc(n, bytes);
+}
+
+void *realloc(void *old, size_t bytes)
+{
+    count();
+    return __libc_realloc(old, bytes);
+}
+
+void *aligned_alloc(size_t align, size_t bytes)
+{
+    count();
+    return __libc_memalign(align, bytes);
+}
+
+int posix_memalign(void **out, size_t align, size_t bytes)
+{
+    count();
+    *out = __libc_memalign(align, bytes);
+    return *out == NULL;
+}
+
+static uint32_t count_threads(void)
+{
+    uint32_t threads = 0;
+    DIR *dir = opendir("/proc/self/task");
+    EP_ASSERT(dir != NULL);
+    while (readdir(dir) != NULL) {
+        threads++;
+    }
+    closedir(dir);
+    return threads;
+}
+
+static ep_call *calls[IN_FLIGHT];
+static batch batches[IN_FLIGHT];
+
+static void begin(uint32_t i, uint32_t tokens)
+{
+    ep_error error;
+    if (ep_call_begin(calls[i], tokens, &error) != EP_OK) {
+        fprintf(stderr, "begin: %s\n", error.text);
+        exit(1);
+    }
+}
+
+static void finish(uint32_t i)
+{
+    ep_moe_result result;
+    if (ep_call_finish(calls[i], &result) != EP_OK) {
+        fprintf(stderr, "finish: %s\n", result.error.text);
+        exit(1);
+    }
+}
+
+static void run_many(uint32_t total)
+{
+    for (uint32_t i = 0; i < total + IN_FLIGHT; i++) {
+        if (i >= IN_FLIGHT) {
+            finish(i % IN_FLIGHT);
+        }
+        if (i < total) {
+            begin(i % IN_FLIGHT, 1 + i % 4);
+        }
+    }
+}
+
+/* How many buffers are lent at once depends on who runs when; the pool is given what all calls in flight can
+ * need at most. */
+static void fill_pool(ep_buffer_pool *pool)
+{
+    enum { EACH = IN_FLIGHT * NODES * 3 }; /* of a frame: request, its header, reply */
+    static const size_t sizes[] = {4096, 8192, 16384};
+    static ep_buffer *buffers[EACH];
+    for (size_t s = 0; s < sizeof(sizes) / sizeof(sizes[0]); s++) {
+        for (uint32_t i = 0; i < EACH; i++) {
+            EP_ASSERT(ep_buffer_acquire(pool, sizes[s], &buffers[i]) == EP_OK);
+        }
+        for (uint32_t i = 0; i < EACH; i++) {
+            ep_buffer_unref(buffers[i]);
+        }
+    }
+}
+
+/* Brings everything else to its peak: all calls in flight, with all replies but one node's held. */
+static void warm_up(remote_nodes *r)
+{
+    fill_pool(r->h.client->pool);
+    for (uint32_t n = 0; n < r->h.nodes_count; n++) {
+        remote_nodes_hang(r, n);
+        for (uint32_t i = 0; i < IN_FLIGHT; i++) {
+            begin(i, 4);
+        }
+        remote_nodes_release(r);
+        for (uint32_t i = 0; i < IN_FLIGHT; i++) {
+            finish(i);
+        }
+    }
+    run_many(20 * IN_FLIGHT);
+}
+
+int main(void)
+{
+    remote_nodes r;
+    ep_error error;
+    ep_client_stats before, after;
+    void *frame;
+    remote_nodes_start(&r, "n", NODES, 2, 256);
+    r.h.client = remote_nodes_client(&r, NULL);
+    for (uint32_t i = 0; i < IN_FLIGHT; i++) {
+        batch_make(&batches[i], &r.h, 4, 2, i);
+        if (ep_call_create(r.h.client, &batches[i].args, &batches[i].out_tensor, &calls[i], &error) !=
+            EP_OK) {
+            fprintf(stderr, "create: %s\n", error.text);
+            return 1;
+        }
+    }
+    warm_up(&r);
+    backtrace(&frame, 1); /* loads its library now */
+    ep_client_read_stats(r.h.client, &before);
+    uint32_t threads = count_threads();
+    __atomic_store_n(&counting, true, __ATOMIC_RELAXED);
+    run_many(CALLS);
+    __atomic_store_n(&counting, false, __ATOMIC_RELAXED);
+    ep_client_read_stats(r.h.client, &after);
+    uint64_t buffers = after.buffer_allocations - before.buffer_allocations;
+    printf("calls %d in flight %d allocations %llu buffer allocations %llu threads %u then %u\n", CALLS,
+           IN_FLIGHT, (unsigned long long)allocations, (unsigned long long)buffers, threads, count_threads());
+    bool ok = allocations == 0 && buffers == 0 && count_threads() == threads;
+    for (uint32_t i = 0; i < IN_FLIGHT; i++) {
+        ep_call_destroy(calls[i]);
+        ok = ok && batch_equal(&batches[i]);
+        batch_free(&batches[i]);
+    }
+    ep_client_destroy(r.h.client);
+    ep_transport_fini();
+    return remote_nodes_stop(&r) == 0 && ok ? 0 : 1;
+}
+#endif
