@@ -5,12 +5,17 @@
  *   in   x [T,H], expert_ids [T,K], expert_scales [T,K], (model, version, layer)
  *   out  y [T,H] = sum over k of expert_scales[t,k] * FFN_{expert_ids[t,k]}(x[t])  (+ shared experts)
  *
- * The result's bits depend on x, ids, scales and the experts' weights only: not on placement, batch, copies, retries or threads.
+ * The result's bits depend on x, ids, scales and the experts' weights only: not on placement, batch, copies,
+ * retries or threads.
  *
- * Threads    an ep_client is used by any number of threads at once. A call handle belongs to one thread at a time.
- * Process    nothing process-wide is changed. Threads start on first connect: the network library's and one timer thread.
- *            After fork() every call in the child returns EP_ERR_FAILED_PRECONDITION, except ep_client_destroy, which does nothing there.
- * Callbacks  run on the library's threads, never inside the call that began them; they may begin calls, not block, not destroy the client.
+ * Threads    an ep_client is used by any number of threads at once. A call handle belongs to one thread at a
+ *            time; only ep_call_cancel may come from another.
+ * Process    nothing process-wide is changed. Threads start on first connect: the network library's and one
+ *            timer thread; while a node that left the table is being disconnected there is one more.
+ *            After fork() every call in the child returns EP_ERR_FAILED_PRECONDITION, except
+ *            ep_client_destroy, which does nothing there.
+ * Callbacks  run on the library's threads, never inside the call that began them; they may begin calls, not
+ *            block, not destroy the client.
  * Structs    set struct_bytes by the _init function first; then change fields. Unset pointers are NULL.
  */
 #ifndef EXPERTD_CLIENT_H
@@ -29,29 +34,39 @@ typedef struct ep_call ep_call;
 
 typedef struct ep_client_config {
     uint32_t struct_bytes;
-    const char *coordinator_url;     /* "tcp://host:port"; or NULL and node_urls */
-    const char *const *node_urls;    /* without a coordinator: the nodes themselves; the table is made of what they say they own */
+    const char *coordinator_url;  /* "tcp://host:port"; or NULL and node_urls */
+    const char *const *node_urls; /* without a coordinator: the nodes themselves; the table is made of what
+                                     they say they own */
     size_t node_urls_count;
-    const char *token;               /* NULL none */
-    const char *tls_ca_file;         /* for tls+tcp URLs */
+    const char *token;       /* NULL none */
+    const char *tls_ca_file; /* for tls+tcp URLs */
     const char *tls_cert_key_file;
     const char *tls_server_name;
-    uint64_t deadline_us;            /* default of a call, 10 s */
-    const char *numerics;            /* NULL: the first id seen for a (model, version) is pinned (exact). An id: only that. "any": tolerance */
-    uint64_t buffer_bytes_max;       /* send and receive buffers, 1 GiB; beyond it calls get RESOURCE_EXHAUSTED */
-    uint32_t calls_max;              /* calls in flight, 1024 */
-    uint32_t prefill_window_tokens;  /* 0: max(1024, 64*E/K) */
-    uint32_t chunk_bytes_max;        /* prefill frames, 1 MiB */
-    bool payload_crc;                /* on untrusted lanes; default true; must equal the nodes' setting */
+    uint64_t deadline_us; /* default of a call, 10 s */
+    const char *numerics; /* NULL: the first id seen for a (model, version) is pinned (exact). An id: only
+                             that. "any": tolerance */
+    uint64_t buffer_bytes_max; /* send and receive buffers, 1 GiB; beyond it calls get RESOURCE_EXHAUSTED */
+    uint32_t calls_max;        /* calls in flight, 1024 */
+    uint32_t prefill_window_tokens; /* 0: max(1024, 64*E/K); less where the rows of a window would exceed
+                                       buffer_bytes_max / 8 */
+    uint32_t chunk_bytes_max;       /* prefill frames, 1 MiB */
+    bool payload_crc;               /* on untrusted lanes; default true; must equal the nodes' setting */
 } ep_client_config;
 
 EP_API void ep_client_config_init(ep_client_config *out_config);
 
 /* Begins connecting and returns. Strings are copied. Errors: INVALID_ARGUMENT (field named), NO_MEMORY. */
 EP_API ep_err ep_client_create(const ep_client_config *config, ep_client **out_client, ep_error *out_error);
-/* Waits until a routing table is there and a node of each of its models is connected. Errors: DEADLINE_EXCEEDED with the last report. */
+/*
+ * Waits until a routing table is there and a node of each of its models is connected; with node_urls also
+ * until every node has spoken, or those that have hold every expert. Errors: DEADLINE_EXCEEDED with the last
+ * report.
+ */
 EP_API ep_err ep_client_wait_ready(ep_client *client, uint64_t timeout_us, ep_error *out_error);
-/* Fails calls in flight with CANCELLED, waits for their callbacks, closes. Bounded (5 s). NULL allowed. */
+/*
+ * Fails calls in flight with CANCELLED, waits for their callbacks, closes. Bounded (5 s). NULL allowed.
+ * Prepared calls stay valid for ep_call_finish and ep_call_destroy only.
+ */
 EP_API void ep_client_destroy(ep_client *client);
 
 /* One MoE layer as the service describes it. */
@@ -63,34 +78,49 @@ typedef struct ep_layer_desc {
     uint32_t experts;
     uint32_t shared_experts;
     uint32_t top_k;
-    uint32_t copies_min;             /* copies of the expert that has fewest */
+    uint32_t copies_min; /* copies of the expert that has fewest */
 } ep_layer_desc;
 
 typedef struct ep_model_desc {
     uint32_t struct_bytes;
     char name[128];
     char version[32];
-    char numerics[96];               /* pinned id, "" none yet */
+    char numerics[96]; /* pinned id, "" none yet */
     uint32_t layers_count;
 } ep_model_desc;
 
 /* The table's models and layers by index; NOT_FOUND past the end, UNAVAILABLE before the first table. */
 EP_API ep_err ep_client_model(ep_client *client, uint32_t index, ep_model_desc *out_model);
-EP_API ep_err ep_client_layer(ep_client *client, const char *model, const char *version, uint32_t layer_index, ep_layer_desc *out_layer);
+EP_API ep_err ep_client_layer(ep_client *client, const char *model, const char *version, uint32_t layer_index,
+                              ep_layer_desc *out_layer);
 EP_API ep_err ep_client_epoch(ep_client *client, uint64_t *out_term, uint64_t *out_number);
 
 /* Values as in the contract; see README "The contract of a layer". */
-typedef enum ep_moe_result_form { EP_MOE_COMBINED = 0, EP_MOE_PARTIAL = 1, EP_MOE_UNCOMBINED = 2 } ep_moe_result_form;
+typedef enum ep_moe_result_form {
+    EP_MOE_COMBINED = 0,
+    EP_MOE_PARTIAL = 1,
+    EP_MOE_UNCOMBINED = 2
+} ep_moe_result_form;
 typedef enum ep_moe_weight_on { EP_MOE_WEIGHT_ON_OUTPUT = 0, EP_MOE_WEIGHT_ON_INPUT = 1 } ep_moe_weight_on;
-typedef enum ep_moe_shared { EP_MOE_SHARED_SERVICE = 0, EP_MOE_SHARED_CALLER = 1, EP_MOE_SHARED_NONE = 2 } ep_moe_shared;
-typedef enum ep_moe_nan { EP_MOE_NAN_PASS = 0, EP_MOE_NAN_REJECT = 1, EP_MOE_NAN_ZERO = 2, EP_MOE_NAN_MEAN = 3 } ep_moe_nan;
+typedef enum ep_moe_shared {
+    EP_MOE_SHARED_SERVICE = 0,
+    EP_MOE_SHARED_CALLER = 1,
+    EP_MOE_SHARED_NONE = 2
+} ep_moe_shared;
+typedef enum ep_moe_nan {
+    EP_MOE_NAN_PASS = 0,
+    EP_MOE_NAN_REJECT = 1,
+    EP_MOE_NAN_ZERO = 2,
+    EP_MOE_NAN_MEAN = 3
+} ep_moe_nan;
 typedef enum ep_moe_mode { EP_MOE_AUTO = 0, EP_MOE_DECODE = 1, EP_MOE_PREFILL = 2 } ep_moe_mode;
 typedef enum ep_moe_const_rule { EP_MOE_CONST_KERNEL = 0, EP_MOE_CONST_LINEAR = 1 } ep_moe_const_rule;
 
 /*
  * Inputs of one layer call. Tensors are borrowed until the call completes.
  *   x              [T,H] bf16, f16, f32; or i8 with x_scales [T] f32
- *   expert_ids     [T,K] i32 or i64: [0,E) routed, then zero, copy, constant experts; -1 and the total are inactive
+ *   expert_ids     [T,K] i32 or i64: [0,E) routed, then zero, copy, constant experts; -1 and the total are
+ *                  inactive
  *   expert_scales  [T,K] f32 or bf16; used as they are, never renormalised
  *   active_mask    [T] or [T,K] bool; rank 0: all active. A token masked out (all K false) gives a zero row
  *   partial_slots  [T,K] bool, with EP_MOE_PARTIAL
@@ -99,7 +129,7 @@ typedef enum ep_moe_const_rule { EP_MOE_CONST_KERNEL = 0, EP_MOE_CONST_LINEAR = 
 typedef struct ep_moe_args {
     uint32_t struct_bytes;
     const char *model;
-    const char *version;             /* NULL: the newest, resolved per call */
+    const char *version; /* NULL: the newest, resolved per call */
     uint32_t layer;
     ep_tensor x;
     ep_tensor x_scales;
@@ -111,7 +141,7 @@ typedef struct ep_moe_args {
     uint32_t zero_experts;
     uint32_t copy_experts;
     uint32_t const_experts;
-    ep_tensor const_alpha1;          /* [const_experts,H] of x's type */
+    ep_tensor const_alpha1; /* [const_experts,H] of x's type */
     ep_tensor const_alpha2;
     ep_tensor const_v;
     ep_moe_const_rule const_rule;
@@ -119,25 +149,26 @@ typedef struct ep_moe_args {
     ep_moe_weight_on weight_on;
     ep_moe_shared shared_source;
     ep_moe_nan nan_policy;
-    float x_abs_max;                 /* 0 off */
+    float x_abs_max; /* 0 off */
     ep_moe_mode mode;
-    ep_dtype wire_dtype;             /* NONE: bf16 */
+    ep_dtype wire_dtype; /* NONE: bf16 */
     bool allow_duplicates;
-    bool allow_missing;              /* rows that cannot be had before the deadline count as 0 and are listed in the result */
-    uint64_t deadline_us;            /* from now; 0: the client's default */
-    const char *traceparent;         /* W3C, NULL none */
-    const char *tenant;              /* NULL none */
+    bool allow_missing; /* rows that cannot be had before the deadline count as 0 and are listed in the result
+                         */
+    uint64_t deadline_us;    /* from now; 0: the client's default */
+    const char *traceparent; /* W3C, NULL none */
+    const char *tenant;      /* NULL none */
 } ep_moe_args;
 EP_API void ep_moe_args_init(ep_moe_args *out_args);
 
 typedef struct ep_moe_result {
     uint32_t struct_bytes;
-    ep_moe_mode mode;                /* used */
-    uint32_t nodes;                  /* that got rows */
-    uint32_t frames;                 /* sent, re-routed ones included */
+    ep_moe_mode mode; /* used */
+    uint32_t nodes;   /* that got rows */
+    uint32_t frames;  /* sent, re-routed ones included */
     uint32_t rerouted_frames;
-    uint32_t missing_count;          /* with allow_missing: slots without a row */
-    uint32_t missing_first_slot;     /* t * slots per token + k of the first */
+    uint32_t missing_count;      /* with allow_missing: slots without a row */
+    uint32_t missing_first_slot; /* t * slots per token + k of the first */
     uint64_t total_us;
     uint64_t epoch_term;
     uint64_t epoch_number;
@@ -147,35 +178,53 @@ typedef struct ep_moe_result {
     ep_error error;
 } ep_moe_result;
 
-/* out: [T,H], uncombined [T,K,H]; bf16, f16 or f32; written only on success. out_result may be NULL.
- * Errors (named in out_result->error): INVALID_ARGUMENT, NOT_FOUND, UNAVAILABLE (layer, expert, node, time waited, last report),
- * DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, CANCELLED, FAILED_PRECONDITION. */
-EP_API ep_err ep_moe_forward(ep_client *client, const ep_moe_args *args, const ep_tensor *out, ep_moe_result *out_result);
+/*
+ * out: [T,H], uncombined [T,K,H]; bf16, f16 or f32; apart from the inputs; written only on success.
+ * out_result may be NULL. Before the first routing table it waits for one. A call of several windows
+ * (prefill) needs a scratch result of out's size.
+ *
+ * Errors (named in out_result->error)
+ *   INVALID_ARGUMENT, UNIMPLEMENTED  an argument, its value, what is allowed
+ *   NOT_FOUND                        model, version or layer; what there is
+ *   UNAVAILABLE                      no live copy before the deadline: layer, expert, node, time waited, last
+ *                                    report; or, at once, only nodes of other numerics ids
+ *   DEADLINE_EXCEEDED                a live node did not answer: the same
+ *   RESOURCE_EXHAUSTED               calls_max, buffer_bytes_max, or a node's admission beyond the retry
+ *                                    budget
+ *   CANCELLED, CLOSED, FAILED_PRECONDITION, NO_MEMORY; any other error of a node no other copy can mend
+ */
+EP_API ep_err ep_moe_forward(ep_client *client, const ep_moe_args *args, const ep_tensor *out,
+                             ep_moe_result *out_result);
 
 /* Completion, exactly once. result is valid during the callback. */
 typedef void (*ep_moe_done_func)(void *arg, const ep_moe_result *result);
 
-/* Callback form. On an error here done is never called. *out_call may be NULL; else valid until done returns, for ep_call_cancel. */
-EP_API ep_err ep_moe_forward_async(ep_client *client, const ep_moe_args *args, const ep_tensor *out, ep_moe_done_func done, void *arg,
-                                   ep_call **out_call, ep_error *out_error);
+/* Callback form. On an error here done is never called; UNAVAILABLE before the first routing table. out_call
+ * may be NULL; else *out_call is valid until done returns, for ep_call_cancel. */
+EP_API ep_err ep_moe_forward_async(ep_client *client, const ep_moe_args *args, const ep_tensor *out,
+                                   ep_moe_done_func done, void *arg, ep_call **out_call, ep_error *out_error);
 /* The call completes with CANCELLED unless it already completed. */
 EP_API void ep_call_cancel(ep_call *call);
 
 /*
- * Prepared form: registers fixed buffers for a layer and a greatest T (args' and out's first dimension). Everything is
- * allocated here; begin and finish allocate nothing and change no address. Many prepared calls (at least 128) may be in flight.
+ * Prepared form: registers fixed buffers for a layer and a greatest T (args' and out's first dimension).
+ * Everything is allocated here; begin and finish allocate nothing and change no address. Many prepared calls
+ * (at least 128) may be in flight.
  */
-EP_API ep_err ep_call_create(ep_client *client, const ep_moe_args *args, const ep_tensor *out, ep_call **out_call, ep_error *out_error);
-/* Starts with the first n_active tokens of the buffers; rows after them are neither read, sent nor written. One run at a time. */
+EP_API ep_err ep_call_create(ep_client *client, const ep_moe_args *args, const ep_tensor *out,
+                             ep_call **out_call, ep_error *out_error);
+/* Starts with the first n_active tokens of the buffers; rows after them are neither read, sent nor written.
+ * One run at a time. */
 EP_API ep_err ep_call_begin(ep_call *call, uint32_t n_active, ep_error *out_error);
 /* Waits for the end of the run. out_result may be NULL. FAILED_PRECONDITION when not begun. */
 EP_API ep_err ep_call_finish(ep_call *call, ep_moe_result *out_result);
 /* Not while a run is under way (it is then cancelled and waited for). NULL allowed. */
 EP_API void ep_call_destroy(ep_call *call);
 
-/* Gate, dispatch, experts and combine in one: logits [T,E] f32 instead of ids and scales (which must be rank 0). */
-EP_API ep_err ep_moe_forward_logits(ep_client *client, const ep_moe_args *args, const ep_gate_config *gate, const ep_tensor *logits,
-                                    const ep_tensor *out, ep_moe_result *out_result);
+/* Gate, dispatch, experts and combine in one: logits [T,E] f32 instead of ids and scales (which must be rank
+ * 0). */
+EP_API ep_err ep_moe_forward_logits(ep_client *client, const ep_moe_args *args, const ep_gate_config *gate,
+                                    const ep_tensor *logits, const ep_tensor *out, ep_moe_result *out_result);
 
 /* Counters since creation. */
 typedef struct ep_client_stats {
@@ -185,11 +234,11 @@ typedef struct ep_client_stats {
     uint64_t frames_sent;
     uint64_t frames_rerouted;
     uint64_t late_replies;
-    uint64_t nonfinite_rows;
+    uint64_t nonfinite_rows; /* rows with NaN or Inf, where nan_policy is not PASS */
     uint64_t bytes_sent;
     uint64_t bytes_received;
     uint64_t buffer_bytes_lent;
-    uint64_t buffer_allocations;     /* from the system allocator */
+    uint64_t buffer_allocations; /* from the system allocator */
 } ep_client_stats;
 EP_API void ep_client_read_stats(ep_client *client, ep_client_stats *out_stats);
 

@@ -148,8 +148,10 @@ Test(coordinator_state, first_table_waits_for_min_nodes_and_for_loading)
     cr_assert_null(ep_coordinator_state_table(cluster));
     load(0);
     cr_assert_null(ep_coordinator_state_table(cluster));
+    cr_assert_eq(ep_coordinator_state_committed_epoch(cluster).number, 0u, "nothing is committed before all have loaded");
     load(1);
     assert_copies(1);
+    cr_assert_eq(ep_coordinator_state_committed_epoch(cluster).number, ep_coordinator_state_assignment_epoch(cluster).number);
     cr_assert_eq(ep_coordinator_state_table(cluster)->epoch.term, 7u);
     ep_coordinator_state_destroy(cluster);
 }
