@@ -292,10 +292,10 @@ Test(tcp, backs_off_without_descriptors_and_accepts_again)
     struct rlimit limit;
     struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(port()), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     uint8_t frame[64];
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0); /* the lowest free number, so the limit below leaves none */
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     fixture_fill(frame, 0, sizeof(frame));
     getrlimit(RLIMIT_NOFILE, &limit);
-    struct rlimit none = {.rlim_cur = (rlim_t)fd, .rlim_max = limit.rlim_max};
+    struct rlimit none = {.rlim_cur = 0, .rlim_max = limit.rlim_max}; /* no number is low enough */
     setrlimit(RLIMIT_NOFILE, &none);
     cr_assert_eq(connect(fd, (struct sockaddr *)&to, sizeof(to)), 0);
     raw_write(fd, frame, sizeof(frame));
