@@ -508,13 +508,13 @@ void fixture_server_stop(fixture *f)
 void fixture_fini(fixture *f)
 {
     ep_buffer_pool_stats stats;
+    ep_rpc_channel_destroy(f->channel);
+    ep_rpc_server_destroy(f->server); /* the late thread still ends calls whose frames were under way */
     pthread_mutex_lock(&f->lock);
     f->late_stop = true;
     pthread_cond_broadcast(&f->changed);
     pthread_mutex_unlock(&f->lock);
     pthread_join(f->late_thread, NULL);
-    ep_rpc_channel_destroy(f->channel);
-    ep_rpc_server_destroy(f->server);
     ep_timer_service_destroy(f->timers);
     ep_transport_fini();
     ep_buffer_pool_read_stats(f->pool, &stats);
