@@ -196,6 +196,23 @@ void ep_service_loop_post(ep_service_loop *loop, ep_loop_task *task)
     uv_async_send(&loop->wake);
 }
 
+void ep_service_loop_cancel(ep_service_loop *loop, ep_loop_task *task)
+{
+    pthread_mutex_lock(&loop->lock);
+    for (ep_loop_task **link = &loop->tasks; *link != NULL; link = &(*link)->next) {
+        if (*link == task) {
+            *link = task->next;
+            if (loop->tasks_end == &task->next) {
+                loop->tasks_end = link;
+            }
+            task->next = NULL;
+            task->is_queued = false;
+            break;
+        }
+    }
+    pthread_mutex_unlock(&loop->lock);
+}
+
 static void on_user_timer(uv_timer_t *handle)
 {
     ep_loop_timer *timer = (ep_loop_timer *)handle;

@@ -48,6 +48,9 @@ void ep_service_loop_run(ep_service_loop *loop);
 void ep_service_loop_quit(ep_service_loop *loop);
 /* Queues a task; one that is queued already stays queued once. Cannot fail. */
 void ep_service_loop_post(ep_service_loop *loop, ep_loop_task *task);
+/* Takes a task back that is queued; else nothing. Before its owner is freed, and after the last post. On the loop's thread, or while
+ * the loop does not run. */
+void ep_service_loop_cancel(ep_service_loop *loop, ep_loop_task *task);
 
 /* Errors: NO_MEMORY. Freed with the loop. */
 ep_err ep_service_loop_timer_create(ep_service_loop *loop, void (*func)(void *arg), void *arg,

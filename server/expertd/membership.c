@@ -508,7 +508,8 @@ void ep_membership_destroy(ep_membership *m)
     if (m == NULL) {
         return;
     }
-    ep_rpc_channel_destroy(m->channel);
+    ep_rpc_channel_destroy(m->channel); /* the last that posts */
+    ep_service_loop_cancel(m->config.loop, &m->mail_task);
     if (m->heartbeat != NULL) {
         ep_loop_timer_stop(m->heartbeat);
     }

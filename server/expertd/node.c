@@ -480,8 +480,8 @@ void ep_node_destroy(ep_node *node)
     if (node->ports_written) {
         ep_ports_file_remove(node->config->service.ports_file);
     }
+    ep_probes_stop(node->probes); /* its thread reads the membership */
     ep_membership_destroy(node->membership);
-    ep_probes_stop(node->probes);
     if (node->batcher != NULL) {
         ep_batcher_close(node->batcher, EP_ERR_DRAINING);
     }

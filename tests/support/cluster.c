@@ -47,9 +47,11 @@ void ep_test_fail(const char *format, ...)
     for (size_t i = 0; i < CLUSTERS_MAX; i++) {
         ep_test_cluster *cluster = clusters[i];
         for (uint32_t n = 0; cluster != NULL && n <= cluster->options.nodes_count; n++) {
-            ep_test_process *process = n < cluster->options.nodes_count ? &cluster->nodes[n] : &cluster->coordinator;
+            ep_test_process *process =
+                n < cluster->options.nodes_count ? &cluster->nodes[n] : &cluster->coordinator;
             char *output = ep_test_process_output(process);
-            fprintf(stderr, "---- %s (pid %d)\n%s", process->output_path, (int)process->pid, output != NULL ? output : "");
+            fprintf(stderr, "---- %s (pid %d)\n%s", process->output_path, (int)process->pid,
+                    output != NULL ? output : "");
             free(output);
             ep_test_process_destroy(process);
         }
@@ -127,7 +129,8 @@ static void start_coordinator(ep_test_cluster *cluster, const char *url)
     add_arg(list, "--probe-address=127.0.0.1:0");
     add_arg(list, "--min-nodes=%u", options->nodes_count);
     add_arg(list, "--heartbeat-ms=%d", HEARTBEAT_MS); /* nodes hear of their experts with a heartbeat */
-    add_arg(list, "--heartbeat-dead-count=%u", options->heartbeat_dead_count > 0 ? options->heartbeat_dead_count : HEARTBEAT_DEAD_COUNT);
+    add_arg(list, "--heartbeat-dead-count=%u",
+            options->heartbeat_dead_count > 0 ? options->heartbeat_dead_count : HEARTBEAT_DEAD_COUNT);
     add_arg(list, "--copies=%u", options->copies > 0 ? options->copies : 1);
     if (options->expert_map != NULL) {
         snprintf(map_path, sizeof(map_path), "%s/expert-map.json", cluster->dir);
@@ -136,9 +139,13 @@ static void start_coordinator(ep_test_cluster *cluster, const char *url)
         add_arg(list, "--expert-map-file=%s", map_path);
     }
     add_more(list, options->coordinator_args);
-    bool ok = ep_test_process_start(&cluster->coordinator, cluster->dir, "coordinator", ep_test_coordinator, list->args, NULL, true);
+    const char *program =
+        options->coordinator_program != NULL ? options->coordinator_program : ep_test_coordinator;
+    bool ok = ep_test_process_start(&cluster->coordinator, cluster->dir, "coordinator", program, list->args,
+                                    NULL, true);
     free(list);
-    EP_TEST_CHECK(ok && ep_test_process_wait_ports(&cluster->coordinator, EP_TEST_PATIENCE_MS), "the coordinator did not start");
+    EP_TEST_CHECK(ok && ep_test_process_wait_ports(&cluster->coordinator, EP_TEST_PATIENCE_MS),
+                  "the coordinator did not start");
 }
 
 static void start_node(ep_test_cluster *cluster, uint32_t index)
@@ -158,8 +165,8 @@ static void start_node(ep_test_cluster *cluster, uint32_t index)
         add_arg(list, "--model=%s=%s", options->models[m].name, options->models[m].path);
     }
     add_more(list, options->node_args);
-    bool ok = ep_test_process_start(&cluster->nodes[index], cluster->dir, name, program != NULL ? program : ep_test_expertd, list->args,
-                                    NULL, true);
+    bool ok = ep_test_process_start(&cluster->nodes[index], cluster->dir, name,
+                                    program != NULL ? program : ep_test_expertd, list->args, NULL, true);
     free(list);
     EP_TEST_CHECK(ok, "%s did not start", name);
 }
@@ -170,14 +177,16 @@ void ep_test_cluster_start(ep_test_cluster *cluster, const ep_test_cluster_optio
     EP_TEST_CHECK(options->nodes_count <= EP_TEST_NODES_MAX, "%u nodes", options->nodes_count);
     EP_TEST_CHECK(ep_test_dir_create(cluster->dir), "no directory");
     remember(NULL, cluster);
-    EP_TEST_CHECK(ep_timer_service_create("test", &cluster->timers) == EP_OK && ep_buffer_pool_create(0, 0, &cluster->pool) == EP_OK,
+    EP_TEST_CHECK(ep_timer_service_create("test", &cluster->timers) == EP_OK &&
+                      ep_buffer_pool_create(0, 0, &cluster->pool) == EP_OK,
                   "no memory");
     start_coordinator(cluster, "tcp://127.0.0.1:0");
     for (uint32_t i = 0; i < options->nodes_count; i++) {
         start_node(cluster, i);
     }
     for (uint32_t i = 0; i < options->nodes_count; i++) {
-        EP_TEST_CHECK(ep_test_process_wait_ports(&cluster->nodes[i], EP_TEST_PATIENCE_MS), "node%u does not listen", i);
+        EP_TEST_CHECK(ep_test_process_wait_ports(&cluster->nodes[i], EP_TEST_PATIENCE_MS),
+                      "node%u does not listen", i);
     }
 }
 
@@ -187,7 +196,8 @@ void ep_test_cluster_restart_coordinator(ep_test_cluster *cluster)
     snprintf(url, sizeof(url), "%s", cluster->coordinator.rpc_url);
     ep_test_process_destroy(&cluster->coordinator);
     start_coordinator(cluster, url);
-    EP_TEST_CHECK(strcmp(url, cluster->coordinator.rpc_url) == 0, "%s became %s", url, cluster->coordinator.rpc_url);
+    EP_TEST_CHECK(strcmp(url, cluster->coordinator.rpc_url) == 0, "%s became %s", url,
+                  cluster->coordinator.rpc_url);
 }
 
 /* ---- ending ---- */
@@ -228,7 +238,8 @@ void ep_test_cluster_destroy(ep_test_cluster *cluster)
 void ep_test_cluster_expect_alive(ep_test_cluster *cluster)
 {
     for (uint32_t i = 0; i <= cluster->options.nodes_count; i++) {
-        ep_test_process *process = i < cluster->options.nodes_count ? &cluster->nodes[i] : &cluster->coordinator;
+        ep_test_process *process =
+            i < cluster->options.nodes_count ? &cluster->nodes[i] : &cluster->coordinator;
         int code = ep_test_process_wait(process, 0);
         EP_TEST_CHECK(code == -1 && process->pid > 0, "%s ended with %d", process->output_path, code);
     }
@@ -248,27 +259,36 @@ ep_client *ep_test_cluster_client(ep_test_cluster *cluster, void (*change)(ep_cl
         change(&config);
     }
     EP_TEST_CHECK(ep_client_create(&config, &client, &error) == EP_OK, "client: %s", error.text);
-    EP_TEST_CHECK(ep_client_wait_ready(client, (uint64_t)EP_TEST_PATIENCE_MS * 1000, &error) == EP_OK, "client: %s", error.text);
+    EP_TEST_CHECK(ep_client_wait_ready(client, (uint64_t)EP_TEST_PATIENCE_MS * 1000, &error) == EP_OK,
+                  "client: %s", error.text);
     return client;
 }
 
-ProtobufCMessage *ep_test_cluster_call(ep_test_cluster *cluster, const char *url, const char *service, const char *method,
-                                       const ProtobufCMessage *request)
+ProtobufCMessage *ep_test_cluster_call(ep_test_cluster *cluster, const char *url, const char *service,
+                                       const char *method, const ProtobufCMessage *request)
 {
     ep_rpc_channel *channel = NULL;
     ProtobufCMessage *reply = NULL;
     ep_error error;
     uint64_t deadline_ns = ep_clock_now_ns() + EP_TEST_PATIENCE_MS * EP_NS_PER_MS;
     ep_rpc_channel_config config = {
-        .common = {.timers = cluster->timers, .pool = cluster->pool, .token = "", .node = "", .role = "operator",
-                   .incarnation = ep_random_id(), .payload_crc = true},
+        .common = {.timers = cluster->timers,
+                   .pool = cluster->pool,
+                   .token = "",
+                   .node = "",
+                   .role = "operator",
+                   .incarnation = ep_random_id(),
+                   .payload_crc = true},
         .address = {.url = url},
         .connection_class = "control",
     };
     ep_rpc_limits_default(&config.common.limits);
+    config.common.limits.hello_timeout_ms =
+        EP_TEST_PATIENCE_MS; /* the peer may have a hundred others in its queue */
     ep_err err = ep_rpc_channel_create(&config, &channel, &error);
     err = err != EP_OK ? err : ep_rpc_channel_wait_ready(channel, deadline_ns, &error);
-    err = err != EP_OK ? err : ep_rpc_call_sync(channel, service, method, request, deadline_ns, &reply, &error);
+    err =
+        err != EP_OK ? err : ep_rpc_call_sync(channel, service, method, request, deadline_ns, &reply, &error);
     EP_TEST_CHECK(err == EP_OK, "%s: %s.%s: %s", url, service, method, error.text);
     ep_rpc_channel_destroy(channel);
     return reply;
@@ -277,8 +297,8 @@ ProtobufCMessage *ep_test_cluster_call(ep_test_cluster *cluster, const char *url
 Expertd__V1__NodeStatusReply *ep_test_cluster_node_status(ep_test_cluster *cluster, uint32_t node)
 {
     Expertd__V1__Empty empty = EXPERTD__V1__EMPTY__INIT;
-    return (Expertd__V1__NodeStatusReply *)ep_test_cluster_call(cluster, cluster->nodes[node].rpc_url, "expertd.v1.NodeInfo", "NodeStatus",
-                                                                &empty.base);
+    return (Expertd__V1__NodeStatusReply *)ep_test_cluster_call(
+        cluster, cluster->nodes[node].rpc_url, "expertd.v1.NodeInfo", "NodeStatus", &empty.base);
 }
 
 uint64_t ep_test_cluster_wait_in_flight(ep_test_cluster *cluster, uint32_t node)
@@ -301,7 +321,10 @@ int ep_test_cluster_ctl(ep_test_cluster *cluster, const char *const *args, char 
     EP_TEST_CHECK(list != NULL, "no memory");
     add_more(list, args);
     add_arg(list, "--coordinator=%s", cluster->coordinator.rpc_url);
-    int code = ep_test_process_run(cluster->dir, "expertctl", ep_test_expertctl, list->args, NULL, EP_TEST_PATIENCE_MS, out_output);
+    const char *program =
+        cluster->options.ctl_program != NULL ? cluster->options.ctl_program : ep_test_expertctl;
+    int code = ep_test_process_run(cluster->dir, "expertctl", program, list->args, NULL, EP_TEST_PATIENCE_MS,
+                                   out_output);
     free(list);
     return code;
 }

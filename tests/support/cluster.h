@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A whole service for a test: one coordinator and some nodes as real processes on free loopback ports, in a directory of their own.
+ * A whole service for a test: one coordinator and some nodes as real processes on free loopback ports, in a
+ * directory of their own.
  *
- * A failure ends the test program: ep_test_fail prints why, ends the processes, removes the directory and exits with 1.
- * Start and restart processes on the main thread only (support/process.h); everything else is for any thread.
- * Nothing here waits by time: a wait ends with an event, and EP_TEST_PATIENCE_MS only bounds what never comes.
+ * A failure ends the test program: ep_test_fail prints why, ends the processes, removes the directory and
+ * exits with 1. Start and restart processes on the main thread only (support/process.h); everything else is
+ * for any thread. Nothing here waits by time: a wait ends with an event, and EP_TEST_PATIENCE_MS only bounds
+ * what never comes.
  */
 #ifndef EP_TESTS_SUPPORT_CLUSTER_H
 #define EP_TESTS_SUPPORT_CLUSTER_H
@@ -23,12 +25,12 @@
 void ep_test_fail(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn));
 
 /* Fails the test with the condition and a text. */
-#define EP_TEST_CHECK(condition, ...)                                                                                              \
-    do {                                                                                                                           \
-        if (!(condition)) {                                                                                                        \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                                                        \
-            ep_test_fail(__VA_ARGS__);                                                                                             \
-        }                                                                                                                          \
+#define EP_TEST_CHECK(condition, ...)                                                                        \
+    do {                                                                                                     \
+        if (!(condition)) {                                                                                  \
+            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                                  \
+            ep_test_fail(__VA_ARGS__);                                                                       \
+        }                                                                                                    \
     } while (0)
 
 /* A directory that a failure removes too. */
@@ -46,35 +48,40 @@ extern const bool ep_test_sanitized;
 
 typedef struct ep_test_model {
     const char *name;
-    const char *path;                      /* checkpoint directory */
+    const char *path; /* checkpoint directory */
 } ep_test_model;
 
 /* Pointers must stay valid as long as the cluster. */
 typedef struct ep_test_cluster_options {
     uint32_t nodes_count;
-    uint32_t copies;                       /* 0: 1 */
-    uint32_t threads;                      /* compute threads of each node; 0: 1 */
-    uint32_t heartbeat_dead_count;         /* of 50 ms; 0: 100. The coordinator then takes a silent node out of the table */
-    const char *expert_map;                /* JSON of a static placement; NULL: uniform */
+    uint32_t copies;               /* 0: 1 */
+    uint32_t threads;              /* compute threads of each node; 0: 1 */
+    uint32_t heartbeat_dead_count; /* of 50 ms; 0: 100. The coordinator then takes a silent node out of the
+                                      table */
+    const char *expert_map;        /* JSON of a static placement; NULL: uniform */
     const ep_test_model *models;
     size_t models_count;
-    const char *const *coordinator_args;   /* NULL, or NULL-terminated */
-    const char *const *node_args;          /* NULL, or NULL-terminated */
-    const char *const *node_programs;      /* NULL, or [nodes_count]; a NULL entry is expertd */
+    const char *const *coordinator_args; /* NULL, or NULL-terminated */
+    const char *const *node_args;        /* NULL, or NULL-terminated */
+    const char *const *node_programs;    /* NULL, or [nodes_count]; a NULL entry is expertd */
+    const char *coordinator_program;     /* NULL: expertd-coordinator */
+    const char *ctl_program;             /* NULL: expertctl */
 } ep_test_cluster_options;
 
 typedef struct ep_test_cluster {
     ep_test_cluster_options options;
-    char dir[EP_TEST_PATH_BYTES];          /* also for the test's own files */
+    char dir[EP_TEST_PATH_BYTES]; /* also for the test's own files */
     ep_test_process coordinator;
     ep_test_process nodes[EP_TEST_NODES_MAX]; /* named node0, node1, ... */
-    ep_timer_service *timers;              /* of ep_test_cluster_call */
+    ep_timer_service *timers;                 /* of ep_test_cluster_call */
     ep_buffer_pool *pool;
 } ep_test_cluster;
 
-/* Returns once all listen; the nodes may still load (a client's wait_ready, and expertctl, wait for the first table, which has all nodes). */
+/* Returns once all listen; the nodes may still load (a client's wait_ready, and expertctl, wait for the first
+ * table, which has all nodes). */
 void ep_test_cluster_start(ep_test_cluster *cluster, const ep_test_cluster_options *options);
-/* SIGTERM to the nodes, then to the coordinator: each process that still runs must drain and exit with 0. Then as _destroy. */
+/* SIGTERM to the nodes, then to the coordinator: each process that still runs must drain and exit with 0.
+ * Then as _destroy. */
 void ep_test_cluster_stop(ep_test_cluster *cluster);
 /* Ends what runs and removes the directory. */
 void ep_test_cluster_destroy(ep_test_cluster *cluster);
@@ -84,15 +91,17 @@ void ep_test_cluster_restart_coordinator(ep_test_cluster *cluster);
 /* A client that is ready. change (may be NULL) edits the configuration first. Destroyed by the caller. */
 ep_client *ep_test_cluster_client(ep_test_cluster *cluster, void (*change)(ep_client_config *config));
 
-/* A unary call to url from outside of libexpertd; the reply is freed with protobuf_c_message_free_unpacked. */
-ProtobufCMessage *ep_test_cluster_call(ep_test_cluster *cluster, const char *url, const char *service, const char *method,
-                                       const ProtobufCMessage *request);
+/* A unary call to url from outside of libexpertd; the reply is freed with protobuf_c_message_free_unpacked.
+ */
+ProtobufCMessage *ep_test_cluster_call(ep_test_cluster *cluster, const char *url, const char *service,
+                                       const char *method, const ProtobufCMessage *request);
 /* NodeStatus of one node. */
 Expertd__V1__NodeStatusReply *ep_test_cluster_node_status(ep_test_cluster *cluster, uint32_t node);
 /* Asks again and again until the node has requests in flight; their number. */
 uint64_t ep_test_cluster_wait_in_flight(ep_test_cluster *cluster, uint32_t node);
 
-/* Runs expertctl with args (NULL-terminated) and --coordinator; its exit code. *out_output (may be NULL) is malloc'ed. */
+/* Runs expertctl with args (NULL-terminated) and --coordinator; its exit code. *out_output (may be NULL) is
+ * malloc'ed. */
 int ep_test_cluster_ctl(ep_test_cluster *cluster, const char *const *args, char **out_output);
 
 /* All nodes and the coordinator still run. */

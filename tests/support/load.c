@@ -29,7 +29,8 @@ static float unit(uint64_t *state)
 }
 
 /* The first top_k of a shuffle. */
-static void draw_experts(uint64_t *state, const int32_t *allowed, uint32_t count, uint32_t top_k, int32_t *out)
+static void draw_experts(uint64_t *state, const int32_t *allowed, uint32_t count, uint32_t top_k,
+                         int32_t *out)
 {
     int32_t pool[EXPERTS_MAX];
     memcpy(pool, allowed, count * sizeof(pool[0]));
@@ -41,8 +42,9 @@ static void draw_experts(uint64_t *state, const int32_t *allowed, uint32_t count
     }
 }
 
-void ep_test_batch_init(ep_test_batch *batch, const struct ref_layer *reference, const char *model, uint32_t layer, uint32_t tokens,
-                        uint32_t top_k, uint64_t seed, const int32_t *allowed, uint32_t allowed_count)
+void ep_test_batch_init(ep_test_batch *batch, const struct ref_layer *reference, const char *model,
+                        uint32_t layer, uint32_t tokens, uint32_t top_k, uint64_t seed,
+                        const int32_t *allowed, uint32_t allowed_count)
 {
     int32_t all[EXPERTS_MAX];
     char text[REF_TEXT_BYTES];
@@ -54,8 +56,10 @@ void ep_test_batch_init(ep_test_batch *batch, const struct ref_layer *reference,
         allowed = all;
         allowed_count = (uint32_t)reference->expert_count;
     }
-    EP_TEST_CHECK(allowed_count <= EXPERTS_MAX && top_k <= allowed_count, "%u of %u experts", top_k, allowed_count);
-    *batch = (ep_test_batch){.model = model, .layer = layer, .tokens = tokens, .top_k = top_k, .hidden = hidden};
+    EP_TEST_CHECK(allowed_count <= EXPERTS_MAX && top_k <= allowed_count, "%u of %u experts", top_k,
+                  allowed_count);
+    *batch =
+        (ep_test_batch){.model = model, .layer = layer, .tokens = tokens, .top_k = top_k, .hidden = hidden};
     batch->x = need((size_t)tokens * hidden, sizeof(*batch->x));
     batch->expected = need((size_t)tokens * hidden, sizeof(*batch->expected));
     batch->ids = need((size_t)tokens * top_k, sizeof(*batch->ids));
@@ -70,10 +74,19 @@ void ep_test_batch_init(ep_test_batch *batch, const struct ref_layer *reference,
         batch->scales[i] = unit(&seed);
     }
     const struct ref_batch reference_batch = {
-        .tokens = tokens, .top_k = top_k, .x = batch->x, .x_dtype = REF_BF16, .ids = batch->ids, .ids_dtype = REF_I32,
-        .scales = batch->scales, .scales_dtype = REF_F32, .wire_dtype = REF_BF16, .out_dtype = REF_BF16,
+        .tokens = tokens,
+        .top_k = top_k,
+        .x = batch->x,
+        .x_dtype = REF_BF16,
+        .ids = batch->ids,
+        .ids_dtype = REF_I32,
+        .scales = batch->scales,
+        .scales_dtype = REF_F32,
+        .wire_dtype = REF_BF16,
+        .out_dtype = REF_BF16,
     };
-    EP_TEST_CHECK(ref_layer_forward(reference, &reference_batch, batch->expected, text) == REF_OK, "the oracle: %s", text);
+    EP_TEST_CHECK(ref_layer_forward(reference, &reference_batch, batch->expected, text) == REF_OK,
+                  "the oracle: %s", text);
 }
 
 void ep_test_batch_fini(ep_test_batch *batch)
@@ -99,12 +112,14 @@ static void expect_bits(const ep_test_batch *batch, const uint16_t *y)
 {
     size_t count = (size_t)batch->tokens * batch->hidden;
     for (size_t i = 0; i < count; i++) {
-        EP_TEST_CHECK(y[i] == batch->expected[i], "model %s layer %u token %zu element %zu is %04x, the oracle says %04x", batch->model,
+        EP_TEST_CHECK(y[i] == batch->expected[i],
+                      "model %s layer %u token %zu element %zu is %04x, the oracle says %04x", batch->model,
                       batch->layer, i / batch->hidden, i % batch->hidden, y[i], batch->expected[i]);
     }
 }
 
-bool ep_test_batch_call(const ep_test_batch *batch, ep_client *client, uint64_t deadline_us, ep_moe_result *out_result)
+bool ep_test_batch_call(const ep_test_batch *batch, ep_client *client, uint64_t deadline_us,
+                        ep_moe_result *out_result)
 {
     ep_moe_args args;
     ep_moe_result result = {.struct_bytes = sizeof(result)};
@@ -228,8 +243,9 @@ static void wait_event(ep_test_load *load)
     clock_gettime(CLOCK_MONOTONIC, &end);
     end.tv_sec += 2 * EP_TEST_PATIENCE_MS / 1000;
     if (pthread_cond_timedwait(&load->changed, &load->lock, &end) != 0) {
-        ep_test_fail("no call ended: %llu have succeeded, %llu failed, %u are in flight", (unsigned long long)load->counts.succeeded,
-                     (unsigned long long)load->counts.failed, load->counts.in_flight);
+        ep_test_fail("no call ended: %llu have succeeded, %llu failed, %u are in flight",
+                     (unsigned long long)load->counts.succeeded, (unsigned long long)load->counts.failed,
+                     load->counts.in_flight);
     }
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Calls that go on all the time: a fixed number in flight, each begun from the completion of the one before, every result compared
- * bit for bit with the oracle's.
+ * Calls that go on all the time: a fixed number in flight, each begun from the completion of the one before,
+ * every result compared bit for bit with the oracle's.
  *
  * Threads    start, wait and stop on one thread; the calls run on the library's threads.
  */
@@ -24,32 +24,36 @@ typedef struct ep_test_batch {
     uint16_t *expected;
 } ep_test_batch;
 
-/* Random tokens and distinct experts per token, drawn from allowed[allowed_count] (NULL: all of the layer). */
-void ep_test_batch_init(ep_test_batch *batch, const struct ref_layer *reference, const char *model, uint32_t layer, uint32_t tokens,
-                        uint32_t top_k, uint64_t seed, const int32_t *allowed, uint32_t allowed_count);
+/* Random tokens and distinct experts per token, drawn from allowed[allowed_count] (NULL: all of the layer).
+ */
+void ep_test_batch_init(ep_test_batch *batch, const struct ref_layer *reference, const char *model,
+                        uint32_t layer, uint32_t tokens, uint32_t top_k, uint64_t seed,
+                        const int32_t *allowed, uint32_t allowed_count);
 void ep_test_batch_fini(ep_test_batch *batch);
 /* Arguments for the batch; out is [tokens,hidden]. */
 void ep_test_batch_args(const ep_test_batch *batch, ep_moe_args *out_args);
 /* One blocking call; false and *out_result when it failed, fails the test when the bits differ. */
-bool ep_test_batch_call(const ep_test_batch *batch, ep_client *client, uint64_t deadline_us, ep_moe_result *out_result);
+bool ep_test_batch_call(const ep_test_batch *batch, ep_client *client, uint64_t deadline_us,
+                        ep_moe_result *out_result);
 
-/* Looks at a failed call; times of ep_clock_now_ns just before its begin and in its completion. Runs on a library thread. */
-typedef void (*ep_test_failure_func)(void *arg, const ep_test_batch *batch, const ep_moe_result *result, uint64_t began_ns,
-                                     uint64_t ended_ns);
+/* Looks at a failed call; times of ep_clock_now_ns just before its begin and in its completion. Runs on a
+ * library thread. */
+typedef void (*ep_test_failure_func)(void *arg, const ep_test_batch *batch, const ep_moe_result *result,
+                                     uint64_t began_ns, uint64_t ended_ns);
 
 typedef struct ep_test_load_config {
     ep_client *client;
-    const ep_test_batch *batches;       /* taken in turn */
+    const ep_test_batch *batches; /* taken in turn */
     uint32_t batches_count;
     uint32_t calls_in_flight;
-    uint64_t deadline_us;               /* 0: the client's */
+    uint64_t deadline_us; /* 0: the client's */
     ep_moe_mode mode;
-    ep_test_failure_func on_failure;    /* NULL: a failed call fails the test */
+    ep_test_failure_func on_failure; /* NULL: a failed call fails the test */
     void *arg;
 } ep_test_load_config;
 
 typedef struct ep_test_load_counts {
-    uint64_t succeeded;                 /* with the right bits; wrong ones fail the test at once */
+    uint64_t succeeded; /* with the right bits; wrong ones fail the test at once */
     uint64_t failed;
     uint64_t rerouted_frames;
     uint32_t in_flight;

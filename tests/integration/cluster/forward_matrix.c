@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * expertctl forward writes the oracle's file, byte for byte, whatever serves the layer: 1, 2, 3 or 6 nodes, uniform or static
- * placement, one or two copies, one or two compute threads, decode or prefill, the batch in one call or cut up, T from 0 to 4096.
+ * expertctl forward writes the oracle's file, byte for byte, whatever serves the layer: 1, 2, 3 or 6 nodes,
+ * uniform or static placement, one or two copies, one or two compute threads, decode or prefill, the batch in
+ * one call or cut up, T from 0 to 4096.
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -23,10 +24,8 @@ static const uint32_t token_counts[] = {0, 1, 7, 256, 4096};
 
 /* How each batch is cut: not, in ragged parts with empty calls among them, in equal parts. */
 static const char *const cuts[][3] = {
-    {"", "--split=0,0", "--split-tokens=5"},
-    {"", "--split=0,1,0", "--split-tokens=1"},
-    {"", "--split=1,2,4", "--split-tokens=3"},
-    {"", "--split=255,0,1", "--split-tokens=50"},
+    {"", "--split=0,0", "--split-tokens=5"},          {"", "--split=0,1,0", "--split-tokens=1"},
+    {"", "--split=1,2,4", "--split-tokens=3"},        {"", "--split=255,0,1", "--split-tokens=50"},
     {"", "--split=1,4000,95", "--split-tokens=1000"},
 };
 
@@ -35,30 +34,49 @@ typedef struct service {
     uint32_t nodes;
     uint32_t copies;
     const char *expert_map;
-    uint32_t serving[LAYERS];  /* nodes with an expert of the layer */
+    uint32_t serving[LAYERS]; /* nodes with an expert of the layer */
 } service;
 
 #define DEVICE(id, ...) "{\"device_id\":" #id ",\"device_expert\":[" #__VA_ARGS__ "]}"
-#define LAYER(id, devices, list) "{\"layer_id\":" #id ",\"device_count\":" #devices ",\"device_list\":[" list "]}"
+#define LAYER(id, devices, list)                                                                             \
+    "{\"layer_id\":" #id ",\"device_count\":" #devices ",\"device_list\":[" list "]}"
 #define MAP(layer0, layer1) "{\"moe_layer_count\":2,\"layer_list\":[" layer0 "," layer1 "]}"
 
 static const service services[] = {
     {"1 node, uniform", 1, 1, NULL, {1, 1}},
-    {"1 node, static", 1, 1, MAP(LAYER(0, 1, DEVICE(0, 7, 6, 5, 4, 3, 2, 1, 0)), LAYER(1, 1, DEVICE(0, 0, 2, 4, 6, 1, 3, 5, 7))), {1, 1}},
+    {"1 node, static",
+     1,
+     1,
+     MAP(LAYER(0, 1, DEVICE(0, 7, 6, 5, 4, 3, 2, 1, 0)), LAYER(1, 1, DEVICE(0, 0, 2, 4, 6, 1, 3, 5, 7))),
+     {1, 1}},
     {"2 nodes, uniform", 2, 1, NULL, {2, 2}},
     {"2 nodes, uniform, 2 copies", 2, 2, NULL, {2, 2}},
-    {"2 nodes, static, one holds a single expert", 2, 1,
-     MAP(LAYER(0, 2, DEVICE(0, 3) "," DEVICE(1, 0, 1, 2, 4, 5, 6, 7)), LAYER(1, 2, DEVICE(0, 0, 2, 4, 6) "," DEVICE(1, 1, 3, 5, 7))), {2, 2}},
+    {"2 nodes, static, one holds a single expert",
+     2,
+     1,
+     MAP(LAYER(0, 2, DEVICE(0, 3) "," DEVICE(1, 0, 1, 2, 4, 5, 6, 7)),
+         LAYER(1, 2, DEVICE(0, 0, 2, 4, 6) "," DEVICE(1, 1, 3, 5, 7))),
+     {2, 2}},
     {"3 nodes, uniform", 3, 1, NULL, {3, 3}},
     {"3 nodes, uniform, 2 copies", 3, 2, NULL, {3, 3}},
-    {"3 nodes, static, 1 to 3 copies", 3, 1,
+    {"3 nodes, static, 1 to 3 copies",
+     3,
+     1,
      MAP(LAYER(0, 3, DEVICE(0, 0, 1, 2, 3) "," DEVICE(1, 4, 5, 6, 7, 0) "," DEVICE(2, 0, 1, 4, 5)),
-         LAYER(1, 3, DEVICE(0, 7, 0, 3) "," DEVICE(1, 1, 2, 3) "," DEVICE(2, 4, 5, 6))), {3, 3}},
+         LAYER(1, 3, DEVICE(0, 7, 0, 3) "," DEVICE(1, 1, 2, 3) "," DEVICE(2, 4, 5, 6))),
+     {3, 3}},
     {"6 nodes, uniform", 6, 1, NULL, {6, 6}},
     {"6 nodes, uniform, 2 copies", 6, 2, NULL, {6, 6}},
-    {"6 nodes, static, a node without an expert in each layer", 6, 1,
-     MAP(LAYER(0, 6, DEVICE(0, 0, 1) "," DEVICE(1, 2) "," DEVICE(2, 3, 4) "," DEVICE(3, 5) "," DEVICE(4, 6, 7) "," DEVICE(5)),
-         LAYER(1, 6, DEVICE(0) "," DEVICE(1, 7, 2) "," DEVICE(2, 3, 4) "," DEVICE(3, 5) "," DEVICE(4, 6) "," DEVICE(5, 0, 1))), {5, 5}},
+    {"6 nodes, static, a node without an expert in each layer",
+     6,
+     1,
+     MAP(LAYER(0, 6,
+               DEVICE(0, 0, 1) "," DEVICE(1, 2) "," DEVICE(2, 3, 4) "," DEVICE(3, 5) "," DEVICE(
+                   4, 6, 7) "," DEVICE(5)),
+         LAYER(1, 6,
+               DEVICE(0) "," DEVICE(1, 7, 2) "," DEVICE(2, 3, 4) "," DEVICE(3, 5) "," DEVICE(4, 6) "," DEVICE(
+                   5, 0, 1))),
+     {5, 5}},
 };
 
 static char fixture_dir[EP_TEST_PATH_BYTES];
@@ -87,7 +105,8 @@ static void write_input(uint32_t tokens)
     }
     for (size_t t = 0; t < tokens; t++) {
         ids[2 * t] = (int32_t)(ep_splitmix64(&state) >> 61);
-        ids[2 * t + 1] = (ids[2 * t] + 1 + (int32_t)((ep_splitmix64(&state) >> 33) % (EXPERTS - 1))) % EXPERTS;
+        ids[2 * t + 1] =
+            (ids[2 * t] + 1 + (int32_t)((ep_splitmix64(&state) >> 33) % (EXPERTS - 1))) % EXPERTS;
         scales[2 * t] = (float)(ep_splitmix64(&state) >> 40) * 0x1p-24f;
         scales[2 * t + 1] = 1.0f - scales[2 * t];
     }
@@ -97,7 +116,8 @@ static void write_input(uint32_t tokens)
         {"expert_scales", ep_tensor_2d(scales, EP_DTYPE_F32, tokens, TOP_K)},
     };
     input_path(path, tokens);
-    EP_TEST_CHECK(ep_safetensors_write(path, tensors, EP_ARRAY_COUNT(tensors), NULL, 0, &error) == EP_OK, "%s", error.text);
+    EP_TEST_CHECK(ep_safetensors_write(path, tensors, EP_ARRAY_COUNT(tensors), NULL, 0, &error) == EP_OK,
+                  "%s", error.text);
     free(x);
     free(ids);
     free(scales);
@@ -113,7 +133,8 @@ static void run_oracle(uint32_t tokens, uint32_t layer)
     expected_path(out, tokens, layer);
     snprintf(layer_text, sizeof(layer_text), "%u", layer);
     const char *args[] = {"--model", fixture_dir, "--layer", layer_text, "--in", in, "--out", out, NULL};
-    int code = ep_test_process_run(fixture_dir, "oracle", ep_test_ref_forward, args, NULL, EP_TEST_PATIENCE_MS, &output);
+    int code = ep_test_process_run(fixture_dir, "oracle", ep_test_ref_forward, args, NULL,
+                                   EP_TEST_PATIENCE_MS, &output);
     EP_TEST_CHECK(code == 0, "the oracle: exit code %d: %s", code, output);
     free(output);
 }
@@ -142,7 +163,8 @@ static uint8_t *read_whole(const char *path, size_t *out_bytes)
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     EP_TEST_CHECK(fd >= 0 && fstat(fd, &st) == 0, "%s cannot be read", path);
     uint8_t *bytes = malloc((size_t)st.st_size + 1);
-    EP_TEST_CHECK(bytes != NULL && read(fd, bytes, (size_t)st.st_size) == st.st_size, "%s cannot be read", path);
+    EP_TEST_CHECK(bytes != NULL && read(fd, bytes, (size_t)st.st_size) == st.st_size, "%s cannot be read",
+                  path);
     close(fd);
     *out_bytes = (size_t)st.st_size;
     return bytes;
@@ -154,13 +176,15 @@ static void expect_equal_files(const char *expected, const char *given, const ch
     size_t given_bytes;
     uint8_t *a = read_whole(expected, &expected_bytes);
     uint8_t *b = read_whole(given, &given_bytes);
-    EP_TEST_CHECK(expected_bytes == given_bytes && memcmp(a, b, given_bytes) == 0, "%s: %s (%zu bytes) differs from %s (%zu bytes)", what,
-                  given, given_bytes, expected, expected_bytes);
+    EP_TEST_CHECK(expected_bytes == given_bytes && memcmp(a, b, given_bytes) == 0,
+                  "%s: %s (%zu bytes) differs from %s (%zu bytes)", what, given, given_bytes, expected,
+                  expected_bytes);
     free(a);
     free(b);
 }
 
-static void forward(ep_test_cluster *cluster, const service *s, uint32_t tokens, uint32_t layer, bool prefill, const char *split)
+static void forward(ep_test_cluster *cluster, const service *s, uint32_t tokens, uint32_t layer, bool prefill,
+                    const char *split)
 {
     char in[PATH_BYTES];
     char expected[PATH_BYTES];
@@ -172,10 +196,19 @@ static void forward(ep_test_cluster *cluster, const service *s, uint32_t tokens,
     expected_path(expected, tokens, layer);
     snprintf(out, sizeof(out), "%s/out.safetensors", cluster->dir);
     snprintf(layer_text, sizeof(layer_text), "%u", layer);
-    snprintf(what, sizeof(what), "%s, %u threads, T %u, layer %u, %s %s", s->name, cluster->options.threads, tokens, layer,
-             prefill ? "prefill" : "decode", split);
-    const char *args[] = {"forward", "--model=demo", "--layer", layer_text, "--in", in, "--out", out,
-                          prefill ? "--mode=prefill" : "--mode=decode", split[0] != 0 ? split : NULL, NULL};
+    snprintf(what, sizeof(what), "%s, %u threads, T %u, layer %u, %s %s", s->name, cluster->options.threads,
+             tokens, layer, prefill ? "prefill" : "decode", split);
+    const char *args[] = {"forward",
+                          "--model=demo",
+                          "--layer",
+                          layer_text,
+                          "--in",
+                          in,
+                          "--out",
+                          out,
+                          prefill ? "--mode=prefill" : "--mode=decode",
+                          split[0] != 0 ? split : NULL,
+                          NULL};
     unlink(out);
     int code = ep_test_cluster_ctl(cluster, args, &output);
     EP_TEST_CHECK(code == 0, "%s: exit code %d: %s", what, code, output);
@@ -192,21 +225,26 @@ static void expect_shares(ep_test_cluster *cluster, const service *s)
         EP_TEST_CHECK(status->n_layers == LAYERS, "%s: node%u has %zu layers", s->name, n, status->n_layers);
         for (size_t l = 0; l < LAYERS; l++) {
             const Expertd__V1__LayerStatus *layer = status->layers[l];
-            EP_TEST_CHECK((layer->rows_served > 0) == (layer->experts_resident > 0), "%s: node%u layer %u: %u experts, %llu rows", s->name, n,
-                          layer->layer, layer->experts_resident, (unsigned long long)layer->rows_served);
+            EP_TEST_CHECK((layer->rows_served > 0) == (layer->experts_resident > 0),
+                          "%s: node%u layer %u: %u experts, %llu rows", s->name, n, layer->layer,
+                          layer->experts_resident, (unsigned long long)layer->rows_served);
             serving[l] += layer->rows_served > 0;
         }
         protobuf_c_message_free_unpacked(&status->base, NULL);
     }
-    EP_TEST_CHECK(memcmp(serving, s->serving, sizeof(serving)) == 0, "%s: layers 0 and 1 were served by %u and %u nodes", s->name, serving[0],
-                  serving[1]);
+    EP_TEST_CHECK(memcmp(serving, s->serving, sizeof(serving)) == 0,
+                  "%s: layers 0 and 1 were served by %u and %u nodes", s->name, serving[0], serving[1]);
 }
 
 static uint32_t run_service(const service *s, uint32_t number, uint32_t threads)
 {
     const ep_test_model model = {"demo", fixture_dir};
-    const ep_test_cluster_options options = {.nodes_count = s->nodes, .copies = s->copies, .threads = threads,
-                                             .expert_map = s->expert_map, .models = &model, .models_count = 1};
+    const ep_test_cluster_options options = {.nodes_count = s->nodes,
+                                             .copies = s->copies,
+                                             .threads = threads,
+                                             .expert_map = s->expert_map,
+                                             .models = &model,
+                                             .models_count = 1};
     ep_test_cluster cluster;
     uint32_t runs = 0;
     ep_test_cluster_start(&cluster, &options);
@@ -234,6 +272,7 @@ int main(void)
         }
     }
     ep_test_dir_remove(fixture_dir);
-    printf("%u runs of expertctl forward on %zu services: every file equals the oracle's\n", runs, 2 * EP_ARRAY_COUNT(services));
+    printf("%u runs of expertctl forward on %zu services: every file equals the oracle's\n", runs,
+           2 * EP_ARRAY_COUNT(services));
     return 0;
 }

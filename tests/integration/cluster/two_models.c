@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Two models at once, with the same layer numbers, on the same nodes: calls of many threads, interleaved, each compared with its own
- * model's oracle. A third model has the first one's shapes and other weights, so that a mix-up cannot hide behind a shape check.
+ * Two models at once, with the same layer numbers, on the same nodes: calls of many threads, interleaved,
+ * each compared with its own model's oracle. A third model has the first one's shapes and other weights, so
+ * that a mix-up cannot hide behind a shape check.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -53,9 +54,10 @@ static void make_model(test_model *model)
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
         struct ref_layer reference;
         ref_layer_load(&checkpoint, layer, &reference);
-        for (uint32_t b = 0; b < BATCHES; b++) { /* the same seeds for each model: inputs alike, answers not */
-            ep_test_batch_init(&model->batches[layer * BATCHES + b], &reference, model->name, layer, 1 + 13 * b, model->top_k,
-                               100 * layer + b, NULL, 0);
+        for (uint32_t b = 0; b < BATCHES;
+             b++) { /* the same seeds for each model: inputs alike, answers not */
+            ep_test_batch_init(&model->batches[layer * BATCHES + b], &reference, model->name, layer,
+                               1 + 13 * b, model->top_k, 100 * layer + b, NULL, 0);
         }
         ref_layer_free(&reference);
     }
@@ -69,7 +71,8 @@ static void expect_twins_differ(void)
         const ep_test_batch *a = &models[0].batches[b];
         const ep_test_batch *c = &models[2].batches[b];
         size_t bytes = (size_t)a->tokens * a->hidden * sizeof(*a->x);
-        EP_TEST_CHECK(memcmp(a->x, c->x, bytes) == 0 && memcmp(a->expected, c->expected, bytes) != 0, "the twins give one answer");
+        EP_TEST_CHECK(memcmp(a->x, c->x, bytes) == 0 && memcmp(a->expected, c->expected, bytes) != 0,
+                      "the twins give one answer");
     }
 }
 
@@ -86,7 +89,8 @@ static void *run_caller(void *arg)
     for (uint32_t i = 0; i < CALLS; i++) {
         const test_model *model = &models[(c->number + i) % MODELS];
         const ep_test_batch *batch = &model->batches[(c->number * 3 + i) % (LAYERS * BATCHES)];
-        EP_TEST_CHECK(ep_test_batch_call(batch, c->client, 0, &result), "%s: %s", model->name, result.error.text);
+        EP_TEST_CHECK(ep_test_batch_call(batch, c->client, 0, &result), "%s: %s", model->name,
+                      result.error.text);
     }
     return NULL;
 }
@@ -106,10 +110,11 @@ static void expect_foreign_version_refused(ep_client *client)
     ep_tensor out = ep_tensor_2d(y, EP_DTYPE_BF16, batch->tokens, batch->hidden);
     ep_test_batch_args(batch, &args);
     args.version = twin.version;
-    EP_TEST_CHECK(ep_moe_forward(client, &args, &out, &result) == EP_ERR_NOT_FOUND, "%s was taken for a version of %s", twin.version,
-                  models[0].name);
-    EP_TEST_CHECK(strstr(result.error.text, models[0].name) != NULL && strstr(result.error.text, twin.version) != NULL, "%s",
-                  result.error.text);
+    EP_TEST_CHECK(ep_moe_forward(client, &args, &out, &result) == EP_ERR_NOT_FOUND,
+                  "%s was taken for a version of %s", twin.version, models[0].name);
+    EP_TEST_CHECK(strstr(result.error.text, models[0].name) != NULL &&
+                      strstr(result.error.text, twin.version) != NULL,
+                  "%s", result.error.text);
 }
 
 int main(void)
@@ -122,7 +127,8 @@ int main(void)
         served[m] = (ep_test_model){models[m].name, models[m].path};
     }
     expect_twins_differ();
-    const ep_test_cluster_options options = {.nodes_count = 2, .copies = 2, .models = served, .models_count = MODELS};
+    const ep_test_cluster_options options = {
+        .nodes_count = 2, .copies = 2, .models = served, .models_count = MODELS};
     ep_test_cluster_start(&cluster, &options);
     ep_client *client = ep_test_cluster_client(&cluster, NULL);
     for (uint32_t i = 0; i < THREADS; i++) {
@@ -141,6 +147,7 @@ int main(void)
         }
         ep_test_dir_remove(models[m].path);
     }
-    printf("%d calls of %d models, %d threads, %d nodes: all equal to their model's oracle\n", THREADS * CALLS, MODELS, THREADS, 2);
+    printf("%d calls of %d models, %d threads, %d nodes: all equal to their model's oracle\n",
+           THREADS * CALLS, MODELS, THREADS, 2);
     return 0;
 }

@@ -68,6 +68,37 @@ Test(service_loop, tasks_run_on_the_loops_thread)
     ep_service_loop_destroy(p.loop);
 }
 
+static void on_other_task(void *arg)
+{
+    probe *p = arg;
+    strcat(p->seen, "other ");
+}
+
+/* Whatever its place in the queue, and posted again afterwards. */
+Test(service_loop, a_task_taken_back_does_not_run)
+{
+    for (int place = 0; place < 3; place++) {
+        probe p;
+        ep_loop_task tasks[3];
+        ep_loop_task late;
+        create(&p);
+        for (int i = 0; i < 3; i++) {
+            tasks[i] = (ep_loop_task){.func = on_other_task, .arg = &p};
+            ep_service_loop_post(p.loop, &tasks[i]);
+        }
+        ep_service_loop_cancel(p.loop, &tasks[place]);
+        ep_service_loop_cancel(p.loop, &tasks[place]);
+        memset(&tasks[place], 0xee, sizeof(tasks[place])); /* freed: nothing may look at it */
+        late = (ep_loop_task){.func = on_other_task, .arg = &p};
+        ep_service_loop_post(p.loop, &late);
+        ep_service_loop_post(p.loop, &p.task);
+        ep_service_loop_run(p.loop);
+        cr_expect_str_eq(p.seen, "other other other ", "place %d: %s", place, p.seen);
+        cr_expect_eq(p.runs, 1);
+        ep_service_loop_destroy(p.loop);
+    }
+}
+
 static void on_timer(void *arg)
 {
     probe *p = arg;
