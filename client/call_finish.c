@@ -118,13 +118,30 @@ static uint32_t blamed_expert(const ep_call *call, const ep_call_frame *frame)
     return expert;
 }
 
+/* The node that held an expert before the table lost it; NULL: it has a copy, or nobody is known. */
+static ep_peer *former_owner(const ep_call *call, uint32_t expert)
+{
+    const ep_routing_layer *layer = call->layer;
+    if (layer->offsets[expert] < layer->offsets[expert + 1]) {
+        return NULL;
+    }
+    uint32_t node = ep_view_former_owner(call->view, (uint32_t)(layer - call->view->table->layers), expert);
+    return node == UINT32_MAX ? NULL : call->view->peers[node];
+}
+
 /* "n1: not connected ...; n2: ..." for the copies of an expert. */
 static void describe_copies(const ep_call *call, uint32_t expert, uint64_t now_ns, char *out_text,
                             size_t bytes)
 {
     size_t used = 0;
     const ep_routing_layer *layer = call->layer;
+    ep_peer *former = former_owner(call, expert);
     snprintf(out_text, bytes, "the table lists no copy of it");
+    if (former != NULL) {
+        char state[180];
+        ep_peer_describe(former, EP_PEER_DECODE, now_ns, state, sizeof(state));
+        snprintf(out_text, bytes, "the table lists no copy of it any more; last report of node %.60s: %s", ep_peer_label(former), state);
+    }
     for (uint32_t i = layer->offsets[expert]; i < layer->offsets[expert + 1] && used + 1 < bytes; i++) {
         char state[256];
         uint32_t node = layer->copies[i];
@@ -136,6 +153,15 @@ static void describe_copies(const ep_call *call, uint32_t expert, uint64_t now_n
                          ep_view_allows(call->view, call->model_index, node) ? "" : " (other numerics)");
         used += n > 0 ? (size_t)n : 0;
     }
+}
+
+static const ep_peer *blamed_peer(const ep_call *call, uint32_t expert)
+{
+    const ep_routing_layer *layer = call->layer;
+    if (layer->offsets[expert] < layer->offsets[expert + 1]) {
+        return call->view->peers[layer->copies[layer->offsets[expert]]];
+    }
+    return former_owner(call, expert);
 }
 
 static void write_last_report(const ep_call *call, uint64_t now_ns, char *out_text, size_t bytes)
@@ -157,7 +183,7 @@ static void explain_wait(ep_call *call, const ep_call_frame *frame, uint64_t now
     uint64_t waited_us = (now_ns - call->state.begin_ns) / EP_NS_PER_US;
     ep_err code = call->state.code;
     char node[EP_NODE_NAME_BYTES] = "";
-    char copies[256] = "";
+    char copies[320] = "";
     char last[256];
     write_last_report(call, now_ns, last, sizeof(last));
     if (frame != NULL && frame->peer != NULL) {
@@ -174,9 +200,9 @@ static void explain_wait(ep_call *call, const ep_call_frame *frame, uint64_t now
                  call->state.last_error.code != EP_OK ? call->state.last_error.node : "");
         if (expert != EP_NO_EXPERT) {
             describe_copies(call, expert, now_ns, copies, sizeof(copies));
-            if (node[0] == 0 && call->layer->offsets[expert] < call->layer->offsets[expert + 1]) {
-                const ep_peer *peer = call->view->peers[call->layer->copies[call->layer->offsets[expert]]];
-                snprintf(node, sizeof(node), "%.*s", (int)sizeof(node) - 1, ep_peer_label(peer));
+            const ep_peer *blamed = blamed_peer(call, expert);
+            if (node[0] == 0 && blamed != NULL) {
+                snprintf(node, sizeof(node), "%.*s", (int)sizeof(node) - 1, ep_peer_label(blamed));
             }
         }
         ep_error_set(error, code,

@@ -336,6 +336,9 @@ static ep_err install_locked(ep_cluster *cluster, ep_routing_table *taken_table,
     if (err != EP_OK) {
         return err;
     }
+    if (old != NULL) {
+        ep_view_note_former(view, old);
+    }
     pthread_mutex_lock(&cluster->lock);
     cluster->view = view;
     pthread_mutex_unlock(&cluster->lock);

@@ -45,6 +45,7 @@ void ep_view_unref(ep_view *view)
     free(view->peers);
     free(view->allowed);
     free(view->pins);
+    free(view->former);
     free(view);
 }
 

@@ -11,12 +11,21 @@
 #include "moe/routing_table.h"
 #include "peers.h"
 
+/* An expert without a copy, and the node of this table that held it last. */
+typedef struct ep_former_owner {
+    uint32_t layer_index; /* in the table */
+    uint32_t expert;
+    uint32_t node;
+} ep_former_owner;
+
 typedef struct ep_view {
     uint32_t refs;
     ep_routing_table *table;
     ep_peer **peers;  /* [nodes_count] */
     uint8_t *allowed; /* [models_count][nodes_count] 1: serves the model with the pinned numerics id */
     char (*pins)[EP_NUMERICS_BYTES]; /* [models_count] "" any */
+    uint32_t former_count;
+    ep_former_owner *former;
 } ep_view;
 
 /* Takes table in every case; peers and allowed are empty. Errors: NO_MEMORY. */
@@ -30,6 +39,11 @@ ep_err ep_view_find(const ep_view *view, const char *model, const char *version,
 /* True when some node serves the model with the pinned id. If not, *out_error names the pinned id and those
  * there are. */
 bool ep_view_has_numerics(const ep_view *view, uint32_t model_index, ep_error *out_error);
+
+/* Fills former from the view before this one. Before the view is shared. */
+void ep_view_note_former(ep_view *view, const ep_view *old);
+/* Node index of the last owner of an expert that has no copy now; UINT32_MAX: not known. */
+uint32_t ep_view_former_owner(const ep_view *view, uint32_t layer_index, uint32_t expert);
 
 static inline bool ep_view_allows(const ep_view *view, uint32_t model_index, uint32_t node)
 {

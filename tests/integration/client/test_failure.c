@@ -420,9 +420,22 @@ Test(client_failure, an_expert_nobody_holds_is_named)
     b.ids[0] = 5;
     b.ids[1] = 6;
     b.args.deadline_us = 200000;
+    uint64_t term = 0, number = 0;
+    while (number != h.epoch.number) { /* so that no copy is known when the call begins */
+        cr_assert_eq(ep_client_epoch(h.client, &term, &number), EP_OK);
+    }
     cr_assert_eq(run(&b), EP_ERR_UNAVAILABLE);
     cr_assert_eq(result.error.expert, 5);
     cr_assert(has("layer 3, expert 5 of model demo:v1"), "%s", result.error.text);
+    cr_assert(has("lists no copy of it any more; last report of node"), "%s", result.error.text);
+    cr_assert_str_eq(result.error.node, h.names[1], "the node that held it last is named");
+    h.epoch.number += 5; /* the name outlives a second table without the expert */
+    harness_publish(&h);
+    while (number != h.epoch.number) {
+        cr_assert_eq(ep_client_epoch(h.client, &term, &number), EP_OK);
+    }
+    cr_assert_eq(run(&b), EP_ERR_UNAVAILABLE);
+    cr_assert_str_eq(result.error.node, h.names[1]);
     batch_free(&b);
     harness_close(&h);
 }
