@@ -87,14 +87,31 @@ static void announce(ep_coordinator_service *self)
            (unsigned long long)table->epoch.number, table->nodes_count, table->layers_count);
 }
 
+/* What the state cannot judge: that the caller speaks for itself, and that a lane serves its address. */
+static ep_err check_caller(const ep_rpc_call *call, const Expertd__V1__RegisterRequest *request, ep_error *out_error)
+{
+    const char *said = ep_rpc_call_peer_node(call);
+    if (strcmp(said, request->node) != 0) {
+        return ep_error_set(out_error, EP_ERR_PERMISSION_DENIED, "node '%s' may not register '%s': the name differs from its Hello", said,
+                            request->node);
+    }
+    if (ep_lane_for_url(request->url) == NULL) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "node %s: no lane serves the url '%.100s'", request->node, request->url);
+    }
+    return EP_OK;
+}
+
 static void on_register_node(Expertd__V1__Coordinator_Service *rpc, const Expertd__V1__RegisterRequest *request,
                         Expertd__V1__RegisterReply_Closure closure, void *closure_data)
 {
     ep_coordinator_service *self = self_of(rpc);
     Expertd__V1__RegisterReply reply = EXPERTD__V1__REGISTER_REPLY__INIT;
     ep_error error;
+    ep_err err = check_caller(closure_data, request, &error);
     pthread_mutex_lock(&self->lock);
-    ep_err err = ep_coordinator_state_register(self->cluster, ep_clock_now_ns(), request, &reply.node_id, &error);
+    if (err == EP_OK) {
+        err = ep_coordinator_state_register(self->cluster, ep_clock_now_ns(), request, &reply.node_id, &error);
+    }
     if (err == EP_OK) {
         err = ep_coordinator_state_assignments(self->cluster, request->node, &reply.assignments, &reply.n_assignments);
         if (err != EP_OK) {
@@ -327,18 +344,7 @@ void ep_coordinator_service_stop(ep_coordinator_service *self)
 {
     pthread_mutex_lock(&self->lock);
     self->stopping = true;
-    watcher *list = self->watchers;
-    self->watchers = NULL;
-    self->stats.watchers = 0;
     pthread_mutex_unlock(&self->lock);
-    while (list != NULL) {
-        watcher *w = list;
-        ep_error error;
-        list = w->next;
-        ep_error_set(&error, EP_ERR_DRAINING, "the coordinator is stopping");
-        finish_error(w->call, &error);
-        free(w);
-    }
 }
 
 void ep_coordinator_service_read_stats(ep_coordinator_service *self, ep_coordinator_stats *out_stats)
@@ -349,7 +355,7 @@ void ep_coordinator_service_read_stats(ep_coordinator_service *self, ep_coordina
     ep_routing_table *table = ep_coordinator_state_table(self->cluster);
     out_stats->epoch = table != NULL ? table->epoch : (ep_epoch){0};
     for (size_t i = 0; ep_coordinator_state_node(self->cluster, i, &view); i++) {
-        bool away = strcmp(view.state, "suspect") == 0 || strcmp(view.state, "removed") == 0 || strcmp(view.state, "draining") == 0;
+        bool away = strcmp(view.state, "suspect") == 0 || strcmp(view.state, "draining") == 0;
         out_stats->nodes_known++;
         out_stats->nodes_listed += !away;
     }

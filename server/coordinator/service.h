@@ -19,7 +19,7 @@ void ep_coordinator_service_destroy(ep_coordinator_service *service);
 ProtobufCService *ep_coordinator_service_rpc(ep_coordinator_service *service);
 /* Notices silent nodes; call every heartbeat_ms. */
 void ep_coordinator_service_tick(ep_coordinator_service *service);
-/* Ends all watches, so that the rpc server can be destroyed. */
+/* Takes no more watches; those there are end with their connections when the rpc server is destroyed. */
 void ep_coordinator_service_stop(ep_coordinator_service *service);
 
 typedef struct ep_coordinator_stats {

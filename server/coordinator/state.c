@@ -10,7 +10,7 @@
 #include "base/clock.h"
 #include "coordinator/state_private.h"
 
-static const char *const state_names[] = {"starting", "serving", "draining", "degraded", "suspect", "removed"};
+static const char *const state_names[] = {"starting", "serving", "draining", "degraded", "suspect"};
 
 ep_err ep_coordinator_state_create(const ep_coordinator_state_config *config, ep_coordinator_state **out_cluster)
 {
@@ -89,17 +89,26 @@ static ep_err check_name(const char *what, const char *value, size_t bytes_max, 
     return EP_OK;
 }
 
+static ep_layer_shape shape_of(const Expertd__V1__LayerInfo *info)
+{
+    return (ep_layer_shape){.layer = info->layer,
+                            .hidden = info->hidden,
+                            .inner = info->inner,
+                            .experts = info->experts,
+                            .shared_experts = info->shared_experts,
+                            .top_k = info->top_k,
+                            .activation = (ep_activation)info->activation};
+}
+
+/* By the very check that clients use on tables: what they would refuse must not get in. */
 static ep_err check_layer(const char *model, const Expertd__V1__LayerInfo *info, ep_error *out_error)
 {
+    ep_layer_shape shape = shape_of(info);
+    ep_err err = ep_layer_shape_check(&shape, out_error);
+    if (err != EP_OK) {
+        return ep_error_prefix(out_error, err, "model %s", model);
+    }
     uint64_t total = (uint64_t)info->experts + info->shared_experts;
-    if (info->experts == 0 || total > EP_EXPERTS_MAX) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "model %s, layer %u: %llu experts, allowed 1..%d", model, info->layer,
-                            (unsigned long long)total, EP_EXPERTS_MAX);
-    }
-    if (info->hidden == 0 || info->hidden > EP_HIDDEN_MAX) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "model %s, layer %u: hidden is %u, allowed 1..%d", model, info->layer,
-                            info->hidden, EP_HIDDEN_MAX);
-    }
     for (size_t i = 0; i < info->n_owned; i++) {
         if (info->owned[i] >= total) {
             return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "model %s, layer %u: owned expert %u, allowed 0..%llu", model,
@@ -107,6 +116,12 @@ static ep_err check_layer(const char *model, const Expertd__V1__LayerInfo *info,
         }
     }
     return EP_OK;
+}
+
+static bool same_shape(const ep_layer_shape *a, const ep_layer_shape *b)
+{
+    return a->hidden == b->hidden && a->inner == b->inner && a->experts == b->experts && a->shared_experts == b->shared_experts &&
+           a->top_k == b->top_k && a->activation == b->activation;
 }
 
 /* Nothing is changed before all of a request is found good. */
@@ -132,11 +147,14 @@ static ep_err check_models(const ep_coordinator_state *cluster, Expertd__V1__Mod
                 continue;
             }
             const ep_layer_shape *known = &cluster->layers[index].shape;
-            if (known->experts != info->experts || known->shared_experts != info->shared_experts || known->hidden != info->hidden) {
+            ep_layer_shape offered = shape_of(info);
+            if (!same_shape(known, &offered)) {
                 return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                                    "model %s, layer %u has %u experts, %u shared, hidden %u; other nodes of version %s have %u, %u, %u",
-                                    model->name, info->layer, info->experts, info->shared_experts, info->hidden, model->version,
-                                    known->experts, known->shared_experts, known->hidden);
+                                    "model %s, layer %u has %u experts, %u shared, hidden %u, inner %u, top_k %u, activation %u; other nodes of "
+                                    "version %s have %u, %u, %u, %u, %u, %u",
+                                    model->name, info->layer, info->experts, info->shared_experts, info->hidden, info->inner, info->top_k,
+                                    info->activation, model->version, known->experts, known->shared_experts, known->hidden, known->inner,
+                                    known->top_k, (unsigned)known->activation);
             }
         }
     }
@@ -177,16 +195,7 @@ static uint32_t add_layer(ep_coordinator_state *cluster, uint32_t model_index, c
     }
     cluster->layers = layers;
     cluster_layer *layer = &layers[cluster->layers_count];
-    *layer = (cluster_layer){
-        .model_index = model_index,
-        .shape = {.layer = info->layer,
-                  .hidden = info->hidden,
-                  .inner = info->inner,
-                  .experts = info->experts,
-                  .shared_experts = info->shared_experts,
-                  .top_k = info->top_k,
-                  .activation = (ep_activation)info->activation},
-    };
+    *layer = (cluster_layer){.model_index = model_index, .shape = shape_of(info)};
     for (size_t i = 0; i < cluster->nodes_count; i++) {
         if (!node_add_layer(cluster->nodes[i], cluster->layers_count + 1, layer_words(layer))) {
             undo_layer(cluster, i);
@@ -274,7 +283,7 @@ static cluster_node *add_node(ep_coordinator_state *cluster)
         free(node);
         return NULL;
     }
-    node->node_id = (uint32_t)cluster->nodes_count;
+    node->node_id = cluster->next_node_id++;
     nodes[cluster->nodes_count++] = node;
     return node;
 }
@@ -328,7 +337,7 @@ ep_err ep_coordinator_state_heartbeat(ep_coordinator_state *cluster, uint64_t no
                             bool *out_reregister, ep_error *out_error)
 {
     cluster_node *node = find_node(cluster, request->node);
-    *out_reregister = node == NULL || node->incarnation != request->incarnation || node->state == NODE_REMOVED;
+    *out_reregister = node == NULL || node->incarnation != request->incarnation;
     if (*out_reregister) {
         return EP_OK;
     }
@@ -355,20 +364,68 @@ ep_err ep_coordinator_state_heartbeat(ep_coordinator_state *cluster, uint64_t no
     return EP_OK;
 }
 
+/* A model that no node offers any more is forgotten with its layers. */
+static void forget_model(ep_coordinator_state *cluster, uint32_t model_index)
+{
+    for (uint32_t l = cluster->layers_count; l-- > 0;) {
+        if (cluster->layers[l].model_index > model_index) {
+            cluster->layers[l].model_index--;
+        } else if (cluster->layers[l].model_index == model_index) {
+            uint32_t after = --cluster->layers_count - l;
+            memmove(&cluster->layers[l], &cluster->layers[l + 1], after * sizeof(cluster->layers[0]));
+            for (size_t n = 0; n < cluster->nodes_count; n++) {
+                node_layer *layers = cluster->nodes[n]->layers;
+                free(layers[l].assigned);
+                free(layers[l].owned);
+                memmove(&layers[l], &layers[l + 1], after * sizeof(layers[0]));
+            }
+        }
+    }
+    uint32_t after = --cluster->models_count - model_index;
+    memmove(&cluster->models[model_index], &cluster->models[model_index + 1], after * sizeof(cluster->models[0]));
+    for (size_t n = 0; n < cluster->nodes_count; n++) {
+        char(*numerics)[EP_NUMERICS_BYTES] = cluster->nodes[n]->numerics;
+        memmove(&numerics[model_index], &numerics[model_index + 1], after * sizeof(numerics[0]));
+    }
+}
+
+static bool is_offered(const ep_coordinator_state *cluster, uint32_t model_index)
+{
+    for (size_t n = 0; n < cluster->nodes_count; n++) {
+        if (cluster->nodes[n]->numerics[model_index][0] != 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void forget_node(ep_coordinator_state *cluster, size_t index)
+{
+    cluster_node *node = cluster->nodes[index];
+    memmove(&cluster->nodes[index], &cluster->nodes[index + 1], (--cluster->nodes_count - index) * sizeof(cluster->nodes[0]));
+    node_free_layers(node, cluster->layers_count);
+    free(node);
+}
+
 void ep_coordinator_state_tick(ep_coordinator_state *cluster, uint64_t now_ns)
 {
     uint64_t dead_ns = (uint64_t)cluster->config.heartbeat_ms * cluster->config.heartbeat_dead_count * EP_NS_PER_MS;
     uint64_t restore_ns = dead_ns + (uint64_t)cluster->config.restore_ms * EP_NS_PER_MS;
     bool removed = false, changed = false;
-    for (size_t i = 0; i < cluster->nodes_count; i++) {
+    for (size_t i = cluster->nodes_count; i-- > 0;) {
         cluster_node *node = cluster->nodes[i];
         uint64_t silent_ns = now_ns - node->last_seen_ns;
-        if (node->state != NODE_REMOVED && silent_ns > restore_ns) {
-            node->state = NODE_REMOVED;
+        if (silent_ns > restore_ns || (silent_ns > dead_ns && node->state == NODE_DRAINING)) { /* a drained one does not come back */
+            forget_node(cluster, i);
             removed = true;
-        } else if (node->state != NODE_REMOVED && node->state != NODE_SUSPECT && silent_ns > dead_ns) {
+        } else if (node->state != NODE_SUSPECT && silent_ns > dead_ns) {
             node->state = NODE_SUSPECT;
             changed = true;
+        }
+    }
+    for (uint32_t m = cluster->models_count; removed && m-- > 0;) {
+        if (!is_offered(cluster, m)) {
+            forget_model(cluster, m);
         }
     }
     if (removed) {

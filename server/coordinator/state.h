@@ -5,8 +5,9 @@
  *
  *   register, heartbeat, tick  ->  assignment (what each node shall own)  ->  nodes load and report  ->  routing table
  *
- * A node is `serving` while its heartbeats come, `suspect` after heartbeat_dead_count of them are missing (it then leaves the
- * table), and `removed` after restore_ms more (its experts are then given to others). A table lists only what nodes report as loaded.
+ * A node is `serving` while its heartbeats come and `suspect` after heartbeat_dead_count of them are missing: its experts then leave
+ * the table. After restore_ms more (at once, if it was draining) it is forgotten and its experts are given to others. A table lists
+ * only what nodes report as loaded; while an assignment is being loaded, copies that are to go stay listed.
  * The first table waits until min_nodes nodes have loaded all they were given.
  *
  * Threads    one at a time.

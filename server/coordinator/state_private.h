@@ -5,7 +5,7 @@
 
 #include "coordinator/state.h"
 
-typedef enum node_state { NODE_STARTING, NODE_SERVING, NODE_DRAINING, NODE_DEGRADED, NODE_SUSPECT, NODE_REMOVED } node_state;
+typedef enum node_state { NODE_STARTING, NODE_SERVING, NODE_DRAINING, NODE_DEGRADED, NODE_SUSPECT } node_state;
 
 /* Experts of one layer, a bit each. */
 typedef struct node_layer {
@@ -39,6 +39,7 @@ typedef struct cluster_layer {
 
 struct ep_coordinator_state {
     ep_coordinator_state_config config;
+    uint32_t next_node_id;
     size_t nodes_count;
     cluster_node **nodes;
     uint32_t models_count;
@@ -74,10 +75,10 @@ static inline void bit_set(uint64_t *bits, uint32_t index)
     bits[index / 64] |= 1ull << (index % 64);
 }
 
-/* Takes part in placement: everything but removed and draining. */
+/* Takes part in placement: everything but draining. */
 static inline bool node_can_own(const cluster_node *node)
 {
-    return node->state != NODE_REMOVED && node->state != NODE_DRAINING;
+    return node->state != NODE_DRAINING;
 }
 
 /* Stands in the table. */

@@ -17,20 +17,22 @@ static int compare_layers(const void *left, const void *right, void *arg)
     return a->shape.layer < b->shape.layer ? -1 : a->shape.layer > b->shape.layer;
 }
 
-static bool has_copy(const cluster_node *node, uint32_t layer_index, uint32_t expert)
+/* A copy that is to move stays in the table until its new owners have loaded it. */
+static bool has_copy(const ep_coordinator_state *cluster, const cluster_node *node, uint32_t layer_index, uint32_t expert)
 {
     const node_layer *layer = &node->layers[layer_index];
-    return node_is_listed(node) && bit_get(layer->assigned, expert) && bit_get(layer->owned, expert);
+    bool is_moving = cluster->committed_number < cluster->assignment_number;
+    return node_is_listed(node) && bit_get(layer->owned, expert) && (is_moving || bit_get(layer->assigned, expert));
 }
 
-/* All nodes stand in the table, by position in cluster->nodes, so that a node index equals its id. */
+/* All nodes stand in the table, by position in cluster->nodes; a node that fell silent leaves it after restore_ms. */
 static ep_err fill_layer(const ep_coordinator_state *cluster, ep_routing_table *table, uint32_t position, uint32_t layer_index)
 {
     const cluster_layer *layer = &cluster->layers[layer_index];
     uint32_t total = 0;
     for (uint32_t e = 0; e < layer_experts(layer); e++) {
         for (size_t n = 0; n < cluster->nodes_count; n++) {
-            total += has_copy(cluster->nodes[n], layer_index, e);
+            total += has_copy(cluster, cluster->nodes[n], layer_index, e);
         }
     }
     ep_err err = ep_routing_table_layer_init(table, position, layer->model_index, &layer->shape, total);
@@ -42,7 +44,7 @@ static ep_err fill_layer(const ep_coordinator_state *cluster, ep_routing_table *
     for (uint32_t e = 0; e < layer_experts(layer); e++) {
         out->offsets[e] = used;
         for (uint32_t n = 0; n < cluster->nodes_count; n++) {
-            if (has_copy(cluster->nodes[n], layer_index, e)) {
+            if (has_copy(cluster, cluster->nodes[n], layer_index, e)) {
                 out->copies[used++] = n;
             }
         }
@@ -133,12 +135,15 @@ void cluster_publish(ep_coordinator_state *cluster)
     if (!cluster->placed_once || (cluster->table == NULL && !is_settled)) {
         return;
     }
-    ep_routing_table *table;
-    if (build_table(cluster, &table) != EP_OK) {
-        return; /* the old table stays; the next heartbeat tries again */
-    }
     if (is_settled) {
         cluster->committed_number = cluster->assignment_number;
+    }
+    ep_routing_table *table;
+    ep_err err = build_table(cluster, &table);
+    if (err != EP_OK) { /* the old table stays; the next heartbeat tries again */
+        ep_error_set(&cluster->placement_error, err, "no routing table can be made of %zu nodes, %u models, %u layers: %s",
+                     cluster->nodes_count, cluster->models_count, cluster->layers_count, ep_err_text(err));
+        return;
     }
     uint64_t checksum = ep_routing_table_checksum(table); /* epoch still 0: content only */
     if (cluster->table != NULL && checksum == cluster->table_checksum) {

@@ -40,7 +40,7 @@ static void start(void)
     cr_assert(ep_test_process_wait_ports(&coordinator, WAIT_MS));
 }
 
-static ep_rpc_channel *connect_as(const char *role)
+static ep_rpc_channel *connect_as(const char *node, const char *role)
 {
     ep_error error;
     ep_rpc_channel *channel;
@@ -50,7 +50,7 @@ static ep_rpc_channel *connect_as(const char *role)
         cr_assert_eq(ep_buffer_pool_create(0, 0, &pool), EP_OK);
     }
     config.common = (ep_rpc_common){
-        .timers = timers, .pool = pool, .token = "", .node = "", .role = role, .incarnation = 1, .payload_crc = true};
+        .timers = timers, .pool = pool, .token = "", .node = node, .role = role, .incarnation = 1, .payload_crc = true};
     ep_rpc_limits_default(&config.common.limits);
     ep_rpc_limits_raise_for_control(&config.common.limits);
     cr_assert_eq(ep_rpc_channel_create(&config, &channel, &error), EP_OK, "%s", error.text);
@@ -114,7 +114,7 @@ Test(coordinator, a_table_of_a_large_model_travels_whole, .init = setup, .fini =
     ep_error error;
     ProtobufCMessage *reply = NULL;
     start();
-    ep_rpc_channel *node = connect_as("node");
+    ep_rpc_channel *node = connect_as("big", "node");
     Expertd__V1__ModelInfo *models[] = {large_model()};
     Expertd__V1__RegisterRequest request = EXPERTD__V1__REGISTER_REQUEST__INIT;
     request.node = "big";
@@ -131,12 +131,20 @@ Test(coordinator, a_table_of_a_large_model_travels_whole, .init = setup, .fini =
     beat.state = "serving";
     beat.epoch = ((Expertd__V1__RegisterReply *)reply)->epoch;
     ProtobufCMessage *answer = NULL;
+    request.node = "somebody-else";
+    cr_expect_eq(ep_rpc_call_sync(node, "expertd.v1.Coordinator", "RegisterNode", &request.base, deadline_ns, &answer, &error),
+                 EP_ERR_PERMISSION_DENIED, "%s", error.text);
+    request.node = "big";
+    request.url = "foo";
+    cr_expect_eq(ep_rpc_call_sync(node, "expertd.v1.Coordinator", "RegisterNode", &request.base, deadline_ns, &answer, &error),
+                 EP_ERR_INVALID_ARGUMENT, "%s", error.text);
+    cr_expect(strstr(error.text, "no lane serves the url 'foo'") != NULL, "%s", error.text);
     cr_assert_eq(ep_rpc_call_sync(node, "expertd.v1.Coordinator", "Heartbeat", &beat.base, deadline_ns, &answer, &error), EP_OK, "%s",
                  error.text);
     protobuf_c_message_free_unpacked(answer, NULL);
     protobuf_c_message_free_unpacked(reply, NULL);
 
-    ep_rpc_channel *client = connect_as("client");
+    ep_rpc_channel *client = connect_as("", "client");
     Expertd__V1__WatchPlacementRequest watch = EXPERTD__V1__WATCH_PLACEMENT_REQUEST__INIT;
     ep_rpc_request call = {.method = ep_rpc_method_by_name("expertd.v1.Coordinator", "WatchPlacement"),
                            .header = &watch.base,

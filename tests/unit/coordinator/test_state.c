@@ -240,6 +240,50 @@ Test(coordinator_state, draining_node_leaves_the_table_and_others_take_over)
     ep_coordinator_state_destroy(cluster);
 }
 
+Test(coordinator_state, a_drained_node_that_is_gone_gets_nothing_back)
+{
+    start(1, 2, NULL);
+    join(0, NULL);
+    join(1, NULL);
+    load(0);
+    load(1);
+    beat(1, "draining");
+    load(0);
+    assert_copies(1);
+    now_ns += 2 * EP_NS_PER_S;
+    beat(0, "serving");
+    ep_coordinator_state_tick(cluster, now_ns);
+    ep_coordinator_state_node_view view;
+    cr_assert_not(ep_coordinator_state_node(cluster, 1, &view), "it drained and fell silent: forgotten");
+    assert_copies(1);
+    cr_assert_eq(join(2, NULL), EP_OK); /* places anew */
+    assert_copies(1);
+    load(0);
+    load(2);
+    assert_copies(1);
+    ep_coordinator_state_destroy(cluster);
+}
+
+Test(coordinator_state, nodes_and_models_that_are_gone_are_forgotten)
+{
+    start(1, 1, NULL);
+    for (int round = 0; round < 40; round++) {
+        char name[16], version[16];
+        snprintf(name, sizeof(name), "pod-%d", round);
+        snprintf(version, sizeof(version), "v%d", round);
+        snprintf(nodes[0].name, sizeof(nodes[0].name), "%s", name);
+        nodes[0].model.version = version;
+        nodes[0].incarnation++;
+        cr_assert_eq(join(0, NULL), EP_OK, "round %d: names and models pile up", round);
+        load(0);
+        assert_copies(1);
+        cr_assert_eq(ep_coordinator_state_table(cluster)->models_count, 1u);
+        now_ns += 20 * EP_NS_PER_S;
+        ep_coordinator_state_tick(cluster, now_ns);
+    }
+    ep_coordinator_state_destroy(cluster);
+}
+
 Test(coordinator_state, unknown_or_restarted_nodes_are_told_to_register)
 {
     start(1, 1, NULL);
@@ -281,6 +325,9 @@ Test(coordinator_state, bad_registrations_are_refused_by_name)
     cr_assert_eq(join(1, &error), EP_ERR_INVALID_ARGUMENT);
     cr_assert_not_null(strstr(error.text, "layer 3 has 7 experts"), "%s", error.text);
     cr_assert_not_null(strstr(error.text, "have 8"), "%s", error.text);
+    nodes[5].layers[0].inner = 0;
+    cr_assert_eq(join(5, &error), EP_ERR_INVALID_ARGUMENT, "what clients refuse in a table must not get into one");
+    cr_assert_not_null(strstr(error.text, "inner"), "%s", error.text);
     nodes[2].owned[0][0] = 8;
     nodes[2].owned_count[0] = 1;
     cr_assert_eq(join(2, &error), EP_ERR_INVALID_ARGUMENT);
