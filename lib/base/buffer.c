@@ -76,6 +76,11 @@ static uint32_t class_of(size_t bytes)
     return index;
 }
 
+size_t ep_buffer_class_bytes(size_t bytes)
+{
+    return (size_t)CLASS_BYTES_MIN << class_of(bytes);
+}
+
 static ep_err buffer_create(size_t capacity, uint32_t class_index, ep_buffer **out_buffer)
 {
     ep_buffer *buffer = calloc(1, sizeof(*buffer));

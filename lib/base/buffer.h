@@ -47,6 +47,8 @@ void ep_buffer_pool_destroy(ep_buffer_pool *pool);
 
 /* A buffer with one reference; contents undefined. Errors: RESOURCE_EXHAUSTED (limit), NO_MEMORY. */
 ep_err ep_buffer_acquire(ep_buffer_pool *pool, size_t bytes, ep_buffer **out_buffer);
+/* What a buffer of so many bytes takes from limit_bytes: its size class. */
+size_t ep_buffer_class_bytes(size_t bytes);
 ep_buffer *ep_buffer_ref(ep_buffer *buffer);
 /* Drops one reference; NULL is allowed. */
 void ep_buffer_unref(ep_buffer *buffer);

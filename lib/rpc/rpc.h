@@ -97,6 +97,7 @@ typedef struct ep_rpc_server_stats {
     uint64_t protocol_errors;
     uint64_t bytes_received;
     uint64_t bytes_sent;
+    uint64_t sends_queued;           /* now: frames handed to a connection, not yet taken by its lane's system */
 } ep_rpc_server_stats;
 
 ep_err ep_rpc_server_create(const ep_rpc_server_config *config, ep_rpc_server **out_server, ep_error *out_error);

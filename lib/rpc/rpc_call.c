@@ -67,6 +67,8 @@ ep_rpc_call *ep_rpc_call_create(ep_rpc_session *session, const ep_frame *frame, 
     call->cancelled = false;
     call->finished = false;
     call->cancel_running = false;
+    call->timer_held = false;
+    call->stream_over = false;
     call->on_cancel = NULL;
     call->attached = NULL;
     call->reply = NULL;
@@ -190,6 +192,18 @@ void ep_rpc_call_cancelled(ep_rpc_call *call)
     pthread_mutex_unlock(&call->lock);
 }
 
+/* Has the timer cancel the call; it then holds a reference. Errors: NO_MEMORY. */
+static ep_err arm_cancel_locked(ep_rpc_call *call, uint64_t due_ns)
+{
+    call_ref(call);
+    ep_err err = ep_timer_arm(call->session->server->common.timers, &call->timer, due_ns);
+    call->timer_held = err == EP_OK;
+    if (err != EP_OK) {
+        __atomic_fetch_sub(&call->refs, 1, __ATOMIC_RELAXED); /* never the last: the caller has one */
+    }
+    return err;
+}
+
 void ep_rpc_call_on_cancel(ep_rpc_call *call, void (*func)(void *arg, ep_rpc_call *call), void *arg)
 {
     call_ref(call); /* func may finish the call */
@@ -199,11 +213,8 @@ void ep_rpc_call_on_cancel(ep_rpc_call *call, void (*func)(void *arg, ep_rpc_cal
     call->cancel_arg = arg;
     if (call->cancelled) {
         run_on_cancel_locked(call);
-    } else if (call->deadline_ns != EP_TIME_NEVER) {
-        call_ref(call); /* the timer's */
-        if (ep_timer_arm(call->session->server->common.timers, &call->timer, call->deadline_ns) != EP_OK) {
-            __atomic_fetch_sub(&call->refs, 1, __ATOMIC_RELAXED); /* the caller's own cancel must do */
-        }
+    } else if (call->deadline_ns != EP_TIME_NEVER && !call->timer_held) {
+        arm_cancel_locked(call, call->deadline_ns); /* when it fails the caller's own cancel must do */
     }
     pthread_mutex_unlock(&call->lock);
     ep_rpc_call_unref(call);
@@ -261,6 +272,34 @@ static ep_rpc_out *pack_reply_locked(ep_rpc_call *call, const ProtobufCMessage *
     return NULL;
 }
 
+static ep_rpc_out *last_frame(ep_rpc_call *call, ep_err code, const ep_error *error);
+
+/*
+ * A message of a stream is lost (reply_error says why): the peer must hear of it and ask again, or it would believe itself
+ * up to date for ever. It is told the end now; the handler learns by cancel, on the timer's thread since it may hold locks
+ * here.
+ */
+static void end_stream_locked(ep_rpc_call *call)
+{
+    ep_rpc_link *link = &call->session->link;
+    ep_timer_service *timers = call->session->server->common.timers;
+    ep_rpc_out *out = last_frame(call, call->reply_error.code, &call->reply_error);
+    ep_err err = EP_OK;
+    call->stream_over = true;
+    if (!call->timer_held) {
+        err = arm_cancel_locked(call, ep_clock_now_ns());
+    } else if (ep_timer_cancel(timers, &call->timer)) { /* else it is running: that is the cancel */
+        __atomic_fetch_sub(&call->refs, 1, __ATOMIC_RELAXED);
+        err = arm_cancel_locked(call, ep_clock_now_ns());
+    }
+    if (out == NULL || err != EP_OK) {
+        ep_rpc_out_destroy(out);
+        ep_rpc_link_close(link, &call->reply_error); /* ends all its calls */
+        return;
+    }
+    ep_rpc_link_send_reply(link, out);
+}
+
 void ep_rpc_call_closure(const ProtobufCMessage *message, void *closure_data)
 {
     ep_rpc_call *call = closure_data;
@@ -278,6 +317,8 @@ void ep_rpc_call_closure(const ProtobufCMessage *message, void *closure_data)
             fill_frame(call, out, EP_FRAME_REPLY_MORE);
             call->sequence++;
             ep_rpc_link_send_reply(&call->session->link, out); /* under the lock: sequences leave in order */
+        } else if (stream) {
+            end_stream_locked(call);
         } else {
             call->reply = out;
         }
@@ -324,7 +365,7 @@ static void send_end(ep_rpc_call *call, ep_err code, const ep_error *error)
     if (code != EP_OK) {
         __atomic_fetch_add(&call->session->server->stats.calls_failed, 1, __ATOMIC_RELAXED);
     }
-    if (__atomic_load_n(&call->cancelled, __ATOMIC_ACQUIRE)) {
+    if (call->stream_over || __atomic_load_n(&call->cancelled, __ATOMIC_ACQUIRE)) {
         return; /* nobody waits for it */
     }
     ep_rpc_out *out = last_frame(call, code, error);

@@ -86,6 +86,7 @@ static ep_err fill(ep_rpc_channel *channel, const ep_rpc_channel_config *config,
         .frame_bytes = ep_frame_read_bytes,
         .pool = channel->common.pool,
         .frame_bytes_max = channel->common.limits.frame_bytes_max,
+        .first_frame_bytes_max = ep_rpc_first_frame_bytes_max(&channel->common.limits, false),
         .send_queue_bytes_max = channel->common.limits.send_queue_bytes_max,
     };
     channel->reconnect = config->reconnect;

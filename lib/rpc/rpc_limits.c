@@ -75,6 +75,15 @@ ep_err ep_rpc_limits_check(const ep_rpc_limits *l, ep_error *out_error)
     return EP_OK;
 }
 
+size_t ep_rpc_first_frame_bytes_max(const ep_rpc_limits *limits, bool accepted)
+{
+    size_t header_bytes = limits->header_bytes_max;
+    if (accepted && header_bytes > EP_RPC_HELLO_REQUEST_BYTES_MAX) {
+        header_bytes = EP_RPC_HELLO_REQUEST_BYTES_MAX;
+    }
+    return ep_frame_tensor_offset((uint32_t)header_bytes);
+}
+
 ep_err ep_rpc_common_copy(const ep_rpc_common *common, ep_rpc_common *out_copy, ep_error *out_error)
 {
     ep_err err = ep_rpc_limits_check(&common->limits, out_error);

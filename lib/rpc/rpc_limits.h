@@ -8,6 +8,12 @@
 /* Errors: INVALID_ARGUMENT naming the limit, its value and the allowed range. */
 ep_err ep_rpc_limits_check(const ep_rpc_limits *limits, ep_error *out_error);
 
+/* A Hello request holds a token and a few names, whatever header_bytes_max is raised to for tables. */
+#define EP_RPC_HELLO_REQUEST_BYTES_MAX 65536
+
+/* The lane's limit until Hello is agreed; accepted: of connections that others make to us. */
+size_t ep_rpc_first_frame_bytes_max(const ep_rpc_limits *limits, bool accepted);
+
 /* Checks common and copies it with its strings; ep_rpc_common_free releases the copy. Errors:
  * INVALID_ARGUMENT, NO_MEMORY. */
 ep_err ep_rpc_common_copy(const ep_rpc_common *common, ep_rpc_common *out_copy, ep_error *out_error);

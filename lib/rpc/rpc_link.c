@@ -112,8 +112,12 @@ static uint64_t ping_step_locked(ep_rpc_link *link, bool *out_ping, ep_error *ou
     if (period_ns == 0) {
         return 0;
     }
-    if (received_ns >= link->pinged_ns) {
-        link->pings_missed = 0; /* something came since the last ping */
+    ep_conn_receiving receiving;
+    ep_conn_read_receiving(link->conn, &receiving);
+    /* Part of a frame is a sign of life too, and nothing can come while our lane waits for memory. Pings go on: they are
+     * the peer's sign of our life, whose own are behind what we do not read. */
+    if (received_ns >= link->pinged_ns || receiving.heard_ns >= link->pinged_ns || receiving.waits_for_memory) {
+        link->pings_missed = 0;
     }
     if (received_ns + period_ns > now_ns) {
         return received_ns + period_ns;
@@ -127,6 +131,36 @@ static uint64_t ping_step_locked(ep_rpc_link *link, bool *out_ping, ep_error *ou
     link->pinged_ns = now_ns;
     *out_ping = true;
     return now_ns + period_ns;
+}
+
+static void ping_sent(ep_send *send, ep_err result)
+{
+    ep_rpc_link *link = send->arg;
+    (void)result;
+    pthread_mutex_lock(&link->lock);
+    link->ping_busy = false;
+    pthread_mutex_unlock(&link->lock);
+    ep_rpc_link_unref(link);
+}
+
+/* In memory of its own: it must go out when the pool has none. One that still waits in the queue is enough. */
+static void send_ping(ep_rpc_link *link)
+{
+    pthread_mutex_lock(&link->lock);
+    bool send = link->phase == EP_LINK_LIVE && !link->ping_busy;
+    link->ping_busy = link->ping_busy || send;
+    pthread_mutex_unlock(&link->lock);
+    if (!send) {
+        return;
+    }
+    ep_frame frame = {.kind = EP_FRAME_PING, .tensor_offset = ep_frame_tensor_offset(0)};
+    ep_frame_encode(&frame, link->ping_bytes);
+    link->ping = (ep_send){.parts_count = 1, .done = ping_sent, .arg = link};
+    link->ping.parts[0] = (ep_send_part){.data = link->ping_bytes, .bytes = sizeof(link->ping_bytes)};
+    ep_rpc_link_ref(link);
+    if (ep_conn_send(link->conn, &link->ping) != EP_OK) {
+        ping_sent(&link->ping, EP_ERR_CLOSED);
+    }
 }
 
 static void link_timer(ep_timer *timer, void *arg)
@@ -161,7 +195,7 @@ static void link_timer(ep_timer *timer, void *arg)
     }
     pthread_mutex_unlock(&link->lock);
     if (ping) {
-        ep_rpc_link_send_bare(link, &(ep_frame){.kind = EP_FRAME_PING});
+        send_ping(link);
     }
     if (why.code != EP_OK) {
         ep_rpc_link_close(link, &why);
@@ -401,6 +435,7 @@ void ep_rpc_link_go_live(ep_rpc_link *link)
     ep_err err = EP_OK;
     if (live) {
         link->phase = EP_LINK_LIVE;
+        ep_conn_allow_large(link->conn);
         if (link->common->limits.ping_ms != 0) {
             err = arm_locked(link, ep_clock_now_ns() + link->common->limits.ping_ms * EP_NS_PER_MS);
         }

@@ -54,6 +54,9 @@ struct ep_rpc_link {
     ep_error why;
     uint32_t pings_missed;
     uint64_t pinged_ns; /* when the last ping was sent */
+    bool ping_busy;     /* ping is in the lane's queue */
+    ep_send ping;
+    uint8_t ping_bytes[EP_FRAME_FIXED_BYTES];
     uint64_t received_ns;
     uint32_t sends_in_flight;
     uint64_t bytes_received;

@@ -26,6 +26,7 @@ ep_err ep_rpc_server_create(const ep_rpc_server_config *config, ep_rpc_server **
         .frame_bytes = ep_frame_read_bytes,
         .pool = server->common.pool,
         .frame_bytes_max = server->common.limits.frame_bytes_max,
+        .first_frame_bytes_max = ep_rpc_first_frame_bytes_max(&server->common.limits, true),
         .send_queue_bytes_max = server->common.limits.send_queue_bytes_max,
         .connections_max = server->common.limits.connections_max,
     };
@@ -176,6 +177,7 @@ void ep_rpc_server_read_stats(ep_rpc_server *server, ep_rpc_server_stats *out_st
     for (ep_rpc_session *session = server->sessions; session != NULL; session = session->next) {
         out_stats->bytes_received += __atomic_load_n(&session->link.bytes_received, __ATOMIC_RELAXED);
         out_stats->bytes_sent += __atomic_load_n(&session->link.bytes_sent, __ATOMIC_RELAXED);
+        out_stats->sends_queued += ep_rpc_link_sends_in_flight(&session->link);
     }
     pthread_mutex_unlock(&server->lock);
 }

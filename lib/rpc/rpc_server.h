@@ -108,6 +108,8 @@ struct ep_rpc_call {
     pthread_cond_t cancel_done;
     bool cancelled; /* also read without the lock */
     bool finished;
+    bool timer_held;  /* the timer was armed and got a reference */
+    bool stream_over; /* the peer was told the end before finish */
     bool cancel_running;
     pthread_t cancel_thread;
     void (*on_cancel)(void *arg, ep_rpc_call *call);

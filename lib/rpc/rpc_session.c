@@ -45,9 +45,35 @@ static void refuse(ep_rpc_session *session, uint64_t call_id, const ep_error *wh
         &session->link, hello_reply(session, call_id, ep_err_grpc_code(why->code), &fields.status.base), why);
 }
 
-/* Our Hello, with the listeners as lanes on offer and what the program adds. Returns NULL when out of memory.
- */
-static ep_rpc_out *welcome_frame(ep_rpc_session *session, uint64_t call_id, bool payload_crc)
+/* The Hello in a frame the peer accepts: without models when it is too large with them; they can be asked for. Errors:
+ * RESOURCE_EXHAUSTED (too large even so), NO_MEMORY. */
+static ep_err welcome_pack(ep_rpc_session *session, uint64_t call_id, Expertd__V1__Hello *hello,
+                           ep_rpc_out **out_frame, ep_error *out_error)
+{
+    size_t models = hello->n_models;
+    size_t max = session->peer_header_bytes_max;
+    size_t bytes = protobuf_c_message_get_packed_size(&hello->base);
+    if (bytes > max) {
+        hello->n_models = 0;
+        bytes = protobuf_c_message_get_packed_size(&hello->base);
+    }
+    ep_err err = EP_OK;
+    if (bytes > max) {
+        err = ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
+                           "the Hello reply has %zu bytes without its models, header_bytes_max is %zu", bytes, max);
+    } else {
+        *out_frame = hello_reply(session, call_id, 0, &hello->base);
+        if (*out_frame == NULL) {
+            err = ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for the Hello reply");
+        }
+    }
+    hello->n_models = models; /* hello_free needs it */
+    return err;
+}
+
+/* Our Hello, with the listeners as lanes on offer and what the program adds. Errors: as welcome_pack. */
+static ep_err welcome_frame(ep_rpc_session *session, uint64_t call_id, bool payload_crc, ep_rpc_out **out_frame,
+                            ep_error *out_error)
 {
     ep_rpc_server *server = session->server;
     Expertd__V1__Hello hello;
@@ -71,11 +97,11 @@ static ep_rpc_out *welcome_frame(ep_rpc_session *session, uint64_t call_id, bool
     if (server->config.hello_fill != NULL) {
         server->config.hello_fill(server->config.arg, &hello);
     }
-    ep_rpc_out *out = hello_reply(session, call_id, 0, &hello.base);
+    ep_err err = welcome_pack(session, call_id, &hello, out_frame, out_error);
     if (server->config.hello_free != NULL) {
         server->config.hello_free(server->config.arg, &hello);
     }
-    return out;
+    return err;
 }
 
 /* 0: the peer did not say. */
@@ -94,13 +120,14 @@ static void welcome(ep_rpc_session *session, uint64_t call_id, const Expertd__V1
     session->peer_frame_bytes_max = smaller(limits->frame_bytes_max, hello->frame_bytes_max);
     session->peer_header_bytes_max = smaller(limits->header_bytes_max, hello->header_bytes_max);
     session->announced_bytes = limits->credit_bytes;
-    session->hello_done = true;
     ep_rpc_link_set_crc(link, payload_crc);
-    ep_rpc_out *out = welcome_frame(session, call_id, payload_crc);
-    if (out == NULL) {
-        ep_rpc_link_close(link, NULL);
+    ep_rpc_out *out = NULL;
+    ep_error why;
+    if (welcome_frame(session, call_id, payload_crc, &out, &why) != EP_OK) {
+        refuse(session, call_id, &why); /* which closes too when there is no memory for it */
         return;
     }
+    session->hello_done = true;
     ep_rpc_link_go_live(link);
     ep_rpc_link_send_reply(link, out);
 }

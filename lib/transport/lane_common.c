@@ -42,6 +42,10 @@ ep_err ep_lane_limits_check(const ep_lane_limits *limits, bool for_listener, ep_
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "frame_bytes_max is %zu, must be at least %d",
                             limits->frame_bytes_max, EP_FRAME_PREFIX_BYTES);
     }
+    if (limits->first_frame_bytes_max != 0 && limits->first_frame_bytes_max < EP_FRAME_PREFIX_BYTES) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "first_frame_bytes_max is %zu, must be 0 or at least %d",
+                            limits->first_frame_bytes_max, EP_FRAME_PREFIX_BYTES);
+    }
     if (limits->send_queue_bytes_max < limits->frame_bytes_max) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
                             "send_queue_bytes_max is %zu, must be at least frame_bytes_max %zu", limits->send_queue_bytes_max,
@@ -49,6 +53,21 @@ ep_err ep_lane_limits_check(const ep_lane_limits *limits, bool for_listener, ep_
     }
     if (for_listener && limits->connections_max == 0) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "connections_max is 0, must be at least 1");
+    }
+    return EP_OK;
+}
+
+ep_err ep_lane_frame_check(const ep_lane_limits *limits, bool large_allowed, size_t frame_bytes, const char *peer,
+                           ep_error *out_error)
+{
+    if (frame_bytes > limits->frame_bytes_max) {
+        return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED, "frame of %zu bytes from %s, frame_bytes_max is %zu",
+                            frame_bytes, peer, limits->frame_bytes_max);
+    }
+    if (!large_allowed && limits->first_frame_bytes_max != 0 && frame_bytes > limits->first_frame_bytes_max) {
+        return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
+                            "first frame of %zu bytes from %s, first_frame_bytes_max is %zu", frame_bytes, peer,
+                            limits->first_frame_bytes_max);
     }
     return EP_OK;
 }

@@ -16,6 +16,13 @@ typedef struct ep_send_queue {
 /* Refuses limits that cannot work, naming the one. Errors: INVALID_ARGUMENT. */
 ep_err ep_lane_limits_check(const ep_lane_limits *limits, bool for_listener, ep_error *out_error);
 
+/*
+ * Whether a frame of this length may be received; large_allowed: ep_conn_allow_large was called. Errors: RESOURCE_EXHAUSTED,
+ * naming the limit.
+ */
+ep_err ep_lane_frame_check(const ep_lane_limits *limits, bool large_allowed, size_t frame_bytes, const char *peer,
+                           ep_error *out_error);
+
 /* Whether url has this scheme ("tcp" for "tcp://..."). */
 bool ep_url_has_scheme(const char *url, const char *scheme);
 

@@ -92,7 +92,8 @@ static void finish(loopback_conn *conn)
 }
 
 /* Copies a frame into a buffer of the receiver, under the receiver's limits. Errors: NO_MEMORY means try again later. */
-static ep_err gather(const ep_send *send, const ep_lane_limits *limits, ep_buffer **out_frame, ep_error *out_error)
+static ep_err gather(const ep_send *send, const ep_lane_limits *limits, bool large_allowed, ep_buffer **out_frame,
+                     ep_error *out_error)
 {
     uint8_t prefix[EP_FRAME_PREFIX_BYTES];
     size_t frame_bytes = 0;
@@ -101,9 +102,9 @@ static ep_err gather(const ep_send *send, const ep_lane_limits *limits, ep_buffe
     if (err != EP_OK) {
         return err;
     }
-    if (frame_bytes > limits->frame_bytes_max) {
-        return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED, "frame of %zu bytes, frame_bytes_max is %zu", frame_bytes,
-                            limits->frame_bytes_max);
+    err = ep_lane_frame_check(limits, large_allowed, frame_bytes, "loopback peer", out_error);
+    if (err != EP_OK) {
+        return err;
     }
     if (frame_bytes != send->total_bytes) {
         return ep_error_set(out_error, EP_ERR_PROTOCOL, "frame announces %zu bytes and has %zu", frame_bytes, send->total_bytes);
@@ -136,13 +137,15 @@ static void deliver(loopback_conn *conn)
     ep_error error;
     ep_error_clear(&error);
     ep_buffer *frame = NULL;
+    bool large_allowed = peer->large_allowed;
     loopback_unlock();
-    ep_err err = gather(send, &peer->limits, &frame, &error);
+    ep_err err = gather(send, &peer->limits, large_allowed, &frame, &error);
     loopback_lock();
     if (conn->ending) { /* meanwhile; its work is queued */
         ep_buffer_unref(frame);
         return;
     }
+    peer->memory_wait = err == EP_ERR_NO_MEMORY;
     if (err == EP_ERR_NO_MEMORY) {
         wait_for_memory(conn);
         return;
@@ -152,6 +155,7 @@ static void deliver(loopback_conn *conn)
         return;
     }
     conn->backoff_ns = 0;
+    peer->heard_ns = ep_clock_now_ns();
     ep_send_queue_pop(&conn->queue);
     loopback_unlock();
     peer->handler.on_frame(peer->handler.arg, &peer->base, frame);
@@ -269,6 +273,21 @@ void loopback_conn_release(ep_conn *base)
     conn->released = true;
     wake(conn);
     conn_unref(conn);
+    loopback_unlock();
+}
+
+void loopback_conn_allow_large(ep_conn *base)
+{
+    loopback_lock();
+    ((loopback_conn *)base)->large_allowed = true;
+    loopback_unlock();
+}
+
+void loopback_conn_receiving(ep_conn *base, ep_conn_receiving *out_receiving)
+{
+    const loopback_conn *conn = (const loopback_conn *)base;
+    loopback_lock();
+    *out_receiving = (ep_conn_receiving){.heard_ns = conn->heard_ns, .waits_for_memory = conn->memory_wait};
     loopback_unlock();
 }
 

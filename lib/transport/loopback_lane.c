@@ -414,6 +414,8 @@ const ep_lane_ops ep_loopback_lane = {
     .conn_send = loopback_conn_send,
     .conn_close = loopback_conn_close,
     .conn_release = loopback_conn_release,
+    .conn_allow_large = loopback_conn_allow_large,
+    .conn_receiving = loopback_conn_receiving,
     .conn_peer = loopback_conn_peer,
     .conn_is_trusted = loopback_conn_is_trusted,
 };

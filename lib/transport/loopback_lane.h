@@ -42,6 +42,9 @@ typedef struct loopback_conn {
     ep_error end;               /* why, once ending */
     uint64_t backoff_ns;
     uint32_t refs;
+    uint64_t heard_ns;          /* see ep_conn_receiving */
+    bool memory_wait;           /* the peer's frames wait for memory of our pool */
+    bool large_allowed;
     bool started;
     bool released;
     bool ending;
@@ -72,6 +75,8 @@ void loopback_conn_start(ep_conn *conn, const ep_conn_handler *handler);
 ep_err loopback_conn_send(ep_conn *conn, ep_send *send);
 void loopback_conn_close(ep_conn *conn);
 void loopback_conn_release(ep_conn *conn);
+void loopback_conn_allow_large(ep_conn *conn);
+void loopback_conn_receiving(ep_conn *conn, ep_conn_receiving *out_receiving);
 void loopback_conn_peer(ep_conn *conn, char *out_address, size_t bytes);
 bool loopback_conn_is_trusted(ep_conn *conn);
 

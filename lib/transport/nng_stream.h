@@ -44,6 +44,9 @@ typedef struct stream_conn {
     stream_count *count;       /* a reference; NULL at the dialing end */
     bool tls;
     char peer[EP_ADDRESS_BYTES];
+    bool large_allowed;        /* atomic */
+    bool memory_wait;          /* atomic */
+    uint64_t heard_ns;         /* atomic; see ep_conn_receiving */
 
     /* guarded by lock */
     ep_send_queue queue;
@@ -88,6 +91,8 @@ void stream_conn_start(ep_conn *conn, const ep_conn_handler *handler);
 ep_err stream_conn_send(ep_conn *conn, ep_send *send);
 void stream_conn_close(ep_conn *conn);
 void stream_conn_release(ep_conn *conn);
+void stream_conn_allow_large(ep_conn *conn);
+void stream_conn_receiving(ep_conn *conn, ep_conn_receiving *out_receiving);
 void stream_conn_peer(ep_conn *conn, char *out_address, size_t bytes);
 bool stream_conn_is_trusted(ep_conn *conn);
 

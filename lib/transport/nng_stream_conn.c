@@ -231,6 +231,18 @@ void stream_conn_release(ep_conn *base)
     unref(conn); /* the owner's, so conn was alive until here */
 }
 
+void stream_conn_allow_large(ep_conn *base)
+{
+    __atomic_store_n(&((stream_conn *)base)->large_allowed, true, __ATOMIC_RELEASE);
+}
+
+void stream_conn_receiving(ep_conn *base, ep_conn_receiving *out_receiving)
+{
+    const stream_conn *conn = (const stream_conn *)base;
+    out_receiving->heard_ns = __atomic_load_n(&conn->heard_ns, __ATOMIC_RELAXED);
+    out_receiving->waits_for_memory = __atomic_load_n(&conn->memory_wait, __ATOMIC_RELAXED);
+}
+
 void stream_conn_peer(ep_conn *base, char *out_address, size_t bytes)
 {
     snprintf(out_address, bytes, "%s", ((stream_conn *)base)->peer);

@@ -143,6 +143,8 @@ const ep_lane_ops ep_nng_stream_lane = {
     .conn_send = stream_conn_send,
     .conn_close = stream_conn_close,
     .conn_release = stream_conn_release,
+    .conn_allow_large = stream_conn_allow_large,
+    .conn_receiving = stream_conn_receiving,
     .conn_peer = stream_conn_peer,
     .conn_is_trusted = stream_conn_is_trusted,
 };

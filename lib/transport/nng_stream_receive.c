@@ -6,6 +6,7 @@
  */
 #include <string.h>
 
+#include "base/clock.h"
 #include "transport/nng_stream.h"
 
 #define MEMORY_BACKOFF_MIN_MS 1
@@ -38,6 +39,7 @@ static void wait_for_memory(stream_conn *conn)
     if (conn->backoff_ms > MEMORY_BACKOFF_MAX_MS) {
         conn->backoff_ms = MEMORY_BACKOFF_MAX_MS;
     }
+    __atomic_store_n(&conn->memory_wait, true, __ATOMIC_RELAXED);
     conn->posting++;
     pthread_mutex_unlock(&conn->lock);
     nng_sleep_aio(conn->backoff_ms, conn->wait_aio);
@@ -54,9 +56,8 @@ static receive_step begin_frame(stream_conn *conn, ep_error *out_error)
     if (err != EP_OK) {
         return RECEIVE_ERROR;
     }
-    if (bytes > conn->limits.frame_bytes_max) {
-        ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED, "frame of %zu bytes from %s, frame_bytes_max is %zu", bytes, conn->peer,
-                     conn->limits.frame_bytes_max);
+    bool large_allowed = __atomic_load_n(&conn->large_allowed, __ATOMIC_ACQUIRE);
+    if (ep_lane_frame_check(&conn->limits, large_allowed, bytes, conn->peer, out_error) != EP_OK) {
         return RECEIVE_ERROR;
     }
     if (bytes < EP_FRAME_PREFIX_BYTES) {
@@ -72,6 +73,7 @@ static receive_step begin_frame(stream_conn *conn, ep_error *out_error)
     memcpy(conn->frame->data, prefix, conn->frame_have_bytes);
     conn->staged_begin += conn->frame_have_bytes;
     conn->backoff_ms = 0;
+    __atomic_store_n(&conn->memory_wait, false, __ATOMIC_RELAXED);
     return RECEIVE_FRAME;
 }
 
@@ -174,6 +176,7 @@ void stream_receive_done(void *arg)
         end_of_stream(conn, failed);
         return;
     }
+    __atomic_store_n(&conn->heard_ns, ep_clock_now_ns(), __ATOMIC_RELAXED);
     count_received(conn, received);
     pump(conn);
 }

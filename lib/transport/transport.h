@@ -11,7 +11,7 @@
  *            reason. Queued bytes are bounded (send_queue_bytes_max): beyond it ep_conn_send fails with RESOURCE_EXHAUSTED and
  *            takes nothing. EP_OK in done() means handed to the network, not received.
  * Receiving  The lane reads all the time; back-pressure is by credits a layer above. When no buffer can be had the lane
- *            stops reading until one can, and never drops a frame.
+ *            stops reading until one can, and never drops a frame. Until ep_conn_allow_large only small frames are taken.
  * Callbacks  on_frame, on_closed and done run on the lane's threads, one at a time per connection (done may run beside
  *            on_frame), with no lane lock held, never inside the call that began them. They must not block; they may
  *            send, and close, any connection.
@@ -67,9 +67,16 @@ typedef struct ep_lane_limits {
     ep_frame_bytes_func frame_bytes;
     ep_buffer_pool *pool;          /* receive buffers; borrowed for the life of the listener or connection */
     size_t frame_bytes_max;        /* frames above are refused: connection closed with RESOURCE_EXHAUSTED */
+    size_t first_frame_bytes_max;  /* the same until ep_conn_allow_large, so that a stranger takes little memory; 0: none */
     size_t send_queue_bytes_max;   /* at least frame_bytes_max */
     uint32_t connections_max;      /* listener only */
 } ep_lane_limits;
+
+/* How receiving goes, for those who judge whether the peer lives. */
+typedef struct ep_conn_receiving {
+    uint64_t heard_ns;             /* ep_clock_now_ns() time when bytes last arrived, also those of a frame not whole yet */
+    bool waits_for_memory;         /* the lane does not read now: silence is no sign of anything */
+} ep_conn_receiving;
 
 typedef struct ep_conn_handler {
     /* A whole frame; the handler takes the buffer and unrefs it when done. */
@@ -125,6 +132,8 @@ typedef struct ep_lane_ops {
     ep_err (*conn_send)(ep_conn *conn, ep_send *send);
     void (*conn_close)(ep_conn *conn);
     void (*conn_release)(ep_conn *conn);
+    void (*conn_allow_large)(ep_conn *conn);
+    void (*conn_receiving)(ep_conn *conn, ep_conn_receiving *out_receiving);
     void (*conn_peer)(ep_conn *conn, char *out_address, size_t bytes);
     /* True when the lane encrypts and authenticates bytes, or never leaves this process: no payload CRC needed. */
     bool (*conn_is_trusted)(ep_conn *conn);
@@ -169,6 +178,15 @@ static inline void ep_conn_close(ep_conn *conn)
 static inline void ep_conn_release(ep_conn *conn)
 {
     conn->ops->conn_release(conn);
+}
+/* Lifts first_frame_bytes_max for the frames that begin from now on; called in on_frame, for the very next one. */
+static inline void ep_conn_allow_large(ep_conn *conn)
+{
+    conn->ops->conn_allow_large(conn);
+}
+static inline void ep_conn_read_receiving(ep_conn *conn, ep_conn_receiving *out_receiving)
+{
+    conn->ops->conn_receiving(conn, out_receiving);
 }
 
 #endif

@@ -153,11 +153,15 @@ typedef struct ep_moe_args {
     ep_moe_mode mode;
     ep_dtype wire_dtype; /* NONE: bf16 */
     bool allow_duplicates;
-    bool allow_missing; /* rows that cannot be had before the deadline count as 0 and are listed in the result
-                         */
+    bool allow_missing; /* rows that cannot be had before the deadline count as 0 and are counted in the
+                           result */
     uint64_t deadline_us;    /* from now; 0: the client's default */
     const char *traceparent; /* W3C, NULL none */
     const char *tenant;      /* NULL none */
+    uint32_t *missing_slots; /* [missing_slots_max] with allow_missing: numbers of the slots without a row,
+                                ascending, the first missing_slots_max of them; written before the call
+                                completes; NULL: not wanted */
+    size_t missing_slots_max;
 } ep_moe_args;
 EP_API void ep_moe_args_init(ep_moe_args *out_args);
 
@@ -168,7 +172,7 @@ typedef struct ep_moe_result {
     uint32_t frames;  /* sent, re-routed ones included */
     uint32_t rerouted_frames;
     uint32_t missing_count;      /* with allow_missing: slots without a row */
-    uint32_t missing_first_slot; /* t * slots per token + k of the first */
+    uint32_t missing_first_slot; /* t * slots per token + k of the first; all of them: args' missing_slots */
     uint64_t total_us;
     uint64_t epoch_term;
     uint64_t epoch_number;

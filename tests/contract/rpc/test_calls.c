@@ -386,6 +386,31 @@ LANE_TEST(a_steady_state_allocates_no_buffers)
     fixture_fini(&f);
 }
 
+LANE_TEST(a_stream_that_lost_a_message_ends)
+{
+    fixture f;
+    answer a;
+    Expertd__V1__WatchPlacementRequest header = EXPERTD__V1__WATCH_PLACEMENT_REQUEST__INIT;
+    Expertd__V1__Epoch have = EXPERTD__V1__EPOCH__INIT;
+    ep_rpc_request request = {.method = ep_rpc_method_by_name("expertd.v1.Coordinator", "WatchPlacement"),
+                              .header = &header.base,
+                              .deadline_ns = EP_TIME_NEVER,
+                              .wait_for_ready = true};
+    have.number = 3;
+    have.term = 2; /* then one that is too large, and the handler keeps the call */
+    header.have = &have;
+    fixture_init(&f, &(fixture_options){.url = url});
+    answer_init(&a, &f);
+    cr_assert_eq(ep_rpc_call_start(f.channel, &request, answer_reply, &a, NULL, NULL), EP_OK);
+    answer_wait_end(&a);
+    cr_assert(a.ends == 1 && a.messages == 3);
+    cr_assert_eq(a.error.code, EP_ERR_INTERNAL, "%s", a.error.text);
+    cr_assert_not_null(strstr(a.error.text, "header_bytes_max is 65536"), "%s", a.error.text);
+    fixture_wait(&f, &f.cancels, 1); /* the handler is told too, or it would keep the call for ever */
+    cr_assert_eq(forward(&f, "echo", 100, 5, EP_TIME_NEVER, &a), EP_OK, "%s", a.error.text); /* the connection stays */
+    fixture_fini(&f);
+}
+
 static void small_lane_queue(ep_rpc_channel_config *config)
 {
     config->common.limits.frame_bytes_max = 65536;

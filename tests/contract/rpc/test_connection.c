@@ -119,6 +119,48 @@ LANE_TEST(an_unknown_hello_field_is_ignored)
     fixture_fini(&f);
 }
 
+static void many_models(void *arg, Expertd__V1__Hello *hello)
+{
+    enum { MODELS = 300 };
+    static Expertd__V1__ModelInfo models[MODELS];
+    static Expertd__V1__ModelInfo *list[MODELS];
+    (void)arg;
+    for (size_t i = 0; i < MODELS; i++) {
+        expertd__v1__model_info__init(&models[i]);
+        models[i].name = (char *)(uintptr_t) "a-model-with-a-name";
+        list[i] = &models[i];
+    }
+    hello->models = list;
+    hello->n_models = MODELS;
+}
+
+static void with_models(ep_rpc_server_config *config)
+{
+    config->hello_fill = many_models;
+}
+
+LANE_TEST(hello_is_no_larger_than_the_peer_takes)
+{
+    fixture f;
+    raw_peer p;
+    Expertd__V1__Hello hello;
+    ep_frame frame = {.kind = EP_FRAME_REQUEST, .call_id = 9, .deadline_us = EP_FRAME_DEADLINE_NONE};
+    fixture_init(&f, &(fixture_options){.url = url, .server = with_models, .no_channel = true});
+    raw_peer_dial(&p, f.url);
+    raw_hello_init(&hello);
+    hello.header_bytes_max = 1024; /* enough without the models */
+    raw_peer_send_message(&p, frame, &hello.base, true, false);
+    ep_buffer *reply = raw_peer_receive(&p, &frame);
+    cr_assert_not_null(reply);
+    cr_assert(frame.status == 0 && frame.header_bytes > 0 && frame.header_bytes <= 1024, "status %u, %u bytes",
+              frame.status, frame.header_bytes);
+    ep_buffer_unref(reply);
+    raw_peer_fini(&p);
+    hello.header_bytes_max = 4;
+    expect_refusal(f.url, &hello, 8, "header_bytes_max is 4");
+    fixture_fini(&f);
+}
+
 static void impatient(ep_rpc_server_config *config)
 {
     config->common.limits.hello_timeout_ms = 20;

@@ -179,6 +179,40 @@ LANE_TEST(only_hello_may_come_first)
     fixture_fini(&f);
 }
 
+LANE_TEST(before_hello_nobody_takes_memory)
+{
+    enum { STRANGERS = 8 };
+    fixture f;
+    raw_peer p;
+    ep_buffer_pool_stats stats;
+    uint8_t *large = calloc(1, 8 << 20);
+    ep_frame frame = {.kind = EP_FRAME_REQUEST, .call_id = 1, .deadline_us = NO_DEADLINE};
+    frame.tensor_offset = ep_frame_tensor_offset(0);
+    frame.tensor_bytes = (8 << 20) - frame.tensor_offset;
+    ep_frame_encode(&frame, large);
+    fixture_init(&f, &(fixture_options){.url = url, .no_channel = true});
+    for (int i = 0; i < STRANGERS; i++) {
+        raw_peer_dial(&p, f.url);
+        raw_peer_send_bytes(&p, large, 8 << 20);
+        cr_assert_eq(raw_peer_wait_closed(&p), 0);
+        raw_peer_fini(&p);
+    }
+    ep_buffer_pool_read_stats(f.pool, &stats);
+    cr_assert_lt(stats.lent_bytes_peak, 1u << 20);
+    raw_peer_dial(&p, f.url); /* after Hello the same size is welcome */
+    cr_assert_eq(raw_peer_hello(&p, NULL), 0);
+    frame.call_id = 2;
+    frame.method_id = FORWARD_ID;
+    ep_frame_encode(&frame, large);
+    raw_peer_send_bytes(&p, large, 8 << 20);
+    ep_buffer *reply = raw_peer_receive(&p, &frame);
+    cr_assert(reply != NULL && frame.kind == EP_FRAME_REPLY && frame.call_id == 2);
+    ep_buffer_unref(reply);
+    raw_peer_fini(&p);
+    fixture_fini(&f);
+    free(large);
+}
+
 LANE_TEST(padding_must_be_zero)
 {
     fixture f;
@@ -402,6 +436,36 @@ LANE_TEST(a_goodbye_from_a_client_ends_its_calls)
     fixture_fini(&f);
 }
 
+static ep_buffer_pool *limited_pool;
+
+static void limited_pings(ep_rpc_server_config *config)
+{
+    config->common.pool = limited_pool;
+    config->common.limits.ping_ms = 20;
+    config->common.limits.ping_dead_count = 3;
+}
+
+/* Everything the pool has, as a list. */
+static ep_err take_all(ep_buffer_pool *pool, ep_buffer **out_list)
+{
+    ep_buffer *buffer;
+    while (ep_buffer_acquire(pool, 4096, &buffer) == EP_OK) {
+        memcpy(buffer->data, out_list, sizeof(*out_list));
+        *out_list = buffer;
+    }
+    return *out_list != NULL ? EP_OK : EP_ERR_NO_MEMORY;
+}
+
+static void give_all(ep_buffer *list)
+{
+    while (list != NULL) {
+        ep_buffer *next;
+        memcpy(&next, list->data, sizeof(next));
+        ep_buffer_unref(list);
+        list = next;
+    }
+}
+
 static void answered_pings(ep_rpc_server_config *config)
 {
     config->common.limits.ping_ms = 40;
@@ -424,6 +488,42 @@ LANE_TEST(answered_pings_keep_the_connection)
     }
     raw_peer_fini(&p);
     fixture_fini(&f);
+}
+
+/* ---- memory is short here: no sign that the peer is dead ---- */
+
+LANE_TEST(waiting_for_memory_is_not_taken_for_death)
+{
+    fixture f;
+    raw_peer p;
+    ep_frame frame = {.kind = EP_FRAME_REQUEST, .call_id = 7, .method_id = FORWARD_ID, .deadline_us = NO_DEADLINE};
+    ep_buffer *lent = NULL;
+    ep_buffer_pool *server_pool;
+    cr_assert_eq(ep_buffer_pool_create(1 << 20, 0, &server_pool), EP_OK);
+    limited_pool = server_pool;
+    fixture_init(&f, &(fixture_options){.url = url, .server = limited_pings, .no_channel = true});
+    raw_peer_dial(&p, f.url);
+    cr_assert_eq(raw_peer_hello(&p, NULL), 0);
+    cr_assert_eq(take_all(server_pool, &lent), EP_OK);
+    uint8_t header[4] = {0};
+    frame.header_bytes = sizeof(header);
+    raw_peer_send(&p, frame, header, NULL, false);
+    for (int i = 0; i < 12; i++) { /* many times what may be missed; none is answered, none needs the pool */
+        ep_buffer *ping = raw_peer_receive(&p, &frame);
+        cr_assert_not_null(ping, "closed: %s", p.why.text);
+        cr_assert_eq(frame.kind, EP_FRAME_PING);
+        ep_buffer_unref(ping);
+    }
+    give_all(lent);
+    do { /* pings may be before it */
+        ep_buffer *reply = raw_peer_receive(&p, &frame);
+        cr_assert_not_null(reply, "closed: %s", p.why.text);
+        ep_buffer_unref(reply);
+    } while (frame.kind != EP_FRAME_REPLY);
+    cr_assert_eq(frame.call_id, 7);
+    raw_peer_fini(&p);
+    fixture_fini(&f);
+    ep_buffer_pool_destroy(server_pool);
 }
 
 static void small_queue(ep_rpc_server_config *config)

@@ -125,6 +125,58 @@ Test(transport, closes_on_a_frame_above_the_receivers_limit)
     cr_assert_eq(client.done_ok + client.done_failed, 2u);
 }
 
+static void allow_large_then_keep_count(side *s, ep_buffer *frame)
+{
+    ep_conn_allow_large(s->conn);
+    pthread_mutex_lock(&s->lock);
+    s->fault = s->fault != NULL ? s->fault : fixture_verify(frame, s->frames);
+    s->frames++;
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+    ep_buffer_unref(frame);
+}
+
+Test(transport, a_large_first_frame_closes_and_takes_no_memory)
+{
+    ep_buffer_pool *own;
+    ep_buffer_pool_stats stats;
+    cr_assert_eq(ep_buffer_pool_create(0, 0, &own), EP_OK);
+    ep_buffer_pool *shared = world.limits.pool;
+    world.limits.first_frame_bytes_max = 4096;
+    world.limits.pool = own;
+    world_listen(&world);
+    world.limits.first_frame_bytes_max = 0;
+    world.limits.pool = shared;
+    pair_open(&world, &client, &server);
+    side_start(&client);
+    side_start(&server);
+    cr_assert_eq(send_and_forget(&client, 0, 4096), EP_OK);
+    cr_assert_eq(send_and_forget(&client, 1, 1 << 20), EP_OK);
+    pair_wait_closed(&client, &server);
+    cr_assert_eq(server.frames, 1u);
+    cr_assert_eq(server.end.code, EP_ERR_RESOURCE_EXHAUSTED, "%s", server.end.text);
+    cr_assert_not_null(strstr(server.end.text, "first_frame_bytes_max is 4096"), "%s", server.end.text);
+    ep_buffer_pool_read_stats(own, &stats);
+    cr_assert_leq(stats.lent_bytes_peak, 8192u);
+    ep_buffer_pool_destroy(own);
+}
+
+Test(transport, takes_large_frames_once_they_are_allowed)
+{
+    world.limits.first_frame_bytes_max = 64;
+    open_pair();
+    server.on_frame = allow_large_then_keep_count;
+    side_start(&client);
+    side_start(&server);
+    cr_assert_eq(send_and_forget(&client, 0, 64), EP_OK);
+    cr_assert_eq(send_and_forget(&client, 1, 1 << 20), EP_OK); /* the very next one */
+    side_wait_frames(&server, 2);
+    ep_conn_receiving receiving;
+    ep_conn_read_receiving(server.conn, &receiving);
+    cr_assert(receiving.heard_ns > 0 && !receiving.waits_for_memory);
+    pair_close(&client, &server);
+}
+
 Test(transport, closes_on_a_prefix_that_is_garbage)
 {
     start_pair();
@@ -307,10 +359,10 @@ Test(transport, closes_while_it_waits_for_memory)
     for (uint64_t i = 0; i < 3; i++) {
         cr_assert_eq(send_and_forget(&client, i, 60000), EP_OK);
     }
-    ep_buffer_pool_stats stats;
-    do {
-        ep_buffer_pool_read_stats(small, &stats);
-    } while (stats.refusals == 0);
+    ep_conn_receiving receiving;
+    do { /* it says that it waits */
+        ep_conn_read_receiving(server.conn, &receiving);
+    } while (!receiving.waits_for_memory);
     side_close(&server);
     pair_wait_closed(&client, &server);
     ep_buffer_unref(kept[0]);
