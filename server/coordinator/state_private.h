@@ -21,7 +21,7 @@ typedef struct cluster_node {
     node_state state;
     uint64_t incarnation;
     uint64_t last_seen_ns;
-    uint64_t loaded_number;      /* assignment it has fully loaded */
+    uint64_t loaded_number;      /* assignment it has worked through; owned says what loaded */
     uint64_t rows_served;
     node_layer *layers;          /* [cluster->layers_count] */
     char (*numerics)[EP_NUMERICS_BYTES]; /* [cluster->models_count]; "" not served */

@@ -197,12 +197,12 @@ void ep_membership_on_weights(ep_membership *m)
         return;
     }
     m->models_changed = true;
-    if (stats.failed_count == 0) {
-        m->is_loading = false;
-        ep_node_epoch_set_loaded(m->config.epoch, m->assigned);
-        ep_log(EP_LOG_INFO, "assignment", "loaded epoch %" PRIu64 ".%" PRIu64 " experts %" PRIu64,
-               m->assigned.term, m->assigned.number, stats.resident_count);
-    }
+    m->is_loading = false;
+    /* Also with experts that failed: what is owned is reported beside it, so that the others are served. */
+    ep_node_epoch_set_loaded(m->config.epoch, m->assigned);
+    ep_log(stats.failed_count == 0 ? EP_LOG_INFO : EP_LOG_WARN, "assignment",
+           "loaded epoch %" PRIu64 ".%" PRIu64 " experts %" PRIu64 " failed %" PRIu64, m->assigned.term,
+           m->assigned.number, stats.resident_count, stats.failed_count);
     pthread_mutex_lock(&m->view_lock);
     m->view.was_assigned = true;
     pthread_mutex_unlock(&m->view_lock);

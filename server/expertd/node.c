@@ -22,6 +22,7 @@
 #define LOAD_REPORT_NS EP_NS_PER_S /* how often */
 #define REPLY_HEADER_BYTES 4096    /* room left in a reply frame beside its tensors */
 #define FDS_KEPT_FREE 64
+#define LEAVE_LOOK_MS 10 /* how often a draining node looks whether its replies are out */
 
 const char *ep_node_state_name(ep_node_state state)
 {
@@ -121,13 +122,16 @@ static void on_weights(void *arg)
 static bool may_leave(ep_node *node)
 {
     ep_forward_stats requests;
+    ep_rpc_server_stats rpc;
     ep_membership_view view = {0};
+    /* In this order: a request is in flight until its reply is queued, and then that counts. */
     ep_forward_handler_read_stats(node->handler, &requests);
+    ep_rpc_server_read_stats(node->server, &rpc);
     if (node->membership != NULL) {
         ep_membership_read(node->membership, &view);
     }
     /* A coordinator that is there hears of it first, so that it routes around us. */
-    return requests.in_flight == 0 && (!view.is_connected || view.said_draining);
+    return requests.in_flight == 0 && rpc.sends_queued == 0 && (!view.is_connected || view.said_draining);
 }
 
 static void leave_when_done(void *arg)
@@ -142,9 +146,12 @@ static void on_drain_timeout(void *arg)
 {
     ep_node *node = arg;
     ep_forward_stats requests;
+    ep_rpc_server_stats rpc;
     ep_forward_handler_read_stats(node->handler, &requests);
-    ep_log(EP_LOG_WARN, "node-drain", "drain_ms %u passed, requests_in_flight %" PRIu64 " are ended",
-           node->drain_ms, requests.in_flight);
+    ep_rpc_server_read_stats(node->server, &rpc);
+    ep_log(EP_LOG_WARN, "node-drain",
+           "drain_ms %u passed, requests_in_flight %" PRIu64 " sends_queued %" PRIu64 " are ended",
+           node->drain_ms, requests.in_flight, rpc.sends_queued);
     ep_batcher_close(node->batcher, EP_ERR_DRAINING);
     ep_service_loop_quit(node->loop);
 }
@@ -158,6 +165,7 @@ static void on_stop(void *arg, const char *signal_name)
     ep_sd_notify_stopping("draining");
     ep_sd_notify_extend_timeout((uint64_t)node->drain_ms * 1000 + 5000000);
     ep_loop_timer_start(node->drain_timer, node->drain_ms, 0);
+    ep_loop_timer_start(node->leave_timer, LEAVE_LOOK_MS, LEAVE_LOOK_MS);
     leave_when_done(node);
 }
 
@@ -265,6 +273,8 @@ static ep_err start_base(ep_node *node, ep_error *out_error)
         return err;
     }
     if ((err = ep_service_loop_timer_create(node->loop, on_drain_timeout, node, &node->drain_timer)) !=
+            EP_OK ||
+        (err = ep_service_loop_timer_create(node->loop, leave_when_done, node, &node->leave_timer)) !=
             EP_OK ||
         (err = ep_timer_service_create("ep-timers", &node->timers)) != EP_OK ||
         (err = ep_buffer_pool_create(config->service.buffer_bytes_max, config->service.buffer_bytes_max / 4,
@@ -399,8 +409,9 @@ static ep_err start_loading(ep_node *node, ep_error *out_error)
 static void log_start(const ep_node *node)
 {
     const ep_node_config *config = node->config;
-    uint64_t weights =
-        config->weight_bytes_max != 0 ? config->weight_bytes_max : ep_node_models_file_bytes(&node->models);
+    /* Without a budget only the files' size is known before loading; packed weights may take a little more. */
+    bool has_budget = config->weight_bytes_max != 0;
+    uint64_t weights = has_budget ? config->weight_bytes_max : ep_node_models_file_bytes(&node->models);
     uint64_t frames =
         (uint64_t)config->service.limits.connections_max * config->service.limits.frame_bytes_max * 2;
     uint64_t buffers = frames < config->service.buffer_bytes_max ? frames : config->service.buffer_bytes_max;
@@ -408,8 +419,9 @@ static void log_start(const ep_node *node)
            node->url, node->probe_url[0] != 0 ? node->probe_url : "off", node->backend->ops->name,
            node->models.count, (int)getpid(), ep_version_software());
     ep_log(EP_LOG_INFO, "node-memory",
-           "weights_bytes %" PRIu64 " frames_bytes %" PRIu64 " requests_bytes %u sum_bytes %" PRIu64, weights,
-           buffers, EP_NODE_BOOKKEEPING_BYTES, weights + buffers + EP_NODE_BOOKKEEPING_BYTES);
+           "%s %" PRIu64 " frames_bytes %" PRIu64 " requests_bytes %u sum_bytes %" PRIu64,
+           has_budget ? "weights_bytes" : "file_weights_bytes", weights, buffers, EP_NODE_BOOKKEEPING_BYTES,
+           weights + buffers + EP_NODE_BOOKKEEPING_BYTES);
     uint64_t fds = ep_process_raise_fd_limit();
     if (fds < (uint64_t)config->service.limits.connections_max + FDS_KEPT_FREE) {
         ep_log(EP_LOG_WARN, "node-fds",

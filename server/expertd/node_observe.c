@@ -116,7 +116,7 @@ static void make_gauges(ep_node *node)
     g->experts_pending = gauge(node, "expertd_experts_loading", "Experts queued or loading");
     g->experts_failed = gauge(node, "expertd_experts_failed", "Experts that could not be loaded");
     g->weight_bytes = gauge(node, "expertd_weights_bytes", "Memory of packed weights");
-    g->epoch = gauge(node, "expertd_routing_epoch", "Number of the newest assignment that is fully loaded");
+    g->epoch = gauge(node, "expertd_routing_epoch", "Number of the newest assignment worked through; experts that failed are counted apart");
     g->coordinator_connected =
         gauge(node, "expertd_coordinator_connected", "1 when registered with the coordinator");
     g->connections = gauge(node, "expertd_rpc_connections", "Open connections");

@@ -86,7 +86,8 @@ struct ep_node {
     uint64_t last_report_ns;  /* of loading, to the service manager */
     ep_loop_task change_task; /* weights changed */
     ep_loop_task idle_task;   /* no request in work */
-    ep_loop_timer *drain_timer;
+    ep_loop_timer *drain_timer; /* the longest a drain may take */
+    ep_loop_timer *leave_timer; /* while draining: looks whether the last replies are out */
 };
 
 /* node_service.c: what peers may ask. */

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The real program, as its users meet it: command line, ports, calls, probes, signals, bad input. */
+#include <arpa/inet.h>
 #include <criterion/criterion.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -188,7 +190,7 @@ Test(expertd, serves_exact_rows_shows_itself_and_drains)
     free(metrics);
     ep_test_peer_close(&peer);
     expect_output("node-start name n1 rpc tcp://127.0.0.1:");
-    expect_output("node-memory weights_bytes");
+    expect_output("node-memory file_weights_bytes");
     stop_cleanly();
 }
 
@@ -462,4 +464,150 @@ Test(expertd, a_long_drain_is_ended_by_a_second_signal)
     cr_expect_eq(ep_test_process_wait(&node, WAIT_MS), 128 + SIGTERM);
     cr_expect_eq(ep_test_forward_wait(&pending, &e), EP_ERR_CONNECTION_LOST, "%s", e.text);
     ep_test_peer_close(&peer);
+}
+
+/* A relay between one caller and the node, that can leave unread what the node sends. */
+typedef struct relay {
+    int listener;
+    int pipe[2]; /* a byte for each change: 'h' hold, 'g' go on, 'q' end */
+    pthread_t thread;
+    char url[64];
+} relay;
+
+/* Passes on what has come; false at the end of the connection. */
+static bool pass(int from, int to)
+{
+    static char bytes[65536];
+    ssize_t n = recv(from, bytes, sizeof(bytes), 0);
+    for (ssize_t sent = 0; sent < n;) {
+        ssize_t m = send(to, bytes + sent, (size_t)(n - sent), MSG_NOSIGNAL);
+        if (m <= 0) {
+            return false;
+        }
+        sent += m;
+    }
+    return n > 0;
+}
+
+static void *relay_run(void *arg)
+{
+    relay *r = arg;
+    char order = 'g';
+    int caller = accept(r->listener, NULL, NULL);
+    int server = ep_test_tcp_connect(node.rpc_url);
+    int small = 65536;
+    setsockopt(server, SOL_SOCKET, SO_RCVBUF, &small, sizeof(small));
+    for (bool open = true; order != 'q';) {
+        struct pollfd fds[] = {{.fd = r->pipe[0], .events = POLLIN},
+                               {.fd = open ? caller : -1, .events = POLLIN},
+                               {.fd = open && order == 'g' ? server : -1, .events = POLLIN}};
+        poll(fds, 3, -1);
+        if (fds[0].revents != 0 && read(r->pipe[0], &order, 1) != 1) {
+            break;
+        }
+        if (fds[2].revents != 0 && order == 'g' && !pass(server, caller)) {
+            open = false;
+        } else if (fds[1].revents != 0 && !pass(caller, server)) {
+            open = false;
+        }
+        if (!open) {
+            shutdown(caller, SHUT_RDWR);
+            shutdown(server, SHUT_RDWR);
+        }
+    }
+    close(caller);
+    close(server);
+    return NULL;
+}
+
+static void relay_start(relay *r)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t bytes = sizeof(address);
+    r->listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    cr_assert_eq(bind(r->listener, (struct sockaddr *)&address, sizeof(address)), 0);
+    cr_assert_eq(listen(r->listener, 1), 0);
+    cr_assert_eq(getsockname(r->listener, (struct sockaddr *)&address, &bytes), 0);
+    snprintf(r->url, sizeof(r->url), "tcp://127.0.0.1:%u", ntohs(address.sin_port));
+    cr_assert_eq(pipe(r->pipe), 0);
+    cr_assert_eq(pthread_create(&r->thread, NULL, relay_run, r), 0);
+}
+
+static void relay_order(relay *r, char order)
+{
+    cr_assert_eq(write(r->pipe[1], &order, 1), 1);
+}
+
+static void relay_end(relay *r)
+{
+    relay_order(r, 'q');
+    pthread_join(r->thread, NULL);
+    close(r->listener);
+    close(r->pipe[0]);
+    close(r->pipe[1]);
+}
+
+/* One that goes on with a node it hears nothing of, so that the relay may hold for any time. */
+static void open_patient_peer(ep_test_peer *peer, const char *url)
+{
+    ep_error e;
+    cr_assert_eq(ep_test_peer_open(peer, node.rpc_url, &e), EP_OK, "%s", e.text);
+    ep_rpc_channel_destroy(peer->channel);
+    peer->channel = NULL;
+    peer->common.limits.ping_dead_count = 100;
+    ep_rpc_channel_config config = {
+        .common = peer->common, .address = {.url = url}, .connection_class = "decode"};
+    cr_assert_eq(ep_rpc_channel_create(&config, &peer->channel, &e), EP_OK, "%s", e.text);
+    cr_assert_eq(
+        ep_rpc_channel_wait_ready(peer->channel, ep_clock_now_ns() + WAIT_MS * EP_NS_PER_MS, &e), EP_OK,
+        "%s", e.text);
+}
+
+Test(expertd, a_stopping_node_sends_the_replies_it_has_queued)
+{
+    /* A reply of 12 MB, more than the sockets between hold, to a caller that does not read it yet. */
+    enum { ROWS = 3000, WIDTH = 1024, STILL_MS = 1000 };
+    static uint16_t x[ROWS * WIDTH];
+    static float rows[ROWS * WIDTH], wanted[ROWS * WIDTH];
+    static ep_wire_slot slots[ROWS];
+    ep_fixture_config config = ep_fixture_default();
+    char path[PATH_BYTES], flag[PATH_BYTES + 32];
+    ep_test_peer peer;
+    ep_test_pending pending;
+    ep_error e;
+    relay between;
+    config.hidden = WIDTH;
+    make_model("wide", &config, path);
+    snprintf(flag, sizeof(flag), "--model=demo=%s", path);
+    for (uint32_t i = 0; i < ROWS; i++) {
+        slots[i] = (ep_wire_slot){i, i / 375};
+    }
+    start(flag, "--inflight-tokens=4096", "--drain-ms=100000", NULL, NULL);
+    await_notice("READY=1");
+    relay_start(&between);
+    open_patient_peer(&peer, between.url);
+    relay_order(&between, 'h');
+    ep_test_forward f = sample(x, WIDTH, slots, ROWS, ROWS);
+    f.reply_dtype = EP_DTYPE_F32;
+    f.timeout_ms = WAIT_MS;
+    cr_assert_eq(ep_test_forward_begin(&peer, &f, rows, &pending, &e), EP_OK, "%s", e.text);
+    char *metrics = NULL;
+    do { /* until the reply is queued */
+        free(metrics);
+        cr_assert_eq(ep_test_http_get(node.probe_url, "/metrics", &metrics), 200);
+    } while (strstr(metrics, "expertd_requests_total{result=\"OK\"} 1\n") == NULL ||
+             strstr(metrics, "expertd_requests_in_flight 0\n") == NULL);
+    free(metrics);
+    ep_test_process_signal(&node, SIGTERM);
+    await_notice("STOPPING=1");
+    /* It stays for as long as the reply waits; the time only gives a node that would leave the chance to. */
+    cr_expect_eq(ep_test_process_wait(&node, STILL_MS), -1, "it left with a reply in its queue");
+    relay_order(&between, 'g');
+    cr_expect_eq(ep_test_forward_wait(&pending, &e), EP_OK, "%s", e.text);
+    cr_assert_eq(ep_test_expected_rows(path, &f, wanted, &e), EP_OK, "%s", e.text);
+    cr_expect(memcmp(rows, wanted, sizeof(rows)) == 0, "the rows are not exact");
+    cr_expect_eq(ep_test_process_wait(&node, WAIT_MS), 0);
+    expect_output("node-end drained");
+    ep_test_peer_close(&peer);
+    relay_end(&between);
 }

@@ -439,3 +439,38 @@ Test(membership, an_assignment_beyond_the_model_is_ignored_where_it_is_wrong)
     run_until(reported_nothing_but_assigned);
     cr_expect_eq(seen().owned[0], EXPERTS - 1);
 }
+
+static bool heartbeats_passed(void)
+{
+    return seen().heartbeats > rig.step;
+}
+
+static bool settled_with_failures(void)
+{
+    ep_weight_stats stats;
+    ep_weight_store_read_stats(rig.store, &stats);
+    return stats.pending_count == 0 && stats.failed_count > 0;
+}
+
+Test(membership, an_expert_that_cannot_load_does_not_hold_back_the_others)
+{
+    char path[EP_FIXTURE_PATH_BYTES + 32];
+    ep_weight_stats stats;
+    snprintf(path, sizeof(path), "%s/model.safetensors", rig.dir);
+    start_coordinator();
+    assign((ep_epoch){1, 1}, (ep_epoch){1, 1}, 0, 3);
+    start_membership();
+    run_until(reported_1_1);
+    cr_assert_eq(truncate(path, 4096), 0);
+    assign((ep_epoch){1, 2}, (ep_epoch){1, 1}, 0, EXPERTS); /* 3 to 7 are to be read from what is left */
+    run_until(settled_with_failures);
+    rig.step = seen().heartbeats + 3;
+    run_until(heartbeats_passed);
+    ep_weight_store_read_stats(rig.store, &stats);
+    cr_expect_eq(stats.resident_count, 3);
+    coordinator c = seen();
+    cr_expect_eq(c.reported.number, 2, "the assignment is reported as loaded");
+    cr_expect_eq(c.owned_count, stats.resident_count, "with what there is");
+    cr_expect_eq(ep_node_epoch_loaded(&rig.epoch).number, 2);
+    cr_expect_str_neq(stats.last_error, "");
+}
