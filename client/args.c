@@ -396,6 +396,8 @@ ep_err ep_call_spec_fill(const ep_moe_args *args, const ep_tensor *out, const ch
     ep_call_spec spec = {.layer = args->layer,
                          .mode = (ep_mode)args->mode,
                          .allow_missing = args->allow_missing,
+                         .missing_slots = args->missing_slots,
+                         .missing_slots_max = args->missing_slots != NULL ? args->missing_slots_max : 0,
                          .deadline_us = args->deadline_us};
     ep_batch *batch = &spec.batch;
     batch->weight_on = (ep_weight_on)args->weight_on;

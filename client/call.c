@@ -49,6 +49,7 @@ void ep_call_free(ep_call *call)
     free(call->window_slots);
     free(call->chosen);
     free(call->usable);
+    free(call->served);
     free(call->combine_scratch);
     free(call->out_scratch);
     pthread_mutex_destroy(&call->lock);
@@ -353,22 +354,17 @@ void ep_call_post(ep_call *call, ep_call_frame *taken_frame, uint32_t flags)
     ep_call_unuse(call);
 }
 
-static void set_handed(ep_call *call, bool handed)
-{
-    pthread_mutex_lock(&call->lock);
-    call->handed = handed;
-    pthread_mutex_unlock(&call->lock);
-}
-
 /* The busy thread makes the timer thread the busy one; without memory for the timer it goes on itself: better
- * than never. */
+ * than never. The lock is held over both steps: a timer that fires meanwhile finds the call handed over only
+ * when this thread is through with it. */
 static void hand_over(ep_call *call)
 {
-    set_handed(call, true);
+    pthread_mutex_lock(&call->lock);
     call->timer_ns = 0;
-    if (!arm_timer(call, ep_clock_now_ns())) {
-        set_handed(call, false);
-        pthread_mutex_lock(&call->lock);
+    call->handed = arm_timer(call, ep_clock_now_ns());
+    if (call->handed) {
+        pthread_mutex_unlock(&call->lock);
+    } else {
         work_and_leave(call);
     }
 }
@@ -514,6 +510,7 @@ static ep_err start_busy(ep_call *call, ep_view *view, uint32_t tokens, uint64_t
     reset_result(call);
     call->spread = __atomic_fetch_add(&client->sequence, 1, __ATOMIC_RELAXED);
     uint64_t deadline_us = call->spec.deadline_us != 0 ? call->spec.deadline_us : client->config.deadline_us;
+    call->served_count = 0;
     ep_call_state_begin(&call->state, begin_ns, begin_ns + deadline_us * EP_NS_PER_US,
                         call->flow.windows_count, call->spec.allow_missing);
     call->window_begin = 0;

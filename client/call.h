@@ -97,6 +97,9 @@ struct ep_call {
     uint32_t chosen_capacity;
     uint8_t *usable; /* [nodes] */
     uint32_t usable_capacity;
+    const ep_peer **served; /* peers that got rows in this run; compared only */
+    uint32_t served_count;
+    uint32_t served_capacity;
     float *combine_scratch;
     size_t combine_scratch_bytes;
     uint8_t *out_scratch; /* the result, while several windows are under way */

@@ -87,9 +87,13 @@ static void count_missing(ep_call *call)
         ep_slot_kind kind = ep_batch_slot(&call->spec.batch, &call->layer->shape, (uint32_t)(s / per_token),
                                           (uint32_t)(s % per_token), &expert);
         if ((kind == EP_SLOT_ROUTED || kind == EP_SLOT_SHARED) && call->rows[s] == NULL) {
-            if (call->result.missing_count++ == 0) {
+            if (call->result.missing_count == 0) {
                 call->result.missing_first_slot = (uint32_t)s;
             }
+            if (call->result.missing_count < call->spec.missing_slots_max) {
+                call->spec.missing_slots[call->result.missing_count] = (uint32_t)s;
+            }
+            call->result.missing_count++;
         }
     }
 }

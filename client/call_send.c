@@ -57,6 +57,19 @@ ep_err ep_call_reserve_frames(ep_call *call, uint32_t count)
     return EP_OK;
 }
 
+static ep_err reserve_served(ep_call *call, uint32_t count)
+{
+    if (count > call->served_capacity) {
+        const ep_peer **served = realloc(call->served, count * sizeof(*served));
+        if (served == NULL) {
+            return EP_ERR_NO_MEMORY;
+        }
+        call->served = served;
+        call->served_capacity = count;
+    }
+    return EP_OK;
+}
+
 ep_err ep_call_reserve_layer(ep_call *call, const ep_view *view, const ep_routing_layer *layer)
 {
     uint32_t experts = layer->shape.experts + layer->shape.shared_experts;
@@ -77,7 +90,7 @@ ep_err ep_call_reserve_layer(ep_call *call, const ep_view *view, const ep_routin
         call->usable = usable;
         call->usable_capacity = nodes;
     }
-    return EP_OK;
+    return reserve_served(call, nodes);
 }
 
 /* Room for the slot numbers of a frame: in the window's array while it lasts
@@ -207,6 +220,20 @@ static void count_sent(ep_call *call, ep_call_frame *frame, bool again)
     }
 }
 
+/* A node counts once, however many frames and rounds it gets. */
+static void count_node(ep_call *call, const ep_peer *peer)
+{
+    for (uint32_t i = 0; i < call->served_count; i++) {
+        if (call->served[i] == peer) {
+            return;
+        }
+    }
+    if (reserve_served(call, call->served_count + 1) == EP_OK) { /* else the number stays too low */
+        call->served[call->served_count++] = peer;
+    }
+    call->result.nodes = call->served_count;
+}
+
 static ep_err fill_frame(ep_call *call, ep_call_frame *frame, const ep_plan_node *node, uint32_t begin,
                          uint32_t end, ep_error *out_error)
 {
@@ -261,6 +288,7 @@ static void send_frame(ep_call *call, uint32_t plan_node, uint32_t begin, uint32
     }
     if (err == EP_OK) {
         count_sent(call, frame, again);
+        count_node(call, frame->peer);
         return;
     }
     ep_call_mark_frame(call, frame, &error);
@@ -280,9 +308,6 @@ static void send_plan(ep_call *call, bool again, ep_call_actions *actions)
             uint32_t end = node->slots_count - begin > step ? begin + step : node->slots_count;
             send_frame(call, n, begin, end, again, actions);
         }
-    }
-    if (call->plan.nodes_count > call->result.nodes) {
-        call->result.nodes = call->plan.nodes_count;
     }
 }
 
@@ -418,7 +443,7 @@ static ep_err claim_window(ep_call *call, ep_error *out_error)
     ep_client *client = call->client;
     const ep_batch *batch = &call->spec.batch;
     uint64_t slots = (uint64_t)(call->window_end - call->window_begin) * ep_call_slots_per_token(call);
-    uint64_t bytes = slots * batch->hidden * ep_dtype_bytes(batch->wire_dtype);
+    uint64_t bytes = ep_flow_claim_bytes(&call->flow, batch, slots, call->view->table->nodes_count);
     uint64_t total = __atomic_add_fetch(&client->window_bytes, bytes, __ATOMIC_RELAXED);
     if (total > client->window_bytes_max && total != bytes) {
         __atomic_fetch_sub(&client->window_bytes, bytes, __ATOMIC_RELAXED);

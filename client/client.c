@@ -279,6 +279,7 @@ ep_err ep_client_enter(ep_client *client, ep_error *out_error)
             out_error, EP_ERR_FAILED_PRECONDITION,
             "this process was forked from the one that made the client: a child makes its own");
     }
+    ep_client_ref(client); /* leaving still reads the client after the use that destroy waits for */
     ep_call_registry_use(&client->registry);
     if (ep_call_registry_is_closing(&client->registry)) {
         ep_client_leave(client);
@@ -290,6 +291,7 @@ ep_err ep_client_enter(ep_client *client, ep_error *out_error)
 void ep_client_leave(ep_client *client)
 {
     ep_call_registry_unuse(&client->registry);
+    ep_client_unref(client);
 }
 
 /* ---- questions ---- */

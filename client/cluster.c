@@ -77,17 +77,27 @@ static ep_err install_from_hellos(ep_cluster *cluster, ep_error *out_error)
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for %zu nodes", count);
     }
     pthread_mutex_lock(&cluster->install_lock);
-    for (size_t i = 0; i < count; i++) {
+    for (size_t i = 0; cluster->seeds != NULL && i < count; i++) {
         ep_peer *seed = cluster->seeds[i];
         if (seed != NULL && seed->hello != NULL) {
             sources[known++] = (ep_hello_source){seed->url, seed->hello};
         }
     }
-    ep_err err =
-        ep_hello_table_build(sources, known, (ep_epoch){0, ++cluster->local_number}, &table, out_error);
+    ep_err err = EP_OK;
+    if (known > 0) {
+        err = ep_hello_table_build(sources, known, (ep_epoch){0, ++cluster->local_number}, &table, out_error);
+    }
     pthread_mutex_unlock(&cluster->install_lock);
     free(sources);
-    return err != EP_OK ? err : ep_cluster_install(cluster, table, out_error);
+    return table == NULL ? err : ep_cluster_install(cluster, table, out_error);
+}
+
+static void install_known(ep_cluster *cluster)
+{
+    ep_error error;
+    if (install_from_hellos(cluster, &error) != EP_OK) {
+        ep_cluster_report(cluster, &error);
+    }
 }
 
 /* Puts a newer Hello in the place of the old one, and makes a table of what all nodes said. */
@@ -103,17 +113,14 @@ static void replace_hello(ep_cluster *cluster, ep_peer *peer, Expertd__V1__Hello
     if (old != NULL) {
         protobuf_c_message_free_unpacked(&old->base, NULL);
     }
-    ep_error error;
-    if (install_from_hellos(cluster, &error) != EP_OK) {
-        ep_cluster_report(cluster, &error);
-    }
+    install_known(cluster);
 }
 
 static void on_peer_ready(void *arg, ep_peer *peer, ep_peer_class class_index,
                           const Expertd__V1__Hello *hello)
 {
     ep_cluster *cluster = arg;
-    if (cluster->seeds != NULL && class_index == EP_PEER_DECODE && hello != NULL) {
+    if (cluster->config.client->coordinator_url == NULL && class_index == EP_PEER_DECODE && hello != NULL) {
         replace_hello(cluster, peer, copy_hello(hello));
     }
     broadcast(cluster);
@@ -168,17 +175,15 @@ static void on_peer_unused(void *arg, ep_peer *peer)
     ep_peer_reaper_add(&cluster->reaper, peer);
 }
 
-static ep_err create_peer(ep_cluster *cluster, const char *name, const char *url, ep_peer **out_peer,
-                          ep_error *out_error)
+static ep_peer_config peer_config(ep_cluster *cluster, const char *name, const char *url)
 {
-    ep_peer_config config = {
+    return (ep_peer_config){
         .common = cluster->config.common,
         .address = {.url = url, .tls = cluster->tls.ca_file != NULL ? &cluster->tls : NULL},
         .name = name,
         .on_ready = on_peer_ready,
         .on_unused = on_peer_unused,
         .arg = cluster};
-    return ep_peer_create(&config, out_peer, out_error);
 }
 
 /* ---- tables ---- */
@@ -191,11 +196,27 @@ static ep_peer *find_peer(const ep_cluster *cluster, const ep_view *old, const e
         }
     }
     for (uint32_t n = 0; old != NULL && n < old->table->nodes_count; n++) {
-        if (strcmp(old->peers[n]->name, node->name) == 0 && strcmp(old->peers[n]->url, node->url) == 0) {
+        if (!old->peers[n]->refused && strcmp(old->peers[n]->name, node->name) == 0 && strcmp(old->peers[n]->url, node->url) == 0) {
             return old->peers[n];
         }
     }
     return NULL;
+}
+
+/* A node whose URL this client cannot use must not cost it the other nodes of the table. */
+static ep_err create_table_peer(ep_cluster *cluster, const ep_routing_node *node, ep_peer **out_peer,
+                                ep_error *out_error)
+{
+    ep_error why;
+    ep_peer_config config = peer_config(cluster, node->name, node->url);
+    ep_err err = ep_peer_create(&config, out_peer, &why);
+    if (err == EP_OK) {
+        return EP_OK;
+    }
+    if (err == EP_ERR_NO_MEMORY) {
+        return ep_error_set(out_error, err, "no memory for node %s", node->url);
+    }
+    return ep_peer_create_refused(&config, &why, out_peer, out_error);
 }
 
 /* Nodes that stay keep their peer, with its connections. */
@@ -208,7 +229,7 @@ static ep_err attach_peers(ep_cluster *cluster, const ep_view *old, ep_view *vie
             view->peers[n] = ep_peer_ref(peer);
             continue;
         }
-        ep_err err = create_peer(cluster, node->name, node->url, &view->peers[n], out_error);
+        ep_err err = create_table_peer(cluster, node, &view->peers[n], out_error);
         if (err != EP_OK) {
             return err;
         }
@@ -579,24 +600,31 @@ static void init_locks(ep_cluster *cluster)
     pthread_mutex_init(&cluster->install_lock, NULL);
 }
 
-/* install_lock keeps a node that answers at once from making a table while the list of nodes is still being
- * filled. */
+/*
+ * The peers are made without a lock, for a failing one waits for its callbacks, and these take install_lock. A
+ * node that answers before the list is there only leaves its Hello; what was left is installed at the end.
+ */
 static ep_err create_seeds(ep_cluster *cluster, ep_error *out_error)
 {
     const ep_client_config *client = cluster->config.client;
-    cluster->seeds = calloc(client->node_urls_count, sizeof(*cluster->seeds));
-    if (cluster->seeds == NULL) {
+    ep_peer **seeds = calloc(client->node_urls_count, sizeof(*seeds));
+    if (seeds == NULL) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for %zu nodes", client->node_urls_count);
     }
     ep_err err = EP_OK;
-    pthread_mutex_lock(&cluster->install_lock);
     for (size_t i = 0; i < client->node_urls_count && err == EP_OK; i++) {
-        err = create_peer(cluster, "", client->node_urls[i], &cluster->seeds[i], out_error);
+        ep_peer_config config = peer_config(cluster, "", client->node_urls[i]);
+        err = ep_peer_create(&config, &seeds[i], out_error);
         if (err != EP_OK) {
             ep_error_prefix(out_error, err, "node_urls[%zu]", i);
         }
     }
+    pthread_mutex_lock(&cluster->install_lock);
+    cluster->seeds = seeds; /* after a failure too: destroying the cluster ends them */
     pthread_mutex_unlock(&cluster->install_lock);
+    if (err == EP_OK) {
+        install_known(cluster);
+    }
     return err;
 }
 

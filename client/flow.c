@@ -2,6 +2,8 @@
 /* The arithmetic of flow.h. */
 #include "flow.h"
 
+#include "base/buffer.h"
+
 static uint64_t reply_row_bytes(const ep_batch *batch)
 {
     return (uint64_t)batch->hidden * ep_dtype_bytes(batch->wire_dtype);
@@ -62,4 +64,10 @@ uint32_t ep_flow_frames_max(const ep_flow *flow, const ep_batch *batch, uint64_t
 {
     uint64_t frames = slots / ep_flow_frame_slots(flow, batch, 0) + nodes;
     return frames > slots ? (slots > UINT32_MAX ? UINT32_MAX : (uint32_t)slots) : (uint32_t)frames;
+}
+
+uint64_t ep_flow_claim_bytes(const ep_flow *flow, const ep_batch *batch, uint64_t slots, uint32_t nodes)
+{
+    uint64_t frames = ep_flow_frames_max(flow, batch, slots, nodes);
+    return frames * ep_buffer_class_bytes(1) + 2 * slots * reply_row_bytes(batch);
 }

@@ -43,4 +43,8 @@ uint32_t ep_flow_frame_slots(const ep_flow *flow, const ep_batch *batch, uint64_
 /* Frames a window of this many slots is cut into at most, spread over nodes. */
 uint32_t ep_flow_frames_max(const ep_flow *flow, const ep_batch *batch, uint64_t slots, uint32_t nodes);
 
+/* Bytes of pool buffers the replies to `slots` slots may hold, however they are spread over frames: a buffer
+ * is the next power of two of its frame, so below twice its rows plus the smallest class. */
+uint64_t ep_flow_claim_bytes(const ep_flow *flow, const ep_batch *batch, uint64_t slots, uint32_t nodes);
+
 #endif

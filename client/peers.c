@@ -40,13 +40,8 @@ static void on_state(void *arg, ep_rpc_channel *channel, ep_rpc_channel_state st
     peer->config.on_ready(peer->config.arg, peer, link->class_index, hello);
 }
 
-ep_err ep_peer_create(const ep_peer_config *config, ep_peer **out_peer, ep_error *out_error)
+static ep_err peer_new(const ep_peer_config *config, ep_peer **out_peer, ep_error *out_error)
 {
-    if (strlen(config->address.url) >= EP_URL_BYTES || strlen(config->name) >= EP_NODE_NAME_BYTES) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                            "node '%.80s' at '%.300s': allowed %d and %d bytes", config->name,
-                            config->address.url, EP_NODE_NAME_BYTES - 1, EP_URL_BYTES - 1);
-    }
     ep_peer *peer = calloc(1, sizeof(*peer));
     if (peer == NULL) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for node %s", config->address.url);
@@ -54,9 +49,36 @@ ep_err ep_peer_create(const ep_peer_config *config, ep_peer **out_peer, ep_error
     pthread_mutex_init(&peer->lock, NULL);
     peer->refs = 1;
     peer->config = *config;
-    strcpy(peer->name, config->name);
-    strcpy(peer->url, config->address.url);
+    snprintf(peer->name, sizeof(peer->name), "%s", config->name);
+    snprintf(peer->url, sizeof(peer->url), "%s", config->address.url);
     ep_error_clear(&peer->last_error);
+    *out_peer = peer;
+    return EP_OK;
+}
+
+ep_err ep_peer_create_refused(const ep_peer_config *config, const ep_error *why, ep_peer **out_peer,
+                              ep_error *out_error)
+{
+    ep_err err = peer_new(config, out_peer, out_error);
+    if (err == EP_OK) {
+        (*out_peer)->refused = true;
+        note_error(*out_peer, why);
+    }
+    return err;
+}
+
+ep_err ep_peer_create(const ep_peer_config *config, ep_peer **out_peer, ep_error *out_error)
+{
+    if (strlen(config->address.url) >= EP_URL_BYTES || strlen(config->name) >= EP_NODE_NAME_BYTES) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "node '%.80s' at '%.300s': allowed %d and %d bytes", config->name,
+                            config->address.url, EP_NODE_NAME_BYTES - 1, EP_URL_BYTES - 1);
+    }
+    ep_peer *peer = NULL;
+    ep_err err = peer_new(config, &peer, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
     for (int i = 0; i < EP_PEER_CLASSES; i++) {
         peer->links[i] = (ep_peer_link){.peer = peer, .class_index = (ep_peer_class)i};
         ep_rpc_channel_config channel = {.common = config->common,
@@ -65,7 +87,7 @@ ep_err ep_peer_create(const ep_peer_config *config, ep_peer **out_peer, ep_error
                                          .reconnect = true,
                                          .on_state = on_state,
                                          .arg = &peer->links[i]};
-        ep_err err = ep_rpc_channel_create(&channel, &peer->links[i].channel, out_error);
+        err = ep_rpc_channel_create(&channel, &peer->links[i].channel, out_error);
         if (err != EP_OK) {
             ep_peer_destroy(peer);
             return err;

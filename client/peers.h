@@ -41,6 +41,7 @@ struct ep_peer {
     char name[EP_NODE_NAME_BYTES];
     char url[EP_URL_BYTES];
     ep_peer_link links[EP_PEER_CLASSES];
+    bool refused;             /* no channel can be made to its URL: it is never ready */
     bool draining;            /* atomic: it said so since it was last connected */
     uint64_t heard_ns;        /* atomic: newest reply or Hello; 0 never */
     uint64_t frame_bytes_max; /* atomic: what it accepts, as in its Hello; 0 not known */
@@ -54,6 +55,9 @@ struct ep_peer {
 
 /* Starts both connections and returns. Errors: INVALID_ARGUMENT (URL), NO_MEMORY. */
 ep_err ep_peer_create(const ep_peer_config *config, ep_peer **out_peer, ep_error *out_error);
+/* A peer without connections, never ready, that reports `why`. Errors: NO_MEMORY. */
+ep_err ep_peer_create_refused(const ep_peer_config *config, const ep_error *why, ep_peer **out_peer,
+                              ep_error *out_error);
 /* Ends its connections and waits for their callbacks; not from one. Calls in flight on them end first. NULL
  * allowed. */
 void ep_peer_close(ep_peer *peer);

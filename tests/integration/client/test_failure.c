@@ -335,7 +335,19 @@ Test(client_failure, missing_rows_are_allowed_only_when_asked_for_and_listed)
     batch_make(&c, &h, 9, 2, 1); /* the same batch with its odd ids */
     c.args.allow_missing = true;
     c.args.deadline_us = 200000;
+    uint32_t listed[18];
+    memset(listed, 0xff, sizeof(listed));
+    cr_assert(missing > 1);
+    c.args.missing_slots = listed;
+    c.args.missing_slots_max = missing - 1; /* one too few: the rest stays untouched */
     cr_assert_eq(run(&c), EP_OK, "%s", result.error.text);
+    uint32_t found = 0;
+    for (uint32_t s = 0; s < 18 && found < missing - 1; s++) {
+        if (c.ids[s] % 2 == 1) {
+            cr_assert_eq(listed[found++], s);
+        }
+    }
+    cr_assert_eq(listed[missing - 1], UINT32_MAX);
     cr_assert_eq(result.missing_count, missing);
     cr_assert_eq(result.missing_first_slot, first);
     cr_assert_arr_eq(c.out, b.expected, b.out_bytes);
@@ -484,6 +496,54 @@ Test(client_failure, nodes_leave_and_join_by_table)
         expect_ok(&b, "round");
     }
     h.nodes_count = 3;
+    batch_free(&b);
+    harness_close(&h);
+}
+
+Test(client_failure, a_node_with_a_url_no_lane_serves_costs_only_itself)
+{
+    batch b;
+    harness_open(
+        &h, &(harness_options){.scheme = "loopback", .nodes_count = 2, .copies = 2, .coordinator = true});
+    const char *url = h.urls[1];
+    uint64_t term, number;
+    h.urls[1] = "carrier-pigeon://roof:1";
+    harness_publish(&h);
+    do {
+        cr_assert_eq(ep_client_epoch(h.client, &term, &number), EP_OK);
+    } while (number != h.epoch.number);
+    batch_make(&b, &h, 9, 2, 1);
+    expect_ok(&b, "the other node serves");
+    cr_assert_eq(result.nodes, 1);
+    for (uint32_t e = 0; e < h.shape.experts; e++) {
+        h.owners[e] = 2;
+    }
+    harness_publish(&h);
+    b.args.deadline_us = 200000;
+    do {
+        cr_assert_eq(ep_client_epoch(h.client, &term, &number), EP_OK);
+    } while (number != h.epoch.number);
+    cr_assert_eq(run(&b), EP_ERR_UNAVAILABLE);
+    cr_assert(has("carrier-pigeon"), "%s", result.error.text);
+    h.urls[1] = url;
+    batch_free(&b);
+    harness_close(&h);
+}
+
+Test(client_failure, nodes_counts_each_node_that_got_rows_over_all_rounds)
+{
+    batch b;
+    harness_open(
+        &h, &(harness_options){.scheme = "loopback", .nodes_count = 2, .copies = 2, .coordinator = true});
+    batch_make(&b, &h, 1, 1, 1); /* one frame to one node, then to the other */
+    uint32_t both = 0;
+    for (int i = 0; i < 4; i++) {
+        fake_node_set_fault(h.nodes[0], FAKE_ERROR_ONCE, EP_ERR_DEVICE_LOST, 0);
+        expect_ok(&b, "re-routed");
+        cr_assert_eq(result.nodes, 1 + result.rerouted_frames);
+        both += result.nodes == 2;
+    }
+    cr_assert(both > 0);
     batch_free(&b);
     harness_close(&h);
 }
