@@ -27,6 +27,7 @@ struct ep_coordinator_service {
     uint64_t started_ns;
     ep_epoch announced;
     ep_err placement_error_logged;
+    char copy_error_logged[EP_ERROR_TEXT_BYTES];
     ep_coordinator_stats stats;
 };
 
@@ -66,6 +67,11 @@ static void announce(ep_coordinator_service *self)
         if (problem->code != EP_OK) {
             ep_log(EP_LOG_ERROR, "placement-failed", "%s", problem->text);
         }
+    }
+    const ep_error *copy = ep_coordinator_state_copy_error(self->cluster);
+    if (copy->code != EP_OK && strcmp(copy->text, self->copy_error_logged) != 0) {
+        strcpy(self->copy_error_logged, copy->text);
+        ep_log(EP_LOG_ERROR, "copy-differs", "%s", copy->text);
     }
     ep_routing_table *table = ep_coordinator_state_table(self->cluster);
     if (table == NULL || ep_epoch_compare(self->announced, table->epoch) == 0) {

@@ -20,6 +20,7 @@ ep_err ep_coordinator_state_create(const ep_coordinator_state_config *config, ep
     }
     cluster->config = *config;
     ep_error_clear(&cluster->placement_error);
+    ep_error_clear(&cluster->copy_error);
     *out_cluster = cluster;
     return EP_OK;
 }
@@ -44,6 +45,9 @@ void ep_coordinator_state_destroy(ep_coordinator_state *cluster)
         free(cluster->nodes[i]);
     }
     free(cluster->nodes);
+    for (uint32_t l = 0; l < cluster->layers_count; l++) {
+        free(cluster->layers[l].digests);
+    }
     free(cluster->models);
     free(cluster->layers);
     ep_routing_table_unref(cluster->table);
@@ -109,6 +113,10 @@ static ep_err check_layer(const char *model, const Expertd__V1__LayerInfo *info,
         return ep_error_prefix(out_error, err, "model %s", model);
     }
     uint64_t total = (uint64_t)info->experts + info->shared_experts;
+    if (info->n_owned_digests != 0 && info->n_owned_digests != info->n_owned) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "model %s, layer %u: %zu digests of %zu owned experts, allowed 0 or one each",
+                            model, info->layer, info->n_owned_digests, info->n_owned);
+    }
     for (size_t i = 0; i < info->n_owned; i++) {
         if (info->owned[i] >= total) {
             return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "model %s, layer %u: owned expert %u, allowed 0..%llu", model,
@@ -196,9 +204,14 @@ static uint32_t add_layer(ep_coordinator_state *cluster, uint32_t model_index, c
     cluster->layers = layers;
     cluster_layer *layer = &layers[cluster->layers_count];
     *layer = (cluster_layer){.model_index = model_index, .shape = shape_of(info)};
+    layer->digests = calloc(layer_experts(layer), sizeof(uint64_t));
+    if (layer->digests == NULL) {
+        return UINT32_MAX;
+    }
     for (size_t i = 0; i < cluster->nodes_count; i++) {
         if (!node_add_layer(cluster->nodes[i], cluster->layers_count + 1, layer_words(layer))) {
             undo_layer(cluster, i);
+            free(layer->digests);
             return UINT32_MAX;
         }
     }
@@ -227,6 +240,28 @@ static uint32_t add_model(ep_coordinator_state *cluster, const Expertd__V1__Mode
     return count - 1;
 }
 
+/* Results must not depend on the copy: one whose weights differ from the first one's is not used. */
+static bool copy_agrees(ep_coordinator_state *cluster, const cluster_node *node, uint32_t layer_index, const Expertd__V1__LayerInfo *info,
+                        size_t i)
+{
+    const cluster_layer *layer = &cluster->layers[layer_index];
+    if (info->n_owned_digests == 0) {
+        return true;
+    }
+    uint64_t digest = (uint64_t)1 << 32 | info->owned_digests[i];
+    uint64_t *known = &layer->digests[info->owned[i]];
+    if (*known == 0) {
+        *known = digest;
+    }
+    if (*known != digest) {
+        ep_error_set(&cluster->copy_error, EP_ERR_DATA_LOSS,
+                     "node %s: expert %u of layer %u of model %s:%s has SHA-256 %08x.., the first copy seen has %08x..: not used", node->name,
+                     info->owned[i], info->layer, cluster->models[layer->model_index].name, cluster->models[layer->model_index].version,
+                     __builtin_bswap32((uint32_t)digest), __builtin_bswap32((uint32_t)*known));
+    }
+    return *known == digest;
+}
+
 /* Replaces what the node offers and owns by what it says now. */
 static ep_err apply_models(ep_coordinator_state *cluster, cluster_node *node, Expertd__V1__ModelInfo **models, size_t count)
 {
@@ -253,7 +288,9 @@ static ep_err apply_models(ep_coordinator_state *cluster, cluster_node *node, Ex
             }
             node->layers[index].offered = true;
             for (size_t i = 0; i < info->n_owned; i++) {
-                bit_set(node->layers[index].owned, info->owned[i]);
+                if (copy_agrees(cluster, node, index, info, i)) {
+                    bit_set(node->layers[index].owned, info->owned[i]);
+                }
             }
         }
     }
@@ -307,10 +344,12 @@ ep_err ep_coordinator_state_register(ep_coordinator_state *cluster, uint64_t now
                             cluster->nodes_count, cluster->config.nodes_max);
     }
     node = node != NULL ? node : add_node(cluster);
+    if (node != NULL) {
+        snprintf(node->name, sizeof(node->name), "%s", request->node); /* for messages from here on */
+    }
     if (node == NULL || apply_models(cluster, node, request->models, request->n_models) != EP_OK) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to register node %s", request->node);
     }
-    snprintf(node->name, sizeof(node->name), "%s", request->node);
     snprintf(node->url, sizeof(node->url), "%s", request->url);
     node->incarnation = request->incarnation;
     node->state = NODE_STARTING;
@@ -371,6 +410,7 @@ static void forget_model(ep_coordinator_state *cluster, uint32_t model_index)
         if (cluster->layers[l].model_index > model_index) {
             cluster->layers[l].model_index--;
         } else if (cluster->layers[l].model_index == model_index) {
+            free(cluster->layers[l].digests);
             uint32_t after = --cluster->layers_count - l;
             memmove(&cluster->layers[l], &cluster->layers[l + 1], after * sizeof(cluster->layers[0]));
             for (size_t n = 0; n < cluster->nodes_count; n++) {
@@ -454,6 +494,11 @@ ep_routing_table *ep_coordinator_state_table(const ep_coordinator_state *cluster
 const ep_error *ep_coordinator_state_placement_error(const ep_coordinator_state *cluster)
 {
     return &cluster->placement_error;
+}
+
+const ep_error *ep_coordinator_state_copy_error(const ep_coordinator_state *cluster)
+{
+    return &cluster->copy_error;
 }
 
 bool ep_coordinator_state_node(const ep_coordinator_state *cluster, size_t index, ep_coordinator_state_node_view *out_view)

@@ -35,6 +35,7 @@ typedef struct cluster_model {
 typedef struct cluster_layer {
     uint32_t model_index;
     ep_layer_shape shape;
+    uint64_t *digests;           /* [experts] 1 << 32 | digest of the first copy seen; 0: none yet */
 } cluster_layer;
 
 struct ep_coordinator_state {
@@ -53,6 +54,7 @@ struct ep_coordinator_state {
     ep_routing_table *table;
     uint64_t table_checksum;
     ep_error placement_error;
+    ep_error copy_error;         /* newest copy that differed from the others; code EP_OK: none */
 };
 
 static inline uint32_t layer_experts(const cluster_layer *layer)

@@ -219,6 +219,7 @@ static void layer_info_free(Expertd__V1__LayerInfo *info)
 {
     if (info != NULL) {
         free(info->owned);
+        free(info->owned_digests);
         free(info);
     }
 }
@@ -227,9 +228,11 @@ static Expertd__V1__LayerInfo *layer_info_make(const ep_node_models *models, con
 {
     Expertd__V1__LayerInfo *info = malloc(sizeof(*info));
     uint32_t *owned = malloc(sizeof(*owned) * (ep_node_layer_experts(layer) + 1));
-    if (info == NULL || owned == NULL) {
+    uint32_t *digests = malloc(sizeof(*digests) * (ep_node_layer_experts(layer) + 1));
+    if (info == NULL || owned == NULL || digests == NULL) {
         free(info);
         free(owned);
+        free(digests);
         return NULL;
     }
     expertd__v1__layer_info__init(info);
@@ -241,7 +244,9 @@ static Expertd__V1__LayerInfo *layer_info_make(const ep_node_models *models, con
     info->top_k = layer->shape.top_k;
     info->activation = (uint32_t)layer->shape.activation;
     info->owned = owned;
-    info->n_owned = ep_weight_store_owned(models->store, layer->store_slot, owned);
+    info->owned_digests = digests;
+    info->n_owned = ep_weight_store_owned(models->store, layer->store_slot, owned, digests);
+    info->n_owned_digests = info->n_owned;
     return info;
 }
 
@@ -302,6 +307,15 @@ ep_err ep_node_models_describe(const ep_node_models *models, Expertd__V1__ModelI
     *out_infos = infos;
     *out_count = models->count;
     return EP_OK;
+}
+
+void ep_node_models_infos_hide_digests(Expertd__V1__ModelInfo **infos, size_t count)
+{
+    for (size_t m = 0; m < count; m++) {
+        for (size_t l = 0; l < infos[m]->n_layers; l++) {
+            infos[m]->layers[l]->n_owned_digests = 0;
+        }
+    }
 }
 
 void ep_node_models_infos_free(Expertd__V1__ModelInfo **infos, size_t count)

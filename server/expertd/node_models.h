@@ -58,6 +58,8 @@ uint64_t ep_node_models_file_bytes(const ep_node_models *models);
  */
 ep_err ep_node_models_describe(const ep_node_models *models, Expertd__V1__ModelInfo ***out_infos,
                                size_t *out_count);
+/* For Hello and Describe, whose headers are small: only the coordinator compares digests. */
+void ep_node_models_infos_hide_digests(Expertd__V1__ModelInfo **infos, size_t count);
 void ep_node_models_infos_free(Expertd__V1__ModelInfo **infos, size_t count);
 
 #endif

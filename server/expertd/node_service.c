@@ -31,6 +31,7 @@ static void service_describe(Expertd__V1__ExpertService_Service *service, const 
         finish_no_memory(closure_data);
         return;
     }
+    ep_node_models_infos_hide_digests(reply.models, reply.n_models);
     reply.node = (char *)(uintptr_t)node->config->name;
     reply.incarnation = node->incarnation;
     closure(&reply, closure_data);
@@ -118,6 +119,7 @@ void ep_node_hello_fill(void *arg, Expertd__V1__Hello *hello)
         hello->models = NULL; /* a Hello without models: the peer asks Describe later */
         hello->n_models = 0;
     }
+    ep_node_models_infos_hide_digests(hello->models, hello->n_models);
 }
 
 void ep_node_hello_free(void *arg, Expertd__V1__Hello *hello)

@@ -471,13 +471,21 @@ bool ep_weight_store_acquire(ep_weight_store *store, uint32_t layer_slot, const 
     return false;
 }
 
-uint32_t ep_weight_store_owned(ep_weight_store *store, uint32_t layer_slot, uint32_t *out)
+static uint32_t short_digest(const uint8_t *sha256)
+{
+    return (uint32_t)sha256[0] | (uint32_t)sha256[1] << 8 | (uint32_t)sha256[2] << 16 | (uint32_t)sha256[3] << 24;
+}
+
+uint32_t ep_weight_store_owned(ep_weight_store *store, uint32_t layer_slot, uint32_t *out, uint32_t *out_digests)
 {
     uint32_t n = 0;
     pthread_mutex_lock(&store->lock);
     const layer_entry *layer = &store->layers[layer_slot];
     for (uint32_t e = 0; e < layer->experts_count; e++) {
         if (layer->experts[e].state == EP_EXPERT_RESIDENT) {
+            if (out_digests != NULL) {
+                out_digests[n] = short_digest(layer->experts[e].resident->sha256);
+            }
             out[n++] = e;
         }
     }

@@ -93,8 +93,9 @@ bool ep_weight_store_acquire(ep_weight_store *store, uint32_t layer_slot, const 
                              ep_expert_state *out_state);
 void ep_resident_release(ep_resident *resident);
 
-/* Table indexes of the resident experts, ascending, into out[E+S]; returns how many. */
-uint32_t ep_weight_store_owned(ep_weight_store *store, uint32_t layer_slot, uint32_t *out);
+/* Table indexes of the resident experts, ascending, into out[E+S]; returns how many. out_digests: NULL, or [E+S]: the first four
+ * bytes of each one's SHA-256, little endian. */
+uint32_t ep_weight_store_owned(ep_weight_store *store, uint32_t layer_slot, uint32_t *out, uint32_t *out_digests);
 uint32_t ep_weight_store_owned_count(ep_weight_store *store, uint32_t layer_slot);
 void ep_weight_store_read_stats(ep_weight_store *store, ep_weight_stats *out_stats);
 

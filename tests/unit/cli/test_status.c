@@ -62,13 +62,14 @@ Test(status, all_serving_is_healthy)
     static ep_cli_problems problems;
     uint32_t min, max;
     setup(&f);
+    f.reply.copies = 1;
     ep_cli_cluster_check(&f.reply, f.table, &problems);
     cr_assert_eq(problems.count, 0);
     ep_cli_placement_copies(&f.table->layers[0], &min, &max);
     cr_assert_eq(min, 1);
     cr_assert_eq(max, 2);
     char *text = print_cluster(&f, &problems, EP_CLI_TABLE);
-    cr_assert(strstr(text, "epoch        7/2\n") && strstr(text, "uniform, 2 copies\n"));
+    cr_assert(strstr(text, "epoch        7/2\n") && strstr(text, "uniform, 1 copies\n"));
     cr_assert_not_null(strstr(text, "NODE  STATE    ROWS SERVED  LAST SEEN  URL\n"
                                     "a     serving          100      0.3 s  tcp://h:1\n"));
     cr_assert_not_null(strstr(text, "MODEL  VERSION  LAYERS  EXPERTS  COPIES  NUMERICS\n"
@@ -86,14 +87,15 @@ Test(status, what_is_wrong_is_named)
     f.nodes[1].state = (char *)(uintptr_t) "suspect";
     memcpy(f.table->layers[0].offsets, (uint32_t[]){0, 2, 2, 2}, 4 * sizeof(uint32_t));
     ep_cli_cluster_check(&f.reply, f.table, &problems);
-    cr_assert_eq(problems.count, 2);
+    cr_assert_eq(problems.count, 3);
     cr_assert_str_eq(problems.texts[0], "node b is suspect, last seen 0.3 s ago");
     cr_assert_str_eq(problems.texts[1], "model demo, layer 4: 2 experts have no copy, expert 1 first");
+    cr_assert_str_eq(problems.texts[2], "2 experts have fewer than 2 copies");
     char *text = print_cluster(&f, &problems, EP_CLI_JSON);
     json_t *json = json_loads(text, 0, NULL);
     cr_assert_not_null(json);
     cr_assert(json_is_false(json_object_get(json, "healthy")));
-    cr_assert_eq(json_array_size(json_object_get(json, "problems")), 2);
+    cr_assert_eq(json_array_size(json_object_get(json, "problems")), 3);
     cr_assert_eq(json_array_size(json_object_get(json, "nodes")), 2);
     cr_assert_eq(
         json_integer_value(json_object_get(json_array_get(json_object_get(json, "nodes"), 1), "rows_served")),
@@ -104,6 +106,58 @@ Test(status, what_is_wrong_is_named)
     cr_assert_eq(json_integer_value(json_object_get(json_object_get(json, "epoch"), "number")), 2);
     json_decref(json);
     free(text);
+    ep_routing_table_unref(f.table);
+}
+
+/* Everything serves and every expert is there, but not as often as wanted. */
+Test(status, fewer_copies_than_wanted)
+{
+    static cluster_fixture f;
+    static ep_cli_problems problems;
+    setup(&f);
+    ep_cli_cluster_check(&f.reply, f.table, &problems);
+    cr_assert_eq(problems.count, 1);
+    char *text = print_cluster(&f, &problems, EP_CLI_TABLE);
+    cr_assert_not_null(strstr(text, "\nnot healthy: 2 experts have fewer than 2 copies\n"));
+    cr_assert_null(strstr(text, "\nhealthy\n"));
+    free(text);
+    text = print_cluster(&f, &problems, EP_CLI_JSON);
+    json_t *json = json_loads(text, 0, NULL);
+    cr_assert(json_is_false(json_object_get(json, "healthy")));
+    cr_assert_str_eq(json_string_value(json_array_get(json_object_get(json, "problems"), 0)),
+                     "2 experts have fewer than 2 copies");
+    json_decref(json);
+    free(text);
+    ep_routing_table_unref(f.table);
+}
+
+/* More copies wanted than there are nodes: no placement can help, and it is said all the same. */
+Test(status, fewer_nodes_than_copies)
+{
+    static cluster_fixture f;
+    static ep_cli_problems problems;
+    setup(&f);
+    f.reply.copies = 3;
+    ep_cli_cluster_check(&f.reply, f.table, &problems);
+    cr_assert_eq(problems.count, 1);
+    cr_assert_str_eq(problems.texts[0], "3 experts have fewer than 3 copies");
+    ep_routing_table_unref(f.table);
+}
+
+/* An expert map says itself how many copies a routed expert has; shared experts get `copies` as ever. */
+Test(status, a_map_has_its_own_copies)
+{
+    static cluster_fixture f;
+    static ep_cli_problems problems;
+    setup(&f);
+    f.reply.policy = (char *)(uintptr_t) "static";
+    ep_cli_cluster_check(&f.reply, f.table, &problems);
+    cr_assert_eq(problems.count, 0);
+    f.table->layers[0].shape.experts = 2;
+    f.table->layers[0].shape.shared_experts = 1;
+    ep_cli_cluster_check(&f.reply, f.table, &problems);
+    cr_assert_eq(problems.count, 1);
+    cr_assert_str_eq(problems.texts[0], "1 experts have fewer than 2 copies");
     ep_routing_table_unref(f.table);
 }
 

@@ -284,6 +284,35 @@ Test(coordinator_state, nodes_and_models_that_are_gone_are_forgotten)
     ep_coordinator_state_destroy(cluster);
 }
 
+Test(coordinator_state, a_copy_with_other_weights_is_not_listed)
+{
+    uint32_t digests[2][EXPERTS];
+    start(2, 2, NULL);
+    for (uint32_t e = 0; e < EXPERTS; e++) {
+        digests[0][e] = 0x1000 + e;
+        digests[1][e] = e == 5 ? 0 : 0x1000 + e; /* one expert differs on node 1 */
+    }
+    join(0, NULL);
+    join(1, NULL);
+    for (int i = 0; i < 2; i++) {
+        nodes[i].layers[0].owned_digests = digests[i];
+        nodes[i].layers[0].n_owned_digests = EXPERTS;
+        load(i);
+    }
+    for (uint32_t e = 0; e < EXPERTS; e++) {
+        cr_assert_eq(copies_of(0, e), e == 5 ? 1u : 2u, "expert %u", e);
+    }
+    const ep_error *problem = ep_coordinator_state_copy_error(cluster);
+    cr_assert_eq(problem->code, EP_ERR_DATA_LOSS);
+    cr_assert_not_null(strstr(problem->text, "node node-1: expert 5 of layer 3 of model demo:v1"), "%s", problem->text);
+    nodes[1].layers[0].n_owned_digests = 3;
+    ep_error error;
+    nodes[1].incarnation++;
+    cr_assert_eq(join(1, &error), EP_ERR_INVALID_ARGUMENT);
+    cr_assert_not_null(strstr(error.text, "3 digests of 8 owned experts"), "%s", error.text);
+    ep_coordinator_state_destroy(cluster);
+}
+
 Test(coordinator_state, unknown_or_restarted_nodes_are_told_to_register)
 {
     start(1, 1, NULL);

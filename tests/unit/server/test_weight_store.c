@@ -106,7 +106,7 @@ Test(weight_store, wanted_experts_become_resident_with_their_hash)
     cr_expect_eq(stats.resident_count, 2);
     cr_expect_eq(stats.failed_count, 0);
     cr_expect_gt(stats.resident_bytes, 0);
-    cr_expect_eq(ep_weight_store_owned(store, 0, owned), 2);
+    cr_expect_eq(ep_weight_store_owned(store, 0, owned, NULL), 2);
     cr_expect_eq(owned[1], 6);
     cr_expect_eq(ep_weight_store_owned_count(store, 1), 0);
     cr_assert(ep_weight_store_acquire(store, 0, experts, 2, residents, &missing, &state));
@@ -197,5 +197,5 @@ Test(weight_store, a_truncated_file_takes_down_its_experts_only)
     ep_weight_stats stats = settle();
     cr_expect_gt(stats.failed_count, 0);
     cr_expect(strstr(stats.last_error, "model demo layer 1 expert") != NULL, "%s", stats.last_error);
-    cr_expect_eq(ep_weight_store_owned(store, 0, owned), 1, "what was resident stays");
+    cr_expect_eq(ep_weight_store_owned(store, 0, owned, NULL), 1, "what was resident stays");
 }

@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which model, version and layer a request means, and what is said when it means none or several. */
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "view.h"
+
+static ep_error error;
+static uint32_t model_index;
+static const ep_routing_layer *layer;
+
+/* One layer, number 4, in each of the models. */
+static ep_view *make(const char *const (*models)[2], uint32_t models_count)
+{
+    const ep_layer_shape shape = {.layer = 4, .hidden = 8, .inner = 8, .experts = 3, .top_k = 2};
+    ep_routing_table *table = NULL;
+    ep_view *view = NULL;
+    cr_assert_eq(ep_routing_table_create(1, models_count, models_count, &table), EP_OK);
+    for (uint32_t m = 0; m < models_count; m++) {
+        cr_assert_eq(ep_routing_table_model_init(table, m, models[m][0], models[m][1], 0), EP_OK);
+        cr_assert_eq(ep_routing_table_layer_init(table, m, m, &shape, 0), EP_OK);
+    }
+    cr_assert_eq(ep_view_create(table, &view), EP_OK);
+    model_index = 77;
+    layer = NULL;
+    return view;
+}
+
+static ep_err find(const ep_view *view, const char *model, const char *version, uint32_t layer_number)
+{
+    ep_error_clear(&error);
+    return ep_view_find(view, model, version, layer_number, &model_index, &layer, &error);
+}
+
+static const char *const two_versions[][2] = {{"demo", "v1"}, {"other", "v9"}, {"demo", "v2"}};
+
+Test(view, the_only_version_needs_no_name)
+{
+    ep_view *view = make(two_versions, 3);
+    cr_assert_eq(find(view, "other", NULL, 4), EP_OK, "%s", error.text);
+    cr_assert_eq(model_index, 1);
+    cr_assert_eq(layer, &view->table->layers[1]);
+    model_index = 77;
+    cr_assert_eq(find(view, "other", "", 4), EP_OK, "%s", error.text);
+    cr_assert_eq(model_index, 1);
+    ep_view_unref(view);
+}
+
+Test(view, one_of_several_versions_must_be_named)
+{
+    ep_view *view = make(two_versions, 3);
+    const char *const none[] = {NULL, ""};
+    for (size_t i = 0; i < 2; i++) {
+        cr_assert_eq(find(view, "demo", none[i], 4), EP_ERR_INVALID_ARGUMENT);
+        cr_assert_str_eq(error.text, "model demo has several versions: v1, v2; name one");
+        cr_assert_eq(model_index, 77, "written although it failed");
+        cr_assert_null(layer);
+    }
+    cr_assert_eq(ep_view_find(view, "demo", NULL, 4, &model_index, &layer, NULL), EP_ERR_INVALID_ARGUMENT);
+    cr_assert_eq(find(view, "demo", "v1", 4), EP_OK, "%s", error.text);
+    cr_assert_eq(model_index, 0);
+    cr_assert_eq(find(view, "demo", "v2", 4), EP_OK, "%s", error.text);
+    cr_assert_eq(model_index, 2);
+    ep_view_unref(view);
+}
+
+Test(view, what_is_not_there_is_named)
+{
+    ep_view *view = make(two_versions, 3);
+    cr_assert_eq(find(view, "demo", "v3", 4), EP_ERR_NOT_FOUND);
+    cr_assert_not_null(strstr(error.text, "demo:v3"), "%s", error.text);
+    cr_assert_not_null(strstr(error.text, "demo:v1, other:v9, demo:v2"), "%s", error.text);
+    cr_assert_eq(find(view, "nope", NULL, 4), EP_ERR_NOT_FOUND);
+    cr_assert_eq(find(view, "other", NULL, 5), EP_ERR_NOT_FOUND);
+    cr_assert_not_null(strstr(error.text, "other:v9 has no MoE layer 5"), "%s", error.text);
+    ep_view_unref(view);
+}
+
+/* More versions than the text has room for: cut, marked as cut, and nothing written past its end. */
+Test(view, a_long_list_of_versions_is_cut)
+{
+    static char versions[40][EP_VERSION_BYTES];
+    static const char *models[40][2];
+    for (int m = 0; m < 40; m++) {
+        snprintf(versions[m], sizeof(versions[m]), "version-number-%d", m);
+        models[m][0] = "demo";
+        models[m][1] = versions[m];
+    }
+    ep_view *view = make(models, 40);
+    cr_assert_eq(find(view, "demo", NULL, 4), EP_ERR_INVALID_ARGUMENT);
+    cr_assert_not_null(strstr(error.text, "version-number-0, version-number-1, "), "%s", error.text);
+    cr_assert_not_null(strstr(error.text, "...; name one"), "%s", error.text);
+    ep_view_unref(view);
+}
