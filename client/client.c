@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "struct_out.h"
 #include "args.h"
 #include "base/clock.h"
 #include "base/random.h"
@@ -349,11 +350,11 @@ ep_err ep_client_model(ep_client *client, uint32_t index, ep_model_desc *out_mod
     }
     if (index < view->table->models_count) {
         const ep_routing_model *model = &view->table->models[index];
-        *out_model = (ep_model_desc){.struct_bytes = sizeof(*out_model),
-                                     .layers_count = count_layers(view->table, index)};
-        memcpy(out_model->name, model->name, sizeof(model->name));
-        memcpy(out_model->version, model->version, sizeof(model->version));
-        memcpy(out_model->numerics, view->pins[index], sizeof(out_model->numerics));
+        ep_model_desc desc = {.struct_bytes = sizeof(desc), .layers_count = count_layers(view->table, index)};
+        memcpy(desc.name, model->name, sizeof(model->name));
+        memcpy(desc.version, model->version, sizeof(model->version));
+        memcpy(desc.numerics, view->pins[index], sizeof(desc.numerics));
+        ep_struct_out(out_model, &desc, sizeof(desc));
     } else {
         err = EP_ERR_NOT_FOUND;
     }
@@ -393,7 +394,9 @@ ep_err ep_client_layer(ep_client *client, const char *model, const char *version
     if (model != NULL && ep_routing_table_find_model(view->table, model, version, &model_index) != NULL) {
         for (uint32_t l = 0; l < view->table->layers_count && err != EP_OK; l++) {
             if (view->table->layers[l].model_index == model_index && left-- == 0) {
-                describe_layer(&view->table->layers[l], out_layer);
+                ep_layer_desc desc;
+                describe_layer(&view->table->layers[l], &desc);
+                ep_struct_out(out_layer, &desc, sizeof(desc));
                 err = EP_OK;
             }
         }

@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "struct_out.h"
 #include "base/clock.h"
 #include "call.h"
 
@@ -84,20 +85,20 @@ static ep_err forward(ep_client *client, const ep_moe_args *args, const ep_tenso
 ep_err ep_moe_forward(ep_client *client, const ep_moe_args *args, const ep_tensor *out,
                       ep_moe_result *out_result)
 {
-    ep_moe_result unused;
-    ep_moe_result *result = out_result != NULL ? out_result : &unused;
+    ep_moe_result result = {.struct_bytes = sizeof(result)};
     uint64_t begin_ns = ep_clock_now_ns();
-    *result = (ep_moe_result){.struct_bytes = sizeof(*result)};
-    ep_error_clear(&result->error);
-    ep_err err = ep_client_enter(client, &result->error);
-    if (err != EP_OK) {
-        return err;
-    }
-    err = ep_args_check(args, out, &result->error);
+    ep_error_clear(&result.error);
+    ep_err err = ep_client_enter(client, &result.error);
     if (err == EP_OK) {
-        err = forward(client, args, out, begin_ns, result);
+        err = ep_args_check(args, out, &result.error);
+        if (err == EP_OK) {
+            err = forward(client, args, out, begin_ns, &result);
+        }
+        ep_client_leave(client);
     }
-    ep_client_leave(client);
+    if (out_result != NULL) {
+        ep_struct_out(out_result, &result, sizeof(result));
+    }
     return err;
 }
 
@@ -249,14 +250,15 @@ ep_err ep_call_finish(ep_call *call, ep_moe_result *out_result)
     }
     if (error.code != EP_OK) {
         if (out_result != NULL) {
-            *out_result = (ep_moe_result){.struct_bytes = sizeof(*out_result), .error = error};
+            ep_moe_result failed = {.struct_bytes = sizeof(failed), .error = error};
+            ep_struct_out(out_result, &failed, sizeof(failed));
         }
         return error.code;
     }
     ep_call_wait(call);
     call->began = false;
     if (out_result != NULL) {
-        *out_result = call->result;
+        ep_struct_out(out_result, &call->result, sizeof(call->result));
     }
     return call->result.error.code;
 }

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "struct_out.h"
 #include "args.h"
 #include "base/clock.h"
 #include "client_core.h"
@@ -133,18 +134,18 @@ static ep_err forward_logits(ep_client *client, const ep_moe_args *args, const e
 ep_err ep_moe_forward_logits(ep_client *client, const ep_moe_args *args, const ep_gate_config *gate,
                              const ep_tensor *logits, const ep_tensor *out, ep_moe_result *out_result)
 {
-    ep_moe_result unused;
-    ep_moe_result *result = out_result != NULL ? out_result : &unused;
-    *result = (ep_moe_result){.struct_bytes = sizeof(*result)};
-    ep_error_clear(&result->error);
-    ep_err err = ep_client_enter(client, &result->error);
-    if (err != EP_OK) {
-        return err;
-    }
-    err = ep_args_check(args, out, &result->error);
+    ep_moe_result result = {.struct_bytes = sizeof(result)};
+    ep_error_clear(&result.error);
+    ep_err err = ep_client_enter(client, &result.error);
     if (err == EP_OK) {
-        err = forward_logits(client, args, gate, logits, out, result);
+        err = ep_args_check(args, out, &result.error);
+        if (err == EP_OK) {
+            err = forward_logits(client, args, gate, logits, out, &result);
+        }
+        ep_client_leave(client);
     }
-    ep_client_leave(client);
+    if (out_result != NULL) {
+        ep_struct_out(out_result, &result, sizeof(result));
+    }
     return err;
 }

@@ -60,6 +60,31 @@ static void list_models(const ep_routing_table *table, char *out_text, size_t by
     }
 }
 
+/* Which version is listed last is an accident of registration, so it is never chosen. */
+static ep_err check_one_version(const ep_routing_table *table, const char *model, ep_error *out_error)
+{
+    char have[256] = "";
+    size_t used = 0;
+    uint32_t count = 0;
+    for (uint32_t m = 0; m < table->models_count; m++) {
+        if (strcmp(table->models[m].name, model) != 0) {
+            continue;
+        }
+        if (used + 1 < sizeof(have)) {
+            int n = snprintf(have + used, sizeof(have) - used, "%s%s", count == 0 ? "" : ", ",
+                             table->models[m].version);
+            used += n > 0 ? (size_t)n : 0;
+        }
+        count++;
+    }
+    if (count > 1) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "model %s has several versions: %s%s; name one", model, have,
+                            used < sizeof(have) ? "" : "...");
+    }
+    return EP_OK;
+}
+
 ep_err ep_view_find(const ep_view *view, const char *model, const char *version, uint32_t layer,
                     uint32_t *out_model_index, const ep_routing_layer **out_layer, ep_error *out_error)
 {
@@ -72,6 +97,12 @@ ep_err ep_view_find(const ep_view *view, const char *model, const char *version,
         return ep_error_set(out_error, EP_ERR_NOT_FOUND, "no model %s%s%s in the routing table; it has: %s",
                             model, has_version ? ":" : "", has_version ? version : "",
                             have[0] != 0 ? have : "none");
+    }
+    if (!has_version) {
+        ep_err err = check_one_version(view->table, model, out_error);
+        if (err != EP_OK) {
+            return err;
+        }
     }
     const ep_routing_layer *l = ep_routing_table_find_layer(view->table, model_index, layer);
     if (l == NULL) {

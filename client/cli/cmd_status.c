@@ -31,7 +31,7 @@ static const struct argp argp = {NULL,
                                  parse,
                                  NULL,
                                  "Prints epoch, placement policy, nodes and models. Exit code 0 when every "
-                                 "node serves and every expert has a copy, 1 when "
+                                 "node serves and every expert has as many copies as are wanted, 1 when "
                                  "something is not so."
                                  "\vWith --node the nodes themselves are asked, and no coordinator.\n\n"
                                  "Examples:\n"

@@ -5,6 +5,29 @@
 
 #include "status.h"
 
+/*
+ * Fewer copies than wanted: the next node that is lost may take the last one. An expert map names the copies
+ * of routed experts itself, so `copies` is then about the shared ones only.
+ */
+static void check_copies(const Expertd__V1__ClusterStatusReply *cluster, const ep_routing_table *table,
+                         ep_cli_problems *out_problems)
+{
+    bool mapped = strcmp(cluster->policy, "static") == 0;
+    uint64_t fewer = 0;
+    for (uint32_t l = 0; l < table->layers_count; l++) {
+        const ep_routing_layer *layer = &table->layers[l];
+        uint32_t total = layer->shape.experts + layer->shape.shared_experts;
+        for (uint32_t e = mapped ? layer->shape.experts : 0; e < total; e++) {
+            fewer += layer->offsets[e + 1] - layer->offsets[e] < cluster->copies;
+        }
+    }
+    /* With one copy wanted these are the experts without any, named already. */
+    if (fewer > 0 && cluster->copies > 1) {
+        ep_cli_problem_add(out_problems, "%" PRIu64 " experts have fewer than %" PRIu32 " copies", fewer,
+                           cluster->copies);
+    }
+}
+
 void ep_cli_cluster_check(const Expertd__V1__ClusterStatusReply *cluster, const ep_routing_table *table,
                           ep_cli_problems *out_problems)
 {
@@ -39,6 +62,7 @@ void ep_cli_cluster_check(const Expertd__V1__ClusterStatusReply *cluster, const 
                                table->models[layer->model_index].name, layer->shape.layer, missing, first);
         }
     }
+    check_copies(cluster, table, out_problems);
 }
 
 typedef struct model_summary {

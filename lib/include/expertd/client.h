@@ -17,6 +17,7 @@
  * Callbacks  run on the library's threads, never inside the call that began them; they may begin calls, not
  *            block, not destroy the client.
  * Structs    set struct_bytes by the _init function first; then change fields. Unset pointers are NULL.
+ *            Structs the library fills: set struct_bytes to sizeof, no more than that is written (0: this version's size).
  */
 #ifndef EXPERTD_CLIENT_H
 #define EXPERTD_CLIENT_H
@@ -129,7 +130,7 @@ typedef enum ep_moe_const_rule { EP_MOE_CONST_KERNEL = 0, EP_MOE_CONST_LINEAR = 
 typedef struct ep_moe_args {
     uint32_t struct_bytes;
     const char *model;
-    const char *version; /* NULL: the newest, resolved per call */
+    const char *version; /* NULL: the only one there is; with several versions name one */
     uint32_t layer;
     ep_tensor x;
     ep_tensor x_scales;
