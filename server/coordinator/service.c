@@ -17,6 +17,14 @@ typedef struct watcher {
     struct watcher *next;
 } watcher;
 
+/* A node as the log knows it. */
+typedef struct logged_node {
+    uint32_t node_id;
+    char name[EP_NODE_NAME_BYTES];
+    const char *state;           /* static text */
+    bool is_there;               /* scratch of one pass */
+} logged_node;
+
 struct ep_coordinator_service {
     Expertd__V1__Coordinator_Service rpc; /* first: handlers get a pointer to it */
     pthread_mutex_t lock;
@@ -28,6 +36,9 @@ struct ep_coordinator_service {
     ep_epoch announced;
     ep_err placement_error_logged;
     char copy_error_logged[EP_ERROR_TEXT_BYTES];
+    char refusal_logged[EP_ERROR_TEXT_BYTES];
+    size_t logged_count;
+    logged_node *logged;
     ep_coordinator_stats stats;
 };
 
@@ -58,9 +69,59 @@ static void send_snapshot(watcher *w, const ep_routing_table *table, const Exper
     }
 }
 
+static logged_node *find_logged(ep_coordinator_service *self, uint32_t node_id)
+{
+    for (size_t i = 0; i < self->logged_count; i++) {
+        if (self->logged[i].node_id == node_id) {
+            return &self->logged[i];
+        }
+    }
+    return NULL;
+}
+
+static void log_state(ep_coordinator_service *self, const ep_coordinator_state_node_view *view, uint64_t now_ns)
+{
+    logged_node *node = find_logged(self, view->node_id);
+    if (node == NULL) {
+        logged_node *grown = realloc(self->logged, (self->logged_count + 1) * sizeof(*grown));
+        if (grown == NULL) {
+            return; /* a line less */
+        }
+        self->logged = grown;
+        node = &grown[self->logged_count++];
+        *node = (logged_node){.node_id = view->node_id, .state = view->state};
+        strcpy(node->name, view->name);
+    } else if (node->state != view->state) {
+        bool is_bad = strcmp(view->state, "suspect") == 0 || strcmp(view->state, "degraded") == 0;
+        node->state = view->state;
+        ep_log(is_bad ? EP_LOG_WARN : EP_LOG_INFO, "node-state", "node %s state %s silent_ms %llu", node->name, view->state,
+               (unsigned long long)((now_ns - view->last_seen_ns) / EP_NS_PER_MS));
+    }
+    node->is_there = true;
+}
+
+/* Lock held. One line for each node whose state changed since the last time, and for each that was forgotten. */
+static void log_nodes(ep_coordinator_service *self)
+{
+    ep_coordinator_state_node_view view;
+    uint64_t now_ns = ep_clock_now_ns();
+    for (size_t i = 0; ep_coordinator_state_node(self->cluster, i, &view); i++) {
+        log_state(self, &view, now_ns);
+    }
+    for (size_t i = self->logged_count; i-- > 0;) {
+        if (!self->logged[i].is_there) {
+            ep_log(EP_LOG_INFO, "node-forgotten", "node %s was %s", self->logged[i].name, self->logged[i].state);
+            self->logged[i] = self->logged[--self->logged_count];
+        } else {
+            self->logged[i].is_there = false;
+        }
+    }
+}
+
 /* Lock held. Tells watchers of a new table, and the log of what changed. */
 static void announce(ep_coordinator_service *self)
 {
+    log_nodes(self);
     const ep_error *problem = ep_coordinator_state_placement_error(self->cluster);
     if (problem->code != self->placement_error_logged) {
         self->placement_error_logged = problem->code;
@@ -126,7 +187,13 @@ static void on_register_node(Expertd__V1__Coordinator_Service *rpc, const Expert
     }
     if (err != EP_OK) {
         pthread_mutex_unlock(&self->lock);
-        ep_log(EP_LOG_WARN, "register-refused", "node %s reason %s", request->node, error.text);
+        pthread_mutex_lock(&self->lock);
+        bool is_new = strcmp(self->refusal_logged, error.text) != 0; /* a refused node asks again with every heartbeat */
+        strcpy(self->refusal_logged, error.text);
+        pthread_mutex_unlock(&self->lock);
+        if (is_new) {
+            ep_log(EP_LOG_WARN, "register-refused", "node %s reason %s", request->node, error.text);
+        }
         finish_error(closure_data, &error);
         return;
     }
@@ -329,6 +396,7 @@ void ep_coordinator_service_destroy(ep_coordinator_service *self)
         return;
     }
     ep_coordinator_state_destroy(self->cluster);
+    free(self->logged);
     pthread_mutex_destroy(&self->lock);
     free(self);
 }
