@@ -229,7 +229,15 @@ bool ep_test_process_wait_ports(ep_test_process *process, int timeout_ms)
 
 bool ep_test_process_signal(const ep_test_process *process, int signal_number)
 {
-    return process->pid > 0 && pidfd_send_signal(process->pid_fd, signal_number, NULL, 0) == 0;
+    if (process->pid <= 0 || pidfd_send_signal(process->pid_fd, signal_number, NULL, 0) != 0) {
+        return false;
+    }
+    siginfo_t info;
+    int result = 0;
+    do { /* its other threads run on for a moment after the signal is sent */
+        result = signal_number == SIGSTOP ? waitid(P_PID, (id_t)process->pid, &info, WSTOPPED) : 0;
+    } while (result != 0 && errno == EINTR);
+    return result == 0;
 }
 
 int ep_test_process_wait(ep_test_process *process, int timeout_ms)

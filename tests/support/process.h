@@ -42,6 +42,7 @@ bool ep_test_process_start(ep_test_process *process, const char *dir, const char
 /* Until the program has written its ports file (true), or has ended or timeout_ms passed (false; its output
  * goes to stderr). */
 bool ep_test_process_wait_ports(ep_test_process *process, int timeout_ms);
+/* After SIGSTOP it returns once the process has stopped. */
 bool ep_test_process_signal(const ep_test_process *process, int signal_number);
 /* Until it ended: its exit code, 128 + signal number when a signal ended it, -1 when it still runs after
  * timeout_ms. */
