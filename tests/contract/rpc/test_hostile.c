@@ -4,6 +4,7 @@
 #include <criterion/criterion.h>
 #include <endian.h>
 #include <stdlib.h>
+#include <sched.h>
 #include <string.h>
 
 #include "raw_peer.h"
@@ -441,8 +442,8 @@ static ep_buffer_pool *limited_pool;
 static void limited_pings(ep_rpc_server_config *config)
 {
     config->common.pool = limited_pool;
-    config->common.limits.ping_ms = 20;
-    config->common.limits.ping_dead_count = 3;
+    config->common.limits.ping_ms = 50;
+    config->common.limits.ping_dead_count = 8; /* a slow machine has 450 ms until the pool is empty */
 }
 
 /* Everything the pool has, as a list. */
@@ -504,11 +505,16 @@ LANE_TEST(waiting_for_memory_is_not_taken_for_death)
     fixture_init(&f, &(fixture_options){.url = url, .server = limited_pings, .no_channel = true});
     raw_peer_dial(&p, f.url);
     cr_assert_eq(raw_peer_hello(&p, NULL), 0);
+    ep_buffer_pool_stats stats;
+    do { /* what Hello needed comes back first, else it would serve the request */
+        sched_yield();
+        ep_buffer_pool_read_stats(server_pool, &stats);
+    } while (stats.lent_bytes != 0);
     cr_assert_eq(take_all(server_pool, &lent), EP_OK);
     uint8_t header[4] = {0};
     frame.header_bytes = sizeof(header);
     raw_peer_send(&p, frame, header, NULL, false);
-    for (int i = 0; i < 12; i++) { /* many times what may be missed; none is answered, none needs the pool */
+    for (int i = 0; i < 20; i++) { /* more than may be missed; none is answered, none needs the pool */
         ep_buffer *ping = raw_peer_receive(&p, &frame);
         cr_assert_not_null(ping, "closed: %s", p.why.text);
         cr_assert_eq(frame.kind, EP_FRAME_PING);

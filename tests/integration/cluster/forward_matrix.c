@@ -216,24 +216,30 @@ static void forward(ep_test_cluster *cluster, const service *s, uint32_t tokens,
     free(output);
 }
 
-/* By the nodes' own counters: each one that has experts of a layer did its share, the others did nothing. */
+/*
+ * By the nodes' own counters: who has no experts of a layer did nothing, and where every expert has one copy, who has some did its share.
+ * Which of several copies is asked depends on which connection is up first.
+ */
 static void expect_shares(ep_test_cluster *cluster, const service *s)
 {
-    uint32_t serving[LAYERS] = {0};
+    uint32_t serving[LAYERS] = {0}, resident[LAYERS] = {0};
     for (uint32_t n = 0; n < s->nodes; n++) {
         Expertd__V1__NodeStatusReply *status = ep_test_cluster_node_status(cluster, n);
         EP_TEST_CHECK(status->n_layers == LAYERS, "%s: node%u has %zu layers", s->name, n, status->n_layers);
         for (size_t l = 0; l < LAYERS; l++) {
             const Expertd__V1__LayerStatus *layer = status->layers[l];
-            EP_TEST_CHECK((layer->rows_served > 0) == (layer->experts_resident > 0),
-                          "%s: node%u layer %u: %u experts, %llu rows", s->name, n, layer->layer,
-                          layer->experts_resident, (unsigned long long)layer->rows_served);
+            EP_TEST_CHECK(layer->rows_served == 0 || layer->experts_resident > 0, "%s: node%u layer %u: no experts, %llu rows",
+                          s->name, n, layer->layer, (unsigned long long)layer->rows_served);
             serving[l] += layer->rows_served > 0;
+            resident[l] += layer->experts_resident;
         }
         protobuf_c_message_free_unpacked(&status->base, NULL);
     }
-    EP_TEST_CHECK(memcmp(serving, s->serving, sizeof(serving)) == 0,
-                  "%s: layers 0 and 1 were served by %u and %u nodes", s->name, serving[0], serving[1]);
+    for (size_t l = 0; l < LAYERS; l++) {
+        bool one_copy = resident[l] == EXPERTS;
+        EP_TEST_CHECK(one_copy ? serving[l] == s->serving[l] : serving[l] >= 1 && serving[l] <= s->serving[l],
+                      "%s: layer %zu was served by %u nodes, %u hold experts of it", s->name, l, serving[l], s->serving[l]);
+    }
 }
 
 static uint32_t run_service(const service *s, uint32_t number, uint32_t threads)
