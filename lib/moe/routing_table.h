@@ -79,7 +79,8 @@ ep_err ep_routing_table_check(const ep_routing_table *table, ep_error *out_error
 ep_routing_table *ep_routing_table_ref(ep_routing_table *table);
 void ep_routing_table_unref(ep_routing_table *table);
 
-/* version NULL or "": the version listed last under that name, which is the newest. NULL when absent; out_index may be NULL. */
+/* version NULL or "": the version listed last under that name; the order is that of registration and says nothing of age, so callers
+ * that act for somebody refuse an unnamed version when there are several. NULL when absent; out_index may be NULL. */
 const ep_routing_model *ep_routing_table_find_model(const ep_routing_table *table, const char *name, const char *version,
                                                     uint32_t *out_index);
 const ep_routing_layer *ep_routing_table_find_layer(const ep_routing_table *table, uint32_t model_index, uint32_t layer);
