@@ -3,16 +3,19 @@
 #include <pthread.h>
 #include <string.h>
 
+#include "admin.pb-c.h"
 #include "base/check.h"
 #include "coordinator.pb-c.h"
 #include "expert.pb-c.h"
+#include "gateway.pb-c.h"
 #include "health.pb-c.h"
 #include "rpc/rpc.h"
 
 static const ProtobufCServiceDescriptor *const services[] = {
     &expertd__v1__expert_service__descriptor, &expertd__v1__node_info__descriptor,
     &expertd__v1__coordinator__descriptor,    &expertd__v1__health__descriptor,
-    &expertd__v1__reflection__descriptor,
+    &expertd__v1__reflection__descriptor,     &expertd__v1__gateway__descriptor,
+    &expertd__v1__admin__descriptor,
 };
 
 static const struct {

@@ -369,6 +369,17 @@ static void on_cluster_status(Expertd__V1__Coordinator_Service *rpc, const Exper
     ep_rpc_call_finish(closure_data, good ? EP_OK : EP_ERR_NO_MEMORY, NULL);
 }
 
+static void on_statistics(Expertd__V1__Coordinator_Service *rpc, const Expertd__V1__StatisticsRequest *request,
+                          Expertd__V1__StatisticsReply_Closure closure, void *closure_data)
+{
+    (void)rpc;
+    (void)request;
+    (void)closure;
+    ep_error error;
+    ep_error_set(&error, EP_ERR_UNIMPLEMENTED, "no statistics are kept yet");
+    ep_rpc_call_finish(closure_data, EP_ERR_UNIMPLEMENTED, &error);
+}
+
 static const Expertd__V1__Coordinator_Service rpc_template = EXPERTD__V1__COORDINATOR__INIT(on_);
 
 ep_err ep_coordinator_service_create(const ep_coordinator_state_config *config, ep_coordinator_service **out_service)

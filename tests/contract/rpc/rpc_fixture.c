@@ -286,6 +286,17 @@ static void coordinator_watch_placement(Expertd__V1__Coordinator_Service *servic
     }
 }
 
+static void coordinator_statistics(Expertd__V1__Coordinator_Service *service,
+                                   const Expertd__V1__StatisticsRequest *request,
+                                   Expertd__V1__StatisticsReply_Closure closure, void *closure_data)
+{
+    Expertd__V1__StatisticsReply reply = EXPERTD__V1__STATISTICS_REPLY__INIT;
+    (void)service;
+    (void)request;
+    closure(&reply, closure_data);
+    ep_rpc_call_finish(closure_data, EP_OK, NULL);
+}
+
 static void coordinator_cluster_status(Expertd__V1__Coordinator_Service *service,
                                        const Expertd__V1__Empty *input,
                                        Expertd__V1__ClusterStatusReply_Closure closure, void *closure_data)

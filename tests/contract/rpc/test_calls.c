@@ -300,7 +300,7 @@ LANE_TEST(reflection_lists_what_is_served)
         methods += reply->services[i]->n_methods;
         cr_assert_str_neq(reply->services[i]->name, "expertd.v1.NodeInfo");
     }
-    cr_assert_eq(methods, 2 + 4 + 2 + 1);
+    cr_assert_eq(methods, 2 + 5 + 2 + 1);
     protobuf_c_message_free_unpacked(message, NULL);
     fixture_fini(&f);
 }

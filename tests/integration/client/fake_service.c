@@ -552,6 +552,15 @@ static void heartbeat(Expertd__V1__Coordinator_Service *service, const Expertd__
     ep_rpc_call_finish(closure_data, EP_ERR_UNIMPLEMENTED, NULL);
 }
 
+static void statistics(Expertd__V1__Coordinator_Service *service, const Expertd__V1__StatisticsRequest *request,
+                       Expertd__V1__StatisticsReply_Closure closure, void *closure_data)
+{
+    (void)service;
+    (void)request;
+    (void)closure;
+    ep_rpc_call_finish(closure_data, EP_ERR_UNIMPLEMENTED, NULL);
+}
+
 static void cluster_status(Expertd__V1__Coordinator_Service *service, const Expertd__V1__Empty *in,
                            Expertd__V1__ClusterStatusReply_Closure closure, void *closure_data)
 {

@@ -149,6 +149,16 @@ static void serve_watch_placement(Expertd__V1__Coordinator_Service *s,
     ep_rpc_call_finish(data, EP_ERR_UNIMPLEMENTED, NULL);
 }
 
+static void serve_statistics(Expertd__V1__Coordinator_Service *service,
+                             const Expertd__V1__StatisticsRequest *request,
+                             Expertd__V1__StatisticsReply_Closure closure, void *closure_data)
+{
+    (void)service;
+    (void)request;
+    (void)closure;
+    ep_rpc_call_finish(closure_data, EP_ERR_UNIMPLEMENTED, NULL);
+}
+
 static void serve_cluster_status(Expertd__V1__Coordinator_Service *s, const Expertd__V1__Empty *in,
                                  Expertd__V1__ClusterStatusReply_Closure closure, void *data)
 {
