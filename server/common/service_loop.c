@@ -85,7 +85,8 @@ static void on_tick(uv_timer_t *handle)
 {
     ep_service_loop *loop = handle->data;
     atomic_store_explicit(&loop->last_turn_ns, ep_clock_now_ns(), memory_order_relaxed);
-    if (loop->tells_watchdog) {
+    bool is_alive = loop->handler.is_alive == NULL || loop->handler.is_alive(loop->handler.arg);
+    if (loop->tells_watchdog && is_alive) {
         ep_sd_notify_watchdog();
     }
 }

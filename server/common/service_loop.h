@@ -5,8 +5,8 @@
  *
  * Signals    first SIGTERM or SIGINT: on_stop. A second one ends the process at once with 128 + signal
  *            number. SIGHUP: on_reload.
- * Watchdog   when the service manager asks for it, the loop itself answers: a stuck loop is a stuck
- *            program.
+ * Watchdog   when the service manager asks for it, the loop itself answers, and only while is_alive says
+ *            so: a stuck loop is a stuck program, and so is one whose other parts do nothing.
  * Threads    _post and _quit from any thread; everything else on the thread that runs the loop. Tasks and
  *            timers run on that thread, in order.
  */
@@ -23,6 +23,7 @@ typedef struct ep_service_loop ep_service_loop;
 typedef struct ep_service_loop_handler {
     void (*on_stop)(void *arg, const char *signal_name); /* required */
     void (*on_reload)(void *arg);                        /* NULL: SIGHUP is ignored */
+    bool (*is_alive)(void *arg); /* asked every tick, on the loop's thread; NULL: always */
     void *arg;
 } ep_service_loop_handler;
 

@@ -17,6 +17,7 @@
 
 typedef struct coordinator {
     const ep_coordinator_config *config;
+    ep_reload *reload;
     ep_timer_service *timers;
     ep_buffer_pool *pool;
     ep_coordinator_service *service;
@@ -38,6 +39,13 @@ static void on_stop(void *arg, const char *signal_name)
     __atomic_store_n(&self->stopping, true, __ATOMIC_RELEASE);
     ep_rpc_server_set_state(self->server, "draining");
     ep_service_loop_quit(self->loop);
+}
+
+static void on_reload(void *arg)
+{
+    coordinator *self = arg;
+    ep_reload_run(self->reload);
+    ep_sd_notify_ready("serving");
 }
 
 static void on_tick(void *arg)
@@ -144,7 +152,7 @@ static ep_err start_doors(coordinator *self, ep_error *out_error)
 
 static ep_err start(coordinator *self, ep_error *out_error)
 {
-    const ep_service_loop_handler handler = {.on_stop = on_stop, .arg = self};
+    const ep_service_loop_handler handler = {.on_stop = on_stop, .on_reload = on_reload, .arg = self};
     ep_err err = ep_service_loop_create(&handler, &self->loop, out_error);
     err = err != EP_OK ? err : start_rpc(self, out_error);
     err = err != EP_OK ? err : start_doors(self, out_error);
@@ -177,9 +185,9 @@ static void stop(coordinator *self)
     ep_transport_fini();
 }
 
-int ep_coordinator_run(const ep_coordinator_config *config)
+int ep_coordinator_run(const ep_coordinator_config *config, ep_reload *reload)
 {
-    coordinator self = {.config = config};
+    coordinator self = {.config = config, .reload = reload};
     ep_error error;
     ep_err err = start(&self, &error);
     if (err != EP_OK) {

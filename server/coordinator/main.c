@@ -23,7 +23,9 @@ int main(int argc, char **argv)
         ep_options_free(options);
         return 1;
     }
-    code = ep_coordinator_run(&config);
+    ep_reload reload = {.started = options, .argc = argc, .argv = argv, .check = ep_coordinator_config_check};
+    code = ep_coordinator_run(&config, &reload);
+    ep_reload_fini(&reload);
     ep_coordinator_config_fini(&config);
     ep_options_free(options);
     return code;

@@ -179,33 +179,27 @@ static void on_idle(void *arg)
 
 /* ---- reload ---- */
 
-static void report_change(void *arg, const ep_option *option)
-{
-    (void)arg;
-    ep_log(option->reloadable ? EP_LOG_INFO : EP_LOG_WARN, "config-reload", "%s changed%s", option->name,
-           option->reloadable ? "" : "; it takes effect after a restart");
-}
-
 static void on_reload(void *arg)
 {
     ep_node *node = arg;
-    ep_options *options = NULL;
-    ep_error error;
-    ep_sd_notify_reloading();
-    ep_error_clear(&error);
-    ep_err err =
-        ep_options_load(&ep_node_options, node->source.argc, node->source.argv, environ, &options, &error);
-    err = err == EP_OK ? ep_node_config_check(options, &error) : err;
-    if (err != EP_OK) {
-        ep_log(EP_LOG_ERROR, "config-reload", "refused, nothing changed: %s", error.text);
-    } else {
-        ep_options_diff(node->source.options, options, report_change, NULL);
+    const ep_options *options = ep_reload_run(&node->reload);
+    if (options != NULL) {
         node->drain_ms = (uint32_t)ep_options_number(options, "drain_ms");
-        ep_service_log_start(options);
-        ep_log(EP_LOG_INFO, "config-reload", "done");
+        node->compute_stall_ms = (uint32_t)ep_options_number(options, "compute_stall_ms");
     }
-    ep_options_free(options);
     ep_sd_notify_ready(ep_node_state_name((ep_node_state)atomic_load(&node->state)));
+}
+
+/* ---- watchdog ---- */
+
+static bool is_alive(void *arg)
+{
+    ep_node *node = arg;
+    ep_batcher_stats jobs;
+    ep_batcher_read_stats(node->batcher, &jobs);
+    uint64_t started = jobs.jobs_total[EP_WORK_DECODE] + jobs.jobs_total[EP_WORK_PREFILL];
+    return ep_liveness_check(&node->liveness, ep_clock_now_ns(), started - jobs.in_flight, jobs.in_flight,
+                             node->compute_stall_ms) == EP_LIVENESS_OK;
 }
 
 /* ---- membership ---- */
@@ -265,7 +259,7 @@ static uint32_t jobs_in_flight_max(const ep_node_config *config)
 static ep_err start_base(ep_node *node, ep_error *out_error)
 {
     const ep_node_config *config = node->config;
-    ep_service_loop_handler handler = {.on_stop = on_stop, .on_reload = on_reload, .arg = node};
+    ep_service_loop_handler handler = {.on_stop = on_stop, .on_reload = on_reload, .is_alive = is_alive, .arg = node};
     node->change_task = (ep_loop_task){.func = on_weights_task, .arg = node};
     node->idle_task = (ep_loop_task){.func = leave_when_done, .arg = node};
     ep_err err = ep_service_loop_create(&handler, &node->loop, out_error);
@@ -282,6 +276,7 @@ static ep_err start_base(ep_node *node, ep_error *out_error)
         (err = ep_metrics_create(&node->metrics)) != EP_OK) {
         return ep_error_set(out_error, err, "cannot start: %s", ep_err_text(err));
     }
+    ep_liveness_init(&node->liveness, node->timers, ep_clock_now_ns());
     return EP_OK;
 }
 
@@ -458,7 +453,10 @@ ep_err ep_node_create(const ep_node_config *config, const ep_node_source *source
     node->source = *source;
     node->incarnation = ep_random_id();
     node->started_ns = ep_clock_now_ns();
+    node->reload = (ep_reload){
+        .started = source->options, .argc = source->argc, .argv = source->argv, .check = ep_node_config_check};
     node->drain_ms = config->service.drain_ms;
+    node->compute_stall_ms = config->compute_stall_ms;
     ep_node_epoch_init(&node->epoch);
     ep_err err;
     /* Membership only dials here: its events wait for the loop. The probes' thread reads it, so it comes
@@ -493,6 +491,8 @@ void ep_node_destroy(ep_node *node)
         ep_ports_file_remove(node->config->service.ports_file);
     }
     ep_probes_stop(node->probes); /* its thread reads the membership */
+    ep_liveness_fini(&node->liveness);
+    ep_reload_fini(&node->reload);
     ep_membership_destroy(node->membership);
     if (node->batcher != NULL) {
         ep_batcher_close(node->batcher, EP_ERR_DRAINING);

@@ -82,6 +82,14 @@ static const ep_option node_options[] = {
      .max = 1ull << 46,
      .default_text = "256MiB",
      .help = "Memory for requests beyond inflight_tokens; past it callers are told to come back"},
+    {.name = "compute_stall_ms",
+     .type = EP_OPTION_INT,
+     .unit = "ms",
+     .max = 86400000,
+     .default_text = "120000",
+     .reloadable = true,
+     .help = "When the backend holds work and finishes none of it for so long, the node counts as hanging: /livez fails "
+             "and the service manager's watchdog restarts it; 0: never"},
     {.name = "drop_grace_ms",
      .type = EP_OPTION_INT,
      .unit = "ms",
@@ -268,6 +276,7 @@ static ep_err load(const ep_options *options, ep_node_config *config, ep_error *
     config->weight_bytes_max = ep_options_number(options, "weight_bytes_max");
     config->inflight_tokens = (uint32_t)ep_options_number(options, "inflight_tokens");
     config->spill_bytes = ep_options_number(options, "spill_bytes");
+    config->compute_stall_ms = (uint32_t)ep_options_number(options, "compute_stall_ms");
     config->drop_grace_ms = (uint32_t)ep_options_number(options, "drop_grace_ms");
     uint64_t format = ep_options_number(options, "log_format");
     config->shows_progress = format < 2 && ep_options_number(options, "log_level") >= EP_LOG_INFO &&

@@ -44,6 +44,7 @@ typedef struct ep_node_config {
     uint64_t weight_bytes_max; /* 0 unlimited */
     uint32_t inflight_tokens;
     uint64_t spill_bytes;
+    uint32_t compute_stall_ms;
     uint32_t drop_grace_ms;
     bool shows_progress;
 } ep_node_config;

@@ -169,6 +169,19 @@ static ep_probe_check check_loop(const ep_node *node)
     return check;
 }
 
+static ep_probe_check check_work(const ep_node *node)
+{
+    uint64_t stuck_ms;
+    ep_liveness_state state = ep_liveness_read(&node->liveness, &stuck_ms);
+    ep_probe_check check = {.name = "work", .ok = state == EP_LIVENESS_OK};
+    if (check.ok) {
+        snprintf(check.text, sizeof(check.text), "goes on");
+    } else {
+        snprintf(check.text, sizeof(check.text), "%s for %" PRIu64 " ms", ep_liveness_name(state), stuck_ms);
+    }
+    return check;
+}
+
 static ep_probe_check check_state(const ep_node *node)
 {
     ep_node_state state = (ep_node_state)atomic_load(&node->state);
@@ -196,7 +209,8 @@ size_t ep_node_probe_checks(void *arg, ep_probe_kind kind, ep_probe_check *out)
     switch (kind) {
     case EP_PROBE_LIVE:
         out[0] = check_loop(node);
-        return 1;
+        out[1] = check_work(node);
+        return 2;
     case EP_PROBE_STARTUP:
         out[0] = (ep_probe_check){.name = "started", .ok = atomic_load(&node->has_started)};
         return 1;

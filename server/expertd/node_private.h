@@ -6,7 +6,9 @@
 #include "common/metrics.h"
 #include "common/probes.h"
 #include "common/service_loop.h"
+#include "common/reload.h"
 #include "expertd/forward_handler.h"
+#include "expertd/liveness.h"
 #include "expertd/membership.h"
 #include "expertd/node.h"
 
@@ -56,6 +58,8 @@ typedef struct ep_node_gauges {
 struct ep_node {
     const ep_node_config *config;
     ep_node_source source;
+    ep_reload reload;
+    ep_liveness liveness;
     uint64_t incarnation;
     uint64_t started_ns;
     ep_service_loop *loop;
@@ -83,6 +87,7 @@ struct ep_node {
     bool is_draining;         /* loop thread */
     bool ports_written;
     uint32_t drain_ms;        /* reloadable */
+    uint32_t compute_stall_ms; /* reloadable */
     uint64_t last_report_ns;  /* of loading, to the service manager */
     ep_loop_task change_task; /* weights changed */
     ep_loop_task idle_task;   /* no request in work */

@@ -1,11 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The real program: a table of a large model travels whole, bad configuration is named, SIGTERM ends it cleanly. */
 #include <criterion/criterion.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "coordinator.pb-c.h"
@@ -195,4 +199,59 @@ Test(coordinator, bad_configuration_is_named, .init = setup, .fini = teardown)
     refuses((const char *[]){"--placement=static", flag, "--node-order=a", NULL}, "names 1 nodes, the expert map");
     refuses((const char *[]){"--placement=static", "--expert-map-file=/nonexistent/map.json", NULL}, "/nonexistent/map.json");
     refuses((const char *[]){"--listen=tcp://0.0.0.0:0", NULL}, "insecure");
+}
+
+static int manager; /* plays the service manager */
+
+/* Until the manager is told something that begins with text. */
+static void await_notice(const char *text)
+{
+    char message[1024];
+    struct pollfd fd = {.fd = manager, .events = POLLIN};
+    do {
+        cr_assert_eq(poll(&fd, 1, WAIT_MS), 1, "the program never said %s", text);
+        ssize_t n = recv(manager, message, sizeof(message) - 1, 0);
+        message[n > 0 ? n : 0] = 0;
+    } while (strncmp(message, text, strlen(text)) != 0);
+}
+
+static void expect_output(const char *part)
+{
+    char *output = ep_test_process_output(&coordinator);
+    cr_expect(strstr(output, part) != NULL, "no '%s' in:\n%s", part, output);
+    free(output);
+}
+
+Test(coordinator, hangup_keeps_the_old_configuration_when_the_new_one_is_wrong, .init = setup, .fini = teardown)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    char file[EP_TEST_PATH_BYTES + 8], flag[EP_TEST_PATH_BYTES + 32], variable[EP_TEST_PATH_BYTES];
+    cr_assert(snprintf(address.sun_path, sizeof(address.sun_path), "%s/notify", dir) < (int)sizeof(address.sun_path));
+    manager = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    cr_assert_eq(bind(manager, (struct sockaddr *)&address, sizeof(address)), 0);
+    snprintf(variable, sizeof(variable), "NOTIFY_SOCKET=%s", address.sun_path);
+    snprintf(file, sizeof(file), "%s/c.yaml", dir);
+    snprintf(flag, sizeof(flag), "--config=%s", file);
+    const char *args[] = {"--listen=tcp://127.0.0.1:0", "--probe-address=127.0.0.1:0", flag, NULL};
+    const char *environment[] = {variable, NULL};
+    cr_assert(ep_test_write_file(file, "copies: 1\n", 0600));
+    cr_assert(ep_test_process_start(&coordinator, dir, "coordinator", EP_COORDINATOR_PROGRAM, args, environment, true));
+    await_notice("READY=1");
+
+    cr_assert(ep_test_write_file(file, "copies: 0\n", 0600));
+    cr_assert(ep_test_process_signal(&coordinator, SIGHUP));
+    await_notice("RELOADING=1\nMONOTONIC_USEC=");
+    await_notice("READY=1");
+    expect_output("refused, nothing changed: file");
+
+    cr_assert(ep_test_write_file(file, "copies: 2\nlog_level: warn\n", 0600));
+    cr_assert(ep_test_process_signal(&coordinator, SIGHUP));
+    await_notice("RELOADING=1");
+    await_notice("READY=1");
+    expect_output("copies changed; it takes effect after a restart");
+    cr_expect_eq(ep_test_process_stop(&coordinator, SIGTERM, WAIT_MS), 0);
+    char *output = ep_test_process_output(&coordinator);
+    cr_expect(strstr(output, "SIGTERM") == NULL, "log_level warn is not in force:\n%s", output);
+    free(output);
+    close(manager);
 }

@@ -346,7 +346,7 @@ Test(expertd, hangup_checks_first_and_reports_what_needs_a_restart)
     await_notice("RELOADING=1");
     await_notice("READY=1");
     expect_output("threads changed; it takes effect after a restart");
-    expect_output("drain_ms changed\n");
+    expect_output("drain_ms is 7000 (file ");
     cr_expect_eq(ep_test_http_get(node.probe_url, "/readyz", NULL), 200);
     ep_test_process_signal(&node, SIGTERM);
     cr_expect_eq(ep_test_process_wait(&node, WAIT_MS), 0);

@@ -4,7 +4,11 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include "common/service_loop.h"
@@ -50,7 +54,7 @@ static void *post_from_thread(void *arg)
 static void create(probe *p)
 {
     ep_error e;
-    ep_service_loop_handler handler = {on_stop, on_reload, p};
+    ep_service_loop_handler handler = {.on_stop = on_stop, .on_reload = on_reload, .arg = p};
     *p = (probe){.loop_thread = pthread_self()};
     p->task = (ep_loop_task){.func = on_task, .arg = p};
     cr_assert_eq(ep_service_loop_create(&handler, &p->loop, &e), EP_OK, "%s", e.text);
@@ -145,4 +149,42 @@ Test(service_loop, a_second_signal_ends_the_process_at_once, .exit_code = 128 + 
     kill(getpid(), SIGTERM);
     ep_service_loop_run(loop);
     cr_assert(false, "the loop went on");
+}
+
+/* Alive at the first look, not at the second and third, alive again at the fourth. */
+static bool is_sometimes_alive(void *arg)
+{
+    probe *p = arg;
+    p->runs++;
+    if (p->runs == 4) {
+        ep_service_loop_quit(p->loop);
+    }
+    return p->runs == 1 || p->runs >= 4;
+}
+
+Test(service_loop, the_watchdog_hears_only_of_a_live_program)
+{
+    probe p = {0};
+    ep_error e;
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    char message[64];
+    int told = 0;
+    ep_service_loop_handler handler = {.on_stop = on_stop, .is_alive = is_sometimes_alive, .arg = &p};
+    int manager = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    snprintf(address.sun_path + 1, sizeof(address.sun_path) - 1, "ep-test-loop-%d", (int)getpid());
+    socklen_t bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + strlen(address.sun_path + 1));
+    cr_assert_eq(bind(manager, (struct sockaddr *)&address, bytes), 0);
+    address.sun_path[0] = '@';
+    setenv("NOTIFY_SOCKET", address.sun_path, 1);
+    setenv("WATCHDOG_USEC", "4000", 1);
+    cr_assert_eq(ep_service_loop_create(&handler, &p.loop, &e), EP_OK, "%s", e.text);
+    ep_service_loop_run(p.loop);
+    int looks = p.runs;
+    for (ssize_t n; (n = recv(manager, message, sizeof(message) - 1, 0)) > 0; told++) {
+        message[n] = 0;
+        cr_expect_str_eq(message, "WATCHDOG=1");
+    }
+    cr_expect_eq(told, looks - 2);
+    ep_service_loop_destroy(p.loop);
+    close(manager);
 }

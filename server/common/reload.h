@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * SIGHUP: the same command line, environment and file are read again. A configuration that is wrong changes
+ * nothing. What can change while the program runs does; what needs a restart is named in the log, each time
+ * until the restart.
+ *
+ * Threads: the loop's.
+ */
+#ifndef EP_SERVER_COMMON_RELOAD_H
+#define EP_SERVER_COMMON_RELOAD_H
+
+#include "common/options.h"
+
+/* Set the first four; zero the rest. */
+typedef struct ep_reload {
+    const ep_options *started; /* what the program started with; borrowed */
+    int argc;
+    char **argv;
+    ep_options_check_func check;
+    ep_options *current; /* the last good reload; owned, NULL before the first */
+} ep_reload;
+
+/*
+ * Tells the service manager that a reload begins, reads, checks, sets log level and format, and logs every
+ * change. Returns the new options, valid until the next reload, or NULL when they were refused. The caller
+ * takes over the reloadable values that are its own and then sends ep_sd_notify_ready, also after a refusal.
+ */
+const ep_options *ep_reload_run(ep_reload *reload);
+void ep_reload_fini(ep_reload *reload);
+
+#endif
