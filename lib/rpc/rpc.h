@@ -18,6 +18,8 @@
 #include "base/error.h"
 #include "base/timer.h"
 #include "common.pb-c.h"
+#include "rpc/rpc_audit.h"
+#include "rpc/rpc_credentials.h"
 #include "transport/transport.h"
 
 typedef struct ep_rpc_server ep_rpc_server;
@@ -25,7 +27,6 @@ typedef struct ep_rpc_channel ep_rpc_channel;
 typedef struct ep_rpc_call ep_rpc_call; /* server side of one call */
 
 typedef enum ep_rpc_stream { EP_RPC_UNARY, EP_RPC_SERVER_STREAM } ep_rpc_stream;
-typedef enum ep_rpc_role { EP_ROLE_CLIENT, EP_ROLE_NODE, EP_ROLE_OPERATOR } ep_rpc_role;
 
 /* One row of proto/methods.def joined with the generated descriptor. */
 typedef struct ep_rpc_method {
@@ -34,7 +35,7 @@ typedef struct ep_rpc_method {
     const ProtobufCMethodDescriptor *method;
     uint32_t method_index;                              /* in service->methods */
     ep_rpc_stream stream;
-    ep_rpc_role role;
+    ep_rpc_role role;                                   /* see ep_rpc_role_may_call */
     bool idempotent;
 } ep_rpc_method;
 
@@ -43,7 +44,6 @@ const ep_rpc_method *ep_rpc_method_by_id(uint16_t id);
 const ep_rpc_method *ep_rpc_method_by_name(const char *service, const char *method);
 /* All rows; count in *out_count. */
 const ep_rpc_method *ep_rpc_methods(size_t *out_count);
-const char *ep_rpc_role_name(ep_rpc_role role);
 
 /* Defaults of DESIGN section 5; every limit has a name. Fill with ep_rpc_limits_default, then change. */
 typedef struct ep_rpc_limits {
@@ -70,7 +70,9 @@ typedef struct ep_rpc_common {
     ep_timer_service *timers;
     ep_buffer_pool *pool;
     ep_rpc_limits limits;
-    const char *token;               /* "" none */
+    const char *token;               /* what a channel shows in Hello; NULL or "" none. Not for servers */
+    /* The tokens of every role; NULL none. A server judges Hello by them; a channel shows its role's, in place of token. */
+    ep_rpc_credentials *credentials;
     const char *node;                /* our name in Hello; "" for a client */
     const char *role;                /* "client", "node", "operator", "coordinator" */
     uint64_t incarnation;
@@ -91,6 +93,7 @@ typedef struct ep_rpc_server_stats {
     uint64_t connections;            /* now */
     uint64_t connections_total;
     uint64_t connections_refused;    /* bad Hello, token, limit */
+    uint64_t refused[EP_REFUSALS_COUNT]; /* by ep_rpc_refusal */
     uint64_t calls_in_flight;
     uint64_t calls_total;
     uint64_t calls_failed;           /* finished with an error */
@@ -103,14 +106,17 @@ typedef struct ep_rpc_server_stats {
 ep_err ep_rpc_server_create(const ep_rpc_server_config *config, ep_rpc_server **out_server, ep_error *out_error);
 /* Registers a service made with EXPERTD__V1__X__INIT. Health and Reflection are built in. Before the first listen. */
 ep_err ep_rpc_server_add_service(ep_rpc_server *server, ProtobufCService *service, ep_error *out_error);
-/* May be called several times with different URLs (loopback beside tcp). */
-ep_err ep_rpc_server_listen(ep_rpc_server *server, const ep_lane_address *address, ep_error *out_error);
+/* May be called several times with different URLs (loopback beside tcp). roles: who is let in there, EP_ROLES_MAIN or
+ * EP_ROLES_ADMIN; so methods of operators are never served on a main listener. */
+ep_err ep_rpc_server_listen(ep_rpc_server *server, const ep_lane_address *address, unsigned roles, ep_error *out_error);
 /* URL of the index-th listener with its real port; "" when there is none. */
 void ep_rpc_server_url(ep_rpc_server *server, size_t index, char *out_url, size_t bytes);
 /* "starting" | "serving" | "draining" | "degraded": what Health says; draining also sets the draining flag of every reply
  * and refuses new calls of ExpertService with DRAINING. Static string. */
 void ep_rpc_server_set_state(ep_rpc_server *server, const char *state);
 void ep_rpc_server_read_stats(ep_rpc_server *server, ep_rpc_server_stats *out_stats);
+/* For other doors of the same process: refusals there are logged, limited and counted together. Lives as the server. */
+ep_rpc_audit *ep_rpc_server_audit(ep_rpc_server *server);
 /* Sends goodbye, closes listeners and connections, waits until no callback runs and every started handler has finished
  * its call. Handlers must not depend on the caller's thread. NULL allowed. Not from a callback. */
 void ep_rpc_server_destroy(ep_rpc_server *server);
@@ -144,6 +150,7 @@ void ep_rpc_call_attach(ep_rpc_call *call, ep_buffer *taken_tensors);
 void ep_rpc_call_finish(ep_rpc_call *call, ep_err code, const ep_error *error);
 /* Name of the peer as given in Hello, and its role. Valid until finish. */
 const char *ep_rpc_call_peer_node(const ep_rpc_call *call);
+ep_rpc_role ep_rpc_call_peer_role(const ep_rpc_call *call);
 
 /* ---- client ---- */
 

@@ -151,6 +151,11 @@ ep_buffer_pool *ep_rpc_call_pool(ep_rpc_call *call)
     return call->session->server->common.pool;
 }
 
+ep_rpc_role ep_rpc_call_peer_role(const ep_rpc_call *call)
+{
+    return call->session->role;
+}
+
 const char *ep_rpc_call_peer_node(const ep_rpc_call *call)
 {
     return call->session->node;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The channel's connection: dial, Hello, loss, and again after a jittered back-off. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/check.h"
 #include "base/clock.h"
@@ -78,9 +79,18 @@ static ep_err send_hello(ep_rpc_client_link *link)
     ep_rpc_channel *channel = link->channel;
     Expertd__V1__Hello hello;
     ep_rpc_out *out;
+    char token[EP_TOKEN_BYTES_MAX + 1] = "";
     ep_rpc_hello_fill(&channel->common, link->link.payload_crc, &hello);
     hello.connection_class = channel->connection_class;
+    hello.token = (char *)(uintptr_t)channel->common.token; /* message fields are char *; packing only reads them */
+    if (channel->common.credentials != NULL) {
+        ep_rpc_role role;
+        (void)ep_rpc_role_read(channel->common.role, &role, NULL); /* one nobody knows is refused by the peer */
+        ep_rpc_credentials_show(channel->common.credentials, role, token);
+        hello.token = token;
+    }
     ep_err err = ep_rpc_out_create_request(channel->common.pool, NULL, 0, &hello.base, NULL, &out);
+    explicit_bzero(token, sizeof(token));
     if (err != EP_OK) {
         return err;
     }

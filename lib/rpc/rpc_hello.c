@@ -14,7 +14,6 @@ void ep_rpc_hello_fill(const ep_rpc_common *common, bool payload_crc, Expertd__V
     expertd__v1__hello__init(out_hello);
     out_hello->protocol_min = EP_RPC_PROTOCOL_VERSION;
     out_hello->protocol_max = EP_RPC_PROTOCOL_VERSION;
-    out_hello->token = unconst(common->token);
     out_hello->incarnation = common->incarnation;
     out_hello->node = unconst(common->node);
     out_hello->role = unconst(common->role);
@@ -26,19 +25,6 @@ void ep_rpc_hello_fill(const ep_rpc_common *common, bool payload_crc, Expertd__V
 #ifndef EP_WIRE_TEST_OLDER
     out_hello->software = unconst(EP_RPC_SOFTWARE);
 #endif
-}
-
-bool ep_rpc_token_equal(const char *expected, const char *given)
-{
-    size_t expected_bytes = strlen(expected);
-    size_t given_bytes = strlen(given);
-    volatile unsigned char differ = expected_bytes != given_bytes;
-    for (size_t i = 0; i < given_bytes; i++) {
-        /* beyond the expected token compare with its terminator, so that no length is special */
-        unsigned char want = (unsigned char)expected[i < expected_bytes ? i : expected_bytes];
-        differ = (unsigned char)(differ | (want ^ (unsigned char)given[i]));
-    }
-    return differ == 0;
 }
 
 bool ep_rpc_hello_wants_crc(const ep_rpc_common *common, ep_conn *conn)
@@ -69,28 +55,16 @@ static ep_err check_crc(bool payload_crc, const Expertd__V1__Hello *hello, ep_er
     return EP_OK;
 }
 
-static ep_err read_role(const char *name, ep_rpc_role *out_role, ep_error *out_error)
+ep_err ep_rpc_hello_check_client(const ep_rpc_common *common, unsigned roles, bool payload_crc, const Expertd__V1__Hello *hello,
+                                 ep_rpc_role *out_role, ep_rpc_refusal *out_refusal, ep_error *out_error)
 {
-    if (name[0] == 0 || strcmp(name, "client") == 0) {
-        *out_role = EP_ROLE_CLIENT;
-    } else if (strcmp(name, "node") == 0) {
-        *out_role = EP_ROLE_NODE;
-    } else if (strcmp(name, "operator") == 0 || strcmp(name, "coordinator") == 0) {
-        *out_role = EP_ROLE_OPERATOR;
-    } else {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                            "peer's role is \"%.100s\", allowed are client, node, operator and coordinator", name);
+    ep_error role_error;
+    ep_err role_err = ep_rpc_role_read(hello->role, out_role, &role_error);
+    *out_refusal = EP_REFUSED_HELLO;
+    ep_err err = ep_rpc_credentials_judge(common->credentials, roles, *out_role, hello->token, out_refusal, out_error);
+    if (err == EP_OK) {
+        err = check_versions(hello, out_error);
     }
-    return EP_OK;
-}
-
-ep_err ep_rpc_hello_check_client(const ep_rpc_common *common, bool payload_crc, const Expertd__V1__Hello *hello,
-                                 ep_rpc_role *out_role, ep_error *out_error)
-{
-    if (!ep_rpc_token_equal(common->token, hello->token)) {
-        return ep_error_set(out_error, EP_ERR_UNAUTHENTICATED, "the token is %s", hello->token[0] == 0 ? "missing" : "wrong");
-    }
-    ep_err err = check_versions(hello, out_error);
     if (err == EP_OK) {
         err = check_crc(payload_crc, hello, out_error);
     }
@@ -98,7 +72,7 @@ ep_err ep_rpc_hello_check_client(const ep_rpc_common *common, bool payload_crc, 
         err = ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "peer's node name has %zu bytes, allowed up to %d",
                            strlen(hello->node), EP_NODE_NAME_BYTES - 1);
     }
-    return err == EP_OK ? read_role(hello->role, out_role, out_error) : err;
+    return err == EP_OK && role_err != EP_OK ? ep_error_set(out_error, role_err, "%s", role_error.text) : err;
 }
 
 ep_err ep_rpc_hello_check_server(bool payload_crc, const Expertd__V1__Hello *hello, ep_error *out_error)

@@ -93,16 +93,3 @@ const ep_rpc_method *ep_rpc_method_by_name(const char *service, const char *meth
     }
     return NULL;
 }
-
-const char *ep_rpc_role_name(ep_rpc_role role)
-{
-    switch (role) {
-    case EP_ROLE_CLIENT:
-        return "client";
-    case EP_ROLE_NODE:
-        return "node";
-    case EP_ROLE_OPERATOR:
-        return "operator";
-    }
-    return "unknown";
-}

@@ -21,6 +21,11 @@ ep_err ep_rpc_server_create(const ep_rpc_server_config *config, ep_rpc_server **
         free(server);
         return err;
     }
+    if (server->common.token[0] != 0) { /* it would be ignored, and the door stand open */
+        ep_rpc_common_free(&server->common);
+        free(server);
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "a server judges by credentials, not by a token");
+    }
     server->config = *config;
     server->lane_limits = (ep_lane_limits){
         .frame_bytes = ep_frame_read_bytes,
@@ -32,6 +37,7 @@ ep_err ep_rpc_server_create(const ep_rpc_server_config *config, ep_rpc_server **
     };
     pthread_mutex_init(&server->lock, NULL);
     pthread_cond_init(&server->idle, NULL);
+    ep_rpc_audit_init(&server->audit, server->common.timers);
     ep_rpc_health_init(&server->health, server);
     ep_rpc_reflection_init(&server->reflection, server);
     server->services[server->services_count++] = &server->health.service.base;
@@ -106,17 +112,19 @@ static bool admit(ep_rpc_server *server)
 
 static void accepted(void *arg, ep_conn *taken_conn)
 {
-    ep_rpc_server *server = arg;
+    const ep_rpc_listener *listener = arg;
+    ep_rpc_server *server = listener->server;
     __atomic_fetch_add(&server->stats.connections_total, 1, __ATOMIC_RELAXED);
     if (admit(server)) {
-        ep_rpc_session_create(server, taken_conn);
+        ep_rpc_session_create(server, listener->roles, taken_conn);
     } else {
         __atomic_fetch_add(&server->stats.connections_refused, 1, __ATOMIC_RELAXED);
+        ep_rpc_audit_count(&server->audit, EP_REFUSED_CONNECTIONS);
         ep_conn_release(taken_conn);
     }
 }
 
-ep_err ep_rpc_server_listen(ep_rpc_server *server, const ep_lane_address *address, ep_error *out_error)
+ep_err ep_rpc_server_listen(ep_rpc_server *server, const ep_lane_address *address, unsigned roles, ep_error *out_error)
 {
     const ep_lane_ops *lane = ep_lane_for_url(address->url);
     if (lane == NULL) {
@@ -126,19 +134,23 @@ ep_err ep_rpc_server_listen(ep_rpc_server *server, const ep_lane_address *addres
     pthread_mutex_lock(&server->lock);
     bool room = server->listeners_count < EP_RPC_LISTENERS_MAX;
     size_t index = server->listeners_count;
-    server->listeners_count += room ? 1 : 0; /* the place is kept while the lane binds */
+    if (room) { /* the place is kept while the lane binds */
+        server->listeners[index] = (ep_rpc_listener){.server = server, .roles = roles};
+        server->listeners_count++;
+    }
     pthread_mutex_unlock(&server->lock);
     if (!room) {
         return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED, "a server may have up to %d listeners",
                             EP_RPC_LISTENERS_MAX);
     }
 
+    ep_rpc_listener *place = &server->listeners[index];
     ep_listener *listener = NULL;
-    ep_err err = lane->listen(address, &server->lane_limits, accepted, server, &listener, out_error);
+    ep_err err = lane->listen(address, &server->lane_limits, accepted, place, &listener, out_error);
     pthread_mutex_lock(&server->lock);
     if (err == EP_OK) {
-        server->listeners[index] = listener;
-        lane->listener_url(listener, server->urls[index], sizeof(server->urls[index]));
+        lane->listener_url(listener, place->url, sizeof(place->url));
+        place->listener = listener;
     } else if (server->listeners_count == index + 1) {
         server->listeners_count--;
     }
@@ -149,7 +161,7 @@ ep_err ep_rpc_server_listen(ep_rpc_server *server, const ep_lane_address *addres
 void ep_rpc_server_url(ep_rpc_server *server, size_t index, char *out_url, size_t bytes)
 {
     pthread_mutex_lock(&server->lock);
-    snprintf(out_url, bytes, "%s", index < server->listeners_count ? server->urls[index] : "");
+    snprintf(out_url, bytes, "%s", index < server->listeners_count ? server->listeners[index].url : "");
     pthread_mutex_unlock(&server->lock);
 }
 
@@ -157,6 +169,11 @@ void ep_rpc_server_set_state(ep_rpc_server *server, const char *state)
 {
     __atomic_store_n(&server->draining, strcmp(state, "draining") == 0, __ATOMIC_RELEASE);
     ep_rpc_health_set_state(&server->health, state);
+}
+
+ep_rpc_audit *ep_rpc_server_audit(ep_rpc_server *server)
+{
+    return &server->audit;
 }
 
 void ep_rpc_server_read_stats(ep_rpc_server *server, ep_rpc_server_stats *out_stats)
@@ -174,6 +191,9 @@ void ep_rpc_server_read_stats(ep_rpc_server *server, ep_rpc_server_stats *out_st
         .bytes_received = __atomic_load_n(&s->bytes_received, __ATOMIC_RELAXED),
         .bytes_sent = __atomic_load_n(&s->bytes_sent, __ATOMIC_RELAXED),
     };
+    for (size_t i = 0; i < EP_REFUSALS_COUNT; i++) {
+        out_stats->refused[i] = __atomic_load_n(&server->audit.refused[i], __ATOMIC_RELAXED);
+    }
     for (ep_rpc_session *session = server->sessions; session != NULL; session = session->next) {
         out_stats->bytes_received += __atomic_load_n(&session->link.bytes_received, __ATOMIC_RELAXED);
         out_stats->bytes_sent += __atomic_load_n(&session->link.bytes_sent, __ATOMIC_RELAXED);
@@ -190,8 +210,8 @@ static void close_listeners(ep_rpc_server *server)
     pthread_mutex_unlock(&server->lock);
     for (size_t i = 0; i < count; i++) {
         pthread_mutex_lock(&server->lock);
-        ep_listener *listener = server->listeners[i]; /* a session that says Hello meanwhile offers it no more */
-        server->listeners[i] = NULL;
+        ep_listener *listener = server->listeners[i].listener; /* a session that says Hello meanwhile offers it no more */
+        server->listeners[i].listener = NULL;
         pthread_mutex_unlock(&server->lock);
         if (listener != NULL) {
             listener->ops->listener_close(listener);
@@ -242,6 +262,7 @@ void ep_rpc_server_destroy(ep_rpc_server *server)
         server->free_calls = call->next;
         ep_rpc_call_free(call);
     }
+    ep_rpc_audit_fini(&server->audit);
     ep_rpc_health_fini(&server->health);
     pthread_cond_destroy(&server->idle);
     pthread_mutex_destroy(&server->lock);

@@ -42,6 +42,14 @@ typedef struct ep_rpc_reflection {
     ep_rpc_server *server;
 } ep_rpc_reflection;
 
+/* A place for a listener; accept callbacks are given it, so that a session knows who is admitted. */
+typedef struct ep_rpc_listener {
+    ep_rpc_server *server;
+    unsigned roles;
+    ep_listener *listener; /* NULL while it binds and once it closes; under server->lock */
+    char url[EP_ADDRESS_BYTES]; /* written once, before listener is */
+} ep_rpc_listener;
+
 struct ep_rpc_server {
     ep_rpc_common common;
     ep_rpc_server_config config; /* hello_fill and friends; its common is not used */
@@ -51,12 +59,12 @@ struct ep_rpc_server {
     ep_rpc_health health;
     ep_rpc_reflection reflection;
     bool draining; /* atomic */
+    ep_rpc_audit audit;
 
     pthread_mutex_t lock;
     pthread_cond_t idle; /* a session was freed */
     bool stopping;
-    ep_listener *listeners[EP_RPC_LISTENERS_MAX];
-    char urls[EP_RPC_LISTENERS_MAX][EP_ADDRESS_BYTES];
+    ep_rpc_listener listeners[EP_RPC_LISTENERS_MAX];
     size_t listeners_count;
     ep_rpc_session *sessions;
     uint32_t sessions_count;
@@ -72,12 +80,15 @@ struct ep_rpc_session {
     ep_rpc_session *next;
     ep_rpc_session *previous;
     bool told_to_close; /* under server->lock, as the links above */
+    unsigned roles;     /* that its listener admits */
+    char peer[EP_ADDRESS_BYTES];
     /* set while the link is new, read only afterwards */
     ep_rpc_role role;
     char node[EP_NODE_NAME_BYTES];
     size_t peer_frame_bytes_max;
     size_t peer_header_bytes_max;
     bool hello_done;
+    bool hello_refused; /* logged and counted already */
     /* under link.lock */
     bool ended;
     uint32_t calls_count;
@@ -122,7 +133,7 @@ struct ep_rpc_call {
 };
 
 /* Makes a session of an accepted connection and starts it. */
-void ep_rpc_session_create(ep_rpc_server *server, ep_conn *taken_conn);
+void ep_rpc_session_create(ep_rpc_server *server, unsigned roles, ep_conn *taken_conn);
 /* The call with this id and one more reference, or NULL. link.lock is taken. */
 ep_rpc_call *ep_rpc_session_find(ep_rpc_session *session, uint64_t id);
 /* Takes a finished call out, returns its credit and tells the peer when it is due. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* From a request frame to its handler: every check a call must pass before it is dispatched. */
-#include <string.h>
+#include <stdio.h>
 
 #include "base/clock.h"
 #include "expert.pb-c.h"
@@ -9,13 +9,19 @@
 
 static ep_err find_method(ep_rpc_call *call, ProtobufCService **out_service, ep_error *out_error)
 {
+    const ep_rpc_session *session = call->session;
     const ep_rpc_method *method = ep_rpc_method_by_id(call->method_id);
     if (method == NULL) {
         return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED, "method id 0x%04x is not known here",
                             call->method_id);
     }
     call->method = method;
-    *out_service = ep_rpc_server_find_service(call->session->server, method->service);
+    if (!ep_rpc_role_may_call(session->role, method->role)) { /* before others learn what is served here */
+        return ep_error_set(out_error, EP_ERR_PERMISSION_DENIED, "%s.%s needs role %s, the peer has role %s",
+                            method->service->name, method->method->name, ep_rpc_role_name(method->role),
+                            ep_rpc_role_name(session->role));
+    }
+    *out_service = ep_rpc_server_find_service(session->server, method->service);
     if (*out_service == NULL) {
         return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
                             "service %s (method %s, id 0x%04x) is not served by this process",
@@ -30,11 +36,6 @@ static ep_err check_admission(const ep_rpc_call *call, const ep_frame *frame, ui
     const ep_rpc_session *session = call->session;
     const ep_rpc_limits *limits = &session->server->common.limits;
     const ep_rpc_method *method = call->method;
-    if (session->role < method->role) {
-        return ep_error_set(out_error, EP_ERR_PERMISSION_DENIED, "%s.%s needs role %s, the peer has role %s",
-                            method->service->name, method->method->name, ep_rpc_role_name(method->role),
-                            ep_rpc_role_name(session->role));
-    }
     if (calls > limits->calls_per_connection_max) {
         return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
                             "connection has %u calls in flight, calls_per_connection_max is %u", calls,
@@ -51,6 +52,26 @@ static ep_err check_admission(const ep_rpc_call *call, const ep_frame *frame, ui
     return EP_OK;
 }
 
+/* A line for everybody who asks what his role may not, and for everything an operator does. */
+static void audit_call(const ep_rpc_call *call)
+{
+    const ep_rpc_session *session = call->session;
+    const ep_rpc_method *method = call->method;
+    bool allowed = ep_rpc_role_may_call(session->role, method->role);
+    char name[128];
+    ep_rpc_audit_event event = {
+        .peer = session->peer, .node = session->node, .role = ep_rpc_role_name(session->role), .method = name};
+    if (allowed && method->role != EP_ROLE_OPERATOR) {
+        return;
+    }
+    snprintf(name, sizeof(name), "%s.%s", method->service->name, method->method->name);
+    if (allowed) {
+        ep_rpc_audit_admin(&event);
+    } else {
+        ep_rpc_audit_refused(&session->server->audit, EP_REFUSED_METHOD, &event);
+    }
+}
+
 void ep_rpc_service_dispatch(ep_rpc_call *call, const ep_frame *frame, uint32_t calls)
 {
     ep_rpc_session *session = call->session;
@@ -63,6 +84,9 @@ void ep_rpc_service_dispatch(ep_rpc_call *call, const ep_frame *frame, uint32_t 
     }
     if (err == EP_OK) {
         err = find_method(call, &service, &error);
+        if (call->method != NULL) {
+            audit_call(call);
+        }
     }
     if (err == EP_OK) {
         err = check_admission(call, frame, calls, &error);

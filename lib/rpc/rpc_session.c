@@ -80,15 +80,15 @@ static ep_err welcome_frame(ep_rpc_session *session, uint64_t call_id, bool payl
     Expertd__V1__LaneOffer offers[EP_RPC_LISTENERS_MAX];
     Expertd__V1__LaneOffer *offer_list[EP_RPC_LISTENERS_MAX];
     ep_rpc_hello_fill(&server->common, payload_crc, &hello);
-    hello.token = (char *)(uintptr_t) ""; /* a token goes to the server, never back */
     pthread_mutex_lock(&server->lock);
     for (size_t i = 0; i < server->listeners_count; i++) {
-        if (server->listeners[i] == NULL) {
+        const ep_rpc_listener *listener = &server->listeners[i];
+        if (listener->listener == NULL || (listener->roles & EP_ROLE_BIT(session->role)) == 0) {
             continue;
         }
         expertd__v1__lane_offer__init(&offers[hello.n_lanes]);
-        offers[hello.n_lanes].name = (char *)(uintptr_t)server->listeners[i]->ops->name;
-        offers[hello.n_lanes].url = server->urls[i]; /* written once, before its listener is */
+        offers[hello.n_lanes].name = (char *)(uintptr_t)listener->listener->ops->name;
+        offers[hello.n_lanes].url = (char *)(uintptr_t)listener->url;
         offer_list[hello.n_lanes] = &offers[hello.n_lanes];
         hello.n_lanes++;
     }
@@ -132,6 +132,15 @@ static void welcome(ep_rpc_session *session, uint64_t call_id, const Expertd__V1
     ep_rpc_link_send_reply(link, out);
 }
 
+/* An audit line about this Hello; never its token. */
+static void audit_hello(ep_rpc_session *session, const Expertd__V1__Hello *hello, ep_rpc_refusal refusal, const ep_error *why)
+{
+    ep_rpc_audit_event event = {.peer = session->peer, .node = hello->node, .role = hello->role, .method = "Hello",
+                                .text = refusal == EP_REFUSED_HELLO ? why->text : NULL};
+    session->hello_refused = true;
+    ep_rpc_audit_refused(&session->server->audit, refusal, &event);
+}
+
 /* The first frame. Whatever is not a Hello request closes without an answer. */
 static void first_frame(ep_rpc_session *session, const ep_frame *frame, const ep_buffer *buffer)
 {
@@ -141,6 +150,7 @@ static void first_frame(ep_rpc_session *session, const ep_frame *frame, const ep
     ProtobufCMessage *message;
     ep_rpc_budget budget;
     ep_rpc_role role = EP_ROLE_CLIENT;
+    ep_rpc_refusal refusal = EP_REFUSED_HELLO;
     ep_error why;
     if (frame->kind != EP_FRAME_REQUEST || frame->method_id != EP_RPC_HELLO_METHOD ||
         frame->tensor_bytes != 0) {
@@ -159,13 +169,14 @@ static void first_frame(ep_rpc_session *session, const ep_frame *frame, const ep
         ep_rpc_link_close(&session->link, &why);
     } else {
         const Expertd__V1__Hello *hello = (const Expertd__V1__Hello *)message;
-        err = ep_rpc_hello_check_client(&server->common, payload_crc, hello, &role, &why);
+        err = ep_rpc_hello_check_client(&server->common, session->roles, payload_crc, hello, &role, &refusal, &why);
         if (err == EP_OK) {
             err = ep_rpc_payload_check(frame, buffer->data, payload_crc, &why);
         }
         if (err == EP_OK) {
             welcome(session, frame->call_id, hello, role, payload_crc);
         } else {
+            audit_hello(session, hello, refusal, &why);
             refuse(session, frame->call_id, &why);
         }
     }
@@ -349,6 +360,9 @@ static void session_closed(ep_rpc_link *link, const ep_error *error)
     ep_rpc_server_stats *stats = &session->server->stats;
     if (!session->hello_done) {
         __atomic_fetch_add(&stats->connections_refused, 1, __ATOMIC_RELAXED);
+        if (!session->hello_refused) {
+            ep_rpc_audit_count(&session->server->audit, EP_REFUSED_NO_HELLO);
+        }
     }
     if (error->code == EP_ERR_PROTOCOL || error->code == EP_ERR_RESOURCE_EXHAUSTED) {
         __atomic_fetch_add(&stats->protocol_errors, 1, __ATOMIC_RELAXED);
@@ -385,7 +399,7 @@ static void session_free(ep_rpc_link *link)
 static const ep_rpc_link_ops session_ops = {
     .on_frame = session_frame, .on_closed = session_closed, .on_free = session_free};
 
-void ep_rpc_session_create(ep_rpc_server *server, ep_conn *taken_conn)
+void ep_rpc_session_create(ep_rpc_server *server, unsigned roles, ep_conn *taken_conn)
 {
     ep_rpc_session *session = calloc(1, sizeof(*session));
     if (session == NULL) {
@@ -395,6 +409,8 @@ void ep_rpc_session_create(ep_rpc_server *server, ep_conn *taken_conn)
     }
     ep_rpc_link_init(&session->link, &session_ops, &server->common, taken_conn);
     session->server = server;
+    session->roles = roles;
+    taken_conn->ops->conn_peer(taken_conn, session->peer, sizeof(session->peer));
     pthread_mutex_lock(&server->lock);
     session->next = server->sessions;
     if (session->next != NULL) {

@@ -3,14 +3,13 @@
 #include "common/service_config.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/log.h"
 #include "common/probes.h"
+#include "common/service_tokens.h"
 
 const ep_option ep_listen_fields[1] = {
     {.name = "url",
@@ -44,22 +43,20 @@ bool ep_address_is_loopback(const char *address)
            (size_t)used == bytes && a == 127;
 }
 
-/* Beyond loopback only with TLS and token, or by explicit wish. */
-static ep_err check_reach(const ep_options *options, size_t index, const char *address, bool is_tls,
-                          bool has_token, ep_error *out_error)
+/* Beyond loopback only with TLS and token, or by explicit wish. Says what is missing, or NULL. */
+static const char *find_missing(const ep_options *options, const char *address, const char *token_key)
 {
+    bool has_token = ep_options_text(options, token_key)[0] != 0;
+    bool is_tls = ep_url_is_tls(address);
     if (ep_address_is_loopback(address) || (is_tls && has_token) || ep_options_bool(options, "insecure")) {
-        return EP_OK;
+        return NULL;
     }
-    const char *what = !is_tls && !has_token ? "there is neither TLS nor token"
-                       : !is_tls             ? "there is no TLS"
-                                             : "there is no token";
-    return ep_options_fail_item(options, "listen", index, "url", out_error,
-                                "'%.120s' is reachable from other hosts, and %s; use tls+tcp:// with "
-                                "token_file, a loopback address, or "
-                                "set insecure: true",
-                                address, what);
+    return !is_tls && !has_token ? "there is neither TLS nor token" : !is_tls ? "there is no TLS" : "there is no token";
 }
+
+#define UNREACHABLE_TEXT                                                                                     \
+    "'%.120s' is reachable from other hosts, and %s; use tls+tcp:// with %s, a loopback address, or "        \
+    "set insecure: true"
 
 static ep_err load_listeners(const ep_options *options, ep_service_config *config, ep_error *out_error)
 {
@@ -76,52 +73,35 @@ static ep_err load_listeners(const ep_options *options, ep_service_config *confi
             return ep_options_fail_item(options, "listen", i, "url", out_error,
                                         "'%.120s' needs tls_ca_file and tls_cert_key_file", url);
         }
-        ep_err err = check_reach(options, i, url, is_tls, config->token[0] != 0, out_error);
-        if (err != EP_OK) {
-            return err;
+        const char *missing = find_missing(options, url, "token_file");
+        if (missing != NULL) {
+            return ep_options_fail_item(options, "listen", i, "url", out_error, UNREACHABLE_TEXT, url, missing, "token_file");
         }
         config->listen[i] = url;
     }
     return EP_OK;
 }
 
-/* Reads the token; the file must be a regular one of ours that nobody else may read. */
-static ep_err read_token(const ep_options *options, char **out_token, ep_error *out_error)
+static ep_err load_admin_listener(const ep_options *options, ep_service_config *config, ep_error *out_error)
 {
-    const char *path = ep_options_text(options, "token_file");
-    char text[EP_TOKEN_BYTES_MAX + 2] = "";
-    struct stat st;
-    if (path[0] == 0) {
-        *out_token = strdup("");
-        return *out_token != NULL ? EP_OK
-                                  : ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for the token");
+    const char *url = ep_options_text(options, "admin_listen");
+    config->admin_listen = url;
+    if (url[0] == 0) {
+        return EP_OK;
     }
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
-    if (fd < 0) {
-        return ep_options_fail(options, "token_file", out_error, "cannot open %.200s: %s", path,
-                               strerror(errno));
+    if (ep_lane_for_url(url) == NULL) {
+        return ep_options_fail(options, "admin_listen", out_error,
+                               "'%.120s' is no URL we can listen on; allowed: tcp://host:port, tls+tcp://host:port, empty", url);
     }
-    bool ok_file = fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
-    ssize_t n = ok_file ? read(fd, text, sizeof(text) - 1) : -1;
-    close(fd);
-    if (!ok_file) {
-        return ep_options_fail(options, "token_file", out_error, "%.200s is not a regular file", path);
+    if (ep_url_is_tls(url) && (config->admin_tls.ca_file == NULL || config->admin_tls.cert_key_file == NULL)) {
+        return ep_options_fail(options, "admin_listen", out_error,
+                               "'%.120s' needs admin_tls_ca_file or tls_ca_file, and tls_cert_key_file", url);
     }
-    if ((st.st_mode & 077) != 0) {
-        return ep_options_fail(options, "token_file", out_error,
-                               "%.200s has mode %04o; allowed: 0600 or 0400", path,
-                               (unsigned)(st.st_mode & 07777));
+    const char *missing = find_missing(options, url, "admin_token_file");
+    if (missing != NULL) {
+        return ep_options_fail(options, "admin_listen", out_error, UNREACHABLE_TEXT, url, missing, "admin_token_file");
     }
-    text[strcspn(text, "\r\n")] = 0;
-    size_t bytes = strlen(text);
-    if (n < 0 || bytes < EP_TOKEN_BYTES_MIN || bytes > EP_TOKEN_BYTES_MAX) {
-        return ep_options_fail(options, "token_file", out_error,
-                               "the first line of %.200s has %zu characters; allowed: %d..%d", path, bytes,
-                               EP_TOKEN_BYTES_MIN, EP_TOKEN_BYTES_MAX);
-    }
-    *out_token = strdup(text);
-    explicit_bzero(text, sizeof(text));
-    return *out_token != NULL ? EP_OK : ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for the token");
+    return EP_OK;
 }
 
 static const char *text_or_null(const ep_options *options, const char *key)
@@ -161,7 +141,7 @@ static void load_limits(const ep_options *options, ep_service_config *config)
 
 static ep_err load(const ep_options *options, ep_service_config *config, ep_error *out_error)
 {
-    static const char *const files[] = {"tls_ca_file", "tls_cert_key_file"};
+    static const char *const files[] = {"tls_ca_file", "tls_cert_key_file", "admin_tls_ca_file"};
     ep_error address_error;
     config->probe_address = ep_options_text(options, "probe_address");
     config->ports_file = ep_options_text(options, "ports_file");
@@ -170,6 +150,11 @@ static ep_err load(const ep_options *options, ep_service_config *config, ep_erro
     config->tls.server_name = text_or_null(options, "tls_server_name");
     config->tls.require_client_cert = ep_options_bool(options, "tls_client_certs");
     config->has_tls = config->tls.ca_file != NULL;
+    config->admin_tls = config->tls;
+    if (text_or_null(options, "admin_tls_ca_file") != NULL) {
+        config->admin_tls.ca_file = text_or_null(options, "admin_tls_ca_file");
+        config->admin_tls.require_client_cert = true;
+    }
     load_limits(options, config);
     if (config->limits.header_bytes_max > config->limits.frame_bytes_max) {
         return ep_options_fail(options, "header_bytes_max", out_error, "%zu is above frame_bytes_max, %zu",
@@ -190,8 +175,9 @@ static ep_err load(const ep_options *options, ep_service_config *config, ep_erro
             return err;
         }
     }
-    ep_err err = read_token(options, &config->token, out_error);
-    return err != EP_OK ? err : load_listeners(options, config, out_error);
+    ep_err err = ep_service_tokens_load(options, &config->credentials, out_error);
+    err = err == EP_OK ? load_listeners(options, config, out_error) : err;
+    return err == EP_OK ? load_admin_listener(options, config, out_error) : err;
 }
 
 ep_err ep_service_config_load(const ep_options *options, ep_service_config *out_config, ep_error *out_error)
@@ -208,11 +194,31 @@ ep_err ep_service_config_load(const ep_options *options, ep_service_config *out_
 
 void ep_service_config_fini(ep_service_config *config)
 {
-    if (config->token != NULL) {
-        explicit_bzero(config->token, strlen(config->token));
-        free(config->token);
-        config->token = NULL;
+    ep_rpc_credentials_destroy(config->credentials);
+    config->credentials = NULL;
+}
+
+ep_err ep_service_listen(const ep_service_config *config, ep_rpc_server *server, ep_error *out_error)
+{
+    for (size_t i = 0; i < config->listen_count; i++) {
+        ep_lane_address address = {.url = config->listen[i], .tls = ep_url_is_tls(config->listen[i]) ? &config->tls : NULL};
+        ep_err err = ep_rpc_server_listen(server, &address, EP_ROLES_MAIN, out_error);
+        if (err != EP_OK) {
+            return ep_error_prefix(out_error, err, "listen %s", config->listen[i]);
+        }
     }
+    if (config->admin_listen[0] == 0) {
+        return EP_OK;
+    }
+    ep_lane_address address = {.url = config->admin_listen,
+                               .tls = ep_url_is_tls(config->admin_listen) ? &config->admin_tls : NULL};
+    ep_err err = ep_rpc_server_listen(server, &address, EP_ROLES_ADMIN, out_error);
+    return err == EP_OK ? EP_OK : ep_error_prefix(out_error, err, "admin_listen %s", config->admin_listen);
+}
+
+void ep_service_admin_url(const ep_service_config *config, ep_rpc_server *server, char *out_url, size_t bytes)
+{
+    ep_rpc_server_url(server, config->listen_count, out_url, bytes);
 }
 
 void ep_service_log_start(const ep_options *options)

@@ -10,12 +10,10 @@
 #include "rpc/rpc.h"
 
 #define EP_LISTEN_MAX 8
-#define EP_TOKEN_BYTES_MIN 16
-#define EP_TOKEN_BYTES_MAX 1024
 
 extern const ep_option ep_listen_fields[1]; /* {"url"} */
 
-#define EP_SERVICE_OPTIONS(default_listen, default_probe)                                                    \
+#define EP_SERVICE_OPTIONS(default_listen, default_probe, default_admin)                                     \
     {.name = "listen",                                                                                       \
      .type = EP_OPTION_LIST,                                                                                 \
      .min = 1,                                                                                               \
@@ -24,11 +22,16 @@ extern const ep_option ep_listen_fields[1]; /* {"url"} */
      .fields = ep_listen_fields,                                                                             \
      .fields_count = 1,                                                                                      \
      .help = "Where calls are accepted: tcp://host:port or tls+tcp://host:port; port 0 takes any free one"}, \
+        {.name = "admin_listen",                                                                             \
+         .type = EP_OPTION_STRING,                                                                           \
+         .max = EP_ADDRESS_BYTES - 1,                                                                        \
+         .default_text = default_admin,                                                                      \
+         .help = "Where operators are let in, and nobody else: tcp:// or tls+tcp://; empty: off"},           \
         {.name = "probe_address",                                                                            \
          .type = EP_OPTION_STRING,                                                                           \
          .max = 80,                                                                                          \
          .default_text = default_probe,                                                                      \
-         .help = "host:port of /livez, /readyz and /metrics; empty: off"},                                   \
+         .help = "host:port of /livez, /readyz and /metrics, open to all who reach it; empty: off"},         \
         {.name = "ports_file",                                                                               \
          .type = EP_OPTION_PATH,                                                                             \
          .min = 1,                                                                                           \
@@ -36,7 +39,19 @@ extern const ep_option ep_listen_fields[1]; /* {"url"} */
         {.name = "token_file",                                                                               \
          .type = EP_OPTION_PATH,                                                                             \
          .min = 1,                                                                                           \
-         .help = "File with the token peers must show; readable by its owner only (mode 0600)"},             \
+         .help = "File with the token clients must show; mode 0600; a second line: the token before it"},     \
+        {.name = "node_token_file",                                                                          \
+         .type = EP_OPTION_PATH,                                                                             \
+         .min = 1,                                                                                           \
+         .help = "The same for nodes; not set: token_file's"},                                               \
+        {.name = "admin_token_file",                                                                         \
+         .type = EP_OPTION_PATH,                                                                             \
+         .min = 1,                                                                                           \
+         .help = "The same for operators; not set while token_file is: they are refused"},                   \
+        {.name = "admin_tls_ca_file",                                                                        \
+         .type = EP_OPTION_PATH,                                                                             \
+         .min = 1,                                                                                           \
+         .help = "CA that operators' certificates must be of, on admin_listen; not set: tls_ca_file"},       \
         {.name = "tls_ca_file",                                                                              \
          .type = EP_OPTION_PATH,                                                                             \
          .min = 1,                                                                                           \
@@ -114,10 +129,12 @@ extern const ep_option ep_listen_fields[1]; /* {"url"} */
 typedef struct ep_service_config {
     const char *listen[EP_LISTEN_MAX]; /* borrowed from the options */
     size_t listen_count;
+    const char *admin_listen;  /* "" off */
     const char *probe_address; /* "" off */
     const char *ports_file;    /* "" none */
-    char *token;               /* owned; "" none */
+    ep_rpc_credentials *credentials; /* owned; of all roles, perhaps empty */
     ep_tls_config tls;         /* for listeners and for dialling; borrowed texts */
+    ep_tls_config admin_tls;   /* for admin_listen */
     bool has_tls;
     bool payload_crc;
     ep_rpc_limits limits;
@@ -126,12 +143,17 @@ typedef struct ep_service_config {
 } ep_service_config;
 
 /*
- * Reads and checks the shared options: URLs, the probe address, the token file, and that nothing listens
+ * Reads and checks the shared options: URLs, the probe address, the token files, and that nothing listens
  * beyond loopback without TLS and token unless insecure is set. The result borrows from options. Errors:
  * BAD_CONFIG naming origin, key and rule; NO_MEMORY.
  */
 ep_err ep_service_config_load(const ep_options *options, ep_service_config *out_config, ep_error *out_error);
 void ep_service_config_fini(ep_service_config *config);
+
+/* Listens on every URL of listen for clients and nodes, then on admin_listen for operators. Errors: as ep_rpc_server_listen. */
+ep_err ep_service_listen(const ep_service_config *config, ep_rpc_server *server, ep_error *out_error);
+/* Of admin_listen, with its real port, once it listens; "" when it is off. */
+void ep_service_admin_url(const ep_service_config *config, ep_rpc_server *server, char *out_url, size_t bytes);
 
 /* Starts the log as the options say. */
 void ep_service_log_start(const ep_options *options);

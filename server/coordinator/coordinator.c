@@ -28,6 +28,7 @@ typedef struct coordinator {
     ep_loop_timer *tick;
     char rpc_url[EP_URL_BYTES];
     char probe_url[EP_URL_BYTES];
+    char admin_url[EP_URL_BYTES];
     bool stopping;
 } coordinator;
 
@@ -108,7 +109,7 @@ static ep_err start_rpc(coordinator *self, ep_error *out_error)
         .common = {.timers = self->timers,
                    .pool = self->pool,
                    .limits = service->limits,
-                   .token = service->token,
+                   .credentials = service->credentials,
                    .node = "coordinator",
                    .role = "coordinator",
                    .incarnation = ep_random_id(),
@@ -117,11 +118,7 @@ static ep_err start_rpc(coordinator *self, ep_error *out_error)
     ep_rpc_limits_raise_for_control(&config.common.limits);
     err = ep_rpc_server_create(&config, &self->server, out_error);
     err = err != EP_OK ? err : ep_rpc_server_add_service(self->server, ep_coordinator_service_rpc(self->service), out_error);
-    for (size_t i = 0; err == EP_OK && i < service->listen_count; i++) {
-        ep_lane_address address = {.url = service->listen[i], .tls = ep_url_is_tls(service->listen[i]) ? &service->tls : NULL};
-        err = ep_rpc_server_listen(self->server, &address, out_error);
-    }
-    return err;
+    return err != EP_OK ? err : ep_service_listen(service, self->server, out_error);
 }
 
 static ep_err start_doors(coordinator *self, ep_error *out_error)
@@ -143,10 +140,11 @@ static ep_err start_doors(coordinator *self, ep_error *out_error)
         ep_probes_url(self->probes, self->probe_url, sizeof(self->probe_url));
     }
     ep_rpc_server_url(self->server, 0, self->rpc_url, sizeof(self->rpc_url));
+    ep_service_admin_url(service, self->server, self->admin_url, sizeof(self->admin_url));
     if (service->ports_file[0] == 0) {
         return EP_OK;
     }
-    const ep_ports_entry entries[] = {{"rpc_url", self->rpc_url}, {"probe_url", self->probe_url}};
+    const ep_ports_entry entries[] = {{"rpc_url", self->rpc_url}, {"probe_url", self->probe_url}, {"admin_url", self->admin_url}};
     return ep_ports_file_write(service->ports_file, "expertd-coordinator", entries, EP_ARRAY_COUNT(entries), out_error);
 }
 
@@ -196,8 +194,8 @@ int ep_coordinator_run(const ep_coordinator_config *config, ep_reload *reload)
         return 1;
     }
     ep_rpc_server_set_state(self.server, "serving");
-    ep_log(EP_LOG_INFO, "serving", "rpc %s probes %s placement %s copies %u min_nodes %u", self.rpc_url,
-           self.probe_url[0] != 0 ? self.probe_url : "off", config->cluster.expert_map != NULL ? "static" : "uniform",
+    ep_log(EP_LOG_INFO, "serving", "rpc %s admin %s probes %s placement %s copies %u min_nodes %u", self.rpc_url,
+           self.admin_url[0] != 0 ? self.admin_url : "off", self.probe_url[0] != 0 ? self.probe_url : "off", config->cluster.expert_map != NULL ? "static" : "uniform",
            config->cluster.copies, config->cluster.min_nodes);
     ep_sd_notify_ready("serving");
     ep_loop_timer_start(self.tick, config->cluster.heartbeat_ms, config->cluster.heartbeat_ms);

@@ -30,7 +30,7 @@ static const ep_option coordinator_options[] = {
      .help = "How long a silent node may be away before its experts are given to others"},
     {.name = "decode_tokens_max", .type = EP_OPTION_INT, .unit = "tokens", .max = 65536, .default_text = "256",
      .help = "Mode auto: batches up to this size are decode, larger ones prefill"},
-    EP_SERVICE_OPTIONS("tcp://127.0.0.1:7410", "127.0.0.1:7411"),
+    EP_SERVICE_OPTIONS("tcp://127.0.0.1:7410", "127.0.0.1:7411", "tcp://127.0.0.1:7412"),
 };
 
 const ep_options_spec ep_coordinator_options = {

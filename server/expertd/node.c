@@ -327,7 +327,7 @@ static ep_err start_server(ep_node *node, ep_error *out_error)
         .timers = node->timers,
         .pool = node->pool,
         .limits = service->limits,
-        .token = service->token,
+        .credentials = service->credentials,
         .node = node->config->name,
         .role = "node",
         .incarnation = node->incarnation,
@@ -348,14 +348,11 @@ static ep_err start_server(ep_node *node, ep_error *out_error)
         (err = ep_rpc_server_add_service(node->server, &node->info_service.base.base, out_error)) != EP_OK) {
         return err;
     }
-    for (size_t i = 0; i < service->listen_count; i++) {
-        ep_lane_address address = {.url = service->listen[i],
-                                   .tls = ep_url_is_tls(service->listen[i]) ? &service->tls : NULL};
-        err = ep_rpc_server_listen(node->server, &address, out_error);
-        if (err != EP_OK) {
-            return ep_error_prefix(out_error, err, "listen %s", service->listen[i]);
-        }
+    err = ep_service_listen(service, node->server, out_error);
+    if (err != EP_OK) {
+        return err;
     }
+    ep_service_admin_url(service, node->server, node->admin_url, sizeof(node->admin_url));
     ep_rpc_server_url(node->server, 0, node->url, sizeof(node->url));
     return EP_OK;
 }
@@ -410,8 +407,8 @@ static void log_start(const ep_node *node)
     uint64_t frames =
         (uint64_t)config->service.limits.connections_max * config->service.limits.frame_bytes_max * 2;
     uint64_t buffers = frames < config->service.buffer_bytes_max ? frames : config->service.buffer_bytes_max;
-    ep_log(EP_LOG_INFO, "node-start", "name %s rpc %s probes %s backend %s models %u pid %d %s", config->name,
-           node->url, node->probe_url[0] != 0 ? node->probe_url : "off", node->backend->ops->name,
+    ep_log(EP_LOG_INFO, "node-start", "name %s rpc %s admin %s probes %s backend %s models %u pid %d %s", config->name,
+           node->url, node->admin_url[0] != 0 ? node->admin_url : "off", node->probe_url[0] != 0 ? node->probe_url : "off", node->backend->ops->name,
            node->models.count, (int)getpid(), ep_version_software());
     ep_log(EP_LOG_INFO, "node-memory",
            "%s %" PRIu64 " frames_bytes %" PRIu64 " requests_bytes %u sum_bytes %" PRIu64,
@@ -432,7 +429,7 @@ static ep_err write_ports(ep_node *node, ep_error *out_error)
 {
     const char *path = node->config->service.ports_file;
     ep_ports_entry entries[] = {
-        {"node", node->config->name}, {"rpc_url", node->url}, {"probe_url", node->probe_url}};
+        {"node", node->config->name}, {"rpc_url", node->url}, {"probe_url", node->probe_url}, {"admin_url", node->admin_url}};
     if (path[0] == 0) {
         return EP_OK;
     }

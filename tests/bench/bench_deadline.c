@@ -53,7 +53,7 @@ static void bench_signal(bench_report *report, const char *dir, const char *chec
     char model[EP_FIXTURE_PATH_BYTES + 32];
     double late[CALLS];
     snprintf(model, sizeof(model), "--model=bench=%s", checkpoint);
-    const char *args[] = {"--listen=tcp://127.0.0.1:0", "--probe-address=", model, NULL};
+    const char *args[] = {"--listen=tcp://127.0.0.1:0", "--probe-address=", "--admin-listen=", model, NULL};
     if (!ep_test_process_start(&node, dir, name, EP_EXPERTD_PROGRAM, args, NULL, true) || !ep_test_process_wait_ports(&node, 60000)) {
         fail("expertd did not start", NULL);
     }

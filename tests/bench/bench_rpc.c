@@ -96,7 +96,7 @@ static pid_t start_server(char *out_url)
         common_init(&config.common, "node");
         check(ep_rpc_server_create(&config, &server, &error), &error, "server");
         check(ep_rpc_server_add_service(server, &service.base, &error), &error, "service");
-        check(ep_rpc_server_listen(server, &address, &error), &error, "listen");
+        check(ep_rpc_server_listen(server, &address, EP_ROLES_MAIN, &error), &error, "listen");
         ep_rpc_server_set_state(server, "serving");
         ep_rpc_server_url(server, 0, url, sizeof(url));
         if (write(pipe_fds[1], url, sizeof(url)) != (ssize_t)sizeof(url)) {

@@ -127,6 +127,7 @@ static void start_coordinator(ep_test_cluster *cluster, const char *url)
     EP_TEST_CHECK(list != NULL, "no memory");
     add_arg(list, "--listen=%s", url);
     add_arg(list, "--probe-address=127.0.0.1:0");
+    add_arg(list, "--admin-listen=tcp://127.0.0.1:0");
     add_arg(list, "--min-nodes=%u", options->nodes_count);
     add_arg(list, "--heartbeat-ms=%d", HEARTBEAT_MS); /* nodes hear of their experts with a heartbeat */
     add_arg(list, "--heartbeat-dead-count=%u",
@@ -160,6 +161,7 @@ static void start_node(ep_test_cluster *cluster, uint32_t index)
     add_arg(list, "--coordinator-url=%s", cluster->coordinator.rpc_url);
     add_arg(list, "--listen=tcp://127.0.0.1:0");
     add_arg(list, "--probe-address=127.0.0.1:0");
+    add_arg(list, "--admin-listen=tcp://127.0.0.1:0");
     add_arg(list, "--threads=%u", options->threads > 0 ? options->threads : 1);
     for (size_t m = 0; m < options->models_count; m++) {
         add_arg(list, "--model=%s=%s", options->models[m].name, options->models[m].path);
@@ -276,7 +278,7 @@ ProtobufCMessage *ep_test_cluster_call(ep_test_cluster *cluster, const char *url
                    .pool = cluster->pool,
                    .token = "",
                    .node = "",
-                   .role = "operator",
+                   .role = "client",
                    .incarnation = ep_random_id(),
                    .payload_crc = true},
         .address = {.url = url},

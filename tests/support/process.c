@@ -188,6 +188,8 @@ static bool read_ports(ep_test_process *process)
     const char *rpc = json_string_value(json_object_get(object, "rpc_url"));
     const char *probe = json_string_value(json_object_get(object, "probe_url"));
     snprintf(process->rpc_url, sizeof(process->rpc_url), "%s", rpc != NULL ? rpc : "");
+    const char *admin = json_string_value(json_object_get(object, "admin_url"));
+    snprintf(process->admin_url, sizeof(process->admin_url), "%s", admin != NULL ? admin : "");
     snprintf(process->probe_url, sizeof(process->probe_url), "%s", probe != NULL ? probe : "");
     json_decref(object);
     return object != NULL;

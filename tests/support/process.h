@@ -29,6 +29,7 @@ typedef struct ep_test_process {
     char output_path[EP_TEST_PATH_BYTES]; /* stdout and stderr together */
     char ports_path[EP_TEST_PATH_BYTES];
     char rpc_url[EP_TEST_PATH_BYTES];   /* after ep_test_process_wait_ports */
+    char admin_url[EP_TEST_PATH_BYTES]; /* the same; "" off */
     char probe_url[EP_TEST_PATH_BYTES]; /* "" when the program has none */
 } ep_test_process;
 

@@ -471,7 +471,7 @@ static void start_server(fixture *f, const fixture_options *options)
     if (ep_rpc_server_create(&config, &f->server, &error) != EP_OK ||
         ep_rpc_server_add_service(f->server, &f->expert.service.base, &error) != EP_OK ||
         ep_rpc_server_add_service(f->server, &f->coordinator.service.base, &error) != EP_OK ||
-        ep_rpc_server_listen(f->server, &(ep_lane_address){.url = options->url}, &error) != EP_OK) {
+        ep_rpc_server_listen(f->server, &(ep_lane_address){.url = options->url}, EP_ROLES_ALL, &error) != EP_OK) {
         die("server", &error);
     }
     ep_rpc_server_url(f->server, 0, f->url, sizeof(f->url));

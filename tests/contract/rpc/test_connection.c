@@ -37,9 +37,13 @@ LANE_TEST(hello_tells_the_build_of_the_peer_unless_it_is_older)
     fixture_fini(&f);
 }
 
+static ep_rpc_credentials *credentials; /* of the test's process; freed with it */
+
 static void with_token(ep_rpc_server_config *config)
 {
-    config->common.token = "s3cret";
+    ep_rpc_tokens tokens = {.of = {{"s3cret"}, {"s3cret"}, {"s3cret"}}};
+    cr_assert_eq(ep_rpc_credentials_create(&tokens, &credentials, NULL), EP_OK);
+    config->common.credentials = credentials;
 }
 
 static void expect_refusal(const char *url, const Expertd__V1__Hello *hello, uint32_t code, const char *text)
@@ -273,7 +277,7 @@ Test(rpc_connection_tcp, a_restarted_server_is_found_again_and_waiting_calls_go_
     config.common.node = "node-b";
     cr_assert_eq(ep_rpc_server_create(&config, &f.server, &error), EP_OK);
     cr_assert_eq(ep_rpc_server_add_service(f.server, &f.expert.service.base, &error), EP_OK);
-    cr_assert_eq(ep_rpc_server_listen(f.server, &(ep_lane_address){.url = url}, &error), EP_OK, "%s",
+    cr_assert_eq(ep_rpc_server_listen(f.server, &(ep_lane_address){.url = url}, EP_ROLES_MAIN, &error), EP_OK, "%s",
                  error.text);
     answer_wait_end(&a);
     cr_assert_eq(a.error.code, EP_OK, "%s", a.error.text);

@@ -348,7 +348,7 @@ static ep_rpc_server *start_server(const char *name, const char *role, ep_timer_
     ep_rpc_limits_default(&config.common.limits);
     must(ep_rpc_server_create(&config, &server, &error), &error, "server");
     must(ep_rpc_server_add_service(server, service, &error), &error, "service");
-    must(ep_rpc_server_listen(server, &(ep_lane_address){.url = url}, &error), &error, "listen");
+    must(ep_rpc_server_listen(server, &(ep_lane_address){.url = url}, EP_ROLES_MAIN, &error), &error, "listen");
     ep_rpc_server_url(server, 0, out_url, 256);
     ep_rpc_server_set_state(server, "serving");
     return server;

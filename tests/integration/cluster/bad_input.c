@@ -55,7 +55,7 @@ typedef struct start_case {
     const char *parts[PARTS_MAX];
 } start_case;
 
-#define NODE_PORTS "--listen=tcp://127.0.0.1:0", "--probe-address=127.0.0.1:0"
+#define NODE_PORTS "--listen=tcp://127.0.0.1:0", "--admin-listen=tcp://127.0.0.1:0", "--probe-address=127.0.0.1:0"
 
 static const start_case start_cases[] = {
     /* configuration */

@@ -39,7 +39,7 @@ static void teardown(void)
 
 static void start(void)
 {
-    const char *args[] = {"--listen=tcp://127.0.0.1:0", "--probe-address=127.0.0.1:0", "--copies=1", NULL};
+    const char *args[] = {"--listen=tcp://127.0.0.1:0", "--admin-listen=tcp://127.0.0.1:0", "--probe-address=127.0.0.1:0", "--copies=1", NULL};
     cr_assert(ep_test_process_start(&coordinator, dir, "coordinator", EP_COORDINATOR_PROGRAM, args, NULL, true));
     cr_assert(ep_test_process_wait_ports(&coordinator, WAIT_MS));
 }
@@ -232,7 +232,7 @@ Test(coordinator, hangup_keeps_the_old_configuration_when_the_new_one_is_wrong, 
     snprintf(variable, sizeof(variable), "NOTIFY_SOCKET=%s", address.sun_path);
     snprintf(file, sizeof(file), "%s/c.yaml", dir);
     snprintf(flag, sizeof(flag), "--config=%s", file);
-    const char *args[] = {"--listen=tcp://127.0.0.1:0", "--probe-address=127.0.0.1:0", flag, NULL};
+    const char *args[] = {"--listen=tcp://127.0.0.1:0", "--admin-listen=", "--probe-address=127.0.0.1:0", flag, NULL};
     const char *environment[] = {variable, NULL};
     cr_assert(ep_test_write_file(file, "copies: 1\n", 0600));
     cr_assert(ep_test_process_start(&coordinator, dir, "coordinator", EP_COORDINATOR_PROGRAM, args, environment, true));

@@ -84,7 +84,7 @@ static void await_notice(const char *text)
 static void start(const char *a, const char *b, const char *c, const char *d, const char *e)
 {
     const char *args[] = {
-        "--listen=tcp://127.0.0.1:0", "--probe-address=127.0.0.1:0", "--node-name=n1", a, b, c, d, e, NULL};
+        "--listen=tcp://127.0.0.1:0", "--admin-listen=tcp://127.0.0.1:0", "--probe-address=127.0.0.1:0", "--node-name=n1", a, b, c, d, e, NULL};
     const char *environment[] = {manager_variable, NULL};
     size_t count = 3;
     for (size_t i = 3; i < 8; i++) {

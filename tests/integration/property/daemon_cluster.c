@@ -37,7 +37,7 @@ static const struct {
 
 static bool start_coordinator(daemon_cluster *cluster, const char *dir)
 {
-    const char *args[] = {"--listen=tcp://127.0.0.1:0", "--probe-address=", "--copies=2", "--min-nodes=3",
+    const char *args[] = {"--listen=tcp://127.0.0.1:0", "--probe-address=", "--admin-listen=", "--copies=2", "--min-nodes=3",
                           NULL};
     return ep_test_process_start(&cluster->coordinator, dir, "coordinator", COORDINATOR, args, NULL, true) &&
            ep_test_process_wait_ports(&cluster->coordinator, START_TIMEOUT_MS);
@@ -50,7 +50,7 @@ static bool start_node(daemon_cluster *cluster, uint32_t index, const char *dir,
     char coordinator[FLAG_BYTES];
     char name[32];
     const char *args[8 + MODELS_COUNT] = {
-        "--listen=tcp://127.0.0.1:0", "--probe-address=",   kinds[index].name,
+        "--listen=tcp://127.0.0.1:0", "--probe-address=", "--admin-listen=",   kinds[index].name,
         kinds[index].backend,         kinds[index].threads, coordinator};
     snprintf(coordinator, sizeof(coordinator), "--coordinator-url=%s", cluster->coordinator.rpc_url);
     snprintf(name, sizeof(name), "expertd-%u", index);

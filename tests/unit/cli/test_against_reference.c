@@ -37,7 +37,7 @@ static void wait_serving(const char *token_file)
 
 static void start_node(void)
 {
-    static const char *const args[] = {"--listen=tcp://127.0.0.1:0", "--probe-address=", "--model=demo=" DEMO,
+    static const char *const args[] = {"--listen=tcp://127.0.0.1:0", "--probe-address=", "--admin-listen=", "--model=demo=" DEMO,
                                        "--node-name=n1", NULL};
     cr_assert(ep_test_dir_create(dir));
     cr_assert(ep_test_process_start(&node, dir, "node", EP_EXPERTD, args, NULL, true));
@@ -252,7 +252,7 @@ static void start_guarded_node(void)
 {
     char flag[EP_TEST_PATH_BYTES + 32];
     const char *const args[] = {
-        "--listen=tcp://127.0.0.1:0", "--probe-address=", "--model=demo=" DEMO, "--node-name=n1", flag, NULL};
+        "--listen=tcp://127.0.0.1:0", "--probe-address=", "--admin-listen=", "--model=demo=" DEMO, "--node-name=n1", flag, NULL};
     cr_assert(ep_test_dir_create(dir));
     char *token = path_of("token");
     char *wrong = path_of("wrong");

@@ -130,13 +130,13 @@ int main(void)
     ep_fixture_temp_dir(model_path);
     snprintf(model_flag, sizeof(model_flag), "--model=demo=%s", model_path);
     char *argv[] = {(char *)(uintptr_t) "race", model_flag, (char *)(uintptr_t) "--listen=tcp://127.0.0.1:0",
-                    (char *)(uintptr_t) "--probe-address=127.0.0.1:0", (char *)(uintptr_t) "--threads=2"};
+                    (char *)(uintptr_t) "--probe-address=127.0.0.1:0", (char *)(uintptr_t) "--admin-listen=", (char *)(uintptr_t) "--threads=2"};
     ep_test_forward f = request();
     ep_test_fill_rows(1, EP_DTYPE_BF16, 4 * H, x);
     int code = 1;
     if (ep_fixture_write(&fixture, model_path, &error) == EP_OK &&
         ep_test_expected_rows(model_path, &f, wanted, &error) == EP_OK &&
-        ep_options_load(&ep_node_options, 5, argv, NULL, &options, &error) == EP_OK) {
+        ep_options_load(&ep_node_options, (int)(sizeof(argv) / sizeof(argv[0])), argv, NULL, &options, &error) == EP_OK) {
         code = run(options);
     } else {
         fprintf(stderr, "%s\n", error.text);

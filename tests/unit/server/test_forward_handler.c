@@ -138,7 +138,7 @@ static void open_server(void)
     rig.service = (service){.base = EXPERTD__V1__EXPERT_SERVICE__INIT(serve_), .handler = rig.handler};
     cr_assert_eq(ep_rpc_server_add_service(rig.server, &rig.service.base.base, &e), EP_OK, "%s", e.text);
     ep_rpc_server_set_state(rig.server, "serving");
-    cr_assert_eq(ep_rpc_server_listen(rig.server, &address, &e), EP_OK, "%s", e.text);
+    cr_assert_eq(ep_rpc_server_listen(rig.server, &address, EP_ROLES_MAIN, &e), EP_OK, "%s", e.text);
     cr_assert_eq(ep_test_peer_open(&rig.peer, rig.url, &e), EP_OK, "%s", e.text);
 }
 

@@ -180,7 +180,7 @@ static void start_coordinator(void)
     cr_assert_eq(ep_rpc_server_add_service(rig.coordinator.server, &rig.coordinator.base.base, &e), EP_OK,
                  "%s", e.text);
     ep_rpc_server_set_state(rig.coordinator.server, "serving");
-    cr_assert_eq(ep_rpc_server_listen(rig.coordinator.server, &address, &e), EP_OK, "%s", e.text);
+    cr_assert_eq(ep_rpc_server_listen(rig.coordinator.server, &address, EP_ROLES_MAIN, &e), EP_OK, "%s", e.text);
 }
 
 static void assign(ep_epoch epoch, ep_epoch committed, uint32_t first, size_t count)

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One log line for everybody who is turned away and for every call of an operator, and counts by reason:
+ *
+ *     W audit-refused peer 127.0.0.1:40112 node n-1 role client method expertd.v1.Admin.Drain reason method
+ *     I audit-admin peer 127.0.0.1:40112 node - role operator method expertd.v1.Admin.Drain
+ *
+ * Refusals are limited to EP_AUDIT_LINES in EP_AUDIT_WINDOW_MS; what is beyond is counted, and the count is logged when the
+ * window ends (W audit-refused-more). Names come from the peer: all but printable ASCII becomes '?'. Tokens never get here.
+ *
+ * Threads    any, except _init and _fini.
+ */
+#ifndef EP_RPC_RPC_AUDIT_H
+#define EP_RPC_RPC_AUDIT_H
+
+#include <pthread.h>
+#include <stdint.h>
+
+#include "base/timer.h"
+#include "rpc/rpc_credentials.h"
+
+#define EP_AUDIT_LINES 20
+#define EP_AUDIT_WINDOW_MS 10000
+
+typedef struct ep_rpc_audit {
+    ep_timer_service *timers;
+    ep_timer timer; /* end of a window in which lines were left out */
+    pthread_mutex_t lock;
+    uint64_t window_ns; /* when the window began */
+    uint32_t lines;
+    uint64_t left_out;
+    uint64_t refused[EP_REFUSALS_COUNT]; /* atomic */
+} ep_rpc_audit;
+
+typedef struct ep_rpc_audit_event {
+    const char *peer;   /* address */
+    const char *node;   /* name as claimed, "" none */
+    const char *role;   /* as claimed or, after Hello, as given */
+    const char *method; /* "Hello", or the full name */
+    const char *text;   /* more about the reason; NULL none */
+} ep_rpc_audit_event;
+
+void ep_rpc_audit_init(ep_rpc_audit *audit, ep_timer_service *timers);
+/* Logs what was left out. Not from a timer. */
+void ep_rpc_audit_fini(ep_rpc_audit *audit);
+void ep_rpc_audit_refused(ep_rpc_audit *audit, ep_rpc_refusal refusal, const ep_rpc_audit_event *event);
+/* Only counts: strangers that never say Hello are not worth a line each. */
+void ep_rpc_audit_count(ep_rpc_audit *audit, ep_rpc_refusal refusal);
+void ep_rpc_audit_admin(const ep_rpc_audit_event *event);
+
+#endif

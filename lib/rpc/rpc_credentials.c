@@ -1,0 +1,213 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Tokens, roles, and the judgement of who claims what. */
+#include "rpc/rpc_credentials.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct token_set {
+    char text[EP_ROLES_COUNT][EP_TOKENS_PER_ROLE][EP_TOKEN_BYTES_MAX + 1];
+} token_set;
+
+struct ep_rpc_credentials {
+    pthread_mutex_t lock;
+    token_set tokens;
+};
+
+const char *ep_rpc_role_name(ep_rpc_role role)
+{
+    switch (role) {
+    case EP_ROLE_CLIENT:
+        return "client";
+    case EP_ROLE_NODE:
+        return "node";
+    case EP_ROLE_OPERATOR:
+        return "operator";
+    }
+    return "unknown";
+}
+
+ep_err ep_rpc_role_read(const char *name, ep_rpc_role *out_role, ep_error *out_error)
+{
+    *out_role = EP_ROLE_CLIENT;
+    if (name[0] == 0 || strcmp(name, "client") == 0) {
+        return EP_OK;
+    }
+    if (strcmp(name, "node") == 0 || strcmp(name, "coordinator") == 0) { /* a coordinator is a peer of the nodes */
+        *out_role = EP_ROLE_NODE;
+        return EP_OK;
+    }
+    if (strcmp(name, "operator") == 0) {
+        *out_role = EP_ROLE_OPERATOR;
+        return EP_OK;
+    }
+    return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                        "peer's role is \"%.100s\", allowed are client, node, operator and coordinator", name);
+}
+
+bool ep_rpc_role_may_call(ep_rpc_role has, ep_rpc_role method_role)
+{
+    return method_role == EP_ROLE_CLIENT || has == method_role;
+}
+
+const char *ep_rpc_refusal_name(ep_rpc_refusal refusal)
+{
+    static const char *const names[EP_REFUSALS_COUNT] = {
+        "token-missing", "token-wrong", "token-role", "operators-off", "listener",
+        "method",        "hello",       "no-hello",   "connections",
+    };
+    return names[refusal];
+}
+
+bool ep_rpc_token_equal(const char *expected, const char *given)
+{
+    size_t expected_bytes = strlen(expected);
+    size_t given_bytes = strlen(given);
+    volatile unsigned char differ = expected_bytes != given_bytes;
+    for (size_t i = 0; i < given_bytes; i++) {
+        /* beyond the expected token compare with its terminator, so that no length is special */
+        unsigned char want = (unsigned char)expected[i < expected_bytes ? i : expected_bytes];
+        differ = (unsigned char)(differ | (want ^ (unsigned char)given[i]));
+    }
+    return differ == 0;
+}
+
+static ep_err fill(const ep_rpc_tokens *tokens, token_set *out_set, ep_error *out_error)
+{
+    for (size_t role = 0; role < EP_ROLES_COUNT; role++) {
+        for (size_t i = 0; i < EP_TOKENS_PER_ROLE; i++) {
+            const char *text = tokens->of[role][i] != NULL ? tokens->of[role][i] : "";
+            size_t bytes = strlen(text);
+            if (bytes > EP_TOKEN_BYTES_MAX) {
+                return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "a token of role %s has %zu bytes, allowed up to %d",
+                                    ep_rpc_role_name((ep_rpc_role)role), bytes, EP_TOKEN_BYTES_MAX);
+            }
+            memcpy(out_set->text[role][i], text, bytes + 1);
+        }
+    }
+    return EP_OK;
+}
+
+ep_err ep_rpc_credentials_create(const ep_rpc_tokens *tokens, ep_rpc_credentials **out_credentials, ep_error *out_error)
+{
+    ep_rpc_credentials *credentials = calloc(1, sizeof(*credentials));
+    if (credentials == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for tokens");
+    }
+    pthread_mutex_init(&credentials->lock, NULL);
+    ep_err err = fill(tokens, &credentials->tokens, out_error);
+    if (err != EP_OK) {
+        ep_rpc_credentials_destroy(credentials);
+        return err;
+    }
+    *out_credentials = credentials;
+    return EP_OK;
+}
+
+void ep_rpc_credentials_destroy(ep_rpc_credentials *credentials)
+{
+    if (credentials != NULL) {
+        explicit_bzero(&credentials->tokens, sizeof(credentials->tokens));
+        pthread_mutex_destroy(&credentials->lock);
+        free(credentials);
+    }
+}
+
+ep_err ep_rpc_credentials_replace(ep_rpc_credentials *credentials, const ep_rpc_tokens *tokens, ep_error *out_error)
+{
+    token_set fresh;
+    memset(&fresh, 0, sizeof(fresh));
+    ep_err err = fill(tokens, &fresh, out_error);
+    if (err == EP_OK) {
+        pthread_mutex_lock(&credentials->lock);
+        credentials->tokens = fresh;
+        pthread_mutex_unlock(&credentials->lock);
+    }
+    explicit_bzero(&fresh, sizeof(fresh));
+    return err;
+}
+
+/* What a token is worth: compared with all tokens of all roles, always. */
+typedef struct token_worth {
+    bool has_tokens[EP_ROLES_COUNT];
+    bool is_of[EP_ROLES_COUNT];
+} token_worth;
+
+static token_worth weigh(ep_rpc_credentials *credentials, const char *token)
+{
+    token_worth worth = {0};
+    if (credentials == NULL) {
+        return worth;
+    }
+    pthread_mutex_lock(&credentials->lock);
+    for (size_t role = 0; role < EP_ROLES_COUNT; role++) {
+        for (size_t i = 0; i < EP_TOKENS_PER_ROLE; i++) {
+            const char *expected = credentials->tokens.text[role][i];
+            bool equal = ep_rpc_token_equal(expected, token);
+            worth.has_tokens[role] |= expected[0] != 0;
+            worth.is_of[role] |= equal && expected[0] != 0;
+        }
+    }
+    pthread_mutex_unlock(&credentials->lock);
+    return worth;
+}
+
+static ep_err refuse(ep_rpc_refusal refusal, ep_rpc_refusal *out_refusal)
+{
+    *out_refusal = refusal;
+    return refusal == EP_REFUSED_TOKEN_MISSING || refusal == EP_REFUSED_TOKEN_WRONG ? EP_ERR_UNAUTHENTICATED
+                                                                                    : EP_ERR_PERMISSION_DENIED;
+}
+
+static ep_err judge_token(const token_worth *worth, ep_rpc_role claimed, const char *token, ep_rpc_refusal *out_refusal,
+                          ep_error *out_error)
+{
+    bool in_use = worth->has_tokens[EP_ROLE_CLIENT] || worth->has_tokens[EP_ROLE_NODE];
+    bool good = false;
+    for (size_t role = claimed; role < EP_ROLES_COUNT; role++) {
+        good |= worth->is_of[role];
+    }
+    if (good) {
+        return EP_OK;
+    }
+    if (!worth->has_tokens[claimed]) {
+        if (claimed != EP_ROLE_OPERATOR || !in_use) {
+            return EP_OK;
+        }
+        return ep_error_set(out_error, refuse(EP_REFUSED_OPERATORS_OFF, out_refusal),
+                            "operators are refused: token_file is set here and admin_token_file is not");
+    }
+    for (size_t role = 0; role < claimed; role++) {
+        if (worth->is_of[role]) {
+            return ep_error_set(out_error, refuse(EP_REFUSED_TOKEN_ROLE, out_refusal),
+                                "the token is good for role %s, not for role %s", ep_rpc_role_name((ep_rpc_role)role),
+                                ep_rpc_role_name(claimed));
+        }
+    }
+    bool missing = token[0] == 0;
+    return ep_error_set(out_error, refuse(missing ? EP_REFUSED_TOKEN_MISSING : EP_REFUSED_TOKEN_WRONG, out_refusal),
+                        "the token is %s", missing ? "missing" : "wrong");
+}
+
+ep_err ep_rpc_credentials_judge(ep_rpc_credentials *credentials, unsigned roles, ep_rpc_role claimed, const char *token,
+                                ep_rpc_refusal *out_refusal, ep_error *out_error)
+{
+    token_worth worth = weigh(credentials, token);
+    ep_err err = judge_token(&worth, claimed, token, out_refusal, out_error);
+    if (err != EP_OK || (roles & EP_ROLE_BIT(claimed)) != 0) {
+        return err;
+    }
+    return ep_error_set(out_error, refuse(EP_REFUSED_LISTENER, out_refusal), "role %s is not admitted on this listener; %s",
+                        ep_rpc_role_name(claimed),
+                        claimed == EP_ROLE_OPERATOR ? "operators connect to admin_listen"
+                                                    : "it is for operators, others connect to listen");
+}
+
+void ep_rpc_credentials_show(ep_rpc_credentials *credentials, ep_rpc_role role, char out[EP_TOKEN_BYTES_MAX + 1])
+{
+    pthread_mutex_lock(&credentials->lock);
+    snprintf(out, EP_TOKEN_BYTES_MAX + 1, "%s", credentials->tokens.text[role][0]);
+    pthread_mutex_unlock(&credentials->lock);
+}
