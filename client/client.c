@@ -56,6 +56,13 @@ static ep_err check_number(const char *name, uint64_t value, uint64_t min, uint6
     return EP_OK;
 }
 
+/* Without a name to prove, any certificate of the CA would pass for the service. */
+static bool lacks_server_name(const ep_client_config *config, const char *url)
+{
+    return strncmp(url, "tls+tcp://", strlen("tls+tcp://")) == 0 &&
+           (config->tls_ca_file == NULL || config->tls_server_name == NULL || config->tls_server_name[0] == 0);
+}
+
 static ep_err check_urls(const ep_client_config *config, ep_error *out_error)
 {
     bool has_nodes = config->node_urls != NULL && config->node_urls_count > 0;
@@ -65,12 +72,18 @@ static ep_err check_urls(const ep_client_config *config, ep_error *out_error)
     if (config->coordinator_url == NULL && !has_nodes) {
         return BAD("neither coordinator_url nor node_urls is set");
     }
+    if (config->coordinator_url != NULL && lacks_server_name(config, config->coordinator_url)) {
+        return BAD("coordinator_url %s needs tls_ca_file and tls_server_name", config->coordinator_url);
+    }
     if (has_nodes && config->node_urls_count > NODE_URLS_MAX) {
         return BAD("node_urls has %zu entries: allowed 1..%d", config->node_urls_count, NODE_URLS_MAX);
     }
     for (size_t i = 0; has_nodes && i < config->node_urls_count; i++) {
         if (config->node_urls[i] == NULL) {
             return BAD("node_urls[%zu] is NULL", i);
+        }
+        if (lacks_server_name(config, config->node_urls[i])) {
+            return BAD("node_urls[%zu] %s needs tls_ca_file and tls_server_name", i, config->node_urls[i]);
         }
         for (size_t j = 0; j < i; j++) {
             if (strcmp(config->node_urls[i], config->node_urls[j]) == 0) {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The option table's life: load from all sources in order of precedence, look up, print, compare. */
+#include "base/log.h"
 #include "common/options.h"
 
 #include <ctype.h>
@@ -479,6 +480,9 @@ int ep_options_main(const ep_options_spec *spec, int argc, char **argv, ep_optio
     ep_err err = ep_options_load(spec, argc, argv, environ, &options, &error);
     bool has_values =
         err == EP_OK && (options->action == EP_ACTION_RUN || options->action == EP_ACTION_CHECK);
+    if (has_values && options->action == EP_ACTION_CHECK) {
+        ep_log_start(EP_LOG_WARN, EP_LOG_TEXT); /* what the check warns of is shown */
+    }
     if (has_values && check != NULL) {
         err = check(options, &error);
     }

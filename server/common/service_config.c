@@ -2,13 +2,12 @@
 /* From the shared options to listeners, credentials and limits; the rules about who may listen where. */
 #include "common/service_config.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/log.h"
 #include "common/probes.h"
+#include "common/service_tls.h"
 #include "common/service_tokens.h"
 
 const ep_option ep_listen_fields[1] = {
@@ -110,15 +109,6 @@ static const char *text_or_null(const ep_options *options, const char *key)
     return text[0] != 0 ? text : NULL;
 }
 
-static ep_err check_readable(const ep_options *options, const char *key, ep_error *out_error)
-{
-    const char *path = text_or_null(options, key);
-    if (path != NULL && access(path, R_OK) != 0) {
-        return ep_options_fail(options, key, out_error, "cannot read %.200s: %s", path, strerror(errno));
-    }
-    return EP_OK;
-}
-
 static void load_limits(const ep_options *options, ep_service_config *config)
 {
     ep_rpc_limits_default(&config->limits);
@@ -141,7 +131,6 @@ static void load_limits(const ep_options *options, ep_service_config *config)
 
 static ep_err load(const ep_options *options, ep_service_config *config, ep_error *out_error)
 {
-    static const char *const files[] = {"tls_ca_file", "tls_cert_key_file", "admin_tls_ca_file"};
     ep_error address_error;
     config->probe_address = ep_options_text(options, "probe_address");
     config->ports_file = ep_options_text(options, "ports_file");
@@ -169,13 +158,8 @@ static ep_err load(const ep_options *options, ep_service_config *config, ep_erro
         ep_probes_check_address(config->probe_address, &address_error) != EP_OK) {
         return ep_options_fail(options, "probe_address", out_error, "%s", address_error.text);
     }
-    for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++) {
-        ep_err err = check_readable(options, files[i], out_error);
-        if (err != EP_OK) {
-            return err;
-        }
-    }
-    ep_err err = ep_service_tokens_load(options, &config->credentials, out_error);
+    ep_err err = ep_service_tls_check(options, out_error);
+    err = err == EP_OK ? ep_service_tokens_load(options, &config->credentials, out_error) : err;
     err = err == EP_OK ? load_listeners(options, config, out_error) : err;
     return err == EP_OK ? load_admin_listener(options, config, out_error) : err;
 }

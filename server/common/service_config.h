@@ -39,14 +39,17 @@ extern const ep_option ep_listen_fields[1]; /* {"url"} */
         {.name = "token_file",                                                                               \
          .type = EP_OPTION_PATH,                                                                             \
          .min = 1,                                                                                           \
+         .reloadable = true,                                                                                 \
          .help = "File with the token clients must show; mode 0600; a second line: the token before it"},     \
         {.name = "node_token_file",                                                                          \
          .type = EP_OPTION_PATH,                                                                             \
          .min = 1,                                                                                           \
+         .reloadable = true,                                                                                 \
          .help = "The same for nodes; not set: token_file's"},                                               \
         {.name = "admin_token_file",                                                                         \
          .type = EP_OPTION_PATH,                                                                             \
          .min = 1,                                                                                           \
+         .reloadable = true,                                                                                 \
          .help = "The same for operators; not set while token_file is: they are refused"},                   \
         {.name = "admin_tls_ca_file",                                                                        \
          .type = EP_OPTION_PATH,                                                                             \

@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/check.h"
+#include "base/log.h"
 
 #define FILE_BYTES_MAX (EP_TOKENS_PER_ROLE * (EP_TOKEN_BYTES_MAX + 2))
 
@@ -109,4 +109,14 @@ ep_err ep_service_tokens_load(const ep_options *options, ep_rpc_credentials **cr
     }
     explicit_bzero(files, sizeof(files));
     return err;
+}
+
+void ep_service_tokens_reload(const ep_options *options, ep_rpc_credentials *credentials)
+{
+    ep_error error;
+    if (ep_service_tokens_load(options, &credentials, &error) == EP_OK) {
+        ep_log(EP_LOG_INFO, "tokens-reload", "done");
+    } else {
+        ep_log(EP_LOG_ERROR, "tokens-reload", "refused, the tokens stay as they were: %s", error.text);
+    }
 }

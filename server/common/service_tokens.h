@@ -18,5 +18,8 @@
  * key, file and rule, never a token's text; NO_MEMORY.
  */
 ep_err ep_service_tokens_load(const ep_options *options, ep_rpc_credentials **credentials, ep_error *out_error);
+/* After a reload: the files are read again, also when their paths are the same; logs what came of it. Connections
+ * that are open stay open. */
+void ep_service_tokens_reload(const ep_options *options, ep_rpc_credentials *credentials);
 
 #endif

@@ -14,6 +14,8 @@
 #include "common/service_loop.h"
 #include "common/version.h"
 #include "coordinator/service.h"
+#include "common/rpc_metrics.h"
+#include "common/service_tokens.h"
 
 typedef struct coordinator {
     const ep_coordinator_config *config;
@@ -45,7 +47,10 @@ static void on_stop(void *arg, const char *signal_name)
 static void on_reload(void *arg)
 {
     coordinator *self = arg;
-    ep_reload_run(self->reload);
+    const ep_options *options = ep_reload_run(self->reload);
+    if (options != NULL) {
+        ep_service_tokens_reload(options, self->config->service.credentials);
+    }
     ep_sd_notify_ready("serving");
 }
 
@@ -94,6 +99,7 @@ static void on_collect(void *arg)
     ep_gauge_set(ep_metrics_gauge(m, "expertd_rpc_connections", "Connections open", NULL, 0), (double)rpc.connections);
     ep_counter_set(ep_metrics_counter(m, "expertd_rpc_calls_total", "Calls received", NULL, 0), rpc.calls_total);
     ep_counter_set(ep_metrics_counter(m, "expertd_rpc_protocol_errors_total", "Frames that broke the protocol", NULL, 0), rpc.protocol_errors);
+    ep_rpc_metrics_refused(m, &rpc);
 }
 
 static ep_err start_rpc(coordinator *self, ep_error *out_error)

@@ -17,6 +17,7 @@
 #include "common/sd_notify.h"
 #include "common/version.h"
 #include "expertd/node_private.h"
+#include "common/service_tokens.h"
 
 #define LOAD_EXTEND_US 60000000ull /* asked of the service manager while experts load */
 #define LOAD_REPORT_NS EP_NS_PER_S /* how often */
@@ -186,6 +187,7 @@ static void on_reload(void *arg)
     if (options != NULL) {
         node->drain_ms = (uint32_t)ep_options_number(options, "drain_ms");
         node->compute_stall_ms = (uint32_t)ep_options_number(options, "compute_stall_ms");
+        ep_service_tokens_reload(options, node->config->service.credentials);
     }
     ep_sd_notify_ready(ep_node_state_name((ep_node_state)atomic_load(&node->state)));
 }

@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "common/version.h"
 #include "expertd/node_private.h"
+#include "common/rpc_metrics.h"
 
 #define LOOP_STUCK_MS 30000
 
@@ -54,6 +55,7 @@ static void collect_rpc(ep_node *node)
     ep_counter_set(g->rpc_bytes_in, rpc.bytes_received);
     ep_counter_set(g->rpc_bytes_out, rpc.bytes_sent);
     ep_counter_set(g->protocol_errors, rpc.protocol_errors);
+    ep_rpc_metrics_refused(node->metrics, &rpc);
     ep_gauge_set(g->buffer_bytes, (double)buffers.lent_bytes);
 }
 
