@@ -175,11 +175,19 @@ static void on_peer_unused(void *arg, ep_peer *peer)
     ep_peer_reaper_add(&cluster->reaper, peer);
 }
 
+/* Whoever asks for TLS gets it from every peer: a table that names a tcp:// node must not take it away. A loopback address never leaves
+ * this process. */
+static ep_lane_address address_of(const ep_cluster *cluster, const char *url)
+{
+    bool inside = strncmp(url, "loopback://", strlen("loopback://")) == 0;
+    return (ep_lane_address){.url = url, .tls = cluster->tls.ca_file != NULL && !inside ? &cluster->tls : NULL};
+}
+
 static ep_peer_config peer_config(ep_cluster *cluster, const char *name, const char *url)
 {
     return (ep_peer_config){
         .common = cluster->config.common,
-        .address = {.url = url, .tls = cluster->tls.ca_file != NULL ? &cluster->tls : NULL},
+        .address = address_of(cluster, url),
         .name = name,
         .on_ready = on_peer_ready,
         .on_unused = on_peer_unused,
@@ -655,8 +663,7 @@ ep_err ep_cluster_create(const ep_cluster_config *config, ep_cluster **out_clust
     ep_peer_reaper_init(&cluster->reaper);
     ep_err err;
     if (client->coordinator_url != NULL) {
-        ep_lane_address address = {.url = client->coordinator_url,
-                                   .tls = cluster->tls.ca_file != NULL ? &cluster->tls : NULL};
+        ep_lane_address address = address_of(cluster, client->coordinator_url);
         err = ep_watch_create(cluster, &config->common, &address, &cluster->watch, out_error);
         if (err != EP_OK) {
             ep_error_prefix(out_error, err, "coordinator_url");

@@ -58,17 +58,13 @@ static ep_err check_gate(const ep_moe_args *args, const ep_gate_config *gate, co
 }
 
 /* The gate may not choose among other experts than the layer has. */
-static ep_err check_layer(ep_client *client, const ep_moe_args *args, const ep_gate_config *gate,
-                          uint64_t deadline_ns, ep_error *out_error)
+static ep_err check_layer(ep_view *taken_view, const ep_moe_args *args, const ep_gate_config *gate,
+                          ep_error *out_error)
 {
-    ep_view *view = NULL;
+    ep_view *view = taken_view;
     uint32_t model_index = 0;
     const ep_routing_layer *layer = NULL;
-    ep_err err = ep_cluster_wait_view(client->cluster, deadline_ns, &view, out_error);
-    if (err != EP_OK) {
-        return err;
-    }
-    err = ep_view_find(view, args->model, args->version, args->layer, &model_index, &layer, out_error);
+    ep_err err = ep_view_find(view, args->model, args->version, args->layer, &model_index, &layer, out_error);
     if (err == EP_OK && layer->shape.experts != gate->experts) {
         err = ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
                            "the gate has %" PRIu32 " experts, layer %" PRIu32 " of model %s has %" PRIu32,
@@ -106,25 +102,40 @@ static ep_err choose(const ep_moe_args *args, const ep_gate_config *gate, const 
     return ep_gate(gate, (uint32_t)tokens, buffers->logits, buffers->ids, buffers->weights, out_error);
 }
 
+/* The same call with the gate's choice, and the time the gate has left of it. */
+static ep_moe_args chosen_args(const ep_client *client, const ep_moe_args *args, const gate_buffers *buffers,
+                               int64_t tokens, int64_t top_k, uint64_t begin_ns)
+{
+    ep_moe_args chosen = *args;
+    uint64_t deadline_us = args->deadline_us != 0 ? args->deadline_us : client->config.deadline_us;
+    uint64_t spent_us = (ep_clock_now_ns() - begin_ns) / EP_NS_PER_US;
+    chosen.deadline_us = spent_us < deadline_us ? deadline_us - spent_us : 1;
+    chosen.expert_ids = ep_tensor_2d(buffers->ids, EP_DTYPE_I32, tokens, top_k);
+    chosen.expert_scales = ep_tensor_2d(buffers->weights, EP_DTYPE_F32, tokens, top_k);
+    return chosen;
+}
+
+/* ---- blocking ---- */
+
 static ep_err forward_logits(ep_client *client, const ep_moe_args *args, const ep_gate_config *gate,
                              const ep_tensor *logits, const ep_tensor *out, ep_moe_result *result)
 {
     gate_buffers buffers = {0};
     uint64_t begin_ns = ep_clock_now_ns();
     uint64_t deadline_us = args->deadline_us != 0 ? args->deadline_us : client->config.deadline_us;
+    ep_view *view = NULL;
     ep_err err = check_gate(args, gate, logits, &result->error);
     if (err == EP_OK) {
-        err = check_layer(client, args, gate, begin_ns + deadline_us * EP_NS_PER_US, &result->error);
+        err = ep_cluster_wait_view(client->cluster, begin_ns + deadline_us * EP_NS_PER_US, &view, &result->error);
+    }
+    if (err == EP_OK) {
+        err = check_layer(view, args, gate, &result->error);
     }
     if (err == EP_OK) {
         err = choose(args, gate, logits, &buffers, &result->error);
     }
     if (err == EP_OK) {
-        ep_moe_args chosen = *args;
-        uint64_t spent_us = (ep_clock_now_ns() - begin_ns) / EP_NS_PER_US;
-        chosen.deadline_us = spent_us < deadline_us ? deadline_us - spent_us : 1;
-        chosen.expert_ids = ep_tensor_2d(buffers.ids, EP_DTYPE_I32, logits->shape[0], gate->top_k);
-        chosen.expert_scales = ep_tensor_2d(buffers.weights, EP_DTYPE_F32, logits->shape[0], gate->top_k);
+        ep_moe_args chosen = chosen_args(client, args, &buffers, logits->shape[0], gate->top_k, begin_ns);
         err = ep_moe_forward(client, &chosen, out, result);
     }
     free_buffers(&buffers);
@@ -146,6 +157,84 @@ ep_err ep_moe_forward_logits(ep_client *client, const ep_moe_args *args, const e
     }
     if (out_result != NULL) {
         ep_struct_out(out_result, &result, sizeof(result));
+    }
+    return err;
+}
+
+/* ---- callback ---- */
+
+/* Keeps the gate's choice until the call is done. */
+typedef struct gated_call {
+    ep_moe_done_func done;
+    void *arg;
+    gate_buffers buffers;
+} gated_call;
+
+static void free_gated(gated_call *gated)
+{
+    free_buffers(&gated->buffers);
+    free(gated);
+}
+
+static void on_gated_done(void *arg, const ep_moe_result *result)
+{
+    gated_call *gated = arg;
+    gated->done(gated->arg, result);
+    free_gated(gated);
+}
+
+static ep_err begin_gated(ep_client *client, const ep_moe_args *args, const ep_gate_config *gate,
+                          const ep_tensor *logits, const ep_tensor *out, gated_call *gated, ep_call **out_call,
+                          ep_error *out_error)
+{
+    uint64_t begin_ns = ep_clock_now_ns();
+    ep_view *view = ep_cluster_acquire_view(client->cluster);
+    if (view == NULL) {
+        return ep_error_set(out_error, EP_ERR_UNAVAILABLE,
+                            "no routing table yet: ep_client_wait_ready waits for it");
+    }
+    ep_err err = check_layer(view, args, gate, out_error);
+    err = err != EP_OK ? err : choose(args, gate, logits, &gated->buffers, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    ep_moe_args chosen = chosen_args(client, args, &gated->buffers, logits->shape[0], gate->top_k, begin_ns);
+    return ep_moe_forward_async(client, &chosen, out, on_gated_done, gated, out_call, out_error);
+}
+
+static ep_err forward_logits_async(ep_client *client, const ep_moe_args *args, const ep_gate_config *gate,
+                                   const ep_tensor *logits, const ep_tensor *out, ep_moe_done_func done,
+                                   void *arg, ep_call **out_call, ep_error *out_error)
+{
+    ep_err err = ep_args_check(args, out, out_error);
+    if (err == EP_OK && done == NULL) {
+        err = ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "done is NULL");
+    }
+    err = err != EP_OK ? err : check_gate(args, gate, logits, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    gated_call *gated = calloc(1, sizeof(*gated));
+    if (gated == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a call");
+    }
+    gated->done = done;
+    gated->arg = arg;
+    err = begin_gated(client, args, gate, logits, out, gated, out_call, out_error);
+    if (err != EP_OK) {
+        free_gated(gated);
+    }
+    return err;
+}
+
+ep_err ep_moe_forward_logits_async(ep_client *client, const ep_moe_args *args, const ep_gate_config *gate,
+                                   const ep_tensor *logits, const ep_tensor *out, ep_moe_done_func done,
+                                   void *arg, ep_call **out_call, ep_error *out_error)
+{
+    ep_err err = ep_client_enter(client, out_error);
+    if (err == EP_OK) {
+        err = forward_logits_async(client, args, gate, logits, out, done, arg, out_call, out_error);
+        ep_client_leave(client);
     }
     return err;
 }

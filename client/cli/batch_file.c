@@ -94,6 +94,16 @@ static ep_err read_mask(const ep_safetensors *file, const char *path, ep_cli_bat
                 tensor->rank == 1 ? -1 : batch->top_k, &batch->active_mask, out_error);
 }
 
+static ep_err read_choice(const ep_safetensors *file, const char *path, ep_cli_batch *batch, ep_error *out_error)
+{
+    ep_err err = need(file, path, "expert_ids", 2, batch->tokens, -1, &batch->expert_ids, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    batch->top_k = batch->expert_ids.shape[1];
+    return need(file, path, "expert_scales", 2, batch->tokens, batch->top_k, &batch->expert_scales, out_error);
+}
+
 static ep_err read_all(const ep_safetensors *file, const char *path, ep_cli_batch *batch, ep_error *out_error)
 {
     ep_err err = need(file, path, "x", 2, -1, -1, &batch->x, out_error);
@@ -102,12 +112,13 @@ static ep_err read_all(const ep_safetensors *file, const char *path, ep_cli_batc
     }
     batch->tokens = batch->x.shape[0];
     batch->hidden = batch->x.shape[1];
-    err = need(file, path, "expert_ids", 2, batch->tokens, -1, &batch->expert_ids, out_error);
-    if (err != EP_OK) {
-        return err;
+    bool has_logits = ep_safetensors_find(file, "logits") != NULL;
+    if (has_logits) {
+        err = need(file, path, "logits", 2, batch->tokens, -1, &batch->logits, out_error);
     }
-    batch->top_k = batch->expert_ids.shape[1];
-    err = need(file, path, "expert_scales", 2, batch->tokens, batch->top_k, &batch->expert_scales, out_error);
+    if (err == EP_OK && (!has_logits || ep_safetensors_find(file, "expert_ids") != NULL)) {
+        err = read_choice(file, path, batch, out_error);
+    }
     if (err == EP_OK && batch->x.dtype == EP_DTYPE_I8) {
         err = need(file, path, "x_scales", 1, batch->tokens, -1, &batch->x_scales, out_error);
     }
@@ -120,6 +131,7 @@ ep_err ep_cli_batch_read(const char *path, ep_cli_batch *out_batch, ep_error *ou
     ep_cli_batch batch = {.x = ep_tensor_none(),
                           .expert_ids = ep_tensor_none(),
                           .expert_scales = ep_tensor_none(),
+                          .logits = ep_tensor_none(),
                           .x_scales = ep_tensor_none(),
                           .active_mask = ep_tensor_none()};
     ep_err err = ep_safetensors_open_path(path, NULL, &file, out_error);
@@ -139,7 +151,7 @@ ep_err ep_cli_batch_read(const char *path, ep_cli_batch *out_batch, ep_error *ou
 void ep_cli_batch_free(ep_cli_batch *batch)
 {
     ep_tensor *tensors[] = {&batch->x, &batch->expert_ids, &batch->expert_scales, &batch->x_scales,
-                            &batch->active_mask};
+                            &batch->active_mask, &batch->logits};
     for (size_t i = 0; i < sizeof(tensors) / sizeof(tensors[0]); i++) {
         free(tensors[i]->data);
         *tensors[i] = ep_tensor_none();

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * One layer call's inputs in a safetensors file:
- *     x [T,H]   expert_ids [T,K]   expert_scales [T,K]   optional: x_scales [T], active_mask [T] or [T,K]
+ *     x [T,H]   expert_ids [T,K]   expert_scales [T,K]   optional: x_scales [T], active_mask [T] or [T,K], logits [T,E]
+ * With logits the ids and scales may be absent.
  * Shapes are checked against each other here; element types and values by the library that gets them.
  */
 #ifndef EP_CLI_BATCH_FILE_H
@@ -14,11 +15,12 @@
 
 typedef struct ep_cli_batch {
     int64_t tokens;
-    int64_t top_k;
+    int64_t top_k;         /* 0 without expert_ids */
     int64_t hidden;
     ep_tensor x;
-    ep_tensor expert_ids;
+    ep_tensor expert_ids;    /* rank 0: absent, there are logits */
     ep_tensor expert_scales;
+    ep_tensor logits;      /* rank 0: absent */
     ep_tensor x_scales;    /* rank 0: absent */
     ep_tensor active_mask; /* rank 0: absent */
 } ep_cli_batch;

@@ -13,6 +13,8 @@
 #include "command_table.h"
 #include "connect.h"
 #include "exit_code.h"
+#include "gate_options.h"
+#include "gateway_call.h"
 #include "model/safetensors_writer.h"
 #include "moe/flow.h"
 #include "moe/routing_table.h"
@@ -33,7 +35,9 @@ enum {
     KEY_WEIGHT_ON,
     KEY_SHARED,
     KEY_NAN,
-    KEY_ALLOW_DUPLICATES
+    KEY_ALLOW_DUPLICATES,
+    KEY_GATEWAY,
+    KEY_LOGITS
 };
 
 static const char *const mode_words[] = {"auto", "decode", "prefill", NULL};     /* as ep_moe_mode */
@@ -54,7 +58,16 @@ typedef struct forward_options {
     uint32_t *split;    /* tokens of each call, or NULL */
     size_t split_count;
     uint32_t split_tokens; /* 0: not given */
+    bool gateway;
+    const char *logits; /* checkpoint whose router turns logits into ids and scales; NULL: ids are given */
 } forward_options;
+
+/* Whom the calls go to, and how ids are made. */
+typedef struct forward_service {
+    ep_client *client;       /* or */
+    ep_cli_gateway *gateway;
+    const ep_gate_config *gate; /* NULL: ids are given */
+} forward_service;
 
 typedef struct forward_totals {
     uint64_t calls;
@@ -135,6 +148,12 @@ static void check_options(struct argp_state *state, const forward_options *optio
     ep_cli_arg_required(state, "--layer", options->has_layer ? options : NULL);
     ep_cli_arg_required(state, "--in", options->in);
     ep_cli_arg_required(state, "--out", options->out);
+    if (options->gateway && options->connect.coordinator_url == NULL) {
+        argp_error(state, "--gateway and --node are both given: the gateway is the coordinator's");
+    }
+    if (options->gateway && options->args.result != EP_MOE_COMBINED) {
+        argp_error(state, "--result uncombined, allowed with --gateway: combined");
+    }
     if (options->split != NULL && options->split_tokens > 0) {
         argp_error(state, "--split and --split-tokens are both given, allowed: one of them");
     }
@@ -170,6 +189,12 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_SPLIT_TOKENS:
         options->split_tokens = (uint32_t)ep_cli_arg_whole(state, "--split-tokens", arg, 1, EP_TOKENS_MAX);
         return 0;
+    case KEY_GATEWAY:
+        options->gateway = true;
+        return 0;
+    case KEY_LOGITS:
+        options->logits = arg;
+        return 0;
     case ARGP_KEY_ARG:
         return ep_cli_arg_unexpected(state, arg);
     case ARGP_KEY_END:
@@ -186,12 +211,15 @@ static const struct argp_option option_list[] = {
     {"layer", KEY_LAYER, "L", 0, "The MoE layer (required)", 1},
     {"in", KEY_IN, "FILE", 0,
      "Safetensors with x [T,H], expert_ids [T,K], expert_scales [T,K]; for int8 x also x_scales [T]; "
-     "optional active_mask (required)",
+     "optional active_mask; with --logits logits [T,E] instead of ids and scales (required)",
      1},
     {"out", KEY_OUT, "FILE", 0, "Gets the tensor y, safetensors; replaced as a whole (required)", 1},
     {"mode", KEY_MODE, "auto|decode|prefill", 0, "How rows travel (default: auto)", 2},
     {"split", KEY_SPLIT, "N,N,...", 0, "Cut the batch into calls of these token counts; they add up to T", 2},
     {"split-tokens", KEY_SPLIT_TOKENS, "N", 0, "Cut the batch into calls of N tokens", 2},
+    {"gateway", KEY_GATEWAY, NULL, 0, "The coordinator routes: one connection, to it alone", 2},
+    {"logits", KEY_LOGITS, "DIR", 0,
+     "FILE of --in has logits [T,E] f32; the router of the checkpoint in DIR chooses experts by them", 2},
     {"result", KEY_RESULT, "combined|uncombined", 0,
      "y [T,H], or one row per slot [T,K,H] (default: combined)", 3},
     {"wire", KEY_WIRE, "bf16|f16|f32", 0, "Type an expert's row is rounded to (default: bf16)", 3},
@@ -222,7 +250,17 @@ static const struct argp argp = {
 
 /* ---- the calls ---- */
 
-static ep_err run_part(ep_client *client, const forward_options *options, const ep_cli_batch *batch,
+static ep_err call_service(const forward_service *service, const ep_moe_args *args, const ep_tensor *logits, const ep_tensor *out,
+                           ep_moe_result *out_result)
+{
+    if (service->gateway != NULL) {
+        return ep_cli_gateway_forward(service->gateway, args, service->gate, logits, out, out_result);
+    }
+    return service->gate != NULL ? ep_moe_forward_logits(service->client, args, service->gate, logits, out, out_result)
+                                 : ep_moe_forward(service->client, args, out, out_result);
+}
+
+static ep_err run_part(const forward_service *service, const forward_options *options, const ep_cli_batch *batch,
                        const ep_tensor *out, int64_t first, int64_t count, forward_totals *totals,
                        ep_error *out_error)
 {
@@ -231,10 +269,13 @@ static ep_err run_part(ep_client *client, const forward_options *options, const 
     ep_tensor part = ep_cli_tensor_rows(out, first, count);
     args.x = ep_cli_tensor_rows(&batch->x, first, count);
     args.x_scales = ep_cli_tensor_rows(&batch->x_scales, first, count);
-    args.expert_ids = ep_cli_tensor_rows(&batch->expert_ids, first, count);
-    args.expert_scales = ep_cli_tensor_rows(&batch->expert_scales, first, count);
+    ep_tensor logits = ep_cli_tensor_rows(&batch->logits, first, count);
+    if (service->gate == NULL) {
+        args.expert_ids = ep_cli_tensor_rows(&batch->expert_ids, first, count);
+        args.expert_scales = ep_cli_tensor_rows(&batch->expert_scales, first, count);
+    }
     args.active_mask = ep_cli_tensor_rows(&batch->active_mask, first, count);
-    ep_err err = ep_moe_forward(client, &args, &part, &result);
+    ep_err err = call_service(service, &args, &logits, &part, &result);
     if (err != EP_OK) {
         *out_error = result.error;
         out_error->code = err;
@@ -251,7 +292,7 @@ static ep_err run_part(ep_client *client, const forward_options *options, const 
     return EP_OK;
 }
 
-static ep_err run_parts(ep_client *client, const forward_options *options, const ep_cli_batch *batch,
+static ep_err run_parts(const forward_service *service, const forward_options *options, const ep_cli_batch *batch,
                         const ep_tensor *out, forward_totals *totals, ep_error *out_error)
 {
     int64_t step = options->split_tokens > 0 ? (int64_t)options->split_tokens : batch->tokens;
@@ -261,7 +302,7 @@ static ep_err run_parts(ep_client *client, const forward_options *options, const
     do { /* once for T = 0 too */
         int64_t left = batch->tokens - first;
         int64_t count = options->split != NULL ? (int64_t)options->split[part] : step < left ? step : left;
-        err = run_part(client, options, batch, out, first, count, totals, out_error);
+        err = run_part(service, options, batch, out, first, count, totals, out_error);
         first += count;
         part++;
     } while (err == EP_OK && (options->split != NULL ? part < options->split_count : first < batch->tokens));
@@ -328,24 +369,42 @@ static bool print_totals(const forward_options *options, const ep_cli_batch *bat
 static ep_err run_file(const forward_options *options, const ep_cli_batch *batch, forward_totals *totals,
                        ep_error *out_error)
 {
-    ep_client *client = NULL;
+    forward_service service = {.client = NULL};
+    ep_gate_config gate;
+    float *bias = NULL;
     ep_named_tensor named = {.name = "y"};
     ep_err err = allocate_out(options, batch, &named.tensor, out_error);
     if (err != EP_OK) {
         return err;
     }
-    err = ep_cli_connect_client(&options->connect, &client, out_error);
-    err = err != EP_OK ? err : run_parts(client, options, batch, &named.tensor, totals, out_error);
-    ep_client_destroy(client);
+    if (options->logits != NULL) {
+        err = ep_cli_gate_read(options->logits, options->args.layer, &gate, &bias, out_error);
+        service.gate = &gate;
+    }
+    if (err == EP_OK) {
+        err = options->gateway ? ep_cli_gateway_open(&options->connect, &service.gateway, out_error)
+                               : ep_cli_connect_client(&options->connect, &service.client, out_error);
+    }
+    err = err != EP_OK ? err : run_parts(&service, options, batch, &named.tensor, totals, out_error);
+    ep_cli_gateway_close(service.gateway);
+    ep_client_destroy(service.client);
+    free(bias);
     err = err != EP_OK ? err : ep_safetensors_write(options->out, &named, 1, NULL, 0, out_error);
     free(named.tensor.data);
     return err;
 }
 
 /* 0, or the exit code after saying what is wrong. */
-static int check_split(const char *program, const forward_options *options, const ep_cli_batch *batch)
+static int check_batch(const char *program, const forward_options *options, const ep_cli_batch *batch)
 {
     int64_t sum = 0;
+    const char *missing = options->logits != NULL ? (batch->logits.rank == 0 ? "logits" : NULL)
+                          : batch->expert_ids.rank == 0 ? "expert_ids" : NULL;
+    if (missing != NULL) {
+        fprintf(stderr, "%s: there is no tensor %s in %s%s\n", program, missing, options->in,
+                options->logits != NULL ? "" : "; with --logits it may have logits instead");
+        return EP_CLI_EXIT_USAGE;
+    }
     for (size_t i = 0; i < options->split_count; i++) {
         sum += options->split[i];
     }
@@ -372,7 +431,7 @@ static int run(int argc, char **argv)
         free(options.split);
         return ep_cli_fail(argv[0], &error);
     }
-    int code = check_split(argv[0], &options, &batch);
+    int code = check_batch(argv[0], &options, &batch);
     if (code == EP_CLI_EXIT_OK) {
         err = run_file(&options, &batch, &totals, &error);
         code = err != EP_OK ? ep_cli_fail(argv[0], &error) : EP_CLI_EXIT_OK;

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/random.h"
 #include "common/metrics.h"
@@ -13,9 +14,13 @@
 #include "common/sd_notify.h"
 #include "common/service_loop.h"
 #include "common/version.h"
+#include "coordinator/gateway.h"
 #include "coordinator/service.h"
 #include "common/rpc_metrics.h"
 #include "common/service_tokens.h"
+
+#define LEAVE_LOOK_MS 10            /* how often a stopping coordinator looks whether gateway calls and replies are out */
+#define REPLY_HEADER_BYTES (32u << 10) /* room for a reply's header in a frame */
 
 typedef struct coordinator {
     const ep_coordinator_config *config;
@@ -23,25 +28,50 @@ typedef struct coordinator {
     ep_timer_service *timers;
     ep_buffer_pool *pool;
     ep_coordinator_service *service;
+    ep_gateway *gateway;
     ep_rpc_server *server;
     ep_metrics *metrics;
     ep_probes *probes;
     ep_service_loop *loop;
     ep_loop_timer *tick;
+    ep_loop_timer *leave_timer;
+    uint64_t leave_by_ns;
     char rpc_url[EP_URL_BYTES];
     char probe_url[EP_URL_BYTES];
     char admin_url[EP_URL_BYTES];
     bool stopping;
 } coordinator;
 
+/* Leaves once no gateway call is in flight and every reply is out, or when drain_ms have passed. */
+static void on_leave_look(void *arg)
+{
+    coordinator *self = arg;
+    ep_rpc_server_stats rpc;
+    uint32_t in_flight = ep_gateway_in_flight(self->gateway); /* first: a call is in flight until its reply is queued, and then that counts */
+    ep_rpc_server_read_stats(self->server, &rpc);
+    bool late = ep_clock_now_ns() >= self->leave_by_ns;
+    if (in_flight > 0 && late) {
+        ep_log(EP_LOG_WARN, "stopping", "drain_ms %u passed, %u gateway calls are ended", self->config->service.drain_ms, in_flight);
+    }
+    if (late || (in_flight == 0 && rpc.sends_queued == 0)) {
+        ep_service_loop_quit(self->loop);
+    }
+}
+
 static void on_stop(void *arg, const char *signal_name)
 {
     coordinator *self = arg;
+    if (self->stopping) {
+        return;
+    }
     ep_log(EP_LOG_INFO, "stopping", "signal %s", signal_name);
     ep_sd_notify_stopping("stopping");
+    ep_sd_notify_extend_timeout((uint64_t)self->config->service.drain_ms * 1000 + 5000000);
     __atomic_store_n(&self->stopping, true, __ATOMIC_RELEASE);
     ep_rpc_server_set_state(self->server, "draining");
-    ep_service_loop_quit(self->loop);
+    ep_gateway_drain(self->gateway);
+    self->leave_by_ns = ep_clock_now_ns() + self->config->service.drain_ms * EP_NS_PER_MS;
+    ep_loop_timer_start(self->leave_timer, 0, LEAVE_LOOK_MS);
 }
 
 static void on_reload(void *arg)
@@ -89,6 +119,7 @@ static void on_collect(void *arg)
     ep_rpc_server_stats rpc;
     ep_coordinator_service_read_stats(self->service, &stats);
     ep_rpc_server_read_stats(self->server, &rpc);
+    ep_gateway_collect(self->gateway);
     ep_gauge_set(ep_metrics_gauge(m, "expertd_coordinator_nodes", "Nodes that take part", NULL, 0), stats.nodes_listed);
     ep_gauge_set(ep_metrics_gauge(m, "expertd_coordinator_nodes_known", "Nodes ever registered", NULL, 0), stats.nodes_known);
     ep_gauge_set(ep_metrics_gauge(m, "expertd_coordinator_watchers", "Placement watches open", NULL, 0), (double)stats.watchers);
@@ -102,6 +133,57 @@ static void on_collect(void *arg)
     ep_rpc_metrics_refused(m, &rpc);
 }
 
+static uint32_t nodes_listed(void *arg)
+{
+    coordinator *self = arg;
+    ep_coordinator_stats stats;
+    ep_coordinator_service_read_stats(self->service, &stats);
+    return stats.nodes_listed;
+}
+
+static ep_err create_gateway(coordinator *self, ep_error *out_error)
+{
+    const ep_gateway_config config = {
+        .enabled = self->config->gateway,
+        .calls_max = self->config->gateway_calls_max,
+        .reply_bytes_max = self->config->service.limits.frame_bytes_max - REPLY_HEADER_BYTES,
+        .nodes_wanted = self->config->cluster.min_nodes,
+        .nodes_listed = nodes_listed,
+        .arg = self,
+        .metrics = self->metrics,
+    };
+    return ep_gateway_create(&config, &self->gateway, out_error);
+}
+
+/* The gateway's own client watches placement over the loopback lane, and calls the nodes with this coordinator's token and TLS settings. */
+static ep_err connect_gateway(coordinator *self, ep_error *out_error)
+{
+    const ep_service_config *service = &self->config->service;
+    char url[EP_ADDRESS_BYTES];
+    char token[EP_TOKEN_BYTES_MAX + 1];
+    if (!self->config->gateway) {
+        return EP_OK;
+    }
+    snprintf(url, sizeof(url), "loopback://gateway-%016llx", (unsigned long long)ep_random_id());
+    const ep_lane_address address = {.url = url};
+    ep_client_config client;
+    ep_client_config_init(&client);
+    client.coordinator_url = url;
+    ep_rpc_credentials_show(service->credentials, EP_ROLE_CLIENT, token);
+    client.token = token[0] != 0 ? token : NULL;
+    client.buffer_bytes_max = service->buffer_bytes_max;
+    client.payload_crc = service->payload_crc;
+    if (service->has_tls && service->tls.server_name != NULL) { /* without a name this process only listens with TLS */
+        client.tls_ca_file = service->tls.ca_file;
+        client.tls_cert_key_file = service->tls.cert_key_file;
+        client.tls_server_name = service->tls.server_name;
+    }
+    ep_err err = ep_rpc_server_listen(self->server, &address, EP_ROLE_BIT(EP_ROLE_CLIENT), out_error);
+    err = err != EP_OK ? err : ep_gateway_connect(self->gateway, &client, out_error);
+    explicit_bzero(token, sizeof(token));
+    return err;
+}
+
 static ep_err start_rpc(coordinator *self, ep_error *out_error)
 {
     const ep_service_config *service = &self->config->service;
@@ -110,6 +192,10 @@ static ep_err start_rpc(coordinator *self, ep_error *out_error)
     err = err != EP_OK ? err : ep_coordinator_service_create(&self->config->cluster, &self->service);
     if (err != EP_OK) {
         return ep_error_set(out_error, err, "cannot start: %s", ep_err_text(err));
+    }
+    err = create_gateway(self, out_error);
+    if (err != EP_OK) {
+        return err;
     }
     ep_rpc_server_config config = {
         .common = {.timers = self->timers,
@@ -124,14 +210,21 @@ static ep_err start_rpc(coordinator *self, ep_error *out_error)
     ep_rpc_limits_raise_for_control(&config.common.limits);
     err = ep_rpc_server_create(&config, &self->server, out_error);
     err = err != EP_OK ? err : ep_rpc_server_add_service(self->server, ep_coordinator_service_rpc(self->service), out_error);
-    return err != EP_OK ? err : ep_service_listen(service, self->server, out_error);
+    err = err != EP_OK ? err : ep_rpc_server_add_service(self->server, ep_gateway_rpc(self->gateway), out_error);
+    err = err != EP_OK ? err : ep_service_listen(service, self->server, out_error);
+    return err != EP_OK ? err : connect_gateway(self, out_error);
+}
+
+static ep_err start_metrics(coordinator *self, ep_error *out_error)
+{
+    ep_err err = ep_metrics_create(&self->metrics);
+    return err == EP_OK ? EP_OK : ep_error_set(out_error, err, "cannot start metrics: %s", ep_err_text(err));
 }
 
 static ep_err start_doors(coordinator *self, ep_error *out_error)
 {
     const ep_service_config *service = &self->config->service;
-    ep_err err = ep_metrics_create(&self->metrics);
-    err = err != EP_OK ? err : ep_metrics_on_collect(self->metrics, on_collect, self);
+    ep_err err = ep_metrics_on_collect(self->metrics, on_collect, self);
     if (err != EP_OK) {
         return ep_error_set(out_error, err, "cannot start metrics: %s", ep_err_text(err));
     }
@@ -158,10 +251,12 @@ static ep_err start(coordinator *self, ep_error *out_error)
 {
     const ep_service_loop_handler handler = {.on_stop = on_stop, .on_reload = on_reload, .arg = self};
     ep_err err = ep_service_loop_create(&handler, &self->loop, out_error);
+    err = err != EP_OK ? err : start_metrics(self, out_error);
     err = err != EP_OK ? err : start_rpc(self, out_error);
     err = err != EP_OK ? err : start_doors(self, out_error);
     if (err == EP_OK) {
         err = ep_service_loop_timer_create(self->loop, on_tick, self, &self->tick);
+        err = err != EP_OK ? err : ep_service_loop_timer_create(self->loop, on_leave_look, self, &self->leave_timer);
         if (err != EP_OK) {
             return ep_error_set(out_error, err, "cannot start a timer: %s", ep_err_text(err));
         }
@@ -178,7 +273,9 @@ static void stop(coordinator *self)
     if (self->service != NULL) {
         ep_coordinator_service_stop(self->service);
     }
+    ep_gateway_stop(self->gateway);
     ep_rpc_server_destroy(self->server);
+    ep_gateway_destroy(self->gateway);
     ep_coordinator_service_destroy(self->service);
     ep_metrics_destroy(self->metrics);
     ep_timer_service_destroy(self->timers);

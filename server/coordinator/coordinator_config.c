@@ -30,6 +30,8 @@ static const ep_option coordinator_options[] = {
      .help = "How long a silent node may be away before its experts are given to others"},
     {.name = "decode_tokens_max", .type = EP_OPTION_INT, .unit = "tokens", .max = 65536, .default_text = "256",
      .help = "Mode auto: batches up to this size are decode, larger ones prefill"},
+    {.name = "gateway", .type = EP_OPTION_BOOL, .default_text = "true", .help = "Serve whole batches of clients that do not route"},
+    {.name = "gateway_calls_max", .type = EP_OPTION_INT, .min = 1, .max = 65536, .default_text = "256", .help = "Gateway calls in flight"},
     EP_SERVICE_OPTIONS("tcp://127.0.0.1:7410", "127.0.0.1:7411", "tcp://127.0.0.1:7412"),
 };
 
@@ -107,6 +109,8 @@ static ep_err load(const ep_options *options, ep_coordinator_config *config, ep_
         return ep_options_fail(options, "min_nodes", out_error, "%u is above nodes_max, which is %u", config->cluster.min_nodes,
                                config->cluster.nodes_max);
     }
+    config->gateway = ep_options_bool(options, "gateway");
+    config->gateway_calls_max = number(options, "gateway_calls_max");
     return load_map(options, config, out_error);
 }
 

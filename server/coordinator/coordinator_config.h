@@ -10,6 +10,8 @@
 typedef struct ep_coordinator_config {
     ep_service_config service;
     ep_coordinator_state_config cluster;
+    bool gateway;
+    uint32_t gateway_calls_max;
     ep_expert_map *expert_map;   /* owned; NULL: uniform placement */
     const char **node_order;     /* owned array, borrowed texts */
 } ep_coordinator_config;

@@ -230,6 +230,11 @@ EP_API void ep_call_destroy(ep_call *call);
  * 0). */
 EP_API ep_err ep_moe_forward_logits(ep_client *client, const ep_moe_args *args, const ep_gate_config *gate,
                                     const ep_tensor *logits, const ep_tensor *out, ep_moe_result *out_result);
+/* The callback form of it, with the rules of ep_moe_forward_async. The gate runs in the caller's thread, before this returns: logits
+ * and gate are not needed afterwards. */
+EP_API ep_err ep_moe_forward_logits_async(ep_client *client, const ep_moe_args *args, const ep_gate_config *gate,
+                                          const ep_tensor *logits, const ep_tensor *out, ep_moe_done_func done, void *arg,
+                                          ep_call **out_call, ep_error *out_error);
 
 /* Counters since creation. */
 typedef struct ep_client_stats {

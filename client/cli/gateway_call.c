@@ -1,0 +1,280 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One channel to the coordinator, and one Gateway.Forward at a time over it. */
+#include "gateway_call.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/random.h"
+#include "rpc/rpc.h"
+#include "wire/gateway_codec.h"
+
+struct ep_cli_gateway {
+    const ep_cli_connect *connect;
+    ep_timer_service *timers;
+    ep_buffer_pool *pool;
+    ep_rpc_channel *channel;
+};
+
+/* What the thread that asked waits for. */
+typedef struct gateway_answer {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool is_done;
+    const ep_tensor *out;
+    size_t out_bytes;
+    ep_moe_result *result;
+} gateway_answer;
+
+ep_err ep_cli_gateway_open(const ep_cli_connect *connect, ep_cli_gateway **out_gateway, ep_error *out_error)
+{
+    ep_cli_gateway *gateway = calloc(1, sizeof(*gateway));
+    if (gateway == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a connection");
+    }
+    gateway->connect = connect;
+    ep_err err = ep_timer_service_create("expertctl", &gateway->timers);
+    err = err != EP_OK ? err : ep_buffer_pool_create(0, 0, &gateway->pool);
+    if (err != EP_OK) {
+        ep_error_set(out_error, err, "cannot prepare connections: %s", ep_err_text(err));
+    } else {
+        ep_rpc_channel_config config = {
+            .common = {.timers = gateway->timers,
+                       .pool = gateway->pool,
+                       .token = connect->token,
+                       .node = "",
+                       .role = "client",
+                       .incarnation = ep_random_id(),
+                       .payload_crc = connect->payload_crc},
+            .address = {.url = connect->coordinator_url, .tls = connect->tls.ca_file != NULL ? &connect->tls : NULL},
+            .connection_class = "bulk",
+            .reconnect = false,
+        };
+        ep_rpc_limits_default(&config.common.limits);
+        err = ep_rpc_channel_create(&config, &gateway->channel, out_error);
+    }
+    err = err != EP_OK ? err
+                       : ep_rpc_channel_wait_ready(gateway->channel, ep_clock_now_ns() + connect->timeout_us * EP_NS_PER_US, out_error);
+    if (err != EP_OK) {
+        ep_cli_gateway_close(gateway);
+        bool refused = err == EP_ERR_CONNECTION_LOST || err == EP_ERR_IO || err == EP_ERR_DEADLINE_EXCEEDED;
+        if (refused) { /* no call ran out of time: there was nobody to call */
+            err = EP_ERR_UNAVAILABLE;
+            out_error->code = err;
+        }
+        return err;
+    }
+    *out_gateway = gateway;
+    return EP_OK;
+}
+
+void ep_cli_gateway_close(ep_cli_gateway *gateway)
+{
+    if (gateway != NULL) {
+        ep_rpc_channel_destroy(gateway->channel);
+        ep_timer_service_destroy(gateway->timers);
+        ep_buffer_pool_destroy(gateway->pool);
+        free(gateway);
+    }
+}
+
+/* ---- request ---- */
+
+static void fill_gate(const ep_gate_config *gate, Expertd__V1__GateConfig *out_message)
+{
+    expertd__v1__gate_config__init(out_message);
+    out_message->family = (uint32_t)gate->family;
+    out_message->renormalise = gate->renormalise;
+    out_message->epsilon = gate->epsilon;
+    out_message->scaling_factor = gate->scaling_factor;
+    out_message->groups = gate->groups;
+    out_message->groups_kept = gate->groups_kept;
+    out_message->group_mask = (uint32_t)gate->group_mask;
+    out_message->has_bias = gate->bias != NULL;
+}
+
+static void fill_header(const ep_moe_args *args, const ep_gate_config *gate, Expertd__V1__GateConfig *gate_message,
+                        const ep_tensor *out, Expertd__V1__GatewayForwardRequest *header)
+{
+    header->model = (char *)(uintptr_t)args->model;
+    header->version = (char *)(uintptr_t)(args->version != NULL ? args->version : "");
+    header->layer = args->layer;
+    header->tokens = (uint32_t)args->x.shape[0];
+    header->hidden = (uint32_t)args->x.shape[1];
+    header->x_dtype = (uint32_t)args->x.dtype;
+    header->out_dtype = (uint32_t)out->dtype;
+    if (gate != NULL) {
+        fill_gate(gate, gate_message);
+        header->gate = gate_message;
+        header->experts = gate->experts;
+        header->top_k = gate->top_k;
+    } else if (args->expert_ids.rank == 2) {
+        header->top_k = (uint32_t)args->expert_ids.shape[1];
+        header->ids_dtype = (uint32_t)args->expert_ids.dtype;
+        header->scales_dtype = (uint32_t)args->expert_scales.dtype;
+    }
+    header->has_active_mask = args->active_mask.rank == 1;
+    header->zero_experts = args->zero_experts;
+    header->weight_on = (uint32_t)args->weight_on;
+    header->shared = (uint32_t)args->shared_source;
+    header->nan_policy = (uint32_t)args->nan_policy;
+    header->mode = (uint32_t)args->mode;
+    header->wire_dtype = (uint32_t)args->wire_dtype;
+    header->allow_duplicates = args->allow_duplicates;
+    header->allow_missing = args->allow_missing;
+}
+
+static ep_err check_args(const ep_moe_args *args, const ep_gate_config *gate, const ep_tensor *logits, ep_error *out_error)
+{
+    if (args->result != EP_MOE_COMBINED || args->active_mask.rank > 1) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "%s",
+                            args->result != EP_MOE_COMBINED ? "the gateway gives combined results only"
+                                                            : "active_mask has rank 2: the gateway takes [T] only");
+    }
+    if (gate != NULL && (logits->rank != 2 || logits->dtype != EP_DTYPE_F32 || logits->shape[1] != gate->experts)) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "logits are %s of rank %" PRIu32 ": allowed f32 [T,%" PRIu32 "]",
+                            ep_dtype_name(logits->dtype), logits->rank, gate->experts);
+    }
+    return EP_OK;
+}
+
+static void put(ep_buffer *tensors, size_t offset, const void *data, size_t bytes)
+{
+    if (bytes > 0) {
+        memcpy(tensors->data + offset, data, bytes);
+    }
+}
+
+static size_t bytes_of(const ep_tensor *tensor)
+{
+    size_t bytes = tensor->rank > 0 ? ep_dtype_bytes(tensor->dtype) : 0;
+    for (uint32_t i = 0; i < tensor->rank; i++) {
+        bytes *= (size_t)tensor->shape[i];
+    }
+    return bytes;
+}
+
+static void pack(const ep_moe_args *args, const ep_gate_config *gate, const ep_tensor *logits, const ep_gateway_layout *layout,
+                 ep_buffer *tensors)
+{
+    memset(tensors->data, 0, layout->total_bytes);
+    put(tensors, layout->x_offset, args->x.data, bytes_of(&args->x));
+    put(tensors, layout->x_scales_offset, args->x_scales.data, bytes_of(&args->x_scales));
+    if (gate != NULL) {
+        put(tensors, layout->logits_offset, logits->data, bytes_of(logits));
+        put(tensors, layout->bias_offset, gate->bias, gate->bias != NULL ? gate->experts * sizeof(float) : 0);
+    } else {
+        put(tensors, layout->ids_offset, args->expert_ids.data, bytes_of(&args->expert_ids));
+        put(tensors, layout->scales_offset, args->expert_scales.data, bytes_of(&args->expert_scales));
+    }
+    put(tensors, layout->mask_offset, args->active_mask.data, bytes_of(&args->active_mask));
+}
+
+/* ---- reply ---- */
+
+static ep_err take_reply(gateway_answer *answer, const ep_rpc_reply *reply)
+{
+    ep_moe_result *result = answer->result;
+    const Expertd__V1__GatewayForwardReply *header = (const Expertd__V1__GatewayForwardReply *)(const void *)reply->header;
+    if (header->tokens != (uint32_t)answer->out->shape[0] || header->hidden != (uint32_t)answer->out->shape[1] ||
+        header->dtype != (uint32_t)answer->out->dtype || reply->tensor_bytes != answer->out_bytes || header->mode > EP_MOE_PREFILL) {
+        return ep_error_set(&result->error, EP_ERR_PROTOCOL,
+                            "the gateway's result is [%" PRIu32 ",%" PRIu32 "] of type %" PRIu32 " in %zu bytes, mode %" PRIu32
+                            ": asked for was [%" PRId64 ",%" PRId64 "] of type %u in %zu bytes",
+                            header->tokens, header->hidden, header->dtype, reply->tensor_bytes, header->mode, answer->out->shape[0],
+                            answer->out->shape[1], (unsigned)answer->out->dtype, answer->out_bytes);
+    }
+    if (answer->out_bytes > 0) {
+        memcpy(answer->out->data, reply->tensors, answer->out_bytes);
+    }
+    result->mode = (ep_moe_mode)header->mode;
+    result->nodes = header->nodes;
+    result->frames = header->frames;
+    result->rerouted_frames = header->rerouted_frames;
+    result->missing_count = header->missing_count;
+    result->missing_first_slot = header->n_missing_slots > 0 ? header->missing_slots[0] : 0;
+    result->total_us = header->total_us;
+    if (header->epoch != NULL) {
+        result->epoch_term = header->epoch->term;
+        result->epoch_number = header->epoch->number;
+    }
+    result->bytes_received = reply->tensor_bytes;
+    snprintf(result->numerics, sizeof(result->numerics), "%s", header->numerics);
+    return EP_OK;
+}
+
+static void on_reply(void *arg, const ep_rpc_reply *reply, const ep_error *error)
+{
+    gateway_answer *answer = arg;
+    if (error != NULL) {
+        answer->result->error = *error;
+    } else {
+        take_reply(answer, reply);
+    }
+    pthread_mutex_lock(&answer->lock);
+    answer->is_done = true;
+    pthread_cond_signal(&answer->changed);
+    pthread_mutex_unlock(&answer->lock);
+}
+
+static ep_err call(ep_cli_gateway *gateway, const Expertd__V1__GatewayForwardRequest *header, ep_buffer *tensors, uint64_t deadline_us,
+                   gateway_answer *answer)
+{
+    ep_rpc_request request = {
+        .method = ep_rpc_method_by_name("expertd.v1.Gateway", "Forward"),
+        .header = &header->base,
+        .tensors = tensors,
+        .deadline_ns = ep_clock_now_ns() + deadline_us * EP_NS_PER_US,
+        .wait_for_ready = true,
+    };
+    pthread_mutex_init(&answer->lock, NULL);
+    pthread_cond_init(&answer->changed, NULL);
+    ep_err err = ep_rpc_call_start(gateway->channel, &request, on_reply, answer, NULL, &answer->result->error);
+    if (err == EP_OK) {
+        pthread_mutex_lock(&answer->lock);
+        while (!answer->is_done) { /* every call ends by its deadline */
+            pthread_cond_wait(&answer->changed, &answer->lock);
+        }
+        pthread_mutex_unlock(&answer->lock);
+    }
+    pthread_cond_destroy(&answer->changed);
+    pthread_mutex_destroy(&answer->lock);
+    return answer->result->error.code;
+}
+
+ep_err ep_cli_gateway_forward(ep_cli_gateway *gateway, const ep_moe_args *args, const ep_gate_config *gate, const ep_tensor *logits,
+                              const ep_tensor *out, ep_moe_result *out_result)
+{
+    Expertd__V1__GatewayForwardRequest header = EXPERTD__V1__GATEWAY_FORWARD_REQUEST__INIT;
+    Expertd__V1__GateConfig gate_message;
+    ep_gateway_layout layout;
+    ep_buffer *tensors = NULL;
+    ep_error *error = &out_result->error;
+    *out_result = (ep_moe_result){.struct_bytes = sizeof(*out_result)};
+    ep_error_clear(error);
+    ep_err err = check_args(args, gate, logits, error);
+    if (err != EP_OK) {
+        return err;
+    }
+    fill_header(args, gate, &gate_message, out, &header);
+    err = ep_gateway_layout_make(&header, &layout, error);
+    if (err != EP_OK) {
+        return err;
+    }
+    if (layout.total_bytes > 0) {
+        err = ep_buffer_acquire(gateway->pool, layout.total_bytes, &tensors);
+        if (err != EP_OK) {
+            return ep_error_set(error, err, "no memory for a request of %zu bytes", layout.total_bytes);
+        }
+        pack(args, gate, logits, &layout, tensors);
+    }
+    gateway_answer answer = {.out = out, .out_bytes = layout.reply_bytes, .result = out_result};
+    out_result->bytes_sent = layout.total_bytes;
+    err = call(gateway, &header, tensors, args->deadline_us != 0 ? args->deadline_us : gateway->connect->timeout_us, &answer);
+    ep_buffer_unref(tensors);
+    return err;
+}

@@ -1,0 +1,492 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One gateway call from its frame to its reply. */
+#include "coordinator/gateway.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "wire/gateway_codec.h"
+
+#define RETRY_AFTER_US_MIN 1000u
+#define TABLE_RETRY_US 500000u
+/* A call ends this much before its caller's deadline, so that the caller gets the reason, or the result with missing slots, in time. */
+#define DEADLINE_RESERVE_US_MAX 100000u
+#define DEADLINE_RESERVE_PART 10
+
+#define BAD(...) ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, __VA_ARGS__)
+
+struct ep_gateway {
+    Expertd__V1__Gateway_Service rpc; /* first: handlers get a pointer to it */
+    ep_gateway_config config;
+    pthread_rwlock_t client_lock; /* read: a call is being started; write: the client goes */
+    ep_client *client;            /* NULL: not yet, or no more */
+    ep_metric_series *in_flight_gauge;
+    ep_metric_series *seconds;
+    pthread_mutex_t lock;         /* guards the rest */
+    pthread_cond_t idle;          /* in_flight became 0 */
+    uint32_t in_flight;
+    bool draining;
+    uint64_t typical_us;          /* of a call, for retry_after_us */
+};
+
+/* Shared by the handler, the completion and the caller's cancel. */
+typedef struct gateway_request {
+    ep_gateway *gateway;
+    ep_rpc_call *call;
+    Expertd__V1__GatewayForwardReply_Closure closure;
+    const Expertd__V1__GatewayForwardRequest *header; /* valid until the call is finished */
+    uint64_t begin_ns;
+    ep_buffer *reply;
+    pthread_mutex_t lock; /* guards the rest */
+    uint32_t refs;        /* the handler while it starts the call, and the completion */
+    ep_call *layer_call;  /* valid until done */
+    bool done;
+    bool cancelled;
+    uint32_t missing[];   /* [EP_GATEWAY_MISSING_MAX] with allow_missing */
+} gateway_request;
+
+static const double second_bounds[] = {100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3, 0.1, 0.2, 0.5, 1, 2, 5, 10};
+
+/* ---- counting ---- */
+
+static ep_err enter(ep_gateway *gateway, ep_error *out_error)
+{
+    ep_err err = EP_OK;
+    pthread_mutex_lock(&gateway->lock);
+    if (gateway->draining) {
+        err = ep_error_set(out_error, EP_ERR_DRAINING, "the coordinator is stopping and takes no new gateway calls");
+    } else if (gateway->in_flight >= gateway->config.calls_max) {
+        err = ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED, "%" PRIu32 " gateway calls are in flight: gateway_calls_max allows %" PRIu32,
+                           gateway->in_flight, gateway->config.calls_max);
+        out_error->retry_after_us = gateway->typical_us > RETRY_AFTER_US_MIN ? gateway->typical_us : RETRY_AFTER_US_MIN;
+    } else {
+        gateway->in_flight++;
+    }
+    pthread_mutex_unlock(&gateway->lock);
+    return err;
+}
+
+/* Before the reply goes out: whoever has it finds it counted. */
+static void count_result(ep_gateway *gateway, ep_err result, uint64_t took_ns)
+{
+    ep_metric_label label = {"result", ep_err_name(result)};
+    ep_counter_add(ep_metrics_counter(gateway->config.metrics, "expertd_gateway_requests_total", "Gateway calls by result", &label, 1), 1);
+    ep_histogram_observe(gateway->seconds, (double)took_ns * 1e-9);
+}
+
+/* The last thing a call does, after its reply is queued: the gateway may go. */
+static void leave(ep_gateway *gateway, uint64_t took_ns)
+{
+    uint64_t took_us = took_ns / EP_NS_PER_US;
+    pthread_mutex_lock(&gateway->lock);
+    gateway->typical_us = gateway->typical_us == 0 ? took_us : (gateway->typical_us * 7 + took_us) / 8;
+    gateway->in_flight--;
+    if (gateway->in_flight == 0) {
+        pthread_cond_broadcast(&gateway->idle);
+    }
+    pthread_mutex_unlock(&gateway->lock);
+}
+
+/* Ends a call whose layer call did not begin. */
+static void refuse(ep_gateway *gateway, ep_rpc_call *call, const ep_error *error, uint64_t begin_ns)
+{
+    count_result(gateway, error->code, ep_clock_now_ns() - begin_ns);
+    ep_rpc_call_finish(call, error->code, error);
+}
+
+/* ---- a request's life ---- */
+
+static ep_err request_create(ep_gateway *gateway, ep_rpc_call *call, const Expertd__V1__GatewayForwardRequest *header, size_t reply_bytes,
+                             gateway_request **out_request, ep_error *out_error)
+{
+    size_t missing = header->allow_missing ? EP_GATEWAY_MISSING_MAX * sizeof(uint32_t) : 0;
+    gateway_request *request = calloc(1, sizeof(*request) + missing);
+    if (request == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a gateway call");
+    }
+    ep_err err = ep_buffer_acquire(ep_rpc_call_pool(call), reply_bytes, &request->reply);
+    if (err != EP_OK) {
+        free(request);
+        ep_error_set(out_error, err, "no buffer for a result of %zu bytes: the coordinator's buffer_bytes_max is in use", reply_bytes);
+        out_error->retry_after_us = RETRY_AFTER_US_MIN;
+        return err;
+    }
+    request->gateway = gateway;
+    request->call = call;
+    request->header = header;
+    request->refs = 1;
+    pthread_mutex_init(&request->lock, NULL);
+    *out_request = request;
+    return EP_OK;
+}
+
+static void request_unref(gateway_request *request)
+{
+    if (__atomic_sub_fetch(&request->refs, 1, __ATOMIC_ACQ_REL) == 0) {
+        ep_buffer_unref(request->reply);
+        pthread_mutex_destroy(&request->lock);
+        free(request);
+    }
+}
+
+static void on_cancel(void *arg, ep_rpc_call *call)
+{
+    gateway_request *request = arg;
+    (void)call;
+    pthread_mutex_lock(&request->lock);
+    request->cancelled = true;
+    ep_call_cancel(request->layer_call); /* NULL before it began and after its end */
+    pthread_mutex_unlock(&request->lock);
+}
+
+static void send_reply(gateway_request *request, const ep_moe_result *result)
+{
+    Expertd__V1__GatewayForwardReply reply = EXPERTD__V1__GATEWAY_FORWARD_REPLY__INIT;
+    Expertd__V1__Epoch epoch = EXPERTD__V1__EPOCH__INIT;
+    epoch.term = result->epoch_term;
+    epoch.number = result->epoch_number;
+    reply.tokens = request->header->tokens;
+    reply.hidden = request->header->hidden;
+    reply.dtype = request->header->out_dtype;
+    reply.numerics = (char *)(uintptr_t)result->numerics;
+    reply.mode = (uint32_t)result->mode;
+    reply.nodes = result->nodes;
+    reply.frames = result->frames;
+    reply.rerouted_frames = result->rerouted_frames;
+    reply.missing_count = result->missing_count;
+    if (request->header->allow_missing) {
+        reply.missing_slots = request->missing;
+        reply.n_missing_slots = result->missing_count < EP_GATEWAY_MISSING_MAX ? result->missing_count : EP_GATEWAY_MISSING_MAX;
+    }
+    reply.epoch = &epoch;
+    reply.total_us = (ep_clock_now_ns() - request->begin_ns) / EP_NS_PER_US;
+    ep_rpc_call_attach(request->call, request->reply);
+    request->reply = NULL;
+    request->closure(&reply, request->call);
+}
+
+/* The call's own words, except that a client which is being closed means a coordinator that stops. */
+static ep_err read_failure(gateway_request *request, const ep_moe_result *result, ep_error *out_error)
+{
+    *out_error = result->error;
+    pthread_mutex_lock(&request->gateway->lock);
+    bool draining = request->gateway->draining;
+    pthread_mutex_unlock(&request->gateway->lock);
+    if (result->error.code == EP_ERR_CANCELLED && draining && !ep_rpc_call_is_cancelled(request->call)) {
+        ep_error_set(out_error, EP_ERR_DRAINING, "the coordinator stopped before the call was done");
+    }
+    return out_error->code;
+}
+
+static void on_done(void *arg, const ep_moe_result *result)
+{
+    gateway_request *request = arg;
+    ep_gateway *gateway = request->gateway;
+    uint64_t took_ns = ep_clock_now_ns() - request->begin_ns;
+    ep_error error;
+    ep_error_clear(&error);
+    pthread_mutex_lock(&request->lock);
+    request->done = true;
+    request->layer_call = NULL;
+    pthread_mutex_unlock(&request->lock);
+    ep_err err = result->error.code == EP_OK ? EP_OK : read_failure(request, result, &error);
+    count_result(gateway, err, took_ns);
+    if (err == EP_OK) {
+        send_reply(request, result);
+    }
+    ep_rpc_call_finish(request->call, err, err == EP_OK ? NULL : &error);
+    request_unref(request);
+    leave(gateway, took_ns);
+}
+
+/* ---- from the message to the client's arguments ---- */
+
+/* The id the client has pinned for the model. False when the model is not in the table: the call itself then says what there is. */
+static bool find_model(ep_client *client, const Expertd__V1__GatewayForwardRequest *header, ep_model_desc *out_model)
+{
+    for (uint32_t i = 0;; i++) {
+        out_model->struct_bytes = sizeof(*out_model);
+        if (ep_client_model(client, i, out_model) != EP_OK) {
+            return false;
+        }
+        if (strcmp(out_model->name, header->model) == 0 && (header->version[0] == 0 || strcmp(out_model->version, header->version) == 0)) {
+            return true;
+        }
+    }
+}
+
+static ep_err check_numerics(ep_client *client, const Expertd__V1__GatewayForwardRequest *header, ep_error *out_error)
+{
+    ep_model_desc model;
+    if (header->numerics[0] == 0 || !find_model(client, header, &model) || strcmp(model.numerics, header->numerics) == 0) {
+        return EP_OK;
+    }
+    return ep_error_set(out_error, EP_ERR_UNAVAILABLE, "numerics '%.95s' of model %.100s: the gateway has '%s'", header->numerics, header->model,
+                        model.numerics);
+}
+
+static ep_err check_ready(ep_gateway *gateway, ep_error *out_error)
+{
+    uint64_t term;
+    uint64_t number;
+    if (gateway->client == NULL) {
+        return ep_error_set(out_error, EP_ERR_DRAINING, "the coordinator is stopping");
+    }
+    if (ep_client_epoch(gateway->client, &term, &number) == EP_OK) {
+        return EP_OK;
+    }
+    ep_error_set(out_error, EP_ERR_UNAVAILABLE, "no routing table yet: %" PRIu32 " of min_nodes %" PRIu32
+                 " nodes are registered; it comes when that many have loaded their experts",
+                 gateway->config.nodes_listed(gateway->config.arg), gateway->config.nodes_wanted);
+    out_error->retry_after_us = TABLE_RETRY_US;
+    return EP_ERR_UNAVAILABLE;
+}
+
+static ep_err fill_deadline(const ep_rpc_call *call, uint64_t now_ns, ep_moe_args *args, ep_error *out_error)
+{
+    uint64_t deadline_ns = ep_rpc_call_deadline_ns(call);
+    if (deadline_ns == EP_TIME_NEVER) {
+        return EP_OK; /* the client's default */
+    }
+    if (deadline_ns <= now_ns) {
+        return ep_error_set(out_error, EP_ERR_DEADLINE_EXCEEDED, "no time was left when the call was read");
+    }
+    uint64_t left_us = (deadline_ns - now_ns) / EP_NS_PER_US;
+    uint64_t reserve_us = left_us / DEADLINE_RESERVE_PART;
+    left_us -= reserve_us < DEADLINE_RESERVE_US_MAX ? reserve_us : DEADLINE_RESERVE_US_MAX;
+    args->deadline_us = left_us == 0 ? 1 : left_us < UINT32_MAX ? left_us : UINT32_MAX - 1;
+    return EP_OK;
+}
+
+/* Tensors are only read; the public type has one pointer for both uses. */
+static ep_tensor matrix(const void *data, uint32_t dtype, uint32_t rows, uint32_t columns)
+{
+    return ep_tensor_2d((void *)(uintptr_t)data, (ep_dtype)dtype, rows, columns);
+}
+
+static ep_tensor vector(const void *data, ep_dtype dtype, uint32_t count)
+{
+    return ep_tensor_1d((void *)(uintptr_t)data, dtype, count);
+}
+
+static void fill_args(const Expertd__V1__GatewayForwardRequest *header, const ep_gateway_view *view, const ep_rpc_call *call,
+                      ep_moe_args *out_args)
+{
+    ep_moe_args_init(out_args);
+    out_args->model = header->model;
+    out_args->version = header->version[0] != 0 ? header->version : NULL;
+    out_args->layer = header->layer;
+    out_args->x = matrix(view->x, header->x_dtype, header->tokens, header->hidden);
+    if (header->x_dtype == EP_DTYPE_I8) {
+        out_args->x_scales = vector(view->x_scales, EP_DTYPE_F32, header->tokens);
+    }
+    if (header->gate == NULL && header->top_k > 0) {
+        out_args->expert_ids = matrix(view->ids, header->ids_dtype, header->tokens, header->top_k);
+        out_args->expert_scales = matrix(view->scales, header->scales_dtype, header->tokens, header->top_k);
+    }
+    if (header->has_active_mask) {
+        out_args->active_mask = vector(view->active_mask, EP_DTYPE_BOOL, header->tokens);
+    }
+    out_args->zero_experts = header->zero_experts;
+    out_args->weight_on = (ep_moe_weight_on)header->weight_on;
+    out_args->shared_source = (ep_moe_shared)header->shared;
+    out_args->nan_policy = (ep_moe_nan)header->nan_policy;
+    out_args->mode = (ep_moe_mode)header->mode;
+    out_args->wire_dtype = (ep_dtype)header->wire_dtype;
+    out_args->allow_duplicates = header->allow_duplicates;
+    out_args->allow_missing = header->allow_missing;
+    out_args->traceparent = ep_rpc_call_metadata(call, "traceparent");
+    out_args->tenant = ep_rpc_call_metadata(call, "tenant");
+}
+
+/* ---- the handler ---- */
+
+/* Begins the layer call. On success its completion ends the rpc call and counts it out. */
+static ep_err start(gateway_request *request, const ep_gateway_view *view, ep_moe_args *args, ep_error *out_error)
+{
+    const Expertd__V1__GatewayForwardRequest *header = request->header;
+    ep_client *client = request->gateway->client;
+    ep_tensor out = matrix(request->reply->data, header->out_dtype, header->tokens, header->hidden);
+    ep_call *layer_call = NULL;
+    ep_err err;
+    if (header->allow_missing) {
+        args->missing_slots = request->missing;
+        args->missing_slots_max = EP_GATEWAY_MISSING_MAX;
+    }
+    __atomic_fetch_add(&request->refs, 1, __ATOMIC_RELAXED);
+    if (header->gate != NULL) {
+        ep_tensor logits = matrix(view->logits, EP_DTYPE_F32, header->tokens, header->experts);
+        err = ep_moe_forward_logits_async(client, args, &view->gate, &logits, &out, on_done, request, &layer_call, out_error);
+    } else {
+        err = ep_moe_forward_async(client, args, &out, on_done, request, &layer_call, out_error);
+    }
+    if (err != EP_OK) {
+        request_unref(request); /* the completion's */
+        return err;
+    }
+    pthread_mutex_lock(&request->lock); /* while it is not done, the completion waits for the lock and the handle is valid */
+    if (!request->done) {
+        request->layer_call = layer_call;
+        if (request->cancelled) {
+            ep_call_cancel(layer_call);
+        }
+    }
+    pthread_mutex_unlock(&request->lock);
+    return EP_OK;
+}
+
+/* The client lock is held for reading. */
+static ep_err begin_call(ep_gateway *gateway, const Expertd__V1__GatewayForwardRequest *header,
+                         Expertd__V1__GatewayForwardReply_Closure closure, ep_rpc_call *call, uint64_t now_ns, ep_error *out_error)
+{
+    ep_gateway_view view;
+    ep_moe_args args;
+    gateway_request *request = NULL;
+    size_t tensor_bytes;
+    const uint8_t *tensors = ep_rpc_call_tensors(call, &tensor_bytes);
+    ep_err err = ep_gateway_view_make(header, tensors, tensor_bytes, &view, out_error);
+    if (err == EP_OK && view.reply_bytes > gateway->config.reply_bytes_max) {
+        err = BAD("tokens %" PRIu32 ", hidden %" PRIu32 ": a result of %zu bytes is above frame_bytes_max, allowed %zu", header->tokens,
+                  header->hidden, view.reply_bytes, gateway->config.reply_bytes_max);
+    }
+    err = err != EP_OK ? err : check_ready(gateway, out_error);
+    err = err != EP_OK ? err : check_numerics(gateway->client, header, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    fill_args(header, &view, call, &args);
+    err = fill_deadline(call, now_ns, &args, out_error);
+    err = err != EP_OK ? err : request_create(gateway, call, header, view.reply_bytes, &request, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    request->closure = closure;
+    request->begin_ns = now_ns;
+    ep_rpc_call_on_cancel(call, on_cancel, request);
+    err = start(request, &view, &args, out_error);
+    if (err != EP_OK) { /* on_cancel may run until the call is finished: the request goes after that */
+        refuse(gateway, call, out_error, now_ns);
+        leave(gateway, ep_clock_now_ns() - now_ns);
+    }
+    request_unref(request);
+    return EP_OK;
+}
+
+static void on_forward(Expertd__V1__Gateway_Service *rpc, const Expertd__V1__GatewayForwardRequest *header,
+                       Expertd__V1__GatewayForwardReply_Closure closure, void *closure_data)
+{
+    ep_gateway *gateway = (ep_gateway *)rpc;
+    uint64_t now_ns = ep_clock_now_ns();
+    ep_error error;
+    ep_error_clear(&error);
+    ep_err err = gateway->config.enabled ? enter(gateway, &error)
+                                         : ep_error_set(&error, EP_ERR_UNIMPLEMENTED,
+                                                        "the gateway is off: set gateway: true in the coordinator's configuration");
+    if (err != EP_OK) {
+        refuse(gateway, closure_data, &error, now_ns);
+        return;
+    }
+    pthread_rwlock_rdlock(&gateway->client_lock);
+    err = begin_call(gateway, header, closure, closure_data, now_ns, &error);
+    pthread_rwlock_unlock(&gateway->client_lock);
+    if (err != EP_OK) {
+        error.code = err;
+        refuse(gateway, closure_data, &error, now_ns);
+        leave(gateway, ep_clock_now_ns() - now_ns);
+    }
+}
+
+static const Expertd__V1__Gateway_Service rpc_template = EXPERTD__V1__GATEWAY__INIT(on_);
+
+/* ---- the gateway's life ---- */
+
+ep_err ep_gateway_create(const ep_gateway_config *config, ep_gateway **out_gateway, ep_error *out_error)
+{
+    ep_gateway *gateway = calloc(1, sizeof(*gateway));
+    if (gateway == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for the gateway");
+    }
+    gateway->rpc = rpc_template;
+    gateway->config = *config;
+    pthread_rwlock_init(&gateway->client_lock, NULL);
+    pthread_mutex_init(&gateway->lock, NULL);
+    pthread_cond_init(&gateway->idle, NULL);
+    gateway->in_flight_gauge = ep_metrics_gauge(config->metrics, "expertd_gateway_calls_in_flight", "Gateway calls under way", NULL, 0);
+    gateway->seconds = ep_metrics_histogram(config->metrics, "expertd_gateway_duration_seconds", "Time of a gateway call in the coordinator",
+                                            NULL, 0, second_bounds, EP_ARRAY_COUNT(second_bounds));
+    *out_gateway = gateway;
+    return EP_OK;
+}
+
+ProtobufCService *ep_gateway_rpc(ep_gateway *gateway)
+{
+    return &gateway->rpc.base;
+}
+
+ep_err ep_gateway_connect(ep_gateway *gateway, const ep_client_config *client, ep_error *out_error)
+{
+    ep_client_config config = *client;
+    ep_client *made = NULL;
+    config.calls_max = gateway->config.calls_max;
+    ep_err err = ep_client_create(&config, &made, out_error);
+    if (err != EP_OK) {
+        return ep_error_prefix(out_error, err, "gateway");
+    }
+    pthread_rwlock_wrlock(&gateway->client_lock);
+    gateway->client = made;
+    pthread_rwlock_unlock(&gateway->client_lock);
+    return EP_OK;
+}
+
+void ep_gateway_drain(ep_gateway *gateway)
+{
+    pthread_mutex_lock(&gateway->lock);
+    gateway->draining = true;
+    pthread_mutex_unlock(&gateway->lock);
+}
+
+uint32_t ep_gateway_in_flight(ep_gateway *gateway)
+{
+    pthread_mutex_lock(&gateway->lock);
+    uint32_t in_flight = gateway->in_flight;
+    pthread_mutex_unlock(&gateway->lock);
+    return in_flight;
+}
+
+void ep_gateway_stop(ep_gateway *gateway)
+{
+    if (gateway == NULL) {
+        return;
+    }
+    ep_gateway_drain(gateway);
+    pthread_rwlock_wrlock(&gateway->client_lock);
+    ep_client *client = gateway->client;
+    gateway->client = NULL;
+    pthread_rwlock_unlock(&gateway->client_lock);
+    ep_client_destroy(client);
+}
+
+void ep_gateway_destroy(ep_gateway *gateway)
+{
+    if (gateway == NULL) {
+        return;
+    }
+    pthread_mutex_lock(&gateway->lock);
+    while (gateway->in_flight > 0) { /* its call is finished; only leave() is left */
+        pthread_cond_wait(&gateway->idle, &gateway->lock);
+    }
+    pthread_mutex_unlock(&gateway->lock);
+    pthread_cond_destroy(&gateway->idle);
+    pthread_mutex_destroy(&gateway->lock);
+    pthread_rwlock_destroy(&gateway->client_lock);
+    free(gateway);
+}
+
+void ep_gateway_collect(ep_gateway *gateway)
+{
+    ep_gauge_set(gateway->in_flight_gauge, ep_gateway_in_flight(gateway));
+}
