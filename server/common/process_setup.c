@@ -34,6 +34,7 @@ void ep_process_setup(void)
     mallopt(M_TOP_PAD, TOP_PAD_BYTES);
     hold_standard_descriptors();
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes is a failed write, not an end */
     umask(027);
 }
 

@@ -16,6 +16,7 @@
 #include "common/version.h"
 #include "coordinator/gateway.h"
 #include "coordinator/service.h"
+#include "coordinator/table_store_sqlite.h"
 #include "common/rpc_metrics.h"
 #include "common/service_tokens.h"
 
@@ -27,6 +28,7 @@ typedef struct coordinator {
     ep_reload *reload;
     ep_timer_service *timers;
     ep_buffer_pool *pool;
+    ep_table_store *store;       /* NULL: state in memory */
     ep_coordinator_service *service;
     ep_gateway *gateway;
     ep_rpc_server *server;
@@ -107,6 +109,12 @@ static size_t on_checks(void *arg, ep_probe_kind kind, ep_probe_check *out)
         snprintf(out[count].text, sizeof(out[count].text), "%s, %u nodes, epoch %llu", stopping ? "stopping" : "serving",
                  stats.nodes_listed, (unsigned long long)stats.epoch.number);
         count++;
+        out[count] = (ep_probe_check){.name = "store", .ok = true}; /* a failing one does not end service */
+        snprintf(out[count].text, sizeof(out[count].text), "%.120s",
+                 self->store == NULL                      ? "memory"
+                 : stats.store_error.code != EP_OK ? stats.store_error.text
+                                                   : "written");
+        count++;
     }
     return count;
 }
@@ -127,6 +135,11 @@ static void on_collect(void *arg)
     ep_counter_set(ep_metrics_counter(m, "expertd_coordinator_registrations_total", "Registrations accepted", NULL, 0), stats.registrations);
     ep_counter_set(ep_metrics_counter(m, "expertd_coordinator_heartbeats_total", "Heartbeats received", NULL, 0), stats.heartbeats);
     ep_counter_set(ep_metrics_counter(m, "expertd_coordinator_tables_total", "Routing tables published", NULL, 0), stats.tables_published);
+    ep_counter_set(ep_metrics_counter(m, "expertd_coordinator_store_writes_total", "Times the state was written", NULL, 0), stats.store_writes);
+    ep_counter_set(ep_metrics_counter(m, "expertd_coordinator_store_errors_total", "Failed attempts to write the state", NULL, 0),
+                   stats.store_errors);
+    ep_gauge_set(ep_metrics_gauge(m, "expertd_coordinator_store_failing", "1 while the newest state cannot be written", NULL, 0),
+                 stats.store_error.code != EP_OK);
     ep_gauge_set(ep_metrics_gauge(m, "expertd_rpc_connections", "Connections open", NULL, 0), (double)rpc.connections);
     ep_counter_set(ep_metrics_counter(m, "expertd_rpc_calls_total", "Calls received", NULL, 0), rpc.calls_total);
     ep_counter_set(ep_metrics_counter(m, "expertd_rpc_protocol_errors_total", "Frames that broke the protocol", NULL, 0), rpc.protocol_errors);
@@ -184,16 +197,38 @@ static ep_err connect_gateway(coordinator *self, ep_error *out_error)
     return err;
 }
 
+/* The service with what its store kept, under a term that no client has seen. */
+static ep_err start_service(coordinator *self, ep_error *out_error)
+{
+    ep_coordinator_state_config cluster = self->config->cluster;
+    ep_coordinator_kept kept = {0};
+    if (self->config->state_dir == NULL) {
+        ep_log(EP_LOG_INFO, "state", "in memory: after a restart nodes register again and experts are placed anew; set state_dir to keep it");
+    } else {
+        ep_err err = ep_table_store_sqlite_open(self->config->state_dir, &self->store, out_error);
+        err = err != EP_OK ? err : ep_table_store_begin_term(self->store, cluster.term, &kept, &cluster.term, out_error);
+        if (err != EP_OK) {
+            return err;
+        }
+        ep_log(EP_LOG_INFO, "state", "in %s term %llu nodes %zu drained %zu table %s", self->store->place,
+               (unsigned long long)cluster.term, kept.nodes_count, kept.drained_count,
+               kept.published != NULL ? "yes" : "none");
+    }
+    ep_err err = ep_coordinator_service_create(&cluster, self->store, &kept, &self->service);
+    ep_coordinator_kept_fini(&kept);
+    return err == EP_OK ? EP_OK : ep_error_set(out_error, err, "cannot start: %s", ep_err_text(err));
+}
+
 static ep_err start_rpc(coordinator *self, ep_error *out_error)
 {
     const ep_service_config *service = &self->config->service;
     ep_err err = ep_timer_service_create("coord-timer", &self->timers);
     err = err != EP_OK ? err : ep_buffer_pool_create(service->buffer_bytes_max, 64u << 20, &self->pool);
-    err = err != EP_OK ? err : ep_coordinator_service_create(&self->config->cluster, &self->service);
     if (err != EP_OK) {
         return ep_error_set(out_error, err, "cannot start: %s", ep_err_text(err));
     }
-    err = create_gateway(self, out_error);
+    err = start_service(self, out_error);
+    err = err != EP_OK ? err : create_gateway(self, out_error);
     if (err != EP_OK) {
         return err;
     }
@@ -277,6 +312,7 @@ static void stop(coordinator *self)
     ep_rpc_server_destroy(self->server);
     ep_gateway_destroy(self->gateway);
     ep_coordinator_service_destroy(self->service);
+    ep_table_store_close(self->store);
     ep_metrics_destroy(self->metrics);
     ep_timer_service_destroy(self->timers);
     ep_buffer_pool_destroy(self->pool);

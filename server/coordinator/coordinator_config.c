@@ -2,9 +2,12 @@
 /* The coordinator's options and the rules between them. */
 #include "coordinator/coordinator_config.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "base/check.h"
 
@@ -32,6 +35,8 @@ static const ep_option coordinator_options[] = {
      .help = "Mode auto: batches up to this size are decode, larger ones prefill"},
     {.name = "gateway", .type = EP_OPTION_BOOL, .default_text = "true", .help = "Serve whole batches of clients that do not route"},
     {.name = "gateway_calls_max", .type = EP_OPTION_INT, .min = 1, .max = 65536, .default_text = "256", .help = "Gateway calls in flight"},
+    {.name = "state_dir", .type = EP_OPTION_PATH, .min = 1, .flag = "state-dir",
+     .help = "Existing directory for the state that survives a restart; not set: memory"},
     EP_SERVICE_OPTIONS("tcp://127.0.0.1:7410", "127.0.0.1:7411", "tcp://127.0.0.1:7412"),
 };
 
@@ -81,12 +86,37 @@ static ep_err load_map(const ep_options *options, ep_coordinator_config *config,
     return EP_OK;
 }
 
-/* Grows with each restart while the state is in memory; in microseconds, since a restart may take less than a second. */
+/*
+ * Grows with each restart while the state is in memory; in microseconds, since a restart may take less than a second. With a
+ * store it is only the first term: above those of a coordinator that ran without one.
+ */
 static uint64_t new_term(void)
 {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     return (uint64_t)now.tv_sec * 1000000u + (uint64_t)now.tv_nsec / 1000u;
+}
+
+/* It must be there: a misspelt path would otherwise begin without state and shuffle experts, and nobody would know why. */
+static ep_err check_state_dir(const ep_options *options, ep_coordinator_config *config, ep_error *out_error)
+{
+    struct stat status;
+    if (!ep_options_is_set(options, "state_dir")) {
+        return EP_OK;
+    }
+    const char *path = ep_options_text(options, "state_dir");
+    if (stat(path, &status) != 0) {
+        return ep_options_fail(options, "state_dir", out_error, "%s: %s; make the directory first", path, strerror(errno));
+    }
+    if (!S_ISDIR(status.st_mode)) {
+        return ep_options_fail(options, "state_dir", out_error, "%s is not a directory", path);
+    }
+    if (access(path, R_OK | W_OK | X_OK) != 0) {
+        return ep_options_fail(options, "state_dir", out_error, "%s: %s; the coordinator must be able to write there", path,
+                               strerror(errno));
+    }
+    config->state_dir = path;
+    return EP_OK;
 }
 
 static ep_err load(const ep_options *options, ep_coordinator_config *config, ep_error *out_error)
@@ -111,7 +141,8 @@ static ep_err load(const ep_options *options, ep_coordinator_config *config, ep_
     }
     config->gateway = ep_options_bool(options, "gateway");
     config->gateway_calls_max = number(options, "gateway_calls_max");
-    return load_map(options, config, out_error);
+    err = check_state_dir(options, config, out_error);
+    return err != EP_OK ? err : load_map(options, config, out_error);
 }
 
 ep_err ep_coordinator_config_load(const ep_options *options, ep_coordinator_config *out_config, ep_error *out_error)

@@ -9,7 +9,8 @@
 
 typedef struct ep_coordinator_config {
     ep_service_config service;
-    ep_coordinator_state_config cluster;
+    ep_coordinator_state_config cluster; /* term: for a start without a stored one */
+    const char *state_dir;       /* borrowed; NULL: state in memory */
     bool gateway;
     uint32_t gateway_calls_max;
     ep_expert_map *expert_map;   /* owned; NULL: uniform placement */

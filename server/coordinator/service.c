@@ -8,6 +8,8 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "coordinator/failpoint.h"
+#include "coordinator/table_keeper.h"
 #include "wire/placement_codec.h"
 
 typedef struct watcher {
@@ -33,7 +35,11 @@ struct ep_coordinator_service {
     watcher *watchers;
     bool stopping;
     uint64_t started_ns;
-    ep_epoch announced;
+    ep_table_store *store;       /* NULL: memory */
+    ep_table_keeper *keeper;     /* NULL: memory */
+    uint64_t revision_kept;      /* of the cluster, the newest that is written */
+    ep_routing_table *served;    /* what watchers have; with a store older than the cluster's while that is not written */
+    ep_epoch committed;          /* of the moment of served */
     ep_err placement_error_logged;
     char copy_error_logged[EP_ERROR_TEXT_BYTES];
     char refusal_logged[EP_ERROR_TEXT_BYTES];
@@ -118,6 +124,63 @@ static void log_nodes(ep_coordinator_service *self)
     }
 }
 
+/* Lock held. Serves a table and tells watchers; nodes may drop what an older one needed. */
+static void adopt(ep_coordinator_service *self, ep_routing_table *table, const Expertd__V1__PlacementSnapshot *snapshot,
+                  ep_epoch committed)
+{
+    self->committed = committed;
+    if (snapshot == NULL) {
+        return;
+    }
+    (void)EP_FAILPOINT(publish_before_announce);
+    ep_routing_table_unref(self->served);
+    self->served = ep_routing_table_ref(table);
+    self->stats.tables_published++;
+    for (watcher *w = self->watchers; w != NULL; w = w->next) {
+        send_snapshot(w, table, snapshot);
+        (void)EP_FAILPOINT(publish_first_watcher);
+    }
+    ep_log(EP_LOG_INFO, "table-published", "epoch %llu/%llu nodes %u layers %u", (unsigned long long)table->epoch.term,
+           (unsigned long long)table->epoch.number, table->nodes_count, table->layers_count);
+    (void)EP_FAILPOINT(publish_announced);
+}
+
+/* True when the table is not the served one. *out_snapshot stays NULL otherwise; false without memory for it. */
+static bool encode_news(const ep_routing_table *served, const ep_routing_table *table,
+                        Expertd__V1__PlacementSnapshot **out_snapshot)
+{
+    *out_snapshot = NULL;
+    if (table == NULL || (served != NULL && ep_epoch_compare(served->epoch, table->epoch) == 0)) {
+        return true;
+    }
+    if (ep_placement_encode(table, out_snapshot) == EP_OK) {
+        return true;
+    }
+    *out_snapshot = NULL;
+    ep_log(EP_LOG_ERROR, "table-encode-failed", "epoch %llu/%llu", (unsigned long long)table->epoch.term,
+           (unsigned long long)table->epoch.number);
+    return false;
+}
+
+/* Lock held. Without a store what is there is served at once. */
+static void publish(ep_coordinator_service *self)
+{
+    Expertd__V1__PlacementSnapshot *snapshot;
+    ep_routing_table *table = ep_coordinator_state_table(self->cluster);
+    if (self->keeper != NULL) {
+        if (ep_coordinator_state_revision(self->cluster) != self->revision_kept) {
+            ep_table_keeper_wake(self->keeper);
+        }
+        return;
+    }
+    if (encode_news(self->served, table, &snapshot)) {
+        adopt(self, table, snapshot, ep_coordinator_state_committed_epoch(self->cluster));
+    }
+    if (snapshot != NULL) {
+        ep_placement_snapshot_free(snapshot);
+    }
+}
+
 /* Lock held. Tells watchers of a new table, and the log of what changed. */
 static void announce(ep_coordinator_service *self)
 {
@@ -134,24 +197,66 @@ static void announce(ep_coordinator_service *self)
         strcpy(self->copy_error_logged, copy->text);
         ep_log(EP_LOG_ERROR, "copy-differs", "%s", copy->text);
     }
-    ep_routing_table *table = ep_coordinator_state_table(self->cluster);
-    if (table == NULL || ep_epoch_compare(self->announced, table->epoch) == 0) {
-        return;
+    publish(self);
+}
+
+/* ---- the keeper's thread ---- */
+
+static bool on_take(void *arg, ep_table_job *out_job, ep_error *out_error)
+{
+    ep_coordinator_service *self = arg;
+    pthread_mutex_lock(&self->lock);
+    uint64_t revision = ep_coordinator_state_revision(self->cluster);
+    ep_err err = EP_OK;
+    bool is_new = revision != self->revision_kept;
+    if (is_new) {
+        err = ep_coordinator_state_save(self->cluster, &out_job->kept);
+        out_job->revision = revision;
+        out_job->committed = ep_coordinator_state_committed_epoch(self->cluster);
     }
+    pthread_mutex_unlock(&self->lock);
+    if (err != EP_OK) {
+        ep_error_set(out_error, err, "no memory to write the state");
+        return false;
+    }
+    (void)EP_FAILPOINT(write_saved);
+    return is_new;
+}
+
+static void on_write_failed(void *arg, const ep_error *error)
+{
+    ep_coordinator_service *self = arg;
+    pthread_mutex_lock(&self->lock);
+    bool is_news = strcmp(self->stats.store_error.text, error->text) != 0;
+    self->stats.store_error = *error;
+    self->stats.store_errors++;
+    pthread_mutex_unlock(&self->lock);
+    if (is_news) {
+        ep_log(EP_LOG_ERROR, "store-failed", "%s; the table before is served, trying on", error->text);
+    }
+}
+
+static void on_written(void *arg, const ep_table_job *job)
+{
+    ep_coordinator_service *self = arg;
+    ep_routing_table *table = job->kept.published;
     Expertd__V1__PlacementSnapshot *snapshot;
-    if (ep_placement_encode(table, &snapshot) != EP_OK) {
-        ep_log(EP_LOG_ERROR, "table-encode-failed", "epoch %llu/%llu", (unsigned long long)table->epoch.term,
-               (unsigned long long)table->epoch.number);
-        return;
+    bool good = encode_news(self->served, table, &snapshot); /* only this thread changes served */
+    pthread_mutex_lock(&self->lock);
+    bool had_failed = self->stats.store_error.code != EP_OK;
+    ep_error_clear(&self->stats.store_error);
+    self->stats.store_writes++;
+    if (good) {
+        self->revision_kept = job->revision;
+        adopt(self, table, snapshot, job->committed);
     }
-    self->announced = table->epoch;
-    self->stats.tables_published++;
-    for (watcher *w = self->watchers; w != NULL; w = w->next) {
-        send_snapshot(w, table, snapshot);
+    pthread_mutex_unlock(&self->lock);
+    if (snapshot != NULL) {
+        ep_placement_snapshot_free(snapshot);
     }
-    ep_placement_snapshot_free(snapshot);
-    ep_log(EP_LOG_INFO, "table-published", "epoch %llu/%llu nodes %u layers %u", (unsigned long long)table->epoch.term,
-           (unsigned long long)table->epoch.number, table->nodes_count, table->layers_count);
+    if (had_failed) {
+        ep_log(EP_LOG_INFO, "store-works", "%s written again", self->store->place);
+    }
 }
 
 /* What the state cannot judge: that the caller speaks for itself, and that a lane serves its address. */
@@ -175,6 +280,7 @@ static void on_register_node(Expertd__V1__Coordinator_Service *rpc, const Expert
     Expertd__V1__RegisterReply reply = EXPERTD__V1__REGISTER_REPLY__INIT;
     ep_error error;
     ep_err err = check_caller(closure_data, request, &error);
+    (void)EP_FAILPOINT(register_received);
     pthread_mutex_lock(&self->lock);
     if (err == EP_OK) {
         err = ep_coordinator_state_register(self->cluster, ep_clock_now_ns(), request, &reply.node_id, &error);
@@ -186,8 +292,6 @@ static void on_register_node(Expertd__V1__Coordinator_Service *rpc, const Expert
         }
     }
     if (err != EP_OK) {
-        pthread_mutex_unlock(&self->lock);
-        pthread_mutex_lock(&self->lock);
         bool is_new = strcmp(self->refusal_logged, error.text) != 0; /* a refused node asks again with every heartbeat */
         strcpy(self->refusal_logged, error.text);
         pthread_mutex_unlock(&self->lock);
@@ -198,17 +302,20 @@ static void on_register_node(Expertd__V1__Coordinator_Service *rpc, const Expert
         return;
     }
     Expertd__V1__Epoch epoch = epoch_message(ep_coordinator_state_assignment_epoch(self->cluster));
-    Expertd__V1__Epoch committed = epoch_message(ep_coordinator_state_committed_epoch(self->cluster));
+    (void)EP_FAILPOINT(register_applied);
     reply.heartbeat_ms = self->config.heartbeat_ms;
     reply.epoch = &epoch;
-    reply.committed = &committed;
     self->stats.registrations++;
     ep_log(EP_LOG_INFO, "node-registered", "node %s url %s id %u", request->node, request->url, reply.node_id);
     announce(self);
+    Expertd__V1__Epoch committed = epoch_message(self->committed);
+    reply.committed = &committed;
+    (void)EP_FAILPOINT(register_before_reply);
     closure(&reply, closure_data); /* names in the assignments belong to the cluster: still under the lock */
     ep_coordinator_state_assignments_free(reply.assignments, reply.n_assignments);
     pthread_mutex_unlock(&self->lock);
     ep_rpc_call_finish(closure_data, EP_OK, NULL);
+    (void)EP_FAILPOINT(register_replied);
 }
 
 static void on_heartbeat(Expertd__V1__Coordinator_Service *rpc, const Expertd__V1__HeartbeatRequest *request,
@@ -233,7 +340,7 @@ static void on_heartbeat(Expertd__V1__Coordinator_Service *rpc, const Expertd__V
     announce(self);
     if (err == EP_OK) {
         Expertd__V1__Epoch epoch = epoch_message(current);
-        Expertd__V1__Epoch committed = epoch_message(ep_coordinator_state_committed_epoch(self->cluster));
+        Expertd__V1__Epoch committed = epoch_message(self->committed);
         reply.epoch = &epoch;
         reply.committed = &committed;
         reply.reregister = reregister;
@@ -301,7 +408,7 @@ static void on_watch_placement(Expertd__V1__Coordinator_Service *rpc, const Expe
     w->next = self->watchers;
     self->watchers = w;
     self->stats.watchers++;
-    ep_routing_table *table = ep_coordinator_state_table(self->cluster);
+    ep_routing_table *table = self->served;
     Expertd__V1__PlacementSnapshot *snapshot;
     if (table != NULL && ep_placement_encode(table, &snapshot) == EP_OK) {
         send_snapshot(w, table, snapshot);
@@ -337,8 +444,7 @@ static bool reply_status(ep_coordinator_service *self, Expertd__V1__ClusterStatu
     bool good = entries != NULL && list != NULL;
     if (good) {
         Expertd__V1__ClusterStatusReply reply = EXPERTD__V1__CLUSTER_STATUS_REPLY__INIT;
-        ep_routing_table *table = ep_coordinator_state_table(self->cluster);
-        Expertd__V1__Epoch epoch = epoch_message(table != NULL ? table->epoch : (ep_epoch){0});
+        Expertd__V1__Epoch epoch = epoch_message(self->served != NULL ? self->served->epoch : (ep_epoch){0});
         for (size_t i = 0; i < count; i++) {
             ep_coordinator_state_node(self->cluster, i, &view);
             fill_entry(&entries[i], &view, now_ns);
@@ -351,6 +457,9 @@ static bool reply_status(ep_coordinator_service *self, Expertd__V1__ClusterStatu
         reply.n_nodes = count;
         reply.watchers = self->stats.watchers;
         reply.uptime_us = (now_ns - self->started_ns) / EP_NS_PER_US;
+        reply.store = self->store != NULL ? self->store->place : "memory";
+        reply.store_error = self->stats.store_error.text;
+        reply.placement_error = (char *)(uintptr_t)ep_coordinator_state_placement_error(self->cluster)->text;
         closure(&reply, closure_data);
     }
     free(entries);
@@ -382,7 +491,28 @@ static void on_statistics(Expertd__V1__Coordinator_Service *rpc, const Expertd__
 
 static const Expertd__V1__Coordinator_Service rpc_template = EXPERTD__V1__COORDINATOR__INIT(on_);
 
-ep_err ep_coordinator_service_create(const ep_coordinator_state_config *config, ep_coordinator_service **out_service)
+/* The table that was kept is served at once: its content is written already, and its term is. */
+static ep_err restore(ep_coordinator_service *self, const ep_coordinator_kept *kept)
+{
+    const ep_table_keeper_config config = {
+        .store = self->store, .take = on_take, .written = on_written, .failed = on_write_failed, .arg = self};
+    ep_err err = ep_coordinator_state_restore(self->cluster, self->started_ns, kept);
+    if (err != EP_OK) {
+        return err;
+    }
+    ep_routing_table *table = ep_coordinator_state_table(self->cluster);
+    self->served = table != NULL ? ep_routing_table_ref(table) : NULL;
+    self->committed = ep_coordinator_state_committed_epoch(self->cluster);
+    (void)EP_FAILPOINT(served_restored);
+    err = ep_table_keeper_create(&config, &self->keeper);
+    if (err == EP_OK) {
+        ep_table_keeper_wake(self->keeper);
+    }
+    return err;
+}
+
+ep_err ep_coordinator_service_create(const ep_coordinator_state_config *config, ep_table_store *store,
+                                     const ep_coordinator_kept *kept, ep_coordinator_service **out_service)
 {
     ep_coordinator_service *self = calloc(1, sizeof(*self));
     if (self == NULL) {
@@ -392,7 +522,12 @@ ep_err ep_coordinator_service_create(const ep_coordinator_state_config *config, 
     self->config = *config;
     self->started_ns = ep_clock_now_ns();
     pthread_mutex_init(&self->lock, NULL);
+    ep_error_clear(&self->stats.store_error);
+    self->store = store;
     ep_err err = ep_coordinator_state_create(config, &self->cluster);
+    if (err == EP_OK && store != NULL) {
+        err = restore(self, kept);
+    }
     if (err != EP_OK) {
         ep_coordinator_service_destroy(self);
         return err;
@@ -406,6 +541,8 @@ void ep_coordinator_service_destroy(ep_coordinator_service *self)
     if (self == NULL) {
         return;
     }
+    ep_table_keeper_destroy(self->keeper);
+    ep_routing_table_unref(self->served);
     ep_coordinator_state_destroy(self->cluster);
     free(self->logged);
     pthread_mutex_destroy(&self->lock);
@@ -425,6 +562,20 @@ void ep_coordinator_service_tick(ep_coordinator_service *self)
     pthread_mutex_unlock(&self->lock);
 }
 
+ep_err ep_coordinator_service_drain(ep_coordinator_service *self, const char *node, bool undo,
+                                    ep_coordinator_drain *out_drain, ep_error *out_error)
+{
+    pthread_mutex_lock(&self->lock);
+    ep_err err = ep_coordinator_state_drain(self->cluster, node, undo, out_drain, out_error);
+    if (err == EP_OK) {
+        ep_log(EP_LOG_INFO, undo ? "drain-undone" : "drain", "node %s state %s copies_to_move %u", out_drain->node,
+               out_drain->state, out_drain->copies_to_move);
+        announce(self);
+    }
+    pthread_mutex_unlock(&self->lock);
+    return err;
+}
+
 void ep_coordinator_service_stop(ep_coordinator_service *self)
 {
     pthread_mutex_lock(&self->lock);
@@ -437,10 +588,10 @@ void ep_coordinator_service_read_stats(ep_coordinator_service *self, ep_coordina
     ep_coordinator_state_node_view view;
     pthread_mutex_lock(&self->lock);
     *out_stats = self->stats;
-    ep_routing_table *table = ep_coordinator_state_table(self->cluster);
-    out_stats->epoch = table != NULL ? table->epoch : (ep_epoch){0};
+    out_stats->epoch = self->served != NULL ? self->served->epoch : (ep_epoch){0};
     for (size_t i = 0; ep_coordinator_state_node(self->cluster, i, &view); i++) {
-        bool away = strcmp(view.state, "suspect") == 0 || strcmp(view.state, "draining") == 0;
+        bool away = strcmp(view.state, "suspect") == 0 || strcmp(view.state, "draining") == 0 ||
+                    strcmp(view.state, "drained") == 0;
         out_stats->nodes_known++;
         out_stats->nodes_listed += !away;
     }

@@ -2,17 +2,23 @@
 /*
  * The Coordinator service over rpc: registration, heartbeats, placement watches, cluster status.
  *
- * Threads    handlers run on lane threads; one lock guards the cluster and the watchers. No I/O is waited for under it.
+ * With a store, watchers and nodes learn only what has been written: the table, and which assignment is committed. Until a write succeeds
+ * the table before it is served.
+ *
+ * Threads    handlers run on lane threads; one lock guards the cluster and the watchers. No I/O is waited for under it: the store has a thread
+ *            of its own (table_keeper.h).
  */
 #ifndef EP_COORDINATOR_SERVICE_H
 #define EP_COORDINATOR_SERVICE_H
 
-#include "coordinator/state.h"
+#include "coordinator/table_store.h"
 #include "rpc/rpc.h"
 
 typedef struct ep_coordinator_service ep_coordinator_service;
 
-ep_err ep_coordinator_service_create(const ep_coordinator_state_config *config, ep_coordinator_service **out_service);
+/* store (borrowed, its term begun) and kept (what it had, read only during the call): NULL for state in memory. */
+ep_err ep_coordinator_service_create(const ep_coordinator_state_config *config, ep_table_store *store,
+                                     const ep_coordinator_kept *kept, ep_coordinator_service **out_service);
 /* After the rpc server is destroyed. NULL allowed. */
 void ep_coordinator_service_destroy(ep_coordinator_service *service);
 /* For ep_rpc_server_add_service. */
@@ -22,6 +28,10 @@ void ep_coordinator_service_tick(ep_coordinator_service *service);
 /* Takes no more watches; those there are end with their connections when the rpc server is destroyed. */
 void ep_coordinator_service_stop(ep_coordinator_service *service);
 
+/* As ep_coordinator_state_drain. With a store the order is durable within the next write, shortly after the call. Any thread. */
+ep_err ep_coordinator_service_drain(ep_coordinator_service *service, const char *node, bool undo,
+                                    ep_coordinator_drain *out_drain, ep_error *out_error);
+
 typedef struct ep_coordinator_stats {
     ep_epoch epoch;                  /* number 0: no table yet */
     uint32_t nodes_listed;           /* starting, serving or degraded */
@@ -30,6 +40,9 @@ typedef struct ep_coordinator_stats {
     uint64_t registrations;
     uint64_t heartbeats;
     uint64_t tables_published;
+    uint64_t store_writes;
+    uint64_t store_errors;           /* failed writes; each is tried again */
+    ep_error store_error;            /* why the newest state is not written; code EP_OK: it is, or there is no store */
 } ep_coordinator_stats;
 void ep_coordinator_service_read_stats(ep_coordinator_service *service, ep_coordinator_stats *out_stats);
 

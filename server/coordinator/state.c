@@ -30,6 +30,7 @@ static void node_free_layers(cluster_node *node, uint32_t layers_count)
     for (uint32_t i = 0; i < layers_count && node->layers != NULL; i++) {
         free(node->layers[i].assigned);
         free(node->layers[i].owned);
+        free(node->layers[i].failed);
     }
     free(node->layers);
     free(node->numerics);
@@ -50,11 +51,12 @@ void ep_coordinator_state_destroy(ep_coordinator_state *cluster)
     }
     free(cluster->models);
     free(cluster->layers);
+    free(cluster->drained);
     ep_routing_table_unref(cluster->table);
     free(cluster);
 }
 
-static cluster_node *find_node(const ep_coordinator_state *cluster, const char *name)
+cluster_node *cluster_find_node(const ep_coordinator_state *cluster, const char *name)
 {
     for (size_t i = 0; i < cluster->nodes_count; i++) {
         if (strcmp(cluster->nodes[i]->name, name) == 0) {
@@ -64,7 +66,7 @@ static cluster_node *find_node(const ep_coordinator_state *cluster, const char *
     return NULL;
 }
 
-static uint32_t find_model(const ep_coordinator_state *cluster, const char *name, const char *version)
+uint32_t cluster_find_model(const ep_coordinator_state *cluster, const char *name, const char *version)
 {
     for (uint32_t i = 0; i < cluster->models_count; i++) {
         if (strcmp(cluster->models[i].name, name) == 0 && strcmp(cluster->models[i].version, version) == 0) {
@@ -74,7 +76,7 @@ static uint32_t find_model(const ep_coordinator_state *cluster, const char *name
     return UINT32_MAX;
 }
 
-static uint32_t find_layer(const ep_coordinator_state *cluster, uint32_t model_index, uint32_t layer)
+uint32_t cluster_find_layer(const ep_coordinator_state *cluster, uint32_t model_index, uint32_t layer)
 {
     for (uint32_t i = 0; i < cluster->layers_count; i++) {
         if (cluster->layers[i].model_index == model_index && cluster->layers[i].shape.layer == layer) {
@@ -143,14 +145,14 @@ static ep_err check_models(const ep_coordinator_state *cluster, Expertd__V1__Mod
         if (err != EP_OK) {
             return err;
         }
-        uint32_t model_index = find_model(cluster, model->name, model->version);
+        uint32_t model_index = cluster_find_model(cluster, model->name, model->version);
         for (size_t l = 0; l < model->n_layers; l++) {
             const Expertd__V1__LayerInfo *info = model->layers[l];
             err = check_layer(model->name, info, out_error);
             if (err != EP_OK) {
                 return err;
             }
-            uint32_t index = model_index == UINT32_MAX ? UINT32_MAX : find_layer(cluster, model_index, info->layer);
+            uint32_t index = model_index == UINT32_MAX ? UINT32_MAX : cluster_find_layer(cluster, model_index, info->layer);
             if (index == UINT32_MAX) {
                 continue;
             }
@@ -177,10 +179,13 @@ static bool node_add_layer(cluster_node *node, uint32_t layers_count, size_t wor
     }
     node->layers = layers;
     node_layer *added = &layers[layers_count - 1];
-    *added = (node_layer){.assigned = calloc(words, sizeof(uint64_t)), .owned = calloc(words, sizeof(uint64_t))};
-    if (added->assigned == NULL || added->owned == NULL) {
+    *added = (node_layer){.assigned = calloc(words, sizeof(uint64_t)),
+                          .owned = calloc(words, sizeof(uint64_t)),
+                          .failed = calloc(words, sizeof(uint64_t))};
+    if (added->assigned == NULL || added->owned == NULL || added->failed == NULL) {
         free(added->assigned);
         free(added->owned);
+        free(added->failed);
         return false;
     }
     return true;
@@ -192,10 +197,11 @@ static void undo_layer(ep_coordinator_state *cluster, size_t nodes_done)
     for (size_t i = 0; i < nodes_done; i++) {
         free(cluster->nodes[i]->layers[cluster->layers_count].assigned);
         free(cluster->nodes[i]->layers[cluster->layers_count].owned);
+        free(cluster->nodes[i]->layers[cluster->layers_count].failed);
     }
 }
 
-static uint32_t add_layer(ep_coordinator_state *cluster, uint32_t model_index, const Expertd__V1__LayerInfo *info)
+uint32_t cluster_add_layer(ep_coordinator_state *cluster, uint32_t model_index, const ep_layer_shape *shape)
 {
     cluster_layer *layers = realloc(cluster->layers, (cluster->layers_count + 1) * sizeof(*layers));
     if (layers == NULL) {
@@ -203,7 +209,7 @@ static uint32_t add_layer(ep_coordinator_state *cluster, uint32_t model_index, c
     }
     cluster->layers = layers;
     cluster_layer *layer = &layers[cluster->layers_count];
-    *layer = (cluster_layer){.model_index = model_index, .shape = shape_of(info)};
+    *layer = (cluster_layer){.model_index = model_index, .shape = *shape};
     layer->digests = calloc(layer_experts(layer), sizeof(uint64_t));
     if (layer->digests == NULL) {
         return UINT32_MAX;
@@ -218,7 +224,7 @@ static uint32_t add_layer(ep_coordinator_state *cluster, uint32_t model_index, c
     return cluster->layers_count++;
 }
 
-static uint32_t add_model(ep_coordinator_state *cluster, const Expertd__V1__ModelInfo *info)
+uint32_t cluster_add_model(ep_coordinator_state *cluster, const char *name, const char *version)
 {
     uint32_t count = cluster->models_count + 1;
     for (size_t i = 0; i < cluster->nodes_count; i++) {
@@ -234,8 +240,8 @@ static uint32_t add_model(ep_coordinator_state *cluster, const Expertd__V1__Mode
         return UINT32_MAX;
     }
     cluster->models = models;
-    snprintf(models[count - 1].name, sizeof(models[0].name), "%s", info->name);
-    snprintf(models[count - 1].version, sizeof(models[0].version), "%s", info->version);
+    snprintf(models[count - 1].name, sizeof(models[0].name), "%s", name);
+    snprintf(models[count - 1].version, sizeof(models[0].version), "%s", version);
     cluster->models_count = count;
     return count - 1;
 }
@@ -273,16 +279,19 @@ static ep_err apply_models(ep_coordinator_state *cluster, cluster_node *node, Ex
         node->numerics[i][0] = 0;
     }
     for (size_t m = 0; m < count; m++) {
-        uint32_t model_index = find_model(cluster, models[m]->name, models[m]->version);
-        model_index = model_index != UINT32_MAX ? model_index : add_model(cluster, models[m]);
+        uint32_t model_index = cluster_find_model(cluster, models[m]->name, models[m]->version);
+        if (model_index == UINT32_MAX) {
+            model_index = cluster_add_model(cluster, models[m]->name, models[m]->version);
+        }
         if (model_index == UINT32_MAX) {
             return EP_ERR_NO_MEMORY;
         }
         snprintf(node->numerics[model_index], EP_NUMERICS_BYTES, "%s", models[m]->numerics);
         for (size_t l = 0; l < models[m]->n_layers; l++) {
             const Expertd__V1__LayerInfo *info = models[m]->layers[l];
-            uint32_t index = find_layer(cluster, model_index, info->layer);
-            index = index != UINT32_MAX ? index : add_layer(cluster, model_index, info);
+            uint32_t index = cluster_find_layer(cluster, model_index, info->layer);
+            ep_layer_shape shape = shape_of(info);
+            index = index != UINT32_MAX ? index : cluster_add_layer(cluster, model_index, &shape);
             if (index == UINT32_MAX) {
                 return EP_ERR_NO_MEMORY;
             }
@@ -297,7 +306,7 @@ static ep_err apply_models(ep_coordinator_state *cluster, cluster_node *node, Ex
     return EP_OK;
 }
 
-static cluster_node *add_node(ep_coordinator_state *cluster)
+cluster_node *cluster_add_node(ep_coordinator_state *cluster, const char *name)
 {
     cluster_node **nodes = realloc(cluster->nodes, (cluster->nodes_count + 1) * sizeof(cluster_node *));
     if (nodes == NULL) {
@@ -321,6 +330,8 @@ static cluster_node *add_node(ep_coordinator_state *cluster)
         return NULL;
     }
     node->node_id = cluster->next_node_id++;
+    snprintf(node->name, sizeof(node->name), "%s", name);
+    node->is_drained = cluster_is_drained(cluster, name);
     nodes[cluster->nodes_count++] = node;
     return node;
 }
@@ -334,26 +345,28 @@ ep_err ep_coordinator_state_register(ep_coordinator_state *cluster, uint64_t now
     if (err != EP_OK) {
         return err;
     }
-    cluster_node *node = find_node(cluster, request->node);
-    if (node != NULL && node->incarnation != request->incarnation && node_is_listed(node) &&
-        strcmp(node->url, request->url) != 0) {
+    cluster_node *node = cluster_find_node(cluster, request->node);
+    bool is_live = node != NULL && node_is_listed(node) && !node->is_restored;
+    if (is_live && node->incarnation != request->incarnation && strcmp(node->url, request->url) != 0) {
         return ep_error_set(out_error, EP_ERR_ALREADY_EXISTS, "node name %s is in use by a live node at %s", request->node, node->url);
     }
     if (node == NULL && cluster->nodes_count >= cluster->config.nodes_max) {
         return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED, "node %s: %zu nodes are known, nodes_max is %u", request->node,
                             cluster->nodes_count, cluster->config.nodes_max);
     }
-    node = node != NULL ? node : add_node(cluster);
-    if (node != NULL) {
-        snprintf(node->name, sizeof(node->name), "%s", request->node); /* for messages from here on */
-    }
+    node = node != NULL ? node : cluster_add_node(cluster, request->node);
     if (node == NULL || apply_models(cluster, node, request->models, request->n_models) != EP_OK) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to register node %s", request->node);
     }
     snprintf(node->url, sizeof(node->url), "%s", request->url);
     node->incarnation = request->incarnation;
     node->state = NODE_STARTING;
+    node->is_restored = false;
     node->last_seen_ns = now_ns;
+    for (uint32_t i = 0; i < cluster->layers_count; i++) { /* it tries anew */
+        memset(node->layers[i].failed, 0, layer_words(&cluster->layers[i]) * sizeof(uint64_t));
+    }
+    cluster->revision++;
     node->loaded_number = 0;
     node->rows_served = 0;
     *out_node_id = node->node_id;
@@ -372,10 +385,28 @@ static node_state state_from_name(const char *name)
     return NODE_DEGRADED;
 }
 
+/*
+ * Notes what the node could not load of an assignment that it has worked through; true when that is news.
+ * Only a report that comes with the list of what is owned can say so.
+ */
+static bool note_failures(const ep_coordinator_state *cluster, const cluster_node *node)
+{
+    bool is_news = false;
+    for (uint32_t i = 0; i < cluster->layers_count; i++) {
+        node_layer *layer = &node->layers[i];
+        for (size_t w = 0; w < layer_words(&cluster->layers[i]); w++) {
+            uint64_t failed = layer->assigned[w] & ~layer->owned[w];
+            is_news |= (failed & ~layer->failed[w]) != 0;
+            layer->failed[w] = (layer->failed[w] & ~layer->owned[w]) | failed;
+        }
+    }
+    return is_news;
+}
+
 ep_err ep_coordinator_state_heartbeat(ep_coordinator_state *cluster, uint64_t now_ns, const Expertd__V1__HeartbeatRequest *request,
                             bool *out_reregister, ep_error *out_error)
 {
-    cluster_node *node = find_node(cluster, request->node);
+    cluster_node *node = cluster_find_node(cluster, request->node);
     *out_reregister = node == NULL || node->incarnation != request->incarnation;
     if (*out_reregister) {
         return EP_OK;
@@ -396,7 +427,9 @@ ep_err ep_coordinator_state_heartbeat(ep_coordinator_state *cluster, uint64_t no
     if (request->epoch != NULL && request->epoch->term == cluster->config.term) {
         node->loaded_number = request->epoch->number;
     }
-    if ((before == NODE_DRAINING) != (node->state == NODE_DRAINING)) {
+    bool is_loaded = cluster->placed_once && node->loaded_number >= cluster->assignment_number;
+    bool has_failed = is_loaded && request->n_models > 0 && note_failures(cluster, node);
+    if (has_failed || (before == NODE_DRAINING) != (node->state == NODE_DRAINING)) {
         cluster_place(cluster);
     }
     cluster_publish(cluster);
@@ -417,6 +450,7 @@ static void forget_model(ep_coordinator_state *cluster, uint32_t model_index)
                 node_layer *layers = cluster->nodes[n]->layers;
                 free(layers[l].assigned);
                 free(layers[l].owned);
+                free(layers[l].failed);
                 memmove(&layers[l], &layers[l + 1], after * sizeof(layers[0]));
             }
         }
@@ -445,6 +479,7 @@ static void forget_node(ep_coordinator_state *cluster, size_t index)
     memmove(&cluster->nodes[index], &cluster->nodes[index + 1], (--cluster->nodes_count - index) * sizeof(cluster->nodes[0]));
     node_free_layers(node, cluster->layers_count);
     free(node);
+    cluster->revision++;
 }
 
 void ep_coordinator_state_tick(ep_coordinator_state *cluster, uint64_t now_ns)
@@ -458,7 +493,7 @@ void ep_coordinator_state_tick(ep_coordinator_state *cluster, uint64_t now_ns)
         if (silent_ns > restore_ns || (silent_ns > dead_ns && node->state == NODE_DRAINING)) { /* a drained one does not come back */
             forget_node(cluster, i);
             removed = true;
-        } else if (node->state != NODE_SUSPECT && silent_ns > dead_ns) {
+        } else if (node->state != NODE_SUSPECT && silent_ns > dead_ns) { /* a restored one has until restore_ns to come back */
             node->state = NODE_SUSPECT;
             changed = true;
         }
@@ -496,9 +531,23 @@ const ep_error *ep_coordinator_state_placement_error(const ep_coordinator_state 
     return &cluster->placement_error;
 }
 
+uint64_t ep_coordinator_state_revision(const ep_coordinator_state *cluster)
+{
+    return cluster->revision;
+}
+
 const ep_error *ep_coordinator_state_copy_error(const ep_coordinator_state *cluster)
 {
     return &cluster->copy_error;
+}
+
+/* What a drained node is called: its own state says more when it is not there. */
+static const char *drained_name(const ep_coordinator_state *cluster, const cluster_node *node)
+{
+    if (!node_is_listed(node) || node->is_restored) {
+        return state_names[node->state];
+    }
+    return cluster_copies_of(cluster, node) > 0 ? state_names[NODE_DRAINING] : "drained";
 }
 
 bool ep_coordinator_state_node(const ep_coordinator_state *cluster, size_t index, ep_coordinator_state_node_view *out_view)
@@ -511,7 +560,7 @@ bool ep_coordinator_state_node(const ep_coordinator_state *cluster, size_t index
         .node_id = node->node_id,
         .name = node->name,
         .url = node->url,
-        .state = state_names[node->state],
+        .state = node->is_drained ? drained_name(cluster, node) : state_names[node->state],
         .incarnation = node->incarnation,
         .rows_served = node->rows_served,
         .last_seen_ns = node->last_seen_ns,
@@ -556,7 +605,7 @@ static Expertd__V1__NodeAssignment *make_assignment(const ep_coordinator_state *
 
 ep_err ep_coordinator_state_assignments(const ep_coordinator_state *cluster, const char *name, Expertd__V1__NodeAssignment ***out_list, size_t *out_count)
 {
-    const cluster_node *node = find_node(cluster, name);
+    const cluster_node *node = cluster_find_node(cluster, name);
     if (node == NULL) {
         return EP_ERR_NOT_FOUND;
     }

@@ -7,7 +7,8 @@
  *
  * A node is `serving` while its heartbeats come and `suspect` after heartbeat_dead_count of them are missing: its experts then leave
  * the table. After restore_ms more (at once, if it was draining) it is forgotten and its experts are given to others. A table lists
- * only what nodes report as loaded; while an assignment is being loaded, copies that are to go stay listed.
+ * only what nodes report as loaded; while an assignment is being loaded, copies that are to go stay listed. The last loaded copy of an
+ * expert never goes: what a node fails to load is given to another one, or stays where it was.
  * The first table waits until min_nodes nodes have loaded all they were given.
  *
  * Threads    one at a time.
@@ -47,13 +48,31 @@ ep_err ep_coordinator_state_heartbeat(ep_coordinator_state *cluster, uint64_t no
 /* Notices silence. Call every heartbeat_ms or so. */
 void ep_coordinator_state_tick(ep_coordinator_state *cluster, uint64_t now_ns);
 
+/* Grows when something changes that a store shall keep, and when an assignment is committed. */
+uint64_t ep_coordinator_state_revision(const ep_coordinator_state *cluster);
+
 /* Number of the newest assignment; nodes report the one they have loaded. */
 ep_epoch ep_coordinator_state_assignment_epoch(const ep_coordinator_state *cluster);
-/* The newest assignment that every live node has loaded: what it no longer names may be dropped. */
+/* The newest assignment that every live node has loaded: what it no longer names may be dropped, once the table of that moment is out. */
 ep_epoch ep_coordinator_state_committed_epoch(const ep_coordinator_state *cluster);
 /* What the node shall own. *out_list[*out_count] is freed with ep_coordinator_state_assignments_free. */
 ep_err ep_coordinator_state_assignments(const ep_coordinator_state *cluster, const char *node, Expertd__V1__NodeAssignment ***out_list, size_t *out_count);
 void ep_coordinator_state_assignments_free(Expertd__V1__NodeAssignment **list, size_t count);
+
+typedef struct ep_coordinator_drain {
+    char node[EP_NODE_NAME_BYTES];
+    const char *state;               /* the node's state now; "gone": only its name is known */
+    uint32_t copies_to_move;         /* copies that still stand on it in the table */
+} ep_coordinator_drain;
+
+/*
+ * A drained node is given no experts. Its copies stay listed, and it keeps them, until each has a loaded copy
+ * elsewhere; where no other node can take an expert it stays, and the placement error says so. The name stays
+ * drained also while no such node is there, until undo. Undo lets the node take part again, and moves copies
+ * to it for balance. Errors: NOT_FOUND naming the known nodes; NO_MEMORY.
+ */
+ep_err ep_coordinator_state_drain(ep_coordinator_state *cluster, const char *node, bool undo,
+                                  ep_coordinator_drain *out_drain, ep_error *out_error);
 
 /* The newest table (borrowed; ref it to keep it); NULL before the first. */
 ep_routing_table *ep_coordinator_state_table(const ep_coordinator_state *cluster);

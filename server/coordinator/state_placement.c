@@ -31,9 +31,9 @@ static void problem_fini(problem *p)
     free(p->layer_of);
 }
 
-static bool node_offers(const ep_coordinator_state *cluster, const cluster_node *node, uint32_t model_index)
+static bool node_offers(const cluster_node *node, uint32_t model_index)
 {
-    return node_can_own(node) && node->numerics[model_index][0] != 0 && cluster->models_count > model_index;
+    return node_can_own(node) && node_serves(node, model_index);
 }
 
 static void collect_nodes(const ep_coordinator_state *cluster, uint32_t model_index, problem *p)
@@ -41,7 +41,7 @@ static void collect_nodes(const ep_coordinator_state *cluster, uint32_t model_in
     for (uint32_t n = 0; n < cluster->nodes_count; n++) {
         const cluster_node *node = cluster->nodes[n];
         p->solver_node_of[n] = EP_PLACEMENT_NODE_GONE;
-        if (node_offers(cluster, node, model_index)) {
+        if (node_offers(node, model_index)) {
             p->nodes[p->nodes_count] = (ep_placement_node){.node_id = node->node_id, .name = node->name};
             p->node_of[p->nodes_count] = n;
             p->solver_node_of[n] = p->nodes_count++;
@@ -133,8 +133,9 @@ static ep_err map_devices(const ep_coordinator_state *cluster, const problem *p,
         }
         if (n == p->nodes_count) {
             free(devices);
-            return ep_error_set(out_error, EP_ERR_UNAVAILABLE, "expert map %s: device %zu is node %s, which is not registered",
-                                config->expert_map->file, d, config->node_order[d]);
+            const char *why = cluster_is_drained(cluster, config->node_order[d]) ? "drained" : "not registered";
+            return ep_error_set(out_error, EP_ERR_UNAVAILABLE, "expert map %s: device %zu is node %s, which is %s",
+                                config->expert_map->file, d, config->node_order[d], why);
         }
         devices[d] = n;
     }
@@ -150,6 +151,7 @@ static ep_err solve(const ep_coordinator_state *cluster, const problem *p, ep_pl
         .layers_count = p->layers_count,
         .layers = p->layers,
         .copies = cluster->config.copies,
+        .moves_max = cluster->rebalance ? UINT32_MAX : 0,
     };
     if (cluster->config.expert_map == NULL) {
         return ep_placement_uniform(&input, out_placement, out_error);
@@ -163,29 +165,174 @@ static ep_err solve(const ep_coordinator_state *cluster, const problem *p, ep_pl
     return err;
 }
 
-/* Writes a solution into the nodes' bits; true when anything differs from before. */
-static bool apply(ep_coordinator_state *cluster, const problem *p, const ep_placement *placement)
+/* What the nodes shall own of one layer: a row of bits for each node of the cluster. */
+typedef struct layer_plan {
+    uint32_t index; /* cluster layer */
+    size_t words;
+    uint64_t *wanted;
+} layer_plan;
+
+static uint64_t *plan_row(const layer_plan *plan, uint32_t node)
 {
-    bool changed = false;
-    for (uint32_t l = 0; l < placement->layers_count; l++) {
-        const ep_placed_layer *placed = &placement->layers[l];
-        uint32_t index = p->layer_of[l];
-        size_t words = layer_words(&cluster->layers[index]);
-        for (uint32_t n = 0; n < p->nodes_count; n++) {
-            node_layer *layer = &cluster->nodes[p->node_of[n]]->layers[index];
-            uint64_t wanted[EP_EXPERTS_MAX / 64 + 1] = {0};
-            for (uint32_t e = 0; e < placed->experts; e++) {
-                for (uint32_t c = placed->offsets[e]; c < placed->offsets[e + 1]; c++) {
-                    if (placed->copies[c] == n) {
-                        bit_set(wanted, e);
-                    }
-                }
-            }
-            changed |= memcmp(layer->assigned, wanted, words * sizeof(uint64_t)) != 0;
-            memcpy(layer->assigned, wanted, words * sizeof(uint64_t));
+    return plan->wanted + node * plan->words;
+}
+
+static const node_layer *layer_of(const ep_coordinator_state *cluster, const layer_plan *plan, uint32_t node)
+{
+    return &cluster->nodes[node]->layers[plan->index];
+}
+
+static uint32_t row_count(const layer_plan *plan, uint32_t node)
+{
+    uint32_t count = 0;
+    for (size_t w = 0; w < plan->words; w++) {
+        count += (uint32_t)__builtin_popcountll(plan_row(plan, node)[w]);
+    }
+    return count;
+}
+
+/* The node with the fewest experts of the layer that has not failed with this one and was not given it. */
+static uint32_t another_owner(const ep_coordinator_state *cluster, const problem *p, const layer_plan *plan,
+                              uint32_t expert)
+{
+    uint32_t best = UINT32_MAX;
+    uint32_t best_count = UINT32_MAX;
+    for (uint32_t i = 0; i < p->nodes_count; i++) {
+        uint32_t n = p->node_of[i];
+        const node_layer *layer = layer_of(cluster, plan, n);
+        if (layer->offered && !bit_get(layer->failed, expert) && !bit_get(plan_row(plan, n), expert) &&
+            row_count(plan, n) < best_count) {
+            best = n;
+            best_count = row_count(plan, n);
         }
     }
+    return best;
+}
+
+/* A node that has the expert loaded, best one that takes part in placement. */
+static uint32_t present_owner(const ep_coordinator_state *cluster, const layer_plan *plan, uint32_t expert)
+{
+    uint32_t best = UINT32_MAX;
+    for (uint32_t n = 0; n < cluster->nodes_count; n++) {
+        const cluster_node *node = cluster->nodes[n];
+        bool has = node_is_listed(node) && bit_get(layer_of(cluster, plan, n)->owned, expert);
+        if (has && (best == UINT32_MAX || (node_can_own(node) && !node_can_own(cluster->nodes[best])))) {
+            best = n;
+        }
+    }
+    return best;
+}
+
+static bool has_good_owner(const ep_coordinator_state *cluster, const layer_plan *plan, uint32_t expert)
+{
+    for (uint32_t n = 0; n < cluster->nodes_count; n++) {
+        if (bit_get(plan_row(plan, n), expert) && !bit_get(layer_of(cluster, plan, n)->failed, expert)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/*
+ * The expert was given to a node that could not load it. Another node gets it; where none is left (and with a
+ * static map, which is the operator's word) whoever has it loaded keeps it, also when drained.
+ */
+static void avoid_failed(ep_coordinator_state *cluster, const problem *p, const layer_plan *plan,
+                         uint32_t failed_node, uint32_t expert)
+{
+    bool is_static = cluster->config.expert_map != NULL;
+    uint32_t other = is_static ? UINT32_MAX : another_owner(cluster, p, plan, expert);
+    if (other != UINT32_MAX) {
+        bit_clear(plan_row(plan, failed_node), expert);
+        bit_set(plan_row(plan, other), expert);
+        return;
+    }
+    if (has_good_owner(cluster, plan, expert)) {
+        return; /* a copy less than wanted */
+    }
+    const cluster_layer *layer = &cluster->layers[plan->index];
+    const cluster_model *model = &cluster->models[layer->model_index];
+    uint32_t present = present_owner(cluster, plan, expert);
+    if (present != UINT32_MAX) {
+        bit_set(plan_row(plan, present), expert);
+    }
+    ep_error_set(&cluster->placement_error, EP_ERR_RESOURCE_EXHAUSTED,
+                 "model %s:%s, layer %u, expert %u: node %s could not load it and no other node can take it; %s%s",
+                 model->name, model->version, layer->shape.layer, expert, cluster->nodes[failed_node]->name,
+                 present != UINT32_MAX ? "it stays on node " : "no node has it",
+                 present != UINT32_MAX ? cluster->nodes[present]->name : "");
+}
+
+static void plan_fill(const problem *p, const ep_placed_layer *placed, const layer_plan *plan)
+{
+    for (uint32_t e = 0; e < placed->experts; e++) {
+        for (uint32_t c = placed->offsets[e]; c < placed->offsets[e + 1]; c++) {
+            bit_set(plan_row(plan, p->node_of[placed->copies[c]]), e);
+        }
+    }
+}
+
+static void plan_avoid_failed(ep_coordinator_state *cluster, const problem *p, const layer_plan *plan)
+{
+    uint32_t experts = layer_experts(&cluster->layers[plan->index]);
+    for (uint32_t i = 0; i < p->nodes_count; i++) {
+        uint32_t n = p->node_of[i];
+        for (uint32_t e = 0; e < experts; e++) {
+            if (bit_get(plan_row(plan, n), e) && bit_get(layer_of(cluster, plan, n)->failed, e)) {
+                avoid_failed(cluster, p, plan, n, e);
+            }
+        }
+    }
+}
+
+/* Writes a plan into the nodes' bits; true when anything differs from before. */
+static bool plan_apply(ep_coordinator_state *cluster, const layer_plan *plan)
+{
+    bool changed = false;
+    for (uint32_t n = 0; n < cluster->nodes_count; n++) {
+        if (cluster->nodes[n]->state == NODE_DRAINING) {
+            continue; /* it ends soon, and keeps its weights for late requests until then */
+        }
+        uint64_t *assigned = cluster->nodes[n]->layers[plan->index].assigned;
+        changed |= memcmp(assigned, plan_row(plan, n), plan->words * sizeof(uint64_t)) != 0;
+        memcpy(assigned, plan_row(plan, n), plan->words * sizeof(uint64_t));
+    }
     return changed;
+}
+
+/* Layers whose plan has no memory keep what they had. */
+static ep_err apply(ep_coordinator_state *cluster, const problem *p, const ep_placement *placement,
+                    bool *io_changed)
+{
+    for (uint32_t l = 0; l < placement->layers_count; l++) {
+        uint32_t index = p->layer_of[l];
+        layer_plan plan = {.index = index, .words = layer_words(&cluster->layers[index])};
+        plan.wanted = calloc(cluster->nodes_count * plan.words + 1, sizeof(uint64_t));
+        if (plan.wanted == NULL) {
+            return EP_ERR_NO_MEMORY;
+        }
+        plan_fill(p, &placement->layers[l], &plan);
+        plan_avoid_failed(cluster, p, &plan);
+        *io_changed |= plan_apply(cluster, &plan);
+        free(plan.wanted);
+    }
+    return EP_OK;
+}
+
+/* Only drained nodes can load the model: they go on serving it. */
+static ep_err check_nowhere_else(const ep_coordinator_state *cluster, uint32_t model_index, ep_error *out_error)
+{
+    for (size_t n = 0; n < cluster->nodes_count; n++) {
+        const cluster_node *node = cluster->nodes[n];
+        if (node->is_drained && node_serves(node, model_index)) {
+            return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
+                                "model %s:%s: no node that can load it is left but drained ones (%s); they keep "
+                                "their experts",
+                                cluster->models[model_index].name, cluster->models[model_index].version,
+                                node->name);
+        }
+    }
+    return EP_OK;
 }
 
 static ep_err place_model(ep_coordinator_state *cluster, uint32_t model_index, bool *io_changed, ep_error *out_error)
@@ -195,11 +342,13 @@ static ep_err place_model(ep_coordinator_state *cluster, uint32_t model_index, b
     ep_err err = EP_OK;
     if (!problem_init(cluster, model_index, &p)) {
         err = ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to place model %s", cluster->models[model_index].name);
-    } else if (p.nodes_count > 0 && p.layers_count > 0) {
+    } else if (p.nodes_count == 0) {
+        err = check_nowhere_else(cluster, model_index, out_error);
+    } else if (p.layers_count > 0) {
         err = solve(cluster, &p, &placement, out_error);
     }
-    if (err == EP_OK && placement != NULL) {
-        *io_changed |= apply(cluster, &p, placement);
+    if (err == EP_OK && placement != NULL && apply(cluster, &p, placement, io_changed) != EP_OK) {
+        err = ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to place model %s", cluster->models[model_index].name);
     }
     ep_placement_destroy(placement);
     problem_fini(&p);
@@ -216,17 +365,19 @@ void cluster_place(ep_coordinator_state *cluster)
         return;
     }
     bool changed = !cluster->placed_once;
+    bool is_placed = true;
     ep_error_clear(&cluster->placement_error);
     for (uint32_t m = 0; m < cluster->models_count; m++) {
         ep_error error;
         if (place_model(cluster, m, &changed, &error) != EP_OK) {
             cluster->placement_error = error; /* this model keeps what it had */
+            is_placed = false;
         }
     }
-    if (cluster->placement_error.code == EP_OK) {
-        cluster->placed_once = true;
-    }
+    cluster->rebalance = false;
+    cluster->placed_once |= is_placed;
     if (changed) {
+        cluster->revision++;
         cluster->assignment_number = ++cluster->counter;
     }
 }

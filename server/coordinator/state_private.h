@@ -11,6 +11,7 @@ typedef enum node_state { NODE_STARTING, NODE_SERVING, NODE_DRAINING, NODE_DEGRA
 typedef struct node_layer {
     uint64_t *assigned;
     uint64_t *owned;
+    uint64_t *failed;            /* given to this incarnation, which could not load it */
     bool offered;                /* the node can load this layer */
 } node_layer;
 
@@ -19,6 +20,8 @@ typedef struct cluster_node {
     char name[EP_NODE_NAME_BYTES];
     char url[EP_URL_BYTES];
     node_state state;
+    bool is_drained;             /* by an operator: stands in cluster->drained */
+    bool is_restored;            /* from the store and not heard of since: stands in the table with what it held */
     uint64_t incarnation;
     uint64_t last_seen_ns;
     uint64_t loaded_number;      /* assignment it has worked through; owned says what loaded */
@@ -51,6 +54,10 @@ struct ep_coordinator_state {
     uint64_t assignment_number;
     uint64_t committed_number;   /* newest assignment that every listed node had loaded */
     bool placed_once;
+    bool rebalance;              /* the next placement may move copies for balance */
+    uint64_t revision;           /* grows when something worth keeping changes */
+    size_t drained_count;
+    char (*drained)[EP_NODE_NAME_BYTES]; /* by name: a drained node may be away for long and come back */
     ep_routing_table *table;
     uint64_t table_checksum;
     ep_error placement_error;
@@ -77,21 +84,57 @@ static inline void bit_set(uint64_t *bits, uint32_t index)
     bits[index / 64] |= 1ull << (index % 64);
 }
 
-/* Takes part in placement: everything but draining. */
+static inline void bit_clear(uint64_t *bits, uint32_t index)
+{
+    bits[index / 64] &= ~(1ull << (index % 64));
+}
+
+/* Takes part in placement: everything but draining and drained. */
 static inline bool node_can_own(const cluster_node *node)
 {
-    return node->state != NODE_DRAINING;
+    return node->state != NODE_DRAINING && !node->is_drained;
 }
 
 /* Stands in the table. */
 static inline bool node_is_listed(const cluster_node *node)
 {
-    return node->state == NODE_STARTING || node->state == NODE_SERVING || node->state == NODE_DEGRADED;
+    return node->is_restored || node->state == NODE_STARTING || node->state == NODE_SERVING ||
+           node->state == NODE_DEGRADED;
+}
+
+static inline bool node_serves(const cluster_node *node, uint32_t model_index)
+{
+    return node->numerics[model_index][0] != 0;
 }
 
 /* Recomputes assignments after a change of membership; raises assignment_number when they differ. */
 void cluster_place(ep_coordinator_state *cluster);
-/* Rebuilds the table from what nodes own; replaces it, with a new number, when its content differs. */
+/* Commits the assignment when all have loaded it; then, from the first commit on, as cluster_republish. */
 void cluster_publish(ep_coordinator_state *cluster);
+/* Rebuilds the table from what nodes own; replaces it, with a new number, when its content differs. */
+void cluster_republish(ep_coordinator_state *cluster);
+/* The copy stands in the table that cluster_publish makes. */
+bool cluster_has_copy(const ep_coordinator_state *cluster, const cluster_node *node, uint32_t layer_index,
+                      uint32_t expert);
+
+/* How many of the node's copies stand in that table. */
+uint32_t cluster_copies_of(const ep_coordinator_state *cluster, const cluster_node *node);
+
+/* A table of any choice of copies; the epoch is left 0. */
+typedef bool (*cluster_copy_func)(const ep_coordinator_state *cluster, const cluster_node *node,
+                                  uint32_t layer_index, uint32_t expert);
+ep_err cluster_build_table(const ep_coordinator_state *cluster, cluster_copy_func has_copy,
+                           ep_routing_table **out_table);
+
+/* Members by name; NULL or UINT32_MAX when there is none. Adding: NULL or UINT32_MAX without memory. */
+cluster_node *cluster_find_node(const ep_coordinator_state *cluster, const char *name);
+uint32_t cluster_find_model(const ep_coordinator_state *cluster, const char *name, const char *version);
+uint32_t cluster_find_layer(const ep_coordinator_state *cluster, uint32_t model_index, uint32_t layer);
+cluster_node *cluster_add_node(ep_coordinator_state *cluster, const char *name);
+uint32_t cluster_add_model(ep_coordinator_state *cluster, const char *name, const char *version);
+uint32_t cluster_add_layer(ep_coordinator_state *cluster, uint32_t model_index, const ep_layer_shape *shape);
+/* The operator's list of drained names. */
+bool cluster_is_drained(const ep_coordinator_state *cluster, const char *name);
+bool cluster_drained_add(ep_coordinator_state *cluster, const char *name);
 
 #endif

@@ -18,15 +18,28 @@ static int compare_layers(const void *left, const void *right, void *arg)
 }
 
 /* A copy that is to move stays in the table until its new owners have loaded it. */
-static bool has_copy(const ep_coordinator_state *cluster, const cluster_node *node, uint32_t layer_index, uint32_t expert)
+bool cluster_has_copy(const ep_coordinator_state *cluster, const cluster_node *node, uint32_t layer_index,
+                      uint32_t expert)
 {
     const node_layer *layer = &node->layers[layer_index];
     bool is_moving = cluster->committed_number < cluster->assignment_number;
     return node_is_listed(node) && bit_get(layer->owned, expert) && (is_moving || bit_get(layer->assigned, expert));
 }
 
+uint32_t cluster_copies_of(const ep_coordinator_state *cluster, const cluster_node *node)
+{
+    uint32_t count = 0;
+    for (uint32_t l = 0; l < cluster->layers_count; l++) {
+        for (uint32_t e = 0; e < layer_experts(&cluster->layers[l]); e++) {
+            count += cluster_has_copy(cluster, node, l, e);
+        }
+    }
+    return count;
+}
+
 /* All nodes stand in the table, by position in cluster->nodes; a node that fell silent leaves it after restore_ms. */
-static ep_err fill_layer(const ep_coordinator_state *cluster, ep_routing_table *table, uint32_t position, uint32_t layer_index)
+static ep_err fill_layer(const ep_coordinator_state *cluster, cluster_copy_func has_copy, ep_routing_table *table,
+                         uint32_t position, uint32_t layer_index)
 {
     const cluster_layer *layer = &cluster->layers[layer_index];
     uint32_t total = 0;
@@ -81,7 +94,8 @@ static ep_err fill_model(const ep_coordinator_state *cluster, ep_routing_table *
     return EP_OK;
 }
 
-static ep_err build_table(const ep_coordinator_state *cluster, ep_routing_table **out_table)
+ep_err cluster_build_table(const ep_coordinator_state *cluster, cluster_copy_func has_copy,
+                           ep_routing_table **out_table)
 {
     ep_routing_table *table;
     uint32_t *order = calloc(cluster->layers_count + 1, sizeof(uint32_t));
@@ -107,7 +121,7 @@ static ep_err build_table(const ep_coordinator_state *cluster, ep_routing_table 
     }
     qsort_r(order, cluster->layers_count, sizeof(uint32_t), compare_layers, (void *)(uintptr_t)cluster);
     for (uint32_t i = 0; err == EP_OK && i < cluster->layers_count; i++) {
-        err = fill_layer(cluster, table, i, order[i]);
+        err = fill_layer(cluster, has_copy, table, i, order[i]);
     }
     free(order);
     if (err != EP_OK) {
@@ -129,17 +143,39 @@ static bool settled(const ep_coordinator_state *cluster)
     return true;
 }
 
-void cluster_publish(ep_coordinator_state *cluster)
+/* Some listed node has loaded the copy it was given. */
+static bool is_kept(const ep_coordinator_state *cluster, uint32_t layer_index, uint32_t expert)
 {
-    bool is_settled = cluster->placed_once && settled(cluster);
-    if (!cluster->placed_once || (cluster->table == NULL && !is_settled)) {
-        return;
+    for (size_t n = 0; n < cluster->nodes_count; n++) {
+        const node_layer *layer = &cluster->nodes[n]->layers[layer_index];
+        if (node_is_listed(cluster->nodes[n]) && bit_get(layer->assigned, expert) && bit_get(layer->owned, expert)) {
+            return true;
+        }
     }
-    if (is_settled) {
-        cluster->committed_number = cluster->assignment_number;
+    return false;
+}
+
+/* No copy that nodes may drop after the commit is the last one of its expert. */
+static bool loses_nothing(const ep_coordinator_state *cluster)
+{
+    for (size_t n = 0; n < cluster->nodes_count; n++) {
+        const cluster_node *node = cluster->nodes[n];
+        for (uint32_t l = 0; node_is_listed(node) && l < cluster->layers_count; l++) {
+            for (uint32_t e = 0; e < layer_experts(&cluster->layers[l]); e++) {
+                bool goes = bit_get(node->layers[l].owned, e) && !bit_get(node->layers[l].assigned, e);
+                if (goes && !is_kept(cluster, l, e)) {
+                    return false;
+                }
+            }
+        }
     }
+    return true;
+}
+
+void cluster_republish(ep_coordinator_state *cluster)
+{
     ep_routing_table *table;
-    ep_err err = build_table(cluster, &table);
+    ep_err err = cluster_build_table(cluster, cluster_has_copy, &table);
     if (err != EP_OK) { /* the old table stays; the next heartbeat tries again */
         ep_error_set(&cluster->placement_error, err, "no routing table can be made of %zu nodes, %u models, %u layers: %s",
                      cluster->nodes_count, cluster->models_count, cluster->layers_count, ep_err_text(err));
@@ -154,4 +190,19 @@ void cluster_publish(ep_coordinator_state *cluster)
     ep_routing_table_unref(cluster->table);
     cluster->table = table;
     cluster->table_checksum = checksum;
+    cluster->revision++;
+}
+
+void cluster_publish(ep_coordinator_state *cluster)
+{
+    bool is_settled = cluster->placed_once && settled(cluster) &&
+                      (cluster->committed_number == cluster->assignment_number || loses_nothing(cluster));
+    if (!cluster->placed_once || (cluster->table == NULL && !is_settled)) {
+        return;
+    }
+    if (is_settled && cluster->committed_number != cluster->assignment_number) {
+        cluster->committed_number = cluster->assignment_number;
+        cluster->revision++; /* whoever keeps the state learns when its table stands for this assignment */
+    }
+    cluster_republish(cluster);
 }

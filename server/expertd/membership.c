@@ -290,6 +290,7 @@ static void on_call_failed(ep_membership *m, letter_kind kind, const ep_error *e
 {
     log_once(m, kind == LETTER_REGISTER ? "registration" : "heartbeat", error);
     set_connected(m, false);
+    m->models_changed = true; /* what this call would have told may be lost, and what is loaded counts only with it */
     if (error->code == EP_ERR_NOT_FOUND || error->code == EP_ERR_FAILED_PRECONDITION) {
         m->is_registered = false; /* the coordinator does not know us */
     }

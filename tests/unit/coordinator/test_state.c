@@ -2,10 +2,11 @@
 /* Membership and placement under a clock the test owns: nodes come, load, fall silent, come back. */
 #include <criterion/criterion.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
-#include "coordinator/state.h"
+#include "coordinator/state_kept.h"
 
 #define EXPERTS 8
 #define LAYERS 2
@@ -29,9 +30,11 @@ static ep_coordinator_state *cluster;
 static fake_node nodes[NODES_MAX];
 static uint64_t now_ns = 1000 * EP_NS_PER_S;
 
+static ep_coordinator_state_config config;
+
 static void start(uint32_t copies, uint32_t min_nodes, const ep_expert_map *map)
 {
-    ep_coordinator_state_config config = {.copies = copies,
+    config = (ep_coordinator_state_config){.copies = copies,
                                 .min_nodes = min_nodes,
                                 .heartbeat_ms = 500,
                                 .heartbeat_dead_count = 3,
@@ -87,7 +90,7 @@ static bool beat(int i, const char *state)
     bool reregister;
     Expertd__V1__Epoch epoch = EXPERTD__V1__EPOCH__INIT;
     Expertd__V1__HeartbeatRequest request = EXPERTD__V1__HEARTBEAT_REQUEST__INIT;
-    epoch.term = 7;
+    epoch.term = config.term;
     epoch.number = nodes[i].loaded_number;
     request.epoch = &epoch;
     request.node = nodes[i].name;
@@ -102,20 +105,57 @@ static bool beat(int i, const char *state)
     return reregister;
 }
 
-/* The node takes what it is given, says so. */
-static void load(int i)
+static bool owns(int i, int l, uint32_t expert)
+{
+    for (size_t e = 0; e < nodes[i].owned_count[l]; e++) {
+        if (nodes[i].owned[l][e] == expert) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/*
+ * The node takes what it is given, but not expert `bad` of any layer (EXPERTS: takes all), says so, and once the
+ * assignment is committed drops the rest, as expertd does.
+ */
+static void load_without(int i, uint32_t bad)
 {
     Expertd__V1__NodeAssignment **list;
     size_t count;
+    bool given[LAYERS][EXPERTS] = {{false}};
     cr_assert_eq(ep_coordinator_state_assignments(cluster, nodes[i].name, &list, &count), EP_OK);
     for (size_t a = 0; a < count; a++) {
         uint32_t l = list[a]->layer - 3;
-        memcpy(nodes[i].owned[l], list[a]->experts, list[a]->n_experts * sizeof(uint32_t));
-        nodes[i].owned_count[l] = list[a]->n_experts;
+        for (size_t e = 0; e < list[a]->n_experts; e++) {
+            given[l][list[a]->experts[e]] = true;
+        }
     }
     ep_coordinator_state_assignments_free(list, count);
     nodes[i].loaded_number = ep_coordinator_state_assignment_epoch(cluster).number;
-    cr_assert_not(beat(i, "serving"));
+    for (int pass = 0; pass < 2; pass++) {
+        bool drops = pass == 1;
+        for (int l = 0; l < LAYERS; l++) {
+            uint32_t owned[EXPERTS], owned_count = 0;
+            for (uint32_t e = 0; e < EXPERTS; e++) {
+                bool had = owns(i, l, e);
+                if (had ? given[l][e] || !drops : given[l][e] && e != bad) {
+                    owned[owned_count++] = e;
+                }
+            }
+            memcpy(nodes[i].owned[l], owned, sizeof(owned));
+            nodes[i].owned_count[l] = owned_count;
+        }
+        cr_assert_not(beat(i, "serving"));
+        if (ep_coordinator_state_committed_epoch(cluster).number < nodes[i].loaded_number) {
+            return;
+        }
+    }
+}
+
+static void load(int i)
+{
+    load_without(i, EXPERTS);
 }
 
 static uint32_t copies_of(uint32_t layer_index, uint32_t expert)
@@ -385,4 +425,292 @@ Test(coordinator_state, a_map_of_seven_experts_for_eight_is_named)
     cr_assert_null(ep_coordinator_state_table(cluster));
     ep_coordinator_state_destroy(cluster);
     ep_expert_map_destroy(map);
+}
+
+/* ---- drain ---- */
+
+static const char *state_of(int i)
+{
+    ep_coordinator_state_node_view view;
+    for (size_t n = 0; ep_coordinator_state_node(cluster, n, &view); n++) {
+        if (strcmp(view.name, nodes[i].name) == 0) {
+            return view.state;
+        }
+    }
+    return "absent";
+}
+
+/* Copies of node i in the table. */
+static uint32_t listed(int i)
+{
+    const ep_routing_table *table = ep_coordinator_state_table(cluster);
+    uint32_t count = 0;
+    for (uint32_t l = 0; l < table->layers_count; l++) {
+        for (uint32_t c = 0; c < table->layers[l].offsets[EXPERTS]; c++) {
+            count += strcmp(table->nodes[table->layers[l].copies[c]].name, nodes[i].name) == 0;
+        }
+    }
+    return count;
+}
+
+/* All nodes load what they are given until nobody is given anything else. */
+static void settle(int count)
+{
+    uint64_t number;
+    do {
+        number = ep_coordinator_state_assignment_epoch(cluster).number;
+        for (int i = 0; i < count; i++) {
+            load(i);
+        }
+    } while (ep_coordinator_state_assignment_epoch(cluster).number != number);
+    cr_assert_eq(ep_coordinator_state_committed_epoch(cluster).number, number, "nothing is committed");
+}
+
+static void start_nodes(uint32_t copies, int count)
+{
+    start(copies, (uint32_t)count, NULL);
+    for (int i = 0; i < count; i++) {
+        cr_assert_eq(join(i, NULL), EP_OK);
+    }
+    settle(count);
+    assert_copies(copies);
+}
+
+Test(coordinator_state, a_drained_node_serves_until_others_have_its_experts)
+{
+    ep_coordinator_drain drain;
+    start_nodes(1, 3);
+    uint32_t before = listed(1);
+    cr_assert_gt(before, 0u);
+    cr_assert_eq(ep_coordinator_state_drain(cluster, "node-1", false, &drain, NULL), EP_OK);
+    cr_assert_str_eq(drain.node, "node-1");
+    cr_assert_str_eq(drain.state, "draining");
+    cr_assert_eq(drain.copies_to_move, before);
+    assert_copies(1);
+    load(0);
+    cr_assert_eq(listed(1), before, "node 2 has not loaded its part yet");
+    for (uint32_t e = 0; e < EXPERTS; e++) {
+        cr_assert_geq(copies_of(0, e), 1u);
+    }
+    load(2);
+    cr_assert_eq(listed(1), before, "node 1 has not said yet that it knows");
+    load(1);
+    assert_copies(1);
+    cr_assert_eq(listed(1), 0u);
+    cr_assert_str_eq(state_of(1), "drained");
+    cr_assert_eq(nodes[1].owned_count[0] + nodes[1].owned_count[1], 0u);
+    cr_assert_eq(ep_coordinator_state_drain(cluster, "node-1", false, &drain, NULL), EP_OK, "again is no error");
+    cr_assert_eq(drain.copies_to_move, 0u);
+    cr_assert_str_eq(drain.state, "drained");
+
+    cr_assert_eq(ep_coordinator_state_drain(cluster, "node-1", true, &drain, NULL), EP_OK);
+    settle(3);
+    assert_copies(1);
+    cr_assert_geq(listed(1), 4u, "it takes part again: %u copies", listed(1));
+    cr_assert_str_eq(state_of(1), "serving");
+    ep_coordinator_state_destroy(cluster);
+}
+
+Test(coordinator_state, an_unknown_node_cannot_be_drained)
+{
+    ep_coordinator_drain drain;
+    ep_error error;
+    start_nodes(1, 2);
+    cr_assert_eq(ep_coordinator_state_drain(cluster, "node-7", false, &drain, &error), EP_ERR_NOT_FOUND);
+    cr_assert_str_eq(error.text, "no node 'node-7'; known: node-0, node-1");
+    ep_coordinator_state_destroy(cluster);
+}
+
+Test(coordinator_state, the_last_node_keeps_its_experts_when_drained)
+{
+    ep_coordinator_drain drain;
+    start_nodes(1, 2);
+    cr_assert_eq(ep_coordinator_state_drain(cluster, "node-0", false, &drain, NULL), EP_OK);
+    settle(2);
+    cr_assert_eq(ep_coordinator_state_drain(cluster, "node-1", false, &drain, NULL), EP_OK);
+    cr_assert_eq(drain.copies_to_move, (uint32_t)(LAYERS * EXPERTS));
+    const ep_error *problem = ep_coordinator_state_placement_error(cluster);
+    cr_assert_eq(problem->code, EP_ERR_RESOURCE_EXHAUSTED);
+    cr_assert_not_null(strstr(problem->text, "they keep their experts"), "%s", problem->text);
+    settle(2);
+    assert_copies(1);
+    ep_coordinator_state_destroy(cluster);
+}
+
+Test(coordinator_state, a_drained_name_stays_drained_while_the_node_is_away)
+{
+    ep_coordinator_drain drain;
+    start_nodes(1, 2);
+    cr_assert_eq(ep_coordinator_state_drain(cluster, "node-1", false, &drain, NULL), EP_OK);
+    settle(2);
+    now_ns += 60 * EP_NS_PER_S;
+    beat(0, "serving");
+    ep_coordinator_state_tick(cluster, now_ns);
+    cr_assert_str_eq(state_of(1), "absent");
+    nodes[1].incarnation++;
+    cr_assert_eq(join(1, NULL), EP_OK);
+    settle(2);
+    cr_assert_eq(listed(1), 0u);
+    cr_assert_str_eq(state_of(1), "drained");
+    ep_coordinator_state_destroy(cluster);
+}
+
+/* ---- experts that fail to load ---- */
+
+Test(coordinator_state, a_failed_expert_goes_to_another_node_and_the_old_copy_stays_until_then)
+{
+    ep_coordinator_drain drain;
+    start_nodes(1, 3);
+    uint32_t moved = nodes[2].owned[0][0];
+    cr_assert_eq(ep_coordinator_state_drain(cluster, "node-2", false, &drain, NULL), EP_OK);
+    load_without(0, moved);
+    load_without(1, moved); /* whoever of the two was given it could not load it */
+    beat(2, "serving");
+    load(2);
+    cr_assert_geq(copies_of(0, moved), 1u, "the old copy went too early");
+    settle(3); /* the other one can */
+    assert_copies(1);
+    cr_assert_eq(listed(2), 0u);
+    ep_coordinator_state_destroy(cluster);
+}
+
+Test(coordinator_state, an_expert_that_nobody_else_can_load_stays_where_it_is)
+{
+    ep_coordinator_drain drain;
+    start_nodes(1, 3);
+    uint32_t moved = nodes[2].owned[0][0];
+    cr_assert_eq(ep_coordinator_state_drain(cluster, "node-2", false, &drain, NULL), EP_OK);
+    for (int round = 0; round < 6; round++) {
+        load_without(0, moved);
+        load_without(1, moved);
+        load(2);
+        for (uint32_t e = 0; e < EXPERTS; e++) {
+            cr_assert_geq(copies_of(0, e), 1u, "round %d: expert %u is lost", round, e);
+        }
+    }
+    cr_assert_eq(ep_coordinator_state_committed_epoch(cluster).number,
+                 ep_coordinator_state_assignment_epoch(cluster).number, "the others' moves must end");
+    const ep_error *problem = ep_coordinator_state_placement_error(cluster);
+    cr_assert_eq(problem->code, EP_ERR_RESOURCE_EXHAUSTED);
+    cr_assert_not_null(strstr(problem->text, "it stays on node node-2"), "%s", problem->text);
+    cr_assert_str_eq(state_of(2), "draining");
+    cr_assert_leq(listed(2), (uint32_t)LAYERS);
+    nodes[0].incarnation++; /* a restart may have repaired it */
+    nodes[0].owned_count[0] = nodes[0].owned_count[1] = 0;
+    cr_assert_eq(join(0, NULL), EP_OK);
+    settle(3);
+    assert_copies(1);
+    cr_assert_eq(listed(2), 0u);
+    cr_assert_str_eq(state_of(2), "drained");
+    ep_coordinator_state_destroy(cluster);
+}
+
+/* ---- restart with a store ---- */
+
+static void restart(void)
+{
+    ep_coordinator_kept kept;
+    cr_assert_eq(ep_coordinator_state_save(cluster, &kept), EP_OK);
+    ep_coordinator_state_destroy(cluster);
+    config.term++;
+    now_ns = 5 * EP_NS_PER_S; /* another boot: another clock */
+    cr_assert_eq(ep_coordinator_state_create(&config, &cluster), EP_OK);
+    cr_assert_eq(ep_coordinator_state_restore(cluster, now_ns, &kept), EP_OK);
+    ep_coordinator_kept_fini(&kept);
+}
+
+Test(coordinator_state, after_a_restart_the_table_is_there_and_nodes_come_back_one_by_one)
+{
+    start_nodes(2, 3);
+    ep_routing_table *old = ep_routing_table_ref(ep_coordinator_state_table(cluster));
+    uint32_t before[3] = {listed(0), listed(1), listed(2)};
+    restart();
+    ep_routing_table *table = ep_coordinator_state_table(cluster);
+    assert_copies(2);
+    cr_assert_gt(ep_epoch_compare(table->epoch, old->epoch), 0);
+    cr_assert_eq(table->epoch.term, 8u);
+    for (int i = 0; i < 3; i++) {
+        cr_assert_str_eq(state_of(i), "suspect");
+        cr_assert_eq(table->nodes[i].node_id, old->nodes[i].node_id, "ids are stable");
+    }
+    now_ns += 5 * EP_NS_PER_S; /* more than the heartbeats that may be missing */
+    ep_coordinator_state_tick(cluster, now_ns);
+    assert_copies(2);
+    for (int i = 2; i >= 0; i--) {
+        cr_assert_eq(join(i, NULL), EP_OK);
+        assert_copies(2);
+        cr_assert_eq(listed(i), before[i], "experts were shuffled");
+    }
+    settle(3);
+    assert_copies(2);
+    for (int i = 0; i < 3; i++) {
+        cr_assert_eq(listed(i), before[i], "experts were shuffled");
+        cr_assert_str_eq(state_of(i), "serving");
+    }
+    ep_routing_table_unref(old);
+    ep_coordinator_state_destroy(cluster);
+}
+
+Test(coordinator_state, a_node_that_does_not_come_back_after_a_restart_is_replaced)
+{
+    start_nodes(1, 3);
+    restart();
+    for (int i = 0; i < 2; i++) {
+        cr_assert_eq(join(i, NULL), EP_OK);
+        load(i);
+    }
+    cr_assert_gt(listed(2), 0u, "it may still come back");
+    now_ns += 12 * EP_NS_PER_S;
+    beat(0, "serving");
+    beat(1, "serving");
+    ep_coordinator_state_tick(cluster, now_ns);
+    settle(2);
+    assert_copies(1);
+    cr_assert_str_eq(state_of(2), "absent");
+    ep_coordinator_state_destroy(cluster);
+}
+
+Test(coordinator_state, drained_and_new_nodes_after_a_restart)
+{
+    ep_coordinator_drain drain;
+    start_nodes(1, 3);
+    cr_assert_eq(ep_coordinator_state_drain(cluster, "node-1", false, &drain, NULL), EP_OK);
+    restart(); /* in the middle of the move */
+    assert_copies(1);
+    cr_assert_eq(join(3, NULL), EP_OK);
+    for (int i = 0; i < 3; i++) {
+        snprintf(nodes[i].url, sizeof(nodes[i].url), "tcp://127.0.0.1:%d", 9100 + i); /* restarted too, elsewhere */
+        nodes[i].incarnation += 10;
+        cr_assert_eq(join(i, NULL), EP_OK);
+    }
+    settle(4);
+    assert_copies(1);
+    cr_assert_eq(listed(1), 0u);
+    cr_assert_str_eq(state_of(1), "drained");
+    ep_coordinator_state_node_view view;
+    uint32_t ids = 0;
+    for (size_t n = 0; ep_coordinator_state_node(cluster, n, &view); n++) {
+        cr_assert_lt(view.node_id, 4u);
+        ids |= 1u << view.node_id;
+    }
+    cr_assert_eq(ids, 15u, "ids must differ");
+    ep_coordinator_state_destroy(cluster);
+}
+
+Test(coordinator_state, the_revision_grows_with_what_is_kept)
+{
+    ep_coordinator_drain drain;
+    start_nodes(1, 2);
+    uint64_t revision = ep_coordinator_state_revision(cluster);
+    beat(0, "serving");
+    cr_assert_eq(ep_coordinator_state_revision(cluster), revision, "a heartbeat without news");
+    cr_assert_eq(ep_coordinator_state_drain(cluster, "node-1", false, &drain, NULL), EP_OK);
+    cr_assert_gt(ep_coordinator_state_revision(cluster), revision);
+    revision = ep_coordinator_state_revision(cluster);
+    settle(2);
+    cr_assert_gt(ep_coordinator_state_revision(cluster), revision);
+    revision = ep_coordinator_state_revision(cluster);
+    cr_assert_eq(join(2, NULL), EP_OK);
+    cr_assert_gt(ep_coordinator_state_revision(cluster), revision);
+    ep_coordinator_state_destroy(cluster);
 }

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Only in the test build of the coordinator. */
+#include "coordinator/failpoint.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+bool ep_failpoint_hit(const char *name)
+{
+    static unsigned long hits;
+    const char *chosen = getenv("EP_FAILPOINT");
+    size_t length = strlen(name);
+    if (chosen == NULL || strncmp(chosen, name, length) != 0 || chosen[length] != '=') {
+        return false;
+    }
+    const char *action = chosen + length + 1;
+    const char *colon = strchr(action, ':');
+    unsigned long wanted = colon != NULL ? strtoul(colon + 1, NULL, 10) : 1;
+    unsigned long hit = __atomic_add_fetch(&hits, 1, __ATOMIC_RELAXED);
+    if (strncmp(action, "error", 5) == 0) {
+        return hit <= wanted;
+    }
+    if (hit == wanted) {
+        fprintf(stderr, "failpoint %s\n", chosen);
+        raise(strncmp(action, "stop", 4) == 0 ? SIGSTOP : SIGKILL);
+    }
+    return false;
+}

@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Named points at which a test ends, stops or fails the coordinator. Without EP_FAILPOINTS they are nothing.
+ *
+ * The variable EP_FAILPOINT chooses one: "name=kill", "name=stop" or "name=error", with ":n" for the n-th time
+ * the point is passed (kill, stop) or for how many times it fails (error); n is 1 when not given.
+ */
+#ifndef EP_COORDINATOR_FAILPOINT_H
+#define EP_COORDINATOR_FAILPOINT_H
+
+#include <stdbool.h>
+
+#ifdef EP_FAILPOINTS
+/* True: fail here. Any thread. */
+bool ep_failpoint_hit(const char *name);
+enum ep_failpoint_names {
+#define X(name) EP_FAILPOINT_##name,
+#include "coordinator/failpoints.def"
+#undef X
+};
+#define EP_FAILPOINT(name) ((void)EP_FAILPOINT_##name, ep_failpoint_hit(#name))
+#else
+#define EP_FAILPOINT(name) false
+#endif
+
+#endif

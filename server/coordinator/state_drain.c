@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Nodes that an operator takes out of placement, by name. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "coordinator/state_private.h"
+
+static size_t find_drained(const ep_coordinator_state *cluster, const char *name)
+{
+    size_t i = 0;
+    while (i < cluster->drained_count && strcmp(cluster->drained[i], name) != 0) {
+        i++;
+    }
+    return i;
+}
+
+bool cluster_is_drained(const ep_coordinator_state *cluster, const char *name)
+{
+    return find_drained(cluster, name) < cluster->drained_count;
+}
+
+bool cluster_drained_add(ep_coordinator_state *cluster, const char *name)
+{
+    if (cluster_is_drained(cluster, name)) {
+        return true;
+    }
+    void *grown = realloc(cluster->drained, (cluster->drained_count + 1) * sizeof(cluster->drained[0]));
+    if (grown == NULL) {
+        return false;
+    }
+    cluster->drained = grown;
+    snprintf(cluster->drained[cluster->drained_count++], EP_NODE_NAME_BYTES, "%s", name);
+    return true;
+}
+
+static void drained_remove(ep_coordinator_state *cluster, const char *name)
+{
+    size_t i = find_drained(cluster, name);
+    if (i < cluster->drained_count) {
+        size_t last = --cluster->drained_count;
+        memmove(cluster->drained[i], cluster->drained[last], sizeof(cluster->drained[0]));
+    }
+}
+
+static ep_err unknown_node(const ep_coordinator_state *cluster, const char *name, ep_error *out_error)
+{
+    char known[EP_ERROR_TEXT_BYTES] = "none";
+    size_t used = 0;
+    for (size_t n = 0; n < cluster->nodes_count && used < sizeof(known); n++) {
+        used += (size_t)snprintf(known + used, sizeof(known) - used, "%s%s", n > 0 ? ", " : "",
+                                 cluster->nodes[n]->name);
+    }
+    return ep_error_set(out_error, EP_ERR_NOT_FOUND, "no node '%.64s'; known: %s", name, known);
+}
+
+ep_err ep_coordinator_state_drain(ep_coordinator_state *cluster, const char *name, bool undo,
+                                  ep_coordinator_drain *out_drain, ep_error *out_error)
+{
+    cluster_node *node = cluster_find_node(cluster, name);
+    bool was_drained = cluster_is_drained(cluster, name);
+    if (node == NULL && !was_drained) {
+        return unknown_node(cluster, name, out_error);
+    }
+    if (undo) {
+        drained_remove(cluster, name);
+    } else if (!cluster_drained_add(cluster, name)) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to drain node %s", name);
+    }
+    if (was_drained == undo) {
+        cluster->revision++;
+    }
+    ep_coordinator_drain drain = {.state = "gone"};
+    snprintf(drain.node, sizeof(drain.node), "%s", name);
+    if (node != NULL) {
+        if (node->is_drained == undo) {
+            node->is_drained = !undo;
+            cluster->rebalance = undo;
+            cluster_place(cluster);
+            cluster_publish(cluster);
+        }
+        ep_coordinator_state_node_view view;
+        for (size_t n = 0; ep_coordinator_state_node(cluster, n, &view); n++) {
+            if (strcmp(view.name, name) == 0) {
+                drain.state = view.state;
+            }
+        }
+        drain.copies_to_move = undo ? 0 : cluster_copies_of(cluster, node);
+    }
+    *out_drain = drain;
+    return EP_OK;
+}

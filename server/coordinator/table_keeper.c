@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "coordinator/table_keeper.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "base/clock.h"
+
+struct ep_table_keeper {
+    ep_table_keeper_config config;
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    bool is_woken;
+    bool is_stopping;
+};
+
+/* Until woken, or for EP_TABLE_KEEPER_RETRY_MS after a failure. False: stop. */
+static bool wait_for_work(ep_table_keeper *keeper, bool has_failed)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += EP_TABLE_KEEPER_RETRY_MS / 1000;
+    pthread_mutex_lock(&keeper->lock);
+    int code = 0;
+    while (!keeper->is_woken && !keeper->is_stopping && code == 0) {
+        code = has_failed ? pthread_cond_timedwait(&keeper->wake, &keeper->lock, &until)
+                          : pthread_cond_wait(&keeper->wake, &keeper->lock);
+    }
+    keeper->is_woken = false;
+    bool goes_on = !keeper->is_stopping;
+    pthread_mutex_unlock(&keeper->lock);
+    return goes_on;
+}
+
+/* Until nothing is left to write; false after a failure. */
+static bool write_all(ep_table_keeper *keeper)
+{
+    const ep_table_keeper_config *config = &keeper->config;
+    for (;;) {
+        ep_table_job job = {0};
+        ep_error error;
+        ep_error_clear(&error);
+        if (!config->take(config->arg, &job, &error)) {
+            if (error.code != EP_OK) {
+                config->failed(config->arg, &error);
+            }
+            return error.code == EP_OK;
+        }
+        ep_err err = ep_table_store_write(config->store, &job.kept, &error);
+        if (err == EP_OK) {
+            config->written(config->arg, &job);
+        } else {
+            config->failed(config->arg, &error);
+        }
+        ep_coordinator_kept_fini(&job.kept);
+        if (err != EP_OK) {
+            return false;
+        }
+    }
+}
+
+static void *run(void *arg)
+{
+    ep_table_keeper *keeper = arg;
+    bool has_failed = false;
+    while (wait_for_work(keeper, has_failed)) {
+        has_failed = !write_all(keeper);
+    }
+    write_all(keeper);
+    return NULL;
+}
+
+ep_err ep_table_keeper_create(const ep_table_keeper_config *config, ep_table_keeper **out_keeper)
+{
+    pthread_condattr_t attributes;
+    ep_table_keeper *keeper = calloc(1, sizeof(*keeper));
+    if (keeper == NULL) {
+        return EP_ERR_NO_MEMORY;
+    }
+    keeper->config = *config;
+    pthread_mutex_init(&keeper->lock, NULL);
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&keeper->wake, &attributes);
+    pthread_condattr_destroy(&attributes);
+    if (pthread_create(&keeper->thread, NULL, run, keeper) != 0) {
+        pthread_cond_destroy(&keeper->wake);
+        pthread_mutex_destroy(&keeper->lock);
+        free(keeper);
+        return EP_ERR_NO_MEMORY;
+    }
+    pthread_setname_np(keeper->thread, "coord-store");
+    *out_keeper = keeper;
+    return EP_OK;
+}
+
+void ep_table_keeper_wake(ep_table_keeper *keeper)
+{
+    pthread_mutex_lock(&keeper->lock);
+    keeper->is_woken = true;
+    pthread_cond_signal(&keeper->wake);
+    pthread_mutex_unlock(&keeper->lock);
+}
+
+void ep_table_keeper_destroy(ep_table_keeper *keeper)
+{
+    if (keeper == NULL) {
+        return;
+    }
+    pthread_mutex_lock(&keeper->lock);
+    keeper->is_stopping = true;
+    pthread_cond_signal(&keeper->wake);
+    pthread_mutex_unlock(&keeper->lock);
+    pthread_join(keeper->thread, NULL);
+    pthread_cond_destroy(&keeper->wake);
+    pthread_mutex_destroy(&keeper->lock);
+    free(keeper);
+}
