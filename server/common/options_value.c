@@ -129,14 +129,41 @@ static const char *parse_enum(const ep_option *option, const char *text, uint64_
     return "is not an allowed word";
 }
 
+/* Reads one UTF-8 character; false when there is none at *text. */
+static bool read_character(const unsigned char **text, uint32_t *out_code)
+{
+    const unsigned char *p = *text;
+    int more = *p < 0x80 ? 0 : *p >= 0xc2 && *p < 0xe0 ? 1 : *p >= 0xe0 && *p < 0xf0 ? 2 : *p >= 0xf0 && *p < 0xf5 ? 3 : -1;
+    if (more < 0) {
+        return false;
+    }
+    uint32_t code = more == 0 ? *p : *p & (0x3fu >> more);
+    for (int i = 1; i <= more; i++) {
+        if ((p[i] & 0xc0) != 0x80) {
+            return false;
+        }
+        code = code << 6 | (p[i] & 0x3f);
+    }
+    *text = p + more + 1;
+    *out_code = code;
+    static const uint32_t least[] = {0, 0x80, 0x800, 0x10000}; /* shorter forms of a code are the only ones */
+    return code >= least[more] && code <= 0x10ffff;
+}
+
+/* What a YAML file can hold without escapes, so that a printed value can be read again. */
 static const char *parse_text(const ep_option *option, const char *text)
 {
-    size_t bytes = strlen(text);
-    for (const char *p = text; *p != 0; p++) {
-        if (iscntrl((unsigned char)*p)) {
+    const unsigned char *p = (const unsigned char *)text;
+    while (*p != 0) {
+        uint32_t code;
+        if (!read_character(&p, &code) || (code >= 0xd800 && code < 0xe000)) {
+            return "is not UTF-8";
+        }
+        if (code < 0x20 || (code >= 0x7f && code < 0xa0) || code == 0xfeff || code == 0xfffe || code == 0xffff) {
             return "has a control character";
         }
     }
+    size_t bytes = (size_t)(p - (const unsigned char *)text);
     return bytes < option->min || bytes > text_max(option) ? "has a wrong length" : NULL;
 }
 

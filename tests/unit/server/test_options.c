@@ -264,6 +264,35 @@ static void count_change(void *arg, const ep_option *option)
     strcat(arg, option->reloadable ? "+ " : "- ");
 }
 
+/* Variables of the environment may hold any bytes; a file may not, and printed values must be a file again. */
+Test(options, text_that_no_file_could_hold_is_refused)
+{
+    static const struct {
+        const char *value;
+        const char *what;
+    } rows[] = {
+        {"tc\x90", "is not UTF-8"},         {"\xc0\xaf", "is not UTF-8"},     {"\xe0\x80\xaf", "is not UTF-8"},
+        {"\xed\xa0\x80", "is not UTF-8"},   {"\xf4\x90\x80\x80", "is not UTF-8"}, {"\xff", "is not UTF-8"},
+        {"a\xe2\x82", "is not UTF-8"},      {"\xc2\x80", "control character"}, {"\xef\xbb\xbf", "control character"},
+        {"\x7f", "control character"},
+    };
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        char variable[64];
+        ep_options *options = NULL;
+        ep_error e;
+        snprintf(variable, sizeof(variable), "PROG_NODE_NAME=%s", rows[i].value);
+        char *const environment[] = {variable, NULL};
+        cr_expect_eq(ep_options_load(&spec, 0, NULL, environment, &options, &e), EP_ERR_BAD_CONFIG, "row %zu", i);
+        cr_expect(strstr(e.text, rows[i].what) != NULL, "row %zu: %s", i, e.text);
+    }
+    char good[] = "PROG_NODE_NAME=n\xc3\xb6\xf0\x9f\x98\x80";
+    char *const environment[] = {good, NULL};
+    ep_options *options = NULL;
+    ep_error e;
+    cr_assert_eq(ep_options_load(&spec, 0, NULL, environment, &options, &e), EP_OK, "%s", e.text);
+    ep_options_free(options);
+}
+
 Test(options, differences_are_reported_by_key)
 {
     ep_options *a = NULL, *b = NULL;
