@@ -524,8 +524,11 @@ static ep_err start_busy(ep_call *call, ep_view *view, uint32_t tokens, uint64_t
 ep_err ep_call_start(ep_call *call, ep_view *view, uint32_t tokens, uint64_t begin_ns, ep_error *out_error)
 {
     become_busy(call);
+    call->spec.batch.tokens = tokens;
+    ep_call_trace_begin(call, view->table->epoch.number);
     ep_err err = start_busy(call, view, tokens, begin_ns, out_error);
     if (err != EP_OK) {
+        ep_call_trace_end(call, err);
         ep_call_drop_view(call);
         stop_being_busy(call);
     }

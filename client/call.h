@@ -16,6 +16,7 @@
 #include "args.h"
 #include "call_registry.h"
 #include "call_state.h"
+#include "call_trace.h"
 #include "client_core.h"
 
 #define EP_CALL_FLAG_WAKE 1u
@@ -43,6 +44,7 @@ typedef struct ep_call_frame {
     ep_buffer *reply;    /* reference, until the window is combined */
     uint64_t received_bytes;
     ep_error error;
+    ep_frame_trace trace;
     struct ep_call_frame *next; /* inbox */
 } ep_call_frame;
 
@@ -105,6 +107,7 @@ struct ep_call {
     uint8_t *out_scratch; /* the result, while several windows are under way */
     size_t out_scratch_bytes;
 
+    ep_call_trace trace;
     ep_moe_result result;
 };
 

@@ -35,7 +35,11 @@ static void combine(ep_call *call, uint32_t token_begin, uint32_t token_end)
                                .token_stride_bytes = (int64_t)(row * out_rows_per_token(batch)),
                                .slot_stride_bytes = (int64_t)row};
     }
+    bool is_traced = ep_call_trace_combine_begin(call, token_end - token_begin);
     ep_combine(batch, &call->layer->shape, call->rows, token_begin, token_end, call->combine_scratch, &out);
+    if (is_traced) {
+        ep_call_trace_combine_end(call, token_end - token_begin);
+    }
 }
 
 static void copy_scratch_to_out(ep_call *call)
@@ -283,5 +287,6 @@ void ep_call_end_run(ep_call *call, uint64_t now_ns)
     result->epoch_term = call->view->table->epoch.term;
     result->epoch_number = call->view->table->epoch.number;
     memcpy(result->numerics, call->view->pins[call->model_index], sizeof(result->numerics));
+    ep_call_trace_end(call, call->state.code);
     ep_call_drop_view(call);
 }

@@ -181,13 +181,15 @@ static ep_err start_request(ep_call *call, ep_call_frame *frame, const Expertd__
 {
     ep_rpc_metadata metadata[2];
     size_t metadata_count = 0;
-    if (call->spec.traceparent[0] != 0) {
-        metadata[metadata_count++] = (ep_rpc_metadata){"traceparent", call->spec.traceparent};
+    if (call->trace.traceparent[0] != 0) {
+        metadata[metadata_count++] = (ep_rpc_metadata){"traceparent", call->trace.traceparent};
     }
     if (call->spec.tenant[0] != 0) {
         metadata[metadata_count++] = (ep_rpc_metadata){"tenant", call->spec.tenant};
     }
     ep_rpc_request request = {
+        .id = ep_rpc_call_id_next(),
+        .trace = call->trace.fields.trace,
         .method = call->client->forward_method,
         .header = &header->base,
         .tensors = tensors,
@@ -196,9 +198,11 @@ static ep_err start_request(ep_call *call, ep_call_frame *frame, const Expertd__
         .metadata = metadata,
         .metadata_count = metadata_count};
     ep_call_use(call);
+    ep_call_trace_exchange_begin(frame, request.id);
     ep_err err = ep_rpc_call_start(frame->peer->links[frame->class_index].channel, &request, ep_call_on_reply,
                                    frame, &frame->rpc_id, out_error);
     if (err != EP_OK) {
+        ep_call_trace_exchange_end(frame, err);
         frame->rpc_id = 0;
         ep_call_unuse(call);
     }
@@ -256,8 +260,10 @@ static ep_err pack_and_start(ep_call *call, ep_call_frame *frame, uint32_t plan_
     Expertd__V1__ForwardRequest header = EXPERTD__V1__FORWARD_REQUEST__INIT;
     Expertd__V1__Epoch epoch = EXPERTD__V1__EPOCH__INIT;
     ep_buffer *tensors = NULL;
+    ep_call_trace_pack_begin(call, frame);
     ep_err err = ep_forward_pack(&call->spec.batch, &call->plan, plan_node, begin, end,
                                  ep_call_slots_per_token(call), call->client->pool, &header, &tensors);
+    ep_call_trace_pack_end(frame);
     if (err != EP_OK) {
         return ep_error_set(out_error, err,
                             "a frame of %u slots cannot be packed: %s (buffer_bytes_max %llu)", end - begin,
@@ -299,6 +305,7 @@ static void send_frame(ep_call *call, uint32_t plan_node, uint32_t begin, uint32
 
 static void send_plan(ep_call *call, bool again, ep_call_actions *actions)
 {
+    ep_call_trace_plan_end(call);
     for (uint32_t n = 0; n < call->plan.nodes_count; n++) {
         const ep_plan_node *node = &call->plan.nodes[n];
         const ep_peer *peer = call->view->peers[node->node];
@@ -465,8 +472,10 @@ void ep_call_send_window(ep_call *call, ep_call_actions *actions)
     uint64_t seen = ep_call_registry_generation(&call->client->registry);
     call->window_end =
         left > call->flow.window_tokens ? call->window_begin + call->flow.window_tokens : tokens;
+    ep_call_trace_plan_begin(call);
     refresh_view(call);
     if (claim_window(call, &error) != EP_OK) {
+        ep_call_trace_plan_end(call);
         fail(call, &error, actions);
         return;
     }
@@ -476,6 +485,7 @@ void ep_call_send_window(ep_call *call, ep_call_actions *actions)
            (call->window_end - call->window_begin) * per_token * sizeof(*call->rows));
     choose(call);
     route_window(call, actions);
+    ep_call_trace_plan_end(call);
     call->state.attempt++;
     if (!actions->complete) {
         ep_call_state_step(&call->state, ep_clock_now_ns(), &(ep_call_event){.kind = EP_EVENT_WINDOW},
@@ -525,11 +535,13 @@ void ep_call_resend(ep_call *call, ep_call_actions *actions)
         fail_memory(call, actions);
         return;
     }
+    ep_call_trace_plan_begin(call);
     refresh_view(call);
     choose(call);
     if (list.count > 0) {
         route_list(call, &list, true, actions);
     }
+    ep_call_trace_plan_end(call);
     free(list.numbers);
     call->state.attempt++;
     if (!actions->complete) {

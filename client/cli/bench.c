@@ -100,6 +100,7 @@ static bool call_once(bench_thread *self, uint64_t turn, ep_moe_result *result)
     args.mode = request->mode;
     args.wire_dtype = request->wire_dtype;
     args.deadline_us = request->deadline_us;
+    args.traceparent = request->traceparent;
     args.x = ep_tensor_2d(self->batch.x, EP_DTYPE_BF16, request->tokens, shared->layer->hidden);
     args.expert_ids = ep_tensor_2d(self->batch.ids + routing, EP_DTYPE_I32, request->tokens, request->top_k);
     args.expert_scales =

@@ -25,6 +25,7 @@ typedef struct ep_cli_bench_request {
     uint64_t seed;
     ep_moe_mode mode;
     ep_dtype wire_dtype;
+    const char *traceparent; /* NULL none */
 } ep_cli_bench_request;
 
 typedef struct ep_cli_bench_result {

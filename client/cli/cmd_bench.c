@@ -11,6 +11,7 @@
 #include "moe/flow.h"
 #include "moe/routing_table.h"
 #include "output.h"
+#include "trace_option.h"
 
 #define TOKENS_DEFAULT 1
 #define SECONDS_DEFAULT 5.0
@@ -36,6 +37,7 @@ static const char *const dtype_words[] = {"bf16", "f16", "f32", NULL};
 typedef struct bench_options {
     ep_cli_connect connect;
     ep_cli_format format;
+    ep_cli_trace trace;
     ep_cli_bench_request request;
     bool has_layer;
 } bench_options;
@@ -79,6 +81,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case ARGP_KEY_INIT:
         state->child_inputs[0] = &options->connect;
         state->child_inputs[1] = &options->format;
+        state->child_inputs[2] = &options->trace;
         return 0;
     case KEY_MODEL:
         request->model = ep_cli_arg_text(state, "--model", arg, EP_MODEL_NAME_BYTES - 1);
@@ -115,7 +118,7 @@ static const struct argp_option option_list[] = {
     {0},
 };
 static const struct argp_child children[] = {
-    {&ep_cli_connect_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {0}};
+    {&ep_cli_connect_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {&ep_cli_trace_argp, 0, NULL, 0}, {0}};
 static const struct argp argp = {option_list,
                                  parse,
                                  "--model NAME --layer L",
@@ -211,10 +214,12 @@ static int run(int argc, char **argv)
     ep_error error;
     ep_cli_connect_init(&options.connect);
     argp_parse(&argp, argc, argv, 0, NULL, &options);
+    options.request.traceparent = ep_cli_trace_parent(&options.trace);
     options.request.deadline_us = options.connect.timeout_us;
     ep_err err = ep_cli_connect_client(&options.connect, &client, &error);
     err = err != EP_OK ? err : find_layer(client, &options.request, &layer, &error);
     err = err != EP_OK ? err : ep_cli_bench_run(client, &options.request, &layer, &result, &error);
+    ep_cli_trace_report(&options.trace);
     int code = err != EP_OK ? ep_cli_fail(argv[0], &error) : EP_CLI_EXIT_OK;
     if (code == EP_CLI_EXIT_OK && !print_result(&options, &result)) {
         code = EP_CLI_EXIT_FAILED;

@@ -19,6 +19,7 @@
 #include "moe/flow.h"
 #include "moe/routing_table.h"
 #include "output.h"
+#include "trace_option.h"
 
 enum {
     KEY_MODEL = 0x200,
@@ -50,6 +51,7 @@ static const char *const dtype_words[] = {"bf16", "f16", "f32", NULL};
 typedef struct forward_options {
     ep_cli_connect connect;
     ep_cli_format format;
+    ep_cli_trace trace;
     const char *in;
     const char *out;
     ep_moe_args args; /* the wishes; tensors come from the file */
@@ -166,6 +168,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case ARGP_KEY_INIT:
         state->child_inputs[0] = &options->connect;
         state->child_inputs[1] = &options->format;
+        state->child_inputs[2] = &options->trace;
         return 0;
     case KEY_MODEL:
         options->args.model = ep_cli_arg_text(state, "--model", arg, EP_MODEL_NAME_BYTES - 1);
@@ -231,7 +234,7 @@ static const struct argp_option option_list[] = {
     {0},
 };
 static const struct argp_child children[] = {
-    {&ep_cli_connect_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {0}};
+    {&ep_cli_connect_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {&ep_cli_trace_argp, 0, NULL, 0}, {0}};
 static const struct argp argp = {
     option_list,
     parse,
@@ -426,6 +429,7 @@ static int run(int argc, char **argv)
     ep_cli_connect_init(&options.connect);
     ep_moe_args_init(&options.args);
     argp_parse(&argp, argc, argv, 0, NULL, &options);
+    options.args.traceparent = ep_cli_trace_parent(&options.trace);
     ep_err err = ep_cli_batch_read(options.in, &batch, &error);
     if (err != EP_OK) {
         free(options.split);
@@ -434,6 +438,7 @@ static int run(int argc, char **argv)
     int code = check_batch(argv[0], &options, &batch);
     if (code == EP_CLI_EXIT_OK) {
         err = run_file(&options, &batch, &totals, &error);
+        ep_cli_trace_report(&options.trace);
         code = err != EP_OK ? ep_cli_fail(argv[0], &error) : EP_CLI_EXIT_OK;
     }
     if (code == EP_CLI_EXIT_OK && !print_totals(&options, &batch, &totals)) {

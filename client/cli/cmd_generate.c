@@ -10,6 +10,7 @@
 #include "command_table.h"
 #include "exit_code.h"
 #include "generate_report.h"
+#include "trace_option.h"
 
 #define BYTES_DEFAULT 128
 #define SEED_DEFAULT 1
@@ -34,6 +35,7 @@ static const char *const report_words[] = {"table", "json", "none", NULL}; /* be
 
 typedef struct generate_options {
     ep_cli_connect connect;
+    ep_cli_trace trace;
     ep_cli_generate_request request;
     const char *checkpoint;
     const char *out; /* NULL stdout */
@@ -49,6 +51,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     switch (key) {
     case ARGP_KEY_INIT:
         state->child_inputs[0] = &options->connect;
+        state->child_inputs[1] = &options->trace;
         return 0;
     case KEY_CHECKPOINT:
         options->checkpoint = arg;
@@ -107,7 +110,7 @@ static const struct argp_option option_list[] = {
     {"report-file", KEY_REPORT_FILE, "FILE", 0, "Write the report there instead of to standard error", 2},
     {0},
 };
-static const struct argp_child children[] = {{&ep_cli_connect_argp, 0, NULL, 0}, {0}};
+static const struct argp_child children[] = {{&ep_cli_connect_argp, 0, NULL, 0}, {&ep_cli_trace_argp, 0, NULL, 0}, {0}};
 static const struct argp argp = {
     option_list,
     parse,
@@ -250,6 +253,7 @@ static int run(int argc, char **argv)
     ep_error error;
     ep_cli_connect_init(&options.connect);
     argp_parse(&argp, argc, argv, 0, NULL, &options);
+    options.request.traceparent = ep_cli_trace_parent(&options.trace);
     options.request.deadline_us = options.connect.timeout_us;
     ep_err err = ep_dense_model_open(options.checkpoint, &model, &error);
     if (err != EP_OK) {
@@ -262,6 +266,7 @@ static int run(int argc, char **argv)
         return EP_CLI_EXIT_USAGE;
     }
     err = run_model(&options, model, &error);
+    ep_cli_trace_report(&options.trace);
     ep_dense_model_close(model);
     return err != EP_OK ? ep_cli_fail(argv[0], &error) : EP_CLI_EXIT_OK;
 }

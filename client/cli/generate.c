@@ -160,6 +160,7 @@ ep_err ep_cli_generate_run(ep_client *client, ep_dense_model *model, const ep_cl
     caller.args.version = ep_dense_model_shape(model)->version;
     caller.args.wire_dtype = EP_DTYPE_BF16;
     caller.args.deadline_us = request->deadline_us;
+    caller.args.traceparent = request->traceparent;
     ep_err err = prepare(model, request, out_result, out_error);
     err = err != EP_OK ? err
                        : stream_bytes(request->stream, out_result->text, out_result->text_bytes, out_error);

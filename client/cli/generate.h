@@ -21,6 +21,7 @@ typedef struct ep_cli_generate_request {
     uint64_t seed;
     float temperature;
     uint64_t deadline_us; /* of a layer call */
+    const char *traceparent; /* of every layer call; NULL none */
     FILE *stream;         /* gets each byte as it is there; NULL none */
 } ep_cli_generate_request;
 

@@ -17,6 +17,7 @@
 #include "expertd/tensor.h"
 #include "kernels/expert_ffn.h"
 #include "moe/flow.h"
+#include "observe/trace.h"
 
 #define EP_BACKEND_API_VERSION 1
 #define EP_NUMERICS_ID_BYTES 96
@@ -64,6 +65,7 @@ struct ep_job {
      * block long. */
     void (*done)(ep_job *job, ep_err result);
     void *arg;
+    const ep_trace_fields *trace; /* call J, expert, ...: what kernel spans begin with; NULL: not traced */
     /* private to the backend while submitted */
     ep_job *next;
     void *scratch[4];

@@ -2,7 +2,7 @@
 /*
  * Begin and end of the spans listed in trace_spans.def, as LTTng-UST events of provider `expertd`. Off they cost one predicted branch.
  *
- *     if (EP_TRACE_ON(plan_begin)) {          // only where the fields cost something to make
+ *     if (EP_TRACE_SPAN_ON(plan)) {           // only where the fields cost something to make
  *         ep_trace_fields fields = {...};
  *         EP_TRACE(plan_begin, &fields);
  *     }
@@ -18,7 +18,10 @@
 #define EP_OBSERVE_TRACE_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
+
+#define EP_TRACEPARENT_CHARS 55 /* 00-<32 hex>-<16 hex>-<2 hex> */
 
 typedef struct ep_trace_id {
     uint64_t high; /* 0,0: none */
@@ -30,13 +33,68 @@ typedef struct ep_trace_fields {
     uint64_t call;     /* C, R or J of trace_spans.def */
     uint64_t parent;   /* 0 none */
     uint64_t epoch;    /* number of the routing table used; 0 unknown */
-    const char *node;  /* name of this process: the node's, "coordinator", "gateway", "" a client */
-    const char *peer;  /* name of the other side; "" none */
+    const char *node;  /* name of this process: the node's, "coordinator", "gateway", "" a client; not NULL */
+    const char *peer;  /* name of the other side; "" none; not NULL */
     uint32_t sub;
     int32_t layer;     /* -1 none */
     int32_t expert;    /* -1 none */
     uint32_t rows;
     int32_t status;    /* ends: ep_err (0 OK); begins: 0 */
 } ep_trace_fields;
+
+typedef enum ep_trace_event {
+#define EP_TRACE_SPAN(name, step, on, what) EP_TRACE_EVENT_##name##_begin, EP_TRACE_EVENT_##name##_end,
+#include "observe/trace_spans.def"
+#undef EP_TRACE_SPAN
+    EP_TRACE_EVENTS
+} ep_trace_event;
+
+/* True while a session records this event. */
+#define EP_TRACE_ON(event)                                                                                   \
+    __builtin_expect(__atomic_load_n(ep_trace_states[EP_TRACE_EVENT_##event], __ATOMIC_RELAXED) != 0, 0)
+#define EP_TRACE(event, fields)                                                                              \
+    do {                                                                                                     \
+        if (EP_TRACE_ON(event)) {                                                                            \
+            ep_trace_emit(EP_TRACE_EVENT_##event, fields);                                                   \
+        }                                                                                                    \
+    } while (0)
+
+/* Both ends are recorded: ask this before a span's begin, and emit its end only if it was true then. */
+#define EP_TRACE_SPAN_ON(span) (EP_TRACE_ON(span##_begin) && EP_TRACE_ON(span##_end))
+
+/* private: what the macros use */
+extern const int *ep_trace_states[EP_TRACE_EVENTS];
+void ep_trace_emit(ep_trace_event event, const ep_trace_fields *fields);
+
+/*
+ * Loads libexpertd-trace.so and with it LTTng-UST: from beside the installed programs, else wherever the loader finds it.
+ * Sets LTTNG_UST_REGISTER_TIMEOUT=0 unless the environment says otherwise, so that starting never waits for a session daemon. For our
+ * programs, early in main, before there are threads. Returns whether the probes are loaded; *out_why (may be NULL) is then or else a
+ * text for a log line, valid until the next call.
+ */
+bool ep_trace_load(const char **out_why);
+/* Whether the probes are loaded, by ep_trace_load or preloaded. */
+bool ep_trace_loaded(void);
+
+/* What the library's own spans call this process: "" until set. Early in main, before there are threads; kept up to 63 bytes. */
+void ep_trace_set_process(const char *name);
+const char *ep_trace_process(void);
+
+/* A number unique among processes with high probability, never 0; no system call after the first. */
+uint64_t ep_trace_new_id(void);
+/* A new trace id, never none. */
+ep_trace_id ep_trace_new_trace(void);
+static inline bool ep_trace_id_is_none(ep_trace_id id)
+{
+    return id.high == 0 && id.low == 0;
+}
+
+/*
+ * Reads a W3C traceparent (version 00, or a later one that begins the same way). False, and outputs untouched, for anything else:
+ * upper case, an id of zeros, version ff. A NULL text is false too.
+ */
+bool ep_traceparent_parse(const char *text, ep_trace_id *out_trace, uint64_t *out_span);
+/* "00-<trace>-<span>-01" and its end. */
+void ep_traceparent_format(ep_trace_id trace, uint64_t span, char out_text[EP_TRACEPARENT_CHARS + 1]);
 
 #endif

@@ -18,6 +18,7 @@
 #include "base/error.h"
 #include "base/timer.h"
 #include "common.pb-c.h"
+#include "observe/trace.h"
 #include "rpc/rpc_audit.h"
 #include "rpc/rpc_credentials.h"
 #include "transport/transport.h"
@@ -148,6 +149,10 @@ ep_buffer_pool *ep_rpc_call_pool(ep_rpc_call *call);
 void ep_rpc_call_attach(ep_rpc_call *call, ep_buffer *taken_tensors);
 /* Ends the call; error may be NULL when code is EP_OK, else it fills message Status. The call is invalid afterwards. */
 void ep_rpc_call_finish(ep_rpc_call *call, ep_err code, const ep_error *error);
+/* The id in the caller's frame. */
+uint64_t ep_rpc_call_number(const ep_rpc_call *call);
+/* The trace this call belongs to, for the spans of its reply. Before closure and finish. */
+void ep_rpc_call_set_trace(ep_rpc_call *call, ep_trace_id trace);
 /* Name of the peer as given in Hello, and its role. Valid until finish. */
 const char *ep_rpc_call_peer_node(const ep_rpc_call *call);
 ep_rpc_role ep_rpc_call_peer_role(const ep_rpc_call *call);
@@ -210,7 +215,13 @@ typedef struct ep_rpc_metadata {
     const char *value;
 } ep_rpc_metadata;
 
+/* Names a call: in its frames, and for ep_rpc_call_cancel. Never reused within a process; 0 is no call. */
+typedef uint64_t ep_rpc_call_id;
+ep_rpc_call_id ep_rpc_call_id_next(void);
+
 typedef struct ep_rpc_request {
+    ep_rpc_call_id id;               /* from ep_rpc_call_id_next, for callers that must know it first; 0: made by ep_rpc_call_start */
+    ep_trace_id trace;               /* of the frame's send span; may be none */
     const ep_rpc_method *method;
     const ProtobufCMessage *header;  /* packed before ep_rpc_call_start returns */
     ep_buffer *tensors;              /* may be NULL; a reference is taken and held until it is on the wire */
@@ -220,9 +231,6 @@ typedef struct ep_rpc_request {
     size_t metadata_count;
     bool wait_for_ready;             /* false: fail with UNAVAILABLE at once when the channel is not READY */
 } ep_rpc_request;
-
-/* Names a call for ep_rpc_call_cancel. Never reused within a process; 0 is no call. */
-typedef uint64_t ep_rpc_call_id;
 
 /* Errors (on_reply is then never called): INVALID_ARGUMENT (too large, with limit), UNAVAILABLE, RESOURCE_EXHAUSTED, CLOSED, NO_MEMORY. */
 ep_err ep_rpc_call_start(ep_rpc_channel *channel, const ep_rpc_request *request, ep_rpc_reply_func on_reply, void *arg,

@@ -74,6 +74,7 @@ ep_rpc_call *ep_rpc_call_create(ep_rpc_session *session, const ep_frame *frame, 
     call->reply = NULL;
     call->reply_error.code = EP_OK;
     call->sequence = 0;
+    call->trace = (ep_trace_id){0, 0};
     ep_timer_init(&call->timer, call_deadline, call);
     __atomic_fetch_add(&server->stats.calls_total, 1, __ATOMIC_RELAXED);
     __atomic_fetch_add(&server->stats.calls_in_flight, 1, __ATOMIC_RELAXED);
@@ -124,6 +125,16 @@ const uint8_t *ep_rpc_call_tensors(const ep_rpc_call *call, size_t *out_bytes)
 {
     *out_bytes = call->tensor_bytes;
     return call->tensors;
+}
+
+uint64_t ep_rpc_call_number(const ep_rpc_call *call)
+{
+    return call->id;
+}
+
+void ep_rpc_call_set_trace(ep_rpc_call *call, ep_trace_id trace)
+{
+    call->trace = trace;
 }
 
 uint64_t ep_rpc_call_deadline_ns(const ep_rpc_call *call)
@@ -245,6 +256,7 @@ static void fill_frame(const ep_rpc_call *call, ep_rpc_out *out, ep_frame_kind k
     out->frame.attempt = call->attempt;
     out->frame.method_id = call->method_id;
     out->frame.stream_sequence = call->sequence;
+    out->trace = call->trace;
 }
 
 /* Packs a reply and its tensors. On failure reply_error says why. The lock is held. */

@@ -126,7 +126,6 @@ void ep_rpc_dial_start(ep_rpc_channel *channel);
 void ep_rpc_dial_stop(ep_rpc_channel *channel);
 
 /* ---- rpc_client_call.c: start, send, end ---- */
-ep_rpc_call_id ep_rpc_call_id_next(void);
 /* Sends what may be sent. Never runs on_reply. No lock held. */
 void ep_rpc_channel_pump(ep_rpc_channel *channel);
 /* The call with this id, without a reference; NULL when it ended. Lock held. */

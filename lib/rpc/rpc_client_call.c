@@ -546,7 +546,7 @@ static void fill_call(ep_rpc_client_call *call, ep_rpc_channel *channel, const e
     call->sequence = 0;
     call->channel = channel;
     call->method = request->method;
-    call->id = ep_rpc_call_id_next();
+    call->id = request->id != 0 ? request->id : ep_rpc_call_id_next();
     call->attempt = request->attempt;
     call->wait_for_ready = request->wait_for_ready;
     call->on_reply = on_reply;
@@ -579,6 +579,7 @@ static ep_err enter_locked(ep_rpc_channel *channel, const ep_rpc_request *reques
     out->frame.call_id = call->id;
     out->frame.attempt = call->attempt;
     out->frame.method_id = call->method->id;
+    out->trace = request->trace;
     call->frame_bytes = out->frame_bytes;
     ep_rpc_client_call **bucket = bucket_of(channel, call->id);
     call->next = *bucket;

@@ -22,6 +22,8 @@ typedef struct ep_rpc_out {
     ep_buffer *tensors; /* a reference, or NULL */
     size_t frame_bytes; /* the whole frame */
     bool last;          /* the link closes once this frame is handed to the network */
+    bool is_traced;     /* its send span has begun */
+    ep_trace_id trace;  /* of that span; may be none */
     /* private */
     ep_buffer *self;
     uint8_t *bytes; /* fixed part, then the header section */

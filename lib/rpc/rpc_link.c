@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "rpc/rpc_hello.h"
 
 /* Frames one connection may have queued, beside the lane's bound in bytes: each holds a pool buffer of at
  * least 4 KiB. */
@@ -203,6 +204,70 @@ static void link_timer(ep_timer *timer, void *arg)
     ep_rpc_link_unref(link);
 }
 
+/* ---- spans of frames: those that begin or end a call; ping, credit and the like are not worth an event ---- */
+
+/* False: no span for this frame. */
+static bool frame_fields(const ep_rpc_link *link, const ep_frame *frame, ep_trace_fields *out_fields)
+{
+    bool is_request = frame->kind == EP_FRAME_REQUEST;
+    if ((!is_request && frame->kind != EP_FRAME_REPLY && frame->kind != EP_FRAME_REPLY_MORE) ||
+        frame->method_id == EP_RPC_HELLO_METHOD) {
+        return false;
+    }
+    *out_fields = (ep_trace_fields){.call = frame->call_id,
+                                    .node = link->common->node,
+                                    .peer = link->peer_name,
+                                    .sub = is_request ? 0 : 1,
+                                    .layer = -1,
+                                    .expert = -1,
+                                    .rows = (uint32_t)(frame->tensor_offset + frame->tensor_bytes)};
+    return true;
+}
+
+static void trace_send_begin(const ep_rpc_link *link, ep_rpc_out *out)
+{
+    ep_trace_fields fields;
+    out->is_traced = EP_TRACE_SPAN_ON(send) && frame_fields(link, &out->frame, &fields);
+    if (out->is_traced) {
+        fields.trace = out->trace;
+        EP_TRACE(send_begin, &fields);
+    }
+}
+
+static void trace_send_end(const ep_rpc_link *link, const ep_rpc_out *out, ep_err status)
+{
+    ep_trace_fields fields;
+    if (out->is_traced && frame_fields(link, &out->frame, &fields)) {
+        fields.trace = out->trace;
+        fields.status = (int32_t)status;
+        EP_TRACE(send_end, &fields);
+    }
+}
+
+static void link_begin(void *arg, ep_conn *conn, const uint8_t prefix[EP_FRAME_PREFIX_BYTES])
+{
+    ep_rpc_link *link = arg;
+    const ep_rpc_limits *limits = &link->common->limits;
+    ep_frame frame;
+    ep_error error;
+    (void)conn;
+    if (EP_TRACE_SPAN_ON(receive) &&
+        ep_frame_decode(prefix, limits->frame_bytes_max, limits->header_bytes_max, &frame, NULL, &error) == EP_OK &&
+        frame_fields(link, &frame, &link->receiving)) {
+        link->receive_traced = true;
+        EP_TRACE(receive_begin, &link->receiving);
+    }
+}
+
+static void trace_receive_end(ep_rpc_link *link, ep_err status)
+{
+    if (link->receive_traced) {
+        link->receive_traced = false;
+        link->receiving.status = (int32_t)status;
+        EP_TRACE(receive_end, &link->receiving);
+    }
+}
+
 /* ---- sending ---- */
 
 static void link_sent(ep_send *send, ep_err result)
@@ -210,6 +275,7 @@ static void link_sent(ep_send *send, ep_err result)
     ep_rpc_link *link = send->arg;
     ep_rpc_out *out = (ep_rpc_out *)(void *)send; /* send is its first member */
     bool last = out->last;
+    trace_send_end(link, out, result);
     if (result == EP_OK) {
         __atomic_fetch_add(&link->bytes_sent, out->frame_bytes, __ATOMIC_RELAXED);
     }
@@ -234,8 +300,10 @@ static ep_err send_now(ep_rpc_link *link, ep_rpc_out *out, bool payload_crc)
     out->send.done = link_sent;
     out->send.arg = link;
     ep_rpc_link_ref(link);
+    trace_send_begin(link, out);
     ep_err err = ep_conn_send(link->conn, &out->send);
     if (err != EP_OK) {
+        trace_send_end(link, out, err);
         __atomic_fetch_sub(&link->sends_in_flight, 1, __ATOMIC_SEQ_CST);
         ep_rpc_link_unref(link);
     }
@@ -346,6 +414,7 @@ static void link_frame(void *arg, ep_conn *conn, ep_buffer *taken_frame)
     ep_error why;
     ep_frame frame;
     (void)conn;
+    trace_receive_end(link, EP_OK);
     __atomic_store_n(&link->received_ns, ep_clock_now_ns(), __ATOMIC_RELAXED);
     __atomic_fetch_add(&link->bytes_received, taken_frame->bytes, __ATOMIC_RELAXED);
     pthread_mutex_lock(&link->lock);
@@ -386,6 +455,7 @@ static void link_closed(void *arg, ep_conn *conn, const ep_error *error)
 {
     ep_rpc_link *link = arg;
     (void)conn;
+    trace_receive_end(link, error->code);
     pthread_mutex_lock(&link->lock);
     link->phase = EP_LINK_CLOSED;
     link->close_asked = true;
@@ -402,8 +472,8 @@ static void link_closed(void *arg, ep_conn *conn, const ep_error *error)
 void ep_rpc_link_init(ep_rpc_link *link, const ep_rpc_link_ops *ops, const ep_rpc_common *common,
                       ep_conn *taken_conn)
 {
-    *link = (ep_rpc_link){.ops = ops, .common = common, .conn = taken_conn, .refs = 1, .phase = EP_LINK_NEW};
-    link->handler = (ep_conn_handler){.on_frame = link_frame, .on_closed = link_closed, .arg = link};
+    *link = (ep_rpc_link){.ops = ops, .common = common, .conn = taken_conn, .refs = 1, .phase = EP_LINK_NEW, .peer_name = ""};
+    link->handler = (ep_conn_handler){.on_begin = link_begin, .on_frame = link_frame, .on_closed = link_closed, .arg = link};
     link->received_ns = ep_clock_now_ns();
     pthread_mutex_init(&link->lock, NULL);
     ep_timer_init(&link->timer, link_timer, link);
@@ -428,12 +498,13 @@ void ep_rpc_link_set_crc(ep_rpc_link *link, bool payload_crc)
     pthread_mutex_unlock(&link->lock);
 }
 
-void ep_rpc_link_go_live(ep_rpc_link *link)
+void ep_rpc_link_go_live(ep_rpc_link *link, const char *peer_name)
 {
     pthread_mutex_lock(&link->lock);
     bool live = link->phase == EP_LINK_NEW;
     ep_err err = EP_OK;
     if (live) {
+        link->peer_name = peer_name;
         link->phase = EP_LINK_LIVE;
         ep_conn_allow_large(link->conn);
         if (link->common->limits.ping_ms != 0) {

@@ -61,6 +61,9 @@ struct ep_rpc_link {
     uint32_t sends_in_flight;
     uint64_t bytes_received;
     uint64_t bytes_sent;
+    const char *peer_name;     /* for spans; "" until Hello */
+    bool receive_traced;       /* in the connection's callbacks only: a receive span is open, with these fields */
+    ep_trace_fields receiving;
 };
 
 /* Takes conn on success. One reference is the caller's. Starts nothing. */
@@ -70,8 +73,8 @@ void ep_rpc_link_init(ep_rpc_link *link, const ep_rpc_link_ops *ops, const ep_rp
 void ep_rpc_link_start(ep_rpc_link *link);
 /* From a callback of this link or before it starts. */
 void ep_rpc_link_set_crc(ep_rpc_link *link, bool payload_crc);
-/* Hello is agreed: pings begin. */
-void ep_rpc_link_go_live(ep_rpc_link *link);
+/* Hello is agreed: pings begin. peer_name lives as long as the link. */
+void ep_rpc_link_go_live(ep_rpc_link *link, const char *peer_name);
 
 void ep_rpc_link_ref(ep_rpc_link *link);
 /* False when the last reference is already gone: for owners that keep links in a list. */

@@ -130,6 +130,7 @@ struct ep_rpc_call {
     ep_rpc_out *reply; /* of a unary call, until finish */
     ep_error reply_error;
     uint32_t sequence;
+    ep_trace_id trace; /* may be none */
 };
 
 /* Makes a session of an accepted connection and starts it. */

@@ -128,7 +128,7 @@ static void welcome(ep_rpc_session *session, uint64_t call_id, const Expertd__V1
         return;
     }
     session->hello_done = true;
-    ep_rpc_link_go_live(link);
+    ep_rpc_link_go_live(link, session->node);
     ep_rpc_link_send_reply(link, out);
 }
 

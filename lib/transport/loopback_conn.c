@@ -158,6 +158,9 @@ static void deliver(loopback_conn *conn)
     peer->heard_ns = ep_clock_now_ns();
     ep_send_queue_pop(&conn->queue);
     loopback_unlock();
+    if (peer->handler.on_begin != NULL) {
+        peer->handler.on_begin(peer->handler.arg, &peer->base, frame->data);
+    }
     peer->handler.on_frame(peer->handler.arg, &peer->base, frame);
     send->done(send, EP_OK);
     loopback_lock();

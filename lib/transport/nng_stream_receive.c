@@ -74,6 +74,9 @@ static receive_step begin_frame(stream_conn *conn, ep_error *out_error)
     conn->staged_begin += conn->frame_have_bytes;
     conn->backoff_ms = 0;
     __atomic_store_n(&conn->memory_wait, false, __ATOMIC_RELAXED);
+    if (conn->handler.on_begin != NULL) {
+        conn->handler.on_begin(conn->handler.arg, &conn->base, conn->frame->data);
+    }
     return RECEIVE_FRAME;
 }
 

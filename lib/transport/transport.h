@@ -79,6 +79,8 @@ typedef struct ep_conn_receiving {
 } ep_conn_receiving;
 
 typedef struct ep_conn_handler {
+    /* A frame has begun: its prefix is checked and its buffer is there. on_frame brings it, unless on_closed comes first. NULL allowed. */
+    void (*on_begin)(void *arg, ep_conn *conn, const uint8_t prefix[EP_FRAME_PREFIX_BYTES]);
     /* A whole frame; the handler takes the buffer and unrefs it when done. */
     void (*on_frame)(void *arg, ep_conn *conn, ep_buffer *taken_frame);
     /* The connection ended; error->code is CLOSED (closed here), CONNECTION_LOST (peer), PROTOCOL or RESOURCE_EXHAUSTED. */

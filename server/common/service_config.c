@@ -9,6 +9,7 @@
 #include "common/probes.h"
 #include "common/service_tls.h"
 #include "common/service_tokens.h"
+#include "observe/trace.h"
 
 const ep_option ep_listen_fields[1] = {
     {.name = "url",
@@ -213,4 +214,11 @@ void ep_service_log_start(const ep_options *options)
     /* log_level's words stand in the order of ep_log_level. */
     ep_log_start((ep_log_level)ep_options_number(options, "log_level"),
                  under_journal ? EP_LOG_JOURNAL : formats[format]);
+}
+
+void ep_service_trace_start(const ep_options *options)
+{
+    const char *why = "tracing is off";
+    bool loaded = strcmp(ep_options_text(options, "tracing"), "off") != 0 && ep_trace_load(&why);
+    ep_log(EP_LOG_DEBUG, "trace-start", "loaded %d reason %s", loaded, why);
 }

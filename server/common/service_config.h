@@ -123,6 +123,12 @@ extern const ep_option ep_listen_fields[1]; /* {"url"} */
          .default_text = "info",                                                                             \
          .reloadable = true,                                                                                 \
          .help = "Least important line that is logged"},                                                     \
+        {.name = "tracing",                                                                                  \
+         .type = EP_OPTION_ENUM,                                                                             \
+         .allowed = "auto|off",                                                                              \
+         .default_text = "auto",                                                                             \
+         .help = "auto: LTTng sessions can record this program if libexpertd-trace.so and LTTng are "        \
+                 "installed; off: LTTng is never loaded"},                                                   \
     {                                                                                                        \
         .name = "log_format", .type = EP_OPTION_ENUM, .allowed = "auto|text|json|journal",                   \
         .default_text = "auto", .reloadable = true,                                                          \
@@ -160,6 +166,8 @@ void ep_service_admin_url(const ep_service_config *config, ep_rpc_server *server
 
 /* Starts the log as the options say. */
 void ep_service_log_start(const ep_options *options);
+/* Loads the trace probes unless tracing is off; before there are threads. Without them all goes on untraced. */
+void ep_service_trace_start(const ep_options *options);
 /* Whether a "scheme://host:port" or "host:port" text names this host only. Unresolved names are not loopback,
  * except "localhost". */
 bool ep_address_is_loopback(const char *address);

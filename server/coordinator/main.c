@@ -17,6 +17,7 @@ int main(int argc, char **argv)
         return code;
     }
     ep_service_log_start(options);
+    ep_service_trace_start(options);
     ep_process_raise_fd_limit();
     if (ep_coordinator_config_load(options, &config, &error) != EP_OK) {
         fprintf(stderr, "expertd-coordinator: %s\n", error.text);

@@ -52,6 +52,61 @@ ep_err ep_batcher_create(ep_backend *backend, uint32_t in_flight_max, ep_batcher
     return EP_OK;
 }
 
+/* ---- spans ---- */
+
+/* The queue span speaks of R, the job's of J. */
+static ep_trace_fields queue_fields(const ep_work *work, uint64_t parent)
+{
+    ep_trace_fields fields = work->trace->fields;
+    fields.call = work->trace->fields.parent;
+    fields.parent = parent;
+    fields.sub = work->trace->group;
+    return fields;
+}
+
+static void trace_queue_begin(ep_work *work)
+{
+    if (work->trace != NULL && EP_TRACE_SPAN_ON(queue)) {
+        ep_trace_fields fields = queue_fields(work, 0);
+        work->trace->queue_open = true;
+        EP_TRACE(queue_begin, &fields);
+    }
+}
+
+/* job: J, 0 when the work is dropped. */
+static void trace_queue_end(ep_work *work, uint64_t job, ep_err status)
+{
+    if (work->trace != NULL && work->trace->queue_open) {
+        ep_trace_fields fields = queue_fields(work, job);
+        work->trace->queue_open = false;
+        fields.status = (int32_t)status;
+        EP_TRACE(queue_end, &fields);
+    }
+}
+
+static void trace_job_begin(ep_work *work)
+{
+    if (work->trace != NULL) {
+        trace_queue_end(work, work->trace->fields.call, EP_OK);
+        work->trace->job_open = EP_TRACE_SPAN_ON(job);
+        if (work->trace->job_open) {
+            EP_TRACE(job_begin, &work->trace->fields);
+        }
+    }
+}
+
+static void trace_job_end(ep_work *work, ep_err status)
+{
+    if (work->trace != NULL && work->trace->job_open) {
+        ep_trace_fields fields = work->trace->fields;
+        work->trace->job_open = false;
+        fields.status = (int32_t)status;
+        EP_TRACE(job_end, &fields);
+    }
+}
+
+/* ---- queues ---- */
+
 static void ready_append(ready_list *list, ep_work_queue *queue, ep_work_class work_class)
 {
     queue->classes[work_class].next_ready = NULL;
@@ -121,6 +176,7 @@ static ep_work_class choose_class(const ep_batcher *batcher)
 
 static void end_work(ended_list *ended, ep_work *work, ep_err result)
 {
+    trace_queue_end(work, 0, result);
     work->next = NULL;
     work->result = result;
     *ended->end = work;
@@ -144,6 +200,7 @@ static bool start_work(ep_batcher *batcher, ep_work *work, ended_list *ended)
     work->job.done = on_job_done;
     work->job.arg = work;
     work->started_ns = ep_clock_now_ns();
+    trace_job_begin(work); /* before the backend has it: a worker may be quick */
     ep_err err = ep_backend_run(batcher->backend, &work->job);
     if (err == EP_OK) {
         batcher->stats.in_flight++;
@@ -152,7 +209,9 @@ static bool start_work(ep_batcher *batcher, ep_work *work, ended_list *ended)
         batcher->decode_run = c == EP_WORK_DECODE && prefill_waits ? batcher->decode_run + 1 : 0;
         return true;
     }
+    trace_job_end(work, err);
     if (err == EP_ERR_RESOURCE_EXHAUSTED && batcher->stats.in_flight > 0) {
+        trace_queue_begin(work);
         return_work(batcher, work); /* a completion will pump again */
         return false;
     }
@@ -180,6 +239,7 @@ static void on_job_done(ep_job *job, ep_err result)
     ep_work *work = job->arg;
     ep_batcher *batcher = work->batcher;
     ended_list ended = {.end = &ended.first};
+    trace_job_end(work, result);
     pthread_mutex_lock(&batcher->lock);
     batcher->stats.in_flight--;
     batcher->callbacks++;
@@ -219,6 +279,7 @@ void ep_batcher_submit(ep_batcher *batcher, ep_work *works, uint32_t count)
         work->batcher = batcher;
         work->next = NULL;
         work->started_ns = 0;
+        trace_queue_begin(work);
         if (batcher->is_closed) {
             end_work(&ended, work, batcher->close_reason);
         } else {

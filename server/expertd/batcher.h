@@ -18,6 +18,7 @@
 #define EP_EXPERTD_BATCHER_H
 
 #include "backends/backend.h"
+#include "observe/trace.h"
 
 #define EP_BATCHER_PREFILL_EVERY 8
 #define EP_BATCHER_JOB_ROWS_MAX 512
@@ -37,6 +38,14 @@ typedef struct ep_work_queue {
     } classes[EP_WORK_CLASSES];
 } ep_work_queue;
 
+/* What a work's spans say (observe/trace_spans.def: queue, job and, through job.trace, kernel). */
+typedef struct ep_work_trace {
+    ep_trace_fields fields; /* of the job. call: J; parent: R; peer "" */
+    uint32_t group;         /* number in its request */
+    bool queue_open;        /* private, as the next */
+    bool job_open;
+} ep_work_trace;
+
 /* Rows of one request for one expert. Zero it first. */
 struct ep_work {
     ep_job job; /* all but done and arg set by the caller; 1..EP_JOB_ROWS_MAX rows */
@@ -46,6 +55,7 @@ struct ep_work {
         const ep_work *work); /* asked just before compute: true ends it with CANCELLED. NULL: never */
     void (*done)(ep_work *work, ep_err result);
     void *arg;
+    ep_work_trace *trace; /* lives as long as the work; NULL: not traced */
     uint64_t started_ns; /* set when handed to the backend; 0 when it never was */
     /* private */
     ep_batcher *batcher;

@@ -37,6 +37,7 @@ typedef struct forward_request {
     _Atomic uint32_t first_error; /* ep_err */
     _Atomic uint32_t failed_expert;
     _Atomic uint64_t first_start_ns;
+    ep_trace_fields trace; /* of serve; call 0: not traced */
 } forward_request;
 
 struct ep_forward_handler {
@@ -116,13 +117,73 @@ static void count_end(ep_forward_handler *handler)
     pthread_mutex_unlock(&handler->lock);
 }
 
-/* Ends a call that never became a request. */
-static void refuse(ep_forward_handler *handler, ep_rpc_call *call, uint64_t received_ns, ep_error *error)
+/* ---- spans: serve and what is inside of it. Without serve none of them is recorded ---- */
+
+/* call 0: not traced. */
+static ep_trace_fields trace_begin(const ep_forward_handler *handler,
+                                   const Expertd__V1__ForwardRequest *header, ep_rpc_call *call)
 {
+    ep_trace_fields fields = {.node = handler->config.node_name,
+                              .peer = "",
+                              .epoch = header->epoch != NULL ? header->epoch->number : 0,
+                              .layer = (int32_t)header->layer,
+                              .expert = -1};
+    if (!EP_TRACE_SPAN_ON(serve)) {
+        return fields;
+    }
+    fields.call = ep_rpc_call_number(call);
+    ep_traceparent_parse(ep_rpc_call_metadata(call, "traceparent"), &fields.trace, &fields.parent);
+    ep_rpc_call_set_trace(call, fields.trace);
+    EP_TRACE(serve_begin, &fields);
+    EP_TRACE(decode_begin, &fields);
+    return fields;
+}
+
+static void trace_decode_end(const ep_trace_fields *trace, uint32_t slots, ep_err status)
+{
+    if (trace->call != 0) {
+        ep_trace_fields fields = *trace;
+        fields.rows = slots;
+        fields.status = (int32_t)status;
+        EP_TRACE(decode_end, &fields);
+    }
+}
+
+static void trace_serve_end(const ep_trace_fields *trace, uint32_t slots, ep_err status)
+{
+    if (trace->call != 0) {
+        ep_trace_fields fields = *trace;
+        fields.rows = slots;
+        fields.status = (int32_t)status;
+        EP_TRACE(serve_end, &fields);
+    }
+}
+
+/* Gives each work the fields of its job's spans. */
+static void trace_works(forward_request *request, ep_work_trace *traces)
+{
+    for (uint32_t w = 0; w < request->works_count; w++) {
+        ep_work *work = &request->works[w];
+        traces[w] = (ep_work_trace){.fields = request->trace, .group = w};
+        traces[w].fields.parent = request->trace.call;
+        traces[w].fields.call = ep_trace_new_id();
+        traces[w].fields.expert = (int32_t)(work->queue - request->layer->queues);
+        traces[w].fields.rows = work->job.rows_count;
+        work->trace = &traces[w];
+        work->job.trace = &traces[w].fields;
+    }
+}
+
+/* Ends a call that never became a request. */
+static void refuse(ep_forward_handler *handler, ep_rpc_call *call, uint64_t received_ns,
+                   const ep_trace_fields *trace, ep_error *error)
+{
+    trace_decode_end(trace, 0, error->code);
     snprintf(error->node, sizeof(error->node), "%s", handler->config.node_name);
     ep_forward_metrics_ended(&handler->metrics, error->code, ep_clock_now_ns() - received_ns);
     count_result(handler, error->code, 0);
     ep_rpc_call_finish(call, error->code, error);
+    trace_serve_end(trace, 0, error->code);
     count_end(handler);
 }
 
@@ -140,7 +201,16 @@ static void send_reply(forward_request *request, uint64_t now_ns)
     }
     ep_rpc_call_attach(request->call, request->reply);
     request->reply = NULL;
+    bool is_traced = request->trace.call != 0 && EP_TRACE_SPAN_ON(reply);
+    ep_trace_fields fields = request->trace;
+    fields.rows = request->view.slots;
+    if (is_traced) {
+        EP_TRACE(reply_begin, &fields);
+    }
     request->closure(&reply, request->call);
+    if (is_traced) {
+        EP_TRACE(reply_end, &fields);
+    }
 }
 
 static void describe_failure(const forward_request *request, ep_err result, ep_error *out_error)
@@ -176,6 +246,7 @@ static void finish(forward_request *request, ep_err result, const ep_error *erro
         send_reply(request, now_ns);
     }
     ep_rpc_call_finish(request->call, result, error);
+    trace_serve_end(&request->trace, (uint32_t)rows, result);
     ep_buffer_unref(request->reply);
     ep_buffer_unref(request->arena);
     count_end(handler);
@@ -229,11 +300,13 @@ typedef struct arena_layout {
     size_t works_offset;
     size_t residents_offset;
     size_t experts_offset;
-    size_t order_offset; /* unsorted only: order [slots], counts [experts_total + 1] */
+    size_t traces_offset; /* traced only: ep_work_trace [works_max] */
+    size_t order_offset;  /* unsorted only: order [slots], counts [experts_total + 1] */
     size_t total_bytes;
 } arena_layout;
 
-static arena_layout layout_of(const ep_forward_view *view, const ep_slot_shape *shape, uint32_t experts_total)
+static arena_layout layout_of(const ep_forward_view *view, const ep_slot_shape *shape, uint32_t experts_total,
+                              bool is_traced)
 {
     arena_layout layout;
     size_t n = ep_align_up(sizeof(forward_request), EP_BUFFER_ALIGN);
@@ -245,6 +318,8 @@ static arena_layout layout_of(const ep_forward_view *view, const ep_slot_shape *
     n += ep_align_up(shape->experts_max * sizeof(ep_resident *), EP_BUFFER_ALIGN);
     layout.experts_offset = n;
     n += ep_align_up(shape->experts_max * sizeof(uint32_t), EP_BUFFER_ALIGN);
+    layout.traces_offset = n;
+    n += is_traced ? ep_align_up(shape->works_max * sizeof(ep_work_trace), EP_BUFFER_ALIGN) : 0;
     layout.order_offset = n;
     n += shape->is_sorted ? 0 : ((size_t)view->slots + experts_total + 1) * sizeof(uint32_t);
     layout.total_bytes = n;
@@ -352,7 +427,7 @@ static ep_err check_reply_bytes(const ep_forward_handler *handler, const ep_forw
 
 /* Memory for the request and its reply, within budgets. On error nothing is held. */
 static ep_err make_request(ep_forward_handler *handler, ep_rpc_call *call, const ep_forward_view *view,
-                           const ep_node_layer *layer, forward_request **out_request,
+                           const ep_node_layer *layer, bool is_traced, forward_request **out_request,
                            arena_layout *out_layout, ep_slot_shape *out_shape, ep_error *out_error)
 {
     ep_ticket ticket;
@@ -366,7 +441,7 @@ static ep_err make_request(ep_forward_handler *handler, ep_rpc_call *call, const
     }
     ep_slot_shape_of(view->wire_slots, view->slots, ep_node_layer_experts(layer), EP_BATCHER_JOB_ROWS_MAX,
                      out_shape);
-    *out_layout = layout_of(view, out_shape, ep_node_layer_experts(layer));
+    *out_layout = layout_of(view, out_shape, ep_node_layer_experts(layer), is_traced);
     ep_rpc_call_tensors(call, &frame_bytes);
     err = ep_admission_enter(handler->config.admission, view->rows,
                              frame_bytes + reply_bytes + out_layout->total_bytes, &ticket, out_error);
@@ -439,6 +514,10 @@ static void start(forward_request *request, const arena_layout *layout, const ep
     group_slots(request, order);
     ep_error_clear(&error);
     ep_err err = acquire_experts(request, asked, &error);
+    if (request->trace.call != 0) {
+        trace_works(request, (ep_work_trace *)(void *)(base + layout->traces_offset));
+        trace_decode_end(&request->trace, request->view.slots, err);
+    }
     if (err != EP_OK) {
         snprintf(error.node, sizeof(error.node), "%s", request->handler->config.node_name);
         finish(request, err, &error);
@@ -461,15 +540,17 @@ void ep_forward_handler_call(ep_forward_handler *handler, const Expertd__V1__For
     ep_error error;
     ep_error_clear(&error);
     count_begin(handler);
+    const ep_trace_fields trace = trace_begin(handler, header, call);
     ep_err err = check_header(handler, header, call, &model, &layer, &view, &error);
     if (err == EP_OK) {
-        err = make_request(handler, call, &view, layer, &request, &layout, &shape, &error);
+        err = make_request(handler, call, &view, layer, trace.call != 0, &request, &layout, &shape, &error);
     }
     if (err != EP_OK) {
         error.code = err;
-        refuse(handler, call, ep_rpc_call_received_ns(call), &error);
+        refuse(handler, call, ep_rpc_call_received_ns(call), &trace, &error);
         return;
     }
+    request->trace = trace;
     request->closure = closure;
     request->model = model;
     request->layer = layer;

@@ -40,6 +40,10 @@ typedef struct {
     uint32_t index;
     pthread_t thread;
     float *tile; /* EP_FFN_TILE_BYTES */
+    /* The kernel span: what this thread does for one pass without turning to another. */
+    bool span_open;
+    uint64_t span_order; /* of its pass */
+    ep_trace_fields span;
 } cpu_worker;
 
 /* Some tasks of one stage, taken by one thread. */
@@ -70,7 +74,7 @@ struct ep_cpu_schedule {
 };
 
 /* A job's private words while it is submitted. */
-enum { JOB_PASSES_OPENED, JOB_PASSES_DONE, JOB_ERR };
+enum { JOB_PASSES_OPENED, JOB_PASSES_DONE, JOB_ERR, JOB_PIECES };
 
 static uint32_t job_word(const ep_job *job, int word)
 {
@@ -85,6 +89,39 @@ static void job_set_word(ep_job *job, int word, uint32_t value)
 static uint32_t job_passes_count(const ep_job *job)
 {
     return (job->rows_count + EP_FFN_PASS_ROWS - 1) / EP_FFN_PASS_ROWS;
+}
+
+/* ---- spans: an event per task would cost more than some tasks ---- */
+
+/* Lock held, so that a job's kernel spans have ended when its done() is called. */
+static void span_end(cpu_worker *worker, ep_err status)
+{
+    if (worker->span_open) {
+        worker->span_open = false;
+        worker->span.status = (int32_t)status;
+        EP_TRACE(kernel_end, &worker->span);
+    }
+}
+
+/* Lock held. The thread turns to this pass. */
+static void span_turn(cpu_worker *worker, const cpu_pass *pass)
+{
+    if (worker->span_open && worker->span_order == pass->order) {
+        return;
+    }
+    span_end(worker, EP_OK);
+    ep_job *job = pass->job;
+    if (job->trace != NULL && EP_TRACE_SPAN_ON(kernel)) {
+        uint32_t piece = job_word(job, JOB_PIECES);
+        job_set_word(job, JOB_PIECES, piece + 1);
+        worker->span = *job->trace;
+        worker->span.parent = 0;
+        worker->span.sub = piece;
+        worker->span.rows = pass->rows_count;
+        worker->span_order = pass->order;
+        worker->span_open = true;
+        EP_TRACE(kernel_begin, &worker->span);
+    }
 }
 
 /* Lock held. Tells sleeping and spinning threads that there is work. */
@@ -276,6 +313,7 @@ static void do_work(cpu_worker *worker, const cpu_work *work)
     cpu_pass *pass = work->pass;
     stage next = (stage)(work->stage + 1);
 
+    span_turn(worker, pass);
     pthread_mutex_unlock(&s->lock);
     if (work->stage == STAGE_PREPARE) {
         next = prepare_pass(s, pass, worker->tile);
@@ -293,6 +331,7 @@ static void do_work(cpu_worker *worker, const cpu_work *work)
         announce(s, (pass->tasks_count + pass->grain - 1) / pass->grain);
         return;
     }
+    span_end(worker, pass->err);
     ep_job *job = close_pass(s, pass);
     if (job != NULL) {
         pthread_mutex_unlock(&s->lock);
@@ -358,6 +397,7 @@ static void *worker_main(void *arg)
         } else if (s->stopping) {
             break;
         } else {
+            span_end(worker, EP_OK);
             wait_for_work(s);
         }
     }

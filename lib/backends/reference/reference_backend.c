@@ -46,7 +46,17 @@ static ep_err run_job(reference_backend *backend, const ep_job *job)
         .out_dtype = job->out_dtype,
         .weight_on_input = job->weight_on_input,
     };
+    ep_trace_fields span;
+    bool is_traced = job->trace != NULL && EP_TRACE_SPAN_ON(kernel);
+    if (is_traced) {
+        span = *job->trace;
+        span.parent = 0;
+        EP_TRACE(kernel_begin, &span);
+    }
     ep_ffn_reference(&weights->matrices, &batch, backend->scratch);
+    if (is_traced) {
+        EP_TRACE(kernel_end, &span);
+    }
     return EP_OK;
 }
 

@@ -157,7 +157,7 @@ typedef struct ep_moe_args {
     bool allow_missing; /* rows that cannot be had before the deadline count as 0 and are counted in the
                            result */
     uint64_t deadline_us;    /* from now; 0: the client's default */
-    const char *traceparent; /* W3C, NULL none */
+    const char *traceparent; /* W3C, NULL none; the trace this call joins. Any other text is ignored */
     const char *tenant;      /* NULL none */
     uint32_t *missing_slots; /* [missing_slots_max] with allow_missing: numbers of the slots without a row,
                                 ascending, the first missing_slots_max of them; written before the call

@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The spans of a call (observe/trace_spans.def): forward, plan, pack, exchange, combine. Every end function does nothing when its begin
+ * was not recorded, so that paths may meet. Off, each is a branch or two. For the call's busy thread.
+ */
+#ifndef EP_CLIENT_CALL_TRACE_H
+#define EP_CLIENT_CALL_TRACE_H
+
+#include "observe/trace.h"
+
+typedef struct ep_call ep_call;
+typedef struct ep_call_frame ep_call_frame;
+
+/* Of one run. */
+typedef struct ep_call_trace {
+    ep_trace_fields fields;                     /* call: C */
+    char traceparent[EP_TRACEPARENT_CHARS + 1]; /* what frames carry; "" none */
+    uint32_t frames;                            /* numbered so far */
+    bool forward_open;
+    bool plan_open;
+} ep_call_trace;
+
+/* Of one frame: its call may have begun another run when its answer comes. */
+typedef struct ep_frame_trace {
+    ep_trace_fields fields; /* call: R, parent: C */
+    bool pack_open;
+    bool is_on; /* the exchange is to be recorded */
+    bool exchange_open;
+} ep_frame_trace;
+
+/* A run begins: takes over the caller's trace or, when tracing is on, makes one. */
+void ep_call_trace_begin(ep_call *call, uint64_t epoch);
+void ep_call_trace_end(ep_call *call, ep_err status);
+
+void ep_call_trace_plan_begin(ep_call *call);
+void ep_call_trace_plan_end(ep_call *call);
+
+/* Numbers the frame; to be called for each that is made. */
+void ep_call_trace_pack_begin(ep_call *call, ep_call_frame *frame);
+void ep_call_trace_pack_end(ep_call_frame *frame);
+/* rpc_id: of the request that is about to be started. */
+void ep_call_trace_exchange_begin(ep_call_frame *frame, uint64_t rpc_id);
+void ep_call_trace_exchange_end(ep_call_frame *frame, ep_err status);
+
+/* Returns whether the begin was recorded. */
+bool ep_call_trace_combine_begin(const ep_call *call, uint32_t tokens);
+void ep_call_trace_combine_end(const ep_call *call, uint32_t tokens);
+
+#endif

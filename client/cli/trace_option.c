@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "trace_option.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define KEY_TRACEPARENT 0x300
+
+static void take_given(struct argp_state *state, ep_cli_trace *trace, const char *text)
+{
+    ep_trace_id id;
+    uint64_t span;
+    if (!ep_traceparent_parse(text, &id, &span)) {
+        argp_error(state, "--traceparent is '%.80s', allowed: 00-<32 hex digits>-<16 hex digits>-<2 hex digits>, "
+                          "lower case, no id of zeros", text);
+    }
+    ep_traceparent_format(id, span, trace->traceparent);
+    trace->is_given = true;
+}
+
+static void start(ep_cli_trace *trace)
+{
+    const char *wish = getenv(EP_CLI_TRACING_ENV);
+    bool is_loaded = (wish == NULL || strcmp(wish, "off") != 0) && ep_trace_load(NULL);
+    if (is_loaded && !trace->is_given) {
+        ep_traceparent_format(ep_trace_new_trace(), ep_trace_new_id(), trace->traceparent);
+    }
+}
+
+static error_t parse(int key, char *arg, struct argp_state *state)
+{
+    ep_cli_trace *trace = state->input;
+    switch (key) {
+    case KEY_TRACEPARENT:
+        take_given(state, trace, arg);
+        return 0;
+    case ARGP_KEY_SUCCESS:
+        start(trace);
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static const struct argp_option option_list[] = {
+    {"traceparent", KEY_TRACEPARENT, "TP", 0,
+     "W3C trace context the calls join (default: a trace of their own when LTTng records)", 8},
+    {0},
+};
+const struct argp ep_cli_trace_argp = {option_list, parse, NULL, NULL, NULL, NULL, NULL};
+
+const char *ep_cli_trace_parent(const ep_cli_trace *trace)
+{
+    return trace->traceparent[0] != '\0' ? trace->traceparent : NULL;
+}
+
+void ep_cli_trace_report(const ep_cli_trace *trace)
+{
+    if (trace->is_given || EP_TRACE_ON(forward_begin)) {
+        fprintf(stderr, "trace id %.32s\n", trace->traceparent + strlen("00-"));
+    }
+}

@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What libexpertd-trace.so gives the programs: for each event where its state stands and the function that records it. trace.c finds
+ * it by name.
+ */
+#ifndef EP_OBSERVE_TRACE_PROVIDER_H
+#define EP_OBSERVE_TRACE_PROVIDER_H
+
+#include "observe/trace.h"
+
+typedef struct ep_trace_provider {
+    uint32_t fields_bytes;   /* sizeof(ep_trace_fields) */
+    const char *spans;       /* ep_trace_spans_text: the lists must be the same, else nothing is traced */
+    const int *states[EP_TRACE_EVENTS];
+    void (*emit[EP_TRACE_EVENTS])(const ep_trace_fields *fields);
+} ep_trace_provider;
+
+#define EP_TRACE_PROVIDER_NAME "ep_trace_provider_table"
+extern const ep_trace_provider *const ep_trace_provider_table;
+
+#endif
