@@ -20,6 +20,7 @@ enum {
     KEY_COORDINATOR = 0x100,
     KEY_NODE,
     KEY_TOKEN_FILE,
+    KEY_ADMIN_TOKEN_FILE,
     KEY_TIMEOUT,
     KEY_TLS_CA,
     KEY_TLS_CERT_KEY,
@@ -60,28 +61,29 @@ static void add_node(struct argp_state *state, ep_cli_connect *connect, const ch
 }
 
 /* The first line of the file; others must not be able to read it. */
-static void read_token(struct argp_state *state, ep_cli_connect *connect)
+static void read_token(struct argp_state *state, const char *option, const char *path,
+                       char out_token[EP_CLI_TOKEN_BYTES_MAX + 2])
 {
     struct stat st;
-    int fd = open(connect->token_file, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     if (fd < 0) {
-        argp_error(state, "--token-file %s cannot be opened: %s", connect->token_file, strerror(errno));
+        argp_error(state, "%s %s cannot be opened: %s", option, path, strerror(errno));
     }
     bool regular = fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
-    ssize_t n = regular ? read(fd, connect->token, sizeof(connect->token) - 1) : -1;
+    ssize_t n = regular ? read(fd, out_token, EP_CLI_TOKEN_BYTES_MAX + 1) : -1;
     close(fd);
     if (n < 0) {
-        argp_error(state, "--token-file %s cannot be read, allowed: a regular file", connect->token_file);
+        argp_error(state, "%s %s cannot be read, allowed: a regular file", option, path);
     }
     if ((st.st_mode & 077) != 0) {
-        argp_error(state, "--token-file %s has mode %04o, allowed: 0600 or 0400", connect->token_file,
+        argp_error(state, "%s %s has mode %04o, allowed: 0600 or 0400", option, path,
                    (unsigned)(st.st_mode & 07777));
     }
-    connect->token[strcspn(connect->token, "\r\n")] = '\0';
-    size_t bytes = strlen(connect->token);
+    out_token[strcspn(out_token, "\r\n")] = '\0';
+    size_t bytes = strlen(out_token);
     if (bytes == 0 || bytes > EP_CLI_TOKEN_BYTES_MAX) {
-        argp_error(state, "the first line of --token-file %s has %zu characters, allowed: 1..%d",
-                   connect->token_file, bytes, EP_CLI_TOKEN_BYTES_MAX);
+        argp_error(state, "the first line of %s %s has %zu characters, allowed: 1..%d", option, path, bytes,
+                   EP_CLI_TOKEN_BYTES_MAX);
     }
 }
 
@@ -112,7 +114,10 @@ static void complete(struct argp_state *state, ep_cli_connect *connect)
         check_tls(state, connect, connect->node_urls[i]);
     }
     if (connect->token_file != NULL) {
-        read_token(state, connect);
+        read_token(state, "--token-file", connect->token_file, connect->token);
+    }
+    if (connect->admin_token_file != NULL) {
+        read_token(state, "--admin-token-file", connect->admin_token_file, connect->admin_token);
     }
 }
 
@@ -128,6 +133,9 @@ static error_t parse_connect(int key, char *arg, struct argp_state *state)
         return 0;
     case KEY_TOKEN_FILE:
         connect->token_file = arg;
+        return 0;
+    case KEY_ADMIN_TOKEN_FILE:
+        connect->admin_token_file = arg;
         return 0;
     case KEY_TIMEOUT:
         connect->timeout_us =
@@ -162,6 +170,8 @@ static const struct argp_option connect_options[] = {
     {"node", KEY_NODE, "URL", 0, "A node instead of a coordinator; may be repeated", 10},
     {"timeout", KEY_TIMEOUT, "SECONDS", 0, "For connecting, and for each call (default: 10)", 10},
     {"token-file", KEY_TOKEN_FILE, "FILE", 0, "File of mode 0600 with the token to show", 10},
+    {"admin-token-file", KEY_ADMIN_TOKEN_FILE, "FILE", 0,
+     "The same for commands of operators, which connect to admin_listen", 10},
     {"tls-ca", KEY_TLS_CA, "FILE", 0, "CA certificates (PEM), for tls+tcp", 10},
     {"tls-cert-key", KEY_TLS_CERT_KEY, "FILE", 0,
      "Own certificate and key (PEM), where the service asks for one", 10},

@@ -28,6 +28,8 @@ typedef struct ep_cli_connect {
     size_t node_urls_count;
     const char *token_file;                 /* NULL none */
     char token[EP_CLI_TOKEN_BYTES_MAX + 2]; /* "" none */
+    const char *admin_token_file;           /* NULL none */
+    char admin_token[EP_CLI_TOKEN_BYTES_MAX + 2];
     uint64_t timeout_us;
     ep_tls_config tls;
     bool payload_crc;

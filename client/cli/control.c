@@ -29,7 +29,8 @@ typedef struct ask_slot {
     bool over; /* answered or failed; under the round's lock */
 } ask_slot;
 
-ep_err ep_cli_control_open(const ep_cli_connect *connect, ep_cli_control **out_control, ep_error *out_error)
+static ep_err open_as(const ep_cli_connect *connect, const char *role, const char *token,
+                      ep_cli_control **out_control, ep_error *out_error)
 {
     ep_cli_control *control = calloc(1, sizeof(*control));
     if (control == NULL) {
@@ -45,9 +46,9 @@ ep_err ep_cli_control_open(const ep_cli_connect *connect, ep_cli_control **out_c
     control->common = (ep_rpc_common){
         .timers = control->timers,
         .pool = control->pool,
-        .token = connect->token,
+        .token = token,
         .node = "",
-        .role = "client",
+        .role = role,
         .incarnation = ep_random_id(),
         .payload_crc = connect->payload_crc,
     };
@@ -55,6 +56,17 @@ ep_err ep_cli_control_open(const ep_cli_connect *connect, ep_cli_control **out_c
     ep_rpc_limits_raise_for_control(&control->common.limits);
     *out_control = control;
     return EP_OK;
+}
+
+ep_err ep_cli_control_open(const ep_cli_connect *connect, ep_cli_control **out_control, ep_error *out_error)
+{
+    return open_as(connect, "client", connect->token, out_control, out_error);
+}
+
+ep_err ep_cli_control_open_operator(const ep_cli_connect *connect, ep_cli_control **out_control,
+                                    ep_error *out_error)
+{
+    return open_as(connect, "operator", connect->admin_token, out_control, out_error);
 }
 
 void ep_cli_control_close(ep_cli_control *control)

@@ -16,6 +16,9 @@ typedef struct ep_cli_control ep_cli_control;
 
 /* connect is borrowed until _close. Errors: NO_MEMORY, IO. */
 ep_err ep_cli_control_open(const ep_cli_connect *connect, ep_cli_control **out_control, ep_error *out_error);
+/* The same as an operator, with --admin-token-file; its URLs must be those of admin listeners. */
+ep_err ep_cli_control_open_operator(const ep_cli_connect *connect, ep_cli_control **out_control,
+                                    ep_error *out_error);
 void ep_cli_control_close(ep_cli_control *control);
 
 typedef struct ep_cli_answer {

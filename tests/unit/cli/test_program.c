@@ -197,6 +197,10 @@ Test(program, a_token_others_can_read_is_refused, .init = make_dir, .fini = remo
     cr_assert_eq(run(&text, NULL, args), 2);
     cr_assert_not_null(strstr(text, "has 0 characters, allowed: 1..1024"), "%s", text);
     free(text);
+    const char *const admin[] = {"status", "--admin-token-file", path, NULL};
+    cr_assert_eq(run(&text, NULL, admin), 2);
+    cr_assert_not_null(strstr(text, "--admin-token-file"), "%s", text);
+    free(text);
 }
 
 Test(program, help_has_examples_and_exit_codes, .init = make_dir, .fini = remove_dir)
