@@ -101,11 +101,15 @@ ep_err ep_rpc_server_add_service(ep_rpc_server *server, ProtobufCService *servic
     return err;
 }
 
-/* True when the connection may become a session. */
-static bool admit(ep_rpc_server *server)
+/* True when the connection may become a session. Operators have places of their own: whoever fills the service must
+ * not keep them out. */
+static bool admit(ep_rpc_server *server, bool is_admin)
 {
     pthread_mutex_lock(&server->lock);
-    bool room = !server->stopping && server->sessions_count < server->common.limits.connections_max;
+    uint32_t others = server->sessions_count - server->admin_sessions_count;
+    bool room = is_admin ? server->admin_sessions_count < EP_RPC_ADMIN_CONNECTIONS_MAX
+                         : others < server->common.limits.connections_max;
+    room = room && !server->stopping;
     pthread_mutex_unlock(&server->lock);
     return room;
 }
@@ -115,7 +119,7 @@ static void accepted(void *arg, ep_conn *taken_conn)
     const ep_rpc_listener *listener = arg;
     ep_rpc_server *server = listener->server;
     __atomic_fetch_add(&server->stats.connections_total, 1, __ATOMIC_RELAXED);
-    if (admit(server)) {
+    if (admit(server, listener->roles == EP_ROLES_ADMIN)) {
         ep_rpc_session_create(server, listener->roles, taken_conn);
     } else {
         __atomic_fetch_add(&server->stats.connections_refused, 1, __ATOMIC_RELAXED);
@@ -145,8 +149,12 @@ ep_err ep_rpc_server_listen(ep_rpc_server *server, const ep_lane_address *addres
     }
 
     ep_rpc_listener *place = &server->listeners[index];
+    ep_lane_limits limits = server->lane_limits;
+    if (roles == EP_ROLES_ADMIN) {
+        limits.connections_max = EP_RPC_ADMIN_CONNECTIONS_MAX;
+    }
     ep_listener *listener = NULL;
-    ep_err err = lane->listen(address, &server->lane_limits, accepted, place, &listener, out_error);
+    ep_err err = lane->listen(address, &limits, accepted, place, &listener, out_error);
     pthread_mutex_lock(&server->lock);
     if (err == EP_OK) {
         lane->listener_url(listener, place->url, sizeof(place->url));

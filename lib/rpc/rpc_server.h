@@ -18,6 +18,7 @@
 #define EP_RPC_SERVICES_MAX 16
 #define EP_RPC_LISTENERS_MAX 16
 #define EP_RPC_CALL_BUCKETS 256
+#define EP_RPC_ADMIN_CONNECTIONS_MAX 32 /* on listeners for operators; beside connections_max */
 #define EP_RPC_FREE_CALLS_MAX 1024
 
 typedef struct ep_rpc_session ep_rpc_session;
@@ -68,6 +69,7 @@ struct ep_rpc_server {
     size_t listeners_count;
     ep_rpc_session *sessions;
     uint32_t sessions_count;
+    uint32_t admin_sessions_count; /* of them, on listeners for operators */
     ep_rpc_call *free_calls;
     uint32_t free_calls_count;
 

@@ -296,6 +296,18 @@ Test(security_roles, without_tokens_listeners_still_decide)
     expect_call(EP_ROLE_CLIENT, 0, false, "expertd.v1.Admin", "GetConfig", "needs role operator");
 }
 
+Test(security_roles, a_full_service_lets_operators_in)
+{
+    ep_error error;
+    start(EP_EXPERTD_PROGRAM, "--connections-max=1", NULL, NULL);
+    secure_claim client = claim_of(false, EP_ROLE_CLIENT, ""), operator = claim_of(true, EP_ROLE_OPERATOR, "");
+    ep_rpc_channel *first = secure_connect(&client, &error);
+    cr_assert(first != NULL, "%s", error.text);
+    cr_expect_not(secure_is_admitted(&client, &error), "one too many");
+    cr_expect(secure_is_admitted(&operator, &error), "%s", error.text);
+    secure_close(first);
+}
+
 Test(security_roles, operators_do_not_inherit_the_clients_token)
 {
     char flag[EP_TEST_PATH_BYTES + 64];
