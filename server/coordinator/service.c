@@ -38,6 +38,7 @@ struct ep_coordinator_service {
     ep_table_store *store;       /* NULL: memory */
     ep_table_keeper *keeper;     /* NULL: memory */
     uint64_t revision_kept;      /* of the cluster, the newest that is written */
+    uint64_t revision_asked;     /* the newest that the keeper was told of */
     ep_routing_table *served;    /* what watchers have; with a store older than the cluster's while that is not written */
     ep_epoch committed;          /* of the moment of served */
     ep_err placement_error_logged;
@@ -168,7 +169,9 @@ static void publish(ep_coordinator_service *self)
     Expertd__V1__PlacementSnapshot *snapshot;
     ep_routing_table *table = ep_coordinator_state_table(self->cluster);
     if (self->keeper != NULL) {
-        if (ep_coordinator_state_revision(self->cluster) != self->revision_kept) {
+        uint64_t revision = ep_coordinator_state_revision(self->cluster);
+        if (revision != self->revision_asked) { /* a write that failed is the keeper's to try again */
+            self->revision_asked = revision;
             ep_table_keeper_wake(self->keeper);
         }
         return;

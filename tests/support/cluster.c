@@ -119,7 +119,7 @@ static void add_more(arg_list *list, const char *const *more)
     }
 }
 
-static void start_coordinator(ep_test_cluster *cluster, const char *url)
+static void spawn_coordinator(ep_test_cluster *cluster, const char *url)
 {
     const ep_test_cluster_options *options = &cluster->options;
     char map_path[EP_TEST_PATH_BYTES + 32];
@@ -143,10 +143,16 @@ static void start_coordinator(ep_test_cluster *cluster, const char *url)
     const char *program =
         options->coordinator_program != NULL ? options->coordinator_program : ep_test_coordinator;
     bool ok = ep_test_process_start(&cluster->coordinator, cluster->dir, "coordinator", program, list->args,
-                                    NULL, true);
+                                    options->coordinator_environment, true);
     free(list);
-    EP_TEST_CHECK(ok && ep_test_process_wait_ports(&cluster->coordinator, EP_TEST_PATIENCE_MS),
-                  "the coordinator did not start");
+    EP_TEST_CHECK(ok, "the coordinator did not start");
+}
+
+static void start_coordinator(ep_test_cluster *cluster, const char *url)
+{
+    spawn_coordinator(cluster, url);
+    EP_TEST_CHECK(ep_test_process_wait_ports(&cluster->coordinator, EP_TEST_PATIENCE_MS),
+                  "the coordinator does not listen");
 }
 
 static void start_node(ep_test_cluster *cluster, uint32_t index)
@@ -190,6 +196,15 @@ void ep_test_cluster_start(ep_test_cluster *cluster, const ep_test_cluster_optio
         EP_TEST_CHECK(ep_test_process_wait_ports(&cluster->nodes[i], EP_TEST_PATIENCE_MS),
                       "node%u does not listen", i);
     }
+}
+
+void ep_test_cluster_spawn_coordinator(ep_test_cluster *cluster)
+{
+    char url[EP_TEST_PATH_BYTES];
+    snprintf(url, sizeof(url), "%s", cluster->coordinator.rpc_url);
+    ep_test_process_destroy(&cluster->coordinator);
+    spawn_coordinator(cluster, url);
+    snprintf(cluster->coordinator.rpc_url, sizeof(cluster->coordinator.rpc_url), "%s", url);
 }
 
 void ep_test_cluster_restart_coordinator(ep_test_cluster *cluster)

@@ -65,6 +65,7 @@ typedef struct ep_test_cluster_options {
     const char *const *node_args;        /* NULL, or NULL-terminated */
     const char *const *node_programs;    /* NULL, or [nodes_count]; a NULL entry is expertd */
     const char *coordinator_program;     /* NULL: expertd-coordinator */
+    const char *const *coordinator_environment; /* NULL, or NULL-terminated "NAME=value" */
     const char *ctl_program;             /* NULL: expertctl */
 } ep_test_cluster_options;
 
@@ -85,7 +86,8 @@ void ep_test_cluster_start(ep_test_cluster *cluster, const ep_test_cluster_optio
 void ep_test_cluster_stop(ep_test_cluster *cluster);
 /* Ends what runs and removes the directory. */
 void ep_test_cluster_destroy(ep_test_cluster *cluster);
-/* Starts the coordinator again on the port it had. */
+/* Starts the coordinator again on the port it had; _spawn does not wait until it listens. */
+void ep_test_cluster_spawn_coordinator(ep_test_cluster *cluster);
 void ep_test_cluster_restart_coordinator(ep_test_cluster *cluster);
 
 /* A client that is ready. change (may be NULL) edits the configuration first. Destroyed by the caller. */

@@ -43,16 +43,20 @@ static void make_model(fault_fixture *f)
     ref_checkpoint_close(&checkpoint);
 }
 
-void fault_fixture_init(fault_fixture *f, const char *map, uint32_t copies)
+void fault_fixture_init_options(fault_fixture *f, const ep_test_cluster_options *options)
 {
     make_model(f);
-    const ep_test_cluster_options options = {.nodes_count = FAULT_NODES,
-                                             .copies = copies,
-                                             .expert_map = map,
-                                             .models = &f->model,
-                                             .models_count = 1};
-    ep_test_cluster_start(&f->cluster, &options);
+    ep_test_cluster_options all = *options;
+    all.models = &f->model;
+    all.models_count = 1;
+    ep_test_cluster_start(&f->cluster, &all);
     f->client = ep_test_cluster_client(&f->cluster, NULL);
+}
+
+void fault_fixture_init(fault_fixture *f, const char *map, uint32_t copies)
+{
+    fault_fixture_init_options(
+        f, &(ep_test_cluster_options){.nodes_count = FAULT_NODES, .copies = copies, .expert_map = map});
 }
 
 void fault_fixture_fini(fault_fixture *f)

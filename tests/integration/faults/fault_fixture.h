@@ -36,6 +36,8 @@ typedef struct fault_fixture {
 
 /* map: fault_map, or NULL for uniform placement. */
 void fault_fixture_init(fault_fixture *f, const char *map, uint32_t copies);
+/* As options say; its models are the fixture's. */
+void fault_fixture_init_options(fault_fixture *f, const ep_test_cluster_options *options);
 /* Ends what still runs; survivors must drain and exit with 0. */
 void fault_fixture_fini(fault_fixture *f);
 /* A load over FAULT_LAYERS * FAULT_BATCHES batches. */
