@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One child per recording; it tells what it reads through a pipe. */
+#include "trace_read.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "trace_source.h"
+
+#define TRACES_MAX 256 /* of one recording: a directory per user and word size */
+#define FOLDERS_OPEN 16
+
+/* ---- where the traces are ---- */
+
+static char *found[TRACES_MAX]; /* nftw has no argument of ours */
+static size_t found_count;
+static bool found_too_many;
+
+static int look(const char *path, const struct stat *st, int kind, struct FTW *where)
+{
+    (void)st;
+    if (kind != FTW_F || strcmp(path + where->base, "metadata") != 0) {
+        return 0;
+    }
+    if (found_count == TRACES_MAX) {
+        found_too_many = true;
+        return 1;
+    }
+    found[found_count] = strndup(path, (size_t)where->base > 1 ? (size_t)where->base - 1 : 1);
+    found_count += found[found_count] != NULL;
+    return 0;
+}
+
+static int compare_text(const void *a, const void *b)
+{
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+static void forget_found(void)
+{
+    while (found_count > 0) {
+        free(found[--found_count]);
+    }
+}
+
+static ep_err find_traces(const char *dir, ep_error *out_error)
+{
+    found_too_many = false;
+    if (access(dir, R_OK | X_OK) != 0) {
+        return ep_error_set(out_error, EP_ERR_NOT_FOUND, "%s: %s", dir, strerror(errno));
+    }
+    nftw(dir, look, FOLDERS_OPEN, FTW_PHYS);
+    if (found_too_many) {
+        return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED, "%s: more than %d traces", dir, TRACES_MAX);
+    }
+    if (found_count == 0) {
+        return ep_error_set(out_error, EP_ERR_NOT_FOUND,
+                            "%s: no recording there (no file 'metadata' in any folder)", dir);
+    }
+    qsort(found, found_count, sizeof(*found), compare_text);
+    return EP_OK;
+}
+
+/* ---- the child ---- */
+
+static bool tell(const ep_cli_trace_note *note, void *arg)
+{
+    return fwrite(note, sizeof(*note), 1, arg) == 1;
+}
+
+static void child(int fd)
+{
+    ep_cli_trace_note note;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    FILE *out = fdopen(fd, "w");
+    ep_err err = EP_OK;
+    memset(&note, 0, sizeof(note));
+    for (size_t i = 0; out != NULL && i < found_count && err == EP_OK; i++) {
+        err = ep_cli_trace_source_run(found[i], tell, out, &note.u.error);
+    }
+    note.kind = err == EP_OK ? EP_CLI_TRACE_NOTE_DONE : EP_CLI_TRACE_NOTE_ERROR;
+    _exit(out != NULL && tell(&note, out) && fclose(out) == 0 ? 0 : 1);
+}
+
+/* ---- the parent ---- */
+
+static ep_err take(ep_cli_trace_model *model, ep_cli_trace_note *note, ep_error *out_error)
+{
+    ep_cli_recording *recording = &model->recordings[model->recordings_count - 1];
+    switch (note->kind) {
+    case EP_CLI_TRACE_NOTE_EVENT:
+        note->u.event.recording = (uint32_t)model->recordings_count - 1;
+        return ep_cli_trace_model_add(model, &note->u.event, out_error);
+    case EP_CLI_TRACE_NOTE_DISCARDED:
+        recording->discarded_events += note->u.discarded.events;
+        recording->discarded_packets += note->u.discarded.packets;
+        return EP_OK;
+    case EP_CLI_TRACE_NOTE_HOST:
+        snprintf(recording->host, sizeof(recording->host), "%s", note->u.host.name);
+        memcpy(recording->clock, note->u.host.clock, sizeof(recording->clock));
+        recording->has_clock = note->u.host.has_clock;
+        return EP_OK;
+    default:
+        return EP_OK;
+    }
+}
+
+static ep_err listen_to(ep_cli_trace_model *model, const char *dir, FILE *in, bool *out_done,
+                        ep_error *out_error)
+{
+    ep_cli_trace_note note;
+    *out_done = false;
+    while (fread(&note, sizeof(note), 1, in) == 1) {
+        if (note.kind == EP_CLI_TRACE_NOTE_ERROR) {
+            *out_done = true;
+            return ep_error_set(out_error, note.u.error.code, "%s", note.u.error.text);
+        }
+        ep_err err = take(model, &note, out_error);
+        if (err != EP_OK) {
+            return ep_error_prefix(out_error, err, "%s", dir);
+        }
+        *out_done = note.kind == EP_CLI_TRACE_NOTE_DONE;
+        if (model->cut) {
+            *out_done = true;
+            break; /* the child ends with the pipe */
+        }
+    }
+    return EP_OK;
+}
+
+static ep_err read_found(ep_cli_trace_model *model, const char *dir, ep_error *out_error)
+{
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC) != 0) {
+        return ep_error_set(out_error, EP_ERR_IO, "%s: pipe: %s", dir, strerror(errno));
+    }
+    fflush(NULL); /* or the child would write it again */
+    pid_t pid = fork();
+    if (pid == 0) {
+        close(ends[0]);
+        child(ends[1]);
+    }
+    close(ends[1]);
+    FILE *in = pid > 0 ? fdopen(ends[0], "r") : NULL;
+    if (in == NULL) {
+        ep_err failed = ep_error_set(out_error, EP_ERR_IO, "%s: fork: %s", dir, strerror(errno));
+        close(ends[0]);
+        return failed;
+    }
+    bool done;
+    int status = 0;
+    ep_err err = listen_to(model, dir, in, &done, out_error);
+    fclose(in);
+    waitpid(pid, &status, 0);
+    if (err == EP_OK && !done) {
+        return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: libbabeltrace2 broke down on it (%s %d): damaged",
+                            dir, WIFSIGNALED(status) ? "signal" : "exit code",
+                            WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
+    }
+    return err;
+}
+
+ep_err ep_cli_trace_read(ep_cli_trace_model *model, const char *dir, ep_error *out_error)
+{
+    ep_err err = find_traces(dir, out_error);
+    if (err == EP_OK) {
+        err = ep_cli_trace_model_recording(model, dir, out_error);
+    }
+    if (err == EP_OK) {
+        err = read_found(model, dir, out_error);
+    }
+    forget_found();
+    return err;
+}

@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The report as JSON. */
+#include "trace_report.h"
+
+#include <inttypes.h>
+
+#include "output.h"
+
+#define CALL_BYTES 17
+
+void ep_cli_trace_id_text(ep_trace_id trace, char out_text[EP_CLI_TRACE_ID_BYTES])
+{
+    snprintf(out_text, EP_CLI_TRACE_ID_BYTES, "%016" PRIx64 "%016" PRIx64, trace.high, trace.low);
+}
+
+static json_t *hex(uint64_t number)
+{
+    char text[CALL_BYTES];
+    snprintf(text, sizeof(text), "%016" PRIx64, number);
+    return json_string(text);
+}
+
+static json_t *process_json(const ep_cli_trace_model *model, uint32_t process)
+{
+    char name[2 * EP_CLI_TRACE_NAME_BYTES];
+    ep_cli_trace_process_name(model, process, true, name, sizeof(name));
+    return ep_cli_json_text(name);
+}
+
+static json_t *stat_json(const ep_cli_trace_stat *stat)
+{
+    return json_pack("{s:I, s:I, s:I, s:I, s:I}", "count", (json_int_t)stat->count, "p50_ns",
+                     (json_int_t)stat->p50_ns, "p99_ns", (json_int_t)stat->p99_ns, "max_ns",
+                     (json_int_t)stat->max_ns, "total_ns", (json_int_t)stat->total_ns);
+}
+
+static json_t *stages_json(const ep_cli_trace_figures *f)
+{
+    json_t *stages = json_array();
+    for (int kind = 0; kind <= EP_CLI_SPAN_KINDS; kind++) {
+        bool derived = kind == EP_CLI_SPAN_KINDS;
+        const ep_cli_trace_stat *stat = derived ? &f->network : &f->stages[kind];
+        if (stat->count == 0) {
+            continue;
+        }
+        json_t *stage = stat_json(stat);
+        json_object_set_new(stage, "name", json_string(derived ? "network" : ep_cli_span_names[kind]));
+        json_object_set_new(stage, "share",
+                            f->requests_ns > 0 ? json_real((double)stat->total_ns / (double)f->requests_ns)
+                                               : json_null());
+        json_array_append_new(stages, stage);
+    }
+    return stages;
+}
+
+static json_t *requests_json(const ep_cli_trace_model *model, const ep_cli_trace_figures *f, size_t top)
+{
+    json_t *requests = json_array();
+    for (size_t i = 0; i < f->requests_count && i < top; i++) {
+        const ep_cli_span *span = &model->spans[f->requests[i]];
+        char trace[EP_CLI_TRACE_ID_BYTES];
+        ep_cli_trace_id_text(span->trace, trace);
+        json_t *path = json_object();
+        for (int part = 0; part < EP_CLI_PATH_PARTS; part++) {
+            json_object_set_new(path, ep_cli_path_names[part], json_integer(f->paths[i].parts_ns[part]));
+        }
+        json_array_append_new(
+            requests,
+            json_pack("{s:s, s:o, s:o, s:I, s:I, s:I, s:I, s:i, s:o, s:I, s:o}", "trace_id", trace, "call",
+                      hex(span->call), "process", process_json(model, span->process), "layer",
+                      (json_int_t)span->layer, "tokens", (json_int_t)span->rows, "begin_ns",
+                      (json_int_t)span->begin_ns, "duration_ns", (json_int_t)(span->end_ns - span->begin_ns),
+                      "status", (int)span->status, "slowest_peer",
+                      ep_cli_json_text(model->names[f->paths[i].peer]), "slowest_peer_ns",
+                      (json_int_t)f->paths[i].peer_ns, "critical_path_ns", path));
+    }
+    return requests;
+}
+
+static json_t *peers_json(const ep_cli_trace_model *model, const ep_cli_trace_figures *f)
+{
+    json_t *peers = json_array();
+    for (size_t i = 0; i < f->peers_count; i++) {
+        const ep_cli_trace_peer *peer = &f->peers[i];
+        json_array_append_new(
+            peers, json_pack("{s:o, s:o, s:o, s:o, s:I, s:I}", "name", ep_cli_json_text(model->names[peer->name]),
+                             "exchange", stat_json(&peer->exchange), "network", stat_json(&peer->network),
+                             "serve", stat_json(&peer->serve), "slowest_of_requests",
+                             (json_int_t)peer->slowest_of, "waited_ns", (json_int_t)peer->waited_ns));
+    }
+    return peers;
+}
+
+static json_t *experts_json(const ep_cli_trace_figures *f, size_t top)
+{
+    json_t *experts = json_array();
+    for (size_t i = 0; i < f->experts_count && i < top; i++) {
+        const ep_cli_trace_expert *e = &f->experts[i];
+        json_array_append_new(experts, json_pack("{s:i, s:i, s:I, s:I, s:I}", "layer", (int)e->layer, "expert",
+                                                 (int)e->expert, "jobs", (json_int_t)e->jobs, "rows",
+                                                 (json_int_t)e->rows, "busy_ns", (json_int_t)e->busy_ns));
+    }
+    return experts;
+}
+
+static json_t *unmatched_json(const ep_cli_trace_model *model)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; i < model->unmatched_count; i++) {
+        const ep_cli_unmatched *u = &model->unmatched[i];
+        json_array_append_new(list, json_pack("{s:s, s:s, s:o, s:o, s:I, s:I}", "event", u->is_end ? "end" : "begin",
+                                              "name", ep_cli_span_names[u->kind], "process",
+                                              process_json(model, u->process), "call", hex(u->call), "sub",
+                                              (json_int_t)u->sub, "time_ns", (json_int_t)u->time_ns));
+    }
+    return json_pack("{s:I, s:I, s:o}", "begins", (json_int_t)model->unmatched_begins, "ends",
+                     (json_int_t)model->unmatched_ends, "listed", list);
+}
+
+static json_t *recordings_json(const ep_cli_trace_model *model)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; i < model->recordings_count; i++) {
+        const ep_cli_recording *r = &model->recordings[i];
+        json_array_append_new(
+            list, json_pack("{s:o, s:o, s:I, s:I, s:I, s:I, s:o}", "path", ep_cli_json_text(r->path), "host",
+                            ep_cli_json_text(r->host), "events", (json_int_t)r->events_count, "discarded_events",
+                            (json_int_t)r->discarded_events, "discarded_packets",
+                            (json_int_t)r->discarded_packets, "clock_offset_ns", (json_int_t)r->offset_ns,
+                            "clock_error_ns",
+                            r->offset_error_ns >= 0 ? json_integer(r->offset_error_ns) : json_null()));
+    }
+    return list;
+}
+
+static json_t *processes_json(const ep_cli_trace_model *model)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; i < model->processes_count; i++) {
+        const ep_cli_trace_process *p = &model->processes[i];
+        json_array_append_new(list,
+                              json_pack("{s:o, s:o, s:i, s:I, s:I}", "node", ep_cli_json_text(model->names[p->node]),
+                                        "thread", ep_cli_json_text(model->names[p->thread]), "pid", (int)p->pid,
+                                        "recording", (json_int_t)p->recording, "spans",
+                                        (json_int_t)p->spans_count));
+    }
+    return list;
+}
+
+json_t *ep_cli_trace_report_json(const ep_cli_trace_model *model, const ep_cli_trace_figures *figures, size_t top)
+{
+    return json_pack(
+        "{s:o, s:o, s:I, s:I, s:b, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o}", "recordings",
+        recordings_json(model), "processes", processes_json(model), "events", (json_int_t)model->events_count,
+        "spans", (json_int_t)model->spans_count, "cut", (int)model->cut, "traces",
+        (json_int_t)figures->traces_count, "requests", (json_int_t)figures->requests_count, "requests_ns",
+        (json_int_t)figures->requests_ns, "exchanges_without_serve", (json_int_t)figures->unserved,
+        "serves_without_exchange", (json_int_t)figures->unasked, "stages", stages_json(figures), "peers",
+        peers_json(model, figures), "slowest", requests_json(model, figures, top), "experts",
+        experts_json(figures, top), "unmatched", unmatched_json(model));
+}

@@ -1,0 +1,418 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* expertctl trace report and export on recordings with known times, on damaged ones, and on hostile names. */
+#include <criterion/criterion.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "cli/trace_read.h"
+#include "perfetto.pb-c.h"
+#include "support/process.h"
+#include "support/trace_scene.h"
+
+#define TIMEOUT_MS 120000
+#define REQUESTS 12
+#define TRACKS_MAX 256
+#define DEPTH_MAX 16
+#define AHEAD_NS 77000001
+
+static char dir[EP_TEST_PATH_BYTES];
+
+static void make_dir(void)
+{
+    cr_assert(ep_test_dir_create(dir));
+}
+
+static void remove_dir(void)
+{
+    ep_test_dir_remove(dir);
+}
+
+static const char *in_dir(char path[EP_TEST_PATH_BYTES * 2], const char *name)
+{
+    snprintf(path, EP_TEST_PATH_BYTES * 2, "%s/%s", dir, name);
+    return path;
+}
+
+static void write_scene(const ep_test_scene *scene, const char *name, uint32_t recording, uint64_t discarded)
+{
+    char path[EP_TEST_PATH_BYTES * 2];
+    size_t count;
+    ep_cli_trace_event *events = ep_test_scene_events(scene, &count);
+    cr_assert_not_null(events);
+    cr_assert(ep_test_scene_write(in_dir(path, name), events, count, recording, recording == 0 ? "one" : "two",
+                                  (uint8_t)recording, discarded));
+    free(events);
+}
+
+static int run(char **out_text, const char *const *args)
+{
+    return ep_test_process_run(dir, "expertctl", EP_EXPERTCTL, args, NULL, TIMEOUT_MS, out_text);
+}
+
+static json_t *report(const char *a, const char *b)
+{
+    const char *args[] = {"trace", "report", "-o", "json", a, b, NULL};
+    char *text = NULL;
+    int code = run(&text, args);
+    json_t *json = json_loads(text, 0, NULL);
+    cr_assert_eq(code, 0, "%s", text);
+    cr_assert_not_null(json, "%s", text);
+    free(text);
+    return json;
+}
+
+static json_int_t number(json_t *json, const char *key)
+{
+    cr_assert(json_is_integer(json_object_get(json, key)), "%s", key);
+    return json_integer_value(json_object_get(json, key));
+}
+
+static json_t *named(json_t *list, const char *name)
+{
+    size_t i;
+    json_t *one;
+    json_array_foreach(list, i, one) {
+        if (strcmp(json_string_value(json_object_get(one, "name")), name) == 0) {
+            return one;
+        }
+    }
+    cr_assert_fail("no %s", name);
+    return NULL;
+}
+
+Test(trace_files, events_come_back_exactly, .init = make_dir, .fini = remove_dir)
+{
+    char path[EP_TEST_PATH_BYTES * 2];
+    ep_error error;
+    size_t count;
+    write_scene(&(ep_test_scene){.requests = REQUESTS}, "rec", 0, 5);
+    ep_cli_trace_event *events = ep_test_scene_events(&(ep_test_scene){.requests = REQUESTS}, &count);
+    ep_cli_trace_model *expected = ep_cli_trace_model_create(count);
+    ep_cli_trace_model *read = ep_cli_trace_model_create(count);
+    ep_cli_trace_model_recording(expected, "x", NULL);
+    for (size_t i = 0; i < count; i++) {
+        cr_assert_eq(ep_cli_trace_model_add(expected, &events[i], NULL), EP_OK);
+    }
+    cr_assert_eq(ep_cli_trace_read(read, in_dir(path, "rec"), &error), EP_OK, "%s", error.text);
+    ep_cli_trace_model_finish(expected, (ep_trace_id){0}, NULL);
+    ep_cli_trace_model_finish(read, (ep_trace_id){0}, NULL);
+    cr_assert_eq(read->spans_count, REQUESTS * EP_TEST_SCENE_SPANS);
+    cr_expect_eq(read->recordings[0].discarded_events, 5);
+    cr_expect_str_eq(read->recordings[0].host, "one");
+    cr_expect(read->recordings[0].has_clock);
+    for (size_t i = 0; i < read->spans_count; i++) {
+        const ep_cli_span *a = &read->spans[i];
+        const ep_cli_span *b = &expected->spans[i];
+        cr_expect(a->kind == b->kind && a->begin_ns == b->begin_ns && a->end_ns == b->end_ns && a->call == b->call &&
+                      a->parent == b->parent && a->trace.high == b->trace.high && a->trace.low == b->trace.low &&
+                      a->epoch == b->epoch && a->sub == b->sub && a->rows == b->rows && a->layer == b->layer &&
+                      a->expert == b->expert && a->status == b->status && a->tid == b->tid && a->mate == b->mate &&
+                      strcmp(read->names[a->peer], expected->names[b->peer]) == 0,
+                  "span %zu", i);
+    }
+    ep_cli_trace_model_destroy(expected);
+    ep_cli_trace_model_destroy(read);
+    free(events);
+}
+
+Test(trace_files, the_report_says_the_known_times, .init = make_dir, .fini = remove_dir)
+{
+    char path[EP_TEST_PATH_BYTES * 2];
+    write_scene(&(ep_test_scene){.requests = REQUESTS}, "rec", 0, 0);
+    json_t *json = report(in_dir(path, "rec"), NULL);
+    json_t *exchange = named(json_object_get(json, "stages"), "exchange");
+    json_t *network = named(json_object_get(json, "stages"), "network");
+    json_t *slowest = json_array_get(json_object_get(json, "slowest"), 3);
+    json_t *unmatched = json_object_get(json, "unmatched");
+    cr_expect_eq(number(json, "spans"), REQUESTS * EP_TEST_SCENE_SPANS);
+    cr_expect_eq(number(json, "requests_ns"), REQUESTS * 100000);
+    cr_expect_eq(number(exchange, "count"), REQUESTS * 2);
+    cr_expect_eq(number(exchange, "p50_ns"), 52000);
+    cr_expect_eq(number(exchange, "max_ns"), 69000 + 100 * (REQUESTS - 1));
+    cr_expect_eq(number(network, "p50_ns"), 20000);
+    cr_expect_eq(number(slowest, "duration_ns"), 100000);
+    cr_expect_str_eq(json_string_value(json_object_get(slowest, "trace_id")), "0af7651916cd43dd0000000000000004");
+    cr_expect_eq(number(json_object_get(slowest, "critical_path_ns"), "job"), 30000);
+    cr_expect_eq(number(json_object_get(slowest, "critical_path_ns"), "network"), 20300);
+    cr_expect_eq(number(unmatched, "begins") + number(unmatched, "ends"), 0);
+    json_decref(json);
+}
+
+Test(trace_files, two_hosts_come_onto_one_clock, .init = make_dir, .fini = remove_dir)
+{
+    char one[EP_TEST_PATH_BYTES * 2];
+    char two[EP_TEST_PATH_BYTES * 2];
+    ep_test_scene scene = {.requests = REQUESTS, .two_hosts = true, .node1_ahead_ns = AHEAD_NS};
+    write_scene(&scene, "one", 0, 0);
+    write_scene(&scene, "two", 1, 0);
+    json_t *json = report(in_dir(one, "one"), in_dir(two, "two"));
+    json_t *second = json_array_get(json_object_get(json, "recordings"), 1);
+    json_t *slowest = json_array_get(json_object_get(json, "slowest"), 0);
+    cr_expect_eq(number(second, "clock_offset_ns"), AHEAD_NS);
+    cr_expect_eq(number(second, "clock_error_ns"), 10000);
+    cr_expect_eq(number(json, "exchanges_without_serve"), 0);
+    cr_expect_eq(number(json_object_get(slowest, "critical_path_ns"), "network"), 20000);
+    json_decref(json);
+}
+
+/* Any byte may be wrong: the answer is a report or one line of error, never a crash or a hang. */
+Test(trace_files, damage_is_an_error_or_survived, .init = make_dir, .fini = remove_dir, .timeout = 240)
+{
+    char path[EP_TEST_PATH_BYTES * 2];
+    char file[EP_TEST_PATH_BYTES * 2];
+    unsigned seed = 11;
+    int refused = 0;
+    write_scene(&(ep_test_scene){.requests = 4}, "rec", 0, 0);
+    for (int round = 0; round < 40; round++) {
+        ep_error error = {0};
+        struct stat st;
+        write_scene(&(ep_test_scene){.requests = 4}, "rec", 0, 0);
+        in_dir(file, round % 2 == 0 ? "rec/stream_0" : "rec/metadata");
+        cr_assert_eq(stat(file, &st), 0);
+        int fd = open(file, O_RDWR | O_CLOEXEC);
+        if (round % 4 < 2) {
+            cr_assert_eq(ftruncate(fd, (off_t)((unsigned)rand_r(&seed) % (unsigned)st.st_size)), 0);
+        } else {
+            for (int i = 0; i < 4; i++) {
+                unsigned char byte = (unsigned char)rand_r(&seed);
+                cr_assert_eq(pwrite(fd, &byte, 1, (off_t)((unsigned)rand_r(&seed) % (unsigned)st.st_size)), 1);
+            }
+        }
+        close(fd);
+        ep_cli_trace_model *model = ep_cli_trace_model_create(1000);
+        ep_err err = ep_cli_trace_read(model, in_dir(path, "rec"), &error);
+        cr_expect(err == EP_OK || (error.code == err && error.text[0] != '\0'), "round %d", round);
+        cr_expect_eq(ep_cli_trace_model_finish(model, (ep_trace_id){0}, NULL), EP_OK);
+        refused += err != EP_OK;
+        ep_cli_trace_model_destroy(model);
+    }
+    cr_expect_geq(refused, 10);
+}
+
+Test(trace_files, wrong_words_and_files_are_named, .init = make_dir, .fini = remove_dir)
+{
+    char path[EP_TEST_PATH_BYTES * 2];
+    in_dir(path, "empty");
+    mkdir(path, 0700);
+    const struct {
+        const char *args[9];
+        int code;
+        const char *text;
+    } cases[] = {
+        {{"trace", NULL}, 2, "no verb given, allowed: record, snapshot, report, export"},
+        {{"trace", "fly", NULL}, 2, "there is no verb 'fly'"},
+        {{"trace", "report", NULL}, 2, "no recording given"},
+        {{"trace", "report", "/nonexistent/r", NULL}, 1, "expertctl trace report: /nonexistent/r"},
+        {{"trace", "report", path, NULL}, 1, "no recording there"},
+        {{"trace", "report", "x", "--trace-id", "12", NULL}, 2, "--trace-id is '12', allowed: 32 hexadecimal digits"},
+        {{"trace", "export", "x", "-o", "y", NULL}, 2, "--format"},
+        {{"trace", "export", "x", "-o", "y", "--format", "pdf", NULL}, 2, "allowed: perfetto, html, chrome-json"},
+        {{"trace", "record", "-d", "5h", NULL}, 2, "--duration is '5h', allowed: 1ms..86400s"},
+        {{"trace", "record", "--subbufs", "3", NULL}, 2, "--subbufs is '3', allowed: a power of 2"},
+        {{"trace", "snapshot", NULL}, 2, "no verb given, allowed: start, take, stop"},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char *text = NULL;
+        int code = run(&text, cases[i].args);
+        cr_expect_eq(code, cases[i].code, "case %zu: %d, expected %d: %s", i, code, cases[i].code, text);
+        cr_expect_not_null(strstr(text, cases[i].text), "case %zu: '%s' is not in: %s", i, cases[i].text, text);
+        free(text);
+    }
+}
+
+static void export_as(const char *format, const char *recording, const char *file)
+{
+    char from[EP_TEST_PATH_BYTES * 2];
+    char to[EP_TEST_PATH_BYTES * 2];
+    const char *args[] = {"trace", "export", in_dir(from, recording), "--format", format, "-o", in_dir(to, file), NULL};
+    char *text = NULL;
+    cr_assert_eq(run(&text, args), 0, "%s", text);
+    free(text);
+}
+
+static uint8_t *read_bytes(const char *name, size_t *out_bytes)
+{
+    char path[EP_TEST_PATH_BYTES * 2];
+    struct stat st;
+    int fd = open(in_dir(path, name), O_RDONLY | O_CLOEXEC);
+    cr_assert_geq(fd, 0);
+    cr_assert_eq(fstat(fd, &st), 0);
+    uint8_t *bytes = malloc((size_t)st.st_size + 1);
+    cr_assert_eq(read(fd, bytes, (size_t)st.st_size), st.st_size);
+    bytes[st.st_size] = 0;
+    close(fd);
+    *out_bytes = (size_t)st.st_size;
+    return bytes;
+}
+
+/* ---- Perfetto ---- */
+
+typedef struct track {
+    uint64_t uuid;
+    uint64_t ends[DEPTH_MAX];
+    size_t depth;
+    uint64_t last;
+    bool counter;
+} track;
+
+static track *find_track(track *tracks, size_t count, uint64_t uuid)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (tracks[i].uuid == uuid) {
+            return &tracks[i];
+        }
+    }
+    cr_assert_fail("no descriptor before an event of track %lu", (unsigned long)uuid);
+    return NULL;
+}
+
+Test(trace_files, perfetto_nests_and_flows, .init = make_dir, .fini = remove_dir)
+{
+    static track tracks[TRACKS_MAX];
+    size_t tracks_count = 0;
+    size_t bytes;
+    size_t slices = 0;
+    size_t flows[REQUESTS * EP_TEST_SCENE_SPANS + 1] = {0};
+    write_scene(&(ep_test_scene){.requests = REQUESTS}, "rec", 0, 0);
+    export_as("perfetto", "rec", "out.pftrace");
+    uint8_t *data = read_bytes("out.pftrace", &bytes);
+    EpPerfetto__Trace *trace = ep_perfetto__trace__unpack(NULL, bytes, data);
+    cr_assert_not_null(trace);
+    for (size_t i = 0; i < trace->n_packet; i++) {
+        const EpPerfetto__TracePacket *p = trace->packet[i];
+        if (p->track_descriptor != NULL) {
+            cr_assert_lt(tracks_count, TRACKS_MAX);
+            tracks[tracks_count++] =
+                (track){.uuid = p->track_descriptor->uuid, .counter = p->track_descriptor->counter != NULL};
+            continue;
+        }
+        const EpPerfetto__TrackEvent *e = p->track_event;
+        track *t = find_track(tracks, tracks_count, e->track_uuid);
+        cr_expect_geq(p->timestamp, t->last);
+        t->last = p->timestamp;
+        cr_expect_eq(t->counter, e->type == EP_PERFETTO__TRACK_EVENT__TYPE__TYPE_COUNTER);
+        if (e->type == EP_PERFETTO__TRACK_EVENT__TYPE__TYPE_SLICE_BEGIN) {
+            cr_assert_lt(t->depth++, DEPTH_MAX);
+            slices++;
+            if (e->n_flow_ids > 0) {
+                cr_assert_leq(e->flow_ids[0], REQUESTS * EP_TEST_SCENE_SPANS);
+                flows[e->flow_ids[0]]++;
+            }
+        } else if (e->type == EP_PERFETTO__TRACK_EVENT__TYPE__TYPE_SLICE_END) {
+            cr_assert_gt(t->depth--, 0);
+        }
+    }
+    for (size_t i = 0; i < tracks_count; i++) {
+        cr_expect_eq(tracks[i].depth, 0);
+    }
+    size_t chains = 0;
+    for (size_t i = 0; i < sizeof(flows) / sizeof(flows[0]); i++) {
+        chains += flows[i] == 3; /* exchange, serve, reply */
+    }
+    cr_expect_eq(slices, REQUESTS * EP_TEST_SCENE_SPANS);
+    cr_expect_eq(chains, REQUESTS * 2);
+    cr_expect_eq(ep_perfetto__trace__get_packed_size(trace), bytes);
+    ep_perfetto__trace__free_unpacked(trace, NULL);
+    free(data);
+}
+
+Test(trace_files, perfetto_is_read_by_protoc, .init = make_dir, .fini = remove_dir)
+{
+    char command[EP_TEST_PATH_BYTES * 8];
+    char *text = NULL;
+    write_scene(&(ep_test_scene){.requests = 2}, "rec", 0, 0);
+    export_as("perfetto", "rec", "out.pftrace");
+    snprintf(command, sizeof(command),
+             "%s --decode=perfetto.protos.Trace -I " EP_SOURCE_DIR "/tests/unit/cli perfetto_public.proto < %s/out.pftrace",
+             EP_PROTOC, dir);
+    const char *args[] = {"-c", command, NULL};
+    cr_assert_eq(ep_test_process_run(dir, "protoc", "/bin/sh", args, NULL, TIMEOUT_MS, &text), 0, "%s", text);
+    cr_expect_not_null(strstr(text, "process_name: \"node1 (300)\""));
+    cr_expect_not_null(strstr(text, "type: TYPE_SLICE_BEGIN"));
+    cr_expect_not_null(strstr(text, "counter_value: 1"));
+    for (const char *line = text; line != NULL; line = strchr(line, '\n')) {
+        line += strspn(line, "\n ");
+        cr_assert(*line < '0' || *line > '9', "an unknown field: %.20s", line);
+    }
+    free(text);
+}
+
+Test(trace_files, chrome_json_nests, .init = make_dir, .fini = remove_dir)
+{
+    size_t bytes;
+    size_t i;
+    json_t *event;
+    long depth[4][8192] = {{0}};
+    size_t begins = 0;
+    write_scene(&(ep_test_scene){.requests = REQUESTS, .node1 = "no\"de\\<1>"}, "rec", 0, 0);
+    export_as("chrome-json", "rec", "out.json");
+    char *text = (char *)read_bytes("out.json", &bytes);
+    json_t *json = json_loads(text, 0, NULL);
+    cr_assert_not_null(json);
+    json_array_foreach(json_object_get(json, "traceEvents"), i, event) {
+        const char *phase = json_string_value(json_object_get(event, "ph"));
+        json_int_t pid = number(event, "pid");
+        json_int_t tid = number(event, "tid");
+        cr_assert(pid < 4 && tid < 8192);
+        begins += phase[0] == 'B';
+        depth[pid][tid] += phase[0] == 'B' ? 1 : phase[0] == 'E' ? -1 : 0;
+        cr_assert_geq(depth[pid][tid], 0);
+    }
+    cr_expect_eq(begins, REQUESTS * EP_TEST_SCENE_SPANS);
+    json_decref(json);
+    free(text);
+}
+
+/* ---- HTML ---- */
+
+#define HOSTILE "</script><img id=evil src=x onerror=document.title=1>&\""
+
+static char *dom(const char *fragment)
+{
+    char profile[EP_TEST_PATH_BYTES * 2];
+    char url[EP_TEST_PATH_BYTES * 2];
+    char *text = NULL;
+    snprintf(profile, sizeof(profile), "--user-data-dir=%s/profile", dir);
+    snprintf(url, sizeof(url), "file://%s/out.html%s", dir, fragment);
+    const char *args[] = {"--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+                          "--disable-background-networking", "--disable-component-update", "--disable-sync", profile,
+                          "--dump-dom", url, NULL};
+    int code = ep_test_process_run(dir, "chromium", EP_CHROMIUM, args, NULL, TIMEOUT_MS, &text);
+    cr_assert_eq(code, 0, "%s", text);
+    return text;
+}
+
+static void expect_in(const char *text, const char *part)
+{
+    cr_expect_not_null(strstr(text, part), "'%s' is not in the page", part);
+}
+
+Test(trace_files, the_page_shows_timeline_and_heat_map, .init = make_dir, .fini = remove_dir, .timeout = 240)
+{
+    if (EP_CHROMIUM[0] == '\0') {
+        cr_skip_test("chromium is not installed");
+    }
+    write_scene(&(ep_test_scene){.requests = REQUESTS, .node1 = HOSTILE}, "rec", 0, 0);
+    export_as("html", "rec", "out.html");
+    char *text = dom("");
+    expect_in(text, "data-ready=\"1\" data-spans=\"228\" data-requests=\"12\" data-unmatched=\"0\"");
+    expect_in(text, "data-drawn=\"228\" data-total=\"228\" data-lanes=\"11\" data-processes=\"3\" data-trace=\"\"");
+    expect_in(text, "data-layers=\"1\" data-experts=\"3\" data-by=\"rows\"");
+    expect_in(text, "data-layer=\"2\" data-expert=\"2\" data-rows=\"60\" data-busy-ns=\"360000\"");
+    expect_in(text, "<tr data-stage=\"exchange\" data-count=\"24\">");
+    expect_in(text, "data-trace=\"0af7651916cd43dd0000000000000001\" data-duration-ns=\"100000\"");
+    expect_in(text, "&lt;/script&gt;&lt;img id=evil");
+    cr_expect_null(strstr(text, "<img"), "a node's name became part of the page");
+    cr_expect_null(strstr(text, "http://"));
+    cr_expect_null(strstr(text, "https://"));
+    free(text);
+    text = dom("#trace=0af7651916cd43dd0000000000000002");
+    expect_in(text, "data-drawn=\"19\" data-total=\"228\"");
+    expect_in(text, "data-trace=\"0af7651916cd43dd0000000000000002\"");
+    free(text);
+}

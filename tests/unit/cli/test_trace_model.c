@@ -1,0 +1,257 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Events to spans, joins, clocks, figures, critical paths and lanes, on a scene with known times. */
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/trace_export.h"
+#include "support/trace_scene.h"
+
+#define EVENTS_MAX 1000000
+
+static ep_cli_trace_model *model;
+static ep_cli_trace_figures figures;
+
+static void start(uint64_t events_max, uint32_t recordings)
+{
+    model = ep_cli_trace_model_create(events_max);
+    cr_assert_not_null(model);
+    for (uint32_t i = 0; i < recordings; i++) {
+        cr_assert_eq(ep_cli_trace_model_recording(model, "scene", NULL), EP_OK);
+    }
+}
+
+static void add(const ep_cli_trace_event *event)
+{
+    cr_assert_eq(ep_cli_trace_model_add(model, event, NULL), EP_OK);
+}
+
+static void finish(ep_trace_id trace)
+{
+    cr_assert_eq(ep_cli_trace_model_finish(model, trace, NULL), EP_OK);
+    cr_assert_eq(ep_cli_trace_figures_make(model, &figures, NULL), EP_OK);
+}
+
+static void add_scene(const ep_test_scene *scene)
+{
+    size_t count;
+    ep_cli_trace_event *events = ep_test_scene_events(scene, &count);
+    cr_assert_not_null(events);
+    for (size_t i = 0; i < count; i++) {
+        add(&events[i]);
+    }
+    free(events);
+}
+
+static void end(void)
+{
+    ep_cli_trace_figures_free(&figures);
+    ep_cli_trace_model_destroy(model);
+}
+
+static void expect_path_of_node1(const ep_cli_trace_path *path, int64_t longer)
+{
+    static const int64_t expected[EP_CLI_PATH_PARTS] = {
+        [EP_CLI_PATH_PLAN] = 4000,    [EP_CLI_PATH_PACK] = 6000, [EP_CLI_PATH_NETWORK] = 20000,
+        [EP_CLI_PATH_DECODE] = 3000,  [EP_CLI_PATH_QUEUE] = 10000, [EP_CLI_PATH_JOB] = 30000,
+        [EP_CLI_PATH_REPLY] = 4000,   [EP_CLI_PATH_NODE] = 2000, [EP_CLI_PATH_UNSERVED] = 0,
+        [EP_CLI_PATH_COMBINE] = 14000, [EP_CLI_PATH_CLIENT] = 7000};
+    for (int part = 0; part < EP_CLI_PATH_PARTS; part++) {
+        int64_t more = part == EP_CLI_PATH_NETWORK ? longer : part == EP_CLI_PATH_CLIENT ? -longer : 0;
+        cr_expect_eq(path->parts_ns[part], expected[part] + more, "%s: %ld, expected %ld", ep_cli_path_names[part],
+                     (long)path->parts_ns[part], (long)(expected[part] + more));
+    }
+    cr_expect_str_eq(model->names[path->peer], "node1");
+    cr_expect_eq(path->peer_ns, 69000 + longer);
+}
+
+Test(trace_model, a_scene_is_matched_and_joined, .fini = end)
+{
+    start(EVENTS_MAX, 1);
+    add_scene(&(ep_test_scene){.requests = 10});
+    finish((ep_trace_id){0});
+    cr_expect_eq(model->spans_count, 10 * 19);
+    cr_expect_eq(model->unmatched_begins + model->unmatched_ends, 0);
+    cr_expect_eq(model->processes_count, 3);
+    cr_expect_eq(figures.unserved + figures.unasked, 0);
+    cr_expect_eq(figures.requests_count, 10);
+    cr_expect_eq(figures.traces_count, 10);
+    cr_expect_eq(figures.requests_ns, 10 * 100000);
+    const ep_cli_trace_stat *exchange = &figures.stages[EP_CLI_SPAN_exchange];
+    cr_expect_eq(exchange->count, 20);
+    cr_expect_eq(exchange->p50_ns, 52000);
+    cr_expect_eq(exchange->p99_ns, 69900);
+    cr_expect_eq(exchange->max_ns, 69900);
+    cr_expect_eq(exchange->total_ns, 10 * (52000 + 69000) + 4500);
+    cr_expect_eq(figures.network.total_ns, 10 * (20000 + 20000) + 4500);
+    for (size_t i = 0; i < figures.requests_count; i++) {
+        expect_path_of_node1(&figures.paths[i], 100 * (int64_t)i); /* equal durations: in order of time */
+    }
+}
+
+Test(trace_model, peers_and_experts_are_ranked, .fini = end)
+{
+    start(EVENTS_MAX, 1);
+    add_scene(&(ep_test_scene){.requests = 4});
+    finish((ep_trace_id){0});
+    cr_assert_eq(figures.peers_count, 2);
+    cr_expect_str_eq(model->names[figures.peers[0].name], "node1");
+    cr_expect_eq(figures.peers[0].slowest_of, 4);
+    cr_expect_eq(figures.peers[0].waited_ns, 4 * 69000 + 600);
+    cr_expect_eq(figures.peers[0].serve.p50_ns, 49000);
+    cr_expect_eq(figures.peers[1].slowest_of, 0);
+    cr_assert_eq(figures.experts_count, 2);
+    cr_expect_eq(figures.experts[0].expert, 2);
+    cr_expect_eq(figures.experts[0].layer, 2);
+    cr_expect_eq(figures.experts[0].rows, 4 * 5);
+    cr_expect_eq(figures.experts[0].busy_ns, 4 * 30000);
+    cr_expect_eq(figures.experts[1].jobs, 4);
+}
+
+Test(trace_model, what_has_no_partner_is_counted_and_listed, .fini = end)
+{
+    start(EVENTS_MAX, 1);
+    ep_cli_trace_event e = {.kind = EP_CLI_SPAN_forward, .pid = 1, .call = 7, .layer = -1, .expert = -1};
+    add(&e);
+    e.time_ns = 5;
+    add(&e); /* the same name again: the first one never ends */
+    e.is_end = true;
+    e.time_ns = 9;
+    add(&e);
+    e.sub = 3;
+    add(&e); /* never began */
+    finish((ep_trace_id){0});
+    cr_expect_eq(model->unmatched_begins, 1);
+    cr_expect_eq(model->unmatched_ends, 1);
+    cr_assert_eq(model->unmatched_count, 2);
+    cr_expect(model->unmatched[0].is_end);
+    cr_expect_eq(model->unmatched[0].sub, 3);
+    cr_expect_eq(model->unmatched[1].time_ns, 0);
+    cr_assert_eq(model->spans_count, 1);
+    cr_expect_eq(model->spans[0].begin_ns, 5);
+    cr_expect_eq(model->spans[0].end_ns, 9);
+}
+
+Test(trace_model, one_trace_keeps_its_jobs, .fini = end)
+{
+    start(EVENTS_MAX, 1);
+    size_t count;
+    ep_cli_trace_event *events = ep_test_scene_events(&(ep_test_scene){.requests = 3}, &count);
+    for (size_t i = 0; i < count; i++) {
+        /* Jobs carry the trace of their first group: here of another request. */
+        if (events[i].kind == EP_CLI_SPAN_job) {
+            events[i].trace.low = 99;
+        }
+        add(&events[i]);
+    }
+    free(events);
+    finish((ep_trace_id){EP_TEST_SCENE_TRACE_HIGH, 2});
+    cr_expect_eq(model->spans_count, 19);
+    cr_expect_eq(figures.requests_count, 1);
+    expect_path_of_node1(&figures.paths[0], 100);
+}
+
+Test(trace_model, clocks_of_hosts_are_fitted, .fini = end)
+{
+    const int64_t ahead = 123456789;
+    start(EVENTS_MAX, 2);
+    memset(model->recordings[1].clock, 1, 16);
+    model->recordings[0].has_clock = model->recordings[1].has_clock = true;
+    add_scene(&(ep_test_scene){.requests = 10, .two_hosts = true, .node1_ahead_ns = ahead});
+    finish((ep_trace_id){0});
+    cr_expect_eq(model->recordings[0].offset_ns, 0);
+    cr_expect_eq(model->recordings[1].offset_ns, ahead);
+    cr_expect_eq(model->recordings[1].offset_error_ns, 10000);
+    cr_expect_eq(figures.unserved, 0);
+    for (size_t i = 0; i < figures.requests_count; i++) {
+        expect_path_of_node1(&figures.paths[i], 100 * (int64_t)i);
+    }
+}
+
+Test(trace_model, one_clock_is_left_alone_and_a_lone_host_is_said, .fini = end)
+{
+    start(EVENTS_MAX, 3);
+    memset(model->recordings[2].clock, 1, 16);
+    for (int i = 0; i < 3; i++) {
+        model->recordings[i].has_clock = true;
+    }
+    add_scene(&(ep_test_scene){.requests = 2, .two_hosts = true});
+    finish((ep_trace_id){0});
+    cr_expect_eq(model->recordings[1].offset_ns, 0);
+    cr_expect_eq(model->recordings[1].offset_error_ns, 0);
+    cr_expect_eq(model->recordings[2].offset_error_ns, -1);
+}
+
+Test(trace_model, events_past_the_limit_are_not_kept, .fini = end)
+{
+    start(30, 1);
+    add_scene(&(ep_test_scene){.requests = 2});
+    finish((ep_trace_id){0});
+    cr_expect(model->cut);
+    cr_expect_eq(model->events_count, 30);
+    cr_expect_leq(model->spans_count, 30);
+}
+
+/* Random begins and ends: nothing is lost or counted twice, and lanes nest. */
+typedef struct nesting {
+    uint32_t stack[64];
+    size_t depth;
+    size_t begun;
+    int64_t last_ns;
+} nesting;
+
+static bool check_nesting(uint32_t span, bool is_end, void *arg)
+{
+    nesting *n = arg;
+    const ep_cli_span *s = &model->spans[span];
+    int64_t now = is_end ? s->end_ns : s->begin_ns;
+    cr_expect_geq(now, n->last_ns);
+    n->last_ns = now;
+    if (is_end) {
+        cr_assert_gt(n->depth, 0);
+        cr_expect_eq(n->stack[--n->depth], span);
+    } else {
+        cr_assert_lt(n->depth, 64);
+        n->stack[n->depth++] = span;
+        n->begun++;
+    }
+    return true;
+}
+
+Test(trace_model, lanes_nest_strictly_and_hold_every_span, .fini = end)
+{
+    ep_cli_trace_lanes lanes;
+    size_t begun = 0;
+    unsigned seed = 5;
+    start(EVENTS_MAX, 1);
+    uint64_t sent[2] = {0};
+    for (int i = 0; i < 20000; i++) {
+        ep_cli_trace_event e = {.time_ns = i / 3, .kind = rand_r(&seed) % EP_CLI_SPAN_KINDS,
+                                .is_end = rand_r(&seed) % 2 != 0, .pid = 1 + rand_r(&seed) % 2,
+                                .call = rand_r(&seed) % 6, .sub = rand_r(&seed) % 2, .layer = -1, .expert = -1};
+        add(&e);
+        sent[e.is_end]++;
+    }
+    finish((ep_trace_id){0});
+    cr_expect_eq(model->spans_count + model->unmatched_begins, sent[0]);
+    cr_expect_eq(model->spans_count + model->unmatched_ends, sent[1]);
+    cr_expect_gt(model->spans_count, 1000);
+    cr_assert_eq(ep_cli_trace_lanes_make(model, &lanes, NULL), EP_OK);
+    for (uint32_t i = 0; i < lanes.lanes_count; i++) {
+        nesting n = {.last_ns = INT64_MIN};
+        cr_expect(ep_cli_trace_lane_walk(model, &lanes, i, check_nesting, &n));
+        cr_expect_eq(n.depth, 0);
+        begun += n.begun;
+    }
+    cr_expect_eq(begun + lanes.left_out, model->spans_count);
+    for (size_t i = 0; i < figures.requests_count; i++) {
+        int64_t sum = 0;
+        for (int part = 0; part < EP_CLI_PATH_PARTS; part++) {
+            cr_expect_geq(figures.paths[i].parts_ns[part], 0);
+            sum += figures.paths[i].parts_ns[part];
+        }
+        const ep_cli_span *s = &model->spans[figures.requests[i]];
+        cr_expect_eq(sum, s->end_ns - s->begin_ns);
+    }
+    ep_cli_trace_lanes_free(&lanes);
+}
