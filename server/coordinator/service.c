@@ -239,7 +239,7 @@ static void on_write_failed(void *arg, const ep_error *error)
     }
 }
 
-static void on_written(void *arg, const ep_table_job *job)
+static bool on_written(void *arg, const ep_table_job *job)
 {
     ep_coordinator_service *self = arg;
     ep_routing_table *table = job->kept.published;
@@ -260,6 +260,7 @@ static void on_written(void *arg, const ep_table_job *job)
     if (had_failed) {
         ep_log(EP_LOG_INFO, "store-works", "%s written again", self->store->place);
     }
+    return good;
 }
 
 /* What the state cannot judge: that the caller speaks for itself, and that a lane serves its address. */

@@ -49,13 +49,12 @@ static bool write_all(ep_table_keeper *keeper)
             return error.code == EP_OK;
         }
         ep_err err = ep_table_store_write(config->store, &job.kept, &error);
-        if (err == EP_OK) {
-            config->written(config->arg, &job);
-        } else {
+        bool good = err == EP_OK && config->written(config->arg, &job);
+        if (err != EP_OK) {
             config->failed(config->arg, &error);
         }
         ep_coordinator_kept_fini(&job.kept);
-        if (err != EP_OK) {
+        if (!good) {
             return false;
         }
     }

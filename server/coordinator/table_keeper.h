@@ -25,7 +25,7 @@ typedef struct ep_table_keeper_config {
     ep_table_store *store; /* borrowed */
     /* All on the keeper's thread. Fills *out_job and returns true when there is something to write. */
     bool (*take)(void *arg, ep_table_job *out_job, ep_error *out_error);
-    void (*written)(void *arg, const ep_table_job *job);
+    bool (*written)(void *arg, const ep_table_job *job); /* false: could not make use of it; it is written again later */
     void (*failed)(void *arg, const ep_error *error);
     void *arg;
 } ep_table_keeper_config;

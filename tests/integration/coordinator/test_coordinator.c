@@ -199,6 +199,9 @@ Test(coordinator, bad_configuration_is_named, .init = setup, .fini = teardown)
     refuses((const char *[]){"--placement=static", flag, "--node-order=a", NULL}, "names 1 nodes, the expert map");
     refuses((const char *[]){"--placement=static", "--expert-map-file=/nonexistent/map.json", NULL}, "/nonexistent/map.json");
     refuses((const char *[]){"--listen=tcp://0.0.0.0:0", NULL}, "insecure");
+    refuses((const char *[]){"--state-dir=/nonexistent/state", NULL}, "/nonexistent/state: No such file or directory");
+    snprintf(flag, sizeof(flag), "--state-dir=%s", map);
+    refuses((const char *[]){flag, NULL}, "map.json is not a directory");
 }
 
 static int manager; /* plays the service manager */

@@ -26,6 +26,7 @@ typedef struct coordinator {
     uint32_t experts[EXPERTS]; /* of layer 0 */
     size_t experts_count;
     bool asks_again; /* the next heartbeat is told to register */
+    size_t loses_owned; /* the next heartbeat that says so many experts are owned fails; 0 none */
     /* what was seen */
     int registered;
     int heartbeats;
@@ -122,6 +123,14 @@ static void serve_heartbeat(Expertd__V1__Coordinator_Service *s, const Expertd__
     coordinator *c = (coordinator *)(void *)s;
     Expertd__V1__HeartbeatReply reply = EXPERTD__V1__HEARTBEAT_REPLY__INIT;
     pthread_mutex_lock(&rig.lock);
+    if (c->loses_owned != 0 && in->n_models > 0 && in->models[0]->layers[0]->n_owned == c->loses_owned) {
+        c->loses_owned = 0;
+        pthread_mutex_unlock(&rig.lock);
+        ep_error error;
+        ep_error_set(&error, EP_ERR_UNAVAILABLE, "not now");
+        ep_rpc_call_finish(data, error.code, &error);
+        return;
+    }
     note_heartbeat(c, in);
     Expertd__V1__Epoch epoch = wire_epoch(c->epoch), committed = wire_epoch(c->committed);
     Expertd__V1__NodeAssignment assignment = wire_assignment(c), *list = &assignment;
@@ -371,6 +380,16 @@ Test(membership, assignments_are_loaded_reported_and_old_experts_go_after_the_co
     cr_expect_eq(c.owned[0], 2);
     cr_expect_eq(c.owned[1], 3);
     cr_expect_eq(ep_node_epoch_in_force(&rig.epoch).number, 2);
+}
+
+Test(membership, what_a_failed_heartbeat_told_is_told_again)
+{
+    start_coordinator();
+    assign((ep_epoch){1, 1}, (ep_epoch){1, 1}, 0, 3);
+    rig.coordinator.loses_owned = 3;
+    start_membership();
+    run_until(reported_1_1);
+    cr_expect_eq(seen().loses_owned, 0u);
 }
 
 static bool registered_twice(void)
