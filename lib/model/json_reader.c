@@ -114,7 +114,8 @@ ep_err ep_json_parse(const char *what, const char *bytes, size_t count, const ep
     json_t *root = json_loadb(bytes, count, JSON_REJECT_DUPLICATES, &json_error);
     if (root == NULL) {
         char text[JSON_ERROR_TEXT_LENGTH];
-        if (json_error_code(&json_error) == json_error_out_of_memory) {
+        /* Without memory jansson fails with a code, or without a word. */
+        if (json_error_code(&json_error) == json_error_out_of_memory || json_error.text[0] == 0) {
             return ep_error_set(out_error, EP_ERR_NO_MEMORY, "%s: no memory to parse it", what);
         }
         return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: line %d column %d: %s", what, json_error.line,

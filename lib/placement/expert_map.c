@@ -248,6 +248,10 @@ ep_err ep_expert_map_parse(const char *text, size_t text_bytes, const char *file
     json_error_t json_error;
     json_t *root = json_loadb(text, text_bytes, JSON_REJECT_DUPLICATES, &json_error);
     if (root == NULL) {
+        /* Without memory jansson fails with a code, or without a word. */
+        if (json_error_code(&json_error) == json_error_out_of_memory || json_error.text[0] == 0) {
+            return ep_error_set(out_error, EP_ERR_NO_MEMORY, "%s: no memory to parse it", file);
+        }
         return BAD("%s:%d:%d: %s", file, json_error.line, json_error.column, json_error.text);
     }
     ep_expert_map *map = calloc(1, sizeof(*map));

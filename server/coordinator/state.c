@@ -486,7 +486,8 @@ void ep_coordinator_state_tick(ep_coordinator_state *cluster, uint64_t now_ns)
 {
     uint64_t dead_ns = (uint64_t)cluster->config.heartbeat_ms * cluster->config.heartbeat_dead_count * EP_NS_PER_MS;
     uint64_t restore_ns = dead_ns + (uint64_t)cluster->config.restore_ms * EP_NS_PER_MS;
-    bool removed = false, changed = false;
+    bool removed = false;
+    bool changed = cluster->placement_error.code == EP_ERR_NO_MEMORY; /* what failed for that alone is tried again */
     for (size_t i = cluster->nodes_count; i-- > 0;) {
         cluster_node *node = cluster->nodes[i];
         uint64_t silent_ns = now_ns - node->last_seen_ns;
@@ -503,7 +504,7 @@ void ep_coordinator_state_tick(ep_coordinator_state *cluster, uint64_t now_ns)
             forget_model(cluster, m);
         }
     }
-    if (removed) {
+    if (removed || cluster->placement_error.code == EP_ERR_NO_MEMORY) {
         cluster_place(cluster);
     }
     if (removed || changed) {
