@@ -28,8 +28,8 @@ static void report_left_out(ep_rpc_audit *audit)
     audit->left_out = 0;
     pthread_mutex_unlock(&audit->lock);
     if (left_out > 0) {
-        ep_log(EP_LOG_WARN, "audit-refused-more", "count %llu lines_max %d window_ms %d", (unsigned long long)left_out,
-               EP_AUDIT_LINES, EP_AUDIT_WINDOW_MS);
+        ep_log(EP_LOG_WARN, "audit-refused-more", "count %llu lines_max %d window_ms %d",
+               (unsigned long long)left_out, EP_AUDIT_LINES, EP_AUDIT_WINDOW_MS);
     }
 }
 
@@ -95,6 +95,7 @@ void ep_rpc_audit_refused(ep_rpc_audit *audit, ep_rpc_refusal refusal, const ep_
 void ep_rpc_audit_admin(const ep_rpc_audit_event *event)
 {
     char peer[WORD_BYTES], node[WORD_BYTES];
-    ep_log(EP_LOG_INFO, "audit-admin", "peer %s node %s role %s method %s", clean(event->peer, '!', peer, sizeof(peer)),
-           clean(event->node, '!', node, sizeof(node)), event->role, event->method);
+    ep_log(EP_LOG_INFO, "audit-admin", "peer %s node %s role %s method %s",
+           clean(event->peer, '!', peer, sizeof(peer)), clean(event->node, '!', node, sizeof(node)),
+           event->role, event->method);
 }

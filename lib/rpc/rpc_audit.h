@@ -5,8 +5,9 @@
  *     W audit-refused peer 127.0.0.1:40112 node n-1 role client method expertd.v1.Admin.Drain reason method
  *     I audit-admin peer 127.0.0.1:40112 node - role operator method expertd.v1.Admin.Drain
  *
- * Refusals are limited to EP_AUDIT_LINES in EP_AUDIT_WINDOW_MS; what is beyond is counted, and the count is logged when the
- * window ends (W audit-refused-more). Names come from the peer: all but printable ASCII becomes '?'. Tokens never get here.
+ * Refusals are limited to EP_AUDIT_LINES in EP_AUDIT_WINDOW_MS; what is beyond is counted, and the count is
+ * logged when the window ends (W audit-refused-more). Names come from the peer: all but printable ASCII
+ * becomes '?'. Tokens never get here.
  *
  * Threads    any, except _init and _fini.
  */

@@ -35,7 +35,8 @@ ep_err ep_rpc_role_read(const char *name, ep_rpc_role *out_role, ep_error *out_e
     if (name[0] == 0 || strcmp(name, "client") == 0) {
         return EP_OK;
     }
-    if (strcmp(name, "node") == 0 || strcmp(name, "coordinator") == 0) { /* a coordinator is a peer of the nodes */
+    if (strcmp(name, "node") == 0 ||
+        strcmp(name, "coordinator") == 0) { /* a coordinator is a peer of the nodes */
         *out_role = EP_ROLE_NODE;
         return EP_OK;
     }
@@ -44,7 +45,8 @@ ep_err ep_rpc_role_read(const char *name, ep_rpc_role *out_role, ep_error *out_e
         return EP_OK;
     }
     return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                        "peer's role is \"%.100s\", allowed are client, node, operator and coordinator", name);
+                        "peer's role is \"%.100s\", allowed are client, node, operator and coordinator",
+                        name);
 }
 
 bool ep_rpc_role_may_call(ep_rpc_role has, ep_rpc_role method_role)
@@ -81,7 +83,8 @@ static ep_err fill(const ep_rpc_tokens *tokens, token_set *out_set, ep_error *ou
             const char *text = tokens->of[role][i] != NULL ? tokens->of[role][i] : "";
             size_t bytes = strlen(text);
             if (bytes > EP_TOKEN_BYTES_MAX) {
-                return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "a token of role %s has %zu bytes, allowed up to %d",
+                return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                                    "a token of role %s has %zu bytes, allowed up to %d",
                                     ep_rpc_role_name((ep_rpc_role)role), bytes, EP_TOKEN_BYTES_MAX);
             }
             memcpy(out_set->text[role][i], text, bytes + 1);
@@ -90,7 +93,8 @@ static ep_err fill(const ep_rpc_tokens *tokens, token_set *out_set, ep_error *ou
     return EP_OK;
 }
 
-ep_err ep_rpc_credentials_create(const ep_rpc_tokens *tokens, ep_rpc_credentials **out_credentials, ep_error *out_error)
+ep_err ep_rpc_credentials_create(const ep_rpc_tokens *tokens, ep_rpc_credentials **out_credentials,
+                                 ep_error *out_error)
 {
     ep_rpc_credentials *credentials = calloc(1, sizeof(*credentials));
     if (credentials == NULL) {
@@ -115,7 +119,8 @@ void ep_rpc_credentials_destroy(ep_rpc_credentials *credentials)
     }
 }
 
-ep_err ep_rpc_credentials_replace(ep_rpc_credentials *credentials, const ep_rpc_tokens *tokens, ep_error *out_error)
+ep_err ep_rpc_credentials_replace(ep_rpc_credentials *credentials, const ep_rpc_tokens *tokens,
+                                  ep_error *out_error)
 {
     token_set fresh;
     memset(&fresh, 0, sizeof(fresh));
@@ -157,12 +162,13 @@ static token_worth weigh(ep_rpc_credentials *credentials, const char *token)
 static ep_err refuse(ep_rpc_refusal refusal, ep_rpc_refusal *out_refusal)
 {
     *out_refusal = refusal;
-    return refusal == EP_REFUSED_TOKEN_MISSING || refusal == EP_REFUSED_TOKEN_WRONG ? EP_ERR_UNAUTHENTICATED
-                                                                                    : EP_ERR_PERMISSION_DENIED;
+    return refusal == EP_REFUSED_TOKEN_MISSING || refusal == EP_REFUSED_TOKEN_WRONG
+               ? EP_ERR_UNAUTHENTICATED
+               : EP_ERR_PERMISSION_DENIED;
 }
 
-static ep_err judge_token(const token_worth *worth, ep_rpc_role claimed, const char *token, ep_rpc_refusal *out_refusal,
-                          ep_error *out_error)
+static ep_err judge_token(const token_worth *worth, ep_rpc_role claimed, const char *token,
+                          ep_rpc_refusal *out_refusal, ep_error *out_error)
 {
     bool in_use = worth->has_tokens[EP_ROLE_CLIENT] || worth->has_tokens[EP_ROLE_NODE];
     bool good = false;
@@ -182,30 +188,32 @@ static ep_err judge_token(const token_worth *worth, ep_rpc_role claimed, const c
     for (size_t role = 0; role < claimed; role++) {
         if (worth->is_of[role]) {
             return ep_error_set(out_error, refuse(EP_REFUSED_TOKEN_ROLE, out_refusal),
-                                "the token is good for role %s, not for role %s", ep_rpc_role_name((ep_rpc_role)role),
-                                ep_rpc_role_name(claimed));
+                                "the token is good for role %s, not for role %s",
+                                ep_rpc_role_name((ep_rpc_role)role), ep_rpc_role_name(claimed));
         }
     }
     bool missing = token[0] == 0;
-    return ep_error_set(out_error, refuse(missing ? EP_REFUSED_TOKEN_MISSING : EP_REFUSED_TOKEN_WRONG, out_refusal),
+    return ep_error_set(out_error,
+                        refuse(missing ? EP_REFUSED_TOKEN_MISSING : EP_REFUSED_TOKEN_WRONG, out_refusal),
                         "the token is %s", missing ? "missing" : "wrong");
 }
 
-ep_err ep_rpc_credentials_judge(ep_rpc_credentials *credentials, unsigned roles, ep_rpc_role claimed, const char *token,
-                                ep_rpc_refusal *out_refusal, ep_error *out_error)
+ep_err ep_rpc_credentials_judge(ep_rpc_credentials *credentials, unsigned roles, ep_rpc_role claimed,
+                                const char *token, ep_rpc_refusal *out_refusal, ep_error *out_error)
 {
     token_worth worth = weigh(credentials, token);
     ep_err err = judge_token(&worth, claimed, token, out_refusal, out_error);
     if (err != EP_OK || (roles & EP_ROLE_BIT(claimed)) != 0) {
         return err;
     }
-    return ep_error_set(out_error, refuse(EP_REFUSED_LISTENER, out_refusal), "role %s is not admitted on this listener; %s",
-                        ep_rpc_role_name(claimed),
+    return ep_error_set(out_error, refuse(EP_REFUSED_LISTENER, out_refusal),
+                        "role %s is not admitted on this listener; %s", ep_rpc_role_name(claimed),
                         claimed == EP_ROLE_OPERATOR ? "operators connect to admin_listen"
                                                     : "it is for operators, others connect to listen");
 }
 
-void ep_rpc_credentials_show(ep_rpc_credentials *credentials, ep_rpc_role role, char out[EP_TOKEN_BYTES_MAX + 1])
+void ep_rpc_credentials_show(ep_rpc_credentials *credentials, ep_rpc_role role,
+                             char out[EP_TOKEN_BYTES_MAX + 1])
 {
     pthread_mutex_lock(&credentials->lock);
     snprintf(out, EP_TOKEN_BYTES_MAX + 1, "%s", credentials->tokens.text[role][0]);

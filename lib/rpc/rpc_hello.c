@@ -35,11 +35,13 @@ bool ep_rpc_hello_wants_crc(const ep_rpc_common *common, ep_conn *conn)
 static ep_err check_versions(const Expertd__V1__Hello *hello, ep_error *out_error)
 {
     if (hello->protocol_min > EP_RPC_PROTOCOL_VERSION || hello->protocol_max < EP_RPC_PROTOCOL_VERSION) {
-        return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED, "peer speaks protocol versions %u to %u, this build speaks %u",
+        return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
+                            "peer speaks protocol versions %u to %u, this build speaks %u",
                             hello->protocol_min, hello->protocol_max, EP_RPC_PROTOCOL_VERSION);
     }
     if (hello->n_required_features > 0) { /* this version knows none */
-        return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED, "peer requires feature \"%.100s\", which this build does not know",
+        return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
+                            "peer requires feature \"%.100s\", which this build does not know",
                             hello->required_features[0]);
     }
     return EP_OK;
@@ -55,13 +57,15 @@ static ep_err check_crc(bool payload_crc, const Expertd__V1__Hello *hello, ep_er
     return EP_OK;
 }
 
-ep_err ep_rpc_hello_check_client(const ep_rpc_common *common, unsigned roles, bool payload_crc, const Expertd__V1__Hello *hello,
-                                 ep_rpc_role *out_role, ep_rpc_refusal *out_refusal, ep_error *out_error)
+ep_err ep_rpc_hello_check_client(const ep_rpc_common *common, unsigned roles, bool payload_crc,
+                                 const Expertd__V1__Hello *hello, ep_rpc_role *out_role,
+                                 ep_rpc_refusal *out_refusal, ep_error *out_error)
 {
     ep_error role_error;
     ep_err role_err = ep_rpc_role_read(hello->role, out_role, &role_error);
     *out_refusal = EP_REFUSED_HELLO;
-    ep_err err = ep_rpc_credentials_judge(common->credentials, roles, *out_role, hello->token, out_refusal, out_error);
+    ep_err err =
+        ep_rpc_credentials_judge(common->credentials, roles, *out_role, hello->token, out_refusal, out_error);
     if (err == EP_OK) {
         err = check_versions(hello, out_error);
     }
@@ -69,8 +73,9 @@ ep_err ep_rpc_hello_check_client(const ep_rpc_common *common, unsigned roles, bo
         err = check_crc(payload_crc, hello, out_error);
     }
     if (err == EP_OK && strlen(hello->node) >= EP_NODE_NAME_BYTES) {
-        err = ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "peer's node name has %zu bytes, allowed up to %d",
-                           strlen(hello->node), EP_NODE_NAME_BYTES - 1);
+        err = ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                           "peer's node name has %zu bytes, allowed up to %d", strlen(hello->node),
+                           EP_NODE_NAME_BYTES - 1);
     }
     return err == EP_OK && role_err != EP_OK ? ep_error_set(out_error, role_err, "%s", role_error.text) : err;
 }

@@ -24,7 +24,8 @@ ep_err ep_rpc_server_create(const ep_rpc_server_config *config, ep_rpc_server **
     if (server->common.token[0] != 0) { /* it would be ignored, and the door stand open */
         ep_rpc_common_free(&server->common);
         free(server);
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "a server judges by credentials, not by a token");
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "a server judges by credentials, not by a token");
     }
     server->config = *config;
     server->lane_limits = (ep_lane_limits){
@@ -101,8 +102,8 @@ ep_err ep_rpc_server_add_service(ep_rpc_server *server, ProtobufCService *servic
     return err;
 }
 
-/* True when the connection may become a session. Operators have places of their own: whoever fills the service must
- * not keep them out. */
+/* True when the connection may become a session. Operators have places of their own: whoever fills the
+ * service must not keep them out. */
 static bool admit(ep_rpc_server *server, bool is_admin)
 {
     pthread_mutex_lock(&server->lock);
@@ -128,7 +129,8 @@ static void accepted(void *arg, ep_conn *taken_conn)
     }
 }
 
-ep_err ep_rpc_server_listen(ep_rpc_server *server, const ep_lane_address *address, unsigned roles, ep_error *out_error)
+ep_err ep_rpc_server_listen(ep_rpc_server *server, const ep_lane_address *address, unsigned roles,
+                            ep_error *out_error)
 {
     const ep_lane_ops *lane = ep_lane_for_url(address->url);
     if (lane == NULL) {
@@ -218,7 +220,8 @@ static void close_listeners(ep_rpc_server *server)
     pthread_mutex_unlock(&server->lock);
     for (size_t i = 0; i < count; i++) {
         pthread_mutex_lock(&server->lock);
-        ep_listener *listener = server->listeners[i].listener; /* a session that says Hello meanwhile offers it no more */
+        ep_listener *listener =
+            server->listeners[i].listener; /* a session that says Hello meanwhile offers it no more */
         server->listeners[i].listener = NULL;
         pthread_mutex_unlock(&server->lock);
         if (listener != NULL) {

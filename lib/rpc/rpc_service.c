@@ -59,8 +59,10 @@ static void audit_call(const ep_rpc_call *call)
     const ep_rpc_method *method = call->method;
     bool allowed = ep_rpc_role_may_call(session->role, method->role);
     char name[128];
-    ep_rpc_audit_event event = {
-        .peer = session->peer, .node = session->node, .role = ep_rpc_role_name(session->role), .method = name};
+    ep_rpc_audit_event event = {.peer = session->peer,
+                                .node = session->node,
+                                .role = ep_rpc_role_name(session->role),
+                                .method = name};
     if (allowed && method->role != EP_ROLE_OPERATOR) {
         return;
     }

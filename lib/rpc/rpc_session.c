@@ -45,8 +45,8 @@ static void refuse(ep_rpc_session *session, uint64_t call_id, const ep_error *wh
         &session->link, hello_reply(session, call_id, ep_err_grpc_code(why->code), &fields.status.base), why);
 }
 
-/* The Hello in a frame the peer accepts: without models when it is too large with them; they can be asked for. Errors:
- * RESOURCE_EXHAUSTED (too large even so), NO_MEMORY. */
+/* The Hello in a frame the peer accepts: without models when it is too large with them; they can be asked
+ * for. Errors: RESOURCE_EXHAUSTED (too large even so), NO_MEMORY. */
 static ep_err welcome_pack(ep_rpc_session *session, uint64_t call_id, Expertd__V1__Hello *hello,
                            ep_rpc_out **out_frame, ep_error *out_error)
 {
@@ -60,7 +60,8 @@ static ep_err welcome_pack(ep_rpc_session *session, uint64_t call_id, Expertd__V
     ep_err err = EP_OK;
     if (bytes > max) {
         err = ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
-                           "the Hello reply has %zu bytes without its models, header_bytes_max is %zu", bytes, max);
+                           "the Hello reply has %zu bytes without its models, header_bytes_max is %zu", bytes,
+                           max);
     } else {
         *out_frame = hello_reply(session, call_id, 0, &hello->base);
         if (*out_frame == NULL) {
@@ -72,8 +73,8 @@ static ep_err welcome_pack(ep_rpc_session *session, uint64_t call_id, Expertd__V
 }
 
 /* Our Hello, with the listeners as lanes on offer and what the program adds. Errors: as welcome_pack. */
-static ep_err welcome_frame(ep_rpc_session *session, uint64_t call_id, bool payload_crc, ep_rpc_out **out_frame,
-                            ep_error *out_error)
+static ep_err welcome_frame(ep_rpc_session *session, uint64_t call_id, bool payload_crc,
+                            ep_rpc_out **out_frame, ep_error *out_error)
 {
     ep_rpc_server *server = session->server;
     Expertd__V1__Hello hello;
@@ -133,9 +134,13 @@ static void welcome(ep_rpc_session *session, uint64_t call_id, const Expertd__V1
 }
 
 /* An audit line about this Hello; never its token. */
-static void audit_hello(ep_rpc_session *session, const Expertd__V1__Hello *hello, ep_rpc_refusal refusal, const ep_error *why)
+static void audit_hello(ep_rpc_session *session, const Expertd__V1__Hello *hello, ep_rpc_refusal refusal,
+                        const ep_error *why)
 {
-    ep_rpc_audit_event event = {.peer = session->peer, .node = hello->node, .role = hello->role, .method = "Hello",
+    ep_rpc_audit_event event = {.peer = session->peer,
+                                .node = hello->node,
+                                .role = hello->role,
+                                .method = "Hello",
                                 .text = refusal == EP_REFUSED_HELLO ? why->text : NULL};
     session->hello_refused = true;
     ep_rpc_audit_refused(&session->server->audit, refusal, &event);
@@ -169,7 +174,8 @@ static void first_frame(ep_rpc_session *session, const ep_frame *frame, const ep
         ep_rpc_link_close(&session->link, &why);
     } else {
         const Expertd__V1__Hello *hello = (const Expertd__V1__Hello *)message;
-        err = ep_rpc_hello_check_client(&server->common, session->roles, payload_crc, hello, &role, &refusal, &why);
+        err = ep_rpc_hello_check_client(&server->common, session->roles, payload_crc, hello, &role, &refusal,
+                                        &why);
         if (err == EP_OK) {
             err = ep_rpc_payload_check(frame, buffer->data, payload_crc, &why);
         }

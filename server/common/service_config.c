@@ -51,7 +51,9 @@ static const char *find_missing(const ep_options *options, const char *address, 
     if (ep_address_is_loopback(address) || (is_tls && has_token) || ep_options_bool(options, "insecure")) {
         return NULL;
     }
-    return !is_tls && !has_token ? "there is neither TLS nor token" : !is_tls ? "there is no TLS" : "there is no token";
+    return !is_tls && !has_token ? "there is neither TLS nor token"
+           : !is_tls             ? "there is no TLS"
+                                 : "there is no token";
 }
 
 #define UNREACHABLE_TEXT                                                                                     \
@@ -75,7 +77,8 @@ static ep_err load_listeners(const ep_options *options, ep_service_config *confi
         }
         const char *missing = find_missing(options, url, "token_file");
         if (missing != NULL) {
-            return ep_options_fail_item(options, "listen", i, "url", out_error, UNREACHABLE_TEXT, url, missing, "token_file");
+            return ep_options_fail_item(options, "listen", i, "url", out_error, UNREACHABLE_TEXT, url,
+                                        missing, "token_file");
         }
         config->listen[i] = url;
     }
@@ -90,16 +93,19 @@ static ep_err load_admin_listener(const ep_options *options, ep_service_config *
         return EP_OK;
     }
     if (ep_lane_for_url(url) == NULL) {
-        return ep_options_fail(options, "admin_listen", out_error,
-                               "'%.120s' is no URL we can listen on; allowed: tcp://host:port, tls+tcp://host:port, empty", url);
+        return ep_options_fail(
+            options, "admin_listen", out_error,
+            "'%.120s' is no URL we can listen on; allowed: tcp://host:port, tls+tcp://host:port, empty", url);
     }
-    if (ep_url_is_tls(url) && (config->admin_tls.ca_file == NULL || config->admin_tls.cert_key_file == NULL)) {
+    if (ep_url_is_tls(url) &&
+        (config->admin_tls.ca_file == NULL || config->admin_tls.cert_key_file == NULL)) {
         return ep_options_fail(options, "admin_listen", out_error,
                                "'%.120s' needs admin_tls_ca_file or tls_ca_file, and tls_cert_key_file", url);
     }
     const char *missing = find_missing(options, url, "admin_token_file");
     if (missing != NULL) {
-        return ep_options_fail(options, "admin_listen", out_error, UNREACHABLE_TEXT, url, missing, "admin_token_file");
+        return ep_options_fail(options, "admin_listen", out_error, UNREACHABLE_TEXT, url, missing,
+                               "admin_token_file");
     }
     return EP_OK;
 }
@@ -186,7 +192,8 @@ void ep_service_config_fini(ep_service_config *config)
 ep_err ep_service_listen(const ep_service_config *config, ep_rpc_server *server, ep_error *out_error)
 {
     for (size_t i = 0; i < config->listen_count; i++) {
-        ep_lane_address address = {.url = config->listen[i], .tls = ep_url_is_tls(config->listen[i]) ? &config->tls : NULL};
+        ep_lane_address address = {.url = config->listen[i],
+                                   .tls = ep_url_is_tls(config->listen[i]) ? &config->tls : NULL};
         ep_err err = ep_rpc_server_listen(server, &address, EP_ROLES_MAIN, out_error);
         if (err != EP_OK) {
             return ep_error_prefix(out_error, err, "listen %s", config->listen[i]);

@@ -40,7 +40,8 @@ static ep_err check_dates(const tls_file *file, const X509 *cert)
     put_time(X509_get0_notBefore(cert), from);
     put_time(X509_get0_notAfter(cert), until);
     if (X509_cmp_current_time(X509_get0_notBefore(cert)) >= 0) {
-        return FAIL(file, "the certificate in %.200s is valid only from %s, until %s", file->path, from, until);
+        return FAIL(file, "the certificate in %.200s is valid only from %s, until %s", file->path, from,
+                    until);
     }
     if (X509_cmp_current_time(X509_get0_notAfter(cert)) <= 0) {
         return FAIL(file, "the certificate in %.200s was valid from %s until %s: it has expired", file->path,
@@ -58,12 +59,13 @@ static ep_err open_file(const tls_file *file, bool has_key, FILE **out_stream)
     struct stat st;
     FILE *stream = stat(file->path, &st) == 0 && S_ISREG(st.st_mode) ? fopen(file->path, "re") : NULL;
     if (stream == NULL) {
-        return FAIL(file, "cannot read %.200s: %s", file->path, errno != 0 ? strerror(errno) : "no regular file");
+        return FAIL(file, "cannot read %.200s: %s", file->path,
+                    errno != 0 ? strerror(errno) : "no regular file");
     }
     if (has_key && (st.st_mode & 07) != 0) {
         fclose(stream);
-        return FAIL(file, "%.200s holds a key and has mode %04o, open to everybody; allowed: 0600, 0640", file->path,
-                    (unsigned)(st.st_mode & 07777));
+        return FAIL(file, "%.200s holds a key and has mode %04o, open to everybody; allowed: 0600, 0640",
+                    file->path, (unsigned)(st.st_mode & 07777));
     }
     *out_stream = stream;
     return EP_OK;

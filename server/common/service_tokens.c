@@ -19,7 +19,8 @@ typedef struct token_file {
 } token_file;
 
 /* The file must be a regular one that nobody else may read. */
-static ep_err read_text(const ep_options *options, const char *key, const char *path, token_file *file, ep_error *out_error)
+static ep_err read_text(const ep_options *options, const char *key, const char *path, token_file *file,
+                        ep_error *out_error)
 {
     struct stat st;
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
@@ -37,12 +38,14 @@ static ep_err read_text(const ep_options *options, const char *key, const char *
                                (unsigned)(st.st_mode & 07777));
     }
     if (n < 0 || n > FILE_BYTES_MAX || memchr(file->text, 0, (size_t)n) != NULL) {
-        return ep_options_fail(options, key, out_error, "%.200s is no text of up to %d bytes", path, FILE_BYTES_MAX);
+        return ep_options_fail(options, key, out_error, "%.200s is no text of up to %d bytes", path,
+                               FILE_BYTES_MAX);
     }
     return EP_OK;
 }
 
-static ep_err split_lines(const ep_options *options, const char *key, const char *path, token_file *file, ep_error *out_error)
+static ep_err split_lines(const ep_options *options, const char *key, const char *path, token_file *file,
+                          ep_error *out_error)
 {
     char *rest = file->text;
     for (size_t i = 0; *rest != 0; i++) {
@@ -52,22 +55,28 @@ static ep_err split_lines(const ep_options *options, const char *key, const char
         bytes -= bytes > 0 && line[bytes - 1] == '\r' ? 1 : 0;
         line[bytes] = 0;
         if (i >= EP_TOKENS_PER_ROLE) {
-            return ep_options_fail(options, key, out_error, "%.200s has more than %d lines; allowed: the token, and the one before it",
+            return ep_options_fail(options, key, out_error,
+                                   "%.200s has more than %d lines; allowed: the token, and the one before it",
                                    path, EP_TOKENS_PER_ROLE);
         }
         if (bytes < EP_TOKEN_BYTES_MIN || bytes > EP_TOKEN_BYTES_MAX) {
-            return ep_options_fail(options, key, out_error, "line %zu of %.200s has %zu characters; allowed: %d..%d", i + 1, path,
+            return ep_options_fail(options, key, out_error,
+                                   "line %zu of %.200s has %zu characters; allowed: %d..%d", i + 1, path,
                                    bytes, EP_TOKEN_BYTES_MIN, EP_TOKEN_BYTES_MAX);
         }
-        if (strspn(line, "!\"#$%&'()*+,-./0123456789:;<=>?@ABCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_`abcdefghijklmnopqrstuvwxyz{|}~") !=
+        if (strspn(line,
+                   "!\"#$%&'()*+,-./"
+                   "0123456789:;<=>?@ABCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_`abcdefghijklmnopqrstuvwxyz{|}~") !=
             bytes) {
-            return ep_options_fail(options, key, out_error,
-                                   "line %zu of %.200s has a character that is no printable ASCII, or a blank", i + 1, path);
+            return ep_options_fail(
+                options, key, out_error,
+                "line %zu of %.200s has a character that is no printable ASCII, or a blank", i + 1, path);
         }
         file->lines[i] = line;
     }
     if (file->lines[0] == NULL) {
-        return ep_options_fail(options, key, out_error, "%.200s is empty; allowed: a token of %d..%d characters", path,
+        return ep_options_fail(options, key, out_error,
+                               "%.200s is empty; allowed: a token of %d..%d characters", path,
                                EP_TOKEN_BYTES_MIN, EP_TOKEN_BYTES_MAX);
     }
     return EP_OK;
@@ -90,7 +99,8 @@ static ep_err read_files(const ep_options *options, token_file files[EP_ROLES_CO
     return EP_OK;
 }
 
-ep_err ep_service_tokens_load(const ep_options *options, ep_rpc_credentials **credentials, ep_error *out_error)
+ep_err ep_service_tokens_load(const ep_options *options, ep_rpc_credentials **credentials,
+                              ep_error *out_error)
 {
     token_file files[EP_ROLES_COUNT];
     ep_rpc_tokens tokens = {0};

@@ -44,10 +44,12 @@ ep_test_cert *ep_test_cert_new(const char *host, const ep_test_cert *issuer, int
     NEED(cert != NULL && (cert->x509 = X509_new()) != NULL && (cert->key = EVP_EC_gen("P-256")) != NULL);
     X509 *x = cert->x509;
     X509_NAME *subject = X509_get_subject_name(x);
-    NEED(X509_set_version(x, 2) == 1 && ASN1_INTEGER_set(X509_get_serialNumber(x), getpid() * 1000L + ++serial) == 1);
+    NEED(X509_set_version(x, 2) == 1 &&
+         ASN1_INTEGER_set(X509_get_serialNumber(x), getpid() * 1000L + ++serial) == 1);
     NEED(X509_gmtime_adj(X509_getm_notBefore(x), from_days * DAY_S) != NULL);
     NEED(X509_gmtime_adj(X509_getm_notAfter(x), until_days * DAY_S) != NULL);
-    NEED(X509_NAME_add_entry_by_txt(subject, "CN", MBSTRING_ASC, (const unsigned char *)host, -1, -1, 0) == 1);
+    NEED(X509_NAME_add_entry_by_txt(subject, "CN", MBSTRING_ASC, (const unsigned char *)host, -1, -1, 0) ==
+         1);
     NEED(X509_set_issuer_name(x, issuer != NULL ? X509_get_subject_name(issuer->x509) : subject) == 1);
     NEED(X509_set_pubkey(x, cert->key) == 1);
     snprintf(name, sizeof(name), "DNS:%s", host);

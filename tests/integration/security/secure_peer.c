@@ -81,7 +81,8 @@ static ep_err check_health(ep_rpc_channel *channel, ep_error *out_error)
 {
     Expertd__V1__HealthCheckRequest request = EXPERTD__V1__HEALTH_CHECK_REQUEST__INIT;
     ProtobufCMessage *reply = NULL;
-    ep_err err = ep_rpc_call_sync(channel, "expertd.v1.Health", "Check", &request.base, patience(), &reply, out_error);
+    ep_err err =
+        ep_rpc_call_sync(channel, "expertd.v1.Health", "Check", &request.base, patience(), &reply, out_error);
     if (reply != NULL) {
         protobuf_c_message_free_unpacked(reply, NULL);
     }

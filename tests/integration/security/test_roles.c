@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The role matrix against the real programs: every token x every claimed role x both listeners x every method of
- * methods.def. What is expected is computed from the roles in that list; a few facts are written down beside it.
+ * The role matrix against the real programs: every token x every claimed role x both listeners x every method
+ * of methods.def. What is expected is computed from the roles in that list; a few facts are written down
+ * beside it.
  */
 #include <criterion/criterion.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "health.pb-c.h"
@@ -17,8 +20,8 @@
 
 #define TOKENS 5
 /* by what it is good for: nothing (missing), nothing (wrong), client, node, operator */
-static const char *const tokens[TOKENS] = {"", "wrong-token-000000", "client-token-1111", "node-token-22222222",
-                                           "admin-token-333333333"};
+static const char *const tokens[TOKENS] = {"", "wrong-token-000000", "client-token-1111",
+                                           "node-token-22222222", "admin-token-333333333"};
 static const int token_rank[TOKENS] = {-1, -1, EP_ROLE_CLIENT, EP_ROLE_NODE, EP_ROLE_OPERATOR};
 
 static char dir[EP_TEST_PATH_BYTES];
@@ -111,8 +114,8 @@ static Expertd__V1__ListServicesReply *ask_services(ep_rpc_channel *channel)
     Expertd__V1__Empty empty = EXPERTD__V1__EMPTY__INIT;
     ProtobufCMessage *reply = NULL;
     ep_error error;
-    cr_assert_eq(ep_rpc_call_sync(channel, "expertd.v1.Reflection", "ListServices", &empty.base, EP_TIME_NEVER, &reply,
-                                  &error),
+    cr_assert_eq(ep_rpc_call_sync(channel, "expertd.v1.Reflection", "ListServices", &empty.base,
+                                  EP_TIME_NEVER, &reply, &error),
                  EP_OK, "%s", error.text);
     return (Expertd__V1__ListServicesReply *)reply;
 }
@@ -130,13 +133,14 @@ static void check_methods(ep_rpc_channel *channel, ep_rpc_role role, bool admin,
         ep_err err = secure_call(channel, method, &error);
         bool was_refused = err == EP_ERR_PERMISSION_DENIED && strstr(error.text, "needs role") != NULL;
         refused[EP_REFUSED_METHOD] += !allowed;
-        cr_expect_eq(was_refused, !allowed, "%s: %s.%s: %s %s", who, method->service->name, method->method->name,
-                     ep_err_name(err), error.text);
-        bool was_unknown = err == EP_ERR_UNIMPLEMENTED && strstr(error.text, "is not served by this process") != NULL;
+        cr_expect_eq(was_refused, !allowed, "%s: %s.%s: %s %s", who, method->service->name,
+                     method->method->name, ep_err_name(err), error.text);
+        bool was_unknown =
+            err == EP_ERR_UNIMPLEMENTED && strstr(error.text, "is not served by this process") != NULL;
         cr_expect_eq(was_unknown, allowed && !served, "%s: %s.%s: %s %s", who, method->service->name,
                      method->method->name, ep_err_name(err), error.text);
-        cr_expect(admin || method->role != EP_ROLE_OPERATOR || was_refused, "%s: an operator's method on a main listener",
-                  who);
+        cr_expect(admin || method->role != EP_ROLE_OPERATOR || was_refused,
+                  "%s: an operator's method on a main listener", who);
     }
     protobuf_c_message_free_unpacked(&services->base, NULL);
 }
@@ -145,7 +149,7 @@ static void check_methods(ep_rpc_channel *channel, ep_rpc_role role, bool admin,
 static int expected_refusal(int token, ep_rpc_role claimed, bool admin)
 {
     if (token_rank[token] < (int)claimed) {
-        return token_rank[token] >= 0 ? EP_REFUSED_TOKEN_ROLE
+        return token_rank[token] >= 0  ? EP_REFUSED_TOKEN_ROLE
                : tokens[token][0] == 0 ? EP_REFUSED_TOKEN_MISSING
                                        : EP_REFUSED_TOKEN_WRONG;
     }
@@ -158,13 +162,15 @@ static void check_connection(int token, ep_rpc_role claimed, bool admin)
     ep_error error;
     secure_claim claim = claim_of(admin, claimed, tokens[token]);
     int refusal = expected_refusal(token, claimed, admin);
-    snprintf(who, sizeof(who), "token %d as %s on the %s listener", token, claim.role, admin ? "admin" : "main");
+    snprintf(who, sizeof(who), "token %d as %s on the %s listener", token, claim.role,
+             admin ? "admin" : "main");
     ep_rpc_channel *channel = secure_connect(&claim, &error);
     cr_expect_eq(channel != NULL, refusal < 0, "%s: %s", who, error.text);
     if (refusal >= 0) {
         bool unknown = token_rank[token] < 0;
         refused[refusal]++;
-        cr_expect_eq(error.code, unknown ? EP_ERR_UNAUTHENTICATED : EP_ERR_PERMISSION_DENIED, "%s: %s", who, error.text);
+        cr_expect_eq(error.code, unknown ? EP_ERR_UNAUTHENTICATED : EP_ERR_PERMISSION_DENIED, "%s: %s", who,
+                     error.text);
     }
     if (channel != NULL) {
         check_methods(channel, claimed, admin, who);
@@ -206,8 +212,9 @@ static void check_audit(void)
     for (const char *at = log; (at = strstr(at, "audit-refused-more count ")) != NULL; at++) {
         left_out += strtoul(at + strlen("audit-refused-more count "), NULL, 10);
     }
-    cr_expect_eq(count_lines(log, "audit-refused peer 127.0.0.1:") + left_out, all, "%zu lines and %zu left out of %zu",
-                 count_lines(log, "audit-refused peer 127.0.0.1:"), left_out, all);
+    cr_expect_eq(count_lines(log, "audit-refused peer 127.0.0.1:") + left_out, all,
+                 "%zu lines and %zu left out of %zu", count_lines(log, "audit-refused peer 127.0.0.1:"),
+                 left_out, all);
     cr_expect(left_out > 0, "a flood of %zu was logged whole", all);
     cr_expect(strstr(log, "node peer-1 role client method Hello reason token-missing") != NULL, "%s", log);
     for (int t = 1; t < TOKENS; t++) {
@@ -269,10 +276,12 @@ Test(security_roles, facts)
     expect_call(EP_ROLE_CLIENT, 2, false, "expertd.v1.Coordinator", "RegisterNode", "needs role node");
     expect_call(EP_ROLE_CLIENT, 2, false, "expertd.v1.Coordinator", "Heartbeat", "needs role node");
     expect_call(EP_ROLE_NODE, 3, false, "expertd.v1.Coordinator", "Heartbeat", NULL);
-    expect_call(EP_ROLE_NODE, 2, false, "expertd.v1.Coordinator", "Heartbeat", "good for role client, not for role node");
+    expect_call(EP_ROLE_NODE, 2, false, "expertd.v1.Coordinator", "Heartbeat",
+                "good for role client, not for role node");
     expect_call(EP_ROLE_CLIENT, 4, false, "expertd.v1.Admin", "Drain", "needs role operator");
     expect_call(EP_ROLE_NODE, 4, false, "expertd.v1.Admin", "Reload", "needs role operator");
-    expect_call(EP_ROLE_OPERATOR, 4, false, "expertd.v1.Admin", "GetConfig", "operators connect to admin_listen");
+    expect_call(EP_ROLE_OPERATOR, 4, false, "expertd.v1.Admin", "GetConfig",
+                "operators connect to admin_listen");
     expect_call(EP_ROLE_OPERATOR, 2, true, "expertd.v1.Admin", "GetConfig", "not for role operator");
     expect_call(EP_ROLE_OPERATOR, 0, true, "expertd.v1.Admin", "GetConfig", "the token is missing");
     expect_call(EP_ROLE_OPERATOR, 4, true, "expertd.v1.Admin", "GetConfig", NULL);
@@ -283,7 +292,8 @@ Test(security_roles, facts)
     char *log = ep_test_process_output(&daemon_process);
     cr_expect(strstr(log, "audit-admin peer 127.0.0.1:") != NULL, "%s", log);
     cr_expect(strstr(log, "node peer-1 role operator method expertd.v1.Admin.GetConfig") != NULL, "%s", log);
-    cr_expect(strstr(log, "node peer-1 role client method expertd.v1.Admin.Drain reason method") != NULL, "%s", log);
+    cr_expect(strstr(log, "node peer-1 role client method expertd.v1.Admin.Drain reason method") != NULL,
+              "%s", log);
     free(log);
 }
 
@@ -292,7 +302,8 @@ Test(security_roles, without_tokens_listeners_still_decide)
     start(EP_EXPERTD_PROGRAM, NULL, NULL, NULL);
     expect_call(EP_ROLE_CLIENT, 0, false, "expertd.v1.ExpertService", "Describe", NULL);
     expect_call(EP_ROLE_OPERATOR, 0, true, "expertd.v1.Admin", "GetConfig", NULL);
-    expect_call(EP_ROLE_OPERATOR, 0, false, "expertd.v1.Admin", "GetConfig", "operators connect to admin_listen");
+    expect_call(EP_ROLE_OPERATOR, 0, false, "expertd.v1.Admin", "GetConfig",
+                "operators connect to admin_listen");
     expect_call(EP_ROLE_CLIENT, 0, false, "expertd.v1.Admin", "GetConfig", "needs role operator");
 }
 
@@ -300,12 +311,37 @@ Test(security_roles, a_full_service_lets_operators_in)
 {
     ep_error error;
     start(EP_EXPERTD_PROGRAM, "--connections-max=1", NULL, NULL);
-    secure_claim client = claim_of(false, EP_ROLE_CLIENT, ""), operator = claim_of(true, EP_ROLE_OPERATOR, "");
+    secure_claim client = claim_of(false, EP_ROLE_CLIENT, ""), operator= claim_of(true, EP_ROLE_OPERATOR, "");
     ep_rpc_channel *first = secure_connect(&client, &error);
     cr_assert(first != NULL, "%s", error.text);
     cr_expect_not(secure_is_admitted(&client, &error), "one too many");
-    cr_expect(secure_is_admitted(&operator, &error), "%s", error.text);
+    cr_expect(secure_is_admitted(&operator, & error), "%s", error.text);
     secure_close(first);
+}
+
+/* Peers that say nothing, on the listener that operators need most. */
+Test(security_roles, silent_connections_are_closed_and_counted)
+{
+    enum { SILENT = 40 }; /* more than there are places */
+    int fds[SILENT];
+    char byte, *text = NULL;
+    ep_error error;
+    start(EP_EXPERTD_PROGRAM, NULL, NULL, NULL);
+    for (int i = 0; i < SILENT; i++) {
+        fds[i] = ep_test_tcp_connect(daemon_process.admin_url);
+        cr_assert(fds[i] >= 0);
+    }
+    for (int i = 0; i < SILENT; i++) { /* the test's timeout bounds it */
+        cr_expect(recv(fds[i], &byte, 1, 0) <= 0, "a peer without Hello was sent something");
+        close(fds[i]);
+    }
+    secure_claim claim = claim_of(true, EP_ROLE_OPERATOR, "");
+    while (!secure_is_admitted(&claim, &error)) { /* places are free a moment after their peers saw the end */
+        cr_assert(error.code == EP_ERR_CONNECTION_LOST || error.code == EP_ERR_UNAVAILABLE, "%s", error.text);
+    }
+    cr_assert_eq(ep_test_http_get(daemon_process.probe_url, "/metrics", &text), 200);
+    cr_expect(strstr(text, "expertd_rpc_refused_total{reason=\"no-hello\"} 0\n") == NULL, "%s", text);
+    free(text);
 }
 
 Test(security_roles, operators_do_not_inherit_the_clients_token)
@@ -333,7 +369,8 @@ Test(security_roles, tokens_change_while_the_program_runs)
     cr_assert(ep_test_write_file(path_of("client.token"), both, 0600));
     cr_assert(ep_test_process_signal(&daemon_process, SIGHUP));
     uint64_t tries = 0;
-    while (!secure_is_admitted(&after, &error)) { /* until the signal was handled; the test's timeout bounds it */
+    while (!secure_is_admitted(&after,
+                               &error)) { /* until the signal was handled; the test's timeout bounds it */
         cr_assert_eq(error.code, EP_ERR_UNAUTHENTICATED, "%s", error.text);
         tries++;
     }

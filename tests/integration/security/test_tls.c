@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Certificates against the real programs, over TLS that asks callers for theirs: who is let in on the main and on
- * the admin listener, which files and addresses are refused before anything runs, and a whole cluster over TLS.
+ * Certificates against the real programs, over TLS that asks callers for theirs: who is let in on the main
+ * and on the admin listener, which files and addresses are refused before anything runs, and a whole cluster
+ * over TLS.
  */
 #include <criterion/criterion.h>
 #include <signal.h>
@@ -37,7 +38,8 @@ static const char *path_of(const char *name)
 }
 
 /* A certificate and its key in one file, as the network library wants them. */
-static void write_pair(const ep_test_cert *issuer, const char *name, const char *host, int from_days, int until_days)
+static void write_pair(const ep_test_cert *issuer, const char *name, const char *host, int from_days,
+                       int until_days)
 {
     ep_test_cert *cert = ep_test_cert_new(host, issuer, from_days, until_days);
     ep_test_cert_write(cert, path_of(name));
@@ -55,7 +57,8 @@ static ep_test_cert *write_ca(const char *name)
 static void setup(void)
 {
     cr_assert(ep_test_dir_create(dir));
-    ep_test_cert *ca = write_ca("ca.pem"), *other = write_ca("other-ca.pem"), *admin = write_ca("admin-ca.pem");
+    ep_test_cert *ca = write_ca("ca.pem"), *other = write_ca("other-ca.pem"),
+                 *admin = write_ca("admin-ca.pem");
     write_pair(ca, "server.pem", "localhost", -1, 100);
     write_pair(ca, "client.pem", "client", -1, 100);
     write_pair(ca, "expired.pem", "client", -10, -1);
@@ -111,7 +114,8 @@ static void start_coordinator(void)
     add(&list, "--admin-listen", "tls+tcp://127.0.0.1:0");
     add(&list, "--probe-address", "127.0.0.1:0");
     add_files(&list);
-    cr_assert(ep_test_process_start(&coordinator, dir, "coordinator", EP_COORDINATOR_PROGRAM, list.args, NULL, true));
+    cr_assert(ep_test_process_start(&coordinator, dir, "coordinator", EP_COORDINATOR_PROGRAM, list.args, NULL,
+                                    true));
     cr_assert(ep_test_process_wait_ports(&coordinator, SECURE_WAIT_MS));
 }
 
@@ -124,8 +128,10 @@ static ep_tls_config files(const char *ca, const char *cert_key, const char *ser
 
 static bool may_enter(const char *url, const ep_tls_config *tls, bool admin, ep_error *error)
 {
-    const secure_claim claim = {
-        .url = url, .tls = tls, .role = admin ? "operator" : "client", .token = admin ? ADMIN_TOKEN : CLIENT_TOKEN};
+    const secure_claim claim = {.url = url,
+                                .tls = tls,
+                                .role = admin ? "operator" : "client",
+                                .token = admin ? ADMIN_TOKEN : CLIENT_TOKEN};
     return secure_is_admitted(&claim, error);
 }
 
@@ -158,14 +164,16 @@ Test(security_tls, only_the_right_certificates_are_let_in)
     start_coordinator();
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         ep_tls_config tls = files(rows[i].ca, rows[i].cert_key, rows[i].server_name);
-        bool admitted = may_enter(rows[i].admin ? coordinator.admin_url : coordinator.rpc_url, &tls, rows[i].admin, &error);
+        bool admitted = may_enter(rows[i].admin ? coordinator.admin_url : coordinator.rpc_url, &tls,
+                                  rows[i].admin, &error);
         cr_expect_eq(admitted, rows[i].admitted, "%s: %s", rows[i].what, error.text);
         if (rows[i].server_name == NULL) {
             cr_expect(strstr(error.text, "server_name") != NULL, "%s", error.text);
         }
     }
     ep_tls_config good = files("ca.pem", "client.pem", "localhost");
-    secure_claim wrong_token = {.url = coordinator.rpc_url, .tls = &good, .role = "client", .token = "0000000000000000"};
+    secure_claim wrong_token = {
+        .url = coordinator.rpc_url, .tls = &good, .role = "client", .token = "0000000000000000"};
     cr_expect_not(secure_is_admitted(&wrong_token, &error));
     cr_expect_eq(error.code, EP_ERR_UNAUTHENTICATED, "a certificate is no token: %s", error.text);
     cr_expect(may_enter(coordinator.rpc_url, &good, false, &error), "the others did no harm: %s", error.text);
@@ -238,7 +246,8 @@ static void expect_check(int code, const char *part, const char *flag, const cha
     if (second != NULL) {
         add(&list, second, second_value);
     }
-    int got = ep_test_process_run(dir, "check", EP_COORDINATOR_PROGRAM, list.args, NULL, SECURE_WAIT_MS, &output);
+    int got =
+        ep_test_process_run(dir, "check", EP_COORDINATOR_PROGRAM, list.args, NULL, SECURE_WAIT_MS, &output);
     cr_expect_eq(got, code, "%s=%s: exit code %d: %s", flag, value, got, output);
     cr_expect(strstr(output, part) != NULL, "%s=%s: no '%s' in: %s", flag, value, part, output);
     free(output);
@@ -278,14 +287,15 @@ Test(security_tls, what_reaches_other_hosts_needs_tls_and_token)
 {
     const char *files_flag = "--tls-ca-file";
     expect_check(1, "listen[0].url", "--listen", "tcp://0.0.0.0:0", NULL, NULL);
-    expect_check(1, "there is neither TLS nor token; use tls+tcp:// with token_file", "--listen", "tcp://0.0.0.0:0", NULL,
-                 NULL);
+    expect_check(1, "there is neither TLS nor token; use tls+tcp:// with token_file", "--listen",
+                 "tcp://0.0.0.0:0", NULL, NULL);
     expect_check(1, "admin_listen", "--admin-listen", "tcp://0.0.0.0:0", NULL, NULL);
-    expect_check(1, "use tls+tcp:// with admin_token_file", "--admin-listen", "tcp://0.0.0.0:0", "--token-file",
-                 path_of("client.token"));
-    expect_check(1, "there is no TLS", "--admin-listen", "tcp://0.0.0.0:0", "--admin-token-file", path_of("admin.token"));
-    expect_check(1, "admin_tls_ca_file or tls_ca_file, and tls_cert_key_file", "--admin-listen", "tls+tcp://127.0.0.1:0",
-                 files_flag, path_of("ca.pem"));
+    expect_check(1, "use tls+tcp:// with admin_token_file", "--admin-listen", "tcp://0.0.0.0:0",
+                 "--token-file", path_of("client.token"));
+    expect_check(1, "there is no TLS", "--admin-listen", "tcp://0.0.0.0:0", "--admin-token-file",
+                 path_of("admin.token"));
+    expect_check(1, "admin_tls_ca_file or tls_ca_file, and tls_cert_key_file", "--admin-listen",
+                 "tls+tcp://127.0.0.1:0", files_flag, path_of("ca.pem"));
     expect_check(0, "is right", "--admin-listen", "tcp://0.0.0.0:0", "--insecure", "true");
     expect_check(0, "is right", "--admin-listen", "", NULL, NULL);
 }
@@ -300,13 +310,16 @@ Test(security_tls, nobody_dials_tls_without_a_server_name)
     add(&daemon, "--model", model);
     add(&daemon, "--tls-ca-file", path_of("ca.pem"));
     add(&daemon, "--coordinator-url", "tls+tcp://127.0.0.1:1");
-    cr_expect_eq(ep_test_process_run(dir, "node", EP_EXPERTD_PROGRAM, daemon.args, NULL, SECURE_WAIT_MS, &output), 1);
-    cr_expect(strstr(output, "coordinator_url") != NULL && strstr(output, "tls_server_name") != NULL, "%s", output);
+    cr_expect_eq(
+        ep_test_process_run(dir, "node", EP_EXPERTD_PROGRAM, daemon.args, NULL, SECURE_WAIT_MS, &output), 1);
+    cr_expect(strstr(output, "coordinator_url") != NULL && strstr(output, "tls_server_name") != NULL, "%s",
+              output);
     free(output);
     ask.args[ask.count++] = "status";
     add(&ask, "--coordinator", "tls+tcp://127.0.0.1:1");
     add(&ask, "--tls-ca", path_of("ca.pem"));
-    cr_expect_neq(ep_test_process_run(dir, "ctl", EP_EXPERTCTL_PROGRAM, ask.args, NULL, SECURE_WAIT_MS, &output), 0);
+    cr_expect_neq(
+        ep_test_process_run(dir, "ctl", EP_EXPERTCTL_PROGRAM, ask.args, NULL, SECURE_WAIT_MS, &output), 0);
     cr_expect(strstr(output, "--tls-server-name") != NULL, "%s", output);
     free(output);
 }
@@ -342,6 +355,7 @@ Test(security_tls, token_files)
         if (rows[i].text != NULL) {
             cr_assert(ep_test_write_file(path, rows[i].text, rows[i].mode));
         }
-        expect_check(rows[i].says != NULL, rows[i].says != NULL ? rows[i].says : "is right", keys[i % 3], path, NULL, NULL);
+        expect_check(rows[i].says != NULL, rows[i].says != NULL ? rows[i].says : "is right", keys[i % 3],
+                     path, NULL, NULL);
     }
 }

@@ -80,8 +80,8 @@ Test(credentials, a_token_is_good_for_its_role_and_lower_ones, .fini = take)
     };
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         for (int role = 0; role < EP_ROLES_COUNT; role++) {
-            cr_expect_str_eq(judged(EP_ROLES_ALL, (ep_rpc_role)role, rows[i].token), rows[i].as[role], "%s as %d",
-                             rows[i].token, role);
+            cr_expect_str_eq(judged(EP_ROLES_ALL, (ep_rpc_role)role, rows[i].token), rows[i].as[role],
+                             "%s as %d", rows[i].token, role);
         }
     }
 }
