@@ -16,6 +16,7 @@ typedef struct ep_cli_command {
 
 extern const ep_cli_command ep_cli_status;
 extern const ep_cli_command ep_cli_table_command;
+extern const ep_cli_command ep_cli_stats;
 extern const ep_cli_command ep_cli_forward;
 extern const ep_cli_command ep_cli_generate;
 extern const ep_cli_command ep_cli_bench;

@@ -16,6 +16,7 @@
 #include "common/version.h"
 #include "coordinator/gateway.h"
 #include "coordinator/service.h"
+#include "coordinator/statistics.h"
 #include "coordinator/table_store_sqlite.h"
 #include "common/rpc_metrics.h"
 #include "common/service_tokens.h"
@@ -128,6 +129,7 @@ static void on_collect(void *arg)
     ep_coordinator_service_read_stats(self->service, &stats);
     ep_rpc_server_read_stats(self->server, &rpc);
     ep_gateway_collect(self->gateway);
+    ep_statistics_collect(ep_coordinator_service_loads(self->service), m, self->config->metrics_per_expert);
     ep_gauge_set(ep_metrics_gauge(m, "expertd_coordinator_nodes", "Nodes that take part", NULL, 0), stats.nodes_listed);
     ep_gauge_set(ep_metrics_gauge(m, "expertd_coordinator_nodes_known", "Nodes ever registered", NULL, 0), stats.nodes_known);
     ep_gauge_set(ep_metrics_gauge(m, "expertd_coordinator_watchers", "Placement watches open", NULL, 0), (double)stats.watchers);
@@ -164,6 +166,7 @@ static ep_err create_gateway(coordinator *self, ep_error *out_error)
         .nodes_listed = nodes_listed,
         .arg = self,
         .metrics = self->metrics,
+        .loads = ep_coordinator_service_loads(self->service),
     };
     return ep_gateway_create(&config, &self->gateway, out_error);
 }

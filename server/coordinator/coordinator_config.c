@@ -35,6 +35,8 @@ static const ep_option coordinator_options[] = {
      .help = "Mode auto: batches up to this size are decode, larger ones prefill"},
     {.name = "gateway", .type = EP_OPTION_BOOL, .default_text = "true", .help = "Serve whole batches of clients that do not route"},
     {.name = "gateway_calls_max", .type = EP_OPTION_INT, .min = 1, .max = 65536, .default_text = "256", .help = "Gateway calls in flight"},
+    {.name = "metrics_per_expert", .type = EP_OPTION_BOOL, .default_text = "false",
+     .help = "Count slots of every expert in /metrics, one series each"},
     {.name = "state_dir", .type = EP_OPTION_PATH, .min = 1, .flag = "state-dir",
      .help = "Existing directory for the state that survives a restart; not set: memory"},
     EP_SERVICE_OPTIONS("tcp://127.0.0.1:7410", "127.0.0.1:7411", "tcp://127.0.0.1:7412"),
@@ -139,6 +141,7 @@ static ep_err load(const ep_options *options, ep_coordinator_config *config, ep_
         return ep_options_fail(options, "min_nodes", out_error, "%u is above nodes_max, which is %u", config->cluster.min_nodes,
                                config->cluster.nodes_max);
     }
+    config->metrics_per_expert = ep_options_bool(options, "metrics_per_expert");
     config->gateway = ep_options_bool(options, "gateway");
     config->gateway_calls_max = number(options, "gateway_calls_max");
     err = check_state_dir(options, config, out_error);

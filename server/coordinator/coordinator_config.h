@@ -13,6 +13,7 @@ typedef struct ep_coordinator_config {
     const char *state_dir;       /* borrowed; NULL: state in memory */
     bool gateway;
     uint32_t gateway_calls_max;
+    bool metrics_per_expert;
     ep_expert_map *expert_map;   /* owned; NULL: uniform placement */
     const char **node_order;     /* owned array, borrowed texts */
 } ep_coordinator_config;

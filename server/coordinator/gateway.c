@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "moe/load_statistics.h"
 #include "wire/gateway_codec.h"
 
 #define RETRY_AFTER_US_MIN 1000u
@@ -339,6 +340,40 @@ static ep_err start(gateway_request *request, const ep_gateway_view *view, ep_mo
     return EP_OK;
 }
 
+/* Sums of the active tokens' probabilities per expert, malloc'ed; NULL: not wanted, or no memory, which costs statistics only. */
+static double *sum_probabilities(const ep_gateway *gateway, const Expertd__V1__GatewayForwardRequest *header, const ep_gateway_view *view,
+                                 uint64_t *out_tokens)
+{
+    double *sums = header->gate != NULL && gateway->config.loads != NULL ? calloc(header->experts, sizeof(*sums)) : NULL;
+    *out_tokens = 0;
+    for (uint32_t t = 0; sums != NULL && t < header->tokens; t++) {
+        if (view->active_mask == NULL || view->active_mask[t] != 0) {
+            ep_load_add_probabilities(view->gate.family == EP_GATE_R4, view->logits + (size_t)t * header->experts, header->experts, sums);
+            (*out_tokens)++;
+        }
+    }
+    return sums;
+}
+
+/* Begins the layer call; logits that were taken are counted. They are read before it begins, for its end may come at once and takes the frame. */
+static ep_err start_counted(gateway_request *request, const ep_gateway_view *view, ep_moe_args *args, ep_error *out_error)
+{
+    ep_gateway *gateway = request->gateway;
+    const Expertd__V1__GatewayForwardRequest *header = request->header;
+    uint32_t layer = header->layer;
+    uint32_t experts = header->experts;
+    uint64_t tokens;
+    ep_model_desc model;
+    double *sums = sum_probabilities(gateway, header, view, &tokens);
+    bool counts = sums != NULL && tokens > 0 && find_model(gateway->client, header, &model);
+    ep_err err = start(request, view, args, out_error);
+    if (err == EP_OK && counts) {
+        ep_load_sums_add_probabilities(gateway->config.loads, model.name, model.version, layer, experts, sums, tokens);
+    }
+    free(sums);
+    return err;
+}
+
 /* The client lock is held for reading. */
 static ep_err begin_call(ep_gateway *gateway, const Expertd__V1__GatewayForwardRequest *header,
                          Expertd__V1__GatewayForwardReply_Closure closure, ep_rpc_call *call, uint64_t now_ns, ep_error *out_error)
@@ -367,7 +402,7 @@ static ep_err begin_call(ep_gateway *gateway, const Expertd__V1__GatewayForwardR
     request->closure = closure;
     request->begin_ns = now_ns;
     ep_rpc_call_on_cancel(call, on_cancel, request);
-    err = start(request, &view, &args, out_error);
+    err = start_counted(request, &view, &args, out_error);
     if (err != EP_OK) { /* on_cancel may run until the call is finished: the request goes after that */
         refuse(gateway, call, out_error, now_ns);
         leave(gateway, ep_clock_now_ns() - now_ns);

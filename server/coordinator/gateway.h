@@ -12,6 +12,7 @@
 #define EP_COORDINATOR_GATEWAY_H
 
 #include "common/metrics.h"
+#include "coordinator/load_sums.h"
 #include "expertd/client.h"
 #include "gateway.pb-c.h"
 #include "rpc/rpc.h"
@@ -26,6 +27,7 @@ typedef struct ep_gateway_config {
     uint32_t (*nodes_listed)(void *arg); /* how many there are; any thread */
     void *arg;
     ep_metrics *metrics;         /* borrowed */
+    ep_load_sums *loads;         /* borrowed; gets the probabilities of logits. NULL allowed */
 } ep_gateway_config;
 
 /* Errors: NO_MEMORY. */

@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "coordinator/failpoint.h"
 #include "coordinator/table_keeper.h"
+#include "coordinator/statistics.h"
 #include "wire/placement_codec.h"
 
 typedef struct watcher {
@@ -32,6 +33,7 @@ struct ep_coordinator_service {
     pthread_mutex_t lock;
     ep_coordinator_state *cluster;
     ep_coordinator_state_config config;
+    ep_load_sums *loads;
     watcher *watchers;
     bool stopping;
     uint64_t started_ns;
@@ -332,6 +334,9 @@ static void on_heartbeat(Expertd__V1__Coordinator_Service *rpc, const Expertd__V
     pthread_mutex_lock(&self->lock);
     self->stats.heartbeats++;
     ep_err err = ep_coordinator_state_heartbeat(self->cluster, ep_clock_now_ns(), request, &reregister, &error);
+    if (err == EP_OK && !reregister) {
+        err = ep_load_sums_take(self->loads, ep_coordinator_state_layer_experts, self->cluster, request, &error);
+    }
     ep_epoch current = ep_coordinator_state_assignment_epoch(self->cluster);
     bool outdated = request->epoch == NULL || request->epoch->term != current.term || request->epoch->number != current.number;
     if (err == EP_OK && !reregister && outdated) {
@@ -485,12 +490,7 @@ static void on_cluster_status(Expertd__V1__Coordinator_Service *rpc, const Exper
 static void on_statistics(Expertd__V1__Coordinator_Service *rpc, const Expertd__V1__StatisticsRequest *request,
                           Expertd__V1__StatisticsReply_Closure closure, void *closure_data)
 {
-    (void)rpc;
-    (void)request;
-    (void)closure;
-    ep_error error;
-    ep_error_set(&error, EP_ERR_UNIMPLEMENTED, "no statistics are kept yet");
-    ep_rpc_call_finish(closure_data, EP_ERR_UNIMPLEMENTED, &error);
+    ep_statistics_answer(self_of(rpc)->loads, request, closure, closure_data);
 }
 
 static const Expertd__V1__Coordinator_Service rpc_template = EXPERTD__V1__COORDINATOR__INIT(on_);
@@ -529,6 +529,7 @@ ep_err ep_coordinator_service_create(const ep_coordinator_state_config *config, 
     ep_error_clear(&self->stats.store_error);
     self->store = store;
     ep_err err = ep_coordinator_state_create(config, &self->cluster);
+    err = err == EP_OK ? ep_load_sums_create(config->nodes_max, &self->loads) : err;
     if (err == EP_OK && store != NULL) {
         err = restore(self, kept);
     }
@@ -548,6 +549,7 @@ void ep_coordinator_service_destroy(ep_coordinator_service *self)
     ep_table_keeper_destroy(self->keeper);
     ep_routing_table_unref(self->served);
     ep_coordinator_state_destroy(self->cluster);
+    ep_load_sums_destroy(self->loads);
     free(self->logged);
     pthread_mutex_destroy(&self->lock);
     free(self);
@@ -556,6 +558,11 @@ void ep_coordinator_service_destroy(ep_coordinator_service *self)
 ProtobufCService *ep_coordinator_service_rpc(ep_coordinator_service *self)
 {
     return &self->rpc.base;
+}
+
+ep_load_sums *ep_coordinator_service_loads(ep_coordinator_service *self)
+{
+    return self->loads;
 }
 
 void ep_coordinator_service_tick(ep_coordinator_service *self)

@@ -11,6 +11,7 @@
 #ifndef EP_COORDINATOR_SERVICE_H
 #define EP_COORDINATOR_SERVICE_H
 
+#include "coordinator/load_sums.h"
 #include "coordinator/table_store.h"
 #include "rpc/rpc.h"
 
@@ -23,6 +24,8 @@ ep_err ep_coordinator_service_create(const ep_coordinator_state_config *config, 
 void ep_coordinator_service_destroy(ep_coordinator_service *service);
 /* For ep_rpc_server_add_service. */
 ProtobufCService *ep_coordinator_service_rpc(ep_coordinator_service *service);
+/* What nodes and the gateway tell of load. */
+ep_load_sums *ep_coordinator_service_loads(ep_coordinator_service *service);
 /* Notices silent nodes; call every heartbeat_ms. */
 void ep_coordinator_service_tick(ep_coordinator_service *service);
 /* Takes no more watches; those there are end with their connections when the rpc server is destroyed. */

@@ -630,3 +630,16 @@ ep_err ep_coordinator_state_assignments(const ep_coordinator_state *cluster, con
     *out_count = count;
     return EP_OK;
 }
+
+uint32_t ep_coordinator_state_layer_experts(const void *cluster_arg, const char *model, const char *version, uint32_t layer)
+{
+    const ep_coordinator_state *cluster = cluster_arg;
+    for (uint32_t l = 0; l < cluster->layers_count; l++) {
+        const cluster_layer *known = &cluster->layers[l];
+        const cluster_model *of = &cluster->models[known->model_index];
+        if (known->shape.layer == layer && strcmp(of->name, model) == 0 && strcmp(of->version, version) == 0) {
+            return known->shape.experts;
+        }
+    }
+    return 0;
+}

@@ -82,6 +82,9 @@ const ep_error *ep_coordinator_state_placement_error(const ep_coordinator_state 
 /* The newest copy of an expert that was refused because its weights differ from the other copies'; code EP_OK: none. */
 const ep_error *ep_coordinator_state_copy_error(const ep_coordinator_state *cluster);
 
+/* Routed experts of a layer that some node can load; 0: there is none. cluster is an ep_coordinator_state: an ep_load_experts_func. */
+uint32_t ep_coordinator_state_layer_experts(const void *cluster, const char *model, const char *version, uint32_t layer);
+
 /* For ClusterStatus: nodes by index. Strings are borrowed. False past the end. */
 typedef struct ep_coordinator_state_node_view {
     uint32_t node_id;

@@ -224,6 +224,19 @@ static void describe_failure(const forward_request *request, ep_err result, ep_e
     snprintf(out_error->node, sizeof(out_error->node), "%s", request->handler->config.node_name);
 }
 
+/* Shared experts are not counted: every token uses them. */
+static void count_slots(const forward_request *request)
+{
+    ep_node_layer *layer = request->layer;
+    for (uint32_t w = 0; w < request->works_count; w++) {
+        const ep_work *work = &request->works[w];
+        size_t expert = (size_t)(work->queue - layer->queues);
+        if (expert < layer->shape.experts) {
+            atomic_fetch_add_explicit(&layer->slots[expert], work->job.rows_count, memory_order_relaxed);
+        }
+    }
+}
+
 /* Gives back everything and ends the call. The request is gone afterwards. */
 static void finish(forward_request *request, ep_err result, const ep_error *error)
 {
@@ -243,6 +256,7 @@ static void finish(forward_request *request, ep_err result, const ep_error *erro
                                     started_ns != 0 ? started_ns - ep_rpc_call_received_ns(request->call) : 0,
                                     started_ns != 0 ? now_ns - started_ns : 0);
         atomic_fetch_add_explicit(&request->layer->rows_served, rows, memory_order_relaxed);
+        count_slots(request);
         send_reply(request, now_ns);
     }
     ep_rpc_call_finish(request->call, result, error);

@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "coordinator.pb-c.h"
+#include "expertd/load_report.h"
 
 #define CALL_MS 5000
 
@@ -36,6 +37,7 @@ typedef struct mailbox {
 struct ep_membership {
     ep_membership_config config;
     ep_rpc_channel *channel;
+    ep_load_report *loads;
     ep_loop_timer *heartbeat;
     ep_loop_timer *drop;
     ep_loop_task mail_task;
@@ -236,6 +238,7 @@ static void set_heartbeat(ep_membership *m, uint32_t ms)
 static void on_registered(ep_membership *m, const Expertd__V1__RegisterReply *reply)
 {
     m->is_registered = true;
+    ep_load_report_forget(m->loads); /* it may be another coordinator */
     m->models_changed =
         true; /* the first heartbeat repeats what is owned: it may have changed since the request was made */
     pthread_mutex_lock(&m->view_lock);
@@ -291,6 +294,7 @@ static void on_call_failed(ep_membership *m, letter_kind kind, const ep_error *e
     log_once(m, kind == LETTER_REGISTER ? "registration" : "heartbeat", error);
     set_connected(m, false);
     m->models_changed = true; /* what this call would have told may be lost, and what is loaded counts only with it */
+    ep_load_report_forget(m->loads); /* what was told may not have arrived */
     if (error->code == EP_ERR_NOT_FOUND || error->code == EP_ERR_FAILED_PRECONDITION) {
         m->is_registered = false; /* the coordinator does not know us */
     }
@@ -435,7 +439,9 @@ static void send_heartbeat(ep_membership *m)
         m->models_changed = false;
     }
     m->sent_draining = strcmp(report.state, "draining") == 0;
+    ep_load_report_make(m->loads, ep_clock_now_ns(), m->sent_draining, &request.loads, &request.n_loads);
     call(m, LETTER_HEARTBEAT, "Heartbeat", &request.base);
+    ep_load_report_free(request.loads, request.n_loads);
     ep_node_models_infos_free(request.models, request.n_models);
 }
 
@@ -488,7 +494,8 @@ ep_err ep_membership_create(const ep_membership_config *config, ep_membership **
         .arg = m,
     };
     ep_rpc_limits_raise_for_control(&channel.common.limits);
-    ep_err err = ep_service_loop_timer_create(config->loop, tick, m, &m->heartbeat);
+    ep_err err = ep_load_report_create(config->models, &m->loads);
+    err = err == EP_OK ? ep_service_loop_timer_create(config->loop, tick, m, &m->heartbeat) : err;
     err = err == EP_OK ? ep_service_loop_timer_create(config->loop, on_drop, m, &m->drop) : err;
     if (err == EP_OK) {
         err = ep_rpc_channel_create(&channel, &m->channel, out_error);
@@ -517,6 +524,7 @@ void ep_membership_destroy(ep_membership *m)
     if (m->drop != NULL) {
         ep_loop_timer_stop(m->drop);
     }
+    ep_load_report_destroy(m->loads);
     free(m->mail.packed);
     pthread_mutex_destroy(&m->mail.lock);
     pthread_mutex_destroy(&m->view_lock);

@@ -32,8 +32,9 @@ static ep_err open_layers(ep_node_model *model, ep_weight_store *store, ep_error
                                    .shape = info->moe_layers[i]};
         layer->shape = info->moe_layers[i];
         layer->queues = calloc(ep_node_layer_experts(layer), sizeof(*layer->queues));
+        layer->slots = calloc(layer->shape.experts, sizeof(*layer->slots));
         model->layers_count++;
-        if (layer->queues == NULL) {
+        if (layer->queues == NULL || layer->slots == NULL) {
             return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for model %s", model->config->name);
         }
         ep_err err = ep_weight_store_add_layer(store, &weights, &layer->store_slot, out_error);
@@ -98,6 +99,7 @@ void ep_node_models_close(ep_node_models *models)
         ep_node_model *model = &models->models[i];
         for (uint32_t l = 0; l < model->layers_count; l++) {
             free(model->layers[l].queues);
+            free(model->layers[l].slots);
         }
         free(model->layers);
         ep_checkpoint_close(model->checkpoint);

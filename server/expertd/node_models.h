@@ -8,6 +8,8 @@
 #ifndef EP_EXPERTD_NODE_MODELS_H
 #define EP_EXPERTD_NODE_MODELS_H
 
+#include <stdatomic.h>
+
 #include "common.pb-c.h"
 #include "expertd/batcher.h"
 #include "expertd/node_config.h"
@@ -19,6 +21,7 @@ typedef struct ep_node_layer {
     uint32_t store_slot;
     ep_work_queue *queues; /* [E+S] */
     _Atomic uint64_t rows_served;
+    _Atomic uint64_t *slots; /* [E] computed since the start, of each routed expert */
 } ep_node_layer;
 
 typedef struct ep_node_model {

@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* expertctl stats: how evenly the load of each layer falls on its experts. */
+#include <inttypes.h>
+
+#include "arguments.h"
+#include "command_table.h"
+#include "control.h"
+#include "exit_code.h"
+#include "moe/routing_table.h"
+#include "output.h"
+
+enum { KEY_MODEL = 0x200, KEY_VERSION, KEY_LAYER, KEY_EXPERTS };
+
+typedef struct stats_options {
+    ep_cli_connect connect;
+    ep_cli_format format;
+    const char *model;   /* NULL all */
+    const char *version; /* NULL all */
+    uint32_t layer;
+    bool has_layer;
+    bool experts;
+} stats_options;
+
+static error_t parse(int key, char *arg, struct argp_state *state)
+{
+    stats_options *options = state->input;
+    switch (key) {
+    case ARGP_KEY_INIT:
+        state->child_inputs[0] = &options->connect;
+        state->child_inputs[1] = &options->format;
+        return 0;
+    case KEY_MODEL:
+        options->model = ep_cli_arg_text(state, "--model", arg, EP_MODEL_NAME_BYTES - 1);
+        return 0;
+    case KEY_VERSION:
+        options->version = ep_cli_arg_text(state, "--version", arg, EP_VERSION_BYTES - 1);
+        return 0;
+    case KEY_LAYER:
+        options->layer = (uint32_t)ep_cli_arg_whole(state, "--layer", arg, 0, UINT32_MAX);
+        options->has_layer = true;
+        return 0;
+    case KEY_EXPERTS:
+        options->experts = true;
+        return 0;
+    case ARGP_KEY_ARG:
+        return ep_cli_arg_unexpected(state, arg);
+    case ARGP_KEY_END:
+        if (options->connect.coordinator_url == NULL && options->connect.node_urls_count > 0) {
+            argp_error(state, "--node is given, allowed: --coordinator, which adds up what the nodes count");
+        }
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static const struct argp_option option_list[] = {
+    {"model", KEY_MODEL, "NAME", 0, "Only this model", 1},
+    {"version", KEY_VERSION, "V", 0, "Only this version", 1},
+    {"layer", KEY_LAYER, "L", 0, "Only this layer", 1},
+    {"experts", KEY_EXPERTS, NULL, 0, "Also every expert: slots, share of slots, mean gate probability", 1},
+    {0},
+};
+static const struct argp_child children[] = {{&ep_cli_connect_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {0}};
+static const struct argp argp = {option_list,
+                                 parse,
+                                 NULL,
+                                 "Prints how evenly slots fall on the routed experts of each layer: slots computed since the coordinator "
+                                 "started, the fullest expert's load over the mean, the Gini coefficient (0 even), and, where the gateway saw "
+                                 "logits, the load-balancing loss (1 even). Nodes report once a second."
+                                 "\vExamples:\n"
+                                 "  expertctl stats\n"
+                                 "  expertctl stats --model mixtral --layer 3 --experts -o json\n\n" EP_CLI_EXIT_HELP,
+                                 children,
+                                 NULL,
+                                 NULL};
+
+/* ---- json ---- */
+
+static json_t *expert_json(const Expertd__V1__LayerStatistics *layer, size_t e)
+{
+    json_t *expert = json_pack("{s:I, s:I, s:f}", "expert", (json_int_t)e, "slots", (json_int_t)layer->counts[e], "share",
+                               layer->slots > 0 ? (double)layer->counts[e] / (double)layer->slots : 0.0);
+    if (e < layer->n_mean_probability) {
+        json_object_set_new(expert, "mean_probability", json_real(layer->mean_probability[e]));
+    }
+    return expert;
+}
+
+static json_t *layer_json(const Expertd__V1__LayerStatistics *layer)
+{
+    json_t *json = json_pack("{s:o, s:o, s:I, s:I, s:I, s:f, s:I, s:f, s:I}", "model", ep_cli_json_text(layer->model), "version",
+                             ep_cli_json_text(layer->version), "layer", (json_int_t)layer->layer, "experts", (json_int_t)layer->experts, "slots",
+                             (json_int_t)layer->slots, "max_over_mean", layer->max_over_mean, "max_expert", (json_int_t)layer->max_expert, "gini",
+                             layer->gini, "logit_tokens", (json_int_t)layer->logit_tokens);
+    if (layer->logit_tokens > 0) {
+        json_object_set_new(json, "auxiliary_loss", json_real(layer->auxiliary_loss));
+    }
+    if (layer->n_counts > 0) {
+        json_t *experts = json_array();
+        for (size_t e = 0; e < layer->n_counts; e++) {
+            json_array_append_new(experts, expert_json(layer, e));
+        }
+        json_object_set_new(json, "load", experts);
+    }
+    return json;
+}
+
+static bool print_json(const Expertd__V1__StatisticsReply *reply)
+{
+    json_t *layers = json_array();
+    for (size_t i = 0; i < reply->n_layers; i++) {
+        json_array_append_new(layers, layer_json(reply->layers[i]));
+    }
+    return ep_cli_json_print(json_pack("{s:o}", "layers", layers), stdout);
+}
+
+/* ---- tables ---- */
+
+static void layer_cells(ep_cli_table *table, const Expertd__V1__LayerStatistics *layer)
+{
+    ep_cli_table_cell(table, "%s", layer->model);
+    ep_cli_table_cell(table, "%s", layer->version);
+    ep_cli_table_cell(table, "%" PRIu32, layer->layer);
+}
+
+static bool print_layers(const Expertd__V1__StatisticsReply *reply)
+{
+    ep_cli_table *table = ep_cli_table_create("MODEL|VERSION|>LAYER|>EXPERTS|>SLOTS|>MAX/MEAN|>FULLEST|>GINI|>AUX LOSS");
+    for (size_t i = 0; table != NULL && i < reply->n_layers; i++) {
+        const Expertd__V1__LayerStatistics *layer = reply->layers[i];
+        layer_cells(table, layer);
+        ep_cli_table_cell(table, "%" PRIu32, layer->experts);
+        ep_cli_table_cell(table, "%" PRIu64, layer->slots);
+        ep_cli_table_cell(table, "%.3f", layer->max_over_mean);
+        ep_cli_table_cell(table, "%" PRIu32, layer->max_expert);
+        ep_cli_table_cell(table, "%.3f", layer->gini);
+        if (layer->logit_tokens > 0) {
+            ep_cli_table_cell(table, "%.3f", layer->auxiliary_loss);
+        } else {
+            ep_cli_table_cell(table, "-");
+        }
+    }
+    bool good = table != NULL && ep_cli_table_print(table, stdout);
+    ep_cli_table_destroy(table);
+    return good;
+}
+
+static bool print_experts(const Expertd__V1__StatisticsReply *reply)
+{
+    ep_cli_table *table = ep_cli_table_create("MODEL|VERSION|>LAYER|>EXPERT|>SLOTS|>SHARE|>MEAN P");
+    for (size_t i = 0; table != NULL && i < reply->n_layers; i++) {
+        const Expertd__V1__LayerStatistics *layer = reply->layers[i];
+        for (size_t e = 0; e < layer->n_counts; e++) {
+            layer_cells(table, layer);
+            ep_cli_table_cell(table, "%zu", e);
+            ep_cli_table_cell(table, "%" PRIu64, layer->counts[e]);
+            ep_cli_table_cell(table, "%.4f", layer->slots > 0 ? (double)layer->counts[e] / (double)layer->slots : 0.0);
+            if (e < layer->n_mean_probability) {
+                ep_cli_table_cell(table, "%.4f", layer->mean_probability[e]);
+            } else {
+                ep_cli_table_cell(table, "-");
+            }
+        }
+    }
+    bool good = table != NULL && ep_cli_table_print(table, stdout);
+    ep_cli_table_destroy(table);
+    return good;
+}
+
+static int run(int argc, char **argv)
+{
+    static stats_options options;
+    ep_cli_control *control = NULL;
+    ep_cli_answer answer;
+    ep_error error;
+    Expertd__V1__StatisticsRequest request = EXPERTD__V1__STATISTICS_REQUEST__INIT;
+    ep_cli_connect_init(&options.connect);
+    argp_parse(&argp, argc, argv, 0, NULL, &options);
+    if (ep_cli_control_open(&options.connect, &control, &error) != EP_OK) {
+        return ep_cli_fail(argv[0], &error);
+    }
+    if (options.model != NULL) {
+        request.model = (char *)(uintptr_t)options.model;
+    }
+    if (options.version != NULL) {
+        request.version = (char *)(uintptr_t)options.version;
+    }
+    request.has_layer = options.has_layer;
+    request.layer = options.layer;
+    request.per_expert = options.experts;
+    int code;
+    ep_cli_control_ask(control, &options.connect.coordinator_url, 1, "expertd.v1.Coordinator", "Statistics", &request.base,
+                       options.connect.timeout_us, &answer);
+    if (answer.message == NULL) {
+        code = ep_cli_fail(argv[0], &answer.error);
+    } else {
+        const Expertd__V1__StatisticsReply *reply = (const Expertd__V1__StatisticsReply *)(const void *)answer.message;
+        bool good = options.format == EP_CLI_JSON ? print_json(reply) : print_layers(reply);
+        if (options.format == EP_CLI_TABLE && options.experts && good) {
+            fputc('\n', stdout);
+            good = print_experts(reply);
+        }
+        code = good ? EP_CLI_EXIT_OK : EP_CLI_EXIT_FAILED;
+    }
+    ep_cli_answers_free(&answer, 1);
+    ep_cli_control_close(control);
+    return code;
+}
+
+const ep_cli_command ep_cli_stats = {"stats", "how evenly each layer's load falls on its experts", &argp, run};

@@ -1,0 +1,309 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "coordinator/load_sums.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define BAD(...) ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, __VA_ARGS__)
+
+/* The newest report of one layer from one node's incarnation: experts ascending. */
+typedef struct told_layer {
+    size_t layer_index;          /* in sums->layers */
+    size_t count;
+    uint32_t *experts;
+    uint64_t *slots;
+    struct told_layer *next;
+} told_layer;
+
+typedef struct told_node {
+    char name[EP_NODE_NAME_BYTES];
+    uint64_t incarnation;
+    uint64_t used;               /* sums->clock when it last reported */
+    told_layer *layers;
+} told_node;
+
+struct ep_load_sums {
+    pthread_mutex_t lock;
+    uint32_t nodes_max;
+    uint64_t clock;              /* reports so far */
+    size_t nodes_count;
+    told_node *nodes;
+    size_t layers_count;
+    ep_load_layer *layers;       /* sorted when read */
+};
+
+ep_err ep_load_sums_create(uint32_t nodes_max, ep_load_sums **out_sums)
+{
+    ep_load_sums *sums = calloc(1, sizeof(*sums));
+    if (sums == NULL) {
+        return EP_ERR_NO_MEMORY;
+    }
+    sums->nodes_max = nodes_max;
+    pthread_mutex_init(&sums->lock, NULL);
+    *out_sums = sums;
+    return EP_OK;
+}
+
+static void forget_layers(told_node *node)
+{
+    while (node->layers != NULL) {
+        told_layer *layer = node->layers;
+        node->layers = layer->next;
+        free(layer->experts);
+        free(layer->slots);
+        free(layer);
+    }
+}
+
+void ep_load_sums_destroy(ep_load_sums *sums)
+{
+    if (sums == NULL) {
+        return;
+    }
+    for (size_t i = 0; i < sums->nodes_count; i++) {
+        forget_layers(&sums->nodes[i]);
+    }
+    free(sums->nodes);
+    ep_load_layers_free(sums->layers, sums->layers_count);
+    pthread_mutex_destroy(&sums->lock);
+    free(sums);
+}
+
+/* ---- finding and making ---- */
+
+/* NULL: no memory. A new incarnation begins at 0. */
+static told_node *find_node(ep_load_sums *sums, const char *name, uint64_t incarnation)
+{
+    told_node *node = NULL;
+    told_node *oldest = NULL;
+    for (size_t i = 0; i < sums->nodes_count && node == NULL; i++) {
+        told_node *candidate = &sums->nodes[i];
+        node = strcmp(candidate->name, name) == 0 ? candidate : NULL;
+        oldest = oldest == NULL || candidate->used < oldest->used ? candidate : oldest;
+    }
+    if (node == NULL && sums->nodes_count < sums->nodes_max) {
+        told_node *grown = realloc(sums->nodes, (sums->nodes_count + 1) * sizeof(*grown));
+        if (grown == NULL) {
+            return NULL;
+        }
+        sums->nodes = grown;
+        node = &grown[sums->nodes_count++];
+        *node = (told_node){.incarnation = incarnation};
+    } else if (node == NULL) {
+        node = oldest;
+    }
+    if (node->incarnation != incarnation || strcmp(node->name, name) != 0) {
+        forget_layers(node);
+        node->incarnation = incarnation;
+        snprintf(node->name, sizeof(node->name), "%s", name);
+    }
+    node->used = ++sums->clock;
+    return node;
+}
+
+/* SIZE_MAX: no memory. */
+static size_t find_layer(ep_load_sums *sums, const char *model, const char *version, uint32_t layer, uint32_t experts)
+{
+    for (size_t i = 0; i < sums->layers_count; i++) {
+        const ep_load_layer *known = &sums->layers[i];
+        if (known->layer == layer && known->experts == experts && strcmp(known->model, model) == 0 && strcmp(known->version, version) == 0) {
+            return i;
+        }
+    }
+    ep_load_layer *grown = realloc(sums->layers, (sums->layers_count + 1) * sizeof(*grown));
+    if (grown == NULL) {
+        return SIZE_MAX;
+    }
+    sums->layers = grown;
+    ep_load_layer made = {.layer = layer, .experts = experts};
+    made.counts = calloc(experts, sizeof(*made.counts));
+    made.probability_sums = calloc(experts, sizeof(*made.probability_sums));
+    if (made.counts == NULL || made.probability_sums == NULL) {
+        free(made.counts);
+        free(made.probability_sums);
+        return SIZE_MAX;
+    }
+    snprintf(made.model, sizeof(made.model), "%s", model);
+    snprintf(made.version, sizeof(made.version), "%s", version);
+    grown[sums->layers_count] = made;
+    return sums->layers_count++;
+}
+
+static told_layer *find_told(told_node *node, size_t layer_index)
+{
+    for (told_layer *told = node->layers; told != NULL; told = told->next) {
+        if (told->layer_index == layer_index) {
+            return told;
+        }
+    }
+    told_layer *told = calloc(1, sizeof(*told));
+    if (told != NULL) {
+        told->layer_index = layer_index;
+        told->next = node->layers;
+        node->layers = told;
+    }
+    return told;
+}
+
+/* ---- a node's report ---- */
+
+static ep_err check_load(const char *node, const Expertd__V1__LayerLoad *load, uint32_t experts, ep_error *out_error)
+{
+    if (load->n_experts != load->n_slots || load->n_experts > experts) {
+        return BAD("node %s: loads of model %.60s layer %" PRIu32 " have %zu experts and %zu slots: allowed the same number, up to %" PRIu32, node,
+                   load->model, load->layer, load->n_experts, load->n_slots, experts);
+    }
+    for (size_t i = 0; i < load->n_experts; i++) {
+        if (load->experts[i] >= experts || (i > 0 && load->experts[i] <= load->experts[i - 1])) {
+            return BAD("node %s: loads of model %.60s layer %" PRIu32 " name expert %" PRIu32 ": allowed 0..%" PRIu32 ", ascending", node,
+                       load->model, load->layer, load->experts[i], experts - 1);
+        }
+        if (load->slots[i] > EP_LOAD_SLOTS_MAX) {
+            return BAD("node %s: loads of model %.60s layer %" PRIu32 " expert %" PRIu32 " are %" PRIu64 ": allowed 0..%llu", node, load->model,
+                       load->layer, load->experts[i], load->slots[i], EP_LOAD_SLOTS_MAX);
+        }
+    }
+    return EP_OK;
+}
+
+static uint64_t told_before(const told_layer *told, uint32_t expert, size_t *at)
+{
+    while (*at < told->count && told->experts[*at] < expert) {
+        (*at)++;
+    }
+    return *at < told->count && told->experts[*at] == expert ? told->slots[*at] : 0;
+}
+
+/* Adds what is new and keeps the report in the place of the one before; an older one, which came late, changes nothing. */
+static ep_err take_load(told_layer *told, const Expertd__V1__LayerLoad *load, uint64_t *counts)
+{
+    uint32_t *experts = malloc((load->n_experts + 1) * sizeof(*experts));
+    uint64_t *slots = malloc((load->n_experts + 1) * sizeof(*slots));
+    size_t at = 0;
+    uint64_t sum_before = 0, sum = 0;
+    for (size_t i = 0; i < told->count; i++) {
+        sum_before += told->slots[i];
+    }
+    for (size_t i = 0; i < load->n_experts; i++) {
+        sum += load->slots[i];
+    }
+    bool is_newer = sum > sum_before;
+    if (experts == NULL || slots == NULL || !is_newer) {
+        bool no_memory = experts == NULL || slots == NULL;
+        free(experts);
+        free(slots);
+        return no_memory ? EP_ERR_NO_MEMORY : EP_OK;
+    }
+    for (size_t i = 0; i < load->n_experts; i++) {
+        uint64_t before = told_before(told, load->experts[i], &at);
+        uint64_t now = load->slots[i] > before ? load->slots[i] : before;
+        counts[load->experts[i]] += now - before;
+        experts[i] = load->experts[i];
+        slots[i] = now;
+    }
+    free(told->experts);
+    free(told->slots);
+    told->experts = experts;
+    told->slots = slots;
+    told->count = load->n_experts;
+    return EP_OK;
+}
+
+static ep_err take_layer(ep_load_sums *sums, told_node *node, const Expertd__V1__LayerLoad *load, uint32_t experts)
+{
+    size_t index = find_layer(sums, load->model, load->version, load->layer, experts);
+    told_layer *told = index != SIZE_MAX ? find_told(node, index) : NULL;
+    return told != NULL ? take_load(told, load, sums->layers[index].counts) : EP_ERR_NO_MEMORY;
+}
+
+ep_err ep_load_sums_take(ep_load_sums *sums, ep_load_experts_func experts_of, const void *arg, const Expertd__V1__HeartbeatRequest *request,
+                         ep_error *out_error)
+{
+    ep_err err = EP_OK;
+    if (request->n_loads == 0) {
+        return EP_OK;
+    }
+    pthread_mutex_lock(&sums->lock);
+    told_node *node = find_node(sums, request->node, request->incarnation);
+    err = node == NULL ? EP_ERR_NO_MEMORY : EP_OK;
+    for (size_t i = 0; err == EP_OK && i < request->n_loads; i++) {
+        const Expertd__V1__LayerLoad *load = request->loads[i];
+        uint32_t experts = experts_of(arg, load->model, load->version, load->layer);
+        if (experts > 0) {
+            err = check_load(request->node, load, experts, out_error);
+            err = err != EP_OK ? err : take_layer(sums, node, load, experts);
+        }
+    }
+    pthread_mutex_unlock(&sums->lock);
+    return err == EP_ERR_NO_MEMORY ? ep_error_set(out_error, err, "no memory for the loads of node %s", request->node) : err;
+}
+
+void ep_load_sums_add_probabilities(ep_load_sums *sums, const char *model, const char *version, uint32_t layer, uint32_t experts,
+                                    const double *probability_sums, uint64_t tokens)
+{
+    pthread_mutex_lock(&sums->lock);
+    size_t index = find_layer(sums, model, version, layer, experts);
+    for (uint32_t e = 0; index != SIZE_MAX && e < experts; e++) {
+        sums->layers[index].probability_sums[e] += probability_sums[e];
+    }
+    if (index != SIZE_MAX) {
+        sums->layers[index].tokens += tokens;
+    }
+    pthread_mutex_unlock(&sums->lock);
+}
+
+/* ---- reading ---- */
+
+static int compare_layers(const void *a, const void *b)
+{
+    const ep_load_layer *left = a;
+    const ep_load_layer *right = b;
+    int order = strcmp(left->model, right->model);
+    order = order != 0 ? order : strcmp(left->version, right->version);
+    return order != 0 ? order : (left->layer > right->layer) - (left->layer < right->layer);
+}
+
+static bool copy_layer(const ep_load_layer *from, ep_load_layer *to)
+{
+    *to = *from;
+    to->counts = malloc(from->experts * sizeof(*to->counts));
+    to->probability_sums = malloc(from->experts * sizeof(*to->probability_sums));
+    if (to->counts == NULL || to->probability_sums == NULL) {
+        return false;
+    }
+    memcpy(to->counts, from->counts, from->experts * sizeof(*to->counts));
+    memcpy(to->probability_sums, from->probability_sums, from->experts * sizeof(*to->probability_sums));
+    return true;
+}
+
+ep_err ep_load_sums_read(ep_load_sums *sums, ep_load_layer **out_layers, size_t *out_count)
+{
+    pthread_mutex_lock(&sums->lock);
+    size_t count = sums->layers_count;
+    ep_load_layer *layers = calloc(count + 1, sizeof(*layers));
+    bool good = layers != NULL;
+    for (size_t i = 0; good && i < count; i++) {
+        good = copy_layer(&sums->layers[i], &layers[i]);
+    }
+    pthread_mutex_unlock(&sums->lock);
+    if (!good) {
+        ep_load_layers_free(layers, count);
+        return EP_ERR_NO_MEMORY;
+    }
+    qsort(layers, count, sizeof(*layers), compare_layers);
+    *out_layers = layers;
+    *out_count = count;
+    return EP_OK;
+}
+
+void ep_load_layers_free(ep_load_layer *layers, size_t count)
+{
+    for (size_t i = 0; layers != NULL && i < count; i++) {
+        free(layers[i].counts);
+        free(layers[i].probability_sums);
+    }
+    free(layers);
+}

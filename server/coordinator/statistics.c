@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "coordinator/statistics.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "moe/load_statistics.h"
+
+static bool is_asked(const Expertd__V1__StatisticsRequest *request, const ep_load_layer *layer)
+{
+    return (request->model[0] == 0 || strcmp(request->model, layer->model) == 0) &&
+           (request->version[0] == 0 || strcmp(request->version, layer->version) == 0) &&
+           (!request->has_layer || request->layer == layer->layer);
+}
+
+/* Borrows from layer; means is scratch [experts] for the mean probabilities. */
+static ep_err describe(const ep_load_layer *layer, bool per_expert, Expertd__V1__LayerStatistics *out, double **out_means)
+{
+    ep_load_statistics statistics;
+    ep_err err = ep_load_statistics_compute(layer->counts, layer->experts, layer->probability_sums, layer->tokens, &statistics);
+    if (err != EP_OK) {
+        return err;
+    }
+    expertd__v1__layer_statistics__init(out);
+    out->model = (char *)(uintptr_t)layer->model;
+    out->version = (char *)(uintptr_t)layer->version;
+    out->layer = layer->layer;
+    out->experts = layer->experts;
+    out->slots = statistics.slots;
+    out->max_over_mean = statistics.max_over_mean;
+    out->max_expert = statistics.max_expert;
+    out->gini = statistics.gini;
+    out->logit_tokens = layer->tokens;
+    out->auxiliary_loss = statistics.auxiliary_loss;
+    if (!per_expert) {
+        return EP_OK;
+    }
+    out->counts = layer->counts;
+    out->n_counts = layer->experts;
+    if (layer->tokens > 0) {
+        double *means = malloc(layer->experts * sizeof(*means));
+        if (means == NULL) {
+            return EP_ERR_NO_MEMORY;
+        }
+        for (uint32_t e = 0; e < layer->experts; e++) {
+            means[e] = layer->probability_sums[e] / (double)layer->tokens;
+        }
+        out->mean_probability = means;
+        out->n_mean_probability = layer->experts;
+        *out_means = means;
+    }
+    return EP_OK;
+}
+
+/* Packs the reply of the layers that are asked for. NOT_FOUND: named, and not there. */
+static ep_err reply(const ep_load_layer *layers, size_t count, const Expertd__V1__StatisticsRequest *request,
+                    Expertd__V1__StatisticsReply_Closure closure, ep_rpc_call *call)
+{
+    Expertd__V1__StatisticsReply message = EXPERTD__V1__STATISTICS_REPLY__INIT;
+    Expertd__V1__LayerStatistics *entries = calloc(count + 1, sizeof(*entries));
+    Expertd__V1__LayerStatistics **list = calloc(count + 1, sizeof(Expertd__V1__LayerStatistics *));
+    double **means = calloc(count + 1, sizeof(double *));
+    ep_err err = entries != NULL && list != NULL && means != NULL ? EP_OK : EP_ERR_NO_MEMORY;
+    for (size_t i = 0; err == EP_OK && i < count; i++) {
+        if (is_asked(request, &layers[i])) {
+            list[message.n_layers] = &entries[i];
+            message.n_layers++;
+            err = describe(&layers[i], request->per_expert, &entries[i], &means[i]);
+        }
+    }
+    bool names_some = request->model[0] != 0 || request->version[0] != 0 || request->has_layer;
+    if (err == EP_OK && (message.n_layers > 0 || !names_some)) {
+        message.layers = list;
+        closure(&message, call);
+    }
+    for (size_t i = 0; means != NULL && i < count; i++) {
+        free(means[i]);
+    }
+    free(means);
+    free(list);
+    free(entries);
+    return err == EP_OK && message.n_layers == 0 && names_some ? EP_ERR_NOT_FOUND : err;
+}
+
+void ep_statistics_answer(ep_load_sums *loads, const Expertd__V1__StatisticsRequest *request, Expertd__V1__StatisticsReply_Closure closure,
+                          ep_rpc_call *call)
+{
+    ep_load_layer *layers = NULL;
+    size_t count = 0;
+    ep_error error;
+    ep_err err = ep_load_sums_read(loads, &layers, &count);
+    err = err != EP_OK ? err : reply(layers, count, request, closure, call);
+    ep_load_layers_free(layers, count);
+    if (err == EP_ERR_NOT_FOUND) {
+        char layer[24] = "any layer";
+        if (request->has_layer) {
+            snprintf(layer, sizeof(layer), "layer %" PRIu32, request->layer);
+        }
+        ep_error_set(&error, err, "nothing was computed yet in %s of model '%.100s' version '%.31s'; there are loads of %zu layers", layer,
+                     request->model, request->version, count);
+    } else if (err != EP_OK) {
+        ep_error_set(&error, err, "no memory for statistics");
+    }
+    ep_rpc_call_finish(call, err, err == EP_OK ? NULL : &error);
+}
+
+/* ---- metrics ---- */
+
+static void collect_experts(const ep_load_layer *layer, const ep_metric_label *labels, ep_metrics *metrics)
+{
+    ep_metric_label all[4] = {labels[0], labels[1], labels[2]};
+    for (uint32_t e = 0; e < layer->experts; e++) {
+        char text[16];
+        snprintf(text, sizeof(text), "%" PRIu32, e);
+        all[3] = (ep_metric_label){"expert", text};
+        ep_counter_set(ep_metrics_counter(metrics, "expertd_expert_slots_total", "Slots computed, by routed expert", all, 4), layer->counts[e]);
+    }
+}
+
+static void collect_layer(const ep_load_layer *layer, ep_metrics *metrics, bool per_expert)
+{
+    char number[16];
+    ep_load_statistics statistics;
+    snprintf(number, sizeof(number), "%" PRIu32, layer->layer);
+    const ep_metric_label labels[] = {{"model", layer->model}, {"version", layer->version}, {"layer", number}};
+    size_t count = EP_ARRAY_COUNT(labels);
+    if (ep_load_statistics_compute(layer->counts, layer->experts, layer->probability_sums, layer->tokens, &statistics) != EP_OK) {
+        return;
+    }
+    ep_counter_set(ep_metrics_counter(metrics, "expertd_layer_slots_total", "Slots computed by routed experts", labels, count), statistics.slots);
+    ep_gauge_set(ep_metrics_gauge(metrics, "expertd_layer_load_max_over_mean", "Load of the fullest routed expert over the mean", labels, count),
+                 statistics.max_over_mean);
+    ep_gauge_set(ep_metrics_gauge(metrics, "expertd_layer_load_gini", "Gini coefficient of routed experts' loads, 0 even", labels, count),
+                 statistics.gini);
+    if (layer->tokens > 0) {
+        ep_gauge_set(ep_metrics_gauge(metrics, "expertd_layer_auxiliary_loss", "Load-balancing loss, 1 even; where logits were seen", labels, count),
+                     statistics.auxiliary_loss);
+    }
+    if (per_expert) {
+        collect_experts(layer, labels, metrics);
+    }
+}
+
+void ep_statistics_collect(ep_load_sums *loads, ep_metrics *metrics, bool per_expert)
+{
+    ep_load_layer *layers = NULL;
+    size_t count = 0;
+    if (ep_load_sums_read(loads, &layers, &count) != EP_OK) {
+        return;
+    }
+    for (size_t i = 0; i < count; i++) {
+        collect_layer(&layers[i], metrics, per_expert);
+    }
+    ep_load_layers_free(layers, count);
+}

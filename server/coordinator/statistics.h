@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Statistics of load, for Coordinator.Statistics and /metrics. Threads: any. */
+#ifndef EP_COORDINATOR_STATISTICS_H
+#define EP_COORDINATOR_STATISTICS_H
+
+#include "common/metrics.h"
+#include "coordinator/load_sums.h"
+#include "rpc/rpc.h"
+
+/* Answers and finishes the call. NOT_FOUND when a model, version or layer is named that nobody told of. */
+void ep_statistics_answer(ep_load_sums *loads, const Expertd__V1__StatisticsRequest *request, Expertd__V1__StatisticsReply_Closure closure,
+                          ep_rpc_call *call);
+/* Sets the series of every layer; for ep_metrics_on_collect. */
+void ep_statistics_collect(ep_load_sums *loads, ep_metrics *metrics, bool per_expert);
+
+#endif

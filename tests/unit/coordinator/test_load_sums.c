@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Sums of reports: copies add up, restarts and late reports take nothing away, wrong reports are refused. */
+#include "coordinator/load_sums.h"
+
+#include <criterion/criterion.h>
+#include <string.h>
+
+enum { EXPERTS = 4 };
+
+static uint32_t experts_of(const void *arg, const char *model, const char *version, uint32_t layer)
+{
+    (void)arg;
+    return strcmp(model, "m") == 0 && strcmp(version, "v") == 0 && layer == 3 ? EXPERTS : 0;
+}
+
+static ep_err report(ep_load_sums *sums, const char *node, uint64_t incarnation, size_t count, const uint32_t *experts, const uint64_t *slots,
+                     ep_error *out_error)
+{
+    Expertd__V1__LayerLoad load = EXPERTD__V1__LAYER_LOAD__INIT;
+    Expertd__V1__LayerLoad *list[] = {&load};
+    Expertd__V1__HeartbeatRequest request = EXPERTD__V1__HEARTBEAT_REQUEST__INIT;
+    uint32_t named[8];
+    uint64_t values[8];
+    memcpy(named, experts, count * sizeof(*experts));
+    memcpy(values, slots, count * sizeof(*slots));
+    load.model = (char *)(uintptr_t)"m";
+    load.version = (char *)(uintptr_t)"v";
+    load.layer = 3;
+    load.experts = named;
+    load.n_experts = count;
+    load.slots = values;
+    load.n_slots = count;
+    request.node = (char *)(uintptr_t)node;
+    request.incarnation = incarnation;
+    request.loads = list;
+    request.n_loads = 1;
+    return ep_load_sums_take(sums, experts_of, NULL, &request, out_error);
+}
+
+static void expect(ep_load_sums *sums, uint64_t a, uint64_t b, uint64_t c, uint64_t d)
+{
+    const uint64_t wanted[EXPERTS] = {a, b, c, d};
+    ep_load_layer *layers;
+    size_t count;
+    cr_assert_eq(ep_load_sums_read(sums, &layers, &count), EP_OK);
+    cr_assert_eq(count, 1);
+    cr_assert(layers[0].layer == 3 && layers[0].experts == EXPERTS && strcmp(layers[0].model, "m") == 0);
+    for (int e = 0; e < EXPERTS; e++) {
+        cr_assert_eq(layers[0].counts[e], wanted[e], "expert %d: %llu, not %llu", e, (unsigned long long)layers[0].counts[e],
+                     (unsigned long long)wanted[e]);
+    }
+    ep_load_layers_free(layers, count);
+}
+
+#define REPORT(node, incarnation, experts, slots)                                                                                        \
+    cr_assert_eq(report(sums, node, incarnation, sizeof((uint32_t[])experts) / 4, (uint32_t[])experts, (uint64_t[])slots, &error), EP_OK, \
+                 "%s", error.text)
+#define LIST(...) {__VA_ARGS__}
+
+Test(load_sums, never_go_back)
+{
+    ep_load_sums *sums;
+    ep_error error;
+    cr_assert_eq(ep_load_sums_create(8, &sums), EP_OK);
+    REPORT("a", 1, LIST(0, 2), LIST(10, 5));
+    expect(sums, 10, 0, 5, 0);
+    REPORT("a", 1, LIST(0, 2), LIST(10, 5)); /* told twice */
+    expect(sums, 10, 0, 5, 0);
+    REPORT("b", 9, LIST(0, 3), LIST(7, 1)); /* a copy of expert 0 elsewhere */
+    expect(sums, 17, 0, 5, 1);
+    REPORT("a", 1, LIST(0, 1, 2), LIST(12, 4, 5));
+    expect(sums, 19, 4, 5, 1);
+    REPORT("a", 1, LIST(0, 2), LIST(11, 5)); /* late */
+    expect(sums, 19, 4, 5, 1);
+    REPORT("a", 2, LIST(0), LIST(3)); /* began again at 0 */
+    expect(sums, 22, 4, 5, 1);
+    REPORT("a", 2, LIST(0), LIST(4));
+    expect(sums, 23, 4, 5, 1);
+    ep_load_sums_destroy(sums);
+}
+
+Test(load_sums, nodes_are_bounded)
+{
+    ep_load_sums *sums;
+    ep_error error;
+    cr_assert_eq(ep_load_sums_create(2, &sums), EP_OK);
+    REPORT("a", 1, LIST(0), LIST(1));
+    REPORT("b", 1, LIST(0), LIST(1));
+    REPORT("a", 1, LIST(0), LIST(2));
+    REPORT("c", 1, LIST(0), LIST(1)); /* in the place of b */
+    expect(sums, 4, 0, 0, 0);
+    REPORT("a", 1, LIST(0), LIST(3));
+    expect(sums, 5, 0, 0, 0);
+    ep_load_sums_destroy(sums);
+}
+
+Test(load_sums, wrong_reports)
+{
+    ep_load_sums *sums;
+    ep_error error;
+    cr_assert_eq(ep_load_sums_create(8, &sums), EP_OK);
+    REPORT("a", 1, LIST(0), LIST(1));
+    cr_assert_eq(report(sums, "a", 1, 1, (uint32_t[]){EXPERTS}, (uint64_t[]){1}, &error), EP_ERR_INVALID_ARGUMENT);
+    cr_assert(strstr(error.text, "expert 4: allowed 0..3") != NULL, "%s", error.text);
+    cr_assert_eq(report(sums, "a", 1, 2, (uint32_t[]){1, 1}, (uint64_t[]){5, 5}, &error), EP_ERR_INVALID_ARGUMENT);
+    cr_assert_eq(report(sums, "a", 1, 2, (uint32_t[]){2, 1}, (uint64_t[]){5, 5}, &error), EP_ERR_INVALID_ARGUMENT);
+    cr_assert_eq(report(sums, "a", 1, 5, (uint32_t[]){0, 1, 2, 3, 4}, (uint64_t[]){5, 5, 5, 5, 5}, &error), EP_ERR_INVALID_ARGUMENT);
+    cr_assert_eq(report(sums, "a", 1, 1, (uint32_t[]){0}, (uint64_t[]){UINT64_MAX}, &error), EP_ERR_INVALID_ARGUMENT);
+    expect(sums, 1, 0, 0, 0);
+    const double sums_of[EXPERTS] = {1, 2, 3, 4};
+    ep_load_layer *layers;
+    size_t count;
+    ep_load_sums_add_probabilities(sums, "m", "v", 3, EXPERTS, sums_of, 10);
+    ep_load_sums_add_probabilities(sums, "m", "v", 2, EXPERTS, sums_of, 10);
+    cr_assert_eq(ep_load_sums_read(sums, &layers, &count), EP_OK);
+    cr_assert(count == 2 && layers[0].layer == 2 && layers[1].tokens == 10 && layers[1].probability_sums[3] == 4 && layers[1].counts[0] == 1);
+    ep_load_layers_free(layers, count);
+    ep_load_sums_destroy(sums);
+}
