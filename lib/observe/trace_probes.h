@@ -16,6 +16,9 @@
 
 #include "observe/trace.h"
 
+/* babeltrace 2.0.4 shows an empty string as what the field held in an earlier event; so none is written. */
+#define EP_TRACE_TEXT(text) ((text)[0] != 0 ? (text) : "-")
+
 LTTNG_UST_TRACEPOINT_EVENT_CLASS(
     expertd, span, LTTNG_UST_TP_ARGS(const ep_trace_fields *, fields),
     LTTNG_UST_TP_FIELDS(
@@ -29,8 +32,8 @@ LTTNG_UST_TRACEPOINT_EVENT_CLASS(
         lttng_ust_field_integer(int32_t, layer, fields->layer)
         lttng_ust_field_integer(int32_t, expert, fields->expert)
         lttng_ust_field_integer(int32_t, status, fields->status)
-        lttng_ust_field_string(node, fields->node)
-        lttng_ust_field_string(peer, fields->peer)))
+        lttng_ust_field_string(node, EP_TRACE_TEXT(fields->node))
+        lttng_ust_field_string(peer, EP_TRACE_TEXT(fields->peer))))
 
 #define EP_TRACE_SPAN(name, step, on, what)                                                                  \
     LTTNG_UST_TRACEPOINT_EVENT_INSTANCE(expertd, span, expertd, name##_begin,                                \

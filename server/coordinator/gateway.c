@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "moe/load_statistics.h"
+#include "observe/trace.h"
 #include "wire/gateway_codec.h"
 
 #define RETRY_AFTER_US_MIN 1000u
@@ -41,6 +42,7 @@ typedef struct gateway_request {
     Expertd__V1__GatewayForwardReply_Closure closure;
     const Expertd__V1__GatewayForwardRequest *header; /* valid until the call is finished */
     uint64_t begin_ns;
+    ep_trace_fields trace; /* call 0: not traced */
     ep_buffer *reply;
     pthread_mutex_t lock; /* guards the rest */
     uint32_t refs;        /* the handler while it starts the call, and the completion */
@@ -92,11 +94,37 @@ static void leave(ep_gateway *gateway, uint64_t took_ns)
     pthread_mutex_unlock(&gateway->lock);
 }
 
+/* ---- the span; the layer call inside joins its trace, with this call as its parent ---- */
+
+static ep_trace_fields trace_begin(const Expertd__V1__GatewayForwardRequest *header, ep_rpc_call *call)
+{
+    ep_trace_fields fields = {.node = "gateway", .peer = "", .layer = (int32_t)header->layer, .expert = -1, .rows = header->tokens};
+    if (EP_TRACE_SPAN_ON(gateway)) {
+        fields.call = ep_rpc_call_number(call);
+        if (!ep_traceparent_parse(ep_rpc_call_metadata(call, "traceparent"), &fields.trace, &fields.parent)) {
+            fields.trace = ep_trace_new_trace();
+        }
+        ep_rpc_call_set_trace(call, fields.trace);
+        EP_TRACE(gateway_begin, &fields);
+    }
+    return fields;
+}
+
+static void trace_end(const ep_trace_fields *trace, ep_err status)
+{
+    if (trace->call != 0) {
+        ep_trace_fields fields = *trace;
+        fields.status = (int32_t)status;
+        EP_TRACE(gateway_end, &fields);
+    }
+}
+
 /* Ends a call whose layer call did not begin. */
-static void refuse(ep_gateway *gateway, ep_rpc_call *call, const ep_error *error, uint64_t begin_ns)
+static void refuse(ep_gateway *gateway, ep_rpc_call *call, const ep_error *error, uint64_t begin_ns, const ep_trace_fields *trace)
 {
     count_result(gateway, error->code, ep_clock_now_ns() - begin_ns);
     ep_rpc_call_finish(call, error->code, error);
+    trace_end(trace, error->code);
 }
 
 /* ---- a request's life ---- */
@@ -200,6 +228,7 @@ static void on_done(void *arg, const ep_moe_result *result)
         send_reply(request, result);
     }
     ep_rpc_call_finish(request->call, err, err == EP_OK ? NULL : &error);
+    trace_end(&request->trace, err);
     request_unref(request);
     leave(gateway, took_ns);
 }
@@ -376,8 +405,10 @@ static ep_err start_counted(gateway_request *request, const ep_gateway_view *vie
 
 /* The client lock is held for reading. */
 static ep_err begin_call(ep_gateway *gateway, const Expertd__V1__GatewayForwardRequest *header,
-                         Expertd__V1__GatewayForwardReply_Closure closure, ep_rpc_call *call, uint64_t now_ns, ep_error *out_error)
+                         Expertd__V1__GatewayForwardReply_Closure closure, ep_rpc_call *call, uint64_t now_ns,
+                         const ep_trace_fields *trace, ep_error *out_error)
 {
+    char traceparent[EP_TRACEPARENT_CHARS + 1];
     ep_gateway_view view;
     ep_moe_args args;
     gateway_request *request = NULL;
@@ -401,10 +432,15 @@ static ep_err begin_call(ep_gateway *gateway, const Expertd__V1__GatewayForwardR
     }
     request->closure = closure;
     request->begin_ns = now_ns;
+    request->trace = *trace;
+    if (trace->call != 0) {
+        ep_traceparent_format(trace->trace, trace->call, traceparent);
+        args.traceparent = traceparent; /* copied when the layer call begins */
+    }
     ep_rpc_call_on_cancel(call, on_cancel, request);
     err = start_counted(request, &view, &args, out_error);
     if (err != EP_OK) { /* on_cancel may run until the call is finished: the request goes after that */
-        refuse(gateway, call, out_error, now_ns);
+        refuse(gateway, call, out_error, now_ns, trace);
         leave(gateway, ep_clock_now_ns() - now_ns);
     }
     request_unref(request);
@@ -418,19 +454,20 @@ static void on_forward(Expertd__V1__Gateway_Service *rpc, const Expertd__V1__Gat
     uint64_t now_ns = ep_clock_now_ns();
     ep_error error;
     ep_error_clear(&error);
+    const ep_trace_fields trace = trace_begin(header, closure_data);
     ep_err err = gateway->config.enabled ? enter(gateway, &error)
                                          : ep_error_set(&error, EP_ERR_UNIMPLEMENTED,
                                                         "the gateway is off: set gateway: true in the coordinator's configuration");
     if (err != EP_OK) {
-        refuse(gateway, closure_data, &error, now_ns);
+        refuse(gateway, closure_data, &error, now_ns, &trace);
         return;
     }
     pthread_rwlock_rdlock(&gateway->client_lock);
-    err = begin_call(gateway, header, closure, closure_data, now_ns, &error);
+    err = begin_call(gateway, header, closure, closure_data, now_ns, &trace, &error);
     pthread_rwlock_unlock(&gateway->client_lock);
     if (err != EP_OK) {
         error.code = err;
-        refuse(gateway, closure_data, &error, now_ns);
+        refuse(gateway, closure_data, &error, now_ns, &trace);
         leave(gateway, ep_clock_now_ns() - now_ns);
     }
 }

@@ -5,6 +5,7 @@
 #include "common/process_setup.h"
 #include "common/service_config.h"
 #include "coordinator/coordinator.h"
+#include "observe/trace.h"
 
 int main(int argc, char **argv)
 {
@@ -18,6 +19,7 @@ int main(int argc, char **argv)
     }
     ep_service_log_start(options);
     ep_service_trace_start(options);
+    ep_trace_set_process("gateway");
     ep_process_raise_fd_limit();
     if (ep_coordinator_config_load(options, &config, &error) != EP_OK) {
         fprintf(stderr, "expertd-coordinator: %s\n", error.text);
