@@ -38,15 +38,15 @@ static ep_rpc_call *take_call(ep_rpc_server *server)
     return call;
 }
 
-ep_rpc_call *ep_rpc_call_create(ep_rpc_session *session, const ep_frame *frame, ep_buffer *taken_buffer)
+ep_rpc_call *ep_rpc_call_create(ep_rpc_origin *origin, const ep_frame *frame, ep_buffer *taken_buffer)
 {
-    ep_rpc_server *server = session->server;
+    ep_rpc_server *server = origin->server;
     ep_rpc_call *call = take_call(server);
     if (call == NULL) {
         return NULL;
     }
-    ep_rpc_link_ref(&session->link);
-    call->session = session;
+    origin->ops->ref(origin);
+    call->origin = origin;
     call->next = NULL;
     call->method = NULL;
     call->id = frame->call_id;
@@ -88,7 +88,7 @@ void ep_rpc_call_free(ep_rpc_call *call)
     free(call);
 }
 
-static void call_ref(ep_rpc_call *call)
+void ep_rpc_call_ref(ep_rpc_call *call)
 {
     __atomic_fetch_add(&call->refs, 1, __ATOMIC_RELAXED);
 }
@@ -98,8 +98,8 @@ void ep_rpc_call_unref(ep_rpc_call *call)
     if (__atomic_sub_fetch(&call->refs, 1, __ATOMIC_ACQ_REL) > 0) {
         return;
     }
-    ep_rpc_session *session = call->session;
-    ep_rpc_server *server = session->server;
+    ep_rpc_origin *origin = call->origin;
+    ep_rpc_server *server = origin->server;
     ep_rpc_budget_fini(&call->budget);
     ep_buffer_unref(call->frame);
     ep_buffer_unref(call->attached);
@@ -116,7 +116,7 @@ void ep_rpc_call_unref(ep_rpc_call *call)
     if (!keep) {
         ep_rpc_call_free(call);
     }
-    ep_rpc_link_unref(&session->link); /* last: the server may end once its sessions are gone */
+    origin->ops->unref(origin); /* last: the server may end once nobody refers to its origins */
 }
 
 /* ---- what handlers may ask ---- */
@@ -159,17 +159,17 @@ const char *ep_rpc_call_metadata(const ep_rpc_call *call, const char *key)
 
 ep_buffer_pool *ep_rpc_call_pool(ep_rpc_call *call)
 {
-    return call->session->server->common.pool;
+    return call->origin->server->common.pool;
 }
 
 ep_rpc_role ep_rpc_call_peer_role(const ep_rpc_call *call)
 {
-    return call->session->role;
+    return call->origin->role;
 }
 
 const char *ep_rpc_call_peer_node(const ep_rpc_call *call)
 {
-    return call->session->node;
+    return call->origin->node;
 }
 
 /* ---- cancel ---- */
@@ -211,8 +211,8 @@ void ep_rpc_call_cancelled(ep_rpc_call *call)
 /* Has the timer cancel the call; it then holds a reference. Errors: NO_MEMORY. */
 static ep_err arm_cancel_locked(ep_rpc_call *call, uint64_t due_ns)
 {
-    call_ref(call);
-    ep_err err = ep_timer_arm(call->session->server->common.timers, &call->timer, due_ns);
+    ep_rpc_call_ref(call);
+    ep_err err = ep_timer_arm(call->origin->server->common.timers, &call->timer, due_ns);
     call->timer_held = err == EP_OK;
     if (err != EP_OK) {
         __atomic_fetch_sub(&call->refs, 1, __ATOMIC_RELAXED); /* never the last: the caller has one */
@@ -222,7 +222,7 @@ static ep_err arm_cancel_locked(ep_rpc_call *call, uint64_t due_ns)
 
 void ep_rpc_call_on_cancel(ep_rpc_call *call, void (*func)(void *arg, ep_rpc_call *call), void *arg)
 {
-    call_ref(call); /* func may finish the call */
+    ep_rpc_call_ref(call); /* func may finish the call */
     pthread_mutex_lock(&call->lock);
     EP_ASSERT(call->on_cancel == NULL && !call->finished);
     call->on_cancel = func;
@@ -251,7 +251,7 @@ void ep_rpc_call_attach(ep_rpc_call *call, ep_buffer *taken_tensors)
 static void fill_frame(const ep_rpc_call *call, ep_rpc_out *out, ep_frame_kind kind)
 {
     out->frame.kind = kind;
-    out->frame.flags = ep_rpc_session_is_draining(call->session) ? EP_FRAME_FLAG_DRAINING : 0;
+    out->frame.flags = ep_rpc_server_is_draining(call->origin->server) ? EP_FRAME_FLAG_DRAINING : 0;
     out->frame.call_id = call->id;
     out->frame.attempt = call->attempt;
     out->frame.method_id = call->method_id;
@@ -262,12 +262,12 @@ static void fill_frame(const ep_rpc_call *call, ep_rpc_out *out, ep_frame_kind k
 /* Packs a reply and its tensors. On failure reply_error says why. The lock is held. */
 static ep_rpc_out *pack_reply_locked(ep_rpc_call *call, const ProtobufCMessage *message)
 {
-    const ep_rpc_session *session = call->session;
+    const ep_rpc_origin *origin = call->origin;
     ep_rpc_out *out = NULL;
     size_t header = protobuf_c_message_get_packed_size(message);
-    size_t header_max = session->peer_header_bytes_max;
+    size_t header_max = origin->peer_header_bytes_max;
     size_t tensors = call->attached != NULL ? call->attached->bytes : 0;
-    size_t frame_max = session->peer_frame_bytes_max;
+    size_t frame_max = origin->peer_frame_bytes_max;
     if (header > header_max) {
         ep_error_set(&call->reply_error, EP_ERR_INTERNAL,
                      "reply header has %zu bytes, header_bytes_max is %zu", header, header_max);
@@ -277,7 +277,7 @@ static ep_rpc_out *pack_reply_locked(ep_rpc_call *call, const ProtobufCMessage *
                      "%zu; ask for less",
                      header, tensors, frame_max);
     } else {
-        ep_err err = ep_rpc_out_create_message(session->server->common.pool, message, call->attached, &out);
+        ep_err err = ep_rpc_out_create_message(origin->server->common.pool, message, call->attached, &out);
         if (err == EP_OK) {
             call->attached = NULL;
             return out;
@@ -298,8 +298,8 @@ static ep_rpc_out *last_frame(ep_rpc_call *call, ep_err code, const ep_error *er
  */
 static void end_stream_locked(ep_rpc_call *call)
 {
-    ep_rpc_link *link = &call->session->link;
-    ep_timer_service *timers = call->session->server->common.timers;
+    ep_rpc_origin *origin = call->origin;
+    ep_timer_service *timers = call->origin->server->common.timers;
     ep_rpc_out *out = last_frame(call, call->reply_error.code, &call->reply_error);
     ep_err err = EP_OK;
     call->stream_over = true;
@@ -311,10 +311,10 @@ static void end_stream_locked(ep_rpc_call *call)
     }
     if (out == NULL || err != EP_OK) {
         ep_rpc_out_destroy(out);
-        ep_rpc_link_close(link, &call->reply_error); /* ends all its calls */
+        origin->ops->reply(origin, NULL, &call->reply_error); /* which ends all its calls */
         return;
     }
-    ep_rpc_link_send_reply(link, out);
+    origin->ops->reply(origin, out, NULL);
 }
 
 void ep_rpc_call_closure(const ProtobufCMessage *message, void *closure_data)
@@ -333,7 +333,7 @@ void ep_rpc_call_closure(const ProtobufCMessage *message, void *closure_data)
         if (out != NULL && stream) {
             fill_frame(call, out, EP_FRAME_REPLY_MORE);
             call->sequence++;
-            ep_rpc_link_send_reply(&call->session->link, out); /* under the lock: sequences leave in order */
+            call->origin->ops->reply(call->origin, out, NULL); /* under the lock: sequences leave in order */
         } else if (stream) {
             end_stream_locked(call);
         } else {
@@ -354,7 +354,7 @@ static ep_rpc_out *last_frame(ep_rpc_call *call, ep_err code, const ep_error *er
     } else {
         ep_rpc_status_fields fields;
         ep_rpc_status_fill(code, error, &fields);
-        if (ep_rpc_out_create_message(call->session->server->common.pool,
+        if (ep_rpc_out_create_message(call->origin->server->common.pool,
                                       code == EP_OK ? NULL : &fields.status.base, NULL, &out) != EP_OK) {
             return NULL;
         }
@@ -369,7 +369,14 @@ static ep_rpc_out *last_frame(ep_rpc_call *call, ep_err code, const ep_error *er
 
 static void send_end(ep_rpc_call *call, ep_err code, const ep_error *error)
 {
-    ep_rpc_link *link = &call->session->link;
+    ep_rpc_origin *origin = call->origin;
+    bool cancelled = __atomic_load_n(&call->cancelled, __ATOMIC_ACQUIRE);
+    if (cancelled && origin->answers_cancelled && call->reply == NULL && (code == EP_OK || code == EP_ERR_CANCELLED)) {
+        bool late = call->deadline_ns != EP_TIME_NEVER && call->deadline_ns <= ep_clock_now_ns();
+        code = ep_error_set(&call->reply_error, late ? EP_ERR_DEADLINE_EXCEEDED : EP_ERR_CANCELLED, "%s",
+                            late ? "no answer before the deadline" : "the call was ended before it was answered");
+        error = &call->reply_error;
+    }
     if (code == EP_OK && call->reply_error.code != EP_OK) {
         code = call->reply_error.code;
         error = &call->reply_error;
@@ -380,19 +387,17 @@ static void send_end(ep_rpc_call *call, ep_err code, const ep_error *error)
         error = &call->reply_error;
     }
     if (code != EP_OK) {
-        __atomic_fetch_add(&call->session->server->stats.calls_failed, 1, __ATOMIC_RELAXED);
+        __atomic_fetch_add(&call->origin->server->stats.calls_failed, 1, __ATOMIC_RELAXED);
     }
-    if (call->stream_over || __atomic_load_n(&call->cancelled, __ATOMIC_ACQUIRE)) {
+    if (call->stream_over || (cancelled && !origin->answers_cancelled)) {
         return; /* nobody waits for it */
     }
     ep_rpc_out *out = last_frame(call, code, error);
+    ep_error why;
     if (out == NULL) {
-        ep_error why;
         ep_error_set(&why, EP_ERR_NO_MEMORY, "no memory for the end of a call");
-        ep_rpc_link_close(link, &why); /* the peer must not wait for ever */
-        return;
     }
-    ep_rpc_link_send_reply(link, out);
+    origin->ops->reply(origin, out, &why);
 }
 
 void ep_rpc_call_finish(ep_rpc_call *call, ep_err code, const ep_error *error)
@@ -404,11 +409,11 @@ void ep_rpc_call_finish(ep_rpc_call *call, ep_err code, const ep_error *error)
         pthread_cond_wait(&call->cancel_done, &call->lock);
     }
     pthread_mutex_unlock(&call->lock);
-    if (ep_timer_cancel(call->session->server->common.timers, &call->timer)) {
+    if (ep_timer_cancel(call->origin->server->common.timers, &call->timer)) {
         ep_rpc_call_unref(call);
     }
     /* Its place and credit are given back before the reply leaves: who has the answer may use them. */
-    ep_rpc_session_remove(call->session, call);
+    call->origin->ops->remove(call->origin, call);
     send_end(call, code, error);
     ep_rpc_call_unref(call);
 }

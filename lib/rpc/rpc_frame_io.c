@@ -204,9 +204,9 @@ ep_err ep_rpc_payload_check(const ep_frame *frame, const uint8_t *bytes, bool pa
     return EP_OK;
 }
 
-ep_err ep_rpc_request_unpack(ep_rpc_budget *budget, const ProtobufCMessageDescriptor *type,
-                             const uint8_t *header, size_t bytes, Expertd__V1__CallHeader **out_call_header,
-                             ProtobufCMessage **out_message, ep_error *out_error)
+ep_err ep_rpc_call_header_unpack(ep_rpc_budget *budget, const uint8_t *header, size_t bytes,
+                                 Expertd__V1__CallHeader **out_call_header, size_t *out_used_bytes,
+                                 ep_error *out_error)
 {
     uint32_t length = 0;
     if (bytes < LENGTH_BYTES) {
@@ -221,15 +221,31 @@ ep_err ep_rpc_request_unpack(ep_rpc_budget *budget, const ProtobufCMessageDescri
                             "request header has %zu bytes, its CallHeader claims %u of them", bytes, length);
     }
     ProtobufCMessage *call_header;
-    ProtobufCMessage *message;
     ep_err err = ep_rpc_unpack(budget, &expertd__v1__call_header__descriptor, header + LENGTH_BYTES, length,
                                &call_header, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    *out_call_header = (Expertd__V1__CallHeader *)call_header;
+    if (out_used_bytes != NULL) {
+        *out_used_bytes = LENGTH_BYTES + (size_t)length;
+    }
+    return EP_OK;
+}
+
+ep_err ep_rpc_request_unpack(ep_rpc_budget *budget, const ProtobufCMessageDescriptor *type,
+                             const uint8_t *header, size_t bytes, Expertd__V1__CallHeader **out_call_header,
+                             ProtobufCMessage **out_message, ep_error *out_error)
+{
+    Expertd__V1__CallHeader *call_header;
+    ProtobufCMessage *message;
+    size_t used;
+    ep_err err = ep_rpc_call_header_unpack(budget, header, bytes, &call_header, &used, out_error);
     if (err == EP_OK) {
-        size_t used = LENGTH_BYTES + (size_t)length;
         err = ep_rpc_unpack(budget, type, header + used, bytes - used, &message, out_error);
     }
     if (err == EP_OK) {
-        *out_call_header = (Expertd__V1__CallHeader *)call_header;
+        *out_call_header = call_header;
         *out_message = message;
     }
     return err;

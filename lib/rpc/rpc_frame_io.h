@@ -60,6 +60,11 @@ void ep_rpc_out_seal(ep_rpc_out *out, bool payload_crc);
 ep_err ep_rpc_payload_check(const ep_frame *frame, const uint8_t *bytes, bool payload_crc,
                             ep_error *out_error);
 
+/* The CallHeader of a request's header section; *out_used_bytes (may be NULL): where the message begins. Errors:
+ * INVALID_ARGUMENT. */
+ep_err ep_rpc_call_header_unpack(ep_rpc_budget *budget, const uint8_t *header, size_t bytes,
+                                 Expertd__V1__CallHeader **out_call_header, size_t *out_used_bytes,
+                                 ep_error *out_error);
 /* Splits a request's header section. Errors: INVALID_ARGUMENT. */
 ep_err ep_rpc_request_unpack(ep_rpc_budget *budget, const ProtobufCMessageDescriptor *type,
                              const uint8_t *header, size_t bytes, Expertd__V1__CallHeader **out_call_header,

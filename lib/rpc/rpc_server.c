@@ -186,6 +186,11 @@ ep_rpc_audit *ep_rpc_server_audit(ep_rpc_server *server)
     return &server->audit;
 }
 
+bool ep_rpc_server_is_draining(const ep_rpc_server *server)
+{
+    return __atomic_load_n(&server->draining, __ATOMIC_ACQUIRE);
+}
+
 void ep_rpc_server_read_stats(ep_rpc_server *server, ep_rpc_server_stats *out_stats)
 {
     ep_rpc_server_stats *s = &server->stats;
@@ -210,6 +215,7 @@ void ep_rpc_server_read_stats(ep_rpc_server *server, ep_rpc_server_stats *out_st
         out_stats->sends_queued += ep_rpc_link_sends_in_flight(&session->link);
     }
     pthread_mutex_unlock(&server->lock);
+    ep_rpc_door_add_stats(server->door, out_stats);
 }
 
 static void close_listeners(ep_rpc_server *server)
@@ -262,6 +268,7 @@ void ep_rpc_server_destroy(ep_rpc_server *server)
     }
     close_listeners(server);
     close_sessions(server);
+    ep_rpc_door_destroy(server->door);
     pthread_mutex_lock(&server->lock);
     while (server->sessions != NULL) {
         pthread_cond_wait(&server->idle, &server->lock);

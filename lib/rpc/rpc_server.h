@@ -22,6 +22,7 @@
 #define EP_RPC_FREE_CALLS_MAX 1024
 
 typedef struct ep_rpc_session ep_rpc_session;
+typedef struct ep_rpc_door ep_rpc_door;
 
 /* Watchers of the built-in Health service. */
 typedef struct ep_rpc_health_watcher {
@@ -51,6 +52,37 @@ typedef struct ep_rpc_listener {
     char url[EP_ADDRESS_BYTES]; /* written once, before listener is */
 } ep_rpc_listener;
 
+/*
+ * Where a call came from and where its reply goes: a session, or a slot of the door. What a call may know of its
+ * caller stands here, so that checks, dispatch and replies are the same code for both.
+ */
+typedef struct ep_rpc_origin ep_rpc_origin;
+typedef struct ep_rpc_origin_ops {
+    /* A frame of a call, in the order given. why: what to say when there is no frame for want of memory (NULL). */
+    void (*reply)(ep_rpc_origin *origin, ep_rpc_out *taken_out, const ep_error *why);
+    /* The caller broke the protocol. A reply still follows. */
+    void (*misbehaved)(ep_rpc_origin *origin, const ep_error *why);
+    /* A finished call leaves; its last reply follows. */
+    void (*remove)(ep_rpc_origin *origin, ep_rpc_call *call);
+    /* Judges the caller of one request, where no Hello did; sets the role. NULL: not needed. */
+    ep_err (*admit)(ep_rpc_origin *origin, const ep_rpc_call *call, const ep_frame *frame, ep_error *out_error);
+    void (*ref)(ep_rpc_origin *origin);
+    void (*unref)(ep_rpc_origin *origin);
+} ep_rpc_origin_ops;
+
+struct ep_rpc_origin {
+    const ep_rpc_origin_ops *ops;
+    ep_rpc_server *server;
+    ep_rpc_role role;
+    char node[EP_NODE_NAME_BYTES];
+    char peer[EP_ADDRESS_BYTES];
+    size_t peer_frame_bytes_max;
+    size_t peer_header_bytes_max;
+    bool payload_crc;
+    bool unary_only;        /* streaming methods cannot be answered here */
+    bool answers_cancelled; /* the caller learns of a cancelled call by its reply only */
+};
+
 struct ep_rpc_server {
     ep_rpc_common common;
     ep_rpc_server_config config; /* hello_fill and friends; its common is not used */
@@ -72,24 +104,20 @@ struct ep_rpc_server {
     uint32_t admin_sessions_count; /* of them, on listeners for operators */
     ep_rpc_call *free_calls;
     uint32_t free_calls_count;
+    ep_rpc_door *door; /* NULL: none */
 
     ep_rpc_server_stats stats; /* each field atomic; connections is sessions_count */
 };
 
 struct ep_rpc_session {
-    ep_rpc_link link; /* first member */
+    ep_rpc_link link;     /* first member */
+    ep_rpc_origin origin; /* role, node, limits: set while the link is new, read only afterwards */
     ep_rpc_server *server;
     ep_rpc_session *next;
     ep_rpc_session *previous;
     bool told_to_close; /* under server->lock, as the links above */
     unsigned roles;     /* that its listener admits */
-    char peer[EP_ADDRESS_BYTES];
-    /* set while the link is new, read only afterwards */
-    ep_rpc_role role;
-    char node[EP_NODE_NAME_BYTES];
-    size_t peer_frame_bytes_max;
-    size_t peer_header_bytes_max;
-    bool hello_done;
+    bool hello_done;    /* set while the link is new, read only afterwards */
     bool hello_refused; /* logged and counted already */
     /* under link.lock */
     bool ended;
@@ -101,8 +129,8 @@ struct ep_rpc_session {
 };
 
 struct ep_rpc_call {
-    ep_rpc_session *session; /* holds a link reference */
-    ep_rpc_call *next;       /* in its bucket, or among the free calls */
+    ep_rpc_origin *origin; /* holds a reference */
+    ep_rpc_call *next;     /* in its session's bucket, or among the free calls */
     const ep_rpc_method *method;
     uint64_t id;
     uint16_t attempt;
@@ -137,22 +165,19 @@ struct ep_rpc_call {
 
 /* Makes a session of an accepted connection and starts it. */
 void ep_rpc_session_create(ep_rpc_server *server, unsigned roles, ep_conn *taken_conn);
-/* The call with this id and one more reference, or NULL. link.lock is taken. */
-ep_rpc_call *ep_rpc_session_find(ep_rpc_session *session, uint64_t id);
-/* Takes a finished call out, returns its credit and tells the peer when it is due. */
-void ep_rpc_session_remove(ep_rpc_session *session, ep_rpc_call *call);
-bool ep_rpc_session_is_draining(const ep_rpc_session *session);
+bool ep_rpc_server_is_draining(const ep_rpc_server *server);
 
-/* Checks and starts a call that is entered; calls: how many its connection has in flight now. Always ends in
+/* Checks and starts a call that is entered; calls: how many its origin has in flight now. Always ends in
  * finish. */
 void ep_rpc_service_dispatch(ep_rpc_call *call, const ep_frame *frame, uint32_t calls);
 /* The registered service with this descriptor, or NULL. */
 ProtobufCService *ep_rpc_server_find_service(ep_rpc_server *server,
                                              const ProtobufCServiceDescriptor *descriptor);
 
-/* A call for this request; takes the buffer on success and holds a session reference. NULL when out of
+/* A call for this request; takes the buffer on success and holds a reference of its origin. NULL when out of
  * memory. */
-ep_rpc_call *ep_rpc_call_create(ep_rpc_session *session, const ep_frame *frame, ep_buffer *taken_buffer);
+ep_rpc_call *ep_rpc_call_create(ep_rpc_origin *origin, const ep_frame *frame, ep_buffer *taken_buffer);
+void ep_rpc_call_ref(ep_rpc_call *call);
 void ep_rpc_call_unref(ep_rpc_call *call);
 /* The peer does not want it any more: runs on_cancel unless the call has finished. */
 void ep_rpc_call_cancelled(ep_rpc_call *call);
@@ -160,6 +185,11 @@ void ep_rpc_call_cancelled(ep_rpc_call *call);
 void ep_rpc_call_closure(const ProtobufCMessage *message, void *closure_data);
 /* Frees a call kept for reuse. */
 void ep_rpc_call_free(ep_rpc_call *call);
+
+/* Adds the door's share. door may be NULL. */
+void ep_rpc_door_add_stats(ep_rpc_door *door, ep_rpc_server_stats *stats);
+/* Cancels its calls and waits for them, as for those of sessions. NULL allowed. */
+void ep_rpc_door_destroy(ep_rpc_door *door);
 
 void ep_rpc_health_init(ep_rpc_health *health, ep_rpc_server *server);
 void ep_rpc_health_fini(ep_rpc_health *health);

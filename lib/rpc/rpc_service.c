@@ -9,19 +9,19 @@
 
 static ep_err find_method(ep_rpc_call *call, ProtobufCService **out_service, ep_error *out_error)
 {
-    const ep_rpc_session *session = call->session;
+    const ep_rpc_origin *origin = call->origin;
     const ep_rpc_method *method = ep_rpc_method_by_id(call->method_id);
     if (method == NULL) {
         return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED, "method id 0x%04x is not known here",
                             call->method_id);
     }
     call->method = method;
-    if (!ep_rpc_role_may_call(session->role, method->role)) { /* before others learn what is served here */
+    if (!ep_rpc_role_may_call(origin->role, method->role)) { /* before others learn what is served here */
         return ep_error_set(out_error, EP_ERR_PERMISSION_DENIED, "%s.%s needs role %s, the peer has role %s",
                             method->service->name, method->method->name, ep_rpc_role_name(method->role),
-                            ep_rpc_role_name(session->role));
+                            ep_rpc_role_name(origin->role));
     }
-    *out_service = ep_rpc_server_find_service(session->server, method->service);
+    *out_service = ep_rpc_server_find_service(origin->server, method->service);
     if (*out_service == NULL) {
         return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
                             "service %s (method %s, id 0x%04x) is not served by this process",
@@ -33,9 +33,15 @@ static ep_err find_method(ep_rpc_call *call, ProtobufCService **out_service, ep_
 static ep_err check_admission(const ep_rpc_call *call, const ep_frame *frame, uint32_t calls,
                               ep_error *out_error)
 {
-    const ep_rpc_session *session = call->session;
-    const ep_rpc_limits *limits = &session->server->common.limits;
+    const ep_rpc_origin *origin = call->origin;
+    const ep_rpc_limits *limits = &origin->server->common.limits;
     const ep_rpc_method *method = call->method;
+    if (origin->unary_only && method->stream != EP_RPC_UNARY) {
+        return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
+                            "%s.%s streams its replies, and here one request has one reply; call it on a listen "
+                            "address",
+                            method->service->name, method->method->name);
+    }
     if (calls > limits->calls_per_connection_max) {
         return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
                             "connection has %u calls in flight, calls_per_connection_max is %u", calls,
@@ -45,9 +51,9 @@ static ep_err check_admission(const ep_rpc_call *call, const ep_frame *frame, ui
         return ep_error_set(out_error, EP_ERR_DEADLINE_EXCEEDED, "%s.%s arrived with no time left",
                             method->service->name, method->method->name);
     }
-    if (method->service == &expertd__v1__expert_service__descriptor && ep_rpc_session_is_draining(session)) {
+    if (method->service == &expertd__v1__expert_service__descriptor && ep_rpc_server_is_draining(origin->server)) {
         return ep_error_set(out_error, EP_ERR_DRAINING, "%s is draining and takes no new work",
-                            session->server->common.node[0] != 0 ? session->server->common.node : "the node");
+                            origin->server->common.node[0] != 0 ? origin->server->common.node : "the node");
     }
     return EP_OK;
 }
@@ -55,14 +61,12 @@ static ep_err check_admission(const ep_rpc_call *call, const ep_frame *frame, ui
 /* A line for everybody who asks what his role may not, and for everything an operator does. */
 static void audit_call(const ep_rpc_call *call)
 {
-    const ep_rpc_session *session = call->session;
+    const ep_rpc_origin *origin = call->origin;
     const ep_rpc_method *method = call->method;
-    bool allowed = ep_rpc_role_may_call(session->role, method->role);
+    bool allowed = ep_rpc_role_may_call(origin->role, method->role);
     char name[128];
-    ep_rpc_audit_event event = {.peer = session->peer,
-                                .node = session->node,
-                                .role = ep_rpc_role_name(session->role),
-                                .method = name};
+    ep_rpc_audit_event event = {
+        .peer = origin->peer, .node = origin->node, .role = ep_rpc_role_name(origin->role), .method = name};
     if (allowed && method->role != EP_ROLE_OPERATOR) {
         return;
     }
@@ -70,19 +74,22 @@ static void audit_call(const ep_rpc_call *call)
     if (allowed) {
         ep_rpc_audit_admin(&event);
     } else {
-        ep_rpc_audit_refused(&session->server->audit, EP_REFUSED_METHOD, &event);
+        ep_rpc_audit_refused(&origin->server->audit, EP_REFUSED_METHOD, &event);
     }
 }
 
 void ep_rpc_service_dispatch(ep_rpc_call *call, const ep_frame *frame, uint32_t calls)
 {
-    ep_rpc_session *session = call->session;
+    ep_rpc_origin *origin = call->origin;
     ProtobufCService *service = NULL;
     ProtobufCMessage *input = NULL;
     ep_error error;
-    ep_err err = ep_rpc_payload_check(frame, call->frame->data, session->link.payload_crc, &error);
+    ep_err err = ep_rpc_payload_check(frame, call->frame->data, origin->payload_crc, &error);
     if (err == EP_ERR_PROTOCOL) {
-        ep_rpc_link_close(&session->link, &error); /* the reply below is then dropped */
+        origin->ops->misbehaved(origin, &error);
+    }
+    if (err == EP_OK && origin->ops->admit != NULL) {
+        err = origin->ops->admit(origin, call, frame, &error);
     }
     if (err == EP_OK) {
         err = find_method(call, &service, &error);

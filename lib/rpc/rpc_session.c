@@ -2,6 +2,7 @@
 /* The server's side of one connection: Hello, the calls in flight, credits, cancel, end. */
 #include "rpc/rpc_server.h"
 
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -14,9 +15,9 @@ static ep_rpc_session *session_of(ep_rpc_link *link)
     return (ep_rpc_session *)(void *)link; /* its first member */
 }
 
-bool ep_rpc_session_is_draining(const ep_rpc_session *session)
+static ep_rpc_session *session_of_origin(ep_rpc_origin *origin)
 {
-    return __atomic_load_n(&session->server->draining, __ATOMIC_ACQUIRE);
+    return (ep_rpc_session *)(void *)((char *)origin - offsetof(ep_rpc_session, origin));
 }
 
 /* ---- Hello ---- */
@@ -30,7 +31,7 @@ static ep_rpc_out *hello_reply(ep_rpc_session *session, uint64_t call_id, uint32
         return NULL;
     }
     out->frame.kind = EP_FRAME_REPLY;
-    out->frame.flags = ep_rpc_session_is_draining(session) ? EP_FRAME_FLAG_DRAINING : 0;
+    out->frame.flags = ep_rpc_server_is_draining(session->server) ? EP_FRAME_FLAG_DRAINING : 0;
     out->frame.call_id = call_id;
     out->frame.method_id = EP_RPC_HELLO_METHOD;
     out->frame.status = status;
@@ -51,7 +52,7 @@ static ep_err welcome_pack(ep_rpc_session *session, uint64_t call_id, Expertd__V
                            ep_rpc_out **out_frame, ep_error *out_error)
 {
     size_t models = hello->n_models;
-    size_t max = session->peer_header_bytes_max;
+    size_t max = session->origin.peer_header_bytes_max;
     size_t bytes = protobuf_c_message_get_packed_size(&hello->base);
     if (bytes > max) {
         hello->n_models = 0;
@@ -84,7 +85,7 @@ static ep_err welcome_frame(ep_rpc_session *session, uint64_t call_id, bool payl
     pthread_mutex_lock(&server->lock);
     for (size_t i = 0; i < server->listeners_count; i++) {
         const ep_rpc_listener *listener = &server->listeners[i];
-        if (listener->listener == NULL || (listener->roles & EP_ROLE_BIT(session->role)) == 0) {
+        if (listener->listener == NULL || (listener->roles & EP_ROLE_BIT(session->origin.role)) == 0) {
             continue;
         }
         expertd__v1__lane_offer__init(&offers[hello.n_lanes]);
@@ -116,11 +117,12 @@ static void welcome(ep_rpc_session *session, uint64_t call_id, const Expertd__V1
 {
     ep_rpc_link *link = &session->link;
     const ep_rpc_limits *limits = &session->server->common.limits;
-    session->role = role;
-    snprintf(session->node, sizeof(session->node), "%s", hello->node);
-    session->peer_frame_bytes_max = smaller(limits->frame_bytes_max, hello->frame_bytes_max);
-    session->peer_header_bytes_max = smaller(limits->header_bytes_max, hello->header_bytes_max);
+    session->origin.role = role;
+    snprintf(session->origin.node, sizeof(session->origin.node), "%s", hello->node);
+    session->origin.peer_frame_bytes_max = smaller(limits->frame_bytes_max, hello->frame_bytes_max);
+    session->origin.peer_header_bytes_max = smaller(limits->header_bytes_max, hello->header_bytes_max);
     session->announced_bytes = limits->credit_bytes;
+    session->origin.payload_crc = payload_crc;
     ep_rpc_link_set_crc(link, payload_crc);
     ep_rpc_out *out = NULL;
     ep_error why;
@@ -129,7 +131,7 @@ static void welcome(ep_rpc_session *session, uint64_t call_id, const Expertd__V1
         return;
     }
     session->hello_done = true;
-    ep_rpc_link_go_live(link, session->node);
+    ep_rpc_link_go_live(link, session->origin.node);
     ep_rpc_link_send_reply(link, out);
 }
 
@@ -137,7 +139,7 @@ static void welcome(ep_rpc_session *session, uint64_t call_id, const Expertd__V1
 static void audit_hello(ep_rpc_session *session, const Expertd__V1__Hello *hello, ep_rpc_refusal refusal,
                         const ep_error *why)
 {
-    ep_rpc_audit_event event = {.peer = session->peer,
+    ep_rpc_audit_event event = {.peer = session->origin.peer,
                                 .node = hello->node,
                                 .role = hello->role,
                                 .method = "Hello",
@@ -198,7 +200,8 @@ static ep_rpc_call **bucket_of(ep_rpc_session *session, uint64_t id)
 
 _Static_assert(EP_RPC_CALL_BUCKETS == 256, "bucket_of takes 8 bits");
 
-ep_rpc_call *ep_rpc_session_find(ep_rpc_session *session, uint64_t id)
+/* The call with this id and one more reference, or NULL. link.lock is taken. */
+static ep_rpc_call *find_call(ep_rpc_session *session, uint64_t id)
 {
     pthread_mutex_lock(&session->link.lock);
     ep_rpc_call *call = *bucket_of(session, id);
@@ -206,7 +209,7 @@ ep_rpc_call *ep_rpc_session_find(ep_rpc_session *session, uint64_t id)
         call = call->next;
     }
     if (call != NULL) {
-        __atomic_fetch_add(&call->refs, 1, __ATOMIC_RELAXED);
+        ep_rpc_call_ref(call);
     }
     pthread_mutex_unlock(&session->link.lock);
     return call;
@@ -245,8 +248,10 @@ static void send_credit(ep_rpc_session *session, uint64_t bytes)
     ep_rpc_link_send_reply(&session->link, out);
 }
 
-void ep_rpc_session_remove(ep_rpc_session *session, ep_rpc_call *call)
+/* Takes a finished call out, returns its credit and tells the peer when it is due. */
+static void origin_remove(ep_rpc_origin *origin, ep_rpc_call *call)
 {
+    ep_rpc_session *session = session_of_origin(origin);
     pthread_mutex_lock(&session->link.lock);
     ep_rpc_call **at = bucket_of(session, call->id);
     while (*at != call) {
@@ -262,6 +267,38 @@ void ep_rpc_session_remove(ep_rpc_session *session, ep_rpc_call *call)
         send_credit(session, credit);
     }
 }
+
+static void origin_reply(ep_rpc_origin *origin, ep_rpc_out *taken_out, const ep_error *why)
+{
+    ep_rpc_link *link = &session_of_origin(origin)->link;
+    if (taken_out == NULL) {
+        ep_rpc_link_close(link, why); /* the peer must not wait for ever */
+    } else {
+        ep_rpc_link_send_reply(link, taken_out);
+    }
+}
+
+/* The reply that follows is dropped. */
+static void origin_misbehaved(ep_rpc_origin *origin, const ep_error *why)
+{
+    ep_rpc_link_close(&session_of_origin(origin)->link, why);
+}
+
+static void origin_ref(ep_rpc_origin *origin)
+{
+    ep_rpc_link_ref(&session_of_origin(origin)->link);
+}
+
+static void origin_unref(ep_rpc_origin *origin)
+{
+    ep_rpc_link_unref(&session_of_origin(origin)->link);
+}
+
+static const ep_rpc_origin_ops origin_ops = {.reply = origin_reply,
+                                             .misbehaved = origin_misbehaved,
+                                             .remove = origin_remove,
+                                             .ref = origin_ref,
+                                             .unref = origin_unref};
 
 /* Enters a request's call. Errors: PROTOCOL (credit overrun, id in use): the connection is to be closed. */
 static ep_err enter(ep_rpc_session *session, ep_rpc_call *call, uint32_t *out_calls, ep_error *out_error)
@@ -296,7 +333,7 @@ static void take_request(ep_rpc_session *session, const ep_frame *frame, ep_buff
 {
     ep_error why;
     uint32_t calls = 0;
-    ep_rpc_call *call = ep_rpc_call_create(session, frame, taken_buffer);
+    ep_rpc_call *call = ep_rpc_call_create(&session->origin, frame, taken_buffer);
     if (call == NULL) {
         ep_error_set(&why, EP_ERR_NO_MEMORY, "no memory for a call");
         ep_buffer_unref(taken_buffer);
@@ -327,7 +364,7 @@ static void session_frame(ep_rpc_link *link, const ep_frame *frame, ep_buffer *t
         return;
     }
     if (frame->kind == EP_FRAME_CANCEL) {
-        ep_rpc_call *call = ep_rpc_session_find(session, frame->call_id);
+        ep_rpc_call *call = find_call(session, frame->call_id);
         if (call != NULL) {
             ep_rpc_call_cancelled(call);
             ep_rpc_call_unref(call);
@@ -350,7 +387,7 @@ static ep_rpc_call *next_to_cancel(ep_rpc_session *session)
         for (ep_rpc_call *call = session->calls[i]; call != NULL; call = call->next) {
             if (!__atomic_load_n(&call->cancelled, __ATOMIC_ACQUIRE) &&
                 !__atomic_load_n(&call->finished, __ATOMIC_ACQUIRE)) {
-                __atomic_fetch_add(&call->refs, 1, __ATOMIC_RELAXED);
+                ep_rpc_call_ref(call);
                 pthread_mutex_unlock(&session->link.lock);
                 return call;
             }
@@ -417,7 +454,9 @@ void ep_rpc_session_create(ep_rpc_server *server, unsigned roles, ep_conn *taken
     ep_rpc_link_init(&session->link, &session_ops, &server->common, taken_conn);
     session->server = server;
     session->roles = roles;
-    taken_conn->ops->conn_peer(taken_conn, session->peer, sizeof(session->peer));
+    taken_conn->ops->conn_peer(taken_conn, session->origin.peer, sizeof(session->origin.peer));
+    session->origin.ops = &origin_ops;
+    session->origin.server = server;
     pthread_mutex_lock(&server->lock);
     session->next = server->sessions;
     if (session->next != NULL) {

@@ -38,13 +38,18 @@ ep_err ep_lane_limits_check(const ep_lane_limits *limits, bool for_listener, ep_
     if (limits->frame_bytes == NULL || limits->pool == NULL) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "lane limits need frame_bytes and pool");
     }
-    if (limits->frame_bytes_max < EP_FRAME_PREFIX_BYTES) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "frame_bytes_max is %zu, must be at least %d",
-                            limits->frame_bytes_max, EP_FRAME_PREFIX_BYTES);
+    size_t prefix = ep_lane_prefix_bytes(limits);
+    if (prefix > EP_FRAME_PREFIX_BYTES) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "prefix_bytes is %zu, allowed up to %d", prefix,
+                            EP_FRAME_PREFIX_BYTES);
     }
-    if (limits->first_frame_bytes_max != 0 && limits->first_frame_bytes_max < EP_FRAME_PREFIX_BYTES) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "first_frame_bytes_max is %zu, must be 0 or at least %d",
-                            limits->first_frame_bytes_max, EP_FRAME_PREFIX_BYTES);
+    if (limits->frame_bytes_max < prefix) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "frame_bytes_max is %zu, must be at least %zu",
+                            limits->frame_bytes_max, prefix);
+    }
+    if (limits->first_frame_bytes_max != 0 && limits->first_frame_bytes_max < prefix) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "first_frame_bytes_max is %zu, must be 0 or at least %zu",
+                            limits->first_frame_bytes_max, prefix);
     }
     if (limits->send_queue_bytes_max < limits->frame_bytes_max) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
@@ -72,7 +77,7 @@ ep_err ep_lane_frame_check(const ep_lane_limits *limits, bool large_allowed, siz
     return EP_OK;
 }
 
-ep_err ep_send_prepare(ep_send *send, size_t frame_bytes_max)
+ep_err ep_send_prepare(ep_send *send, const ep_lane_limits *limits)
 {
     if (send->done == NULL || send->parts_count > EP_SEND_PARTS_MAX) {
         return EP_ERR_INVALID_ARGUMENT;
@@ -86,7 +91,7 @@ ep_err ep_send_prepare(ep_send *send, size_t frame_bytes_max)
             return EP_ERR_INVALID_ARGUMENT;
         }
     }
-    if (total < EP_FRAME_PREFIX_BYTES || total > frame_bytes_max) {
+    if (total < ep_lane_prefix_bytes(limits) || total > limits->frame_bytes_max) {
         return EP_ERR_INVALID_ARGUMENT;
     }
     send->total_bytes = total;

@@ -23,11 +23,17 @@ ep_err ep_lane_limits_check(const ep_lane_limits *limits, bool for_listener, ep_
 ep_err ep_lane_frame_check(const ep_lane_limits *limits, bool large_allowed, size_t frame_bytes, const char *peer,
                            ep_error *out_error);
 
+/* The shortest frame, and what must be there before frame_bytes is asked. */
+static inline size_t ep_lane_prefix_bytes(const ep_lane_limits *limits)
+{
+    return limits->prefix_bytes != 0 ? limits->prefix_bytes : EP_FRAME_PREFIX_BYTES;
+}
+
 /* Whether url has this scheme ("tcp" for "tcp://..."). */
 bool ep_url_has_scheme(const char *url, const char *scheme);
 
 /* Checks a send and fills its private fields. Errors: INVALID_ARGUMENT (parts, length). */
-ep_err ep_send_prepare(ep_send *send, size_t frame_bytes_max);
+ep_err ep_send_prepare(ep_send *send, const ep_lane_limits *limits);
 
 /* Appends a prepared send. Errors: RESOURCE_EXHAUSTED (nothing appended). The caller holds the lock. */
 ep_err ep_send_queue_push(ep_send_queue *queue, ep_send *send, size_t bytes_max);

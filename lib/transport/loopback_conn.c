@@ -234,7 +234,7 @@ void loopback_conn_start(ep_conn *base, const ep_conn_handler *handler)
 ep_err loopback_conn_send(ep_conn *base, ep_send *send)
 {
     loopback_conn *conn = (loopback_conn *)base;
-    ep_err err = ep_send_prepare(send, conn->limits.frame_bytes_max);
+    ep_err err = ep_send_prepare(send, &conn->limits);
     if (err != EP_OK) {
         return err;
     }

@@ -181,7 +181,7 @@ void stream_conn_start(ep_conn *base, const ep_conn_handler *handler)
 ep_err stream_conn_send(ep_conn *base, ep_send *send)
 {
     stream_conn *conn = (stream_conn *)base;
-    ep_err err = ep_send_prepare(send, conn->limits.frame_bytes_max);
+    ep_err err = ep_send_prepare(send, &conn->limits);
     if (err != EP_OK) {
         return err;
     }

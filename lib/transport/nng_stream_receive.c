@@ -60,9 +60,9 @@ static receive_step begin_frame(stream_conn *conn, ep_error *out_error)
     if (ep_lane_frame_check(&conn->limits, large_allowed, bytes, conn->peer, out_error) != EP_OK) {
         return RECEIVE_ERROR;
     }
-    if (bytes < EP_FRAME_PREFIX_BYTES) {
-        ep_error_set(out_error, EP_ERR_PROTOCOL, "frame of %zu bytes from %s, must be at least %d", bytes, conn->peer,
-                     EP_FRAME_PREFIX_BYTES);
+    if (bytes < ep_lane_prefix_bytes(&conn->limits)) {
+        ep_error_set(out_error, EP_ERR_PROTOCOL, "frame of %zu bytes from %s, must be at least %zu", bytes, conn->peer,
+                     ep_lane_prefix_bytes(&conn->limits));
         return RECEIVE_ERROR;
     }
     if (ep_buffer_acquire(conn->limits.pool, bytes, &conn->frame) != EP_OK) {
@@ -85,7 +85,7 @@ static receive_step next_step(stream_conn *conn, ep_buffer **out_frame, ep_error
 {
     size_t staged = conn->staged_end - conn->staged_begin;
     if (conn->frame == NULL) {
-        if (staged < EP_FRAME_PREFIX_BYTES) { /* to the front, so that the next receive has room */
+        if (staged < ep_lane_prefix_bytes(&conn->limits)) { /* to the front, so that the next receive has room */
             memmove(conn->staging, conn->staging + conn->staged_begin, staged);
             conn->staged_begin = 0;
             conn->staged_end = staged;

@@ -58,13 +58,14 @@ typedef struct ep_send {
 } ep_send;
 
 /*
- * Tells the whole frame's length from its first EP_FRAME_PREFIX_BYTES bytes (prefix included). Pure; called before
+ * Tells the whole frame's length from its first prefix_bytes bytes (prefix included). Pure; called before
  * anything is allocated. An error closes the connection, with that error's text in on_closed.
  */
 typedef ep_err (*ep_frame_bytes_func)(const uint8_t prefix[EP_FRAME_PREFIX_BYTES], size_t *out_frame_bytes, ep_error *out_error);
 
 typedef struct ep_lane_limits {
     ep_frame_bytes_func frame_bytes;
+    size_t prefix_bytes;           /* what frame_bytes needs, 1..EP_FRAME_PREFIX_BYTES; 0: EP_FRAME_PREFIX_BYTES. No frame is shorter */
     ep_buffer_pool *pool;          /* receive buffers; borrowed for the life of the listener or connection */
     size_t frame_bytes_max;        /* frames above are refused: connection closed with RESOURCE_EXHAUSTED */
     size_t first_frame_bytes_max;  /* the same until ep_conn_allow_large, so that a stranger takes little memory; 0: none */

@@ -1,12 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What both daemons show of their RPC server's refusals: expertd_rpc_refused_total by reason. */
+/* What both daemons show of their RPC server's refusals, expertd_rpc_refused_total by reason, and of its door, expertd_door_*. */
 #ifndef EP_SERVER_COMMON_RPC_METRICS_H
 #define EP_SERVER_COMMON_RPC_METRICS_H
 
 #include "common/metrics.h"
 #include "rpc/rpc.h"
+#include "rpc/rpc_door.h"
 
 /* In a collect function. Every reason is there from the first time on, so that alerts can compare. */
 void ep_rpc_metrics_refused(ep_metrics *metrics, const ep_rpc_server_stats *stats);
+
+/* The same of the door: requests, refusals by reason, requests in flight, connections, dropped replies. */
+void ep_rpc_metrics_door(ep_metrics *metrics, ep_rpc_server *server);
 
 #endif

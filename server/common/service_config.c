@@ -85,29 +85,38 @@ static ep_err load_listeners(const ep_options *options, ep_service_config *confi
     return EP_OK;
 }
 
-static ep_err load_admin_listener(const ep_options *options, ep_service_config *config, ep_error *out_error)
+/* One URL of its own key; "" is off. */
+static ep_err check_listener(const ep_options *options, const char *key, const ep_tls_config *tls, const char *tls_keys,
+                             const char *token_key, ep_error *out_error)
 {
-    const char *url = ep_options_text(options, "admin_listen");
-    config->admin_listen = url;
+    const char *url = ep_options_text(options, key);
     if (url[0] == 0) {
         return EP_OK;
     }
     if (ep_lane_for_url(url) == NULL) {
-        return ep_options_fail(
-            options, "admin_listen", out_error,
-            "'%.120s' is no URL we can listen on; allowed: tcp://host:port, tls+tcp://host:port, empty", url);
+        return ep_options_fail(options, key, out_error,
+                               "'%.120s' is no URL we can listen on; allowed: tcp://host:port, tls+tcp://host:port, empty", url);
     }
-    if (ep_url_is_tls(url) &&
-        (config->admin_tls.ca_file == NULL || config->admin_tls.cert_key_file == NULL)) {
-        return ep_options_fail(options, "admin_listen", out_error,
-                               "'%.120s' needs admin_tls_ca_file or tls_ca_file, and tls_cert_key_file", url);
+    if (ep_url_is_tls(url) && (tls->ca_file == NULL || tls->cert_key_file == NULL)) {
+        return ep_options_fail(options, key, out_error, "'%.120s' needs %s", url, tls_keys);
     }
-    const char *missing = find_missing(options, url, "admin_token_file");
+    const char *missing = find_missing(options, url, token_key);
     if (missing != NULL) {
-        return ep_options_fail(options, "admin_listen", out_error, UNREACHABLE_TEXT, url, missing,
-                               "admin_token_file");
+        return ep_options_fail(options, key, out_error, UNREACHABLE_TEXT, url, missing, token_key);
     }
     return EP_OK;
+}
+
+static ep_err load_single_listeners(const ep_options *options, ep_service_config *config, ep_error *out_error)
+{
+    config->admin_listen = ep_options_text(options, "admin_listen");
+    config->door_listen = ep_options_text(options, "door_listen");
+    config->door_contexts = (uint32_t)ep_options_number(options, "door_contexts");
+    ep_err err = check_listener(options, "admin_listen", &config->admin_tls,
+                                "admin_tls_ca_file or tls_ca_file, and tls_cert_key_file", "admin_token_file", out_error);
+    return err != EP_OK ? err
+                        : check_listener(options, "door_listen", &config->tls, "tls_ca_file and tls_cert_key_file",
+                                         "token_file", out_error);
 }
 
 static const char *text_or_null(const ep_options *options, const char *key)
@@ -168,7 +177,7 @@ static ep_err load(const ep_options *options, ep_service_config *config, ep_erro
     ep_err err = ep_service_tls_check(options, out_error);
     err = err == EP_OK ? ep_service_tokens_load(options, &config->credentials, out_error) : err;
     err = err == EP_OK ? load_listeners(options, config, out_error) : err;
-    return err == EP_OK ? load_admin_listener(options, config, out_error) : err;
+    return err == EP_OK ? load_single_listeners(options, config, out_error) : err;
 }
 
 ep_err ep_service_config_load(const ep_options *options, ep_service_config *out_config, ep_error *out_error)
@@ -199,13 +208,22 @@ ep_err ep_service_listen(const ep_service_config *config, ep_rpc_server *server,
             return ep_error_prefix(out_error, err, "listen %s", config->listen[i]);
         }
     }
-    if (config->admin_listen[0] == 0) {
-        return EP_OK;
+    if (config->admin_listen[0] != 0) {
+        ep_lane_address address = {.url = config->admin_listen,
+                                   .tls = ep_url_is_tls(config->admin_listen) ? &config->admin_tls : NULL};
+        ep_err err = ep_rpc_server_listen(server, &address, EP_ROLES_ADMIN, out_error);
+        if (err != EP_OK) {
+            return ep_error_prefix(out_error, err, "admin_listen %s", config->admin_listen);
+        }
     }
-    ep_lane_address address = {.url = config->admin_listen,
-                               .tls = ep_url_is_tls(config->admin_listen) ? &config->admin_tls : NULL};
-    ep_err err = ep_rpc_server_listen(server, &address, EP_ROLES_ADMIN, out_error);
-    return err == EP_OK ? EP_OK : ep_error_prefix(out_error, err, "admin_listen %s", config->admin_listen);
+    if (config->door_listen[0] != 0) {
+        ep_lane_address address = {.url = config->door_listen, .tls = ep_url_is_tls(config->door_listen) ? &config->tls : NULL};
+        ep_err err = ep_rpc_server_open_door(server, &address, config->door_contexts, out_error);
+        if (err != EP_OK) {
+            return ep_error_prefix(out_error, err, "door_listen %s", config->door_listen);
+        }
+    }
+    return EP_OK;
 }
 
 void ep_service_admin_url(const ep_service_config *config, ep_rpc_server *server, char *out_url, size_t bytes)

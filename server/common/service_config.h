@@ -8,12 +8,13 @@
 
 #include "common/options.h"
 #include "rpc/rpc.h"
+#include "rpc/rpc_door.h"
 
 #define EP_LISTEN_MAX 8
 
 extern const ep_option ep_listen_fields[1]; /* {"url"} */
 
-#define EP_SERVICE_OPTIONS(default_listen, default_probe, default_admin)                                     \
+#define EP_SERVICE_OPTIONS(default_listen, default_probe, default_admin, default_door)                       \
     {.name = "listen",                                                                                       \
      .type = EP_OPTION_LIST,                                                                                 \
      .min = 1,                                                                                               \
@@ -27,6 +28,17 @@ extern const ep_option ep_listen_fields[1]; /* {"url"} */
          .max = EP_ADDRESS_BYTES - 1,                                                                        \
          .default_text = default_admin,                                                                      \
          .help = "Where operators are let in, and nobody else: tcp:// or tls+tcp://; empty: off"},           \
+        {.name = "door_listen",                                                                              \
+         .type = EP_OPTION_STRING,                                                                           \
+         .max = EP_ADDRESS_BYTES - 1,                                                                        \
+         .default_text = default_door,                                                                       \
+         .help = "Where any nng REQ client is answered: tcp:// or tls+tcp://; empty: off"},                  \
+        {.name = "door_contexts",                                                                            \
+         .type = EP_OPTION_INT,                                                                              \
+         .min = 1,                                                                                           \
+         .max = EP_RPC_DOOR_CONTEXTS_MAX,                                                                    \
+         .default_text = "64",                                                                               \
+         .help = "Requests in work at once at door_listen; four times as many wait"},                        \
         {.name = "probe_address",                                                                            \
          .type = EP_OPTION_STRING,                                                                           \
          .max = 80,                                                                                          \
@@ -139,6 +151,8 @@ typedef struct ep_service_config {
     const char *listen[EP_LISTEN_MAX]; /* borrowed from the options */
     size_t listen_count;
     const char *admin_listen;  /* "" off */
+    const char *door_listen;   /* "" off */
+    uint32_t door_contexts;
     const char *probe_address; /* "" off */
     const char *ports_file;    /* "" none */
     ep_rpc_credentials *credentials; /* owned; of all roles, perhaps empty */
@@ -159,7 +173,7 @@ typedef struct ep_service_config {
 ep_err ep_service_config_load(const ep_options *options, ep_service_config *out_config, ep_error *out_error);
 void ep_service_config_fini(ep_service_config *config);
 
-/* Listens on every URL of listen for clients and nodes, then on admin_listen for operators. Errors: as ep_rpc_server_listen. */
+/* Listens on every URL of listen for clients and nodes, on admin_listen for operators, then opens the door. Errors: as ep_rpc_server_listen. */
 ep_err ep_service_listen(const ep_service_config *config, ep_rpc_server *server, ep_error *out_error);
 /* Of admin_listen, with its real port, once it listens; "" when it is off. */
 void ep_service_admin_url(const ep_service_config *config, ep_rpc_server *server, char *out_url, size_t bytes);

@@ -42,6 +42,7 @@ typedef struct coordinator {
     char rpc_url[EP_URL_BYTES];
     char probe_url[EP_URL_BYTES];
     char admin_url[EP_URL_BYTES];
+    char door_url[EP_URL_BYTES];
     bool stopping;
 } coordinator;
 
@@ -146,6 +147,7 @@ static void on_collect(void *arg)
     ep_counter_set(ep_metrics_counter(m, "expertd_rpc_calls_total", "Calls received", NULL, 0), rpc.calls_total);
     ep_counter_set(ep_metrics_counter(m, "expertd_rpc_protocol_errors_total", "Frames that broke the protocol", NULL, 0), rpc.protocol_errors);
     ep_rpc_metrics_refused(m, &rpc);
+    ep_rpc_metrics_door(m, self->server);
 }
 
 static uint32_t nodes_listed(void *arg)
@@ -278,10 +280,12 @@ static ep_err start_doors(coordinator *self, ep_error *out_error)
     }
     ep_rpc_server_url(self->server, 0, self->rpc_url, sizeof(self->rpc_url));
     ep_service_admin_url(service, self->server, self->admin_url, sizeof(self->admin_url));
+    ep_rpc_server_door_url(self->server, self->door_url, sizeof(self->door_url));
     if (service->ports_file[0] == 0) {
         return EP_OK;
     }
-    const ep_ports_entry entries[] = {{"rpc_url", self->rpc_url}, {"probe_url", self->probe_url}, {"admin_url", self->admin_url}};
+    const ep_ports_entry entries[] = {{"rpc_url", self->rpc_url}, {"probe_url", self->probe_url}, {"admin_url", self->admin_url},
+                                      {"door_url", self->door_url}};
     return ep_ports_file_write(service->ports_file, "expertd-coordinator", entries, EP_ARRAY_COUNT(entries), out_error);
 }
 
@@ -336,8 +340,9 @@ int ep_coordinator_run(const ep_coordinator_config *config, ep_reload *reload)
         return 1;
     }
     ep_rpc_server_set_state(self.server, "serving");
-    ep_log(EP_LOG_INFO, "serving", "rpc %s admin %s probes %s placement %s copies %u min_nodes %u", self.rpc_url,
-           self.admin_url[0] != 0 ? self.admin_url : "off", self.probe_url[0] != 0 ? self.probe_url : "off", config->cluster.expert_map != NULL ? "static" : "uniform",
+    ep_log(EP_LOG_INFO, "serving", "rpc %s admin %s door %s probes %s placement %s copies %u min_nodes %u", self.rpc_url,
+           self.admin_url[0] != 0 ? self.admin_url : "off", self.door_url[0] != 0 ? self.door_url : "off",
+           self.probe_url[0] != 0 ? self.probe_url : "off", config->cluster.expert_map != NULL ? "static" : "uniform",
            config->cluster.copies, config->cluster.min_nodes);
     ep_sd_notify_ready("serving");
     ep_loop_timer_start(self.tick, config->cluster.heartbeat_ms, config->cluster.heartbeat_ms);

@@ -39,7 +39,7 @@ static const ep_option coordinator_options[] = {
      .help = "Count slots of every expert in /metrics, one series each"},
     {.name = "state_dir", .type = EP_OPTION_PATH, .min = 1, .flag = "state-dir",
      .help = "Existing directory for the state that survives a restart; not set: memory"},
-    EP_SERVICE_OPTIONS("tcp://127.0.0.1:7410", "127.0.0.1:7411", "tcp://127.0.0.1:7412"),
+    EP_SERVICE_OPTIONS("tcp://127.0.0.1:7410", "127.0.0.1:7411", "tcp://127.0.0.1:7412", "tcp://127.0.0.1:7413"),
 };
 
 const ep_options_spec ep_coordinator_options = {

@@ -355,6 +355,7 @@ static ep_err start_server(ep_node *node, ep_error *out_error)
         return err;
     }
     ep_service_admin_url(service, node->server, node->admin_url, sizeof(node->admin_url));
+    ep_rpc_server_door_url(node->server, node->door_url, sizeof(node->door_url));
     ep_rpc_server_url(node->server, 0, node->url, sizeof(node->url));
     return EP_OK;
 }
@@ -409,8 +410,9 @@ static void log_start(const ep_node *node)
     uint64_t frames =
         (uint64_t)config->service.limits.connections_max * config->service.limits.frame_bytes_max * 2;
     uint64_t buffers = frames < config->service.buffer_bytes_max ? frames : config->service.buffer_bytes_max;
-    ep_log(EP_LOG_INFO, "node-start", "name %s rpc %s admin %s probes %s backend %s models %u pid %d %s", config->name,
-           node->url, node->admin_url[0] != 0 ? node->admin_url : "off", node->probe_url[0] != 0 ? node->probe_url : "off", node->backend->ops->name,
+    ep_log(EP_LOG_INFO, "node-start", "name %s rpc %s admin %s door %s probes %s backend %s models %u pid %d %s", config->name,
+           node->url, node->admin_url[0] != 0 ? node->admin_url : "off", node->door_url[0] != 0 ? node->door_url : "off",
+           node->probe_url[0] != 0 ? node->probe_url : "off", node->backend->ops->name,
            node->models.count, (int)getpid(), ep_version_software());
     ep_log(EP_LOG_INFO, "node-memory",
            "%s %" PRIu64 " frames_bytes %" PRIu64 " requests_bytes %u sum_bytes %" PRIu64,
@@ -431,7 +433,8 @@ static ep_err write_ports(ep_node *node, ep_error *out_error)
 {
     const char *path = node->config->service.ports_file;
     ep_ports_entry entries[] = {
-        {"node", node->config->name}, {"rpc_url", node->url}, {"probe_url", node->probe_url}, {"admin_url", node->admin_url}};
+        {"node", node->config->name}, {"rpc_url", node->url}, {"probe_url", node->probe_url}, {"admin_url", node->admin_url},
+        {"door_url", node->door_url}};
     if (path[0] == 0) {
         return EP_OK;
     }

@@ -97,7 +97,8 @@ static const ep_option node_options[] = {
      .default_text = "10000",
      .reloadable = false,
      .help = "How long an expert that is no longer assigned still answers callers with the old table"},
-    EP_SERVICE_OPTIONS("tcp://127.0.0.1:7420", "127.0.0.1:7421", "tcp://127.0.0.1:7422"),
+    EP_SERVICE_OPTIONS("tcp://127.0.0.1:7420", "127.0.0.1:7421", "tcp://127.0.0.1:7422",
+                       "tcp://127.0.0.1:7423"),
 };
 
 const ep_options_spec ep_node_options = {

@@ -83,6 +83,7 @@ struct ep_node {
     char url[EP_ADDRESS_BYTES]; /* first listener, real port */
     char probe_url[EP_ADDRESS_BYTES];
     char admin_url[EP_ADDRESS_BYTES]; /* "" off */
+    char door_url[EP_ADDRESS_BYTES];  /* "" off */
     _Atomic uint32_t state;   /* ep_node_state */
     _Atomic bool has_started; /* was ready once */
     bool is_draining;         /* loop thread */

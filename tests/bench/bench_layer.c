@@ -75,7 +75,7 @@ static void start(cluster *c, uint32_t nodes, const char *dir, const char *check
         char name[32], config_path[EP_TEST_PATH_BYTES + 32], config[1024], flag[EP_TEST_PATH_BYTES + 64];
         snprintf(name, sizeof(name), "node-%u-of-%u", n, nodes);
         snprintf(config_path, sizeof(config_path), "%s/%s.yaml", dir, name);
-        snprintf(config, sizeof(config), "node_name: %s\nlisten:\n  - tcp://127.0.0.1:0\nprobe_address: ''\nadmin_listen: ''\nmodels:\n"
+        snprintf(config, sizeof(config), "node_name: %s\nlisten:\n  - tcp://127.0.0.1:0\nprobe_address: ''\nadmin_listen: ''\ndoor_listen: ''\nmodels:\n"
                  "  - name: bench\n    path: %s\n    experts: %u-%u\n",
                  name, checkpoint, n * (EXPERTS / nodes), (n + 1) * (EXPERTS / nodes) - 1);
         snprintf(flag, sizeof(flag), "--config=%s", config_path);

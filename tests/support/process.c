@@ -99,6 +99,17 @@ static void become_child(const char *program, char *const *argv, char *const *en
     _exit(127);
 }
 
+static bool has_name(const char *const *strings, const char *string)
+{
+    size_t name_bytes = strcspn(string, "=") + 1;
+    for (size_t i = 0; strings != NULL && strings[i] != NULL; i++) {
+        if (strncmp(strings[i], string, name_bytes) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* Our environment with the extra strings in front of (and so before) the old ones of the same name. */
 static char **make_environment(const char *const *extra)
 {
@@ -109,18 +120,20 @@ static char **make_environment(const char *const *extra)
     while (extra != NULL && extra[extra_count] != NULL) {
         extra_count++;
     }
-    char **all = calloc(count + extra_count + 1, sizeof(*all));
+    static const char *const doors[] = {"EXPERTD_DOOR_LISTEN=tcp://127.0.0.1:0",
+                                        "EXPERTD_COORDINATOR_DOOR_LISTEN=tcp://127.0.0.1:0"};
+    char **all = calloc(count + extra_count + 3, sizeof(*all));
     size_t n = 0;
     for (size_t i = 0; all != NULL && i < extra_count; i++) {
         all[n++] = (char *)(uintptr_t)extra[i];
     }
-    for (size_t i = 0; all != NULL && i < count; i++) {
-        size_t name_bytes = strcspn(environ[i], "=") + 1;
-        bool replaced = false;
-        for (size_t e = 0; e < extra_count; e++) {
-            replaced = replaced || strncmp(extra[e], environ[i], name_bytes) == 0;
+    for (size_t i = 0; all != NULL && i < 2; i++) {
+        if (!has_name(extra, doors[i]) && !has_name((const char *const *)environ, doors[i])) {
+            all[n++] = (char *)(uintptr_t)doors[i];
         }
-        if (!replaced) {
+    }
+    for (size_t i = 0; all != NULL && i < count; i++) {
+        if (!has_name(extra, environ[i])) {
             all[n++] = environ[i];
         }
     }
@@ -190,6 +203,8 @@ static bool read_ports(ep_test_process *process)
     snprintf(process->rpc_url, sizeof(process->rpc_url), "%s", rpc != NULL ? rpc : "");
     const char *admin = json_string_value(json_object_get(object, "admin_url"));
     snprintf(process->admin_url, sizeof(process->admin_url), "%s", admin != NULL ? admin : "");
+    const char *door = json_string_value(json_object_get(object, "door_url"));
+    snprintf(process->door_url, sizeof(process->door_url), "%s", door != NULL ? door : "");
     snprintf(process->probe_url, sizeof(process->probe_url), "%s", probe != NULL ? probe : "");
     json_decref(object);
     return object != NULL;

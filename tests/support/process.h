@@ -30,13 +30,15 @@ typedef struct ep_test_process {
     char ports_path[EP_TEST_PATH_BYTES];
     char rpc_url[EP_TEST_PATH_BYTES];   /* after ep_test_process_wait_ports */
     char admin_url[EP_TEST_PATH_BYTES]; /* the same; "" off */
+    char door_url[EP_TEST_PATH_BYTES];  /* the same */
     char probe_url[EP_TEST_PATH_BYTES]; /* "" when the program has none */
 } ep_test_process;
 
 /*
  * Starts program with args (NULL-terminated, without argv[0]); a daemon gets
  * "--ports-file=<dir>/<name>.ports" added when wants_ports. Output goes to <dir>/<name>.out.
- * extra_environment: NULL or NULL-terminated "NAME=value", set on top of our own.
+ * extra_environment: NULL or NULL-terminated "NAME=value", set on top of our own. Doors get any free port unless it or args
+ * say otherwise, so that daemons of different tests never meet.
  */
 bool ep_test_process_start(ep_test_process *process, const char *dir, const char *name, const char *program,
                            const char *const *args, const char *const *extra_environment, bool wants_ports);

@@ -127,7 +127,7 @@ static bool write_config(const char *dir, local_node *node, uint32_t index,
         return false;
     }
     size_t n = (size_t)snprintf(yaml, YAML_BYTES,
-                                "node_name: %s\nlisten:\n  - %s\nprobe_address: ''\nadmin_listen: ''\nbackend: %s\nthreads: "
+                                "node_name: %s\nlisten:\n  - %s\nprobe_address: ''\nadmin_listen: ''\ndoor_listen: ''\nbackend: %s\nthreads: "
                                 "%u\nlog_level: error\nmodels:\n",
                                 node->name, kinds[index].listen, kinds[index].backend, kinds[index].threads);
     for (uint32_t m = 0; m < MODELS_COUNT; m++) {

@@ -130,7 +130,8 @@ int main(void)
     ep_fixture_temp_dir(model_path);
     snprintf(model_flag, sizeof(model_flag), "--model=demo=%s", model_path);
     char *argv[] = {(char *)(uintptr_t) "race", model_flag, (char *)(uintptr_t) "--listen=tcp://127.0.0.1:0",
-                    (char *)(uintptr_t) "--probe-address=127.0.0.1:0", (char *)(uintptr_t) "--admin-listen=", (char *)(uintptr_t) "--threads=2"};
+                    (char *)(uintptr_t) "--probe-address=127.0.0.1:0", (char *)(uintptr_t) "--admin-listen=",
+                    (char *)(uintptr_t) "--door-listen=tcp://127.0.0.1:0", (char *)(uintptr_t) "--threads=2"};
     ep_test_forward f = request();
     ep_test_fill_rows(1, EP_DTYPE_BF16, 4 * H, x);
     int code = 1;

@@ -1,0 +1,604 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* SP's REP over the stream lane: connections, slots, the waiting line. */
+#include "transport/nng_rep_door.h"
+
+#include <endian.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "transport/lane_common.h"
+
+#define SP_PROTOCOL_REQ 0x30
+#define SP_PROTOCOL_REP 0x31
+#define SP_PREFIX_BYTES 8
+#define SP_IDS_BYTES_MAX 64      /* request id and up to 15 hops */
+#define SP_ID_BYTES 4
+#define OVERSIZE_BYTES 4096      /* above frame_bytes_max: still read, so that the caller is told */
+#define WAITING_PER_SLOT 4
+#define LAST_SEND_WAIT_NS (250 * EP_NS_PER_MS) /* for replies on their way when the door closes */
+
+static const uint8_t sp_request_hello[SP_PREFIX_BYTES] = {0, 'S', 'P', 0, 0, SP_PROTOCOL_REQ, 0, 0};
+static const uint8_t sp_reply_hello[SP_PREFIX_BYTES] = {0, 'S', 'P', 0, 0, SP_PROTOCOL_REP, 0, 0};
+
+typedef struct rep_conn {
+    ep_nng_rep_door *door;
+    ep_conn *conn;
+    ep_timer hello_timer;
+    bool hello_done;    /* touched by its lane thread; atomic for the timer */
+    ep_send hello_send;
+    /* under door->lock */
+    uint32_t refs;      /* the lane's, one per slot that it holds, one per send of ours */
+    uint32_t waiting;
+    bool closed;
+    struct rep_conn *next;
+    struct rep_conn *previous;
+} rep_conn;
+
+/* A request that was read. */
+typedef struct rep_request {
+    rep_conn *from;
+    uint8_t ids[SP_IDS_BYTES_MAX];
+    size_t ids_bytes;
+    ep_buffer *bytes; /* NULL: error says why */
+    ep_error error;
+    struct rep_request *next;
+} rep_request;
+
+typedef struct rep_slot {
+    rep_conn *from; /* NULL: free */
+    uint8_t ids[SP_IDS_BYTES_MAX];
+    size_t ids_bytes;
+    ep_nng_rep_ticket ticket;
+} rep_slot;
+
+typedef struct rep_send {
+    ep_send send;
+    rep_conn *to;
+    uint8_t head[SP_PREFIX_BYTES + SP_IDS_BYTES_MAX];
+    ep_nng_rep_reply reply;
+} rep_send;
+
+struct ep_nng_rep_door {
+    ep_nng_rep_limits limits;
+    ep_lane_limits lane_limits;
+    ep_nng_rep_handler handler;
+    const ep_lane_ops *lane;
+    ep_listener *listener;
+    char url[EP_ADDRESS_BYTES];
+    pthread_t thread;     /* starts requests that waited */
+    pthread_mutex_t lock;
+    pthread_cond_t work;  /* for the thread */
+    pthread_cond_t idle;  /* something ended */
+    rep_slot *slots;
+    uint32_t slots_used;
+    ep_nng_rep_ticket last_ticket;
+    rep_request *first;
+    rep_request *last;
+    size_t waiting_bytes;
+    rep_conn *conns;
+    uint32_t notices; /* callbacks that run without a slot */
+    bool stopping;
+    ep_nng_rep_stats stats;
+};
+
+/* ---- SP ---- */
+
+static ep_err sp_frame_bytes(const uint8_t *prefix, size_t *out_frame_bytes, ep_error *out_error)
+{
+    uint64_t length;
+    if (memcmp(prefix, sp_request_hello, 4) == 0) { /* as a length it would be 23 petabytes */
+        *out_frame_bytes = SP_PREFIX_BYTES;
+        return EP_OK;
+    }
+    memcpy(&length, prefix, sizeof(length));
+    length = be64toh(length);
+    if (length < SP_ID_BYTES || length > SIZE_MAX / 2) {
+        return ep_error_set(out_error, EP_ERR_PROTOCOL, "SP message of %llu bytes, allowed at least %d",
+                            (unsigned long long)length, SP_ID_BYTES);
+    }
+    *out_frame_bytes = SP_PREFIX_BYTES + (size_t)length;
+    return EP_OK;
+}
+
+/* Bytes of ids at the beginning of a message, up to and with the request id; 0 when there is none. */
+static size_t sp_ids_bytes(const uint8_t *body, size_t bytes)
+{
+    for (size_t at = 0; at + SP_ID_BYTES <= bytes && at < SP_IDS_BYTES_MAX; at += SP_ID_BYTES) {
+        if ((body[at] & 0x80) != 0) {
+            return at + SP_ID_BYTES;
+        }
+    }
+    return 0;
+}
+
+/* ---- connections ---- */
+
+/* Lock held, released on return. */
+static void conn_unref_and_unlock(rep_conn *conn)
+{
+    ep_nng_rep_door *door = conn->door;
+    bool last = --conn->refs == 0;
+    if (last) {
+        if (conn->previous != NULL) {
+            conn->previous->next = conn->next;
+        } else {
+            door->conns = conn->next;
+        }
+        if (conn->next != NULL) {
+            conn->next->previous = conn->previous;
+        }
+        door->stats.connections--;
+        ep_conn *taken = conn->conn;
+        door->notices++; /* the door waits until the connection is released */
+        pthread_mutex_unlock(&door->lock);
+        ep_conn_release(taken);
+        free(conn);
+        pthread_mutex_lock(&door->lock);
+        door->notices--;
+    }
+    pthread_cond_broadcast(&door->idle);
+    pthread_mutex_unlock(&door->lock);
+}
+
+static void request_free(rep_request *request)
+{
+    ep_buffer_unref(request->bytes);
+    free(request);
+}
+
+/* Lock held. Takes out the requests of conn that wait (NULL: all). */
+static void drop_waiting_locked(ep_nng_rep_door *door, const rep_conn *conn)
+{
+    rep_request **at = &door->first;
+    door->last = NULL;
+    while (*at != NULL) {
+        rep_request *request = *at;
+        if (conn != NULL && request->from != conn) {
+            door->last = request;
+            at = &request->next;
+            continue;
+        }
+        *at = request->next;
+        door->stats.requests_waiting--;
+        door->waiting_bytes -= request->bytes != NULL ? request->bytes->bytes : 0;
+        request->from->waiting--;
+        request_free(request);
+    }
+}
+
+static void conn_closed(void *arg, ep_conn *lane_conn, const ep_error *error)
+{
+    rep_conn *conn = arg;
+    ep_nng_rep_door *door = conn->door;
+    (void)lane_conn;
+    (void)error;
+    ep_timer_cancel_wait(door->limits.timers, &conn->hello_timer);
+    pthread_mutex_lock(&door->lock);
+    conn->closed = true;
+    drop_waiting_locked(door, conn);
+    for (uint32_t i = 0; i < door->limits.slots; i++) {
+        ep_nng_rep_ticket ticket = door->slots[i].ticket;
+        if (door->slots[i].from == conn) {
+            pthread_mutex_unlock(&door->lock);
+            door->handler.on_gone(door->handler.arg, i, ticket);
+            pthread_mutex_lock(&door->lock);
+        }
+    }
+    conn_unref_and_unlock(conn);
+}
+
+static void hello_late(ep_timer *timer, void *arg)
+{
+    rep_conn *conn = arg;
+    (void)timer;
+    if (!__atomic_load_n(&conn->hello_done, __ATOMIC_ACQUIRE)) {
+        ep_conn_close(conn->conn);
+    }
+}
+
+/* ---- sending ---- */
+
+static void hello_sent(ep_send *send, ep_err result)
+{
+    rep_conn *conn = send->arg;
+    (void)result;
+    pthread_mutex_lock(&conn->door->lock);
+    conn_unref_and_unlock(conn);
+}
+
+static void reply_sent(ep_send *send, ep_err result)
+{
+    rep_send *out = send->arg;
+    rep_conn *to = out->to;
+    ep_nng_rep_door *door = to->door;
+    size_t bytes = send->total_bytes;
+    out->reply.done(out->reply.arg);
+    free(out);
+    pthread_mutex_lock(&door->lock);
+    door->stats.sends_queued--;
+    door->stats.bytes_sent += result == EP_OK ? bytes : 0;
+    door->stats.replies_dropped += result == EP_OK ? 0 : 1;
+    conn_unref_and_unlock(to);
+}
+
+/* Takes one reference of to. */
+static void send_reply(rep_conn *to, const uint8_t *ids, size_t ids_bytes, const ep_nng_rep_reply *reply)
+{
+    ep_nng_rep_door *door = to->door;
+    rep_send *out = calloc(1, sizeof(*out));
+    ep_err err = out != NULL ? EP_OK : EP_ERR_NO_MEMORY;
+    if (err == EP_OK) {
+        uint64_t length = ids_bytes;
+        EP_ASSERT(reply->parts_count < EP_SEND_PARTS_MAX);
+        for (size_t i = 0; i < reply->parts_count; i++) {
+            length += reply->parts[i].bytes;
+            out->send.parts[i + 1] = reply->parts[i];
+        }
+        length = htobe64(length);
+        memcpy(out->head, &length, sizeof(length));
+        memcpy(out->head + SP_PREFIX_BYTES, ids, ids_bytes);
+        out->send.parts[0] = (ep_send_part){.data = out->head, .bytes = SP_PREFIX_BYTES + ids_bytes};
+        out->send.parts_count = (uint32_t)reply->parts_count + 1;
+        out->send.done = reply_sent;
+        out->send.arg = out;
+        out->to = to;
+        out->reply = *reply;
+        pthread_mutex_lock(&door->lock);
+        door->stats.sends_queued++;
+        pthread_mutex_unlock(&door->lock);
+        err = ep_conn_send(to->conn, &out->send);
+    }
+    if (err == EP_OK) {
+        return;
+    }
+    reply->done(reply->arg);
+    ep_conn_close(to->conn); /* its caller waits for a reply that never comes, or does not read */
+    pthread_mutex_lock(&door->lock);
+    door->stats.sends_queued -= out != NULL ? 1 : 0;
+    door->stats.replies_dropped++;
+    free(out);
+    conn_unref_and_unlock(to);
+}
+
+/* ---- requests ---- */
+
+/* Lock held, released on return: gives the request a free slot and starts it. */
+static void start_and_unlock(ep_nng_rep_door *door, rep_request *taken_request)
+{
+    uint32_t index = 0;
+    while (door->slots[index].from != NULL) {
+        index++;
+    }
+    rep_slot *slot = &door->slots[index];
+    slot->from = taken_request->from;
+    slot->from->refs++;
+    memcpy(slot->ids, taken_request->ids, taken_request->ids_bytes);
+    slot->ids_bytes = taken_request->ids_bytes;
+    slot->ticket = ++door->last_ticket;
+    ep_nng_rep_ticket ticket = slot->ticket;
+    door->slots_used++;
+    pthread_mutex_unlock(&door->lock);
+    ep_buffer *bytes = taken_request->bytes;
+    door->handler.on_request(door->handler.arg, index, ticket, bytes, bytes == NULL ? &taken_request->error : NULL);
+    free(taken_request);
+}
+
+/* Lock held. False when too many wait. */
+static bool enqueue_locked(ep_nng_rep_door *door, rep_request *request)
+{
+    size_t bytes = request->bytes != NULL ? request->bytes->bytes : 0;
+    if (door->stats.requests_waiting >= (uint64_t)door->limits.slots * WAITING_PER_SLOT ||
+        request->from->waiting >= door->limits.slots || door->waiting_bytes + bytes > 4 * door->limits.frame_bytes_max) {
+        door->stats.overloads++;
+        return false;
+    }
+    if (door->last != NULL) {
+        door->last->next = request;
+    } else {
+        door->first = request;
+    }
+    door->last = request;
+    door->waiting_bytes += bytes;
+    door->stats.requests_waiting++;
+    request->from->waiting++;
+    return true;
+}
+
+/* Lock held, released on return. */
+static void refuse_and_unlock(ep_nng_rep_door *door, rep_request *taken_request)
+{
+    ep_nng_rep_reply reply;
+    rep_conn *from = taken_request->from;
+    from->refs++;
+    pthread_mutex_unlock(&door->lock);
+    if (door->handler.on_overload(door->handler.arg, taken_request->bytes, &reply)) {
+        send_reply(from, taken_request->ids, taken_request->ids_bytes, &reply);
+    } else {
+        pthread_mutex_lock(&door->lock);
+        conn_unref_and_unlock(from);
+    }
+    request_free(taken_request);
+}
+
+static void take_request(rep_conn *conn, const uint8_t *body, size_t bytes, size_t ids_bytes)
+{
+    ep_nng_rep_door *door = conn->door;
+    rep_request *request = calloc(1, sizeof(*request));
+    if (request == NULL) {
+        ep_conn_close(conn->conn);
+        return;
+    }
+    request->from = conn;
+    request->ids_bytes = ids_bytes;
+    memcpy(request->ids, body, ids_bytes);
+    size_t count = bytes - ids_bytes;
+    ep_err err = ep_buffer_acquire(door->limits.pool, count > 0 ? count : 1, &request->bytes);
+    if (err == EP_OK) { /* ids before it left the body unaligned: this is the one copy */
+        memcpy(request->bytes->data, body + ids_bytes, count);
+        request->bytes->bytes = count;
+    } else {
+        ep_error_set(&request->error, err, "no buffer for a request of %zu bytes; try again later", count);
+    }
+    pthread_mutex_lock(&door->lock);
+    door->stats.bytes_received += bytes;
+    if (door->stopping) {
+        pthread_mutex_unlock(&door->lock);
+        request_free(request);
+    } else if (door->slots_used < door->limits.slots && door->first == NULL) {
+        start_and_unlock(door, request);
+    } else if (enqueue_locked(door, request)) {
+        pthread_cond_signal(&door->work);
+        pthread_mutex_unlock(&door->lock);
+    } else {
+        refuse_and_unlock(door, request);
+    }
+}
+
+static void conn_frame(void *arg, ep_conn *lane_conn, ep_buffer *taken_frame)
+{
+    rep_conn *conn = arg;
+    const uint8_t *body = taken_frame->data + SP_PREFIX_BYTES;
+    size_t bytes = taken_frame->bytes - SP_PREFIX_BYTES;
+    if (!conn->hello_done) {
+        bool good = bytes == 0 && memcmp(taken_frame->data, sp_request_hello, SP_PREFIX_BYTES) == 0;
+        __atomic_store_n(&conn->hello_done, good, __ATOMIC_RELEASE);
+        if (good) {
+            ep_conn_allow_large(lane_conn);
+        } else {
+            ep_conn_close(lane_conn);
+        }
+    } else {
+        size_t ids_bytes = sp_ids_bytes(body, bytes);
+        if (ids_bytes == 0) {
+            ep_conn_close(lane_conn);
+        } else {
+            take_request(conn, body, bytes, ids_bytes);
+        }
+    }
+    ep_buffer_unref(taken_frame);
+}
+
+/* Requests that waited start here: who frees a slot may hold locks that a handler wants. */
+static void *door_main(void *arg)
+{
+    ep_nng_rep_door *door = arg;
+    pthread_mutex_lock(&door->lock);
+    while (!door->stopping) {
+        if (door->first == NULL || door->slots_used == door->limits.slots) {
+            pthread_cond_wait(&door->work, &door->lock);
+            continue;
+        }
+        rep_request *request = door->first;
+        door->first = request->next;
+        if (door->first == NULL) {
+            door->last = NULL;
+        }
+        door->stats.requests_waiting--;
+        door->waiting_bytes -= request->bytes != NULL ? request->bytes->bytes : 0;
+        request->from->waiting--;
+        start_and_unlock(door, request);
+        pthread_mutex_lock(&door->lock);
+    }
+    pthread_mutex_unlock(&door->lock);
+    return NULL;
+}
+
+void ep_nng_rep_door_reply(ep_nng_rep_door *door, uint32_t index, const ep_nng_rep_reply *reply)
+{
+    rep_slot *slot = &door->slots[index];
+    uint8_t ids[SP_IDS_BYTES_MAX];
+    pthread_mutex_lock(&door->lock);
+    EP_ASSERT(slot->from != NULL); /* one answer per request */
+    rep_conn *to = slot->from;     /* its reference goes to the send */
+    size_t ids_bytes = slot->ids_bytes;
+    memcpy(ids, slot->ids, ids_bytes);
+    slot->from = NULL;
+    door->slots_used--;
+    door->notices++; /* until the reply is queued the door is in use */
+    pthread_cond_signal(&door->work);
+    if (reply == NULL) {
+        conn_unref_and_unlock(to);
+    } else {
+        pthread_mutex_unlock(&door->lock);
+        send_reply(to, ids, ids_bytes, reply);
+    }
+    pthread_mutex_lock(&door->lock);
+    door->notices--;
+    pthread_cond_broadcast(&door->idle);
+    pthread_mutex_unlock(&door->lock);
+}
+
+/* ---- life ---- */
+
+static void accepted(void *arg, ep_conn *taken_conn)
+{
+    ep_nng_rep_door *door = arg;
+    rep_conn *conn = calloc(1, sizeof(*conn));
+    if (conn == NULL) {
+        ep_conn_release(taken_conn);
+        return;
+    }
+    conn->door = door;
+    conn->conn = taken_conn;
+    conn->refs = 2; /* the lane's and that of the hello */
+    ep_timer_init(&conn->hello_timer, hello_late, conn);
+    pthread_mutex_lock(&door->lock);
+    conn->next = door->conns;
+    if (conn->next != NULL) {
+        conn->next->previous = conn;
+    }
+    door->conns = conn;
+    door->stats.connections++;
+    pthread_mutex_unlock(&door->lock);
+    ep_timer_arm(door->limits.timers, &conn->hello_timer,
+                 ep_clock_now_ns() + door->limits.hello_timeout_ms * EP_NS_PER_MS);
+    conn->hello_send.parts[0] = (ep_send_part){.data = sp_reply_hello, .bytes = sizeof(sp_reply_hello)};
+    conn->hello_send.parts_count = 1;
+    conn->hello_send.done = hello_sent;
+    conn->hello_send.arg = conn;
+    const ep_conn_handler handler = {.on_frame = conn_frame, .on_closed = conn_closed, .arg = conn};
+    ep_conn_start(taken_conn, &handler); /* our hello's reference keeps conn */
+    if (ep_conn_send(taken_conn, &conn->hello_send) != EP_OK) {
+        ep_conn_close(taken_conn);
+        hello_sent(&conn->hello_send, EP_ERR_CLOSED);
+    }
+}
+
+static ep_err check(const ep_nng_rep_limits *limits, ep_error *out_error)
+{
+    if (limits->slots < 1 || limits->slots > EP_NNG_REP_SLOTS_MAX) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "the door has %u contexts, allowed 1..%d", limits->slots,
+                            EP_NNG_REP_SLOTS_MAX);
+    }
+    return EP_OK;
+}
+
+static void door_free(ep_nng_rep_door *door)
+{
+    pthread_cond_destroy(&door->idle);
+    pthread_cond_destroy(&door->work);
+    pthread_mutex_destroy(&door->lock);
+    free(door->slots);
+    free(door);
+}
+
+static void init_sync(ep_nng_rep_door *door)
+{
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_mutex_init(&door->lock, NULL);
+    pthread_cond_init(&door->work, NULL);
+    pthread_cond_init(&door->idle, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+}
+
+static void stop_thread(ep_nng_rep_door *door)
+{
+    pthread_mutex_lock(&door->lock);
+    door->stopping = true;
+    drop_waiting_locked(door, NULL);
+    pthread_cond_signal(&door->work);
+    pthread_mutex_unlock(&door->lock);
+    pthread_join(door->thread, NULL);
+}
+
+ep_err ep_nng_rep_door_open(const ep_lane_address *address, const ep_nng_rep_limits *limits,
+                            const ep_nng_rep_handler *handler, ep_nng_rep_door **out_door, ep_error *out_error)
+{
+    ep_err err = check(limits, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    ep_nng_rep_door *door = calloc(1, sizeof(*door));
+    rep_slot *slots = calloc(limits->slots, sizeof(*slots));
+    if (door == NULL || slots == NULL) {
+        free(door);
+        free(slots);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a door of %u contexts", limits->slots);
+    }
+    door->limits = *limits;
+    door->handler = *handler;
+    door->slots = slots;
+    door->lane = &ep_nng_stream_lane;
+    size_t message_max = limits->frame_bytes_max + OVERSIZE_BYTES;
+    door->lane_limits = (ep_lane_limits){.frame_bytes = sp_frame_bytes,
+                                         .prefix_bytes = SP_PREFIX_BYTES,
+                                         .pool = limits->pool,
+                                         .frame_bytes_max = message_max,
+                                         .first_frame_bytes_max = SP_PREFIX_BYTES,
+                                         .send_queue_bytes_max = 4 * message_max,
+                                         .connections_max = limits->connections_max};
+    init_sync(door);
+    err = ep_lane_thread_create("ep-door", door_main, door, &door->thread);
+    if (err != EP_OK) {
+        door_free(door);
+        return ep_error_set(out_error, err, "cannot start the door's thread");
+    }
+    err = door->lane->listen(address, &door->lane_limits, accepted, door, &door->listener, out_error);
+    if (err != EP_OK) {
+        stop_thread(door);
+        door_free(door);
+        return err;
+    }
+    door->lane->listener_url(door->listener, door->url, sizeof(door->url));
+    *out_door = door;
+    return EP_OK;
+}
+
+void ep_nng_rep_door_url(const ep_nng_rep_door *door, char *out_url, size_t bytes)
+{
+    snprintf(out_url, bytes, "%s", door->url);
+}
+
+void ep_nng_rep_door_peer(ep_nng_rep_door *door, uint32_t slot, char *out_address, size_t bytes)
+{
+    ep_conn *conn = door->slots[slot].from->conn; /* it stays until the answer */
+    conn->ops->conn_peer(conn, out_address, bytes);
+}
+
+void ep_nng_rep_door_read_stats(ep_nng_rep_door *door, ep_nng_rep_stats *out_stats)
+{
+    pthread_mutex_lock(&door->lock);
+    *out_stats = door->stats;
+    out_stats->requests_held = door->slots_used;
+    pthread_mutex_unlock(&door->lock);
+}
+
+void ep_nng_rep_door_stop(ep_nng_rep_door *door)
+{
+    door->lane->listener_close(door->listener);
+    stop_thread(door);
+}
+
+static void wait_for_sends_locked(ep_nng_rep_door *door)
+{
+    uint64_t until_ns = ep_clock_now_ns() + LAST_SEND_WAIT_NS;
+    struct timespec until = {.tv_sec = (time_t)(until_ns / EP_NS_PER_S), .tv_nsec = (long)(until_ns % EP_NS_PER_S)};
+    while (door->stats.sends_queued > 0 && pthread_cond_timedwait(&door->idle, &door->lock, &until) == 0) {
+    }
+}
+
+void ep_nng_rep_door_close(ep_nng_rep_door *door)
+{
+    if (door == NULL) {
+        return;
+    }
+    pthread_mutex_lock(&door->lock);
+    while (door->slots_used > 0 || door->notices > 0) {
+        pthread_cond_wait(&door->idle, &door->lock);
+    }
+    wait_for_sends_locked(door);
+    for (rep_conn *conn = door->conns; conn != NULL; conn = conn->next) {
+        ep_conn_close(conn->conn); /* its callbacks come from other threads, later */
+    }
+    while (door->conns != NULL || door->notices > 0) {
+        pthread_cond_wait(&door->idle, &door->lock);
+    }
+    pthread_mutex_unlock(&door->lock);
+    door_free(door);
+}
