@@ -154,13 +154,19 @@ ep_err ep_cli_trace_model_recording(ep_cli_trace_model *model, const char *path,
 
 /*
  * Processes are told apart by pid; two names under one pid are two processes (containers count pids on their
- * own). Events without a name are of the first one.
+ * own). Events without a name are of the first one. Spans of frames carry the name of a connection's owner, of
+ * which a process may have several: they name a process only when nothing else does.
  */
 static uint32_t process_of(ep_cli_trace_model *model, const ep_cli_trace_event *event)
 {
     struct ep_cli_trace_tables *tables = model->tables;
     uint32_t node = intern(model, event->node);
     uint32_t thread = intern(model, event->thread);
+    uint32_t frames = 0;
+    if (event->kind == EP_CLI_SPAN_send || event->kind == EP_CLI_SPAN_receive) {
+        frames = node;
+        node = node == EP_CLI_TRACE_NONE ? node : 0;
+    }
     if (node == EP_CLI_TRACE_NONE || thread == EP_CLI_TRACE_NONE) {
         return EP_CLI_TRACE_NONE;
     }
@@ -171,6 +177,8 @@ static uint32_t process_of(ep_cli_trace_model *model, const ep_cli_trace_event *
         }
         if (node == 0 || p->node == node || p->node == 0) {
             p->node = p->node == 0 ? node : p->node;
+            p->frames = p->frames == 0 ? frames : p->frames;
+            p->calls = p->calls || event->kind == EP_CLI_SPAN_forward;
             return (uint32_t)i;
         }
     }
@@ -184,7 +192,8 @@ static uint32_t process_of(ep_cli_trace_model *model, const ep_cli_trace_event *
         tables->processes_capacity = capacity;
     }
     model->processes[model->processes_count] = (ep_cli_trace_process){
-        .recording = event->recording, .pid = event->pid, .node = node, .thread = thread};
+        .recording = event->recording, .pid = event->pid, .node = node, .thread = thread, .frames = frames,
+        .calls = event->kind == EP_CLI_SPAN_forward};
     return (uint32_t)model->processes_count++;
 }
 
@@ -367,31 +376,50 @@ static void take_out_open(ep_cli_trace_model *model)
     model->spans_count = kept;
 }
 
-/* Spans of the trace, and jobs (with their kernels) that some queue span of it names. */
+/* Numbers that spans of the trace name, sorted: jobs of its queue spans, or its remote calls. */
+static size_t named_calls(const ep_cli_trace_model *model, ep_trace_id trace, bool jobs, uint64_t *out_calls)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < model->spans_count; i++) {
+        const ep_cli_span *span = &model->spans[i];
+        bool names = jobs ? span->kind == EP_CLI_SPAN_queue
+                          : span->kind == EP_CLI_SPAN_exchange || span->kind == EP_CLI_SPAN_serve;
+        if (names && same_trace(span->trace, trace)) {
+            out_calls[count++] = jobs ? span->parent : span->call;
+        }
+    }
+    qsort(out_calls, count, sizeof(*out_calls), compare_u64);
+    return count;
+}
+
+/* Spans of the trace; jobs (with their kernels) that some queue span of it names; and frames of its remote calls
+ * that were traced before their trace was read. */
 static ep_err keep_trace(ep_cli_trace_model *model, ep_trace_id trace, ep_error *out_error)
 {
     uint64_t *jobs = malloc((model->spans_count + 1) * sizeof(*jobs));
-    size_t jobs_count = 0;
-    size_t kept = 0;
-    if (jobs == NULL) {
+    uint64_t *calls = malloc((model->spans_count + 1) * sizeof(*calls));
+    if (jobs == NULL || calls == NULL) {
+        free(jobs);
+        free(calls);
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to choose one trace");
     }
-    for (size_t i = 0; i < model->spans_count; i++) {
-        if (model->spans[i].kind == EP_CLI_SPAN_queue && same_trace(model->spans[i].trace, trace)) {
-            jobs[jobs_count++] = model->spans[i].parent;
-        }
-    }
-    qsort(jobs, jobs_count, sizeof(*jobs), compare_u64);
+    size_t jobs_count = named_calls(model, trace, true, jobs);
+    size_t calls_count = named_calls(model, trace, false, calls);
+    size_t kept = 0;
     for (size_t i = 0; i < model->spans_count; i++) {
         const ep_cli_span *span = &model->spans[i];
         bool works = span->kind == EP_CLI_SPAN_job || span->kind == EP_CLI_SPAN_kernel;
+        bool carries = (span->kind == EP_CLI_SPAN_send || span->kind == EP_CLI_SPAN_receive) &&
+                       same_trace(span->trace, (ep_trace_id){0});
         if (same_trace(span->trace, trace) ||
-            (works && bsearch(&span->call, jobs, jobs_count, sizeof(*jobs), compare_u64) != NULL)) {
+            (works && bsearch(&span->call, jobs, jobs_count, sizeof(*jobs), compare_u64) != NULL) ||
+            (carries && bsearch(&span->call, calls, calls_count, sizeof(*calls), compare_u64) != NULL)) {
             model->spans[kept++] = *span;
         }
     }
     model->spans_count = kept;
     free(jobs);
+    free(calls);
     return EP_OK;
 }
 
@@ -514,6 +542,10 @@ static void join(ep_cli_trace_model *model)
 
 ep_err ep_cli_trace_model_finish(ep_cli_trace_model *model, ep_trace_id trace, ep_error *out_error)
 {
+    for (size_t i = 0; i < model->processes_count; i++) {
+        ep_cli_trace_process *p = &model->processes[i];
+        p->node = p->node == 0 && !p->calls ? p->frames : p->node;
+    }
     take_out_open(model);
     if (trace.high != 0 || trace.low != 0) {
         ep_err err = keep_trace(model, trace, out_error);

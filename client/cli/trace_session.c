@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdarg.h>
@@ -25,7 +26,7 @@
 #define ARGS_MAX 24
 #define OUTPUT_BYTES 65536
 #define DAEMON_READY_S 20
-#define REGISTER_WAIT_MS 3000
+#define REGISTER_WAIT_MS 8000 /* a process that lost its daemon before looks again after 5 s */
 #define REGISTER_POLL_MS 20
 #define PATH_BYTES 600
 #define REGISTER_TIMEOUT_MS "10000"
@@ -345,8 +346,8 @@ ep_err ep_cli_session_end(ep_cli_session *session, ep_error *out_error)
 
 ep_err ep_cli_session_snapshot(const char *name, const char *dir, ep_error *out_error)
 {
-    char url[PATH_BYTES];
-    char real[PATH_BYTES / 2];
+    char url[PATH_MAX + 8];
+    char real[PATH_MAX]; /* what realpath needs */
     if (realpath(dir, real) == NULL || snprintf(url, sizeof(url), "file://%s", real) >= (int)sizeof(url)) {
         return ep_error_set(out_error, EP_ERR_IO, "%s: %s", dir, strerror(errno));
     }

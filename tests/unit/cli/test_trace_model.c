@@ -145,10 +145,36 @@ Test(trace_model, one_trace_keeps_its_jobs, .fini = end)
         add(&events[i]);
     }
     free(events);
+    /* A frame is received before its trace is read; one of request 1, one of another call. */
+    for (uint64_t call = 5002; call <= 5004; call += 2) {
+        ep_cli_trace_event e = {.kind = EP_CLI_SPAN_receive, .pid = 100, .call = call, .sub = 1, .layer = -1,
+                                .expert = -1, .time_ns = INT64_MAX / 8};
+        add(&e);
+        e.is_end = true;
+        add(&e);
+    }
     finish((ep_trace_id){EP_TEST_SCENE_TRACE_HIGH, 2});
-    cr_expect_eq(model->spans_count, 19);
+    cr_expect_eq(model->spans_count, EP_TEST_SCENE_SPANS + 1);
     cr_expect_eq(figures.requests_count, 1);
     expect_path_of_node1(&figures.paths[0], 100);
+}
+
+/* A connection may be called otherwise than its process: it is the same process, and spans of it match. */
+Test(trace_model, frames_do_not_name_a_client, .fini = end)
+{
+    static const char *const names[] = {"node0", "", "node1"};
+    start(EVENTS_MAX, 1);
+    for (int i = 0; i < 6; i++) {
+        ep_cli_trace_event e = {.kind = i % 3 == 1 ? EP_CLI_SPAN_forward : EP_CLI_SPAN_send, .is_end = i >= 3,
+                                .pid = 1, .call = 1, .sub = (uint32_t)(i % 3), .time_ns = i, .layer = -1,
+                                .expert = -1};
+        snprintf(e.node, sizeof(e.node), "%s", names[i % 3]);
+        add(&e);
+    }
+    finish((ep_trace_id){0});
+    cr_assert_eq(model->processes_count, 1);
+    cr_expect_eq(model->processes[0].node, 0);
+    cr_expect_eq(model->spans_count, 3);
 }
 
 Test(trace_model, clocks_of_hosts_are_fitted, .fini = end)
