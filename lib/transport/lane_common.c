@@ -8,6 +8,22 @@
 #include "base/check.h"
 
 static const ep_lane_ops *const lanes[] = {&ep_nng_stream_lane, &ep_loopback_lane};
+static const ep_lane_ops *registered; /* atomic */
+
+void ep_lane_register(const ep_lane_ops *ops)
+{
+    __atomic_store_n(&registered, ops, __ATOMIC_RELEASE);
+}
+
+static bool serves(const ep_lane_ops *ops, const char *url)
+{
+    for (const char *const *scheme = ops->schemes; *scheme != NULL; scheme++) {
+        if (ep_url_has_scheme(url, *scheme)) {
+            return true;
+        }
+    }
+    return false;
+}
 
 bool ep_url_has_scheme(const char *url, const char *scheme)
 {
@@ -18,13 +34,12 @@ bool ep_url_has_scheme(const char *url, const char *scheme)
 const ep_lane_ops *ep_lane_for_url(const char *url)
 {
     for (size_t i = 0; i < EP_ARRAY_COUNT(lanes); i++) {
-        for (const char *const *scheme = lanes[i]->schemes; *scheme != NULL; scheme++) {
-            if (ep_url_has_scheme(url, *scheme)) {
-                return lanes[i];
-            }
+        if (serves(lanes[i], url)) {
+            return lanes[i];
         }
     }
-    return NULL;
+    const ep_lane_ops *more = __atomic_load_n(&registered, __ATOMIC_ACQUIRE);
+    return more != NULL && serves(more, url) ? more : NULL;
 }
 
 void ep_transport_fini(void)

@@ -156,6 +156,8 @@ struct ep_dial {
 extern const ep_lane_ops ep_nng_stream_lane;
 extern const ep_lane_ops ep_loopback_lane;
 
+/* One lane beside the built-in ones, for a program that brings its own (tests: the simulated one). NULL: none. */
+void ep_lane_register(const ep_lane_ops *ops);
 /* The lane that serves a URL's scheme; NULL when none does. */
 const ep_lane_ops *ep_lane_for_url(const char *url);
 

@@ -8,6 +8,8 @@
 #include <unistd.h>
 
 #include "base/check.h"
+#include "base/clock.h"
+#include "transport/sim_lane.h"
 
 #define FIXTURE_MAGIC 0x3152544e4f435045ull
 
@@ -279,6 +281,41 @@ ep_err send_and_forget(side *from, uint64_t sequence, size_t bytes)
     return err;
 }
 
+/* ---- the simulated network, whose time a thread moves along with the real one ---- */
+
+static ep_sim *network;
+static pthread_t pump;
+static bool pump_stops; /* atomic */
+
+static void *pump_main(void *arg)
+{
+    (void)arg;
+    while (!__atomic_load_n(&pump_stops, __ATOMIC_ACQUIRE)) {
+        ep_sim_run_until(network, ep_clock_now_ns());
+        uint64_t now_ns = ep_sim_now_ns(network);
+        uint64_t next_ns = ep_sim_next_ns(network);
+        if (next_ns > now_ns) {
+            ep_sim_wait_posted(network, next_ns - now_ns > EP_NS_PER_MS ? EP_NS_PER_MS : next_ns - now_ns);
+        }
+    }
+    while (ep_sim_run_one(network)) { /* connections that were just released */
+    }
+    return NULL;
+}
+
+static void network_start(void)
+{
+    CHECK(ep_sim_create(1, ep_clock_now_ns(), &network) == EP_OK);
+    CHECK(pthread_create(&pump, NULL, pump_main, NULL) == 0);
+}
+
+static void network_stop(void)
+{
+    __atomic_store_n(&pump_stops, true, __ATOMIC_RELEASE);
+    pthread_join(pump, NULL);
+    ep_sim_destroy(network);
+}
+
 /* ---- world ---- */
 
 bool world_is(const lane_world *w, const char *scheme)
@@ -292,8 +329,11 @@ void world_open(lane_world *w, const char *scheme)
     memset(w, 0, sizeof(*w));
     pthread_mutex_init(&w->lock, NULL);
     pthread_cond_init(&w->changed, NULL);
-    bool loopback = strcmp(scheme, "loopback") == 0;
-    snprintf(w->url, sizeof(w->url), "%s://%s", scheme, loopback ? "contract" : strcmp(scheme, "tcp") == 0 ? "127.0.0.1:0" : "localhost:0");
+    bool named = strcmp(scheme, "loopback") == 0 || strcmp(scheme, "sim") == 0;
+    if (strcmp(scheme, "sim") == 0) {
+        network_start();
+    }
+    snprintf(w->url, sizeof(w->url), "%s://%s", scheme, named ? "contract" : strcmp(scheme, "tcp") == 0 ? "127.0.0.1:0" : "localhost:0");
     w->ops = ep_lane_for_url(w->url);
     CHECK(w->ops != NULL);
     CHECK(ep_buffer_pool_create(0, (size_t)64 << 20, &w->pool) == EP_OK);
@@ -411,6 +451,9 @@ void world_close(lane_world *w)
         w->ops->listener_close(w->listener);
     }
     ep_transport_fini();
+    if (world_is(w, "sim")) {
+        network_stop();
+    }
     ep_buffer_pool_stats stats;
     ep_buffer_pool_read_stats(w->pool, &stats);
     CHECK(stats.lent_bytes == 0, "%llu bytes of buffers are still lent", (unsigned long long)stats.lent_bytes);

@@ -70,7 +70,7 @@ typedef struct lane_world {
     unsigned accepts;
 } lane_world;
 
-/* scheme: "loopback", "tcp", "tls+tcp". */
+/* scheme: "loopback", "tcp", "tls+tcp", "sim". */
 void world_open(lane_world *w, const char *scheme);
 void world_listen(lane_world *w);
 /* Closes the listener, ends the lane's threads, and checks that every buffer came back. All sides must have closed. */
