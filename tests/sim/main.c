@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * sim run SEED            one seed in this process, told step by step
+ * sim range FIRST COUNT   each in a process of its own; stops at the first that breaks, and says how to run it again
+ * sim twice FIRST COUNT   each seed two times: the digests must be equal
+ * sim find FIRST COUNT    for a build with a planted bug: succeeds when a seed finds it
+ * COUNT may be followed by a long count, taken with EP_TEST_LONG=1.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "world.h"
+
+/* False when the seed breaks something. */
+static bool run_child(uint64_t seed, bool quiet, uint64_t *out_hash)
+{
+    int ends[2];
+    int status = 0;
+    fflush(stdout);
+    if (pipe(ends) != 0) {
+        perror("pipe");
+        exit(2);
+    }
+    pid_t child = fork();
+    if (child == 0) {
+        if (quiet && freopen("/dev/null", "w", stderr) == NULL) {
+            _Exit(2);
+        }
+        uint64_t hash = world_run(seed, false);
+        bool written = write(ends[1], &hash, sizeof(hash)) == (ssize_t)sizeof(hash);
+        exit(written ? 0 : 2); /* not _exit: a leak checker looks */
+    }
+    close(ends[1]);
+    bool ok = child > 0 && read(ends[0], out_hash, sizeof(*out_hash)) == (ssize_t)sizeof(*out_hash);
+    close(ends[0]);
+    return waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0 && ok;
+}
+
+static int run_seeds(const char *program, const char *mode, uint64_t first, uint64_t count)
+{
+    bool finds = strcmp(mode, "find") == 0;
+    for (uint64_t seed = first; seed < first + count; seed++) {
+        uint64_t hash = 0;
+        uint64_t again = 0;
+        bool ok = run_child(seed, finds, &hash);
+        if (finds && !ok) {
+            printf("found by seed %" PRIu64 ", %" PRIu64 " seeds tried\n", seed, seed - first + 1);
+            return 0;
+        }
+        if (!ok) {
+            printf("seed %" PRIu64 " breaks; to see it: %s run %" PRIu64 "\n", seed, program, seed);
+            return 1;
+        }
+        if (strcmp(mode, "twice") == 0 && (!run_child(seed, false, &again) || again != hash)) {
+            printf("seed %" PRIu64 " gives %016" PRIx64 ", then %016" PRIx64 "\n", seed, hash, again);
+            return 1;
+        }
+    }
+    printf("%" PRIu64 " seeds from %" PRIu64 " on: %s\n", count, first, finds ? "the bug was not found" : "all well");
+    return finds ? 1 : 0;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc == 3 && strcmp(argv[1], "run") == 0) {
+        uint64_t seed = strtoull(argv[2], NULL, 10);
+        printf("seed %" PRIu64 "\n", seed);
+        printf("digest %016" PRIx64 "\n", world_run(seed, true));
+        return 0;
+    }
+    bool known = argc >= 4 && (strcmp(argv[1], "range") == 0 || strcmp(argv[1], "twice") == 0 || strcmp(argv[1], "find") == 0);
+    if (!known) {
+        fprintf(stderr, "usage: %s run SEED | range|twice|find FIRST COUNT [LONG_COUNT]\n", argv[0]);
+        return 2;
+    }
+    const char *is_long = getenv("EP_TEST_LONG");
+    const char *count = argc > 4 && is_long != NULL && strcmp(is_long, "1") == 0 ? argv[4] : argv[3];
+    uint64_t first = strtoull(argv[2], NULL, 10);
+    printf("seeds from %" PRIu64 " on\n", first);
+    return run_seeds(argv[0], argv[1], first, strtoull(count, NULL, 10));
+}
