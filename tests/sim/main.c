@@ -4,6 +4,7 @@
  * sim range FIRST COUNT   each in a process of its own; stops at the first that breaks, and says how to run it again
  * sim twice FIRST COUNT   each seed two times: the digests must be equal
  * sim find FIRST COUNT    for a build with a planted bug: succeeds when a seed finds it
+ *
  * COUNT may be followed by a long count, taken with EP_TEST_LONG=1.
  */
 #include <inttypes.h>
@@ -14,6 +15,8 @@
 #include <unistd.h>
 
 #include "world.h"
+
+#define SECONDS_MAX 60 /* real ones; a seed takes a hundredth of one */
 
 /* False when the seed breaks something. */
 static bool run_child(uint64_t seed, bool quiet, uint64_t *out_hash)
@@ -27,6 +30,7 @@ static bool run_child(uint64_t seed, bool quiet, uint64_t *out_hash)
     }
     pid_t child = fork();
     if (child == 0) {
+        alarm(quiet ? SECONDS_MAX / 6 : SECONDS_MAX); /* one that runs in a circle counts as broken */
         if (quiet && freopen("/dev/null", "w", stderr) == NULL) {
             _Exit(2);
         }

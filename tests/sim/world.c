@@ -10,8 +10,8 @@
 #include "base/random.h"
 
 #define START_NS (1000 * EP_NS_PER_S)
-#define FAULTS_SPAN_NS (3 * EP_NS_PER_S)
-#define STEPS_MAX 20000000ull
+#define FAULTS_SPAN_NS (6 * EP_NS_PER_S)
+#define STEPS_MAX 1000000ull /* a hundred times what a seed takes */
 
 world *watched;
 
@@ -120,7 +120,7 @@ uint64_t world_run(uint64_t seed, bool verbose)
     world_say(w, "%u nodes, %u copies, %u experts, %u clients with %u callers%s", w->nodes_count, w->copies, w->shape.experts,
               w->clients_count, w->callers_count, w->single_fault ? ", one fault" : "");
     faults_draw(w, FAULTS_SPAN_NS);
-    callers_start(w, (uint32_t)world_between(w, 6, 20), w->single_fault);
+    callers_start(w, (uint32_t)world_between(w, 10, 50), w->single_fault);
     run_callers(w, "under faults");
     faults_heal(w);
     ep_sim_run_until(sim_env, ep_sim_now_ns(sim_env) + 2 * EP_NS_PER_S);

@@ -20,7 +20,7 @@
 #define TOP_K_MAX 4
 #define CALLERS_MAX 3
 #define EPOCHS_MAX 512
-#define FAULTS_MAX 12
+#define FAULTS_MAX 24
 #define MS EP_NS_PER_MS
 
 typedef struct world world;

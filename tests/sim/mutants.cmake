@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+# Bugs planted into copies of product files: the simulation must find each of them within SEEDS seeds. A copy is linked in front of
+# the library, so that the file itself is not taken from there.
+function(ep_add_sim_mutant NAME)
+    cmake_parse_arguments(A "" "FILE;SEEDS" "REPLACE" ${ARGN})
+    set(source ${PROJECT_SOURCE_DIR}/${A_FILE})
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${source})
+    file(READ ${source} text)
+    # FROM and TO must have no semicolon: they travel in a list.
+    list(LENGTH A_REPLACE count)
+    math(EXPR last "${count} - 1")
+    foreach(i RANGE 0 ${last} 2)
+        math(EXPR j "${i} + 1")
+        list(GET A_REPLACE ${i} from)
+        list(GET A_REPLACE ${j} to)
+        string(FIND "${text}" "${from}" at)
+        if(at EQUAL -1)
+            message(FATAL_ERROR "mutant ${NAME}: ${A_FILE} has no '${from}'; plant the bug elsewhere")
+        endif()
+        string(REPLACE "${from}" "${to}" text "${text}")
+    endforeach()
+    set(mutant ${CMAKE_CURRENT_BINARY_DIR}/mutant_${NAME}.c)
+    set(before "")
+    if(EXISTS ${mutant})
+        file(READ ${mutant} before)
+    endif()
+    if(NOT "${before}" STREQUAL "${text}")
+        file(WRITE ${mutant} "${text}")
+    endif()
+    ep_add_plain_test(NAME sim.mutant.${NAME} SOURCES ${mutant} LIBS ep_sim_world ARGS find 1 ${A_SEEDS} TIMEOUT 300)
+    get_filename_component(folder ${source} DIRECTORY)
+    target_include_directories(sim_mutant_${NAME} PRIVATE ${folder})
+    target_compile_options(sim_mutant_${NAME} PRIVATE -Wno-error)
+endfunction()
+
+# An older table replaces a newer one.
+ep_add_sim_mutant(skip_epoch_check FILE client/cluster.c SEEDS 500
+    REPLACE "ep_epoch_compare(taken_table->epoch, old->table->epoch) <= 0" "ep_epoch_compare(taken_table->epoch, old->table->epoch) == 0")
+# A window is combined while a parcel is still under way.
+ep_add_sim_mutant(combine_early FILE client/call_state.c SEEDS 50
+    REPLACE "if (state->open_count > 0) {" "if (state->open_count > 1) {")
+# Answers are not matched to calls: one that came twice or late is taken for that of whichever call is at hand.
+ep_add_sim_mutant(accept_any_answer FILE lib/rpc/rpc_client_call.c SEEDS 500
+    REPLACE "while (call != NULL && call->id != id) {" "while (call != NULL && id == 0) {"
+            "id & (channel->buckets_count - 1)" "id & 0 & (channel->buckets_count - 1)")
+# A window that was combined is sent and combined once more.
+ep_add_sim_mutant(combine_twice FILE client/call_finish.c SEEDS 50
+    REPLACE "call->window_begin = call->window_end" "(void)call->window_end")
+# A call lives on when its time is over.
+ep_add_sim_mutant(forget_deadline FILE client/call_state.c SEEDS 50
+    REPLACE "if (now_ns >= state->deadline_ns) {" "if (now_ns >= state->deadline_ns + 5000000000ull) {")
+# Slots are sent again by the table the call began with, whatever became of its nodes.
+ep_add_sim_mutant(route_to_removed_node FILE client/call_send.c SEEDS 500
+    REPLACE "if (view == call->view || view == NULL) {" "if (call->view != NULL) {")
+# A copy that failed is tried again at once, without end.
+ep_add_sim_mutant(forget_attempts FILE client/call_state.c SEEDS 1000
+    REPLACE "state->tried[i] = 1" "state->tried[i] = 0")
+# What a connection lost is not sent to another copy.
+ep_add_sim_mutant(no_other_copy FILE client/call_state.c SEEDS 200
+    REPLACE "if (!ep_err_other_copy_may_help(error->code)) {" "if (error->code != EP_OK) {")
+# Damaged frames are believed.
+ep_add_sim_mutant(skip_checksum FILE lib/rpc/rpc_frame_io.c SEEDS 200
+    REPLACE "if (crc != frame->payload_crc) {" "if (crc + 1 == 0) {")
