@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The simulated lane: listeners, dials and connections. Each connection has one event, which does one thing per run: end, take
- * a packet that has arrived, or put the next frame on its link. Packets on their way are in the receiver's list.
+ * The simulated lane: listeners, dials and connections. Each connection has one event, which does one thing
+ * per run: end, take a packet that has arrived, or put the next frame on its link. Packets on their way are
+ * in the receiver's list.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -76,9 +77,9 @@ struct sim_conn {
     ep_lane_limits limits;
     ep_conn_handler handler;
     ep_send_queue queue;
-    packet *arriving; /* by due_ns */
+    packet *arriving;        /* by due_ns */
     size_t on_the_way_bytes; /* that we sent and the peer has not taken */
-    uint64_t link_free_ns; /* rate limit */
+    uint64_t link_free_ns;   /* rate limit */
     uint64_t memory_ns;      /* try again then; 0: memory is there */
     uint64_t heard_ns;
     ep_error end;
@@ -153,7 +154,8 @@ static uint64_t next_due_ns(const sim_conn *conn)
         return EP_TIME_NEVER;
     }
     if (conn->ending) {
-        return conn->started || conn->released || conn->queue.head != NULL ? conn->sim->now_ns : EP_TIME_NEVER;
+        return conn->started || conn->released || conn->queue.head != NULL ? conn->sim->now_ns
+                                                                           : EP_TIME_NEVER;
     }
     if (conn->arriving != NULL && (conn->started || conn->arriving->kind == PACKET_END)) {
         due_ns = conn->arriving->due_ns > conn->memory_ns ? conn->arriving->due_ns : conn->memory_ns;
@@ -190,7 +192,8 @@ static ep_sim_link *link_of(const sim_conn *from)
 /* Whether nothing passes from one host to the other just now. */
 static bool is_blocked(const ep_sim *sim, ep_sim_host_id from, ep_sim_host_id to)
 {
-    return sim->links[from][to].cut || sim->hosts[from].state == EP_SIM_STOPPED || sim->hosts[to].state == EP_SIM_STOPPED;
+    return sim->links[from][to].cut || sim->hosts[from].state == EP_SIM_STOPPED ||
+           sim->hosts[to].state == EP_SIM_STOPPED;
 }
 
 static void insert(sim_conn *to, packet *p)
@@ -232,7 +235,8 @@ static packet *packet_make(sim_conn *from, packet_kind kind, size_t bytes)
     return p;
 }
 
-/* The end of the stream follows what is on its way; it is not lost, for it is repeated until someone hears it. */
+/* The end of the stream follows what is on its way; it is not lost, for it is repeated until someone hears
+ * it. */
 static void send_end(sim_conn *from)
 {
     sim_conn *to = from->peer;
@@ -322,8 +326,9 @@ static void transmit(sim_conn *conn)
     if (link->bytes_per_s != 0) {
         conn->link_free_ns = sim->now_ns + (uint64_t)send->total_bytes * EP_NS_PER_S / link->bytes_per_s;
     }
-    packet *p = conn->peer->ending || conn->peer->finished ? NULL
-                                                           : packet_make(conn, PACKET_FRAME, send->total_bytes);
+    packet *p = conn->peer->ending || conn->peer->finished
+                    ? NULL
+                    : packet_make(conn, PACKET_FRAME, send->total_bytes);
     if (p != NULL) {
         ep_send_copy(send, 0, p->data, p->bytes);
         sim_trace_words(sim, 's', conn->host, conn->peer->host, p->bytes);
@@ -343,7 +348,8 @@ static void transmit(sim_conn *conn)
     lock(sim);
 }
 
-/* A packet that meets a cut or a stopped sender tries again later; when it has tried long enough the sender gives up. */
+/* A packet that meets a cut or a stopped sender tries again later; when it has tried long enough the sender
+ * gives up. */
 static bool waits_for_link(sim_conn *conn, packet *p)
 {
     ep_sim *sim = conn->sim;
@@ -388,13 +394,15 @@ static ep_err take_frame(sim_conn *conn, const packet *p, ep_buffer **out_frame,
     size_t frame_bytes = 0;
     ep_err err = conn->limits.frame_bytes(p->data, &frame_bytes, out_error);
     if (err == EP_OK) {
-        err = ep_lane_frame_check(&conn->limits, conn->large_allowed, frame_bytes, "simulated peer", out_error);
+        err =
+            ep_lane_frame_check(&conn->limits, conn->large_allowed, frame_bytes, "simulated peer", out_error);
     }
     if (err != EP_OK) {
         return err;
     }
     if (frame_bytes != p->bytes) {
-        return ep_error_set(out_error, EP_ERR_PROTOCOL, "frame announces %zu bytes and has %zu", frame_bytes, p->bytes);
+        return ep_error_set(out_error, EP_ERR_PROTOCOL, "frame announces %zu bytes and has %zu", frame_bytes,
+                            p->bytes);
     }
     if (ep_buffer_acquire(conn->limits.pool, frame_bytes, out_frame) != EP_OK) {
         return EP_ERR_NO_MEMORY;
@@ -514,7 +522,8 @@ void sim_lane_break(ep_sim *sim, ep_sim_host_id a, ep_sim_host_id b)
 
 /* ---- connection: the vtable ---- */
 
-static sim_conn *conn_create(ep_sim *sim, ep_sim_host_id host, const ep_lane_limits *limits, const char *peer_url)
+static sim_conn *conn_create(ep_sim *sim, ep_sim_host_id host, const ep_lane_limits *limits,
+                             const char *peer_url)
 {
     sim_conn *conn = calloc(1, sizeof(*conn));
     if (conn == NULL) {
@@ -530,7 +539,8 @@ static sim_conn *conn_create(ep_sim *sim, ep_sim_host_id host, const ep_lane_lim
     return conn;
 }
 
-static ep_err pair_create(sim_listener *listener, const sim_dial *dial, sim_conn **out_dialed, sim_conn **out_accepted)
+static ep_err pair_create(sim_listener *listener, const sim_dial *dial, sim_conn **out_dialed,
+                          sim_conn **out_accepted)
 {
     char dialer[EP_ADDRESS_BYTES + 8];
     snprintf(dialer, sizeof(dialer), "%s", dial->sim->hosts[dial->host].name);
@@ -617,7 +627,8 @@ static void sim_conn_receiving(ep_conn *base, ep_conn_receiving *out_receiving)
 {
     const sim_conn *conn = (const sim_conn *)base;
     lock(conn->sim);
-    *out_receiving = (ep_conn_receiving){.heard_ns = conn->heard_ns, .waits_for_memory = conn->memory_ns != 0};
+    *out_receiving =
+        (ep_conn_receiving){.heard_ns = conn->heard_ns, .waits_for_memory = conn->memory_ns != 0};
     unlock(conn->sim);
 }
 
@@ -648,16 +659,17 @@ static sim_listener *find_listener(const ep_sim *sim, const char *url)
 static ep_err check_url(const char *url, ep_error *out_error)
 {
     size_t n = strlen(url);
-    if (sim_current == NULL || !ep_url_has_scheme(url, "sim") || n == strlen("sim://") || n >= EP_ADDRESS_BYTES) {
+    if (sim_current == NULL || !ep_url_has_scheme(url, "sim") || n == strlen("sim://") ||
+        n >= EP_ADDRESS_BYTES) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                            "address '%.64s' must be sim://name, up to %d characters, in a simulated network", url,
-                            EP_ADDRESS_BYTES - 1);
+                            "address '%.64s' must be sim://name, up to %d characters, in a simulated network",
+                            url, EP_ADDRESS_BYTES - 1);
     }
     return EP_OK;
 }
 
-static ep_err sim_listen(const ep_lane_address *address, const ep_lane_limits *limits, ep_accept_func on_accept, void *arg,
-                         ep_listener **out_listener, ep_error *out_error)
+static ep_err sim_listen(const ep_lane_address *address, const ep_lane_limits *limits,
+                         ep_accept_func on_accept, void *arg, ep_listener **out_listener, ep_error *out_error)
 {
     ep_err err = check_url(address->url, out_error);
     if (err == EP_OK) {
@@ -734,8 +746,8 @@ static ep_err connect_to_listener(sim_dial *dial, sim_conn **out_dialed, ep_erro
         return ep_error_set(out_error, EP_ERR_UNAVAILABLE, "nobody listens on %s", dial->url);
     }
     if (listener->connections >= listener->limits.connections_max) {
-        return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED, "%s has connections_max %u connections", dial->url,
-                            listener->limits.connections_max);
+        return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED, "%s has connections_max %u connections",
+                            dial->url, listener->limits.connections_max);
     }
     sim_conn *accepted;
     if (pair_create(listener, dial, out_dialed, &accepted) != EP_OK) {
@@ -798,8 +810,8 @@ static void dial_run(ep_sim_event *event, void *arg)
     unlock(sim);
 }
 
-static ep_err sim_dial_begin(const ep_lane_address *address, const ep_lane_limits *limits, ep_dial_func on_dial, void *arg,
-                             ep_dial **out_dial, ep_error *out_error)
+static ep_err sim_dial_begin(const ep_lane_address *address, const ep_lane_limits *limits,
+                             ep_dial_func on_dial, void *arg, ep_dial **out_dial, ep_error *out_error)
 {
     ep_err err = check_url(address->url, out_error);
     if (err == EP_OK) {

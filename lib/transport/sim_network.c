@@ -291,7 +291,8 @@ void ep_sim_wait_posted(ep_sim *sim, uint64_t timeout_ns)
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     uint64_t until_ns = (uint64_t)t.tv_sec * EP_NS_PER_S + (uint64_t)t.tv_nsec + timeout_ns;
-    t = (struct timespec){.tv_sec = (time_t)(until_ns / EP_NS_PER_S), .tv_nsec = (long)(until_ns % EP_NS_PER_S)};
+    t = (struct timespec){.tv_sec = (time_t)(until_ns / EP_NS_PER_S),
+                          .tv_nsec = (long)(until_ns % EP_NS_PER_S)};
     pthread_mutex_lock(&sim->lock);
     if (sim->heap_count == 0 || sim->heap[1]->due_ns > sim->now_ns) {
         pthread_cond_clockwait(&sim->posted, &sim->lock, CLOCK_MONOTONIC, &t);

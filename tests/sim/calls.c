@@ -34,7 +34,8 @@ void client_stop(world *w, uint32_t index)
     ep_client_read_stats(c->client, &stats);
     /* Each connection keeps the Hello of its peer: two to each node, one to the coordinator. */
     SIM_CHECK(stats.buffer_bytes_lent <= (2 * w->nodes_count + 1) * HELLO_BUFFER_BYTES,
-              "client %u holds %llu bytes of buffers after its last call", index, (unsigned long long)stats.buffer_bytes_lent);
+              "client %u holds %llu bytes of buffers after its last call", index,
+              (unsigned long long)stats.buffer_bytes_lent);
     ep_sim_host_id old = ep_sim_enter(sim_env, c->host);
     ep_client_destroy(c->client);
     ep_sim_enter(sim_env, old);
@@ -47,15 +48,17 @@ void sim_watch_call(const ep_rpc_request *request)
     if (strcmp(request->method->method->name, "Forward") != 0) {
         return;
     }
-    const Expertd__V1__ForwardRequest *in = (const Expertd__V1__ForwardRequest *)(const void *)request->header;
+    const Expertd__V1__ForwardRequest *in =
+        (const Expertd__V1__ForwardRequest *)(const void *)request->header;
     ep_sim_host_id host = ep_sim_current_host(sim_env);
     for (uint32_t i = 0; i < watched->clients_count; i++) {
         sim_client *c = &watched->clients[i];
         if (c->host == host && in->epoch != NULL) {
             ep_epoch epoch = {in->epoch->term, in->epoch->number};
             SIM_CHECK(!world_epoch_older(epoch, c->used),
-                      "client %u sends with epoch (%llu, %llu) after it used (%llu, %llu)", i, (unsigned long long)epoch.term,
-                      (unsigned long long)epoch.number, (unsigned long long)c->used.term, (unsigned long long)c->used.number);
+                      "client %u sends with epoch (%llu, %llu) after it used (%llu, %llu)", i,
+                      (unsigned long long)epoch.term, (unsigned long long)epoch.number,
+                      (unsigned long long)c->used.term, (unsigned long long)c->used.number);
             c->used = epoch;
             return;
         }
@@ -70,7 +73,8 @@ void sim_watch_combine(const ep_batch *batch, uint32_t token_begin, uint32_t tok
             sim_caller *caller = &watched->clients[i].callers[k];
             if (batch->x.data == caller->x) {
                 SIM_CHECK(caller->busy, "a call is combined after its end");
-                SIM_CHECK(caller->combined == token_begin, "tokens %u.. are combined after %u", token_begin, caller->combined);
+                SIM_CHECK(caller->combined == token_begin, "tokens %u.. are combined after %u", token_begin,
+                          caller->combined);
                 caller->combined = token_end;
                 return;
             }
@@ -86,7 +90,8 @@ static void expected_row(const world *w, const sim_caller *caller, uint32_t toke
     memset(out, 0, w->shape.hidden * sizeof(*out));
     for (uint32_t k = 0; k < caller->top_k; k++) {
         uint32_t at = token * caller->top_k + k;
-        fake_expert((uint32_t)caller->ids[at], caller->x + token * w->shape.hidden, w->shape.hidden, EP_DTYPE_F32, y);
+        fake_expert((uint32_t)caller->ids[at], caller->x + token * w->shape.hidden, w->shape.hidden,
+                    EP_DTYPE_F32, y);
         for (uint32_t h = 0; h < w->shape.hidden; h++) {
             float product = caller->scales[at] * y[h];
             out[h] = out[h] + product;
@@ -106,7 +111,8 @@ static void check_bits(const world *w, const sim_caller *caller)
 
 static bool is_typed(ep_err code)
 {
-    return code == EP_ERR_UNAVAILABLE || code == EP_ERR_DEADLINE_EXCEEDED || code == EP_ERR_RESOURCE_EXHAUSTED;
+    return code == EP_ERR_UNAVAILABLE || code == EP_ERR_DEADLINE_EXCEEDED ||
+           code == EP_ERR_RESOURCE_EXHAUSTED;
 }
 
 static void check_end(world *w, sim_caller *caller, const ep_moe_result *result)
@@ -114,18 +120,21 @@ static void check_end(world *w, sim_caller *caller, const ep_moe_result *result)
     uint64_t now_ns = ep_sim_now_ns(sim_env);
     ep_epoch epoch = {result->epoch_term, result->epoch_number};
     SIM_CHECK(caller->busy, "a call ends a second time");
-    SIM_CHECK(now_ns <= caller->deadline_ns + TICK_NS, "a call of client %u ends %.3f ms after its deadline", caller->client,
-              (double)(now_ns - caller->deadline_ns) / 1e6);
-    SIM_CHECK(!world_epoch_older(epoch, caller->begin_epoch), "a call ends with an epoch older than the one at its begin");
+    SIM_CHECK(now_ns <= caller->deadline_ns + TICK_NS, "a call of client %u ends %.3f ms after its deadline",
+              caller->client, (double)(now_ns - caller->deadline_ns) / 1e6);
+    SIM_CHECK(!world_epoch_older(epoch, caller->begin_epoch),
+              "a call ends with an epoch older than the one at its begin");
     if (result->error.code == EP_OK) {
-        SIM_CHECK(caller->combined == caller->tokens, "%u of %u tokens were combined", caller->combined, caller->tokens);
+        SIM_CHECK(caller->combined == caller->tokens, "%u of %u tokens were combined", caller->combined,
+                  caller->tokens);
         check_bits(w, caller);
         w->calls_ok++;
         return;
     }
-    SIM_CHECK(is_typed(result->error.code), "a call fails with %s: %s", ep_err_name(result->error.code), result->error.text);
-    SIM_CHECK(!caller->must_succeed, "a call of client %u that has to succeed fails with %s: %s", caller->client,
-              ep_err_name(result->error.code), result->error.text);
+    SIM_CHECK(is_typed(result->error.code), "a call fails with %s: %s", ep_err_name(result->error.code),
+              result->error.text);
+    SIM_CHECK(!caller->must_succeed, "a call of client %u that has to succeed fails with %s: %s",
+              caller->client, ep_err_name(result->error.code), result->error.text);
     for (size_t i = 0; i < sizeof(caller->out); i++) {
         SIM_CHECK(((const uint8_t *)caller->out)[i] == UNTOUCHED, "a failed call has written its result");
     }
@@ -138,7 +147,8 @@ static void next_later(sim_caller *caller)
 {
     world *w = caller->world;
     if (caller->left > 0) {
-        ep_sim_post(sim_env, &caller->event, ep_sim_now_ns(sim_env) + world_between(w, EP_NS_PER_US, 300 * MS));
+        ep_sim_post(sim_env, &caller->event,
+                    ep_sim_now_ns(sim_env) + world_between(w, EP_NS_PER_US, 300 * MS));
     } else {
         w->busy_callers--;
     }
@@ -150,8 +160,8 @@ static void on_done(void *arg, const ep_moe_result *result)
     uint32_t words[] = {caller->client, caller->left, (uint32_t)result->error.code};
     check_end(caller->world, caller, result);
     ep_sim_trace(sim_env, words, sizeof(words));
-    world_say(caller->world, "client %u: a call ends with %s %s", caller->client, ep_err_name(result->error.code),
-              result->error.text);
+    world_say(caller->world, "client %u: a call ends with %s %s", caller->client,
+              ep_err_name(result->error.code), result->error.text);
     memcpy(caller->after, caller->out, sizeof(caller->out));
     caller->has_after = true;
     caller->busy = false;
@@ -166,7 +176,8 @@ static float draw_value(world *w)
 static void draw_batch(world *w, sim_caller *caller)
 {
     caller->tokens = (uint32_t)world_between(w, 1, TOKENS_MAX);
-    caller->top_k = (uint32_t)world_between(w, 1, TOP_K_MAX < w->shape.experts ? TOP_K_MAX : w->shape.experts);
+    caller->top_k =
+        (uint32_t)world_between(w, 1, TOP_K_MAX < w->shape.experts ? TOP_K_MAX : w->shape.experts);
     for (uint32_t i = 0; i < caller->tokens * w->shape.hidden; i++) {
         caller->x[i] = draw_value(w);
     }
@@ -202,7 +213,8 @@ static void begin_call(ep_sim_event *event, void *arg)
     }
     check_after(caller);
     draw_batch(w, caller);
-    uint64_t limit_us = world_below(w, 3) == 0 ? world_between(w, 5000, 100000) : world_between(w, 300000, 4000000);
+    uint64_t limit_us =
+        world_below(w, 3) == 0 ? world_between(w, 5000, 100000) : world_between(w, 300000, 4000000);
     caller->must_succeed = caller->must_succeed || w->single_fault;
     limit_us = caller->must_succeed ? 20000000 : limit_us;
     ep_moe_args_init(&args);

@@ -31,7 +31,8 @@ static void on_cancel(void *arg, ep_rpc_call *call)
     ep_sim_post(sim_env, &w->event, 0);
 }
 
-static void watch_placement(Expertd__V1__Coordinator_Service *service, const Expertd__V1__WatchPlacementRequest *in,
+static void watch_placement(Expertd__V1__Coordinator_Service *service,
+                            const Expertd__V1__WatchPlacementRequest *in,
                             Expertd__V1__PlacementSnapshot_Closure closure, void *closure_data)
 {
     sim_coordinator *coordinator = (sim_coordinator *)(void *)service;
@@ -46,14 +47,14 @@ static void watch_placement(Expertd__V1__Coordinator_Service *service, const Exp
     ep_rpc_call_on_cancel(w->call, on_cancel, w);
 }
 
-#define UNUSED_METHOD(name, Request, Reply)                                                                                 \
-    static void name(Expertd__V1__Coordinator_Service *service, const Expertd__V1__##Request *in,                           \
-                     Expertd__V1__##Reply##_Closure closure, void *closure_data)                                            \
-    {                                                                                                                       \
-        (void)service;                                                                                                      \
-        (void)in;                                                                                                           \
-        (void)closure;                                                                                                      \
-        ep_rpc_call_finish(closure_data, EP_ERR_UNIMPLEMENTED, NULL);                                                       \
+#define UNUSED_METHOD(name, Request, Reply)                                                                  \
+    static void name(Expertd__V1__Coordinator_Service *service, const Expertd__V1__##Request *in,            \
+                     Expertd__V1__##Reply##_Closure closure, void *closure_data)                             \
+    {                                                                                                        \
+        (void)service;                                                                                       \
+        (void)in;                                                                                            \
+        (void)closure;                                                                                       \
+        ep_rpc_call_finish(closure_data, EP_ERR_UNIMPLEMENTED, NULL);                                        \
     }
 UNUSED_METHOD(register_node, RegisterRequest, RegisterReply)
 UNUSED_METHOD(heartbeat, HeartbeatRequest, HeartbeatReply)
@@ -73,7 +74,8 @@ void coordinator_start(world *w)
     ep_sim_host_id old = ep_sim_enter(sim_env, c->host);
     ep_timer_service_create("coordinator", &c->timers);
     SIM_CHECK(ep_buffer_pool_create(0, 0, &c->pool) == EP_OK, "no pool");
-    c->server = world_serve("coordinator", "coordinator", c->timers, c->pool, &c->service.base, COORDINATOR_URL);
+    c->server =
+        world_serve("coordinator", "coordinator", c->timers, c->pool, &c->service.base, COORDINATOR_URL);
     ep_sim_enter(sim_env, old);
     world_say(w, "the coordinator starts");
 }
@@ -130,7 +132,8 @@ void coordinator_publish(world *w, ep_epoch epoch)
         count++;
     }
     note_table(w, epoch);
-    world_say(w, "table (%llu, %llu) of %u nodes", (unsigned long long)epoch.term, (unsigned long long)epoch.number, count);
+    world_say(w, "table (%llu, %llu) of %u nodes", (unsigned long long)epoch.term,
+              (unsigned long long)epoch.number, count);
     ep_routing_table *table = fake_table(epoch, &w->shape, names, urls, NULL, count, owners);
     if (c->snapshot != NULL) {
         ep_placement_snapshot_free(c->snapshot);
@@ -165,7 +168,8 @@ void coordinator_move(world *w, uint32_t expert)
     uint32_t have = w->owners[expert];
     uint32_t from = (uint32_t)world_below(w, w->nodes_count);
     uint32_t to = (uint32_t)world_below(w, w->nodes_count);
-    if (!w->coordinator.running || (have & 1u << from) == 0 || (have & 1u << to) != 0 || w->nodes[to].leaving) {
+    if (!w->coordinator.running || (have & 1u << from) == 0 || (have & 1u << to) != 0 ||
+        w->nodes[to].leaving) {
         return;
     }
     w->nodes[to].owned |= 1u << expert;

@@ -316,8 +316,8 @@ static void coordinator_uncut(sim_fault *fault)
     set_links(fault->world, fault->world->coordinator.host, &plain, &plain);
 }
 
-/* A node that hangs above the connection, one that refuses for long, and a network that breaks the lane's promise cost calls
- * until hedging exists: nothing tells the client before its deadline. */
+/* A node that hangs above the connection, one that refuses for long, and a network that breaks the lane's
+ * promise cost calls until hedging exists: nothing tells the client before its deadline. */
 static const fault_kind kinds[] = {
     {"loss", true, loss_begin, links_end},
     {"delay", true, delay_begin, links_end},

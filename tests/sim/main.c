@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * sim run SEED            one seed in this process, told step by step
- * sim range FIRST COUNT   each in a process of its own; stops at the first that breaks, and says how to run it again
- * sim twice FIRST COUNT   each seed two times: the digests must be equal
- * sim find FIRST COUNT    for a build with a planted bug: succeeds when a seed finds it
+ * sim range FIRST COUNT   each in a process of its own; stops at the first that breaks, and says how to run
+ * it again sim twice FIRST COUNT   each seed two times: the digests must be equal sim find FIRST COUNT    for
+ * a build with a planted bug: succeeds when a seed finds it
  *
  * COUNT may be followed by a long count, taken with EP_TEST_LONG=1.
  */
@@ -64,7 +64,8 @@ static int run_seeds(const char *program, const char *mode, uint64_t first, uint
             return 1;
         }
     }
-    printf("%" PRIu64 " seeds from %" PRIu64 " on: %s\n", count, first, finds ? "the bug was not found" : "all well");
+    printf("%" PRIu64 " seeds from %" PRIu64 " on: %s\n", count, first,
+           finds ? "the bug was not found" : "all well");
     return finds ? 1 : 0;
 }
 
@@ -76,7 +77,8 @@ int main(int argc, char **argv)
         printf("digest %016" PRIx64 "\n", world_run(seed, true));
         return 0;
     }
-    bool known = argc >= 4 && (strcmp(argv[1], "range") == 0 || strcmp(argv[1], "twice") == 0 || strcmp(argv[1], "find") == 0);
+    bool known = argc >= 4 && (strcmp(argv[1], "range") == 0 || strcmp(argv[1], "twice") == 0 ||
+                               strcmp(argv[1], "find") == 0);
     if (!known) {
         fprintf(stderr, "usage: %s run SEED | range|twice|find FIRST COUNT [LONG_COUNT]\n", argv[0]);
         return 2;

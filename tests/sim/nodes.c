@@ -51,7 +51,8 @@ static const sim_table *find_table(const world *w, ep_epoch epoch)
 }
 
 /* A request goes only where the table of its epoch says. */
-static void check_routing(const sim_node *node, const Expertd__V1__ForwardRequest *in, const ep_forward_view *view)
+static void check_routing(const sim_node *node, const Expertd__V1__ForwardRequest *in,
+                          const ep_forward_view *view)
 {
     ep_epoch epoch = in->epoch != NULL ? (ep_epoch){in->epoch->term, in->epoch->number} : (ep_epoch){0, 0};
     const sim_table *table = find_table(node->world, epoch);
@@ -77,7 +78,8 @@ static void compute(node_job *job, const ep_forward_view *view)
     tensors->bytes = view->slots * row_bytes;
     for (uint32_t s = 0; s < view->slots; s++) {
         ep_row_widen(view->x + view->wire_slots[s].row * view->x_row_bytes, view->x_dtype, view->hidden, row);
-        fake_expert(view->wire_slots[s].expert, row, view->hidden, view->reply_dtype, tensors->data + s * row_bytes);
+        fake_expert(view->wire_slots[s].expert, row, view->hidden, view->reply_dtype,
+                    tensors->data + s * row_bytes);
     }
     Expertd__V1__ForwardReply reply = EXPERTD__V1__FORWARD_REPLY__INIT;
     reply.slots = view->slots;
@@ -185,8 +187,9 @@ ep_rpc_server *world_serve(const char *name, const char *role, ep_timer_service 
                                               .incarnation = ep_sim_random(sim_env),
                                               .payload_crc = true}};
     ep_rpc_limits_default(&config.common.limits);
-    if (ep_rpc_server_create(&config, &server, &error) != EP_OK || ep_rpc_server_add_service(server, service, &error) != EP_OK ||
-        ep_rpc_server_listen(server, &(ep_lane_address){.url = url}, &error) != EP_OK) {
+    if (ep_rpc_server_create(&config, &server, &error) != EP_OK ||
+        ep_rpc_server_add_service(server, service, &error) != EP_OK ||
+        ep_rpc_server_listen(server, &(ep_lane_address){.url = url}, EP_ROLES_MAIN, &error) != EP_OK) {
         SIM_FAIL("%s cannot serve: %s", name, error.text);
     }
     ep_rpc_server_set_state(server, "serving");
@@ -243,7 +246,8 @@ void node_kill(sim_node *node)
     ep_timer_service_destroy(node->timers);
     ep_buffer_pool_stats stats;
     ep_buffer_pool_read_stats(node->pool, &stats);
-    SIM_CHECK(stats.lent_bytes == 0, "%s leaves %llu bytes of buffers lent", node->name, (unsigned long long)stats.lent_bytes);
+    SIM_CHECK(stats.lent_bytes == 0, "%s leaves %llu bytes of buffers lent", node->name,
+              (unsigned long long)stats.lent_bytes);
     ep_buffer_pool_destroy(node->pool);
     ep_sim_enter(sim_env, old);
     node->dying = false;

@@ -17,7 +17,8 @@ void sim_fail(const char *file, int line, const char *format, ...)
 {
     va_list args;
     fflush(stdout);
-    fprintf(stderr, "%s:%d at %.6f s: ", file, line, sim_env != NULL ? (double)ep_sim_now_ns(sim_env) / 1e9 : 0.0);
+    fprintf(stderr, "%s:%d at %.6f s: ", file, line,
+            sim_env != NULL ? (double)ep_sim_now_ns(sim_env) / 1e9 : 0.0);
     va_start(args, format);
     vfprintf(stderr, format, args);
     va_end(args);
@@ -30,7 +31,8 @@ uint64_t __wrap_ep_clock_now_ns(void);
 uint64_t __wrap_ep_random_id(void);
 int __wrap_pthread_cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex);
 int __wrap_pthread_cond_timedwait(pthread_cond_t *cond, pthread_mutex_t *mutex, const struct timespec *until);
-int __wrap_pthread_create(pthread_t *out_thread, const pthread_attr_t *attr, void *(*func)(void *), void *arg);
+int __wrap_pthread_create(pthread_t *out_thread, const pthread_attr_t *attr, void *(*func)(void *),
+                          void *arg);
 int __wrap_pthread_join(pthread_t thread, void **out_result);
 ep_err __wrap_ep_timer_service_create(const char *name, ep_timer_service **out_service);
 void __wrap_ep_timer_service_destroy(ep_timer_service *service);
@@ -38,14 +40,16 @@ ep_err __wrap_ep_timer_arm(ep_timer_service *service, ep_timer *timer, uint64_t 
 bool __wrap_ep_timer_cancel(ep_timer_service *service, ep_timer *timer);
 bool __wrap_ep_timer_cancel_wait(ep_timer_service *service, ep_timer *timer);
 bool __wrap_ep_timer_on_thread(ep_timer_service *service);
-ep_err __wrap_ep_rpc_call_start(ep_rpc_channel *channel, const ep_rpc_request *request, ep_rpc_reply_func on_reply, void *arg,
-                                ep_rpc_call_id *out_id, ep_error *out_error);
-ep_err __real_ep_rpc_call_start(ep_rpc_channel *channel, const ep_rpc_request *request, ep_rpc_reply_func on_reply, void *arg,
-                                ep_rpc_call_id *out_id, ep_error *out_error);
-void __wrap_ep_combine(const ep_batch *batch, const ep_layer_shape *shape, const void *const *rows, uint32_t token_begin,
-                       uint32_t token_end, float *scratch, const ep_combine_out *out);
-void __real_ep_combine(const ep_batch *batch, const ep_layer_shape *shape, const void *const *rows, uint32_t token_begin,
-                       uint32_t token_end, float *scratch, const ep_combine_out *out);
+ep_err __wrap_ep_rpc_call_start(ep_rpc_channel *channel, const ep_rpc_request *request,
+                                ep_rpc_reply_func on_reply, void *arg, ep_rpc_call_id *out_id,
+                                ep_error *out_error);
+ep_err __real_ep_rpc_call_start(ep_rpc_channel *channel, const ep_rpc_request *request,
+                                ep_rpc_reply_func on_reply, void *arg, ep_rpc_call_id *out_id,
+                                ep_error *out_error);
+void __wrap_ep_combine(const ep_batch *batch, const ep_layer_shape *shape, const void *const *rows,
+                       uint32_t token_begin, uint32_t token_end, float *scratch, const ep_combine_out *out);
+void __real_ep_combine(const ep_batch *batch, const ep_layer_shape *shape, const void *const *rows,
+                       uint32_t token_begin, uint32_t token_end, float *scratch, const ep_combine_out *out);
 
 uint64_t __wrap_ep_clock_now_ns(void)
 {
@@ -57,15 +61,16 @@ uint64_t __wrap_ep_random_id(void)
     return ep_sim_random(sim_env) | 1;
 }
 
-ep_err __wrap_ep_rpc_call_start(ep_rpc_channel *channel, const ep_rpc_request *request, ep_rpc_reply_func on_reply, void *arg,
-                                ep_rpc_call_id *out_id, ep_error *out_error)
+ep_err __wrap_ep_rpc_call_start(ep_rpc_channel *channel, const ep_rpc_request *request,
+                                ep_rpc_reply_func on_reply, void *arg, ep_rpc_call_id *out_id,
+                                ep_error *out_error)
 {
     sim_watch_call(request);
     return __real_ep_rpc_call_start(channel, request, on_reply, arg, out_id, out_error);
 }
 
-void __wrap_ep_combine(const ep_batch *batch, const ep_layer_shape *shape, const void *const *rows, uint32_t token_begin,
-                       uint32_t token_end, float *scratch, const ep_combine_out *out)
+void __wrap_ep_combine(const ep_batch *batch, const ep_layer_shape *shape, const void *const *rows,
+                       uint32_t token_begin, uint32_t token_end, float *scratch, const ep_combine_out *out)
 {
     sim_watch_combine(batch, token_begin, token_end);
     __real_ep_combine(batch, shape, rows, token_begin, token_end, scratch, out);
@@ -238,7 +243,8 @@ ep_err __wrap_ep_timer_arm(ep_timer_service *service, ep_timer *timer, uint64_t 
     timer->due_ns = due_ns;
     timer->heap_index = 1;
     size_t i = service->count++;
-    for (; i > 0 && service->armed[i - 1]->due_ns <= due_ns; i--) { /* equal ones in the order they were armed */
+    for (; i > 0 && service->armed[i - 1]->due_ns <= due_ns;
+         i--) { /* equal ones in the order they were armed */
         service->armed[i] = service->armed[i - 1];
     }
     service->armed[i] = timer;

@@ -120,7 +120,8 @@ static void dial(void)
     ep_error error;
     ep_lane_limits l = limits();
     ep_error_clear(&dial_error);
-    CHECK(ep_sim_lane.dial(&(ep_lane_address){.url = "sim://server"}, &l, on_dial, NULL, &d, &error) == EP_OK);
+    CHECK(ep_sim_lane.dial(&(ep_lane_address){.url = "sim://server"}, &l, on_dial, NULL, &d, &error) ==
+          EP_OK);
     ep_sim_run_until(sim, ep_sim_now_ns(sim) + 6 * EP_NS_PER_S);
     ep_sim_lane.dial_release(d);
 }
@@ -134,7 +135,8 @@ static void open_world(uint64_t seed)
     CHECK(ep_sim_create(seed, EP_NS_PER_S, &sim) == EP_OK);
     CHECK(ep_buffer_pool_create(0, 0, &pool) == EP_OK);
     ep_lane_limits l = limits();
-    CHECK(ep_sim_lane.listen(&(ep_lane_address){.url = "sim://server"}, &l, on_accept, NULL, &listener, &error) == EP_OK);
+    CHECK(ep_sim_lane.listen(&(ep_lane_address){.url = "sim://server"}, &l, on_accept, NULL, &listener,
+                             &error) == EP_OK);
     ep_sim_enter(sim, host_of_client());
     dial();
     CHECK(client.conn != NULL && server.conn != NULL);
@@ -210,7 +212,8 @@ static void damage_reaches_the_receiver(void)
     run(EP_NS_PER_S);
     ep_sim_stats stats;
     ep_sim_read_stats(sim, &stats);
-    CHECK(stats.corrupted > 10 && server.damaged == stats.corrupted && server.got_count + server.damaged == FRAMES);
+    CHECK(stats.corrupted > 10 && server.damaged == stats.corrupted &&
+          server.got_count + server.damaged == FRAMES);
     close_world();
 }
 
@@ -293,7 +296,8 @@ static void a_rate_is_kept(void)
 static uint64_t hostile(uint64_t seed)
 {
     open_world(seed);
-    to_server((ep_sim_link){.hostile = true, .loss_ppm = 200000, .duplicate_ppm = 300000, .reorder_ppm = 300000});
+    to_server(
+        (ep_sim_link){.hostile = true, .loss_ppm = 200000, .duplicate_ppm = 300000, .reorder_ppm = 300000});
     send_all();
     run(EP_NS_PER_S);
     ep_sim_stats stats;

@@ -117,8 +117,8 @@ uint64_t world_run(uint64_t seed, bool verbose)
     for (uint32_t i = 0; i < w->clients_count; i++) {
         client_start(w, i);
     }
-    world_say(w, "%u nodes, %u copies, %u experts, %u clients with %u callers%s", w->nodes_count, w->copies, w->shape.experts,
-              w->clients_count, w->callers_count, w->single_fault ? ", one fault" : "");
+    world_say(w, "%u nodes, %u copies, %u experts, %u clients with %u callers%s", w->nodes_count, w->copies,
+              w->shape.experts, w->clients_count, w->callers_count, w->single_fault ? ", one fault" : "");
     faults_draw(w, FAULTS_SPAN_NS);
     callers_start(w, (uint32_t)world_between(w, 10, 50), w->single_fault);
     run_callers(w, "under faults");
@@ -129,8 +129,9 @@ uint64_t world_run(uint64_t seed, bool verbose)
     close_world(w);
     ep_sim_stats stats;
     ep_sim_read_stats(sim_env, &stats);
-    world_say(w, "%llu calls well, %llu failed, %llu requests, %llu events, %llu frames, %llu damaged", (unsigned long long)w->calls_ok,
-              (unsigned long long)w->calls_failed, (unsigned long long)w->requests, (unsigned long long)stats.events,
+    world_say(w, "%llu calls well, %llu failed, %llu requests, %llu events, %llu frames, %llu damaged",
+              (unsigned long long)w->calls_ok, (unsigned long long)w->calls_failed,
+              (unsigned long long)w->requests, (unsigned long long)stats.events,
               (unsigned long long)stats.frames, (unsigned long long)stats.corrupted);
     uint64_t hash = ep_sim_trace_hash(sim_env);
     ep_sim_destroy(sim_env);

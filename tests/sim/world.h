@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One simulated service: clients, nodes and a coordinator in one thread, each on a host of the simulated network. Everything is
- * drawn from one seed. The clients are whole ep_clients and the servers ep_rpc_servers, as shipped; only what a node computes and
- * what the coordinator decides is written here.
+ * One simulated service: clients, nodes and a coordinator in one thread, each on a host of the simulated
+ * network. Everything is drawn from one seed. The clients are whole ep_clients and the servers
+ * ep_rpc_servers, as shipped; only what a node computes and what the coordinator decides is written here.
  */
 #ifndef EP_TESTS_SIM_WORLD_H
 #define EP_TESTS_SIM_WORLD_H
