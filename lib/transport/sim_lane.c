@@ -577,7 +577,7 @@ static void sim_conn_start(ep_conn *base, const ep_conn_handler *handler)
 static ep_err sim_conn_send(ep_conn *base, ep_send *send)
 {
     sim_conn *conn = (sim_conn *)base;
-    ep_err err = ep_send_prepare(send, conn->limits.frame_bytes_max);
+    ep_err err = ep_send_prepare(send, &conn->limits);
     if (err != EP_OK) {
         return err;
     }
