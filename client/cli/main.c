@@ -7,6 +7,7 @@
 
 #include "command_table.h"
 #include "connect.h"
+#include "documents.h"
 #include "exit_code.h"
 #include "expertd/client.h"
 #include "transport/transport.h"
@@ -77,6 +78,9 @@ static int run(int argc, char **argv)
     if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0 || strcmp(word, "-?") == 0 ||
         strcmp(word, "help") == 0) {
         return help(argc - 2, argv + 2);
+    }
+    if (strcmp(word, "--help-man") == 0) { /* for the build */
+        return ep_cli_print_man(stdout) ? EP_CLI_EXIT_OK : EP_CLI_EXIT_FAILED;
     }
     const ep_cli_command *command = ep_cli_command_find(word);
     if (command == NULL) {

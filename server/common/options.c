@@ -250,7 +250,7 @@ ep_err ep_options_load(const ep_options_spec *spec, int argc, char **argv, char 
         free(flags.flags);
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for options");
     }
-    *options = (ep_options){.spec = spec, .values = values, .action = flags.action};
+    *options = (ep_options){.spec = spec, .values = values, .action = flags.action, .shell = flags.shell};
     bool needs_values =
         flags.action == EP_ACTION_RUN || flags.action == EP_ACTION_CHECK || flags.action == EP_ACTION_PRINT;
     err = needs_values ? load(options, &flags, environment, out_error) : EP_OK;
@@ -465,6 +465,17 @@ static int finish_action(const ep_options_spec *spec, const ep_options *options)
     case EP_ACTION_CHECK:
         printf("%s: the configuration is right\n", spec->program);
         return 0;
+    case EP_ACTION_SAMPLE:
+        ep_options_print_sample(spec, stdout);
+        return 0;
+    case EP_ACTION_MAN:
+        ep_options_print_man(spec, stdout);
+        return 0;
+    case EP_ACTION_MAN_FILE:
+        ep_options_print_man_file(spec, stdout);
+        return 0;
+    case EP_ACTION_COMPLETION:
+        return ep_options_print_completion(spec, options->shell, stdout) ? 0 : 1;
     case EP_ACTION_RUN:
         break;
     }

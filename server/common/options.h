@@ -59,6 +59,7 @@ typedef struct ep_options_spec {
     const char *env_prefix;  /* "EXPERTD_" */
     const char *env_foreign; /* prefix of another program's variables, not to warn about; NULL none */
     const char *summary;     /* first line of --help */
+    const char *config_file; /* where the packages keep its file */
     const ep_option *options;
     size_t options_count;
 } ep_options_spec;
@@ -76,7 +77,11 @@ typedef enum ep_options_action {
     EP_ACTION_VERSION,
     EP_ACTION_VERSION_JSON,
     EP_ACTION_CHECK,
-    EP_ACTION_PRINT
+    EP_ACTION_PRINT,
+    EP_ACTION_SAMPLE,
+    EP_ACTION_MAN,      /* for the build */
+    EP_ACTION_MAN_FILE, /* the same */
+    EP_ACTION_COMPLETION
 } ep_options_action;
 
 typedef struct ep_options ep_options;
@@ -118,6 +123,11 @@ const char *ep_options_warning(const ep_options *options, size_t index);
 /* Every effective value as YAML that can be used as a file again, each with its origin in a comment. */
 void ep_options_print(const ep_options *options, FILE *out);
 void ep_options_print_help(const ep_options_spec *spec, FILE *out);
+/* A file with every key, commented out, with default, allowed values and what it is for. */
+void ep_options_print_sample(const ep_options_spec *spec, FILE *out);
+/* The program's page of section 8, and that of its file of section 5. */
+void ep_options_print_man(const ep_options_spec *spec, FILE *out);
+void ep_options_print_man_file(const ep_options_spec *spec, FILE *out);
 /* Calls func for each key whose value differs. */
 void ep_options_diff(const ep_options *before, const ep_options *after,
                      void (*func)(void *arg, const ep_option *option), void *arg);

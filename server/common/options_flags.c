@@ -15,6 +15,10 @@
 #define KEY_VERSION 0x203
 #define KEY_JSON 0x204
 #define KEY_HELP 0x205
+#define KEY_SAMPLE 0x206
+#define KEY_MAN 0x207
+#define KEY_MAN_FILE 0x208
+#define KEY_COMPLETION 0x209
 #define KEY_FIRST 0x300 /* + index in the table */
 
 #define NAME_BYTES 64
@@ -38,6 +42,10 @@ static const struct argp_option general[] = {
     {"check-config", KEY_CHECK, "FILE", OPTION_ARG_OPTIONAL,
      "Check the configuration, say what is wrong, and exit with 0 or 1", 0},
     {"print-config", KEY_PRINT, NULL, 0, "Print every effective value with its origin, and exit", 0},
+    {"print-config-sample", KEY_SAMPLE, NULL, 0, "Print a file with every key explained, and exit", 0},
+    {"completion", KEY_COMPLETION, "bash|zsh|fish", 0, "Print shell completion, and exit", 0},
+    {"help-man", KEY_MAN, NULL, OPTION_HIDDEN, "Print the man page of section 8", 0},
+    {"help-man-file", KEY_MAN_FILE, NULL, OPTION_HIDDEN, "Print the man page of section 5", 0},
     {"version", KEY_VERSION, NULL, 0, "Print the version and exit", 0},
     {"json", KEY_JSON, NULL, 0, "With --version: as JSON", 0},
     {"help", KEY_HELP, NULL, 0, "Print this help and exit", 0},
@@ -80,8 +88,8 @@ static void describe(const ep_options_spec *spec, const ep_option *option, built
                                                : option->default_text);
 }
 
-/* argp's table, general flags first; *out_texts holds what it points at. */
-static ep_err build(const ep_options_spec *spec, struct argp_option **out_options, built_texts **out_texts)
+/* General flags first. */
+ep_err ep_flags_build(const ep_options_spec *spec, struct argp_option **out_options, void **out_texts)
 {
     size_t fixed = EP_ARRAY_COUNT(general);
     struct argp_option *options = calloc(fixed + spec->options_count + 1, sizeof(*options));
@@ -124,6 +132,19 @@ static error_t parse_one(int key, char *argument, struct argp_state *state)
     case KEY_PRINT:
         flags->action = EP_ACTION_PRINT;
         return 0;
+    case KEY_SAMPLE:
+        flags->action = EP_ACTION_SAMPLE;
+        return 0;
+    case KEY_MAN:
+        flags->action = EP_ACTION_MAN;
+        return 0;
+    case KEY_MAN_FILE:
+        flags->action = EP_ACTION_MAN_FILE;
+        return 0;
+    case KEY_COMPLETION:
+        flags->action = EP_ACTION_COMPLETION;
+        flags->shell = argument;
+        return 0;
     case KEY_VERSION:
         flags->action = EP_ACTION_VERSION;
         return 0;
@@ -161,14 +182,14 @@ ep_err ep_flags_parse(const ep_options_spec *spec, int argc, char **argv, ep_fla
                       ep_error *out_error)
 {
     struct argp_option *options;
-    built_texts *texts;
+    void *texts;
     ep_flags flags = {.action = EP_ACTION_RUN};
     parse_state state = {.spec = spec, .flags = &flags};
     if (argc < 1) {
         *out_flags = flags;
         return EP_OK;
     }
-    if (build(spec, &options, &texts) != EP_OK) {
+    if (ep_flags_build(spec, &options, &texts) != EP_OK) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to read the flags");
     }
     struct argp argp = {.options = options, .parser = parse_one, .doc = spec->summary};
@@ -191,9 +212,9 @@ ep_err ep_flags_parse(const ep_options_spec *spec, int argc, char **argv, ep_fla
 void ep_options_print_help(const ep_options_spec *spec, FILE *out)
 {
     struct argp_option *options;
-    built_texts *texts;
+    void *texts;
     char name[NAME_BYTES];
-    if (build(spec, &options, &texts) != EP_OK) {
+    if (ep_flags_build(spec, &options, &texts) != EP_OK) {
         return;
     }
     struct argp argp = {.options = options, .doc = spec->summary};

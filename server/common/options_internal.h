@@ -19,6 +19,7 @@ struct ep_options {
     const ep_options_spec *spec;
     ep_option_value *values; /* [spec->options_count] */
     ep_options_action action;
+    const char *shell; /* of EP_ACTION_COMPLETION; borrowed from argv */
     char *config_path; /* NULL: no file */
     char **warnings;
     size_t warnings_count;
@@ -54,6 +55,9 @@ const char *ep_options_nearest(const ep_option *options, size_t count, const cha
 void ep_option_flag_name(const ep_option *option, char *out, size_t bytes);
 void ep_option_env_name(const ep_options_spec *spec, const ep_option *option, char *out, size_t bytes);
 
+/* False, with a line on stderr: no such shell, or no memory. */
+bool ep_options_print_completion(const ep_options_spec *spec, const char *shell, FILE *out);
+
 ep_err ep_options_read_file(ep_options *options, const char *path, ep_error *out_error);
 
 /* One flag as given: index in the table, text (NULL: no argument). */
@@ -66,8 +70,12 @@ typedef struct ep_flags {
     size_t count;
     const char *config_path;
     ep_options_action action;
+    const char *shell; /* of COMPLETION */
     bool json;
 } ep_flags;
+/* argp's table of all flags; *out_texts is what it points at. Both for free(). Errors: NO_MEMORY. */
+struct argp_option;
+ep_err ep_flags_build(const ep_options_spec *spec, struct argp_option **out_options, void **out_texts);
 /* flags->flags is malloc'ed; text points into argv. */
 ep_err ep_flags_parse(const ep_options_spec *spec, int argc, char **argv, ep_flags *out_flags,
                       ep_error *out_error);

@@ -46,6 +46,7 @@ const ep_options_spec ep_coordinator_options = {
     .program = "expertd-coordinator",
     .env_prefix = "EXPERTD_COORDINATOR_",
     .summary = "Keeps membership and placement: which node holds which expert. It is off the token path.",
+    .config_file = "/etc/expertd/coordinator.yaml",
     .options = coordinator_options,
     .options_count = EP_ARRAY_COUNT(coordinator_options),
 };

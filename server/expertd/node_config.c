@@ -107,6 +107,7 @@ const ep_options_spec ep_node_options = {
     .env_foreign = "EXPERTD_COORDINATOR_",
     .summary =
         "Serves the experts of mixture-of-experts models: takes token rows, gives back expert outputs.",
+    .config_file = "/etc/expertd/expertd.yaml",
     .options = node_options,
     .options_count = EP_ARRAY_COUNT(node_options),
 };

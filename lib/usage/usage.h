@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Man pages and shell completion, made from the argp tables that parse the command line: what is documented
+ * is what is there. A command that is added to its program's table needs nothing here.
+ *
+ * Meaning taken from the tables:
+ *   argument "a|b|c"       one of these words
+ *   argument FILE, PATH    a file; anything else is free text
+ *   args_doc "a|b REST"    the first free word is one of these; one alternative per line
+ *   doc "before\vafter"    lines of after that begin with a space are shown as they are
+ *
+ * Threads: none of it keeps state.
+ */
+#ifndef EP_USAGE_USAGE_H
+#define EP_USAGE_USAGE_H
+
+#include <argp.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdio.h>
+
+typedef struct ep_usage_command {
+    const char *name;
+    const char *help; /* one line */
+    const struct argp *argp;
+} ep_usage_command;
+
+/* A section of the man page. Text as in argp's docs. */
+typedef struct ep_usage_section {
+    const char *title; /* "EXIT STATUS" */
+    const char *text;
+} ep_usage_section;
+
+/* Either argp (a program with options) or commands (a program with verbs). */
+typedef struct ep_usage {
+    const char *program;
+    const char *version;
+    int man_section; /* 1, 8 */
+    const char *summary; /* half a sentence, for NAME */
+    const struct argp *argp;
+    const ep_usage_command *commands;
+    size_t commands_count;
+    const ep_usage_section *sections;
+    size_t sections_count;
+} ep_usage;
+
+void ep_usage_print_man(const ep_usage *usage, FILE *out);
+/* shell: bash, zsh or fish. False, and nothing printed, for another word. */
+bool ep_usage_print_completion(const ep_usage *usage, const char *shell, FILE *out);
+/* "bash, zsh, fish". */
+#define EP_USAGE_SHELLS "bash, zsh, fish"
+
+/* ---- for other writers of man pages ---- */
+
+void ep_man_title(const char *name, int section, const char *version, FILE *out);
+void ep_man_section(const char *title, FILE *out);
+/* A text in a line: special characters are escaped. */
+void ep_man_text(const char *text, FILE *out);
+/* Paragraphs: blank lines separate, lines that begin with a space stand as they are. */
+void ep_man_paragraphs(const char *text, size_t bytes, FILE *out);
+
+/* ---- shared by the files of this folder ---- */
+
+typedef enum ep_usage_value { EP_USAGE_NO_VALUE, EP_USAGE_WORDS, EP_USAGE_FILE, EP_USAGE_TEXT } ep_usage_value;
+
+/* Calls func for each option of argp and of its children, hidden ones left out, then for --help. A row with
+ * neither name nor key is a heading. */
+void ep_usage_walk(const struct argp *argp, void (*func)(void *arg, const struct argp_option *option), void *arg);
+ep_usage_value ep_usage_value_of(const struct argp_option *option);
+/* The short option's letter, or 0. */
+char ep_usage_letter(const struct argp_option *option);
+/* The words that the first free argument may be, "a b c"; empty when it is free. */
+void ep_usage_first_words(const struct argp *argp, char *out, size_t bytes);
+
+#endif
