@@ -85,7 +85,7 @@ static void on_reload(void *arg)
     if (options != NULL) {
         ep_service_tokens_reload(options, self->config->service.credentials);
     }
-    ep_sd_notify_ready("serving");
+    ep_sd_notify_ready(options != NULL ? "serving" : "serving, the last reload was refused: see the log");
 }
 
 static void on_tick(void *arg)

@@ -110,6 +110,12 @@ static void on_weights_task(void *arg)
         ep_membership_on_weights(node->membership);
     }
     update_state(node);
+    if (node->last_report_ns != 0) { /* else the service manager shows "loading" for ever */
+        node->last_report_ns = 0;
+        ep_sd_notify_status("%s: %" PRIu64 " experts, %" PRIu64 " failed",
+                            ep_node_state_name((ep_node_state)atomic_load(&node->state)), weights.resident_count,
+                            weights.failed_count);
+    }
 }
 
 static void on_weights(void *arg)
@@ -189,7 +195,10 @@ static void on_reload(void *arg)
         node->compute_stall_ms = (uint32_t)ep_options_number(options, "compute_stall_ms");
         ep_service_tokens_reload(options, node->config->service.credentials);
     }
-    ep_sd_notify_ready(ep_node_state_name((ep_node_state)atomic_load(&node->state)));
+    char status[80];
+    snprintf(status, sizeof(status), "%s%s", ep_node_state_name((ep_node_state)atomic_load(&node->state)),
+             options != NULL ? "" : ", the last reload was refused: see the log");
+    ep_sd_notify_ready(status);
 }
 
 /* ---- watchdog ---- */
