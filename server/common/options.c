@@ -252,7 +252,8 @@ ep_err ep_options_load(const ep_options_spec *spec, int argc, char **argv, char 
     }
     *options = (ep_options){.spec = spec, .values = values, .action = flags.action, .shell = flags.shell};
     bool needs_values =
-        flags.action == EP_ACTION_RUN || flags.action == EP_ACTION_CHECK || flags.action == EP_ACTION_PRINT;
+        flags.action == EP_ACTION_RUN || flags.action == EP_ACTION_CHECK ||
+                        flags.action == EP_ACTION_CHECK_KEYS || flags.action == EP_ACTION_PRINT;
     err = needs_values ? load(options, &flags, environment, out_error) : EP_OK;
     free(flags.flags);
     if (err != EP_OK) {
@@ -463,6 +464,7 @@ static int finish_action(const ep_options_spec *spec, const ep_options *options)
         ep_options_print(options, stdout);
         return 0;
     case EP_ACTION_CHECK:
+    case EP_ACTION_CHECK_KEYS:
         printf("%s: the configuration is right\n", spec->program);
         return 0;
     case EP_ACTION_SAMPLE:

@@ -77,6 +77,7 @@ typedef enum ep_options_action {
     EP_ACTION_VERSION,
     EP_ACTION_VERSION_JSON,
     EP_ACTION_CHECK,
+    EP_ACTION_CHECK_KEYS, /* the table's rules only */
     EP_ACTION_PRINT,
     EP_ACTION_SAMPLE,
     EP_ACTION_MAN,      /* for the build */

@@ -19,6 +19,7 @@
 #define KEY_MAN 0x207
 #define KEY_MAN_FILE 0x208
 #define KEY_COMPLETION 0x209
+#define KEY_CHECK_KEYS 0x20a
 #define KEY_FIRST 0x300 /* + index in the table */
 
 #define NAME_BYTES 64
@@ -41,6 +42,7 @@ static const struct argp_option general[] = {
     {"config", KEY_CONFIG, "FILE", 0, "Read FILE (YAML; the keys are the flags with underscores)", 0},
     {"check-config", KEY_CHECK, "FILE", OPTION_ARG_OPTIONAL,
      "Check the configuration, say what is wrong, and exit with 0 or 1", 0},
+    {"check-keys", KEY_CHECK_KEYS, NULL, 0, "The same, but only keys and values: no file that they name is opened", 0},
     {"print-config", KEY_PRINT, NULL, 0, "Print every effective value with its origin, and exit", 0},
     {"print-config-sample", KEY_SAMPLE, NULL, 0, "Print a file with every key explained, and exit", 0},
     {"completion", KEY_COMPLETION, "bash|zsh|fish", 0, "Print shell completion, and exit", 0},
@@ -128,6 +130,9 @@ static error_t parse_one(int key, char *argument, struct argp_state *state)
     case KEY_CHECK:
         flags->action = EP_ACTION_CHECK;
         flags->config_path = argument != NULL ? argument : flags->config_path;
+        return 0;
+    case KEY_CHECK_KEYS:
+        flags->action = EP_ACTION_CHECK_KEYS;
         return 0;
     case KEY_PRINT:
         flags->action = EP_ACTION_PRINT;
