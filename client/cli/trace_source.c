@@ -66,6 +66,16 @@ static bool is_structure(const bt_field *field)
     return field != NULL && bt_field_get_class_type(field) == BT_FIELD_CLASS_TYPE_STRUCTURE;
 }
 
+/* The probes write "-" for no name (trace.h). */
+static bool read_name_field(const bt_field *parent, const char *name, char out_text[EP_CLI_TRACE_NAME_BYTES])
+{
+    if (!read_text(parent, name, out_text)) {
+        return false;
+    }
+    out_text[0] = strcmp(out_text, "-") == 0 ? '\0' : out_text[0];
+    return true;
+}
+
 /* NULL, or the name of the first field that is missing or of another type. */
 static const char *read_event(const bt_field *payload, const bt_field *context, ep_cli_trace_event *event)
 {
@@ -87,8 +97,8 @@ static const char *read_event(const bt_field *payload, const bt_field *context, 
            : !read_i32(payload, "layer", &event->layer)     ? "layer"
            : !read_i32(payload, "expert", &event->expert)   ? "expert"
            : !read_i32(payload, "status", &event->status)   ? "status"
-           : !read_text(payload, "node", event->node)       ? "node"
-           : !read_text(payload, "peer", event->peer)       ? "peer"
+           : !read_name_field(payload, "node", event->node) ? "node"
+           : !read_name_field(payload, "peer", event->peer) ? "peer"
            : !read_i32(context, "vpid", &event->pid)        ? "vpid (a context)"
            : !read_i32(context, "vtid", &event->tid)        ? "vtid (a context)"
            : !read_text(context, "procname", event->thread) ? "procname (a context)"

@@ -170,8 +170,8 @@ static void write_event(FILE *out, const ep_cli_trace_event *e)
     put(out, (uint32_t)e->layer, 4);
     put(out, (uint32_t)e->expert, 4);
     put(out, (uint32_t)e->status, 4);
-    fwrite(e->node, 1, strlen(e->node) + 1, out);
-    fwrite(e->peer, 1, strlen(e->peer) + 1, out);
+    fprintf(out, "%s%c", e->node[0] != '\0' ? e->node : "-", 0);
+    fprintf(out, "%s%c", e->peer[0] != '\0' ? e->peer : "-", 0);
 }
 
 static void write_head(FILE *out, uint8_t clock, int64_t begin, int64_t end, uint64_t bytes, uint64_t discarded)

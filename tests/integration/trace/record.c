@@ -90,13 +90,17 @@ static void check_generate(json_t *json)
 {
     static const char *const stages[] = {"forward", "plan", "pack", "exchange", "serve", "decode", "queue",
                                          "job", "kernel", "reply", "combine", "send", "receive"};
-    for (size_t i = 0; i < sizeof(stages) / sizeof(stages[0]); i++) {
-        EP_TEST_CHECK(stage_count(json, stages[i]) > 0, "no span %s", stages[i]);
+    for (size_t s = 0; s < sizeof(stages) / sizeof(stages[0]); s++) {
+        EP_TEST_CHECK(stage_count(json, stages[s]) > 0, "no span %s", stages[s]);
     }
-    json_t *unmatched = json_object_get(json, "unmatched");
-    char *listed = json_dumps(unmatched, JSON_COMPACT);
-    EP_TEST_CHECK(number(unmatched, "begins") + number(unmatched, "ends") == 0, "unmatched: %s", listed);
-    free(listed);
+    /* Only a heartbeat's frame may be on its way when the recording begins or ends. */
+    size_t i;
+    json_t *one;
+    json_array_foreach(json_object_get(json_object_get(json, "unmatched"), "listed"), i, one) {
+        const char *name = json_string_value(json_object_get(one, "name"));
+        EP_TEST_CHECK(strcmp(name, "send") == 0 || strcmp(name, "receive") == 0, "unmatched: %s of %s", name,
+                      json_string_value(json_object_get(one, "process")));
+    }
     EP_TEST_CHECK(stage_count(json, "exchange") == stage_count(json, "serve"), "exchanges and serves differ");
     EP_TEST_CHECK(number(json, "exchanges_without_serve") + number(json, "serves_without_exchange") == 0,
                   "remote calls are not joined");
