@@ -74,10 +74,15 @@ static ep_err enter(ep_gateway *gateway, ep_error *out_error)
 }
 
 /* Before the reply goes out: whoever has it finds it counted. */
-static void count_result(ep_gateway *gateway, ep_err result, uint64_t took_ns)
+static ep_metric_series *results_counter(const ep_gateway *gateway, ep_err result)
 {
     ep_metric_label label = {"result", ep_err_name(result)};
-    ep_counter_add(ep_metrics_counter(gateway->config.metrics, "expertd_gateway_requests_total", "Gateway calls by result", &label, 1), 1);
+    return ep_metrics_counter(gateway->config.metrics, "expertd_gateway_requests_total", "Gateway calls by result", &label, 1);
+}
+
+static void count_result(ep_gateway *gateway, ep_err result, uint64_t took_ns)
+{
+    ep_counter_add(results_counter(gateway, result), 1);
     ep_histogram_observe(gateway->seconds, (double)took_ns * 1e-9);
 }
 
@@ -490,6 +495,7 @@ ep_err ep_gateway_create(const ep_gateway_config *config, ep_gateway **out_gatew
     gateway->in_flight_gauge = ep_metrics_gauge(config->metrics, "expertd_gateway_calls_in_flight", "Gateway calls under way", NULL, 0);
     gateway->seconds = ep_metrics_histogram(config->metrics, "expertd_gateway_duration_seconds", "Time of a gateway call in the coordinator",
                                             NULL, 0, second_bounds, EP_ARRAY_COUNT(second_bounds));
+    results_counter(gateway, EP_OK); /* rates need a first 0 */
     *out_gateway = gateway;
     return EP_OK;
 }

@@ -12,6 +12,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "base/check.h"
 #include "base/clock.h"
 #include "base/random.h"
 #include "support/checkpoint_fixture.h"
@@ -83,16 +84,16 @@ static void await_notice(const char *text)
 /* Starts expertd on free ports with up to 5 more flags. */
 static void start(const char *a, const char *b, const char *c, const char *d, const char *e)
 {
-    const char *args[] = {
-        "--listen=tcp://127.0.0.1:0", "--admin-listen=tcp://127.0.0.1:0", "--probe-address=127.0.0.1:0", "--node-name=n1", a, b, c, d, e, NULL};
+    const char *const more[] = {a, b, c, d, e};
+    const char *args[10] = {"--listen=tcp://127.0.0.1:0", "--admin-listen=tcp://127.0.0.1:0", "--probe-address=127.0.0.1:0",
+                            "--node-name=n1"};
     const char *environment[] = {manager_variable, NULL};
-    size_t count = 3;
-    for (size_t i = 3; i < 8; i++) {
-        if (args[i] != NULL) {
-            args[count++] = args[i];
+    size_t count = 4;
+    for (size_t i = 0; i < EP_ARRAY_COUNT(more); i++) {
+        if (more[i] != NULL) {
+            args[count++] = more[i];
         }
     }
-    args[count] = NULL;
     cr_assert(ep_test_process_start(&node, dir, "node", EP_EXPERTD_PATH, args, environment, true));
     cr_assert(ep_test_process_wait_ports(&node, WAIT_MS));
 }
