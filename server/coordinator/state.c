@@ -134,14 +134,75 @@ static bool same_shape(const ep_layer_shape *a, const ep_layer_shape *b)
            a->top_k == b->top_k && a->activation == b->activation;
 }
 
+static int compare_numbers(const void *left, const void *right)
+{
+    uint32_t a = *(const uint32_t *)left, b = *(const uint32_t *)right;
+    return (a > b) - (a < b);
+}
+
+/* A layer that is described twice could be of two sizes. */
+static ep_err check_layers_differ(const Expertd__V1__ModelInfo *model, ep_error *out_error)
+{
+    ep_err err = EP_OK;
+    uint32_t *numbers = calloc(model->n_layers + 1, sizeof(*numbers));
+    if (numbers == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to check %zu layers of model %s", model->n_layers, model->name);
+    }
+    for (size_t l = 0; l < model->n_layers; l++) {
+        numbers[l] = model->layers[l]->layer;
+    }
+    qsort(numbers, model->n_layers, sizeof(*numbers), compare_numbers);
+    for (size_t l = 1; err == EP_OK && l < model->n_layers; l++) {
+        if (numbers[l] == numbers[l - 1]) {
+            err = ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "model %s, layer %u is given twice", model->name, numbers[l]);
+        }
+    }
+    free(numbers);
+    return err;
+}
+
+/* One node must not fill the table that all share: with more in it no table can be made for anybody. */
+static ep_err check_room(const ep_coordinator_state *cluster, Expertd__V1__ModelInfo **models, size_t count, ep_error *out_error)
+{
+    size_t models_after = cluster->models_count;
+    size_t layers_after = cluster->layers_count;
+    if (count > EP_MODELS_MAX) {
+        return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED, "%zu models, allowed up to %d", count, EP_MODELS_MAX);
+    }
+    for (size_t m = 0; m < count; m++) {
+        uint32_t index = cluster_find_model(cluster, models[m]->name, models[m]->version);
+        models_after += index == UINT32_MAX;
+        for (size_t l = 0; l < models[m]->n_layers; l++) {
+            layers_after += index == UINT32_MAX || cluster_find_layer(cluster, index, models[m]->layers[l]->layer) == UINT32_MAX;
+        }
+        for (size_t before = 0; before < m; before++) {
+            if (strcmp(models[before]->name, models[m]->name) == 0 && strcmp(models[before]->version, models[m]->version) == 0) {
+                return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "model %.100s version %.31s is given twice", models[m]->name,
+                                    models[m]->version);
+            }
+        }
+    }
+    if (models_after > EP_MODELS_MAX || layers_after > EP_TABLE_LAYERS_MAX) {
+        return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
+                            "with these models all nodes together would have %zu models and %zu layers, allowed up to %d and %d",
+                            models_after, layers_after, EP_MODELS_MAX, EP_TABLE_LAYERS_MAX);
+    }
+    return EP_OK;
+}
+
 /* Nothing is changed before all of a request is found good. */
 static ep_err check_models(const ep_coordinator_state *cluster, Expertd__V1__ModelInfo **models, size_t count, ep_error *out_error)
 {
+    ep_err err = check_room(cluster, models, count, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
     for (size_t m = 0; m < count; m++) {
         const Expertd__V1__ModelInfo *model = models[m];
-        ep_err err = check_name("model name", model->name, EP_MODEL_NAME_BYTES, out_error);
+        err = check_name("model name", model->name, EP_MODEL_NAME_BYTES, out_error);
         err = err != EP_OK ? err : check_name("model version", model->version, EP_VERSION_BYTES, out_error);
         err = err != EP_OK ? err : check_name("numerics id", model->numerics, EP_NUMERICS_BYTES, out_error);
+        err = err != EP_OK ? err : check_layers_differ(model, out_error);
         if (err != EP_OK) {
             return err;
         }
@@ -336,6 +397,53 @@ cluster_node *cluster_add_node(ep_coordinator_state *cluster, const char *name)
     return node;
 }
 
+/* Forgotten with its layers. */
+static void forget_model(ep_coordinator_state *cluster, uint32_t model_index)
+{
+    for (uint32_t l = cluster->layers_count; l-- > 0;) {
+        if (cluster->layers[l].model_index > model_index) {
+            cluster->layers[l].model_index--;
+        } else if (cluster->layers[l].model_index == model_index) {
+            free(cluster->layers[l].digests);
+            uint32_t after = --cluster->layers_count - l;
+            memmove(&cluster->layers[l], &cluster->layers[l + 1], after * sizeof(cluster->layers[0]));
+            for (size_t n = 0; n < cluster->nodes_count; n++) {
+                node_layer *layers = cluster->nodes[n]->layers;
+                free(layers[l].assigned);
+                free(layers[l].owned);
+                free(layers[l].failed);
+                memmove(&layers[l], &layers[l + 1], after * sizeof(layers[0]));
+            }
+        }
+    }
+    uint32_t after = --cluster->models_count - model_index;
+    memmove(&cluster->models[model_index], &cluster->models[model_index + 1], after * sizeof(cluster->models[0]));
+    for (size_t n = 0; n < cluster->nodes_count; n++) {
+        char(*numerics)[EP_NUMERICS_BYTES] = cluster->nodes[n]->numerics;
+        memmove(&numerics[model_index], &numerics[model_index + 1], after * sizeof(numerics[0]));
+    }
+}
+
+static bool is_offered(const ep_coordinator_state *cluster, uint32_t model_index)
+{
+    for (size_t n = 0; n < cluster->nodes_count; n++) {
+        if (cluster->nodes[n]->numerics[model_index][0] != 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* A version that all nodes have left makes room, and clients no longer see a model without copies. */
+static void forget_unoffered(ep_coordinator_state *cluster)
+{
+    for (uint32_t m = cluster->models_count; m-- > 0;) {
+        if (!is_offered(cluster, m)) {
+            forget_model(cluster, m);
+        }
+    }
+}
+
 ep_err ep_coordinator_state_register(ep_coordinator_state *cluster, uint64_t now_ns, const Expertd__V1__RegisterRequest *request, uint32_t *out_node_id,
                            ep_error *out_error)
 {
@@ -358,6 +466,7 @@ ep_err ep_coordinator_state_register(ep_coordinator_state *cluster, uint64_t now
     if (node == NULL || apply_models(cluster, node, request->models, request->n_models) != EP_OK) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to register node %s", request->node);
     }
+    forget_unoffered(cluster);
     snprintf(node->url, sizeof(node->url), "%s", request->url);
     node->incarnation = request->incarnation;
     node->state = NODE_STARTING;
@@ -419,6 +528,7 @@ ep_err ep_coordinator_state_heartbeat(ep_coordinator_state *cluster, uint64_t no
         if (apply_models(cluster, node, request->models, request->n_models) != EP_OK) {
             return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for the heartbeat of node %s", request->node);
         }
+        forget_unoffered(cluster);
     }
     node_state before = node->state;
     node->last_seen_ns = now_ns;
@@ -434,43 +544,6 @@ ep_err ep_coordinator_state_heartbeat(ep_coordinator_state *cluster, uint64_t no
     }
     cluster_publish(cluster);
     return EP_OK;
-}
-
-/* A model that no node offers any more is forgotten with its layers. */
-static void forget_model(ep_coordinator_state *cluster, uint32_t model_index)
-{
-    for (uint32_t l = cluster->layers_count; l-- > 0;) {
-        if (cluster->layers[l].model_index > model_index) {
-            cluster->layers[l].model_index--;
-        } else if (cluster->layers[l].model_index == model_index) {
-            free(cluster->layers[l].digests);
-            uint32_t after = --cluster->layers_count - l;
-            memmove(&cluster->layers[l], &cluster->layers[l + 1], after * sizeof(cluster->layers[0]));
-            for (size_t n = 0; n < cluster->nodes_count; n++) {
-                node_layer *layers = cluster->nodes[n]->layers;
-                free(layers[l].assigned);
-                free(layers[l].owned);
-                free(layers[l].failed);
-                memmove(&layers[l], &layers[l + 1], after * sizeof(layers[0]));
-            }
-        }
-    }
-    uint32_t after = --cluster->models_count - model_index;
-    memmove(&cluster->models[model_index], &cluster->models[model_index + 1], after * sizeof(cluster->models[0]));
-    for (size_t n = 0; n < cluster->nodes_count; n++) {
-        char(*numerics)[EP_NUMERICS_BYTES] = cluster->nodes[n]->numerics;
-        memmove(&numerics[model_index], &numerics[model_index + 1], after * sizeof(numerics[0]));
-    }
-}
-
-static bool is_offered(const ep_coordinator_state *cluster, uint32_t model_index)
-{
-    for (size_t n = 0; n < cluster->nodes_count; n++) {
-        if (cluster->nodes[n]->numerics[model_index][0] != 0) {
-            return true;
-        }
-    }
-    return false;
 }
 
 static void forget_node(ep_coordinator_state *cluster, size_t index)
@@ -499,10 +572,8 @@ void ep_coordinator_state_tick(ep_coordinator_state *cluster, uint64_t now_ns)
             changed = true;
         }
     }
-    for (uint32_t m = cluster->models_count; removed && m-- > 0;) {
-        if (!is_offered(cluster, m)) {
-            forget_model(cluster, m);
-        }
+    if (removed) {
+        forget_unoffered(cluster);
     }
     if (removed || cluster->placement_error.code == EP_ERR_NO_MEMORY) {
         cluster_place(cluster);

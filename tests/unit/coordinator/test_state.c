@@ -324,6 +324,79 @@ Test(coordinator_state, nodes_and_models_that_are_gone_are_forgotten)
     ep_coordinator_state_destroy(cluster);
 }
 
+Test(coordinator_state, versions_that_a_node_leaves_in_place_are_forgotten)
+{
+    start(1, 1, NULL);
+    for (int round = 0; round < 300; round++) { /* more than a table may have models */
+        char version[16];
+        snprintf(version, sizeof(version), "v%d", round);
+        nodes[0].model.version = version;
+        nodes[0].incarnation++;
+        cr_assert_eq(join(0, NULL), EP_OK, "round %d", round);
+        load(0);
+        assert_copies(1);
+        cr_assert_eq(ep_coordinator_state_table(cluster)->models_count, 1u);
+    }
+    ep_coordinator_state_destroy(cluster);
+}
+
+static ep_err join_with(int i, Expertd__V1__ModelInfo **models, size_t count, ep_error *error)
+{
+    uint32_t id;
+    Expertd__V1__RegisterRequest request = EXPERTD__V1__REGISTER_REQUEST__INIT;
+    request.node = nodes[i].name;
+    request.url = nodes[i].url;
+    request.incarnation = nodes[i].incarnation;
+    request.models = models;
+    request.n_models = count;
+    return ep_coordinator_state_register(cluster, now_ns, &request, &id, error);
+}
+
+/* Two sizes of one layer: what is owned of the larger one does not fit into the smaller one. */
+Test(coordinator_state, what_is_described_twice_in_one_registration_is_refused)
+{
+    ep_error error;
+    static uint32_t far_expert[] = {4000};
+    start(1, 1, NULL);
+    nodes[0].layers[1].layer = nodes[0].layers[0].layer;
+    nodes[0].layers[1].experts = 4096;
+    nodes[0].layers[1].owned = far_expert;
+    nodes[0].layers[1].n_owned = 1;
+    cr_assert_eq(join_with(0, nodes[0].model_list, 1, &error), EP_ERR_INVALID_ARGUMENT);
+    cr_assert_not_null(strstr(error.text, "model demo, layer 3 is given twice"), "%s", error.text);
+    Expertd__V1__ModelInfo *twice[] = {&nodes[1].model, &nodes[2].model};
+    cr_assert_eq(join_with(1, twice, 2, &error), EP_ERR_INVALID_ARGUMENT);
+    cr_assert_not_null(strstr(error.text, "model demo version v1 is given twice"), "%s", error.text);
+    ep_coordinator_state_destroy(cluster);
+}
+
+/* A table that is too large to be made would be missing for all. */
+Test(coordinator_state, a_node_with_too_many_models_is_refused_and_others_go_on)
+{
+    enum { MANY = 300 };
+    static Expertd__V1__ModelInfo models[MANY];
+    static Expertd__V1__ModelInfo *list[MANY];
+    static char names[MANY][16];
+    ep_error error;
+    start(1, 1, NULL);
+    cr_assert_eq(join(0, NULL), EP_OK);
+    load(0);
+    for (int m = 0; m < MANY; m++) {
+        models[m] = nodes[1].model;
+        snprintf(names[m], sizeof(names[m]), "m%d", m);
+        models[m].name = names[m];
+        list[m] = &models[m];
+    }
+    cr_assert_eq(join_with(1, list, MANY, &error), EP_ERR_RESOURCE_EXHAUSTED);
+    cr_assert_not_null(strstr(error.text, "300 models, allowed up to 256"), "%s", error.text);
+    cr_assert_eq(join_with(1, list, 256, &error), EP_ERR_RESOURCE_EXHAUSTED);
+    cr_assert_not_null(strstr(error.text, "257 models and 514 layers, allowed up to 256 and 65536"), "%s", error.text);
+    load(0);
+    assert_copies(1);
+    cr_assert_eq(join_with(1, list, 255, &error), EP_OK, "%s", error.text);
+    ep_coordinator_state_destroy(cluster);
+}
+
 Test(coordinator_state, a_copy_with_other_weights_is_not_listed)
 {
     uint32_t digests[2][EXPERTS];
