@@ -91,7 +91,8 @@ static ep_err load_map(const ep_options *options, ep_coordinator_config *config,
 
 /*
  * Grows with each restart while the state is in memory; in microseconds, since a restart may take less than a second. With a
- * store it is only the first term: above those of a coordinator that ran without one.
+ * store it is the least that the next term may be: terms that the store does not know of, because it is a backup or the coordinator
+ * ran without it for a while, are below. Where the clock was set back the stored term + 1 is above.
  */
 static uint64_t new_term(void)
 {

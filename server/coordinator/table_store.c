@@ -6,10 +6,10 @@
 
 #include "wire/placement_codec.h"
 
-ep_err ep_table_store_begin_term(ep_table_store *store, uint64_t first_term, ep_coordinator_kept *out_kept,
+ep_err ep_table_store_begin_term(ep_table_store *store, uint64_t term_min, ep_coordinator_kept *out_kept,
                                  uint64_t *out_term, ep_error *out_error)
 {
-    return store->ops->begin_term(store, first_term, out_kept, out_term, out_error);
+    return store->ops->begin_term(store, term_min, out_kept, out_term, out_error);
 }
 
 ep_err ep_table_store_write(ep_table_store *store, const ep_coordinator_kept *kept, ep_error *out_error)

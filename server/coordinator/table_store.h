@@ -19,10 +19,10 @@ typedef struct ep_table_store ep_table_store;
 
 typedef struct ep_table_store_ops {
     /*
-     * Makes the next term durable: the kept one + 1, or first_term in an empty store. *out_kept is given back
+     * Makes the next term durable: the kept one + 1, and not below term_min. *out_kept is given back
      * with ep_coordinator_kept_fini. Errors: IO, DATA_LOSS, NO_MEMORY, naming the place.
      */
-    ep_err (*begin_term)(ep_table_store *store, uint64_t first_term, ep_coordinator_kept *out_kept,
+    ep_err (*begin_term)(ep_table_store *store, uint64_t term_min, ep_coordinator_kept *out_kept,
                          uint64_t *out_term, ep_error *out_error);
     /* Replaces what is kept, under the term that was begun. Errors: IO naming the place and cause, NO_MEMORY. */
     ep_err (*write)(ep_table_store *store, const ep_coordinator_kept *kept, ep_error *out_error);
@@ -35,7 +35,7 @@ struct ep_table_store {
     char place[EP_TABLE_STORE_PLACE_BYTES]; /* for people: a file, a URL */
 };
 
-ep_err ep_table_store_begin_term(ep_table_store *store, uint64_t first_term, ep_coordinator_kept *out_kept,
+ep_err ep_table_store_begin_term(ep_table_store *store, uint64_t term_min, ep_coordinator_kept *out_kept,
                                  uint64_t *out_term, ep_error *out_error);
 ep_err ep_table_store_write(ep_table_store *store, const ep_coordinator_kept *kept, ep_error *out_error);
 /* NULL allowed. */

@@ -405,7 +405,7 @@ static ep_err on_write(ep_table_store *base, const ep_coordinator_kept *kept, ep
     return err;
 }
 
-static ep_err on_begin_term(ep_table_store *base, uint64_t first_term, ep_coordinator_kept *out_kept,
+static ep_err on_begin_term(ep_table_store *base, uint64_t term_min, ep_coordinator_kept *out_kept,
                             uint64_t *out_term, ep_error *out_error)
 {
     sqlite_store *store = (sqlite_store *)base;
@@ -416,7 +416,7 @@ static ep_err on_begin_term(ep_table_store *base, uint64_t first_term, ep_coordi
         return err;
     }
     (void)EP_FAILPOINT(open_loaded);
-    term = term == 0 ? first_term : term + 1;
+    term = term + 1 > term_min ? term + 1 : term_min;
     int code = execute(store, "BEGIN IMMEDIATE");
     if (code != SQLITE_OK) {
         err = failed(store, code, "writing", out_error);

@@ -156,6 +156,23 @@ Test(coordinator_store, what_is_written_comes_back_under_the_next_term)
     ep_table_store_close(store);
 }
 
+/* A backup, or a coordinator that ran without its store meanwhile: clients have seen terms that the store has not. */
+Test(coordinator_store, a_term_is_never_below_the_clock_nor_the_stored_one)
+{
+    ep_coordinator_kept kept;
+    ep_error error;
+    uint64_t term;
+    fill(7);
+    for (uint64_t clock = 5 * FIRST_TERM; clock > 0; clock = clock > FIRST_TERM ? FIRST_TERM / 2 : 0) {
+        ep_table_store *store = open_store();
+        cr_assert_eq(ep_table_store_begin_term(store, clock, &kept, &term, &error), EP_OK, "%s", error.text);
+        cr_assert_eq(term, clock > FIRST_TERM ? 5u * FIRST_TERM : 5u * FIRST_TERM + 1);
+        cr_assert_eq(kept.published->epoch.number, 7u);
+        ep_coordinator_kept_fini(&kept);
+        ep_table_store_close(store);
+    }
+}
+
 Test(coordinator_store, a_second_holder_is_told_who_the_first_is)
 {
     char text[64];
