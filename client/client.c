@@ -189,6 +189,7 @@ void ep_client_unref(ep_client *client)
         return;
     }
     ep_call_registry_fini(&client->registry);
+    ep_rpc_credentials_destroy(client->credentials);
     free_config(&client->config);
     ep_fork_guard_fini(&client->guard);
     free(client);
@@ -203,6 +204,7 @@ static void on_change(void *arg)
 static ep_err start_client(ep_client *client, ep_error *out_error)
 {
     const ep_client_config *config = &client->config;
+    const ep_rpc_tokens tokens = {.of = {[EP_ROLE_CLIENT] = {config->token}}};
     /* What is kept free for reuse: a steady state of this size allocates nothing. */
     size_t keep_bytes = config->buffer_bytes_max / 4;
     ep_err err = ep_buffer_pool_create(config->buffer_bytes_max, keep_bytes, &client->pool);
@@ -212,9 +214,13 @@ static ep_err start_client(ep_client *client, ep_error *out_error)
     if (err != EP_OK) {
         return ep_error_set(out_error, err, "a client's thread or pool cannot be made: %s", ep_err_text(err));
     }
+    err = ep_rpc_credentials_create(&tokens, &client->credentials, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
     ep_cluster_config cluster = {.common = {.timers = client->timers,
                                             .pool = client->pool,
-                                            .token = config->token != NULL ? config->token : "",
+                                            .credentials = client->credentials,
                                             .node = "",
                                             .role = "client",
                                             .incarnation = ep_random_id(),
@@ -306,6 +312,17 @@ void ep_client_leave(ep_client *client)
 {
     ep_call_registry_unuse(&client->registry);
     ep_client_unref(client);
+}
+
+ep_err ep_client_set_token(ep_client *client, const char *token, ep_error *out_error)
+{
+    const ep_rpc_tokens tokens = {.of = {[EP_ROLE_CLIENT] = {token}}};
+    ep_err err = ep_client_enter(client, out_error);
+    if (err == EP_OK) {
+        err = ep_rpc_credentials_replace(client->credentials, &tokens, out_error);
+        ep_client_leave(client);
+    }
+    return err;
 }
 
 /* ---- questions ---- */

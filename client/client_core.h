@@ -31,6 +31,7 @@ struct ep_client {
     uint32_t refs;
     ep_fork_guard guard;
     ep_client_config config; /* strings are copies */
+    ep_rpc_credentials *credentials; /* the token that is shown; config's is the first one */
     ep_timer_service *timers;
     ep_buffer_pool *pool;
     ep_cluster *cluster;

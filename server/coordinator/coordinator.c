@@ -83,7 +83,11 @@ static void on_reload(void *arg)
     coordinator *self = arg;
     const ep_options *options = ep_reload_run(self->reload);
     if (options != NULL) {
+        char token[EP_TOKEN_BYTES_MAX + 1];
         ep_service_tokens_reload(options, self->config->service.credentials);
+        ep_rpc_credentials_show(self->config->service.credentials, EP_ROLE_CLIENT, token);
+        ep_gateway_set_token(self->gateway, token);
+        explicit_bzero(token, sizeof(token));
     }
     ep_sd_notify_ready(options != NULL ? "serving" : "serving, the last reload was refused: see the log");
 }
@@ -208,14 +212,14 @@ static ep_err start_service(coordinator *self, ep_error *out_error)
     ep_coordinator_state_config cluster = self->config->cluster;
     ep_coordinator_kept kept = {0};
     if (self->config->state_dir == NULL) {
-        ep_log(EP_LOG_INFO, "state", "in memory: after a restart nodes register again and experts are placed anew; set state_dir to keep it");
+        ep_log(EP_LOG_INFO, "state-in-memory", "after a restart nodes register again and experts are placed anew; set state_dir to keep it");
     } else {
         ep_err err = ep_table_store_sqlite_open(self->config->state_dir, &self->store, out_error);
         err = err != EP_OK ? err : ep_table_store_begin_term(self->store, cluster.term, &kept, &cluster.term, out_error);
         if (err != EP_OK) {
             return err;
         }
-        ep_log(EP_LOG_INFO, "state", "in %s term %llu nodes %zu drained %zu table %s", self->store->place,
+        ep_log(EP_LOG_INFO, "state-restored", "from %s term %llu nodes %zu drained %zu table %s", self->store->place,
                (unsigned long long)cluster.term, kept.nodes_count, kept.drained_count,
                kept.published != NULL ? "yes" : "none");
     }

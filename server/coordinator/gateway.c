@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/log.h"
 #include "moe/load_statistics.h"
 #include "observe/trace.h"
 #include "wire/gateway_codec.h"
@@ -518,6 +519,16 @@ ep_err ep_gateway_connect(ep_gateway *gateway, const ep_client_config *client, e
     gateway->client = made;
     pthread_rwlock_unlock(&gateway->client_lock);
     return EP_OK;
+}
+
+void ep_gateway_set_token(ep_gateway *gateway, const char *token)
+{
+    ep_error error;
+    pthread_rwlock_rdlock(&gateway->client_lock);
+    if (gateway->client != NULL && ep_client_set_token(gateway->client, token, &error) != EP_OK) {
+        ep_log(EP_LOG_ERROR, "gateway-token", "not changed: %s", error.text);
+    }
+    pthread_rwlock_unlock(&gateway->client_lock);
 }
 
 void ep_gateway_drain(ep_gateway *gateway)

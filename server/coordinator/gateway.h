@@ -37,6 +37,8 @@ ProtobufCService *ep_gateway_rpc(ep_gateway *gateway);
 /* Connects to the placement it routes by. client: coordinator_url, token, TLS, buffer_bytes_max, payload_crc; calls_max is set here. Once; not when
  * disabled. Errors: as ep_client_create. */
 ep_err ep_gateway_connect(ep_gateway *gateway, const ep_client_config *client, ep_error *out_error);
+/* The token for connections made from now on. "" none. Any time. */
+void ep_gateway_set_token(ep_gateway *gateway, const char *token);
 /* New calls get DRAINING. */
 void ep_gateway_drain(ep_gateway *gateway);
 uint32_t ep_gateway_in_flight(ep_gateway *gateway);

@@ -65,6 +65,11 @@ EP_API ep_err ep_client_create(const ep_client_config *config, ep_client **out_c
  */
 EP_API ep_err ep_client_wait_ready(ep_client *client, uint64_t timeout_us, ep_error *out_error);
 /*
+ * Another token (copied; NULL: none) for connections made from now on; open ones stay open. Errors:
+ * INVALID_ARGUMENT (longer than 1024 bytes), CLOSED.
+ */
+EP_API ep_err ep_client_set_token(ep_client *client, const char *token, ep_error *out_error);
+/*
  * Fails calls in flight with CANCELLED, waits for their callbacks, closes. Bounded (5 s). NULL allowed.
  * Prepared calls stay valid for ep_call_finish and ep_call_destroy only.
  */

@@ -14,6 +14,7 @@
 
 #include "base/clock.h"
 #include "health.pb-c.h"
+#include "model/safetensors_writer.h"
 #include "secure_peer.h"
 #include "support/checkpoint_fixture.h"
 #include "support/process.h"
@@ -26,6 +27,7 @@ static const int token_rank[TOKENS] = {-1, -1, EP_ROLE_CLIENT, EP_ROLE_NODE, EP_
 
 static char dir[EP_TEST_PATH_BYTES];
 static ep_test_process daemon_process;
+static ep_test_process nodes[2]; /* of a cluster; the second in the place of the first */
 static uint64_t refused[EP_REFUSALS_COUNT]; /* what this test expects /metrics to say */
 
 static void setup(void)
@@ -36,6 +38,8 @@ static void setup(void)
 static void teardown(void)
 {
     ep_test_process_destroy(&daemon_process);
+    ep_test_process_destroy(&nodes[0]);
+    ep_test_process_destroy(&nodes[1]);
     ep_test_dir_remove(dir);
     secure_end();
 }
@@ -385,4 +389,90 @@ Test(security_roles, tokens_change_while_the_program_runs)
     cr_expect(strstr(log, "short\n") == NULL);
     free(log);
     cr_expect(secure_is_admitted(&after, &error), "%s", error.text);
+}
+
+static void change_token(const char *text, const char *const *urls, const ep_test_process *const *processes,
+                         bool old_is_good)
+{
+    ep_error error;
+    cr_assert(ep_test_write_file(path_of("client.token"), text, 0600));
+    for (int i = 0; i < 2; i++) {
+        secure_claim before = {.url = urls[i], .role = "client", .token = tokens[2], .node = "peer-1"};
+        secure_claim after = {.url = urls[i], .role = "client", .token = tokens[3], .node = "peer-1"};
+        cr_assert(ep_test_process_signal(processes[i], SIGHUP));
+        while (!secure_is_admitted(&after, &error) || secure_is_admitted(&before, &error) != old_is_good) {
+            usleep(1000); /* until the signal was handled; the test's timeout bounds it */
+        }
+    }
+}
+
+static void start_node(ep_test_process *process, const char *name)
+{
+    char model[EP_TEST_PATH_BYTES + 64], url[EP_TEST_PATH_BYTES + 64], token[EP_TEST_PATH_BYTES + 64];
+    const char *args[] = {"--listen=tcp://127.0.0.1:0", "--admin-listen=", "--probe-address=127.0.0.1:0",
+                          "--node-name=n1", "--threads=1", model, url, token, NULL};
+    snprintf(model, sizeof(model), "--model=m=%s", dir);
+    snprintf(url, sizeof(url), "--coordinator-url=%s", daemon_process.rpc_url);
+    snprintf(token, sizeof(token), "--token-file=%s/client.token", dir);
+    cr_assert(ep_test_process_start(process, dir, name, EP_EXPERTD_PROGRAM, args, NULL, true));
+    cr_assert(ep_test_process_wait_ports(process, SECURE_WAIT_MS));
+    while (ep_test_http_get(process->probe_url, "/readyz", NULL) != 200) { /* the test's timeout bounds it */
+        usleep(10000);
+    }
+}
+
+static void write_batch(const char *path)
+{
+    static float x[32], scales[2] = {0.5f, 0.5f};
+    static int32_t ids[2] = {0, 5};
+    ep_error error;
+    const ep_named_tensor batch[] = {{"x", ep_tensor_2d(x, EP_DTYPE_F32, 1, 32)},
+                                     {"expert_ids", ep_tensor_2d(ids, EP_DTYPE_I32, 1, 2)},
+                                     {"expert_scales", ep_tensor_2d(scales, EP_DTYPE_F32, 1, 2)}};
+    cr_assert_eq(ep_safetensors_write(path, batch, 3, NULL, 0, &error), EP_OK, "%s", error.text);
+}
+
+/* False while the table still names a node that is gone. */
+static bool gateway_answers(void)
+{
+    char in[EP_TEST_PATH_BYTES + 64], out[EP_TEST_PATH_BYTES + 64], url[EP_TEST_PATH_BYTES + 64],
+        token[EP_TEST_PATH_BYTES + 64], *output = NULL;
+    const char *args[] = {"forward", "--gateway", "--model=m", "--layer=0", url, token, in, out, NULL};
+    snprintf(in, sizeof(in), "--in=%s/batch.safetensors", dir);
+    snprintf(out, sizeof(out), "--out=%s/y.safetensors", dir);
+    snprintf(url, sizeof(url), "--coordinator=%s", daemon_process.rpc_url);
+    snprintf(token, sizeof(token), "--token-file=%s/client.token", dir);
+    int code = ep_test_process_run(dir, "ctl", EP_EXPERTCTL_PROGRAM, args, NULL, SECURE_WAIT_MS, &output);
+    fputs(output, stderr);
+    free(output);
+    return code == 0;
+}
+
+/* The coordinator's gateway dials nodes: after the old token went it must show the one that took its place. */
+Test(security_roles, the_gateway_shows_the_token_that_took_the_place_of_the_old_one)
+{
+    char flag[EP_TEST_PATH_BYTES + 64], both[128], last[64], *metrics = NULL;
+    ep_fixture_config fixture = ep_fixture_default();
+    ep_error error;
+    write_token("client.token", tokens[2]);
+    snprintf(flag, sizeof(flag), "--token-file=%s/client.token", dir);
+    start(EP_COORDINATOR_PROGRAM, flag, "--heartbeat-ms=50", NULL);
+    cr_assert_eq(ep_fixture_write(&fixture, dir, &error), EP_OK, "%s", error.text);
+    write_batch(path_of("batch.safetensors"));
+    start_node(&nodes[0], "before");
+    while (!gateway_answers()) {
+    }
+    const char *const urls[] = {daemon_process.rpc_url, nodes[0].rpc_url};
+    const ep_test_process *const processes[] = {&daemon_process, &nodes[0]};
+    snprintf(both, sizeof(both), "%s\n%s\n", tokens[3], tokens[2]);
+    snprintf(last, sizeof(last), "%s\n", tokens[3]);
+    change_token(both, urls, processes, true);
+    change_token(last, urls, processes, false);
+    cr_assert_eq(ep_test_process_stop(&nodes[0], SIGKILL, SECURE_WAIT_MS), 128 + SIGKILL);
+    start_node(&nodes[1], "after");
+    while (!gateway_answers()) {
+        cr_assert_eq(ep_test_http_get(nodes[1].probe_url, "/metrics", &metrics), 200);
+        cr_assert_null(strstr(metrics, "reason=\"token-wrong\"} 1"), "the old token is shown");
+        free(metrics);
+    }
 }
