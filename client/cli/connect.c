@@ -11,6 +11,7 @@
 
 #include "arguments.h"
 #include "base/error.h"
+#include "base/private_file.h"
 #include "control.h"
 
 #define TIMEOUT_S_MIN 0.001
@@ -75,9 +76,9 @@ static void read_token(struct argp_state *state, const char *option, const char 
     if (n < 0) {
         argp_error(state, "%s %s cannot be read, allowed: a regular file", option, path);
     }
-    if ((st.st_mode & 077) != 0) {
-        argp_error(state, "%s %s has mode %04o, allowed: 0600 or 0400", option, path,
-                   (unsigned)(st.st_mode & 07777));
+    if (!ep_file_is_private(&st, geteuid())) {
+        argp_error(state, "%s %s has mode %04o, allowed: %s", option, path, (unsigned)(st.st_mode & 07777),
+                   EP_PRIVATE_FILE_ALLOWED);
     }
     out_token[strcspn(out_token, "\r\n")] = '\0';
     size_t bytes = strlen(out_token);
@@ -169,7 +170,7 @@ static const struct argp_option connect_options[] = {
      10},
     {"node", KEY_NODE, "URL", 0, "A node instead of a coordinator; may be repeated", 10},
     {"timeout", KEY_TIMEOUT, "SECONDS", 0, "For connecting, and for each call (default: 10)", 10},
-    {"token-file", KEY_TOKEN_FILE, "FILE", 0, "File of mode 0600 with the token to show", 10},
+    {"token-file", KEY_TOKEN_FILE, "FILE", 0, "File that only we can read (mode 0600) with the token to show", 10},
     {"admin-token-file", KEY_ADMIN_TOKEN_FILE, "FILE", 0,
      "The same for commands of operators, which connect to admin_listen", 10},
     {"tls-ca", KEY_TLS_CA, "FILE", 0, "CA certificates (PEM), for tls+tcp", 10},

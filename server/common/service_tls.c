@@ -3,14 +3,17 @@
 #include "common/service_tls.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <openssl/err.h>
 #include <openssl/pem.h>
 #include <openssl/x509.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/log.h"
+#include "base/private_file.h"
 
 #define TIME_BYTES 64
 
@@ -57,15 +60,19 @@ static ep_err check_dates(const tls_file *file, const X509 *cert)
 static ep_err open_file(const tls_file *file, bool has_key, FILE **out_stream)
 {
     struct stat st;
-    FILE *stream = stat(file->path, &st) == 0 && S_ISREG(st.st_mode) ? fopen(file->path, "re") : NULL;
+    int fd = open(file->path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+    bool is_file = fd >= 0 && fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
+    bool is_private = is_file && (!has_key || ep_file_is_private(&st, geteuid()));
+    FILE *stream = is_private ? fdopen(fd, "r") : NULL;
     if (stream == NULL) {
-        return FAIL(file, "cannot read %.200s: %s", file->path,
-                    errno != 0 ? strerror(errno) : "no regular file");
-    }
-    if (has_key && (st.st_mode & 07) != 0) {
-        fclose(stream);
-        return FAIL(file, "%.200s holds a key and has mode %04o, open to everybody; allowed: 0600, 0640",
-                    file->path, (unsigned)(st.st_mode & 07777));
+        ep_err err = fd < 0 || is_private ? FAIL(file, "cannot read %.200s: %s", file->path, strerror(errno))
+                     : !is_file           ? FAIL(file, "cannot read %.200s: no regular file", file->path)
+                                          : FAIL(file, "%.200s holds a key and has mode %04o; allowed: %s", file->path,
+                                                 (unsigned)(st.st_mode & 07777), EP_PRIVATE_FILE_ALLOWED);
+        if (fd >= 0) {
+            close(fd);
+        }
+        return err;
     }
     *out_stream = stream;
     return EP_OK;
@@ -146,7 +153,6 @@ ep_err ep_service_tls_check(const ep_options *options, ep_error *out_error)
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         const char *path = ep_options_text(options, rows[i].key);
         const tls_file file = {.options = options, .key = rows[i].key, .path = path, .error = out_error};
-        errno = 0;
         ep_err err = path[0] != 0 ? rows[i].check(&file) : EP_OK;
         if (err != EP_OK) {
             return err;

@@ -12,7 +12,7 @@
 
 /*
  * tls_ca_file, admin_tls_ca_file: PEM certificates, at least one valid today. tls_cert_key_file: a valid
- * certificate and its key, not open to others (mode & 007). Less than EP_TLS_WARN_DAYS left: a warning is
+ * certificate and its key, private (base/private_file.h). Less than EP_TLS_WARN_DAYS left: a warning is
  * logged. Keys that are not set are passed over. Errors: BAD_CONFIG with key, file and rule, with dates where
  * a time is the reason.
  */

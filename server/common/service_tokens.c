@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/private_file.h"
 
 #define FILE_BYTES_MAX (EP_TOKENS_PER_ROLE * (EP_TOKEN_BYTES_MAX + 2))
 
@@ -33,9 +34,9 @@ static ep_err read_text(const ep_options *options, const char *key, const char *
     if (!ok_file) {
         return ep_options_fail(options, key, out_error, "%.200s is not a regular file", path);
     }
-    if ((st.st_mode & 077) != 0) {
-        return ep_options_fail(options, key, out_error, "%.200s has mode %04o; allowed: 0600 or 0400", path,
-                               (unsigned)(st.st_mode & 07777));
+    if (!ep_file_is_private(&st, geteuid())) {
+        return ep_options_fail(options, key, out_error, "%.200s has mode %04o; allowed: %s", path,
+                               (unsigned)(st.st_mode & 07777), EP_PRIVATE_FILE_ALLOWED);
     }
     if (n < 0 || n > FILE_BYTES_MAX || memchr(file->text, 0, (size_t)n) != NULL) {
         return ep_options_fail(options, key, out_error, "%.200s is no text of up to %d bytes", path,

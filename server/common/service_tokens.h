@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Token files: one token per role, each in a regular file of mode 0600 or 0400. A file's first line is the
+ * Token files: one token per role, each in a regular file that is private
+ * (base/private_file.h). A file's first line is the
  * token, an optional second line the one before it: both are let in, the first is shown to others, so that
  * tokens can be changed while everything runs. Line ends may be LF or CRLF.
  */

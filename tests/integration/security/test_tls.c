@@ -263,12 +263,15 @@ Test(security_tls, files_are_checked_before_anything_runs)
     sprintf(mixed, "%.*s%s", (int)(strstr(server, "-----BEGIN PRIVATE KEY") - server), server, key);
     cr_assert(ep_test_write_file(path_of("mixed.pem"), mixed, 0600));
     cr_assert(ep_test_write_file(path_of("open.pem"), server, 0644));
+    cr_assert(ep_test_write_file(path_of("group.pem"), server, 0640));
     cr_assert(ep_test_write_file(path_of("text.pem"), "hello\n", 0600));
     cr_assert(ep_test_write_file(path_of("cut-ca.pem"), "-----BEGIN CERTIFICATE-----\nAAAA\n", 0600));
     const char *pair = "--tls-cert-key-file", *ca = "--tls-ca-file", *admin_ca = "--admin-tls-ca-file";
     expect_check(0, "is right", pair, path_of("server.pem"), ca, path_of("ca.pem"));
     expect_check(1, "tls_cert_key_file: cannot read", pair, path_of("absent.pem"), NULL, NULL);
-    expect_check(1, "mode 0644, open to everybody", pair, path_of("open.pem"), NULL, NULL);
+    expect_check(1, "holds a key and has mode 0644; allowed: 0600 or 0400", pair, path_of("open.pem"), NULL, NULL);
+    expect_check(1, "mode 0640; allowed: 0600 or 0400", pair, path_of("group.pem"), NULL, NULL);
+    expect_check(1, "cannot read", pair, dir, NULL, NULL);
     expect_check(1, "no certificate in PEM form", pair, path_of("text.pem"), NULL, NULL);
     expect_check(1, "no key in PEM form", pair, path_of("ca.pem"), NULL, NULL);
     expect_check(1, "does not belong to its certificate", pair, path_of("mixed.pem"), NULL, NULL);
@@ -357,5 +360,42 @@ Test(security_tls, token_files)
         }
         expect_check(rows[i].says != NULL, rows[i].says != NULL ? rows[i].says : "is right", keys[i % 3],
                      path, NULL, NULL);
+    }
+}
+
+/* As Kubernetes and systemd hand them out: root's, readable by the group of a daemon that is not root. */
+Test(security_tls, secrets_of_root_that_the_group_may_read)
+{
+    enum { NOBODY = 65534 };
+    const struct {
+        mode_t mode;
+        gid_t group;
+        uid_t owner;
+        int code;
+    } rows[] = {{0440, NOBODY, 0, 0}, {0640, NOBODY, 0, 0},      {0660, NOBODY, 0, 1},
+                {0444, NOBODY, 0, 1}, {0440, NOBODY, NOBODY, 1}, {0440, 0, 0, 1}};
+    char token[FLAG_BYTES], pair[FLAG_BYTES];
+    const char *args[] = {"--reuid=65534", "--regid=65534",  "--clear-groups", EP_COORDINATOR_PROGRAM,
+                          "--version",     "--check-config", token,            pair,
+                          NULL};
+    const char *try_args[] = {args[0], args[1], args[2], args[3], args[4], NULL};
+    snprintf(token, sizeof(token), "--token-file=%s", path_of("client.token"));
+    snprintf(pair, sizeof(pair), "--tls-cert-key-file=%s", path_of("server.pem"));
+    if (geteuid() != 0 || chmod(dir, 0711) != 0 ||
+        ep_test_process_run(dir, "try", "/usr/bin/setpriv", try_args, NULL, SECURE_WAIT_MS, NULL) != 0) {
+        cr_skip_test("needs root, setpriv, and programs that others may run");
+    }
+    memmove(&args[4], &args[5], 4 * sizeof(args[0]));
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        char *output = NULL;
+        for (int file = 0; file < 2; file++) {
+            const char *path = path_of(file == 0 ? "client.token" : "server.pem");
+            cr_assert_eq(chown(path, rows[i].owner, rows[i].group), 0);
+            cr_assert_eq(chmod(path, rows[i].mode), 0);
+        }
+        int code =
+            ep_test_process_run(dir, "group", "/usr/bin/setpriv", args, NULL, SECURE_WAIT_MS, &output);
+        cr_expect_eq(code, rows[i].code, "row %zu, exit code %d: %s", i, code, output);
+        free(output);
     }
 }
