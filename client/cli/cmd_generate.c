@@ -24,6 +24,7 @@ enum {
     KEY_BYTES,
     KEY_SEED,
     KEY_TEMPERATURE,
+    KEY_GATEWAY,
     KEY_OUT,
     KEY_STREAM,
     KEY_REPORT,
@@ -38,11 +39,18 @@ typedef struct generate_options {
     ep_cli_trace trace;
     ep_cli_generate_request request;
     const char *checkpoint;
+    bool gateway;
     const char *out; /* NULL stdout */
     bool stream;
     size_t report;
     const char *report_file; /* NULL stderr */
 } generate_options;
+
+/* One of the two makes the layer calls. */
+typedef struct service {
+    ep_client *client;
+    ep_cli_gateway *gateway;
+} service;
 
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
@@ -71,6 +79,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_TEMPERATURE:
         request->temperature = ep_cli_arg_float(state, "--temperature", arg, 0.0f, 1000.0f);
         return 0;
+    case KEY_GATEWAY:
+        options->gateway = true;
+        return 0;
     case KEY_OUT:
         options->out = arg;
         return 0;
@@ -90,6 +101,11 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         ep_cli_arg_required(state, "--model", request->model);
         ep_cli_arg_required(state, "--prompt", request->prompt);
         return 0;
+    case ARGP_KEY_SUCCESS: /* the children have seen everything */
+        if (options->gateway && options->connect.coordinator_url == NULL) {
+            argp_error(state, "--gateway and --node are both given: the gateway is the coordinator's");
+        }
+        return 0;
     default:
         return ARGP_ERR_UNKNOWN;
     }
@@ -103,6 +119,7 @@ static const struct argp_option option_list[] = {
     {"bytes", KEY_BYTES, "N", 0, "Bytes to generate (default: 128)", 1},
     {"seed", KEY_SEED, "S", 0, "The same seed gives the same text (default: 1)", 1},
     {"temperature", KEY_TEMPERATURE, "F", 0, "0 always takes the likeliest byte (default: 0.7)", 1},
+    {"gateway", KEY_GATEWAY, NULL, 0, "The coordinator routes the layer calls: no connection to nodes", 1},
     {"out", KEY_OUT, "FILE", 0, "Write the text there instead of to standard output", 2},
     {"stream", KEY_STREAM, NULL, 0,
      "Write each byte as it comes; else the whole text at the end, and only on success", 2},
@@ -151,7 +168,7 @@ static ep_err close_out(const generate_options *options, FILE *out, ep_error *ou
 }
 
 /* Streamed, or written as a whole once it is there: a failure then leaves no file. */
-static ep_err generate_text(const generate_options *options, ep_client *client, ep_dense_model *model,
+static ep_err generate_text(const generate_options *options, const service *to, ep_dense_model *model,
                             ep_cli_generate_result *result, ep_error *out_error)
 {
     ep_cli_generate_request request = options->request;
@@ -162,7 +179,7 @@ static ep_err generate_text(const generate_options *options, ep_client *client, 
         return err;
     }
     request.stream = out;
-    err = ep_cli_generate_run(client, model, &request, result, out_error);
+    err = ep_cli_generate_run(to->client, to->gateway, model, &request, result, out_error);
     if (err == EP_OK && !options->stream) {
         err = open_out(options, &out, out_error);
         if (err == EP_OK) {
@@ -208,18 +225,19 @@ static void ask_nodes(ep_cli_control *control, const ep_cli_connect *connect, ep
     ep_cli_node_list_ask(control, list, NODE_STATUS_TIMEOUT_US);
 }
 
-static ep_err run_connected(const generate_options *options, ep_client *client, ep_cli_control *control,
+static ep_err run_connected(const generate_options *options, const service *to, ep_cli_control *control,
                             ep_dense_model *model, ep_error *out_error)
 {
     ep_cli_generate_result result = {0};
     ep_cli_node_list nodes = {0};
-    ep_err err = ep_cli_generate_match(client, options->request.model, model, out_error);
+    /* The gateway checks name, version (which stands for all shapes) and layer of each call itself. */
+    ep_err err = to->client != NULL ? ep_cli_generate_match(to->client, options->request.model, model, out_error) : EP_OK;
     if (err != EP_OK) {
         return err;
     }
     ep_cli_node_list_read(control, &options->connect, &nodes,
                           NULL); /* for the report: without it the list is empty */
-    err = generate_text(options, client, model, &result, out_error);
+    err = generate_text(options, to, model, &result, out_error);
     if (err == EP_OK && options->report != REPORT_NONE) {
         ep_cli_generate_report report = {&options->request, &result, ep_dense_model_shape(model), &nodes};
         ask_nodes(control, &options->connect, &nodes);
@@ -232,14 +250,18 @@ static ep_err run_connected(const generate_options *options, ep_client *client, 
 
 static ep_err run_model(const generate_options *options, ep_dense_model *model, ep_error *out_error)
 {
-    ep_client *client = NULL;
+    service to = {.client = NULL};
     ep_cli_control *control = NULL;
     ep_err err = ep_cli_control_open(&options->connect, &control, out_error);
-    err = err != EP_OK ? err : ep_cli_connect_client(&options->connect, &client, out_error);
     if (err == EP_OK) {
-        err = run_connected(options, client, control, model, out_error);
+        err = options->gateway ? ep_cli_gateway_open(&options->connect, &to.gateway, out_error)
+                               : ep_cli_connect_client(&options->connect, &to.client, out_error);
     }
-    ep_client_destroy(client);
+    if (err == EP_OK) {
+        err = run_connected(options, &to, control, model, out_error);
+    }
+    ep_client_destroy(to.client);
+    ep_cli_gateway_close(to.gateway);
     ep_cli_control_close(control);
     return err;
 }

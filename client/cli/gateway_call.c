@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/random.h"
+#include "observe/trace.h"
 #include "rpc/rpc.h"
 #include "wire/gateway_codec.h"
 
@@ -221,10 +222,74 @@ static void on_reply(void *arg, const ep_rpc_reply *reply, const ep_error *error
     pthread_mutex_unlock(&answer->lock);
 }
 
-static ep_err call(ep_cli_gateway *gateway, const Expertd__V1__GatewayForwardRequest *header, ep_buffer *tensors, uint64_t deadline_us,
-                   gateway_answer *answer)
+/* ---- spans: the layer call, and inside it its one exchange, as a client that routes has them ---- */
+
+typedef struct gateway_trace {
+    ep_trace_fields forward;
+    ep_trace_fields exchange; /* call 0: not open */
+    bool forward_open;
+    char traceparent[EP_TRACEPARENT_CHARS + 1]; /* of the request; "" none */
+} gateway_trace;
+
+static void trace_begin(const ep_moe_args *args, gateway_trace *out_trace)
 {
+    ep_trace_fields *fields = &out_trace->forward;
+    *out_trace = (gateway_trace){.forward = {.node = ep_trace_process(),
+                                             .peer = "",
+                                             .layer = (int32_t)args->layer,
+                                             .expert = -1,
+                                             .rows = (uint32_t)args->x.shape[0]}};
+    bool is_given = ep_traceparent_parse(args->traceparent, &fields->trace, &fields->parent);
+    out_trace->forward_open = EP_TRACE_SPAN_ON(forward);
+    if (!out_trace->forward_open && !is_given) {
+        return;
+    }
+    fields->call = ep_trace_new_id();
+    fields->trace = is_given ? fields->trace : ep_trace_new_trace();
+    ep_traceparent_format(fields->trace, fields->call, out_trace->traceparent);
+    if (out_trace->forward_open) {
+        EP_TRACE(forward_begin, fields);
+    }
+}
+
+static void trace_exchange_begin(gateway_trace *trace, uint64_t rpc_id)
+{
+    if (trace->forward.call != 0 && EP_TRACE_SPAN_ON(exchange)) {
+        trace->exchange = trace->forward;
+        trace->exchange.parent = trace->forward.call;
+        trace->exchange.call = rpc_id;
+        trace->exchange.peer = "gateway";
+        EP_TRACE(exchange_begin, &trace->exchange);
+    }
+}
+
+static void trace_exchange_end(gateway_trace *trace, ep_err status)
+{
+    if (trace->exchange.call != 0) {
+        trace->exchange.status = (int32_t)status;
+        EP_TRACE(exchange_end, &trace->exchange);
+    }
+}
+
+static void trace_end(gateway_trace *trace, ep_err status)
+{
+    if (trace->forward_open) {
+        trace->forward.status = (int32_t)status;
+        EP_TRACE(forward_end, &trace->forward);
+    }
+}
+
+/* ---- the call ---- */
+
+static ep_err call(ep_cli_gateway *gateway, const Expertd__V1__GatewayForwardRequest *header, ep_buffer *tensors, uint64_t deadline_us,
+                   gateway_trace *trace, gateway_answer *answer)
+{
+    ep_rpc_metadata metadata = {"traceparent", trace->traceparent};
     ep_rpc_request request = {
+        .id = ep_rpc_call_id_next(),
+        .trace = trace->forward.trace,
+        .metadata = &metadata,
+        .metadata_count = trace->traceparent[0] != '\0' ? 1 : 0,
         .method = ep_rpc_method_by_name("expertd.v1.Gateway", "Forward"),
         .header = &header->base,
         .tensors = tensors,
@@ -233,6 +298,7 @@ static ep_err call(ep_cli_gateway *gateway, const Expertd__V1__GatewayForwardReq
     };
     pthread_mutex_init(&answer->lock, NULL);
     pthread_cond_init(&answer->changed, NULL);
+    trace_exchange_begin(trace, request.id);
     ep_err err = ep_rpc_call_start(gateway->channel, &request, on_reply, answer, NULL, &answer->result->error);
     if (err == EP_OK) {
         pthread_mutex_lock(&answer->lock);
@@ -241,21 +307,20 @@ static ep_err call(ep_cli_gateway *gateway, const Expertd__V1__GatewayForwardReq
         }
         pthread_mutex_unlock(&answer->lock);
     }
+    trace_exchange_end(trace, answer->result->error.code);
     pthread_cond_destroy(&answer->changed);
     pthread_mutex_destroy(&answer->lock);
     return answer->result->error.code;
 }
 
-ep_err ep_cli_gateway_forward(ep_cli_gateway *gateway, const ep_moe_args *args, const ep_gate_config *gate, const ep_tensor *logits,
-                              const ep_tensor *out, ep_moe_result *out_result)
+static ep_err forward(ep_cli_gateway *gateway, const ep_moe_args *args, const ep_gate_config *gate, const ep_tensor *logits,
+                      const ep_tensor *out, gateway_trace *trace, ep_moe_result *out_result)
 {
     Expertd__V1__GatewayForwardRequest header = EXPERTD__V1__GATEWAY_FORWARD_REQUEST__INIT;
     Expertd__V1__GateConfig gate_message;
     ep_gateway_layout layout;
     ep_buffer *tensors = NULL;
     ep_error *error = &out_result->error;
-    *out_result = (ep_moe_result){.struct_bytes = sizeof(*out_result)};
-    ep_error_clear(error);
     ep_err err = check_args(args, gate, logits, error);
     if (err != EP_OK) {
         return err;
@@ -274,7 +339,19 @@ ep_err ep_cli_gateway_forward(ep_cli_gateway *gateway, const ep_moe_args *args, 
     }
     gateway_answer answer = {.out = out, .out_bytes = layout.reply_bytes, .result = out_result};
     out_result->bytes_sent = layout.total_bytes;
-    err = call(gateway, &header, tensors, args->deadline_us != 0 ? args->deadline_us : gateway->connect->timeout_us, &answer);
+    err = call(gateway, &header, tensors, args->deadline_us != 0 ? args->deadline_us : gateway->connect->timeout_us, trace, &answer);
     ep_buffer_unref(tensors);
+    return err;
+}
+
+ep_err ep_cli_gateway_forward(ep_cli_gateway *gateway, const ep_moe_args *args, const ep_gate_config *gate, const ep_tensor *logits,
+                              const ep_tensor *out, ep_moe_result *out_result)
+{
+    gateway_trace trace;
+    *out_result = (ep_moe_result){.struct_bytes = sizeof(*out_result)};
+    ep_error_clear(&out_result->error);
+    trace_begin(args, &trace);
+    ep_err err = forward(gateway, args, gate, logits, out, &trace, out_result);
+    trace_end(&trace, err);
     return err;
 }

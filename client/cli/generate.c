@@ -11,7 +11,8 @@
 #include "sampler.h"
 
 typedef struct expert_caller {
-    ep_client *client;
+    ep_client *client; /* NULL: the gateway routes */
+    ep_cli_gateway *gateway;
     ep_moe_args args;
     ep_cli_generate_result *result;
 } expert_caller;
@@ -102,7 +103,8 @@ static ep_err call_experts(void *arg, const ep_layer_shape *shape, uint32_t toke
     args.expert_ids = ep_tensor_2d((void *)(uintptr_t)ids, EP_DTYPE_I32, tokens, shape->top_k);
     args.expert_scales = ep_tensor_2d((void *)(uintptr_t)scales, EP_DTYPE_F32, tokens, shape->top_k);
     uint64_t begin_ns = ep_clock_now_ns();
-    ep_err err = ep_moe_forward(caller->client, &args, &y, &result);
+    ep_err err = caller->client != NULL ? ep_moe_forward(caller->client, &args, &y, &result)
+                                        : ep_cli_gateway_forward(caller->gateway, &args, NULL, NULL, &y, &result);
     if (err != EP_OK) {
         *out_error = result.error;
         out_error->code = err;
@@ -147,13 +149,13 @@ static ep_err stream_bytes(FILE *stream, const uint8_t *text, size_t bytes, ep_e
     return EP_OK;
 }
 
-ep_err ep_cli_generate_run(ep_client *client, ep_dense_model *model, const ep_cli_generate_request *request,
-                           ep_cli_generate_result *out_result, ep_error *out_error)
+ep_err ep_cli_generate_run(ep_client *client, ep_cli_gateway *gateway, ep_dense_model *model,
+                           const ep_cli_generate_request *request, ep_cli_generate_result *out_result, ep_error *out_error)
 {
     float logits[EP_DENSE_VOCAB];
     uint64_t state = request->seed;
     uint64_t begin_ns = ep_clock_now_ns();
-    expert_caller caller = {.client = client, .result = out_result};
+    expert_caller caller = {.client = client, .gateway = gateway, .result = out_result};
     memset(out_result, 0, sizeof(*out_result));
     ep_moe_args_init(&caller.args);
     caller.args.model = request->model;

@@ -12,6 +12,7 @@
 
 #include "dense_model.h"
 #include "expertd/client.h"
+#include "gateway_call.h"
 #include "latency.h"
 
 typedef struct ep_cli_generate_request {
@@ -27,7 +28,7 @@ typedef struct ep_cli_generate_request {
 
 typedef struct ep_cli_layer_record {
     uint32_t layer;
-    ep_latency latency; /* of ep_moe_forward, as the caller sees it */
+    ep_latency latency; /* of a layer call, as the caller sees it */
     uint64_t frames;
     uint64_t rerouted_frames;
 } ep_cli_layer_record;
@@ -54,9 +55,11 @@ void ep_cli_generate_check(const ep_cli_generate_request *request, const ep_dens
 ep_err ep_cli_generate_match(ep_client *client, const char *model_name, const ep_dense_model *model,
                              ep_error *out_error);
 
-/* *out_result is freed in every case with ep_cli_generate_free. Errors: those of ep_moe_forward; IO (stream).
+/*
+ * Layer calls go through client, or when it is NULL through gateway. *out_result is freed in every case with ep_cli_generate_free. Errors: those
+ * of ep_moe_forward; IO (stream).
  */
-ep_err ep_cli_generate_run(ep_client *client, ep_dense_model *model, const ep_cli_generate_request *request,
+ep_err ep_cli_generate_run(ep_client *client, ep_cli_gateway *gateway, ep_dense_model *model, const ep_cli_generate_request *request,
                            ep_cli_generate_result *out_result, ep_error *out_error);
 void ep_cli_generate_free(ep_cli_generate_result *result);
 

@@ -1,164 +1,113 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Records one generate run of coordinator and two nodes and reads it back: every begin has its end, one trace id everywhere, a node's
-work inside the client's exchange, the events are those of trace_spans.def; and with tracing off nothing of LTTng is in a process."""
-import glob, os, re, shutil, subprocess, sys, tempfile, time
+"""Records generate runs of a coordinator and two nodes and reads them back, once with a client that routes and once through the
+gateway: every begin has its end, one trace id in all processes, each span inside what called it, the events are those of
+trace_spans.def, the text is the reference's; and with tracing off nothing of LTTng is in a process."""
+import re
 
-BUILD, SOURCE = sys.argv[1:3]
-MODEL = f"{SOURCE}/deploy/demo-model/checkpoint"
-EXPERTCTL = f"{BUILD}/client/cli/expertctl"
-TOOLS = ["lttng-sessiond", "lttng", "babeltrace2"]
-TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+from recording import BUILD, COORDINATOR, EXPERTCTL, EXPERTD, MODEL, SOURCE, mapped, match, run_test, wait_for
 
-
-def wait_for(what, condition):
-    for _ in range(600):
-        if condition():
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"waited 30 s for {what}")
+TRACES = {"direct": "0af7651916cd43dd8448eb211c80319c", "gateway": "4bf92f3577b34da6a3ce929d0e0e4736"}
+PARENT = 0xb7ad6b7169203331
+PROMPT = ["--prompt", "The file ", "--bytes", "60"]
+ALL_SPANS = set(re.findall(r"^EP_TRACE_SPAN\((\w+),", open(f"{SOURCE}/lib/observe/trace_spans.def").read(), re.M))
 
 
-class Cluster:
-    def __init__(self, folder, env):
-        self.folder, self.env, self.processes = folder, env, []
-
-    def start(self, name, *command):
-        log = open(f"{self.folder}/{name}.log", "wb")
-        process = subprocess.Popen(command, env=self.env, stdout=log, stderr=log)
-        self.processes.append((name, process))
-        return process
-
-    def daemon(self, name, program, *options):
-        ports = f"{self.folder}/{name}.ports"
-        process = self.start(name, program, "--listen", "tcp://127.0.0.1:0", "--admin-listen", "tcp://127.0.0.1:0", "--probe-address", "127.0.0.1:0", "--ports-file",
-                             ports, *options)
-        wait_for(f"{name} to listen", lambda: process.poll() is not None or (os.path.exists(ports) and os.path.getsize(ports)))
-        assert process.poll() is None, f"{name} ended: " + open(f"{self.folder}/{name}.log").read()
-        return process, re.search(r'"rpc_url": *"([^"]*)"', open(ports).read()).group(1)
-
-    def run(self, *command):
-        done = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=60)
-        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
-        return done
-
-    def stop(self, wanted):
-        for name, process in reversed(self.processes):
-            if name in wanted:
-                process.terminate()
-                code = process.wait(timeout=30)
-                assert code == 0, f"{name} ended with {code}"
-        self.processes = [p for p in self.processes if p[0] not in wanted]
-
-    def kill(self):
-        for _, process in self.processes:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+def inside(inner, outer):
+    return outer[0]["at"] <= inner[0]["at"] and inner[1]["at"] <= outer[1]["at"]
 
 
-def read_events(folder, trace):
-    events = []
-    line = re.compile(r"\[(\d+):(\d+):(\d+)\.(\d+)\] .*? expertd:(\w+)_(begin|end): .*?\{ (trace_hi.*) \}$")
-    text = subprocess.run(["babeltrace2", trace], capture_output=True, text=True, check=True).stdout
-    for at in text.splitlines():
-        found = line.match(at)
-        assert found, at
-        h, m, s, ns, span, kind, fields = found.groups()
-        values = dict(re.findall(r'(\w+) = ("[^"]*"|[-\w]+)', fields))
-        values = {k: v.strip('"') if v[0] == '"' else int(v, 0) for k, v in values.items()}
-        events.append(dict(values, span=span, kind=kind, at=((int(h) * 60 + int(m)) * 60 + int(s)) * 10**9 + int(ns)))
-    return events
-
-
-def check(events, trace_id):
-    spans = re.findall(r"^EP_TRACE_SPAN\((\w+),", open(f"{SOURCE}/lib/observe/trace_spans.def").read(), re.M)
-    seen = {e["span"] for e in events}
-    assert seen == set(spans) - {"gateway"}, (seen, spans)
-    # LTTng switches events on one after the other, also in a process that starts while a session records: a span that is open just
-    # then may lose an end. From the first whole forward on nothing may be missing.
-    begun, steady = {}, None
-    for e in events:
-        if e["span"] == "forward" and e["kind"] == "begin":
-            begun[e["call"]] = e["at"]
-        elif e["span"] == "forward" and e["call"] in begun:
-            steady = begun[e["call"]]
-            break
-    assert steady is not None, "no whole forward"
-    open_spans, done = {}, []
-    for e in events:
-        key = (e["span"], e["node"], e["call"], e["sub"])
-        if e["kind"] == "begin":
-            assert key not in open_spans, f"begun twice: {key}"
-            open_spans[key] = e
-        elif key in open_spans:
-            done.append((open_spans.pop(key), e))
-        else:
-            assert e["at"] < steady, f"an end without begin: {key}"
-    late = [key for key, e in open_spans.items() if e["at"] >= steady]
-    assert not late, f"without end: {late[:5]}"
-    done = [(b, e) for b, e in done if b["at"] >= steady]
-    ids = {(e["trace_hi"], e["trace_lo"]) for e in events} - {(0, 0)}
-    assert ids == {(int(trace_id[:16], 16), int(trace_id[16:], 16))}, ids
-    assert {e["node"] for e in events if e["span"] == "serve"} == {"a", "b"}
-    forwards = {b["call"]: (b, e) for b, e in done if b["span"] == "forward"}
-    exchanges = {b["call"]: (b, e) for b, e in done if b["span"] == "exchange"}
-    jobs = {b["call"]: (b, e) for b, e in done if b["span"] == "job"}
-    for begin, end in done:
-        if begin["span"] == "exchange" and begin["parent"] in forwards:
-            outer = forwards[begin["parent"]]
-            assert outer[0]["at"] <= begin["at"] and end["at"] <= outer[1]["at"]
-        elif begin["span"] in ("serve", "reply", "queue", "decode") and begin["call"] in exchanges:
+def check_nodes(pairs, exchanges, jobs):
+    """A node's work: begun inside the exchange, and its parent is the layer call that the exchange belongs to."""
+    for pair in pairs:
+        begin, end = pair
+        if begin["span"] in ("serve", "reply", "queue", "decode"):
             outer = exchanges[begin["call"]]
             assert outer[0]["at"] <= begin["at"] <= outer[1]["at"], (begin, outer)
             if begin["span"] == "serve":
                 assert begin["parent"] == outer[0]["parent"]
             if begin["span"] == "queue":
                 assert end["parent"] in jobs
-        elif begin["span"] == "kernel" and begin["call"] in jobs:
-            assert jobs[begin["call"]][0]["at"] <= begin["at"] and end["at"] <= jobs[begin["call"]][1]["at"]
-    assert len(exchanges) > 20 and len(forwards) > 20, "the client was recorded from its first calls on, or nearly so"
+        elif begin["span"] == "kernel":
+            assert inside(pair, jobs[begin["call"]])
+
+
+def of(pairs, span):
+    return {b["call"]: (b, e) for b, e in pairs if b["span"] == span}
+
+
+def check(events, trace, spans, processes):
+    """Pairs of all spans of the run's whole calls, after what holds for both kinds of run was checked."""
+    forwards = [e for e in events if e["span"] == "forward" and e["trace"] == trace]
+    begins = [e for e in forwards if e["kind"] == "begin"]
+    # A command's last words on the wire may come after the recording ended: until the last call began nothing is missing.
+    pairs, _ = match(events, begins[0]["at"], begins[-1]["at"])
+    assert {e["trace"] for e in events} - {"0" * 32} == {trace}
+    assert {e["span"] for e in events} == spans, {e["span"] for e in events} ^ spans
+    names = {}
+    for e in events:
+        if e["trace"] == trace:
+            names.setdefault(e["pid"], set()).add(e["node"])
+    assert len(names) == processes, names
+    assert all(e["status"] == 0 for e in events if e["kind"] == "end")
+    assert {b["node"] for b, e in pairs if b["span"] == "serve"} == {"a", "b"}
+    exchanges = {c: p for c, p in of(pairs, "exchange").items()}
+    calls = of(pairs, "forward")
+    for call, pair in exchanges.items():
+        assert inside(pair, calls[pair[0]["parent"]])
+    return pairs, exchanges, calls
+
+
+def check_direct(events):
+    pairs, exchanges, calls = check(events, TRACES["direct"], ALL_SPANS - {"gateway"}, 3)
+    assert all(b["parent"] == PARENT for b, e in calls.values())
+    check_nodes(pairs, exchanges, of(pairs, "job"))
+    assert len(calls) > 100, len(calls)
     return len(events)
 
 
-def mapped(pid, word):
-    return word in open(f"/proc/{pid}/maps").read()
+def check_gateway(events):
+    pairs, exchanges, calls = check(events, TRACES["gateway"], ALL_SPANS, 4)
+    gateways = of(pairs, "gateway")
+    thin = {c: p for c, p in calls.items() if p[0]["node"] == "-"}
+    inner = {c: p for c, p in calls.items() if p[0]["node"] == "gateway"}
+    assert len(thin) > 100 and len(thin) + len(inner) == len(calls)
+    assert abs(len(thin) - len(gateways)) <= 1 and abs(len(inner) - len(gateways)) <= 1
+    assert all(b["parent"] == PARENT for b, e in thin.values())
+    for call, pair in gateways.items(): # the client's exchange holds the gateway's span, that holds the layer call
+        assert pair[0]["parent"] == exchanges[call][0]["parent"] and pair[0]["parent"] in thin
+        assert exchanges[call][0]["peer"] == "gateway" and exchanges[call][0]["at"] <= pair[0]["at"]
+    for call, pair in inner.items():
+        assert pair[0]["parent"] in gateways and gateways[pair[0]["parent"]][0]["at"] <= pair[0]["at"]
+    routed = {c: p for c, p in exchanges.items() if p[0]["node"] == "gateway"}
+    assert all(p[0]["parent"] in inner for p in routed.values())
+    check_nodes(pairs, routed, of(pairs, "job"))
+    return len(events)
 
 
-def main(folder):
-    env = dict(os.environ, LTTNG_HOME=folder)
-    env.pop("LTTNG_UST_REGISTER_TIMEOUT", None)
-    cluster = Cluster(folder, env)
-    try:
-        cluster.start("sessiond", "lttng-sessiond", "--no-kernel")
-        wait_for("the session daemon", lambda: subprocess.run(["lttng", "--no-sessiond", "list"], env=env, capture_output=True).returncode == 0)
-        coordinator, url = cluster.daemon("coordinator", f"{BUILD}/server/coordinator/expertd-coordinator", "--min-nodes", "2")
-        nodes = [cluster.daemon(n, f"{BUILD}/server/expertd/expertd", "--node-name", n, "--coordinator-url", url, "--model",
-                                f"demo={MODEL}")[0] for n in "ab"]
-        for process in [coordinator, *nodes]:
-            assert mapped(process.pid, "libexpertd-trace.so"), "the probes are not loaded"
-        off, _ = cluster.daemon("off", f"{BUILD}/server/expertd/expertd", "--node-name", "off", "--model", f"demo={MODEL}", "--tracing", "off")
-        assert not mapped(off.pid, "lttng") and not mapped(off.pid, "libexpertd-trace"), "tracing is off and LTTng is there"
-        wait_for("a table", lambda: subprocess.run([EXPERTCTL, "status", "--coordinator", url], env=env, capture_output=True).returncode == 0)
-        cluster.run("lttng", "create", "s", f"--output={folder}/trace")
-        cluster.run("lttng", "enable-channel", "-u", "--subbuf-size=1M", "--num-subbuf=8", "ch")
-        cluster.run("lttng", "enable-event", "-u", "-c", "ch", "expertd:*")
-        cluster.run("lttng", "start")
-        done = cluster.run(EXPERTCTL, "generate", "--coordinator", url, "--checkpoint", MODEL, "--model", "demo", "--prompt", "The file ",
-                           "--bytes", "60", "--traceparent", TRACEPARENT)
-        assert f"trace id {TRACEPARENT[3:35]}" in done.stderr, done.stderr
-        cluster.stop({"a", "b", "off", "coordinator"})
-        cluster.run("lttng", "stop")
-        cluster.run("lttng", "destroy")
-        print(check(read_events(folder, f"{folder}/trace"), TRACEPARENT[3:35]), "events, all matched")
-        cluster.stop({"sessiond"})
-    finally:
-        cluster.kill()
+def main(cluster, folder):
+    cluster.session_daemon()
+    coordinator, url = cluster.daemon("coordinator", COORDINATOR, "--min-nodes", "2")
+    for process in [coordinator, *(cluster.node(n, url) for n in "ab")]:
+        assert mapped(process.pid, "libexpertd-trace.so"), "the probes are not loaded"
+    off, _ = cluster.daemon("off", EXPERTD, "--node-name", "off", "--model", f"demo={MODEL}", "--tracing", "off")
+    assert not mapped(off.pid, "lttng") and not mapped(off.pid, "libexpertd-trace"), "tracing is off and LTTng is there"
+    wait_for("a table", lambda: cluster.is_good(EXPERTCTL, "status", "--coordinator", url))
+    cluster.wait_registered(3)
+    texts = {cluster.run(f"{BUILD}/tests/reference/ref_generate", "--model", MODEL, *PROMPT).stdout}
+    events = {}
+    for form, trace in TRACES.items():
+        cluster.record(form)
+        done = cluster.run(EXPERTCTL, "generate", "--coordinator", url, "--checkpoint", MODEL, "--model", "demo", *PROMPT,
+                           "--traceparent", f"00-{trace}-{PARENT:016x}-01", *(["--gateway"] if form == "gateway" else []),
+                           env=cluster.waiting)
+        assert f"trace id {trace}" in done.stderr, done.stderr
+        texts.add(done.stdout)
+        events[form] = cluster.recorded(form)
+    assert len(texts) == 1 and len(texts.pop()) == 69, texts
+    print("direct:", check_direct(events["direct"]), "events; gateway:", check_gateway(events["gateway"]), "events; all matched")
+    cluster.stop("a", "b", "off", "coordinator")
+    cluster.stop("sessiond")
 
 
-if __name__ == "__main__":
-    if any(shutil.which(t) is None for t in TOOLS) or not glob.glob(f"{BUILD}/lib/observe/libexpertd-trace.so.0"):
-        print("LTTng is not installed")
-        sys.exit(77)
-    with tempfile.TemporaryDirectory() as place:
-        main(place)
+run_test(main)
