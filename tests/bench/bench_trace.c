@@ -9,8 +9,8 @@
  *
  * Each has nodes and a client process of its own, as loaded probes stay. Short turns alternate in shuffled order, so that what else the
  * machine does falls on all alike; all processes are started anew several times, as two equal ones may differ in where their memory
- * lies. Throughput is that of a turn's median call, as in bench_layer; medians over the rounds of its ratio to `off` in the same round
- * are reported with their standard error. Processor time is that of client and nodes, and of the daemons of LTTng in a row of its own.
+ * lies. Throughput is that of a turn's median call, as in bench_layer; the median over all rounds of its ratio to `off` in the same round
+ * is reported, with a standard error from how the starts differ. Processor time is that of client and nodes, and of the daemons of LTTng in a row of its own.
  */
 #include <fcntl.h>
 #include <inttypes.h>
@@ -41,8 +41,8 @@
 #define NODES 2
 #define TOKENS_MAX 8
 #define BATCHES 16 /* with different experts */
-#define STARTS 5
-#define ROUNDS_EACH 40 /* per start */
+#define STARTS 10
+#define ROUNDS_EACH 20 /* per start */
 #define ROUNDS (STARTS * ROUNDS_EACH)
 #define TURN_US 30000.0
 #define CALLS_MAX 128
@@ -282,11 +282,17 @@ static void shuffle(int order[PARTIES], uint64_t *seed)
     }
 }
 
-/* Of the median of what quantile sorted: 1.2533 times that of the mean, with the deviation from the quartiles. */
-static double median_error(const double *sorted, size_t count)
+/* How far the starts' medians lie apart: rounds of one start are not independent. */
+static double ratio_error(const double ratio[ROUNDS])
 {
-    double quartiles = sorted[count * 3 / 4] - sorted[count / 4];
-    return 1.2533 * quartiles / 1.349 / sqrt((double)count);
+    double one[ROUNDS_EACH], sum = 0, squares = 0;
+    for (int i = 0; i < STARTS; i++) {
+        memcpy(one, &ratio[i * ROUNDS_EACH], sizeof(one));
+        double median = bench_quantile(one, ROUNDS_EACH, 0.5);
+        sum += median;
+        squares += median * median;
+    }
+    return sqrt((squares - sum * sum / STARTS) / (STARTS - 1) / STARTS);
 }
 
 static void run_rounds(figures *f, party parties[PARTIES], int first)
@@ -316,16 +322,18 @@ static void add_row(bench_report *report, const figures *f, int which, const cha
 {
     static const char *const words[PARTIES] = {"", "off once more (the noise)", "loaded, no session", "session records all"};
     static double ratio[ROUNDS], value[ROUNDS], off[ROUNDS];
+    double error;
     for (int r = 0; r < ROUNDS; r++) {
         value[r] = figure[which][r];
         off[r] = figure[OFF][r];
         ratio[r] = value[r] / off[r];
     }
+    error = ratio_error(ratio);
     bench_row row = {.unit = unit, .value = bench_quantile(value, ROUNDS, 0.5), .limit = NAN, .rival = bench_quantile(off, ROUNDS, 0.5),
                      .ratio = bench_quantile(ratio, ROUNDS, 0.5), .better = better, .bar = bar};
     snprintf(row.name, sizeof(row.name), "T = %" PRIu32 ", %s, %s", f->tokens, words[which], what);
     bench_report_add(report, &row);
-    row = (bench_row){.unit = "", .value = median_error(ratio, ROUNDS), .limit = NAN, .rival = NAN, .ratio = NAN, .better = BENCH_LOWER,
+    row = (bench_row){.unit = "", .value = error, .limit = NAN, .rival = NAN, .ratio = NAN, .better = BENCH_LOWER,
                       .bar = NAN};
     snprintf(row.name, sizeof(row.name), "T = %" PRIu32 ", %s, %s: standard error of the ratio", f->tokens, words[which], what);
     bench_report_add(report, &row);
