@@ -174,7 +174,7 @@ static void start_node(party *p, int index, uint32_t n, const char *dir, const c
     snprintf(name, sizeof(name), "%s-%" PRIu32, party_names[index], n);
     snprintf(config_path, sizeof(config_path), "%s/%s.yaml", dir, name);
     snprintf(config, sizeof(config),
-             "node_name: %s\nlisten:\n  - tcp://127.0.0.1:0\nprobe_address: ''\nadmin_listen: ''\ntracing: %s\nmodels:\n"
+             "node_name: %s\nlisten:\n  - tcp://127.0.0.1:0\nprobe_address: ''\nadmin_listen: ''\ndoor_listen: ''\ntracing: %s\nmodels:\n"
              "  - name: bench\n    path: %s\n    experts: %d-%d\n",
              name, index >= LOADED ? "auto" : "off", checkpoint, (int)n * (EXPERTS / NODES), ((int)n + 1) * (EXPERTS / NODES) - 1);
     snprintf(flag, sizeof(flag), "--config=%s", config_path);

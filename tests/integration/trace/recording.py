@@ -46,7 +46,7 @@ class Cluster:
     def daemon(self, name, program, *options):
         ports = f"{self.folder}/{name}.ports"
         process = self.start(name, program, "--listen", "tcp://127.0.0.1:0", "--admin-listen", "tcp://127.0.0.1:0",
-                             "--probe-address", "127.0.0.1:0", "--ports-file", ports, *options)
+                             "--probe-address", "127.0.0.1:0", "--door-listen", "", "--ports-file", ports, *options)
         wait_for(f"{name} to listen", lambda: process.poll() is not None or (os.path.exists(ports) and os.path.getsize(ports)))
         assert process.poll() is None, f"{name} ended: " + self.text(name)
         return process, re.search(r'"rpc_url": *"([^"]*)"', open(ports).read()).group(1)
