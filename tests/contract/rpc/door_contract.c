@@ -333,6 +333,7 @@ static void slow_calls_fill_the_contexts(void)
     fds[CONTEXTS - 1] = sp_connect(t.url, SP_PROTOCOL_REQ);
     sp_send(fds[CONTEXTS - 1], CONTEXTS - 1, slow);
     fixture_wait(&t.f, &t.f.forwards, CONTEXTS + 1);
+    fixture_wait(&t.f, &t.f.held_count, CONTEXTS); /* a handler is counted a moment before its call is held */
     int waiting = sp_connect(t.url, SP_PROTOCOL_REQ);
     sp_send(waiting, 9999, quick);
     ep_rpc_door_stats stats;
