@@ -9,20 +9,19 @@
 
 #define BAD(...) ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, __VA_ARGS__)
 
-/* The newest report of one layer from one node's incarnation: experts ascending. */
+/* The newest report of one layer from one node's incarnation: experts ascending; count 0: none yet. */
 typedef struct told_layer {
-    size_t layer_index;          /* in sums->layers */
     size_t count;
     uint32_t *experts;
     uint64_t *slots;
-    struct told_layer *next;
 } told_layer;
 
 typedef struct told_node {
     char name[EP_NODE_NAME_BYTES];
     uint64_t incarnation;
     uint64_t used;               /* sums->clock when it last reported */
-    told_layer *layers;
+    size_t layers_count;         /* up to sums->layers_count */
+    told_layer *layers;          /* by index in sums->layers */
 } told_node;
 
 struct ep_load_sums {
@@ -33,6 +32,7 @@ struct ep_load_sums {
     told_node *nodes;
     size_t layers_count;
     ep_load_layer *layers;       /* sorted when read */
+    size_t likely;               /* index after the layer found last: reports name layers in one order */
 };
 
 ep_err ep_load_sums_create(uint32_t nodes_max, ep_load_sums **out_sums)
@@ -49,13 +49,13 @@ ep_err ep_load_sums_create(uint32_t nodes_max, ep_load_sums **out_sums)
 
 static void forget_layers(told_node *node)
 {
-    while (node->layers != NULL) {
-        told_layer *layer = node->layers;
-        node->layers = layer->next;
-        free(layer->experts);
-        free(layer->slots);
-        free(layer);
+    for (size_t i = 0; i < node->layers_count; i++) {
+        free(node->layers[i].experts);
+        free(node->layers[i].slots);
     }
+    free(node->layers);
+    node->layers = NULL;
+    node->layers_count = 0;
 }
 
 void ep_load_sums_destroy(ep_load_sums *sums)
@@ -107,9 +107,11 @@ static told_node *find_node(ep_load_sums *sums, const char *name, uint64_t incar
 /* SIZE_MAX: no memory. */
 static size_t find_layer(ep_load_sums *sums, const char *model, const char *version, uint32_t layer, uint32_t experts)
 {
-    for (size_t i = 0; i < sums->layers_count; i++) {
+    for (size_t n = 0; n < sums->layers_count; n++) {
+        size_t i = (sums->likely + n) % sums->layers_count;
         const ep_load_layer *known = &sums->layers[i];
         if (known->layer == layer && known->experts == experts && strcmp(known->model, model) == 0 && strcmp(known->version, version) == 0) {
+            sums->likely = i + 1;
             return i;
         }
     }
@@ -132,20 +134,19 @@ static size_t find_layer(ep_load_sums *sums, const char *model, const char *vers
     return sums->layers_count++;
 }
 
-static told_layer *find_told(told_node *node, size_t layer_index)
+/* NULL: no memory. */
+static told_layer *find_told(const ep_load_sums *sums, told_node *node, size_t layer_index)
 {
-    for (told_layer *told = node->layers; told != NULL; told = told->next) {
-        if (told->layer_index == layer_index) {
-            return told;
+    if (layer_index >= node->layers_count) {
+        told_layer *grown = realloc(node->layers, sums->layers_count * sizeof(*grown));
+        if (grown == NULL) {
+            return NULL;
         }
+        memset(grown + node->layers_count, 0, (sums->layers_count - node->layers_count) * sizeof(*grown));
+        node->layers = grown;
+        node->layers_count = sums->layers_count;
     }
-    told_layer *told = calloc(1, sizeof(*told));
-    if (told != NULL) {
-        told->layer_index = layer_index;
-        told->next = node->layers;
-        node->layers = told;
-    }
-    return told;
+    return &node->layers[layer_index];
 }
 
 /* ---- a node's report ---- */
@@ -215,11 +216,11 @@ static ep_err take_load(told_layer *told, const Expertd__V1__LayerLoad *load, ui
 static ep_err take_layer(ep_load_sums *sums, told_node *node, const Expertd__V1__LayerLoad *load, uint32_t experts)
 {
     size_t index = find_layer(sums, load->model, load->version, load->layer, experts);
-    told_layer *told = index != SIZE_MAX ? find_told(node, index) : NULL;
+    told_layer *told = index != SIZE_MAX ? find_told(sums, node, index) : NULL;
     return told != NULL ? take_load(told, load, sums->layers[index].counts) : EP_ERR_NO_MEMORY;
 }
 
-ep_err ep_load_sums_take(ep_load_sums *sums, ep_load_experts_func experts_of, const void *arg, const Expertd__V1__HeartbeatRequest *request,
+ep_err ep_load_sums_take(ep_load_sums *sums, ep_load_experts_func experts_of, void *arg, const Expertd__V1__HeartbeatRequest *request,
                          ep_error *out_error)
 {
     ep_err err = EP_OK;

@@ -78,19 +78,21 @@ static void send_snapshot(watcher *w, const ep_routing_table *table, const Exper
     }
 }
 
-static logged_node *find_logged(ep_coordinator_service *self, uint32_t node_id)
+/* Usually at the place that the node has in the cluster. */
+static logged_node *find_logged(ep_coordinator_service *self, size_t likely, uint32_t node_id)
 {
-    for (size_t i = 0; i < self->logged_count; i++) {
-        if (self->logged[i].node_id == node_id) {
-            return &self->logged[i];
+    for (size_t n = 0; n < self->logged_count; n++) {
+        logged_node *node = &self->logged[(likely + n) % self->logged_count];
+        if (node->node_id == node_id) {
+            return node;
         }
     }
     return NULL;
 }
 
-static void log_state(ep_coordinator_service *self, const ep_coordinator_state_node_view *view, uint64_t now_ns)
+static void log_state(ep_coordinator_service *self, size_t index, const ep_coordinator_state_node_view *view, uint64_t now_ns)
 {
-    logged_node *node = find_logged(self, view->node_id);
+    logged_node *node = find_logged(self, index, view->node_id);
     if (node == NULL) {
         logged_node *grown = realloc(self->logged, (self->logged_count + 1) * sizeof(*grown));
         if (grown == NULL) {
@@ -115,7 +117,7 @@ static void log_nodes(ep_coordinator_service *self)
     ep_coordinator_state_node_view view;
     uint64_t now_ns = ep_clock_now_ns();
     for (size_t i = 0; ep_coordinator_state_node(self->cluster, i, &view); i++) {
-        log_state(self, &view, now_ns);
+        log_state(self, i, &view, now_ns);
     }
     for (size_t i = self->logged_count; i-- > 0;) {
         if (!self->logged[i].is_there) {

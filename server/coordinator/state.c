@@ -76,10 +76,12 @@ uint32_t cluster_find_model(const ep_coordinator_state *cluster, const char *nam
     return UINT32_MAX;
 }
 
-uint32_t cluster_find_layer(const ep_coordinator_state *cluster, uint32_t model_index, uint32_t layer)
+uint32_t cluster_find_layer(ep_coordinator_state *cluster, uint32_t model_index, uint32_t layer)
 {
-    for (uint32_t i = 0; i < cluster->layers_count; i++) {
+    for (uint32_t n = 0; n < cluster->layers_count; n++) {
+        uint32_t i = (cluster->likely_layer + n) % cluster->layers_count;
         if (cluster->layers[i].model_index == model_index && cluster->layers[i].shape.layer == layer) {
+            cluster->likely_layer = i + 1;
             return i;
         }
     }
@@ -162,7 +164,7 @@ static ep_err check_layers_differ(const Expertd__V1__ModelInfo *model, ep_error 
 }
 
 /* One node must not fill the table that all share: with more in it no table can be made for anybody. */
-static ep_err check_room(const ep_coordinator_state *cluster, Expertd__V1__ModelInfo **models, size_t count, ep_error *out_error)
+static ep_err check_room(ep_coordinator_state *cluster, Expertd__V1__ModelInfo **models, size_t count, ep_error *out_error)
 {
     size_t models_after = cluster->models_count;
     size_t layers_after = cluster->layers_count;
@@ -191,7 +193,7 @@ static ep_err check_room(const ep_coordinator_state *cluster, Expertd__V1__Model
 }
 
 /* Nothing is changed before all of a request is found good. */
-static ep_err check_models(const ep_coordinator_state *cluster, Expertd__V1__ModelInfo **models, size_t count, ep_error *out_error)
+static ep_err check_models(ep_coordinator_state *cluster, Expertd__V1__ModelInfo **models, size_t count, ep_error *out_error)
 {
     ep_err err = check_room(cluster, models, count, out_error);
     if (err != EP_OK) {
@@ -516,7 +518,7 @@ ep_err ep_coordinator_state_heartbeat(ep_coordinator_state *cluster, uint64_t no
                             bool *out_reregister, ep_error *out_error)
 {
     cluster_node *node = cluster_find_node(cluster, request->node);
-    *out_reregister = node == NULL || node->incarnation != request->incarnation;
+    *out_reregister = node == NULL || node->incarnation != request->incarnation || node->is_restored;
     if (*out_reregister) {
         return EP_OK;
     }
@@ -531,6 +533,7 @@ ep_err ep_coordinator_state_heartbeat(ep_coordinator_state *cluster, uint64_t no
         forget_unoffered(cluster);
     }
     node_state before = node->state;
+    uint64_t loaded_before = node->loaded_number;
     node->last_seen_ns = now_ns;
     node->rows_served = request->rows_served;
     node->state = state_from_name(request->state);
@@ -542,7 +545,10 @@ ep_err ep_coordinator_state_heartbeat(ep_coordinator_state *cluster, uint64_t no
     if (has_failed || (before == NODE_DRAINING) != (node->state == NODE_DRAINING)) {
         cluster_place(cluster);
     }
-    cluster_publish(cluster);
+    /* A table takes nodes x experts x layers steps, and most heartbeats bring nothing for it. */
+    if (before != node->state || loaded_before != node->loaded_number || request->n_models > 0 || cluster->is_stale) {
+        cluster_publish(cluster);
+    }
     return EP_OK;
 }
 
@@ -702,15 +708,10 @@ ep_err ep_coordinator_state_assignments(const ep_coordinator_state *cluster, con
     return EP_OK;
 }
 
-uint32_t ep_coordinator_state_layer_experts(const void *cluster_arg, const char *model, const char *version, uint32_t layer)
+uint32_t ep_coordinator_state_layer_experts(void *cluster_arg, const char *model, const char *version, uint32_t layer)
 {
-    const ep_coordinator_state *cluster = cluster_arg;
-    for (uint32_t l = 0; l < cluster->layers_count; l++) {
-        const cluster_layer *known = &cluster->layers[l];
-        const cluster_model *of = &cluster->models[known->model_index];
-        if (known->shape.layer == layer && strcmp(of->name, model) == 0 && strcmp(of->version, version) == 0) {
-            return known->shape.experts;
-        }
-    }
-    return 0;
+    ep_coordinator_state *cluster = cluster_arg;
+    uint32_t model_index = cluster_find_model(cluster, model, version);
+    uint32_t index = model_index != UINT32_MAX ? cluster_find_layer(cluster, model_index, layer) : UINT32_MAX;
+    return index != UINT32_MAX ? cluster->layers[index].shape.experts : 0;
 }

@@ -42,7 +42,7 @@ void ep_coordinator_state_destroy(ep_coordinator_state *cluster);
 /* A node came (again). Errors: INVALID_ARGUMENT (field named; a model whose layers differ from what others said), RESOURCE_EXHAUSTED. */
 ep_err ep_coordinator_state_register(ep_coordinator_state *cluster, uint64_t now_ns, const Expertd__V1__RegisterRequest *request,
                            uint32_t *out_node_id, ep_error *out_error);
-/* *out_reregister: this incarnation is not known here. */
+/* *out_reregister: this incarnation is not known here, or only from the store. */
 ep_err ep_coordinator_state_heartbeat(ep_coordinator_state *cluster, uint64_t now_ns, const Expertd__V1__HeartbeatRequest *request,
                             bool *out_reregister, ep_error *out_error);
 /* Notices silence. Call every heartbeat_ms or so. */
@@ -83,7 +83,7 @@ const ep_error *ep_coordinator_state_placement_error(const ep_coordinator_state 
 const ep_error *ep_coordinator_state_copy_error(const ep_coordinator_state *cluster);
 
 /* Routed experts of a layer that some node can load; 0: there is none. cluster is an ep_coordinator_state: an ep_load_experts_func. */
-uint32_t ep_coordinator_state_layer_experts(const void *cluster, const char *model, const char *version, uint32_t layer);
+uint32_t ep_coordinator_state_layer_experts(void *cluster, const char *model, const char *version, uint32_t layer);
 
 /* For ClusterStatus: nodes by index. Strings are borrowed. False past the end. */
 typedef struct ep_coordinator_state_node_view {

@@ -50,6 +50,7 @@ struct ep_coordinator_state {
     cluster_model *models;
     uint32_t layers_count;
     cluster_layer *layers;       /* in order of first sight; the table sorts */
+    uint32_t likely_layer;       /* index after the layer found last: nodes name layers in one order */
     uint64_t counter;            /* last number given, to assignments and tables alike */
     uint64_t assignment_number;
     uint64_t committed_number;   /* newest assignment that every listed node had loaded */
@@ -60,6 +61,7 @@ struct ep_coordinator_state {
     char (*drained)[EP_NODE_NAME_BYTES]; /* by name: a drained node may be away for long and come back */
     ep_routing_table *table;
     uint64_t table_checksum;
+    bool is_stale;               /* the table could not be made anew */
     ep_error placement_error;
     ep_error copy_error;         /* newest copy that differed from the others; code EP_OK: none */
 };
@@ -129,7 +131,7 @@ ep_err cluster_build_table(const ep_coordinator_state *cluster, cluster_copy_fun
 /* Members by name; NULL or UINT32_MAX when there is none. Adding: NULL or UINT32_MAX without memory. */
 cluster_node *cluster_find_node(const ep_coordinator_state *cluster, const char *name);
 uint32_t cluster_find_model(const ep_coordinator_state *cluster, const char *name, const char *version);
-uint32_t cluster_find_layer(const ep_coordinator_state *cluster, uint32_t model_index, uint32_t layer);
+uint32_t cluster_find_layer(ep_coordinator_state *cluster, uint32_t model_index, uint32_t layer);
 cluster_node *cluster_add_node(ep_coordinator_state *cluster, const char *name);
 uint32_t cluster_add_model(ep_coordinator_state *cluster, const char *name, const char *version);
 uint32_t cluster_add_layer(ep_coordinator_state *cluster, uint32_t model_index, const ep_layer_shape *shape);

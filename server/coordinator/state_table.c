@@ -176,6 +176,7 @@ void cluster_republish(ep_coordinator_state *cluster)
 {
     ep_routing_table *table;
     ep_err err = cluster_build_table(cluster, cluster_has_copy, &table);
+    cluster->is_stale = err != EP_OK;
     if (err != EP_OK) { /* the old table stays; the next heartbeat tries again */
         ep_error_set(&cluster->placement_error, err, "no routing table can be made of %zu nodes, %u models, %u layers: %s",
                      cluster->nodes_count, cluster->models_count, cluster->layers_count, ep_err_text(err));

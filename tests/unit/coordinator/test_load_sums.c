@@ -3,11 +3,13 @@
 #include "coordinator/load_sums.h"
 
 #include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { EXPERTS = 4 };
 
-static uint32_t experts_of(const void *arg, const char *model, const char *version, uint32_t layer)
+static uint32_t experts_of(void *arg, const char *model, const char *version, uint32_t layer)
 {
     (void)arg;
     return strcmp(model, "m") == 0 && strcmp(version, "v") == 0 && layer == 3 ? EXPERTS : 0;
@@ -76,6 +78,64 @@ Test(load_sums, never_go_back)
     expect(sums, 22, 4, 5, 1);
     REPORT("a", 2, LIST(0), LIST(4));
     expect(sums, 23, 4, 5, 1);
+    ep_load_sums_destroy(sums);
+}
+
+/* As many as a large cluster has, from each node in another order, and with layers that come later. */
+enum { LAYERS = 97, NODES = 64 };
+
+static uint32_t experts_of_all(void *arg, const char *model, const char *version, uint32_t layer)
+{
+    (void)arg, (void)model, (void)version;
+    return layer < LAYERS ? EXPERTS : 0;
+}
+
+Test(load_sums, layers_in_any_order)
+{
+    static const uint32_t steps[] = {1, 47, 5, 31};
+    ep_load_sums *sums;
+    ep_load_layer *layers;
+    size_t count;
+    ep_error error;
+    static Expertd__V1__LayerLoad loads[LAYERS];
+    static Expertd__V1__LayerLoad *list[LAYERS];
+    cr_assert_eq(ep_load_sums_create(NODES, &sums), EP_OK);
+    for (uint64_t round = 1; round <= 3; round++) {
+        for (uint32_t n = 0; n < NODES; n++) {
+            uint32_t told = round == 1 ? LAYERS / 2 : LAYERS;
+            char name[16];
+            Expertd__V1__HeartbeatRequest request = EXPERTD__V1__HEARTBEAT_REQUEST__INIT;
+            for (uint32_t l = 0; l < told; l++) {
+                uint32_t expert = 1;
+                uint64_t slots = round;
+                expertd__v1__layer_load__init(&loads[l]);
+                loads[l].model = (char *)(uintptr_t)"m";
+                loads[l].version = (char *)(uintptr_t)"v";
+                loads[l].layer = l * steps[n % 4] % told; /* each once: no step divides 48 or 97 */
+                loads[l].n_experts = loads[l].n_slots = 1;
+                loads[l].experts = memcpy(malloc(sizeof(expert)), &expert, sizeof(expert));
+                loads[l].slots = memcpy(malloc(sizeof(slots)), &slots, sizeof(slots));
+                list[l] = &loads[l];
+            }
+            snprintf(name, sizeof(name), "n%u", n);
+            request.node = name;
+            request.incarnation = 1;
+            request.loads = list;
+            request.n_loads = told;
+            cr_assert_eq(ep_load_sums_take(sums, experts_of_all, NULL, &request, &error), EP_OK, "%s", error.text);
+            for (uint32_t l = 0; l < told; l++) {
+                free(loads[l].experts);
+                free(loads[l].slots);
+            }
+        }
+    }
+    cr_assert_eq(ep_load_sums_read(sums, &layers, &count), EP_OK);
+    cr_assert_eq(count, (size_t)LAYERS);
+    for (uint32_t l = 0; l < LAYERS; l++) {
+        cr_assert(layers[l].layer == l && layers[l].counts[1] == 3 * NODES && layers[l].counts[0] == 0, "layer %u: %llu", l,
+                  (unsigned long long)layers[l].counts[1]);
+    }
+    ep_load_layers_free(layers, count);
     ep_load_sums_destroy(sums);
 }
 

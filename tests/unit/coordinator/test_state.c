@@ -710,6 +710,8 @@ Test(coordinator_state, after_a_restart_the_table_is_there_and_nodes_come_back_o
     ep_coordinator_state_tick(cluster, now_ns);
     assert_copies(2);
     for (int i = 2; i >= 0; i--) {
+        cr_assert(beat(i, "serving"), "what it holds is only known from the store: it must register");
+        cr_assert_str_eq(state_of(i), "suspect");
         cr_assert_eq(join(i, NULL), EP_OK);
         assert_copies(2);
         cr_assert_eq(listed(i), before[i], "experts were shuffled");
