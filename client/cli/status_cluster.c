@@ -31,6 +31,12 @@ static void check_copies(const Expertd__V1__ClusterStatusReply *cluster, const e
 void ep_cli_cluster_check(const Expertd__V1__ClusterStatusReply *cluster, const ep_routing_table *table,
                           ep_cli_problems *out_problems)
 {
+    if (cluster->store_error[0] != '\0') {
+        ep_cli_problem_add(out_problems, "the coordinator cannot write its state, new tables wait: %s", cluster->store_error);
+    }
+    if (cluster->placement_error[0] != '\0') {
+        ep_cli_problem_add(out_problems, "placement: %s", cluster->placement_error);
+    }
     if (cluster->n_nodes == 0) {
         ep_cli_problem_add(out_problems, "no node has registered");
     }

@@ -160,15 +160,16 @@ static bool column_text(sqlite3_stmt *statement, int column, char *out, size_t b
     return true;
 }
 
-typedef bool (*row_func)(sqlite3_stmt *statement, ep_coordinator_kept *kept);
+/* Errors: NO_MEMORY; DATA_LOSS: the row does not fit. */
+typedef ep_err (*row_func)(sqlite3_stmt *statement, ep_coordinator_kept *kept);
 
-static bool read_node(sqlite3_stmt *statement, ep_coordinator_kept *kept)
+static ep_err read_node(sqlite3_stmt *statement, ep_coordinator_kept *kept)
 {
     ep_coordinator_kept_node node = {0};
     int64_t id = sqlite3_column_int64(statement, 0);
     void *grown = realloc(kept->nodes, (kept->nodes_count + 1) * sizeof(*kept->nodes));
     if (grown == NULL) {
-        return false;
+        return EP_ERR_NO_MEMORY;
     }
     kept->nodes = grown;
     node.node_id = (uint32_t)id;
@@ -179,34 +180,37 @@ static bool read_node(sqlite3_stmt *statement, ep_coordinator_kept *kept)
     if (good) {
         kept->nodes[kept->nodes_count++] = node;
     }
-    return good;
+    return good ? EP_OK : EP_ERR_DATA_LOSS;
 }
 
-static bool read_drained(sqlite3_stmt *statement, ep_coordinator_kept *kept)
+static ep_err read_drained(sqlite3_stmt *statement, ep_coordinator_kept *kept)
 {
     void *grown = realloc(kept->drained, (kept->drained_count + 1) * sizeof(*kept->drained));
     if (grown == NULL) {
-        return false;
+        return EP_ERR_NO_MEMORY;
     }
     kept->drained = grown;
     if (!column_text(statement, 0, kept->drained[kept->drained_count], sizeof(*kept->drained))) {
-        return false;
+        return EP_ERR_DATA_LOSS;
     }
     kept->drained_count++;
-    return true;
+    return EP_OK;
 }
 
 static ep_err read_rows(sqlite_store *store, const char *sql, row_func read_row, ep_coordinator_kept *kept,
                         ep_error *out_error)
 {
     sqlite3_stmt *statement;
+    ep_err err = EP_OK;
     int code = sqlite3_prepare_v2(store->db, sql, -1, &statement, NULL);
-    while (code == SQLITE_OK || code == SQLITE_ROW) {
+    while (err == EP_OK && (code == SQLITE_OK || code == SQLITE_ROW)) {
         code = sqlite3_step(statement);
-        if (code == SQLITE_ROW && !read_row(statement, kept)) {
-            sqlite3_finalize(statement);
-            return damaged(store, out_error, "a row of nodes does not fit");
-        }
+        err = code == SQLITE_ROW ? read_row(statement, kept) : EP_OK;
+    }
+    if (err != EP_OK) {
+        sqlite3_finalize(statement);
+        return err == EP_ERR_DATA_LOSS ? damaged(store, out_error, "a row of nodes does not fit")
+                                       : failed(store, SQLITE_NOMEM, "reading", out_error);
     }
     if (code != SQLITE_DONE) {
         sqlite3_finalize(statement);

@@ -5,7 +5,8 @@
  * under an epoch above every one that a client saw; nodes come back with the experts they had; no call notices.
  *
  * "points": each point of failpoints.def. "random": SIGKILL at random moments while tables change; EP_TEST_LONG=1
- * for many rounds. "full": writes fail; the old table is served until they work again.
+ * for many rounds. "full": writes fail; the old table is served until they work again. "limit": the same by RLIMIT_FSIZE,
+ * whose signal would end a program.
  *
  * Tables change because a ghost registers over and over: a node without models, each time at another url.
  */
@@ -14,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -377,6 +379,43 @@ static void run_full(void)
     check_service("a full disk");
 }
 
+static bool store_fails(void)
+{
+    Expertd__V1__ClusterStatusReply *status = cluster_status();
+    bool fails = status->store_error[0] != '\0';
+    EP_TEST_CHECK(!fails || strstr(status->store_error, "coordinator.db: writing failed") != NULL, "%s", status->store_error);
+    protobuf_c_message_free_unpacked(&status->base, NULL);
+    return fails;
+}
+
+/* A limit on the size of files is a failed write like others: the signal that comes with it does not end the coordinator. */
+static void run_limit(void)
+{
+    pid_t pid = test.fixture.cluster.coordinator.pid;
+    struct rlimit before, limit;
+    char *body = NULL;
+    EP_TEST_CHECK(prlimit(pid, RLIMIT_FSIZE, NULL, &before) == 0, "no limit can be read");
+    limit = before;
+    limit.rlim_cur = 4096;
+    EP_TEST_CHECK(prlimit(pid, RLIMIT_FSIZE, &limit, NULL) == 0, "no limit can be set");
+    while (!store_fails()) {
+        EP_TEST_CHECK(ghost_registers(), "handlers must answer while writes fail");
+    }
+    ep_test_load_wait_succeeded(test.load, 50);
+    EP_TEST_CHECK(ep_test_http_get(test.fixture.cluster.coordinator.probe_url, "/metrics", &body) == 200 &&
+                      strstr(body, "expertd_coordinator_store_failing 1") != NULL,
+                  "%s", body);
+    free(body);
+    EP_TEST_CHECK(prlimit(pid, RLIMIT_FSIZE, &before, NULL) == 0, "no limit can be set");
+    while (store_fails()) { /* a second at most, then it is tried again */
+        ep_test_load_wait_succeeded(test.load, 8);
+    }
+    kill_coordinator();
+    check_store(false);
+    ep_test_cluster_restart_coordinator(&test.fixture.cluster);
+    check_service("a limit on file sizes");
+}
+
 int main(int argc, char **argv)
 {
     const char *what = argc > 1 ? argv[1] : "points";
@@ -397,6 +436,8 @@ int main(int argc, char **argv)
         run_points();
     } else if (strcmp(what, "random") == 0) {
         run_random();
+    } else if (strcmp(what, "limit") == 0) {
+        run_limit();
     } else {
         run_full();
     }

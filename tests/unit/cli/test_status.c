@@ -171,6 +171,21 @@ Test(status, before_the_first_node_and_table)
     cr_assert_str_eq(problems.texts[1], "there is no routing table yet");
 }
 
+Test(status, what_the_coordinator_itself_cannot_do)
+{
+    static cluster_fixture f;
+    static ep_cli_problems problems;
+    setup(&f);
+    f.reply.copies = 1;
+    f.reply.store_error = (char *)(uintptr_t) "disk full";
+    f.reply.placement_error = (char *)(uintptr_t) "no node can take it";
+    ep_cli_cluster_check(&f.reply, f.table, &problems);
+    cr_assert_eq(problems.count, 2);
+    cr_assert_str_eq(problems.texts[0], "the coordinator cannot write its state, new tables wait: disk full");
+    cr_assert_str_eq(problems.texts[1], "placement: no node can take it");
+    ep_routing_table_unref(f.table);
+}
+
 Test(status, nodes_that_do_not_answer_or_drain)
 {
     static ep_cli_problems problems;
