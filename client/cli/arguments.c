@@ -46,6 +46,21 @@ float ep_cli_arg_float(struct argp_state *state, const char *option, const char 
     return value;
 }
 
+uint64_t ep_cli_arg_duration_us(struct argp_state *state, const char *option, const char *text, double min, double max)
+{
+    char *end = NULL;
+    double value = strtod(text, &end);
+    double unit = *end == '\0' || strcmp(end, "s") == 0 ? 1.0
+                  : strcmp(end, "ms") == 0            ? 1e-3
+                  : strcmp(end, "m") == 0             ? 60.0
+                                                      : 0.0;
+    value *= unit;
+    if (end == text || unit == 0.0 || !isfinite(value) || value < min || value > max) {
+        argp_error(state, "%s is '%s', allowed: a number %g..%g of seconds, as 5, 5s, 500ms or 2m", option, text, min, max);
+    }
+    return (uint64_t)(value * 1e6);
+}
+
 size_t ep_cli_arg_word(struct argp_state *state, const char *option, const char *text,
                        const char *const *words)
 {

@@ -18,6 +18,8 @@ double ep_cli_arg_number(struct argp_state *state, const char *option, const cha
                          double max);
 /* The same, read as f32 directly: the nearest float of the text. */
 float ep_cli_arg_float(struct argp_state *state, const char *option, const char *text, float min, float max);
+/* Seconds as a decimal number, or with ms, s or m after it; both limits in seconds. In microseconds. */
+uint64_t ep_cli_arg_duration_us(struct argp_state *state, const char *option, const char *text, double min, double max);
 /* The index of text in words (NULL-terminated). */
 size_t ep_cli_arg_word(struct argp_state *state, const char *option, const char *text,
                        const char *const *words);

@@ -23,6 +23,9 @@ extern const ep_cli_command ep_cli_bench;
 extern const ep_cli_command ep_cli_rpc;
 extern const ep_cli_command ep_cli_completion;
 extern const ep_cli_command ep_cli_trace_command;
+extern const ep_cli_command ep_cli_drain;
+extern const ep_cli_command ep_cli_reload;
+extern const ep_cli_command ep_cli_config;
 
 /* NULL past the end. */
 const ep_cli_command *ep_cli_command_at(size_t index);

@@ -21,6 +21,7 @@ enum {
     KEY_COORDINATOR = 0x100,
     KEY_NODE,
     KEY_TOKEN_FILE,
+    KEY_ADMIN,
     KEY_ADMIN_TOKEN_FILE,
     KEY_TIMEOUT,
     KEY_TLS_CA,
@@ -95,6 +96,16 @@ static void check_tls(struct argp_state *state, const ep_cli_connect *connect, c
     }
 }
 
+static void read_tokens(struct argp_state *state, ep_cli_connect *connect)
+{
+    if (connect->token_file != NULL) {
+        read_token(state, "--token-file", connect->token_file, connect->token);
+    }
+    if (connect->admin_token_file != NULL) {
+        read_token(state, "--admin-token-file", connect->admin_token_file, connect->admin_token);
+    }
+}
+
 /* All options are read: what they say together. */
 static void complete(struct argp_state *state, ep_cli_connect *connect)
 {
@@ -114,14 +125,8 @@ static void complete(struct argp_state *state, ep_cli_connect *connect)
     for (size_t i = 0; i < connect->node_urls_count; i++) {
         check_tls(state, connect, connect->node_urls[i]);
     }
-    if (connect->token_file != NULL) {
-        read_token(state, "--token-file", connect->token_file, connect->token);
-    }
-    if (connect->admin_token_file != NULL) {
-        read_token(state, "--admin-token-file", connect->admin_token_file, connect->admin_token);
-    }
+    read_tokens(state, connect);
 }
-
 static error_t parse_connect(int key, char *arg, struct argp_state *state)
 {
     ep_cli_connect *connect = state->input;
@@ -139,8 +144,7 @@ static error_t parse_connect(int key, char *arg, struct argp_state *state)
         connect->admin_token_file = arg;
         return 0;
     case KEY_TIMEOUT:
-        connect->timeout_us =
-            (uint64_t)(ep_cli_arg_number(state, "--timeout", arg, TIMEOUT_S_MIN, TIMEOUT_S_MAX) * 1e6);
+        connect->timeout_us = ep_cli_arg_duration_us(state, "--timeout", arg, TIMEOUT_S_MIN, TIMEOUT_S_MAX);
         return 0;
     case KEY_TLS_CA:
         connect->tls.ca_file = arg;
@@ -169,7 +173,7 @@ static const struct argp_option connect_options[] = {
      ", else " EP_CLI_COORDINATOR_DEFAULT ")",
      10},
     {"node", KEY_NODE, "URL", 0, "A node instead of a coordinator; may be repeated", 10},
-    {"timeout", KEY_TIMEOUT, "SECONDS", 0, "For connecting, and for each call (default: 10)", 10},
+    {"timeout", KEY_TIMEOUT, "TIME", 0, "For connecting, and for each call (default: 10s)", 10},
     {"token-file", KEY_TOKEN_FILE, "FILE", 0, "File that only we can read (mode 0600) with the token to show", 10},
     {"admin-token-file", KEY_ADMIN_TOKEN_FILE, "FILE", 0,
      "The same for commands of operators, which connect to admin_listen", 10},
@@ -182,6 +186,38 @@ static const struct argp_option connect_options[] = {
     {0},
 };
 const struct argp ep_cli_connect_argp = {connect_options, parse_connect, NULL, NULL, NULL, NULL, NULL};
+
+static error_t parse_admin(int key, char *arg, struct argp_state *state)
+{
+    ep_cli_connect *connect = state->input;
+    switch (key) {
+    case KEY_ADMIN:
+        connect->admin_url = check_url(state, "--admin", arg);
+        return 0;
+    case ARGP_KEY_END:
+        ep_cli_arg_required(state, "--admin", connect->admin_url);
+        check_tls(state, connect, connect->admin_url);
+        read_tokens(state, connect);
+        return 0;
+    default:
+        return parse_connect(key, arg, state);
+    }
+}
+
+static const struct argp_option admin_options[] = {
+    {NULL, 0, NULL, 0, "How to reach the program:", 10},
+    {"admin", KEY_ADMIN, "URL", 0,
+     "Its admin listener, tcp://host:port or tls+tcp://host:port: admin_listen of the coordinator's or the node's configuration",
+     10},
+    {"admin-token-file", KEY_ADMIN_TOKEN_FILE, "FILE", 0, "File of mode 0600 with the token of operators", 10},
+    {"timeout", KEY_TIMEOUT, "TIME", 0, "For the call (default: 10s)", 10},
+    {"tls-ca", KEY_TLS_CA, "FILE", 0, "CA certificates (PEM), for tls+tcp", 10},
+    {"tls-cert-key", KEY_TLS_CERT_KEY, "FILE", 0, "Own certificate and key (PEM), where the program asks for one", 10},
+    {"tls-server-name", KEY_TLS_SERVER_NAME, "NAME", 0, "Name the program must prove, for tls+tcp", 10},
+    {"no-payload-crc", KEY_NO_PAYLOAD_CRC, NULL, 0, "No checksum of payloads; the program must be set the same", 10},
+    {0},
+};
+const struct argp ep_cli_admin_argp = {admin_options, parse_admin, NULL, NULL, NULL, NULL, NULL};
 
 ep_err ep_cli_connect_client(const ep_cli_connect *connect, ep_client **out_client, ep_error *out_error)
 {

@@ -26,6 +26,7 @@ typedef struct ep_cli_connect {
     const char *coordinator_url; /* NULL: nodes are addressed directly */
     const char *node_urls[EP_CLI_NODES_MAX];
     size_t node_urls_count;
+    const char *admin_url;                  /* of ep_cli_admin_argp */
     const char *token_file;                 /* NULL none */
     char token[EP_CLI_TOKEN_BYTES_MAX + 2]; /* "" none */
     const char *admin_token_file;           /* NULL none */
@@ -40,6 +41,8 @@ void ep_cli_connect_init(ep_cli_connect *out_connect);
 /* The common options; its input is an ep_cli_connect. Checks and completes it at the end of the command line.
  */
 extern const struct argp ep_cli_connect_argp;
+/* The same for commands of operators, which speak to one program's admin listener: --admin URL is required. */
+extern const struct argp ep_cli_admin_argp;
 
 /*
  * A client that has a routing table and its nodes. Errors: UNAVAILABLE (nobody there, or no table and nodes

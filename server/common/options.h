@@ -129,6 +129,15 @@ void ep_options_print_sample(const ep_options_spec *spec, FILE *out);
 /* The program's page of section 8, and that of its file of section 5. */
 void ep_options_print_man(const ep_options_spec *spec, FILE *out);
 void ep_options_print_man_file(const ep_options_spec *spec, FILE *out);
+/* One option of the table as a line of text. */
+typedef struct ep_options_entry {
+    const ep_option *option;
+    char *value;        /* freed by the caller; "" not set; items of a list joined with ",", their fields with "=" */
+    const char *origin; /* as ep_options_origin, or "not set" */
+} ep_options_entry;
+size_t ep_options_count(const ep_options *options);
+/* index below _count. Errors: NO_MEMORY. */
+ep_err ep_options_entry_read(const ep_options *options, size_t index, ep_options_entry *out_entry);
 /* Calls func for each key whose value differs. */
 void ep_options_diff(const ep_options *before, const ep_options *after,
                      void (*func)(void *arg, const ep_option *option), void *arg);

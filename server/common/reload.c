@@ -9,32 +9,45 @@
 #include "common/sd_notify.h"
 #include "common/service_config.h"
 
-static void log_change(void *arg, const ep_option *option)
+typedef struct change_list {
+    const ep_options *options;
+    ep_reload_report *report;
+} change_list;
+
+static void on_change(void *arg, const ep_option *option)
 {
-    const ep_options *options = arg;
+    const change_list *list = arg;
     if (!option->reloadable) {
         return;
+    }
+    if (list->report->changed_count < EP_RELOAD_KEYS_MAX) {
+        list->report->changed[list->report->changed_count++] = option->name;
     }
     if (option->type == EP_OPTION_LIST) {
         ep_log(EP_LOG_INFO, "config-reload", "%s changed", option->name);
     } else {
         ep_log(EP_LOG_INFO, "config-reload", "%s is %s (%s)", option->name,
-               ep_options_text(options, option->name), ep_options_origin(options, option->name));
+               ep_options_text(list->options, option->name), ep_options_origin(list->options, option->name));
     }
 }
 
-static void log_waiting(void *arg, const ep_option *option)
+static void on_waiting(void *arg, const ep_option *option)
 {
-    (void)arg;
-    if (!option->reloadable) {
-        ep_log(EP_LOG_WARN, "config-reload", "%s changed; it takes effect after a restart", option->name);
+    const change_list *list = arg;
+    if (option->reloadable) {
+        return;
     }
+    if (list->report->need_restart_count < EP_RELOAD_KEYS_MAX) {
+        list->report->need_restart[list->report->need_restart_count++] = option->name;
+    }
+    ep_log(EP_LOG_WARN, "config-reload", "%s changed; it takes effect after a restart", option->name);
 }
 
-const ep_options *ep_reload_run(ep_reload *reload)
+const ep_options *ep_reload_run(ep_reload *reload, ep_reload_report *out_report, ep_error *out_error)
 {
     const ep_options *before = reload->current != NULL ? reload->current : reload->started;
     ep_options *options = NULL;
+    ep_reload_report report = {.changed_count = 0};
     ep_error error;
     ep_sd_notify_reloading();
     ep_error_clear(&error);
@@ -44,15 +57,25 @@ const ep_options *ep_reload_run(ep_reload *reload)
     if (err != EP_OK) {
         ep_log(EP_LOG_ERROR, "config-reload", "refused, nothing changed: %s", error.text);
         ep_options_free(options);
+        ep_error_set(out_error, err, "nothing changed: %s", error.text);
         return NULL;
     }
+    change_list list = {.options = options, .report = &report};
     ep_service_log_start(options);
-    ep_options_diff(before, options, log_change, options);
-    ep_options_diff(reload->started, options, log_waiting, NULL);
+    ep_options_diff(before, options, on_change, &list);
+    ep_options_diff(reload->started, options, on_waiting, &list);
     ep_log(EP_LOG_INFO, "config-reload", "done");
     ep_options_free(reload->current);
     reload->current = options;
+    if (out_report != NULL) {
+        *out_report = report;
+    }
     return options;
+}
+
+const ep_options *ep_reload_in_force(const ep_reload *reload, const ep_option *option)
+{
+    return option->reloadable && reload->current != NULL ? reload->current : reload->started;
 }
 
 void ep_reload_fini(ep_reload *reload)

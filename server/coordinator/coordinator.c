@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/random.h"
+#include "common/admin_service.h"
 #include "common/metrics.h"
 #include "common/ports_file.h"
 #include "common/probes.h"
@@ -32,6 +33,7 @@ typedef struct coordinator {
     ep_table_store *store;       /* NULL: state in memory */
     ep_coordinator_service *service;
     ep_gateway *gateway;
+    ep_admin_service *admin;
     ep_rpc_server *server;
     ep_metrics *metrics;
     ep_probes *probes;
@@ -78,10 +80,10 @@ static void on_stop(void *arg, const char *signal_name)
     ep_loop_timer_start(self->leave_timer, 0, LEAVE_LOOK_MS);
 }
 
-static void on_reload(void *arg)
+static ep_err run_reload(void *arg, ep_reload_report *out_report, ep_error *out_error)
 {
     coordinator *self = arg;
-    const ep_options *options = ep_reload_run(self->reload);
+    const ep_options *options = ep_reload_run(self->reload, out_report, out_error);
     if (options != NULL) {
         char token[EP_TOKEN_BYTES_MAX + 1];
         ep_service_tokens_reload(options, self->config->service.credentials);
@@ -90,6 +92,36 @@ static void on_reload(void *arg)
         explicit_bzero(token, sizeof(token));
     }
     ep_sd_notify_ready(options != NULL ? "serving" : "serving, the last reload was refused: see the log");
+    return options != NULL ? EP_OK : out_error->code;
+}
+
+static void on_reload(void *arg)
+{
+    ep_error error;
+    (void)run_reload(arg, NULL, &error); /* a refusal is logged */
+}
+
+/* An order of an operator. */
+static ep_err on_drain(void *arg, const char *node, bool undo, ep_admin_drain *out_drain, ep_error *out_error)
+{
+    coordinator *self = arg;
+    ep_coordinator_drain drain;
+    ep_err err = ep_coordinator_service_drain(self->service, node, undo, &drain, out_error);
+    if (err == EP_OK) {
+        *out_drain = (ep_admin_drain){.state = drain.state, .copies_to_move = drain.copies_to_move};
+        snprintf(out_drain->node, sizeof(out_drain->node), "%s", drain.node);
+        snprintf(out_drain->note, sizeof(out_drain->note), "%s", drain.note);
+    }
+    return err;
+}
+
+static ep_err add_admin(coordinator *self, ep_error *out_error)
+{
+    const ep_admin_config admin = {
+        .loop = self->loop, .reload = self->reload, .drain = on_drain, .run_reload = run_reload, .arg = self};
+    ep_err err = ep_admin_service_create(&admin, &self->admin);
+    return err == EP_OK ? ep_rpc_server_add_service(self->server, ep_admin_service_rpc(self->admin), out_error)
+                        : ep_error_set(out_error, err, "no memory for the admin service");
 }
 
 static void on_tick(void *arg)
@@ -255,6 +287,7 @@ static ep_err start_rpc(coordinator *self, ep_error *out_error)
     err = ep_rpc_server_create(&config, &self->server, out_error);
     err = err != EP_OK ? err : ep_rpc_server_add_service(self->server, ep_coordinator_service_rpc(self->service), out_error);
     err = err != EP_OK ? err : ep_rpc_server_add_service(self->server, ep_gateway_rpc(self->gateway), out_error);
+    err = err != EP_OK ? err : add_admin(self, out_error);
     err = err != EP_OK ? err : ep_service_listen(service, self->server, out_error);
     return err != EP_OK ? err : connect_gateway(self, out_error);
 }
@@ -320,7 +353,9 @@ static void stop(coordinator *self)
         ep_coordinator_service_stop(self->service);
     }
     ep_gateway_stop(self->gateway);
+    ep_admin_service_stop(self->admin);
     ep_rpc_server_destroy(self->server);
+    ep_admin_service_destroy(self->admin);
     ep_gateway_destroy(self->gateway);
     ep_coordinator_service_destroy(self->service);
     ep_table_store_close(self->store);

@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "coordinator/drain_report.h"
 #include "coordinator/failpoint.h"
 #include "coordinator/table_keeper.h"
 #include "coordinator/statistics.h"
@@ -326,11 +327,24 @@ static void on_register_node(Expertd__V1__Coordinator_Service *rpc, const Expert
     (void)EP_FAILPOINT(register_replied);
 }
 
+/* Lock held. What a node that asked to be emptied wants to know. */
+static void fill_leaving(ep_coordinator_service *self, const Expertd__V1__HeartbeatRequest *request, ep_coordinator_drain *drain,
+                         Expertd__V1__HeartbeatReply *reply)
+{
+    if (strcmp(request->state, "leaving") == 0) {
+        ep_coordinator_state_leaving(self->cluster, request->node, drain);
+        ep_drain_report_complete(self->cluster, &self->config, self->served, false, drain);
+        reply->copies_listed = drain->copies_to_move;
+        reply->note = drain->note;
+    }
+}
+
 static void on_heartbeat(Expertd__V1__Coordinator_Service *rpc, const Expertd__V1__HeartbeatRequest *request,
                          Expertd__V1__HeartbeatReply_Closure closure, void *closure_data)
 {
     ep_coordinator_service *self = self_of(rpc);
     Expertd__V1__HeartbeatReply reply = EXPERTD__V1__HEARTBEAT_REPLY__INIT;
+    ep_coordinator_drain drain;
     ep_error error;
     bool reregister = false;
     pthread_mutex_lock(&self->lock);
@@ -355,6 +369,7 @@ static void on_heartbeat(Expertd__V1__Coordinator_Service *rpc, const Expertd__V
         reply.epoch = &epoch;
         reply.committed = &committed;
         reply.reregister = reregister;
+        fill_leaving(self, request, &drain, &reply);
         closure(&reply, closure_data);
         ep_coordinator_state_assignments_free(reply.assignments, reply.n_assignments);
     }
@@ -581,9 +596,12 @@ ep_err ep_coordinator_service_drain(ep_coordinator_service *self, const char *no
     pthread_mutex_lock(&self->lock);
     ep_err err = ep_coordinator_state_drain(self->cluster, node, undo, out_drain, out_error);
     if (err == EP_OK) {
-        ep_log(EP_LOG_INFO, undo ? "drain-undone" : "drain", "node %s state %s copies_to_move %u", out_drain->node,
-               out_drain->state, out_drain->copies_to_move);
         announce(self);
+        ep_drain_report_complete(self->cluster, &self->config, self->served, undo, out_drain);
+        if (out_drain->is_news) { /* who waits for the end asks again and again */
+            ep_log(EP_LOG_INFO, undo ? "drain-undone" : "drain", "node %s state %s copies_to_move %u", out_drain->node,
+                   out_drain->state, out_drain->copies_to_move);
+        }
     }
     pthread_mutex_unlock(&self->lock);
     return err;

@@ -473,6 +473,7 @@ ep_err ep_coordinator_state_register(ep_coordinator_state *cluster, uint64_t now
     node->incarnation = request->incarnation;
     node->state = NODE_STARTING;
     node->is_restored = false;
+    node->is_leaving = false;
     node->last_seen_ns = now_ns;
     for (uint32_t i = 0; i < cluster->layers_count; i++) { /* it tries anew */
         memset(node->layers[i].failed, 0, layer_words(&cluster->layers[i]) * sizeof(uint64_t));
@@ -486,8 +487,13 @@ ep_err ep_coordinator_state_register(ep_coordinator_state *cluster, uint64_t now
     return EP_OK;
 }
 
+#define STATE_LEAVING "leaving" /* a wish, not a state: the node serves */
+
 static node_state state_from_name(const char *name)
 {
+    if (strcmp(name, STATE_LEAVING) == 0) {
+        return NODE_SERVING;
+    }
     for (int i = NODE_STARTING; i <= NODE_DEGRADED; i++) {
         if (strcmp(state_names[i], name) == 0) {
             return (node_state)i;
@@ -542,7 +548,11 @@ ep_err ep_coordinator_state_heartbeat(ep_coordinator_state *cluster, uint64_t no
     }
     bool is_loaded = cluster->placed_once && node->loaded_number >= cluster->assignment_number;
     bool has_failed = is_loaded && request->n_models > 0 && note_failures(cluster, node);
-    if (has_failed || (before == NODE_DRAINING) != (node->state == NODE_DRAINING)) {
+    bool was_leaving = node->is_leaving;
+    node->is_leaving = strcmp(request->state, STATE_LEAVING) == 0;
+    bool came_back = was_leaving && !node->is_leaving && node->state != NODE_DRAINING;
+    cluster->rebalance |= came_back;
+    if (has_failed || was_leaving != node->is_leaving || (before == NODE_DRAINING) != (node->state == NODE_DRAINING)) {
         cluster_place(cluster);
     }
     /* A table takes nodes x experts x layers steps, and most heartbeats bring nothing for it. */
@@ -638,7 +648,7 @@ bool ep_coordinator_state_node(const ep_coordinator_state *cluster, size_t index
         .node_id = node->node_id,
         .name = node->name,
         .url = node->url,
-        .state = node->is_drained ? drained_name(cluster, node) : state_names[node->state],
+        .state = node_is_emptied(node) ? drained_name(cluster, node) : state_names[node->state],
         .incarnation = node->incarnation,
         .rows_served = node->rows_served,
         .last_seen_ns = node->last_seen_ns,

@@ -63,16 +63,22 @@ typedef struct ep_coordinator_drain {
     char node[EP_NODE_NAME_BYTES];
     const char *state;               /* the node's state now; "gone": only its name is known */
     uint32_t copies_to_move;         /* copies that still stand on it in the table */
+    bool is_news;                    /* the order changed something */
+    bool is_leaving;                 /* the node itself asks to be emptied: undo here does not change that */
+    char note[EP_ERROR_TEXT_BYTES];  /* ep_coordinator_service_drain only: as DrainReply.note */
 } ep_coordinator_drain;
 
 /*
  * A drained node is given no experts. Its copies stay listed, and it keeps them, until each has a loaded copy
  * elsewhere; where no other node can take an expert it stays, and the placement error says so. The name stays
- * drained also while no such node is there, until undo. Undo lets the node take part again, and moves copies
+ * drained also while no such node is there, until undo. A node whose heartbeats say "leaving" is treated the same while they do. Undo lets the node take part again, and moves copies
  * to it for balance. Errors: NOT_FOUND naming the known nodes; NO_MEMORY.
  */
 ep_err ep_coordinator_state_drain(ep_coordinator_state *cluster, const char *node, bool undo,
                                   ep_coordinator_drain *out_drain, ep_error *out_error);
+
+/* The same report of a node that asks to be emptied itself; one that is not known has nothing to move. */
+void ep_coordinator_state_leaving(const ep_coordinator_state *cluster, const char *name, ep_coordinator_drain *out_drain);
 
 /* The newest table (borrowed; ref it to keep it); NULL before the first. */
 ep_routing_table *ep_coordinator_state_table(const ep_coordinator_state *cluster);

@@ -70,23 +70,31 @@ ep_err ep_coordinator_state_drain(ep_coordinator_state *cluster, const char *nam
     if (was_drained == undo) {
         cluster->revision++;
     }
-    ep_coordinator_drain drain = {.state = "gone"};
-    snprintf(drain.node, sizeof(drain.node), "%s", name);
-    if (node != NULL) {
-        if (node->is_drained == undo) {
-            node->is_drained = !undo;
-            cluster->rebalance = undo;
-            cluster_place(cluster);
-            cluster_publish(cluster);
-        }
-        ep_coordinator_state_node_view view;
-        for (size_t n = 0; ep_coordinator_state_node(cluster, n, &view); n++) {
-            if (strcmp(view.name, name) == 0) {
-                drain.state = view.state;
-            }
-        }
-        drain.copies_to_move = undo ? 0 : cluster_copies_of(cluster, node);
+    if (node != NULL && node->is_drained == undo) {
+        node->is_drained = !undo;
+        cluster->rebalance = undo && node_can_own(node);
+        cluster_place(cluster);
+        cluster_publish(cluster);
     }
-    *out_drain = drain;
+    ep_coordinator_state_leaving(cluster, name, out_drain);
+    out_drain->is_news = was_drained == undo;
     return EP_OK;
+}
+
+void ep_coordinator_state_leaving(const ep_coordinator_state *cluster, const char *name, ep_coordinator_drain *out_drain)
+{
+    const cluster_node *node = cluster_find_node(cluster, name);
+    *out_drain = (ep_coordinator_drain){.state = "gone"};
+    snprintf(out_drain->node, sizeof(out_drain->node), "%s", name);
+    if (node == NULL) {
+        return;
+    }
+    ep_coordinator_state_node_view view;
+    for (size_t n = 0; ep_coordinator_state_node(cluster, n, &view); n++) {
+        if (strcmp(view.name, name) == 0) {
+            out_drain->state = view.state;
+        }
+    }
+    out_drain->copies_to_move = node_is_emptied(node) ? cluster_copies_of(cluster, node) : 0;
+    out_drain->is_leaving = node->is_leaving;
 }

@@ -133,7 +133,9 @@ static ep_err map_devices(const ep_coordinator_state *cluster, const problem *p,
         }
         if (n == p->nodes_count) {
             free(devices);
-            const char *why = cluster_is_drained(cluster, config->node_order[d]) ? "drained" : "not registered";
+            const cluster_node *node = cluster_find_node(cluster, config->node_order[d]);
+            bool is_drained = cluster_is_drained(cluster, config->node_order[d]) || (node != NULL && node->is_leaving);
+            const char *why = is_drained ? "drained" : "not registered";
             return ep_error_set(out_error, EP_ERR_UNAVAILABLE, "expert map %s: device %zu is node %s, which is %s",
                                 config->expert_map->file, d, config->node_order[d], why);
         }
@@ -324,7 +326,7 @@ static ep_err check_nowhere_else(const ep_coordinator_state *cluster, uint32_t m
 {
     for (size_t n = 0; n < cluster->nodes_count; n++) {
         const cluster_node *node = cluster->nodes[n];
-        if (node->is_drained && node_serves(node, model_index)) {
+        if (node_is_emptied(node) && node_serves(node, model_index)) {
             return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
                                 "model %s:%s: no node that can load it is left but drained ones (%s); they keep "
                                 "their experts",

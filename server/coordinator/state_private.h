@@ -21,6 +21,7 @@ typedef struct cluster_node {
     char url[EP_URL_BYTES];
     node_state state;
     bool is_drained;             /* by an operator: stands in cluster->drained */
+    bool is_leaving;             /* by its own word, while this incarnation says so: placed like a drained one, never kept */
     bool is_restored;            /* from the store and not heard of since: stands in the table with what it held */
     uint64_t incarnation;
     uint64_t last_seen_ns;
@@ -91,10 +92,16 @@ static inline void bit_clear(uint64_t *bits, uint32_t index)
     bits[index / 64] &= ~(1ull << (index % 64));
 }
 
+/* Serves on, and is to get rid of its experts. */
+static inline bool node_is_emptied(const cluster_node *node)
+{
+    return node->is_drained || node->is_leaving;
+}
+
 /* Takes part in placement: everything but draining and drained. */
 static inline bool node_can_own(const cluster_node *node)
 {
-    return node->state != NODE_DRAINING && !node->is_drained;
+    return node->state != NODE_DRAINING && !node_is_emptied(node);
 }
 
 /* Stands in the table. */

@@ -48,6 +48,7 @@ struct ep_membership {
     bool hurries; /* another heartbeat as soon as this call has ended */
     bool models_changed;
     bool sent_draining; /* the heartbeat in flight says so */
+    bool sent_leaving;  /* the same */
     bool is_loading;    /* assigned is not loaded yet */
     bool has_drop_timer;
     uint32_t heartbeat_ms;
@@ -259,6 +260,11 @@ static void on_heartbeat(ep_membership *m, const Expertd__V1__HeartbeatReply *re
         return;
     }
     set_connected(m, true);
+    pthread_mutex_lock(&m->view_lock);
+    m->view.said_leaving = m->sent_leaving;
+    m->view.copies_listed = reply->copies_listed;
+    snprintf(m->view.note, sizeof(m->view.note), "%s", reply->note);
+    pthread_mutex_unlock(&m->view_lock);
     if (m->sent_draining) {
         pthread_mutex_lock(&m->view_lock);
         m->view.said_draining = true;
@@ -439,6 +445,7 @@ static void send_heartbeat(ep_membership *m)
         m->models_changed = false;
     }
     m->sent_draining = strcmp(report.state, "draining") == 0;
+    m->sent_leaving = strcmp(report.state, "leaving") == 0;
     ep_load_report_make(m->loads, ep_clock_now_ns(), m->sent_draining, &request.loads, &request.n_loads);
     call(m, LETTER_HEARTBEAT, "Heartbeat", &request.base);
     ep_load_report_free(request.loads, request.n_loads);
@@ -465,6 +472,14 @@ void ep_membership_hurry(ep_membership *m)
     } else {
         tick(m);
     }
+}
+
+void ep_membership_leaving_changed(ep_membership *m)
+{
+    pthread_mutex_lock(&m->view_lock);
+    m->view.said_leaving = false;
+    pthread_mutex_unlock(&m->view_lock);
+    ep_membership_hurry(m);
 }
 
 void ep_membership_read(ep_membership *m, ep_membership_view *out_view)

@@ -49,6 +49,9 @@ typedef struct ep_membership_view {
     bool is_connected;  /* registered, and the last heartbeat was answered */
     bool was_assigned;  /* the first assignment has been worked through: everything loaded or failed */
     bool said_draining; /* the coordinator has answered a heartbeat that said draining */
+    bool said_leaving;  /* its last answer was to a heartbeat that said leaving; the next two are of it */
+    uint32_t copies_listed;         /* of this node, in the newest table */
+    char note[EP_ERROR_TEXT_BYTES]; /* why they stay; "" none */
     uint32_t node_id;
 } ep_membership_view;
 
@@ -61,6 +64,8 @@ void ep_membership_destroy(ep_membership *membership);
 void ep_membership_on_weights(ep_membership *membership);
 /* Sends a heartbeat now: the node's state changed. */
 void ep_membership_hurry(ep_membership *membership);
+/* The same, and what was said of leaving no longer holds until that heartbeat is answered. */
+void ep_membership_leaving_changed(ep_membership *membership);
 void ep_membership_read(ep_membership *membership, ep_membership_view *out_view);
 
 #endif

@@ -31,6 +31,12 @@ const char *ep_node_state_name(ep_node_state state)
     return names[state];
 }
 
+const char *ep_node_state_text(const ep_node *node)
+{
+    ep_node_state state = (ep_node_state)atomic_load(&node->state);
+    return atomic_load(&node->is_leaving) && state != EP_NODE_DRAINING ? "leaving" : ep_node_state_name(state);
+}
+
 /* ---- state ---- */
 
 static ep_node_state derive_state(const ep_node *node, const ep_weight_stats *weights)
@@ -186,10 +192,10 @@ static void on_idle(void *arg)
 
 /* ---- reload ---- */
 
-static void on_reload(void *arg)
+ep_err ep_node_reload(void *arg, ep_reload_report *out_report, ep_error *out_error)
 {
     ep_node *node = arg;
-    const ep_options *options = ep_reload_run(&node->reload);
+    const ep_options *options = ep_reload_run(&node->reload, out_report, out_error);
     if (options != NULL) {
         node->drain_ms = (uint32_t)ep_options_number(options, "drain_ms");
         node->compute_stall_ms = (uint32_t)ep_options_number(options, "compute_stall_ms");
@@ -199,6 +205,13 @@ static void on_reload(void *arg)
     snprintf(status, sizeof(status), "%s%s", ep_node_state_name((ep_node_state)atomic_load(&node->state)),
              options != NULL ? "" : ", the last reload was refused: see the log");
     ep_sd_notify_ready(status);
+    return options != NULL ? EP_OK : out_error->code;
+}
+
+static void on_reload(void *arg)
+{
+    ep_error error;
+    (void)ep_node_reload(arg, NULL, &error); /* a refusal is logged */
 }
 
 /* ---- watchdog ---- */
@@ -222,7 +235,7 @@ static void fill_report(void *arg, ep_membership_report *out_report)
     ep_weight_stats weights;
     ep_forward_handler_read_stats(node->handler, &requests);
     ep_weight_store_read_stats(node->store, &weights);
-    out_report->state = ep_node_state_name((ep_node_state)atomic_load(&node->state));
+    out_report->state = ep_node_state_text(node);
     out_report->rows_served = requests.rows_served;
     snprintf(out_report->last_error, sizeof(out_report->last_error), "%s", weights.last_error);
 }
@@ -354,7 +367,16 @@ static ep_err start_server(ep_node *node, ep_error *out_error)
         return err;
     }
     ep_rpc_server_set_state(node->server, "starting");
-    if ((err = ep_rpc_server_add_service(node->server, &node->expert_service.base.base, out_error)) !=
+    const ep_admin_config admin = {.loop = node->loop,
+                                   .reload = &node->reload,
+                                   .drain = ep_node_drain_order,
+                                   .run_reload = ep_node_reload,
+                                   .arg = node};
+    if ((err = ep_admin_service_create(&admin, &node->admin)) != EP_OK) {
+        return ep_error_set(out_error, err, "no memory for the admin service");
+    }
+    if ((err = ep_rpc_server_add_service(node->server, ep_admin_service_rpc(node->admin), out_error)) != EP_OK ||
+        (err = ep_rpc_server_add_service(node->server, &node->expert_service.base.base, out_error)) !=
             EP_OK ||
         (err = ep_rpc_server_add_service(node->server, &node->info_service.base.base, out_error)) != EP_OK) {
         return err;
@@ -508,7 +530,9 @@ void ep_node_destroy(ep_node *node)
     if (node->batcher != NULL) {
         ep_batcher_close(node->batcher, EP_ERR_DRAINING);
     }
+    ep_admin_service_stop(node->admin);
     ep_rpc_server_destroy(node->server); /* every call has ended, so nothing is in work any more */
+    ep_admin_service_destroy(node->admin);
     ep_batcher_destroy(node->batcher);
     ep_forward_handler_destroy(node->handler);
     ep_admission_destroy(node->admission);

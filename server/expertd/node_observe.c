@@ -189,7 +189,7 @@ static ep_probe_check check_state(const ep_node *node)
 {
     ep_node_state state = (ep_node_state)atomic_load(&node->state);
     ep_probe_check check = {.name = "state", .ok = state == EP_NODE_SERVING || state == EP_NODE_DEGRADED};
-    snprintf(check.text, sizeof(check.text), "%s", ep_node_state_name(state));
+    snprintf(check.text, sizeof(check.text), "%s", ep_node_state_text(node));
     return check;
 }
 

@@ -3,6 +3,7 @@
 #ifndef EP_EXPERTD_NODE_PRIVATE_H
 #define EP_EXPERTD_NODE_PRIVATE_H
 
+#include "common/admin_service.h"
 #include "common/metrics.h"
 #include "common/probes.h"
 #include "common/service_loop.h"
@@ -77,6 +78,7 @@ struct ep_node {
     ep_rpc_server *server;
     ep_probes *probes;
     ep_membership *membership;
+    ep_admin_service *admin;
     ep_node_expert_service expert_service;
     ep_node_info_service info_service;
     ep_node_gauges gauges;
@@ -87,6 +89,7 @@ struct ep_node {
     _Atomic uint32_t state;   /* ep_node_state */
     _Atomic bool has_started; /* was ready once */
     bool is_draining;         /* loop thread */
+    _Atomic bool is_leaving;  /* an operator wants it emptied; it serves on. Written by the loop thread */
     bool ports_written;
     uint32_t drain_ms;        /* reloadable */
     uint32_t compute_stall_ms; /* reloadable */
@@ -96,6 +99,13 @@ struct ep_node {
     ep_loop_timer *drain_timer; /* the longest a drain may take */
     ep_loop_timer *leave_timer; /* while draining: looks whether the last replies are out */
 };
+
+/* What the node calls its state: "leaving" while it serves and waits to be emptied. Any thread. */
+const char *ep_node_state_text(const ep_node *node);
+/* node.c: what SIGHUP does. Loop thread. Errors: as ep_reload_run. */
+ep_err ep_node_reload(void *arg, ep_reload_report *out_report, ep_error *out_error);
+/* node_admin.c: the orders of operators. Loop thread. */
+ep_err ep_node_drain_order(void *arg, const char *name, bool undo, ep_admin_drain *out_drain, ep_error *out_error);
 
 /* node_service.c: what peers may ask. */
 void ep_node_services_init(ep_node *node);

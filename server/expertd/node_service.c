@@ -85,7 +85,7 @@ static void service_node_status(Expertd__V1__NodeInfo_Service *service, const Ex
     epoch.term = loaded.term;
     epoch.number = loaded.number;
     reply.node = (char *)(uintptr_t)node->config->name;
-    reply.state = (char *)(uintptr_t)ep_node_state_name((ep_node_state)atomic_load(&node->state));
+    reply.state = (char *)(uintptr_t)ep_node_state_text(node);
     reply.incarnation = node->incarnation;
     reply.epoch = &epoch;
     reply.rows_served = requests.rows_served;

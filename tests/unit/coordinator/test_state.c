@@ -628,6 +628,56 @@ Test(coordinator_state, a_drained_name_stays_drained_while_the_node_is_away)
     ep_coordinator_state_destroy(cluster);
 }
 
+Test(coordinator_state, a_node_that_says_leaving_is_emptied_while_it_says_so)
+{
+    ep_coordinator_drain drain;
+    start_nodes(1, 3);
+    uint32_t before = listed(1);
+    beat(1, "leaving");
+    ep_coordinator_state_leaving(cluster, "node-1", &drain);
+    cr_assert_eq(drain.copies_to_move, before);
+    cr_assert_str_eq(drain.state, "draining");
+    cr_assert(drain.is_leaving);
+    load(0);
+    load(2);
+    cr_assert_eq(listed(1), before, "node 1 has not loaded its empty assignment yet");
+    nodes[1].loaded_number = ep_coordinator_state_assignment_epoch(cluster).number;
+    beat(1, "leaving");
+    assert_copies(1);
+    cr_assert_eq(listed(1), 0u);
+    ep_coordinator_state_leaving(cluster, "node-1", &drain);
+    cr_assert_eq(drain.copies_to_move, 0u);
+    cr_assert_str_eq(drain.state, "drained");
+    cr_assert_eq(ep_coordinator_state_drain(cluster, "node-1", true, &drain, NULL), EP_OK);
+    cr_assert_str_eq(drain.state, "drained", "its own wish is not undone here");
+    cr_assert_eq(listed(1), 0u);
+
+    beat(1, "serving");
+    settle(3);
+    assert_copies(1);
+    cr_assert_geq(listed(1), 4u, "it takes part again: %u copies", listed(1));
+    cr_assert_str_eq(state_of(1), "serving");
+    ep_coordinator_state_destroy(cluster);
+}
+
+Test(coordinator_state, a_restarted_node_is_no_longer_leaving_and_the_wish_is_not_kept)
+{
+    ep_coordinator_kept kept;
+    ep_coordinator_drain drain;
+    start_nodes(1, 2);
+    beat(1, "leaving");
+    cr_assert_eq(ep_coordinator_state_save(cluster, &kept), EP_OK);
+    cr_assert_eq(kept.drained_count, 0u);
+    ep_coordinator_kept_fini(&kept);
+    nodes[1].incarnation++;
+    cr_assert_eq(join(1, NULL), EP_OK);
+    ep_coordinator_state_leaving(cluster, "node-1", &drain);
+    cr_assert_not(drain.is_leaving);
+    settle(2);
+    cr_assert_str_eq(state_of(1), "serving");
+    ep_coordinator_state_destroy(cluster);
+}
+
 /* ---- experts that fail to load ---- */
 
 Test(coordinator_state, a_failed_expert_goes_to_another_node_and_the_old_copy_stays_until_then)

@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The Admin service of both daemons. Who may call it is decided before: its methods are for operators, and those come in
+ * on admin_listen only (rpc/rpc.h).
+ *
+ * Threads    calls arrive on lane threads and are worked off one after another on the loop's thread, like signals.
+ */
+#ifndef EP_SERVER_COMMON_ADMIN_SERVICE_H
+#define EP_SERVER_COMMON_ADMIN_SERVICE_H
+
+#include "common/reload.h"
+#include "common/service_loop.h"
+#include "rpc/rpc.h"
+
+typedef struct ep_admin_service ep_admin_service;
+
+typedef struct ep_admin_drain {
+    char node[EP_NODE_NAME_BYTES];
+    const char *state; /* static text */
+    uint32_t copies_to_move;
+    char note[EP_ERROR_TEXT_BYTES]; /* "" none */
+} ep_admin_drain;
+
+/* Callbacks run on the loop's thread. */
+typedef struct ep_admin_config {
+    ep_service_loop *loop;   /* borrowed, like reload */
+    const ep_reload *reload; /* knows the options in force */
+    /* As the Drain method; out_drain is zeroed. */
+    ep_err (*drain)(void *arg, const char *node, bool undo, ep_admin_drain *out_drain, ep_error *out_error);
+    /* Exactly what SIGHUP does. */
+    ep_err (*run_reload)(void *arg, ep_reload_report *out_report, ep_error *out_error);
+    void *arg;
+} ep_admin_config;
+
+/* Errors: NO_MEMORY. */
+ep_err ep_admin_service_create(const ep_admin_config *config, ep_admin_service **out_service);
+/* For ep_rpc_server_add_service. */
+ProtobufCService *ep_admin_service_rpc(ep_admin_service *service);
+/* Ends the calls that wait, and later ones at once. After the loop has run, before the rpc server is destroyed. NULL allowed. */
+void ep_admin_service_stop(ep_admin_service *service);
+/* After the rpc server is destroyed. NULL allowed. */
+void ep_admin_service_destroy(ep_admin_service *service);
+
+#endif

@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Orders of operators to the node itself. */
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "expertd/node_private.h"
+
+/* What can be said now. The coordinator's count is of the table that clients have. */
+static void report(const ep_node *node, ep_admin_drain *out_drain)
+{
+    ep_membership_view view;
+    ep_weight_stats weights;
+    ep_membership_read(node->membership, &view);
+    snprintf(out_drain->node, sizeof(out_drain->node), "%s", node->config->name);
+    out_drain->state = ep_node_state_text(node);
+    if (!atomic_load(&node->is_leaving)) {
+        return;
+    }
+    if (view.said_leaving) {
+        out_drain->copies_to_move = view.copies_listed;
+        snprintf(out_drain->note, sizeof(out_drain->note), "%s", view.note);
+        if (view.copies_listed == 0) {
+            out_drain->state = "drained";
+        }
+    } else {
+        ep_weight_store_read_stats(node->store, &weights);
+        out_drain->copies_to_move = (uint32_t)weights.resident_count; /* at most */
+    }
+    if (!view.is_connected) {
+        snprintf(out_drain->note, sizeof(out_drain->note), "the coordinator at %s does not answer; the node goes on trying",
+                 node->config->coordinator_url);
+    }
+}
+
+ep_err ep_node_drain_order(void *arg, const char *name, bool undo, ep_admin_drain *out_drain, ep_error *out_error)
+{
+    ep_node *node = arg;
+    const char *own = node->config->name;
+    if (name[0] != 0 && strcmp(name, own) != 0) {
+        return ep_error_set(out_error, EP_ERR_NOT_FOUND,
+                            "this is node %s, which drains only itself; node '%.64s' is drained at the coordinator", own, name);
+    }
+    if (node->membership == NULL) {
+        return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
+                            "node %s has no coordinator (coordinator_url) that could move its experts; SIGTERM ends it and finishes "
+                            "the calls in flight",
+                            own);
+    }
+    if (node->is_draining) {
+        return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION, "node %s is ending", own);
+    }
+    if (atomic_load(&node->is_leaving) == undo) {
+        atomic_store(&node->is_leaving, !undo);
+        ep_log(EP_LOG_INFO, "node-leave", "%s", undo ? "undone" : "asks the coordinator to move its experts; serves on");
+        ep_membership_leaving_changed(node->membership);
+    }
+    report(node, out_drain);
+    return EP_OK;
+}
