@@ -43,17 +43,40 @@ bool ep_address_is_loopback(const char *address)
            (size_t)used == bytes && a == 127;
 }
 
-/* Beyond loopback only with TLS and token, or by explicit wish. Says what is missing, or NULL. */
+/* What an address beyond loopback lacks, TLS or token; NULL: nothing. */
 static const char *find_missing(const ep_options *options, const char *address, const char *token_key)
 {
     bool has_token = ep_options_text(options, token_key)[0] != 0;
     bool is_tls = ep_url_is_tls(address);
-    if (ep_address_is_loopback(address) || (is_tls && has_token) || ep_options_bool(options, "insecure")) {
+    if (address[0] == 0 || ep_address_is_loopback(address) || (is_tls && has_token)) {
         return NULL;
     }
     return !is_tls && !has_token ? "there is neither TLS nor token"
            : !is_tls             ? "there is no TLS"
                                  : "there is no token";
+}
+
+/* The same, but NULL too when the operator wants it so. */
+static const char *find_fault(const ep_options *options, const char *address, const char *token_key)
+{
+    return ep_options_bool(options, "insecure") ? NULL : find_missing(options, address, token_key);
+}
+
+static void warn_exposed(const ep_options *options, const char *key, const char *url, const char *token_key)
+{
+    const char *missing = find_missing(options, url, token_key);
+    if (missing != NULL) {
+        ep_log(EP_LOG_WARN, "insecure", "%s %s is reachable from other hosts, and %s", key, url, missing);
+    }
+}
+
+void ep_service_warn_exposed(const ep_options *options)
+{
+    for (size_t i = 0; i < ep_options_list_count(options, "listen"); i++) {
+        warn_exposed(options, "listen", ep_options_list_text(options, "listen", i, "url"), "token_file");
+    }
+    warn_exposed(options, "admin_listen", ep_options_text(options, "admin_listen"), "admin_token_file");
+    warn_exposed(options, "door_listen", ep_options_text(options, "door_listen"), "token_file");
 }
 
 #define UNREACHABLE_TEXT                                                                                     \
@@ -75,7 +98,7 @@ static ep_err load_listeners(const ep_options *options, ep_service_config *confi
             return ep_options_fail_item(options, "listen", i, "url", out_error,
                                         "'%.120s' needs tls_ca_file and tls_cert_key_file", url);
         }
-        const char *missing = find_missing(options, url, "token_file");
+        const char *missing = find_fault(options, url, "token_file");
         if (missing != NULL) {
             return ep_options_fail_item(options, "listen", i, "url", out_error, UNREACHABLE_TEXT, url,
                                         missing, "token_file");
@@ -100,7 +123,7 @@ static ep_err check_listener(const ep_options *options, const char *key, const e
     if (ep_url_is_tls(url) && (tls->ca_file == NULL || tls->cert_key_file == NULL)) {
         return ep_options_fail(options, key, out_error, "'%.120s' needs %s", url, tls_keys);
     }
-    const char *missing = find_missing(options, url, token_key);
+    const char *missing = find_fault(options, url, token_key);
     if (missing != NULL) {
         return ep_options_fail(options, key, out_error, UNREACHABLE_TEXT, url, missing, token_key);
     }

@@ -178,6 +178,9 @@ ep_err ep_service_listen(const ep_service_config *config, ep_rpc_server *server,
 /* Of admin_listen, with its real port, once it listens; "" when it is off. */
 void ep_service_admin_url(const ep_service_config *config, ep_rpc_server *server, char *out_url, size_t bytes);
 
+/* A line for every listener that only insecure: true admits. At start: whoever reads the log shall not have to look for it. */
+void ep_service_warn_exposed(const ep_options *options);
+
 /* Starts the log as the options say. */
 void ep_service_log_start(const ep_options *options);
 /* Loads the trace probes unless tracing is off; before there are threads. Without them all goes on untraced. */

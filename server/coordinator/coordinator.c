@@ -40,6 +40,7 @@ typedef struct coordinator {
     ep_service_loop *loop;
     ep_loop_timer *tick;
     ep_loop_timer *leave_timer;
+    uint32_t drain_ms;           /* of the last reload */
     uint64_t leave_by_ns;
     char rpc_url[EP_URL_BYTES];
     char probe_url[EP_URL_BYTES];
@@ -57,7 +58,7 @@ static void on_leave_look(void *arg)
     ep_rpc_server_read_stats(self->server, &rpc);
     bool late = ep_clock_now_ns() >= self->leave_by_ns;
     if (in_flight > 0 && late) {
-        ep_log(EP_LOG_WARN, "stopping", "drain_ms %u passed, %u gateway calls are ended", self->config->service.drain_ms, in_flight);
+        ep_log(EP_LOG_WARN, "stopping", "drain_ms %u passed, %u gateway calls are ended", self->drain_ms, in_flight);
     }
     if (late || (in_flight == 0 && rpc.sends_queued == 0)) {
         ep_service_loop_quit(self->loop);
@@ -70,13 +71,13 @@ static void on_stop(void *arg, const char *signal_name)
     if (self->stopping) {
         return;
     }
-    ep_log(EP_LOG_INFO, "stopping", "signal %s", signal_name);
+    ep_log(EP_LOG_INFO, "stopping", "signal %s drain_ms %u", signal_name, self->drain_ms);
     ep_sd_notify_stopping("stopping");
-    ep_sd_notify_extend_timeout((uint64_t)self->config->service.drain_ms * 1000 + 5000000);
+    ep_sd_notify_extend_timeout((uint64_t)self->drain_ms * 1000 + 5000000);
     __atomic_store_n(&self->stopping, true, __ATOMIC_RELEASE);
     ep_rpc_server_set_state(self->server, "draining");
     ep_gateway_drain(self->gateway);
-    self->leave_by_ns = ep_clock_now_ns() + self->config->service.drain_ms * EP_NS_PER_MS;
+    self->leave_by_ns = ep_clock_now_ns() + self->drain_ms * EP_NS_PER_MS;
     ep_loop_timer_start(self->leave_timer, 0, LEAVE_LOOK_MS);
 }
 
@@ -86,6 +87,7 @@ static ep_err run_reload(void *arg, ep_reload_report *out_report, ep_error *out_
     const ep_options *options = ep_reload_run(self->reload, out_report, out_error);
     if (options != NULL) {
         char token[EP_TOKEN_BYTES_MAX + 1];
+        self->drain_ms = (uint32_t)ep_options_number(options, "drain_ms");
         ep_service_tokens_reload(options, self->config->service.credentials);
         ep_rpc_credentials_show(self->config->service.credentials, EP_ROLE_CLIENT, token);
         ep_gateway_set_token(self->gateway, token);
@@ -370,7 +372,7 @@ static void stop(coordinator *self)
 
 int ep_coordinator_run(const ep_coordinator_config *config, ep_reload *reload)
 {
-    coordinator self = {.config = config, .reload = reload};
+    coordinator self = {.config = config, .reload = reload, .drain_ms = config->service.drain_ms};
     ep_error error;
     ep_err err = start(&self, &error);
     if (err != EP_OK) {

@@ -247,6 +247,17 @@ Test(coordinator, hangup_keeps_the_old_configuration_when_the_new_one_is_wrong, 
     await_notice("READY=1");
     expect_output("refused, nothing changed: file");
 
+    cr_assert(ep_test_write_file(file, "drain_ms: 7777\n", 0600));
+    cr_assert(ep_test_process_signal(&coordinator, SIGHUP));
+    await_notice("RELOADING=1");
+    await_notice("READY=1");
+    expect_output("drain_ms is 7777");
+    cr_expect_eq(ep_test_process_stop(&coordinator, SIGTERM, WAIT_MS), 0);
+    expect_output("stopping signal SIGTERM drain_ms 7777");
+    ep_test_process_destroy(&coordinator);
+    cr_assert(ep_test_process_start(&coordinator, dir, "coordinator", EP_COORDINATOR_PROGRAM, args, environment, true));
+    await_notice("READY=1");
+
     cr_assert(ep_test_write_file(file, "copies: 2\nlog_level: warn\n", 0600));
     cr_assert(ep_test_process_signal(&coordinator, SIGHUP));
     await_notice("RELOADING=1");

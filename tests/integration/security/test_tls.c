@@ -303,6 +303,24 @@ Test(security_tls, what_reaches_other_hosts_needs_tls_and_token)
     expect_check(0, "is right", "--admin-listen", "", NULL, NULL);
 }
 
+Test(security_tls, what_insecure_admits_is_in_the_log)
+{
+    flags list = {.count = 0};
+    add(&list, "--listen", "tcp://0.0.0.0:0");
+    add(&list, "--admin-listen", "tcp://0.0.0.0:0");
+    add(&list, "--probe-address", "");
+    add(&list, "--token-file", path_of("client.token"));
+    add(&list, "--insecure", "true");
+    cr_assert(ep_test_process_start(&coordinator, dir, "open", EP_COORDINATOR_PROGRAM, list.args, NULL, true));
+    cr_assert(ep_test_process_wait_ports(&coordinator, SECURE_WAIT_MS));
+    char *log = ep_test_process_output(&coordinator);
+    cr_expect(strstr(log, "W insecure listen tcp://0.0.0.0:0 is reachable from other hosts, and there is no TLS") != NULL &&
+                  strstr(log, "W insecure admin_listen tcp://0.0.0.0:0 is reachable from other hosts, and there is "
+                              "neither TLS nor token") != NULL,
+              "%s", log);
+    free(log);
+}
+
 /* Every place that dials refuses an address of TLS without a name to prove. */
 Test(security_tls, nobody_dials_tls_without_a_server_name)
 {
