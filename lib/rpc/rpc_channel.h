@@ -128,6 +128,8 @@ void ep_rpc_dial_stop(ep_rpc_channel *channel);
 /* ---- rpc_client_call.c: start, send, end ---- */
 /* Sends what may be sent. Never runs on_reply. No lock held. */
 void ep_rpc_channel_pump(ep_rpc_channel *channel);
+/* ep_rpc_call_id_next has given it out. */
+bool ep_rpc_call_id_was_given(ep_rpc_call_id id);
 /* The call with this id, without a reference; NULL when it ended. Lock held. */
 ep_rpc_client_call *ep_rpc_client_call_find(ep_rpc_channel *channel, ep_rpc_call_id id);
 void ep_rpc_client_call_ref(ep_rpc_client_call *call);

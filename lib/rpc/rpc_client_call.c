@@ -12,18 +12,26 @@
 /* ---- ids: one counter per process, so that none is ever used twice; its random high half is the instance
  * ---- */
 
+static uint64_t first_id;
 static uint64_t next_id;
 static pthread_once_t next_id_once = PTHREAD_ONCE_INIT;
 
 static void next_id_init(void)
 {
-    next_id = (ep_random_id() | 1) << 32 | 1;
+    first_id = (ep_random_id() | 1) << 32 | 1;
+    next_id = first_id;
 }
 
 ep_rpc_call_id ep_rpc_call_id_next(void)
 {
     pthread_once(&next_id_once, next_id_init);
     return __atomic_fetch_add(&next_id, 1, __ATOMIC_RELAXED);
+}
+
+bool ep_rpc_call_id_was_given(ep_rpc_call_id id)
+{
+    pthread_once(&next_id_once, next_id_init);
+    return id - first_id < __atomic_load_n(&next_id, __ATOMIC_RELAXED) - first_id;
 }
 
 /* ---- table ---- */

@@ -14,9 +14,19 @@ static reply_fate judge_locked(ep_rpc_client_link *link, const ep_frame *frame, 
 {
     ep_rpc_channel *channel = link->channel;
     ep_rpc_client_call *call = ep_rpc_client_call_find(channel, frame->call_id);
-    if (call == NULL || call->link != link || call->attempt != frame->attempt) {
+    if (call == NULL && !ep_rpc_call_id_was_given(frame->call_id)) {
+        ep_error_set(out_error, EP_ERR_PROTOCOL, "a %s frame answers call %016llx, which was never begun here",
+                     ep_frame_kind_name(frame->kind), (unsigned long long)frame->call_id);
+        return REPLY_BREAK;
+    }
+    if (call == NULL || call->link != link) {
         channel->late_replies++;
         return REPLY_DROP;
+    }
+    if (call->attempt != frame->attempt) { /* an id is used once: no earlier attempt has it */
+        ep_error_set(out_error, EP_ERR_PROTOCOL, "a %s frame answers attempt %u of a call that is attempt %u",
+                     ep_frame_kind_name(frame->kind), frame->attempt, call->attempt);
+        return REPLY_BREAK;
     }
     bool stream = call->method->stream == EP_RPC_SERVER_STREAM;
     bool more = frame->kind == EP_FRAME_REPLY_MORE;

@@ -452,11 +452,9 @@ LANE_TEST(a_server_that_never_answers_meets_the_deadline_and_gets_a_cancel)
     ep_buffer *cancel = raw_peer_receive(&s.p, &frame);
     cr_assert(cancel != NULL && frame.kind == EP_FRAME_CANCEL && frame.call_id == s.call_id);
     ep_buffer_unref(cancel);
-    /* a late reply, an unknown one and a repeated one change nothing */
+    /* a late reply and a repeated one change nothing */
     Expertd__V1__ForwardReply reply = EXPERTD__V1__FORWARD_REPLY__INIT;
     ep_frame late = {.kind = EP_FRAME_REPLY, .call_id = s.call_id, .method_id = s.method_id};
-    raw_peer_send_message(&s.p, late, &reply.base, false, false);
-    late.call_id = 77;
     raw_peer_send_message(&s.p, late, &reply.base, false, false);
     answer b;
     cr_assert_eq(forward_start(&s.f, "echo", 10, 1, EP_TIME_NEVER, &b, NULL, NULL), EP_OK);
@@ -474,7 +472,7 @@ LANE_TEST(a_server_that_never_answers_meets_the_deadline_and_gets_a_cancel)
     cr_assert_eq(a.ends, 1);
     ep_rpc_channel_stats stats;
     ep_rpc_channel_read_stats(s.f.channel, &stats);
-    cr_assert(stats.late_replies == 3 && stats.calls_in_flight == 0 && stats.connections_total == 1);
+    cr_assert(stats.late_replies == 2 && stats.calls_in_flight == 0 && stats.connections_total == 1);
     bad_server_fini(&s);
 }
 
@@ -513,6 +511,9 @@ LANE_TEST(wrong_frames_from_a_server_break_the_connection)
         {.kind = EP_FRAME_REPLY_MORE, .method_id = 0x0101},
         {.kind = EP_FRAME_REPLY, .method_id = 0x0101, .flags = EP_FRAME_FLAG_END_OF_STREAM},
         {.kind = EP_FRAME_REPLY, .method_id = 0x0101, .payload_crc = 1},
+        {.kind = EP_FRAME_REPLY, .method_id = 0x0101, .attempt = 1},     /* of an attempt that never was */
+        {.kind = EP_FRAME_REPLY, .method_id = 0x0101, .call_id = 5},     /* to a call that nobody began */
+        {.kind = EP_FRAME_REPLY, .method_id = 0x0101, .call_id = 1ull << 63 | 5},
     };
     for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
         bad_server s;
