@@ -164,7 +164,11 @@ static void start_node(ep_test_cluster *cluster, uint32_t index)
     EP_TEST_CHECK(list != NULL, "no memory");
     snprintf(name, sizeof(name), "node%u", index);
     add_arg(list, "--node-name=%s", name);
-    add_arg(list, "--coordinator-url=%s", cluster->coordinator.rpc_url);
+    add_arg(list, "--coordinator-url=%s",
+            options->nodes_coordinator_url != NULL ? options->nodes_coordinator_url : cluster->coordinator.rpc_url);
+    if (options->advertise_urls != NULL) {
+        add_arg(list, "--advertise-url=%s", options->advertise_urls[index]);
+    }
     add_arg(list, "--listen=tcp://127.0.0.1:0");
     add_arg(list, "--probe-address=127.0.0.1:0");
     add_arg(list, "--admin-listen=tcp://127.0.0.1:0");

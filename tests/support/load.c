@@ -143,6 +143,7 @@ typedef struct load_slot {
     const ep_test_batch *batch;
     uint16_t *y;
     uint64_t began_ns;
+    bool running; /* between the call's begin and its one end */
 } load_slot;
 
 struct ep_test_load {
@@ -168,6 +169,7 @@ static void begin(load_slot *slot, uint64_t number)
     ep_test_batch_args(slot->batch, &args);
     args.mode = config->mode;
     args.deadline_us = config->deadline_us;
+    slot->running = true;
     slot->began_ns = ep_clock_now_ns();
     ep_err err = ep_moe_forward_async(config->client, &args, &out, on_done, slot, NULL, &error);
     EP_TEST_CHECK(err == EP_OK, "a call was not begun: %s", error.text);
@@ -179,6 +181,8 @@ static void on_done(void *arg, const ep_moe_result *result)
     ep_test_load *load = slot->load;
     bool good = result->error.code == EP_OK;
     uint64_t now_ns = ep_clock_now_ns();
+    EP_TEST_CHECK(slot->running, "a call ended twice");
+    slot->running = false;
     if (good) {
         expect_bits(slot->batch, slot->y);
     } else if (load->config.on_failure != NULL) {

@@ -43,13 +43,18 @@ static void make_model(fault_fixture *f)
     ref_checkpoint_close(&checkpoint);
 }
 
-void fault_fixture_init_options(fault_fixture *f, const ep_test_cluster_options *options)
+void fault_fixture_init_cluster(fault_fixture *f, const ep_test_cluster_options *options)
 {
     make_model(f);
     ep_test_cluster_options all = *options;
     all.models = &f->model;
     all.models_count = 1;
     ep_test_cluster_start(&f->cluster, &all);
+}
+
+void fault_fixture_init_options(fault_fixture *f, const ep_test_cluster_options *options)
+{
+    fault_fixture_init_cluster(f, options);
     f->client = ep_test_cluster_client(&f->cluster, NULL);
 }
 

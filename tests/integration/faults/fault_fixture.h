@@ -36,7 +36,8 @@ typedef struct fault_fixture {
 
 /* map: fault_map, or NULL for uniform placement. */
 void fault_fixture_init(fault_fixture *f, const char *map, uint32_t copies);
-/* As options say; its models are the fixture's. */
+/* As options say; its models are the fixture's. _cluster leaves the client to the caller. */
+void fault_fixture_init_cluster(fault_fixture *f, const ep_test_cluster_options *options);
 void fault_fixture_init_options(fault_fixture *f, const ep_test_cluster_options *options);
 /* Ends what still runs; survivors must drain and exit with 0. */
 void fault_fixture_fini(fault_fixture *f);
