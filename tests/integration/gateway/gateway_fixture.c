@@ -192,7 +192,10 @@ void gateway_raw_begin(gateway_raw *raw, const Expertd__V1__GatewayForwardReques
                                     .deadline_ns = ep_clock_now_ns() + timeout_ms * EP_NS_PER_MS,
                                     .metadata = metadata,
                                     .metadata_count = 2};
-    EP_TEST_CHECK(ep_rpc_call_start(raw->channel, &request, on_reply, raw, &raw->id, &error) == EP_OK, "%s", error.text);
+    if (ep_rpc_call_start(raw->channel, &request, on_reply, raw, &raw->id, &error) != EP_OK) {
+        raw->error = error;
+        raw->is_done = true;
+    }
     ep_buffer_unref(buffer);
 }
 
