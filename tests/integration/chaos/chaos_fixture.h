@@ -64,7 +64,7 @@ void chaos_run_stop(chaos_run *run, chaos_counts *out_counts);
 
 /* After the faults: calls succeed, all of them, and all processes run. */
 void chaos_expect_well(chaos_fixture *f);
-/* Descriptors and threads of all four are back where they began; their usage. */
+/* Descriptors and threads of all four are back where they began, nodes hold nothing for calls; their usage. */
 void chaos_settle(chaos_fixture *f, chaos_usage out_usage[CHAOS_PROXIES]);
 
 #endif

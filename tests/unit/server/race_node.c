@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A whole node in one process, called by several threads while probes are read and experts come and go, then
- * drained by a signal. A plain program, so that ThreadSanitizer can watch it. Exit code 0: every call gave
+ * A whole node in one process, called by several threads while probes are read, the configuration is read again
+ * and experts come and go, then drained by a signal. A plain program, so that ThreadSanitizer can watch it. Exit code 0: every call gave
  * the right rows or an allowed error.
  */
 #include <pthread.h>
@@ -78,6 +78,9 @@ static void *churn(void *arg)
         experts[6] = i % 2;
         ep_weight_store_want(node->store, node->models.models[0].layers[1].store_slot, experts);
         ep_weight_store_drop_unwanted(node->store);
+        if (i % 4 == 0) {
+            kill(getpid(), SIGHUP);
+        }
         ep_test_http_get(node->probe_url, i % 3 == 0 ? "/metrics" : "/readyz?verbose", NULL);
     }
     return NULL;
@@ -100,10 +103,10 @@ static void *drive(void *arg)
     return NULL;
 }
 
-static int run(const ep_options *options)
+static int run(const ep_options *options, int argc, char **argv)
 {
     ep_node_config config;
-    ep_node_source source = {.options = options};
+    ep_node_source source = {.options = options, .argc = argc, .argv = argv};
     ep_error error;
     pthread_t driver;
     if (ep_node_config_load(options, &config, &error) != EP_OK ||
@@ -134,11 +137,12 @@ int main(void)
                     (char *)(uintptr_t) "--door-listen=tcp://127.0.0.1:0", (char *)(uintptr_t) "--threads=2"};
     ep_test_forward f = request();
     ep_test_fill_rows(1, EP_DTYPE_BF16, 4 * H, x);
+    int argc = (int)(sizeof(argv) / sizeof(argv[0]));
     int code = 1;
     if (ep_fixture_write(&fixture, model_path, &error) == EP_OK &&
         ep_test_expected_rows(model_path, &f, wanted, &error) == EP_OK &&
-        ep_options_load(&ep_node_options, (int)(sizeof(argv) / sizeof(argv[0])), argv, NULL, &options, &error) == EP_OK) {
-        code = run(options);
+        ep_options_load(&ep_node_options, argc, argv, NULL, &options, &error) == EP_OK) {
+        code = run(options, argc, argv);
     } else {
         fprintf(stderr, "%s\n", error.text);
     }
