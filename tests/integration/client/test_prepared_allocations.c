@@ -2,7 +2,8 @@
 /*
  * Prepared calls in a steady state: 10,000 of them, 128 in flight, allocate nothing and start no thread. The
  * nodes are another process; every allocation of this one is counted, whoever makes it. Sanitizers bring
- * their own allocator: skipped there.
+ * their own allocator: skipped there. With EP_TEST_RECORDED in the environment a session must record the calls:
+ * the test of recordings preloads the probes.
  */
 #include <dirent.h>
 #include <execinfo.h>
@@ -13,6 +14,7 @@
 
 #include "base/check.h"
 #include "client_core.h"
+#include "observe/trace.h"
 #include "remote_nodes.h"
 
 #define IN_FLIGHT 128
@@ -187,6 +189,10 @@ int main(void)
     printf("calls %d in flight %d allocations %llu buffer allocations %llu threads %u then %u\n", CALLS,
            IN_FLIGHT, (unsigned long long)allocations, (unsigned long long)buffers, threads, count_threads());
     bool ok = allocations == 0 && buffers == 0 && count_threads() == threads;
+    if (getenv("EP_TEST_RECORDED") != NULL && !EP_TRACE_SPAN_ON(forward)) {
+        fprintf(stderr, "no session records the calls\n");
+        ok = false;
+    }
     for (uint32_t i = 0; i < IN_FLIGHT; i++) {
         ep_call_destroy(calls[i]);
         ok = ok && batch_equal(&batches[i]);

@@ -155,7 +155,8 @@ def run_test(main):
             main(cluster, folder)
         except BaseException:
             for name, _ in cluster.processes:
-                print(f"---- {name}\n" + cluster.text(name)[-3000:], file=sys.stderr)
+                if os.path.exists(f"{folder}/{name}.log"):
+                    print(f"---- {name}\n" + cluster.text(name)[-3000:], file=sys.stderr)
             raise
         finally:
             cluster.kill()

@@ -1,0 +1,83 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Records calls that end badly: a node that stalls until the deadline, directly and behind the gateway, and a node that is killed.
+Every span of the processes that live has its end, and the ends say what happened."""
+import signal, subprocess
+
+from recording import COORDINATOR, EXPERTCTL, MODEL, match, run_test, wait_for
+
+DEADLINE_EXCEEDED, UNAVAILABLE, CONNECTION_LOST = 4, 14, 36
+TIMEOUT_S = "1.5"  # before a peer that sends nothing is called dead
+
+
+def trace_id(number):
+    return f"{number:032x}"
+
+
+def break_while_running(cluster, url, number, breaking, *options):
+    """A generate run; breaking() when it has made some calls. Its process, ended."""
+    command = subprocess.Popen([EXPERTCTL, "generate", "--coordinator", url, "--checkpoint", MODEL, "--model", "demo",
+                                "--prompt", "The ", "--bytes", "250", "--stream", "--report", "none", "--timeout", TIMEOUT_S,
+                                "--traceparent", f"00-{trace_id(number)}-00f067aa0ba902b7-01", *options],
+                               env=cluster.waiting, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    cluster.processes.append((f"generate-{number}", command))
+    begun = command.stdout.read(12)
+    breaking()
+    words = command.communicate(timeout=60)[1].decode()
+    assert len(begun) == 12 and command.returncode in (3, 4), (begun, command.returncode, words)
+    cluster.processes.pop()
+    return command
+
+
+def statuses(events, trace, pid, span):
+    return [e["status"] for e in events if e["trace"] == trace and e["pid"] == pid and (e["span"], e["kind"]) == (span, "end")]
+
+
+def check(events, coordinator, b, commands):
+    first = min(e["at"] for e in events if e["span"] == "forward")
+    living = [e for e in events if e["pid"] != b.pid]
+    match(living, first, None)
+    # The killed node's last words are what it was at when it died: the call that then failed.
+    _, left = match([e for e in events if e["pid"] == b.pid], first, 0)
+    failed = [e for e in events if e["pid"] == commands[3].pid and e["span"] == "forward" and e["kind"] == "begin"][-1]
+    assert all(e["at"] >= failed["at"] for e in left), left
+    for number, command in commands.items():
+        ends = statuses(events, trace_id(number), command.pid, "forward")
+        assert len(ends) > 5 and not any(ends[:-1]) and ends[-1] in (DEADLINE_EXCEEDED, UNAVAILABLE), (number, ends[-3:])
+        assert any(statuses(events, trace_id(number), command.pid, "exchange"))
+    assert statuses(events, trace_id(1), commands[1].pid, "forward")[-1] == DEADLINE_EXCEEDED
+    for span in ("gateway", "forward", "exchange"):
+        ends = statuses(events, trace_id(2), coordinator.pid, span)
+        assert len(ends) > 5 and any(ends), (span, ends)
+    assert CONNECTION_LOST in statuses(events, trace_id(3), commands[3].pid, "exchange")
+
+
+def main(cluster, folder):
+    cluster.session_daemon()
+    coordinator, url = cluster.daemon("coordinator", COORDINATOR, "--min-nodes", "2")
+    a, b = (cluster.node(n, url) for n in "ab")
+    wait_for("a table", lambda: cluster.is_good(EXPERTCTL, "status", "--coordinator", url))
+    cluster.wait_registered(3)
+    cluster.record("failures")
+
+    def settled():
+        """The node has taken up its work again: a whole run succeeds."""
+        b.send_signal(signal.SIGCONT)
+        wait_for("the node to go on", lambda: cluster.is_good(EXPERTCTL, "generate", "--coordinator", url, "--checkpoint", MODEL,
+                                                              "--model", "demo", "--prompt", "The ", "--bytes", "4"))
+
+    commands = {1: break_while_running(cluster, url, 1, lambda: b.send_signal(signal.SIGSTOP))}
+    settled()
+    commands[2] = break_while_running(cluster, url, 2, lambda: b.send_signal(signal.SIGSTOP), "--gateway")
+    settled()
+    commands[3] = break_while_running(cluster, url, 3, b.kill)
+    b.wait()
+    cluster.processes = [p for p in cluster.processes if p[0] != "b"]
+    cluster.stop("a", "coordinator")  # what they still had to end has ended
+    events = cluster.recorded("failures")
+    check(events, coordinator, b, commands)
+    print(len(events), "events, all matched")
+    cluster.stop("sessiond")
+
+
+run_test(main)
