@@ -2,29 +2,43 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records calls that end badly: a node that stalls until the deadline, directly and behind the gateway, and a node that is killed.
 Every span of the processes that live has its end, and the ends say what happened."""
-import signal, subprocess
+import fcntl, os, signal, struct, subprocess, termios, time
 
 from recording import COORDINATOR, EXPERTCTL, MODEL, match, run_test, wait_for
 
 DEADLINE_EXCEEDED, UNAVAILABLE, CONNECTION_LOST = 4, 14, 36
-TIMEOUT_S = "1.5"  # before a peer that sends nothing is called dead
+PIPE_BYTES, TEXT_BYTES = 4096, 14
+SHORT_S = "1.5"  # a peer that sends nothing is called dead after 2 s
+LONG_S = "5"
 
 
 def trace_id(number):
     return f"{number:032x}"
 
 
-def break_while_running(cluster, url, number, breaking, *options):
-    """A generate run; breaking() when it has made some calls. Its process, ended."""
+def full(pipe):
+    return struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, struct.pack("i", 0)))[0] == PIPE_BYTES
+
+
+def break_while_running(cluster, url, number, breaking, timeout, *options, later=lambda: None):
+    """A generate run that stands still after some bytes, as nobody takes its text; breaking(), and it goes on; later(). The
+    process, ended."""
+    text, out = os.pipe()
+    fcntl.fcntl(out, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    os.write(out, b" " * (PIPE_BYTES - TEXT_BYTES))
     command = subprocess.Popen([EXPERTCTL, "generate", "--coordinator", url, "--checkpoint", MODEL, "--model", "demo",
-                                "--prompt", "The ", "--bytes", "250", "--stream", "--report", "none", "--timeout", TIMEOUT_S,
+                                "--prompt", "The ", "--bytes", "200", "--stream", "--report", "none", "--timeout", timeout,
                                 "--traceparent", f"00-{trace_id(number)}-00f067aa0ba902b7-01", *options],
-                               env=cluster.waiting, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                               env=cluster.waiting, stdout=out, stderr=subprocess.PIPE)
+    os.close(out)
     cluster.processes.append((f"generate-{number}", command))
-    begun = command.stdout.read(12)
+    wait_for("the text", lambda: command.poll() is not None or full(text))
     breaking()
+    os.read(text, PIPE_BYTES)
+    later()
     words = command.communicate(timeout=60)[1].decode()
-    assert len(begun) == 12 and command.returncode in (3, 4), (begun, command.returncode, words)
+    os.close(text)
+    assert command.returncode in (3, 4), (command.returncode, words)
     cluster.processes.pop()
     return command
 
@@ -66,11 +80,18 @@ def main(cluster, folder):
         wait_for("the node to go on", lambda: cluster.is_good(EXPERTCTL, "generate", "--coordinator", url, "--checkpoint", MODEL,
                                                               "--model", "demo", "--prompt", "The ", "--bytes", "4"))
 
-    commands = {1: break_while_running(cluster, url, 1, lambda: b.send_signal(signal.SIGSTOP))}
+    def stall():
+        b.send_signal(signal.SIGSTOP)
+
+    def kill():
+        time.sleep(0.3)  # the call is under way, most probably; if not, silence ends the connection too
+        b.kill()
+
+    commands = {1: break_while_running(cluster, url, 1, stall, SHORT_S)}
     settled()
-    commands[2] = break_while_running(cluster, url, 2, lambda: b.send_signal(signal.SIGSTOP), "--gateway")
+    commands[2] = break_while_running(cluster, url, 2, stall, SHORT_S, "--gateway")
     settled()
-    commands[3] = break_while_running(cluster, url, 3, b.kill)
+    commands[3] = break_while_running(cluster, url, 3, stall, LONG_S, later=kill)
     b.wait()
     cluster.processes = [p for p in cluster.processes if p[0] != "b"]
     cluster.stop("a", "coordinator")  # what they still had to end has ended
