@@ -85,8 +85,9 @@ void ep_log(ep_log_level level, const char *event_id, const char *format, ...)
     vsnprintf(text, sizeof(text), format, args);
     va_end(args);
     for (char *p = text; *p != 0; p++) {
-        if (*p == '\n') {
-            *p = ' '; /* one event, one line */
+        unsigned char c = (unsigned char)*p;
+        if (c < 0x20 || c == 0x7f) {
+            *p = ' '; /* one event, one line; and names that peers choose must not steer a terminal */
         }
     }
 

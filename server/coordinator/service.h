@@ -5,7 +5,7 @@
  * With a store, watchers and nodes learn only what has been written: the table, and which assignment is committed. Until a write succeeds
  * the table before it is served.
  *
- * Threads    handlers run on lane threads; one lock guards the cluster and the watchers. No I/O is waited for under it: the store has a thread
+ * Threads    handlers run on lane threads; one lock guards the cluster and the watchers. No I/O but log lines is waited for under it: the store has a thread
  *            of its own (table_keeper.h).
  */
 #ifndef EP_COORDINATOR_SERVICE_H
