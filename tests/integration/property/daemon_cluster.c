@@ -56,7 +56,7 @@ static bool start_node(daemon_cluster *cluster, uint32_t index, const char *dir,
     snprintf(name, sizeof(name), "expertd-%u", index);
     for (uint32_t m = 0; m < MODELS_COUNT; m++) {
         snprintf(flags[m], sizeof(flags[m]), "--model=%s=%s", models[m].name, models[m].path);
-        args[6 + m] = flags[m];
+        args[7 + m] = flags[m];
     }
     return ep_test_process_start(&cluster->nodes[index], dir, name, EXPERTD, args, NULL, true);
 }
