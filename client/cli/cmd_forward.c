@@ -9,59 +9,38 @@
 
 #include "arguments.h"
 #include "base/check.h"
-#include "batch_file.h"
 #include "command_table.h"
 #include "connect.h"
 #include "exit_code.h"
 #include "gate_options.h"
 #include "gateway_call.h"
+#include "layer_options.h"
 #include "model/safetensors_writer.h"
 #include "moe/flow.h"
-#include "moe/routing_table.h"
 #include "output.h"
 #include "trace_option.h"
 
 enum {
-    KEY_MODEL = 0x200,
-    KEY_VERSION,
-    KEY_LAYER,
-    KEY_IN,
-    KEY_OUT,
-    KEY_MODE,
+    KEY_OUT = 0x200,
     KEY_SPLIT,
     KEY_SPLIT_TOKENS,
     KEY_RESULT,
-    KEY_WIRE,
-    KEY_OUT_DTYPE,
-    KEY_WEIGHT_ON,
-    KEY_SHARED,
-    KEY_NAN,
-    KEY_ALLOW_DUPLICATES,
-    KEY_GATEWAY,
-    KEY_LOGITS
+    KEY_GATEWAY
 };
 
-static const char *const mode_words[] = {"auto", "decode", "prefill", NULL};     /* as ep_moe_mode */
-static const char *const weight_words[] = {"output", "input", NULL};             /* as ep_moe_weight_on */
-static const char *const nan_words[] = {"pass", "reject", "zero", "mean", NULL}; /* as ep_moe_nan */
+static const char *const mode_words[] = {"auto", "decode", "prefill"}; /* as ep_moe_mode */
 static const char *const result_words[] = {"combined", "uncombined", NULL};
-static const char *const shared_words[] = {"service", "none", NULL};
-static const char *const dtype_words[] = {"bf16", "f16", "f32", NULL};
 
 typedef struct forward_options {
     ep_cli_connect connect;
     ep_cli_format format;
     ep_cli_trace trace;
-    const char *in;
+    ep_cli_layer_options layer;
     const char *out;
-    ep_moe_args args; /* the wishes; tensors come from the file */
-    bool has_layer;
-    ep_dtype out_dtype; /* NONE: that of x, bf16 for int8 */
     uint32_t *split;    /* tokens of each call, or NULL */
     size_t split_count;
     uint32_t split_tokens; /* 0: not given */
     bool gateway;
-    const char *logits; /* checkpoint whose router turns logits into ids and scales; NULL: ids are given */
 } forward_options;
 
 /* Whom the calls go to, and how ids are made. */
@@ -103,57 +82,14 @@ static void parse_split(struct argp_state *state, forward_options *options, char
     }
 }
 
-static ep_dtype dtype_of(struct argp_state *state, const char *option, const char *text)
-{
-    return ep_dtype_from_name(dtype_words[ep_cli_arg_word(state, option, text, dtype_words)]);
-}
-
-static error_t parse_wish(int key, char *arg, struct argp_state *state, forward_options *options)
-{
-    ep_moe_args *args = &options->args;
-    switch (key) {
-    case KEY_MODE:
-        args->mode = (ep_moe_mode)ep_cli_arg_word(state, "--mode", arg, mode_words);
-        return 0;
-    case KEY_RESULT:
-        args->result =
-            ep_cli_arg_word(state, "--result", arg, result_words) == 0 ? EP_MOE_COMBINED : EP_MOE_UNCOMBINED;
-        return 0;
-    case KEY_WIRE:
-        args->wire_dtype = dtype_of(state, "--wire", arg);
-        return 0;
-    case KEY_OUT_DTYPE:
-        options->out_dtype = dtype_of(state, "--out-dtype", arg);
-        return 0;
-    case KEY_WEIGHT_ON:
-        args->weight_on = (ep_moe_weight_on)ep_cli_arg_word(state, "--weight-on", arg, weight_words);
-        return 0;
-    case KEY_SHARED:
-        args->shared_source = ep_cli_arg_word(state, "--shared", arg, shared_words) == 0
-                                  ? EP_MOE_SHARED_SERVICE
-                                  : EP_MOE_SHARED_NONE;
-        return 0;
-    case KEY_NAN:
-        args->nan_policy = (ep_moe_nan)ep_cli_arg_word(state, "--nan", arg, nan_words);
-        return 0;
-    case KEY_ALLOW_DUPLICATES:
-        args->allow_duplicates = true;
-        return 0;
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
-}
-
 static void check_options(struct argp_state *state, const forward_options *options)
 {
-    ep_cli_arg_required(state, "--model", options->args.model);
-    ep_cli_arg_required(state, "--layer", options->has_layer ? options : NULL);
-    ep_cli_arg_required(state, "--in", options->in);
+    ep_cli_layer_require(state, &options->layer);
     ep_cli_arg_required(state, "--out", options->out);
     if (options->gateway && options->connect.coordinator_url == NULL) {
         argp_error(state, "--gateway and --node are both given: the gateway is the coordinator's");
     }
-    if (options->gateway && options->args.result != EP_MOE_COMBINED) {
+    if (options->gateway && options->layer.args.result != EP_MOE_COMBINED) {
         argp_error(state, "--result uncombined, allowed with --gateway: combined");
     }
     if (options->split != NULL && options->split_tokens > 0) {
@@ -169,19 +105,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         state->child_inputs[0] = &options->connect;
         state->child_inputs[1] = &options->format;
         state->child_inputs[2] = &options->trace;
-        return 0;
-    case KEY_MODEL:
-        options->args.model = ep_cli_arg_text(state, "--model", arg, EP_MODEL_NAME_BYTES - 1);
-        return 0;
-    case KEY_VERSION:
-        options->args.version = ep_cli_arg_text(state, "--version", arg, EP_VERSION_BYTES - 1);
-        return 0;
-    case KEY_LAYER:
-        options->args.layer = (uint32_t)ep_cli_arg_whole(state, "--layer", arg, 0, UINT32_MAX);
-        options->has_layer = true;
-        return 0;
-    case KEY_IN:
-        options->in = arg;
+        state->child_inputs[3] = &options->layer;
         return 0;
     case KEY_OUT:
         options->out = arg;
@@ -195,8 +119,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_GATEWAY:
         options->gateway = true;
         return 0;
-    case KEY_LOGITS:
-        options->logits = arg;
+    case KEY_RESULT:
+        options->layer.args.result =
+            ep_cli_arg_word(state, "--result", arg, result_words) == 0 ? EP_MOE_COMBINED : EP_MOE_UNCOMBINED;
         return 0;
     case ARGP_KEY_ARG:
         return ep_cli_arg_unexpected(state, arg);
@@ -204,37 +129,22 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         check_options(state, options);
         return 0;
     default:
-        return parse_wish(key, arg, state, options);
+        return ARGP_ERR_UNKNOWN;
     }
 }
 
 static const struct argp_option option_list[] = {
-    {"model", KEY_MODEL, "NAME", 0, "The model (required)", 1},
-    {"version", KEY_VERSION, "V", 0, "Version of the model (default: the only one there is)", 1},
-    {"layer", KEY_LAYER, "L", 0, "The MoE layer (required)", 1},
-    {"in", KEY_IN, "FILE", 0,
-     "Safetensors with x [T,H], expert_ids [T,K], expert_scales [T,K]; for int8 x also x_scales [T]; "
-     "optional active_mask; with --logits logits [T,E] instead of ids and scales (required)",
-     1},
     {"out", KEY_OUT, "FILE", 0, "Gets the tensor y, safetensors; replaced as a whole (required)", 1},
-    {"mode", KEY_MODE, "auto|decode|prefill", 0, "How rows travel (default: auto)", 2},
     {"split", KEY_SPLIT, "N,N,...", 0, "Cut the batch into calls of these token counts; they add up to T", 2},
     {"split-tokens", KEY_SPLIT_TOKENS, "N", 0, "Cut the batch into calls of N tokens", 2},
     {"gateway", KEY_GATEWAY, NULL, 0, "The coordinator routes: one connection, to it alone", 2},
-    {"logits", KEY_LOGITS, "DIR", 0,
-     "FILE of --in has logits [T,E] f32; the router of the checkpoint in DIR chooses experts by them", 2},
     {"result", KEY_RESULT, "combined|uncombined", 0,
      "y [T,H], or one row per slot [T,K,H] (default: combined)", 3},
-    {"wire", KEY_WIRE, "bf16|f16|f32", 0, "Type an expert's row is rounded to (default: bf16)", 3},
-    {"out-dtype", KEY_OUT_DTYPE, "bf16|f16|f32", 0, "Type of y (default: that of x; bf16 for int8)", 3},
-    {"weight-on", KEY_WEIGHT_ON, "output|input", 0, "Where the scale is applied (default: output)", 3},
-    {"shared", KEY_SHARED, "service|none", 0, "Shared experts (default: service)", 3},
-    {"nan", KEY_NAN, "pass|reject|zero|mean", 0, "Values of x that are not finite (default: pass)", 3},
-    {"allow-duplicates", KEY_ALLOW_DUPLICATES, NULL, 0, "A token may name an expert twice", 3},
     {0},
 };
 static const struct argp_child children[] = {
-    {&ep_cli_connect_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {&ep_cli_trace_argp, 0, NULL, 0}, {0}};
+    {&ep_cli_connect_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {&ep_cli_trace_argp, 0, NULL, 0},
+    {&ep_cli_layer_argp, 0, NULL, 0}, {0}};
 static const struct argp argp = {
     option_list,
     parse,
@@ -267,17 +177,11 @@ static ep_err run_part(const forward_service *service, const forward_options *op
                        const ep_tensor *out, int64_t first, int64_t count, forward_totals *totals,
                        ep_error *out_error)
 {
-    ep_moe_args args = options->args;
+    ep_moe_args args;
     ep_moe_result result = {.struct_bytes = sizeof(result)};
     ep_tensor part = ep_cli_tensor_rows(out, first, count);
-    args.x = ep_cli_tensor_rows(&batch->x, first, count);
-    args.x_scales = ep_cli_tensor_rows(&batch->x_scales, first, count);
     ep_tensor logits = ep_cli_tensor_rows(&batch->logits, first, count);
-    if (service->gate == NULL) {
-        args.expert_ids = ep_cli_tensor_rows(&batch->expert_ids, first, count);
-        args.expert_scales = ep_cli_tensor_rows(&batch->expert_scales, first, count);
-    }
-    args.active_mask = ep_cli_tensor_rows(&batch->active_mask, first, count);
+    ep_cli_layer_args(&options->layer, batch, first, count, &args);
     ep_err err = call_service(service, &args, &logits, &part, &result);
     if (err != EP_OK) {
         *out_error = result.error;
@@ -315,16 +219,14 @@ static ep_err run_parts(const forward_service *service, const forward_options *o
 static ep_err allocate_out(const forward_options *options, const ep_cli_batch *batch, ep_tensor *out_tensor,
                            ep_error *out_error)
 {
-    ep_dtype dtype = options->out_dtype != EP_DTYPE_NONE ? options->out_dtype
-                     : batch->x.dtype == EP_DTYPE_I8     ? EP_DTYPE_BF16
-                                                         : batch->x.dtype;
-    bool uncombined = options->args.result == EP_MOE_UNCOMBINED;
+    ep_dtype dtype = ep_cli_layer_out_dtype(&options->layer, batch);
+    bool uncombined = options->layer.args.result == EP_MOE_UNCOMBINED;
     size_t bytes = ep_dtype_bytes(dtype);
     if (!ep_mul_size(bytes, (size_t)batch->tokens, &bytes) ||
         !ep_mul_size(bytes, (size_t)batch->hidden, &bytes) ||
         !ep_mul_size(bytes, uncombined ? (size_t)batch->top_k : 1, &bytes)) {
         return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: the result would not fit in memory",
-                            options->in);
+                            options->layer.in);
     }
     void *data = calloc(bytes > 0 ? bytes : 1, 1);
     if (data == NULL) {
@@ -380,8 +282,8 @@ static ep_err run_file(const forward_options *options, const ep_cli_batch *batch
     if (err != EP_OK) {
         return err;
     }
-    if (options->logits != NULL) {
-        err = ep_cli_gate_read(options->logits, options->args.layer, &gate, &bias, out_error);
+    if (options->layer.logits != NULL) {
+        err = ep_cli_gate_read(options->layer.logits, options->layer.args.layer, &gate, &bias, out_error);
         service.gate = &gate;
     }
     if (err == EP_OK) {
@@ -401,11 +303,10 @@ static ep_err run_file(const forward_options *options, const ep_cli_batch *batch
 static int check_batch(const char *program, const forward_options *options, const ep_cli_batch *batch)
 {
     int64_t sum = 0;
-    const char *missing = options->logits != NULL ? (batch->logits.rank == 0 ? "logits" : NULL)
-                          : batch->expert_ids.rank == 0 ? "expert_ids" : NULL;
+    const char *missing = ep_cli_layer_missing(&options->layer, batch);
     if (missing != NULL) {
-        fprintf(stderr, "%s: there is no tensor %s in %s%s\n", program, missing, options->in,
-                options->logits != NULL ? "" : "; with --logits it may have logits instead");
+        fprintf(stderr, "%s: there is no tensor %s in %s%s\n", program, missing, options->layer.in,
+                options->layer.logits != NULL ? "" : "; with --logits it may have logits instead");
         return EP_CLI_EXIT_USAGE;
     }
     for (size_t i = 0; i < options->split_count; i++) {
@@ -414,7 +315,7 @@ static int check_batch(const char *program, const forward_options *options, cons
     if (options->split != NULL && sum != batch->tokens) {
         fprintf(stderr,
                 "%s: --split adds up to %" PRId64 " tokens, allowed: %" PRId64 ", the tokens of x in %s\n",
-                program, sum, batch->tokens, options->in);
+                program, sum, batch->tokens, options->layer.in);
         return EP_CLI_EXIT_USAGE;
     }
     return EP_CLI_EXIT_OK;
@@ -427,10 +328,10 @@ static int run(int argc, char **argv)
     ep_cli_batch batch;
     ep_error error;
     ep_cli_connect_init(&options.connect);
-    ep_moe_args_init(&options.args);
+    ep_cli_layer_options_init(&options.layer);
     argp_parse(&argp, argc, argv, 0, NULL, &options);
-    options.args.traceparent = ep_cli_trace_parent(&options.trace);
-    ep_err err = ep_cli_batch_read(options.in, &batch, &error);
+    options.layer.args.traceparent = ep_cli_trace_parent(&options.trace);
+    ep_err err = ep_cli_batch_read(options.layer.in, &batch, &error);
     if (err != EP_OK) {
         free(options.split);
         return ep_cli_fail(argv[0], &error);

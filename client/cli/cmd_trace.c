@@ -2,12 +2,7 @@
 /* expertctl trace: finds the verb. */
 #include "cmd_trace.h"
 
-#include <stdio.h>
-#include <string.h>
-
 #include "exit_code.h"
-
-#define NAME_BYTES 64
 
 static const ep_cli_command *const verbs[] = {&ep_cli_trace_record_command, &ep_cli_trace_snapshot_command, &ep_cli_trace_report_command,
                                               &ep_cli_trace_export_command};
@@ -51,17 +46,7 @@ static const struct argp argp = {
 
 static int run(int argc, char **argv)
 {
-    static char name[NAME_BYTES];
-    for (size_t i = 0; argc > 1 && ep_cli_trace_verb_at(i) != NULL; i++) {
-        const ep_cli_command *verb = ep_cli_trace_verb_at(i);
-        if (strcmp(argv[1], verb->name) == 0) {
-            snprintf(name, sizeof(name), "%s %s", argv[0], verb->name);
-            argv[1] = name;
-            return verb->run(argc - 1, argv + 1);
-        }
-    }
-    argp_parse(&argp, argc, argv, ARGP_IN_ORDER, NULL, NULL);
-    return EP_CLI_EXIT_USAGE;
+    return ep_cli_run_verb(argc, argv, ep_cli_trace_verb_at, &argp);
 }
 
 const ep_cli_command ep_cli_trace_command = {"trace", "record, report and export where the time of token batches goes", &argp,

@@ -2,11 +2,16 @@
 /* The verbs, in the order of --help. */
 #include "command_table.h"
 
+#include <stdio.h>
 #include <string.h>
+
+#include "exit_code.h"
+
+#define NAME_BYTES 64
 
 static const ep_cli_command *const commands[] = {
     &ep_cli_status, &ep_cli_table_command, &ep_cli_stats, &ep_cli_forward, &ep_cli_generate, &ep_cli_bench, &ep_cli_rpc,
-    &ep_cli_trace_command,
+    &ep_cli_frame_command, &ep_cli_trace_command,
     &ep_cli_drain, &ep_cli_reload, &ep_cli_config,
     &ep_cli_completion,
 };
@@ -24,4 +29,19 @@ const ep_cli_command *ep_cli_command_find(const char *name)
         }
     }
     return NULL;
+}
+
+int ep_cli_run_verb(int argc, char **argv, const ep_cli_command *(*verb_at)(size_t index), const struct argp *argp)
+{
+    static char name[NAME_BYTES];
+    const ep_cli_command *verb;
+    for (size_t i = 0; argc > 1 && (verb = verb_at(i)) != NULL; i++) {
+        if (strcmp(argv[1], verb->name) == 0) {
+            snprintf(name, sizeof(name), "%s %s", argv[0], verb->name);
+            argv[1] = name;
+            return verb->run(argc - 1, argv + 1);
+        }
+    }
+    argp_parse(argp, argc, argv, ARGP_IN_ORDER, NULL, NULL);
+    return EP_CLI_EXIT_USAGE;
 }

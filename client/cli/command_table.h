@@ -22,6 +22,7 @@ extern const ep_cli_command ep_cli_generate;
 extern const ep_cli_command ep_cli_bench;
 extern const ep_cli_command ep_cli_rpc;
 extern const ep_cli_command ep_cli_completion;
+extern const ep_cli_command ep_cli_frame_command;
 extern const ep_cli_command ep_cli_trace_command;
 extern const ep_cli_command ep_cli_drain;
 extern const ep_cli_command ep_cli_reload;
@@ -31,5 +32,9 @@ extern const ep_cli_command ep_cli_config;
 const ep_cli_command *ep_cli_command_at(size_t index);
 /* NULL when there is none of this name. */
 const ep_cli_command *ep_cli_command_find(const char *name);
+
+/* For a command of verbs ("trace record"): runs the one that argv[1] names, with "expertctl trace record" as its argv[0]. Without such a
+ * verb argp, the command's own, says so or gives help. verb_at: NULL past the end. */
+int ep_cli_run_verb(int argc, char **argv, const ep_cli_command *(*verb_at)(size_t index), const struct argp *argp);
 
 #endif

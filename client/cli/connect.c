@@ -62,9 +62,7 @@ static void add_node(struct argp_state *state, ep_cli_connect *connect, const ch
     connect->node_urls[connect->node_urls_count++] = check_url(state, "--node", url);
 }
 
-/* The first line of the file; others must not be able to read it. */
-static void read_token(struct argp_state *state, const char *option, const char *path,
-                       char out_token[EP_CLI_TOKEN_BYTES_MAX + 2])
+void ep_cli_token_read(struct argp_state *state, const char *option, const char *path, char out_token[EP_CLI_TOKEN_BYTES_MAX + 2])
 {
     struct stat st;
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
@@ -99,10 +97,10 @@ static void check_tls(struct argp_state *state, const ep_cli_connect *connect, c
 static void read_tokens(struct argp_state *state, ep_cli_connect *connect)
 {
     if (connect->token_file != NULL) {
-        read_token(state, "--token-file", connect->token_file, connect->token);
+        ep_cli_token_read(state, "--token-file", connect->token_file, connect->token);
     }
     if (connect->admin_token_file != NULL) {
-        read_token(state, "--admin-token-file", connect->admin_token_file, connect->admin_token);
+        ep_cli_token_read(state, "--admin-token-file", connect->admin_token_file, connect->admin_token);
     }
 }
 

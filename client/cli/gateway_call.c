@@ -10,9 +10,9 @@
 
 #include "base/clock.h"
 #include "base/random.h"
+#include "gateway_request.h"
 #include "observe/trace.h"
 #include "rpc/rpc.h"
-#include "wire/gateway_codec.h"
 
 struct ep_cli_gateway {
     const ep_cli_connect *connect;
@@ -81,98 +81,6 @@ void ep_cli_gateway_close(ep_cli_gateway *gateway)
         ep_buffer_pool_destroy(gateway->pool);
         free(gateway);
     }
-}
-
-/* ---- request ---- */
-
-static void fill_gate(const ep_gate_config *gate, Expertd__V1__GateConfig *out_message)
-{
-    expertd__v1__gate_config__init(out_message);
-    out_message->family = (uint32_t)gate->family;
-    out_message->renormalise = gate->renormalise;
-    out_message->epsilon = gate->epsilon;
-    out_message->scaling_factor = gate->scaling_factor;
-    out_message->groups = gate->groups;
-    out_message->groups_kept = gate->groups_kept;
-    out_message->group_mask = (uint32_t)gate->group_mask;
-    out_message->has_bias = gate->bias != NULL;
-}
-
-static void fill_header(const ep_moe_args *args, const ep_gate_config *gate, Expertd__V1__GateConfig *gate_message,
-                        const ep_tensor *out, Expertd__V1__GatewayForwardRequest *header)
-{
-    header->model = (char *)(uintptr_t)args->model;
-    header->version = (char *)(uintptr_t)(args->version != NULL ? args->version : "");
-    header->layer = args->layer;
-    header->tokens = (uint32_t)args->x.shape[0];
-    header->hidden = (uint32_t)args->x.shape[1];
-    header->x_dtype = (uint32_t)args->x.dtype;
-    header->out_dtype = (uint32_t)out->dtype;
-    if (gate != NULL) {
-        fill_gate(gate, gate_message);
-        header->gate = gate_message;
-        header->experts = gate->experts;
-        header->top_k = gate->top_k;
-    } else if (args->expert_ids.rank == 2) {
-        header->top_k = (uint32_t)args->expert_ids.shape[1];
-        header->ids_dtype = (uint32_t)args->expert_ids.dtype;
-        header->scales_dtype = (uint32_t)args->expert_scales.dtype;
-    }
-    header->has_active_mask = args->active_mask.rank == 1;
-    header->zero_experts = args->zero_experts;
-    header->weight_on = (uint32_t)args->weight_on;
-    header->shared = (uint32_t)args->shared_source;
-    header->nan_policy = (uint32_t)args->nan_policy;
-    header->mode = (uint32_t)args->mode;
-    header->wire_dtype = (uint32_t)args->wire_dtype;
-    header->allow_duplicates = args->allow_duplicates;
-    header->allow_missing = args->allow_missing;
-}
-
-static ep_err check_args(const ep_moe_args *args, const ep_gate_config *gate, const ep_tensor *logits, ep_error *out_error)
-{
-    if (args->result != EP_MOE_COMBINED || args->active_mask.rank > 1) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "%s",
-                            args->result != EP_MOE_COMBINED ? "the gateway gives combined results only"
-                                                            : "active_mask has rank 2: the gateway takes [T] only");
-    }
-    if (gate != NULL && (logits->rank != 2 || logits->dtype != EP_DTYPE_F32 || logits->shape[1] != gate->experts)) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "logits are %s of rank %" PRIu32 ": allowed f32 [T,%" PRIu32 "]",
-                            ep_dtype_name(logits->dtype), logits->rank, gate->experts);
-    }
-    return EP_OK;
-}
-
-static void put(ep_buffer *tensors, size_t offset, const void *data, size_t bytes)
-{
-    if (bytes > 0) {
-        memcpy(tensors->data + offset, data, bytes);
-    }
-}
-
-static size_t bytes_of(const ep_tensor *tensor)
-{
-    size_t bytes = tensor->rank > 0 ? ep_dtype_bytes(tensor->dtype) : 0;
-    for (uint32_t i = 0; i < tensor->rank; i++) {
-        bytes *= (size_t)tensor->shape[i];
-    }
-    return bytes;
-}
-
-static void pack(const ep_moe_args *args, const ep_gate_config *gate, const ep_tensor *logits, const ep_gateway_layout *layout,
-                 ep_buffer *tensors)
-{
-    memset(tensors->data, 0, layout->total_bytes);
-    put(tensors, layout->x_offset, args->x.data, bytes_of(&args->x));
-    put(tensors, layout->x_scales_offset, args->x_scales.data, bytes_of(&args->x_scales));
-    if (gate != NULL) {
-        put(tensors, layout->logits_offset, logits->data, bytes_of(logits));
-        put(tensors, layout->bias_offset, gate->bias, gate->bias != NULL ? gate->experts * sizeof(float) : 0);
-    } else {
-        put(tensors, layout->ids_offset, args->expert_ids.data, bytes_of(&args->expert_ids));
-        put(tensors, layout->scales_offset, args->expert_scales.data, bytes_of(&args->expert_scales));
-    }
-    put(tensors, layout->mask_offset, args->active_mask.data, bytes_of(&args->active_mask));
 }
 
 /* ---- reply ---- */
@@ -281,8 +189,8 @@ static void trace_end(gateway_trace *trace, ep_err status)
 
 /* ---- the call ---- */
 
-static ep_err call(ep_cli_gateway *gateway, const Expertd__V1__GatewayForwardRequest *header, ep_buffer *tensors, uint64_t deadline_us,
-                   gateway_trace *trace, gateway_answer *answer)
+static ep_err call(ep_cli_gateway *gateway, const ep_cli_gateway_request *forward, uint64_t deadline_us, gateway_trace *trace,
+                   gateway_answer *answer)
 {
     ep_rpc_metadata metadata = {"traceparent", trace->traceparent};
     ep_rpc_request request = {
@@ -291,8 +199,8 @@ static ep_err call(ep_cli_gateway *gateway, const Expertd__V1__GatewayForwardReq
         .metadata = &metadata,
         .metadata_count = trace->traceparent[0] != '\0' ? 1 : 0,
         .method = ep_rpc_method_by_name("expertd.v1.Gateway", "Forward"),
-        .header = &header->base,
-        .tensors = tensors,
+        .header = &forward->header.base,
+        .tensors = forward->tensors,
         .deadline_ns = ep_clock_now_ns() + deadline_us * EP_NS_PER_US,
         .wait_for_ready = true,
     };
@@ -313,34 +221,19 @@ static ep_err call(ep_cli_gateway *gateway, const Expertd__V1__GatewayForwardReq
     return answer->result->error.code;
 }
 
-static ep_err forward(ep_cli_gateway *gateway, const ep_moe_args *args, const ep_gate_config *gate, const ep_tensor *logits,
+static ep_err run_call(ep_cli_gateway *gateway, const ep_moe_args *args, const ep_gate_config *gate, const ep_tensor *logits,
                       const ep_tensor *out, gateway_trace *trace, ep_moe_result *out_result)
 {
-    Expertd__V1__GatewayForwardRequest header = EXPERTD__V1__GATEWAY_FORWARD_REQUEST__INIT;
-    Expertd__V1__GateConfig gate_message;
-    ep_gateway_layout layout;
-    ep_buffer *tensors = NULL;
+    ep_cli_gateway_request request;
     ep_error *error = &out_result->error;
-    ep_err err = check_args(args, gate, logits, error);
+    ep_err err = ep_cli_gateway_request_make(args, gate, logits, out->dtype, gateway->pool, &request, error);
     if (err != EP_OK) {
         return err;
     }
-    fill_header(args, gate, &gate_message, out, &header);
-    err = ep_gateway_layout_make(&header, &layout, error);
-    if (err != EP_OK) {
-        return err;
-    }
-    if (layout.total_bytes > 0) {
-        err = ep_buffer_acquire(gateway->pool, layout.total_bytes, &tensors);
-        if (err != EP_OK) {
-            return ep_error_set(error, err, "no memory for a request of %zu bytes", layout.total_bytes);
-        }
-        pack(args, gate, logits, &layout, tensors);
-    }
-    gateway_answer answer = {.out = out, .out_bytes = layout.reply_bytes, .result = out_result};
-    out_result->bytes_sent = layout.total_bytes;
-    err = call(gateway, &header, tensors, args->deadline_us != 0 ? args->deadline_us : gateway->connect->timeout_us, trace, &answer);
-    ep_buffer_unref(tensors);
+    gateway_answer answer = {.out = out, .out_bytes = request.layout.reply_bytes, .result = out_result};
+    out_result->bytes_sent = request.layout.total_bytes;
+    err = call(gateway, &request, args->deadline_us != 0 ? args->deadline_us : gateway->connect->timeout_us, trace, &answer);
+    ep_cli_gateway_request_fini(&request);
     return err;
 }
 
@@ -351,7 +244,7 @@ ep_err ep_cli_gateway_forward(ep_cli_gateway *gateway, const ep_moe_args *args, 
     *out_result = (ep_moe_result){.struct_bytes = sizeof(*out_result)};
     ep_error_clear(&out_result->error);
     trace_begin(args, &trace);
-    ep_err err = forward(gateway, args, gate, logits, out, &trace, out_result);
+    ep_err err = run_call(gateway, args, gate, logits, out, &trace, out_result);
     trace_end(&trace, err);
     return err;
 }

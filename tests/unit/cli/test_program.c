@@ -40,7 +40,7 @@ Test(program, wrong_command_lines, .init = make_dir, .fini = remove_dir)
         {{NULL}, 2, "expertctl: no command given; see expertctl --help"},
         {{"fly", NULL},
          2,
-         "expertctl: there is no command 'fly', allowed: status table stats forward generate bench rpc trace drain reload config completion help"},
+         "expertctl: there is no command 'fly', allowed: status table stats forward generate bench rpc frame trace drain reload config completion help"},
         {{"help", "fly", NULL}, 2, "there is no command 'fly'"},
         {{"status", "now", NULL}, 2, "expertctl status: unexpected argument 'now', allowed: options only"},
         {{"status", "--nope", NULL}, 2, "--nope"},

@@ -1,0 +1,403 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* expertctl frame encode: a request frame as a file, from JSON and tensors or from a batch. */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "arguments.h"
+#include "cmd_frame.h"
+#include "connect.h"
+#include "exit_code.h"
+#include "gate_options.h"
+#include "gateway_request.h"
+#include "layer_options.h"
+#include "message_json.h"
+#include "model/safetensors.h"
+#include "rpc/rpc_door.h"
+#include "rpc/rpc_frame_io.h"
+
+#define METADATA_MAX 16
+#define TENSORS_MAX 64
+
+enum {
+    KEY_METHOD = 0x500,
+    KEY_JSON,
+    KEY_JSON_FILE,
+    KEY_TENSORS,
+    KEY_TENSOR,
+    KEY_TOKEN_FILE,
+    KEY_METADATA,
+    KEY_DEADLINE,
+    KEY_CALL_ID,
+    KEY_NO_PAYLOAD_CRC
+};
+
+typedef struct encode_options {
+    ep_cli_layer_options layer; /* .in NULL: the message comes from JSON */
+    const ep_rpc_method *method;
+    const char *json;
+    const char *json_file;
+    const char *tensors;                   /* NULL none */
+    const char *tensor_names[TENSORS_MAX]; /* of a safetensors file; none: tensors is the section itself */
+    size_t tensor_names_count;
+    ep_rpc_metadata metadata[METADATA_MAX + 1]; /* room for the token */
+    size_t metadata_count;
+    char token[EP_CLI_TOKEN_BYTES_MAX + 2]; /* "" none */
+    char authorization[sizeof(EP_RPC_DOOR_TOKEN_PREFIX) + EP_CLI_TOKEN_BYTES_MAX + 2];
+    uint32_t deadline_us;
+    uint64_t call_id;
+    bool payload_crc;
+    const char *out;
+} encode_options;
+
+/* ---- the command line ---- */
+
+static void add_metadata(struct argp_state *state, encode_options *options, char *text)
+{
+    char *equals = strchr(text, '=');
+    if (equals == NULL || equals == text) {
+        argp_error(state, "--metadata is '%s', allowed: KEY=VALUE", text);
+    }
+    if (options->metadata_count == METADATA_MAX) {
+        argp_error(state, "--metadata is given more than %d times", METADATA_MAX);
+    }
+    *equals = '\0';
+    options->metadata[options->metadata_count++] = (ep_rpc_metadata){text, equals + 1};
+}
+
+static void check_options(struct argp_state *state, encode_options *options)
+{
+    bool from_batch = options->layer.in != NULL;
+    bool batch_options = options->layer.args.model != NULL || options->layer.has_layer || options->layer.logits != NULL;
+    ep_cli_arg_required(state, "--method", options->method);
+    ep_cli_arg_required(state, "-o", options->out);
+    if (from_batch || batch_options) {
+        ep_cli_layer_require(state, &options->layer);
+        if (options->method != ep_rpc_method_by_name("expertd.v1.Gateway", "Forward")) {
+            argp_error(state, "--in makes requests of expertd.v1.Gateway/Forward only");
+        }
+    }
+    if ((options->json != NULL) + (options->json_file != NULL) + from_batch > 1) {
+        argp_error(state, "more than one of --json, --json-file and --in is given, allowed: one of them");
+    }
+    if (from_batch && options->tensors != NULL) {
+        argp_error(state, "--in and --tensors are both given: tensors of a batch come from FILE of --in");
+    }
+    if (options->tensor_names_count > 0 && options->tensors == NULL) {
+        argp_error(state, "--tensor needs --tensors, a safetensors file");
+    }
+    if (options->token[0] != '\0') {
+        snprintf(options->authorization, sizeof(options->authorization), "%s%s", EP_RPC_DOOR_TOKEN_PREFIX, options->token);
+        options->metadata[options->metadata_count++] = (ep_rpc_metadata){EP_RPC_DOOR_TOKEN_KEY, options->authorization};
+    }
+}
+
+static error_t parse_frame(int key, char *arg, struct argp_state *state, encode_options *options)
+{
+    switch (key) {
+    case KEY_TOKEN_FILE:
+        ep_cli_token_read(state, "--token-file", arg, options->token);
+        return 0;
+    case KEY_METADATA:
+        add_metadata(state, options, arg);
+        return 0;
+    case KEY_DEADLINE:
+        options->deadline_us = (uint32_t)ep_cli_arg_whole(state, "--deadline-us", arg, 0, EP_FRAME_DEADLINE_NONE - 1);
+        return 0;
+    case KEY_CALL_ID:
+        options->call_id = ep_cli_arg_whole(state, "--call-id", arg, 0, UINT64_MAX);
+        return 0;
+    case KEY_NO_PAYLOAD_CRC:
+        options->payload_crc = false;
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static error_t parse(int key, char *arg, struct argp_state *state)
+{
+    encode_options *options = state->input;
+    switch (key) {
+    case ARGP_KEY_INIT:
+        state->child_inputs[0] = &options->layer;
+        return 0;
+    case KEY_METHOD:
+        options->method = ep_cli_frame_method(state, arg);
+        return 0;
+    case KEY_JSON:
+        options->json = arg;
+        return 0;
+    case KEY_JSON_FILE:
+        options->json_file = arg;
+        return 0;
+    case KEY_TENSORS:
+        options->tensors = arg;
+        return 0;
+    case KEY_TENSOR:
+        if (options->tensor_names_count == TENSORS_MAX) {
+            argp_error(state, "--tensor is given more than %d times", TENSORS_MAX);
+        }
+        options->tensor_names[options->tensor_names_count++] = arg;
+        return 0;
+    case 'o':
+        options->out = arg;
+        return 0;
+    case ARGP_KEY_ARG:
+        return ep_cli_arg_unexpected(state, arg);
+    case ARGP_KEY_END:
+        check_options(state, options);
+        return 0;
+    default:
+        return parse_frame(key, arg, state, options);
+    }
+}
+
+static const struct argp_option option_list[] = {
+    {"method", KEY_METHOD, "SERVICE/METHOD", 0, "As in expertctl frame list (required)", 1},
+    {"output", 'o', "FILE", 0, "Gets the frame; - is standard output (required)", 1},
+    {"json", KEY_JSON, "TEXT", 0, "The request message as JSON (default: {})", 1},
+    {"json-file", KEY_JSON_FILE, "FILE", 0, "The same from a file", 1},
+    {"tensors", KEY_TENSORS, "FILE", 0, "The tensor section, as it is; with --tensor a safetensors file", 1},
+    {"tensor", KEY_TENSOR, "NAME", 0, "A tensor of that file; repeated, each at the next multiple of 64", 1},
+    {"token-file", KEY_TOKEN_FILE, "FILE", 0, "File of mode 0600 with the token to show", 2},
+    {"metadata", KEY_METADATA, "KEY=VALUE", 0, "Travels beside the message; may be repeated", 2},
+    {"deadline-us", KEY_DEADLINE, "N", 0, "Time the service has, from when the frame arrives (default: no limit)", 2},
+    {"call-id", KEY_CALL_ID, "N", 0, "Comes back in the reply (default: 1)", 2},
+    {"no-payload-crc", KEY_NO_PAYLOAD_CRC, NULL, 0, "For TLS, and for services with payload_crc: false", 2},
+    {0},
+};
+static const struct argp_child children[] = {
+    {&ep_cli_layer_argp, 0, "A batch for expertd.v1.Gateway/Forward, instead of --json and --tensors:", 3}, {0}};
+static const struct argp argp = {
+    option_list,
+    parse,
+    "--method SERVICE/METHOD -o FILE",
+    "Writes a request frame: what one message to the open door (door_listen) has to hold."
+    "\vA FILE that holds a token gets mode 0600.\n\n"
+    "Examples:\n"
+    "  expertctl frame encode --method expertd.v1.Health/Check -o request.bin\n"
+    "  expertctl frame encode --method expertd.v1.Coordinator/Statistics \\\n"
+    "      --json '{\"model\": \"demo\"}' -o request.bin\n"
+    "  expertctl frame encode --method expertd.v1.Gateway/Forward \\\n"
+    "      --in batch.safetensors --model demo --layer 0 -o request.bin\n\n" EP_CLI_EXIT_HELP,
+    children,
+    NULL,
+    NULL};
+
+/* ---- tensors ---- */
+
+static ep_err acquire(ep_buffer_pool *pool, size_t bytes, ep_buffer **out_tensors, ep_error *out_error)
+{
+    if (bytes > EP_FRAME_BYTES_CEILING) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "a tensor section of %zu bytes, allowed: 0..%zu", bytes,
+                            EP_FRAME_BYTES_CEILING);
+    }
+    ep_err err = bytes > 0 ? ep_buffer_acquire(pool, bytes, out_tensors) : EP_OK;
+    return err != EP_OK ? ep_error_set(out_error, err, "no memory for %zu bytes of tensors", bytes) : EP_OK;
+}
+
+static ep_err read_section(const char *path, ep_buffer_pool *pool, ep_buffer **out_tensors, ep_error *out_error)
+{
+    struct stat st;
+    FILE *file = fopen(path, "rbe");
+    if (file == NULL || fstat(fileno(file), &st) != 0 || !S_ISREG(st.st_mode)) {
+        ep_err err = ep_error_set(out_error, EP_ERR_IO, "%s: %s", path, file == NULL ? strerror(errno) : "no regular file");
+        if (file != NULL) {
+            fclose(file);
+        }
+        return err;
+    }
+    size_t bytes = (size_t)st.st_size;
+    ep_err err = acquire(pool, bytes, out_tensors, out_error);
+    if (err == EP_OK && bytes > 0 && fread((*out_tensors)->data, 1, bytes, file) != bytes) {
+        err = ep_error_set(out_error, EP_ERR_IO, "%s: cannot read %zu bytes", path, bytes);
+    }
+    fclose(file);
+    return err;
+}
+
+static size_t aligned(size_t offset)
+{
+    return (offset + EP_FRAME_ALIGN - 1) & ~(size_t)(EP_FRAME_ALIGN - 1);
+}
+
+/* The named tensors one after the other, each at the next multiple of 64. */
+static ep_err read_named(const encode_options *options, const ep_safetensors *file, ep_buffer_pool *pool, ep_buffer **out_tensors,
+                         ep_error *out_error)
+{
+    const ep_safetensors_tensor *tensors[TENSORS_MAX];
+    size_t total = 0;
+    size_t at = 0;
+    for (size_t i = 0; i < options->tensor_names_count; i++) {
+        tensors[i] = ep_safetensors_find(file, options->tensor_names[i]);
+        if (tensors[i] == NULL) {
+            return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: there is no tensor %s", options->tensors, options->tensor_names[i]);
+        }
+        total = aligned(total) + ep_safetensors_tensor_bytes(tensors[i]);
+    }
+    ep_err err = acquire(pool, total, out_tensors, out_error);
+    if (err != EP_OK || total == 0) {
+        return err;
+    }
+    memset((*out_tensors)->data, 0, total);
+    for (size_t i = 0; i < options->tensor_names_count && err == EP_OK; i++) {
+        size_t bytes = ep_safetensors_tensor_bytes(tensors[i]);
+        at = aligned(at);
+        err = ep_safetensors_read(file, tensors[i], 0, (*out_tensors)->data + at, bytes, out_error);
+        at += bytes;
+    }
+    return err;
+}
+
+static ep_err read_tensors(const encode_options *options, ep_buffer_pool *pool, ep_buffer **out_tensors, ep_error *out_error)
+{
+    ep_safetensors *file = NULL;
+    if (options->tensors == NULL) {
+        return EP_OK;
+    }
+    if (options->tensor_names_count == 0) {
+        return read_section(options->tensors, pool, out_tensors, out_error);
+    }
+    ep_err err = ep_safetensors_open_path(options->tensors, NULL, &file, out_error);
+    if (err == EP_OK) {
+        err = read_named(options, file, pool, out_tensors, out_error);
+        ep_safetensors_close(file);
+    }
+    return err;
+}
+
+/* ---- the frame ---- */
+
+static ep_err write_parts(const encode_options *options, const ep_rpc_out *out, ep_error *out_error)
+{
+    bool to_stdout = strcmp(options->out, "-") == 0;
+    bool secret = options->token[0] != '\0';
+    int fd = to_stdout ? -1 : open(options->out, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, secret ? 0600 : 0666);
+    FILE *file = to_stdout ? stdout : fd >= 0 ? fdopen(fd, "wb") : NULL;
+    bool good = file != NULL && (!secret || to_stdout || fchmod(fd, 0600) == 0);
+    for (uint32_t i = 0; good && i < out->send.parts_count; i++) {
+        good = fwrite(out->send.parts[i].data, 1, out->send.parts[i].bytes, file) == out->send.parts[i].bytes;
+    }
+    good = good && fflush(file) == 0;
+    int reason = errno;
+    if (file != NULL && !to_stdout) {
+        good = fclose(file) == 0 && good;
+    } else if (fd >= 0) {
+        close(fd);
+    }
+    return good ? EP_OK : ep_error_set(out_error, EP_ERR_IO, "%s cannot be written: %s", options->out, strerror(reason));
+}
+
+/* Takes tensors in every case. */
+static ep_err write_frame(const encode_options *options, const ProtobufCMessage *message, ep_buffer_pool *pool, ep_buffer *taken_tensors,
+                          ep_error *out_error)
+{
+    ep_rpc_out *out;
+    ep_err err = ep_rpc_out_create_request(pool, options->metadata, options->metadata_count, message, taken_tensors, &out);
+    if (err != EP_OK) {
+        ep_buffer_unref(taken_tensors);
+        return ep_error_set(out_error, err, "the message does not fit in a header of %zu bytes", EP_FRAME_HEADER_BYTES_CEILING);
+    }
+    if (out->frame_bytes > EP_FRAME_BYTES_CEILING) {
+        err = ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "a frame of %zu bytes, allowed: 64..%zu", out->frame_bytes,
+                           EP_FRAME_BYTES_CEILING);
+    } else {
+        out->frame.kind = EP_FRAME_REQUEST;
+        out->frame.call_id = options->call_id;
+        out->frame.method_id = options->method->id;
+        out->frame.deadline_us = options->deadline_us;
+        ep_rpc_out_seal(out, options->payload_crc);
+        err = write_parts(options, out, out_error);
+    }
+    ep_rpc_out_destroy(out);
+    return err;
+}
+
+static ep_err encode_json(const encode_options *options, ep_buffer_pool *pool, ep_error *out_error)
+{
+    json_error_t why;
+    const char *from = options->json_file != NULL ? options->json_file : "--json";
+    json_t *json = options->json_file != NULL ? json_load_file(options->json_file, JSON_REJECT_DUPLICATES, &why)
+                                              : json_loads(options->json != NULL ? options->json : "{}", JSON_REJECT_DUPLICATES, &why);
+    ProtobufCMessage *message = NULL;
+    ep_buffer *tensors = NULL;
+    if (json == NULL) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "%s: line %d: %s", from, why.line, why.text);
+    }
+    ep_err err = ep_cli_message_from_json(options->method->method->input, json, &message, out_error);
+    json_decref(json);
+    if (err != EP_OK) {
+        return ep_error_prefix(out_error, err, "%s", from);
+    }
+    err = read_tensors(options, pool, &tensors, out_error);
+    if (err == EP_OK) {
+        err = write_frame(options, message, pool, tensors, out_error);
+    } else {
+        ep_buffer_unref(tensors);
+    }
+    protobuf_c_message_free_unpacked(message, NULL);
+    return err;
+}
+
+static ep_err encode_rows(const encode_options *options, const ep_cli_batch *batch, ep_buffer_pool *pool, ep_error *out_error)
+{
+    const ep_cli_layer_options *layer = &options->layer;
+    const char *missing = ep_cli_layer_missing(layer, batch);
+    ep_cli_gateway_request request;
+    ep_gate_config gate;
+    ep_moe_args args;
+    float *bias = NULL;
+    if (missing != NULL) {
+        return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: there is no tensor %s", layer->in, missing);
+    }
+    if (layer->logits != NULL) {
+        ep_err err = ep_cli_gate_read(layer->logits, layer->args.layer, &gate, &bias, out_error);
+        if (err != EP_OK) {
+            return err;
+        }
+    }
+    ep_cli_layer_args(layer, batch, 0, batch->tokens, &args);
+    ep_err err = ep_cli_gateway_request_make(&args, layer->logits != NULL ? &gate : NULL, &batch->logits,
+                                             ep_cli_layer_out_dtype(layer, batch), pool, &request, out_error);
+    if (err == EP_OK) {
+        err = write_frame(options, &request.header.base, pool, request.tensors, out_error);
+    }
+    free(bias);
+    return err;
+}
+
+static ep_err encode_batch(const encode_options *options, ep_buffer_pool *pool, ep_error *out_error)
+{
+    ep_cli_batch batch;
+    ep_err err = ep_cli_batch_read(options->layer.in, &batch, out_error);
+    if (err == EP_OK) {
+        err = encode_rows(options, &batch, pool, out_error);
+        ep_cli_batch_free(&batch);
+    }
+    return err;
+}
+
+static int run(int argc, char **argv)
+{
+    static encode_options options = {.deadline_us = EP_FRAME_DEADLINE_NONE, .call_id = 1, .payload_crc = true};
+    ep_buffer_pool *pool = NULL;
+    ep_error error;
+    ep_cli_layer_options_init(&options.layer);
+    argp_parse(&argp, argc, argv, 0, NULL, &options);
+    ep_err err = ep_buffer_pool_create(0, 0, &pool);
+    if (err != EP_OK) {
+        ep_error_set(&error, err, "no memory");
+    } else {
+        err = options.layer.in != NULL ? encode_batch(&options, pool, &error) : encode_json(&options, pool, &error);
+    }
+    ep_buffer_pool_destroy(pool);
+    return err == EP_OK ? EP_CLI_EXIT_OK : ep_cli_fail(argv[0], &error);
+}
+
+const ep_cli_command ep_cli_frame_encode_command = {"encode", "writes a request frame to a file", &argp, run};

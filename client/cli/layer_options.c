@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "layer_options.h"
+
+#include "arguments.h"
+#include "moe/routing_table.h"
+
+enum {
+    KEY_MODEL = 0x600,
+    KEY_VERSION,
+    KEY_LAYER,
+    KEY_IN,
+    KEY_LOGITS,
+    KEY_MODE,
+    KEY_WIRE,
+    KEY_OUT_DTYPE,
+    KEY_WEIGHT_ON,
+    KEY_SHARED,
+    KEY_NAN,
+    KEY_ALLOW_DUPLICATES
+};
+
+static const char *const mode_words[] = {"auto", "decode", "prefill", NULL};     /* as ep_moe_mode */
+static const char *const weight_words[] = {"output", "input", NULL};             /* as ep_moe_weight_on */
+static const char *const nan_words[] = {"pass", "reject", "zero", "mean", NULL}; /* as ep_moe_nan */
+static const char *const shared_words[] = {"service", "none", NULL};
+static const char *const dtype_words[] = {"bf16", "f16", "f32", NULL};
+
+void ep_cli_layer_options_init(ep_cli_layer_options *out_options)
+{
+    *out_options = (ep_cli_layer_options){.out_dtype = EP_DTYPE_NONE};
+    ep_moe_args_init(&out_options->args);
+}
+
+static ep_dtype dtype_of(struct argp_state *state, const char *option, const char *text)
+{
+    return ep_dtype_from_name(dtype_words[ep_cli_arg_word(state, option, text, dtype_words)]);
+}
+
+static error_t parse_wish(int key, char *arg, struct argp_state *state, ep_cli_layer_options *options)
+{
+    ep_moe_args *args = &options->args;
+    switch (key) {
+    case KEY_MODE:
+        args->mode = (ep_moe_mode)ep_cli_arg_word(state, "--mode", arg, mode_words);
+        return 0;
+    case KEY_WIRE:
+        args->wire_dtype = dtype_of(state, "--wire", arg);
+        return 0;
+    case KEY_OUT_DTYPE:
+        options->out_dtype = dtype_of(state, "--out-dtype", arg);
+        return 0;
+    case KEY_WEIGHT_ON:
+        args->weight_on = (ep_moe_weight_on)ep_cli_arg_word(state, "--weight-on", arg, weight_words);
+        return 0;
+    case KEY_SHARED:
+        args->shared_source = ep_cli_arg_word(state, "--shared", arg, shared_words) == 0
+                                  ? EP_MOE_SHARED_SERVICE
+                                  : EP_MOE_SHARED_NONE;
+        return 0;
+    case KEY_NAN:
+        args->nan_policy = (ep_moe_nan)ep_cli_arg_word(state, "--nan", arg, nan_words);
+        return 0;
+    case KEY_ALLOW_DUPLICATES:
+        args->allow_duplicates = true;
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static error_t parse(int key, char *arg, struct argp_state *state)
+{
+    ep_cli_layer_options *options = state->input;
+    switch (key) {
+    case KEY_MODEL:
+        options->args.model = ep_cli_arg_text(state, "--model", arg, EP_MODEL_NAME_BYTES - 1);
+        return 0;
+    case KEY_VERSION:
+        options->args.version = ep_cli_arg_text(state, "--version", arg, EP_VERSION_BYTES - 1);
+        return 0;
+    case KEY_LAYER:
+        options->args.layer = (uint32_t)ep_cli_arg_whole(state, "--layer", arg, 0, UINT32_MAX);
+        options->has_layer = true;
+        return 0;
+    case KEY_IN:
+        options->in = arg;
+        return 0;
+    case KEY_LOGITS:
+        options->logits = arg;
+        return 0;
+    default:
+        return parse_wish(key, arg, state, options);
+    }
+}
+
+static const struct argp_option option_list[] = {
+    {"model", KEY_MODEL, "NAME", 0, "The model (required)", 1},
+    {"version", KEY_VERSION, "V", 0, "Version of the model (default: the only one there is)", 1},
+    {"layer", KEY_LAYER, "L", 0, "The MoE layer (required)", 1},
+    {"in", KEY_IN, "FILE", 0,
+     "Safetensors with x [T,H], expert_ids [T,K], expert_scales [T,K]; for int8 x also x_scales [T]; "
+     "optional active_mask; with --logits logits [T,E] instead of ids and scales (required)",
+     1},
+    {"logits", KEY_LOGITS, "DIR", 0,
+     "FILE of --in has logits [T,E] f32; the router of the checkpoint in DIR chooses experts by them", 1},
+    {"mode", KEY_MODE, "auto|decode|prefill", 0, "How rows travel (default: auto)", 3},
+    {"wire", KEY_WIRE, "bf16|f16|f32", 0, "Type an expert's row is rounded to (default: bf16)", 3},
+    {"out-dtype", KEY_OUT_DTYPE, "bf16|f16|f32", 0, "Type of y (default: that of x; bf16 for int8)", 3},
+    {"weight-on", KEY_WEIGHT_ON, "output|input", 0, "Where the scale is applied (default: output)", 3},
+    {"shared", KEY_SHARED, "service|none", 0, "Shared experts (default: service)", 3},
+    {"nan", KEY_NAN, "pass|reject|zero|mean", 0, "Values of x that are not finite (default: pass)", 3},
+    {"allow-duplicates", KEY_ALLOW_DUPLICATES, NULL, 0, "A token may name an expert twice", 3},
+    {0},
+};
+const struct argp ep_cli_layer_argp = {option_list, parse, NULL, NULL, NULL, NULL, NULL};
+
+void ep_cli_layer_require(struct argp_state *state, const ep_cli_layer_options *options)
+{
+    ep_cli_arg_required(state, "--model", options->args.model);
+    ep_cli_arg_required(state, "--layer", options->has_layer ? options : NULL);
+    ep_cli_arg_required(state, "--in", options->in);
+}
+
+ep_dtype ep_cli_layer_out_dtype(const ep_cli_layer_options *options, const ep_cli_batch *batch)
+{
+    if (options->out_dtype != EP_DTYPE_NONE) {
+        return options->out_dtype;
+    }
+    return batch->x.dtype == EP_DTYPE_I8 ? EP_DTYPE_BF16 : batch->x.dtype;
+}
+
+const char *ep_cli_layer_missing(const ep_cli_layer_options *options, const ep_cli_batch *batch)
+{
+    if (options->logits != NULL) {
+        return batch->logits.rank == 0 ? "logits" : NULL;
+    }
+    return batch->expert_ids.rank == 0 ? "expert_ids" : NULL;
+}
+
+void ep_cli_layer_args(const ep_cli_layer_options *options, const ep_cli_batch *batch, int64_t first, int64_t count, ep_moe_args *out_args)
+{
+    *out_args = options->args;
+    out_args->x = ep_cli_tensor_rows(&batch->x, first, count);
+    out_args->x_scales = ep_cli_tensor_rows(&batch->x_scales, first, count);
+    if (options->logits == NULL) {
+        out_args->expert_ids = ep_cli_tensor_rows(&batch->expert_ids, first, count);
+        out_args->expert_scales = ep_cli_tensor_rows(&batch->expert_scales, first, count);
+    }
+    out_args->active_mask = ep_cli_tensor_rows(&batch->active_mask, first, count);
+}
