@@ -12,6 +12,7 @@
 #include "rpc/rpc_status.h"
 #include "transport/nng_rep_door.h"
 
+#define OVERLOAD_RETRY_US 1000 /* each reply frees a place; how soon is not known here */
 #define SHOWN_BYTES 8 /* of a request that is no frame, in the reply's text */
 
 typedef struct door_slot {
@@ -312,6 +313,7 @@ static bool on_overload(void *arg, const ep_buffer *bytes, ep_nng_rep_reply *out
     __atomic_fetch_add(&door->requests_total, 1, __ATOMIC_RELAXED);
     ep_error_set(&why, EP_ERR_RESOURCE_EXHAUSTED,
                  "%u requests are in work (door_contexts) and too many wait; try again later", door->slots_count);
+    why.retry_after_us = OVERLOAD_RETRY_US;
     ep_rpc_out *out = refusal_frame(door, EP_DOOR_OVERLOAD, readable ? &frame : NULL, &why);
     if (out != NULL) {
         fill_reply(door, out, out_reply);

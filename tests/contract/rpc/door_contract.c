@@ -15,7 +15,10 @@
 #include "support/process.h"
 
 #define CONTEXTS 64
+#define UNREAD_REQUESTS 128 /* of 512 KiB: far more than queues and socket buffers hold */
 #define TOKEN "a token of sixteen"
+#define NODE_TOKEN "a token of nodes...."
+#define OPERATOR_TOKEN "a token of operators"
 
 typedef struct door_test {
     fixture f;
@@ -32,7 +35,7 @@ static ep_rpc_credentials *credentials;
 static void with_token(ep_rpc_server_config *config)
 {
     plain(config);
-    ep_rpc_tokens tokens = {.of = {{TOKEN}, {"a token of nodes...."}, {NULL}}};
+    ep_rpc_tokens tokens = {.of = {{TOKEN}, {NODE_TOKEN}, {OPERATOR_TOKEN}}};
     CHECK(ep_rpc_credentials_create(&tokens, &credentials, NULL) == EP_OK, "no memory");
     config->common.credentials = credentials;
 }
@@ -160,7 +163,7 @@ static void token_decides(void)
     /* Whoever has a better token is still a client here. */
     bytes request = request_make(t.f.pool, &(Expertd__V1__Empty)EXPERTD__V1__EMPTY__INIT.base,
                                  &(request_options){.method_id = method("expertd.v1.Coordinator", "RegisterNode"),
-                                                    .token = "a token of nodes...."});
+                                                    .token = NODE_TOKEN});
     expect_status(&t, request, EP_ERR_PERMISSION_DENIED, "needs role node");
     request = request_make(t.f.pool, &(Expertd__V1__Empty)EXPERTD__V1__EMPTY__INIT.base,
                            &(request_options){.method_id = method("expertd.v1.Admin", "Drain"), .token = TOKEN});
@@ -169,6 +172,35 @@ static void token_decides(void)
     ep_rpc_server_read_door_stats(t.f.server, &stats);
     CHECK(stats.refused_total[EP_DOOR_TOKEN] == 3 && stats.requests_total == 6, "%llu",
           (unsigned long long)stats.requests_total);
+    end(&t);
+    ep_rpc_credentials_destroy(credentials);
+}
+
+/* Every method with every token: a good one makes a client of its owner, never more. */
+static void role_matrix(void)
+{
+    static const char *const tokens[] = {NULL, "a token of nobody...", TOKEN, NODE_TOKEN, OPERATOR_TOKEN};
+    Expertd__V1__Empty empty = EXPERTD__V1__EMPTY__INIT;
+    size_t count;
+    const ep_rpc_method *methods = ep_rpc_methods(&count);
+    door_test t;
+    begin(&t, with_token);
+    for (size_t m = 0; m < count; m++) {
+        for (size_t i = 0; i < EP_ARRAY_COUNT(tokens); i++) {
+            const request_options options = {.method_id = methods[m].id, .token = tokens[i]};
+            reply_view view;
+            bytes reply = ask(&t, request_make(t.f.pool, &empty.base, &options), &view);
+            ep_err code = view.status.code;
+            bool right = i < 2                                         ? code == EP_ERR_UNAUTHENTICATED
+                         : methods[m].role != EP_ROLE_CLIENT           ? code == EP_ERR_PERMISSION_DENIED
+                         : methods[m].stream == EP_RPC_SERVER_STREAM   ? code == EP_ERR_UNIMPLEMENTED
+                                                                       : code != EP_ERR_UNAUTHENTICATED && code != EP_ERR_PERMISSION_DENIED;
+            CHECK(right, "%s/%s with token %zu: %s: %s", methods[m].service->name, methods[m].method->name, i, ep_err_name(code),
+                  view.status.text);
+            free(reply.data);
+        }
+    }
+    expect_echo(&t, 64, OPERATOR_TOKEN);
     end(&t);
     ep_rpc_credentials_destroy(credentials);
 }
@@ -358,6 +390,71 @@ static void slow_calls_fill_the_contexts(void)
     end(&t);
 }
 
+/* More requests than may wait: told at once and when to come again, while those before them are served. */
+static void overload_is_told(void)
+{
+    door_test t;
+    uint32_t id;
+    reply_view view;
+    ep_rpc_door_stats stats;
+    bool seen[2 * CONTEXTS] = {false};
+    begin(&t, plain);
+    bytes slow = forward_make(t.f.pool, "hold", &(request_options){0});
+    bytes quick = echo(&t, 64, NULL);
+    int fd = sp_connect(t.url, SP_PROTOCOL_REQ);
+    for (uint32_t i = 0; i < CONTEXTS; i++) {
+        sp_send(fd, i, slow);
+    }
+    fixture_wait(&t.f, &t.f.forwards, CONTEXTS);
+    for (uint32_t i = CONTEXTS; i < 2 * CONTEXTS; i++) { /* they wait */
+        sp_send(fd, i, quick);
+    }
+    sp_send(fd, 9999, quick);
+    bytes reply = sp_receive(fd, &id);
+    reply_read(t.f.pool, reply, &view);
+    CHECK(id == 9999 && view.status.code == EP_ERR_RESOURCE_EXHAUSTED, "%u: %s", id, view.status.text);
+    CHECK(view.status.retry_after_us > 0 && strstr(view.status.text, "door_contexts") != NULL, "%s", view.status.text);
+    CHECK(view.frame.call_id == 77, "call %llu", (unsigned long long)view.frame.call_id);
+    free(reply.data);
+    ep_rpc_server_read_door_stats(t.f.server, &stats);
+    CHECK(stats.refused_total[EP_DOOR_OVERLOAD] == 1, "%llu", (unsigned long long)stats.refused_total[EP_DOOR_OVERLOAD]);
+    CHECK(fixture_release(&t.f, EP_ERR_UNAVAILABLE) == CONTEXTS, "held");
+    for (uint32_t i = 0; i < 2 * CONTEXTS; i++) {
+        reply = sp_receive(fd, &id);
+        reply_read(t.f.pool, reply, &view);
+        CHECK(id < 2 * CONTEXTS && !seen[id], "reply %u", id);
+        CHECK(view.status.code == (id < CONTEXTS ? EP_ERR_UNAVAILABLE : EP_OK), "%u: %s", id, view.status.text);
+        seen[id] = true;
+        free(reply.data);
+    }
+    close(fd);
+    free(slow.data);
+    free(quick.data);
+    end(&t);
+}
+
+/* A caller that never reads loses its connection once its queue is full; others are answered all the time. */
+static void a_caller_that_never_reads(void)
+{
+    door_test t;
+    ep_rpc_door_stats stats;
+    begin(&t, small_frames);
+    bytes request = echo(&t, 512 << 10, NULL);
+    int fd = sp_connect(t.url, SP_PROTOCOL_REQ);
+    for (uint32_t i = 0; i < UNREAD_REQUESTS; i++) {
+        sp_send(fd, i, request);
+    }
+    expect_echo(&t, 64, NULL);
+    do { /* its replies are dropped with the connection */
+        usleep(1000);
+        ep_rpc_server_read_door_stats(t.f.server, &stats);
+    } while (stats.replies_dropped == 0 || stats.connections > 1);
+    close(fd);
+    free(request.data);
+    expect_echo(&t, 64, NULL);
+    end(&t);
+}
+
 /* A server that ends answers what is in work. */
 static void an_end_answers(void)
 {
@@ -387,6 +484,7 @@ int main(int argc, char **argv)
     } cases[] = {
         {"answers_and_refuses", answers_and_refuses},
         {"token_decides", token_decides},
+        {"role_matrix", role_matrix},
         {"broken_frames_get_words", broken_frames_get_words},
         {"crc_follows_the_server", crc_follows_the_server},
         {"lengths_do_no_harm", lengths_do_no_harm},
@@ -395,6 +493,8 @@ int main(int argc, char **argv)
         {"a_gone_caller_cancels", a_gone_caller_cancels},
         {"a_deadline_is_told", a_deadline_is_told},
         {"slow_calls_fill_the_contexts", slow_calls_fill_the_contexts},
+        {"overload_is_told", overload_is_told},
+        {"a_caller_that_never_reads", a_caller_that_never_reads},
         {"an_end_answers", an_end_answers},
     };
     for (size_t i = 0; i < EP_ARRAY_COUNT(cases); i++) {

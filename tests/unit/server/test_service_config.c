@@ -86,6 +86,12 @@ Test(service_config, beyond_loopback_needs_tls_and_token_or_insecure)
     cr_assert(ep_test_write_file(token_path, "0123456789abcdef\n", 0600));
     expect_bad(load(NULL, "--listen=tcp://0.0.0.0:0", token_flag, NULL, true, &e), &e, "there is no TLS");
     expect_bad(load(NULL, "--listen=tls+tcp://0.0.0.0:0", token_flag, NULL, true, &e), &e, "tls_ca_file");
+    expect_bad(load(NULL, "--door-listen=tcp://0.0.0.0:0", NULL, NULL, true, &e), &e, "neither TLS nor token");
+    cr_expect(strstr(e.text, "flag --door-listen: door_listen") != NULL && strstr(e.text, "insecure: true") != NULL, "%s", e.text);
+    cr_expect_eq(load(NULL, "--door-listen=tcp://0.0.0.0:0", "--insecure", NULL, true, &e), EP_OK, "%s", e.text);
+    expect_bad(load(NULL, "--door-listen=tcp://0.0.0.0:0", token_flag, NULL, true, &e), &e, "there is no TLS");
+    expect_bad(load(NULL, "--door-listen=tls+tcp://0.0.0.0:0", token_flag, NULL, true, &e), &e, "tls_ca_file");
+    cr_expect_eq(load(NULL, "--door-listen=", NULL, NULL, true, &e), EP_OK, "%s", e.text);
     expect_bad(load("listen:\n  - tcp://127.0.0.1:0\n  - tcp://10.1.1.1:0\n", NULL, NULL, NULL, true, &e), &e,
                "c.yaml:3: listen[1].url");
 }

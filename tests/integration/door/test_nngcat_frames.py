@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """nngcat with frames of `expertctl frame encode` at the doors of node and coordinator: the oracle's bits; readable words for broken requests, for
 the wrong token, over TLS too."""
-import json, struct
+import json, struct, subprocess
 
 from door_cluster import EXPERTCTL, HIDDEN, LAYER, TOP_K, Cluster, read_safetensors, safetensors
 
@@ -108,6 +108,26 @@ def make_certificates(c):
         c.write(name + ".pem", open(c.path(name + ".crt"), "rb").read() + open(c.path(name + ".key"), "rb").read())
 
 
+def check_tls(c):
+    make_certificates(c)
+    node = c.node("private", "--door-listen=tls+tcp://127.0.0.1:0", "--tls-client-certs", f"--tls-ca-file={c.path('ca.pem')}", f"--tls-cert-key-file={c.path('service.pem')}")
+    c.wait_serving("--node", node["rpc_url"])
+    door = node["door_url"]
+    assert door.startswith("tls+tcp://"), door
+    known = ("--cacert", c.path("ca.pem"), "--cert", c.path("caller.crt"), "--key", c.path("caller.key"))
+    plain = encode(c, CHECK, "--no-payload-crc")
+    nngcat(c, door, plain, "--raw", *known)
+    assert decode(c)[0]["message"]["detail"] == "serving"
+    refused(c, door, encode(c, CHECK), "payload_crc is off", *known)
+    # Without a certificate of our CA there is no answer at all, and the door goes on.
+    c.write("sent.bin", plain)
+    stranger = ["nngcat", "--req", "--dial", door, "--recv-timeout", "2", "--cacert", c.path("ca.pem"), "--file", c.path("sent.bin"), "--raw"]
+    done = subprocess.run(stranger, capture_output=True, timeout=60)
+    assert done.returncode != 0 and done.stdout == b"", done
+    nngcat(c, door, plain, "--raw", *known)
+    assert decode(c)[0]["message"]["detail"] == "serving"
+
+
 def main():
     with Cluster() as c:
         coordinator = c.coordinator()
@@ -125,6 +145,9 @@ def main():
         node = c.node("guarded", f"--token-file={token}")
         c.wait_serving("--node", node["rpc_url"], "--token-file", token)
         check_token(c, node["door_url"], token, other)
+        c.stop()
+    with Cluster() as c:
+        check_tls(c)
         c.stop()
 
 
