@@ -11,7 +11,8 @@
 
 #define SERVICE_BYTES 128
 
-static const ep_cli_command *const verbs[] = {&ep_cli_frame_encode_command, &ep_cli_frame_decode_command, &ep_cli_frame_list_command};
+static const ep_cli_command *const verbs[] = {&ep_cli_frame_encode_command, &ep_cli_frame_decode_command,
+                                              &ep_cli_frame_list_command};
 
 const ep_cli_command *ep_cli_frame_verb_at(size_t index)
 {
@@ -50,12 +51,17 @@ static error_t parse_list(int key, char *arg, struct argp_state *state)
 
 static const struct argp_child list_children[] = {{&ep_cli_output_argp, 0, NULL, 0}, {0}};
 static const struct argp list_argp = {
-    NULL, parse_list, NULL,
+    NULL,
+    parse_list,
+    NULL,
     "Lists every method a frame may carry, with the messages it takes and gives.\v"
-    "Nobody is asked: these are the methods this program was built with. What a running program serves says expertctl rpc list.\n\n"
+    "Nobody is asked: these are the methods this program was built with. What a running program serves says "
+    "expertctl rpc list.\n\n"
     "Examples:\n"
     "  expertctl frame list\n\n" EP_CLI_EXIT_HELP,
-    list_children, NULL, NULL};
+    list_children,
+    NULL,
+    NULL};
 
 static int run_list(int argc, char **argv)
 {
@@ -70,8 +76,9 @@ static int run_list(int argc, char **argv)
         const char *role = ep_rpc_role_name(m->role);
         bool stream = m->stream == EP_RPC_SERVER_STREAM;
         json_array_append_new(list, json_pack("{s:o, s:I, s:s, s:s, s:b, s:s}", "method",
-                                              json_sprintf("%s/%s", m->service->name, m->method->name), "id", (json_int_t)m->id, "request",
-                                              m->method->input->name, "reply", m->method->output->name, "stream", stream, "role", role));
+                                              json_sprintf("%s/%s", m->service->name, m->method->name), "id",
+                                              (json_int_t)m->id, "request", m->method->input->name, "reply",
+                                              m->method->output->name, "stream", stream, "role", role));
         ep_cli_table_cell(table, "%s/%s", m->service->name, m->method->name);
         ep_cli_table_cell(table, "0x%04x", m->id);
         ep_cli_table_cell(table, "%s", m->method->input->short_name);
@@ -79,7 +86,8 @@ static int run_list(int argc, char **argv)
         ep_cli_table_cell(table, "%s", stream ? "yes" : "no");
         ep_cli_table_cell(table, "%s", role);
     }
-    bool good = format == EP_CLI_JSON ? ep_cli_json_print(json_incref(list), stdout) : ep_cli_table_print(table, stdout);
+    bool good = format == EP_CLI_JSON ? ep_cli_json_print(json_incref(list), stdout)
+                                      : ep_cli_table_print(table, stdout);
     json_decref(list);
     ep_cli_table_destroy(table);
     return good ? EP_CLI_EXIT_OK : EP_CLI_EXIT_FAILED;
@@ -125,4 +133,5 @@ static int run(int argc, char **argv)
     return ep_cli_run_verb(argc, argv, ep_cli_frame_verb_at, &argp);
 }
 
-const ep_cli_command ep_cli_frame_command = {"frame", "makes and reads the frames of the open door (door_listen)", &argp, run};
+const ep_cli_command ep_cli_frame_command = {
+    "frame", "makes and reads the frames of the open door (door_listen)", &argp, run};

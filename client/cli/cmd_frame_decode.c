@@ -55,7 +55,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 }
 
 static const struct argp_option option_list[] = {
-    {"method", KEY_METHOD, "SERVICE/METHOD", 0, "Whose message it is (default: by the number in the frame)", 1},
+    {"method", KEY_METHOD, "SERVICE/METHOD", 0, "Whose message it is (default: by the number in the frame)",
+     1},
     {"tensors-out", KEY_TENSORS_OUT, "FILE", 0, "Gets the tensor section, as it is", 1},
     {0},
 };
@@ -63,8 +64,10 @@ static const struct argp argp = {
     option_list,
     parse,
     "FILE",
-    "Prints a frame as JSON: its fixed part, and its message by the method's descriptor. FILE - is standard input."
-    "\vBoth checksums are checked. A reply that holds an error is printed too; its words go to standard error and the exit code is 1. "
+    "Prints a frame as JSON: its fixed part, and its message by the method's descriptor. FILE - is standard "
+    "input."
+    "\vBoth checksums are checked. A reply that holds an error is printed too; its words go to standard "
+    "error and the exit code is 1. "
     "A token in a request is not shown.\n\n"
     "Examples:\n"
     "  expertctl frame decode reply.bin\n"
@@ -82,10 +85,12 @@ static ep_err read_all(FILE *file, const char *name, frame_file *out, ep_error *
     while (out->data != NULL) {
         out->bytes += fread(out->data + out->bytes, 1, room - out->bytes, file);
         if (out->bytes < room) {
-            return ferror(file) == 0 ? EP_OK : ep_error_set(out_error, EP_ERR_IO, "%s: %s", name, strerror(errno));
+            return ferror(file) == 0 ? EP_OK
+                                     : ep_error_set(out_error, EP_ERR_IO, "%s: %s", name, strerror(errno));
         }
         if (room > EP_FRAME_BYTES_CEILING) {
-            return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s is longer than a frame can be, allowed: 64..%zu bytes", name,
+            return ep_error_set(out_error, EP_ERR_BAD_FILE,
+                                "%s is longer than a frame can be, allowed: 64..%zu bytes", name,
                                 EP_FRAME_BYTES_CEILING);
         }
         uint8_t *more = realloc(out->data, 2 * room);
@@ -102,15 +107,17 @@ static ep_err check_frame(const char *name, frame_file *file, ep_error *out_erro
 {
     size_t frame_bytes;
     if (file->bytes < EP_FRAME_FIXED_BYTES) {
-        return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s ends at offset %zu, a frame has 64 bytes or more", name, file->bytes);
+        return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s ends at offset %zu, a frame has 64 bytes or more",
+                            name, file->bytes);
     }
-    ep_err err =
-        ep_frame_decode(file->data, EP_FRAME_BYTES_CEILING, EP_FRAME_HEADER_BYTES_CEILING, &file->frame, &frame_bytes, out_error);
+    ep_err err = ep_frame_decode(file->data, EP_FRAME_BYTES_CEILING, EP_FRAME_HEADER_BYTES_CEILING,
+                                 &file->frame, &frame_bytes, out_error);
     if (err != EP_OK) {
         return ep_error_prefix(out_error, err, "%s", name);
     }
     if (frame_bytes != file->bytes) {
-        return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s has %zu bytes, its frame says %zu", name, file->bytes, frame_bytes);
+        return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s has %zu bytes, its frame says %zu", name,
+                            file->bytes, frame_bytes);
     }
     /* 0: the maker had it off. A payload whose CRC is 0 passes unchecked, once in 4 billion. */
     err = ep_rpc_payload_check(&file->frame, file->data, file->frame.payload_crc != 0, out_error);
@@ -123,7 +130,8 @@ static ep_err read_frame(const char *name, frame_file *out_file, ep_error *out_e
     FILE *file = from_stdin ? stdin : fopen(name, "rbe");
     *out_file = (frame_file){0};
     if (file == NULL) {
-        return ep_error_set(out_error, errno == ENOENT ? EP_ERR_NOT_FOUND : EP_ERR_IO, "%s: %s", name, strerror(errno));
+        return ep_error_set(out_error, errno == ENOENT ? EP_ERR_NOT_FOUND : EP_ERR_IO, "%s: %s", name,
+                            strerror(errno));
     }
     ep_err err = read_all(file, name, out_file, out_error);
     if (!from_stdin) {
@@ -141,7 +149,8 @@ static ep_err write_tensors(const char *path, const frame_file *file, ep_error *
     if (out != NULL) {
         good = fclose(out) == 0 && good;
     }
-    return good ? EP_OK : ep_error_set(out_error, EP_ERR_IO, "%s cannot be written: %s", path, strerror(reason));
+    return good ? EP_OK
+                : ep_error_set(out_error, EP_ERR_IO, "%s cannot be written: %s", path, strerror(reason));
 }
 
 /* ---- JSON ---- */
@@ -156,15 +165,19 @@ static json_t *fixed_to_json(const frame_file *file, const ep_rpc_method *method
     if ((f->flags & EP_FRAME_FLAG_END_OF_STREAM) != 0) {
         json_array_append_new(flags, json_string("end"));
     }
-    json_t *name = method != NULL ? json_sprintf("%s/%s", method->service->name, method->method->name) : json_null();
-    json_t *deadline = f->deadline_us == EP_FRAME_DEADLINE_NONE ? json_string("none") : json_integer(f->deadline_us);
-    json_t *id = f->call_id <= INT64_MAX ? json_integer((json_int_t)f->call_id) : json_sprintf("%" PRIu64, f->call_id);
+    json_t *name =
+        method != NULL ? json_sprintf("%s/%s", method->service->name, method->method->name) : json_null();
+    json_t *deadline =
+        f->deadline_us == EP_FRAME_DEADLINE_NONE ? json_string("none") : json_integer(f->deadline_us);
+    json_t *id =
+        f->call_id <= INT64_MAX ? json_integer((json_int_t)f->call_id) : json_sprintf("%" PRIu64, f->call_id);
     json_t *crc = f->payload_crc != 0 ? json_sprintf("%08" PRIx32, f->payload_crc) : json_string("off");
-    return json_pack("{s:s, s:o, s:o, s:i, s:o, s:I, s:I, s:o, s:I, s:I, s:I, s:I, s:o}", "kind", ep_frame_kind_name(f->kind), "flags",
-                     flags, "call_id", id, "attempt", f->attempt, "method", name, "method_id", (json_int_t)f->method_id, "status",
-                     (json_int_t)f->status, "deadline_us", deadline, "header_bytes", (json_int_t)f->header_bytes, "tensor_offset",
-                     (json_int_t)f->tensor_offset, "stream_sequence", (json_int_t)f->stream_sequence, "tensor_bytes",
-                     (json_int_t)f->tensor_bytes, "payload_crc", crc);
+    return json_pack("{s:s, s:o, s:o, s:i, s:o, s:I, s:I, s:o, s:I, s:I, s:I, s:I, s:o}", "kind",
+                     ep_frame_kind_name(f->kind), "flags", flags, "call_id", id, "attempt", f->attempt,
+                     "method", name, "method_id", (json_int_t)f->method_id, "status", (json_int_t)f->status,
+                     "deadline_us", deadline, "header_bytes", (json_int_t)f->header_bytes, "tensor_offset",
+                     (json_int_t)f->tensor_offset, "stream_sequence", (json_int_t)f->stream_sequence,
+                     "tensor_bytes", (json_int_t)f->tensor_bytes, "payload_crc", crc);
 }
 
 static json_t *metadata_to_json(const Expertd__V1__CallHeader *header)
@@ -173,15 +186,16 @@ static json_t *metadata_to_json(const Expertd__V1__CallHeader *header)
     for (size_t i = 0; i < header->n_metadata; i++) {
         const Expertd__V1__Metadata *item = header->metadata[i];
         bool secret = strcmp(item->key, EP_RPC_DOOR_TOKEN_KEY) == 0;
-        json_array_append_new(list, json_pack("{s:o, s:o}", "key", ep_cli_json_text(item->key), "value",
-                                              secret ? json_string("(a token)") : ep_cli_json_text(item->value)));
+        json_array_append_new(list,
+                              json_pack("{s:o, s:o}", "key", ep_cli_json_text(item->key), "value",
+                                        secret ? json_string("(a token)") : ep_cli_json_text(item->value)));
     }
     return list;
 }
 
 /* Adds "message", for requests "metadata", for errors "error". out_status: what the service said. */
-static ep_err add_payload(const frame_file *file, const ep_rpc_method *method, ep_rpc_budget *budget, json_t *json, ep_error *out_status,
-                          ep_error *out_error)
+static ep_err add_payload(const frame_file *file, const ep_rpc_method *method, ep_rpc_budget *budget,
+                          json_t *json, ep_error *out_status, ep_error *out_error)
 {
     const uint8_t *header = file->data + EP_FRAME_FIXED_BYTES;
     ProtobufCMessage *message = NULL;
@@ -190,15 +204,19 @@ static ep_err add_payload(const frame_file *file, const ep_rpc_method *method, e
     bool is_error = file->frame.status != 0 || file->frame.kind == EP_FRAME_GOODBYE;
     bool has_message = is_error || file->frame.kind <= EP_FRAME_REPLY_MORE;
     if (has_message && !is_error && method == NULL) {
-        return ep_error_set(out_error, EP_ERR_BAD_FILE, "the frame is of method 0x%04x, which this program does not know; see --method",
+        return ep_error_set(out_error, EP_ERR_BAD_FILE,
+                            "the frame is of method 0x%04x, which this program does not know; see --method",
                             (unsigned)file->frame.method_id);
     }
     if (is_error) {
-        err = ep_rpc_unpack(budget, &expertd__v1__status__descriptor, header, file->frame.header_bytes, &message, out_error);
+        err = ep_rpc_unpack(budget, &expertd__v1__status__descriptor, header, file->frame.header_bytes,
+                            &message, out_error);
     } else if (file->frame.kind == EP_FRAME_REQUEST) {
-        err = ep_rpc_request_unpack(budget, method->method->input, header, file->frame.header_bytes, &call_header, &message, out_error);
+        err = ep_rpc_request_unpack(budget, method->method->input, header, file->frame.header_bytes,
+                                    &call_header, &message, out_error);
     } else if (has_message) {
-        err = ep_rpc_unpack(budget, method->method->output, header, file->frame.header_bytes, &message, out_error);
+        err = ep_rpc_unpack(budget, method->method->output, header, file->frame.header_bytes, &message,
+                            out_error);
     }
     if (err != EP_OK || message == NULL) {
         return err;
@@ -207,7 +225,8 @@ static ep_err add_payload(const frame_file *file, const ep_rpc_method *method, e
         const Expertd__V1__Status *status = (const Expertd__V1__Status *)(const void *)message;
         ep_err code = ep_err_from_wire(status->reason, file->frame.status);
         json_object_set_new(json, "error", json_string(ep_err_name(code)));
-        ep_error_set(out_status, code, "%s: %s", ep_err_name(code), status->text[0] != '\0' ? status->text : ep_err_text(code));
+        ep_error_set(out_status, code, "%s: %s", ep_err_name(code),
+                     status->text[0] != '\0' ? status->text : ep_err_text(code));
     }
     if (call_header != NULL) {
         json_object_set_new(json, "metadata", metadata_to_json(call_header));
@@ -216,9 +235,11 @@ static ep_err add_payload(const frame_file *file, const ep_rpc_method *method, e
     return EP_OK;
 }
 
-static ep_err print_frame(const decode_options *options, const frame_file *file, ep_error *out_status, ep_error *out_error)
+static ep_err print_frame(const decode_options *options, const frame_file *file, ep_error *out_status,
+                          ep_error *out_error)
 {
-    const ep_rpc_method *method = options->method != NULL ? options->method : ep_rpc_method_by_id(file->frame.method_id);
+    const ep_rpc_method *method =
+        options->method != NULL ? options->method : ep_rpc_method_by_id(file->frame.method_id);
     ep_buffer_pool *pool = NULL;
     ep_rpc_budget budget;
     if (ep_buffer_pool_create(0, 0, &pool) != EP_OK) {

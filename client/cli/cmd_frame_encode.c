@@ -73,7 +73,8 @@ static void add_metadata(struct argp_state *state, encode_options *options, char
 static void check_options(struct argp_state *state, encode_options *options)
 {
     bool from_batch = options->layer.in != NULL;
-    bool batch_options = options->layer.args.model != NULL || options->layer.has_layer || options->layer.logits != NULL;
+    bool batch_options =
+        options->layer.args.model != NULL || options->layer.has_layer || options->layer.logits != NULL;
     ep_cli_arg_required(state, "--method", options->method);
     ep_cli_arg_required(state, "-o", options->out);
     if (from_batch || batch_options) {
@@ -92,8 +93,10 @@ static void check_options(struct argp_state *state, encode_options *options)
         argp_error(state, "--tensor needs --tensors, a safetensors file");
     }
     if (options->token[0] != '\0') {
-        snprintf(options->authorization, sizeof(options->authorization), "%s%s", EP_RPC_DOOR_TOKEN_PREFIX, options->token);
-        options->metadata[options->metadata_count++] = (ep_rpc_metadata){EP_RPC_DOOR_TOKEN_KEY, options->authorization};
+        snprintf(options->authorization, sizeof(options->authorization), "%s%s", EP_RPC_DOOR_TOKEN_PREFIX,
+                 options->token);
+        options->metadata[options->metadata_count++] =
+            (ep_rpc_metadata){EP_RPC_DOOR_TOKEN_KEY, options->authorization};
     }
 }
 
@@ -107,7 +110,8 @@ static error_t parse_frame(int key, char *arg, struct argp_state *state, encode_
         add_metadata(state, options, arg);
         return 0;
     case KEY_DEADLINE:
-        options->deadline_us = (uint32_t)ep_cli_arg_whole(state, "--deadline-us", arg, 0, EP_FRAME_DEADLINE_NONE - 1);
+        options->deadline_us =
+            (uint32_t)ep_cli_arg_whole(state, "--deadline-us", arg, 0, EP_FRAME_DEADLINE_NONE - 1);
         return 0;
     case KEY_CALL_ID:
         options->call_id = ep_cli_arg_whole(state, "--call-id", arg, 0, UINT64_MAX);
@@ -167,13 +171,15 @@ static const struct argp_option option_list[] = {
     {"tensor", KEY_TENSOR, "NAME", 0, "A tensor of that file; repeated, each at the next multiple of 64", 1},
     {"token-file", KEY_TOKEN_FILE, "FILE", 0, "File of mode 0600 with the token to show", 2},
     {"metadata", KEY_METADATA, "KEY=VALUE", 0, "Travels beside the message; may be repeated", 2},
-    {"deadline-us", KEY_DEADLINE, "N", 0, "Time the service has, from when the frame arrives (default: no limit)", 2},
+    {"deadline-us", KEY_DEADLINE, "N", 0,
+     "Time the service has, from when the frame arrives (default: no limit)", 2},
     {"call-id", KEY_CALL_ID, "N", 0, "Comes back in the reply (default: 1)", 2},
     {"no-payload-crc", KEY_NO_PAYLOAD_CRC, NULL, 0, "For TLS, and for services with payload_crc: false", 2},
     {0},
 };
 static const struct argp_child children[] = {
-    {&ep_cli_layer_argp, 0, "A batch for expertd.v1.Gateway/Forward, instead of --json and --tensors:", 3}, {0}};
+    {&ep_cli_layer_argp, 0, "A batch for expertd.v1.Gateway/Forward, instead of --json and --tensors:", 3},
+    {0}};
 static const struct argp argp = {
     option_list,
     parse,
@@ -195,19 +201,21 @@ static const struct argp argp = {
 static ep_err acquire(ep_buffer_pool *pool, size_t bytes, ep_buffer **out_tensors, ep_error *out_error)
 {
     if (bytes > EP_FRAME_BYTES_CEILING) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "a tensor section of %zu bytes, allowed: 0..%zu", bytes,
-                            EP_FRAME_BYTES_CEILING);
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "a tensor section of %zu bytes, allowed: 0..%zu", bytes, EP_FRAME_BYTES_CEILING);
     }
     ep_err err = bytes > 0 ? ep_buffer_acquire(pool, bytes, out_tensors) : EP_OK;
     return err != EP_OK ? ep_error_set(out_error, err, "no memory for %zu bytes of tensors", bytes) : EP_OK;
 }
 
-static ep_err read_section(const char *path, ep_buffer_pool *pool, ep_buffer **out_tensors, ep_error *out_error)
+static ep_err read_section(const char *path, ep_buffer_pool *pool, ep_buffer **out_tensors,
+                           ep_error *out_error)
 {
     struct stat st;
     FILE *file = fopen(path, "rbe");
     if (file == NULL || fstat(fileno(file), &st) != 0 || !S_ISREG(st.st_mode)) {
-        ep_err err = ep_error_set(out_error, EP_ERR_IO, "%s: %s", path, file == NULL ? strerror(errno) : "no regular file");
+        ep_err err = ep_error_set(out_error, EP_ERR_IO, "%s: %s", path,
+                                  file == NULL ? strerror(errno) : "no regular file");
         if (file != NULL) {
             fclose(file);
         }
@@ -228,8 +236,8 @@ static size_t aligned(size_t offset)
 }
 
 /* The named tensors one after the other, each at the next multiple of 64. */
-static ep_err read_named(const encode_options *options, const ep_safetensors *file, ep_buffer_pool *pool, ep_buffer **out_tensors,
-                         ep_error *out_error)
+static ep_err read_named(const encode_options *options, const ep_safetensors *file, ep_buffer_pool *pool,
+                         ep_buffer **out_tensors, ep_error *out_error)
 {
     const ep_safetensors_tensor *tensors[TENSORS_MAX];
     size_t total = 0;
@@ -237,7 +245,8 @@ static ep_err read_named(const encode_options *options, const ep_safetensors *fi
     for (size_t i = 0; i < options->tensor_names_count; i++) {
         tensors[i] = ep_safetensors_find(file, options->tensor_names[i]);
         if (tensors[i] == NULL) {
-            return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: there is no tensor %s", options->tensors, options->tensor_names[i]);
+            return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: there is no tensor %s", options->tensors,
+                                options->tensor_names[i]);
         }
         total = aligned(total) + ep_safetensors_tensor_bytes(tensors[i]);
     }
@@ -255,7 +264,8 @@ static ep_err read_named(const encode_options *options, const ep_safetensors *fi
     return err;
 }
 
-static ep_err read_tensors(const encode_options *options, ep_buffer_pool *pool, ep_buffer **out_tensors, ep_error *out_error)
+static ep_err read_tensors(const encode_options *options, ep_buffer_pool *pool, ep_buffer **out_tensors,
+                           ep_error *out_error)
 {
     ep_safetensors *file = NULL;
     if (options->tensors == NULL) {
@@ -278,7 +288,8 @@ static ep_err write_parts(const encode_options *options, const ep_rpc_out *out, 
 {
     bool to_stdout = strcmp(options->out, "-") == 0;
     bool secret = options->token[0] != '\0';
-    int fd = to_stdout ? -1 : open(options->out, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, secret ? 0600 : 0666);
+    int fd =
+        to_stdout ? -1 : open(options->out, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, secret ? 0600 : 0666);
     FILE *file = to_stdout ? stdout : fd >= 0 ? fdopen(fd, "wb") : NULL;
     bool good = file != NULL && (!secret || to_stdout || fchmod(fd, 0600) == 0);
     for (uint32_t i = 0; good && i < out->send.parts_count; i++) {
@@ -291,22 +302,26 @@ static ep_err write_parts(const encode_options *options, const ep_rpc_out *out, 
     } else if (fd >= 0) {
         close(fd);
     }
-    return good ? EP_OK : ep_error_set(out_error, EP_ERR_IO, "%s cannot be written: %s", options->out, strerror(reason));
+    return good ? EP_OK
+                : ep_error_set(out_error, EP_ERR_IO, "%s cannot be written: %s", options->out,
+                               strerror(reason));
 }
 
 /* Takes tensors in every case. */
-static ep_err write_frame(const encode_options *options, const ProtobufCMessage *message, ep_buffer_pool *pool, ep_buffer *taken_tensors,
-                          ep_error *out_error)
+static ep_err write_frame(const encode_options *options, const ProtobufCMessage *message,
+                          ep_buffer_pool *pool, ep_buffer *taken_tensors, ep_error *out_error)
 {
     ep_rpc_out *out;
-    ep_err err = ep_rpc_out_create_request(pool, options->metadata, options->metadata_count, message, taken_tensors, &out);
+    ep_err err = ep_rpc_out_create_request(pool, options->metadata, options->metadata_count, message,
+                                           taken_tensors, &out);
     if (err != EP_OK) {
         ep_buffer_unref(taken_tensors);
-        return ep_error_set(out_error, err, "the message does not fit in a header of %zu bytes", EP_FRAME_HEADER_BYTES_CEILING);
+        return ep_error_set(out_error, err, "the message does not fit in a header of %zu bytes",
+                            EP_FRAME_HEADER_BYTES_CEILING);
     }
     if (out->frame_bytes > EP_FRAME_BYTES_CEILING) {
-        err = ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "a frame of %zu bytes, allowed: 64..%zu", out->frame_bytes,
-                           EP_FRAME_BYTES_CEILING);
+        err = ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "a frame of %zu bytes, allowed: 64..%zu",
+                           out->frame_bytes, EP_FRAME_BYTES_CEILING);
     } else {
         out->frame.kind = EP_FRAME_REQUEST;
         out->frame.call_id = options->call_id;
@@ -323,8 +338,10 @@ static ep_err encode_json(const encode_options *options, ep_buffer_pool *pool, e
 {
     json_error_t why;
     const char *from = options->json_file != NULL ? options->json_file : "--json";
-    json_t *json = options->json_file != NULL ? json_load_file(options->json_file, JSON_REJECT_DUPLICATES, &why)
-                                              : json_loads(options->json != NULL ? options->json : "{}", JSON_REJECT_DUPLICATES, &why);
+    json_t *json =
+        options->json_file != NULL
+            ? json_load_file(options->json_file, JSON_REJECT_DUPLICATES, &why)
+            : json_loads(options->json != NULL ? options->json : "{}", JSON_REJECT_DUPLICATES, &why);
     ProtobufCMessage *message = NULL;
     ep_buffer *tensors = NULL;
     if (json == NULL) {
@@ -345,7 +362,8 @@ static ep_err encode_json(const encode_options *options, ep_buffer_pool *pool, e
     return err;
 }
 
-static ep_err encode_rows(const encode_options *options, const ep_cli_batch *batch, ep_buffer_pool *pool, ep_error *out_error)
+static ep_err encode_rows(const encode_options *options, const ep_cli_batch *batch, ep_buffer_pool *pool,
+                          ep_error *out_error)
 {
     const ep_cli_layer_options *layer = &options->layer;
     const char *missing = ep_cli_layer_missing(layer, batch);
@@ -385,7 +403,8 @@ static ep_err encode_batch(const encode_options *options, ep_buffer_pool *pool, 
 
 static int run(int argc, char **argv)
 {
-    static encode_options options = {.deadline_us = EP_FRAME_DEADLINE_NONE, .call_id = 1, .payload_crc = true};
+    static encode_options options = {
+        .deadline_us = EP_FRAME_DEADLINE_NONE, .call_id = 1, .payload_crc = true};
     ep_buffer_pool *pool = NULL;
     ep_error error;
     ep_cli_layer_options_init(&options.layer);
@@ -394,7 +413,8 @@ static int run(int argc, char **argv)
     if (err != EP_OK) {
         ep_error_set(&error, err, "no memory");
     } else {
-        err = options.layer.in != NULL ? encode_batch(&options, pool, &error) : encode_json(&options, pool, &error);
+        err = options.layer.in != NULL ? encode_batch(&options, pool, &error)
+                                       : encode_json(&options, pool, &error);
     }
     ep_buffer_pool_destroy(pool);
     return err == EP_OK ? EP_CLI_EXIT_OK : ep_cli_fail(argv[0], &error);

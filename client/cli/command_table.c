@@ -31,7 +31,8 @@ const ep_cli_command *ep_cli_command_find(const char *name)
     return NULL;
 }
 
-int ep_cli_run_verb(int argc, char **argv, const ep_cli_command *(*verb_at)(size_t index), const struct argp *argp)
+int ep_cli_run_verb(int argc, char **argv, const ep_cli_command *(*verb_at)(size_t index),
+                    const struct argp *argp)
 {
     static char name[NAME_BYTES];
     const ep_cli_command *verb;

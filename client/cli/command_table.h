@@ -33,8 +33,11 @@ const ep_cli_command *ep_cli_command_at(size_t index);
 /* NULL when there is none of this name. */
 const ep_cli_command *ep_cli_command_find(const char *name);
 
-/* For a command of verbs ("trace record"): runs the one that argv[1] names, with "expertctl trace record" as its argv[0]. Without such a
- * verb argp, the command's own, says so or gives help. verb_at: NULL past the end. */
-int ep_cli_run_verb(int argc, char **argv, const ep_cli_command *(*verb_at)(size_t index), const struct argp *argp);
+/*
+ * For a command of verbs ("trace record"): runs the one that argv[1] names, with "expertctl trace record" as its
+ * argv[0]. Without such a verb argp, the command's own, says so or gives help. verb_at: NULL past the end.
+ */
+int ep_cli_run_verb(int argc, char **argv, const ep_cli_command *(*verb_at)(size_t index),
+                    const struct argp *argp);
 
 #endif

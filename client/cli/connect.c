@@ -62,7 +62,8 @@ static void add_node(struct argp_state *state, ep_cli_connect *connect, const ch
     connect->node_urls[connect->node_urls_count++] = check_url(state, "--node", url);
 }
 
-void ep_cli_token_read(struct argp_state *state, const char *option, const char *path, char out_token[EP_CLI_TOKEN_BYTES_MAX + 2])
+void ep_cli_token_read(struct argp_state *state, const char *option, const char *path,
+                       char out_token[EP_CLI_TOKEN_BYTES_MAX + 2])
 {
     struct stat st;
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);

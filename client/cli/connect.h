@@ -44,8 +44,10 @@ extern const struct argp ep_cli_connect_argp;
 /* The same for commands of operators, which speak to one program's admin listener: --admin URL is required. */
 extern const struct argp ep_cli_admin_argp;
 
-/* The first line of a file that only its owner may read, for an option. Ends the program when it cannot be had. */
-void ep_cli_token_read(struct argp_state *state, const char *option, const char *path, char out_token[EP_CLI_TOKEN_BYTES_MAX + 2]);
+/* The first line of a file that only its owner may read, for an option. Ends the program when it cannot be had.
+ */
+void ep_cli_token_read(struct argp_state *state, const char *option, const char *path,
+                       char out_token[EP_CLI_TOKEN_BYTES_MAX + 2]);
 
 /*
  * A client that has a routing table and its nodes. Errors: UNAVAILABLE (nobody there, or no table and nodes

@@ -18,8 +18,9 @@ static void fill_gate(const ep_gate_config *gate, Expertd__V1__GateConfig *out_m
     out_message->has_bias = gate->bias != NULL;
 }
 
-static void fill_header(const ep_moe_args *args, const ep_gate_config *gate, Expertd__V1__GateConfig *gate_message,
-                        ep_dtype out_dtype, Expertd__V1__GatewayForwardRequest *header)
+static void fill_header(const ep_moe_args *args, const ep_gate_config *gate,
+                        Expertd__V1__GateConfig *gate_message, ep_dtype out_dtype,
+                        Expertd__V1__GatewayForwardRequest *header)
 {
     header->model = (char *)(uintptr_t)args->model;
     header->version = (char *)(uintptr_t)(args->version != NULL ? args->version : "");
@@ -49,15 +50,19 @@ static void fill_header(const ep_moe_args *args, const ep_gate_config *gate, Exp
     header->allow_missing = args->allow_missing;
 }
 
-static ep_err check_args(const ep_moe_args *args, const ep_gate_config *gate, const ep_tensor *logits, ep_error *out_error)
+static ep_err check_args(const ep_moe_args *args, const ep_gate_config *gate, const ep_tensor *logits,
+                         ep_error *out_error)
 {
     if (args->result != EP_MOE_COMBINED || args->active_mask.rank > 1) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "%s",
-                            args->result != EP_MOE_COMBINED ? "the gateway gives combined results only"
-                                                            : "active_mask has rank 2: the gateway takes [T] only");
+                            args->result != EP_MOE_COMBINED
+                                ? "the gateway gives combined results only"
+                                : "active_mask has rank 2: the gateway takes [T] only");
     }
-    if (gate != NULL && (logits->rank != 2 || logits->dtype != EP_DTYPE_F32 || logits->shape[1] != gate->experts)) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "logits are %s of rank %" PRIu32 ": allowed f32 [T,%" PRIu32 "]",
+    if (gate != NULL &&
+        (logits->rank != 2 || logits->dtype != EP_DTYPE_F32 || logits->shape[1] != gate->experts)) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "logits are %s of rank %" PRIu32 ": allowed f32 [T,%" PRIu32 "]",
                             ep_dtype_name(logits->dtype), logits->rank, gate->experts);
     }
     return EP_OK;
@@ -79,8 +84,8 @@ static size_t bytes_of(const ep_tensor *tensor)
     return bytes;
 }
 
-static void pack(const ep_moe_args *args, const ep_gate_config *gate, const ep_tensor *logits, const ep_gateway_layout *layout,
-                 ep_buffer *tensors)
+static void pack(const ep_moe_args *args, const ep_gate_config *gate, const ep_tensor *logits,
+                 const ep_gateway_layout *layout, ep_buffer *tensors)
 {
     memset(tensors->data, 0, layout->total_bytes);
     put(tensors, layout->x_offset, args->x.data, bytes_of(&args->x));
@@ -95,8 +100,9 @@ static void pack(const ep_moe_args *args, const ep_gate_config *gate, const ep_t
     put(tensors, layout->mask_offset, args->active_mask.data, bytes_of(&args->active_mask));
 }
 
-ep_err ep_cli_gateway_request_make(const ep_moe_args *args, const ep_gate_config *gate, const ep_tensor *logits, ep_dtype out_dtype,
-                                   ep_buffer_pool *pool, ep_cli_gateway_request *out_request, ep_error *out_error)
+ep_err ep_cli_gateway_request_make(const ep_moe_args *args, const ep_gate_config *gate,
+                                   const ep_tensor *logits, ep_dtype out_dtype, ep_buffer_pool *pool,
+                                   ep_cli_gateway_request *out_request, ep_error *out_error)
 {
     ep_err err = check_args(args, gate, logits, out_error);
     if (err != EP_OK) {
@@ -111,7 +117,8 @@ ep_err ep_cli_gateway_request_make(const ep_moe_args *args, const ep_gate_config
     }
     err = ep_buffer_acquire(pool, out_request->layout.total_bytes, &out_request->tensors);
     if (err != EP_OK) {
-        return ep_error_set(out_error, err, "no memory for a request of %zu bytes", out_request->layout.total_bytes);
+        return ep_error_set(out_error, err, "no memory for a request of %zu bytes",
+                            out_request->layout.total_bytes);
     }
     pack(args, gate, logits, &out_request->layout, out_request->tensors);
     return EP_OK;

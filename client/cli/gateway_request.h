@@ -16,11 +16,12 @@ typedef struct ep_cli_gateway_request {
 } ep_cli_gateway_request;
 
 /*
- * gate NULL: ids and scales of args are used, else logits. Tensors are contiguous, the active mask has one dimension, the result is combined.
- * Errors: INVALID_ARGUMENT, NO_MEMORY; nothing is then to be freed.
+ * gate NULL: ids and scales of args are used, else logits. Tensors are contiguous, the active mask has one
+ * dimension, the result is combined. Errors: INVALID_ARGUMENT, NO_MEMORY; nothing is then to be freed.
  */
-ep_err ep_cli_gateway_request_make(const ep_moe_args *args, const ep_gate_config *gate, const ep_tensor *logits, ep_dtype out_dtype,
-                                   ep_buffer_pool *pool, ep_cli_gateway_request *out_request, ep_error *out_error);
+ep_err ep_cli_gateway_request_make(const ep_moe_args *args, const ep_gate_config *gate,
+                                   const ep_tensor *logits, ep_dtype out_dtype, ep_buffer_pool *pool,
+                                   ep_cli_gateway_request *out_request, ep_error *out_error);
 void ep_cli_gateway_request_fini(ep_cli_gateway_request *request);
 
 #endif

@@ -137,7 +137,8 @@ const char *ep_cli_layer_missing(const ep_cli_layer_options *options, const ep_c
     return batch->expert_ids.rank == 0 ? "expert_ids" : NULL;
 }
 
-void ep_cli_layer_args(const ep_cli_layer_options *options, const ep_cli_batch *batch, int64_t first, int64_t count, ep_moe_args *out_args)
+void ep_cli_layer_args(const ep_cli_layer_options *options, const ep_cli_batch *batch, int64_t first,
+                       int64_t count, ep_moe_args *out_args)
 {
     *out_args = options->args;
     out_args->x = ep_cli_tensor_rows(&batch->x, first, count);

@@ -22,7 +22,8 @@ typedef struct place {
     ep_error *error;
 } place;
 
-static ep_err from_object(const ProtobufCMessageDescriptor *type, const json_t *json, place *at, ProtobufCMessage **out_message);
+static ep_err from_object(const ProtobufCMessageDescriptor *type, const json_t *json, place *at,
+                          ProtobufCMessage **out_message);
 
 /* The path with one step more; cut when it is too long. */
 static place step(const place *at, const char *name, size_t index, bool is_item)
@@ -31,7 +32,8 @@ static place step(const place *at, const char *name, size_t index, bool is_item)
     if (is_item) {
         snprintf(next.path, sizeof(next.path), "%.180s[%zu]", at->path, index);
     } else {
-        snprintf(next.path, sizeof(next.path), "%.120s%s%.70s", at->path, at->path[0] != '\0' ? "." : "", name);
+        snprintf(next.path, sizeof(next.path), "%.120s%s%.70s", at->path, at->path[0] != '\0' ? "." : "",
+                 name);
     }
     return next;
 }
@@ -39,8 +41,8 @@ static place step(const place *at, const char *name, size_t index, bool is_item)
 static ep_err refuse(const place *at, const json_t *value, const char *allowed)
 {
     char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
-    ep_err err = ep_error_set(at->error, EP_ERR_INVALID_ARGUMENT, "key %s is %.*s, allowed: %s", at->path, VALUE_BYTES,
-                              text != NULL ? text : "?", allowed);
+    ep_err err = ep_error_set(at->error, EP_ERR_INVALID_ARGUMENT, "key %s is %.*s, allowed: %s", at->path,
+                              VALUE_BYTES, text != NULL ? text : "?", allowed);
     free(text);
     return err;
 }
@@ -89,8 +91,9 @@ static ep_err put_signed(const place *at, const json_t *value, bool wide, void *
 {
     int64_t number;
     if (!read_signed(value, wide ? INT64_MIN : INT32_MIN, wide ? INT64_MAX : INT32_MAX, &number)) {
-        return refuse(at, value, wide ? "a whole number -9223372036854775808..9223372036854775807, also as text"
-                                      : "a whole number -2147483648..2147483647");
+        return refuse(at, value,
+                      wide ? "a whole number -9223372036854775808..9223372036854775807, also as text"
+                           : "a whole number -2147483648..2147483647");
     }
     if (wide) {
         *(int64_t *)member = number;
@@ -104,8 +107,9 @@ static ep_err put_unsigned(const place *at, const json_t *value, bool wide, void
 {
     uint64_t number;
     if (!read_unsigned(value, wide ? UINT64_MAX : UINT32_MAX, &number)) {
-        return refuse(at, value, wide ? "a whole number 0..18446744073709551615; above 9223372036854775807 as text"
-                                      : "a whole number 0..4294967295");
+        return refuse(at, value,
+                      wide ? "a whole number 0..18446744073709551615; above 9223372036854775807 as text"
+                           : "a whole number 0..4294967295");
     }
     if (wide) {
         *(uint64_t *)member = number;
@@ -130,8 +134,9 @@ static ep_err put_real(const place *at, const json_t *value, bool wide, void *me
 {
     double number;
     if (!read_real(value, &number) || (!wide && isfinite(number) && fabs(number) > (double)FLT_MAX)) {
-        return refuse(at, value, wide ? "a number, \"NaN\", \"Infinity\", \"-Infinity\""
-                                      : "a number up to 3.4e38 either side of 0, \"NaN\", \"Infinity\", \"-Infinity\"");
+        return refuse(at, value,
+                      wide ? "a number, \"NaN\", \"Infinity\", \"-Infinity\""
+                           : "a number up to 3.4e38 either side of 0, \"NaN\", \"Infinity\", \"-Infinity\"");
     }
     if (wide) {
         *(double *)member = number;
@@ -190,7 +195,8 @@ static ep_err put_value(const ProtobufCFieldDescriptor *field, const json_t *val
     case PROTOBUF_C_TYPE_ENUM:
     case PROTOBUF_C_TYPE_BYTES:
     default:
-        return ep_error_set(at->error, EP_ERR_UNIMPLEMENTED, "key %s is of a type that has no JSON form here", at->path);
+        return ep_error_set(at->error, EP_ERR_UNIMPLEMENTED, "key %s is of a type that has no JSON form here",
+                            at->path);
     }
 }
 
@@ -216,7 +222,8 @@ static size_t value_bytes(ProtobufCType type)
     }
 }
 
-static ep_err put_items(const ProtobufCFieldDescriptor *field, const json_t *value, place *at, uint8_t *message)
+static ep_err put_items(const ProtobufCFieldDescriptor *field, const json_t *value, place *at,
+                        uint8_t *message)
 {
     size_t *count = (size_t *)(void *)(message + field->quantifier_offset);
     size_t bytes = value_bytes(field->type);
@@ -247,25 +254,30 @@ static ep_err unknown_key(const ProtobufCMessageDescriptor *type, const place *a
     char known[KNOWN_BYTES] = "none";
     size_t used = 0;
     for (unsigned i = 0; i < type->n_fields && used < sizeof(known); i++) {
-        used += (size_t)snprintf(known + used, sizeof(known) - used, "%s%s", i > 0 ? ", " : "", type->fields[i].name);
+        used += (size_t)snprintf(known + used, sizeof(known) - used, "%s%s", i > 0 ? ", " : "",
+                                 type->fields[i].name);
     }
-    return ep_error_set(at->error, EP_ERR_INVALID_ARGUMENT, "there is no key %s in %s, known: %s", at->path, type->name, known);
+    return ep_error_set(at->error, EP_ERR_INVALID_ARGUMENT, "there is no key %s in %s, known: %s", at->path,
+                        type->name, known);
 }
 
 static ep_err fill(ProtobufCMessage *message, const json_t *json, place *at)
 {
     const char *key;
     json_t *value;
-    json_object_foreach((json_t *)(uintptr_t)json, key, value) {
+    json_object_foreach((json_t *)(uintptr_t)json, key, value)
+    {
         place next = step(at, key, 0, false);
-        const ProtobufCFieldDescriptor *field = protobuf_c_message_descriptor_get_field_by_name(message->descriptor, key);
+        const ProtobufCFieldDescriptor *field =
+            protobuf_c_message_descriptor_get_field_by_name(message->descriptor, key);
         uint8_t *base = (uint8_t *)message;
         ep_err err;
         if (field == NULL) {
             return unknown_key(message->descriptor, &next);
         }
         if ((field->flags & PROTOBUF_C_FIELD_FLAG_ONEOF) != 0) {
-            return ep_error_set(at->error, EP_ERR_UNIMPLEMENTED, "key %s is part of a oneof, which has no JSON form here", next.path);
+            return ep_error_set(at->error, EP_ERR_UNIMPLEMENTED,
+                                "key %s is part of a oneof, which has no JSON form here", next.path);
         }
         if (field->label == PROTOBUF_C_LABEL_REPEATED) {
             err = put_items(field, value, &next, base);
@@ -275,18 +287,21 @@ static ep_err fill(ProtobufCMessage *message, const json_t *json, place *at)
         if (err != EP_OK) {
             return err;
         }
-        if (field->label == PROTOBUF_C_LABEL_OPTIONAL && field->type != PROTOBUF_C_TYPE_MESSAGE && field->type != PROTOBUF_C_TYPE_STRING) {
+        if (field->label == PROTOBUF_C_LABEL_OPTIONAL && field->type != PROTOBUF_C_TYPE_MESSAGE &&
+            field->type != PROTOBUF_C_TYPE_STRING) {
             *(protobuf_c_boolean *)(void *)(base + field->quantifier_offset) = 1;
         }
     }
     return EP_OK;
 }
 
-static ep_err from_object(const ProtobufCMessageDescriptor *type, const json_t *json, place *at, ProtobufCMessage **out_message)
+static ep_err from_object(const ProtobufCMessageDescriptor *type, const json_t *json, place *at,
+                          ProtobufCMessage **out_message)
 {
     if (!json_is_object(json)) {
-        return at->path[0] != '\0' ? refuse(at, json, "an object {...}")
-                                   : ep_error_set(at->error, EP_ERR_INVALID_ARGUMENT, "the JSON is no object {...}");
+        return at->path[0] != '\0'
+                   ? refuse(at, json, "an object {...}")
+                   : ep_error_set(at->error, EP_ERR_INVALID_ARGUMENT, "the JSON is no object {...}");
     }
     ProtobufCMessage *message = malloc(type->sizeof_message);
     if (message == NULL) {
@@ -302,8 +317,8 @@ static ep_err from_object(const ProtobufCMessageDescriptor *type, const json_t *
     return EP_OK;
 }
 
-ep_err ep_cli_message_from_json(const ProtobufCMessageDescriptor *type, const json_t *json, ProtobufCMessage **out_message,
-                                ep_error *out_error)
+ep_err ep_cli_message_from_json(const ProtobufCMessageDescriptor *type, const json_t *json,
+                                ProtobufCMessage **out_message, ep_error *out_error)
 {
     place at = {.error = out_error};
     return from_object(type, json, &at, out_message);
@@ -364,7 +379,8 @@ static json_t *items_to_json(const ProtobufCFieldDescriptor *field, const uint8_
     const uint8_t *items = *(uint8_t *const *)(const void *)(base + field->offset);
     json_t *list = json_array();
     for (size_t i = 0; list != NULL && i < count; i++) {
-        if (json_array_append_new(list, value_to_json(field->type, items + i * value_bytes(field->type))) != 0) {
+        if (json_array_append_new(list, value_to_json(field->type, items + i * value_bytes(field->type))) !=
+            0) {
             json_decref(list);
             return NULL;
         }
@@ -378,7 +394,8 @@ static bool is_present(const ProtobufCFieldDescriptor *field, const uint8_t *bas
     if (field->type == PROTOBUF_C_TYPE_MESSAGE || field->type == PROTOBUF_C_TYPE_STRING) {
         return *(void *const *)(const void *)(base + field->offset) != NULL;
     }
-    return field->label != PROTOBUF_C_LABEL_OPTIONAL || *(const protobuf_c_boolean *)(const void *)(base + field->quantifier_offset);
+    return field->label != PROTOBUF_C_LABEL_OPTIONAL ||
+           *(const protobuf_c_boolean *)(const void *)(base + field->quantifier_offset);
 }
 
 json_t *ep_cli_message_to_json(const ProtobufCMessage *message)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* JSON of messages: every field type there and back over the wire, ranges, wrong keys and values with their words. */
+/* JSON of messages: every field type there and back over the wire, ranges, wrong keys and values with their
+ * words. */
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdlib.h>
@@ -38,11 +39,15 @@ static void drop(Test__EveryType *message)
 }
 
 static const char full[] =
-    "{\"an_int32\":-2147483648,\"a_sint32\":-2,\"a_sfixed32\":2147483647,\"an_int64\":\"-9223372036854775808\","
+    "{\"an_int32\":-2147483648,\"a_sint32\":-2,\"a_sfixed32\":2147483647,\"an_int64\":\"-"
+    "9223372036854775808\","
     "\"a_sint64\":-5,\"a_sfixed64\":9223372036854775807,\"a_uint32\":4294967295,\"a_fixed32\":8,"
-    "\"a_uint64\":\"18446744073709551615\",\"a_fixed64\":10,\"a_float\":0.5,\"a_double\":1e300,\"a_bool\":true,"
-    "\"a_string\":\"gr\\u00fc\\u00df\",\"an_inner\":{\"name\":\"in\",\"numbers\":[1,2,3]},\"int32s\":[-1,0,1],"
-    "\"uint64s\":[0,\"18446744073709551615\",7],\"doubles\":[0.25,-3],\"floats\":[1.5,\"NaN\",\"-Infinity\"],\"bools\":[true,false,true],"
+    "\"a_uint64\":\"18446744073709551615\",\"a_fixed64\":10,\"a_float\":0.5,\"a_double\":1e300,\"a_bool\":"
+    "true,"
+    "\"a_string\":\"gr\\u00fc\\u00df\",\"an_inner\":{\"name\":\"in\",\"numbers\":[1,2,3]},\"int32s\":[-1,0,1]"
+    ","
+    "\"uint64s\":[0,\"18446744073709551615\",7],\"doubles\":[0.25,-3],\"floats\":[1.5,\"NaN\",\"-Infinity\"],"
+    "\"bools\":[true,false,true],"
     "\"strings\":[\"\",\"b\"],\"inners\":[{\"name\":\"x\"},{},{\"numbers\":[9]}],\"fixed32s\":[4294967295]}";
 
 Test(message_json, every_type_survives_the_wire)
@@ -74,7 +79,8 @@ Test(message_json, every_type_survives_the_wire)
     json_t *wanted = json_of(full);
     const char *key;
     json_t *value;
-    json_object_foreach(wanted, key, value) {
+    json_object_foreach(wanted, key, value)
+    {
         json_t *got = json_object_get(second, key);
         char *got_text = json_dumps(got, JSON_ENCODE_ANY | JSON_COMPACT);
         char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
@@ -83,7 +89,8 @@ Test(message_json, every_type_survives_the_wire)
         } else if (strcmp(key, "doubles") == 0) {
             cr_expect_str_eq(got_text, "[0.25,-3.0]");
         } else if (strcmp(key, "inners") == 0) {
-            cr_expect_str_eq(got_text, "[{\"name\":\"x\",\"numbers\":[]},{\"name\":\"\",\"numbers\":[]},{\"name\":\"\",\"numbers\":[9]}]");
+            cr_expect_str_eq(got_text, "[{\"name\":\"x\",\"numbers\":[]},{\"name\":\"\",\"numbers\":[]},{"
+                                       "\"name\":\"\",\"numbers\":[9]}]");
         } else {
             cr_expect_str_eq(got_text, text, "%s: %s, not %s", key, got_text, text);
         }
@@ -123,7 +130,8 @@ Test(message_json, wrong_values_are_named)
         {"{\"an_int\":1}", "there is no key an_int in test.EveryType, known: an_int32, a_sint32, a_sfixed32"},
         {"{\"an_inner\":{\"nome\":1}}", "there is no key an_inner.nome in test.Inner, known: name, numbers"},
         {"{\"inners\":[{},{\"x\":1}]}", "there is no key inners[1].x in test.Inner"},
-        {"{\"an_int32\":2147483648}", "key an_int32 is 2147483648, allowed: a whole number -2147483648..2147483647"},
+        {"{\"an_int32\":2147483648}",
+         "key an_int32 is 2147483648, allowed: a whole number -2147483648..2147483647"},
         {"{\"an_int32\":-2147483649}", "key an_int32 is -2147483649"},
         {"{\"an_int32\":1.0}", "key an_int32 is 1.0"},
         {"{\"an_int32\":\" 1\"}", "key an_int32 is \" 1\""},
@@ -153,7 +161,8 @@ Test(message_json, wrong_values_are_named)
         ProtobufCMessage *message = NULL;
         ep_error error;
         cr_expect_eq(parse(cases[i].json, &message, &error), EP_ERR_INVALID_ARGUMENT, "%s", cases[i].json);
-        cr_expect(strstr(error.text, cases[i].words) != NULL, "%s: '%s' lacks '%s'", cases[i].json, error.text, cases[i].words);
+        cr_expect(strstr(error.text, cases[i].words) != NULL, "%s: '%s' lacks '%s'", cases[i].json,
+                  error.text, cases[i].words);
         cr_expect_null(message);
     }
 }
