@@ -126,6 +126,7 @@ static void complete(struct argp_state *state, ep_cli_connect *connect)
     }
     read_tokens(state, connect);
 }
+
 static error_t parse_connect(int key, char *arg, struct argp_state *state)
 {
     ep_cli_connect *connect = state->input;
