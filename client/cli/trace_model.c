@@ -25,7 +25,10 @@ struct ep_cli_trace_tables {
     uint32_t *name_slots; /* open addressing, 0 empty, else name index + 1 */
     size_t name_slots_count;
     size_t processes_capacity;
-    uint32_t last_process;
+    ep_cli_unmatched *ends; /* without a begin */
+    size_t ends_count;
+    size_t ends_capacity;
+    int64_t longest_ns[EP_CLI_SPAN_KINDS]; /* matched spans */
 };
 
 static uint64_t mix(uint64_t x)
@@ -135,6 +138,7 @@ void ep_cli_trace_model_destroy(ep_cli_trace_model *model)
     free(model->by_parent);
     free(model->tables->buckets);
     free(model->tables->name_slots);
+    free(model->tables->ends);
     free(model->tables);
     free(model);
 }
@@ -152,17 +156,29 @@ ep_err ep_cli_trace_model_recording(ep_cli_trace_model *model, const char *path,
 
 /* ---- processes ---- */
 
+static bool names_process(ep_cli_trace_process *p, const ep_cli_trace_event *event, uint32_t node, uint32_t frames)
+{
+    if (p->recording != event->recording || p->pid != event->pid || (node != 0 && p->node != 0 && p->node != node)) {
+        return false;
+    }
+    p->node = p->node == 0 ? node : p->node;
+    p->frames = p->frames == 0 ? frames : p->frames;
+    p->calls = p->calls || event->kind == EP_CLI_SPAN_forward;
+    return true;
+}
+
 /*
  * Processes are told apart by pid; two names under one pid are two processes (containers count pids on their
  * own). Events without a name are of the first one. Spans of frames carry the name of a connection's owner, of
  * which a process may have several: they name a process only when nothing else does.
  */
-static uint32_t process_of(ep_cli_trace_model *model, const ep_cli_trace_event *event)
+static uint32_t process_of(ep_cli_trace_model *model, const ep_cli_trace_event *event, ep_error *out_error)
 {
     struct ep_cli_trace_tables *tables = model->tables;
     uint32_t node = intern(model, event->node);
     uint32_t thread = intern(model, event->thread);
     uint32_t frames = 0;
+    ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a process");
     if (event->kind == EP_CLI_SPAN_send || event->kind == EP_CLI_SPAN_receive) {
         frames = node;
         node = node == EP_CLI_TRACE_NONE ? node : 0;
@@ -171,16 +187,13 @@ static uint32_t process_of(ep_cli_trace_model *model, const ep_cli_trace_event *
         return EP_CLI_TRACE_NONE;
     }
     for (size_t i = 0; i < model->processes_count; i++) {
-        ep_cli_trace_process *p = &model->processes[i];
-        if (p->recording != event->recording || p->pid != event->pid) {
-            continue;
-        }
-        if (node == 0 || p->node == node || p->node == 0) {
-            p->node = p->node == 0 ? node : p->node;
-            p->frames = p->frames == 0 ? frames : p->frames;
-            p->calls = p->calls || event->kind == EP_CLI_SPAN_forward;
+        if (names_process(&model->processes[i], event, node, frames)) {
             return (uint32_t)i;
         }
+    }
+    if (model->processes_count == EP_CLI_TRACE_PROCESSES_MAX) {
+        ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED, "events of more than %d processes", EP_CLI_TRACE_PROCESSES_MAX);
+        return EP_CLI_TRACE_NONE;
     }
     if (model->processes_count == tables->processes_capacity) {
         size_t capacity = tables->processes_capacity == 0 ? 16 : tables->processes_capacity * 2;
@@ -258,11 +271,19 @@ static uint32_t take_open(ep_cli_trace_model *model, uint32_t process, const ep_
     return EP_CLI_TRACE_NONE;
 }
 
-static void list_unmatched(ep_cli_trace_model *model, const ep_cli_unmatched *one)
+static bool keep_end(struct ep_cli_trace_tables *tables, const ep_cli_unmatched *one)
 {
-    if (model->unmatched_count < EP_CLI_TRACE_LISTED_MAX) {
-        model->unmatched[model->unmatched_count++] = *one;
+    if (tables->ends_count == tables->ends_capacity) {
+        size_t capacity = tables->ends_capacity == 0 ? TABLE_START : tables->ends_capacity * 2;
+        ep_cli_unmatched *grown = realloc(tables->ends, capacity * sizeof(*grown));
+        if (grown == NULL) {
+            return false;
+        }
+        tables->ends = grown;
+        tables->ends_capacity = capacity;
     }
+    tables->ends[tables->ends_count++] = *one;
+    return true;
 }
 
 static ep_err add_begin(ep_cli_trace_model *model, uint32_t process, const ep_cli_trace_event *event,
@@ -270,7 +291,10 @@ static ep_err add_begin(ep_cli_trace_model *model, uint32_t process, const ep_cl
 {
     struct ep_cli_trace_tables *tables = model->tables;
     uint32_t peer = intern(model, event->peer);
-    take_open(model, process, event); /* the older one of the same name stays without an end */
+    uint32_t older = take_open(model, process, event); /* it stays without an end */
+    if (older != EP_CLI_TRACE_NONE) {
+        model->spans[older].again = true;
+    }
     if (model->spans_count == tables->spans_capacity) {
         size_t capacity = tables->spans_capacity == 0 ? TABLE_START : tables->spans_capacity * 2;
         ep_cli_span *grown = realloc(model->spans, capacity * sizeof(*grown));
@@ -305,14 +329,15 @@ static ep_err add_end(ep_cli_trace_model *model, uint32_t process, const ep_cli_
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a name");
     }
     if (index == EP_CLI_TRACE_NONE) {
-        ep_cli_unmatched one = {event->time_ns, event->call, event->sub, process, (uint8_t)event->kind, true};
-        model->unmatched_ends++;
-        list_unmatched(model, &one);
-        return EP_OK;
+        const ep_cli_unmatched one = {event->time_ns, event->trace, event->call, event->sub, process, (uint8_t)event->kind, true, false};
+        return keep_end(model->tables, &one) ? EP_OK
+                                             : ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for an end without begin");
     }
     ep_cli_span *span = &model->spans[index];
     span->open = false;
     span->end_ns = event->time_ns > span->begin_ns ? event->time_ns : span->begin_ns;
+    int64_t *longest = &model->tables->longest_ns[span->kind];
+    *longest = span->end_ns - span->begin_ns > *longest ? span->end_ns - span->begin_ns : *longest;
     span->status = event->status;
     span->parent = event->parent != 0 ? event->parent : span->parent;
     span->rows = event->rows != 0 ? event->rows : span->rows;
@@ -336,12 +361,18 @@ ep_err ep_cli_trace_model_add(ep_cli_trace_model *model, const ep_cli_trace_even
         model->cut = true;
         return EP_OK;
     }
-    uint32_t process = process_of(model, event);
+    ep_error why;
+    uint32_t process = process_of(model, event, &why);
     if (process == EP_CLI_TRACE_NONE) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a process");
+        return ep_error_set(out_error, why.code, "%s", why.text);
     }
+    ep_cli_recording *recording = &model->recordings[event->recording];
     model->events_count++;
-    model->recordings[event->recording].events_count++;
+    recording->first_ns = recording->events_count == 0 || event->time_ns < recording->first_ns ? event->time_ns
+                                                                                               : recording->first_ns;
+    recording->last_ns = recording->events_count == 0 || event->time_ns > recording->last_ns ? event->time_ns
+                                                                                             : recording->last_ns;
+    recording->events_count++;
     return event->is_end ? add_end(model, process, event, out_error)
                          : add_begin(model, process, event, out_error);
 }
@@ -360,15 +391,37 @@ static int compare_u64(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-static void take_out_open(ep_cli_trace_model *model)
+/* Cut or unmatched: the rule is in the header. */
+static void judge(ep_cli_trace_model *model, const ep_cli_unmatched *one, ep_trace_id only)
+{
+    const ep_cli_recording *recording = &model->recordings[model->processes[one->process].recording];
+    int64_t longest = model->tables->longest_ns[one->kind];
+    int64_t edge = longest > EP_CLI_TRACE_EDGE_NS ? longest : EP_CLI_TRACE_EDGE_NS;
+    if (!same_trace(only, (ep_trace_id){0}) && !same_trace(only, one->trace)) {
+        return;
+    }
+    if (one->is_end ? one->time_ns - recording->first_ns <= edge
+                    : !one->again && recording->last_ns - one->time_ns <= edge) {
+        *(one->is_end ? &model->cut_ends : &model->cut_begins) += 1;
+        return;
+    }
+    *(one->is_end ? &model->unmatched_ends : &model->unmatched_begins) += 1;
+    if (model->unmatched_count < EP_CLI_TRACE_LISTED_MAX) {
+        model->unmatched[model->unmatched_count++] = *one;
+    }
+}
+
+static void take_out_open(ep_cli_trace_model *model, ep_trace_id only)
 {
     size_t kept = 0;
+    for (size_t i = 0; i < model->tables->ends_count; i++) {
+        judge(model, &model->tables->ends[i], only);
+    }
     for (size_t i = 0; i < model->spans_count; i++) {
         ep_cli_span *span = &model->spans[i];
         if (span->open) {
-            ep_cli_unmatched one = {span->begin_ns, span->call, span->sub, span->process, span->kind, false};
-            model->unmatched_begins++;
-            list_unmatched(model, &one);
+            const ep_cli_unmatched one = {span->begin_ns, span->trace, span->call, span->sub, span->process, span->kind, false, span->again};
+            judge(model, &one, only);
         } else {
             model->spans[kept++] = *span;
         }
@@ -546,7 +599,7 @@ ep_err ep_cli_trace_model_finish(ep_cli_trace_model *model, ep_trace_id trace, e
         ep_cli_trace_process *p = &model->processes[i];
         p->node = p->node == 0 && !p->calls ? p->frames : p->node;
     }
-    take_out_open(model);
+    take_out_open(model, trace);
     if (trace.high != 0 || trace.low != 0) {
         ep_err err = keep_trace(model, trace, out_error);
         if (err != EP_OK) {

@@ -22,6 +22,8 @@
 #define EP_CLI_TRACE_NAME_BYTES 128   /* longer names are cut */
 #define EP_CLI_TRACE_NAMES_MAX 65536  /* past that a name is "(too many names)" */
 #define EP_CLI_TRACE_LISTED_MAX 1000  /* unmatched events kept for the list; all are counted */
+#define EP_CLI_TRACE_PROCESSES_MAX 4096
+#define EP_CLI_TRACE_EDGE_NS 100000000LL /* sessions start and stop in one process after the other */
 #define EP_CLI_TRACE_RECORDINGS_MAX 64
 #define EP_CLI_TRACE_NONE UINT32_MAX
 
@@ -74,6 +76,7 @@ typedef struct ep_cli_span {
     uint32_t chain; /* own use of the model */
     uint8_t kind;
     bool open;
+    bool again; /* begun again before it ended */
 } ep_cli_span;
 
 typedef struct ep_cli_trace_process {
@@ -89,11 +92,13 @@ typedef struct ep_cli_trace_process {
 /* A begin without an end, or an end without a begin. */
 typedef struct ep_cli_unmatched {
     int64_t time_ns;
+    ep_trace_id trace;
     uint64_t call;
     uint32_t sub;
     uint32_t process;
     uint8_t kind;
     bool is_end;
+    bool again; /* begun again before it ended */
 } ep_cli_unmatched;
 
 typedef struct ep_cli_recording {
@@ -104,6 +109,8 @@ typedef struct ep_cli_recording {
     int64_t offset_ns;       /* what finish took off its times */
     int64_t offset_error_ns; /* half the round trip of the pair it was fitted to; -1: no pair joins it with the first */
     uint64_t events_count;
+    int64_t first_ns;        /* of its events, on its own clock */
+    int64_t last_ns;
     uint64_t discarded_events;
     uint64_t discarded_packets;
 } ep_cli_recording;
@@ -117,10 +124,12 @@ typedef struct ep_cli_trace_model {
     size_t names_count;
     ep_cli_recording recordings[EP_CLI_TRACE_RECORDINGS_MAX];
     size_t recordings_count;
-    ep_cli_unmatched *unmatched; /* the first EP_CLI_TRACE_LISTED_MAX */
+    ep_cli_unmatched *unmatched; /* after finish: the first EP_CLI_TRACE_LISTED_MAX */
     size_t unmatched_count;
-    uint64_t unmatched_begins;
+    uint64_t unmatched_begins; /* without those cut off */
     uint64_t unmatched_ends;
+    uint64_t cut_begins; /* their end may be after the recording */
+    uint64_t cut_ends;   /* their begin may be before it */
     uint64_t events_count;
     bool cut; /* there were more than events_max events */
     uint32_t *by_call;   /* after finish: indexes of spans, by (kind, call, begin) */
@@ -128,6 +137,14 @@ typedef struct ep_cli_trace_model {
     size_t exchanges_count;
     struct ep_cli_trace_tables *tables;
 } ep_cli_trace_model;
+
+/*
+ * What has no partner, and why. Frames are on their way whenever a recording starts or stops: the one half of their
+ * spans is then outside of it. Such an event is counted as cut, and not as unmatched, when a span of its kind as long
+ * as the longest matched one of all recordings, or as EP_CLI_TRACE_EDGE_NS, would reach past the edge: a begin that
+ * close to the recording's last event, an end that close to its first. Everything else without a partner is unmatched, also
+ * a span that was begun again under the same name, however late.
+ */
 
 /* events_max 1..1e9. NULL: no memory. */
 ep_cli_trace_model *ep_cli_trace_model_create(uint64_t events_max);
@@ -137,11 +154,11 @@ void ep_cli_trace_model_destroy(ep_cli_trace_model *model);
 ep_err ep_cli_trace_model_recording(ep_cli_trace_model *model, const char *path, ep_error *out_error);
 
 /* Events of one recording come by time. After events_max events it only sets cut. NO_MEMORY,
- * INVALID_ARGUMENT (kind or recording). */
+ * INVALID_ARGUMENT (kind or recording), RESOURCE_EXHAUSTED (more than EP_CLI_TRACE_PROCESSES_MAX processes). */
 ep_err ep_cli_trace_model_add(ep_cli_trace_model *model, const ep_cli_trace_event *event, ep_error *out_error);
 
 /*
- * Once, after the last event: takes out what is unmatched, keeps only trace when it is not 0,0 (and the jobs
+ * Once, after the last event: takes out what is unmatched, keeps (and counts) only trace when it is not 0,0 (and the jobs
  * that worked for it), brings recordings of other hosts onto the first one's clock, and joins remote calls.
  */
 ep_err ep_cli_trace_model_finish(ep_cli_trace_model *model, ep_trace_id trace, ep_error *out_error);

@@ -113,8 +113,9 @@ static json_t *unmatched_json(const ep_cli_trace_model *model)
                                               process_json(model, u->process), "call", hex(u->call), "sub",
                                               (json_int_t)u->sub, "time_ns", (json_int_t)u->time_ns));
     }
-    return json_pack("{s:I, s:I, s:o}", "begins", (json_int_t)model->unmatched_begins, "ends",
-                     (json_int_t)model->unmatched_ends, "listed", list);
+    return json_pack("{s:I, s:I, s:I, s:I, s:o}", "begins", (json_int_t)model->unmatched_begins, "ends",
+                     (json_int_t)model->unmatched_ends, "cut_begins", (json_int_t)model->cut_begins, "cut_ends",
+                     (json_int_t)model->cut_ends, "listed", list);
 }
 
 static json_t *recordings_json(const ep_cli_trace_model *model)

@@ -128,6 +128,8 @@ static void print_unmatched(const ep_cli_trace_model *model, const ep_cli_trace_
     fprintf(out, "\nunmatched: %" PRIu64 " begins, %" PRIu64 " ends; exchanges without serve: %" PRIu64
                  "; serves without exchange: %" PRIu64 "\n",
             model->unmatched_begins, model->unmatched_ends, f->unserved, f->unasked);
+    fprintf(out, "cut by the edges of the recording: %" PRIu64 " spans at its end, %" PRIu64 " at its begin\n",
+            model->cut_begins, model->cut_ends);
     for (size_t i = 0; i < model->unmatched_count && i < UNMATCHED_SHOWN; i++) {
         const ep_cli_unmatched *u = &model->unmatched[i];
         char name[2 * EP_CLI_TRACE_NAME_BYTES];

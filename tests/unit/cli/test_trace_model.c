@@ -119,6 +119,7 @@ Test(trace_model, what_has_no_partner_is_counted_and_listed, .fini = end)
     e.time_ns = 9;
     add(&e);
     e.sub = 3;
+    e.time_ns = EP_CLI_TRACE_EDGE_NS + 1;
     add(&e); /* never began */
     finish((ep_trace_id){0});
     cr_expect_eq(model->unmatched_begins, 1);
@@ -130,6 +131,75 @@ Test(trace_model, what_has_no_partner_is_counted_and_listed, .fini = end)
     cr_assert_eq(model->spans_count, 1);
     cr_expect_eq(model->spans[0].begin_ns, 5);
     cr_expect_eq(model->spans[0].end_ns, 9);
+}
+
+static void add_half(ep_cli_span_kind kind, bool is_end, uint64_t call, int64_t time_ns)
+{
+    ep_cli_trace_event e = {.kind = kind, .is_end = is_end, .pid = 1, .call = call, .time_ns = time_ns,
+                            .trace = {7, call}, .layer = -1, .expert = -1};
+    add(&e);
+}
+
+/* Recorded from 0 to 10 s; the longest exchange took 2 s, the longest receive next to nothing. */
+static void add_edges(void)
+{
+    static const int64_t second = 1000000000;
+    start(EVENTS_MAX, 1);
+    add_half(EP_CLI_SPAN_receive, false, 1, 0);
+    add_half(EP_CLI_SPAN_receive, true, 1, 1);
+    add_half(EP_CLI_SPAN_receive, true, 2, EP_CLI_TRACE_EDGE_NS);     /* cut */
+    add_half(EP_CLI_SPAN_receive, true, 3, EP_CLI_TRACE_EDGE_NS + 1); /* unmatched */
+    add_half(EP_CLI_SPAN_exchange, true, 4, 2 * second);              /* cut */
+    add_half(EP_CLI_SPAN_exchange, true, 5, 2 * second + 1);          /* unmatched */
+    add_half(EP_CLI_SPAN_exchange, false, 6, 3 * second);
+    add_half(EP_CLI_SPAN_exchange, true, 6, 5 * second);
+    add_half(EP_CLI_SPAN_exchange, false, 7, 8 * second - 1);                   /* unmatched */
+    add_half(EP_CLI_SPAN_exchange, false, 8, 8 * second);                       /* cut */
+    add_half(EP_CLI_SPAN_receive, false, 9, 10 * second - EP_CLI_TRACE_EDGE_NS - 1); /* unmatched */
+    add_half(EP_CLI_SPAN_receive, false, 10, 10 * second - EP_CLI_TRACE_EDGE_NS);    /* cut */
+    add_half(EP_CLI_SPAN_receive, false, 11, 10 * second - 3); /* begun again: unmatched */
+    add_half(EP_CLI_SPAN_receive, false, 11, 10 * second - 2);
+    add_half(EP_CLI_SPAN_receive, true, 11, 10 * second);
+}
+
+Test(trace_model, spans_at_the_edges_of_a_recording_are_cut_and_not_unmatched, .fini = end)
+{
+    add_edges();
+    finish((ep_trace_id){0});
+    cr_expect_eq(model->cut_ends, 2);
+    cr_expect_eq(model->cut_begins, 2);
+    cr_expect_eq(model->unmatched_ends, 2);
+    cr_expect_eq(model->unmatched_begins, 3);
+    static const uint64_t listed[] = {3, 5, 7, 9, 11};
+    cr_assert_eq(model->unmatched_count, 5);
+    for (size_t i = 0; i < 5; i++) {
+        cr_expect_eq(model->unmatched[i].call, listed[i]);
+    }
+    cr_expect_eq(model->spans_count, 3);
+}
+
+Test(trace_model, one_trace_counts_its_own_halves_only, .fini = end)
+{
+    add_edges();
+    finish((ep_trace_id){7, 9});
+    cr_expect_eq(model->unmatched_begins, 1);
+    cr_expect_eq(model->unmatched_ends + model->cut_begins + model->cut_ends, 0);
+    cr_assert_eq(model->unmatched_count, 1);
+    cr_expect_eq(model->unmatched[0].call, 9);
+}
+
+Test(trace_model, processes_are_limited, .fini = end)
+{
+    ep_error error;
+    start(EVENTS_MAX, 1);
+    ep_cli_trace_event e = {.kind = EP_CLI_SPAN_send, .layer = -1, .expert = -1};
+    for (e.pid = 1; e.pid <= EP_CLI_TRACE_PROCESSES_MAX; e.pid++) {
+        add(&e);
+    }
+    cr_expect_eq(ep_cli_trace_model_add(model, &e, &error), EP_ERR_RESOURCE_EXHAUSTED);
+    e.pid = 5;
+    add(&e);
+    finish((ep_trace_id){0});
 }
 
 Test(trace_model, one_trace_keeps_its_jobs, .fini = end)
@@ -259,8 +329,8 @@ Test(trace_model, lanes_nest_strictly_and_hold_every_span, .fini = end)
         sent[e.is_end]++;
     }
     finish((ep_trace_id){0});
-    cr_expect_eq(model->spans_count + model->unmatched_begins, sent[0]);
-    cr_expect_eq(model->spans_count + model->unmatched_ends, sent[1]);
+    cr_expect_eq(model->spans_count + model->unmatched_begins + model->cut_begins, sent[0]);
+    cr_expect_eq(model->spans_count + model->unmatched_ends + model->cut_ends, sent[1]);
     cr_expect_gt(model->spans_count, 1000);
     cr_assert_eq(ep_cli_trace_lanes_make(model, &lanes, NULL), EP_OK);
     for (uint32_t i = 0; i < lanes.lanes_count; i++) {
