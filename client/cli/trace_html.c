@@ -113,18 +113,21 @@ static int compare_trace(const void *a, const void *b)
     return x->high != y->high ? (x->high < y->high ? -1 : 1) : (x->low > y->low) - (x->low < y->low);
 }
 
-/* The distinct trace ids, sorted; a span names its own by index. */
-static ep_trace_id *collect_traces(const ep_cli_trace_model *model, size_t *out_count)
+/* The distinct trace ids of spans at least so long, sorted; a span names its own by index. */
+static ep_trace_id *collect_traces(const ep_cli_trace_model *model, int64_t shortest, size_t *out_count)
 {
     ep_trace_id *ids = malloc((model->spans_count + 1) * sizeof(*ids));
+    size_t all = 0;
     size_t count = 0;
     for (size_t i = 0; ids != NULL && i < model->spans_count; i++) {
-        ids[i] = model->spans[i].trace;
+        if (model->spans[i].end_ns - model->spans[i].begin_ns >= shortest) {
+            ids[all++] = model->spans[i].trace;
+        }
     }
     if (ids != NULL) {
-        qsort(ids, model->spans_count, sizeof(*ids), compare_trace);
+        qsort(ids, all, sizeof(*ids), compare_trace);
     }
-    for (size_t i = 0; ids != NULL && i < model->spans_count; i++) {
+    for (size_t i = 0; ids != NULL && i < all; i++) {
         if (count == 0 || compare_trace(&ids[count - 1], &ids[i]) != 0) {
             ids[count++] = ids[i];
         }
@@ -149,7 +152,7 @@ static bool write_spans(const ep_cli_trace_model *model, const ep_cli_trace_lane
     size_t ids_count;
     size_t written = 0;
     int64_t shortest = shortest_kept(model);
-    ep_trace_id *ids = collect_traces(model, &ids_count);
+    ep_trace_id *ids = collect_traces(model, shortest, &ids_count);
     if (shortest < 0 || ids == NULL) {
         free(ids);
         return false;
@@ -177,8 +180,8 @@ static bool write_spans(const ep_cli_trace_model *model, const ep_cli_trace_lane
 static bool write_data(const ep_cli_trace_model *model, const ep_cli_trace_lanes *lanes,
                        const ep_cli_trace_figures *figures, FILE *out)
 {
-    fprintf(out, "{\"total\":%zu,\"left_out\":%zu,\"experts_total\":%zu,\n", model->spans_count, lanes->left_out,
-            figures->experts_count);
+    fprintf(out, "{\"total\":%zu,\"left_out\":%zu,\"experts_total\":%zu,\"start_ns\":%" PRId64 ",\n", model->spans_count,
+            lanes->left_out, figures->experts_count, model->spans_count > 0 ? model->spans[0].begin_ns : 0);
     return write_json("report", ep_cli_trace_report_json(model, figures, TOP_REQUESTS), out) &&
            write_json("names", texts((const char *const *)model->names, model->names_count), out) &&
            write_json("kinds", texts(ep_cli_span_names, EP_CLI_SPAN_KINDS), out) &&

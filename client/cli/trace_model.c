@@ -156,7 +156,8 @@ ep_err ep_cli_trace_model_recording(ep_cli_trace_model *model, const char *path,
 
 /* ---- processes ---- */
 
-static bool names_process(ep_cli_trace_process *p, const ep_cli_trace_event *event, uint32_t node, uint32_t frames)
+static bool names_process(ep_cli_trace_process *p, const ep_cli_trace_event *event, uint32_t node, uint32_t thread,
+                          uint32_t frames)
 {
     if (p->recording != event->recording || p->pid != event->pid || (node != 0 && p->node != 0 && p->node != node)) {
         return false;
@@ -164,6 +165,7 @@ static bool names_process(ep_cli_trace_process *p, const ep_cli_trace_event *eve
     p->node = p->node == 0 ? node : p->node;
     p->frames = p->frames == 0 ? frames : p->frames;
     p->calls = p->calls || event->kind == EP_CLI_SPAN_forward;
+    p->thread = event->tid == event->pid ? thread : p->thread;
     return true;
 }
 
@@ -187,7 +189,7 @@ static uint32_t process_of(ep_cli_trace_model *model, const ep_cli_trace_event *
         return EP_CLI_TRACE_NONE;
     }
     for (size_t i = 0; i < model->processes_count; i++) {
-        if (names_process(&model->processes[i], event, node, frames)) {
+        if (names_process(&model->processes[i], event, node, thread, frames)) {
             return (uint32_t)i;
         }
     }

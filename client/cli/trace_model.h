@@ -83,7 +83,7 @@ typedef struct ep_cli_trace_process {
     uint32_t recording;
     int32_t pid;
     uint32_t node;   /* index of names: what the process calls itself; "" a client */
-    uint32_t thread; /* index of names: the name of the first thread seen */
+    uint32_t thread; /* index of names: the name of its first thread, else of the first one seen */
     uint32_t frames; /* index of names: what its send and receive spans call it */
     bool calls;      /* it has forward spans: a client, whatever its connections are called */
     uint64_t spans_count;

@@ -188,6 +188,23 @@ Test(trace_model, one_trace_counts_its_own_halves_only, .fini = end)
     cr_expect_eq(model->unmatched[0].call, 9);
 }
 
+/* Which thread of a client spoke first is chance: it is called as its program. */
+Test(trace_model, a_client_is_called_as_its_first_thread, .fini = end)
+{
+    char name[EP_CLI_TRACE_NAME_BYTES];
+    start(EVENTS_MAX, 1);
+    for (int i = 0; i < 3; i++) {
+        ep_cli_trace_event e = {.kind = EP_CLI_SPAN_forward, .pid = 9, .tid = i == 1 ? 9 : 10 + i, .call = (uint64_t)i, .layer = -1,
+                                .expert = -1};
+        snprintf(e.thread, sizeof(e.thread), "%s", i == 1 ? "expertctl" : "nng:task");
+        add(&e);
+    }
+    finish((ep_trace_id){0});
+    cr_assert_eq(model->processes_count, 1);
+    ep_cli_trace_process_name(model, 0, false, name, sizeof(name));
+    cr_expect_str_eq(name, "client expertctl");
+}
+
 Test(trace_model, processes_are_limited, .fini = end)
 {
     ep_error error;
