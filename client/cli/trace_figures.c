@@ -76,16 +76,24 @@ static int compare_slowest(const void *a, const void *b, void *arg)
     return x < y ? -1 : x > y;
 }
 
+/* What someone asked for: not the layer call that a gateway makes for it, nor a gateway's part of a recorded one. */
+static bool is_request(const ep_cli_trace_model *model, uint32_t index)
+{
+    const ep_cli_span *span = &model->spans[index];
+    return (span->kind == EP_CLI_SPAN_forward && ep_cli_trace_model_gateway(model, index) == NULL) ||
+           (span->kind == EP_CLI_SPAN_gateway && span->mate == EP_CLI_TRACE_NONE);
+}
+
 static ep_err make_requests(const ep_cli_trace_model *model, ep_cli_trace_figures *f, ep_error *out_error)
 {
-    size_t most = f->stages[EP_CLI_SPAN_forward].count;
+    size_t most = f->stages[EP_CLI_SPAN_forward].count + f->stages[EP_CLI_SPAN_gateway].count;
     f->requests = malloc((most + 1) * sizeof(*f->requests));
     f->paths = malloc((most + 1) * sizeof(*f->paths));
     if (f->requests == NULL || f->paths == NULL) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for %zu requests", most);
     }
     for (size_t i = 0; i < model->spans_count; i++) {
-        if (model->spans[i].kind == EP_CLI_SPAN_forward) {
+        if (is_request(model, (uint32_t)i)) {
             f->requests[f->requests_count++] = (uint32_t)i;
             f->requests_ns += length(&model->spans[i]);
         }
@@ -99,23 +107,27 @@ static ep_err make_requests(const ep_cli_trace_model *model, ep_cli_trace_figure
 
 /* ---- peers ---- */
 
-static void gather_peer(const ep_cli_trace_model *model, ep_cli_trace_peer *peer, int64_t *values)
+/* Exchanges of one peer, all or those joined: their values of one sort. */
+static ep_cli_trace_stat gather_peer(const ep_cli_trace_model *model, const uint32_t *exchanges, size_t count, int what, int64_t *values)
 {
-    for (int what = 0; what < 3; what++) {
-        size_t count = 0;
-        for (size_t i = 0; i < model->spans_count; i++) {
-            const ep_cli_span *span = &model->spans[i];
-            if (span->kind != EP_CLI_SPAN_exchange || span->peer != peer->name ||
-                (what > 0 && span->mate == EP_CLI_TRACE_NONE)) {
-                continue;
-            }
-            values[count++] = what == 0   ? length(span)
-                              : what == 1 ? network_of(model, span)
-                                          : length(&model->spans[span->mate]);
+    size_t used = 0;
+    for (size_t i = 0; i < count; i++) {
+        const ep_cli_span *span = &model->spans[exchanges[i]];
+        if (what == 0) {
+            values[used++] = length(span);
+        } else if (span->mate != EP_CLI_TRACE_NONE) {
+            values[used++] = what == 1 ? network_of(model, span) : length(&model->spans[span->mate]);
         }
-        ep_cli_trace_stat stat = stat_of(values, count);
-        *(what == 0 ? &peer->exchange : what == 1 ? &peer->network : &peer->serve) = stat;
     }
+    return stat_of(values, used);
+}
+
+static int compare_peer_of(const void *a, const void *b, void *arg)
+{
+    const ep_cli_span *spans = arg;
+    uint32_t x = *(const uint32_t *)a;
+    uint32_t y = *(const uint32_t *)b;
+    return spans[x].peer != spans[y].peer ? (spans[x].peer < spans[y].peer ? -1 : 1) : x < y ? -1 : x > y;
 }
 
 static int compare_peers(const void *a, const void *b)
@@ -136,23 +148,32 @@ static int compare_peers(const void *a, const void *b)
 static ep_err make_peers(const ep_cli_trace_model *model, ep_cli_trace_figures *f, int64_t *values,
                          ep_error *out_error)
 {
+    size_t count = 0;
     uint32_t *slot_of = malloc(model->names_count * sizeof(*slot_of));
+    uint32_t *exchanges = malloc((f->stages[EP_CLI_SPAN_exchange].count + 1) * sizeof(*exchanges));
     f->peers = calloc(PEERS_MAX, sizeof(*f->peers));
-    if (slot_of == NULL || f->peers == NULL) {
+    if (slot_of == NULL || exchanges == NULL || f->peers == NULL) {
         free(slot_of);
+        free(exchanges);
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for the peers");
     }
     memset(slot_of, 0xff, model->names_count * sizeof(*slot_of));
     for (size_t i = 0; i < model->spans_count; i++) {
-        const ep_cli_span *span = &model->spans[i];
-        if (span->kind == EP_CLI_SPAN_exchange && slot_of[span->peer] == EP_CLI_TRACE_NONE &&
-            f->peers_count < PEERS_MAX) {
-            slot_of[span->peer] = (uint32_t)f->peers_count;
-            f->peers[f->peers_count++].name = span->peer;
+        if (model->spans[i].kind == EP_CLI_SPAN_exchange) {
+            exchanges[count++] = (uint32_t)i;
         }
     }
-    for (size_t i = 0; i < f->peers_count; i++) {
-        gather_peer(model, &f->peers[i], values);
+    qsort_r(exchanges, count, sizeof(*exchanges), compare_peer_of, model->spans);
+    for (size_t i = 0, end; i < count && f->peers_count < PEERS_MAX; i = end) {
+        uint32_t name = model->spans[exchanges[i]].peer;
+        ep_cli_trace_peer *peer = &f->peers[f->peers_count];
+        for (end = i; end < count && model->spans[exchanges[end]].peer == name; end++) {
+        }
+        peer->name = name;
+        peer->exchange = gather_peer(model, &exchanges[i], end - i, 0, values);
+        peer->network = gather_peer(model, &exchanges[i], end - i, 1, values);
+        peer->serve = gather_peer(model, &exchanges[i], end - i, 2, values);
+        slot_of[name] = (uint32_t)f->peers_count++;
     }
     for (size_t i = 0; i < f->requests_count; i++) {
         const ep_cli_trace_path *path = &f->paths[i];
@@ -163,6 +184,7 @@ static ep_err make_peers(const ep_cli_trace_model *model, ep_cli_trace_figures *
     }
     qsort(f->peers, f->peers_count, sizeof(*f->peers), compare_peers);
     free(slot_of);
+    free(exchanges);
     return EP_OK;
 }
 

@@ -26,6 +26,7 @@ typedef enum ep_cli_path_part {
     EP_CLI_PATH_JOB,
     EP_CLI_PATH_REPLY,
     EP_CLI_PATH_NODE,     /* serve outside of decode, queue, job and reply */
+    EP_CLI_PATH_GATEWAY,  /* a gateway span outside of the layer calls in it */
     EP_CLI_PATH_UNSERVED, /* an exchange whose serve was not recorded */
     EP_CLI_PATH_COMBINE,
     EP_CLI_PATH_CLIENT, /* none of the above */
@@ -36,7 +37,7 @@ extern const char *const ep_cli_path_names[EP_CLI_PATH_PARTS];
 
 typedef struct ep_cli_trace_path {
     int64_t parts_ns[EP_CLI_PATH_PARTS]; /* together exactly the duration of the request */
-    uint32_t peer;                       /* name of the peer with the longest exchange on the path; 0 none */
+    uint32_t peer;                       /* name of the peer with the longest exchange on the path, of nodes behind a gateway; 0 none */
     int64_t peer_ns;
 } ep_cli_trace_path;
 
@@ -61,7 +62,7 @@ typedef struct ep_cli_trace_figures {
     ep_cli_trace_stat stages[EP_CLI_SPAN_KINDS];
     ep_cli_trace_stat network;
     int64_t requests_ns;     /* total of requests */
-    uint32_t *requests;      /* spans forward (or gateway without a forward inside), slowest first */
+    uint32_t *requests;      /* spans forward outside of gateways, gateway without the exchange that asked for it; slowest first */
     ep_cli_trace_path *paths; /* [requests_count], in the same order */
     size_t requests_count;
     ep_cli_trace_peer *peers; /* longest wait first */

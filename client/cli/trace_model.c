@@ -517,7 +517,7 @@ static ep_err index_calls(ep_cli_trace_model *model, ep_error *out_error)
 {
     free(model->by_call);
     free(model->by_parent);
-    model->exchanges_count = 0;
+    model->by_parent_count = 0;
     model->by_call = malloc((model->spans_count + 1) * sizeof(*model->by_call));
     model->by_parent = malloc((model->spans_count + 1) * sizeof(*model->by_parent));
     if (model->by_call == NULL || model->by_parent == NULL) {
@@ -525,12 +525,12 @@ static ep_err index_calls(ep_cli_trace_model *model, ep_error *out_error)
     }
     for (size_t i = 0; i < model->spans_count; i++) {
         model->by_call[i] = (uint32_t)i;
-        if (model->spans[i].kind == EP_CLI_SPAN_exchange) {
-            model->by_parent[model->exchanges_count++] = (uint32_t)i;
+        if (model->spans[i].kind == EP_CLI_SPAN_exchange || model->spans[i].kind == EP_CLI_SPAN_forward) {
+            model->by_parent[model->by_parent_count++] = (uint32_t)i;
         }
     }
     qsort_r(model->by_call, model->spans_count, sizeof(*model->by_call), compare_call, model->spans);
-    qsort_r(model->by_parent, model->exchanges_count, sizeof(*model->by_parent), compare_parent, model->spans);
+    qsort_r(model->by_parent, model->by_parent_count, sizeof(*model->by_parent), compare_parent, model->spans);
     return EP_OK;
 }
 
@@ -556,10 +556,10 @@ size_t ep_cli_trace_model_find(const ep_cli_trace_model *model, ep_cli_span_kind
     return lower_bound(model, kind, call, true) - *out_first;
 }
 
-size_t ep_cli_trace_model_exchanges(const ep_cli_trace_model *model, uint64_t call, size_t *out_first)
+size_t ep_cli_trace_model_children(const ep_cli_trace_model *model, uint64_t call, size_t *out_first)
 {
     size_t low = 0;
-    size_t high = model->exchanges_count;
+    size_t high = model->by_parent_count;
     while (low < high) {
         size_t middle = low + (high - low) / 2;
         bool before = model->spans[model->by_parent[middle]].parent < call;
@@ -567,30 +567,51 @@ size_t ep_cli_trace_model_exchanges(const ep_cli_trace_model *model, uint64_t ca
         high = before ? high : middle;
     }
     *out_first = low;
-    while (low < model->exchanges_count && model->spans[model->by_parent[low]].parent == call) {
+    while (low < model->by_parent_count && model->spans[model->by_parent[low]].parent == call) {
         low++;
     }
     return low - *out_first;
 }
 
+const ep_cli_span *ep_cli_trace_model_gateway(const ep_cli_trace_model *model, uint32_t forward)
+{
+    const ep_cli_span *span = &model->spans[forward];
+    size_t first;
+    size_t count = span->kind == EP_CLI_SPAN_forward && span->parent != 0
+                       ? ep_cli_trace_model_find(model, EP_CLI_SPAN_gateway, span->parent, &first)
+                       : 0;
+    for (size_t i = 0; i < count; i++) {
+        const ep_cli_span *gateway = &model->spans[model->by_call[first + i]];
+        if (gateway->process == span->process && same_trace(gateway->trace, span->trace)) {
+            return gateway;
+        }
+    }
+    return NULL;
+}
+
 /* Call ids are unique among a client's calls only: the trace and the node's name must agree too. */
+static void join_kind(ep_cli_trace_model *model, ep_cli_span_kind kind, uint32_t index)
+{
+    ep_cli_span *exchange = &model->spans[index];
+    size_t first;
+    size_t count = ep_cli_trace_model_find(model, kind, exchange->call, &first);
+    for (size_t s = 0; s < count && exchange->mate == EP_CLI_TRACE_NONE; s++) {
+        ep_cli_span *served = &model->spans[model->by_call[first + s]];
+        uint32_t node = model->processes[served->process].node;
+        if (served->mate == EP_CLI_TRACE_NONE && same_trace(served->trace, exchange->trace) &&
+            (exchange->peer == 0 || node == 0 || exchange->peer == node)) {
+            exchange->mate = (uint32_t)(served - model->spans);
+            served->mate = index;
+        }
+    }
+}
+
 static void join(ep_cli_trace_model *model)
 {
     for (size_t i = 0; i < model->spans_count; i++) {
-        ep_cli_span *exchange = &model->spans[i];
-        size_t first;
-        size_t count = exchange->kind == EP_CLI_SPAN_exchange
-                           ? ep_cli_trace_model_find(model, EP_CLI_SPAN_serve, exchange->call, &first)
-                           : 0;
-        for (size_t s = 0; s < count; s++) {
-            ep_cli_span *serve = &model->spans[model->by_call[first + s]];
-            uint32_t node = model->processes[serve->process].node;
-            if (serve->mate == EP_CLI_TRACE_NONE && same_trace(serve->trace, exchange->trace) &&
-                (exchange->peer == 0 || node == 0 || exchange->peer == node)) {
-                exchange->mate = (uint32_t)(serve - model->spans);
-                serve->mate = (uint32_t)i;
-                break;
-            }
+        if (model->spans[i].kind == EP_CLI_SPAN_exchange) {
+            join_kind(model, EP_CLI_SPAN_serve, (uint32_t)i);
+            join_kind(model, EP_CLI_SPAN_gateway, (uint32_t)i);
         }
     }
 }

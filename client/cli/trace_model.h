@@ -72,7 +72,7 @@ typedef struct ep_cli_span {
     int32_t expert;
     int32_t status;
     int32_t tid;    /* of the begin */
-    uint32_t mate;  /* exchange <-> serve of the same remote call; EP_CLI_TRACE_NONE */
+    uint32_t mate;  /* exchange <-> serve or gateway of the same remote call; EP_CLI_TRACE_NONE */
     uint32_t chain; /* own use of the model */
     uint8_t kind;
     bool open;
@@ -133,8 +133,8 @@ typedef struct ep_cli_trace_model {
     uint64_t events_count;
     bool cut; /* there were more than events_max events */
     uint32_t *by_call;   /* after finish: indexes of spans, by (kind, call, begin) */
-    uint32_t *by_parent; /* after finish: indexes of exchanges, by (parent, begin) */
-    size_t exchanges_count;
+    uint32_t *by_parent; /* after finish: indexes of exchanges and forwards, by (parent, begin) */
+    size_t by_parent_count;
     struct ep_cli_trace_tables *tables;
 } ep_cli_trace_model;
 
@@ -166,8 +166,10 @@ ep_err ep_cli_trace_model_finish(ep_cli_trace_model *model, ep_trace_id trace, e
 /* Spans of kind and call are by_call[*out_first .. + the returned count). */
 size_t ep_cli_trace_model_find(const ep_cli_trace_model *model, ep_cli_span_kind kind, uint64_t call,
                                size_t *out_first);
-/* Exchanges of layer call `call`: by_parent[*out_first .. + the returned count). */
-size_t ep_cli_trace_model_exchanges(const ep_cli_trace_model *model, uint64_t call, size_t *out_first);
+/* Exchanges and forwards whose parent is `call`: by_parent[*out_first .. + the returned count). */
+size_t ep_cli_trace_model_children(const ep_cli_trace_model *model, uint64_t call, size_t *out_first);
+/* The gateway span in which a forward span runs; NULL: none. */
+const ep_cli_span *ep_cli_trace_model_gateway(const ep_cli_trace_model *model, uint32_t forward);
 /* "node0", or the client's thread name; bytes hold "NAME (PID)" when with_pid. */
 void ep_cli_trace_process_name(const ep_cli_trace_model *model, uint32_t process, bool with_pid, char *out_name,
                                size_t bytes);

@@ -2,12 +2,12 @@
 /*
  * The critical path of a request, walked backwards: from its end, the child that ended last before the point
  * reached is what was waited for; what lies between two children is the parent's own time. Every nanosecond
- * is counted once.
+ * is counted once. A request that went through a gateway is walked through it, into the layer call inside.
  */
 #include "trace_figures.h"
 
 const char *const ep_cli_path_names[EP_CLI_PATH_PARTS] = {"plan",  "pack",  "network", "decode",   "queue",
-                                                          "job",   "reply", "node",    "unserved", "combine",
+                                                          "job",   "reply", "node",    "gateway",  "unserved", "combine",
                                                           "client"};
 
 typedef struct walk {
@@ -86,25 +86,35 @@ static void walk_serve(walk *w, const ep_cli_span *serve, int64_t since, int64_t
     w->path->parts_ns[EP_CLI_PATH_NODE] += until - since;
 }
 
-static void walk_exchange(walk *w, const ep_cli_span *exchange, int64_t since, int64_t until)
+static void walk_gateway(walk *w, const ep_cli_span *gateway, int64_t since, int64_t until);
+
+/* inside: of a gateway; a gateway in it is not walked again, so that damaged recordings cannot lead in circles. */
+static void walk_exchange(walk *w, const ep_cli_span *exchange, bool inside, int64_t since, int64_t until)
 {
-    if (until - since > w->path->peer_ns) {
+    const ep_cli_span *served = exchange->mate != EP_CLI_TRACE_NONE ? &w->model->spans[exchange->mate] : NULL;
+    bool through = served != NULL && served->kind == EP_CLI_SPAN_gateway && !inside;
+    if (!through && until - since > w->path->peer_ns) {
         w->path->peer = exchange->peer;
         w->path->peer_ns = until - since;
     }
-    if (exchange->mate == EP_CLI_TRACE_NONE) {
+    if (served == NULL) {
         w->path->parts_ns[EP_CLI_PATH_UNSERVED] += until - since;
         return;
     }
-    const ep_cli_span *serve = &w->model->spans[exchange->mate];
-    int64_t begin = later(serve->begin_ns, since);
-    int64_t end = serve->end_ns < until ? serve->end_ns : until;
+    int64_t begin = later(served->begin_ns, since);
+    int64_t end = served->end_ns < until ? served->end_ns : until;
     if (end <= begin) {
         w->path->parts_ns[EP_CLI_PATH_NETWORK] += until - since;
         return;
     }
     w->path->parts_ns[EP_CLI_PATH_NETWORK] += (until - end) + (begin - since);
-    walk_serve(w, serve, begin, end);
+    if (served->kind == EP_CLI_SPAN_serve) {
+        walk_serve(w, served, begin, end);
+    } else if (through) {
+        walk_gateway(w, served, begin, end);
+    } else {
+        w->path->parts_ns[EP_CLI_PATH_GATEWAY] += end - begin;
+    }
 }
 
 /*
@@ -114,45 +124,78 @@ static void walk_exchange(walk *w, const ep_cli_span *exchange, int64_t since, i
 static void consider_exchanges(latest *best, const ep_cli_trace_model *model, const ep_cli_span *forward, bool ended)
 {
     size_t first;
-    size_t count = ep_cli_trace_model_exchanges(model, forward->call, &first);
+    size_t count = ep_cli_trace_model_children(model, forward->call, &first);
     for (size_t i = 0; i < count; i++) {
         uint32_t index = model->by_parent[first + i];
         const ep_cli_span *exchange = &model->spans[index];
-        if (exchange->process == forward->process && (!ended || exchange->end_ns <= best->before)) {
+        if (exchange->kind == EP_CLI_SPAN_exchange && exchange->process == forward->process &&
+            (!ended || exchange->end_ns <= best->before)) {
             consider(best, model, index);
         }
     }
+}
+
+static void walk_forward(walk *w, const ep_cli_span *forward, bool inside, int64_t since, int64_t until)
+{
+    bool exchanged = false;
+    while (until > since) {
+        latest best = {.span = EP_CLI_TRACE_NONE, .before = until, .since = since};
+        consider_kind(&best, w->model, EP_CLI_SPAN_combine, forward->call, forward->process);
+        consider_exchanges(&best, w->model, forward, exchanged);
+        consider_kind(&best, w->model, EP_CLI_SPAN_pack, forward->call, forward->process);
+        consider_kind(&best, w->model, EP_CLI_SPAN_plan, forward->call, forward->process);
+        if (best.span == EP_CLI_TRACE_NONE) {
+            break;
+        }
+        const ep_cli_span *child = &w->model->spans[best.span];
+        int64_t begin = later(child->begin_ns, since);
+        w->path->parts_ns[EP_CLI_PATH_CLIENT] += until - best.end_ns;
+        if (child->kind == EP_CLI_SPAN_exchange) {
+            walk_exchange(w, child, inside, begin, best.end_ns);
+            exchanged = true;
+        } else {
+            ep_cli_path_part part = child->kind == EP_CLI_SPAN_combine ? EP_CLI_PATH_COMBINE
+                                    : child->kind == EP_CLI_SPAN_pack  ? EP_CLI_PATH_PACK
+                                                                       : EP_CLI_PATH_PLAN;
+            w->path->parts_ns[part] += best.end_ns - begin;
+        }
+        until = begin;
+    }
+    w->path->parts_ns[EP_CLI_PATH_CLIENT] += until - since;
+}
+
+static void walk_gateway(walk *w, const ep_cli_span *gateway, int64_t since, int64_t until)
+{
+    size_t first;
+    size_t count = ep_cli_trace_model_children(w->model, gateway->call, &first);
+    while (until > since) {
+        latest best = {.span = EP_CLI_TRACE_NONE, .before = until, .since = since};
+        for (size_t i = 0; i < count; i++) {
+            uint32_t index = w->model->by_parent[first + i];
+            if (ep_cli_trace_model_gateway(w->model, index) == gateway) {
+                consider(&best, w->model, index);
+            }
+        }
+        if (best.span == EP_CLI_TRACE_NONE) {
+            break;
+        }
+        const ep_cli_span *forward = &w->model->spans[best.span];
+        int64_t begin = later(forward->begin_ns, since);
+        w->path->parts_ns[EP_CLI_PATH_GATEWAY] += until - best.end_ns;
+        walk_forward(w, forward, true, begin, best.end_ns);
+        until = begin;
+    }
+    w->path->parts_ns[EP_CLI_PATH_GATEWAY] += until - since;
 }
 
 void ep_cli_trace_path_find(const ep_cli_trace_model *model, uint32_t request, ep_cli_trace_path *out_path)
 {
     *out_path = (ep_cli_trace_path){0};
     walk w = {model, out_path};
-    const ep_cli_span *forward = &model->spans[request];
-    int64_t until = forward->end_ns;
-    bool exchanged = false;
-    while (until > forward->begin_ns) {
-        latest best = {.span = EP_CLI_TRACE_NONE, .before = until, .since = forward->begin_ns};
-        consider_kind(&best, model, EP_CLI_SPAN_combine, forward->call, forward->process);
-        consider_exchanges(&best, model, forward, exchanged);
-        consider_kind(&best, model, EP_CLI_SPAN_pack, forward->call, forward->process);
-        consider_kind(&best, model, EP_CLI_SPAN_plan, forward->call, forward->process);
-        if (best.span == EP_CLI_TRACE_NONE) {
-            break;
-        }
-        const ep_cli_span *child = &model->spans[best.span];
-        int64_t begin = later(child->begin_ns, forward->begin_ns);
-        out_path->parts_ns[EP_CLI_PATH_CLIENT] += until - best.end_ns;
-        if (child->kind == EP_CLI_SPAN_exchange) {
-            walk_exchange(&w, child, begin, best.end_ns);
-            exchanged = true;
-        } else {
-            ep_cli_path_part part = child->kind == EP_CLI_SPAN_combine ? EP_CLI_PATH_COMBINE
-                                    : child->kind == EP_CLI_SPAN_pack  ? EP_CLI_PATH_PACK
-                                                                       : EP_CLI_PATH_PLAN;
-            out_path->parts_ns[part] += best.end_ns - begin;
-        }
-        until = begin;
+    const ep_cli_span *span = &model->spans[request];
+    if (span->kind == EP_CLI_SPAN_gateway) {
+        walk_gateway(&w, span, span->begin_ns, span->end_ns);
+    } else {
+        walk_forward(&w, span, false, span->begin_ns, span->end_ns);
     }
-    out_path->parts_ns[EP_CLI_PATH_CLIENT] += until - forward->begin_ns;
 }

@@ -145,7 +145,7 @@ static uint64_t flow_of(const writer *w, const ep_cli_span *span)
     if (span->kind == EP_CLI_SPAN_exchange && span->mate != EP_CLI_TRACE_NONE) {
         return (uint64_t)(span - spans) + 1;
     }
-    if (span->kind == EP_CLI_SPAN_serve) {
+    if (span->kind == EP_CLI_SPAN_serve || span->kind == EP_CLI_SPAN_gateway) {
         serve = span;
     } else if (span->kind == EP_CLI_SPAN_reply) {
         size_t count = ep_cli_trace_model_find(w->model, EP_CLI_SPAN_serve, span->call, &first);
@@ -248,7 +248,11 @@ static bool write_count(writer *w, const change *at, int64_t value)
 static bool write_counters(writer *w)
 {
     const ep_cli_trace_model *model = w->model;
-    change *changes = malloc((model->spans_count * 4 + 1) * sizeof(*changes));
+    size_t counted = 0;
+    for (size_t i = 0; i < model->spans_count; i++) {
+        counted += model->spans[i].kind == EP_CLI_SPAN_forward || model->spans[i].kind == EP_CLI_SPAN_serve;
+    }
+    change *changes = malloc((counted * 4 + 1) * sizeof(*changes));
     size_t count = 0;
     if (changes == NULL) {
         return false;

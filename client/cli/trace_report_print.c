@@ -70,7 +70,7 @@ static bool print_peers(const ep_cli_trace_model *model, const ep_cli_trace_figu
 static bool print_requests(const ep_cli_trace_model *model, const ep_cli_trace_figures *f, size_t top, FILE *out)
 {
     ep_cli_table *table = ep_cli_table_create(
-        "TRACE ID|>LAYER|>TOKENS|>US|>PLAN|>PACK|>NETWORK|>DECODE|>QUEUE|>JOB|>REPLY|>NODE|>UNSERVED|>COMBINE|>CLIENT|SLOWEST PEER");
+        "TRACE ID|>LAYER|>TOKENS|>US|>PLAN|>PACK|>NETWORK|>DECODE|>QUEUE|>JOB|>REPLY|>NODE|>GATEWAY|>UNSERVED|>COMBINE|>CLIENT|SLOWEST PEER");
     for (size_t i = 0; table != NULL && i < f->requests_count && i < top; i++) {
         const ep_cli_span *span = &model->spans[f->requests[i]];
         char trace[EP_CLI_TRACE_ID_BYTES];

@@ -188,6 +188,71 @@ Test(trace_model, one_trace_counts_its_own_halves_only, .fini = end)
     cr_expect_eq(model->unmatched[0].call, 9);
 }
 
+typedef struct piece {
+    ep_cli_span_kind kind;
+    int32_t pid;
+    const char *node;
+    const char *peer;
+    uint64_t call;
+    uint64_t parent;
+    int64_t begin_ns;
+    int64_t end_ns;
+} piece;
+
+/* A client without routing asks a gateway, which asks node0. */
+static const piece through_gateway[] = {
+    {EP_CLI_SPAN_forward, 1, "", "", 100, 0, 0, 100},
+    {EP_CLI_SPAN_exchange, 1, "", "gateway", 200, 100, 10, 90},
+    {EP_CLI_SPAN_gateway, 2, "gateway", "", 200, 100, 20, 80},
+    {EP_CLI_SPAN_forward, 2, "gateway", "", 300, 200, 25, 75},
+    {EP_CLI_SPAN_exchange, 2, "gateway", "node0", 400, 300, 30, 70},
+    {EP_CLI_SPAN_serve, 3, "node0", "", 400, 300, 40, 60},
+};
+
+static void add_pieces(const piece *pieces, size_t count)
+{
+    for (size_t i = 0; i < 2 * count; i++) {
+        const piece *p = &pieces[i % count];
+        ep_cli_trace_event e = {.kind = p->kind, .is_end = i >= count, .pid = p->pid, .call = p->call, .parent = p->parent,
+                                .time_ns = i >= count ? p->end_ns : p->begin_ns, .trace = {7, 7}, .layer = -1, .expert = -1};
+        snprintf(e.node, sizeof(e.node), "%s", p->node);
+        snprintf(e.peer, sizeof(e.peer), "%s", p->peer);
+        add(&e);
+    }
+}
+
+static void expect_gateway_path(int64_t client, int64_t network)
+{
+    cr_assert_eq(figures.requests_count, 1);
+    const ep_cli_trace_path *path = &figures.paths[0];
+    cr_expect_eq(path->parts_ns[EP_CLI_PATH_CLIENT], client);
+    cr_expect_eq(path->parts_ns[EP_CLI_PATH_NETWORK], network);
+    cr_expect_eq(path->parts_ns[EP_CLI_PATH_GATEWAY], 10);
+    cr_expect_eq(path->parts_ns[EP_CLI_PATH_NODE], 20);
+    cr_expect_str_eq(model->names[path->peer], "node0");
+    cr_expect_eq(path->peer_ns, 40);
+    cr_expect_eq(figures.unserved + figures.unasked, 0);
+}
+
+Test(trace_model, a_request_is_walked_through_its_gateway, .fini = end)
+{
+    start(EVENTS_MAX, 1);
+    add_pieces(through_gateway, 6);
+    finish((ep_trace_id){0});
+    expect_gateway_path(20 + 10, 20 + 20);
+    cr_expect_eq(model->spans[figures.requests[0]].call, 100);
+}
+
+/* Its client is of another language and was not recorded. */
+Test(trace_model, a_gateway_without_its_client_is_a_request, .fini = end)
+{
+    start(EVENTS_MAX, 1);
+    add_pieces(through_gateway + 2, 4);
+    finish((ep_trace_id){0});
+    expect_gateway_path(10, 20);
+    cr_expect_eq(figures.requests_ns, 60);
+}
+
 /* Which thread of a client spoke first is chance: it is called as its program. */
 Test(trace_model, a_client_is_called_as_its_first_thread, .fini = end)
 {
