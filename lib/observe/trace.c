@@ -4,6 +4,8 @@
 
 #include <dlfcn.h>
 #include <limits.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +16,9 @@
 #include "observe/trace_spans_text.h"
 
 #define LIBRARY "libexpertd-trace.so.0"
+#define TIMEOUT_ENV "LTTNG_UST_REGISTER_TIMEOUT"
+#define ASIDE_TIMEOUT_MS "2000"
+#define WHY_BYTES 512
 
 static const int never = 0;
 static const ep_trace_provider *provider;
@@ -26,7 +31,7 @@ const int *ep_trace_states[EP_TRACE_EVENTS] = {
 
 void ep_trace_emit(ep_trace_event event, const ep_trace_fields *fields)
 {
-    provider->emit[event](fields);
+    __atomic_load_n(&provider, __ATOMIC_RELAXED)->emit[event](fields); /* stood before the state that was on */
 }
 
 /* table: what dlsym found, or NULL. */
@@ -37,8 +42,10 @@ static bool use_provider(const ep_trace_provider *const *table)
         strcmp(candidate->spans, ep_trace_spans_text) != 0) {
         return false;
     }
-    provider = candidate;
-    memcpy(ep_trace_states, candidate->states, sizeof(ep_trace_states));
+    __atomic_store_n(&provider, candidate, __ATOMIC_RELAXED);
+    for (int i = 0; i < EP_TRACE_EVENTS; i++) {
+        __atomic_store_n(&ep_trace_states[i], candidate->states[i], __ATOMIC_RELEASE);
+    }
     return true;
 }
 
@@ -50,7 +57,7 @@ __attribute__((constructor)) static void use_preloaded(void)
 
 bool ep_trace_loaded(void)
 {
-    return provider != NULL;
+    return __atomic_load_n(&provider, __ATOMIC_RELAXED) != NULL;
 }
 
 /* The library beside the installed program: a prefix other than the system's needs no loader setting. */
@@ -68,30 +75,65 @@ static void *open_beside_program(void)
     return wanted > 0 && (size_t)wanted < room ? dlopen(path, RTLD_NOW | RTLD_NODELETE) : NULL;
 }
 
-bool ep_trace_load(const char **out_why)
+static bool load(char *why, size_t bytes)
 {
-    static char why[512];
-    if (out_why != NULL) {
-        *out_why = why;
-    }
-    snprintf(why, sizeof(why), "probes loaded");
-    if (provider != NULL) {
+    snprintf(why, bytes, "probes loaded");
+    if (ep_trace_loaded()) {
         return true;
     }
-    setenv("LTTNG_UST_REGISTER_TIMEOUT", "0", 0);
     void *library = open_beside_program();
     if (library == NULL) {
         library = dlopen(LIBRARY, RTLD_NOW | RTLD_NODELETE);
     }
     if (library == NULL) {
-        snprintf(why, sizeof(why), "%s", dlerror());
+        snprintf(why, bytes, "%s", dlerror());
         return false;
     }
     if (!use_provider(dlsym(library, EP_TRACE_PROVIDER_NAME))) {
-        snprintf(why, sizeof(why), "%s is of another version", LIBRARY);
+        snprintf(why, bytes, "%s is of another version", LIBRARY);
         return false;
     }
     return true;
+}
+
+bool ep_trace_load(const char **out_why)
+{
+    static char why[WHY_BYTES];
+    setenv(TIMEOUT_ENV, "0", 0);
+    if (out_why != NULL) {
+        *out_why = why;
+    }
+    return load(why, sizeof(why));
+}
+
+static void *load_aside(void *arg)
+{
+    ep_trace_loaded_func done = *(ep_trace_loaded_func *)arg;
+    char why[WHY_BYTES];
+    bool loaded = load(why, sizeof(why));
+    done(loaded, why);
+    return NULL;
+}
+
+void ep_trace_load_aside(ep_trace_loaded_func done)
+{
+    static ep_trace_loaded_func kept;
+    pthread_attr_t attributes;
+    pthread_t thread;
+    sigset_t all;
+    sigset_t old;
+    kept = done;
+    setenv(TIMEOUT_ENV, ASIDE_TIMEOUT_MS, 0);
+    sigfillset(&all);
+    pthread_attr_init(&attributes);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    int failed = pthread_create(&thread, &attributes, load_aside, &kept);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    pthread_attr_destroy(&attributes);
+    if (failed != 0) {
+        done(false, strerror(failed));
+    }
 }
 
 static char process_name[64];

@@ -51,7 +51,10 @@ typedef enum ep_trace_event {
 
 /* True while a session records this event. */
 #define EP_TRACE_ON(event)                                                                                   \
-    __builtin_expect(__atomic_load_n(ep_trace_states[EP_TRACE_EVENT_##event], __ATOMIC_RELAXED) != 0, 0)
+    __builtin_expect(                                                                                        \
+        __atomic_load_n(__atomic_load_n(&ep_trace_states[EP_TRACE_EVENT_##event], __ATOMIC_ACQUIRE),         \
+                        __ATOMIC_RELAXED) != 0,                                                              \
+        0)
 #define EP_TRACE(event, fields)                                                                              \
     do {                                                                                                     \
         if (EP_TRACE_ON(event)) {                                                                            \
@@ -73,6 +76,14 @@ void ep_trace_emit(ep_trace_event event, const ep_trace_fields *fields);
  * text for a log line, valid until the next call.
  */
 bool ep_trace_load(const char **out_why);
+
+/*
+ * As ep_trace_load, on a thread of its own, for programs that stay: returns at once, and done (any thread, once) hears the outcome.
+ * LTTng gives its sockets the timeout that it also waits at the start, at least 10 ms: with 0 a session daemon that answers later, as on
+ * a busy machine, loses the process for good. So here LTTNG_UST_REGISTER_TIMEOUT is 2000 unless the environment says otherwise.
+ */
+typedef void (*ep_trace_loaded_func)(bool loaded, const char *why);
+void ep_trace_load_aside(ep_trace_loaded_func done);
 /* Whether the probes are loaded, by ep_trace_load or preloaded. */
 bool ep_trace_loaded(void);
 

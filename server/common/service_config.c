@@ -264,9 +264,16 @@ void ep_service_log_start(const ep_options *options)
                  under_journal ? EP_LOG_JOURNAL : formats[format]);
 }
 
+static void log_tracing(bool loaded, const char *why)
+{
+    ep_log(EP_LOG_DEBUG, "trace-start", "loaded %d reason %s", loaded, why);
+}
+
 void ep_service_trace_start(const ep_options *options)
 {
-    const char *why = "tracing is off";
-    bool loaded = strcmp(ep_options_text(options, "tracing"), "off") != 0 && ep_trace_load(&why);
-    ep_log(EP_LOG_DEBUG, "trace-start", "loaded %d reason %s", loaded, why);
+    if (strcmp(ep_options_text(options, "tracing"), "off") == 0) {
+        log_tracing(false, "tracing is off");
+    } else {
+        ep_trace_load_aside(log_tracing);
+    }
 }

@@ -183,7 +183,7 @@ void ep_service_warn_exposed(const ep_options *options);
 
 /* Starts the log as the options say. */
 void ep_service_log_start(const ep_options *options);
-/* Loads the trace probes unless tracing is off; before there are threads. Without them all goes on untraced. */
+/* Loads the trace probes, aside, unless tracing is off. Without them all goes on untraced. */
 void ep_service_trace_start(const ep_options *options);
 /* Whether a "scheme://host:port" or "host:port" text names this host only. Unresolved names are not loopback,
  * except "localhost". */

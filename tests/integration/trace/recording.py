@@ -64,8 +64,9 @@ class Cluster:
         return subprocess.run(command, env=self.env, capture_output=True).returncode == 0
 
     def session_daemon(self):
-        self.start("sessiond", "lttng-sessiond", "--no-kernel")
+        daemon = self.start("sessiond", "lttng-sessiond", "--no-kernel")
         wait_for("the session daemon", lambda: self.is_good("lttng", "--no-sessiond", "list"))
+        return daemon
 
     def wait_registered(self, count):
         """Until that many processes have told the session daemon their events."""

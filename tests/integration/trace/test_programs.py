@@ -4,7 +4,7 @@
 when the library is preloaded, and prepared calls allocate nothing while a session records them."""
 import glob, os
 
-from recording import ARGUMENTS, BUILD, MODEL, mapped, match, run_test
+from recording import ARGUMENTS, BUILD, MODEL, mapped, match, run_test, wait_for
 
 CMAKE, CLIENT, ALLOCATIONS, SANITIZED = ARGUMENTS[2:6]
 CALLS = 20
@@ -23,7 +23,7 @@ def installed(cluster, folder):
     cluster.run(CMAKE, "--install", BUILD, "--prefix", prefix)
     library = one(f"{prefix}/**/libexpertd-trace.so.0")
     node, url = cluster.daemon("node", one(f"{prefix}/**/bin/expertd"), "--node-name", "installed", "--model", f"demo={MODEL}")
-    assert mapped(node.pid, os.path.realpath(library)), "the node has not loaded the installed library"
+    wait_for("the installed library", lambda: mapped(node.pid, os.path.realpath(library)))
     cluster.wait_registered(1)
     return prefix, url, library
 

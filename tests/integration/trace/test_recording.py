@@ -89,7 +89,7 @@ def main(cluster, folder):
     cluster.session_daemon()
     coordinator, url = cluster.daemon("coordinator", COORDINATOR, "--min-nodes", "2")
     for process in [coordinator, *(cluster.node(n, url) for n in "ab")]:
-        assert mapped(process.pid, "libexpertd-trace.so"), "the probes are not loaded"
+        wait_for("the probes", lambda pid=process.pid: mapped(pid, "libexpertd-trace.so"))
     off, _ = cluster.daemon("off", EXPERTD, "--node-name", "off", "--model", f"demo={MODEL}", "--tracing", "off")
     assert not mapped(off.pid, "lttng") and not mapped(off.pid, "libexpertd-trace"), "tracing is off and LTTng is there"
     wait_for("a table", lambda: cluster.is_good(EXPERTCTL, "status", "--coordinator", url))
