@@ -7,7 +7,8 @@ execute_process(COMMAND dpkg --print-architecture OUTPUT_VARIABLE architecture O
 set(CPACK_GENERATOR DEB)
 set(CPACK_PACKAGE_NAME expertd)
 set(CPACK_PACKAGE_VERSION ${PROJECT_VERSION})
-set(CPACK_PACKAGE_CONTACT "expertd maintainers <maintainers@expertd.dev>")
+# Who builds packages for others puts an own address here.
+set(CPACK_PACKAGE_CONTACT "expertd maintainers <expertd@example.org>")
 set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
 set(CPACK_COMPONENTS_ALL expertd expertctl runtime development)
 set(CPACK_COMPONENTS_GROUPING ONE_PER_GROUP)
@@ -18,7 +19,6 @@ set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${PROJECT_BINARY_DIR}/client ${PROJECT_BINARY_DIR}/lib/observe)
 set(CPACK_DEBIAN_PACKAGE_CONTROL_STRICT_PERMISSION ON)
-set(CPACK_DEBIAN_PACKAGE_HOMEPAGE "https://example.org/expertd")
 set(CPACK_DEBIAN_COMPRESSION_TYPE xz)
 
 # Every package has a changelog and the licence.

@@ -34,7 +34,8 @@ RESOURCES = {key: QUANTITY for key in
              ("cpu", "memory", "storage", "hugepages-2Mi", "huawei.com/Ascend910", "huawei.com/Ascend310P", "huawei.com/npu")}
 CONTAINER = {
     "name": NAME, "image": str, "command": [str], "args": [str],
-    "env": [{"name": str, "value": str, "valueFrom": {"fieldRef": {"fieldPath": str}}}],
+    "env": [{"name": str, "value": str, "valueFrom": {"fieldRef": {"fieldPath": str},
+                                                             "resourceFieldRef": {"resource": str}}}],
     "ports": [{"name": NAME, "containerPort": int}],
     "lifecycle": {"preStop": {"exec": {"command": [str]}}},
     "startupProbe": PROBE, "readinessProbe": PROBE, "livenessProbe": PROBE,
@@ -276,6 +277,8 @@ def check_resources(objects, overlay):
         check(accelerators == ["huawei.com/Ascend910"] and "hugepages-2Mi" in limits, f"{overlay}: limits are {limits}")
     else:
         check(not accelerators, f"{overlay}: asks for {accelerators}")
+        threads = [e.get("valueFrom", {}).get("resourceFieldRef") for e in container["env"] if e["name"] == "EXPERTD_THREADS"]
+        check(threads == [{"resource": "limits.cpu"}], f"{overlay}: threads are {threads}, expected the CPU limit")
 
 
 def check_keys(objects, daemons):
