@@ -4,6 +4,7 @@
 
 #include <stdlib.h>
 
+#include "cmd_trace.h"
 #include "command_table.h"
 #include "connect.h"
 #include "exit_code.h"
@@ -17,23 +18,29 @@ static const ep_usage_section sections[] = {
     {"SEE ALSO", "expertd(8), expertd-coordinator(8)"},
 };
 
-/* commands[0 .. count): all verbs and help; NULL when there is no memory. */
-static ep_usage_command *list_commands(size_t *out_count)
+/* Fills out, unless it is NULL, with all verbs, those of trace behind it, and help. Returns how many there are. */
+static size_t put_commands(ep_usage_command *out)
 {
+    static const ep_usage_command help = {"help", "all about a command: expertctl help generate", NULL, NULL};
     size_t count = 0;
-    while (ep_cli_command_at(count) != NULL) {
-        count++;
-    }
-    ep_usage_command *commands = calloc(count + 1, sizeof(*commands));
-    for (size_t i = 0; commands != NULL && i < count; i++) {
+    for (size_t i = 0; ep_cli_command_at(i) != NULL; i++) {
         const ep_cli_command *command = ep_cli_command_at(i);
-        commands[i] = (ep_usage_command){command->name, command->help, command->argp};
+        if (out != NULL) {
+            out[count] = (ep_usage_command){command->name, command->help, command->argp, NULL};
+        }
+        count++;
+        for (size_t v = 0; command == &ep_cli_trace_command && ep_cli_trace_verb_at(v) != NULL; v++) {
+            const ep_cli_command *verb = ep_cli_trace_verb_at(v);
+            if (out != NULL) {
+                out[count] = (ep_usage_command){verb->name, verb->help, verb->argp, command->name};
+            }
+            count++;
+        }
     }
-    if (commands != NULL) {
-        commands[count] = (ep_usage_command){"help", "all about a command: expertctl help generate", NULL};
+    if (out != NULL) {
+        out[count] = help;
     }
-    *out_count = count + 1;
-    return commands;
+    return count + 1;
 }
 
 static bool print(const char *shell, FILE *out)
@@ -46,9 +53,13 @@ static bool print(const char *shell, FILE *out)
         .sections = sections,
         .sections_count = sizeof(sections) / sizeof(sections[0]),
     };
-    ep_usage_command *commands = list_commands(&usage.commands_count);
+    usage.commands_count = put_commands(NULL);
+    ep_usage_command *commands = calloc(usage.commands_count, sizeof(*commands));
     bool good = commands != NULL;
     usage.commands = commands;
+    if (good) {
+        put_commands(commands);
+    }
     if (good && shell != NULL) {
         good = ep_usage_print_completion(&usage, shell, out);
     } else if (good) {

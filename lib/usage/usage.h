@@ -22,7 +22,8 @@
 typedef struct ep_usage_command {
     const char *name;
     const char *help; /* one line */
-    const struct argp *argp;
+    const struct argp *argp; /* may be NULL */
+    const char *parent;      /* "trace" of "trace record"; NULL: a verb of the program itself */
 } ep_usage_command;
 
 /* A section of the man page. Text as in argp's docs. */

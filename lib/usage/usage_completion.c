@@ -52,6 +52,33 @@ static void put_quoted(const char *text, bool for_zsh, FILE *out)
     }
 }
 
+/* 'trace record' as a pattern of case, in quotes. */
+static void put_case(const ep_usage_command *command, FILE *out)
+{
+    fprintf(out, "'%s%s%s'", command->parent != NULL ? command->parent : "", command->parent != NULL ? " " : "", command->name);
+}
+
+/* `case` of the verb and the word behind it: `then` is done where they are a verb of two words. */
+static void put_two_words(const ep_usage *usage, const char *next, const char *then, FILE *out)
+{
+    bool is_first = true;
+    for (size_t i = 0; i < usage->commands_count; i++) {
+        if (usage->commands[i].parent == NULL) {
+            continue;
+        }
+        if (is_first) {
+            fprintf(out, "    case \"$verb %s\" in\n    ", next);
+        } else {
+            fputc('|', out);
+        }
+        put_case(&usage->commands[i], out);
+        is_first = false;
+    }
+    if (!is_first) {
+        fprintf(out, ") %s ;;\n    esac\n", then);
+    }
+}
+
 static bool has_flag(const struct argp_option *option)
 {
     return option->name != NULL || ep_usage_letter(option) != 0;
@@ -136,9 +163,12 @@ static void bash(const ep_usage *usage, FILE *out)
     if (usage->commands_count > 0) {
         fputs("    if [ \"$COMP_CWORD\" -le 1 ]; then\n        COMPREPLY=($(compgen -W '", out);
         for (size_t i = 0; i < usage->commands_count; i++) {
-            fprintf(out, "%s ", usage->commands[i].name);
+            if (usage->commands[i].parent == NULL) {
+                fprintf(out, "%s ", usage->commands[i].name);
+            }
         }
         fputs("--help --version' -- \"$cur\"))\n        return\n    fi\n    verb=${COMP_WORDS[1]}\n", out);
+        put_two_words(usage, "${COMP_WORDS[2]}", "[ \"$COMP_CWORD\" -le 2 ] || verb=\"$verb ${COMP_WORDS[2]}\"", out);
     }
     fputs("    case $verb in\n", out);
     if (usage->commands_count == 0) {
@@ -147,7 +177,9 @@ static void bash(const ep_usage *usage, FILE *out)
         fputs("        ;;\n", out);
     }
     for (size_t i = 0; i < usage->commands_count; i++) {
-        fprintf(out, "    %s)\n", usage->commands[i].name);
+        fputs("    ", out);
+        put_case(&usage->commands[i], out);
+        fputs(")\n", out);
         bash_table(&w, usage->commands[i].argp);
         fputs("        ;;\n", out);
     }
@@ -234,14 +266,21 @@ static void zsh(const ep_usage *usage, FILE *out)
     } else {
         fputs("    local -a commands\n    commands=(\n", out);
         for (size_t i = 0; i < usage->commands_count; i++) {
+            if (usage->commands[i].parent != NULL) {
+                continue;
+            }
             fprintf(out, "        '%s:", usage->commands[i].name);
             put_quoted(usage->commands[i].help, false, out);
             fputs("'\n", out);
         }
         fputs("    )\n    if (( CURRENT == 2 )); then\n        _describe -t commands command commands\n        return\n    fi\n"
-              "    local verb=$words[2]\n    shift words\n    (( CURRENT-- ))\n    case $verb in\n", out);
+              "    local verb=$words[2]\n    shift words\n    (( CURRENT-- ))\n", out);
+        put_two_words(usage, "$words[2]", "(( CURRENT > 2 )) && { verb=\"$verb $words[2]\"; shift words; (( CURRENT-- )) }", out);
+        fputs("    case $verb in\n", out);
         for (size_t i = 0; i < usage->commands_count; i++) {
-            fprintf(out, "    %s)\n", usage->commands[i].name);
+            fputs("    ", out);
+            put_case(&usage->commands[i], out);
+            fputs(")\n", out);
             zsh_table(&w, usage->commands[i].argp);
             fputs("        ;;\n", out);
         }
@@ -257,7 +296,10 @@ static void zsh(const ep_usage *usage, FILE *out)
 static void fish_begin(writer *w)
 {
     fprintf(w->out, "complete -c %s", w->usage->program);
-    if (w->command != NULL) {
+    if (w->command != NULL && w->command->parent != NULL) {
+        fprintf(w->out, " -n '__fish_seen_subcommand_from %s; and __fish_seen_subcommand_from %s'", w->command->parent,
+                w->command->name);
+    } else if (w->command != NULL) {
         fprintf(w->out, " -n '__fish_seen_subcommand_from %s'", w->command->name);
     }
 }
@@ -315,6 +357,9 @@ static void fish(const ep_usage *usage, FILE *out)
         fish_table(&w, usage->argp);
     }
     for (size_t i = 0; i < usage->commands_count; i++) {
+        if (usage->commands[i].parent != NULL) {
+            continue;
+        }
         fprintf(out, "complete -c %s -n __fish_use_subcommand -a %s -d '", usage->program, usage->commands[i].name);
         put_quoted(usage->commands[i].help, false, out);
         fputs("'\n", out);

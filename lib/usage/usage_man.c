@@ -135,15 +135,28 @@ static void put_doc(const struct argp *argp, bool after, FILE *out)
     }
 }
 
-static void put_synopsis(const ep_usage *usage, const char *command, const struct argp *argp, FILE *out)
+/* "trace record". */
+static void put_command(const ep_usage_command *command, FILE *out)
+{
+    if (command->parent != NULL) {
+        ep_man_text(command->parent, out);
+        fputc(' ', out);
+    }
+    ep_man_text(command->name, out);
+}
+
+/* command: NULL for the program itself. */
+static void put_synopsis(const ep_usage *usage, const ep_usage_command *command, const struct argp *argp, FILE *out)
 {
     const char *line = argp->args_doc != NULL ? argp->args_doc : "";
     do {
         size_t bytes = strcspn(line, "\n");
         fputs(".br\n.B ", out);
         ep_man_text(usage->program, out);
-        fputc(' ', out);
-        ep_man_text(command, out);
+        if (command != NULL) {
+            fputc(' ', out);
+            put_command(command, out);
+        }
         fputs("\n[\\fIOPTION\\fR...]\n", out);
         if (bytes > 0) {
             put_text(line, bytes, out);
@@ -159,7 +172,7 @@ static void put_commands(const ep_usage *usage, FILE *out)
     for (size_t i = 0; i < usage->commands_count; i++) {
         const ep_usage_command *command = &usage->commands[i];
         fputs(".SS ", out);
-        ep_man_text(command->name, out);
+        put_command(command, out);
         fputc('\n', out);
         if (command->argp == NULL) {
             ep_man_text(command->help, out);
@@ -182,7 +195,7 @@ void ep_usage_print_man(const ep_usage *usage, FILE *out)
     fputc('\n', out);
     ep_man_section("SYNOPSIS", out);
     if (usage->argp != NULL) {
-        put_synopsis(usage, "", usage->argp, out);
+        put_synopsis(usage, NULL, usage->argp, out);
         ep_man_section("DESCRIPTION", out);
         put_doc(usage->argp, false, out);
         ep_man_section("OPTIONS", out);
@@ -191,7 +204,7 @@ void ep_usage_print_man(const ep_usage *usage, FILE *out)
     }
     for (size_t i = 0; i < usage->commands_count; i++) {
         if (usage->commands[i].argp != NULL) {
-            put_synopsis(usage, usage->commands[i].name, usage->commands[i].argp, out);
+            put_synopsis(usage, &usage->commands[i], usage->commands[i].argp, out);
         }
     }
     if (usage->commands_count > 0) {
