@@ -125,6 +125,24 @@ static ep_err read_all(const ep_safetensors *file, const char *path, ep_cli_batc
     return err == EP_OK ? read_mask(file, path, batch, out_error) : err;
 }
 
+/* A misspelt optional tensor would go unnoticed. */
+static void note_ignored(const ep_safetensors *file, ep_cli_batch *batch)
+{
+    static const char *const known[] = {"x", "expert_ids", "expert_scales", "logits", "x_scales", "active_mask"};
+    size_t used = 0;
+    for (size_t i = 0; i < ep_safetensors_count(file) && used < sizeof(batch->ignored); i++) {
+        const char *name = ep_safetensors_at(file, i)->name;
+        bool is_useless = strcmp(name, "x_scales") == 0 && batch->x_scales.rank == 0; /* x is no i8 */
+        size_t k = 0;
+        while (k < sizeof(known) / sizeof(known[0]) && strcmp(known[k], name) != 0) {
+            k++;
+        }
+        if (is_useless || k == sizeof(known) / sizeof(known[0])) {
+            used += (size_t)snprintf(batch->ignored + used, sizeof(batch->ignored) - used, "%s%s", used > 0 ? ", " : "", name);
+        }
+    }
+}
+
 ep_err ep_cli_batch_read(const char *path, ep_cli_batch *out_batch, ep_error *out_error)
 {
     ep_safetensors *file = NULL;
@@ -139,6 +157,7 @@ ep_err ep_cli_batch_read(const char *path, ep_cli_batch *out_batch, ep_error *ou
         return err;
     }
     err = read_all(file, path, &batch, out_error);
+    note_ignored(file, &batch);
     ep_safetensors_close(file);
     if (err != EP_OK) {
         ep_cli_batch_free(&batch);

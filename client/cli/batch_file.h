@@ -23,6 +23,7 @@ typedef struct ep_cli_batch {
     ep_tensor logits;      /* rank 0: absent */
     ep_tensor x_scales;    /* rank 0: absent */
     ep_tensor active_mask; /* rank 0: absent */
+    char ignored[256];     /* names of tensors that mean nothing here, ", " between them, cut when long; "" none */
 } ep_cli_batch;
 
 /* Errors: NOT_FOUND, BAD_FILE (file, tensor, shape, allowed), IO, NO_MEMORY. */

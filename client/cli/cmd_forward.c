@@ -336,6 +336,9 @@ static int run(int argc, char **argv)
         free(options.split);
         return ep_cli_fail(argv[0], &error);
     }
+    if (batch.ignored[0] != '\0') {
+        fprintf(stderr, "%s: %s: not used: %s\n", argv[0], options.layer.in, batch.ignored);
+    }
     int code = check_batch(argv[0], &options, &batch);
     if (code == EP_CLI_EXIT_OK) {
         err = run_file(&options, &batch, &totals, &error);

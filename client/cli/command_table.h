@@ -27,6 +27,8 @@ extern const ep_cli_command ep_cli_trace_command;
 extern const ep_cli_command ep_cli_drain;
 extern const ep_cli_command ep_cli_reload;
 extern const ep_cli_command ep_cli_config;
+extern const ep_cli_command ep_cli_doctor;
+extern const ep_cli_command ep_cli_top;
 
 /* NULL past the end. */
 const ep_cli_command *ep_cli_command_at(size_t index);

@@ -14,6 +14,9 @@
 
 #define PROGRAM "expertctl"
 #define NAME_BYTES 64
+#ifndef EP_BUILD_REVISION /* the build of the program sets it */
+#define EP_BUILD_REVISION "unknown"
+#endif
 
 static void print_help(FILE *out)
 {
@@ -72,7 +75,7 @@ static int run(int argc, char **argv)
         return EP_CLI_EXIT_USAGE;
     }
     if (strcmp(word, "--version") == 0 || strcmp(word, "-V") == 0) {
-        printf("%s %s\n", PROGRAM, ep_version());
+        printf("%s %s (%s)\n", PROGRAM, ep_version(), EP_BUILD_REVISION);
         return EP_CLI_EXIT_OK;
     }
     if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0 || strcmp(word, "-?") == 0 ||

@@ -9,12 +9,32 @@
 #include "hello_table.h"
 #include "wire/placement_codec.h"
 
+/* Says what a coordinator without a table waits for; else the error stays. */
+static void explain_silence(ep_cli_control *control, const char *url, ep_error *out_error)
+{
+    ProtobufCMessage *message = NULL;
+    if (ep_cli_control_ask_one(control, url, "expertd.v1.Coordinator", "ClusterStatus", &message, NULL) != EP_OK) {
+        return;
+    }
+    const Expertd__V1__ClusterStatusReply *cluster = (const Expertd__V1__ClusterStatusReply *)message;
+    if (cluster->epoch == NULL || cluster->epoch->number == 0) {
+        ep_error_set(out_error, EP_ERR_DEADLINE_EXCEEDED,
+                     "%s has no routing table yet: %zu nodes are here, and it waits until min_nodes %u have loaded%s%s", url,
+                     cluster->n_nodes, cluster->min_nodes, cluster->placement_error[0] != '\0' ? "; " : "",
+                     cluster->placement_error);
+    }
+    protobuf_c_message_free_unpacked(message, NULL);
+}
+
 static ep_err read_from_coordinator(ep_cli_control *control, const char *url, ep_routing_table **out_table,
                                     ep_error *out_error)
 {
     ProtobufCMessage *message = NULL;
     ep_err err =
         ep_cli_control_ask_one(control, url, "expertd.v1.Coordinator", "WatchPlacement", &message, out_error);
+    if (err == EP_ERR_DEADLINE_EXCEEDED) { /* a watch is silent until there is a table */
+        explain_silence(control, url, out_error);
+    }
     if (err != EP_OK) {
         return err;
     }

@@ -47,8 +47,12 @@ void ep_cli_cluster_check(const Expertd__V1__ClusterStatusReply *cluster, const 
                                (double)node->last_seen_ms / 1e3);
         }
     }
+    if (cluster->copy_error[0] != '\0') {
+        ep_cli_problem_add(out_problems, "%s", cluster->copy_error);
+    }
     if (table == NULL) {
-        ep_cli_problem_add(out_problems, "there is no routing table yet");
+        ep_cli_problem_add(out_problems, "there is no routing table yet: %zu nodes are here, min_nodes is %" PRIu32,
+                           cluster->n_nodes, cluster->min_nodes);
         return;
     }
     for (uint32_t l = 0; l < table->layers_count; l++) {
@@ -139,9 +143,11 @@ static bool print_json(const char *url, const Expertd__V1__ClusterStatusReply *c
                        const ep_routing_table *table, const ep_cli_problems *problems, FILE *out)
 {
     return ep_cli_json_print(
-        json_pack("{s:b, s:o, s:o, s:{s:I, s:I}, s:o, s:I, s:I, s:I, s:o, s:o}", "healthy",
+        json_pack("{s:b, s:o, s:o, s:o, s:o, s:o, s:I, s:{s:I, s:I}, s:o, s:I, s:I, s:I, s:o, s:o}", "healthy",
                   problems->count == 0, "problems", ep_cli_problems_json(problems), "coordinator",
-                  ep_cli_json_text(url), "epoch", "term",
+                  ep_cli_json_text(url), "store", ep_cli_json_text(cluster->store), "store_error",
+                  ep_cli_json_text(cluster->store_error), "placement_error", ep_cli_json_text(cluster->placement_error),
+                  "min_nodes", (json_int_t)cluster->min_nodes, "epoch", "term",
                   (json_int_t)(cluster->epoch != NULL ? cluster->epoch->term : 0), "number",
                   (json_int_t)(cluster->epoch != NULL ? cluster->epoch->number : 0), "policy",
                   ep_cli_json_text(cluster->policy), "copies", (json_int_t)cluster->copies, "watchers",
@@ -200,10 +206,10 @@ bool ep_cli_cluster_print(const char *url, const Expertd__V1__ClusterStatusReply
     }
     fprintf(out,
             "coordinator  %s\nepoch        %" PRIu64 "/%" PRIu64 "\npolicy       %s, %" PRIu32
-            " copies\nwatchers     %" PRIu64 "\nuptime       %.0f s\n\n",
+            " copies\nstate        %s\nwatchers     %" PRIu64 "\nuptime       %.0f s\n\n",
             url, cluster->epoch != NULL ? cluster->epoch->term : 0,
             cluster->epoch != NULL ? cluster->epoch->number : 0, cluster->policy, cluster->copies,
-            cluster->watchers, (double)cluster->uptime_us / 1e6);
+            cluster->store, cluster->watchers, (double)cluster->uptime_us / 1e6);
     bool good = print_nodes(cluster, out);
     fputc('\n', out);
     if (table != NULL) {

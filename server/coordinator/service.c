@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "common/version.h"
 #include "coordinator/drain_report.h"
 #include "coordinator/failpoint.h"
 #include "coordinator/table_keeper.h"
@@ -486,6 +487,9 @@ static bool reply_status(ep_coordinator_service *self, Expertd__V1__ClusterStatu
         reply.store = self->store != NULL ? self->store->place : "memory";
         reply.store_error = self->stats.store_error.text;
         reply.placement_error = (char *)(uintptr_t)ep_coordinator_state_placement_error(self->cluster)->text;
+        reply.min_nodes = self->config.min_nodes;
+        reply.copy_error = (char *)(uintptr_t)ep_coordinator_state_copy_error(self->cluster)->text;
+        reply.software = (char *)(uintptr_t)ep_version_software();
         closure(&reply, closure_data);
     }
     free(entries);

@@ -556,7 +556,7 @@ ep_err ep_coordinator_state_heartbeat(ep_coordinator_state *cluster, uint64_t no
         cluster_place(cluster);
     }
     /* A table takes nodes x experts x layers steps, and most heartbeats bring nothing for it. */
-    if (before != node->state || loaded_before != node->loaded_number || request->n_models > 0 || cluster->is_stale) {
+    if (before != node->state || loaded_before != node->loaded_number || was_leaving != node->is_leaving || request->n_models > 0 || cluster->is_stale) {
         cluster_publish(cluster);
     }
     return EP_OK;

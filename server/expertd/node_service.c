@@ -2,8 +2,10 @@
 /* The node's services: ExpertService and NodeInfo, and the models in Hello. */
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "base/clock.h"
+#include "common/version.h"
 #include "expertd/node_private.h"
 
 static void finish_no_memory(ep_rpc_call *call)
@@ -69,6 +71,36 @@ static bool fill_layers(const ep_node *node, Expertd__V1__NodeStatusReply *reply
     return true;
 }
 
+/* How near the node is to its limits. */
+static void fill_load(ep_node *node, Expertd__V1__NodeStatusReply *reply)
+{
+    ep_admission_stats admission;
+    ep_batcher_stats jobs;
+    ep_rpc_server_stats rpc;
+    ep_membership_view view = {.is_connected = true};
+    struct timespec now;
+    ep_admission_read_stats(node->admission, &admission);
+    ep_batcher_read_stats(node->batcher, &jobs);
+    ep_rpc_server_read_stats(node->server, &rpc);
+    if (node->membership != NULL) {
+        ep_membership_read(node->membership, &view);
+    }
+    clock_gettime(CLOCK_REALTIME, &now);
+    reply->tokens_in_flight = admission.tokens_used;
+    reply->inflight_tokens = node->config->inflight_tokens;
+    reply->spill_used_bytes = admission.spill_used_bytes;
+    reply->spill_bytes = node->config->spill_bytes;
+    reply->requests_refused = admission.refused_total;
+    for (int c = 0; c < EP_WORK_CLASSES; c++) {
+        reply->jobs_waiting += jobs.waiting[c];
+    }
+    reply->software = (char *)(uintptr_t)ep_version_software();
+    reply->clock_us = (uint64_t)now.tv_sec * 1000000u + (uint64_t)now.tv_nsec / 1000u;
+    reply->coordinator_lost = !view.is_connected;
+    reply->connections = rpc.connections;
+    reply->connections_max = node->config->service.limits.connections_max;
+}
+
 static void service_node_status(Expertd__V1__NodeInfo_Service *service, const Expertd__V1__Empty *input,
                                 Expertd__V1__NodeStatusReply_Closure closure, void *closure_data)
 {
@@ -95,6 +127,9 @@ static void service_node_status(Expertd__V1__NodeInfo_Service *service, const Ex
     reply.weight_bytes = weights.resident_bytes;
     reply.uptime_us = (ep_clock_now_ns() - node->started_ns) / EP_NS_PER_US;
     reply.last_error = weights.last_error;
+    reply.experts_failed = weights.failed_count;
+    reply.experts_pending = weights.pending_count;
+    fill_load(node, &reply);
     if (fill_layers(node, &reply, &layers)) {
         closure(&reply, closure_data);
         ep_rpc_call_finish(closure_data, EP_OK, NULL);

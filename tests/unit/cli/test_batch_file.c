@@ -42,12 +42,16 @@ Test(batch_file, reads_all_tensors_and_cuts_them)
         {"expert_ids", ep_tensor_2d(ids_data, EP_DTYPE_I32, 6, 2)},
         {"expert_scales", ep_tensor_2d(scales_data, EP_DTYPE_F32, 6, 2)},
         {"active_mask", ep_tensor_1d(mask_data, EP_DTYPE_BOOL, 6)},
+        {"activ_mask", ep_tensor_1d(mask_data, EP_DTYPE_BOOL, 6)},
+        {"x_scales", ep_tensor_1d(scales_data, EP_DTYPE_F32, 6)},
     };
-    write_batch(path, tensors, 4);
+    write_batch(path, tensors, 6);
     cr_assert_eq(ep_cli_batch_read(path, &batch, &error), EP_OK, "%s", error.text);
     cr_assert(batch.tokens == 6 && batch.hidden == 4 && batch.top_k == 2);
     cr_assert_eq(batch.active_mask.rank, 1);
     cr_assert_eq(batch.x_scales.rank, 0);
+    cr_assert(strstr(batch.ignored, "activ_mask") != NULL && strstr(batch.ignored, "x_scales") != NULL, "%s", batch.ignored);
+    cr_assert_null(strstr(batch.ignored, "expert_ids"), "%s", batch.ignored);
     ep_tensor part = ep_cli_tensor_rows(&batch.x, 3, 2);
     cr_assert(part.shape[0] == 2 && part.shape[1] == 4);
     cr_assert_eq(((uint16_t *)part.data)[0], 12);

@@ -40,7 +40,7 @@ Test(program, wrong_command_lines, .init = make_dir, .fini = remove_dir)
         {{NULL}, 2, "expertctl: no command given; see expertctl --help"},
         {{"fly", NULL},
          2,
-         "expertctl: there is no command 'fly', allowed: status table stats forward generate bench rpc frame trace drain reload config completion help"},
+         "expertctl: there is no command 'fly', allowed: status table stats forward generate bench rpc frame trace doctor top drain reload config completion help"},
         {{"help", "fly", NULL}, 2, "there is no command 'fly'"},
         {{"status", "now", NULL}, 2, "expertctl status: unexpected argument 'now', allowed: options only"},
         {{"status", "--nope", NULL}, 2, "--nope"},
@@ -64,6 +64,9 @@ Test(program, wrong_command_lines, .init = make_dir, .fini = remove_dir)
         {{"drain", "--wait", "--undo", "--admin", "tcp://h:1", NULL}, 2, "--wait and --undo are both given"},
         {{"drain", "--timeout", "2x", NULL}, 2, "--timeout is '2x', allowed: a number 0.001..86400 of seconds"},
         {{"reload", "--admin", "h:1", NULL}, 2, "--admin is 'h:1', allowed: tcp://host:port"},
+        {{"top", "--interval", "0", NULL}, 2, "--interval is '0', allowed: a number 0.1..3600 of seconds"},
+        {{"top", "-n", "65", NULL}, 2, "--hottest is '65', allowed: a whole number 1..64"},
+        {{"doctor", "now", NULL}, 2, "expertctl doctor: unexpected argument 'now'"},
         {{"config", NULL}, 2, "expertctl config: --admin is missing"},
         {{"status", "--token-file", "/nonexistent", NULL},
          2,
@@ -211,7 +214,7 @@ Test(program, a_token_others_can_read_is_refused, .init = make_dir, .fini = remo
 
 Test(program, help_has_examples_and_exit_codes, .init = make_dir, .fini = remove_dir)
 {
-    static const char *const verbs[] = {"status", "table", "forward", "generate", "bench", "rpc"};
+    static const char *const verbs[] = {"status", "table", "forward", "generate", "bench", "rpc", "doctor", "top", "drain", "reload", "config"};
     char *text = NULL;
     const char *const all[] = {"--help", NULL};
     cr_assert_eq(run(&text, NULL, all), 0);

@@ -165,10 +165,11 @@ Test(status, before_the_first_node_and_table)
 {
     static ep_cli_problems problems;
     Expertd__V1__ClusterStatusReply reply = EXPERTD__V1__CLUSTER_STATUS_REPLY__INIT;
+    reply.min_nodes = 3;
     ep_cli_cluster_check(&reply, NULL, &problems);
     cr_assert_eq(problems.count, 2);
     cr_assert_str_eq(problems.texts[0], "no node has registered");
-    cr_assert_str_eq(problems.texts[1], "there is no routing table yet");
+    cr_assert_str_eq(problems.texts[1], "there is no routing table yet: 0 nodes are here, min_nodes is 3");
 }
 
 Test(status, what_the_coordinator_itself_cannot_do)
@@ -179,8 +180,10 @@ Test(status, what_the_coordinator_itself_cannot_do)
     f.reply.copies = 1;
     f.reply.store_error = (char *)(uintptr_t) "disk full";
     f.reply.placement_error = (char *)(uintptr_t) "no node can take it";
+    f.reply.copy_error = (char *)(uintptr_t) "SHA-256 differs";
     ep_cli_cluster_check(&f.reply, f.table, &problems);
-    cr_assert_eq(problems.count, 2);
+    cr_assert_eq(problems.count, 3);
+    cr_assert_str_eq(problems.texts[2], "SHA-256 differs");
     cr_assert_str_eq(problems.texts[0], "the coordinator cannot write its state, new tables wait: disk full");
     cr_assert_str_eq(problems.texts[1], "placement: no node can take it");
     ep_routing_table_unref(f.table);

@@ -1,0 +1,232 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* expertctl doctor: gathers what can be known of the service from here, and says what is wrong and what to do. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "arguments.h"
+#include "command_table.h"
+#include "doctor_config.h"
+#include "exit_code.h"
+#include "observe/trace.h"
+#include "output.h"
+#include "placement.h"
+#include "port_look.h"
+
+#define LOOK_MS 2000
+#define FILES_MAX 16
+
+enum { KEY_CONFIG = 0x200, KEY_PROGRAM };
+
+typedef struct doctor_options {
+    ep_cli_connect connect;
+    ep_cli_format format;
+    const char *files[FILES_MAX];
+    size_t files_count;
+    const char *program; /* NULL: by the file's name */
+} doctor_options;
+
+static error_t parse(int key, char *arg, struct argp_state *state)
+{
+    doctor_options *options = state->input;
+    switch (key) {
+    case ARGP_KEY_INIT:
+        state->child_inputs[0] = &options->connect;
+        state->child_inputs[1] = &options->format;
+        return 0;
+    case KEY_CONFIG:
+        if (options->files_count == FILES_MAX) {
+            argp_error(state, "--config is given more than %d times, allowed: 1..%d", FILES_MAX, FILES_MAX);
+        }
+        options->files[options->files_count++] = arg;
+        return 0;
+    case KEY_PROGRAM:
+        options->program = arg;
+        return 0;
+    case ARGP_KEY_ARG:
+        return ep_cli_arg_unexpected(state, arg);
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static const struct argp_option option_list[] = {
+    {"config", KEY_CONFIG, "FILE", 0,
+     "Also check this configuration file of a daemon on this host, and open the checkpoints it names; may be repeated", 1},
+    {"program", KEY_PROGRAM, "PATH", 0,
+     "The daemon whose file it is (default: expertd-coordinator for files named coordinator*, else expertd)", 1},
+    {0},
+};
+static const struct argp_child children[] = {{&ep_cli_connect_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {0}};
+static const struct argp argp = {
+    option_list,
+    parse,
+    NULL,
+    "Looks for what is wrong with the service and says what to do, one finding a line. Exit code 0 when nothing is wrong "
+    "(information may be printed), 1 when there are warnings or errors, also when nobody answers."
+    "\vChecked are: that coordinator and nodes answer, and what stands there otherwise (another kind of port, TLS or not, tokens); that "
+    "there is a routing table with every copy that is wanted; nodes that are silent, draining, degraded or loading for long; experts that "
+    "could not be loaded; budgets that are nearly used up; versions, numerics ids, clocks and epochs that differ; doors that are "
+    "open to anybody; and whether token batches can be traced from this host.\n\n"
+    "Examples:\n"
+    "  expertctl doctor\n"
+    "  expertctl doctor --node tcp://10.0.0.7:7420 -o json\n"
+    "  expertctl doctor --config /etc/expertd/expertd.yaml\n\n" EP_CLI_EXIT_HELP,
+    children,
+    NULL,
+    NULL};
+
+typedef struct gathered {
+    ep_doctor_facts facts;
+    ProtobufCMessage *cluster;
+    ep_routing_table *table;
+    ep_cli_node_list nodes;
+    ep_doctor_port *ports;
+} gathered;
+
+static bool is_worth_a_look(const ep_error *error)
+{
+    return error->code != EP_ERR_UNIMPLEMENTED && error->code != EP_ERR_PERMISSION_DENIED;
+}
+
+static ep_err ask_coordinator(ep_cli_control *control, const ep_cli_connect *connect, gathered *g, ep_error *out_error)
+{
+    const char *url = connect->coordinator_url;
+    ep_error ignored;
+    g->facts.coordinator_url = url;
+    if (ep_cli_control_ask_one(control, url, "expertd.v1.Coordinator", "ClusterStatus", &g->cluster,
+                               &g->facts.coordinator_error) != EP_OK) {
+        g->facts.coordinator_port = is_worth_a_look(&g->facts.coordinator_error) ? ep_cli_port_look(url, LOOK_MS)
+                                                                               : EP_DOCTOR_PORT_UNKNOWN;
+        return EP_OK;
+    }
+    g->facts.cluster = (const Expertd__V1__ClusterStatusReply *)g->cluster;
+    if (g->facts.cluster->epoch != NULL && g->facts.cluster->epoch->number > 0 &&
+        ep_cli_placement_read(control, connect, &g->table, &ignored) == EP_OK) {
+        g->facts.table = g->table;
+    }
+    return ep_cli_node_list_from_cluster(g->facts.cluster, &g->nodes, out_error);
+}
+
+static ep_err ask_nodes(ep_cli_control *control, const ep_cli_connect *connect, gathered *g, ep_error *out_error)
+{
+    struct timespec now;
+    g->ports = calloc(g->nodes.count + 1, sizeof(*g->ports));
+    if (g->ports == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for %zu nodes", g->nodes.count);
+    }
+    ep_cli_node_list_ask(control, &g->nodes, connect->timeout_us);
+    clock_gettime(CLOCK_REALTIME, &now);
+    g->facts.clock_us = (uint64_t)now.tv_sec * 1000000u + (uint64_t)now.tv_nsec / 1000u;
+    for (size_t i = 0; i < g->nodes.count; i++) {
+        if (g->nodes.nodes[i].status == NULL && is_worth_a_look(&g->nodes.nodes[i].error)) {
+            g->ports[i] = ep_cli_port_look(g->nodes.nodes[i].url, LOOK_MS);
+        }
+    }
+    g->facts.nodes = &g->nodes;
+    g->facts.node_ports = g->ports;
+    return EP_OK;
+}
+
+static bool is_on_path(const char *name)
+{
+    const char *path = getenv("PATH");
+    char file[4096];
+    while (path != NULL && *path != '\0') {
+        int bytes = (int)strcspn(path, ":");
+        snprintf(file, sizeof(file), "%.*s/%s", bytes, path, name);
+        if (access(file, X_OK) == 0) {
+            return true;
+        }
+        path += bytes + (path[bytes] == ':');
+    }
+    return false;
+}
+
+static ep_err gather(const doctor_options *options, gathered *g, ep_error *out_error)
+{
+    ep_cli_control *control = NULL;
+    const ep_cli_connect *connect = &options->connect;
+    ep_error_clear(&g->facts.coordinator_error);
+    g->facts.has_token = connect->token_file != NULL;
+    g->facts.has_trace_library = ep_trace_load(NULL);
+    g->facts.has_lttng = is_on_path("lttng-sessiond");
+    ep_err err = ep_cli_control_open(connect, &control, out_error);
+    if (err == EP_OK && connect->coordinator_url != NULL) {
+        err = ask_coordinator(control, connect, g, out_error);
+    } else if (err == EP_OK) {
+        err = ep_cli_node_list_from_urls(connect->node_urls, connect->node_urls_count, &g->nodes, out_error);
+    }
+    err = err != EP_OK ? err : ask_nodes(control, connect, g, out_error);
+    ep_cli_control_close(control);
+    return err;
+}
+
+static void gathered_fini(gathered *g)
+{
+    if (g->cluster != NULL) {
+        protobuf_c_message_free_unpacked(g->cluster, NULL);
+    }
+    ep_routing_table_unref(g->table);
+    ep_cli_node_list_free(&g->nodes);
+    free(g->ports);
+}
+
+static bool print_json(const ep_doctor_findings *findings)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; i < findings->count; i++) {
+        const ep_doctor_finding *finding = &findings->list[i];
+        json_array_append_new(list, json_pack("{s:s, s:s, s:o, s:o}", "severity", ep_doctor_severity_words[finding->severity], "code",
+                                              finding->code, "text", ep_cli_json_text(finding->text), "advice",
+                                              ep_cli_json_text(finding->advice)));
+    }
+    return ep_cli_json_print(json_pack("{s:b, s:o, s:I}", "healthy", !ep_doctor_is_ill(findings), "findings", list, "dropped",
+                                       (json_int_t)findings->dropped),
+                             stdout);
+}
+
+static bool print_lines(const ep_doctor_findings *findings)
+{
+    for (int severity = EP_DOCTOR_ERROR; severity >= EP_DOCTOR_INFO; severity--) {
+        for (size_t i = 0; i < findings->count; i++) {
+            const ep_doctor_finding *finding = &findings->list[i];
+            if ((int)finding->severity == severity) {
+                printf("%-7s  %s%s%s\n", ep_doctor_severity_words[severity], finding->text, finding->advice[0] != '\0' ? ". Do: " : "",
+                       finding->advice);
+            }
+        }
+    }
+    if (findings->dropped > 0) {
+        printf("%zu findings more\n", findings->dropped);
+    }
+    if (!ep_doctor_is_ill(findings)) {
+        printf("healthy\n");
+    }
+    return ferror(stdout) == 0;
+}
+
+static int run(int argc, char **argv)
+{
+    static doctor_options options;
+    static ep_doctor_findings findings;
+    gathered g = {.cluster = NULL};
+    ep_error error;
+    ep_cli_connect_init(&options.connect);
+    argp_parse(&argp, argc, argv, 0, NULL, &options);
+    for (size_t i = 0; i < options.files_count; i++) {
+        ep_doctor_check_config(options.files[i], options.program, &findings);
+    }
+    if (gather(&options, &g, &error) != EP_OK) {
+        gathered_fini(&g);
+        return ep_cli_fail(argv[0], &error);
+    }
+    ep_doctor_examine(&g.facts, &findings);
+    bool good = options.format == EP_CLI_JSON ? print_json(&findings) : print_lines(&findings);
+    gathered_fini(&g);
+    return good && !ep_doctor_is_ill(&findings) ? EP_CLI_EXIT_OK : EP_CLI_EXIT_FAILED;
+}
+
+const ep_cli_command ep_cli_doctor = {"doctor", "what is wrong with the service, and what to do", &argp, run};

@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What is wrong with a service, and what to do: facts in, findings out. Pure; the facts are gathered in cmd_doctor.c.
+ */
+#ifndef EP_CLI_DOCTOR_H
+#define EP_CLI_DOCTOR_H
+
+#include "node_list.h"
+
+#define EP_DOCTOR_FINDINGS_MAX 256
+
+typedef enum ep_doctor_severity { EP_DOCTOR_INFO, EP_DOCTOR_WARN, EP_DOCTOR_ERROR } ep_doctor_severity;
+extern const char *const ep_doctor_severity_words[]; /* as the enum */
+
+/* What a raw look at a port found, where the protocol got no answer. */
+typedef enum ep_doctor_port {
+    EP_DOCTOR_PORT_UNKNOWN, /* not looked at */
+    EP_DOCTOR_PORT_CLOSED,  /* nobody accepts connections */
+    EP_DOCTOR_PORT_HTTP,
+    EP_DOCTOR_PORT_TLS,
+    EP_DOCTOR_PORT_OTHER /* something that speaks neither */
+} ep_doctor_port;
+
+typedef struct ep_doctor_facts {
+    const char *coordinator_url;                     /* NULL: only nodes are asked */
+    ep_error coordinator_error;                      /* code EP_OK: it answered */
+    ep_doctor_port coordinator_port;
+    const Expertd__V1__ClusterStatusReply *cluster;  /* NULL: no answer */
+    const ep_routing_table *table;                   /* NULL: none */
+    const ep_cli_node_list *nodes;
+    const ep_doctor_port *node_ports; /* [nodes->count] */
+    bool has_token;                   /* we show one */
+    uint64_t clock_us;                /* our wall clock when the nodes answered */
+    bool has_trace_library;
+    bool has_lttng;
+} ep_doctor_facts;
+
+typedef struct ep_doctor_finding {
+    ep_doctor_severity severity;
+    const char *code; /* stable word for programs */
+    char text[EP_ERROR_TEXT_BYTES + 256];
+    char advice[320];
+} ep_doctor_finding;
+
+typedef struct ep_doctor_findings {
+    size_t count;   /* kept */
+    size_t dropped; /* beyond EP_DOCTOR_FINDINGS_MAX */
+    ep_doctor_finding list[EP_DOCTOR_FINDINGS_MAX];
+} ep_doctor_findings;
+
+/* advice "" none. Returns the place, for ep_doctor_advise; NULL when full. */
+ep_doctor_finding *ep_doctor_add(ep_doctor_findings *findings, ep_doctor_severity severity, const char *code, const char *advice,
+                                 const char *format, ...) __attribute__((format(printf, 5, 6)));
+/* Appends what the facts say. */
+void ep_doctor_examine(const ep_doctor_facts *facts, ep_doctor_findings *io_findings);
+/* True when a finding is more than information. */
+bool ep_doctor_is_ill(const ep_doctor_findings *findings);
+
+#endif

@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "doctor_config.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "model/model.h"
+
+#define OUTPUT_BYTES (256u << 10)
+#define PATH_BYTES 4097
+
+/* Runs a program and keeps what it prints; its exit code, or -1. */
+static int run(const char *program, const char *file, const char *flag, char *out_text, size_t bytes)
+{
+    char config[PATH_BYTES + 16];
+    int ends[2];
+    pid_t pid = 0;
+    int status = 0;
+    size_t used = 0;
+    posix_spawn_file_actions_t actions;
+    snprintf(config, sizeof(config), "--config=%s", file);
+    char *argv[] = {(char *)(uintptr_t)program, config, (char *)(uintptr_t)flag, NULL};
+    out_text[0] = '\0';
+    if (pipe2(ends, O_CLOEXEC) != 0) {
+        return -1;
+    }
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
+    posix_spawn_file_actions_adddup2(&actions, ends[1], STDERR_FILENO);
+    int failed = posix_spawnp(&pid, program, &actions, NULL, argv, environ);
+    posix_spawn_file_actions_destroy(&actions);
+    close(ends[1]);
+    while (failed == 0) {
+        char rest[4096];
+        bool is_full = used + 1 >= bytes;
+        ssize_t got = is_full ? read(ends[0], rest, sizeof(rest)) : read(ends[0], out_text + used, bytes - 1 - used);
+        if (got < 0 && errno == EINTR) {
+            continue;
+        }
+        if (got <= 0) {
+            break;
+        }
+        used += is_full ? 0 : (size_t)got;
+    }
+    close(ends[0]);
+    out_text[used] = '\0';
+    while (failed == 0 && waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+    }
+    return failed == 0 && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static void choose_program(const char *file, const char *program, char *out_path, size_t bytes)
+{
+    const char *base = strrchr(file, '/');
+    base = base != NULL ? base + 1 : file;
+    const char *name = strncmp(base, "coordinator", 11) == 0 ? "expertd-coordinator" : "expertd";
+    ssize_t n = program == NULL ? readlink("/proc/self/exe", out_path, bytes - 1) : -1;
+    out_path[n > 0 ? n : 0] = '\0';
+    char *slash = strrchr(out_path, '/');
+    if (slash != NULL && (size_t)(slash + 1 - out_path) + strlen(name) < bytes) {
+        strcpy(slash + 1, name);
+        if (access(out_path, X_OK) == 0) {
+            return;
+        }
+    }
+    snprintf(out_path, bytes, "%s", program != NULL ? program : name);
+}
+
+/* Text in double quotes as --print-config writes it. */
+static void unquote(const char *from, const char *end, char *out, size_t bytes)
+{
+    size_t used = 0;
+    from += from < end && *from == '"';
+    for (; from < end && *from != '"' && used + 1 < bytes; from++) {
+        from += *from == '\\' && from + 1 < end;
+        out[used++] = *from;
+    }
+    out[used] = '\0';
+}
+
+bool ep_doctor_next_model_path(const char **io_at, char *out_path, size_t bytes)
+{
+    static const char key[] = "path: ";
+    const char *at = *io_at;
+    if (strncmp(at, "models:", 7) != 0) {
+        const char *block = strstr(at, "\nmodels:");
+        at = at[0] == ' ' ? at : block != NULL ? block + 1 : at + strlen(at);
+    }
+    for (bool is_head = at[0] != ' '; at[0] == ' ' || is_head; is_head = false) {
+        const char *end = strchr(at, '\n');
+        end = end != NULL ? end : at + strlen(at);
+        const char *word = at + strspn(at, " -");
+        at = *end != '\0' ? end + 1 : end;
+        if (strncmp(word, key, sizeof(key) - 1) == 0) {
+            unquote(word + sizeof(key) - 1, end, out_path, bytes);
+            *io_at = at;
+            return true;
+        }
+        if (*at == '\0') {
+            break;
+        }
+    }
+    return false;
+}
+
+static void open_checkpoint(const char *path, ep_doctor_findings *io_findings)
+{
+    ep_checkpoint *checkpoint = NULL;
+    ep_error error;
+    if (ep_checkpoint_open(path, &checkpoint, &error) != EP_OK) {
+        ep_doctor_add(io_findings, EP_DOCTOR_ERROR, "checkpoint", "copy the checkpoint again, or correct the model's path", "%s",
+                      error.text);
+    } else {
+        ep_doctor_add(io_findings, EP_DOCTOR_INFO, "checkpoint", "", "%s can be opened: version %s, %u MoE layers", path,
+                      ep_checkpoint_info(checkpoint)->version, ep_checkpoint_info(checkpoint)->moe_layers_count);
+    }
+    ep_checkpoint_close(checkpoint);
+}
+
+void ep_doctor_check_config(const char *file, const char *program, ep_doctor_findings *io_findings)
+{
+    char path[PATH_BYTES];
+    char *text = malloc(OUTPUT_BYTES);
+    if (text == NULL) {
+        ep_doctor_add(io_findings, EP_DOCTOR_ERROR, "config", "", "no memory to check %s", file);
+        return;
+    }
+    choose_program(file, program, path, sizeof(path));
+    int code = run(path, file, "--check-config", text, OUTPUT_BYTES);
+    text[strcspn(text, "\n")] = '\0';
+    if (code < 0 || code == 127) {
+        ep_doctor_add(io_findings, EP_DOCTOR_ERROR, "config", "name the daemon with --program", "%s cannot be checked: %s cannot be run",
+                      file, path);
+    } else if (code != 0) {
+        ep_doctor_add(io_findings, EP_DOCTOR_ERROR, "config", "correct the file; man expertd.yaml explains each key", "%s", text);
+    }
+    if (code == 0 && run(path, file, "--print-config", text, OUTPUT_BYTES) == 0) {
+        const char *at = text;
+        while (ep_doctor_next_model_path(&at, path, sizeof(path))) {
+            open_checkpoint(path, io_findings);
+        }
+    }
+    free(text);
+}

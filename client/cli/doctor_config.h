@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A look at a configuration file and at the checkpoints that it names, on this host. */
+#ifndef EP_CLI_DOCTOR_CONFIG_H
+#define EP_CLI_DOCTOR_CONFIG_H
+
+#include "doctor.h"
+
+/*
+ * program: the daemon whose file it is, run with --check-config and --print-config; NULL: expertd-coordinator for a file whose name begins
+ * with "coordinator", else expertd; beside this program, else on the PATH.
+ */
+void ep_doctor_check_config(const char *file, const char *program, ep_doctor_findings *io_findings);
+
+/* The next model's path in the output of --print-config, from *io_at on; false: no more. Pure. */
+bool ep_doctor_next_model_path(const char **io_at, char *out_path, size_t bytes);
+
+#endif

@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* doctor, top and stats against real processes: a healthy service, wrong addresses, a lost coordinator, a broken checkpoint. */
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "admin_ctl.h"
+#include "base/clock.h"
+
+static fault_fixture f;
+
+static void as_tcp(const char *url, char out_url[EP_TEST_PATH_BYTES])
+{
+    snprintf(out_url, EP_TEST_PATH_BYTES, "tcp://%s", strstr(url, "://") + 3);
+}
+
+static void ask_doctor(void)
+{
+    char probes[EP_TEST_PATH_BYTES];
+    const char *coordinator = f.cluster.coordinator.rpc_url;
+    as_tcp(f.cluster.coordinator.probe_url, probes);
+    ADMIN_CTL(&f.cluster, 0, "healthy", "doctor", "--coordinator", coordinator);
+    ADMIN_CTL(&f.cluster, 0, "healthy", "doctor", "--node", f.cluster.nodes[0].rpc_url, "--node", f.cluster.nodes[1].rpc_url);
+    ADMIN_CTL(&f.cluster, 1, "is a node, not a coordinator", "doctor", "--coordinator", f.cluster.nodes[0].rpc_url);
+    ADMIN_CTL(&f.cluster, 1, "is a coordinator, not a node", "doctor", "--node", coordinator);
+    ADMIN_CTL(&f.cluster, 1, "speaks HTTP: it is a probe port", "doctor", "--timeout", "3s", "--coordinator", probes);
+    ADMIN_CTL(&f.cluster, 1, "admin_listen takes operators only", "doctor", "--coordinator", f.cluster.coordinator.admin_url);
+    ADMIN_CTL(&f.cluster, 1, "nobody listens at tcp://127.0.0.1:1", "doctor", "--timeout", "3s", "--coordinator",
+              "tcp://127.0.0.1:1");
+    ADMIN_CTL(&f.cluster, 0, "drain", "drain", "node1", "--wait", "--timeout", "60s", "--admin", f.cluster.coordinator.admin_url);
+    ADMIN_CTL(&f.cluster, 1, "\"node-drained\"", "doctor", "-o", "json", "--coordinator", coordinator);
+    ADMIN_CTL(&f.cluster, 0, NULL, "drain", "node1", "--undo", "--admin", f.cluster.coordinator.admin_url);
+    admin_wait_node(&f.cluster, 1, "serving", true);
+}
+
+static void check_files(void)
+{
+    char path[EP_TEST_PATH_BYTES + 32];
+    char text[2 * EP_TEST_PATH_BYTES];
+    const char *coordinator = f.cluster.coordinator.rpc_url;
+    snprintf(path, sizeof(path), "%s/node.yaml", f.cluster.dir);
+    snprintf(text, sizeof(text), "models:\n  - name: demo\n    path: %s\n", f.model_path);
+    EP_TEST_CHECK(ep_test_write_file(path, text, 0600), "%s", path);
+    ADMIN_CTL(&f.cluster, 0, "can be opened: version ", "doctor", "--config", path, "--program", ep_test_expertd, "--coordinator",
+              coordinator);
+    snprintf(text, sizeof(text), "%s/model.safetensors", f.model_path);
+    EP_TEST_CHECK(truncate(text, 100) == 0, "%s", text); /* the nodes have read what they need */
+    ADMIN_CTL(&f.cluster, 1, "copy the checkpoint again", "doctor", "--config", path, "--program", ep_test_expertd, "--coordinator",
+              coordinator);
+    EP_TEST_CHECK(ep_test_write_file(path, "drain_ms: soon\n", 0600), "%s", path);
+    ADMIN_CTL(&f.cluster, 1, "drain_ms: 'soon' is not a whole number", "doctor", "--config", path, "--program", ep_test_expertd,
+              "--coordinator", coordinator);
+}
+
+static void wait_output(const ep_test_process *process, const char *text)
+{
+    uint64_t end_ns = ep_clock_now_ns() + EP_TEST_PATIENCE_MS * EP_NS_PER_MS;
+    for (;;) {
+        char *output = ep_test_process_output(process);
+        bool found = output != NULL && strstr(output, text) != NULL;
+        EP_TEST_CHECK(found || ep_clock_now_ns() < end_ns, "top never said '%s': %s", text, output);
+        free(output);
+        if (found) {
+            return;
+        }
+        usleep(50000);
+    }
+}
+
+/* The coordinator goes, top stays; ^C is a good end. */
+static void lose_coordinator(void)
+{
+    ep_test_process top = {0};
+    const char *const args[] = {"top", "--interval", "200ms", "--timeout", "2s", "--coordinator", f.cluster.coordinator.rpc_url, NULL};
+    EP_TEST_CHECK(ep_test_process_start(&top, f.cluster.dir, "top", ep_test_expertctl, args, NULL, false), "top does not start");
+    wait_output(&top, "node1  serving");
+    ep_test_process_stop(&f.cluster.coordinator, SIGKILL, EP_TEST_PATIENCE_MS);
+    wait_output(&top, "coordinator lost, going on with the nodes");
+    int code = ep_test_process_stop(&top, SIGINT, EP_TEST_PATIENCE_MS);
+    EP_TEST_CHECK(code == 0, "top ended with %d", code);
+    ep_test_process_destroy(&top);
+    ADMIN_CTL(&f.cluster, 1, "has no connection to its coordinator", "doctor", "--node", f.cluster.nodes[0].rpc_url);
+}
+
+int main(void)
+{
+    ep_test_load_counts counts;
+    const ep_test_cluster_options options = {.nodes_count = 2, .copies = 1};
+    fault_fixture_init_options(&f, &options);
+    admin_wait_node(&f.cluster, 0, "serving", true);
+    admin_wait_node(&f.cluster, 1, "serving", true);
+    ep_test_load *load = fault_load(&f, f.all, 16, 0, NULL, NULL);
+    ep_test_load_wait_succeeded(load, 100);
+    ADMIN_CTL(&f.cluster, 0, "HOTTEST LAYERS", "top", "--once", "--interval", "300ms", "--coordinator", f.cluster.coordinator.rpc_url);
+    ADMIN_CTL(&f.cluster, 0, "demo", "stats", "--coordinator", f.cluster.coordinator.rpc_url);
+    ADMIN_CTL(&f.cluster, 0, "state        memory", "status", "--coordinator", f.cluster.coordinator.rpc_url);
+    ep_test_load_stop(load, &counts);
+    EP_TEST_CHECK(counts.failed == 0, "%llu calls failed", (unsigned long long)counts.failed);
+    ask_doctor();
+    check_files();
+    lose_coordinator();
+    fault_fixture_fini(&f);
+    return 0;
+}

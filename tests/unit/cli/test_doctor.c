@@ -1,0 +1,325 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Each finding of expertctl doctor: made by the facts that call for it, and by nothing else. */
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/doctor.h"
+#include "cli/doctor_config.h"
+
+#define NODES 2
+
+typedef struct fixture {
+    ep_doctor_facts facts;
+    Expertd__V1__ClusterStatusReply cluster;
+    Expertd__V1__Epoch epoch;
+    Expertd__V1__Epoch node_epoch[NODES];
+    Expertd__V1__NodeEntry entries[NODES];
+    Expertd__V1__NodeEntry *entry_list[NODES];
+    Expertd__V1__NodeStatusReply status[NODES];
+    ep_cli_node nodes[NODES];
+    ep_cli_node_list list;
+    ep_doctor_port ports[NODES];
+    ep_routing_table *table;
+} fixture;
+
+static fixture f;
+static ep_doctor_findings findings;
+
+static char *text_of(const char *text)
+{
+    return (char *)(uintptr_t)text;
+}
+
+static void make_table(void)
+{
+    const ep_layer_shape shape = {.layer = 4, .hidden = 8, .inner = 8, .experts = 3, .top_k = 2};
+    cr_assert_eq(ep_routing_table_create(NODES, 2, 1, &f.table), EP_OK);
+    cr_assert_eq(ep_routing_table_model_init(f.table, 0, "demo", "v1", 2), EP_OK);
+    cr_assert_eq(ep_routing_table_model_init(f.table, 1, "other", "v2", 1), EP_OK);
+    strcpy(f.table->models[0].numerics[0], "portable");
+    strcpy(f.table->models[0].numerics[1], "avx2");
+    f.table->models[0].numerics_count = 1;
+    strcpy(f.table->policy, "uniform");
+    cr_assert_eq(ep_routing_table_layer_init(f.table, 0, 0, &shape, 6), EP_OK);
+    memcpy(f.table->layers[0].offsets, (uint32_t[]){0, 2, 4, 6}, 4 * sizeof(uint32_t));
+    memcpy(f.table->layers[0].copies, (uint32_t[]){0, 1, 0, 1, 0, 1}, 6 * sizeof(uint32_t));
+}
+
+/* A service without a fault. */
+static void setup(void)
+{
+    static char *const names[NODES] = {"a", "b"};
+    static char *const urls[NODES] = {"tcp://127.0.0.1:1", "tcp://127.0.0.1:2"};
+    memset(&f, 0, sizeof(f));
+    memset(&findings, 0, sizeof(findings));
+    expertd__v1__cluster_status_reply__init(&f.cluster);
+    expertd__v1__epoch__init(&f.epoch);
+    f.epoch.term = 7;
+    f.epoch.number = 2;
+    f.cluster.epoch = &f.epoch;
+    f.cluster.copies = 2;
+    f.cluster.min_nodes = NODES;
+    f.cluster.software = text_of("expertd 1");
+    for (int i = 0; i < NODES; i++) {
+        expertd__v1__node_entry__init(&f.entries[i]);
+        f.entries[i].name = names[i];
+        f.entries[i].url = urls[i];
+        f.entries[i].state = text_of("serving");
+        f.entry_list[i] = &f.entries[i];
+        expertd__v1__node_status_reply__init(&f.status[i]);
+        expertd__v1__epoch__init(&f.node_epoch[i]);
+        f.node_epoch[i].term = 7;
+        f.status[i].epoch = &f.node_epoch[i];
+        f.status[i].node = names[i];
+        f.status[i].state = text_of("serving");
+        f.status[i].software = text_of("expertd 1");
+        f.status[i].clock_us = 1000000000;
+        f.status[i].inflight_tokens = 1000;
+        f.status[i].connections_max = 100;
+        strcpy(f.nodes[i].name, names[i]);
+        strcpy(f.nodes[i].url, urls[i]);
+        f.nodes[i].status = &f.status[i];
+        ep_error_clear(&f.nodes[i].error);
+    }
+    f.cluster.nodes = f.entry_list;
+    f.cluster.n_nodes = NODES;
+    f.list = (ep_cli_node_list){.nodes = f.nodes, .count = NODES};
+    make_table();
+    f.facts = (ep_doctor_facts){.coordinator_url = "tcp://127.0.0.1:7410",
+                                .cluster = &f.cluster,
+                                .table = f.table,
+                                .nodes = &f.list,
+                                .node_ports = f.ports,
+                                .clock_us = 1000000000,
+                                .has_trace_library = true,
+                                .has_lttng = true};
+    ep_error_clear(&f.facts.coordinator_error);
+}
+
+static void teardown(void)
+{
+    ep_routing_table_unref(f.table);
+}
+
+/* The one finding there is. */
+static void expect(ep_doctor_severity severity, const char *code, const char *text)
+{
+    memset(&findings, 0, sizeof(findings));
+    ep_doctor_examine(&f.facts, &findings);
+    cr_assert_eq(findings.count, 1u, "%zu findings, wanted %s; first: %s", findings.count, code, findings.list[0].text);
+    cr_assert_str_eq(findings.list[0].code, code);
+    cr_assert_eq(findings.list[0].severity, severity, "%s", code);
+    cr_assert_not_null(strstr(findings.list[0].text, text), "%s: %s", code, findings.list[0].text);
+    cr_assert(severity == EP_DOCTOR_INFO || findings.list[0].advice[0] != '\0', "%s: what to do?", code);
+    cr_assert_eq(ep_doctor_is_ill(&findings), severity > EP_DOCTOR_INFO);
+}
+
+TestSuite(doctor, .init = setup, .fini = teardown);
+
+Test(doctor, a_healthy_service_has_no_findings)
+{
+    ep_doctor_examine(&f.facts, &findings);
+    cr_assert_eq(findings.count, 0u, "%s", findings.list[0].text);
+    cr_assert_not(ep_doctor_is_ill(&findings));
+}
+
+/* ---- who does not answer ---- */
+
+typedef struct silence {
+    const char *url;
+    ep_err err;
+    ep_doctor_port port;
+    bool has_token;
+    const char *code;
+    const char *text;
+} silence;
+
+static const silence silences[] = {
+    {"tcp://h:1", EP_ERR_UNIMPLEMENTED, EP_DOCTOR_PORT_UNKNOWN, false, "wrong-endpoint", "tcp://h:1 is a node, not a coordinator"},
+    {"tcp://h:1", EP_ERR_UNAUTHENTICATED, EP_DOCTOR_PORT_OTHER, false, "token-missing", "because"},
+    {"tcp://h:1", EP_ERR_UNAUTHENTICATED, EP_DOCTOR_PORT_OTHER, true, "token-wrong", "because"},
+    {"tcp://h:1", EP_ERR_PERMISSION_DENIED, EP_DOCTOR_PORT_UNKNOWN, false, "admin-listener", "because"},
+    {"tcp://h:1", EP_ERR_UNAVAILABLE, EP_DOCTOR_PORT_CLOSED, false, "nobody-there", "nobody listens at tcp://h:1"},
+    {"tcp://h:1", EP_ERR_UNAVAILABLE, EP_DOCTOR_PORT_HTTP, false, "probe-port", "speaks HTTP"},
+    {"tcp://h:1", EP_ERR_UNAVAILABLE, EP_DOCTOR_PORT_TLS, false, "tls-needed", "listens with TLS, and we spoke without"},
+    {"tls+tcp://h:1", EP_ERR_UNAUTHENTICATED, EP_DOCTOR_PORT_OTHER, false, "tls-not-there", "does not listen with TLS"},
+    {"tls+tcp://h:1", EP_ERR_UNAVAILABLE, EP_DOCTOR_PORT_TLS, false, "tls-refused", "the handshake failed: because"},
+    {"tcp://h:1", EP_ERR_DEADLINE_EXCEEDED, EP_DOCTOR_PORT_OTHER, false, "no-answer", "does not answer as a coordinator"},
+};
+
+Test(doctor, a_coordinator_that_does_not_answer_is_explained)
+{
+    f.facts.cluster = NULL;
+    f.facts.table = NULL;
+    f.list.count = 0;
+    for (size_t i = 0; i < sizeof(silences) / sizeof(silences[0]); i++) {
+        const silence *s = &silences[i];
+        f.facts.coordinator_url = s->url;
+        f.facts.has_token = s->has_token;
+        f.facts.coordinator_port = s->port;
+        ep_error_set(&f.facts.coordinator_error, s->err, "because");
+        expect(EP_DOCTOR_ERROR, s->code, s->text);
+    }
+}
+
+Test(doctor, a_coordinator_among_the_nodes_is_recognised)
+{
+    f.nodes[1].status = NULL;
+    ep_error_set(&f.nodes[1].error, EP_ERR_UNIMPLEMENTED, "not served");
+    expect(EP_DOCTOR_ERROR, "wrong-endpoint", "tcp://127.0.0.1:2 is a coordinator, not a node");
+}
+
+Test(doctor, an_open_door_beyond_loopback_is_found)
+{
+    f.facts.coordinator_url = "tcp://10.0.0.1:7410";
+    expect(EP_DOCTOR_WARN, "insecure", "tcp://10.0.0.1:7410 lets anybody in");
+    f.facts.has_token = true;
+    ep_doctor_examine(&f.facts, &findings);
+    f.facts.has_token = false;
+    f.facts.coordinator_url = "tls+tcp://10.0.0.1:7410";
+    memset(&findings, 0, sizeof(findings));
+    ep_doctor_examine(&f.facts, &findings);
+    cr_assert_eq(findings.count, 0u);
+}
+
+/* ---- table and membership ---- */
+
+Test(doctor, a_missing_table_says_which_nodes_are_missing)
+{
+    f.facts.table = NULL;
+    f.cluster.min_nodes = 3;
+    expect(EP_DOCTOR_ERROR, "min-nodes", "2 of min_nodes 3");
+    f.cluster.min_nodes = 2;
+    expect(EP_DOCTOR_ERROR, "no-table", "although 2 nodes are here");
+}
+
+Test(doctor, the_coordinators_own_troubles_are_told)
+{
+    f.cluster.placement_error = text_of("no room");
+    expect(EP_DOCTOR_ERROR, "placement", "no room");
+    f.cluster.placement_error = text_of("");
+    f.cluster.store_error = text_of("disk full");
+    expect(EP_DOCTOR_ERROR, "store", "disk full");
+    f.cluster.store_error = text_of("");
+    f.cluster.copy_error = text_of("SHA-256 differs");
+    expect(EP_DOCTOR_ERROR, "copy-differs", "SHA-256 differs");
+}
+
+Test(doctor, states_of_nodes_are_told)
+{
+    static const struct {
+        const char *state;
+        const char *code;
+        ep_doctor_severity severity;
+    } states[] = {{"suspect", "node-suspect", EP_DOCTOR_ERROR}, {"draining", "node-draining", EP_DOCTOR_WARN},
+                  {"drained", "node-drained", EP_DOCTOR_WARN},  {"starting", "node-starting", EP_DOCTOR_WARN},
+                  {"degraded", "node-degraded", EP_DOCTOR_ERROR}};
+    for (size_t i = 0; i < sizeof(states) / sizeof(states[0]); i++) {
+        f.entries[1].state = text_of(states[i].state);
+        expect(states[i].severity, states[i].code, "node b");
+    }
+}
+
+Test(doctor, missing_and_few_copies_are_told_by_layer)
+{
+    memcpy(f.table->layers[0].offsets, (uint32_t[]){0, 2, 2, 4}, 4 * sizeof(uint32_t));
+    expect(EP_DOCTOR_ERROR, "no-copy", "layer 4: 1 experts have no copy, expert 1 first");
+    memcpy(f.table->layers[0].offsets, (uint32_t[]){0, 2, 3, 5}, 4 * sizeof(uint32_t));
+    expect(EP_DOCTOR_WARN, "few-copies", "layer 4: 1 experts have fewer than 2 copies");
+    strcpy(f.table->policy, "static"); /* the map says how many */
+    memset(&findings, 0, sizeof(findings));
+    ep_doctor_examine(&f.facts, &findings);
+    cr_assert_eq(findings.count, 0u);
+}
+
+Test(doctor, what_differs_between_nodes_is_told)
+{
+    f.table->models[0].numerics_count = 2;
+    expect(EP_DOCTOR_WARN, "numerics", "2 different numerics ids (portable, avx2)");
+    f.table->models[0].numerics_count = 1;
+    strcpy(f.table->models[1].name, "demo");
+    expect(EP_DOCTOR_WARN, "versions", "served in versions v1 and v2");
+    strcpy(f.table->models[1].name, "other");
+    f.status[1].software = text_of("expertd 2");
+    expect(EP_DOCTOR_WARN, "software", "node b runs 'expertd 2', the coordinator runs 'expertd 1'");
+    f.status[1].software = text_of("expertd 1");
+    f.status[1].clock_us += 6000000;
+    expect(EP_DOCTOR_WARN, "clock", "node b differs from ours by 6.0 s");
+    f.status[1].clock_us = 0; /* an older node does not say */
+    f.node_epoch[1].term = 6;
+    expect(EP_DOCTOR_WARN, "epoch", "term 6, the coordinator's table has term 7");
+}
+
+/* ---- the nodes' word ---- */
+
+Test(doctor, failed_and_loading_experts_are_told)
+{
+    f.status[0].experts_failed = 3;
+    f.status[0].last_error = text_of("expert 5: bad file");
+    expect(EP_DOCTOR_ERROR, "expert-failed", "node a could not load 3 experts: expert 5: bad file");
+    f.status[0].experts_failed = 0;
+    f.status[0].experts_pending = 4;
+    f.status[0].uptime_us = 1000000;
+    expect(EP_DOCTOR_INFO, "loading", "still loads 4 experts, 1 s after");
+    f.status[0].uptime_us = 300000000;
+    expect(EP_DOCTOR_WARN, "loading", "300 s after");
+}
+
+Test(doctor, budgets_that_are_nearly_used_up_name_their_key)
+{
+    f.status[0].tokens_in_flight = 899;
+    ep_doctor_examine(&f.facts, &findings);
+    cr_assert_eq(findings.count, 0u);
+    f.status[0].tokens_in_flight = 900;
+    expect(EP_DOCTOR_WARN, "budget", "900 of inflight_tokens 1000");
+    f.status[0].tokens_in_flight = 0;
+    f.status[0].spill_bytes = 100;
+    f.status[0].spill_used_bytes = 100;
+    expect(EP_DOCTOR_WARN, "budget", "100 of spill_bytes 100");
+    f.status[0].spill_bytes = 0; /* no spill at all is no budget used up */
+    f.status[0].connections = 95;
+    expect(EP_DOCTOR_WARN, "budget", "95 of connections_max 100");
+    f.status[0].connections = 0;
+    f.status[0].requests_refused = 9;
+    expect(EP_DOCTOR_INFO, "refused", "refused 9 requests");
+}
+
+Test(doctor, a_node_without_its_coordinator_is_told)
+{
+    f.status[1].coordinator_lost = true;
+    expect(EP_DOCTOR_ERROR, "coordinator-lost", "node b has no connection");
+}
+
+Test(doctor, tracing_that_is_not_possible_is_information)
+{
+    f.facts.has_lttng = false;
+    expect(EP_DOCTOR_INFO, "tracing", "no lttng-sessiond");
+    f.facts.has_lttng = true;
+    f.facts.has_trace_library = false;
+    expect(EP_DOCTOR_INFO, "tracing", "libexpertd-trace.so");
+}
+
+Test(doctor, more_findings_than_kept_are_counted)
+{
+    for (int i = 0; i < EP_DOCTOR_FINDINGS_MAX + 3; i++) {
+        ep_doctor_add(&findings, EP_DOCTOR_INFO, "x", "", "%d", i);
+    }
+    cr_assert_eq(findings.count, (size_t)EP_DOCTOR_FINDINGS_MAX);
+    cr_assert_eq(findings.dropped, 3u);
+    cr_assert(ep_doctor_is_ill(&findings));
+}
+
+Test(doctor, paths_of_models_are_read_from_printed_options)
+{
+    const char *at = "node_name: \"a\"  # default\nmodels:  # file x:3\n  - name: \"m\"\n    path: \"/a \\\"b\\\"\"\n"
+                     "  - name: \"n\"\n    path: \"/c\"\n    experts: \"\"\nlisten:  # default\n  - path: \"/no\"\n";
+    char path[64];
+    cr_assert(ep_doctor_next_model_path(&at, path, sizeof(path)));
+    cr_assert_str_eq(path, "/a \"b\"");
+    cr_assert(ep_doctor_next_model_path(&at, path, sizeof(path)));
+    cr_assert_str_eq(path, "/c");
+    cr_assert_not(ep_doctor_next_model_path(&at, path, sizeof(path)));
+    at = "listen: []  # default\n";
+    cr_assert_not(ep_doctor_next_model_path(&at, path, sizeof(path)));
+}
