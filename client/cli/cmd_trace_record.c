@@ -258,7 +258,7 @@ static ep_err snapshot_start(const record_options *options, ep_error *out_error)
     if (mkdtemp(base) == NULL) {
         return ep_error_set(out_error, EP_ERR_IO, "%s: %s", base, strerror(errno));
     }
-    ep_cli_session_options how = {.name = FLIGHT_RECORDER, .dir = base, .overwrite = true, .daemon_stays = true,
+    ep_cli_session_options how = {.name = FLIGHT_RECORDER, .dir = base, .overwrite = true,
                                   .subbuf_kib = options->subbuf_kib, .subbufs = options->subbufs};
     ep_err err = ep_cli_session_start(&session, &how, out_error);
     rmdir(base);

@@ -157,7 +157,7 @@ static int daemon_reachable(void)
 }
 
 /* The daemon says with SIGUSR1 that it is ready. */
-static ep_err start_daemon(ep_cli_session *session, bool stays, ep_error *out_error)
+static ep_err start_daemon(ep_cli_session *session, ep_error *out_error)
 {
     char *argv[] = {SESSIOND, "--no-kernel", "--sig-parent", NULL};
     char path[PATH_BYTES];
@@ -188,32 +188,61 @@ static ep_err start_daemon(ep_cli_session *session, bool stays, ep_error *out_er
                                              : "%s did not start; run it by hand to see why",
                             SESSIOND);
     }
-    if (stays) {
-        FILE *file = fopen(state_path(path, sizeof(path)), "w");
-        if (file == NULL || fprintf(file, "%d\n", (int)session->daemon) < 0 || fclose(file) != 0) {
-            fprintf(stderr, "expertctl trace: cannot write %s; end %s (pid %d) by hand\n", path, SESSIOND,
-                    (int)session->daemon);
-        }
+    FILE *file = fopen(state_path(path, sizeof(path)), "w");
+    if (file == NULL || fprintf(file, "%d\n", (int)session->daemon) < 0 || fclose(file) != 0) {
+        fprintf(stderr, "expertctl trace: cannot write %s; end %s (pid %d) by hand if it stays\n", path, SESSIOND,
+                (int)session->daemon);
     }
     return EP_OK;
 }
 
-static ep_err need_daemon(ep_cli_session *session, bool stays, ep_error *out_error)
+static ep_err need_daemon(ep_cli_session *session, ep_error *out_error)
 {
     int state = daemon_reachable();
     if (state < 0) {
         return lttng_error("list", state, "", out_error);
     }
-    return state == 0 ? EP_OK : start_daemon(session, stays, out_error);
+    return state == 0 ? EP_OK : start_daemon(session, out_error);
 }
 
+/* The daemon that one of us started, while it runs; 0: none. */
+static pid_t kept_daemon(void)
+{
+    char path[PATH_BYTES];
+    char comm[32] = "";
+    int pid = 0;
+    FILE *file = fopen(state_path(path, sizeof(path)), "r");
+    if (file == NULL) {
+        return 0;
+    }
+    bool good = fscanf(file, "%d", &pid) == 1 && pid > 1;
+    fclose(file);
+    snprintf(path, sizeof(path), "/proc/%d/comm", pid);
+    file = good ? fopen(path, "r") : NULL;
+    good = file != NULL && fgets(comm, sizeof(comm), file) != NULL && strncmp(comm, SESSIOND, strlen(SESSIOND)) == 0;
+    if (file != NULL) {
+        fclose(file);
+    }
+    return good ? pid : 0; /* only when the number is still that daemon's */
+}
+
+/* Ends the daemon that one of us started, unless somebody records with it: then who ends last ends it. */
 static void end_daemon(ep_cli_session *session)
 {
-    if (session->daemon > 0) {
-        kill(session->daemon, SIGTERM);
-        wait_for(session->daemon);
-        session->daemon = 0;
+    static char text[OUTPUT_BYTES];
+    static const char *const args[] = {"--mi=xml", "list", NULL};
+    char path[PATH_BYTES];
+    pid_t pid = kept_daemon();
+    pid = pid != 0 ? pid : session->daemon;
+    if (pid <= 0 || (run_lttng(text, sizeof(text), args) == 0 && strstr(text, "<session>") != NULL)) {
+        return;
     }
+    unlink(state_path(path, sizeof(path)));
+    kill(pid, SIGTERM);
+    if (pid == session->daemon) {
+        wait_for(pid);
+    }
+    session->daemon = 0;
 }
 
 /* ---- who can be traced ---- */
@@ -318,7 +347,7 @@ ep_err ep_cli_session_start(ep_cli_session *session, const ep_cli_session_option
         snprintf(session->name, sizeof(session->name), "expertctl-%d-%lld", (int)getpid(),
                  (long long)now.tv_sec);
     }
-    ep_err err = need_daemon(session, options->daemon_stays, out_error);
+    ep_err err = need_daemon(session, out_error);
     if (err != EP_OK) {
         return err;
     }
@@ -356,28 +385,12 @@ ep_err ep_cli_session_snapshot(const char *name, const char *dir, ep_error *out_
 
 ep_err ep_cli_session_drop(const char *name, ep_error *out_error)
 {
-    char path[PATH_BYTES];
-    int pid = 0;
+    ep_cli_session none = {0};
     ep_err err = lttng(out_error, "destroy the session", "destroy", name, NULL);
-    FILE *file = err == EP_OK ? fopen(state_path(path, sizeof(path)), "r") : NULL;
-    if (file == NULL) {
-        return err;
+    if (err == EP_OK) {
+        end_daemon(&none);
     }
-    char comm_path[64];
-    char comm[32] = "";
-    bool good = fscanf(file, "%d", &pid) == 1 && pid > 1;
-    fclose(file);
-    snprintf(comm_path, sizeof(comm_path), "/proc/%d/comm", pid);
-    FILE *comm_file = good ? fopen(comm_path, "r") : NULL;
-    if (comm_file != NULL) {
-        good = fgets(comm, sizeof(comm), comm_file) != NULL && strncmp(comm, SESSIOND, strlen(SESSIOND)) == 0;
-        fclose(comm_file);
-        if (good) {
-            kill(pid, SIGTERM); /* only when the number is still that daemon's */
-        }
-    }
-    unlink(path);
-    return EP_OK;
+    return err;
 }
 
 /* ---- waiting ---- */

@@ -2,7 +2,8 @@
 /*
  * LTTng sessions through the program `lttng`. Recording needs that package's daemons anyway, so the program is
  * always there when they are; a library would add code to expertctl and nothing to what it can do. Every call
- * is made with --no-sessiond: the only session daemon started is the one started here, and ended again.
+ * is made with --no-sessiond: the only session daemon started is the one started here. Whoever of us ends the last session
+ * ends it; a file beside the daemon's own says which one is ours.
  *
  * Threads  one at a time, and no other thread in the process.
  */
@@ -27,7 +28,6 @@ typedef struct ep_cli_session_options {
     const char *name;   /* NULL: a unique one */
     const char *dir;    /* where the recording goes */
     bool overwrite;     /* a ring that is written by ep_cli_session_snapshot only */
-    bool daemon_stays;  /* a session daemon started here outlives this process */
     uint32_t subbuf_kib; /* size of one sub-buffer, a power of 2 */
     uint32_t subbufs;    /* per CPU and user, a power of 2, at least 2 */
 } ep_cli_session_options;
@@ -35,12 +35,12 @@ typedef struct ep_cli_session_options {
 /* A recording that runs. UNAVAILABLE: lttng-tools is not installed, or no session daemon can be had. On an
  * error everything is cleaned up. */
 ep_err ep_cli_session_start(ep_cli_session *session, const ep_cli_session_options *options, ep_error *out_error);
-/* Stops, destroys, ends the daemon when it is ours. What was recorded is on disk afterwards. */
+/* Stops, destroys, ends the daemon when it is ours and nobody else records. What was recorded is on disk afterwards. */
 ep_err ep_cli_session_end(ep_cli_session *session, ep_error *out_error);
 
 /* Writes what the ring of the session holds into dir. NOT_FOUND: there is no such session. */
 ep_err ep_cli_session_snapshot(const char *name, const char *dir, ep_error *out_error);
-/* Ends a session that another process started, and its daemon when that one was started for it. */
+/* Ends a session that another process started, and the daemon as _end does. */
 ep_err ep_cli_session_drop(const char *name, ep_error *out_error);
 
 /* Processes that offer events of expertd to the session daemon; -1: cannot tell. */

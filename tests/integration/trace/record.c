@@ -10,6 +10,7 @@
 #include <fcntl.h>
 #include <jansson.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -159,6 +160,41 @@ static void take_snapshot(ep_test_cluster *cluster)
     free(ctl(cluster->dir, 1, stop)); /* there is none any more */
 }
 
+/* The first recording starts the session daemon and ends while the second one runs: the daemon has to stay, until that ends too. */
+static void record_two_at_once(ep_test_cluster *cluster)
+{
+    char outer[EP_TEST_PATH_BYTES * 2];
+    char inner[EP_TEST_PATH_BYTES * 2];
+    char script[EP_TEST_PATH_BYTES * 8];
+    char file[EP_TEST_PATH_BYTES * 3];
+    snprintf(outer, sizeof(outer), "%s/outer", cluster->dir);
+    snprintf(inner, sizeof(inner), "%s/inner", cluster->dir);
+    snprintf(script, sizeof(script),
+             "'%s' trace record -d 600s -o '%s' >'%s.text' 2>&1 & echo $! >'%s.pid'; "
+             "until lttng --no-sessiond list | grep -c 'expertctl-' | grep -q 2; do sleep 0.05; done; sleep 1",
+             ep_test_expertctl, inner, inner, inner);
+    const char *args[] = {"trace", "record", "-o", outer, "--", "sh", "-c", script, NULL};
+    free(ctl(cluster->dir, 0, args));
+    int pid = 0;
+    snprintf(file, sizeof(file), "%s.pid", inner);
+    FILE *in = fopen(file, "re");
+    EP_TEST_CHECK(in != NULL && fscanf(in, "%d", &pid) == 1 && pid > 1, "no %s", file);
+    fclose(in);
+    EP_TEST_CHECK(kill(pid, SIGINT) == 0, "the second recording ended with the first");
+    for (int i = 0; i < EP_TEST_PATIENCE_MS / 20 && kill(pid, 0) == 0; i++) {
+        usleep(20000);
+    }
+    char text[512] = "";
+    snprintf(file, sizeof(file), "%s.text", inner);
+    in = fopen(file, "re");
+    EP_TEST_CHECK(in != NULL && fgets(text, sizeof(text), in) != NULL && strstr(text, " events of ") != NULL, "second: %s", text);
+    fclose(in);
+    json_decref(report(cluster->dir, inner, NULL));
+    const char *list[] = {"--no-sessiond", "list", NULL};
+    EP_TEST_CHECK(ep_test_process_run(cluster->dir, "lttng", "lttng", list, NULL, EP_TEST_PATIENCE_MS, NULL) != 0,
+                  "a session daemon was left behind");
+}
+
 int main(void)
 {
     static const ep_test_model model = {"demo", EP_SOURCE_DIR "/deploy/demo-model/checkpoint"};
@@ -175,6 +211,7 @@ int main(void)
     ep_test_cluster_start(&cluster, &(ep_test_cluster_options){.nodes_count = 2, .models = &model, .models_count = 1});
     record_generate(&cluster);
     record_idle(&cluster);
+    record_two_at_once(&cluster);
     take_snapshot(&cluster);
     ep_test_cluster_stop(&cluster);
     ep_test_dir_remove(home);
