@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "arguments.h"
+#include "base/check.h"
 
 #define CELLS_MAX ((size_t)4 << 20)
 #define GAP 2
@@ -88,8 +89,8 @@ ep_cli_table *ep_cli_table_create(const char *headings)
         return NULL;
     }
     char *names[EP_CLI_COLUMNS_MAX];
-    for (char *name; (name = strsep(&rest, "|")) != NULL && table->columns < EP_CLI_COLUMNS_MAX;
-         table->columns++) {
+    for (char *name; (name = strsep(&rest, "|")) != NULL; table->columns++) {
+        EP_ASSERT(table->columns < EP_CLI_COLUMNS_MAX); /* else every later cell would stand in a wrong column */
         table->right[table->columns] = name[0] == '>';
         names[table->columns] = name + (name[0] == '>');
     }

@@ -15,7 +15,7 @@
 
 #include "base/error.h"
 
-#define EP_CLI_COLUMNS_MAX 16
+#define EP_CLI_COLUMNS_MAX 24
 #define EP_CLI_CELL_BYTES_MAX 4096 /* longer ones are cut */
 
 typedef enum ep_cli_format { EP_CLI_TABLE, EP_CLI_JSON } ep_cli_format;
@@ -26,7 +26,7 @@ extern const struct argp ep_cli_output_argp;
 
 typedef struct ep_cli_table ep_cli_table;
 
-/* headings separated by '|'; one that starts with '>' is a right-aligned column: "NODE|STATE|>ROWS". NULL: no
+/* headings separated by '|', at most EP_CLI_COLUMNS_MAX; one that starts with '>' is a right-aligned column: "NODE|STATE|>ROWS". NULL: no
  * memory. */
 ep_cli_table *ep_cli_table_create(const char *headings);
 void ep_cli_table_destroy(ep_cli_table *table);

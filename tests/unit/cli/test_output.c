@@ -35,6 +35,31 @@ Test(output, columns_are_aligned)
     ep_cli_table_destroy(table);
 }
 
+Test(output, as_many_columns_as_allowed_keep_their_places)
+{
+    char headings[2 * EP_CLI_COLUMNS_MAX], expected[8 * EP_CLI_COLUMNS_MAX];
+    size_t at = 0;
+    for (int i = 0; i < EP_CLI_COLUMNS_MAX; i++) {
+        at += (size_t)snprintf(headings + at, sizeof(headings) - at, "%s%c", i > 0 ? "|" : "", 'A' + i);
+    }
+    ep_cli_table *table = ep_cli_table_create(headings);
+    for (int i = 0; i < EP_CLI_COLUMNS_MAX; i++) {
+        ep_cli_table_cell(table, "%c", 'a' + i);
+    }
+    at = 0;
+    for (int row = 0; row < 2; row++) {
+        for (int i = 0; i < EP_CLI_COLUMNS_MAX; i++) {
+            at += (size_t)snprintf(expected + at, sizeof(expected) - at, "%s%c", i > 0 ? "  " : "",
+                                   (row == 0 ? 'A' : 'a') + i);
+        }
+        at += (size_t)snprintf(expected + at, sizeof(expected) - at, "\n");
+    }
+    char *text = printed_table(table);
+    cr_assert_str_eq(text, expected);
+    free(text);
+    ep_cli_table_destroy(table);
+}
+
 Test(output, an_empty_table_has_its_headings)
 {
     ep_cli_table *table = ep_cli_table_create("A|>B");
