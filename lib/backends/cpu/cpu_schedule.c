@@ -25,7 +25,7 @@ typedef struct {
     uint32_t rows_count;
     stage stage;
     uint32_t tasks_count; /* of this stage */
-    uint32_t tasks_taken;
+    _Atomic uint32_t tasks_taken; /* written under lock */
     uint32_t tasks_done;
     uint32_t grain; /* tasks taken at a time */
     ep_err err;
@@ -40,7 +40,7 @@ typedef struct {
     uint32_t index;
     pthread_t thread;
     float *tile; /* EP_FFN_TILE_BYTES */
-    /* The kernel span: what this thread does for one pass without turning to another. */
+    /* The kernel span: what this thread does for one stage of a pass, or several, without turning to another. */
     bool span_open;
     uint64_t span_order; /* of its pass */
     ep_trace_fields span;
@@ -91,9 +91,13 @@ static uint32_t job_passes_count(const ep_job *job)
     return (job->rows_count + EP_FFN_PASS_ROWS - 1) / EP_FFN_PASS_ROWS;
 }
 
-/* ---- spans: an event per task would cost more than some tasks ---- */
+/*
+ * ---- spans: an event per task would cost more than some tasks ----
+ *
+ * Events are recorded without the lock wherever possible: a microsecond more under it makes the threads queue for it. A span ends before its
+ * thread's tasks are counted as done, so before the job's done().
+ */
 
-/* Lock held, so that a job's kernel spans have ended when its done() is called. */
 static void span_end(cpu_worker *worker, ep_err status)
 {
     if (worker->span_open) {
@@ -103,24 +107,37 @@ static void span_end(cpu_worker *worker, ep_err status)
     }
 }
 
-/* Lock held. The thread turns to this pass. */
-static void span_turn(cpu_worker *worker, const cpu_pass *pass)
+/* Lock held. The thread turns to this pass; true when a span begins with that, once the lock is released. */
+static bool span_turn(cpu_worker *worker, const cpu_pass *pass)
 {
     if (worker->span_open && worker->span_order == pass->order) {
-        return;
+        return false;
     }
-    span_end(worker, EP_OK);
+    span_end(worker, EP_OK); /* seldom: others took what was left of its stage */
     ep_job *job = pass->job;
-    if (job->trace != NULL && EP_TRACE_SPAN_ON(kernel)) {
-        uint32_t piece = job_word(job, JOB_PIECES);
-        job_set_word(job, JOB_PIECES, piece + 1);
-        worker->span = *job->trace;
-        worker->span.parent = 0;
-        worker->span.sub = piece;
-        worker->span.rows = pass->rows_count;
-        worker->span_order = pass->order;
-        worker->span_open = true;
-        EP_TRACE(kernel_begin, &worker->span);
+    if (job->trace == NULL || !EP_TRACE_SPAN_ON(kernel)) {
+        return false;
+    }
+    uint32_t piece = job_word(job, JOB_PIECES);
+    job_set_word(job, JOB_PIECES, piece + 1);
+    worker->span = *job->trace;
+    worker->span.parent = 0;
+    worker->span.sub = piece;
+    worker->span.rows = pass->rows_count;
+    worker->span_order = pass->order;
+    worker->span_open = true;
+    return true;
+}
+
+/* No lock, work's tasks not yet counted as done, so the pass stays in its stage. Ends the span when the thread will turn away: nothing of the
+ * stage is left, and what comes next waits for other threads too, or is nothing. */
+static void span_leave(cpu_worker *worker, const cpu_work *work, stage next)
+{
+    cpu_pass *pass = work->pass;
+    bool took_all = work->count == pass->tasks_count;
+    bool none_left = atomic_load_explicit(&pass->tasks_taken, memory_order_relaxed) == pass->tasks_count;
+    if (none_left && (next == STAGE_END || !took_all)) {
+        span_end(worker, pass->err);
     }
 }
 
@@ -313,13 +330,17 @@ static void do_work(cpu_worker *worker, const cpu_work *work)
     cpu_pass *pass = work->pass;
     stage next = (stage)(work->stage + 1);
 
-    span_turn(worker, pass);
+    bool begins = span_turn(worker, pass);
     pthread_mutex_unlock(&s->lock);
+    if (begins) {
+        EP_TRACE(kernel_begin, &worker->span);
+    }
     if (work->stage == STAGE_PREPARE) {
         next = prepare_pass(s, pass, worker->tile);
     } else {
         run_tasks(&pass->pass, work->stage, work->first, work->count, worker->tile);
     }
+    span_leave(worker, work, next);
     pthread_mutex_lock(&s->lock);
 
     pass->tasks_done += work->count;
@@ -331,7 +352,6 @@ static void do_work(cpu_worker *worker, const cpu_work *work)
         announce(s, (pass->tasks_count + pass->grain - 1) / pass->grain);
         return;
     }
-    span_end(worker, pass->err);
     ep_job *job = close_pass(s, pass);
     if (job != NULL) {
         pthread_mutex_unlock(&s->lock);
