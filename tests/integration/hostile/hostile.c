@@ -227,8 +227,13 @@ int main(void)
     ep_test_checkpoint_new(&config, model_path);
     make_batches(model_path, batches);
     const ep_test_model model = {"demo", model_path};
-    ep_test_cluster_start(&cluster,
-                          &(ep_test_cluster_options){.nodes_count = 1, .models = &model, .models_count = 1});
+    /* Threads are counted from the start: LTTng's come when it pleases. */
+    static const char *const no_tracing[] = {"--tracing=off", NULL};
+    ep_test_cluster_start(&cluster, &(ep_test_cluster_options){.nodes_count = 1,
+                                                               .models = &model,
+                                                               .models_count = 1,
+                                                               .coordinator_args = no_tracing,
+                                                               .node_args = no_tracing});
     ep_client *client = ep_test_cluster_client(&cluster, NULL);
     ep_test_load *load = ep_test_load_start(&(ep_test_load_config){
         .client = client, .batches = batches, .batches_count = BATCHES, .calls_in_flight = 2});
