@@ -125,6 +125,29 @@ static ep_err check_string(const char *name, const char *text, size_t bytes, ep_
     return EP_OK;
 }
 
+/* How rows travel. Each wish has one row: its value, its greatest number, whether this build does it. */
+static ep_err check_exchange(const ep_moe_args *args, ep_error *out_error)
+{
+    const struct {
+        const char *name;
+        uint64_t value;
+    } wishes[] = {{"comm_alg", args->comm_alg},
+                  {"combine_at", args->combine_at},
+                  {"dispatch_quant", args->dispatch_quant},
+                  {"combine_quant", args->combine_quant},
+                  {"smooth_scales", args->smooth_scales.rank},
+                  {"step_group", args->step_group},
+                  {"step_group_size", args->step_group_size},
+                  {"want_timing", args->want_timing}};
+    for (size_t i = 0; i < sizeof(wishes) / sizeof(wishes[0]); i++) {
+        if (wishes[i].value != 0) {
+            return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED, "%s is %" PRIu64 ": this library (%s) allows 0", wishes[i].name,
+                                wishes[i].value, ep_version());
+        }
+    }
+    return EP_OK;
+}
+
 ep_err ep_args_check(const ep_moe_args *args, const ep_tensor *out, ep_error *out_error)
 {
     ep_err err;
@@ -163,7 +186,7 @@ ep_err ep_args_check(const ep_moe_args *args, const ep_tensor *out, ep_error *ou
         return BAD("shared_source %u: allowed 0 (service), 1 (caller), 2 (none)",
                    (unsigned)args->shared_source);
     }
-    return EP_OK;
+    return check_exchange(args, out_error);
 }
 
 static ep_err fill_x(const ep_moe_args *args, const char *model, const ep_layer_shape *shape, ep_batch *batch,

@@ -40,7 +40,8 @@ void ep_moe_args_init(ep_moe_args *out_args)
                             &out_args->shared,
                             &out_args->const_alpha1,
                             &out_args->const_alpha2,
-                            &out_args->const_v};
+                            &out_args->const_v,
+                            &out_args->smooth_scales};
     for (size_t i = 0; i < sizeof(tensors) / sizeof(tensors[0]); i++) {
         *tensors[i] = ep_tensor_none();
     }

@@ -213,11 +213,30 @@ static ep_err check_slots(const ep_wire_slot *slots, uint32_t slots_count, uint3
     return EP_OK;
 }
 
+/* Wishes of a newer caller that this build would otherwise ignore in silence. */
+static ep_err check_exchange(const Expertd__V1__ForwardRequest *header, ep_error *out_error)
+{
+    const struct {
+        const char *name;
+        uint64_t value;
+    } wishes[] = {{"reply_quant", header->reply_quant},
+                  {"node_sum", header->node_sum != 0},
+                  {"relay", header->n_relay}};
+    for (size_t i = 0; i < sizeof(wishes) / sizeof(wishes[0]); i++) {
+        if (wishes[i].value != 0) {
+            return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED, "%s is %" PRIu64 ": this node serves 0 only", wishes[i].name,
+                                wishes[i].value);
+        }
+    }
+    return EP_OK;
+}
+
 ep_err ep_forward_view_make(const Expertd__V1__ForwardRequest *header, const uint8_t *tensors,
                             size_t tensor_bytes, const ep_layer_shape *shape, ep_forward_view *out_view,
                             ep_error *out_error)
 {
     ep_err err = check_header(header, shape, out_error);
+    err = err == EP_OK ? check_exchange(header, out_error) : err;
     if (err != EP_OK) {
         return err;
     }

@@ -52,6 +52,8 @@ typedef struct ep_client_config {
                                        buffer_bytes_max / 8 */
     uint32_t chunk_bytes_max;       /* prefill frames, 1 MiB */
     bool payload_crc;               /* on untrusted lanes; default true; must equal the nodes' setting */
+    uint32_t hedge_permille;        /* frames that may be sent a second time to another copy when the answer is later than the measured
+                                       95th percentile, of 1000 sent; 30; 0: never */
 } ep_client_config;
 
 EP_API void ep_client_config_init(ep_client_config *out_config);
@@ -121,6 +123,21 @@ typedef enum ep_moe_nan {
 } ep_moe_nan;
 typedef enum ep_moe_mode { EP_MOE_AUTO = 0, EP_MOE_DECODE = 1, EP_MOE_PREFILL = 2 } ep_moe_mode;
 typedef enum ep_moe_const_rule { EP_MOE_CONST_KERNEL = 0, EP_MOE_CONST_LINEAR = 1 } ep_moe_const_rule;
+/* How rows reach the nodes of one host: straight to each owner, or once per host and forwarded inside. */
+typedef enum ep_moe_comm { EP_MOE_COMM_AUTO = 0, EP_MOE_COMM_FULLMESH = 1, EP_MOE_COMM_HIERARCHY = 2 } ep_moe_comm;
+/* Where the weighted sum is made: here from one row per slot (canonical), or per node first (fewer reply bytes, one more rounding). */
+typedef enum ep_moe_combine_at { EP_MOE_COMBINE_ROWS = 0, EP_MOE_COMBINE_NODE_SUM = 1 } ep_moe_combine_at;
+/* Numbers as in the vendor's quant_mode where it has one. */
+typedef enum ep_moe_dispatch_quant {
+    EP_MOE_DISPATCH_PLAIN = 0,
+    EP_MOE_DISPATCH_INT8 = 2,    /* per row, one f32 scale */
+    EP_MOE_DISPATCH_FP8 = 3      /* e4m3, one f32 scale per 128 elements */
+} ep_moe_dispatch_quant;
+/* Numbers as in the vendor's comm_quant_mode. */
+typedef enum ep_moe_combine_quant {
+    EP_MOE_COMBINE_PLAIN = 0,
+    EP_MOE_COMBINE_INT8 = 2      /* int8, one scale of the wire type per 8 elements */
+} ep_moe_combine_quant;
 
 /*
  * Inputs of one layer call. Tensors are borrowed until the call completes.
@@ -168,6 +185,14 @@ typedef struct ep_moe_args {
                                 ascending, the first missing_slots_max of them; written before the call
                                 completes; NULL: not wanted */
     size_t missing_slots_max;
+    ep_moe_comm comm_alg;
+    ep_moe_combine_at combine_at;
+    ep_moe_dispatch_quant dispatch_quant; /* of x in bf16, f16 or f32 */
+    ep_moe_combine_quant combine_quant;
+    ep_tensor smooth_scales;              /* [shared + E,H] f32 with EP_MOE_DISPATCH_INT8; rank 0: none. Row: expert id + shared experts */
+    uint64_t step_group;                  /* data-parallel ranks of one step: the same number on all, another each step; 0 none */
+    uint32_t step_group_size;             /* how many of them call */
+    bool want_timing;                     /* nodes tell queue and compute times in their replies */
 } ep_moe_args;
 EP_API void ep_moe_args_init(ep_moe_args *out_args);
 
@@ -186,6 +211,13 @@ typedef struct ep_moe_result {
     uint64_t bytes_received;
     char numerics[96];
     ep_error error;
+    uint32_t hedged_frames;      /* sent a second time because the first answer was slow */
+    /* Where the time went; queue, compute and wire only with want_timing. The slowest frame's, as frames run side by side. */
+    uint64_t pack_us;
+    uint64_t wire_us;            /* from sent to answered, less the node's own time */
+    uint64_t queue_us;
+    uint64_t compute_us;
+    uint64_t combine_us;
 } ep_moe_result;
 
 /*
@@ -254,6 +286,7 @@ typedef struct ep_client_stats {
     uint64_t bytes_received;
     uint64_t buffer_bytes_lent;
     uint64_t buffer_allocations; /* from the system allocator */
+    uint64_t hedged_frames;
 } ep_client_stats;
 EP_API void ep_client_read_stats(ep_client *client, ep_client_stats *out_stats);
 
