@@ -49,6 +49,7 @@ void ep_call_free(ep_call *call)
     free(call->window_slots);
     free(call->chosen);
     free(call->usable);
+    free(call->room_bytes);
     free(call->served);
     free(call->combine_scratch);
     free(call->out_scratch);
@@ -180,7 +181,7 @@ ep_err ep_call_reserve(ep_call *call, const ep_view *view, const ep_routing_laye
         err = ep_call_state_reserve(&call->state, frames, layer->offsets[experts]);
     }
     if (err == EP_OK) {
-        err = ep_routing_plan_reserve(&call->plan, batch->tokens, per_token, experts, nodes);
+        err = ep_routing_plan_reserve(&call->plan, batch->tokens, per_token, experts, nodes, frames);
     }
     if (err != EP_OK) {
         return ep_error_set(out_error, err, "no memory for a call of %" PRIu32 " tokens", batch->tokens);
@@ -497,6 +498,10 @@ static ep_err start_busy(ep_call *call, ep_view *view, uint32_t tokens, uint64_t
     }
     limits.decode_tokens_max = view->table->decode_tokens_max;
     ep_flow_pick(&limits, call->spec.mode, &call->spec.batch, &call->layer->shape, &call->flow);
+    err = ep_flow_check(&call->flow, &call->spec.batch, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
     err = reserve_run(call, &call->layer->shape, &call->flow, out_error);
     if (err == EP_OK) {
         err = ep_call_registry_add(&client->registry, call, out_error);

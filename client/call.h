@@ -97,8 +97,9 @@ struct ep_call {
     size_t window_slots_used; /* slots */
     uint32_t *chosen;         /* [experts] */
     uint32_t chosen_capacity;
-    uint8_t *usable; /* [nodes] */
-    uint32_t usable_capacity;
+    uint8_t *usable;      /* [nodes] */
+    uint64_t *room_bytes; /* [nodes] what a frame to it may carry */
+    uint32_t nodes_capacity;
     const ep_peer **served; /* peers that got rows in this run; compared only */
     uint32_t served_count;
     uint32_t served_capacity;

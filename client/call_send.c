@@ -82,13 +82,15 @@ ep_err ep_call_reserve_layer(ep_call *call, const ep_view *view, const ep_routin
         call->chosen = chosen;
         call->chosen_capacity = experts;
     }
-    if (nodes > call->usable_capacity) {
+    if (nodes > call->nodes_capacity) {
         uint8_t *usable = realloc(call->usable, nodes);
-        if (usable == NULL) {
+        call->usable = usable != NULL ? usable : call->usable;
+        uint64_t *room_bytes = realloc(call->room_bytes, nodes * sizeof(*room_bytes));
+        call->room_bytes = room_bytes != NULL ? room_bytes : call->room_bytes;
+        if (usable == NULL || room_bytes == NULL) {
             return EP_ERR_NO_MEMORY;
         }
-        call->usable = usable;
-        call->usable_capacity = nodes;
+        call->nodes_capacity = nodes;
     }
     return reserve_served(call, nodes);
 }
@@ -153,6 +155,8 @@ static void choose(ep_call *call)
         const ep_peer *peer = view->peers[n];
         bool can = ep_view_allows(view, call->model_index, n) && ep_peer_is_ready(peer, class_of(call));
         call->usable[n] = !can ? 0 : ep_peer_is_draining(peer) ? 2 : 1;
+        call->room_bytes[n] =
+            ep_flow_room_bytes(&call->flow, __atomic_load_n(&peer->frame_bytes_max, __ATOMIC_RELAXED));
     }
     ep_call_state_choose(&call->state, call->layer, call->usable, call->spread + call->state.attempt,
                          call->chosen);
@@ -238,36 +242,35 @@ static void count_node(ep_call *call, const ep_peer *peer)
     call->result.nodes = call->served_count;
 }
 
-static ep_err fill_frame(ep_call *call, ep_call_frame *frame, const ep_plan_node *node, uint32_t begin,
-                         uint32_t end, ep_error *out_error)
+static ep_err fill_frame(ep_call *call, ep_call_frame *frame, const ep_plan_chunk *chunk,
+                         ep_error *out_error)
 {
-    if (give_slots(call, frame, end - begin) != EP_OK) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a frame of %u slots", end - begin);
+    if (give_slots(call, frame, chunk->slots_count) != EP_OK) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a frame of %u slots",
+                            chunk->slots_count);
     }
-    for (uint32_t i = begin; i < end; i++) {
-        frame->slots[i - begin] = call->plan.slots[node->slots_begin + i].slot_number;
+    for (uint32_t i = 0; i < chunk->slots_count; i++) {
+        frame->slots[i] = call->plan.slots[chunk->slots_begin + i].slot_number;
     }
-    frame->peer = ep_peer_ref(call->view->peers[node->node]);
+    frame->peer = ep_peer_ref(call->view->peers[chunk->node]);
     frame->class_index = class_of(call);
     memcpy(frame->numerics, call->view->pins[call->model_index], sizeof(frame->numerics));
     return EP_OK;
 }
 
-/* Packs and sends slots [begin, end) of a plan node. */
-static ep_err pack_and_start(ep_call *call, ep_call_frame *frame, uint32_t plan_node, uint32_t begin,
-                             uint32_t end, ep_error *out_error)
+static ep_err pack_and_start(ep_call *call, ep_call_frame *frame, uint32_t chunk, ep_error *out_error)
 {
     Expertd__V1__ForwardRequest header = EXPERTD__V1__FORWARD_REQUEST__INIT;
     Expertd__V1__Epoch epoch = EXPERTD__V1__EPOCH__INIT;
     ep_buffer *tensors = NULL;
     ep_call_trace_pack_begin(call, frame);
-    ep_err err = ep_forward_pack(&call->spec.batch, &call->plan, plan_node, begin, end,
-                                 ep_call_slots_per_token(call), call->client->pool, &header, &tensors);
+    ep_err err = ep_forward_pack(&call->spec.batch, &call->plan, chunk, ep_call_slots_per_token(call),
+                                 call->client->pool, &header, &tensors);
     ep_call_trace_pack_end(frame);
     if (err != EP_OK) {
         return ep_error_set(out_error, err,
-                            "a frame of %u slots cannot be packed: %s (buffer_bytes_max %llu)", end - begin,
-                            ep_err_text(err), (unsigned long long)call->client->config.buffer_bytes_max);
+                            "a frame of %u slots cannot be packed: %s (buffer_bytes_max %llu)",
+                            frame->slots_count, ep_err_text(err), (unsigned long long)call->client->config.buffer_bytes_max);
     }
     fill_header(call, &header, &epoch);
     frame->sent_bytes = tensors->bytes + EP_FRAME_FIXED_BYTES;
@@ -277,8 +280,7 @@ static ep_err pack_and_start(ep_call *call, ep_call_frame *frame, uint32_t plan_
 }
 
 /* A failure to send is an event like any other. */
-static void send_frame(ep_call *call, uint32_t plan_node, uint32_t begin, uint32_t end, bool again,
-                       ep_call_actions *actions)
+static void send_chunk(ep_call *call, uint32_t chunk, bool again, ep_call_actions *actions)
 {
     ep_error error;
     uint32_t parcel = 0;
@@ -288,9 +290,9 @@ static void send_frame(ep_call *call, uint32_t plan_node, uint32_t begin, uint32
         return;
     }
     ep_call_frame *frame = call->frames[parcel];
-    ep_err err = fill_frame(call, frame, &call->plan.nodes[plan_node], begin, end, &error);
+    ep_err err = fill_frame(call, frame, &call->plan.chunks[chunk], &error);
     if (err == EP_OK) {
-        err = pack_and_start(call, frame, plan_node, begin, end, &error);
+        err = pack_and_start(call, frame, chunk, &error);
     }
     if (err == EP_OK) {
         count_sent(call, frame, again);
@@ -306,19 +308,22 @@ static void send_frame(ep_call *call, uint32_t plan_node, uint32_t begin, uint32
 static void send_plan(ep_call *call, bool again, ep_call_actions *actions)
 {
     ep_call_trace_plan_end(call);
-    for (uint32_t n = 0; n < call->plan.nodes_count; n++) {
-        const ep_plan_node *node = &call->plan.nodes[n];
-        const ep_peer *peer = call->view->peers[node->node];
-        uint64_t frame_bytes_max = __atomic_load_n(&peer->frame_bytes_max, __ATOMIC_RELAXED);
-        uint32_t step = ep_flow_frame_slots(&call->flow, &call->spec.batch, frame_bytes_max);
-        for (uint32_t begin = 0; begin < node->slots_count && !actions->complete; begin += step) {
-            uint32_t end = node->slots_count - begin > step ? begin + step : node->slots_count;
-            send_frame(call, n, begin, end, again, actions);
-        }
+    for (uint32_t c = 0; c < call->plan.chunks_count && !actions->complete; c++) {
+        send_chunk(call, c, again, actions);
     }
 }
 
 /* ---- a round ---- */
+
+static ep_err build_plan(ep_call *call, uint32_t token_begin, uint32_t token_end, const uint32_t *numbers,
+                         uint32_t numbers_count, ep_error *out_error)
+{
+    ep_plan_cut cut = ep_flow_cut(&call->spec.batch);
+    cut.room_bytes = call->room_bytes;
+    return ep_routing_plan_build(&call->plan, &call->spec.batch, call->layer, call->view->table->nodes_count,
+                                 call->chosen, &cut, token_begin, token_end, numbers, numbers_count,
+                                 out_error);
+}
 
 /* Keeps the slots without a copy as a stuck parcel. */
 static ep_err keep_stuck(ep_call *call, const uint32_t *numbers, uint32_t count)
@@ -380,8 +385,7 @@ static void route_list(ep_call *call, slot_list *list, bool again, ep_call_actio
     if (with_copy == 0) {
         return;
     }
-    err = ep_routing_plan_build(&call->plan, &call->spec.batch, call->layer, call->view->table->nodes_count,
-                                call->chosen, 0, 0, list->numbers, with_copy, &error);
+    err = build_plan(call, 0, 0, list->numbers, with_copy, &error);
     if (err != EP_OK) {
         fail(call, &error, actions);
         return;
@@ -431,9 +435,7 @@ static void route_window_by_slot(ep_call *call, ep_call_actions *actions)
 static void route_window(ep_call *call, ep_call_actions *actions)
 {
     ep_error error;
-    ep_err err =
-        ep_routing_plan_build(&call->plan, &call->spec.batch, call->layer, call->view->table->nodes_count,
-                              call->chosen, call->window_begin, call->window_end, NULL, 0, &error);
+    ep_err err = build_plan(call, call->window_begin, call->window_end, NULL, 0, &error);
     if (err == EP_OK) {
         send_plan(call, false, actions);
     } else if (err == EP_ERR_UNAVAILABLE) {

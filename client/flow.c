@@ -2,17 +2,14 @@
 /* The arithmetic of flow.h. */
 #include "flow.h"
 
+#include <inttypes.h>
+
 #include "base/buffer.h"
+#include "wire/forward_codec.h"
 
 static uint64_t reply_row_bytes(const ep_batch *batch)
 {
     return (uint64_t)batch->hidden * ep_dtype_bytes(batch->wire_dtype);
-}
-
-/* x row, its scale, slot entry, slot scale: as if every slot brought a row of its own. */
-static uint64_t request_slot_bytes(const ep_batch *batch)
-{
-    return (uint64_t)batch->hidden * ep_dtype_bytes(batch->x.dtype) + 16;
 }
 
 static uint32_t default_window(const ep_batch *batch, const ep_layer_shape *shape)
@@ -47,23 +44,50 @@ void ep_flow_pick(const ep_flow_limits *limits, ep_mode mode, const ep_batch *ba
     *out_flow = flow;
 }
 
-uint32_t ep_flow_frame_slots(const ep_flow *flow, const ep_batch *batch, uint64_t peer_frame_bytes_max)
+ep_plan_cut ep_flow_cut(const ep_batch *batch)
+{
+    bool is_i8 = batch->x.dtype == EP_DTYPE_I8;
+    bool weight_on_input = batch->weight_on == EP_WEIGHT_ON_INPUT;
+    return (ep_plan_cut){
+        .row_bytes = (uint64_t)batch->hidden * ep_dtype_bytes(batch->x.dtype) + (is_i8 ? sizeof(float) : 0),
+        .slot_bytes = sizeof(ep_wire_slot) + (weight_on_input ? sizeof(float) : 0),
+        .reply_slot_bytes = reply_row_bytes(batch)};
+}
+
+uint64_t ep_flow_room_bytes(const ep_flow *flow, uint64_t peer_frame_bytes_max)
 {
     uint64_t frame = flow->frame_bytes;
     if (peer_frame_bytes_max != 0 && peer_frame_bytes_max < frame) {
         frame = peer_frame_bytes_max;
     }
-    uint64_t slot = reply_row_bytes(batch) > request_slot_bytes(batch) ? reply_row_bytes(batch)
-                                                                       : request_slot_bytes(batch);
-    uint64_t room = frame > EP_FLOW_FRAME_OVERHEAD_BYTES ? frame - EP_FLOW_FRAME_OVERHEAD_BYTES : 0;
-    uint64_t slots = room / slot;
-    return slots == 0 ? 1 : slots > UINT32_MAX ? UINT32_MAX : (uint32_t)slots;
+    return frame > EP_FLOW_FRAME_OVERHEAD_BYTES ? frame - EP_FLOW_FRAME_OVERHEAD_BYTES : 0;
+}
+
+/* Of a frame or its reply, with a single slot: whichever is larger. */
+static uint64_t one_slot_bytes(const ep_batch *batch)
+{
+    ep_plan_cut cut = ep_flow_cut(batch);
+    uint64_t request = cut.row_bytes + cut.slot_bytes;
+    return request > cut.reply_slot_bytes ? request : cut.reply_slot_bytes;
+}
+
+ep_err ep_flow_check(const ep_flow *flow, const ep_batch *batch, ep_error *out_error)
+{
+    uint64_t needed = one_slot_bytes(batch);
+    if (needed > ep_flow_room_bytes(flow, 0)) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "%s is %zu: a frame of one row needs %" PRIu64
+                            " bytes (the row of %" PRIu64 " and %u for what goes with it)",
+                            flow->prefill ? "chunk_bytes_max" : "frame_bytes_max", flow->frame_bytes,
+                            needed + EP_FLOW_FRAME_OVERHEAD_BYTES, needed, EP_FLOW_FRAME_OVERHEAD_BYTES);
+    }
+    return EP_OK;
 }
 
 uint32_t ep_flow_frames_max(const ep_flow *flow, const ep_batch *batch, uint64_t slots, uint32_t nodes)
 {
-    uint64_t frames = slots / ep_flow_frame_slots(flow, batch, 0) + nodes;
-    return frames > slots ? (slots > UINT32_MAX ? UINT32_MAX : (uint32_t)slots) : (uint32_t)frames;
+    uint64_t frames = ep_plan_chunks_max(slots, ep_flow_room_bytes(flow, 0) / one_slot_bytes(batch), nodes);
+    return frames > UINT32_MAX ? UINT32_MAX : (uint32_t)frames;
 }
 
 uint64_t ep_flow_claim_bytes(const ep_flow *flow, const ep_batch *batch, uint64_t slots, uint32_t nodes)

@@ -4,16 +4,15 @@
  * except to pick the connection and to tell the node its scheduling class.
  *
  *   decode    one frame per node on the decode connection
- *   prefill   windows of tokens, one after the other; in a window each node's slots cut into frames whose
- *             request and reply both fit chunk_bytes_max where one row fits, all in flight on the bulk
- *             connection
+ *   prefill   windows of tokens, one after the other; in a window each node's tokens cut into frames whose
+ *             request and reply both fit chunk_bytes_max, all in flight on the bulk connection
  *
  * In both a window's reply rows are bounded, so that one call cannot take the whole buffer budget. Pure.
  */
 #ifndef EP_CLIENT_FLOW_H
 #define EP_CLIENT_FLOW_H
 
-#include "moe/batch.h"
+#include "moe/routing_plan.h"
 
 /* What fixed part, protobuf header and alignment take of a frame at most. */
 #define EP_FLOW_FRAME_OVERHEAD_BYTES 4096u
@@ -37,9 +36,12 @@ typedef struct ep_flow {
 
 void ep_flow_pick(const ep_flow_limits *limits, ep_mode mode, const ep_batch *batch,
                   const ep_layer_shape *shape, ep_flow *out_flow);
-/* Slots one frame may carry to a peer that accepts frames of
- * peer_frame_bytes_max (0: not known); at least 1. */
-uint32_t ep_flow_frame_slots(const ep_flow *flow, const ep_batch *batch, uint64_t peer_frame_bytes_max);
+/* Errors: INVALID_ARGUMENT when one row does not fit a frame, naming the limit and what is needed. */
+ep_err ep_flow_check(const ep_flow *flow, const ep_batch *batch, ep_error *out_error);
+/* How the plan counts bytes; room_bytes is the caller's to set. */
+ep_plan_cut ep_flow_cut(const ep_batch *batch);
+/* Tensor bytes of one frame to a peer that accepts frames of peer_frame_bytes_max (0: not known). */
+uint64_t ep_flow_room_bytes(const ep_flow *flow, uint64_t peer_frame_bytes_max);
 /* Frames a window of this many slots is cut into at most, spread over nodes. */
 uint32_t ep_flow_frames_max(const ep_flow *flow, const ep_batch *batch, uint64_t slots, uint32_t nodes);
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Builds a routing plan in two passes: the first counts slots per expert and rows per node, the second places
- * each slot. Slots are visited in ascending number, so the counting sort leaves them by node, expert, token.
+ * Builds a routing plan in one pass over the ids and a radix sort. The pass visits slots in ascending number,
+ * gives each its chunk and its row, and counts; then two stable scatters, by expert and by chunk, leave the
+ * slots by chunk, expert, token.
  */
 #include "moe/routing_plan.h"
 
@@ -12,30 +13,42 @@
 #include "base/check.h"
 
 #define NO_TOKEN UINT32_MAX
+#define NO_CHUNK UINT32_MAX
+#define CHUNKS_MIN 16u
 
 /* A slot that some node must serve. */
 typedef struct {
     uint32_t slot_number;
     uint32_t expert;
+    uint32_t chunk;
+    uint32_t row; /* in the chunk */
 } needed_slot;
 
 typedef struct {
-    uint32_t slots_begin;
-    uint32_t slots_count;
-    uint32_t rows_begin;
-    uint32_t rows_count; /* second pass: rows placed so far */
-    uint32_t last_token; /* token of the newest row */
+    uint32_t chunk;       /* that takes its next row */
+    uint32_t count_token; /* token that token_slots belongs to */
+    uint32_t token_slots;
+    uint32_t placed_token; /* token whose slots are being placed */
+    uint32_t row_chunk;    /* chunk that has this token's row already */
 } node_scratch;
 
 typedef struct {
     size_t slots_capacity;
-    size_t rows_capacity;
     size_t experts_capacity;
     size_t nodes_capacity;
-    needed_slot *needed;     /* [slots_capacity] */
+    size_t chunks_capacity;
+    needed_slot *needed;     /* [slots_capacity] ascending slot number */
+    needed_slot *by_expert;  /* [slots_capacity] */
     uint32_t *expert_cursor; /* [experts_capacity] first a count, then the next place */
     node_scratch *by_node;   /* [nodes_capacity] */
 } plan_scratch;
+
+uint64_t ep_plan_chunks_max(uint64_t slots, uint64_t room_slots, uint32_t nodes)
+{
+    /* Two chunks of a node that follow each other hold more than room_slots together. */
+    uint64_t chunks = 2 * slots / (room_slots + 1) + nodes;
+    return chunks < slots ? chunks : slots;
+}
 
 void ep_routing_plan_init(ep_routing_plan *plan)
 {
@@ -47,11 +60,12 @@ void ep_routing_plan_fini(ep_routing_plan *plan)
     plan_scratch *scratch = plan->priv;
     if (scratch != NULL) {
         free(scratch->needed);
+        free(scratch->by_expert);
         free(scratch->expert_cursor);
         free(scratch->by_node);
         free(scratch);
     }
-    free(plan->nodes);
+    free(plan->chunks);
     free(plan->row_tokens);
     free(plan->slots);
     memset(plan, 0, sizeof(*plan));
@@ -71,7 +85,25 @@ static ep_err renew(void *array, size_t count, size_t element_bytes)
     return EP_OK;
 }
 
-static ep_err reserve(ep_routing_plan *plan, size_t slots, size_t rows, size_t experts, size_t nodes)
+/* The one array that grows while it is being filled. */
+static ep_err reserve_chunks(ep_routing_plan *plan, size_t count)
+{
+    plan_scratch *scratch = plan->priv;
+    if (count > scratch->chunks_capacity) {
+        size_t capacity = scratch->chunks_capacity * 2 < CHUNKS_MIN ? CHUNKS_MIN : scratch->chunks_capacity * 2;
+        capacity = capacity < count ? count : capacity;
+        ep_plan_chunk *chunks = realloc(plan->chunks, capacity * sizeof(*chunks));
+        if (chunks == NULL) {
+            return EP_ERR_NO_MEMORY;
+        }
+        plan->chunks = chunks;
+        scratch->chunks_capacity = capacity;
+    }
+    return EP_OK;
+}
+
+/* A slot brings at most one row. */
+static ep_err reserve(ep_routing_plan *plan, size_t slots, size_t experts, size_t nodes, size_t chunks)
 {
     plan_scratch *scratch = plan->priv;
     if (scratch == NULL) {
@@ -84,17 +116,12 @@ static ep_err reserve(ep_routing_plan *plan, size_t slots, size_t rows, size_t e
     if (slots > scratch->slots_capacity) {
         scratch->slots_capacity = 0;
         if (renew(&scratch->needed, slots, sizeof(*scratch->needed)) != EP_OK ||
+            renew(&scratch->by_expert, slots, sizeof(*scratch->by_expert)) != EP_OK ||
+            renew(&plan->row_tokens, slots, sizeof(*plan->row_tokens)) != EP_OK ||
             renew(&plan->slots, slots, sizeof(*plan->slots)) != EP_OK) {
             return EP_ERR_NO_MEMORY;
         }
         scratch->slots_capacity = slots;
-    }
-    if (rows > scratch->rows_capacity) {
-        scratch->rows_capacity = 0;
-        if (renew(&plan->row_tokens, rows, sizeof(*plan->row_tokens)) != EP_OK) {
-            return EP_ERR_NO_MEMORY;
-        }
-        scratch->rows_capacity = rows;
     }
     if (experts > scratch->experts_capacity) {
         scratch->experts_capacity = 0;
@@ -105,42 +132,38 @@ static ep_err reserve(ep_routing_plan *plan, size_t slots, size_t rows, size_t e
     }
     if (nodes > scratch->nodes_capacity) {
         scratch->nodes_capacity = 0;
-        if (renew(&scratch->by_node, nodes, sizeof(*scratch->by_node)) != EP_OK ||
-            renew(&plan->nodes, nodes, sizeof(*plan->nodes)) != EP_OK) {
+        if (renew(&scratch->by_node, nodes, sizeof(*scratch->by_node)) != EP_OK) {
             return EP_ERR_NO_MEMORY;
         }
         scratch->nodes_capacity = nodes;
     }
-    return EP_OK;
-}
-
-/* A token gives at most one row per node and one per slot. */
-static size_t rows_max(size_t tokens, size_t slots_per_token, size_t nodes)
-{
-    return tokens * (slots_per_token < nodes ? slots_per_token : nodes);
+    return reserve_chunks(plan, chunks);
 }
 
 ep_err ep_routing_plan_reserve(ep_routing_plan *plan, uint32_t tokens_max, uint32_t slots_per_token,
-                               uint32_t experts, uint32_t nodes)
+                               uint32_t experts, uint32_t nodes, uint32_t chunks_max)
 {
-    return reserve(plan, (size_t)tokens_max * slots_per_token, rows_max(tokens_max, slots_per_token, nodes),
-                   experts, nodes);
+    return reserve(plan, (size_t)tokens_max * slots_per_token, experts, nodes, chunks_max);
 }
 
 typedef struct {
     const ep_batch *batch;
     const ep_routing_layer *layer;
     const uint32_t *chosen;
+    const ep_plan_cut *cut;
     uint32_t slots_per_token;
     uint32_t nodes_count;
+    uint32_t token_begin;
+    uint32_t token_end;
+    const uint32_t *slot_numbers;
+    uint32_t slot_numbers_count;
 } build_input;
 
-/* First pass for one slot: remembers it and counts it for its expert and its node. */
-static ep_err count_slot(plan_scratch *scratch, const build_input *in, uint32_t slot_number,
+/* Remembers a slot that needs a row, and counts it for its expert and for its token's slots at a node. */
+static ep_err count_slot(plan_scratch *scratch, const build_input *in, uint32_t token, uint32_t slot_number,
                          uint32_t *needed_count, ep_error *out_error)
 {
     uint32_t expert;
-    uint32_t token = slot_number / in->slots_per_token;
     ep_slot_kind kind =
         ep_batch_slot(in->batch, &in->layer->shape, token, slot_number % in->slots_per_token, &expert);
     if (kind != EP_SLOT_ROUTED && kind != EP_SLOT_SHARED) {
@@ -160,113 +183,184 @@ static ep_err count_slot(plan_scratch *scratch, const build_input *in, uint32_t 
     EP_ASSERT(node_index < in->nodes_count);
 
     node_scratch *node = &scratch->by_node[node_index];
-    scratch->needed[(*needed_count)++] = (needed_slot){slot_number, expert};
+    scratch->needed[(*needed_count)++] = (needed_slot){.slot_number = slot_number, .expert = expert};
     scratch->expert_cursor[expert]++;
-    node->slots_count++;
-    if (node->last_token != token) {
-        node->last_token = token;
-        node->rows_count++;
+    if (node->count_token != token) {
+        node->count_token = token;
+        node->token_slots = 0;
     }
+    node->token_slots++;
     return EP_OK;
 }
 
-static ep_err count_slots(plan_scratch *scratch, const build_input *in, uint32_t token_begin,
-                          uint32_t token_end, const uint32_t *slot_numbers, uint32_t slot_numbers_count,
-                          uint32_t *out_needed, ep_error *out_error)
+static bool fits(const build_input *in, uint32_t node, uint64_t rows, uint64_t slots)
 {
-    ep_err err = EP_OK;
-    uint32_t needed = 0;
-    if (slot_numbers != NULL) {
-        for (uint32_t i = 0; i < slot_numbers_count && err == EP_OK; i++) {
-            EP_ASSERT(i == 0 || slot_numbers[i - 1] < slot_numbers[i]);
-            err = count_slot(scratch, in, slot_numbers[i], &needed, out_error);
-        }
-    } else {
-        uint32_t end = token_end * in->slots_per_token;
-        for (uint32_t s = token_begin * in->slots_per_token; s < end && err == EP_OK; s++) {
-            err = count_slot(scratch, in, s, &needed, out_error);
-        }
+    const ep_plan_cut *cut = in->cut;
+    return cut == NULL || (rows * cut->row_bytes + slots * cut->slot_bytes <= cut->room_bytes[node] &&
+                           slots * cut->reply_slot_bytes <= cut->room_bytes[node]);
+}
+
+static ep_err open_chunk(ep_routing_plan *plan, node_scratch *node, uint32_t node_index)
+{
+    ep_err err = reserve_chunks(plan, (size_t)plan->chunks_count + 1);
+    if (err == EP_OK) {
+        node->chunk = plan->chunks_count++;
+        plan->chunks[node->chunk] = (ep_plan_chunk){.node = node_index};
     }
-    *out_needed = needed;
     return err;
 }
 
-/* Gives every node its range and every expert its first place, and lists the nodes that get rows. */
-static void lay_out(ep_routing_plan *plan, const build_input *in, uint32_t experts)
+/* Gives a slot its chunk and its row. A token's first slot at a node looks whether all of them fit. */
+static ep_err place_slot(ep_routing_plan *plan, const build_input *in, uint32_t token, needed_slot *slot)
 {
     plan_scratch *scratch = plan->priv;
-    for (uint32_t n = 0; n < in->nodes_count; n++) {
-        node_scratch *node = &scratch->by_node[n];
-        if (node->slots_count == 0) {
-            continue;
-        }
-        node->slots_begin = plan->slots_count;
-        node->rows_begin = plan->rows_count;
-        plan->nodes[plan->nodes_count++] =
-            (ep_plan_node){n, node->rows_begin, node->rows_count, node->slots_begin, node->slots_count};
-        plan->slots_count += node->slots_count;
-        plan->rows_count += node->rows_count;
-        node->rows_count = 0;
-        node->last_token = NO_TOKEN;
+    uint32_t node_index = in->chosen[slot->expert];
+    node_scratch *node = &scratch->by_node[node_index];
+    uint32_t more = 1;
+    if (node->placed_token != token) {
+        node->placed_token = token;
+        node->row_chunk = NO_CHUNK;
+        more = node->token_slots;
     }
+    ep_plan_chunk *chunk = node->chunk != NO_CHUNK ? &plan->chunks[node->chunk] : NULL;
+    bool has_row = node->row_chunk == node->chunk && chunk != NULL;
+    if (chunk == NULL ||
+        !fits(in, node_index, (uint64_t)chunk->rows_count + !has_row, (uint64_t)chunk->slots_count + more)) {
+        ep_err err = open_chunk(plan, node, node_index);
+        if (err != EP_OK) {
+            return err;
+        }
+        chunk = &plan->chunks[node->chunk];
+        has_row = false;
+    }
+    if (!has_row) {
+        node->row_chunk = node->chunk;
+        chunk->rows_count++;
+    }
+    chunk->slots_count++;
+    slot->chunk = node->chunk;
+    slot->row = chunk->rows_count - 1;
+    return EP_OK;
+}
+
+/* The n-th slot number of the build; false past the end. */
+static bool slot_at(const build_input *in, uint32_t n, uint32_t *out_number)
+{
+    if (in->slot_numbers != NULL) {
+        if (n >= in->slot_numbers_count) {
+            return false;
+        }
+        EP_ASSERT(n == 0 || in->slot_numbers[n - 1] < in->slot_numbers[n]);
+        *out_number = in->slot_numbers[n];
+        return true;
+    }
+    *out_number = in->token_begin * in->slots_per_token + n;
+    return *out_number < in->token_end * in->slots_per_token;
+}
+
+/* The pass over the ids, token by token. */
+static ep_err assign_slots(ep_routing_plan *plan, const build_input *in, uint32_t *out_needed,
+                           ep_error *out_error)
+{
+    plan_scratch *scratch = plan->priv;
+    uint32_t needed = 0;
+    uint32_t number;
+    for (uint32_t n = 0; slot_at(in, n, &number);) {
+        uint32_t token = number / in->slots_per_token;
+        uint32_t token_end = (token + 1) * in->slots_per_token;
+        uint32_t first = needed;
+        do {
+            ep_err err = count_slot(scratch, in, token, number, &needed, out_error);
+            if (err != EP_OK) {
+                return err;
+            }
+            n++;
+        } while (slot_at(in, n, &number) && number < token_end);
+        for (uint32_t i = first; i < needed; i++) {
+            if (place_slot(plan, in, token, &scratch->needed[i]) != EP_OK) {
+                return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a plan");
+            }
+        }
+    }
+    *out_needed = needed;
+    return EP_OK;
+}
+
+/* Turns counts into first places. */
+static void lay_out(ep_routing_plan *plan, uint32_t experts)
+{
+    plan_scratch *scratch = plan->priv;
+    uint32_t place = 0;
     for (uint32_t e = 0; e < experts; e++) {
         uint32_t count = scratch->expert_cursor[e];
-        if (count > 0) {
-            node_scratch *node = &scratch->by_node[in->chosen[e]];
-            scratch->expert_cursor[e] = node->slots_begin;
-            node->slots_begin += count;
-        }
+        scratch->expert_cursor[e] = place;
+        place += count;
+    }
+    for (uint32_t c = 0; c < plan->chunks_count; c++) {
+        ep_plan_chunk *chunk = &plan->chunks[c];
+        chunk->slots_begin = plan->slots_count;
+        chunk->rows_begin = plan->rows_count;
+        plan->slots_count += chunk->slots_count;
+        plan->rows_count += chunk->rows_count;
+        chunk->slots_count = 0; /* counts up again while its slots are written */
     }
 }
 
-static void place_slots(ep_routing_plan *plan, const build_input *in, uint32_t needed_count)
+static void sort_slots(ep_routing_plan *plan, const build_input *in, uint32_t needed_count)
 {
     plan_scratch *scratch = plan->priv;
     for (uint32_t i = 0; i < needed_count; i++) {
-        needed_slot slot = scratch->needed[i];
-        node_scratch *node = &scratch->by_node[in->chosen[slot.expert]];
-        uint32_t token = slot.slot_number / in->slots_per_token;
-        if (node->last_token != token) {
-            node->last_token = token;
-            plan->row_tokens[node->rows_begin + node->rows_count++] = token;
-        }
-        plan->slots[scratch->expert_cursor[slot.expert]++] =
-            (ep_plan_slot){node->rows_count - 1, slot.expert, slot.slot_number};
+        const needed_slot *slot = &scratch->needed[i];
+        scratch->by_expert[scratch->expert_cursor[slot->expert]++] = *slot;
+    }
+    for (uint32_t i = 0; i < needed_count; i++) {
+        const needed_slot *slot = &scratch->by_expert[i];
+        ep_plan_chunk *chunk = &plan->chunks[slot->chunk];
+        plan->slots[chunk->slots_begin + chunk->slots_count++] =
+            (ep_plan_slot){slot->row, slot->expert, slot->slot_number};
+        plan->row_tokens[chunk->rows_begin + slot->row] = slot->slot_number / in->slots_per_token;
     }
 }
 
 ep_err ep_routing_plan_build(ep_routing_plan *plan, const ep_batch *batch, const ep_routing_layer *layer,
-                             uint32_t nodes_count, const uint32_t *chosen, uint32_t token_begin,
-                             uint32_t token_end, const uint32_t *slot_numbers, uint32_t slot_numbers_count,
-                             ep_error *out_error)
+                             uint32_t nodes_count, const uint32_t *chosen, const ep_plan_cut *cut,
+                             uint32_t token_begin, uint32_t token_end, const uint32_t *slot_numbers,
+                             uint32_t slot_numbers_count, ep_error *out_error)
 {
-    build_input in = {batch, layer, chosen, ep_batch_slots_per_token(batch, &layer->shape), nodes_count};
+    build_input in = {batch,
+                      layer,
+                      chosen,
+                      cut,
+                      ep_batch_slots_per_token(batch, &layer->shape),
+                      nodes_count,
+                      token_begin,
+                      token_end,
+                      slot_numbers,
+                      slot_numbers_count};
     uint32_t experts = layer->shape.experts + layer->shape.shared_experts;
     EP_ASSERT(token_begin <= token_end && token_end <= batch->tokens);
-    size_t tokens = slot_numbers != NULL ? slot_numbers_count : token_end - token_begin;
-    size_t per_token = slot_numbers != NULL ? 1 : in.slots_per_token;
+    size_t slots =
+        slot_numbers != NULL ? slot_numbers_count : (size_t)(token_end - token_begin) * in.slots_per_token;
 
-    plan->nodes_count = 0;
+    plan->chunks_count = 0;
     plan->rows_count = 0;
     plan->slots_count = 0;
-    if (reserve(plan, tokens * per_token, rows_max(tokens, per_token, nodes_count), experts, nodes_count) !=
-        EP_OK) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a plan of %zu slots",
-                            tokens * per_token);
+    if (reserve(plan, slots, experts, nodes_count, nodes_count < slots ? nodes_count : slots) != EP_OK) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a plan of %zu slots", slots);
     }
     plan_scratch *scratch = plan->priv;
     memset(scratch->expert_cursor, 0, experts * sizeof(*scratch->expert_cursor));
     for (uint32_t n = 0; n < nodes_count; n++) {
-        scratch->by_node[n] = (node_scratch){.last_token = NO_TOKEN};
+        scratch->by_node[n] = (node_scratch){
+            .chunk = NO_CHUNK, .count_token = NO_TOKEN, .placed_token = NO_TOKEN, .row_chunk = NO_CHUNK};
     }
 
     uint32_t needed = 0;
-    ep_err err = count_slots(scratch, &in, token_begin, token_end, slot_numbers, slot_numbers_count, &needed,
-                             out_error);
+    ep_err err = assign_slots(plan, &in, &needed, out_error);
     if (err != EP_OK) {
         return err;
     }
-    lay_out(plan, &in, experts);
-    place_slots(plan, &in, needed);
+    lay_out(plan, experts);
+    sort_slots(plan, &in, needed);
     return EP_OK;
 }

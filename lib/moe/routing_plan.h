@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * From (token, slot) to rows per node: each token row once per node, with its (expert, slot) list, sorted by node, then
- * expert, then token (a stable counting sort). One plan is built from one routing table epoch. Pure.
+ * From (token, slot) to the frames that travel: each token row once per node, cut by token into chunks that keep to a frame's limits,
+ * slots inside a chunk sorted by expert, then token. One plan is built from one routing table epoch. Pure.
+ *
+ * A token's slots for one node stay in one chunk. Only a token whose slots do not fit an empty chunk is spread over several, and
+ * its row travels with each.
  *
  * Memory     a plan is reused: arrays grow to the largest batch seen and stay. ep_routing_plan_reserve makes later builds
  *            allocate nothing.
@@ -14,32 +17,46 @@
 #include "moe/routing_table.h"
 
 typedef struct ep_plan_slot {
-    uint32_t row;                /* index among this node's rows */
+    uint32_t row;                /* index among the chunk's rows */
     uint32_t expert;             /* table index */
     uint32_t slot_number;        /* t * slots_per_token + k */
 } ep_plan_slot;
 
-typedef struct ep_plan_node {
+/* What one frame carries. */
+typedef struct ep_plan_chunk {
     uint32_t node;               /* node index in the table */
     uint32_t rows_begin;         /* in plan->row_tokens */
     uint32_t rows_count;
     uint32_t slots_begin;        /* in plan->slots */
     uint32_t slots_count;
-} ep_plan_node;
+} ep_plan_chunk;
 
 typedef struct ep_routing_plan {
-    uint32_t nodes_count;
-    ep_plan_node *nodes;         /* only nodes that get rows, ascending node index */
+    uint32_t chunks_count;
+    ep_plan_chunk *chunks;       /* by their first token: nodes take turns; a node's chunks have ascending tokens */
     uint32_t rows_count;
-    uint32_t *row_tokens;        /* token of each row, ascending inside a node */
+    uint32_t *row_tokens;        /* token of each row, ascending inside a chunk */
     uint32_t slots_count;
     ep_plan_slot *slots;
     void *priv;                  /* scratch and capacities */
 } ep_routing_plan;
 
+/* Bytes that count towards a chunk's limits. */
+typedef struct ep_plan_cut {
+    uint64_t row_bytes;          /* of a request, for each row */
+    uint64_t slot_bytes;         /* of a request, for each slot */
+    uint64_t reply_slot_bytes;
+    const uint64_t *room_bytes;  /* [nodes_count] a chunk's rows and slots, and its reply's rows, stay at or below; a chunk has at
+                                    least one slot */
+} ep_plan_cut;
+
+/* Chunks that `slots` slots are cut into at most, when each chunk has room for room_slots slots that each bring a row of their own. */
+uint64_t ep_plan_chunks_max(uint64_t slots, uint64_t room_slots, uint32_t nodes);
+
 void ep_routing_plan_init(ep_routing_plan *plan);
 void ep_routing_plan_fini(ep_routing_plan *plan);
-ep_err ep_routing_plan_reserve(ep_routing_plan *plan, uint32_t tokens_max, uint32_t slots_per_token, uint32_t experts, uint32_t nodes);
+ep_err ep_routing_plan_reserve(ep_routing_plan *plan, uint32_t tokens_max, uint32_t slots_per_token, uint32_t experts, uint32_t nodes,
+                               uint32_t chunks_max);
 
 /*
  * Which copy serves which expert in one build: chosen[e] is a node index, or EP_NO_EXPERT when no usable copy is left.
@@ -52,11 +69,11 @@ void ep_choose_copies(const ep_routing_layer *layer, const uint8_t *usable, uint
 
 /*
  * Builds a plan for all routed and shared slots of tokens [token_begin, token_end) of a checked batch or, when slot_numbers is
- * not NULL, for just those slot numbers (re-routing after a loss; ascending).
+ * not NULL, for just those slot numbers (re-routing after a loss; ascending). cut NULL: one chunk per node.
  * Errors: UNAVAILABLE naming layer and expert when chosen[] has EP_NO_EXPERT for a needed expert; NO_MEMORY.
  */
 ep_err ep_routing_plan_build(ep_routing_plan *plan, const ep_batch *batch, const ep_routing_layer *layer, uint32_t nodes_count,
-                             const uint32_t *chosen, uint32_t token_begin, uint32_t token_end, const uint32_t *slot_numbers,
-                             uint32_t slot_numbers_count, ep_error *out_error);
+                             const uint32_t *chosen, const ep_plan_cut *cut, uint32_t token_begin, uint32_t token_end,
+                             const uint32_t *slot_numbers, uint32_t slot_numbers_count, ep_error *out_error);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Packing a node's share of a batch into one buffer, and checking such a buffer where it arrives. */
+/* Packing a chunk of a plan into one buffer, and checking such a buffer where it arrives. */
 #include "wire/forward_codec.h"
 
 #include <inttypes.h>
@@ -11,9 +11,6 @@
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
                "the wire format is little endian and rows are copied as they are");
 _Static_assert(sizeof(ep_wire_slot) == 8, "a slot on the wire is two u32");
-
-#define WORD_BITS 64
-#define ROW_WORDS (EP_TOKENS_MAX / WORD_BITS)
 
 #define BAD(...) ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, __VA_ARGS__)
 
@@ -46,70 +43,28 @@ bool ep_forward_layout_make(uint32_t rows, uint32_t slots, uint32_t hidden, ep_d
     return true;
 }
 
-/* The node's rows that a range of slots uses, renumbered from 0 in the same order: a bit per row and, per
- * word, the rows before it. */
-typedef struct {
-    uint64_t used[ROW_WORDS];
-    uint32_t before[ROW_WORDS];
-    uint32_t count;
-} row_numbers;
-
-static void number_rows(row_numbers *numbers, uint32_t node_rows, const ep_plan_slot *slots,
-                        uint32_t slots_count)
-{
-    uint32_t words = (node_rows + WORD_BITS - 1) / WORD_BITS;
-    memset(numbers->used, 0, words * sizeof(numbers->used[0]));
-    for (uint32_t i = 0; i < slots_count; i++) {
-        numbers->used[slots[i].row / WORD_BITS] |= (uint64_t)1 << (slots[i].row % WORD_BITS);
-    }
-    numbers->count = 0;
-    for (uint32_t w = 0; w < words; w++) {
-        numbers->before[w] = numbers->count;
-        numbers->count += (uint32_t)__builtin_popcountll(numbers->used[w]);
-    }
-}
-
-static bool row_is_used(const row_numbers *numbers, uint32_t row)
-{
-    return (numbers->used[row / WORD_BITS] >> (row % WORD_BITS)) & 1;
-}
-
-static uint32_t row_number(const row_numbers *numbers, uint32_t row)
-{
-    uint64_t below = ((uint64_t)1 << (row % WORD_BITS)) - 1;
-    return numbers->before[row / WORD_BITS] +
-           (uint32_t)__builtin_popcountll(numbers->used[row / WORD_BITS] & below);
-}
-
-static void pack_rows(const ep_batch *batch, const ep_routing_plan *plan, const ep_plan_node *node,
-                      const row_numbers *numbers, const ep_forward_layout *layout, uint8_t *tensors)
+static void pack_rows(const ep_batch *batch, const uint32_t *row_tokens, uint32_t rows_count,
+                      const ep_forward_layout *layout, uint8_t *tensors)
 {
     size_t row_bytes = batch->hidden * ep_dtype_bytes(batch->x.dtype);
     uint8_t *x = tensors + layout->x_offset;
     float *row_scales = (float *)(tensors + layout->row_scales_offset);
-    uint32_t packed = 0;
-    for (uint32_t row = 0; row < node->rows_count; row++) {
-        if (!row_is_used(numbers, row)) {
-            continue;
-        }
-        uint32_t token = plan->row_tokens[node->rows_begin + row];
-        ep_batch_copy_row(batch, token, x + packed * row_bytes);
+    for (uint32_t row = 0; row < rows_count; row++) {
+        ep_batch_copy_row(batch, row_tokens[row], x + row * row_bytes);
         if (batch->x.dtype == EP_DTYPE_I8) {
-            row_scales[packed] = ep_batch_row_scale(batch, token);
+            row_scales[row] = ep_batch_row_scale(batch, row_tokens[row]);
         }
-        packed++;
     }
 }
 
 /* A shared expert sees x as it is: its slots carry the scale 1. */
 static void pack_slots(const ep_batch *batch, const ep_plan_slot *slots, uint32_t slots_count,
-                       uint32_t slots_per_token, const row_numbers *numbers, const ep_forward_layout *layout,
-                       uint8_t *tensors)
+                       uint32_t slots_per_token, const ep_forward_layout *layout, uint8_t *tensors)
 {
     ep_wire_slot *wire_slots = (ep_wire_slot *)(tensors + layout->slots_offset);
     float *slot_scales = (float *)(tensors + layout->slot_scales_offset);
     for (uint32_t i = 0; i < slots_count; i++) {
-        wire_slots[i] = (ep_wire_slot){row_number(numbers, slots[i].row), slots[i].expert};
+        wire_slots[i] = (ep_wire_slot){slots[i].row, slots[i].expert};
         if (batch->weight_on == EP_WEIGHT_ON_INPUT) {
             uint32_t token = slots[i].slot_number / slots_per_token;
             uint32_t k = slots[i].slot_number % slots_per_token;
@@ -132,24 +87,16 @@ static void clear_gaps(const ep_forward_layout *layout, uint32_t rows, uint32_t 
     }
 }
 
-ep_err ep_forward_pack(const ep_batch *batch, const ep_routing_plan *plan, uint32_t plan_node,
-                       uint32_t slot_begin, uint32_t slot_end, uint32_t slots_per_token, ep_buffer_pool *pool,
-                       Expertd__V1__ForwardRequest *out_header, ep_buffer **out_tensors)
+ep_err ep_forward_pack(const ep_batch *batch, const ep_routing_plan *plan, uint32_t chunk_index,
+                       uint32_t slots_per_token, ep_buffer_pool *pool, Expertd__V1__ForwardRequest *out_header,
+                       ep_buffer **out_tensors)
 {
-    const ep_plan_node *node = &plan->nodes[plan_node];
-    EP_ASSERT(plan_node < plan->nodes_count);
-    EP_ASSERT(slot_begin < slot_end && slot_end <= node->slots_count);
-    EP_ASSERT(node->rows_count <= EP_TOKENS_MAX);
-    const ep_plan_slot *slots = plan->slots + node->slots_begin + slot_begin;
-    uint32_t slots_count = slot_end - slot_begin;
+    EP_ASSERT(chunk_index < plan->chunks_count);
+    const ep_plan_chunk *chunk = &plan->chunks[chunk_index];
     bool weight_on_input = batch->weight_on == EP_WEIGHT_ON_INPUT;
-
-    row_numbers numbers;
-    number_rows(&numbers, node->rows_count, slots, slots_count);
-
     ep_forward_layout layout;
-    if (!ep_forward_layout_make(numbers.count, slots_count, batch->hidden, batch->x.dtype, weight_on_input,
-                                &layout)) {
+    if (!ep_forward_layout_make(chunk->rows_count, chunk->slots_count, batch->hidden, batch->x.dtype,
+                                weight_on_input, &layout)) {
         return EP_ERR_RESOURCE_EXHAUSTED;
     }
     ep_buffer *buffer;
@@ -157,13 +104,14 @@ ep_err ep_forward_pack(const ep_batch *batch, const ep_routing_plan *plan, uint3
     if (err != EP_OK) {
         return err;
     }
-    pack_rows(batch, plan, node, &numbers, &layout, buffer->data);
-    pack_slots(batch, slots, slots_count, slots_per_token, &numbers, &layout, buffer->data);
-    clear_gaps(&layout, numbers.count, slots_count, batch->hidden * ep_dtype_bytes(batch->x.dtype),
-               batch->x.dtype == EP_DTYPE_I8, buffer->data);
+    pack_rows(batch, plan->row_tokens + chunk->rows_begin, chunk->rows_count, &layout, buffer->data);
+    pack_slots(batch, plan->slots + chunk->slots_begin, chunk->slots_count, slots_per_token, &layout,
+               buffer->data);
+    clear_gaps(&layout, chunk->rows_count, chunk->slots_count,
+               batch->hidden * ep_dtype_bytes(batch->x.dtype), batch->x.dtype == EP_DTYPE_I8, buffer->data);
 
-    out_header->rows = numbers.count;
-    out_header->slots = slots_count;
+    out_header->rows = chunk->rows_count;
+    out_header->slots = chunk->slots_count;
     out_header->hidden = batch->hidden;
     out_header->x_dtype = batch->x.dtype;
     out_header->reply_dtype = batch->wire_dtype;

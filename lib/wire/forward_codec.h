@@ -30,11 +30,10 @@ typedef struct ep_forward_layout {
 bool ep_forward_layout_make(uint32_t rows, uint32_t slots, uint32_t hidden, ep_dtype x_dtype, bool weight_on_input,
                             ep_forward_layout *out_layout);
 
-/* Fills a new buffer for slots [slot_begin, slot_end) of one plan node (whole node: 0, slots_count); rows used by them are renumbered from 0
- * in order of token. out_header gets rows, slots, hidden, x_dtype, reply_dtype, weight_on_input. Errors: RESOURCE_EXHAUSTED, NO_MEMORY. */
-ep_err ep_forward_pack(const ep_batch *batch, const ep_routing_plan *plan, uint32_t plan_node, uint32_t slot_begin, uint32_t slot_end,
-                       uint32_t slots_per_token, ep_buffer_pool *pool, Expertd__V1__ForwardRequest *out_header,
-                       ep_buffer **out_tensors);
+/* Fills a new buffer for one chunk of a plan. out_header gets rows, slots, hidden, x_dtype, reply_dtype, weight_on_input.
+ * Errors: RESOURCE_EXHAUSTED, NO_MEMORY. */
+ep_err ep_forward_pack(const ep_batch *batch, const ep_routing_plan *plan, uint32_t chunk_index, uint32_t slots_per_token,
+                       ep_buffer_pool *pool, Expertd__V1__ForwardRequest *out_header, ep_buffer **out_tensors);
 
 /* A checked request. Pointers go into the frame. */
 typedef struct ep_forward_view {

@@ -94,18 +94,22 @@ static void pack_and_read(uint64_t seed)
     for (uint32_t e = 0; e < rb.shape.experts + rb.shape.shared_experts && e < 64; e++) {
         chosen[e] = (uint32_t)(seed >> (e % 32)) % NODES;
     }
+    uint64_t room[NODES];
+    for (uint32_t n = 0; n < NODES; n++) {
+        room[n] = (seed >> (8 * n)) & 1023;
+    }
+    ep_plan_cut cut = {.row_bytes = 100, .slot_bytes = 8, .reply_slot_bytes = 70, .room_bytes = room};
     ep_routing_plan_init(&plan);
-    FUZZ_CHECK(ep_routing_plan_build(&plan, &rb.batch, &layer, NODES, chosen, 0, rb.batch.tokens, NULL, 0, NULL) == EP_OK);
-    for (uint32_t n = 0; n < plan.nodes_count; n++) {
+    FUZZ_CHECK(ep_routing_plan_build(&plan, &rb.batch, &layer, NODES, chosen, &cut, 0, rb.batch.tokens, NULL, 0, NULL) == EP_OK);
+    for (uint32_t n = 0; n < plan.chunks_count; n++) {
         Expertd__V1__ForwardRequest header = EXPERTD__V1__FORWARD_REQUEST__INIT;
         ep_buffer *buffer;
         ep_forward_view view;
         ep_error error;
-        uint32_t count = plan.nodes[n].slots_count;
-        FUZZ_CHECK(ep_forward_pack(&rb.batch, &plan, n, count / 3, count, spt, pool, &header, &buffer) == EP_OK);
+        FUZZ_CHECK(ep_forward_pack(&rb.batch, &plan, n, spt, pool, &header, &buffer) == EP_OK);
         FUZZ_CHECK(ep_forward_view_make(&header, buffer->data, buffer->bytes, &rb.shape, &view, &error) == EP_OK);
         for (uint32_t i = 0; i < view.slots; i++) {
-            FUZZ_CHECK(view.wire_slots[i].expert == plan.slots[plan.nodes[n].slots_begin + count / 3 + i].expert);
+            FUZZ_CHECK(view.wire_slots[i].expert == plan.slots[plan.chunks[n].slots_begin + i].expert);
         }
         ep_buffer_unref(buffer);
     }

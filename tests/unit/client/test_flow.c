@@ -2,7 +2,9 @@
 /* How batches are cut: modes, windows, frames. */
 #include <criterion/criterion.h>
 
+#include "base/random.h"
 #include "flow.h"
+#include "wire/forward_codec.h"
 
 static const ep_flow_limits limits = {.frame_bytes_max = 16u << 20,
                                       .chunk_bytes_max = 1u << 20,
@@ -60,35 +62,85 @@ Test(flow, a_windows_reply_rows_are_bounded_in_both_modes)
     cr_assert_eq(pick(EP_MODE_DECODE, 3, 4096, &tiny).window_tokens, 1);
 }
 
+/* Chunks of a random plan, with the parts' alignment and all, as forward_codec lays them out. */
 Test(flow, a_frame_and_its_reply_stay_below_the_limit)
 {
+    enum { TOKENS = 512, TOP_K = 8 };
     static const ep_dtype types[] = {EP_DTYPE_BF16, EP_DTYPE_F32, EP_DTYPE_I8};
-    for (size_t x = 0; x < 3; x++) {
-        for (size_t w = 0; w < 2; w++) {
-            ep_batch batch = batch_of(1024, 4096);
-            ep_flow flow;
-            batch.x.dtype = types[x];
-            batch.wire_dtype = types[w];
-            ep_flow_pick(&limits, EP_MODE_PREFILL, &batch, &shape, &flow);
-            uint64_t slots = ep_flow_frame_slots(&flow, &batch, 0);
-            cr_assert_leq(slots * 4096 * ep_dtype_bytes(types[w]) + EP_FLOW_FRAME_OVERHEAD_BYTES,
-                          limits.chunk_bytes_max);
-            cr_assert_leq(slots * (4096 * ep_dtype_bytes(types[x]) + 16) + EP_FLOW_FRAME_OVERHEAD_BYTES,
-                          limits.chunk_bytes_max);
-            cr_assert_geq(slots, 1u);
+    static int32_t ids[TOKENS * TOP_K];
+    uint32_t chosen[256];
+    uint64_t state = 1;
+    for (uint32_t i = 0; i < TOKENS * TOP_K; i++) {
+        ids[i] = (int32_t)(ep_splitmix64(&state) % 256);
+    }
+    for (uint32_t e = 0; e < 256; e++) {
+        chosen[e] = e % 3;
+    }
+    for (size_t i = 0; i < 24; i++) {
+        ep_batch batch = batch_of(TOKENS, 4096);
+        ep_flow flow;
+        ep_flow_limits l = limits;
+        ep_routing_plan plan;
+        ep_routing_layer layer = {.shape = shape};
+        batch.ids = (ep_rows){ids, sizeof(ids[0]) * TOP_K, EP_DTYPE_I32};
+        batch.x.dtype = types[i % 3];
+        batch.wire_dtype = types[i / 3 % 2];
+        batch.weight_on = i / 6 % 2 ? EP_WEIGHT_ON_INPUT : EP_WEIGHT_ON_OUTPUT;
+        if (i / 12 == 1) { /* one row, or little more, fits */
+            l.chunk_bytes_max = 4096 * 4 + EP_FLOW_FRAME_OVERHEAD_BYTES + 12;
         }
+        ep_flow_pick(&l, EP_MODE_PREFILL, &batch, &shape, &flow);
+        cr_assert_eq(ep_flow_check(&flow, &batch, NULL), EP_OK);
+        uint64_t room[3] = {ep_flow_room_bytes(&flow, 0), ep_flow_room_bytes(&flow, 0),
+                            ep_flow_room_bytes(&flow, 0)};
+        ep_plan_cut cut = ep_flow_cut(&batch);
+        cut.room_bytes = room;
+        ep_routing_plan_init(&plan);
+        cr_assert_eq(ep_routing_plan_build(&plan, &batch, &layer, 3, chosen, &cut, 0, TOKENS, NULL, 0, NULL),
+                     EP_OK);
+        for (uint32_t c = 0; c < plan.chunks_count; c++) {
+            const ep_plan_chunk *chunk = &plan.chunks[c];
+            ep_forward_layout layout;
+            cr_assert(ep_forward_layout_make(chunk->rows_count, chunk->slots_count, 4096, batch.x.dtype,
+                                             batch.weight_on == EP_WEIGHT_ON_INPUT, &layout));
+            /* leaving room for the fixed part and the protobuf header */
+            cr_assert_leq(layout.total_bytes + EP_FLOW_FRAME_OVERHEAD_BYTES / 2, l.chunk_bytes_max);
+            cr_assert_leq((uint64_t)chunk->slots_count * 4096 * ep_dtype_bytes(batch.wire_dtype) +
+                              EP_FLOW_FRAME_OVERHEAD_BYTES,
+                          l.chunk_bytes_max);
+        }
+        cr_assert_leq(plan.chunks_count, ep_flow_frames_max(&flow, &batch, TOKENS * TOP_K, 3));
+        ep_routing_plan_fini(&plan);
     }
 }
 
-Test(flow, a_peers_smaller_limit_counts_and_one_row_always_travels)
+Test(flow, a_row_above_the_limit_is_refused_by_name)
+{
+    ep_error error;
+    ep_flow flow;
+    ep_flow_limits l = limits;
+    ep_batch batch = batch_of(16, 4096);
+    l.chunk_bytes_max = 12 * 1024;
+    ep_flow_pick(&l, EP_MODE_PREFILL, &batch, &shape, &flow);
+    cr_assert_eq(ep_flow_check(&flow, &batch, &error), EP_ERR_INVALID_ARGUMENT);
+    cr_assert_str_eq(error.text, "chunk_bytes_max is 12288: a frame of one row needs 12296 bytes (the row of "
+                                 "8200 and 4096 for what goes with it)");
+    l.chunk_bytes_max = 12296;
+    ep_flow_pick(&l, EP_MODE_PREFILL, &batch, &shape, &flow);
+    cr_assert_eq(ep_flow_check(&flow, &batch, NULL), EP_OK);
+    ep_flow_pick(&l, EP_MODE_DECODE, &batch, &shape, &flow);
+    cr_assert_eq(ep_flow_check(&flow, &batch, NULL), EP_OK);
+}
+
+Test(flow, a_peers_smaller_limit_counts)
 {
     ep_batch batch = batch_of(16, 4096);
     ep_flow flow;
     ep_flow_pick(&limits, EP_MODE_DECODE, &batch, &shape, &flow);
-    uint32_t own = ep_flow_frame_slots(&flow, &batch, 0);
-    cr_assert_lt(ep_flow_frame_slots(&flow, &batch, 65536), own);
-    cr_assert_eq(ep_flow_frame_slots(&flow, &batch, (uint64_t)1 << 40), own);
-    cr_assert_eq(ep_flow_frame_slots(&flow, &batch, 100), 1);
+    uint64_t own = ep_flow_room_bytes(&flow, 0);
+    cr_assert_lt(ep_flow_room_bytes(&flow, 65536), own);
+    cr_assert_eq(ep_flow_room_bytes(&flow, (uint64_t)1 << 40), own);
+    cr_assert_eq(ep_flow_room_bytes(&flow, 100), 0);
     cr_assert_eq(ep_flow_frames_max(&flow, &batch, 5, 100), 5);
     cr_assert_eq(ep_flow_frames_max(&flow, &batch, 128, 6), 6);
 }

@@ -38,51 +38,117 @@ static void make_cluster(cluster *c, const ep_layer_shape *shape, uint64_t *stat
     ep_choose_copies(&c->layer, c->usable, random_below(state, 100), c->chosen);
 }
 
+/* Limits that cut often: rooms from less than one slot to more than the batch. */
+static const ep_plan_cut *random_cut(ep_plan_cut *cut, uint64_t *room, uint64_t *state)
+{
+    *cut = (ep_plan_cut){.row_bytes = random_below(state, 100),
+                         .slot_bytes = 1 + random_below(state, 12),
+                         .reply_slot_bytes = random_below(state, 100),
+                         .room_bytes = room};
+    for (uint32_t n = 0; n < NODES_MAX; n++) {
+        room[n] = random_below(state, random_below(state, 3) ? 200 : 3000);
+    }
+    return random_below(state, 4) == 0 ? NULL : cut;
+}
+
+static bool fits(const ep_plan_cut *cut, uint32_t node, uint64_t rows, uint64_t slots)
+{
+    return cut == NULL || (rows * cut->row_bytes + slots * cut->slot_bytes <= cut->room_bytes[node] &&
+                           slots * cut->reply_slot_bytes <= cut->room_bytes[node]);
+}
+
+/* One chunk: its limits, rows ascending and all used, slots by expert, then token. */
+static void check_chunk(const ep_routing_plan *plan, const ep_plan_chunk *chunk, const cluster *c,
+                        const ep_plan_cut *cut, uint32_t spt)
+{
+    const uint32_t *tokens = plan->row_tokens + chunk->rows_begin;
+    uint8_t *row_used = calloc(chunk->rows_count, 1);
+    cr_assert(chunk->rows_count > 0 && chunk->slots_count > 0);
+    cr_assert(chunk->slots_count == 1 || fits(cut, chunk->node, chunk->rows_count, chunk->slots_count),
+              "%u rows and %u slots are above the limit", chunk->rows_count, chunk->slots_count);
+    for (uint32_t r = 1; r < chunk->rows_count; r++) {
+        cr_assert_lt(tokens[r - 1], tokens[r], "a token is one row of a chunk");
+    }
+    for (uint32_t i = 0; i < chunk->slots_count; i++) {
+        const ep_plan_slot *slot = &plan->slots[chunk->slots_begin + i];
+        cr_assert_eq(c->chosen[slot->expert], chunk->node);
+        cr_assert_lt(slot->row, chunk->rows_count);
+        cr_assert_eq(tokens[slot->row], slot->slot_number / spt);
+        row_used[slot->row] = 1;
+        if (i > 0) {
+            const ep_plan_slot *before = slot - 1;
+            cr_assert(before->expert < slot->expert ||
+                          (before->expert == slot->expert && before->slot_number < slot->slot_number),
+                      "slots must be by expert, then token");
+        }
+    }
+    cr_assert(memchr(row_used, 0, chunk->rows_count) == NULL, "a row that nobody uses");
+    free(row_used);
+}
+
+/* A node's chunks have ascending tokens, and a token is in two of them only when its slots do not fit an
+ * empty one. No chunk could have taken the next one's first token. */
+static void check_node(const ep_routing_plan *plan, uint32_t node, const ep_plan_cut *cut, uint32_t spt,
+                       uint32_t tokens_count, const uint32_t *expected, const cluster *c)
+{
+    const ep_plan_chunk *before = NULL;
+    uint32_t *slots_of = calloc(tokens_count + 1, sizeof(*slots_of));
+    for (uint32_t s = 0; s < tokens_count * spt; s++) {
+        slots_of[s / spt] += expected[s] != EP_NO_EXPERT && c->chosen[expected[s]] == node;
+    }
+    for (uint32_t i = 0; i < plan->chunks_count; i++) {
+        const ep_plan_chunk *chunk = &plan->chunks[i];
+        if (chunk->node != node) {
+            continue;
+        }
+        if (before != NULL) {
+            uint32_t last = plan->row_tokens[before->rows_begin + before->rows_count - 1];
+            uint32_t first = plan->row_tokens[chunk->rows_begin];
+            cr_assert(last <= first && cut != NULL);
+            cr_assert(last < first || !fits(cut, node, 1, slots_of[first]),
+                      "token %u travels twice to one node", first);
+            cr_assert(!fits(cut, node, (uint64_t)before->rows_count + (last < first),
+                            (uint64_t)before->slots_count + (last < first ? slots_of[first] : 1)),
+                      "a chunk was closed with room for the next token");
+        }
+        before = chunk;
+    }
+    free(slots_of);
+}
+
 /* The plan against the batch: expected[] says for each slot number which expert it needs. */
 static void check_plan(const ep_routing_plan *plan, const random_batch *rb, const cluster *c,
-                       const uint32_t *expected, uint32_t slots_all)
+                       const ep_plan_cut *cut, const uint32_t *expected, uint32_t slots_all)
 {
     uint32_t spt = ep_batch_slots_per_token(&rb->batch, &rb->shape);
     uint8_t *seen = calloc(slots_all + 1, 1);
     uint32_t rows = 0;
     uint32_t slots = 0;
-    for (uint32_t n = 0; n < plan->nodes_count; n++) {
-        const ep_plan_node *node = &plan->nodes[n];
-        cr_assert(n == 0 || plan->nodes[n - 1].node < node->node, "nodes must ascend");
-        cr_assert_eq(node->rows_begin, rows);
-        cr_assert_eq(node->slots_begin, slots);
-        cr_assert(node->rows_count > 0 && node->slots_count > 0);
-        rows += node->rows_count;
-        slots += node->slots_count;
-        const uint32_t *tokens = plan->row_tokens + node->rows_begin;
-        for (uint32_t r = 1; r < node->rows_count; r++) {
-            cr_assert_lt(tokens[r - 1], tokens[r], "a token is one row of a node");
-        }
-        uint8_t *row_used = calloc(node->rows_count, 1);
-        for (uint32_t i = 0; i < node->slots_count; i++) {
-            const ep_plan_slot *slot = &plan->slots[node->slots_begin + i];
+    for (uint32_t n = 0; n < plan->chunks_count; n++) {
+        const ep_plan_chunk *chunk = &plan->chunks[n];
+        cr_assert_lt(chunk->node, c->nodes);
+        cr_assert_eq(chunk->rows_begin, rows);
+        cr_assert_eq(chunk->slots_begin, slots);
+        cr_assert(n == 0 || plan->row_tokens[plan->chunks[n - 1].rows_begin] <= plan->row_tokens[rows],
+                  "chunks are by first token");
+        check_chunk(plan, chunk, c, cut, spt);
+        for (uint32_t i = 0; i < chunk->slots_count; i++) {
+            const ep_plan_slot *slot = &plan->slots[chunk->slots_begin + i];
             cr_assert_lt(slot->slot_number, slots_all);
             cr_assert_eq(seen[slot->slot_number], 0, "slot %u twice", slot->slot_number);
             seen[slot->slot_number] = 1;
             cr_assert_eq(slot->expert, expected[slot->slot_number]);
-            cr_assert_eq(c->chosen[slot->expert], node->node);
-            cr_assert_lt(slot->row, node->rows_count);
-            cr_assert_eq(tokens[slot->row], slot->slot_number / spt);
-            row_used[slot->row] = 1;
-            if (i > 0) {
-                const ep_plan_slot *before = slot - 1;
-                cr_assert(before->expert < slot->expert ||
-                              (before->expert == slot->expert && before->slot_number < slot->slot_number),
-                          "slots must be by expert, then token");
-            }
         }
-        cr_assert(memchr(row_used, 0, node->rows_count) == NULL, "a row that nobody uses");
-        free(row_used);
+        rows += chunk->rows_count;
+        slots += chunk->slots_count;
     }
     cr_assert_eq(rows, plan->rows_count);
     cr_assert_eq(slots, plan->slots_count);
     for (uint32_t s = 0; s < slots_all; s++) {
         cr_assert_eq(seen[s], expected[s] != EP_NO_EXPERT, "slot %u: seen %u", s, seen[s]);
+    }
+    for (uint32_t n = 0; n < c->nodes; n++) {
+        check_node(plan, n, cut, spt, rb->batch.tokens, expected, c);
     }
     free(seen);
 }
@@ -105,8 +171,24 @@ static uint32_t *expected_slots(const random_batch *rb, uint32_t slots_all, uint
     return expected;
 }
 
+/* The bound that memory is reserved by. */
+static void check_chunks_max(const ep_routing_plan *plan, const cluster *c, const ep_plan_cut *cut)
+{
+    uint64_t room_slots = UINT32_MAX;
+    for (uint32_t n = 0; cut != NULL && n < c->nodes; n++) {
+        uint64_t request = cut->row_bytes + cut->slot_bytes;
+        uint64_t largest = request > cut->reply_slot_bytes ? request : cut->reply_slot_bytes;
+        uint64_t fitting = cut->room_bytes[n] / largest;
+        room_slots = fitting < room_slots ? fitting : room_slots;
+    }
+    cr_assert_leq(plan->chunks_count, ep_plan_chunks_max(plan->slots_count, room_slots, c->nodes));
+}
+
 Test(routing_plan, holds_every_slot_once_and_every_row_once_per_node)
 {
+    ep_plan_cut cut_storage;
+    uint64_t room[NODES_MAX];
+    unsigned many_chunks = 0;
     ep_routing_plan plan;
     ep_routing_plan_init(&plan);
     for (uint64_t seed = 0; seed < 4000; seed++) {
@@ -119,11 +201,14 @@ Test(routing_plan, holds_every_slot_once_and_every_row_once_per_node)
         uint32_t begin = random_below(&rb.state, rb.batch.tokens + 1);
         uint32_t end = begin + random_below(&rb.state, rb.batch.tokens - begin + 1);
 
+        const ep_plan_cut *cut = random_cut(&cut_storage, room, &rb.state);
         uint32_t *expected = expected_slots(&rb, slots_all, begin, end, NULL);
-        cr_assert_eq(
-            ep_routing_plan_build(&plan, &rb.batch, &c.layer, c.nodes, c.chosen, begin, end, NULL, 0, NULL),
-            EP_OK);
-        check_plan(&plan, &rb, &c, expected, slots_all);
+        cr_assert_eq(ep_routing_plan_build(&plan, &rb.batch, &c.layer, c.nodes, c.chosen, cut, begin, end,
+                                           NULL, 0, NULL),
+                     EP_OK);
+        check_plan(&plan, &rb, &c, cut, expected, slots_all);
+        check_chunks_max(&plan, &c, cut);
+        many_chunks += plan.chunks_count > c.nodes;
         free(expected);
 
         uint64_t pick = seed;
@@ -135,34 +220,39 @@ Test(routing_plan, holds_every_slot_once_and_every_row_once_per_node)
                 numbers[count++] = s;
             }
         }
-        cr_assert_eq(
-            ep_routing_plan_build(&plan, &rb.batch, &c.layer, c.nodes, c.chosen, 0, 0, numbers, count, NULL),
-            EP_OK);
-        check_plan(&plan, &rb, &c, expected, slots_all);
+        cr_assert_eq(ep_routing_plan_build(&plan, &rb.batch, &c.layer, c.nodes, c.chosen, cut, 0, 0, numbers,
+                                           count, NULL),
+                     EP_OK);
+        check_plan(&plan, &rb, &c, cut, expected, slots_all);
+        check_chunks_max(&plan, &c, cut);
         free(numbers);
         free(expected);
         random_batch_fini(&rb);
     }
+    cr_assert_gt(many_chunks, 300u, "the limits must cut: %u", many_chunks);
     ep_routing_plan_fini(&plan);
 }
 
 Test(routing_plan, allocates_nothing_after_reserve)
 {
     ep_routing_plan plan;
+    ep_plan_cut cut;
+    uint64_t room[NODES_MAX];
     ep_routing_plan_init(&plan);
-    cr_assert_eq(ep_routing_plan_reserve(&plan, 12, 8 + 2, 64, NODES_MAX), EP_OK);
-    const void *before[] = {plan.nodes, plan.row_tokens, plan.slots, plan.priv};
+    cr_assert_eq(ep_routing_plan_reserve(&plan, 12, 8 + 2, 64, NODES_MAX, 120), EP_OK);
+    const void *before[] = {plan.chunks, plan.row_tokens, plan.slots, plan.priv};
     for (uint64_t seed = 0; seed < 200; seed++) {
         random_batch rb;
         cluster c;
         random_batch_init(&rb, seed);
         make_cluster(&c, &rb.shape, &rb.state);
-        cr_assert_eq(ep_routing_plan_build(&plan, &rb.batch, &c.layer, c.nodes, c.chosen, 0, rb.batch.tokens,
-                                           NULL, 0, NULL),
+        cr_assert_eq(ep_routing_plan_build(&plan, &rb.batch, &c.layer, c.nodes, c.chosen,
+                                           random_cut(&cut, room, &rb.state), 0, rb.batch.tokens, NULL, 0,
+                                           NULL),
                      EP_OK);
         random_batch_fini(&rb);
     }
-    const void *after[] = {plan.nodes, plan.row_tokens, plan.slots, plan.priv};
+    const void *after[] = {plan.chunks, plan.row_tokens, plan.slots, plan.priv};
     cr_assert_eq(memcmp(before, after, sizeof(before)), 0);
     ep_routing_plan_fini(&plan);
 }
@@ -193,7 +283,7 @@ Test(routing_plan, names_layer_and_expert_without_a_copy)
     ep_error error;
     ep_routing_plan plan;
     ep_routing_plan_init(&plan);
-    cr_assert_eq(ep_routing_plan_build(&plan, &batch, &layer, 2, chosen, 0, 1, NULL, 0, &error),
+    cr_assert_eq(ep_routing_plan_build(&plan, &batch, &layer, 2, chosen, NULL, 0, 1, NULL, 0, &error),
                  EP_ERR_UNAVAILABLE);
     cr_assert_eq(error.layer, 5);
     cr_assert_eq(error.expert, 2);

@@ -23,6 +23,15 @@ typedef struct {
     uint32_t spt;
 } planned;
 
+static void plan(planned *p, uint32_t nodes, uint64_t room)
+{
+    const uint64_t rooms[NODES] = {room, room * 2, room / 2, room};
+    ep_plan_cut cut = {.row_bytes = 1, .slot_bytes = 1, .reply_slot_bytes = 1, .room_bytes = rooms};
+    cr_assert_eq(ep_routing_plan_build(&p->plan, &p->rb.batch, &p->layer, nodes, p->chosen, &cut, 0,
+                                       p->rb.batch.tokens, NULL, 0, NULL),
+                 EP_OK);
+}
+
 static void planned_init(planned *p, uint64_t seed)
 {
     memset(p, 0, sizeof(*p));
@@ -34,9 +43,7 @@ static void planned_init(planned *p, uint64_t seed)
     }
     p->spt = ep_batch_slots_per_token(&p->rb.batch, &p->rb.shape);
     ep_routing_plan_init(&p->plan);
-    cr_assert_eq(ep_routing_plan_build(&p->plan, &p->rb.batch, &p->layer, NODES, p->chosen, 0,
-                                       p->rb.batch.tokens, NULL, 0, NULL),
-                 EP_OK);
+    plan(p, NODES, UINT32_MAX);
 }
 
 static void planned_fini(planned *p)
@@ -45,14 +52,14 @@ static void planned_fini(planned *p)
     random_batch_fini(&p->rb);
 }
 
-static void check_view(const planned *p, const ep_plan_node *node, uint32_t begin,
-                       const ep_forward_view *view)
+static void check_view(const planned *p, const ep_plan_chunk *chunk, const ep_forward_view *view)
 {
     const ep_batch *b = &p->rb.batch;
+    const ep_plan_slot *slots = p->plan.slots + chunk->slots_begin;
     uint8_t sent[64 * 4];
     uint32_t highest = 0;
     for (uint32_t i = 0; i < view->slots; i++) {
-        const ep_plan_slot *slot = &p->plan.slots[node->slots_begin + begin + i];
+        const ep_plan_slot *slot = &slots[i];
         uint32_t token = slot->slot_number / p->spt;
         uint32_t k = slot->slot_number % p->spt;
         uint32_t row = view->wire_slots[i].row;
@@ -69,7 +76,7 @@ static void check_view(const planned *p, const ep_plan_node *node, uint32_t begi
         }
         highest = row > highest ? row : highest;
         for (uint32_t j = 0; j < i; j++) { /* same token, same row; rows in order of token */
-            uint32_t other = p->plan.slots[node->slots_begin + begin + j].slot_number / p->spt;
+            uint32_t other = slots[j].slot_number / p->spt;
             cr_assert_eq(other == token, view->wire_slots[j].row == row);
             cr_assert_eq(other < token, view->wire_slots[j].row < row);
         }
@@ -77,24 +84,24 @@ static void check_view(const planned *p, const ep_plan_node *node, uint32_t begi
     cr_assert_eq(highest + 1, view->rows, "a row that nobody uses travelled");
 }
 
-static void check_range(const planned *p, uint32_t n, uint32_t begin, uint32_t end, ep_buffer_pool *pool)
+static void check_chunk(const planned *p, uint32_t n, ep_buffer_pool *pool)
 {
     Expertd__V1__ForwardRequest header = EXPERTD__V1__FORWARD_REQUEST__INIT;
     const ep_batch *b = &p->rb.batch;
     ep_buffer *buffer;
     ep_forward_view view;
     ep_error error = {0};
-    cr_assert_eq(ep_forward_pack(b, &p->plan, n, begin, end, p->spt, pool, &header, &buffer), EP_OK);
+    cr_assert_eq(ep_forward_pack(b, &p->plan, n, p->spt, pool, &header, &buffer), EP_OK);
     cr_assert_eq(ep_forward_view_make(&header, buffer->data, buffer->bytes, &p->rb.shape, &view, &error),
                  EP_OK, "%s", error.text);
-    cr_assert_eq(view.slots, end - begin);
+    cr_assert_eq(view.slots, p->plan.chunks[n].slots_count);
     cr_assert_eq(view.hidden, b->hidden);
     cr_assert_eq(view.x_dtype, b->x.dtype);
     cr_assert_eq(view.reply_dtype, b->wire_dtype);
     cr_assert_eq(view.weight_on_input, b->weight_on == EP_WEIGHT_ON_INPUT);
     cr_assert_eq(view.row_scales != NULL, b->x.dtype == EP_DTYPE_I8);
     cr_assert_eq(view.slot_scales != NULL, view.weight_on_input);
-    check_view(p, &p->plan.nodes[n], begin, &view);
+    check_view(p, &p->plan.chunks[n], &view);
     ep_buffer_unref(buffer);
 }
 
@@ -102,24 +109,23 @@ Test(forward_codec, what_was_planned_is_what_arrives)
 {
     ep_buffer_pool *pool;
     cr_assert_eq(ep_buffer_pool_create(0, 1 << 20, &pool), EP_OK);
-    unsigned ranges = 0;
+    unsigned chunks = 0;
     for (uint64_t seed = 0; seed < 2000; seed++) {
         planned p;
         planned_init(&p, seed);
-        for (uint32_t n = 0; n < p.plan.nodes_count; n++) {
-            uint32_t count = p.plan.nodes[n].slots_count;
-            check_range(&p, n, 0, count, pool);
-            uint32_t begin = random_below(&p.rb.state, count);
-            check_range(&p, n, begin, begin + 1 + random_below(&p.rb.state, count - begin), pool);
-            ranges += 2;
+        for (int round = 0; round < 2; round++) { /* a chunk for each node, then small ones */
+            for (uint32_t n = 0; n < p.plan.chunks_count; n++, chunks++) {
+                check_chunk(&p, n, pool);
+            }
+            plan(&p, NODES, 1 + random_below(&p.rb.state, 20));
         }
         planned_fini(&p);
     }
-    cr_assert_gt(ranges, 4000u);
+    cr_assert_gt(chunks, 8000u);
     ep_buffer_pool_destroy(pool);
 }
 
-Test(forward_codec, numbers_rows_over_many_words)
+Test(forward_codec, chunks_of_one_node_number_their_own_rows)
 {
     enum { TOKENS = 1000 };
     static uint16_t x[TOKENS];
@@ -143,14 +149,15 @@ Test(forward_codec, numbers_rows_over_many_words)
     p.layer.shape = p.rb.shape;
     p.spt = 2;
     ep_routing_plan_init(&p.plan);
-    cr_assert_eq(ep_routing_plan_build(&p.plan, &p.rb.batch, &p.layer, 1, p.chosen, 0, TOKENS, NULL, 0, NULL),
-                 EP_OK);
+    plan(&p, 1, 300);
     cr_assert_eq(p.plan.slots_count, 1334);
+    cr_assert_eq(p.plan.rows_count, TOKENS, "no row travels twice");
+    cr_assert_gt(p.plan.chunks_count, 5u);
     ep_buffer_pool *pool;
     cr_assert_eq(ep_buffer_pool_create(0, 1 << 20, &pool), EP_OK);
-    check_range(&p, 0, 1000, 1334, pool); /* only every third row */
-    check_range(&p, 0, 900, 1100, pool);
-    check_range(&p, 0, 0, 1334, pool);
+    for (uint32_t n = 0; n < p.plan.chunks_count; n++) {
+        check_chunk(&p, n, pool);
+    }
     ep_buffer_pool_destroy(pool);
     ep_routing_plan_fini(&p.plan);
 }
@@ -174,7 +181,7 @@ Test(forward_codec, the_gaps_between_parts_are_zero)
         planned_init(&p, seed);
         ep_buffer_pool *pool;
         cr_assert_eq(ep_buffer_pool_create(0, 1 << 20, &pool), EP_OK);
-        for (uint32_t n = 0; n < p.plan.nodes_count; n++) {
+        for (uint32_t n = 0; n < p.plan.chunks_count; n++) {
             Expertd__V1__ForwardRequest header = EXPERTD__V1__FORWARD_REQUEST__INIT;
             ep_buffer *buffer;
             uint8_t *copies[2];
@@ -183,8 +190,7 @@ Test(forward_codec, the_gaps_between_parts_are_zero)
                 cr_assert_eq(ep_buffer_acquire(pool, 4096, &buffer), EP_OK);
                 memset(buffer->data, i == 0 ? 0xff : 0x11, buffer->capacity_bytes);
                 ep_buffer_unref(buffer);
-                cr_assert_eq(ep_forward_pack(&p.rb.batch, &p.plan, n, 0, p.plan.nodes[n].slots_count, p.spt,
-                                             pool, &header, &buffer),
+                cr_assert_eq(ep_forward_pack(&p.rb.batch, &p.plan, n, p.spt, pool, &header, &buffer),
                              EP_OK);
                 memset(buffer->data + buffer->bytes, 0, buffer->capacity_bytes - buffer->bytes);
                 cr_assert_leq(buffer->bytes, 4096, "the buffer must be the one filled before");
@@ -208,15 +214,15 @@ Test(forward_codec, a_pool_at_its_limit_is_reported_and_nothing_is_written)
     uint64_t seed = 0;
     do {
         planned_init(&p, seed++);
-        if (p.plan.nodes_count == 0) {
+        if (p.plan.chunks_count == 0) {
             planned_fini(&p);
         }
-    } while (p.plan.nodes_count == 0);
+    } while (p.plan.chunks_count == 0);
     ep_buffer_pool *pool;
     cr_assert_eq(ep_buffer_pool_create(1, 0, &pool), EP_OK);
     Expertd__V1__ForwardRequest header = EXPERTD__V1__FORWARD_REQUEST__INIT;
     ep_buffer *buffer = NULL;
-    cr_assert_eq(ep_forward_pack(&p.rb.batch, &p.plan, 0, 0, 1, p.spt, pool, &header, &buffer),
+    cr_assert_eq(ep_forward_pack(&p.rb.batch, &p.plan, 0, p.spt, pool, &header, &buffer),
                  EP_ERR_RESOURCE_EXHAUSTED);
     cr_assert_null(buffer);
     cr_assert_eq(header.slots, 0);
