@@ -138,6 +138,7 @@ static ep_err fill_nodes(builder *b)
         /* A URL may be longer than a name; its beginning tells nodes apart well enough for a person. */
         snprintf(node->name, sizeof(node->name), "%.*s", (int)sizeof(node->name) - 1, name);
         snprintf(node->url, sizeof(node->url), "%s", b->sources[n].url);
+        snprintf(node->host, sizeof(node->host), "%s", b->sources[n].hello->host);
         for (uint32_t i = 0; i < n; i++) {
             if (strcmp(b->table->nodes[i].name, node->name) == 0) {
                 return ep_error_set(b->error, EP_ERR_FAILED_PRECONDITION, "%s and %s both call themselves %s",

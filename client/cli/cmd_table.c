@@ -103,9 +103,10 @@ static bool print_json(const table_options *options, const ep_routing_table *tab
     json_t *nodes = json_array();
     json_t *layers = json_array();
     for (uint32_t n = 0; n < table->nodes_count; n++) {
-        json_array_append_new(nodes, json_pack("{s:I, s:o, s:o}", "id", (json_int_t)table->nodes[n].node_id,
+        json_array_append_new(nodes, json_pack("{s:I, s:o, s:o, s:o}", "id", (json_int_t)table->nodes[n].node_id,
                                                "name", ep_cli_json_text(table->nodes[n].name), "url",
-                                               ep_cli_json_text(table->nodes[n].url)));
+                                               ep_cli_json_text(table->nodes[n].url), "host",
+                                               ep_cli_json_text(table->nodes[n].host)));
     }
     for (uint32_t l = 0; l < table->layers_count; l++) {
         if (is_chosen(options, table, &table->layers[l])) {

@@ -111,8 +111,9 @@ static json_t *nodes_json(const Expertd__V1__ClusterStatusReply *cluster)
     for (size_t i = 0; i < cluster->n_nodes; i++) {
         const Expertd__V1__NodeEntry *node = cluster->nodes[i];
         json_array_append_new(
-            nodes, json_pack("{s:I, s:o, s:o, s:o, s:I, s:I}", "id", (json_int_t)node->node_id, "name",
-                             ep_cli_json_text(node->name), "url", ep_cli_json_text(node->url), "state",
+            nodes, json_pack("{s:I, s:o, s:o, s:o, s:o, s:I, s:I}", "id", (json_int_t)node->node_id, "name",
+                             ep_cli_json_text(node->name), "url", ep_cli_json_text(node->url), "host",
+                             ep_cli_json_text(node->host), "state",
                              ep_cli_json_text(node->state), "rows_served", (json_int_t)node->rows_served,
                              "last_seen_ms", (json_int_t)node->last_seen_ms));
     }
@@ -160,13 +161,14 @@ static bool print_json(const char *url, const Expertd__V1__ClusterStatusReply *c
 
 static bool print_nodes(const Expertd__V1__ClusterStatusReply *cluster, FILE *out)
 {
-    ep_cli_table *nodes = ep_cli_table_create("NODE|STATE|>ROWS SERVED|>LAST SEEN|URL");
+    ep_cli_table *nodes = ep_cli_table_create("NODE|STATE|>ROWS SERVED|>LAST SEEN|HOST|URL");
     for (size_t i = 0; nodes != NULL && i < cluster->n_nodes; i++) {
         const Expertd__V1__NodeEntry *node = cluster->nodes[i];
         ep_cli_table_cell(nodes, "%s", node->name);
         ep_cli_table_cell(nodes, "%s", node->state);
         ep_cli_table_cell(nodes, "%" PRIu64, node->rows_served);
         ep_cli_table_cell(nodes, "%.1f s", (double)node->last_seen_ms / 1e3);
+        ep_cli_table_cell(nodes, "%.13s", node->host[0] != 0 ? node->host : "-");
         ep_cli_table_cell(nodes, "%s", node->url);
     }
     bool good = ep_cli_table_print(nodes, out);

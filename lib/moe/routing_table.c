@@ -220,6 +220,9 @@ uint64_t ep_routing_table_checksum(const ep_routing_table *table)
         digest = digest_u64(digest, table->nodes[n].node_id);
         digest = digest_string(digest, table->nodes[n].name);
         digest = digest_string(digest, table->nodes[n].url);
+        if (table->nodes[n].host[0] != '\0') { /* else as builds that know no hosts: tables they kept stay readable */
+            digest = digest_string(digest, table->nodes[n].host);
+        }
     }
     digest = digest_u64(digest, table->models_count);
     for (uint32_t m = 0; m < table->models_count; m++) {

@@ -8,6 +8,7 @@
 #ifndef EP_MOE_ROUTING_TABLE_H
 #define EP_MOE_ROUTING_TABLE_H
 
+#include "base/host.h"
 #include "moe/flow.h"
 
 #define EP_MODEL_NAME_BYTES 128
@@ -31,6 +32,7 @@ typedef struct ep_routing_node {
     uint32_t node_id;               /* given by the coordinator; stable for a name */
     char name[EP_NODE_NAME_BYTES];
     char url[EP_URL_BYTES];
+    char host[EP_HOST_BYTES];       /* nodes with the same one are on one machine; "" not known: alone */
 } ep_routing_node;
 
 typedef struct ep_routing_model {

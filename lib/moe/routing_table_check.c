@@ -91,6 +91,9 @@ static ep_err check_nodes(const ep_routing_table *table, ep_error *out_error)
         if (!is_name(node->name, sizeof(node->name)) || !is_terminated(node->url, sizeof(node->url))) {
             return BAD("node %" PRIu32 " of the routing table has no proper name or url", n);
         }
+        if (!is_terminated(node->host, sizeof(node->host))) {
+            return BAD("the host of node %s has more than %zu characters", node->name, sizeof(node->host) - 1);
+        }
     }
     const ep_routing_node **sorted = calloc((size_t)table->nodes_count + 1, sizeof(*sorted));
     if (sorted == NULL) {

@@ -75,6 +75,7 @@ typedef struct ep_rpc_common {
     /* The tokens of every role; NULL none. A server judges Hello by them; a channel shows its role's, in place of token. */
     ep_rpc_credentials *credentials;
     const char *node;                /* our name in Hello; "" for a client */
+    const char *host;                /* our host in Hello; NULL: the boot id. Up to EP_HOST_BYTES - 1 characters */
     const char *role;                /* "client", "node", "operator", "coordinator" */
     uint64_t incarnation;
     bool payload_crc;                /* on untrusted lanes; both ends must agree (Hello) */

@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+#include "base/host.h"
+
 static char *unconst(const char *text)
 {
     return (char *)(uintptr_t)text; /* message fields are char *; packing only reads them */
@@ -22,8 +24,9 @@ void ep_rpc_hello_fill(const ep_rpc_common *common, bool payload_crc, Expertd__V
     out_hello->credit_bytes = common->limits.credit_bytes;
     out_hello->ping_ms = common->limits.ping_ms;
     out_hello->payload_crc = payload_crc;
-#ifndef EP_WIRE_TEST_OLDER
     out_hello->software = unconst(EP_RPC_SOFTWARE);
+#ifndef EP_WIRE_TEST_OLDER
+    out_hello->host = unconst(common->host != NULL ? common->host : "");
 #endif
 }
 
@@ -57,6 +60,16 @@ static ep_err check_crc(bool payload_crc, const Expertd__V1__Hello *hello, ep_er
     return EP_OK;
 }
 
+static ep_err check_host(const Expertd__V1__Hello *hello, ep_error *out_error)
+{
+    if (strlen(hello->host) >= EP_HOST_BYTES) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "peer's host has %zu bytes, allowed up to %d", strlen(hello->host),
+                            EP_HOST_BYTES - 1);
+    }
+    return EP_OK;
+}
+
 ep_err ep_rpc_hello_check_client(const ep_rpc_common *common, unsigned roles, bool payload_crc,
                                  const Expertd__V1__Hello *hello, ep_rpc_role *out_role,
                                  ep_rpc_refusal *out_refusal, ep_error *out_error)
@@ -77,11 +90,15 @@ ep_err ep_rpc_hello_check_client(const ep_rpc_common *common, unsigned roles, bo
                            "peer's node name has %zu bytes, allowed up to %d", strlen(hello->node),
                            EP_NODE_NAME_BYTES - 1);
     }
+    if (err == EP_OK) {
+        err = check_host(hello, out_error);
+    }
     return err == EP_OK && role_err != EP_OK ? ep_error_set(out_error, role_err, "%s", role_error.text) : err;
 }
 
 ep_err ep_rpc_hello_check_server(bool payload_crc, const Expertd__V1__Hello *hello, ep_error *out_error)
 {
     ep_err err = check_versions(hello, out_error);
-    return err == EP_OK ? check_crc(payload_crc, hello, out_error) : err;
+    err = err == EP_OK ? check_crc(payload_crc, hello, out_error) : err;
+    return err == EP_OK ? check_host(hello, out_error) : err;
 }

@@ -15,12 +15,13 @@ void ep_rpc_hello_fill(const ep_rpc_common *common, bool payload_crc, Expertd__V
  * The server's judgement of a Hello on a listener for these roles. The token is looked at before anything
  * else. A role nobody knows is judged as a client, and then refused. Errors: those of
  * ep_rpc_credentials_judge; UNIMPLEMENTED (version, required feature), FAILED_PRECONDITION (payload_crc),
- * INVALID_ARGUMENT (role, node name). *out_refusal is then the reason.
+ * INVALID_ARGUMENT (role, node name, host). *out_refusal is then the reason.
  */
 ep_err ep_rpc_hello_check_client(const ep_rpc_common *common, unsigned roles, bool payload_crc,
                                  const Expertd__V1__Hello *hello, ep_rpc_role *out_role,
                                  ep_rpc_refusal *out_refusal, ep_error *out_error);
-/* The client's judgement of the reply. Errors: UNIMPLEMENTED, FAILED_PRECONDITION. */
+/* The client's judgement of the reply. Errors: UNIMPLEMENTED, FAILED_PRECONDITION,
+ * INVALID_ARGUMENT (host). */
 ep_err ep_rpc_hello_check_server(bool payload_crc, const Expertd__V1__Hello *hello, ep_error *out_error);
 
 /* Whether a connection needs the payload CRC. */

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/host.h"
 #include "wire/frame.h"
 
 #define KIB ((size_t)1 << 10)
@@ -94,11 +95,18 @@ ep_err ep_rpc_common_copy(const ep_rpc_common *common, ep_rpc_common *out_copy, 
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "node name has %zu bytes, allowed up to %d",
                             strlen(common->node), EP_NODE_NAME_BYTES - 1);
     }
+    if (common->host != NULL && strlen(common->host) >= EP_HOST_BYTES) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "host has %zu bytes, allowed up to %d",
+                            strlen(common->host), EP_HOST_BYTES - 1);
+    }
+    char boot_id[EP_HOST_BYTES];
+    ep_host_boot_id(boot_id);
     ep_rpc_common copy = *common;
     copy.token = strdup(common->token == NULL ? "" : common->token);
     copy.node = strdup(common->node == NULL ? "" : common->node);
+    copy.host = strdup(common->host == NULL ? boot_id : common->host);
     copy.role = strdup(common->role == NULL ? "" : common->role);
-    if (copy.token == NULL || copy.node == NULL || copy.role == NULL) {
+    if (copy.token == NULL || copy.node == NULL || copy.host == NULL || copy.role == NULL) {
         ep_rpc_common_free(&copy);
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for the RPC configuration");
     }
@@ -111,8 +119,10 @@ void ep_rpc_common_free(ep_rpc_common *copy)
     /* the strings are ours: common_copy made them */
     free((void *)(uintptr_t)copy->token);
     free((void *)(uintptr_t)copy->node);
+    free((void *)(uintptr_t)copy->host);
     free((void *)(uintptr_t)copy->role);
     copy->token = NULL;
     copy->node = NULL;
+    copy->host = NULL;
     copy->role = NULL;
 }

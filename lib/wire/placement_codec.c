@@ -63,7 +63,8 @@ static bool encode_nodes(const ep_routing_table *table, snapshot_message *snapsh
         expertd__v1__node_entry__init(node);
         snapshot->nodes[snapshot->n_nodes++] = node;
         node->node_id = table->nodes[n].node_id;
-        if (!set_string(&node->name, table->nodes[n].name) || !set_string(&node->url, table->nodes[n].url)) {
+        if (!set_string(&node->name, table->nodes[n].name) || !set_string(&node->url, table->nodes[n].url) ||
+            !set_string(&node->host, table->nodes[n].host)) {
             return false;
         }
     }
@@ -238,6 +239,9 @@ static ep_err decode_nodes(const snapshot_message *snapshot, ep_routing_table *t
         ep_err err = get_string("a node's name", message->name, sizeof(node->name), node->name, out_error);
         if (err == EP_OK) {
             err = get_string("a node's url", message->url, sizeof(node->url), node->url, out_error);
+        }
+        if (err == EP_OK) {
+            err = get_string("a node's host", message->host, sizeof(node->host), node->host, out_error);
         }
         if (err != EP_OK) {
             return err;

@@ -451,6 +451,7 @@ static void fill_entry(Expertd__V1__NodeEntry *entry, const ep_coordinator_state
     entry->node_id = view->node_id;
     entry->name = (char *)(uintptr_t)view->name;
     entry->url = (char *)(uintptr_t)view->url;
+    entry->host = (char *)(uintptr_t)view->host;
     entry->state = (char *)(uintptr_t)view->state;
     entry->incarnation = view->incarnation;
     entry->rows_served = view->rows_served;

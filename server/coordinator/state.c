@@ -451,6 +451,10 @@ ep_err ep_coordinator_state_register(ep_coordinator_state *cluster, uint64_t now
 {
     ep_err err = check_name("node name", request->node, EP_NODE_NAME_BYTES, out_error);
     err = err != EP_OK ? err : check_name("node url", request->url, EP_URL_BYTES, out_error);
+    if (err == EP_OK && strlen(request->host) >= EP_HOST_BYTES) {
+        err = ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "host of node %s has %zu characters, allowed up to %d", request->node,
+                           strlen(request->host), EP_HOST_BYTES - 1);
+    }
     err = err != EP_OK ? err : check_models(cluster, request->models, request->n_models, out_error);
     if (err != EP_OK) {
         return err;
@@ -470,6 +474,7 @@ ep_err ep_coordinator_state_register(ep_coordinator_state *cluster, uint64_t now
     }
     forget_unoffered(cluster);
     snprintf(node->url, sizeof(node->url), "%s", request->url);
+    snprintf(node->host, sizeof(node->host), "%s", request->host);
     node->incarnation = request->incarnation;
     node->state = NODE_STARTING;
     node->is_restored = false;
@@ -648,6 +653,7 @@ bool ep_coordinator_state_node(const ep_coordinator_state *cluster, size_t index
         .node_id = node->node_id,
         .name = node->name,
         .url = node->url,
+        .host = node->host,
         .state = node_is_emptied(node) ? drained_name(cluster, node) : state_names[node->state],
         .incarnation = node->incarnation,
         .rows_served = node->rows_served,

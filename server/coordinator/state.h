@@ -96,6 +96,7 @@ typedef struct ep_coordinator_state_node_view {
     uint32_t node_id;
     const char *name;
     const char *url;
+    const char *host;
     const char *state;
     uint64_t incarnation;
     uint64_t rows_served;

@@ -147,6 +147,12 @@ static bool restore_layer(ep_coordinator_state *cluster, const ep_routing_table 
 static bool restore_table(ep_coordinator_state *cluster, const ep_routing_table *table, bool is_owned)
 {
     bool good = true;
+    for (uint32_t n = 0; table != NULL && n < table->nodes_count; n++) {
+        cluster_node *node = node_by_id(cluster, table->nodes[n].node_id);
+        if (node != NULL) {
+            strcpy(node->host, table->nodes[n].host);
+        }
+    }
     for (uint32_t m = 0; good && table != NULL && m < table->models_count; m++) {
         good = restore_model(cluster, table, m);
     }

@@ -19,6 +19,7 @@ typedef struct cluster_node {
     uint32_t node_id;
     char name[EP_NODE_NAME_BYTES];
     char url[EP_URL_BYTES];
+    char host[EP_HOST_BYTES];    /* "" not known */
     node_state state;
     bool is_drained;             /* by an operator: stands in cluster->drained */
     bool is_leaving;             /* by its own word, while this incarnation says so: placed like a drained one, never kept */

@@ -112,6 +112,7 @@ ep_err cluster_build_table(const ep_coordinator_state *cluster, cluster_copy_fun
         table->nodes[n].node_id = cluster->nodes[n]->node_id;
         snprintf(table->nodes[n].name, sizeof(table->nodes[n].name), "%s", cluster->nodes[n]->name);
         snprintf(table->nodes[n].url, sizeof(table->nodes[n].url), "%s", cluster->nodes[n]->url);
+        snprintf(table->nodes[n].host, sizeof(table->nodes[n].host), "%s", cluster->nodes[n]->host);
     }
     for (uint32_t m = 0; err == EP_OK && m < cluster->models_count; m++) {
         err = fill_model(cluster, table, m);

@@ -419,6 +419,7 @@ static void send_register(ep_membership *m)
     }
     request.node = (char *)(uintptr_t)m->config.common->node;
     request.url = (char *)(uintptr_t)m->config.node_url;
+    request.host = (char *)(uintptr_t)m->config.common->host;
     request.incarnation = m->config.common->incarnation;
     request.capacity_bytes = m->config.capacity_bytes;
     call(m, LETTER_REGISTER, "RegisterNode", &request.base);

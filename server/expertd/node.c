@@ -353,6 +353,7 @@ static ep_err start_server(ep_node *node, ep_error *out_error)
         .limits = service->limits,
         .credentials = service->credentials,
         .node = node->config->name,
+        .host = node->config->host,
         .role = "node",
         .incarnation = node->incarnation,
         .payload_crc = service->payload_crc,

@@ -35,6 +35,11 @@ static const ep_option node_options[] = {
      .max = EP_NODE_NAME_BYTES - 1,
      .default_text = "",
      .help = "Name of this node in the cluster; empty: host name and port"},
+    {.name = "host",
+     .type = EP_OPTION_STRING,
+     .max = EP_HOST_BYTES - 1,
+     .default_text = "",
+     .help = "The machine this node is on: rows for nodes of one host may travel there once; empty: the kernel's boot id"},
     {.name = "models",
      .type = EP_OPTION_LIST,
      .min = 1,
@@ -273,6 +278,10 @@ static ep_err load(const ep_options *options, ep_node_config *config, ep_error *
         return err;
     }
     config->coordinator_url = ep_options_text(options, "coordinator_url");
+    snprintf(config->host, sizeof(config->host), "%s", ep_options_text(options, "host"));
+    if (config->host[0] == 0) {
+        ep_host_boot_id(config->host);
+    }
     config->advertise_url = ep_options_text(options, "advertise_url");
     config->threads = (uint32_t)ep_options_number(options, "threads");
     config->weight_bytes_max = ep_options_number(options, "weight_bytes_max");

@@ -35,6 +35,7 @@ typedef struct ep_node_model_config {
 typedef struct ep_node_config {
     ep_service_config service;
     char name[EP_NODE_NAME_BYTES];
+    char host[EP_HOST_BYTES];
     const char *coordinator_url; /* "" none */
     const char *advertise_url;   /* "" the first listener's */
     uint32_t models_count;

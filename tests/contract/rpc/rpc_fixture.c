@@ -432,7 +432,7 @@ static void channel_state(void *arg, ep_rpc_channel *channel, ep_rpc_channel_sta
     pthread_mutex_lock(&f->lock);
     f->states[state]++;
     if (peer != NULL) {
-        snprintf(f->peer_software, sizeof(f->peer_software), "%s", peer->software);
+        snprintf(f->peer_host, sizeof(f->peer_host), "%s", peer->host);
     }
     if (error != NULL) {
         f->broken = *error;

@@ -14,6 +14,7 @@
 #include <pthread.h>
 
 #include "base/clock.h"
+#include "base/host.h"
 #include "coordinator.pb-c.h"
 #include "expert.pb-c.h"
 #include "health.pb-c.h"
@@ -51,7 +52,7 @@ struct fixture {
     uint32_t cancels;   /* on_cancel runs */
     uint32_t forwards;  /* handlers started */
     uint32_t states[4]; /* how often each channel state was reported */
-    char peer_software[64];
+    char peer_host[EP_HOST_BYTES];
     char seen_metadata[64];
     char seen_peer[EP_NODE_NAME_BYTES];
     uint64_t seen_deadline_ns;

@@ -24,15 +24,18 @@
 
 /* ---- Hello at the server ---- */
 
-LANE_TEST(hello_tells_the_build_of_the_peer_unless_it_is_older)
+LANE_TEST(hello_tells_the_host_of_the_peer_unless_it_is_older)
 {
     fixture f;
     fixture_init(&f, &(fixture_options){.url = url});
     fixture_wait(&f, &f.states[EP_CHANNEL_READY], 1);
 #ifdef EP_WIRE_TEST_OLDER
-    cr_assert_str_eq(f.peer_software, "");
+    cr_assert_str_eq(f.peer_host, "");
 #else
-    cr_assert_eq(strncmp(f.peer_software, "expertd ", 8), 0, "%s", f.peer_software);
+    char boot_id[EP_HOST_BYTES]; /* what is told when the configuration names no host */
+    ep_host_boot_id(boot_id);
+    cr_assert_str_eq(f.peer_host, boot_id);
+    cr_assert_eq(strlen(boot_id), 36);
 #endif
     fixture_fini(&f);
 }

@@ -41,7 +41,7 @@ static void make_model(void)
 typedef struct hello_answer {
     uint32_t status;
     char text[EP_ERROR_TEXT_BYTES]; /* of a refusal */
-    char software[64];              /* of the reply */
+    char host[64];                  /* of the reply */
 } hello_answer;
 
 static hello_answer say_hello(const char *url, const Expertd__V1__Hello *hello, const char *more,
@@ -70,20 +70,20 @@ static hello_answer say_hello(const char *url, const Expertd__V1__Hello *hello, 
     } else {
         Expertd__V1__Hello *theirs = expertd__v1__hello__unpack(NULL, reply.header_bytes, reply_header);
         EP_TEST_CHECK(theirs != NULL, "no Hello");
-        snprintf(answer.software, sizeof(answer.software), "%s", theirs->software);
+        snprintf(answer.host, sizeof(answer.host), "%s", theirs->host);
         expertd__v1__hello__free_unpacked(theirs, NULL);
     }
     return answer;
 }
 
 /* The test would be empty if "older" were the same. */
-static void expect_software(const char *url, bool older)
+static void expect_host(const char *url, bool older)
 {
     Expertd__V1__Hello hello;
     hostile_hello_init(&hello, "client");
     hello_answer answer = say_hello(url, &hello, "", 0);
-    EP_TEST_CHECK(answer.status == 0 && (answer.software[0] == 0) == older, "%s: status %u, software '%s'",
-                  url, answer.status, answer.software);
+    EP_TEST_CHECK(answer.status == 0 && (answer.host[0] == 0) == older, "%s: status %u, host '%s'",
+                  url, answer.status, answer.host);
 }
 
 static void expect_later_peers(const char *url)
@@ -170,9 +170,9 @@ static void run_mix(unsigned mix)
                                              .ctl_program = mix & 8 ? EXPERTCTL_OLDER : NULL};
     ep_test_cluster cluster;
     ep_test_cluster_start(&cluster, &options);
-    expect_software(cluster.nodes[0].rpc_url, (mix & 1) != 0);
-    expect_software(cluster.nodes[1].rpc_url, (mix & 2) != 0);
-    expect_software(cluster.coordinator.rpc_url, (mix & 4) != 0);
+    expect_host(cluster.nodes[0].rpc_url, (mix & 1) != 0);
+    expect_host(cluster.nodes[1].rpc_url, (mix & 2) != 0);
+    expect_host(cluster.coordinator.rpc_url, (mix & 4) != 0);
     expect_later_peers(cluster.nodes[0].rpc_url);
     expect_later_peers(cluster.coordinator.rpc_url);
     ep_client *client = ep_test_cluster_client(&cluster, NULL);

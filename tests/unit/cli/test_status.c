@@ -31,6 +31,7 @@ static void setup(cluster_fixture *f)
         f->nodes[i].name = names[i];
         f->nodes[i].url = urls[i];
         f->nodes[i].state = (char *)(uintptr_t) "serving";
+        f->nodes[i].host = (char *)(uintptr_t) "a7b6c5d4-e3f2-4a1b";
         f->nodes[i].rows_served = 100;
         f->nodes[i].last_seen_ms = 300;
         f->list[i] = &f->nodes[i];
@@ -70,8 +71,8 @@ Test(status, all_serving_is_healthy)
     cr_assert_eq(max, 2);
     char *text = print_cluster(&f, &problems, EP_CLI_TABLE);
     cr_assert(strstr(text, "epoch        7/2\n") && strstr(text, "uniform, 1 copies\n"));
-    cr_assert_not_null(strstr(text, "NODE  STATE    ROWS SERVED  LAST SEEN  URL\n"
-                                    "a     serving          100      0.3 s  tcp://h:1\n"));
+    cr_assert_not_null(strstr(text, "NODE  STATE    ROWS SERVED  LAST SEEN  HOST           URL\n"
+                                    "a     serving          100      0.3 s  a7b6c5d4-e3f2  tcp://h:1\n"));
     cr_assert_not_null(strstr(text, "MODEL  VERSION  LAYERS  EXPERTS  COPIES  NUMERICS\n"
                                     "demo   v1            1        3     1-2  portable\n"));
     cr_assert_not_null(strstr(text, "\nhealthy\n"));

@@ -55,11 +55,14 @@ static void make_two(void)
 Test(hello_table, joins_nodes_into_one_table)
 {
     make_two();
+    b.hello.host = (char *)(uintptr_t)"h2";
     cr_assert_eq(ep_hello_table_build(sources, 2, (ep_epoch){0, 9}, &table, &error), EP_OK, "%s", error.text);
     cr_assert_eq(table->epoch.number, 9);
     cr_assert_eq(table->nodes_count, 2);
     cr_assert_str_eq(table->nodes[1].name, "nb");
     cr_assert_str_eq(table->nodes[1].url, "tcp://b:1");
+    cr_assert_str_eq(table->nodes[1].host, "h2");
+    cr_assert_str_eq(table->nodes[0].host, "");
     cr_assert_eq(table->models_count, 1);
     cr_assert_eq(table->models[0].numerics_count, 2);
     cr_assert_str_eq(table->models[0].numerics[table->models[0].numerics_of_node[1]], "other");

@@ -76,6 +76,7 @@ static ep_err join(int i, ep_error *error)
     Expertd__V1__RegisterRequest request = EXPERTD__V1__REGISTER_REQUEST__INIT;
     request.node = nodes[i].name;
     request.url = nodes[i].url;
+    request.host = (char *)(uintptr_t)(i < 2 ? "h0" : "h1");
     request.incarnation = nodes[i].incarnation;
     request.models = nodes[i].model_list;
     request.n_models = 1;
@@ -752,6 +753,8 @@ Test(coordinator_state, after_a_restart_the_table_is_there_and_nodes_come_back_o
     assert_copies(2);
     cr_assert_gt(ep_epoch_compare(table->epoch, old->epoch), 0);
     cr_assert_eq(table->epoch.term, 8u);
+    cr_assert_str_eq(table->nodes[1].host, "h0");
+    cr_assert_str_eq(table->nodes[2].host, "h1");
     for (int i = 0; i < 3; i++) {
         cr_assert_str_eq(state_of(i), "suspect");
         cr_assert_eq(table->nodes[i].node_id, old->nodes[i].node_id, "ids are stable");
@@ -819,6 +822,36 @@ Test(coordinator_state, drained_and_new_nodes_after_a_restart)
         ids |= 1u << view.node_id;
     }
     cr_assert_eq(ids, 15u, "ids must differ");
+    ep_coordinator_state_destroy(cluster);
+}
+
+Test(coordinator_state, a_node_on_another_host_makes_a_new_table)
+{
+    ep_error error;
+    char longest[EP_HOST_BYTES + 1];
+    uint32_t id;
+    Expertd__V1__RegisterRequest request = EXPERTD__V1__REGISTER_REQUEST__INIT;
+    start_nodes(1, 3);
+    ep_epoch before = ep_coordinator_state_table(cluster)->epoch;
+    request.node = nodes[1].name;
+    request.url = nodes[1].url;
+    request.incarnation = nodes[1].incarnation + 1;
+    request.models = nodes[1].model_list;
+    request.n_models = 1;
+    memset(longest, 'h', EP_HOST_BYTES);
+    longest[EP_HOST_BYTES] = 0;
+    request.host = longest;
+    cr_assert_eq(ep_coordinator_state_register(cluster, now_ns, &request, &id, &error), EP_ERR_INVALID_ARGUMENT);
+    cr_assert_str_eq(error.text, "host of node node-1 has 64 characters, allowed up to 63");
+    longest[EP_HOST_BYTES - 1] = 0;
+    cr_assert_eq(ep_coordinator_state_register(cluster, now_ns, &request, &id, &error), EP_OK, "%s", error.text);
+    nodes[1].incarnation++;
+    settle(3);
+    cr_assert_str_eq(ep_coordinator_state_table(cluster)->nodes[1].host, longest);
+    cr_assert_gt(ep_epoch_compare(ep_coordinator_state_table(cluster)->epoch, before), 0);
+    ep_coordinator_state_node_view view;
+    cr_assert(ep_coordinator_state_node(cluster, 1, &view));
+    cr_assert_str_eq(view.host, longest);
     ep_coordinator_state_destroy(cluster);
 }
 

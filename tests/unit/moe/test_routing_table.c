@@ -136,6 +136,7 @@ Test(routing_table, the_checksum_sees_every_field)
     CHANGES(b->nodes[1].node_id, 99);
     CHANGES(b->nodes[1].name[0], 'x');
     CHANGES(b->nodes[2].url[0], 'x');
+    CHANGES(b->nodes[2].host[0], 'x');
     CHANGES(b->models[0].name[0], 'x');
     CHANGES(b->models[0].version[0], 'x');
     CHANGES(b->models[1].numerics[0][0], 'x');
@@ -195,6 +196,9 @@ Test(routing_table, names_every_mistake_of_nodes_and_models)
     t = make_table();
     t->nodes[0].name[0] = '\0';
     expect_refused(t, "node 0 of the routing table has no proper name or url");
+    t = make_table();
+    memset(t->nodes[1].host, 'x', sizeof(t->nodes[1].host));
+    expect_refused(t, "the host of node node-1 has more than 63 characters");
     t = make_table();
     strcpy(t->models[1].name, "alpha");
     expect_refused(t, "model alpha version v1 is given twice");

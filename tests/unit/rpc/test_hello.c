@@ -3,11 +3,12 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
+#include "base/host.h"
 #include "rpc/rpc_hello.h"
 
 static ep_rpc_common common(void)
 {
-    ep_rpc_common c = {.node = "n", .role = "node", .incarnation = 77};
+    ep_rpc_common c = {.node = "n", .host = "here", .role = "node", .incarnation = 77};
     ep_rpc_limits_default(&c.limits);
     return c;
 }
@@ -25,10 +26,11 @@ Test(rpc_hello, our_own_hello_is_accepted)
     cr_assert_eq(ep_rpc_hello_check_server(true, &hello, &error), EP_OK);
     cr_assert_eq(ep_rpc_hello_check_server(false, &hello, &error), EP_ERR_FAILED_PRECONDITION);
     cr_assert(hello.incarnation == 77 && hello.frame_bytes_max == c.limits.frame_bytes_max);
-#ifdef EP_WIRE_TEST_OLDER
-    cr_assert_str_eq(hello.software, "");
-#else
     cr_assert_eq(strncmp(hello.software, "expertd ", 8), 0);
+#ifdef EP_WIRE_TEST_OLDER
+    cr_assert_str_eq(hello.host, "");
+#else
+    cr_assert_str_eq(hello.host, "here");
 #endif
 }
 
@@ -73,4 +75,24 @@ Test(rpc_hello, a_long_node_name_is_refused)
     cr_assert_eq(ep_rpc_hello_check_client(&c, EP_ROLES_ALL, false, &hello, &role, &refusal, NULL), EP_ERR_INVALID_ARGUMENT);
     name[EP_NODE_NAME_BYTES - 1] = 0;
     cr_assert_eq(ep_rpc_hello_check_client(&c, EP_ROLES_ALL, false, &hello, &role, &refusal, NULL), EP_OK);
+}
+
+Test(rpc_hello, a_long_host_is_refused_by_both_sides)
+{
+    ep_rpc_common c = common();
+    Expertd__V1__Hello hello;
+    ep_rpc_role role;
+    ep_rpc_refusal refusal;
+    ep_error error;
+    char host[EP_HOST_BYTES + 1];
+    memset(host, 'h', EP_HOST_BYTES);
+    host[EP_HOST_BYTES] = 0;
+    ep_rpc_hello_fill(&c, false, &hello);
+    hello.host = host;
+    cr_assert_eq(ep_rpc_hello_check_client(&c, EP_ROLES_ALL, false, &hello, &role, &refusal, &error), EP_ERR_INVALID_ARGUMENT);
+    cr_assert_not_null(strstr(error.text, "host has 64 bytes, allowed up to 63"));
+    cr_assert_eq(ep_rpc_hello_check_server(false, &hello, NULL), EP_ERR_INVALID_ARGUMENT);
+    host[EP_HOST_BYTES - 1] = 0;
+    cr_assert_eq(ep_rpc_hello_check_client(&c, EP_ROLES_ALL, false, &hello, &role, &refusal, NULL), EP_OK);
+    cr_assert_eq(ep_rpc_hello_check_server(false, &hello, NULL), EP_OK);
 }

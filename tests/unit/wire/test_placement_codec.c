@@ -68,6 +68,7 @@ static ep_routing_table *random_table(uint64_t seed)
         table->nodes[n].node_id = 1000 - 7 * n; /* ids are not indexes, and not ascending */
         snprintf(table->nodes[n].name, EP_NODE_NAME_BYTES, "n%u", n);
         snprintf(table->nodes[n].url, EP_URL_BYTES, "tcp://10.0.0.%u:1", n);
+        snprintf(table->nodes[n].host, EP_HOST_BYTES, "%.*s", (int)below(&state, 6), "rack-7");
     }
     for (uint32_t m = 0; m < models; m++) {
         random_model(table, m, &state);
@@ -172,6 +173,7 @@ static Expertd__V1__PlacementSnapshot *good_snapshot(void)
         table->nodes[n].node_id = 5 + n;
         snprintf(table->nodes[n].name, EP_NODE_NAME_BYTES, "n%u", n);
         strcpy(table->nodes[n].url, "tcp://127.0.0.1:1");
+        strcpy(table->nodes[n].host, "h");
     }
     cr_assert_eq(ep_routing_table_model_init(table, 0, "tiny", "v1", 1), EP_OK);
     strcpy(table->models[0].numerics[0], "portable");
@@ -219,6 +221,8 @@ Test(placement_codec, names_every_mistake)
             "a node's name of the snapshot has 399 characters: allowed up to 63");
     REFUSED(set_text(&s->nodes[0]->url, longest),
             "a node's url of the snapshot has 399 characters: allowed up to 255");
+    REFUSED(set_text(&s->nodes[0]->host, longest),
+            "a node's host of the snapshot has 399 characters: allowed up to 63");
     REFUSED(set_text(&s->models[0]->name, longest), "name or version of model 0 of the snapshot is too long");
     REFUSED(set_text(&s->models[0]->version, longest),
             "name or version of model 0 of the snapshot is too long");
