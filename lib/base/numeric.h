@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Scalar number formats and functions that fix results bit for bit: bf16, f16, and our own exp.
+ * Scalar number formats and functions that fix results bit for bit: bf16, f16, fp8 e4m3, and our own exp.
  * Vector kernels repeat these operations in the same order and so give the same bits.
  * All conversions round to nearest even; a NaN stays a quiet NaN with its upper payload bits and never becomes Inf.
  */
@@ -72,6 +72,37 @@ static inline uint16_t ep_f32_to_f16(float x)
     }
     uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u);
     return (uint16_t)(sign | ((rounded - 0x38000000u) >> 13));
+}
+
+/*
+ * fp8 e4m3 in the form without infinities: bias 7, subnormals in steps of 2^-9, greatest value 448, one NaN per
+ * sign (0x7f, 0xff). Narrowing rounds to nearest even and saturates: infinities and all above 448 become 448.
+ * No branches, so that loops become vector code.
+ */
+#define EP_F8E4M3_MAX 448.0f
+
+static inline float ep_f8e4m3_to_f32(uint8_t code)
+{
+    uint32_t magnitude = code & 0x7fu;
+    float subnormal = (float)(int32_t)magnitude * 0x1p-9f;
+    uint32_t u = magnitude < 8 ? ep_f32_bits(subnormal) : (magnitude << 20) + (120u << 23);
+    u = magnitude == 0x7f ? 0x7fc00000u : u;
+    return ep_f32_from_bits(u | (uint32_t)(code & 0x80u) << 24);
+}
+
+static inline uint8_t ep_f32_to_f8e4m3(float x)
+{
+    uint32_t u = ep_f32_bits(x);
+    int32_t magnitude = (int32_t)(u & 0x7fffffffu); /* signed words: every instruction set compares them */
+    /* below 2^-6: the f32 adder rounds at 2^-9 for us */
+    float shifted = ep_f32_from_bits((uint32_t)magnitude) + 0x1p14f;
+    int32_t subnormal = (int32_t)(ep_f32_bits(shifted) - 0x46800000u);
+    uint32_t rounded = (uint32_t)magnitude + 0x7ffffu + (((uint32_t)magnitude >> 20) & 1u);
+    int32_t normal = (int32_t)(rounded >> 20) - (120 << 3);
+    int32_t code = magnitude < 0x3c800000 ? subnormal : normal;
+    code = code > 0x7e ? 0x7e : code;
+    code = magnitude > 0x7f800000 ? 0x7f : code;
+    return (uint8_t)((uint32_t)code | ((u >> 24) & 0x80u));
 }
 
 /*

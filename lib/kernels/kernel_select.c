@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which kernels this CPU runs, fastest first. */
-#include "kernels/cpu_features.h"
+#include "base/cpu_features.h"
 #include "kernels/ffn_kernel.h"
 #include "kernels/generic/ffn_generic.h"
 #if defined(__x86_64__)

@@ -1,46 +1,75 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* int8 rows: one function for the wire and for compute, so both give the same bits. */
+/* Rows in 8 bits: what a scale is and what the special cases are. The loops are in quantize_loops.c. */
 #include "moe/quantize.h"
 
 #include <math.h>
 #include <string.h>
 
-/* The element as it is quantised. */
-static inline float smoothed(const float *row, const float *smooth, size_t i)
-{
-    return smooth == NULL ? row[i] : row[i] * smooth[i];
-}
+#include "base/check.h"
+#include "base/numeric.h"
+#include "moe/convert.h"
 
-float ep_row_quantize_i8(const float *row, const float *smooth, size_t n, int8_t *out)
+#define INFINITY_BITS 0x7f800000u
+
+float ep_row_quantize_i8(const void *row, ep_dtype dtype, const float *smooth, size_t n, int8_t *out)
 {
-    float amax = 0.0f;
-    for (size_t i = 0; i < n; i++) {
-        float magnitude = fabsf(smoothed(row, smooth, i));
-        if (!(magnitude < INFINITY)) { /* also true for NaN */
-            memset(out, 0, n);
-            return NAN;
-        }
-        if (magnitude > amax) {
-            amax = magnitude;
-        }
-    }
-    float d = 127.0f / amax;
-    if (amax == 0.0f || !isfinite(d)) {
-        if (n > 0) {
-            memset(out, 0, n);
-        }
+    const ep_quant_kernel *kernel = ep_quant_kernel_best();
+    EP_ASSERT(ep_dtype_is_float(dtype));
+    if (n == 0) {
         return 0.0f;
     }
-    for (size_t i = 0; i < n; i++) {
-        /* amax * d is 127 within one rounding, so the rounded value always fits. */
-        out[i] = (int8_t)rintf(smoothed(row, smooth, i) * d);
+    uint32_t amax_bits = kernel->amax_bits(row, dtype, smooth, n);
+    float d = 127.0f / ep_f32_from_bits(amax_bits);
+    if (amax_bits >= INFINITY_BITS || !isfinite(d)) {
+        memset(out, 0, n);
+        return amax_bits >= INFINITY_BITS ? NAN : 0.0f;
     }
+    kernel->to_i8(row, dtype, smooth, n, d, out);
     return 1.0f / d;
 }
 
 void ep_row_dequantize_i8(const int8_t *row, float scale, size_t n, float *out)
 {
-    for (size_t i = 0; i < n; i++) {
-        out[i] = (float)row[i] * scale;
+    ep_quant_kernel_best()->from_i8(row, scale, n, out);
+}
+
+void ep_row_quantize_i8_blocks(const void *row, ep_dtype wire_dtype, size_t n, int8_t *out, void *scales)
+{
+    EP_ASSERT(ep_dtype_is_float(wire_dtype));
+    ep_quant_kernel_best()->to_i8_blocks(row, wire_dtype, n, out, scales);
+}
+
+void ep_row_dequantize_i8_blocks(const int8_t *row, const void *scales, ep_dtype wire_dtype, size_t n,
+                                 float *out)
+{
+    EP_ASSERT(ep_dtype_is_float(wire_dtype));
+    ep_quant_kernel_best()->from_i8_blocks(row, scales, wire_dtype, n, out);
+}
+
+void ep_row_quantize_f8(const void *row, ep_dtype dtype, size_t n, uint8_t *out, float *scales)
+{
+    const ep_quant_kernel *kernel = ep_quant_kernel_best();
+    size_t element = ep_dtype_bytes(dtype);
+    EP_ASSERT(ep_dtype_is_float(dtype));
+    for (size_t done = 0; done < n; done += EP_QUANT_BLOCK_F8) {
+        size_t count = n - done < EP_QUANT_BLOCK_F8 ? n - done : EP_QUANT_BLOCK_F8;
+        const uint8_t *block = (const uint8_t *)row + done * element;
+        uint32_t amax_bits = kernel->amax_bits(block, dtype, NULL, count);
+        float scale = amax_bits >= INFINITY_BITS ? NAN : ep_f32_from_bits(amax_bits) / EP_F8E4M3_MAX;
+        scales[done / EP_QUANT_BLOCK_F8] = scale;
+        if (scale > 0.0f) {
+            kernel->to_f8(block, dtype, count, scale, out + done);
+        } else {
+            memset(out + done, 0, count);
+        }
+    }
+}
+
+void ep_row_dequantize_f8(const uint8_t *row, const float *scales, size_t n, float *out)
+{
+    const ep_quant_kernel *kernel = ep_quant_kernel_best();
+    for (size_t done = 0; done < n; done += EP_QUANT_BLOCK_F8) {
+        size_t count = n - done < EP_QUANT_BLOCK_F8 ? n - done : EP_QUANT_BLOCK_F8;
+        kernel->from_f8(row + done, scales[done / EP_QUANT_BLOCK_F8], count, out + done);
     }
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What this CPU and its operating system offer. Compiled without instruction set flags, so that asking cannot
  * fault. */
-#ifndef EP_KERNELS_CPU_FEATURES_H
-#define EP_KERNELS_CPU_FEATURES_H
+#ifndef EP_BASE_CPU_FEATURES_H
+#define EP_BASE_CPU_FEATURES_H
 
 #include <stdbool.h>
 

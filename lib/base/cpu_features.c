@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "kernels/cpu_features.h"
+#include "base/cpu_features.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
