@@ -47,6 +47,7 @@ void ep_call_free(ep_call *call)
     free(call->frames);
     free(call->rows);
     free(call->window_slots);
+    free(call->rows_left);
     free(call->chosen);
     free(call->usable);
     free(call->room_bytes);
@@ -81,7 +82,7 @@ ep_err ep_call_acquire(ep_client *client, ep_call_form form, ep_call **out_call,
 
 static size_t kept_bytes(const ep_call *call)
 {
-    return call->rows_bytes + call->window_slots_bytes + call->out_scratch_bytes;
+    return call->rows_bytes + call->window_slots_bytes + call->rows_left_bytes + call->out_scratch_bytes;
 }
 
 void ep_call_unref(ep_call *call)
@@ -136,16 +137,18 @@ static ep_err reserve_run(ep_call *call, const ep_layer_shape *shape, const ep_f
     size_t per_token = ep_batch_slots_per_token(batch, shape);
     size_t rows_bytes = (batch->tokens * per_token + 1) *
                         sizeof(*call->rows); /* never none: an empty batch has an address too */
-    size_t window_bytes = flow->window_tokens * per_token * sizeof(*call->window_slots);
+    size_t window_bytes = EP_CALL_WINDOWS * flow->window_tokens * per_token * sizeof(*call->window_slots);
     size_t scratch_bytes = ep_combine_scratch_floats(batch->hidden) * sizeof(float);
-    size_t out_bytes = flow->windows_count > 1
-                           ? (size_t)batch->tokens * batch->hidden * ep_dtype_bytes(batch->out_dtype)
-                           : 0;
+    bool is_piecewise = ep_flow_is_piecewise(flow);
+    size_t left_bytes = is_piecewise ? ((size_t)batch->tokens + 1) * sizeof(*call->rows_left) : 0;
+    size_t out_bytes =
+        is_piecewise ? (size_t)batch->tokens * batch->hidden * ep_dtype_bytes(batch->out_dtype) : 0;
     if (batch->form == EP_RESULT_UNCOMBINED) {
         out_bytes *= batch->top_k;
     }
     if (!grow_aligned(&call->rows, &call->rows_bytes, rows_bytes) ||
         !grow_aligned(&call->window_slots, &call->window_slots_bytes, window_bytes) ||
+        !grow_aligned(&call->rows_left, &call->rows_left_bytes, left_bytes) ||
         !grow_aligned(&call->combine_scratch, &call->combine_scratch_bytes, scratch_bytes) ||
         !grow_aligned(&call->out_scratch, &call->out_scratch_bytes, out_bytes)) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a call of %" PRIu32 " tokens",
@@ -167,6 +170,7 @@ ep_err ep_call_reserve(ep_call *call, const ep_view *view, const ep_routing_laye
         ep_flow flow;
         ep_flow_pick(&call->client->flow, (ep_mode)mode, batch, &layer->shape, &flow);
         uint32_t n = ep_flow_frames_max(&flow, batch, (uint64_t)flow.window_tokens * per_token, nodes);
+        n *= flow.windows_count < EP_CALL_WINDOWS ? flow.windows_count : EP_CALL_WINDOWS;
         frames = n > frames ? n : frames;
         err = reserve_run(call, &layer->shape, &flow, out_error);
     }
@@ -198,15 +202,20 @@ static bool has_events(const ep_call *call)
 
 static void perform(ep_call *call, ep_call_actions *actions)
 {
-    while (actions->complete || actions->window_done || actions->route) {
+    while (actions->complete || actions->windows_done != 0 || actions->route) {
         if (actions->complete) {
             *actions = (ep_call_actions){.late = false};
             ep_call_end_run(call, ep_clock_now_ns());
             call->deliver = true;
-        } else if (actions->window_done) {
-            actions->window_done = false;
-            ep_call_end_window(call);
-            ep_call_send_window(call, actions);
+        } else if (actions->windows_done != 0) {
+            uint32_t done = actions->windows_done;
+            actions->windows_done = 0;
+            for (uint32_t w = 0; w < EP_CALL_WINDOWS; w++) {
+                if ((done & 1u << w) != 0) {
+                    ep_call_end_window(call, w);
+                }
+            }
+            ep_call_send_windows(call, actions);
         } else {
             actions->route = false;
             ep_call_resend(call, actions);
@@ -518,10 +527,10 @@ static ep_err start_busy(ep_call *call, ep_view *view, uint32_t tokens, uint64_t
     call->served_count = 0;
     ep_call_state_begin(&call->state, begin_ns, begin_ns + deadline_us * EP_NS_PER_US,
                         call->flow.windows_count, call->spec.allow_missing);
-    call->window_begin = 0;
-    call->window_end = 0;
+    call->tokens_sent = 0;
+    call->is_piecewise = ep_flow_is_piecewise(&call->flow);
     ep_call_actions actions = {0};
-    ep_call_send_window(call, &actions);
+    ep_call_send_windows(call, &actions);
     perform(call, &actions); /* a first round may fail, or need nothing, at once */
     return EP_OK;
 }

@@ -19,9 +19,19 @@
 #include "call_trace.h"
 #include "client_core.h"
 
+#define EP_CALL_COMBINED UINT32_MAX
+
 #define EP_CALL_FLAG_WAKE 1u
 #define EP_CALL_FLAG_TIMER 2u
 #define EP_CALL_FLAG_CANCEL 4u
+
+/* A window under way. */
+typedef struct ep_call_window {
+    uint32_t begin; /* tokens */
+    uint32_t end;
+    uint64_t bytes;    /* reserved at the client */
+    size_t slots_used; /* of its part of call->window_slots */
+} ep_call_window;
 
 typedef enum ep_call_form { EP_FORM_BLOCKING, EP_FORM_CALLBACK, EP_FORM_PREPARED } ep_call_form;
 
@@ -78,9 +88,9 @@ struct ep_call {
     uint32_t model_index;
     const ep_routing_layer *layer; /* in view */
     uint64_t spread;
-    uint32_t window_begin;
-    uint32_t window_end;
-    uint64_t window_bytes; /* reserved at the client */
+    ep_call_window windows[EP_CALL_WINDOWS];
+    uint32_t tokens_sent; /* tokens of all windows that were begun */
+    bool is_piecewise;    /* tokens are combined as their rows land, into out_scratch */
     ep_timer timer;
     bool timer_used;   /* armed since the call was acquired */
     uint64_t timer_ns; /* what it is armed for; 0 not known */
@@ -92,9 +102,10 @@ struct ep_call {
     uint32_t frames_capacity;
     const void **rows; /* [T * slots per token] */
     size_t rows_bytes;
-    uint32_t *window_slots; /* slot numbers of the frames of a window's first round */
+    uint32_t *window_slots; /* slot numbers of the frames of each window's first round, one part per window */
     size_t window_slots_bytes;
-    size_t window_slots_used; /* slots */
+    uint32_t *rows_left; /* [T] piecewise: rows a token waits for; EP_CALL_COMBINED */
+    size_t rows_left_bytes;
     uint32_t *chosen;         /* [experts] */
     uint32_t chosen_capacity;
     uint8_t *usable;      /* [nodes] */
@@ -105,7 +116,7 @@ struct ep_call {
     uint32_t served_capacity;
     float *combine_scratch;
     size_t combine_scratch_bytes;
-    uint8_t *out_scratch; /* the result, while several windows are under way */
+    uint8_t *out_scratch; /* the result, until it is whole */
     size_t out_scratch_bytes;
 
     ep_call_trace trace;

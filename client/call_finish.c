@@ -2,10 +2,9 @@
 /*
  * The end of a window and of a run: combine, the result, and an error that says what was waited for.
  *
- * out is written only on success. A run of one window is combined straight into it, once every row is here.
- * With several windows each is combined into a scratch result, so that its buffers return before the next
- * window is sent, and the whole is copied at the end: memory is bounded by one window's rows and one result,
- * whatever T is.
+ * out is written only on success. A decode run is combined straight into it, once every row is here. Prefill is
+ * combined token by token as rows land, while others are still computed and travel, into a scratch result that
+ * is copied at the end: memory is bounded by two windows' rows and one result, whatever T is.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -25,20 +24,72 @@ static uint32_t out_rows_per_token(const ep_batch *batch)
     return batch->form == EP_RESULT_UNCOMBINED ? batch->top_k : 1;
 }
 
+/* Where tokens of the run are combined to. */
+static ep_combine_out result_place(const ep_call *call)
+{
+    if (!call->is_piecewise) {
+        return call->spec.out;
+    }
+    size_t row = out_row_bytes(&call->spec.batch);
+    return (ep_combine_out){.data = call->out_scratch,
+                            .token_stride_bytes = (int64_t)(row * out_rows_per_token(&call->spec.batch)),
+                            .slot_stride_bytes = (int64_t)row};
+}
+
 static void combine(ep_call *call, uint32_t token_begin, uint32_t token_end)
 {
-    const ep_batch *batch = &call->spec.batch;
-    ep_combine_out out = call->spec.out;
-    if (call->flow.windows_count > 1) {
-        size_t row = out_row_bytes(batch);
-        out = (ep_combine_out){.data = call->out_scratch,
-                               .token_stride_bytes = (int64_t)(row * out_rows_per_token(batch)),
-                               .slot_stride_bytes = (int64_t)row};
+    ep_combine_out out = result_place(call);
+    ep_combine(&call->spec.batch, &call->layer->shape, call->rows, token_begin, token_end,
+               call->combine_scratch, &out);
+}
+
+void ep_call_combine_ready(ep_call *call, const ep_call_frame *frame)
+{
+    uint32_t per_token = ep_call_slots_per_token(call);
+    uint32_t ready = 0;
+    if (!call->is_piecewise) {
+        return;
     }
-    bool is_traced = ep_call_trace_combine_begin(call, token_end - token_begin);
-    ep_combine(batch, &call->layer->shape, call->rows, token_begin, token_end, call->combine_scratch, &out);
+    for (uint32_t i = 0; i < frame->slots_count; i++) {
+        uint32_t *left = &call->rows_left[frame->slots[i] / per_token];
+        EP_ASSERT(*left > 0 && *left != EP_CALL_COMBINED);
+        ready += --*left == 0;
+    }
+    bool is_traced = ready > 0 && ep_call_trace_combine_begin(call, ready);
+    for (uint32_t i = 0; i < frame->slots_count && ready > 0; i++) {
+        uint32_t token = frame->slots[i] / per_token;
+        if (call->rows_left[token] == 0) {
+            combine(call, token, token + 1);
+            call->rows_left[token] = EP_CALL_COMBINED;
+        }
+    }
     if (is_traced) {
-        ep_call_trace_combine_end(call, token_end - token_begin);
+        ep_call_trace_combine_end(call, ready);
+    }
+}
+
+/* Tokens that wait for no row: those without one and, at the end of a run, those whose rows are missing. */
+static void combine_rest(ep_call *call, uint32_t token_begin, uint32_t token_end)
+{
+    uint32_t rest = call->is_piecewise ? 0 : token_end - token_begin;
+    for (uint32_t t = token_begin; call->is_piecewise && t < token_end; t++) {
+        rest += call->rows_left[t] != EP_CALL_COMBINED;
+    }
+    if (rest == 0) {
+        return;
+    }
+    bool is_traced = ep_call_trace_combine_begin(call, rest);
+    for (uint32_t t = token_begin; call->is_piecewise && t < token_end; t++) {
+        if (call->rows_left[t] != EP_CALL_COMBINED) {
+            combine(call, t, t + 1);
+            call->rows_left[t] = EP_CALL_COMBINED;
+        }
+    }
+    if (!call->is_piecewise) {
+        combine(call, token_begin, token_end);
+    }
+    if (is_traced) {
+        ep_call_trace_combine_end(call, rest);
     }
 }
 
@@ -58,35 +109,33 @@ static void copy_scratch_to_out(ep_call *call)
     }
 }
 
-static void release_window(ep_call *call)
+static void release_window(ep_call *call, uint32_t window)
 {
     for (uint32_t i = 0; i < call->state.parcels_count && i < call->frames_count; i++) {
-        if (call->state.parcels[i].phase == EP_PARCEL_ARRIVED) {
+        if (call->state.parcels[i].phase == EP_PARCEL_ARRIVED && call->state.parcels[i].window == window) {
             ep_call_clear_frame(call->frames[i]);
         }
     }
-    ep_call_state_release_arrived(&call->state);
-    __atomic_fetch_sub(&call->client->window_bytes, call->window_bytes, __ATOMIC_RELAXED);
-    call->window_bytes = 0;
+    ep_call_state_release_window(&call->state, window);
+    __atomic_fetch_sub(&call->client->window_bytes, call->windows[window].bytes, __ATOMIC_RELAXED);
+    call->windows[window].bytes = 0;
 }
 
-void ep_call_end_window(ep_call *call)
+void ep_call_end_window(ep_call *call, uint32_t window)
 {
-    combine(call, call->window_begin, call->window_end);
-    release_window(call);
-    call->window_begin = call->window_end;
+    combine_rest(call, call->windows[window].begin, call->windows[window].end);
+    release_window(call, window);
 }
 
-/* With allow_missing, at the deadline: slots whose row did not come, in this
- * window and in those never sent. */
+/* With allow_missing, at the deadline: slots whose row did not come, in windows under way and in those never
+ * sent. */
 static void count_missing(ep_call *call)
 {
     uint32_t per_token = ep_call_slots_per_token(call);
-    size_t first = (size_t)call->window_begin * per_token;
-    size_t sent_end = (size_t)call->window_end * per_token;
+    size_t sent_end = (size_t)call->tokens_sent * per_token;
     size_t end = (size_t)call->spec.batch.tokens * per_token;
     memset(call->rows + sent_end, 0, (end - sent_end) * sizeof(*call->rows));
-    for (size_t s = first; s < end; s++) {
+    for (size_t s = 0; s < end; s++) { /* rows of windows that were combined are gone, but not NULL */
         uint32_t expert;
         ep_slot_kind kind = ep_batch_slot(&call->spec.batch, &call->layer->shape, (uint32_t)(s / per_token),
                                           (uint32_t)(s % per_token), &expert);
@@ -107,8 +156,12 @@ static void write_out(ep_call *call)
     if (call->spec.allow_missing) {
         count_missing(call);
     }
-    combine(call, call->window_begin, call->spec.batch.tokens);
-    if (call->flow.windows_count > 1) {
+    if (call->is_piecewise) {
+        memset(call->rows_left + call->tokens_sent, 0,
+               (call->spec.batch.tokens - call->tokens_sent) * sizeof(*call->rows_left));
+    }
+    combine_rest(call, 0, call->spec.batch.tokens);
+    if (call->is_piecewise) {
         copy_scratch_to_out(call);
     }
 }
@@ -280,7 +333,9 @@ void ep_call_end_run(ep_call *call, uint64_t now_ns)
         explain(call, now_ns, &result->error);
         ep_count(&call->client->counters.calls_failed, 1);
     }
-    release_window(call);
+    for (uint32_t w = 0; w < EP_CALL_WINDOWS; w++) {
+        release_window(call, w);
+    }
     cancel_in_flight(call);
     clear_unsent(call);
     result->total_us = (ep_clock_now_ns() - call->state.begin_ns) / EP_NS_PER_US;

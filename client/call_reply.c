@@ -156,6 +156,7 @@ void ep_call_take_answer(ep_call *call, ep_call_frame *frame, uint64_t now_ns, e
     frame->rpc_id = 0;
     if (live && frame->ok) {
         place_rows(call, frame);
+        ep_call_combine_ready(call, frame);
     } else if (live) {
         ep_call_mark_frame(call, frame, &frame->error);
     }

@@ -99,11 +99,14 @@ ep_err ep_call_reserve_layer(ep_call *call, const ep_view *view, const ep_routin
  * (a first round), else its own. */
 static ep_err give_slots(ep_call *call, ep_call_frame *frame, uint32_t count)
 {
+    uint32_t window_index = call->state.parcels[frame->index].window;
+    ep_call_window *window = &call->windows[window_index];
+    size_t part = ep_call_window_slots(call);
     frame->slots_count = count;
-    if ((call->window_slots_used + count) * sizeof(*frame->slots) <= call->window_slots_bytes) {
-        frame->slots = call->window_slots + call->window_slots_used;
+    if (window->slots_used + count <= part) {
+        frame->slots = call->window_slots + window_index * part + window->slots_used;
         frame->slots_owned = false;
-        call->window_slots_used += count;
+        window->slots_used += count;
         return EP_OK;
     }
     frame->slots = malloc(count * sizeof(*frame->slots));
@@ -280,12 +283,12 @@ static ep_err pack_and_start(ep_call *call, ep_call_frame *frame, uint32_t chunk
 }
 
 /* A failure to send is an event like any other. */
-static void send_chunk(ep_call *call, uint32_t chunk, bool again, ep_call_actions *actions)
+static void send_chunk(ep_call *call, uint32_t window, uint32_t chunk, bool again, ep_call_actions *actions)
 {
     ep_error error;
     uint32_t parcel = 0;
     if (ep_call_reserve_frames(call, call->state.parcels_count + 1) != EP_OK ||
-        ep_call_state_add(&call->state, &parcel) != EP_OK) {
+        ep_call_state_add(&call->state, window, &parcel) != EP_OK) {
         fail_memory(call, actions);
         return;
     }
@@ -305,11 +308,11 @@ static void send_chunk(ep_call *call, uint32_t chunk, bool again, ep_call_action
                        actions);
 }
 
-static void send_plan(ep_call *call, bool again, ep_call_actions *actions)
+static void send_plan(ep_call *call, uint32_t window, bool again, ep_call_actions *actions)
 {
     ep_call_trace_plan_end(call);
     for (uint32_t c = 0; c < call->plan.chunks_count && !actions->complete; c++) {
-        send_chunk(call, c, again, actions);
+        send_chunk(call, window, c, again, actions);
     }
 }
 
@@ -326,12 +329,12 @@ static ep_err build_plan(ep_call *call, uint32_t token_begin, uint32_t token_end
 }
 
 /* Keeps the slots without a copy as a stuck parcel. */
-static ep_err keep_stuck(ep_call *call, const uint32_t *numbers, uint32_t count)
+static ep_err keep_stuck(ep_call *call, uint32_t window, const uint32_t *numbers, uint32_t count)
 {
     uint32_t parcel = 0;
     ep_err err = ep_call_reserve_frames(call, call->state.parcels_count + 1);
     if (err == EP_OK) {
-        err = ep_call_state_add_stuck(&call->state, ep_clock_now_ns(), &parcel);
+        err = ep_call_state_add_stuck(&call->state, window, ep_clock_now_ns(), &parcel);
     }
     if (err == EP_OK) {
         err = give_slots(call, call->frames[parcel], count);
@@ -370,13 +373,13 @@ static ep_err split_list(const ep_call *call, slot_list *list, uint32_t *out_wit
 }
 
 /* After the copies are chosen: sends what has one, keeps what has none. */
-static void route_list(ep_call *call, slot_list *list, bool again, ep_call_actions *actions)
+static void route_list(ep_call *call, uint32_t window, slot_list *list, bool again, ep_call_actions *actions)
 {
     uint32_t with_copy = 0;
     ep_error error;
     ep_err err = split_list(call, list, &with_copy);
     if (err == EP_OK && with_copy < list->count) {
-        err = keep_stuck(call, list->numbers + with_copy, list->count - with_copy);
+        err = keep_stuck(call, window, list->numbers + with_copy, list->count - with_copy);
     }
     if (err != EP_OK) {
         fail_memory(call, actions);
@@ -390,7 +393,7 @@ static void route_list(ep_call *call, slot_list *list, bool again, ep_call_actio
         fail(call, &error, actions);
         return;
     }
-    send_plan(call, again, actions);
+    send_plan(call, window, again, actions);
 }
 
 /* Slots that wait are woken by what changes from now on; what changed since `seen` is looked at again. */
@@ -413,11 +416,11 @@ static bool needs_row(const ep_call *call, uint32_t number, uint32_t per_token)
 }
 
 /* Some expert of the window has no copy now: slot by slot, which is slower and allocates. */
-static void route_window_by_slot(ep_call *call, ep_call_actions *actions)
+static void route_window_by_slot(ep_call *call, uint32_t window, ep_call_actions *actions)
 {
     uint32_t per_token = ep_call_slots_per_token(call);
-    uint32_t begin = call->window_begin * per_token;
-    uint32_t end = call->window_end * per_token;
+    uint32_t begin = call->windows[window].begin * per_token;
+    uint32_t end = call->windows[window].end * per_token;
     slot_list list = {.numbers = malloc((size_t)(end - begin) * sizeof(uint32_t) + 1)};
     if (list.numbers == NULL) {
         fail_memory(call, actions);
@@ -428,18 +431,18 @@ static void route_window_by_slot(ep_call *call, ep_call_actions *actions)
             list.numbers[list.count++] = number;
         }
     }
-    route_list(call, &list, false, actions);
+    route_list(call, window, &list, false, actions);
     free(list.numbers);
 }
 
-static void route_window(ep_call *call, ep_call_actions *actions)
+static void route_window(ep_call *call, uint32_t window, ep_call_actions *actions)
 {
     ep_error error;
-    ep_err err = build_plan(call, call->window_begin, call->window_end, NULL, 0, &error);
+    ep_err err = build_plan(call, call->windows[window].begin, call->windows[window].end, NULL, 0, &error);
     if (err == EP_OK) {
-        send_plan(call, false, actions);
+        send_plan(call, window, false, actions);
     } else if (err == EP_ERR_UNAVAILABLE) {
-        route_window_by_slot(call, actions);
+        route_window_by_slot(call, window, actions);
     } else {
         fail(call, &error, actions);
     }
@@ -447,11 +450,11 @@ static void route_window(ep_call *call, ep_call_actions *actions)
 
 /* Claims room for the window's rows; without this, calls that each hold half their rows could wait for each
  * other for ever. */
-static ep_err claim_window(ep_call *call, ep_error *out_error)
+static ep_err claim_window(ep_call *call, ep_call_window *window, ep_error *out_error)
 {
     ep_client *client = call->client;
     const ep_batch *batch = &call->spec.batch;
-    uint64_t slots = (uint64_t)(call->window_end - call->window_begin) * ep_call_slots_per_token(call);
+    uint64_t slots = (uint64_t)(window->end - window->begin) * ep_call_slots_per_token(call);
     uint64_t bytes = ep_flow_claim_bytes(&call->flow, batch, slots, call->view->table->nodes_count);
     uint64_t total = __atomic_add_fetch(&client->window_bytes, bytes, __ATOMIC_RELAXED);
     if (total > client->window_bytes_max && total != bytes) {
@@ -462,36 +465,75 @@ static ep_err claim_window(ep_call *call, ep_error *out_error)
             (unsigned long long)total, (unsigned long long)client->window_bytes_max,
             (unsigned long long)client->config.buffer_bytes_max);
     }
-    call->window_bytes = bytes;
+    window->bytes = bytes;
     return EP_OK;
 }
 
-void ep_call_send_window(ep_call *call, ep_call_actions *actions)
+/* The rows that each token of a new window waits for. */
+static void count_rows_left(ep_call *call, const ep_call_window *window)
+{
+    uint32_t per_token = ep_call_slots_per_token(call);
+    memset(call->rows_left + window->begin, 0, (window->end - window->begin) * sizeof(*call->rows_left));
+    for (uint32_t i = 0; i < call->state.parcels_count; i++) {
+        const ep_parcel *parcel = &call->state.parcels[i];
+        const ep_call_frame *frame = call->frames[i];
+        if (!ep_parcel_is_open(parcel) || &call->windows[parcel->window] != window) {
+            continue; /* of another window, or of a run before */
+        }
+        for (uint32_t s = 0; s < frame->slots_count; s++) {
+            call->rows_left[frame->slots[s] / per_token]++;
+        }
+    }
+}
+
+/* False: there is no room for another window beside the ones under way. Nothing has changed then. */
+static bool send_window(ep_call *call, uint32_t index, ep_call_actions *actions)
 {
     ep_error error;
-    uint32_t tokens = call->spec.batch.tokens;
-    uint32_t left = tokens - call->window_begin;
-    uint64_t seen = ep_call_registry_generation(&call->client->registry);
-    call->window_end =
-        left > call->flow.window_tokens ? call->window_begin + call->flow.window_tokens : tokens;
-    ep_call_trace_plan_begin(call);
+    ep_call_window *window = &call->windows[index];
+    uint32_t left = call->spec.batch.tokens - call->tokens_sent;
+    *window = (ep_call_window){.begin = call->tokens_sent};
+    window->end = window->begin + (left > call->flow.window_tokens ? call->flow.window_tokens : left);
+    ep_call_trace_plan_begin(call, window->begin, window->end);
     refresh_view(call);
-    if (claim_window(call, &error) != EP_OK) {
+    ep_err err = claim_window(call, window, &error);
+    if (err != EP_OK) {
         ep_call_trace_plan_end(call);
+        ep_call_state_withdraw_window(&call->state, index);
+        if (ep_call_state_has_window(&call->state)) {
+            return false;
+        }
         fail(call, &error, actions);
-        return;
+        return true;
     }
-    call->window_slots_used = 0;
+    call->tokens_sent = window->end;
     size_t per_token = ep_call_slots_per_token(call);
-    memset(call->rows + call->window_begin * per_token, 0,
-           (call->window_end - call->window_begin) * per_token * sizeof(*call->rows));
+    memset(call->rows + window->begin * per_token, 0,
+           (window->end - window->begin) * per_token * sizeof(*call->rows));
     choose(call);
-    route_window(call, actions);
+    route_window(call, index, actions);
     ep_call_trace_plan_end(call);
+    if (call->is_piecewise && !actions->complete) {
+        count_rows_left(call, window);
+    }
     call->state.attempt++;
+    return true;
+}
+
+void ep_call_send_windows(ep_call *call, ep_call_actions *actions)
+{
+    uint32_t window;
+    uint64_t seen = ep_call_registry_generation(&call->client->registry);
+    while (!actions->complete && ep_call_state_open_window(&call->state, &window)) {
+        if (!send_window(call, window, actions)) {
+            break;
+        }
+        if (!actions->complete) {
+            ep_call_state_step(&call->state, ep_clock_now_ns(),
+                               &(ep_call_event){.kind = EP_EVENT_WINDOW, .window = window}, actions);
+        }
+    }
     if (!actions->complete) {
-        ep_call_state_step(&call->state, ep_clock_now_ns(), &(ep_call_event){.kind = EP_EVENT_WINDOW},
-                           actions);
         wait_for_wake(call, seen);
     }
 }
@@ -503,22 +545,30 @@ static int ascending(const void *left, const void *right)
     return (a > b) - (a < b);
 }
 
-/* Slots of all ROUTABLE parcels, ascending; the parcels are free then. */
-static ep_err absorb_routable(ep_call *call, slot_list *out_list)
+static bool is_routable(const ep_call *call, uint32_t parcel, uint32_t window)
+{
+    const ep_parcel *p = &call->state.parcels[parcel];
+    return p->phase == EP_PARCEL_ROUTABLE && p->window == window;
+}
+
+/* Slots of a window's ROUTABLE parcels, ascending; the parcels are free then. */
+static ep_err absorb_routable(ep_call *call, uint32_t window, slot_list *out_list)
 {
     size_t total = 0;
+    *out_list = (slot_list){.count = 0};
     for (uint32_t i = 0; i < call->state.parcels_count; i++) {
-        if (call->state.parcels[i].phase == EP_PARCEL_ROUTABLE) {
-            total += call->frames[i]->slots_count;
-        }
+        total += is_routable(call, i, window) ? call->frames[i]->slots_count : 0;
     }
-    *out_list = (slot_list){.numbers = malloc(total * sizeof(uint32_t) + 1)};
+    if (total == 0) {
+        return EP_OK;
+    }
+    out_list->numbers = malloc(total * sizeof(uint32_t));
     if (out_list->numbers == NULL) {
         return EP_ERR_NO_MEMORY;
     }
     for (uint32_t i = 0; i < call->state.parcels_count; i++) {
         ep_call_frame *frame = call->frames[i];
-        if (call->state.parcels[i].phase == EP_PARCEL_ROUTABLE) {
+        if (is_routable(call, i, window)) {
             memcpy(out_list->numbers + out_list->count, frame->slots, frame->slots_count * sizeof(uint32_t));
             out_list->count += frame->slots_count;
             ep_call_clear_frame(frame);
@@ -531,20 +581,20 @@ static ep_err absorb_routable(ep_call *call, slot_list *out_list)
 
 void ep_call_resend(ep_call *call, ep_call_actions *actions)
 {
-    slot_list list;
     uint64_t seen = ep_call_registry_generation(&call->client->registry);
-    if (absorb_routable(call, &list) != EP_OK) {
-        fail_memory(call, actions);
-        return;
-    }
-    ep_call_trace_plan_begin(call);
+    ep_call_trace_plan_begin(call, 0, call->tokens_sent);
     refresh_view(call);
     choose(call);
-    if (list.count > 0) {
-        route_list(call, &list, true, actions);
+    for (uint32_t w = 0; w < EP_CALL_WINDOWS && !actions->complete; w++) {
+        slot_list list;
+        if (absorb_routable(call, w, &list) != EP_OK) {
+            fail_memory(call, actions);
+        } else if (list.count > 0) {
+            route_list(call, w, &list, true, actions);
+        }
+        free(list.numbers);
     }
     ep_call_trace_plan_end(call);
-    free(list.numbers);
     call->state.attempt++;
     if (!actions->complete) {
         wait_for_wake(call, seen);

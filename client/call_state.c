@@ -67,12 +67,6 @@ ep_err ep_call_state_reserve(ep_call_state *state, uint32_t parcels, uint32_t co
     return err != EP_OK ? err : reserve_tried(state, copies);
 }
 
-static bool is_open(ep_parcel_phase phase)
-{
-    return phase == EP_PARCEL_IN_FLIGHT || phase == EP_PARCEL_ROUTABLE || phase == EP_PARCEL_DELAYED ||
-           phase == EP_PARCEL_STUCK;
-}
-
 static bool is_waiting(ep_parcel_phase phase)
 {
     return phase == EP_PARCEL_DELAYED || phase == EP_PARCEL_STUCK;
@@ -81,11 +75,11 @@ static bool is_waiting(ep_parcel_phase phase)
 static void set_phase(ep_call_state *state, uint32_t parcel, ep_parcel_phase phase)
 {
     ep_parcel *p = &state->parcels[parcel];
-    state->open_count += is_open(phase);
-    state->open_count -= is_open(p->phase);
+    state->windows[p->window].open_count -= ep_parcel_is_open(p);
     state->waiting_count += is_waiting(phase);
     state->waiting_count -= is_waiting(p->phase);
     p->phase = phase;
+    state->windows[p->window].open_count += ep_parcel_is_open(p);
 }
 
 static void forget_tried(ep_call_state *state)
@@ -99,13 +93,15 @@ static void forget_tried(ep_call_state *state)
 void ep_call_state_begin(ep_call_state *state, uint64_t now_ns, uint64_t deadline_ns, uint32_t windows_count,
                          bool allow_missing)
 {
-    EP_ASSERT(state->phase != EP_CALL_RUNNING && state->open_count == 0);
-    EP_ASSERT(windows_count >= 1);
+    EP_ASSERT(state->phase != EP_CALL_RUNNING && windows_count >= 1);
+    for (uint32_t w = 0; w < EP_CALL_WINDOWS; w++) {
+        EP_ASSERT(state->windows[w].phase == EP_WINDOW_FREE && state->windows[w].open_count == 0);
+    }
     state->phase = EP_CALL_RUNNING;
     state->begin_ns = now_ns;
     state->deadline_ns = deadline_ns;
     state->allow_missing = allow_missing;
-    state->windows_left = windows_count - 1;
+    state->windows_left = windows_count;
     state->attempt = 0;
     state->code = EP_OK;
     state->blame = NO_PARCEL;
@@ -114,10 +110,42 @@ void ep_call_state_begin(ep_call_state *state, uint64_t now_ns, uint64_t deadlin
     forget_tried(state);
 }
 
-static ep_err take_parcel(ep_call_state *state, uint32_t *out_parcel)
+bool ep_call_state_open_window(ep_call_state *state, uint32_t *out_window)
 {
+    for (uint32_t w = 0; w < EP_CALL_WINDOWS && state->windows_left > 0; w++) {
+        if (state->windows[w].phase == EP_WINDOW_FREE) {
+            state->windows[w].phase = EP_WINDOW_SENDING;
+            state->windows_left--;
+            *out_window = w;
+            return true;
+        }
+    }
+    return false;
+}
+
+void ep_call_state_withdraw_window(ep_call_state *state, uint32_t window)
+{
+    EP_ASSERT(state->windows[window].phase == EP_WINDOW_SENDING && state->windows[window].open_count == 0);
+    state->windows[window].phase = EP_WINDOW_FREE;
+    state->windows_left++;
+}
+
+bool ep_call_state_has_window(const ep_call_state *state)
+{
+    for (uint32_t w = 0; w < EP_CALL_WINDOWS; w++) {
+        if (state->windows[w].phase != EP_WINDOW_FREE) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static ep_err take_parcel(ep_call_state *state, uint32_t window, uint32_t *out_parcel)
+{
+    EP_ASSERT(state->phase == EP_CALL_RUNNING && state->windows[window].phase != EP_WINDOW_FREE);
     for (uint32_t i = 0; i < state->parcels_count; i++) {
         if (state->parcels[i].phase == EP_PARCEL_FREE) {
+            state->parcels[i].window = window;
             *out_parcel = i;
             return EP_OK;
         }
@@ -127,14 +155,13 @@ static ep_err take_parcel(ep_call_state *state, uint32_t *out_parcel)
         return err;
     }
     *out_parcel = state->parcels_count++;
-    state->parcels[*out_parcel] = (ep_parcel){.phase = EP_PARCEL_FREE};
+    state->parcels[*out_parcel] = (ep_parcel){.phase = EP_PARCEL_FREE, .window = window};
     return EP_OK;
 }
 
-ep_err ep_call_state_add(ep_call_state *state, uint32_t *out_parcel)
+ep_err ep_call_state_add(ep_call_state *state, uint32_t window, uint32_t *out_parcel)
 {
-    EP_ASSERT(state->phase == EP_CALL_RUNNING);
-    ep_err err = take_parcel(state, out_parcel);
+    ep_err err = take_parcel(state, window, out_parcel);
     if (err == EP_OK) {
         set_phase(state, *out_parcel, EP_PARCEL_IN_FLIGHT);
     }
@@ -148,10 +175,9 @@ static uint64_t jittered_ns(ep_call_state *state, uint64_t us)
     return (half + ep_splitmix64(&state->random) % (us - half + 1)) * EP_NS_PER_US;
 }
 
-ep_err ep_call_state_add_stuck(ep_call_state *state, uint64_t now_ns, uint32_t *out_parcel)
+ep_err ep_call_state_add_stuck(ep_call_state *state, uint32_t window, uint64_t now_ns, uint32_t *out_parcel)
 {
-    EP_ASSERT(state->phase == EP_CALL_RUNNING);
-    ep_err err = take_parcel(state, out_parcel);
+    ep_err err = take_parcel(state, window, out_parcel);
     if (err != EP_OK) {
         return err;
     }
@@ -168,13 +194,15 @@ void ep_call_state_absorb(ep_call_state *state, uint32_t parcel)
     set_phase(state, parcel, EP_PARCEL_FREE);
 }
 
-void ep_call_state_release_arrived(ep_call_state *state)
+void ep_call_state_release_window(ep_call_state *state, uint32_t window)
 {
+    EP_ASSERT(state->windows[window].open_count == 0);
     for (uint32_t i = 0; i < state->parcels_count; i++) {
-        if (state->parcels[i].phase == EP_PARCEL_ARRIVED) {
+        if (state->parcels[i].phase == EP_PARCEL_ARRIVED && state->parcels[i].window == window) {
             set_phase(state, i, EP_PARCEL_FREE);
         }
     }
+    state->windows[window].phase = EP_WINDOW_FREE;
 }
 
 static void finish(ep_call_state *state, ep_err code, uint32_t blame, ep_call_actions *actions)
@@ -186,14 +214,13 @@ static void finish(ep_call_state *state, ep_err code, uint32_t blame, ep_call_ac
         ep_parcel_phase phase = state->parcels[i].phase;
         if (phase == EP_PARCEL_IN_FLIGHT) {
             set_phase(state, i, EP_PARCEL_ZOMBIE);
-        } else if (is_open(phase)) {
+        } else if (ep_parcel_is_open(&state->parcels[i])) {
             set_phase(state, i, EP_PARCEL_FREE);
         }
     }
-    EP_ASSERT(state->open_count == 0);
     actions->complete = true;
     actions->route = false;
-    actions->window_done = false;
+    actions->windows_done = 0;
 }
 
 /* A parcel that is blamed has had its answer, or never left: none is to come. */
@@ -208,17 +235,28 @@ static void finish_with(ep_call_state *state, const ep_error *error, uint32_t bl
     finish(state, error->code, blame, actions);
 }
 
-static void check_window(ep_call_state *state, ep_call_actions *actions)
+static bool has_all_rows(const ep_call_state_window *window)
 {
-    if (state->open_count > 0) {
+    if (window->open_count > 0) {
+        return false;
+    }
+    return window->phase != EP_WINDOW_SENDING;
+}
+
+static void check_window(ep_call_state *state, uint32_t window, ep_call_actions *actions)
+{
+    bool is_last = state->windows_left == 0;
+    if (!has_all_rows(&state->windows[window])) {
         return;
     }
-    if (state->windows_left > 0) {
-        state->windows_left--;
-        state->backoff_us = EP_CALL_BACKOFF_MIN_US;
-        actions->window_done = true;
-    } else {
+    for (uint32_t w = 0; w < EP_CALL_WINDOWS; w++) {
+        is_last = is_last && has_all_rows(&state->windows[w]);
+    }
+    if (is_last) {
         finish(state, EP_OK, NO_PARCEL, actions);
+    } else {
+        state->backoff_us = EP_CALL_BACKOFF_MIN_US;
+        actions->windows_done |= 1u << window;
     }
 }
 
@@ -299,7 +337,7 @@ static void answer(ep_call_state *state, uint64_t now_ns, const ep_call_event *e
     }
     if (event->kind == EP_EVENT_ROWS) {
         set_phase(state, event->parcel, EP_PARCEL_ARRIVED);
-        check_window(state, actions);
+        check_window(state, p->window, actions);
     } else if (event->kind == EP_EVENT_FAILED) {
         parcel_failed(state, now_ns, event, actions);
     } else {
@@ -359,7 +397,8 @@ static void running_event(ep_call_state *state, uint64_t now_ns, const ep_call_e
     ep_error cancelled;
     switch (event->kind) {
     case EP_EVENT_WINDOW:
-        check_window(state, actions);
+        state->windows[event->window].phase = EP_WINDOW_SENT;
+        check_window(state, event->window, actions);
         break;
     case EP_EVENT_WAKE:
         release_waiting(state, now_ns, true, actions);

@@ -25,6 +25,8 @@
  *   - An error that no other copy can mend (INVALID_ARGUMENT, ...) ends the call at once.
  *   - At the deadline the call ends: UNAVAILABLE when slots wait for a copy, DEADLINE_EXCEEDED when a live
  *     node did not answer, or success with missing rows when that was allowed.
+ *   - Up to EP_CALL_WINDOWS windows are under way. Each parcel belongs to one; a window is done when all its parcels
+ *     have arrived, whatever the other one does, and only then may another take its place.
  *   - complete is given exactly once per run. Answers after it, or twice, are late: they change nothing.
  *
  * Memory   parcels and marks grow on reserve and add, and stay. Reserved once, a run allocates nothing.
@@ -34,9 +36,11 @@
 #define EP_CLIENT_CALL_STATE_H
 
 #include "base/error.h"
+#include "flow.h"
 #include "moe/routing_plan.h"
 #include "retry_budget.h"
 
+#define EP_CALL_WINDOWS EP_FLOW_WINDOWS /* one is packed and sent while the other is computed */
 #define EP_CALL_BACKOFF_MIN_US 10000u
 #define EP_CALL_BACKOFF_MAX_US 200000u
 /* Least pause after RESOURCE_EXHAUSTED, also when our own queue is full. */
@@ -55,9 +59,24 @@ typedef enum ep_parcel_phase {
 
 typedef struct ep_parcel {
     ep_parcel_phase phase;
+    uint32_t window; /* 0..EP_CALL_WINDOWS-1 */
     ep_err reason;   /* why it is DELAYED */
     uint64_t due_ns; /* DELAYED, STUCK */
 } ep_parcel;
+
+/* Its slots still wait for their rows. */
+static inline bool ep_parcel_is_open(const ep_parcel *parcel)
+{
+    return parcel->phase == EP_PARCEL_IN_FLIGHT || parcel->phase == EP_PARCEL_ROUTABLE ||
+           parcel->phase == EP_PARCEL_DELAYED || parcel->phase == EP_PARCEL_STUCK;
+}
+
+typedef enum ep_window_phase { EP_WINDOW_FREE, EP_WINDOW_SENDING, EP_WINDOW_SENT } ep_window_phase;
+
+typedef struct ep_call_state_window {
+    ep_window_phase phase;
+    uint32_t open_count; /* its parcels that are IN_FLIGHT, ROUTABLE, DELAYED, STUCK */
+} ep_call_state_window;
 
 typedef enum ep_call_phase { EP_CALL_IDLE, EP_CALL_RUNNING, EP_CALL_DONE } ep_call_phase;
 
@@ -66,7 +85,8 @@ typedef struct ep_call_state {
     uint64_t begin_ns;
     uint64_t deadline_ns;
     bool allow_missing;
-    uint32_t windows_left; /* after the current one */
+    uint32_t windows_left; /* not begun */
+    ep_call_state_window windows[EP_CALL_WINDOWS];
     uint32_t attempt;      /* rounds of sending so far */
     ep_err code;           /* DONE: how it ended */
     uint32_t blame;        /* DONE with an error: the parcel the call waited for, UINT32_MAX none */
@@ -79,7 +99,6 @@ typedef struct ep_call_state {
     ep_parcel *parcels;
     uint32_t parcels_count; /* used so far, FREE ones included */
     uint32_t parcels_capacity;
-    uint32_t open_count;    /* IN_FLIGHT, ROUTABLE, DELAYED, STUCK */
     uint32_t waiting_count; /* DELAYED, STUCK */
     uint8_t *tried;         /* [tried_count] per copy of the layer, as in layer->copies */
     uint32_t tried_count;
@@ -88,7 +107,7 @@ typedef struct ep_call_state {
 } ep_call_state;
 
 typedef enum ep_call_event_kind {
-    EP_EVENT_WINDOW,  /* every parcel of the window has been added */
+    EP_EVENT_WINDOW,  /* window: every parcel of it has been added */
     EP_EVENT_ROWS,    /* parcel: its rows are here and checked */
     EP_EVENT_FAILED,  /* parcel, error: the node or the connection failed */
     EP_EVENT_REFUSED, /* parcel, error: it never left this process */
@@ -101,13 +120,14 @@ typedef enum ep_call_event_kind {
 typedef struct ep_call_event {
     ep_call_event_kind kind;
     uint32_t parcel;
+    uint32_t window;
     const ep_error *error;
 } ep_call_event;
 
 typedef struct ep_call_actions {
     bool late;        /* drop what came with the event */
     bool route;       /* send the ROUTABLE parcels' slots again */
-    bool window_done; /* combine this window, start the next one */
+    uint32_t windows_done; /* a bit for each window whose rows are all here: combine it, release it, send the next */
     bool complete;    /* the call is over with state->code; exactly once per run */
 } ep_call_actions;
 
@@ -119,14 +139,21 @@ ep_err ep_call_state_reserve(ep_call_state *state, uint32_t parcels, uint32_t co
 /* Starts a run; not while RUNNING. Parcels of the run before that are still ZOMBIE stay so. */
 void ep_call_state_begin(ep_call_state *state, uint64_t now_ns, uint64_t deadline_ns, uint32_t windows_count,
                          bool allow_missing);
+/* Begins the next window if one is left and there is a free place: false otherwise. EP_EVENT_WINDOW follows when its
+ * parcels have been added. */
+bool ep_call_state_open_window(ep_call_state *state, uint32_t *out_window);
+/* Takes back the last ep_call_state_open_window; nothing was added. */
+void ep_call_state_withdraw_window(ep_call_state *state, uint32_t window);
+/* Whether some window is under way. */
+bool ep_call_state_has_window(const ep_call_state *state);
 /* Adds a parcel that is being sent. Errors: NO_MEMORY. */
-ep_err ep_call_state_add(ep_call_state *state, uint32_t *out_parcel);
+ep_err ep_call_state_add(ep_call_state *state, uint32_t window, uint32_t *out_parcel);
 /* Adds a parcel of slots that have no copy left. Errors: NO_MEMORY. */
-ep_err ep_call_state_add_stuck(ep_call_state *state, uint64_t now_ns, uint32_t *out_parcel);
+ep_err ep_call_state_add_stuck(ep_call_state *state, uint32_t window, uint64_t now_ns, uint32_t *out_parcel);
 /* Its slots now travel in other parcels. ROUTABLE only. */
 void ep_call_state_absorb(ep_call_state *state, uint32_t parcel);
-/* The window's rows have been combined: its ARRIVED parcels become FREE. */
-void ep_call_state_release_arrived(ep_call_state *state);
+/* The window's rows have been combined, or the run is over: its ARRIVED parcels and its place become FREE. */
+void ep_call_state_release_window(ep_call_state *state, uint32_t window);
 
 /* Adds to *actions, so that several events may be stepped before any is performed. */
 void ep_call_state_step(ep_call_state *state, uint64_t now_ns, const ep_call_event *event,

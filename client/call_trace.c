@@ -55,9 +55,12 @@ static ep_trace_fields inner(const ep_call *call, uint32_t sub, uint32_t rows)
     return fields;
 }
 
+/* Number of the newest window. */
 static uint32_t window_of(const ep_call *call)
 {
-    return call->flow.window_tokens > 0 ? call->window_begin / call->flow.window_tokens : 0;
+    return call->tokens_sent > 0 && call->flow.window_tokens > 0
+               ? (call->tokens_sent - 1) / call->flow.window_tokens
+               : 0;
 }
 
 /* A call that began before tracing was switched on has no number: its inner spans are left out too. */
@@ -66,21 +69,21 @@ static bool has_number(const ep_call *call)
     return call->trace.fields.call != 0;
 }
 
-void ep_call_trace_plan_begin(ep_call *call)
+void ep_call_trace_plan_begin(ep_call *call, uint32_t token_begin, uint32_t token_end)
 {
     if (EP_TRACE_SPAN_ON(plan) && has_number(call)) {
-        ep_trace_fields fields = inner(call, window_of(call), call->window_end - call->window_begin);
+        uint32_t window = call->flow.window_tokens > 0 ? token_begin / call->flow.window_tokens : 0;
+        call->trace.plan = inner(call, window, token_end - token_begin);
         call->trace.plan_open = true;
-        EP_TRACE(plan_begin, &fields);
+        EP_TRACE(plan_begin, &call->trace.plan);
     }
 }
 
 void ep_call_trace_plan_end(ep_call *call)
 {
     if (call->trace.plan_open) {
-        ep_trace_fields fields = inner(call, window_of(call), call->window_end - call->window_begin);
         call->trace.plan_open = false;
-        EP_TRACE(plan_end, &fields);
+        EP_TRACE(plan_end, &call->trace.plan);
     }
 }
 

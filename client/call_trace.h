@@ -18,6 +18,7 @@ typedef struct ep_call_trace {
     uint32_t frames;                            /* numbered so far */
     bool forward_open;
     bool plan_open;
+    ep_trace_fields plan; /* of the open plan span */
 } ep_call_trace;
 
 /* Of one frame: its call may have begun another run when its answer comes. */
@@ -32,7 +33,7 @@ typedef struct ep_frame_trace {
 void ep_call_trace_begin(ep_call *call, uint64_t epoch);
 void ep_call_trace_end(ep_call *call, ep_err status);
 
-void ep_call_trace_plan_begin(ep_call *call);
+void ep_call_trace_plan_begin(ep_call *call, uint32_t token_begin, uint32_t token_end);
 void ep_call_trace_plan_end(ep_call *call);
 
 /* Numbers the frame; to be called for each that is made. */

@@ -35,7 +35,9 @@ void ep_flow_pick(const ep_flow_limits *limits, ep_mode mode, const ep_batch *ba
             limits->chunk_bytes_max < flow.frame_bytes ? limits->chunk_bytes_max : flow.frame_bytes;
     }
     uint64_t token_bytes = reply_row_bytes(batch) * ep_batch_slots_per_token(batch, shape);
-    uint64_t fitting = token_bytes > 0 ? limits->window_bytes_max / token_bytes : flow.window_tokens;
+    bool is_one = flow.window_tokens >= batch->tokens && batch->tokens * token_bytes <= limits->window_bytes_max;
+    uint64_t bytes_max = is_one ? limits->window_bytes_max : limits->window_bytes_max / EP_FLOW_WINDOWS;
+    uint64_t fitting = token_bytes > 0 ? bytes_max / token_bytes : flow.window_tokens;
     if (fitting < flow.window_tokens) {
         flow.window_tokens = fitting > 0 ? (uint32_t)fitting : 1;
     }

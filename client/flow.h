@@ -4,7 +4,7 @@
  * except to pick the connection and to tell the node its scheduling class.
  *
  *   decode    one frame per node on the decode connection
- *   prefill   windows of tokens, one after the other; in a window each node's tokens cut into frames whose
+ *   prefill   windows of tokens, two under way at a time; in a window each node's tokens cut into frames whose
  *             request and reply both fit chunk_bytes_max, all in flight on the bulk connection
  *
  * In both a window's reply rows are bounded, so that one call cannot take the whole buffer budget. Pure.
@@ -18,11 +18,12 @@
 #define EP_FLOW_FRAME_OVERHEAD_BYTES 4096u
 #define EP_FLOW_DECODE_TOKENS_DEFAULT 256u
 #define EP_FLOW_WINDOW_TOKENS_MIN 1024u
+#define EP_FLOW_WINDOWS 2u /* under way at once */
 
 typedef struct ep_flow_limits {
     size_t frame_bytes_max;     /* of any frame */
     size_t chunk_bytes_max;     /* of prefill frames */
-    size_t window_bytes_max;    /* reply rows of one window */
+    size_t window_bytes_max;    /* reply rows of the windows that are under way */
     uint32_t window_tokens;     /* prefill; 0: max(1024, 64*E/K) */
     uint32_t decode_tokens_max; /* auto: up to this T is decode; 0: 256 */
 } ep_flow_limits;
@@ -36,6 +37,11 @@ typedef struct ep_flow {
 
 void ep_flow_pick(const ep_flow_limits *limits, ep_mode mode, const ep_batch *batch,
                   const ep_layer_shape *shape, ep_flow *out_flow);
+/* Whether tokens are combined while others still travel. Decode is over before that would pay. */
+static inline bool ep_flow_is_piecewise(const ep_flow *flow)
+{
+    return flow->prefill || flow->windows_count > 1;
+}
 /* Errors: INVALID_ARGUMENT when one row does not fit a frame, naming the limit and what is needed. */
 ep_err ep_flow_check(const ep_flow *flow, const ep_batch *batch, ep_error *out_error);
 /* How the plan counts bytes; room_bytes is the caller's to set. */

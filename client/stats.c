@@ -27,6 +27,7 @@ void ep_client_read_stats(ep_client *client, ep_client_stats *out_stats)
     stats.bytes_received = read_counter(&c->bytes_received);
     ep_buffer_pool_read_stats(client->pool, &pool);
     stats.buffer_bytes_lent = pool.lent_bytes;
+    stats.buffer_bytes_peak = pool.lent_bytes_peak;
     stats.buffer_allocations = pool.system_allocations;
     ep_client_leave(client);
     ep_struct_out(out_stats, &stats, sizeof(stats));

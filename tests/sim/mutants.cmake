@@ -38,14 +38,22 @@ ep_add_sim_mutant(skip_epoch_check FILE client/cluster.c SEEDS 500
     REPLACE "ep_epoch_compare(taken_table->epoch, old->table->epoch) <= 0" "ep_epoch_compare(taken_table->epoch, old->table->epoch) == 0")
 # A window is combined while a parcel is still under way.
 ep_add_sim_mutant(combine_early FILE client/call_state.c SEEDS 50
-    REPLACE "if (state->open_count > 0) {" "if (state->open_count > 1) {")
+    REPLACE "if (window->open_count > 0) {" "if (window->open_count > 1) {")
+# A token is combined before its last row is there.
+ep_add_sim_mutant(combine_token_early FILE client/call_finish.c SEEDS 50
+    REPLACE "ready += --*left == 0" "ready += --*left <= 1" "if (call->rows_left[token] == 0) {" "if (call->rows_left[token] <= 1) {"
+            "*left > 0 &&" "*left + 1 > 0 ||")
+# The rows of a window are given back with the other one's.
+ep_add_sim_mutant(release_both_windows FILE client/call_finish.c SEEDS 200
+    REPLACE "call->state.parcels[i].phase == EP_PARCEL_ARRIVED && call->state.parcels[i].window == window"
+            "call->state.parcels[i].phase == EP_PARCEL_ARRIVED")
 # Answers are not matched to calls: one that came twice or late is taken for that of whichever call is at hand.
 ep_add_sim_mutant(accept_any_answer FILE lib/rpc/rpc_client_call.c SEEDS 500
     REPLACE "while (call != NULL && call->id != id) {" "while (call != NULL && id == 0) {"
             "id & (channel->buckets_count - 1)" "id & 0 & (channel->buckets_count - 1)")
-# A window that was combined is sent and combined once more.
-ep_add_sim_mutant(combine_twice FILE client/call_finish.c SEEDS 50
-    REPLACE "call->window_begin = call->window_end" "(void)call->window_end")
+# The first window is sent in place of every other one.
+ep_add_sim_mutant(window_twice FILE client/call_send.c SEEDS 50
+    REPLACE "call->tokens_sent = window->end" "call->tokens_sent = call->flow.windows_count > 1 ? 0 : window->end")
 # A call lives on when its time is over.
 ep_add_sim_mutant(forget_deadline FILE client/call_state.c SEEDS 50
     REPLACE "if (now_ns >= state->deadline_ns) {" "if (now_ns >= state->deadline_ns + 5000000000ull) {")

@@ -103,7 +103,7 @@ typedef struct sim_caller {
     uint64_t deadline_ns;
     uint32_t tokens;
     uint32_t top_k;
-    uint32_t combined; /* tokens combined so far */
+    uint32_t combined; /* a bit per token */
     ep_epoch begin_epoch;
     float x[TOKENS_MAX * HIDDEN_MAX];
     int32_t ids[TOKENS_MAX * TOP_K_MAX];

@@ -48,8 +48,8 @@ typedef struct ep_client_config {
                              that. "any": tolerance */
     uint64_t buffer_bytes_max; /* send and receive buffers, 1 GiB; beyond it calls get RESOURCE_EXHAUSTED */
     uint32_t calls_max;        /* calls in flight, 1024 */
-    uint32_t prefill_window_tokens; /* 0: max(1024, 64*E/K); less where the rows of a window would exceed
-                                       buffer_bytes_max / 8 */
+    uint32_t prefill_window_tokens; /* two windows are under way at a time. 0: max(1024, 64*E/K); less where their
+                                       rows would exceed buffer_bytes_max / 8 */
     uint32_t chunk_bytes_max;       /* prefill frames, 1 MiB */
     bool payload_crc;               /* on untrusted lanes; default true; must equal the nodes' setting */
     uint32_t hedge_permille;        /* frames that may be sent a second time to another copy when the answer is later than the measured
@@ -222,8 +222,8 @@ typedef struct ep_moe_result {
 
 /*
  * out: [T,H], uncombined [T,K,H]; bf16, f16 or f32; apart from the inputs; written only on success.
- * out_result may be NULL. Before the first routing table it waits for one. A call of several windows
- * (prefill) needs a scratch result of out's size.
+ * out_result may be NULL. Before the first routing table it waits for one. A prefill call needs a
+ * scratch result of out's size: its tokens are combined while others still travel.
  *
  * Errors (named in out_result->error)
  *   INVALID_ARGUMENT, UNIMPLEMENTED  an argument, its value, what is allowed
@@ -287,6 +287,7 @@ typedef struct ep_client_stats {
     uint64_t buffer_bytes_lent;
     uint64_t buffer_allocations; /* from the system allocator */
     uint64_t hedged_frames;
+    uint64_t buffer_bytes_peak;  /* the most that was lent at once */
 } ep_client_stats;
 EP_API void ep_client_read_stats(ep_client *client, ep_client_stats *out_stats);
 

@@ -14,12 +14,20 @@ static ep_call_state state;
 static ep_call_actions actions;
 static uint64_t now;
 
+static void open_window(uint32_t expected)
+{
+    uint32_t window = UINT32_MAX;
+    cr_assert(ep_call_state_open_window(&state, &window));
+    cr_assert_eq(window, expected);
+}
+
 static void begin(uint32_t windows, bool allow_missing)
 {
     ep_retry_budget_init(&budget);
     ep_call_state_init(&state, &budget, 7);
     now = 5 * MS;
     ep_call_state_begin(&state, now, now + DEADLINE, windows, allow_missing);
+    open_window(0);
     actions = (ep_call_actions){0};
 }
 
@@ -33,7 +41,7 @@ static void step(ep_call_event_kind kind, uint32_t parcel, const ep_error *error
 static uint32_t add(void)
 {
     uint32_t parcel = UINT32_MAX;
-    cr_assert_eq(ep_call_state_add(&state, &parcel), EP_OK);
+    cr_assert_eq(ep_call_state_add(&state, 0, &parcel), EP_OK);
     return parcel;
 }
 
@@ -90,10 +98,75 @@ Test(call_state, windows_follow_one_another)
         cr_assert_eq(a, 0, "the parcel of window %d was not reused", w);
         step(EP_EVENT_WINDOW, 0, NULL);
         step(EP_EVENT_ROWS, a, NULL);
-        cr_assert_eq(actions.window_done, w < 2);
+        cr_assert_eq(actions.windows_done, w < 2 ? 1 : 0);
         cr_assert_eq(actions.complete, w == 2);
-        ep_call_state_release_arrived(&state);
+        ep_call_state_release_window(&state, 0);
+        if (w < 2) {
+            open_window(0);
+        }
     }
+    end();
+}
+
+static uint32_t add_to(uint32_t window)
+{
+    uint32_t parcel = UINT32_MAX;
+    cr_assert_eq(ep_call_state_add(&state, window, &parcel), EP_OK);
+    return parcel;
+}
+
+static void sent(uint32_t window)
+{
+    actions = (ep_call_actions){0};
+    ep_call_state_step(&state, now, &(ep_call_event){.kind = EP_EVENT_WINDOW, .window = window}, &actions);
+}
+
+Test(call_state, two_windows_are_under_way_and_end_in_any_order)
+{
+    uint32_t window;
+    begin(4, false);
+    uint32_t a = add();
+    sent(0);
+    open_window(1);
+    uint32_t b = add_to(1);
+    step(EP_EVENT_ROWS, a, NULL);
+    cr_assert_eq(actions.windows_done, 1, "one window's end does not wait for the other to be sent");
+    sent(1);
+    cr_assert(!ep_call_state_open_window(&state, &window), "a third window before one was released");
+    ep_call_state_release_window(&state, 0);
+    open_window(0);
+    uint32_t c = add_to(0);
+    sent(0);
+    step(EP_EVENT_ROWS, c, NULL);
+    cr_assert_eq(actions.windows_done, 1, "the third window is done before the second");
+    ep_call_state_release_window(&state, 0);
+    cr_assert(ep_call_state_has_window(&state));
+    open_window(0);
+    cr_assert(!ep_call_state_open_window(&state, &window), "a fifth window");
+    uint32_t d = add_to(0);
+    step(EP_EVENT_ROWS, b, NULL);
+    cr_assert_eq(actions.windows_done, 2, "not complete: the last window is still being sent");
+    sent(0);
+    cr_assert(!actions.complete);
+    step(EP_EVENT_ROWS, d, NULL);
+    cr_assert(actions.complete && actions.windows_done == 0, "the second one is released with the run");
+    end();
+}
+
+Test(call_state, a_window_without_room_is_sent_later)
+{
+    begin(2, false);
+    uint32_t a = add();
+    sent(0);
+    open_window(1);
+    ep_call_state_withdraw_window(&state, 1);
+    step(EP_EVENT_ROWS, a, NULL);
+    cr_assert(actions.windows_done == 1 && !actions.complete, "a window is left");
+    ep_call_state_release_window(&state, 0);
+    cr_assert(!ep_call_state_has_window(&state));
+    open_window(0);
+    sent(0);
+    cr_assert(actions.complete);
     end();
 }
 
@@ -101,7 +174,9 @@ Test(call_state, an_empty_window_in_the_middle_is_done_at_once)
 {
     begin(2, false);
     step(EP_EVENT_WINDOW, 0, NULL);
-    cr_assert(actions.window_done && !actions.complete);
+    cr_assert(actions.windows_done == 1 && !actions.complete);
+    ep_call_state_release_window(&state, 0);
+    open_window(0);
     step(EP_EVENT_WINDOW, 0, NULL);
     cr_assert(actions.complete);
     end();
@@ -136,7 +211,9 @@ Test(call_state, a_zombie_of_the_run_before_is_not_reused_before_its_answer)
     begin(1, false);
     uint32_t a = add();
     step(EP_EVENT_CANCEL, 0, NULL);
+    ep_call_state_release_window(&state, 0);
     ep_call_state_begin(&state, now, now + DEADLINE, 1, false);
+    open_window(0);
     cr_assert_neq(add(), a);
     step(EP_EVENT_ROWS, a, NULL);
     cr_assert(actions.late && !actions.complete);
@@ -265,7 +342,7 @@ Test(call_state, stuck_slots_back_off_from_10_to_200_ms_until_the_deadline)
     int rounds = 0;
     for (;;) {
         uint32_t p;
-        cr_assert_eq(ep_call_state_add_stuck(&state, now, &p), EP_OK);
+        cr_assert_eq(ep_call_state_add_stuck(&state, 0, now, &p), EP_OK);
         cr_assert(ep_call_state_wants_wake(&state));
         step(EP_EVENT_WINDOW, 0, NULL);
         cr_assert(!actions.complete);
@@ -293,7 +370,8 @@ Test(call_state, a_wake_frees_stuck_slots_at_once)
 {
     begin(1, false);
     uint32_t p;
-    cr_assert_eq(ep_call_state_add_stuck(&state, now, &p), EP_OK);
+    cr_assert_eq(ep_call_state_add_stuck(&state, 0, now, &p), EP_OK);
+    step(EP_EVENT_WINDOW, 0, NULL);
     step(EP_EVENT_WAKE, 0, NULL);
     cr_assert(actions.route);
     cr_assert(!ep_call_state_wants_wake(&state));
@@ -333,7 +411,7 @@ Test(call_state, the_deadline_says_what_was_awaited)
     begin(1, false);
     add();
     uint32_t p;
-    cr_assert_eq(ep_call_state_add_stuck(&state, now, &p), EP_OK);
+    cr_assert_eq(ep_call_state_add_stuck(&state, 0, now, &p), EP_OK);
     now = state.deadline_ns;
     step(EP_EVENT_TIMER, 0, NULL);
     cr_assert_eq(state.code, EP_ERR_UNAVAILABLE);
@@ -420,7 +498,7 @@ Test(call_state, tried_copies_are_left_out_until_the_next_round)
     cr_assert_eq(chosen[0], EP_NO_EXPERT);
     /* a new round after the back-off */
     uint32_t p;
-    cr_assert_eq(ep_call_state_add_stuck(&state, now, &p), EP_OK);
+    cr_assert_eq(ep_call_state_add_stuck(&state, 0, now, &p), EP_OK);
     now = ep_call_state_due_ns(&state);
     step(EP_EVENT_TIMER, 0, NULL);
     ep_call_state_choose(&state, &layer, usable, 0, chosen);

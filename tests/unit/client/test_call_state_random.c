@@ -29,14 +29,14 @@ typedef struct sim {
     uint32_t completions;
 } sim;
 
-static void send_some(sim *s, uint32_t count)
+static void send_some(sim *s, uint32_t window, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
         uint32_t parcel = 0;
         if (dice(5) == 0) {
-            EP_ASSERT(ep_call_state_add_stuck(&s->state, s->now, &parcel) == EP_OK);
+            EP_ASSERT(ep_call_state_add_stuck(&s->state, window, s->now, &parcel) == EP_OK);
         } else {
-            EP_ASSERT(ep_call_state_add(&s->state, &parcel) == EP_OK);
+            EP_ASSERT(ep_call_state_add(&s->state, window, &parcel) == EP_OK);
             EP_ASSERT(s->due_count < PARCELS_MAX);
             for (uint32_t d = 0; d < s->due_count; d++) {
                 EP_ASSERT(s->due[d] != parcel); /* never reused before its answer */
@@ -46,32 +46,73 @@ static void send_some(sim *s, uint32_t count)
     }
 }
 
+/* Sometimes there is no room for a second window. */
+static void send_windows(sim *s, ep_call_actions *a)
+{
+    uint32_t window;
+    while (!a->complete && ep_call_state_open_window(&s->state, &window)) {
+        if (dice(3) == 0) {
+            ep_call_state_withdraw_window(&s->state, window);
+            if (ep_call_state_has_window(&s->state)) {
+                return;
+            }
+            EP_ASSERT(ep_call_state_open_window(&s->state, &window));
+        }
+        send_some(s, window, dice(6));
+        ep_call_state_step(&s->state, s->now, &(ep_call_event){.kind = EP_EVENT_WINDOW, .window = window}, a);
+    }
+}
+
+static void end_windows(sim *s, uint32_t done)
+{
+    for (uint32_t w = 0; w < EP_CALL_WINDOWS; w++) {
+        if ((done & 1u << w) != 0) {
+            EP_ASSERT(s->state.windows[w].phase != EP_WINDOW_FREE);
+            for (uint32_t i = 0; i < s->state.parcels_count; i++) {
+                EP_ASSERT(s->state.parcels[i].window != w || !ep_parcel_is_open(&s->state.parcels[i]));
+            }
+            ep_call_state_release_window(&s->state, w);
+        }
+    }
+}
+
+static void resend(sim *s)
+{
+    uint32_t again = 0;
+    for (uint32_t w = 0; w < EP_CALL_WINDOWS; w++) {
+        uint32_t count = 0;
+        for (uint32_t i = 0; i < s->state.parcels_count; i++) {
+            if (s->state.parcels[i].phase == EP_PARCEL_ROUTABLE && s->state.parcels[i].window == w) {
+                ep_call_state_absorb(&s->state, i);
+                count++;
+            }
+        }
+        send_some(s, w, count);
+        again += count;
+    }
+    EP_ASSERT(again > 0);
+}
+
 static void perform(sim *s, ep_call_actions *a)
 {
-    while (a->complete || a->window_done || a->route) {
+    while (a->complete || a->windows_done != 0 || a->route) {
         if (a->complete) {
             s->completions++;
             EP_ASSERT(s->state.phase == EP_CALL_DONE);
-            ep_call_state_release_arrived(&s->state);
+            for (uint32_t w = 0; w < EP_CALL_WINDOWS; w++) {
+                ep_call_state_release_window(&s->state, w);
+            }
             return;
         }
-        if (a->window_done) {
-            ep_call_state_release_arrived(&s->state);
-            *a = (ep_call_actions){.late = false};
-            send_some(s, dice(4));
-            ep_call_state_step(&s->state, s->now, &(ep_call_event){.kind = EP_EVENT_WINDOW}, a);
+        if (a->windows_done != 0) {
+            uint32_t done = a->windows_done;
+            a->windows_done = 0;
+            end_windows(s, done);
+            send_windows(s, a);
             continue;
         }
         a->route = false;
-        uint32_t again = 0;
-        for (uint32_t i = 0; i < s->state.parcels_count; i++) {
-            if (s->state.parcels[i].phase == EP_PARCEL_ROUTABLE) {
-                ep_call_state_absorb(&s->state, i);
-                again++;
-            }
-        }
-        EP_ASSERT(again > 0);
-        send_some(s, again);
+        resend(s);
     }
 }
 
@@ -101,8 +142,7 @@ static void run(sim *s)
     uint64_t deadline = s->now + (1 + dice(2000)) * EP_NS_PER_MS;
     s->completions = 0;
     ep_call_state_begin(&s->state, s->now, deadline, 1 + dice(4), dice(4) == 0);
-    send_some(s, dice(6));
-    ep_call_state_step(&s->state, s->now, &(ep_call_event){.kind = EP_EVENT_WINDOW}, &a);
+    send_windows(s, &a);
     perform(s, &a);
     while (s->state.phase == EP_CALL_RUNNING) {
         uint64_t due = ep_call_state_due_ns(&s->state);
@@ -127,7 +167,7 @@ static void run(sim *s)
     while (s->due_count > 0 && dice(2) == 0) { /* some late answers now, some in a later run */
         a = (ep_call_actions){0};
         answer(s, &a);
-        EP_ASSERT(!a.complete && !a.route && !a.window_done);
+        EP_ASSERT(!a.complete && !a.route && a.windows_done == 0);
     }
 }
 
