@@ -1,0 +1,595 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Is communication hidden behind compute? Hosts are network namespaces with links of a set rate; compute threads are pinned to CPU 1,
+ * everything else to CPU 0.
+ *
+ * One caller, one node: the rate is set so that the wire, idle otherwise, takes as long as compute. Then the whole (gate, dispatch,
+ * experts, combine) against gate + max(pack + wire, compute) + combine, each of which is measured alone, and against the same work done
+ * step after step. pack + wire is a call to a model of the same shape whose experts are 1/64 as large, less the combine.
+ *
+ * Eight ranks, each with one expert and tokens of its own, top-2 of 8: against all-gather + reduce-scatter over the same lane, kernels and
+ * links.
+ *
+ * The program forks itself into ranks before it has threads. They do what `board->step` says, between two barriers; the parent times.
+ */
+#include <errno.h>
+#include <math.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/numeric.h"
+#include "base/random.h"
+#include "bench/bench_report.h"
+#include "bench/layer_local.h"
+#include "bench/rank_mesh.h"
+#include "bench/shaped_net.h"
+#include "expertd/client.h"
+#include "moe/combine.h"
+#include "support/checkpoint_fixture.h"
+#include "support/process.h"
+
+#define RANKS 8
+#define HIDDEN 1024
+#define INNER 512
+#define INNER_SMALL (INNER / 64)
+#define EXPERTS 8
+#define TOP_K 2
+#define TOKENS 4096     /* of the one caller */
+#define RANK_TOKENS 512 /* of each of the eight */
+#define ROUNDS 5
+#define CHUNK_BYTES (256u << 10)
+#define ROW_BYTES (HIDDEN * 2)
+#define MESH_PORT 7400
+/* The smallest capacity factor that is published for fixed buffers (1 million tokens); others are larger. */
+#define CAPACITY_FACTOR 1.32
+
+typedef enum step_kind {
+    STEP_END,
+    STEP_GATE,
+    STEP_CALL,       /* the whole, through the service; model: which */
+    STEP_COMPUTE,    /* the layer in one process */
+    STEP_COMBINE,
+    STEP_SERIAL,     /* one thing after the other */
+    STEP_RANK_CALL,  /* eight ranks: through the service */
+    STEP_RANK_COMPUTE,
+    STEP_RANK_GATHER /* eight ranks: all-gather, compute, reduce-scatter */
+} step_kind;
+
+typedef struct board {
+    pthread_barrier_t begin;
+    pthread_barrier_t end;
+    volatile step_kind step;
+    const char *model;
+    char single_url[64];
+    char rank_urls[RANKS][64];
+} board_t;
+
+/* What a rank holds. */
+typedef struct rank_state {
+    uint32_t rank;
+    rank_mesh *mesh;
+    layer_local *local;
+    ep_client *single;
+    ep_client *group;
+    uint16_t *x;       /* [TOKENS,H] */
+    float *logits;     /* [TOKENS,E] */
+    int32_t *ids;      /* [TOKENS,K] */
+    int32_t *own_ids;  /* [RANKS * RANK_TOKENS,K]: -1 where another rank has the expert */
+    float *scales;     /* [TOKENS,K] */
+    uint16_t *y;       /* [TOKENS,H] */
+    uint16_t *y_local; /* the same */
+    uint16_t *all;     /* [RANKS * RANK_TOKENS,H] */
+    uint16_t *padded;  /* rows of the fixed buffers */
+    const void **rows; /* [TOKENS * K] */
+    float *scratch;
+} rank_state;
+
+static board_t *board;
+
+static void fail(const char *what, const ep_error *error)
+{
+    fprintf(stderr, "bench_overlap: %s: %s\n", what, error != NULL ? error->text : "");
+    exit(1);
+}
+
+static void *room(size_t bytes)
+{
+    void *p = NULL;
+    if (posix_memalign(&p, 64, bytes) != 0) {
+        fail("no memory", NULL);
+    }
+    memset(p, 0, bytes);
+    return p;
+}
+
+/* ---- a rank ---- */
+
+static ep_gate_config gate_config(void)
+{
+    return (ep_gate_config){.struct_bytes = sizeof(ep_gate_config),
+                            .family = EP_GATE_R1,
+                            .experts = EXPERTS,
+                            .top_k = TOP_K,
+                            .scaling_factor = 1,
+                            .groups = 1,
+                            .groups_kept = 1};
+}
+
+static void run_gate(rank_state *r)
+{
+    ep_gate_config config = gate_config();
+    ep_error error;
+    if (ep_gate(&config, TOKENS, r->logits, r->ids, r->scales, &error) != EP_OK) {
+        fail("gate", &error);
+    }
+}
+
+/* Rank 0 draws for all: the tokens of rank i begin at i * RANK_TOKENS, in every rank's arrays. */
+static void fill_inputs(rank_state *r)
+{
+    uint64_t seed = 11;
+    r->x = room((size_t)TOKENS * ROW_BYTES);
+    r->logits = room((size_t)TOKENS * EXPERTS * sizeof(float));
+    r->ids = room((size_t)TOKENS * TOP_K * sizeof(int32_t));
+    r->own_ids = room((size_t)TOKENS * TOP_K * sizeof(int32_t));
+    r->scales = room((size_t)TOKENS * TOP_K * sizeof(float));
+    r->y = room((size_t)TOKENS * ROW_BYTES);
+    r->y_local = room((size_t)TOKENS * ROW_BYTES);
+    r->all = room((size_t)TOKENS * ROW_BYTES);
+    r->padded = room((size_t)(TOKENS * TOP_K * CAPACITY_FACTOR + 1) * ROW_BYTES);
+    r->rows = room((size_t)TOKENS * TOP_K * sizeof(*r->rows));
+    r->scratch = room(ep_combine_scratch_floats(HIDDEN) * sizeof(float));
+    for (size_t i = 0; i < (size_t)TOKENS * HIDDEN; i++) {
+        r->x[i] = ep_f32_to_bf16((float)(int32_t)ep_splitmix64(&seed) * 0x1p-31f);
+    }
+    for (size_t i = 0; i < (size_t)TOKENS * EXPERTS; i++) {
+        r->logits[i] = (float)(int32_t)ep_splitmix64(&seed) * 0x1p-30f;
+    }
+    run_gate(r);
+    for (size_t i = 0; i < (size_t)TOKENS * TOP_K; i++) {
+        r->own_ids[i] = r->ids[i] == (int32_t)r->rank ? r->ids[i] : -1;
+        r->rows[i] = r->padded + i * HIDDEN;
+    }
+}
+
+_Static_assert(RANKS * RANK_TOKENS == TOKENS, "one set of inputs serves both parts");
+
+static ep_batch batch_of(const rank_state *r, const uint16_t *x, const int32_t *ids, uint32_t tokens)
+{
+    return (ep_batch){.tokens = tokens,
+                      .top_k = TOP_K,
+                      .hidden = HIDDEN,
+                      .x = {.data = x, .stride_bytes = ROW_BYTES, .dtype = EP_DTYPE_BF16},
+                      .ids = {.data = ids, .stride_bytes = TOP_K * 4, .dtype = EP_DTYPE_I32},
+                      .scales = {.data = r->scales, .stride_bytes = TOP_K * 4, .dtype = EP_DTYPE_F32},
+                      .shared_source = EP_SHARED_SERVICE,
+                      .wire_dtype = EP_DTYPE_BF16,
+                      .out_dtype = EP_DTYPE_BF16};
+}
+
+static void run_local(rank_state *r, const uint16_t *x, const int32_t *ids)
+{
+    ep_batch batch = batch_of(r, x, ids, TOKENS);
+    if (layer_local_run(r->local, &batch, r->y_local) != EP_OK) {
+        fail("local layer", NULL);
+    }
+}
+
+static void run_combine(rank_state *r)
+{
+    ep_batch batch = batch_of(r, r->x, r->ids, TOKENS);
+    ep_combine_out out = {.data = r->y_local, .token_stride_bytes = ROW_BYTES};
+    ep_combine(&batch, layer_local_shape(r->local), r->rows, 0, TOKENS, r->scratch, &out);
+}
+
+static ep_client *open_client(const char *const *urls, size_t count)
+{
+    ep_client *client = NULL;
+    ep_client_config config;
+    ep_error error;
+    ep_client_config_init(&config);
+    config.node_urls = urls;
+    config.node_urls_count = count;
+    config.chunk_bytes_max = CHUNK_BYTES;
+    if (ep_client_create(&config, &client, &error) != EP_OK || ep_client_wait_ready(client, 60000000, &error) != EP_OK) {
+        fail("client", &error);
+    }
+    return client;
+}
+
+static void fill_args(ep_moe_args *args, const char *model, const uint16_t *x, uint32_t tokens)
+{
+    ep_moe_args_init(args);
+    args->model = model;
+    args->layer = 0;
+    args->x = ep_tensor_2d((void *)(uintptr_t)x, EP_DTYPE_BF16, tokens, HIDDEN);
+    args->mode = EP_MOE_PREFILL;
+    args->deadline_us = 600000000;
+}
+
+/* Gate, dispatch, experts and combine in one call. */
+static void run_call(rank_state *r)
+{
+    ep_moe_args args;
+    ep_moe_result result = {.struct_bytes = sizeof(result)};
+    ep_gate_config gate = gate_config();
+    fill_args(&args, board->model, r->x, TOKENS);
+    ep_tensor logits = ep_tensor_2d(r->logits, EP_DTYPE_F32, TOKENS, EXPERTS);
+    ep_tensor out = ep_tensor_2d(r->y, EP_DTYPE_BF16, TOKENS, HIDDEN);
+    if (ep_moe_forward_logits(r->single, &args, &gate, &logits, &out, &result) != EP_OK) {
+        fail("forward", &result.error);
+    }
+}
+
+static void run_rank_call(rank_state *r)
+{
+    ep_moe_args args;
+    ep_moe_result result = {.struct_bytes = sizeof(result)};
+    size_t first = (size_t)r->rank * RANK_TOKENS;
+    fill_args(&args, "bench", r->x + first * HIDDEN, RANK_TOKENS);
+    args.expert_ids = ep_tensor_2d(r->ids + first * TOP_K, EP_DTYPE_I32, RANK_TOKENS, TOP_K);
+    args.expert_scales = ep_tensor_2d(r->scales + first * TOP_K, EP_DTYPE_F32, RANK_TOKENS, TOP_K);
+    ep_tensor out = ep_tensor_2d(r->y + first * HIDDEN, EP_DTYPE_BF16, RANK_TOKENS, HIDDEN);
+    if (ep_moe_forward(r->group, &args, &out, &result) != EP_OK) {
+        fail("forward of a rank", &result.error);
+    }
+}
+
+/* Every rank gets all tokens, computes its expert's share of each, and sends every rank the sums of its tokens. */
+static void run_rank_gather(rank_state *r)
+{
+    size_t bytes = (size_t)RANK_TOKENS * ROW_BYTES;
+    size_t elements = (size_t)RANK_TOKENS * HIDDEN;
+    for (uint32_t to = 0; to < RANKS; to++) {
+        if (to != r->rank) {
+            rank_mesh_post(r->mesh, to, r->x + r->rank * elements, bytes);
+        }
+    }
+    for (uint32_t from = 0; from < RANKS; from++) {
+        memcpy(r->all + from * elements, from == r->rank ? r->x + from * elements : rank_mesh_wait(r->mesh, from, bytes), bytes);
+    }
+    rank_mesh_flush(r->mesh);
+    run_local(r, r->all, r->own_ids);
+    for (uint32_t to = 0; to < RANKS; to++) {
+        if (to != r->rank) {
+            rank_mesh_post(r->mesh, to, r->y_local + to * elements, bytes);
+        }
+    }
+    uint16_t *y = r->y + r->rank * elements;
+    const uint16_t *parts[RANKS];
+    for (uint32_t from = 0; from < RANKS; from++) {
+        parts[from] = from == r->rank ? r->y_local + from * elements : rank_mesh_wait(r->mesh, from, bytes);
+    }
+    for (size_t i = 0; i < elements; i++) {
+        float sum = 0;
+        for (uint32_t from = 0; from < RANKS; from++) {
+            sum += ep_bf16_to_f32(parts[from][i]);
+        }
+        y[i] = ep_f32_to_bf16(sum);
+    }
+    rank_mesh_flush(r->mesh);
+}
+
+/* Gate, send everything, wait, compute, send everything, wait, combine; buffers of fixed capacity travel whole. */
+static void run_serial(rank_state *r)
+{
+    size_t bytes = (size_t)(TOKENS * TOP_K * CAPACITY_FACTOR) * ROW_BYTES;
+    if (r->rank == 0) {
+        run_gate(r);
+        for (size_t i = 0; i < (size_t)TOKENS * TOP_K; i++) {
+            memcpy(r->padded + i * HIDDEN, r->x + i / TOP_K * HIDDEN, ROW_BYTES);
+        }
+        rank_mesh_post(r->mesh, 1, r->padded, bytes);
+        rank_mesh_flush(r->mesh);
+        rank_mesh_wait(r->mesh, 1, bytes);
+        run_combine(r);
+    } else {
+        rank_mesh_wait(r->mesh, 0, bytes);
+        run_local(r, r->x, r->ids);
+        rank_mesh_post(r->mesh, 0, r->padded, bytes);
+        rank_mesh_flush(r->mesh);
+    }
+}
+
+static void do_step(rank_state *r)
+{
+    switch (board->step) {
+    case STEP_GATE:
+        if (r->rank == 0) {
+            run_gate(r);
+        }
+        break;
+    case STEP_CALL:
+        if (r->rank == 0) {
+            run_call(r);
+        }
+        break;
+    case STEP_COMPUTE:
+        if (r->rank == 1) {
+            run_local(r, r->x, r->ids);
+        }
+        break;
+    case STEP_COMBINE:
+        if (r->rank == 0) {
+            run_combine(r);
+        }
+        break;
+    case STEP_SERIAL:
+        if (r->rank <= 1) {
+            run_serial(r);
+        }
+        break;
+    case STEP_RANK_CALL:
+        run_rank_call(r);
+        break;
+    case STEP_RANK_COMPUTE:
+        run_local(r, r->x, r->own_ids);
+        break;
+    case STEP_RANK_GATHER:
+        run_rank_gather(r);
+        break;
+    case STEP_END:
+        break;
+    }
+}
+
+static void rank_main(uint32_t rank, const char *checkpoint)
+{
+    static rank_state r;
+    const char *addresses[RANKS];
+    const char *urls[RANKS];
+    const char *single = board->single_url;
+    ep_error error;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    r.rank = rank;
+    if (!shaped_net_enter(rank)) {
+        fail("cannot enter the namespace", NULL);
+    }
+    for (uint32_t i = 0; i < RANKS; i++) {
+        addresses[i] = shaped_net_address(i);
+        urls[i] = board->rank_urls[i];
+    }
+    fill_inputs(&r);
+    if (layer_local_open(checkpoint, 0, 1, &r.local, &error) != EP_OK) {
+        fail("local layer", &error);
+    }
+    r.mesh = rank_mesh_open(rank, RANKS, addresses, MESH_PORT, (size_t)(TOKENS * TOP_K * CAPACITY_FACTOR + 1) * ROW_BYTES);
+    r.group = open_client(urls, RANKS);
+    if (rank == 0) {
+        r.single = open_client(&single, 1);
+    }
+    shaped_net_pin(getpid());
+    for (step_kind step = STEP_GATE; step != STEP_END;) {
+        pthread_barrier_wait(&board->begin);
+        step = board->step;
+        do_step(&r);
+        pthread_barrier_wait(&board->end);
+    }
+    rank_mesh_close(r.mesh);
+    ep_client_destroy(r.group);
+    ep_client_destroy(r.single);
+    layer_local_close(r.local);
+    _exit(0);
+}
+
+/* ---- the parent ---- */
+
+static double timed(step_kind step, const char *model)
+{
+    board->step = step;
+    board->model = model;
+    pthread_barrier_wait(&board->begin);
+    double begin = bench_now_us();
+    pthread_barrier_wait(&board->end);
+    return bench_now_us() - begin;
+}
+
+/* A rank that ends early leaves the others, and the parent, at a barrier. */
+static void *watch_ranks(void *arg)
+{
+    const pid_t *ranks = arg;
+    while (board->step != STEP_END) {
+        for (uint32_t i = 0; i < RANKS; i++) {
+            siginfo_t ended = {0};
+            if (waitid(P_PID, (id_t)ranks[i], &ended, WEXITED | WNOHANG | WNOWAIT) == 0 && ended.si_pid != 0 &&
+                board->step != STEP_END) {
+                fail("a rank has ended", NULL);
+            }
+        }
+        usleep(200000);
+    }
+    return NULL;
+}
+
+static double median_of(step_kind step, const char *model, int rounds)
+{
+    double us[ROUNDS];
+    timed(step, model);
+    for (int i = 0; i < rounds; i++) {
+        us[i] = timed(step, model);
+    }
+    return bench_quantile(us, (size_t)rounds, 0.5);
+}
+
+static void start_node(ep_test_process *process, const char *dir, uint32_t host, const char *experts, const char *const checkpoints[2],
+                       char out_url[64])
+{
+    char name[32], config_path[EP_TEST_PATH_BYTES + 32], config[1536], flag[EP_TEST_PATH_BYTES + 64];
+    snprintf(name, sizeof(name), "node%u-%s", host, experts);
+    snprintf(config_path, sizeof(config_path), "%s/%s.yaml", dir, name);
+    snprintf(config, sizeof(config),
+             "node_name: %s\nlisten:\n  - tcp://%s:0\ninsecure: true\nthreads: 1\nprobe_address: ''\nadmin_listen: ''\ndoor_listen: ''\n"
+             "tracing: off\ninflight_tokens: 65536\nmodels:\n"
+             "  - name: bench\n    path: %s\n    experts: %s\n  - name: wire\n    path: %s\n    experts: %s\n",
+             name, shaped_net_address(host), checkpoints[0], experts, checkpoints[1], experts);
+    snprintf(flag, sizeof(flag), "--config=%s", config_path);
+    const char *args[] = {"netns", "exec", shaped_net_name(host), EP_EXPERTD_PROGRAM, flag, NULL};
+    if (!ep_test_write_file(config_path, config, 0600) ||
+        !ep_test_process_start(process, dir, name, "/usr/sbin/ip", args, NULL, true) || !ep_test_process_wait_ports(process, 60000)) {
+        fail("expertd did not start", NULL);
+    }
+    snprintf(out_url, 64, "%.63s", process->rpc_url);
+}
+
+static void write_checkpoint(uint32_t inner, char out_path[EP_FIXTURE_PATH_BYTES])
+{
+    ep_error error;
+    ep_fixture_config fixture = ep_fixture_default();
+    fixture.layers = 1;
+    fixture.hidden = HIDDEN;
+    fixture.inner = inner;
+    fixture.experts = EXPERTS;
+    fixture.top_k = TOP_K;
+    ep_fixture_temp_dir(out_path);
+    if (ep_fixture_write(&fixture, out_path, &error) != EP_OK) {
+        fail("checkpoint", &error);
+    }
+}
+
+static void make_board(void)
+{
+    pthread_barrierattr_t shared;
+    board = mmap(NULL, sizeof(*board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (board == MAP_FAILED) {
+        fail("no memory", NULL);
+    }
+    pthread_barrierattr_init(&shared);
+    pthread_barrierattr_setpshared(&shared, PTHREAD_PROCESS_SHARED);
+    pthread_barrier_init(&board->begin, &shared, RANKS + 1);
+    pthread_barrier_init(&board->end, &shared, RANKS + 1);
+}
+
+static void add_row(bench_report *report, const char *name, double value, const char *unit, double limit, double rival, double ratio,
+                    bench_better better, double bar)
+{
+    bench_row row = {.value = value, .unit = unit, .limit = limit, .rival = rival, .ratio = ratio, .better = better, .bar = bar};
+    snprintf(row.name, sizeof(row.name), "%s", name);
+    bench_report_add(report, &row);
+}
+
+/* Sets the rate so that the idle wire takes as long as compute, within 10 %; returns what pack + wire takes then. */
+static double balance_wire(double compute_us, double combine_us)
+{
+    double rate = (double)TOKENS * TOP_K * ROW_BYTES / compute_us * 1e6;
+    double wire_us = 0;
+    for (int i = 0; i < 6; i++) {
+        if (!shaped_net_set_rate(rate)) {
+            fail("no traffic shaping", NULL);
+        }
+        wire_us = median_of(STEP_CALL, "wire", 3) - combine_us;
+        if (fabs(wire_us / compute_us - 1) <= 0.1) {
+            break;
+        }
+        rate *= wire_us / compute_us;
+    }
+    return wire_us;
+}
+
+static void part_one_caller(bench_report *report)
+{
+    double ratio[ROUNDS], serial_ratio[ROUNDS], reached[ROUNDS], totals[ROUNDS], serials[ROUNDS], expected[ROUNDS];
+    shaped_net_set_rate(0);
+    double gate_us = median_of(STEP_GATE, "", 5);
+    double combine_us = median_of(STEP_COMBINE, "", 5);
+    double compute_us = median_of(STEP_COMPUTE, "", 5) - combine_us;
+    double wire_us = balance_wire(compute_us, combine_us);
+    for (int i = 0; i < ROUNDS; i++) {
+        double compute = timed(STEP_COMPUTE, "") - combine_us;
+        double wire = timed(STEP_CALL, "wire") - combine_us;
+        totals[i] = timed(STEP_CALL, "bench");
+        serials[i] = timed(STEP_SERIAL, "");
+        expected[i] = gate_us + (wire > compute ? wire : compute) + combine_us;
+        ratio[i] = totals[i] / expected[i];
+        double wire_padded = serials[i] - gate_us - compute - combine_us;
+        double allowed = (gate_us + wire_padded + compute + combine_us) / expected[i];
+        serial_ratio[i] = serials[i] / totals[i];
+        reached[i] = serial_ratio[i] / allowed;
+    }
+    add_row(report, "gate alone", gate_us, "us", NAN, NAN, NAN, BENCH_LOWER, NAN);
+    add_row(report, "pack and wire alone, idle", wire_us, "us", NAN, NAN, NAN, BENCH_LOWER, NAN);
+    add_row(report, "compute alone, one core", compute_us, "us", NAN, NAN, NAN, BENCH_LOWER, NAN);
+    add_row(report, "combine alone", combine_us, "us", NAN, NAN, NAN, BENCH_LOWER, NAN);
+    add_row(report, "whole call against gate + max(pack + wire, compute) + combine", bench_quantile(totals, ROUNDS, 0.5), "us",
+            bench_quantile(expected, ROUNDS, 0.5), NAN, bench_quantile(ratio, ROUNDS, 0.5), BENCH_LOWER, 1.10);
+    add_row(report, "step after step, fixed buffers: times slower", bench_quantile(serials, ROUNDS, 0.5), "us", NAN,
+            bench_quantile(totals, ROUNDS, 0.5), bench_quantile(serial_ratio, ROUNDS, 0.5), BENCH_HIGHER, NAN);
+    add_row(report, "share reached of the largest gain the terms allow", bench_quantile(reached, ROUNDS, 0.5), "", NAN, NAN,
+            bench_quantile(reached, ROUNDS, 0.5), BENCH_HIGHER, 0.90);
+}
+
+static void part_ranks(bench_report *report)
+{
+    double ratio[ROUNDS], ours[ROUNDS], theirs[ROUNDS];
+    shaped_net_set_rate(0);
+    double compute_us = median_of(STEP_RANK_COMPUTE, "", 3);
+    /* Out of a rank: each of its rows to 2 of 8 ranks, itself not counted, and as many rows of others back. */
+    double bytes = 2.0 * RANK_TOKENS * TOP_K * (RANKS - 1) / RANKS * ROW_BYTES;
+    shaped_net_set_rate(bytes / compute_us * 1e6);
+    timed(STEP_RANK_CALL, "");
+    timed(STEP_RANK_GATHER, "");
+    for (int i = 0; i < ROUNDS; i++) {
+        ours[i] = timed(STEP_RANK_CALL, "");
+        theirs[i] = timed(STEP_RANK_GATHER, "");
+        ratio[i] = theirs[i] / ours[i];
+    }
+    add_row(report, "eight ranks: compute alone, one core for all", compute_us, "us", NAN, NAN, NAN, BENCH_LOWER, NAN);
+    add_row(report, "eight ranks, top-2 of 8: all-gather + reduce-scatter, times slower", bench_quantile(ours, ROUNDS, 0.5), "us", NAN,
+            bench_quantile(theirs, ROUNDS, 0.5), bench_quantile(ratio, ROUNDS, 0.5), BENCH_HIGHER, 1.71);
+}
+
+int main(int argc, char **argv)
+{
+    char dir[EP_TEST_PATH_BYTES], large[EP_FIXTURE_PATH_BYTES], small[EP_FIXTURE_PATH_BYTES];
+    ep_test_process nodes[RANKS + 1] = {0};
+    pid_t ranks[RANKS];
+    const char *const checkpoints[2] = {large, small};
+    if (sysconf(_SC_NPROCESSORS_ONLN) < 2 || !shaped_net_create(RANKS)) {
+        fail("needs two CPUs and network namespaces", NULL);
+    }
+    if (!ep_test_dir_create(dir)) {
+        fail("directory", NULL);
+    }
+    write_checkpoint(INNER, large);
+    write_checkpoint(INNER_SMALL, small);
+    make_board();
+    for (uint32_t n = 0; n < RANKS; n++) {
+        char experts[16];
+        snprintf(experts, sizeof(experts), "%u-%u", n, n);
+        start_node(&nodes[n], dir, n, experts, checkpoints, board->rank_urls[n]);
+    }
+    start_node(&nodes[RANKS], dir, 1, "0-7", checkpoints, board->single_url);
+    for (uint32_t i = 0; i < RANKS; i++) {
+        ranks[i] = fork();
+        if (ranks[i] == 0) {
+            rank_main(i, large);
+        }
+    }
+    for (uint32_t n = 0; n <= RANKS; n++) {
+        shaped_net_pin(nodes[n].pid);
+    }
+    pthread_t watcher;
+    board->step = STEP_GATE;
+    pthread_create(&watcher, NULL, watch_ranks, ranks);
+    bench_report *report = bench_report_create("Overlap: H = 1024, I = 512, top-2 of 8, bf16; compute on one core, all else on the other");
+    part_one_caller(report);
+    part_ranks(report);
+    timed(STEP_END, "");
+    pthread_join(watcher, NULL);
+    for (uint32_t i = 0; i < RANKS; i++) {
+        waitpid(ranks[i], NULL, 0);
+    }
+    for (uint32_t n = 0; n <= RANKS; n++) {
+        ep_test_process_destroy(&nodes[n]);
+    }
+    ep_fixture_remove(large);
+    ep_fixture_remove(small);
+    ep_test_dir_remove(dir);
+    return bench_report_finish(report, argc > 1 ? argv[1] : NULL);
+}
