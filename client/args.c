@@ -136,8 +136,6 @@ static ep_err check_exchange(const ep_moe_args *args, ep_error *out_error)
                   {"dispatch_quant", args->dispatch_quant},
                   {"combine_quant", args->combine_quant},
                   {"smooth_scales", args->smooth_scales.rank},
-                  {"step_group", args->step_group},
-                  {"step_group_size", args->step_group_size},
                   {"want_timing", args->want_timing}};
     for (size_t i = 0; i < sizeof(wishes) / sizeof(wishes[0]); i++) {
         if (wishes[i].value != 0) {
@@ -185,6 +183,10 @@ ep_err ep_args_check(const ep_moe_args *args, const ep_tensor *out, ep_error *ou
     if ((unsigned)args->shared_source > EP_MOE_SHARED_NONE) {
         return BAD("shared_source %u: allowed 0 (service), 1 (caller), 2 (none)",
                    (unsigned)args->shared_source);
+    }
+    if ((args->step_group == 0) != (args->step_group_size == 0)) {
+        return BAD("step_group is %" PRIu64 ", step_group_size %" PRIu32 ": allowed both 0, or neither",
+                   args->step_group, args->step_group_size);
     }
     return check_exchange(args, out_error);
 }
@@ -419,6 +421,8 @@ ep_err ep_call_spec_fill(const ep_moe_args *args, const ep_tensor *out, const ch
     ep_call_spec spec = {.layer = args->layer,
                          .mode = (ep_mode)args->mode,
                          .allow_missing = args->allow_missing,
+                         .step_group = args->step_group,
+                         .step_group_size = args->step_group_size,
                          .missing_slots = args->missing_slots,
                          .missing_slots_max = args->missing_slots != NULL ? args->missing_slots_max : 0,
                          .deadline_us = args->deadline_us};

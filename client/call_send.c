@@ -176,6 +176,8 @@ static void fill_header(const ep_call *call, Expertd__V1__ForwardRequest *header
     header->numerics = call->view->pins[call->model_index];
     header->layer = call->spec.layer;
     header->prefill = call->flow.prefill;
+    header->step_group = call->spec.step_group;
+    header->step_group_size = call->spec.step_group_size;
     if (table->epoch.term != 0) { /* a table made here is nobody else's epoch */
         epoch->term = table->epoch.term;
         epoch->number = table->epoch.number;

@@ -257,6 +257,7 @@ ep_err ep_call_finish(ep_call *call, ep_moe_result *out_result)
     }
     ep_call_wait(call);
     call->began = false;
+    call->spec.step_group += call->spec.step_group != 0; /* the next run is another step */
     if (out_result != NULL) {
         ep_struct_out(out_result, &call->result, sizeof(call->result));
     }

@@ -24,6 +24,7 @@
 #define EP_JOB_ROWS_MAX 4096
 #define EP_BACKEND_JOBS_MAX 65536 /* jobs submitted and not yet done, per backend */
 #define EP_BACKEND_THREADS_MAX 512
+#define EP_JOB_PATIENT ((uint64_t)1 << 63)
 #define EP_BACKENDS_MAX 16 /* backends one process knows */
 
 typedef struct ep_backend ep_backend;
@@ -61,6 +62,8 @@ struct ep_job {
     ep_dtype x_dtype;    /* bf16, f16, f32, i8 */
     ep_dtype out_dtype;  /* bf16, f16, f32 */
     bool weight_on_input;
+    uint64_t priority; /* smaller first; a wish: a job may overtake others wherever the backend can turn to it. Those with
+                          EP_JOB_PATIENT set give way to those without */
     /* Exactly once, from a backend thread, no lock held. May submit and unload; must not close and must not
      * block long. */
     void (*done)(ep_job *job, ep_err result);

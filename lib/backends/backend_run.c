@@ -118,6 +118,7 @@ static ep_err staging_create(ep_backend *backend, ep_job *job, staging **out_sta
     s->staged.x_dtype = job->x_dtype;
     s->staged.out_dtype = job->out_dtype;
     s->staged.weight_on_input = job->weight_on_input;
+    s->staged.priority = job->priority;
     s->staged.trace = job->trace;
     s->staged.done = job_ran;
     s->staged.arg = s;

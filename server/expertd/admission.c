@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The two budgets of a node. */
+/* The two budgets of a node, and the quotas of its tenants. */
 #include "expertd/admission.h"
 
 #include <inttypes.h>
@@ -11,15 +11,34 @@
 #define RETRY_US_MIN 500
 #define RETRY_US_MAX 1000000
 
+typedef struct tenant_use {
+    uint64_t tokens_budget; /* of inflight_tokens */
+    uint64_t spill_bytes;
+    int64_t rate_left; /* tokens * EP_NS_PER_S it may still take now; below 0: it took more */
+    uint64_t rate_ns;  /* when that was */
+    ep_admission_tenant_stats stats;
+} tenant_use;
+
 struct ep_admission {
     uint32_t inflight_tokens;
     uint64_t spill_bytes;
+    const ep_tenants *tenants;
     pthread_mutex_t lock;
     ep_admission_stats stats;
     uint64_t mean_us; /* moving average of how long a request is in */
+    tenant_use uses[EP_TENANTS_MAX];
 };
 
-ep_err ep_admission_create(uint32_t inflight_tokens, uint64_t spill_bytes, ep_admission **out_admission)
+/* Why a request may not come in. */
+typedef struct refusal {
+    enum { NONE, BUDGETS, TENANT_TOKENS, TENANT_RATE } reason;
+    ep_admission_stats stats;
+    uint64_t tenant_tokens;
+    uint64_t retry_us;
+} refusal;
+
+ep_err ep_admission_create(uint32_t inflight_tokens, uint64_t spill_bytes, const ep_tenants *tenants,
+                           ep_admission **out_admission)
 {
     ep_admission *admission = calloc(1, sizeof(*admission));
     if (admission == NULL) {
@@ -27,6 +46,7 @@ ep_err ep_admission_create(uint32_t inflight_tokens, uint64_t spill_bytes, ep_ad
     }
     admission->inflight_tokens = inflight_tokens;
     admission->spill_bytes = spill_bytes;
+    admission->tenants = tenants;
     admission->mean_us = RETRY_US_MIN;
     pthread_mutex_init(&admission->lock, NULL);
     *out_admission = admission;
@@ -41,48 +61,128 @@ void ep_admission_destroy(ep_admission *admission)
     }
 }
 
+/* What one tenant may hold of a budget. */
+static uint64_t tenant_part(const ep_admission *admission, uint64_t budget)
+{
+    return admission->tenants->count == 1 ? budget
+                                          : budget - budget / 8 * (8 - EP_ADMISSION_TENANT_EIGHTHS);
+}
+
 /* Lock held. */
-static bool take(ep_admission *admission, uint32_t tokens, uint64_t bytes, ep_ticket *out_ticket)
+static bool take(ep_admission *admission, uint32_t tenant, uint32_t tokens, uint64_t bytes,
+                 ep_ticket *out_ticket)
 {
     ep_admission_stats *stats = &admission->stats;
-    if (stats->tokens_used + tokens <= admission->inflight_tokens) {
+    tenant_use *use = &admission->uses[tenant];
+    const uint64_t spill_part = tenant_part(admission, admission->spill_bytes);
+    if (stats->tokens_used + tokens <= admission->inflight_tokens &&
+        use->tokens_budget + tokens <= tenant_part(admission, admission->inflight_tokens)) {
         stats->tokens_used += tokens;
-        *out_ticket = (ep_ticket){.tokens = tokens, .bytes = bytes};
+        use->tokens_budget += tokens;
+        *out_ticket = (ep_ticket){.tenant = tenant, .tokens = tokens, .bytes = bytes};
         return true;
     }
-    if (bytes <= admission->spill_bytes && stats->spill_used_bytes <= admission->spill_bytes - bytes) {
+    if (bytes <= spill_part && stats->spill_used_bytes <= admission->spill_bytes - bytes &&
+        use->spill_bytes <= spill_part - bytes) {
         stats->spill_used_bytes += bytes;
         stats->spilled_total++;
-        *out_ticket = (ep_ticket){.tokens = tokens, .bytes = bytes, .is_spilled = true};
+        use->spill_bytes += bytes;
+        *out_ticket = (ep_ticket){.tenant = tenant, .tokens = tokens, .bytes = bytes, .is_spilled = true};
         return true;
     }
-    stats->refused_total++;
     return false;
 }
 
-ep_err ep_admission_enter(ep_admission *admission, uint32_t tokens, uint64_t bytes, ep_ticket *out_ticket,
-                          ep_error *out_error)
+/* Lock held. 0, or microseconds until the tenant's rate lets the next request in. */
+static uint64_t rate_wait_us(const ep_admission *admission, uint32_t tenant, tenant_use *use, uint64_t now_ns)
 {
-    pthread_mutex_lock(&admission->lock);
-    bool admitted = take(admission, tokens, bytes, out_ticket);
-    ep_admission_stats stats = admission->stats;
-    uint64_t mean_us = admission->mean_us;
-    pthread_mutex_unlock(&admission->lock);
-    if (admitted) {
-        return EP_OK;
+    const uint64_t rate = admission->tenants->limits[tenant].tokens_per_s;
+    const int64_t full = (int64_t)(rate * EP_NS_PER_S);
+    if (rate == 0) {
+        return 0;
     }
-    bool never_fits = tokens > admission->inflight_tokens && bytes > admission->spill_bytes;
+    uint64_t passed_ns = use->rate_ns == 0 ? 0 : now_ns - use->rate_ns;
+    bool is_full = use->rate_ns == 0 || passed_ns >= 60 * EP_NS_PER_S ||
+                   use->rate_left + (int64_t)(passed_ns * rate) >= full;
+    use->rate_left = is_full ? full : use->rate_left + (int64_t)(passed_ns * rate);
+    use->rate_ns = now_ns;
+    return use->rate_left > 0 ? 0 : (uint64_t)-use->rate_left / rate / EP_NS_PER_US + 1;
+}
+
+/* Lock held. */
+static refusal enter(ep_admission *admission, uint32_t tenant, uint32_t tokens, uint64_t bytes,
+                     uint64_t now_ns, ep_ticket *out_ticket)
+{
+    tenant_use *use = &admission->uses[tenant];
+    const ep_tenant_limits *limits = &admission->tenants->limits[tenant];
+    refusal no = {.retry_us = rate_wait_us(admission, tenant, use, now_ns)};
+    if (no.retry_us > 0) {
+        no.reason = TENANT_RATE;
+    } else if (limits->inflight_tokens != 0 && use->stats.tokens_used > 0 &&
+               use->stats.tokens_used + tokens > limits->inflight_tokens) {
+        no.reason = TENANT_TOKENS;
+        no.retry_us = admission->mean_us;
+    } else if (!take(admission, tenant, tokens, bytes, out_ticket)) {
+        no.reason = BUDGETS;
+        no.retry_us = admission->mean_us;
+    } else {
+        use->stats.tokens_used += tokens;
+        use->stats.tokens_total += tokens;
+        use->rate_left -= limits->tokens_per_s != 0 ? (int64_t)(tokens * EP_NS_PER_S) : 0;
+        return no;
+    }
+    admission->stats.refused_total++;
+    use->stats.refused_total++;
+    no.stats = admission->stats;
+    no.tenant_tokens = use->stats.tokens_used;
+    return no;
+}
+
+/* True: no waiting helps. */
+static bool describe(const ep_admission *admission, uint32_t tenant, uint32_t tokens, uint64_t bytes,
+                     const refusal *no, ep_error *out_error)
+{
+    const ep_tenant_limits *limits = &admission->tenants->limits[tenant];
+    const char *label = ep_tenants_label(admission->tenants, tenant);
+    if (no->reason == TENANT_RATE) {
+        ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
+                     "%u tokens: tenant '%s' has used up its tokens_per_s %u (key tenants)", tokens, label,
+                     limits->tokens_per_s);
+        return false;
+    }
+    if (no->reason == TENANT_TOKENS) {
+        ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
+                     "%u tokens: tenant '%s' has %" PRIu64 " of its inflight_tokens %u in use (key tenants)",
+                     tokens, label, no->tenant_tokens, limits->inflight_tokens);
+        return false;
+    }
+    bool never_fits = tokens > tenant_part(admission, admission->inflight_tokens) &&
+                      bytes > tenant_part(admission, admission->spill_bytes);
     ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
                  "%u tokens, %" PRIu64 " bytes: %" PRIu64 " of inflight_tokens %u and %" PRIu64
                  " of spill_bytes %" PRIu64 " are in use%s",
-                 tokens, bytes, stats.tokens_used, admission->inflight_tokens, stats.spill_used_bytes,
+                 tokens, bytes, no->stats.tokens_used, admission->inflight_tokens, no->stats.spill_used_bytes,
                  admission->spill_bytes,
                  never_fits ? "; a request of this size never fits: send fewer tokens or raise spill_bytes"
-                            : "");
+                 : admission->tenants->count > 1 ? "; one tenant gets at most 7/8 of each"
+                                                 : "");
+    return never_fits;
+}
+
+ep_err ep_admission_enter(ep_admission *admission, uint32_t tenant, uint32_t tokens, uint64_t bytes,
+                          uint64_t now_ns, ep_ticket *out_ticket, ep_error *out_error)
+{
+    pthread_mutex_lock(&admission->lock);
+    refusal no = enter(admission, tenant, tokens, bytes, now_ns, out_ticket);
+    pthread_mutex_unlock(&admission->lock);
+    if (no.reason == NONE) {
+        return EP_OK;
+    }
+    bool never_fits = describe(admission, tenant, tokens, bytes, &no, out_error);
     if (out_error != NULL && !never_fits) {
-        out_error->retry_after_us = mean_us < RETRY_US_MIN   ? RETRY_US_MIN
-                                    : mean_us > RETRY_US_MAX ? RETRY_US_MAX
-                                                             : mean_us;
+        out_error->retry_after_us = no.retry_us < RETRY_US_MIN   ? RETRY_US_MIN
+                                    : no.retry_us > RETRY_US_MAX ? RETRY_US_MAX
+                                                                 : no.retry_us;
     }
     return EP_ERR_RESOURCE_EXHAUSTED;
 }
@@ -90,10 +190,14 @@ ep_err ep_admission_enter(ep_admission *admission, uint32_t tokens, uint64_t byt
 void ep_admission_leave(ep_admission *admission, const ep_ticket *ticket, uint64_t took_ns)
 {
     pthread_mutex_lock(&admission->lock);
+    tenant_use *use = &admission->uses[ticket->tenant];
+    use->stats.tokens_used -= ticket->tokens;
     if (ticket->is_spilled) {
         admission->stats.spill_used_bytes -= ticket->bytes;
+        use->spill_bytes -= ticket->bytes;
     } else {
         admission->stats.tokens_used -= ticket->tokens;
+        use->tokens_budget -= ticket->tokens;
     }
     admission->mean_us = (admission->mean_us * 7 + took_ns / EP_NS_PER_US) / 8;
     pthread_mutex_unlock(&admission->lock);
@@ -103,5 +207,12 @@ void ep_admission_read_stats(ep_admission *admission, ep_admission_stats *out_st
 {
     pthread_mutex_lock(&admission->lock);
     *out_stats = admission->stats;
+    pthread_mutex_unlock(&admission->lock);
+}
+
+void ep_admission_read_tenant(ep_admission *admission, uint32_t tenant, ep_admission_tenant_stats *out_stats)
+{
+    pthread_mutex_lock(&admission->lock);
+    *out_stats = admission->uses[tenant].stats;
     pthread_mutex_unlock(&admission->lock);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Queues per expert, turns between experts, classes, and the pump that keeps the backend filled. The
+ * The threads around the policy: a lock, the jobs on the backend, and the pump that keeps it filled. The
  * backend's submit never blocks and never calls done() itself, so it is called with the lock held: that
  * keeps every expert's work in order however many threads pump.
  */
@@ -8,23 +8,30 @@
 
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/check.h"
 #include "base/clock.h"
 
-/* Experts that have work of a class, in the order of their turns. */
-typedef struct ready_list {
-    ep_work_queue *first;
-    ep_work_queue *last;
-} ready_list;
+/* A job on the backend. */
+typedef struct backend_job {
+    ep_job job;
+    ep_batcher *batcher;
+    ep_batch_pick pick;
+    struct backend_job *next_free;
+    ep_job_row rows[EP_BATCH_JOB_ROWS_MAX]; /* of several works */
+} backend_job;
 
 struct ep_batcher {
     ep_backend *backend;
-    uint32_t in_flight_max;
+    ep_timer_service *timers;
     pthread_mutex_t lock;
     pthread_cond_t idle;
-    ready_list ready[EP_WORK_CLASSES];
-    uint32_t decode_run; /* decode jobs since the last prefill job, while prefill waited */
+    ep_batch_policy policy;
+    backend_job *jobs; /* [ep_batch_policy_jobs_max] */
+    backend_job *free;
+    ep_timer window; /* of the step group that ends first */
+    uint64_t window_end_ns; /* what it is armed for; UINT64_MAX: not */
     bool is_closed;
     ep_err close_reason;
     uint32_t callbacks; /* done() calls of the backend that have not left our code yet */
@@ -37,15 +44,33 @@ typedef struct ended_list {
     ep_work **end;
 } ended_list;
 
-ep_err ep_batcher_create(ep_backend *backend, uint32_t in_flight_max, ep_batcher **out_batcher)
+static void on_window_end(ep_timer *timer, void *arg);
+
+ep_err ep_batcher_create(ep_backend *backend, const ep_batch_policy_config *policy, ep_timer_service *timers,
+                         ep_batcher **out_batcher)
 {
+    const uint32_t jobs_max = ep_batch_policy_jobs_max(policy);
     ep_batcher *batcher = calloc(1, sizeof(*batcher));
-    if (batcher == NULL) {
+    backend_job *jobs = calloc(jobs_max, sizeof(*jobs));
+    if (batcher == NULL || jobs == NULL) {
+        free(batcher);
+        free(jobs);
         return EP_ERR_NO_MEMORY;
     }
-    EP_ASSERT(in_flight_max > 0);
+    ep_batch_policy_init(&batcher->policy, policy);
+    if (timers == NULL) {
+        batcher->policy.config.group_window_ns = 0;
+    }
     batcher->backend = backend;
-    batcher->in_flight_max = in_flight_max;
+    batcher->timers = timers;
+    batcher->jobs = jobs;
+    for (uint32_t i = 0; i < jobs_max; i++) {
+        jobs[i].batcher = batcher;
+        jobs[i].next_free = batcher->free;
+        batcher->free = &jobs[i];
+    }
+    ep_timer_init(&batcher->window, on_window_end, batcher);
+    batcher->window_end_ns = UINT64_MAX;
     pthread_mutex_init(&batcher->lock, NULL);
     pthread_cond_init(&batcher->idle, NULL);
     *out_batcher = batcher;
@@ -105,147 +130,182 @@ static void trace_job_end(ep_work *work, ep_err status)
     }
 }
 
-/* ---- queues ---- */
-
-static void ready_append(ready_list *list, ep_work_queue *queue, ep_work_class work_class)
-{
-    queue->classes[work_class].next_ready = NULL;
-    if (list->last != NULL) {
-        list->last->classes[work_class].next_ready = queue;
-    } else {
-        list->first = queue;
-    }
-    list->last = queue;
-}
-
-static void ready_prepend(ready_list *list, ep_work_queue *queue, ep_work_class work_class)
-{
-    queue->classes[work_class].next_ready = list->first;
-    list->first = queue;
-    if (list->last == NULL) {
-        list->last = queue;
-    }
-}
-
-/* Takes the first work of the class's next expert, which then goes to the end of the turns when it has more.
- */
-static ep_work *take_work(ep_batcher *batcher, ep_work_class work_class)
-{
-    ready_list *list = &batcher->ready[work_class];
-    ep_work_queue *queue = list->first;
-    ep_work *work = queue->classes[work_class].first;
-    list->first = queue->classes[work_class].next_ready;
-    if (list->first == NULL) {
-        list->last = NULL;
-    }
-    queue->classes[work_class].first = work->next;
-    if (work->next == NULL) {
-        queue->classes[work_class].last = NULL;
-    } else {
-        ready_append(list, queue, work_class);
-    }
-    work->next = NULL;
-    batcher->stats.waiting[work_class]--;
-    return work;
-}
-
-/* Puts work back where it was: the backend's own queue is full. */
-static void return_work(ep_batcher *batcher, ep_work *work)
-{
-    ep_work_class c = work->work_class;
-    ep_work_queue *queue = work->queue;
-    work->next = queue->classes[c].first;
-    if (work->next == NULL) {
-        queue->classes[c].last = work;
-        ready_prepend(&batcher->ready[c], queue, c);
-    }
-    queue->classes[c].first = work;
-    work->started_ns = 0;
-    batcher->stats.waiting[c]++;
-}
-
-static ep_work_class choose_class(const ep_batcher *batcher)
-{
-    if (batcher->ready[EP_WORK_DECODE].first == NULL) {
-        return EP_WORK_PREFILL;
-    }
-    bool prefill_is_due =
-        batcher->ready[EP_WORK_PREFILL].first != NULL && batcher->decode_run >= EP_BATCHER_PREFILL_EVERY - 1;
-    return prefill_is_due ? EP_WORK_PREFILL : EP_WORK_DECODE;
-}
+/* ---- endings ---- */
 
 static void end_work(ended_list *ended, ep_work *work, ep_err result)
 {
     trace_queue_end(work, 0, result);
-    work->next = NULL;
+    work->place.next = NULL;
     work->result = result;
     *ended->end = work;
-    ended->end = &work->next;
+    ended->end = &work->place.next;
 }
 
 static void call_ended(ended_list *ended)
 {
     for (ep_work *work = ended->first, *next; work != NULL; work = next) {
-        next = work->next;
+        next = work->place.next;
         work->done(work, work->result);
     }
 }
 
+/* ---- the backend ---- */
+
 static void on_job_done(ep_job *job, ep_err result);
 
-/* Hands one work to the backend. False: the backend is full and the work is back in its queue. */
-static bool start_work(ep_batcher *batcher, ep_work *work, ended_list *ended)
+/* Takes the works nobody waits for any more out of the pick. */
+static void drop_works(ep_batch_pick *pick, ended_list *ended)
 {
-    ep_work_class c = work->work_class;
-    work->job.done = on_job_done;
-    work->job.arg = work;
-    work->started_ns = ep_clock_now_ns();
-    trace_job_begin(work); /* before the backend has it: a worker may be quick */
-    ep_err err = ep_backend_run(batcher->backend, &work->job);
-    if (err == EP_OK) {
-        batcher->stats.in_flight++;
-        batcher->stats.jobs_total[c]++;
-        bool prefill_waits = batcher->ready[EP_WORK_PREFILL].first != NULL;
-        batcher->decode_run = c == EP_WORK_DECODE && prefill_waits ? batcher->decode_run + 1 : 0;
+    for (ep_work **at = &pick->works; *at != NULL;) {
+        ep_work *work = *at;
+        if (work->is_dropped != NULL && work->is_dropped(work)) {
+            *at = work->place.next;
+            pick->works_count--;
+            pick->rows -= work->job.rows_count;
+            end_work(ended, work, EP_ERR_CANCELLED);
+        } else {
+            at = &work->place.next;
+        }
+    }
+}
+
+/* The backend's job for the works of run->pick. A single work's rows are used where they are. */
+static void make_job(backend_job *run)
+{
+    const ep_job *first = &run->pick.works->job;
+    run->job = (ep_job){.weights = first->weights,
+                          .rows = first->rows,
+                          .rows_count = run->pick.rows,
+                          .x_dtype = first->x_dtype,
+                          .out_dtype = first->out_dtype,
+                          .weight_on_input = first->weight_on_input,
+                          .priority = run->pick.priority,
+                          .done = on_job_done,
+                          .arg = run,
+                          .trace = first->trace};
+    if (run->pick.works_count == 1) {
+        return;
+    }
+    uint32_t count = 0;
+    for (const ep_work *work = run->pick.works; work != NULL; work = work->place.next) {
+        EP_ASSERT(count + work->job.rows_count <= EP_BATCH_JOB_ROWS_MAX);
+        memcpy(&run->rows[count], work->job.rows, work->job.rows_count * sizeof(*work->job.rows));
+        count += work->job.rows_count;
+    }
+    run->job.rows = run->rows;
+}
+
+/* Before the backend has them: a worker may be quick. */
+static void begin_works(const ep_batch_pick *pick)
+{
+    const uint64_t now_ns = ep_clock_now_ns();
+    for (ep_work *work = pick->works; work != NULL; work = work->place.next) {
+        work->started_ns = now_ns;
+        trace_job_begin(work);
+    }
+}
+
+/* The backend did not take them. */
+static void unbegin_works(const ep_batch_pick *pick, ep_err err)
+{
+    for (ep_work *work = pick->works; work != NULL; work = work->place.next) {
+        work->started_ns = 0;
+        trace_job_end(work, err);
+    }
+}
+
+static void count_begun(ep_batcher *batcher, const ep_batch_pick *pick)
+{
+    batcher->stats.in_flight++;
+    batcher->stats.jobs_total[pick->work_class]++;
+    batcher->stats.works_total[pick->work_class] += pick->works_count;
+    batcher->stats.rows_total[pick->work_class] += pick->rows;
+}
+
+/* Lock held. Hands a pick to the backend. False: the backend is full and the works are back in their queue. */
+static bool start_pick(ep_batcher *batcher, ep_batch_pick *pick, ended_list *ended)
+{
+    drop_works(pick, ended);
+    if (pick->works_count == 0) {
+        ep_batch_policy_done(&batcher->policy, pick);
         return true;
     }
-    trace_job_end(work, err);
+    backend_job *run = batcher->free;
+    EP_ASSERT(run != NULL);
+    run->pick = *pick;
+    make_job(run);
+    begin_works(pick);
+    ep_err err = ep_backend_run(batcher->backend, &run->job);
+    if (err == EP_OK) {
+        batcher->free = run->next_free;
+        count_begun(batcher, pick);
+        return true;
+    }
+    unbegin_works(pick, err);
     if (err == EP_ERR_RESOURCE_EXHAUSTED && batcher->stats.in_flight > 0) {
-        trace_queue_begin(work);
-        return_work(batcher, work); /* a completion will pump again */
+        for (ep_work *work = pick->works; work != NULL; work = work->place.next) {
+            trace_queue_begin(work);
+        }
+        ep_batch_policy_put_back(&batcher->policy, pick); /* a completion will pump again */
         return false;
     }
-    work->started_ns = 0;
-    end_work(ended, work, err);
+    ep_batch_policy_done(&batcher->policy, pick);
+    for (ep_work *work = pick->works, *next; work != NULL; work = next) {
+        next = work->place.next;
+        end_work(ended, work, err);
+    }
     return true;
 }
 
 /* Lock held. */
 static void pump(ep_batcher *batcher, ended_list *ended)
 {
-    while (batcher->stats.in_flight < batcher->in_flight_max &&
-           (batcher->ready[EP_WORK_DECODE].first != NULL || batcher->ready[EP_WORK_PREFILL].first != NULL)) {
-        ep_work *work = take_work(batcher, choose_class(batcher));
-        if (work->is_dropped != NULL && work->is_dropped(work)) {
-            end_work(ended, work, EP_ERR_CANCELLED);
-        } else if (!start_work(batcher, work, ended)) {
-            return;
+    const uint64_t now_ns = ep_clock_now_ns();
+    ep_batch_pick pick;
+    while (ep_batch_policy_take(&batcher->policy, now_ns, &pick) && start_pick(batcher, &pick, ended)) {
+    }
+    uint64_t end_ns = ep_batch_policy_window_end(&batcher->policy);
+    if (end_ns != batcher->window_end_ns && end_ns != UINT64_MAX && !batcher->is_closed) {
+        batcher->window_end_ns = end_ns;
+        if (ep_timer_arm(batcher->timers, &batcher->window, end_ns) != EP_OK) {
+            batcher->policy.config.group_window_ns = 0; /* groups cannot be timed: nobody waits for one */
         }
     }
 }
 
+static void on_window_end(ep_timer *timer, void *arg)
+{
+    ep_batcher *batcher = arg;
+    ended_list ended = {.end = &ended.first};
+    (void)timer;
+    pthread_mutex_lock(&batcher->lock);
+    batcher->window_end_ns = UINT64_MAX;
+    pump(batcher, &ended);
+    pthread_mutex_unlock(&batcher->lock);
+    call_ended(&ended);
+}
+
 static void on_job_done(ep_job *job, ep_err result)
 {
-    ep_work *work = job->arg;
-    ep_batcher *batcher = work->batcher;
+    backend_job *run = job->arg;
+    ep_batcher *batcher = run->batcher;
     ended_list ended = {.end = &ended.first};
-    trace_job_end(work, result);
+    ep_work *works = run->pick.works;
+    for (ep_work *work = works; work != NULL; work = work->place.next) {
+        trace_job_end(work, result);
+    }
     pthread_mutex_lock(&batcher->lock);
+    ep_batch_policy_done(&batcher->policy, &run->pick);
+    run->next_free = batcher->free;
+    batcher->free = run;
     batcher->stats.in_flight--;
     batcher->callbacks++;
     pump(batcher, &ended);
     pthread_mutex_unlock(&batcher->lock);
-    work->done(work, result);
+    for (ep_work *work = works, *next; work != NULL; work = next) {
+        next = work->place.next; /* done() may give the work a new life */
+        work->done(work, result);
+    }
     call_ended(&ended);
     pthread_mutex_lock(&batcher->lock);
     batcher->callbacks--;
@@ -255,38 +315,25 @@ static void on_job_done(ep_job *job, ep_err result)
     pthread_mutex_unlock(&batcher->lock);
 }
 
-static void enqueue(ep_batcher *batcher, ep_work *work)
-{
-    ep_work_class c = work->work_class;
-    ep_work_queue *queue = work->queue;
-    if (queue->classes[c].last != NULL) {
-        queue->classes[c].last->next = work;
-    } else {
-        queue->classes[c].first = work;
-        ready_append(&batcher->ready[c], queue, c);
-    }
-    queue->classes[c].last = work;
-    batcher->stats.waiting[c]++;
-}
+/* ---- from outside ---- */
 
-void ep_batcher_submit(ep_batcher *batcher, ep_work *works, uint32_t count)
+void ep_batcher_submit(ep_batcher *batcher, ep_work *works, uint32_t count, const ep_batch_step *step)
 {
     ended_list ended = {.end = &ended.first};
-    pthread_mutex_lock(&batcher->lock);
     for (uint32_t i = 0; i < count; i++) {
-        ep_work *work = &works[i];
-        EP_ASSERT(work->job.rows_count > 0 && work->job.rows_count <= EP_JOB_ROWS_MAX);
-        work->batcher = batcher;
-        work->next = NULL;
-        work->started_ns = 0;
-        trace_queue_begin(work);
-        if (batcher->is_closed) {
-            end_work(&ended, work, batcher->close_reason);
-        } else {
-            enqueue(batcher, work);
-        }
+        works[i].started_ns = 0;
+        works[i].place.next = i + 1 < count ? &works[i + 1] : NULL;
+        trace_queue_begin(&works[i]);
     }
-    pump(batcher, &ended);
+    pthread_mutex_lock(&batcher->lock);
+    if (batcher->is_closed) {
+        for (uint32_t i = 0; i < count; i++) {
+            end_work(&ended, &works[i], batcher->close_reason);
+        }
+    } else if (count > 0) {
+        ep_batch_policy_add(&batcher->policy, works, step, ep_clock_now_ns());
+        pump(batcher, &ended);
+    }
     pthread_mutex_unlock(&batcher->lock);
     call_ended(&ended);
 }
@@ -299,10 +346,8 @@ void ep_batcher_close(ep_batcher *batcher, ep_err reason)
         batcher->is_closed = true;
         batcher->close_reason = reason;
     }
-    for (int c = 0; c < EP_WORK_CLASSES; c++) {
-        while (batcher->ready[c].first != NULL) {
-            end_work(&ended, take_work(batcher, (ep_work_class)c), batcher->close_reason);
-        }
+    for (ep_work *work; (work = ep_batch_policy_drain(&batcher->policy)) != NULL;) {
+        end_work(&ended, work, batcher->close_reason);
     }
     pthread_mutex_unlock(&batcher->lock);
     call_ended(&ended);
@@ -319,8 +364,12 @@ void ep_batcher_destroy(ep_batcher *batcher)
         pthread_cond_wait(&batcher->idle, &batcher->lock);
     }
     pthread_mutex_unlock(&batcher->lock);
+    if (batcher->timers != NULL) {
+        ep_timer_cancel_wait(batcher->timers, &batcher->window);
+    }
     pthread_mutex_destroy(&batcher->lock);
     pthread_cond_destroy(&batcher->idle);
+    free(batcher->jobs);
     free(batcher);
 }
 
@@ -328,5 +377,8 @@ void ep_batcher_read_stats(ep_batcher *batcher, ep_batcher_stats *out_stats)
 {
     pthread_mutex_lock(&batcher->lock);
     *out_stats = batcher->stats;
+    for (int c = 0; c < EP_WORK_CLASSES; c++) {
+        out_stats->waiting[c] = batcher->policy.waiting[c];
+    }
     pthread_mutex_unlock(&batcher->lock);
 }

@@ -1,11 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Between requests and the backend: one queue per (layer, expert), first in, first out; a bounded number of
- * jobs on the backend.
- *
- * Two classes: decode goes before prefill, but while prefill waits, at least every
- * EP_BATCHER_PREFILL_EVERY-th job is prefill. Inside a class the experts that have work take turns, in the
- * order in which their work came.
+ * Between requests and the backend: one queue per (layer, expert), works of several requests merged into jobs,
+ * a bounded number of jobs on the backend. Which work is next: batch_policy.h.
  *
  * Ownership  work and queues belong to the caller; work is borrowed from submit until its done(), a queue
  *            while it has work.
@@ -18,25 +14,11 @@
 #define EP_EXPERTD_BATCHER_H
 
 #include "backends/backend.h"
+#include "base/timer.h"
+#include "expertd/batch_policy.h"
 #include "observe/trace.h"
 
-#define EP_BATCHER_PREFILL_EVERY 8
-#define EP_BATCHER_JOB_ROWS_MAX 512
-
 typedef struct ep_batcher ep_batcher;
-typedef struct ep_work ep_work;
-
-typedef enum ep_work_class { EP_WORK_DECODE, EP_WORK_PREFILL, EP_WORK_CLASSES } ep_work_class;
-
-/* Waiting work of one expert. Zero it first. */
-typedef struct ep_work_queue {
-    /* private */
-    struct {
-        ep_work *first;
-        ep_work *last;
-        struct ep_work_queue *next_ready;
-    } classes[EP_WORK_CLASSES];
-} ep_work_queue;
 
 /* What a work's spans say (observe/trace_spans.def: queue, job and, through job.trace, kernel). */
 typedef struct ep_work_trace {
@@ -48,31 +30,30 @@ typedef struct ep_work_trace {
 
 /* Rows of one request for one expert. Zero it first. */
 struct ep_work {
-    ep_job job; /* all but done and arg set by the caller; 1..EP_JOB_ROWS_MAX rows */
-    ep_work_queue *queue;
-    ep_work_class work_class;
+    ep_job job; /* its rows, types, weights and trace are used; 1..ep_batch_rows_max(class) rows */
+    ep_work_place place;
     bool (*is_dropped)(
         const ep_work *work); /* asked just before compute: true ends it with CANCELLED. NULL: never */
     void (*done)(ep_work *work, ep_err result);
     void *arg;
     ep_work_trace *trace; /* lives as long as the work; NULL: not traced */
     uint64_t started_ns; /* set when handed to the backend; 0 when it never was */
-    /* private */
-    ep_batcher *batcher;
-    ep_work *next;
-    ep_err result;
+    ep_err result;       /* private */
 };
 
 typedef struct ep_batcher_stats {
     uint64_t waiting[EP_WORK_CLASSES];
     uint64_t in_flight;
     uint64_t jobs_total[EP_WORK_CLASSES];
+    uint64_t works_total[EP_WORK_CLASSES]; /* in these jobs */
+    uint64_t rows_total[EP_WORK_CLASSES];
 } ep_batcher_stats;
 
-/* in_flight_max: jobs on the backend at once, at least 1. Errors: NO_MEMORY. */
-ep_err ep_batcher_create(ep_backend *backend, uint32_t in_flight_max, ep_batcher **out_batcher);
-/* Queues count works in order. After close each is done with its reason. */
-void ep_batcher_submit(ep_batcher *batcher, ep_work *works, uint32_t count);
+/* timers end the windows of step groups; NULL: nobody waits for a group. Errors: NO_MEMORY. */
+ep_err ep_batcher_create(ep_backend *backend, const ep_batch_policy_config *policy, ep_timer_service *timers,
+                         ep_batcher **out_batcher);
+/* Queues count works of one request in order. step may be NULL. After close each is done with its reason. */
+void ep_batcher_submit(ep_batcher *batcher, ep_work *works, uint32_t count, const ep_batch_step *step);
 /* Ends waiting work with reason and refuses more; work on the backend goes on. Idempotent. */
 void ep_batcher_close(ep_batcher *batcher, ep_err reason);
 /* Closes with CANCELLED and waits for the backend. NULL allowed. */

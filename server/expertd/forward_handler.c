@@ -167,7 +167,7 @@ static void trace_works(forward_request *request, ep_work_trace *traces)
         traces[w] = (ep_work_trace){.fields = request->trace, .group = w};
         traces[w].fields.parent = request->trace.call;
         traces[w].fields.call = ep_trace_new_id();
-        traces[w].fields.expert = (int32_t)(work->queue - request->layer->queues);
+        traces[w].fields.expert = (int32_t)(work->place.queue - request->layer->queues);
         traces[w].fields.rows = work->job.rows_count;
         work->trace = &traces[w];
         work->job.trace = &traces[w].fields;
@@ -198,6 +198,7 @@ static void send_reply(forward_request *request, uint64_t now_ns)
     if (request->wants_timing && started_ns != 0) {
         reply.queue_us = (started_ns - ep_rpc_call_received_ns(request->call)) / EP_NS_PER_US;
         reply.compute_us = (now_ns - started_ns) / EP_NS_PER_US;
+        reply.service_us = (ep_clock_now_ns() - ep_rpc_call_received_ns(request->call)) / EP_NS_PER_US;
     }
     ep_rpc_call_attach(request->call, request->reply);
     request->reply = NULL;
@@ -230,7 +231,7 @@ static void count_slots(const forward_request *request)
     ep_node_layer *layer = request->layer;
     for (uint32_t w = 0; w < request->works_count; w++) {
         const ep_work *work = &request->works[w];
-        size_t expert = (size_t)(work->queue - layer->queues);
+        size_t expert = (size_t)(work->place.queue - layer->queues);
         if (expert < layer->shape.experts) {
             atomic_fetch_add_explicit(&layer->slots[expert], work->job.rows_count, memory_order_relaxed);
         }
@@ -340,10 +341,22 @@ static arena_layout layout_of(const ep_forward_view *view, const ep_slot_shape *
     return layout;
 }
 
+static ep_work_class work_class_of(bool is_prefill)
+{
+    return is_prefill ? EP_WORK_PREFILL : EP_WORK_DECODE;
+}
+
+/* Multiplications of a row, in EP_NODE_ROW_COST_UNIT: what queues and tenants are compared by. */
+static uint32_t row_cost_of(const ep_layer_shape *shape)
+{
+    return 1 + (uint32_t)((uint64_t)3 * shape->hidden * shape->inner / EP_NODE_ROW_COST_UNIT);
+}
+
 /* Fills rows, works and the list of experts. Weights come later. */
 static void group_slots(forward_request *request, const uint32_t *order)
 {
     const ep_forward_view *view = &request->view;
+    const ep_work_class work_class = work_class_of(request->is_prefill);
     size_t out_row_bytes = view->hidden * ep_dtype_bytes(view->reply_dtype);
     ep_work *work = NULL;
     for (uint32_t i = 0; i < view->slots; i++) {
@@ -354,7 +367,7 @@ static void group_slots(forward_request *request, const uint32_t *order)
         if (is_new_expert) {
             request->experts[request->experts_count++] = place.expert;
         }
-        if (is_new_expert || work->job.rows_count == EP_BATCHER_JOB_ROWS_MAX) {
+        if (is_new_expert || work->job.rows_count == ep_batch_rows_max(work_class)) {
             work = &request->works[request->works_count++];
             *work = (ep_work){
                 .job = {.rows = &request->rows[i],
@@ -362,8 +375,10 @@ static void group_slots(forward_request *request, const uint32_t *order)
                         .out_dtype = view->reply_dtype,
                         .weight_on_input = view->weight_on_input,
                         .scratch = {0}},
-                .queue = &request->layer->queues[place.expert],
-                .work_class = request->is_prefill ? EP_WORK_PREFILL : EP_WORK_DECODE,
+                .place = {.queue = &request->layer->queues[place.expert],
+                          .work_class = work_class,
+                          .tenant = request->ticket.tenant,
+                          .row_cost = row_cost_of(&request->layer->shape)},
                 .is_dropped = is_dropped,
                 .done = on_work_done,
                 .arg = request,
@@ -417,7 +432,7 @@ static ep_err acquire_experts(forward_request *request, ep_epoch asked, ep_error
     uint32_t next = 0;
     for (uint32_t w = 0; w < request->works_count; w++) {
         ep_work *work = &request->works[w];
-        while (work->queue != &request->layer->queues[request->experts[next]]) {
+        while (work->place.queue != &request->layer->queues[request->experts[next]]) {
             next++;
         }
         work->job.weights = request->residents[next]->weights;
@@ -441,7 +456,7 @@ static ep_err check_reply_bytes(const ep_forward_handler *handler, const ep_forw
 
 /* Memory for the request and its reply, within budgets. On error nothing is held. */
 static ep_err make_request(ep_forward_handler *handler, ep_rpc_call *call, const ep_forward_view *view,
-                           const ep_node_layer *layer, bool is_traced, forward_request **out_request,
+                           const ep_node_layer *layer, bool is_prefill, bool is_traced, forward_request **out_request,
                            arena_layout *out_layout, ep_slot_shape *out_shape, ep_error *out_error)
 {
     ep_ticket ticket;
@@ -453,12 +468,14 @@ static ep_err make_request(ep_forward_handler *handler, ep_rpc_call *call, const
     if (err != EP_OK) {
         return err;
     }
-    ep_slot_shape_of(view->wire_slots, view->slots, ep_node_layer_experts(layer), EP_BATCHER_JOB_ROWS_MAX,
-                     out_shape);
+    ep_slot_shape_of(view->wire_slots, view->slots, ep_node_layer_experts(layer),
+                     ep_batch_rows_max(work_class_of(is_prefill)), out_shape);
     *out_layout = layout_of(view, out_shape, ep_node_layer_experts(layer), is_traced);
     ep_rpc_call_tensors(call, &frame_bytes);
-    err = ep_admission_enter(handler->config.admission, view->rows,
-                             frame_bytes + reply_bytes + out_layout->total_bytes, &ticket, out_error);
+    const uint32_t tenant = ep_tenants_find(handler->config.tenants, ep_rpc_call_metadata(call, "tenant"));
+    err = ep_admission_enter(handler->config.admission, tenant, view->rows,
+                             frame_bytes + reply_bytes + out_layout->total_bytes, ep_clock_now_ns(), &ticket,
+                             out_error);
     if (err != EP_OK) {
         return err;
     }
@@ -511,7 +528,7 @@ static ep_err check_header(const ep_forward_handler *handler, const Expertd__V1_
 }
 
 static void start(forward_request *request, const arena_layout *layout, const ep_slot_shape *shape,
-                  ep_epoch asked)
+                  ep_epoch asked, const ep_batch_step *step)
 {
     uint8_t *base = request->arena->data;
     uint32_t *order = NULL;
@@ -539,7 +556,7 @@ static void start(forward_request *request, const arena_layout *layout, const ep
     }
     EP_ASSERT(request->works_count > 0); /* a checked request has at least one slot */
     atomic_store(&request->works_left, request->works_count);
-    ep_batcher_submit(request->handler->config.batcher, request->works, request->works_count);
+    ep_batcher_submit(request->handler->config.batcher, request->works, request->works_count, step);
 }
 
 void ep_forward_handler_call(ep_forward_handler *handler, const Expertd__V1__ForwardRequest *header,
@@ -557,7 +574,7 @@ void ep_forward_handler_call(ep_forward_handler *handler, const Expertd__V1__For
     const ep_trace_fields trace = trace_begin(handler, header, call);
     ep_err err = check_header(handler, header, call, &model, &layer, &view, &error);
     if (err == EP_OK) {
-        err = make_request(handler, call, &view, layer, trace.call != 0, &request, &layout, &shape, &error);
+        err = make_request(handler, call, &view, layer, header->prefill, trace.call != 0, &request, &layout, &shape, &error);
     }
     if (err != EP_OK) {
         error.code = err;
@@ -575,5 +592,6 @@ void ep_forward_handler_call(ep_forward_handler *handler, const Expertd__V1__For
     if (header->epoch != NULL) {
         asked = (ep_epoch){.term = header->epoch->term, .number = header->epoch->number};
     }
-    start(request, &layout, &shape, asked);
+    const ep_batch_step step = {.layer = layer, .group = header->step_group, .size = header->step_group_size};
+    start(request, &layout, &shape, asked, &step);
 }

@@ -15,7 +15,10 @@
 #include "expertd/admission.h"
 #include "expertd/node_epoch.h"
 #include "expertd/node_models.h"
+#include "expertd/tenants.h"
 #include "rpc/rpc.h"
+
+#define EP_NODE_ROW_COST_UNIT 65536u /* multiplications */
 
 typedef struct ep_forward_handler ep_forward_handler;
 
@@ -25,6 +28,7 @@ typedef struct ep_forward_handler_config {
     ep_weight_store *store;
     ep_batcher *batcher;
     ep_admission *admission;
+    const ep_tenants *tenants;
     ep_node_epoch *epoch;
     ep_metrics *metrics;
     size_t reply_bytes_max;       /* tensors of one reply */

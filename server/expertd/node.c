@@ -23,6 +23,7 @@
 #define LOAD_REPORT_NS EP_NS_PER_S /* how often */
 #define REPLY_HEADER_BYTES 4096    /* room left in a reply frame beside its tensors */
 #define FDS_KEPT_FREE 64
+#define WIDE_COST 256u /* of jobs on the backend: 16 million multiplications, some 100 us of one thread */
 #define LEAVE_LOOK_MS 10 /* how often a draining node looks whether its replies are out */
 
 const char *ep_node_state_name(ep_node_state state)
@@ -273,11 +274,30 @@ static ep_err start_membership(ep_node *node, ep_error *out_error)
 
 /* ---- start ---- */
 
-static uint32_t jobs_in_flight_max(const ep_node_config *config)
+static uint32_t compute_threads(const ep_node_config *config)
 {
     long cpus = sysconf(_SC_NPROCESSORS_ONLN);
-    uint32_t threads = config->threads != 0 ? config->threads : (uint32_t)(cpus > 0 ? cpus : 1);
-    return threads * 2; /* one in work and one ready behind it */
+    return config->threads != 0 ? config->threads : (uint32_t)(cpus > 0 ? cpus : 1);
+}
+
+/*
+ * Small jobs are a task each: one in work and one ready behind it for every thread. Jobs worth sharing out
+ * (a pass of them keeps some eight threads busy) stay in the queues as long as they can, where they grow.
+ */
+static void fill_policy(const ep_node_config *config, ep_batch_policy_config *out_policy)
+{
+    const uint32_t threads = compute_threads(config);
+    *out_policy = (ep_batch_policy_config){.no_merging = !config->merges_callers,
+                                           .jobs_max = threads * 2,
+                                           .jobs_wide_max = 2 + threads / 8,
+                                           .wide_cost = WIDE_COST,
+                                           .prefill_share_percent = config->prefill_share_percent,
+                                           .age_ns = config->queue_age_us * EP_NS_PER_US,
+                                           .group_window_ns = config->step_group_us * EP_NS_PER_US,
+                                           .tenants_count = config->tenants.count};
+    for (uint32_t i = 0; i < config->tenants.count; i++) {
+        out_policy->weights[i] = config->tenants.limits[i].weight;
+    }
 }
 
 static ep_err start_base(ep_node *node, ep_error *out_error)
@@ -323,9 +343,11 @@ static ep_err start_compute(ep_node *node, ep_error *out_error)
     if (err != EP_OK) {
         return err;
     }
-    if ((err = ep_admission_create(config->inflight_tokens, config->spill_bytes, &node->admission)) !=
-            EP_OK ||
-        (err = ep_batcher_create(node->backend, jobs_in_flight_max(config), &node->batcher)) != EP_OK) {
+    ep_batch_policy_config policy;
+    fill_policy(config, &policy);
+    if ((err = ep_admission_create(config->inflight_tokens, config->spill_bytes, &config->tenants,
+                                   &node->admission)) != EP_OK ||
+        (err = ep_batcher_create(node->backend, &policy, node->timers, &node->batcher)) != EP_OK) {
         return ep_error_set(out_error, err, "cannot start: %s", ep_err_text(err));
     }
     ep_forward_handler_config handler = {
@@ -334,6 +356,7 @@ static ep_err start_compute(ep_node *node, ep_error *out_error)
         .store = node->store,
         .batcher = node->batcher,
         .admission = node->admission,
+        .tenants = &config->tenants,
         .epoch = &node->epoch,
         .metrics = node->metrics,
         .reply_bytes_max = config->service.limits.frame_bytes_max - REPLY_HEADER_BYTES,

@@ -10,6 +10,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "expertd/batch_policy.h"
 
 static const ep_option model_fields[] = {
     {.name = "name",
@@ -27,6 +28,32 @@ static const ep_option model_fields[] = {
      .max = 2048,
      .default_text = "auto",
      .help = "auto, all, assigned, or indexes like 0-3,5"},
+};
+
+static const ep_option tenant_fields[] = {
+    {.name = "name",
+     .type = EP_OPTION_STRING,
+     .min = 1,
+     .max = 127,
+     .help = "what callers give as their tenant; *: each of the others"},
+    {.name = "weight",
+     .type = EP_OPTION_INT,
+     .min = 1,
+     .max = EP_BATCH_WEIGHT_MAX,
+     .default_text = "1",
+     .help = "part of the backend's time, against the weights of the others"},
+    {.name = "inflight_tokens",
+     .type = EP_OPTION_INT,
+     .unit = "tokens",
+     .max = 1u << 24,
+     .default_text = "0",
+     .help = "token rows in work at once; 0: no limit of its own"},
+    {.name = "tokens_per_s",
+     .type = EP_OPTION_INT,
+     .unit = "tokens",
+     .max = 1u << 30,
+     .default_text = "0",
+     .help = "token rows per second; 0: no limit"},
 };
 
 static const ep_option node_options[] = {
@@ -87,6 +114,36 @@ static const ep_option node_options[] = {
      .max = 1ull << 46,
      .default_text = "256MiB",
      .help = "Memory for requests beyond inflight_tokens; past it callers are told to come back"},
+    {.name = "merge_callers",
+     .type = EP_OPTION_BOOL,
+     .default_text = "true",
+     .help = "Rows of different callers for one expert ride one pass over its weights"},
+    {.name = "prefill_share_percent",
+     .type = EP_OPTION_INT,
+     .unit = "percent",
+     .max = 90,
+     .default_text = "25",
+     .help = "Part of the backend's time that prefill gets at least while it has work; the rest goes to decode first"},
+    {.name = "queue_age_us",
+     .type = EP_OPTION_INT,
+     .unit = "us",
+     .max = 60000000,
+     .default_text = "20000",
+     .help = "Work that waited so long goes before fuller queues of its class; 0: never"},
+    {.name = "step_group_us",
+     .type = EP_OPTION_INT,
+     .unit = "us",
+     .max = 1000000,
+     .default_text = "200",
+     .help = "How long a call of a step group waits for the other ranks of its step; 0: not at all"},
+    {.name = "tenants",
+     .type = EP_OPTION_LIST,
+     .max = EP_TENANTS_LISTED_MAX,
+     .fields = tenant_fields,
+     .fields_count = EP_ARRAY_COUNT(tenant_fields),
+     .flag = "tenant",
+     .help = "Callers by the tenant they name: name=weight; in the file also inflight_tokens and tokens_per_s. "
+             "Empty: all are alike"},
     {.name = "compute_stall_ms",
      .type = EP_OPTION_INT,
      .unit = "ms",
@@ -231,6 +288,30 @@ static ep_err load_models(const ep_options *options, ep_node_config *config, ep_
     return EP_OK;
 }
 
+static uint32_t tenant_number(const ep_options *options, size_t index, const char *field)
+{
+    return (uint32_t)strtoul(ep_options_list_text(options, "tenants", index, field), NULL, 10);
+}
+
+static ep_err load_tenants(const ep_options *options, ep_node_config *config, ep_error *out_error)
+{
+    ep_tenants_init(&config->tenants);
+    for (size_t i = 0; i < ep_options_list_count(options, "tenants"); i++) {
+        const char *name = ep_options_list_text(options, "tenants", i, "name");
+        for (size_t j = 0; j < i; j++) {
+            if (strcmp(name, ep_options_list_text(options, "tenants", j, "name")) == 0) {
+                return ep_options_fail_item(options, "tenants", i, "name", out_error,
+                                            "'%.80s' is in the list twice; allowed: each name once", name);
+            }
+        }
+        const ep_tenant_limits limits = {.weight = tenant_number(options, i, "weight"),
+                                         .inflight_tokens = tenant_number(options, i, "inflight_tokens"),
+                                         .tokens_per_s = tenant_number(options, i, "tokens_per_s")};
+        ep_tenants_add(&config->tenants, name, &limits);
+    }
+    return EP_OK;
+}
+
 static ep_err check_url(const ep_options *options, const ep_node_config *config, const char *key,
                         bool we_dial, ep_error *out_error)
 {
@@ -287,6 +368,10 @@ static ep_err load(const ep_options *options, ep_node_config *config, ep_error *
     config->weight_bytes_max = ep_options_number(options, "weight_bytes_max");
     config->inflight_tokens = (uint32_t)ep_options_number(options, "inflight_tokens");
     config->spill_bytes = ep_options_number(options, "spill_bytes");
+    config->merges_callers = ep_options_bool(options, "merge_callers");
+    config->prefill_share_percent = (uint32_t)ep_options_number(options, "prefill_share_percent");
+    config->queue_age_us = (uint32_t)ep_options_number(options, "queue_age_us");
+    config->step_group_us = (uint32_t)ep_options_number(options, "step_group_us");
     config->compute_stall_ms = (uint32_t)ep_options_number(options, "compute_stall_ms");
     config->drop_grace_ms = (uint32_t)ep_options_number(options, "drop_grace_ms");
     uint64_t format = ep_options_number(options, "log_format");
@@ -312,7 +397,8 @@ static ep_err load(const ep_options *options, ep_node_config *config, ep_error *
             "callers cannot reach '%s'; give the URL they shall use when coordinator_url is set",
             config->service.listen[0]);
     }
-    return load_models(options, config, out_error);
+    err = load_tenants(options, config, out_error);
+    return err == EP_OK ? load_models(options, config, out_error) : err;
 }
 
 ep_err ep_node_config_load(const ep_options *options, ep_node_config *out_config, ep_error *out_error)

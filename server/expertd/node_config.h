@@ -6,6 +6,7 @@
 #include "backends/backend.h"
 #include "common/options.h"
 #include "common/service_config.h"
+#include "expertd/tenants.h"
 #include "moe/routing_table.h"
 
 #define EP_NODE_MODELS_MAX 256
@@ -45,6 +46,11 @@ typedef struct ep_node_config {
     uint64_t weight_bytes_max; /* 0 unlimited */
     uint32_t inflight_tokens;
     uint64_t spill_bytes;
+    bool merges_callers;
+    uint32_t prefill_share_percent;
+    uint32_t queue_age_us;
+    uint32_t step_group_us;
+    ep_tenants tenants; /* borrowed names */
     uint32_t compute_stall_ms;
     uint32_t drop_grace_ms;
     bool shows_progress;

@@ -4,6 +4,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/clock.h"
 #include "common/version.h"
@@ -60,6 +61,34 @@ static void collect_rpc(ep_node *node)
     ep_gauge_set(g->buffer_bytes, (double)buffers.lent_bytes);
 }
 
+/* Tenants that are not listed are one series. */
+static void collect_tenants(ep_node *node)
+{
+    const ep_tenants *tenants = &node->config->tenants;
+    ep_admission_tenant_stats sum = {0};
+    for (uint32_t t = 0; t < tenants->count && tenants->count > 1; t++) {
+        ep_admission_tenant_stats stats;
+        ep_admission_read_tenant(node->admission, t, &stats);
+        sum.tokens_used += stats.tokens_used;
+        sum.tokens_total += stats.tokens_total;
+        sum.refused_total += stats.refused_total;
+        if (t + 1 < tenants->count && strcmp(ep_tenants_label(tenants, t), ep_tenants_label(tenants, t + 1)) == 0) {
+            continue;
+        }
+        ep_metric_label label = {"tenant", ep_tenants_label(tenants, t)};
+        ep_gauge_set(ep_metrics_gauge(node->metrics, "expertd_tenant_tokens_in_flight",
+                                      "Token rows in work by tenant", &label, 1),
+                     (double)sum.tokens_used);
+        ep_counter_set(ep_metrics_counter(node->metrics, "expertd_tenant_tokens_total",
+                                          "Token rows taken by tenant", &label, 1),
+                       sum.tokens_total);
+        ep_counter_set(ep_metrics_counter(node->metrics, "expertd_tenant_refused_total",
+                                          "Forward calls refused by tenant", &label, 1),
+                       sum.refused_total);
+        sum = (ep_admission_tenant_stats){0};
+    }
+}
+
 static void collect(void *arg)
 {
     ep_node *node = arg;
@@ -80,11 +109,15 @@ static void collect(void *arg)
     for (int c = 0; c < EP_WORK_CLASSES; c++) {
         ep_gauge_set(g->queue_depth[c], (double)jobs.waiting[c]);
         ep_counter_set(g->jobs[c], jobs.jobs_total[c]);
+        ep_counter_set(g->job_works[c], jobs.works_total[c]);
+        ep_counter_set(g->job_rows[c], jobs.rows_total[c]);
     }
     ep_gauge_set(g->jobs_in_flight, (double)jobs.in_flight);
     ep_gauge_set(g->tokens_in_flight, (double)admission.tokens_used);
     ep_gauge_set(g->spill_bytes, (double)admission.spill_used_bytes);
     ep_counter_set(g->refused, admission.refused_total);
+    ep_counter_set(g->spilled, admission.spilled_total);
+    collect_tenants(node);
     ep_gauge_set(g->epoch, (double)ep_node_epoch_loaded(&node->epoch).number);
     ep_gauge_set(g->coordinator_connected, view.is_connected ? 1 : 0);
     collect_weights(node);
@@ -106,15 +139,21 @@ static void make_gauges(ep_node *node)
     for (int c = 0; c < EP_WORK_CLASSES; c++) {
         ep_metric_label label = {"class", class_names[c]};
         g->queue_depth[c] =
-            ep_metrics_gauge(node->metrics, "expertd_queue_depth", "Jobs waiting for the backend", &label, 1);
+            ep_metrics_gauge(node->metrics, "expertd_queue_depth", "Pieces of calls, each for one expert, that wait for the backend", &label, 1);
         g->jobs[c] =
             ep_metrics_counter(node->metrics, "expertd_jobs_total", "Jobs handed to the backend", &label, 1);
+        g->job_works[c] = ep_metrics_counter(node->metrics, "expertd_job_works_total",
+                                             "Pieces of calls in these jobs; more than jobs: callers were merged",
+                                             &label, 1);
+        g->job_rows[c] = ep_metrics_counter(node->metrics, "expertd_job_rows_total", "Rows in these jobs", &label, 1);
     }
     g->jobs_in_flight = gauge(node, "expertd_jobs_in_flight", "Jobs on the backend");
     g->tokens_in_flight = gauge(node, "expertd_tokens_in_flight", "Token rows within inflight_tokens");
     g->spill_bytes = gauge(node, "expertd_spill_bytes", "Memory of requests beyond inflight_tokens");
     g->refused = counter(node, "expertd_admission_refused_total",
                          "Forward calls refused because budgets were used up");
+    g->spilled = counter(node, "expertd_admission_spilled_total",
+                         "Forward calls taken into spill_bytes because inflight_tokens were used up");
     g->experts_resident = gauge(node, "expertd_experts_resident", "Experts that can be used");
     g->experts_pending = gauge(node, "expertd_experts_loading", "Experts queued or loading");
     g->experts_failed = gauge(node, "expertd_experts_failed", "Experts that could not be loaded");

@@ -37,10 +37,13 @@ typedef struct ep_node_gauges {
     ep_metric_series *in_flight;
     ep_metric_series *queue_depth[EP_WORK_CLASSES];
     ep_metric_series *jobs[EP_WORK_CLASSES];
+    ep_metric_series *job_works[EP_WORK_CLASSES];
+    ep_metric_series *job_rows[EP_WORK_CLASSES];
     ep_metric_series *jobs_in_flight;
     ep_metric_series *tokens_in_flight;
     ep_metric_series *spill_bytes;
     ep_metric_series *refused;
+    ep_metric_series *spilled;
     ep_metric_series *experts_resident;
     ep_metric_series *experts_failed;
     ep_metric_series *experts_pending;

@@ -14,7 +14,7 @@
 #define SPIN_NS (50 * EP_NS_PER_US) /* an expert takes 50 to 500 us; waking a sleeper costs some 25 */
 #define WHOLE_PASS_FMAS 262144u     /* a pass below this is one task: handing parts over would cost more */
 #define TASK_FMAS 65536u            /* panels are taken together up to this much work */
-#define SPARE_PASSES 2              /* passes open beyond one per thread, so stage ends find other work */
+#define SPARE_PASSES 3              /* passes open beyond one per thread: stage ends find other work, and one may be overtaken */
 
 typedef enum { STAGE_PREPARE, STAGE_PACK, STAGE_GATE_UP, STAGE_DOWN, STAGE_END } stage;
 
@@ -69,6 +69,7 @@ struct ep_cpu_schedule {
     ep_job *first; /* jobs with rows not yet in a pass */
     ep_job *last;
     uint32_t jobs_count;
+    uint32_t patient_running; /* threads in tasks of patient jobs */
     uint64_t next_order;
     bool stopping;
 };
@@ -224,29 +225,70 @@ static cpu_pass *open_pass(ep_cpu_schedule *s)
     return pass;
 }
 
+static bool is_before(const cpu_pass *a, const cpu_pass *b)
+{
+    uint64_t a_priority = a->job->priority;
+    uint64_t b_priority = b->job->priority;
+    return a_priority != b_priority ? a_priority < b_priority : a->order < b->order;
+}
+
+static bool is_patient(const ep_job *job)
+{
+    return (job->priority & EP_JOB_PATIENT) != 0;
+}
+
+/* Threads that a pass can keep busy in its widest stage. */
+static uint32_t pass_width(const cpu_pass *pass)
+{
+    const ep_ffn_packed *packed = &((const ep_cpu_weights *)pass->job->weights)->packed;
+    uint32_t panels =
+        packed->gate_up_panels > packed->down_panels ? packed->gate_up_panels : packed->down_panels;
+    return pass_fmas(pass) > WHOLE_PASS_FMAS ? panels : 1;
+}
+
+/*
+ * Lock held. The pass to take a task of; NULL: none that this thread should turn to now.
+ * urgent: threads that passes of urgent jobs want. Their stages are short, and one of a patient pass's panels
+ * takes longer: so many threads stay away from those.
+ */
+static cpu_pass *choose_pass(ep_cpu_schedule *s)
+{
+    cpu_pass *best = NULL;
+    uint64_t urgent = 0;
+    for (uint32_t i = 0; i < s->passes_count; i++) {
+        cpu_pass *pass = &s->passes[i];
+        if (!pass->open) {
+            continue;
+        }
+        urgent += is_patient(pass->job) ? 0 : pass_width(pass);
+        if (pass->tasks_taken < pass->tasks_count && (best == NULL || is_before(pass, best))) {
+            best = pass;
+        }
+    }
+    bool may_turn_to_patient = urgent == 0 || s->patient_running + urgent < s->threads;
+    const ep_job *waiting = s->first;
+    if (waiting != NULL && (best == NULL || waiting->priority < best->job->priority) &&
+        (!is_patient(waiting) || may_turn_to_patient)) {
+        cpu_pass *opened = open_pass(s);
+        best = opened != NULL ? opened : best;
+    }
+    return best != NULL && is_patient(best->job) && !may_turn_to_patient ? NULL : best;
+}
+
 /* Lock held. False when there is nothing to do now. */
 static bool take_work(ep_cpu_schedule *s, cpu_work *out_work)
 {
-    cpu_pass *oldest = NULL;
-    for (uint32_t i = 0; i < s->passes_count; i++) {
-        cpu_pass *pass = &s->passes[i];
-        if (pass->open && pass->tasks_taken < pass->tasks_count &&
-            (oldest == NULL || pass->order < oldest->order)) {
-            oldest = pass;
-        }
-    }
-    if (oldest == NULL) {
-        oldest = open_pass(s);
-    }
-    if (oldest == NULL) {
+    cpu_pass *pass = choose_pass(s);
+    if (pass == NULL) {
         return false;
     }
-    const uint32_t left = oldest->tasks_count - oldest->tasks_taken;
-    out_work->pass = oldest;
-    out_work->stage = oldest->stage;
-    out_work->first = oldest->tasks_taken;
-    out_work->count = left < oldest->grain ? left : oldest->grain;
-    oldest->tasks_taken += out_work->count;
+    const uint32_t left = pass->tasks_count - pass->tasks_taken;
+    out_work->pass = pass;
+    out_work->stage = pass->stage;
+    out_work->first = pass->tasks_taken;
+    out_work->count = left < pass->grain ? left : pass->grain;
+    pass->tasks_taken += out_work->count;
+    s->patient_running += is_patient(pass->job);
     return true;
 }
 
@@ -302,6 +344,16 @@ static stage prepare_pass(ep_cpu_schedule *s, cpu_pass *pass, float *tile)
     return STAGE_END;
 }
 
+static bool has_tasks(const ep_cpu_schedule *s)
+{
+    for (uint32_t i = 0; i < s->passes_count; i++) {
+        if (s->passes[i].open && s->passes[i].tasks_taken < s->passes[i].tasks_count) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* Lock held. A pass has ended; returns its job when that was the job's last one. */
 static ep_job *close_pass(ep_cpu_schedule *s, cpu_pass *pass)
 {
@@ -313,8 +365,8 @@ static ep_job *close_pass(ep_cpu_schedule *s, cpu_pass *pass)
     }
     pass->open = false;
     pass->job = NULL;
-    if (s->first != NULL) {
-        announce(s, 1); /* a waiting job may open this pass */
+    if (s->first != NULL || has_tasks(s)) {
+        announce(s, s->threads); /* a waiting job may open this pass; patient ones may have given way to it */
     }
     if (done < job_passes_count(job)) {
         return NULL;
@@ -343,6 +395,7 @@ static void do_work(cpu_worker *worker, const cpu_work *work)
     span_leave(worker, work, next);
     pthread_mutex_lock(&s->lock);
 
+    s->patient_running -= is_patient(pass->job);
     pass->tasks_done += work->count;
     if (pass->tasks_done < pass->tasks_count) {
         return;
@@ -484,6 +537,22 @@ void ep_cpu_schedule_stop(ep_cpu_schedule *s)
     free(s);
 }
 
+/* Lock held. By priority; equal ones in the order they came. */
+static void queue_job(ep_cpu_schedule *s, ep_job *job)
+{
+    if (s->first == NULL || s->last->priority <= job->priority) {
+        *(s->first == NULL ? &s->first : &s->last->next) = job;
+        s->last = job;
+        return;
+    }
+    ep_job **at = &s->first;
+    while ((*at)->priority <= job->priority) {
+        at = &(*at)->next;
+    }
+    job->next = *at;
+    *at = job;
+}
+
 ep_err ep_cpu_schedule_submit(ep_cpu_schedule *s, ep_job *job)
 {
     ep_err err = EP_OK;
@@ -493,12 +562,7 @@ ep_err ep_cpu_schedule_submit(ep_cpu_schedule *s, ep_job *job)
     if (s->jobs_count >= EP_BACKEND_JOBS_MAX) {
         err = EP_ERR_RESOURCE_EXHAUSTED;
     } else {
-        if (s->first == NULL) {
-            s->first = job;
-        } else {
-            s->last->next = job;
-        }
-        s->last = job;
+        queue_job(s, job);
         s->jobs_count++;
         announce(s, 1);
     }

@@ -7,6 +7,10 @@
  * next pass, so no thread waits at a barrier while there is work. Small passes run whole in one task. Idle
  * threads spin for a short time, then sleep.
  *
+ * A job of smaller priority overtakes at the next task: threads turn to its passes first. Patient jobs
+ * (EP_JOB_PATIENT) also give up the stage ends of the others: one of their panels of 128 rows may take longer
+ * than a whole stage of a decode pass.
+ *
  * Threads  submit: any. start and stop: one, in that order.
  */
 #ifndef EP_BACKENDS_CPU_CPU_SCHEDULE_H

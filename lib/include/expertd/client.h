@@ -190,8 +190,9 @@ typedef struct ep_moe_args {
     ep_moe_dispatch_quant dispatch_quant; /* of x in bf16, f16 or f32 */
     ep_moe_combine_quant combine_quant;
     ep_tensor smooth_scales;              /* [shared + E,H] f32 with EP_MOE_DISPATCH_INT8; rank 0: none. Row: expert id + shared experts */
-    uint64_t step_group;                  /* data-parallel ranks of one step: the same number on all, another each step; 0 none */
-    uint32_t step_group_size;             /* how many of them call */
+    uint64_t step_group;                  /* data-parallel ranks of one step: the same number on all, another each step; 0 none.
+                                             Each run of a prepared call counts as a step: the next run's number is one more */
+    uint32_t step_group_size;             /* how many of them call; decode only: nodes compute their rows of a layer together */
     bool want_timing;                     /* nodes tell queue and compute times in their replies */
 } ep_moe_args;
 EP_API void ep_moe_args_init(ep_moe_args *out_args);

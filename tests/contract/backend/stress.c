@@ -38,6 +38,7 @@ static void round_of_jobs(uint64_t *state)
         uint32_t count = 1 + (uint32_t)(ep_splitmix64(state) % ROWS);
         uint32_t first = (uint32_t)(ep_splitmix64(state) % (ROWS + 1 - count));
         fixture_job_init(&jobs[j], f, weights, first, count);
+        jobs[j].job.priority = ep_splitmix64(state) % 4 + (ep_splitmix64(state) % 2 == 0 ? EP_JOB_PATIENT : 0);
         if (ep_backend_run(backend, &jobs[j].job) != EP_OK) {
             fail("a job was refused");
             exit(1);

@@ -62,6 +62,11 @@ Test(args, a_good_call_is_converted)
     cr_assert_eq(spec.batch.out_dtype, EP_DTYPE_BF16);
     cr_assert_eq(spec.batch.mask_tokens, flags);
     cr_assert_str_eq(spec.tenant, "me");
+    args.step_group = 1ull << 40;
+    args.step_group_size = 8;
+    cr_assert_eq(run(), EP_OK, "%s", error.text);
+    cr_assert_eq(spec.step_group, 1ull << 40);
+    cr_assert_eq(spec.step_group_size, 8);
     args.active_mask = ep_tensor_2d(flags, EP_DTYPE_BOOL, T, K);
     args.result = EP_MOE_UNCOMBINED;
     out = ep_tensor_3d(y, EP_DTYPE_BF16, T, K, H);
@@ -96,6 +101,8 @@ Test(args, structs_and_strings)
     bad(EP_ERR_INVALID_ARGUMENT, "model has 299 bytes: allowed 0..127");
     args.version = text;
     bad(EP_ERR_INVALID_ARGUMENT, "version has 299 bytes");
+    args.step_group = 7;
+    bad(EP_ERR_INVALID_ARGUMENT, "step_group is 7, step_group_size 0: allowed both 0, or neither");
     args.traceparent = text;
     bad(EP_ERR_INVALID_ARGUMENT, "traceparent has 299 bytes");
     args.tenant = text;

@@ -14,6 +14,9 @@ static ep_err hand_submit(ep_backend *backend, ep_job *job)
     hand->next_error = EP_OK;
     if (err == EP_OK && hand->count < HAND_JOBS_MAX) {
         hand->jobs[hand->count++] = job;
+        if (hand->on_submit != NULL) {
+            hand->on_submit(job);
+        }
         pthread_cond_broadcast(&hand->submitted);
     }
     pthread_mutex_unlock(&hand->lock);

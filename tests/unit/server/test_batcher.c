@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Order, classes, limits and endings of the batcher, against a backend that does only what the test says. */
 #include <criterion/criterion.h>
+#include <pthread.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
@@ -14,7 +15,7 @@ static hand_backend hand;
 static ep_batcher *batcher;
 static ep_work works[WORKS];
 static ep_work_queue queues[WORKS];
-static ep_job_row row;
+static ep_job_row rows[WORKS];
 static char log_text[1024]; /* work numbers in the order of done() */
 static bool dropped[WORKS];
 static ep_err results[WORKS];
@@ -32,17 +33,26 @@ static bool is_dropped(const ep_work *work)
     return dropped[work - works];
 }
 
-static void setup(void)
+static void on_submit(const ep_job *job);
+
+static void start_batcher(const ep_batch_policy_config *policy, ep_timer_service *timers)
 {
     hand_backend_init(&hand);
-    cr_assert_eq(ep_batcher_create(&hand.base, 2, &batcher), EP_OK);
+    hand.on_submit = on_submit;
+    cr_assert_eq(ep_batcher_create(&hand.base, policy, timers, &batcher), EP_OK);
     for (int i = 0; i < WORKS; i++) {
-        works[i] = (ep_work){.job = {.rows = &row, .rows_count = 1},
-                             .queue = &queues[i],
+        rows[i].x = &works[i];
+        works[i] = (ep_work){.job = {.rows = &rows[i], .rows_count = 1},
+                             .place = {.queue = &queues[i]},
                              .done = on_done,
                              .is_dropped = is_dropped};
         results[i] = EP_ERR_UNKNOWN;
     }
+}
+
+static void setup(void)
+{
+    start_batcher(&(ep_batch_policy_config){.jobs_max = 2, .tenants_count = 1}, NULL);
 }
 
 static void teardown(void)
@@ -52,25 +62,30 @@ static void teardown(void)
     ep_batcher_destroy(batcher);
 }
 
+static char submitted_text[1024];
+
+/* A row's x is its work. Rows of one job are joined by "+". */
+static void on_submit(const ep_job *job)
+{
+    size_t n = strlen(submitted_text);
+    for (uint32_t r = 0; r < job->rows_count; r++) {
+        n += (size_t)snprintf(submitted_text + n, sizeof(submitted_text) - n, "%s%td", r == 0 ? "" : "+",
+                              (const ep_work *)job->rows[r].x - works);
+    }
+    snprintf(submitted_text + n, sizeof(submitted_text) - n, " ");
+}
+
 /* Numbers of the works given to the backend so far. */
 static const char *submitted(void)
 {
-    static char text[1024];
-    size_t n = 0;
-    text[0] = 0;
-    for (uint32_t i = 0; i < hand.count; i++) {
-        n += (size_t)snprintf(text + n, sizeof(text) - n, "%td ", (ep_work *)(void *)hand.jobs[i] - works);
-    }
-    return text;
+    return submitted_text;
 }
 
 TestSuite(batcher, .init = setup, .fini = teardown);
 
-_Static_assert(offsetof(ep_work, job) == 0, "the test finds a work by its job");
-
 Test(batcher, at_most_in_flight_max_jobs_are_on_the_backend)
 {
-    ep_batcher_submit(batcher, works, 5);
+    ep_batcher_submit(batcher, works, 5, NULL);
     cr_expect_str_eq(submitted(), "0 1 ");
     ep_batcher_stats stats;
     ep_batcher_read_stats(batcher, &stats);
@@ -83,33 +98,61 @@ Test(batcher, at_most_in_flight_max_jobs_are_on_the_backend)
     cr_expect_str_eq(log_text, "0 1 2 3 4 ");
 }
 
-Test(batcher, one_experts_work_is_first_in_first_out_and_experts_take_turns)
+Test(batcher, one_experts_works_ride_one_job_and_each_is_told_its_end)
 {
-    for (int i = 0; i < 6; i++) {
-        works[i].queue = &queues[i < 4 ? 0 : 1]; /* 0 1 2 3 for expert 0; 4 5 for expert 1 */
+    for (int i = 1; i < 6; i++) {
+        works[i].place.queue = &queues[i < 5 ? 1 : 0]; /* 1 2 3 4 for expert 1; 0 5 for expert 0 */
     }
-    ep_batcher_submit(batcher, works, 6);
-    while (hand_backend_complete(&hand, EP_OK)) {
-    }
-    cr_expect_str_eq(submitted(), "0 4 1 5 2 3 ");
+    ep_batcher_submit(batcher, works, 1, NULL);
+    ep_batcher_submit(batcher, works + 1, 1, NULL);
+    ep_batcher_submit(batcher, works + 2, 4, NULL);
+    cr_expect_str_eq(submitted(), "0 1 ");
+    hand_backend_complete(&hand, EP_OK);
+    cr_expect_str_eq(submitted(), "0 1 2+3+4 ");
+    hand_backend_complete(&hand, EP_OK);
+    hand_backend_complete(&hand, EP_ERR_DATA_LOSS);
+    hand_backend_complete(&hand, EP_OK);
+    cr_expect_str_eq(log_text, "0 1 2 3 4 5 ");
+    cr_expect_eq(results[3], EP_ERR_DATA_LOSS);
+    cr_expect_eq(results[5], EP_OK);
+    ep_batcher_stats stats;
+    ep_batcher_read_stats(batcher, &stats);
+    cr_expect_eq(stats.jobs_total[EP_WORK_DECODE], 4);
+    cr_expect_eq(stats.works_total[EP_WORK_DECODE], 6);
+    cr_expect_eq(stats.rows_total[EP_WORK_DECODE], 6);
 }
 
-Test(batcher, decode_goes_first_but_prefill_gets_every_eighth_job)
+Test(batcher, decode_goes_first)
 {
-    for (int i = 0; i < 40; i++) {
-        works[i].work_class = i < 20 ? EP_WORK_PREFILL : EP_WORK_DECODE;
+    for (int i = 0; i < 6; i++) {
+        works[i].place.work_class = i < 3 ? EP_WORK_PREFILL : EP_WORK_DECODE;
     }
-    ep_batcher_submit(batcher, works, 20);      /* 0 and 1 start: nothing else waits */
-    ep_batcher_submit(batcher, works + 20, 20); /* decode */
+    ep_batcher_submit(batcher, works, 3, NULL); /* 0 starts, 1 and 2 may still grow */
+    ep_batcher_submit(batcher, works + 3, 3, NULL);
+    cr_expect_str_eq(submitted(), "0 3 4 ", "each class has its own room");
     while (hand_backend_complete(&hand, EP_OK)) {
     }
-    cr_expect_str_eq(submitted(), "0 1 20 21 22 23 24 25 26 2 27 28 29 30 31 32 33 3 34 35 36 37 38 39 4 5 6 "
-                                  "7 8 9 10 11 12 13 14 15 16 17 18 19 ");
+    cr_expect_str_eq(submitted(), "0 3 4 5 1 2 ");
+}
+
+Test(batcher, a_work_dropped_among_others_is_left_out_of_their_job)
+{
+    for (int i = 2; i < 6; i++) {
+        works[i].place.queue = &queues[2];
+    }
+    ep_batcher_submit(batcher, works, 2, NULL);
+    ep_batcher_submit(batcher, works + 2, 4, NULL);
+    dropped[3] = true;
+    while (hand_backend_complete(&hand, EP_OK)) {
+    }
+    cr_expect_str_eq(submitted(), "0 1 2+4+5 ");
+    cr_expect_eq(results[3], EP_ERR_CANCELLED);
+    cr_expect_eq(results[4], EP_OK);
 }
 
 Test(batcher, dropped_work_never_reaches_the_backend)
 {
-    ep_batcher_submit(batcher, works, 4);
+    ep_batcher_submit(batcher, works, 4, NULL);
     dropped[2] = true;
     while (hand_backend_complete(&hand, EP_OK)) {
     }
@@ -121,38 +164,38 @@ Test(batcher, dropped_work_never_reaches_the_backend)
 
 Test(batcher, a_full_backend_gets_the_same_work_again_in_order)
 {
-    works[1].queue = works[2].queue = &queues[1];
-    ep_batcher_submit(batcher, works, 1);
+    works[1].place.queue = works[2].place.queue = &queues[1];
+    ep_batcher_submit(batcher, works, 1, NULL);
     hand.next_error = EP_ERR_RESOURCE_EXHAUSTED;
-    ep_batcher_submit(batcher, works + 1, 2);
+    ep_batcher_submit(batcher, works + 1, 2, NULL);
     cr_expect_str_eq(submitted(), "0 ");
     ep_batcher_stats stats;
     ep_batcher_read_stats(batcher, &stats);
     cr_expect_eq(stats.waiting[EP_WORK_DECODE], 2);
     hand_backend_complete(&hand, EP_OK);
-    cr_expect_str_eq(submitted(), "0 1 2 ");
+    cr_expect_str_eq(submitted(), "0 1+2 ");
 }
 
 Test(batcher, a_refusing_backend_fails_the_work_and_nothing_else)
 {
     hand.next_error = EP_ERR_DEVICE_LOST;
-    ep_batcher_submit(batcher, works, 2);
+    ep_batcher_submit(batcher, works, 2, NULL);
     cr_expect_eq(results[0], EP_ERR_DEVICE_LOST);
     hand_backend_complete(&hand, EP_ERR_DATA_LOSS);
     cr_expect_eq(results[1], EP_ERR_DATA_LOSS);
     hand.next_error =
         EP_ERR_RESOURCE_EXHAUSTED; /* full with nothing in flight: nobody would ever pump again */
-    ep_batcher_submit(batcher, works + 2, 1);
+    ep_batcher_submit(batcher, works + 2, 1, NULL);
     cr_expect_eq(results[2], EP_ERR_RESOURCE_EXHAUSTED);
 }
 
 Test(batcher, close_ends_what_waits_and_lets_the_backend_finish)
 {
-    ep_batcher_submit(batcher, works, 4);
+    ep_batcher_submit(batcher, works, 4, NULL);
     ep_batcher_close(batcher, EP_ERR_DRAINING);
     cr_expect_str_eq(log_text, "2 3 ");
     cr_expect_eq(results[2], EP_ERR_DRAINING);
-    ep_batcher_submit(batcher, works + 4, 1);
+    ep_batcher_submit(batcher, works + 4, 1, NULL);
     cr_expect_eq(results[4], EP_ERR_DRAINING);
     hand_backend_complete(&hand, EP_OK);
     hand_backend_complete(&hand, EP_OK);
@@ -166,7 +209,7 @@ static void submit_again(ep_work *work, ep_err result)
 {
     (void)result;
     if (--chain_left > 0) {
-        ep_batcher_submit(batcher, work, 1);
+        ep_batcher_submit(batcher, work, 1, NULL);
     }
 }
 
@@ -174,8 +217,44 @@ Test(batcher, done_may_submit_again)
 {
     works[0].done = submit_again;
     chain_left = 1000;
-    ep_batcher_submit(batcher, works, 1);
+    ep_batcher_submit(batcher, works, 1, NULL);
     while (hand_backend_complete(&hand, EP_OK)) {
     }
     cr_expect_eq(hand.count, 1000);
+}
+
+static pthread_mutex_t group_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t group_changed = PTHREAD_COND_INITIALIZER;
+static uint32_t group_done;
+
+static void on_group_done(ep_work *work, ep_err result)
+{
+    (void)work;
+    pthread_mutex_lock(&group_lock);
+    group_done += result == EP_OK;
+    pthread_cond_broadcast(&group_changed);
+    pthread_mutex_unlock(&group_lock);
+}
+
+/* A rank that never comes costs the others a window; here nothing but the timer can release them. */
+Test(batcher_groups, a_window_ends_by_itself)
+{
+    ep_timer_service *timers;
+    const ep_batch_step step = {.layer = &queues, .group = 1, .size = 3};
+    cr_assert_eq(ep_timer_service_create("test", &timers), EP_OK);
+    start_batcher(&(ep_batch_policy_config){.jobs_max = 2, .tenants_count = 1, .group_window_ns = 20000000}, timers);
+    works[0].done = works[1].done = on_group_done;
+    works[1].place.queue = works[0].place.queue;
+    ep_batcher_submit(batcher, works, 1, &step);
+    ep_batcher_submit(batcher, works + 1, 1, &step);
+    hand_backend_wait(&hand, 1);
+    hand_backend_complete(&hand, EP_OK);
+    cr_expect_str_eq(submitted(), "0+1 ");
+    cr_expect_eq(group_done, 2);
+    works[2].done = on_group_done;
+    const ep_batch_step other = {.layer = &queues, .group = 2, .size = 3};
+    ep_batcher_submit(batcher, works + 2, 1, &other);
+    ep_batcher_destroy(batcher); /* ends what waits for its group */
+    cr_expect_eq(group_done, 2);
+    ep_timer_service_destroy(timers);
 }

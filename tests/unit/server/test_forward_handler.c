@@ -174,14 +174,17 @@ static void start_with(const char *backend, const char *experts, uint32_t inflig
         ep_weight_store_want(rig.store, rig.models.models[0].layers[l].store_slot, wanted);
     }
     wait_loaded();
-    cr_assert_eq(ep_admission_create(inflight_tokens, spill_bytes, &rig.admission), EP_OK);
-    cr_assert_eq(ep_batcher_create(rig.backend, jobs, &rig.batcher), EP_OK);
+    ep_tenants_init(&rig.config.tenants);
+    cr_assert_eq(ep_admission_create(inflight_tokens, spill_bytes, &rig.config.tenants, &rig.admission), EP_OK);
+    const ep_batch_policy_config policy = {.jobs_max = jobs, .tenants_count = 1};
+    cr_assert_eq(ep_batcher_create(rig.backend, &policy, NULL, &rig.batcher), EP_OK);
     cr_assert_eq(ep_metrics_create(&rig.metrics), EP_OK);
     ep_forward_handler_config handler = {.node_name = "rig",
                                          .models = &rig.models,
                                          .store = rig.store,
                                          .batcher = rig.batcher,
                                          .admission = rig.admission,
+                                         .tenants = &rig.config.tenants,
                                          .epoch = &rig.epoch,
                                          .metrics = rig.metrics,
                                          .reply_bytes_max = 1 << 20,
@@ -406,8 +409,8 @@ Test(forward_handler, a_failing_expert_fails_the_call_and_names_it)
     cr_assert_eq(ep_test_forward_begin(&rig.peer, &f, NULL, &pending, &e), EP_OK);
     hand_backend_wait(&rig.hand, 4);
     hand_backend_complete(&rig.hand, EP_OK);
+    hand_backend_complete(&rig.hand, EP_ERR_DEVICE_LOST); /* expert 5, the second of those with three rows */
     hand_backend_complete(&rig.hand, EP_OK);
-    hand_backend_complete(&rig.hand, EP_ERR_DEVICE_LOST); /* expert 5 */
     hand_backend_complete(&rig.hand, EP_OK);
     cr_expect_eq(ep_test_forward_wait(&pending, &e), EP_ERR_DEVICE_LOST);
     cr_expect_eq(e.layer, 1);
@@ -438,7 +441,7 @@ Test(forward_handler, cancelled_work_is_dropped_before_it_is_computed)
 
 Test(forward_handler, large_requests_are_cut_into_jobs)
 {
-    uint32_t slots_count = EP_BATCHER_JOB_ROWS_MAX * 2 + 1;
+    uint32_t slots_count = EP_BATCH_JOB_ROWS_MAX * 2 + 1;
     ep_wire_slot *slots = calloc(slots_count, sizeof(*slots));
     static uint16_t x[64 * H];
     ep_test_pending pending;
@@ -458,7 +461,7 @@ Test(forward_handler, large_requests_are_cut_into_jobs)
     ep_err err = ep_test_forward_begin(&rig.peer, &f, NULL, &pending, &e);
     cr_assert_eq(err, EP_OK);
     hand_backend_wait(&rig.hand, 3);
-    cr_expect_eq(rig.hand.jobs[0]->rows_count, EP_BATCHER_JOB_ROWS_MAX);
+    cr_expect_eq(rig.hand.jobs[0]->rows_count, EP_BATCH_JOB_ROWS_MAX);
     cr_expect_eq(rig.hand.jobs[2]->rows_count, 1);
     while (hand_backend_complete(&rig.hand, EP_OK)) {
     }

@@ -42,21 +42,23 @@ Test(admission, tokens_then_spill_then_refusal)
 {
     ep_admission *a;
     ep_ticket first, second, third;
+    ep_tenants tenants;
     ep_error e;
-    cr_assert_eq(ep_admission_create(100, 1000, &a), EP_OK);
-    cr_assert_eq(ep_admission_enter(a, 100, 5000, &first, &e), EP_OK);
+    ep_tenants_init(&tenants);
+    cr_assert_eq(ep_admission_create(100, 1000, &tenants, &a), EP_OK);
+    cr_assert_eq(ep_admission_enter(a, 0, 100, 5000, 0, &first, &e), EP_OK);
     cr_expect_not(first.is_spilled);
-    cr_assert_eq(ep_admission_enter(a, 1, 600, &second, &e), EP_OK);
+    cr_assert_eq(ep_admission_enter(a, 0, 1, 600, 0, &second, &e), EP_OK);
     cr_expect(second.is_spilled);
-    cr_assert_eq(ep_admission_enter(a, 2, 500, &third, &e), EP_ERR_RESOURCE_EXHAUSTED);
+    cr_assert_eq(ep_admission_enter(a, 0, 2, 500, 0, &third, &e), EP_ERR_RESOURCE_EXHAUSTED);
     cr_expect_str_eq(
         e.text, "2 tokens, 500 bytes: 100 of inflight_tokens 100 and 600 of spill_bytes 1000 are in use");
     cr_expect_gt(e.retry_after_us, 0);
-    cr_assert_eq(ep_admission_enter(a, 101, 1001, &third, &e), EP_ERR_RESOURCE_EXHAUSTED);
+    cr_assert_eq(ep_admission_enter(a, 0, 101, 1001, 0, &third, &e), EP_ERR_RESOURCE_EXHAUSTED);
     cr_expect(strstr(e.text, "never fits") != NULL, "%s", e.text);
     cr_expect_eq(e.retry_after_us, 0, "coming back would not help");
     ep_admission_leave(a, &first, 1000000);
-    cr_assert_eq(ep_admission_enter(a, 2, 500, &third, &e), EP_OK);
+    cr_assert_eq(ep_admission_enter(a, 0, 2, 500, 0, &third, &e), EP_OK);
     cr_expect_not(third.is_spilled);
     ep_admission_leave(a, &second, 1000000);
     ep_admission_leave(a, &third, 1000000);
@@ -65,5 +67,93 @@ Test(admission, tokens_then_spill_then_refusal)
     cr_expect_eq(stats.tokens_used, 0);
     cr_expect_eq(stats.spill_used_bytes, 0);
     cr_expect_eq(stats.refused_total, 2);
+    ep_admission_destroy(a);
+}
+
+#define SECOND 1000000000ull
+
+static ep_err enter(ep_admission *a, uint32_t tenant, uint32_t tokens, uint64_t now_ns, ep_ticket *out_ticket,
+                    ep_error *out_error)
+{
+    return ep_admission_enter(a, tenant, tokens, tokens * 100, now_ns, out_ticket, out_error);
+}
+
+Test(admission, a_tenant_is_held_to_its_tokens_in_work)
+{
+    ep_admission *a;
+    ep_ticket first, second, other;
+    ep_tenants tenants;
+    ep_error e;
+    ep_tenants_init(&tenants);
+    ep_tenants_add(&tenants, "batchy", &(ep_tenant_limits){.weight = 1, .inflight_tokens = 10});
+    uint32_t batchy = ep_tenants_find(&tenants, "batchy");
+    cr_assert_eq(ep_admission_create(1000, 100000, &tenants, &a), EP_OK);
+    cr_expect_eq(enter(a, batchy, 50, 1, &first, &e), EP_OK, "alone it may be larger");
+    cr_expect_eq(enter(a, batchy, 1, 1, &second, &e), EP_ERR_RESOURCE_EXHAUSTED);
+    cr_expect_str_eq(e.text, "1 tokens: tenant 'batchy' has 50 of its inflight_tokens 10 in use (key tenants)");
+    cr_expect_gt(e.retry_after_us, 0);
+    cr_expect_eq(enter(a, 0, 50, 1, &other, &e), EP_OK);
+    ep_admission_leave(a, &first, 1000);
+    cr_expect_eq(enter(a, batchy, 6, 1, &first, &e), EP_OK);
+    cr_expect_eq(enter(a, batchy, 4, 1, &second, &e), EP_OK);
+    ep_admission_tenant_stats stats;
+    ep_admission_read_tenant(a, batchy, &stats);
+    cr_expect_eq(stats.tokens_used, 10);
+    cr_expect_eq(stats.tokens_total, 60);
+    cr_expect_eq(stats.refused_total, 1);
+    ep_admission_destroy(a);
+}
+
+Test(admission, a_tenant_is_held_to_its_tokens_per_second)
+{
+    ep_admission *a;
+    ep_ticket ticket;
+    ep_tenants tenants;
+    ep_error e;
+    ep_tenants_init(&tenants);
+    ep_tenants_add(&tenants, "fast", &(ep_tenant_limits){.weight = 1, .tokens_per_s = 100});
+    uint32_t fast = ep_tenants_find(&tenants, "fast");
+    cr_assert_eq(ep_admission_create(100000, 100000, &tenants, &a), EP_OK);
+    cr_expect_eq(enter(a, fast, 60, SECOND, &ticket, &e), EP_OK);
+    cr_expect_eq(enter(a, fast, 60, SECOND, &ticket, &e), EP_OK, "a second's worth at once, and the request that passes it");
+    cr_expect_eq(enter(a, fast, 1, SECOND, &ticket, &e), EP_ERR_RESOURCE_EXHAUSTED);
+    cr_expect(e.retry_after_us > 199000 && e.retry_after_us < 201000, "%llu", (unsigned long long)e.retry_after_us);
+    cr_expect_eq(enter(a, fast, 1, SECOND + SECOND / 10, &ticket, &e), EP_ERR_RESOURCE_EXHAUSTED);
+    cr_expect_eq(enter(a, fast, 1, SECOND + SECOND / 4, &ticket, &e), EP_OK);
+    uint32_t tokens = 0;
+    for (uint64_t ms = 300; ms < 10300; ms++) {
+        tokens += enter(a, fast, 1, SECOND + ms * 1000000, &ticket, &e) == EP_OK;
+    }
+    cr_expect(tokens > 990 && tokens < 1010, "%u", tokens);
+    cr_expect_eq(enter(a, fast, 100, 9000 * SECOND, &ticket, &e), EP_OK);
+    cr_expect_eq(enter(a, fast, 1, 9000 * SECOND, &ticket, &e), EP_ERR_RESOURCE_EXHAUSTED, "idle time is not saved up");
+    ep_admission_destroy(a);
+}
+
+Test(admission, one_tenant_leaves_room_for_the_others)
+{
+    ep_admission *a;
+    ep_ticket ticket;
+    ep_tenants tenants;
+    ep_error e;
+    ep_tenants_init(&tenants);
+    ep_tenants_add(&tenants, "greedy", &(ep_tenant_limits){.weight = 1});
+    uint32_t greedy = ep_tenants_find(&tenants, "greedy");
+    uint32_t rest = ep_tenants_find(&tenants, "somebody");
+    cr_expect_neq(rest, 0);
+    cr_expect_str_eq(ep_tenants_label(&tenants, rest), "other");
+    cr_expect_str_eq(ep_tenants_label(&tenants, 0), "none");
+    cr_expect_str_eq(ep_tenants_label(&tenants, greedy), "greedy");
+    cr_assert_eq(ep_admission_create(80, 8000, &tenants, &a), EP_OK);
+    int entered = 0;
+    while (enter(a, greedy, 1, 1, &ticket, &e) == EP_OK) {
+        entered++;
+    }
+    cr_expect_eq(entered, 70 + 70);
+    cr_expect(strstr(e.text, "7/8") != NULL, "%s", e.text);
+    cr_expect_eq(enter(a, rest, 10, 1, &ticket, &e), EP_OK);
+    cr_expect_not(ticket.is_spilled);
+    cr_expect_eq(enter(a, 0, 10, 1, &ticket, &e), EP_OK);
+    cr_expect(ticket.is_spilled);
     ep_admission_destroy(a);
 }

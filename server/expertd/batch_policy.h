@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Which waiting work becomes the backend's next job. Works wait in one queue per (layer, expert); a job takes
+ * works of one queue, of as many callers as fit, so that they ride one pass over the weights.
+ *
+ *   class     decode before prefill; what decode took is counted, and once prefill's part of the backend is
+ *             below prefill_share_percent no decode job starts until a prefill job has ended
+ *   prefill   a queue of fewer than EP_BATCH_PREFILL_FULL_ROWS rows is held back while the backend is busy,
+ *             until its age limit: more rows of the same call are on their way. An idle backend starts anything
+ *   tenant    least backend time by weight first (start-time fair queueing); its job carries others' rows only
+ *             as long as they cost next to nothing
+ *   queue     of one tenant: those past the age limit first, oldest first; then fullest first
+ *   step      decode works of a step group wait until as many requests as the group has ranks have come to this
+ *   group     node, or until its window ends; ranks without rows here cost at most that window
+ *
+ * Backend time is counted in job rows * row_cost, where reading the weights counts as
+ * EP_BATCH_WEIGHT_ROWS rows. Finding a queue looks at every queue that has work.
+ *
+ * Pure: no clock, no threads, no memory of its own but the struct. Works and queues are the caller's, borrowed
+ * until they are handed out again.
+ */
+#ifndef EP_EXPERTD_BATCH_POLICY_H
+#define EP_EXPERTD_BATCH_POLICY_H
+
+#include "backends/backend.h"
+
+#define EP_BATCH_JOB_ROWS_MAX 256    /* one pass of the cpu backend; more rows read the weights again */
+#define EP_BATCH_PREFILL_ROWS_MAX 128 /* a panel of it is what a decode job waits for */
+#define EP_BATCH_PREFILL_FULL_ROWS 64
+#define EP_BATCH_WEIGHT_ROWS 16
+#define EP_BATCH_TENANTS_MAX 256
+#define EP_BATCH_GROUPS_MAX 64
+#define EP_BATCH_WEIGHT_MAX 1000
+
+typedef struct ep_work ep_work;
+
+typedef enum ep_work_class { EP_WORK_DECODE, EP_WORK_PREFILL, EP_WORK_CLASSES } ep_work_class;
+
+/* Waiting work of one expert. Zero it first. */
+typedef struct ep_work_queue {
+    /* private */
+    struct {
+        ep_work *flows; /* first work of each tenant that waits here */
+        uint32_t rows;
+        struct ep_work_queue *next_ready;
+        struct ep_work_queue *previous_ready;
+    } classes[EP_WORK_CLASSES];
+} ep_work_queue;
+
+/* What the policy knows of a work; the first part is set by its owner. */
+typedef struct ep_work_place {
+    ep_work_queue *queue;
+    ep_work_class work_class;
+    uint32_t tenant;   /* below tenants_count */
+    uint32_t row_cost; /* of one row, in any unit that all works share; 0 counts as 1 */
+    /* private */
+    uint64_t queued_ns;
+    ep_work *next;      /* of the same tenant; also lists of others */
+    ep_work *next_flow; /* first works only, as the next */
+    ep_work *flow_last;
+} ep_work_place;
+
+/* A group's step, as the request names it. */
+typedef struct ep_batch_step {
+    const void *layer; /* groups of different layers have nothing in common */
+    uint64_t group;    /* 0: none */
+    uint32_t size;
+} ep_batch_step;
+
+typedef struct ep_batch_policy_config {
+    bool no_merging;
+    uint32_t jobs_max;      /* on the backend at once, of one class, at least 1 */
+    uint32_t jobs_wide_max; /* the same for jobs that are worth sharing among threads; 0: jobs_max */
+    uint64_t wide_cost;     /* a class with so much on the backend counts as wide; 0: never */
+    uint32_t prefill_share_percent; /* 0..90 */
+    uint64_t age_ns;                /* 0: no limit */
+    uint64_t group_window_ns;       /* 0: nobody waits */
+    uint32_t tenants_count;         /* at least 1 */
+    uint32_t weights[EP_BATCH_TENANTS_MAX];
+} ep_batch_policy_config;
+
+/* One job to be: works of one queue that fit together. */
+typedef struct ep_batch_pick {
+    ep_work *works; /* by place.next */
+    uint32_t works_count;
+    uint32_t rows;
+    ep_work_class work_class;
+    uint32_t tenant; /* whose turn it was */
+    uint64_t cost;
+    uint64_t priority; /* for ep_job */
+} ep_batch_pick;
+
+typedef struct ep_batch_group {
+    ep_batch_step step; /* layer NULL: free */
+    uint32_t arrived;
+    bool is_released;
+    uint64_t end_ns; /* of the window; once released: when the entry is forgotten */
+    ep_work *first;
+    ep_work *last;
+} ep_batch_group;
+
+typedef struct ep_batch_tenant {
+    uint64_t virtual_time; /* backend time so far by weight */
+    uint32_t waiting[EP_WORK_CLASSES];
+    uint32_t jobs[EP_WORK_CLASSES]; /* on the backend */
+} ep_batch_tenant;
+
+typedef struct ep_batch_policy {
+    /* private */
+    ep_batch_policy_config config;
+    ep_work_queue *ready[EP_WORK_CLASSES]; /* those with work, the newest last */
+    ep_work_queue *ready_last[EP_WORK_CLASSES];
+    uint32_t jobs[EP_WORK_CLASSES];
+    uint64_t costs[EP_WORK_CLASSES]; /* of the jobs on the backend */
+    uint64_t waiting[EP_WORK_CLASSES];
+    uint64_t virtual_time;
+    int64_t prefill_owed; /* above 0: prefill's part is too small */
+    ep_batch_tenant tenants[EP_BATCH_TENANTS_MAX];
+    ep_batch_group groups[EP_BATCH_GROUPS_MAX];
+    uint32_t groups_waiting;
+} ep_batch_policy;
+
+/* config is copied. */
+void ep_batch_policy_init(ep_batch_policy *policy, const ep_batch_policy_config *config);
+/* Most jobs ep_batch_policy_take lets run at once. */
+uint32_t ep_batch_policy_jobs_max(const ep_batch_policy_config *config);
+/* Rows a work may have at most. */
+uint32_t ep_batch_rows_max(ep_work_class work_class);
+
+/* One request's works (by place.next); step may be NULL. */
+void ep_batch_policy_add(ep_batch_policy *policy, ep_work *works, const ep_batch_step *step, uint64_t now_ns);
+/* The next job; it counts as running until ep_batch_policy_done. False: nothing may start. */
+bool ep_batch_policy_take(ep_batch_policy *policy, uint64_t now_ns, ep_batch_pick *out_pick);
+/* The backend had no room: the works are back where they were. */
+void ep_batch_policy_put_back(ep_batch_policy *policy, const ep_batch_pick *pick);
+/* A job has ended, or never began because its works were dropped. */
+void ep_batch_policy_done(ep_batch_policy *policy, const ep_batch_pick *pick);
+/* Some waiting work, step groups included, without any rule; NULL: none. */
+ep_work *ep_batch_policy_drain(ep_batch_policy *policy);
+/* When the next window of a step group ends; UINT64_MAX: none. */
+uint64_t ep_batch_policy_window_end(const ep_batch_policy *policy);
+
+#endif
