@@ -12,9 +12,6 @@
 #include "base/random.h"
 #include "call_steps.h"
 
-/* A spare call keeps arrays up to this; larger ones go back to the system. */
-#define SPARE_BYTES_MAX ((size_t)4 << 20)
-
 static void on_timer(ep_timer *timer, void *arg);
 
 /* ---- memory ---- */
@@ -92,8 +89,8 @@ void ep_call_unref(ep_call *call)
     }
     ep_client *client = call->client;
     call->client = NULL;
-    bool reusable = call->form != EP_FORM_PREPARED && kept_bytes(call) <= SPARE_BYTES_MAX;
-    if (!reusable || !ep_call_registry_keep_spare(&client->registry, call)) {
+    bool reusable = call->form != EP_FORM_PREPARED;
+    if (!reusable || !ep_call_registry_keep_spare(&client->registry, call, kept_bytes(call))) {
         ep_call_free(call);
     }
     ep_client_unref(client);

@@ -12,6 +12,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/path_count.h"
 #include "call_steps.h"
 
 static size_t out_row_bytes(const ep_batch *batch)
@@ -100,6 +101,7 @@ static void copy_scratch_to_out(ep_call *call)
     size_t row = out_row_bytes(batch);
     uint32_t per_token = out_rows_per_token(batch);
     const uint8_t *from = call->out_scratch;
+    ep_path_count(EP_PATH_SCRATCH, (uint64_t)batch->tokens * per_token * row);
     for (uint32_t t = 0; t < batch->tokens; t++) {
         for (uint32_t k = 0; k < per_token; k++, from += row) {
             memcpy((uint8_t *)out->data + (int64_t)t * out->token_stride_bytes +

@@ -160,20 +160,24 @@ ep_call *ep_call_registry_take_spare(ep_call_registry *registry)
     if (call != NULL) {
         registry->spare = call->links.running_next;
         registry->spare_count--;
+        registry->spare_bytes -= call->links.spare_bytes;
         call->links.running_next = NULL;
     }
     pthread_mutex_unlock(&registry->lock);
     return call;
 }
 
-bool ep_call_registry_keep_spare(ep_call_registry *registry, ep_call *call)
+bool ep_call_registry_keep_spare(ep_call_registry *registry, ep_call *call, size_t bytes)
 {
     pthread_mutex_lock(&registry->lock);
-    bool keep = !registry->closing && registry->spare_count < EP_CALLS_SPARE_MAX;
+    bool keep = !registry->closing && registry->spare_count < EP_CALLS_SPARE_MAX &&
+                bytes <= EP_CALLS_SPARE_BYTES_MAX - registry->spare_bytes;
     if (keep) {
         call->links.running_next = registry->spare;
         registry->spare = call;
         registry->spare_count++;
+        registry->spare_bytes += bytes;
+        call->links.spare_bytes = bytes;
     }
     pthread_mutex_unlock(&registry->lock);
     return keep;

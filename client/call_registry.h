@@ -15,6 +15,7 @@
 #include "expertd/client.h"
 
 #define EP_CALLS_SPARE_MAX 16
+#define EP_CALLS_SPARE_BYTES_MAX ((size_t)64 << 20) /* arrays of all spare calls together */
 
 typedef struct ep_call_links { /* in ep_call; guarded by the registry's lock */
     ep_call *running_prev;
@@ -25,6 +26,7 @@ typedef struct ep_call_links { /* in ep_call; guarded by the registry's lock */
     bool running;
     bool waiting;
     bool cancelled; /* by ep_call_registry_close */
+    size_t spare_bytes; /* of its arrays, while spare */
 } ep_call_links;
 
 typedef struct ep_call_registry {
@@ -39,6 +41,7 @@ typedef struct ep_call_registry {
     ep_call *waiting_tail;
     ep_call *spare; /* linked by running_next */
     uint32_t spare_count;
+    size_t spare_bytes;
     bool closing;
 } ep_call_registry;
 
@@ -61,8 +64,8 @@ void ep_call_registry_wake(ep_call_registry *registry);
 
 /* NULL when there is none. */
 ep_call *ep_call_registry_take_spare(ep_call_registry *registry);
-/* False when enough are kept already; the call stays the caller's. */
-bool ep_call_registry_keep_spare(ep_call_registry *registry, ep_call *call);
+/* bytes: what its arrays hold. False when enough are kept already; the call stays the caller's. */
+bool ep_call_registry_keep_spare(ep_call_registry *registry, ep_call *call, size_t bytes);
 
 bool ep_call_registry_is_closing(ep_call_registry *registry);
 /* No new calls; cancels those running. Waits until uses is 0, at most timeout_us; true when it is. */

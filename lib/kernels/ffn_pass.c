@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "base/numeric.h"
+#include "base/path_count.h"
 #include "kernels/ffn_element.h"
 
 #define WIDEN_BLOCK 64 /* inputs widened at a time */
@@ -80,6 +81,7 @@ void ep_ffn_pass_pack_chunk(const ep_ffn_pass *pass, uint32_t chunk)
     float *a = pass->x + (size_t)first_row * hidden;
     float wide[WIDEN_BLOCK];
 
+    ep_path_count(EP_PATH_PANEL, (uint64_t)rows * hidden * ep_dtype_bytes(pass->batch.x_dtype));
     for (uint32_t r = 0; r < rows; r++) {
         const ep_ffn_row *row = &pass->batch.rows[first_row + r];
         for (uint32_t k = 0; k < hidden; k += WIDEN_BLOCK) {
@@ -150,6 +152,7 @@ void ep_ffn_pass_down(const ep_ffn_pass *pass, uint32_t panel, float *tile)
 
     pass->kernel->panel(weights->dtype, pass->h, pass->batch.rows_count, weights->down + panel * panel_bytes,
                         weights->inner, tile);
+    ep_path_count(EP_PATH_RESULT, (uint64_t)pass->batch.rows_count * count * ep_dtype_bytes(pass->batch.out_dtype));
     for (uint32_t r = 0; r < pass->batch.rows_count; r++) {
         float *y = tile + (size_t)r * EP_FFN_PANEL;
         if (weights->shared_gate != NULL) {

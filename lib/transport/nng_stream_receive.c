@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/path_count.h"
 #include "transport/nng_stream.h"
 
 #define MEMORY_BACKOFF_MIN_MS 1
@@ -71,6 +72,7 @@ static receive_step begin_frame(stream_conn *conn, ep_error *out_error)
     size_t staged = conn->staged_end - conn->staged_begin;
     conn->frame_have_bytes = staged < bytes ? staged : bytes;
     memcpy(conn->frame->data, prefix, conn->frame_have_bytes);
+    ep_path_count(EP_PATH_LANE, conn->frame_have_bytes);
     conn->staged_begin += conn->frame_have_bytes;
     conn->backoff_ms = 0;
     __atomic_store_n(&conn->memory_wait, false, __ATOMIC_RELAXED);

@@ -5,6 +5,7 @@
  */
 #include <string.h>
 
+#include "base/path_count.h"
 #include "transport/nng_stream.h"
 
 typedef struct slice {
@@ -26,6 +27,7 @@ static size_t slice_copy(slice *s, const uint8_t *data, size_t bytes)
         return 0;
     }
     memcpy(at, data, taken);
+    ep_path_count(EP_PATH_LANE, taken);
     s->scratch_used += taken;
     if (s->last_is_scratch) {
         s->iovs[s->count - 1].iov_len += taken;

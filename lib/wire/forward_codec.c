@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/path_count.h"
 #include "moe/convert.h"
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
@@ -49,6 +50,7 @@ static void pack_rows(const ep_batch *batch, const uint32_t *row_tokens, uint32_
     size_t row_bytes = batch->hidden * ep_dtype_bytes(batch->x.dtype);
     uint8_t *x = tensors + layout->x_offset;
     float *row_scales = (float *)(tensors + layout->row_scales_offset);
+    ep_path_count(EP_PATH_PACKED, rows_count * row_bytes);
     for (uint32_t row = 0; row < rows_count; row++) {
         ep_batch_copy_row(batch, row_tokens[row], x + row * row_bytes);
         if (batch->x.dtype == EP_DTYPE_I8) {

@@ -6,7 +6,6 @@
  * the test of recordings preloads the probes.
  */
 #include <dirent.h>
-#include <execinfo.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,71 +15,19 @@
 #include "client_core.h"
 #include "observe/trace.h"
 #include "remote_nodes.h"
+#include "support/alloc_count.h"
 
 #define IN_FLIGHT 128
 #define CALLS 10000
 #define NODES 3
 #define SKIPPED 77
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if !EP_TEST_ALLOC_COUNTED
 int main(void)
 {
     return SKIPPED;
 }
 #else
-
-static bool counting;
-static uint64_t allocations;
-
-extern void *__libc_malloc(size_t bytes);
-extern void *__libc_calloc(size_t count, size_t bytes);
-extern void *__libc_realloc(void *old, size_t bytes);
-extern void *__libc_memalign(size_t align, size_t bytes);
-
-/* The first ones are shown: whoever breaks this wants to know where. */
-static void count(void)
-{
-    if (!__atomic_load_n(&counting, __ATOMIC_RELAXED) ||
-        __atomic_fetch_add(&allocations, 1, __ATOMIC_RELAXED) >= 3) {
-        return;
-    }
-    void *frames[16];
-    backtrace_symbols_fd(frames, backtrace(frames, 16), STDERR_FILENO);
-    if (write(STDERR_FILENO, "\n", 1) != 1) {
-        abort();
-    }
-}
-
-void *malloc(size_t bytes)
-{
-    count();
-    return __libc_malloc(bytes);
-}
-
-void *calloc(size_t n, size_t bytes)
-{
-    count();
-    return __libc_calloc(n, bytes);
-}
-
-void *realloc(void *old, size_t bytes)
-{
-    count();
-    return __libc_realloc(old, bytes);
-}
-
-void *aligned_alloc(size_t align, size_t bytes)
-{
-    count();
-    return __libc_memalign(align, bytes);
-}
-
-int posix_memalign(void **out, size_t align, size_t bytes)
-{
-    count();
-    *out = __libc_memalign(align, bytes);
-    return *out == NULL;
-}
 
 static uint32_t count_threads(void)
 {
@@ -166,7 +113,6 @@ int main(void)
     remote_nodes r;
     ep_error error;
     ep_client_stats before, after;
-    void *frame;
     remote_nodes_start(&r, "n", NODES, 2, 256);
     r.h.client = remote_nodes_client(&r, NULL);
     for (uint32_t i = 0; i < IN_FLIGHT; i++) {
@@ -178,12 +124,11 @@ int main(void)
         }
     }
     warm_up(&r);
-    backtrace(&frame, 1); /* loads its library now */
     ep_client_read_stats(r.h.client, &before);
     uint32_t threads = count_threads();
-    __atomic_store_n(&counting, true, __ATOMIC_RELAXED);
+    ep_test_alloc_count_begin();
     run_many(CALLS);
-    __atomic_store_n(&counting, false, __ATOMIC_RELAXED);
+    uint64_t allocations = ep_test_alloc_count_end();
     ep_client_read_stats(r.h.client, &after);
     uint64_t buffers = after.buffer_allocations - before.buffer_allocations;
     printf("calls %d in flight %d allocations %llu buffer allocations %llu threads %u then %u\n", CALLS,
