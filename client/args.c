@@ -132,7 +132,6 @@ static ep_err check_exchange(const ep_moe_args *args, ep_error *out_error)
         const char *name;
         uint64_t value;
     } wishes[] = {{"comm_alg", args->comm_alg},
-                  {"combine_at", args->combine_at},
                   {"dispatch_quant", args->dispatch_quant},
                   {"combine_quant", args->combine_quant},
                   {"smooth_scales", args->smooth_scales.rank},
@@ -142,6 +141,21 @@ static ep_err check_exchange(const ep_moe_args *args, ep_error *out_error)
             return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED, "%s is %" PRIu64 ": this library (%s) allows 0", wishes[i].name,
                                 wishes[i].value, ep_version());
         }
+    }
+    return EP_OK;
+}
+
+/* A node can only sum what is summed here: weighted rows of one token. */
+static ep_err check_combine_at(const ep_moe_args *args, ep_error *out_error)
+{
+    if ((unsigned)args->combine_at > EP_MOE_COMBINE_NODE_SUM) {
+        return BAD("combine_at %u: allowed 0 (rows), 1 (node_sum)", (unsigned)args->combine_at);
+    }
+    if (args->combine_at == EP_MOE_COMBINE_NODE_SUM && args->result == EP_MOE_UNCOMBINED) {
+        return BAD("combine_at node_sum with result uncombined: allowed combined, partial");
+    }
+    if (args->combine_at == EP_MOE_COMBINE_NODE_SUM && args->weight_on == EP_MOE_WEIGHT_ON_INPUT) {
+        return BAD("combine_at node_sum with weight_on input: allowed output");
     }
     return EP_OK;
 }
@@ -188,7 +202,8 @@ ep_err ep_args_check(const ep_moe_args *args, const ep_tensor *out, ep_error *ou
         return BAD("step_group is %" PRIu64 ", step_group_size %" PRIu32 ": allowed both 0, or neither",
                    args->step_group, args->step_group_size);
     }
-    return check_exchange(args, out_error);
+    err = check_combine_at(args, out_error);
+    return err == EP_OK ? check_exchange(args, out_error) : err;
 }
 
 static ep_err fill_x(const ep_moe_args *args, const char *model, const ep_layer_shape *shape, ep_batch *batch,
@@ -429,6 +444,7 @@ ep_err ep_call_spec_fill(const ep_moe_args *args, const ep_tensor *out, const ch
     ep_batch *batch = &spec.batch;
     batch->weight_on = (ep_weight_on)args->weight_on;
     batch->form = (ep_result_form)args->result;
+    batch->node_sum = args->combine_at == EP_MOE_COMBINE_NODE_SUM;
     batch->shared_source = (ep_shared_source)args->shared_source;
     batch->nan_policy = (ep_nan_policy)args->nan_policy;
     batch->x_abs_max = args->x_abs_max;

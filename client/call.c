@@ -491,6 +491,7 @@ static void reset_result(ep_call *call)
     call->result = (ep_moe_result){.struct_bytes = sizeof(call->result)};
     ep_error_clear(&call->result.error);
     call->result.mode = call->flow.prefill ? EP_MOE_PREFILL : EP_MOE_DECODE;
+    call->result.combine_at = call->spec.batch.node_sum ? EP_MOE_COMBINE_NODE_SUM : EP_MOE_COMBINE_ROWS;
 }
 
 static ep_err start_busy(ep_call *call, ep_view *view, uint32_t tokens, uint64_t begin_ns,

@@ -45,12 +45,13 @@ typedef struct ep_call_frame {
     ep_rpc_call_id rpc_id; /* 0: not sent */
     uint32_t *slots;       /* slot numbers, by expert, then token */
     uint32_t slots_count;
+    uint32_t rows_count; /* of x: with node_sum also of the reply */
     bool slots_owned; /* from malloc, not the call's array */
     uint64_t sent_bytes;
     char numerics[EP_NUMERICS_BYTES]; /* what the answer must say; "" anything */
     /* set by its answer */
     bool ok;
-    const uint8_t *rows; /* [slots_count,H] of the wire type, in reply */
+    const uint8_t *rows; /* [slots_count,H], with node_sum [rows_count,H], of the wire type, in reply */
     ep_buffer *reply;    /* reference, until the window is combined */
     uint64_t received_bytes;
     ep_error error;

@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "call_steps.h"
 #include "expert.pb-c.h"
+#include "moe/node_sum.h"
 
 #define WRONG(...) ep_error_set(out_error, EP_ERR_DATA_LOSS, __VA_ARGS__)
 
@@ -17,7 +18,8 @@ static ep_err check_reply(const ep_call_frame *frame, const ep_rpc_reply *reply,
 {
     const ep_batch *batch = &frame->call->spec.batch;
     const Expertd__V1__ForwardReply *header = (const Expertd__V1__ForwardReply *)(const void *)reply->header;
-    uint64_t row_bytes = (uint64_t)batch->hidden * ep_dtype_bytes(batch->wire_dtype);
+    uint64_t rows = batch->node_sum ? frame->rows_count : frame->slots_count;
+    uint64_t bytes = rows * batch->hidden * ep_dtype_bytes(batch->wire_dtype);
     if (header == NULL) {
         return WRONG("the reply has no header");
     }
@@ -33,9 +35,13 @@ static ep_err check_reply(const ep_call_frame *frame, const ep_rpc_reply *reply,
         return WRONG("the reply has type %s (%" PRIu32 "): %s was asked for",
                      ep_dtype_name((ep_dtype)header->dtype), header->dtype, ep_dtype_name(batch->wire_dtype));
     }
-    if (reply->tensor_bytes != row_bytes * frame->slots_count) {
+    if ((header->node_sum != 0) != batch->node_sum) {
+        return WRONG("the reply has %s: %s were asked for", header->node_sum ? "node sums" : "rows",
+                     batch->node_sum ? "node sums" : "rows");
+    }
+    if (reply->tensor_bytes != bytes) {
         return WRONG("the reply has %zu tensor bytes: %" PRIu64 " are needed", reply->tensor_bytes,
-                     row_bytes * frame->slots_count);
+                     bytes);
     }
     if (frame->numerics[0] != 0 && strcmp(header->numerics, frame->numerics) != 0) {
         return WRONG("the reply was computed with numerics '%.95s': '%s' is pinned", header->numerics,
@@ -140,7 +146,11 @@ void ep_call_mark_frame(ep_call *call, ep_call_frame *frame, ep_error *error)
 static void place_rows(ep_call *call, const ep_call_frame *frame)
 {
     size_t row_bytes = (size_t)call->spec.batch.hidden * ep_dtype_bytes(call->spec.batch.wire_dtype);
-    for (uint32_t i = 0; i < frame->slots_count; i++) {
+    if (call->spec.batch.node_sum) {
+        ep_partials_place(frame->slots, frame->slots_count, ep_call_slots_per_token(call), frame->rows, row_bytes,
+                          call->rows);
+    }
+    for (uint32_t i = 0; !call->spec.batch.node_sum && i < frame->slots_count; i++) {
         call->rows[frame->slots[i]] = frame->rows + i * row_bytes;
     }
     call->result.bytes_received += frame->received_bytes;

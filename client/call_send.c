@@ -257,6 +257,7 @@ static ep_err fill_frame(ep_call *call, ep_call_frame *frame, const ep_plan_chun
     for (uint32_t i = 0; i < chunk->slots_count; i++) {
         frame->slots[i] = call->plan.slots[chunk->slots_begin + i].slot_number;
     }
+    frame->rows_count = chunk->rows_count;
     frame->peer = ep_peer_ref(call->view->peers[chunk->node]);
     frame->class_index = class_of(call);
     memcpy(frame->numerics, call->view->pins[call->model_index], sizeof(frame->numerics));

@@ -50,10 +50,16 @@ ep_plan_cut ep_flow_cut(const ep_batch *batch)
 {
     bool is_i8 = batch->x.dtype == EP_DTYPE_I8;
     bool weight_on_input = batch->weight_on == EP_WEIGHT_ON_INPUT;
-    return (ep_plan_cut){
+    uint64_t slot_scale_bytes = weight_on_input || batch->node_sum ? sizeof(float) : 0;
+    ep_plan_cut cut = {
         .row_bytes = (uint64_t)batch->hidden * ep_dtype_bytes(batch->x.dtype) + (is_i8 ? sizeof(float) : 0),
-        .slot_bytes = sizeof(ep_wire_slot) + (weight_on_input ? sizeof(float) : 0),
+        .slot_bytes = sizeof(ep_wire_slot) + slot_scale_bytes + (batch->node_sum ? sizeof(uint16_t) : 0),
         .reply_slot_bytes = reply_row_bytes(batch)};
+    if (batch->node_sum) { /* the reply has a row for each row: the larger one counts */
+        cut.row_bytes = cut.row_bytes > cut.reply_slot_bytes ? cut.row_bytes : cut.reply_slot_bytes;
+        cut.reply_slot_bytes = 0;
+    }
+    return cut;
 }
 
 uint64_t ep_flow_room_bytes(const ep_flow *flow, uint64_t peer_frame_bytes_max)

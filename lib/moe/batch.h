@@ -50,6 +50,7 @@ typedef struct ep_batch {
     ep_rows shared;              /* with EP_SHARED_CALLER: [T,H] added last */
     ep_special_experts special;
     ep_weight_on weight_on;
+    bool node_sum;               /* routed and shared rows are partial sums (moe/node_sum.h); combined and partial, weight on the output */
     ep_result_form form;
     ep_shared_source shared_source;
     ep_nan_policy nan_policy;

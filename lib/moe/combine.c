@@ -11,6 +11,7 @@
 #include "base/check.h"
 #include "base/numeric.h"
 #include "moe/convert.h"
+#include "moe/node_sum.h"
 #include "moe/special_experts.h"
 
 #define SCRATCH_ROWS 5
@@ -83,7 +84,7 @@ static const float *special_row(const ep_batch *batch, uint32_t token, ep_slot_k
 static void add_expert_row(const ep_batch *batch, const void *row, bool weighted, float weight,
                            token_scratch *s)
 {
-    if (row == NULL) {
+    if (row == NULL || row == ep_row_covered) {
         return;
     }
     if (weighted && batch->wire_dtype == EP_DTYPE_BF16) {
@@ -108,8 +109,8 @@ static void combine_token(const ep_batch *batch, const ep_layer_shape *shape, co
         ep_slot_kind kind = ep_batch_slot(batch, shape, token, k, &expert);
         switch (kind) {
         case EP_SLOT_ROUTED:
-            /* With the weight on the input the node has applied it already. */
-            add_expert_row(batch, row, batch->weight_on == EP_WEIGHT_ON_OUTPUT,
+            /* With the weight on the input, or in a partial sum, the node has applied it already. */
+            add_expert_row(batch, row, batch->weight_on == EP_WEIGHT_ON_OUTPUT && !batch->node_sum,
                            ep_batch_scale(batch, token, k), s);
             break;
         case EP_SLOT_SHARED:

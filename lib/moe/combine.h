@@ -10,6 +10,7 @@
  *            allow_missing. rows itself is never NULL.
  * Special    copy and constant experts join the sum as f32 (w * r, no rounding to the wire type); uncombined, r is rounded to the
  *            wire type like any other row.
+ * Node sum   routed and shared rows are the partial sums that ep_partials_place put there, added as they are.
  * Input      with EP_WEIGHT_ON_INPUT routed rows are added as they are; copy and constant rows are still multiplied by w.
  * Out        combined, partial: [T,H] of out_dtype. uncombined: [T,K,H] of out_dtype: row(t,k) converted; inactive slots 0.
  *            Inactive tokens give zero rows. Shared rows and the caller's shared tensor have no place in uncombined.

@@ -27,7 +27,7 @@ static bool add_part(size_t count, size_t element_bytes, size_t *end, size_t *ou
 }
 
 bool ep_forward_layout_make(uint32_t rows, uint32_t slots, uint32_t hidden, ep_dtype x_dtype,
-                            bool weight_on_input, ep_forward_layout *out_layout)
+                            bool has_slot_scales, ep_forward_layout *out_layout)
 {
     ep_forward_layout layout;
     size_t row_bytes;
@@ -36,12 +36,18 @@ bool ep_forward_layout_make(uint32_t rows, uint32_t slots, uint32_t hidden, ep_d
         !add_part(rows, row_bytes, &end, &layout.x_offset) ||
         !add_part(x_dtype == EP_DTYPE_I8 ? rows : 0, sizeof(float), &end, &layout.row_scales_offset) ||
         !add_part(slots, sizeof(ep_wire_slot), &end, &layout.slots_offset) ||
-        !add_part(weight_on_input ? slots : 0, sizeof(float), &end, &layout.slot_scales_offset)) {
+        !add_part(has_slot_scales ? slots : 0, sizeof(float), &end, &layout.slot_scales_offset)) {
         return false;
     }
     layout.total_bytes = end;
+    layout.slot_places_offset = end;
     *out_layout = layout;
     return true;
+}
+
+bool ep_forward_layout_add_places(ep_forward_layout *layout, uint32_t slots)
+{
+    return add_part(slots, sizeof(uint16_t), &layout->total_bytes, &layout->slot_places_offset);
 }
 
 static void pack_rows(const ep_batch *batch, const uint32_t *row_tokens, uint32_t rows_count,
@@ -59,18 +65,27 @@ static void pack_rows(const ep_batch *batch, const uint32_t *row_tokens, uint32_
     }
 }
 
-/* A shared expert sees x as it is: its slots carry the scale 1. */
+static bool has_slot_scales(const ep_batch *batch)
+{
+    return batch->weight_on == EP_WEIGHT_ON_INPUT || batch->node_sum;
+}
+
+/* A shared expert sees x as it is, and its row is added as it is: its slots carry the scale 1. */
 static void pack_slots(const ep_batch *batch, const ep_plan_slot *slots, uint32_t slots_count,
                        uint32_t slots_per_token, const ep_forward_layout *layout, uint8_t *tensors)
 {
     ep_wire_slot *wire_slots = (ep_wire_slot *)(tensors + layout->slots_offset);
     float *slot_scales = (float *)(tensors + layout->slot_scales_offset);
+    uint16_t *slot_places = (uint16_t *)(tensors + layout->slot_places_offset);
     for (uint32_t i = 0; i < slots_count; i++) {
+        uint32_t k = slots[i].slot_number % slots_per_token;
         wire_slots[i] = (ep_wire_slot){slots[i].row, slots[i].expert};
-        if (batch->weight_on == EP_WEIGHT_ON_INPUT) {
+        if (has_slot_scales(batch)) {
             uint32_t token = slots[i].slot_number / slots_per_token;
-            uint32_t k = slots[i].slot_number % slots_per_token;
             slot_scales[i] = k < batch->top_k ? ep_batch_scale(batch, token, k) : 1.0f;
+        }
+        if (batch->node_sum) {
+            slot_places[i] = (uint16_t)k;
         }
     }
 }
@@ -85,7 +100,9 @@ static void clear_gaps(const ep_forward_layout *layout, uint32_t rows, uint32_t 
     memset(tensors + x_end, 0, layout->row_scales_offset - x_end);
     memset(tensors + row_scales_end, 0, layout->slots_offset - row_scales_end);
     if (layout->slot_scales_offset < layout->total_bytes) {
+        size_t scales_end = layout->slot_scales_offset + slots * sizeof(float);
         memset(tensors + slots_end, 0, layout->slot_scales_offset - slots_end);
+        memset(tensors + scales_end, 0, layout->slot_places_offset - scales_end);
     }
 }
 
@@ -95,10 +112,10 @@ ep_err ep_forward_pack(const ep_batch *batch, const ep_routing_plan *plan, uint3
 {
     EP_ASSERT(chunk_index < plan->chunks_count);
     const ep_plan_chunk *chunk = &plan->chunks[chunk_index];
-    bool weight_on_input = batch->weight_on == EP_WEIGHT_ON_INPUT;
     ep_forward_layout layout;
     if (!ep_forward_layout_make(chunk->rows_count, chunk->slots_count, batch->hidden, batch->x.dtype,
-                                weight_on_input, &layout)) {
+                                has_slot_scales(batch), &layout) ||
+        (batch->node_sum && !ep_forward_layout_add_places(&layout, chunk->slots_count))) {
         return EP_ERR_RESOURCE_EXHAUSTED;
     }
     ep_buffer *buffer;
@@ -117,7 +134,8 @@ ep_err ep_forward_pack(const ep_batch *batch, const ep_routing_plan *plan, uint3
     out_header->hidden = batch->hidden;
     out_header->x_dtype = batch->x.dtype;
     out_header->reply_dtype = batch->wire_dtype;
-    out_header->weight_on_input = weight_on_input;
+    out_header->weight_on_input = batch->weight_on == EP_WEIGHT_ON_INPUT;
+    out_header->node_sum = batch->node_sum;
     *out_tensors = buffer;
     return EP_OK;
 }
@@ -170,13 +188,15 @@ static ep_err check_exchange(const Expertd__V1__ForwardRequest *header, ep_error
         const char *name;
         uint64_t value;
     } wishes[] = {{"reply_quant", header->reply_quant},
-                  {"node_sum", header->node_sum != 0},
                   {"relay", header->n_relay}};
     for (size_t i = 0; i < sizeof(wishes) / sizeof(wishes[0]); i++) {
         if (wishes[i].value != 0) {
             return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED, "%s is %" PRIu64 ": this node serves 0 only", wishes[i].name,
                                 wishes[i].value);
         }
+    }
+    if (header->node_sum && header->weight_on_input) {
+        return BAD("node_sum and weight_on_input are both set: allowed is one of them");
     }
     return EP_OK;
 }
@@ -192,9 +212,11 @@ ep_err ep_forward_view_make(const Expertd__V1__ForwardRequest *header, const uin
     }
     ep_dtype x_dtype = (ep_dtype)header->x_dtype;
     bool weight_on_input = header->weight_on_input != 0;
+    bool node_sum = header->node_sum != 0;
     ep_forward_layout layout;
-    if (!ep_forward_layout_make(header->rows, header->slots, header->hidden, x_dtype, weight_on_input,
-                                &layout)) {
+    if (!ep_forward_layout_make(header->rows, header->slots, header->hidden, x_dtype,
+                                weight_on_input || node_sum, &layout) ||
+        (node_sum && !ep_forward_layout_add_places(&layout, header->slots))) {
         return BAD("%" PRIu32 " rows and %" PRIu32 " slots do not fit the address space", header->rows,
                    header->slots);
     }
@@ -218,11 +240,13 @@ ep_err ep_forward_view_make(const Expertd__V1__ForwardRequest *header, const uin
         .x_dtype = x_dtype,
         .reply_dtype = (ep_dtype)header->reply_dtype,
         .weight_on_input = weight_on_input,
+        .node_sum = node_sum,
         .x = tensors + layout.x_offset,
         .x_row_bytes = header->hidden * ep_dtype_bytes(x_dtype),
         .row_scales = x_dtype == EP_DTYPE_I8 ? (const float *)(tensors + layout.row_scales_offset) : NULL,
         .wire_slots = slots,
-        .slot_scales = weight_on_input ? (const float *)(tensors + layout.slot_scales_offset) : NULL,
+        .slot_scales = weight_on_input || node_sum ? (const float *)(tensors + layout.slot_scales_offset) : NULL,
+        .slot_places = node_sum ? (const uint16_t *)(tensors + layout.slot_places_offset) : NULL,
     };
     return EP_OK;
 }

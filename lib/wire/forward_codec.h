@@ -3,7 +3,8 @@
  * The tensor section of ForwardRequest (proto/expert.proto): rows and slots gathered from a batch straight into the
  * outgoing buffer, and the checked view of it on the other side.
  *
- *   x [rows,H] x_dtype | row_scales [rows] f32 (i8 only) | slots [slots] {u32 row, u32 expert} | slot_scales [slots] f32 (weight_on_input)
+ *   x [rows,H] x_dtype | row_scales [rows] f32 (i8 only) | slots [slots] {u32 row, u32 expert} | slot_scales [slots] f32 (weight_on_input, node_sum)
+ *     | slot_places [slots] u16 (node_sum)
  *   each part begins at the next multiple of 64 from the section's start. Little endian.
  */
 #ifndef EP_WIRE_FORWARD_CODEC_H
@@ -25,12 +26,16 @@ typedef struct ep_forward_layout {
     size_t row_scales_offset;
     size_t slots_offset;
     size_t slot_scales_offset;
+    size_t slot_places_offset;   /* total_bytes unless node_sum */
     size_t total_bytes;
 } ep_forward_layout;
-bool ep_forward_layout_make(uint32_t rows, uint32_t slots, uint32_t hidden, ep_dtype x_dtype, bool weight_on_input,
+bool ep_forward_layout_make(uint32_t rows, uint32_t slots, uint32_t hidden, ep_dtype x_dtype, bool has_slot_scales,
                             ep_forward_layout *out_layout);
+/* Adds slot_places to a layout that has slot_scales; false on overflow. */
+bool ep_forward_layout_add_places(ep_forward_layout *layout, uint32_t slots);
 
-/* Fills a new buffer for one chunk of a plan. out_header gets rows, slots, hidden, x_dtype, reply_dtype, weight_on_input.
+/* Fills a new buffer for one chunk of a plan. out_header gets rows, slots, hidden, x_dtype, reply_dtype, weight_on_input,
+ * node_sum.
  * Errors: RESOURCE_EXHAUSTED, NO_MEMORY. */
 ep_err ep_forward_pack(const ep_batch *batch, const ep_routing_plan *plan, uint32_t chunk_index, uint32_t slots_per_token,
                        ep_buffer_pool *pool, Expertd__V1__ForwardRequest *out_header, ep_buffer **out_tensors);
@@ -43,11 +48,13 @@ typedef struct ep_forward_view {
     ep_dtype x_dtype;
     ep_dtype reply_dtype;
     bool weight_on_input;
+    bool node_sum;
     const uint8_t *x;
     size_t x_row_bytes;
     const float *row_scales;     /* NULL unless i8 */
     const ep_wire_slot *wire_slots;
-    const float *slot_scales;    /* NULL unless weight_on_input */
+    const float *slot_scales;    /* NULL unless weight_on_input or node_sum */
+    const uint16_t *slot_places; /* NULL unless node_sum; any values */
 } ep_forward_view;
 
 /* Checks counts, types, lengths and every slot (row < rows, expert < experts_total); tensors must be 64-byte aligned.

@@ -12,6 +12,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "expertd/forward_metrics.h"
+#include "expertd/reply_rows.h"
 #include "expertd/slot_groups.h"
 
 typedef struct forward_request {
@@ -26,7 +27,7 @@ typedef struct forward_request {
     uint64_t deadline_ns;
     ep_ticket ticket;
     ep_buffer *arena; /* this struct and the arrays below live in it */
-    ep_buffer *reply;
+    ep_reply_rows reply;
     ep_job_row *rows; /* [slots], grouped by expert */
     ep_work *works;   /* [works_count] */
     uint32_t works_count;
@@ -194,14 +195,15 @@ static void send_reply(forward_request *request, uint64_t now_ns)
     reply.hidden = request->view.hidden;
     reply.dtype = (uint32_t)request->view.reply_dtype;
     reply.numerics = request->model->numerics;
+    reply.node_sum = request->view.node_sum;
     uint64_t started_ns = atomic_load(&request->first_start_ns);
     if (request->wants_timing && started_ns != 0) {
         reply.queue_us = (started_ns - ep_rpc_call_received_ns(request->call)) / EP_NS_PER_US;
         reply.compute_us = (now_ns - started_ns) / EP_NS_PER_US;
         reply.service_us = (ep_clock_now_ns() - ep_rpc_call_received_ns(request->call)) / EP_NS_PER_US;
     }
-    ep_rpc_call_attach(request->call, request->reply);
-    request->reply = NULL;
+    ep_rpc_call_attach(request->call, request->reply.reply);
+    request->reply.reply = NULL;
     bool is_traced = request->trace.call != 0 && EP_TRACE_SPAN_ON(reply);
     ep_trace_fields fields = request->trace;
     fields.rows = request->view.slots;
@@ -253,7 +255,8 @@ static void finish(forward_request *request, ep_err result, const ep_error *erro
     count_result(handler, result, rows);
     if (result == EP_OK) {
         uint64_t started_ns = atomic_load(&request->first_start_ns);
-        ep_forward_metrics_computed(&handler->metrics, request->reply, request->view.reply_dtype, rows,
+        ep_reply_rows_finish(&request->reply, &request->view);
+        ep_forward_metrics_computed(&handler->metrics, request->reply.reply, request->view.reply_dtype, rows,
                                     started_ns != 0 ? started_ns - ep_rpc_call_received_ns(request->call) : 0,
                                     started_ns != 0 ? now_ns - started_ns : 0);
         atomic_fetch_add_explicit(&request->layer->rows_served, rows, memory_order_relaxed);
@@ -262,7 +265,7 @@ static void finish(forward_request *request, ep_err result, const ep_error *erro
     }
     ep_rpc_call_finish(request->call, result, error);
     trace_serve_end(&request->trace, (uint32_t)rows, result);
-    ep_buffer_unref(request->reply);
+    ep_reply_rows_release(&request->reply);
     ep_buffer_unref(request->arena);
     count_end(handler);
 }
@@ -388,7 +391,7 @@ static void group_slots(forward_request *request, const uint32_t *order)
             .x = view->x + place.row * view->x_row_bytes,
             .x_scale = view->row_scales != NULL ? view->row_scales[place.row] : 1.0f,
             .input_weight = view->slot_scales != NULL ? view->slot_scales[slot] : 1.0f,
-            .out = request->reply->data + slot * out_row_bytes,
+            .out = request->reply.rows + slot * out_row_bytes,
         };
         work->job.rows_count++;
     }
@@ -443,8 +446,7 @@ static ep_err acquire_experts(forward_request *request, ep_epoch asked, ep_error
 static ep_err check_reply_bytes(const ep_forward_handler *handler, const ep_forward_view *view,
                                 size_t *out_bytes, ep_error *out_error)
 {
-    size_t bytes = (size_t)view->slots * view->hidden *
-                   ep_dtype_bytes(view->reply_dtype); /* hidden <= EP_HIDDEN_MAX: fits */
+    size_t bytes = ep_reply_rows_reply_bytes(view);
     if (bytes > handler->config.reply_bytes_max) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
                             "a reply of %u slots x %u values is above frame_bytes_max; allowed: %zu bytes",
@@ -461,7 +463,7 @@ static ep_err make_request(ep_forward_handler *handler, ep_rpc_call *call, const
 {
     ep_ticket ticket;
     ep_buffer *arena = NULL;
-    ep_buffer *reply = NULL;
+    ep_reply_rows reply;
     size_t reply_bytes;
     size_t frame_bytes;
     ep_err err = check_reply_bytes(handler, view, &reply_bytes, out_error);
@@ -470,6 +472,7 @@ static ep_err make_request(ep_forward_handler *handler, ep_rpc_call *call, const
     }
     ep_slot_shape_of(view->wire_slots, view->slots, ep_node_layer_experts(layer),
                      ep_batch_rows_max(work_class_of(is_prefill)), out_shape);
+    reply_bytes += ep_reply_rows_beside_bytes(view);
     *out_layout = layout_of(view, out_shape, ep_node_layer_experts(layer), is_traced);
     ep_rpc_call_tensors(call, &frame_bytes);
     const uint32_t tenant = ep_tenants_find(handler->config.tenants, ep_rpc_call_metadata(call, "tenant"));
@@ -480,8 +483,8 @@ static ep_err make_request(ep_forward_handler *handler, ep_rpc_call *call, const
         return err;
     }
     err = ep_buffer_acquire(handler->arenas, out_layout->total_bytes, &arena);
-    if (err == EP_OK && reply_bytes > 0) {
-        err = ep_buffer_acquire(ep_rpc_call_pool(call), reply_bytes, &reply);
+    if (err == EP_OK) {
+        err = ep_reply_rows_acquire(view, ep_rpc_call_pool(call), &reply);
     }
     if (err != EP_OK) {
         ep_buffer_unref(arena);

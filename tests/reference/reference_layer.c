@@ -330,6 +330,87 @@ static void shared_row(const struct ref_expert *shared, size_t hidden, enum ref_
 #endif
 }
 
+/* Slot k of a token and, behind the routed ones, its shared experts: which expert's row, SIZE_MAX none; its owner. */
+static size_t expert_at(const struct ref_layer *layer, const struct ref_batch *batch, size_t t, size_t k)
+{
+    if (k >= batch->top_k) {
+        return layer->expert_count + (k - batch->top_k);
+    }
+    struct slot slot = slot_at(layer, batch, t, k);
+    return slot.kind == SLOT_ROUTED && !is_lost(batch->top_k, k) ? slot.index : SIZE_MAX;
+}
+
+/* sum[] += what slot k brings, as a node sees it. */
+static void add_to_sum(const struct ref_layer *layer, const struct ref_batch *batch, size_t t, size_t k,
+                       const struct scratch *s, float *sum)
+{
+    float scale = 1.0f;
+    if (k >= batch->top_k) {
+        shared_row(&layer->shared[k - batch->top_k], layer->hidden, batch->wire_dtype, s);
+    } else {
+        scale = ref_load(batch->scales, batch->scales_dtype, t * batch->top_k + k);
+        slot_row(layer, batch, slot_at(layer, batch, t, k), scale, s, s->row);
+    }
+    for (size_t i = 0; i < layer->hidden; i++) {
+        sum[i] = add_weighted(sum[i], scale, s->row[i]);
+    }
+}
+
+/* The sum of the node whose first slot of the token is k; nothing when it is not the first. */
+static void add_node_sum(const struct ref_layer *layer, const struct ref_batch *batch, size_t t, size_t k, size_t slots,
+                         const struct scratch *s)
+{
+    size_t hidden = layer->hidden;
+    size_t owner = batch->owner_of[expert_at(layer, batch, t, k)];
+    for (size_t before = 0; before < k; before++) {
+        size_t expert = expert_at(layer, batch, t, before);
+        if (expert != SIZE_MAX && batch->owner_of[expert] == owner) {
+            return;
+        }
+    }
+    for (size_t i = 0; i < hidden; i++) {
+        s->scaled[i] = 0.0f; /* free here: weights are on the output */
+    }
+    for (size_t n = k; n < slots; n++) {
+        size_t at = n < batch->top_k ? k + slot_in_order(batch->top_k - k, n - k) : n;
+        size_t expert = expert_at(layer, batch, t, at);
+        if (expert != SIZE_MAX && batch->owner_of[expert] == owner) {
+            add_to_sum(layer, batch, t, at, s, s->scaled);
+        }
+    }
+    for (size_t i = 0; i < hidden; i++) {
+        s->acc[i] = s->acc[i] + round_to_wire(s->scaled[i], batch->wire_dtype);
+    }
+}
+
+static void combine_token_sums(const struct ref_layer *layer, const struct ref_batch *batch, size_t t,
+                               const struct scratch *s, void *out)
+{
+    size_t hidden = layer->hidden;
+    size_t slots = batch->top_k + (batch->no_service_shared ? 0 : layer->shared_count);
+    for (size_t i = 0; i < hidden; i++) {
+        s->acc[i] = 0.0f;
+    }
+    for (size_t k = 0; k < slots; k++) {
+        if (expert_at(layer, batch, t, k) != SIZE_MAX) {
+            add_node_sum(layer, batch, t, k, slots, s);
+        } else if (has_row(slot_at(layer, batch, t, k)) && !is_lost(batch->top_k, k)) {
+            float scale = ref_load(batch->scales, batch->scales_dtype, t * batch->top_k + k);
+            slot_row(layer, batch, slot_at(layer, batch, t, k), scale, s, s->row);
+            for (size_t i = 0; i < hidden; i++) {
+                s->acc[i] = add_weighted(s->acc[i], scale, s->row[i]);
+            }
+        }
+    }
+    for (size_t i = 0; i < hidden; i++) {
+        float sum = s->acc[i];
+        if (batch->caller_shared != NULL) {
+            sum = sum + ref_load(batch->caller_shared, batch->caller_shared_dtype, t * hidden + i);
+        }
+        ref_store(out, batch->out_dtype, t * hidden + i, sum);
+    }
+}
+
 static void combine_token(const struct ref_layer *layer, const struct ref_batch *batch, size_t t,
                           const struct scratch *s, void *out)
 {
@@ -432,6 +513,8 @@ enum ref_refusal ref_layer_forward(const struct ref_layer *layer, const struct r
         widen(layer, batch, t, scratch.x);
         if (batch->form == REF_UNCOMBINED) {
             list_token(layer, batch, t, &scratch, out);
+        } else if (batch->owner_of != NULL) {
+            combine_token_sums(layer, batch, t, &scratch, out);
         } else {
             combine_token(layer, batch, t, &scratch, out);
         }

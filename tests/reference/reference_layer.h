@@ -27,6 +27,9 @@
  *   - Copy and constant experts work on the widened x in f32 and are not rounded to the wire type when
  * combined.
  *   - The service's shared experts come first, the caller's shared tensor last; either may be absent.
+ *   - node sums: a node adds scale * row (shared experts: row) over its slots of a token in slot order, from 0 in f32, and
+ *     rounds the sum to the wire type. These sums are added where the first of their slots stands; special experts where
+ *     they stand.
  *   - combined with T = 0 or K = 0 is legal; K = 0 leaves the shared experts.
  */
 #ifndef TESTS_REFERENCE_REFERENCE_LAYER_H
@@ -88,6 +91,7 @@ struct ref_batch {
     float x_abs_max;           /* 0: off */
     enum ref_dtype wire_dtype; /* bf16, f16, f32 */
     enum ref_dtype out_dtype;  /* bf16, f16, f32 */
+    const size_t *owner_of;    /* [E+S] node of each expert, routed ones first: combined, partial by node sums; NULL: by rows */
 };
 
 enum { REF_TEXT_BYTES = 256 };

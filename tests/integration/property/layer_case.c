@@ -140,6 +140,7 @@ static void hand_over_choices(layer_case *c, random_source *random)
     args->wire_dtype =
         b->wire_dtype == REF_BF16 && random_chance(random, 50) ? EP_DTYPE_NONE : dtypes[b->wire_dtype];
     args->allow_duplicates = b->allow_duplicates;
+    args->combine_at = c->node_sum ? EP_MOE_COMBINE_NODE_SUM : EP_MOE_COMBINE_ROWS;
     args->allow_missing = random_chance(random, 10);
     args->traceparent =
         random_chance(random, 10) ? "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01" : NULL;
@@ -185,9 +186,15 @@ void layer_case_make(layer_case *c, uint64_t seed, uint64_t number, const test_m
     c->layer = c->model->layers[c->layer_index];
     c->client_choice = random_below(&random, 1u << 30);
     c->names_version = random_chance(&random, 30);
+    c->node_sum = random_chance(&random, 15) && !case_uses_daemons(number);
     uint32_t form = random_below(&random, 10);
     c->form = form < 5 ? CALL_BLOCKING : form < 7 ? CALL_CALLBACK : CALL_PREPARED;
     case_draw(c, &random, &constants);
+    c->node_sum = c->node_sum && c->batch.form != REF_UNCOMBINED && !c->batch.weight_on_input;
+    if (c->node_sum) {
+        c->batch.owner_of =
+            (size_t *)(void *)case_alloc(c, (c->layer.expert_count + c->layer.shared_count) * sizeof(size_t));
+    }
     c->tokens_max = (uint32_t)c->batch.tokens + (c->form == CALL_PREPARED ? random_below(&random, 5) : 0);
     ep_moe_args_init(&c->args);
     hand_over_choices(c, &random);
@@ -281,7 +288,7 @@ void case_describe(const layer_case *c, FILE *to)
             results[b->form], b->weight_on_input ? "input" : "output", sources[c->args.shared_source],
             policies[b->nan_policy], (double)b->x_abs_max, mask_name(b),
             b->allow_duplicates ? "allowed" : "refused");
-    fprintf(to, "  %s call, mode %s, version %s\n", forms[c->form], modes[c->args.mode],
-            c->names_version ? "named" : "newest");
+    fprintf(to, "  %s call, mode %s, version %s, %s\n", forms[c->form], modes[c->args.mode],
+            c->names_version ? "named" : "newest", c->node_sum ? "node sums" : "rows");
     describe_ids(c, to);
 }

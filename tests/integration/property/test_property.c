@@ -128,7 +128,7 @@ static void run_case(property_run *run, uint64_t number)
     layer_case_make(&c, run->args.seed, number, run->models);
     const test_client *client = case_uses_daemons(number)
                                     ? daemon_cluster_client(run->daemons, c.client_choice)
-                                    : local_cluster_client(run->local, c.client_choice);
+                                    : local_cluster_client(run->local, c.node_sum ? 0 : c.client_choice);
     case_run(&c, client->client, client->versions[c.model - run->models], &result);
     take_result(run, &c, client, &result);
     if (result.same && !result.refused && number % MUTANT_CASE_EVERY == 0) {

@@ -119,6 +119,22 @@ Test(args, structs_and_strings)
     bad(EP_ERR_INVALID_ARGUMENT, "x has struct_bytes 0");
 }
 
+Test(args, sums_at_nodes)
+{
+    good();
+    args.combine_at = EP_MOE_COMBINE_NODE_SUM;
+    cr_assert_eq(run(), EP_OK, "%s", error.text);
+    cr_assert(spec.batch.node_sum);
+    args.combine_at = (ep_moe_combine_at)2;
+    bad(EP_ERR_INVALID_ARGUMENT, "combine_at 2: allowed 0 (rows), 1 (node_sum)");
+    args.combine_at = EP_MOE_COMBINE_NODE_SUM;
+    args.result = EP_MOE_UNCOMBINED;
+    bad(EP_ERR_INVALID_ARGUMENT, "combine_at node_sum with result uncombined: allowed combined, partial");
+    args.combine_at = EP_MOE_COMBINE_NODE_SUM;
+    args.weight_on = EP_MOE_WEIGHT_ON_INPUT;
+    bad(EP_ERR_INVALID_ARGUMENT, "combine_at node_sum with weight_on input: allowed output");
+}
+
 Test(args, forms_of_tensors)
 {
     good();

@@ -76,7 +76,7 @@ Test(flow, a_frame_and_its_reply_stay_below_the_limit)
     for (uint32_t e = 0; e < 256; e++) {
         chosen[e] = e % 3;
     }
-    for (size_t i = 0; i < 24; i++) {
+    for (size_t i = 0; i < 48; i++) {
         ep_batch batch = batch_of(TOKENS, 4096);
         ep_flow flow;
         ep_flow_limits l = limits;
@@ -86,8 +86,9 @@ Test(flow, a_frame_and_its_reply_stay_below_the_limit)
         batch.x.dtype = types[i % 3];
         batch.wire_dtype = types[i / 3 % 2];
         batch.weight_on = i / 6 % 2 ? EP_WEIGHT_ON_INPUT : EP_WEIGHT_ON_OUTPUT;
-        if (i / 12 == 1) { /* one row, or little more, fits */
-            l.chunk_bytes_max = 4096 * 4 + EP_FLOW_FRAME_OVERHEAD_BYTES + 12;
+        batch.node_sum = i / 24 == 1 && batch.weight_on == EP_WEIGHT_ON_OUTPUT;
+        if (i / 12 % 2 == 1) { /* one row, or little more, fits */
+            l.chunk_bytes_max = 4096 * 4 + EP_FLOW_FRAME_OVERHEAD_BYTES + 14;
         }
         ep_flow_pick(&l, EP_MODE_PREFILL, &batch, &shape, &flow);
         cr_assert_eq(ep_flow_check(&flow, &batch, NULL), EP_OK);
@@ -102,10 +103,12 @@ Test(flow, a_frame_and_its_reply_stay_below_the_limit)
             const ep_plan_chunk *chunk = &plan.chunks[c];
             ep_forward_layout layout;
             cr_assert(ep_forward_layout_make(chunk->rows_count, chunk->slots_count, 4096, batch.x.dtype,
-                                             batch.weight_on == EP_WEIGHT_ON_INPUT, &layout));
+                                             batch.weight_on == EP_WEIGHT_ON_INPUT || batch.node_sum, &layout));
+            cr_assert(!batch.node_sum || ep_forward_layout_add_places(&layout, chunk->slots_count));
+            uint32_t reply_rows = batch.node_sum ? chunk->rows_count : chunk->slots_count;
             /* leaving room for the fixed part and the protobuf header */
             cr_assert_leq(layout.total_bytes + EP_FLOW_FRAME_OVERHEAD_BYTES / 2, l.chunk_bytes_max);
-            cr_assert_leq((uint64_t)chunk->slots_count * 4096 * ep_dtype_bytes(batch.wire_dtype) +
+            cr_assert_leq((uint64_t)reply_rows * 4096 * ep_dtype_bytes(batch.wire_dtype) +
                               EP_FLOW_FRAME_OVERHEAD_BYTES,
                           l.chunk_bytes_max);
         }

@@ -36,6 +36,8 @@ static void planned_init(planned *p, uint64_t seed)
 {
     memset(p, 0, sizeof(*p));
     random_batch_init(&p->rb, seed);
+    p->rb.batch.node_sum = seed % 2 == 0 && p->rb.batch.weight_on == EP_WEIGHT_ON_OUTPUT &&
+                           p->rb.batch.form != EP_RESULT_UNCOMBINED;
     uint32_t experts = p->rb.shape.experts + p->rb.shape.shared_experts;
     p->layer = (ep_routing_layer){.shape = p->rb.shape, .offsets = p->offsets, .copies = p->copies};
     for (uint32_t e = 0; e < experts; e++) {
@@ -74,6 +76,7 @@ static void check_view(const planned *p, const ep_plan_chunk *chunk, const ep_fo
             float scale = k < b->top_k ? ep_batch_scale(b, token, k) : 1.0f;
             cr_assert_eq(memcmp(&view->slot_scales[i], &scale, 4), 0);
         }
+        cr_assert(!b->node_sum || view->slot_places[i] == k);
         highest = row > highest ? row : highest;
         for (uint32_t j = 0; j < i; j++) { /* same token, same row; rows in order of token */
             uint32_t other = slots[j].slot_number / p->spt;
@@ -100,7 +103,9 @@ static void check_chunk(const planned *p, uint32_t n, ep_buffer_pool *pool)
     cr_assert_eq(view.reply_dtype, b->wire_dtype);
     cr_assert_eq(view.weight_on_input, b->weight_on == EP_WEIGHT_ON_INPUT);
     cr_assert_eq(view.row_scales != NULL, b->x.dtype == EP_DTYPE_I8);
-    cr_assert_eq(view.slot_scales != NULL, view.weight_on_input);
+    cr_assert_eq(view.node_sum, b->node_sum);
+    cr_assert_eq(view.slot_scales != NULL, view.weight_on_input || b->node_sum);
+    cr_assert_eq(view.slot_places != NULL, b->node_sum);
     check_view(p, &p->plan.chunks[n], &view);
     ep_buffer_unref(buffer);
 }
@@ -279,6 +284,8 @@ Test(forward_codec, names_every_wrong_field)
     REFUSED(h.x_dtype = 77, "x_dtype 77: allowed 1 (bf16), 2 (f16), 3 (f32), 4 (i8)");
     REFUSED(h.reply_dtype = 4, "reply_dtype 4: allowed 1 (bf16), 2 (f16), 3 (f32)");
     REFUSED(h.weight_on_input = 1, "tensor section has 88 bytes: 2 rows and 3 slots need 140");
+    REFUSED(h.node_sum = 1, "tensor section has 88 bytes: 2 rows and 3 slots need 198");
+    REFUSED(h.node_sum = h.weight_on_input = 1, "node_sum and weight_on_input are both set: allowed is one of them");
     REFUSED(good_tensors[72] = 2, "row 2 in slot 1: allowed 0..1");
     REFUSED(good_tensors[87] = 0xff, "expert 4278190084 in slot 2: layer 3 allows 0..4");
     REFUSED(good_tensors[84] = 5, "expert 5 in slot 2: layer 3 allows 0..4");
@@ -305,6 +312,7 @@ static uint64_t touch_view(const ep_forward_view *v)
         sum += row[0] + row[v->x_row_bytes - 1];
         sum += v->row_scales == NULL ? 0 : (v->row_scales[v->wire_slots[i].row] == 1.0f);
         sum += v->slot_scales == NULL ? 0 : (v->slot_scales[i] == 1.0f);
+        sum += v->slot_places == NULL ? 0 : v->slot_places[i];
     }
     return sum;
 }
@@ -322,6 +330,7 @@ Test(forward_codec, random_damage_is_refused_or_harmless)
                 random_below(&state, random_below(&state, 4) == 0 ? UINT32_MAX : 6);
         }
         h.weight_on_input = random_below(&state, 4) == 0;
+        h.node_sum = random_below(&state, 4) == 0;
         for (uint32_t i = random_below(&state, 3); i > 0; i--) {
             good_tensors[random_below(&state, 88)] = (uint8_t)random_below(&state, 5);
         }

@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "moe/node_sum.h"
+
+#include <string.h>
+
+#include "base/numeric.h"
+#include "moe/convert.h"
+
+const char ep_row_covered[1] = {0};
+
+/* Slots of the frame at hand, until it is known which of them is its token's first. */
+static const char unplaced[1] = {0};
+
+void ep_node_sum_order(const ep_node_sum_slots *slots, uint32_t *row_begins, uint32_t *order)
+{
+    memset(row_begins, 0, ((size_t)slots->rows_count + 1) * sizeof(*row_begins));
+    for (uint32_t s = 0; s < slots->slots_count; s++) {
+        row_begins[slots->slot_rows[s * slots->slot_stride]]++;
+    }
+    uint32_t end = 0;
+    for (uint32_t r = 0; r <= slots->rows_count; r++) { /* the end of each row; it goes down to its begin */
+        end += row_begins[r];
+        row_begins[r] = end;
+    }
+    for (uint32_t s = slots->slots_count; s-- > 0;) {
+        order[--row_begins[slots->slot_rows[s * slots->slot_stride]]] = s;
+    }
+    for (uint32_t r = 0; r < slots->rows_count; r++) { /* few slots each */
+        for (uint32_t i = row_begins[r] + 1; i < row_begins[r + 1]; i++) {
+            uint32_t slot = order[i];
+            uint32_t to = i;
+            for (; to > row_begins[r] && slots->places[order[to - 1]] > slots->places[slot]; to--) {
+                order[to] = order[to - 1];
+            }
+            order[to] = slot;
+        }
+    }
+}
+
+static void add_weighted_bf16(const uint8_t *restrict row, float scale, size_t n, float *restrict acc)
+{
+    for (size_t i = 0; i < n; i++) {
+        uint16_t b;
+        memcpy(&b, row + 2 * i, sizeof(b));
+        acc[i] = acc[i] + scale * ep_bf16_to_f32(b);
+    }
+}
+
+static void add_weighted(const float *restrict row, float scale, size_t n, float *restrict acc)
+{
+    for (size_t i = 0; i < n; i++) {
+        acc[i] = acc[i] + scale * row[i];
+    }
+}
+
+void ep_node_sum(const ep_node_sum_slots *slots, const uint32_t *row_begins, const uint32_t *order,
+                 const void *rows, ep_dtype dtype, size_t hidden, float *scratch, void *out)
+{
+    size_t row_bytes = hidden * ep_dtype_bytes(dtype);
+    float *acc = scratch;
+    float *wide = scratch + hidden;
+    for (uint32_t r = 0; r < slots->rows_count; r++) {
+        memset(acc, 0, hidden * sizeof(*acc));
+        for (uint32_t i = row_begins[r]; i < row_begins[r + 1]; i++) {
+            const uint8_t *row = (const uint8_t *)rows + order[i] * row_bytes;
+            float scale = slots->scales[order[i]];
+            if (dtype == EP_DTYPE_BF16) {
+                add_weighted_bf16(row, scale, hidden, acc);
+            } else {
+                ep_row_widen(row, dtype, hidden, wide);
+                add_weighted(wide, scale, hidden, acc);
+            }
+        }
+        ep_row_narrow(acc, hidden, dtype, (uint8_t *)out + r * row_bytes);
+    }
+}
+
+uint32_t ep_partials_place(const uint32_t *slot_numbers, uint32_t slots_count, uint32_t slots_per_token,
+                           const uint8_t *partials, size_t row_bytes, const void **rows)
+{
+    uint32_t first = UINT32_MAX;
+    uint32_t last = 0;
+    uint32_t tokens = 0;
+    for (uint32_t i = 0; i < slots_count; i++) {
+        uint32_t token = slot_numbers[i] / slots_per_token;
+        rows[slot_numbers[i]] = unplaced;
+        first = token < first ? token : first;
+        last = token > last ? token : last;
+    }
+    for (uint32_t token = first; slots_count > 0 && token <= last; token++) {
+        const void *partial = partials + tokens * row_bytes;
+        const void **slot = rows + (size_t)token * slots_per_token;
+        for (uint32_t k = 0; k < slots_per_token; k++) {
+            if (slot[k] == unplaced) {
+                slot[k] = partial;
+                partial = ep_row_covered;
+            }
+        }
+        tokens += partial == ep_row_covered;
+    }
+    return tokens;
+}
