@@ -7,7 +7,7 @@
 
 #include "base/check.h"
 
-static const ep_lane_ops *const lanes[] = {&ep_nng_stream_lane, &ep_loopback_lane};
+static const ep_lane_ops *const lanes[] = {&ep_nng_stream_lane, &ep_loopback_lane, &ep_shm_lane};
 static const ep_lane_ops *registered; /* atomic */
 
 void ep_lane_register(const ep_lane_ops *ops)
@@ -45,6 +45,7 @@ const ep_lane_ops *ep_lane_for_url(const char *url)
 void ep_transport_fini(void)
 {
     ep_loopback_fini();
+    ep_shm_fini();
     ep_nng_stream_fini();
 }
 

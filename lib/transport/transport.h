@@ -97,9 +97,27 @@ typedef struct ep_tls_config {
     bool require_client_cert;
 } ep_tls_config;
 
+#define EP_SHM_IDS_MAX 32
+#define EP_SHM_RING_BYTES_MIN ((size_t)64 << 10)
+#define EP_SHM_RING_BYTES_MAX ((size_t)64 << 20)
+#define EP_SHM_RING_BYTES_DEFAULT ((size_t)1 << 20)
+
+/*
+ * Of a shm address. The listener decides about the memory: two rings per connection, taken from the system as they are used.
+ * The peer's process must run as our own user, as root, or as one of these users or groups.
+ */
+typedef struct ep_shm_config {
+    size_t ring_bytes;             /* per direction, a power of two; 0: EP_SHM_RING_BYTES_DEFAULT */
+    const uint32_t *uids;
+    size_t uids_count;             /* up to EP_SHM_IDS_MAX */
+    const uint32_t *gids;
+    size_t gids_count;             /* up to EP_SHM_IDS_MAX */
+} ep_shm_config;
+
 typedef struct ep_lane_address {
-    const char *url;               /* "tcp://127.0.0.1:0", "tls+tcp://host:port", "loopback://name" */
+    const char *url;               /* "tcp://127.0.0.1:0", "tls+tcp://host:port", "loopback://name", "shm:///run/x/y.sock" */
     const ep_tls_config *tls;      /* NULL unless tls+tcp */
+    const ep_shm_config *shm;      /* NULL: defaults */
 } ep_lane_address;
 
 /* A new inbound connection. The callee must call ep_conn_start(conn, handler) now or later, or ep_conn_release it. */
@@ -108,7 +126,7 @@ typedef void (*ep_accept_func)(void *arg, ep_conn *taken_conn);
 typedef void (*ep_dial_func)(void *arg, ep_conn *taken_conn, const ep_error *error);
 
 typedef struct ep_lane_ops {
-    const char *name;              /* "nng-stream", "loopback": as offered in Hello */
+    const char *name;              /* "nng-stream", "shm", "loopback": as offered in Hello */
     const char *const *schemes;    /* NULL-terminated: "tcp", "tls+tcp" */
 
     /* Starts accepting; returns when the port is bound. Blocks shortly. Errors: INVALID_ARGUMENT, UNAVAILABLE (address in use). */
@@ -138,7 +156,7 @@ typedef struct ep_lane_ops {
     void (*conn_allow_large)(ep_conn *conn);
     void (*conn_receiving)(ep_conn *conn, ep_conn_receiving *out_receiving);
     void (*conn_peer)(ep_conn *conn, char *out_address, size_t bytes);
-    /* True when the lane encrypts and authenticates bytes, or never leaves this process: no payload CRC needed. */
+    /* True when the lane encrypts and authenticates bytes, or never leaves this machine: no payload CRC needed. */
     bool (*conn_is_trusted)(ep_conn *conn);
 } ep_lane_ops;
 
@@ -155,6 +173,7 @@ struct ep_dial {
 
 extern const ep_lane_ops ep_nng_stream_lane;
 extern const ep_lane_ops ep_loopback_lane;
+extern const ep_lane_ops ep_shm_lane;
 
 /* One lane beside the built-in ones, for a program that brings its own (tests: the simulated one). NULL: none. */
 void ep_lane_register(const ep_lane_ops *ops);

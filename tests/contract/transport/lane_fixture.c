@@ -333,7 +333,14 @@ void world_open(lane_world *w, const char *scheme)
     if (strcmp(scheme, "sim") == 0) {
         network_start();
     }
-    snprintf(w->url, sizeof(w->url), "%s://%s", scheme, named ? "contract" : strcmp(scheme, "tcp") == 0 ? "127.0.0.1:0" : "localhost:0");
+    if (strcmp(scheme, "shm") == 0) {
+        snprintf(w->folder, sizeof(w->folder), "/tmp/ep-shm-XXXXXX");
+        CHECK(mkdtemp(w->folder) != NULL);
+        snprintf(w->url, sizeof(w->url), "shm://%s/lane", w->folder);
+    } else {
+        snprintf(w->url, sizeof(w->url), "%s://%s", scheme,
+                 named ? "contract" : strcmp(scheme, "tcp") == 0 ? "127.0.0.1:0" : "localhost:0");
+    }
     w->ops = ep_lane_for_url(w->url);
     CHECK(w->ops != NULL);
     CHECK(ep_buffer_pool_create(0, (size_t)64 << 20, &w->pool) == EP_OK);
@@ -460,6 +467,9 @@ void world_close(lane_world *w)
     ep_buffer_pool_destroy(w->pool);
     if (world_is(w, "tls+tcp")) {
         tls_files_remove(w);
+    }
+    if (world_is(w, "shm")) {
+        CHECK(rmdir(w->folder) == 0, "something was left in %s", w->folder);
     }
 }
 

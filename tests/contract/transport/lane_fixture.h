@@ -61,6 +61,7 @@ typedef struct lane_world {
     ep_tls_config server_tls;
     ep_tls_config client_tls;
     char tls_folder[64];
+    char folder[64];                 /* of shm's socket */
     ep_buffer_pool *pool;
     ep_lane_limits limits;           /* of both ends; change before world_listen */
     ep_listener *listener;
@@ -70,7 +71,7 @@ typedef struct lane_world {
     unsigned accepts;
 } lane_world;
 
-/* scheme: "loopback", "tcp", "tls+tcp", "sim". */
+/* scheme: "loopback", "tcp", "tls+tcp", "sim", "shm". */
 void world_open(lane_world *w, const char *scheme);
 void world_listen(lane_world *w);
 /* Closes the listener, ends the lane's threads, and checks that every buffer came back. All sides must have closed. */

@@ -327,11 +327,11 @@ static void churn(const char *scheme, unsigned cycles, uint64_t seed)
 
 int main(int argc, char **argv)
 {
-    static char *every[] = {"loopback", "tcp", "tls+tcp"};
+    static char *every[] = {"loopback", "shm", "tcp", "tls+tcp"};
     unsigned cycles = argc > 1 ? (unsigned)atoi(argv[1]) : 300;
     uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
     char **schemes = argc > 3 ? argv + 3 : every;
-    int count = argc > 3 ? argc - 3 : 3;
+    int count = argc > 3 ? argc - 3 : (int)(sizeof(every) / sizeof(every[0]));
     printf("seed %lu cycles %u threads %d\n", seed, cycles, THREADS);
     fflush(stdout);
     for (int i = 0; i < count; i++) {

@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One direction of a shared-memory connection: a ring of bytes that one process fills and another empties.
+ *
+ * The peer may scribble over every byte of it at any time. So each side keeps its own position in its own memory
+ * and takes from the shared memory only the other's position, once per look, and checks it: it may lie between what
+ * was seen last and what is possible. The two flags only decide who wakes whom; a false one costs its writer a
+ * wake-up, or us a needless one.
+ *
+ * Threads  a producer and a consumer, each one thread at a time.
+ */
+#ifndef EP_TRANSPORT_SHM_RING_H
+#define EP_TRANSPORT_SHM_RING_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* In shared memory. Positions count bytes since the beginning and never wrap in practice. */
+typedef struct shm_ring_shared {
+    _Alignas(64) uint64_t head;        /* written by the producer */
+    uint32_t wants_space;              /* set by the producer before it sleeps, taken by the consumer */
+    _Alignas(64) uint64_t tail;        /* written by the consumer */
+    uint32_t armed;                    /* set by the consumer before it sleeps, taken by the producer */
+} shm_ring_shared;
+
+typedef struct shm_producer {
+    shm_ring_shared *shared;
+    uint8_t *data;
+    size_t bytes;           /* a power of two */
+    uint64_t head;
+    uint64_t tail_seen;
+} shm_producer;
+
+typedef struct shm_consumer {
+    shm_ring_shared *shared;
+    const uint8_t *data;
+    size_t bytes;
+    uint64_t tail;
+    uint64_t head_seen;
+    bool armed;             /* we set it, and have not taken it back */
+} shm_consumer;
+
+/* Bytes that may be put in now; false when the peer's position is impossible. */
+bool shm_producer_room(shm_producer *p, size_t *out_bytes);
+/* The same, and when there is no room, asks the consumer for a wake-up. */
+bool shm_producer_wait_room(shm_producer *p, size_t *out_bytes);
+/* Two pieces at most, at the ring's end and beginning; bytes <= room. Returns the first. */
+uint8_t *shm_producer_at(const shm_producer *p, size_t offset, size_t bytes, size_t *out_piece);
+/* Makes bytes visible. True: the consumer sleeps and must be woken, by whoever called. */
+bool shm_producer_publish(shm_producer *p, size_t bytes);
+
+/* Bytes that can be taken; false when the peer's position is impossible. */
+bool shm_consumer_available(shm_consumer *c, size_t *out_bytes);
+/* Copies and frees; bytes <= available. True: the producer waits for the space and must be woken. */
+bool shm_consumer_take(shm_consumer *c, uint8_t *out, size_t bytes);
+/*
+ * Before sleeping: asks for a wake-up. False: bytes came meanwhile, or the position is impossible; look
+ * again.
+ */
+bool shm_consumer_arm(shm_consumer *c);
+/* Awake: no wake-ups wanted. */
+void shm_consumer_disarm(shm_consumer *c);
+
+#endif
