@@ -134,8 +134,7 @@ static ep_err check_exchange(const ep_moe_args *args, ep_error *out_error)
     } wishes[] = {{"comm_alg", args->comm_alg},
                   {"dispatch_quant", args->dispatch_quant},
                   {"combine_quant", args->combine_quant},
-                  {"smooth_scales", args->smooth_scales.rank},
-                  {"want_timing", args->want_timing}};
+                  {"smooth_scales", args->smooth_scales.rank}};
     for (size_t i = 0; i < sizeof(wishes) / sizeof(wishes[0]); i++) {
         if (wishes[i].value != 0) {
             return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED, "%s is %" PRIu64 ": this library (%s) allows 0", wishes[i].name,
@@ -438,6 +437,7 @@ ep_err ep_call_spec_fill(const ep_moe_args *args, const ep_tensor *out, const ch
                          .allow_missing = args->allow_missing,
                          .step_group = args->step_group,
                          .step_group_size = args->step_group_size,
+                         .want_timing = args->want_timing,
                          .missing_slots = args->missing_slots,
                          .missing_slots_max = args->missing_slots != NULL ? args->missing_slots_max : 0,
                          .deadline_us = args->deadline_us};

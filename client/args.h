@@ -24,6 +24,7 @@ typedef struct ep_call_spec {
     bool allow_missing;
     uint64_t step_group; /* 0: none */
     uint32_t step_group_size;
+    bool want_timing;
     uint32_t *missing_slots; /* [missing_slots_max], the caller's; NULL allowed */
     size_t missing_slots_max;
     uint64_t deadline_us; /* 0: the client's default */

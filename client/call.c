@@ -489,6 +489,9 @@ static void count_nonfinite(ep_call *call)
 static void reset_result(ep_call *call)
 {
     call->result = (ep_moe_result){.struct_bytes = sizeof(call->result)};
+    call->pack_ns = 0;
+    call->combine_ns = 0;
+    call->slowest_wait_us = 0;
     ep_error_clear(&call->result.error);
     call->result.mode = call->flow.prefill ? EP_MOE_PREFILL : EP_MOE_DECODE;
     call->result.combine_at = call->spec.batch.node_sum ? EP_MOE_COMBINE_NODE_SUM : EP_MOE_COMBINE_ROWS;

@@ -16,6 +16,7 @@
 #include "args.h"
 #include "call_registry.h"
 #include "call_state.h"
+#include "call_timing.h"
 #include "call_trace.h"
 #include "client_core.h"
 
@@ -56,6 +57,7 @@ typedef struct ep_call_frame {
     uint64_t received_bytes;
     ep_error error;
     ep_frame_trace trace;
+    ep_frame_timing timing;
     struct ep_call_frame *next; /* inbox */
 } ep_call_frame;
 
@@ -121,6 +123,9 @@ struct ep_call {
     size_t out_scratch_bytes;
 
     ep_call_trace trace;
+    uint64_t pack_ns; /* of this run, timed ones; as the next two */
+    uint64_t combine_ns;
+    uint64_t slowest_wait_us;
     ep_moe_result result;
 };
 

@@ -40,8 +40,10 @@ static ep_combine_out result_place(const ep_call *call)
 static void combine(ep_call *call, uint32_t token_begin, uint32_t token_end)
 {
     ep_combine_out out = result_place(call);
+    uint64_t begin_ns = ep_call_timing_now(call);
     ep_combine(&call->spec.batch, &call->layer->shape, call->rows, token_begin, token_end,
                call->combine_scratch, &out);
+    ep_call_timing_add(&call->combine_ns, begin_ns);
 }
 
 void ep_call_combine_ready(ep_call *call, const ep_call_frame *frame)
@@ -341,6 +343,8 @@ void ep_call_end_run(ep_call *call, uint64_t now_ns)
     cancel_in_flight(call);
     clear_unsent(call);
     result->total_us = (ep_clock_now_ns() - call->state.begin_ns) / EP_NS_PER_US;
+    result->pack_us = call->pack_ns / EP_NS_PER_US;
+    result->combine_us = call->combine_ns / EP_NS_PER_US;
     result->epoch_term = call->view->table->epoch.term;
     result->epoch_number = call->view->table->epoch.number;
     memcpy(result->numerics, call->view->pins[call->model_index], sizeof(result->numerics));

@@ -63,6 +63,7 @@ void ep_call_on_reply(void *arg, const ep_rpc_reply *reply, const ep_error *erro
         frame->rows = reply->tensors;
         frame->reply = ep_buffer_ref(reply->frame);
         frame->received_bytes = reply->frame->bytes;
+        ep_call_timing_answered(frame, (const Expertd__V1__ForwardReply *)(const void *)reply->header);
     }
     if (error == NULL || draining) {
         ep_peer_heard(frame->peer, draining);
@@ -166,6 +167,7 @@ void ep_call_take_answer(ep_call *call, ep_call_frame *frame, uint64_t now_ns, e
     frame->rpc_id = 0;
     if (live && frame->ok) {
         place_rows(call, frame);
+        ep_call_timing_take(call, frame);
         ep_call_combine_ready(call, frame);
     } else if (live) {
         ep_call_mark_frame(call, frame, &frame->error);

@@ -178,6 +178,7 @@ static void fill_header(const ep_call *call, Expertd__V1__ForwardRequest *header
     header->prefill = call->flow.prefill;
     header->step_group = call->spec.step_group;
     header->step_group_size = call->spec.step_group_size;
+    header->want_timing = call->spec.want_timing;
     if (table->epoch.term != 0) { /* a table made here is nobody else's epoch */
         epoch->term = table->epoch.term;
         epoch->number = table->epoch.number;
@@ -208,6 +209,7 @@ static ep_err start_request(ep_call *call, ep_call_frame *frame, const Expertd__
         .metadata_count = metadata_count};
     ep_call_use(call);
     ep_call_trace_exchange_begin(frame, request.id);
+    ep_call_timing_sent(frame);
     ep_err err = ep_rpc_call_start(frame->peer->links[frame->class_index].channel, &request, ep_call_on_reply,
                                    frame, &frame->rpc_id, out_error);
     if (err != EP_OK) {
@@ -270,8 +272,10 @@ static ep_err pack_and_start(ep_call *call, ep_call_frame *frame, uint32_t chunk
     Expertd__V1__Epoch epoch = EXPERTD__V1__EPOCH__INIT;
     ep_buffer *tensors = NULL;
     ep_call_trace_pack_begin(call, frame);
+    uint64_t pack_begin_ns = ep_call_timing_now(call);
     ep_err err = ep_forward_pack(&call->spec.batch, &call->plan, chunk, ep_call_slots_per_token(call),
                                  call->client->pool, &header, &tensors);
+    ep_call_timing_add(&call->pack_ns, pack_begin_ns);
     ep_call_trace_pack_end(frame);
     if (err != EP_OK) {
         return ep_error_set(out_error, err,

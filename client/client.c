@@ -448,3 +448,22 @@ ep_err ep_client_epoch(ep_client *client, uint64_t *out_term, uint64_t *out_numb
     leave_with_view(client, view);
     return EP_OK;
 }
+
+ep_err ep_client_read_waits(ep_client *client, uint32_t index, ep_client_node_waits *out_waits)
+{
+    ep_view *view = NULL;
+    ep_err err = enter_with_view(client, &view);
+    if (err != EP_OK) {
+        return err;
+    }
+    if (index < view->table->nodes_count) {
+        ep_client_node_waits waits = {.struct_bytes = sizeof(waits)};
+        snprintf(waits.node, sizeof(waits.node), "%s", view->table->nodes[index].name);
+        ep_peer_timing_read(&view->peers[index]->timing, &waits);
+        ep_struct_out(out_waits, &waits, sizeof(waits));
+    } else {
+        err = EP_ERR_NOT_FOUND;
+    }
+    leave_with_view(client, view);
+    return err;
+}

@@ -12,6 +12,7 @@
 
 #include <pthread.h>
 
+#include "call_timing.h"
 #include "moe/routing_table.h"
 #include "rpc/rpc.h"
 
@@ -44,6 +45,7 @@ struct ep_peer {
     bool refused;             /* no channel can be made to its URL: it is never ready */
     bool draining;            /* atomic: it said so since it was last connected */
     uint64_t heard_ns;        /* atomic: newest reply or Hello; 0 never */
+    ep_peer_timing timing;
     uint64_t frame_bytes_max; /* atomic: what it accepts, as in its Hello; 0 not known */
     ep_peer_config config;
     pthread_mutex_t lock; /* guards the rest */

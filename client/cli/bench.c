@@ -101,6 +101,7 @@ static bool call_once(bench_thread *self, uint64_t turn, ep_moe_result *result)
     args.wire_dtype = request->wire_dtype;
     args.deadline_us = request->deadline_us;
     args.traceparent = request->traceparent;
+    args.want_timing = true;
     args.x = ep_tensor_2d(self->batch.x, EP_DTYPE_BF16, request->tokens, shared->layer->hidden);
     args.expert_ids = ep_tensor_2d(self->batch.ids + routing, EP_DTYPE_I32, request->tokens, request->top_k);
     args.expert_scales =
@@ -112,6 +113,21 @@ static bool call_once(bench_thread *self, uint64_t turn, ep_moe_result *result)
         __atomic_store_n(&self->shared->stop, true, __ATOMIC_RELAXED);
     }
     return err == EP_OK;
+}
+
+static void count_call(ep_cli_bench_result *sums, const ep_moe_result *result)
+{
+    sums->calls++;
+    sums->frames += result->frames;
+    sums->rerouted_frames += result->rerouted_frames;
+    sums->bytes_sent += result->bytes_sent;
+    sums->bytes_received += result->bytes_received;
+    sums->total_us += result->total_us;
+    sums->pack_us += result->pack_us;
+    sums->wire_us += result->wire_us;
+    sums->queue_us += result->queue_us;
+    sums->compute_us += result->compute_us;
+    sums->combine_us += result->combine_us;
 }
 
 /* Waits until all threads are warm; the time at which to end. */
@@ -143,11 +159,7 @@ static void *thread_main(void *arg)
         good = call_once(self, turn, &result);
         if (good) {
             ep_latency_add(&self->result.latency, (ep_clock_now_ns() - begin_ns) / EP_NS_PER_US);
-            self->result.calls++;
-            self->result.frames += result.frames;
-            self->result.rerouted_frames += result.rerouted_frames;
-            self->result.bytes_sent += result.bytes_sent;
-            self->result.bytes_received += result.bytes_received;
+            count_call(&self->result, &result);
         }
     }
     return NULL;
@@ -216,6 +228,12 @@ static ep_err collect(const bench_thread *threads, uint32_t count, ep_cli_bench_
         result->rerouted_frames += part->rerouted_frames;
         result->bytes_sent += part->bytes_sent;
         result->bytes_received += part->bytes_received;
+        result->total_us += part->total_us;
+        result->pack_us += part->pack_us;
+        result->wire_us += part->wire_us;
+        result->queue_us += part->queue_us;
+        result->compute_us += part->compute_us;
+        result->combine_us += part->combine_us;
         ep_latency_merge(&result->latency, &part->latency);
     }
     return EP_OK;

@@ -35,6 +35,13 @@ typedef struct ep_cli_bench_result {
     uint64_t bytes_received;
     uint64_t frames;
     uint64_t rerouted_frames;
+    /* Sums over the calls; the stages as in ep_moe_result. */
+    uint64_t total_us;
+    uint64_t pack_us;
+    uint64_t wire_us;
+    uint64_t queue_us;
+    uint64_t compute_us;
+    uint64_t combine_us;
     ep_latency latency;
 } ep_cli_bench_result;
 

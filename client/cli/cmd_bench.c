@@ -5,6 +5,7 @@
 
 #include "arguments.h"
 #include "bench.h"
+#include "bench_print.h"
 #include "command_table.h"
 #include "connect.h"
 #include "exit_code.h"
@@ -31,7 +32,6 @@ enum {
     KEY_SEED
 };
 
-static const char *const mode_words[] = {"auto", "decode", "prefill", NULL}; /* as ep_moe_mode */
 static const char *const dtype_words[] = {"bf16", "f16", "f32", NULL};
 
 typedef struct bench_options {
@@ -59,7 +59,7 @@ static error_t parse_load(int key, char *arg, struct argp_state *state, ep_cli_b
             (uint64_t)(ep_cli_arg_number(state, "--seconds", arg, SECONDS_MIN, SECONDS_MAX) * 1e6);
         return 0;
     case KEY_MODE:
-        request->mode = (ep_moe_mode)ep_cli_arg_word(state, "--mode", arg, mode_words);
+        request->mode = (ep_moe_mode)ep_cli_arg_word(state, "--mode", arg, ep_cli_bench_mode_words);
         return 0;
     case KEY_WIRE:
         request->wire_dtype =
@@ -123,9 +123,13 @@ static const struct argp argp = {option_list,
                                  parse,
                                  "--model NAME --layer L",
                                  "Sends random batches to one MoE layer and prints calls and tokens per "
-                                 "second, latency, and bytes per token."
+                                 "second, latency, bytes per token, where the time of a call goes, and what "
+                                 "was waited for at each node."
                                  "\vExperts are drawn evenly. Every thread makes one call before the clock "
                                  "starts. A failed call ends the run.\n\n"
+                                 "No call can be faster than the compute of its slowest node: LIMIT says what "
+                                 "share of the time that was. Wire, queue and compute are those of each call's "
+                                 "slowest frame; the rest is other work, or frames that ran beside it.\n\n"
                                  "Examples:\n"
                                  "  expertctl bench --model demo --layer 0 --tokens 8 --threads 4\n"
                                  "  expertctl bench --model demo --layer 0 --tokens 1024 \\\n"
@@ -160,48 +164,6 @@ static ep_err find_layer(ep_client *client, ep_cli_bench_request *request, ep_la
                         request->version != NULL ? request->version : "", count - 1);
 }
 
-static bool print_result(const bench_options *options, ep_cli_bench_result *result)
-{
-    const ep_cli_bench_request *request = &options->request;
-    double seconds = (double)result->elapsed_us / 1e6;
-    double calls = seconds > 0.0 ? (double)result->calls / seconds : 0.0;
-    uint64_t tokens = result->calls * request->tokens;
-    double bytes = tokens > 0 ? (double)(result->bytes_sent + result->bytes_received) / (double)tokens : 0.0;
-    uint64_t p50 = ep_latency_percentile(&result->latency, 50);
-    uint64_t p99 = ep_latency_percentile(&result->latency, 99);
-    if (options->format == EP_CLI_JSON) {
-        return ep_cli_json_print(
-            json_pack("{s:o, s:I, s:I, s:I, s:I, s:s, s:f, s:I, s:f, s:f, s:I, s:I, s:f, s:I, s:f, s:I, s:I}",
-                      "model", ep_cli_json_text(request->model), "layer", (json_int_t)request->layer,
-                      "tokens", (json_int_t)request->tokens, "top_k", (json_int_t)request->top_k, "threads",
-                      (json_int_t)request->threads, "mode", mode_words[request->mode], "seconds", seconds,
-                      "calls", (json_int_t)result->calls, "calls_per_s", calls, "tokens_per_s",
-                      calls * request->tokens, "p50_us", (json_int_t)p50, "p99_us", (json_int_t)p99,
-                      "mean_us", ep_latency_mean(&result->latency), "max_us",
-                      (json_int_t)result->latency.max_us, "bytes_per_token", bytes, "frames",
-                      (json_int_t)result->frames, "rerouted_frames", (json_int_t)result->rerouted_frames),
-            stdout);
-    }
-    ep_cli_table *table = ep_cli_table_create(
-        ">TOKENS|>TOP-K|>THREADS|>CALLS|>CALLS/S|>TOKENS/S|>P50 US|>P99 US|>BYTES/TOKEN|>RE-ROUTED");
-    if (table == NULL) {
-        return false;
-    }
-    ep_cli_table_cell(table, "%" PRIu32, request->tokens);
-    ep_cli_table_cell(table, "%" PRIu32, request->top_k);
-    ep_cli_table_cell(table, "%" PRIu32, request->threads);
-    ep_cli_table_cell(table, "%" PRIu64, result->calls);
-    ep_cli_table_cell(table, "%.1f", calls);
-    ep_cli_table_cell(table, "%.1f", calls * request->tokens);
-    ep_cli_table_cell(table, "%" PRIu64, p50);
-    ep_cli_table_cell(table, "%" PRIu64, p99);
-    ep_cli_table_cell(table, "%.0f", bytes);
-    ep_cli_table_cell(table, "%" PRIu64, result->rerouted_frames);
-    bool good = ep_cli_table_print(table, stdout);
-    ep_cli_table_destroy(table);
-    return good;
-}
-
 static int run(int argc, char **argv)
 {
     static bench_options options = {.request = {.tokens = TOKENS_DEFAULT,
@@ -221,7 +183,7 @@ static int run(int argc, char **argv)
     err = err != EP_OK ? err : ep_cli_bench_run(client, &options.request, &layer, &result, &error);
     ep_cli_trace_report(&options.trace);
     int code = err != EP_OK ? ep_cli_fail(argv[0], &error) : EP_CLI_EXIT_OK;
-    if (code == EP_CLI_EXIT_OK && !print_result(&options, &result)) {
+    if (code == EP_CLI_EXIT_OK && !ep_cli_bench_print(&options.request, &result, client, options.format, stdout)) {
         code = EP_CLI_EXIT_FAILED;
     }
     ep_latency_fini(&result.latency);

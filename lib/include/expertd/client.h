@@ -293,6 +293,20 @@ typedef struct ep_client_stats {
 } ep_client_stats;
 EP_API void ep_client_read_stats(ep_client *client, ep_client_stats *out_stats);
 
+/* Waits for one node, summed over the frames of calls with want_timing whose rows were used. */
+typedef struct ep_client_node_waits {
+    uint32_t struct_bytes;
+    char node[128];
+    uint64_t frames;
+    uint64_t wait_us;     /* from sent to answered; the next three are its parts, the rest is the node's own work around them */
+    uint64_t wire_us;
+    uint64_t queue_us;
+    uint64_t compute_us;
+    uint64_t wait_max_us;
+} ep_client_node_waits;
+/* The newest table's nodes by index; NOT_FOUND past the end, UNAVAILABLE before the first table. */
+EP_API ep_err ep_client_read_waits(ep_client *client, uint32_t index, ep_client_node_waits *out_waits);
+
 /* "0.1.0" */
 EP_API const char *ep_version(void);
 

@@ -1,0 +1,167 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "bench_print.h"
+
+#include <inttypes.h>
+
+const char *const ep_cli_bench_mode_words[] = {"auto", "decode", "prefill", NULL};
+
+/* Means of a call, in microseconds. */
+typedef struct stage_means {
+    double total;
+    double pack;
+    double wire;
+    double queue;
+    double compute;
+    double combine;
+} stage_means;
+
+static stage_means means_of(const ep_cli_bench_result *result)
+{
+    double calls = result->calls > 0 ? (double)result->calls : 1.0;
+    return (stage_means){.total = (double)result->total_us / calls,
+                         .pack = (double)result->pack_us / calls,
+                         .wire = (double)result->wire_us / calls,
+                         .queue = (double)result->queue_us / calls,
+                         .compute = (double)result->compute_us / calls,
+                         .combine = (double)result->combine_us / calls};
+}
+
+static double share(double part, double whole)
+{
+    return whole > 0.0 ? part / whole : 0.0;
+}
+
+static uint64_t mean(uint64_t sum, uint64_t count)
+{
+    return count > 0 ? sum / count : 0;
+}
+
+static double bytes_per_token(const ep_cli_bench_request *request, const ep_cli_bench_result *result)
+{
+    uint64_t tokens = result->calls * request->tokens;
+    return tokens > 0 ? (double)(result->bytes_sent + result->bytes_received) / (double)tokens : 0.0;
+}
+
+static double calls_per_s(const ep_cli_bench_result *result)
+{
+    return result->elapsed_us > 0 ? (double)result->calls * 1e6 / (double)result->elapsed_us : 0.0;
+}
+
+/* ---- JSON ---- */
+
+static json_t *nodes_json(ep_client *client)
+{
+    json_t *nodes = json_array();
+    ep_client_node_waits w = {.struct_bytes = sizeof(w)};
+    for (uint32_t i = 0; ep_client_read_waits(client, i, &w) == EP_OK; i++) {
+        json_array_append_new(nodes, json_pack("{s:o, s:I, s:I, s:I, s:I, s:I, s:I}", "node", ep_cli_json_text(w.node), "frames",
+                                               (json_int_t)w.frames, "wait_us", (json_int_t)w.wait_us, "wire_us",
+                                               (json_int_t)w.wire_us, "queue_us", (json_int_t)w.queue_us, "compute_us",
+                                               (json_int_t)w.compute_us, "wait_max_us", (json_int_t)w.wait_max_us));
+    }
+    return nodes;
+}
+
+static bool print_json(const ep_cli_bench_request *request, ep_cli_bench_result *result, ep_client *client, FILE *out)
+{
+    stage_means m = means_of(result);
+    json_t *root = json_pack(
+        "{s:o, s:I, s:I, s:I, s:I, s:s, s:f, s:I, s:f, s:f, s:I, s:I, s:f, s:I, s:f, s:I, s:I}", "model", ep_cli_json_text(request->model),
+        "layer", (json_int_t)request->layer, "tokens", (json_int_t)request->tokens, "top_k", (json_int_t)request->top_k, "threads",
+        (json_int_t)request->threads, "mode", ep_cli_bench_mode_words[request->mode], "seconds", (double)result->elapsed_us / 1e6, "calls",
+        (json_int_t)result->calls, "calls_per_s", calls_per_s(result), "tokens_per_s", calls_per_s(result) * request->tokens, "p50_us",
+        (json_int_t)ep_latency_percentile(&result->latency, 50), "p99_us", (json_int_t)ep_latency_percentile(&result->latency, 99),
+        "mean_us", ep_latency_mean(&result->latency), "max_us", (json_int_t)result->latency.max_us, "bytes_per_token",
+        bytes_per_token(request, result), "frames", (json_int_t)result->frames, "rerouted_frames", (json_int_t)result->rerouted_frames);
+    json_t *stages = json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "total_us", m.total, "pack_us", m.pack, "wire_us", m.wire, "queue_us",
+                               m.queue, "compute_us", m.compute, "combine_us", m.combine, "limit_share", share(m.compute, m.total));
+    if (root != NULL) {
+        json_object_set_new(root, "mean_of_a_call", stages);
+        json_object_set_new(root, "nodes", nodes_json(client));
+    }
+    return ep_cli_json_print(root, out);
+}
+
+/* ---- tables ---- */
+
+static bool print_and_free(ep_cli_table *table, FILE *out)
+{
+    bool good = table != NULL && ep_cli_table_print(table, out);
+    ep_cli_table_destroy(table);
+    return good;
+}
+
+static bool print_whole(const ep_cli_bench_request *request, ep_cli_bench_result *result, FILE *out)
+{
+    ep_cli_table *table =
+        ep_cli_table_create(">TOKENS|>TOP-K|>THREADS|>CALLS|>CALLS/S|>TOKENS/S|>P50 US|>P99 US|>BYTES/TOKEN|>RE-ROUTED");
+    if (table == NULL) {
+        return false;
+    }
+    ep_cli_table_cell(table, "%" PRIu32, request->tokens);
+    ep_cli_table_cell(table, "%" PRIu32, request->top_k);
+    ep_cli_table_cell(table, "%" PRIu32, request->threads);
+    ep_cli_table_cell(table, "%" PRIu64, result->calls);
+    ep_cli_table_cell(table, "%.1f", calls_per_s(result));
+    ep_cli_table_cell(table, "%.1f", calls_per_s(result) * request->tokens);
+    ep_cli_table_cell(table, "%" PRIu64, ep_latency_percentile(&result->latency, 50));
+    ep_cli_table_cell(table, "%" PRIu64, ep_latency_percentile(&result->latency, 99));
+    ep_cli_table_cell(table, "%.0f", bytes_per_token(request, result));
+    ep_cli_table_cell(table, "%" PRIu64, result->rerouted_frames);
+    return print_and_free(table, out);
+}
+
+static void stage_row(ep_cli_table *table, const char *name, double us, double total)
+{
+    ep_cli_table_cell(table, "%s", name);
+    ep_cli_table_cell(table, "%.1f", us);
+    ep_cli_table_cell(table, "%.1f %%", 100.0 * share(us, total));
+}
+
+static bool print_stages(const ep_cli_bench_result *result, FILE *out)
+{
+    stage_means m = means_of(result);
+    double named = m.pack + m.wire + m.queue + m.compute + m.combine;
+    ep_cli_table *table = ep_cli_table_create("MEAN OF A CALL|>US|>SHARE");
+    if (table == NULL) {
+        return false;
+    }
+    stage_row(table, "pack", m.pack, m.total);
+    stage_row(table, "wire", m.wire, m.total);
+    stage_row(table, "queue", m.queue, m.total);
+    stage_row(table, "compute", m.compute, m.total);
+    stage_row(table, "combine", m.combine, m.total);
+    stage_row(table, "other", m.total > named ? m.total - named : 0.0, m.total);
+    stage_row(table, "total", m.total, m.total);
+    stage_row(table, "LIMIT (compute alone)", m.compute, m.total);
+    return print_and_free(table, out);
+}
+
+static bool print_waits(ep_client *client, FILE *out)
+{
+    ep_client_node_waits w = {.struct_bytes = sizeof(w)};
+    ep_cli_table *table = ep_cli_table_create("WAITED FOR|>FRAMES|>MEAN US|>WIRE|>QUEUE|>COMPUTE|>MAX US");
+    if (table == NULL) {
+        return false;
+    }
+    for (uint32_t i = 0; ep_client_read_waits(client, i, &w) == EP_OK; i++) {
+        ep_cli_table_cell(table, "%s", w.node);
+        ep_cli_table_cell(table, "%" PRIu64, w.frames);
+        ep_cli_table_cell(table, "%" PRIu64, mean(w.wait_us, w.frames));
+        ep_cli_table_cell(table, "%" PRIu64, mean(w.wire_us, w.frames));
+        ep_cli_table_cell(table, "%" PRIu64, mean(w.queue_us, w.frames));
+        ep_cli_table_cell(table, "%" PRIu64, mean(w.compute_us, w.frames));
+        ep_cli_table_cell(table, "%" PRIu64, w.wait_max_us);
+    }
+    return print_and_free(table, out);
+}
+
+bool ep_cli_bench_print(const ep_cli_bench_request *request, ep_cli_bench_result *result, ep_client *client, ep_cli_format format,
+                        FILE *out)
+{
+    if (format == EP_CLI_JSON) {
+        return print_json(request, result, client, out);
+    }
+    return print_whole(request, result, out) && fputc('\n', out) != EOF && print_stages(result, out) && fputc('\n', out) != EOF &&
+           print_waits(client, out);
+}
