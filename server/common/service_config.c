@@ -24,25 +24,6 @@ bool ep_url_is_tls(const char *url)
     return strncmp(url, "tls+tcp://", strlen("tls+tcp://")) == 0;
 }
 
-bool ep_address_is_loopback(const char *address)
-{
-    const char *scheme = strstr(address, "://");
-    const char *host = scheme != NULL ? scheme + 3 : address;
-    const char *colon = strrchr(host, ':');
-    size_t bytes = colon != NULL ? (size_t)(colon - host) : strlen(host);
-    unsigned a, b, c, d;
-    int used = 0;
-    if (strncmp(address, "loopback://", strlen("loopback://")) == 0) {
-        return true;
-    }
-    if ((bytes == 5 && strncmp(host, "[::1]", 5) == 0) ||
-        (bytes == 9 && strncmp(host, "localhost", 9) == 0)) {
-        return true;
-    }
-    return bytes >= 9 && sscanf(host, "%3u.%3u.%3u.%3u%n", &a, &b, &c, &d, &used) == 4 &&
-           (size_t)used == bytes && a == 127;
-}
-
 /* What an address beyond loopback lacks, TLS or token; NULL: nothing. */
 static const char *find_missing(const ep_options *options, const char *address, const char *token_key)
 {

@@ -9,6 +9,7 @@
 #include "common/options.h"
 #include "rpc/rpc.h"
 #include "rpc/rpc_door.h"
+#include "transport/address.h"
 
 #define EP_LISTEN_MAX 8
 
@@ -185,9 +186,6 @@ void ep_service_warn_exposed(const ep_options *options);
 void ep_service_log_start(const ep_options *options);
 /* Loads the trace probes, aside, unless tracing is off. Without them all goes on untraced. */
 void ep_service_trace_start(const ep_options *options);
-/* Whether a "scheme://host:port" or "host:port" text names this host only. Unresolved names are not loopback,
- * except "localhost". */
-bool ep_address_is_loopback(const char *address);
 /* True for "tls+tcp://...". */
 bool ep_url_is_tls(const char *url);
 

@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A call's arguments, checked and taken apart: what both phases of an operator begin with. Looks at no tensor's data but elastic_info's.
+ * Pointers are the caller's.
+ */
+#ifndef EP_CLIENT_GROUP_ARGS_H
+#define EP_CLIENT_GROUP_ARGS_H
+
+#include "group/group_core.h"
+#include "group/group_rows.h"
+
+typedef struct group_view {
+    ep_group_call call;
+    uint32_t members[EP_GROUP_WORLD_MAX];
+    ep_batch batch;
+    ep_layer_shape shape;
+    ep_group_layout layout;
+    ep_group *group_tp;
+    uint32_t local_experts;      /* L */
+    int64_t expand_rows;         /* rows expand_x has room for; the experts' results have, in a combine */
+    int64_t capacity;            /* A * tp */
+    char formula[200];           /* of A */
+    /* dispatch */
+    ep_rows smooth;
+    /* combine with norm */
+    ep_rows residual;
+    ep_rows y;
+    ep_rows x_sum;
+} group_view;
+
+/* Errors: INVALID_ARGUMENT naming parameter, value, allowed range; UNIMPLEMENTED (memory, newer struct). */
+ep_err group_dispatch_view(ep_group *group, const ep_moe_dispatch_args *args, group_view *out_view, ep_error *out_error);
+/* norm NULL: plain combine. */
+ep_err group_combine_view(ep_group *group, const ep_moe_combine_args *args, const ep_moe_add_rms_norm *norm, group_view *out_view,
+                          ep_error *out_error);
+
+/* A plan: what a call must still be like when it runs. */
+struct ep_group_plan {
+    uint64_t membership;
+    ep_group_call call;
+    ep_group *group_tp;
+    size_t workspace_bytes;
+    char workspace_formula[200];
+    int64_t expand_rows;
+};
+
+ep_err group_plan_create(const ep_group *group, const group_view *view, size_t workspace_bytes, const char *workspace_formula,
+                         ep_group_plan **out_plan, ep_error *out_error);
+/* Errors: FAILED_PRECONDITION (none, stale: what differs), RESOURCE_EXHAUSTED (workspace), INVALID_ARGUMENT (its alignment). */
+ep_err group_plan_check(const ep_group_plan *plan, const ep_group *group, const group_view *view, const void *workspace,
+                        size_t workspace_bytes, ep_error *out_error);
+
+#endif

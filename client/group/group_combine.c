@@ -1,0 +1,544 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ep_moe_combine and ep_moe_combine_add_rms_norm: each row goes back to the rank and slot it came from; the canonical sum reads rows where
+ * they landed, this rank's own ones from expand_x.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/numeric.h"
+#include "group/group_assist.h"
+#include "group/group_norm.h"
+#include "group/group_rows_io.h"
+#include "moe/combine.h"
+#include "moe/convert.h"
+#include "moe/quantize.h"
+
+typedef struct combine_work {
+    const ep_moe_combine_args *args;
+    const ep_moe_add_rms_norm *norm;  /* NULL: plain */
+    const group_view *view;
+    group_op *op;
+    uint32_t slots_per_token;
+    size_t element;
+    size_t wire_row_bytes;            /* quantised or not */
+    bool quantise;
+    ep_group_assist assist;
+    const uint8_t *expand;            /* rows to send back; stride below */
+    int64_t expand_stride;
+    ep_buffer *summed;                /* with TP: expand is in here */
+    ep_buffer *own;                   /* with quantise: this rank's own rows */
+    /* workspace */
+    const void **rows;                /* [T * slots] */
+    float *scratch;                   /* of ep_combine */
+    float *wide;                      /* [H], with quantise */
+    uint8_t *restored;                /* [slots][H] of the rows' type, with quantise */
+    float *sum;                       /* [H] like the next two, with norm */
+    float *residual;
+    float *gamma;
+} combine_work;
+
+/* ---- workspace ---- */
+
+typedef struct workspace_parts {
+    size_t scratch;
+    size_t wide;
+    size_t restored;
+    size_t sum;
+    size_t residual;
+    size_t gamma;
+    size_t bytes;
+} workspace_parts;
+
+static workspace_parts parts_of(const group_view *view)
+{
+    size_t slots = ep_batch_slots_per_token(&view->batch, &view->shape);
+    size_t hidden = view->batch.hidden;
+    size_t element = ep_dtype_bytes(view->batch.wire_dtype);
+    bool quantise = view->call.comm_quant_mode == 2;
+    bool norm = view->call.operator== EP_GROUP_COMBINE_NORM;
+    size_t line = ep_align_up(4 * hidden, 64);
+    workspace_parts parts;
+    parts.scratch = ep_align_up(sizeof(void *) * view->batch.tokens * slots, 64);
+    parts.wide = parts.scratch + ep_align_up(4 * ep_combine_scratch_floats(view->batch.hidden), 64);
+    parts.restored = parts.wide + (quantise ? line : 0);
+    parts.sum = parts.restored + (quantise ? ep_align_up(slots * hidden * element, 64) : 0);
+    parts.residual = parts.sum + (norm ? line : 0);
+    parts.gamma = parts.residual + (norm ? line : 0);
+    parts.bytes = parts.gamma + (norm ? line : 0);
+    return parts;
+}
+
+ep_err ep_moe_combine_prepare(ep_group *group, const ep_moe_combine_args *args, const ep_moe_add_rms_norm *norm,
+                              size_t *out_workspace_bytes, ep_group_plan **out_plan, ep_error *out_error)
+{
+    group_view view;
+    char formula[200];
+    ep_err err = group_combine_view(group, args, norm, &view, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    snprintf(formula, sizeof(formula),
+             "8 * BS * (K + shared_expert_num) + scratch of H (5 rows f32; with comm_quant_mode 2: 1 f32 + K + S rows more; with norm: 3 f32 "
+             "more), BS %" PRIu32 ", H %" PRIu32 ", each to 64",
+             view.batch.tokens, view.batch.hidden);
+    size_t bytes = parts_of(&view).bytes;
+    err = group_plan_create(group, &view, bytes, formula, out_plan, out_error);
+    if (err == EP_OK) {
+        *out_workspace_bytes = bytes;
+    }
+    return err;
+}
+
+/* ---- what the dispatch left ---- */
+
+static ep_err open_assist(combine_work *w, group_view *view, ep_error *out_error)
+{
+    const int32_t *prefix = w->args->ep_send_counts.data;
+    size_t counts = (size_t)view->layout.ranks * view->local_experts;
+    ep_group_assist expected = {.membership = w->op->group->membership,
+                                .ids_digest = ep_group_ids_digest(&view->batch),
+                                .counts_digest = ep_group_counts_digest(prefix, counts * (size_t)view->call.tp_world_size)};
+    ep_err err = ep_group_assist_open(w->args->assist_info_for_combine.data, (size_t)w->args->assist_info_for_combine.shape[0], &expected,
+                                      &w->assist, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    view->call.dispatch_number = (int64_t)w->assist.number;
+    int32_t last = 0;
+    for (size_t i = 0; i < counts; i++) {
+        if (prefix[i] < last) {
+            return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "ep_send_counts[%zu] is %" PRId32 ": allowed %" PRId32
+                                " or more, they are prefix sums", i, prefix[i], last);
+        }
+        last = prefix[i];
+    }
+    int64_t needs = last;
+    if (view->group_tp != NULL) {
+        const int32_t *tp = w->args->tp_send_counts.data;
+        if (tp[view->call.tp_rank] != last || tp[1 - view->call.tp_rank] < 0) {
+            return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "tp_send_counts is {%" PRId32 ", %" PRId32
+                                "}: allowed the dispatch's tp_recv_counts, with %" PRId32 " rows of this rank", tp[0], tp[1], last);
+        }
+        needs += tp[1 - view->call.tp_rank];
+    }
+    if ((uint32_t)last != w->assist.rows || needs > view->expand_rows) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "expand_x has %" PRId64 " rows (%" PRId64 " bytes): needs %" PRId64 ", %" PRId64
+                            " bytes = rows received * H * element", view->expand_rows,
+                            view->expand_rows * (int64_t)(w->view->batch.hidden * w->element), needs,
+                            needs * (int64_t)(w->view->batch.hidden * w->element));
+    }
+    return EP_OK;
+}
+
+static void run_of(const combine_work *w, uint32_t expert, uint32_t member, uint32_t *out_begin, uint32_t *out_end)
+{
+    const int32_t *prefix = w->args->ep_send_counts.data;
+    size_t i = (size_t)expert * w->view->layout.ranks + member;
+    *out_begin = i == 0 ? 0 : (uint32_t)prefix[i - 1];
+    *out_end = (uint32_t)prefix[i];
+}
+
+static uint32_t rows_for(const combine_work *w, uint32_t member)
+{
+    uint32_t rows = 0;
+    for (uint32_t e = 0; e < w->view->local_experts; e++) {
+        uint32_t begin;
+        uint32_t end;
+        run_of(w, e, member, &begin, &end);
+        rows += end - begin;
+    }
+    return rows;
+}
+
+static const uint8_t *row_back(const combine_work *w, uint32_t row)
+{
+    return w->expand + (int64_t)row * w->expand_stride;
+}
+
+/* ---- tensor-parallel pair: row_a + row_b ---- */
+
+/* Body: u64 rows | rows at 64. */
+static ep_err tp_exchange(combine_work *w, group_op *tp, ep_error *out_error)
+{
+    const int32_t *counts = w->args->tp_send_counts.data;
+    uint64_t theirs = (uint64_t)counts[1 - tp->own];
+    size_t row_bytes = w->view->batch.hidden * w->element;
+    uint8_t *body;
+    ep_err err = group_op_body(tp, 1 - tp->own, 64 + theirs * row_bytes, &body, out_error);
+    if (err != EP_OK) {
+        group_op_fail(tp, out_error);
+        return err;
+    }
+    memset(body, 0, 64);
+    memcpy(body, &theirs, sizeof(theirs));
+    for (uint32_t i = 0; i < theirs; i++) {
+        memcpy(body + 64 + i * row_bytes, row_back(w, w->assist.rows + i), row_bytes);
+    }
+    err = group_op_send(tp, out_error);
+    return err == EP_OK ? group_op_wait(tp, out_error) : err;
+}
+
+static ep_err tp_add(combine_work *w, group_op *tp, ep_error *out_error)
+{
+    size_t row_bytes = w->view->batch.hidden * w->element;
+    size_t bytes;
+    const uint8_t *body = group_op_received(tp, 1 - tp->own, &bytes);
+    if (bytes != 64 + w->assist.rows * row_bytes) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "the TP partner sent %zu bytes of rows, %zu were dispatched here: expand_x or tp_send_counts of the two ranks do "
+                            "not belong to one dispatch",
+                            bytes < 64 ? 0 : bytes - 64, w->assist.rows * row_bytes);
+    }
+    ep_err err = ep_buffer_acquire(w->op->group->pool, w->assist.rows * row_bytes + 1, &w->summed);
+    if (err != EP_OK) {
+        return ep_error_set(out_error, err, "no memory for the sums of %" PRIu32 " rows", w->assist.rows);
+    }
+    float *a = w->scratch;
+    float *b = w->scratch + w->view->batch.hidden;
+    for (uint32_t i = 0; i < w->assist.rows; i++) {
+        ep_row_widen(row_back(w, i), w->view->batch.wire_dtype, w->view->batch.hidden, a);
+        ep_row_widen(body + 64 + i * row_bytes, w->view->batch.wire_dtype, w->view->batch.hidden, b);
+        for (uint32_t h = 0; h < w->view->batch.hidden; h++) {
+            a[h] = a[h] + b[h];
+        }
+        ep_row_narrow(a, w->view->batch.hidden, w->view->batch.wire_dtype, w->summed->data + i * row_bytes);
+    }
+    w->expand = w->summed->data;
+    w->expand_stride = (int64_t)row_bytes;
+    return EP_OK;
+}
+
+static ep_err tp_reduce(combine_work *w, ep_error *out_error)
+{
+    static const uint32_t members[2] = {0, 1};
+    ep_group_call call = group_tp_call(w->view);
+    group_op tp;
+    ep_err err = group_op_begin(w->view->group_tp, &call, members, w->op->deadline_us, &tp, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    err = tp_exchange(w, &tp, out_error);
+    if (err == EP_OK) {
+        err = tp_add(w, &tp, out_error);
+    }
+    group_op_end(&tp);
+    return err;
+}
+
+/* ---- sending back ---- */
+
+static void put_row(const combine_work *w, uint32_t row, uint8_t *out)
+{
+    uint32_t hidden = w->view->batch.hidden;
+    if (!w->quantise) {
+        memcpy(out, row_back(w, row), w->wire_row_bytes);
+        return;
+    }
+    size_t scales = ep_group_quant_scales_offset(hidden);
+    memset(out + hidden, 0, w->wire_row_bytes - hidden);
+    ep_row_quantize_i8_blocks(row_back(w, row), w->view->batch.wire_dtype, hidden, (int8_t *)out, out + scales);
+}
+
+static ep_err fill_frame(const combine_work *w, uint32_t member, ep_error *out_error)
+{
+    uint32_t rows = rows_for(w, member);
+    const int32_t *triples = w->args->assist_info_for_combine.data;
+    ep_group_combine_parts parts = ep_group_combine_parts_of(rows, w->wire_row_bytes);
+    uint8_t *body;
+    ep_err err = group_op_body(w->op, member, parts.bytes, &body, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    memset(body, 0, parts.rows);
+    uint64_t count = rows;
+    memcpy(body, &count, sizeof(count));
+    uint32_t *tokens = (uint32_t *)(void *)(body + parts.tokens);
+    uint32_t *slots = (uint32_t *)(void *)(body + parts.slots);
+    uint32_t done = 0;
+    for (uint32_t e = 0; e < w->view->local_experts; e++) {
+        uint32_t begin;
+        uint32_t end;
+        run_of(w, e, member, &begin, &end);
+        for (uint32_t row = begin; row < end; row++, done++) {
+            tokens[done] = (uint32_t)triples[3 * (size_t)row + 1];
+            slots[done] = (uint32_t)triples[3 * (size_t)row + 2];
+            put_row(w, row, body + parts.rows + (size_t)done * w->wire_row_bytes);
+        }
+    }
+    return EP_OK;
+}
+
+static ep_err send_rows(const combine_work *w, ep_error *out_error)
+{
+    for (uint32_t m = 0; m < w->view->layout.ranks; m++) {
+        if (m != w->op->own) {
+            ep_err err = fill_frame(w, m, out_error);
+            if (err != EP_OK) {
+                return err;
+            }
+        }
+    }
+    return group_op_send(w->op, out_error);
+}
+
+/* ---- receiving ---- */
+
+static ep_err place(const combine_work *w, uint32_t member, uint32_t token, uint32_t slot, const void *row, ep_error *out_error)
+{
+    const group_view *view = w->view;
+    bool good = token < view->batch.tokens && slot < w->slots_per_token &&
+                w->rows[(size_t)token * w->slots_per_token + slot] == NULL &&
+                ep_group_slot_is_from(&view->batch, &view->shape, &view->layout, w->op->own, token, slot, member);
+    if (!good) {
+        return ep_error_set(out_error, EP_ERR_PROTOCOL,
+                            "rank %" PRIu32 " sent a row for token %" PRIu32 ", slot %" PRIu32 ", which is not its to send",
+                            view->members[member], token, slot);
+    }
+    w->rows[(size_t)token * w->slots_per_token + slot] = row;
+    return EP_OK;
+}
+
+static ep_err place_own(combine_work *w, ep_error *out_error)
+{
+    const int32_t *triples = w->args->assist_info_for_combine.data;
+    uint32_t rows = rows_for(w, w->op->own);
+    uint32_t done = 0;
+    if (w->quantise) {
+        ep_err err = ep_buffer_acquire(w->op->group->pool, rows * w->wire_row_bytes + 1, &w->own);
+        if (err != EP_OK) {
+            return ep_error_set(out_error, err, "no memory for %" PRIu32 " rows", rows);
+        }
+    }
+    for (uint32_t e = 0; e < w->view->local_experts; e++) {
+        uint32_t begin;
+        uint32_t end;
+        run_of(w, e, w->op->own, &begin, &end);
+        for (uint32_t row = begin; row < end; row++, done++) {
+            const uint8_t *at = row_back(w, row);
+            if (w->quantise) { /* as if it had travelled: the same bits on every rank */
+                put_row(w, row, w->own->data + (size_t)done * w->wire_row_bytes);
+                at = w->own->data + (size_t)done * w->wire_row_bytes;
+            }
+            ep_err err = place(w, w->op->own, (uint32_t)triples[3 * (size_t)row + 1], (uint32_t)triples[3 * (size_t)row + 2], at,
+                               out_error);
+            if (err != EP_OK) {
+                return err;
+            }
+        }
+    }
+    return EP_OK;
+}
+
+static ep_err place_received(const combine_work *w, uint32_t member, ep_error *out_error)
+{
+    size_t bytes;
+    const uint8_t *body = group_op_received(w->op, member, &bytes);
+    uint64_t rows = UINT64_MAX;
+    if (bytes >= sizeof(rows)) {
+        memcpy(&rows, body, sizeof(rows));
+    }
+    ep_group_combine_parts parts = {0};
+    if (rows <= (uint64_t)w->view->batch.tokens * w->slots_per_token) {
+        parts = ep_group_combine_parts_of((uint32_t)rows, w->wire_row_bytes);
+    }
+    if (parts.bytes != bytes) {
+        return ep_error_set(out_error, EP_ERR_PROTOCOL, "rank %" PRIu32 " sent a combine frame whose count does not fit its length",
+                            w->view->members[member]);
+    }
+    const uint32_t *tokens = (const uint32_t *)(const void *)(body + parts.tokens);
+    const uint32_t *slots = (const uint32_t *)(const void *)(body + parts.slots);
+    for (uint32_t i = 0; i < rows; i++) {
+        ep_err err = place(w, member, tokens[i], slots[i], body + parts.rows + (size_t)i * w->wire_row_bytes, out_error);
+        if (err != EP_OK) {
+            return err;
+        }
+    }
+    return EP_OK;
+}
+
+/* Every slot that travels has its row. */
+static ep_err check_complete(const combine_work *w, ep_error *out_error)
+{
+    const group_view *view = w->view;
+    for (uint32_t t = 0; t < view->batch.tokens; t++) {
+        for (uint32_t k = 0; k < w->slots_per_token; k++) {
+            uint32_t expert;
+            ep_slot_kind kind = ep_batch_slot(&view->batch, &view->shape, t, k, &expert);
+            if ((kind == EP_SLOT_ROUTED || kind == EP_SLOT_SHARED) && w->rows[(size_t)t * w->slots_per_token + k] == NULL) {
+                return ep_error_set(out_error, EP_ERR_PROTOCOL, "no rank sent the row of token %" PRIu32 ", slot %" PRIu32, t, k);
+            }
+        }
+    }
+    return EP_OK;
+}
+
+static ep_err receive_rows(combine_work *w, ep_error *out_error)
+{
+    memset(w->rows, 0, sizeof(void *) * w->view->batch.tokens * w->slots_per_token);
+    ep_err err = place_own(w, out_error);
+    for (uint32_t m = 0; m < w->view->layout.ranks && err == EP_OK; m++) {
+        err = m == w->op->own ? EP_OK : place_received(w, m, out_error);
+    }
+    return err == EP_OK ? check_complete(w, out_error) : err;
+}
+
+/* ---- summing ---- */
+
+static void restore_token(const combine_work *w, uint32_t token)
+{
+    uint32_t hidden = w->view->batch.hidden;
+    size_t scales = ep_group_quant_scales_offset(hidden);
+    for (uint32_t k = 0; k < w->slots_per_token; k++) {
+        const void **row = &w->rows[(size_t)token * w->slots_per_token + k];
+        uint8_t *restored = w->restored + (size_t)k * hidden * w->element;
+        if (*row != NULL) {
+            ep_row_dequantize_i8_blocks(*row, (const uint8_t *)*row + scales, w->view->batch.wire_dtype, hidden, w->wide);
+            ep_row_narrow(w->wide, hidden, w->view->batch.wire_dtype, restored); /* exact: these are values of the type */
+            *row = restored;
+        }
+    }
+}
+
+static void norm_token(const combine_work *w, uint32_t token)
+{
+    const group_view *view = w->view;
+    uint32_t hidden = view->batch.hidden;
+    ep_row_widen(ep_rows_at(&view->residual, token), view->residual.dtype, hidden, w->residual);
+    void *y = (void *)(uintptr_t)ep_rows_at(&view->y, token);
+    void *x = view->x_sum.data == NULL ? NULL : (void *)(uintptr_t)ep_rows_at(&view->x_sum, token);
+    float rstd = ep_group_add_rms_norm(w->sum, w->residual, w->gamma, w->norm->eps, hidden, view->batch.wire_dtype, y, x);
+    if (w->norm->rstd.rank != 0) {
+        memcpy((char *)w->norm->rstd.data + (int64_t)token * w->norm->rstd.stride_bytes[0], &rstd, sizeof(rstd));
+    }
+}
+
+static void sum_rows(const combine_work *w)
+{
+    ep_batch batch = w->view->batch;
+    ep_combine_out out = {.data = w->args->x_out.data};
+    if (w->norm != NULL) {
+        batch.out_dtype = EP_DTYPE_F32;
+        out.data = w->sum; /* every token's, one after the other */
+        ep_row_widen(w->norm->gamma.data, w->norm->gamma.dtype, batch.hidden, w->gamma);
+    } else {
+        out.token_stride_bytes = w->args->x_out.rank == 3 ? w->args->x_out.stride_bytes[1] : w->args->x_out.stride_bytes[0];
+    }
+    if (w->norm == NULL && !w->quantise) {
+        ep_combine(&batch, &w->view->shape, w->rows, 0, batch.tokens, w->scratch, &out);
+        return;
+    }
+    for (uint32_t t = 0; t < batch.tokens; t++) {
+        if (w->quantise) {
+            restore_token(w, t);
+        }
+        ep_combine(&batch, &w->view->shape, w->rows, t, t + 1, w->scratch, &out);
+        if (w->norm != NULL) {
+            norm_token(w, t);
+        }
+    }
+}
+
+/* ---- phase two ---- */
+
+static ep_err exchange(combine_work *w, group_view *view, ep_error *out_error)
+{
+    ep_error error;
+    bool has_inactive;
+    ep_err err = ep_group_batch_check(&view->call, &view->batch, &view->shape, &has_inactive, &error);
+    view->call.has_inactive = has_inactive;
+    if (err == EP_OK) {
+        err = open_assist(w, view, &error);
+    }
+    if (err != EP_OK) {
+        return group_call_failed(w->op, view, &error, out_error);
+    }
+    if (view->group_tp != NULL) {
+        err = tp_reduce(w, &error);
+    }
+    if (err == EP_OK) {
+        err = send_rows(w, &error);
+    }
+    if (err != EP_OK) {
+        group_op_fail(w->op, &error);
+    } else {
+        err = group_op_wait(w->op, &error);
+    }
+    if (err == EP_OK) {
+        group_add_performance(w->op, view, &w->args->performance_info);
+        err = receive_rows(w, &error);
+    }
+    if (err == EP_OK) {
+        sum_rows(w);
+    } else if (out_error != NULL) {
+        *out_error = error;
+    }
+    group_op_end(w->op);
+    return err;
+}
+
+static ep_err run(ep_group *group, ep_group_plan *plan, const ep_moe_combine_args *args, const ep_moe_add_rms_norm *norm, void *workspace,
+                  size_t workspace_bytes, ep_error *out_error)
+{
+    group_view view;
+    group_op op;
+    ep_err err = group_combine_view(group, args, norm, &view, out_error);
+    if (err == EP_OK) {
+        err = group_plan_check(plan, group, &view, workspace, workspace_bytes, out_error);
+    }
+    if (err == EP_OK) {
+        err = group_op_begin(group, &view.call, view.members, args->deadline_us, &op, out_error);
+    }
+    if (err != EP_OK) {
+        return err;
+    }
+    workspace_parts parts = parts_of(&view);
+    uint8_t *base = workspace;
+    bool quantise = view.call.comm_quant_mode == 2;
+    size_t element = ep_dtype_bytes(view.batch.wire_dtype);
+    combine_work w = {.args = args,
+                      .norm = norm,
+                      .view = &view,
+                      .op = &op,
+                      .slots_per_token = ep_batch_slots_per_token(&view.batch, &view.shape),
+                      .element = element,
+                      .quantise = quantise,
+                      .wire_row_bytes = quantise ? ep_group_quant_row_bytes(view.batch.hidden, view.batch.wire_dtype)
+                                                 : view.batch.hidden * element,
+                      .expand = args->expand_x.data,
+                      .expand_stride = args->expand_x.stride_bytes[0],
+                      .rows = workspace,
+                      .scratch = (float *)(void *)(base + parts.scratch),
+                      .wide = (float *)(void *)(base + parts.wide),
+                      .restored = base + parts.restored,
+                      .sum = (float *)(void *)(base + parts.sum),
+                      .residual = (float *)(void *)(base + parts.residual),
+                      .gamma = (float *)(void *)(base + parts.gamma)};
+    err = exchange(&w, &view, out_error);
+    ep_buffer_unref(w.summed);
+    ep_buffer_unref(w.own);
+    return err;
+}
+
+ep_err ep_moe_combine(ep_group *group, ep_group_plan *plan, const ep_moe_combine_args *args, void *workspace, size_t workspace_bytes,
+                      ep_error *out_error)
+{
+    if (plan == NULL) {
+        return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION, "ep_moe_combine without a plan: call ep_moe_combine_prepare first");
+    }
+    return run(group, plan, args, NULL, workspace, workspace_bytes, out_error);
+}
+
+ep_err ep_moe_combine_add_rms_norm(ep_group *group, ep_group_plan *plan, const ep_moe_combine_args *args,
+                                   const ep_moe_add_rms_norm *norm, void *workspace, size_t workspace_bytes, ep_error *out_error)
+{
+    if (plan == NULL || norm == NULL) {
+        return ep_error_set(out_error, plan == NULL ? EP_ERR_FAILED_PRECONDITION : EP_ERR_INVALID_ARGUMENT, "%s",
+                            plan == NULL ? "ep_moe_combine_add_rms_norm without a plan: call ep_moe_combine_prepare first"
+                                         : "norm is missing");
+    }
+    return run(group, plan, args, norm, workspace, workspace_bytes, out_error);
+}

@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Inside of a group: one connection to each other rank, the frames that came from it, and the call in progress.
+ *
+ * Frames     a rank sends one frame (rows or failed) to every other member in each call, and nothing of call n+1 before it has every
+ *            frame of call n. So at most two frames of a peer wait here, and a fast rank overwrites nothing.
+ * Members    change only with elastic_info. Each change begins a generation; numbers of calls count from 0 in it.
+ * Threads    lock guards everything below it; lane callbacks take it, hold it briefly, and never with a lane call inside but sends.
+ */
+#ifndef EP_CLIENT_GROUP_CORE_H
+#define EP_CLIENT_GROUP_CORE_H
+
+#include <pthread.h>
+
+#include "base/buffer.h"
+#include "expertd/group.h"
+#include "fork_guard.h"
+#include "group/group_frame.h"
+#include "transport/transport.h"
+
+#define GROUP_RING_FRAMES 4
+#define GROUP_NO_RANK UINT32_MAX
+#define GROUP_WHY_BYTES 200
+
+typedef struct group_link {
+    ep_group *group;
+    ep_conn *conn;
+    uint32_t rank;             /* GROUP_NO_RANK: it has not said hello */
+    bool dialed;
+    bool closed;               /* on_closed has been called */
+    struct group_link *next;   /* of group->links */
+} group_link;
+
+typedef struct group_inbox_frame {
+    ep_buffer *buffer;
+    ep_group_frame head;
+    uint64_t arrived_ns;
+} group_inbox_frame;
+
+typedef struct group_peer {
+    group_link *link;          /* NULL: none yet */
+    bool ready;                /* hello and welcome have been exchanged */
+    bool hello_waits;          /* said hello before we knew the membership */
+    uint64_t hello_membership;
+    bool gone;                 /* left or lost, after it was ready */
+    char why[GROUP_WHY_BYTES];
+    char url[EP_GROUP_URL_BYTES];
+    /* dialing; touched by the thread in ep_group_create and on_dial */
+    ep_dial *dial;
+    bool dial_done;
+    uint64_t dial_at_ns;
+    uint64_t dial_backoff_ns;
+    /* frames that wait, oldest first */
+    group_inbox_frame ring[GROUP_RING_FRAMES];
+    uint32_t ring_count;
+    uint32_t seen_generation;  /* of the newest frame received; valid with seen_any */
+    uint64_t seen_number;
+    bool seen_any;
+} group_peer;
+
+struct ep_group {
+    /* fixed after ep_group_create */
+    char name[EP_GROUP_NAME_BYTES_MAX + 1];
+    char own_url[EP_GROUP_URL_BYTES];
+    char token[EP_GROUP_TOKEN_BYTES];
+    ep_tls_config tls;
+    uint32_t world;
+    uint32_t rank;
+    uint64_t deadline_us;
+    size_t frame_bytes_max;
+    bool payload_crc;
+    ep_fork_guard fork;
+    ep_buffer_pool *pool;
+    ep_lane_limits limits;
+    const ep_lane_ops *lane;
+    ep_listener *listener;
+    /* touched by the thread that runs a call */
+    ep_buffer **incoming;      /* [world] by member, of the call in progress */
+    uint64_t *incoming_ns;     /* [world] */
+    ep_buffer **outgoing;      /* [world] by member */
+    ep_group_call *told;       /* [world] by member */
+    uint32_t *members;         /* [world] of the current generation */
+    uint32_t members_count;
+    int64_t members_digest;
+    bool busy;                 /* atomic */
+
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    uint64_t membership;       /* 0: not known yet */
+    bool closing;
+    bool table_sent;
+    group_peer *peers;         /* [world] */
+    group_link *links;
+    uint32_t links_open;
+    uint32_t sends_in_flight;
+    char last_refusal[EP_ERROR_TEXT_BYTES];
+    ep_error create_error;     /* code not OK: ep_group_create fails with it */
+    uint32_t generation;
+    uint64_t number;           /* of the call in progress, or of the next one */
+    bool waiting;              /* a thread waits for frames of this call */
+    ep_error broken;           /* code not OK: this generation is given up */
+    ep_group_stats stats;
+};
+
+/* ---- group_send.c ---- */
+
+/* A frame to fill: *out_frame is its first byte, fixed part included. Errors: NO_MEMORY, RESOURCE_EXHAUSTED (frame_bytes_max). */
+ep_err group_frame_acquire(ep_group *group, size_t frame_bytes, ep_buffer **out_buffer, uint8_t **out_frame, ep_error *out_error);
+/* First byte of a frame acquired so. */
+uint8_t *group_frame_data(ep_buffer *buffer);
+/* Encodes the fixed part (payload_bytes is that of the acquire) and sends; takes the buffer in any case. Lock not held. */
+ep_err group_frame_send(ep_group *group, ep_conn *conn, ep_group_frame *frame, ep_buffer *taken_buffer);
+/* A frame with text as payload (NULL none; code in front of it when not OK). Failures are the connection's. Lock not held. */
+void group_send_text(ep_group *group, ep_conn *conn, ep_group_frame_kind kind, uint32_t generation, uint64_t number, ep_err code,
+                     const char *text);
+/* Takes apart what group_send_text made. */
+void group_read_text(const ep_buffer *buffer, ep_error *out_error);
+
+/* ---- group_link.c: what connections bring ---- */
+
+/* A link for a connection; rank GROUP_NO_RANK: accepted. Takes conn. NULL: no memory, conn is released. */
+group_link *group_link_start(ep_group *group, ep_conn *taken_conn, uint32_t rank);
+/* on_accept of the group's listener. */
+void group_accepted(void *group, ep_conn *taken_conn);
+/* Lock held: drops what waits from a peer and is older than the call in progress. */
+void group_drop_old_frames(ep_group *group, group_peer *peer);
+
+/* ---- group_mesh.c ---- */
+
+/* Lock not held: rank 0 tells everybody the table once all have said hello. */
+void group_send_table(ep_group *group);
+/* Lock not held: answers the hellos that came before the table did. */
+void group_answer_hellos(ep_group *group);
+void group_send_welcome(ep_group *group, group_link *link);
+
+/* Waits on changed until deadline_ns; false: the deadline has passed. Lock held. */
+bool group_wait_until(ep_group *group, uint64_t deadline_ns);
+
+/* ---- group_exchange.c: one call ---- */
+
+typedef struct group_op {
+    ep_group *group;
+    const ep_group_call *call;
+    uint32_t own;              /* this rank's place among the members */
+    uint64_t deadline_ns;
+    uint64_t deadline_us;
+    uint64_t wait_began_ns;
+} group_op;
+
+/*
+ * Takes the group for a call. members: the group's ranks of this call in local order. Errors: FAILED_PRECONDITION (another call runs, a
+ * forked child), UNAVAILABLE (a member is gone), what broke this generation, DEADLINE_EXCEEDED. After EP_OK group_op_end must follow.
+ */
+ep_err group_op_begin(ep_group *group, const ep_group_call *call, const uint32_t *members, uint64_t deadline_us, group_op *out_op,
+                      ep_error *out_error);
+/* The body of the frame to a member, to be filled before group_op_send. */
+ep_err group_op_body(group_op *op, uint32_t member, size_t body_bytes, uint8_t **out_body, ep_error *out_error);
+/* Sends every body. */
+ep_err group_op_send(group_op *op, ep_error *out_error);
+/* Instead of group_op_send: tells all others that this rank failed. */
+void group_op_fail(group_op *op, const ep_error *error);
+/* Waits for all frames, checks them and that all ranks agree. */
+ep_err group_op_wait(group_op *op, ep_error *out_error);
+/* After group_op_wait: what a member sent; told is its record. */
+const uint8_t *group_op_received(const group_op *op, uint32_t member, size_t *out_bytes);
+static inline const ep_group_call *group_op_told(const group_op *op, uint32_t member)
+{
+    return &op->group->told[member];
+}
+/* Microseconds this call waited for a member. */
+int64_t group_op_waited_us(const group_op *op, uint32_t member);
+void group_op_end(group_op *op);
+
+#endif

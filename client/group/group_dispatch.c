@@ -1,0 +1,501 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ep_moe_dispatch: rows go from x straight into the frame of their rank, and from the received frame to their place in expand_x. A
+ * frame's counts say where that is, so one frame per pair of ranks is all there is.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "group/group_assist.h"
+#include "group/group_rows_io.h"
+
+typedef struct dispatch_work {
+    const ep_moe_dispatch_args *args;
+    const group_view *view;
+    group_op *op;
+    uint32_t *offsets;          /* [buckets+1] */
+    uint32_t *order;            /* [T * slots] */
+    size_t row_bytes;
+    ep_group_packer packer;
+    int32_t rows;               /* n */
+} dispatch_work;
+
+/* ---- phase one ---- */
+
+static size_t workspace_bytes(const group_view *view, char *out_formula, size_t formula_bytes)
+{
+    size_t slots = ep_batch_slots_per_token(&view->batch, &view->shape);
+    size_t buckets = ep_group_buckets(&view->layout);
+    snprintf(out_formula, formula_bytes,
+             "align64(4 * (shared_expert_rank_num + moe_expert_num + 1)) + align64(4 * BS * (K + shared_expert_num)) = align64(4 * %zu) + "
+             "align64(4 * %" PRIu32 " * %zu)",
+             buckets + 1, view->batch.tokens, slots);
+    return ep_align_up(4 * (buckets + 1), 64) + ep_align_up(4 * view->batch.tokens * slots, 64);
+}
+
+ep_err ep_moe_dispatch_prepare(ep_group *group, const ep_moe_dispatch_args *args, size_t *out_workspace_bytes,
+                               ep_group_plan **out_plan, ep_error *out_error)
+{
+    group_view view;
+    char formula[200];
+    ep_err err = group_dispatch_view(group, args, &view, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    size_t bytes = workspace_bytes(&view, formula, sizeof(formula));
+    err = group_plan_create(group, &view, bytes, formula, out_plan, out_error);
+    if (err == EP_OK) {
+        *out_workspace_bytes = bytes;
+    }
+    return err;
+}
+
+/* ---- sending ---- */
+
+static ep_err fill_frame(dispatch_work *w, uint32_t member, ep_error *out_error)
+{
+    const ep_group_layout *layout = &w->view->layout;
+    uint32_t first = ep_group_first_bucket(layout, member);
+    uint32_t local = ep_group_local_experts(layout, member);
+    uint32_t rows = w->offsets[first + local] - w->offsets[first];
+    bool weights = w->view->call.has_expert_scales != 0;
+    ep_group_dispatch_parts parts = ep_group_dispatch_parts_of(local, rows, w->row_bytes, w->packer.quantise, weights);
+    uint8_t *body;
+    ep_err err = group_op_body(w->op, member, parts.bytes, &body, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    memset(body, 0, parts.rows); /* the gaps between the parts too */
+    uint32_t done = 0;
+    for (uint32_t e = 0; e < local; e++) {
+        uint32_t begin = w->offsets[first + e];
+        uint32_t count = w->offsets[first + e + 1] - begin;
+        memcpy(body + 4 * (size_t)e, &count, sizeof(count));
+        ep_group_row_out out = {.rows = body + parts.rows + (size_t)done * w->row_bytes,
+                                .stride_bytes = (int64_t)w->row_bytes,
+                                .scales = (float *)(void *)(body + parts.scales) + done,
+                                .weights = weights ? (float *)(void *)(body + parts.weights) + done : NULL,
+                                .tokens = (uint32_t *)(void *)(body + parts.tokens) + done,
+                                .slots = (uint32_t *)(void *)(body + parts.slots) + done};
+        ep_group_pack(&w->packer, first + e, w->order + begin, count, &out);
+        done += count;
+    }
+    return EP_OK;
+}
+
+static ep_err send_rows(dispatch_work *w, ep_error *out_error)
+{
+    for (uint32_t m = 0; m < w->view->layout.ranks; m++) {
+        if (m != w->op->own) {
+            ep_err err = fill_frame(w, m, out_error);
+            if (err != EP_OK) {
+                return err;
+            }
+        }
+    }
+    return group_op_send(w->op, out_error);
+}
+
+/* ---- receiving ---- */
+
+/* Counts of one source, summed; false: more than can be. */
+static bool sum_counts(const uint8_t *body, size_t bytes, uint32_t local, uint64_t most, uint32_t *out_rows)
+{
+    uint64_t rows = 0;
+    if (bytes < 4 * (size_t)local) {
+        return false;
+    }
+    for (uint32_t e = 0; e < local; e++) {
+        uint32_t count;
+        memcpy(&count, body + 4 * (size_t)e, sizeof(count));
+        rows += count;
+    }
+    *out_rows = (uint32_t)rows;
+    return rows <= most;
+}
+
+/* A frame from a peer is believed only so far. */
+static ep_err check_received(const dispatch_work *w, uint32_t member, uint32_t *out_rows, ep_error *out_error)
+{
+    size_t bytes;
+    const uint8_t *body = group_op_received(w->op, member, &bytes);
+    const ep_group_call *told = group_op_told(w->op, member);
+    uint32_t slots = w->packer.slots_per_token;
+    uint64_t most = told->tokens >= 0 && told->tokens <= INT32_MAX / slots ? (uint64_t)told->tokens * slots : 0;
+    ep_group_dispatch_parts parts = {0};
+    bool good = sum_counts(body, bytes, w->view->local_experts, most, out_rows);
+    if (good) {
+        parts = ep_group_dispatch_parts_of(w->view->local_experts, *out_rows, w->row_bytes, w->packer.quantise,
+                                           w->view->call.has_expert_scales != 0);
+        good = parts.bytes == bytes;
+    }
+    for (uint32_t i = 0; good && i < *out_rows; i++) {
+        uint32_t token = ((const uint32_t *)(const void *)(body + parts.tokens))[i];
+        uint32_t slot = ((const uint32_t *)(const void *)(body + parts.slots))[i];
+        good = token < (uint64_t)told->tokens && slot < slots;
+    }
+    return good ? EP_OK
+                : ep_error_set(out_error, EP_ERR_PROTOCOL, "rank %" PRIu32 " sent a dispatch frame whose counts do not fit its length",
+                               w->view->members[member]);
+}
+
+static uint32_t own_count(const dispatch_work *w, uint32_t expert)
+{
+    uint32_t bucket = ep_group_first_bucket(&w->view->layout, w->op->own) + expert;
+    return w->offsets[bucket + 1] - w->offsets[bucket];
+}
+
+/* ep_recv_counts: inclusive prefix sums in order [local expert][source rank]. */
+static ep_err write_counts(dispatch_work *w, ep_error *out_error)
+{
+    int32_t *prefix = w->args->ep_recv_counts.data;
+    uint32_t ranks = w->view->layout.ranks;
+    int64_t sum = 0;
+    for (uint32_t e = 0; e < w->view->local_experts; e++) {
+        for (uint32_t m = 0; m < ranks; m++) {
+            size_t bytes;
+            uint32_t count = own_count(w, e);
+            if (m != w->op->own) {
+                memcpy(&count, group_op_received(w->op, m, &bytes) + 4 * (size_t)e, sizeof(count));
+            }
+            sum += count;
+            if (sum > INT32_MAX) {
+                return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED, "more than %d rows come to rank %" PRIu32, INT32_MAX,
+                                    w->view->members[w->op->own]);
+            }
+            prefix[(size_t)e * ranks + m] = (int32_t)sum;
+        }
+    }
+    w->rows = (int32_t)sum;
+    return EP_OK;
+}
+
+static ep_err check_room_for(const char *name, int64_t has, int64_t needs, size_t each_bytes, const char *what, const char *formula,
+                             ep_error *out_error)
+{
+    if (has >= needs) {
+        return EP_OK;
+    }
+    return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
+                        "%s has %" PRId64 " entries (%" PRId64 " bytes): this call needs %" PRId64 ", %" PRId64
+                        " bytes = %s; what always suffices: %s",
+                        name, has, has * (int64_t)each_bytes, needs, needs * (int64_t)each_bytes, what, formula);
+}
+
+static ep_err check_rooms(const dispatch_work *w, int64_t rows_with_tp, ep_error *out_error)
+{
+    const ep_moe_dispatch_args *args = w->args;
+    const char *formula = w->view->formula;
+    ep_err err = check_room_for("expand_x", w->view->expand_rows, rows_with_tp, w->row_bytes, "rows received * H * element", formula,
+                                out_error);
+    if (err == EP_OK && w->packer.quantise) {
+        err = check_room_for("dynamic_scales", args->dynamic_scales.shape[0], rows_with_tp, 4, "4 * rows received", formula, out_error);
+    }
+    if (err == EP_OK && args->expand_scales.rank != 0) {
+        err = check_room_for("expand_scales", args->expand_scales.shape[0], w->rows, 4, "4 * rows received", formula, out_error);
+    }
+    if (err == EP_OK) {
+        err = check_room_for("assist_info_for_combine", args->assist_info_for_combine.shape[0],
+                             3 * (int64_t)w->rows + EP_GROUP_ASSIST_TAIL_INTS, 4, "4 * (3 * rows received + 16)", formula, out_error);
+    }
+    return err;
+}
+
+static uint8_t *expand_row(const dispatch_work *w, size_t row)
+{
+    return (uint8_t *)w->args->expand_x.data + (int64_t)row * w->args->expand_x.stride_bytes[0];
+}
+
+static void write_triple(const dispatch_work *w, size_t row, uint32_t member, uint32_t token, uint32_t slot)
+{
+    int32_t *triple = (int32_t *)w->args->assist_info_for_combine.data + 3 * row;
+    triple[0] = (int32_t)member;
+    triple[1] = (int32_t)token;
+    triple[2] = (int32_t)slot;
+}
+
+/* First row of (local expert, source). */
+static size_t first_row(const dispatch_work *w, uint32_t expert, uint32_t member, uint32_t count)
+{
+    const int32_t *prefix = w->args->ep_recv_counts.data;
+    return (size_t)prefix[(size_t)expert * w->view->layout.ranks + member] - count;
+}
+
+static void place_own(const dispatch_work *w)
+{
+    uint32_t first = ep_group_first_bucket(&w->view->layout, w->op->own);
+    float *scales = w->args->dynamic_scales.data;
+    float *weights = w->args->expand_scales.rank != 0 ? w->args->expand_scales.data : NULL;
+    for (uint32_t e = 0; e < w->view->local_experts; e++) {
+        const uint32_t *order = w->order + w->offsets[first + e];
+        uint32_t count = own_count(w, e);
+        size_t row = first_row(w, e, w->op->own, count);
+        ep_group_row_out out = {.rows = count > 0 ? expand_row(w, row) : NULL,
+                                .stride_bytes = w->args->expand_x.stride_bytes[0],
+                                .scales = w->packer.quantise ? scales + row : NULL,
+                                .weights = weights != NULL ? weights + row : NULL};
+        ep_group_pack(&w->packer, first + e, order, count, &out);
+        for (uint32_t i = 0; i < count; i++) {
+            write_triple(w, row + i, w->op->own, order[i] / w->packer.slots_per_token, order[i] % w->packer.slots_per_token);
+        }
+    }
+}
+
+static void copy_rows(const dispatch_work *w, size_t row, const uint8_t *from, uint32_t count)
+{
+    int64_t stride = w->args->expand_x.stride_bytes[0];
+    if (stride == (int64_t)w->row_bytes && count > 0) {
+        memcpy(expand_row(w, row), from, (size_t)count * w->row_bytes);
+        return;
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        memcpy(expand_row(w, row + i), from + (size_t)i * w->row_bytes, w->row_bytes);
+    }
+}
+
+static void place_received(const dispatch_work *w, uint32_t member, uint32_t rows)
+{
+    size_t bytes;
+    const uint8_t *body = group_op_received(w->op, member, &bytes);
+    bool weights = w->view->call.has_expert_scales != 0;
+    ep_group_dispatch_parts parts =
+        ep_group_dispatch_parts_of(w->view->local_experts, rows, w->row_bytes, w->packer.quantise, weights);
+    const uint32_t *tokens = (const uint32_t *)(const void *)(body + parts.tokens);
+    const uint32_t *slots = (const uint32_t *)(const void *)(body + parts.slots);
+    uint32_t done = 0;
+    for (uint32_t e = 0; e < w->view->local_experts; e++) {
+        uint32_t count;
+        memcpy(&count, body + 4 * (size_t)e, sizeof(count));
+        size_t row = first_row(w, e, member, count);
+        copy_rows(w, row, body + parts.rows + (size_t)done * w->row_bytes, count);
+        for (uint32_t i = 0; i < count; i++) {
+            write_triple(w, row + i, member, tokens[done + i], slots[done + i]);
+        }
+        if (w->packer.quantise && count > 0) {
+            memcpy((float *)w->args->dynamic_scales.data + row, body + parts.scales + 4 * (size_t)done, 4 * (size_t)count);
+        }
+        if (w->args->expand_scales.rank != 0 && count > 0) {
+            memcpy((float *)w->args->expand_scales.data + row, body + parts.weights + 4 * (size_t)done, 4 * (size_t)count);
+        }
+        done += count;
+    }
+}
+
+static ep_err receive_rows(dispatch_work *w, ep_error *out_error)
+{
+    uint32_t rows = 0;
+    ep_err err = EP_OK;
+    for (uint32_t m = 0; m < w->view->layout.ranks && err == EP_OK; m++) {
+        err = m == w->op->own ? EP_OK : check_received(w, m, &rows, out_error);
+    }
+    if (err == EP_OK) {
+        err = write_counts(w, out_error);
+    }
+    if (err == EP_OK) {
+        err = check_rooms(w, w->rows, out_error);
+    }
+    if (err != EP_OK) {
+        return err;
+    }
+    place_own(w);
+    for (uint32_t m = 0; m < w->view->layout.ranks; m++) {
+        if (m != w->op->own) {
+            size_t bytes;
+            const uint8_t *body = group_op_received(w->op, m, &bytes);
+            sum_counts(body, bytes, w->view->local_experts, UINT64_MAX, &rows);
+            place_received(w, m, rows);
+        }
+    }
+    return EP_OK;
+}
+
+/* ---- tensor-parallel pair: all-gather of what both received ---- */
+
+/* Body: u32 rows, u32 local experts | counts i32 [ranks*L] | scales f32 [rows] if quantised | rows; parts at multiples of 64. */
+static size_t tp_scales_at(size_t counts)
+{
+    return ep_align_up(64 + 4 * counts, 64);
+}
+
+static size_t tp_rows_at(size_t counts, uint32_t rows, bool quantised)
+{
+    return ep_align_up(tp_scales_at(counts) + (quantised ? 4 * (size_t)rows : 0), 64);
+}
+
+static ep_err tp_fill(const dispatch_work *w, group_op *tp, ep_error *out_error)
+{
+    size_t counts = (size_t)w->view->layout.ranks * w->view->local_experts;
+    uint32_t head[2] = {(uint32_t)w->rows, w->view->local_experts};
+    size_t rows_at = tp_rows_at(counts, head[0], w->packer.quantise);
+    uint8_t *body;
+    ep_err err = group_op_body(tp, 1 - tp->own, rows_at + head[0] * w->row_bytes, &body, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    memset(body, 0, rows_at);
+    memcpy(body, head, sizeof(head));
+    memcpy(body + 64, w->args->ep_recv_counts.data, 4 * counts);
+    if (w->packer.quantise) {
+        memcpy(body + tp_scales_at(counts), w->args->dynamic_scales.data, 4 * (size_t)head[0]);
+    }
+    for (uint32_t i = 0; i < head[0]; i++) {
+        memcpy(body + rows_at + (size_t)i * w->row_bytes, expand_row(w, i), w->row_bytes);
+    }
+    return EP_OK;
+}
+
+static ep_err tp_place(const dispatch_work *w, group_op *tp, ep_error *out_error)
+{
+    size_t counts = (size_t)w->view->layout.ranks * w->view->local_experts;
+    size_t bytes;
+    const uint8_t *body = group_op_received(tp, 1 - tp->own, &bytes);
+    uint32_t head[2] = {0, UINT32_MAX};
+    if (bytes >= 64) {
+        memcpy(head, body, sizeof(head));
+    }
+    if (head[1] != w->view->local_experts || head[0] > INT32_MAX ||
+        bytes != tp_rows_at(counts, head[0], w->packer.quantise) + head[0] * w->row_bytes) {
+        return ep_error_set(out_error, EP_ERR_PROTOCOL, "the TP partner sent rows of another layout: both must have the same ep_rank_id");
+    }
+    ep_err err = check_rooms(w, (int64_t)w->rows + head[0], out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    int32_t *tp_counts = w->args->tp_recv_counts.data;
+    tp_counts[tp->own] = w->rows;
+    tp_counts[1 - tp->own] = (int32_t)head[0];
+    memcpy((int32_t *)w->args->ep_recv_counts.data + counts, body + 64, 4 * counts);
+    if (w->packer.quantise) {
+        memcpy((float *)w->args->dynamic_scales.data + w->rows, body + tp_scales_at(counts), 4 * (size_t)head[0]);
+    }
+    copy_rows(w, (size_t)w->rows, body + tp_rows_at(counts, head[0], w->packer.quantise), head[0]);
+    return EP_OK;
+}
+
+static ep_err tp_gather(const dispatch_work *w, ep_error *out_error)
+{
+    static const uint32_t members[2] = {0, 1};
+    ep_group_call call = group_tp_call(w->view);
+    group_op tp;
+    ep_err err = group_op_begin(w->view->group_tp, &call, members, w->op->deadline_us, &tp, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    err = tp_fill(w, &tp, out_error);
+    if (err != EP_OK) {
+        group_op_fail(&tp, out_error);
+    } else {
+        err = group_op_send(&tp, out_error);
+    }
+    if (err == EP_OK) {
+        err = group_op_wait(&tp, out_error);
+    }
+    if (err == EP_OK) {
+        err = tp_place(w, &tp, out_error);
+    }
+    group_op_end(&tp);
+    return err;
+}
+
+/* ---- phase two ---- */
+
+static void write_token_nums(const dispatch_work *w)
+{
+    const int32_t *prefix = w->args->ep_recv_counts.data;
+    int64_t *nums = w->args->expert_token_nums.data;
+    uint32_t ranks = w->view->layout.ranks;
+    int64_t before = 0;
+    for (uint32_t e = 0; e < w->view->local_experts; e++) {
+        int64_t end = prefix[(size_t)e * ranks + ranks - 1];
+        if (w->view->group_tp != NULL) { /* one local expert: both ranks' rows are its own */
+            end += prefix[(size_t)ranks * w->view->local_experts + ranks - 1];
+        }
+        nums[e] = w->view->call.token_nums_type == 1 ? end - before : end;
+        before = end;
+    }
+}
+
+static void seal(const dispatch_work *w)
+{
+    const ep_group *group = w->op->group;
+    const group_view *view = w->view;
+    size_t counts = (size_t)view->call.tp_world_size * view->layout.ranks * view->local_experts;
+    ep_group_assist assist = {.membership = group->membership,
+                              .number = ((uint64_t)group->generation << 40) + group->number,
+                              .rows = (uint32_t)w->rows,
+                              .ids_digest = ep_group_ids_digest(&view->batch),
+                              .counts_digest = ep_group_counts_digest(w->args->ep_recv_counts.data, counts)};
+    ep_group_assist_seal(&assist, w->args->assist_info_for_combine.data, (size_t)w->args->assist_info_for_combine.shape[0]);
+}
+
+static ep_err run(dispatch_work *w, group_view *view, ep_error *out_error)
+{
+    ep_error error;
+    bool has_inactive;
+    ep_err err = ep_group_batch_check(&view->call, &view->batch, &view->shape, &has_inactive, &error);
+    view->call.has_inactive = has_inactive;
+    if (err == EP_OK) {
+        ep_group_sort(&view->batch, &view->shape, &view->layout, w->op->own, w->offsets, w->order);
+        err = send_rows(w, &error);
+    }
+    if (err != EP_OK) {
+        return group_call_failed(w->op, view, &error, out_error);
+    }
+    err = group_op_wait(w->op, &error);
+    if (err == EP_OK) {
+        group_add_performance(w->op, view, &w->args->performance_info);
+        err = receive_rows(w, &error);
+    }
+    if (err != EP_OK) {
+        return group_call_lost(w->op, view, &error, out_error);
+    }
+    if (view->group_tp != NULL) {
+        err = tp_gather(w, &error);
+    }
+    if (err == EP_OK) {
+        write_token_nums(w);
+        seal(w);
+    } else if (out_error != NULL) {
+        *out_error = error;
+    }
+    group_op_end(w->op);
+    return err;
+}
+
+ep_err ep_moe_dispatch(ep_group *group, ep_group_plan *plan, const ep_moe_dispatch_args *args, void *workspace,
+                       size_t workspace_size, ep_error *out_error)
+{
+    group_view view;
+    group_op op;
+    if (plan == NULL) {
+        return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION, "ep_moe_dispatch without a plan: call ep_moe_dispatch_prepare first");
+    }
+    ep_err err = group_dispatch_view(group, args, &view, out_error);
+    if (err == EP_OK) {
+        err = group_plan_check(plan, group, &view, workspace, workspace_size, out_error);
+    }
+    if (err == EP_OK) {
+        err = group_op_begin(group, &view.call, view.members, args->deadline_us, &op, out_error);
+    }
+    if (err != EP_OK) {
+        return err;
+    }
+    bool quantise = view.call.quant_mode == 2;
+    size_t row_bytes = (size_t)view.batch.hidden * (quantise ? 1 : ep_dtype_bytes(view.batch.x.dtype));
+    dispatch_work w = {.args = args,
+                       .view = &view,
+                       .op = &op,
+                       .offsets = workspace,
+                       .order = (uint32_t *)workspace + ep_align_up(4 * ((size_t)ep_group_buckets(&view.layout) + 1), 64) / 4,
+                       .row_bytes = row_bytes,
+                       .packer = {.batch = &view.batch,
+                                  .slots_per_token = ep_batch_slots_per_token(&view.batch, &view.shape),
+                                  .shared_ranks = view.layout.shared_ranks,
+                                  .row_bytes = row_bytes,
+                                  .quantise = quantise,
+                                  .smooth = view.smooth,
+                                  .smooth_shared = (uint32_t)view.call.shared_rows}};
+    return run(&w, &view, out_error);
+}

@@ -1,0 +1,398 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One call: frames out, frames in, agreement, and what happens when a rank is missing. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "group/group_core.h"
+#include "struct_out.h"
+#include "wire/frame.h"
+
+#define RANKS_TEXT_BYTES 160
+#define NOTICE_NS EP_NS_PER_S /* within this a lost connection is noticed on every rank that has one */
+
+/* ---- naming ranks ---- */
+
+typedef bool (*rank_test)(const ep_group *group, uint32_t member);
+
+/* "2, 5-7" of the members for which test is true; "" when none. Lock held. */
+static void name_ranks(const ep_group *group, rank_test test, char *out, size_t bytes)
+{
+    size_t used = 0;
+    out[0] = 0;
+    for (uint32_t m = 0; m < group->members_count && used + 24 < bytes; m++) {
+        if (!test(group, m)) {
+            continue;
+        }
+        uint32_t end = m;
+        while (end + 1 < group->members_count && group->members[end + 1] == group->members[end] + 1 && test(group, end + 1)) {
+            end++;
+        }
+        const char *before = used == 0 ? "" : ", ";
+        int n = end == m ? snprintf(out + used, bytes - used, "%s%" PRIu32, before, group->members[m])
+                         : snprintf(out + used, bytes - used, "%s%" PRIu32 "-%" PRIu32, before, group->members[m], group->members[end]);
+        used += (size_t)n;
+        m = end;
+    }
+}
+
+/* The frame of this call, or of a later generation, is there. Lock held. */
+static bool has_frame(const ep_group *group, uint32_t member)
+{
+    return group->members[member] == group->rank || group->peers[group->members[member]].ring_count > 0;
+}
+
+static bool has_no_frame(const ep_group *group, uint32_t member)
+{
+    return !has_frame(group, member);
+}
+
+static bool is_gone(const ep_group *group, uint32_t member)
+{
+    return group->members[member] != group->rank && group->peers[group->members[member]].gone;
+}
+
+static bool is_gone_without_frame(const ep_group *group, uint32_t member)
+{
+    return is_gone(group, member) && has_no_frame(group, member);
+}
+
+/* Its frame of the call before this one has come. */
+static bool is_behind(const ep_group *group, uint32_t member)
+{
+    const group_peer *peer = &group->peers[group->members[member]];
+    if (group->members[member] == group->rank || group->number == 0) {
+        return false;
+    }
+    return !peer->seen_any || peer->seen_generation < group->generation ||
+           (peer->seen_generation == group->generation && peer->seen_number + 1 < group->number);
+}
+
+static bool is_behind_and_gone(const ep_group *group, uint32_t member)
+{
+    return is_gone(group, member) && is_behind(group, member);
+}
+
+static bool any(const ep_group *group, rank_test test)
+{
+    for (uint32_t m = 0; m < group->members_count; m++) {
+        if (test(group, m)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Lock held. */
+static ep_err gone_error(const ep_group *group, rank_test test, ep_error *out_error)
+{
+    char ranks[RANKS_TEXT_BYTES];
+    const char *why = "";
+    name_ranks(group, test, ranks, sizeof(ranks));
+    for (uint32_t m = 0; m < group->members_count && why[0] == 0; m++) {
+        why = test(group, m) ? group->peers[group->members[m]].why : why;
+    }
+    return ep_error_set(out_error, EP_ERR_UNAVAILABLE, "group %.40s: rank %s is gone (%s)", group->name, ranks, why);
+}
+
+/* ---- beginning ---- */
+
+/* A change of members begins a generation. Lock held. */
+static void set_members(ep_group *group, const ep_group_call *call, const uint32_t *members)
+{
+    uint32_t count = (uint32_t)call->ranks;
+    if (count == group->members_count && call->elastic_digest == group->members_digest) {
+        return;
+    }
+    memcpy(group->members, members, count * sizeof(*members));
+    group->members_count = count;
+    group->members_digest = call->elastic_digest;
+    group->generation++;
+    group->number = 0;
+    ep_error_clear(&group->broken);
+}
+
+/* Tells the other members that this generation is given up. Lock not held. */
+static void tell_broken(ep_group *group, const ep_error *error, uint32_t generation)
+{
+    for (uint32_t m = 0; m < group->members_count; m++) {
+        pthread_mutex_lock(&group->lock);
+        group_peer *peer = &group->peers[group->members[m]];
+        ep_conn *conn = group->members[m] != group->rank && peer->link != NULL && !peer->gone ? peer->link->conn : NULL;
+        pthread_mutex_unlock(&group->lock);
+        if (conn != NULL) {
+            group_send_text(group, conn, EP_GROUP_FRAME_BROKEN, generation, 0, error->code, error->text);
+        }
+    }
+}
+
+/* Waits until test is true for no member. Lock held. gone: members for which waiting is in vain. */
+static ep_err wait_for(group_op *op, rank_test test, rank_test gone, ep_error *out_error)
+{
+    ep_group *group = op->group;
+    for (;;) {
+        if (group->broken.code != EP_OK) {
+            *out_error = group->broken;
+            return out_error->code;
+        }
+        if (!any(group, test)) {
+            return EP_OK;
+        }
+        if (any(group, gone)) {
+            return gone_error(group, gone, out_error);
+        }
+        group->waiting = true;
+        bool in_time = group_wait_until(group, op->deadline_ns);
+        group->waiting = false;
+        if (!in_time && any(group, test)) {
+            char ranks[RANKS_TEXT_BYTES];
+            name_ranks(group, test, ranks, sizeof(ranks));
+            ep_error_set(&group->broken, EP_ERR_DEADLINE_EXCEEDED,
+                         "group %.40s: rank %" PRIu32 " has waited %" PRIu64 " us for rank %s in %s", group->name, group->rank,
+                         op->deadline_us, ranks, ep_group_operator_name(op->call->operator));
+            ep_error error = group->broken;
+            uint32_t generation = group->generation;
+            pthread_mutex_unlock(&group->lock);
+            tell_broken(group, &error, generation);
+            pthread_mutex_lock(&group->lock);
+            *out_error = error;
+            return error.code;
+        }
+    }
+}
+
+ep_err group_op_begin(ep_group *group, const ep_group_call *call, const uint32_t *members, uint64_t deadline_us, group_op *out_op,
+                      ep_error *out_error)
+{
+    if (ep_fork_guard_in_child(&group->fork)) {
+        return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION, "group %.40s was made before fork: it belongs to the parent",
+                            group->name);
+    }
+    if (__atomic_exchange_n(&group->busy, true, __ATOMIC_ACQUIRE)) {
+        return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION, "group %.40s: another call runs; one at a time is allowed", group->name);
+    }
+    out_op->group = group;
+    out_op->call = call;
+    out_op->own = (uint32_t)call->local_rank;
+    out_op->deadline_us = deadline_us == 0 ? group->deadline_us : deadline_us;
+    out_op->deadline_ns = ep_clock_now_ns() + out_op->deadline_us * EP_NS_PER_US;
+    out_op->wait_began_ns = 0;
+    ep_error error;
+    pthread_mutex_lock(&group->lock);
+    set_members(group, call, members);
+    ep_err err = any(group, is_gone) ? gone_error(group, is_gone, &error) : EP_OK;
+    if (err == EP_OK) {
+        err = wait_for(out_op, is_behind, is_behind_and_gone, &error);
+    }
+    if (err == EP_OK) {
+        group->stats.calls++;
+    }
+    pthread_mutex_unlock(&group->lock);
+    if (err != EP_OK) {
+        __atomic_store_n(&group->busy, false, __ATOMIC_RELEASE);
+        if (out_error != NULL) {
+            *out_error = error;
+        }
+    }
+    return err;
+}
+
+/* ---- sending ---- */
+
+static ep_conn *conn_of(ep_group *group, uint32_t member)
+{
+    pthread_mutex_lock(&group->lock);
+    group_link *link = group->peers[group->members[member]].link;
+    pthread_mutex_unlock(&group->lock);
+    return link->conn; /* links of peers live as long as the group */
+}
+
+ep_err group_op_body(group_op *op, uint32_t member, size_t body_bytes, uint8_t **out_body, ep_error *out_error)
+{
+    ep_group *group = op->group;
+    uint8_t *frame;
+    ep_err err = group_frame_acquire(group, EP_GROUP_BODY_OFFSET + body_bytes, &group->outgoing[member], &frame, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    memset(frame + EP_GROUP_FRAME_FIXED_BYTES, 0, EP_GROUP_BODY_OFFSET - EP_GROUP_FRAME_FIXED_BYTES);
+    ep_group_record_encode(op->call, frame + EP_GROUP_FRAME_FIXED_BYTES);
+    *out_body = frame + EP_GROUP_BODY_OFFSET;
+    return EP_OK;
+}
+
+ep_err group_op_send(group_op *op, ep_error *out_error)
+{
+    ep_group *group = op->group;
+    ep_err err = EP_OK;
+    for (uint32_t i = 1; i < group->members_count; i++) { /* each rank begins with its neighbour: no rank is everybody's first */
+        uint32_t member = (op->own + i) % group->members_count;
+        ep_group_frame frame = {.kind = EP_GROUP_FRAME_ROWS, .generation = group->generation, .number = group->number};
+        ep_buffer *buffer = group->outgoing[member];
+        group->outgoing[member] = NULL;
+        ep_err sent = group_frame_send(group, conn_of(group, member), &frame, buffer);
+        if (sent != EP_OK && sent != EP_ERR_CLOSED && err == EP_OK) { /* closed: waiting will find it gone */
+            err = ep_error_set(out_error, sent, "cannot send to rank %" PRIu32 ": %s", group->members[member], ep_err_text(sent));
+        }
+    }
+    return err;
+}
+
+void group_op_fail(group_op *op, const ep_error *error)
+{
+    ep_group *group = op->group;
+    char text[EP_ERROR_TEXT_BYTES];
+    snprintf(text, sizeof(text), "%.*s", EP_ERROR_TEXT_BYTES - 1, error->text);
+    for (uint32_t m = 0; m < group->members_count; m++) {
+        ep_buffer_unref(group->outgoing[m]);
+        group->outgoing[m] = NULL;
+        if (m != op->own) {
+            group_send_text(group, conn_of(group, m), EP_GROUP_FRAME_FAILED, group->generation, group->number, error->code, text);
+        }
+    }
+}
+
+/* ---- receiving ---- */
+
+/* Takes this call's frames out of the rings. Lock held. False: some rank is in another generation. */
+static bool take_frames(group_op *op)
+{
+    ep_group *group = op->group;
+    bool same = true;
+    for (uint32_t m = 0; m < group->members_count; m++) {
+        group_peer *peer = &group->peers[group->members[m]];
+        if (m == op->own) {
+            continue;
+        }
+        if (peer->ring[0].head.generation != group->generation) {
+            same = false;
+            continue;
+        }
+        group->incoming[m] = peer->ring[0].buffer;
+        group->incoming_ns[m] = peer->ring[0].arrived_ns;
+        peer->ring_count--;
+        memmove(&peer->ring[0], &peer->ring[1], peer->ring_count * sizeof(peer->ring[0]));
+    }
+    return same;
+}
+
+static ep_err damaged(const ep_group *group, uint32_t member, const char *what, ep_error *out_error)
+{
+    return ep_error_set(out_error, EP_ERR_DATA_LOSS, "rank %" PRIu32 " sent a frame that is damaged (%s)", group->members[member], what);
+}
+
+static ep_err check_frame(group_op *op, uint32_t member, ep_error *out_error)
+{
+    ep_group *group = op->group;
+    const ep_buffer *buffer = group->incoming[member];
+    ep_group_frame frame;
+    ep_err err = ep_group_frame_decode(buffer->data, &frame, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    if ((frame.flags & EP_GROUP_FRAME_FLAG_CRC) != 0 &&
+        ep_crc32c(0, buffer->data + EP_GROUP_FRAME_FIXED_BYTES, (size_t)frame.payload_bytes) != frame.payload_crc) {
+        return damaged(group, member, "CRC", out_error);
+    }
+    if (frame.kind == EP_GROUP_FRAME_FAILED) {
+        ep_error theirs;
+        group_read_text(buffer, &theirs);
+        return ep_error_set(out_error, theirs.code, "rank %" PRIu32 ": %.*s", group->members[member], EP_ERROR_TEXT_BYTES - 24, theirs.text);
+    }
+    if (frame.membership != group->membership || buffer->bytes < EP_GROUP_BODY_OFFSET) {
+        return damaged(group, member, "length or membership", out_error);
+    }
+    return ep_group_record_decode(buffer->data + EP_GROUP_FRAME_FIXED_BYTES, &group->told[member], out_error);
+}
+
+ep_err group_op_wait(group_op *op, ep_error *out_error)
+{
+    ep_group *group = op->group;
+    ep_error error;
+    op->wait_began_ns = ep_clock_now_ns();
+    pthread_mutex_lock(&group->lock);
+    ep_err err = wait_for(op, has_no_frame, is_gone_without_frame, &error);
+    bool same = err != EP_OK || take_frames(op);
+    uint64_t patience_ns = ep_clock_now_ns() + NOTICE_NS;
+    while (!same && !any(group, is_gone) && group_wait_until(group, patience_ns < op->deadline_ns ? patience_ns : op->deadline_ns)) {
+    }
+    bool others_know = !same && any(group, is_gone); /* that is why they call without it */
+    if (others_know) {
+        err = gone_error(group, is_gone, &error);
+        same = true;
+    }
+    if (!same) {
+        ep_error_set(&group->broken, EP_ERR_INVALID_ARGUMENT,
+                     "group %.40s: elastic_info differs between ranks: some call with other members than rank %" PRIu32, group->name,
+                     group->rank);
+        error = group->broken;
+        err = error.code;
+    }
+    uint32_t generation = group->generation;
+    pthread_mutex_unlock(&group->lock);
+    if (!same) {
+        tell_broken(group, &error, generation + 1);
+    }
+    for (uint32_t m = 0; m < group->members_count && err == EP_OK; m++) {
+        if (m == op->own) {
+            group->told[m] = *op->call;
+        } else {
+            err = check_frame(op, m, &error);
+        }
+    }
+    if (err == EP_OK) {
+        err = ep_group_calls_compare(group->told, group->members, group->members_count, &error);
+    }
+    if (err != EP_OK && out_error != NULL) {
+        *out_error = error;
+    }
+    return err;
+}
+
+const uint8_t *group_op_received(const group_op *op, uint32_t member, size_t *out_bytes)
+{
+    const ep_buffer *buffer = op->group->incoming[member];
+    *out_bytes = buffer->bytes - EP_GROUP_BODY_OFFSET;
+    return buffer->data + EP_GROUP_BODY_OFFSET;
+}
+
+int64_t group_op_waited_us(const group_op *op, uint32_t member)
+{
+    uint64_t arrived = op->group->incoming_ns[member];
+    return member == op->own || arrived <= op->wait_began_ns ? 0 : (int64_t)((arrived - op->wait_began_ns) / EP_NS_PER_US);
+}
+
+/* ---- ending ---- */
+
+void group_op_end(group_op *op)
+{
+    ep_group *group = op->group;
+    for (uint32_t m = 0; m < group->members_count; m++) {
+        ep_buffer_unref(group->incoming[m]);
+        ep_buffer_unref(group->outgoing[m]);
+        group->incoming[m] = NULL;
+        group->outgoing[m] = NULL;
+    }
+    pthread_mutex_lock(&group->lock);
+    group->number++;
+    for (uint32_t r = 0; r < group->world; r++) {
+        group_drop_old_frames(group, &group->peers[r]);
+    }
+    pthread_mutex_unlock(&group->lock);
+    __atomic_store_n(&group->busy, false, __ATOMIC_RELEASE);
+}
+
+void ep_group_read_stats(ep_group *group, ep_group_stats *out_stats)
+{
+    ep_buffer_pool_stats pool;
+    ep_buffer_pool_read_stats(group->pool, &pool);
+    pthread_mutex_lock(&group->lock);
+    ep_group_stats stats = group->stats;
+    pthread_mutex_unlock(&group->lock);
+    stats.buffer_bytes = pool.lent_bytes + pool.kept_bytes;
+    stats.buffer_bytes_peak = pool.lent_bytes_peak;
+    stats.system_allocations = pool.system_allocations;
+    ep_struct_out(out_stats, &stats, sizeof(stats));
+}

@@ -1,0 +1,386 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the connections of a group bring: hellos, rows, bad news. Runs on the lanes' threads. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "group/group_core.h"
+#include "rpc/rpc_credentials.h"
+
+/* Lock held. A peer that was ready and is not any more. */
+static void peer_is_gone(ep_group *group, group_peer *peer, const char *why)
+{
+    if (!peer->gone) {
+        peer->gone = true;
+        snprintf(peer->why, sizeof(peer->why), "%.199s", why);
+    }
+    pthread_cond_broadcast(&group->changed);
+}
+
+static void close_badly(group_link *link, const char *why)
+{
+    ep_group *group = link->group;
+    pthread_mutex_lock(&group->lock);
+    if (link->rank != GROUP_NO_RANK && group->peers[link->rank].link == link) {
+        peer_is_gone(group, &group->peers[link->rank], why);
+    }
+    pthread_mutex_unlock(&group->lock);
+    ep_conn_close(link->conn);
+}
+
+/* ---- hello ---- */
+
+/* Lock held. NULL: welcome. */
+static const char *hello_fault(ep_group *group, const ep_group_hello *hello, const ep_group_frame *frame, char *text, size_t bytes)
+{
+    if (!ep_rpc_token_equal(group->token, hello->token)) {
+        return "the token is missing or wrong";
+    }
+    if (strcmp(hello->name, group->name) != 0) {
+        snprintf(text, bytes, "name differs between ranks: \"%s\" at rank %" PRIu32 "; \"%s\" at rank %" PRIu32, group->name, group->rank,
+                 hello->name, hello->rank);
+        return text;
+    }
+    if (hello->world_size != group->world) {
+        snprintf(text, bytes, "world_size differs between ranks: %" PRIu32 " at rank %" PRIu32 "; %" PRIu32 " at rank %" PRIu32,
+                 group->world, group->rank, hello->world_size, hello->rank);
+        return text;
+    }
+    if (hello->rank <= group->rank || hello->rank >= group->world) {
+        snprintf(text, bytes, "rank is %" PRIu32 ": allowed %" PRIu32 "..%" PRIu32 " for a rank that connects to rank %" PRIu32, hello->rank,
+                 group->rank + 1, group->world - 1, group->rank);
+        return text;
+    }
+    if (group->peers[hello->rank].link != NULL) {
+        snprintf(text, bytes, "rank %" PRIu32 " is there already: two processes have the same rank", hello->rank);
+        return text;
+    }
+    if (group->membership != 0 && group->rank != 0 && frame->membership != group->membership) {
+        snprintf(text, bytes, "rank %" PRIu32 " belongs to another membership of group %s", hello->rank, group->name);
+        return text;
+    }
+    return NULL;
+}
+
+static void refuse(group_link *link, ep_err code, const char *why)
+{
+    ep_group *group = link->group;
+    pthread_mutex_lock(&group->lock);
+    snprintf(group->last_refusal, sizeof(group->last_refusal), "%s", why);
+    pthread_mutex_unlock(&group->lock);
+    group_send_text(group, link->conn, EP_GROUP_FRAME_REFUSED, 0, 0, code, why);
+    /* The refused side closes: closing here could overtake the text. */
+}
+
+static void take_hello(group_link *link, const ep_group_frame *frame, const ep_buffer *buffer)
+{
+    ep_group *group = link->group;
+    ep_group_hello hello;
+    char text[400];
+    if (link->dialed || link->rank != GROUP_NO_RANK ||
+        ep_group_hello_decode(buffer->data + EP_GROUP_FRAME_FIXED_BYTES, (size_t)frame->payload_bytes, &hello, NULL) != EP_OK) {
+        ep_conn_close(link->conn);
+        return;
+    }
+    pthread_mutex_lock(&group->lock);
+    const char *fault = hello_fault(group, &hello, frame, text, sizeof(text));
+    bool welcome = false;
+    bool all_here = false;
+    if (fault == NULL) {
+        group_peer *peer = &group->peers[hello.rank];
+        link->rank = hello.rank;
+        peer->link = link;
+        snprintf(peer->url, sizeof(peer->url), "%s", hello.url);
+        if (group->rank == 0) {
+            peer->ready = true;
+            all_here = true;
+            for (uint32_t r = 1; r < group->world; r++) {
+                all_here = all_here && group->peers[r].ready;
+            }
+            all_here = all_here && !group->table_sent;
+            group->table_sent = group->table_sent || all_here;
+        } else if (group->membership == 0) {
+            peer->hello_waits = true;
+            peer->hello_membership = frame->membership;
+        } else {
+            peer->ready = true;
+            welcome = true;
+        }
+    }
+    pthread_mutex_unlock(&group->lock);
+    if (fault != NULL) {
+        refuse(link, fault == text ? EP_ERR_INVALID_ARGUMENT : EP_ERR_UNAUTHENTICATED, fault);
+        return;
+    }
+    ep_conn_allow_large(link->conn);
+    if (welcome) {
+        group_send_welcome(group, link);
+    }
+    if (all_here) {
+        group_send_table(group);
+    }
+    pthread_mutex_lock(&group->lock);
+    pthread_cond_broadcast(&group->changed);
+    pthread_mutex_unlock(&group->lock);
+}
+
+static void take_refusal(group_link *link, const ep_buffer *buffer)
+{
+    ep_group *group = link->group;
+    ep_error error;
+    group_read_text(buffer, &error);
+    pthread_mutex_lock(&group->lock);
+    if (link->dialed && !group->peers[link->rank].ready && group->create_error.code == EP_OK) {
+        group->create_error = error;
+    }
+    pthread_cond_broadcast(&group->changed);
+    pthread_mutex_unlock(&group->lock);
+}
+
+static void take_welcome(group_link *link)
+{
+    ep_group *group = link->group;
+    if (!link->dialed) {
+        close_badly(link, "it broke the protocol");
+        return;
+    }
+    pthread_mutex_lock(&group->lock);
+    group->peers[link->rank].ready = true;
+    pthread_cond_broadcast(&group->changed);
+    pthread_mutex_unlock(&group->lock);
+}
+
+/* Every rank's URL, each ended by 0. Lock held; false: not so. */
+static bool read_table(ep_group *group, const char *text, size_t bytes)
+{
+    size_t at = 0;
+    for (uint32_t r = 0; r < group->world; r++) {
+        size_t length = at < bytes ? strnlen(text + at, bytes - at) : 0;
+        if (at + length >= bytes || length >= EP_GROUP_URL_BYTES) {
+            return false;
+        }
+        snprintf(group->peers[r].url, sizeof(group->peers[r].url), "%s", text + at);
+        at += length + 1;
+    }
+    return at == bytes;
+}
+
+static void take_table(group_link *link, const ep_group_frame *frame, const ep_buffer *buffer)
+{
+    ep_group *group = link->group;
+    pthread_mutex_lock(&group->lock);
+    bool good = link->dialed && link->rank == 0 && group->membership == 0 && frame->membership != 0 &&
+                read_table(group, (const char *)buffer->data + EP_GROUP_FRAME_FIXED_BYTES, (size_t)frame->payload_bytes);
+    if (good) {
+        group->membership = frame->membership;
+        group->peers[0].ready = true;
+    }
+    pthread_cond_broadcast(&group->changed);
+    pthread_mutex_unlock(&group->lock);
+    if (!good) {
+        close_badly(link, "it broke the protocol");
+        return;
+    }
+    group_answer_hellos(group);
+}
+
+/* ---- calls ---- */
+
+static void ring_pop(group_peer *peer)
+{
+    ep_buffer_unref(peer->ring[0].buffer);
+    peer->ring_count--;
+    memmove(&peer->ring[0], &peer->ring[1], peer->ring_count * sizeof(peer->ring[0]));
+}
+
+static bool is_old(const ep_group *group, const ep_group_frame *frame)
+{
+    return frame->generation < group->generation || (frame->generation == group->generation && frame->number < group->number);
+}
+
+void group_drop_old_frames(ep_group *group, group_peer *peer)
+{
+    while (peer->ring_count > 0 && is_old(group, &peer->ring[0].head)) {
+        ring_pop(peer);
+    }
+}
+
+static void take_call_frame(group_link *link, const ep_group_frame *frame, ep_buffer **buffer)
+{
+    ep_group *group = link->group;
+    group_peer *peer = &group->peers[link->rank];
+    bool good = true;
+    pthread_mutex_lock(&group->lock);
+    bool next = !peer->seen_any ? frame->number == 0
+                                : (frame->generation == peer->seen_generation && frame->number == peer->seen_number + 1) ||
+                                      (frame->generation > peer->seen_generation && frame->number == 0);
+    group_drop_old_frames(group, peer);
+    if (!next || peer->ring_count == GROUP_RING_FRAMES) {
+        good = false;
+    } else {
+        peer->seen_any = true;
+        peer->seen_generation = frame->generation;
+        peer->seen_number = frame->number;
+        if (!is_old(group, frame)) {
+            peer->ring[peer->ring_count++] = (group_inbox_frame){*buffer, *frame, ep_clock_now_ns()};
+            *buffer = NULL;
+        }
+    }
+    if (group->waiting) {
+        pthread_cond_broadcast(&group->changed);
+    }
+    pthread_mutex_unlock(&group->lock);
+    if (!good) {
+        close_badly(link, "it sent frames out of order");
+    }
+}
+
+static void take_broken(group_link *link, const ep_group_frame *frame, const ep_buffer *buffer)
+{
+    ep_group *group = link->group;
+    ep_error error;
+    group_read_text(buffer, &error);
+    pthread_mutex_lock(&group->lock);
+    if (frame->generation >= group->generation && group->broken.code == EP_OK) {
+        group->broken = error;
+    }
+    pthread_cond_broadcast(&group->changed);
+    pthread_mutex_unlock(&group->lock);
+}
+
+static void take_bye(group_link *link)
+{
+    ep_group *group = link->group;
+    pthread_mutex_lock(&group->lock);
+    peer_is_gone(group, &group->peers[link->rank], "it left the group");
+    pthread_mutex_unlock(&group->lock);
+}
+
+static void take_frame(group_link *link, const ep_group_frame *frame, ep_buffer **buffer)
+{
+    if (frame->kind == EP_GROUP_FRAME_HELLO) {
+        take_hello(link, frame, *buffer);
+        return;
+    }
+    if (link->rank == GROUP_NO_RANK) { /* a stranger; before its hello nothing else is listened to */
+        ep_conn_close(link->conn);
+        return;
+    }
+    switch (frame->kind) {
+    case EP_GROUP_FRAME_REFUSED:
+        take_refusal(link, *buffer);
+        break;
+    case EP_GROUP_FRAME_WELCOME:
+        take_welcome(link);
+        break;
+    case EP_GROUP_FRAME_TABLE:
+        take_table(link, frame, *buffer);
+        break;
+    case EP_GROUP_FRAME_ROWS:
+    case EP_GROUP_FRAME_FAILED:
+        take_call_frame(link, frame, buffer);
+        break;
+    case EP_GROUP_FRAME_BROKEN:
+        take_broken(link, frame, *buffer);
+        break;
+    case EP_GROUP_FRAME_BYE:
+        take_bye(link);
+        break;
+    case EP_GROUP_FRAME_HELLO:
+        break;
+    }
+}
+
+static void on_frame(void *arg, ep_conn *conn, ep_buffer *taken_frame)
+{
+    group_link *link = arg;
+    ep_group *group = link->group;
+    ep_group_frame frame;
+    (void)conn;
+    bool good = ep_group_frame_decode(taken_frame->data, &frame, NULL) == EP_OK &&
+                taken_frame->bytes == EP_GROUP_FRAME_FIXED_BYTES + frame.payload_bytes &&
+                (link->rank == GROUP_NO_RANK || frame.rank == link->rank);
+    pthread_mutex_lock(&group->lock);
+    group->stats.frames_received++;
+    group->stats.bytes_received += taken_frame->bytes;
+    pthread_mutex_unlock(&group->lock);
+    if (good) {
+        take_frame(link, &frame, &taken_frame);
+    } else {
+        close_badly(link, "it broke the protocol");
+    }
+    ep_buffer_unref(taken_frame);
+}
+
+/* ---- life of a link ---- */
+
+static void on_closed(void *arg, ep_conn *conn, const ep_error *error)
+{
+    group_link *link = arg;
+    ep_group *group = link->group;
+    pthread_mutex_lock(&group->lock);
+    link->closed = true;
+    if (link->rank != GROUP_NO_RANK && group->peers[link->rank].link == link) {
+        group_peer *peer = &group->peers[link->rank];
+        if (peer->ready) {
+            peer_is_gone(group, peer, error->text);
+        } else { /* it may try again */
+            peer->link = NULL;
+            peer->hello_waits = false;
+            snprintf(group->last_refusal, sizeof(group->last_refusal), "%s", error->text);
+        }
+    }
+    bool stranger = link->rank == GROUP_NO_RANK;
+    if (stranger) { /* nobody else knows it; the others live as long as the group, which may be sending on them */
+        group_link **at = &group->links;
+        while (*at != link) {
+            at = &(*at)->next;
+        }
+        *at = link->next;
+        ep_conn_release(conn);
+    }
+    group->links_open--;
+    pthread_cond_broadcast(&group->changed);
+    pthread_mutex_unlock(&group->lock); /* after this the group may be freed */
+    if (stranger) {
+        free(link);
+    }
+}
+
+group_link *group_link_start(ep_group *group, ep_conn *taken_conn, uint32_t rank)
+{
+    group_link *link = calloc(1, sizeof(*link));
+    if (link == NULL) {
+        ep_conn_release(taken_conn);
+        return NULL;
+    }
+    link->group = group;
+    link->conn = taken_conn;
+    link->rank = rank;
+    link->dialed = rank != GROUP_NO_RANK;
+    pthread_mutex_lock(&group->lock);
+    link->next = group->links;
+    group->links = link;
+    group->links_open++;
+    if (rank != GROUP_NO_RANK) {
+        group->peers[rank].link = link;
+    }
+    bool closing = group->closing;
+    pthread_mutex_unlock(&group->lock);
+    ep_conn_handler handler = {.on_frame = on_frame, .on_closed = on_closed, .arg = link};
+    ep_conn_start(taken_conn, &handler);
+    if (closing) {
+        ep_conn_close(taken_conn);
+    } else if (rank != GROUP_NO_RANK) {
+        ep_conn_allow_large(taken_conn);
+    }
+    return link;
+}
+
+void group_accepted(void *arg, ep_conn *taken_conn)
+{
+    group_link_start(arg, taken_conn, GROUP_NO_RANK);
+}

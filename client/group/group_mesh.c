@@ -1,0 +1,575 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Making and ending a group. Every rank listens and dials the ranks below it. All first meet at rank 0, which gives the group its
+ * membership number and tells everybody where the others listen; then the rest connect among themselves.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/random.h"
+#include "group/group_core.h"
+#include "transport/address.h"
+
+#define DEADLINE_DEFAULT_US 30000000ull
+#define FRAME_BYTES_DEFAULT ((uint64_t)256 << 20)
+#define FRAME_BYTES_LEAST 65536
+#define FIRST_FRAME_BYTES 4096
+#define FLUSH_NS (5 * EP_NS_PER_S)
+#define DIAL_BACKOFF_MIN_NS (2 * EP_NS_PER_MS)
+#define DIAL_BACKOFF_MAX_NS (200 * EP_NS_PER_MS)
+#define BAD(...) ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, __VA_ARGS__)
+
+bool group_wait_until(ep_group *group, uint64_t deadline_ns)
+{
+    struct timespec until = {.tv_sec = (time_t)(deadline_ns / EP_NS_PER_S), .tv_nsec = (long)(deadline_ns % EP_NS_PER_S)};
+    if (ep_clock_now_ns() >= deadline_ns) {
+        return false;
+    }
+    pthread_cond_timedwait(&group->changed, &group->lock, &until);
+    return true;
+}
+
+/* ---- configuration ---- */
+
+void ep_group_config_init(ep_group_config *out_config)
+{
+    *out_config = (ep_group_config){.struct_bytes = sizeof(*out_config),
+                                    .deadline_us = DEADLINE_DEFAULT_US,
+                                    .payload_crc = true,
+                                    .frame_bytes_max = FRAME_BYTES_DEFAULT};
+}
+
+static const char *listen_url_of(const ep_group_config *config)
+{
+    if (config->listen_url != NULL) {
+        return config->listen_url;
+    }
+    return config->rank < config->urls_count ? config->urls[config->rank] : NULL;
+}
+
+static ep_err check_urls(const ep_group_config *config, ep_error *out_error)
+{
+    if (config->urls == NULL || (config->urls_count != 1 && config->urls_count != config->world_size)) {
+        return BAD("urls has %" PRIu32 " entries: allowed 1 (rank 0's) or %" PRIu32 " (world_size)",
+                   config->urls == NULL ? 0 : config->urls_count, config->world_size);
+    }
+    for (uint32_t r = 0; r < config->urls_count; r++) {
+        if (config->urls[r] == NULL || strlen(config->urls[r]) >= EP_GROUP_URL_BYTES || ep_lane_for_url(config->urls[r]) == NULL) {
+            return BAD("urls[%" PRIu32 "] is \"%.100s\": allowed a URL of up to %d characters whose scheme a lane of this build serves (tcp, "
+                       "tls+tcp, loopback)",
+                       r, config->urls[r] == NULL ? "" : config->urls[r], EP_GROUP_URL_BYTES - 1);
+        }
+    }
+    const char *listen = listen_url_of(config);
+    if (listen == NULL) {
+        return BAD("listen_url is missing: urls has rank 0's address alone, and this is rank %" PRIu32, config->rank);
+    }
+    if (strlen(listen) >= EP_GROUP_URL_BYTES || ep_lane_for_url(listen) == NULL) {
+        return BAD("listen_url is \"%.100s\": allowed a URL whose scheme a lane of this build serves", listen);
+    }
+    bool guarded = config->token != NULL && config->token[0] != 0 && strncmp(listen, "tls+tcp://", 10) == 0;
+    if (!config->insecure && !ep_address_is_loopback(listen) && !guarded) {
+        return BAD("listen_url \"%.100s\" is reachable from other hosts: use tls+tcp:// and a token, or set insecure", listen);
+    }
+    return EP_OK;
+}
+
+static ep_err check_config(const ep_group_config *config, ep_error *out_error)
+{
+    if (config->struct_bytes != sizeof(*config)) {
+        return BAD("ep_group_config has struct_bytes %" PRIu32 ": ep_group_config_init sets %zu", config->struct_bytes, sizeof(*config));
+    }
+    size_t name_bytes = config->name == NULL ? 0 : strlen(config->name);
+    if (name_bytes < 1 || name_bytes > EP_GROUP_NAME_BYTES_MAX) {
+        return BAD("name (group_ep) has %zu characters: allowed 1..%d", name_bytes, EP_GROUP_NAME_BYTES_MAX);
+    }
+    if (config->world_size < 1 || config->world_size > EP_GROUP_WORLD_MAX) {
+        return BAD("world_size is %" PRIu32 ": allowed 1..%d", config->world_size, EP_GROUP_WORLD_MAX);
+    }
+    if (config->rank >= config->world_size) {
+        return BAD("rank is %" PRIu32 ": allowed 0..%" PRIu32, config->rank, config->world_size - 1);
+    }
+    if (config->deadline_us == 0) {
+        return BAD("deadline_us is 0: allowed 1 or more");
+    }
+    if (config->frame_bytes_max < FRAME_BYTES_LEAST || config->frame_bytes_max > (uint64_t)1 << 40) {
+        return BAD("frame_bytes_max is %" PRIu64 ": allowed %d..%" PRIu64, config->frame_bytes_max, FRAME_BYTES_LEAST, (uint64_t)1 << 40);
+    }
+    if (config->token != NULL && strlen(config->token) >= EP_GROUP_TOKEN_BYTES) {
+        return BAD("token has %zu bytes: allowed up to %d", strlen(config->token), EP_GROUP_TOKEN_BYTES - 1);
+    }
+    return check_urls(config, out_error);
+}
+
+/* ---- memory ---- */
+
+static char *copy_text(const char *text, bool *failed)
+{
+    char *copy = text == NULL ? NULL : strdup(text);
+    *failed = *failed || (text != NULL && copy == NULL);
+    return copy;
+}
+
+static void group_free(ep_group *group)
+{
+    if (group->pool != NULL) {
+        ep_buffer_pool_destroy(group->pool);
+    }
+    ep_fork_guard_fini(&group->fork);
+    pthread_cond_destroy(&group->changed);
+    pthread_mutex_destroy(&group->lock);
+    free((void *)(uintptr_t)group->tls.ca_file);
+    free((void *)(uintptr_t)group->tls.cert_key_file);
+    free((void *)(uintptr_t)group->tls.server_name);
+    free(group->incoming);
+    free(group->incoming_ns);
+    free(group->outgoing);
+    free(group->told);
+    free(group->members);
+    free(group->peers);
+    explicit_bzero(group->token, sizeof(group->token));
+    free(group);
+}
+
+static ep_err group_alloc(const ep_group_config *config, ep_group **out_group)
+{
+    ep_group *group = calloc(1, sizeof(*group));
+    if (group == NULL) {
+        return EP_ERR_NO_MEMORY;
+    }
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&group->changed, &attributes);
+    pthread_condattr_destroy(&attributes);
+    pthread_mutex_init(&group->lock, NULL);
+    ep_fork_guard_init(&group->fork);
+    size_t world = config->world_size;
+    bool failed = false;
+    group->world = config->world_size;
+    group->rank = config->rank;
+    group->deadline_us = config->deadline_us;
+    group->frame_bytes_max = (size_t)config->frame_bytes_max;
+    group->payload_crc = config->payload_crc;
+    snprintf(group->name, sizeof(group->name), "%s", config->name);
+    snprintf(group->token, sizeof(group->token), "%s", config->token == NULL ? "" : config->token);
+    group->tls.ca_file = copy_text(config->tls_ca_file, &failed);
+    group->tls.cert_key_file = copy_text(config->tls_cert_key_file, &failed);
+    group->tls.server_name = copy_text(config->tls_server_name, &failed);
+    group->incoming = calloc(world, sizeof(*group->incoming));
+    group->incoming_ns = calloc(world, sizeof(*group->incoming_ns));
+    group->outgoing = calloc(world, sizeof(*group->outgoing));
+    group->told = calloc(world, sizeof(*group->told));
+    group->members = calloc(world, sizeof(*group->members));
+    group->peers = calloc(world, sizeof(*group->peers));
+    failed = failed || group->incoming == NULL || group->incoming_ns == NULL || group->outgoing == NULL || group->told == NULL ||
+             group->members == NULL || group->peers == NULL ||
+             ep_buffer_pool_create(0, (size_t)config->frame_bytes_max, &group->pool) != EP_OK;
+    if (failed) {
+        group_free(group);
+        return EP_ERR_NO_MEMORY;
+    }
+    for (uint32_t r = 0; r < group->world; r++) {
+        group->members[r] = r;
+    }
+    group->members_count = group->world;
+    group->limits = (ep_lane_limits){.frame_bytes = ep_group_frame_read_bytes,
+                                     .prefix_bytes = EP_GROUP_FRAME_FIXED_BYTES,
+                                     .pool = group->pool,
+                                     .frame_bytes_max = group->frame_bytes_max,
+                                     .first_frame_bytes_max = FIRST_FRAME_BYTES,
+                                     .send_queue_bytes_max = 2 * group->frame_bytes_max + FRAME_BYTES_LEAST,
+                                     .connections_max = group->world + 16};
+    *out_group = group;
+    return EP_OK;
+}
+
+/* ---- welcome and table ---- */
+
+void group_send_welcome(ep_group *group, group_link *link)
+{
+    group_send_text(group, link->conn, EP_GROUP_FRAME_WELCOME, 0, 0, EP_OK, NULL);
+}
+
+void group_send_table(ep_group *group)
+{
+    size_t bytes = 0;
+    for (uint32_t r = 0; r < group->world; r++) {
+        bytes += strlen(group->peers[r].url) + 1;
+    }
+    for (uint32_t r = 1; r < group->world; r++) {
+        ep_buffer *buffer;
+        uint8_t *data;
+        if (group_frame_acquire(group, EP_GROUP_FRAME_FIXED_BYTES + bytes, &buffer, &data, NULL) != EP_OK) {
+            return;
+        }
+        char *at = (char *)data + EP_GROUP_FRAME_FIXED_BYTES;
+        for (uint32_t i = 0; i < group->world; i++) {
+            at = stpcpy(at, group->peers[i].url) + 1;
+        }
+        ep_group_frame frame = {.kind = EP_GROUP_FRAME_TABLE};
+        pthread_mutex_lock(&group->lock);
+        group_link *link = group->peers[r].link;
+        pthread_mutex_unlock(&group->lock);
+        if (link == NULL) {
+            ep_buffer_unref(buffer);
+        } else {
+            group_frame_send(group, link->conn, &frame, buffer);
+        }
+    }
+}
+
+void group_answer_hellos(ep_group *group)
+{
+    for (uint32_t r = 0; r < group->world; r++) {
+        pthread_mutex_lock(&group->lock);
+        group_peer *peer = &group->peers[r];
+        group_link *link = peer->hello_waits ? peer->link : NULL;
+        bool welcome = link != NULL && peer->hello_membership == group->membership;
+        if (link != NULL) {
+            peer->hello_waits = false;
+            peer->ready = welcome;
+        }
+        pthread_mutex_unlock(&group->lock);
+        if (welcome) {
+            group_send_welcome(group, link);
+        } else if (link != NULL) {
+            ep_conn_close(link->conn);
+        }
+    }
+    pthread_mutex_lock(&group->lock);
+    pthread_cond_broadcast(&group->changed);
+    pthread_mutex_unlock(&group->lock);
+}
+
+/* ---- dialing ---- */
+
+typedef struct dial_arg {
+    ep_group *group;
+    uint32_t rank;
+} dial_arg;
+
+static void send_hello(ep_group *group, group_link *link)
+{
+    ep_buffer *buffer;
+    uint8_t *data;
+    if (group_frame_acquire(group, EP_GROUP_FRAME_FIXED_BYTES + EP_GROUP_HELLO_BYTES, &buffer, &data, NULL) != EP_OK) {
+        return;
+    }
+    ep_group_hello hello = {.world_size = group->world, .rank = group->rank};
+    memcpy(hello.name, group->name, sizeof(hello.name));
+    memcpy(hello.url, group->own_url, sizeof(hello.url));
+    memcpy(hello.token, group->token, sizeof(hello.token));
+    ep_group_hello_encode(&hello, data + EP_GROUP_FRAME_FIXED_BYTES);
+    explicit_bzero(&hello, sizeof(hello));
+    ep_group_frame frame = {.kind = EP_GROUP_FRAME_HELLO};
+    group_frame_send(group, link->conn, &frame, buffer);
+}
+
+static void on_dial(void *arg, ep_conn *taken_conn, const ep_error *error)
+{
+    dial_arg *dial = arg;
+    ep_group *group = dial->group;
+    group_peer *peer = &group->peers[dial->rank];
+    if (taken_conn != NULL) {
+        group_link *link = group_link_start(group, taken_conn, dial->rank);
+        if (link != NULL) {
+            send_hello(group, link);
+        }
+    }
+    pthread_mutex_lock(&group->lock);
+    if (taken_conn == NULL && error->code != EP_ERR_CANCELLED) {
+        snprintf(peer->why, sizeof(peer->why), "%.199s", error->text);
+    }
+    peer->dial_done = true;
+    peer->dial_at_ns = ep_clock_now_ns() + peer->dial_backoff_ns;
+    pthread_cond_broadcast(&group->changed);
+    pthread_mutex_unlock(&group->lock);
+    free(dial);
+}
+
+/* Lock held; dropped meanwhile. */
+static ep_err dial_peer(ep_group *group, uint32_t rank, ep_error *out_error)
+{
+    group_peer *peer = &group->peers[rank];
+    peer->dial_done = false;
+    peer->dial_backoff_ns = peer->dial_backoff_ns == 0 ? DIAL_BACKOFF_MIN_NS : peer->dial_backoff_ns * 2;
+    if (peer->dial_backoff_ns > DIAL_BACKOFF_MAX_NS) {
+        peer->dial_backoff_ns = DIAL_BACKOFF_MAX_NS;
+    }
+    ep_lane_address address = {.url = peer->url, .tls = strncmp(peer->url, "tls+tcp://", 10) == 0 ? &group->tls : NULL};
+    pthread_mutex_unlock(&group->lock);
+    ep_err err = EP_OK;
+    const ep_lane_ops *lane = ep_lane_for_url(address.url);
+    dial_arg *arg = malloc(sizeof(*arg));
+    ep_lane_limits limits = group->limits;
+    limits.first_frame_bytes_max = 0; /* whom we dial we trust */
+    if (lane == NULL || arg == NULL) {
+        err = ep_error_set(out_error, lane == NULL ? EP_ERR_INVALID_ARGUMENT : EP_ERR_NO_MEMORY, "cannot dial rank %" PRIu32 " at %s", rank,
+                           address.url);
+    } else {
+        *arg = (dial_arg){group, rank};
+        err = lane->dial(&address, &limits, on_dial, arg, &peer->dial, out_error);
+    }
+    if (err != EP_OK) {
+        free(arg);
+    }
+    pthread_mutex_lock(&group->lock);
+    return err;
+}
+
+/*
+ * Dials what is due, releases what is done. Lock held. *out_next_ns: when to come again; 0: at once, since the lock was dropped and
+ * anything may have changed.
+ */
+static ep_err drive_dials(ep_group *group, uint64_t *out_next_ns, ep_error *out_error)
+{
+    uint32_t known = group->membership != 0 ? group->rank : (group->rank > 0 ? 1 : 0);
+    for (uint32_t r = 0; r < known; r++) {
+        group_peer *peer = &group->peers[r];
+        if (peer->dial != NULL && peer->dial_done) {
+            ep_dial *dial = peer->dial;
+            peer->dial = NULL;
+            pthread_mutex_unlock(&group->lock);
+            dial->ops->dial_release(dial);
+            pthread_mutex_lock(&group->lock);
+            *out_next_ns = 0;
+        }
+        if (peer->dial != NULL || peer->link != NULL || peer->ready) {
+            continue;
+        }
+        if (ep_clock_now_ns() >= peer->dial_at_ns) {
+            ep_err err = dial_peer(group, r, out_error);
+            if (err != EP_OK) {
+                return err;
+            }
+            *out_next_ns = 0;
+        } else if (peer->dial_at_ns < *out_next_ns) {
+            *out_next_ns = peer->dial_at_ns;
+        }
+    }
+    return EP_OK;
+}
+
+static bool all_ready(const ep_group *group)
+{
+    for (uint32_t r = 0; r < group->world; r++) {
+        if (r != group->rank && !group->peers[r].ready) {
+            return false;
+        }
+    }
+    return group->membership != 0;
+}
+
+/* "1, 4-6": ranks that are not there. */
+static void missing_ranks(const ep_group *group, char *out, size_t bytes)
+{
+    size_t used = 0;
+    out[0] = 0;
+    for (uint32_t r = 0; r < group->world && used + 24 < bytes; r++) {
+        uint32_t end = r;
+        while (end < group->world && end != group->rank && !group->peers[end].ready) {
+            end++;
+        }
+        if (end == r) {
+            continue;
+        }
+        int n = end - r == 1 ? snprintf(out + used, bytes - used, "%s%" PRIu32, used == 0 ? "" : ", ", r)
+                             : snprintf(out + used, bytes - used, "%s%" PRIu32 "-%" PRIu32, used == 0 ? "" : ", ", r, end - 1);
+        used += (size_t)n;
+        r = end;
+    }
+}
+
+static ep_err meet(ep_group *group, uint64_t deadline_ns, ep_error *out_error)
+{
+    ep_err err = EP_OK;
+    pthread_mutex_lock(&group->lock);
+    while (err == EP_OK && !all_ready(group)) {
+        uint64_t next_ns = deadline_ns;
+        if (group->create_error.code != EP_OK) {
+            *out_error = group->create_error;
+            err = out_error->code;
+            break;
+        }
+        err = drive_dials(group, &next_ns, out_error);
+        if (err == EP_OK && next_ns != 0 && !all_ready(group) && group->create_error.code == EP_OK &&
+            !group_wait_until(group, next_ns) && next_ns == deadline_ns) {
+            char missing[160];
+            const char *why = group->last_refusal[0] != 0 ? group->last_refusal
+                              : group->rank > 0           ? group->peers[0].why
+                                                          : "";
+            missing_ranks(group, missing, sizeof(missing));
+            err = ep_error_set(out_error, EP_ERR_DEADLINE_EXCEEDED, "group %.40s: rank %" PRIu32 " has not met rank %s in time%s%.150s",
+                               group->name, group->rank, missing, why[0] != 0 ? "; the last report: " : "", why);
+        }
+    }
+    pthread_mutex_unlock(&group->lock);
+    return err;
+}
+
+/* ---- create and destroy ---- */
+
+/* What others dial: as given when the caller gave it with a port, else what the listener says. */
+static ep_err choose_own_url(ep_group *group, const ep_group_config *config, ep_error *out_error)
+{
+    char real[EP_GROUP_URL_BYTES];
+    group->lane->listener_url(group->listener, real, sizeof(real));
+    const char *given = config->urls_count == config->world_size || config->rank == 0 ? config->urls[config->rank] : NULL;
+    const char *port = given == NULL ? NULL : strrchr(given, ':');
+    bool use_given = given != NULL && !(port != NULL && strcmp(port, ":0") == 0) && config->listen_url != NULL;
+    snprintf(group->own_url, sizeof(group->own_url), "%s", use_given ? given : real);
+    const char *host = strstr(group->own_url, "://");
+    host = host == NULL ? group->own_url : host + 3;
+    if (strncmp(host, "0.0.0.0:", 8) == 0 || strncmp(host, "[::]:", 5) == 0 || host[0] == ':' || host[0] == '*') {
+        return BAD("listen_url is %s: the other ranks cannot dial that; name this host's address", group->own_url);
+    }
+    snprintf(group->peers[group->rank].url, sizeof(group->peers[0].url), "%s", group->own_url);
+    if (group->rank != 0) {
+        snprintf(group->peers[0].url, sizeof(group->peers[0].url), "%s", config->urls[0]);
+    }
+    if (config->on_listening != NULL) {
+        config->on_listening(config->on_listening_arg, real);
+    }
+    return EP_OK;
+}
+
+static ep_err open_listener(ep_group *group, const ep_group_config *config, ep_error *out_error)
+{
+    const char *url = listen_url_of(config);
+    ep_lane_address address = {.url = url, .tls = strncmp(url, "tls+tcp://", 10) == 0 ? &group->tls : NULL};
+    group->lane = ep_lane_for_url(url);
+    ep_err err = group->lane->listen(&address, &group->limits, group_accepted, group, &group->listener, out_error);
+    return err != EP_OK ? err : choose_own_url(group, config, out_error);
+}
+
+static void close_listener(ep_group *group)
+{
+    if (group->listener != NULL) {
+        group->lane->listener_close(group->listener);
+        group->listener = NULL;
+    }
+}
+
+static void release_dials(ep_group *group)
+{
+    for (uint32_t r = 0; r < group->world; r++) {
+        if (group->peers[r].dial != NULL) {
+            group->peers[r].dial->ops->dial_release(group->peers[r].dial);
+            group->peers[r].dial = NULL;
+        }
+    }
+}
+
+/* Strangers that never became peers. */
+static void close_strangers(ep_group *group)
+{
+    pthread_mutex_lock(&group->lock);
+    for (group_link *link = group->links; link != NULL; link = link->next) {
+        if (link->rank == GROUP_NO_RANK && !link->closed) {
+            ep_conn_close(link->conn);
+        }
+    }
+    pthread_mutex_unlock(&group->lock);
+}
+
+ep_err ep_group_create(const ep_group_config *config, ep_group **out_group, ep_error *out_error)
+{
+    ep_group *group;
+    ep_err err = check_config(config, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    err = group_alloc(config, &group);
+    if (err != EP_OK) {
+        return ep_error_set(out_error, err, "no memory for a group of %" PRIu32 " ranks", config->world_size);
+    }
+    uint64_t deadline_ns = ep_clock_now_ns() + config->deadline_us * EP_NS_PER_US;
+    if (group->rank == 0) {
+        group->membership = ep_random_id();
+    }
+    if (group->world > 1) {
+        ep_error error;
+        ep_error_clear(&error);
+        err = open_listener(group, config, &error);
+        if (err == EP_OK) {
+            err = meet(group, deadline_ns, &error);
+        }
+        if (err != EP_OK) {
+            if (out_error != NULL) {
+                *out_error = error;
+            }
+            ep_group_destroy(group);
+            return err;
+        }
+        close_listener(group);
+        release_dials(group);
+        close_strangers(group);
+    }
+    *out_group = group;
+    return EP_OK;
+}
+
+static void say_goodbye(ep_group *group)
+{
+    for (uint32_t r = 0; r < group->world; r++) {
+        pthread_mutex_lock(&group->lock);
+        group_peer *peer = &group->peers[r];
+        ep_conn *conn = peer->link != NULL && peer->ready && !peer->link->closed ? peer->link->conn : NULL;
+        pthread_mutex_unlock(&group->lock);
+        if (conn != NULL) { /* stays valid: links of peers are freed by ep_group_destroy alone */
+            group_send_text(group, conn, EP_GROUP_FRAME_BYE, 0, 0, EP_OK, NULL);
+        }
+    }
+}
+
+void ep_group_destroy(ep_group *group)
+{
+    if (group == NULL || ep_fork_guard_in_child(&group->fork)) {
+        return;
+    }
+    close_listener(group);
+    release_dials(group);
+    say_goodbye(group);
+    uint64_t flushed_ns = ep_clock_now_ns() + FLUSH_NS;
+    pthread_mutex_lock(&group->lock);
+    group->closing = true;
+    while (group->sends_in_flight > 0 && group_wait_until(group, flushed_ns)) {
+    }
+    for (group_link *link = group->links; link != NULL; link = link->next) {
+        if (!link->closed) {
+            ep_conn_close(link->conn);
+        }
+    }
+    while (group->links_open > 0) {
+        pthread_cond_wait(&group->changed, &group->lock);
+    }
+    for (uint32_t r = 0; r < group->world; r++) {
+        group_peer *peer = &group->peers[r];
+        for (uint32_t i = 0; i < peer->ring_count; i++) {
+            ep_buffer_unref(peer->ring[i].buffer);
+        }
+    }
+    while (group->links != NULL) {
+        group_link *link = group->links;
+        group->links = link->next;
+        ep_conn_release(link->conn);
+        free(link);
+    }
+    pthread_mutex_unlock(&group->lock);
+    group_free(group);
+}
+
+uint32_t ep_group_rank(const ep_group *group)
+{
+    return group->rank;
+}
+
+uint32_t ep_group_world_size(const ep_group *group)
+{
+    return group->world;
+}

@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Sending: the lane's send descriptor lies in the same pooled buffer as the frame, so a send allocates nothing of its own. */
+#include <string.h>
+
+#include "base/check.h"
+#include "group/group_core.h"
+#include "wire/frame.h"
+
+typedef struct group_send {
+    ep_send send;
+    ep_group *group;
+    ep_buffer *buffer;
+} group_send;
+
+#define SEND_BYTES ((sizeof(group_send) + EP_BUFFER_ALIGN - 1) / EP_BUFFER_ALIGN * EP_BUFFER_ALIGN)
+
+uint8_t *group_frame_data(ep_buffer *buffer)
+{
+    return buffer->data + SEND_BYTES;
+}
+
+ep_err group_frame_acquire(ep_group *group, size_t frame_bytes, ep_buffer **out_buffer, uint8_t **out_frame, ep_error *out_error)
+{
+    if (frame_bytes > group->frame_bytes_max) {
+        return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
+                            "the rows for one rank take %zu bytes: allowed %zu (frame_bytes_max of ep_group_config)", frame_bytes,
+                            group->frame_bytes_max);
+    }
+    ep_err err = ep_buffer_acquire(group->pool, SEND_BYTES + frame_bytes, out_buffer);
+    if (err != EP_OK) {
+        return ep_error_set(out_error, err, "no memory for a frame of %zu bytes", frame_bytes);
+    }
+    *out_frame = group_frame_data(*out_buffer);
+    return EP_OK;
+}
+
+static void send_done(ep_send *send, ep_err result)
+{
+    group_send *s = (group_send *)(void *)((char *)send - offsetof(group_send, send));
+    ep_group *group = s->group;
+    size_t bytes = send->total_bytes;
+    ep_buffer_unref(s->buffer);
+    pthread_mutex_lock(&group->lock);
+    if (result == EP_OK) {
+        group->stats.frames_sent++;
+        group->stats.bytes_sent += bytes;
+    }
+    if (--group->sends_in_flight == 0 && group->closing) {
+        pthread_cond_broadcast(&group->changed);
+    }
+    pthread_mutex_unlock(&group->lock);
+}
+
+ep_err group_frame_send(ep_group *group, ep_conn *conn, ep_group_frame *frame, ep_buffer *taken_buffer)
+{
+    uint8_t *data = group_frame_data(taken_buffer);
+    frame->rank = group->rank;
+    frame->membership = group->membership;
+    frame->payload_bytes = taken_buffer->bytes - SEND_BYTES - EP_GROUP_FRAME_FIXED_BYTES;
+    frame->flags = 0;
+    frame->payload_crc = 0;
+    if (group->payload_crc && !conn->ops->conn_is_trusted(conn)) {
+        frame->flags = EP_GROUP_FRAME_FLAG_CRC;
+        frame->payload_crc = ep_crc32c(0, data + EP_GROUP_FRAME_FIXED_BYTES, (size_t)frame->payload_bytes);
+    }
+    ep_group_frame_encode(frame, data);
+
+    group_send *s = (group_send *)(void *)taken_buffer->data;
+    memset(s, 0, sizeof(*s));
+    s->group = group;
+    s->buffer = taken_buffer;
+    s->send.parts[0] = (ep_send_part){data, taken_buffer->bytes - SEND_BYTES};
+    s->send.parts_count = 1;
+    s->send.done = send_done;
+    pthread_mutex_lock(&group->lock);
+    group->sends_in_flight++;
+    pthread_mutex_unlock(&group->lock);
+    ep_err err = ep_conn_send(conn, &s->send);
+    if (err != EP_OK) {
+        pthread_mutex_lock(&group->lock);
+        group->sends_in_flight--;
+        pthread_mutex_unlock(&group->lock);
+        ep_buffer_unref(taken_buffer);
+    }
+    return err;
+}
+
+void group_send_text(ep_group *group, ep_conn *conn, ep_group_frame_kind kind, uint32_t generation, uint64_t number, ep_err code,
+                     const char *text)
+{
+    ep_buffer *buffer;
+    uint8_t *data;
+    uint32_t wire_code = (uint32_t)code;
+    size_t bytes = text == NULL ? 0 : strnlen(text, EP_ERROR_TEXT_BYTES - 1);
+    if (group_frame_acquire(group, EP_GROUP_FRAME_FIXED_BYTES + sizeof(wire_code) + bytes, &buffer, &data, NULL) != EP_OK) {
+        return; /* the deadline of the others tells them */
+    }
+    memcpy(data + EP_GROUP_FRAME_FIXED_BYTES, &wire_code, sizeof(wire_code));
+    if (bytes > 0) {
+        memcpy(data + EP_GROUP_FRAME_FIXED_BYTES + sizeof(wire_code), text, bytes);
+    }
+    ep_group_frame frame = {.kind = kind, .generation = generation, .number = number};
+    group_frame_send(group, conn, &frame, buffer);
+}
+
+void group_read_text(const ep_buffer *buffer, ep_error *out_error)
+{
+    uint32_t code = EP_ERR_UNKNOWN;
+    size_t offset = EP_GROUP_FRAME_FIXED_BYTES + sizeof(code);
+    size_t bytes = buffer->bytes > offset ? buffer->bytes - offset : 0;
+    if (buffer->bytes >= offset) {
+        memcpy(&code, buffer->data + EP_GROUP_FRAME_FIXED_BYTES, sizeof(code));
+    }
+    ep_err err = ep_err_from_wire(code, EP_ERR_UNKNOWN);
+    int shown = (int)(bytes < EP_ERROR_TEXT_BYTES - 1 ? bytes : EP_ERROR_TEXT_BYTES - 1);
+    ep_error_set(out_error, err == EP_OK ? EP_ERR_UNKNOWN : err, "%.*s", shown, (const char *)buffer->data + offset);
+}

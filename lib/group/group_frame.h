@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The fixed 64 bytes every frame between ranks begins with, version 1, little endian:
+ *
+ *     offset size                               offset size
+ *       0     4   magic "EPG1"                    32     8   payload bytes
+ *       4     1   version (1)                     40     4   CRC32C of the payload, 0 when off
+ *       5     1   kind                            44    16   0
+ *       6     2   flags                           60     4   CRC32C of bytes 0..59
+ *       8     8   membership                      64    ..   payload
+ *      16     4   rank that sends it
+ *      20     4   generation: how often the members changed (elastic_info)
+ *      24     8   number of the call in its generation
+ *
+ *     kind      payload
+ *     hello     struct ep_group_hello, encoded     first frame of whoever dials
+ *     welcome   -                                  its answer; refused: text. By rank 0 once all are there, else at once
+ *     table     rank 0: every rank's URL, each ended by 0
+ *     rows      record, zeros to a multiple of 64, body (group_rows.h)
+ *     failed    text: this rank's own arguments are bad; stands for its rows
+ *     broken    text: this generation is given up
+ *     bye       -
+ *
+ * Threads    pure.
+ */
+#ifndef EP_GROUP_FRAME_H
+#define EP_GROUP_FRAME_H
+
+#include "group/group_call.h"
+
+#define EP_GROUP_FRAME_FIXED_BYTES 64
+#define EP_GROUP_FRAME_FLAG_CRC 1u
+/* Where a rows frame's body begins. */
+#define EP_GROUP_BODY_OFFSET ((EP_GROUP_FRAME_FIXED_BYTES + EP_GROUP_RECORD_BYTES + 63) / 64 * 64)
+
+typedef enum ep_group_frame_kind {
+    EP_GROUP_FRAME_HELLO = 1,
+    EP_GROUP_FRAME_WELCOME,
+    EP_GROUP_FRAME_REFUSED,
+    EP_GROUP_FRAME_TABLE,
+    EP_GROUP_FRAME_ROWS,
+    EP_GROUP_FRAME_FAILED,
+    EP_GROUP_FRAME_BROKEN,
+    EP_GROUP_FRAME_BYE,
+    EP_GROUP_FRAME_KIND_LAST = EP_GROUP_FRAME_BYE
+} ep_group_frame_kind;
+
+typedef struct ep_group_frame {
+    ep_group_frame_kind kind;
+    uint16_t flags;
+    uint64_t membership;
+    uint32_t rank;
+    uint32_t generation;
+    uint64_t number;
+    uint64_t payload_bytes;
+    uint32_t payload_crc;
+} ep_group_frame;
+
+void ep_group_frame_encode(const ep_group_frame *frame, uint8_t out[EP_GROUP_FRAME_FIXED_BYTES]);
+/* Errors: PROTOCOL (magic, version, CRC, kind, length). */
+ep_err ep_group_frame_decode(const uint8_t fixed[EP_GROUP_FRAME_FIXED_BYTES], ep_group_frame *out_frame, ep_error *out_error);
+/* The whole frame's length; fits ep_lane_limits.frame_bytes. */
+ep_err ep_group_frame_read_bytes(const uint8_t fixed[EP_GROUP_FRAME_FIXED_BYTES], size_t *out_frame_bytes, ep_error *out_error);
+
+#define EP_GROUP_URL_BYTES 256
+#define EP_GROUP_TOKEN_BYTES 1025
+#define EP_GROUP_HELLO_BYTES (8 + (EP_GROUP_NAME_BYTES_MAX + 1) + EP_GROUP_URL_BYTES + EP_GROUP_TOKEN_BYTES)
+
+typedef struct ep_group_hello {
+    uint32_t world_size;
+    uint32_t rank;
+    char name[EP_GROUP_NAME_BYTES_MAX + 1];
+    char url[EP_GROUP_URL_BYTES];       /* where the sender listens */
+    char token[EP_GROUP_TOKEN_BYTES];   /* "" none */
+} ep_group_hello;
+
+void ep_group_hello_encode(const ep_group_hello *hello, uint8_t out[EP_GROUP_HELLO_BYTES]);
+/* Errors: PROTOCOL (length, strings without end). */
+ep_err ep_group_hello_decode(const uint8_t *payload, size_t bytes, ep_group_hello *out_hello, ep_error *out_error);
+
+#endif

@@ -1,0 +1,219 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Checking a batch, sorting its slots, packing its rows. */
+#include "group/group_rows.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "moe/batch_ids.h"
+#include "moe/quantize.h"
+
+#define PART_ALIGN 64
+#define BAD(...) ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, __VA_ARGS__)
+
+/* ---- checks ---- */
+
+static ep_err check_token_mask(const ep_group_call *call, const ep_batch *batch, bool *out_has_inactive, ep_error *out_error)
+{
+    bool ended = false;
+    for (uint32_t t = 0; t < batch->tokens; t++) {
+        uint8_t entry = batch->mask_tokens[t];
+        if (entry > 1) {
+            return BAD("x_active_mask is %u at token %" PRIu32 ": allowed 0 or 1", entry, t);
+        }
+        if (entry == 1 && ended && call->profile != EP_GROUP_NATIVE) {
+            return BAD("x_active_mask is true at token %" PRIu32 " after a false one: allowed all true entries before the false ones", t);
+        }
+        ended = ended || entry == 0;
+    }
+    *out_has_inactive = ended;
+    return EP_OK;
+}
+
+static ep_err check_slot_mask(const ep_batch *batch, bool *out_has_inactive, ep_error *out_error)
+{
+    for (uint32_t t = 0; t < batch->tokens; t++) {
+        const uint8_t *entries = ep_rows_at(&batch->mask_slots, t);
+        for (uint32_t k = 0; k < batch->top_k; k++) {
+            if (entries[k] > 1) {
+                return BAD("x_active_mask is %u at token %" PRIu32 ", slot %" PRIu32 ": allowed 0 or 1", entries[k], t, k);
+            }
+            *out_has_inactive = *out_has_inactive || entries[k] == 0;
+        }
+    }
+    return EP_OK;
+}
+
+static ep_err check_duplicates(const ep_batch *batch, const ep_layer_shape *shape, uint32_t token, ep_error *out_error)
+{
+    uint32_t experts[EP_TOP_K_MAX];
+    for (uint32_t k = 0; k < batch->top_k; k++) {
+        if (ep_batch_slot(batch, shape, token, k, &experts[k]) != EP_SLOT_ROUTED) {
+            experts[k] = EP_NO_EXPERT;
+            continue;
+        }
+        for (uint32_t j = 0; j < k; j++) {
+            if (experts[j] == experts[k]) {
+                return BAD("expert_ids is %" PRIu32 " at token %" PRIu32 ", slots %" PRIu32 " and %" PRIu32
+                           ": a token's experts must differ unless allow_duplicates is set",
+                           experts[k], token, j, k);
+            }
+        }
+    }
+    return EP_OK;
+}
+
+static ep_err check_token_ids(const ep_group_call *call, const ep_batch *batch, uint32_t token, int64_t total, ep_error *out_error)
+{
+    bool sentinels = call->profile == EP_GROUP_NATIVE;
+    for (uint32_t k = 0; k < batch->top_k; k++) {
+        int64_t id = ep_batch_id(batch, token, k);
+        if (id < 0 ? !(sentinels && id == -1) : id >= total && !(sentinels && id == total)) {
+            return BAD("expert_ids is %" PRId64 " at token %" PRIu32 ", slot %" PRIu32 ": allowed 0..%" PRId64 "%s", id, token, k, total - 1,
+                       sentinels ? ", or -1 or the number of experts for none" : "");
+        }
+    }
+    return EP_OK;
+}
+
+ep_err ep_group_batch_check(const ep_group_call *call, const ep_batch *batch, const ep_layer_shape *shape, bool *out_has_inactive,
+                            ep_error *out_error)
+{
+    ep_err err = EP_OK;
+    *out_has_inactive = false;
+    if (batch->mask_tokens != NULL) {
+        err = check_token_mask(call, batch, out_has_inactive, out_error);
+    } else if (batch->mask_slots.data != NULL) {
+        err = check_slot_mask(batch, out_has_inactive, out_error);
+    }
+    int64_t total = ep_batch_ids_total(batch, shape);
+    for (uint32_t t = 0; t < batch->tokens && err == EP_OK; t++) {
+        err = check_token_ids(call, batch, t, total, out_error);
+        if (err == EP_OK && call->allow_duplicates == 0) {
+            err = check_duplicates(batch, shape, t, out_error);
+        }
+    }
+    return err;
+}
+
+/* ---- sorting ---- */
+
+/* Bucket of a slot; EP_NO_EXPERT: it does not travel. */
+static uint32_t slot_bucket(const ep_batch *batch, const ep_layer_shape *shape, const ep_group_layout *layout, uint32_t local_rank,
+                            uint32_t token, uint32_t slot)
+{
+    uint32_t expert;
+    ep_slot_kind kind = ep_batch_slot(batch, shape, token, slot, &expert);
+    if (kind == EP_SLOT_ROUTED) {
+        return layout->shared_ranks + expert;
+    }
+    return kind == EP_SLOT_SHARED ? ep_group_shared_rank(layout, expert - shape->experts, local_rank) : EP_NO_EXPERT;
+}
+
+void ep_group_sort(const ep_batch *batch, const ep_layer_shape *shape, const ep_group_layout *layout, uint32_t local_rank,
+                   uint32_t *offsets, uint32_t *order)
+{
+    uint32_t buckets = ep_group_buckets(layout);
+    uint32_t slots = ep_batch_slots_per_token(batch, shape);
+    memset(offsets, 0, (size_t)(buckets + 1) * sizeof(*offsets));
+    for (uint32_t t = 0; t < batch->tokens; t++) {
+        for (uint32_t k = 0; k < slots; k++) {
+            uint32_t bucket = slot_bucket(batch, shape, layout, local_rank, t, k);
+            if (bucket != EP_NO_EXPERT) {
+                offsets[bucket]++;
+            }
+        }
+    }
+    uint32_t end = 0;
+    for (uint32_t b = 0; b <= buckets; b++) { /* ends of the buckets; filling from behind turns them into begins */
+        end += offsets[b];
+        offsets[b] = end;
+    }
+    for (uint32_t t = batch->tokens; t-- > 0;) {
+        for (uint32_t k = slots; k-- > 0;) {
+            uint32_t bucket = slot_bucket(batch, shape, layout, local_rank, t, k);
+            if (bucket != EP_NO_EXPERT) {
+                order[--offsets[bucket]] = t * slots + k;
+            }
+        }
+    }
+}
+
+/* ---- dispatch ---- */
+
+static size_t part_after(size_t offset, size_t bytes)
+{
+    return ep_align_up(offset + bytes, PART_ALIGN);
+}
+
+ep_group_dispatch_parts ep_group_dispatch_parts_of(uint32_t local_experts, uint32_t rows, size_t row_bytes, bool quantised,
+                                                   bool weights)
+{
+    size_t array = (size_t)rows * sizeof(uint32_t);
+    ep_group_dispatch_parts parts;
+    parts.tokens = part_after(0, (size_t)local_experts * sizeof(uint32_t));
+    parts.slots = part_after(parts.tokens, array);
+    parts.scales = part_after(parts.slots, array);
+    parts.weights = part_after(parts.scales, quantised ? array : 0);
+    parts.rows = part_after(parts.weights, weights ? array : 0);
+    parts.bytes = parts.rows + (size_t)rows * row_bytes;
+    return parts;
+}
+
+static const float *smooth_row(const ep_group_packer *packer, uint32_t bucket, uint32_t slot)
+{
+    if (packer->smooth.data == NULL) {
+        return NULL;
+    }
+    uint32_t row = bucket < packer->shared_ranks ? slot - packer->batch->top_k : packer->smooth_shared + (bucket - packer->shared_ranks);
+    return ep_rows_at(&packer->smooth, row);
+}
+
+void ep_group_pack(const ep_group_packer *packer, uint32_t bucket, const uint32_t *order, uint32_t count, const ep_group_row_out *out)
+{
+    const ep_batch *batch = packer->batch;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t token = order[i] / packer->slots_per_token;
+        uint32_t slot = order[i] % packer->slots_per_token;
+        uint8_t *row = out->rows + (int64_t)i * out->stride_bytes;
+        if (packer->quantise) {
+            out->scales[i] = ep_row_quantize_i8(ep_rows_at(&batch->x, token), batch->x.dtype, smooth_row(packer, bucket, slot),
+                                                batch->hidden, (int8_t *)row);
+        } else {
+            memcpy(row, ep_rows_at(&batch->x, token), packer->row_bytes);
+        }
+        if (out->weights != NULL) {
+            out->weights[i] = slot < batch->top_k ? ep_batch_scale(batch, token, slot) : 0.0f;
+        }
+        if (out->tokens != NULL) {
+            out->tokens[i] = token;
+            out->slots[i] = slot;
+        }
+    }
+}
+
+/* ---- combine ---- */
+
+size_t ep_group_quant_row_bytes(uint32_t hidden, ep_dtype dtype)
+{
+    return ep_group_quant_scales_offset(hidden) + ep_align_up(ep_quant_blocks(hidden, EP_QUANT_BLOCK_I8) * ep_dtype_bytes(dtype), 4);
+}
+
+ep_group_combine_parts ep_group_combine_parts_of(uint32_t rows, size_t row_bytes)
+{
+    size_t array = (size_t)rows * sizeof(uint32_t);
+    ep_group_combine_parts parts;
+    parts.tokens = part_after(0, sizeof(uint64_t));
+    parts.slots = part_after(parts.tokens, array);
+    parts.rows = part_after(parts.slots, array);
+    parts.bytes = parts.rows + (size_t)rows * row_bytes;
+    return parts;
+}
+
+bool ep_group_slot_is_from(const ep_batch *batch, const ep_layer_shape *shape, const ep_group_layout *layout, uint32_t local_rank,
+                           uint32_t token, uint32_t slot, uint32_t rank)
+{
+    uint32_t bucket = slot_bucket(batch, shape, layout, local_rank, token, slot);
+    return bucket != EP_NO_EXPERT && ep_group_bucket_rank(layout, bucket) == rank;
+}

@@ -1,0 +1,240 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The group API: expert parallelism for SPMD programs. Every rank holds tokens and experts; all ranks call the same operators in the
+ * same order. Two phases as in aclnn: *_prepare checks everything that can be checked without I/O and gives a plan and the bytes of
+ * the workspace; the operator itself runs on the plan as often as wanted, with other data but the same parameters and shapes.
+ *
+ *   dispatch  sends x[t] to the rank of each of its K experts and gives each rank its rows, sorted by (local expert, source rank,
+ *             position in the source's flattened expert_ids)
+ *   combine   sends the experts' rows back and sums them in the canonical order:
+ *             acc = 0 (f32); k = 0..K-1: acc = acc + expert_scales[t,k] * row(t,k), multiply and add rounded separately; then the
+ *             shared experts' rows in index order, unweighted; then shared_expert_x[t]; one rounding to the output type
+ *
+ * Letters    T tokens of this rank, K slots per token, H elements per row, W ep_world_size, M moe_expert_num, S shared_expert_num,
+ *            SR shared_expert_rank_num, L experts of this rank. With elastic_info W, M and SR are the scaled-down ones.
+ * Experts    MoE expert e is on rank SR + e / (M / (W - SR)). In profile native M need not divide: the first M % (W - SR) ranks hold
+ *            one expert more. Shared expert s of a token of rank r is on rank s * (SR / S) + r % (SR / S).
+ * A          rows a rank may receive: shared rank max_bs*W*S/SR; MoE rank max_bs*W*min(L,K), where max_bs is T, or global_bs / W.
+ * Ids        [0,M) routed, then zero, copy and constant experts, which never travel; native also takes -1 and the total as "none".
+ * Agreement  with every call the ranks compare their parameters. When they differ the call fails on all of them with
+ *            INVALID_ARGUMENT naming the parameter, the values and the ranks; the group can be used on.
+ * Failure    a rank whose own arguments are bad says so to the others, and the call fails on all of them. When a rank dies, leaves or
+ *            does not answer before the deadline, the call fails with UNAVAILABLE or DEADLINE_EXCEEDED naming the ranks, on every rank,
+ *            and so does every later call in which that rank takes part. Calls whose elastic_info leaves it out go on.
+ *            Outputs are undefined after a failed call.
+ * Memory     frames live in a pool of the group: at most two calls' worth of rows, given by the load, not by A.
+ * Threads    one call per group at a time; different groups are independent. Callbacks: only on_listening.
+ * Structs    set struct_bytes by the _init function first, then change fields. An absent tensor has rank 0.
+ */
+#ifndef EXPERTD_GROUP_H
+#define EXPERTD_GROUP_H
+
+#include "expertd/error.h"
+#include "expertd/tensor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define EP_GROUP_WORLD_MAX 768
+#define EP_GROUP_NAME_BYTES_MAX 127
+
+typedef struct ep_group ep_group;
+typedef struct ep_group_plan ep_group_plan;
+
+/* ---- membership ---- */
+
+typedef struct ep_group_config {
+    uint32_t struct_bytes;
+    const char *name;          /* group_ep, 1..127 characters; equal on all ranks */
+    uint32_t world_size;       /* 1..EP_GROUP_WORLD_MAX */
+    uint32_t rank;             /* 0..world_size-1 */
+    const char *const *urls;   /* where the ranks listen: world_size of them, or rank 0's alone (the others tell it theirs) */
+    uint32_t urls_count;       /* world_size or 1 */
+    const char *listen_url;    /* where this rank listens, port may be 0; NULL: urls[rank]. "tcp://", "tls+tcp://", "loopback://"; and
+                                  any other scheme a lane of this build serves */
+    /* Called once with the real URL when this rank listens: how rank 0 tells its port to a launcher. NULL allowed. */
+    void (*on_listening)(void *arg, const char *url);
+    void *on_listening_arg;
+    uint64_t deadline_us;      /* of ep_group_create, and of each call that sets none; 30 s */
+    const char *token;         /* every rank must show the same; NULL none */
+    const char *tls_ca_file;   /* for tls+tcp; the certificate serves both directions */
+    const char *tls_cert_key_file;
+    const char *tls_server_name;
+    bool insecure;             /* allows a non-loopback address without TLS and token */
+    bool payload_crc;          /* CRC32C over rows on lanes that do not protect them; default true */
+    uint64_t frame_bytes_max;  /* rows of one rank to one other in one call; 256 MiB */
+} ep_group_config;
+
+EP_API void ep_group_config_init(ep_group_config *out_config);
+/*
+ * Meets the other ranks and connects to each; returns when all are there. Errors: INVALID_ARGUMENT (field named), UNAVAILABLE (address in
+ * use), DEADLINE_EXCEEDED naming the ranks that are missing, UNAUTHENTICATED, NO_MEMORY.
+ */
+EP_API ep_err ep_group_create(const ep_group_config *config, ep_group **out_group, ep_error *out_error);
+/* Says goodbye, lets what was sent go out (bounded, 5 s), closes. Plans of the group must be destroyed by then. NULL allowed. */
+EP_API void ep_group_destroy(ep_group *group);
+EP_API uint32_t ep_group_rank(const ep_group *group);
+EP_API uint32_t ep_group_world_size(const ep_group *group);
+
+/* Bytes held for frames by this rank; what a test of flat memory reads. */
+typedef struct ep_group_stats {
+    uint32_t struct_bytes;
+    uint64_t calls;                   /* operators run, failed ones too */
+    uint64_t frames_sent;
+    uint64_t frames_received;
+    uint64_t bytes_sent;
+    uint64_t bytes_received;
+    uint64_t buffer_bytes;            /* lent and kept */
+    uint64_t buffer_bytes_peak;       /* lent at once */
+    uint64_t system_allocations;      /* frames that the pool could not serve from memory it kept */
+} ep_group_stats;
+
+EP_API void ep_group_read_stats(ep_group *group, ep_group_stats *out_stats);
+
+/* ---- what dispatch and combine have in common; must be equal on all ranks ---- */
+
+/* native: no size or divisibility rule. a2, a3: the vendor's ranges, for programs that must run there too. */
+typedef enum ep_group_profile { EP_GROUP_NATIVE = 0, EP_GROUP_A2 = 1, EP_GROUP_A3 = 2 } ep_group_profile;
+/* kernel: p1*x + p2*v, (p1,p2) = softmax(alpha1.x, alpha2.x). linear: alpha1*x + alpha2*v, element by element. */
+typedef enum ep_group_const_rule { EP_GROUP_CONST_KERNEL = 0, EP_GROUP_CONST_LINEAR = 1 } ep_group_const_rule;
+
+typedef struct ep_group_params {
+    uint32_t struct_bytes;
+    ep_group_profile profile;
+    ep_group_const_rule const_rule;
+    int64_t ep_world_size;            /* 0: the group's. Else it must equal it */
+    int64_t ep_rank_id;               /* -1: the group's. Else it must equal it */
+    int64_t moe_expert_num;           /* M >= 1 */
+    ep_group *group_tp;               /* group of the two ranks of a tensor-parallel pair; NULL none */
+    int64_t tp_world_size;            /* 0 or 1: none; 2: with group_tp, and one local expert per rank */
+    int64_t tp_rank_id;               /* in group_tp; 0 when none */
+    int64_t expert_shard_type;        /* 0: shared-expert ranks come first; no other is defined */
+    int64_t shared_expert_num;        /* S; 1 with shared_expert_rank_num 0 means none */
+    int64_t shared_expert_rank_num;   /* SR */
+    int64_t global_bs;                /* 0, or W times the largest batch of any rank */
+    int64_t zero_expert_num;
+    int64_t copy_expert_num;
+    int64_t const_expert_num;
+    const char *comm_alg;             /* NULL or "", "fullmesh", "fullmesh_v1", "fullmesh_v2", "hierarchy": all give the same bits. Ours go
+                                         straight from rank to rank in each case; the names matter to the profiles' ranges */
+    ep_tensor elastic_info;           /* i32 [4+2*W0], W0 the group's size: {is_scaled_down, ranks, shared ranks, MoE experts, table1[rank] =
+                                         local index or -1, table2[local index] = rank} */
+    bool allow_duplicates;            /* a token may name an expert twice (native only) */
+} ep_group_params;
+
+EP_API void ep_group_params_init(ep_group_params *out_params);
+
+/* ---- dispatch ---- */
+
+typedef struct ep_moe_dispatch_args {
+    uint32_t struct_bytes;
+    const ep_group_params *params;
+    int64_t quant_mode;               /* 0: rows as they are; 2: int8 per row. d = 127/max|x|, q = round-half-even(x*d), scale = 1/d, in f32;
+                                         zero row: q = 0, scale = 0; row with NaN or Inf: q = 0, scale = NaN */
+    int64_t expert_token_nums_type;   /* 0: inclusive prefix sums; 1: counts */
+    uint64_t deadline_us;             /* 0: the group's */
+    /* in */
+    ep_tensor x;                      /* bf16, f16 (native also f32) [T,H] */
+    ep_tensor expert_ids;             /* i32 (native also i64) [T,K] */
+    ep_tensor scales;                 /* f32 [S+M,H]: smooth scales, x is multiplied first; row S+e for expert e, s for shared expert s; needs
+                                         quant_mode 2 */
+    ep_tensor x_active_mask;          /* bool [T] or [T,K]; a token is inactive when its entry, or all its K entries, are false */
+    ep_tensor expert_scales;          /* f32 [T,K]; a2 and native: travel along to expand_scales */
+    ep_tensor performance_info;       /* i64 [W]: microseconds waited for each rank's rows are added to it; a2 and native */
+    /* out */
+    ep_tensor expand_x;               /* x's type, i8 with quant_mode 2; [rows >= max(tp,1)*A, H]. native: at least the rows that come */
+    ep_tensor dynamic_scales;         /* f32 [rows of expand_x]; needed with quant_mode 2 */
+    ep_tensor assist_info_for_combine; /* i32 [128 * max(rows of A, 1)]: first 3*n ints (source rank, token, slot; slot K+s: shared expert s);
+                                         the last 16 ints say which dispatch wrote it */
+    ep_tensor expert_token_nums;      /* i64 [L] */
+    ep_tensor ep_recv_counts;         /* i32 [W*max(tp,1)*L]: inclusive prefix sums in order [local expert][source rank]; with TP the other
+                                         rank's W follow */
+    ep_tensor tp_recv_counts;         /* i32 [tp_world_size]: rows of each TP rank; needed with TP */
+    ep_tensor expand_scales;          /* f32 [rows]: expert_scales of each row, 0 for shared experts; absent: not wanted */
+} ep_moe_dispatch_args;
+
+EP_API void ep_moe_dispatch_args_init(ep_moe_dispatch_args *out_args);
+/*
+ * Checks parameters, shapes and buffer sizes; looks at no data. *out_workspace_bytes is what ep_moe_dispatch needs.
+ * Errors: INVALID_ARGUMENT naming parameter, value, allowed range, or buffer, bytes needed and their formula; UNIMPLEMENTED (memory).
+ */
+EP_API ep_err ep_moe_dispatch_prepare(ep_group *group, const ep_moe_dispatch_args *args, size_t *out_workspace_bytes,
+                                      ep_group_plan **out_plan, ep_error *out_error);
+/*
+ * plan: of ep_moe_dispatch_prepare with equal parameters and shapes, of this group. workspace: 64-byte aligned.
+ * Errors: FAILED_PRECONDITION (no plan, a stale plan: what differs is named; another call runs), INVALID_ARGUMENT (values, a disagreement,
+ * another rank's error), RESOURCE_EXHAUSTED (workspace or expand_x too small; frame_bytes_max), UNAVAILABLE, DEADLINE_EXCEEDED.
+ */
+EP_API ep_err ep_moe_dispatch(ep_group *group, ep_group_plan *plan, const ep_moe_dispatch_args *args, void *workspace,
+                              size_t workspace_bytes, ep_error *out_error);
+
+/* ---- combine ---- */
+
+typedef struct ep_moe_combine_args {
+    uint32_t struct_bytes;
+    const ep_group_params *params;    /* as given to the dispatch */
+    int64_t comm_quant_mode;          /* 0: rows as they are; 2: int8 per block of 8 elements. s = max|x| * (1/127), q = rint(f16(x/s)), s travels
+                                         rounded to the rows' type; zero block: 0; block with NaN or Inf: NaN. Not with TP */
+    int64_t out_dtype;                /* 0, as the vendor defines it: x_out has expand_x's type */
+    int64_t group_list_type;          /* 0 */
+    uint64_t deadline_us;             /* 0: the group's */
+    /* in */
+    ep_tensor expand_x;               /* bf16, f16 (native also f32) [rows,H]: the experts' results, in dispatch's order. With TP both ranks' rows */
+    ep_tensor expert_ids;             /* as given to the dispatch */
+    ep_tensor assist_info_for_combine; /* as the dispatch wrote it */
+    ep_tensor ep_send_counts;         /* the dispatch's ep_recv_counts */
+    ep_tensor expert_scales;          /* f32 [T,K] */
+    ep_tensor tp_send_counts;         /* the dispatch's tp_recv_counts; with TP */
+    ep_tensor x_active_mask;          /* as given to the dispatch */
+    ep_tensor activation_scale;       /* must be absent, like the next two: the vendor keeps them for later */
+    ep_tensor weight_scale;
+    ep_tensor group_list;
+    ep_tensor expand_scales;          /* the dispatch's, or absent. Weights are applied where the token came from, so it is not read */
+    ep_tensor shared_expert_x;        /* expand_x's type [T,H], or [a,b,H] with a*b = T: added last; only without shared-expert ranks */
+    ep_tensor ori_x;                  /* expand_x's type [T,H]: x as dispatched; for copy and constant experts */
+    ep_tensor const_expert_alpha_1;   /* expand_x's type [const_expert_num,H], like the next two */
+    ep_tensor const_expert_alpha_2;
+    ep_tensor const_expert_v;
+    ep_tensor performance_info;       /* as for the dispatch */
+    /* out */
+    ep_tensor x_out;                  /* expand_x's type [T,H]; rows of inactive tokens are 0 */
+} ep_moe_combine_args;
+
+/* For ep_moe_combine_add_rms_norm. Its x_out in ep_moe_combine_args stays absent. */
+typedef struct ep_moe_add_rms_norm {
+    uint32_t struct_bytes;
+    float eps;                        /* norm_eps, > 0 or 0 */
+    ep_tensor residual_x;             /* expand_x's type [T,H], or [T,1,H] */
+    ep_tensor gamma;                  /* expand_x's type [H] */
+    ep_tensor y;                      /* out, expand_x's type [T,H] or [T,1,H] */
+    ep_tensor rstd;                   /* out, f32 [T] or [T,1,1]; absent: not wanted */
+    ep_tensor x;                      /* out, expand_x's type [T,H] or [T,1,H]: the sum; absent: not wanted */
+} ep_moe_add_rms_norm;
+
+EP_API void ep_moe_combine_args_init(ep_moe_combine_args *out_args);
+EP_API void ep_moe_add_rms_norm_init(ep_moe_add_rms_norm *out_norm);
+/* norm NULL: for ep_moe_combine; else for ep_moe_combine_add_rms_norm. Errors as for ep_moe_dispatch_prepare. */
+EP_API ep_err ep_moe_combine_prepare(ep_group *group, const ep_moe_combine_args *args, const ep_moe_add_rms_norm *norm,
+                                     size_t *out_workspace_bytes, ep_group_plan **out_plan, ep_error *out_error);
+/* Errors as for ep_moe_dispatch; FAILED_PRECONDITION also for assist_info_for_combine of another dispatch, group or membership. */
+EP_API ep_err ep_moe_combine(ep_group *group, ep_group_plan *plan, const ep_moe_combine_args *args, void *workspace,
+                             size_t workspace_bytes, ep_error *out_error);
+/*
+ * With c the canonical sum in f32, not yet rounded:
+ *     s[i] = c[i] + residual[i]                     f32;   x = round(s)
+ *     m    = sum over i ascending of (s[i]*s[i]) * (1/H)   f32, each step rounded
+ *     rstd = 1 / sqrt(m + eps)                      f32
+ *     y[i] = round(f32(round(s[i] * rstd)) * gamma[i])
+ * round: to nearest even, to expand_x's type. The vendor's kernel does the same steps; its sum over i is a tree.
+ */
+EP_API ep_err ep_moe_combine_add_rms_norm(ep_group *group, ep_group_plan *plan, const ep_moe_combine_args *args,
+                                          const ep_moe_add_rms_norm *norm, void *workspace, size_t workspace_bytes, ep_error *out_error);
+
+/* NULL allowed. */
+EP_API void ep_group_plan_destroy(ep_group_plan *plan);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,317 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "rank_call.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const ep_dtype dtypes[] = {[ORACLE_BF16] = EP_DTYPE_BF16, [ORACLE_F16] = EP_DTYPE_F16, [ORACLE_F32] = EP_DTYPE_F32};
+
+static void *memory(rank_call *call, size_t bytes)
+{
+    size_t whole = (bytes + 127) / 64 * 64;
+    void *data = aligned_alloc(64, whole);
+    memset(data, 0xa5, whole);
+    call->memory[call->memory_count++] = data;
+    return data;
+}
+
+static size_t element(const rank_call *call)
+{
+    return ep_dtype_bytes(dtypes[call->c->dtype]);
+}
+
+static void put(const rank_call *call, void *data, size_t index, float value)
+{
+    uint32_t bits = oracle_bits(call->c->dtype, value);
+    memcpy((char *)data + index * element(call), &bits, element(call));
+}
+
+static float get(const rank_call *call, const void *data, size_t index)
+{
+    uint32_t bits = 0;
+    memcpy(&bits, (const char *)data + index * element(call), element(call));
+    return oracle_value(call->c->dtype, bits);
+}
+
+static ep_tensor typed(rank_call *call, const float *values, int64_t rows, int64_t columns)
+{
+    void *data = memory(call, (size_t)(rows * columns) * element(call));
+    for (int64_t i = 0; i < rows * columns; i++) {
+        put(call, data, (size_t)i, values[i]);
+    }
+    return ep_tensor_2d(data, dtypes[call->c->dtype], rows, columns);
+}
+
+static int64_t count_rows(const oracle_case *c, int rank)
+{
+    oracle_row *rows;
+    float *values;
+    int n = oracle_dispatch(c, rank, &rows, &values);
+    free(rows);
+    free(values);
+    return n;
+}
+
+static void init_dispatch(rank_call *call)
+{
+    const oracle_case *c = call->c;
+    const oracle_batch *b = &c->batch[call->rank];
+    int first;
+    int64_t local = oracle_local(c, (int)call->rank, &first);
+    int64_t rows = call->rows_max;
+    ep_moe_dispatch_args *d = &call->dispatch;
+    ep_moe_dispatch_args_init(d);
+    d->params = &call->params;
+    d->quant_mode = c->quantise ? 2 : 0;
+    d->x = typed(call, b->x, b->tokens, c->hidden);
+    d->expert_ids = ep_tensor_2d(b->ids, EP_DTYPE_I32, b->tokens, c->top_k);
+    d->expert_scales = ep_tensor_2d(b->weights, EP_DTYPE_F32, b->tokens, c->top_k);
+    if (b->mask_tokens != NULL) {
+        d->x_active_mask = ep_tensor_1d(b->mask_tokens, EP_DTYPE_BOOL, b->tokens);
+    } else if (b->mask_slots != NULL) {
+        d->x_active_mask = ep_tensor_2d(b->mask_slots, EP_DTYPE_BOOL, b->tokens, c->top_k);
+    }
+    if (c->smooth != NULL) {
+        d->scales = ep_tensor_2d(c->smooth, EP_DTYPE_F32, (c->shared_ranks > 0 ? c->shared_experts : 0) + c->experts, c->hidden);
+    }
+    d->expand_x = ep_tensor_2d(memory(call, (size_t)(rows * c->hidden) * 4), c->quantise ? EP_DTYPE_I8 : dtypes[c->dtype], rows, c->hidden);
+    d->dynamic_scales = ep_tensor_1d(memory(call, 4 * (size_t)rows), EP_DTYPE_F32, rows);
+    int64_t ints = 128 * (rows > 0 ? rows : 1);
+    d->assist_info_for_combine = ep_tensor_1d(memory(call, 4 * (size_t)ints), EP_DTYPE_I32, ints);
+    d->expert_token_nums = ep_tensor_1d(memory(call, 8 * (size_t)local), EP_DTYPE_I64, local);
+    d->ep_recv_counts = ep_tensor_1d(memory(call, 4 * (size_t)(local * c->ranks)), EP_DTYPE_I32, local * c->ranks);
+    d->expand_scales = ep_tensor_1d(memory(call, 4 * (size_t)rows), EP_DTYPE_F32, rows);
+    d->performance_info = ep_tensor_1d(memory(call, 8 * (size_t)c->ranks), EP_DTYPE_I64, c->ranks);
+    memset(d->performance_info.data, 0, 8 * (size_t)c->ranks);
+}
+
+static void init_combine(rank_call *call)
+{
+    const oracle_case *c = call->c;
+    const oracle_batch *b = &c->batch[call->rank];
+    ep_moe_combine_args *m = &call->combine;
+    ep_moe_combine_args_init(m);
+    m->params = &call->params;
+    m->comm_quant_mode = c->quantise_back ? 2 : 0;
+    m->expand_x = ep_tensor_2d(memory(call, (size_t)(call->rows_max * c->hidden) * 4), dtypes[c->dtype], call->rows_max, c->hidden);
+    m->expert_ids = call->dispatch.expert_ids;
+    m->expert_scales = call->dispatch.expert_scales;
+    m->x_active_mask = call->dispatch.x_active_mask;
+    m->assist_info_for_combine = call->dispatch.assist_info_for_combine;
+    m->ep_send_counts = call->dispatch.ep_recv_counts;
+    m->ori_x = call->dispatch.x;
+    if (b->shared_x != NULL) {
+        m->shared_expert_x = typed(call, b->shared_x, b->tokens, c->hidden);
+    }
+    if (c->constant > 0) {
+        m->const_expert_alpha_1 = typed(call, c->alpha1, c->constant, c->hidden);
+        m->const_expert_alpha_2 = typed(call, c->alpha2, c->constant, c->hidden);
+        m->const_expert_v = typed(call, c->v, c->constant, c->hidden);
+    }
+    size_t out_bytes = (size_t)b->tokens * (size_t)c->hidden * element(call);
+    ep_tensor out = ep_tensor_2d(memory(call, out_bytes), dtypes[c->dtype], b->tokens, c->hidden);
+    if (c->gamma == NULL) {
+        m->x_out = out;
+        return;
+    }
+    ep_moe_add_rms_norm_init(&call->norm);
+    call->norm.eps = c->eps;
+    call->norm.residual_x = typed(call, b->residual, b->tokens, c->hidden);
+    ep_tensor gamma = typed(call, c->gamma, 1, c->hidden);
+    call->norm.gamma = ep_tensor_1d(gamma.data, gamma.dtype, c->hidden);
+    call->norm.y = out;
+    call->norm.x = ep_tensor_2d(memory(call, out_bytes), dtypes[c->dtype], b->tokens, c->hidden);
+    call->norm.rstd = ep_tensor_1d(memory(call, 4 * (size_t)b->tokens), EP_DTYPE_F32, b->tokens);
+}
+
+void rank_call_init(rank_call *call, const oracle_case *c, uint32_t rank, int spare_rows)
+{
+    memset(call, 0, sizeof(*call));
+    call->c = c;
+    call->rank = rank;
+    call->rows_max = count_rows(c, (int)rank) + spare_rows;
+    ep_group_params_init(&call->params);
+    call->params.moe_expert_num = c->experts;
+    call->params.shared_expert_num = c->shared_experts;
+    call->params.shared_expert_rank_num = c->shared_ranks;
+    call->params.zero_expert_num = c->zero;
+    call->params.copy_expert_num = c->copy;
+    call->params.const_expert_num = c->constant;
+    call->params.const_rule = c->linear ? EP_GROUP_CONST_LINEAR : EP_GROUP_CONST_KERNEL;
+    init_dispatch(call);
+    init_combine(call);
+}
+
+void rank_call_free(rank_call *call)
+{
+    ep_group_plan_destroy(call->dispatch_plan);
+    ep_group_plan_destroy(call->combine_plan);
+    for (int i = 0; i < call->memory_count; i++) {
+        free(call->memory[i]);
+    }
+    memset(call, 0, sizeof(*call));
+}
+
+ep_err rank_call_dispatch(rank_call *call, ep_group *group, ep_error *out_error)
+{
+    ep_group_plan_destroy(call->dispatch_plan);
+    call->dispatch_plan = NULL;
+    ep_err err = ep_moe_dispatch_prepare(group, &call->dispatch, &call->dispatch_workspace_bytes, &call->dispatch_plan, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    call->dispatch_workspace = memory(call, call->dispatch_workspace_bytes);
+    return ep_moe_dispatch(group, call->dispatch_plan, &call->dispatch, call->dispatch_workspace, call->dispatch_workspace_bytes, out_error);
+}
+
+ep_err rank_call_combine(rank_call *call, ep_group *group, ep_error *out_error)
+{
+    const ep_moe_add_rms_norm *norm = call->c->gamma == NULL ? NULL : &call->norm;
+    ep_group_plan_destroy(call->combine_plan);
+    call->combine_plan = NULL;
+    ep_err err = ep_moe_combine_prepare(group, &call->combine, norm, &call->combine_workspace_bytes, &call->combine_plan, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    call->combine_workspace = memory(call, call->combine_workspace_bytes);
+    if (norm == NULL) {
+        return ep_moe_combine(group, call->combine_plan, &call->combine, call->combine_workspace, call->combine_workspace_bytes, out_error);
+    }
+    return ep_moe_combine_add_rms_norm(group, call->combine_plan, &call->combine, norm, call->combine_workspace,
+                                       call->combine_workspace_bytes, out_error);
+}
+
+#define DIFFERS(what, index, is, should)                                                                     \
+    (fprintf(stderr, "rank %u: %s[%ld] is %.9g, should be %.9g\n", call->rank, what, (long)(index), (double)(is), (double)(should)), false)
+
+static bool check_rows(const rank_call *call, int n, const oracle_row *rows, const float *values)
+{
+    const oracle_case *c = call->c;
+    const ep_moe_dispatch_args *d = &call->dispatch;
+    for (int64_t i = 0; i < (int64_t)n * c->hidden; i++) {
+        float is = c->quantise ? (float)((const int8_t *)d->expand_x.data)[i] : get(call, d->expand_x.data, (size_t)i);
+        if (memcmp(&is, &values[i], sizeof(is)) != 0 && !(c->quantise && is == values[i]) && !(isnan(is) && isnan(values[i]))) {
+            return DIFFERS("expand_x", i, is, values[i]);
+        }
+    }
+    for (int i = 0; i < n; i++) {
+        const int32_t *triple = (const int32_t *)d->assist_info_for_combine.data + 3 * i;
+        if (triple[0] != rows[i].source || triple[1] != rows[i].token || triple[2] != rows[i].slot) {
+            return DIFFERS("assist_info source", i, triple[0], rows[i].source);
+        }
+        float scale = ((const float *)d->dynamic_scales.data)[i];
+        if (c->quantise && scale != rows[i].scale && !(isnan(scale) && isnan(rows[i].scale))) {
+            return DIFFERS("dynamic_scales", i, scale, rows[i].scale);
+        }
+        if (d->expand_scales.rank != 0 && ((const float *)d->expand_scales.data)[i] != rows[i].weight) {
+            return DIFFERS("expand_scales", i, ((const float *)d->expand_scales.data)[i], rows[i].weight);
+        }
+    }
+    return true;
+}
+
+static bool check_counts(const rank_call *call, int n, const oracle_row *rows)
+{
+    const oracle_case *c = call->c;
+    int first;
+    int local = oracle_local(c, (int)call->rank, &first);
+    int32_t sum = 0;
+    int64_t before = 0;
+    for (int e = 0; e < local; e++) {
+        for (int s = 0; s < c->ranks; s++) {
+            for (int i = 0; i < n; i++) {
+                sum += rows[i].local == e && rows[i].source == s;
+            }
+            int32_t is = ((const int32_t *)call->dispatch.ep_recv_counts.data)[e * c->ranks + s];
+            if (is != sum) {
+                return DIFFERS("ep_recv_counts", e * c->ranks + s, is, sum);
+            }
+        }
+        int64_t should = call->dispatch.expert_token_nums_type == 0 ? sum : sum - before;
+        before = sum;
+        int64_t is = ((const int64_t *)call->dispatch.expert_token_nums.data)[e];
+        if (is != should) {
+            return DIFFERS("expert_token_nums", e, is, should);
+        }
+    }
+    return true;
+}
+
+bool rank_call_check_dispatch(const rank_call *call)
+{
+    oracle_row *rows;
+    float *values;
+    int n = oracle_dispatch(call->c, (int)call->rank, &rows, &values);
+    bool good = check_counts(call, n, rows) && check_rows(call, n, rows, values);
+    free(rows);
+    free(values);
+    return good;
+}
+
+void rank_call_experts(rank_call *call)
+{
+    const oracle_case *c = call->c;
+    int first;
+    int local = oracle_local(c, (int)call->rank, &first);
+    const int32_t *counts = call->dispatch.ep_recv_counts.data;
+    float *row = malloc(sizeof(float) * (size_t)c->hidden);
+    float *out = malloc(sizeof(float) * (size_t)c->hidden);
+    int32_t r = 0;
+    for (int e = 0; e < local; e++) {
+        for (; r < counts[(e + 1) * c->ranks - 1]; r++) {
+            for (int h = 0; h < c->hidden; h++) {
+                size_t i = (size_t)r * (size_t)c->hidden + (size_t)h;
+                row[h] = c->quantise ? (float)((const int8_t *)call->dispatch.expand_x.data)[i] * ((float *)call->dispatch.dynamic_scales.data)[r]
+                                     : get(call, call->dispatch.expand_x.data, i);
+            }
+            oracle_expert(c, first < 0 ? first : first + e, row, out);
+            for (int h = 0; h < c->hidden; h++) {
+                put(call, call->combine.expand_x.data, (size_t)r * (size_t)c->hidden + (size_t)h, out[h]);
+            }
+        }
+    }
+    free(row);
+    free(out);
+}
+
+static bool near_enough(float is, float should, double tolerance)
+{
+    if (isnan(is) && isnan(should)) {
+        return true;
+    }
+    if (tolerance == 0) {
+        return memcmp(&is, &should, sizeof(is)) == 0;
+    }
+    double size = fabs((double)should) > 1 ? fabs((double)should) : 1;
+    return fabs((double)is - (double)should) <= tolerance * size;
+}
+
+bool rank_call_check_combine(const rank_call *call, double tolerance)
+{
+    const oracle_case *c = call->c;
+    int tokens = c->batch[call->rank].tokens;
+    size_t n = (size_t)tokens * (size_t)c->hidden;
+    float *out = malloc(sizeof(float) * (n + 1));
+    float *sum = malloc(sizeof(float) * (n + 1));
+    float *rstd = malloc(sizeof(float) * ((size_t)tokens + 1));
+    oracle_combine(c, (int)call->rank, out, sum, rstd);
+    const void *is = c->gamma == NULL ? call->combine.x_out.data : call->norm.y.data;
+    bool good = true;
+    for (size_t i = 0; i < n && good; i++) {
+        if (!near_enough(get(call, is, i), out[i], tolerance)) {
+            good = DIFFERS("output", i, get(call, is, i), out[i]);
+        } else if (c->gamma != NULL && !near_enough(get(call, call->norm.x.data, i), sum[i], tolerance)) {
+            good = DIFFERS("sum", i, get(call, call->norm.x.data, i), sum[i]);
+        }
+    }
+    for (int t = 0; t < tokens && c->gamma != NULL && good; t++) {
+        float value = ((const float *)call->norm.rstd.data)[t];
+        good = near_enough(value, rstd[t], tolerance) || DIFFERS("rstd", t, value, rstd[t]);
+    }
+    free(out);
+    free(sum);
+    free(rstd);
+    return good;
+}

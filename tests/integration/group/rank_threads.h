@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Ranks of a group as threads of this process. */
+#ifndef EP_TESTS_GROUP_RANK_THREADS_H
+#define EP_TESTS_GROUP_RANK_THREADS_H
+
+#include "expertd/group.h"
+
+#define RANK_THREADS_MAX 64
+
+typedef void (*rank_func)(void *arg, uint32_t rank, ep_group *group);
+
+/*
+ * Makes a group of world ranks and calls func on a thread per rank; returns when all have returned and their groups are gone.
+ * scheme "loopback" or "tcp". group is NULL when it could not be made (reported on stderr). deadline_us: the groups'.
+ */
+void rank_threads_run(const char *scheme, uint32_t world, uint64_t deadline_us, rank_func func, void *arg);
+/* As above, in two steps: a rank's config for a group called name that all threads of the process can meet in. */
+ep_group *rank_group_create(const char *scheme, const char *name, uint32_t world, uint32_t rank, uint64_t deadline_us);
+/* A group name that no other in this process has. */
+void rank_group_name(char *out, size_t bytes);
+
+#endif

@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Layout, elastic_info, assist info, frames. */
+#include <criterion/criterion.h>
+#include <string.h>
+
+#include "group/group_assist.h"
+#include "group/group_frame.h"
+#include "group/group_layout.h"
+#include "group/group_norm.h"
+
+Test(group_layout, each_bucket_has_one_rank)
+{
+    for (uint32_t world = 1; world < 9; world++) {
+        for (uint32_t shared = 0; shared < world; shared++) {
+            for (uint32_t experts = 1; experts < 20; experts++) {
+                ep_group_layout l = {world, shared, shared > 0 ? 1 : 0, experts};
+                uint32_t bucket = 0;
+                for (uint32_t r = 0; r < world; r++) {
+                    cr_expect_eq(ep_group_first_bucket(&l, r), bucket);
+                    for (uint32_t e = 0; e < ep_group_local_experts(&l, r); e++) {
+                        cr_expect_eq(ep_group_bucket_rank(&l, bucket++), r);
+                    }
+                }
+                cr_expect_eq(bucket, ep_group_buckets(&l));
+            }
+        }
+    }
+}
+
+Test(group_layout, follows_the_vendors_formulas_where_they_divide)
+{
+    ep_group_layout l = {.ranks = 16, .shared_ranks = 8, .shared_experts = 2, .experts = 64};
+    for (uint32_t e = 0; e < 64; e++) {
+        cr_expect_eq(ep_group_bucket_rank(&l, 8 + e), e / 8 + 8);
+    }
+    for (uint32_t r = 0; r < 16; r++) {
+        cr_expect_eq(ep_group_shared_rank(&l, 0, r), r % 4);
+        cr_expect_eq(ep_group_shared_rank(&l, 1, r), r % 4 + 4);
+    }
+}
+
+Test(group_layout, elastic_info)
+{
+    ep_group_call call = {.ranks = 4, .moe_experts = 8, .local_rank = 3};
+    uint32_t members[4];
+    ep_error error;
+    int32_t whole[12] = {0};
+    cr_expect_eq(ep_group_elastic_read(whole, 4, 3, &call, members, &error), EP_OK);
+    cr_expect(call.ranks == 4 && call.moe_experts == 8 && call.elastic_digest == 0);
+    int32_t less[12] = {1, 3, 1, 6, 0, -1, 1, 2, 0, 2, 3, -1};
+    cr_expect_eq(ep_group_elastic_read(less, 4, 3, &call, members, &error), EP_OK, "%s", error.text);
+    cr_expect(call.ranks == 3 && call.shared_ranks == 1 && call.moe_experts == 6 && call.local_rank == 2 && call.elastic_digest != 0);
+    cr_expect(members[0] == 0 && members[1] == 2 && members[2] == 3);
+    cr_expect_eq(ep_group_elastic_read(less, 4, 1, &call, members, &error), EP_ERR_INVALID_ARGUMENT);
+    cr_expect(strstr(error.text, "leaves out rank 1") != NULL, "%s", error.text);
+    const struct {
+        int index;
+        int32_t value;
+        const char *text;
+    } bad[] = {{0, 2, "is_scaled_down is 2"}, {1, 0, "new rank number is 0"}, {1, 5, "new rank number is 5"},
+               {4, 3, "table1[0] is 3"},      {4, -1, "names 2 ranks"},      {9, 0, "table2[1] is 0"},
+               {9, 7, "table2[1] is 7"}};
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        int32_t info[12];
+        memcpy(info, less, sizeof(info));
+        info[bad[i].index] = bad[i].value;
+        cr_expect_eq(ep_group_elastic_read(info, 4, 3, &call, members, &error), EP_ERR_INVALID_ARGUMENT);
+        cr_expect(strstr(error.text, bad[i].text) != NULL, "%s: %s", bad[i].text, error.text);
+    }
+}
+
+Test(group_assist, tells_another_dispatch)
+{
+    int32_t info[256] = {3, 2, 1, 6, 5, 4};
+    ep_group_assist mine = {.membership = 7, .number = 11, .rows = 2, .ids_digest = 5, .counts_digest = 6};
+    ep_group_assist out;
+    ep_error error;
+    cr_expect_eq(ep_group_assist_open(info, 256, &mine, &out, &error), EP_ERR_INVALID_ARGUMENT, "never sealed");
+    ep_group_assist_seal(&mine, info, 256);
+    cr_expect_eq(ep_group_assist_open(info, 256, &mine, &out, &error), EP_OK, "%s", error.text);
+    cr_expect(out.number == 11 && out.rows == 2);
+    ep_group_assist other = mine;
+    other.membership = 8;
+    cr_expect_eq(ep_group_assist_open(info, 256, &other, &out, &error), EP_ERR_FAILED_PRECONDITION);
+    cr_expect(strstr(error.text, "membership") != NULL);
+    other = mine;
+    other.ids_digest++;
+    cr_expect_eq(ep_group_assist_open(info, 256, &other, &out, &error), EP_ERR_FAILED_PRECONDITION);
+    cr_expect(strstr(error.text, "another dispatch (number 11)") != NULL);
+    other = mine;
+    other.counts_digest++;
+    cr_expect_eq(ep_group_assist_open(info, 256, &other, &out, &error), EP_ERR_FAILED_PRECONDITION);
+    cr_expect(strstr(error.text, "ep_send_counts") != NULL);
+    info[4]++;
+    cr_expect_eq(ep_group_assist_open(info, 256, &mine, &out, &error), EP_ERR_INVALID_ARGUMENT, "altered");
+    cr_expect_eq(ep_group_assist_open(info, 255, &mine, &out, &error), EP_ERR_INVALID_ARGUMENT, "another length");
+}
+
+Test(group_frame, damage_is_found)
+{
+    uint8_t fixed[EP_GROUP_FRAME_FIXED_BYTES];
+    ep_group_frame frame = {.kind = EP_GROUP_FRAME_ROWS, .flags = 1, .membership = 2, .rank = 3, .generation = 4, .number = 5,
+                            .payload_bytes = 6, .payload_crc = 7};
+    ep_group_frame back;
+    size_t bytes;
+    ep_group_frame_encode(&frame, fixed);
+    cr_assert_eq(ep_group_frame_decode(fixed, &back, NULL), EP_OK);
+    cr_expect(back.kind == frame.kind && back.flags == 1 && back.membership == 2 && back.rank == 3 && back.generation == 4 &&
+              back.number == 5 && back.payload_bytes == 6 && back.payload_crc == 7);
+    cr_expect_eq(ep_group_frame_read_bytes(fixed, &bytes, NULL), EP_OK);
+    cr_expect_eq(bytes, 70);
+    for (size_t i = 0; i < sizeof(fixed); i++) {
+        fixed[i] ^= 0x20;
+        cr_expect_eq(ep_group_frame_decode(fixed, &back, NULL), EP_ERR_PROTOCOL, "byte %zu", i);
+        fixed[i] ^= 0x20;
+    }
+    frame.payload_bytes = (uint64_t)1 << 41;
+    ep_group_frame_encode(&frame, fixed);
+    cr_expect_eq(ep_group_frame_read_bytes(fixed, &bytes, NULL), EP_ERR_PROTOCOL);
+}
+
+Test(group_frame, hello)
+{
+    ep_group_hello hello = {.world_size = 4, .rank = 2, .name = "a", .url = "tcp://b:1", .token = "c"};
+    ep_group_hello back;
+    uint8_t payload[EP_GROUP_HELLO_BYTES];
+    ep_group_hello_encode(&hello, payload);
+    cr_assert_eq(ep_group_hello_decode(payload, sizeof(payload), &back, NULL), EP_OK);
+    cr_expect(back.world_size == 4 && back.rank == 2 && strcmp(back.url, "tcp://b:1") == 0 && strcmp(back.token, "c") == 0);
+    cr_expect_eq(ep_group_hello_decode(payload, sizeof(payload) - 1, &back, NULL), EP_ERR_PROTOCOL);
+    memset(payload + 8, 'x', EP_GROUP_NAME_BYTES_MAX + 1);
+    cr_expect_eq(ep_group_hello_decode(payload, sizeof(payload), &back, NULL), EP_ERR_PROTOCOL);
+}
+
+Test(group_norm, sums_of_zero_and_eps)
+{
+    float sum[4] = {1, 2, 3, 4};
+    float residual[4] = {-1, -2, -3, -4};
+    float gamma[4] = {1, 1, 1, 1};
+    float y[4] = {9, 9, 9, 9};
+    float x[4] = {9, 9, 9, 9};
+    cr_expect_eq(ep_group_add_rms_norm(sum, residual, gamma, 0.25f, 4, EP_DTYPE_F32, y, x), 2.0f);
+    for (int i = 0; i < 4; i++) {
+        cr_expect(y[i] == 0.0f && x[i] == 0.0f);
+    }
+}
