@@ -134,7 +134,8 @@ static ep_err reserve_run(ep_call *call, const ep_layer_shape *shape, const ep_f
     size_t per_token = ep_batch_slots_per_token(batch, shape);
     size_t rows_bytes = (batch->tokens * per_token + 1) *
                         sizeof(*call->rows); /* never none: an empty batch has an address too */
-    size_t window_bytes = EP_CALL_WINDOWS * flow->window_tokens * per_token * sizeof(*call->window_slots);
+    /* Twice: each slot may be sent a second time. */
+    size_t window_bytes = 2 * EP_CALL_WINDOWS * flow->window_tokens * per_token * sizeof(*call->window_slots);
     size_t scratch_bytes = ep_combine_scratch_floats(batch->hidden) * sizeof(float);
     bool is_piecewise = ep_flow_is_piecewise(flow);
     size_t left_bytes = is_piecewise ? ((size_t)batch->tokens + 1) * sizeof(*call->rows_left) : 0;
@@ -152,6 +153,16 @@ static ep_err reserve_run(ep_call *call, const ep_layer_shape *shape, const ep_f
                             batch->tokens);
     }
     return EP_OK;
+}
+
+/* Frames of second sends that the budget can pay at once; a silent node's may be more, and then allocate. Twice, with
+ * the first ones: those of the run before may still wait for their end. */
+static uint32_t hedges_max(uint32_t frames, uint64_t slots, uint32_t nodes)
+{
+    uint64_t paid = EP_HEDGE_BUDGET_MAX / EP_HEDGE_COST;
+    uint64_t split = (uint64_t)frames * nodes;
+    split = split < slots ? split : slots;
+    return (uint32_t)(split < 2 * paid ? split : 2 * paid);
 }
 
 ep_err ep_call_reserve(ep_call *call, const ep_view *view, const ep_routing_layer *layer, ep_error *out_error)
@@ -174,6 +185,7 @@ ep_err ep_call_reserve(ep_call *call, const ep_view *view, const ep_routing_laye
     if (err != EP_OK) {
         return err;
     }
+    frames = 2 * (frames + hedges_max(frames, (uint64_t)batch->tokens * per_token, nodes));
     err = ep_call_reserve_layer(call, view, layer);
     if (err == EP_OK) {
         err = ep_call_reserve_frames(call, frames);
@@ -199,11 +211,15 @@ static bool has_events(const ep_call *call)
 
 static void perform(ep_call *call, ep_call_actions *actions)
 {
-    while (actions->complete || actions->windows_done != 0 || actions->route) {
+    while (actions->complete || actions->windows_done != 0 || actions->route || actions->look ||
+           actions->cancel) {
         if (actions->complete) {
             *actions = (ep_call_actions){.late = false};
             ep_call_end_run(call, ep_clock_now_ns());
             call->deliver = true;
+        } else if (actions->cancel) {
+            actions->cancel = false;
+            ep_call_cancel_zombies(call, ep_clock_now_ns());
         } else if (actions->windows_done != 0) {
             uint32_t done = actions->windows_done;
             actions->windows_done = 0;
@@ -213,9 +229,12 @@ static void perform(ep_call *call, ep_call_actions *actions)
                 }
             }
             ep_call_send_windows(call, actions);
-        } else {
+        } else if (actions->route) {
             actions->route = false;
             ep_call_resend(call, actions);
+        } else {
+            actions->look = false;
+            ep_call_look(call, ep_clock_now_ns(), actions);
         }
     }
 }

@@ -49,6 +49,7 @@ typedef struct ep_call_frame {
     uint32_t rows_count; /* of x: with node_sum also of the reply */
     bool slots_owned; /* from malloc, not the call's array */
     uint64_t sent_bytes;
+    uint64_t sent_ns;
     char numerics[EP_NUMERICS_BYTES]; /* what the answer must say; "" anything */
     /* set by its answer */
     bool ok;

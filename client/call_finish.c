@@ -55,6 +55,9 @@ void ep_call_combine_ready(ep_call *call, const ep_call_frame *frame)
     }
     for (uint32_t i = 0; i < frame->slots_count; i++) {
         uint32_t *left = &call->rows_left[frame->slots[i] / per_token];
+        if (!ep_call_frame_has_row(call, frame, i)) {
+            continue; /* sent twice, and here already */
+        }
         EP_ASSERT(*left > 0 && *left != EP_CALL_COMBINED);
         ready += --*left == 0;
     }
@@ -116,7 +119,9 @@ static void copy_scratch_to_out(ep_call *call)
 static void release_window(ep_call *call, uint32_t window)
 {
     for (uint32_t i = 0; i < call->state.parcels_count && i < call->frames_count; i++) {
-        if (call->state.parcels[i].phase == EP_PARCEL_ARRIVED && call->state.parcels[i].window == window) {
+        const ep_parcel *parcel = &call->state.parcels[i];
+        if ((parcel->phase == EP_PARCEL_ARRIVED || parcel->phase == EP_PARCEL_SPENT) &&
+            parcel->window == window) {
             ep_call_clear_frame(call->frames[i]);
         }
     }
@@ -300,13 +305,15 @@ static void explain(ep_call *call, uint64_t now_ns, ep_error *error)
 
 /* ---- end of a run ---- */
 
-/* Frames of the run that are still in flight: their nodes are told, their answers will be dropped. */
-static void cancel_in_flight(ep_call *call)
+void ep_call_cancel_zombies(ep_call *call, uint64_t now_ns)
 {
     for (uint32_t i = 0; i < call->state.parcels_count && i < call->frames_count; i++) {
         ep_call_frame *frame = call->frames[i];
         if (call->state.parcels[i].phase == EP_PARCEL_ZOMBIE && frame->rpc_id != 0) {
-            ep_rpc_call_cancel(frame->peer->links[frame->class_index].channel, frame->rpc_id);
+            ep_peer_link *link = &frame->peer->links[frame->class_index];
+            ep_answer_times_add_lost(&link->times, frame->slots_count,
+                                     now_ns > frame->sent_ns ? now_ns - frame->sent_ns : 0);
+            ep_rpc_call_cancel(link->channel, frame->rpc_id);
             frame->rpc_id = 0;
         }
     }
@@ -340,7 +347,7 @@ void ep_call_end_run(ep_call *call, uint64_t now_ns)
     for (uint32_t w = 0; w < EP_CALL_WINDOWS; w++) {
         release_window(call, w);
     }
-    cancel_in_flight(call);
+    ep_call_cancel_zombies(call, now_ns);
     clear_unsent(call);
     result->total_us = (ep_clock_now_ns() - call->state.begin_ns) / EP_NS_PER_US;
     result->pack_us = call->pack_ns / EP_NS_PER_US;

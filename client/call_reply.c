@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "call_steps.h"
 #include "expert.pb-c.h"
 #include "moe/node_sum.h"
@@ -64,6 +65,10 @@ void ep_call_on_reply(void *arg, const ep_rpc_reply *reply, const ep_error *erro
         frame->reply = ep_buffer_ref(reply->frame);
         frame->received_bytes = reply->frame->bytes;
         ep_call_timing_answered(frame, (const Expertd__V1__ForwardReply *)(const void *)reply->header);
+    }
+    if (error == NULL) {
+        uint64_t took_ns = ep_clock_now_ns() - frame->sent_ns;
+        ep_answer_times_add(&frame->peer->links[frame->class_index].times, frame->slots_count, took_ns);
     }
     if (error == NULL || draining) {
         ep_peer_heard(frame->peer, draining);
@@ -152,7 +157,8 @@ static void place_rows(ep_call *call, const ep_call_frame *frame)
                           call->rows);
     }
     for (uint32_t i = 0; !call->spec.batch.node_sum && i < frame->slots_count; i++) {
-        call->rows[frame->slots[i]] = frame->rows + i * row_bytes;
+        const void **row = &call->rows[frame->slots[i]];
+        *row = *row == NULL ? frame->rows + i * row_bytes : *row; /* a slot that was sent twice keeps its first */
     }
     call->result.bytes_received += frame->received_bytes;
     ep_count(&call->client->counters.bytes_received, frame->received_bytes);
@@ -160,8 +166,9 @@ static void place_rows(ep_call *call, const ep_call_frame *frame)
 
 void ep_call_take_answer(ep_call *call, ep_call_frame *frame, uint64_t now_ns, ep_call_actions *actions)
 {
+    ep_parcel_phase phase = call->state.parcels[frame->index].phase;
     bool live = call->state.phase == EP_CALL_RUNNING &&
-                call->state.parcels[frame->index].phase == EP_PARCEL_IN_FLIGHT;
+                (phase == EP_PARCEL_IN_FLIGHT || phase == EP_PARCEL_HEDGE);
     ep_call_event event = {
         .kind = frame->ok ? EP_EVENT_ROWS : EP_EVENT_FAILED, .parcel = frame->index, .error = &frame->error};
     frame->rpc_id = 0;

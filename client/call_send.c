@@ -8,9 +8,12 @@
 #include "call_steps.h"
 #include "expert.pb-c.h"
 #include "wire/forward_codec.h"
+#include "silence.h"
 #include "wire/frame.h"
 
 #define FRAMES_GROWTH 16u
+/* No answer is late before: a second frame costs about as much as it could save. */
+#define EP_HEDGE_DELAY_MIN_NS (500 * EP_NS_PER_US)
 
 /* Slot numbers that are routed together: a list, or every needed slot of the window. */
 typedef struct slot_list {
@@ -126,7 +129,7 @@ static ep_peer_class class_of(const ep_call *call)
  * used: the nodes of the old one serve until its last user is gone, and if they do not, the call ends with
  * their reports.
  */
-static void refresh_view(ep_call *call)
+void ep_call_refresh_view(ep_call *call)
 {
     ep_view *view = ep_cluster_acquire_view(call->client->cluster);
     const ep_routing_layer *layer = NULL;
@@ -151,15 +154,25 @@ static void refresh_view(ep_call *call)
     call->layer = layer;
 }
 
-static void choose(ep_call *call)
+/* 0 no, 1 yes, 2 only when the expert has no better copy. */
+static uint8_t grade(const ep_call *call, uint32_t node)
 {
-    const ep_view *view = call->view;
-    for (uint32_t n = 0; n < view->table->nodes_count; n++) {
-        const ep_peer *peer = view->peers[n];
-        bool can = ep_view_allows(view, call->model_index, n) && ep_peer_is_ready(peer, class_of(call));
-        call->usable[n] = !can ? 0 : ep_peer_is_draining(peer) ? 2 : 1;
-        call->room_bytes[n] =
-            ep_flow_room_bytes(&call->flow, __atomic_load_n(&peer->frame_bytes_max, __ATOMIC_RELAXED));
+    ep_peer *peer = call->view->peers[node];
+    if (!ep_view_allows(call->view, call->model_index, node) || !ep_peer_is_ready(peer, class_of(call))) {
+        return 0;
+    }
+    return ep_peer_is_draining(peer) || ep_peer_is_suspected(peer, class_of(call)) ? 2 : 1;
+}
+
+void ep_call_choose(ep_call *call, const ep_peer *avoid)
+{
+    for (uint32_t n = 0; n < call->view->table->nodes_count; n++) {
+        uint64_t frame_bytes_max = __atomic_load_n(&call->view->peers[n]->frame_bytes_max, __ATOMIC_RELAXED);
+        call->usable[n] = grade(call, n);
+        call->room_bytes[n] = ep_flow_room_bytes(&call->flow, frame_bytes_max);
+        if (avoid != NULL && (call->view->peers[n] == avoid || call->usable[n] == 2)) {
+            call->usable[n] = 0;
+        }
     }
     ep_call_state_choose(&call->state, call->layer, call->usable, call->spread + call->state.attempt,
                          call->chosen);
@@ -208,6 +221,7 @@ static ep_err start_request(ep_call *call, ep_call_frame *frame, const Expertd__
         .metadata = metadata,
         .metadata_count = metadata_count};
     ep_call_use(call);
+    frame->sent_ns = ep_clock_now_ns();
     ep_call_trace_exchange_begin(frame, request.id);
     ep_call_timing_sent(frame);
     ep_err err = ep_rpc_call_start(frame->peer->links[frame->class_index].channel, &request, ep_call_on_reply,
@@ -220,18 +234,26 @@ static ep_err start_request(ep_call *call, ep_call_frame *frame, const Expertd__
     return err;
 }
 
-static void count_sent(ep_call *call, ep_call_frame *frame, bool again)
+static void count_sent(ep_call *call, const ep_call_frame *frame, ep_send_reason reason)
 {
     ep_client *client = call->client;
     call->result.frames++;
     call->result.bytes_sent += frame->sent_bytes;
     ep_count(&client->counters.frames_sent, 1);
     ep_count(&client->counters.bytes_sent, frame->sent_bytes);
-    if (again) {
+    switch (reason) {
+    case EP_SEND_FIRST:
+        ep_retry_budget_earn(&client->budget, 1);
+        break;
+    case EP_SEND_AGAIN:
+    case EP_SEND_SILENT:
         call->result.rerouted_frames++;
         ep_count(&client->counters.frames_rerouted, 1);
-    } else {
-        ep_retry_budget_earn(&client->budget, 1);
+        break;
+    case EP_SEND_LATE:
+        call->result.hedged_frames++;
+        ep_count(&client->counters.frames_hedged, 1);
+        break;
     }
 }
 
@@ -289,24 +311,48 @@ static ep_err pack_and_start(ep_call *call, ep_call_frame *frame, uint32_t chunk
     return err;
 }
 
+static bool is_hedge(ep_send_reason reason)
+{
+    return reason == EP_SEND_LATE || reason == EP_SEND_SILENT;
+}
+
+/* Hedges are not hedged: their parcel may have other copies, but somewhere it has to end. */
+static void watch(ep_call *call, const ep_call_frame *frame)
+{
+    uint64_t late_ns =
+        ep_answer_times_late_ns(&frame->peer->links[frame->class_index].times, frame->slots_count);
+    late_ns = late_ns < EP_HEDGE_DELAY_MIN_NS ? EP_HEDGE_DELAY_MIN_NS : late_ns;
+    ep_call_state_watch(&call->state, frame->index,
+                        late_ns == EP_ANSWER_TIMES_UNKNOWN ? EP_TIME_NEVER : frame->sent_ns + late_ns,
+                        frame->sent_ns + EP_SILENCE_PING_NS);
+}
+
 /* A failure to send is an event like any other. */
-static void send_chunk(ep_call *call, uint32_t window, uint32_t chunk, bool again, ep_call_actions *actions)
+static void send_chunk(ep_call *call, uint32_t window, uint32_t chunk, ep_send_reason reason,
+                       uint32_t hedge_of, ep_call_actions *actions)
 {
     ep_error error;
     uint32_t parcel = 0;
-    if (ep_call_reserve_frames(call, call->state.parcels_count + 1) != EP_OK ||
-        ep_call_state_add(&call->state, window, &parcel) != EP_OK) {
+    ep_err err = ep_call_reserve_frames(call, call->state.parcels_count + 1);
+    if (err == EP_OK) {
+        err = is_hedge(reason) ? ep_call_state_add_hedge(&call->state, hedge_of, &parcel)
+                               : ep_call_state_add(&call->state, window, &parcel);
+    }
+    if (err != EP_OK) {
         fail_memory(call, actions);
         return;
     }
     ep_call_frame *frame = call->frames[parcel];
-    ep_err err = fill_frame(call, frame, &call->plan.chunks[chunk], &error);
+    err = fill_frame(call, frame, &call->plan.chunks[chunk], &error);
     if (err == EP_OK) {
         err = pack_and_start(call, frame, chunk, &error);
     }
     if (err == EP_OK) {
-        count_sent(call, frame, again);
+        count_sent(call, frame, reason);
         count_node(call, frame->peer);
+        if (!is_hedge(reason)) {
+            watch(call, frame);
+        }
         return;
     }
     ep_call_mark_frame(call, frame, &error);
@@ -315,18 +361,19 @@ static void send_chunk(ep_call *call, uint32_t window, uint32_t chunk, bool agai
                        actions);
 }
 
-static void send_plan(ep_call *call, uint32_t window, bool again, ep_call_actions *actions)
+void ep_call_send_plan(ep_call *call, uint32_t window, ep_send_reason reason, uint32_t hedge_of,
+                       ep_call_actions *actions)
 {
     ep_call_trace_plan_end(call);
     for (uint32_t c = 0; c < call->plan.chunks_count && !actions->complete; c++) {
-        send_chunk(call, window, c, again, actions);
+        send_chunk(call, window, c, reason, hedge_of, actions);
     }
 }
 
 /* ---- a round ---- */
 
-static ep_err build_plan(ep_call *call, uint32_t token_begin, uint32_t token_end, const uint32_t *numbers,
-                         uint32_t numbers_count, ep_error *out_error)
+ep_err ep_call_build_plan(ep_call *call, uint32_t token_begin, uint32_t token_end, const uint32_t *numbers,
+                          uint32_t numbers_count, ep_error *out_error)
 {
     ep_plan_cut cut = ep_flow_cut(&call->spec.batch);
     cut.room_bytes = call->room_bytes;
@@ -395,12 +442,12 @@ static void route_list(ep_call *call, uint32_t window, slot_list *list, bool aga
     if (with_copy == 0) {
         return;
     }
-    err = build_plan(call, 0, 0, list->numbers, with_copy, &error);
+    err = ep_call_build_plan(call, 0, 0, list->numbers, with_copy, &error);
     if (err != EP_OK) {
         fail(call, &error, actions);
         return;
     }
-    send_plan(call, window, again, actions);
+    ep_call_send_plan(call, window, again ? EP_SEND_AGAIN : EP_SEND_FIRST, UINT32_MAX, actions);
 }
 
 /* Slots that wait are woken by what changes from now on; what changed since `seen` is looked at again. */
@@ -445,9 +492,9 @@ static void route_window_by_slot(ep_call *call, uint32_t window, ep_call_actions
 static void route_window(ep_call *call, uint32_t window, ep_call_actions *actions)
 {
     ep_error error;
-    ep_err err = build_plan(call, call->windows[window].begin, call->windows[window].end, NULL, 0, &error);
+    ep_err err = ep_call_build_plan(call, call->windows[window].begin, call->windows[window].end, NULL, 0, &error);
     if (err == EP_OK) {
-        send_plan(call, window, false, actions);
+        ep_call_send_plan(call, window, EP_SEND_FIRST, UINT32_MAX, actions);
     } else if (err == EP_ERR_UNAVAILABLE) {
         route_window_by_slot(call, window, actions);
     } else {
@@ -502,7 +549,7 @@ static bool send_window(ep_call *call, uint32_t index, ep_call_actions *actions)
     *window = (ep_call_window){.begin = call->tokens_sent};
     window->end = window->begin + (left > call->flow.window_tokens ? call->flow.window_tokens : left);
     ep_call_trace_plan_begin(call, window->begin, window->end);
-    refresh_view(call);
+    ep_call_refresh_view(call);
     ep_err err = claim_window(call, window, &error);
     if (err != EP_OK) {
         ep_call_trace_plan_end(call);
@@ -517,7 +564,7 @@ static bool send_window(ep_call *call, uint32_t index, ep_call_actions *actions)
     size_t per_token = ep_call_slots_per_token(call);
     memset(call->rows + window->begin * per_token, 0,
            (window->end - window->begin) * per_token * sizeof(*call->rows));
-    choose(call);
+    ep_call_choose(call, NULL);
     route_window(call, index, actions);
     ep_call_trace_plan_end(call);
     if (call->is_piecewise && !actions->complete) {
@@ -558,7 +605,7 @@ static bool is_routable(const ep_call *call, uint32_t parcel, uint32_t window)
     return p->phase == EP_PARCEL_ROUTABLE && p->window == window;
 }
 
-/* Slots of a window's ROUTABLE parcels, ascending; the parcels are free then. */
+/* Slots of a window's ROUTABLE parcels that hedges have not brought, ascending; the parcels are free then. */
 static ep_err absorb_routable(ep_call *call, uint32_t window, slot_list *out_list)
 {
     size_t total = 0;
@@ -576,8 +623,11 @@ static ep_err absorb_routable(ep_call *call, uint32_t window, slot_list *out_lis
     for (uint32_t i = 0; i < call->state.parcels_count; i++) {
         ep_call_frame *frame = call->frames[i];
         if (is_routable(call, i, window)) {
-            memcpy(out_list->numbers + out_list->count, frame->slots, frame->slots_count * sizeof(uint32_t));
-            out_list->count += frame->slots_count;
+            for (uint32_t k = 0; k < frame->slots_count; k++) {
+                if (call->rows[frame->slots[k]] == NULL) {
+                    out_list->numbers[out_list->count++] = frame->slots[k];
+                }
+            }
             ep_call_clear_frame(frame);
             ep_call_state_absorb(&call->state, i);
         }
@@ -590,8 +640,8 @@ void ep_call_resend(ep_call *call, ep_call_actions *actions)
 {
     uint64_t seen = ep_call_registry_generation(&call->client->registry);
     ep_call_trace_plan_begin(call, 0, call->tokens_sent);
-    refresh_view(call);
-    choose(call);
+    ep_call_refresh_view(call);
+    ep_call_choose(call, NULL);
     for (uint32_t w = 0; w < EP_CALL_WINDOWS && !actions->complete; w++) {
         slot_list list;
         if (absorb_routable(call, w, &list) != EP_OK) {

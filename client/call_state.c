@@ -106,6 +106,7 @@ void ep_call_state_begin(ep_call_state *state, uint64_t now_ns, uint64_t deadlin
     state->code = EP_OK;
     state->blame = NO_PARCEL;
     state->backoff_us = EP_CALL_BACKOFF_MIN_US;
+    state->look_ns = EP_TIME_NEVER;
     state->last_error.code = EP_OK;
     forget_tried(state);
 }
@@ -143,19 +144,23 @@ bool ep_call_state_has_window(const ep_call_state *state)
 static ep_err take_parcel(ep_call_state *state, uint32_t window, uint32_t *out_parcel)
 {
     EP_ASSERT(state->phase == EP_CALL_RUNNING && state->windows[window].phase != EP_WINDOW_FREE);
-    for (uint32_t i = 0; i < state->parcels_count; i++) {
-        if (state->parcels[i].phase == EP_PARCEL_FREE) {
-            state->parcels[i].window = window;
-            *out_parcel = i;
-            return EP_OK;
+    uint32_t parcel = 0;
+    while (parcel < state->parcels_count && state->parcels[parcel].phase != EP_PARCEL_FREE) {
+        parcel++;
+    }
+    if (parcel == state->parcels_count) {
+        ep_err err = reserve_parcels(state, parcel + 1);
+        if (err != EP_OK) {
+            return err;
         }
+        state->parcels_count++;
     }
-    ep_err err = reserve_parcels(state, state->parcels_count + 1);
-    if (err != EP_OK) {
-        return err;
-    }
-    *out_parcel = state->parcels_count++;
-    state->parcels[*out_parcel] = (ep_parcel){.phase = EP_PARCEL_FREE, .window = window};
+    state->parcels[parcel] = (ep_parcel){.phase = EP_PARCEL_FREE,
+                                         .window = window,
+                                         .hedge_ns = EP_TIME_NEVER,
+                                         .look_ns = EP_TIME_NEVER,
+                                         .hedge_of = NO_PARCEL};
+    *out_parcel = parcel;
     return EP_OK;
 }
 
@@ -198,7 +203,8 @@ void ep_call_state_release_window(ep_call_state *state, uint32_t window)
 {
     EP_ASSERT(state->windows[window].open_count == 0);
     for (uint32_t i = 0; i < state->parcels_count; i++) {
-        if (state->parcels[i].phase == EP_PARCEL_ARRIVED && state->parcels[i].window == window) {
+        const ep_parcel *p = &state->parcels[i];
+        if ((p->phase == EP_PARCEL_ARRIVED || p->phase == EP_PARCEL_SPENT) && p->window == window) {
             set_phase(state, i, EP_PARCEL_FREE);
         }
     }
@@ -212,7 +218,7 @@ static void finish(ep_call_state *state, ep_err code, uint32_t blame, ep_call_ac
     state->blame = blame;
     for (uint32_t i = 0; i < state->parcels_count; i++) {
         ep_parcel_phase phase = state->parcels[i].phase;
-        if (phase == EP_PARCEL_IN_FLIGHT) {
+        if (phase == EP_PARCEL_IN_FLIGHT || phase == EP_PARCEL_HEDGE) {
             set_phase(state, i, EP_PARCEL_ZOMBIE);
         } else if (ep_parcel_is_open(&state->parcels[i])) {
             set_phase(state, i, EP_PARCEL_FREE);
@@ -221,6 +227,8 @@ static void finish(ep_call_state *state, ep_err code, uint32_t blame, ep_call_ac
     actions->complete = true;
     actions->route = false;
     actions->windows_done = 0;
+    actions->look = false;
+    actions->cancel = false;
 }
 
 /* A parcel that is blamed has had its answer, or never left: none is to come. */
@@ -276,14 +284,150 @@ static void pause_parcel(ep_call_state *state, uint64_t now_ns, uint32_t parcel,
     delay(state, parcel, EP_ERR_RESOURCE_EXHAUSTED, now_ns + us / 2 * EP_NS_PER_US + jittered_ns(state, us));
 }
 
+/* ---- hedges ---- */
+
+void ep_call_state_watch(ep_call_state *state, uint32_t parcel, uint64_t hedge_ns, uint64_t look_ns)
+{
+    uint64_t first_ns = hedge_ns < look_ns ? hedge_ns : look_ns;
+    state->parcels[parcel].hedge_ns = hedge_ns;
+    state->parcels[parcel].look_ns = look_ns;
+    state->look_ns = first_ns < state->look_ns ? first_ns : state->look_ns;
+}
+
+uint32_t ep_call_state_next_due(const ep_call_state *state, uint64_t now_ns, uint32_t from)
+{
+    for (uint32_t i = from; i < state->parcels_count; i++) {
+        const ep_parcel *p = &state->parcels[i];
+        if (p->phase == EP_PARCEL_IN_FLIGHT && (p->hedge_ns <= now_ns || p->look_ns <= now_ns)) {
+            return i;
+        }
+    }
+    return NO_PARCEL;
+}
+
+void ep_call_state_looked(ep_call_state *state)
+{
+    state->look_ns = EP_TIME_NEVER;
+    for (uint32_t i = 0; i < state->parcels_count; i++) {
+        const ep_parcel *p = &state->parcels[i];
+        if (p->phase == EP_PARCEL_IN_FLIGHT) {
+            uint64_t first_ns = p->hedge_ns < p->look_ns ? p->hedge_ns : p->look_ns;
+            state->look_ns = first_ns < state->look_ns ? first_ns : state->look_ns;
+        }
+    }
+}
+
+bool ep_call_state_begin_hedge(ep_call_state *state, uint32_t parcel, uint32_t frames, bool silent)
+{
+    ep_parcel *p = &state->parcels[parcel];
+    EP_ASSERT(state->phase == EP_CALL_RUNNING && p->phase == EP_PARCEL_IN_FLIGHT && frames > 0);
+    bool again = silent && p->hedge == EP_HEDGE_BROKEN && p->hedges_open == 0;
+    if ((p->hedge != EP_HEDGE_NONE && !again) || (!silent && !ep_retry_budget_take_hedge(state->budget, frames))) {
+        return false;
+    }
+    p->hedge = EP_HEDGE_WHOLE;
+    p->hedge_ns = EP_TIME_NEVER;
+    p->look_ns = EP_TIME_NEVER;
+    return true;
+}
+
+ep_err ep_call_state_add_hedge(ep_call_state *state, uint32_t parcel, uint32_t *out_hedge)
+{
+    EP_ASSERT(state->parcels[parcel].hedge != EP_HEDGE_NONE);
+    ep_err err = take_parcel(state, state->parcels[parcel].window, out_hedge);
+    if (err != EP_OK) {
+        state->parcels[parcel].hedge = EP_HEDGE_BROKEN;
+        return err;
+    }
+    set_phase(state, *out_hedge, EP_PARCEL_HEDGE);
+    state->parcels[*out_hedge].hedge_of = parcel;
+    state->parcels[parcel].hedges_open++;
+    return EP_OK;
+}
+
+/* Nobody waits for them any more. */
+static void drop_hedges(ep_call_state *state, uint32_t parcel, ep_call_actions *actions)
+{
+    for (uint32_t i = 0; i < state->parcels_count && state->parcels[parcel].hedges_open > 0; i++) {
+        if (state->parcels[i].phase == EP_PARCEL_HEDGE && state->parcels[i].hedge_of == parcel) {
+            set_phase(state, i, EP_PARCEL_ZOMBIE);
+            state->parcels[parcel].hedges_open--;
+            actions->cancel = true;
+        }
+    }
+}
+
+static void hedge_arrived(ep_call_state *state, uint32_t hedge, ep_call_actions *actions)
+{
+    uint32_t parcel = state->parcels[hedge].hedge_of;
+    ep_parcel *p = &state->parcels[parcel];
+    set_phase(state, hedge, EP_PARCEL_ARRIVED);
+    p->hedges_open--;
+    if (p->hedges_open > 0 || p->hedge != EP_HEDGE_WHOLE) {
+        return;
+    }
+    if (p->phase == EP_PARCEL_IN_FLIGHT) {
+        set_phase(state, parcel, EP_PARCEL_ZOMBIE);
+        actions->cancel = true;
+    } else {
+        set_phase(state, parcel, EP_PARCEL_SPENT);
+    }
+    check_window(state, p->window, actions);
+}
+
+/* Its parcel waits alone again; when that has failed, its slots go to yet another copy. */
+static void hedge_failed(ep_call_state *state, uint64_t now_ns, const ep_call_event *event,
+                         ep_call_actions *actions)
+{
+    uint32_t parcel = state->parcels[event->parcel].hedge_of;
+    ep_parcel *p = &state->parcels[parcel];
+    state->last_error = *event->error;
+    state->last_error_ns = now_ns;
+    set_phase(state, event->parcel, EP_PARCEL_SPENT);
+    p->hedges_open--;
+    p->hedge = EP_HEDGE_BROKEN;
+    if (p->phase == EP_PARCEL_IN_FLIGHT) {
+        ep_call_state_watch(state, parcel, EP_TIME_NEVER, now_ns);
+    } else {
+        drop_hedges(state, parcel, actions);
+        set_phase(state, parcel, EP_PARCEL_ROUTABLE);
+        actions->route = true;
+    }
+}
+
+static void hedge_answer(ep_call_state *state, uint64_t now_ns, const ep_call_event *event,
+                         ep_call_actions *actions)
+{
+    if (event->kind == EP_EVENT_ROWS) {
+        hedge_arrived(state, event->parcel, actions);
+    } else {
+        hedge_failed(state, now_ns, event, actions);
+    }
+}
+
+/* ---- answers ---- */
+
+/* No copy can give another answer. CANCELLED and CLOSED are not our wish: the connection was closed under the
+ * request. DEADLINE_EXCEEDED is the node's view of our own deadline, which is what ends the call. */
+static bool is_final(ep_err code)
+{
+    return !ep_err_other_copy_may_help(code) && code != EP_ERR_CANCELLED && code != EP_ERR_CLOSED &&
+           code != EP_ERR_DEADLINE_EXCEEDED;
+}
+
 static void parcel_failed(ep_call_state *state, uint64_t now_ns, const ep_call_event *event,
                           ep_call_actions *actions)
 {
     const ep_error *error = event->error;
     state->last_error = *error;
     state->last_error_ns = now_ns;
+    if (state->parcels[event->parcel].hedge == EP_HEDGE_WHOLE && !is_final(error->code)) {
+        set_phase(state, event->parcel, EP_PARCEL_COVERED);
+        return;
+    }
+    drop_hedges(state, event->parcel, actions);
     switch (error->code) {
-    case EP_ERR_DEADLINE_EXCEEDED: /* the node's view of our own deadline, which is what ends the call */
+    case EP_ERR_DEADLINE_EXCEEDED:
         delay(state, event->parcel, error->code, state->deadline_ns);
         return;
     case EP_ERR_RESOURCE_EXHAUSTED:
@@ -293,11 +437,8 @@ static void parcel_failed(ep_call_state *state, uint64_t now_ns, const ep_call_e
             finish_with(state, error, event->parcel, now_ns, actions);
         }
         return;
-    case EP_ERR_CANCELLED: /* we did not ask for it: the connection was closed under the request */
-    case EP_ERR_CLOSED:
-        break;
     default:
-        if (!ep_err_other_copy_may_help(error->code)) {
+        if (is_final(error->code)) {
             finish_with(state, error, event->parcel, now_ns, actions);
             return;
         }
@@ -331,12 +472,17 @@ static void answer(ep_call_state *state, uint64_t now_ns, const ep_call_event *e
     if (p->phase == EP_PARCEL_ZOMBIE) {
         set_phase(state, event->parcel, EP_PARCEL_FREE);
     }
+    if (p->phase == EP_PARCEL_HEDGE) {
+        hedge_answer(state, now_ns, event, actions);
+        return;
+    }
     if (p->phase != EP_PARCEL_IN_FLIGHT) {
         actions->late = true;
         return;
     }
     if (event->kind == EP_EVENT_ROWS) {
         set_phase(state, event->parcel, EP_PARCEL_ARRIVED);
+        drop_hedges(state, event->parcel, actions);
         check_window(state, p->window, actions);
     } else if (event->kind == EP_EVENT_FAILED) {
         parcel_failed(state, now_ns, event, actions);
@@ -349,7 +495,7 @@ static void answer(ep_call_state *state, uint64_t now_ns, const ep_call_event *e
 static uint32_t find_blame(const ep_call_state *state)
 {
     static const ep_parcel_phase order[] = {EP_PARCEL_STUCK, EP_PARCEL_ROUTABLE, EP_PARCEL_DELAYED,
-                                            EP_PARCEL_IN_FLIGHT};
+                                            EP_PARCEL_IN_FLIGHT, EP_PARCEL_COVERED};
     for (size_t k = 0; k < EP_ARRAY_COUNT(order); k++) {
         for (uint32_t i = 0; i < state->parcels_count; i++) {
             if (state->parcels[i].phase == order[k]) {
@@ -368,7 +514,8 @@ static void expire(ep_call_state *state, ep_call_actions *actions)
         code = EP_OK;
     } else if (blame != NO_PARCEL && state->parcels[blame].phase == EP_PARCEL_DELAYED) {
         code = state->parcels[blame].reason;
-    } else if (blame != NO_PARCEL && state->parcels[blame].phase != EP_PARCEL_IN_FLIGHT) {
+    } else if (blame != NO_PARCEL && state->parcels[blame].phase != EP_PARCEL_IN_FLIGHT &&
+               state->parcels[blame].phase != EP_PARCEL_COVERED) {
         code = EP_ERR_UNAVAILABLE;
     }
     finish(state, code, blame, actions);
@@ -408,6 +555,7 @@ static void running_event(ep_call_state *state, uint64_t now_ns, const ep_call_e
             expire(state, actions);
         } else {
             release_waiting(state, now_ns, false, actions);
+            actions->look = now_ns >= state->look_ns;
         }
         break;
     case EP_EVENT_CANCEL:
@@ -441,7 +589,7 @@ uint64_t ep_call_state_due_ns(const ep_call_state *state)
     if (state->phase != EP_CALL_RUNNING) {
         return EP_TIME_NEVER;
     }
-    uint64_t due_ns = state->deadline_ns;
+    uint64_t due_ns = state->look_ns < state->deadline_ns ? state->look_ns : state->deadline_ns;
     for (uint32_t i = 0, left = state->waiting_count; i < state->parcels_count && left > 0; i++) {
         const ep_parcel *p = &state->parcels[i];
         if (is_waiting(p->phase)) {

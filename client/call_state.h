@@ -12,6 +12,9 @@
  *                 |                                   --> ROUTABLE: sent to another copy at once
  *                 +-- the node asks for a pause, or our own queue is full
  *                 |                                   --> DELAYED until due_ns, then ROUTABLE
+ *                 +-- late, or its node silent: its slots are sent again as HEDGE parcels while it stays
+ *                 |   IN_FLIGHT. Its rows first: the hedges are ZOMBIE. All the hedges' rows first: it is ZOMBIE.
+ *                 |   It fails meanwhile: COVERED, the hedges bring its slots. A hedge fails: as if never sent
  *                 +-- call over                       --> ZOMBIE until its answer comes, then FREE
  *     ROUTABLE --no copy left that was not tried--> STUCK: a newer table, a node that returns, or back-off
  *                                                   makes it ROUTABLE
@@ -27,6 +30,9 @@
  *     node did not answer, or success with missing rows when that was allowed.
  *   - Up to EP_CALL_WINDOWS windows are under way. Each parcel belongs to one; a window is done when all its parcels
  *     have arrived, whatever the other one does, and only then may another take its place.
+ *   - A parcel whose answer is later than others of its kind were is hedged at most once, and pays for it from
+ *     the hedge budget. When its node is silent it is a re-route, which pays nothing, as after a loss: a node
+ *     that answers no ping is as good as lost, and with a budget most of what it holds would wait for it.
  *   - complete is given exactly once per run. Answers after it, or twice, are late: they change nothing.
  *
  * Memory   parcels and marks grow on reserve and add, and stay. Reserved once, a run allocates nothing.
@@ -50,6 +56,9 @@
 typedef enum ep_parcel_phase {
     EP_PARCEL_FREE,
     EP_PARCEL_IN_FLIGHT,
+    EP_PARCEL_HEDGE,   /* in flight, with slots of the parcel hedge_of */
+    EP_PARCEL_COVERED, /* failed; its hedges are to bring its slots */
+    EP_PARCEL_SPENT,   /* nothing comes of it any more; it keeps its place until the window is done */
     EP_PARCEL_ARRIVED,
     EP_PARCEL_ROUTABLE,
     EP_PARCEL_DELAYED,
@@ -57,25 +66,38 @@ typedef enum ep_parcel_phase {
     EP_PARCEL_ZOMBIE
 } ep_parcel_phase;
 
+typedef enum ep_hedge_phase {
+    EP_HEDGE_NONE,
+    EP_HEDGE_WHOLE, /* its hedges bring all of its slots, or have */
+    EP_HEDGE_BROKEN /* one of them failed */
+} ep_hedge_phase;
+
 typedef struct ep_parcel {
     ep_parcel_phase phase;
     uint32_t window; /* 0..EP_CALL_WINDOWS-1 */
     ep_err reason;   /* why it is DELAYED */
     uint64_t due_ns; /* DELAYED, STUCK */
+    /* IN_FLIGHT: when its answer is late, and when to look whether its node is silent; EP_TIME_NEVER */
+    uint64_t hedge_ns;
+    uint64_t look_ns;
+    ep_hedge_phase hedge;
+    uint32_t hedges_open; /* HEDGE parcels of it */
+    uint32_t hedge_of;    /* HEDGE */
 } ep_parcel;
 
 /* Its slots still wait for their rows. */
 static inline bool ep_parcel_is_open(const ep_parcel *parcel)
 {
-    return parcel->phase == EP_PARCEL_IN_FLIGHT || parcel->phase == EP_PARCEL_ROUTABLE ||
-           parcel->phase == EP_PARCEL_DELAYED || parcel->phase == EP_PARCEL_STUCK;
+    return parcel->phase == EP_PARCEL_IN_FLIGHT || parcel->phase == EP_PARCEL_COVERED ||
+           parcel->phase == EP_PARCEL_ROUTABLE || parcel->phase == EP_PARCEL_DELAYED ||
+           parcel->phase == EP_PARCEL_STUCK;
 }
 
 typedef enum ep_window_phase { EP_WINDOW_FREE, EP_WINDOW_SENDING, EP_WINDOW_SENT } ep_window_phase;
 
 typedef struct ep_call_state_window {
     ep_window_phase phase;
-    uint32_t open_count; /* its parcels that are IN_FLIGHT, ROUTABLE, DELAYED, STUCK */
+    uint32_t open_count; /* its parcels that are IN_FLIGHT, COVERED, ROUTABLE, DELAYED, STUCK */
 } ep_call_state_window;
 
 typedef enum ep_call_phase { EP_CALL_IDLE, EP_CALL_RUNNING, EP_CALL_DONE } ep_call_phase;
@@ -100,6 +122,7 @@ typedef struct ep_call_state {
     uint32_t parcels_count; /* used so far, FREE ones included */
     uint32_t parcels_capacity;
     uint32_t waiting_count; /* DELAYED, STUCK */
+    uint64_t look_ns;       /* not after the first hedge_ns or look_ns */
     uint8_t *tried;         /* [tried_count] per copy of the layer, as in layer->copies */
     uint32_t tried_count;
     uint32_t tried_capacity;
@@ -127,6 +150,8 @@ typedef struct ep_call_event {
 typedef struct ep_call_actions {
     bool late;        /* drop what came with the event */
     bool route;       /* send the ROUTABLE parcels' slots again */
+    bool look;        /* parcels are late, or their nodes may be silent: ep_call_state_next_due */
+    bool cancel;      /* parcels have become ZOMBIE: their nodes may be told */
     uint32_t windows_done; /* a bit for each window whose rows are all here: combine it, release it, send the next */
     bool complete;    /* the call is over with state->code; exactly once per run */
 } ep_call_actions;
@@ -148,17 +173,30 @@ void ep_call_state_withdraw_window(ep_call_state *state, uint32_t window);
 bool ep_call_state_has_window(const ep_call_state *state);
 /* Adds a parcel that is being sent. Errors: NO_MEMORY. */
 ep_err ep_call_state_add(ep_call_state *state, uint32_t window, uint32_t *out_parcel);
+/* When an IN_FLIGHT parcel is late, and when to look whether its node is silent. */
+void ep_call_state_watch(ep_call_state *state, uint32_t parcel, uint64_t hedge_ns, uint64_t look_ns);
+/* The first parcel from `from` on that is to be hedged or looked at now; UINT32_MAX: none. */
+uint32_t ep_call_state_next_due(const ep_call_state *state, uint64_t now_ns, uint32_t from);
+/* After all due parcels were looked at: when the next one is. */
+void ep_call_state_looked(ep_call_state *state);
+/* The slots of an IN_FLIGHT parcel are about to be sent again in so many frames, each of which is then given to
+ * ep_call_state_add_hedge. False, and nothing changed, when it was done before or the budget does not allow it.
+ * silent: its node is; nothing is paid. */
+bool ep_call_state_begin_hedge(ep_call_state *state, uint32_t parcel, uint32_t frames, bool silent);
+/* Errors: NO_MEMORY; the parcel then counts as not hedged. */
+ep_err ep_call_state_add_hedge(ep_call_state *state, uint32_t parcel, uint32_t *out_hedge);
 /* Adds a parcel of slots that have no copy left. Errors: NO_MEMORY. */
 ep_err ep_call_state_add_stuck(ep_call_state *state, uint32_t window, uint64_t now_ns, uint32_t *out_parcel);
 /* Its slots now travel in other parcels. ROUTABLE only. */
 void ep_call_state_absorb(ep_call_state *state, uint32_t parcel);
-/* The window's rows have been combined, or the run is over: its ARRIVED parcels and its place become FREE. */
+/* The window's rows have been combined, or the run is over: its ARRIVED and SPENT parcels and its place become FREE. */
 void ep_call_state_release_window(ep_call_state *state, uint32_t window);
 
 /* Adds to *actions, so that several events may be stepped before any is performed. */
 void ep_call_state_step(ep_call_state *state, uint64_t now_ns, const ep_call_event *event,
                         ep_call_actions *actions);
-/* When EP_EVENT_TIMER is due: the deadline, or the end of a pause. EP_TIME_NEVER when not RUNNING. */
+/* When EP_EVENT_TIMER is due: the deadline, the end of a pause, or a look at what is in flight. EP_TIME_NEVER
+ * when not RUNNING. */
 uint64_t ep_call_state_due_ns(const ep_call_state *state);
 /* True when something waits for a newer table or for a node to return. */
 bool ep_call_state_wants_wake(const ep_call_state *state);

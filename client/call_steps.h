@@ -9,6 +9,29 @@
 void ep_call_send_windows(ep_call *call, ep_call_actions *actions);
 /* Sends the slots of ROUTABLE parcels again. */
 void ep_call_resend(ep_call *call, ep_call_actions *actions);
+/* Looks at frames that are late or whose node may be silent, and sends their slots to copies too. */
+void ep_call_look(ep_call *call, uint64_t now_ns, ep_call_actions *actions);
+/* Ends frames nobody waits for any more; their nodes are told. */
+void ep_call_cancel_zombies(ep_call *call, uint64_t now_ns);
+
+typedef enum ep_send_reason {
+    EP_SEND_FIRST,
+    EP_SEND_AGAIN, /* after a failure */
+    EP_SEND_LATE,  /* hedges of a frame whose answer is late */
+    EP_SEND_SILENT /* the same, its node is silent */
+} ep_send_reason;
+/* For call_hedge.c. Takes the newest table, if it has the same layer. */
+void ep_call_refresh_view(ep_call *call);
+/* A copy for each expert; avoid: NULL, or a peer that is to be left out, and with it those that are draining or
+ * suspected. */
+void ep_call_choose(ep_call *call, const ep_peer *avoid);
+/* For the tokens, or for the slots numbers[numbers_count] where it is not NULL. Errors: as ep_routing_plan_build. */
+ep_err ep_call_build_plan(ep_call *call, uint32_t token_begin, uint32_t token_end, const uint32_t *numbers,
+                          uint32_t numbers_count, ep_error *out_error);
+/* Sends the plan of slots of a window; hedge_of: the parcel that has its slots, with LATE and SILENT. */
+void ep_call_send_plan(ep_call *call, uint32_t window, ep_send_reason reason, uint32_t hedge_of,
+                       ep_call_actions *actions);
+
 /* Grows the array of frames. Errors: NO_MEMORY. */
 ep_err ep_call_reserve_frames(ep_call *call, uint32_t count);
 /* Errors: NO_MEMORY. */
@@ -38,6 +61,15 @@ void ep_call_drop_view(ep_call *call);
 static inline size_t ep_call_window_slots(const ep_call *call)
 {
     return call->window_slots_bytes / sizeof(*call->window_slots) / EP_CALL_WINDOWS;
+}
+
+/* The slot's row came with this frame, and not with another that has the slot too. Frames of node sums are sent again
+ * as a whole or not at all: of two, one counts. */
+static inline bool ep_call_frame_has_row(const ep_call *call, const ep_call_frame *frame, uint32_t index)
+{
+    size_t row_bytes = (size_t)call->spec.batch.hidden * ep_dtype_bytes(call->spec.batch.wire_dtype);
+    return call->spec.batch.node_sum ||
+           call->rows[frame->slots[index]] == frame->rows + index * row_bytes;
 }
 
 static inline uint32_t ep_call_slots_per_token(const ep_call *call)

@@ -25,7 +25,8 @@ void ep_client_config_init(ep_client_config *out_config)
                                      .buffer_bytes_max = 1024 * MIB,
                                      .calls_max = 1024,
                                      .chunk_bytes_max = 1 * MIB,
-                                     .payload_crc = true};
+                                     .payload_crc = true,
+                                     .hedge_permille = 30};
 }
 
 void ep_moe_args_init(ep_moe_args *out_args)
@@ -116,7 +117,8 @@ static ep_err check_config(const ep_client_config *config, ep_error *out_error)
         (err = check_number("chunk_bytes_max", config->chunk_bytes_max, 16 * KIB, 16 * MIB, out_error)) !=
             EP_OK ||
         (err = check_number("prefill_window_tokens", config->prefill_window_tokens, 0, EP_TOKENS_MAX,
-                            out_error)) != EP_OK) {
+                            out_error)) != EP_OK ||
+        (err = check_number("hedge_permille", config->hedge_permille, 0, 1000, out_error)) != EP_OK) {
         return err;
     }
     if (config->numerics != NULL &&
@@ -228,7 +230,8 @@ static ep_err start_client(ep_client *client, ep_error *out_error)
                                             .payload_crc = config->payload_crc},
                                  .client = config,
                                  .on_change = on_change,
-                                 .arg = client};
+                                 .arg = client,
+                                 .late_replies = &client->counters.late_replies};
     ep_rpc_limits_default(&cluster.common.limits);
     client->flow = (ep_flow_limits){.frame_bytes_max = cluster.common.limits.frame_bytes_max,
                                     .chunk_bytes_max = config->chunk_bytes_max,
@@ -252,7 +255,7 @@ ep_err ep_client_create(const ep_client_config *config, ep_client **out_client, 
     client->forward_method = ep_rpc_method_by_name("expertd.v1.ExpertService", "Forward");
     ep_fork_guard_init(&client->guard);
     ep_call_registry_init(&client->registry, config->calls_max);
-    ep_retry_budget_init(&client->budget);
+    ep_retry_budget_init(&client->budget, config->hedge_permille);
     err = copy_config(config, &client->config);
     if (err != EP_OK) {
         ep_error_set(out_error, err, "no memory for a client");

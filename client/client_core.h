@@ -21,6 +21,7 @@ typedef struct ep_client_counters { /* atomic */
     uint64_t calls_failed;
     uint64_t frames_sent;
     uint64_t frames_rerouted;
+    uint64_t frames_hedged;
     uint64_t late_replies;
     uint64_t nonfinite_rows;
     uint64_t bytes_sent;

@@ -191,7 +191,8 @@ static ep_peer_config peer_config(ep_cluster *cluster, const char *name, const c
         .name = name,
         .on_ready = on_peer_ready,
         .on_unused = on_peer_unused,
-        .arg = cluster};
+        .arg = cluster,
+        .late_replies = cluster->config.late_replies};
 }
 
 /* ---- tables ---- */

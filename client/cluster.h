@@ -20,6 +20,7 @@ typedef struct ep_cluster_config {
     const ep_client_config *client; /* borrowed for the cluster's life */
     void (*on_change)(void *arg);   /* a newer table, or a node has become usable */
     void *arg;
+    uint64_t *late_replies; /* atomic: replies to frames nobody waits for any more are added */
 } ep_cluster_config;
 
 ep_err ep_cluster_create(const ep_cluster_config *config, ep_cluster **out_cluster, ep_error *out_error);

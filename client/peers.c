@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "silence.h"
 
 static const char *const class_names[EP_PEER_CLASSES] = {"decode", "bulk"};
 
@@ -32,6 +33,7 @@ static void on_state(void *arg, ep_rpc_channel *channel, ep_rpc_channel_state st
         return;
     }
     __atomic_store_n(&peer->draining, false, __ATOMIC_RELAXED);
+    __atomic_store_n(&link->suspected_ns, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&peer->heard_ns, ep_clock_now_ns(), __ATOMIC_RELAXED);
     if (hello != NULL) {
         __atomic_store_n(&peer->frame_bytes_max, hello->frame_bytes_max, __ATOMIC_RELAXED);
@@ -86,7 +88,8 @@ ep_err ep_peer_create(const ep_peer_config *config, ep_peer **out_peer, ep_error
                                          .connection_class = class_names[i],
                                          .reconnect = true,
                                          .on_state = on_state,
-                                         .arg = &peer->links[i]};
+                                         .arg = &peer->links[i],
+                                         .late_replies = config->late_replies};
         err = ep_rpc_channel_create(&channel, &peer->links[i].channel, out_error);
         if (err != EP_OK) {
             ep_peer_destroy(peer);
@@ -130,6 +133,46 @@ void ep_peer_unref(ep_peer *peer)
     if (peer != NULL && __atomic_fetch_sub(&peer->refs, 1, __ATOMIC_ACQ_REL) == 1) {
         peer->config.on_unused(peer->config.arg, peer);
     }
+}
+
+bool ep_peer_is_suspected(ep_peer *peer, ep_peer_class class_index)
+{
+    ep_peer_link *link = &peer->links[class_index];
+    ep_rpc_channel_life life;
+    uint64_t suspected_ns = __atomic_load_n(&link->suspected_ns, __ATOMIC_RELAXED);
+    if (suspected_ns == 0) {
+        return false;
+    }
+    if (!ep_rpc_channel_read_life(link->channel, &life) || life.heard_ns <= suspected_ns) {
+        return true;
+    }
+    __atomic_store_n(&link->suspected_ns, 0, __ATOMIC_RELAXED);
+    return false;
+}
+
+bool ep_peer_is_silent(ep_peer *peer, ep_peer_class class_index, uint64_t now_ns, uint64_t sent_ns,
+                       uint64_t *out_next_ns)
+{
+    ep_peer_link *link = &peer->links[class_index];
+    ep_rpc_channel_life life;
+    *out_next_ns = EP_TIME_NEVER;
+    if (ep_peer_is_suspected(peer, class_index)) {
+        return true;
+    }
+    if (!ep_rpc_channel_read_life(link->channel, &life)) {
+        return false; /* its end is on its way to the frame */
+    }
+    switch (ep_silence_judge(now_ns, sent_ns, life.heard_ns, life.pinged_ns, out_next_ns)) {
+    case EP_SILENCE_PING:
+        ep_rpc_channel_ping(link->channel);
+        return false;
+    case EP_SILENCE_SILENT:
+        __atomic_store_n(&link->suspected_ns, now_ns, __ATOMIC_RELAXED);
+        return true;
+    case EP_SILENCE_NOT:
+        break;
+    }
+    return false;
 }
 
 const char *ep_peer_label(const ep_peer *peer)

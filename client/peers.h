@@ -12,6 +12,7 @@
 
 #include <pthread.h>
 
+#include "answer_times.h"
 #include "call_timing.h"
 #include "moe/routing_table.h"
 #include "rpc/rpc.h"
@@ -28,13 +29,16 @@ typedef struct ep_peer_config {
     void (*on_ready)(void *arg, ep_peer *peer, ep_peer_class class_index, const Expertd__V1__Hello *hello);
     void (*on_unused)(void *arg, ep_peer *peer);
     void *arg;
+    uint64_t *late_replies; /* see ep_rpc_channel_config */
 } ep_peer_config;
 
 typedef struct ep_peer_link {
     ep_peer *peer;
     ep_rpc_channel *channel;
     ep_peer_class class_index;
-    bool ready; /* atomic */
+    bool ready;            /* atomic */
+    uint64_t suspected_ns; /* atomic: when it was found silent; 0 never, or it has spoken since */
+    ep_answer_times times;
 } ep_peer_link;
 
 struct ep_peer {
@@ -77,6 +81,13 @@ static inline bool ep_peer_is_draining(const ep_peer *peer)
 {
     return __atomic_load_n(&peer->draining, __ATOMIC_RELAXED);
 }
+
+/* Silent (silence.h) and not heard since: to be used only where there is no better copy. */
+bool ep_peer_is_suspected(ep_peer *peer, ep_peer_class class_index);
+/* Looks at a connection for a frame sent at sent_ns without an answer: pings, or finds the node silent, which is then
+ * true for everyone until it speaks again. *out_next_ns: when to look again. */
+bool ep_peer_is_silent(ep_peer *peer, ep_peer_class class_index, uint64_t now_ns, uint64_t sent_ns,
+                       uint64_t *out_next_ns);
 
 /* Name if it has one, else URL. */
 const char *ep_peer_label(const ep_peer *peer);

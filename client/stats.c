@@ -21,6 +21,7 @@ void ep_client_read_stats(ep_client *client, ep_client_stats *out_stats)
     stats.calls_failed = read_counter(&c->calls_failed);
     stats.frames_sent = read_counter(&c->frames_sent);
     stats.frames_rerouted = read_counter(&c->frames_rerouted);
+    stats.hedged_frames = read_counter(&c->frames_hedged);
     stats.late_replies = read_counter(&c->late_replies);
     stats.nonfinite_rows = read_counter(&c->nonfinite_rows);
     stats.bytes_sent = read_counter(&c->bytes_sent);

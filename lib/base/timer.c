@@ -17,6 +17,7 @@ struct ep_timer_service {
     size_t count;
     size_t capacity;
     ep_timer *running;
+    uint64_t wakes_ns;        /* when the thread looks again by itself; 0 while it is awake */
     bool stopping;
     char name[16];
 };
@@ -73,7 +74,9 @@ static void heap_remove(ep_timer_service *s, ep_timer *timer)
 static void wait_until_due(ep_timer_service *s, uint64_t due_ns)
 {
     struct timespec t = {.tv_sec = (time_t)(due_ns / EP_NS_PER_S), .tv_nsec = (long)(due_ns % EP_NS_PER_S)};
+    s->wakes_ns = due_ns;
     pthread_cond_timedwait(&s->wake, &s->lock, &t);
+    s->wakes_ns = 0;
 }
 
 static void *timer_main(void *arg)
@@ -83,7 +86,9 @@ static void *timer_main(void *arg)
     pthread_mutex_lock(&s->lock);
     while (!s->stopping) {
         if (s->count == 0) {
+            s->wakes_ns = EP_TIME_NEVER;
             pthread_cond_wait(&s->wake, &s->lock);
+            s->wakes_ns = 0;
             continue;
         }
         ep_timer *timer = s->heap[1];
@@ -179,7 +184,10 @@ ep_err ep_timer_arm(ep_timer_service *s, ep_timer *timer, uint64_t due_ns)
     timer->due_ns = due_ns;
     place(s, timer, ++s->count);
     sift_up(s, s->count);
-    if (timer->heap_index == 1) {
+    /* A time that was cancelled still wakes the thread: timers that are armed and cancelled again and again, one for
+     * each call, then cost a wake-up now and then and not one each. */
+    if (due_ns < s->wakes_ns) {
+        s->wakes_ns = due_ns;
         pthread_cond_signal(&s->wake);
     }
     pthread_mutex_unlock(&s->lock);

@@ -171,6 +171,7 @@ typedef struct ep_rpc_channel_config {
     void (*on_state)(void *arg, ep_rpc_channel *channel, ep_rpc_channel_state state, const Expertd__V1__Hello *peer,
                      const ep_error *error);
     void *arg;
+    uint64_t *late_replies;          /* NULL, or a counter that outlives the channel: its late replies are added there too, atomically */
 } ep_rpc_channel_config;
 
 /* Starts dialling at once and returns. */
@@ -191,6 +192,16 @@ typedef struct ep_rpc_channel_stats {
     uint64_t connections_total;      /* that became READY */
 } ep_rpc_channel_stats;
 void ep_rpc_channel_read_stats(ep_rpc_channel *channel, ep_rpc_channel_stats *out_stats);
+
+/* Signs of life of the connected peer, by ep_clock_now_ns(). */
+typedef struct ep_rpc_channel_life {
+    uint64_t heard_ns;               /* when anything came from it, also part of a frame; now when the lane cannot read just now */
+    uint64_t pinged_ns;              /* when the newest ping left; 0 never */
+} ep_rpc_channel_life;
+/* False when there is no connection. */
+bool ep_rpc_channel_read_life(ep_rpc_channel *channel, ep_rpc_channel_life *out_life);
+/* Sends a ping now, unless one is still on its way out. */
+void ep_rpc_channel_ping(ep_rpc_channel *channel);
 
 typedef struct ep_rpc_reply {
     const ProtobufCMessage *header;  /* NULL unless error is EP_OK and this is not the end of a stream */

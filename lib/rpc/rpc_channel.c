@@ -91,6 +91,7 @@ static ep_err fill(ep_rpc_channel *channel, const ep_rpc_channel_config *config,
     };
     channel->reconnect = config->reconnect;
     channel->on_state = config->on_state;
+    channel->late_replies_sum = config->late_replies;
     channel->arg = config->arg;
     channel->state = EP_CHANNEL_CONNECTING;
     channel->backoff_ms = channel->common.limits.redial_min_ms;
@@ -169,6 +170,45 @@ void ep_rpc_channel_read_stats(ep_rpc_channel *channel, ep_rpc_channel_stats *ou
         .connections_total = channel->connections_total,
     };
     pthread_mutex_unlock(&channel->lock);
+}
+
+/* The live connection with a reference, or NULL. */
+static ep_rpc_client_link *take_live_link(ep_rpc_channel *channel)
+{
+    pthread_mutex_lock(&channel->lock);
+    ep_rpc_client_link *link = channel->state == EP_CHANNEL_READY ? channel->link : NULL;
+    if (link != NULL) {
+        ep_rpc_link_ref(&link->link);
+    }
+    pthread_mutex_unlock(&channel->lock);
+    return link;
+}
+
+bool ep_rpc_channel_read_life(ep_rpc_channel *channel, ep_rpc_channel_life *out_life)
+{
+    ep_rpc_client_link *link = take_live_link(channel);
+    if (link == NULL) {
+        return false;
+    }
+    ep_conn_receiving receiving;
+    ep_conn_read_receiving(link->link.conn, &receiving);
+    uint64_t received_ns = __atomic_load_n(&link->link.received_ns, __ATOMIC_RELAXED);
+    *out_life = (ep_rpc_channel_life){
+        .heard_ns = receiving.waits_for_memory           ? ep_clock_now_ns()
+                    : receiving.heard_ns > received_ns ? receiving.heard_ns
+                                                       : received_ns,
+        .pinged_ns = __atomic_load_n(&link->link.ping_left_ns, __ATOMIC_RELAXED)};
+    ep_rpc_link_unref(&link->link);
+    return true;
+}
+
+void ep_rpc_channel_ping(ep_rpc_channel *channel)
+{
+    ep_rpc_client_link *link = take_live_link(channel);
+    if (link != NULL) {
+        ep_rpc_link_ping(&link->link);
+        ep_rpc_link_unref(&link->link);
+    }
 }
 
 ep_err ep_rpc_channel_wait_ready(ep_rpc_channel *channel, uint64_t deadline_ns, ep_error *out_error)

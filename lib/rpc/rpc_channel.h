@@ -81,6 +81,7 @@ struct ep_rpc_channel {
     size_t pending_bytes;
     bool blocked; /* the lane's queue is full; atomic */
     uint64_t late_replies;
+    uint64_t *late_replies_sum; /* the owner's, atomic; or NULL */
     uint64_t connections_total;
     ep_rpc_client_call *free_calls;
     uint32_t free_calls_count;

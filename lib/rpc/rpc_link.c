@@ -137,7 +137,9 @@ static uint64_t ping_step_locked(ep_rpc_link *link, bool *out_ping, ep_error *ou
 static void ping_sent(ep_send *send, ep_err result)
 {
     ep_rpc_link *link = send->arg;
-    (void)result;
+    if (result == EP_OK) {
+        __atomic_store_n(&link->ping_left_ns, ep_clock_now_ns(), __ATOMIC_RELAXED);
+    }
     pthread_mutex_lock(&link->lock);
     link->ping_busy = false;
     pthread_mutex_unlock(&link->lock);
@@ -145,7 +147,7 @@ static void ping_sent(ep_send *send, ep_err result)
 }
 
 /* In memory of its own: it must go out when the pool has none. One that still waits in the queue is enough. */
-static void send_ping(ep_rpc_link *link)
+void ep_rpc_link_ping(ep_rpc_link *link)
 {
     pthread_mutex_lock(&link->lock);
     bool send = link->phase == EP_LINK_LIVE && !link->ping_busy;
@@ -196,7 +198,7 @@ static void link_timer(ep_timer *timer, void *arg)
     }
     pthread_mutex_unlock(&link->lock);
     if (ping) {
-        send_ping(link);
+        ep_rpc_link_ping(link);
     }
     if (why.code != EP_OK) {
         ep_rpc_link_close(link, &why);

@@ -55,6 +55,7 @@ struct ep_rpc_link {
     uint32_t pings_missed;
     uint64_t pinged_ns; /* when the last ping was sent */
     bool ping_busy;     /* ping is in the lane's queue */
+    uint64_t ping_left_ns; /* atomic: when the newest ping was taken from that queue; 0 never */
     ep_send ping;
     uint8_t ping_bytes[EP_FRAME_FIXED_BYTES];
     uint64_t received_ns;
@@ -90,6 +91,8 @@ ep_err ep_rpc_link_send(ep_rpc_link *link, ep_rpc_out *out);
 uint32_t ep_rpc_link_sends_in_flight(ep_rpc_link *link);
 /* The same for a reply: takes it in every case; a peer that does not read its replies is closed. */
 void ep_rpc_link_send_reply(ep_rpc_link *link, ep_rpc_out *taken_out);
+/* A ping; none when the link is not live, or while one waits in the lane's queue. */
+void ep_rpc_link_ping(ep_rpc_link *link);
 /* A frame without payload; dropped when it cannot be sent. */
 void ep_rpc_link_send_bare(ep_rpc_link *link, const ep_frame *frame);
 /* Sends taken_out (NULL: nothing), then closes; why is what on_closed gets. Bounded by EP_LINK_LAST_FRAME_MS.

@@ -21,6 +21,9 @@ static reply_fate judge_locked(ep_rpc_client_link *link, const ep_frame *frame, 
     }
     if (call == NULL || call->link != link) {
         channel->late_replies++;
+        if (channel->late_replies_sum != NULL) {
+            __atomic_fetch_add(channel->late_replies_sum, 1, __ATOMIC_RELAXED);
+        }
         return REPLY_DROP;
     }
     if (call->attempt != frame->attempt) { /* an id is used once: no earlier attempt has it */

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "retry_budget.h"
 #include "world.h"
 
 #define TICK_NS (1 * EP_NS_PER_MS)
@@ -23,6 +24,8 @@ void client_start(world *w, uint32_t index)
     ep_client_config_init(&config);
     config.coordinator_url = "sim://coordinator";
     config.prefill_window_tokens = 3;
+    c->hedge_permille = world_below(w, 3) == 0 ? 1000 : config.hedge_permille;
+    config.hedge_permille = c->hedge_permille;
     SIM_CHECK(ep_client_create(&config, &c->client, &error) == EP_OK, "no client: %s", error.text);
     ep_sim_enter(sim_env, old);
 }
@@ -36,6 +39,16 @@ void client_stop(world *w, uint32_t index)
     SIM_CHECK(stats.buffer_bytes_lent <= (2 * w->nodes_count + 1) * HELLO_BUFFER_BYTES,
               "client %u holds %llu bytes of buffers after its last call", index,
               (unsigned long long)stats.buffer_bytes_lent);
+    SIM_CHECK(stats.hedged_frames * 1000 <= stats.frames_sent * c->hedge_permille,
+              "client %u hedged %llu of %llu frames, allowed %u of 1000", index,
+              (unsigned long long)stats.hedged_frames, (unsigned long long)stats.frames_sent,
+              c->hedge_permille);
+    SIM_CHECK(stats.hedged_frames * EP_RETRY_COST <= stats.frames_sent + EP_RETRY_BUDGET_START,
+              "client %u hedged %llu of %llu frames: more than the retry budget", index,
+              (unsigned long long)stats.hedged_frames, (unsigned long long)stats.frames_sent);
+    w->hedged_frames += stats.hedged_frames;
+    w->rerouted_frames += stats.frames_rerouted;
+    w->late_replies += stats.late_replies;
     ep_sim_host_id old = ep_sim_enter(sim_env, c->host);
     ep_client_destroy(c->client);
     ep_sim_enter(sim_env, old);
@@ -125,6 +138,8 @@ static void check_end(world *w, sim_caller *caller, const ep_moe_result *result)
               caller->client, (double)(now_ns - caller->deadline_ns) / 1e6);
     SIM_CHECK(!world_epoch_older(epoch, caller->begin_epoch),
               "a call ends with an epoch older than the one at its begin");
+    uint64_t took_ns = now_ns - caller->begin_ns;
+    w->took_ns_max = took_ns > w->took_ns_max ? took_ns : w->took_ns_max;
     if (result->error.code == EP_OK) {
         SIM_CHECK(caller->combined == (1u << caller->tokens) - 1, "of %u tokens only %x were combined",
                   caller->tokens, caller->combined);
@@ -149,7 +164,7 @@ static void next_later(sim_caller *caller)
     world *w = caller->world;
     if (caller->left > 0) {
         ep_sim_post(sim_env, &caller->event,
-                    ep_sim_now_ns(sim_env) + world_between(w, EP_NS_PER_US, 300 * MS));
+                    ep_sim_now_ns(sim_env) + world_between(w, EP_NS_PER_US, w->busy ? 10 * MS : 300 * MS));
     } else {
         w->busy_callers--;
     }

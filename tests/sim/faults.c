@@ -9,6 +9,7 @@
 typedef struct fault_kind {
     const char *name;
     bool survived; /* with two copies no call fails for it */
+    uint64_t took_ms_max; /* nor takes longer, where it is the only fault; 0: as long as it must */
     void (*begin)(sim_fault *fault);
     void (*end)(sim_fault *fault);
 } fault_kind;
@@ -316,34 +317,43 @@ static void coordinator_uncut(sim_fault *fault)
     set_links(fault->world, fault->world->coordinator.host, &plain, &plain);
 }
 
-/* A node that hangs above the connection, one that refuses for long, and a network that breaks the lane's
- * promise cost calls until hedging exists: nothing tells the client before its deadline. */
+/* One that refuses for long, and a network that breaks the lane's promise, cost calls: nothing else is to be done
+ * for them. A node that hangs above its connection answers pings: what the budget for hedges does not cover waits
+ * until it goes on. */
 static const fault_kind kinds[] = {
-    {"loss", true, loss_begin, links_end},
-    {"delay", true, delay_begin, links_end},
-    {"corruption", true, corrupt_begin, links_end},
-    {"truncation", true, truncate_begin, links_end},
-    {"slow link", true, rate_begin, links_end},
-    {"cut", true, cut_begin, links_end},
-    {"cut of requests", true, cut_requests_begin, links_end},
-    {"cut of replies", true, cut_replies_begin, links_end},
-    {"hostile network", false, hostile_begin, links_end},
-    {"duplicate replies", true, duplicate_begin, links_end},
-    {"broken connections", true, break_begin, nothing_end},
-    {"killed node", true, kill_begin, start_end},
-    {"stopped node", true, stop_begin, stop_end},
-    {"crash before computing", true, crash_before_begin, crash_end},
-    {"crash after computing", true, crash_after_begin, crash_end},
-    {"hanging node", false, hang_begin, hang_end},
-    {"slow node", true, slow_begin, ok_end},
-    {"refusing node", false, refuse_begin, ok_end},
-    {"draining node", true, drain_begin, drain_end},
-    {"moves of experts", true, moves_begin, moves_begin},
-    {"node leaves", true, leave_begin, join_end},
-    {"dead coordinator", true, coordinator_dies, new_coordinator_end},
-    {"coordinator of an older term", true, old_coordinator_begin, new_coordinator_end},
-    {"cut coordinator", true, coordinator_cut, coordinator_uncut},
+    {"loss", true, 0, loss_begin, links_end},
+    {"delay", true, 0, delay_begin, links_end},
+    {"corruption", true, 0, corrupt_begin, links_end},
+    {"truncation", true, 0, truncate_begin, links_end},
+    {"slow link", true, 0, rate_begin, links_end},
+    {"cut", true, 500, cut_begin, links_end},
+    {"cut of requests", true, 0, cut_requests_begin, links_end},
+    {"cut of replies", true, 500, cut_replies_begin, links_end},
+    {"hostile network", false, 0, hostile_begin, links_end},
+    {"duplicate replies", true, 0, duplicate_begin, links_end},
+    {"broken connections", true, 50, break_begin, nothing_end},
+    {"killed node", true, 50, kill_begin, start_end},
+    {"stopped node", true, 500, stop_begin, stop_end},
+    {"crash before computing", true, 50, crash_before_begin, crash_end},
+    {"crash after computing", true, 50, crash_after_begin, crash_end},
+    {"hanging node", true, 0, hang_begin, hang_end},
+    {"slow node", true, 100, slow_begin, ok_end},
+    {"refusing node", false, 0, refuse_begin, ok_end},
+    {"draining node", true, 50, drain_begin, drain_end},
+    {"moves of experts", true, 0, moves_begin, moves_begin},
+    {"node leaves", true, 0, leave_begin, join_end},
+    {"dead coordinator", true, 0, coordinator_dies, new_coordinator_end},
+    {"coordinator of an older term", true, 0, old_coordinator_begin, new_coordinator_end},
+    {"cut coordinator", true, 0, coordinator_cut, coordinator_uncut},
 };
+
+void faults_check_took(const world *w)
+{
+    uint64_t ms_max = kinds[w->faults[0].kind].took_ms_max;
+    SIM_CHECK(!w->single_fault || ms_max == 0 || w->took_ns_max <= ms_max * MS,
+              "with %s a call took %.3f ms, more than %llu", fault_name(w->faults[0].kind),
+              (double)w->took_ns_max / 1e6, (unsigned long long)ms_max);
+}
 
 const char *fault_name(uint32_t kind)
 {

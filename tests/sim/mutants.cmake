@@ -45,8 +45,7 @@ ep_add_sim_mutant(combine_token_early FILE client/call_finish.c SEEDS 50
             "*left > 0 &&" "*left + 1 > 0 ||")
 # The rows of a window are given back with the other one's.
 ep_add_sim_mutant(release_both_windows FILE client/call_finish.c SEEDS 200
-    REPLACE "call->state.parcels[i].phase == EP_PARCEL_ARRIVED && call->state.parcels[i].window == window"
-            "call->state.parcels[i].phase == EP_PARCEL_ARRIVED")
+    REPLACE "            parcel->window == window) {" "            parcel->window < EP_CALL_WINDOWS) {")
 # Answers are not matched to calls: one that came twice or late is taken for that of whichever call is at hand.
 ep_add_sim_mutant(accept_any_answer FILE lib/rpc/rpc_client_call.c SEEDS 500
     REPLACE "while (call != NULL && call->id != id) {" "while (call != NULL && id == 0) {"
@@ -65,7 +64,29 @@ ep_add_sim_mutant(forget_attempts FILE client/call_state.c SEEDS 1000
     REPLACE "state->tried[i] = 1" "state->tried[i] = 0")
 # What a connection lost is not sent to another copy.
 ep_add_sim_mutant(no_other_copy FILE client/call_state.c SEEDS 200
-    REPLACE "if (!ep_err_other_copy_may_help(error->code)) {" "if (error->code != EP_OK) {")
+    REPLACE "if (is_final(error->code)) {" "if (error->code != EP_OK) {")
 # Damaged frames are believed.
 ep_add_sim_mutant(skip_checksum FILE lib/rpc/rpc_frame_io.c SEEDS 200
     REPLACE "if (crc != frame->payload_crc) {" "if (crc + 1 == 0) {")
+# A hedged frame that lost is given up before its answer, so that its place is another's when that comes.
+ep_add_sim_mutant(forget_loser FILE client/call_state.c SEEDS 500
+    REPLACE "if (p->phase == EP_PARCEL_IN_FLIGHT) {
+        set_phase(state, parcel, EP_PARCEL_ZOMBIE)" "if (p->phase == EP_PARCEL_FREE) {
+        set_phase(state, parcel, EP_PARCEL_ZOMBIE)")
+# The answer of a frame whose hedges were first counts once more.
+ep_add_sim_mutant(hedge_counts_twice FILE client/call_state.c SEEDS 500
+    REPLACE "if (p->phase != EP_PARCEL_IN_FLIGHT) {
+        actions->late = true" "if (p->phase != EP_PARCEL_IN_FLIGHT && p->hedge == EP_HEDGE_NONE) {
+        actions->late = true")
+# The first of several hedges stands for all of them.
+ep_add_sim_mutant(combine_half_hedged FILE client/call_state.c SEEDS 1000
+    REPLACE "if (p->hedges_open > 0 || p->hedge != EP_HEDGE_WHOLE) {" "if (p->hedge != EP_HEDGE_WHOLE) {")
+# Hedges are free.
+ep_add_sim_mutant(hedge_beyond_budget FILE client/call_state.c SEEDS 500
+    REPLACE "!ep_retry_budget_take_hedge(state->budget, frames)" "frames == 0")
+# A silent node is waited for.
+ep_add_sim_mutant(wait_for_silent FILE client/call_hedge.c SEEDS 1000
+    REPLACE "if (late || silent) {" "if (late) {")
+# A row that came with two frames counts for two rows of its token.
+ep_add_sim_mutant(hedged_row_twice FILE client/call_finish.c SEEDS 1000
+    REPLACE "if (!ep_call_frame_has_row(call, frame, i)) {" "if (frame == NULL) {")

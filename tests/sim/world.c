@@ -41,6 +41,7 @@ void world_say(world *w, const char *format, ...)
 static void draw_world(world *w)
 {
     w->single_fault = world_below(w, 4) == 0;
+    w->busy = world_below(w, 4) == 0;
     w->copies = (uint32_t)world_between(w, w->single_fault ? 2 : 1, 3);
     w->nodes_count = (uint32_t)world_between(w, w->copies, NODES_MAX);
     w->clients_count = (uint32_t)world_between(w, 1, CLIENTS_MAX);
@@ -120,8 +121,10 @@ uint64_t world_run(uint64_t seed, bool verbose)
     world_say(w, "%u nodes, %u copies, %u experts, %u clients with %u callers%s", w->nodes_count, w->copies,
               w->shape.experts, w->clients_count, w->callers_count, w->single_fault ? ", one fault" : "");
     faults_draw(w, FAULTS_SPAN_NS);
-    callers_start(w, (uint32_t)world_between(w, 10, 50), w->single_fault);
+    callers_start(w, (uint32_t)world_between(w, w->busy ? 100 : 10, w->busy ? 400 : 50), w->single_fault);
     run_callers(w, "under faults");
+    faults_check_took(w);
+    world_say(w, "the slowest call took %.3f ms", (double)w->took_ns_max / 1e6);
     faults_heal(w);
     ep_sim_run_until(sim_env, ep_sim_now_ns(sim_env) + 2 * EP_NS_PER_S);
     callers_start(w, 2, true);
@@ -129,6 +132,8 @@ uint64_t world_run(uint64_t seed, bool verbose)
     close_world(w);
     ep_sim_stats stats;
     ep_sim_read_stats(sim_env, &stats);
+    world_say(w, "%llu frames hedged, %llu sent again, %llu late replies", (unsigned long long)w->hedged_frames,
+              (unsigned long long)w->rerouted_frames, (unsigned long long)w->late_replies);
     world_say(w, "%llu calls well, %llu failed, %llu requests, %llu events, %llu frames, %llu damaged",
               (unsigned long long)w->calls_ok, (unsigned long long)w->calls_failed,
               (unsigned long long)w->requests, (unsigned long long)stats.events,

@@ -116,6 +116,7 @@ typedef struct sim_caller {
 typedef struct sim_client {
     ep_client *client;
     ep_sim_host_id host;
+    uint32_t hedge_permille;
     ep_epoch used; /* newest epoch it sent a request with */
     sim_caller callers[CALLERS_MAX];
 } sim_client;
@@ -135,6 +136,7 @@ struct world {
     uint64_t random;
     bool verbose;
     bool single_fault; /* two copies, one fault: no call may fail */
+    bool busy;         /* many calls: enough for the clients to know what is late */
     uint32_t nodes_count;
     uint32_t copies;
     uint32_t clients_count;
@@ -153,6 +155,10 @@ struct world {
     uint64_t calls_ok;
     uint64_t calls_failed;
     uint64_t requests;
+    uint64_t took_ns_max;   /* of any call */
+    uint64_t hedged_frames; /* of stopped clients */
+    uint64_t rerouted_frames;
+    uint64_t late_replies;
 };
 
 static inline bool world_epoch_older(ep_epoch a, ep_epoch b)
@@ -194,6 +200,8 @@ void callers_check_outs(world *w);
 /* faults.c */
 void faults_draw(world *w, uint64_t span_ns);
 void faults_heal(world *w);
+/* Where one fault came alone: no call took longer than it may cost. */
+void faults_check_took(const world *w);
 const char *fault_name(uint32_t kind);
 uint32_t faults_kinds(void);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Prepared calls in a steady state: 10,000 of them, 128 in flight, allocate nothing and start no thread. The
- * nodes are another process; every allocation of this one is counted, whoever makes it. Sanitizers bring
+ * Prepared calls in a steady state: 10,000 of them, 128 in flight, allocate nothing and start no thread, also where
+ * frames are late and go to a copy as well: every late one may here. The nodes are another process; every allocation of this one is counted, whoever makes it. Sanitizers bring
  * their own allocator: skipped there. With EP_TEST_RECORDED in the environment a session must record the calls:
  * the test of recordings preloads the probes.
  */
@@ -18,6 +18,7 @@
 #include "support/alloc_count.h"
 
 #define IN_FLIGHT 128
+#define PREPARED (2 * IN_FLIGHT) /* the second half only to warm up: each frame may be sent twice */
 #define CALLS 10000
 #define NODES 3
 #define SKIPPED 77
@@ -41,8 +42,8 @@ static uint32_t count_threads(void)
     return threads;
 }
 
-static ep_call *calls[IN_FLIGHT];
-static batch batches[IN_FLIGHT];
+static ep_call *calls[PREPARED];
+static batch batches[PREPARED];
 
 static void begin(uint32_t i, uint32_t tokens)
 {
@@ -78,7 +79,7 @@ static void run_many(uint32_t total)
  * need at most. */
 static void fill_pool(ep_buffer_pool *pool)
 {
-    enum { EACH = IN_FLIGHT * NODES * 3 }; /* of a frame: request, its header, reply */
+    enum { EACH = PREPARED * NODES * 3 }; /* of a frame: request, its header, reply */
     static const size_t sizes[] = {4096, 8192, 16384};
     static ep_buffer *buffers[EACH];
     for (size_t s = 0; s < sizeof(sizes) / sizeof(sizes[0]); s++) {
@@ -97,13 +98,17 @@ static void warm_up(remote_nodes *r)
     fill_pool(r->h.client->pool);
     for (uint32_t n = 0; n < r->h.nodes_count; n++) {
         remote_nodes_hang(r, n);
-        for (uint32_t i = 0; i < IN_FLIGHT; i++) {
+        for (uint32_t i = 0; i < PREPARED; i++) {
             begin(i, 4);
         }
         remote_nodes_release(r);
-        for (uint32_t i = 0; i < IN_FLIGHT; i++) {
+        for (uint32_t i = 0; i < PREPARED; i++) {
             finish(i);
         }
+    }
+    for (uint32_t i = IN_FLIGHT; i < PREPARED; i++) {
+        ep_call_destroy(calls[i]);
+        batch_free(&batches[i]);
     }
     run_many(20 * IN_FLIGHT);
 }
@@ -115,7 +120,8 @@ int main(void)
     ep_client_stats before, after;
     remote_nodes_start(&r, "n", NODES, 2, 256);
     r.h.client = remote_nodes_client(&r, NULL);
-    for (uint32_t i = 0; i < IN_FLIGHT; i++) {
+    r.h.client->budget.hedge_permille = 1000;
+    for (uint32_t i = 0; i < PREPARED; i++) {
         batch_make(&batches[i], &r.h, 4, 2, i);
         if (ep_call_create(r.h.client, &batches[i].args, &batches[i].out_tensor, &calls[i], &error) !=
             EP_OK) {
@@ -131,9 +137,11 @@ int main(void)
     uint64_t allocations = ep_test_alloc_count_end();
     ep_client_read_stats(r.h.client, &after);
     uint64_t buffers = after.buffer_allocations - before.buffer_allocations;
-    printf("calls %d in flight %d allocations %llu buffer allocations %llu threads %u then %u\n", CALLS,
-           IN_FLIGHT, (unsigned long long)allocations, (unsigned long long)buffers, threads, count_threads());
-    bool ok = allocations == 0 && buffers == 0 && count_threads() == threads;
+    uint64_t hedged = after.hedged_frames - before.hedged_frames;
+    printf("calls %d in flight %d allocations %llu buffer allocations %llu threads %u then %u hedged frames %llu\n",
+           CALLS, IN_FLIGHT, (unsigned long long)allocations, (unsigned long long)buffers, threads,
+           count_threads(), (unsigned long long)hedged);
+    bool ok = allocations == 0 && buffers == 0 && count_threads() == threads && hedged > 0;
     if (getenv("EP_TEST_RECORDED") != NULL && !EP_TRACE_SPAN_ON(forward)) {
         fprintf(stderr, "no session records the calls\n");
         ok = false;

@@ -23,7 +23,7 @@ static void open_window(uint32_t expected)
 
 static void begin(uint32_t windows, bool allow_missing)
 {
-    ep_retry_budget_init(&budget);
+    ep_retry_budget_init(&budget, 30);
     ep_call_state_init(&state, &budget, 7);
     now = 5 * MS;
     ep_call_state_begin(&state, now, now + DEADLINE, windows, allow_missing);
@@ -307,7 +307,7 @@ Test(call_state, resource_exhausted_ends_the_call_when_the_budget_is_spent)
 Test(call_state, the_budget_is_ten_percent)
 {
     ep_retry_budget b;
-    ep_retry_budget_init(&b);
+    ep_retry_budget_init(&b, 30);
     while (ep_retry_budget_take(&b)) {
     }
     ep_retry_budget_earn(&b, 9);

@@ -27,7 +27,18 @@ typedef struct sim {
     uint32_t due[PARCELS_MAX]; /* parcels whose answer is still to come */
     uint32_t due_count;
     uint32_t completions;
+    uint64_t sent; /* for the first time */
+    uint64_t hedges;
 } sim;
+
+static void expect_answer(sim *s, uint32_t parcel)
+{
+    EP_ASSERT(s->due_count < PARCELS_MAX);
+    for (uint32_t d = 0; d < s->due_count; d++) {
+        EP_ASSERT(s->due[d] != parcel); /* never reused before its answer */
+    }
+    s->due[s->due_count++] = parcel;
+}
 
 static void send_some(sim *s, uint32_t window, uint32_t count)
 {
@@ -37,11 +48,8 @@ static void send_some(sim *s, uint32_t window, uint32_t count)
             EP_ASSERT(ep_call_state_add_stuck(&s->state, window, s->now, &parcel) == EP_OK);
         } else {
             EP_ASSERT(ep_call_state_add(&s->state, window, &parcel) == EP_OK);
-            EP_ASSERT(s->due_count < PARCELS_MAX);
-            for (uint32_t d = 0; d < s->due_count; d++) {
-                EP_ASSERT(s->due[d] != parcel); /* never reused before its answer */
-            }
-            s->due[s->due_count++] = parcel;
+            ep_call_state_watch(&s->state, parcel, s->now + dice(5000000), s->now + dice(50000000));
+            expect_answer(s, parcel);
         }
     }
 }
@@ -58,7 +66,10 @@ static void send_windows(sim *s, ep_call_actions *a)
             }
             EP_ASSERT(ep_call_state_open_window(&s->state, &window));
         }
-        send_some(s, window, dice(6));
+        uint32_t frames = dice(6);
+        send_some(s, window, frames);
+        ep_retry_budget_earn(s->state.budget, frames);
+        s->sent += frames;
         ep_call_state_step(&s->state, s->now, &(ep_call_event){.kind = EP_EVENT_WINDOW, .window = window}, a);
     }
 }
@@ -93,9 +104,29 @@ static void resend(sim *s)
     EP_ASSERT(again > 0);
 }
 
+static void look(sim *s)
+{
+    uint32_t parcel = ep_call_state_next_due(&s->state, s->now, 0);
+    while (parcel != UINT32_MAX) {
+        bool silent = dice(3) == 0;
+        uint32_t frames = 1 + dice(3);
+        ep_call_state_watch(&s->state, parcel, EP_TIME_NEVER, s->now + 1 + dice(50000000));
+        if (ep_call_state_begin_hedge(&s->state, parcel, frames, silent)) {
+            s->hedges += silent ? 0 : frames;
+            for (uint32_t i = 0; i < frames; i++) {
+                uint32_t hedge = 0;
+                EP_ASSERT(ep_call_state_add_hedge(&s->state, parcel, &hedge) == EP_OK);
+                expect_answer(s, hedge);
+            }
+        }
+        parcel = ep_call_state_next_due(&s->state, s->now, parcel + 1);
+    }
+    ep_call_state_looked(&s->state);
+}
+
 static void perform(sim *s, ep_call_actions *a)
 {
-    while (a->complete || a->windows_done != 0 || a->route) {
+    while (a->complete || a->windows_done != 0 || a->route || a->look) {
         if (a->complete) {
             s->completions++;
             EP_ASSERT(s->state.phase == EP_CALL_DONE);
@@ -111,6 +142,11 @@ static void perform(sim *s, ep_call_actions *a)
             send_windows(s, a);
             continue;
         }
+        if (a->look) {
+            a->look = false;
+            look(s);
+            continue;
+        }
         a->route = false;
         resend(s);
     }
@@ -124,7 +160,8 @@ static void answer(sim *s, ep_call_actions *a)
     uint32_t at = dice(s->due_count);
     uint32_t parcel = s->due[at];
     s->due[at] = s->due[--s->due_count];
-    bool awaited = s->state.parcels[parcel].phase == EP_PARCEL_IN_FLIGHT; /* else of a run before */
+    ep_parcel_phase phase = s->state.parcels[parcel].phase;
+    bool awaited = phase == EP_PARCEL_IN_FLIGHT || phase == EP_PARCEL_HEDGE; /* else of a run before, or it lost */
     ep_error error;
     ep_call_event event = {.kind = EP_EVENT_ROWS, .parcel = parcel, .error = &error};
     if (dice(2) == 0) {
@@ -180,12 +217,14 @@ int main(int argc, char **argv)
     printf("seed %" PRIu64 " runs %" PRIu64 "\n", seed, runs);
     fflush(stdout);
     seed_state = seed;
-    ep_retry_budget_init(&budget);
+    ep_retry_budget_init(&budget, 300);
     ep_call_state_init(&s.state, &budget, seed);
     s.now = 1;
     for (uint64_t i = 0; i < runs; i++) {
         run(&s);
     }
+    printf("%" PRIu64 " hedges of %" PRIu64 " frames\n", s.hedges, s.sent);
+    EP_ASSERT(s.hedges * 1000 <= s.sent * 300 && s.hedges > s.sent / 50);
     ep_call_state_fini(&s.state);
     return 0;
 }

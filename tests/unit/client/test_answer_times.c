@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What counts as late, and as silent, under times that are only told. */
+#include <criterion/criterion.h>
+#include <math.h>
+
+#include "answer_times.h"
+#include "base/clock.h"
+#include "base/random.h"
+#include "silence.h"
+
+#define US EP_NS_PER_US
+#define MS EP_NS_PER_MS
+
+static ep_answer_times times;
+
+static void add(uint32_t slots, uint64_t took_ns, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        ep_answer_times_add(&times, slots, took_ns);
+    }
+}
+
+Test(answer_times, nothing_is_late_before_enough_answers)
+{
+    add(8, 100 * US, EP_ANSWER_TIMES_MIN - 1);
+    cr_assert_eq(ep_answer_times_late_ns(&times, 8), EP_ANSWER_TIMES_UNKNOWN);
+    add(8, 100 * US, 1);
+    cr_assert_neq(ep_answer_times_late_ns(&times, 8), EP_ANSWER_TIMES_UNKNOWN);
+    cr_assert_eq(ep_answer_times_late_ns(&times, 4096), EP_ANSWER_TIMES_UNKNOWN, "another size");
+}
+
+/* For many distributions: at most 5 % of the answers are later, and the percentile is not above the true one by more
+ * than a step, a quarter of an octave at its low end. */
+Test(answer_times, at_most_one_in_twenty_is_late)
+{
+    uint64_t random = 11;
+    static uint64_t took[1000];
+    for (uint32_t round = 0; round < 50; round++) {
+        double spread = 0.05 * round;
+        times = (ep_answer_times){0};
+        uint32_t below = 0;
+        for (uint32_t i = 0; i < 1000; i++) {
+            double u = (double)(ep_splitmix64(&random) >> 11) / 9007199254740992.0;
+            took[i] = (uint64_t)(200000.0 * exp(spread * -log(1 - u)));
+            ep_answer_times_add(&times, 20, took[i]);
+        }
+        /* the newest look was after 992 answers */
+        uint64_t late = ep_answer_times_late_ns(&times, 20);
+        for (uint32_t i = 0; i < 1000; i++) {
+            below += took[i] < late;
+        }
+        cr_assert_geq(below, 942, "round %u: %u of 1000 below %lu", round, below, late);
+        uint32_t well_below = 0;
+        for (uint32_t i = 0; i < 1000; i++) {
+            well_below += took[i] < late * 4 / 5;
+        }
+        cr_assert_leq(well_below, 960, "round %u: %u of 1000 below 4/5 of %lu", round, well_below, late);
+    }
+}
+
+Test(answer_times, a_step_holds_what_falls_into_it)
+{
+    for (uint64_t ns = 9000; ns < 30 * EP_NS_PER_S; ns += ns / 7) {
+        times = (ep_answer_times){0};
+        add(1, ns, EP_ANSWER_TIMES_MIN);
+        uint64_t late = ep_answer_times_late_ns(&times, 1);
+        cr_assert(late > ns && late <= ns + ns / 4, "%lu gives %lu", ns, late);
+    }
+    times = (ep_answer_times){0};
+    add(1, 0, EP_ANSWER_TIMES_MIN);
+    cr_assert_leq(ep_answer_times_late_ns(&times, 1), 11 * US);
+    times = (ep_answer_times){0};
+    add(1, UINT64_MAX, EP_ANSWER_TIMES_MIN);
+    cr_assert_geq(ep_answer_times_late_ns(&times, 1), 30 * EP_NS_PER_S);
+}
+
+Test(answer_times, old_answers_lose_their_weight)
+{
+    add(8, 50 * MS, EP_ANSWER_TIMES_KEPT);
+    add(8, 1 * MS, 8 * EP_ANSWER_TIMES_KEPT);
+    cr_assert_lt(ep_answer_times_late_ns(&times, 8), 2 * MS);
+    add(8, 50 * MS, EP_ANSWER_TIMES_KEPT / 8);
+    cr_assert_gt(ep_answer_times_late_ns(&times, 8), 50 * MS);
+}
+
+/* Else each overtaken answer would make the next ones look late earlier. */
+Test(answer_times, lost_answers_count_where_they_were_late)
+{
+    add(8, 1 * MS, 10 * EP_ANSWER_TIMES_MIN);
+    uint64_t late = ep_answer_times_late_ns(&times, 8);
+    uint32_t total = times.sizes[1].total;
+    ep_answer_times_add_lost(&times, 8, late - 1);
+    cr_assert_eq(times.sizes[1].total, total, "cancelled early: says nothing");
+    ep_answer_times_add_lost(&times, 8, late);
+    cr_assert_eq(times.sizes[1].total, total + 1);
+    ep_answer_times_add_lost(&times, 4096, late);
+    cr_assert_eq(ep_answer_times_late_ns(&times, 4096), EP_ANSWER_TIMES_UNKNOWN);
+}
+
+/* ---- silence ---- */
+
+static uint64_t next;
+
+static ep_silence_verdict judge(uint64_t now_ms, uint64_t sent_ms, uint64_t heard_ms, uint64_t pinged_ms)
+{
+    next = 0;
+    return ep_silence_judge(now_ms * MS, sent_ms * MS, heard_ms * MS, pinged_ms * MS, &next);
+}
+
+Test(silence, a_stopped_node_is_found_in_250_ms)
+{
+    cr_assert_eq(judge(1000, 1000, 990, 0), EP_SILENCE_NOT);
+    cr_assert_eq(next, 1100 * MS);
+    cr_assert_eq(judge(1100, 1000, 990, 0), EP_SILENCE_PING);
+    cr_assert_eq(next, 1250 * MS);
+    cr_assert_eq(judge(1249, 1000, 990, 1100), EP_SILENCE_NOT);
+    cr_assert_eq(next, 1250 * MS);
+    cr_assert_eq(judge(1250, 1000, 990, 1100), EP_SILENCE_SILENT);
+}
+
+Test(silence, whoever_answers_pings_is_not_silent)
+{
+    uint64_t heard = 990;
+    uint64_t pinged = 0;
+    for (uint64_t now = 1100; now < 5000; now = next / MS) {
+        ep_silence_verdict verdict = judge(now, 1000, heard, pinged);
+        cr_assert_neq(verdict, EP_SILENCE_SILENT, "at %lu", now);
+        if (verdict == EP_SILENCE_PING) {
+            pinged = now;
+            heard = now + 149; /* just in time */
+        }
+    }
+}
+
+Test(silence, a_ping_that_has_not_left_proves_nothing)
+{
+    cr_assert_eq(judge(9000, 1000, 990, 0), EP_SILENCE_PING);
+    cr_assert_eq(judge(9000, 1000, 990, 980), EP_SILENCE_PING, "it was answered");
+}
+
+/* A ping that is out already, for another frame or by the connection itself, counts for this one too. */
+Test(silence, one_ping_serves_all_frames)
+{
+    cr_assert_eq(judge(1310, 1200, 990, 1100), EP_SILENCE_SILENT);
+    cr_assert_eq(judge(1290, 1200, 990, 1100), EP_SILENCE_NOT, "a frame gets its time");
+    cr_assert_eq(next, 1300 * MS);
+}
