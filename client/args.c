@@ -131,10 +131,7 @@ static ep_err check_exchange(const ep_moe_args *args, ep_error *out_error)
     const struct {
         const char *name;
         uint64_t value;
-    } wishes[] = {{"comm_alg", args->comm_alg},
-                  {"dispatch_quant", args->dispatch_quant},
-                  {"combine_quant", args->combine_quant},
-                  {"smooth_scales", args->smooth_scales.rank}};
+    } wishes[] = {{"comm_alg", args->comm_alg}};
     for (size_t i = 0; i < sizeof(wishes) / sizeof(wishes[0]); i++) {
         if (wishes[i].value != 0) {
             return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED, "%s is %" PRIu64 ": this library (%s) allows 0", wishes[i].name,
@@ -404,10 +401,10 @@ static uintptr_t end_of(const ep_tensor *tensor)
 static ep_err check_apart(const ep_moe_args *args, const ep_tensor *out, ep_error *out_error)
 {
     const char *names[] = {"x",           "x_scales",      "expert_ids", "expert_scales",
-                           "active_mask", "partial_slots", "shared"};
+                           "active_mask", "partial_slots", "shared",     "smooth_scales"};
     const ep_tensor *inputs[] = {
         &args->x,           &args->x_scales,      &args->expert_ids, &args->expert_scales,
-        &args->active_mask, &args->partial_slots, &args->shared};
+        &args->active_mask, &args->partial_slots, &args->shared,     &args->smooth_scales};
     if (is_empty(out)) {
         return EP_OK;
     }
@@ -455,6 +452,7 @@ ep_err ep_call_spec_fill(const ep_moe_args *args, const ep_tensor *out, const ch
         (err = fill_masks(args, batch, out_error)) != EP_OK ||
         (err = fill_shared(args, batch, out_error)) != EP_OK ||
         (err = fill_special(args, batch, out_error)) != EP_OK ||
+        (err = ep_args_fill_quant(args, shape, batch, out_error)) != EP_OK ||
         (err = fill_out(out, batch, &spec.out, out_error)) != EP_OK ||
         (err = check_apart(args, out, out_error)) != EP_OK) {
         return err;

@@ -42,6 +42,10 @@ ep_err ep_args_check(const ep_moe_args *args, const ep_tensor *out, ep_error *ou
 ep_err ep_call_spec_fill(const ep_moe_args *args, const ep_tensor *out, const char *model,
                          const ep_layer_shape *shape, ep_call_spec *out_spec, ep_error *out_error);
 
+/* The part of it that says how rows are quantised; called by ep_call_spec_fill. */
+ep_err ep_args_fill_quant(const ep_moe_args *args, const ep_layer_shape *shape, ep_batch *batch,
+                          ep_error *out_error);
+
 /* One tensor: host memory, rank, type among types (EP_DTYPE_NONE-terminated), contiguous inside a row. */
 ep_err ep_tensor_check(const char *name, const ep_tensor *tensor, uint32_t rank, const ep_dtype *types,
                        ep_error *out_error);

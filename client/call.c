@@ -132,7 +132,8 @@ static ep_err reserve_run(ep_call *call, const ep_layer_shape *shape, const ep_f
 {
     const ep_batch *batch = &call->spec.batch;
     size_t per_token = ep_batch_slots_per_token(batch, shape);
-    size_t rows_bytes = (batch->tokens * per_token + 1) *
+    size_t pointers = batch->combine_quant != EP_COMBINE_PLAIN ? 2 : 1; /* of a slot: its row, its scales */
+    size_t rows_bytes = (batch->tokens * per_token * pointers + 1) *
                         sizeof(*call->rows); /* never none: an empty batch has an address too */
     /* Twice: each slot may be sent a second time. */
     size_t window_bytes = 2 * EP_CALL_WINDOWS * flow->window_tokens * per_token * sizeof(*call->window_slots);

@@ -53,7 +53,7 @@ typedef struct ep_call_frame {
     char numerics[EP_NUMERICS_BYTES]; /* what the answer must say; "" anything */
     /* set by its answer */
     bool ok;
-    const uint8_t *rows; /* [slots_count,H], with node_sum [rows_count,H], of the wire type, in reply */
+    const uint8_t *rows; /* the tensor section, in reply: wire/reply_layout.h */
     ep_buffer *reply;    /* reference, until the window is combined */
     uint64_t received_bytes;
     ep_error error;
@@ -104,7 +104,7 @@ struct ep_call {
     ep_call_frame **frames; /* [frames_count], each at a fixed address */
     uint32_t frames_count;
     uint32_t frames_capacity;
-    const void **rows; /* [T * slots per token] */
+    const void **rows; /* [T * slots per token]; quantised rows: as many scales behind them */
     size_t rows_bytes;
     uint32_t *window_slots; /* slot numbers of the frames of each window's first round, one part per window */
     size_t window_slots_bytes;

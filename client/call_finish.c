@@ -39,10 +39,16 @@ static ep_combine_out result_place(const ep_call *call)
 
 static void combine(ep_call *call, uint32_t token_begin, uint32_t token_end)
 {
+    const ep_batch *batch = &call->spec.batch;
+    const ep_layer_shape *shape = &call->layer->shape;
     ep_combine_out out = result_place(call);
     uint64_t begin_ns = ep_call_timing_now(call);
-    ep_combine(&call->spec.batch, &call->layer->shape, call->rows, token_begin, token_end,
-               call->combine_scratch, &out);
+    if (batch->combine_quant == EP_COMBINE_PLAIN) {
+        ep_combine(batch, shape, call->rows, token_begin, token_end, call->combine_scratch, &out);
+    } else {
+        ep_combine_quantized(batch, shape, call->rows, ep_call_row_scales(call), token_begin, token_end,
+                             call->combine_scratch, &out);
+    }
     ep_call_timing_add(&call->combine_ns, begin_ns);
 }
 

@@ -11,6 +11,7 @@
 #include "call_steps.h"
 #include "expert.pb-c.h"
 #include "moe/node_sum.h"
+#include "wire/reply_layout.h"
 
 #define WRONG(...) ep_error_set(out_error, EP_ERR_DATA_LOSS, __VA_ARGS__)
 
@@ -19,8 +20,9 @@ static ep_err check_reply(const ep_call_frame *frame, const ep_rpc_reply *reply,
 {
     const ep_batch *batch = &frame->call->spec.batch;
     const Expertd__V1__ForwardReply *header = (const Expertd__V1__ForwardReply *)(const void *)reply->header;
-    uint64_t rows = batch->node_sum ? frame->rows_count : frame->slots_count;
-    uint64_t bytes = rows * batch->hidden * ep_dtype_bytes(batch->wire_dtype);
+    uint32_t rows = batch->node_sum ? frame->rows_count : frame->slots_count;
+    ep_reply_layout layout;
+    ep_reply_layout_make(rows, batch->hidden, batch->wire_dtype, batch->combine_quant, &layout);
     if (header == NULL) {
         return WRONG("the reply has no header");
     }
@@ -40,9 +42,8 @@ static ep_err check_reply(const ep_call_frame *frame, const ep_rpc_reply *reply,
         return WRONG("the reply has %s: %s were asked for", header->node_sum ? "node sums" : "rows",
                      batch->node_sum ? "node sums" : "rows");
     }
-    if (reply->tensor_bytes != bytes) {
-        return WRONG("the reply has %zu tensor bytes: %" PRIu64 " are needed", reply->tensor_bytes,
-                     bytes);
+    if (reply->tensor_bytes != layout.total_bytes) {
+        return WRONG("the reply has %zu tensor bytes: %zu are needed", reply->tensor_bytes, layout.total_bytes);
     }
     if (frame->numerics[0] != 0 && strcmp(header->numerics, frame->numerics) != 0) {
         return WRONG("the reply was computed with numerics '%.95s': '%s' is pinned", header->numerics,
@@ -151,14 +152,29 @@ void ep_call_mark_frame(ep_call *call, ep_call_frame *frame, ep_error *error)
 
 static void place_rows(ep_call *call, const ep_call_frame *frame)
 {
-    size_t row_bytes = (size_t)call->spec.batch.hidden * ep_dtype_bytes(call->spec.batch.wire_dtype);
-    if (call->spec.batch.node_sum) {
-        ep_partials_place(frame->slots, frame->slots_count, ep_call_slots_per_token(call), frame->rows, row_bytes,
-                          call->rows);
+    const ep_batch *batch = &call->spec.batch;
+    uint32_t rows = batch->node_sum ? frame->rows_count : frame->slots_count;
+    const void **row_scales = ep_call_row_scales(call);
+    bool has_scales = batch->combine_quant != EP_COMBINE_PLAIN;
+    ep_reply_layout layout;
+    ep_reply_layout_make(rows, batch->hidden, batch->wire_dtype, batch->combine_quant, &layout);
+    const uint8_t *scales = frame->rows + layout.scales_offset;
+    if (batch->node_sum) {
+        uint32_t per_token = ep_call_slots_per_token(call);
+        ep_partials_place(frame->slots, frame->slots_count, per_token, frame->rows, layout.row_bytes, call->rows);
+        if (has_scales) {
+            ep_partials_place(frame->slots, frame->slots_count, per_token, scales, layout.scale_row_bytes, row_scales);
+        }
     }
-    for (uint32_t i = 0; !call->spec.batch.node_sum && i < frame->slots_count; i++) {
-        const void **row = &call->rows[frame->slots[i]];
-        *row = *row == NULL ? frame->rows + i * row_bytes : *row; /* a slot that was sent twice keeps its first */
+    for (uint32_t i = 0; !batch->node_sum && i < frame->slots_count; i++) {
+        uint32_t slot = frame->slots[i];
+        if (call->rows[slot] != NULL) {
+            continue; /* a slot that was sent twice keeps its first */
+        }
+        call->rows[slot] = frame->rows + i * layout.row_bytes;
+        if (has_scales) {
+            row_scales[slot] = scales + i * layout.scale_row_bytes;
+        }
     }
     call->result.bytes_received += frame->received_bytes;
     ep_count(&call->client->counters.bytes_received, frame->received_bytes);

@@ -77,4 +77,10 @@ static inline uint32_t ep_call_slots_per_token(const ep_call *call)
     return ep_batch_slots_per_token(&call->spec.batch, &call->layer->shape);
 }
 
+/* [T * slots per token] where each quantised row's scales are. */
+static inline const void **ep_call_row_scales(const ep_call *call)
+{
+    return call->rows + (size_t)call->spec.batch.tokens * ep_call_slots_per_token(call);
+}
+
 #endif

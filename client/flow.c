@@ -6,10 +6,13 @@
 
 #include "base/buffer.h"
 #include "wire/forward_codec.h"
+#include "wire/reply_layout.h"
 
 static uint64_t reply_row_bytes(const ep_batch *batch)
 {
-    return (uint64_t)batch->hidden * ep_dtype_bytes(batch->wire_dtype);
+    ep_reply_layout layout;
+    ep_reply_layout_make(1, batch->hidden, batch->wire_dtype, batch->combine_quant, &layout);
+    return layout.row_bytes + layout.scale_row_bytes;
 }
 
 static uint32_t default_window(const ep_batch *batch, const ep_layer_shape *shape)
@@ -48,11 +51,12 @@ void ep_flow_pick(const ep_flow_limits *limits, ep_mode mode, const ep_batch *ba
 
 ep_plan_cut ep_flow_cut(const ep_batch *batch)
 {
-    bool is_i8 = batch->x.dtype == EP_DTYPE_I8;
+    ep_dtype sent = ep_batch_sent_dtype(batch);
     bool weight_on_input = batch->weight_on == EP_WEIGHT_ON_INPUT;
     uint64_t slot_scale_bytes = weight_on_input || batch->node_sum ? sizeof(float) : 0;
     ep_plan_cut cut = {
-        .row_bytes = (uint64_t)batch->hidden * ep_dtype_bytes(batch->x.dtype) + (is_i8 ? sizeof(float) : 0),
+        .row_bytes = (uint64_t)batch->hidden * ep_dtype_bytes(sent) +
+                     ep_sent_row_scales(sent, batch->hidden) * sizeof(float),
         .slot_bytes = sizeof(ep_wire_slot) + slot_scale_bytes + (batch->node_sum ? sizeof(uint16_t) : 0),
         .reply_slot_bytes = reply_row_bytes(batch)};
     if (batch->node_sum) { /* the reply has a row for each row: the larger one counts */
@@ -94,7 +98,9 @@ ep_err ep_flow_check(const ep_flow *flow, const ep_batch *batch, ep_error *out_e
 
 uint32_t ep_flow_frames_max(const ep_flow *flow, const ep_batch *batch, uint64_t slots, uint32_t nodes)
 {
-    uint64_t frames = ep_plan_chunks_max(slots, ep_flow_room_bytes(flow, 0) / one_slot_bytes(batch), nodes);
+    uint64_t room = ep_flow_room_bytes(flow, 0) / one_slot_bytes(batch);
+    room = room > EP_TOKENS_MAX ? EP_TOKENS_MAX : room; /* rows of one frame, should each slot bring its own */
+    uint64_t frames = ep_plan_chunks_max(slots, room, nodes);
     return frames > UINT32_MAX ? UINT32_MAX : (uint32_t)frames;
 }
 

@@ -47,10 +47,10 @@ typedef struct ep_expert_source {
 
 /*
  * One row of a job, the same struct the kernels take (kernels/expert_ffn.h):
- *     x [H] of job->x_dtype, any alignment   x_scale for i8   input_weight for weight_on_input
+ *     x [H] of job->x_dtype, any alignment   x_scale for i8   x_scales for f8e4m3   input_weight for weight_on_input
  *     out [H] of job->out_dtype, aligned to its element
  * ops->submit: x and out are addresses of the backend's memory kind. ep_backend_run: host addresses.
- * The array itself is host memory.
+ * The array itself and x_scales are host memory.
  */
 typedef ep_ffn_row ep_job_row;
 
@@ -59,7 +59,7 @@ struct ep_job {
     ep_backend_weights *weights;
     const ep_job_row *rows;
     uint32_t rows_count; /* 1..EP_JOB_ROWS_MAX */
-    ep_dtype x_dtype;    /* bf16, f16, f32, i8 */
+    ep_dtype x_dtype;    /* bf16, f16, f32, i8, f8e4m3 */
     ep_dtype out_dtype;  /* bf16, f16, f32 */
     bool weight_on_input;
     uint64_t priority; /* smaller first; a wish: a job may overtake others wherever the backend can turn to it. Those with

@@ -85,12 +85,13 @@ ep_err ep_job_check(const ep_job *job)
     if (job->rows_count < 1 || job->rows_count > EP_JOB_ROWS_MAX) {
         return EP_ERR_INVALID_ARGUMENT;
     }
-    if (!is_float(job->out_dtype) || !(is_float(job->x_dtype) || job->x_dtype == EP_DTYPE_I8)) {
+    bool has_blocks = job->x_dtype == EP_DTYPE_F8E4M3;
+    if (!is_float(job->out_dtype) || !(is_float(job->x_dtype) || job->x_dtype == EP_DTYPE_I8 || has_blocks)) {
         return EP_ERR_INVALID_ARGUMENT;
     }
     const size_t element = ep_dtype_bytes(job->out_dtype);
     for (uint32_t r = 0; r < job->rows_count; r++) {
-        if (job->rows[r].x == NULL || job->rows[r].out == NULL ||
+        if (job->rows[r].x == NULL || job->rows[r].out == NULL || (has_blocks && job->rows[r].x_scales == NULL) ||
             (uintptr_t)job->rows[r].out % element != 0) {
             return EP_ERR_INVALID_ARGUMENT;
         }

@@ -4,7 +4,8 @@
  *     out = (silu(x * gate^T) .* (x * up^T)) * down^T
  *
  * Rules of the family, which every form of it repeats bit for bit:
- *   inputs are widened to f32 first (i8: q * x_scale, rounded); weight_on_input: x[i] * input_weight,
+ *   inputs are widened to f32 first (i8: q * x_scale, rounded; f8e4m3: its value times its block's scale,
+ * rounded); weight_on_input: x[i] * input_weight,
  * rounded; each dot product is one f32 chain of fused multiply-adds in ascending index, from +0; silu(g) * u
  * stays f32; a shared expert's own gate multiplies y by sigmoid(dot(shared_gate, x)), rounded; y is rounded
  * once to out_dtype. A NaN is written as the one positive quiet NaN without payload (7fc0, 7e00, 7fc00000):
@@ -23,6 +24,8 @@
 
 #include "expertd/tensor.h"
 
+#define EP_FFN_F8_BLOCK 128 /* elements of an f8e4m3 row that share a scale */
+
 /* One expert as it stands in a checkpoint: row-major matrices, any alignment. */
 typedef struct ep_ffn_source {
     uint32_t hidden;            /* H >= 1 */
@@ -39,6 +42,7 @@ typedef struct ep_ffn_source {
 typedef struct ep_ffn_row {
     const void *x;      /* [H] of x_dtype, any alignment */
     float x_scale;      /* x is i8: x[i] * x_scale; else ignored */
+    const float *x_scales; /* x is f8e4m3: x[i] * x_scales[i / EP_FFN_F8_BLOCK], host memory; else ignored */
     float input_weight; /* weight_on_input: x[i] * input_weight, rounded in f32; else ignored */
     void *out;          /* [H] of out_dtype, aligned to its element, not overlapping any x */
 } ep_ffn_row;
@@ -46,7 +50,7 @@ typedef struct ep_ffn_row {
 typedef struct ep_ffn_batch {
     const ep_ffn_row *rows;
     uint32_t rows_count; /* >= 1 */
-    ep_dtype x_dtype;    /* bf16, f16, f32 or i8 */
+    ep_dtype x_dtype;    /* bf16, f16, f32, i8 or f8e4m3 */
     ep_dtype out_dtype;  /* bf16, f16 or f32 */
     bool weight_on_input;
 } ep_ffn_batch;

@@ -9,6 +9,7 @@
 
 #include "base/numeric.h"
 #include "expertd/tensor.h"
+#include "kernels/expert_ffn.h"
 
 #define EP_FFN_NAN_BF16 0x7fc0u
 #define EP_FFN_NAN_F16 0x7e00u
@@ -38,6 +39,11 @@ static inline float ep_ffn_read_float(const void *base, ep_dtype dtype, size_t i
 static inline float ep_ffn_read_i8(const void *base, float scale, size_t index)
 {
     return (float)((const int8_t *)base)[index] * scale;
+}
+
+static inline float ep_ffn_read_f8(const void *base, const float *scales, size_t index)
+{
+    return ep_f8e4m3_to_f32(((const uint8_t *)base)[index]) * scales[index / EP_FFN_F8_BLOCK];
 }
 
 /* As ep_f32_to_bf16 but for NaN, in a form compilers turn into vector code: every output passes through here.

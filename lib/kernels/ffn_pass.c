@@ -39,6 +39,10 @@ static void widen_block(const ep_ffn_batch *batch, const ep_ffn_row *row, uint32
         for (uint32_t i = 0; i < count; i++) {
             x[i] = ep_ffn_read_i8(row->x, row->x_scale, first + i);
         }
+    } else if (batch->x_dtype == EP_DTYPE_F8E4M3) {
+        for (uint32_t i = 0; i < count; i++) {
+            x[i] = ep_ffn_read_f8(row->x, row->x_scales, first + i);
+        }
     } else if (batch->x_dtype == EP_DTYPE_BF16) {
         for (uint32_t i = 0; i < count; i++) {
             x[i] = ep_ffn_read_float(row->x, EP_DTYPE_BF16, first + i);

@@ -36,6 +36,11 @@ typedef struct ep_special_experts {
     ep_const_rule const_rule;
 } ep_special_experts;
 
+/* What becomes of x before it travels. Numbers as in the vendor's quant_mode where it has one. */
+typedef enum ep_dispatch_quant { EP_DISPATCH_PLAIN = 0, EP_DISPATCH_INT8 = 2, EP_DISPATCH_FP8 = 3 } ep_dispatch_quant;
+/* What becomes of row(t,k) before it travels back. Numbers as in the vendor's comm_quant_mode. */
+typedef enum ep_combine_quant { EP_COMBINE_PLAIN = 0, EP_COMBINE_INT8 = 2 } ep_combine_quant;
+
 typedef struct ep_batch {
     uint32_t tokens;             /* T */
     uint32_t top_k;              /* K of this batch, 1..EP_TOP_K_MAX (0 allowed when shared experts are served) */
@@ -58,6 +63,10 @@ typedef struct ep_batch {
     bool allow_duplicates;       /* the same routed id twice in a row */
     ep_dtype wire_dtype;         /* rows are rounded to it once: bf16, f16, f32 */
     ep_dtype out_dtype;          /* bf16, f16, f32 */
+    ep_dispatch_quant dispatch_quant; /* of x in bf16, f16, f32 (moe/quantize.h) */
+    ep_rows smooth;              /* [smooth_first + E,H] f32 at multiples of 4, with EP_DISPATCH_INT8: channel scales of each expert; data NULL: none */
+    uint32_t smooth_first;       /* rows of shared experts, which come first: the row of routed expert 0 */
+    ep_combine_quant combine_quant; /* rows of wire_dtype travel as int8 with a scale of wire_dtype per 8 elements */
 } ep_batch;
 
 /* What a slot is, after all masks and id rules. */
@@ -93,6 +102,23 @@ float ep_batch_row_scale(const ep_batch *batch, uint32_t token);
 void ep_batch_widen_row(const ep_batch *batch, uint32_t token, float *out);
 /* Copies x[t] as it travels (same type, NaN policy applied) to out: H elements of x.dtype. */
 void ep_batch_copy_row(const ep_batch *batch, uint32_t token, void *out);
+/* The type x travels as. */
+static inline ep_dtype ep_batch_sent_dtype(const ep_batch *batch)
+{
+    return batch->dispatch_quant == EP_DISPATCH_INT8  ? EP_DTYPE_I8
+           : batch->dispatch_quant == EP_DISPATCH_FP8 ? EP_DTYPE_F8E4M3
+                                                      : batch->x.dtype;
+}
+/* f32 scales that travel with a row of this type: i8 1, f8e4m3 one per EP_QUANT_BLOCK_F8 elements, else 0. */
+uint32_t ep_sent_row_scales(ep_dtype dtype, uint32_t hidden);
+/* With smooth scales a row belongs to one (token, expert): every slot brings its own. */
+static inline bool ep_batch_row_per_slot(const ep_batch *batch)
+{
+    return batch->smooth.data != NULL;
+}
+/* x[t] as it travels to the slots of a token or, with smooth scales, to slot `slot` of expert `expert` (table index), after the NaN policy:
+ * out [H] of ep_batch_sent_dtype, scales [ep_sent_row_scales]. */
+void ep_batch_send_row(const ep_batch *batch, uint32_t token, uint32_t slot, uint32_t expert, void *out, float *scales);
 /* Number of elements of row t that are NaN or Inf (for metrics); for i8: H when the row's scale is not finite, else 0. */
 uint32_t ep_batch_count_nonfinite(const ep_batch *batch, uint32_t token);
 

@@ -8,14 +8,33 @@
 
 #include <string.h>
 
+#include "base/buffer.h"
 #include "base/check.h"
 #include "base/numeric.h"
 #include "moe/convert.h"
 #include "moe/node_sum.h"
+#include "moe/quantize.h"
 #include "moe/special_experts.h"
 
 #define SCRATCH_ROWS 5
 #define SCRATCH_ALIGN_FLOATS 16
+#define QUANT_PIECE 512u /* elements of an int8 row widened at a time; whole blocks */
+
+/* A row as it came: of the wire type, or int8 with its scales. */
+typedef struct {
+    const void *row;
+    const void *scales; /* NULL: plain */
+} sent_row;
+
+typedef struct {
+    const void *const *rows;
+    const void *const *scales; /* NULL: plain */
+} sent_rows;
+
+static sent_row row_at(const sent_rows *rows, size_t slot_number)
+{
+    return (sent_row){rows->rows[slot_number], rows->scales != NULL ? rows->scales[slot_number] : NULL};
+}
 
 typedef struct {
     float *acc;  /* [H] */
@@ -80,11 +99,32 @@ static const float *special_row(const ep_batch *batch, uint32_t token, ep_slot_k
     return s->row;
 }
 
-/* A NULL row is a missing one: the caller has allowed that and reports it. */
-static void add_expert_row(const ep_batch *batch, const void *row, bool weighted, float weight,
-                           token_scratch *s)
+/* Widened in pieces that stay in the first cache, so that no row is read or written twice. */
+static void add_quantized(const ep_batch *batch, const int8_t *row, const uint8_t *scales, bool weighted,
+                          float weight, token_scratch *s)
 {
+    size_t piece_scale_bytes = QUANT_PIECE / EP_QUANT_BLOCK_I8 * ep_dtype_bytes(batch->wire_dtype);
+    _Alignas(EP_BUFFER_ALIGN) float wide[QUANT_PIECE];
+    for (size_t done = 0; done < batch->hidden; done += QUANT_PIECE, scales += piece_scale_bytes) {
+        size_t n = batch->hidden - done < QUANT_PIECE ? batch->hidden - done : QUANT_PIECE;
+        ep_row_dequantize_i8_blocks(row + done, scales, batch->wire_dtype, n, wide);
+        if (weighted) {
+            add_weighted(wide, weight, n, s->acc + done);
+        } else {
+            add_plain(wide, n, s->acc + done);
+        }
+    }
+}
+
+/* A NULL row is a missing one: the caller has allowed that and reports it. */
+static void add_expert_row(const ep_batch *batch, sent_row sent, bool weighted, float weight, token_scratch *s)
+{
+    const void *row = sent.row;
     if (row == NULL || row == ep_row_covered) {
+        return;
+    }
+    if (sent.scales != NULL) {
+        add_quantized(batch, row, sent.scales, weighted, weight, s);
         return;
     }
     if (weighted && batch->wire_dtype == EP_DTYPE_BF16) {
@@ -99,13 +139,13 @@ static void add_expert_row(const ep_batch *batch, const void *row, bool weighted
     }
 }
 
-static void combine_token(const ep_batch *batch, const ep_layer_shape *shape, const void *const *rows,
+static void combine_token(const ep_batch *batch, const ep_layer_shape *shape, const sent_rows *rows,
                           uint32_t token, token_scratch *s)
 {
     uint32_t slots = ep_batch_slots_per_token(batch, shape);
     for (uint32_t k = 0; k < slots; k++) {
         uint32_t expert;
-        const void *row = rows[(size_t)token * slots + k];
+        sent_row row = row_at(rows, (size_t)token * slots + k);
         ep_slot_kind kind = ep_batch_slot(batch, shape, token, k, &expert);
         switch (kind) {
         case EP_SLOT_ROUTED:
@@ -131,7 +171,7 @@ static void combine_token(const ep_batch *batch, const ep_layer_shape *shape, co
     }
 }
 
-static void write_slots(const ep_batch *batch, const ep_layer_shape *shape, const void *const *rows,
+static void write_slots(const ep_batch *batch, const ep_layer_shape *shape, const sent_rows *rows,
                         uint32_t token, token_scratch *s, const ep_combine_out *out)
 {
     uint32_t slots = ep_batch_slots_per_token(batch, shape);
@@ -139,11 +179,14 @@ static void write_slots(const ep_batch *batch, const ep_layer_shape *shape, cons
     size_t row_bytes = batch->hidden * ep_dtype_bytes(batch->out_dtype);
     for (uint32_t k = 0; k < batch->top_k; k++) {
         uint32_t expert;
-        const void *row = rows[(size_t)token * slots + k];
+        sent_row sent = row_at(rows, (size_t)token * slots + k);
         uint8_t *out_row = out_token + (int64_t)k * out->slot_stride_bytes;
         ep_slot_kind kind = ep_batch_slot(batch, shape, token, k, &expert);
-        if (kind == EP_SLOT_ROUTED && row != NULL) {
-            ep_row_convert(row, batch->wire_dtype, batch->hidden, batch->out_dtype, out_row);
+        if (kind == EP_SLOT_ROUTED && sent.row != NULL && sent.scales != NULL) {
+            ep_row_dequantize_i8_blocks(sent.row, sent.scales, batch->wire_dtype, batch->hidden, s->acc);
+            ep_row_narrow(s->acc, batch->hidden, batch->out_dtype, out_row);
+        } else if (kind == EP_SLOT_ROUTED && sent.row != NULL) {
+            ep_row_convert(sent.row, batch->wire_dtype, batch->hidden, batch->out_dtype, out_row);
         } else if (kind == EP_SLOT_COPY || kind == EP_SLOT_CONST) {
             /* As if it had travelled: rounded to the wire type first. */
             const float *r = special_row(batch, token, kind, expert, s);
@@ -155,8 +198,8 @@ static void write_slots(const ep_batch *batch, const ep_layer_shape *shape, cons
     }
 }
 
-void ep_combine(const ep_batch *batch, const ep_layer_shape *shape, const void *const *rows,
-                uint32_t token_begin, uint32_t token_end, float *scratch, const ep_combine_out *out)
+static void combine_rows(const ep_batch *batch, const ep_layer_shape *shape, const sent_rows *rows,
+                         uint32_t token_begin, uint32_t token_end, float *scratch, const ep_combine_out *out)
 {
     token_scratch s = split_scratch(scratch, batch->hidden);
     for (uint32_t t = token_begin; t < token_end; t++) {
@@ -172,4 +215,19 @@ void ep_combine(const ep_batch *batch, const ep_layer_shape *shape, const void *
         ep_row_narrow(s.acc, batch->hidden, batch->out_dtype,
                       (uint8_t *)out->data + (int64_t)t * out->token_stride_bytes);
     }
+}
+
+void ep_combine(const ep_batch *batch, const ep_layer_shape *shape, const void *const *rows,
+                uint32_t token_begin, uint32_t token_end, float *scratch, const ep_combine_out *out)
+{
+    sent_rows sent = {rows, NULL};
+    combine_rows(batch, shape, &sent, token_begin, token_end, scratch, out);
+}
+
+void ep_combine_quantized(const ep_batch *batch, const ep_layer_shape *shape, const void *const *rows,
+                          const void *const *row_scales, uint32_t token_begin, uint32_t token_end,
+                          float *scratch, const ep_combine_out *out)
+{
+    sent_rows sent = {rows, row_scales};
+    combine_rows(batch, shape, &sent, token_begin, token_end, scratch, out);
 }

@@ -8,6 +8,8 @@
  * Rows       rows[slot_number] points at H elements of wire_dtype (any alignment), or is NULL for slots that need none.
  *            A needed row that is NULL counts as missing and contributes nothing: callers see to it that this happens only with
  *            allow_missing. rows itself is never NULL.
+ * Quantised  with EP_COMBINE_INT8 rows[slot_number] points at H int8 and row_scales[slot_number] at ceil(H/8) scales of wire_dtype
+ *            (moe/quantize.h); they are widened piece by piece on the way into the sum.
  * Special    copy and constant experts join the sum as f32 (w * r, no rounding to the wire type); uncombined, r is rounded to the
  *            wire type like any other row.
  * Node sum   routed and shared rows are the partial sums that ep_partials_place put there, added as they are.
@@ -31,5 +33,8 @@ typedef struct ep_combine_out {
 size_t ep_combine_scratch_floats(uint32_t hidden);
 void ep_combine(const ep_batch *batch, const ep_layer_shape *shape, const void *const *rows, uint32_t token_begin, uint32_t token_end,
                 float *scratch, const ep_combine_out *out);
+/* The same for rows as EP_COMBINE_INT8 brings them. */
+void ep_combine_quantized(const ep_batch *batch, const ep_layer_shape *shape, const void *const *rows, const void *const *row_scales,
+                          uint32_t token_begin, uint32_t token_end, float *scratch, const ep_combine_out *out);
 
 #endif

@@ -2,7 +2,7 @@
 /*
  * A token row after the NaN policy, in f32 and as it travels. A replacement is first rounded to x's type, so
  * both agree. An i8 row has no non-finite element; a row scale that is not finite marks the whole row
- * (moe/quantize.h).
+ * (moe/quantize.h). Quantised rows are made from what the policy leaves.
  */
 #include <math.h>
 #include <string.h>
@@ -91,6 +91,13 @@ static bool must_replace(const ep_batch *batch, uint32_t token)
            ep_batch_count_nonfinite(batch, token) > 0;
 }
 
+uint32_t ep_sent_row_scales(ep_dtype dtype, uint32_t hidden)
+{
+    return dtype == EP_DTYPE_I8       ? 1
+           : dtype == EP_DTYPE_F8E4M3 ? (uint32_t)ep_quant_blocks(hidden, EP_QUANT_BLOCK_F8)
+                                      : 0;
+}
+
 static void replace_nonfinite(float *row, size_t n, float value)
 {
     for (size_t i = 0; i < n; i++) {
@@ -126,5 +133,84 @@ void ep_batch_copy_row(const ep_batch *batch, uint32_t token, void *out)
         ep_row_widen(row + done * element, batch->x.dtype, n, wide);
         replace_nonfinite(wide, n, value);
         ep_row_narrow(wide, n, batch->x.dtype, (uint8_t *)out + done * element);
+    }
+}
+
+static const float *smooth_row(const ep_batch *batch, uint32_t slot, uint32_t expert)
+{
+    if (batch->smooth.data == NULL) {
+        return NULL;
+    }
+    return ep_rows_at(&batch->smooth, slot < batch->top_k ? batch->smooth_first + expert : slot - batch->top_k);
+}
+
+/*
+ * A row with replaced elements, which is rare: one scale may need the whole row, so it is widened piece by piece, once for the greatest
+ * magnitude and once for the codes.
+ */
+static float send_replaced_i8(const ep_batch *batch, const uint8_t *row, const float *smooth, int8_t *out)
+{
+    const ep_quant_kernel *kernel = ep_quant_kernel_best();
+    size_t element = ep_dtype_bytes(batch->x.dtype);
+    float value = replacement(batch, row);
+    float wide[CHUNK];
+    uint32_t amax = 0;
+    float d = 0.0f;
+    for (int pass = 0; pass < 2; pass++) {
+        for (size_t done = 0; done < batch->hidden; done += CHUNK) {
+            size_t n = chunk_count(batch->hidden, done);
+            const float *part = smooth != NULL ? smooth + done : NULL;
+            ep_row_widen(row + done * element, batch->x.dtype, n, wide);
+            replace_nonfinite(wide, n, value);
+            if (pass == 0) {
+                uint32_t bits = kernel->amax_bits(wide, EP_DTYPE_F32, part, n);
+                amax = bits > amax ? bits : amax;
+            } else {
+                kernel->to_i8(wide, EP_DTYPE_F32, part, n, d, out + done);
+            }
+        }
+        if (pass == 0) {
+            float scale = ep_row_scale_i8(amax, &d);
+            if (!(scale > 0.0f)) {
+                memset(out, 0, batch->hidden);
+                return scale;
+            }
+        }
+    }
+    return 1.0f / d;
+}
+
+static void send_replaced_f8(const ep_batch *batch, const uint8_t *row, uint8_t *out, float *scales)
+{
+    size_t element = ep_dtype_bytes(batch->x.dtype);
+    float value = replacement(batch, row);
+    float wide[CHUNK];
+    _Static_assert(CHUNK % EP_QUANT_BLOCK_F8 == 0, "pieces are whole blocks");
+    for (size_t done = 0; done < batch->hidden; done += CHUNK) {
+        size_t n = chunk_count(batch->hidden, done);
+        ep_row_widen(row + done * element, batch->x.dtype, n, wide);
+        replace_nonfinite(wide, n, value);
+        ep_row_quantize_f8(wide, EP_DTYPE_F32, n, out + done, scales + done / EP_QUANT_BLOCK_F8);
+    }
+}
+
+void ep_batch_send_row(const ep_batch *batch, uint32_t token, uint32_t slot, uint32_t expert, void *out,
+                       float *scales)
+{
+    const uint8_t *row = ep_rows_at(&batch->x, token);
+    const float *smooth = smooth_row(batch, slot, expert);
+    if (batch->dispatch_quant == EP_DISPATCH_PLAIN) {
+        ep_batch_copy_row(batch, token, out);
+        if (batch->x.dtype == EP_DTYPE_I8) {
+            scales[0] = ep_batch_row_scale(batch, token);
+        }
+    } else if (batch->dispatch_quant == EP_DISPATCH_INT8) {
+        scales[0] = must_replace(batch, token)
+                        ? send_replaced_i8(batch, row, smooth, out)
+                        : ep_row_quantize_i8(row, batch->x.dtype, smooth, batch->hidden, out);
+    } else if (must_replace(batch, token)) {
+        send_replaced_f8(batch, row, out, scales);
+    } else {
+        ep_row_quantize_f8(row, batch->x.dtype, batch->hidden, out, scales);
     }
 }

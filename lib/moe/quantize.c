@@ -11,6 +11,13 @@
 
 #define INFINITY_BITS 0x7f800000u
 
+float ep_row_scale_i8(uint32_t amax_bits, float *out_d)
+{
+    float d = 127.0f / ep_f32_from_bits(amax_bits);
+    *out_d = d;
+    return amax_bits >= INFINITY_BITS ? NAN : isfinite(d) ? 1.0f / d : 0.0f;
+}
+
 float ep_row_quantize_i8(const void *row, ep_dtype dtype, const float *smooth, size_t n, int8_t *out)
 {
     const ep_quant_kernel *kernel = ep_quant_kernel_best();
@@ -18,14 +25,14 @@ float ep_row_quantize_i8(const void *row, ep_dtype dtype, const float *smooth, s
     if (n == 0) {
         return 0.0f;
     }
-    uint32_t amax_bits = kernel->amax_bits(row, dtype, smooth, n);
-    float d = 127.0f / ep_f32_from_bits(amax_bits);
-    if (amax_bits >= INFINITY_BITS || !isfinite(d)) {
+    float d;
+    float scale = ep_row_scale_i8(kernel->amax_bits(row, dtype, smooth, n), &d);
+    if (scale > 0.0f) {
+        kernel->to_i8(row, dtype, smooth, n, d, out);
+    } else {
         memset(out, 0, n);
-        return amax_bits >= INFINITY_BITS ? NAN : 0.0f;
     }
-    kernel->to_i8(row, dtype, smooth, n, d, out);
-    return 1.0f / d;
+    return scale;
 }
 
 void ep_row_dequantize_i8(const int8_t *row, float scale, size_t n, float *out)

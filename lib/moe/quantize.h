@@ -43,6 +43,8 @@ static inline size_t ep_quant_blocks(size_t n, size_t block)
 
 /* row [n] of dtype, smooth [n] or NULL; writes out [n] and returns the row's scale. */
 float ep_row_quantize_i8(const void *row, ep_dtype dtype, const float *smooth, size_t n, int8_t *out);
+/* The scale of a row whose greatest magnitude has these bits, and d; when it is not above 0 the codes are 0. */
+float ep_row_scale_i8(uint32_t amax_bits, float *out_d);
 /* out[i] = q[i] * scale, rounded once in f32. */
 void ep_row_dequantize_i8(const int8_t *row, float scale, size_t n, float *out);
 

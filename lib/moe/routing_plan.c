@@ -196,7 +196,7 @@ static ep_err count_slot(plan_scratch *scratch, const build_input *in, uint32_t 
 static bool fits(const build_input *in, uint32_t node, uint64_t rows, uint64_t slots)
 {
     const ep_plan_cut *cut = in->cut;
-    return cut == NULL || (rows * cut->row_bytes + slots * cut->slot_bytes <= cut->room_bytes[node] &&
+    return cut == NULL || (rows <= EP_TOKENS_MAX && rows * cut->row_bytes + slots * cut->slot_bytes <= cut->room_bytes[node] &&
                            slots * cut->reply_slot_bytes <= cut->room_bytes[node]);
 }
 
@@ -223,9 +223,11 @@ static ep_err place_slot(ep_routing_plan *plan, const build_input *in, uint32_t 
         more = node->token_slots;
     }
     ep_plan_chunk *chunk = node->chunk != NO_CHUNK ? &plan->chunks[node->chunk] : NULL;
-    bool has_row = node->row_chunk == node->chunk && chunk != NULL;
-    if (chunk == NULL ||
-        !fits(in, node_index, (uint64_t)chunk->rows_count + !has_row, (uint64_t)chunk->slots_count + more)) {
+    bool is_own = ep_batch_row_per_slot(in->batch);
+    bool has_row = node->row_chunk == node->chunk && chunk != NULL && !is_own;
+    uint32_t more_rows = is_own ? more : !has_row;
+    if (chunk == NULL || !fits(in, node_index, (uint64_t)chunk->rows_count + more_rows,
+                               (uint64_t)chunk->slots_count + more)) {
         ep_err err = open_chunk(plan, node, node_index);
         if (err != EP_OK) {
             return err;

@@ -3,6 +3,7 @@
  * From (token, slot) to the frames that travel: each token row once per node, cut by token into chunks that keep to a frame's limits,
  * slots inside a chunk sorted by expert, then token. One plan is built from one routing table epoch. Pure.
  *
+ * With smooth scales each slot brings a row of its own instead (moe/batch.h).
  * A token's slots for one node stay in one chunk. Only a token whose slots do not fit an empty chunk is spread over several, and
  * its row travels with each.
  *

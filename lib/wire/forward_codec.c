@@ -23,7 +23,7 @@ static bool add_part(size_t count, size_t element_bytes, size_t *end, size_t *ou
         return false;
     }
     *out_offset = ep_align_up(*end, EP_BUFFER_ALIGN);
-    return count == 0 || ep_add_size(*out_offset, bytes, end);
+    return bytes == 0 || ep_add_size(*out_offset, bytes, end);
 }
 
 bool ep_forward_layout_make(uint32_t rows, uint32_t slots, uint32_t hidden, ep_dtype x_dtype,
@@ -34,7 +34,7 @@ bool ep_forward_layout_make(uint32_t rows, uint32_t slots, uint32_t hidden, ep_d
     size_t end = 0;
     if (!ep_mul_size(hidden, ep_dtype_bytes(x_dtype), &row_bytes) ||
         !add_part(rows, row_bytes, &end, &layout.x_offset) ||
-        !add_part(x_dtype == EP_DTYPE_I8 ? rows : 0, sizeof(float), &end, &layout.row_scales_offset) ||
+        !add_part(rows, ep_sent_row_scales(x_dtype, hidden) * sizeof(float), &end, &layout.row_scales_offset) ||
         !add_part(slots, sizeof(ep_wire_slot), &end, &layout.slots_offset) ||
         !add_part(has_slot_scales ? slots : 0, sizeof(float), &end, &layout.slot_scales_offset)) {
         return false;
@@ -50,18 +50,32 @@ bool ep_forward_layout_add_places(ep_forward_layout *layout, uint32_t slots)
     return add_part(slots, sizeof(uint16_t), &layout->total_bytes, &layout->slot_places_offset);
 }
 
-static void pack_rows(const ep_batch *batch, const uint32_t *row_tokens, uint32_t rows_count,
-                      const ep_forward_layout *layout, uint8_t *tensors)
+static void pack_row(const ep_batch *batch, uint32_t row, uint32_t token, uint32_t slot, uint32_t expert,
+                     const ep_forward_layout *layout, uint8_t *tensors)
 {
-    size_t row_bytes = batch->hidden * ep_dtype_bytes(batch->x.dtype);
-    uint8_t *x = tensors + layout->x_offset;
-    float *row_scales = (float *)(tensors + layout->row_scales_offset);
-    ep_path_count(EP_PATH_PACKED, rows_count * row_bytes);
-    for (uint32_t row = 0; row < rows_count; row++) {
-        ep_batch_copy_row(batch, row_tokens[row], x + row * row_bytes);
-        if (batch->x.dtype == EP_DTYPE_I8) {
-            row_scales[row] = ep_batch_row_scale(batch, row_tokens[row]);
+    ep_dtype sent = ep_batch_sent_dtype(batch);
+    uint8_t *x = tensors + layout->x_offset + (size_t)row * batch->hidden * ep_dtype_bytes(sent);
+    float *scales = (float *)(tensors + layout->row_scales_offset) +
+                    (size_t)row * ep_sent_row_scales(sent, batch->hidden);
+    ep_batch_send_row(batch, token, slot, expert, x, scales);
+}
+
+static void pack_rows(const ep_batch *batch, const ep_routing_plan *plan, const ep_plan_chunk *chunk,
+                      uint32_t slots_per_token, const ep_forward_layout *layout, uint8_t *tensors)
+{
+    const uint32_t *row_tokens = plan->row_tokens + chunk->rows_begin;
+    const ep_plan_slot *slots = plan->slots + chunk->slots_begin;
+    ep_path_count(EP_PATH_PACKED,
+                  (uint64_t)chunk->rows_count * batch->hidden * ep_dtype_bytes(ep_batch_sent_dtype(batch)));
+    if (ep_batch_row_per_slot(batch)) {
+        for (uint32_t i = 0; i < chunk->slots_count; i++) {
+            pack_row(batch, slots[i].row, slots[i].slot_number / slots_per_token,
+                     slots[i].slot_number % slots_per_token, slots[i].expert, layout, tensors);
         }
+        return;
+    }
+    for (uint32_t row = 0; row < chunk->rows_count; row++) {
+        pack_row(batch, row, row_tokens[row], 0, EP_NO_EXPERT, layout, tensors);
     }
 }
 
@@ -91,11 +105,12 @@ static void pack_slots(const ep_batch *batch, const ep_plan_slot *slots, uint32_
 }
 
 /* The bytes between parts are part of the frame: they are zero, not what the buffer held before. */
-static void clear_gaps(const ep_forward_layout *layout, uint32_t rows, uint32_t slots, size_t row_bytes,
-                       bool is_i8, uint8_t *tensors)
+static void clear_gaps(const ep_forward_layout *layout, uint32_t rows, uint32_t slots, uint32_t hidden,
+                       ep_dtype sent, uint8_t *tensors)
 {
-    size_t x_end = layout->x_offset + rows * row_bytes;
-    size_t row_scales_end = layout->row_scales_offset + (is_i8 ? rows * sizeof(float) : 0);
+    size_t x_end = layout->x_offset + (size_t)rows * hidden * ep_dtype_bytes(sent);
+    size_t row_scales_end =
+        layout->row_scales_offset + (size_t)rows * ep_sent_row_scales(sent, hidden) * sizeof(float);
     size_t slots_end = layout->slots_offset + slots * sizeof(ep_wire_slot);
     memset(tensors + x_end, 0, layout->row_scales_offset - x_end);
     memset(tensors + row_scales_end, 0, layout->slots_offset - row_scales_end);
@@ -113,7 +128,8 @@ ep_err ep_forward_pack(const ep_batch *batch, const ep_routing_plan *plan, uint3
     EP_ASSERT(chunk_index < plan->chunks_count);
     const ep_plan_chunk *chunk = &plan->chunks[chunk_index];
     ep_forward_layout layout;
-    if (!ep_forward_layout_make(chunk->rows_count, chunk->slots_count, batch->hidden, batch->x.dtype,
+    ep_dtype sent = ep_batch_sent_dtype(batch);
+    if (!ep_forward_layout_make(chunk->rows_count, chunk->slots_count, batch->hidden, sent,
                                 has_slot_scales(batch), &layout) ||
         (batch->node_sum && !ep_forward_layout_add_places(&layout, chunk->slots_count))) {
         return EP_ERR_RESOURCE_EXHAUSTED;
@@ -123,17 +139,17 @@ ep_err ep_forward_pack(const ep_batch *batch, const ep_routing_plan *plan, uint3
     if (err != EP_OK) {
         return err;
     }
-    pack_rows(batch, plan->row_tokens + chunk->rows_begin, chunk->rows_count, &layout, buffer->data);
+    pack_rows(batch, plan, chunk, slots_per_token, &layout, buffer->data);
     pack_slots(batch, plan->slots + chunk->slots_begin, chunk->slots_count, slots_per_token, &layout,
                buffer->data);
-    clear_gaps(&layout, chunk->rows_count, chunk->slots_count,
-               batch->hidden * ep_dtype_bytes(batch->x.dtype), batch->x.dtype == EP_DTYPE_I8, buffer->data);
+    clear_gaps(&layout, chunk->rows_count, chunk->slots_count, batch->hidden, sent, buffer->data);
 
     out_header->rows = chunk->rows_count;
     out_header->slots = chunk->slots_count;
     out_header->hidden = batch->hidden;
-    out_header->x_dtype = batch->x.dtype;
+    out_header->x_dtype = sent;
     out_header->reply_dtype = batch->wire_dtype;
+    out_header->reply_quant = batch->combine_quant;
     out_header->weight_on_input = batch->weight_on == EP_WEIGHT_ON_INPUT;
     out_header->node_sum = batch->node_sum;
     *out_tensors = buffer;
@@ -156,11 +172,14 @@ static ep_err check_header(const Expertd__V1__ForwardRequest *header, const ep_l
         return BAD("hidden %" PRIu32 ": layer %" PRIu32 " has %" PRIu32, header->hidden, shape->layer,
                    shape->hidden);
     }
-    if (x_dtype != EP_DTYPE_I8 && !ep_dtype_is_float(x_dtype)) {
-        return BAD("x_dtype %" PRIu32 ": allowed 1 (bf16), 2 (f16), 3 (f32), 4 (i8)", header->x_dtype);
+    if (x_dtype != EP_DTYPE_I8 && x_dtype != EP_DTYPE_F8E4M3 && !ep_dtype_is_float(x_dtype)) {
+        return BAD("x_dtype %" PRIu32 ": allowed 1 (bf16), 2 (f16), 3 (f32), 4 (i8), 9 (f8e4m3)", header->x_dtype);
     }
     if (!ep_dtype_is_float((ep_dtype)header->reply_dtype)) {
         return BAD("reply_dtype %" PRIu32 ": allowed 1 (bf16), 2 (f16), 3 (f32)", header->reply_dtype);
+    }
+    if (header->reply_quant != EP_COMBINE_PLAIN && header->reply_quant != EP_COMBINE_INT8) {
+        return BAD("reply_quant %" PRIu32 ": allowed 0 (none), 2 (int8 per 8 elements)", header->reply_quant);
     }
     return EP_OK;
 }
@@ -187,8 +206,7 @@ static ep_err check_exchange(const Expertd__V1__ForwardRequest *header, ep_error
     const struct {
         const char *name;
         uint64_t value;
-    } wishes[] = {{"reply_quant", header->reply_quant},
-                  {"relay", header->n_relay}};
+    } wishes[] = {{"relay", header->n_relay}};
     for (size_t i = 0; i < sizeof(wishes) / sizeof(wishes[0]); i++) {
         if (wishes[i].value != 0) {
             return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED, "%s is %" PRIu64 ": this node serves 0 only", wishes[i].name,
@@ -233,17 +251,20 @@ ep_err ep_forward_view_make(const Expertd__V1__ForwardRequest *header, const uin
     if (err != EP_OK) {
         return err;
     }
+    uint32_t row_scales = ep_sent_row_scales(x_dtype, header->hidden);
     *out_view = (ep_forward_view){
         .rows = header->rows,
         .slots = header->slots,
         .hidden = header->hidden,
         .x_dtype = x_dtype,
         .reply_dtype = (ep_dtype)header->reply_dtype,
+        .reply_quant = (ep_combine_quant)header->reply_quant,
         .weight_on_input = weight_on_input,
         .node_sum = node_sum,
         .x = tensors + layout.x_offset,
         .x_row_bytes = header->hidden * ep_dtype_bytes(x_dtype),
-        .row_scales = x_dtype == EP_DTYPE_I8 ? (const float *)(tensors + layout.row_scales_offset) : NULL,
+        .row_scales = row_scales > 0 ? (const float *)(tensors + layout.row_scales_offset) : NULL,
+        .row_scales_count = row_scales,
         .wire_slots = slots,
         .slot_scales = weight_on_input || node_sum ? (const float *)(tensors + layout.slot_scales_offset) : NULL,
         .slot_places = node_sum ? (const uint16_t *)(tensors + layout.slot_places_offset) : NULL,

@@ -3,8 +3,8 @@
  * The tensor section of ForwardRequest (proto/expert.proto): rows and slots gathered from a batch straight into the
  * outgoing buffer, and the checked view of it on the other side.
  *
- *   x [rows,H] x_dtype | row_scales [rows] f32 (i8 only) | slots [slots] {u32 row, u32 expert} | slot_scales [slots] f32 (weight_on_input, node_sum)
- *     | slot_places [slots] u16 (node_sum)
+ *   x [rows,H] x_dtype | row_scales f32, [rows] for i8, [rows,ceil(H/128)] for f8e4m3 | slots [slots] {u32 row, u32 expert}
+ *     | slot_scales [slots] f32 (weight_on_input, node_sum) | slot_places [slots] u16 (node_sum)
  *   each part begins at the next multiple of 64 from the section's start. Little endian.
  */
 #ifndef EP_WIRE_FORWARD_CODEC_H
@@ -34,8 +34,8 @@ bool ep_forward_layout_make(uint32_t rows, uint32_t slots, uint32_t hidden, ep_d
 /* Adds slot_places to a layout that has slot_scales; false on overflow. */
 bool ep_forward_layout_add_places(ep_forward_layout *layout, uint32_t slots);
 
-/* Fills a new buffer for one chunk of a plan. out_header gets rows, slots, hidden, x_dtype, reply_dtype, weight_on_input,
- * node_sum.
+/* Fills a new buffer for one chunk of a plan, rows quantised on the way when the batch asks for it. out_header gets rows, slots, hidden,
+ * x_dtype, reply_dtype, reply_quant, weight_on_input, node_sum.
  * Errors: RESOURCE_EXHAUSTED, NO_MEMORY. */
 ep_err ep_forward_pack(const ep_batch *batch, const ep_routing_plan *plan, uint32_t chunk_index, uint32_t slots_per_token,
                        ep_buffer_pool *pool, Expertd__V1__ForwardRequest *out_header, ep_buffer **out_tensors);
@@ -47,11 +47,13 @@ typedef struct ep_forward_view {
     uint32_t hidden;
     ep_dtype x_dtype;
     ep_dtype reply_dtype;
+    ep_combine_quant reply_quant;
     bool weight_on_input;
     bool node_sum;
     const uint8_t *x;
     size_t x_row_bytes;
-    const float *row_scales;     /* NULL unless i8 */
+    const float *row_scales;     /* [rows,row_scales_count]; NULL unless i8 or f8e4m3 */
+    uint32_t row_scales_count;   /* per row */
     const ep_wire_slot *wire_slots;
     const float *slot_scales;    /* NULL unless weight_on_input or node_sum */
     const uint16_t *slot_places; /* NULL unless node_sum; any values */

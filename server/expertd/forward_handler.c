@@ -14,6 +14,9 @@
 #include "expertd/forward_metrics.h"
 #include "expertd/reply_rows.h"
 #include "expertd/slot_groups.h"
+#include "moe/quantize.h"
+
+_Static_assert(EP_FFN_F8_BLOCK == EP_QUANT_BLOCK_F8, "kernels and the wire share the blocks of fp8 rows");
 
 typedef struct forward_request {
     ep_forward_handler *handler;
@@ -255,8 +258,10 @@ static void finish(forward_request *request, ep_err result, const ep_error *erro
     count_result(handler, result, rows);
     if (result == EP_OK) {
         uint64_t started_ns = atomic_load(&request->first_start_ns);
+        size_t values_count;
         ep_reply_rows_finish(&request->reply, &request->view);
-        ep_forward_metrics_computed(&handler->metrics, request->reply.reply, request->view.reply_dtype, rows,
+        const void *values = ep_reply_rows_values(&request->reply, &request->view, &values_count);
+        ep_forward_metrics_computed(&handler->metrics, values, values_count, request->view.reply_dtype, rows,
                                     started_ns != 0 ? started_ns - ep_rpc_call_received_ns(request->call) : 0,
                                     started_ns != 0 ? now_ns - started_ns : 0);
         atomic_fetch_add_explicit(&request->layer->rows_served, rows, memory_order_relaxed);
@@ -273,6 +278,9 @@ static void finish(forward_request *request, ep_err result, const ep_error *erro
 static void on_work_done(ep_work *work, ep_err result)
 {
     forward_request *request = work->arg;
+    if (result == EP_OK) {
+        ep_reply_rows_done(&request->reply, &request->view, work->job.rows, work->job.rows_count);
+    }
     if (result != EP_OK) {
         uint32_t none = EP_OK;
         if (atomic_compare_exchange_strong(&request->first_error, &none, (uint32_t)result)) {
@@ -387,9 +395,12 @@ static void group_slots(forward_request *request, const uint32_t *order)
                 .arg = request,
             };
         }
+        const float *scales =
+            view->row_scales != NULL ? view->row_scales + (size_t)place.row * view->row_scales_count : NULL;
         request->rows[i] = (ep_job_row){
             .x = view->x + place.row * view->x_row_bytes,
-            .x_scale = view->row_scales != NULL ? view->row_scales[place.row] : 1.0f,
+            .x_scale = scales != NULL ? scales[0] : 1.0f,
+            .x_scales = scales,
             .input_weight = view->slot_scales != NULL ? view->slot_scales[slot] : 1.0f,
             .out = request->reply.rows + slot * out_row_bytes,
         };

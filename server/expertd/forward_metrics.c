@@ -73,14 +73,12 @@ uint64_t ep_count_nonfinite(const void *values, ep_dtype dtype, size_t count)
     return found;
 }
 
-void ep_forward_metrics_computed(ep_forward_metrics *metrics, const ep_buffer *reply, ep_dtype dtype,
-                                 uint64_t rows, uint64_t queue_ns, uint64_t compute_ns)
+void ep_forward_metrics_computed(ep_forward_metrics *metrics, const void *values, size_t values_count,
+                                 ep_dtype dtype, uint64_t rows, uint64_t queue_ns, uint64_t compute_ns)
 {
-    if (reply != NULL) {
-        uint64_t nonfinite = ep_count_nonfinite(reply->data, dtype, reply->bytes / ep_dtype_bytes(dtype));
-        if (nonfinite != 0) {
-            ep_counter_add(metrics->nonfinite, nonfinite);
-        }
+    uint64_t nonfinite = ep_count_nonfinite(values, dtype, values_count);
+    if (nonfinite != 0) {
+        ep_counter_add(metrics->nonfinite, nonfinite);
     }
     ep_counter_add(metrics->rows, rows);
     ep_histogram_observe(metrics->request_rows, (double)rows);

@@ -21,9 +21,9 @@ typedef struct ep_forward_metrics {
 void ep_forward_metrics_init(ep_forward_metrics *metrics, ep_metrics *registry);
 /* One request ended. */
 void ep_forward_metrics_ended(ep_forward_metrics *metrics, ep_err result, uint64_t took_ns);
-/* One request was computed; reply (may be NULL) is looked through for NaN and Inf. */
-void ep_forward_metrics_computed(ep_forward_metrics *metrics, const ep_buffer *reply, ep_dtype dtype,
-                                 uint64_t rows, uint64_t queue_ns, uint64_t compute_ns);
+/* One request was computed; its values are looked through for NaN and Inf. */
+void ep_forward_metrics_computed(ep_forward_metrics *metrics, const void *values, size_t values_count,
+                                 ep_dtype dtype, uint64_t rows, uint64_t queue_ns, uint64_t compute_ns);
 /* NaN and Inf among count values. Pure. */
 uint64_t ep_count_nonfinite(const void *values, ep_dtype dtype, size_t count);
 

@@ -10,7 +10,7 @@
 #include "base/check.h"
 
 /* Element types of x that a request may use. */
-static const uint32_t accepted_dtypes[] = {EP_DTYPE_BF16, EP_DTYPE_F16, EP_DTYPE_F32, EP_DTYPE_I8};
+static const uint32_t accepted_dtypes[] = {EP_DTYPE_BF16, EP_DTYPE_F16, EP_DTYPE_F32, EP_DTYPE_I8, EP_DTYPE_F8E4M3};
 
 uint32_t ep_node_layer_experts(const ep_node_layer *layer)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The oracle's layer: check, then token by token and slot by slot, in the order the contract is written.
- * Built with REF_MUTATE_ORDER, _FMA, _ROUND, _SLOT or _GATE it makes one mistake on purpose: the property
+ * Built with REF_MUTATE_ORDER, _FMA, _ROUND, _SLOT, _GATE, _SCALE or _TRUNCATE it makes one mistake on purpose: the property
  * test proves with such copies that it would see that mistake in the service.
  */
 #include "reference_layer.h"
@@ -12,6 +12,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "reference_quant.h"
 
 enum slot_kind { SLOT_INACTIVE, SLOT_ROUTED, SLOT_ZERO, SLOT_COPY, SLOT_CONSTANT, SLOT_INVALID };
 
@@ -24,6 +26,7 @@ struct slot {
 /* Rows of one token. */
 struct scratch {
     float *x;      /* [H] widened, after the NaN policy */
+    float *sent;   /* [H] what an expert sees of x */
     float *scaled; /* [H] */
     float *row;    /* [H] */
     float *acc;    /* [H] */
@@ -248,6 +251,34 @@ static float round_to_wire(float y, enum ref_dtype wire_dtype)
     return ref_round(y, wire_dtype);
 }
 
+/* What expert number `smooth_row` of the smooth scales' table sees of x. */
+static const float *sent_x(const struct ref_layer *layer, const struct ref_batch *batch, size_t smooth_row,
+                           const struct scratch *s)
+{
+    size_t hidden = layer->hidden;
+    if (batch->dispatch == REF_DISPATCH_PLAIN) {
+        return s->x;
+    }
+    memcpy(s->sent, s->x, hidden * sizeof(*s->sent));
+    if (batch->dispatch == REF_DISPATCH_FP8) {
+        ref_quant_fp8_row(s->sent, hidden);
+    } else {
+        ref_quant_int8_row(s->sent, hidden, batch->smooth != NULL ? batch->smooth + smooth_row * hidden : NULL);
+    }
+    return s->sent;
+}
+
+/* An expert's row as it arrives. */
+static void send_back(const struct ref_batch *batch, size_t hidden, float *row)
+{
+    for (size_t i = 0; i < hidden; i++) {
+        row[i] = round_to_wire(row[i], batch->wire_dtype);
+    }
+    if (batch->combine_int8 && batch->owner_of == NULL) {
+        ref_quant_int8_reply(row, hidden, batch->wire_dtype);
+    }
+}
+
 /* row(t,k) of a slot that has one: routed rows are rounded to the wire type, special ones stay f32. */
 static void slot_row(const struct ref_layer *layer, const struct ref_batch *batch, struct slot slot,
                      float scale, const struct scratch *s, float *row)
@@ -260,17 +291,15 @@ static void slot_row(const struct ref_layer *layer, const struct ref_batch *batc
         constant_row(layer, slot.index, s->x, row);
         return;
     }
-    const float *x = s->x;
+    const float *x = sent_x(layer, batch, layer->shared_count + slot.index, s);
     if (batch->weight_on_input) {
         for (size_t i = 0; i < layer->hidden; i++) {
-            s->scaled[i] = scale * s->x[i];
+            s->scaled[i] = scale * x[i];
         }
         x = s->scaled;
     }
     ref_expert_forward(&layer->experts[slot.index], layer->hidden, x, s->hidden, row);
-    for (size_t i = 0; i < layer->hidden; i++) {
-        row[i] = round_to_wire(row[i], batch->wire_dtype);
-    }
+    send_back(batch, layer->hidden, row);
 }
 
 static bool has_row(struct slot slot)
@@ -311,19 +340,20 @@ static bool is_lost(size_t top_k, size_t k)
 }
 
 /* A shared expert's row as it arrives. */
-static void shared_row(const struct ref_expert *shared, size_t hidden, enum ref_dtype wire_dtype,
+static void shared_row(const struct ref_layer *layer, const struct ref_batch *batch, size_t index,
                        const struct scratch *s)
 {
+    size_t hidden = layer->hidden;
+    const struct ref_expert *shared = &layer->shared[index];
     struct ref_expert expert = *shared;
+    const float *x = sent_x(layer, batch, index, s);
 #ifdef REF_MUTATE_GATE
     expert.output_gate = NULL;
 #endif
-    ref_expert_forward(&expert, hidden, s->x, s->hidden, s->row);
-    for (size_t i = 0; i < hidden; i++) {
-        s->row[i] = round_to_wire(s->row[i], wire_dtype);
-    }
+    ref_expert_forward(&expert, hidden, x, s->hidden, s->row);
+    send_back(batch, hidden, s->row);
 #ifdef REF_MUTATE_GATE
-    float open = shared->output_gate != NULL ? ref_sigmoid(ref_dot(shared->output_gate, s->x, hidden)) : 1.0f;
+    float open = shared->output_gate != NULL ? ref_sigmoid(ref_dot(shared->output_gate, x, hidden)) : 1.0f;
     for (size_t i = 0; i < hidden; i++) {
         s->row[i] = open * s->row[i];
     }
@@ -346,7 +376,7 @@ static void add_to_sum(const struct ref_layer *layer, const struct ref_batch *ba
 {
     float scale = 1.0f;
     if (k >= batch->top_k) {
-        shared_row(&layer->shared[k - batch->top_k], layer->hidden, batch->wire_dtype, s);
+        shared_row(layer, batch, k - batch->top_k, s);
     } else {
         scale = ref_load(batch->scales, batch->scales_dtype, t * batch->top_k + k);
         slot_row(layer, batch, slot_at(layer, batch, t, k), scale, s, s->row);
@@ -379,7 +409,13 @@ static void add_node_sum(const struct ref_layer *layer, const struct ref_batch *
         }
     }
     for (size_t i = 0; i < hidden; i++) {
-        s->acc[i] = s->acc[i] + round_to_wire(s->scaled[i], batch->wire_dtype);
+        s->scaled[i] = round_to_wire(s->scaled[i], batch->wire_dtype);
+    }
+    if (batch->combine_int8) {
+        ref_quant_int8_reply(s->scaled, hidden, batch->wire_dtype);
+    }
+    for (size_t i = 0; i < hidden; i++) {
+        s->acc[i] = s->acc[i] + s->scaled[i];
     }
 }
 
@@ -433,7 +469,7 @@ static void combine_token(const struct ref_layer *layer, const struct ref_batch 
         }
     }
     for (size_t e = 0; !batch->no_service_shared && e < layer->shared_count; e++) {
-        shared_row(&layer->shared[e], hidden, batch->wire_dtype, s);
+        shared_row(layer, batch, e, s);
         for (size_t i = 0; i < hidden; i++) {
             s->acc[i] = s->acc[i] + s->row[i];
         }
@@ -473,10 +509,14 @@ static float *scratch_open(const struct ref_layer *layer, struct scratch *out_sc
     for (size_t e = 0; e < layer->shared_count; e++) {
         inner_max = layer->shared[e].inner > inner_max ? layer->shared[e].inner : inner_max;
     }
-    float *memory = calloc(4 * hidden + inner_max, sizeof(*memory));
+    float *memory = calloc(5 * hidden + inner_max, sizeof(*memory));
     if (memory != NULL) {
-        *out_scratch = (struct scratch){memory, memory + hidden, memory + 2 * hidden, memory + 3 * hidden,
-                                        memory + 4 * hidden};
+        *out_scratch = (struct scratch){memory,
+                                        memory + hidden,
+                                        memory + 2 * hidden,
+                                        memory + 3 * hidden,
+                                        memory + 4 * hidden,
+                                        memory + 5 * hidden};
     }
     return memory;
 }

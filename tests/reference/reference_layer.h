@@ -30,6 +30,8 @@
  *   - node sums: a node adds scale * row (shared experts: row) over its slots of a token in slot order, from 0 in f32, and
  *     rounds the sum to the wire type. These sums are added where the first of their slots stands; special experts where
  *     they stand.
+ *   - Quantised: what experts see of x, routed and shared, after the NaN policy; what comes back from them, after
+ * the rounding to the wire type; of node sums the sum and not its rows. Copy and constant experts work on x as it is, and their rows are never quantised.
  *   - combined with T = 0 or K = 0 is legal; K = 0 leaves the shared experts.
  */
 #ifndef TESTS_REFERENCE_REFERENCE_LAYER_H
@@ -42,6 +44,7 @@
 #include "ref_math.h"
 
 enum ref_form { REF_COMBINED, REF_PARTIAL, REF_UNCOMBINED };
+enum ref_dispatch { REF_DISPATCH_PLAIN = 0, REF_DISPATCH_INT8 = 2, REF_DISPATCH_FP8 = 3 };
 enum ref_nan { REF_NAN_PASS, REF_NAN_REJECT, REF_NAN_ZERO, REF_NAN_MEAN };
 
 /* Weights widened to f32. */
@@ -92,6 +95,9 @@ struct ref_batch {
     enum ref_dtype wire_dtype; /* bf16, f16, f32 */
     enum ref_dtype out_dtype;  /* bf16, f16, f32 */
     const size_t *owner_of;    /* [E+S] node of each expert, routed ones first: combined, partial by node sums; NULL: by rows */
+    enum ref_dispatch dispatch; /* of x in bf16, f16, f32: reference_quant.h */
+    const float *smooth;        /* [S+E,H] or NULL, with REF_DISPATCH_INT8; shared experts first */
+    bool combine_int8;          /* experts' rows come back as int8 per 8 elements */
 };
 
 enum { REF_TEXT_BYTES = 256 };

@@ -27,7 +27,8 @@ extern "C" {
     X(U8, 5, 1, "u8")                                                                                        \
     X(I32, 6, 4, "i32")                                                                                      \
     X(I64, 7, 8, "i64")                                                                                      \
-    X(BOOL, 8, 1, "bool")
+    X(BOOL, 8, 1, "bool")                                                                                    \
+    X(F8E4M3, 9, 1, "f8e4m3")
 
 typedef enum ep_dtype {
 #define EP_DTYPE_ROW(name, wire, bytes, text) EP_DTYPE_##name = wire,

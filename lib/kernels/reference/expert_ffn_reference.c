@@ -7,8 +7,9 @@
 static void widen_row(const ep_ffn_batch *batch, const ep_ffn_row *row, uint32_t hidden, float *x)
 {
     for (uint32_t i = 0; i < hidden; i++) {
-        x[i] = batch->x_dtype == EP_DTYPE_I8 ? ep_ffn_read_i8(row->x, row->x_scale, i)
-                                             : ep_ffn_read_float(row->x, batch->x_dtype, i);
+        x[i] = batch->x_dtype == EP_DTYPE_I8       ? ep_ffn_read_i8(row->x, row->x_scale, i)
+               : batch->x_dtype == EP_DTYPE_F8E4M3 ? ep_ffn_read_f8(row->x, row->x_scales, i)
+                                                   : ep_ffn_read_float(row->x, batch->x_dtype, i);
         if (batch->weight_on_input) {
             x[i] = row->input_weight * x[i];
         }

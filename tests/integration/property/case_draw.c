@@ -159,6 +159,28 @@ static void draw_x(layer_case *c, random_source *random)
     b->x = draw_values(c, random, b->x_dtype, kind, b->tokens * c->layer.hidden);
 }
 
+/* Rows of 8 bits for the way to the nodes and back. x in i8 is quantised already. */
+static void draw_quant(layer_case *c, random_source *random)
+{
+    struct ref_batch *b = &c->batch;
+    const struct ref_layer *l = &c->layer;
+    uint32_t dispatch = random_below(random, 10);
+    b->combine_int8 = random_chance(random, 30);
+    if (b->x_dtype == REF_I8 || dispatch >= 5) {
+        return;
+    }
+    b->dispatch = dispatch < 3 ? REF_DISPATCH_INT8 : REF_DISPATCH_FP8;
+    if (dispatch == 0) {
+        size_t count = (l->shared_count + l->expert_count) * l->hidden;
+        float *smooth = (float *)(void *)case_alloc(c, count * sizeof(*smooth));
+        value_kind kind = random_chance(random, 80) ? VALUES_PLAIN : draw_value_kind(random);
+        for (size_t i = 0; i < count; i++) {
+            smooth[i] = draw_value(random, kind);
+        }
+        b->smooth = smooth;
+    }
+}
+
 static const float *widen(layer_case *c, const void *data, enum ref_dtype dtype, size_t count)
 {
     float *wide = (float *)(void *)case_alloc(c, count * sizeof(*wide));
@@ -325,6 +347,7 @@ void case_draw(layer_case *c, random_source *random, case_constants *out_constan
     draw_shape(c, random);
     draw_choices(c, random);
     draw_x(c, random);
+    draw_quant(c, random);
     draw_special_experts(c, random, out_constants);
     draw_ids(c, random);
     draw_scales(c, random);

@@ -60,6 +60,19 @@ KIND(is_constant_linear, !r->refused && c->layer.constant_count > 0 && c->layer.
 KIND(is_shared_plain, !r->refused && has_shared(c) && c->layer.shared[0].output_gate == NULL)
 KIND(is_shared_gated, !r->refused && has_shared(c) && c->layer.shared[0].output_gate != NULL)
 KIND(is_shared_caller, !r->refused && c->batch.caller_shared != NULL)
+KIND(is_int8_out, !r->refused && c->batch.dispatch == REF_DISPATCH_INT8 && c->batch.smooth == NULL)
+KIND(is_smooth, !r->refused && c->batch.smooth != NULL)
+KIND(is_smooth_shared, !r->refused && c->batch.smooth != NULL && has_shared(c))
+KIND(is_fp8_out, !r->refused && c->batch.dispatch == REF_DISPATCH_FP8)
+KIND(is_fp8_on_input, !r->refused && c->batch.dispatch == REF_DISPATCH_FP8 && c->batch.weight_on_input)
+KIND(is_int8_back, !r->refused && c->batch.combine_int8)
+KIND(is_int8_back_f16, !r->refused && c->batch.combine_int8 && c->batch.wire_dtype == REF_F16)
+KIND(is_int8_back_uncombined, !r->refused && c->batch.combine_int8 && c->batch.form == REF_UNCOMBINED)
+KIND(is_quantised_both, !r->refused && c->batch.combine_int8 && c->batch.dispatch != REF_DISPATCH_PLAIN)
+KIND(is_quantised_prepared, !r->refused && c->batch.combine_int8 && c->form == CALL_PREPARED)
+KIND(is_quantised_mean, !r->refused && c->batch.dispatch != REF_DISPATCH_PLAIN && c->batch.nan_policy == REF_NAN_MEAN)
+KIND(is_quantised_by_daemons, !r->refused && case_uses_daemons(c->number) && c->batch.combine_int8 &&
+                                  c->batch.dispatch != REF_DISPATCH_PLAIN)
 KIND(is_duplicates, !r->refused && c->batch.allow_duplicates)
 KIND(is_nan_zero, !r->refused && c->batch.nan_policy == REF_NAN_ZERO)
 KIND(is_nan_mean, !r->refused && c->batch.nan_policy == REF_NAN_MEAN)
@@ -100,6 +113,18 @@ static const kind kinds[] = {
     {"gated shared expert", is_shared_gated},
     {"caller's shared tensor", is_shared_caller},
     {"duplicates allowed", is_duplicates},
+    {"int8 rows out", is_int8_out},
+    {"smooth scales", is_smooth},
+    {"smooth scales, shared experts", is_smooth_shared},
+    {"fp8 rows out", is_fp8_out},
+    {"fp8 rows out, weight on input", is_fp8_on_input},
+    {"int8 rows back", is_int8_back},
+    {"int8 rows back, f16 wire", is_int8_back_f16},
+    {"int8 rows back, uncombined", is_int8_back_uncombined},
+    {"8 bits both ways", is_quantised_both},
+    {"int8 rows back, prepared", is_quantised_prepared},
+    {"8 bits out, NaN policy mean", is_quantised_mean},
+    {"8 bits both ways, daemons", is_quantised_by_daemons},
     {"NaN in the result", result_has_nan},
     {"NaN policy zero", is_nan_zero},
     {"NaN policy mean", is_nan_mean},

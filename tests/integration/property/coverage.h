@@ -6,7 +6,7 @@
 
 #include "case_run.h"
 
-enum { COVERAGE_KINDS_MAX = 48, COVERAGE_CASES_MIN = 1000 };
+enum { COVERAGE_KINDS_MAX = 64, COVERAGE_CASES_MIN = 1000 };
 
 typedef struct case_coverage {
     uint64_t counts[COVERAGE_KINDS_MAX];

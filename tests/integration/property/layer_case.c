@@ -99,6 +99,12 @@ static void hand_over_inputs(layer_case *c, random_source *random)
     if (b->form == REF_PARTIAL) {
         args->partial_slots = per_token(c, random, b->partial_slots, draw_flag_dtype(random), top_k);
     }
+    args->dispatch_quant = (ep_moe_dispatch_quant)b->dispatch; /* the same numbers */
+    args->combine_quant = b->combine_int8 ? EP_MOE_COMBINE_INT8 : EP_MOE_COMBINE_PLAIN;
+    if (b->smooth != NULL) {
+        uint32_t rows = (uint32_t)(c->layer.shared_count + c->layer.expert_count);
+        args->smooth_scales = ep_tensor_2d((void *)(uintptr_t)b->smooth, EP_DTYPE_F32, rows, hidden);
+    }
     if (b->caller_shared != NULL) {
         args->shared = per_token(c, random, b->caller_shared, dtypes[b->caller_shared_dtype], hidden);
     }
@@ -190,7 +196,8 @@ void layer_case_make(layer_case *c, uint64_t seed, uint64_t number, const test_m
     uint32_t form = random_below(&random, 10);
     c->form = form < 5 ? CALL_BLOCKING : form < 7 ? CALL_CALLBACK : CALL_PREPARED;
     case_draw(c, &random, &constants);
-    c->node_sum = c->node_sum && c->batch.form != REF_UNCOMBINED && !c->batch.weight_on_input;
+    c->node_sum = c->node_sum && c->batch.form != REF_UNCOMBINED && !c->batch.weight_on_input &&
+                  c->batch.smooth == NULL;
     if (c->node_sum) {
         c->batch.owner_of =
             (size_t *)(void *)case_alloc(c, (c->layer.expert_count + c->layer.shared_count) * sizeof(size_t));
@@ -288,6 +295,11 @@ void case_describe(const layer_case *c, FILE *to)
             results[b->form], b->weight_on_input ? "input" : "output", sources[c->args.shared_source],
             policies[b->nan_policy], (double)b->x_abs_max, mask_name(b),
             b->allow_duplicates ? "allowed" : "refused");
+    fprintf(to, "  dispatch %s%s, combine %s\n",
+            b->dispatch == REF_DISPATCH_INT8  ? "int8"
+            : b->dispatch == REF_DISPATCH_FP8 ? "fp8"
+                                              : "plain",
+            b->smooth != NULL ? " with smooth scales" : "", b->combine_int8 ? "int8" : "plain");
     fprintf(to, "  %s call, mode %s, version %s, %s\n", forms[c->form], modes[c->args.mode],
             c->names_version ? "named" : "newest", c->node_sum ? "node sums" : "rows");
     describe_ids(c, to);

@@ -22,6 +22,10 @@ enum ref_refusal ref_layer_forward_slot(const struct ref_layer *layer, const str
                                         void *out, char text[REF_TEXT_BYTES]);
 enum ref_refusal ref_layer_forward_gate(const struct ref_layer *layer, const struct ref_batch *batch,
                                         void *out, char text[REF_TEXT_BYTES]);
+enum ref_refusal ref_layer_forward_scale(const struct ref_layer *layer, const struct ref_batch *batch,
+                                         void *out, char text[REF_TEXT_BYTES]);
+enum ref_refusal ref_layer_forward_truncate(const struct ref_layer *layer, const struct ref_batch *batch,
+                                            void *out, char text[REF_TEXT_BYTES]);
 
 static const struct {
     const char *name;
@@ -29,7 +33,8 @@ static const struct {
 } oracles[] = {
     {"other order", ref_layer_forward_order},   {"fused", ref_layer_forward_fma},
     {"rounded twice", ref_layer_forward_round}, {"slot lost", ref_layer_forward_slot},
-    {"gate late", ref_layer_forward_gate},
+    {"gate late", ref_layer_forward_gate},      {"scale not rounded", ref_layer_forward_scale},
+    {"codes cut off", ref_layer_forward_truncate},
 };
 
 enum { ORACLES_COUNT = sizeof(oracles) / sizeof(oracles[0]) };
@@ -73,7 +78,7 @@ void mutants_judge(mutant_board *board, const layer_case *c, const uint8_t *got)
 static bool report_one(const char *set, const char *name, const mutant_tally *t, bool must_differ)
 {
     bool good = t->judged > 0 && (must_differ ? t->caught > 0 : t->caught == 0);
-    printf("mutant %-14s %-14s judged %" PRIu64 " differs %" PRIu64 " (%.1f %%)%s\n", set, name, t->judged,
+    printf("mutant %-14s %-17s judged %" PRIu64 " differs %" PRIu64 " (%.1f %%)%s\n", set, name, t->judged,
            t->caught, t->judged > 0 ? 100.0 * (double)t->caught / (double)t->judged : 0.0,
            good          ? ""
            : must_differ ? "  NOT CAUGHT"

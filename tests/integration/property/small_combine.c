@@ -26,7 +26,8 @@ const char *combine_mistake_name(combine_mistake mistake)
 
 bool small_combine_covers(const layer_case *c)
 {
-    return c->batch.form != REF_UNCOMBINED && !c->node_sum && c->layer.copy_count == 0 && c->layer.constant_count == 0;
+    return c->batch.form != REF_UNCOMBINED && !c->node_sum && c->layer.copy_count == 0 && c->layer.constant_count == 0 &&
+           c->batch.dispatch == REF_DISPATCH_PLAIN && !c->batch.combine_int8;
 }
 
 static bool is_routed(const layer_case *c, size_t at)

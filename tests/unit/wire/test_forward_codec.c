@@ -280,8 +280,8 @@ Test(forward_codec, names_every_wrong_field)
     REFUSED(h.slots = 1, "slots 1: allowed 2..130 for 2 rows");
     REFUSED(h.slots = UINT32_MAX, "slots 4294967295: allowed 2..130 for 2 rows");
     REFUSED(h.hidden = 7, "hidden 7: layer 3 has 8");
-    REFUSED(h.x_dtype = 0, "x_dtype 0: allowed 1 (bf16), 2 (f16), 3 (f32), 4 (i8)");
-    REFUSED(h.x_dtype = 77, "x_dtype 77: allowed 1 (bf16), 2 (f16), 3 (f32), 4 (i8)");
+    REFUSED(h.x_dtype = 0, "x_dtype 0: allowed 1 (bf16), 2 (f16), 3 (f32), 4 (i8), 9 (f8e4m3)");
+    REFUSED(h.x_dtype = 77, "x_dtype 77: allowed 1 (bf16), 2 (f16), 3 (f32), 4 (i8), 9 (f8e4m3)");
     REFUSED(h.reply_dtype = 4, "reply_dtype 4: allowed 1 (bf16), 2 (f16), 3 (f32)");
     REFUSED(h.weight_on_input = 1, "tensor section has 88 bytes: 2 rows and 3 slots need 140");
     REFUSED(h.node_sum = 1, "tensor section has 88 bytes: 2 rows and 3 slots need 198");
