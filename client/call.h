@@ -44,6 +44,7 @@ typedef struct ep_call_frame {
     ep_peer *peer; /* reference */
     ep_peer_class class_index;
     ep_rpc_call_id rpc_id; /* 0: not sent */
+    ep_rpc_channel *channel; /* of peer: where rpc_id is */
     uint32_t *slots;       /* slot numbers, by expert, then token */
     uint32_t slots_count;
     uint32_t rows_count; /* of x: with node_sum also of the reply */

@@ -224,8 +224,8 @@ static ep_err start_request(ep_call *call, ep_call_frame *frame, const Expertd__
     frame->sent_ns = ep_clock_now_ns();
     ep_call_trace_exchange_begin(frame, request.id);
     ep_call_timing_sent(frame);
-    ep_err err = ep_rpc_call_start(frame->peer->links[frame->class_index].channel, &request, ep_call_on_reply,
-                                   frame, &frame->rpc_id, out_error);
+    ep_err err = ep_peer_call_start(frame->peer, frame->class_index, &request, ep_call_on_reply, frame,
+                                    &frame->channel, &frame->rpc_id, out_error);
     if (err != EP_OK) {
         ep_call_trace_exchange_end(frame, err);
         frame->rpc_id = 0;

@@ -126,6 +126,9 @@ static ep_err check_config(const ep_client_config *config, ep_error *out_error)
         return BAD("numerics is '%.100s': allowed NULL, \"any\", or an id of 1..%d bytes", config->numerics,
                    EP_NUMERICS_BYTES - 1);
     }
+    if (config->lanes != NULL && strcmp(config->lanes, "stream") != 0) {
+        return BAD("lanes is '%.40s': allowed NULL and \"stream\"", config->lanes);
+    }
     return EP_OK;
 }
 
@@ -146,6 +149,9 @@ static ep_err copy_config(const ep_client_config *config, ep_client_config *out_
     ok = copy_text(config->tls_cert_key_file, &out_copy->tls_cert_key_file) && ok;
     ok = copy_text(config->tls_server_name, &out_copy->tls_server_name) && ok;
     ok = copy_text(config->numerics, &out_copy->numerics) && ok;
+    const char *lanes = getenv("LIBEXPERTD_LANES");
+    bool told = config->lanes == NULL && lanes != NULL && strcmp(lanes, "stream") == 0;
+    ok = copy_text(told ? lanes : config->lanes, &out_copy->lanes) && ok;
     if (config->coordinator_url == NULL) {
         const char **urls = calloc(config->node_urls_count, sizeof(*urls));
         out_copy->node_urls = urls;
@@ -175,6 +181,7 @@ static void free_config(ep_client_config *config)
     free_text(config->tls_cert_key_file);
     free_text(config->tls_server_name);
     free_text(config->numerics);
+    free_text(config->lanes);
 }
 
 /* ---- life ---- */

@@ -189,6 +189,7 @@ static ep_peer_config peer_config(ep_cluster *cluster, const char *name, const c
         .common = cluster->config.common,
         .address = address_of(cluster, url),
         .name = name,
+        .allows_shm = cluster->config.client->lanes == NULL || strcmp(cluster->config.client->lanes, "stream") != 0,
         .on_ready = on_peer_ready,
         .on_unused = on_peer_unused,
         .arg = cluster,

@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "silence.h"
+#include "base/host.h"
 
 static const char *const class_names[EP_PEER_CLASSES] = {"decode", "bulk"};
 
@@ -18,6 +19,101 @@ static void note_error(ep_peer *peer, const ep_error *error)
     peer->last_error_ns = ep_clock_now_ns();
     pthread_mutex_unlock(&peer->lock);
 }
+
+/* ---- shared memory ---- */
+
+/* A node that refuses us is asked seldom; one whose stream has just become ready is asked at once. */
+#define SHM_REDIAL_MAX_MS 30000
+
+static void on_shm_state(void *arg, ep_rpc_channel *channel, ep_rpc_channel_state state,
+                         const Expertd__V1__Hello *hello, const ep_error *error)
+{
+    ep_peer_link *link = arg;
+    (void)channel;
+    (void)hello;
+    (void)error; /* the stream carries on: nothing is wrong with the node */
+    if (state == EP_CHANNEL_READY) {
+        __atomic_store_n(&link->suspected_ns, 0, __ATOMIC_RELAXED);
+    }
+    __atomic_store_n(&link->shm_ready, state == EP_CHANNEL_READY, __ATOMIC_RELEASE);
+}
+
+/* The offer this client can take; NULL none. */
+static const char *shm_offer(const ep_peer *peer, const Expertd__V1__Hello *hello)
+{
+    char host[EP_HOST_BYTES];
+    if (!peer->config.allows_shm || hello->host[0] == 0) {
+        return NULL;
+    }
+    if (peer->config.common.host != NULL) {
+        snprintf(host, sizeof(host), "%s", peer->config.common.host);
+    } else {
+        ep_host_boot_id(host);
+    }
+    for (size_t i = 0; strcmp(host, hello->host) == 0 && i < hello->n_lanes; i++) {
+        const char *url = hello->lanes[i]->url;
+        if (strcmp(hello->lanes[i]->name, ep_shm_lane.name) == 0 && ep_lane_for_url(url) == &ep_shm_lane &&
+            strlen(url) < EP_URL_BYTES) {
+            return url;
+        }
+    }
+    return NULL;
+}
+
+/*
+ * In on_state of link's own channel, which runs one at a time. A node that moved its socket keeps its stream.
+ */
+static void take_offer(ep_peer_link *link, const Expertd__V1__Hello *hello)
+{
+    ep_peer *peer = link->peer;
+    const char *url = shm_offer(peer, hello);
+    if (link->shm != NULL) {
+        if (url != NULL && strcmp(url, link->shm_url) == 0) {
+            ep_rpc_channel_hurry(link->shm);
+        }
+        return;
+    }
+    if (url == NULL) {
+        return;
+    }
+    snprintf(link->shm_url, sizeof(link->shm_url), "%s", url);
+    ep_rpc_channel_config config = {.common = peer->config.common,
+                                    .address = {.url = link->shm_url},
+                                    .connection_class = class_names[link->class_index],
+                                    .reconnect = true,
+                                    .on_state = on_shm_state,
+                                    .arg = link};
+    config.common.limits.redial_max_ms = SHM_REDIAL_MAX_MS;
+    ep_rpc_channel *channel = NULL;
+    if (ep_rpc_channel_create(&config, &channel, NULL) == EP_OK) {
+        __atomic_store_n(&link->shm, channel, __ATOMIC_RELEASE);
+    }
+}
+
+/* Where calls go now. */
+static ep_rpc_channel *best_channel(ep_peer_link *link)
+{
+    ep_rpc_channel *shm = __atomic_load_n(&link->shm, __ATOMIC_ACQUIRE);
+    return shm != NULL && __atomic_load_n(&link->shm_ready, __ATOMIC_ACQUIRE) ? shm : link->channel;
+}
+
+ep_err ep_peer_call_start(ep_peer *peer, ep_peer_class class_index, const ep_rpc_request *request,
+                          ep_rpc_reply_func on_reply, void *arg, ep_rpc_channel **out_channel,
+                          ep_rpc_call_id *out_id, ep_error *out_error)
+{
+    ep_peer_link *link = &peer->links[class_index];
+    ep_rpc_channel *best = best_channel(link);
+    *out_channel = best;
+    ep_err err = ep_rpc_call_start(best, request, on_reply, arg, out_id, out_error);
+    bool gone = err == EP_ERR_UNAVAILABLE || err == EP_ERR_CLOSED;
+    if (best == link->channel || !gone || !__atomic_load_n(&link->ready, __ATOMIC_ACQUIRE)) {
+        return err;
+    }
+    *out_channel = link->channel;
+    return ep_rpc_call_start(link->channel, request, on_reply, arg, out_id, out_error);
+}
+
+/* ---- the stream ---- */
 
 static void on_state(void *arg, ep_rpc_channel *channel, ep_rpc_channel_state state,
                      const Expertd__V1__Hello *hello, const ep_error *error)
@@ -39,6 +135,9 @@ static void on_state(void *arg, ep_rpc_channel *channel, ep_rpc_channel_state st
         __atomic_store_n(&peer->frame_bytes_max, hello->frame_bytes_max, __ATOMIC_RELAXED);
     }
     __atomic_store_n(&link->ready, true, __ATOMIC_RELEASE);
+    if (hello != NULL) {
+        take_offer(link, hello);
+    }
     peer->config.on_ready(peer->config.arg, peer, link->class_index, hello);
 }
 
@@ -103,9 +202,13 @@ ep_err ep_peer_create(const ep_peer_config *config, ep_peer **out_peer, ep_error
 void ep_peer_close(ep_peer *peer)
 {
     for (int i = 0; peer != NULL && i < EP_PEER_CLASSES; i++) {
-        ep_rpc_channel *channel = peer->links[i].channel;
-        peer->links[i].channel = NULL;
-        ep_rpc_channel_destroy(channel);
+        ep_peer_link *link = &peer->links[i];
+        ep_rpc_channel *channel = link->channel;
+        link->channel = NULL;
+        ep_rpc_channel_destroy(channel); /* no offer is taken after it */
+        ep_rpc_channel *shm = link->shm;
+        __atomic_store_n(&link->shm, NULL, __ATOMIC_RELEASE);
+        ep_rpc_channel_destroy(shm);
     }
 }
 
@@ -143,7 +246,7 @@ bool ep_peer_is_suspected(ep_peer *peer, ep_peer_class class_index)
     if (suspected_ns == 0) {
         return false;
     }
-    if (!ep_rpc_channel_read_life(link->channel, &life) || life.heard_ns <= suspected_ns) {
+    if (!ep_rpc_channel_read_life(best_channel(link), &life) || life.heard_ns <= suspected_ns) {
         return true;
     }
     __atomic_store_n(&link->suspected_ns, 0, __ATOMIC_RELAXED);
@@ -159,12 +262,12 @@ bool ep_peer_is_silent(ep_peer *peer, ep_peer_class class_index, uint64_t now_ns
     if (ep_peer_is_suspected(peer, class_index)) {
         return true;
     }
-    if (!ep_rpc_channel_read_life(link->channel, &life)) {
+    if (!ep_rpc_channel_read_life(best_channel(link), &life)) {
         return false; /* its end is on its way to the frame */
     }
     switch (ep_silence_judge(now_ns, sent_ns, life.heard_ns, life.pinged_ns, out_next_ns)) {
     case EP_SILENCE_PING:
-        ep_rpc_channel_ping(link->channel);
+        ep_rpc_channel_ping(best_channel(link));
         return false;
     case EP_SILENCE_SILENT:
         __atomic_store_n(&link->suspected_ns, now_ns, __ATOMIC_RELAXED);
@@ -203,7 +306,8 @@ void ep_peer_describe(ep_peer *peer, ep_peer_class class_index, uint64_t now_ns,
     }
     pthread_mutex_unlock(&peer->lock);
     if (ep_peer_is_ready(peer, class_index)) {
-        snprintf(out_text, bytes, "connected, %s", heard);
+        bool shm = __atomic_load_n(&peer->links[class_index].shm_ready, __ATOMIC_ACQUIRE);
+        snprintf(out_text, bytes, "connected%s, %s", shm ? " by shared memory" : "", heard);
     } else {
         snprintf(out_text, bytes, "not connected to %.100s, %s%s", peer->url, heard, why);
     }

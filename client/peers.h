@@ -3,6 +3,10 @@
  * One node as the client sees it: two connections, so that a large prefill frame never stands in front of a
  * decode frame, and what was last heard from it. The channels redial by themselves.
  *
+ * A node of our own host that offers shared memory in Hello gets a second channel per connection over that.
+ * Calls
+ * take it whenever it is ready, and the first one whenever it is not.
+ *
  * Ownership  counted. When the last reference goes, on_unused is called (any thread, a callback's too); its
  *            callee has ep_peer_destroy run where waiting is allowed.
  * Threads    any.
@@ -25,6 +29,7 @@ typedef struct ep_peer_config {
     ep_rpc_common common;
     ep_lane_address address;
     const char *name; /* in the routing table; "" not known yet */
+    bool allows_shm;
     /* A connection has become ready. hello is valid in the call only. */
     void (*on_ready)(void *arg, ep_peer *peer, ep_peer_class class_index, const Expertd__V1__Hello *hello);
     void (*on_unused)(void *arg, ep_peer *peer);
@@ -36,9 +41,12 @@ typedef struct ep_peer_link {
     ep_peer *peer;
     ep_rpc_channel *channel;
     ep_peer_class class_index;
-    bool ready;            /* atomic */
+    bool ready;               /* atomic: channel is */
     uint64_t suspected_ns; /* atomic: when it was found silent; 0 never, or it has spoken since */
     ep_answer_times times;
+    ep_rpc_channel *shm;      /* atomic; NULL until the node offered it. Lives as long as channel */
+    char shm_url[EP_URL_BYTES];
+    bool shm_ready;           /* atomic */
 } ep_peer_link;
 
 struct ep_peer {
@@ -74,7 +82,8 @@ void ep_peer_unref(ep_peer *peer);
 
 static inline bool ep_peer_is_ready(const ep_peer *peer, ep_peer_class class_index)
 {
-    return __atomic_load_n(&peer->links[class_index].ready, __ATOMIC_ACQUIRE);
+    return __atomic_load_n(&peer->links[class_index].ready, __ATOMIC_ACQUIRE) ||
+           __atomic_load_n(&peer->links[class_index].shm_ready, __ATOMIC_ACQUIRE);
 }
 
 static inline bool ep_peer_is_draining(const ep_peer *peer)
@@ -88,6 +97,14 @@ bool ep_peer_is_suspected(ep_peer *peer, ep_peer_class class_index);
  * true for everyone until it speaks again. *out_next_ns: when to look again. */
 bool ep_peer_is_silent(ep_peer *peer, ep_peer_class class_index, uint64_t now_ns, uint64_t sent_ns,
                        uint64_t *out_next_ns);
+
+/*
+ * ep_rpc_call_start on the best channel that is ready. *out_channel, for ep_rpc_call_cancel, is written
+ * before on_reply can run.
+ */
+ep_err ep_peer_call_start(ep_peer *peer, ep_peer_class class_index, const ep_rpc_request *request,
+                          ep_rpc_reply_func on_reply, void *arg, ep_rpc_channel **out_channel,
+                          ep_rpc_call_id *out_id, ep_error *out_error);
 
 /* Name if it has one, else URL. */
 const char *ep_peer_label(const ep_peer *peer);

@@ -102,6 +102,9 @@ typedef struct ep_rpc_server_stats {
     uint64_t protocol_errors;
     uint64_t bytes_received;
     uint64_t bytes_sent;
+    uint64_t shm_connections;        /* of connections: over shared memory */
+    uint64_t shm_bytes_received;     /* of bytes_received */
+    uint64_t shm_bytes_sent;         /* of bytes_sent */
     uint64_t sends_queued;           /* now: frames handed to a connection, not yet taken by its lane's system */
 } ep_rpc_server_stats;
 
@@ -179,6 +182,8 @@ ep_err ep_rpc_channel_create(const ep_rpc_channel_config *config, ep_rpc_channel
 /* Fails every call in flight with CANCELLED, closes, waits for callbacks, frees. NULL allowed. Not from a callback. */
 void ep_rpc_channel_destroy(ep_rpc_channel *channel);
 ep_rpc_channel_state ep_rpc_channel_get_state(ep_rpc_channel *channel);
+/* There is reason to believe that the peer can be reached: a channel that waits to dial again does so now. */
+void ep_rpc_channel_hurry(ep_rpc_channel *channel);
 /* Why the channel is not ready: the last error seen. */
 void ep_rpc_channel_last_error(ep_rpc_channel *channel, ep_error *out_error);
 /* Waits until READY or deadline_ns. Errors: DEADLINE_EXCEEDED with the last error's text, CLOSED, and without reconnect the

@@ -384,6 +384,19 @@ void ep_rpc_dial_start(ep_rpc_channel *channel)
     EP_ASSERT(err == EP_OK); /* it is armed already: its place in the heap is reused */
 }
 
+void ep_rpc_channel_hurry(ep_rpc_channel *channel)
+{
+    pthread_mutex_lock(&channel->lock);
+    /* due_ns is EP_TIME_NEVER while the last loss is being reported: the next dial must not overtake it */
+    if (!channel->closing && channel->reconnect && channel->dial_phase == EP_DIAL_WAITING &&
+        channel->due_ns != EP_TIME_NEVER) {
+        channel->backoff_ms = channel->common.limits.redial_min_ms;
+        ep_err err = schedule_locked(channel, ep_clock_now_ns());
+        EP_ASSERT(err == EP_OK); /* it is armed already: its place in the heap is reused */
+    }
+    pthread_mutex_unlock(&channel->lock);
+}
+
 void ep_rpc_dial_stop(ep_rpc_channel *channel)
 {
     ep_timer_cancel_wait(channel->common.timers, &channel->timer); /* nobody arms it once closing is set */

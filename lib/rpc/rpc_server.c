@@ -205,13 +205,22 @@ void ep_rpc_server_read_stats(ep_rpc_server *server, ep_rpc_server_stats *out_st
         .protocol_errors = __atomic_load_n(&s->protocol_errors, __ATOMIC_RELAXED),
         .bytes_received = __atomic_load_n(&s->bytes_received, __ATOMIC_RELAXED),
         .bytes_sent = __atomic_load_n(&s->bytes_sent, __ATOMIC_RELAXED),
+        .shm_bytes_received = __atomic_load_n(&s->shm_bytes_received, __ATOMIC_RELAXED),
+        .shm_bytes_sent = __atomic_load_n(&s->shm_bytes_sent, __ATOMIC_RELAXED),
     };
     for (size_t i = 0; i < EP_REFUSALS_COUNT; i++) {
         out_stats->refused[i] = __atomic_load_n(&server->audit.refused[i], __ATOMIC_RELAXED);
     }
     for (ep_rpc_session *session = server->sessions; session != NULL; session = session->next) {
-        out_stats->bytes_received += __atomic_load_n(&session->link.bytes_received, __ATOMIC_RELAXED);
-        out_stats->bytes_sent += __atomic_load_n(&session->link.bytes_sent, __ATOMIC_RELAXED);
+        uint64_t received = __atomic_load_n(&session->link.bytes_received, __ATOMIC_RELAXED);
+        uint64_t sent = __atomic_load_n(&session->link.bytes_sent, __ATOMIC_RELAXED);
+        out_stats->bytes_received += received;
+        out_stats->bytes_sent += sent;
+        if (session->is_shm) {
+            out_stats->shm_connections++;
+            out_stats->shm_bytes_received += received;
+            out_stats->shm_bytes_sent += sent;
+        }
         out_stats->sends_queued += ep_rpc_link_sends_in_flight(&session->link);
     }
     pthread_mutex_unlock(&server->lock);

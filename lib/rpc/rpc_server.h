@@ -111,6 +111,7 @@ struct ep_rpc_server {
 
 struct ep_rpc_session {
     ep_rpc_link link;     /* first member */
+    bool is_shm;          /* its lane is shared memory */
     ep_rpc_origin origin; /* role, node, limits: set while the link is new, read only afterwards */
     ep_rpc_server *server;
     ep_rpc_session *next;

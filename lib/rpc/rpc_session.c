@@ -435,6 +435,10 @@ static void session_free(ep_rpc_link *link)
     server->admin_sessions_count -= session->roles == EP_ROLES_ADMIN;
     __atomic_fetch_add(&server->stats.bytes_received, link->bytes_received, __ATOMIC_RELAXED);
     __atomic_fetch_add(&server->stats.bytes_sent, link->bytes_sent, __ATOMIC_RELAXED);
+    if (session->is_shm) {
+        __atomic_fetch_add(&server->stats.shm_bytes_received, link->bytes_received, __ATOMIC_RELAXED);
+        __atomic_fetch_add(&server->stats.shm_bytes_sent, link->bytes_sent, __ATOMIC_RELAXED);
+    }
     pthread_cond_broadcast(&server->idle);
     pthread_mutex_unlock(&server->lock);
     free(session);
@@ -451,6 +455,7 @@ void ep_rpc_session_create(ep_rpc_server *server, unsigned roles, ep_conn *taken
         ep_conn_release(taken_conn);
         return;
     }
+    session->is_shm = taken_conn->ops == &ep_shm_lane;
     ep_rpc_link_init(&session->link, &session_ops, &server->common, taken_conn);
     session->server = server;
     session->roles = roles;

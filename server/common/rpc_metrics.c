@@ -12,6 +12,27 @@ void ep_rpc_metrics_refused(ep_metrics *metrics, const ep_rpc_server_stats *stat
     }
 }
 
+/* Sets one series of a lane; the others are everything but shared memory. */
+static void set_lane(ep_metrics *metrics, const char *name, uint64_t connections, uint64_t received, uint64_t sent)
+{
+    const ep_metric_label lane = {"lane", name};
+    ep_gauge_set(ep_metrics_gauge(metrics, "expertd_lane_connections", "Connections now, by lane", &lane, 1),
+                 (double)connections);
+    ep_counter_set(ep_metrics_counter(metrics, "expertd_lane_received_bytes_total",
+                                      "Bytes of frames received, by lane", &lane, 1),
+                   received);
+    ep_counter_set(ep_metrics_counter(metrics, "expertd_lane_sent_bytes_total", "Bytes of frames sent, by lane",
+                                      &lane, 1),
+                   sent);
+}
+
+void ep_rpc_metrics_lanes(ep_metrics *metrics, const ep_rpc_server_stats *stats)
+{
+    set_lane(metrics, "shm", stats->shm_connections, stats->shm_bytes_received, stats->shm_bytes_sent);
+    set_lane(metrics, "stream", stats->connections - stats->shm_connections,
+             stats->bytes_received - stats->shm_bytes_received, stats->bytes_sent - stats->shm_bytes_sent);
+}
+
 void ep_rpc_metrics_door(ep_metrics *metrics, ep_rpc_server *server)
 {
     ep_rpc_door_stats door;

@@ -10,6 +10,9 @@
 /* In a collect function. Every reason is there from the first time on, so that alerts can compare. */
 void ep_rpc_metrics_refused(ep_metrics *metrics, const ep_rpc_server_stats *stats);
 
+/* expertd_lane_connections, _received_bytes_total and _sent_bytes_total by lane: shm, and stream for the others. */
+void ep_rpc_metrics_lanes(ep_metrics *metrics, const ep_rpc_server_stats *stats);
+
 /* The same of the door: requests, refusals by reason, requests in flight, connections, dropped replies. */
 void ep_rpc_metrics_door(ep_metrics *metrics, ep_rpc_server *server);
 

@@ -410,6 +410,10 @@ static ep_err start_server(ep_node *node, ep_error *out_error)
         return err;
     }
     ep_service_admin_url(service, node->server, node->admin_url, sizeof(node->admin_url));
+    err = ep_node_shm_listen(&node->config->shm, node->config->name, node->server, out_error);
+    if (err != EP_OK) {
+        return err; /* last, since the others are found by their place */
+    }
     ep_rpc_server_door_url(node->server, node->door_url, sizeof(node->door_url));
     ep_rpc_server_url(node->server, 0, node->url, sizeof(node->url));
     return EP_OK;

@@ -159,6 +159,7 @@ static const ep_option node_options[] = {
      .default_text = "10000",
      .reloadable = false,
      .help = "How long an expert that is no longer assigned still answers callers with the old table"},
+    EP_NODE_SHM_OPTIONS,
     EP_SERVICE_OPTIONS("tcp://127.0.0.1:7420", "127.0.0.1:7421", "tcp://127.0.0.1:7422",
                        "tcp://127.0.0.1:7423"),
 };
@@ -398,6 +399,7 @@ static ep_err load(const ep_options *options, ep_node_config *config, ep_error *
             config->service.listen[0]);
     }
     err = load_tenants(options, config, out_error);
+    err = err == EP_OK ? ep_node_shm_config_load(options, &config->shm, out_error) : err;
     return err == EP_OK ? load_models(options, config, out_error) : err;
 }
 

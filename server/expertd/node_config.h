@@ -7,6 +7,7 @@
 #include "common/options.h"
 #include "common/service_config.h"
 #include "expertd/tenants.h"
+#include "expertd/node_shm.h"
 #include "moe/routing_table.h"
 
 #define EP_NODE_MODELS_MAX 256
@@ -54,6 +55,7 @@ typedef struct ep_node_config {
     uint32_t compute_stall_ms;
     uint32_t drop_grace_ms;
     bool shows_progress;
+    ep_node_shm_config shm;
 } ep_node_config;
 
 extern const ep_options_spec ep_node_options;

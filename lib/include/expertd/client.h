@@ -54,6 +54,8 @@ typedef struct ep_client_config {
     bool payload_crc;               /* on untrusted lanes; default true; must equal the nodes' setting */
     uint32_t hedge_permille;        /* frames that may be sent a second time to another copy when the answer is later than the measured
                                        95th percentile, of 1000 sent; 30; 0: never */
+    const char *lanes;              /* NULL: shared memory with nodes of this host that offer it, else the URL's lane; "stream": the
+                                       URL's only. The environment variable LIBEXPERTD_LANES is taken where this is NULL */
 } ep_client_config;
 
 EP_API void ep_client_config_init(ep_client_config *out_config);
