@@ -426,7 +426,7 @@ static void start_node(ep_test_process *process, const char *dir, uint32_t host,
     snprintf(config_path, sizeof(config_path), "%s/%s.yaml", dir, name);
     snprintf(config, sizeof(config),
              "node_name: %s\nlisten:\n  - tcp://%s:0\ninsecure: true\nthreads: 1\nprobe_address: ''\nadmin_listen: ''\ndoor_listen: ''\n"
-             "tracing: off\ninflight_tokens: 65536\nmodels:\n"
+             "tracing: off\nshm: off\ninflight_tokens: 65536\nmodels:\n"
              "  - name: bench\n    path: %s\n    experts: %s\n  - name: wire\n    path: %s\n    experts: %s\n",
              name, shaped_net_address(host), checkpoints[0], experts, checkpoints[1], experts);
     snprintf(flag, sizeof(flag), "--config=%s", config_path);
