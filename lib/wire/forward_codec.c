@@ -8,10 +8,13 @@
 #include "base/check.h"
 #include "base/path_count.h"
 #include "moe/convert.h"
+#include "moe/row_stream.h"
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
                "the wire format is little endian and rows are copied as they are");
 _Static_assert(sizeof(ep_wire_slot) == 8, "a slot on the wire is two u32");
+
+#define STREAM_BYTES_MIN ((size_t)256 << 10)
 
 #define BAD(...) ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, __VA_ARGS__)
 
@@ -60,6 +63,15 @@ static void pack_row(const ep_batch *batch, uint32_t row, uint32_t token, uint32
     ep_batch_send_row(batch, token, slot, expert, x, scales);
 }
 
+/* Rows that travel as they are, in a chunk so large that it leaves the nearer caches before its turn to be sent
+ * comes. */
+static bool is_streamed(const ep_batch *batch, size_t rows_bytes)
+{
+    bool as_is = ep_batch_sent_dtype(batch) == batch->x.dtype && batch->x.dtype != EP_DTYPE_I8 &&
+                 (batch->nan_policy == EP_NAN_PASS || batch->nan_policy == EP_NAN_REJECT);
+    return as_is && rows_bytes >= STREAM_BYTES_MIN;
+}
+
 static void pack_rows(const ep_batch *batch, const ep_routing_plan *plan, const ep_plan_chunk *chunk,
                       uint32_t slots_per_token, const ep_forward_layout *layout, uint8_t *tensors)
 {
@@ -72,6 +84,15 @@ static void pack_rows(const ep_batch *batch, const ep_routing_plan *plan, const 
             pack_row(batch, slots[i].row, slots[i].slot_number / slots_per_token,
                      slots[i].slot_number % slots_per_token, slots[i].expert, layout, tensors);
         }
+        return;
+    }
+    size_t row_bytes = batch->hidden * ep_dtype_bytes(batch->x.dtype);
+    if (is_streamed(batch, chunk->rows_count * row_bytes)) {
+        for (uint32_t row = 0; row < chunk->rows_count; row++) {
+            ep_row_stream(tensors + layout->x_offset + row * row_bytes, ep_rows_at(&batch->x, row_tokens[row]),
+                          row_bytes);
+        }
+        ep_row_stream_end();
         return;
     }
     for (uint32_t row = 0; row < chunk->rows_count; row++) {

@@ -167,6 +167,49 @@ Test(forward_codec, chunks_of_one_node_number_their_own_rows)
     ep_routing_plan_fini(&p.plan);
 }
 
+Test(forward_codec, large_chunks_are_streamed_with_the_same_bytes)
+{
+    enum { TOKENS = 200, HIDDEN = 2048 };
+    static uint16_t x[TOKENS * HIDDEN];
+    static int32_t ids[TOKENS];
+    static float scales[TOKENS];
+    uint64_t state = 1;
+    for (size_t i = 0; i < TOKENS * HIDDEN; i++) {
+        x[i] = (uint16_t)(random_below(&state, 16) == 0 ? 0x7f80 : random_below(&state, 0x7f80)); /* Inf among them */
+    }
+    for (int policy = EP_NAN_PASS; policy <= EP_NAN_MEAN; policy++) { /* two of them change rows */
+        planned p = {.rb.shape = {.hidden = HIDDEN, .inner = 1, .experts = 1, .top_k = 1}};
+        p.rb.batch = (ep_batch){.tokens = TOKENS,
+                                .top_k = 1,
+                                .hidden = HIDDEN,
+                                .x = {x, HIDDEN * 2, EP_DTYPE_BF16},
+                                .ids = {ids, 4, EP_DTYPE_I32},
+                                .scales = {scales, 4, EP_DTYPE_F32},
+                                .nan_policy = (ep_nan_policy)policy,
+                                .shared_source = EP_SHARED_NONE,
+                                .wire_dtype = EP_DTYPE_BF16,
+                                .out_dtype = EP_DTYPE_BF16};
+        p.layer.shape = p.rb.shape;
+        p.spt = 1;
+        ep_routing_plan_init(&p.plan);
+        plan(&p, 1, UINT32_MAX);
+        ep_buffer_pool *pool;
+        Expertd__V1__ForwardRequest header = EXPERTD__V1__FORWARD_REQUEST__INIT;
+        ep_buffer *buffer;
+        cr_assert_eq(ep_buffer_pool_create(0, 1 << 20, &pool), EP_OK);
+        cr_assert_eq(ep_forward_pack(&p.rb.batch, &p.plan, 0, 1, pool, &header, &buffer), EP_OK);
+        cr_assert_eq(header.rows, TOKENS);
+        for (uint32_t t = 0; t < TOKENS; t++) {
+            static uint16_t row[HIDDEN];
+            ep_batch_copy_row(&p.rb.batch, t, row);
+            cr_assert_eq(memcmp(buffer->data + t * sizeof(row), row, sizeof(row)), 0, "policy %d, row %u", policy, t);
+        }
+        ep_buffer_unref(buffer);
+        ep_buffer_pool_destroy(pool);
+        ep_routing_plan_fini(&p.plan);
+    }
+}
+
 Test(forward_codec, layout_follows_the_documented_offsets_and_refuses_overflow)
 {
     ep_forward_layout l;

@@ -1,0 +1,282 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * From router output to what is sent: the routing plan and the packed chunks of a prefill call, against the same work done the usual
+ * way, as passes over the whole batch: sort the slots by expert, slice the counts at the nodes' borders, divide slot numbers into
+ * tokens, gather the rows. The passes are vectorised too and gather with whichever of plain and streaming stores is quicker.
+ *
+ * Packing sends a row once per node and lets a chunk go when it is sent: IN_FLIGHT chunks are held here. The passes give a row per
+ * (token, expert) in one buffer, which is reused as it is. One thread; rounds alternate; medians of ratios.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/buffer.h"
+#include "base/check.h"
+#include "base/random.h"
+#include "bench/bench_report.h"
+#include "expertd/permute.h"
+#include "flow.h"
+#include "moe/row_stream.h"
+#include "wire/forward_codec.h"
+
+#define TOKENS 4096
+#define TOP_K 8
+#define EXPERTS 256
+#define SLOTS (TOKENS * TOP_K)
+#define NODES_MAX 8
+#define ROUNDS 7
+#define IN_FLIGHT 64 /* of 1 MiB: the default credits of a connection */
+#define CHUNK_BYTES_MAX ((size_t)1 << 20)
+
+static int32_t ids[SLOTS];
+static uint32_t slot_of[SLOTS], token_of[SLOTS], begins[EXPERTS + 1], node_begins[NODES_MAX + 1];
+static uint16_t *x, *expanded;
+
+typedef struct packed {
+    uint64_t frames;
+    uint64_t rows;
+    uint64_t slots;
+    uint64_t meta_bytes;
+    uint64_t chunk_max; /* request or reply, with its fixed part and header at their most */
+} packed;
+
+static void make_ids(void)
+{
+    uint64_t state = 1;
+    for (uint32_t t = 0; t < TOKENS; t++) {
+        for (uint32_t k = 0; k < TOP_K; k++) {
+            bool taken;
+            do {
+                ids[t * TOP_K + k] = (int32_t)(ep_splitmix64(&state) % EXPERTS);
+                taken = false;
+                for (uint32_t j = 0; j < k; j++) {
+                    taken = taken || ids[t * TOP_K + j] == ids[t * TOP_K + k];
+                }
+            } while (taken);
+        }
+    }
+}
+
+/* ---- plan and pack, as the client does it ---- */
+
+static void pack(uint32_t hidden, uint32_t nodes, ep_routing_plan *plan, ep_buffer_pool *pool, packed *out)
+{
+    static const float scales[SLOTS];
+    ep_layer_shape shape = {.hidden = hidden, .experts = EXPERTS, .top_k = TOP_K};
+    ep_routing_layer layer = {.shape = shape};
+    ep_batch batch = {.tokens = TOKENS, .top_k = TOP_K, .hidden = hidden, .x = {x, hidden * 2, EP_DTYPE_BF16},
+                      .ids = {ids, TOP_K * 4, EP_DTYPE_I32}, .scales = {scales, TOP_K * 4, EP_DTYPE_F32},
+                      .shared_source = EP_SHARED_NONE, .wire_dtype = EP_DTYPE_BF16, .out_dtype = EP_DTYPE_BF16};
+    ep_flow_limits limits = {.frame_bytes_max = 16u << 20, .chunk_bytes_max = CHUNK_BYTES_MAX, .window_bytes_max = SIZE_MAX};
+    ep_flow flow;
+    uint32_t chosen[EXPERTS];
+    uint64_t room[NODES_MAX];
+    ep_buffer *in_flight[IN_FLIGHT] = {NULL};
+    uint32_t sent = 0;
+    *out = (packed){0};
+    ep_flow_pick(&limits, EP_MODE_PREFILL, &batch, &shape, &flow);
+    ep_plan_cut cut = ep_flow_cut(&batch);
+    cut.room_bytes = room;
+    for (uint32_t n = 0; n < nodes; n++) {
+        room[n] = ep_flow_room_bytes(&flow, 0);
+    }
+    for (uint32_t e = 0; e < EXPERTS; e++) {
+        chosen[e] = e / (EXPERTS / nodes);
+    }
+    for (uint32_t begin = 0; begin < TOKENS; begin += flow.window_tokens) {
+        uint32_t end = begin + flow.window_tokens < TOKENS ? begin + flow.window_tokens : TOKENS;
+        EP_ASSERT(ep_routing_plan_build(plan, &batch, &layer, nodes, chosen, &cut, begin, end, NULL, 0, NULL) == EP_OK);
+        for (uint32_t c = 0; c < plan->chunks_count; c++, sent++) {
+            Expertd__V1__ForwardRequest header = EXPERTD__V1__FORWARD_REQUEST__INIT;
+            ep_buffer **place = &in_flight[sent % IN_FLIGHT];
+            ep_buffer_unref(*place);
+            EP_ASSERT(ep_forward_pack(&batch, plan, c, TOP_K, pool, &header, place) == EP_OK);
+            uint64_t request = (*place)->bytes + EP_FLOW_FRAME_OVERHEAD_BYTES;
+            uint64_t reply = (uint64_t)header.slots * hidden * 2 + EP_FLOW_FRAME_OVERHEAD_BYTES;
+            out->frames++;
+            out->rows += header.rows;
+            out->slots += header.slots;
+            out->meta_bytes += (*place)->bytes - (uint64_t)header.rows * hidden * 2;
+            out->chunk_max = request > out->chunk_max ? request : out->chunk_max;
+            out->chunk_max = reply > out->chunk_max ? reply : out->chunk_max;
+        }
+    }
+    for (uint32_t i = 0; i < IN_FLIGHT; i++) {
+        ep_buffer_unref(in_flight[i]);
+    }
+    EP_ASSERT(out->slots == SLOTS);
+}
+
+/* ---- the passes ---- */
+
+static void pass_sort(void)
+{
+    uint32_t cursor[EXPERTS + 1] = {0};
+    for (uint32_t s = 0; s < SLOTS; s++) {
+        cursor[ids[s] + 1]++;
+    }
+    for (uint32_t e = 0; e < EXPERTS; e++) {
+        cursor[e + 1] += cursor[e];
+    }
+    memcpy(begins, cursor, sizeof(begins));
+    for (uint32_t s = 0; s < SLOTS; s++) {
+        slot_of[cursor[ids[s]]++] = s;
+    }
+}
+
+static void pass_slice(uint32_t nodes)
+{
+    for (uint32_t n = 0; n <= nodes; n++) {
+        node_begins[n] = begins[n * (EXPERTS / nodes)];
+    }
+}
+
+static void pass_divide(void)
+{
+    for (uint32_t i = 0; i < SLOTS; i++) {
+        token_of[i] = slot_of[i] / TOP_K;
+    }
+}
+
+static void pass_gather(uint32_t hidden, bool stream)
+{
+    size_t row = (size_t)hidden * 2;
+    for (uint32_t i = 0; i < SLOTS; i++) {
+        if (stream) {
+            ep_row_stream((uint8_t *)expanded + i * row, (const uint8_t *)x + token_of[i] * row, row);
+        } else {
+            memcpy((uint8_t *)expanded + i * row, (const uint8_t *)x + token_of[i] * row, row);
+        }
+    }
+    if (stream) {
+        ep_row_stream_end();
+    }
+}
+
+static double passes_us(uint32_t hidden, uint32_t nodes)
+{
+    double gather[2];
+    double begin = bench_now_us();
+    pass_sort();
+    pass_slice(nodes);
+    pass_divide();
+    double rest = bench_now_us() - begin;
+    for (int stream = 0; stream < 2; stream++) {
+        begin = bench_now_us();
+        pass_gather(hidden, stream);
+        gather[stream] = bench_now_us() - begin;
+    }
+    return rest + (gather[0] < gather[1] ? gather[0] : gather[1]);
+}
+
+/* ep_moe_permute does the four in one: no rows less, so it is measured for itself. */
+static double permute_us(uint32_t hidden)
+{
+    static int32_t slot_rows[SLOTS];
+    static int64_t counts[EXPERTS];
+    static uint64_t workspace[EXPERTS];
+    ep_permute_config config;
+    ep_permute_config_init(&config);
+    config.tokens = TOKENS;
+    config.top_k = TOP_K;
+    config.hidden = hidden;
+    config.experts = EXPERTS;
+    ep_permute_in in = {.struct_bytes = sizeof(in), .x = x, .ids = ids};
+    ep_permute_out out = {.struct_bytes = sizeof(out), .rows = expanded, .slot_rows = slot_rows, .counts = counts};
+    double begin = bench_now_us();
+    EP_ASSERT(ep_moe_permute(&config, &in, workspace, sizeof(workspace), &out, NULL) == EP_OK);
+    return bench_now_us() - begin;
+}
+
+static void add(bench_report *report, const char *name, double value, const char *unit, double rival, double ratio, bench_better better,
+                double bar)
+{
+    bench_row row = {.value = value, .unit = unit, .limit = NAN, .rival = rival, .ratio = ratio, .better = better, .bar = bar};
+    snprintf(row.name, sizeof(row.name), "%s", name);
+    bench_report_add(report, &row);
+}
+
+static void add_counts(bench_report *report, const char *what, const packed *p)
+{
+    char name[96];
+    snprintf(name, sizeof(name), "%s, frames", what);
+    add(report, name, (double)p->frames, "frames", SLOTS, (double)p->frames / SLOTS, BENCH_LOWER, 0.22);
+    snprintf(name, sizeof(name), "%s, rows sent", what);
+    add(report, name, (double)p->rows, "rows", SLOTS, (double)p->rows / SLOTS, BENCH_LOWER, NAN);
+    snprintf(name, sizeof(name), "%s, metadata per slot", what);
+    add(report, name, (double)p->meta_bytes / (double)p->slots, "bytes", NAN, NAN, BENCH_LOWER, 12);
+    snprintf(name, sizeof(name), "%s, largest chunk against its limit", what);
+    bench_row row = {.value = (double)p->chunk_max, .unit = "bytes", .limit = (double)CHUNK_BYTES_MAX, .rival = NAN, .ratio = NAN,
+                     .better = BENCH_LOWER, .bar = 1.0};
+    snprintf(row.name, sizeof(row.name), "%s", name);
+    bench_report_add(report, &row);
+}
+
+static void bench_case(bench_report *report, uint32_t hidden, uint32_t nodes, ep_buffer_pool *pool)
+{
+    double ours[ROUNDS], rival[ROUNDS], times[ROUNDS];
+    char what[48], name[96];
+    packed p;
+    ep_routing_plan plan;
+    ep_routing_plan_init(&plan);
+    pack(hidden, nodes, &plan, pool, &p);
+    passes_us(hidden, nodes);
+    for (int r = 0; r < ROUNDS; r++) {
+        double begin = bench_now_us();
+        pack(hidden, nodes, &plan, pool, &p);
+        ours[r] = bench_now_us() - begin;
+        rival[r] = passes_us(hidden, nodes);
+        times[r] = rival[r] / ours[r];
+    }
+    snprintf(what, sizeof(what), "H = %u, %u nodes", hidden, nodes);
+    snprintf(name, sizeof(name), "%s, times the separate passes", what);
+    double ratio = bench_quantile(times, ROUNDS, 0.5);
+    snprintf(name, sizeof(name), "%s, plan and pack", what);
+    add(report, name, bench_quantile(ours, ROUNDS, 0.5), "us", bench_quantile(rival, ROUNDS, 0.5), 1.0 / ratio, BENCH_LOWER, 0.25);
+    add_counts(report, what, &p);
+    ep_routing_plan_fini(&plan);
+}
+
+static void bench_permute(bench_report *report, uint32_t hidden)
+{
+    double ours[ROUNDS], rival[ROUNDS], times[ROUNDS];
+    char name[96];
+    permute_us(hidden);
+    for (int r = 0; r < ROUNDS; r++) {
+        ours[r] = permute_us(hidden);
+        rival[r] = passes_us(hidden, 1);
+        times[r] = ours[r] / rival[r];
+    }
+    snprintf(name, sizeof(name), "H = %u, ep_moe_permute (every slot's row)", hidden);
+    add(report, name, bench_quantile(ours, ROUNDS, 0.5), "us", bench_quantile(rival, ROUNDS, 0.5), bench_quantile(times, ROUNDS, 0.5),
+        BENCH_LOWER, NAN);
+}
+
+int main(int argc, char **argv)
+{
+    static const uint32_t hiddens[] = {2048, 7168};
+    static const uint32_t node_counts[] = {2, 4, 8};
+    ep_buffer_pool *pool;
+    bench_report *report =
+        bench_report_create("Permute and pack, 4096 tokens top-8 of 256, bf16: against sort, slice, divide, gather as separate passes");
+    make_ids();
+    EP_ASSERT(ep_buffer_pool_create(0, 256u << 20, &pool) == EP_OK);
+    for (size_t h = 0; h < EP_ARRAY_COUNT(hiddens); h++) {
+        size_t row = (size_t)hiddens[h] * 2;
+        x = aligned_alloc(64, TOKENS * row);
+        expanded = aligned_alloc(64, SLOTS * row);
+        EP_ASSERT(x != NULL && expanded != NULL);
+        memset(x, 0x3f, TOKENS * row);
+        memset(expanded, 0, SLOTS * row);
+        for (size_t n = 0; n < EP_ARRAY_COUNT(node_counts); n++) {
+            bench_case(report, hiddens[h], node_counts[n], pool);
+        }
+        bench_permute(report, hiddens[h]);
+        free(x);
+        free(expanded);
+    }
+    ep_buffer_pool_destroy(pool);
+    return bench_report_finish(report, argc > 1 ? argv[1] : NULL);
+}
