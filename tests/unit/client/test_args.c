@@ -135,6 +135,34 @@ Test(args, sums_at_nodes)
     bad(EP_ERR_INVALID_ARGUMENT, "combine_at node_sum with weight_on input: allowed output");
 }
 
+Test(args, rows_in_8_bits)
+{
+    static float smooth[64 * 64];
+    good();
+    args.dispatch_quant = EP_MOE_DISPATCH_FP8;
+    args.combine_quant = EP_MOE_COMBINE_INT8;
+    cr_assert_eq(run(), EP_OK, "%s", error.text);
+    cr_assert(spec.batch.dispatch_quant == EP_DISPATCH_FP8 && spec.batch.combine_quant == EP_COMBINE_INT8);
+    int64_t hidden = args.x.shape[1];
+    args.smooth_scales = ep_tensor_2d(smooth, EP_DTYPE_F32, 1, hidden);
+    bad(EP_ERR_INVALID_ARGUMENT, "smooth_scales are given, but dispatch_quant is 3: allowed with 2 (int8) only");
+    good();
+    args.dispatch_quant = (ep_moe_dispatch_quant)1;
+    bad(EP_ERR_INVALID_ARGUMENT, "dispatch_quant 1: allowed 0 (plain), 2 (int8), 3 (fp8)");
+    good();
+    args.combine_quant = (ep_moe_combine_quant)1;
+    bad(EP_ERR_INVALID_ARGUMENT, "combine_quant 1: allowed 0 (plain), 2 (int8)");
+    good();
+    args.dispatch_quant = EP_MOE_DISPATCH_INT8;
+    args.smooth_scales = ep_tensor_2d(smooth, EP_DTYPE_F32, 63, hidden);
+    bad(EP_ERR_INVALID_ARGUMENT, "smooth_scales are 63 x ");
+    good();
+    args.dispatch_quant = EP_MOE_DISPATCH_INT8;
+    args.smooth_scales = ep_tensor_2d(smooth, EP_DTYPE_F32, 63, hidden);
+    args.combine_at = EP_MOE_COMBINE_NODE_SUM;
+    bad(EP_ERR_INVALID_ARGUMENT, "smooth_scales are given with combine_at 1 (node_sum)");
+}
+
 Test(args, forms_of_tensors)
 {
     good();
