@@ -98,7 +98,8 @@ struct ep_group {
     uint32_t generation;
     uint64_t number;           /* of the call in progress, or of the next one */
     bool waiting;              /* a thread waits for frames of this call */
-    ep_error broken;           /* code not OK: this generation is given up */
+    ep_error broken;           /* code not OK: this generation is given up, from the call broken_from on */
+    uint64_t broken_from;
     ep_group_stats stats;
 };
 

@@ -70,11 +70,6 @@ static bool is_behind(const ep_group *group, uint32_t member)
            (peer->seen_generation == group->generation && peer->seen_number + 1 < group->number);
 }
 
-static bool is_behind_and_gone(const ep_group *group, uint32_t member)
-{
-    return is_gone(group, member) && is_behind(group, member);
-}
-
 static bool any(const ep_group *group, rank_test test)
 {
     for (uint32_t m = 0; m < group->members_count; m++) {
@@ -114,8 +109,8 @@ static void set_members(ep_group *group, const ep_group_call *call, const uint32
     ep_error_clear(&group->broken);
 }
 
-/* Tells the other members that this generation is given up. Lock not held. */
-static void tell_broken(ep_group *group, const ep_error *error, uint32_t generation)
+/* Tells the other members that this generation is given up from a call on: earlier ones they may still finish. Lock not held. */
+static void tell_broken(ep_group *group, const ep_error *error, uint32_t generation, uint64_t number)
 {
     for (uint32_t m = 0; m < group->members_count; m++) {
         pthread_mutex_lock(&group->lock);
@@ -123,9 +118,22 @@ static void tell_broken(ep_group *group, const ep_error *error, uint32_t generat
         ep_conn *conn = group->members[m] != group->rank && peer->link != NULL && !peer->gone ? peer->link->conn : NULL;
         pthread_mutex_unlock(&group->lock);
         if (conn != NULL) {
-            group_send_text(group, conn, EP_GROUP_FRAME_BROKEN, generation, 0, error->code, error->text);
+            group_send_text(group, conn, EP_GROUP_FRAME_BROKEN, generation, number, error->code, error->text);
         }
     }
+}
+
+/* Gives this generation up and tells the others why: they shall not take this rank's leaving for the cause. Lock held; dropped meanwhile. */
+static ep_err break_generation(ep_group *group, const ep_error *error)
+{
+    uint32_t generation = group->generation;
+    uint64_t number = group->number;
+    group->broken = *error;
+    group->broken_from = number;
+    pthread_mutex_unlock(&group->lock);
+    tell_broken(group, error, generation, number);
+    pthread_mutex_lock(&group->lock);
+    return error->code;
 }
 
 /* Waits until test is true for no member. Lock held. gone: members for which waiting is in vain. */
@@ -133,15 +141,16 @@ static ep_err wait_for(group_op *op, rank_test test, rank_test gone, ep_error *o
 {
     ep_group *group = op->group;
     for (;;) {
-        if (group->broken.code != EP_OK) {
+        if (group->broken.code != EP_OK && group->number >= group->broken_from) {
             *out_error = group->broken;
             return out_error->code;
         }
+        if (any(group, gone)) {
+            gone_error(group, gone, out_error);
+            return break_generation(group, out_error);
+        }
         if (!any(group, test)) {
             return EP_OK;
-        }
-        if (any(group, gone)) {
-            return gone_error(group, gone, out_error);
         }
         group->waiting = true;
         bool in_time = group_wait_until(group, op->deadline_ns);
@@ -149,16 +158,10 @@ static ep_err wait_for(group_op *op, rank_test test, rank_test gone, ep_error *o
         if (!in_time && any(group, test)) {
             char ranks[RANKS_TEXT_BYTES];
             name_ranks(group, test, ranks, sizeof(ranks));
-            ep_error_set(&group->broken, EP_ERR_DEADLINE_EXCEEDED,
+            ep_error_set(out_error, EP_ERR_DEADLINE_EXCEEDED,
                          "group %.40s: rank %" PRIu32 " has waited %" PRIu64 " us for rank %s in %s", group->name, group->rank,
                          op->deadline_us, ranks, ep_group_operator_name(op->call->operator));
-            ep_error error = group->broken;
-            uint32_t generation = group->generation;
-            pthread_mutex_unlock(&group->lock);
-            tell_broken(group, &error, generation);
-            pthread_mutex_lock(&group->lock);
-            *out_error = error;
-            return error.code;
+            return break_generation(group, out_error);
         }
     }
 }
@@ -182,10 +185,11 @@ ep_err group_op_begin(ep_group *group, const ep_group_call *call, const uint32_t
     ep_error error;
     pthread_mutex_lock(&group->lock);
     set_members(group, call, members);
-    ep_err err = any(group, is_gone) ? gone_error(group, is_gone, &error) : EP_OK;
-    if (err == EP_OK) {
-        err = wait_for(out_op, is_behind, is_behind_and_gone, &error);
+    for (uint32_t r = 0; r < group->world; r++) {
+        group_drop_old_frames(group, &group->peers[r]);
     }
+    /* A rank that is gone may have left its frame of this call behind: then it can still be made. */
+    ep_err err = wait_for(out_op, is_behind, is_gone_without_frame, &error);
     if (err == EP_OK) {
         group->stats.calls++;
     }
@@ -327,13 +331,14 @@ ep_err group_op_wait(group_op *op, ep_error *out_error)
         ep_error_set(&group->broken, EP_ERR_INVALID_ARGUMENT,
                      "group %.40s: elastic_info differs between ranks: some call with other members than rank %" PRIu32, group->name,
                      group->rank);
+        group->broken_from = group->number;
         error = group->broken;
         err = error.code;
     }
     uint32_t generation = group->generation;
     pthread_mutex_unlock(&group->lock);
     if (!same) {
-        tell_broken(group, &error, generation + 1);
+        tell_broken(group, &error, generation + 1, 0);
     }
     for (uint32_t m = 0; m < group->members_count && err == EP_OK; m++) {
         if (m == op->own) {

@@ -244,8 +244,10 @@ static void take_broken(group_link *link, const ep_group_frame *frame, const ep_
     ep_error error;
     group_read_text(buffer, &error);
     pthread_mutex_lock(&group->lock);
-    if (frame->generation >= group->generation && group->broken.code == EP_OK) {
+    uint64_t from = frame->generation > group->generation ? 0 : frame->number;
+    if (frame->generation >= group->generation && (group->broken.code == EP_OK || from < group->broken_from)) {
         group->broken = error;
+        group->broken_from = from;
     }
     pthread_cond_broadcast(&group->changed);
     pthread_mutex_unlock(&group->lock);

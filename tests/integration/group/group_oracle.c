@@ -38,18 +38,28 @@ float oracle_value(oracle_dtype dtype, uint32_t bits)
     return (float)((bits & 0x8000) != 0 ? -magnitude : magnitude);
 }
 
+static uint32_t bf16_bits(float value)
+{
+    uint32_t high = f32_bits(value) >> 16;
+    uint32_t low = f32_bits(value) & 0xffff;
+    if (isnan(value)) {
+        return high | 0x40;
+    }
+    return high + (low > 0x8000 || (low == 0x8000 && (high & 1) != 0) ? 1 : 0);
+}
+
 /* Between the two neighbours in 16 bits, ties to the even one. */
 uint32_t oracle_bits(oracle_dtype dtype, float value)
 {
-    if (dtype == ORACLE_F32) {
-        return f32_bits(value);
+    if (dtype != ORACLE_F16) {
+        return dtype == ORACLE_F32 ? f32_bits(value) : bf16_bits(value);
     }
     uint32_t sign = f32_bits(value) >> 31 << 15;
     if (isnan(value)) {
-        return sign | (dtype == ORACLE_BF16 ? 0x7fc0 : 0x7e00);
+        return sign | 0x7e00;
     }
     double magnitude = fabs((double)value);
-    uint32_t infinity = dtype == ORACLE_BF16 ? 0x7f80 : 0x7c00;
+    uint32_t infinity = 0x7c00;
     uint32_t low = 0;
     uint32_t high = infinity;
     while (high - low > 1) { /* the greatest number not above it */

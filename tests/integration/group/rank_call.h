@@ -26,6 +26,8 @@ typedef struct rank_call {
 
 /* Buffers of the right sizes (expand_x: as many rows as come, plus spare_rows). dispatch.params points into call. */
 void rank_call_init(rank_call *call, const oracle_case *c, uint32_t rank, int spare_rows);
+/* expand_x with rows_max rows: where the other ranks' batches are not known. */
+void rank_call_init_rows(rank_call *call, const oracle_case *c, uint32_t rank, int64_t rows_max);
 void rank_call_free(rank_call *call);
 
 /* Prepare and run. */

@@ -1,0 +1,445 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What goes wrong in a group, by name: calls without a plan, stale plans, small buffers, another dispatch's assist info, ranks that disagree,
+ * bad values on one rank, ranks that leave or stay away; and that the group goes on wherever it says so.
+ */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "case_draw.h"
+#include "rank_call.h"
+#include "rank_threads.h"
+
+#define RANKS 3
+
+static bool failed;
+
+#define EXPECT(condition, ...)                                                                               \
+    do {                                                                                                     \
+        if (!(condition)) {                                                                                  \
+            fprintf(stderr, "%s:%d: rank %u: ", __FILE__, __LINE__, rank);                                   \
+            fprintf(stderr, __VA_ARGS__);                                                                    \
+            fprintf(stderr, "\n");                                                                           \
+            __atomic_store_n(&failed, true, __ATOMIC_RELAXED);                                               \
+        }                                                                                                    \
+    } while (0)
+
+static bool says(const ep_error *error, const char *text)
+{
+    return strstr(error->text, text) != NULL;
+}
+
+/* A plain case of three ranks with two or three experts each. */
+static void draw(oracle_case *c, uint64_t seed)
+{
+    uint64_t state = seed;
+    memset(c, 0, sizeof(*c));
+    c->ranks = RANKS;
+    c->experts = 7;
+    c->top_k = 3;
+    c->hidden = 16;
+    c->dtype = ORACLE_BF16;
+    for (int r = 0; r < RANKS; r++) {
+        case_draw_batch(&state, c, 5 + r, &c->batch[r]);
+    }
+}
+
+static bool whole_round(rank_call *call, ep_group *group, ep_error *error)
+{
+    if (rank_call_dispatch(call, group, error) != EP_OK || !rank_call_check_dispatch(call)) {
+        return false;
+    }
+    rank_call_experts(call);
+    return rank_call_combine(call, group, error) == EP_OK && rank_call_check_combine(call, 0);
+}
+
+static void expect_works(rank_call *call, uint32_t rank, ep_group *group)
+{
+    ep_error error = {.text = ""};
+    EXPECT(whole_round(call, group, &error), "a good round fails: %s", error.text);
+}
+
+/* ---- plans, workspaces, buffers ---- */
+
+static void plans(void *arg, uint32_t rank, ep_group *group)
+{
+    rank_call call;
+    ep_error error;
+    rank_call_init(&call, arg, rank, 0);
+    ep_err err = ep_moe_dispatch(group, NULL, &call.dispatch, NULL, 0, &error);
+    EXPECT(err == EP_ERR_FAILED_PRECONDITION && says(&error, "ep_moe_dispatch_prepare"), "%s", error.text);
+    err = ep_moe_combine(group, NULL, &call.combine, NULL, 0, &error);
+    EXPECT(err == EP_ERR_FAILED_PRECONDITION && says(&error, "ep_moe_combine_prepare"), "%s", error.text);
+    expect_works(&call, rank, group);
+
+    err = ep_moe_combine(group, call.dispatch_plan, &call.combine, call.combine_workspace, call.combine_workspace_bytes, &error);
+    EXPECT(err == EP_ERR_FAILED_PRECONDITION && says(&error, "stale plan") && says(&error, "ep_moe_dispatch"), "%s", error.text);
+    ep_moe_dispatch_args changed = call.dispatch;
+    changed.expert_token_nums_type = 0;
+    err = ep_moe_dispatch(group, call.dispatch_plan, &changed, call.dispatch_workspace, call.dispatch_workspace_bytes, &error);
+    EXPECT(err == EP_ERR_FAILED_PRECONDITION && says(&error, "expert_token_nums_type is 0, the plan was prepared for 1"), "%s", error.text);
+    changed = call.dispatch;
+    changed.x.shape[0]--;
+    changed.expert_ids.shape[0]--;
+    changed.expert_scales.shape[0]--;
+    if (changed.x_active_mask.rank != 0) {
+        changed.x_active_mask.shape[0]--;
+    }
+    err = ep_moe_dispatch(group, call.dispatch_plan, &changed, call.dispatch_workspace, call.dispatch_workspace_bytes, &error);
+    EXPECT(err == EP_ERR_FAILED_PRECONDITION && says(&error, "stale plan: BS is"), "%s", error.text);
+
+    char needed[64];
+    snprintf(needed, sizeof(needed), "needs %zu = ", call.dispatch_workspace_bytes);
+    err = ep_moe_dispatch(group, call.dispatch_plan, &call.dispatch, call.dispatch_workspace, call.dispatch_workspace_bytes - 1, &error);
+    EXPECT(err == EP_ERR_RESOURCE_EXHAUSTED && says(&error, needed) && says(&error, "moe_expert_num"), "%s", error.text);
+    snprintf(needed, sizeof(needed), "needs %zu = ", call.combine_workspace_bytes);
+    err = ep_moe_combine(group, call.combine_plan, &call.combine, call.combine_workspace, 0, &error);
+    EXPECT(err == EP_ERR_RESOURCE_EXHAUSTED && says(&error, needed) && says(&error, "BS"), "%s", error.text);
+
+    changed = call.dispatch;
+    changed.expert_token_nums.shape[0] = 0;
+    ep_group_plan *plan;
+    size_t bytes;
+    err = ep_moe_dispatch_prepare(group, &changed, &bytes, &plan, &error);
+    EXPECT(err == EP_ERR_INVALID_ARGUMENT && says(&error, "expert_token_nums has 0 entries") && says(&error, "bytes"), "%s", error.text);
+    expect_works(&call, rank, group);
+    rank_call_free(&call);
+}
+
+/* A plan of one membership is refused in another of the same name. */
+static void old_membership(uint32_t rank, oracle_case *c)
+{
+    oracle_case alone;
+    rank_call call;
+    ep_error error;
+    char name[64];
+    uint64_t state = 5;
+    memset(&alone, 0, sizeof(alone));
+    alone = *c;
+    alone.ranks = 1;
+    memset(alone.batch, 0, sizeof(alone.batch));
+    case_draw_batch(&state, &alone, 4, &alone.batch[0]);
+    rank_group_name(name, sizeof(name));
+    ep_group *first = rank_group_create("loopback", name, 1, 0, 1000000);
+    ep_group *second = rank_group_create("loopback", name, 1, 0, 1000000);
+    rank_call_init(&call, &alone, 0, 0);
+    expect_works(&call, rank, first);
+    ep_err err =
+        ep_moe_dispatch(second, call.dispatch_plan, &call.dispatch, call.dispatch_workspace, call.dispatch_workspace_bytes, &error);
+    EXPECT(err == EP_ERR_FAILED_PRECONDITION && says(&error, "stale plan: it was prepared in membership"), "%s", error.text);
+    ep_group_plan_destroy(call.combine_plan);
+    call.combine_plan = NULL;
+    err = rank_call_combine(&call, second, &error);
+    EXPECT(err == EP_ERR_FAILED_PRECONDITION && says(&error, "assist_info_for_combine is of membership"), "%s", error.text);
+    rank_call_free(&call);
+    ep_group_destroy(first);
+    ep_group_destroy(second);
+    case_free_batch(&alone.batch[0]);
+}
+
+static void small_expand_x(void *arg, uint32_t rank, ep_group *group)
+{
+    rank_call call;
+    ep_error error;
+    rank_call_init(&call, arg, rank, 0);
+    if (rank == 1) {
+        call.dispatch.expand_x.shape[0]--;
+    }
+    ep_err err = rank_call_dispatch(&call, group, &error);
+    char needed[96];
+    snprintf(needed, sizeof(needed), "needs %ld, %ld bytes = rows received * H * element", (long)call.rows_max, (long)call.rows_max * 32);
+    if (rank == 1) {
+        EXPECT(err == EP_ERR_RESOURCE_EXHAUSTED && says(&error, needed) && says(&error, "min("), "%s", error.text);
+        call.dispatch.expand_x.shape[0]++;
+    } else {
+        EXPECT(err == EP_OK, "%s", error.text);
+    }
+    expect_works(&call, rank, group);
+    rank_call_free(&call);
+}
+
+/* ---- pairs of dispatch and combine ---- */
+
+static void pairs(void *arg, uint32_t rank, ep_group *group)
+{
+    oracle_case *cases = arg;
+    rank_call first;
+    rank_call second;
+    ep_error error;
+    rank_call_init(&first, &cases[0], rank, 0);
+    rank_call_init(&second, &cases[1], rank, 0);
+    EXPECT(rank_call_dispatch(&first, group, &error) == EP_OK, "%s", error.text);
+    EXPECT(rank_call_dispatch(&second, group, &error) == EP_OK, "%s", error.text);
+    rank_call_experts(&first);
+    rank_call_experts(&second);
+    /* Two dispatches under way, each with its own combine, in any order. */
+    EXPECT(rank_call_combine(&second, group, &error) == EP_OK && rank_call_check_combine(&second, 0), "%s", error.text);
+    EXPECT(rank_call_combine(&first, group, &error) == EP_OK && rank_call_check_combine(&first, 0), "%s", error.text);
+
+    ep_tensor right = first.combine.assist_info_for_combine;
+    first.combine.assist_info_for_combine = second.combine.assist_info_for_combine;
+    ep_err err = rank_call_combine(&first, group, &error);
+    EXPECT(err == EP_ERR_FAILED_PRECONDITION && says(&error, "assist_info_for_combine is of another dispatch"), "%s", error.text);
+    first.combine.assist_info_for_combine = right;
+    EXPECT(rank_call_combine(&first, group, &error) == EP_OK && rank_call_check_combine(&first, 0), "%s", error.text);
+
+    /* One rank alone combines an earlier dispatch of the very same ids. */
+    rank_call again;
+    rank_call_init(&again, &cases[0], rank, 0);
+    EXPECT(rank_call_dispatch(&again, group, &error) == EP_OK, "%s", error.text);
+    rank_call_experts(&again);
+    err = rank_call_combine(rank == 2 ? &first : &again, group, &error);
+    EXPECT(err == EP_ERR_INVALID_ARGUMENT && says(&error, "assist_info_for_combine") && says(&error, "at rank 0-1;") &&
+               says(&error, "at rank 2"),
+           "%s", error.text);
+    EXPECT(rank_call_combine(&again, group, &error) == EP_OK && rank_call_check_combine(&again, 0), "%s", error.text);
+
+    ((int32_t *)again.combine.assist_info_for_combine.data)[1]++;
+    err = rank_call_combine(&again, group, &error);
+    EXPECT(cases[0].batch[0].tokens == 0 || err == EP_ERR_INVALID_ARGUMENT, "%s", error.text);
+    rank_call_free(&first);
+    rank_call_free(&second);
+    rank_call_free(&again);
+}
+
+/* ---- disagreement ---- */
+
+typedef struct disagreement {
+    const char *name; /* in the text */
+    void (*change)(rank_call *call);
+    bool in_combine;
+} disagreement;
+
+#define CHANGE(function, statement)                                                                          \
+    static void function(rank_call *call)                                                                    \
+    {                                                                                                        \
+        statement;                                                                                           \
+    }
+CHANGE(change_rule, call->params.const_rule = EP_GROUP_CONST_LINEAR)
+CHANGE(change_shared, call->params.shared_expert_num = 2)
+CHANGE(change_global_bs, call->params.global_bs = 3 * 100)
+CHANGE(change_zero, call->params.zero_expert_num = 1)
+CHANGE(change_copy, call->params.copy_expert_num = 1)
+CHANGE(change_const, call->params.const_expert_num = 1)
+CHANGE(change_comm, call->params.comm_alg = "hierarchy")
+CHANGE(change_duplicates, call->params.allow_duplicates = true)
+CHANGE(change_nums, call->dispatch.expert_token_nums_type = 0)
+CHANGE(change_weights, call->dispatch.expert_scales = ep_tensor_none(); call->dispatch.expand_scales = ep_tensor_none())
+CHANGE(change_hidden, call->dispatch.x.shape[1] = 15; call->dispatch.expand_x.shape[1] = 15)
+CHANGE(change_dtype, call->dispatch.x.dtype = EP_DTYPE_F16; call->dispatch.expand_x.dtype = EP_DTYPE_F16)
+CHANGE(change_back, call->combine.comm_quant_mode = 2)
+CHANGE(change_shared_x, call->combine.shared_expert_x = call->combine.ori_x)
+
+static void change_experts(rank_call *call)
+{
+    static int64_t nums[3];
+    static int32_t counts[9];
+    call->params.moe_expert_num = 8;
+    call->dispatch.expert_token_nums = ep_tensor_1d(nums, EP_DTYPE_I64, 3);
+    call->dispatch.ep_recv_counts = ep_tensor_1d(counts, EP_DTYPE_I32, 9);
+}
+
+static void change_quant(rank_call *call)
+{
+    ep_tensor *out = &call->dispatch.expand_x;
+    call->dispatch.quant_mode = 2;
+    *out = ep_tensor_2d(out->data, EP_DTYPE_I8, out->shape[0], out->shape[1]);
+}
+
+static void change_top_k(rank_call *call)
+{
+    call->dispatch.expert_ids.shape[1] = 2;
+    call->dispatch.expert_scales.shape[1] = 2;
+    call->dispatch.x_active_mask = ep_tensor_none();
+}
+
+static const disagreement disagreements[] = {
+    {"const_rule", change_rule, false},
+    {"moe_expert_num", change_experts, false},
+    {"shared_expert_num", change_shared, false},
+    {"global_bs", change_global_bs, false},
+    {"zero_expert_num", change_zero, false},
+    {"copy_expert_num", change_copy, false},
+    {"const_expert_num", change_const, false},
+    {"comm_alg", change_comm, false},
+    {"allow_duplicates", change_duplicates, false},
+    {"expert_token_nums_type", change_nums, false},
+    {"expert_scales", change_weights, false},
+    {"quant_mode", change_quant, false},
+    {"H", change_hidden, false},
+    {"K", change_top_k, false},
+    {"the type of x", change_dtype, false},
+    {"comm_quant_mode", change_back, true},
+    {"shared_expert_x", change_shared_x, true},
+};
+
+static void disagree(void *arg, uint32_t rank, ep_group *group)
+{
+    ep_error error;
+    char text[160];
+    for (size_t i = 0; i < sizeof(disagreements) / sizeof(disagreements[0]); i++) {
+        const disagreement *d = &disagreements[i];
+        rank_call call;
+        rank_call_init(&call, arg, rank, 4);
+        ep_err err = EP_OK;
+        if (d->in_combine) {
+            err = rank_call_dispatch(&call, group, &error);
+            EXPECT(err == EP_OK, "%s", error.text);
+            rank_call_experts(&call);
+        }
+        if (rank == 1) {
+            d->change(&call);
+        }
+        err = d->in_combine ? rank_call_combine(&call, group, &error) : rank_call_dispatch(&call, group, &error);
+        snprintf(text, sizeof(text), "%s differs between ranks: ", d->name);
+        EXPECT(err == EP_ERR_INVALID_ARGUMENT && says(&error, text) && says(&error, "at rank 0, 2") && says(&error, "at rank 1"),
+               "%s: %s", d->name, err == EP_OK ? "no error" : error.text);
+        rank_call_free(&call);
+    }
+    rank_call call;
+    rank_call_init(&call, arg, rank, 4);
+    expect_works(&call, rank, group);
+    /* Not the same operator at all. */
+    ep_err err = rank == 1 ? rank_call_combine(&call, group, &error) : rank_call_dispatch(&call, group, &error);
+    EXPECT(err == EP_ERR_INVALID_ARGUMENT && says(&error, "the operator differs") && says(&error, "ep_moe_combine at rank 1"), "%s",
+           error.text);
+    expect_works(&call, rank, group);
+    rank_call_free(&call);
+}
+
+/* ---- bad values on one rank ---- */
+
+static void bad_values(void *arg, uint32_t rank, ep_group *group)
+{
+    oracle_case *c = arg;
+    rank_call call;
+    ep_error error;
+    rank_call_init(&call, c, rank, 0);
+    int32_t *ids = call.dispatch.expert_ids.data;
+    int32_t good = ids[4];
+    if (rank == 2) {
+        ids[4] = 99;
+    }
+    ep_err err = rank_call_dispatch(&call, group, &error);
+    EXPECT(err == EP_ERR_INVALID_ARGUMENT && says(&error, "expert_ids is 99 at token 1, slot 1: allowed 0..6"), "%s", error.text);
+    EXPECT(rank == 2 || says(&error, "rank 2: "), "%s", error.text);
+    if (rank == 2) {
+        ids[4] = good;
+        /* At once again: the group must not mix up its calls. */
+        ids[4] = -2;
+    }
+    err = rank_call_dispatch(&call, group, &error);
+    EXPECT(err == EP_ERR_INVALID_ARGUMENT && says(&error, "expert_ids is -2"), "%s", error.text);
+    if (rank == 2) {
+        ids[4] = good;
+    }
+    expect_works(&call, rank, group);
+    rank_call_free(&call);
+}
+
+/* ---- ranks that leave or stay away ---- */
+
+static void one_leaves(void *arg, uint32_t rank, ep_group *group)
+{
+    rank_call call;
+    ep_error error;
+    rank_call_init(&call, arg, rank, 0);
+    expect_works(&call, rank, group);
+    if (rank == 1) {
+        rank_call_free(&call);
+        return; /* and its group is destroyed */
+    }
+    ep_err err = rank_call_dispatch(&call, group, &error);
+    EXPECT(err == EP_ERR_UNAVAILABLE && says(&error, "rank 1 is gone (it left the group)"), "%s", error.text);
+    err = rank_call_dispatch(&call, group, &error);
+    EXPECT(err == EP_ERR_UNAVAILABLE && says(&error, "rank 1"), "%s", error.text);
+    rank_call_free(&call);
+}
+
+static pthread_barrier_t late;
+
+static void one_stays_away(void *arg, uint32_t rank, ep_group *group)
+{
+    rank_call call;
+    ep_error error;
+    rank_call_init(&call, arg, rank, 0);
+    call.dispatch.deadline_us = 200000;
+    if (rank == 1) {
+        pthread_barrier_wait(&late);
+    } else {
+        ep_err err = rank_call_dispatch(&call, group, &error);
+        EXPECT(err == EP_ERR_DEADLINE_EXCEEDED && says(&error, "rank 1"), "%s", error.text);
+        pthread_barrier_wait(&late);
+    }
+    /* What was given up stays so, on the late rank too: at the latest in the call after the one whose frames it still found. */
+    ep_err err = rank_call_dispatch(&call, group, &error);
+    if (rank == 1 && err == EP_OK) {
+        err = rank_call_dispatch(&call, group, &error);
+    }
+    EXPECT(err == EP_ERR_DEADLINE_EXCEEDED, "%s", error.text);
+    rank_call_free(&call);
+}
+
+/* ---- elastic_info: the others go on ---- */
+
+static void others_go_on(void *arg, uint32_t rank, ep_group *group)
+{
+    oracle_case *cases = arg; /* [0]: three ranks; [1]: those that stay, 0 and 2 */
+    rank_call call;
+    ep_error error;
+    rank_call_init(&call, &cases[0], rank, 0);
+    expect_works(&call, rank, group);
+    if (rank == 1) {
+        rank_call_free(&call);
+        return;
+    }
+    ep_err err = rank_call_dispatch(&call, group, &error);
+    EXPECT(err == EP_ERR_UNAVAILABLE, "%s", error.text);
+    rank_call less;
+    uint32_t local = rank == 0 ? 0 : 1;
+    int32_t elastic[10] = {1, 2, 0, cases[1].experts, 0, -1, 1, 0, 2, -1};
+    rank_call_init(&less, &cases[1], local, 2);
+    less.params.elastic_info = ep_tensor_1d(elastic, EP_DTYPE_I32, 10);
+    int64_t waited[RANKS] = {0};
+    less.dispatch.performance_info = ep_tensor_1d(waited, EP_DTYPE_I64, RANKS);
+    expect_works(&less, rank, group);
+    expect_works(&less, rank, group);
+    ep_group_plan *plan = less.dispatch_plan;
+    less.params.elastic_info = ep_tensor_none();
+    err = ep_moe_dispatch(group, plan, &less.dispatch, less.dispatch_workspace, less.dispatch_workspace_bytes, &error);
+    EXPECT(err != EP_OK, "a plan of another elastic_info is stale");
+    rank_call_free(&less);
+    rank_call_free(&call);
+}
+
+int main(void)
+{
+    oracle_case cases[2];
+    draw(&cases[0], 1);
+    draw(&cases[1], 2);
+    rank_threads_run("loopback", RANKS, 20000000, plans, &cases[0]);
+    old_membership(0, &cases[0]);
+    rank_threads_run("loopback", RANKS, 20000000, small_expand_x, &cases[0]);
+    rank_threads_run("loopback", RANKS, 20000000, pairs, cases);
+    rank_threads_run("loopback", RANKS, 20000000, disagree, &cases[0]);
+    rank_threads_run("loopback", RANKS, 20000000, bad_values, &cases[1]);
+    rank_threads_run("loopback", RANKS, 20000000, one_leaves, &cases[0]);
+    pthread_barrier_init(&late, NULL, RANKS);
+    rank_threads_run("loopback", RANKS, 20000000, one_stays_away, &cases[0]);
+    pthread_barrier_destroy(&late);
+    oracle_case elastic[2] = {cases[0], cases[0]};
+    elastic[1].ranks = 2;
+    elastic[1].experts = 5;
+    elastic[1].batch[0] = cases[0].batch[0];
+    uint64_t state = 9;
+    case_draw_batch(&state, &elastic[1], 6, &elastic[1].batch[0]);
+    case_draw_batch(&state, &elastic[1], 3, &elastic[1].batch[1]);
+    rank_threads_run("loopback", RANKS, 20000000, others_go_on, elastic);
+    case_free_batch(&elastic[1].batch[0]);
+    case_free_batch(&elastic[1].batch[1]);
+    case_free(&cases[0]);
+    case_free(&cases[1]);
+    return failed ? 1 : 0;
+}

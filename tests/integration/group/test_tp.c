@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Tensor-parallel pairs: two groups of two ranks each, and a group for each pair of ranks that share an expert's weights. A dispatch gives both
+ * ranks of a pair the rows of both; a combine adds the two halves of each row before it goes home. Values are small integers, so that
+ * halves and their sum are exact and the oracle of the undivided expert applies.
+ */
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "case_draw.h"
+#include "rank_call.h"
+#include "rank_threads.h"
+
+#define WORLD 2
+
+typedef struct pair_rank {
+    const oracle_case *cases; /* [2], one for each EP group */
+    uint32_t tp;
+    uint32_t rank;
+    const char *ep_names[2];
+    const char *tp_names[WORLD];
+    bool bad_ids;
+    bool failed;
+    pthread_t thread;
+} pair_rank;
+
+#define EXPECT(condition, ...)                                                                               \
+    do {                                                                                                     \
+        if (!(condition)) {                                                                                  \
+            fprintf(stderr, "%s:%d: tp %u rank %u: ", __FILE__, __LINE__, p->tp, p->rank);                   \
+            fprintf(stderr, __VA_ARGS__);                                                                    \
+            fprintf(stderr, "\n");                                                                           \
+            p->failed = true;                                                                                \
+        }                                                                                                    \
+    } while (0)
+
+static void draw(oracle_case *c, uint64_t seed, bool quantise)
+{
+    uint64_t state = seed;
+    memset(c, 0, sizeof(*c));
+    c->ranks = WORLD;
+    c->experts = WORLD;
+    c->top_k = 2;
+    c->hidden = 24;
+    c->dtype = ORACLE_BF16;
+    c->quantise = quantise;
+    for (int r = 0; r < WORLD; r++) {
+        int tokens = 3 + (int)(seed % 5) + r;
+        case_draw_batch(&state, c, tokens, &c->batch[r]);
+        for (int i = 0; i < tokens * c->hidden; i++) {
+            c->batch[r].x[i] = (float)case_random(&state, -31, 31);
+        }
+    }
+}
+
+/* This rank's half of the expert: 0.5 * row, and the rest. */
+static void half_experts(rank_call *call, uint32_t tp, int rows)
+{
+    const oracle_case *c = call->c;
+    float factor = tp == 0 ? 0.5f : 0.5f + 0.25f * (float)(call->rank % 5);
+    for (int i = 0; i < rows * c->hidden; i++) {
+        uint16_t *in = call->dispatch.expand_x.data;
+        uint16_t *out = call->combine.expand_x.data;
+        out[i] = (uint16_t)oracle_bits(ORACLE_BF16, oracle_value(ORACLE_BF16, in[i]) * factor);
+    }
+}
+
+static void check_partner_rows(pair_rank *p, rank_call *call, int own)
+{
+    const oracle_case *other = &p->cases[1 - p->tp];
+    oracle_row *rows;
+    float *values;
+    int n = oracle_dispatch(other, (int)p->rank, &rows, &values);
+    const int32_t *tp_counts = call->dispatch.tp_recv_counts.data;
+    EXPECT(tp_counts[p->tp] == own && tp_counts[1 - p->tp] == n, "tp_recv_counts %d %d, should be %d %d", tp_counts[p->tp],
+           tp_counts[1 - p->tp], own, n);
+    int64_t *nums = call->dispatch.expert_token_nums.data;
+    EXPECT(nums[0] == own + n, "expert_token_nums is %ld, should be %d", (long)nums[0], own + n);
+    nums[0] = own; /* as the oracle of one group has it */
+    const int32_t *counts = call->dispatch.ep_recv_counts.data;
+    EXPECT(counts[2 * WORLD - 1] == n, "the partner's counts end with %d, should be %d", counts[2 * WORLD - 1], n);
+    for (int i = 0; i < n * other->hidden; i++) {
+        size_t at = (size_t)(own * other->hidden + i);
+        float is = other->quantise ? (float)((int8_t *)call->dispatch.expand_x.data)[at]
+                                   : oracle_value(ORACLE_BF16, ((uint16_t *)call->dispatch.expand_x.data)[at]);
+        EXPECT(is == values[i], "row %d element %d of the partner is %g, should be %g", i / other->hidden, i % other->hidden, (double)is,
+               (double)values[i]);
+    }
+    for (int i = 0; i < n && other->quantise; i++) {
+        float scale = ((float *)call->dispatch.dynamic_scales.data)[own + i];
+        EXPECT(scale == rows[i].scale, "scale %d of the partner is %g", i, (double)scale);
+    }
+    free(rows);
+    free(values);
+}
+
+static void play(pair_rank *p, ep_group *ep, ep_group *tp)
+{
+    const oracle_case *c = &p->cases[p->tp];
+    rank_call call;
+    ep_error error = {.text = ""};
+    int32_t counts[2 * WORLD] = {0};
+    int32_t tp_counts[2] = {0};
+    rank_call_init(&call, c, p->rank, 64);
+    int own = (int)call.rows_max - 64;
+    call.params.group_tp = tp;
+    call.params.tp_world_size = 2;
+    call.params.tp_rank_id = p->tp;
+    call.dispatch.ep_recv_counts = ep_tensor_1d(counts, EP_DTYPE_I32, 2 * WORLD);
+    call.dispatch.tp_recv_counts = ep_tensor_1d(tp_counts, EP_DTYPE_I32, 2);
+    call.combine.ep_send_counts = call.dispatch.ep_recv_counts;
+    call.combine.tp_send_counts = call.dispatch.tp_recv_counts;
+    if (p->bad_ids) { /* one rank's mistake ends the call on all four */
+        int32_t *ids = call.dispatch.expert_ids.data;
+        int32_t good = ids[0];
+        if (p->tp == 0 && p->rank == 1) {
+            ids[0] = 77;
+        }
+        ep_err err = rank_call_dispatch(&call, ep, &error);
+        EXPECT(err == EP_ERR_INVALID_ARGUMENT && strstr(error.text, "expert_ids is 77") != NULL, "%s", error.text);
+        if (p->tp == 0 && p->rank == 1) {
+            ids[0] = good;
+        }
+        EXPECT(p->tp == 1 || err != EP_OK, "no error");
+    }
+    for (int round = 0; round < 3 && !p->failed; round++) {
+        EXPECT(rank_call_dispatch(&call, ep, &error) == EP_OK, "%s", error.text);
+        if (p->failed) {
+            break;
+        }
+        check_partner_rows(p, &call, own);
+        EXPECT(rank_call_check_dispatch(&call), "rows of the own group");
+        if (c->quantise) {
+            continue; /* halves of dequantised rows are not exact; the way back is the same */
+        }
+        half_experts(&call, p->tp, own + tp_counts[1 - p->tp]);
+        EXPECT(rank_call_combine(&call, ep, &error) == EP_OK, "%s", error.text);
+        EXPECT(p->failed || rank_call_check_combine(&call, 0), "sums");
+    }
+    rank_call_free(&call);
+}
+
+static void *run_rank(void *arg)
+{
+    pair_rank *p = arg;
+    ep_group *ep = rank_group_create("loopback", p->ep_names[p->tp], WORLD, p->rank, 20000000);
+    ep_group *tp = rank_group_create("loopback", p->tp_names[p->rank], 2, p->tp, 20000000);
+    if (ep == NULL || tp == NULL) {
+        p->failed = true;
+    } else {
+        play(p, ep, tp);
+    }
+    ep_group_destroy(ep);
+    ep_group_destroy(tp);
+    return NULL;
+}
+
+static bool run(uint64_t seed, bool quantise, bool bad_ids)
+{
+    oracle_case cases[2];
+    pair_rank ranks[4];
+    char names[4][64];
+    bool good = true;
+    draw(&cases[0], seed, quantise);
+    draw(&cases[1], seed + 1, quantise);
+    for (int i = 0; i < 4; i++) {
+        rank_group_name(names[i], sizeof(names[i]));
+    }
+    for (uint32_t i = 0; i < 4; i++) {
+        ranks[i] = (pair_rank){.cases = cases, .tp = i / 2, .rank = i % 2, .ep_names = {names[0], names[1]}, .tp_names = {names[2], names[3]},
+                               .bad_ids = bad_ids};
+        if (pthread_create(&ranks[i].thread, NULL, run_rank, &ranks[i]) != 0) {
+            abort();
+        }
+    }
+    for (int i = 0; i < 4; i++) {
+        pthread_join(ranks[i].thread, NULL);
+        good = good && !ranks[i].failed;
+    }
+    case_free(&cases[0]);
+    case_free(&cases[1]);
+    return good;
+}
+
+int main(void)
+{
+    for (uint64_t seed = 1; seed <= 12; seed++) {
+        if (!run(seed, seed % 3 == 0, seed % 4 == 1)) {
+            fprintf(stderr, "seed %llu\n", (unsigned long long)seed);
+            return 1;
+        }
+    }
+    return 0;
+}
