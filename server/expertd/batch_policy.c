@@ -78,6 +78,23 @@ static ep_work **flow_of(ep_work_queue *queue, ep_work_class c, uint32_t tenant)
     return at;
 }
 
+static uint32_t jobs_of(const ep_batch_tenant *tenant)
+{
+    return tenant->jobs[EP_WORK_DECODE] + tenant->jobs[EP_WORK_PREFILL];
+}
+
+/* Where a tenant that was idle begins: with the oldest job on the backend, so that its own job's time ends before
+ * theirs and may overtake them all. */
+static uint64_t time_now(const ep_batch_policy *policy)
+{
+    uint64_t now = policy->virtual_time;
+    for (uint32_t i = 0; i < policy->config.tenants_count && policy->config.tenants_count > 1; i++) {
+        const ep_batch_tenant *tenant = &policy->tenants[i];
+        now = jobs_of(tenant) > 0 && tenant->begin_time < now ? tenant->begin_time : now;
+    }
+    return now;
+}
+
 /* Counts a work in that is at its place in a flow. */
 static void count_in(ep_batch_policy *policy, const ep_work *work)
 {
@@ -87,9 +104,9 @@ static void count_in(ep_batch_policy *policy, const ep_work *work)
         ready_append(policy, work->place.queue, c);
     }
     work->place.queue->classes[c].rows += work->job.rows_count;
-    if (tenant->waiting[EP_WORK_DECODE] + tenant->waiting[EP_WORK_PREFILL] == 0 &&
-        tenant->virtual_time < policy->virtual_time) {
-        tenant->virtual_time = policy->virtual_time; /* idle time is not saved up */
+    if (tenant->waiting[EP_WORK_DECODE] + tenant->waiting[EP_WORK_PREFILL] + jobs_of(tenant) == 0) {
+        uint64_t now = time_now(policy); /* idle time is not saved up */
+        tenant->virtual_time = tenant->virtual_time < now ? now : tenant->virtual_time;
     }
     tenant->waiting[c]++;
     policy->waiting[c]++;
@@ -403,6 +420,15 @@ static void form(ep_batch_policy *policy, ep_work *first, ep_batch_pick *out_pic
     *end = NULL;
 }
 
+static void enter_backend(ep_batch_policy *policy, const ep_batch_pick *pick, uint64_t begin)
+{
+    ep_batch_tenant *tenant = &policy->tenants[pick->tenant];
+    tenant->begin_time = jobs_of(tenant) == 0 ? begin : tenant->begin_time;
+    tenant->jobs[pick->work_class]++;
+    policy->jobs[pick->work_class]++;
+    policy->costs[pick->work_class] += pick->cost;
+}
+
 bool ep_batch_policy_take(ep_batch_policy *policy, uint64_t now_ns, ep_batch_pick *out_pick)
 {
     release_ended(policy, now_ns);
@@ -420,19 +446,20 @@ bool ep_batch_policy_take(ep_batch_policy *policy, uint64_t now_ns, ep_batch_pic
     uint64_t begin = policy->tenants[first->place.tenant].virtual_time;
     policy->virtual_time = begin > policy->virtual_time ? begin : policy->virtual_time;
     form(policy, first, out_pick);
-    out_pick->priority = policy->tenants[out_pick->tenant].virtual_time;
+    out_pick->end_time = policy->tenants[out_pick->tenant].virtual_time;
+    out_pick->priority = out_pick->end_time;
     out_pick->priority |= c == EP_WORK_PREFILL ? EP_JOB_PATIENT : 0;
-    policy->jobs[c]++;
-    policy->costs[c] += out_pick->cost;
-    policy->tenants[out_pick->tenant].jobs[c]++;
+    enter_backend(policy, out_pick, begin);
     return true;
 }
 
 static void leave_backend(ep_batch_policy *policy, const ep_batch_pick *pick)
 {
+    ep_batch_tenant *tenant = &policy->tenants[pick->tenant];
+    tenant->begin_time = pick->end_time > tenant->begin_time ? pick->end_time : tenant->begin_time;
+    tenant->jobs[pick->work_class]--;
     policy->jobs[pick->work_class]--;
     policy->costs[pick->work_class] -= pick->cost;
-    policy->tenants[pick->tenant].jobs[pick->work_class]--;
 }
 
 void ep_batch_policy_put_back(ep_batch_policy *policy, const ep_batch_pick *pick)

@@ -88,6 +88,7 @@ typedef struct ep_batch_pick {
     uint32_t tenant; /* whose turn it was */
     uint64_t cost;
     uint64_t priority; /* for ep_job */
+    uint64_t end_time; /* the tenant's virtual time after it */
 } ep_batch_pick;
 
 typedef struct ep_batch_group {
@@ -100,7 +101,8 @@ typedef struct ep_batch_group {
 } ep_batch_group;
 
 typedef struct ep_batch_tenant {
-    uint64_t virtual_time; /* backend time so far by weight */
+    uint64_t virtual_time; /* backend time so far by weight, that of its jobs on the backend included */
+    uint64_t begin_time;   /* where the oldest of these began */
     uint32_t waiting[EP_WORK_CLASSES];
     uint32_t jobs[EP_WORK_CLASSES]; /* on the backend */
 } ep_batch_tenant;
@@ -113,7 +115,7 @@ typedef struct ep_batch_policy {
     uint32_t jobs[EP_WORK_CLASSES];
     uint64_t costs[EP_WORK_CLASSES]; /* of the jobs on the backend */
     uint64_t waiting[EP_WORK_CLASSES];
-    uint64_t virtual_time;
+    uint64_t virtual_time; /* where the last job began */
     int64_t prefill_owed; /* above 0: prefill's part is too small */
     ep_batch_tenant tenants[EP_BATCH_TENANTS_MAX];
     ep_batch_group groups[EP_BATCH_GROUPS_MAX];

@@ -139,10 +139,15 @@ ep_err ep_test_forward_begin(ep_test_peer *peer, const ep_test_forward *f, void 
     header.weight_on_input = f->weight_on_input;
     header.prefill = f->prefill;
     header.want_timing = f->want_timing;
+    header.step_group = f->step_group;
+    header.step_group_size = f->step_group_size;
+    const ep_rpc_metadata tenant = {"tenant", f->tenant};
     ep_rpc_request request = {
         .method = ep_rpc_method_by_name("expertd.v1.ExpertService", "Forward"),
         .header = &header.base,
         .tensors = tensors,
+        .metadata = &tenant,
+        .metadata_count = f->tenant != NULL ? 1 : 0,
         .deadline_ns = ep_clock_now_ns() + (f->timeout_ms != 0 ? f->timeout_ms : CALL_MS) * EP_NS_PER_MS,
     };
     err = ep_rpc_call_start(peer->channel, &request, on_reply, pending, &pending->id, out_error);

@@ -39,6 +39,9 @@ typedef struct ep_test_forward {
     bool weight_on_input;
     bool prefill;
     bool want_timing;
+    uint64_t step_group;
+    uint32_t step_group_size;
+    const char *tenant; /* NULL none */
     const void *x;                  /* [rows,hidden] */
     const float *row_scales;        /* i8 */
     const ep_wire_slot *wire_slots; /* [slots] */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A whole node in one process, called by several threads while probes are read, the configuration is read again
- * and experts come and go, then drained by a signal. A plain program, so that ThreadSanitizer can watch it. Exit code 0: every call gave
+ * and experts come and go, of several tenants and in step groups, then drained by a signal. A plain program, so that ThreadSanitizer can watch it. Exit code 0: every call gave
  * the right rows or an allowed error.
  */
 #include <pthread.h>
@@ -51,12 +51,15 @@ static void *call_node(void *arg)
     ep_error error;
     uint16_t rows[5 * H];
     ep_test_forward f = request();
-    f.prefill = arg != NULL;
+    f.prefill = arg == &served;
+    f.tenant = arg == NULL ? "one" : arg == &bad ? "two" : NULL;
     if (ep_test_peer_open(&peer, node->url, &error) != EP_OK) {
         atomic_fetch_add(&bad, 1);
         return NULL;
     }
     for (int i = 0; i < CALLS; i++) {
+        f.step_group = f.prefill ? 0 : (uint64_t)(i / 2 + 1); /* some steps are met, some are not */
+        f.step_group_size = f.prefill ? 0 : 3;
         ep_err err = ep_test_forward_run(&peer, &f, rows, &error);
         bool is_right = err == EP_OK && memcmp(rows, wanted, sizeof(rows)) == 0;
         served += is_right;
@@ -92,7 +95,8 @@ static void *drive(void *arg)
     (void)arg;
     pthread_create(&churner, NULL, churn, NULL);
     for (int i = 0; i < CALLERS; i++) {
-        pthread_create(&callers[i], NULL, call_node, i % 2 == 0 ? NULL : &served);
+        void *kinds[] = {NULL, &bad, &churn_ends, &served};
+        pthread_create(&callers[i], NULL, call_node, kinds[i % 4]);
     }
     for (int i = 0; i < CALLERS; i++) {
         pthread_join(callers[i], NULL);
@@ -134,7 +138,9 @@ int main(void)
     snprintf(model_flag, sizeof(model_flag), "--model=demo=%s", model_path);
     char *argv[] = {(char *)(uintptr_t) "race", model_flag, (char *)(uintptr_t) "--listen=tcp://127.0.0.1:0",
                     (char *)(uintptr_t) "--probe-address=127.0.0.1:0", (char *)(uintptr_t) "--admin-listen=",
-                    (char *)(uintptr_t) "--door-listen=tcp://127.0.0.1:0", (char *)(uintptr_t) "--threads=2"};
+                    (char *)(uintptr_t) "--door-listen=tcp://127.0.0.1:0", (char *)(uintptr_t) "--threads=2",
+                    (char *)(uintptr_t) "--tenant=one=3", (char *)(uintptr_t) "--tenant=two=1",
+                    (char *)(uintptr_t) "--step-group-us=300"};
     ep_test_forward f = request();
     ep_test_fill_rows(1, EP_DTYPE_BF16, 4 * H, x);
     int argc = (int)(sizeof(argv) / sizeof(argv[0]));

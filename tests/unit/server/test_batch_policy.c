@@ -256,17 +256,27 @@ Test(batch_policy, tenants_get_the_backend_by_weight)
 
 Test(batch_policy, a_tenant_that_comes_late_waits_for_one_job_of_the_others_at_most)
 {
-    begin((ep_batch_policy_config){.tenants_count = 3, .weights = {1, 1, 1}, .age_ns = 1 * MS});
-    ep_batch_pick running, late;
+    begin((ep_batch_policy_config){.jobs_max = 2, .tenants_count = 3, .weights = {1, 1, 1}, .age_ns = 1 * MS});
+    ep_batch_pick ended, running, next, late;
     for (int i = 0; i < 500; i++) {
         add_for(1, EP_WORK_DECODE, 1 + (uint32_t)i % 20, 64, NULL, 0);
     }
+    cr_assert_neq(take(500 * MS, &ended)[0], 0);
     cr_assert_neq(take(500 * MS, &running)[0], 0);
+    ep_batch_policy_done(&policy, &ended);
+    cr_assert_neq(take(500 * MS, &next)[0], 0);
     uint32_t number = add_for(2, EP_WORK_DECODE, 40, 1, NULL, 500 * MS);
     char wanted[16];
     snprintf(wanted, sizeof(wanted), "%u ", number);
     cr_expect_str_eq(take(500 * MS, &late), wanted, "it has nothing on the backend: beyond jobs_max");
-    cr_expect(late.priority < running.priority, "and may overtake there");
+    cr_expect(late.priority < running.priority && late.priority < next.priority, "and may overtake there");
+    for (int i = 0; i < 5; i++) { /* its next jobs too, one after the other */
+        ep_batch_policy_done(&policy, &late);
+        number = add_for(2, EP_WORK_DECODE, 40, 1, NULL, 500 * MS);
+        snprintf(wanted, sizeof(wanted), "%u ", number);
+        cr_expect_str_eq(take(500 * MS, &late), wanted);
+        cr_expect(late.priority < running.priority, "job %d", i);
+    }
 }
 
 Test(batch_policy, a_job_carries_few_rows_of_other_tenants)
