@@ -24,8 +24,10 @@
 
 #include "backends/backend.h"
 
-#define EP_BATCH_JOB_ROWS_MAX 256    /* one pass of the cpu backend; more rows read the weights again */
-#define EP_BATCH_PREFILL_ROWS_MAX 128 /* a panel of it is what a decode job waits for */
+/* A panel of the job on the backend is what an urgent job waits for, so jobs are as small as they can be without costing
+ * more: 64, 128 and 256 rows took the same processor time per row. */
+#define EP_BATCH_JOB_ROWS_MAX 128
+#define EP_BATCH_PREFILL_ROWS_MAX 96
 #define EP_BATCH_PREFILL_FULL_ROWS 64
 #define EP_BATCH_WEIGHT_ROWS 16
 #define EP_BATCH_TENANTS_MAX 256

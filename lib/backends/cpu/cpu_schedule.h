@@ -8,7 +8,7 @@
  * threads spin for a short time, then sleep.
  *
  * A job of smaller priority overtakes at the next task: threads turn to its passes first. Patient jobs
- * (EP_JOB_PATIENT) also give up the stage ends of the others: one of their panels of 128 rows may take longer
+ * (EP_JOB_PATIENT) also give up the stage ends of the others: one of their panels of 96 rows may take longer
  * than a whole stage of a decode pass.
  *
  * Threads  submit: any. start and stop: one, in that order.

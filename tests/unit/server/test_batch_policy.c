@@ -120,8 +120,8 @@ Test(batch_policy, a_job_has_at_most_the_rows_of_its_class)
 {
     begin((ep_batch_policy_config){0});
     for (int i = 0; i < 5; i++) {
-        add(EP_WORK_DECODE, 0, 100, 0);
-        add(EP_WORK_PREFILL, 0, 50, 0);
+        add(EP_WORK_DECODE, 0, 60, 0);
+        add(EP_WORK_PREFILL, 0, 45, 0);
     }
     cr_expect_str_eq(run(0), "0 2 ");
     cr_expect_str_eq(run(0), "4 6 ");
@@ -136,7 +136,7 @@ Test(batch_policy, the_fullest_queue_goes_first_until_another_is_too_old)
     add(EP_WORK_DECODE, 1, 5, 1 * MS);
     add(EP_WORK_DECODE, 2, 9, 2 * MS);
     cr_expect_str_eq(run(9 * MS), "2 ");
-    add(EP_WORK_DECODE, 3, 200, 9 * MS);
+    add(EP_WORK_DECODE, 3, 120, 9 * MS);
     cr_expect_str_eq(run(10 * MS), "0 ", "waited for the limit");
     cr_expect_str_eq(run(10 * MS), "3 ");
     cr_expect_str_eq(run(10 * MS), "1 ");
@@ -150,7 +150,7 @@ Test(batch_policy, however_many_full_queues_come_an_old_work_starts)
     snprintf(wanted, sizeof(wanted), "%u ", lone);
     uint32_t started_ms = 0;
     for (uint32_t ms = 0; ms < 20 && started_ms == 0; ms++) {
-        add(EP_WORK_DECODE, 1 + ms % 2, 256, ms * MS);
+        add(EP_WORK_DECODE, 1 + ms % 2, 128, ms * MS);
         started_ms = strcmp(run(ms * MS), wanted) == 0 ? ms : 0;
     }
     cr_expect_eq(started_ms, 5);
@@ -244,7 +244,7 @@ Test(batch_policy, tenants_get_the_backend_by_weight)
     }
     for (int i = 0; i < 400; i++) {
         for (uint32_t t = 1; t < 3; t++) {
-            add_for(t, EP_WORK_DECODE, 10 * t, 256, NULL, 0);
+            add_for(t, EP_WORK_DECODE, 10 * t, 128, NULL, 0);
         }
         cr_assert(ep_batch_policy_take(&policy, 0, &pick));
         cost[pick.tenant] += pick.cost;
@@ -303,13 +303,13 @@ Test(batch_policy, idle_time_is_not_saved_up)
 {
     begin((ep_batch_policy_config){.tenants_count = 3, .weights = {1, 1, 1}});
     for (int i = 0; i < 100; i++) {
-        add_for(1, EP_WORK_DECODE, 1, 256, NULL, 0);
+        add_for(1, EP_WORK_DECODE, 1, 128, NULL, 0);
         cr_assert_neq(run(0)[0], 0);
     }
     uint32_t first = works_count;
     for (int i = 0; i < 20; i++) {
-        add_for(1, EP_WORK_DECODE, 1, 256, NULL, 0);
-        add_for(2, EP_WORK_DECODE, 2, 256, NULL, 0);
+        add_for(1, EP_WORK_DECODE, 1, 128, NULL, 0);
+        add_for(2, EP_WORK_DECODE, 2, 128, NULL, 0);
     }
     uint32_t of_2 = 0;
     ep_batch_pick pick;
