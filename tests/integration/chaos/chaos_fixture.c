@@ -192,9 +192,9 @@ void chaos_expect_well(chaos_fixture *f)
     ep_test_cluster_expect_alive(&f->faults.cluster);
 }
 
-/* What a node says it still holds for calls. No calls go on. */
-static double held_by(const ep_test_process *node)
+double chaos_held_by(const chaos_fixture *f, uint32_t index)
 {
+    const ep_test_process *node = process_of(f, index);
     static const char *const gauges[] = {"expertd_requests_in_flight", "expertd_jobs_in_flight",
                                          "expertd_tokens_in_flight", "expertd_spill_bytes"};
     char *body = NULL;
@@ -216,7 +216,7 @@ static bool is_settled(const chaos_fixture *f, uint32_t index, chaos_usage *out_
     *out_usage = read_usage(process_of(f, index));
     return out_usage->descriptors <= f->start[index].descriptors &&
            out_usage->threads <= f->start[index].threads &&
-           (index == CHAOS_COORDINATOR || held_by(process_of(f, index)) == 0);
+           (index == CHAOS_COORDINATOR || chaos_held_by(f, index) == 0);
 }
 
 void chaos_settle(chaos_fixture *f, chaos_usage out_usage[CHAOS_PROXIES])

@@ -64,6 +64,8 @@ void chaos_run_stop(chaos_run *run, chaos_counts *out_counts);
 
 /* After the faults: calls succeed, all of them, and all processes run. */
 void chaos_expect_well(chaos_fixture *f);
+/* What a node says it still holds for calls: requests, jobs, tokens, bytes; 0 nothing. No calls go on. */
+double chaos_held_by(const chaos_fixture *f, uint32_t index);
 /* Descriptors and threads of all four are back where they began, nodes hold nothing for calls; their usage. */
 void chaos_settle(chaos_fixture *f, chaos_usage out_usage[CHAOS_PROXIES]);
 

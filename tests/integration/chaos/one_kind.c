@@ -4,8 +4,8 @@
  * node. No bit is wrong, daemons live, and once the fault is over every call succeeds.
  *
  * Kinds that a client can see cost no call. Those it cannot are frames that are lost while their connection
- * lives: TCP does not do that, and there is no hedging, so the calls that wait for them end with
- * DEADLINE_EXCEEDED. A request that lies is refused by its node and ends the call, as no other copy would
+ * lives: TCP does not do that. Hedges save as many of the calls that wait for them as their budget allows, the others end
+ * with DEADLINE_EXCEEDED. A request that lies is refused by its node and ends the call, as no other copy would
  * take it.
  */
 #include <stdio.h>
