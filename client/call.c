@@ -355,6 +355,13 @@ static void work_and_leave(ep_call *call)
     } while (!try_let_go(call));
 }
 
+/* The busy thread makes a worker the busy one. */
+static void hand_over(ep_call *call)
+{
+    ep_call_use(call);
+    ep_call_workers_post(call->client->workers, call);
+}
+
 void ep_call_post(ep_call *call, ep_call_frame *taken_frame, uint32_t flags)
 {
     pthread_mutex_lock(&call->lock);
@@ -376,39 +383,28 @@ void ep_call_post(ep_call *call, ep_call_frame *taken_frame, uint32_t flags)
         return;
     }
     call->busy = true;
+    if (ep_timer_on_thread(call->client->timers)) { /* packing, combining or a callback would delay every deadline */
+        pthread_mutex_unlock(&call->lock);
+        hand_over(call);
+        return;
+    }
     ep_call_use(call);
     work_and_leave(call);
     ep_call_unuse(call);
 }
 
-/* The busy thread makes the timer thread the busy one; without memory for the timer it goes on itself: better
- * than never. The lock is held over both steps: a timer that fires meanwhile finds the call handed over only
- * when this thread is through with it. */
-static void hand_over(ep_call *call)
+void ep_call_run_handed(ep_call *call)
 {
     pthread_mutex_lock(&call->lock);
-    call->timer_ns = 0;
-    call->handed = arm_timer(call, ep_clock_now_ns());
-    if (call->handed) {
-        pthread_mutex_unlock(&call->lock);
-    } else {
-        work_and_leave(call);
-    }
+    work_and_leave(call);
+    ep_call_unuse(call);
 }
 
 static void on_timer(ep_timer *timer, void *arg)
 {
     ep_call *call = arg;
     (void)timer;
-    pthread_mutex_lock(&call->lock);
-    bool handed = call->handed;
-    call->handed = false;
-    if (handed) {
-        work_and_leave(call);
-    } else {
-        pthread_mutex_unlock(&call->lock);
-        ep_call_post(call, NULL, EP_CALL_FLAG_TIMER);
-    }
+    ep_call_post(call, NULL, EP_CALL_FLAG_TIMER);
     ep_call_unuse(call);
 }
 

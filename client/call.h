@@ -4,7 +4,8 @@
  *
  * Events (answers, timer, wake, cancel) come from any thread and are put into the call's inbox. One thread at
  * a time is `busy` with a call: it steps call_state with the events and performs the actions, without holding
- * a lock; whoever posts to a call that nobody is busy with becomes that thread. A blocking caller stays busy
+ * a lock; whoever posts to a call that nobody is busy with becomes that thread, or, on the timers' thread, makes
+ * a worker that (call_workers.h). A blocking caller stays busy
  * and waits for events ("driven"), so that packing and combining run on its own thread.
  *
  * Ownership  a call is counted: its owner, and one use each for the run under way, every frame whose answer
@@ -67,6 +68,7 @@ struct ep_call {
     ep_client *client; /* reference; NULL while spare */
     uint32_t refs;
     ep_call_links links;
+    struct ep_call *work_next; /* workers' queue */
 
     pthread_mutex_t lock; /* guards up to `released` */
     pthread_cond_t changed;
@@ -76,7 +78,6 @@ struct ep_call {
     uint32_t waiters; /* threads waiting for `changed` */
     bool busy;
     bool driven; /* the busy thread waits for events */
-    bool handed; /* the timer thread is to become the busy one */
     bool done;
     bool began; /* prepared: between begin and finish */
 
@@ -158,6 +159,9 @@ void ep_call_drive(ep_call *call);
 /* The same after ep_call_leave, as soon as no library thread is busy with
  * it; returns when the run is done. */
 void ep_call_wait(ep_call *call);
+
+/* On a worker: a call that was handed to it. */
+void ep_call_run_handed(ep_call *call);
 
 /* frame may be NULL. The caller holds a use, or is the owner. */
 void ep_call_post(ep_call *call, ep_call_frame *taken_frame, uint32_t flags);

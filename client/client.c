@@ -221,8 +221,11 @@ static ep_err start_client(ep_client *client, ep_error *out_error)
     if (err == EP_OK) {
         err = ep_timer_service_create("ep-client", &client->timers);
     }
+    if (err == EP_OK) {
+        err = ep_call_workers_create(&client->workers);
+    }
     if (err != EP_OK) {
-        return ep_error_set(out_error, err, "a client's thread or pool cannot be made: %s", ep_err_text(err));
+        return ep_error_set(out_error, err, "a client's threads or pool cannot be made: %s", ep_err_text(err));
     }
     err = ep_rpc_credentials_create(&tokens, &client->credentials, out_error);
     if (err != EP_OK) {
@@ -295,6 +298,7 @@ void ep_client_destroy(ep_client *client)
     }
     ep_cluster_destroy(client->cluster);
     client->cluster = NULL;
+    ep_call_workers_destroy(client->workers);
     ep_timer_service_destroy(client->timers);
     ep_buffer_pool_destroy(client->pool);
     ep_client_unref(client);

@@ -10,6 +10,7 @@
 #define EP_CLIENT_CLIENT_CORE_H
 
 #include "call_registry.h"
+#include "call_workers.h"
 #include "cluster.h"
 #include "expertd/client.h"
 #include "flow.h"
@@ -34,6 +35,7 @@ struct ep_client {
     ep_client_config config; /* strings are copies */
     ep_rpc_credentials *credentials; /* the token that is shown; config's is the first one */
     ep_timer_service *timers;
+    ep_call_workers *workers;
     ep_buffer_pool *pool;
     ep_cluster *cluster;
     ep_call_registry registry;

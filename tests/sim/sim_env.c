@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "call.h"
 
 ep_sim *sim_env;
 
@@ -40,6 +41,9 @@ ep_err __wrap_ep_timer_arm(ep_timer_service *service, ep_timer *timer, uint64_t 
 bool __wrap_ep_timer_cancel(ep_timer_service *service, ep_timer *timer);
 bool __wrap_ep_timer_cancel_wait(ep_timer_service *service, ep_timer *timer);
 bool __wrap_ep_timer_on_thread(ep_timer_service *service);
+ep_err __wrap_ep_call_workers_create(ep_call_workers **out_workers);
+void __wrap_ep_call_workers_destroy(ep_call_workers *workers);
+void __wrap_ep_call_workers_post(ep_call_workers *workers, ep_call *call);
 ep_err __wrap_ep_rpc_call_start(ep_rpc_channel *channel, const ep_rpc_request *request,
                                 ep_rpc_reply_func on_reply, void *arg, ep_rpc_call_id *out_id,
                                 ep_error *out_error);
@@ -141,6 +145,50 @@ int __wrap_pthread_join(pthread_t handle, void **out_result)
     }
     free(thread);
     return 0;
+}
+
+/* ---- workers: one event that runs what was posted ---- */
+
+struct ep_call_workers {
+    ep_sim_event event;
+    ep_call *head;
+    ep_call *tail;
+};
+
+static void workers_run(ep_sim_event *event, void *arg)
+{
+    ep_call_workers *workers = arg;
+    ep_call *call = workers->head;
+    workers->head = call->work_next;
+    if (workers->head != NULL) {
+        ep_sim_post(sim_env, event, ep_sim_now_ns(sim_env));
+    }
+    ep_call_run_handed(call);
+}
+
+ep_err __wrap_ep_call_workers_create(ep_call_workers **out_workers)
+{
+    *out_workers = calloc(1, sizeof(**out_workers));
+    (*out_workers)->event = (ep_sim_event){.run = workers_run, .arg = *out_workers};
+    return EP_OK;
+}
+
+void __wrap_ep_call_workers_destroy(ep_call_workers *workers)
+{
+    SIM_CHECK(workers->head == NULL, "calls wait for a worker after the end of their client");
+    free(workers);
+}
+
+void __wrap_ep_call_workers_post(ep_call_workers *workers, ep_call *call)
+{
+    call->work_next = NULL;
+    if (workers->head != NULL) {
+        workers->tail->work_next = call;
+    } else {
+        workers->head = call;
+        ep_sim_post(sim_env, &workers->event, ep_sim_now_ns(sim_env));
+    }
+    workers->tail = call;
 }
 
 /* ---- timers: an array, the earliest last ---- */
