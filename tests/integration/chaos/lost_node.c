@@ -21,6 +21,7 @@ static void several_windows(ep_client_config *config)
 {
     config->coordinator_url = ep_chaos_proxy_url(f.proxies[CHAOS_COORDINATOR]);
     config->prefill_window_tokens = 16;
+    config->lanes = "stream"; /* shared memory would pass the proxies by */
 }
 
 static ep_test_load *start(ep_moe_mode mode, uint32_t calls)
