@@ -125,18 +125,14 @@ static ep_err check_string(const char *name, const char *text, size_t bytes, ep_
     return EP_OK;
 }
 
-/* How rows travel. Each wish has one row: its value, its greatest number, whether this build does it. */
-static ep_err check_exchange(const ep_moe_args *args, ep_error *out_error)
+/* An int8 row with smooth scales belongs to one expert: there is no row that a host could share. */
+static ep_err check_comm_alg(const ep_moe_args *args, ep_error *out_error)
 {
-    const struct {
-        const char *name;
-        uint64_t value;
-    } wishes[] = {{"comm_alg", args->comm_alg}};
-    for (size_t i = 0; i < sizeof(wishes) / sizeof(wishes[0]); i++) {
-        if (wishes[i].value != 0) {
-            return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED, "%s is %" PRIu64 ": this library (%s) allows 0", wishes[i].name,
-                                wishes[i].value, ep_version());
-        }
+    if ((unsigned)args->comm_alg > EP_MOE_COMM_HIERARCHY) {
+        return BAD("comm_alg %u: allowed 0 (auto), 1 (fullmesh), 2 (hierarchy)", (unsigned)args->comm_alg);
+    }
+    if (args->comm_alg == EP_MOE_COMM_HIERARCHY && args->smooth_scales.rank != 0) {
+        return BAD("comm_alg hierarchy with smooth_scales: allowed fullmesh");
     }
     return EP_OK;
 }
@@ -198,8 +194,10 @@ ep_err ep_args_check(const ep_moe_args *args, const ep_tensor *out, ep_error *ou
         return BAD("step_group is %" PRIu64 ", step_group_size %" PRIu32 ": allowed both 0, or neither",
                    args->step_group, args->step_group_size);
     }
-    err = check_combine_at(args, out_error);
-    return err == EP_OK ? check_exchange(args, out_error) : err;
+    if ((err = check_comm_alg(args, out_error)) != EP_OK) {
+        return err;
+    }
+    return check_combine_at(args, out_error);
 }
 
 static ep_err fill_x(const ep_moe_args *args, const char *model, const ep_layer_shape *shape, ep_batch *batch,
@@ -431,6 +429,7 @@ ep_err ep_call_spec_fill(const ep_moe_args *args, const ep_tensor *out, const ch
     ep_err err;
     ep_call_spec spec = {.layer = args->layer,
                          .mode = (ep_mode)args->mode,
+                         .comm_alg = args->comm_alg,
                          .allow_missing = args->allow_missing,
                          .step_group = args->step_group,
                          .step_group_size = args->step_group_size,

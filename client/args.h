@@ -21,6 +21,7 @@ typedef struct ep_call_spec {
     char tenant[EP_TENANT_BYTES];
     uint32_t layer;
     ep_mode mode;
+    ep_moe_comm comm_alg;
     bool allow_missing;
     uint64_t step_group; /* 0: none */
     uint32_t step_group_size;

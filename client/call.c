@@ -46,6 +46,7 @@ void ep_call_free(ep_call *call)
     free(call->window_slots);
     free(call->rows_left);
     free(call->chosen);
+    free(call->host_slots);
     free(call->usable);
     free(call->room_bytes);
     free(call->served);
@@ -79,7 +80,7 @@ ep_err ep_call_acquire(ep_client *client, ep_call_form form, ep_call **out_call,
 
 static size_t kept_bytes(const ep_call *call)
 {
-    return call->rows_bytes + call->window_slots_bytes + call->rows_left_bytes + call->out_scratch_bytes;
+    return call->rows_bytes + call->host_slots_bytes + call->window_slots_bytes + call->rows_left_bytes + call->out_scratch_bytes;
 }
 
 void ep_call_unref(ep_call *call)
@@ -142,11 +143,14 @@ static ep_err reserve_run(ep_call *call, const ep_layer_shape *shape, const ep_f
     size_t left_bytes = is_piecewise ? ((size_t)batch->tokens + 1) * sizeof(*call->rows_left) : 0;
     size_t out_bytes =
         is_piecewise ? (size_t)batch->tokens * batch->hidden * ep_dtype_bytes(batch->out_dtype) : 0;
+    size_t host_bytes =
+        call->spec.comm_alg == EP_MOE_COMM_HIERARCHY ? flow->window_tokens * per_token * sizeof(*call->host_slots) : 0;
     if (batch->form == EP_RESULT_UNCOMBINED) {
         out_bytes *= batch->top_k;
     }
     if (!grow_aligned(&call->rows, &call->rows_bytes, rows_bytes) ||
         !grow_aligned(&call->window_slots, &call->window_slots_bytes, window_bytes) ||
+        !grow_aligned(&call->host_slots, &call->host_slots_bytes, host_bytes) ||
         !grow_aligned(&call->rows_left, &call->rows_left_bytes, left_bytes) ||
         !grow_aligned(&call->combine_scratch, &call->combine_scratch_bytes, scratch_bytes) ||
         !grow_aligned(&call->out_scratch, &call->out_scratch_bytes, out_bytes)) {
@@ -510,6 +514,7 @@ static void reset_result(ep_call *call)
     call->slowest_wait_us = 0;
     ep_error_clear(&call->result.error);
     call->result.mode = call->flow.prefill ? EP_MOE_PREFILL : EP_MOE_DECODE;
+    call->result.comm_alg = call->spec.comm_alg == EP_MOE_COMM_HIERARCHY ? EP_MOE_COMM_HIERARCHY : EP_MOE_COMM_FULLMESH;
     call->result.combine_at = call->spec.batch.node_sum ? EP_MOE_COMBINE_NODE_SUM : EP_MOE_COMBINE_ROWS;
 }
 

@@ -48,6 +48,7 @@ typedef struct ep_call_frame {
     ep_rpc_channel *channel; /* of peer: where rpc_id is */
     uint32_t *slots;       /* slot numbers, by expert, then token */
     uint32_t slots_count;
+    bool is_relayed;     /* slots of other nodes of the peer's host are in it */
     uint32_t rows_count; /* of x: with node_sum also of the reply */
     bool slots_owned; /* from malloc, not the call's array */
     uint64_t sent_bytes;
@@ -112,7 +113,8 @@ struct ep_call {
     size_t window_slots_bytes;
     uint32_t *rows_left; /* [T] piecewise: rows a token waits for; EP_CALL_COMBINED */
     size_t rows_left_bytes;
-    uint32_t *chosen;         /* [experts] */
+    uint32_t *chosen;         /* [experts] node of each expert in this round */
+    uint32_t *grouped;        /* [experts] what stands for its host; behind chosen */
     uint32_t chosen_capacity;
     uint8_t *usable;      /* [nodes] */
     uint64_t *room_bytes; /* [nodes] what a frame to it may carry */
@@ -120,6 +122,9 @@ struct ep_call {
     const ep_peer **served; /* peers that got rows in this run; compared only */
     uint32_t served_count;
     uint32_t served_capacity;
+    ep_plan_slot *host_slots; /* scratch for the largest chunk, with comm_alg hierarchy */
+    size_t host_slots_bytes;
+    bool is_by_host;          /* the plan's chunks are for hosts */
     float *combine_scratch;
     size_t combine_scratch_bytes;
     uint8_t *out_scratch; /* the result, until it is whole */

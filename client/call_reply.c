@@ -85,6 +85,7 @@ void ep_call_clear_frame(ep_call_frame *frame)
     ep_peer_unref(frame->peer);
     frame->peer = NULL;
     frame->rpc_id = 0;
+    frame->is_relayed = false;
     if (frame->slots_owned) {
         free(frame->slots);
     }
@@ -126,12 +127,24 @@ static bool mark_named(ep_call *call, const ep_call_frame *frame, const ep_error
     return false;
 }
 
+/* Of a relayed frame a neighbour may have failed: then the error names it. */
+static uint32_t failed_node(const ep_call *call, const ep_call_frame *frame, const ep_error *error)
+{
+    const ep_routing_table *table = call->view->table;
+    for (uint32_t n = 0; frame->is_relayed && error->node[0] != 0 && n < table->nodes_count; n++) {
+        if (strcmp(table->nodes[n].name, error->node) == 0) {
+            return n;
+        }
+    }
+    return node_of(call, frame->peer);
+}
+
 void ep_call_mark_frame(ep_call *call, ep_call_frame *frame, ep_error *error)
 {
-    uint32_t node = node_of(call, frame->peer);
     if (frame->peer == NULL) {
         return; /* it did not get that far */
     }
+    uint32_t node = failed_node(call, frame, error);
     if (error->node[0] == 0) {
         snprintf(error->node, sizeof(error->node), "%.*s", (int)sizeof(error->node) - 1,
                  ep_peer_label(frame->peer));

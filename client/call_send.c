@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "call_hosts.h"
 #include "call_steps.h"
 #include "expert.pb-c.h"
 #include "wire/forward_codec.h"
@@ -78,11 +79,12 @@ ep_err ep_call_reserve_layer(ep_call *call, const ep_view *view, const ep_routin
     uint32_t experts = layer->shape.experts + layer->shape.shared_experts;
     uint32_t nodes = view->table->nodes_count;
     if (experts > call->chosen_capacity) {
-        uint32_t *chosen = realloc(call->chosen, experts * sizeof(*chosen));
+        uint32_t *chosen = realloc(call->chosen, 2 * (size_t)experts * sizeof(*chosen));
         if (chosen == NULL) {
             return EP_ERR_NO_MEMORY;
         }
         call->chosen = chosen;
+        call->grouped = chosen + experts;
         call->chosen_capacity = experts;
     }
     if (nodes > call->nodes_capacity) {
@@ -288,7 +290,8 @@ static ep_err fill_frame(ep_call *call, ep_call_frame *frame, const ep_plan_chun
     return EP_OK;
 }
 
-static ep_err pack_and_start(ep_call *call, ep_call_frame *frame, uint32_t chunk, ep_error *out_error)
+static ep_err pack_and_start(ep_call *call, ep_call_frame *frame, uint32_t chunk, ep_call_relay *relay,
+                             ep_error *out_error)
 {
     Expertd__V1__ForwardRequest header = EXPERTD__V1__FORWARD_REQUEST__INIT;
     Expertd__V1__Epoch epoch = EXPERTD__V1__EPOCH__INIT;
@@ -305,6 +308,7 @@ static ep_err pack_and_start(ep_call *call, ep_call_frame *frame, uint32_t chunk
                             frame->slots_count, ep_err_text(err), (unsigned long long)call->client->config.buffer_bytes_max);
     }
     fill_header(call, &header, &epoch);
+    ep_call_fill_relay(call, relay, &header);
     frame->sent_bytes = tensors->bytes + EP_FRAME_FIXED_BYTES;
     err = start_request(call, frame, &header, tensors, out_error);
     ep_buffer_unref(tensors);
@@ -343,9 +347,14 @@ static void send_chunk(ep_call *call, uint32_t window, uint32_t chunk, ep_send_r
         return;
     }
     ep_call_frame *frame = call->frames[parcel];
+    ep_call_relay relay = {.count = 0};
+    if (call->is_by_host) {
+        ep_call_split_chunk(call, chunk, &relay);
+    }
     err = fill_frame(call, frame, &call->plan.chunks[chunk], &error);
     if (err == EP_OK) {
-        err = pack_and_start(call, frame, chunk, &error);
+        frame->is_relayed = relay.count > 0;
+        err = pack_and_start(call, frame, chunk, &relay, &error);
     }
     if (err == EP_OK) {
         count_sent(call, frame, reason);
@@ -377,8 +386,12 @@ ep_err ep_call_build_plan(ep_call *call, uint32_t token_begin, uint32_t token_en
 {
     ep_plan_cut cut = ep_flow_cut(&call->spec.batch);
     cut.room_bytes = call->room_bytes;
+    call->is_by_host = call->spec.comm_alg == EP_MOE_COMM_HIERARCHY && numbers == NULL;
+    if (call->is_by_host) {
+        ep_call_group_hosts(call);
+    }
     return ep_routing_plan_build(&call->plan, &call->spec.batch, call->layer, call->view->table->nodes_count,
-                                 call->chosen, &cut, token_begin, token_end, numbers, numbers_count,
+                                 call->is_by_host ? call->grouped : call->chosen, &cut, token_begin, token_end, numbers, numbers_count,
                                  out_error);
 }
 

@@ -7,6 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "moe/host_plan.h"
+#include "wire/relay_codec.h"
+
 ep_err ep_view_create(ep_routing_table *taken_table, ep_view **out_view)
 {
     ep_view *view = calloc(1, sizeof(*view));
@@ -19,7 +22,9 @@ ep_err ep_view_create(ep_routing_table *taken_table, ep_view **out_view)
     view->peers = calloc((size_t)taken_table->nodes_count + 1, sizeof(*view->peers));
     view->allowed = calloc((size_t)taken_table->nodes_count * taken_table->models_count + 1, 1);
     view->pins = calloc((size_t)taken_table->models_count + 1, sizeof(*view->pins));
-    if (view->peers == NULL || view->allowed == NULL || view->pins == NULL) {
+    view->groups = calloc((size_t)taken_table->nodes_count + 1, sizeof(*view->groups));
+    if (view->peers == NULL || view->allowed == NULL || view->pins == NULL || view->groups == NULL ||
+        ep_host_groups(taken_table, EP_RELAY_PARTS_MAX, view->groups) != EP_OK) {
         ep_view_unref(view);
         return EP_ERR_NO_MEMORY;
     }
@@ -43,6 +48,7 @@ void ep_view_unref(ep_view *view)
     }
     ep_routing_table_unref(view->table);
     free(view->peers);
+    free(view->groups);
     free(view->allowed);
     free(view->pins);
     free(view->former);

@@ -22,6 +22,7 @@ typedef struct ep_view {
     uint32_t refs;
     ep_routing_table *table;
     ep_peer **peers;  /* [nodes_count] */
+    uint32_t *groups; /* [nodes_count] nodes of one host (moe/host_plan.h) */
     uint8_t *allowed; /* [models_count][nodes_count] 1: serves the model with the pinned numerics id */
     char (*pins)[EP_NUMERICS_BYTES]; /* [models_count] "" any */
     uint32_t former_count;

@@ -99,6 +99,8 @@ static bool call_once(bench_thread *self, uint64_t turn, ep_moe_result *result)
     args.layer = request->layer;
     args.mode = request->mode;
     args.wire_dtype = request->wire_dtype;
+    args.comm_alg = request->comm_alg;
+    args.combine_at = request->combine_at;
     args.deadline_us = request->deadline_us;
     args.traceparent = request->traceparent;
     args.want_timing = true;

@@ -25,6 +25,8 @@ typedef struct ep_cli_bench_request {
     uint64_t seed;
     ep_moe_mode mode;
     ep_dtype wire_dtype;
+    ep_moe_comm comm_alg;
+    ep_moe_combine_at combine_at;
     const char *traceparent; /* NULL none */
 } ep_cli_bench_request;
 

@@ -29,10 +29,14 @@ enum {
     KEY_SECONDS,
     KEY_MODE,
     KEY_WIRE,
+    KEY_COMM_ALG,
+    KEY_COMBINE_AT,
     KEY_SEED
 };
 
 static const char *const dtype_words[] = {"bf16", "f16", "f32", NULL};
+static const char *const comm_words[] = {"auto", "fullmesh", "hierarchy", NULL}; /* as ep_moe_comm */
+static const char *const combine_words[] = {"rows", "node_sum", NULL};            /* as ep_moe_combine_at */
 
 typedef struct bench_options {
     ep_cli_connect connect;
@@ -64,6 +68,12 @@ static error_t parse_load(int key, char *arg, struct argp_state *state, ep_cli_b
     case KEY_WIRE:
         request->wire_dtype =
             ep_dtype_from_name(dtype_words[ep_cli_arg_word(state, "--wire", arg, dtype_words)]);
+        return 0;
+    case KEY_COMM_ALG:
+        request->comm_alg = (ep_moe_comm)ep_cli_arg_word(state, "--comm-alg", arg, comm_words);
+        return 0;
+    case KEY_COMBINE_AT:
+        request->combine_at = (ep_moe_combine_at)ep_cli_arg_word(state, "--combine-at", arg, combine_words);
         return 0;
     case KEY_SEED:
         request->seed = ep_cli_arg_whole(state, "--seed", arg, 0, UINT64_MAX);
@@ -114,6 +124,8 @@ static const struct argp_option option_list[] = {
     {"seconds", KEY_SECONDS, "S", 0, "How long (default: 5)", 2},
     {"mode", KEY_MODE, "auto|decode|prefill", 0, "How rows travel (default: auto)", 2},
     {"wire", KEY_WIRE, "bf16|f16|f32", 0, "Type an expert's row is rounded to (default: bf16)", 2},
+    {"comm-alg", KEY_COMM_ALG, "auto|fullmesh|hierarchy", 0, "Rows straight to each owner, or once per host (default: auto, which is fullmesh)", 2},
+    {"combine-at", KEY_COMBINE_AT, "rows|node_sum", 0, "Where rows are summed (default: rows, the exact sum)", 2},
     {"seed", KEY_SEED, "S", 0, "Of the random batches (default: 1)", 2},
     {0},
 };

@@ -89,6 +89,10 @@ static void check_options(struct argp_state *state, const forward_options *optio
     if (options->gateway && options->connect.coordinator_url == NULL) {
         argp_error(state, "--gateway and --node are both given: the gateway is the coordinator's");
     }
+    if (options->gateway && (options->layer.args.comm_alg != EP_MOE_COMM_AUTO ||
+                             options->layer.args.combine_at != EP_MOE_COMBINE_ROWS)) {
+        argp_error(state, "--comm-alg or --combine-at, allowed with --gateway: neither");
+    }
     if (options->gateway && options->layer.args.result != EP_MOE_COMBINED) {
         argp_error(state, "--result uncombined, allowed with --gateway: combined");
     }

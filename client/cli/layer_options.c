@@ -12,6 +12,8 @@ enum {
     KEY_LOGITS,
     KEY_MODE,
     KEY_WIRE,
+    KEY_COMM_ALG,
+    KEY_COMBINE_AT,
     KEY_OUT_DTYPE,
     KEY_WEIGHT_ON,
     KEY_SHARED,
@@ -20,6 +22,8 @@ enum {
 };
 
 static const char *const mode_words[] = {"auto", "decode", "prefill", NULL};     /* as ep_moe_mode */
+static const char *const comm_words[] = {"auto", "fullmesh", "hierarchy", NULL}; /* as ep_moe_comm */
+static const char *const combine_words[] = {"rows", "node_sum", NULL};            /* as ep_moe_combine_at */
 static const char *const weight_words[] = {"output", "input", NULL};             /* as ep_moe_weight_on */
 static const char *const nan_words[] = {"pass", "reject", "zero", "mean", NULL}; /* as ep_moe_nan */
 static const char *const shared_words[] = {"service", "none", NULL};
@@ -45,6 +49,12 @@ static error_t parse_wish(int key, char *arg, struct argp_state *state, ep_cli_l
         return 0;
     case KEY_WIRE:
         args->wire_dtype = dtype_of(state, "--wire", arg);
+        return 0;
+    case KEY_COMM_ALG:
+        args->comm_alg = (ep_moe_comm)ep_cli_arg_word(state, "--comm-alg", arg, comm_words);
+        return 0;
+    case KEY_COMBINE_AT:
+        args->combine_at = (ep_moe_combine_at)ep_cli_arg_word(state, "--combine-at", arg, combine_words);
         return 0;
     case KEY_OUT_DTYPE:
         options->out_dtype = dtype_of(state, "--out-dtype", arg);
@@ -105,6 +115,8 @@ static const struct argp_option option_list[] = {
      "FILE of --in has logits [T,E] f32; the router of the checkpoint in DIR chooses experts by them", 1},
     {"mode", KEY_MODE, "auto|decode|prefill", 0, "How rows travel (default: auto)", 3},
     {"wire", KEY_WIRE, "bf16|f16|f32", 0, "Type an expert's row is rounded to (default: bf16)", 3},
+    {"comm-alg", KEY_COMM_ALG, "auto|fullmesh|hierarchy", 0, "Rows straight to each owner, or once per host (default: auto, which is fullmesh)", 3},
+    {"combine-at", KEY_COMBINE_AT, "rows|node_sum", 0, "Where rows are summed (default: rows, the exact sum)", 3},
     {"out-dtype", KEY_OUT_DTYPE, "bf16|f16|f32", 0, "Type of y (default: that of x; bf16 for int8)", 3},
     {"weight-on", KEY_WEIGHT_ON, "output|input", 0, "Where the scale is applied (default: output)", 3},
     {"shared", KEY_SHARED, "service|none", 0, "Shared experts (default: service)", 3},

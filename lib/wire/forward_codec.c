@@ -221,19 +221,8 @@ static ep_err check_slots(const ep_wire_slot *slots, uint32_t slots_count, uint3
     return EP_OK;
 }
 
-/* Wishes of a newer caller that this build would otherwise ignore in silence. */
-static ep_err check_exchange(const Expertd__V1__ForwardRequest *header, ep_error *out_error)
+static ep_err check_sum(const Expertd__V1__ForwardRequest *header, ep_error *out_error)
 {
-    const struct {
-        const char *name;
-        uint64_t value;
-    } wishes[] = {{"relay", header->n_relay}};
-    for (size_t i = 0; i < sizeof(wishes) / sizeof(wishes[0]); i++) {
-        if (wishes[i].value != 0) {
-            return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED, "%s is %" PRIu64 ": this node serves 0 only", wishes[i].name,
-                                wishes[i].value);
-        }
-    }
     if (header->node_sum && header->weight_on_input) {
         return BAD("node_sum and weight_on_input are both set: allowed is one of them");
     }
@@ -245,7 +234,7 @@ ep_err ep_forward_view_make(const Expertd__V1__ForwardRequest *header, const uin
                             ep_error *out_error)
 {
     ep_err err = check_header(header, shape, out_error);
-    err = err == EP_OK ? check_exchange(header, out_error) : err;
+    err = err == EP_OK ? check_sum(header, out_error) : err;
     if (err != EP_OK) {
         return err;
     }
@@ -276,6 +265,7 @@ ep_err ep_forward_view_make(const Expertd__V1__ForwardRequest *header, const uin
     *out_view = (ep_forward_view){
         .rows = header->rows,
         .slots = header->slots,
+        .own_slots = header->slots,
         .hidden = header->hidden,
         .x_dtype = x_dtype,
         .reply_dtype = (ep_dtype)header->reply_dtype,

@@ -37,7 +37,11 @@ typedef struct forward_request {
     uint32_t *experts;       /* [experts_count] distinct, ascending */
     ep_resident **residents; /* [experts_count]; valid once acquired */
     uint32_t experts_count;
-    _Atomic uint32_t works_left;
+    ep_relay_part *parts; /* [parts_count] slots of neighbours */
+    uint32_t parts_count;
+    _Atomic bool are_parts_sent;
+    ep_error part_error; /* why a neighbour failed, when that was the first error */
+    _Atomic uint32_t works_left; /* and parts */
     _Atomic uint32_t first_error; /* ep_err */
     _Atomic uint32_t failed_expert;
     _Atomic uint64_t first_start_ns;
@@ -249,7 +253,7 @@ static void finish(forward_request *request, ep_err result, const ep_error *erro
     ep_forward_handler *handler = request->handler;
     uint64_t now_ns = ep_clock_now_ns();
     uint64_t took_ns = now_ns - ep_rpc_call_received_ns(request->call);
-    uint64_t rows = request->view.slots;
+    uint64_t rows = request->view.own_slots;
     for (uint32_t i = 0; i < request->experts_count; i++) {
         ep_resident_release(request->residents[i]);
     }
@@ -269,10 +273,98 @@ static void finish(forward_request *request, ep_err result, const ep_error *erro
         send_reply(request, now_ns);
     }
     ep_rpc_call_finish(request->call, result, error);
+    for (uint32_t i = 0; i < request->parts_count; i++) {
+        ep_relay_release(&request->parts[i]);
+    }
     trace_serve_end(&request->trace, (uint32_t)rows, result);
     ep_reply_rows_release(&request->reply);
     ep_buffer_unref(request->arena);
     count_end(handler);
+}
+
+/* The others' rows are not needed any more. Until all parts are sent the sender sees to it. */
+static void cancel_parts(forward_request *request)
+{
+    for (uint32_t i = 0; atomic_load(&request->are_parts_sent) && i < request->parts_count; i++) {
+        ep_relay_cancel(&request->parts[i]);
+    }
+}
+
+/* A work or a part has ended; the last one ends the request. */
+static void end_one(forward_request *request)
+{
+    if (atomic_fetch_sub(&request->works_left, 1) != 1) {
+        return;
+    }
+    ep_err outcome = (ep_err)atomic_load(&request->first_error);
+    ep_error error;
+    ep_error_clear(&error);
+    if (outcome == EP_ERR_CANCELLED && ep_clock_now_ns() >= request->deadline_ns) {
+        outcome = EP_ERR_DEADLINE_EXCEEDED;
+    }
+    if (outcome != EP_OK && request->part_error.code != EP_OK) {
+        error = request->part_error;
+    } else if (outcome != EP_OK) {
+        describe_failure(request, outcome, &error);
+    }
+    finish(request, outcome, outcome == EP_OK ? NULL : &error);
+}
+
+/* What a neighbour sent is of the wire type, as if it had been computed here. */
+static void finish_rows(const forward_request *request, const Expertd__V1__RelayPart *part)
+{
+    size_t row_bytes = request->view.hidden * ep_dtype_bytes(request->view.reply_dtype);
+    for (uint32_t i = 0; i < part->slots_count; i++) {
+        const ep_job_row row = {.out = request->reply.rows + (part->slots_begin + i) * row_bytes};
+        ep_reply_rows_done(&request->reply, &request->view, &row, 1);
+    }
+}
+
+static void on_part_done(ep_relay_part *part, const ep_error *error)
+{
+    forward_request *request = part->arg;
+    if (error == NULL) {
+        finish_rows(request, part->header->relay[part->index]);
+    } else {
+        uint32_t none = EP_OK;
+        if (atomic_compare_exchange_strong(&request->first_error, &none, (uint32_t)error->code)) {
+            request->part_error = *error;
+        }
+        cancel_parts(request);
+    }
+    end_one(request);
+}
+
+static void on_call_cancelled(void *arg, ep_rpc_call *call)
+{
+    (void)call;
+    cancel_parts(arg);
+}
+
+/* Before the works begin: until they end the request stays. */
+static void send_parts(forward_request *request, const Expertd__V1__ForwardRequest *header)
+{
+    size_t row_bytes = request->view.hidden * ep_dtype_bytes(request->view.reply_dtype);
+    if (request->parts_count == 0) {
+        return;
+    }
+    for (uint32_t i = 0; i < request->parts_count; i++) {
+        request->parts[i] = (ep_relay_part){.call = request->call,
+                                            .header = header,
+                                            .view = &request->view,
+                                            .index = i + 1,
+                                            .rows = request->reply.rows + header->relay[i + 1]->slots_begin * row_bytes,
+                                            .done = on_part_done,
+                                            .arg = request};
+    }
+    for (uint32_t i = 0; i < request->parts_count; i++) {
+        ep_relay_send(request->handler->config.relay, &request->parts[i]);
+    }
+    atomic_store(&request->are_parts_sent, true);
+    if (atomic_load(&request->first_error) != EP_OK) {
+        cancel_parts(request);
+    }
+    ep_rpc_call_on_cancel(request->call, on_call_cancelled, request);
 }
 
 static void on_work_done(ep_work *work, ep_err result)
@@ -291,25 +383,14 @@ static void on_work_done(ep_work *work, ep_err result)
                 }
             }
         }
+        cancel_parts(request);
     } else if (work->started_ns != 0) {
         uint64_t first = atomic_load(&request->first_start_ns);
         while ((first == 0 || work->started_ns < first) &&
                !atomic_compare_exchange_weak(&request->first_start_ns, &first, work->started_ns)) {
         }
     }
-    if (atomic_fetch_sub(&request->works_left, 1) != 1) {
-        return;
-    }
-    ep_err outcome = (ep_err)atomic_load(&request->first_error);
-    ep_error error;
-    ep_error_clear(&error);
-    if (outcome == EP_ERR_CANCELLED && ep_clock_now_ns() >= request->deadline_ns) {
-        outcome = EP_ERR_DEADLINE_EXCEEDED;
-    }
-    if (outcome != EP_OK) {
-        describe_failure(request, outcome, &error);
-    }
-    finish(request, outcome, outcome == EP_OK ? NULL : &error);
+    end_one(request);
 }
 
 /* Nobody waits for the result any more: do not compute it. */
@@ -326,28 +407,31 @@ typedef struct arena_layout {
     size_t works_offset;
     size_t residents_offset;
     size_t experts_offset;
+    size_t parts_offset;  /* ep_relay_part [parts] */
     size_t traces_offset; /* traced only: ep_work_trace [works_max] */
     size_t order_offset;  /* unsorted only: order [slots], counts [experts_total + 1] */
     size_t total_bytes;
 } arena_layout;
 
 static arena_layout layout_of(const ep_forward_view *view, const ep_slot_shape *shape, uint32_t experts_total,
-                              bool is_traced)
+                              uint32_t parts, bool is_traced)
 {
     arena_layout layout;
     size_t n = ep_align_up(sizeof(forward_request), EP_BUFFER_ALIGN);
     layout.rows_offset = n;
-    n += ep_align_up(view->slots * sizeof(ep_job_row), EP_BUFFER_ALIGN);
+    n += ep_align_up(view->own_slots * sizeof(ep_job_row), EP_BUFFER_ALIGN);
     layout.works_offset = n;
     n += ep_align_up(shape->works_max * sizeof(ep_work), EP_BUFFER_ALIGN);
     layout.residents_offset = n;
     n += ep_align_up(shape->experts_max * sizeof(ep_resident *), EP_BUFFER_ALIGN);
     layout.experts_offset = n;
     n += ep_align_up(shape->experts_max * sizeof(uint32_t), EP_BUFFER_ALIGN);
+    layout.parts_offset = n;
+    n += ep_align_up(parts * sizeof(ep_relay_part), EP_BUFFER_ALIGN);
     layout.traces_offset = n;
     n += is_traced ? ep_align_up(shape->works_max * sizeof(ep_work_trace), EP_BUFFER_ALIGN) : 0;
     layout.order_offset = n;
-    n += shape->is_sorted ? 0 : ((size_t)view->slots + experts_total + 1) * sizeof(uint32_t);
+    n += shape->is_sorted ? 0 : ((size_t)view->own_slots + experts_total + 1) * sizeof(uint32_t);
     layout.total_bytes = n;
     return layout;
 }
@@ -370,7 +454,7 @@ static void group_slots(forward_request *request, const uint32_t *order)
     const ep_work_class work_class = work_class_of(request->is_prefill);
     size_t out_row_bytes = view->hidden * ep_dtype_bytes(view->reply_dtype);
     ep_work *work = NULL;
-    for (uint32_t i = 0; i < view->slots; i++) {
+    for (uint32_t i = 0; i < view->own_slots; i++) {
         uint32_t slot = order != NULL ? order[i] : i;
         ep_wire_slot place = view->wire_slots[slot];
         bool is_new_expert =
@@ -467,9 +551,16 @@ static ep_err check_reply_bytes(const ep_forward_handler *handler, const ep_forw
     return EP_OK;
 }
 
+/* Slots for neighbours: the first relay part is our own. */
+static uint32_t parts_of(const Expertd__V1__ForwardRequest *header)
+{
+    return header->n_relay > 0 ? (uint32_t)header->n_relay - 1 : 0;
+}
+
 /* Memory for the request and its reply, within budgets. On error nothing is held. */
 static ep_err make_request(ep_forward_handler *handler, ep_rpc_call *call, const ep_forward_view *view,
-                           const ep_node_layer *layer, bool is_prefill, bool is_traced, forward_request **out_request,
+                           const ep_node_layer *layer, const Expertd__V1__ForwardRequest *header, bool is_traced,
+                           forward_request **out_request,
                            arena_layout *out_layout, ep_slot_shape *out_shape, ep_error *out_error)
 {
     ep_ticket ticket;
@@ -481,10 +572,10 @@ static ep_err make_request(ep_forward_handler *handler, ep_rpc_call *call, const
     if (err != EP_OK) {
         return err;
     }
-    ep_slot_shape_of(view->wire_slots, view->slots, ep_node_layer_experts(layer),
-                     ep_batch_rows_max(work_class_of(is_prefill)), out_shape);
+    ep_slot_shape_of(view->wire_slots, view->own_slots, ep_node_layer_experts(layer),
+                     ep_batch_rows_max(work_class_of(header->prefill)), out_shape);
     reply_bytes += ep_reply_rows_beside_bytes(view);
-    *out_layout = layout_of(view, out_shape, ep_node_layer_experts(layer), is_traced);
+    *out_layout = layout_of(view, out_shape, ep_node_layer_experts(layer), parts_of(header), is_traced);
     ep_rpc_call_tensors(call, &frame_bytes);
     const uint32_t tenant = ep_tenants_find(handler->config.tenants, ep_rpc_call_metadata(call, "tenant"));
     err = ep_admission_enter(handler->config.admission, tenant, view->rows,
@@ -517,6 +608,20 @@ static ep_err make_request(ep_forward_handler *handler, ep_rpc_call *call, const
     return EP_OK;
 }
 
+static ep_err check_relay(const ep_forward_handler *handler, const Expertd__V1__ForwardRequest *header,
+                          ep_forward_view *view, ep_error *out_error)
+{
+    if (handler->config.relay == NULL) {
+        return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED, "this node passes nothing on: relay has %zu parts, allowed 0",
+                            header->n_relay);
+    }
+    ep_err err = ep_relay_check(header, handler->config.node_name, out_error);
+    if (err == EP_OK) {
+        view->own_slots = header->relay[0]->slots_count;
+    }
+    return err;
+}
+
 static ep_err check_header(const ep_forward_handler *handler, const Expertd__V1__ForwardRequest *header,
                            ep_rpc_call *call, ep_node_model **out_model, ep_node_layer **out_layer,
                            ep_forward_view *out_view, ep_error *out_error)
@@ -534,6 +639,9 @@ static ep_err check_header(const ep_forward_handler *handler, const Expertd__V1_
                             header->model, (*out_model)->numerics, header->numerics);
     }
     err = ep_forward_view_make(header, tensors, bytes, &(*out_layer)->shape, out_view, out_error);
+    if (err == EP_OK && header->n_relay > 0) {
+        err = check_relay(handler, header, out_view, out_error);
+    }
     if (err == EP_OK &&
         (ep_rpc_call_is_cancelled(call) || ep_clock_now_ns() >= ep_rpc_call_deadline_ns(call))) {
         return ep_error_set(out_error, EP_ERR_DEADLINE_EXCEEDED, "the deadline passed before the work began");
@@ -542,7 +650,7 @@ static ep_err check_header(const ep_forward_handler *handler, const Expertd__V1_
 }
 
 static void start(forward_request *request, const arena_layout *layout, const ep_slot_shape *shape,
-                  ep_epoch asked, const ep_batch_step *step)
+                  const Expertd__V1__ForwardRequest *header, const ep_batch_step *step)
 {
     uint8_t *base = request->arena->data;
     uint32_t *order = NULL;
@@ -551,13 +659,18 @@ static void start(forward_request *request, const arena_layout *layout, const ep
     request->works = (ep_work *)(void *)(base + layout->works_offset);
     request->residents = (ep_resident **)(void *)(base + layout->residents_offset);
     request->experts = (uint32_t *)(void *)(base + layout->experts_offset);
+    request->parts = (ep_relay_part *)(void *)(base + layout->parts_offset);
     if (!shape->is_sorted) {
         order = (uint32_t *)(void *)(base + layout->order_offset);
-        ep_slot_order(request->view.wire_slots, request->view.slots, ep_node_layer_experts(request->layer),
-                      order + request->view.slots, order);
+        ep_slot_order(request->view.wire_slots, request->view.own_slots, ep_node_layer_experts(request->layer),
+                      order + request->view.own_slots, order);
     }
     group_slots(request, order);
     ep_error_clear(&error);
+    ep_epoch asked = {0};
+    if (header->epoch != NULL) {
+        asked = (ep_epoch){.term = header->epoch->term, .number = header->epoch->number};
+    }
     ep_err err = acquire_experts(request, asked, &error);
     if (request->trace.call != 0) {
         trace_works(request, (ep_work_trace *)(void *)(base + layout->traces_offset));
@@ -568,8 +681,10 @@ static void start(forward_request *request, const arena_layout *layout, const ep
         finish(request, err, &error);
         return;
     }
+    request->parts_count = parts_of(header);
     EP_ASSERT(request->works_count > 0); /* a checked request has at least one slot */
-    atomic_store(&request->works_left, request->works_count);
+    atomic_store(&request->works_left, request->works_count + request->parts_count);
+    send_parts(request, header);
     ep_batcher_submit(request->handler->config.batcher, request->works, request->works_count, step);
 }
 
@@ -588,7 +703,7 @@ void ep_forward_handler_call(ep_forward_handler *handler, const Expertd__V1__For
     const ep_trace_fields trace = trace_begin(handler, header, call);
     ep_err err = check_header(handler, header, call, &model, &layer, &view, &error);
     if (err == EP_OK) {
-        err = make_request(handler, call, &view, layer, header->prefill, trace.call != 0, &request, &layout, &shape, &error);
+        err = make_request(handler, call, &view, layer, header, trace.call != 0, &request, &layout, &shape, &error);
     }
     if (err != EP_OK) {
         error.code = err;
@@ -602,10 +717,6 @@ void ep_forward_handler_call(ep_forward_handler *handler, const Expertd__V1__For
     request->is_prefill = header->prefill;
     request->wants_timing = header->want_timing;
     request->deadline_ns = ep_rpc_call_deadline_ns(call);
-    ep_epoch asked = {0};
-    if (header->epoch != NULL) {
-        asked = (ep_epoch){.term = header->epoch->term, .number = header->epoch->number};
-    }
     const ep_batch_step step = {.layer = layer, .group = header->step_group, .size = header->step_group_size};
-    start(request, &layout, &shape, asked, &step);
+    start(request, &layout, &shape, header, &step);
 }

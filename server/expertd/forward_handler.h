@@ -15,6 +15,7 @@
 #include "expertd/admission.h"
 #include "expertd/node_epoch.h"
 #include "expertd/node_models.h"
+#include "expertd/relay.h"
 #include "expertd/tenants.h"
 #include "rpc/rpc.h"
 
@@ -31,6 +32,7 @@ typedef struct ep_forward_handler_config {
     const ep_tenants *tenants;
     ep_node_epoch *epoch;
     ep_metrics *metrics;
+    ep_relay *relay; /* NULL: requests with relay parts are refused */
     size_t reply_bytes_max;       /* tensors of one reply */
     size_t bookkeeping_bytes_max; /* memory for requests in work, beside their frames */
     void (*on_idle)(void *arg);   /* no request is in work any more; any thread; must not call the handler */

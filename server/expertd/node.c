@@ -24,6 +24,7 @@
 #define REPLY_HEADER_BYTES 4096    /* room left in a reply frame beside its tensors */
 #define FDS_KEPT_FREE 64
 #define WIDE_COST 256u /* of jobs on the backend: 16 million multiplications, some 100 us of one thread */
+#define SWEEP_MS 10000 /* how often links to neighbours are looked through */
 #define LEAVE_LOOK_MS 10 /* how often a draining node looks whether its replies are out */
 
 const char *ep_node_state_name(ep_node_state state)
@@ -300,6 +301,28 @@ static void fill_policy(const ep_node_config *config, ep_batch_policy_config *ou
     }
 }
 
+static void sweep_relay(void *arg)
+{
+    ep_node *node = arg;
+    ep_relay_sweep(node->relay, ep_clock_now_ns());
+}
+
+static void fill_common(ep_node *node)
+{
+    const ep_service_config *service = &node->config->service;
+    node->common = (ep_rpc_common){
+        .timers = node->timers,
+        .pool = node->pool,
+        .limits = service->limits,
+        .credentials = service->credentials,
+        .node = node->config->name,
+        .host = node->config->host,
+        .role = "node",
+        .incarnation = node->incarnation,
+        .payload_crc = service->payload_crc,
+    };
+}
+
 static ep_err start_base(ep_node *node, ep_error *out_error)
 {
     const ep_node_config *config = node->config;
@@ -321,6 +344,7 @@ static ep_err start_base(ep_node *node, ep_error *out_error)
         return ep_error_set(out_error, err, "cannot start: %s", ep_err_text(err));
     }
     ep_liveness_init(&node->liveness, node->timers, ep_clock_now_ns());
+    fill_common(node);
     return EP_OK;
 }
 
@@ -350,6 +374,12 @@ static ep_err start_compute(ep_node *node, ep_error *out_error)
         (err = ep_batcher_create(node->backend, &policy, node->timers, &node->batcher)) != EP_OK) {
         return ep_error_set(out_error, err, "cannot start: %s", ep_err_text(err));
     }
+    const ep_relay_config relay = {.common = &node->common, .tls = &config->service.tls};
+    if ((err = ep_relay_create(&relay, &node->relay)) != EP_OK ||
+        (err = ep_service_loop_timer_create(node->loop, sweep_relay, node, &node->sweep_timer)) != EP_OK) {
+        return ep_error_set(out_error, err, "cannot start: %s", ep_err_text(err));
+    }
+    ep_loop_timer_start(node->sweep_timer, SWEEP_MS, SWEEP_MS);
     ep_forward_handler_config handler = {
         .node_name = config->name,
         .models = &node->models,
@@ -359,6 +389,7 @@ static ep_err start_compute(ep_node *node, ep_error *out_error)
         .tenants = &config->tenants,
         .epoch = &node->epoch,
         .metrics = node->metrics,
+        .relay = node->relay,
         .reply_bytes_max = config->service.limits.frame_bytes_max - REPLY_HEADER_BYTES,
         .bookkeeping_bytes_max = EP_NODE_BOOKKEEPING_BYTES,
         .on_idle = on_idle,
@@ -370,17 +401,6 @@ static ep_err start_compute(ep_node *node, ep_error *out_error)
 static ep_err start_server(ep_node *node, ep_error *out_error)
 {
     const ep_service_config *service = &node->config->service;
-    node->common = (ep_rpc_common){
-        .timers = node->timers,
-        .pool = node->pool,
-        .limits = service->limits,
-        .credentials = service->credentials,
-        .node = node->config->name,
-        .host = node->config->host,
-        .role = "node",
-        .incarnation = node->incarnation,
-        .payload_crc = service->payload_crc,
-    };
     ep_rpc_server_config server = {.common = node->common,
                                    .hello_fill = ep_node_hello_fill,
                                    .hello_free = ep_node_hello_free,
@@ -562,6 +582,7 @@ void ep_node_destroy(ep_node *node)
     ep_rpc_server_destroy(node->server); /* every call has ended, so nothing is in work any more */
     ep_admin_service_destroy(node->admin);
     ep_batcher_destroy(node->batcher);
+    ep_relay_destroy(node->relay); /* after whatever ends requests, before what they end in */
     ep_forward_handler_destroy(node->handler);
     ep_admission_destroy(node->admission);
     ep_weight_store_destroy(node->store);

@@ -76,6 +76,7 @@ struct ep_node {
     ep_node_epoch epoch;
     ep_admission *admission;
     ep_batcher *batcher;
+    ep_relay *relay;
     ep_forward_handler *handler;
     ep_rpc_common common;
     ep_rpc_server *server;
@@ -100,6 +101,7 @@ struct ep_node {
     ep_loop_task change_task; /* weights changed */
     ep_loop_task idle_task;   /* no request in work */
     ep_loop_timer *drain_timer; /* the longest a drain may take */
+    ep_loop_timer *sweep_timer; /* links to neighbours that are not needed */
     ep_loop_timer *leave_timer; /* while draining: looks whether the last replies are out */
 };
 

@@ -142,6 +142,8 @@ ep_err ep_test_forward_begin(ep_test_peer *peer, const ep_test_forward *f, void 
     header.step_group = f->step_group;
     header.step_group_size = f->step_group_size;
     const ep_rpc_metadata tenant = {"tenant", f->tenant};
+    header.relay = f->relay;
+    header.n_relay = f->relay_count;
     ep_rpc_request request = {
         .method = ep_rpc_method_by_name("expertd.v1.ExpertService", "Forward"),
         .header = &header.base,

@@ -46,6 +46,8 @@ typedef struct ep_test_forward {
     const float *row_scales;        /* i8 */
     const ep_wire_slot *wire_slots; /* [slots] */
     const float *slot_scales;       /* weight_on_input */
+    Expertd__V1__RelayPart **relay; /* [relay_count] */
+    size_t relay_count;
     uint32_t timeout_ms;            /* 0: 20 s */
 } ep_test_forward;
 

@@ -168,6 +168,7 @@ static void begin(load_slot *slot, uint64_t number)
     ep_tensor out = ep_tensor_2d(slot->y, EP_DTYPE_BF16, slot->batch->tokens, slot->batch->hidden);
     ep_test_batch_args(slot->batch, &args);
     args.mode = config->mode;
+    args.comm_alg = config->comm_alg;
     args.deadline_us = config->deadline_us;
     slot->running = true;
     slot->began_ns = ep_clock_now_ns();

@@ -48,6 +48,7 @@ typedef struct ep_test_load_config {
     uint32_t calls_in_flight;
     uint64_t deadline_us; /* 0: the client's */
     ep_moe_mode mode;
+    ep_moe_comm comm_alg;
     ep_test_failure_func on_failure; /* NULL: a failed call fails the test */
     void *arg;
 } ep_test_load_config;

@@ -78,6 +78,7 @@ KIND(is_nan_zero, !r->refused && c->batch.nan_policy == REF_NAN_ZERO)
 KIND(is_nan_mean, !r->refused && c->batch.nan_policy == REF_NAN_MEAN)
 KIND(is_limited, !r->refused && c->batch.x_abs_max > 0.0f)
 KIND(is_version_named, !r->refused && c->names_version)
+KIND(is_hierarchy, !r->refused && c->args.comm_alg == EP_MOE_COMM_HIERARCHY)
 KIND(is_node_sum, !r->refused && c->node_sum)
 KIND(is_node_sum_special, !r->refused && c->node_sum && c->layer.copy_count + c->layer.constant_count > 0)
 KIND(is_node_sum_shared, !r->refused && c->node_sum && has_shared(c))
@@ -130,6 +131,7 @@ static const kind kinds[] = {
     {"NaN policy mean", is_nan_mean},
     {"limit of |x|", is_limited},
     {"version named", is_version_named},
+    {"hierarchy", is_hierarchy},
     {"node sums", is_node_sum},
     {"node sums, special experts", is_node_sum_special},
     {"node sums, shared expert", is_node_sum_shared},

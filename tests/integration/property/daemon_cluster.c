@@ -29,10 +29,11 @@ static const struct {
     const char *name;
     const char *backend;
     const char *threads;
+    const char *host;
 } kinds[DAEMONS] = {
-    {"--node-name=north", "--backend=cpu", "--threads=2"},
-    {"--node-name=south", "--backend=reference", "--threads=1"},
-    {"--node-name=west", "--backend=cpu", "--threads=1"},
+    {"--node-name=north", "--backend=cpu", "--threads=2", "--host=pole"},
+    {"--node-name=south", "--backend=reference", "--threads=1", "--host=pole"},
+    {"--node-name=west", "--backend=cpu", "--threads=1", "--host=coast"},
 };
 
 static bool start_coordinator(daemon_cluster *cluster, const char *dir)
@@ -49,14 +50,14 @@ static bool start_node(daemon_cluster *cluster, uint32_t index, const char *dir,
     char flags[MODELS_COUNT][FLAG_BYTES];
     char coordinator[FLAG_BYTES];
     char name[32];
-    const char *args[8 + MODELS_COUNT] = {
+    const char *args[9 + MODELS_COUNT] = {
         "--listen=tcp://127.0.0.1:0", "--probe-address=", "--admin-listen=",   kinds[index].name,
-        kinds[index].backend,         kinds[index].threads, coordinator};
+        kinds[index].backend,         kinds[index].threads, coordinator,       kinds[index].host};
     snprintf(coordinator, sizeof(coordinator), "--coordinator-url=%s", cluster->coordinator.rpc_url);
     snprintf(name, sizeof(name), "expertd-%u", index);
     for (uint32_t m = 0; m < MODELS_COUNT; m++) {
         snprintf(flags[m], sizeof(flags[m]), "--model=%s=%s", models[m].name, models[m].path);
-        args[7 + m] = flags[m];
+        args[8 + m] = flags[m];
     }
     return ep_test_process_start(&cluster->nodes[index], dir, name, EXPERTD, args, NULL, true);
 }

@@ -146,6 +146,7 @@ static void hand_over_choices(layer_case *c, random_source *random)
     args->wire_dtype =
         b->wire_dtype == REF_BF16 && random_chance(random, 50) ? EP_DTYPE_NONE : dtypes[b->wire_dtype];
     args->allow_duplicates = b->allow_duplicates;
+    args->comm_alg = (ep_moe_comm)random_below(random, b->smooth != NULL ? 2 : 3); /* no hierarchy with them */
     args->combine_at = c->node_sum ? EP_MOE_COMBINE_NODE_SUM : EP_MOE_COMBINE_ROWS;
     args->allow_missing = random_chance(random, 10);
     args->traceparent =
@@ -272,6 +273,7 @@ static void describe_ids(const layer_case *c, FILE *to)
 
 void case_describe(const layer_case *c, FILE *to)
 {
+    static const char *const algorithms[] = {"auto", "fullmesh", "hierarchy"};
     static const char *const forms[] = {"blocking", "callback", "prepared"};
     static const char *const results[] = {"combined", "partial", "uncombined"};
     static const char *const policies[] = {"pass", "reject", "zero", "mean"};
@@ -300,7 +302,7 @@ void case_describe(const layer_case *c, FILE *to)
             : b->dispatch == REF_DISPATCH_FP8 ? "fp8"
                                               : "plain",
             b->smooth != NULL ? " with smooth scales" : "", b->combine_int8 ? "int8" : "plain");
-    fprintf(to, "  %s call, mode %s, version %s, %s\n", forms[c->form], modes[c->args.mode],
+    fprintf(to, "  %s call, mode %s, %s, version %s, %s\n", forms[c->form], modes[c->args.mode], algorithms[c->args.comm_alg],
             c->names_version ? "named" : "newest", c->node_sum ? "node sums" : "rows");
     describe_ids(c, to);
 }

@@ -119,6 +119,20 @@ Test(args, structs_and_strings)
     bad(EP_ERR_INVALID_ARGUMENT, "x has struct_bytes 0");
 }
 
+Test(args, how_rows_reach_a_host)
+{
+    float smooth[(E + 1) * H] = {0};
+    good();
+    args.comm_alg = EP_MOE_COMM_HIERARCHY;
+    cr_assert_eq(run(), EP_OK, "%s", error.text);
+    cr_assert_eq(spec.comm_alg, EP_MOE_COMM_HIERARCHY);
+    args.comm_alg = (ep_moe_comm)3;
+    bad(EP_ERR_INVALID_ARGUMENT, "comm_alg 3: allowed 0 (auto), 1 (fullmesh), 2 (hierarchy)");
+    args.comm_alg = EP_MOE_COMM_HIERARCHY;
+    args.smooth_scales = ep_tensor_2d(smooth, EP_DTYPE_F32, E + 1, H);
+    bad(EP_ERR_INVALID_ARGUMENT, "comm_alg hierarchy with smooth_scales: allowed fullmesh");
+}
+
 Test(args, sums_at_nodes)
 {
     good();
