@@ -48,6 +48,7 @@ ep_err ep_lane_thread_create(const char *name, void *(*func)(void *), void *arg,
 /* Each ends a lane's own threads; called by ep_transport_fini only. */
 void ep_shm_fini(void);
 void ep_loopback_fini(void);
+void ep_uv_stream_fini(void);
 void ep_nng_stream_fini(void);
 
 #endif

@@ -16,19 +16,14 @@
 #include <nng/nng.h>
 #include <nng/supplemental/tls/tls.h>
 
+#include "transport/lane_accept.h"
+#include "transport/lane_assembler.h"
 #include "transport/lane_common.h"
 #include "transport/lane_reaper.h"
 
 #define STREAM_IOVS_MAX 8              /* nng_aio_set_iov takes no more */
-#define STREAM_STAGING_BYTES 16384     /* small frames arrive here, several per system call */
 #define STREAM_SCRATCH_BYTES 16384     /* small parts are sent from here; one TLS record */
 #define STREAM_COALESCE_BYTES_MAX 1024 /* parts up to this size are copied rather than gathered */
-
-/* Connections a listener has accepted and that have not ended; outlives the listener. */
-typedef struct stream_count {
-    uint32_t refs;
-    uint32_t connections;
-} stream_count;
 
 typedef struct stream_conn {
     ep_conn base;
@@ -41,7 +36,7 @@ typedef struct stream_conn {
     ep_lane_limits limits;
     ep_conn_handler handler;
     ep_reap_item reap;
-    stream_count *count;       /* a reference; NULL at the dialing end */
+    ep_accept_count *count;       /* a reference; NULL at the dialing end */
     bool tls;
     char peer[EP_ADDRESS_BYTES];
     bool large_allowed;        /* atomic */
@@ -70,17 +65,13 @@ typedef struct stream_conn {
     uint8_t *scratch;
 
     /* touched only by whoever set receive_busy */
-    uint8_t *staging;
-    size_t staged_begin;       /* unread bytes are [staged_begin, staged_end) */
-    size_t staged_end;
-    ep_buffer *frame;          /* being received */
-    size_t frame_have_bytes;
+    ep_assembler assembler;
     nng_duration backoff_ms;
 } stream_conn;
 
 /* nng_stream_conn.c */
 /* Takes stream on success. count (may be NULL) is counted up already and is taken too. Errors: NO_MEMORY. */
-ep_err stream_conn_create(nng_stream *taken_stream, const ep_lane_limits *limits, bool tls, stream_count *taken_count,
+ep_err stream_conn_create(nng_stream *taken_stream, const ep_lane_limits *limits, bool tls, ep_accept_count *taken_count,
                           stream_conn **out_conn);
 /* Lock held: the first reason stays; the stream is closed when nobody is inside it. */
 void stream_conn_begin_end(stream_conn *conn, const ep_error *error);
@@ -111,14 +102,6 @@ void stream_receive_retry(void *conn);
 /* Lock held, not closing. Drops the lock meanwhile. No-op but for tls. */
 void stream_watch_start(stream_conn *conn);
 void stream_watch_tick(void *conn);
-
-/* nng_stream_listener.c */
-stream_count *stream_count_create(void);
-/* False when max are there already. */
-bool stream_count_add(stream_count *count, uint32_t max);
-/* Undoes one add and its reference. */
-void stream_count_remove(stream_count *count);
-void stream_count_unref(stream_count *count);
 
 /* nng_stream_listener.c, nng_stream_dial.c */
 ep_err stream_listen(const ep_lane_address *address, const ep_lane_limits *limits, ep_accept_func on_accept, void *arg,

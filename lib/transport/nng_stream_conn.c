@@ -85,11 +85,10 @@ static void finish(ep_reap_item *item)
     stream_conn *conn = (stream_conn *)(void *)((char *)item - offsetof(stream_conn, reap));
     if (conn->stream != NULL) {
         free_nng_objects(conn);
-        ep_buffer_unref(conn->frame);
-        free(conn->staging);
+        ep_assembler_fini(&conn->assembler);
         free(conn->scratch);
         if (conn->count != NULL) {
-            stream_count_remove(conn->count);
+            ep_accept_count_remove(conn->count);
         }
         fail_sends(conn);
     }
@@ -125,7 +124,7 @@ static void read_peer(stream_conn *conn)
     }
 }
 
-ep_err stream_conn_create(nng_stream *taken_stream, const ep_lane_limits *limits, bool tls, stream_count *taken_count,
+ep_err stream_conn_create(nng_stream *taken_stream, const ep_lane_limits *limits, bool tls, ep_accept_count *taken_count,
                           stream_conn **out_conn)
 {
     stream_conn *conn = calloc(1, sizeof(*conn));
@@ -133,8 +132,8 @@ ep_err stream_conn_create(nng_stream *taken_stream, const ep_lane_limits *limits
         return EP_ERR_NO_MEMORY;
     }
     conn->scratch = malloc(STREAM_SCRATCH_BYTES);
-    conn->staging = malloc(STREAM_STAGING_BYTES);
-    if (conn->scratch == NULL || conn->staging == NULL || nng_aio_alloc(&conn->send_aio, stream_send_done, conn) != 0 ||
+    ep_err err = ep_assembler_init(&conn->assembler, false); /* a posted receive holds its memory while nothing comes */
+    if (conn->scratch == NULL || err != EP_OK || nng_aio_alloc(&conn->send_aio, stream_send_done, conn) != 0 ||
         nng_aio_alloc(&conn->receive_aio, stream_receive_done, conn) != 0 ||
         nng_aio_alloc(&conn->wait_aio, stream_receive_retry, conn) != 0 ||
         nng_aio_alloc(&conn->watch_aio, stream_watch_tick, conn) != 0) {
@@ -142,7 +141,7 @@ ep_err stream_conn_create(nng_stream *taken_stream, const ep_lane_limits *limits
         nng_aio_free(conn->receive_aio);
         nng_aio_free(conn->wait_aio);
         free(conn->scratch);
-        free(conn->staging);
+        ep_assembler_fini(&conn->assembler);
         free(conn);
         return EP_ERR_NO_MEMORY;
     }

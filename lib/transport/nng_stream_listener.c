@@ -5,16 +5,10 @@
  */
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/resource.h>
 
 #include "base/check.h"
 #include "base/log.h"
 #include "transport/nng_stream.h"
-
-#define ACCEPT_BACKOFF_MIN_MS 10
-#define ACCEPT_BACKOFF_MAX_MS 1000
-#define DESCRIPTORS_LEFT_FREE 64
 
 typedef struct stream_listener {
     ep_listener base;
@@ -24,50 +18,18 @@ typedef struct stream_listener {
     ep_lane_limits limits;
     ep_accept_func on_accept;
     void *arg;
-    stream_count *count;
+    ep_accept_count *count;
     bool tls;
     bool closing;        /* atomic */
     char url[EP_ADDRESS_BYTES];
     /* touched only by the one callback in flight */
-    nng_duration backoff_ms;
+    uint32_t backoff_ms;
     bool refusing;       /* warned that connections_max is reached */
 } stream_listener;
 
-stream_count *stream_count_create(void)
-{
-    stream_count *count = calloc(1, sizeof(*count));
-    if (count != NULL) {
-        count->refs = 1;
-    }
-    return count;
-}
-
-bool stream_count_add(stream_count *count, uint32_t max)
-{
-    if (__atomic_add_fetch(&count->connections, 1, __ATOMIC_ACQ_REL) > max) {
-        __atomic_sub_fetch(&count->connections, 1, __ATOMIC_ACQ_REL);
-        return false;
-    }
-    __atomic_add_fetch(&count->refs, 1, __ATOMIC_ACQ_REL);
-    return true;
-}
-
-void stream_count_remove(stream_count *count)
-{
-    __atomic_sub_fetch(&count->connections, 1, __ATOMIC_ACQ_REL);
-    stream_count_unref(count);
-}
-
-void stream_count_unref(stream_count *count)
-{
-    if (count != NULL && __atomic_sub_fetch(&count->refs, 1, __ATOMIC_ACQ_REL) == 0) {
-        free(count);
-    }
-}
-
 static void take_stream(stream_listener *l, nng_stream *stream)
 {
-    if (!stream_count_add(l->count, l->limits.connections_max)) {
+    if (!ep_accept_count_add(l->count, l->limits.connections_max)) {
         if (!l->refusing) {
             ep_log(EP_LOG_WARN, "lane-connections-max", "listener %s connections_max %u", l->url, l->limits.connections_max);
         }
@@ -78,7 +40,7 @@ static void take_stream(stream_listener *l, nng_stream *stream)
     l->refusing = false;
     stream_conn *conn;
     if (stream_conn_create(stream, &l->limits, l->tls, l->count, &conn) != EP_OK) {
-        stream_count_remove(l->count);
+        ep_accept_count_remove(l->count);
         nng_stream_free(stream);
         return;
     }
@@ -87,13 +49,8 @@ static void take_stream(stream_listener *l, nng_stream *stream)
 
 static void pause_accepting(stream_listener *l, int failed)
 {
-    if (l->backoff_ms == 0) {
-        ep_log(EP_LOG_WARN, "lane-accept-failed", "listener %s reason %s", l->url, nng_strerror(failed));
-        l->backoff_ms = ACCEPT_BACKOFF_MIN_MS;
-    } else {
-        l->backoff_ms = l->backoff_ms * 2 > ACCEPT_BACKOFF_MAX_MS ? ACCEPT_BACKOFF_MAX_MS : l->backoff_ms * 2;
-    }
-    nng_sleep_aio(l->backoff_ms, l->wait_aio);
+    l->backoff_ms = ep_accept_backoff_ms(l->backoff_ms, l->url, nng_strerror(failed));
+    nng_sleep_aio((nng_duration)l->backoff_ms, l->wait_aio);
 }
 
 static void accepted(void *arg)
@@ -137,7 +94,7 @@ static void listener_free(stream_listener *l)
     if (l->listener != NULL) {
         nng_stream_listener_free(l->listener);
     }
-    stream_count_unref(l->count);
+    ep_accept_count_unref(l->count);
     free(l);
 }
 
@@ -171,34 +128,9 @@ static ep_err set_options(stream_listener *l, const ep_lane_address *address, ep
     return EP_OK;
 }
 
-/* The URL asked for with the real port in place of 0. */
-static void read_url(stream_listener *l, const char *asked)
-{
-    int port = 0;
-    const char *host = strstr(asked, "://") + 3;
-    const char *colon = strrchr(host, ':');
-    size_t kept = colon != NULL && strchr(colon, ']') == NULL ? (size_t)(colon - asked) : strlen(asked);
-    nng_stream_listener_get_int(l->listener, NNG_OPT_TCP_BOUND_PORT, &port);
-    snprintf(l->url, sizeof(l->url), "%.*s:%d", (int)kept, asked, port);
-}
-
-static void leave_descriptors(stream_listener *l)
-{
-    struct rlimit limit;
-    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
-        return;
-    }
-    rlim_t most = limit.rlim_cur > DESCRIPTORS_LEFT_FREE ? limit.rlim_cur - DESCRIPTORS_LEFT_FREE : 1;
-    if (l->limits.connections_max > most) {
-        ep_log(EP_LOG_WARN, "lane-few-descriptors", "listener %s connections_max %u lowered_to %llu descriptors %llu", l->url,
-               l->limits.connections_max, (unsigned long long)most, (unsigned long long)limit.rlim_cur);
-        l->limits.connections_max = (uint32_t)most;
-    }
-}
-
 static ep_err listener_open(stream_listener *l, const ep_lane_address *address, ep_error *out_error)
 {
-    l->count = stream_count_create();
+    l->count = ep_accept_count_create();
     if (l->count == NULL || nng_aio_alloc(&l->accept_aio, accepted, l) != 0 || nng_aio_alloc(&l->wait_aio, accept_again, l) != 0) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a listener");
     }
@@ -214,8 +146,10 @@ static ep_err listener_open(stream_listener *l, const ep_lane_address *address, 
     if (failed != 0) {
         return nng_failed(address->url, failed, out_error);
     }
-    read_url(l, address->url);
-    leave_descriptors(l);
+    int port = 0;
+    nng_stream_listener_get_int(l->listener, NNG_OPT_TCP_BOUND_PORT, &port);
+    ep_accept_url(address->url, port, l->url, sizeof(l->url));
+    ep_accept_leave_descriptors(&l->limits, l->url);
     return EP_OK;
 }
 

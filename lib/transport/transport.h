@@ -13,8 +13,8 @@
  * Receiving  The lane reads all the time; back-pressure is by credits a layer above. When no buffer can be had the lane
  *            stops reading until one can, and never drops a frame. Until ep_conn_allow_large only small frames are taken.
  * Callbacks  on_frame, on_closed and done run on the lane's threads, one at a time per connection (done may run beside
- *            on_frame), with no lane lock held, never inside the call that began them. They must not block; they may
- *            send, and close, any connection.
+ *            on_frame), with no lane lock held, never inside the call that began them (but see done_inside). They must not
+ *            block; they may send, and close, any connection.
  * Ending     ep_conn_close refuses new sends at once and ends the connection. on_closed is called exactly once for every
  *            connection that was handed out (whoever ended it), after every done(), and is the last callback. The handle stays
  *            valid until ep_conn_release, which each owner calls exactly once, after or inside on_closed, or before (then
@@ -51,6 +51,7 @@ typedef struct ep_send {
     uint32_t parts_count;                                   /* parts of 0 bytes are allowed */
     void (*done)(struct ep_send *send, ep_err result);      /* required */
     void *arg;
+    bool done_inside;    /* done() may also run inside the ep_conn_send of this frame: saves waking a thread for it */
     /* private to the lane while queued */
     struct ep_send *next;
     size_t total_bytes;
@@ -172,11 +173,22 @@ struct ep_dial {
 };
 
 extern const ep_lane_ops ep_nng_stream_lane;
+extern const ep_lane_ops ep_uv_stream_lane;
 extern const ep_lane_ops ep_loopback_lane;
 extern const ep_lane_ops ep_shm_lane;
 
 /* One lane beside the built-in ones, for a program that brings its own (tests: the simulated one). NULL: none. */
 void ep_lane_register(const ep_lane_ops *ops);
+/*
+ * Which lane serves tcp:// from now on in this process: "uv" or "nng". Both speak the same bytes; tls+tcp is always nng's.
+ * Errors: INVALID_ARGUMENT.
+ */
+ep_err ep_stream_lane_choose(const char *name, ep_error *out_error);
+/*
+ * A worker of the uv-stream lane looks for bytes again and again for so long after it last had some, before it sleeps; it
+ * saves wake-ups and takes a core. 0, which is the default: never.
+ */
+void ep_stream_lane_set_busy_poll(uint32_t microseconds);
 /* The lane that serves a URL's scheme; NULL when none does. */
 const ep_lane_ops *ep_lane_for_url(const char *url);
 

@@ -324,9 +324,16 @@ bool world_is(const lane_world *w, const char *scheme)
     return strncmp(w->url, scheme, n) == 0 && strncmp(w->url + n, "://", 3) == 0;
 }
 
-void world_open(lane_world *w, const char *scheme)
+void world_open(lane_world *w, const char *name)
 {
+    const char *slash = strchr(name, '/');
+    char scheme[16];
+    ep_error error;
     memset(w, 0, sizeof(*w));
+    snprintf(scheme, sizeof(scheme), "%.*s", slash != NULL ? (int)(slash - name) : (int)strlen(name), name);
+    if (slash != NULL) {
+        CHECK(ep_stream_lane_choose(slash + 1, &error) == EP_OK, "%s", error.text);
+    }
     pthread_mutex_init(&w->lock, NULL);
     pthread_cond_init(&w->changed, NULL);
     bool named = strcmp(scheme, "loopback") == 0 || strcmp(scheme, "sim") == 0;

@@ -71,8 +71,8 @@ typedef struct lane_world {
     unsigned accepts;
 } lane_world;
 
-/* scheme: "loopback", "tcp", "tls+tcp", "sim", "shm". */
-void world_open(lane_world *w, const char *scheme);
+/* name: a scheme, "loopback", "tls+tcp", "sim" or "shm", or "tcp/" with the stream lane to use, "tcp/uv" or "tcp/nng". */
+void world_open(lane_world *w, const char *name);
 void world_listen(lane_world *w);
 /* Closes the listener, ends the lane's threads, and checks that every buffer came back. All sides must have closed. */
 void world_close(lane_world *w);

@@ -20,7 +20,7 @@ static side server;
 
 static void open_world(void)
 {
-    world_open(&world, "tcp");
+    world_open(&world, CONTRACT_SCHEME);
     world_listen(&world);
     side_init(&server);
 }

@@ -3,11 +3,12 @@
  * Threads that open, send, abandon and close connections under traffic, in every order a seed can choose; then everything
  * must be back: each connection closed exactly once, each send done exactly once, no buffer lent, no descriptor open.
  *
- * usage: contract_transport_churn [cycles per thread [seed [scheme...]]]
+ * usage: contract_transport_churn [cycles per thread [seed [lane...]]]
  */
 #include <string.h>
 #include <time.h>
 
+#include "base/check.h"
 #include "base/random.h"
 #include "lane_fixture.h"
 
@@ -300,6 +301,9 @@ static void churn(const char *scheme, unsigned cycles, uint64_t seed)
     ep_lane_address address;
     ep_error error;
     t = (totals){0};
+    world_open(&world, scheme);
+    world_listen(&world);
+    world_close(&world); /* what a library opens once and for all is open now */
     unsigned descriptors = open_descriptors();
     world_open(&world, scheme);
     world_address(&world, true, &address);
@@ -327,11 +331,11 @@ static void churn(const char *scheme, unsigned cycles, uint64_t seed)
 
 int main(int argc, char **argv)
 {
-    static char *every[] = {"loopback", "shm", "tcp", "tls+tcp"};
+    static char *every[] = {"loopback", "shm", "tcp/uv", "tcp/nng", "tls+tcp"};
     unsigned cycles = argc > 1 ? (unsigned)atoi(argv[1]) : 300;
     uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
     char **schemes = argc > 3 ? argv + 3 : every;
-    int count = argc > 3 ? argc - 3 : (int)(sizeof(every) / sizeof(every[0]));
+    int count = argc > 3 ? argc - 3 : (int)EP_ARRAY_COUNT(every);
     printf("seed %lu cycles %u threads %d\n", seed, cycles, THREADS);
     fflush(stdout);
     for (int i = 0; i < count; i++) {

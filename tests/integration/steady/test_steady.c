@@ -227,7 +227,7 @@ static void steady(const char *name, void (*run)(uint32_t calls), uint32_t calls
     check(moved[EP_PATH_SCRATCH] == (is_prefill ? row_bytes : 0), "row bytes from scratch", moved[EP_PATH_SCRATCH],
           is_prefill ? row_bytes : 0);
     /* A frame's first bytes land where small frames do; its own small parts are joined before they are sent. */
-    uint64_t lane_max = frames * 2 * (STREAM_STAGING_BYTES + 4 * STREAM_COALESCE_BYTES_MAX) + (64u << 10);
+    uint64_t lane_max = frames * 2 * (EP_ASSEMBLER_STAGING_BYTES + 4 * STREAM_COALESCE_BYTES_MAX) + (64u << 10);
     check(moved[EP_PATH_LANE] <= lane_max, "bytes moved by the lane", moved[EP_PATH_LANE], lane_max);
 }
 

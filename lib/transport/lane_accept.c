@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* See lane_accept.h. */
+#include "transport/lane_accept.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+
+#include "base/log.h"
+
+#define DESCRIPTORS_LEFT_FREE 64
+
+ep_accept_count *ep_accept_count_create(void)
+{
+    ep_accept_count *count = calloc(1, sizeof(*count));
+    if (count != NULL) {
+        count->refs = 1;
+    }
+    return count;
+}
+
+bool ep_accept_count_add(ep_accept_count *count, uint32_t max)
+{
+    if (__atomic_add_fetch(&count->connections, 1, __ATOMIC_ACQ_REL) > max) {
+        __atomic_sub_fetch(&count->connections, 1, __ATOMIC_ACQ_REL);
+        return false;
+    }
+    __atomic_add_fetch(&count->refs, 1, __ATOMIC_ACQ_REL);
+    return true;
+}
+
+void ep_accept_count_remove(ep_accept_count *count)
+{
+    __atomic_sub_fetch(&count->connections, 1, __ATOMIC_ACQ_REL);
+    ep_accept_count_unref(count);
+}
+
+void ep_accept_count_unref(ep_accept_count *count)
+{
+    if (count != NULL && __atomic_sub_fetch(&count->refs, 1, __ATOMIC_ACQ_REL) == 0) {
+        free(count);
+    }
+}
+
+void ep_accept_leave_descriptors(ep_lane_limits *limits, const char *url)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
+        return;
+    }
+    rlim_t most = limit.rlim_cur > DESCRIPTORS_LEFT_FREE ? limit.rlim_cur - DESCRIPTORS_LEFT_FREE : 1;
+    if (limits->connections_max > most) {
+        ep_log(EP_LOG_WARN, "lane-few-descriptors", "listener %s connections_max %u lowered_to %llu descriptors %llu", url,
+               limits->connections_max, (unsigned long long)most, (unsigned long long)limit.rlim_cur);
+        limits->connections_max = (uint32_t)most;
+    }
+}
+
+uint32_t ep_accept_backoff_ms(uint32_t backoff_ms, const char *url, const char *reason)
+{
+    if (backoff_ms == 0) {
+        ep_log(EP_LOG_WARN, "lane-accept-failed", "listener %s reason %s", url, reason);
+        return EP_ACCEPT_BACKOFF_MIN_MS;
+    }
+    return backoff_ms * 2 > EP_ACCEPT_BACKOFF_MAX_MS ? EP_ACCEPT_BACKOFF_MAX_MS : backoff_ms * 2;
+}
+
+void ep_accept_url(const char *asked, int port, char *out_url, size_t bytes)
+{
+    const char *host = strstr(asked, "://") + 3;
+    const char *colon = strrchr(host, ':');
+    size_t kept = colon != NULL && strchr(colon, ']') == NULL ? (size_t)(colon - asked) : strlen(asked);
+    snprintf(out_url, bytes, "%.*s:%d", (int)kept, asked, port);
+}

@@ -1,0 +1,218 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* See lane_assembler.h. */
+#include "transport/lane_assembler.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/path_count.h"
+#include "transport/lane_common.h"
+
+#define AHEAD_BYTES_MIN 4096 /* smaller frames are cheaper to copy than to receive one by one */
+#define SMALLER_COUNT_MAX 8  /* so many smaller frames in a row, and the expectation follows them */
+
+ep_err ep_assembler_init(ep_assembler *a, bool receives_ahead)
+{
+    memset(a, 0, sizeof(*a));
+    a->receives_ahead = receives_ahead;
+    a->staging = malloc(EP_ASSEMBLER_STAGING_BYTES);
+    return a->staging != NULL ? EP_OK : EP_ERR_NO_MEMORY;
+}
+
+void ep_assembler_fini(ep_assembler *a)
+{
+    ep_buffer_unref(a->frame);
+    ep_buffer_unref(a->ahead);
+    free(a->staging);
+    memset(a, 0, sizeof(*a));
+}
+
+static size_t ahead_unread(const ep_assembler *a)
+{
+    return a->ahead_end - a->ahead_begin;
+}
+
+static size_t staged_unread(const ep_assembler *a)
+{
+    return a->staged_end - a->staged_begin;
+}
+
+static void drop_ahead(ep_assembler *a)
+{
+    ep_buffer_unref(a->ahead);
+    a->ahead = NULL;
+    a->ahead_begin = 0;
+    a->ahead_end = 0;
+}
+
+void ep_assembler_rest(ep_assembler *a)
+{
+    if (ahead_unread(a) == 0) {
+        drop_ahead(a);
+    }
+}
+
+unsigned ep_assembler_room(ep_assembler *a, const ep_lane_limits *limits, struct iovec out_iovs[EP_ASSEMBLER_IOVS_MAX])
+{
+    unsigned count = 0;
+    size_t staging = EP_ASSEMBLER_STAGING_BYTES - a->staged_end;
+    bool large = a->receives_ahead && a->expected_bytes >= AHEAD_BYTES_MIN;
+    if (a->frame != NULL) {
+        out_iovs[count++] = (struct iovec){.iov_base = a->frame->data + a->frame_have_bytes,
+                                           .iov_len = a->frame->bytes - a->frame_have_bytes};
+    } else if (large && staged_unread(a) == 0) {
+        a->staged_begin = 0;
+        a->staged_end = 0;
+        if (a->ahead != NULL && a->ahead->capacity_bytes < a->expected_bytes) {
+            drop_ahead(a);
+        }
+        if (a->ahead != NULL || ep_buffer_acquire(limits->pool, a->expected_bytes, &a->ahead) == EP_OK) {
+            out_iovs[count++] = (struct iovec){.iov_base = a->ahead->data, .iov_len = a->expected_bytes};
+        }
+    }
+    if (large && count > 0) { /* the next prefix is enough: its frame then gets the rest in place */
+        size_t prefix = ep_lane_prefix_bytes(limits);
+        staging = staging < prefix ? staging : prefix;
+    }
+    out_iovs[count++] = (struct iovec){.iov_base = a->staging + a->staged_end, .iov_len = staging};
+    return count;
+}
+
+void ep_assembler_received(ep_assembler *a, size_t bytes)
+{
+    if (a->frame != NULL) {
+        size_t rest = a->frame->bytes - a->frame_have_bytes;
+        size_t in_place = bytes < rest ? bytes : rest;
+        a->frame_have_bytes += in_place;
+        bytes -= in_place;
+    } else if (a->ahead != NULL) {
+        a->ahead_begin = 0;
+        a->ahead_end = bytes < a->expected_bytes ? bytes : a->expected_bytes;
+        bytes -= a->ahead_end;
+    }
+    a->staged_end += bytes;
+}
+
+/* Takes up to bytes of what is unread, in order. Returns how many. */
+static size_t take_unread(ep_assembler *a, uint8_t *out, size_t bytes)
+{
+    size_t first = ahead_unread(a) < bytes ? ahead_unread(a) : bytes;
+    if (first > 0) {
+        memcpy(out, a->ahead->data + a->ahead_begin, first);
+        a->ahead_begin += first;
+    }
+    size_t second = staged_unread(a) < bytes - first ? staged_unread(a) : bytes - first;
+    memcpy(out + first, a->staging + a->staged_begin, second);
+    a->staged_begin += second;
+    return first + second;
+}
+
+/* Everything unread to the front of the staging memory, when it fits: the next receive then has room. */
+static void unread_to_front(ep_assembler *a)
+{
+    size_t first = ahead_unread(a);
+    size_t second = staged_unread(a);
+    if (first + second > EP_ASSEMBLER_STAGING_BYTES) {
+        return;
+    }
+    memmove(a->staging + first, a->staging + a->staged_begin, second);
+    if (first > 0) {
+        memcpy(a->staging, a->ahead->data + a->ahead_begin, first);
+        a->ahead_begin = a->ahead_end;
+    }
+    a->staged_begin = 0;
+    a->staged_end = first + second;
+}
+
+/* The next frame's length, checked. */
+static ep_err read_length(const ep_assembler *a, const ep_lane_limits *limits, bool large_allowed, const char *peer,
+                          size_t *out_bytes, ep_error *out_error)
+{
+    size_t need = ep_lane_prefix_bytes(limits);
+    size_t first = ahead_unread(a);
+    uint8_t prefix[EP_FRAME_PREFIX_BYTES] = {0};
+    if (first > 0) {
+        memcpy(prefix, a->ahead->data + a->ahead_begin, first < need ? first : need);
+    }
+    if (first < need) {
+        memcpy(prefix + first, a->staging + a->staged_begin, need - first);
+    }
+    ep_err err = limits->frame_bytes(prefix, out_bytes, out_error);
+    if (err == EP_OK) {
+        err = ep_lane_frame_check(limits, large_allowed, *out_bytes, peer, out_error);
+    }
+    if (err == EP_OK && *out_bytes < need) {
+        err = ep_error_set(out_error, EP_ERR_PROTOCOL, "frame of %zu bytes from %s, must be at least %zu", *out_bytes, peer, need);
+    }
+    return err;
+}
+
+static void expect(ep_assembler *a, size_t bytes)
+{
+    if (bytes < a->expected_bytes && ++a->smaller_count < SMALLER_COUNT_MAX) {
+        return;
+    }
+    a->expected_bytes = bytes;
+    a->smaller_count = 0;
+}
+
+/* The frame's buffer, with what has arrived of it. */
+static ep_assembler_step begin_frame(ep_assembler *a, const ep_lane_limits *limits, size_t bytes)
+{
+    bool keeps_ahead = ahead_unread(a) > 0 && a->ahead_begin == 0 && a->ahead_end <= bytes &&
+                       ep_buffer_class_bytes(bytes) == a->ahead->capacity_bytes;
+    a->frame_have_bytes = 0;
+    if (keeps_ahead) {
+        a->frame = a->ahead;
+        a->frame->bytes = bytes;
+        a->frame_have_bytes = a->ahead_end;
+        a->ahead = NULL;
+        a->ahead_begin = 0;
+        a->ahead_end = 0;
+    } else if (ep_buffer_acquire(limits->pool, bytes, &a->frame) != EP_OK) {
+        unread_to_front(a);
+        ep_assembler_rest(a); /* its memory may be what is missing */
+        return EP_ASSEMBLER_NO_MEMORY;
+    }
+    size_t copied = take_unread(a, a->frame->data + a->frame_have_bytes, bytes - a->frame_have_bytes);
+    ep_path_count(EP_PATH_LANE, copied);
+    a->frame_have_bytes += copied;
+    expect(a, bytes);
+    return EP_ASSEMBLER_BEGUN;
+}
+
+ep_assembler_step ep_assembler_next(ep_assembler *a, const ep_lane_limits *limits, bool large_allowed, const char *peer,
+                                    ep_buffer **out_frame, ep_error *out_error)
+{
+    if (a->frame == NULL) {
+        size_t bytes = 0;
+        if (ahead_unread(a) + staged_unread(a) < ep_lane_prefix_bytes(limits)) {
+            unread_to_front(a);
+            return EP_ASSEMBLER_MORE;
+        }
+        if (read_length(a, limits, large_allowed, peer, &bytes, out_error) != EP_OK) {
+            return EP_ASSEMBLER_ERROR;
+        }
+        ep_assembler_step step = begin_frame(a, limits, bytes);
+        *out_frame = a->frame;
+        return step;
+    }
+    if (a->frame_have_bytes < a->frame->bytes) { /* then everything unread is in it */
+        a->staged_begin = 0;
+        a->staged_end = 0;
+        return EP_ASSEMBLER_MORE;
+    }
+    *out_frame = a->frame;
+    a->frame = NULL;
+    return EP_ASSEMBLER_FRAME;
+}
+
+void ep_assembler_describe_end(const ep_assembler *a, const char *peer, const char *reason, ep_error *out_error)
+{
+    if (a->frame != NULL) {
+        ep_error_set(out_error, EP_ERR_CONNECTION_LOST, "connection to %s lost in the middle of a frame, %zu of %zu bytes: %s", peer,
+                     a->frame_have_bytes, a->frame->bytes, reason);
+    } else {
+        ep_error_set(out_error, EP_ERR_CONNECTION_LOST, "connection to %s lost: %s", peer, reason);
+    }
+}
