@@ -301,6 +301,7 @@ static ep_err send_now(ep_rpc_link *link, ep_rpc_out *out, bool payload_crc)
     ep_rpc_out_seal(out, payload_crc);
     out->send.done = link_sent;
     out->send.arg = link;
+    out->send.done_inside = true; /* link_sent takes no lock that a sender holds */
     ep_rpc_link_ref(link);
     trace_send_begin(link, out);
     ep_err err = ep_conn_send(link->conn, &out->send);

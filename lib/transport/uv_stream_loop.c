@@ -3,6 +3,7 @@
  * The worker threads, one libuv loop each. Jobs are run before and after each wait, so a job that a callback of the loop
  * pushes needs no wake-up; another thread wakes the loop only when it sleeps, and only once.
  */
+#include <sched.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -12,6 +13,7 @@
 
 #define WORKERS_MAX 4
 #define FINI_WAIT_MS 5000
+#define SPINS_PER_YIELD 8
 
 struct loop_worker {
     uv_loop_t loop;
@@ -20,7 +22,8 @@ struct loop_worker {
     uv_check_t after;
     uv_idle_t spin;       /* while active the loop does not sleep */
     pthread_t thread;
-    uint64_t heard_ns;    /* worker only */
+    uint64_t heard_ns;    /* worker only, as spins */
+    uint32_t spins;
     pthread_mutex_t lock;
     /* guarded by lock */
     loop_job *head;
@@ -66,9 +69,13 @@ static void run_jobs(loop_worker *worker)
     pthread_mutex_unlock(&worker->lock);
 }
 
+/* While looking again and again; whoever needs this core, perhaps the peer, must get it now and then. */
 static void on_spin(uv_idle_t *spin)
 {
-    (void)spin;
+    loop_worker *worker = spin->data;
+    if (++worker->spins % SPINS_PER_YIELD == 0) {
+        sched_yield();
+    }
 }
 
 /* Whether to look again at once rather than to sleep. */
@@ -152,6 +159,7 @@ static ep_err worker_open(loop_worker *worker)
     uv_idle_init(&worker->loop, &worker->spin);
     worker->before.data = worker;
     worker->after.data = worker;
+    worker->spin.data = worker;
     uv_prepare_start(&worker->before, before_wait);
     uv_check_start(&worker->after, after_wait);
     if (ep_lane_thread_create("ep-lane-loop", worker_main, worker, &worker->thread) != EP_OK) {

@@ -16,6 +16,14 @@
 
 #include "bench/bench_report.h"
 
+static void set_buffers(int fd, int socket_bytes)
+{
+    if (socket_bytes > 0) {
+        setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &socket_bytes, sizeof(socket_bytes));
+        setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &socket_bytes, sizeof(socket_bytes));
+    }
+}
+
 static void prepare(int fd)
 {
     int one = 1;
@@ -65,7 +73,7 @@ static void serve(int fd, size_t ring_bytes)
     free(ring);
 }
 
-int tcp_echo_open(tcp_echo *echo, size_t message_bytes)
+int tcp_echo_open(tcp_echo *echo, size_t message_bytes, size_t ring_bytes, int socket_bytes)
 {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t length = sizeof(address);
@@ -74,6 +82,7 @@ int tcp_echo_open(tcp_echo *echo, size_t message_bytes)
     echo->message_bytes = message_bytes;
     echo->send_data = aligned_alloc(64, (message_bytes + 63) / 64 * 64);
     echo->receive_data = aligned_alloc(64, (message_bytes + 63) / 64 * 64);
+    set_buffers(listener, socket_bytes); /* what it accepts inherits them */
     if (listener < 0 || echo->send_data == NULL || echo->receive_data == NULL ||
         bind(listener, (struct sockaddr *)&address, sizeof(address)) != 0 || listen(listener, 1) != 0 ||
         getsockname(listener, (struct sockaddr *)&address, &length) != 0) {
@@ -86,10 +95,11 @@ int tcp_echo_open(tcp_echo *echo, size_t message_bytes)
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         int fd = accept(listener, NULL, NULL);
         prepare(fd);
-        serve(fd, (message_bytes < 65536 ? 65536 : message_bytes) * 2);
+        serve(fd, ring_bytes);
         _exit(0);
     }
     echo->fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    set_buffers(echo->fd, socket_bytes);
     int result = connect(echo->fd, (struct sockaddr *)&address, sizeof(address));
     close(listener);
     prepare(echo->fd);

@@ -17,8 +17,11 @@ typedef struct tcp_echo {
     char *receive_data;
 } tcp_echo;
 
-/* Starts the child and connects. 0 on success. */
-int tcp_echo_open(tcp_echo *echo, size_t message_bytes);
+/*
+ * Starts the child and connects. ring_bytes: what the child keeps between reading and writing; socket_bytes: send and
+ * receive buffers of the sockets, 0: as the system likes. 0 on success.
+ */
+int tcp_echo_open(tcp_echo *echo, size_t message_bytes, size_t ring_bytes, int socket_bytes);
 void tcp_echo_close(tcp_echo *echo);
 /* Sends count messages keeping depth outstanding; round trip of each in out_us (may be NULL). Returns seconds, < 0 on error. */
 double tcp_echo_run(tcp_echo *echo, int count, int depth, double *out_us);
