@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "moe/node_sum.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/numeric.h"
@@ -10,6 +11,34 @@ const char ep_row_covered[1] = {0};
 
 /* Slots of the frame at hand, until it is known which of them is its token's first. */
 static const char unplaced[1] = {0};
+
+/* Rows of more slots than any token has come from peers that mean no good: they are sorted in n log n. */
+#define INSERTION_SORT_MAX 128u
+
+/* By place, then by slot index. */
+static int compare_places(const void *a, const void *b, void *arg)
+{
+    const uint16_t *places = arg;
+    uint32_t x = *(const uint32_t *)a;
+    uint32_t y = *(const uint32_t *)b;
+    return places[x] != places[y] ? (places[x] > places[y]) - (places[x] < places[y]) : (x > y) - (x < y);
+}
+
+static void sort_by_place(const uint16_t *places, uint32_t *order, uint32_t count)
+{
+    if (count > INSERTION_SORT_MAX) {
+        qsort_r(order, count, sizeof(*order), compare_places, (void *)(uintptr_t)places);
+        return;
+    }
+    for (uint32_t i = 1; i < count; i++) {
+        uint32_t slot = order[i];
+        uint32_t to = i;
+        for (; to > 0 && places[order[to - 1]] > places[slot]; to--) {
+            order[to] = order[to - 1];
+        }
+        order[to] = slot;
+    }
+}
 
 void ep_node_sum_order(const ep_node_sum_slots *slots, uint32_t *row_begins, uint32_t *order)
 {
@@ -25,15 +54,8 @@ void ep_node_sum_order(const ep_node_sum_slots *slots, uint32_t *row_begins, uin
     for (uint32_t s = slots->slots_count; s-- > 0;) {
         order[--row_begins[slots->slot_rows[s * slots->slot_stride]]] = s;
     }
-    for (uint32_t r = 0; r < slots->rows_count; r++) { /* few slots each */
-        for (uint32_t i = row_begins[r] + 1; i < row_begins[r + 1]; i++) {
-            uint32_t slot = order[i];
-            uint32_t to = i;
-            for (; to > row_begins[r] && slots->places[order[to - 1]] > slots->places[slot]; to--) {
-                order[to] = order[to - 1];
-            }
-            order[to] = slot;
-        }
+    for (uint32_t r = 0; r < slots->rows_count; r++) {
+        sort_by_place(slots->places, order + row_begins[r], row_begins[r + 1] - row_begins[r]);
     }
 }
 

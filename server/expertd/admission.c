@@ -101,6 +101,7 @@ static uint64_t rate_wait_us(const ep_admission *admission, uint32_t tenant, ten
     if (rate == 0) {
         return 0;
     }
+    now_ns = now_ns < use->rate_ns ? use->rate_ns : now_ns; /* who took its time first may get the lock last */
     uint64_t passed_ns = use->rate_ns == 0 ? 0 : now_ns - use->rate_ns;
     bool is_full = use->rate_ns == 0 || passed_ns >= 60 * EP_NS_PER_S ||
                    use->rate_left + (int64_t)(passed_ns * rate) >= full;

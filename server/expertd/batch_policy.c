@@ -189,6 +189,15 @@ static void release_ended(ep_batch_policy *policy, uint64_t now_ns)
     }
 }
 
+void ep_batch_policy_release_groups(ep_batch_policy *policy, uint64_t now_ns)
+{
+    for (uint32_t i = 0; policy->groups_waiting > 0 && i < EP_BATCH_GROUPS_MAX; i++) {
+        if (policy->groups[i].step.layer != NULL && !policy->groups[i].is_released) {
+            release(policy, &policy->groups[i], now_ns);
+        }
+    }
+}
+
 /* The group's entry; a new one takes the place of none, of the oldest that was released, or else of the one
  * whose window ends first, which is released. */
 static ep_batch_group *find_group(ep_batch_policy *policy, const ep_batch_step *step, uint64_t now_ns)
@@ -479,11 +488,28 @@ void ep_batch_policy_put_back(ep_batch_policy *policy, const ep_batch_pick *pick
     }
 }
 
+/* Nobody pays for what nobody computes, and it is no part of its class's share. */
+void ep_batch_policy_drop(ep_batch_policy *policy, ep_batch_pick *pick, const ep_work *work)
+{
+    uint64_t cost = cost_of(work, work->job.rows_count);
+    give_back(policy, work->place.tenant, cost);
+    pick->works_count--;
+    pick->rows -= work->job.rows_count;
+    if (pick->works_count == 0) {
+        give_back(policy, pick->tenant, cost_of(work, EP_BATCH_WEIGHT_ROWS));
+        cost += cost_of(work, EP_BATCH_WEIGHT_ROWS);
+    }
+    pick->cost -= cost;
+    policy->costs[pick->work_class] -= cost;
+}
+
 void ep_batch_policy_done(ep_batch_policy *policy, const ep_batch_pick *pick)
 {
     const int64_t share = policy->config.prefill_share_percent;
     const int64_t cost = (int64_t)pick->cost;
-    if (pick->work_class == EP_WORK_PREFILL) {
+    if (pick->works_count == 0) {
+        /* it never ran */
+    } else if (pick->work_class == EP_WORK_PREFILL) {
         int64_t floor = -OWED_JOBS * cost * (100 - share);
         policy->prefill_owed -= cost * (100 - share);
         policy->prefill_owed = policy->prefill_owed < floor ? floor : policy->prefill_owed;
@@ -500,11 +526,9 @@ ep_work *ep_batch_policy_drain(ep_batch_policy *policy)
             return dequeue(policy, &policy->ready[c]->classes[c].flows);
         }
     }
-    for (uint32_t i = 0; policy->groups_waiting > 0 && i < EP_BATCH_GROUPS_MAX; i++) {
-        if (policy->groups[i].step.layer != NULL && !policy->groups[i].is_released) {
-            release(policy, &policy->groups[i], 0);
-            return ep_batch_policy_drain(policy);
-        }
+    if (policy->groups_waiting == 0) {
+        return NULL;
     }
-    return NULL;
+    ep_batch_policy_release_groups(policy, 0);
+    return ep_batch_policy_drain(policy);
 }

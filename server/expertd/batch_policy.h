@@ -137,10 +137,14 @@ void ep_batch_policy_add(ep_batch_policy *policy, ep_work *works, const ep_batch
 bool ep_batch_policy_take(ep_batch_policy *policy, uint64_t now_ns, ep_batch_pick *out_pick);
 /* The backend had no room: the works are back where they were. */
 void ep_batch_policy_put_back(ep_batch_policy *policy, const ep_batch_pick *pick);
+/* A work of the pick, out of its list already, will not be computed. */
+void ep_batch_policy_drop(ep_batch_policy *policy, ep_batch_pick *pick, const ep_work *work);
 /* A job has ended, or never began because its works were dropped. */
 void ep_batch_policy_done(ep_batch_policy *policy, const ep_batch_pick *pick);
 /* Some waiting work, step groups included, without any rule; NULL: none. */
 ep_work *ep_batch_policy_drain(ep_batch_policy *policy);
+/* Ends the windows of all step groups. */
+void ep_batch_policy_release_groups(ep_batch_policy *policy, uint64_t now_ns);
 /* When the next window of a step group ends; UINT64_MAX: none. */
 uint64_t ep_batch_policy_window_end(const ep_batch_policy *policy);
 

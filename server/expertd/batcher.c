@@ -154,14 +154,13 @@ static void call_ended(ended_list *ended)
 static void on_job_done(ep_job *job, ep_err result);
 
 /* Takes the works nobody waits for any more out of the pick. */
-static void drop_works(ep_batch_pick *pick, ended_list *ended)
+static void drop_works(ep_batch_policy *policy, ep_batch_pick *pick, ended_list *ended)
 {
     for (ep_work **at = &pick->works; *at != NULL;) {
         ep_work *work = *at;
         if (work->is_dropped != NULL && work->is_dropped(work)) {
             *at = work->place.next;
-            pick->works_count--;
-            pick->rows -= work->job.rows_count;
+            ep_batch_policy_drop(policy, pick, work);
             end_work(ended, work, EP_ERR_CANCELLED);
         } else {
             at = &work->place.next;
@@ -225,7 +224,7 @@ static void count_begun(ep_batcher *batcher, const ep_batch_pick *pick)
 /* Lock held. Hands a pick to the backend. False: the backend is full and the works are back in their queue. */
 static bool start_pick(ep_batcher *batcher, ep_batch_pick *pick, ended_list *ended)
 {
-    drop_works(pick, ended);
+    drop_works(&batcher->policy, pick, ended);
     if (pick->works_count == 0) {
         ep_batch_policy_done(&batcher->policy, pick);
         return true;
@@ -258,18 +257,28 @@ static bool start_pick(ep_batcher *batcher, ep_batch_pick *pick, ended_list *end
 }
 
 /* Lock held. */
-static void pump(ep_batcher *batcher, ended_list *ended)
+static void start_picks(ep_batcher *batcher, uint64_t now_ns, ended_list *ended)
 {
-    const uint64_t now_ns = ep_clock_now_ns();
     ep_batch_pick pick;
     while (ep_batch_policy_take(&batcher->policy, now_ns, &pick) && start_pick(batcher, &pick, ended)) {
     }
+}
+
+/* Lock held. */
+static void pump(ep_batcher *batcher, ended_list *ended)
+{
+    const uint64_t now_ns = ep_clock_now_ns();
+    start_picks(batcher, now_ns, ended);
     uint64_t end_ns = ep_batch_policy_window_end(&batcher->policy);
-    if (end_ns != batcher->window_end_ns && end_ns != UINT64_MAX && !batcher->is_closed) {
-        batcher->window_end_ns = end_ns;
-        if (ep_timer_arm(batcher->timers, &batcher->window, end_ns) != EP_OK) {
-            batcher->policy.config.group_window_ns = 0; /* groups cannot be timed: nobody waits for one */
-        }
+    if (end_ns == batcher->window_end_ns || end_ns == UINT64_MAX || batcher->is_closed) {
+        return;
+    }
+    batcher->window_end_ns = end_ns;
+    if (ep_timer_arm(batcher->timers, &batcher->window, end_ns) != EP_OK) {
+        /* Nothing would end their windows: nobody waits any longer. */
+        batcher->window_end_ns = UINT64_MAX;
+        ep_batch_policy_release_groups(&batcher->policy, now_ns);
+        start_picks(batcher, now_ns, ended);
     }
 }
 

@@ -221,3 +221,28 @@ Test(node_sum, one_sum_rounds_once)
     ep_node_sum(&slots, begins, order, rows, EP_DTYPE_BF16, 1, scratch, &out);
     cr_assert_eq(out, 0x3f81); /* 1 + 2^-7 */
 }
+
+/* A frame may give all its slots to one row, in the worst order: that must not keep the node busy for minutes. */
+Test(node_sum, all_slots_of_a_frame_for_one_row, .timeout = 100)
+{
+    const uint32_t count = 2000000;
+    uint32_t *slot_rows = calloc(count, sizeof(*slot_rows));
+    uint32_t *order = malloc(count * sizeof(*order));
+    uint16_t *places = malloc(count * sizeof(*places));
+    uint32_t begins[3];
+    cr_assert(slot_rows != NULL && order != NULL && places != NULL);
+    for (uint32_t i = 0; i < count; i++) {
+        places[i] = (uint16_t)((count - i) / 64);
+    }
+    const ep_node_sum_slots slots = {
+        .rows_count = 2, .slots_count = count, .slot_rows = slot_rows, .slot_stride = 1, .places = places};
+    ep_node_sum_order(&slots, begins, order);
+    cr_assert(begins[0] == 0 && begins[1] == count && begins[2] == count);
+    for (uint32_t i = 1; i < count; i++) {
+        uint16_t before = places[order[i - 1]], here = places[order[i]];
+        cr_assert(before < here || (before == here && order[i - 1] < order[i]), "slot %u", i);
+    }
+    free(slot_rows);
+    free(order);
+    free(places);
+}

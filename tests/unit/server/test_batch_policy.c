@@ -390,3 +390,22 @@ Test(batch_policy, wide_jobs_stay_in_the_queues_where_they_grow)
     ep_batch_policy_done(&policy, &pick);
     cr_expect_str_eq(take(0, &pick), "2 ");
 }
+
+/* Prefill that was cancelled has not had its share; decode that was cancelled has not taken it. */
+Test(batch_policy, dropped_work_is_nobodys_share)
+{
+    ep_batch_pick pick;
+    begin((ep_batch_policy_config){.jobs_max = 1, .prefill_share_percent = 25});
+    for (int c = 0; c < EP_WORK_CLASSES; c++) {
+        add((ep_work_class)c, 1, 4, 0);
+    }
+    for (int turn = 0; turn < EP_WORK_CLASSES; turn++) {
+        cr_assert_str_eq(take(0, &pick), turn == 0 ? "0 " : "1 ");
+        ep_batch_policy_drop(&policy, &pick, pick.works);
+        ep_batch_policy_done(&policy, &pick);
+        cr_expect_eq(policy.prefill_owed, 0);
+        cr_expect_eq(policy.costs[pick.work_class], 0);
+        cr_expect_eq(policy.jobs[pick.work_class], 0);
+        cr_expect_eq(policy.tenants[0].virtual_time, 0);
+    }
+}

@@ -150,6 +150,27 @@ Test(batcher, a_work_dropped_among_others_is_left_out_of_their_job)
     cr_expect_eq(results[4], EP_OK);
 }
 
+/* Tenant 1 is not behind tenant 0 for works that nobody computed. */
+Test(batcher_tenants, dropped_work_costs_its_tenant_nothing, .fini = teardown)
+{
+    start_batcher(&(ep_batch_policy_config){.jobs_max = 2, .tenants_count = 2}, NULL);
+    for (int i = 2; i < 9; i++) {
+        works[i].place.tenant = 1;
+        dropped[i] = i < 7;
+    }
+    works[1].place.row_cost = 3;
+    ep_batcher_submit(batcher, works, 2, NULL);
+    ep_batcher_submit(batcher, works + 2, 5, NULL);
+    cr_expect_str_eq(log_text, "2 3 4 5 6 ");
+    ep_batcher_submit(batcher, works + 9, 1, NULL);
+    ep_batcher_submit(batcher, works + 7, 2, NULL); /* 7 begins beside the room of the others */
+    cr_expect_str_eq(submitted(), "0 1 7 ");
+    hand_backend_complete(&hand, EP_OK);
+    cr_expect_str_eq(submitted(), "0 1 7 ");
+    hand_backend_complete(&hand, EP_OK);
+    cr_expect_str_eq(submitted(), "0 1 7 8 9 ");
+}
+
 Test(batcher, dropped_work_never_reaches_the_backend)
 {
     ep_batcher_submit(batcher, works, 4, NULL);
@@ -256,5 +277,32 @@ Test(batcher_groups, a_window_ends_by_itself)
     ep_batcher_submit(batcher, works + 2, 1, &other);
     ep_batcher_destroy(batcher); /* ends what waits for its group */
     cr_expect_eq(group_done, 2);
+    ep_timer_service_destroy(timers);
+}
+
+static bool is_arm_failing;
+ep_err __real_ep_timer_arm(ep_timer_service *service, ep_timer *timer, uint64_t due_ns);
+ep_err __wrap_ep_timer_arm(ep_timer_service *service, ep_timer *timer, uint64_t due_ns);
+
+/* The linker puts it in the way of the batcher's calls. */
+ep_err __wrap_ep_timer_arm(ep_timer_service *service, ep_timer *timer, uint64_t due_ns)
+{
+    return is_arm_failing ? EP_ERR_NO_MEMORY : __real_ep_timer_arm(service, timer, due_ns);
+}
+
+Test(batcher_groups, without_a_timer_nobody_waits_for_a_group, .fini = teardown)
+{
+    ep_timer_service *timers;
+    const ep_batch_step step = {.layer = &queues, .group = 1, .size = 3};
+    cr_assert_eq(ep_timer_service_create("test", &timers), EP_OK);
+    start_batcher(&(ep_batch_policy_config){.jobs_max = 2, .tenants_count = 1, .group_window_ns = UINT64_MAX / 4}, timers);
+    is_arm_failing = true;
+    ep_batcher_submit(batcher, works, 2, &step);
+    cr_expect_str_eq(submitted(), "0 1 ");
+    hand_backend_complete(&hand, EP_OK);
+    hand_backend_complete(&hand, EP_OK);
+    cr_expect_str_eq(log_text, "0 1 ");
+    ep_batcher_destroy(batcher);
+    batcher = NULL;
     ep_timer_service_destroy(timers);
 }

@@ -157,3 +157,21 @@ Test(admission, one_tenant_leaves_room_for_the_others)
     cr_expect(ticket.is_spilled);
     ep_admission_destroy(a);
 }
+
+/* Threads read the clock before they wait for the lock: the later time may come first. */
+Test(admission, a_tenants_rate_survives_times_out_of_order)
+{
+    ep_tenants tenants;
+    ep_admission *a;
+    ep_ticket ticket;
+    ep_error e;
+    ep_tenants_init(&tenants);
+    ep_tenants_add(&tenants, "t", &(ep_tenant_limits){.weight = 1, .tokens_per_s = 10});
+    const uint32_t tenant = ep_tenants_find(&tenants, "t");
+    cr_assert_eq(ep_admission_create(1000, 1000, &tenants, &a), EP_OK);
+    cr_assert_eq(ep_admission_enter(a, tenant, 10, 1, 2000000000, &ticket, &e), EP_OK);
+    cr_expect_eq(ep_admission_enter(a, tenant, 1, 1, 1999999999, &ticket, &e), EP_ERR_RESOURCE_EXHAUSTED);
+    cr_expect_eq(ep_admission_enter(a, tenant, 1, 1, 2000000000, &ticket, &e), EP_ERR_RESOURCE_EXHAUSTED);
+    cr_expect_eq(ep_admission_enter(a, tenant, 1, 1, 2200000000, &ticket, &e), EP_OK);
+    ep_admission_destroy(a);
+}
