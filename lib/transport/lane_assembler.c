@@ -60,7 +60,9 @@ unsigned ep_assembler_room(ep_assembler *a, const ep_lane_limits *limits, struct
     if (a->frame != NULL) {
         out_iovs[count++] = (struct iovec){.iov_base = a->frame->data + a->frame_have_bytes,
                                            .iov_len = a->frame->bytes - a->frame_have_bytes};
-    } else if (large && staged_unread(a) == 0) {
+    } else if (!large || staged_unread(a) > 0) {
+        drop_ahead(a); /* it is empty, and what comes goes behind what is staged */
+    } else {
         a->staged_begin = 0;
         a->staged_end = 0;
         if (a->ahead != NULL && a->ahead->capacity_bytes < a->expected_bytes) {
