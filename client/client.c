@@ -254,6 +254,9 @@ static ep_err start_client(ep_client *client, ep_error *out_error)
 ep_err ep_client_create(const ep_client_config *config, ep_client **out_client, ep_error *out_error)
 {
     ep_err err = check_config(config, out_error);
+    if (err == EP_OK) {
+        err = ep_stream_lane_read_environment(out_error);
+    }
     if (err != EP_OK) {
         return err;
     }

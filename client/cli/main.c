@@ -89,6 +89,11 @@ static int run(int argc, char **argv)
     if (command == NULL) {
         return unknown_command(word);
     }
+    ep_error error;
+    if (ep_stream_lane_read_environment(&error) != EP_OK) {
+        fprintf(stderr, "%s: %s\n", PROGRAM, error.text);
+        return EP_CLI_EXIT_USAGE;
+    }
     snprintf(name, sizeof(name), "%s %s", PROGRAM, command->name);
     argv[1] = name;
     return command->run(argc - 1, argv + 1);

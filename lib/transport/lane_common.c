@@ -9,17 +9,6 @@
 
 static const ep_lane_ops *const lanes[] = {&ep_nng_stream_lane, &ep_loopback_lane, &ep_shm_lane};
 static const ep_lane_ops *registered; /* atomic */
-static bool tcp_by_uv;                /* atomic */
-
-ep_err ep_stream_lane_choose(const char *name, ep_error *out_error)
-{
-    bool uv = strcmp(name, "uv") == 0;
-    if (!uv && strcmp(name, "nng") != 0) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "stream lane '%.32s', allowed are uv and nng", name);
-    }
-    __atomic_store_n(&tcp_by_uv, uv, __ATOMIC_RELEASE);
-    return EP_OK;
-}
 
 void ep_lane_register(const ep_lane_ops *ops)
 {
@@ -44,7 +33,7 @@ bool ep_url_has_scheme(const char *url, const char *scheme)
 
 const ep_lane_ops *ep_lane_for_url(const char *url)
 {
-    if (ep_url_has_scheme(url, "tcp") && __atomic_load_n(&tcp_by_uv, __ATOMIC_ACQUIRE)) {
+    if (ep_url_has_scheme(url, "tcp") && !ep_stream_lane_is_nng()) {
         return &ep_uv_stream_lane;
     }
     for (size_t i = 0; i < EP_ARRAY_COUNT(lanes); i++) {

@@ -127,7 +127,7 @@ typedef void (*ep_accept_func)(void *arg, ep_conn *taken_conn);
 typedef void (*ep_dial_func)(void *arg, ep_conn *taken_conn, const ep_error *error);
 
 typedef struct ep_lane_ops {
-    const char *name;              /* "nng-stream", "shm", "loopback": as offered in Hello */
+    const char *name;              /* "uv-stream", "shm", "loopback": as offered in Hello */
     const char *const *schemes;    /* NULL-terminated: "tcp", "tls+tcp" */
 
     /* Starts accepting; returns when the port is bound. Blocks shortly. Errors: INVALID_ARGUMENT, UNAVAILABLE (address in use). */
@@ -180,10 +180,15 @@ extern const ep_lane_ops ep_shm_lane;
 /* One lane beside the built-in ones, for a program that brings its own (tests: the simulated one). NULL: none. */
 void ep_lane_register(const ep_lane_ops *ops);
 /*
- * Which lane serves tcp:// from now on in this process: "uv" or "nng". Both speak the same bytes; tls+tcp is always nng's.
- * Errors: INVALID_ARGUMENT.
+ * Which lane serves tcp:// from now on in this process: "uv", as it is by default, or "nng". Both speak the same bytes;
+ * tls+tcp is always nng's. Errors: INVALID_ARGUMENT.
  */
 ep_err ep_stream_lane_choose(const char *name, ep_error *out_error);
+/*
+ * The same by LIBEXPERTD_STREAM_LANE, and busy polling by LIBEXPERTD_BUSY_POLL_US, for programs that only use our client. Nothing
+ * after ep_stream_lane_choose. Errors: INVALID_ARGUMENT naming the variable.
+ */
+ep_err ep_stream_lane_read_environment(ep_error *out_error);
 /*
  * A worker of the uv-stream lane looks for bytes again and again for so long after it last had some, before it sleeps; it
  * saves wake-ups and takes a core. 0, which is the default: never.

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/check.h"
 #include "base/log.h"
 #include "common/probes.h"
 #include "common/service_tls.h"
@@ -257,4 +258,12 @@ void ep_service_trace_start(const ep_options *options)
     } else {
         ep_trace_load_aside(log_tracing);
     }
+}
+
+void ep_service_lane_start(const ep_options *options)
+{
+    ep_error error;
+    ep_err err = ep_stream_lane_choose(ep_options_text(options, "stream_lane"), &error);
+    EP_ASSERT(err == EP_OK); /* the option table allows no other words */
+    ep_stream_lane_set_busy_poll((uint32_t)ep_options_number(options, "busy_poll_us"));
 }

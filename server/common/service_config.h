@@ -130,6 +130,19 @@ extern const ep_option ep_listen_fields[1]; /* {"url"} */
          .default_text = "10000",                                                                            \
          .reloadable = true,                                                                                 \
          .help = "How long a stopping program waits for calls in flight"},                                   \
+        {.name = "stream_lane",                                                                              \
+         .type = EP_OPTION_ENUM,                                                                             \
+         .allowed = "uv|nng",                                                                                \
+         .default_text = "uv",                                                                               \
+         .help = "Library that carries tcp:// connections; both speak the same bytes, uv is faster. "        \
+                 "tls+tcp:// is always nng's"},                                                              \
+        {.name = "busy_poll_us",                                                                             \
+         .type = EP_OPTION_INT,                                                                              \
+         .unit = "us",                                                                                       \
+         .max = 100000,                                                                                      \
+         .default_text = "0",                                                                                \
+         .help = "How long a network thread looks for more before it sleeps: saves wake-ups, takes cores. "  \
+                 "Needs stream_lane uv"},                                                                    \
         {.name = "log_level",                                                                                \
          .type = EP_OPTION_ENUM,                                                                             \
          .allowed = "error|warn|info|debug",                                                                 \
@@ -186,6 +199,8 @@ void ep_service_warn_exposed(const ep_options *options);
 void ep_service_log_start(const ep_options *options);
 /* Loads the trace probes, aside, unless tracing is off. Without them all goes on untraced. */
 void ep_service_trace_start(const ep_options *options);
+/* Sets the lane of tcp:// and its busy polling for this process. Before the first listen or dial. */
+void ep_service_lane_start(const ep_options *options);
 /* True for "tls+tcp://...". */
 bool ep_url_is_tls(const char *url);
 

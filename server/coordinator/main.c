@@ -19,6 +19,7 @@ int main(int argc, char **argv)
     }
     ep_service_log_start(options);
     ep_service_trace_start(options);
+    ep_service_lane_start(options);
     ep_service_warn_exposed(options);
     ep_trace_set_process("gateway");
     ep_process_raise_fd_limit();

@@ -18,6 +18,7 @@ static int run(const ep_options *options, int argc, char **argv)
     ep_error_clear(&error);
     ep_service_log_start(options);
     ep_service_trace_start(options);
+    ep_service_lane_start(options);
     ep_service_warn_exposed(options);
     ep_err err = ep_node_config_load(options, &config, &error);
     if (err == EP_OK) {

@@ -12,6 +12,7 @@
  *            time; only ep_call_cancel may come from another.
  * Process    nothing process-wide is changed. Threads start on first connect: the network library's, one
  *            timer thread and two that work on what it finds due; while a node that left the table is being disconnected there is one more.
+ *            LIBEXPERTD_STREAM_LANE (uv, nng) and LIBEXPERTD_BUSY_POLL_US in the environment choose how tcp:// is carried.
  *            After fork() every call in the child returns EP_ERR_FAILED_PRECONDITION, except
  *            ep_client_destroy, which does nothing there.
  * Callbacks  run on the library's threads, never inside the call that began them; they may begin calls, not
