@@ -28,9 +28,12 @@
 #define RECORDS_MAX 24
 #define GOOD_CALL_EVERY 128
 
+/* Of a RECORD_FORWARD, to be joined. */
+enum { FORM_QUANT = 32, FORM_NODE_SUM = 64, FORM_STEP_GROUP = 128 };
+
 enum {
     RECORD_CALL,    /* method index, call id, attempt, deadline code, message bytes (2), message, tensors */
-    RECORD_FORWARD, /* call id, then changes (place 2, value 1) of the good request's tensors and header */
+    RECORD_FORWARD, /* call id (5 bits) and form (3), then changes (place 2, value 1) of the good request's tensors and header */
     RECORD_BYTES,   /* a frame's bytes; its CRCs are made right */
     RECORD_BROKEN,  /* a frame's bytes as they are */
     RECORD_CONTROL, /* frame kind, call id: cancel, ping, pong, credit, goodbye */
@@ -110,7 +113,8 @@ void fuzz_start(void)
     ep_fixture_temp_dir(model_path);
     atexit(remove_model);
     snprintf(model_flag, sizeof(model_flag), "--model=demo=%s", model_path);
-    static const char *const flags[] = {"--listen=tcp://127.0.0.1:0", "--admin-listen=", "--probe-address=", "--log-level=error"};
+    static const char *const flags[] = {"--listen=tcp://127.0.0.1:0", "--admin-listen=", "--probe-address=",
+                                        "--door-listen=tcp://127.0.0.1:0", "--log-level=error"};
     char *argv[16] = {(char *)(uintptr_t) "fuzz", model_flag};
     int argc = 2;
     for (size_t i = 0; i < sizeof(flags) / sizeof(flags[0]); i++) {
@@ -145,7 +149,7 @@ size_t fuzz_seed(size_t index, uint8_t *out)
     size_t rows, at = 0;
     const ep_rpc_method *methods = ep_rpc_methods(&rows);
     uint8_t rest[512] = {0};
-    if (index >= rows + 4) {
+    if (index >= rows + 12) {
         return 0;
     }
     if (index < rows) { /* each method with some fields set */
@@ -155,7 +159,7 @@ size_t fuzz_seed(size_t index, uint8_t *out)
         rest[4] = (uint8_t)bytes;
         at = put_record(out, RECORD_CALL, rest, 6 + bytes + 64);
     }
-    const uint8_t forward[] = {4, 0, 0, 0};
+    const uint8_t forward[] = {(uint8_t)(4 | index % 8 * FORM_QUANT), 0, 0, 0};
     at += put_record(out + at, RECORD_FORWARD, forward, index % 4 == 3 ? 4 : 1);
     const uint8_t controls[][2] = {{EP_FRAME_CANCEL, 4}, {EP_FRAME_PING, 0}, {EP_FRAME_CREDIT, 0}, {EP_FRAME_GOODBYE, 0}};
     at += put_record(out + at, RECORD_CONTROL, controls[index % 4], 2);
@@ -231,6 +235,9 @@ static void send_call(raw_peer *p, const uint8_t *rest, size_t bytes)
 
 static void send_forward(raw_peer *p, const uint8_t *rest, size_t bytes)
 {
+    static const float slot_scales[] = {1.0f, -0.5f, 2.0f, 0.0f, 0.25f};
+    static const uint16_t slot_places[] = {1, 0, 0, 7, 0};
+    const uint8_t first = bytes > 0 ? rest[0] : 1;
     uint8_t tensors[4096] = {0}, packed[256];
     Expertd__V1__ForwardRequest message = EXPERTD__V1__FORWARD_REQUEST__INIT;
     ep_forward_layout layout;
@@ -241,7 +248,17 @@ static void send_forward(raw_peer *p, const uint8_t *rest, size_t bytes)
     message.hidden = H;
     message.x_dtype = EP_DTYPE_BF16;
     message.reply_dtype = EP_DTYPE_BF16;
-    FUZZ_CHECK(ep_forward_layout_make(4, 5, H, EP_DTYPE_BF16, false, &layout) && layout.total_bytes <= sizeof(tensors));
+    message.reply_quant = first & FORM_QUANT ? EP_COMBINE_INT8 : EP_COMBINE_PLAIN;
+    message.node_sum = (first & FORM_NODE_SUM) != 0;
+    message.step_group = first & FORM_STEP_GROUP ? 1 : 0;
+    message.step_group_size = 2;
+    FUZZ_CHECK(ep_forward_layout_make(4, 5, H, EP_DTYPE_BF16, message.node_sum, &layout));
+    FUZZ_CHECK(!message.node_sum || ep_forward_layout_add_places(&layout, 5));
+    FUZZ_CHECK(layout.total_bytes <= sizeof(tensors));
+    if (message.node_sum) {
+        memcpy(tensors + layout.slot_scales_offset, slot_scales, sizeof(slot_scales));
+        memcpy(tensors + layout.slot_places_offset, slot_places, sizeof(slot_places));
+    }
     memcpy(tensors + layout.x_offset, x, sizeof(x));
     memcpy(tensors + layout.slots_offset, slots, sizeof(slots));
     size_t packed_bytes = expertd__v1__forward_request__pack(&message, packed);
@@ -253,7 +270,7 @@ static void send_forward(raw_peer *p, const uint8_t *rest, size_t bytes)
             tensors[place % layout.total_bytes] = rest[i + 2];
         }
     }
-    ep_frame frame = {.method_id = 0x0101, .call_id = bytes > 0 ? rest[0] : 1, .deadline_us = EP_FRAME_DEADLINE_NONE};
+    ep_frame frame = {.method_id = 0x0101, .call_id = first & (FORM_QUANT - 1), .deadline_us = EP_FRAME_DEADLINE_NONE};
     send_request(p, frame, packed, packed_bytes, tensors, layout.total_bytes);
 }
 

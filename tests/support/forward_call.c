@@ -8,7 +8,11 @@
 #include "backends/backend.h"
 #include "base/clock.h"
 #include "base/numeric.h"
+#include "base/check.h"
 #include "base/random.h"
+#include "moe/node_sum.h"
+#include "moe/quantize.h"
+#include "wire/reply_layout.h"
 
 #define READY_MS 20000
 #define CALL_MS 20000
@@ -78,7 +82,9 @@ static ep_err pack(const ep_test_peer *peer, const ep_test_forward *f, ep_buffer
 {
     ep_forward_layout layout;
     ep_buffer *tensors;
-    if (!ep_forward_layout_make(f->rows, f->slots, f->hidden, f->x_dtype, f->weight_on_input, &layout)) {
+    const bool has_scales = f->weight_on_input || f->node_sum;
+    if (!ep_forward_layout_make(f->rows, f->slots, f->hidden, f->x_dtype, has_scales, &layout) ||
+        (f->node_sum && !ep_forward_layout_add_places(&layout, f->slots))) {
         return EP_ERR_INVALID_ARGUMENT;
     }
     ep_err err = ep_buffer_acquire(peer->pool, layout.total_bytes, &tensors);
@@ -96,8 +102,11 @@ static ep_err pack(const ep_test_peer *peer, const ep_test_forward *f, ep_buffer
     if (f->slots > 0) {
         memcpy(tensors->data + layout.slots_offset, f->wire_slots, f->slots * sizeof(ep_wire_slot));
     }
-    if (f->weight_on_input && f->slots > 0) {
+    if (has_scales && f->slots > 0) {
         memcpy(tensors->data + layout.slot_scales_offset, f->slot_scales, f->slots * sizeof(float));
+    }
+    if (f->node_sum && f->slots > 0) {
+        memcpy(tensors->data + layout.slot_places_offset, f->slot_places, f->slots * sizeof(uint16_t));
     }
     *out_tensors = tensors;
     return EP_OK;
@@ -123,7 +132,9 @@ ep_err ep_test_forward_begin(ep_test_peer *peer, const ep_test_forward *f, void 
     pthread_cond_init(&pending->changed, NULL);
     ep_error_clear(&pending->error);
     pending->out_rows = out_rows;
-    pending->out_bytes = (size_t)f->slots * f->hidden * ep_dtype_bytes(f->reply_dtype);
+    ep_reply_layout reply;
+    ep_reply_layout_make(f->node_sum ? f->rows : f->slots, f->hidden, f->reply_dtype, f->reply_quant, &reply);
+    pending->out_bytes = reply.total_bytes;
     epoch.term = f->epoch.term;
     epoch.number = f->epoch.number;
     header.model = text_of(f->model, "demo");
@@ -139,6 +150,8 @@ ep_err ep_test_forward_begin(ep_test_peer *peer, const ep_test_forward *f, void 
     header.weight_on_input = f->weight_on_input;
     header.prefill = f->prefill;
     header.want_timing = f->want_timing;
+    header.reply_quant = (uint32_t)f->reply_quant;
+    header.node_sum = f->node_sum;
     header.step_group = f->step_group;
     header.step_group_size = f->step_group_size;
     const ep_rpc_metadata tenant = {"tenant", f->tenant};
@@ -291,4 +304,42 @@ ep_err ep_test_expected_rows(const char *checkpoint_path, const ep_test_forward 
     }
     ep_checkpoint_close(checkpoint);
     return err;
+}
+
+#define REPLY_HIDDEN_MAX 64
+#define REPLY_SLOTS_MAX 16
+
+size_t ep_test_expected_reply(const ep_test_forward *f, const uint16_t *rows, void *out_reply)
+{
+    uint32_t begins[REPLY_SLOTS_MAX + 1], order[REPLY_SLOTS_MAX];
+    float scratch[2 * REPLY_HIDDEN_MAX];
+    uint16_t sums[REPLY_SLOTS_MAX * REPLY_HIDDEN_MAX];
+    uint8_t *reply = out_reply;
+    ep_reply_layout layout;
+    EP_ASSERT(f->hidden <= REPLY_HIDDEN_MAX && f->slots <= REPLY_SLOTS_MAX && f->rows <= REPLY_SLOTS_MAX);
+    EP_ASSERT(f->reply_dtype == EP_DTYPE_BF16);
+    const uint32_t count = f->node_sum ? f->rows : f->slots;
+    if (f->node_sum) {
+        const ep_node_sum_slots slots = {.rows_count = f->rows,
+                                         .slots_count = f->slots,
+                                         .slot_rows = &f->wire_slots->row,
+                                         .slot_stride = sizeof(*f->wire_slots) / sizeof(uint32_t),
+                                         .places = f->slot_places,
+                                         .scales = f->slot_scales};
+        ep_node_sum_order(&slots, begins, order);
+        ep_node_sum(&slots, begins, order, rows, EP_DTYPE_BF16, f->hidden, scratch, sums);
+        rows = sums;
+    }
+    ep_reply_layout_make(count, f->hidden, EP_DTYPE_BF16, f->reply_quant, &layout);
+    memset(reply, 0, layout.total_bytes);
+    if (f->reply_quant == EP_COMBINE_PLAIN) {
+        memcpy(reply, rows, layout.total_bytes);
+        return layout.total_bytes;
+    }
+    for (uint32_t r = 0; r < count; r++) {
+        ep_row_quantize_i8_blocks(rows + (size_t)r * f->hidden, EP_DTYPE_BF16, f->hidden,
+                                  (int8_t *)reply + r * layout.row_bytes,
+                                  reply + layout.scales_offset + r * layout.scale_row_bytes);
+    }
+    return layout.total_bytes;
 }

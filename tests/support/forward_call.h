@@ -45,7 +45,10 @@ typedef struct ep_test_forward {
     const void *x;                  /* [rows,hidden] */
     const float *row_scales;        /* i8 */
     const ep_wire_slot *wire_slots; /* [slots] */
-    const float *slot_scales;       /* weight_on_input */
+    const float *slot_scales;       /* weight_on_input, node_sum */
+    ep_combine_quant reply_quant;
+    bool node_sum;
+    const uint16_t *slot_places; /* node_sum */
     Expertd__V1__RelayPart **relay; /* [relay_count] */
     size_t relay_count;
     uint32_t timeout_ms;            /* 0: 20 s */
@@ -58,7 +61,7 @@ typedef struct ep_test_pending {
     ep_err result;
     ep_error error;
     ep_rpc_call_id id;
-    void *out_rows; /* [slots,hidden] reply_dtype */
+    void *out_rows; /* the reply's tensors (wire/reply_layout.h): plain ones are [slots,hidden] reply_dtype */
     size_t out_bytes;
     size_t reply_bytes; /* tensor bytes that came */
     uint64_t queue_us;
@@ -77,5 +80,7 @@ void ep_test_fill_rows(uint64_t seed, ep_dtype dtype, size_t count, void *out);
 /* What the rows must be: the reference backend on the checkpoint's own experts. */
 ep_err ep_test_expected_rows(const char *checkpoint_path, const ep_test_forward *forward, void *out_rows,
                              ep_error *out_error);
+/* The whole reply that these rows make: plain, summed, quantised (bf16, hidden up to 64). Returns its bytes, at most those of the rows. */
+size_t ep_test_expected_reply(const ep_test_forward *forward, const uint16_t *rows, void *out_reply);
 
 #endif

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "alloc_fail.h"
+#include "base/check.h"
 #include "base/clock.h"
 #include "common/process_setup.h"
 #include "expertd/node.h"
@@ -22,24 +23,54 @@
 #define H 32
 #define PATIENCE_NS (60 * EP_NS_PER_S)
 
+#define ROWS 4
+#define SLOTS 5
+
+/* What differs between the calls that are tried. */
+typedef struct call_form {
+    const char *name;
+    bool prefill;
+    bool node_sum;
+    bool in_group; /* of a step whose other rank never comes: a timer lets it go */
+    ep_combine_quant quant;
+    size_t reply_bytes;
+    uint16_t wanted[SLOTS * H];
+} call_form;
+
+static call_form forms[] = {
+    {.name = "a decode call"},
+    {.name = "a prefill call", .prefill = true},
+    {.name = "a call with quantised rows", .quant = EP_COMBINE_INT8},
+    {.name = "a call for sums", .node_sum = true},
+    {.name = "a call for quantised sums", .node_sum = true, .quant = EP_COMBINE_INT8},
+    {.name = "a call of a step group", .in_group = true},
+};
+
 static ep_node *node;
 static ep_test_peer lasting; /* connected before any failure */
-static uint16_t x[4 * H], wanted[5 * H];
-static const ep_wire_slot slots[] = {{0, 0}, {1, 0}, {2, 3}, {3, 6}, {0, 7}};
+static uint16_t x[ROWS * H];
+static const ep_wire_slot slots[SLOTS] = {{0, 0}, {1, 0}, {2, 3}, {3, 6}, {0, 7}};
+static const float slot_scales[SLOTS] = {0.5f, 1.0f, -2.0f, 0.25f, 1.5f};
+static const uint16_t slot_places[SLOTS] = {1, 0, 3, 2, 0};
 
-static ep_test_forward request(bool prefill)
+static ep_test_forward request(const call_form *form)
 {
-    return (ep_test_forward){.layer = 1, .rows = 4, .slots = 5, .hidden = H, .x_dtype = EP_DTYPE_BF16,
-                             .reply_dtype = EP_DTYPE_BF16, .prefill = prefill, .x = x, .wire_slots = slots};
+    static uint64_t groups; /* one thread calls */
+    groups += form->in_group;
+    return (ep_test_forward){.layer = 1, .rows = ROWS, .slots = SLOTS, .hidden = H, .x_dtype = EP_DTYPE_BF16,
+                             .reply_dtype = EP_DTYPE_BF16, .prefill = form->prefill, .x = x, .wire_slots = slots,
+                             .node_sum = form->node_sum, .slot_scales = slot_scales, .slot_places = slot_places,
+                             .reply_quant = form->quant, .step_group = form->in_group ? groups : 0,
+                             .step_group_size = 2};
 }
 
 /* Its result, and that rows given as right are right. */
-static ep_err call(ep_test_peer *peer, bool prefill, ep_error *out_error)
+static ep_err call(ep_test_peer *peer, const call_form *form, ep_error *out_error)
 {
-    uint16_t rows[5 * H];
-    ep_test_forward f = request(prefill);
+    uint16_t rows[SLOTS * H];
+    ep_test_forward f = request(form);
     ep_err err = ep_test_forward_run(peer, &f, rows, out_error);
-    if (err == EP_OK && memcmp(rows, wanted, sizeof(rows)) != 0) {
+    if (err == EP_OK && memcmp(rows, form->wanted, form->reply_bytes) != 0) {
         torture_broken("a call without enough memory gave wrong rows");
     }
     return err;
@@ -49,16 +80,15 @@ static ep_err call(ep_test_peer *peer, bool prefill, ep_error *out_error)
 static void attempt_call(void *arg)
 {
     ep_error error;
-    call(&lasting, arg != NULL, &error);
+    call(&lasting, arg, &error);
 }
 
 static void attempt_connect(void *arg)
 {
     ep_test_peer peer;
     ep_error error;
-    (void)arg;
     if (ep_test_peer_open(&peer, URL, &error) == EP_OK) {
-        call(&peer, false, &error);
+        call(&peer, arg, &error);
         ep_test_peer_close(&peer);
     }
 }
@@ -68,11 +98,11 @@ static void attempt_connect(void *arg)
 static void recover(void *arg)
 {
     ep_error error = {0};
-    ep_err err = call(&lasting, arg != NULL, &error);
+    ep_err err = call(&lasting, arg, &error);
     if (err == EP_ERR_UNAVAILABLE || err == EP_ERR_CONNECTION_LOST) {
         err = ep_rpc_channel_wait_ready(lasting.channel, ep_clock_now_ns() + PATIENCE_NS, &error);
         if (err == EP_OK) {
-            err = call(&lasting, arg != NULL, &error);
+            err = call(&lasting, arg, &error);
         }
     }
     if (err != EP_OK) {
@@ -84,14 +114,15 @@ static void *drive(void *arg)
 {
     ep_error error = {0};
     uint64_t *failures = arg;
-    while (call(&lasting, false, &error) != EP_OK) {
+    while (call(&lasting, &forms[0], &error) != EP_OK) {
         if (node->has_started) {
             torture_broken("the first call fails: %s", error.text);
         }
     }
-    *failures += alloc_fail_sweep("a decode call", attempt_call, recover, NULL);
-    *failures += alloc_fail_sweep("a prefill call", attempt_call, recover, failures);
-    *failures += alloc_fail_sweep("a connection", attempt_connect, recover, NULL);
+    for (size_t i = 0; i < EP_ARRAY_COUNT(forms); i++) {
+        *failures += alloc_fail_sweep(forms[i].name, attempt_call, recover, &forms[i]);
+    }
+    *failures += alloc_fail_sweep("a connection", attempt_connect, recover, &forms[0]);
     ep_test_peer_close(&lasting);
     ep_forward_stats stats;
     ep_forward_handler_read_stats(node->handler, &stats);
@@ -133,17 +164,22 @@ int main(void)
     ep_fixture_temp_dir(model_path);
     snprintf(model_flag, sizeof(model_flag), "--model=demo=%s", model_path);
     static const char *const flags[] = {"--listen=tcp://127.0.0.1:0", "--admin-listen=", "--probe-address=", "--threads=2",
-                                        "--log-level=error"};
+                                        "--door-listen=tcp://127.0.0.1:0", "--log-level=error"};
     char *argv[8] = {(char *)(uintptr_t) "torture", model_flag};
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < 6; i++) {
         argv[2 + i] = (char *)(uintptr_t)flags[i];
     }
-    ep_test_forward f = request(false);
+    uint16_t plain[SLOTS * H];
+    ep_test_forward f = request(&forms[0]);
     ep_test_fill_rows(1, EP_DTYPE_BF16, 4 * H, x);
     if (ep_fixture_write(&checkpoint, model_path, &error) != EP_OK ||
-        ep_test_expected_rows(model_path, &f, wanted, &error) != EP_OK ||
-        ep_options_load(&ep_node_options, 7, argv, NULL, &options, &error) != EP_OK) {
+        ep_test_expected_rows(model_path, &f, plain, &error) != EP_OK ||
+        ep_options_load(&ep_node_options, 8, argv, NULL, &options, &error) != EP_OK) {
         torture_broken("%s", error.text);
+    }
+    for (size_t i = 0; i < EP_ARRAY_COUNT(forms); i++) {
+        f = request(&forms[i]);
+        forms[i].reply_bytes = ep_test_expected_reply(&f, plain, forms[i].wanted);
     }
     int code = run(options);
     ep_options_free(options);

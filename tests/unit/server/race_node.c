@@ -27,15 +27,25 @@
 static ep_node *node;
 static char model_path[EP_FIXTURE_PATH_BYTES];
 static uint16_t x[4 * H];
-static uint16_t wanted[5 * H];
+static uint16_t plain[5 * H]; /* the rows that all replies are made of */
 static _Atomic int bad;
 static _Atomic int served;
 static _Atomic bool churn_ends;
 static const ep_wire_slot slots[] = {{0, 0}, {1, 0}, {2, 3}, {3, 6}, {0, 7}};
 
-static ep_test_forward request(void)
+static const float slot_scales[] = {0.5f, 1.0f, -2.0f, 0.25f, 1.5f};
+static const uint16_t slot_places[] = {1, 0, 3, 2, 0};
+
+/* Each caller has its own form. */
+static ep_test_forward request(size_t caller)
 {
     return (ep_test_forward){.layer = 1,
+                             .tenant = caller == 0 ? "one" : caller == 1 ? "two" : NULL,
+                             .prefill = caller == 3,
+                             .node_sum = caller >= 2,
+                             .slot_scales = slot_scales,
+                             .slot_places = slot_places,
+                             .reply_quant = caller == 1 || caller == 3 ? EP_COMBINE_INT8 : EP_COMBINE_PLAIN,
                              .rows = 4,
                              .slots = 5,
                              .hidden = H,
@@ -49,10 +59,10 @@ static void *call_node(void *arg)
 {
     ep_test_peer peer;
     ep_error error;
-    uint16_t rows[5 * H];
-    ep_test_forward f = request();
-    f.prefill = arg == &served;
-    f.tenant = arg == NULL ? "one" : arg == &bad ? "two" : NULL;
+    uint16_t rows[5 * H], wanted[5 * H];
+    const size_t caller = *(const size_t *)arg;
+    ep_test_forward f = request(caller);
+    const size_t wanted_bytes = ep_test_expected_reply(&f, plain, wanted);
     if (ep_test_peer_open(&peer, node->url, &error) != EP_OK) {
         atomic_fetch_add(&bad, 1);
         return NULL;
@@ -61,7 +71,7 @@ static void *call_node(void *arg)
         f.step_group = f.prefill ? 0 : (uint64_t)(i / 2 + 1); /* some steps are met, some are not */
         f.step_group_size = f.prefill ? 0 : 3;
         ep_err err = ep_test_forward_run(&peer, &f, rows, &error);
-        bool is_right = err == EP_OK && memcmp(rows, wanted, sizeof(rows)) == 0;
+        bool is_right = err == EP_OK && memcmp(rows, wanted, wanted_bytes) == 0;
         served += is_right;
         if (!is_right && err != EP_ERR_NOT_OWNER) {
             fprintf(stderr, "call %d: %s %s\n", i, ep_err_name(err), error.text);
@@ -92,11 +102,12 @@ static void *churn(void *arg)
 static void *drive(void *arg)
 {
     pthread_t callers[CALLERS], churner;
+    size_t numbers[CALLERS];
     (void)arg;
     pthread_create(&churner, NULL, churn, NULL);
     for (int i = 0; i < CALLERS; i++) {
-        void *kinds[] = {NULL, &bad, &churn_ends, &served};
-        pthread_create(&callers[i], NULL, call_node, kinds[i % 4]);
+        numbers[i] = (size_t)i;
+        pthread_create(&callers[i], NULL, call_node, &numbers[i]);
     }
     for (int i = 0; i < CALLERS; i++) {
         pthread_join(callers[i], NULL);
@@ -141,12 +152,12 @@ int main(void)
                     (char *)(uintptr_t) "--door-listen=tcp://127.0.0.1:0", (char *)(uintptr_t) "--threads=2",
                     (char *)(uintptr_t) "--tenant=one=3", (char *)(uintptr_t) "--tenant=two=1",
                     (char *)(uintptr_t) "--step-group-us=300"};
-    ep_test_forward f = request();
+    ep_test_forward f = request(0);
     ep_test_fill_rows(1, EP_DTYPE_BF16, 4 * H, x);
     int argc = (int)(sizeof(argv) / sizeof(argv[0]));
     int code = 1;
     if (ep_fixture_write(&fixture, model_path, &error) == EP_OK &&
-        ep_test_expected_rows(model_path, &f, wanted, &error) == EP_OK &&
+        ep_test_expected_rows(model_path, &f, plain, &error) == EP_OK &&
         ep_options_load(&ep_node_options, argc, argv, NULL, &options, &error) == EP_OK) {
         code = run(options, argc, argv);
     } else {
