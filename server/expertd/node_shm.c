@@ -39,6 +39,8 @@ static ep_err load_ids(const ep_options *options, const char *key, uint32_t out_
 ep_err ep_node_shm_config_load(const ep_options *options, ep_node_shm_config *out_config, ep_error *out_error)
 {
     ep_node_shm_config config = {.mode = (ep_node_shm_mode)ep_options_number(options, "shm"),
+                                 .only_certificates = ep_options_bool(options, "tls_client_certs") &&
+                                                      ep_options_text(options, "token_file")[0] == 0,
                                  .dir = ep_options_text(options, "shm_dir"),
                                  .ring_bytes = ep_options_number(options, "shm_ring_bytes")};
     if (config.dir[0] != 0 && config.dir[0] != '/') {
@@ -115,6 +117,12 @@ ep_err ep_node_shm_listen(const ep_node_shm_config *config, const char *node_nam
     char url[EP_ADDRESS_BYTES];
     ep_error why;
     if (config->mode == EP_NODE_SHM_OFF) {
+        return EP_OK;
+    }
+    if (config->mode == EP_NODE_SHM_AUTO && config->only_certificates) {
+        ep_log(EP_LOG_INFO, "shm-unavailable",
+               "callers of this host use the network: reason tls_client_certs is set and token_file is not, and "
+               "shared memory knows users, not certificates; shm: on offers it all the same");
         return EP_OK;
     }
     ep_err err = find_dir(config, dir, sizeof(dir), &why);

@@ -10,6 +10,7 @@ typedef enum ep_node_shm_mode { EP_NODE_SHM_AUTO, EP_NODE_SHM_ON, EP_NODE_SHM_OF
 
 typedef struct ep_node_shm_config {
     ep_node_shm_mode mode;
+    bool only_certificates; /* callers prove themselves by nothing else: shared memory has none, so auto is off */
     const char *dir; /* borrowed; "" the default */
     size_t ring_bytes;
     size_t uids_count;
@@ -23,7 +24,8 @@ typedef struct ep_node_shm_config {
      .type = EP_OPTION_ENUM,                                                                                 \
      .allowed = "auto|on|off",                                                                               \
      .default_text = "auto",                                                                                 \
-     .help = "Shared memory with callers of this host: auto (where it can be had), on (required) or off"},   \
+     .help = "Shared memory with callers of this host: auto (where it can be had, and not with "             \
+             "tls_client_certs without token_file), on (required) or off"},                                  \
         {.name = "shm_dir",                                                                                  \
          .type = EP_OPTION_STRING,                                                                           \
          .max = 90,                                                                                          \

@@ -235,6 +235,48 @@ Test(security_tls, a_cluster_runs_over_tls)
     free(output);
 }
 
+/* True: a node with these files has a shared-memory socket. */
+static bool offers_shm(const char *mode, bool certs, bool token)
+{
+    flags list = {.count = 0};
+    char model[FLAG_BYTES];
+    snprintf(model, sizeof(model), "m=%s", dir);
+    add(&list, "--listen", "tls+tcp://127.0.0.1:0");
+    add(&list, "--admin-listen", "");
+    add(&list, "--probe-address", "");
+    add(&list, "--node-name", "n1");
+    add(&list, "--model", model);
+    add(&list, "--tls-ca-file", path_of("ca.pem"));
+    add(&list, "--tls-cert-key-file", path_of("server.pem"));
+    add(&list, "--shm", mode);
+    add(&list, "--shm-dir", dir);
+    add(&list, "--tls-client-certs", certs ? "true" : "false");
+    if (token) {
+        add(&list, "--token-file", path_of("client.token"));
+    }
+    cr_assert(ep_test_process_start(&node, dir, "node", EP_EXPERTD_PROGRAM, list.args, NULL, true));
+    cr_assert(ep_test_process_wait_ports(&node, SECURE_WAIT_MS));
+    bool there = access(path_of("n1.sock"), F_OK) == 0;
+    char *log = ep_test_process_output(&node);
+    cr_expect_eq(strstr(log, "shared memory knows users, not certificates") != NULL,
+                 strcmp(mode, "auto") == 0 && certs && !token, "%s", log);
+    free(log);
+    cr_expect_eq(ep_test_process_stop(&node, SIGTERM, SECURE_WAIT_MS), 0);
+    ep_test_process_destroy(&node);
+    return there;
+}
+
+Test(security_tls, shared_memory_is_no_way_around_certificates)
+{
+    ep_fixture_config fixture = ep_fixture_default();
+    ep_error error;
+    cr_assert_eq(ep_fixture_write(&fixture, dir, &error), EP_OK, "%s", error.text);
+    cr_expect_not(offers_shm("auto", true, false), "certificates are all that callers show");
+    cr_expect(offers_shm("auto", true, true), "a token is asked for there too");
+    cr_expect(offers_shm("auto", false, false), "nothing is asked for anywhere");
+    cr_expect(offers_shm("on", true, false), "the operator wants it");
+}
+
 /* Runs --check-config and looks for what it must say. */
 static void expect_check(int code, const char *part, const char *flag, const char *value, const char *second,
                          const char *second_value)
