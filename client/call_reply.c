@@ -84,6 +84,7 @@ void ep_call_clear_frame(ep_call_frame *frame)
     frame->rows = NULL;
     ep_peer_unref(frame->peer);
     frame->peer = NULL;
+    frame->channel = NULL;
     frame->rpc_id = 0;
     frame->is_relayed = false;
     if (frame->slots_owned) {
@@ -152,6 +153,9 @@ void ep_call_mark_frame(ep_call *call, ep_call_frame *frame, ep_error *error)
     if (node == UINT32_MAX || error->code == EP_ERR_RESOURCE_EXHAUSTED ||
         mark_named(call, frame, error, node)) {
         return;
+    }
+    if (ep_peer_lost_only_shm(frame->peer, frame->class_index, frame->channel)) {
+        return; /* the same node again, over its stream: nothing is known against it */
     }
     uint32_t last = EP_NO_EXPERT;
     for (uint32_t i = 0; i < frame->slots_count; i++) { /* slots come sorted by expert */

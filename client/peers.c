@@ -113,6 +113,15 @@ ep_err ep_peer_call_start(ep_peer *peer, ep_peer_class class_index, const ep_rpc
     return ep_rpc_call_start(link->channel, request, on_reply, arg, out_id, out_error);
 }
 
+bool ep_peer_lost_only_shm(ep_peer *peer, ep_peer_class class_index, const ep_rpc_channel *channel)
+{
+    ep_peer_link *link = &peer->links[class_index];
+    ep_rpc_channel *shm = __atomic_load_n(&link->shm, __ATOMIC_ACQUIRE);
+    /* Its state, not shm_ready: that one is told after the frames. */
+    return shm != NULL && shm == channel && __atomic_load_n(&link->ready, __ATOMIC_ACQUIRE) &&
+           ep_rpc_channel_get_state(shm) != EP_CHANNEL_READY;
+}
+
 /* ---- the stream ---- */
 
 static void on_state(void *arg, ep_rpc_channel *channel, ep_rpc_channel_state state,

@@ -106,6 +106,12 @@ ep_err ep_peer_call_start(ep_peer *peer, ep_peer_class class_index, const ep_rpc
                           ep_rpc_reply_func on_reply, void *arg, ep_rpc_channel **out_channel,
                           ep_rpc_call_id *out_id, ep_error *out_error);
 
+/*
+ * For a frame sent on `channel` that failed: only its shared memory was lost. The node lives, as far as its
+ * stream tells, and what is sent to it from here on takes the stream.
+ */
+bool ep_peer_lost_only_shm(ep_peer *peer, ep_peer_class class_index, const ep_rpc_channel *channel);
+
 /* Name if it has one, else URL. */
 const char *ep_peer_label(const ep_peer *peer);
 /* An answer came from it. */

@@ -371,6 +371,11 @@ fake_node *fake_node_start(const fake_node_config *config)
     pthread_create(&node->thread, NULL, node_main, node);
     node->server = start_server(node->name, "node", node->timers, node->pool, &node->service.base, node,
                                 config->url, node->url);
+    if (config->shm_url != NULL) {
+        ep_error error;
+        must(ep_rpc_server_listen(node->server, &(ep_lane_address){.url = config->shm_url}, EP_ROLES_MAIN, &error),
+             &error, "listen");
+    }
     return node;
 }
 

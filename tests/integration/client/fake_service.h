@@ -32,6 +32,7 @@ typedef enum fake_fault {
 typedef struct fake_node_config {
     const char *name;
     const char *url; /* "tcp://127.0.0.1:0", "loopback://name" */
+    const char *shm_url; /* beside it; NULL none */
     ep_layer_shape shape;
     const uint32_t *owned; /* table indexes */
     size_t owned_count;
