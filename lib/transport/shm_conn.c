@@ -24,7 +24,11 @@
 
 #define PUBLISH_BYTES ((size_t)128 << 10) /* the peer copies out while we copy in */
 #define SERVE_BYTES ((size_t)1 << 20)     /* then other connections have their turn */
+#define SERVE_STEPS 4096                  /* the same for a peer that moves byte by byte */
+#define SERVE_FILLS 16                    /* pieces put into the ring before the same */
+#define SEND_FILLS 128                    /* pieces a caller of ep_conn_send puts in before the loop takes over */
 #define BELLS_UNREAD_MAX 32               /* far fewer than a socket holds */
+#define BELL_READS_MAX 16
 #define MEMORY_BACKOFF_MIN_NS (1 * EP_NS_PER_MS)
 #define MEMORY_BACKOFF_MAX_NS (50 * EP_NS_PER_MS)
 
@@ -172,26 +176,33 @@ static size_t gather(shm_conn *conn, size_t room)
     return put;
 }
 
-/* Lock held, not closing: fills the ring from the queue. */
-static void fill_ring(shm_conn *conn)
+/*
+ * Lock held, not closing: fills the ring from the queue. True: fills_max pieces are in and there may be room for
+ * more. A peer that frees byte by byte could keep us here, lock held, for as long as it likes.
+ */
+static bool fill_ring(shm_conn *conn, unsigned fills_max)
 {
-    while (conn->queue.head != NULL) {
+    for (unsigned fills = 0; conn->queue.head != NULL; fills++) {
+        if (fills == fills_max) {
+            return true;
+        }
         size_t room;
         if (!shm_producer_wait_room(&conn->out, &room)) {
             ep_error why;
             ep_error_set(&why, EP_ERR_PROTOCOL,
                          "%s broke the ring: it claims to have read what was not sent", conn->peer);
             begin_end(conn, &why);
-            return;
+            return false;
         }
         if (room == 0) {
-            return;
+            return false;
         }
         size_t put = gather(conn, room < PUBLISH_BYTES ? room : PUBLISH_BYTES);
         if (shm_producer_publish(&conn->out, put)) {
             ring_bell(conn);
         }
     }
+    return false;
 }
 
 ep_err shm_conn_send(ep_conn *base, ep_send *send)
@@ -209,11 +220,12 @@ ep_err shm_conn_send(ep_conn *base, ep_send *send)
         err = EP_ERR_CLOSED;
     } else {
         bool first = conn->queue.head == NULL;
+        bool more = false;
         err = ep_send_queue_push(&conn->queue, send, conn->limits.send_queue_bytes_max);
         if (err == EP_OK && first) {
-            fill_ring(conn);
+            more = fill_ring(conn, SEND_FILLS);
         }
-        if (conn->closing) {
+        if (conn->closing || more) {
             post(conn);
         } else if (conn->done_first != NULL) {
             post_lazy(conn);
@@ -354,7 +366,8 @@ static bool receive(shm_conn *conn)
     uint64_t begin = conn->in.tail;
     receive_step step = RECEIVE_MORE;
     shm_consumer_disarm(&conn->in);
-    while (!is_closing(conn) && conn->in.tail - begin < SERVE_BYTES) {
+    for (unsigned steps = 0;
+         steps < SERVE_STEPS && !is_closing(conn) && conn->in.tail - begin < SERVE_BYTES; steps++) {
         step = receive_some(conn, &error);
         if (step == RECEIVE_IDLE && shm_consumer_arm(&conn->in)) {
             break;
@@ -372,7 +385,7 @@ static bool receive(shm_conn *conn)
         wait_for_memory(conn);
     } else if (step == RECEIVE_ERROR) {
         end_with(conn, &error);
-    } else if (step == RECEIVE_IDLE && conn->peer_ended) {
+    } else if (step == RECEIVE_IDLE && conn->in.armed && conn->peer_ended) {
         ep_error_set(&error, EP_ERR_CONNECTION_LOST, "%s closed the connection%s", conn->peer,
                      conn->frame != NULL || conn->prefix_have_bytes > 0 ? " in the middle of a frame" : "");
         end_with(conn, &error);
@@ -428,9 +441,7 @@ static void serve(shm_conn *conn)
     bool more = false;
     pthread_mutex_lock(&conn->lock);
     bool started = conn->started;
-    if (!conn->closing) {
-        fill_ring(conn);
-    }
+    bool more_to_send = !conn->closing && fill_ring(conn, SERVE_FILLS);
     pthread_mutex_unlock(&conn->lock);
     if (!conn->ended) {
         run_dones(conn);
@@ -440,10 +451,25 @@ static void serve(shm_conn *conn)
     }
     if (is_closing(conn)) {
         finish(conn);
-    } else if (more) {
+    } else if (more || more_to_send) {
         pthread_mutex_lock(&conn->lock);
         post(conn);
         pthread_mutex_unlock(&conn->lock);
+    }
+}
+
+/*
+ * All of them: one event may stand for several, and a socket that stays full is told of no more. The end is told in
+ * events. Only a peer that fills it as fast as we read makes us stop before.
+ */
+static void read_bells(shm_conn *conn)
+{
+    char bells[256];
+    conn->bells_unread = 0;
+    for (int i = 0; i < BELL_READS_MAX; i++) {
+        if (recv(conn->socket.fd, bells, sizeof(bells), MSG_DONTWAIT) < (ssize_t)sizeof(bells)) {
+            return;
+        }
     }
 }
 
@@ -451,10 +477,7 @@ static void on_event(shm_source *source, uint32_t events)
 {
     shm_conn *conn = (shm_conn *)(void *)((char *)source - offsetof(shm_conn, source));
     if ((events & EPOLLIN) != 0 && ++conn->bells_unread >= BELLS_UNREAD_MAX) {
-        char bells[4 * BELLS_UNREAD_MAX];
-        conn->bells_unread = 0;
-        ssize_t n = recv(conn->socket.fd, bells, sizeof(bells), MSG_DONTWAIT);
-        (void)n; /* the end is told in events */
+        read_bells(conn);
     }
     if ((events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) {
         conn->peer_ended = true;

@@ -85,7 +85,7 @@ void shm_loop_unwatch(shm_loop *loop, int fd);
 /* Counts what must end before the threads may: connections, listeners, dials. */
 void shm_lane_hold(void);
 void shm_lane_drop(void);
-/* Closed in forked children from now on. */
+/* Closed in forked children from now on. fd < 0: it holds none. */
 void shm_held_add(shm_held *held, int fd);
 /* Closes it here. No-op when it holds none. */
 void shm_held_close(shm_held *held);

@@ -19,6 +19,7 @@
 
 #define ACCEPT_BACKOFF_MIN_NS (10 * EP_NS_PER_MS)
 #define ACCEPT_BACKOFF_MAX_NS (1000 * EP_NS_PER_MS)
+#define ACCEPTS_MAX 32 /* then the connections of this thread have their turn */
 
 typedef struct shm_listener {
     ep_listener base;
@@ -145,7 +146,7 @@ static void pause_accepting(shm_listener *l)
 
 static void accept_all(shm_listener *l)
 {
-    while (!l->retry.waiting && begin_accept(l)) {
+    for (unsigned accepts = 0; !l->retry.waiting && begin_accept(l); accepts++) {
         int fd = accept4(l->socket.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         bool none = fd < 0 && (errno == EAGAIN || errno == EINVAL);
         if (fd >= 0) {
@@ -156,6 +157,9 @@ static void accept_all(shm_listener *l)
             }
         } else if (!none && errno != EINTR && errno != ECONNABORTED) {
             pause_accepting(l);
+        }
+        if (!none && accepts >= ACCEPTS_MAX) {
+            shm_loop_post_later(l->loop, &l->retry, ep_clock_now_ns());
         }
         end_accept(l);
         if (none) {
@@ -272,6 +276,9 @@ ep_err shm_listen(const ep_lane_address *address, const ep_lane_limits *limits, 
 void shm_listener_close(ep_listener *base)
 {
     shm_listener *l = (shm_listener *)base;
+    if (shm_in_child()) {
+        return; /* the name and the thread are the parent's */
+    }
     pthread_mutex_lock(&l->lock);
     l->closing = true;
     while (l->accepting) {

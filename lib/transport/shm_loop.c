@@ -54,6 +54,7 @@ static void after_fork_in_child(void)
     __atomic_store_n(&helds.in_child, true, __ATOMIC_RELAXED);
     for (shm_held *held = helds.first; held != NULL; held = held->next) {
         close(held->fd);
+        held->fd = -1; /* the number may soon be another file's */
     }
     helds.first = NULL;
     pthread_mutex_unlock(&helds.lock);
@@ -71,6 +72,10 @@ bool shm_in_child(void)
 
 void shm_held_add(shm_held *held, int fd)
 {
+    if (fd < 0) { /* shm_held_close would leave it in the list */
+        *held = (shm_held){.fd = -1};
+        return;
+    }
     pthread_mutex_lock(&helds.lock);
     *held = (shm_held){.fd = fd, .next = helds.first};
     if (held->next != NULL) {

@@ -4,15 +4,19 @@
 
 #include <string.h>
 
-bool shm_producer_room(shm_producer *p, size_t *out_bytes)
+static bool take_tail(shm_producer *p, uint64_t tail, size_t *out_bytes)
 {
-    uint64_t tail = __atomic_load_n(&p->shared->tail, __ATOMIC_ACQUIRE);
     if (tail - p->tail_seen > p->head - p->tail_seen) {
         return false; /* behind what was seen, or before us */
     }
     p->tail_seen = tail;
     *out_bytes = p->bytes - (size_t)(p->head - tail);
     return true;
+}
+
+bool shm_producer_room(shm_producer *p, size_t *out_bytes)
+{
+    return take_tail(p, __atomic_load_n(&p->shared->tail, __ATOMIC_ACQUIRE), out_bytes);
 }
 
 bool shm_producer_wait_room(shm_producer *p, size_t *out_bytes)
@@ -24,7 +28,9 @@ bool shm_producer_wait_room(shm_producer *p, size_t *out_bytes)
         return true;
     }
     __atomic_store_n(&p->shared->wants_space, 1, __ATOMIC_SEQ_CST);
-    return shm_producer_room(p, out_bytes); /* the flag stays: a needless wake-up at most */
+    /* Not an acquiring load: it may pass the store on some CPUs, and then both sides miss the other's. */
+    return take_tail(p, __atomic_load_n(&p->shared->tail, __ATOMIC_SEQ_CST), out_bytes);
+    /* the flag stays: a needless wake-up at most */
 }
 
 uint8_t *shm_producer_at(const shm_producer *p, size_t offset, size_t bytes, size_t *out_piece)

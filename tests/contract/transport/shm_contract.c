@@ -4,11 +4,14 @@
  * over junk.
  */
 #include <criterion/criterion.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
+#include <poll.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -22,6 +25,7 @@
 #include "transport/shm_lane.h"
 
 #define NOBODY 65534u
+#define CHILD_LIFE_S 300 /* longer than a test */
 
 static lane_world world;
 static side server;
@@ -42,6 +46,22 @@ TestSuite(shm, .init = open_world, .fini = close_world, .timeout = 120);
 static const char *socket_path(void)
 {
     return world.url + strlen("shm://");
+}
+
+/* Like fork; the child dies with the process that forked it, whatever ends that one, and never lives for ever. */
+static pid_t fork_child(void)
+{
+    pid_t parent = getpid();
+    pid_t child = fork();
+    if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        signal(SIGALRM, SIG_DFL);
+        alarm(CHILD_LIFE_S);
+        if (getppid() != parent) {
+            _exit(126); /* it died before the lines above */
+        }
+    }
+    return child;
 }
 
 /* ---- a peer made by hand ---- */
@@ -87,10 +107,10 @@ static ep_err raw_dial(const char *path, raw *out)
     return err;
 }
 
-static void raw_ring(raw *r)
+/* False: the other end is gone. */
+static bool raw_ring(raw *r)
 {
-    ssize_t n = send(r->fd, "", 1, MSG_NOSIGNAL | MSG_DONTWAIT);
-    (void)n;
+    return send(r->fd, "", 1, MSG_NOSIGNAL | MSG_DONTWAIT) == 1 || errno == EAGAIN || errno == EINTR;
 }
 
 /* Puts bytes, which fit. */
@@ -228,7 +248,7 @@ static pid_t start_child(void (*act)(raw *r, int ready), int *out_ready)
 {
     int ready[2];
     cr_assert_eq(pipe(ready), 0);
-    pid_t child = fork();
+    pid_t child = fork_child();
     cr_assert_geq(child, 0);
     if (child == 0) {
         raw r;
@@ -260,6 +280,37 @@ static void end_child(pid_t child)
 {
     kill(child, SIGKILL);
     cr_assert_eq(waitpid(child, NULL, 0), child);
+}
+
+/* Ends when every process that has the writing end of the pipe has. */
+static bool wait_end(int fd)
+{
+    char byte;
+    struct pollfd end = {.fd = fd, .events = POLLIN};
+    return poll(&end, 1, 60 * 1000) == 1 && read(fd, &byte, 1) == 0;
+}
+
+/* As when the worker of a test that takes too long is killed. */
+Test(shm, children_end_with_the_test_that_forked_them)
+{
+    int alive[2];
+    char byte;
+    cr_assert_eq(pipe(alive), 0);
+    pid_t worker = fork_child();
+    cr_assert_geq(worker, 0);
+    if (worker == 0) {
+        if (fork_child() == 0) {
+            say_ready(alive[1]);
+        }
+        for (;;) {
+            pause();
+        }
+    }
+    close(alive[1]);
+    cr_assert_eq(read(alive[0], &byte, 1), 1);
+    end_child(worker);
+    cr_assert(wait_end(alive[0]), "the child of the killed one lives on");
+    close(alive[0]);
 }
 
 static void send_half_and_wait(raw *r, int ready)
@@ -323,7 +374,7 @@ Test(shm, a_stopped_process_holds_up_nobody_else)
     end_child(child);
 }
 
-/* Writes numbers over all of the memory, positions and flags most of all, and rings, until it is killed. */
+/* Writes numbers over all of the memory, positions and flags most of all, and rings, until nobody is there. */
 static void scribble(raw *r, int ready)
 {
     uint64_t random = (uint64_t)getpid();
@@ -356,7 +407,9 @@ static void scribble(raw *r, int ready)
             break;
         }
         default:
-            raw_ring(r);
+            if (!raw_ring(r)) {
+                return;
+            }
         }
     }
 }
@@ -412,7 +465,7 @@ Test(shm, a_forked_child_keeps_neither_sockets_nor_memory)
     side_start(&client);
     side_start(&server);
     unsigned before = open_descriptors();
-    pid_t child = fork();
+    pid_t child = fork_child();
     cr_assert_geq(child, 0);
     if (child == 0) {
         unsigned found = 0;
@@ -442,6 +495,36 @@ Test(shm, a_forked_child_keeps_neither_sockets_nor_memory)
     pair_close(&client, &server);
 }
 
+/* What the parent's objects hold is the parent's: neither its name nor a number that is another file's by then. */
+Test(shm, a_forked_child_that_closes_its_copies_takes_nothing_away)
+{
+    side client;
+    memset(&client, 0, sizeof(client));
+    world_listen(&world);
+    pid_t child = fork_child();
+    cr_assert_geq(child, 0);
+    if (child == 0) {
+        int own[64];
+        for (size_t i = 0; i < 64; i++) {
+            own[i] = dup(0); /* also the numbers of the sockets that are closed here */
+        }
+        world.ops->listener_close(world.listener);
+        for (size_t i = 0; i < 64; i++) {
+            if (fcntl(own[i], F_GETFD) < 0) {
+                _exit(1);
+            }
+        }
+        _exit(access(socket_path(), F_OK) == 0 ? 0 : 2);
+    }
+    int status;
+    cr_assert_eq(waitpid(child, &status, 0), child);
+    cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "status %d", status);
+    pair_open(&world, &client, &server);
+    side_start(&client);
+    side_start(&server);
+    pair_close(&client, &server);
+}
+
 /* ---- who may ---- */
 
 static void drop_accepted(void *arg, ep_conn *conn)
@@ -454,7 +537,7 @@ static void drop_accepted(void *arg, ep_conn *conn)
 static ep_err dial_as(uint32_t uid, uint32_t gid)
 {
     int status;
-    pid_t child = fork();
+    pid_t child = fork_child();
     cr_assert_geq(child, 0);
     if (child == 0) {
         raw r;
@@ -525,7 +608,7 @@ Test(shm, refuses_a_directory_that_everybody_may_write_to_and_wrong_settings)
 Test(shm, replaces_the_socket_of_a_process_that_died)
 {
     int status;
-    pid_t child = fork();
+    pid_t child = fork_child();
     cr_assert_geq(child, 0);
     if (child == 0) { /* ends without giving the name back */
         int socket;
@@ -589,6 +672,42 @@ Test(shm, fails_or_waits_without_descriptors_and_works_again)
     pair_close(&client, &server);
 }
 
+/* The lane's threads do not start; what was opened for them is forgotten, so that forked children end. */
+Test(shm, forks_after_its_threads_could_not_start)
+{
+    struct rlimit limit;
+    ep_error error;
+    ep_lane_address address = {.url = world.url};
+    side client;
+    memset(&client, 0, sizeof(client));
+    getrlimit(RLIMIT_NOFILE, &limit);
+    unsigned free_from = (unsigned)dup(0);
+    close((int)free_from);
+    for (unsigned more = 0; more < 6; more++) {
+        struct rlimit few = {.rlim_cur = free_from + more % 3, .rlim_max = limit.rlim_max};
+        setrlimit(RLIMIT_NOFILE, &few);
+        ep_err err = world.ops->listen(&address, &world.limits, drop_accepted, NULL, &world.listener, &error);
+        setrlimit(RLIMIT_NOFILE, &limit);
+        cr_assert_eq(err, EP_ERR_IO, "%s", error.text);
+    }
+    int alive[2];
+    cr_assert_eq(pipe(alive), 0);
+    pid_t child = fork_child();
+    if (child == 0) {
+        _exit(0);
+    }
+    close(alive[1]);
+    bool ends = wait_end(alive[0]);
+    close(alive[0]);
+    end_child(child);
+    cr_assert(ends, "a forked child does not come back from fork");
+    world_listen(&world);
+    pair_open(&world, &client, &server);
+    side_start(&client);
+    side_start(&server);
+    pair_close(&client, &server);
+}
+
 typedef enum junk { JUNK_CLOSED, JUNK_BYTES, JUNK_NO_MEMORY, JUNK_UNSEALED, JUNK_SHORT, JUNK_RING,
     JUNK_KINDS } junk;
 
@@ -620,7 +739,7 @@ Test(shm, a_dial_takes_no_junk_from_a_listener)
     snprintf(world.dial_url, sizeof(world.dial_url), "%s", world.url);
     for (int kind = 0; kind < JUNK_KINDS; kind++) {
         ep_error error;
-        pid_t child = fork(); /* answers while we dial */
+        pid_t child = fork_child(); /* answers while we dial */
         if (child == 0) {
             int fd = accept(listener, NULL, NULL);
             answer(fd, (junk)kind);
