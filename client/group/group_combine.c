@@ -342,10 +342,12 @@ static ep_err place_received(const combine_work *w, uint32_t member, ep_error *o
         memcpy(&rows, body, sizeof(rows));
     }
     ep_group_combine_parts parts = {0};
-    if (rows <= (uint64_t)w->view->batch.tokens * w->slots_per_token) {
+    bool good = rows <= (uint64_t)w->view->batch.tokens * w->slots_per_token;
+    if (good) {
         parts = ep_group_combine_parts_of((uint32_t)rows, w->wire_row_bytes);
+        good = parts.bytes == bytes;
     }
-    if (parts.bytes != bytes) {
+    if (!good) {
         return ep_error_set(out_error, EP_ERR_PROTOCOL, "rank %" PRIu32 " sent a combine frame whose count does not fit its length",
                             w->view->members[member]);
     }

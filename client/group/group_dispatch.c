@@ -346,6 +346,21 @@ static ep_err tp_fill(const dispatch_work *w, group_op *tp, ep_error *out_error)
     return EP_OK;
 }
 
+/* The partner's counts are prefix sums that end with its rows: experts are run on as many rows as they say. */
+static bool tp_counts_fit(const uint8_t *counts_at, size_t counts, uint32_t rows)
+{
+    int32_t last = 0;
+    for (size_t i = 0; i < counts; i++) {
+        int32_t count;
+        memcpy(&count, counts_at + 4 * i, sizeof(count));
+        if (count < last) {
+            return false;
+        }
+        last = count;
+    }
+    return (uint32_t)last == rows;
+}
+
 static ep_err tp_place(const dispatch_work *w, group_op *tp, ep_error *out_error)
 {
     size_t counts = (size_t)w->view->layout.ranks * w->view->local_experts;
@@ -356,8 +371,9 @@ static ep_err tp_place(const dispatch_work *w, group_op *tp, ep_error *out_error
         memcpy(head, body, sizeof(head));
     }
     if (head[1] != w->view->local_experts || head[0] > INT32_MAX ||
-        bytes != tp_rows_at(counts, head[0], w->packer.quantise) + head[0] * w->row_bytes) {
-        return ep_error_set(out_error, EP_ERR_PROTOCOL, "the TP partner sent rows of another layout: both must have the same ep_rank_id");
+        bytes != tp_rows_at(counts, head[0], w->packer.quantise) + head[0] * w->row_bytes || !tp_counts_fit(body + 64, counts, head[0])) {
+        return ep_error_set(out_error, EP_ERR_PROTOCOL, "the TP partner (rank %" PRIu32 " of group_tp) sent rows or counts of another layout: both must have the same ep_rank_id",
+                            1 - tp->own);
     }
     ep_err err = check_rooms(w, (int64_t)w->rows + head[0], out_error);
     if (err != EP_OK) {

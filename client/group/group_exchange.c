@@ -308,7 +308,11 @@ static ep_err check_frame(group_op *op, uint32_t member, ep_error *out_error)
     if (frame.membership != group->membership || buffer->bytes < EP_GROUP_BODY_OFFSET) {
         return damaged(group, member, "length or membership", out_error);
     }
-    return ep_group_record_decode(buffer->data + EP_GROUP_FRAME_FIXED_BYTES, &group->told[member], out_error);
+    if (ep_group_record_decode(buffer->data + EP_GROUP_FRAME_FIXED_BYTES, &group->told[member], out_error) != EP_OK) {
+        return ep_error_set(out_error, EP_ERR_PROTOCOL, "rank %" PRIu32 " sent a parameter record of another number of fields than %d",
+                            group->members[member], EP_GROUP_CALL_TOLD);
+    }
+    return EP_OK;
 }
 
 ep_err group_op_wait(group_op *op, ep_error *out_error)

@@ -181,6 +181,7 @@ static ep_err check_a2(const ep_group_call *call, ep_error *out_error)
     TRY(range("BS", call->tokens, 1, 256, " (profile a2)", out_error));
     TRY(range("tp_world_size", call->tp_world_size, 0, 1, " (profile a2 has no TP)", out_error));
     TRY(only_zero("const_expert_num", call->const_experts, "profile a2 has no constant experts", out_error));
+    TRY(absent("elastic_info", call->has_elastic, "profile a2", out_error));
     if (hierarchy) {
         return check_a2_hierarchy(call, out_error);
     }

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ranks as threads. Over tcp rank 0 listens on a free port and tells it to the others through a small table by group name. */
+/* Ranks as threads. Over shm their sockets lie in a directory of the process's own. Over tcp rank 0 listens on a free port and tells it to the others through a small table by group name. */
 #include "rank_threads.h"
 
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define BOARD_ENTRIES 4096
 
@@ -18,6 +19,29 @@ static struct {
     unsigned count;
     unsigned names;
 } board = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+
+/* Made once, removed at the end; the lane removes its sockets itself. */
+static char socket_path[] = "/tmp/ep-group-XXXXXX";
+static pthread_once_t socket_once = PTHREAD_ONCE_INIT;
+
+static void remove_socket_dir(void)
+{
+    rmdir(socket_path);
+}
+
+static void make_socket_dir(void)
+{
+    if (mkdtemp(socket_path) == NULL) {
+        abort();
+    }
+    atexit(remove_socket_dir);
+}
+
+static const char *socket_dir(void)
+{
+    pthread_once(&socket_once, make_socket_dir);
+    return socket_path;
+}
 
 void rank_group_name(char *out, size_t bytes)
 {
@@ -57,11 +81,12 @@ ep_group *rank_group_create(const char *scheme, const char *name, uint32_t world
     char own[128];
     char first[128];
     bool tcp = strcmp(scheme, "tcp") == 0;
+    bool shm = strcmp(scheme, "shm") == 0;
     ep_group_config_init(&config);
     if (tcp) {
         snprintf(own, sizeof(own), "tcp://127.0.0.1:0");
     } else {
-        snprintf(own, sizeof(own), "%s://%s-%u", scheme, name, rank);
+        snprintf(own, sizeof(own), "%s://%s%s%s-%u", scheme, shm ? socket_dir() : "", shm ? "/" : "", name, rank);
     }
     snprintf(first, sizeof(first), "%s", own);
     if (rank > 0) {

@@ -11,7 +11,7 @@ typedef void (*rank_func)(void *arg, uint32_t rank, ep_group *group);
 
 /*
  * Makes a group of world ranks and calls func on a thread per rank; returns when all have returned and their groups are gone.
- * scheme "loopback" or "tcp". group is NULL when it could not be made (reported on stderr). deadline_us: the groups'.
+ * scheme "loopback", "shm" or "tcp". group is NULL when it could not be made (reported on stderr). deadline_us: the groups'.
  */
 void rank_threads_run(const char *scheme, uint32_t world, uint64_t deadline_us, rank_func func, void *arg);
 /* As above, in two steps: a rank's config for a group called name that all threads of the process can meet in. */

@@ -358,6 +358,21 @@ static void one_leaves(void *arg, uint32_t rank, ep_group *group)
     rank_call_free(&call);
 }
 
+static void one_leaves_between(void *arg, uint32_t rank, ep_group *group)
+{
+    rank_call call;
+    ep_error error;
+    rank_call_init(&call, arg, rank, 0);
+    ep_err err = rank_call_dispatch(&call, group, &error);
+    EXPECT(err == EP_OK && rank_call_check_dispatch(&call), "%s", error.text); /* its rows are there although it may be gone already */
+    if (rank != 1) {
+        rank_call_experts(&call);
+        err = rank_call_combine(&call, group, &error);
+        EXPECT(err == EP_ERR_UNAVAILABLE && says(&error, "rank 1 is gone (it left the group)"), "%s", error.text);
+    }
+    rank_call_free(&call);
+}
+
 static pthread_barrier_t late;
 
 static void one_stays_away(void *arg, uint32_t rank, ep_group *group)
@@ -426,6 +441,7 @@ int main(void)
     rank_threads_run("loopback", RANKS, 20000000, disagree, &cases[0]);
     rank_threads_run("loopback", RANKS, 20000000, bad_values, &cases[1]);
     rank_threads_run("loopback", RANKS, 20000000, one_leaves, &cases[0]);
+    rank_threads_run("loopback", RANKS, 20000000, one_leaves_between, &cases[0]);
     pthread_barrier_init(&late, NULL, RANKS);
     rank_threads_run("loopback", RANKS, 20000000, one_stays_away, &cases[0]);
     pthread_barrier_destroy(&late);

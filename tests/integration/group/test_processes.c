@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_processes WORLD ROUNDS TOKENS_MAX EXPERTS H [VICTIM]: ranks as processes over tcp, uneven batches from 0 to TOKENS_MAX tokens, each rank's
+ * test_processes WORLD ROUNDS TOKENS_MAX EXPERTS H [VICTIM [BETWEEN]]: ranks as processes over tcp, uneven batches from 0 to TOKENS_MAX tokens, each rank's
  * sums checked in every round; memory must not grow with the rounds. VICTIM: that rank kills itself in the middle, and every other
- * must learn it by name, long before the deadline. The program starts itself once per rank.
+ * must learn it by name, long before the deadline. BETWEEN 1: it does so between its dispatch and its combine. The program starts itself once per rank.
  * Arguments after the word "long" replace those before it when EP_TEST_LONG=1.
  */
 #include <errno.h>
@@ -20,7 +20,7 @@
 #define DEADLINE_US 120000000ull
 
 typedef struct setting {
-    int world, rounds, tokens_max, experts, hidden, victim;
+    int world, rounds, tokens_max, experts, hidden, victim, between;
 } setting;
 
 /* ---- a rank ---- */
@@ -84,10 +84,13 @@ static void draw(const setting *s, uint32_t rank, int batch, oracle_case *c)
     case_draw_batch(&state, c, tokens, &c->batch[rank]);
 }
 
-static bool play_round(rank_call *call, ep_group *group, ep_error *error)
+static bool play_round(rank_call *call, ep_group *group, bool dies_between, ep_error *error)
 {
     if (rank_call_dispatch(call, group, error) != EP_OK) {
         return false;
+    }
+    if (dies_between) {
+        kill(getpid(), SIGKILL);
     }
     rank_call_experts(call);
     return rank_call_combine(call, group, error) == EP_OK;
@@ -100,11 +103,12 @@ static int play(const setting *s, uint32_t rank, ep_group *group, rank_call call
     ep_group_stats early = {.struct_bytes = sizeof(early)};
     ep_group_stats late = {.struct_bytes = sizeof(late)};
     for (int round = 0; round < s->rounds; round++) {
-        if (s->victim == (int)rank && round == s->rounds / 2) {
+        bool dies = s->victim == (int)rank && round == s->rounds / 2;
+        if (dies && s->between == 0) {
             kill(getpid(), SIGKILL);
         }
         rank_call *call = &calls[round % BATCHES];
-        if (!play_round(call, group, &error)) {
+        if (!play_round(call, group, dies, &error)) {
             char victim[32];
             snprintf(victim, sizeof(victim), "rank %d is gone", s->victim);
             bool expected = s->victim >= 0 && error.code == EP_ERR_UNAVAILABLE && strstr(error.text, victim) != NULL;
@@ -173,15 +177,15 @@ static bool wait_for_url(const char *path, char *out, size_t bytes)
 
 static bool start_rank(const setting *s, ep_test_process *process, const char *dir, int rank, const char *url)
 {
-    char numbers[7][16];
+    char numbers[8][16];
     char name[16];
-    const int values[7] = {s->world, s->rounds, s->tokens_max, s->experts, s->hidden, s->victim, rank};
-    const char *args[10] = {"rank"};
-    for (int i = 0; i < 7; i++) {
+    const int values[8] = {s->world, s->rounds, s->tokens_max, s->experts, s->hidden, s->victim, s->between, rank};
+    const char *args[11] = {"rank"};
+    for (int i = 0; i < 8; i++) {
         snprintf(numbers[i], sizeof(numbers[i]), "%d", values[i]);
         args[i + 1] = numbers[i];
     }
-    args[8] = url;
+    args[9] = url;
     snprintf(name, sizeof(name), "rank%d", rank);
     return ep_test_process_start(process, dir, name, "/proc/self/exe", args, NULL, false);
 }
@@ -220,8 +224,8 @@ static int run_all(const setting *s)
 static setting read_setting(char **argv, int argc)
 {
     setting s = {.victim = -1};
-    int *fields[] = {&s.world, &s.rounds, &s.tokens_max, &s.experts, &s.hidden, &s.victim};
-    for (int i = 0; i < argc && i < 6; i++) {
+    int *fields[] = {&s.world, &s.rounds, &s.tokens_max, &s.experts, &s.hidden, &s.victim, &s.between};
+    for (int i = 0; i < argc && i < 7; i++) {
         *fields[i] = atoi(argv[i]);
     }
     return s;
@@ -229,9 +233,9 @@ static setting read_setting(char **argv, int argc)
 
 int main(int argc, char **argv)
 {
-    if (argc == 10 && strcmp(argv[1], "rank") == 0) {
-        setting s = read_setting(argv + 2, 6);
-        return run_rank(&s, (uint32_t)atoi(argv[8]), argv[9]);
+    if (argc == 11 && strcmp(argv[1], "rank") == 0) {
+        setting s = read_setting(argv + 2, 7);
+        return run_rank(&s, (uint32_t)atoi(argv[9]), argv[10]);
     }
     int first = 1;
     for (int i = 1; i < argc; i++) { /* numbers after "long" count when asked for */

@@ -93,6 +93,14 @@ Test(group_profile, a2_world_sizes_of_hierarchy)
     refused(&call, "ep_world_size", "is 128:", "16, 32, 64 (2, 4, 8 servers");
 }
 
+Test(group_profile, a2_has_no_elastic_info)
+{
+    ep_group_call call = a2();
+    passes(&call);
+    WITH(call, has_elastic, 1);
+    refused(&call, "elastic_info", "is given", "allowed only absent (profile a2)");
+}
+
 Test(group_profile, a2_experts_per_rank)
 {
     ep_group_call call = a2();
