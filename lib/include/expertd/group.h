@@ -18,9 +18,11 @@
  * Ids        [0,M) routed, then zero, copy and constant experts, which never travel; native also takes -1 and the total as "none".
  * Agreement  with every call the ranks compare their parameters. When they differ the call fails on all of them with
  *            INVALID_ARGUMENT naming the parameter, the values and the ranks; the group can be used on.
- * Failure    a rank whose own arguments are bad says so to the others, and the call fails on all of them. When a rank dies, leaves or
+ * Failure    a rank whose own values are bad (ids, masks, assist info) says so to the others, and the call fails on all of them. What is found
+ *            before that (plan, workspace, shapes, ranges) fails on this rank alone: it may call again while the others wait. When a rank dies, leaves or
  *            does not answer before the deadline, the call fails with UNAVAILABLE or DEADLINE_EXCEEDED naming the ranks, on every rank,
  *            and so does every later call in which that rank takes part. Calls whose elastic_info leaves it out go on.
+ *            A rank that was left out once stays out, also when it lives: to take it back, make the group anew.
  *            Outputs are undefined after a failed call.
  * Memory     frames live in a pool of the group: at most two calls' worth of rows, given by the load, not by A.
  * Threads    one call per group at a time; different groups are independent. Callbacks: only on_listening.
@@ -118,8 +120,8 @@ typedef struct ep_group_params {
     int64_t const_expert_num;
     const char *comm_alg;             /* NULL or "", "fullmesh", "fullmesh_v1", "fullmesh_v2", "hierarchy": all give the same bits. Ours go
                                          straight from rank to rank in each case; the names matter to the profiles' ranges */
-    ep_tensor elastic_info;           /* i32 [4+2*W0], W0 the group's size: {is_scaled_down, ranks, shared ranks, MoE experts, table1[rank] =
-                                         local index or -1, table2[local index] = rank} */
+    ep_tensor elastic_info;           /* native only. i32 [4+2*W0], W0 the group's size: {is_scaled_down, ranks, shared ranks, MoE experts,
+                                         table1[rank] = local index or -1, table2[local index] = rank} */
     bool allow_duplicates;            /* a token may name an expert twice (native only) */
 } ep_group_params;
 

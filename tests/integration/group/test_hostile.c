@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One rank of two is a program of its own that speaks the ranks' protocol badly: frames with counts beyond their length, rows for slots that
- * are not its own, damaged envelopes, frames out of order. Each time the other rank's call must end with an error that names the
+ * One of two ranks speaks the protocol badly, by hand over a socket: frames with counts beyond their length, rows for slots that are not
+ * its own, damaged envelopes, frames out of order. Each time the other rank's call must end with an error that names the
  * rank, at once and without reading past what came; and the group must still close.
  */
 #include <arpa/inet.h>
