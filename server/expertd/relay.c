@@ -28,8 +28,10 @@ struct ep_relay_link {
     /* under the lock below */
     pthread_mutex_t lock;
     link_state state;
-    ep_error why;           /* BROKEN */
-    ep_relay_part *waiting; /* CONNECTING */
+    ep_error why;             /* BROKEN */
+    ep_relay_part *waiting;   /* CONNECTING */
+    ep_relay_part *abandoned; /* cancelled while waiting; the timer ends them */
+    ep_timer timer;
 };
 
 struct ep_relay {
@@ -97,7 +99,8 @@ static void fail_part(ep_relay_part *part, const ep_error *error)
 {
     ep_error own = *error;
     const char *name = wire_part(part)->node;
-    ep_error_prefix(&own, code_for_caller(error->code), "passed on to node %s", name);
+    ep_error_prefix(&own, error->code, "passed on to node %s", name);
+    own.code = ep_rpc_call_is_cancelled(part->call) ? EP_ERR_CANCELLED : code_for_caller(error->code);
     snprintf(own.node, sizeof(own.node), "%s", name);
     part->done(part, &own);
 }
@@ -236,6 +239,46 @@ static void on_state(void *arg, ep_rpc_channel *channel, ep_rpc_channel_state st
     }
 }
 
+/* Who cancels is at work on the parts itself, so they end here. */
+static void end_abandoned(ep_timer *timer, void *arg)
+{
+    ep_relay_link *link = arg;
+    ep_error error;
+    (void)timer;
+    pthread_mutex_lock(&link->lock);
+    ep_relay_part *abandoned = link->abandoned;
+    link->abandoned = NULL;
+    pthread_mutex_unlock(&link->lock);
+    ep_error_set(&error, EP_ERR_CANCELLED, "there was no connection while the caller waited");
+    while (abandoned != NULL) {
+        ep_relay_part *part = abandoned;
+        abandoned = part->next;
+        fail_part(part, &error);
+    }
+}
+
+/* True: the part waited for a connection, and ends without one. */
+static bool abandon(ep_relay_part *part)
+{
+    ep_relay_link *link = part->link;
+    bool is_abandoned = false;
+    pthread_mutex_lock(&link->lock);
+    ep_relay_part **at = &link->waiting;
+    while (*at != NULL && *at != part) {
+        at = &(*at)->next;
+    }
+    /* Not armed twice: it is armed as long as the list is not empty. */
+    if (*at == part && (link->abandoned != NULL ||
+                        ep_timer_arm(link->relay->common.timers, &link->timer, ep_clock_now_ns()) == EP_OK)) {
+        *at = part->next;
+        part->next = link->abandoned;
+        link->abandoned = part;
+        is_abandoned = true;
+    }
+    pthread_mutex_unlock(&link->lock);
+    return is_abandoned;
+}
+
 /* Relay's lock held. Errors: NO_MEMORY, INVALID_ARGUMENT (no lane for the URL). */
 static ep_err make_link(ep_relay *relay, const Expertd__V1__RelayPart *to, bool prefill, ep_error *out_error)
 {
@@ -249,6 +292,7 @@ static ep_err make_link(ep_relay *relay, const Expertd__V1__RelayPart *to, bool 
     snprintf(link->name, sizeof(link->name), "%s", to->node);
     snprintf(link->url, sizeof(link->url), "%s", to->url);
     pthread_mutex_init(&link->lock, NULL);
+    ep_timer_init(&link->timer, end_abandoned, link);
     ep_rpc_channel_config config = {
         .common = relay->common,
         .address = {.url = link->url, .tls = ep_url_is_tls(link->url) ? relay->tls : NULL},
@@ -321,7 +365,7 @@ void ep_relay_send(ep_relay *relay, ep_relay_part *part)
 
 void ep_relay_cancel(ep_relay_part *part)
 {
-    if (part->link != NULL) {
+    if (part->link != NULL && !abandon(part)) {
         ep_rpc_call_cancel(part->link->channel, part->id);
     }
 }
@@ -329,6 +373,7 @@ void ep_relay_cancel(ep_relay_part *part)
 static void destroy_link(ep_relay_link *link)
 {
     ep_rpc_channel_destroy(link->channel); /* waits for callbacks, which may hold the last uses */
+    ep_timer_cancel_wait(link->relay->common.timers, &link->timer);
     EP_ASSERT(link->uses == 0 && link->waiting == NULL);
     pthread_mutex_destroy(&link->lock);
     free(link);

@@ -8,6 +8,7 @@
  * What is passed on has no parts of its own, so that nothing goes further.
  *
  * Errors     a part ends with the neighbour's error, or UNAVAILABLE; error.node names the neighbour in every case.
+ *            CANCELLED when the caller of the request has gone.
  * Ownership  a part belongs to the caller; it stays until release.
  * Threads    send, cancel, release from any; done() on any thread, also inside send. sweep and destroy: the owner's.
  */
