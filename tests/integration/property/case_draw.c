@@ -100,6 +100,10 @@ static void draw_shape(layer_case *c, random_source *random)
                : slots < 97 ? random_between(random, 1, 8)
                             : random_between(random, 9, TOP_K_MAX);
     b->tokens = b->top_k > 8 && b->tokens > 24 ? 24 : b->tokens;
+    if (c->number >= CASES_MANY_SLOTS) {
+        b->tokens = random_between(random, 200, 700);
+        b->top_k = random_between(random, 4, 8);
+    }
 }
 
 static void draw_choices(layer_case *c, random_source *random)

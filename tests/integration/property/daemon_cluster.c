@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/check.h"
 #include "support/process.h"
 
 #define EXPERTD EP_BINARY_DIR "/server/expertd/expertd"
@@ -64,13 +65,15 @@ static bool start_node(daemon_cluster *cluster, uint32_t index, const char *dir,
 
 static bool open_clients(daemon_cluster *cluster, const test_model models[MODELS_COUNT])
 {
-    static const char *const names[] = {"daemons", "daemons, narrow"};
-    for (uint32_t i = 0; i < 2; i++) {
+    static const client_kind kinds_of_clients[] = {{.name = "daemons"},
+                                                   {"daemons, narrow", NULL, 5, 16 * 1024},
+                                                   {"daemons, odd windows", "stream", 37, 64 * 1024}};
+    for (uint32_t i = 0; i < EP_ARRAY_COUNT(kinds_of_clients); i++) {
         ep_client_config config;
         ep_client_config_init(&config);
         config.coordinator_url = cluster->coordinator.rpc_url;
         cluster->clients_count++;
-        if (!test_client_open(&cluster->clients[i], names[i], &config, i == 1, models)) {
+        if (!test_client_open(&cluster->clients[i], &kinds_of_clients[i], &config, models)) {
             return false;
         }
     }

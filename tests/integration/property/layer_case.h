@@ -25,6 +25,9 @@ typedef struct case_block {
     size_t bytes;
 } case_block;
 
+/* Cases from this number on have hundreds of tokens. */
+#define CASES_MANY_SLOTS (UINT64_C(1) << 32)
+
 typedef struct layer_case {
     uint64_t seed;
     uint64_t number;

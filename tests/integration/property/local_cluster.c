@@ -13,7 +13,7 @@
 #include "random.h"
 #include "support/process.h"
 
-enum { SHARD_NODES = 5, NODES = 1 + SHARD_NODES, YAML_BYTES = 32768, RANGES_BYTES = 256 };
+enum { SHARD_NODES = 5, NODES = 1 + SHARD_NODES, YAML_BYTES = 32768, RANGES_BYTES = 256, ONE_NODE_CLIENTS = 2 };
 
 typedef struct local_node {
     char name[32];
@@ -178,14 +178,18 @@ static bool start_nodes(local_cluster *cluster, const char *dir, uint64_t seed,
 static bool open_clients(local_cluster *cluster, const test_model models[MODELS_COUNT])
 {
     static const struct {
-        const char *name;
+        client_kind kind;
         uint32_t first_node;
         uint32_t nodes;
-        bool narrow;
-    } clients[] = {{"one", 0, 1, false},
-                   {"many", 1, SHARD_NODES, false},
-                   {"many, narrow", 1, SHARD_NODES, true},
-                   {"all", 0, NODES, true}};
+    } clients[] = {{{.name = "one"}, 0, 1},
+                   {{"one, stream", "stream", 11, 16 * 1024}, 0, 1},
+                   {{.name = "many"}, 1, SHARD_NODES},
+                   {{"many, stream", "stream", 0, 0}, 1, SHARD_NODES},
+                   {{"many, narrow", NULL, 5, 16 * 1024}, 1, SHARD_NODES},
+                   {{"many, stream, narrow", "stream", 5, 16 * 1024}, 1, SHARD_NODES},
+                   {{"many, a token a window", "stream", 1, 16 * 1024}, 1, SHARD_NODES},
+                   {{"all, odd windows", NULL, 37, 48 * 1024}, 0, NODES},
+                   {{"all, stream, odd windows", "stream", 64, 100 * 1024}, 0, NODES}};
     for (size_t i = 0; i < sizeof(clients) / sizeof(clients[0]); i++) {
         const char *urls[NODES];
         ep_client_config config;
@@ -196,7 +200,7 @@ static bool open_clients(local_cluster *cluster, const test_model models[MODELS_
         config.node_urls = urls;
         config.node_urls_count = clients[i].nodes;
         cluster->clients_count++;
-        if (!test_client_open(&cluster->clients[i], clients[i].name, &config, clients[i].narrow, models)) {
+        if (!test_client_open(&cluster->clients[i], &clients[i].kind, &config, models)) {
             return false;
         }
     }
@@ -239,7 +243,7 @@ void local_cluster_destroy(local_cluster *cluster)
     free(cluster);
 }
 
-const test_client *local_cluster_client(const local_cluster *cluster, uint32_t choice)
+const test_client *local_cluster_client(const local_cluster *cluster, uint32_t choice, bool one_node)
 {
-    return &cluster->clients[choice % cluster->clients_count];
+    return &cluster->clients[choice % (one_node ? ONE_NODE_CLIENTS : cluster->clients_count)];
 }

@@ -6,7 +6,7 @@
 
 #include "base/clock.h"
 
-enum { READY_TIMEOUT_US = 60 * 1000 * 1000, NARROW_WINDOW_TOKENS = 5, NARROW_CHUNK_BYTES = 16 * 1024 };
+enum { READY_TIMEOUT_US = 60 * 1000 * 1000 };
 
 static bool is_whole(ep_client *client, const ep_model_desc *model)
 {
@@ -44,17 +44,16 @@ static ep_err open_once(test_client *client, const ep_client_config *config, ep_
 
 /* Without a coordinator a client knows what the nodes said when it connected, which while they load is not
  * all: ask anew. */
-bool test_client_open(test_client *client, const char *name, const ep_client_config *service, bool narrow,
+bool test_client_open(test_client *client, const client_kind *kind, const ep_client_config *service,
                       const test_model models[MODELS_COUNT])
 {
     ep_client_config config = *service;
     ep_error error;
-    snprintf(client->name, sizeof(client->name), "%s", name);
+    snprintf(client->name, sizeof(client->name), "%s", kind->name);
     config.deadline_us = READY_TIMEOUT_US;
-    if (narrow) {
-        config.prefill_window_tokens = NARROW_WINDOW_TOKENS;
-        config.chunk_bytes_max = NARROW_CHUNK_BYTES;
-    }
+    config.lanes = kind->lanes;
+    config.prefill_window_tokens = kind->window_tokens;
+    config.chunk_bytes_max = kind->chunk_bytes != 0 ? kind->chunk_bytes : config.chunk_bytes_max;
     uint64_t give_up_ns = ep_clock_now_ns() + READY_TIMEOUT_US * 1000ull;
     ep_err err = open_once(client, &config, &error);
     while (err == EP_OK && !learn_versions(client, models) && ep_clock_now_ns() < give_up_ns) {
@@ -62,11 +61,11 @@ bool test_client_open(test_client *client, const char *name, const ep_client_con
         err = open_once(client, &config, &error);
     }
     if (err != EP_OK) {
-        fprintf(stderr, "client %s: %s: %s\n", name, ep_err_name(err), error.text);
+        fprintf(stderr, "client %s: %s: %s\n", kind->name, ep_err_name(err), error.text);
         return false;
     }
     if (!learn_versions(client, models)) {
-        fprintf(stderr, "client %s: some experts of some model have no copy\n", name);
+        fprintf(stderr, "client %s: some experts of some model have no copy\n", kind->name);
         return false;
     }
     return true;

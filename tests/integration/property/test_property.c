@@ -7,7 +7,7 @@
  *     integration_property [--seed S] [--cases N] [--case NUMBER]
  *
  * A case is a pure function of (seed, number); --case runs one alone and describes it. EP_TEST_LONG=1: ten
- * times as many.
+ * times as many, and then cases of many slots until SLOTS_LONG were compared.
  */
 #include <inttypes.h>
 #include <pthread.h>
@@ -27,12 +27,13 @@
 #define PROPERTY_CASES 10080
 #endif
 
-enum { CALLERS = 4, LONG_FACTOR = 10 };
+enum { CALLERS = 4, LONG_FACTOR = 10, SLOTS_LONG = 10000000 };
 
 typedef struct arguments {
     uint64_t seed;
     uint64_t cases;
     uint64_t first;
+    uint64_t slots_min; /* to be compared */
     bool single;
 } arguments;
 
@@ -41,6 +42,7 @@ typedef struct totals {
     uint64_t over_daemons;
     uint64_t refused;
     uint64_t rows;
+    uint64_t slots; /* in accepted batches */
     uint64_t differing_elements;
     uint64_t failed_cases;
 } totals;
@@ -53,6 +55,7 @@ typedef struct property_run {
     daemon_cluster *daemons;
     mutant_board mutants;
     _Atomic uint64_t next;
+    _Atomic uint64_t slots; /* as totals.slots */
     _Atomic bool stop;
     pthread_mutex_t lock; /* totals, coverage, and what is printed */
     totals totals;
@@ -72,6 +75,7 @@ static bool parse_arguments(int argc, char **argv, arguments *out)
     *out = (arguments){.seed = 1, .cases = PROPERTY_CASES};
     if (length != NULL && strcmp(length, "1") == 0) {
         out->cases *= LONG_FACTOR;
+        out->slots_min = SLOTS_LONG;
     }
     for (int i = 1; i < argc; i += 2) {
         uint64_t *number = strcmp(argv[i], "--seed") == 0    ? &out->seed
@@ -85,6 +89,7 @@ static bool parse_arguments(int argc, char **argv, arguments *out)
         out->single = out->single || number == &out->first;
     }
     out->cases = out->single ? 1 : out->cases;
+    out->slots_min = out->single ? 0 : out->slots_min;
     return true;
 }
 
@@ -107,6 +112,8 @@ static void take_result(property_run *run, const layer_case *c, const test_clien
     t->over_daemons += case_uses_daemons(c->number);
     t->refused += result->refused;
     t->rows += result->refused ? 0 : case_rows(c);
+    t->slots += result->refused ? 0 : c->batch.tokens * c->batch.top_k;
+    atomic_store(&run->slots, t->slots);
     t->differing_elements += result->differing_elements;
     t->failed_cases += !result->same;
     coverage_add(&run->covered, c, result);
@@ -128,7 +135,7 @@ static void run_case(property_run *run, uint64_t number)
     layer_case_make(&c, run->args.seed, number, run->models);
     const test_client *client = case_uses_daemons(number)
                                     ? daemon_cluster_client(run->daemons, c.client_choice)
-                                    : local_cluster_client(run->local, c.node_sum ? 0 : c.client_choice);
+                                    : local_cluster_client(run->local, c.client_choice, c.node_sum);
     case_run(&c, client->client, client->versions[c.model - run->models], &result);
     take_result(run, &c, client, &result);
     if (result.same && !result.refused && number % MUTANT_CASE_EVERY == 0) {
@@ -144,6 +151,9 @@ static void *call_until_done(void *arg)
     uint64_t n;
     while (!atomic_load(&run->stop) && (n = atomic_fetch_add(&run->next, 1)) < run->args.cases) {
         run_case(run, run->args.first + n);
+    }
+    while (!atomic_load(&run->stop) && atomic_load(&run->slots) < run->args.slots_min) {
+        run_case(run, CASES_MANY_SLOTS + atomic_fetch_add(&run->next, 1));
     }
     return NULL;
 }
@@ -179,9 +189,9 @@ static bool call_all(property_run *run)
     }
     const totals *t = &run->totals;
     printf("layers %" PRIu64 ", over daemons %" PRIu64 ", refused by both %" PRIu64 ", rows %" PRIu64
-           ", bit differences %" PRIu64 ", failed %" PRIu64 "\n",
-           t->layers, t->over_daemons, t->refused, t->rows, t->differing_elements, t->failed_cases);
-    return count > 0 && t->failed_cases == 0 && t->layers == run->args.cases;
+           ", slots %" PRIu64 ", bit differences %" PRIu64 ", failed %" PRIu64 "\n",
+           t->layers, t->over_daemons, t->refused, t->rows, t->slots, t->differing_elements, t->failed_cases);
+    return count > 0 && t->failed_cases == 0 && t->layers >= run->args.cases && t->slots >= run->args.slots_min;
 }
 
 int main(int argc, char **argv)
