@@ -11,7 +11,9 @@ struct layer_local {
     ep_backend *backend;
     ep_layer_shape shape;
     uint32_t weights_count;
-    ep_backend_weights **weights;
+    uint32_t share_first;
+    uint32_t share_count;
+    ep_backend_weights **weights; /* [weights_count]; NULL outside of the share */
     pthread_mutex_t lock;
     pthread_cond_t all_done;
     uint32_t pending;
@@ -49,6 +51,12 @@ static ep_err load_expert(layer_local *local, const ep_checkpoint *checkpoint, u
 
 ep_err layer_local_open(const char *path, uint32_t layer, uint32_t threads, layer_local **out_local, ep_error *out_error)
 {
+    return layer_local_open_share(path, layer, 0, UINT32_MAX, threads, out_local, out_error);
+}
+
+ep_err layer_local_open_share(const char *path, uint32_t layer, uint32_t first, uint32_t count, uint32_t threads,
+                              layer_local **out_local, ep_error *out_error)
+{
     ep_checkpoint *checkpoint;
     ep_backend_config config = {.threads = threads};
     const ep_backend_ops *ops = ep_backend_by_name("cpu");
@@ -71,9 +79,11 @@ ep_err layer_local_open(const char *path, uint32_t layer, uint32_t threads, laye
     }
     local->weights_count = local->shape.experts + local->shape.shared_experts;
     local->weights = calloc(local->weights_count + 1, sizeof(*local->weights));
+    local->share_first = first;
+    local->share_count = count < local->weights_count - first ? count : local->weights_count - first;
     err = ops->open(&config, &local->backend, out_error);
-    for (uint32_t e = 0; err == EP_OK && e < local->weights_count; e++) {
-        err = load_expert(local, checkpoint, e, out_error);
+    for (uint32_t e = 0; err == EP_OK && e < local->share_count; e++) {
+        err = load_expert(local, checkpoint, first + e, out_error);
     }
     ep_checkpoint_close(checkpoint);
     if (err != EP_OK) {
@@ -173,13 +183,9 @@ static void make_jobs(layer_local *local, const ep_batch *batch, uint32_t slots_
     free(next);
 }
 
-ep_err layer_local_run(layer_local *local, const ep_batch *batch, void *out)
+/* Those of local->jobs that have rows; until all are done. */
+static ep_err run_jobs(layer_local *local)
 {
-    uint32_t slots_per_token = ep_batch_slots_per_token(batch, &local->shape);
-    if (!reserve(local, batch, (size_t)batch->tokens * slots_per_token)) {
-        return EP_ERR_NO_MEMORY;
-    }
-    make_jobs(local, batch, slots_per_token);
     local->result = EP_OK;
     local->pending = 1;
     for (uint32_t e = 0; e < local->weights_count; e++) {
@@ -197,6 +203,45 @@ ep_err layer_local_run(layer_local *local, const ep_batch *batch, void *out)
     }
     ep_err err = local->result;
     pthread_mutex_unlock(&local->lock);
+    return err;
+}
+
+ep_err layer_local_rows(layer_local *local, const uint32_t *counts, const void *x, void *out)
+{
+    size_t row_bytes = (size_t)local->shape.hidden * ep_dtype_bytes(EP_DTYPE_BF16);
+    size_t slots = 0;
+    for (uint32_t i = 0; i < local->share_count; i++) {
+        slots += counts[i];
+    }
+    const ep_batch batch = {.hidden = local->shape.hidden, .wire_dtype = EP_DTYPE_BF16};
+    if (!reserve(local, &batch, slots)) {
+        return EP_ERR_NO_MEMORY;
+    }
+    memset(local->jobs, 0, local->weights_count * sizeof(*local->jobs));
+    for (size_t s = 0; s < slots; s++) {
+        local->rows[s] = (ep_job_row){.x = (const char *)x + s * row_bytes, .out = (char *)out + s * row_bytes};
+    }
+    ep_job_row *rows = local->rows;
+    for (uint32_t i = 0; i < local->share_count; rows += counts[i], i++) {
+        local->jobs[local->share_first + i] = (ep_job){.weights = local->weights[local->share_first + i],
+                                                       .rows = rows,
+                                                       .rows_count = counts[i],
+                                                       .x_dtype = EP_DTYPE_BF16,
+                                                       .out_dtype = EP_DTYPE_BF16,
+                                                       .done = on_done,
+                                                       .arg = local};
+    }
+    return run_jobs(local);
+}
+
+ep_err layer_local_run(layer_local *local, const ep_batch *batch, void *out)
+{
+    uint32_t slots_per_token = ep_batch_slots_per_token(batch, &local->shape);
+    if (!reserve(local, batch, (size_t)batch->tokens * slots_per_token)) {
+        return EP_ERR_NO_MEMORY;
+    }
+    make_jobs(local, batch, slots_per_token);
+    ep_err err = run_jobs(local);
     ep_combine_out combined = {.data = out, .token_stride_bytes = (int64_t)(batch->hidden * ep_dtype_bytes(batch->out_dtype))};
     ep_combine(batch, &local->shape, local->row_of_slot, 0, batch->tokens, local->scratch, &combined);
     return err;

@@ -65,8 +65,8 @@ void ep_fixture_fill(uint64_t seed, const char *name, ep_dtype dtype, size_t cou
     }
 }
 
-/* rows 0: a vector. */
-static void add(tensor_list *list, const char *name, ep_dtype dtype, uint32_t rows, uint32_t columns)
+/* rows 0: a vector. like: where the values are, NULL: those of the name. */
+static void add_like(tensor_list *list, const char *name, ep_dtype dtype, uint32_t rows, uint32_t columns, const void *like)
 {
     size_t count = (size_t)(rows == 0 ? 1 : rows) * columns;
     if (list->count == list->capacity) {
@@ -87,11 +87,20 @@ static void add(tensor_list *list, const char *name, ep_dtype dtype, uint32_t ro
         list->failed = true;
         return;
     }
-    ep_fixture_fill(list->seed, name, dtype, count, data);
+    if (like != NULL) {
+        memcpy(data, like, count * ep_dtype_bytes(dtype));
+    } else {
+        ep_fixture_fill(list->seed, name, dtype, count, data);
+    }
     list->items[list->count++] = (ep_named_tensor){
         .name = own_name,
         .tensor = rows == 0 ? ep_tensor_1d(data, dtype, columns) : ep_tensor_2d(data, dtype, rows, columns),
     };
+}
+
+static void add(tensor_list *list, const char *name, ep_dtype dtype, uint32_t rows, uint32_t columns)
+{
+    add_like(list, name, dtype, rows, columns, NULL);
 }
 
 static void add_in_layer(tensor_list *list, const ep_fixture_config *config, uint32_t layer, const char *tail,
@@ -110,8 +119,9 @@ static void add_moe_layer(tensor_list *list, const ep_fixture_config *config, ui
         for (ep_matrix m = 0; m < EP_MATRIX_COUNT; m++) {
             bool down = m == EP_MATRIX_DOWN;
             ep_tensor_name_expert(&names, layer, e, m, "weight", name);
-            add(list, name, config->dtype, down ? config->hidden : config->inner,
-                down ? config->inner : config->hidden);
+            bool repeats = config->distinct_experts > 0 && e >= config->distinct_experts && !list->failed;
+            const void *like = repeats ? list->items[list->count - EP_MATRIX_COUNT * config->distinct_experts].tensor.data : NULL;
+            add_like(list, name, config->dtype, down ? config->hidden : config->inner, down ? config->inner : config->hidden, like);
         }
     }
     /* Qwen spells a gated shared expert in the singular: the second spelling of N1. */

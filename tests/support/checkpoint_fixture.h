@@ -21,6 +21,7 @@ typedef struct ep_fixture_config {
     uint32_t hidden;
     uint32_t inner;
     uint32_t experts;
+    uint32_t distinct_experts; /* expert e holds the values of e modulo this, which is quicker to write; 0: all differ */
     uint32_t top_k;
     uint32_t shared_inner; /* 0: no shared expert */
     bool shared_gate;      /* with its sigmoid gate [1,H] */

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the parts of the decode benchmark share: the layer's shape and real nodes that serve it. */
+#ifndef EP_BENCH_DECODE_CASE_H
+#define EP_BENCH_DECODE_CASE_H
+
+#include "bench/bench_report.h"
+#include "expertd/client.h"
+#include "moe/batch.h"
+#include "support/process.h"
+
+#define DECODE_HIDDEN 7168
+#define DECODE_INNER 256
+#define DECODE_EXPERTS 256
+#define DECODE_TOP_K 8
+#define DECODE_TOKENS_MAX 128
+#define DECODE_NODES_MAX 8
+#define DECODE_ROW_BYTES (DECODE_HIDDEN * 2)
+
+/* Bytes of frames that nodes counted, both ways, by lane. */
+typedef struct decode_lanes {
+    double shm;
+    double stream;
+} decode_lanes;
+
+typedef struct decode_nodes {
+    uint32_t count;
+    ep_test_process processes[DECODE_NODES_MAX];
+    ep_client *client;
+} decode_nodes;
+
+/* Prints and exits. */
+void decode_fail(const char *what, const ep_error *error) __attribute__((noreturn));
+/* The tokens of a call; ids [T,K] below `experts`, those of a token different. */
+ep_batch decode_batch(uint32_t tokens, const uint16_t *x, const int32_t *ids, const float *scales);
+void decode_draw_ids(int32_t *ids, uint32_t tokens, uint32_t experts, uint64_t seed);
+
+/* Nodes with equal shares of the first `experts` of the checkpoint, all loaded. lanes: as in ep_client_config. */
+void decode_nodes_start(decode_nodes *nodes, uint32_t count, uint32_t experts, const char *dir, const char *checkpoint,
+                        const char *lanes);
+void decode_nodes_stop(decode_nodes *nodes);
+void decode_nodes_call(const decode_nodes *nodes, const ep_batch *batch, uint16_t *out);
+/* Sums over the nodes; waits until what is on its way has been counted. */
+decode_lanes decode_nodes_lanes(const decode_nodes *nodes);
+
+#endif
