@@ -60,6 +60,7 @@ static void collect_rpc(ep_node *node)
     ep_rpc_metrics_lanes(node->metrics, &rpc);
     ep_rpc_metrics_door(node->metrics, node->server);
     ep_gauge_set(g->buffer_bytes, (double)buffers.lent_bytes);
+    ep_gauge_set(g->buffer_bytes_peak, (double)buffers.lent_bytes_peak);
 }
 
 /* Tenants that are not listed are one series. */
@@ -170,6 +171,7 @@ static void make_gauges(ep_node *node)
         ep_metrics_counter(node->metrics, "expertd_rpc_bytes_total", "Bytes of frames by direction", &out, 1);
     g->protocol_errors = counter(node, "expertd_rpc_protocol_errors_total", "Frames that broke the protocol");
     g->buffer_bytes = gauge(node, "expertd_buffer_bytes", "Frame memory in use");
+    g->buffer_bytes_peak = gauge(node, "expertd_buffer_bytes_peak", "The most frame memory that was in use at once");
 }
 
 ep_err ep_node_observe_init(ep_node *node)

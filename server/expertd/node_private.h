@@ -56,6 +56,7 @@ typedef struct ep_node_gauges {
     ep_metric_series *rpc_bytes_out;
     ep_metric_series *protocol_errors;
     ep_metric_series *buffer_bytes;
+    ep_metric_series *buffer_bytes_peak;
     ep_metric_series **layer_rows; /* [all layers of all models] */
 } ep_node_gauges;
 

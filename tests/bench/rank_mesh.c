@@ -25,7 +25,9 @@ typedef struct mesh_peer {
     rank_mesh *mesh;
     ep_conn *conn;
     ep_dial *dial;
-    uint8_t *bytes; /* [recv_bytes] */
+    uint8_t *bytes; /* [room]: own, or the caller's */
+    uint8_t *own;
+    size_t room;
     size_t come;
     size_t taken;
 } mesh_peer;
@@ -39,7 +41,6 @@ typedef struct mesh_send {
 struct rank_mesh {
     uint32_t rank;
     uint32_t ranks;
-    size_t recv_bytes;
     uint16_t port;
     ep_buffer_pool *pool;
     ep_lane_limits limits;
@@ -84,10 +85,12 @@ static void on_frame(void *arg, ep_conn *conn, ep_buffer *taken_frame)
         peer->conn = conn;
         mesh->connected++;
     }
-    if (bytes > mesh->recv_bytes - peer->come) {
+    if (bytes > peer->room - peer->come) {
         broken("a rank sent more than there is room for", NULL);
     }
-    memcpy(peer->bytes + peer->come, taken_frame->data + sizeof(p), bytes);
+    if (bytes > 0) {
+        memcpy(peer->bytes + peer->come, taken_frame->data + sizeof(p), bytes);
+    }
     ep_buffer_unref(taken_frame);
     peer->come += bytes;
     pthread_cond_broadcast(&mesh->changed);
@@ -206,7 +209,6 @@ rank_mesh *rank_mesh_open(uint32_t rank, uint32_t ranks, const char *const *addr
     }
     mesh->rank = rank;
     mesh->ranks = ranks;
-    mesh->recv_bytes = recv_bytes;
     mesh->port = port;
     mesh->sends = sends;
     mesh->limits = (ep_lane_limits){.frame_bytes = frame_bytes,
@@ -218,11 +220,13 @@ rank_mesh *rank_mesh_open(uint32_t rank, uint32_t ranks, const char *const *addr
     pthread_cond_init(&mesh->changed, NULL);
     for (uint32_t i = 0; i < ranks; i++) {
         mesh->peers[i].mesh = mesh;
-        mesh->peers[i].bytes = malloc(recv_bytes + 1);
-        if (mesh->peers[i].bytes == NULL) {
+        mesh->peers[i].own = malloc(recv_bytes + 1);
+        if (mesh->peers[i].own == NULL) {
             broken("no memory", NULL);
         }
-        memset(mesh->peers[i].bytes, 0, recv_bytes); /* pages are there before anything is timed */
+        memset(mesh->peers[i].own, 0, recv_bytes); /* pages are there before anything is timed */
+        mesh->peers[i].bytes = mesh->peers[i].own;
+        mesh->peers[i].room = recv_bytes;
     }
     snprintf(url, sizeof(url), "tcp://%s:%u", addresses[rank], port);
     const ep_lane_address own = {.url = url};
@@ -259,11 +263,27 @@ void rank_mesh_close(rank_mesh *mesh)
         if (mesh->peers[i].conn != NULL) {
             ep_conn_release(mesh->peers[i].conn);
         }
-        free(mesh->peers[i].bytes);
+        free(mesh->peers[i].own);
     }
     ep_buffer_pool_destroy(mesh->pool);
     free(mesh->sends);
     free(mesh);
+}
+
+void rank_mesh_receive_at(rank_mesh *mesh, void *places, size_t each)
+{
+    pthread_mutex_lock(&mesh->lock);
+    for (uint32_t i = 0; i < mesh->ranks; i++) {
+        mesh_peer *peer = &mesh->peers[i];
+        if (peer->come != peer->taken) {
+            broken("receives elsewhere while bytes are not waited for", NULL);
+        }
+        peer->bytes = (uint8_t *)places + i * each;
+        peer->room = each;
+        peer->come = 0;
+        peer->taken = 0;
+    }
+    pthread_mutex_unlock(&mesh->lock);
 }
 
 void rank_mesh_post(rank_mesh *mesh, uint32_t to, const void *data, size_t bytes)

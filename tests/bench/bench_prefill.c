@@ -1,0 +1,677 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Prefill of eight ranks at once, 4096 tokens each: how much memory the exchange needs at its peak, and tokens per second, in three forms
+ * over the same lane and kernels.
+ *
+ *   service     a rank is a caller and a node with an eighth of the experts; the service's own windows and chunks, and once more with
+ *               windows of 256 tokens
+ *   all-gather  every rank gets all tokens, computes its experts' share of each, and sends every rank the sums of its tokens
+ *   fixed       all-to-all with buffers of fixed capacity: rows padded to factor * T * K / ranks per destination, sent whole, and results
+ *               back the same way; the factor by the total sequence length from the published table
+ *
+ * One counter for all: the most that buffer pools (base/buffer.h) had lent at once. Of the service it is the sum of the caller's peak
+ * and the node's, although they need not come at the same moment. The other forms take every exchange buffer from such a pool, receive in
+ * place, reuse the send buffer for results, and are not charged for frames on their way through the lane.
+ *
+ * The program forks itself into ranks before it has threads. They do what `board->form` says, between two barriers; the parent times.
+ */
+#include <math.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/buffer.h"
+#include "base/numeric.h"
+#include "base/random.h"
+#include "bench/bench_report.h"
+#include "bench/layer_local.h"
+#include "bench/rank_mesh.h"
+#include "expertd/client.h"
+#include "moe/combine.h"
+#include "support/checkpoint_fixture.h"
+#include "support/process.h"
+
+#define RANKS 8
+#define HIDDEN 1024
+#define INNER 128
+#define EXPERTS 64
+#define RANK_EXPERTS (EXPERTS / RANKS)
+#define TOP_K 8
+#define TOKENS 4096 /* of each rank */
+#define SLOTS (TOKENS * TOP_K)
+#define ROUNDS 3
+#define ROW_BYTES ((size_t)HIDDEN * 2)
+#define TOKEN_BYTES (TOKENS * ROW_BYTES)
+#define KEEP_BYTES ((size_t)1 << 30)
+#define MESH_PORT 7420
+#define NARROW_TOKENS 256
+#define BAR 0.5
+
+typedef enum form { FORM_NARROW, FORM_SERVICE, FORM_GATHER, FORM_FIXED, FORM_COUNT, FORM_END = FORM_COUNT } form;
+
+static const char *const form_names[FORM_COUNT] = {"windows of 256 tokens", "default windows", "all-gather + reduce-scatter",
+                                                   "fixed-capacity all-to-all"};
+
+/* alltoall_ep_buffer_scale_factors: the first entry whose length is not above the total. */
+static const struct {
+    uint32_t tokens;
+    double factor;
+} capacity_factors[] = {{1048576, 1.32}, {524288, 1.4}, {262144, 1.53}, {131072, 1.8}, {32768, 3.0}, {8192, 5.2}, {0, 8.0}};
+
+typedef struct board {
+    pthread_barrier_t begin;
+    pthread_barrier_t end;
+    pthread_barrier_t among; /* the ranks alone */
+    volatile form form;
+    char urls[RANKS][64];
+    uint64_t peak_bytes[FORM_COUNT][RANKS]; /* of the service: the caller's */
+    uint64_t node_peak_bytes[FORM_COUNT][RANKS];
+    double error[FORM_COUNT][RANKS];        /* largest, against the layer in one process; 0: the same bits */
+} board_t;
+
+typedef struct rank_state {
+    uint32_t rank;
+    rank_mesh *mesh;
+    layer_local *local;
+    ep_client *clients[FORM_COUNT];    /* of the service's forms */
+    ep_buffer_pool *pools[FORM_COUNT]; /* of the others; a client has its own */
+    uint16_t *x;        /* [TOKENS,H] */
+    int32_t *ids;       /* [TOKENS,K] */
+    float *scales;      /* [TOKENS,K] */
+    int32_t *all_ids;   /* [RANKS * TOKENS,K]: -1 where another rank has the expert */
+    float *all_scales;  /* [RANKS * TOKENS,K] */
+    uint16_t *expected; /* [TOKENS,H] */
+    uint16_t *y;        /* [TOKENS,H] */
+    const void **rows;  /* [SLOTS] */
+    float *ones;        /* [capacity] */
+    float *scratch;
+} rank_state;
+
+static board_t *board;
+
+static void fail(const char *what, const ep_error *error)
+{
+    fprintf(stderr, "bench_prefill: %s: %s\n", what, error != NULL ? error->text : "");
+    exit(1);
+}
+
+static void *room(size_t bytes)
+{
+    void *p = NULL;
+    if (posix_memalign(&p, 64, bytes) != 0) {
+        fail("no memory", NULL);
+    }
+    memset(p, 0, bytes);
+    return p;
+}
+
+/* Rows of a fixed buffer for one destination. */
+static uint32_t capacity(void)
+{
+    size_t i = 0;
+    while (capacity_factors[i].tokens > RANKS * TOKENS) {
+        i++;
+    }
+    return (uint32_t)ceil(capacity_factors[i].factor * TOKENS * TOP_K / RANKS);
+}
+
+/* ---- a rank ---- */
+
+/* TOP_K distinct experts of each token, all as likely; scales of about 1 / K. */
+static void draw_routing(uint32_t rank, int32_t *ids, float *scales)
+{
+    uint64_t seed = 100 + rank;
+    for (uint32_t t = 0; t < TOKENS; t++) {
+        int32_t deck[EXPERTS];
+        for (int32_t e = 0; e < EXPERTS; e++) {
+            deck[e] = e;
+        }
+        for (uint32_t k = 0; k < TOP_K; k++) {
+            uint32_t pick = k + (uint32_t)(ep_splitmix64(&seed) % (EXPERTS - k));
+            int32_t id = deck[pick];
+            deck[pick] = deck[k];
+            ids[t * TOP_K + k] = id;
+            scales[t * TOP_K + k] = (float)(ep_splitmix64(&seed) >> 40) * 0x1p-26f;
+        }
+    }
+}
+
+static ep_batch batch_of(uint32_t tokens, uint32_t top_k, const uint16_t *x, const int32_t *ids, const float *scales)
+{
+    return (ep_batch){.tokens = tokens,
+                      .top_k = top_k,
+                      .hidden = HIDDEN,
+                      .x = {.data = x, .stride_bytes = ROW_BYTES, .dtype = EP_DTYPE_BF16},
+                      .ids = {.data = ids, .stride_bytes = top_k * 4, .dtype = EP_DTYPE_I32},
+                      .scales = {.data = scales, .stride_bytes = top_k * 4, .dtype = EP_DTYPE_F32},
+                      .shared_source = EP_SHARED_SERVICE,
+                      .wire_dtype = EP_DTYPE_BF16,
+                      .out_dtype = EP_DTYPE_BF16};
+}
+
+static void run_local(rank_state *r, const ep_batch *batch, uint16_t *out)
+{
+    if (layer_local_run(r->local, batch, out) != EP_OK) {
+        fail("local layer", NULL);
+    }
+}
+
+static void fill_inputs(rank_state *r)
+{
+    uint64_t seed = 11 + r->rank;
+    r->x = room(TOKEN_BYTES);
+    r->y = room(TOKEN_BYTES);
+    r->expected = room(TOKEN_BYTES);
+    r->all_ids = room((size_t)RANKS * SLOTS * sizeof(*r->all_ids));
+    r->all_scales = room((size_t)RANKS * SLOTS * sizeof(*r->all_scales));
+    r->ids = room((size_t)SLOTS * sizeof(*r->ids));
+    r->scales = r->all_scales + (size_t)r->rank * SLOTS;
+    r->rows = room((size_t)SLOTS * sizeof(*r->rows));
+    r->ones = room(capacity() * sizeof(float));
+    r->scratch = room(ep_combine_scratch_floats(HIDDEN) * sizeof(float));
+    for (size_t i = 0; i < (size_t)TOKENS * HIDDEN; i++) {
+        r->x[i] = ep_f32_to_bf16((float)(int32_t)ep_splitmix64(&seed) * 0x1p-31f);
+    }
+    for (uint32_t i = 0; i < capacity(); i++) {
+        r->ones[i] = 1;
+    }
+    for (uint32_t from = 0; from < RANKS; from++) {
+        draw_routing(from, r->all_ids + (size_t)from * SLOTS, r->all_scales + (size_t)from * SLOTS);
+    }
+    memcpy(r->ids, r->all_ids + (size_t)r->rank * SLOTS, (size_t)SLOTS * sizeof(*r->ids));
+    for (size_t i = 0; i < (size_t)RANKS * SLOTS; i++) {
+        r->all_ids[i] = r->all_ids[i] / RANK_EXPERTS == (int32_t)r->rank ? r->all_ids[i] : -1;
+    }
+    ep_batch batch = batch_of(TOKENS, TOP_K, r->x, r->ids, r->scales);
+    run_local(r, &batch, r->expected);
+}
+
+static ep_buffer *acquire(rank_state *r, form f, size_t bytes)
+{
+    ep_buffer *buffer = NULL;
+    if (ep_buffer_acquire(r->pools[f], bytes, &buffer) != EP_OK) {
+        fail("no buffer", NULL);
+    }
+    return buffer;
+}
+
+/* Every rank receives at `areas`, one area of `each` bytes per rank, what the others hold for it at `data`: there is one area per
+ * destination, or data is for all. The own part is copied. */
+static void exchange(rank_state *r, uint8_t *areas, const uint8_t *data, size_t each, bool same_for_all)
+{
+    rank_mesh_receive_at(r->mesh, areas, each);
+    pthread_barrier_wait(&board->among);
+    for (uint32_t i = 1; i < RANKS; i++) {
+        uint32_t to = (r->rank + i) % RANKS;
+        rank_mesh_post(r->mesh, to, data + (same_for_all ? 0 : to * each), each);
+    }
+    memcpy(areas + r->rank * each, data + (same_for_all ? 0 : r->rank * each), each);
+    for (uint32_t from = 0; from < RANKS; from++) {
+        if (from != r->rank) {
+            rank_mesh_wait(r->mesh, from, each);
+        }
+    }
+    rank_mesh_flush(r->mesh);
+}
+
+static void run_service(rank_state *r, form f)
+{
+    ep_moe_args args;
+    ep_moe_result result = {.struct_bytes = sizeof(result)};
+    ep_moe_args_init(&args);
+    args.model = "bench";
+    args.x = ep_tensor_2d(r->x, EP_DTYPE_BF16, TOKENS, HIDDEN);
+    args.expert_ids = ep_tensor_2d(r->ids, EP_DTYPE_I32, TOKENS, TOP_K);
+    args.expert_scales = ep_tensor_2d(r->scales, EP_DTYPE_F32, TOKENS, TOP_K);
+    args.mode = EP_MOE_PREFILL;
+    args.deadline_us = 600000000;
+    ep_tensor out = ep_tensor_2d(r->y, EP_DTYPE_BF16, TOKENS, HIDDEN);
+    if (ep_moe_forward(r->clients[f], &args, &out, &result) != EP_OK) {
+        fail("forward", &result.error);
+    }
+}
+
+static void run_gather(rank_state *r)
+{
+    ep_buffer *all = acquire(r, FORM_GATHER, RANKS * TOKEN_BYTES);
+    ep_buffer *partial = acquire(r, FORM_GATHER, RANKS * TOKEN_BYTES);
+    exchange(r, all->data, (const uint8_t *)r->x, TOKEN_BYTES, true);
+    for (uint32_t from = 0; from < RANKS; from++) {
+        const uint16_t *x = (const uint16_t *)(const void *)(all->data + from * TOKEN_BYTES);
+        ep_batch batch = batch_of(TOKENS, TOP_K, x, r->all_ids + (size_t)from * SLOTS, r->all_scales + (size_t)from * SLOTS);
+        run_local(r, &batch, (uint16_t *)(void *)(partial->data + from * TOKEN_BYTES));
+    }
+    exchange(r, all->data, partial->data, TOKEN_BYTES, false);
+    const uint16_t *parts = (const uint16_t *)(const void *)all->data;
+    for (size_t i = 0; i < (size_t)TOKENS * HIDDEN; i++) {
+        float sum = 0;
+        for (uint32_t from = 0; from < RANKS; from++) {
+            sum += ep_bf16_to_f32(parts[from * (size_t)TOKENS * HIDDEN + i]);
+        }
+        r->y[i] = ep_f32_to_bf16(sum);
+    }
+    ep_buffer_unref(all);
+    ep_buffer_unref(partial);
+}
+
+/* A part of every destination's buffer, `rows` long: powers of two, so that no size class of the pool adds to what is asked for. */
+typedef struct fixed_piece {
+    size_t rows;
+    ep_buffer *send; /* [RANKS,rows,H]: rows, then results */
+    ep_buffer *recv; /* the same */
+    ep_buffer *send_ids; /* [RANKS,rows]: -1 padding */
+    ep_buffer *recv_ids;
+} fixed_piece;
+
+static uint32_t acquire_fixed(rank_state *r, fixed_piece pieces[32])
+{
+    uint32_t count = 0;
+    for (size_t rows = (size_t)1 << 31; rows > 0; rows >>= 1) {
+        if ((capacity() & rows) != 0) {
+            fixed_piece *p = &pieces[count++];
+            p->rows = rows;
+            p->send = acquire(r, FORM_FIXED, RANKS * rows * ROW_BYTES);
+            p->recv = acquire(r, FORM_FIXED, RANKS * rows * ROW_BYTES);
+            p->send_ids = acquire(r, FORM_FIXED, RANKS * rows * sizeof(int32_t));
+            p->recv_ids = acquire(r, FORM_FIXED, RANKS * rows * sizeof(int32_t));
+            memset(p->send_ids->data, 0xff, RANKS * rows * sizeof(int32_t));
+        }
+    }
+    return count;
+}
+
+/* Rows and their experts into the destinations' buffers; where each slot's result comes back into rows. */
+static void fill_fixed(rank_state *r, const fixed_piece *pieces, uint32_t pieces_count)
+{
+    size_t used[RANKS] = {0};
+    for (uint32_t s = 0; s < SLOTS; s++) {
+        uint32_t to = (uint32_t)r->ids[s] / RANK_EXPERTS, p = 0;
+        size_t at = used[to]++;
+        for (; p < pieces_count && at >= pieces[p].rows; p++) {
+            at -= pieces[p].rows;
+        }
+        if (p == pieces_count) {
+            fail("more rows than the capacity", NULL);
+        }
+        at += to * pieces[p].rows;
+        memcpy(pieces[p].send->data + at * ROW_BYTES, r->x + (size_t)(s / TOP_K) * HIDDEN, ROW_BYTES);
+        memcpy(pieces[p].send_ids->data + at * sizeof(int32_t), &r->ids[s], sizeof(int32_t));
+        r->rows[s] = pieces[p].recv->data + at * ROW_BYTES;
+    }
+}
+
+static void compute_fixed(rank_state *r, const fixed_piece *p)
+{
+    for (size_t first = 0; first < RANKS * p->rows; first += p->rows) {
+        const uint16_t *x = (const uint16_t *)(const void *)(p->recv->data + first * ROW_BYTES);
+        const int32_t *ids = (const int32_t *)(const void *)p->recv_ids->data + first;
+        ep_batch batch = batch_of((uint32_t)p->rows, 1, x, ids, r->ones);
+        run_local(r, &batch, (uint16_t *)(void *)(p->send->data + first * ROW_BYTES));
+    }
+}
+
+static void run_fixed(rank_state *r)
+{
+    fixed_piece pieces[32];
+    uint32_t count = acquire_fixed(r, pieces);
+    fill_fixed(r, pieces, count);
+    for (uint32_t i = 0; i < count; i++) {
+        exchange(r, pieces[i].recv_ids->data, pieces[i].send_ids->data, pieces[i].rows * sizeof(int32_t), false);
+        exchange(r, pieces[i].recv->data, pieces[i].send->data, pieces[i].rows * ROW_BYTES, false);
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        compute_fixed(r, &pieces[i]);
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        exchange(r, pieces[i].recv->data, pieces[i].send->data, pieces[i].rows * ROW_BYTES, false);
+    }
+    ep_batch batch = batch_of(TOKENS, TOP_K, r->x, r->ids, r->scales);
+    ep_combine_out out = {.data = r->y, .token_stride_bytes = ROW_BYTES};
+    ep_combine(&batch, layer_local_shape(r->local), r->rows, 0, TOKENS, r->scratch, &out);
+    for (uint32_t i = 0; i < count; i++) {
+        ep_buffer_unref(pieces[i].send);
+        ep_buffer_unref(pieces[i].recv);
+        ep_buffer_unref(pieces[i].send_ids);
+        ep_buffer_unref(pieces[i].recv_ids);
+    }
+}
+
+/* Largest distance, as a share of the largest value expected. */
+static double error_of(const rank_state *r)
+{
+    double largest = 0, scale = 0;
+    if (memcmp(r->y, r->expected, TOKEN_BYTES) == 0) {
+        return 0;
+    }
+    for (size_t i = 0; i < (size_t)TOKENS * HIDDEN; i++) {
+        double expected = ep_bf16_to_f32(r->expected[i]), distance = fabs(ep_bf16_to_f32(r->y[i]) - expected);
+        scale = fabs(expected) > scale ? fabs(expected) : scale;
+        largest = distance <= largest ? largest : distance; /* NAN stays */
+    }
+    return largest / scale;
+}
+
+static void run_form(rank_state *r, form f)
+{
+    switch (f) {
+    case FORM_NARROW:
+    case FORM_SERVICE:
+        run_service(r, f);
+        break;
+    case FORM_GATHER:
+        run_gather(r);
+        break;
+    case FORM_FIXED:
+        run_fixed(r);
+        break;
+    case FORM_END:
+        break;
+    }
+}
+
+static void note_form(rank_state *r, form f)
+{
+    ep_client_stats client = {.struct_bytes = sizeof(client)};
+    ep_buffer_pool_stats pool;
+    if (r->clients[f] != NULL) {
+        ep_client_read_stats(r->clients[f], &client);
+        board->peak_bytes[f][r->rank] = client.buffer_bytes_peak;
+    } else {
+        ep_buffer_pool_read_stats(r->pools[f], &pool);
+        board->peak_bytes[f][r->rank] = pool.lent_bytes_peak;
+    }
+    double error = error_of(r);
+    board->error[f][r->rank] = error <= board->error[f][r->rank] ? board->error[f][r->rank] : error;
+    memset(r->y, 0xff, TOKEN_BYTES);
+}
+
+static ep_client *open_client(uint32_t window_tokens)
+{
+    ep_client *client = NULL;
+    ep_client_config config;
+    ep_error error;
+    const char *urls[RANKS];
+    for (uint32_t i = 0; i < RANKS; i++) {
+        urls[i] = board->urls[i];
+    }
+    ep_client_config_init(&config);
+    config.node_urls = urls;
+    config.node_urls_count = RANKS;
+    config.lanes = "stream";
+    config.prefill_window_tokens = window_tokens;
+    if (ep_client_create(&config, &client, &error) != EP_OK || ep_client_wait_ready(client, 60000000, &error) != EP_OK) {
+        fail("client", &error);
+    }
+    return client;
+}
+
+static void rank_main(uint32_t rank, const char *checkpoint)
+{
+    static rank_state r;
+    char addresses[RANKS][32];
+    const char *address_list[RANKS];
+    ep_error error;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    r.rank = rank;
+    for (uint32_t i = 0; i < RANKS; i++) {
+        snprintf(addresses[i], sizeof(addresses[i]), "127.0.1.%u", i + 1);
+        address_list[i] = addresses[i];
+    }
+    if (layer_local_open(checkpoint, 0, 1, &r.local, &error) != EP_OK) {
+        fail("local layer", &error);
+    }
+    fill_inputs(&r);
+    for (int f = FORM_GATHER; f < FORM_COUNT; f++) {
+        if (ep_buffer_pool_create(0, KEEP_BYTES, &r.pools[f]) != EP_OK) {
+            fail("no memory", NULL);
+        }
+    }
+    r.mesh = rank_mesh_open(rank, RANKS, address_list, MESH_PORT, 0);
+    r.clients[FORM_NARROW] = open_client(NARROW_TOKENS);
+    r.clients[FORM_SERVICE] = open_client(0);
+    for (form f = FORM_NARROW; f != FORM_END;) {
+        pthread_barrier_wait(&board->begin);
+        f = board->form;
+        run_form(&r, f);
+        pthread_barrier_wait(&board->end);
+        if (f != FORM_END) {
+            note_form(&r, f);
+        }
+    }
+    rank_mesh_close(r.mesh);
+    ep_client_destroy(r.clients[FORM_NARROW]);
+    ep_client_destroy(r.clients[FORM_SERVICE]);
+    layer_local_close(r.local);
+    _exit(0);
+}
+
+/* ---- the parent ---- */
+
+static double timed(form f)
+{
+    board->form = f;
+    pthread_barrier_wait(&board->begin);
+    double begin = bench_now_us();
+    pthread_barrier_wait(&board->end);
+    return bench_now_us() - begin;
+}
+
+/* A rank that ends early leaves the others, and the parent, at a barrier. */
+static void *watch_ranks(void *arg)
+{
+    const pid_t *ranks = arg;
+    while (board->form != FORM_END) {
+        for (uint32_t i = 0; i < RANKS; i++) {
+            siginfo_t ended = {0};
+            if (waitid(P_PID, (id_t)ranks[i], &ended, WEXITED | WNOHANG | WNOWAIT) == 0 && ended.si_pid != 0 &&
+                board->form != FORM_END) {
+                fprintf(stderr, "bench_prefill: rank %u has ended, status %d\n", i, ended.si_status);
+                exit(1);
+            }
+        }
+        usleep(200000);
+    }
+    return NULL;
+}
+
+static void start_node(ep_test_process *process, const char *dir, uint32_t node, const char *checkpoint)
+{
+    char name[16], config_path[EP_TEST_PATH_BYTES + 32], config[1536], flag[EP_TEST_PATH_BYTES + 64];
+    snprintf(name, sizeof(name), "node%u", node);
+    snprintf(config_path, sizeof(config_path), "%s/%s.yaml", dir, name);
+    snprintf(config, sizeof(config),
+             "node_name: %s\nlisten:\n  - tcp://127.0.0.1:0\ninsecure: true\nthreads: 1\nprobe_address: 127.0.0.1:0\nadmin_listen: ''\n"
+             "door_listen: ''\ntracing: off\nshm: off\nmodels:\n  - name: bench\n    path: %s\n    experts: %u-%u\n",
+             name, checkpoint, node * RANK_EXPERTS, (node + 1) * RANK_EXPERTS - 1);
+    snprintf(flag, sizeof(flag), "--config=%s", config_path);
+    const char *args[] = {flag, NULL};
+    if (!ep_test_write_file(config_path, config, 0600) ||
+        !ep_test_process_start(process, dir, name, EP_EXPERTD_PROGRAM, args, NULL, true) || !ep_test_process_wait_ports(process, 60000)) {
+        fail("expertd did not start", NULL);
+    }
+    snprintf(board->urls[node], sizeof(board->urls[node]), "%.63s", process->rpc_url);
+}
+
+static uint64_t node_peak_bytes(const ep_test_process *process)
+{
+    const char *name = "\nexpertd_buffer_bytes_peak ";
+    char *body = NULL;
+    if (ep_test_http_get(process->probe_url, "/metrics", &body) != 200 || body == NULL || strstr(body, name) == NULL) {
+        fail("no expertd_buffer_bytes_peak at /metrics", NULL);
+        return 0;
+    }
+    uint64_t bytes = (uint64_t)strtod(strstr(body, name) + strlen(name), NULL);
+    free(body);
+    return bytes;
+}
+
+static void write_checkpoint(char out_path[EP_FIXTURE_PATH_BYTES])
+{
+    ep_error error;
+    ep_fixture_config fixture = ep_fixture_default();
+    fixture.layers = 1;
+    fixture.hidden = HIDDEN;
+    fixture.inner = INNER;
+    fixture.experts = EXPERTS;
+    fixture.top_k = TOP_K;
+    ep_fixture_temp_dir(out_path);
+    if (ep_fixture_write(&fixture, out_path, &error) != EP_OK) {
+        fail("checkpoint", &error);
+    }
+}
+
+static void make_board(void)
+{
+    pthread_barrierattr_t shared;
+    board = mmap(NULL, sizeof(*board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (board == MAP_FAILED) {
+        fail("no memory", NULL);
+    }
+    pthread_barrierattr_init(&shared);
+    pthread_barrierattr_setpshared(&shared, PTHREAD_PROCESS_SHARED);
+    pthread_barrier_init(&board->begin, &shared, RANKS + 1);
+    pthread_barrier_init(&board->end, &shared, RANKS + 1);
+    pthread_barrier_init(&board->among, &shared, RANKS);
+}
+
+static void add_row(bench_report *report, const char *name, double value, const char *unit, double rival, double ratio,
+                    bench_better better, double bar)
+{
+    bench_row row = {.value = value, .unit = unit, .limit = NAN, .rival = rival, .ratio = ratio, .better = better, .bar = bar};
+    snprintf(row.name, sizeof(row.name), "%s", name);
+    bench_report_add(report, &row);
+}
+
+static double largest_of(const double values[RANKS])
+{
+    double largest = 0;
+    for (uint32_t i = 0; i < RANKS; i++) {
+        largest = values[i] <= largest ? largest : values[i];
+    }
+    return largest;
+}
+
+/* A rank is a caller and a node. out_node: the largest. */
+static void read_node_peaks(const ep_test_process nodes[RANKS], form f, double *out_node)
+{
+    *out_node = 0;
+    for (uint32_t i = 0; i < RANKS; i++) {
+        uint64_t bytes = node_peak_bytes(&nodes[i]);
+        board->node_peak_bytes[f][i] = bytes;
+        *out_node = fmax(*out_node, (double)bytes);
+    }
+}
+
+static double peak_of(form f)
+{
+    double peak = 0;
+    for (uint32_t i = 0; i < RANKS; i++) {
+        peak = fmax(peak, (double)(board->peak_bytes[f][i] + board->node_peak_bytes[f][i]));
+    }
+    return peak;
+}
+
+static void add_memory(bench_report *report, const double node[FORM_GATHER])
+{
+    char name[96];
+    for (int f = FORM_NARROW; f < FORM_GATHER; f++) {
+        double bar = f == FORM_SERVICE ? BAR : NAN;
+        snprintf(name, sizeof(name), "%s, peak: node's part", form_names[f]);
+        add_row(report, name, node[f] / 0x1p20, "MiB", NAN, NAN, BENCH_LOWER, NAN);
+        for (int other = FORM_GATHER; other < FORM_COUNT; other++) {
+            snprintf(name, sizeof(name), "%s, peak: %s", form_names[f], form_names[other]);
+            add_row(report, name, peak_of(f) / 0x1p20, "MiB", peak_of(other) / 0x1p20, peak_of(f) / peak_of(other), BENCH_LOWER, bar);
+        }
+    }
+}
+
+static void add_speed(bench_report *report, double us[FORM_COUNT][ROUNDS])
+{
+    char name[96];
+    const double tokens = 1e6 * RANKS * TOKENS;
+    double ratio[FORM_COUNT][FORM_COUNT], median[FORM_COUNT];
+    for (int f = FORM_NARROW; f < FORM_COUNT; f++) {
+        for (int other = FORM_NARROW; other < FORM_COUNT; other++) {
+            double ratios[ROUNDS];
+            for (int i = 0; i < ROUNDS; i++) {
+                ratios[i] = us[other][i] / us[f][i];
+            }
+            ratio[f][other] = bench_quantile(ratios, ROUNDS, 0.5);
+        }
+    }
+    for (int f = FORM_NARROW; f < FORM_COUNT; f++) {
+        median[f] = bench_quantile(us[f], ROUNDS, 0.5); /* sorts */
+    }
+    for (int f = FORM_NARROW; f < FORM_GATHER; f++) {
+        for (int other = FORM_GATHER; other < FORM_COUNT; other++) {
+            snprintf(name, sizeof(name), "%s, tokens: %s", form_names[f], form_names[other]);
+            add_row(report, name, tokens / median[f], "/s", tokens / median[other], ratio[f][other], BENCH_HIGHER, NAN);
+        }
+    }
+}
+
+/* Against the layer in one process. Sums of eight partial sums, each rounded to bf16, are not the canonical ones: they differ by a few units
+ * of its last place. */
+static void add_errors(bench_report *report)
+{
+    char name[96];
+    for (int f = FORM_NARROW; f < FORM_COUNT; f++) {
+        snprintf(name, sizeof(name), "%s, error", form_names[f]);
+        add_row(report, name, largest_of(board->error[f]), "", NAN, NAN, BENCH_LOWER, f == FORM_GATHER ? 0.02 : 0);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    char dir[EP_TEST_PATH_BYTES], checkpoint[EP_FIXTURE_PATH_BYTES];
+    ep_test_process nodes[RANKS] = {0};
+    pid_t ranks[RANKS];
+    double us[FORM_COUNT][ROUNDS], node_peak[FORM_GATHER];
+    if (!ep_test_dir_create(dir)) {
+        fail("directory", NULL);
+    }
+    write_checkpoint(checkpoint);
+    make_board();
+    for (uint32_t n = 0; n < RANKS; n++) {
+        start_node(&nodes[n], dir, n, checkpoint);
+    }
+    for (uint32_t i = 0; i < RANKS; i++) {
+        ranks[i] = fork();
+        if (ranks[i] == 0) {
+            rank_main(i, checkpoint);
+        }
+    }
+    pthread_t watcher;
+    pthread_create(&watcher, NULL, watch_ranks, ranks);
+    for (int i = 0; i <= ROUNDS; i++) { /* a node's peak only grows: the form that needs less goes first */
+        timed(FORM_NARROW);
+    }
+    read_node_peaks(nodes, FORM_NARROW, &node_peak[FORM_NARROW]);
+    for (int i = -1; i < ROUNDS; i++) { /* the first is not counted: pages and connections */
+        for (form f = FORM_NARROW; f < FORM_COUNT; f++) {
+            us[f][i < 0 ? 0 : i] = timed(f);
+        }
+    }
+    read_node_peaks(nodes, FORM_SERVICE, &node_peak[FORM_SERVICE]);
+    timed(FORM_END);
+    pthread_join(watcher, NULL);
+    for (uint32_t i = 0; i < RANKS; i++) {
+        waitpid(ranks[i], NULL, 0);
+    }
+    bench_report *report = bench_report_create("Prefill: 8 ranks of 4096 tokens, H = 1024, I = 128, top-8 of 64, bf16, stream lane");
+    add_memory(report, node_peak);
+    add_speed(report, us);
+    add_errors(report);
+    for (uint32_t n = 0; n < RANKS; n++) {
+        ep_test_process_destroy(&nodes[n]);
+    }
+    ep_fixture_remove(checkpoint);
+    ep_test_dir_remove(dir);
+    return bench_report_finish(report, argc > 1 ? argv[1] : NULL);
+}
