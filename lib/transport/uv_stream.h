@@ -114,7 +114,8 @@ void uv_conn_writable(uv_conn *conn);
 void uv_conn_report_sent(uv_conn *conn);
 
 /* uv_stream_receive.c: on the worker */
-void uv_conn_readable(uv_conn *conn);
+/* failed: the socket has an error; nothing watches it any more. */
+void uv_conn_readable(uv_conn *conn, bool failed);
 
 /* uv_stream_listener.c, uv_stream_dial.c */
 ep_err uv_lane_listen(const ep_lane_address *address, const ep_lane_limits *limits, ep_accept_func on_accept, void *arg,

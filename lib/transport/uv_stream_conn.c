@@ -73,7 +73,7 @@ static void on_poll(uv_poll_t *poll, int status, int events)
         uv_conn_writable(conn);
     }
     if (status < 0 || (events & UV_READABLE) != 0) {
-        uv_conn_readable(conn);
+        uv_conn_readable(conn, status < 0);
     }
     if (!uv_conn_is_closing(conn)) {
         uv_conn_update_events(conn);

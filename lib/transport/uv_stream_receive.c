@@ -65,14 +65,15 @@ static bool is_started(uv_conn *conn)
     return started;
 }
 
-void uv_conn_readable(uv_conn *conn)
+void uv_conn_readable(uv_conn *conn, bool failed)
 {
     size_t had_bytes = 0;
-    if (!is_started(conn)) {
+    bool waits = __atomic_load_n(&conn->memory_wait, __ATOMIC_RELAXED);
+    if (!is_started(conn) || (failed && waits)) { /* one that waits for memory does not read: its error would come again and again */
         end_of_stream(conn, "its socket failed");
         return;
     }
-    bool more = !uv_conn_is_closing(conn) && !__atomic_load_n(&conn->memory_wait, __ATOMIC_RELAXED);
+    bool more = !uv_conn_is_closing(conn) && !waits;
     while (more && had_bytes < BUDGET_BYTES) {
         struct iovec room[EP_ASSEMBLER_IOVS_MAX];
         unsigned count = ep_assembler_room(&conn->assembler, &conn->limits, room);

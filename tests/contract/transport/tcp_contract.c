@@ -237,6 +237,60 @@ Test(tcp, sees_a_killed_process_while_a_send_is_blocked)
     cr_assert_gt(server.done_failed, 0u);
 }
 
+/* ---- no memory ---- */
+
+static ep_buffer *only_frame;
+
+static void keep_only_frame(side *s, ep_buffer *frame)
+{
+    (void)s;
+    only_frame = frame;
+}
+
+static ep_buffer_pool *room_for_one;
+
+static void open_small_world(void)
+{
+    world_open(&world, CONTRACT_SCHEME);
+    cr_assert_eq(ep_buffer_pool_create(65536, 0, &room_for_one), EP_OK);
+    world.limits.pool = room_for_one;
+    world_listen(&world);
+    side_init(&server);
+    server.on_frame = keep_only_frame;
+}
+
+static void close_small_world(void)
+{
+    world_close(&world);
+    ep_buffer_pool_destroy(room_for_one);
+}
+
+/* It does not read, and cannot write: the socket's error is all it hears. */
+TestSuite(tcp_memory, .init = open_small_world, .fini = close_small_world, .timeout = 120);
+
+Test(tcp_memory, sees_a_reset_while_a_send_is_blocked)
+{
+    enum { BYTES = 60000 };
+    uint8_t *frames = malloc((size_t)2 * BYTES);
+    struct linger now = {.l_onoff = 1, .l_linger = 0};
+    ep_conn_receiving receiving;
+    int fd = open_raw();
+    fixture_fill(frames, 0, BYTES);
+    fixture_fill(frames + BYTES, 1, BYTES);
+    raw_write(fd, frames, (size_t)2 * BYTES);
+    do {
+        ep_conn_read_receiving(server.conn, &receiving);
+    } while (!receiving.waits_for_memory);
+    for (uint64_t sent = 0; send_and_forget(&server, sent, 1 << 20) == EP_OK; sent++) {
+    }
+    setsockopt(fd, SOL_SOCKET, SO_LINGER, &now, sizeof(now));
+    close(fd);
+    side_wait_closed(&server);
+    cr_assert_eq(server.end.code, EP_ERR_CONNECTION_LOST, "%s", server.end.text);
+    ep_buffer_unref(only_frame);
+    free(frames);
+}
+
 Test(tcp, survives_20_peers_that_leave_before_they_are_accepted_into_work)
 {
     for (int i = 0; i < 20; i++) {
