@@ -69,6 +69,7 @@ ep_err ep_call_acquire(ep_client *client, ep_call_form form, ep_call **out_call,
     }
     call->client = ep_client_ref(client);
     call->refs = 1;
+    call->first_frames_max = 0;
     call->form = form;
     call->done = false;
     call->began = false;
@@ -160,8 +161,8 @@ static ep_err reserve_run(ep_call *call, const ep_layer_shape *shape, const ep_f
     return EP_OK;
 }
 
-/* Frames of second sends that the budget can pay at once; a silent node's may be more, and then allocate. Twice, with
- * the first ones: those of the run before may still wait for their end. */
+/* Frames of second sends that the budget can pay at once; a silent node's may be more, and then allocate. Thrice, with
+ * the first ones: those of the two runs before may still wait for their end. */
 static uint32_t hedges_max(uint32_t frames, uint64_t slots, uint32_t nodes)
 {
     uint64_t paid = EP_HEDGE_BUDGET_MAX / EP_HEDGE_COST;
@@ -190,7 +191,8 @@ ep_err ep_call_reserve(ep_call *call, const ep_view *view, const ep_routing_laye
     if (err != EP_OK) {
         return err;
     }
-    frames = 2 * (frames + hedges_max(frames, (uint64_t)batch->tokens * per_token, nodes));
+    call->first_frames_max = frames;
+    frames = 3 * (frames + hedges_max(frames, (uint64_t)batch->tokens * per_token, nodes));
     err = ep_call_reserve_layer(call, view, layer);
     if (err == EP_OK) {
         err = ep_call_reserve_frames(call, frames);

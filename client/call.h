@@ -107,6 +107,7 @@ struct ep_call {
     ep_call_frame **frames; /* [frames_count], each at a fixed address */
     uint32_t frames_count;
     uint32_t frames_capacity;
+    uint32_t first_frames_max; /* prepared: frames of a run's first sending; else 0 */
     const void **rows; /* [T * slots per token]; quantised rows: as many scales behind them */
     size_t rows_bytes;
     uint32_t *window_slots; /* slot numbers of the frames of each window's first round, one part per window */

@@ -66,6 +66,14 @@ static uint32_t slots_wanted(const ep_call *call, const ep_call_frame *frame, ui
     return count;
 }
 
+/* A late frame's second send is a wish: in a prepared call it takes no frame that is not there yet, nor one that the next run's first
+ * sending may need while losers of this one still wait for their end. */
+static bool has_room(const ep_call *call, uint32_t chunks)
+{
+    uint32_t used = ep_call_state_parcels_used(&call->state);
+    return call->first_frames_max == 0 || used + chunks + call->first_frames_max <= call->frames_count;
+}
+
 /* All of a frame's slots, or none: the window waits for the slowest of them anyhow. A frame of node sums only as one
  * frame again: sums over other groups of slots are other sums, and cannot be mixed with the first frame's. */
 static void send_again(ep_call *call, uint32_t parcel, bool silent, uint32_t *numbers,
@@ -81,6 +89,7 @@ static void send_again(ep_call *call, uint32_t parcel, bool silent, uint32_t *nu
     if (!all_have_copy(call, numbers, count) ||
         ep_call_build_plan(call, 0, 0, numbers, count, &error) != EP_OK ||
         (call->spec.batch.node_sum && call->plan.chunks_count > 1) ||
+        (!silent && !has_room(call, call->plan.chunks_count)) ||
         !ep_call_state_begin_hedge(&call->state, parcel, call->plan.chunks_count, silent)) {
         return;
     }

@@ -337,7 +337,7 @@ static void send_chunk(ep_call *call, uint32_t window, uint32_t chunk, ep_send_r
 {
     ep_error error;
     uint32_t parcel = 0;
-    ep_err err = ep_call_reserve_frames(call, call->state.parcels_count + 1);
+    ep_err err = ep_call_reserve_frames(call, ep_call_state_room(&call->state));
     if (err == EP_OK) {
         err = is_hedge(reason) ? ep_call_state_add_hedge(&call->state, hedge_of, &parcel)
                                : ep_call_state_add(&call->state, window, &parcel);
@@ -399,7 +399,7 @@ ep_err ep_call_build_plan(ep_call *call, uint32_t token_begin, uint32_t token_en
 static ep_err keep_stuck(ep_call *call, uint32_t window, const uint32_t *numbers, uint32_t count)
 {
     uint32_t parcel = 0;
-    ep_err err = ep_call_reserve_frames(call, call->state.parcels_count + 1);
+    ep_err err = ep_call_reserve_frames(call, ep_call_state_room(&call->state));
     if (err == EP_OK) {
         err = ep_call_state_add_stuck(&call->state, window, ep_clock_now_ns(), &parcel);
     }

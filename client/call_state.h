@@ -171,6 +171,10 @@ bool ep_call_state_open_window(ep_call_state *state, uint32_t *out_window);
 void ep_call_state_withdraw_window(ep_call_state *state, uint32_t window);
 /* Whether some window is under way. */
 bool ep_call_state_has_window(const ep_call_state *state);
+/* Parcels that are not free. */
+uint32_t ep_call_state_parcels_used(const ep_call_state *state);
+/* How many parcels there will be once one more is added: a free one is taken again. */
+uint32_t ep_call_state_room(const ep_call_state *state);
 /* Adds a parcel that is being sent. Errors: NO_MEMORY. */
 ep_err ep_call_state_add(ep_call_state *state, uint32_t window, uint32_t *out_parcel);
 /* When an IN_FLIGHT parcel is late, and when to look whether its node is silent. */

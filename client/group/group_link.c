@@ -253,11 +253,15 @@ static void take_broken(group_link *link, const ep_group_frame *frame, const ep_
     pthread_mutex_unlock(&group->lock);
 }
 
-static void take_bye(group_link *link)
+static void take_bye(group_link *link, const ep_buffer *buffer)
 {
     ep_group *group = link->group;
+    ep_error why;
+    char text[EP_ERROR_TEXT_BYTES];
+    group_read_text(buffer, &why);
+    snprintf(text, sizeof(text), "it left the group%s%.200s", why.text[0] != 0 ? " as " : "", why.text);
     pthread_mutex_lock(&group->lock);
-    peer_is_gone(group, &group->peers[link->rank], "it left the group");
+    peer_is_gone(group, &group->peers[link->rank], text);
     pthread_mutex_unlock(&group->lock);
 }
 
@@ -289,7 +293,7 @@ static void take_frame(group_link *link, const ep_group_frame *frame, ep_buffer 
         take_broken(link, frame, *buffer);
         break;
     case EP_GROUP_FRAME_BYE:
-        take_bye(link);
+        take_bye(link, *buffer);
         break;
     case EP_GROUP_FRAME_HELLO:
         break;

@@ -514,15 +514,30 @@ ep_err ep_group_create(const ep_group_config *config, ep_group **out_group, ep_e
     return EP_OK;
 }
 
+/* Others may hear this rank's goodbye before they see for themselves why it goes: it names the rank that is gone. */
+static void describe_leaving(ep_group *group, char *out_text, size_t bytes)
+{
+    out_text[0] = 0;
+    pthread_mutex_lock(&group->lock);
+    for (uint32_t r = 0; r < group->world && out_text[0] == 0; r++) {
+        if (group->peers[r].gone) {
+            snprintf(out_text, bytes, "rank %u is gone (%s)", r, group->peers[r].why);
+        }
+    }
+    pthread_mutex_unlock(&group->lock);
+}
+
 static void say_goodbye(ep_group *group)
 {
+    char why[EP_ERROR_TEXT_BYTES];
+    describe_leaving(group, why, sizeof(why));
     for (uint32_t r = 0; r < group->world; r++) {
         pthread_mutex_lock(&group->lock);
         group_peer *peer = &group->peers[r];
         ep_conn *conn = peer->link != NULL && peer->ready && !peer->link->closed ? peer->link->conn : NULL;
         pthread_mutex_unlock(&group->lock);
         if (conn != NULL) { /* stays valid: links of peers are freed by ep_group_destroy alone */
-            group_send_text(group, conn, EP_GROUP_FRAME_BYE, 0, 0, EP_OK, NULL);
+            group_send_text(group, conn, EP_GROUP_FRAME_BYE, 0, 0, EP_OK, why);
         }
     }
 }

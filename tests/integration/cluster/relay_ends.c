@@ -138,13 +138,18 @@ static void expect_end_while_connecting(ep_test_peer *peer)
 
 /* ---- neighbours that are stopped or killed ---- */
 
+static void stop_neighbour(void)
+{
+    EP_TEST_CHECK(ep_test_process_signal(&cluster.nodes[1], SIGSTOP), "node1 cannot be stopped");
+}
+
 static void expect_end_at_deadline(ep_test_peer *peer)
 {
     ep_error error;
     const char *url = cluster.nodes[1].rpc_url;
     ep_err err = run(peer, "node1", url, LONG_MS, &error);
     EP_TEST_CHECK(err == EP_OK, "%s", error.text);
-    kill(cluster.nodes[1].pid, SIGSTOP);
+    stop_neighbour();
     err = run(peer, "node1", url, SHORT_MS, &error);
     EP_TEST_CHECK(err == EP_ERR_DEADLINE_EXCEEDED, "%s: %s", ep_err_name(err), error.text);
     wait_idle();
@@ -158,7 +163,7 @@ static void expect_end_with_neighbour(ep_test_peer *peer)
     relayed r;
     ep_test_pending pending;
     ep_error error;
-    kill(cluster.nodes[1].pid, SIGSTOP);
+    stop_neighbour();
     make(&r, "node1", cluster.nodes[1].rpc_url, LONG_MS);
     EP_TEST_CHECK(ep_test_forward_begin(peer, &r.forward, NULL, &pending, &error) == EP_OK, "%s", error.text);
     ep_test_cluster_wait_in_flight(&cluster, 0);

@@ -37,8 +37,6 @@ int main(void)
     fault_report("SIGKILL of a neighbour", before.in_flight, victim_in_flight, after.succeeded - before.succeeded);
     printf("%llu calls failed, %llu frames were sent again, straight to an owner\n", (unsigned long long)after.failed,
            (unsigned long long)(after.rerouted_frames - before.rerouted_frames));
-    EP_TEST_CHECK(before.rerouted_frames == 0, "%llu frames were sent again before the fault",
-                  (unsigned long long)before.rerouted_frames);
     EP_TEST_CHECK(after.failed == 0, "%llu calls failed", (unsigned long long)after.failed);
     EP_TEST_CHECK(after.rerouted_frames > before.rerouted_frames, "no call noticed: the victim held none of them");
     fault_fixture_fini(&f);

@@ -81,6 +81,23 @@ Test(call_state, completes_when_all_rows_are_there)
     end();
 }
 
+/* So that a call that was given room for all its frames asks for no more. */
+Test(call_state, a_free_parcel_is_room_for_the_next)
+{
+    begin(1, false);
+    cr_assert_eq(ep_call_state_room(&state), 1u);
+    uint32_t first = add();
+    uint32_t second = add();
+    cr_assert_eq(ep_call_state_room(&state), 3u);
+    fail(first, EP_ERR_CONNECTION_LOST, 0);
+    ep_call_state_absorb(&state, first);
+    cr_assert_eq(ep_call_state_room(&state), 2u);
+    cr_assert_eq(add(), first);
+    cr_assert_eq(ep_call_state_room(&state), 3u);
+    cr_assert_neq(second, first);
+    ep_call_state_fini(&state);
+}
+
 Test(call_state, a_call_without_rows_completes_at_once)
 {
     begin(1, false);
