@@ -196,6 +196,7 @@ static void on_done(void *arg, const ep_moe_result *result)
     load->counts.succeeded += good;
     load->counts.failed += !good;
     load->counts.rerouted_frames += result->rerouted_frames;
+    load->counts.hedged_frames += result->hedged_frames;
     bool again = !load->stopping;
     uint64_t number = load->begun;
     load->begun += again;

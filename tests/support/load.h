@@ -57,6 +57,7 @@ typedef struct ep_test_load_counts {
     uint64_t succeeded; /* with the right bits; wrong ones fail the test at once */
     uint64_t failed;
     uint64_t rerouted_frames;
+    uint64_t hedged_frames;
     uint32_t in_flight;
 } ep_test_load_counts;
 

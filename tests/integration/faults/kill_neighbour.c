@@ -38,7 +38,9 @@ int main(void)
     printf("%llu calls failed, %llu frames were sent again, straight to an owner\n", (unsigned long long)after.failed,
            (unsigned long long)(after.rerouted_frames - before.rerouted_frames));
     EP_TEST_CHECK(after.failed == 0, "%llu calls failed", (unsigned long long)after.failed);
-    EP_TEST_CHECK(after.rerouted_frames > before.rerouted_frames, "no call noticed: the victim held none of them");
+    /* A frame that a copy had been sent already, for being late, needs no sending again. */
+    EP_TEST_CHECK(after.rerouted_frames + after.hedged_frames > before.rerouted_frames + before.hedged_frames,
+                  "no call noticed: the victim held none of them");
     fault_fixture_fini(&f);
     return 0;
 }
