@@ -94,7 +94,10 @@ static void run_phase(chaos_fixture *f, const phase *p)
 {
     ep_chaos_proxy *proxy = f->proxies[FAULT_VICTIM];
     const char *name = ep_chaos_fault_name(p->rule.fault);
-    const chaos_allowed allowed = {.unanswered = p->deadline_us != 0, .refused = p->refusal[0] != NULL};
+    /* A call whose silent node's rows found no other copy in time ends with UNAVAILABLE, at the deadline too. */
+    const chaos_allowed allowed = {.unanswered = p->deadline_us != 0,
+                                   .unavailable = p->deadline_us != 0,
+                                   .refused = p->refusal[0] != NULL};
     chaos_counts before;
     chaos_counts after;
     chaos_run *run = chaos_run_start(f, p->deadline_us, &allowed);
