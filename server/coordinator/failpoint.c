@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 bool ep_failpoint_hit(const char *name)
 {
@@ -17,12 +18,11 @@ bool ep_failpoint_hit(const char *name)
     }
     const char *action = chosen + length + 1;
     const char *colon = strchr(action, ':');
-    unsigned long wanted = colon != NULL ? strtoul(colon + 1, NULL, 10) : 1;
-    unsigned long hit = __atomic_add_fetch(&hits, 1, __ATOMIC_RELAXED);
     if (strncmp(action, "error", 5) == 0) {
-        return hit <= wanted;
+        return colon != NULL && access(colon + 1, F_OK) == 0;
     }
-    if (hit == wanted) {
+    unsigned long wanted = colon != NULL ? strtoul(colon + 1, NULL, 10) : 1;
+    if (__atomic_add_fetch(&hits, 1, __ATOMIC_RELAXED) == wanted) {
         fprintf(stderr, "failpoint %s\n", chosen);
         raise(strncmp(action, "stop", 4) == 0 ? SIGSTOP : SIGKILL);
     }
