@@ -282,6 +282,27 @@ static bool take_frames(group_op *op)
     return same;
 }
 
+/* Ranks call with other members than this one: who says what, as far as their frames tell. Lock held. */
+static void name_generations(const group_op *op, ep_error *out_error)
+{
+    ep_group *group = op->group;
+    bool known = true;
+    for (uint32_t m = 0; m < group->members_count && known; m++) {
+        const ep_buffer *buffer = group->incoming[m] != NULL ? group->incoming[m] : group->peers[group->members[m]].ring[0].buffer;
+        if (m == op->own) {
+            group->told[m] = *op->call;
+        } else {
+            known = buffer->bytes >= EP_GROUP_BODY_OFFSET &&
+                    ep_group_record_decode(buffer->data + EP_GROUP_FRAME_FIXED_BYTES, &group->told[m], out_error) == EP_OK;
+        }
+    }
+    if (!known || ep_group_calls_compare(group->told, group->members, group->members_count, out_error) == EP_OK) {
+        ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                     "group %.40s: elastic_info differs between ranks: some call with other members than rank %" PRIu32, group->name,
+                     group->rank);
+    }
+}
+
 static ep_err damaged(const ep_group *group, uint32_t member, const char *what, ep_error *out_error)
 {
     return ep_error_set(out_error, EP_ERR_DATA_LOSS, "rank %" PRIu32 " sent a frame that is damaged (%s)", group->members[member], what);
@@ -324,7 +345,13 @@ ep_err group_op_wait(group_op *op, ep_error *out_error)
     ep_err err = wait_for(op, has_no_frame, is_gone_without_frame, &error);
     bool same = err != EP_OK || take_frames(op);
     uint64_t patience_ns = ep_clock_now_ns() + NOTICE_NS;
-    while (!same && !any(group, is_gone) && group_wait_until(group, patience_ns < op->deadline_ns ? patience_ns : op->deadline_ns)) {
+    while (!same && group->broken.code == EP_OK && !any(group, is_gone) &&
+           group_wait_until(group, patience_ns < op->deadline_ns ? patience_ns : op->deadline_ns)) {
+    }
+    if (!same && group->broken.code != EP_OK) { /* another rank has found it out and said so */
+        error = group->broken;
+        err = error.code;
+        same = true;
     }
     bool others_know = !same && any(group, is_gone); /* that is why they call without it */
     if (others_know) {
@@ -332,9 +359,7 @@ ep_err group_op_wait(group_op *op, ep_error *out_error)
         same = true;
     }
     if (!same) {
-        ep_error_set(&group->broken, EP_ERR_INVALID_ARGUMENT,
-                     "group %.40s: elastic_info differs between ranks: some call with other members than rank %" PRIu32, group->name,
-                     group->rank);
+        name_generations(op, &group->broken);
         group->broken_from = group->number;
         error = group->broken;
         err = error.code;

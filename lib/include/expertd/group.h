@@ -17,7 +17,8 @@
  * A          rows a rank may receive: shared rank max_bs*W*S/SR; MoE rank max_bs*W*min(L,K), where max_bs is T, or global_bs / W.
  * Ids        [0,M) routed, then zero, copy and constant experts, which never travel; native also takes -1 and the total as "none".
  * Agreement  with every call the ranks compare their parameters. When they differ the call fails on all of them with
- *            INVALID_ARGUMENT naming the parameter, the values and the ranks; the group can be used on.
+ *            INVALID_ARGUMENT naming the parameter, the values and the ranks; the group can be used on. After a disagreement on
+ *            elastic_info (its digest is named) the group must be made anew.
  * Failure    a rank whose own values are bad (ids, masks, assist info) says so to the others, and the call fails on all of them. What is found
  *            before that (plan, workspace, shapes, ranges) fails on this rank alone: it may call again while the others wait. When a rank dies, leaves or
  *            does not answer before the deadline, the call fails with UNAVAILABLE or DEADLINE_EXCEEDED naming the ranks, on every rank,

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "case_draw.h"
+#include "group/group_call.h"
 #include "rank_call.h"
 #include "rank_threads.h"
 
@@ -206,10 +207,14 @@ static void pairs(void *arg, uint32_t rank, ep_group *group)
 
 /* ---- disagreement ---- */
 
+enum { CASE_PLAIN, CASE_SHARED, CASE_SHARED_TWO, CASE_NORM, CASE_QUANT, CASE_A3, CASE_THREE, CASES };
+
 typedef struct disagreement {
     const char *name; /* in the text */
-    void (*change)(rank_call *call);
+    void (*change)(rank_call *call); /* at rank 1 */
     bool in_combine;
+    int base;  /* case of all ranks */
+    int other; /* rank 1's when not CASE_PLAIN */
 } disagreement;
 
 #define CHANGE(function, statement)                                                                          \
@@ -217,6 +222,8 @@ typedef struct disagreement {
     {                                                                                                        \
         statement;                                                                                           \
     }
+CHANGE(change_nothing, (void)call)
+CHANGE(change_profile, call->params.profile = EP_GROUP_NATIVE)
 CHANGE(change_rule, call->params.const_rule = EP_GROUP_CONST_LINEAR)
 CHANGE(change_shared, call->params.shared_expert_num = 2)
 CHANGE(change_global_bs, call->params.global_bs = 3 * 100)
@@ -231,6 +238,7 @@ CHANGE(change_hidden, call->dispatch.x.shape[1] = 15; call->dispatch.expand_x.sh
 CHANGE(change_dtype, call->dispatch.x.dtype = EP_DTYPE_F16; call->dispatch.expand_x.dtype = EP_DTYPE_F16)
 CHANGE(change_back, call->combine.comm_quant_mode = 2)
 CHANGE(change_shared_x, call->combine.shared_expert_x = call->combine.ori_x)
+CHANGE(change_eps, call->norm.eps *= 2)
 
 static void change_experts(rank_call *call)
 {
@@ -255,51 +263,170 @@ static void change_top_k(rank_call *call)
     call->dispatch.x_active_mask = ep_tensor_none();
 }
 
+static void change_ids(rank_call *call)
+{
+    static int64_t wide[64];
+    const ep_tensor *ids = &call->dispatch.expert_ids;
+    for (int64_t i = 0; i < ids->shape[0] * ids->shape[1]; i++) {
+        wide[i] = ((const int32_t *)ids->data)[i];
+    }
+    call->dispatch.expert_ids = ep_tensor_2d(wide, EP_DTYPE_I64, ids->shape[0], ids->shape[1]);
+}
+
+static void change_scales(rank_call *call)
+{
+    static float scales[7 * 16];
+    call->dispatch.scales = ep_tensor_2d(scales, EP_DTYPE_F32, call->c->experts, call->c->hidden);
+}
+
+static void change_elastic(rank_call *call)
+{
+    static int32_t all[4 + 2 * RANKS] = {1, RANKS, 0, 7, 0, 1, 2, 0, 1, 2};
+    call->params.elastic_info = ep_tensor_1d(all, EP_DTYPE_I32, 4 + 2 * RANKS);
+}
+
+static char pair_name[64];
+static ep_group *pair_of_rank_1;
+
+static void change_tp(rank_call *call)
+{
+    static int32_t counts[2 * RANKS];
+    static int32_t rows[2];
+    call->params.group_tp = pair_of_rank_1;
+    call->params.tp_world_size = 2;
+    call->params.tp_rank_id = 1;
+    call->dispatch.ep_recv_counts = ep_tensor_1d(counts, EP_DTYPE_I32, 2 * RANKS);
+    call->dispatch.tp_recv_counts = ep_tensor_1d(rows, EP_DTYPE_I32, 2);
+}
+
 static const disagreement disagreements[] = {
-    {"const_rule", change_rule, false},
-    {"moe_expert_num", change_experts, false},
-    {"shared_expert_num", change_shared, false},
-    {"global_bs", change_global_bs, false},
-    {"zero_expert_num", change_zero, false},
-    {"copy_expert_num", change_copy, false},
-    {"const_expert_num", change_const, false},
-    {"comm_alg", change_comm, false},
-    {"allow_duplicates", change_duplicates, false},
-    {"expert_token_nums_type", change_nums, false},
-    {"expert_scales", change_weights, false},
-    {"quant_mode", change_quant, false},
-    {"H", change_hidden, false},
-    {"K", change_top_k, false},
-    {"the type of x", change_dtype, false},
-    {"comm_quant_mode", change_back, true},
-    {"shared_expert_x", change_shared_x, true},
+    {"profile", change_profile, false, CASE_A3, 0},
+    {"const_rule", change_rule, false, 0, 0},
+    {"moe_expert_num", change_experts, false, 0, 0},
+    {"shared_expert_num", change_shared, false, 0, 0},
+    {"shared_expert_rank_num", change_nothing, false, CASE_SHARED, CASE_SHARED_TWO},
+    {"tp_world_size", change_tp, false, CASE_THREE, 0},
+    {"global_bs", change_global_bs, false, 0, 0},
+    {"zero_expert_num", change_zero, false, 0, 0},
+    {"copy_expert_num", change_copy, false, 0, 0},
+    {"const_expert_num", change_const, false, 0, 0},
+    {"comm_alg", change_comm, false, 0, 0},
+    {"allow_duplicates", change_duplicates, false, 0, 0},
+    {"expert_token_nums_type", change_nums, false, 0, 0},
+    {"scales", change_scales, false, CASE_QUANT, 0},
+    {"expert_scales", change_weights, false, 0, 0},
+    {"quant_mode", change_quant, false, 0, 0},
+    {"H", change_hidden, false, 0, 0},
+    {"K", change_top_k, false, 0, 0},
+    {"the type of x", change_dtype, false, 0, 0},
+    {"the type of expert_ids", change_ids, false, 0, 0},
+    {"comm_quant_mode", change_back, true, 0, 0},
+    {"shared_expert_x", change_shared_x, true, 0, 0},
+    {"norm eps", change_eps, true, CASE_NORM, 0},
 };
+/* In a group of its own: no later call of the group succeeds. */
+static const disagreement elastic_disagreement = {"elastic_info", change_elastic, false, 0, 0};
+
+/* Compared too, but with one value allowed, or met elsewhere in this file. */
+static const char *const others_compared[] = {"the operator", "ep_world_size", "expert_shard_type", "out_dtype", "group_list_type",
+                                              "assist_info_for_combine (number of its dispatch)", "elastic_info"};
+
+/* Whoever adds a parameter that ranks compare adds it to one of the tables. */
+static void expect_every_parameter(uint32_t rank)
+{
+    for (uint32_t i = 0; i < EP_GROUP_CALL_COMPARED; i++) {
+        const char *name = ep_group_call_field_name(i);
+        bool found = false;
+        for (size_t d = 0; d < sizeof(disagreements) / sizeof(disagreements[0]); d++) {
+            found = found || strcmp(disagreements[d].name, name) == 0;
+        }
+        for (size_t d = 0; d < sizeof(others_compared) / sizeof(others_compared[0]); d++) {
+            found = found || strcmp(others_compared[d], name) == 0;
+        }
+        EXPECT(found, "no ranks disagree on %s in this test", name);
+    }
+}
+
+static void init_disagreeing(rank_call *call, const oracle_case *cases, const disagreement *d, uint32_t rank)
+{
+    rank_call_init(call, &cases[rank == 1 && d->other != 0 ? d->other : d->base], rank, 64);
+    if (d->base == CASE_A3) { /* what the vendor sends no weights for, and does not measure */
+        call->params.profile = EP_GROUP_A3;
+        call->dispatch.expert_scales = ep_tensor_none();
+        call->dispatch.expand_scales = ep_tensor_none();
+        call->dispatch.performance_info = ep_tensor_none();
+    }
+}
+
+static void disagree_on(const oracle_case *cases, const disagreement *d, uint32_t rank, ep_group *group)
+{
+    rank_call call;
+    ep_error error;
+    char text[160];
+    ep_err err = EP_OK;
+    init_disagreeing(&call, cases, d, rank);
+    if (d->in_combine) {
+        err = rank_call_dispatch(&call, group, &error);
+        EXPECT(err == EP_OK, "%s", error.text);
+        rank_call_experts(&call);
+    }
+    if (rank == 1) {
+        d->change(&call);
+    }
+    err = d->in_combine ? rank_call_combine(&call, group, &error) : rank_call_dispatch(&call, group, &error);
+    snprintf(text, sizeof(text), "%s differs between ranks: ", d->name);
+    EXPECT(err == EP_ERR_INVALID_ARGUMENT && says(&error, text) && says(&error, "at rank 0, 2") && says(&error, "at rank 1"),
+           "%s: %s", d->name, err == EP_OK ? "no error" : error.text);
+    rank_call_free(&call);
+}
+
+/* Parameters with one value: another one is refused where it is given, before anything is sent. */
+static void expect_refused_alone(const oracle_case *c, uint32_t rank, ep_group *group)
+{
+    rank_call call;
+    ep_error error;
+    rank_call_init(&call, c, rank, 4);
+    call.params.ep_world_size = RANKS + 1;
+    ep_err err = rank_call_dispatch(&call, group, &error);
+    EXPECT(err == EP_ERR_INVALID_ARGUMENT && says(&error, "ep_world_size is 4: allowed 3"), "%s", error.text);
+    call.params.ep_world_size = RANKS;
+    call.params.expert_shard_type = 1;
+    err = rank_call_dispatch(&call, group, &error);
+    EXPECT(err == EP_ERR_INVALID_ARGUMENT && says(&error, "expert_shard_type is 1: allowed 0"), "%s", error.text);
+    call.params.expert_shard_type = 0;
+    call.combine.out_dtype = 1;
+    err = rank_call_combine(&call, group, &error);
+    EXPECT(err == EP_ERR_INVALID_ARGUMENT && says(&error, "out_dtype is 1: allowed 0"), "%s", error.text);
+    call.combine.out_dtype = 0;
+    call.combine.group_list_type = 1;
+    err = rank_call_combine(&call, group, &error);
+    EXPECT(err == EP_ERR_INVALID_ARGUMENT && says(&error, "group_list_type is 1: allowed 0"), "%s", error.text);
+    rank_call_free(&call);
+}
+
+static pthread_barrier_t all_know;
+
+static void disagree_on_members(void *arg, uint32_t rank, ep_group *group)
+{
+    disagree_on(arg, &elastic_disagreement, rank, group);
+    pthread_barrier_wait(&all_know); /* a rank that leaves would be an error of its own */
+}
 
 static void disagree(void *arg, uint32_t rank, ep_group *group)
 {
+    const oracle_case *cases = arg;
     ep_error error;
-    char text[160];
+    ep_group *pair = rank < 2 ? rank_group_create("loopback", pair_name, 2, rank, 20000000) : NULL;
+    if (rank == 1) {
+        pair_of_rank_1 = pair;
+    }
+    expect_every_parameter(rank);
+    expect_refused_alone(&cases[CASE_PLAIN], rank, group);
     for (size_t i = 0; i < sizeof(disagreements) / sizeof(disagreements[0]); i++) {
-        const disagreement *d = &disagreements[i];
-        rank_call call;
-        rank_call_init(&call, arg, rank, 4);
-        ep_err err = EP_OK;
-        if (d->in_combine) {
-            err = rank_call_dispatch(&call, group, &error);
-            EXPECT(err == EP_OK, "%s", error.text);
-            rank_call_experts(&call);
-        }
-        if (rank == 1) {
-            d->change(&call);
-        }
-        err = d->in_combine ? rank_call_combine(&call, group, &error) : rank_call_dispatch(&call, group, &error);
-        snprintf(text, sizeof(text), "%s differs between ranks: ", d->name);
-        EXPECT(err == EP_ERR_INVALID_ARGUMENT && says(&error, text) && says(&error, "at rank 0, 2") && says(&error, "at rank 1"),
-               "%s: %s", d->name, err == EP_OK ? "no error" : error.text);
-        rank_call_free(&call);
+        disagree_on(cases, &disagreements[i], rank, group);
     }
     rank_call call;
-    rank_call_init(&call, arg, rank, 4);
+    rank_call_init(&call, &cases[CASE_PLAIN], rank, 4);
     expect_works(&call, rank, group);
     /* Not the same operator at all. */
     ep_err err = rank == 1 ? rank_call_combine(&call, group, &error) : rank_call_dispatch(&call, group, &error);
@@ -307,6 +434,55 @@ static void disagree(void *arg, uint32_t rank, ep_group *group)
            error.text);
     expect_works(&call, rank, group);
     rank_call_free(&call);
+    ep_group_destroy(pair);
+}
+
+/* One case for each way of calling that a disagreement needs; batches of their own. */
+static void draw_disagreeing(oracle_case cases[CASES])
+{
+    static float gamma[16];
+    for (int i = 0; i < CASES; i++) {
+        oracle_case *c = &cases[i];
+        uint64_t state = 40;
+        *c = (oracle_case){.ranks = RANKS, .experts = 7, .top_k = 3, .hidden = 16, .dtype = ORACLE_BF16, .quantise = i == CASE_QUANT};
+        c->shared_ranks = i == CASE_SHARED ? 1 : i == CASE_SHARED_TWO ? 2 : 0;
+        c->shared_experts = c->shared_ranks > 0;
+        if (i == CASE_NORM) {
+            c->gamma = gamma;
+            c->eps = 1e-5f;
+        } else if (i == CASE_A3) {
+            c->hidden = 1024;
+            c->experts = 6;
+        } else if (i == CASE_THREE) {
+            c->experts = RANKS;
+        }
+        for (int r = 0; r < RANKS; r++) {
+            oracle_batch *batch = &c->batch[r];
+            case_draw_batch(&state, c, i == CASE_A3 ? 5 : 5 + r, batch);
+            free(batch->mask_tokens); /* the vendor's a3 wants all tokens active, and nothing here is about masks */
+            free(batch->mask_slots);
+            batch->mask_tokens = NULL;
+            batch->mask_slots = NULL;
+            for (int s = 0; i == CASE_A3 && s < 5 * c->top_k; s++) {
+                batch->ids[s] = s % c->experts;
+            }
+        }
+    }
+}
+
+static void test_disagree(void)
+{
+    static oracle_case cases[CASES];
+    draw_disagreeing(cases);
+    rank_group_name(pair_name, sizeof(pair_name));
+    rank_threads_run("loopback", RANKS, 20000000, disagree, cases);
+    pthread_barrier_init(&all_know, NULL, RANKS);
+    rank_threads_run("loopback", RANKS, 20000000, disagree_on_members, cases);
+    pthread_barrier_destroy(&all_know);
+    for (int i = 0; i < CASES; i++) {
+        cases[i].gamma = NULL; /* not of the heap */
+        case_free(&cases[i]);
+    }
 }
 
 /* ---- bad values on one rank ---- */
@@ -438,7 +614,7 @@ int main(void)
     old_membership(0, &cases[0]);
     rank_threads_run("loopback", RANKS, 20000000, small_expand_x, &cases[0]);
     rank_threads_run("loopback", RANKS, 20000000, pairs, cases);
-    rank_threads_run("loopback", RANKS, 20000000, disagree, &cases[0]);
+    test_disagree();
     rank_threads_run("loopback", RANKS, 20000000, bad_values, &cases[1]);
     rank_threads_run("loopback", RANKS, 20000000, one_leaves, &cases[0]);
     rank_threads_run("loopback", RANKS, 20000000, one_leaves_between, &cases[0]);
