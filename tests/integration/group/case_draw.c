@@ -112,6 +112,7 @@ static void draw_shape(uint64_t *state, const case_limits *limits, oracle_case *
     c->dtype = (oracle_dtype)case_random(state, 0, 2);
     c->quantise = case_random(state, 0, 2) == 0;
     c->quantise_back = case_random(state, 0, 2) == 0;
+    c->identity = case_random(state, 0, 2) == 0;
 }
 
 void case_draw(uint64_t seed, const case_limits *limits, oracle_case *c)

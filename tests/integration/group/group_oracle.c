@@ -223,7 +223,7 @@ int oracle_dispatch(const oracle_case *c, int rank, oracle_row **out_rows, float
 
 void oracle_expert(const oracle_case *c, int expert, const float *row, float *out)
 {
-    float factor = expert < 0 ? 0.5f * (float)(1 - expert) : 1.0f + 0.25f * (float)(expert % 5);
+    float factor = c->identity ? 1.0f : expert < 0 ? 0.5f * (float)(1 - expert) : 1.0f + 0.25f * (float)(expert % 5);
     for (int h = 0; h < c->hidden; h++) {
         out[h] = oracle_round(c->dtype, row[h] * factor);
     }

@@ -4,10 +4,9 @@
  *   one       one node of this process over TCP, cpu backend, 2 threads
  *   many      five nodes of this process over loopback and TCP, cpu and reference backends, experts split
  * unevenly with one or two copies each
- *   daemons   a coordinator and three expertd processes, uniform placement
- * with 2 copies, cpu and reference backends
- * and the clients that talk to them: by the nodes' own lanes (TCP, loopback) or by shared memory, with windows and frames of
- * several sizes.
+ *   daemons   a coordinator and three expertd processes, uniform placement with 2 copies, cpu and reference backends; one node
+ * over libuv, one over nng, one over shared memory
+ * and the clients that talk to them, with windows and frames of several sizes.
  */
 #ifndef PROPERTY_CLUSTERS_H
 #define PROPERTY_CLUSTERS_H
@@ -46,6 +45,8 @@ bool daemon_cluster_create(const char *dir, const test_model models[MODELS_COUNT
                            daemon_cluster **out_cluster);
 /* Ends the daemons with SIGTERM. False when one of them did not exit with 0; its output goes to stderr. */
 bool daemon_cluster_destroy(daemon_cluster *cluster);
+/* That came to the node with shared memory over it. */
+double daemon_cluster_shm_bytes(const daemon_cluster *cluster);
 const test_client *daemon_cluster_client(const daemon_cluster *cluster, uint32_t choice);
 
 /* For both: connects, waits until all is ready, and asks for the versions. */

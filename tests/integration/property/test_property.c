@@ -4,10 +4,10 @@
  * nothing written beside the result, nothing at all on failure. And the proof that a wrong result would be
  * seen: mutants.h.
  *
- *     integration_property [--seed S] [--cases N] [--case NUMBER]
+ *     integration_property [--seed S] [--cases N] [--slots N] [--case NUMBER]
  *
- * A case is a pure function of (seed, number); --case runs one alone and describes it. EP_TEST_LONG=1: ten
- * times as many, and then cases of many slots until SLOTS_LONG were compared.
+ * A case is a pure function of (seed, number); --case runs one alone and describes it. --slots: after the cases, others
+ * of many slots until so many were compared. EP_TEST_LONG=1: ten times as many cases, and SLOTS_LONG slots.
  */
 #include <inttypes.h>
 #include <pthread.h>
@@ -80,10 +80,11 @@ static bool parse_arguments(int argc, char **argv, arguments *out)
     for (int i = 1; i < argc; i += 2) {
         uint64_t *number = strcmp(argv[i], "--seed") == 0    ? &out->seed
                            : strcmp(argv[i], "--cases") == 0 ? &out->cases
+                           : strcmp(argv[i], "--slots") == 0 ? &out->slots_min
                            : strcmp(argv[i], "--case") == 0  ? &out->first
                                                              : NULL;
         if (number == NULL || i + 1 == argc || !parse_number(argv[i + 1], number)) {
-            fprintf(stderr, "usage: %s [--seed S] [--cases N] [--case NUMBER]\n", argv[0]);
+            fprintf(stderr, "usage: %s [--seed S] [--cases N] [--slots N] [--case NUMBER]\n", argv[0]);
             return false;
         }
         out->single = out->single || number == &out->first;
@@ -206,7 +207,9 @@ int main(int argc, char **argv)
     bool ok = start(&run) && call_all(&run);
     if (ok && !run.args.single) {
         ok = mutants_report(&run.mutants);
-        ok = (coverage_report(&run.covered) || run.args.cases < COVERAGE_CASES_MIN) && ok;
+        double shm_bytes = daemon_cluster_shm_bytes(run.daemons);
+        printf("over shared memory %.0f bytes\n", shm_bytes);
+        ok = ((coverage_report(&run.covered) && shm_bytes > 0) || run.args.cases < COVERAGE_CASES_MIN) && ok;
     }
     ok = finish(&run) && ok;
     return ok ? 0 : 1;
