@@ -42,6 +42,21 @@ static void draw_experts(uint64_t *state, const int32_t *allowed, uint32_t count
     }
 }
 
+/* As if expert e were at node e * step. */
+static uint16_t *oracle_sums(const struct ref_layer *reference, const struct ref_batch *plain, size_t step)
+{
+    char text[REF_TEXT_BYTES];
+    size_t owner_of[EXPERTS_MAX];
+    struct ref_batch batch = *plain;
+    uint16_t *sums = need(plain->tokens * reference->hidden, sizeof(*sums));
+    for (size_t e = 0; e < EXPERTS_MAX; e++) {
+        owner_of[e] = e * step;
+    }
+    batch.owner_of = owner_of;
+    EP_TEST_CHECK(ref_layer_forward(reference, &batch, sums, text) == REF_OK, "the oracle: %s", text);
+    return sums;
+}
+
 void ep_test_batch_init(ep_test_batch *batch, const struct ref_layer *reference, const char *model,
                         uint32_t layer, uint32_t tokens, uint32_t top_k, uint64_t seed,
                         const int32_t *allowed, uint32_t allowed_count)
@@ -73,7 +88,7 @@ void ep_test_batch_init(ep_test_batch *batch, const struct ref_layer *reference,
     for (size_t i = 0; i < (size_t)tokens * top_k; i++) {
         batch->scales[i] = unit(&seed);
     }
-    const struct ref_batch reference_batch = {
+    struct ref_batch reference_batch = {
         .tokens = tokens,
         .top_k = top_k,
         .x = batch->x,
@@ -87,6 +102,10 @@ void ep_test_batch_init(ep_test_batch *batch, const struct ref_layer *reference,
     };
     EP_TEST_CHECK(ref_layer_forward(reference, &reference_batch, batch->expected, text) == REF_OK,
                   "the oracle: %s", text);
+    if (top_k == 2) {
+        batch->joint = oracle_sums(reference, &reference_batch, 0);
+        batch->apart = oracle_sums(reference, &reference_batch, 1);
+    }
 }
 
 void ep_test_batch_fini(ep_test_batch *batch)
@@ -95,6 +114,8 @@ void ep_test_batch_fini(ep_test_batch *batch)
     free(batch->ids);
     free(batch->scales);
     free(batch->expected);
+    free(batch->joint);
+    free(batch->apart);
     memset(batch, 0, sizeof(*batch));
 }
 
@@ -115,6 +136,17 @@ static void expect_bits(const ep_test_batch *batch, const uint16_t *y)
         EP_TEST_CHECK(y[i] == batch->expected[i],
                       "model %s layer %u token %zu element %zu is %04x, the oracle says %04x", batch->model,
                       batch->layer, i / batch->hidden, i % batch->hidden, y[i], batch->expected[i]);
+    }
+}
+
+static void expect_sums(const ep_test_batch *batch, const uint16_t *y)
+{
+    size_t row_bytes = batch->hidden * sizeof(*y);
+    for (size_t t = 0; t < batch->tokens; t++) {
+        size_t at = t * batch->hidden;
+        EP_TEST_CHECK(memcmp(y + at, batch->joint + at, row_bytes) == 0 || memcmp(y + at, batch->apart + at, row_bytes) == 0,
+                      "model %s layer %u: the row of token %zu is neither the sum of one node nor of two", batch->model,
+                      batch->layer, t);
     }
 }
 
@@ -169,6 +201,7 @@ static void begin(load_slot *slot, uint64_t number)
     ep_test_batch_args(slot->batch, &args);
     args.mode = config->mode;
     args.comm_alg = config->comm_alg;
+    args.combine_at = config->combine_at;
     args.deadline_us = config->deadline_us;
     slot->running = true;
     slot->began_ns = ep_clock_now_ns();
@@ -184,7 +217,9 @@ static void on_done(void *arg, const ep_moe_result *result)
     uint64_t now_ns = ep_clock_now_ns();
     EP_TEST_CHECK(slot->running, "a call ended twice");
     slot->running = false;
-    if (good) {
+    if (good && load->config.combine_at == EP_MOE_COMBINE_NODE_SUM) {
+        expect_sums(slot->batch, slot->y);
+    } else if (good) {
         expect_bits(slot->batch, slot->y);
     } else if (load->config.on_failure != NULL) {
         load->config.on_failure(load->config.arg, slot->batch, result, slot->began_ns, now_ns);

@@ -11,7 +11,10 @@
 #include "expertd/client.h"
 #include "reference_layer.h"
 
-/* One call's input and the oracle's output: x, y [tokens,hidden] bf16, ids, scales [tokens,top_k]. */
+/*
+ * One call's input and the oracle's output: x, y [tokens,hidden] bf16, ids, scales [tokens,top_k]. joint, apart: the two results that sums
+ * at nodes can have when top_k is 2, by token: both experts at one node, or at two. NULL for other top_k.
+ */
 typedef struct ep_test_batch {
     const char *model;
     uint32_t layer;
@@ -22,6 +25,8 @@ typedef struct ep_test_batch {
     int32_t *ids;
     float *scales;
     uint16_t *expected;
+    uint16_t *joint;
+    uint16_t *apart;
 } ep_test_batch;
 
 /* Random tokens and distinct experts per token, drawn from allowed[allowed_count] (NULL: all of the layer).
@@ -49,6 +54,7 @@ typedef struct ep_test_load_config {
     uint64_t deadline_us; /* 0: the client's */
     ep_moe_mode mode;
     ep_moe_comm comm_alg;
+    ep_moe_combine_at combine_at; /* NODE_SUM: of batches with joint and apart */
     ep_test_failure_func on_failure; /* NULL: a failed call fails the test */
     void *arg;
 } ep_test_load_config;
