@@ -93,6 +93,10 @@ static void check_options(struct argp_state *state, const forward_options *optio
                              options->layer.args.combine_at != EP_MOE_COMBINE_ROWS)) {
         argp_error(state, "--comm-alg or --combine-at, allowed with --gateway: neither");
     }
+    if (options->gateway && (options->layer.args.dispatch_quant != EP_MOE_DISPATCH_PLAIN ||
+                             options->layer.args.combine_quant != EP_MOE_COMBINE_PLAIN)) {
+        argp_error(state, "--dispatch-quant or --combine-quant, allowed with --gateway: plain");
+    }
     if (options->gateway && options->layer.args.result != EP_MOE_COMBINED) {
         argp_error(state, "--result uncombined, allowed with --gateway: combined");
     }

@@ -50,9 +50,23 @@ static void fill_header(const ep_moe_args *args, const ep_gate_config *gate,
     header->allow_missing = args->allow_missing;
 }
 
+/* What a caller can wish of the nodes, but not of the gateway; NULL: nothing. */
+static const char *not_carried(const ep_moe_args *args)
+{
+    return args->dispatch_quant != EP_MOE_DISPATCH_PLAIN  ? "dispatch_quant"
+           : args->combine_quant != EP_MOE_COMBINE_PLAIN  ? "combine_quant"
+           : args->comm_alg != EP_MOE_COMM_AUTO           ? "comm_alg"
+           : args->combine_at != EP_MOE_COMBINE_ROWS      ? "combine_at"
+                                                          : NULL;
+}
+
 static ep_err check_args(const ep_moe_args *args, const ep_gate_config *gate, const ep_tensor *logits,
                          ep_error *out_error)
 {
+    const char *beyond = not_carried(args);
+    if (beyond != NULL) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "%s is set: the gateway takes its default only", beyond);
+    }
     if (args->result != EP_MOE_COMBINED || args->active_mask.rank > 1) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "%s",
                             args->result != EP_MOE_COMBINED

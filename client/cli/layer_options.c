@@ -14,6 +14,8 @@ enum {
     KEY_WIRE,
     KEY_COMM_ALG,
     KEY_COMBINE_AT,
+    KEY_DISPATCH_QUANT,
+    KEY_COMBINE_QUANT,
     KEY_OUT_DTYPE,
     KEY_WEIGHT_ON,
     KEY_SHARED,
@@ -24,6 +26,9 @@ enum {
 static const char *const mode_words[] = {"auto", "decode", "prefill", NULL};     /* as ep_moe_mode */
 static const char *const comm_words[] = {"auto", "fullmesh", "hierarchy", NULL}; /* as ep_moe_comm */
 static const char *const combine_words[] = {"rows", "node_sum", NULL};            /* as ep_moe_combine_at */
+static const char *const quant_words[] = {"plain", "int8", "fp8", NULL};         /* as quant_numbers */
+static const ep_moe_dispatch_quant quant_numbers[] = {EP_MOE_DISPATCH_PLAIN, EP_MOE_DISPATCH_INT8, EP_MOE_DISPATCH_FP8};
+static const char *const back_words[] = {"plain", "int8", NULL};
 static const char *const weight_words[] = {"output", "input", NULL};             /* as ep_moe_weight_on */
 static const char *const nan_words[] = {"pass", "reject", "zero", "mean", NULL}; /* as ep_moe_nan */
 static const char *const shared_words[] = {"service", "none", NULL};
@@ -55,6 +60,13 @@ static error_t parse_wish(int key, char *arg, struct argp_state *state, ep_cli_l
         return 0;
     case KEY_COMBINE_AT:
         args->combine_at = (ep_moe_combine_at)ep_cli_arg_word(state, "--combine-at", arg, combine_words);
+        return 0;
+    case KEY_DISPATCH_QUANT:
+        args->dispatch_quant = quant_numbers[ep_cli_arg_word(state, "--dispatch-quant", arg, quant_words)];
+        return 0;
+    case KEY_COMBINE_QUANT:
+        args->combine_quant =
+            ep_cli_arg_word(state, "--combine-quant", arg, back_words) == 0 ? EP_MOE_COMBINE_PLAIN : EP_MOE_COMBINE_INT8;
         return 0;
     case KEY_OUT_DTYPE:
         options->out_dtype = dtype_of(state, "--out-dtype", arg);
@@ -117,6 +129,8 @@ static const struct argp_option option_list[] = {
     {"wire", KEY_WIRE, "bf16|f16|f32", 0, "Type an expert's row is rounded to (default: bf16)", 3},
     {"comm-alg", KEY_COMM_ALG, "auto|fullmesh|hierarchy", 0, "Rows straight to each owner, or once per host (default: auto, which is fullmesh)", 3},
     {"combine-at", KEY_COMBINE_AT, "rows|node_sum", 0, "Where rows are summed (default: rows, the exact sum)", 3},
+    {"dispatch-quant", KEY_DISPATCH_QUANT, "plain|int8|fp8", 0, "Rows of x in 8 bits on their way to the nodes (default: plain)", 3},
+    {"combine-quant", KEY_COMBINE_QUANT, "plain|int8", 0, "Experts' rows in 8 bits on their way back (default: plain)", 3},
     {"out-dtype", KEY_OUT_DTYPE, "bf16|f16|f32", 0, "Type of y (default: that of x; bf16 for int8)", 3},
     {"weight-on", KEY_WEIGHT_ON, "output|input", 0, "Where the scale is applied (default: output)", 3},
     {"shared", KEY_SHARED, "service|none", 0, "Shared experts (default: service)", 3},

@@ -24,7 +24,7 @@ static void usage(void)
             "usage: ref_forward --model DIR --layer L --in FILE --out FILE [--wire bf16|f16|f32] "
             "[--out-dtype bf16|f16|f32]\n"
             "                   [--uncombined] [--weight-on-input] [--no-shared] [--allow-duplicates]\n"
-            "                   [--nan pass|reject|zero|mean]\n"
+            "                   [--nan pass|reject|zero|mean] [--dispatch-quant plain|int8|fp8] [--combine-quant plain|int8]\n"
             "defaults: wire bf16, out-dtype that of x (bf16 for int8)\n");
     exit(2);
 }
@@ -49,10 +49,13 @@ static struct request parse(int argc, char **argv)
         {"wire", required_argument, NULL, 'w'},  {"out-dtype", required_argument, NULL, 'd'},
         {"uncombined", no_argument, NULL, 'u'},  {"weight-on-input", no_argument, NULL, 'x'},
         {"no-shared", no_argument, NULL, 's'},   {"allow-duplicates", no_argument, NULL, 'a'},
-        {"nan", required_argument, NULL, 'n'},   {NULL, 0, NULL, 0},
+        {"nan", required_argument, NULL, 'n'},   {"dispatch-quant", required_argument, NULL, 'q'},
+        {"combine-quant", required_argument, NULL, 'c'}, {NULL, 0, NULL, 0},
     };
     static const char *const dtypes[] = {"bf16", "f16", "f32"};               /* as enum ref_dtype */
     static const char *const policies[] = {"pass", "reject", "zero", "mean"}; /* as enum ref_nan */
+    static const char *const quants[] = {"plain", "int8", "fp8"};
+    static const enum ref_dispatch dispatches[] = {REF_DISPATCH_PLAIN, REF_DISPATCH_INT8, REF_DISPATCH_FP8};
     struct request request = {.wire = REF_BF16, .out_dtype = -1, .layer = SIZE_MAX};
     char *end;
     for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
@@ -80,6 +83,12 @@ static struct request parse(int argc, char **argv)
             break;
         case 'n':
             request.batch.nan_policy = (enum ref_nan)parse_word(optarg, policies, 4);
+            break;
+        case 'q':
+            request.batch.dispatch = dispatches[parse_word(optarg, quants, 3)];
+            break;
+        case 'c':
+            request.batch.combine_int8 = parse_word(optarg, quants, 2) == 1;
             break;
         case 'u':
             request.batch.form = REF_UNCOMBINED;

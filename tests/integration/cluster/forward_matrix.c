@@ -2,7 +2,7 @@
 /*
  * expertctl forward writes the oracle's file, byte for byte, whatever serves the layer: 1, 2, 3 or 6 nodes,
  * uniform or static placement, one or two copies, one or two compute threads, decode or prefill, the batch in
- * one call or cut up, T from 0 to 4096.
+ * one call or cut up, T from 0 to 4096; with rows in 8 bits too. What the gateway does not carry is refused by name.
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -242,6 +242,55 @@ static void expect_shares(ep_test_cluster *cluster, const service *s)
     }
 }
 
+/* Rows in 8 bits, from the command line to the file. */
+static uint32_t forward_quantised(ep_test_cluster *cluster)
+{
+    static const char *const ways[][2] = {{"int8", "plain"}, {"fp8", "int8"}, {"plain", "int8"}};
+    char in[PATH_BYTES];
+    char expected[PATH_BYTES];
+    char out[PATH_BYTES];
+    input_path(in, 256);
+    snprintf(expected, sizeof(expected), "%s/expected.safetensors", cluster->dir);
+    snprintf(out, sizeof(out), "%s/out.safetensors", cluster->dir);
+    for (size_t i = 0; i < EP_ARRAY_COUNT(ways); i++) {
+        char *output = NULL;
+        const char *oracle[] = {"--model", fixture_dir, "--layer", "1", "--in", in, "--out", expected,
+                                "--dispatch-quant", ways[i][0], "--combine-quant", ways[i][1], NULL};
+        const char *args[] = {"forward", "--model=demo", "--layer=1", "--in", in, "--out", out,
+                              "--dispatch-quant", ways[i][0], "--combine-quant", ways[i][1], NULL};
+        int code = ep_test_process_run(fixture_dir, "oracle", ep_test_ref_forward, oracle, NULL,
+                                       EP_TEST_PATIENCE_MS, &output);
+        EP_TEST_CHECK(code == 0, "the oracle: exit code %d: %s", code, output);
+        free(output);
+        code = ep_test_cluster_ctl(cluster, args, &output);
+        EP_TEST_CHECK(code == 0, "exit code %d: %s", code, output);
+        expect_equal_files(expected, out, ways[i][0]);
+        free(output);
+    }
+    return EP_ARRAY_COUNT(ways);
+}
+
+/* A request for the gateway has no field for what these ask for. */
+static void expect_refused_for_gateway(const char *directory)
+{
+    static const char *const wishes[][2] = {{"--dispatch-quant=int8", "dispatch_quant is set"},
+                                            {"--combine-quant=int8", "combine_quant is set"},
+                                            {"--comm-alg=hierarchy", "comm_alg is set"},
+                                            {"--combine-at=node_sum", "combine_at is set"}};
+    char in[PATH_BYTES];
+    char out[PATH_BYTES];
+    input_path(in, 7);
+    snprintf(out, sizeof(out), "%s/frame", directory);
+    for (size_t i = 0; i < EP_ARRAY_COUNT(wishes); i++) {
+        char *output = NULL;
+        const char *args[] = {"frame", "encode", "--method=expertd.v1.Gateway/Forward", "--model=demo", "--layer=0",
+                              "--in", in, "-o", out, wishes[i][0], NULL};
+        int code = ep_test_process_run(directory, "encode", ep_test_expertctl, args, NULL, EP_TEST_PATIENCE_MS, &output);
+        EP_TEST_CHECK(code != 0 && strstr(output, wishes[i][1]) != NULL, "%s: exit code %d: %s", wishes[i][0], code, output);
+        free(output);
+    }
+}
+
 static uint32_t run_service(const service *s, uint32_t number, uint32_t threads)
 {
     const ep_test_model model = {"demo", fixture_dir};
@@ -264,6 +313,7 @@ static uint32_t run_service(const service *s, uint32_t number, uint32_t threads)
         }
     }
     expect_shares(&cluster, s);
+    runs += number % 4 == 2 ? forward_quantised(&cluster) : 0;
     ep_test_cluster_stop(&cluster);
     return runs;
 }
@@ -272,6 +322,7 @@ int main(void)
 {
     uint32_t runs = 0;
     make_fixture();
+    expect_refused_for_gateway(fixture_dir);
     for (uint32_t i = 0; i < EP_ARRAY_COUNT(services); i++) {
         for (uint32_t threads = 1; threads <= 2; threads++) {
             runs += run_service(&services[i], i, threads);
