@@ -85,6 +85,7 @@ static void *call_on(void *arg)
         pthread_mutex_lock(&run->lock);
         run->counts.succeeded += good;
         run->counts.rerouted_frames += result.rerouted_frames;
+        run->counts.hedged_frames += result.hedged_frames;
         pthread_mutex_unlock(&run->lock);
     }
     return NULL;
@@ -110,6 +111,7 @@ static void add_load(const chaos_run *run, const ep_test_load_counts *load, chao
     (void)run;
     counts->succeeded += load->succeeded;
     counts->rerouted_frames += load->rerouted_frames;
+    counts->hedged_frames += load->hedged_frames;
 }
 
 void chaos_run_read(chaos_run *run, chaos_counts *out_counts)

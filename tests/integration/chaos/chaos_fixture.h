@@ -43,6 +43,7 @@ typedef struct chaos_counts {
     uint64_t unavailable;
     uint64_t refused;
     uint64_t rerouted_frames;
+    uint64_t hedged_frames;
     char refusal[256]; /* the newest one's words */
 } chaos_counts;
 

@@ -14,7 +14,7 @@
 #include "support/cluster.h"
 #include "support/forward_call.h"
 
-enum { HIDDEN = 64, INNER = 32, EXPERTS = 10, TOP_K = 6, TOKENS_MAX = 600, NODES = 5 };
+enum { HIDDEN = 64, INNER = 32, EXPERTS = 10, TOP_K = 6, TOKENS_MAX = 600, NODES = 5, CALLS = 3, TRIES_MAX = 40 };
 
 static const char *const hosts[NODES] = {"left", "left", "left", "right", "right"};
 static const size_t node_of[EXPERTS] = {0, 0, 1, 1, 2, 2, 3, 3, 4, 4};
@@ -77,7 +77,6 @@ typedef struct wish {
     ep_moe_comm comm_alg;
     ep_moe_combine_at combine_at;
     uint32_t tokens;
-    bool may_wait; /* for nodes that the client is not connected to yet */
 } wish;
 
 static ep_moe_result call(ep_client *client, const wish *w, uint16_t *out)
@@ -95,8 +94,6 @@ static ep_moe_result call(ep_client *client, const wish *w, uint16_t *out)
     args.combine_at = w->combine_at;
     ep_err err = ep_moe_forward(client, &args, &y, &result);
     EP_TEST_CHECK(err == EP_OK, "%s", result.error.text);
-    EP_TEST_CHECK(w->may_wait || result.rerouted_frames == 0, "%u of %u frames were sent again: mode %d, algorithm %d, combine_at %d", result.rerouted_frames,
-                  result.frames, (int)w->mode, (int)w->comm_alg, (int)w->combine_at);
     EP_TEST_CHECK(result.combine_at == w->combine_at && result.comm_alg == w->comm_alg, "the result says %d, %d",
                   (int)result.combine_at, (int)result.comm_alg);
     return result;
@@ -137,9 +134,16 @@ static void expect_result(ep_client *client, const wish *w)
     bool sums = w->combine_at == EP_MOE_COMBINE_NODE_SUM;
     const size_t *destination_of = by_host ? host_of : node_of;
     expected(w->tokens, sums ? destination_of : NULL, wanted);
-    for (int again = 0; again < 3; again++) { /* another node of the host gets the frame each time */
+    int tries = 0;
+    for (int good = 0; good < CALLS; good++) { /* another node of the host gets the frame each time */
         memset(got, 0xee, sizeof(got));
         ep_moe_result result = call(client, w, got);
+        if (result.rerouted_frames != 0) { /* for a quarter of a second nobody ran: what is sent again goes straight to owners */
+            EP_TEST_CHECK(++tries < TRIES_MAX, "frames are sent again and again: mode %d, algorithm %d, combine_at %d",
+                          (int)w->mode, (int)w->comm_alg, (int)w->combine_at);
+            good--;
+            continue;
+        }
         for (size_t i = 0; i < (size_t)w->tokens * HIDDEN; i++) {
             EP_TEST_CHECK(got[i] == wanted[i], "%s, %s, %u tokens: token %zu element %zu is %04x, the oracle says %04x",
                           by_host ? "hierarchy" : "fullmesh", sums ? "sums" : "rows", w->tokens, i / HIDDEN, i % HIDDEN, got[i],
@@ -159,7 +163,7 @@ static void connect_all(ep_client *client)
 {
     static uint16_t out[TOKENS_MAX * HIDDEN];
     for (int mode = EP_MOE_DECODE; mode <= EP_MOE_PREFILL; mode++) {
-        wish w = {.mode = (ep_moe_mode)mode, .comm_alg = EP_MOE_COMM_FULLMESH, .tokens = TOKENS_MAX, .may_wait = true};
+        wish w = {.mode = (ep_moe_mode)mode, .comm_alg = EP_MOE_COMM_FULLMESH, .tokens = TOKENS_MAX};
         while (call(client, &w, out).rerouted_frames != 0) {
         }
     }
