@@ -8,7 +8,7 @@ from recording import COORDINATOR, EXPERTCTL, MODEL, match, run_test, wait_for
 
 DEADLINE_EXCEEDED, UNAVAILABLE, CONNECTION_LOST = 4, 14, 36
 PIPE_BYTES, TEXT_BYTES = 4096, 14
-SHORT_S = "1.5"  # a peer that sends nothing is called dead after 2 s
+SHORT_S = "1.5"  # a peer that sends nothing is called dead after 2 s, counted from its last word before it stopped: either may come first
 LONG_S = "5"
 
 
@@ -60,7 +60,6 @@ def check(events, coordinator, a, b, commands):
         ends = statuses(events, trace_id(number), command.pid, "forward")
         assert len(ends) > 5 and not any(ends[:-1]) and ends[-1] in (DEADLINE_EXCEEDED, UNAVAILABLE), (number, ends[-3:])
         assert any(statuses(events, trace_id(number), command.pid, "exchange"))
-    assert statuses(events, trace_id(1), commands[1].pid, "forward")[-1] == DEADLINE_EXCEEDED
     for span in ("gateway", "forward", "exchange"):
         ends = statuses(events, trace_id(2), coordinator.pid, span)
         assert len(ends) > 5 and any(ends), (span, ends)
