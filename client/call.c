@@ -547,6 +547,7 @@ static ep_err start_busy(ep_call *call, ep_view *view, uint32_t tokens, uint64_t
     count_nonfinite(call);
     reset_result(call);
     call->spread = __atomic_fetch_add(&client->sequence, 1, __ATOMIC_RELAXED);
+    call->step_member = call->spec.step_group != 0 ? ep_rpc_call_id_next() : 0;
     uint64_t deadline_us = call->spec.deadline_us != 0 ? call->spec.deadline_us : client->config.deadline_us;
     call->served_count = 0;
     ep_call_state_begin(&call->state, begin_ns, begin_ns + deadline_us * EP_NS_PER_US,

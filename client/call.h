@@ -95,6 +95,7 @@ struct ep_call {
     uint32_t model_index;
     const ep_routing_layer *layer; /* in view */
     uint64_t spread;
+    uint64_t step_member; /* names this run in all its frames; 0 without a step group */
     ep_call_window windows[EP_CALL_WINDOWS];
     uint32_t tokens_sent; /* tokens of all windows that were begun */
     bool is_piecewise;    /* tokens are combined as their rows land, into out_scratch */

@@ -193,6 +193,7 @@ static void fill_header(const ep_call *call, Expertd__V1__ForwardRequest *header
     header->prefill = call->flow.prefill;
     header->step_group = call->spec.step_group;
     header->step_group_size = call->spec.step_group_size;
+    header->step_member = call->step_member;
     header->want_timing = call->spec.want_timing;
     if (table->epoch.term != 0) { /* a table made here is nobody else's epoch */
         epoch->term = table->epoch.term;

@@ -125,3 +125,13 @@ ep_err ep_relay_pack(const ep_forward_view *view, uint32_t begin, uint32_t count
     ep_buffer_unref(numbers);
     return err;
 }
+
+void ep_relay_bound(const ep_forward_view *view, uint32_t count, uint32_t *out_rows, uint64_t *out_bytes)
+{
+    ep_forward_layout layout;
+    const uint32_t rows = count < view->rows ? count : view->rows;
+    bool fits = ep_forward_layout_make(rows, count, view->hidden, view->x_dtype, view->weight_on_input, &layout);
+    EP_ASSERT(fits); /* a part of what fitted */
+    *out_rows = rows;
+    *out_bytes = layout.total_bytes + (uint64_t)count * view->hidden * ep_dtype_bytes(view->reply_dtype);
+}

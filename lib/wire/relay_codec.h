@@ -23,4 +23,7 @@ ep_err ep_relay_check(const Expertd__V1__ForwardRequest *header, const char *sel
 ep_err ep_relay_pack(const ep_forward_view *view, uint32_t begin, uint32_t count, ep_buffer_pool *pool,
                      Expertd__V1__ForwardRequest *out_header, ep_buffer **out_tensors);
 
+/* What passing `count` slots of a checked request on takes at most, beside the request itself: rows copied, bytes of buffers. */
+void ep_relay_bound(const ep_forward_view *view, uint32_t count, uint32_t *out_rows, uint64_t *out_bytes);
+
 #endif

@@ -320,9 +320,12 @@ static void on_register_node(Expertd__V1__Coordinator_Service *rpc, const Expert
     announce(self);
     Expertd__V1__Epoch committed = epoch_message(self->committed);
     reply.committed = &committed;
+    /* Without memory: none, until the first heartbeat. */
+    (void)ep_coordinator_state_neighbours(self->cluster, request->node, &reply.neighbours, &reply.n_neighbours);
     (void)EP_FAILPOINT(register_before_reply);
     closure(&reply, closure_data); /* names in the assignments belong to the cluster: still under the lock */
     ep_coordinator_state_assignments_free(reply.assignments, reply.n_assignments);
+    free(reply.neighbours);
     pthread_mutex_unlock(&self->lock);
     ep_rpc_call_finish(closure_data, EP_OK, NULL);
     (void)EP_FAILPOINT(register_replied);
@@ -365,6 +368,12 @@ static void on_heartbeat(Expertd__V1__Coordinator_Service *rpc, const Expertd__V
     }
     announce(self);
     if (err == EP_OK) {
+        err = ep_coordinator_state_neighbours(self->cluster, request->node, &reply.neighbours, &reply.n_neighbours);
+        if (err != EP_OK) {
+            ep_error_set(&error, err, "no memory for the neighbours of node %s", request->node);
+        }
+    }
+    if (err == EP_OK) {
         Expertd__V1__Epoch epoch = epoch_message(current);
         Expertd__V1__Epoch committed = epoch_message(self->committed);
         reply.epoch = &epoch;
@@ -372,8 +381,9 @@ static void on_heartbeat(Expertd__V1__Coordinator_Service *rpc, const Expertd__V
         reply.reregister = reregister;
         fill_leaving(self, request, &drain, &reply);
         closure(&reply, closure_data);
-        ep_coordinator_state_assignments_free(reply.assignments, reply.n_assignments);
     }
+    ep_coordinator_state_assignments_free(reply.assignments, reply.n_assignments);
+    free(reply.neighbours);
     pthread_mutex_unlock(&self->lock);
     if (err != EP_OK) {
         finish_error(closure_data, &error);

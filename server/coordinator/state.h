@@ -59,6 +59,11 @@ ep_epoch ep_coordinator_state_committed_epoch(const ep_coordinator_state *cluste
 ep_err ep_coordinator_state_assignments(const ep_coordinator_state *cluster, const char *node, Expertd__V1__NodeAssignment ***out_list, size_t *out_count);
 void ep_coordinator_state_assignments_free(Expertd__V1__NodeAssignment **list, size_t count);
 
+/* The other nodes of the node's host in the newest table; *out_list[*out_count] is one block for free(), its strings are the table's.
+ * Errors: NO_MEMORY. */
+ep_err ep_coordinator_state_neighbours(const ep_coordinator_state *cluster, const char *node, Expertd__V1__Neighbour ***out_list,
+                                       size_t *out_count);
+
 typedef struct ep_coordinator_drain {
     char node[EP_NODE_NAME_BYTES];
     const char *state;               /* the node's state now; "gone": only its name is known */

@@ -208,3 +208,37 @@ void cluster_publish(ep_coordinator_state *cluster)
     }
     cluster_republish(cluster);
 }
+
+static bool is_neighbour(const cluster_node *node, const ep_routing_node *other)
+{
+    return node->host[0] != 0 && strcmp(other->host, node->host) == 0 && strcmp(other->name, node->name) != 0;
+}
+
+ep_err ep_coordinator_state_neighbours(const ep_coordinator_state *cluster, const char *node, Expertd__V1__Neighbour ***out_list,
+                                       size_t *out_count)
+{
+    const ep_routing_table *table = cluster->table;
+    const cluster_node *self = cluster_find_node(cluster, node);
+    uint32_t count = 0;
+    for (uint32_t n = 0; self != NULL && table != NULL && n < table->nodes_count; n++) {
+        count += is_neighbour(self, &table->nodes[n]);
+    }
+    Expertd__V1__Neighbour **list = calloc(count + 1, sizeof(*list) + sizeof(**list));
+    if (list == NULL) {
+        return EP_ERR_NO_MEMORY;
+    }
+    Expertd__V1__Neighbour *messages = (Expertd__V1__Neighbour *)(void *)(list + count + 1);
+    size_t used = 0;
+    for (uint32_t n = 0; used < count; n++) {
+        if (is_neighbour(self, &table->nodes[n])) {
+            expertd__v1__neighbour__init(&messages[used]);
+            messages[used].node = table->nodes[n].name;
+            messages[used].url = table->nodes[n].url;
+            list[used] = &messages[used];
+            used++;
+        }
+    }
+    *out_list = list;
+    *out_count = used;
+    return EP_OK;
+}

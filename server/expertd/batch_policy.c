@@ -167,7 +167,7 @@ static ep_work *dequeue(ep_batch_policy *policy, ep_work **flow)
 static void release(ep_batch_policy *policy, ep_batch_group *group, uint64_t now_ns)
 {
     ep_work *work = group->first;
-    group->first = group->last = NULL;
+    group->first = group->last = group->newest = NULL;
     group->is_released = true;
     group->end_ns = now_ns + GROUP_REMEMBERED_NS;
     policy->groups_waiting--;
@@ -200,13 +200,14 @@ void ep_batch_policy_release_groups(ep_batch_policy *policy, uint64_t now_ns)
 
 /* The group's entry; a new one takes the place of none, of the oldest that was released, or else of the one
  * whose window ends first, which is released. */
-static ep_batch_group *find_group(ep_batch_policy *policy, const ep_batch_step *step, uint64_t now_ns)
+static ep_batch_group *find_group(ep_batch_policy *policy, const ep_batch_step *step, uint32_t tenant, uint64_t now_ns)
 {
     ep_batch_group *worst = &policy->groups[0];
     for (uint32_t i = 0; i < EP_BATCH_GROUPS_MAX; i++) {
         ep_batch_group *group = &policy->groups[i];
         bool is_forgotten = group->is_released && now_ns >= group->end_ns;
-        if (group->step.layer == step->layer && group->step.group == step->group && !is_forgotten) {
+        if (group->step.layer == step->layer && group->step.group == step->group && group->tenant == tenant &&
+            !is_forgotten) {
             return group;
         }
         int rank = group->step.layer == NULL ? 0 : group->is_released ? 1 : 2;
@@ -218,9 +219,18 @@ static ep_batch_group *find_group(ep_batch_policy *policy, const ep_batch_step *
     if (worst->step.layer != NULL && !worst->is_released) {
         release(policy, worst, now_ns);
     }
-    *worst = (ep_batch_group){.step = *step, .end_ns = now_ns + policy->config.group_window_ns};
+    *worst = (ep_batch_group){.step = *step, .tenant = tenant, .end_ns = now_ns + policy->config.group_window_ns};
     policy->groups_waiting++;
     return worst;
+}
+
+static bool has_come(const ep_batch_group *group, uint64_t member)
+{
+    const ep_work *work = group->newest;
+    while (work != NULL && work->place.step_member != member) {
+        work = work->place.next_flow;
+    }
+    return work != NULL;
 }
 
 /* True: the works wait for the others of their step. */
@@ -230,10 +240,14 @@ static bool join_group(ep_batch_policy *policy, ep_work *works, const ep_batch_s
         works->place.work_class != EP_WORK_DECODE) {
         return false;
     }
-    ep_batch_group *group = find_group(policy, step, now_ns);
+    ep_batch_group *group = find_group(policy, step, works->place.tenant, now_ns);
     if (group->is_released) {
         return false;
     }
+    group->arrived += !has_come(group, step->member);
+    works->place.step_member = step->member;
+    works->place.next_flow = group->newest;
+    group->newest = works;
     ep_work *last = works;
     for (ep_work *work = works; work != NULL; work = work->place.next) {
         work->place.queued_ns = now_ns;
@@ -246,7 +260,7 @@ static bool join_group(ep_batch_policy *policy, ep_work *works, const ep_batch_s
         group->first = works;
     }
     group->last = last;
-    if (++group->arrived >= group->step.size) {
+    if (group->arrived >= group->step.size) {
         release(policy, group, now_ns);
     }
     return true;

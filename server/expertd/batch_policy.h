@@ -10,8 +10,9 @@
  *   tenant    least backend time by weight first (start-time fair queueing); its job carries others' rows only
  *             as long as they cost next to nothing
  *   queue     of one tenant: those past the age limit first, oldest first; then fullest first
- *   step      decode works of a step group wait until as many requests as the group has ranks have come to this
- *   group     node, or until its window ends; ranks without rows here cost at most that window
+ *   step      decode works of a step group wait until frames of as many callers as the group has ranks have come
+ *   group     to this node, or until its window ends; ranks without rows here cost at most that window. Frames of
+ *             one caller count once. Groups of different tenants have nothing in common
  *
  * Backend time is counted in job rows * row_cost, where reading the weights counts as
  * EP_BATCH_WEIGHT_ROWS rows. Finding a queue looks at every queue that has work.
@@ -57,8 +58,9 @@ typedef struct ep_work_place {
     uint32_t row_cost; /* of one row, in any unit that all works share; 0 counts as 1 */
     /* private */
     uint64_t queued_ns;
+    uint64_t step_member; /* first works of a request that waits for its group */
     ep_work *next;      /* of the same tenant; also lists of others */
-    ep_work *next_flow; /* first works only, as the next */
+    ep_work *next_flow; /* first works only, as the next; first works of requests that wait for a group */
     ep_work *flow_last;
 } ep_work_place;
 
@@ -67,6 +69,7 @@ typedef struct ep_batch_step {
     const void *layer; /* groups of different layers have nothing in common */
     uint64_t group;    /* 0: none */
     uint32_t size;
+    uint64_t member; /* whose works these are */
 } ep_batch_step;
 
 typedef struct ep_batch_policy_config {
@@ -95,11 +98,13 @@ typedef struct ep_batch_pick {
 
 typedef struct ep_batch_group {
     ep_batch_step step; /* layer NULL: free */
-    uint32_t arrived;
+    uint32_t tenant;
+    uint32_t arrived; /* members */
     bool is_released;
     uint64_t end_ns; /* of the window; once released: when the entry is forgotten */
     ep_work *first;
     ep_work *last;
+    ep_work *newest; /* first work of the request that came last; the others' by next_flow */
 } ep_batch_group;
 
 typedef struct ep_batch_tenant {

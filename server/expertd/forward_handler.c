@@ -557,6 +557,26 @@ static uint32_t parts_of(const Expertd__V1__ForwardRequest *header)
     return header->n_relay > 0 ? (uint32_t)header->n_relay - 1 : 0;
 }
 
+/* Admits rows and bytes, those of neighbours' parts too: their copies and replies are held here as well. */
+static ep_err admit(ep_forward_handler *handler, ep_rpc_call *call, const ep_forward_view *view,
+                    const Expertd__V1__ForwardRequest *header, uint64_t bytes, ep_ticket *out_ticket, ep_error *out_error)
+{
+    size_t frame_bytes;
+    uint32_t tokens = view->rows; /* no overflow: a frame has fewer rows, and parts */
+    const uint32_t tenant = ep_tenants_find(handler->config.tenants, ep_rpc_call_metadata(call, "tenant"));
+    ep_rpc_call_tensors(call, &frame_bytes);
+    bytes += frame_bytes;
+    for (uint32_t i = 0; i < parts_of(header); i++) {
+        uint32_t part_rows;
+        uint64_t part_bytes;
+        ep_relay_bound(view, header->relay[i + 1]->slots_count, &part_rows, &part_bytes);
+        tokens += part_rows;
+        bytes += part_bytes;
+    }
+    return ep_admission_enter(handler->config.admission, tenant, tokens, bytes, ep_clock_now_ns(), out_ticket,
+                              out_error);
+}
+
 /* Memory for the request and its reply, within budgets. On error nothing is held. */
 static ep_err make_request(ep_forward_handler *handler, ep_rpc_call *call, const ep_forward_view *view,
                            const ep_node_layer *layer, const Expertd__V1__ForwardRequest *header, bool is_traced,
@@ -567,7 +587,6 @@ static ep_err make_request(ep_forward_handler *handler, ep_rpc_call *call, const
     ep_buffer *arena = NULL;
     ep_reply_rows reply;
     size_t reply_bytes;
-    size_t frame_bytes;
     ep_err err = check_reply_bytes(handler, view, &reply_bytes, out_error);
     if (err != EP_OK) {
         return err;
@@ -576,11 +595,7 @@ static ep_err make_request(ep_forward_handler *handler, ep_rpc_call *call, const
                      ep_batch_rows_max(work_class_of(header->prefill)), out_shape);
     reply_bytes += ep_reply_rows_beside_bytes(view);
     *out_layout = layout_of(view, out_shape, ep_node_layer_experts(layer), parts_of(header), is_traced);
-    ep_rpc_call_tensors(call, &frame_bytes);
-    const uint32_t tenant = ep_tenants_find(handler->config.tenants, ep_rpc_call_metadata(call, "tenant"));
-    err = ep_admission_enter(handler->config.admission, tenant, view->rows,
-                             frame_bytes + reply_bytes + out_layout->total_bytes, ep_clock_now_ns(), &ticket,
-                             out_error);
+    err = admit(handler, call, view, header, reply_bytes + out_layout->total_bytes, &ticket, out_error);
     if (err != EP_OK) {
         return err;
     }
@@ -717,6 +732,9 @@ void ep_forward_handler_call(ep_forward_handler *handler, const Expertd__V1__For
     request->is_prefill = header->prefill;
     request->wants_timing = header->want_timing;
     request->deadline_ns = ep_rpc_call_deadline_ns(call);
-    const ep_batch_step step = {.layer = layer, .group = header->step_group, .size = header->step_group_size};
+    const ep_batch_step step = {.layer = layer,
+                                .group = header->step_group,
+                                .size = header->step_group_size,
+                                .member = header->step_member != 0 ? header->step_member : ep_rpc_call_number(call)};
     start(request, &layout, &shape, header, &step);
 }

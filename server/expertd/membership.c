@@ -14,7 +14,6 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/log.h"
-#include "coordinator.pb-c.h"
 #include "expertd/load_report.h"
 
 #define CALL_MS 5000
@@ -216,12 +215,13 @@ void ep_membership_on_weights(ep_membership *m)
 
 /* ---- replies, on the loop's thread ---- */
 
-static void set_in_force(ep_membership *m, const Expertd__V1__Epoch *committed,
-                         const Expertd__V1__Epoch *newest)
+static void set_in_force(ep_membership *m, const Expertd__V1__Epoch *committed, const Expertd__V1__Epoch *newest,
+                         Expertd__V1__Neighbour *const *neighbours, size_t neighbours_count)
 {
     ep_epoch epoch = epoch_of(committed != NULL ? committed : newest);
-    if (!is_none(epoch)) {
+    if (!is_none(epoch)) { /* else the coordinator has no table yet, and clients go by an older one */
         ep_node_epoch_set_in_force(m->config.epoch, epoch);
+        m->config.on_neighbours(m->config.arg, neighbours, neighbours_count);
     }
     consider_drop(m);
 }
@@ -248,7 +248,7 @@ static void on_registered(ep_membership *m, const Expertd__V1__RegisterReply *re
     set_heartbeat(m, reply->heartbeat_ms);
     set_connected(m, true);
     apply(m, epoch_of(reply->epoch), reply->assignments, reply->n_assignments);
-    set_in_force(m, reply->committed, reply->epoch);
+    set_in_force(m, reply->committed, reply->epoch, reply->neighbours, reply->n_neighbours);
 }
 
 static void on_heartbeat(ep_membership *m, const Expertd__V1__HeartbeatReply *reply)
@@ -274,7 +274,7 @@ static void on_heartbeat(ep_membership *m, const Expertd__V1__HeartbeatReply *re
     if (reply->has_assignments) {
         apply(m, epoch_of(reply->epoch), reply->assignments, reply->n_assignments);
     }
-    set_in_force(m, reply->committed, reply->epoch);
+    set_in_force(m, reply->committed, reply->epoch, reply->neighbours, reply->n_neighbours);
 }
 
 static void open_letter(ep_membership *m, letter_kind kind, const uint8_t *packed, size_t bytes)

@@ -12,6 +12,7 @@
 #define EP_EXPERTD_MEMBERSHIP_H
 
 #include "common/service_loop.h"
+#include "coordinator.pb-c.h"
 #include "expertd/node_epoch.h"
 #include "expertd/node_models.h"
 #include "rpc/rpc.h"
@@ -42,6 +43,8 @@ typedef struct ep_membership_config {
     ep_node_epoch *epoch;
     void (*report)(void *arg, ep_membership_report *out_report);
     void (*on_change)(void *arg); /* connected, assigned or loaded changed; on the loop's thread */
+    /* The other nodes of this host in the newest table, with every answer of a coordinator that has one; the loop's thread */
+    void (*on_neighbours)(void *arg, Expertd__V1__Neighbour *const *neighbours, size_t count);
     void *arg;
 } ep_membership_config;
 

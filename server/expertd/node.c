@@ -249,6 +249,22 @@ static void on_membership(void *arg)
     leave_when_done(node);
 }
 
+static void on_neighbours(void *arg, Expertd__V1__Neighbour *const *neighbours, size_t count)
+{
+    ep_node *node = arg;
+    size_t used = 0;
+    ep_relay_neighbour *list = calloc(count + 1, sizeof(*list));
+    for (size_t i = 0; list != NULL && i < count; i++) {
+        if (strlen(neighbours[i]->node) < sizeof(list->name) && strlen(neighbours[i]->url) < sizeof(list->url)) {
+            strcpy(list[used].name, neighbours[i]->node);
+            strcpy(list[used++].url, neighbours[i]->url);
+        }
+    }
+    if (list != NULL) { /* without memory the former ones stay until the next heartbeat */
+        ep_relay_set_neighbours(node->relay, list, used);
+    }
+}
+
 static ep_err start_membership(ep_node *node, ep_error *out_error)
 {
     const ep_node_config *config = node->config;
@@ -268,6 +284,7 @@ static ep_err start_membership(ep_node *node, ep_error *out_error)
         .epoch = &node->epoch,
         .report = fill_report,
         .on_change = on_membership,
+        .on_neighbours = on_neighbours,
         .arg = node,
     };
     return ep_membership_create(&membership, &node->membership, out_error);

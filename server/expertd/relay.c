@@ -39,6 +39,8 @@ struct ep_relay {
     const ep_tls_config *tls;
     const ep_rpc_method *forward_method;
     pthread_mutex_t lock;
+    ep_relay_neighbour *neighbours;
+    size_t neighbours_count;
     uint32_t links_count;
     ep_relay_link *links[EP_RELAY_LINKS_MAX];
 };
@@ -167,6 +169,7 @@ static ep_err start_part(ep_relay_part *part, ep_error *out_error)
     header.numerics = from->numerics;
     header.step_group = from->step_group;
     header.step_group_size = from->step_group_size;
+    header.step_member = from->step_member;
     for (size_t i = 0; i < EP_ARRAY_COUNT(keys); i++) {
         const char *value = ep_rpc_call_metadata(part->call, keys[i]);
         if (value != NULL) {
@@ -194,6 +197,27 @@ static void run_part(ep_relay_part *part)
 }
 
 /* ---- links ---- */
+
+void ep_relay_set_neighbours(ep_relay *relay, ep_relay_neighbour *taken_neighbours, size_t count)
+{
+    pthread_mutex_lock(&relay->lock);
+    ep_relay_neighbour *former = relay->neighbours;
+    relay->neighbours = taken_neighbours;
+    relay->neighbours_count = count;
+    pthread_mutex_unlock(&relay->lock);
+    free(former);
+}
+
+/* Relay's lock held. */
+static bool is_listed(const ep_relay *relay, const char *name, const char *url)
+{
+    size_t i = 0;
+    while (i < relay->neighbours_count &&
+           (strcmp(relay->neighbours[i].name, name) != 0 || strcmp(relay->neighbours[i].url, url) != 0)) {
+        i++;
+    }
+    return i < relay->neighbours_count;
+}
 
 static bool is_neighbour(const ep_relay_link *link, const Expertd__V1__Hello *peer, ep_error *out_error)
 {
@@ -322,7 +346,10 @@ static ep_err take_link(ep_relay *relay, const Expertd__V1__RelayPart *to, bool 
                                       strcmp(relay->links[i]->url, to->url) != 0)) {
         i++;
     }
-    if (i == EP_RELAY_LINKS_MAX) {
+    if (!is_listed(relay, to->node, to->url)) {
+        err = ep_error_set(out_error, EP_ERR_UNAVAILABLE, "node %s at '%.120s' is not of this host in the newest table here: allowed %zu others",
+                           to->node, to->url, relay->neighbours_count);
+    } else if (i == EP_RELAY_LINKS_MAX) {
         err = ep_error_set(out_error, EP_ERR_UNAVAILABLE, "%d connections to neighbours are in use", EP_RELAY_LINKS_MAX);
     } else if (i == relay->links_count && make_link(relay, to, prefill, out_error) != EP_OK) {
         err = EP_ERR_UNAVAILABLE;
@@ -389,7 +416,8 @@ void ep_relay_sweep(ep_relay *relay, uint64_t now_ns)
         pthread_mutex_lock(&link->lock);
         bool is_away = link->state == LINK_BROKEN;
         pthread_mutex_unlock(&link->lock);
-        if (is_away && link->uses == 0 && now_ns > link->used_ns + AWAY_NS) {
+        bool is_old = is_away && now_ns > link->used_ns + AWAY_NS;
+        if (link->uses == 0 && (is_old || !is_listed(relay, link->name, link->url))) {
             gone[gone_count++] = link;
             relay->links[i] = relay->links[--relay->links_count];
         } else {
@@ -411,5 +439,6 @@ void ep_relay_destroy(ep_relay *relay)
         destroy_link(relay->links[i]);
     }
     pthread_mutex_destroy(&relay->lock);
+    free(relay->neighbours);
     free(relay);
 }

@@ -12,6 +12,7 @@
 
 #include "base/clock.h"
 #include "base/random.h"
+#include "coordinator.pb-c.h"
 
 #define OBSERVER_TRIES 3
 #define CLUSTERS_MAX 8
@@ -289,17 +290,18 @@ ep_client *ep_test_cluster_client(ep_test_cluster *cluster, void (*change)(ep_cl
     return client;
 }
 
-static ep_err call_once(ep_test_cluster *cluster, const char *url, const char *service, const char *method,
-                        const ProtobufCMessage *request, uint64_t deadline_ns, ProtobufCMessage **out_reply,
-                        ep_error *out_error)
+/* node "": as a client. */
+static ep_err call_once(ep_test_cluster *cluster, const char *node, const char *url, const char *service,
+                        const char *method, const ProtobufCMessage *request, uint64_t deadline_ns,
+                        ProtobufCMessage **out_reply, ep_error *out_error)
 {
     ep_rpc_channel *channel = NULL;
     ep_rpc_channel_config config = {
         .common = {.timers = cluster->timers,
                    .pool = cluster->pool,
                    .token = "",
-                   .node = "",
-                   .role = "client",
+                   .node = node,
+                   .role = node[0] != 0 ? "node" : "client",
                    .incarnation = ep_random_id(),
                    .payload_crc = true},
         .address = {.url = url},
@@ -323,10 +325,10 @@ ProtobufCMessage *ep_test_cluster_call(ep_test_cluster *cluster, const char *url
     ProtobufCMessage *reply = NULL;
     ep_error error;
     uint64_t deadline_ns = ep_clock_now_ns() + EP_TEST_PATIENCE_MS * EP_NS_PER_MS;
-    ep_err err = call_once(cluster, url, service, method, request, deadline_ns, &reply, &error);
+    ep_err err = call_once(cluster, "", url, service, method, request, deadline_ns, &reply, &error);
     for (int i = 0; i < OBSERVER_TRIES && (err == EP_ERR_CONNECTION_LOST || err == EP_ERR_UNAVAILABLE); i++) {
         fprintf(stderr, "%s: %s.%s again: %s\n", url, service, method, error.text);
-        err = call_once(cluster, url, service, method, request, deadline_ns, &reply, &error);
+        err = call_once(cluster, "", url, service, method, request, deadline_ns, &reply, &error);
     }
     EP_TEST_CHECK(err == EP_OK, "%s: %s.%s: %s", url, service, method, error.text);
     return reply;
@@ -351,6 +353,22 @@ uint64_t ep_test_cluster_wait_in_flight(ep_test_cluster *cluster, uint32_t node)
         }
         EP_TEST_CHECK(ep_clock_now_ns() < end_ns, "node%u never had a request in flight", node);
     }
+}
+
+void ep_test_cluster_register(ep_test_cluster *cluster, const char *name, const char *url, const char *host)
+{
+    Expertd__V1__RegisterRequest request = EXPERTD__V1__REGISTER_REQUEST__INIT;
+    ProtobufCMessage *reply = NULL;
+    ep_error error;
+    uint64_t deadline_ns = ep_clock_now_ns() + EP_TEST_PATIENCE_MS * EP_NS_PER_MS;
+    request.node = (char *)(uintptr_t)name;
+    request.url = (char *)(uintptr_t)url;
+    request.host = (char *)(uintptr_t)host;
+    request.incarnation = 1;
+    ep_err err = call_once(cluster, name, cluster->coordinator.rpc_url, "expertd.v1.Coordinator", "RegisterNode",
+                           &request.base, deadline_ns, &reply, &error);
+    EP_TEST_CHECK(err == EP_OK, "RegisterNode of %s: %s", name, error.text);
+    protobuf_c_message_free_unpacked(reply, NULL);
 }
 
 int ep_test_cluster_ctl(ep_test_cluster *cluster, const char *const *args, char **out_output)

@@ -105,6 +105,9 @@ Expertd__V1__NodeStatusReply *ep_test_cluster_node_status(ep_test_cluster *clust
 /* Asks again and again until the node has requests in flight; their number. */
 uint64_t ep_test_cluster_wait_in_flight(ep_test_cluster *cluster, uint32_t node);
 
+/* Registers a node that holds nothing and never beats. */
+void ep_test_cluster_register(ep_test_cluster *cluster, const char *name, const char *url, const char *host);
+
 /* Runs expertctl with args (NULL-terminated) and --coordinator; its exit code. *out_output (may be NULL) is
  * malloc'ed. */
 int ep_test_cluster_ctl(ep_test_cluster *cluster, const char *const *args, char **out_output);

@@ -197,6 +197,37 @@ Test(coordinator_state, first_table_waits_for_min_nodes_and_for_loading)
     ep_coordinator_state_destroy(cluster);
 }
 
+static void expect_neighbours(const char *node, const char *names)
+{
+    char got[256] = "";
+    Expertd__V1__Neighbour **list;
+    size_t count;
+    cr_assert_eq(ep_coordinator_state_neighbours(cluster, node, &list, &count), EP_OK);
+    for (size_t i = 0; i < count; i++) {
+        size_t n = strlen(got);
+        snprintf(got + n, sizeof(got) - n, "%s=%s ", list[i]->node, list[i]->url);
+    }
+    free(list);
+    cr_expect_str_eq(got, names);
+}
+
+Test(coordinator_state, a_node_is_told_the_others_of_its_host_in_the_table)
+{
+    start(1, 4, NULL);
+    for (int i = 0; i < 3; i++) {
+        join(i, NULL);
+    }
+    expect_neighbours("node-0", ""); /* there is no table */
+    join(3, NULL);
+    for (int i = 0; i < 4; i++) {
+        load(i);
+    }
+    expect_neighbours("node-0", "node-1=tcp://127.0.0.1:9001 ");
+    expect_neighbours("node-3", "node-2=tcp://127.0.0.1:9002 ");
+    expect_neighbours("nobody", "");
+    ep_coordinator_state_destroy(cluster);
+}
+
 Test(coordinator_state, eight_experts_on_six_nodes)
 {
     start(1, 6, NULL);

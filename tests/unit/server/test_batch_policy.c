@@ -321,25 +321,62 @@ Test(batch_policy, idle_time_is_not_saved_up)
     cr_expect(of_2 >= 9 && of_2 <= 11, "%u of 20 jobs from work %u on", of_2, first);
 }
 
+/* A work of a member of the step; its number. */
+static uint32_t add_member(ep_batch_step step, uint64_t member, uint32_t queue, uint64_t now_ns)
+{
+    step.member = member;
+    return add_for(0, EP_WORK_DECODE, queue, 1, &step, now_ns);
+}
+
 Test(batch_policy, a_step_group_is_released_when_all_came_or_its_window_ends)
 {
     const ep_batch_step step = {.layer = &policy, .group = 7, .size = 3};
     const ep_batch_step next = {.layer = &policy, .group = 8, .size = 3};
     begin((ep_batch_policy_config){.group_window_ns = 2 * MS});
-    add_for(0, EP_WORK_DECODE, 0, 1, &step, 0);
-    add_for(0, EP_WORK_DECODE, 0, 1, &step, 1 * MS);
+    add_member(step, 1, 0, 0);
+    add_member(step, 2, 0, 1 * MS);
     cr_expect_str_eq(run(1 * MS), "");
     cr_expect_eq(ep_batch_policy_window_end(&policy), 2 * MS);
     add(EP_WORK_DECODE, 1, 1, 1 * MS);
     cr_expect_str_eq(run(1 * MS), "2 ", "nobody else waits for the group");
-    add_for(0, EP_WORK_DECODE, 0, 1, &step, 1 * MS);
+    add_member(step, 3, 0, 1 * MS);
     cr_expect_str_eq(run(1 * MS), "0 1 3 ", "all are here");
     cr_expect_eq(ep_batch_policy_window_end(&policy), UINT64_MAX);
-    add_for(0, EP_WORK_DECODE, 0, 1, &next, 10 * MS);
+    add_member(next, 1, 0, 10 * MS);
     cr_expect_str_eq(run(11 * MS), "");
     cr_expect_str_eq(run(12 * MS), "4 ", "the window has ended");
-    add_for(0, EP_WORK_DECODE, 0, 1, &next, 12 * MS);
+    add_member(next, 2, 0, 12 * MS);
     cr_expect_str_eq(run(12 * MS), "5 ", "a rank that is late does not wait");
+}
+
+Test(batch_policy, a_member_that_sends_several_frames_counts_once)
+{
+    const ep_batch_step step = {.layer = &policy, .group = 7, .size = 3};
+    begin((ep_batch_policy_config){.group_window_ns = 10 * MS});
+    add_member(step, 1, 0, 0);
+    add_member(step, 2, 0, 0);
+    add_member(step, 1, 0, 0);
+    add_member(step, 2, 0, 0);
+    add_member(step, 2, 0, 0);
+    cr_expect_str_eq(run(0), "", "the third member is not here");
+    add_member(step, 3, 0, 1 * MS);
+    cr_expect_str_eq(run(1 * MS), "0 1 2 3 4 5 ");
+}
+
+Test(batch_policy, a_tenant_does_not_end_the_groups_of_another)
+{
+    const ep_batch_step step = {.layer = &policy, .group = 7, .size = 2};
+    begin((ep_batch_policy_config){.group_window_ns = 10 * MS, .tenants_count = 2});
+    add_member(step, 1, 0, 0);
+    ep_batch_step others = {.layer = &policy, .group = 7, .size = 2, .member = 2};
+    add_for(1, EP_WORK_DECODE, 1, 1, &others, 0);
+    cr_expect_str_eq(run(0), "");
+    others.member = 3;
+    add_for(1, EP_WORK_DECODE, 1, 1, &others, 0);
+    cr_expect_str_eq(run(0), "1 2 ");
+    cr_expect_str_eq(run(0), "");
+    add_member(step, 4, 0, 0);
+    cr_expect_str_eq(run(0), "0 3 ");
 }
 
 Test(batch_policy, groups_of_other_layers_and_beyond_the_table_do_not_stall)
@@ -348,7 +385,7 @@ Test(batch_policy, groups_of_other_layers_and_beyond_the_table_do_not_stall)
     char layers[2];
     for (uint32_t i = 0; i < 3 * EP_BATCH_GROUPS_MAX; i++) {
         const ep_batch_step step = {.layer = &layers[i % 2], .group = 1 + i / 2, .size = 2};
-        add_for(0, EP_WORK_DECODE, i % 64, 1, &step, i);
+        add_member(step, i, i % 64, i);
     }
     uint32_t ran = 0;
     for (ep_batch_pick pick; ep_batch_policy_take(&policy, 3 * EP_BATCH_GROUPS_MAX, &pick);) {

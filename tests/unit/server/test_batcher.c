@@ -261,13 +261,14 @@ static void on_group_done(ep_work *work, ep_err result)
 Test(batcher_groups, a_window_ends_by_itself)
 {
     ep_timer_service *timers;
-    const ep_batch_step step = {.layer = &queues, .group = 1, .size = 3};
+    const ep_batch_step step = {.layer = &queues, .group = 1, .size = 3, .member = 1};
     cr_assert_eq(ep_timer_service_create("test", &timers), EP_OK);
     start_batcher(&(ep_batch_policy_config){.jobs_max = 2, .tenants_count = 1, .group_window_ns = 20000000}, timers);
     works[0].done = works[1].done = on_group_done;
     works[1].place.queue = works[0].place.queue;
+    const ep_batch_step second = {.layer = &queues, .group = 1, .size = 3, .member = 2};
     ep_batcher_submit(batcher, works, 1, &step);
-    ep_batcher_submit(batcher, works + 1, 1, &step);
+    ep_batcher_submit(batcher, works + 1, 1, &second);
     hand_backend_wait(&hand, 1);
     hand_backend_complete(&hand, EP_OK);
     cr_expect_str_eq(submitted(), "0+1 ");

@@ -37,6 +37,7 @@ static struct rig {
     ep_admission *admission;
     ep_batcher *batcher;
     ep_metrics *metrics;
+    ep_relay *relay; /* without neighbours */
     ep_forward_handler *handler;
     ep_timer_service *timers;
     ep_buffer_pool *pool;
@@ -179,6 +180,8 @@ static void start_with(const char *backend, const char *experts, uint32_t inflig
     const ep_batch_policy_config policy = {.jobs_max = jobs, .tenants_count = 1};
     cr_assert_eq(ep_batcher_create(rig.backend, &policy, NULL, &rig.batcher), EP_OK);
     cr_assert_eq(ep_metrics_create(&rig.metrics), EP_OK);
+    const ep_rpc_common common = {.node = "rig", .host = "here"};
+    cr_assert_eq(ep_relay_create(&(ep_relay_config){.common = &common}, &rig.relay), EP_OK);
     ep_forward_handler_config handler = {.node_name = "rig",
                                          .models = &rig.models,
                                          .store = rig.store,
@@ -187,6 +190,7 @@ static void start_with(const char *backend, const char *experts, uint32_t inflig
                                          .tenants = &rig.config.tenants,
                                          .epoch = &rig.epoch,
                                          .metrics = rig.metrics,
+                                         .relay = rig.relay,
                                          .reply_bytes_max = 1 << 20,
                                          .bookkeeping_bytes_max = 16 << 20,
                                          .on_idle = signal_change};
@@ -206,6 +210,7 @@ static void stop(void)
     }
     ep_rpc_server_destroy(rig.server);
     ep_batcher_destroy(rig.batcher);
+    ep_relay_destroy(rig.relay);
     ep_forward_handler_destroy(rig.handler);
     ep_metrics_destroy(rig.metrics);
     ep_admission_destroy(rig.admission);
@@ -398,6 +403,55 @@ Test(forward_handler, beyond_both_budgets_callers_are_told_to_come_back)
     while (hand_backend_complete(&rig.hand, EP_OK)) {
     }
     cr_expect_eq(ep_test_forward_wait(&first, &e), EP_OK, "%s", e.text);
+}
+
+/* Four slots for this node, six for a neighbour. */
+static ep_test_forward relayed_sample(void)
+{
+    static Expertd__V1__RelayPart parts[2];
+    static Expertd__V1__RelayPart *list[] = {&parts[0], &parts[1]};
+    static const char *const names[] = {"rig", "stranger"};
+    for (uint32_t i = 0; i < 2; i++) {
+        expertd__v1__relay_part__init(&parts[i]);
+        parts[i].node = (char *)(uintptr_t)names[i];
+        parts[i].url = (char *)(uintptr_t)(i == 0 ? "" : "tcp://127.0.0.1:1");
+        parts[i].slots_begin = i * 4;
+        parts[i].slots_count = i == 0 ? 4 : 6;
+    }
+    ep_test_forward f = sample(EP_DTYPE_BF16);
+    f.relay = list;
+    f.relay_count = 2;
+    return f;
+}
+
+Test(forward_handler, what_goes_on_to_neighbours_counts_in_the_budgets)
+{
+    ep_admission_stats stats;
+    ep_error e;
+    ep_test_forward f = relayed_sample();
+    start_with("hand", NULL, 12, 0, 64); /* six rows, and at most six copied */
+    cr_expect_eq(ep_test_forward_run(&rig.peer, &f, NULL, &e), EP_ERR_UNAVAILABLE, "%s", e.text);
+    wait_idle();
+    ep_admission_read_stats(rig.admission, &stats);
+    cr_expect_eq(stats.tokens_used, 0u);
+}
+
+Test(forward_handler, copies_beyond_the_budgets_are_refused)
+{
+    ep_test_forward f = relayed_sample();
+    start_with("hand", NULL, 11, 0, 64);
+    expect_error(&f, EP_ERR_RESOURCE_EXHAUSTED, "12 tokens", -1, -1);
+}
+
+Test(forward_handler, nothing_goes_to_a_neighbour_that_the_table_does_not_name)
+{
+    ep_error e;
+    ep_test_forward f = relayed_sample();
+    start_with("cpu", NULL, 1024, 1 << 20, 4);
+    cr_expect_eq(ep_test_forward_run(&rig.peer, &f, NULL, &e), EP_ERR_UNAVAILABLE);
+    cr_expect(strstr(e.text, "node stranger at 'tcp://127.0.0.1:1' is not of this host in the newest table") != NULL, "%s",
+              e.text);
+    cr_expect_str_eq(e.node, "stranger");
 }
 
 Test(forward_handler, a_failing_expert_fails_the_call_and_names_it)

@@ -25,6 +25,7 @@ typedef struct coordinator {
     ep_epoch committed;
     uint32_t experts[EXPERTS]; /* of layer 0 */
     size_t experts_count;
+    const char *neighbour; /* of the node, at tcp://there:1; NULL none */
     bool asks_again; /* the next heartbeat is told to register */
     size_t loses_owned; /* the next heartbeat that says so many experts are owned fails; 0 none */
     /* what was seen */
@@ -56,6 +57,7 @@ static struct rig {
     coordinator coordinator;
     const char *state;
     int step;
+    char neighbours[64]; /* as the node was told last */
 } rig;
 
 /* ---- the coordinator ---- */
@@ -78,6 +80,14 @@ static Expertd__V1__NodeAssignment wire_assignment(coordinator *c)
     return assignment;
 }
 
+static Expertd__V1__Neighbour wire_neighbour(const coordinator *c)
+{
+    Expertd__V1__Neighbour neighbour = EXPERTD__V1__NEIGHBOUR__INIT;
+    neighbour.node = (char *)(uintptr_t)c->neighbour;
+    neighbour.url = (char *)(uintptr_t) "tcp://there:1";
+    return neighbour;
+}
+
 static void serve_register_node(Expertd__V1__Coordinator_Service *s, const Expertd__V1__RegisterRequest *in,
                                 Expertd__V1__RegisterReply_Closure closure, void *data)
 {
@@ -91,6 +101,9 @@ static void serve_register_node(Expertd__V1__Coordinator_Service *s, const Exper
     cr_expect_str_eq(in->models[0]->name, "demo");
     Expertd__V1__Epoch epoch = wire_epoch(c->epoch), committed = wire_epoch(c->committed);
     Expertd__V1__NodeAssignment assignment = wire_assignment(c), *list = &assignment;
+    Expertd__V1__Neighbour neighbour = wire_neighbour(c), *neighbours = &neighbour;
+    reply.neighbours = &neighbours;
+    reply.n_neighbours = c->neighbour != NULL;
     reply.node_id = 9;
     reply.heartbeat_ms = EP_HEARTBEAT_MS_MIN;
     reply.epoch = &epoch;
@@ -134,6 +147,9 @@ static void serve_heartbeat(Expertd__V1__Coordinator_Service *s, const Expertd__
     note_heartbeat(c, in);
     Expertd__V1__Epoch epoch = wire_epoch(c->epoch), committed = wire_epoch(c->committed);
     Expertd__V1__NodeAssignment assignment = wire_assignment(c), *list = &assignment;
+    Expertd__V1__Neighbour neighbour = wire_neighbour(c), *neighbours = &neighbour;
+    reply.neighbours = &neighbours;
+    reply.n_neighbours = c->neighbour != NULL;
     reply.epoch = &epoch;
     reply.committed = &committed;
     reply.reregister = c->asks_again;
@@ -238,6 +254,16 @@ static void ignore(void *arg)
     (void)arg;
 }
 
+static void note_neighbours(void *arg, Expertd__V1__Neighbour *const *neighbours, size_t count)
+{
+    (void)arg;
+    rig.neighbours[0] = 0;
+    for (size_t i = 0; i < count; i++) {
+        size_t n = strlen(rig.neighbours);
+        snprintf(rig.neighbours + n, sizeof(rig.neighbours) - n, "%s=%s ", neighbours[i]->node, neighbours[i]->url);
+    }
+}
+
 static void on_stop(void *arg, const char *name)
 {
     (void)arg;
@@ -291,7 +317,8 @@ static void start_membership(void)
                                    .store = rig.store,
                                    .epoch = &rig.epoch,
                                    .report = report,
-                                   .on_change = ignore};
+                                   .on_change = ignore,
+                                   .on_neighbours = note_neighbours};
     cr_assert_eq(ep_membership_create(&config, &rig.membership, &e), EP_OK, "%s", e.text);
 }
 
@@ -380,6 +407,42 @@ Test(membership, assignments_are_loaded_reported_and_old_experts_go_after_the_co
     cr_expect_eq(c.owned[0], 2);
     cr_expect_eq(c.owned[1], 3);
     cr_expect_eq(ep_node_epoch_in_force(&rig.epoch).number, 2);
+}
+
+static bool told_of_n2(void)
+{
+    return strcmp(rig.neighbours, "n2=tcp://there:1 ") == 0;
+}
+
+static bool told_of_n3(void)
+{
+    return strcmp(rig.neighbours, "n3=tcp://there:1 ") == 0;
+}
+
+static bool three_heartbeats_on(void)
+{
+    return seen().heartbeats > rig.step;
+}
+
+/* Clients still go by the former table, so a coordinator without one takes no neighbour away. */
+Test(membership, neighbours_follow_the_coordinator_once_it_has_a_table)
+{
+    start_coordinator();
+    rig.coordinator.neighbour = "n2";
+    assign((ep_epoch){1, 1}, (ep_epoch){1, 1}, 0, 3);
+    start_membership();
+    run_until(told_of_n2);
+    pthread_mutex_lock(&rig.lock);
+    rig.coordinator.neighbour = "n3";
+    pthread_mutex_unlock(&rig.lock);
+    run_until(told_of_n3);
+    pthread_mutex_lock(&rig.lock);
+    rig.coordinator.neighbour = NULL;
+    rig.coordinator.committed = (ep_epoch){0};
+    rig.step = rig.coordinator.heartbeats + 3;
+    pthread_mutex_unlock(&rig.lock);
+    run_until(three_heartbeats_on);
+    cr_expect_str_eq(rig.neighbours, "n3=tcp://there:1 ");
 }
 
 Test(membership, what_a_failed_heartbeat_told_is_told_again)

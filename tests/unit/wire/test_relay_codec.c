@@ -40,6 +40,11 @@ static void check_part(const ep_forward_view *whole, uint32_t begin, uint32_t co
         used += is_new;
     }
     cr_assert_eq(used, part.rows, "a row that nobody uses travelled");
+    uint32_t rows_max;
+    uint64_t bytes_max;
+    ep_relay_bound(whole, count, &rows_max, &bytes_max);
+    cr_assert(rows_max >= part.rows && rows_max <= count);
+    cr_assert_geq(bytes_max, tensors->bytes + (uint64_t)count * whole->hidden * ep_dtype_bytes(whole->reply_dtype));
     ep_buffer_unref(tensors);
 }
 
