@@ -3,8 +3,8 @@
  * A shared-memory connection.
  *
  * Sending    the caller's thread copies into the ring as far as there is room; the loop does the rest when the
- *            peer rings. done() belongs to the loop, which is not woken for it: it runs when the loop is awake
- *            next, or a millisecond later.
+ *            peer rings. done() runs in the sender where it may (done_inside). Else it belongs to the loop, which is not
+ *            woken for it: it runs when the loop is awake next, or a millisecond later.
  * Receiving  the loop copies out of the ring, each byte once: prefix, then the frame into its buffer. Only the
  *            copies are looked at.
  * Ending     closing is set; the loop then closes the socket, unmaps, fails what is queued and calls on_closed.
@@ -20,6 +20,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/path_count.h"
 #include "transport/shm_lane.h"
 
 #define PUBLISH_BYTES ((size_t)128 << 10) /* the peer copies out while we copy in */
@@ -59,6 +60,7 @@ typedef struct shm_conn {
     ep_send *done_last;
     ep_error end;              /* why, once closing */
     uint32_t refs;             /* its owner, the lane, and posted work */
+    uint32_t inside;           /* senders that ring or run a done(), without the lock: no end before they leave */
     bool posted;
     bool started;
     bool released;
@@ -141,7 +143,11 @@ static void end_with(shm_conn *conn, const ep_error *error)
     pthread_mutex_unlock(&conn->lock);
 }
 
-/* Wakes the peer. The socket is open: the loop's thread calls, or the lock is held and closing is not set. */
+/*
+ * Wakes the peer. The socket is open: the loop's thread calls, or the lock is held and closing is not set, or the caller is
+ * counted in conn->inside. Without the lock wherever possible: the peer may run at once in place of this thread, and whoever
+ * wants the lock, perhaps for the peer's answer, would wait until this thread has its core again.
+ */
 static void ring_bell(const shm_conn *conn)
 {
     /* A full socket holds wake-ups enough; an ended one is told by epoll. */
@@ -165,6 +171,7 @@ static size_t gather(shm_conn *conn, size_t room)
         size_t piece;
         uint8_t *at = shm_producer_at(&conn->out, put, want, &piece);
         ep_send_copy(send, send->sent_bytes, at, piece);
+        ep_path_count(EP_PATH_LANE, piece);
         send->sent_bytes += piece;
         put += piece;
         if (send->sent_bytes == send->total_bytes) {
@@ -179,9 +186,11 @@ static size_t gather(shm_conn *conn, size_t room)
 /*
  * Lock held, not closing: fills the ring from the queue. True: fills_max pieces are in and there may be room for
  * more. A peer that frees byte by byte could keep us here, lock held, for as long as it likes.
+ * out_bell: the caller rings, once the lock is released.
  */
-static bool fill_ring(shm_conn *conn, unsigned fills_max)
+static bool fill_ring(shm_conn *conn, unsigned fills_max, bool *out_bell)
 {
+    *out_bell = false;
     for (unsigned fills = 0; conn->queue.head != NULL; fills++) {
         if (fills == fills_max) {
             return true;
@@ -197,12 +206,40 @@ static bool fill_ring(shm_conn *conn, unsigned fills_max)
         if (room == 0) {
             return false;
         }
-        size_t put = gather(conn, room < PUBLISH_BYTES ? room : PUBLISH_BYTES);
-        if (shm_producer_publish(&conn->out, put)) {
-            ring_bell(conn);
+        if (*out_bell) {
+            ring_bell(conn); /* the peer copies out while we copy in */
         }
+        size_t put = gather(conn, room < PUBLISH_BYTES ? room : PUBLISH_BYTES);
+        *out_bell = shm_producer_publish(&conn->out, put);
     }
     return false;
+}
+
+/* Lock held: takes a frame whose done() its sender may run, and which is in the ring, from what waits for the loop. */
+static ep_send *take_own(shm_conn *conn, ep_send *send)
+{
+    if (!send->done_inside || conn->done_first != send) {
+        return NULL;
+    }
+    conn->done_first = NULL;
+    conn->done_last = NULL;
+    return send;
+}
+
+/* No lock, counted in conn->inside: the rest of a send. */
+static void end_send(shm_conn *conn, bool bell, ep_send *own)
+{
+    if (bell) {
+        ring_bell(conn);
+    }
+    if (own != NULL) {
+        own->done(own, EP_OK);
+    }
+    pthread_mutex_lock(&conn->lock);
+    if (--conn->inside == 0 && conn->closing) {
+        post(conn); /* its end waits for this */
+    }
+    pthread_mutex_unlock(&conn->lock);
 }
 
 ep_err shm_conn_send(ep_conn *base, ep_send *send)
@@ -215,6 +252,8 @@ ep_err shm_conn_send(ep_conn *base, ep_send *send)
     if (shm_in_child()) {
         return EP_ERR_CLOSED;
     }
+    bool bell = false;
+    ep_send *own = NULL;
     pthread_mutex_lock(&conn->lock);
     if (conn->closing) {
         err = EP_ERR_CLOSED;
@@ -223,7 +262,8 @@ ep_err shm_conn_send(ep_conn *base, ep_send *send)
         bool more = false;
         err = ep_send_queue_push(&conn->queue, send, conn->limits.send_queue_bytes_max);
         if (err == EP_OK && first) {
-            more = fill_ring(conn, SEND_FILLS);
+            more = fill_ring(conn, SEND_FILLS, &bell);
+            own = take_own(conn, send);
         }
         if (conn->closing || more) {
             post(conn);
@@ -231,7 +271,12 @@ ep_err shm_conn_send(ep_conn *base, ep_send *send)
             post_lazy(conn);
         }
     }
+    bool is_inside = bell || own != NULL;
+    conn->inside += is_inside;
     pthread_mutex_unlock(&conn->lock);
+    if (is_inside) {
+        end_send(conn, bell, own);
+    }
     return err;
 }
 
@@ -268,6 +313,7 @@ static void fail_sends(shm_conn *conn)
 
 static void take(shm_conn *conn, uint8_t *out, size_t bytes)
 {
+    ep_path_count(EP_PATH_LANE, bytes);
     if (shm_consumer_take(&conn->in, out, bytes)) {
         ring_bell(conn);
     }
@@ -418,6 +464,12 @@ static void let_go(shm_conn *conn)
 /* Closing is set: ends it, as far as it can be. Perhaps the last touch of conn. */
 static void finish(shm_conn *conn)
 {
+    pthread_mutex_lock(&conn->lock);
+    bool is_used = conn->inside > 0;
+    pthread_mutex_unlock(&conn->lock);
+    if (is_used) {
+        return; /* whoever leaves last posts */
+    }
     if (!conn->ended) {
         let_go(conn);
     }
@@ -441,8 +493,12 @@ static void serve(shm_conn *conn)
     bool more = false;
     pthread_mutex_lock(&conn->lock);
     bool started = conn->started;
-    bool more_to_send = !conn->closing && fill_ring(conn, SERVE_FILLS);
+    bool bell = false;
+    bool more_to_send = !conn->closing && fill_ring(conn, SERVE_FILLS, &bell);
     pthread_mutex_unlock(&conn->lock);
+    if (bell) {
+        ring_bell(conn);
+    }
     if (!conn->ended) {
         run_dones(conn);
     }

@@ -262,10 +262,8 @@ static void finish(forward_request *request, ep_err result, const ep_error *erro
     count_result(handler, result, rows);
     if (result == EP_OK) {
         uint64_t started_ns = atomic_load(&request->first_start_ns);
-        size_t values_count;
         ep_reply_rows_finish(&request->reply, &request->view);
-        const void *values = ep_reply_rows_values(&request->reply, &request->view, &values_count);
-        ep_forward_metrics_computed(&handler->metrics, values, values_count, request->view.reply_dtype, rows,
+        ep_forward_metrics_computed(&handler->metrics, rows,
                                     started_ns != 0 ? started_ns - ep_rpc_call_received_ns(request->call) : 0,
                                     started_ns != 0 ? now_ns - started_ns : 0);
         atomic_fetch_add_explicit(&request->layer->rows_served, rows, memory_order_relaxed);
@@ -371,6 +369,8 @@ static void on_work_done(ep_work *work, ep_err result)
 {
     forward_request *request = work->arg;
     if (result == EP_OK) {
+        ep_forward_metrics_rows(&request->handler->metrics, work->job.rows, work->job.rows_count,
+                                request->view.reply_dtype, request->view.hidden);
         ep_reply_rows_done(&request->reply, &request->view, work->job.rows, work->job.rows_count);
     }
     if (result != EP_OK) {

@@ -3,6 +3,7 @@
 #ifndef EP_EXPERTD_FORWARD_METRICS_H
 #define EP_EXPERTD_FORWARD_METRICS_H
 
+#include "backends/backend.h"
 #include "base/buffer.h"
 #include "common/metrics.h"
 #include "expertd/tensor.h"
@@ -21,9 +22,11 @@ typedef struct ep_forward_metrics {
 void ep_forward_metrics_init(ep_forward_metrics *metrics, ep_metrics *registry);
 /* One request ended. */
 void ep_forward_metrics_ended(ep_forward_metrics *metrics, ep_err result, uint64_t took_ns);
-/* One request was computed; its values are looked through for NaN and Inf. */
-void ep_forward_metrics_computed(ep_forward_metrics *metrics, const void *values, size_t values_count,
-                                 ep_dtype dtype, uint64_t rows, uint64_t queue_ns, uint64_t compute_ns);
+/* One request was computed. */
+void ep_forward_metrics_computed(ep_forward_metrics *metrics, uint64_t rows, uint64_t queue_ns, uint64_t compute_ns);
+/* Some rows [hidden] of it were: they are looked through for NaN and Inf, while the cache still holds them. */
+void ep_forward_metrics_rows(ep_forward_metrics *metrics, const ep_job_row *rows, uint32_t rows_count, ep_dtype dtype,
+                             size_t hidden);
 /* NaN and Inf among count values. Pure. */
 uint64_t ep_count_nonfinite(const void *values, ep_dtype dtype, size_t count);
 

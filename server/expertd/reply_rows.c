@@ -140,15 +140,6 @@ void ep_reply_rows_finish(ep_reply_rows *rows, const ep_forward_view *view)
     }
 }
 
-const void *ep_reply_rows_values(const ep_reply_rows *rows, const ep_forward_view *view, size_t *out_count)
-{
-    *out_count = (size_t)(view->node_sum ? view->rows : view->slots) * view->hidden;
-    if (!is_quantised(view)) {
-        return rows->reply->data;
-    }
-    return view->node_sum ? rows->beside->data + layout_of(view).sums_offset : rows->rows;
-}
-
 void ep_reply_rows_release(ep_reply_rows *rows)
 {
     ep_buffer_unref(rows->reply);

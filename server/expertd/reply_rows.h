@@ -31,8 +31,6 @@ void ep_reply_rows_done(const ep_reply_rows *rows, const ep_forward_view *view, 
                         uint32_t done_count);
 /* Every row is there: makes the reply. */
 void ep_reply_rows_finish(ep_reply_rows *rows, const ep_forward_view *view);
-/* The finished reply's values in reply_dtype, before they were quantised. */
-const void *ep_reply_rows_values(const ep_reply_rows *rows, const ep_forward_view *view, size_t *out_count);
 void ep_reply_rows_release(ep_reply_rows *rows);
 
 #endif

@@ -6,6 +6,8 @@
  * Bytes    what the nodes counted on the lane, both ways: frames with their headers, pings too. Against the least that has to travel,
  *          computed here from ids and shapes alone: a row for each (token, distinct node), and for each slot 8 request bytes and a reply row.
  * Unfused  decode_ranks.h, over the same lane (the stream) and kernels. Rounds of both alternate; the median of their ratios is reported.
+ *          The limit is what the same ranks need to compute alone, without rows to exchange: no form can be quicker, so the limit
+ *          divided by the rival is the largest ratio there could be.
  * Local    one node with the first 32 experts, over shared memory, against the same kernels and combine in this process.
  */
 #include <math.h>
@@ -16,6 +18,7 @@
 #include "base/check.h"
 #include "base/numeric.h"
 #include "base/random.h"
+#include "bench/bench_guard.h"
 #include "bench/decode_case.h"
 #include "bench/decode_ranks.h"
 #include "bench/layer_local.h"
@@ -33,12 +36,7 @@ static uint16_t y[DECODE_TOKENS_MAX * DECODE_HIDDEN], y_other[DECODE_TOKENS_MAX 
 static int32_t ids[DECODE_TOKENS_MAX * DECODE_TOP_K];
 static float scales[DECODE_TOKENS_MAX * DECODE_TOP_K];
 static char checkpoint[EP_FIXTURE_PATH_BYTES];
-
-/* However the benchmark ends: it is 2.8 GB. */
-static void remove_checkpoint(void)
-{
-    ep_fixture_remove(checkpoint);
-}
+static uint32_t only_nodes, only_tokens; /* 0: all */
 
 static void write_checkpoint(void)
 {
@@ -50,8 +48,6 @@ static void write_checkpoint(void)
     fixture.experts = DECODE_EXPERTS;
     fixture.distinct_experts = DISTINCT_EXPERTS;
     fixture.top_k = DECODE_TOP_K;
-    ep_fixture_temp_dir(checkpoint);
-    atexit(remove_checkpoint);
     if (ep_fixture_write(&fixture, checkpoint, &error) != EP_OK) {
         decode_fail("checkpoint", &error);
     }
@@ -85,16 +81,20 @@ static double bytes_min(uint32_t nodes_count, uint32_t tokens)
     return bytes;
 }
 
-/* ranks NULL: through the service. */
-static double time_us(const decode_nodes *nodes, decode_ranks *ranks, const ep_batch *batch, int calls)
+typedef enum form { FUSED, UNFUSED, COMPUTE } form;
+
+/* ranks may be NULL when the form is FUSED. */
+static double time_us(form what, const decode_nodes *nodes, decode_ranks *ranks, const ep_batch *batch, int calls)
 {
     double us[16];
     for (int i = 0; i < calls; i++) {
         double begin = bench_now_us();
-        if (ranks == NULL) {
+        if (what == FUSED) {
             decode_nodes_call(nodes, batch, y);
-        } else {
+        } else if (what == UNFUSED) {
             decode_ranks_call(ranks, batch, y_other);
+        } else {
+            decode_ranks_compute(ranks, batch);
         }
         us[i] = bench_now_us() - begin;
     }
@@ -116,14 +116,15 @@ static double count_bytes(const decode_nodes *nodes, const ep_batch *batch, int 
 
 static void bench_case(bench_report *report, const decode_nodes *nodes, decode_ranks *ranks, uint32_t tokens)
 {
-    double fused[ROUNDS], unfused[ROUNDS], ratio[ROUNDS];
+    double fused[ROUNDS], unfused[ROUNDS], compute[ROUNDS], ratio[ROUNDS];
     int calls = tokens == 1 ? 15 : tokens <= 8 ? 5 : 1;
     ep_batch batch = decode_batch(tokens, x, ids, scales);
-    time_us(nodes, NULL, &batch, 1);
-    time_us(nodes, ranks, &batch, 1);
+    time_us(FUSED, nodes, NULL, &batch, 1);
+    time_us(UNFUSED, NULL, ranks, &batch, 1);
     for (int r = 0; r < ROUNDS; r++) {
-        fused[r] = time_us(nodes, NULL, &batch, calls);
-        unfused[r] = time_us(nodes, ranks, &batch, calls);
+        fused[r] = time_us(FUSED, nodes, NULL, &batch, calls);
+        unfused[r] = time_us(UNFUSED, NULL, ranks, &batch, calls);
+        compute[r] = time_us(COMPUTE, NULL, ranks, &batch, calls);
         ratio[r] = unfused[r] / fused[r];
         if (memcmp(y, y_other, (size_t)tokens * DECODE_ROW_BYTES) != 0) {
             decode_fail("the two forms differ", NULL);
@@ -134,7 +135,8 @@ static void bench_case(bench_report *report, const decode_nodes *nodes, decode_r
                      .better = BENCH_LOWER, .bar = NAN};
     snprintf(row.name, sizeof(row.name), "T = %u, %u nodes", tokens, nodes->count);
     bench_report_add(report, &row);
-    row = (bench_row){.unit = "tokens/s", .value = tokens / us * 1e6, .limit = NAN,
+    row = (bench_row){.unit = "tokens/s", .value = tokens / us * 1e6,
+                      .limit = tokens / bench_quantile(compute, ROUNDS, 0.5) * 1e6,
                       .rival = tokens / bench_quantile(unfused, ROUNDS, 0.5) * 1e6,
                       .ratio = bench_quantile(ratio, ROUNDS, 0.5), .better = BENCH_HIGHER, .bar = 1.20};
     snprintf(row.name, sizeof(row.name), "T = %u, %u nodes, against unfused", tokens, nodes->count);
@@ -154,7 +156,9 @@ static void bench_nodes(bench_report *report, const char *dir, uint32_t count)
     decode_nodes_start(&nodes, count, DECODE_EXPERTS, dir, checkpoint, "stream");
     decode_ranks *ranks = decode_ranks_start(count, dir, checkpoint);
     for (size_t t = 0; t < EP_ARRAY_COUNT(tokens); t++) {
-        bench_case(report, &nodes, ranks, tokens[t]);
+        if (only_tokens == 0 || only_tokens == tokens[t]) {
+            bench_case(report, &nodes, ranks, tokens[t]);
+        }
     }
     decode_ranks_stop(ranks);
     decode_nodes_stop(&nodes);
@@ -179,11 +183,11 @@ static void local_case(bench_report *report, const decode_nodes *node, layer_loc
 {
     double us[LOCAL_ROUNDS], local_us[LOCAL_ROUNDS], ratio[LOCAL_ROUNDS];
     ep_batch batch = decode_batch(tokens, x, ids, scales);
-    time_us(node, NULL, &batch, 1);
+    time_us(FUSED, node, NULL, &batch, 1);
     decode_lanes before = decode_nodes_lanes(node);
     for (int r = 0; r < LOCAL_ROUNDS; r++) {
         local_us[r] = local_time_us(local, &batch);
-        us[r] = time_us(node, NULL, &batch, LOCAL_CALLS);
+        us[r] = time_us(FUSED, node, NULL, &batch, LOCAL_CALLS);
         ratio[r] = us[r] / local_us[r];
         if (memcmp(y, y_other, (size_t)tokens * DECODE_ROW_BYTES) != 0) {
             decode_fail("the service's result differs from the local one", NULL);
@@ -213,12 +217,15 @@ static void bench_local(bench_report *report, const char *dir)
         decode_fail("local layer", &error);
     }
     for (size_t t = 0; t < EP_ARRAY_COUNT(tokens); t++) {
-        local_case(report, &node, local, tokens[t]);
+        if (only_tokens == 0 || only_tokens == tokens[t]) {
+            local_case(report, &node, local, tokens[t]);
+        }
     }
     layer_local_close(local);
     decode_nodes_stop(&node);
 }
 
+/* bench_decode [FILE.json [NODES [TOKENS]]]: one number of nodes (1: against in-process) and of tokens only. */
 int main(int argc, char **argv)
 {
     static const uint32_t nodes[] = {2, 4, 8};
@@ -227,18 +234,25 @@ int main(int argc, char **argv)
     if (decode_rank_main(argc, argv)) {
         return 0;
     }
-    write_checkpoint();
+    only_nodes = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 0;
+    only_tokens = argc > 3 ? (uint32_t)strtoul(argv[3], NULL, 10) : 0;
+    ep_fixture_temp_dir(checkpoint);
     if (!ep_test_dir_create(dir)) {
         decode_fail("no directory", NULL);
     }
+    bench_guard((const char *[]){checkpoint, dir}, 2);
+    write_checkpoint();
     make_inputs();
     snprintf(title, sizeof(title), "Decode, H = %d, I = %d, top-%d of %d, bf16: microseconds and bytes per token", DECODE_HIDDEN,
              DECODE_INNER, DECODE_TOP_K, DECODE_EXPERTS);
     bench_report *report = bench_report_create(title);
-    bench_local(report, dir);
-    for (size_t n = 0; n < EP_ARRAY_COUNT(nodes); n++) {
-        bench_nodes(report, dir, nodes[n]);
+    if (only_nodes <= 1) {
+        bench_local(report, dir);
     }
-    ep_test_dir_remove(dir);
+    for (size_t n = 0; n < EP_ARRAY_COUNT(nodes); n++) {
+        if (only_nodes == 0 || only_nodes == nodes[n]) {
+            bench_nodes(report, dir, nodes[n]);
+        }
+    }
     return bench_report_finish(report, argc > 1 ? argv[1] : NULL);
 }

@@ -21,9 +21,17 @@ static const ep_layer_shape shape = {
 
 /* What a rank tells each other before a layer: rows for each of that one's experts. */
 typedef struct counts_message {
-    uint32_t ends; /* no more layers */
+    uint32_t what; /* a rank_order */
     uint32_t counts[DECODE_EXPERTS];
 } counts_message;
+
+typedef enum rank_order {
+    ORDER_LAYER,
+    ORDER_COMPUTE, /* so many rows of its own, and then one answer */
+    ORDER_END,     /* no more layers */
+} rank_order;
+
+#define ANSWER_BYTES 4
 
 struct decode_ranks {
     uint32_t count;
@@ -68,15 +76,40 @@ static rank_mesh *open_mesh(uint32_t rank, uint32_t ranks, uint16_t port)
 
 /* ---- a rank with experts: 1 .. count ---- */
 
-static void rank_layers(rank_mesh *mesh, layer_local *local, uint32_t rank, uint32_t ranks, uint16_t *out)
+static size_t slots_of(const counts_message *wanted, uint32_t ranks)
+{
+    size_t slots = 0;
+    for (uint32_t i = 0; i < DECODE_EXPERTS / ranks; i++) {
+        slots += wanted->counts[i];
+    }
+    return slots;
+}
+
+static void compute(layer_local *local, const uint32_t *counts, const void *x, uint16_t *out)
+{
+    if (layer_local_rows(local, counts, x, out) != EP_OK) {
+        decode_fail("rows", NULL);
+    }
+}
+
+static void rank_layers(rank_mesh *mesh, layer_local *local, uint32_t rank, uint32_t ranks, const uint16_t *own_x, uint16_t *out)
 {
     static const counts_message none; /* ranks have no tokens of their own */
     size_t bytes = counts_bytes(ranks);
     for (;;) {
         counts_message wanted;
         memcpy(&wanted, rank_mesh_wait(mesh, 0, bytes), bytes);
-        if (wanted.ends != 0) {
+        if (wanted.what == ORDER_END) {
             return;
+        }
+        size_t slots = slots_of(&wanted, ranks);
+        if (wanted.what == ORDER_COMPUTE) {
+            if (slots > 0) {
+                compute(local, wanted.counts, own_x, out);
+            }
+            rank_mesh_post(mesh, 0, &none, ANSWER_BYTES);
+            rank_mesh_flush(mesh);
+            continue;
         }
         for (uint32_t to = 0; to <= ranks; to++) {
             if (to != rank) {
@@ -88,15 +121,9 @@ static void rank_layers(rank_mesh *mesh, layer_local *local, uint32_t rank, uint
                 rank_mesh_wait(mesh, from, bytes);
             }
         }
-        size_t slots = 0;
-        for (uint32_t i = 0; i < DECODE_EXPERTS / ranks; i++) {
-            slots += wanted.counts[i];
-        }
         if (slots > 0) {
             const void *x = rank_mesh_wait(mesh, 0, slots * DECODE_ROW_BYTES);
-            if (layer_local_rows(local, wanted.counts, x, out) != EP_OK) {
-                decode_fail("rows", NULL);
-            }
+            compute(local, wanted.counts, x, out);
             rank_mesh_post(mesh, 0, out, slots * DECODE_ROW_BYTES);
         }
         rank_mesh_flush(mesh);
@@ -117,10 +144,12 @@ bool decode_rank_main(int argc, char **argv)
         decode_fail("experts of a rank", &error);
     }
     rank_mesh *mesh = open_mesh(rank, ranks, (uint16_t)strtoul(argv[4], NULL, 10));
+    uint16_t *own_x = room((size_t)SLOTS_MAX * DECODE_ROW_BYTES);
     uint16_t *out = room((size_t)SLOTS_MAX * DECODE_ROW_BYTES);
-    rank_layers(mesh, local, rank, ranks, out);
+    rank_layers(mesh, local, rank, ranks, own_x, out);
     rank_mesh_close(mesh);
     layer_local_close(local);
+    free(own_x);
     free(out);
     return true;
 }
@@ -172,7 +201,7 @@ decode_ranks *decode_ranks_start(uint32_t count, const char *dir, const char *ch
 
 void decode_ranks_stop(decode_ranks *ranks)
 {
-    static const counts_message end = {.ends = 1};
+    static const counts_message end = {.what = ORDER_END};
     __atomic_store_n(&ranks->stopping, true, __ATOMIC_RELEASE);
     for (uint32_t i = 0; i < ranks->count; i++) {
         rank_mesh_post(ranks->mesh, i + 1, &end, counts_bytes(ranks->count));
@@ -191,8 +220,8 @@ void decode_ranks_stop(decode_ranks *ranks)
     free(ranks);
 }
 
-/* Counting sort of the slots by expert, and the rows in that order. out_begin [EXPERTS + 1]. */
-static void sort_rows(decode_ranks *ranks, const ep_batch *batch, uint32_t *out_begin)
+/* Counting sort of the slots by expert. out_begin [EXPERTS + 1]. */
+static void sort_slots(decode_ranks *ranks, const ep_batch *batch, uint32_t *out_begin)
 {
     const int32_t *ids = batch->ids.data;
     uint32_t slots = batch->tokens * DECODE_TOP_K;
@@ -206,10 +235,32 @@ static void sort_rows(decode_ranks *ranks, const ep_batch *batch, uint32_t *out_
         next[e] = out_begin[e];
     }
     for (uint32_t s = 0; s < slots; s++) {
-        uint32_t at = next[ids[s]]++;
-        ranks->slot_at[at] = s;
-        memcpy(ranks->sorted + (size_t)at * DECODE_HIDDEN, ep_rows_at(&batch->x, s / DECODE_TOP_K), DECODE_ROW_BYTES);
+        ranks->slot_at[next[ids[s]]++] = s;
     }
+}
+
+/* What each rank gets in front of a layer. */
+static void post_orders(decode_ranks *ranks, const uint32_t *begin, rank_order what)
+{
+    uint32_t share = DECODE_EXPERTS / ranks->count;
+    for (uint32_t i = 0; i < ranks->count; i++) {
+        ranks->to[i].what = what;
+        for (uint32_t e = 0; e < share; e++) {
+            ranks->to[i].counts[e] = begin[i * share + e + 1] - begin[i * share + e];
+        }
+        rank_mesh_post(ranks->mesh, i + 1, &ranks->to[i], counts_bytes(ranks->count));
+    }
+}
+
+void decode_ranks_compute(decode_ranks *ranks, const ep_batch *batch)
+{
+    uint32_t begin[DECODE_EXPERTS + 1];
+    sort_slots(ranks, batch, begin);
+    post_orders(ranks, begin, ORDER_COMPUTE);
+    for (uint32_t i = 0; i < ranks->count; i++) {
+        rank_mesh_wait(ranks->mesh, i + 1, ANSWER_BYTES);
+    }
+    rank_mesh_flush(ranks->mesh);
 }
 
 void decode_ranks_call(decode_ranks *ranks, const ep_batch *batch, uint16_t *out)
@@ -217,13 +268,12 @@ void decode_ranks_call(decode_ranks *ranks, const ep_batch *batch, uint16_t *out
     uint32_t share = DECODE_EXPERTS / ranks->count;
     uint32_t begin[DECODE_EXPERTS + 1];
     size_t bytes = counts_bytes(ranks->count);
-    sort_rows(ranks, batch, begin);
-    for (uint32_t i = 0; i < ranks->count; i++) {
-        for (uint32_t e = 0; e < share; e++) {
-            ranks->to[i].counts[e] = begin[i * share + e + 1] - begin[i * share + e];
-        }
-        rank_mesh_post(ranks->mesh, i + 1, &ranks->to[i], bytes);
+    sort_slots(ranks, batch, begin);
+    for (uint32_t at = 0; at < batch->tokens * DECODE_TOP_K; at++) {
+        memcpy(ranks->sorted + (size_t)at * DECODE_HIDDEN, ep_rows_at(&batch->x, ranks->slot_at[at] / DECODE_TOP_K),
+               DECODE_ROW_BYTES);
     }
+    post_orders(ranks, begin, ORDER_LAYER);
     for (uint32_t i = 0; i < ranks->count; i++) {
         rank_mesh_wait(ranks->mesh, i + 1, bytes);
     }

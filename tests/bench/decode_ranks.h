@@ -15,6 +15,8 @@ typedef struct decode_ranks decode_ranks;
 decode_ranks *decode_ranks_start(uint32_t count, const char *dir, const char *checkpoint);
 void decode_ranks_stop(decode_ranks *ranks);
 void decode_ranks_call(decode_ranks *ranks, const ep_batch *batch, uint16_t *out);
+/* Only what the ranks compute for the batch, of rows they have already, all at once; and a word to each and back. */
+void decode_ranks_compute(decode_ranks *ranks, const ep_batch *batch);
 /* What a rank does; false when the arguments are not those of a rank. */
 bool decode_rank_main(int argc, char **argv);
 

@@ -46,6 +46,7 @@ typedef struct job {
     const Expertd__V1__ForwardRequest *in;
     Expertd__V1__ForwardReply_Closure closure;
     bool held;
+    bool let_go; /* out of turn: not held again */
     bool cancelled;
     struct job *next;
 } job;
@@ -192,7 +193,7 @@ static void *node_main(void *arg)
         fake_fault fault = node->fault;
         ep_err code = node->error_code;
         uint64_t retry_after_us = node->retry_after_us;
-        if (fault == FAKE_HANG && !j->cancelled) {
+        if (fault == FAKE_HANG && !j->cancelled && !j->let_go) {
             j->held = true;
             j->next = node->held;
             node->held = j;
@@ -421,6 +422,34 @@ void fake_node_release(fake_node *node)
         push_ready(node, j);
     }
     pthread_cond_broadcast(&node->changed);
+    pthread_mutex_unlock(&node->lock);
+}
+
+/* Lock held. */
+static uint32_t held_count(const fake_node *node)
+{
+    uint32_t count = 0;
+    for (const job *j = node->held; j != NULL; j = j->next) {
+        count++;
+    }
+    return count;
+}
+
+void fake_node_answer_held(fake_node *node, uint32_t count, uint64_t *seed)
+{
+    pthread_mutex_lock(&node->lock);
+    while (held_count(node) < count) {
+        pthread_cond_wait(&node->changed, &node->lock);
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        job *j = node->held;
+        for (uint64_t skip = ep_splitmix64(seed) % held_count(node); skip > 0; skip--) {
+            j = j->next;
+        }
+        unlink_held(node, j);
+        j->let_go = true;
+        push_ready(node, j);
+    }
     pthread_mutex_unlock(&node->lock);
 }
 

@@ -49,6 +49,8 @@ const char *fake_node_url(fake_node *node);
 void fake_node_set_fault(fake_node *node, fake_fault fault, ep_err error_code, uint64_t retry_after_us);
 /* Answers what FAKE_HANG kept. */
 void fake_node_release(fake_node *node);
+/* Waits until FAKE_HANG keeps that many, then answers so many of them, in an order that seed draws; the fault stays. */
+void fake_node_answer_held(fake_node *node, uint32_t count, uint64_t *seed);
 /* Waits until that many requests have arrived since the start. */
 void fake_node_wait_requests(fake_node *node, uint64_t count);
 uint64_t fake_node_requests(fake_node *node);

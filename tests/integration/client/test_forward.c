@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/numeric.h"
+#include "base/random.h"
 #include "harness.h"
 
 static harness h;
@@ -422,6 +423,64 @@ Test(client_forward, hundreds_of_prepared_calls_in_flight)
         batch_free(&b[i]);
     }
     harness_close(&h);
+}
+
+enum { MANY = 128 };
+
+static void shuffle(uint32_t *numbers, uint32_t count, uint64_t *seed)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        numbers[i] = i;
+    }
+    for (uint32_t i = count; i > 1; i--) {
+        uint32_t other = (uint32_t)(ep_splitmix64(seed) % i), kept = numbers[i - 1];
+        numbers[i - 1] = numbers[other];
+        numbers[other] = kept;
+    }
+}
+
+/* Every call waits for a frame of each node. Both nodes keep all requests, then answer in orders of their own, in two parts; the calls are
+ * finished in yet another order, and run again. */
+static void check_any_order(const char *scheme)
+{
+    static batch b[MANY];
+    static ep_call *calls[MANY];
+    uint64_t seed = 11;
+    harness_open(&h, &(harness_options){.scheme = scheme, .nodes_count = 2});
+    for (uint32_t i = 0; i < MANY; i++) {
+        batch_make(&b[i], &h, 16, 4, i);
+        cr_assert_eq(ep_call_create(h.client, &b[i].args, &b[i].out_tensor, &calls[i], &error), EP_OK);
+    }
+    fake_node_set_fault(h.nodes[0], FAKE_HANG, EP_OK, 0);
+    fake_node_set_fault(h.nodes[1], FAKE_HANG, EP_OK, 0);
+    for (uint32_t round = 0; round < 10; round++) {
+        uint32_t order[MANY];
+        shuffle(order, MANY, &seed);
+        for (uint32_t i = 0; i < MANY; i++) {
+            memset(b[i].out, 0xee, b[i].out_bytes);
+            cr_assert_eq(ep_call_begin(calls[order[i]], 16, &error), EP_OK, "%u: %s", i, error.text);
+        }
+        fake_node_answer_held(h.nodes[0], MANY / 2, &seed);
+        fake_node_answer_held(h.nodes[1], MANY, &seed);
+        fake_node_answer_held(h.nodes[0], MANY / 2, &seed);
+        shuffle(order, MANY, &seed);
+        for (uint32_t i = 0; i < MANY; i++) {
+            cr_assert_eq(ep_call_finish(calls[order[i]], &result), EP_OK, "%s", result.error.text);
+            cr_assert_eq(result.nodes, 2);
+            cr_assert(batch_equal(&b[order[i]]), "%s: round %u call %u", scheme, round, order[i]);
+        }
+    }
+    for (uint32_t i = 0; i < MANY; i++) {
+        ep_call_destroy(calls[i]);
+        batch_free(&b[i]);
+    }
+    harness_close(&h);
+}
+
+Test(client_forward, prepared_calls_in_flight_take_their_replies_in_any_order)
+{
+    check_any_order("tcp");
+    check_any_order("loopback");
 }
 
 /* ---- logits ---- */

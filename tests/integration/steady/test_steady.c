@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Client and node in one process, over TCP, in a steady state: prepared, blocking, callback and prefill calls allocate nothing on
- * either side, and rows are copied as often as the design says: packed once per node, widened once per slot, written once per slot.
+ * Client and node in one process, over the lane that the argument names (uv, nng, shm), in a steady state: prepared, blocking, callback
+ * and prefill calls allocate nothing on either side, and rows are copied as often as the design says: packed once per node, widened once
+ * per slot, written once per slot; shared memory takes each byte of a frame in once and gives it out once, and streams move none.
  * Sanitizers bring their own allocator: only the copies are compared then.
  */
 #include <pthread.h>
@@ -9,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/check.h"
@@ -37,6 +39,7 @@
 #define FILL_CALLS 16
 #define FILL_BUFFERS 64
 
+static bool lane_is_shm;
 static ep_node *node;
 static ep_client *client;
 static uint16_t x[TOKENS * H], out[TOKENS * H];
@@ -183,6 +186,31 @@ static void fill_pool(ep_buffer_pool *pool)
     }
 }
 
+/* The client moves to shared memory by itself, one connection after the other. */
+static void wait_for_shm(void)
+{
+    const struct timespec pause = {.tv_nsec = 5000000};
+    for (uint32_t c = 0; c < EP_PEER_CLASSES; c++) {
+        ep_view *view = ep_cluster_acquire_view(client->cluster);
+        bool ready = __atomic_load_n(&view->peers[0]->links[c].shm_ready, __ATOMIC_ACQUIRE);
+        ep_view_unref(view);
+        if (!ready) {
+            nanosleep(&pause, NULL);
+            c = UINT32_MAX; /* from the first again */
+        }
+    }
+}
+
+/* What the lane may move of frames: on shared memory all of it, twice. Headers and slots of a frame take less than allowed here. */
+static void check_lane(uint64_t moved, uint64_t frames, uint64_t wire_row_bytes)
+{
+    /* A frame's first bytes land where small frames do; its own small parts are joined before they are sent. */
+    uint64_t beside = frames * 2 * (EP_ASSEMBLER_STAGING_BYTES + 4 * STREAM_COALESCE_BYTES_MAX) + (64u << 10);
+    uint64_t least = lane_is_shm ? 2 * wire_row_bytes : 0;
+    check(moved >= least, "at least", moved, least);
+    check(moved <= least + beside, "bytes moved by the lane", moved, least + beside);
+}
+
 static ep_call *prepared;
 
 static void run_prepared(uint32_t calls)
@@ -226,9 +254,7 @@ static void steady(const char *name, void (*run)(uint32_t calls), uint32_t calls
     check(moved[EP_PATH_RESULT] == row_bytes * TOP_K, "row bytes of results", moved[EP_PATH_RESULT], row_bytes * TOP_K);
     check(moved[EP_PATH_SCRATCH] == (is_prefill ? row_bytes : 0), "row bytes from scratch", moved[EP_PATH_SCRATCH],
           is_prefill ? row_bytes : 0);
-    /* A frame's first bytes land where small frames do; its own small parts are joined before they are sent. */
-    uint64_t lane_max = frames * 2 * (EP_ASSEMBLER_STAGING_BYTES + 4 * STREAM_COALESCE_BYTES_MAX) + (64u << 10);
-    check(moved[EP_PATH_LANE] <= lane_max, "bytes moved by the lane", moved[EP_PATH_LANE], lane_max);
+    check_lane(moved[EP_PATH_LANE], frames, row_bytes + row_bytes * TOP_K);
 }
 
 static void *drive(void *arg)
@@ -242,8 +268,12 @@ static void *drive(void *arg)
     config.node_urls_count = 1;
     config.prefill_window_tokens = TOKENS / 4;
     config.chunk_bytes_max = 65536;
+    config.lanes = lane_is_shm ? NULL : "stream";
     must(ep_client_create(&config, &client, &error), &error);
     must(ep_client_wait_ready(client, 60000000, &error), &error);
+    if (lane_is_shm) {
+        wait_for_shm();
+    }
     ep_moe_args args = args_of(DECODE_TOKENS, EP_MOE_DECODE);
     ep_tensor tensor = ep_tensor_2d(out, EP_DTYPE_BF16, DECODE_TOKENS, H);
     must(ep_call_create(client, &args, &tensor, &prepared, &error), &error);
@@ -277,18 +307,26 @@ static int run(const ep_options *options, int argc, char **argv)
     return failures == 0 ? 0 : 1;
 }
 
-int main(void)
+int main(int argc_main, char **argv_main)
 {
+    const char *lane = argc_main > 1 ? argv_main[1] : "uv";
     ep_fixture_config fixture = ep_fixture_default();
     char model_path[EP_FIXTURE_PATH_BYTES], model_flag[EP_FIXTURE_PATH_BYTES + 32];
     ep_options *options = NULL;
     ep_error error;
+    char shm_flag[32], dir_flag[EP_FIXTURE_PATH_BYTES + 32];
     ep_process_setup();
+    lane_is_shm = strcmp(lane, "shm") == 0;
+    if (!lane_is_shm) {
+        must(ep_stream_lane_choose(lane, &error), &error);
+    }
     ep_fixture_temp_dir(model_path);
     snprintf(model_flag, sizeof(model_flag), "--model=demo=%s", model_path);
+    snprintf(shm_flag, sizeof(shm_flag), "--shm=%s", lane_is_shm ? "on" : "off");
+    snprintf(dir_flag, sizeof(dir_flag), "--shm-dir=%s", model_path);
     char *argv[] = {(char *)(uintptr_t) "steady", model_flag, (char *)(uintptr_t) "--listen=tcp://127.0.0.1:0",
                     (char *)(uintptr_t) "--probe-address=", (char *)(uintptr_t) "--admin-listen=",
-                    (char *)(uintptr_t) "--door-listen=", (char *)(uintptr_t) "--threads=1"};
+                    (char *)(uintptr_t) "--door-listen=", (char *)(uintptr_t) "--threads=1", shm_flag, dir_flag};
     int argc = (int)(sizeof(argv) / sizeof(argv[0]));
     fixture.hidden = H;
     make_inputs();

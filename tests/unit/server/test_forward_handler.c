@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/check.h"
 #include "base/clock.h"
 #include "base/numeric.h"
 #include "expertd/forward_handler.h"
@@ -585,4 +586,11 @@ Test(forward_metrics, nonfinite_values_are_counted)
     cr_expect_eq(ep_count_nonfinite(bf16, EP_DTYPE_BF16, 6), 3);
     cr_expect_eq(ep_count_nonfinite(f16, EP_DTYPE_F16, 4), 2);
     cr_expect_eq(ep_count_nonfinite(f32, EP_DTYPE_F32, 4), 2);
+    static uint16_t many[100003]; /* more than a 16-bit count holds, from an odd place */
+    memset(many, 0x7f, sizeof(many));
+    cr_expect_eq(ep_count_nonfinite(many, EP_DTYPE_BF16, EP_ARRAY_COUNT(many)), 0);
+    memset(many, 0xff, sizeof(many));
+    cr_expect_eq(ep_count_nonfinite((const char *)many + 1, EP_DTYPE_BF16, EP_ARRAY_COUNT(many) - 1), EP_ARRAY_COUNT(many) - 1);
+    many[EP_ARRAY_COUNT(many) / 2] = 0;
+    cr_expect_eq(ep_count_nonfinite(many, EP_DTYPE_F16, EP_ARRAY_COUNT(many)), EP_ARRAY_COUNT(many) - 1);
 }
