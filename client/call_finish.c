@@ -4,7 +4,7 @@
  *
  * out is written only on success. A decode run is combined straight into it, once every row is here. Prefill is
  * combined token by token as rows land, while others are still computed and travel, into a scratch result that
- * is copied at the end: memory is bounded by two windows' rows and one result, whatever T is.
+ * is copied at the end: memory is bounded by four windows' rows and one result, whatever T is.
  */
 #include <inttypes.h>
 #include <stdio.h>

@@ -46,7 +46,7 @@
 #include "moe/routing_plan.h"
 #include "retry_budget.h"
 
-#define EP_CALL_WINDOWS EP_FLOW_WINDOWS /* one is packed and sent while the other is computed */
+#define EP_CALL_WINDOWS EP_FLOW_WINDOWS /* some are packed and sent while others are computed and return */
 #define EP_CALL_BACKOFF_MIN_US 10000u
 #define EP_CALL_BACKOFF_MAX_US 200000u
 /* Least pause after RESOURCE_EXHAUSTED, also when our own queue is full. */

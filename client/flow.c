@@ -17,7 +17,7 @@ static uint64_t reply_row_bytes(const ep_batch *batch)
 
 static uint32_t default_window(const ep_batch *batch, const ep_layer_shape *shape)
 {
-    uint64_t tokens = (uint64_t)64 * shape->experts / (batch->top_k > 0 ? batch->top_k : 1);
+    uint64_t tokens = (uint64_t)32 * shape->experts / (batch->top_k > 0 ? batch->top_k : 1);
     tokens = tokens < EP_FLOW_WINDOW_TOKENS_MIN ? EP_FLOW_WINDOW_TOKENS_MIN : tokens;
     return tokens > EP_TOKENS_MAX ? EP_TOKENS_MAX : (uint32_t)tokens;
 }

@@ -4,7 +4,7 @@
  * except to pick the connection and to tell the node its scheduling class.
  *
  *   decode    one frame per node on the decode connection
- *   prefill   windows of tokens, two under way at a time; in a window each node's tokens cut into frames whose
+ *   prefill   windows of tokens, four under way at a time; in a window each node's tokens cut into frames whose
  *             request and reply both fit chunk_bytes_max, all in flight on the bulk connection
  *
  * In both a window's reply rows are bounded, so that one call cannot take the whole buffer budget. Pure.
@@ -17,14 +17,14 @@
 /* What fixed part, protobuf header and alignment take of a frame at most. */
 #define EP_FLOW_FRAME_OVERHEAD_BYTES 4096u
 #define EP_FLOW_DECODE_TOKENS_DEFAULT 256u
-#define EP_FLOW_WINDOW_TOKENS_MIN 1024u
-#define EP_FLOW_WINDOWS 2u /* under way at once */
+#define EP_FLOW_WINDOW_TOKENS_MIN 256u
+#define EP_FLOW_WINDOWS 4u /* under way at once: with fewer, one that waits for its last rows leaves the wire idle */
 
 typedef struct ep_flow_limits {
     size_t frame_bytes_max;     /* of any frame */
     size_t chunk_bytes_max;     /* of prefill frames */
     size_t window_bytes_max;    /* reply rows of the windows that are under way */
-    uint32_t window_tokens;     /* prefill; 0: max(1024, 64*E/K) */
+    uint32_t window_tokens;     /* prefill; 0: max(256, 32*E/K) */
     uint32_t decode_tokens_max; /* auto: up to this T is decode; 0: 256 */
 } ep_flow_limits;
 
@@ -52,7 +52,7 @@ uint64_t ep_flow_room_bytes(const ep_flow *flow, uint64_t peer_frame_bytes_max);
 uint32_t ep_flow_frames_max(const ep_flow *flow, const ep_batch *batch, uint64_t slots, uint32_t nodes);
 
 /* Bytes of pool buffers the replies to `slots` slots may hold, however they are spread over frames: a buffer
- * is the next power of two of its frame, so below twice its rows plus the smallest class. */
+ * is below twice its frame, so below twice its rows plus the smallest class. */
 uint64_t ep_flow_claim_bytes(const ep_flow *flow, const ep_batch *batch, uint64_t slots, uint32_t nodes);
 
 #endif

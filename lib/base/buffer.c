@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Buffer pool: one free list per power-of-two size class under one short lock. */
+/* Buffer pool: one free list per size class under one short lock. */
 #include "base/buffer.h"
 
 #include <pthread.h>
@@ -7,8 +7,15 @@
 
 #include "base/check.h"
 
-#define CLASS_BYTES_MIN 4096u
-#define CLASS_COUNT 24u /* up to 32 GiB */
+/* Powers of two up to 64 KiB, beyond four classes between one power and the next: with large buffers, up to half of a budget
+ * would be rounding otherwise. */
+#define CLASS_SHIFT_MIN 12u
+#define CLASS_SHIFT_FINE 16u
+#define CLASS_SHIFT_MAX 35u /* 32 GiB */
+#define CLASSES_COARSE (CLASS_SHIFT_FINE - CLASS_SHIFT_MIN + 1)
+#define CLASS_COUNT (CLASSES_COARSE + 4 * (CLASS_SHIFT_MAX - CLASS_SHIFT_FINE))
+/* A kept buffer so many classes larger is lent rather than another one asked of the system. */
+#define CLASSES_UP 2u
 
 struct ep_buffer_pool {
     pthread_mutex_t lock;
@@ -65,20 +72,35 @@ void ep_buffer_pool_destroy(ep_buffer_pool *pool)
     }
 }
 
+/* CLASS_COUNT: above the largest. */
 static uint32_t class_of(size_t bytes)
 {
-    uint32_t index = 0;
-    size_t capacity = CLASS_BYTES_MIN;
-    while (capacity < bytes && index < CLASS_COUNT) {
-        capacity <<= 1;
-        index++;
+    if (bytes <= (size_t)1 << CLASS_SHIFT_MIN) {
+        return 0;
     }
-    return index;
+    if (bytes > (size_t)1 << CLASS_SHIFT_MAX) {
+        return CLASS_COUNT;
+    }
+    uint32_t shift = 63 - (uint32_t)__builtin_clzll(bytes - 1); /* 2^shift < bytes <= 2^(shift + 1) */
+    if (shift < CLASS_SHIFT_FINE) {
+        return shift + 1 - CLASS_SHIFT_MIN;
+    }
+    uint32_t quarter = (uint32_t)((bytes - 1 - ((size_t)1 << shift)) >> (shift - 2));
+    return CLASSES_COARSE + 4 * (shift - CLASS_SHIFT_FINE) + quarter;
+}
+
+static size_t class_bytes(uint32_t index)
+{
+    if (index < CLASSES_COARSE) {
+        return (size_t)1 << (CLASS_SHIFT_MIN + index);
+    }
+    index -= CLASSES_COARSE;
+    return (size_t)(5 + index % 4) << (CLASS_SHIFT_FINE - 2 + index / 4);
 }
 
 size_t ep_buffer_class_bytes(size_t bytes)
 {
-    return (size_t)CLASS_BYTES_MIN << class_of(bytes);
+    return class_bytes(class_of(bytes));
 }
 
 static ep_err buffer_create(size_t capacity, uint32_t class_index, ep_buffer **out_buffer)
@@ -98,19 +120,38 @@ static ep_err buffer_create(size_t capacity, uint32_t class_index, ep_buffer **o
     return EP_OK;
 }
 
+static bool has_room(const ep_buffer_pool *pool, size_t capacity)
+{
+    return pool->limit_bytes == 0 || pool->stats.lent_bytes + capacity <= pool->limit_bytes;
+}
+
+/* Lock held. NULL: none of about that size is kept. */
+static ep_buffer *take_kept(ep_buffer_pool *pool, uint32_t class_index)
+{
+    uint32_t up = class_index < CLASSES_COARSE ? 0 : CLASSES_UP;
+    for (uint32_t i = class_index; i <= class_index + up && i < CLASS_COUNT; i++) {
+        ep_buffer *buffer = pool->free_lists[i];
+        if (buffer != NULL && has_room(pool, buffer->capacity_bytes)) {
+            pool->free_lists[i] = buffer->next;
+            pool->stats.kept_bytes -= buffer->capacity_bytes;
+            return buffer;
+        }
+    }
+    return NULL;
+}
+
 /* Takes room under the limit, and a kept buffer if there is one. */
 static ep_err reserve(ep_buffer_pool *pool, size_t capacity, uint32_t class_index, ep_buffer **out_buffer)
 {
     ep_err err = EP_OK;
     pthread_mutex_lock(&pool->lock);
-    if (pool->limit_bytes != 0 && pool->stats.lent_bytes + capacity > pool->limit_bytes) {
+    if (!has_room(pool, capacity)) {
         pool->stats.refusals++;
         err = EP_ERR_RESOURCE_EXHAUSTED;
     } else {
-        *out_buffer = pool->free_lists[class_index];
+        *out_buffer = take_kept(pool, class_index);
         if (*out_buffer != NULL) {
-            pool->free_lists[class_index] = (*out_buffer)->next;
-            pool->stats.kept_bytes -= capacity;
+            capacity = (*out_buffer)->capacity_bytes;
         } else {
             pool->stats.system_allocations++;
         }
@@ -147,7 +188,7 @@ ep_err ep_buffer_acquire(ep_buffer_pool *pool, size_t bytes, ep_buffer **out_buf
     if (class_index >= CLASS_COUNT) {
         return EP_ERR_RESOURCE_EXHAUSTED;
     }
-    size_t capacity = (size_t)CLASS_BYTES_MIN << class_index;
+    size_t capacity = class_bytes(class_index);
     ep_buffer *buffer = NULL;
     ep_err err = reserve(pool, capacity, class_index, &buffer);
     if (err != EP_OK) {

@@ -2,8 +2,10 @@
 /*
  * Pooled, reference-counted, 64-byte aligned buffers: what frames are received into and sent from.
  *
- * A pool keeps freed buffers per size class (powers of two from 4 KiB) up to keep_bytes, so that a steady state allocates
- * nothing. limit_bytes bounds what is lent out at once; beyond it ep_buffer_acquire fails and the caller pushes back.
+ * A pool keeps freed buffers per size class (powers of two from 4 KiB to 64 KiB, then four classes from one power to the
+ * next) up to keep_bytes, so that a steady state allocates nothing; a kept buffer of the next two larger classes does too, so
+ * a large one is less than twice what was asked for. limit_bytes bounds what is lent out at once; beyond it ep_buffer_acquire
+ * fails and the caller pushes back.
  * Buffers hold their pool: ep_buffer_pool_destroy may be called while some are lent; the last release frees the pool.
  *
  * Threads  all calls, any thread.
@@ -47,7 +49,7 @@ void ep_buffer_pool_destroy(ep_buffer_pool *pool);
 
 /* A buffer with one reference; contents undefined. Errors: RESOURCE_EXHAUSTED (limit), NO_MEMORY. */
 ep_err ep_buffer_acquire(ep_buffer_pool *pool, size_t bytes, ep_buffer **out_buffer);
-/* What a buffer of so many bytes takes from limit_bytes: its size class. */
+/* What a buffer of so many bytes takes from limit_bytes at least: its size class. */
 size_t ep_buffer_class_bytes(size_t bytes);
 ep_buffer *ep_buffer_ref(ep_buffer *buffer);
 /* Drops one reference; NULL is allowed. */

@@ -149,6 +149,8 @@ bool ep_rpc_call_is_cancelled(const ep_rpc_call *call);
 void ep_rpc_call_on_cancel(ep_rpc_call *call, void (*func)(void *arg, ep_rpc_call *call), void *arg);
 /* Buffer pool for reply tensors. */
 ep_buffer_pool *ep_rpc_call_pool(ep_rpc_call *call);
+/* The (last) reply may leave a little later when the finishing thread then need not write it to the network itself. Before finish. */
+void ep_rpc_call_set_patient(ep_rpc_call *call);
 /* Tensors of the (next) reply; taken in every case. bytes is taken_tensors->bytes. Call before closure/finish. */
 void ep_rpc_call_attach(ep_rpc_call *call, ep_buffer *taken_tensors);
 /* Ends the call; error may be NULL when code is EP_OK, else it fills message Status. The call is invalid afterwards. */

@@ -69,6 +69,7 @@ ep_rpc_call *ep_rpc_call_create(ep_rpc_origin *origin, const ep_frame *frame, ep
     call->cancel_running = false;
     call->timer_held = false;
     call->stream_over = false;
+    call->is_patient = false;
     call->on_cancel = NULL;
     call->attached = NULL;
     call->reply = NULL;
@@ -238,6 +239,11 @@ void ep_rpc_call_on_cancel(ep_rpc_call *call, void (*func)(void *arg, ep_rpc_cal
 
 /* ---- replies ---- */
 
+void ep_rpc_call_set_patient(ep_rpc_call *call)
+{
+    call->is_patient = true;
+}
+
 void ep_rpc_call_attach(ep_rpc_call *call, ep_buffer *taken_tensors)
 {
     pthread_mutex_lock(&call->lock);
@@ -360,6 +366,7 @@ static ep_rpc_out *last_frame(ep_rpc_call *call, ep_err code, const ep_error *er
         }
     }
     fill_frame(call, out, EP_FRAME_REPLY);
+    out->send.is_patient = call->is_patient;
     out->frame.status = ep_err_grpc_code(code);
     if (stream) {
         out->frame.flags |= EP_FRAME_FLAG_END_OF_STREAM;

@@ -153,6 +153,7 @@ struct ep_rpc_call {
     bool timer_held;  /* the timer was armed and got a reference */
     bool stream_over; /* the peer was told the end before finish */
     bool cancel_running;
+    bool is_patient; /* see ep_rpc_call_set_patient */
     pthread_t cancel_thread;
     void (*on_cancel)(void *arg, ep_rpc_call *call);
     void *cancel_arg;

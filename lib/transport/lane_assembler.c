@@ -162,7 +162,8 @@ static void expect(ep_assembler *a, size_t bytes)
 static ep_assembler_step begin_frame(ep_assembler *a, const ep_lane_limits *limits, size_t bytes)
 {
     bool keeps_ahead = ahead_unread(a) > 0 && a->ahead_begin == 0 && a->ahead_end <= bytes &&
-                       ep_buffer_class_bytes(bytes) == a->ahead->capacity_bytes;
+                       bytes <= a->ahead->capacity_bytes &&
+                       (a->ahead->capacity_bytes / 2 < bytes || a->ahead->capacity_bytes == ep_buffer_class_bytes(bytes));
     a->frame_have_bytes = 0;
     if (keeps_ahead) {
         a->frame = a->ahead;

@@ -5,7 +5,8 @@
  * the staging memory takes what follows.
  *
  * A lane that asks for room only when bytes are there may also receive ahead: straight into a buffer of the size the last
- * frame had. When the next frame is of that size class it keeps the buffer, and none of its bytes is copied.
+ * frame had. When the next frame fits and fills more than half of it, or is of its size class, it keeps the buffer, and none
+ * of its bytes is copied.
  *
  * Threads  one at a time.
  */

@@ -4,7 +4,8 @@
  * use either. The sockets are ours; libuv watches them, keeps the timers and resolves names.
  *
  * Sending     whoever calls ep_conn_send writes to the socket itself when nobody else does and nothing waits; what the
- *             socket does not take is left to the connection's worker. So a small frame wakes no thread of ours.
+ *             socket does not take is left to the connection's worker, and so are patient frames. So a small frame wakes no
+ *             thread of ours, and a thread that computes does not do the network's work.
  * Receiving   on the worker only, which also runs on_frame. What a callback sends leaves at once, from the same thread.
  * Elsewhere   every other act on a connection is a job of its worker: libuv handles are touched there only.
  *
@@ -73,7 +74,7 @@ typedef struct uv_conn {
     bool released;
     bool closing;           /* nothing is written any more; also read without the lock */
     bool writing;           /* a thread is inside the socket, or runs the done() of what it wrote */
-    bool wait_writable;     /* the socket is full: only the worker writes */
+    bool wait_writable;     /* the socket is full, or the caller is not to write: only the worker writes */
     bool over;              /* on_closed is called or never will be; the worker is not used any more. Written by the worker */
 
     /* touched by the worker only */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The sending half of a uv stream. One thread at a time is inside the socket (writing): the one that called ep_conn_send, or
- * the worker once the socket was full. It gathers what is queued, small frames several at a time.
+ * the worker once the socket was full or a patient frame is queued. It gathers what is queued, small frames several at a time.
  */
 #include <errno.h>
 #include <string.h>
@@ -115,6 +115,7 @@ ep_err uv_conn_send(ep_conn *base, ep_send *send)
         return err;
     }
     const ep_send *mine = send->done_inside ? send : NULL; /* send may be gone once it is queued */
+    const bool is_patient = send->is_patient;
     pthread_mutex_lock(&conn->lock);
     if (conn->closing) {
         err = EP_ERR_CLOSED;
@@ -122,7 +123,8 @@ ep_err uv_conn_send(ep_conn *base, ep_send *send)
         err = ep_send_queue_push(&conn->queue, send, conn->limits.send_queue_bytes_max);
     }
     if (err == EP_OK && !conn->writing && !conn->wait_writable) {
-        kick = write_queue(conn, mine);
+        conn->wait_writable = is_patient;
+        kick = is_patient || write_queue(conn, mine);
     }
     if (kick) {
         uv_conn_ref(conn); /* a done() may have released it */

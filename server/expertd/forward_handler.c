@@ -211,6 +211,9 @@ static void send_reply(forward_request *request, uint64_t now_ns)
     }
     ep_rpc_call_attach(request->call, request->reply.reply);
     request->reply.reply = NULL;
+    if (request->is_prefill) { /* this thread computes: others' rows wait for it */
+        ep_rpc_call_set_patient(request->call);
+    }
     bool is_traced = request->trace.call != 0 && EP_TRACE_SPAN_ON(reply);
     ep_trace_fields fields = request->trace;
     fields.rows = request->view.slots;

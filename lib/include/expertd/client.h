@@ -49,7 +49,7 @@ typedef struct ep_client_config {
                              that. "any": tolerance */
     uint64_t buffer_bytes_max; /* send and receive buffers, 1 GiB; beyond it calls get RESOURCE_EXHAUSTED */
     uint32_t calls_max;        /* calls in flight, 1024 */
-    uint32_t prefill_window_tokens; /* two windows are under way at a time. 0: max(1024, 64*E/K); less where their
+    uint32_t prefill_window_tokens; /* four windows are under way at a time. 0: max(256, 32*E/K); less where their
                                        rows would exceed buffer_bytes_max / 8 */
     uint32_t chunk_bytes_max;       /* prefill frames, 1 MiB */
     bool payload_crc;               /* on untrusted lanes; default true; must equal the nodes' setting */

@@ -546,6 +546,25 @@ Test(transport, may_send_inside_done)
     pair_close(&client, &server);
 }
 
+/* Among others. The fixture fails a done() inside of ep_conn_send: there the caller would have done the writing. */
+Test(transport, patient_frames_keep_their_place_and_are_not_written_by_the_caller)
+{
+    start_pair();
+    for (uint64_t i = 0; i < 300; i++) {
+        message *m = message_create(&client, i, 64 + (i * 991) % 40000);
+        m->send.is_patient = i % 3 != 0;
+        m->send.done_inside = m->send.is_patient;
+        cr_assert_eq(message_send(m), EP_OK);
+        message_wait(m);
+        message_free(m);
+        if (i % 10 == 0) {
+            side_wait_frames(&server, i + 1);
+        }
+    }
+    side_wait_frames(&server, 300);
+    pair_close(&client, &server);
+}
+
 static void echo_frame(side *s, ep_buffer *frame)
 {
     uint64_t sequence = fixture_sequence(frame);

@@ -41,6 +41,50 @@ Test(buffer, limit_refuses_and_room_comes_back)
     ep_buffer_pool_destroy(pool);
 }
 
+/* Sizes around every power of two, and one in 37 between. */
+Test(buffer, large_classes_are_at_most_a_quarter_above_what_is_asked_for)
+{
+    for (size_t bytes = 1; bytes < (size_t)1 << 33; bytes += bytes / 37 + 1) {
+        const size_t around[] = {bytes, ep_buffer_class_bytes(bytes), ep_buffer_class_bytes(bytes) + 1};
+        for (int i = 0; i < 3; i++) {
+            size_t class_bytes = ep_buffer_class_bytes(around[i]);
+            cr_assert_geq(class_bytes, around[i]);
+            cr_assert_eq(class_bytes % EP_BUFFER_ALIGN, 0u);
+            cr_assert(class_bytes <= 4096 || class_bytes < 2 * around[i]);
+            cr_assert(around[i] <= 65536 || class_bytes - class_bytes / 5 <= around[i], "%zu for %zu", class_bytes, around[i]);
+        }
+        cr_assert_eq(ep_buffer_class_bytes(around[1]), around[1], "a class is its own");
+    }
+}
+
+Test(buffer, a_kept_buffer_a_little_larger_is_lent_when_the_limit_allows)
+{
+    ep_buffer_pool *pool;
+    ep_buffer *large, *small, *other, *last;
+    ep_buffer_pool_stats stats;
+    cr_assert_eq(ep_buffer_pool_create(1 << 20, 1 << 20, &pool), EP_OK);
+    cr_assert_eq(ep_buffer_acquire(pool, 448 << 10, &large), EP_OK); /* classes 320, 384, 448, 512 KiB */
+    ep_buffer_unref(large);
+    cr_assert_eq(ep_buffer_acquire(pool, 300 << 10, &small), EP_OK);
+    cr_assert_eq(small->capacity_bytes, (size_t)448 << 10);
+    ep_buffer_pool_read_stats(pool, &stats);
+    cr_assert_eq(stats.lent_bytes, (size_t)448 << 10);
+    cr_assert_eq(stats.kept_bytes, 0u);
+    cr_assert_eq(stats.system_allocations, 1u);
+    ep_buffer_unref(small);
+    cr_assert_eq(ep_buffer_acquire(pool, 256 << 10, &small), EP_OK);
+    cr_assert_eq(small->capacity_bytes, (size_t)256 << 10, "three classes up is too much");
+    cr_assert_eq(ep_buffer_acquire(pool, 256 << 10, &large), EP_OK);
+    cr_assert_eq(ep_buffer_acquire(pool, 128 << 10, &other), EP_OK);
+    cr_assert_eq(ep_buffer_acquire(pool, 384 << 10, &last), EP_OK);
+    cr_assert_eq(last->capacity_bytes, (size_t)384 << 10, "the kept one would be above the limit");
+    ep_buffer_unref(small);
+    ep_buffer_unref(large);
+    ep_buffer_unref(other);
+    ep_buffer_unref(last);
+    ep_buffer_pool_destroy(pool);
+}
+
 Test(buffer, outlives_its_pool)
 {
     ep_buffer_pool *pool;

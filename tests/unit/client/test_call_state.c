@@ -138,35 +138,43 @@ static void sent(uint32_t window)
     ep_call_state_step(&state, now, &(ep_call_event){.kind = EP_EVENT_WINDOW, .window = window}, &actions);
 }
 
-Test(call_state, two_windows_are_under_way_and_end_in_any_order)
+Test(call_state, several_windows_are_under_way_and_end_in_any_order)
 {
-    uint32_t window;
-    begin(4, false);
-    uint32_t a = add();
+    enum { LAST = EP_CALL_WINDOWS - 1 };
+    uint32_t window, parcels[EP_CALL_WINDOWS];
+    cr_assert_geq(EP_CALL_WINDOWS, 2);
+    begin(EP_CALL_WINDOWS + 2, false);
+    parcels[0] = add();
     sent(0);
-    open_window(1);
-    uint32_t b = add_to(1);
-    step(EP_EVENT_ROWS, a, NULL);
-    cr_assert_eq(actions.windows_done, 1, "one window's end does not wait for the other to be sent");
-    sent(1);
-    cr_assert(!ep_call_state_open_window(&state, &window), "a third window before one was released");
+    for (uint32_t w = 1; w < EP_CALL_WINDOWS; w++) {
+        open_window(w);
+        parcels[w] = add_to(w);
+        if (w == 1) {
+            step(EP_EVENT_ROWS, parcels[0], NULL);
+            cr_assert_eq(actions.windows_done, 1, "one window's end does not wait for the other to be sent");
+        }
+        sent(w);
+    }
+    cr_assert(!ep_call_state_open_window(&state, &window), "a window more before one was released");
     ep_call_state_release_window(&state, 0);
     open_window(0);
-    uint32_t c = add_to(0);
+    parcels[0] = add_to(0);
     sent(0);
-    step(EP_EVENT_ROWS, c, NULL);
-    cr_assert_eq(actions.windows_done, 1, "the third window is done before the second");
+    step(EP_EVENT_ROWS, parcels[0], NULL);
+    cr_assert_eq(actions.windows_done, 1, "a later window is done before the second");
     ep_call_state_release_window(&state, 0);
     cr_assert(ep_call_state_has_window(&state));
     open_window(0);
-    cr_assert(!ep_call_state_open_window(&state, &window), "a fifth window");
-    uint32_t d = add_to(0);
-    step(EP_EVENT_ROWS, b, NULL);
-    cr_assert_eq(actions.windows_done, 2, "not complete: the last window is still being sent");
+    cr_assert(!ep_call_state_open_window(&state, &window), "none is left");
+    parcels[0] = add_to(0);
+    for (uint32_t w = LAST; w > 0; w--) {
+        step(EP_EVENT_ROWS, parcels[w], NULL);
+        cr_assert_eq(actions.windows_done, 1u << w, "not complete: the last window is still being sent");
+    }
     sent(0);
     cr_assert(!actions.complete);
-    step(EP_EVENT_ROWS, d, NULL);
-    cr_assert(actions.complete && actions.windows_done == 0, "the second one is released with the run");
+    step(EP_EVENT_ROWS, parcels[0], NULL);
+    cr_assert(actions.complete && actions.windows_done == 0, "the others are released with the run");
     end();
 }
 

@@ -42,10 +42,10 @@ Test(flow, auto_follows_the_tables_threshold)
     cr_assert(!pick(EP_MODE_DECODE, 65536, 64, &l).prefill);
 }
 
-Test(flow, the_default_window_gives_each_expert_64_rows)
+Test(flow, the_default_window_gives_each_expert_32_rows)
 {
-    cr_assert_eq(pick(EP_MODE_PREFILL, 65536, 64, &limits).window_tokens, 64 * 256 / 8);
-    cr_assert_eq(pick(EP_MODE_PREFILL, 65536, 64, &limits).windows_count, 32);
+    cr_assert_eq(pick(EP_MODE_PREFILL, 65536, 64, &limits).window_tokens, 32 * 256 / 8);
+    cr_assert_eq(pick(EP_MODE_PREFILL, 65536, 64, &limits).windows_count, 64);
     cr_assert_eq(pick(EP_MODE_PREFILL, 100, 64, &limits).windows_count, 1);
     cr_assert_eq(pick(EP_MODE_PREFILL, 0, 64, &limits).windows_count, 1);
 }
