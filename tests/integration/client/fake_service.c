@@ -568,41 +568,19 @@ static void watch_placement(Expertd__V1__Coordinator_Service *service,
 }
 
 /* Clients call none of these. */
-static void register_node(Expertd__V1__Coordinator_Service *service, const Expertd__V1__RegisterRequest *in,
-                          Expertd__V1__RegisterReply_Closure closure, void *closure_data)
-{
-    (void)service;
-    (void)in;
-    (void)closure;
-    ep_rpc_call_finish(closure_data, EP_ERR_UNIMPLEMENTED, NULL);
-}
-
-static void heartbeat(Expertd__V1__Coordinator_Service *service, const Expertd__V1__HeartbeatRequest *in,
-                      Expertd__V1__HeartbeatReply_Closure closure, void *closure_data)
-{
-    (void)service;
-    (void)in;
-    (void)closure;
-    ep_rpc_call_finish(closure_data, EP_ERR_UNIMPLEMENTED, NULL);
-}
-
-static void statistics(Expertd__V1__Coordinator_Service *service, const Expertd__V1__StatisticsRequest *request,
-                       Expertd__V1__StatisticsReply_Closure closure, void *closure_data)
-{
-    (void)service;
-    (void)request;
-    (void)closure;
-    ep_rpc_call_finish(closure_data, EP_ERR_UNIMPLEMENTED, NULL);
-}
-
-static void cluster_status(Expertd__V1__Coordinator_Service *service, const Expertd__V1__Empty *in,
-                           Expertd__V1__ClusterStatusReply_Closure closure, void *closure_data)
-{
-    (void)service;
-    (void)in;
-    (void)closure;
-    ep_rpc_call_finish(closure_data, EP_ERR_UNIMPLEMENTED, NULL);
-}
+#define REFUSED(method, request, reply_closure)                                                              \
+    static void method(Expertd__V1__Coordinator_Service *service, const request *in, reply_closure closure,  \
+                       void *closure_data)                                                                   \
+    {                                                                                                        \
+        (void)service;                                                                                       \
+        (void)in;                                                                                            \
+        (void)closure;                                                                                       \
+        ep_rpc_call_finish(closure_data, EP_ERR_UNIMPLEMENTED, NULL);                                        \
+    }
+REFUSED(register_node, Expertd__V1__RegisterRequest, Expertd__V1__RegisterReply_Closure)
+REFUSED(heartbeat, Expertd__V1__HeartbeatRequest, Expertd__V1__HeartbeatReply_Closure)
+REFUSED(statistics, Expertd__V1__StatisticsRequest, Expertd__V1__StatisticsReply_Closure)
+REFUSED(cluster_status, Expertd__V1__Empty, Expertd__V1__ClusterStatusReply_Closure)
 
 /* Ends the streams of watchers that went away. */
 static void *coordinator_main(void *arg)

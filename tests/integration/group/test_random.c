@@ -59,6 +59,7 @@ int main(int argc, char **argv)
     if (getenv("EP_TEST_LONG") != NULL) {
         cases *= 20;
     }
+    uint64_t slots = 0;
     for (int i = 0; i < cases; i++) {
         oracle_case c;
         case_draw(seed + (uint64_t)i, &limits, &c);
@@ -72,8 +73,11 @@ int main(int argc, char **argv)
                     c.hidden, (int)c.dtype, c.quantise, c.quantise_back, c.smooth != NULL, c.gamma != NULL);
             return 1;
         }
+        for (int r = 0; r < c.ranks; r++) {
+            slots += 2 * (uint64_t)c.batch[r].tokens * (uint64_t)c.top_k; /* two rounds */
+        }
         case_free(&c);
     }
-    printf("%d cases over %s\n", cases, scheme);
+    printf("seed %llu: %d cases over %s, %llu slots\n", (unsigned long long)seed, cases, scheme, (unsigned long long)slots);
     return 0;
 }

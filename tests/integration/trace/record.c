@@ -7,9 +7,7 @@
  * root's session daemon is one for the whole machine. As root the test therefore goes into a user namespace, in
  * which it is somebody else; 77 when that is not possible.
  */
-#include <fcntl.h>
 #include <jansson.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,27 +15,11 @@
 #include <unistd.h>
 
 #include "support/cluster.h"
+#include "support/lttng.h"
 
 #define SKIP 77
 #define TRACE_ID "4bf92f3577b34da6a3ce929d0e0e4736"
 #define ARGS_COUNT 32
-
-static bool write_all(const char *path, const char *text)
-{
-    int fd = open(path, O_WRONLY | O_CLOEXEC);
-    bool good = fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text);
-    if (fd >= 0) {
-        close(fd);
-    }
-    return good;
-}
-
-static bool be_somebody(void)
-{
-    return geteuid() != 0 || (unshare(CLONE_NEWUSER) == 0 && write_all("/proc/self/setgroups", "deny") &&
-                              write_all("/proc/self/uid_map", "1000 0 1") &&
-                              write_all("/proc/self/gid_map", "1000 0 1"));
-}
 
 static char *ctl(const char *dir, int expected, const char *const *args)
 {
@@ -200,7 +182,7 @@ int main(void)
     static const ep_test_model model = {"demo", EP_SOURCE_DIR "/deploy/demo-model/checkpoint"};
     char home[EP_TEST_PATH_BYTES];
     ep_test_cluster cluster;
-    if (access("/usr/bin/lttng-sessiond", X_OK) != 0 || !be_somebody()) {
+    if (!ep_test_lttng_prepare()) {
         fprintf(stderr, "skipped: lttng-tools is not installed, or root without user namespaces\n");
         return SKIP;
     }

@@ -65,6 +65,15 @@ static void refused(const ep_group_call *call, const char *parameter, const char
         (call).field = (number);                                                                             \
     } while (0)
 
+/* The last value inside, the first one outside. */
+#define EDGE(call, field, inside, outside, parameter, value, allowed)                                        \
+    do {                                                                                                     \
+        (call).field = (inside);                                                                             \
+        passes(&(call));                                                                                     \
+        (call).field = (outside);                                                                            \
+        refused(&(call), parameter, value, allowed);                                                         \
+    } while (0)
+
 /* ---- a2 ---- */
 
 Test(group_profile, a2_world_sizes)
@@ -104,19 +113,13 @@ Test(group_profile, a2_has_no_elastic_info)
 Test(group_profile, a2_experts_per_rank)
 {
     ep_group_call call = a2();
-    WITH(call, moe_experts, 24 * 16);
-    passes(&call);
-    WITH(call, moe_experts, 25 * 16);
-    refused(&call, "experts per rank", "is 25:", "1..24");
+    EDGE(call, moe_experts, 24 * 16, 25 * 16, "experts per rank", "is 25:", "1..24");
 }
 
 Test(group_profile, a2_hidden_fullmesh)
 {
     ep_group_call call = a2();
-    WITH(call, hidden, 32);
-    passes(&call);
-    WITH(call, hidden, 7168 + 32);
-    refused(&call, "H", "7200", "multiples of 32 up to 7168");
+    EDGE(call, hidden, 32, 7168 + 32, "H", "7200", "multiples of 32 up to 7168");
     WITH(call, hidden, 7000);
     refused(&call, "H", "7000", "multiples of 32 up to 7168");
 }
@@ -124,19 +127,13 @@ Test(group_profile, a2_hidden_fullmesh)
 Test(group_profile, a2_hidden_hierarchy)
 {
     ep_group_call call = a2_hierarchy();
-    WITH(call, hidden, 10240);
-    passes(&call);
-    WITH(call, hidden, 10272);
-    refused(&call, "H", "10272", "multiples of 32 up to 10240");
+    EDGE(call, hidden, 10240, 10272, "H", "10272", "multiples of 32 up to 10240");
 }
 
 Test(group_profile, a2_batch)
 {
     ep_group_call call = a2();
-    WITH(call, tokens, 256);
-    passes(&call);
-    WITH(call, tokens, 257);
-    refused(&call, "BS", "is 257", "1..256");
+    EDGE(call, tokens, 256, 257, "BS", "is 257", "1..256");
     WITH(call, tokens, 0);
     refused(&call, "BS", "is 0", "1..256");
 }
@@ -172,10 +169,7 @@ Test(group_profile, a2_allows_expert_scales_and_performance_info)
 Test(group_profile, a2_algorithms)
 {
     ep_group_call call = a2();
-    WITH(call, comm_given, EP_GROUP_NAMED_FULLMESH);
-    passes(&call);
-    WITH(call, comm_given, EP_GROUP_NAMED_FULLMESH_V1);
-    refused(&call, "comm_alg", "fullmesh_v1", "fullmesh, hierarchy");
+    EDGE(call, comm_given, EP_GROUP_NAMED_FULLMESH, EP_GROUP_NAMED_FULLMESH_V1, "comm_alg", "fullmesh_v1", "fullmesh, hierarchy");
     WITH(call, comm, EP_GROUP_FULLMESH_V2);
     WITH(call, comm_given, EP_GROUP_NAMED_FULLMESH_V2);
     refused(&call, "comm_alg", "fullmesh_v2", "fullmesh, hierarchy");
@@ -243,23 +237,14 @@ Test(group_profile, a3_world)
 Test(group_profile, a3_hidden)
 {
     ep_group_call call = a3();
-    WITH(call, hidden, 1024);
-    passes(&call);
-    WITH(call, hidden, 8192);
-    passes(&call);
-    WITH(call, hidden, 1023);
-    refused(&call, "H", "is 1023", "1024..8192");
-    WITH(call, hidden, 8193);
-    refused(&call, "H", "is 8193", "1024..8192");
+    EDGE(call, hidden, 1024, 1023, "H", "is 1023", "1024..8192");
+    EDGE(call, hidden, 8192, 8193, "H", "is 8193", "1024..8192");
 }
 
 Test(group_profile, a3_batch)
 {
     ep_group_call call = a3();
-    WITH(call, tokens, 512);
-    passes(&call);
-    WITH(call, tokens, 513);
-    refused(&call, "BS", "is 513", "1..512");
+    EDGE(call, tokens, 512, 513, "BS", "is 513", "1..512");
     WITH(call, tokens, 0);
     refused(&call, "BS", "is 0", "1..512");
 }
@@ -267,10 +252,7 @@ Test(group_profile, a3_batch)
 Test(group_profile, a3_batch_of_fullmesh_v2)
 {
     ep_group_call call = a3_v2();
-    WITH(call, tokens, 256);
-    passes(&call);
-    WITH(call, tokens, 257);
-    refused(&call, "BS", "is 257", "1..256");
+    EDGE(call, tokens, 256, 257, "BS", "is 257", "1..256");
 }
 
 Test(group_profile, a3_experts_per_rank_times_world)
@@ -291,10 +273,7 @@ Test(group_profile, a3_tp)
 {
     ep_group_call call = a3();
     WITH(call, moe_experts, 16);
-    WITH(call, tp_world_size, 2);
-    passes(&call);
-    WITH(call, tp_world_size, 3);
-    refused(&call, "tp_world_size", "is 3", "1..2");
+    EDGE(call, tp_world_size, 2, 3, "tp_world_size", "is 3", "1..2");
 }
 
 Test(group_profile, a3_tp_of_two_with_one_local_expert)
@@ -343,10 +322,7 @@ Test(group_profile, a3_takes_no_elastic_info)
 Test(group_profile, a3_algorithms)
 {
     ep_group_call call = a3();
-    WITH(call, comm_given, EP_GROUP_NAMED_FULLMESH_V1);
-    passes(&call);
-    WITH(call, comm_given, EP_GROUP_NAMED_FULLMESH);
-    refused(&call, "comm_alg", "fullmesh", "fullmesh_v1, fullmesh_v2");
+    EDGE(call, comm_given, EP_GROUP_NAMED_FULLMESH_V1, EP_GROUP_NAMED_FULLMESH, "comm_alg", "fullmesh", "fullmesh_v1, fullmesh_v2");
     WITH(call, comm, EP_GROUP_HIERARCHY);
     WITH(call, comm_given, EP_GROUP_NAMED_HIERARCHY);
     refused(&call, "comm_alg", "hierarchy", "fullmesh_v1, fullmesh_v2");
@@ -376,10 +352,7 @@ Test(group_profile, a3_fullmesh_v2_has_no_tp_no_mask_no_special_experts)
 Test(group_profile, a3_fullmesh_v2_top_k)
 {
     ep_group_call call = a3_v2();
-    WITH(call, top_k, 12);
-    passes(&call);
-    WITH(call, top_k, 13);
-    refused(&call, "K", "is 13", "1..12");
+    EDGE(call, top_k, 12, 13, "K", "is 13", "1..12");
 }
 
 /* ---- both ---- */
@@ -388,10 +361,7 @@ Test(group_profile, both_top_k)
 {
     ep_group_call calls[] = {a2(), a3()};
     for (size_t i = 0; i < 2; i++) {
-        WITH(calls[i], top_k, 16);
-        passes(&calls[i]);
-        WITH(calls[i], top_k, 17);
-        refused(&calls[i], "K", "is 17", "1..16");
+        EDGE(calls[i], top_k, 16, 17, "K", "is 17", "1..16");
         WITH(calls[i], top_k, 0);
         refused(&calls[i], "K", "is 0", "1..");
     }
@@ -399,19 +369,13 @@ Test(group_profile, both_top_k)
     set_world(&call, 2);
     WITH(call, moe_experts, 4);
     WITH(call, zero_experts, 1);
-    WITH(call, top_k, 5);
-    passes(&call);
-    WITH(call, top_k, 6);
-    refused(&call, "K", "is 6", "1..5");
+    EDGE(call, top_k, 5, 6, "K", "is 6", "1..5");
 }
 
 Test(group_profile, both_expert_number)
 {
     ep_group_call call = a3();
-    WITH(call, moe_experts, 1024);
-    passes(&call);
-    WITH(call, moe_experts, 1040);
-    refused(&call, "moe_expert_num", "is 1040", "1..1024");
+    EDGE(call, moe_experts, 1024, 1040, "moe_expert_num", "is 1040", "1..1024");
     WITH(call, moe_experts, 0);
     refused(&call, "moe_expert_num", "is 0", "1..");
 }
@@ -429,10 +393,7 @@ Test(group_profile, both_quant_mode)
 {
     ep_group_call calls[] = {a2(), a3()};
     for (size_t i = 0; i < 2; i++) {
-        WITH(calls[i], quant_mode, 2);
-        passes(&calls[i]);
-        WITH(calls[i], quant_mode, 1);
-        refused(&calls[i], "quant_mode", "is 1", "0 or 2");
+        EDGE(calls[i], quant_mode, 2, 1, "quant_mode", "is 1", "0 or 2");
     }
 }
 
@@ -440,10 +401,7 @@ Test(group_profile, both_token_nums_type)
 {
     ep_group_call calls[] = {a2(), a3()};
     for (size_t i = 0; i < 2; i++) {
-        WITH(calls[i], token_nums_type, 0);
-        passes(&calls[i]);
-        WITH(calls[i], token_nums_type, 2);
-        refused(&calls[i], "expert_token_nums_type", "is 2", "0 or 1");
+        EDGE(calls[i], token_nums_type, 0, 2, "expert_token_nums_type", "is 2", "0 or 1");
     }
 }
 
@@ -453,10 +411,7 @@ Test(group_profile, both_global_bs)
     for (size_t i = 0; i < 2; i++) {
         WITH(calls[i], global_bs, 32 * 16);
         passes(&calls[i]);
-        WITH(calls[i], global_bs, 64 * 16);
-        passes(&calls[i]);
-        WITH(calls[i], global_bs, 31 * 16);
-        refused(&calls[i], "global_bs", "is 496", "at least BS * ep_world_size");
+        EDGE(calls[i], global_bs, 64 * 16, 31 * 16, "global_bs", "is 496", "at least BS * ep_world_size");
         WITH(calls[i], global_bs, 32 * 16 + 1);
         refused(&calls[i], "global_bs", "is 513", "multiple of ep_world_size 16");
     }
@@ -465,10 +420,7 @@ Test(group_profile, both_global_bs)
 Test(group_profile, both_experts_in_all)
 {
     ep_group_call call = a3();
-    WITH(call, zero_experts, INT32_MAX - 65);
-    passes(&call);
-    WITH(call, zero_experts, INT32_MAX - 64);
-    refused(&call, "moe_expert_num + zero_expert_num", "2147483647", "below 2147483647");
+    EDGE(call, zero_experts, INT32_MAX - 65, INT32_MAX - 64, "moe_expert_num + zero_expert_num", "2147483647", "below 2147483647");
 }
 
 Test(group_profile, both_types)
