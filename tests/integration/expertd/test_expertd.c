@@ -207,7 +207,7 @@ Test(expertd, a_stopping_node_finishes_its_calls_and_is_no_longer_ready)
     ep_test_pending pending;
     ep_error e;
     config.hidden = WIDTH;
-    config.inner = 1024;
+    config.inner = 512;
     make_model("wide", &config, path);
     snprintf(flag, sizeof(flag), "--model=demo=%s", path);
     for (uint32_t i = 0; i < ROWS; i++) {

@@ -437,6 +437,69 @@ static void disagree(void *arg, uint32_t rank, ep_group *group)
     ep_group_destroy(pair);
 }
 
+/* ---- disagreement about the group itself ---- */
+
+typedef struct joining {
+    ep_group_config config;
+    const char *urls[1];
+    ep_err expected;
+    const char *text;
+    pthread_t thread;
+} joining;
+
+static void *join(void *arg)
+{
+    joining *j = arg;
+    uint32_t rank = j->config.rank;
+    ep_group *group = NULL;
+    ep_error error = {.text = ""};
+    ep_err err = ep_group_create(&j->config, &group, &error);
+    EXPECT(err == j->expected && says(&error, j->text), "%s: %s", ep_err_name(err), error.text);
+    if (err == EP_OK) {
+        ep_group_destroy(group);
+    }
+    return NULL;
+}
+
+/* Rank 1 is refused at once; rank 0 waits for a right one until its deadline, and then says who came. */
+static void disagree_on_groups(void)
+{
+    static const struct {
+        const char *url[2];
+        const char *name[2];
+        uint32_t world[2];
+        const char *text;
+    } cases[] = {
+        {{"loopback://named-0", "loopback://named-1"}, {"left", "right"}, {2, 2},
+         "name differs between ranks: \"left\" at rank 0; \"right\" at rank 1"},
+        {{"loopback://sized-0", "loopback://sized-1"}, {"sized", "sized"}, {2, 3},
+         "world_size differs between ranks: 2 at rank 0; 3 at rank 1"},
+    };
+    joining joinings[4];
+    for (uint32_t i = 0; i < 4; i++) {
+        joining *j = &joinings[i];
+        uint32_t c = i / 2;
+        uint32_t rank = i % 2;
+        ep_group_config_init(&j->config);
+        j->urls[0] = cases[c].url[0];
+        j->config.name = cases[c].name[rank];
+        j->config.world_size = cases[c].world[rank];
+        j->config.rank = rank;
+        j->config.urls = j->urls;
+        j->config.urls_count = 1;
+        j->config.listen_url = cases[c].url[rank];
+        j->config.deadline_us = rank == 0 ? 3000000 : 20000000;
+        j->expected = rank == 0 ? EP_ERR_DEADLINE_EXCEEDED : EP_ERR_INVALID_ARGUMENT;
+        j->text = cases[c].text;
+        if (pthread_create(&j->thread, NULL, join, j) != 0) {
+            abort();
+        }
+    }
+    for (uint32_t i = 0; i < 4; i++) {
+        pthread_join(joinings[i].thread, NULL);
+    }
+}
+
 /* One case for each way of calling that a disagreement needs; batches of their own. */
 static void draw_disagreeing(oracle_case cases[CASES])
 {
@@ -615,6 +678,7 @@ int main(void)
     rank_threads_run("loopback", RANKS, 20000000, small_expand_x, &cases[0]);
     rank_threads_run("loopback", RANKS, 20000000, pairs, cases);
     test_disagree();
+    disagree_on_groups();
     rank_threads_run("loopback", RANKS, 20000000, bad_values, &cases[1]);
     rank_threads_run("loopback", RANKS, 20000000, one_leaves, &cases[0]);
     rank_threads_run("loopback", RANKS, 20000000, one_leaves_between, &cases[0]);
