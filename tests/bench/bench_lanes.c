@@ -4,9 +4,15 @@
  * gRPC C++ as the rival. Every echo is between two processes. Rounds alternate between all forms, and medians of ratios are
  * reported, because the machine's speed drifts.
  *
- * usage: bench_lanes [JSON [BYTES [DEPTH]]]   one size and one depth only
+ * One message below 1 MiB at a time, a lane and its limit run with both processes on one CPU. Left alone the scheduler places
+ * either both on one or each on its own, as it happens, and on a virtual machine waking an idle CPU costs more than all the
+ * rest: one form would then be compared with the other's luck. The RPC forms and gRPC run where they like.
+ *
+ * usage: bench_lanes [JSON [BYTES [DEPTH [FORM]]]]   one size, one depth (0: all), one form beside the limits
  */
+#include <dirent.h>
 #include <math.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,6 +25,8 @@
 
 #define ROUNDS 5
 #define RUN_US 50000.0 /* one run of one form */
+#define LARGE_RUN_US 150000.0 /* the same from LARGE_BYTES on, so that filling and draining the pipeline counts little */
+#define LARGE_BYTES ((size_t)1 << 20)
 #define COUNT_MAX 4096
 #define BUSY_POLL_US 100
 
@@ -60,6 +68,7 @@ static lanes_form forms[FORMS] = {
 };
 
 static int lost_replies;
+static cpu_set_t all_cpus, one_cpu;
 
 /* A form that lost a reply is judged no more; the bench then fails. */
 static void give_up(lanes_form *form, size_t bytes, int depth)
@@ -75,8 +84,8 @@ static bool is_open(form_id id)
     return forms[id].run != NULL;
 }
 
-/* folder: for the sockets of the shm lane. */
-static void open_forms(const char *folder)
+/* folder: for the sockets of the shm lane. only: a name, NULL all. */
+static void open_forms(const char *folder, const char *only)
 {
     const char *tcp = "tcp://127.0.0.1:0";
     char shm[64], rpc_shm[64];
@@ -84,13 +93,30 @@ static void open_forms(const char *folder)
     snprintf(rpc_shm, sizeof(rpc_shm), "shm://%s/rpc.sock", folder);
     lanes_tcp_open(&forms[FORM_TCP]);
     lanes_futex_open(&forms[FORM_FUTEX]);
-    lanes_lane_open(&forms[FORM_LANE_UV], &ep_uv_stream_lane, tcp);
-    lanes_lane_open(&forms[FORM_LANE_NNG], &ep_nng_stream_lane, tcp);
-    lanes_rpc_open(&forms[FORM_RPC], "uv", tcp);
-    lanes_rpc_open(&forms[FORM_RPC_BUSY], "uv", tcp);
-    lanes_lane_open(&forms[FORM_LANE_SHM], &ep_shm_lane, shm);
-    lanes_rpc_open(&forms[FORM_RPC_SHM], "uv", rpc_shm);
-    lanes_grpc_open(&forms[FORM_GRPC]);
+    for (form_id id = FORM_LANE_UV; id < FORMS; id++) {
+        if (only != NULL && strcmp(only, forms[id].name) != 0) {
+            continue;
+        }
+        switch (id) {
+        case FORM_LANE_UV:
+            lanes_lane_open(&forms[id], &ep_uv_stream_lane, tcp);
+            break;
+        case FORM_LANE_NNG:
+            lanes_lane_open(&forms[id], &ep_nng_stream_lane, tcp);
+            break;
+        case FORM_LANE_SHM:
+            lanes_lane_open(&forms[id], &ep_shm_lane, shm);
+            break;
+        case FORM_RPC_SHM:
+            lanes_rpc_open(&forms[id], "uv", rpc_shm);
+            break;
+        case FORM_GRPC:
+            lanes_grpc_open(&forms[id]);
+            break;
+        default:
+            lanes_rpc_open(&forms[id], "uv", tcp);
+        }
+    }
     for (form_id id = 0; id < FORMS; id++) {
         if (forms[id].connect != NULL) {
             forms[id].connect(&forms[id]);
@@ -114,7 +140,33 @@ static double cpu_us(const lanes_form *form)
     return cpu_us_of(form->client) + cpu_us_of(form->server);
 }
 
-/* How many messages take about RUN_US; runs a few first, so that connections and pools are warm. */
+/* All threads of a process, 0 our own, to these CPUs. */
+static void place(pid_t pid, const cpu_set_t *cpus)
+{
+    char path[32];
+    const struct dirent *task;
+    snprintf(path, sizeof(path), "/proc/%d/task", pid != 0 ? pid : getpid());
+    DIR *tasks = opendir(path);
+    while (tasks != NULL && (task = readdir(tasks)) != NULL) {
+        if (task->d_name[0] != '.') {
+            sched_setaffinity(atoi(task->d_name), sizeof(*cpus), cpus);
+        }
+    }
+    if (tasks != NULL) {
+        closedir(tasks);
+    }
+}
+
+static void place_form(form_id id, size_t bytes, int depth)
+{
+    const cpu_set_t *cpus = depth == 1 && bytes < LARGE_BYTES && id <= FORM_LANE_SHM ? &one_cpu : &all_cpus;
+    place(0, cpus);
+    if (forms[id].server != 0) {
+        place(forms[id].server, cpus);
+    }
+}
+
+/* How many messages take about a run; does a few first, so that connections and pools are warm. */
 static int count_for(lanes_form *form, size_t bytes, int depth)
 {
     static double us[COUNT_MAX];
@@ -126,7 +178,7 @@ static int count_for(lanes_form *form, size_t bytes, int depth)
         return 0;
     }
     double each = seconds * 1e6 / few;
-    int count = (int)(RUN_US / each);
+    int count = (int)((bytes >= LARGE_BYTES ? LARGE_RUN_US : RUN_US) / each);
     int least = bytes >= LANES_BYTES_MAX ? depth : depth * 2;
     return count < least ? least : count > COUNT_MAX ? COUNT_MAX : count;
 }
@@ -230,14 +282,19 @@ static void bench_point(bench_report *report, size_t bytes, int depth)
     static measured m[FORMS];
     int counts[FORMS] = {0};
     for (form_id id = 0; id < FORMS; id++) {
-        counts[id] = is_open(id) ? count_for(&forms[id], bytes, depth) : 0;
+        if (is_open(id)) {
+            place_form(id, bytes, depth);
+            counts[id] = count_for(&forms[id], bytes, depth);
+        }
     }
     for (int round = 0; round < ROUNDS; round++) {
         for (form_id id = 0; id < FORMS; id++) {
             if (is_open(id)) {
+                place_form(id, bytes, depth);
                 measure(&forms[id], bytes, counts[id], depth, &m[id], round);
             }
         }
+        place(0, &all_cpus);
     }
     for (form_id id = FORM_LANE_UV; id < FORMS; id++) {
         if (is_open(id)) {
@@ -267,7 +324,14 @@ int main(int argc, char **argv)
     if (mkdtemp(folder) == NULL) {
         lanes_fail("bench", "cannot make a folder under /tmp");
     }
-    open_forms(folder);
+    sched_getaffinity(0, sizeof(all_cpus), &all_cpus);
+    CPU_ZERO(&one_cpu);
+    for (int cpu = CPU_SETSIZE - 1; CPU_COUNT(&one_cpu) == 0 && cpu >= 0; cpu--) {
+        if (CPU_ISSET(cpu, &all_cpus)) {
+            CPU_SET(cpu, &one_cpu); /* the last: the first ones serve interrupts */
+        }
+    }
+    open_forms(folder, argc > 4 ? argv[4] : NULL);
     bench_report *report = bench_report_create("Echo between two processes: lanes and RPC beside raw TCP, futexes and gRPC, same run");
     for (size_t d = 0; d < DEPTHS; d++) {
         for (size_t s = 0; s < SIZES; s++) {

@@ -1,6 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The limit of a shared-memory lane: slots in memory both processes map, one copy each way, a futex to sleep on. */
+/*
+ * The limit of a shared-memory lane: slots in memory both processes map, one copy each way, a futex to sleep on. A large
+ * message goes whole, or in pieces that the other side copies on while the next is being written and for which it looks a
+ * moment before it sleeps: whichever is faster for this size and depth, found by a short trial of each.
+ */
 #include <linux/futex.h>
+#include <math.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,14 +15,20 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/cpu_features.h"
 #include "bench/bench_report.h"
 #include "bench/lanes_form.h"
 
+#define PIECE_BYTES ((size_t)64 << 10)
+#define TRIAL_COUNT 16
+#define LOOKS 400 /* pauses of some 50 ns before sleep, in the middle of a message */
+
 /* One direction. Messages are numbered from 0; number n is in slot n % LANES_DEPTH_MAX. */
 typedef struct direction {
-    _Alignas(64) uint32_t written; /* atomic */
+    _Alignas(64) uint32_t written; /* atomic: pieces */
     _Alignas(64) uint32_t sleeps;  /* atomic: the reader is in, or about to enter, the futex */
     uint64_t bytes[LANES_DEPTH_MAX];
+    uint64_t piece_bytes[LANES_DEPTH_MAX];
     _Alignas(64) uint8_t slots[LANES_DEPTH_MAX][LANES_BYTES_MAX];
 } direction;
 
@@ -25,25 +36,35 @@ typedef struct futex_state {
     direction *there;
     direction *back;
     uint32_t number; /* of the next message; never reset */
+    uint32_t piece;  /* the same */
+    size_t bytes;    /* of the newest run, with depth and how it went */
+    int depth;
+    size_t piece_bytes;
     uint8_t *payload;
 } futex_state;
 
-static void put(direction *d, uint32_t number, const uint8_t *data, size_t bytes)
+static uint32_t pieces_of(size_t bytes, size_t piece_bytes)
 {
-    memcpy(d->slots[number % LANES_DEPTH_MAX], data, bytes);
-    d->bytes[number % LANES_DEPTH_MAX] = bytes;
-    __atomic_store_n(&d->written, number + 1, __ATOMIC_SEQ_CST);
+    return bytes == 0 ? 1 : (uint32_t)((bytes + piece_bytes - 1) / piece_bytes);
+}
+
+static void publish(direction *d, uint32_t piece)
+{
+    __atomic_store_n(&d->written, piece + 1, __ATOMIC_SEQ_CST);
     if (__atomic_exchange_n(&d->sleeps, 0, __ATOMIC_SEQ_CST) != 0) {
         syscall(SYS_futex, &d->written, FUTEX_WAKE, 1, NULL, NULL, 0);
     }
 }
 
-/* Waits until message `number` is there. */
-static void await(direction *d, uint32_t number)
+/* Waits until this piece is there. */
+static void await(direction *d, uint32_t piece, bool looks)
 {
+    for (int i = 0; looks && i < LOOKS && (int32_t)(__atomic_load_n(&d->written, __ATOMIC_ACQUIRE) - piece) <= 0; i++) {
+        ep_cpu_relax();
+    }
     for (;;) {
         uint32_t written = __atomic_load_n(&d->written, __ATOMIC_SEQ_CST);
-        if (written != number) {
+        if ((int32_t)(written - piece) > 0) {
             return;
         }
         __atomic_store_n(&d->sleeps, 1, __ATOMIC_SEQ_CST);
@@ -51,29 +72,76 @@ static void await(direction *d, uint32_t number)
     }
 }
 
+/* Puts a message in; in_pieces NULL: all of it is there, else as its pieces come. Returns the piece after it. */
+static uint32_t put(direction *d, uint32_t number, uint32_t piece, const uint8_t *data, size_t bytes, size_t piece_bytes,
+                    direction *in_pieces)
+{
+    uint32_t slot = number % LANES_DEPTH_MAX;
+    uint32_t pieces = pieces_of(bytes, piece_bytes);
+    d->bytes[slot] = bytes;
+    d->piece_bytes[slot] = piece_bytes;
+    for (uint32_t i = 0; i < pieces; i++) {
+        size_t at = i * piece_bytes;
+        if (in_pieces != NULL) {
+            await(in_pieces, piece + i, i > 0);
+        }
+        memcpy(d->slots[slot] + at, data + at, bytes - at < piece_bytes ? bytes - at : piece_bytes);
+        publish(d, piece + i);
+    }
+    return piece + pieces;
+}
+
 static void serve(direction *in, direction *out)
 {
+    uint32_t piece = 0;
     for (uint32_t number = 0;; number++) {
-        await(in, number);
-        put(out, number, in->slots[number % LANES_DEPTH_MAX], in->bytes[number % LANES_DEPTH_MAX]);
+        uint32_t slot = number % LANES_DEPTH_MAX;
+        await(in, piece, false);
+        piece = put(out, number, piece, in->slots[slot], in->bytes[slot], in->piece_bytes[slot], in);
     }
+}
+
+static double run_in(futex_state *s, size_t bytes, int count, int depth, size_t piece_bytes, double *out_us)
+{
+    double begin_us[LANES_DEPTH_MAX], begin = bench_now_us();
+    uint32_t pieces = pieces_of(bytes, piece_bytes), put_piece = s->piece;
+    int sent = 0;
+    for (int received = 0; received < count; received++) {
+        for (; sent < count && sent - received < depth; sent++) {
+            begin_us[sent % LANES_DEPTH_MAX] = bench_now_us();
+            put_piece = put(s->there, s->number + (uint32_t)sent, put_piece, s->payload, bytes, piece_bytes, NULL);
+        }
+        s->piece += pieces;
+        await(s->back, s->piece - 1, piece_bytes < bytes);
+        out_us[received] = bench_now_us() - begin_us[received % LANES_DEPTH_MAX];
+    }
+    s->number += (uint32_t)count;
+    return (bench_now_us() - begin) / 1e6;
+}
+
+/* Whole or in pieces. */
+static size_t best_piece_bytes(futex_state *s, size_t bytes, int depth)
+{
+    double us[TRIAL_COUNT];
+    double best[2] = {INFINITY, INFINITY};
+    const size_t piece_bytes[2] = {bytes, PIECE_BYTES};
+    for (int trial = 0; trial < 6; trial++) {
+        double seconds = run_in(s, bytes, TRIAL_COUNT, depth, piece_bytes[trial % 2], us);
+        double now = depth == 1 ? bench_quantile(us, TRIAL_COUNT, 0.5) : seconds;
+        best[trial % 2] = now < best[trial % 2] ? now : best[trial % 2];
+    }
+    return best[0] <= best[1] ? piece_bytes[0] : piece_bytes[1];
 }
 
 static double futex_run(lanes_form *form, size_t bytes, int count, int depth, double *out_us)
 {
     futex_state *s = form->state;
-    double begin_us[LANES_DEPTH_MAX], begin = bench_now_us();
-    int sent = 0;
-    for (int received = 0; received < count; received++) {
-        for (; sent < count && sent - received < depth; sent++) {
-            begin_us[sent % LANES_DEPTH_MAX] = bench_now_us();
-            put(s->there, s->number + (uint32_t)sent, s->payload, bytes);
-        }
-        await(s->back, s->number + (uint32_t)received);
-        out_us[received] = bench_now_us() - begin_us[received % LANES_DEPTH_MAX];
+    if (s->bytes != bytes || s->depth != depth) {
+        s->bytes = bytes;
+        s->depth = depth;
+        s->piece_bytes = bytes > PIECE_BYTES ? best_piece_bytes(s, bytes, depth) : bytes;
     }
-    s->number += (uint32_t)count;
-    return (bench_now_us() - begin) / 1e6;
+    return run_in(s, bytes, count, depth, s->piece_bytes, out_us);
 }
 
 static void futex_close(lanes_form *form)

@@ -9,12 +9,15 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "bench/bench_report.h"
+
+#define HUGE_BYTES ((size_t)2 << 20)
 
 static void set_buffers(int fd, int socket_bytes)
 {
@@ -28,6 +31,7 @@ static void prepare(int fd)
 {
     int one = 1;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+    setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4); /* paced by BBR it would be no limit */
     fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
 }
 
@@ -37,10 +41,34 @@ static void wait_for(int fd, short events)
     poll(&p, 1, -1);
 }
 
-/* Echoes whatever comes, keeping a ring of bytes between read and write, so that both directions flow at once. */
-static void serve(int fd, size_t ring_bytes)
+/* Large buffers in large pages: a system call then walks far fewer of them. */
+static char *buffer_of(size_t bytes)
 {
-    char *ring = malloc(ring_bytes);
+    size_t rounded = (bytes + HUGE_BYTES - 1) / HUGE_BYTES * HUGE_BYTES;
+    char *buffer = bytes < HUGE_BYTES ? aligned_alloc(64, (bytes + 63) / 64 * 64) : aligned_alloc(HUGE_BYTES, rounded);
+    if (buffer != NULL) {
+        if (bytes >= HUGE_BYTES) {
+            madvise(buffer, rounded, MADV_HUGEPAGE);
+        }
+        memset(buffer, 1, bytes);
+    }
+    return buffer;
+}
+
+/* How many bytes may be sent back. */
+static size_t ready_bytes(size_t head, size_t tail, size_t whole_bytes)
+{
+    size_t end = whole_bytes > 0 ? tail / whole_bytes * whole_bytes : tail;
+    return end > head ? end - head : 0;
+}
+
+/*
+ * Echoes what comes, keeping a ring of bytes between read and write, so that both directions flow at once; whole_bytes > 0:
+ * only whole messages of this size.
+ */
+static void serve(int fd, size_t ring_bytes, size_t whole_bytes)
+{
+    char *ring = buffer_of(ring_bytes);
     size_t head = 0, tail = 0; /* read into tail, written from head; counters that only grow */
     while (ring != NULL) {
         int moved = 0;
@@ -54,8 +82,9 @@ static void serve(int fd, size_t ring_bytes)
             tail += (size_t)n;
             moved = 1;
         }
+        size_t ready = ready_bytes(head, tail, whole_bytes);
         at = head % ring_bytes;
-        piece = tail - head < ring_bytes - at ? tail - head : ring_bytes - at;
+        piece = ready < ring_bytes - at ? ready : ring_bytes - at;
         if (piece > 0) {
             n = send(fd, ring + at, piece, MSG_NOSIGNAL);
             if (n < 0 && errno != EAGAIN && errno != EINTR) {
@@ -67,39 +96,37 @@ static void serve(int fd, size_t ring_bytes)
             }
         }
         if (!moved) {
-            wait_for(fd, (short)((tail - head < ring_bytes ? POLLIN : 0) | (tail > head ? POLLOUT : 0)));
+            wait_for(fd, (short)((tail - head < ring_bytes ? POLLIN : 0) | (ready > 0 ? POLLOUT : 0)));
         }
     }
     free(ring);
 }
 
-int tcp_echo_open(tcp_echo *echo, size_t message_bytes, size_t ring_bytes, int socket_bytes)
+int tcp_echo_open(tcp_echo *echo, size_t message_bytes, const tcp_echo_way *way)
 {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t length = sizeof(address);
     int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     memset(echo, 0, sizeof(*echo));
     echo->message_bytes = message_bytes;
-    echo->send_data = aligned_alloc(64, (message_bytes + 63) / 64 * 64);
-    echo->receive_data = aligned_alloc(64, (message_bytes + 63) / 64 * 64);
-    set_buffers(listener, socket_bytes); /* what it accepts inherits them */
+    echo->send_data = buffer_of(message_bytes);
+    echo->receive_data = buffer_of(message_bytes);
+    set_buffers(listener, way->socket_bytes); /* what it accepts inherits them */
     if (listener < 0 || echo->send_data == NULL || echo->receive_data == NULL ||
         bind(listener, (struct sockaddr *)&address, sizeof(address)) != 0 || listen(listener, 1) != 0 ||
         getsockname(listener, (struct sockaddr *)&address, &length) != 0) {
         return -1;
     }
-    memset(echo->send_data, 1, message_bytes);
-    memset(echo->receive_data, 1, message_bytes);
     echo->server = fork();
     if (echo->server == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         int fd = accept(listener, NULL, NULL);
         prepare(fd);
-        serve(fd, ring_bytes);
+        serve(fd, way->ring_bytes, way->whole ? message_bytes : 0);
         _exit(0);
     }
     echo->fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    set_buffers(echo->fd, socket_bytes);
+    set_buffers(echo->fd, way->socket_bytes);
     int result = connect(echo->fd, (struct sockaddr *)&address, sizeof(address));
     close(listener);
     prepare(echo->fd);
