@@ -137,5 +137,10 @@ typedef struct uv_host_port {
 ep_err uv_lane_read_url(const ep_lane_address *address, uv_host_port *out, ep_error *out_error);
 ep_err uv_lane_err_from_errno(int number);
 void uv_lane_set_options(int fd);
+/*
+ * Of a connected socket: no pacing towards a peer on this machine. There is no network to be kind to, and the pacing of BBR,
+ * the default of many systems, leaves two thirds of what memory can move unused.
+ */
+void uv_lane_set_congestion(int fd, const struct sockaddr_storage *peer);
 
 #endif

@@ -234,6 +234,7 @@ ep_err uv_conn_create(int taken_fd, const struct sockaddr_storage *address, cons
     conn->job.run = run;
     conn->refs = 2; /* its owner and the lane */
     conn->fd = taken_fd;
+    uv_lane_set_congestion(taken_fd, address);
     conn->limits = *limits;
     conn->count = taken_count;
     read_peer(conn, address);

@@ -72,6 +72,32 @@ void uv_lane_set_options(int fd)
     setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
 }
 
+static bool same_machine(const struct sockaddr_storage *peer, const struct sockaddr_storage *own)
+{
+    if (peer->ss_family != own->ss_family) {
+        return false;
+    }
+    if (peer->ss_family == AF_INET) {
+        uint32_t a = ntohl(((const struct sockaddr_in *)peer)->sin_addr.s_addr);
+        uint32_t b = ntohl(((const struct sockaddr_in *)own)->sin_addr.s_addr);
+        return a == b || (a >> 24 == IN_LOOPBACKNET && b >> 24 == IN_LOOPBACKNET);
+    }
+    const struct in6_addr *a = &((const struct sockaddr_in6 *)peer)->sin6_addr;
+    const struct in6_addr *b = &((const struct sockaddr_in6 *)own)->sin6_addr;
+    return peer->ss_family == AF_INET6 && memcmp(a, b, sizeof(*a)) == 0;
+}
+
+void uv_lane_set_congestion(int fd, const struct sockaddr_storage *peer)
+{
+    static const char name[] = "reno";
+    struct sockaddr_storage own;
+    socklen_t bytes = sizeof(own);
+    memset(&own, 0, sizeof(own));
+    if (getsockname(fd, (struct sockaddr *)&own, &bytes) == 0 && same_machine(peer, &own)) {
+        setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, sizeof(name) - 1); /* or it stays as it is */
+    }
+}
+
 static void conn_allow_large(ep_conn *base)
 {
     __atomic_store_n(&((uv_conn *)base)->large_allowed, true, __ATOMIC_RELEASE);
