@@ -13,4 +13,14 @@ typedef struct ep_cpu_features {
 
 ep_cpu_features ep_cpu_features_read(void);
 
+/* Between two looks of a loop that waits for another CPU. */
+static inline void ep_cpu_relax(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
 #endif

@@ -45,6 +45,9 @@ size_t ep_send_copy(const ep_send *send, size_t offset, uint8_t *out, size_t byt
 /* Starts a thread that blocks every signal. name: up to 15 characters. Errors: IO. */
 ep_err ep_lane_thread_create(const char *name, void *(*func)(void *), void *arg, pthread_t *out_thread);
 
+/* What ep_stream_lane_set_busy_poll set, and the looks of it so far. */
+uint32_t ep_uv_stream_busy_poll(uint64_t *out_polls);
+
 /* Whether nng's lane serves tcp:// rather than libuv's. */
 bool ep_stream_lane_is_nng(void);
 

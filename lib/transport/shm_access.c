@@ -34,7 +34,13 @@ ep_err shm_access_read(const ep_shm_config *config, shm_access *out_access, ep_e
                                 "ring_bytes is %zu, allowed powers of two from %zu to %zu",
                                 bytes, EP_SHM_RING_BYTES_MIN, EP_SHM_RING_BYTES_MAX);
         }
+        if (config->total_bytes != 0 && config->total_bytes < ep_shm_connection_bytes(bytes)) {
+            return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                                "total_bytes is %zu, must be at least %zu, what one connection takes",
+                                config->total_bytes, ep_shm_connection_bytes(bytes));
+        }
         access.ring_bytes = bytes;
+        access.total_bytes = config->total_bytes;
         access.uids_count = config->uids_count;
         access.gids_count = config->gids_count;
         for (size_t i = 0; i < config->uids_count; i++) {

@@ -6,7 +6,9 @@
  *            peer rings. done() runs in the sender where it may (done_inside). Else it belongs to the loop, which is not
  *            woken for it: it runs when the loop is awake next, or a millisecond later.
  * Receiving  the loop copies out of the ring, each byte once: prefix, then the frame into its buffer. Only the
- *            copies are looked at.
+ *            copies are looked at. On another CPU than the peer it looks for more for a moment before it
+ *            sleeps, in the middle of a frame, which the peer is copying just then, and when the peer's last
+ *            pause was about as short as a wake-up.
  * Ending     closing is set; the loop then closes the socket, unmaps, fails what is queued and calls on_closed.
  *            A peer that ended is read to the ring's end first.
  */
@@ -20,10 +22,16 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/cpu_features.h"
 #include "base/path_count.h"
 #include "transport/shm_lane.h"
 
-#define PUBLISH_BYTES ((size_t)128 << 10) /* the peer copies out while we copy in */
+#define PUBLISH_BYTES ((size_t)64 << 10)  /* the peer copies out while we copy in */
+#define PIECE_BYTES_MAX (PUBLISH_BYTES + PUBLISH_BYTES / 2) /* no small piece at the end of a frame */
+#define SPIN_NS (20 * EP_NS_PER_US)       /* a peer copies a piece in a fraction of it; a wake-up costs about as much */
+#define SPINS_NS (5 * SPIN_NS)            /* after so long a peer that dribbles is not waited for */
+#define SHORT_PAUSE_NS (2 * SPIN_NS)      /* with the wake-up that ends it */
+#define SPINS_PER_LOOK 32
 #define SERVE_BYTES ((size_t)1 << 20)     /* then other connections have their turn */
 #define SERVE_STEPS 4096                  /* the same for a peer that moves byte by byte */
 #define SERVE_FILLS 16                    /* pieces put into the ring before the same */
@@ -76,6 +84,8 @@ typedef struct shm_conn {
     ep_buffer *frame;
     size_t frame_have_bytes;
     uint64_t backoff_ns;
+    uint64_t idle_ns;          /* since when nothing came; 0: something does */
+    bool paused_shortly;       /* the newest time something came after a pause */
 } shm_conn;
 
 void shm_count_unref(shm_count *count)
@@ -183,6 +193,18 @@ static size_t gather(shm_conn *conn, size_t room)
     return put;
 }
 
+/* Lock held, the queue is not empty. */
+static size_t unsent_bytes(const shm_conn *conn)
+{
+    return conn->queue.bytes - conn->queue.head->sent_bytes;
+}
+
+/* In pieces the peer copies out while we copy in, unless it waits for our CPU: it would only interrupt us. */
+static size_t piece_bytes(size_t bytes, bool apart)
+{
+    return bytes <= PIECE_BYTES_MAX || !apart ? bytes : PUBLISH_BYTES;
+}
+
 /*
  * Lock held, not closing: fills the ring from the queue. True: fills_max pieces are in and there may be room for
  * more. A peer that frees byte by byte could keep us here, lock held, for as long as it likes.
@@ -209,7 +231,8 @@ static bool fill_ring(shm_conn *conn, unsigned fills_max, bool *out_bell)
         if (*out_bell) {
             ring_bell(conn); /* the peer copies out while we copy in */
         }
-        size_t put = gather(conn, room < PUBLISH_BYTES ? room : PUBLISH_BYTES);
+        size_t put = gather(conn, piece_bytes(room < unsent_bytes(conn) ? room : unsent_bytes(conn),
+                                              shm_producer_is_apart(&conn->out)));
         *out_bell = shm_producer_publish(&conn->out, put);
     }
     return false;
@@ -379,9 +402,7 @@ static receive_step receive_some(shm_conn *conn, ep_error *out_error)
     }
     size_t want = conn->frame->bytes - conn->frame_have_bytes;
     size_t bytes = available < want ? available : want;
-    if (bytes > PUBLISH_BYTES) {
-        bytes = PUBLISH_BYTES; /* the peer fills what is free meanwhile */
-    }
+    bytes = piece_bytes(bytes, shm_consumer_is_apart(&conn->in)); /* the peer fills what is free meanwhile */
     if (bytes > 0) {
         take(conn, conn->frame->data + conn->frame_have_bytes, bytes);
         conn->frame_have_bytes += bytes;
@@ -405,16 +426,56 @@ static void wait_for_memory(shm_conn *conn)
     shm_loop_post_later(conn->loop, &conn->retry, ep_clock_now_ns() + conn->backoff_ns);
 }
 
+/* Nothing is there: true when more comes within a moment, or something is wrong. Not after until_ns. */
+static bool spin_for_more(shm_conn *conn, uint64_t until_ns)
+{
+    if ((conn->frame == NULL && !conn->paused_shortly) || !shm_consumer_is_apart(&conn->in)) {
+        return false;
+    }
+    uint64_t end_ns = ep_clock_now_ns() + SPIN_NS;
+    size_t available = 0;
+    end_ns = end_ns < until_ns ? end_ns : until_ns;
+    while (available == 0 && ep_clock_now_ns() < end_ns) {
+        for (int i = 0; i < SPINS_PER_LOOK; i++) {
+            ep_cpu_relax();
+        }
+        if (!shm_consumer_available(&conn->in, &available)) {
+            return true; /* the next step says so */
+        }
+    }
+    return available > 0;
+}
+
+/* After a look that began then: how long the peer had paused. */
+static void note_pause(shm_conn *conn, bool moved, bool idle, uint64_t begin_ns)
+{
+    if (moved && conn->idle_ns != 0) {
+        conn->paused_shortly = begin_ns - conn->idle_ns < SHORT_PAUSE_NS;
+        conn->idle_ns = 0;
+    }
+    uint64_t now_ns = ep_clock_now_ns();
+    if (moved) {
+        __atomic_store_n(&conn->heard_ns, now_ns, __ATOMIC_RELAXED);
+    }
+    if (idle && conn->idle_ns == 0) {
+        conn->idle_ns = now_ns;
+    }
+}
+
 /* Delivers frames. True: more is there, but others shall have their turn. */
 static bool receive(shm_conn *conn)
 {
     ep_error error;
     uint64_t begin = conn->in.tail;
+    uint64_t begin_ns = ep_clock_now_ns();
     receive_step step = RECEIVE_MORE;
     shm_consumer_disarm(&conn->in);
     for (unsigned steps = 0;
          steps < SERVE_STEPS && !is_closing(conn) && conn->in.tail - begin < SERVE_BYTES; steps++) {
         step = receive_some(conn, &error);
+        if (step == RECEIVE_IDLE && spin_for_more(conn, begin_ns + SPINS_NS)) {
+            continue;
+        }
         if (step == RECEIVE_IDLE && shm_consumer_arm(&conn->in)) {
             break;
         }
@@ -424,9 +485,7 @@ static bool receive(shm_conn *conn)
             break;
         }
     }
-    if (conn->in.tail != begin) {
-        __atomic_store_n(&conn->heard_ns, ep_clock_now_ns(), __ATOMIC_RELAXED);
-    }
+    note_pause(conn, conn->in.tail != begin, step == RECEIVE_IDLE, begin_ns);
     if (step == RECEIVE_WAITS) {
         wait_for_memory(conn);
     } else if (step == RECEIVE_ERROR) {

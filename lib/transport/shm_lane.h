@@ -97,6 +97,7 @@ typedef struct shm_memory {
     uint8_t *base;
     size_t bytes;
     size_t ring_bytes;
+    bool counted;        /* in ep_shm_stats: we made it */
 } shm_memory;
 
 /* Sealed, mapped, and its descriptor, which the caller closes. Errors: NO_MEMORY, IO. */
@@ -104,6 +105,8 @@ ep_err shm_memory_create(size_t ring_bytes, shm_memory *out_memory, int *out_fd,
 /* Maps a descriptor from a peer, which may be anything. Errors: PROTOCOL, NO_MEMORY. */
 ep_err shm_memory_adopt(int fd, uint64_t ring_bytes, shm_memory *out_memory, ep_error *out_error);
 void shm_memory_close(shm_memory *memory);
+/* One more in ep_shm_stats. */
+void shm_memory_count_refusal(void);
 /* The two ends; listener: the end that created it. */
 void shm_memory_rings(const shm_memory *memory, bool listener, shm_producer *out_producer,
                       shm_consumer *out_consumer);
@@ -118,6 +121,7 @@ ep_err shm_welcome_receive(int socket, uint64_t *out_ring_bytes, int *out_fd, ep
 /* ---- shm_access.c ---- */
 typedef struct shm_access {
     size_t ring_bytes;
+    size_t total_bytes;
     size_t uids_count;
     uint32_t uids[EP_SHM_IDS_MAX];
     size_t gids_count;

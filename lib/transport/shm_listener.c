@@ -46,6 +46,13 @@ typedef struct shm_listener {
     bool refusing;       /* warned that connections_max is reached */
 } shm_listener;
 
+/* How many connections total_bytes has room for. */
+static uint32_t memory_room(const shm_access *access)
+{
+    size_t room = access->total_bytes / ep_shm_connection_bytes(access->ring_bytes);
+    return access->total_bytes == 0 || room > UINT32_MAX ? UINT32_MAX : (uint32_t)room;
+}
+
 static bool count_add(shm_count *count, uint32_t max)
 {
     if (__atomic_add_fetch(&count->connections, 1, __ATOMIC_ACQ_REL) > max) {
@@ -96,9 +103,17 @@ static ep_conn *take_socket(shm_listener *l, int taken_socket)
         refuse(l, taken_socket, &error);
         return NULL;
     }
-    if (!count_add(l->count, l->limits.connections_max)) {
-        ep_error_set(&error, EP_ERR_RESOURCE_EXHAUSTED, "%s has connections_max %u connections", l->url,
-                     l->limits.connections_max);
+    uint32_t room = memory_room(&l->access);
+    if (!count_add(l->count, room < l->limits.connections_max ? room : l->limits.connections_max)) {
+        if (room < l->limits.connections_max) {
+            shm_memory_count_refusal();
+            ep_error_set(&error, EP_ERR_RESOURCE_EXHAUSTED,
+                         "%s has %u connections of %zu bytes of shared memory, all that total_bytes %zu allows", l->url, room,
+                         ep_shm_connection_bytes(l->access.ring_bytes), l->access.total_bytes);
+        } else {
+            ep_error_set(&error, EP_ERR_RESOURCE_EXHAUSTED, "%s has connections_max %u connections", l->url,
+                         l->limits.connections_max);
+        }
         refuse(l, taken_socket, &error);
         return NULL;
     }

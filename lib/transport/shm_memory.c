@@ -18,8 +18,26 @@
 #define CONTROL_BYTES 4096
 #define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
 #define WELCOME_MAGIC 0x314d485344504545ull
-#define WELCOME_VERSION 1
+#define WELCOME_VERSION 2
 #define WELCOME_TEXT_BYTES 200
+
+static ep_shm_stats stats; /* atomic */
+
+size_t ep_shm_connection_bytes(size_t ring_bytes)
+{
+    return CONTROL_BYTES + 2 * (ring_bytes != 0 ? ring_bytes : EP_SHM_RING_BYTES_DEFAULT);
+}
+
+void ep_shm_read_stats(ep_shm_stats *out_stats)
+{
+    out_stats->mapped_bytes = __atomic_load_n(&stats.mapped_bytes, __ATOMIC_RELAXED);
+    out_stats->refused_total = __atomic_load_n(&stats.refused_total, __ATOMIC_RELAXED);
+}
+
+void shm_memory_count_refusal(void)
+{
+    __atomic_fetch_add(&stats.refused_total, 1, __ATOMIC_RELAXED);
+}
 
 typedef struct welcome {
     uint64_t magic;
@@ -31,7 +49,7 @@ typedef struct welcome {
 
 static ep_err map(int fd, size_t ring_bytes, shm_memory *out_memory, ep_error *out_error)
 {
-    size_t bytes = CONTROL_BYTES + 2 * ring_bytes;
+    size_t bytes = ep_shm_connection_bytes(ring_bytes);
     void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (base == MAP_FAILED) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "cannot map %zu bytes of shared memory: %s", bytes,
@@ -49,9 +67,9 @@ ep_err shm_memory_create(size_t ring_bytes, shm_memory *out_memory, int *out_fd,
         return ep_error_set(out_error, EP_ERR_IO, "memfd_create: %s", strerror(errno));
     }
     ep_err err = EP_OK;
-    if (ftruncate(fd, (off_t)(CONTROL_BYTES + 2 * ring_bytes)) != 0 || fcntl(fd, F_ADD_SEALS, SEALS) != 0) {
+    if (ftruncate(fd, (off_t)(ep_shm_connection_bytes(ring_bytes))) != 0 || fcntl(fd, F_ADD_SEALS, SEALS) != 0) {
         err = ep_error_set(out_error, EP_ERR_IO, "cannot size and seal %zu bytes of shared memory: %s",
-                           CONTROL_BYTES + 2 * ring_bytes, strerror(errno));
+                           ep_shm_connection_bytes(ring_bytes), strerror(errno));
     } else {
         err = map(fd, ring_bytes, out_memory, out_error);
     }
@@ -59,6 +77,8 @@ ep_err shm_memory_create(size_t ring_bytes, shm_memory *out_memory, int *out_fd,
         close(fd);
         return err;
     }
+    out_memory->counted = true;
+    __atomic_fetch_add(&stats.mapped_bytes, out_memory->bytes, __ATOMIC_RELAXED);
     *out_fd = fd;
     return EP_OK;
 }
@@ -78,7 +98,7 @@ ep_err shm_memory_adopt(int fd, uint64_t ring_bytes, shm_memory *out_memory, ep_
                             "the listener's memory is not sealed against change of size");
     }
     if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode) ||
-        (uint64_t)st.st_size != CONTROL_BYTES + 2 * ring_bytes) {
+        (uint64_t)st.st_size != ep_shm_connection_bytes(ring_bytes)) {
         return ep_error_set(out_error, EP_ERR_PROTOCOL,
                             "the listener's memory has another size than it says");
     }
@@ -89,6 +109,9 @@ void shm_memory_close(shm_memory *memory)
 {
     if (memory->base != NULL) {
         munmap(memory->base, memory->bytes);
+        if (memory->counted) {
+            __atomic_fetch_sub(&stats.mapped_bytes, memory->bytes, __ATOMIC_RELAXED);
+        }
         memory->base = NULL;
     }
 }
@@ -100,10 +123,10 @@ void shm_memory_rings(const shm_memory *memory, bool listener, shm_producer *out
     uint8_t *data = memory->base + CONTROL_BYTES;
     size_t out = listener ? 1 : 0;
     *out_producer = (shm_producer){
-        .shared = &controls[out], .data = data + out * memory->ring_bytes, .bytes = memory->ring_bytes};
+        .shared = &controls[out], .data = data + out * memory->ring_bytes, .bytes = memory->ring_bytes, .cpu = UINT32_MAX};
     *out_consumer = (shm_consumer){
         .shared = &controls[1 - out], .data = data + (1 - out) * memory->ring_bytes,
-            .bytes = memory->ring_bytes};
+            .bytes = memory->ring_bytes, .cpu = UINT32_MAX};
 }
 
 bool shm_welcome_send(int socket, size_t ring_bytes, int fd, const ep_error *refusal)

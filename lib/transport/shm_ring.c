@@ -2,6 +2,7 @@
 /* The ring: positions checked, bytes copied, and who must be woken. */
 #include "transport/shm_ring.h"
 
+#include <sched.h>
 #include <string.h>
 
 static bool take_tail(shm_producer *p, uint64_t tail, size_t *out_bytes)
@@ -10,6 +11,10 @@ static bool take_tail(shm_producer *p, uint64_t tail, size_t *out_bytes)
         return false; /* behind what was seen, or before us */
     }
     p->tail_seen = tail;
+    if (tail == p->head && p->origin != tail) {
+        p->origin = tail;
+        __atomic_store_n(&p->shared->origin, tail, __ATOMIC_RELAXED); /* seen with the next head */
+    }
     *out_bytes = p->bytes - (size_t)(p->head - tail);
     return true;
 }
@@ -33,15 +38,25 @@ bool shm_producer_wait_room(shm_producer *p, size_t *out_bytes)
     /* the flag stays: a needless wake-up at most */
 }
 
+bool shm_producer_is_apart(const shm_producer *p)
+{
+    return __atomic_load_n(&p->shared->armed_cpu, __ATOMIC_RELAXED) != (uint32_t)sched_getcpu();
+}
+
 uint8_t *shm_producer_at(const shm_producer *p, size_t offset, size_t bytes, size_t *out_piece)
 {
-    size_t at = (size_t)(p->head + offset) & (p->bytes - 1);
+    size_t at = (size_t)(p->head - p->origin + offset) & (p->bytes - 1);
     *out_piece = bytes < p->bytes - at ? bytes : p->bytes - at;
     return p->data + at;
 }
 
 bool shm_producer_publish(shm_producer *p, size_t bytes)
 {
+    uint32_t cpu = (uint32_t)sched_getcpu();
+    if (cpu != p->cpu) {
+        p->cpu = cpu;
+        __atomic_store_n(&p->shared->cpu, cpu, __ATOMIC_RELAXED);
+    }
     p->head += bytes;
     __atomic_store_n(&p->shared->head, p->head, __ATOMIC_SEQ_CST);
     return __atomic_load_n(&p->shared->armed, __ATOMIC_SEQ_CST) != 0 &&
@@ -55,13 +70,19 @@ bool shm_consumer_available(shm_consumer *c, size_t *out_bytes)
         return false; /* more than the ring holds, or taken back */
     }
     c->head_seen = head;
+    c->origin = __atomic_load_n(&c->shared->origin, __ATOMIC_RELAXED); /* while bytes are in the ring it stays as it is */
     *out_bytes = (size_t)(head - c->tail);
     return true;
 }
 
+bool shm_consumer_is_apart(const shm_consumer *c)
+{
+    return __atomic_load_n(&c->shared->cpu, __ATOMIC_RELAXED) != (uint32_t)sched_getcpu();
+}
+
 bool shm_consumer_take(shm_consumer *c, uint8_t *out, size_t bytes)
 {
-    size_t at = (size_t)c->tail & (c->bytes - 1);
+    size_t at = (size_t)(c->tail - c->origin) & (c->bytes - 1);
     size_t first = bytes < c->bytes - at ? bytes : c->bytes - at;
     memcpy(out, c->data + at, first);
     memcpy(out + first, c->data, bytes - first);
@@ -76,6 +97,11 @@ bool shm_consumer_take(shm_consumer *c, uint8_t *out, size_t bytes)
 bool shm_consumer_arm(shm_consumer *c)
 {
     if (!c->armed) {
+        uint32_t cpu = (uint32_t)sched_getcpu();
+        if (cpu != c->cpu) {
+            c->cpu = cpu;
+            __atomic_store_n(&c->shared->armed_cpu, cpu, __ATOMIC_RELAXED);
+        }
         c->armed = true;
         __atomic_store_n(&c->shared->armed, 1, __ATOMIC_SEQ_CST);
     }

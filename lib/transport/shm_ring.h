@@ -7,6 +7,9 @@
  * was seen last and what is possible. The two flags only decide who wakes whom; a false one costs its writer a
  * wake-up, or us a needless one.
  *
+ * A producer that finds the ring empty begins again at its first byte (origin). So one frame at a time uses the same few
+ * pages, which stay in the caches, and the rest of a large ring is never taken from the system.
+ *
  * Threads  a producer and a consumer, each one thread at a time.
  */
 #ifndef EP_TRANSPORT_SHM_RING_H
@@ -19,9 +22,12 @@
 /* In shared memory. Positions count bytes since the beginning and never wrap in practice. */
 typedef struct shm_ring_shared {
     _Alignas(64) uint64_t head;        /* written by the producer */
+    uint64_t origin;                   /* the same: the position whose byte is the ring's first; changed only while it is empty */
+    uint32_t cpu;                      /* the same: where it ran when it put something in; a hint */
     uint32_t wants_space;              /* set by the producer before it sleeps, taken by the consumer */
     _Alignas(64) uint64_t tail;        /* written by the consumer */
     uint32_t armed;                    /* set by the consumer before it sleeps, taken by the producer */
+    uint32_t armed_cpu;                /* written by the consumer: where it ran then; a hint */
 } shm_ring_shared;
 
 typedef struct shm_producer {
@@ -29,7 +35,9 @@ typedef struct shm_producer {
     uint8_t *data;
     size_t bytes;           /* a power of two */
     uint64_t head;
+    uint64_t origin;
     uint64_t tail_seen;
+    uint32_t cpu;
 } shm_producer;
 
 typedef struct shm_consumer {
@@ -37,14 +45,18 @@ typedef struct shm_consumer {
     const uint8_t *data;
     size_t bytes;
     uint64_t tail;
+    uint64_t origin;        /* the peer's word, good for any position */
     uint64_t head_seen;
     bool armed;             /* we set it, and have not taken it back */
+    uint32_t cpu;
 } shm_consumer;
 
-/* Bytes that may be put in now; false when the peer's position is impossible. */
+/* Bytes that may be put in now, with nothing put in that is not published; false when the peer's position is impossible. */
 bool shm_producer_room(shm_producer *p, size_t *out_bytes);
 /* The same, and when there is no room, asks the consumer for a wake-up. */
 bool shm_producer_wait_room(shm_producer *p, size_t *out_bytes);
+/* Whether the consumer last slept on another CPU than this one. */
+bool shm_producer_is_apart(const shm_producer *p);
 /* Two pieces at most, at the ring's end and beginning; bytes <= room. Returns the first. */
 uint8_t *shm_producer_at(const shm_producer *p, size_t offset, size_t bytes, size_t *out_piece);
 /* Makes bytes visible. True: the consumer sleeps and must be woken, by whoever called. */
@@ -52,6 +64,8 @@ bool shm_producer_publish(shm_producer *p, size_t bytes);
 
 /* Bytes that can be taken; false when the peer's position is impossible. */
 bool shm_consumer_available(shm_consumer *c, size_t *out_bytes);
+/* Whether the producer ran on another CPU than this one when it put in the newest bytes. */
+bool shm_consumer_is_apart(const shm_consumer *c);
 /* Copies and frees; bytes <= available. True: the producer waits for the space and must be woken. */
 bool shm_consumer_take(shm_consumer *c, uint8_t *out, size_t bytes);
 /*

@@ -52,6 +52,12 @@ ep_err ep_stream_lane_read_environment(ep_error *out_error)
     return err;
 }
 
+void ep_stream_lane_read_stats(ep_stream_lane_stats *out_stats)
+{
+    out_stats->name = ep_stream_lane_is_nng() ? "nng" : "uv";
+    out_stats->busy_poll_us = ep_uv_stream_busy_poll(&out_stats->polls_total);
+}
+
 bool ep_stream_lane_is_nng(void)
 {
     return __atomic_load_n(&by_nng, __ATOMIC_ACQUIRE);

@@ -103,7 +103,7 @@ typedef struct ep_tls_config {
 #define EP_SHM_IDS_MAX 32
 #define EP_SHM_RING_BYTES_MIN ((size_t)64 << 10)
 #define EP_SHM_RING_BYTES_MAX ((size_t)64 << 20)
-#define EP_SHM_RING_BYTES_DEFAULT ((size_t)1 << 20)
+#define EP_SHM_RING_BYTES_DEFAULT ((size_t)2 << 20)
 
 /*
  * Of a shm address. The listener decides about the memory: two rings per connection, taken from the system as they are used.
@@ -111,11 +111,22 @@ typedef struct ep_tls_config {
  */
 typedef struct ep_shm_config {
     size_t ring_bytes;             /* per direction, a power of two; 0: EP_SHM_RING_BYTES_DEFAULT */
+    size_t total_bytes;            /* of all connections of the listener: beyond it a peer is refused; 0: no bound */
     const uint32_t *uids;
     size_t uids_count;             /* up to EP_SHM_IDS_MAX */
     const uint32_t *gids;
     size_t gids_count;             /* up to EP_SHM_IDS_MAX */
 } ep_shm_config;
+
+/* What one connection takes of total_bytes. ring_bytes: as above. */
+size_t ep_shm_connection_bytes(size_t ring_bytes);
+
+/* The memory that this process made for its listeners' connections. */
+typedef struct ep_shm_stats {
+    uint64_t mapped_bytes;
+    uint64_t refused_total;        /* peers that total_bytes had no room for */
+} ep_shm_stats;
+void ep_shm_read_stats(ep_shm_stats *out_stats);
 
 typedef struct ep_lane_address {
     const char *url;               /* "tcp://127.0.0.1:0", "tls+tcp://host:port", "loopback://name", "shm:///run/x/y.sock" */
@@ -196,6 +207,13 @@ ep_err ep_stream_lane_read_environment(ep_error *out_error);
  * saves wake-ups and takes a core. 0, which is the default: never.
  */
 void ep_stream_lane_set_busy_poll(uint32_t microseconds);
+
+typedef struct ep_stream_lane_stats {
+    const char *name;              /* "uv", "nng": of tcp:// now */
+    uint32_t busy_poll_us;
+    uint64_t polls_total;          /* looks of busy polling */
+} ep_stream_lane_stats;
+void ep_stream_lane_read_stats(ep_stream_lane_stats *out_stats);
 /* The lane that serves a URL's scheme; NULL when none does. */
 const ep_lane_ops *ep_lane_for_url(const char *url);
 

@@ -43,11 +43,18 @@ static struct {
 
 static uint32_t next_worker;         /* atomic */
 static uint64_t busy_poll_ns;        /* atomic */
+static uint64_t polls;               /* atomic */
 static __thread loop_worker *current; /* the worker whose thread this is */
 
 void ep_stream_lane_set_busy_poll(uint32_t microseconds)
 {
     __atomic_store_n(&busy_poll_ns, microseconds * EP_NS_PER_US, __ATOMIC_RELAXED);
+}
+
+uint32_t ep_uv_stream_busy_poll(uint64_t *out_polls)
+{
+    *out_polls = __atomic_load_n(&polls, __ATOMIC_RELAXED);
+    return (uint32_t)(__atomic_load_n(&busy_poll_ns, __ATOMIC_RELAXED) / EP_NS_PER_US);
 }
 
 /* ---- on a worker's thread ---- */
@@ -73,6 +80,7 @@ static void run_jobs(loop_worker *worker)
 static void on_spin(uv_idle_t *spin)
 {
     loop_worker *worker = spin->data;
+    __atomic_fetch_add(&polls, 1, __ATOMIC_RELAXED);
     if (++worker->spins % SPINS_PER_YIELD == 0) {
         sched_yield();
     }

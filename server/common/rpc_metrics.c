@@ -2,6 +2,8 @@
 /* Series that count who was turned away. */
 #include "common/rpc_metrics.h"
 
+#include <stdio.h>
+
 void ep_rpc_metrics_refused(ep_metrics *metrics, const ep_rpc_server_stats *stats)
 {
     for (size_t i = 0; i < EP_REFUSALS_COUNT; i++) {
@@ -31,6 +33,31 @@ void ep_rpc_metrics_lanes(ep_metrics *metrics, const ep_rpc_server_stats *stats)
     set_lane(metrics, "shm", stats->shm_connections, stats->shm_bytes_received, stats->shm_bytes_sent);
     set_lane(metrics, "stream", stats->connections - stats->shm_connections,
              stats->bytes_received - stats->shm_bytes_received, stats->bytes_sent - stats->shm_bytes_sent);
+}
+
+void ep_rpc_metrics_stream_lane(ep_metrics *metrics)
+{
+    ep_stream_lane_stats lane;
+    char busy_poll_us[16];
+    ep_stream_lane_read_stats(&lane);
+    snprintf(busy_poll_us, sizeof(busy_poll_us), "%u", lane.busy_poll_us);
+    const ep_metric_label labels[] = {{"busy_poll_us", busy_poll_us}, {"stream_lane", lane.name}};
+    ep_gauge_set(ep_metrics_gauge(metrics, "expertd_stream_lane_info", "What carries tcp://; always 1", labels, 2), 1);
+    ep_counter_set(ep_metrics_counter(metrics, "expertd_busy_polls_total",
+                                      "How often a network thread looked again before it slept", NULL, 0),
+                   lane.polls_total);
+}
+
+void ep_rpc_metrics_shm(ep_metrics *metrics)
+{
+    ep_shm_stats shm;
+    ep_shm_read_stats(&shm);
+    ep_gauge_set(ep_metrics_gauge(metrics, "expertd_shm_memory_bytes",
+                                  "Shared memory of the connections that are open now", NULL, 0),
+                 (double)shm.mapped_bytes);
+    ep_counter_set(ep_metrics_counter(metrics, "expertd_shm_refused_total",
+                                      "Callers that use the network because shm_total_bytes had no room for them", NULL, 0),
+                   shm.refused_total);
 }
 
 void ep_rpc_metrics_door(ep_metrics *metrics, ep_rpc_server *server)

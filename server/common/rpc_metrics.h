@@ -6,12 +6,18 @@
 #include "common/metrics.h"
 #include "rpc/rpc.h"
 #include "rpc/rpc_door.h"
+#include "transport/transport.h"
 
 /* In a collect function. Every reason is there from the first time on, so that alerts can compare. */
 void ep_rpc_metrics_refused(ep_metrics *metrics, const ep_rpc_server_stats *stats);
 
 /* expertd_lane_connections, _received_bytes_total and _sent_bytes_total by lane: shm, and stream for the others. */
 void ep_rpc_metrics_lanes(ep_metrics *metrics, const ep_rpc_server_stats *stats);
+
+/* expertd_stream_lane_info, expertd_busy_polls_total. */
+void ep_rpc_metrics_stream_lane(ep_metrics *metrics);
+/* expertd_shm_memory_bytes, expertd_shm_refused_total. */
+void ep_rpc_metrics_shm(ep_metrics *metrics);
 
 /* The same of the door: requests, refusals by reason, requests in flight, connections, dropped replies. */
 void ep_rpc_metrics_door(ep_metrics *metrics, ep_rpc_server *server);

@@ -58,6 +58,8 @@ static void collect_rpc(ep_node *node)
     ep_counter_set(g->protocol_errors, rpc.protocol_errors);
     ep_rpc_metrics_refused(node->metrics, &rpc);
     ep_rpc_metrics_lanes(node->metrics, &rpc);
+    ep_rpc_metrics_shm(node->metrics);
+    ep_rpc_metrics_stream_lane(node->metrics);
     ep_rpc_metrics_door(node->metrics, node->server);
     ep_gauge_set(g->buffer_bytes, (double)buffers.lent_bytes);
     ep_gauge_set(g->buffer_bytes_peak, (double)buffers.lent_bytes_peak);

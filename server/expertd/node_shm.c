@@ -42,13 +42,19 @@ ep_err ep_node_shm_config_load(const ep_options *options, ep_node_shm_config *ou
                                  .only_certificates = ep_options_bool(options, "tls_client_certs") &&
                                                       ep_options_text(options, "token_file")[0] == 0,
                                  .dir = ep_options_text(options, "shm_dir"),
-                                 .ring_bytes = ep_options_number(options, "shm_ring_bytes")};
+                                 .ring_bytes = ep_options_number(options, "shm_ring_bytes"),
+                                 .total_bytes = ep_options_number(options, "shm_total_bytes")};
     if (config.dir[0] != 0 && config.dir[0] != '/') {
         return ep_options_fail(options, "shm_dir", out_error, "'%.100s' is no absolute path", config.dir);
     }
     if ((config.ring_bytes & (config.ring_bytes - 1)) != 0) {
         return ep_options_fail(options, "shm_ring_bytes", out_error, "%zu is no power of two",
                                config.ring_bytes);
+    }
+    if (config.mode != EP_NODE_SHM_OFF && config.total_bytes < ep_shm_connection_bytes(config.ring_bytes)) {
+        return ep_options_fail(options, "shm_total_bytes", out_error,
+                               "%zu is less than the %zu that one connection takes with shm_ring_bytes %zu",
+                               config.total_bytes, ep_shm_connection_bytes(config.ring_bytes), config.ring_bytes);
     }
     ep_err err = load_ids(options, "shm_uids", config.uids, &config.uids_count, out_error);
     err = err == EP_OK ? load_ids(options, "shm_gids", config.gids, &config.gids_count, out_error) : err;
@@ -102,6 +108,7 @@ static ep_err listen_in(const ep_node_shm_config *config, const char *dir, const
         }
     }
     const ep_shm_config shm = {.ring_bytes = config->ring_bytes,
+                               .total_bytes = config->total_bytes,
                                .uids = config->uids,
                                .uids_count = config->uids_count,
                                .gids = config->gids,

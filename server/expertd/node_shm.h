@@ -13,6 +13,7 @@ typedef struct ep_node_shm_config {
     bool only_certificates; /* callers prove themselves by nothing else: shared memory has none, so auto is off */
     const char *dir; /* borrowed; "" the default */
     size_t ring_bytes;
+    size_t total_bytes;
     size_t uids_count;
     uint32_t uids[EP_SHM_IDS_MAX];
     size_t gids_count;
@@ -42,9 +43,16 @@ typedef struct ep_node_shm_config {
          .max = 400,                                                                                         \
          .default_text = "",                                                                                 \
          .help = "Group numbers that may use shared memory, as 1000,1001"},                                  \
+        {.name = "shm_total_bytes",                                                                          \
+         .type = EP_OPTION_SIZE,                                                                             \
+         .min = EP_SHM_RING_BYTES_MIN,                                                                       \
+         .max = (uint64_t)1 << 40,                                                                           \
+         .default_text = "1GiB",                                                                             \
+         .help = "Shared memory of all connections; a caller beyond it uses the network. A connection takes " \
+                 "two rings and a page"},                                                                    \
     {                                                                                                        \
         .name = "shm_ring_bytes", .type = EP_OPTION_SIZE, .min = EP_SHM_RING_BYTES_MIN,                      \
-        .max = EP_SHM_RING_BYTES_MAX, .default_text = "1MiB",                                                \
+        .max = EP_SHM_RING_BYTES_MAX, .default_text = "2MiB",                                                \
         .help = "Shared memory of one connection and direction, a power of two; taken as it is used"         \
     }
 

@@ -10,6 +10,7 @@
 #include "backends/host_common.h"
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/cpu_features.h"
 
 #define SPIN_NS (50 * EP_NS_PER_US) /* an expert takes 50 to 500 us; waking a sleeper costs some 25 */
 #define WHOLE_PASS_FMAS 262144u     /* a pass below this is one task: handing parts over would cost more */
@@ -413,15 +414,6 @@ static void do_work(cpu_worker *worker, const cpu_work *work)
     }
 }
 
-static void pause_cpu(void)
-{
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
 /* No lock. True when something changed since seen before the time was up. */
 static bool spin_for_change(ep_cpu_schedule *s, uint64_t seen)
 {
@@ -431,7 +423,7 @@ static bool spin_for_change(ep_cpu_schedule *s, uint64_t seen)
             if (atomic_load_explicit(&s->changes, memory_order_acquire) != seen) {
                 return true;
             }
-            pause_cpu();
+            ep_cpu_relax();
         }
     } while (ep_clock_now_ns() < end_ns);
     return false;

@@ -591,6 +591,103 @@ Test(shm, lets_in_the_configured_users_and_groups_only)
     cr_assert_eq(dial_as(nobody, somebody), EP_OK);
 }
 
+static void unref_frame(void *arg, ep_conn *conn, ep_buffer *frame)
+{
+    (void)arg;
+    (void)conn;
+    ep_buffer_unref(frame);
+}
+
+static void release_closed(void *arg, ep_conn *conn, const ep_error *error)
+{
+    (void)arg;
+    (void)error;
+    ep_conn_release(conn);
+}
+
+/* Each lives until its peer ends it. */
+static void start_accepted(void *arg, ep_conn *conn)
+{
+    const ep_conn_handler handler = {.on_frame = unref_frame, .on_closed = release_closed};
+    (void)arg;
+    ep_conn_start(conn, &handler);
+}
+
+Test(shm, takes_no_more_memory_than_it_may)
+{
+    enum { ROOM = 2 };
+    ep_error error;
+    ep_shm_stats before, now;
+    raw peers[ROOM + 1];
+    ep_shm_config config = {.ring_bytes = EP_SHM_RING_BYTES_MIN,
+                            .total_bytes = ep_shm_connection_bytes(EP_SHM_RING_BYTES_MIN) - 1};
+    ep_lane_address address = {.url = world.url, .shm = &config};
+    cr_assert_eq(world.ops->listen(&address, &world.limits, drop_accepted, NULL, &world.listener, &error),
+                 EP_ERR_INVALID_ARGUMENT);
+    cr_assert_not_null(strstr(error.text, "total_bytes is"), "%s", error.text);
+    config.total_bytes = (ROOM + 1) * ep_shm_connection_bytes(EP_SHM_RING_BYTES_MIN) - 1;
+    cr_assert_eq(world.ops->listen(&address, &world.limits, start_accepted, NULL, &world.listener, &error),
+                 EP_OK, "%s", error.text);
+    ep_shm_read_stats(&before);
+    for (int i = 0; i < ROOM; i++) {
+        cr_assert_eq(raw_dial(socket_path(), &peers[i]), EP_OK);
+    }
+    cr_assert_eq(raw_dial(socket_path(), &peers[ROOM]), EP_ERR_RESOURCE_EXHAUSTED);
+    close(peers[ROOM].fd);
+    ep_shm_read_stats(&now);
+    cr_assert_eq(now.mapped_bytes - before.mapped_bytes, ROOM * ep_shm_connection_bytes(EP_SHM_RING_BYTES_MIN));
+    cr_assert_eq(now.refused_total - before.refused_total, 1u);
+    for (int i = 0; i < ROOM; i++) {
+        raw_close(&peers[i]);
+    }
+    ep_err err;
+    do { /* until the lane's thread has seen the ends */
+        err = raw_dial(socket_path(), &peers[0]);
+        if (err != EP_OK) {
+            close(peers[0].fd);
+        }
+    } while (err == EP_ERR_RESOURCE_EXHAUSTED);
+    cr_assert_eq(err, EP_OK);
+    raw_close(&peers[0]);
+}
+
+/* Pages of a ring that the system gave so far. */
+static size_t used_pages(const raw *r)
+{
+    static unsigned char in_core[EP_SHM_RING_BYTES_DEFAULT / 4096];
+    size_t used = 0;
+    cr_assert_eq(mincore((void *)(uintptr_t)r->in.data, r->in.bytes, in_core), 0);
+    for (size_t i = 0; i < r->in.bytes / 4096; i++) {
+        used += in_core[i] & 1;
+    }
+    return used;
+}
+
+Test(shm, one_frame_at_a_time_takes_one_frame_of_memory)
+{
+    enum { FRAME_BYTES = 5000, FRAMES = 3 * EP_SHM_RING_BYTES_DEFAULT / FRAME_BYTES };
+    raw r;
+    static uint8_t frame[FRAME_BYTES], expected[FRAME_BYTES];
+    open_raw(&r);
+    for (uint64_t i = 0; i < FRAMES; i++) {
+        size_t have = 0;
+        cr_assert_eq(send_and_forget(&server, i, FRAME_BYTES), EP_OK);
+        while (have < FRAME_BYTES) {
+            size_t available;
+            cr_assert(shm_consumer_available(&r.in, &available));
+            if (available > 0) {
+                shm_consumer_take(&r.in, frame + have, available);
+                have += available;
+            }
+        }
+        fixture_fill(expected, i, FRAME_BYTES);
+        cr_assert_arr_eq(frame, expected, FRAME_BYTES, "frame %llu", (unsigned long long)i);
+    }
+    cr_assert_leq(used_pages(&r), FRAME_BYTES / 4096 + 1, "%zu pages", used_pages(&r));
+    raw_close(&r);
+    side_wait_closed(&server);
+}
+
 Test(shm, refuses_a_directory_that_everybody_may_write_to_and_wrong_settings)
 {
     ep_error error;

@@ -2,9 +2,11 @@
 /*
  * expertctl forward writes the oracle's file, byte for byte, whatever serves the layer: 1, 2, 3 or 6 nodes,
  * uniform or static placement, one or two copies, one or two compute threads, decode or prefill, the batch in
- * one call or cut up, T from 0 to 4096; with rows in 8 bits too. What the gateway does not carry is refused by name.
+ * one call or cut up, T from 0 to 4096; with rows in 8 bits too; and whatever carries the rows: each stream lane, shared
+ * memory. What the gateway does not carry is refused by name.
  */
 #include <fcntl.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -291,6 +293,85 @@ static void expect_refused_for_gateway(const char *directory)
     }
 }
 
+/* One lane for everything that moves rows, and how to see that it did. */
+typedef struct lane_case {
+    const char *name;
+    const char *args[3];      /* of each daemon */
+    const char *lanes;        /* LIBEXPERTD_LANES of expertctl */
+    const char *stream_lane;  /* LIBEXPERTD_STREAM_LANE of expertctl */
+    const char *busy_poll_us; /* LIBEXPERTD_BUSY_POLL_US of expertctl */
+} lane_case;
+
+static const lane_case lane_cases[] = {
+    {"uv", {"--stream-lane=uv", "--busy-poll-us=20"}, "stream", "uv", "20"},
+    {"nng", {"--stream-lane=nng"}, "stream", "nng", "0"},
+    {"shm", {"--stream-lane=uv"}, "auto", "uv", "0"},
+};
+
+/* Frames of the size of the larger batches go over it in both directions. */
+static const uint32_t lane_tokens[] = {7, 4096};
+
+/* A series of a node's metrics, NAN when it is not there. */
+static double metric(ep_test_cluster *cluster, uint32_t node, const char *series)
+{
+    char *body = NULL;
+    int status = ep_test_http_get(cluster->nodes[node].probe_url, "/metrics", &body);
+    EP_TEST_CHECK(status == 200, "/metrics of node%u says %d", node, status);
+    const char *at = strstr(body, series);
+    double value = at != NULL ? strtod(at + strlen(series), NULL) : NAN;
+    free(body);
+    return value;
+}
+
+static void expect_lane(ep_test_cluster *cluster, const lane_case *c)
+{
+    char info[96];
+    bool polls = strcmp(c->busy_poll_us, "0") != 0;
+    snprintf(info, sizeof(info), "expertd_stream_lane_info{busy_poll_us=\"%s\",stream_lane=\"%s\"} ", c->busy_poll_us,
+             c->stream_lane);
+    for (uint32_t n = 0; n < cluster->options.nodes_count; n++) {
+        EP_TEST_CHECK(metric(cluster, n, info) == 1, "%s: node%u does not show %s", c->name, n, info);
+        double looks = metric(cluster, n, "\nexpertd_busy_polls_total ");
+        EP_TEST_CHECK(polls ? looks > 0 : looks == 0, "%s: node%u looked again %.0f times", c->name, n, looks);
+        double shm = metric(cluster, n, "expertd_lane_received_bytes_total{lane=\"shm\"} ");
+        /* A short program's first calls may go before its shared memory is there, so not all of it does. */
+        EP_TEST_CHECK(strcmp(c->name, "shm") == 0 ? shm > 0 : shm == 0, "%s: %.0f bytes over shared memory", c->name, shm);
+    }
+}
+
+static uint32_t run_lane(const lane_case *c)
+{
+    const ep_test_model model = {"demo", fixture_dir};
+    const char *node_args[4] = {c->args[0], strcmp(c->name, "shm") == 0 ? "--shm=on" : "--shm=off", c->args[1]};
+    const service *s = &services[7]; /* 1 to 3 copies: rows of a call go to all nodes */
+    const ep_test_cluster_options options = {.nodes_count = s->nodes,
+                                             .copies = s->copies,
+                                             .threads = 1,
+                                             .expert_map = s->expert_map,
+                                             .models = &model,
+                                             .models_count = 1,
+                                             .coordinator_args = c->args,
+                                             .node_args = node_args};
+    ep_test_cluster cluster;
+    uint32_t runs = 0;
+    EP_TEST_CHECK(setenv("LIBEXPERTD_LANES", c->lanes, 1) == 0 && setenv("LIBEXPERTD_STREAM_LANE", c->stream_lane, 1) == 0 &&
+                      setenv("LIBEXPERTD_BUSY_POLL_US", c->busy_poll_us, 1) == 0,
+                  "setenv");
+    ep_test_cluster_start(&cluster, &options);
+    for (size_t t = 0; t < EP_ARRAY_COUNT(lane_tokens); t++) {
+        for (uint32_t prefill = 0; prefill < 2; prefill++) {
+            forward(&cluster, s, lane_tokens[t], (uint32_t)t, prefill == 1, prefill == 1 ? "--split-tokens=1000" : "");
+            runs++;
+        }
+    }
+    expect_lane(&cluster, c);
+    ep_test_cluster_stop(&cluster);
+    unsetenv("LIBEXPERTD_LANES");
+    unsetenv("LIBEXPERTD_STREAM_LANE");
+    unsetenv("LIBEXPERTD_BUSY_POLL_US");
+    return runs;
+}
+
 static uint32_t run_service(const service *s, uint32_t number, uint32_t threads)
 {
     const ep_test_model model = {"demo", fixture_dir};
@@ -328,8 +409,11 @@ int main(void)
             runs += run_service(&services[i], i, threads);
         }
     }
+    for (size_t i = 0; i < EP_ARRAY_COUNT(lane_cases); i++) {
+        runs += run_lane(&lane_cases[i]);
+    }
     ep_test_dir_remove(fixture_dir);
-    printf("%u runs of expertctl forward on %zu services: every file equals the oracle's\n", runs,
-           2 * EP_ARRAY_COUNT(services));
+    printf("%u runs of expertctl forward on %zu services and %zu lanes: every file equals the oracle's\n", runs,
+           2 * EP_ARRAY_COUNT(services), EP_ARRAY_COUNT(lane_cases));
     return 0;
 }

@@ -4,7 +4,7 @@
  * and of the
  * oracle, a killed node is noticed and its copy takes over, a node that comes back over a stale socket is
  * used again, and
- * where shared memory cannot be had the network does the work.
+ * where shared memory cannot be had, or there is no more of it, the network does the work.
  */
 #include <signal.h>
 #include <stdio.h>
@@ -202,6 +202,39 @@ static void falls_back_when_it_cannot_be_reached(const char *dir)
     ep_client_destroy(client);
 }
 
+/* A service of its own, whose memory holds the gateway's two connections and no more. */
+static void callers_beyond_the_memory_use_the_network(const ep_test_model *model)
+{
+    char total[64];
+    snprintf(total, sizeof(total), "--shm-total-bytes=%zu", GATEWAY * ep_shm_connection_bytes(EP_SHM_RING_BYTES_MIN));
+    const char *args[] = {"--shm=on", "--shm-ring-bytes=64KiB", total, NULL};
+    const ep_test_cluster_options options = {
+        .nodes_count = NODES, .copies = 1, .models = model, .models_count = 1, .node_args = args};
+    ep_test_cluster_start(&cluster, &options);
+    for (uint32_t n = 0; n < NODES; n++) {
+        wait_connections(n, GATEWAY);
+    }
+    ep_client *client = ep_test_cluster_client(&cluster, NULL);
+    for (uint32_t n = 0; n < NODES; n++) {
+        uint64_t until_ns = ep_clock_now_ns() + EP_TEST_PATIENCE_MS * EP_NS_PER_MS;
+        while (metric(n, "\nexpertd_shm_refused_total ") < 2) { /* one for each of the client's connections */
+            EP_TEST_CHECK(ep_clock_now_ns() < until_ns, "node%u refused nobody", n);
+            pause_ms(2);
+        }
+    }
+    double before = shm_bytes(0) + shm_bytes(1);
+    call_all(client);
+    for (uint32_t n = 0; n < NODES; n++) {
+        EP_TEST_CHECK(shm_connections(n) == GATEWAY, "node%u let somebody in", n);
+        EP_TEST_CHECK(metric(n, "\nexpertd_shm_memory_bytes ") ==
+                          (double)(GATEWAY * ep_shm_connection_bytes(EP_SHM_RING_BYTES_MIN)),
+                      "node%u has %.0f bytes of shared memory", n, metric(n, "\nexpertd_shm_memory_bytes "));
+    }
+    EP_TEST_CHECK(shm_bytes(0) + shm_bytes(1) < before + ROWS_BYTES / 4, "the calls went over shared memory");
+    ep_client_destroy(client);
+    ep_test_cluster_stop(&cluster);
+}
+
 int main(void)
 {
     char dir[EP_TEST_PATH_BYTES];
@@ -224,6 +257,7 @@ int main(void)
     a_killed_node_is_replaced_and_used_again(dir);
     falls_back_when_it_cannot_be_reached(dir);
     ep_test_cluster_stop(&cluster);
+    callers_beyond_the_memory_use_the_network(&model);
     for (uint32_t b = 0; b < BATCHES; b++) {
         ep_test_batch_fini(&batches[b]);
     }

@@ -24,6 +24,8 @@ static void teardown(void)
     ep_test_dir_remove(dir);
 }
 
+static char *variables[2]; /* the environment of load */
+
 /* Loads expertd's configuration from flags; file NULL: none. */
 static ep_err load(const char *file, const char *a, const char *b, const char *c, bool with_model,
                    ep_error *error)
@@ -46,7 +48,7 @@ static ep_err load(const char *file, const char *a, const char *b, const char *c
         }
     }
     ep_error_clear(error);
-    ep_err err = ep_options_load(&ep_node_options, argc, argv, NULL, &options, error);
+    ep_err err = ep_options_load(&ep_node_options, argc, argv, variables, &options, error);
     err = err == EP_OK ? ep_node_config_check(options, error) : err;
     ep_options_free(options);
     return err;
@@ -136,6 +138,36 @@ Test(service_config, nodes_need_models_backends_and_urls_that_exist)
     expect_bad(load(file, NULL, NULL, NULL, false, &e), &e, "needs coordinator_url");
     cr_expect_eq(load(file, "--coordinator-url=tcp://127.0.0.1:1", NULL, NULL, false, &e), EP_OK, "%s",
                  e.text);
+}
+
+/* By flag, by file and by the environment the same rules hold, and the origin is named. */
+Test(service_config, lanes_are_chosen_from_what_there_is)
+{
+    char text[64];
+    ep_error e;
+    expect_bad(load(NULL, "--stream-lane=tcp", NULL, NULL, true, &e), &e, "stream_lane");
+    expect_bad(load(NULL, "--stream-lane=tcp", NULL, NULL, true, &e), &e, "uv, nng");
+    expect_bad(load("busy_poll_us: 100001\n", NULL, NULL, NULL, true, &e), &e, "c.yaml:1: busy_poll_us");
+    expect_bad(load("busy_poll_us: 100001\n", NULL, NULL, NULL, true, &e), &e, "0..100000");
+    expect_bad(load(NULL, "--busy-poll-us=-1", NULL, NULL, true, &e), &e, "busy-poll-us");
+    snprintf(text, sizeof(text), "EXPERTD_BUSY_POLL_US=100us");
+    variables[0] = text;
+    expect_bad(load(NULL, NULL, NULL, NULL, true, &e), &e, "EXPERTD_BUSY_POLL_US");
+    snprintf(text, sizeof(text), "EXPERTD_STREAM_LANE=zmq");
+    expect_bad(load(NULL, NULL, NULL, NULL, true, &e), &e, "EXPERTD_STREAM_LANE");
+    snprintf(text, sizeof(text), "EXPERTD_STREAM_LANE=nng");
+    cr_expect_eq(load(NULL, "--busy-poll-us=100000", NULL, NULL, true, &e), EP_OK, "%s", e.text);
+    variables[0] = NULL;
+}
+
+Test(service_config, shared_memory_has_room_for_one_connection)
+{
+    ep_error e;
+    expect_bad(load(NULL, "--shm-total-bytes=1MiB", NULL, NULL, true, &e), &e, "shm_ring_bytes 2097152");
+    expect_bad(load(NULL, "--shm-total-bytes=1MiB", "--shm-ring-bytes=512KiB", NULL, true, &e), &e,
+               "1048576 is less than the 1052672");
+    cr_expect_eq(load(NULL, "--shm-total-bytes=1MiB", "--shm-ring-bytes=256KiB", NULL, true, &e), EP_OK, "%s", e.text);
+    cr_expect_eq(load(NULL, "--shm-total-bytes=1MiB", "--shm=off", NULL, true, &e), EP_OK, "%s", e.text);
 }
 
 Test(service_config, expert_ranges)
