@@ -241,7 +241,7 @@ static bool fill_ring(shm_conn *conn, unsigned fills_max, bool *out_bell)
 /* Lock held: takes a frame whose done() its sender may run, and which is in the ring, from what waits for the loop. */
 static ep_send *take_own(shm_conn *conn, ep_send *send)
 {
-    if (!send->done_inside || conn->done_first != send) {
+    if (!send->done_inside || send->is_patient || conn->done_first != send) {
         return NULL;
     }
     conn->done_first = NULL;

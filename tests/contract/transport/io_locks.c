@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * No lock is held while a lane is inside the kernel with a frame. The linker puts counters around the calls
+ * (-Wl,--wrap): how many mutexes this thread holds, and how many it held at most in a call that moves bytes.
+ *
+ * Left out: what nng does inside, and the wake-up of a shared-memory peer in the middle of a frame of several pieces,
+ * a send of one byte that never waits.
+ */
+#include <string.h>
+#include <sys/socket.h>
+
+#include "lane_fixture.h"
+
+#define FRAMES 2000
+#define FRAME_BYTES 20000
+
+static __thread int held;
+static uint64_t calls;       /* atomic: that moved bytes */
+static uint64_t calls_held;  /* atomic: of them, with a mutex held */
+
+int __real_pthread_mutex_lock(pthread_mutex_t *mutex);
+int __real_pthread_mutex_unlock(pthread_mutex_t *mutex);
+ssize_t __real_sendmsg(int fd, const struct msghdr *header, int flags);
+ssize_t __real_recvmsg(int fd, struct msghdr *header, int flags);
+ssize_t __real_send(int fd, const void *data, size_t bytes, int flags);
+ssize_t __real_recv(int fd, void *data, size_t bytes, int flags);
+int __wrap_pthread_mutex_lock(pthread_mutex_t *mutex);
+int __wrap_pthread_mutex_unlock(pthread_mutex_t *mutex);
+ssize_t __wrap_sendmsg(int fd, const struct msghdr *header, int flags);
+ssize_t __wrap_recvmsg(int fd, struct msghdr *header, int flags);
+ssize_t __wrap_send(int fd, const void *data, size_t bytes, int flags);
+ssize_t __wrap_recv(int fd, void *data, size_t bytes, int flags);
+
+int __wrap_pthread_mutex_lock(pthread_mutex_t *mutex)
+{
+    held++;
+    return __real_pthread_mutex_lock(mutex);
+}
+
+int __wrap_pthread_mutex_unlock(pthread_mutex_t *mutex)
+{
+    held--;
+    return __real_pthread_mutex_unlock(mutex);
+}
+
+static void note(void)
+{
+    __atomic_fetch_add(&calls, 1, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&calls_held, held > 0, __ATOMIC_RELAXED);
+}
+
+ssize_t __wrap_sendmsg(int fd, const struct msghdr *header, int flags)
+{
+    note();
+    return __real_sendmsg(fd, header, flags);
+}
+
+ssize_t __wrap_recvmsg(int fd, struct msghdr *header, int flags)
+{
+    note();
+    return __real_recvmsg(fd, header, flags);
+}
+
+ssize_t __wrap_send(int fd, const void *data, size_t bytes, int flags)
+{
+    note();
+    return __real_send(fd, data, bytes, flags);
+}
+
+ssize_t __wrap_recv(int fd, void *data, size_t bytes, int flags)
+{
+    note();
+    return __real_recv(fd, data, bytes, flags);
+}
+
+/* Both directions at once: callers and the lane's threads send and receive. */
+static void test_lane(const char *name)
+{
+    lane_world world;
+    side client, server;
+    world_open(&world, name);
+    memset(&client, 0, sizeof(client));
+    memset(&server, 0, sizeof(server));
+    world_listen(&world);
+    pair_open(&world, &client, &server);
+    side_start(&client);
+    side_start(&server);
+    __atomic_store_n(&calls, 0, __ATOMIC_RELAXED);
+    for (uint64_t i = 0; i < FRAMES; i++) {
+        while (send_and_forget(&client, i, FRAME_BYTES) != EP_OK) {
+            side_wait_frames(&server, i / 2);
+        }
+        while (send_and_forget(&server, i, FRAME_BYTES) != EP_OK) {
+            side_wait_frames(&client, i / 2);
+        }
+    }
+    side_wait_frames(&client, FRAMES);
+    side_wait_frames(&server, FRAMES);
+    uint64_t made = __atomic_load_n(&calls, __ATOMIC_RELAXED);
+    pair_close(&client, &server);
+    world_close(&world);
+    uint64_t with_lock = __atomic_load_n(&calls_held, __ATOMIC_RELAXED);
+    printf("%s: %llu calls into the kernel, %llu with a lock held\n", name, (unsigned long long)made,
+           (unsigned long long)with_lock);
+    CHECK(made > 0, "%s: the counters see nothing", name);
+    CHECK(with_lock == 0, "%s: a lock is held inside the kernel", name);
+}
+
+int main(void)
+{
+    test_lane("tcp/uv");
+    test_lane("shm");
+    return 0;
+}
