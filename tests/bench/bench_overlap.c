@@ -10,24 +10,19 @@
  * Eight ranks, each with one expert and tokens of its own, top-2 of 8: against all-gather + reduce-scatter over the same lane, kernels and
  * links.
  *
- * The program forks itself into ranks before it has threads. They do what `board->step` says, between two barriers; the parent times.
+ * The program forks itself into ranks (bench/rank_board.h), each of which does its part of the step it is told.
  */
-#include <errno.h>
 #include <math.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/numeric.h"
 #include "base/random.h"
 #include "bench/bench_report.h"
 #include "bench/layer_local.h"
+#include "bench/rank_board.h"
 #include "bench/rank_mesh.h"
 #include "bench/shaped_net.h"
 #include "expertd/client.h"
@@ -43,7 +38,7 @@
 #define TOP_K 2
 #define TOKENS 4096     /* of the one caller */
 #define RANK_TOKENS 512 /* of each of the eight */
-#define ROUNDS 5
+#define ROUNDS 9
 #define CHUNK_BYTES (256u << 10)
 #define ROW_BYTES (HIDDEN * 2)
 #define MESH_PORT 7400
@@ -51,7 +46,6 @@
 #define CAPACITY_FACTOR 1.32
 
 typedef enum step_kind {
-    STEP_END,
     STEP_GATE,
     STEP_CALL,       /* the whole, through the service; model: which */
     STEP_COMPUTE,    /* the layer in one process */
@@ -62,14 +56,12 @@ typedef enum step_kind {
     STEP_RANK_GATHER /* eight ranks: all-gather, compute, reduce-scatter */
 } step_kind;
 
-typedef struct board {
-    pthread_barrier_t begin;
-    pthread_barrier_t end;
-    volatile step_kind step;
-    const char *model;
+/* What the parent tells the ranks. */
+typedef struct shared_notes {
+    const char *model; /* a literal: of all processes */
     char single_url[64];
     char rank_urls[RANKS][64];
-} board_t;
+} shared_notes;
 
 /* What a rank holds. */
 typedef struct rank_state {
@@ -91,7 +83,8 @@ typedef struct rank_state {
     float *scratch;
 } rank_state;
 
-static board_t *board;
+static rank_board *board;
+static shared_notes *notes;
 
 static void fail(const char *what, const ep_error *error)
 {
@@ -220,7 +213,7 @@ static void run_call(rank_state *r)
     ep_moe_args args;
     ep_moe_result result = {.struct_bytes = sizeof(result)};
     ep_gate_config gate = gate_config();
-    fill_args(&args, board->model, r->x, TOKENS);
+    fill_args(&args, notes->model, r->x, TOKENS);
     ep_tensor logits = ep_tensor_2d(r->logits, EP_DTYPE_F32, TOKENS, EXPERTS);
     ep_tensor out = ep_tensor_2d(r->y, EP_DTYPE_BF16, TOKENS, HIDDEN);
     if (ep_moe_forward_logits(r->single, &args, &gate, &logits, &out, &result) != EP_OK) {
@@ -298,9 +291,9 @@ static void run_serial(rank_state *r)
     }
 }
 
-static void do_step(rank_state *r)
+static void do_step(rank_state *r, step_kind step)
 {
-    switch (board->step) {
+    switch (step) {
     case STEP_GATE:
         if (r->rank == 0) {
             run_gate(r);
@@ -335,26 +328,23 @@ static void do_step(rank_state *r)
     case STEP_RANK_GATHER:
         run_rank_gather(r);
         break;
-    case STEP_END:
-        break;
     }
 }
 
-static void rank_main(uint32_t rank, const char *checkpoint)
+static void rank_main(uint32_t rank, void *checkpoint)
 {
     static rank_state r;
     const char *addresses[RANKS];
     const char *urls[RANKS];
-    const char *single = board->single_url;
+    const char *single = notes->single_url;
     ep_error error;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
     r.rank = rank;
     if (!shaped_net_enter(rank)) {
         fail("cannot enter the namespace", NULL);
     }
     for (uint32_t i = 0; i < RANKS; i++) {
         addresses[i] = shaped_net_address(i);
-        urls[i] = board->rank_urls[i];
+        urls[i] = notes->rank_urls[i];
     }
     fill_inputs(&r);
     if (layer_local_open(checkpoint, 0, 1, &r.local, &error) != EP_OK) {
@@ -366,46 +356,22 @@ static void rank_main(uint32_t rank, const char *checkpoint)
         r.single = open_client(&single, 1);
     }
     shaped_net_pin(getpid());
-    for (step_kind step = STEP_GATE; step != STEP_END;) {
-        pthread_barrier_wait(&board->begin);
-        step = board->step;
-        do_step(&r);
-        pthread_barrier_wait(&board->end);
+    for (int step; (step = rank_board_next(board)) != RANK_BOARD_END; rank_board_done(board)) {
+        do_step(&r, (step_kind)step);
     }
+    rank_board_done(board);
     rank_mesh_close(r.mesh);
     ep_client_destroy(r.group);
     ep_client_destroy(r.single);
     layer_local_close(r.local);
-    _exit(0);
 }
 
 /* ---- the parent ---- */
 
 static double timed(step_kind step, const char *model)
 {
-    board->step = step;
-    board->model = model;
-    pthread_barrier_wait(&board->begin);
-    double begin = bench_now_us();
-    pthread_barrier_wait(&board->end);
-    return bench_now_us() - begin;
-}
-
-/* A rank that ends early leaves the others, and the parent, at a barrier. */
-static void *watch_ranks(void *arg)
-{
-    const pid_t *ranks = arg;
-    while (board->step != STEP_END) {
-        for (uint32_t i = 0; i < RANKS; i++) {
-            siginfo_t ended = {0};
-            if (waitid(P_PID, (id_t)ranks[i], &ended, WEXITED | WNOHANG | WNOWAIT) == 0 && ended.si_pid != 0 &&
-                board->step != STEP_END) {
-                fail("a rank has ended", NULL);
-            }
-        }
-        usleep(200000);
-    }
-    return NULL;
+    notes->model = model;
+    return rank_board_time(board, step);
 }
 
 static double median_of(step_kind step, const char *model, int rounds)
@@ -451,19 +417,6 @@ static void write_checkpoint(uint32_t inner, char out_path[EP_FIXTURE_PATH_BYTES
     if (ep_fixture_write(&fixture, out_path, &error) != EP_OK) {
         fail("checkpoint", &error);
     }
-}
-
-static void make_board(void)
-{
-    pthread_barrierattr_t shared;
-    board = mmap(NULL, sizeof(*board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (board == MAP_FAILED) {
-        fail("no memory", NULL);
-    }
-    pthread_barrierattr_init(&shared);
-    pthread_barrierattr_setpshared(&shared, PTHREAD_PROCESS_SHARED);
-    pthread_barrier_init(&board->begin, &shared, RANKS + 1);
-    pthread_barrier_init(&board->end, &shared, RANKS + 1);
 }
 
 static void add_row(bench_report *report, const char *name, double value, const char *unit, double limit, double rival, double ratio,
@@ -548,7 +501,6 @@ int main(int argc, char **argv)
 {
     char dir[EP_TEST_PATH_BYTES], large[EP_FIXTURE_PATH_BYTES], small[EP_FIXTURE_PATH_BYTES];
     ep_test_process nodes[RANKS + 1] = {0};
-    pid_t ranks[RANKS];
     const char *const checkpoints[2] = {large, small};
     if (sysconf(_SC_NPROCESSORS_ONLN) < 2 || !shaped_net_create(RANKS)) {
         fail("needs two CPUs and network namespaces", NULL);
@@ -558,33 +510,22 @@ int main(int argc, char **argv)
     }
     write_checkpoint(INNER, large);
     write_checkpoint(INNER_SMALL, small);
-    make_board();
+    notes = rank_board_memory(sizeof(*notes));
+    board = rank_board_create(RANKS);
     for (uint32_t n = 0; n < RANKS; n++) {
         char experts[16];
         snprintf(experts, sizeof(experts), "%u-%u", n, n);
-        start_node(&nodes[n], dir, n, experts, checkpoints, board->rank_urls[n]);
+        start_node(&nodes[n], dir, n, experts, checkpoints, notes->rank_urls[n]);
     }
-    start_node(&nodes[RANKS], dir, 1, "0-7", checkpoints, board->single_url);
-    for (uint32_t i = 0; i < RANKS; i++) {
-        ranks[i] = fork();
-        if (ranks[i] == 0) {
-            rank_main(i, large);
-        }
-    }
+    start_node(&nodes[RANKS], dir, 1, "0-7", checkpoints, notes->single_url);
+    rank_board_fork(board, rank_main, large);
     for (uint32_t n = 0; n <= RANKS; n++) {
         shaped_net_pin(nodes[n].pid);
     }
-    pthread_t watcher;
-    board->step = STEP_GATE;
-    pthread_create(&watcher, NULL, watch_ranks, ranks);
     bench_report *report = bench_report_create("Overlap: H = 1024, I = 512, top-2 of 8, bf16; compute on one core, all else on the other");
     part_one_caller(report);
     part_ranks(report);
-    timed(STEP_END, "");
-    pthread_join(watcher, NULL);
-    for (uint32_t i = 0; i < RANKS; i++) {
-        waitpid(ranks[i], NULL, 0);
-    }
+    rank_board_end(board);
     for (uint32_t n = 0; n <= RANKS; n++) {
         ep_test_process_destroy(&nodes[n]);
     }

@@ -5,7 +5,8 @@
  * tokens, gather the rows. The passes are vectorised too and gather with whichever of plain and streaming stores is quicker.
  *
  * Packing sends a row once per node and lets a chunk go when it is sent: IN_FLIGHT chunks are held here. The passes give a row per
- * (token, expert) in one buffer, which is reused as it is. One thread; rounds alternate; medians of ratios.
+ * (token, expert) in one buffer, which is reused as it is. One thread; rounds alternate; medians of ratios. The limit is the time that
+ * writing the packed rows takes alone.
  */
 #include <math.h>
 #include <stdio.h>
@@ -107,6 +108,30 @@ static void pack(uint32_t hidden, uint32_t nodes, ep_routing_plan *plan, ep_buff
         ep_buffer_unref(in_flight[i]);
     }
     EP_ASSERT(out->slots == SLOTS);
+}
+
+/* What plan and pack cannot be quicker than: as many rows written to as many buffers, read from where the last one was. */
+static double rows_alone_us(uint32_t hidden, const packed *p, ep_buffer_pool *pool)
+{
+    size_t row = (size_t)hidden * 2;
+    ep_buffer *in_flight[IN_FLIGHT] = {NULL};
+    uint64_t written = 0;
+    double begin = bench_now_us();
+    for (uint64_t f = 0; f < p->frames; f++) {
+        uint64_t rows = p->rows * (f + 1) / p->frames - written;
+        ep_buffer **place = &in_flight[f % IN_FLIGHT];
+        ep_buffer_unref(*place);
+        EP_ASSERT(ep_buffer_acquire(pool, rows * row, place) == EP_OK);
+        for (uint64_t i = 0; i < rows; i++, written++) {
+            ep_row_stream((*place)->data + i * row, (const uint8_t *)x + written * TOKENS / p->rows * row, row);
+        }
+        ep_row_stream_end();
+    }
+    double us = bench_now_us() - begin;
+    for (uint32_t i = 0; i < IN_FLIGHT; i++) {
+        ep_buffer_unref(in_flight[i]);
+    }
+    return us;
 }
 
 /* ---- the passes ---- */
@@ -216,8 +241,8 @@ static void add_counts(bench_report *report, const char *what, const packed *p)
 
 static void bench_case(bench_report *report, uint32_t hidden, uint32_t nodes, ep_buffer_pool *pool)
 {
-    double ours[ROUNDS], rival[ROUNDS], times[ROUNDS];
-    char what[48], name[96];
+    double ours[ROUNDS], rival[ROUNDS], times[ROUNDS], least[ROUNDS];
+    char what[48];
     packed p;
     ep_routing_plan plan;
     ep_routing_plan_init(&plan);
@@ -227,14 +252,16 @@ static void bench_case(bench_report *report, uint32_t hidden, uint32_t nodes, ep
         double begin = bench_now_us();
         pack(hidden, nodes, &plan, pool, &p);
         ours[r] = bench_now_us() - begin;
+        least[r] = rows_alone_us(hidden, &p, pool);
         rival[r] = passes_us(hidden, nodes);
         times[r] = rival[r] / ours[r];
     }
     snprintf(what, sizeof(what), "H = %u, %u nodes", hidden, nodes);
-    snprintf(name, sizeof(name), "%s, times the separate passes", what);
-    double ratio = bench_quantile(times, ROUNDS, 0.5);
-    snprintf(name, sizeof(name), "%s, plan and pack", what);
-    add(report, name, bench_quantile(ours, ROUNDS, 0.5), "us", bench_quantile(rival, ROUNDS, 0.5), 1.0 / ratio, BENCH_LOWER, 0.25);
+    bench_row row = {.value = bench_quantile(ours, ROUNDS, 0.5), .unit = "us", .limit = bench_quantile(least, ROUNDS, 0.5),
+                     .rival = bench_quantile(rival, ROUNDS, 0.5), .ratio = 1.0 / bench_quantile(times, ROUNDS, 0.5),
+                     .better = BENCH_LOWER, .bar = 0.25};
+    snprintf(row.name, sizeof(row.name), "%s, plan and pack", what);
+    bench_report_add(report, &row);
     add_counts(report, what, &p);
     ep_routing_plan_fini(&plan);
 }

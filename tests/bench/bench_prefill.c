@@ -3,8 +3,7 @@
  * Prefill of eight ranks at once, 4096 tokens each: how much memory the exchange needs at its peak, and tokens per second, in three forms
  * over the same lane and kernels.
  *
- *   service     a rank is a caller and a node with an eighth of the experts; the service's own windows and chunks, and once more with
- *               windows of 256 tokens
+ *   service     a rank is a caller and a node with an eighth of the experts; the service's own windows and chunks
  *   all-gather  every rank gets all tokens, computes its experts' share of each, and sends every rank the sums of its tokens
  *   fixed       all-to-all with buffers of fixed capacity: rows padded to factor * T * K / ranks per destination, sent whole, and results
  *               back the same way; the factor by the total sequence length from the published table
@@ -13,24 +12,19 @@
  * and the node's, although they need not come at the same moment. The other forms take every exchange buffer from such a pool, receive in
  * place, reuse the send buffer for results, and are not charged for frames on their way through the lane.
  *
- * The program forks itself into ranks before it has threads. They do what `board->form` says, between two barriers; the parent times.
+ * The program forks itself into ranks (bench/rank_board.h), each of which does the form it is told.
  */
 #include <math.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include "base/buffer.h"
 #include "base/numeric.h"
 #include "base/random.h"
 #include "bench/bench_report.h"
 #include "bench/layer_local.h"
+#include "bench/rank_board.h"
 #include "bench/rank_mesh.h"
 #include "expertd/client.h"
 #include "moe/combine.h"
@@ -50,13 +44,11 @@
 #define TOKEN_BYTES (TOKENS * ROW_BYTES)
 #define KEEP_BYTES ((size_t)1 << 30)
 #define MESH_PORT 7420
-#define NARROW_TOKENS 256
 #define BAR 0.5
 
-typedef enum form { FORM_NARROW, FORM_SERVICE, FORM_GATHER, FORM_FIXED, FORM_COUNT, FORM_END = FORM_COUNT } form;
+typedef enum form { FORM_SERVICE, FORM_GATHER, FORM_FIXED, FORM_COUNT } form;
 
-static const char *const form_names[FORM_COUNT] = {"windows of 256 tokens", "default windows", "all-gather + reduce-scatter",
-                                                   "fixed-capacity all-to-all"};
+static const char *const form_names[FORM_COUNT] = {"service", "all-gather + reduce-scatter", "fixed-capacity all-to-all"};
 
 /* alltoall_ep_buffer_scale_factors: the first entry whose length is not above the total. */
 static const struct {
@@ -64,23 +56,19 @@ static const struct {
     double factor;
 } capacity_factors[] = {{1048576, 1.32}, {524288, 1.4}, {262144, 1.53}, {131072, 1.8}, {32768, 3.0}, {8192, 5.2}, {0, 8.0}};
 
-typedef struct board {
-    pthread_barrier_t begin;
-    pthread_barrier_t end;
-    pthread_barrier_t among; /* the ranks alone */
-    volatile form form;
+/* What ranks and parent tell each other. */
+typedef struct shared_notes {
     char urls[RANKS][64];
     uint64_t peak_bytes[FORM_COUNT][RANKS]; /* of the service: the caller's */
-    uint64_t node_peak_bytes[FORM_COUNT][RANKS];
     double error[FORM_COUNT][RANKS];        /* largest, against the layer in one process; 0: the same bits */
-} board_t;
+} shared_notes;
 
 typedef struct rank_state {
     uint32_t rank;
     rank_mesh *mesh;
     layer_local *local;
-    ep_client *clients[FORM_COUNT];    /* of the service's forms */
-    ep_buffer_pool *pools[FORM_COUNT]; /* of the others; a client has its own */
+    ep_client *client;
+    ep_buffer_pool *pools[FORM_COUNT]; /* not the service's: the client has its own */
     uint16_t *x;        /* [TOKENS,H] */
     int32_t *ids;       /* [TOKENS,K] */
     float *scales;      /* [TOKENS,K] */
@@ -93,7 +81,8 @@ typedef struct rank_state {
     float *scratch;
 } rank_state;
 
-static board_t *board;
+static rank_board *board;
+static shared_notes *notes;
 
 static void fail(const char *what, const ep_error *error)
 {
@@ -206,7 +195,7 @@ static ep_buffer *acquire(rank_state *r, form f, size_t bytes)
 static void exchange(rank_state *r, uint8_t *areas, const uint8_t *data, size_t each, bool same_for_all)
 {
     rank_mesh_receive_at(r->mesh, areas, each);
-    pthread_barrier_wait(&board->among);
+    rank_board_meet(board);
     for (uint32_t i = 1; i < RANKS; i++) {
         uint32_t to = (r->rank + i) % RANKS;
         rank_mesh_post(r->mesh, to, data + (same_for_all ? 0 : to * each), each);
@@ -220,7 +209,7 @@ static void exchange(rank_state *r, uint8_t *areas, const uint8_t *data, size_t 
     rank_mesh_flush(r->mesh);
 }
 
-static void run_service(rank_state *r, form f)
+static void run_service(rank_state *r)
 {
     ep_moe_args args;
     ep_moe_result result = {.struct_bytes = sizeof(result)};
@@ -232,7 +221,7 @@ static void run_service(rank_state *r, form f)
     args.mode = EP_MOE_PREFILL;
     args.deadline_us = 600000000;
     ep_tensor out = ep_tensor_2d(r->y, EP_DTYPE_BF16, TOKENS, HIDDEN);
-    if (ep_moe_forward(r->clients[f], &args, &out, &result) != EP_OK) {
+    if (ep_moe_forward(r->client, &args, &out, &result) != EP_OK) {
         fail("forward", &result.error);
     }
 }
@@ -360,9 +349,8 @@ static double error_of(const rank_state *r)
 static void run_form(rank_state *r, form f)
 {
     switch (f) {
-    case FORM_NARROW:
     case FORM_SERVICE:
-        run_service(r, f);
+        run_service(r);
         break;
     case FORM_GATHER:
         run_gather(r);
@@ -370,7 +358,7 @@ static void run_form(rank_state *r, form f)
     case FORM_FIXED:
         run_fixed(r);
         break;
-    case FORM_END:
+    case FORM_COUNT:
         break;
     }
 }
@@ -379,51 +367,49 @@ static void note_form(rank_state *r, form f)
 {
     ep_client_stats client = {.struct_bytes = sizeof(client)};
     ep_buffer_pool_stats pool;
-    if (r->clients[f] != NULL) {
-        ep_client_read_stats(r->clients[f], &client);
-        board->peak_bytes[f][r->rank] = client.buffer_bytes_peak;
+    if (f == FORM_SERVICE) {
+        ep_client_read_stats(r->client, &client);
+        notes->peak_bytes[f][r->rank] = client.buffer_bytes_peak;
     } else {
         ep_buffer_pool_read_stats(r->pools[f], &pool);
-        board->peak_bytes[f][r->rank] = pool.lent_bytes_peak;
+        notes->peak_bytes[f][r->rank] = pool.lent_bytes_peak;
     }
     double error = error_of(r);
-    board->error[f][r->rank] = error <= board->error[f][r->rank] ? board->error[f][r->rank] : error;
+    notes->error[f][r->rank] = error <= notes->error[f][r->rank] ? notes->error[f][r->rank] : error;
     memset(r->y, 0xff, TOKEN_BYTES);
 }
 
-static ep_client *open_client(uint32_t window_tokens)
+static ep_client *open_client(void)
 {
     ep_client *client = NULL;
     ep_client_config config;
     ep_error error;
     const char *urls[RANKS];
     for (uint32_t i = 0; i < RANKS; i++) {
-        urls[i] = board->urls[i];
+        urls[i] = notes->urls[i];
     }
     ep_client_config_init(&config);
     config.node_urls = urls;
     config.node_urls_count = RANKS;
     config.lanes = "stream";
-    config.prefill_window_tokens = window_tokens;
     if (ep_client_create(&config, &client, &error) != EP_OK || ep_client_wait_ready(client, 60000000, &error) != EP_OK) {
         fail("client", &error);
     }
     return client;
 }
 
-static void rank_main(uint32_t rank, const char *checkpoint)
+static void rank_main(uint32_t rank, void *arg)
 {
     static rank_state r;
     char addresses[RANKS][32];
     const char *address_list[RANKS];
     ep_error error;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
     r.rank = rank;
     for (uint32_t i = 0; i < RANKS; i++) {
         snprintf(addresses[i], sizeof(addresses[i]), "127.0.1.%u", i + 1);
         address_list[i] = addresses[i];
     }
-    if (layer_local_open(checkpoint, 0, 1, &r.local, &error) != EP_OK) {
+    if (layer_local_open(arg, 0, 1, &r.local, &error) != EP_OK) {
         fail("local layer", &error);
     }
     fill_inputs(&r);
@@ -433,52 +419,18 @@ static void rank_main(uint32_t rank, const char *checkpoint)
         }
     }
     r.mesh = rank_mesh_open(rank, RANKS, address_list, MESH_PORT, 0);
-    r.clients[FORM_NARROW] = open_client(NARROW_TOKENS);
-    r.clients[FORM_SERVICE] = open_client(0);
-    for (form f = FORM_NARROW; f != FORM_END;) {
-        pthread_barrier_wait(&board->begin);
-        f = board->form;
-        run_form(&r, f);
-        pthread_barrier_wait(&board->end);
-        if (f != FORM_END) {
-            note_form(&r, f);
-        }
+    r.client = open_client();
+    for (int f; (f = rank_board_next(board)) != RANK_BOARD_END; rank_board_done(board)) {
+        run_form(&r, (form)f);
+        note_form(&r, (form)f);
     }
+    rank_board_done(board);
     rank_mesh_close(r.mesh);
-    ep_client_destroy(r.clients[FORM_NARROW]);
-    ep_client_destroy(r.clients[FORM_SERVICE]);
+    ep_client_destroy(r.client);
     layer_local_close(r.local);
-    _exit(0);
 }
 
 /* ---- the parent ---- */
-
-static double timed(form f)
-{
-    board->form = f;
-    pthread_barrier_wait(&board->begin);
-    double begin = bench_now_us();
-    pthread_barrier_wait(&board->end);
-    return bench_now_us() - begin;
-}
-
-/* A rank that ends early leaves the others, and the parent, at a barrier. */
-static void *watch_ranks(void *arg)
-{
-    const pid_t *ranks = arg;
-    while (board->form != FORM_END) {
-        for (uint32_t i = 0; i < RANKS; i++) {
-            siginfo_t ended = {0};
-            if (waitid(P_PID, (id_t)ranks[i], &ended, WEXITED | WNOHANG | WNOWAIT) == 0 && ended.si_pid != 0 &&
-                board->form != FORM_END) {
-                fprintf(stderr, "bench_prefill: rank %u has ended, status %d\n", i, ended.si_status);
-                exit(1);
-            }
-        }
-        usleep(200000);
-    }
-    return NULL;
-}
 
 static void start_node(ep_test_process *process, const char *dir, uint32_t node, const char *checkpoint)
 {
@@ -495,7 +447,7 @@ static void start_node(ep_test_process *process, const char *dir, uint32_t node,
         !ep_test_process_start(process, dir, name, EP_EXPERTD_PROGRAM, args, NULL, true) || !ep_test_process_wait_ports(process, 60000)) {
         fail("expertd did not start", NULL);
     }
-    snprintf(board->urls[node], sizeof(board->urls[node]), "%.63s", process->rpc_url);
+    snprintf(notes->urls[node], sizeof(notes->urls[node]), "%.63s", process->rpc_url);
 }
 
 static uint64_t node_peak_bytes(const ep_test_process *process)
@@ -526,20 +478,6 @@ static void write_checkpoint(char out_path[EP_FIXTURE_PATH_BYTES])
     }
 }
 
-static void make_board(void)
-{
-    pthread_barrierattr_t shared;
-    board = mmap(NULL, sizeof(*board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (board == MAP_FAILED) {
-        fail("no memory", NULL);
-    }
-    pthread_barrierattr_init(&shared);
-    pthread_barrierattr_setpshared(&shared, PTHREAD_PROCESS_SHARED);
-    pthread_barrier_init(&board->begin, &shared, RANKS + 1);
-    pthread_barrier_init(&board->end, &shared, RANKS + 1);
-    pthread_barrier_init(&board->among, &shared, RANKS);
-}
-
 static void add_row(bench_report *report, const char *name, double value, const char *unit, double rival, double ratio,
                     bench_better better, double bar)
 {
@@ -557,62 +495,50 @@ static double largest_of(const double values[RANKS])
     return largest;
 }
 
-/* A rank is a caller and a node. out_node: the largest. */
-static void read_node_peaks(const ep_test_process nodes[RANKS], form f, double *out_node)
-{
-    *out_node = 0;
-    for (uint32_t i = 0; i < RANKS; i++) {
-        uint64_t bytes = node_peak_bytes(&nodes[i]);
-        board->node_peak_bytes[f][i] = bytes;
-        *out_node = fmax(*out_node, (double)bytes);
-    }
-}
-
-static double peak_of(form f)
+/* Of the ranks; one of the service is a caller and a node. */
+static double peak_of(form f, const uint64_t node_bytes[RANKS])
 {
     double peak = 0;
     for (uint32_t i = 0; i < RANKS; i++) {
-        peak = fmax(peak, (double)(board->peak_bytes[f][i] + board->node_peak_bytes[f][i]));
+        peak = fmax(peak, (double)(notes->peak_bytes[f][i] + (f == FORM_SERVICE ? node_bytes[i] : 0)));
     }
     return peak;
 }
 
-static void add_memory(bench_report *report, const double node[FORM_GATHER])
+static void add_memory(bench_report *report, const ep_test_process nodes[RANKS])
 {
+    uint64_t node_bytes[RANKS], node_most = 0;
     char name[96];
-    for (int f = FORM_NARROW; f < FORM_GATHER; f++) {
-        double bar = f == FORM_SERVICE ? BAR : NAN;
-        snprintf(name, sizeof(name), "%s, peak: node's part", form_names[f]);
-        add_row(report, name, node[f] / 0x1p20, "MiB", NAN, NAN, BENCH_LOWER, NAN);
-        for (int other = FORM_GATHER; other < FORM_COUNT; other++) {
-            snprintf(name, sizeof(name), "%s, peak: %s", form_names[f], form_names[other]);
-            add_row(report, name, peak_of(f) / 0x1p20, "MiB", peak_of(other) / 0x1p20, peak_of(f) / peak_of(other), BENCH_LOWER, bar);
-        }
+    for (uint32_t i = 0; i < RANKS; i++) {
+        node_bytes[i] = node_peak_bytes(&nodes[i]);
+        node_most = node_bytes[i] > node_most ? node_bytes[i] : node_most;
+    }
+    double ours = peak_of(FORM_SERVICE, node_bytes);
+    add_row(report, "peak of exchange buffers, the node's part", (double)node_most / 0x1p20, "MiB", NAN, NAN, BENCH_LOWER, NAN);
+    for (form other = FORM_GATHER; other < FORM_COUNT; other++) {
+        double theirs = peak_of(other, node_bytes);
+        snprintf(name, sizeof(name), "peak of exchange buffers: %s", form_names[other]);
+        add_row(report, name, ours / 0x1p20, "MiB", theirs / 0x1p20, ours / theirs, BENCH_LOWER, BAR);
     }
 }
 
 static void add_speed(bench_report *report, double us[FORM_COUNT][ROUNDS])
 {
-    char name[96];
     const double tokens = 1e6 * RANKS * TOKENS;
-    double ratio[FORM_COUNT][FORM_COUNT], median[FORM_COUNT];
-    for (int f = FORM_NARROW; f < FORM_COUNT; f++) {
-        for (int other = FORM_NARROW; other < FORM_COUNT; other++) {
-            double ratios[ROUNDS];
-            for (int i = 0; i < ROUNDS; i++) {
-                ratios[i] = us[other][i] / us[f][i];
-            }
-            ratio[f][other] = bench_quantile(ratios, ROUNDS, 0.5);
+    double ratio[FORM_COUNT], median[FORM_COUNT], ratios[ROUNDS];
+    char name[96];
+    for (int f = FORM_GATHER; f < FORM_COUNT; f++) {
+        for (int i = 0; i < ROUNDS; i++) {
+            ratios[i] = us[f][i] / us[FORM_SERVICE][i];
         }
+        ratio[f] = bench_quantile(ratios, ROUNDS, 0.5);
     }
-    for (int f = FORM_NARROW; f < FORM_COUNT; f++) {
+    for (int f = 0; f < FORM_COUNT; f++) {
         median[f] = bench_quantile(us[f], ROUNDS, 0.5); /* sorts */
     }
-    for (int f = FORM_NARROW; f < FORM_GATHER; f++) {
-        for (int other = FORM_GATHER; other < FORM_COUNT; other++) {
-            snprintf(name, sizeof(name), "%s, tokens: %s", form_names[f], form_names[other]);
-            add_row(report, name, tokens / median[f], "/s", tokens / median[other], ratio[f][other], BENCH_HIGHER, NAN);
-        }
+    for (int f = FORM_GATHER; f < FORM_COUNT; f++) {
+        snprintf(name, sizeof(name), "tokens: %s", form_names[f]);
+        add_row(report, name, tokens / median[FORM_SERVICE], "/s", tokens / median[f], ratio[f], BENCH_HIGHER, NAN);
     }
 }
 
@@ -621,9 +547,9 @@ static void add_speed(bench_report *report, double us[FORM_COUNT][ROUNDS])
 static void add_errors(bench_report *report)
 {
     char name[96];
-    for (int f = FORM_NARROW; f < FORM_COUNT; f++) {
+    for (int f = 0; f < FORM_COUNT; f++) {
         snprintf(name, sizeof(name), "%s, error", form_names[f]);
-        add_row(report, name, largest_of(board->error[f]), "", NAN, NAN, BENCH_LOWER, f == FORM_GATHER ? 0.02 : 0);
+        add_row(report, name, largest_of(notes->error[f]), "", NAN, NAN, BENCH_LOWER, f == FORM_GATHER ? 0.02 : 0);
     }
 }
 
@@ -631,41 +557,25 @@ int main(int argc, char **argv)
 {
     char dir[EP_TEST_PATH_BYTES], checkpoint[EP_FIXTURE_PATH_BYTES];
     ep_test_process nodes[RANKS] = {0};
-    pid_t ranks[RANKS];
-    double us[FORM_COUNT][ROUNDS], node_peak[FORM_GATHER];
+    double us[FORM_COUNT][ROUNDS];
     if (!ep_test_dir_create(dir)) {
         fail("directory", NULL);
     }
     write_checkpoint(checkpoint);
-    make_board();
+    notes = rank_board_memory(sizeof(*notes));
+    board = rank_board_create(RANKS);
     for (uint32_t n = 0; n < RANKS; n++) {
         start_node(&nodes[n], dir, n, checkpoint);
     }
-    for (uint32_t i = 0; i < RANKS; i++) {
-        ranks[i] = fork();
-        if (ranks[i] == 0) {
-            rank_main(i, checkpoint);
-        }
-    }
-    pthread_t watcher;
-    pthread_create(&watcher, NULL, watch_ranks, ranks);
-    for (int i = 0; i <= ROUNDS; i++) { /* a node's peak only grows: the form that needs less goes first */
-        timed(FORM_NARROW);
-    }
-    read_node_peaks(nodes, FORM_NARROW, &node_peak[FORM_NARROW]);
+    rank_board_fork(board, rank_main, checkpoint);
     for (int i = -1; i < ROUNDS; i++) { /* the first is not counted: pages and connections */
-        for (form f = FORM_NARROW; f < FORM_COUNT; f++) {
-            us[f][i < 0 ? 0 : i] = timed(f);
+        for (int f = 0; f < FORM_COUNT; f++) {
+            us[f][i < 0 ? 0 : i] = rank_board_time(board, f);
         }
     }
-    read_node_peaks(nodes, FORM_SERVICE, &node_peak[FORM_SERVICE]);
-    timed(FORM_END);
-    pthread_join(watcher, NULL);
-    for (uint32_t i = 0; i < RANKS; i++) {
-        waitpid(ranks[i], NULL, 0);
-    }
+    rank_board_end(board);
     bench_report *report = bench_report_create("Prefill: 8 ranks of 4096 tokens, H = 1024, I = 128, top-8 of 64, bf16, stream lane");
-    add_memory(report, node_peak);
+    add_memory(report, nodes);
     add_speed(report, us);
     add_errors(report);
     for (uint32_t n = 0; n < RANKS; n++) {
