@@ -111,13 +111,14 @@ size_t ep_buffer_class_bytes(size_t bytes)
  */
 static uint8_t *data_alloc(size_t capacity)
 {
+    void *data;
     if (capacity < LARGE_PAGE_BYTES) {
         return aligned_alloc(EP_BUFFER_ALIGN, capacity);
     }
-    uint8_t *data = aligned_alloc(LARGE_PAGE_BYTES, capacity);
-    if (data != NULL) {
-        madvise(data, capacity, MADV_HUGEPAGE);
+    if (posix_memalign(&data, LARGE_PAGE_BYTES, capacity) != 0) { /* aligned_alloc may want a multiple of the alignment */
+        return NULL;
     }
+    madvise(data, capacity, MADV_HUGEPAGE);
     return data;
 }
 

@@ -57,6 +57,21 @@ Test(buffer, large_classes_are_at_most_a_quarter_above_what_is_asked_for)
     }
 }
 
+/* Classes above the large pages' size are no multiples of it; a sanitizer's allocator minds. */
+Test(buffer, every_class_is_allocated)
+{
+    ep_buffer_pool *pool;
+    ep_buffer *buffer;
+    cr_assert_eq(ep_buffer_pool_create(0, 0, &pool), EP_OK);
+    for (size_t bytes = 1; bytes <= (size_t)16 << 20; bytes = ep_buffer_class_bytes(bytes) + 1) {
+        cr_assert_eq(ep_buffer_acquire(pool, bytes, &buffer), EP_OK);
+        cr_assert_geq(buffer->capacity_bytes, bytes);
+        buffer->data[buffer->capacity_bytes - 1] = 1;
+        ep_buffer_unref(buffer);
+    }
+    ep_buffer_pool_destroy(pool);
+}
+
 Test(buffer, a_kept_buffer_a_little_larger_is_lent_when_the_limit_allows)
 {
     ep_buffer_pool *pool;
