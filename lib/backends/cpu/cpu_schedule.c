@@ -429,18 +429,15 @@ static bool spin_for_change(ep_cpu_schedule *s, uint64_t seen)
     return false;
 }
 
-/* Lock held before and after. Returns when there may be work. Without a job under way nothing soon comes from here: the core is of more
- * use to those who take the result away and bring the next. */
+/* Lock held before and after. Returns when there may be work. */
 static void wait_for_work(ep_cpu_schedule *s)
 {
     uint64_t seen = atomic_load_explicit(&s->changes, memory_order_relaxed);
-    if (s->jobs_count > 0) {
-        pthread_mutex_unlock(&s->lock);
-        bool changed = spin_for_change(s, seen);
-        pthread_mutex_lock(&s->lock);
-        if (changed) {
-            return;
-        }
+    pthread_mutex_unlock(&s->lock);
+    bool changed = spin_for_change(s, seen);
+    pthread_mutex_lock(&s->lock);
+    if (changed) {
+        return;
     }
     s->sleepers_count++;
     while (atomic_load_explicit(&s->changes, memory_order_relaxed) == seen) {

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The contract of lib/transport/transport.h, run over each lane (CONTRACT_SCHEME). */
 #include <criterion/criterion.h>
+#include <pthread.h>
+#include <sched.h>
 #include <string.h>
 #include <sys/resource.h>
 
@@ -563,6 +565,51 @@ Test(transport, patient_frames_keep_their_place_and_are_not_written_by_the_calle
     }
     side_wait_frames(&server, 300);
     pair_close(&client, &server);
+}
+
+/* Until the connection is closed under it. Returns how many were taken. */
+static void *send_done_inside(void *arg)
+{
+    static const size_t sizes[] = {64, 300, 5000, 40000, 300000};
+    side *s = arg;
+    ep_err err = EP_OK;
+    uint64_t taken = 0;
+    while (err == EP_OK || err == EP_ERR_RESOURCE_EXHAUSTED) {
+        message *m = message_create(s, taken, sizes[taken % 5]);
+        m->send.done_inside = true;
+        m->on_done = message_free;
+        err = message_send(m);
+        if (err == EP_OK) {
+            taken++;
+        } else {
+            message_free(m);
+            sched_yield();
+        }
+    }
+    return (void *)(uintptr_t)taken;
+}
+
+/* The fixture sees whether a done() comes twice or after on_closed. */
+Test(transport, runs_done_once_also_inside_the_send_while_the_connection_closes)
+{
+    world_listen(&world);
+    for (uint64_t round = 0; round < 20; round++) {
+        void *taken;
+        pthread_t sender;
+        memset(&client, 0, sizeof(client));
+        memset(&server, 0, sizeof(server));
+        pair_open(&world, &client, &server);
+        client.on_closed = keep_handle;
+        side_start(&client);
+        side_start(&server);
+        cr_assert_eq(pthread_create(&sender, NULL, send_done_inside, &client), 0);
+        side_wait_frames(&server, 1 + round * 10);
+        ep_conn_close(round % 2 == 0 ? client.conn : server.conn);
+        pthread_join(sender, &taken);
+        pair_wait_closed(&client, &server);
+        cr_assert_eq(client.done_ok + client.done_failed, (uint64_t)(uintptr_t)taken);
+        ep_conn_release(client.conn);
+    }
 }
 
 static void echo_frame(side *s, ep_buffer *frame)
