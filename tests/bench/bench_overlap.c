@@ -283,6 +283,7 @@ static void run_serial(rank_state *r)
         rank_mesh_flush(r->mesh);
         rank_mesh_wait(r->mesh, 1, bytes);
         run_combine(r);
+        rank_mesh_flush(r->mesh); /* what came has been used */
     } else {
         rank_mesh_wait(r->mesh, 0, bytes);
         run_local(r, r->x, r->ids);

@@ -293,6 +293,16 @@ void rank_mesh_post(rank_mesh *mesh, uint32_t to, const void *data, size_t bytes
     }
 }
 
+/* Makes room of what was waited for; what came beyond is moved to the front. Lock held. */
+static void drop_taken(mesh_peer *peer)
+{
+    if (peer->taken > 0) {
+        memmove(peer->bytes, peer->bytes + peer->taken, peer->come - peer->taken);
+        peer->come -= peer->taken;
+        peer->taken = 0;
+    }
+}
+
 void rank_mesh_flush(rank_mesh *mesh)
 {
     pthread_mutex_lock(&mesh->lock);
@@ -300,19 +310,18 @@ void rank_mesh_flush(rank_mesh *mesh)
         pthread_cond_wait(&mesh->changed, &mesh->lock);
     }
     mesh->sends_used = 0;
+    for (uint32_t i = 0; i < mesh->ranks; i++) {
+        drop_taken(&mesh->peers[i]);
+    }
     pthread_mutex_unlock(&mesh->lock);
 }
 
-/* Ranks may run ahead by one exchange: what came beyond is moved to the front. */
+/* Ranks may run ahead by one exchange. */
 const void *rank_mesh_wait(rank_mesh *mesh, uint32_t from, size_t bytes)
 {
     mesh_peer *peer = &mesh->peers[from];
     pthread_mutex_lock(&mesh->lock);
-    if (peer->taken > 0) {
-        memmove(peer->bytes, peer->bytes + peer->taken, peer->come - peer->taken);
-        peer->come -= peer->taken;
-        peer->taken = 0;
-    }
+    drop_taken(peer);
     while (peer->come < bytes) {
         pthread_cond_wait(&mesh->changed, &mesh->lock);
     }

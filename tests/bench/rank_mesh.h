@@ -27,9 +27,9 @@ void rank_mesh_close(rank_mesh *mesh);
 void rank_mesh_receive_at(rank_mesh *mesh, void *places, size_t each);
 /* Queues bytes to a rank, in frames of 1 MiB at most; data is left alone until rank_mesh_flush. */
 void rank_mesh_post(rank_mesh *mesh, uint32_t to, const void *data, size_t bytes);
-/* Until the network has taken all that was posted. */
+/* Until the network has taken all that was posted. Ends every exchange: what was waited for makes room for what comes. */
 void rank_mesh_flush(rank_mesh *mesh);
-/* Until `bytes` more have come from a rank; they stay there until the next wait for it. */
+/* Until `bytes` more have come from a rank; they stay there until the next wait for it or the next flush. */
 const void *rank_mesh_wait(rank_mesh *mesh, uint32_t from, size_t bytes);
 
 #endif
