@@ -191,6 +191,8 @@ ep_err ep_call_reserve(ep_call *call, const ep_view *view, const ep_routing_laye
         uint32_t n = ep_flow_frames_max(&flow, batch, (uint64_t)flow.window_tokens * per_token, nodes);
         n *= flow.windows_count < EP_CALL_WINDOWS ? flow.windows_count : EP_CALL_WINDOWS;
         frames = n > frames ? n : frames;
+        uint64_t whole = (uint64_t)EP_CALL_WINDOWS * flow.window_tokens; /* a run of fewer tokens may be one window as large as all */
+        flow.window_tokens = whole < batch->tokens ? (uint32_t)whole : batch->tokens;
         err = reserve_run(call, &layer->shape, &flow, out_error);
     }
     if (err != EP_OK) {
@@ -521,7 +523,9 @@ static void reset_result(ep_call *call)
     call->slowest_wait_us = 0;
     ep_error_clear(&call->result.error);
     call->result.mode = call->flow.prefill ? EP_MOE_PREFILL : EP_MOE_DECODE;
-    call->result.comm_alg = call->spec.comm_alg == EP_MOE_COMM_HIERARCHY ? EP_MOE_COMM_HIERARCHY : EP_MOE_COMM_FULLMESH;
+    /* Nodes pass rows on to whom the coordinator has named to them; a table made here knows of none. */
+    bool has_neighbours = call->view->table->epoch.term != 0;
+    call->result.comm_alg = call->spec.comm_alg == EP_MOE_COMM_HIERARCHY && has_neighbours ? EP_MOE_COMM_HIERARCHY : EP_MOE_COMM_FULLMESH;
     call->result.combine_at = call->spec.batch.node_sum ? EP_MOE_COMBINE_NODE_SUM : EP_MOE_COMBINE_ROWS;
 }
 

@@ -98,6 +98,7 @@ struct ep_call {
     uint64_t step_member; /* names this run in all its frames; 0 without a step group */
     ep_call_window windows[EP_CALL_WINDOWS];
     uint32_t tokens_sent; /* tokens of all windows that were begun */
+    uint64_t kept_bytes;  /* of client->window_bytes: claimed by windows that ended, for those that are not begun */
     bool is_piecewise;    /* tokens are combined as their rows land, into out_scratch */
     ep_timer timer;
     bool timer_used;   /* armed since the call was acquired */

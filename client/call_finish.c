@@ -138,7 +138,12 @@ static void release_window(ep_call *call, uint32_t window)
 
 void ep_call_end_window(ep_call *call, uint32_t window)
 {
-    combine_rest(call, call->windows[window].begin, call->windows[window].end);
+    ep_call_window *ended = &call->windows[window];
+    combine_rest(call, ended->begin, ended->end);
+    if (call->tokens_sent < call->spec.batch.tokens) { /* else other calls could leave this one without room halfway */
+        call->kept_bytes += ended->bytes;
+        ended->bytes = 0;
+    }
     release_window(call, window);
 }
 
@@ -353,6 +358,8 @@ void ep_call_end_run(ep_call *call, uint64_t now_ns)
     for (uint32_t w = 0; w < EP_CALL_WINDOWS; w++) {
         release_window(call, w);
     }
+    __atomic_fetch_sub(&call->client->window_bytes, call->kept_bytes, __ATOMIC_RELAXED);
+    call->kept_bytes = 0;
     ep_call_cancel_zombies(call, now_ns);
     clear_unsent(call);
     result->total_us = (ep_clock_now_ns() - call->state.begin_ns) / EP_NS_PER_US;

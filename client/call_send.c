@@ -387,7 +387,7 @@ ep_err ep_call_build_plan(ep_call *call, uint32_t token_begin, uint32_t token_en
 {
     ep_plan_cut cut = ep_flow_cut(&call->spec.batch);
     cut.room_bytes = call->room_bytes;
-    call->is_by_host = call->spec.comm_alg == EP_MOE_COMM_HIERARCHY && numbers == NULL;
+    call->is_by_host = call->result.comm_alg == EP_MOE_COMM_HIERARCHY && numbers == NULL;
     if (call->is_by_host) {
         ep_call_group_hosts(call);
     }
@@ -524,15 +524,18 @@ static ep_err claim_window(ep_call *call, ep_call_window *window, ep_error *out_
     const ep_batch *batch = &call->spec.batch;
     uint64_t slots = (uint64_t)(window->end - window->begin) * ep_call_slots_per_token(call);
     uint64_t bytes = ep_flow_claim_bytes(&call->flow, batch, slots, call->view->table->nodes_count);
-    uint64_t total = __atomic_add_fetch(&client->window_bytes, bytes, __ATOMIC_RELAXED);
-    if (total > client->window_bytes_max && total != bytes) {
-        __atomic_fetch_sub(&client->window_bytes, bytes, __ATOMIC_RELAXED);
+    uint64_t kept = bytes < call->kept_bytes ? bytes : call->kept_bytes;
+    uint64_t more = bytes - kept;
+    uint64_t total = __atomic_add_fetch(&client->window_bytes, more, __ATOMIC_RELAXED);
+    if (more > 0 && total > client->window_bytes_max && total != bytes) {
+        __atomic_fetch_sub(&client->window_bytes, more, __ATOMIC_RELAXED);
         return ep_error_set(
             out_error, EP_ERR_RESOURCE_EXHAUSTED,
             "reply rows of calls in flight need %llu bytes: %llu are allowed by buffer_bytes_max %llu",
             (unsigned long long)total, (unsigned long long)client->window_bytes_max,
             (unsigned long long)client->config.buffer_bytes_max);
     }
+    call->kept_bytes -= kept;
     window->bytes = bytes;
     return EP_OK;
 }

@@ -348,7 +348,8 @@ ep_err group_op_wait(group_op *op, ep_error *out_error)
     while (!same && group->broken.code == EP_OK && !any(group, is_gone) &&
            group_wait_until(group, patience_ns < op->deadline_ns ? patience_ns : op->deadline_ns)) {
     }
-    if (!same && group->broken.code != EP_OK) { /* another rank has found it out and said so */
+    bool tells = !same;
+    if (!same && group->broken.code != EP_OK) { /* another rank has found it out, but its members may not be ours */
         error = group->broken;
         err = error.code;
         same = true;
@@ -357,6 +358,7 @@ ep_err group_op_wait(group_op *op, ep_error *out_error)
     if (others_know) {
         err = gone_error(group, is_gone, &error);
         same = true;
+        tells = false;
     }
     if (!same) {
         name_generations(op, &group->broken);
@@ -366,7 +368,7 @@ ep_err group_op_wait(group_op *op, ep_error *out_error)
     }
     uint32_t generation = group->generation;
     pthread_mutex_unlock(&group->lock);
-    if (!same) {
+    if (tells) {
         tell_broken(group, &error, generation + 1, 0);
     }
     for (uint32_t m = 0; m < group->members_count && err == EP_OK; m++) {

@@ -106,6 +106,7 @@ typedef struct ep_rpc_server_stats {
     uint64_t shm_bytes_received;     /* of bytes_received */
     uint64_t shm_bytes_sent;         /* of bytes_sent */
     uint64_t sends_queued;           /* now: frames handed to a connection, not yet taken by its lane's system */
+    uint64_t unacked_bytes;          /* now: taken by it, but not by the peer's, as far as lanes can tell: lost when we close */
 } ep_rpc_server_stats;
 
 ep_err ep_rpc_server_create(const ep_rpc_server_config *config, ep_rpc_server **out_server, ep_error *out_error);

@@ -222,6 +222,7 @@ void ep_rpc_server_read_stats(ep_rpc_server *server, ep_rpc_server_stats *out_st
             out_stats->shm_bytes_sent += sent;
         }
         out_stats->sends_queued += ep_rpc_link_sends_in_flight(&session->link);
+        out_stats->unacked_bytes += ep_conn_unacked(session->link.conn);
     }
     pthread_mutex_unlock(&server->lock);
     ep_rpc_door_add_stats(server->door, out_stats);

@@ -505,7 +505,7 @@ static void let_go(shm_conn *conn)
     conn->ended = true;
     shm_loop_unwatch(conn->loop, conn->socket.fd);
     shm_loop_forget(conn->loop, &conn->retry);
-    pthread_mutex_lock(&conn->lock); /* whoever rings or copies has seen closing not set and holds it */
+    pthread_mutex_lock(&conn->lock); /* whoever copies has seen closing not set and holds it; nobody is inside */
     shutdown(conn->socket.fd, SHUT_RDWR);
     shm_held_close(&conn->socket);
     shm_memory_close(&conn->memory);

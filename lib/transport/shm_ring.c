@@ -40,7 +40,8 @@ bool shm_producer_wait_room(shm_producer *p, size_t *out_bytes)
 
 bool shm_producer_is_apart(const shm_producer *p)
 {
-    return __atomic_load_n(&p->shared->armed_cpu, __ATOMIC_RELAXED) != (uint32_t)sched_getcpu();
+    int cpu = sched_getcpu();
+    return cpu >= 0 && __atomic_load_n(&p->shared->armed_cpu, __ATOMIC_RELAXED) != (uint32_t)cpu;
 }
 
 uint8_t *shm_producer_at(const shm_producer *p, size_t offset, size_t bytes, size_t *out_piece)
@@ -77,7 +78,8 @@ bool shm_consumer_available(shm_consumer *c, size_t *out_bytes)
 
 bool shm_consumer_is_apart(const shm_consumer *c)
 {
-    return __atomic_load_n(&c->shared->cpu, __ATOMIC_RELAXED) != (uint32_t)sched_getcpu();
+    int cpu = sched_getcpu();
+    return cpu >= 0 && __atomic_load_n(&c->shared->cpu, __ATOMIC_RELAXED) != (uint32_t)cpu;
 }
 
 bool shm_consumer_take(shm_consumer *c, uint8_t *out, size_t bytes)

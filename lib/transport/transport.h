@@ -19,7 +19,7 @@
  *            connection that was handed out (whoever ended it), after every done(), and is the last callback. The handle stays
  *            valid until ep_conn_release, which each owner calls exactly once, after or inside on_closed, or before (then
  *            the lane closes first and still calls on_closed).
- *            Peer death (end of stream) is on_closed with CONNECTION_LOST.
+ *            Peer death (end of stream) is on_closed with CONNECTION_LOST, after the frames it had sent.
  * Threads    All calls from any thread, also from callbacks.
  */
 #ifndef EP_TRANSPORT_TRANSPORT_H
@@ -169,6 +169,9 @@ typedef struct ep_lane_ops {
     void (*conn_release)(ep_conn *conn);
     void (*conn_allow_large)(ep_conn *conn);
     void (*conn_receiving)(ep_conn *conn, ep_conn_receiving *out_receiving);
+    /* Of sends that are done: bytes the peer's system does not have yet, which are lost when this side closes. NULL: there are
+     * none, or the lane cannot tell (nng). */
+    uint64_t (*conn_unacked)(ep_conn *conn);
     void (*conn_peer)(ep_conn *conn, char *out_address, size_t bytes);
     /* True when the lane encrypts and authenticates bytes, or never leaves this machine: no payload CRC needed. */
     bool (*conn_is_trusted)(ep_conn *conn);
@@ -248,6 +251,10 @@ static inline void ep_conn_allow_large(ep_conn *conn)
 static inline void ep_conn_read_receiving(ep_conn *conn, ep_conn_receiving *out_receiving)
 {
     conn->ops->conn_receiving(conn, out_receiving);
+}
+static inline uint64_t ep_conn_unacked(ep_conn *conn)
+{
+    return conn->ops->conn_unacked != NULL ? conn->ops->conn_unacked(conn) : 0;
 }
 
 #endif

@@ -136,8 +136,11 @@ static void on_handle_closed(uv_handle_t *handle)
     if (--conn->handles > 0) {
         return;
     }
-    close(conn->fd);
+    pthread_mutex_lock(&conn->lock);
+    int fd = conn->fd;
     conn->fd = -1;
+    pthread_mutex_unlock(&conn->lock);
+    close(fd);
     ep_assembler_fini(&conn->assembler);
     if (conn->count != NULL) {
         ep_accept_count_remove(conn->count);

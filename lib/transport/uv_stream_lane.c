@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The uv-stream lane: its table, addresses, socket options. */
 #include <errno.h>
+#include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 
 #include "transport/uv_stream.h"
 
@@ -110,6 +112,18 @@ static void conn_receiving(ep_conn *base, ep_conn_receiving *out_receiving)
     out_receiving->waits_for_memory = __atomic_load_n(&conn->memory_wait, __ATOMIC_RELAXED);
 }
 
+static uint64_t conn_unacked(ep_conn *base)
+{
+    uv_conn *conn = (uv_conn *)base;
+    int bytes = 0;
+    pthread_mutex_lock(&conn->lock);
+    if (conn->fd < 0 || ioctl(conn->fd, SIOCOUTQ, &bytes) != 0) {
+        bytes = 0;
+    }
+    pthread_mutex_unlock(&conn->lock);
+    return (uint64_t)bytes;
+}
+
 static void conn_peer(ep_conn *base, char *out_address, size_t bytes)
 {
     snprintf(out_address, bytes, "%s", ((uv_conn *)base)->peer);
@@ -137,6 +151,7 @@ const ep_lane_ops ep_uv_stream_lane = {
     .conn_release = uv_conn_release,
     .conn_allow_large = conn_allow_large,
     .conn_receiving = conn_receiving,
+    .conn_unacked = conn_unacked,
     .conn_peer = conn_peer,
     .conn_is_trusted = conn_is_trusted,
 };

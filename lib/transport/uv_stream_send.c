@@ -63,9 +63,27 @@ static ep_send *advance(uv_conn *conn, size_t sent, const ep_send *mine)
     return returned;
 }
 
-/* One write. Lock held, dropped meanwhile. mine: see write_queue. */
-static void write_once(uv_conn *conn, const ep_send *mine)
+/*
+ * A write failed for good. When the peer has ended, what it had sent before may still be unread: then reading goes on, to the
+ * end that it finds. True: it does.
+ */
+static bool end_after_failure(uv_conn *conn, int failed)
 {
+    pthread_mutex_lock(&conn->lock);
+    bool reads = conn->started && (failed == EPIPE || failed == ECONNRESET);
+    pthread_mutex_unlock(&conn->lock);
+    if (!reads) {
+        ep_error lost;
+        ep_error_set(&lost, EP_ERR_CONNECTION_LOST, "sending to %s failed: %s", conn->peer, strerror(failed));
+        uv_conn_end(conn, &lost);
+    }
+    return reads;
+}
+
+/* One write. Lock held, dropped meanwhile. mine: see write_queue. */
+static void write_once(uv_conn *conn, const ep_send **mine)
+{
+    bool reads = false;
     struct iovec iovs[IOVS_MAX];
     size_t bytes;
     struct msghdr message = {.msg_iov = iovs, .msg_iovlen = gather(conn, iovs, &bytes)};
@@ -73,14 +91,13 @@ static void write_once(uv_conn *conn, const ep_send *mine)
     ssize_t sent = sendmsg(conn->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     int failed = sent < 0 ? errno : 0;
     if (failed != 0 && failed != EAGAIN && failed != EINTR && failed != ENOBUFS) {
-        ep_error lost;
-        ep_error_set(&lost, EP_ERR_CONNECTION_LOST, "sending to %s failed: %s", conn->peer, strerror(failed));
-        uv_conn_end(conn, &lost);
+        reads = end_after_failure(conn, failed);
     }
     pthread_mutex_lock(&conn->lock);
-    ep_send *whole = advance(conn, sent > 0 ? (size_t)sent : 0, mine);
-    conn->wait_writable = failed == EAGAIN || failed == ENOBUFS || (failed == 0 && (size_t)sent < bytes);
+    ep_send *whole = advance(conn, sent > 0 ? (size_t)sent : 0, *mine);
+    conn->wait_writable = reads || failed == EAGAIN || failed == ENOBUFS || (failed == 0 && (size_t)sent < bytes);
     if (whole != NULL) {
+        *mine = NULL; /* another send may get its memory */
         pthread_mutex_unlock(&conn->lock);
         whole->done(whole, EP_OK);
         pthread_mutex_lock(&conn->lock);
@@ -100,7 +117,7 @@ static bool write_queue(uv_conn *conn, const ep_send *mine)
             conn->wait_writable = true;
             break;
         }
-        write_once(conn, mine);
+        write_once(conn, &mine);
     }
     conn->writing = false;
     return conn->wait_writable || conn->closing || conn->sent_first != NULL;

@@ -60,7 +60,7 @@ static void on_leave_look(void *arg)
     if (in_flight > 0 && late) {
         ep_log(EP_LOG_WARN, "stopping", "drain_ms %u passed, %u gateway calls are ended", self->drain_ms, in_flight);
     }
-    if (late || (in_flight == 0 && rpc.sends_queued == 0)) {
+    if (late || (in_flight == 0 && rpc.sends_queued == 0 && rpc.unacked_bytes == 0)) {
         ep_service_loop_quit(self->loop);
     }
 }

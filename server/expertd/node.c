@@ -139,14 +139,16 @@ static bool may_leave(ep_node *node)
     ep_forward_stats requests;
     ep_rpc_server_stats rpc;
     ep_membership_view view = {0};
-    /* In this order: a request is in flight until its reply is queued, and then that counts. */
+    /* In this order: a request is in flight until its reply is queued, and then that counts; at last its bytes that the
+     * caller's system has not got. */
     ep_forward_handler_read_stats(node->handler, &requests);
     ep_rpc_server_read_stats(node->server, &rpc);
     if (node->membership != NULL) {
         ep_membership_read(node->membership, &view);
     }
     /* A coordinator that is there hears of it first, so that it routes around us. */
-    return requests.in_flight == 0 && rpc.sends_queued == 0 && (!view.is_connected || view.said_draining);
+    return requests.in_flight == 0 && rpc.sends_queued == 0 && rpc.unacked_bytes == 0 &&
+           (!view.is_connected || view.said_draining);
 }
 
 static void leave_when_done(void *arg)
@@ -165,8 +167,8 @@ static void on_drain_timeout(void *arg)
     ep_forward_handler_read_stats(node->handler, &requests);
     ep_rpc_server_read_stats(node->server, &rpc);
     ep_log(EP_LOG_WARN, "node-drain",
-           "drain_ms %u passed, requests_in_flight %" PRIu64 " sends_queued %" PRIu64 " are ended",
-           node->drain_ms, requests.in_flight, rpc.sends_queued);
+           "drain_ms %u passed, requests_in_flight %" PRIu64 " sends_queued %" PRIu64 " unacked_bytes %" PRIu64 " are ended",
+           node->drain_ms, requests.in_flight, rpc.sends_queued, rpc.unacked_bytes);
     ep_batcher_close(node->batcher, EP_ERR_DRAINING);
     ep_service_loop_quit(node->loop);
 }

@@ -222,7 +222,7 @@ typedef struct ep_moe_result {
     uint64_t queue_us;
     uint64_t compute_us;
     uint64_t combine_us;
-    ep_moe_comm comm_alg;         /* used: fullmesh or hierarchy */
+    ep_moe_comm comm_alg;         /* used: fullmesh or hierarchy (only with a coordinator) */
     ep_moe_combine_at combine_at; /* used: node_sum rounds once more and is not the canonical sum */
 } ep_moe_result;
 

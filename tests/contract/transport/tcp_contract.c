@@ -3,9 +3,12 @@
 #include <arpa/inet.h>
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <linux/sockios.h>
 #include <netinet/tcp.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -14,6 +17,7 @@
 
 #include "base/clock.h"
 #include "lane_fixture.h"
+#include "transport/lane_common.h"
 
 static lane_world world;
 static side server;
@@ -235,6 +239,87 @@ Test(tcp, sees_a_killed_process_while_a_send_is_blocked)
     cr_assert_eq(server.end.code, EP_ERR_CONNECTION_LOST, "%s", server.end.text);
     cr_assert_eq(server.done_ok + server.done_failed, sent);
     cr_assert_gt(server.done_failed, 0u);
+}
+
+/* ---- a peer that has ended ---- */
+
+static void wait_for_order(side *s, ep_buffer *frame)
+{
+    cr_assert_null(fixture_verify(frame, s->frames));
+    ep_buffer_unref(frame);
+    pthread_mutex_lock(&s->lock);
+    bool first = s->frames++ == 0;
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+    if (first) {
+        cr_assert_eq(sem_wait(s->arg), 0);
+    }
+}
+
+static int unacked_of(int fd)
+{
+    int bytes;
+    cr_assert_eq(ioctl(fd, SIOCOUTQ, &bytes), 0);
+    return bytes;
+}
+
+/* nng's stream gives up what it has not read. */
+Test(tcp, reads_what_a_peer_sent_before_it_ended_when_a_send_finds_the_end_first)
+{
+    enum { BYTES = 60000 };
+    uint8_t *frame = malloc(BYTES);
+    struct linger now = {.l_onoff = 1, .l_linger = 0};
+    sem_t order;
+    if (ep_stream_lane_is_nng()) {
+        free(frame);
+        cr_skip_test("nng");
+    }
+    sem_init(&order, 0, 0);
+    server.on_frame = wait_for_order;
+    server.arg = &order;
+    int fd = open_raw();
+    fixture_fill(frame, 0, BYTES);
+    raw_write(fd, frame, BYTES);
+    side_wait_frames(&server, 1);
+    fixture_fill(frame, 1, BYTES);
+    raw_write(fd, frame, BYTES);
+    while (unacked_of(fd) > 0) {
+    }
+    setsockopt(fd, SOL_SOCKET, SO_LINGER, &now, sizeof(now));
+    close(fd);
+    send_and_forget(&server, 0, 1000);
+    sem_post(&order);
+    side_wait_frames(&server, 2);
+    side_wait_closed(&server);
+    cr_assert_eq(server.end.code, EP_ERR_CONNECTION_LOST, "%s", server.end.text);
+    sem_destroy(&order);
+    free(frame);
+}
+
+Test(tcp, knows_what_the_peer_has_not_got)
+{
+    enum { BYTES = 400000 };
+    int small = 4096;
+    char bytes[4096];
+    if (ep_stream_lane_is_nng()) {
+        cr_skip_test("nng");
+    }
+    int fd = open_raw();
+    setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &small, sizeof(small));
+    message *m = message_create(&server, 0, BYTES);
+    cr_assert_eq(message_send(m), EP_OK);
+    message_wait(m);
+    cr_assert_gt(ep_conn_unacked(server.conn), 0u);
+    for (size_t got = 0; got < BYTES;) {
+        ssize_t n = recv(fd, bytes, sizeof(bytes), 0);
+        cr_assert_gt(n, 0);
+        got += (size_t)n;
+    }
+    while (ep_conn_unacked(server.conn) > 0) { /* the suite's limit ends it */
+    }
+    message_free(m);
+    close(fd);
+    side_wait_closed(&server);
 }
 
 /* ---- no memory ---- */
