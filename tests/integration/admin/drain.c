@@ -59,8 +59,8 @@ static void drain_without_room(void)
     ep_test_load *load = fault_load(&f, f.all, 32, 0, NULL, NULL);
     ADMIN_CTL(&f.cluster, 0, "16 experts have fewer than 2 copies", "drain", "node0", "--wait", "--timeout", "60s", "--admin",
               coordinator);
-    ADMIN_CTL(&f.cluster, 4, "16 copies still to move after 1 s: model demo", "drain", "--wait", "--timeout", "1s", "--admin",
-              f.cluster.nodes[1].admin_url);
+    ADMIN_CTL(&f.cluster, 4, "16 copies still to move after 5 s: model demo", "drain", "--wait", "--timeout", "5s",
+              "--admin", f.cluster.nodes[1].admin_url);
     ADMIN_CTL(&f.cluster, 0, "no node that can load it is left but drained ones", "drain", "node1", "--admin", coordinator);
     ep_test_load_wait_succeeded(load, 200);
     ep_test_load_stop(load, &counts);

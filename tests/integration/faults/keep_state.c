@@ -26,7 +26,7 @@
 #include "coordinator/table_store_sqlite.h"
 #include "fault_fixture.h"
 
-#define GHOST_CALL_MS 2000
+#define GHOST_CALL_MS 2000 /* where the coordinator may end under the call */
 
 static const char *const points[] = {
 #define X(name) #name,
@@ -89,11 +89,11 @@ static ep_rpc_channel *ghost_channel(void)
     return channel;
 }
 
-/* Registers at another url, and says that it has loaded the nothing it was given. False: the coordinator did not answer. */
-static bool ghost_registers(void)
+/* Registers at another url, and says that it has loaded the nothing it was given. False: no answer in patience_ms. */
+static bool ghost_registers(uint32_t patience_ms)
 {
     char url[64];
-    uint64_t deadline_ns = ep_clock_now_ns() + GHOST_CALL_MS * EP_NS_PER_MS;
+    uint64_t deadline_ns = ep_clock_now_ns() + patience_ms * EP_NS_PER_MS;
     ProtobufCMessage *reply = NULL;
     ep_rpc_channel *channel = ghost_channel();
     Expertd__V1__RegisterRequest request = EXPERTD__V1__REGISTER_REQUEST__INIT;
@@ -280,7 +280,7 @@ static void run_point(const char *point)
         EP_TEST_CHECK(ep_clock_now_ns() < end_ns, "the coordinator never came to %s", point);
         listens = listens || access(coordinator->ports_path, R_OK) == 0;
         if (listens) {
-            ghost_registers();
+            ghost_registers(GHOST_CALL_MS);
             see(test.fixture.client);
         }
     }
@@ -305,7 +305,7 @@ static void *haunt(void *arg)
 {
     const bool *goes_on = arg;
     while (__atomic_load_n(goes_on, __ATOMIC_ACQUIRE)) {
-        ghost_registers();
+        ghost_registers(GHOST_CALL_MS);
     }
     return NULL;
 }
@@ -362,7 +362,7 @@ static void run_full(void)
     Expertd__V1__ClusterStatusReply *status = cluster_status();
     while (status->store_error[0] == '\0') {
         protobuf_c_message_free_unpacked(&status->base, NULL);
-        EP_TEST_CHECK(ghost_registers(), "handlers must answer while writes fail");
+        EP_TEST_CHECK(ghost_registers(EP_TEST_PATIENCE_MS), "handlers must answer while writes fail");
         status = cluster_status();
     }
     EP_TEST_CHECK(strstr(status->store_error, "coordinator.db: writing failed: database or disk is full") != NULL, "%s",
@@ -406,7 +406,7 @@ static void run_limit(void)
     limit.rlim_cur = 4096;
     EP_TEST_CHECK(prlimit(pid, RLIMIT_FSIZE, &limit, NULL) == 0, "no limit can be set");
     while (!store_fails()) {
-        EP_TEST_CHECK(ghost_registers(), "handlers must answer while writes fail");
+        EP_TEST_CHECK(ghost_registers(EP_TEST_PATIENCE_MS), "handlers must answer while writes fail");
     }
     ep_test_load_wait_succeeded(test.load, 50);
     EP_TEST_CHECK(ep_test_http_get(test.fixture.cluster.coordinator.probe_url, "/metrics", &body) == 200 &&

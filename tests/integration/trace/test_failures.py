@@ -2,12 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records calls that end badly: a node that stalls until the deadline, directly and behind the gateway, and a node that is killed.
 Every span of the processes that live has its end, and the ends say what happened."""
-import fcntl, os, signal, struct, subprocess, termios, time
+import fcntl, os, re, signal, struct, subprocess, termios
 
 from recording import COORDINATOR, EXPERTCTL, MODEL, match, run_test, wait_for
 
 DEADLINE_EXCEEDED, UNAVAILABLE, CONNECTION_LOST = 4, 14, 36
 PIPE_BYTES, TEXT_BYTES = 4096, 14
+ROW_BYTES = 256  # of one token: more than the pings of a connection until it counts as silent
 SHORT_S = "1.5"  # a peer that sends nothing is called dead after 2 s, counted from its last word before it stopped: either may come first
 LONG_S = "5"
 
@@ -18,6 +19,13 @@ def trace_id(number):
 
 def full(pipe):
     return struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, struct.pack("i", 0)))[0] == PIPE_BYTES
+
+
+def has_unread_rows(ports_file):
+    """Whether a request waits, unread, in a socket of the node that listens there."""
+    port = int(re.search(r'"rpc_url": *"[^"]*:([0-9]+)"', open(ports_file).read()).group(1))
+    sockets = [line.split() for line in open("/proc/net/tcp").readlines()[1:]]
+    return any(int(s[1].split(":")[1], 16) == port and s[3] == "01" and int(s[4].split(":")[1], 16) >= ROW_BYTES for s in sockets)
 
 
 def break_while_running(cluster, url, number, breaking, timeout, *options, later=lambda: None):
@@ -84,13 +92,14 @@ def main(cluster, folder):
         b.send_signal(signal.SIGSTOP)
 
     def kill():
-        time.sleep(0.3)  # the call is under way, most probably; if not, silence ends the connection too
+        wait_for("a call under way", lambda: has_unread_rows(f"{folder}/b.ports"))
         b.kill()
 
     commands = {1: break_while_running(cluster, url, 1, stall, SHORT_S)}
     settled()
     commands[2] = break_while_running(cluster, url, 2, stall, SHORT_S, "--gateway")
     settled()
+    cluster.waiting["LIBEXPERTD_LANES"] = "stream"  # what waits in shared memory cannot be seen
     commands[3] = break_while_running(cluster, url, 3, stall, LONG_S, later=kill)
     b.wait()
     cluster.processes = [p for p in cluster.processes if p[0] != "b"]
