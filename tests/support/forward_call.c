@@ -170,6 +170,14 @@ ep_err ep_test_forward_begin(ep_test_peer *peer, const ep_test_forward *f, void 
     return err;
 }
 
+bool ep_test_forward_is_done(ep_test_pending *pending)
+{
+    pthread_mutex_lock(&pending->lock);
+    bool is_done = pending->is_done;
+    pthread_mutex_unlock(&pending->lock);
+    return is_done;
+}
+
 ep_err ep_test_forward_wait(ep_test_pending *pending, ep_error *out_error)
 {
     pthread_mutex_lock(&pending->lock);

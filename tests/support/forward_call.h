@@ -71,6 +71,8 @@ typedef struct ep_test_pending {
 /* Begins a call; pending lives until ep_test_forward_wait returned. out_rows may be NULL. */
 ep_err ep_test_forward_begin(ep_test_peer *peer, const ep_test_forward *forward, void *out_rows,
                              ep_test_pending *pending, ep_error *out_error);
+/* True: the wait will not block; it is still due. */
+bool ep_test_forward_is_done(ep_test_pending *pending);
 ep_err ep_test_forward_wait(ep_test_pending *pending, ep_error *out_error);
 ep_err ep_test_forward_run(ep_test_peer *peer, const ep_test_forward *forward, void *out_rows,
                            ep_error *out_error);

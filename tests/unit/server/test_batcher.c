@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "expertd/batcher.h"
 #include "hand_backend.h"
 
@@ -257,13 +258,18 @@ static void on_group_done(ep_work *work, ep_err result)
     pthread_mutex_unlock(&group_lock);
 }
 
-/* A rank that never comes costs the others a window; here nothing but the timer can release them. */
+/*
+ * A rank that never comes costs the others a window; here nothing but the timer can release them. The window
+ * is long enough for the second submit to find it open on a slow machine.
+ */
 Test(batcher_groups, a_window_ends_by_itself)
 {
     ep_timer_service *timers;
     const ep_batch_step step = {.layer = &queues, .group = 1, .size = 3, .member = 1};
     cr_assert_eq(ep_timer_service_create("test", &timers), EP_OK);
-    start_batcher(&(ep_batch_policy_config){.jobs_max = 2, .tenants_count = 1, .group_window_ns = 20000000}, timers);
+    const ep_batch_policy_config policy = {
+        .jobs_max = 2, .tenants_count = 1, .group_window_ns = 2 * EP_NS_PER_S};
+    start_batcher(&policy, timers);
     works[0].done = works[1].done = on_group_done;
     works[1].place.queue = works[0].place.queue;
     const ep_batch_step second = {.layer = &queues, .group = 1, .size = 3, .member = 2};
