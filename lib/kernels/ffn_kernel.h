@@ -27,9 +27,11 @@ typedef struct ep_ffn_kernel {
     /*
      * c[r][o] = chain over k ascending of fmaf(weight[k][o], a[k][r], .), for one panel and all rows.
      * dtype bf16, f16 or f32; panel and c 64-byte aligned; c [rows][EP_FFN_PANEL].
+     * next: the panel this thread computes after this one, whose first lines are fetched meanwhile; NULL: not
+     * known. Only a hint: any address will do, it is never read.
      */
     void (*panel)(ep_dtype dtype, const float *a, uint32_t rows, const uint8_t *panel, uint32_t k_count,
-                  float *c);
+                  const uint8_t *next, float *c);
     /* h[i] = silu(c[i]) * c[EP_FFN_HALF_PANEL + i], i < EP_FFN_HALF_PANEL; both 64-byte aligned. */
     void (*silu_mul)(const float *c, float *h);
     /* out[i] = ep_expf(x[i]) for 16 values; what silu_mul uses, shown to the tests. Any alignment. */

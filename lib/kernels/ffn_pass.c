@@ -101,17 +101,26 @@ void ep_ffn_pass_pack_chunk(const ep_ffn_pass *pass, uint32_t chunk)
     }
 }
 
-void ep_ffn_pass_gate_up(const ep_ffn_pass *pass, uint32_t panel, float *tile)
+const uint8_t *ep_ffn_gate_up_panel(const ep_ffn_packed *weights, uint32_t panel)
+{
+    return weights->gate_up + (size_t)panel * weights->hidden * EP_FFN_PANEL * ep_dtype_bytes(weights->dtype);
+}
+
+const uint8_t *ep_ffn_down_panel(const ep_ffn_packed *weights, uint32_t panel)
+{
+    return weights->down + (size_t)panel * weights->inner * EP_FFN_PANEL * ep_dtype_bytes(weights->dtype);
+}
+
+void ep_ffn_pass_gate_up(const ep_ffn_pass *pass, uint32_t panel, const uint8_t *next_panel, float *tile)
 {
     const ep_ffn_packed *weights = pass->weights;
-    const size_t panel_bytes = (size_t)weights->hidden * EP_FFN_PANEL * ep_dtype_bytes(weights->dtype);
     const uint32_t first = panel * EP_FFN_HALF_PANEL;
     const uint32_t left = weights->inner - first;
     const uint32_t count = left < EP_FFN_HALF_PANEL ? left : EP_FFN_HALF_PANEL;
     _Alignas(EP_FFN_ALIGN) float h[EP_FFN_HALF_PANEL];
 
     pass->kernel->panel(weights->dtype, pass->x, pass->batch.rows_count,
-                        weights->gate_up + panel * panel_bytes, weights->hidden, tile);
+                        ep_ffn_gate_up_panel(weights, panel), weights->hidden, next_panel, tile);
     const float *c = tile;
     for (uint32_t chunk = 0; chunk < pass->chunks.count; chunk++) {
         const uint32_t rows = ep_ffn_chunk_rows(&pass->chunks, chunk);
@@ -146,16 +155,15 @@ static void write_row(const float *y, uint32_t count, ep_dtype dtype, void *out,
     }
 }
 
-void ep_ffn_pass_down(const ep_ffn_pass *pass, uint32_t panel, float *tile)
+void ep_ffn_pass_down(const ep_ffn_pass *pass, uint32_t panel, const uint8_t *next_panel, float *tile)
 {
     const ep_ffn_packed *weights = pass->weights;
-    const size_t panel_bytes = (size_t)weights->inner * EP_FFN_PANEL * ep_dtype_bytes(weights->dtype);
     const uint32_t first = panel * EP_FFN_PANEL;
     const uint32_t left = weights->hidden - first;
     const uint32_t count = left < EP_FFN_PANEL ? left : EP_FFN_PANEL;
 
-    pass->kernel->panel(weights->dtype, pass->h, pass->batch.rows_count, weights->down + panel * panel_bytes,
-                        weights->inner, tile);
+    pass->kernel->panel(weights->dtype, pass->h, pass->batch.rows_count, ep_ffn_down_panel(weights, panel),
+                        weights->inner, next_panel, tile);
     ep_path_count(EP_PATH_RESULT, (uint64_t)pass->batch.rows_count * count * ep_dtype_bytes(pass->batch.out_dtype));
     for (uint32_t r = 0; r < pass->batch.rows_count; r++) {
         float *y = tile + (size_t)r * EP_FFN_PANEL;

@@ -54,8 +54,15 @@ void ep_ffn_pass_init(ep_ffn_pass *pass, const ep_ffn_kernel *kernel, const ep_f
                       const ep_ffn_batch *batch, void *scratch);
 
 void ep_ffn_pass_pack_chunk(const ep_ffn_pass *pass, uint32_t chunk);
-/* tile: EP_FFN_TILE_BYTES of the calling thread, EP_FFN_ALIGN. */
-void ep_ffn_pass_gate_up(const ep_ffn_pass *pass, uint32_t panel, float *tile);
-void ep_ffn_pass_down(const ep_ffn_pass *pass, uint32_t panel, float *tile);
+/*
+ * tile: EP_FFN_TILE_BYTES of the calling thread, EP_FFN_ALIGN.
+ * next_panel: where the weights of the panel begin that this thread will compute next, of this pass or another:
+ * they are fetched while this one is computed. NULL: not known. A hint, never read: the panel may be gone.
+ */
+void ep_ffn_pass_gate_up(const ep_ffn_pass *pass, uint32_t panel, const uint8_t *next_panel, float *tile);
+void ep_ffn_pass_down(const ep_ffn_pass *pass, uint32_t panel, const uint8_t *next_panel, float *tile);
+/* Where the weights of a panel begin. */
+const uint8_t *ep_ffn_gate_up_panel(const ep_ffn_packed *weights, uint32_t panel);
+const uint8_t *ep_ffn_down_panel(const ep_ffn_packed *weights, uint32_t panel);
 
 #endif

@@ -296,12 +296,13 @@ static bool take_work(ep_cpu_schedule *s, cpu_work *out_work)
 static void run_tasks(const ep_ffn_pass *pass, stage which, uint32_t first, uint32_t count, float *tile)
 {
     for (uint32_t i = first; i < first + count; i++) {
+        const bool more = i + 1 < first + count;
         if (which == STAGE_PACK) {
             ep_ffn_pass_pack_chunk(pass, i);
         } else if (which == STAGE_GATE_UP) {
-            ep_ffn_pass_gate_up(pass, i, tile);
+            ep_ffn_pass_gate_up(pass, i, more ? ep_ffn_gate_up_panel(pass->weights, i + 1) : NULL, tile);
         } else {
-            ep_ffn_pass_down(pass, i, tile);
+            ep_ffn_pass_down(pass, i, more ? ep_ffn_down_panel(pass->weights, i + 1) : NULL, tile);
         }
     }
 }

@@ -14,8 +14,9 @@ static void widen_line(ep_dtype dtype, const uint8_t *line, float *w)
 }
 
 static void generic_panel(ep_dtype dtype, const float *a, uint32_t rows, const uint8_t *panel,
-                          uint32_t k_count, float *c)
+                          uint32_t k_count, const uint8_t *next, float *c)
 {
+    (void)next;
     const ep_ffn_chunks chunks = ep_ffn_chunks_of(rows);
     const size_t line_bytes = EP_FFN_PANEL * ep_dtype_bytes(dtype);
     float w[EP_FFN_PANEL];

@@ -90,8 +90,9 @@ TILES(f16, EP_DTYPE_F16)
 TILES(f32, EP_DTYPE_F32)
 
 static void avx2_panel(ep_dtype dtype, const float *a, uint32_t rows, const uint8_t *panel, uint32_t k_count,
-                       float *c)
+                       const uint8_t *next, float *c)
 {
+    (void)next;
     const tile_func *tiles = dtype == EP_DTYPE_BF16  ? tiles_bf16
                              : dtype == EP_DTYPE_F16 ? tiles_f16
                                                      : tiles_f32;

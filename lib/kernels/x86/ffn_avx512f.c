@@ -116,10 +116,10 @@ TILES(f32, EP_DTYPE_F32)
 /*
  * Blocks of k, all chunks per block. One chunk: the weights stream through once. More: while a block is used
  * from the near caches every chunk fetches its share of the next one, evenly, so that loading hides behind
- * arithmetic.
+ * arithmetic. Behind the last block lies the next panel.
  */
 static void avx512f_panel(ep_dtype dtype, const float *a, uint32_t rows, const uint8_t *panel,
-                          uint32_t k_count, float *c)
+                          uint32_t k_count, const uint8_t *next, float *c)
 {
     const tile_func *tiles = dtype == EP_DTYPE_BF16  ? tiles_bf16
                              : dtype == EP_DTYPE_F16 ? tiles_f16
@@ -130,8 +130,8 @@ static void avx512f_panel(ep_dtype dtype, const float *a, uint32_t rows, const u
 
     for (uint32_t k = 0; k < k_count; k += block) {
         const uint32_t n = k_count - k < block ? k_count - k : block;
-        const bool last = k + n == k_count;
         const uint8_t *b = panel + k * line_bytes;
+        const uint8_t *behind = k + n < k_count ? b + n * line_bytes : next;
         const size_t share = (line_bytes + chunks.count - 1) / chunks.count;
         for (uint32_t chunk = 0; chunk < chunks.count; chunk++) {
             const uint32_t chunk_rows = ep_ffn_chunk_rows(&chunks, chunk);
@@ -140,8 +140,8 @@ static void avx512f_panel(ep_dtype dtype, const float *a, uint32_t rows, const u
             const bool stream = chunk == 0 && (k == 0 || chunks.count == 1);
             prefetch ahead = {.next = b + STREAM_BYTES, .step = line_bytes};
             if (!stream) {
-                ahead.next = last ? b : b + (n + (size_t)chunk * n / chunks.count) * line_bytes;
-                ahead.step = last ? 0 : share;
+                ahead.next = behind == NULL ? b : behind + (size_t)chunk * n / chunks.count * line_bytes;
+                ahead.step = behind == NULL ? 0 : share;
             }
             tiles[chunk_rows - 1](x, b, n, k == 0, stream, ahead, c + (size_t)first_row * EP_FFN_PANEL);
         }

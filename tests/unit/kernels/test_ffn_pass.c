@@ -158,10 +158,10 @@ static void run_pass(const ep_ffn_kernel *kernel, const ffn_case *c)
         ep_ffn_pass_pack_chunk(&pass, i);
     }
     for (uint32_t i = packed.gate_up_panels; i-- > 0;) {
-        ep_ffn_pass_gate_up(&pass, i, tile);
+        ep_ffn_pass_gate_up(&pass, i, i > 0 ? ep_ffn_gate_up_panel(&packed, i - 1) : NULL, tile);
     }
     for (uint32_t i = packed.down_panels; i-- > 0;) {
-        ep_ffn_pass_down(&pass, i, tile);
+        ep_ffn_pass_down(&pass, i, i > 0 ? ep_ffn_down_panel(&packed, i - 1) : NULL, tile);
     }
     free(memory);
     free(scratch);
