@@ -25,6 +25,7 @@
 #define EP_BACKEND_JOBS_MAX 65536 /* jobs submitted and not yet done, per backend */
 #define EP_BACKEND_THREADS_MAX 512
 #define EP_JOB_PATIENT ((uint64_t)1 << 63)
+#define EP_PACKED_HEAD_BYTES 512
 #define EP_BACKENDS_MAX 16 /* backends one process knows */
 
 typedef struct ep_backend ep_backend;
@@ -74,6 +75,14 @@ struct ep_job {
     void *scratch[4];
 };
 
+/* An expert's packed form as a file keeps it: body is the large part. */
+typedef struct ep_packed_view {
+    const void *head; /* at most EP_PACKED_HEAD_BYTES: what the body's layout follows from */
+    size_t head_bytes;
+    const void *body;
+    size_t body_bytes;
+} ep_packed_view;
+
 typedef struct ep_backend_config {
     uint32_t threads;      /* compute, up to EP_BACKEND_THREADS_MAX; 0: all the CPUs this process may use */
     uint64_t memory_bytes; /* budget for weights as weights_bytes counts them; 0: unlimited */
@@ -106,6 +115,21 @@ typedef struct ep_backend_ops {
                            ep_backend_weights **out_weights, ep_error *out_error);
     /* No job may use them. NULL allowed. */
     void (*weights_unload)(ep_backend *backend, ep_backend_weights *weights);
+
+    /*
+     * The three slots below let packed weights be kept in a file: NULL (all of them) when they cannot.
+     * packed_layout  names the layout of head and body on this machine; another name whenever their bytes would differ.
+     *                Pure after open.
+     * weights_export the bytes of loaded weights, borrowed as long as these.
+     * weights_import makes weights of such bytes: checks the head, takes body_bytes of memory, and has fill() write the
+     *                whole body into it (fill's error is returned). Whoever reads the file has checked its sums; head and
+     *                sizes are checked again here. Errors: those of weights_load, and BAD_FILE. Threads: any.
+     */
+    const char *(*packed_layout)(ep_backend *backend);
+    void (*weights_export)(ep_backend *backend, const ep_backend_weights *weights, ep_packed_view *out_view);
+    ep_err (*weights_import)(ep_backend *backend, const void *head, size_t head_bytes, size_t body_bytes,
+                             ep_err (*fill)(void *arg, void *body, size_t body_bytes, ep_error *out_error), void *arg,
+                             ep_backend_weights **out_weights, ep_error *out_error);
 
     /* Queues a job; rows point to the backend's own memory kind. Never blocks. Threads: any, and from done().
      * Errors: RESOURCE_EXHAUSTED (EP_BACKEND_JOBS_MAX), INVALID_ARGUMENT, DEVICE_LOST; then done() is not

@@ -58,6 +58,16 @@ ep_err ep_expert_source_check(const ep_expert_source *source, ep_error *out_erro
     return EP_OK;
 }
 
+ep_expert_source ep_expert_source_outline(const ep_expert_source *source)
+{
+    ep_expert_source outline = *source;
+    const void **const addresses[] = {&outline.gate, &outline.up, &outline.down, &outline.shared_gate};
+    for (size_t i = 0; i < EP_ARRAY_COUNT(addresses); i++) {
+        *addresses[i] = *addresses[i] != NULL ? (const void *)(uintptr_t)1 : NULL;
+    }
+    return outline;
+}
+
 bool ep_expert_source_supported(const ep_expert_source *source)
 {
     return check_shape_and_types(source, NULL) == EP_OK;

@@ -15,6 +15,8 @@
 ep_err ep_expert_source_check(const ep_expert_source *source, ep_error *out_error);
 /* The matrices alone, as kernels take them. */
 ep_ffn_source ep_expert_source_matrices(const ep_expert_source *source);
+/* The same shapes and types; each address is only there or not. What a file may keep of a source. */
+ep_expert_source ep_expert_source_outline(const ep_expert_source *source);
 /* Whether weights_load would accept shapes and types; matrices are not looked at. */
 bool ep_expert_source_supported(const ep_expert_source *source);
 /* EP_OK or INVALID_ARGUMENT. Also looks at every row's addresses. */

@@ -69,6 +69,23 @@ static void write_panel(const panel_rows *panel, size_t element, uint32_t k_coun
     }
 }
 
+void ep_ffn_packed_place(const ep_ffn_source *source, void *memory, ep_ffn_packed *out_packed)
+{
+    const packed_sizes sizes = sizes_of(source);
+    const uint8_t *gate_up = memory;
+    const uint8_t *down = gate_up + sizes.gate_up_bytes;
+    *out_packed = (ep_ffn_packed){
+        .hidden = source->hidden,
+        .inner = source->inner,
+        .dtype = source->dtype,
+        .gate_up_panels = panels_of(source->inner, EP_FFN_HALF_PANEL),
+        .down_panels = panels_of(source->hidden, EP_FFN_PANEL),
+        .gate_up = gate_up,
+        .down = down,
+        .shared_gate = source->shared_gate == NULL ? NULL : (const float *)(const void *)(down + sizes.down_bytes),
+    };
+}
+
 void ep_ffn_pack(const ep_ffn_source *source, void *memory, ep_ffn_packed *out_packed)
 {
     const packed_sizes sizes = sizes_of(source);
@@ -96,13 +113,5 @@ void ep_ffn_pack(const ep_ffn_source *source, void *memory, ep_ffn_packed *out_p
             shared_gate[i] = ep_ffn_read_float(source->shared_gate, source->shared_gate_dtype, i);
         }
     }
-
-    out_packed->hidden = hidden;
-    out_packed->inner = inner;
-    out_packed->dtype = source->dtype;
-    out_packed->gate_up_panels = panels_of(inner, EP_FFN_HALF_PANEL);
-    out_packed->down_panels = panels_of(hidden, EP_FFN_PANEL);
-    out_packed->gate_up = gate_up;
-    out_packed->down = down;
-    out_packed->shared_gate = source->shared_gate == NULL ? NULL : shared_gate;
+    ep_ffn_packed_place(source, memory, out_packed);
 }

@@ -16,6 +16,7 @@
 #include "kernels/ffn_kernel.h"
 
 #define EP_FFN_ALIGN 64
+#define EP_FFN_PACKED_LAYOUT "panel64-1" /* names what ep_ffn_pack writes; another name whenever a byte of it moves */
 #define EP_FFN_PASS_ROWS 256 /* more rows read the weights again: by then arithmetic is the limit */
 #define EP_FFN_TILE_BYTES                                                                                    \
     ((size_t)EP_FFN_PASS_ROWS * EP_FFN_PANEL * sizeof(float)) /* scratch of one thread */
@@ -46,6 +47,9 @@ size_t ep_ffn_packed_bytes(const ep_ffn_source *source);
 /* Packs into memory (ep_ffn_packed_bytes, EP_FFN_ALIGN); *out_packed points into it. Keeps nothing of source.
  */
 void ep_ffn_pack(const ep_ffn_source *source, void *memory, ep_ffn_packed *out_packed);
+
+/* Where the parts of a packed expert lie in memory; its matrices are not looked at, nor is memory. */
+void ep_ffn_packed_place(const ep_ffn_source *source, void *memory, ep_ffn_packed *out_packed);
 
 /* Bytes of scratch of a pass. */
 size_t ep_ffn_pass_scratch_bytes(uint32_t hidden, uint32_t inner, uint32_t rows);

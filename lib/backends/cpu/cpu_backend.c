@@ -3,6 +3,7 @@
 #include "backends/cpu/cpu_backend.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "backends/cpu/cpu_schedule.h"
 #include "backends/host_common.h"
@@ -72,17 +73,13 @@ static size_t cpu_weights_bytes(ep_backend *base, const ep_expert_source *source
     return ep_expert_source_supported(source) ? ep_ffn_packed_bytes(&matrices) : 0;
 }
 
-static ep_err cpu_weights_load(ep_backend *base, const ep_expert_source *source,
-                               ep_backend_weights **out_weights, ep_error *out_error)
+/* Memory for weights of this shape, against the budget, not filled yet. source has been checked. */
+static ep_err make_weights(cpu_backend *backend, const ep_expert_source *source, ep_cpu_weights **out_weights,
+                           ep_error *out_error)
 {
-    cpu_backend *backend = (cpu_backend *)base;
-    ep_err err = ep_expert_source_check(source, out_error);
-    if (err != EP_OK) {
-        return err;
-    }
     const ep_ffn_source matrices = ep_expert_source_matrices(source);
     const size_t bytes = ep_ffn_packed_bytes(&matrices);
-    err = ep_backend_budget_take(&backend->budget, bytes, out_error);
+    ep_err err = ep_backend_budget_take(&backend->budget, bytes, out_error);
     if (err != EP_OK) {
         return err;
     }
@@ -94,11 +91,29 @@ static ep_err cpu_weights_load(ep_backend *base, const ep_expert_source *source,
         ep_backend_budget_give(&backend->budget, bytes);
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for an expert of %zu bytes", bytes);
     }
-    ep_ffn_pack(&matrices, memory, &weights->packed);
     weights->base =
         (ep_backend_weights){.hidden = source->hidden, .inner = source->inner, .dtype = source->dtype};
+    weights->outline = ep_expert_source_outline(source);
     weights->memory = memory;
     weights->bytes = bytes;
+    *out_weights = weights;
+    return EP_OK;
+}
+
+static ep_err cpu_weights_load(ep_backend *base, const ep_expert_source *source,
+                               ep_backend_weights **out_weights, ep_error *out_error)
+{
+    ep_cpu_weights *weights;
+    ep_err err = ep_expert_source_check(source, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    err = make_weights((cpu_backend *)base, source, &weights, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    const ep_ffn_source matrices = ep_expert_source_matrices(source);
+    ep_ffn_pack(&matrices, weights->memory, &weights->packed);
     *out_weights = &weights->base;
     return EP_OK;
 }
@@ -111,6 +126,57 @@ static void cpu_weights_unload(ep_backend *base, ep_backend_weights *base_weight
         free(weights->memory);
         free(weights);
     }
+}
+
+static const char *cpu_packed_layout(ep_backend *base)
+{
+    (void)base;
+    return EP_FFN_PACKED_LAYOUT;
+}
+
+static void cpu_weights_export(ep_backend *base, const ep_backend_weights *base_weights, ep_packed_view *out_view)
+{
+    const ep_cpu_weights *weights = (const ep_cpu_weights *)base_weights;
+    (void)base;
+    *out_view = (ep_packed_view){.head = &weights->outline,
+                                 .head_bytes = sizeof(weights->outline),
+                                 .body = weights->memory,
+                                 .body_bytes = weights->bytes};
+}
+
+static ep_err cpu_weights_import(ep_backend *base, const void *head, size_t head_bytes, size_t body_bytes,
+                                 ep_err (*fill)(void *arg, void *body, size_t body_bytes, ep_error *out_error), void *arg,
+                                 ep_backend_weights **out_weights, ep_error *out_error)
+{
+    ep_expert_source outline;
+    ep_cpu_weights *weights;
+    if (head_bytes != sizeof(outline)) {
+        return ep_error_set(out_error, EP_ERR_BAD_FILE, "the packed expert's head has %zu bytes, allowed %zu", head_bytes,
+                            sizeof(outline));
+    }
+    memcpy(&outline, head, sizeof(outline));
+    ep_err err = ep_expert_source_check(&outline, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    const size_t bytes = cpu_weights_bytes(base, &outline);
+    if (bytes != body_bytes) {
+        return ep_error_set(out_error, EP_ERR_BAD_FILE, "the packed expert has %zu bytes, allowed %zu by its shape", body_bytes,
+                            bytes);
+    }
+    err = make_weights((cpu_backend *)base, &outline, &weights, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    err = fill(arg, weights->memory, bytes, out_error);
+    if (err != EP_OK) {
+        cpu_weights_unload(base, &weights->base);
+        return err;
+    }
+    const ep_ffn_source matrices = ep_expert_source_matrices(&outline);
+    ep_ffn_packed_place(&matrices, weights->memory, &weights->packed);
+    *out_weights = &weights->base;
+    return EP_OK;
 }
 
 static ep_err cpu_submit(ep_backend *base, ep_job *job)
@@ -129,5 +195,8 @@ const ep_backend_ops ep_backend_cpu_ops = {
     .weights_bytes = cpu_weights_bytes,
     .weights_load = cpu_weights_load,
     .weights_unload = cpu_weights_unload,
+    .packed_layout = cpu_packed_layout,
+    .weights_export = cpu_weights_export,
+    .weights_import = cpu_weights_import,
     .submit = cpu_submit,
 };

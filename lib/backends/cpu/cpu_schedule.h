@@ -23,6 +23,7 @@ typedef struct ep_cpu_schedule ep_cpu_schedule;
 
 typedef struct ep_cpu_weights {
     ep_backend_weights base;
+    ep_expert_source outline; /* what packed follows from; head of the exported form */
     ep_ffn_packed packed; /* into memory */
     void *memory;
     size_t bytes;

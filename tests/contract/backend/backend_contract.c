@@ -260,6 +260,105 @@ Test(backend, budget_counts_weights_bytes_exactly)
     expert_fixture_free(&f);
 }
 
+typedef struct packed_copy {
+    uint8_t head[EP_PACKED_HEAD_BYTES];
+    size_t head_bytes;
+    uint8_t *body;
+    size_t body_bytes;
+    ep_err result; /* of fill */
+} packed_copy;
+
+static packed_copy copy_packed(ep_backend *backend, const ep_backend_weights *weights)
+{
+    ep_packed_view view;
+    packed_copy copy = {.result = EP_OK};
+    backend->ops->weights_export(backend, weights, &view);
+    cr_assert_leq(view.head_bytes, sizeof(copy.head));
+    memcpy(copy.head, view.head, view.head_bytes);
+    copy.head_bytes = view.head_bytes;
+    copy.body = malloc(view.body_bytes);
+    memcpy(copy.body, view.body, view.body_bytes);
+    copy.body_bytes = view.body_bytes;
+    return copy;
+}
+
+static ep_err fill_from_copy(void *arg, void *body, size_t body_bytes, ep_error *out_error)
+{
+    const packed_copy *copy = arg;
+    cr_assert_eq(body_bytes, copy->body_bytes);
+    if (copy->result != EP_OK) {
+        return ep_error_set(out_error, copy->result, "fill says no");
+    }
+    memcpy(body, copy->body, body_bytes);
+    return EP_OK;
+}
+
+static ep_err import_copy(ep_backend *backend, packed_copy *copy, ep_backend_weights **out_weights, ep_error *out_error)
+{
+    return backend->ops->weights_import(backend, copy->head, copy->head_bytes, copy->body_bytes, fill_from_copy, copy,
+                                        out_weights, out_error);
+}
+
+Test(backend, exported_weights_come_back_with_the_same_bits)
+{
+    for (uint32_t d = 0; d < 3; d++) {
+        for (uint64_t seed = 0; seed < 4; seed++) { /* with and without a shared gate */
+            expert_fixture f = expert_fixture_make(60 + seed, 100, 50, 9, weight_dtypes[d]);
+            for (size_t v = 0; v < backend_variants_count(); v++) {
+                ep_backend *backend = backend_variant_open(v, 2, 0);
+                if (backend->ops->weights_import != NULL) {
+                    cr_assert_not_null(backend->ops->packed_layout(backend));
+                    ep_backend_weights *weights = load(backend, &f.source);
+                    packed_copy copy = copy_packed(backend, weights);
+                    ep_error error;
+                    backend->ops->weights_unload(backend, weights);
+                    cr_assert_eq(import_copy(backend, &copy, &weights, &error), EP_OK, "%s", error.text);
+                    expect_well(v, fixture_run(&f, backend, weights, 0, 9));
+                    packed_copy again = copy_packed(backend, weights);
+                    cr_assert_arr_eq(again.body, copy.body, copy.body_bytes);
+                    free(again.body);
+                    free(copy.body);
+                    backend->ops->weights_unload(backend, weights);
+                }
+                backend->ops->close(backend);
+            }
+            expert_fixture_free(&f);
+        }
+    }
+}
+
+Test(backend, a_packed_form_that_does_not_fit_is_refused_and_holds_nothing)
+{
+    expert_fixture f = expert_fixture_make(31, 100, 50, 3, EP_DTYPE_BF16);
+    for (size_t v = 0; v < backend_variants_count(); v++) {
+        ep_backend *backend = backend_variant_open(v, 1, 0);
+        if (backend->ops->weights_import != NULL) {
+            ep_backend_weights *weights = load(backend, &f.source), *none = NULL;
+            packed_copy copy = copy_packed(backend, weights);
+            const packed_copy good = copy;
+            ep_error error;
+            backend->ops->weights_unload(backend, weights);
+            copy.head_bytes--;
+            cr_expect_eq(import_copy(backend, &copy, &none, &error), EP_ERR_BAD_FILE);
+            copy = good;
+            copy.body_bytes -= 64;
+            cr_expect_eq(import_copy(backend, &copy, &none, &error), EP_ERR_BAD_FILE);
+            cr_expect_not_null(strstr(error.text, "allowed"), "%s", error.text);
+            copy = good;
+            memset(copy.head, 0, sizeof(copy.head));
+            cr_expect_neq(import_copy(backend, &copy, &none, &error), EP_OK);
+            copy = good;
+            copy.result = EP_ERR_IO;
+            cr_expect_eq(import_copy(backend, &copy, &none, &error), EP_ERR_IO);
+            cr_expect_str_eq(error.text, "fill says no");
+            cr_expect_null(none);
+            free(good.body);
+        }
+        backend->ops->close(backend); /* asserts that no weights are held */
+    }
+    expert_fixture_free(&f);
+}
+
 static void expect_refused(ep_backend *backend, const ep_expert_source *source, ep_err want, const char *text)
 {
     ep_backend_weights *weights = NULL;
