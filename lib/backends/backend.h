@@ -14,6 +14,7 @@
 #define EP_BACKENDS_BACKEND_H
 
 #include "base/error.h"
+#include "base/expert_form.h"
 #include "expertd/tensor.h"
 #include "kernels/expert_ffn.h"
 #include "moe/flow.h"
@@ -32,19 +33,6 @@ typedef struct ep_backend ep_backend;
 typedef struct ep_backend_weights ep_backend_weights; /* one expert in the backend's packed form */
 typedef struct ep_backend_memory ep_backend_memory;   /* a block of the backend's own memory */
 typedef struct ep_job ep_job;
-
-/* One expert as it stands in the checkpoint: row-major matrices, any alignment. Borrowed for the call. */
-typedef struct ep_expert_source {
-    uint32_t hidden; /* H */
-    uint32_t inner;  /* I */
-    ep_activation activation;
-    ep_dtype dtype;   /* bf16, f16 or f32 */
-    const void *gate; /* [I,H] */
-    const void *up;   /* [I,H] */
-    const void *down; /* [H,I] */
-    ep_dtype shared_gate_dtype;
-    const void *shared_gate; /* [H], a shared expert's own gate; NULL none */
-} ep_expert_source;
 
 /*
  * One row of a job, the same struct the kernels take (kernels/expert_ffn.h):
@@ -101,15 +89,15 @@ typedef struct ep_backend_ops {
     void (*close)(ep_backend *backend);
 
     /*
-     * Numerics id for weights of this type: family/weight format/rounding/digest of a known-answer run made
+     * Numerics id for weights of this format: family/weight format/rounding/digest of a known-answer run made
      * on this machine, e.g. "portable/bf16/rne/5f0c9a12". Equal ids mean equal bits. Pure after open.
      */
-    ep_err (*numerics_id)(ep_backend *backend, ep_dtype weight_dtype, char out_id[EP_NUMERICS_ID_BYTES]);
+    ep_err (*numerics_id)(ep_backend *backend, ep_weight_format format, char out_id[EP_NUMERICS_ID_BYTES]);
     /* Bytes weights_load will take for this expert; 0 when it would refuse it. Looks at shapes and types
      * only. */
     size_t (*weights_bytes)(ep_backend *backend, const ep_expert_source *source);
     /* Packs an expert; may block (call it from a loader thread). Keeps nothing of source. Threads: any.
-     * Errors: NO_MEMORY, RESOURCE_EXHAUSTED (budget), UNIMPLEMENTED (dtype or activation), INVALID_ARGUMENT
+     * Errors: NO_MEMORY, RESOURCE_EXHAUSTED (budget), UNIMPLEMENTED (format or activation), INVALID_ARGUMENT
      * (shape), DEVICE_LOST. */
     ep_err (*weights_load)(ep_backend *backend, const ep_expert_source *source,
                            ep_backend_weights **out_weights, ep_error *out_error);
@@ -164,7 +152,7 @@ struct ep_backend {
 struct ep_backend_weights {
     uint32_t hidden;
     uint32_t inner;
-    ep_dtype dtype;
+    ep_weight_format format;
 };
 
 /* NULL when there is no such backend. Names of all, for messages: ep_backend_names() = "cpu, reference".

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "backends/host_common.h"
 
+#include <math.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -26,19 +27,43 @@ static ep_err check_shape_and_types(const ep_expert_source *source, ep_error *ou
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "expert inner width I is %u, allowed 1 to %u",
                             source->inner, EP_INNER_MAX);
     }
-    if (source->activation != EP_ACT_SILU) {
-        return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
-                            "activation %d is not implemented, allowed: 0 (silu)", (int)source->activation);
+    if ((unsigned)source->activation >= EP_ACT_COUNT) {
+        return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED, "activation %u is not implemented, allowed 0..%u",
+                            (unsigned)source->activation, (unsigned)EP_ACT_COUNT - 1);
     }
-    if (!is_float(source->dtype)) {
-        return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
-                            "weights of type %s are not implemented, allowed: bf16, f16, f32",
-                            ep_dtype_name(source->dtype));
+    if (source->format == EP_WEIGHTS_NONE || (unsigned)source->format >= EP_WEIGHTS_COUNT) {
+        return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED, "weight format %u is not implemented, allowed 1..%u",
+                            (unsigned)source->format, (unsigned)EP_WEIGHTS_COUNT - 1);
+    }
+    const uint32_t columns_max = source->hidden > source->inner ? source->hidden : source->inner;
+    if (source->format == EP_WEIGHTS_W8A8 && columns_max > EP_W8A8_COLUMNS_MAX) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "w8a8 matrices of %u columns, allowed 1 to %u",
+                            columns_max, EP_W8A8_COLUMNS_MAX);
     }
     if (source->shared_gate != NULL && !is_float(source->shared_gate_dtype)) {
         return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
                             "a shared gate of type %s is not implemented, allowed: bf16, f16, f32",
                             ep_dtype_name(source->shared_gate_dtype));
+    }
+    bool has_bias = source->gate_bias != NULL || source->up_bias != NULL || source->down_bias != NULL;
+    if (has_bias && !is_float(source->bias_dtype)) {
+        return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
+                            "biases of type %s are not implemented, allowed: bf16, f16, f32",
+                            ep_dtype_name(source->bias_dtype));
+    }
+    return EP_OK;
+}
+
+static ep_err check_numbers(const ep_expert_source *source, ep_error *out_error)
+{
+    const ep_activation_numbers *n = &source->numbers;
+    bool finite = isfinite(n->alpha) && isfinite(n->beta) && isfinite(n->limit) && n->limit >= 0.0f;
+    bool divides = source->activation == EP_ACT_SITU; /* by alpha and beta */
+    if (!finite || (divides && (n->alpha <= 0.0f || n->beta <= 0.0f))) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "activation %s with alpha %g, beta %g, limit %g, allowed finite ones, limit >= 0%s",
+                            ep_activation_name(source->activation), (double)n->alpha, (double)n->beta,
+                            (double)n->limit, divides ? ", alpha and beta > 0" : "");
     }
     return EP_OK;
 }
@@ -46,14 +71,25 @@ static ep_err check_shape_and_types(const ep_expert_source *source, ep_error *ou
 ep_err ep_expert_source_check(const ep_expert_source *source, ep_error *out_error)
 {
     ep_err err = check_shape_and_types(source, out_error);
+    if (err == EP_OK) {
+        err = check_numbers(source, out_error);
+    }
     if (err != EP_OK) {
         return err;
     }
-    if (source->gate == NULL || source->up == NULL || source->down == NULL) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "the expert's %s matrix is missing",
-                            source->gate == NULL ? "gate"
-                            : source->up == NULL ? "up"
-                                                 : "down");
+    const struct {
+        const char *name;
+        const void *values;
+        const void *scales;
+    } matrices[] = {{"gate", source->gate, source->gate_scales},
+                    {"up", source->up, source->up_scales},
+                    {"down", source->down, source->down_scales}};
+    for (size_t i = ep_activation_has_gate(source->activation) ? 0 : 1; i < EP_ARRAY_COUNT(matrices); i++) {
+        bool lacks_scales = !ep_weight_format_is_float(source->format) && matrices[i].scales == NULL;
+        if (matrices[i].values == NULL || lacks_scales) {
+            return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "the expert's %s matrix %s missing",
+                                matrices[i].name, matrices[i].values == NULL ? "is" : "has its scales");
+        }
     }
     return EP_OK;
 }
@@ -61,7 +97,9 @@ ep_err ep_expert_source_check(const ep_expert_source *source, ep_error *out_erro
 ep_expert_source ep_expert_source_outline(const ep_expert_source *source)
 {
     ep_expert_source outline = *source;
-    const void **const addresses[] = {&outline.gate, &outline.up, &outline.down, &outline.shared_gate};
+    const void **const addresses[] = {&outline.gate,        &outline.up,        &outline.down,      &outline.gate_scales,
+                                      &outline.up_scales,   &outline.down_scales, &outline.gate_bias, &outline.up_bias,
+                                      &outline.down_bias,   &outline.shared_gate};
     for (size_t i = 0; i < EP_ARRAY_COUNT(addresses); i++) {
         *addresses[i] = *addresses[i] != NULL ? (const void *)(uintptr_t)1 : NULL;
     }
@@ -71,20 +109,6 @@ ep_expert_source ep_expert_source_outline(const ep_expert_source *source)
 bool ep_expert_source_supported(const ep_expert_source *source)
 {
     return check_shape_and_types(source, NULL) == EP_OK;
-}
-
-ep_ffn_source ep_expert_source_matrices(const ep_expert_source *source)
-{
-    return (ep_ffn_source){
-        .hidden = source->hidden,
-        .inner = source->inner,
-        .dtype = source->dtype,
-        .gate = source->gate,
-        .up = source->up,
-        .down = source->down,
-        .shared_gate_dtype = source->shared_gate_dtype,
-        .shared_gate = source->shared_gate,
-    };
 }
 
 ep_err ep_job_check(const ep_job *job)

@@ -11,10 +11,8 @@
 
 #define EP_HOST_ALIGN 64
 
-/* EP_OK, INVALID_ARGUMENT (shape, NULL matrix) or UNIMPLEMENTED (dtype, activation), with text. */
+/* EP_OK, INVALID_ARGUMENT (shape, NULL matrix or scales, numbers) or UNIMPLEMENTED (format, activation), with text. */
 ep_err ep_expert_source_check(const ep_expert_source *source, ep_error *out_error);
-/* The matrices alone, as kernels take them. */
-ep_ffn_source ep_expert_source_matrices(const ep_expert_source *source);
 /* The same shapes and types; each address is only there or not. What a file may keep of a source. */
 ep_expert_source ep_expert_source_outline(const ep_expert_source *source);
 /* Whether weights_load would accept shapes and types; matrices are not looked at. */

@@ -16,9 +16,11 @@
 enum { HIDDEN = 96, INNER = 80, ROWS = 7 };
 
 typedef struct {
-    float gate[INNER * HIDDEN]; /* room for the widest type; the narrow ones fill the front */
+    float gate[INNER * HIDDEN]; /* room for the widest format; the narrow ones fill the front */
     float up[INNER * HIDDEN];
     float down[HIDDEN * INNER];
+    float scales[3][INNER * HIDDEN / 16];
+    float biases[3][HIDDEN];
     float shared_gate[HIDDEN];
     float x[ROWS * HIDDEN];
     int8_t x_i8[ROWS * HIDDEN];
@@ -75,13 +77,50 @@ static void fill(uint64_t *state, void *to, ep_dtype dtype, size_t count, float 
     }
 }
 
-static void fill_data(known_data *data, ep_dtype dtype)
+/* Any code but those of f8e4m3 that mean NaN. */
+static void fill_codes(uint64_t *state, ep_weight_format format, void *to, size_t count)
 {
-    uint64_t state = 0x65787065727464ull + (uint64_t)dtype;
-    fill(&state, data->gate, dtype, INNER * HIDDEN, 0.5f);
-    fill(&state, data->up, dtype, INNER * HIDDEN, 0.5f);
-    fill(&state, data->down, dtype, HIDDEN * INNER, 0.5f);
-    fill(&state, data->shared_gate, dtype, HIDDEN, 0.5f);
+    for (size_t i = 0; i < count; i++) {
+        uint8_t code = (uint8_t)(ep_splitmix64(state) >> 56);
+        bool is_f8 = format == EP_WEIGHTS_F8_BLOCK || format == EP_WEIGHTS_F8_CHANNEL || format == EP_WEIGHTS_MXFP8;
+        ((uint8_t *)to)[i] = is_f8 && (code & 0x7fu) == 0x7fu ? 0x38 : code;
+    }
+}
+
+/* Scales such that weights stay about as large as those of plain formats. */
+static void fill_scales(uint64_t *state, ep_weight_format format, void *to, size_t bytes)
+{
+    const bool is_e8m0 = format == EP_WEIGHTS_MXFP4 || format == EP_WEIGHTS_MXFP8;
+    const int exponent = format == EP_WEIGHTS_MXFP4 || format == EP_WEIGHTS_INT4 ? -4 : -9;
+    if (is_e8m0) {
+        for (size_t i = 0; i < bytes; i++) {
+            ((uint8_t *)to)[i] = (uint8_t)(127 + exponent + (int)(ep_splitmix64(state) % 3));
+        }
+        return;
+    }
+    const ep_dtype dtype = format == EP_WEIGHTS_INT4 ? EP_DTYPE_BF16 : EP_DTYPE_F32;
+    fill(state, to, dtype, bytes / ep_dtype_bytes(dtype), ldexpf(1.0f, exponent));
+}
+
+static void fill_matrix(uint64_t *state, ep_weight_format format, uint32_t rows, uint32_t columns, void *values,
+                        void *scales)
+{
+    if (ep_weight_format_is_float(format)) {
+        fill(state, values, ep_weight_format_dtype(format), (size_t)rows * columns, 0.5f);
+        return;
+    }
+    fill_codes(state, format, values, rows * ep_weight_row_bytes(format, columns));
+    fill_scales(state, format, scales, ep_weight_scales_bytes(format, rows, columns));
+}
+
+static void fill_data(known_data *data, ep_weight_format format)
+{
+    uint64_t state = 0x65787065727464ull + (uint64_t)format;
+    fill_matrix(&state, format, INNER, HIDDEN, data->gate, data->scales[0]);
+    fill_matrix(&state, format, INNER, HIDDEN, data->up, data->scales[1]);
+    fill_matrix(&state, format, HIDDEN, INNER, data->down, data->scales[2]);
+    fill(&state, data->biases, EP_DTYPE_F32, sizeof(data->biases) / sizeof(float), 0.5f);
+    fill(&state, data->shared_gate, EP_DTYPE_F32, HIDDEN, 0.5f);
     fill(&state, data->x, EP_DTYPE_F32, ROWS * HIDDEN, 2.0f);
     for (size_t i = 0; i < ROWS * HIDDEN; i++) {
         data->x_i8[i] = (int8_t)((int)(ep_splitmix64(&state) % 255) - 127);
@@ -127,19 +166,29 @@ static ep_err run_jobs(ep_backend *backend, ep_backend_weights *weights, known_d
     return run_and_wait(backend, &job_i8);
 }
 
-static ep_err run_type(ep_backend *backend, known_data *data, ep_dtype dtype, uint32_t *out_digest,
-                       ep_error *out_error)
+/* Hashes one expert's answers into *hash. */
+static ep_err run_one(ep_backend *backend, known_data *data, ep_weight_format format, ep_activation activation,
+                      uint32_t *hash, ep_error *out_error)
 {
-    fill_data(data, dtype);
+    fill_data(data, format);
+    const bool has_scales = !ep_weight_format_is_float(format);
     const ep_expert_source source = {
         .hidden = HIDDEN,
         .inner = INNER,
-        .activation = EP_ACT_SILU,
-        .dtype = dtype,
-        .gate = data->gate,
+        .format = format,
+        .activation = activation,
+        .numbers = {.alpha = 1.7f, .beta = 1.25f, .limit = 2.5f},
+        .gate = ep_activation_has_gate(activation) ? data->gate : NULL,
         .up = data->up,
         .down = data->down,
-        .shared_gate_dtype = dtype,
+        .gate_scales = has_scales ? data->scales[0] : NULL,
+        .up_scales = has_scales ? data->scales[1] : NULL,
+        .down_scales = has_scales ? data->scales[2] : NULL,
+        .bias_dtype = EP_DTYPE_F32,
+        .gate_bias = data->biases[0],
+        .up_bias = data->biases[1],
+        .down_bias = data->biases[2],
+        .shared_gate_dtype = EP_DTYPE_F32,
         .shared_gate = data->shared_gate,
     };
     ep_backend_weights *weights = NULL;
@@ -153,27 +202,27 @@ static ep_err run_type(ep_backend *backend, known_data *data, ep_dtype dtype, ui
         return ep_error_set(out_error, err, "backend %s: the known-answer run failed: %s", backend->ops->name,
                             ep_err_text(err));
     }
-    uint32_t hash = 2166136261u;
     for (size_t i = 0; i < ROWS * HIDDEN; i++) {
-        hash = fnv1a(fnv1a(hash, ep_f32_bits(data->out_f32[i])), data->out_bf16[i]);
+        *hash = fnv1a(fnv1a(*hash, ep_f32_bits(data->out_f32[i])), data->out_bf16[i]);
     }
-    *out_digest = hash;
     return EP_OK;
 }
 
 ep_err ep_known_answer_run(ep_backend *backend, ep_known_answer *out_answer, ep_error *out_error)
 {
-    ep_known_answer answer;
+    ep_known_answer answer = {0};
+    uint32_t all_activations = 2166136261u;
     known_data *data = calloc(1, sizeof(*data));
     if (data == NULL) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for the known-answer run");
     }
-    ep_err err = run_type(backend, data, EP_DTYPE_BF16, &answer.digest_bf16, out_error);
-    if (err == EP_OK) {
-        err = run_type(backend, data, EP_DTYPE_F16, &answer.digest_f16, out_error);
+    ep_err err = EP_OK;
+    for (unsigned a = 0; err == EP_OK && a < EP_ACT_COUNT; a++) {
+        err = run_one(backend, data, EP_WEIGHTS_BF16, (ep_activation)a, &all_activations, out_error);
     }
-    if (err == EP_OK) {
-        err = run_type(backend, data, EP_DTYPE_F32, &answer.digest_f32, out_error);
+    for (unsigned f = EP_WEIGHTS_NONE + 1; err == EP_OK && f < EP_WEIGHTS_COUNT; f++) {
+        answer.digests[f] = all_activations;
+        err = run_one(backend, data, (ep_weight_format)f, EP_ACT_SILU, &answer.digests[f], out_error);
     }
     free(data);
     if (err == EP_OK) {
@@ -182,23 +231,13 @@ ep_err ep_known_answer_run(ep_backend *backend, ep_known_answer *out_answer, ep_
     return err;
 }
 
-ep_err ep_known_answer_id(const ep_known_answer *answer, ep_dtype weight_dtype,
+ep_err ep_known_answer_id(const ep_known_answer *answer, ep_weight_format format,
                           char out_id[EP_NUMERICS_ID_BYTES])
 {
-    uint32_t digest;
-    switch (weight_dtype) {
-    case EP_DTYPE_BF16:
-        digest = answer->digest_bf16;
-        break;
-    case EP_DTYPE_F16:
-        digest = answer->digest_f16;
-        break;
-    case EP_DTYPE_F32:
-        digest = answer->digest_f32;
-        break;
-    default:
+    if (format == EP_WEIGHTS_NONE || (unsigned)format >= EP_WEIGHTS_COUNT) {
         return EP_ERR_UNIMPLEMENTED;
     }
-    snprintf(out_id, EP_NUMERICS_ID_BYTES, "portable/%s/rne/%08x", ep_dtype_name(weight_dtype), digest);
+    snprintf(out_id, EP_NUMERICS_ID_BYTES, "portable/%s/rne/%08x", ep_weight_format_name(format),
+             answer->digests[format]);
     return EP_OK;
 }

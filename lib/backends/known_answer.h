@@ -9,16 +9,14 @@
 #include "backends/backend.h"
 
 typedef struct ep_known_answer {
-    uint32_t digest_bf16;
-    uint32_t digest_f16;
-    uint32_t digest_f32;
+    uint32_t digests[EP_WEIGHTS_COUNT]; /* by format; each covers every activation too */
 } ep_known_answer;
 
 /* Loads, runs and unloads on an open backend; blocks. Errors: what loading and running bring. */
 ep_err ep_known_answer_run(ep_backend *backend, ep_known_answer *out_answer, ep_error *out_error);
 
 /* "portable/bf16/rne/5f0c9a12". Errors: UNIMPLEMENTED. */
-ep_err ep_known_answer_id(const ep_known_answer *answer, ep_dtype weight_dtype,
+ep_err ep_known_answer_id(const ep_known_answer *answer, ep_weight_format format,
                           char out_id[EP_NUMERICS_ID_BYTES]);
 
 #endif

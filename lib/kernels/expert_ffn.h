@@ -1,15 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One expert's gated feed-forward block on a group of token rows, numerics family `portable`:
- *     out = (silu(x * gate^T) .* (x * up^T)) * down^T
+ * One expert's feed-forward block on a group of token rows, numerics family `portable`:
+ *     g = x * gate^T + gate_bias;  u = x * up^T + up_bias;  h = activation(g, u);  out = h * down^T + down_bias
+ * An activation without a gate has u alone.
  *
  * Rules of the family, which every form of it repeats bit for bit:
  *   inputs are widened to f32 first (i8: q * x_scale, rounded; f8e4m3: its value times its block's scale,
- * rounded); weight_on_input: x[i] * input_weight,
- * rounded; each dot product is one f32 chain of fused multiply-adds in ascending index, from +0; silu(g) * u
- * stays f32; a shared expert's own gate multiplies y by sigmoid(dot(shared_gate, x)), rounded; y is rounded
- * once to out_dtype. A NaN is written as the one positive quiet NaN without payload (7fc0, 7e00, 7fc00000):
- *   which of two NaNs an adder passes on differs between compilers and processors, and bits may not.
+ * rounded); weight_on_input: x[i] * input_weight, rounded;
+ *   dot products
+ *     bf16, f16, f32   one f32 chain of fused multiply-adds over the widened weights in ascending index, from +0
+ *     f8, mx, int4     such a chain, from +0, over the codes' exact values of each group of columns (f8_block and
+ *                      f8_channel 128, the others 32); then total = fma(group's scale, chain, total), total from +0,
+ *                      groups ascending
+ *     w8a8             a row of x (of h) becomes int8: s = max |x| / 127, rounded; q = x / s, rounded, then to the
+ *                      nearest integer, ties to even, within +-127; s = 0: all q are 0. The integer sum is exact; the
+ *                      result is (sum to f32 * weight scale) * s, each rounded. A row that is not finite has s NaN
+ *   a bias is added to the dot product, rounded; activations are those of ffn_activation.h, in f32; a shared expert's
+ * own gate multiplies y by sigmoid(dot(shared_gate, x)), rounded, with x before it became int8; y is rounded once to
+ * out_dtype. A NaN is written as the one positive quiet NaN without payload (7fc0, 7e00, 7fc00000): which of two NaNs
+ * an adder passes on differs between compilers and processors, and bits may not.
  *
  * Shapes     x [rows,H], gate and up [I,H], down [H,I], shared_gate [H], out [rows,H].
  * Ownership  borrows everything for the call, writes out, keeps nothing.
@@ -22,21 +31,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/expert_form.h"
 #include "expertd/tensor.h"
 
 #define EP_FFN_F8_BLOCK 128 /* elements of an f8e4m3 row that share a scale */
 
-/* One expert as it stands in a checkpoint: row-major matrices, any alignment. */
-typedef struct ep_ffn_source {
-    uint32_t hidden;            /* H >= 1 */
-    uint32_t inner;             /* I >= 1 */
-    ep_dtype dtype;             /* bf16, f16 or f32 */
-    const void *gate;           /* [I,H] */
-    const void *up;             /* [I,H] */
-    const void *down;           /* [H,I] */
-    ep_dtype shared_gate_dtype; /* bf16, f16 or f32; looked at when shared_gate is set */
-    const void *shared_gate;    /* [H], a shared expert's own gate; NULL none */
-} ep_ffn_source;
+typedef ep_expert_source ep_ffn_source;
 
 /* One row: its own addresses, so rows of many callers ride one pass over the weights. */
 typedef struct ep_ffn_row {

@@ -46,6 +46,72 @@ static inline float ep_ffn_read_f8(const void *base, const float *scales, size_t
     return ep_f8e4m3_to_f32(((const uint8_t *)base)[index]) * scales[index / EP_FFN_F8_BLOCK];
 }
 
+/* e8m0: 2^(code - 127); 0 is the denormal 2^-127. */
+static inline float ep_ffn_read_e8m0(uint8_t code)
+{
+    return ep_f32_from_bits(code == 0 ? 0x00400000u : (uint32_t)code << 23);
+}
+
+/* A weight's code of f8e4m3, exactly. NaN codes do not occur; they would count as 480. */
+static inline float ep_ffn_weight_f8(uint8_t code)
+{
+    uint32_t bits = (uint32_t)((int32_t)(int8_t)code << 20) & 0x87f00000u;
+    return ep_f32_from_bits(bits) * 0x1p120f;
+}
+
+/* A code of e2m1, exactly: 0 .5 1 1.5 2 3 4 6, the top bit is the sign. */
+static inline float ep_ffn_weight_e2m1(uint32_t code)
+{
+    static const float values[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
+                                     -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+    return values[code & 15u];
+}
+
+/* The exact value of column k's code in a row of values of a format with groups. */
+static inline float ep_ffn_weight_code(ep_weight_format format, const uint8_t *row, uint32_t k)
+{
+    if (format == EP_WEIGHTS_MXFP4) {
+        return ep_ffn_weight_e2m1((uint32_t)row[k / 2] >> (4 * (k & 1u)));
+    }
+    if (format == EP_WEIGHTS_INT4) {
+        return (float)((int)((row[k / 2] >> (4 * (k & 1u))) & 15) - 8);
+    }
+    return ep_ffn_weight_f8(row[k]);
+}
+
+/* The scale of a row's group of columns. rows, columns: of the matrix. */
+static inline float ep_ffn_weight_scale(ep_weight_format format, const void *scales, uint32_t columns, size_t row,
+                                        uint32_t group)
+{
+    const size_t groups = ((size_t)columns + EP_MX_GROUP - 1) / EP_MX_GROUP;
+    const size_t blocks = ((size_t)columns + EP_F8_BLOCK - 1) / EP_F8_BLOCK;
+    switch (format) {
+    case EP_WEIGHTS_F8_BLOCK:
+        return ep_ffn_read_float(scales, EP_DTYPE_F32, row / EP_F8_BLOCK * blocks + group);
+    case EP_WEIGHTS_F8_CHANNEL:
+    case EP_WEIGHTS_W8A8:
+        return ep_ffn_read_float(scales, EP_DTYPE_F32, row);
+    case EP_WEIGHTS_INT4:
+        return ep_ffn_read_float(scales, EP_DTYPE_BF16, row * groups + group);
+    default:
+        return ep_ffn_read_e8m0(((const uint8_t *)scales)[row * groups + group]);
+    }
+}
+
+/* The scale of a row of x under w8a8. magnitude: the bits of the greatest |x|, which order as the values do. */
+static inline float ep_ffn_int8_scale(uint32_t magnitude)
+{
+    return magnitude >= 0x7f800000u ? NAN : ep_f32_from_bits(magnitude) / 127.0f;
+}
+
+static inline int8_t ep_ffn_int8_round(float x, float scale)
+{
+    float q = scale > 0.0f ? rintf(x / scale) : 0.0f;
+    q = q > 127.0f ? 127.0f : q;
+    q = q < -127.0f ? -127.0f : q;
+    return (int8_t)q;
+}
+
 /* As ep_f32_to_bf16 but for NaN, in a form compilers turn into vector code: every output passes through here.
  */
 static inline uint16_t ep_ffn_round_bf16(float y)

@@ -6,7 +6,13 @@
  * Packed activations  chunks of 1..EP_FFN_CHUNK_ROWS rows; chunk c holds [k][rows of c] floats, chunks follow
  * each other. Packed panel        [k][EP_FFN_PANEL] weights of their own type. bf16: inside each group of 32
  * outputs, output j lies at 2j and output j + 16 at 2j + 1, so that one 32-bit lane widens to both by a shift
- * and by a mask. f16 and f32: in order. Threads             pure functions of their arguments.
+ * and by a mask. f16 and f32: in order.
+ * Panels of formats with groups   one block per group of columns, the last padded with zeros to a whole one: the
+ *      codes of its lines, then the scales of 64 outputs (f32, e8m0 bytes or bf16). f8: a line is 64 bytes in order.
+ *      mxfp4, int4: two lines k, k + 1 share 64 bytes; 32-bit word i holds outputs i, i+16, i+32, i+48 of line k in its
+ *      lower four nibbles and of line k + 1 in the upper four, so that shifts and table look-ups widen 16 at a time.
+ * Panels of w8a8      [ceil(k/4)][64][4] bytes, then 64 scales in f32.
+ * Threads             pure functions of their arguments.
  */
 #ifndef EP_KERNELS_FFN_KERNEL_H
 #define EP_KERNELS_FFN_KERNEL_H
@@ -15,6 +21,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/expert_form.h"
 #include "expertd/tensor.h"
 
 #define EP_FFN_PANEL 64      /* outputs of a panel */
@@ -32,9 +39,19 @@ typedef struct ep_ffn_kernel {
      */
     void (*panel)(ep_dtype dtype, const float *a, uint32_t rows, const uint8_t *panel, uint32_t k_count,
                   const uint8_t *next, float *c);
-    /* h[i] = silu(c[i]) * c[EP_FFN_HALF_PANEL + i], i < EP_FFN_HALF_PANEL; both 64-byte aligned. */
-    void (*silu_mul)(const float *c, float *h);
-    /* out[i] = ep_expf(x[i]) for 16 values; what silu_mul uses, shown to the tests. Any alignment. */
+    /* The same for a format with groups: a chain per group, scaled, summed (expert_ffn.h). */
+    void (*group_panel)(ep_weight_format format, const float *a, uint32_t rows, const uint8_t *panel,
+                        uint32_t k_count, const uint8_t *next, float *c);
+    /*
+     * sums[r][o] = (first ? 0 : sums[r][o]) + sum over 4 * quads lines of weight * a, for a chunk of rows.
+     * a [quads][rows][4]; panel of w8a8 from the first of these lines on; sums [rows][EP_FFN_PANEL], 64-byte aligned.
+     */
+    void (*int8_panel)(const int8_t *a, uint32_t rows, const uint8_t *panel, uint32_t quads, bool first,
+                       int32_t *sums);
+    /* h[i] = activation(g[i], u[i]), i < count, a multiple of 16; all 64-byte aligned, h another array. */
+    void (*activate)(ep_activation activation, const ep_activation_numbers *numbers, const float *g,
+                     const float *u, uint32_t count, float *h);
+    /* out[i] = ep_expf(x[i]) for 16 values; what activations use, shown to the tests. Any alignment. */
     void (*exp16)(const float *x, float *out);
 } ep_ffn_kernel;
 
@@ -68,6 +85,39 @@ static inline uint32_t ep_ffn_chunk_rows(const ep_ffn_chunks *chunks, uint32_t i
 static inline uint32_t ep_ffn_chunk_first_row(const ep_ffn_chunks *chunks, uint32_t index)
 {
     return chunks->base * index + (index < chunks->longer ? index : chunks->longer);
+}
+
+/* Bytes of one group of a panel: its lines, then its scales. */
+static inline size_t ep_ffn_group_bytes(ep_weight_format format)
+{
+    switch (format) {
+    case EP_WEIGHTS_MXFP4:
+        return EP_MX_GROUP * EP_FFN_PANEL / 2 + EP_FFN_PANEL;
+    case EP_WEIGHTS_INT4:
+        return EP_MX_GROUP * EP_FFN_PANEL / 2 + 2 * EP_FFN_PANEL;
+    case EP_WEIGHTS_MXFP8:
+        return EP_MX_GROUP * EP_FFN_PANEL + EP_FFN_PANEL;
+    default:
+        return EP_F8_BLOCK * EP_FFN_PANEL + 4 * EP_FFN_PANEL;
+    }
+}
+
+static inline uint32_t ep_ffn_quads(uint32_t k_count)
+{
+    return (k_count + 3) / 4;
+}
+
+/* Bytes of a packed panel of k_count lines; a multiple of 64. */
+static inline size_t ep_ffn_panel_bytes(ep_weight_format format, uint32_t k_count)
+{
+    if (ep_weight_format_is_float(format)) {
+        return (size_t)k_count * EP_FFN_PANEL * ep_dtype_bytes(ep_weight_format_dtype(format));
+    }
+    if (format == EP_WEIGHTS_W8A8) {
+        return (size_t)ep_ffn_quads(k_count) * 4 * EP_FFN_PANEL + 4 * EP_FFN_PANEL;
+    }
+    const uint32_t group = ep_weight_group_columns(format);
+    return ((size_t)k_count + group - 1) / group * ep_ffn_group_bytes(format);
 }
 
 /* Place of output o inside one k-line of a packed panel. */

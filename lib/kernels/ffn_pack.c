@@ -10,6 +10,8 @@
 typedef struct {
     size_t gate_up_bytes;
     size_t down_bytes;
+    size_t gate_up_bias_bytes;
+    size_t down_bias_bytes;
     size_t shared_gate_bytes;
 } packed_sizes;
 
@@ -18,12 +20,22 @@ static uint32_t panels_of(uint32_t outputs, uint32_t width)
     return (outputs + width - 1) / width;
 }
 
+static uint32_t gate_up_width(const ep_ffn_source *source)
+{
+    return ep_activation_has_gate(source->activation) ? EP_FFN_HALF_PANEL : EP_FFN_PANEL;
+}
+
 static packed_sizes sizes_of(const ep_ffn_source *source)
 {
-    const size_t line_bytes = EP_FFN_PANEL * ep_dtype_bytes(source->dtype);
+    const size_t line_bytes = EP_FFN_PANEL * sizeof(float);
+    const size_t gate_up_panels = panels_of(source->inner, gate_up_width(source));
+    const size_t down_panels = panels_of(source->hidden, EP_FFN_PANEL);
+    const bool inner_bias = source->gate_bias != NULL || source->up_bias != NULL;
     packed_sizes sizes;
-    sizes.gate_up_bytes = panels_of(source->inner, EP_FFN_HALF_PANEL) * line_bytes * source->hidden;
-    sizes.down_bytes = panels_of(source->hidden, EP_FFN_PANEL) * line_bytes * source->inner;
+    sizes.gate_up_bytes = gate_up_panels * ep_ffn_panel_bytes(source->format, source->hidden);
+    sizes.down_bytes = down_panels * ep_ffn_panel_bytes(source->format, source->inner);
+    sizes.gate_up_bias_bytes = inner_bias ? gate_up_panels * line_bytes : 0;
+    sizes.down_bias_bytes = source->down_bias != NULL ? down_panels * line_bytes : 0;
     sizes.shared_gate_bytes = source->shared_gate == NULL ? 0 : (size_t)source->hidden * sizeof(float);
     return sizes;
 }
@@ -31,33 +43,47 @@ static packed_sizes sizes_of(const ep_ffn_source *source)
 size_t ep_ffn_packed_bytes(const ep_ffn_source *source)
 {
     packed_sizes sizes = sizes_of(source);
-    return ep_align_up(sizes.gate_up_bytes + sizes.down_bytes + sizes.shared_gate_bytes, EP_FFN_ALIGN);
+    return ep_align_up(sizes.gate_up_bytes + sizes.down_bytes + sizes.gate_up_bias_bytes + sizes.down_bias_bytes +
+                           sizes.shared_gate_bytes,
+                       EP_FFN_ALIGN);
 }
 
 /* The matrix rows that become one panel's outputs; missing ones are NULL and packed as zeros. */
 typedef struct {
-    const uint8_t *rows[EP_FFN_PANEL]; /* by slot */
+    ep_weight_format format;
+    uint32_t columns;
+    const uint8_t *rows[EP_FFN_PANEL]; /* by output */
+    const void *scales[EP_FFN_PANEL];  /* of the row's matrix */
+    uint32_t index[EP_FFN_PANEL];      /* of the row in its matrix */
 } panel_rows;
 
 /* Outputs first_output..first_output + width - 1 of the panel are matrix rows first_row.. as far as there are
  * any. */
-static void set_rows(panel_rows *panel, const ep_ffn_source *source, const void *matrix, uint32_t k_count,
-                     uint32_t rows_count, uint32_t first_row, uint32_t first_output, uint32_t width)
+static void set_rows(panel_rows *panel, const void *matrix, const void *scales, uint32_t rows_count,
+                     uint32_t first_row, uint32_t first_output, uint32_t width)
 {
-    const size_t row_bytes = k_count * ep_dtype_bytes(source->dtype);
+    const size_t row_bytes = ep_weight_row_bytes(panel->format, panel->columns);
     for (uint32_t j = 0; j < width; j++) {
-        uint32_t row = first_row + j;
-        panel->rows[ep_ffn_panel_slot(source->dtype, first_output + j)] =
-            row < rows_count ? (const uint8_t *)matrix + row * row_bytes : NULL;
+        const uint32_t row = first_row + j;
+        const uint32_t o = first_output + j;
+        panel->rows[o] = row < rows_count ? (const uint8_t *)matrix + row * row_bytes : NULL;
+        panel->scales[o] = scales;
+        panel->index[o] = row;
     }
 }
 
 /* Lines are written one after the other; the 64 rows read beside each other stay in the nearest cache. */
-static void write_panel(const panel_rows *panel, size_t element, uint32_t k_count, uint8_t *to)
+static void write_plain(const panel_rows *panel, uint8_t *to)
 {
-    for (size_t k = 0; k < k_count; k++) {
+    const ep_dtype dtype = ep_weight_format_dtype(panel->format);
+    const size_t element = ep_dtype_bytes(dtype);
+    const uint8_t *by_slot[EP_FFN_PANEL];
+    for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
+        by_slot[ep_ffn_panel_slot(dtype, o)] = panel->rows[o];
+    }
+    for (size_t k = 0; k < panel->columns; k++) {
         for (uint32_t slot = 0; slot < EP_FFN_PANEL; slot++, to += element) {
-            const uint8_t *row = panel->rows[slot];
+            const uint8_t *row = by_slot[slot];
             if (row == NULL) {
                 memset(to, 0, element);
             } else if (element == 2) {
@@ -69,49 +95,176 @@ static void write_panel(const panel_rows *panel, size_t element, uint32_t k_coun
     }
 }
 
+/* Lines first..first + n - 1 of 4-bit codes. Zero is code 0 of mxfp4 and code 8 of int4; missing outputs and the
+ * lines behind the last one do not count, so 0 will do for both. */
+static void write_nibbles(const panel_rows *panel, uint32_t first, uint32_t n, uint8_t *to)
+{
+    for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
+        const uint8_t *row = panel->rows[o];
+        for (uint32_t k = 0; row != NULL && k < n; k++) {
+            uint32_t code = ((uint32_t)row[(first + k) / 2] >> (4 * ((first + k) & 1u))) & 15u;
+            uint32_t nibble = o / 16 + 4 * (k & 1u);
+            to[(size_t)k / 2 * 64 + 4 * (o % 16) + nibble / 2] |= (uint8_t)(code << (4 * (nibble & 1u)));
+        }
+    }
+}
+
+static void write_bytes(const panel_rows *panel, uint32_t first, uint32_t n, uint8_t *to)
+{
+    for (uint32_t k = 0; k < n; k++) {
+        for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
+            to[(size_t)k * EP_FFN_PANEL + o] = panel->rows[o] == NULL ? 0 : panel->rows[o][first + k];
+        }
+    }
+}
+
+/* The scales of group g, in the width the format keeps them. */
+static void write_scales(const panel_rows *panel, uint32_t g, uint8_t *to)
+{
+    for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
+        if (panel->rows[o] == NULL) {
+            continue;
+        }
+        float scale = ep_ffn_weight_scale(panel->format, panel->scales[o], panel->columns, panel->index[o], g);
+        uint32_t bits = ep_f32_bits(scale);
+        if (panel->format == EP_WEIGHTS_MXFP4 || panel->format == EP_WEIGHTS_MXFP8) {
+            to[o] = (uint8_t)(bits >> 23);
+        } else if (panel->format == EP_WEIGHTS_INT4) {
+            memcpy(to + 2 * (size_t)o, (uint16_t[]){(uint16_t)(bits >> 16)}, 2);
+        } else {
+            memcpy(to + 4 * (size_t)o, &bits, 4);
+        }
+    }
+}
+
+static void write_groups(const panel_rows *panel, uint8_t *to)
+{
+    const bool nibbles = panel->format == EP_WEIGHTS_MXFP4 || panel->format == EP_WEIGHTS_INT4;
+    const uint32_t group = ep_weight_group_columns(panel->format);
+    const size_t bytes = ep_ffn_group_bytes(panel->format);
+    for (uint32_t k = 0; k < panel->columns; k += group, to += bytes) {
+        const uint32_t n = panel->columns - k < group ? panel->columns - k : group;
+        memset(to, 0, bytes);
+        if (nibbles) {
+            write_nibbles(panel, k, n, to);
+        } else {
+            write_bytes(panel, k, n, to);
+        }
+        write_scales(panel, k / group, to + (nibbles ? group / 2 : group) * EP_FFN_PANEL);
+    }
+}
+
+static void write_int8(const panel_rows *panel, uint8_t *to)
+{
+    const uint32_t quads = ep_ffn_quads(panel->columns);
+    for (uint32_t q = 0; q < quads; q++) {
+        for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
+            for (uint32_t k = 4 * q; k < 4 * q + 4; k++) {
+                *to++ = k < panel->columns && panel->rows[o] != NULL ? panel->rows[o][k] : 0;
+            }
+        }
+    }
+    memset(to, 0, EP_FFN_PANEL * sizeof(float));
+    write_scales(panel, 0, to);
+}
+
+static void write_panel(const panel_rows *panel, uint8_t *to)
+{
+    if (ep_weight_format_is_float(panel->format)) {
+        write_plain(panel, to);
+    } else if (panel->format == EP_WEIGHTS_W8A8) {
+        write_int8(panel, to);
+    } else {
+        write_groups(panel, to);
+    }
+}
+
+/* to[panel][first_output + j] = bias[panel * width + j], zeros where there is none. */
+static void write_bias(const void *bias, ep_dtype dtype, uint32_t count, uint32_t width, uint32_t first_output,
+                       float *to)
+{
+    const uint32_t panels = panels_of(count, width);
+    for (uint32_t i = 0; i < panels * width; i++) {
+        to[i / width * EP_FFN_PANEL + first_output + i % width] =
+            bias == NULL || i >= count ? 0.0f : ep_ffn_read_float(bias, dtype, i);
+    }
+}
+
+static void write_biases(const ep_ffn_source *source, const ep_ffn_packed *packed, float *gate_up, float *down)
+{
+    const uint32_t width = packed->gate_up_width;
+    if (packed->gate_up_bias != NULL) {
+        if (width == EP_FFN_HALF_PANEL) {
+            write_bias(source->gate_bias, source->bias_dtype, source->inner, width, 0, gate_up);
+        }
+        write_bias(source->up_bias, source->bias_dtype, source->inner, width, EP_FFN_PANEL - width, gate_up);
+    }
+    if (packed->down_bias != NULL) {
+        write_bias(source->down_bias, source->bias_dtype, source->hidden, EP_FFN_PANEL, 0, down);
+    }
+}
+
+static void write_panels(const ep_ffn_source *source, const ep_ffn_packed *packed, uint8_t *gate_up, uint8_t *down)
+{
+    const uint32_t hidden = source->hidden;
+    const uint32_t inner = source->inner;
+    const uint32_t width = packed->gate_up_width;
+    const size_t gate_up_bytes = ep_ffn_panel_bytes(source->format, hidden);
+    const size_t down_bytes = ep_ffn_panel_bytes(source->format, inner);
+    panel_rows panel = {.format = source->format, .columns = hidden};
+
+    for (uint32_t p = 0; p < packed->gate_up_panels; p++) {
+        if (width == EP_FFN_HALF_PANEL) {
+            set_rows(&panel, source->gate, source->gate_scales, inner, p * width, 0, width);
+        }
+        set_rows(&panel, source->up, source->up_scales, inner, p * width, EP_FFN_PANEL - width, width);
+        write_panel(&panel, gate_up + p * gate_up_bytes);
+    }
+    panel.columns = inner;
+    for (uint32_t p = 0; p < packed->down_panels; p++) {
+        set_rows(&panel, source->down, source->down_scales, hidden, p * EP_FFN_PANEL, 0, EP_FFN_PANEL);
+        write_panel(&panel, down + p * down_bytes);
+    }
+}
+
 void ep_ffn_packed_place(const ep_ffn_source *source, void *memory, ep_ffn_packed *out_packed)
 {
     const packed_sizes sizes = sizes_of(source);
     const uint8_t *gate_up = memory;
     const uint8_t *down = gate_up + sizes.gate_up_bytes;
+    const float *gate_up_bias = (const float *)(const void *)(down + sizes.down_bytes);
+    const float *down_bias = gate_up_bias + sizes.gate_up_bias_bytes / sizeof(float);
+    const float *shared_gate = down_bias + sizes.down_bias_bytes / sizeof(float);
     *out_packed = (ep_ffn_packed){
         .hidden = source->hidden,
         .inner = source->inner,
-        .dtype = source->dtype,
-        .gate_up_panels = panels_of(source->inner, EP_FFN_HALF_PANEL),
+        .format = source->format,
+        .activation = source->activation,
+        .numbers = source->numbers,
+        .gate_up_width = gate_up_width(source),
+        .gate_up_panels = panels_of(source->inner, gate_up_width(source)),
         .down_panels = panels_of(source->hidden, EP_FFN_PANEL),
         .gate_up = gate_up,
         .down = down,
-        .shared_gate = source->shared_gate == NULL ? NULL : (const float *)(const void *)(down + sizes.down_bytes),
+        .gate_up_bias = sizes.gate_up_bias_bytes == 0 ? NULL : gate_up_bias,
+        .down_bias = sizes.down_bias_bytes == 0 ? NULL : down_bias,
+        .shared_gate = source->shared_gate == NULL ? NULL : shared_gate,
     };
 }
 
 void ep_ffn_pack(const ep_ffn_source *source, void *memory, ep_ffn_packed *out_packed)
 {
     const packed_sizes sizes = sizes_of(source);
-    const uint32_t hidden = source->hidden;
-    const uint32_t inner = source->inner;
-    const size_t element = ep_dtype_bytes(source->dtype);
-    const size_t line_bytes = EP_FFN_PANEL * element;
     uint8_t *gate_up = memory;
     uint8_t *down = gate_up + sizes.gate_up_bytes;
-    float *shared_gate = (float *)(void *)(down + sizes.down_bytes);
+    float *gate_up_bias = (float *)(void *)(down + sizes.down_bytes);
+    float *down_bias = gate_up_bias + sizes.gate_up_bias_bytes / sizeof(float);
+    float *shared_gate = down_bias + sizes.down_bias_bytes / sizeof(float);
 
-    for (uint32_t row = 0; row < inner; row += EP_FFN_HALF_PANEL) {
-        panel_rows panel;
-        set_rows(&panel, source, source->gate, hidden, inner, row, 0, EP_FFN_HALF_PANEL);
-        set_rows(&panel, source, source->up, hidden, inner, row, EP_FFN_HALF_PANEL, EP_FFN_HALF_PANEL);
-        write_panel(&panel, element, hidden, gate_up + row / EP_FFN_HALF_PANEL * line_bytes * hidden);
-    }
-    for (uint32_t row = 0; row < hidden; row += EP_FFN_PANEL) {
-        panel_rows panel;
-        set_rows(&panel, source, source->down, inner, hidden, row, 0, EP_FFN_PANEL);
-        write_panel(&panel, element, inner, down + row / EP_FFN_PANEL * line_bytes * inner);
-    }
-    if (source->shared_gate != NULL) {
-        for (uint32_t i = 0; i < hidden; i++) {
-            shared_gate[i] = ep_ffn_read_float(source->shared_gate, source->shared_gate_dtype, i);
-        }
-    }
     ep_ffn_packed_place(source, memory, out_packed);
+    write_panels(source, out_packed, gate_up, down);
+    write_biases(source, out_packed, gate_up_bias, down_bias);
+    for (uint32_t i = 0; source->shared_gate != NULL && i < source->hidden; i++) {
+        shared_gate[i] = ep_ffn_read_float(source->shared_gate, source->shared_gate_dtype, i);
+    }
 }

@@ -3,7 +3,7 @@
  * One pass of up to EP_FFN_PASS_ROWS rows through one packed expert, as tasks that any threads may run in any
  * order inside a stage; a stage begins when the one before has ended: stage 1  ep_ffn_pass_pack_chunk
  * chunks_count tasks       x widened, laid out for the kernel stage 2  ep_ffn_pass_gate_up gate_up_panels
- * tasks     h = silu(gate x) * (up x) stage 3  ep_ffn_pass_down         down_panels tasks        y = down h,
+ * tasks     h = activation(gate x, up x) stage 3  ep_ffn_pass_down         down_panels tasks        y = down h,
  * rounded, written to the rows Bits do not depend on how rows are cut into passes and tasks into threads.
  *
  * Ownership  the packed weights and the scratch are the caller's memory.
@@ -24,12 +24,17 @@
 typedef struct ep_ffn_packed {
     uint32_t hidden;
     uint32_t inner;
-    ep_dtype dtype;
+    ep_weight_format format;
+    ep_activation activation;
+    ep_activation_numbers numbers;
+    uint32_t gate_up_width; /* inner outputs of a gate-up panel: 32 with a gate, 64 without */
     uint32_t gate_up_panels;
     uint32_t down_panels;
-    const uint8_t *gate_up;   /* [gate_up_panels][H][EP_FFN_PANEL]: 32 gate outputs, then the same 32 of up */
-    const uint8_t *down;      /* [down_panels][I][EP_FFN_PANEL] */
-    const float *shared_gate; /* [H] widened, or NULL */
+    const uint8_t *gate_up;    /* [gate_up_panels] over H: 32 gate outputs, then the same 32 of up; or 64 of up */
+    const uint8_t *down;       /* [down_panels] over I */
+    const float *gate_up_bias; /* [gate_up_panels][EP_FFN_PANEL] widened, zeros where there is none; or NULL */
+    const float *down_bias;    /* [down_panels][EP_FFN_PANEL], likewise */
+    const float *shared_gate;  /* [H] widened, or NULL */
 } ep_ffn_packed;
 
 typedef struct ep_ffn_pass {
@@ -39,10 +44,12 @@ typedef struct ep_ffn_pass {
     ep_ffn_chunks chunks;
     float *x;     /* packed activations over H */
     float *h;     /* packed activations over I */
-    float *share; /* [rows] factor of the shared expert's gate */
+    float *share;   /* [rows] factor of the shared expert's gate */
+    float *x_scale; /* [rows] w8a8: scale of x, which then holds int8 [ceil(H/4)][rows of the chunk][4] */
+    _Atomic uint32_t *h_magnitude; /* [rows] w8a8: bits of the greatest |h| */
 } ep_ffn_pass;
 
-/* Bytes of memory ep_ffn_pack fills. Depends on H, I, dtype and whether there is a shared gate. */
+/* Bytes of memory ep_ffn_pack fills. Depends on shape, format and which optional parts there are. */
 size_t ep_ffn_packed_bytes(const ep_ffn_source *source);
 /* Packs into memory (ep_ffn_packed_bytes, EP_FFN_ALIGN); *out_packed points into it. Keeps nothing of source.
  */

@@ -269,6 +269,7 @@ static ep_err load(ep_checkpoint *self, const ep_model_dir *dir, ep_error *out_e
     }
     if (err == EP_OK) {
         infer_dtype(self);
+        self->config.info.format = ep_weight_format_of(self->config.info.dtype);
         err = hash_version(self, config_digest, out_error);
     }
     return err;

@@ -233,11 +233,14 @@ static ep_err allocate_parts(const expert_plan *plan, uint8_t *places[PARTS_MAX]
     return EP_OK;
 }
 
-static ep_err read_planned(const expert_plan *plan, uint32_t hidden, ep_expert_data *out_expert,
+static ep_err read_planned(const expert_plan *plan, const ep_layer_shape *shape, ep_expert_data *out_expert,
                            ep_error *out_error)
 {
     uint8_t *places[PARTS_MAX] = {NULL};
-    ep_expert_data expert = {.hidden = hidden, .inner = plan->inner, .dtype = plan->dtype};
+    ep_expert_data expert = {.source = {.hidden = shape->hidden,
+                                        .inner = plan->inner,
+                                        .format = ep_weight_format_of(plan->dtype),
+                                        .activation = shape->activation}};
     ep_err err = allocate_parts(plan, places, &expert.bytes, out_error);
     if (err != EP_OK) {
         return err;
@@ -248,12 +251,12 @@ static ep_err read_planned(const expert_plan *plan, uint32_t hidden, ep_expert_d
         return err;
     }
     expert.allocation = places[0];
-    expert.gate = places[EP_MATRIX_GATE];
-    expert.up = places[EP_MATRIX_UP];
-    expert.down = places[EP_MATRIX_DOWN];
+    expert.source.gate = places[EP_MATRIX_GATE];
+    expert.source.up = places[EP_MATRIX_UP];
+    expert.source.down = places[EP_MATRIX_DOWN];
     if (plan->parts_count > EP_MATRIX_COUNT) {
-        expert.shared_gate = places[EP_MATRIX_COUNT];
-        expert.shared_gate_dtype = plan->parts[EP_MATRIX_COUNT]->tensor->dtype;
+        expert.source.shared_gate = places[EP_MATRIX_COUNT];
+        expert.source.shared_gate_dtype = plan->parts[EP_MATRIX_COUNT]->tensor->dtype;
     }
     *out_expert = expert;
     return EP_OK;
@@ -274,7 +277,7 @@ ep_err ep_checkpoint_read_expert(const ep_checkpoint *checkpoint, uint32_t layer
     }
     ep_err err = plan_expert(checkpoint, shape, shared_inner, index, &plan, out_error);
     if (err == EP_OK) {
-        err = read_planned(&plan, shape->hidden, out_expert, out_error);
+        err = read_planned(&plan, shape, out_expert, out_error);
     }
     if (err != EP_OK && out_error != NULL) {
         out_error->layer = (int32_t)layer;

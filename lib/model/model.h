@@ -44,6 +44,7 @@ typedef struct ep_model_info {
     float rope_theta;
     bool tie_embeddings;
     ep_dtype dtype;              /* torch_dtype */
+    ep_weight_format format;     /* of the experts */
     ep_name_family names;
     ep_router_info router;
     uint32_t moe_layers_count;
@@ -76,17 +77,11 @@ ep_err ep_checkpoint_find(const ep_checkpoint *checkpoint, const char *name, ep_
 /* Reads the whole tensor into out (exactly info.bytes). Errors: NOT_FOUND, IO, BAD_FILE (file shorter than at open). */
 ep_err ep_checkpoint_read(const ep_checkpoint *checkpoint, const char *name, void *out, size_t bytes, ep_error *out_error);
 
-/* One expert's matrices in one allocation. */
+/* One expert in one allocation, as backends take it. */
 typedef struct ep_expert_data {
-    uint32_t hidden;
-    uint32_t inner;
-    ep_dtype dtype;
-    const void *gate;            /* [I,H] */
-    const void *up;              /* [I,H] */
-    const void *down;            /* [H,I] */
-    const void *shared_gate;     /* [H] or NULL */
-    ep_dtype shared_gate_dtype;
-    uint8_t sha256[EP_SHA256_BYTES]; /* over gate, up, down, shared gate bytes in this order, as in the file */
+    ep_expert_source source;     /* points into allocation */
+    uint8_t sha256[EP_SHA256_BYTES]; /* over the bytes of its tensors as in the file: gate, up, down, each one's values, scales
+                                        and bias, then the shared gate */
     void *allocation;            /* private */
     size_t bytes;
 } ep_expert_data;

@@ -14,6 +14,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "base/expert_form.h"
 #include "expertd/tensor.h"
 
 #define EP_TOP_K_MAX 64
@@ -22,8 +23,6 @@
 #define EP_HIDDEN_MAX 65536
 #define EP_INNER_MAX 1048576
 #define EP_NO_EXPERT UINT32_MAX
-
-typedef enum ep_activation { EP_ACT_SILU = 0 } ep_activation; /* A0 of the formats; others come with their formats */
 
 typedef struct ep_layer_shape {
     uint32_t layer;

@@ -34,9 +34,9 @@ ep_err ep_layer_shape_check(const ep_layer_shape *shape, ep_error *out_error)
         return BAD("layer %" PRIu32 ": top_k %" PRIu32 ": allowed 1..%d", shape->layer, shape->top_k,
                    EP_TOP_K_MAX);
     }
-    if (shape->activation != EP_ACT_SILU) {
-        return BAD("layer %" PRIu32 ": activation %u: allowed 0 (silu)", shape->layer,
-                   (unsigned)shape->activation);
+    if ((unsigned)shape->activation >= EP_ACT_COUNT) {
+        return BAD("layer %" PRIu32 ": activation %u: allowed 0..%u", shape->layer,
+                   (unsigned)shape->activation, (unsigned)EP_ACT_COUNT - 1);
     }
     return EP_OK;
 }

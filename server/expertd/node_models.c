@@ -28,7 +28,7 @@ static ep_err open_layers(ep_node_model *model, ep_weight_store *store, ep_error
         ep_node_layer *layer = &model->layers[i];
         ep_weight_layer weights = {.model = model->config->name,
                                    .checkpoint = model->checkpoint,
-                                   .dtype = info->dtype,
+                                   .format = info->format,
                                    .shape = info->moe_layers[i]};
         layer->shape = info->moe_layers[i];
         layer->queues = calloc(ep_node_layer_experts(layer), sizeof(*layer->queues));
@@ -57,10 +57,10 @@ static ep_err open_model(ep_node_model *model, ep_backend *backend, ep_weight_st
         return ep_error_set(out_error, EP_ERR_BAD_FILE, "model %s (%s) has no MoE layer", model->config->name,
                             model->config->path);
     }
-    err = backend->ops->numerics_id(backend, model->info->dtype, model->numerics);
+    err = backend->ops->numerics_id(backend, model->info->format, model->numerics);
     if (err != EP_OK) {
         return ep_error_set(out_error, err, "model %s: backend %s cannot compute with %s weights",
-                            model->config->name, backend->ops->name, ep_dtype_name(model->info->dtype));
+                            model->config->name, backend->ops->name, ep_weight_format_name(model->info->format));
     }
     return open_layers(model, store, out_error);
 }
@@ -210,7 +210,10 @@ uint64_t ep_node_models_file_bytes(const ep_node_models *models)
         const ep_node_model *model = &models->models[i];
         for (uint32_t l = 0; l < model->layers_count; l++) {
             const ep_layer_shape *shape = &model->layers[l].shape;
-            bytes += 3ull * shape->hidden * shape->inner * ep_dtype_bytes(model->info->dtype) *
+            const ep_weight_format format = model->info->format;
+            bytes += ((ep_activation_has_gate(shape->activation) ? 2ull : 1ull) *
+                          ep_weight_matrix_bytes(format, shape->inner, shape->hidden) +
+                      ep_weight_matrix_bytes(format, shape->hidden, shape->inner)) *
                      ep_node_layer_experts(&model->layers[l]);
         }
     }

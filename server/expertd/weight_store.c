@@ -123,7 +123,10 @@ void ep_resident_release(ep_resident *resident)
 /* What the packed form will take at least; reading a whole expert only to refuse it would be a waste. */
 static uint64_t bytes_at_least(const ep_weight_layer *layer)
 {
-    return 3ull * layer->shape.hidden * layer->shape.inner * ep_dtype_bytes(layer->dtype);
+    const ep_layer_shape *shape = &layer->shape;
+    const uint64_t wide = ep_weight_matrix_bytes(layer->format, shape->inner, shape->hidden);
+    return (ep_activation_has_gate(shape->activation) ? 2 : 1) * wide +
+           ep_weight_matrix_bytes(layer->format, shape->hidden, shape->inner);
 }
 
 static ep_err reserve(ep_weight_store *store, uint64_t bytes, ep_error *out_error)
@@ -154,27 +157,17 @@ static ep_err pack(ep_weight_store *store, const ep_weight_layer *layer, const e
                    ep_resident *resident, ep_error *out_error)
 {
     ep_backend *backend = store->config.backend;
-    ep_expert_source source = {
-        .hidden = data->hidden,
-        .inner = data->inner,
-        .activation = layer->shape.activation,
-        .dtype = data->dtype,
-        .gate = data->gate,
-        .up = data->up,
-        .down = data->down,
-        .shared_gate_dtype = data->shared_gate_dtype,
-        .shared_gate = data->shared_gate,
-    };
-    if (data->dtype != layer->dtype) {
+    const ep_expert_source *source = &data->source;
+    if (source->format != layer->format) {
         return ep_error_set(out_error, EP_ERR_BAD_FILE, "is %s, the model's config says %s",
-                            ep_dtype_name(data->dtype), ep_dtype_name(layer->dtype));
+                            ep_weight_format_name(source->format), ep_weight_format_name(layer->format));
     }
-    size_t bytes = backend->ops->weights_bytes(backend, &source);
+    size_t bytes = backend->ops->weights_bytes(backend, source);
     ep_err err = reserve(store, bytes, out_error);
     if (err != EP_OK) {
         return err;
     }
-    err = backend->ops->weights_load(backend, &source, &resident->weights, out_error);
+    err = backend->ops->weights_load(backend, source, &resident->weights, out_error);
     if (err != EP_OK) {
         unreserve(store, bytes);
         return err;

@@ -92,7 +92,7 @@ static void load_experts(experts *x, ep_backend *backend, const ffn_case *c)
     const ep_expert_source source = {.hidden = c->hidden,
                                      .inner = c->inner,
                                      .activation = EP_ACT_SILU,
-                                     .dtype = c->dtype,
+                                     .format = ep_weight_format_of(c->dtype),
                                      .gate = matrices,
                                      .up = up,
                                      .down = down};
@@ -394,7 +394,7 @@ int main(int argc, char **argv)
             continue;
         }
         char id[EP_NUMERICS_ID_BYTES];
-        (void)backend->ops->numerics_id(backend, types[t].dtype, id);
+        (void)backend->ops->numerics_id(backend, ep_weight_format_of(types[t].dtype), id);
         printf("%s, %u threads\n", id, threads);
         for (uint32_t s = 0; s < (o.hidden > 0 ? 1 : SHAPES); s++, done++) {
             run_shape(report, &o, &types[t], o.hidden > 0 ? o.hidden : shapes[s][0], o.hidden > 0 ? o.inner : shapes[s][1], backend, &team);

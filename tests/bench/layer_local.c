@@ -35,16 +35,7 @@ static ep_err load_expert(layer_local *local, const ep_checkpoint *checkpoint, u
     if (err != EP_OK) {
         return err;
     }
-    ep_expert_source source = {.hidden = data.hidden,
-                               .inner = data.inner,
-                               .activation = local->shape.activation,
-                               .dtype = data.dtype,
-                               .gate = data.gate,
-                               .up = data.up,
-                               .down = data.down,
-                               .shared_gate_dtype = data.shared_gate_dtype,
-                               .shared_gate = data.shared_gate};
-    err = local->backend->ops->weights_load(local->backend, &source, &local->weights[expert], out_error);
+    err = local->backend->ops->weights_load(local->backend, &data.source, &local->weights[expert], out_error);
     ep_expert_data_free(&data);
     return err;
 }

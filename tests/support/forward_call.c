@@ -265,15 +265,7 @@ static ep_err expect_slot(ep_backend *backend, const ep_checkpoint *checkpoint, 
     if (err != EP_OK) {
         return err;
     }
-    ep_expert_source source = {.hidden = data.hidden,
-                               .inner = data.inner,
-                               .dtype = data.dtype,
-                               .gate = data.gate,
-                               .up = data.up,
-                               .down = data.down,
-                               .shared_gate_dtype = data.shared_gate_dtype,
-                               .shared_gate = data.shared_gate};
-    err = backend->ops->weights_load(backend, &source, &weights, out_error);
+    err = backend->ops->weights_load(backend, &data.source, &weights, out_error);
     ep_job_row row = {
         .x = (const char *)f->x + (size_t)place.row * f->hidden * ep_dtype_bytes(f->x_dtype),
         .x_scale = f->x_dtype == EP_DTYPE_I8 ? f->row_scales[place.row] : 1.0f,

@@ -38,9 +38,7 @@ static ep_err load(rig *r, ep_error *out_error)
         if (memcmp(r->sha256, expert.sha256, sizeof(r->sha256)) != 0) {
             torture_broken("an expert was read that is another");
         }
-        ep_expert_source source = {.hidden = expert.hidden, .inner = expert.inner, .dtype = expert.dtype,
-                                   .activation = shape->activation, .gate = expert.gate, .up = expert.up, .down = expert.down};
-        err = r->backend->ops->weights_load(r->backend, &source, &weights, out_error);
+        err = r->backend->ops->weights_load(r->backend, &expert.source, &weights, out_error);
         r->backend->ops->weights_unload(r->backend, weights);
         ep_expert_data_free(&expert);
     }

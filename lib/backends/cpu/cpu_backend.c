@@ -61,24 +61,22 @@ static ep_err cpu_open(const ep_backend_config *config, ep_backend **out_backend
     return ep_cpu_backend_open_with(ep_ffn_kernel_best(), config, out_backend, out_error);
 }
 
-static ep_err cpu_numerics_id(ep_backend *base, ep_dtype weight_dtype, char out_id[EP_NUMERICS_ID_BYTES])
+static ep_err cpu_numerics_id(ep_backend *base, ep_weight_format format, char out_id[EP_NUMERICS_ID_BYTES])
 {
-    return ep_known_answer_id(&((cpu_backend *)base)->answer, weight_dtype, out_id);
+    return ep_known_answer_id(&((cpu_backend *)base)->answer, format, out_id);
 }
 
 static size_t cpu_weights_bytes(ep_backend *base, const ep_expert_source *source)
 {
     (void)base;
-    const ep_ffn_source matrices = ep_expert_source_matrices(source);
-    return ep_expert_source_supported(source) ? ep_ffn_packed_bytes(&matrices) : 0;
+    return ep_expert_source_supported(source) ? ep_ffn_packed_bytes(source) : 0;
 }
 
 /* Memory for weights of this shape, against the budget, not filled yet. source has been checked. */
 static ep_err make_weights(cpu_backend *backend, const ep_expert_source *source, ep_cpu_weights **out_weights,
                            ep_error *out_error)
 {
-    const ep_ffn_source matrices = ep_expert_source_matrices(source);
-    const size_t bytes = ep_ffn_packed_bytes(&matrices);
+    const size_t bytes = ep_ffn_packed_bytes(source);
     ep_err err = ep_backend_budget_take(&backend->budget, bytes, out_error);
     if (err != EP_OK) {
         return err;
@@ -92,7 +90,7 @@ static ep_err make_weights(cpu_backend *backend, const ep_expert_source *source,
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for an expert of %zu bytes", bytes);
     }
     weights->base =
-        (ep_backend_weights){.hidden = source->hidden, .inner = source->inner, .dtype = source->dtype};
+        (ep_backend_weights){.hidden = source->hidden, .inner = source->inner, .format = source->format};
     weights->outline = ep_expert_source_outline(source);
     weights->memory = memory;
     weights->bytes = bytes;
@@ -112,8 +110,7 @@ static ep_err cpu_weights_load(ep_backend *base, const ep_expert_source *source,
     if (err != EP_OK) {
         return err;
     }
-    const ep_ffn_source matrices = ep_expert_source_matrices(source);
-    ep_ffn_pack(&matrices, weights->memory, &weights->packed);
+    ep_ffn_pack(source, weights->memory, &weights->packed);
     *out_weights = &weights->base;
     return EP_OK;
 }
@@ -173,8 +170,7 @@ static ep_err cpu_weights_import(ep_backend *base, const void *head, size_t head
         cpu_weights_unload(base, &weights->base);
         return err;
     }
-    const ep_ffn_source matrices = ep_expert_source_matrices(&outline);
-    ep_ffn_packed_place(&matrices, weights->memory, &weights->packed);
+    ep_ffn_packed_place(&outline, weights->memory, &weights->packed);
     *out_weights = &weights->base;
     return EP_OK;
 }

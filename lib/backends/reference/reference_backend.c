@@ -139,10 +139,10 @@ static ep_err reference_open(const ep_backend_config *config, ep_backend **out_b
     return EP_OK;
 }
 
-static ep_err reference_numerics_id(ep_backend *base, ep_dtype weight_dtype,
+static ep_err reference_numerics_id(ep_backend *base, ep_weight_format format,
                                     char out_id[EP_NUMERICS_ID_BYTES])
 {
-    return ep_known_answer_id(&((reference_backend *)base)->answer, weight_dtype, out_id);
+    return ep_known_answer_id(&((reference_backend *)base)->answer, format, out_id);
 }
 
 static size_t reference_weights_bytes(ep_backend *base, const ep_expert_source *source)

@@ -6,19 +6,62 @@
 
 #include "backends/host_common.h"
 
-static size_t matrix_bytes(const ep_expert_source *source)
-{
-    return (size_t)source->hidden * source->inner * ep_dtype_bytes(source->dtype);
-}
+/* One piece of an expert: where the pointer to it stands in the source, and its bytes. */
+typedef struct piece {
+    const void **place;
+    size_t bytes;
+} piece;
 
-static size_t shared_gate_bytes(const ep_expert_source *source)
+#define PIECES_MAX 10
+
+/* The pieces a source has, in a fixed order; places are inside *source. */
+static size_t list_pieces(ep_ffn_source *source, piece pieces[PIECES_MAX])
 {
-    return source->shared_gate == NULL ? 0 : source->hidden * ep_dtype_bytes(source->shared_gate_dtype);
+    const uint32_t hidden = source->hidden;
+    const uint32_t inner = source->inner;
+    const ep_weight_format format = source->format;
+    const bool has_gate = ep_activation_has_gate(source->activation);
+    const bool has_scales = !ep_weight_format_is_float(format);
+    const size_t wide = inner * ep_weight_row_bytes(format, hidden);
+    const size_t wide_scales = ep_weight_scales_bytes(format, inner, hidden);
+    const size_t bias = ep_dtype_bytes(source->bias_dtype);
+    const struct {
+        const void **place;
+        size_t bytes;
+        bool present;
+    } all[PIECES_MAX] = {
+        {&source->gate, wide, has_gate},
+        {&source->up, wide, true},
+        {&source->down, hidden * ep_weight_row_bytes(format, inner), true},
+        {&source->gate_scales, wide_scales, has_gate && has_scales},
+        {&source->up_scales, wide_scales, has_scales},
+        {&source->down_scales, ep_weight_scales_bytes(format, hidden, inner), has_scales},
+        {&source->gate_bias, inner * bias, has_gate && source->gate_bias != NULL},
+        {&source->up_bias, inner * bias, source->up_bias != NULL},
+        {&source->down_bias, hidden * bias, source->down_bias != NULL},
+        {&source->shared_gate, hidden * ep_dtype_bytes(source->shared_gate_dtype), source->shared_gate != NULL},
+    };
+    size_t count = 0;
+    for (size_t i = 0; i < PIECES_MAX; i++) {
+        if (all[i].present) {
+            pieces[count++] = (piece){all[i].place, all[i].bytes};
+        } else {
+            *all[i].place = NULL;
+        }
+    }
+    return count;
 }
 
 size_t ep_reference_weights_bytes(const ep_expert_source *source)
 {
-    return 3 * matrix_bytes(source) + shared_gate_bytes(source);
+    ep_ffn_source copy = *source;
+    piece pieces[PIECES_MAX];
+    size_t count = list_pieces(&copy, pieces);
+    size_t bytes = 0;
+    for (size_t i = 0; i < count; i++) {
+        bytes += pieces[i].bytes;
+    }
+    return bytes;
 }
 
 ep_err ep_reference_weights_create(const ep_expert_source *source, ep_reference_weights **out_weights,
@@ -32,20 +75,16 @@ ep_err ep_reference_weights_create(const ep_expert_source *source, ep_reference_
         free(memory);
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for an expert of %zu bytes", bytes);
     }
-    const size_t one = matrix_bytes(source);
-    memcpy(memory, source->gate, one);
-    memcpy(memory + one, source->up, one);
-    memcpy(memory + 2 * one, source->down, one);
-
     weights->base =
-        (ep_backend_weights){.hidden = source->hidden, .inner = source->inner, .dtype = source->dtype};
-    weights->matrices = ep_expert_source_matrices(source);
-    weights->matrices.gate = memory;
-    weights->matrices.up = memory + one;
-    weights->matrices.down = memory + 2 * one;
-    if (source->shared_gate != NULL) {
-        memcpy(memory + 3 * one, source->shared_gate, shared_gate_bytes(source));
-        weights->matrices.shared_gate = memory + 3 * one;
+        (ep_backend_weights){.hidden = source->hidden, .inner = source->inner, .format = source->format};
+    weights->matrices = *source;
+    piece pieces[PIECES_MAX];
+    size_t count = list_pieces(&weights->matrices, pieces);
+    uint8_t *to = memory;
+    for (size_t i = 0; i < count; i++) {
+        memcpy(to, *pieces[i].place, pieces[i].bytes);
+        *pieces[i].place = to;
+        to += pieces[i].bytes;
     }
     weights->memory = memory;
     weights->bytes = bytes;

@@ -4,6 +4,7 @@
 #include "kernels/generic/ffn_generic.h"
 
 #include "base/numeric.h"
+#include "kernels/ffn_activation.h"
 #include "kernels/ffn_element.h"
 
 static void widen_line(ep_dtype dtype, const uint8_t *line, float *w)
@@ -38,11 +39,99 @@ static void generic_panel(ep_dtype dtype, const float *a, uint32_t rows, const u
     }
 }
 
-static void generic_silu_mul(const float *c, float *h)
+/* One line of a group, widened exactly. codes: of the whole group. */
+static void widen_codes(ep_weight_format format, const uint8_t *codes, uint32_t k, float *w)
 {
-    for (uint32_t i = 0; i < EP_FFN_HALF_PANEL; i++) {
-        h[i] = ep_siluf(c[i]) * c[EP_FFN_HALF_PANEL + i];
+    for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
+        if (format == EP_WEIGHTS_MXFP4 || format == EP_WEIGHTS_INT4) {
+            uint32_t nibble = o / 16 + 4 * (k & 1u);
+            uint32_t code = (uint32_t)codes[k / 2 * 64 + 4 * (o % 16) + nibble / 2] >> (4 * (nibble & 1u));
+            w[o] = format == EP_WEIGHTS_MXFP4 ? ep_ffn_weight_e2m1(code) : (float)((int)(code & 15u) - 8);
+        } else {
+            w[o] = ep_ffn_weight_f8(codes[(size_t)k * EP_FFN_PANEL + o]);
+        }
     }
+}
+
+static float packed_scale(ep_weight_format format, const uint8_t *scales, uint32_t o)
+{
+    switch (format) {
+    case EP_WEIGHTS_MXFP4:
+    case EP_WEIGHTS_MXFP8:
+        return ep_ffn_read_e8m0(scales[o]);
+    case EP_WEIGHTS_INT4:
+        return ep_ffn_read_float(scales, EP_DTYPE_BF16, o);
+    default:
+        return ep_ffn_read_float(scales, EP_DTYPE_F32, o);
+    }
+}
+
+/* One group for one chunk: n lines, then the scaled chain onto c. */
+static void group_chunk(ep_weight_format format, const float *x, uint32_t rows, const uint8_t *block, uint32_t n,
+                        float *c)
+{
+    const bool nibbles = format == EP_WEIGHTS_MXFP4 || format == EP_WEIGHTS_INT4;
+    const uint32_t group = ep_weight_group_columns(format);
+    const uint8_t *scales = block + (nibbles ? group / 2 : group) * EP_FFN_PANEL;
+    float acc[EP_FFN_CHUNK_ROWS * EP_FFN_PANEL] = {0.0f};
+    float w[EP_FFN_PANEL];
+    for (uint32_t k = 0; k < n; k++, x += rows) {
+        widen_codes(format, block, k, w);
+        for (uint32_t r = 0; r < rows; r++) {
+            for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
+                acc[r * EP_FFN_PANEL + o] = fmaf(w[o], x[r], acc[r * EP_FFN_PANEL + o]);
+            }
+        }
+    }
+    for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
+        const float scale = packed_scale(format, scales, o);
+        for (uint32_t r = 0; r < rows; r++) {
+            c[r * EP_FFN_PANEL + o] = fmaf(scale, acc[r * EP_FFN_PANEL + o], c[r * EP_FFN_PANEL + o]);
+        }
+    }
+}
+
+void ep_ffn_generic_group_panel(ep_weight_format format, const float *a, uint32_t rows, const uint8_t *panel,
+                                uint32_t k_count, const uint8_t *next, float *c)
+{
+    const ep_ffn_chunks chunks = ep_ffn_chunks_of(rows);
+    const uint32_t group = ep_weight_group_columns(format);
+    (void)next;
+    memset(c, 0, (size_t)rows * EP_FFN_PANEL * sizeof(*c));
+    for (uint32_t k = 0; k < k_count; k += group, panel += ep_ffn_group_bytes(format)) {
+        const uint32_t n = k_count - k < group ? k_count - k : group;
+        for (uint32_t chunk = 0; chunk < chunks.count; chunk++) {
+            const uint32_t chunk_rows = ep_ffn_chunk_rows(&chunks, chunk);
+            const size_t first_row = ep_ffn_chunk_first_row(&chunks, chunk);
+            group_chunk(format, a + first_row * k_count + (size_t)k * chunk_rows, chunk_rows, panel, n,
+                        c + first_row * EP_FFN_PANEL);
+        }
+    }
+}
+
+void ep_ffn_generic_int8_panel(const int8_t *a, uint32_t rows, const uint8_t *panel, uint32_t quads, bool first,
+                               int32_t *sums)
+{
+    if (first) {
+        memset(sums, 0, (size_t)rows * EP_FFN_PANEL * sizeof(*sums));
+    }
+    for (uint32_t q = 0; q < quads; q++, a += 4 * (size_t)rows, panel += 4 * EP_FFN_PANEL) {
+        for (uint32_t r = 0; r < rows; r++) {
+            for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
+                int32_t sum = 0;
+                for (uint32_t j = 0; j < 4; j++) {
+                    sum += (int32_t)(int8_t)panel[4 * o + j] * (int32_t)a[4 * r + j];
+                }
+                sums[r * EP_FFN_PANEL + o] += sum;
+            }
+        }
+    }
+}
+
+static void generic_activate(ep_activation activation, const ep_activation_numbers *numbers, const float *g,
+                             const float *u, uint32_t count, float *h)
+{
+    ep_act_loop(activation, numbers, g, u, count, h);
 }
 
 static void generic_exp16(const float *x, float *out)
@@ -55,6 +144,8 @@ static void generic_exp16(const float *x, float *out)
 const ep_ffn_kernel ep_ffn_kernel_generic = {
     .name = "generic",
     .panel = generic_panel,
-    .silu_mul = generic_silu_mul,
+    .group_panel = ep_ffn_generic_group_panel,
+    .int8_panel = ep_ffn_generic_int8_panel,
+    .activate = generic_activate,
     .exp16 = generic_exp16,
 };

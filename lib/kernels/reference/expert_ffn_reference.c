@@ -2,7 +2,21 @@
 /* Family `portable` in plain loops. Slow on purpose: what it does can be checked by reading it. */
 #include "kernels/expert_ffn.h"
 
+#include "kernels/ffn_activation.h"
 #include "kernels/ffn_element.h"
+
+typedef struct matrix {
+    const void *values;
+    const void *scales;
+    const void *bias; /* NULL none */
+    uint32_t columns;
+} matrix;
+
+/* A row of inputs, widened. Under w8a8 x holds integers and scale belongs to them. */
+typedef struct inputs {
+    float *x;
+    float scale;
+} inputs;
 
 static void widen_row(const ep_ffn_batch *batch, const ep_ffn_row *row, uint32_t hidden, float *x)
 {
@@ -16,37 +30,95 @@ static void widen_row(const ep_ffn_batch *batch, const ep_ffn_row *row, uint32_t
     }
 }
 
-/* dot(row `index` of a [.,n] matrix, x) */
-static float dot_row(const void *matrix, ep_dtype dtype, size_t index, const float *x, uint32_t n)
+static float to_int8(float *x, uint32_t n)
+{
+    uint32_t magnitude = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t m = ep_f32_bits(x[i]) & 0x7fffffffu;
+        magnitude = m > magnitude ? m : magnitude;
+    }
+    const float scale = ep_ffn_int8_scale(magnitude);
+    for (uint32_t i = 0; i < n; i++) {
+        x[i] = (float)ep_ffn_int8_round(x[i], scale);
+    }
+    return scale;
+}
+
+static float dot_plain(const void *values, ep_dtype dtype, size_t row, const float *x, uint32_t n)
 {
     float acc = 0.0f;
     for (uint32_t i = 0; i < n; i++) {
-        acc = fmaf(ep_ffn_read_float(matrix, dtype, index * n + i), x[i], acc);
+        acc = fmaf(ep_ffn_read_float(values, dtype, row * n + i), x[i], acc);
     }
     return acc;
+}
+
+static float dot_groups(ep_weight_format format, const matrix *m, size_t row, const float *x)
+{
+    const uint8_t *codes = (const uint8_t *)m->values + row * ep_weight_row_bytes(format, m->columns);
+    const uint32_t group = ep_weight_group_columns(format);
+    float total = 0.0f;
+    for (uint32_t k = 0; k < m->columns; k += group) {
+        float acc = 0.0f;
+        for (uint32_t i = k; i < m->columns && i < k + group; i++) {
+            acc = fmaf(ep_ffn_weight_code(format, codes, i), x[i], acc);
+        }
+        total = fmaf(ep_ffn_weight_scale(format, m->scales, m->columns, row, k / group), acc, total);
+    }
+    return total;
+}
+
+static float dot_int8(const matrix *m, size_t row, const inputs *in)
+{
+    const int8_t *w = (const int8_t *)m->values + row * m->columns;
+    int32_t sum = 0;
+    for (uint32_t i = 0; i < m->columns; i++) {
+        sum += (int32_t)w[i] * (int32_t)in->x[i];
+    }
+    return ((float)sum * ep_ffn_weight_scale(EP_WEIGHTS_W8A8, m->scales, m->columns, row, 0)) * in->scale;
+}
+
+static float output(const ep_ffn_source *source, const matrix *m, size_t row, const inputs *in)
+{
+    float y;
+    if (source->format == EP_WEIGHTS_W8A8) {
+        y = dot_int8(m, row, in);
+    } else if (ep_weight_format_is_float(source->format)) {
+        y = dot_plain(m->values, ep_weight_format_dtype(source->format), row, in->x, m->columns);
+    } else {
+        y = dot_groups(source->format, m, row, in->x);
+    }
+    return m->bias == NULL ? y : y + ep_ffn_read_float(m->bias, source->bias_dtype, row);
 }
 
 void ep_ffn_reference(const ep_ffn_source *source, const ep_ffn_batch *batch, float *scratch)
 {
     const uint32_t hidden = source->hidden;
     const uint32_t inner = source->inner;
-    float *x = scratch;
-    float *h = scratch + hidden;
+    const bool has_gate = ep_activation_has_gate(source->activation);
+    const bool is_w8a8 = source->format == EP_WEIGHTS_W8A8;
+    const matrix gate = {source->gate, source->gate_scales, source->gate_bias, hidden};
+    const matrix up = {source->up, source->up_scales, source->up_bias, hidden};
+    const matrix down = {source->down, source->down_scales, source->down_bias, inner};
+    inputs x = {.x = scratch};
+    inputs h = {.x = scratch + hidden};
 
     for (uint32_t r = 0; r < batch->rows_count; r++) {
         const ep_ffn_row *row = &batch->rows[r];
-        widen_row(batch, row, hidden, x);
-        for (uint32_t i = 0; i < inner; i++) {
-            float g = dot_row(source->gate, source->dtype, i, x, hidden);
-            float u = dot_row(source->up, source->dtype, i, x, hidden);
-            h[i] = ep_siluf(g) * u;
-        }
+        widen_row(batch, row, hidden, x.x);
         float share = 1.0f;
         if (source->shared_gate != NULL) {
-            share = ep_sigmoidf(dot_row(source->shared_gate, source->shared_gate_dtype, 0, x, hidden));
+            share = ep_act_sigmoid(dot_plain(source->shared_gate, source->shared_gate_dtype, 0, x.x, hidden));
         }
+        x.scale = is_w8a8 ? to_int8(x.x, hidden) : 1.0f;
+        for (uint32_t i = 0; i < inner; i++) {
+            float g = has_gate ? output(source, &gate, i, &x) : 0.0f;
+            float u = output(source, &up, i, &x);
+            ep_act_loop(source->activation, &source->numbers, &g, &u, 1, &h.x[i]);
+        }
+        h.scale = is_w8a8 ? to_int8(h.x, inner) : 1.0f;
         for (uint32_t i = 0; i < hidden; i++) {
-            float y = dot_row(source->down, source->dtype, i, h, inner);
+            float y = output(source, &down, i, &h);
             if (source->shared_gate != NULL) {
                 y = share * y;
             }

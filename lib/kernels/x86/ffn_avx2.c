@@ -3,6 +3,8 @@
 #include <immintrin.h>
 
 #include "base/numeric.h"
+#include "kernels/ffn_activation.h"
+#include "kernels/generic/ffn_generic.h"
 #include "kernels/x86/ffn_x86.h"
 
 #define INLINE static inline __attribute__((always_inline))
@@ -147,21 +149,19 @@ static void avx2_exp16(const float *x, float *out)
     _mm256_storeu_ps(out + 8, exp_vector(_mm256_loadu_ps(x + 8)));
 }
 
-static void avx2_silu_mul(const float *c, float *h)
+/* Plain loops: the compiler makes them vector code of this file's instruction set. */
+static void avx2_activate(ep_activation activation, const ep_activation_numbers *numbers, const float *g,
+                          const float *u, uint32_t count, float *h)
 {
-    const __m256 sign = _mm256_castsi256_ps(_mm256_set1_epi32((int)0x80000000u));
-#pragma GCC unroll 4
-    for (int i = 0; i < EP_FFN_HALF_PANEL; i += 8) {
-        __m256 g = _mm256_load_ps(c + i);
-        __m256 u = _mm256_load_ps(c + EP_FFN_HALF_PANEL + i);
-        __m256 below = _mm256_add_ps(_mm256_set1_ps(1.0f), exp_vector(_mm256_xor_ps(g, sign)));
-        _mm256_store_ps(h + i, _mm256_mul_ps(_mm256_div_ps(g, below), u));
-    }
+    ep_act_loop(activation, numbers, __builtin_assume_aligned(g, 64), __builtin_assume_aligned(u, 64), count,
+                __builtin_assume_aligned(h, 64));
 }
 
 const ep_ffn_kernel ep_ffn_kernel_avx2 = {
     .name = "avx2",
     .panel = avx2_panel,
-    .silu_mul = avx2_silu_mul,
+    .group_panel = ep_ffn_generic_group_panel,
+    .int8_panel = ep_ffn_generic_int8_panel,
+    .activate = avx2_activate,
     .exp16 = avx2_exp16,
 };

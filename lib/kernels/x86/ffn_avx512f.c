@@ -3,6 +3,8 @@
 #include <immintrin.h>
 
 #include "base/numeric.h"
+#include "kernels/ffn_activation.h"
+#include "kernels/generic/ffn_generic.h"
 #include "kernels/x86/ffn_x86.h"
 
 #define INLINE static inline __attribute__((always_inline))
@@ -183,22 +185,19 @@ static void avx512f_exp16(const float *x, float *out)
     _mm512_storeu_ps(out, exp_vector(_mm512_loadu_ps(x)));
 }
 
-static void avx512f_silu_mul(const float *c, float *h)
+/* Plain loops: the compiler makes them vector code of this file's instruction set. */
+static void avx512f_activate(ep_activation activation, const ep_activation_numbers *numbers, const float *g,
+                          const float *u, uint32_t count, float *h)
 {
-    const __m512i sign = _mm512_set1_epi32((int)0x80000000u);
-#pragma GCC unroll 2
-    for (int i = 0; i < EP_FFN_HALF_PANEL; i += 16) {
-        __m512 g = _mm512_load_ps(c + i);
-        __m512 u = _mm512_load_ps(c + EP_FFN_HALF_PANEL + i);
-        __m512 minus_g = _mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(g), sign));
-        __m512 below = _mm512_add_ps(_mm512_set1_ps(1.0f), exp_vector(minus_g));
-        _mm512_store_ps(h + i, _mm512_mul_ps(_mm512_div_ps(g, below), u));
-    }
+    ep_act_loop(activation, numbers, __builtin_assume_aligned(g, 64), __builtin_assume_aligned(u, 64), count,
+                __builtin_assume_aligned(h, 64));
 }
 
 const ep_ffn_kernel ep_ffn_kernel_avx512f = {
     .name = "avx512f",
     .panel = avx512f_panel,
-    .silu_mul = avx512f_silu_mul,
+    .group_panel = ep_ffn_generic_group_panel,
+    .int8_panel = ep_ffn_generic_int8_panel,
+    .activate = avx512f_activate,
     .exp16 = avx512f_exp16,
 };

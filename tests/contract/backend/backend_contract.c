@@ -203,7 +203,7 @@ Test(backend, equal_numerics_ids_for_equal_bits)
             ep_backend *backend = backend_variant_open(v, 1 + v % 2, 0);
             char id[EP_NUMERICS_ID_BYTES];
             char start[EP_NUMERICS_ID_BYTES];
-            cr_assert_eq(backend->ops->numerics_id(backend, weight_dtypes[d], id), EP_OK);
+            cr_assert_eq(backend->ops->numerics_id(backend, ep_weight_format_of(weight_dtypes[d]), id), EP_OK);
             snprintf(start, sizeof(start), "portable/%s/rne/", ep_dtype_name(weight_dtypes[d]));
             cr_assert(strncmp(id, start, strlen(start)) == 0 && strlen(id) == strlen(start) + 8, "id is %s",
                       id);
@@ -211,7 +211,7 @@ Test(backend, equal_numerics_ids_for_equal_bits)
                 memcpy(first, id, sizeof(first));
             }
             cr_assert_str_eq(id, first, "%s", backend_variant_name(v));
-            cr_assert_eq(backend->ops->numerics_id(backend, EP_DTYPE_I8, id), EP_ERR_UNIMPLEMENTED);
+            cr_assert_eq(backend->ops->numerics_id(backend, EP_WEIGHTS_NONE, id), EP_ERR_UNIMPLEMENTED);
             backend->ops->close(backend);
         }
     }
@@ -387,13 +387,20 @@ Test(backend, refuses_bad_experts_by_name)
                  EP_INNER_MAX);
         expect_refused(backend, &bad, EP_ERR_INVALID_ARGUMENT, text);
         bad = f.source;
-        bad.dtype = EP_DTYPE_I8;
-        expect_refused(backend, &bad, EP_ERR_UNIMPLEMENTED,
-                       "weights of type i8 are not implemented, allowed: bf16, f16, f32");
+        bad.format = EP_WEIGHTS_COUNT;
+        expect_refused(backend, &bad, EP_ERR_UNIMPLEMENTED, "weight format 10 is not implemented, allowed 1..9");
         bad = f.source;
-        bad.activation = (ep_activation)9;
-        expect_refused(backend, &bad, EP_ERR_UNIMPLEMENTED,
-                       "activation 9 is not implemented, allowed: 0 (silu)");
+        bad.format = EP_WEIGHTS_MXFP4; /* without scales */
+        expect_refused(backend, &bad, EP_ERR_INVALID_ARGUMENT, "the expert's gate matrix has its scales missing");
+        bad = f.source;
+        bad.activation = EP_ACT_COUNT;
+        expect_refused(backend, &bad, EP_ERR_UNIMPLEMENTED, "activation 12 is not implemented, allowed 0..11");
+        bad = f.source;
+        bad.activation = EP_ACT_SITU;
+        bad.numbers = (ep_activation_numbers){.alpha = 4.0f};
+        expect_refused(backend, &bad, EP_ERR_INVALID_ARGUMENT,
+                       "activation situ with alpha 4, beta 0, limit 0, allowed finite ones, limit >= 0, alpha and beta "
+                       "> 0");
         bad = f.source;
         bad.up = NULL;
         expect_refused(backend, &bad, EP_ERR_INVALID_ARGUMENT, "the expert's up matrix is missing");

@@ -34,26 +34,16 @@ static uint8_t *random_values(uint64_t *state, ep_dtype dtype, size_t count)
 
 static void compute_want(expert_fixture *f)
 {
-    const ep_ffn_source source = {
-        .hidden = f->source.hidden,
-        .inner = f->source.inner,
-        .dtype = f->source.dtype,
-        .gate = f->source.gate,
-        .up = f->source.up,
-        .down = f->source.down,
-        .shared_gate_dtype = f->source.shared_gate_dtype,
-        .shared_gate = f->source.shared_gate,
-    };
     const ep_ffn_batch batch = {.rows = f->rows,
                                 .rows_count = f->rows_count,
                                 .x_dtype = f->x_dtype,
                                 .out_dtype = f->out_dtype,
                                 .weight_on_input = f->weight_on_input};
-    float *scratch = malloc(ep_ffn_reference_scratch_floats(source.hidden, source.inner) * sizeof(*scratch));
+    float *scratch = malloc(ep_ffn_reference_scratch_floats(f->source.hidden, f->source.inner) * sizeof(*scratch));
     for (uint32_t r = 0; r < f->rows_count; r++) {
         f->rows[r].out = f->want + r * f->out_row_bytes;
     }
-    ep_ffn_reference(&source, &batch, scratch);
+    ep_ffn_reference(&f->source, &batch, scratch);
     for (uint32_t r = 0; r < f->rows_count; r++) {
         f->rows[r].out = NULL;
     }
@@ -79,7 +69,7 @@ expert_fixture expert_fixture_make(uint64_t seed, uint32_t hidden, uint32_t inne
         .hidden = hidden,
         .inner = inner,
         .activation = EP_ACT_SILU,
-        .dtype = dtype,
+        .format = ep_weight_format_of(dtype),
         .gate = matrices[0] + 1,
         .up = matrices[1] + 1,
         .down = matrices[2] + 1,
@@ -187,7 +177,7 @@ const char *fixture_job_check(const fixture_job *job)
         if (memcmp(row, f->want + (job->first + r) * f->out_row_bytes, f->out_row_bytes) != 0) {
             snprintf(text, sizeof(text), "row %u of %u differs: H %u I %u weights %s x %s out %s",
                      job->first + r, job->job.rows_count, f->source.hidden, f->source.inner,
-                     ep_dtype_name(f->source.dtype), ep_dtype_name(f->x_dtype), ep_dtype_name(f->out_dtype));
+                     ep_weight_format_name(f->source.format), ep_dtype_name(f->x_dtype), ep_dtype_name(f->out_dtype));
             return text;
         }
         p += f->out_row_bytes;

@@ -26,7 +26,7 @@ Test(expert_ffn, one_by_one)
     const float x = 1.5f;
     float out = -1.0f;
     ep_ffn_source source = {
-        .hidden = 1, .inner = 1, .dtype = EP_DTYPE_F32, .gate = &gate, .up = &up, .down = &down};
+        .hidden = 1, .inner = 1, .format = EP_WEIGHTS_F32, .gate = &gate, .up = &up, .down = &down};
     ep_ffn_row row = {.x = &x, .out = &out};
     ep_ffn_batch batch = {.rows = &row, .rows_count = 1, .x_dtype = EP_DTYPE_F32, .out_dtype = EP_DTYPE_F32};
     run(&source, &batch);
@@ -48,7 +48,7 @@ Test(expert_ffn, scales_int8_then_the_input_weight_then_the_shared_gate)
     float out;
     ep_ffn_source source = {.hidden = 1,
                             .inner = 1,
-                            .dtype = EP_DTYPE_F32,
+                            .format = EP_WEIGHTS_F32,
                             .gate = &gate,
                             .up = &up,
                             .down = &down,
@@ -79,7 +79,7 @@ Test(expert_ffn, any_nan_is_written_as_the_one_quiet_nan)
     uint16_t out_bf16 = 0;
     uint16_t out_f16 = 0;
     ep_ffn_source source = {
-        .hidden = 1, .inner = 1, .dtype = EP_DTYPE_F32, .gate = &one, .up = &one, .down = &one};
+        .hidden = 1, .inner = 1, .format = EP_WEIGHTS_F32, .gate = &one, .up = &one, .down = &one};
     ep_ffn_row row = {.x = &x, .out = &out_f32};
     ep_ffn_batch batch = {.rows = &row, .rows_count = 1, .x_dtype = EP_DTYPE_F32, .out_dtype = EP_DTYPE_F32};
     run(&source, &batch);
@@ -119,7 +119,7 @@ Test(expert_ffn, is_near_double_precision)
         x[i] = (float)(int32_t)ep_splitmix64(&state) * 0x1p-30f;
     }
     ep_ffn_source source = {
-        .hidden = H, .inner = I, .dtype = EP_DTYPE_F32, .gate = gate, .up = up, .down = down};
+        .hidden = H, .inner = I, .format = EP_WEIGHTS_F32, .gate = gate, .up = up, .down = down};
     ep_ffn_row row = {.x = x, .out = out};
     ep_ffn_batch batch = {.rows = &row, .rows_count = 1, .x_dtype = EP_DTYPE_F32, .out_dtype = EP_DTYPE_F32};
     run(&source, &batch);

@@ -40,6 +40,8 @@ Test(panel_slot, is_a_permutation)
 typedef struct {
     ep_ffn_source source;
     uint8_t *matrices[4];
+    uint8_t *scales[3];
+    uint8_t *biases[3];
     uint8_t *x;
     uint8_t *out; /* rows of out_stride, guard bytes between and around */
     uint8_t *want;
@@ -82,25 +84,83 @@ static uint8_t *make_values(uint64_t *state, ep_dtype dtype, size_t count, bool 
     return p;
 }
 
-static ffn_case make_case(uint64_t seed, uint32_t hidden, uint32_t inner, uint32_t rows, ep_dtype dtype,
+/* Codes of a format with scales, any but those that mean NaN. */
+static uint8_t *make_codes(uint64_t *state, ep_weight_format format, size_t bytes)
+{
+    bool is_f8 = format == EP_WEIGHTS_F8_BLOCK || format == EP_WEIGHTS_F8_CHANNEL || format == EP_WEIGHTS_MXFP8;
+    uint8_t *p = malloc(bytes + 1);
+    for (size_t i = 0; i < bytes; i++) {
+        uint8_t code = (uint8_t)(ep_splitmix64(state) >> 56);
+        p[1 + i] = is_f8 && (code & 0x7fu) == 0x7fu ? 0x81 : code;
+    }
+    return p;
+}
+
+static uint8_t *make_scales(uint64_t *state, ep_weight_format format, size_t bytes, bool wild)
+{
+    if (format == EP_WEIGHTS_MXFP4 || format == EP_WEIGHTS_MXFP8) {
+        uint8_t *p = malloc(bytes + 1);
+        for (size_t i = 0; i < bytes; i++) {
+            uint64_t z = ep_splitmix64(state);
+            p[1 + i] = (uint8_t)(wild ? z % 255 : 118 + z % 12); /* 0 is the denormal one */
+        }
+        return p;
+    }
+    ep_dtype dtype = format == EP_WEIGHTS_INT4 ? EP_DTYPE_BF16 : EP_DTYPE_F32;
+    return make_values(state, dtype, bytes / ep_dtype_bytes(dtype), wild);
+}
+
+static uint8_t *make_matrix(uint64_t *state, ep_weight_format format, uint32_t rows, uint32_t columns, bool wild)
+{
+    if (ep_weight_format_is_float(format)) {
+        return make_values(state, ep_weight_format_dtype(format), (size_t)rows * columns, wild);
+    }
+    return make_codes(state, format, rows * ep_weight_row_bytes(format, columns));
+}
+
+/* Half of the optional parts, and in three of four cases another activation than silu. */
+static void make_source(ffn_case *c, uint64_t *state, uint32_t hidden, uint32_t inner, ep_weight_format format,
+                        bool wild)
+{
+    const ep_dtype floats[] = {EP_DTYPE_BF16, EP_DTYPE_F16, EP_DTYPE_F32};
+    ep_expert_source *s = &c->source;
+    uint64_t z = ep_splitmix64(state);
+    *s = (ep_expert_source){.hidden = hidden, .inner = inner, .format = format};
+    s->activation = z % 4 == 0 ? EP_ACT_SILU : (ep_activation)((z >> 8) % EP_ACT_COUNT);
+    s->numbers = (ep_activation_numbers){1.702f, 1.0f + (float)((z >> 16) % 3), (float)((z >> 20) % 3) * 0.75f};
+    s->bias_dtype = floats[(z >> 24) % 3];
+    s->shared_gate_dtype = floats[(z >> 28) % 3];
+    c->matrices[0] = make_matrix(state, format, inner, hidden, wild);
+    c->matrices[1] = make_matrix(state, format, inner, hidden, wild);
+    c->matrices[2] = make_matrix(state, format, hidden, inner, wild);
+    c->matrices[3] = make_values(state, s->shared_gate_dtype, hidden, wild);
+    for (size_t m = 0; m < 3; m++) {
+        uint32_t rows = m == 2 ? hidden : inner;
+        size_t bytes = ep_weight_scales_bytes(format, rows, m == 2 ? inner : hidden);
+        c->scales[m] = make_scales(state, format, bytes, wild);
+        c->biases[m] = make_values(state, s->bias_dtype, rows, wild);
+    }
+    bool has_gate = ep_activation_has_gate(s->activation);
+    bool has_scales = !ep_weight_format_is_float(format);
+    s->gate = has_gate ? c->matrices[0] + 1 : NULL;
+    s->up = c->matrices[1] + 1;
+    s->down = c->matrices[2] + 1;
+    s->gate_scales = has_gate && has_scales ? c->scales[0] + 1 : NULL;
+    s->up_scales = has_scales ? c->scales[1] + 1 : NULL;
+    s->down_scales = has_scales ? c->scales[2] + 1 : NULL;
+    s->gate_bias = has_gate && (z >> 32) % 2 != 0 ? c->biases[0] + 1 : NULL;
+    s->up_bias = (z >> 33) % 2 != 0 ? c->biases[1] + 1 : NULL;
+    s->down_bias = (z >> 34) % 2 != 0 ? c->biases[2] + 1 : NULL;
+    s->shared_gate = (z >> 35) % 2 != 0 ? c->matrices[3] + 1 : NULL;
+}
+
+static ffn_case make_case(uint64_t seed, uint32_t hidden, uint32_t inner, uint32_t rows, ep_weight_format format,
                           bool wild)
 {
     const ep_dtype x_dtypes[] = {EP_DTYPE_BF16, EP_DTYPE_F16, EP_DTYPE_F32, EP_DTYPE_I8};
     uint64_t state = seed;
     ffn_case c = {0};
-    size_t n = (size_t)hidden * inner;
-    for (size_t m = 0; m < 3; m++) {
-        c.matrices[m] = make_values(&state, dtype, n, wild);
-    }
-    c.matrices[3] = make_values(&state, dtype, hidden, wild);
-    c.source = (ep_ffn_source){.hidden = hidden,
-                               .inner = inner,
-                               .dtype = dtype,
-                               .gate = c.matrices[0] + 1,
-                               .up = c.matrices[1] + 1,
-                               .down = c.matrices[2] + 1,
-                               .shared_gate_dtype = dtype};
-    c.source.shared_gate = ep_splitmix64(&state) % 2 != 0 ? c.matrices[3] + 1 : NULL;
+    make_source(&c, &state, hidden, inner, format, wild);
     c.batch.x_dtype = x_dtypes[ep_splitmix64(&state) % 4];
     c.batch.out_dtype = x_dtypes[ep_splitmix64(&state) % 3];
     c.batch.weight_on_input = ep_splitmix64(&state) % 2 != 0;
@@ -133,6 +193,10 @@ static void free_case(ffn_case *c)
 {
     for (size_t m = 0; m < 4; m++) {
         free(c->matrices[m]);
+    }
+    for (size_t m = 0; m < 3; m++) {
+        free(c->scales[m]);
+        free(c->biases[m]);
     }
     free(c->x);
     free(c->out);
@@ -169,16 +233,17 @@ static void run_pass(const ep_ffn_kernel *kernel, const ffn_case *c)
 }
 
 static void expect_all_kernels_equal(uint64_t seed, uint32_t hidden, uint32_t inner, uint32_t rows,
-                                     ep_dtype dtype, bool wild)
+                                     ep_weight_format format, bool wild)
 {
-    ffn_case c = make_case(seed, hidden, inner, rows, dtype, wild);
+    ffn_case c = make_case(seed, hidden, inner, rows, format, wild);
     const ep_ffn_kernel *kernel;
     for (size_t n = 0; (kernel = ep_ffn_kernel_at(n)) != NULL; n++) {
         memset(c.out, GUARD, GUARD_BYTES + rows * c.out_stride);
         run_pass(kernel, &c);
         cr_assert_arr_eq(c.out, c.want, GUARD_BYTES + rows * c.out_stride,
-                         "%s: H %u I %u rows %u weights %s x %s out %s seed %llu", kernel->name, hidden,
-                         inner, rows, ep_dtype_name(dtype), ep_dtype_name(c.batch.x_dtype),
+                         "%s: H %u I %u rows %u weights %s %s x %s out %s seed %llu", kernel->name, hidden,
+                         inner, rows, ep_weight_format_name(format), ep_activation_name(c.source.activation),
+                         ep_dtype_name(c.batch.x_dtype),
                          ep_dtype_name(c.batch.out_dtype), (unsigned long long)seed);
     }
     free_case(&c);
@@ -189,13 +254,12 @@ static void sweep(bool wild)
     const uint32_t hiddens[] = {1, 63, 64, 65, 150};
     const uint32_t inners[] = {1, 31, 32, 33, 101};
     const uint32_t rows[] = {1, 2, 3, 4, 5, 6, 7, 13, 40};
-    const ep_dtype dtypes[] = {EP_DTYPE_BF16, EP_DTYPE_F16, EP_DTYPE_F32};
     uint64_t seed = wild ? 1000000 : 1;
     for (size_t h = 0; h < 5; h++) {
         for (size_t i = 0; i < 5; i++) {
             for (size_t r = 0; r < sizeof(rows) / sizeof(rows[0]); r++) {
-                for (size_t d = 0; d < 3; d++) {
-                    expect_all_kernels_equal(seed++, hiddens[h], inners[i], rows[r], dtypes[d], wild);
+                for (unsigned f = EP_WEIGHTS_BF16; f < EP_WEIGHTS_COUNT; f++) {
+                    expect_all_kernels_equal(seed++, hiddens[h], inners[i], rows[r], (ep_weight_format)f, wild);
                 }
             }
         }
@@ -215,7 +279,11 @@ Test(ffn_pass, equals_reference_with_nan_infinity_and_denormals)
 /* H beyond one block of k, in both block sizes, and a full pass. */
 Test(ffn_pass, equals_reference_over_k_blocks)
 {
-    expect_all_kernels_equal(1, 700, 300, 7, EP_DTYPE_BF16, false);
-    expect_all_kernels_equal(2, 1100, 70, 40, EP_DTYPE_F16, false);
-    expect_all_kernels_equal(3, 130, 70, EP_FFN_PASS_ROWS, EP_DTYPE_F32, false);
+    expect_all_kernels_equal(1, 700, 300, 7, EP_WEIGHTS_BF16, false);
+    expect_all_kernels_equal(2, 1100, 70, 40, EP_WEIGHTS_F16, false);
+    expect_all_kernels_equal(3, 130, 70, EP_FFN_PASS_ROWS, EP_WEIGHTS_F32, false);
+    for (unsigned f = EP_WEIGHTS_F8_BLOCK; f < EP_WEIGHTS_COUNT; f++) {
+        expect_all_kernels_equal(4 + f, 321, 270, 7, (ep_weight_format)f, false);
+        expect_all_kernels_equal(14 + f, 130, 70, EP_FFN_PASS_ROWS, (ep_weight_format)f, false);
+    }
 }

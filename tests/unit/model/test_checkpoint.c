@@ -49,10 +49,10 @@ static void expect_expert(const ep_fixture_config *config, const ep_checkpoint *
 
     EVP_DigestInit_ex(hash, EVP_sha256(), NULL);
     ASSERT_OK(ep_checkpoint_read_expert(checkpoint, layer, index, &data, &error), error);
-    cr_expect_eq(data.hidden, config->hidden);
-    cr_expect_eq(data.inner, inner);
-    cr_expect_eq(data.dtype, config->dtype);
-    const void *matrices[EP_MATRIX_COUNT] = {data.gate, data.up, data.down};
+    cr_expect_eq(data.source.hidden, config->hidden);
+    cr_expect_eq(data.source.inner, inner);
+    cr_expect_eq(data.source.format, ep_weight_format_of(config->dtype));
+    const void *matrices[EP_MATRIX_COUNT] = {data.source.gate, data.source.up, data.source.down};
     for (ep_matrix m = 0; m < EP_MATRIX_COUNT; m++) {
         if (shared) {
             ep_tensor_name_shared(&names, spelling, layer, m, "weight", name);
@@ -61,11 +61,11 @@ static void expect_expert(const ep_fixture_config *config, const ep_checkpoint *
         }
         expect_tensor(config, name, matrices[m], (size_t)inner * config->hidden, hash);
     }
-    cr_expect_eq(data.shared_gate != NULL, shared && config->shared_gate);
-    if (data.shared_gate != NULL) {
+    cr_expect_eq(data.source.shared_gate != NULL, shared && config->shared_gate);
+    if (data.source.shared_gate != NULL) {
         ep_tensor_name_shared_gate(&names, layer, name);
-        expect_tensor(config, name, data.shared_gate, config->hidden, hash);
-        cr_expect_eq(data.shared_gate_dtype, config->dtype);
+        expect_tensor(config, name, data.source.shared_gate, config->hidden, hash);
+        cr_expect_eq(data.source.shared_gate_dtype, config->dtype);
     }
     EVP_DigestFinal_ex(hash, digest, NULL);
     cr_expect_arr_eq(digest, data.sha256, sizeof(digest));

@@ -229,7 +229,7 @@ Test(routing_table, checks_every_number_of_a_shape)
         {{3, 8, 16, 4, UINT32_MAX, 2, EP_ACT_SILU},
          "layer 3: 4294967295 shared experts: allowed 0..65531 beside 4 routed ones"},
         {{3, 8, 16, 4, 0, 0, EP_ACT_SILU}, "layer 3: top_k 0: allowed 1..64"},
-        {{3, 8, 16, 4, 0, 2, (ep_activation)7}, "layer 3: activation 7: allowed 0 (silu)"},
+        {{3, 8, 16, 4, 0, 2, (ep_activation)12}, "layer 3: activation 12: allowed 0..11"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         ep_error error;

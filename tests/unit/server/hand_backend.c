@@ -23,10 +23,10 @@ static ep_err hand_submit(ep_backend *backend, ep_job *job)
     return err;
 }
 
-static ep_err hand_numerics(ep_backend *backend, ep_dtype weight_dtype, char out_id[EP_NUMERICS_ID_BYTES])
+static ep_err hand_numerics(ep_backend *backend, ep_weight_format format, char out_id[EP_NUMERICS_ID_BYTES])
 {
     (void)backend;
-    snprintf(out_id, EP_NUMERICS_ID_BYTES, "hand/%s", ep_dtype_name(weight_dtype));
+    snprintf(out_id, EP_NUMERICS_ID_BYTES, "hand/%s", ep_weight_format_name(format));
     return EP_OK;
 }
 

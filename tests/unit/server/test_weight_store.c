@@ -63,7 +63,7 @@ static void open_store(uint64_t weight_bytes_max)
     const ep_model_info *info = ep_checkpoint_info(checkpoint);
     for (uint32_t l = 0; l < info->moe_layers_count; l++) {
         ep_weight_layer layer = {
-            .model = "demo", .checkpoint = checkpoint, .dtype = info->dtype, .shape = info->moe_layers[l]};
+            .model = "demo", .checkpoint = checkpoint, .format = info->format, .shape = info->moe_layers[l]};
         cr_assert_eq(ep_weight_store_add_layer(store, &layer, &slot, &e), EP_OK);
         cr_assert_eq(slot, l);
     }

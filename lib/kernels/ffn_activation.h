@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Activations of family `portable`: what stands between gate, up and down, one value at a time and without
+ * branches. A file that runs these in a plain loop gets vector code from the compiler, and the same bits: every
+ * step is one IEEE operation, contraction is off.
+ *
+ * exp is base/numeric.h's. erf and tanh are ours: a polynomial near 0, beyond it 1 minus an exponential. The
+ * coefficients are Chebyshev interpolants of the functions in double precision; each form errs by less than
+ * 4 ulp of its value.
+ */
+#ifndef EP_KERNELS_FFN_ACTIVATION_H
+#define EP_KERNELS_FFN_ACTIVATION_H
+
+#include "base/expert_form.h"
+#include "base/numeric.h"
+
+/* ep_expf without branches, the same bits for every x; NaN gives NaN. */
+static inline float ep_act_exp(float x)
+{
+    float inside = x > EP_EXP_MIN ? x : EP_EXP_MIN; /* NaN too */
+    inside = inside < EP_EXP_MAX ? inside : EP_EXP_MAX;
+    float n = rintf(inside * EP_EXP_LOG2E);
+    float r = fmaf(n, -EP_EXP_LN2_HIGH, inside);
+    r = fmaf(n, -EP_EXP_LN2_LOW, r);
+    float p = EP_EXP_C0;
+    p = fmaf(p, r, EP_EXP_C1);
+    p = fmaf(p, r, EP_EXP_C2);
+    p = fmaf(p, r, EP_EXP_C3);
+    p = fmaf(p, r, EP_EXP_C4);
+    p = fmaf(p, r, EP_EXP_C5);
+    float y = fmaf(p, r * r, r) + 1.0f;
+    int32_t whole = (int32_t)n;
+    int32_t half = whole >> 1;
+    float first = ep_f32_from_bits((uint32_t)(half + 127) << 23);
+    float second = ep_f32_from_bits((uint32_t)(whole - half + 127) << 23);
+    float result = (y * first) * second;
+    result = x > EP_EXP_MAX ? INFINITY : result;
+    result = x < EP_EXP_MIN ? 0.0f : result;
+    return x != x ? x : result;
+}
+
+static inline float ep_act_sigmoid(float x)
+{
+    return 1.0f / (1.0f + ep_act_exp(-x));
+}
+
+static inline float ep_act_silu(float x)
+{
+    return x / (1.0f + ep_act_exp(-x));
+}
+
+static inline float ep_act_tanh(float x)
+{
+    float a = fabsf(x);
+    float z = x * x;
+    float p = -0x1.8f8de4p-8f;
+    p = fmaf(p, z, 0x1.58048ep-6f);
+    p = fmaf(p, z, -0x1.b9258ap-5f);
+    p = fmaf(p, z, 0x1.110e1cp-3f);
+    p = fmaf(p, z, -0x1.555552p-2f);
+    float near = fmaf(x * z, p, x);
+    float far = copysignf(1.0f - 2.0f / (ep_act_exp(2.0f * a) + 1.0f), x);
+    return a < 0.625f ? near : far;
+}
+
+/* Beyond 4 the distance to 1 is below half an ulp. */
+static inline float ep_act_erf(float x)
+{
+    float a = fabsf(x);
+    float z = x * x;
+    float p = 0x1.4a5690p-14f;
+    p = fmaf(p, z, -0x1.a45088p-11f);
+    p = fmaf(p, z, 0x1.541270p-8f);
+    p = fmaf(p, z, -0x1.b7fabap-6f);
+    p = fmaf(p, z, 0x1.ce2d10p-4f);
+    p = fmaf(p, z, -0x1.81273ep-2f);
+    p = fmaf(p, z, 0x1.06eba8p-3f);
+    float near = fmaf(x, p, x);
+    float t = a < 4.0f ? a : 4.0f;
+    float q = -0x1.119fdep-16f;
+    q = fmaf(q, t, 0x1.831846p-12f);
+    q = fmaf(q, t, -0x1.f2bfbep-9f);
+    q = fmaf(q, t, 0x1.89c008p-6f);
+    q = fmaf(q, t, -0x1.b3fbaep-4f);
+    q = fmaf(q, t, -0x1.452d0ep-1f);
+    q = fmaf(q, t, -0x1.20ee3cp+0f);
+    float far = copysignf(1.0f - ep_act_exp(t * q), x);
+    float y = a < 1.0f ? near : far;
+    return x != x ? x : y;
+}
+
+static inline float ep_act_gelu(float x)
+{
+    return 0.5f * x * (1.0f + ep_act_erf(x * 0x1.6a09e6p-1f)); /* 1 / sqrt(2) */
+}
+
+static inline float ep_act_gelu_tanh(float x)
+{
+    float inner = fmaf(0.044715f * x, x * x, x);
+    return 0.5f * x * (1.0f + ep_act_tanh(inner * 0x1.988454p-1f)); /* sqrt(2 / pi) */
+}
+
+/* NaN passes. */
+static inline float ep_act_min(float x, float limit)
+{
+    return x > limit ? limit : x;
+}
+
+static inline float ep_act_clamp(float x, float limit)
+{
+    float y = x > limit ? limit : x;
+    return y < -limit ? -limit : y;
+}
+
+/*
+ * kind is a constant wherever this is inlined. limit: INFINITY when there is none. g is ignored without a gate.
+ */
+static inline __attribute__((always_inline)) float ep_act_one(ep_activation kind, float alpha, float beta,
+                                                              float limit, float g, float u)
+{
+    switch (kind) {
+    case EP_ACT_GELU:
+        return ep_act_gelu(g) * u;
+    case EP_ACT_GELU_TANH:
+        return ep_act_gelu_tanh(g) * u;
+    case EP_ACT_SWIGLU_OAI:
+        g = ep_act_min(g, limit);
+        return g * ep_act_sigmoid(alpha * g) * (ep_act_clamp(u, limit) + beta);
+    case EP_ACT_SWIGLU_LIMIT:
+        return ep_act_silu(ep_act_min(g, limit)) * ep_act_clamp(u, limit);
+    case EP_ACT_SWIGLU_STEP:
+        return ep_act_min(ep_act_silu(g), limit) * ep_act_clamp(u, limit);
+    case EP_ACT_SITU:
+        return alpha * ep_act_tanh(g / alpha) * ep_act_sigmoid(g) * (beta * ep_act_tanh(u / beta));
+    case EP_ACT_SILU_NO_GATE:
+        return ep_act_silu(u);
+    case EP_ACT_GELU_NO_GATE:
+        return ep_act_gelu(u);
+    case EP_ACT_GELU_TANH_NO_GATE:
+        return ep_act_gelu_tanh(u);
+    case EP_ACT_RELU_NO_GATE:
+        return u < 0.0f ? 0.0f : u;
+    case EP_ACT_RELU2_NO_GATE:
+        u = u < 0.0f ? 0.0f : u;
+        return u * u;
+    default:
+        return ep_act_silu(g) * u;
+    }
+}
+
+/*
+ * h[i] = activation of (g[i], u[i]), i < count: one loop per kind, so that each becomes vector code where it is
+ * inlined. g is not read without a gate.
+ */
+static inline __attribute__((always_inline)) void
+ep_act_loop(ep_activation activation, const ep_activation_numbers *numbers, const float *g, const float *u,
+            uint32_t count, float *h)
+{
+    const float alpha = numbers->alpha;
+    const float beta = numbers->beta;
+    const float limit = numbers->limit > 0.0f ? numbers->limit : INFINITY;
+#define EP_ACT_CASE(name, number, text)                                                                      \
+    case EP_ACT_##name:                                                                                      \
+        for (uint32_t i = 0; i < count; i++) {                                                               \
+            h[i] = ep_act_one(EP_ACT_##name, alpha, beta, limit,                                             \
+                              ep_activation_has_gate(EP_ACT_##name) ? g[i] : 0.0f, u[i]);                    \
+        }                                                                                                    \
+        break;
+    switch (activation) {
+        EP_ACTIVATION_MAP(EP_ACT_CASE)
+    default:
+        break;
+    }
+#undef EP_ACT_CASE
+}
+
+#endif
