@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What a message costs on its way: lanes alone, the whole RPC layer, raw TCP and futexes on shared memory as their limits,
- * gRPC C++ as the rival. Every echo is between two processes. Rounds alternate between all forms, and medians of ratios are
- * reported, because the machine's speed drifts.
+ * gRPC C++ as the rival. Every echo is between two processes. Short runs of all forms take turns, and medians of ratios are
+ * reported, because the machine's speed drifts. A run's messages are counted by the time the run before it took, so a cell of
+ * the table takes a time that does not depend on the machine.
  *
- * One message below 1 MiB at a time, a lane and its limit run with both processes on one CPU. Left alone the scheduler places
- * either both on one or each on its own, as it happens, and on a virtual machine waking an idle CPU costs more than all the
- * rest: one form would then be compared with the other's luck. The RPC forms and gRPC run where they like.
+ * A lane and its limit are placed alike, else one would be compared with the other's luck. One message below 1 MiB at a time:
+ * both processes on one CPU, since on a virtual machine waking an idle CPU costs more than all the rest. Otherwise each on its
+ * own CPU; left alone, the scheduler puts both on one for some tenths of a second now and then, where either moves a third.
+ * nng, whose processes have several busy threads, the RPC forms and gRPC run where they like.
  *
  * usage: bench_lanes [JSON [BYTES [DEPTH [FORM]]]]   one size, one depth (0: all), one form beside the limits
  */
@@ -23,9 +25,9 @@
 #include "bench/bench_report.h"
 #include "bench/lanes_form.h"
 
-#define ROUNDS 5
-#define RUN_US 50000.0 /* one run of one form */
-#define LARGE_RUN_US 150000.0 /* the same from LARGE_BYTES on, so that filling and draining the pipeline counts little */
+#define ROUNDS 9
+#define RUN_US 30000.0 /* one run of one form */
+#define LARGE_RUN_US 60000.0 /* the same from LARGE_BYTES on, so that filling and draining the pipeline counts little */
 #define LARGE_BYTES ((size_t)1 << 20)
 #define COUNT_MAX 4096
 #define BUSY_POLL_US 100
@@ -68,7 +70,7 @@ static lanes_form forms[FORMS] = {
 };
 
 static int lost_replies;
-static cpu_set_t all_cpus, one_cpu;
+static cpu_set_t all_cpus, one_cpu, other_cpu;
 
 /* A form that lost a reply is judged no more; the bench then fails. */
 static void give_up(lanes_form *form, size_t bytes, int depth)
@@ -159,15 +161,26 @@ static void place(pid_t pid, const cpu_set_t *cpus)
 
 static void place_form(form_id id, size_t bytes, int depth)
 {
-    const cpu_set_t *cpus = depth == 1 && bytes < LARGE_BYTES && id <= FORM_LANE_SHM ? &one_cpu : &all_cpus;
-    place(0, cpus);
+    bool anywhere = id == FORM_LANE_NNG || id > FORM_LANE_SHM;
+    bool together = id <= FORM_LANE_SHM && depth == 1 && bytes < LARGE_BYTES;
+    place(0, together ? &one_cpu : anywhere ? &all_cpus : &other_cpu);
+    forms[id].server_cpus = anywhere ? &all_cpus : &one_cpu;
     if (forms[id].server != 0) {
-        place(forms[id].server, cpus);
+        place(forms[id].server, forms[id].server_cpus);
     }
 }
 
-/* How many messages take about a run; does a few first, so that connections and pools are warm. */
-static int count_for(lanes_form *form, size_t bytes, int depth)
+/* How many messages take about a run, if so many took so long. */
+static int count_for(size_t bytes, int depth, int count, double seconds)
+{
+    double each_us = seconds * 1e6 / count;
+    double wanted = (bytes >= LARGE_BYTES ? LARGE_RUN_US : RUN_US) / each_us;
+    int least = bytes >= LANES_BYTES_MAX ? depth : depth * 2;
+    return wanted < least ? least : wanted > COUNT_MAX ? COUNT_MAX : (int)wanted;
+}
+
+/* A few messages, so that connections and pools are warm. Returns the first run's count. */
+static int warm_up(lanes_form *form, size_t bytes, int depth)
 {
     static double us[COUNT_MAX];
     int few = depth + 3;
@@ -177,13 +190,11 @@ static int count_for(lanes_form *form, size_t bytes, int depth)
         give_up(form, bytes, depth);
         return 0;
     }
-    double each = seconds * 1e6 / few;
-    int count = (int)((bytes >= LARGE_BYTES ? LARGE_RUN_US : RUN_US) / each);
-    int least = bytes >= LANES_BYTES_MAX ? depth : depth * 2;
-    return count < least ? least : count > COUNT_MAX ? COUNT_MAX : count;
+    return count_for(bytes, depth, few, seconds);
 }
 
-static void measure(lanes_form *form, size_t bytes, int count, int depth, measured *out, int round)
+/* One run. Returns the next one's count. */
+static int measure(lanes_form *form, size_t bytes, int count, int depth, measured *out, int round)
 {
     static double us[COUNT_MAX];
     double cpu = cpu_us(form);
@@ -191,11 +202,12 @@ static void measure(lanes_form *form, size_t bytes, int count, int depth, measur
     double total = (double)bytes * count;
     if (seconds < 0) {
         give_up(form, bytes, depth);
-        return;
+        return 0;
     }
     out->cpu_ns_byte[round] = (cpu_us(form) - cpu) * 1e3 / (2 * total);
     out->rate[round] = total / seconds / 1e6;
     out->rtt_us[round] = bench_quantile(us, (size_t)count, 0.5);
+    return count_for(bytes, depth, count, seconds);
 }
 
 static double median(const double values[ROUNDS])
@@ -284,14 +296,14 @@ static void bench_point(bench_report *report, size_t bytes, int depth)
     for (form_id id = 0; id < FORMS; id++) {
         if (is_open(id)) {
             place_form(id, bytes, depth);
-            counts[id] = count_for(&forms[id], bytes, depth);
+            counts[id] = warm_up(&forms[id], bytes, depth);
         }
     }
     for (int round = 0; round < ROUNDS; round++) {
         for (form_id id = 0; id < FORMS; id++) {
             if (is_open(id)) {
                 place_form(id, bytes, depth);
-                measure(&forms[id], bytes, counts[id], depth, &m[id], round);
+                counts[id] = measure(&forms[id], bytes, counts[id], depth, &m[id], round);
             }
         }
         place(0, &all_cpus);
@@ -316,6 +328,23 @@ static void remove_folder(const char *folder)
     rmdir(folder);
 }
 
+/* The last two: the first ones serve interrupts. With a single CPU both are that. */
+static void choose_cpus(void)
+{
+    int chosen = 0;
+    sched_getaffinity(0, sizeof(all_cpus), &all_cpus);
+    CPU_ZERO(&one_cpu);
+    CPU_ZERO(&other_cpu);
+    for (int cpu = CPU_SETSIZE - 1; chosen < 2 && cpu >= 0; cpu--) {
+        if (CPU_ISSET(cpu, &all_cpus)) {
+            CPU_SET(cpu, chosen++ == 0 ? &one_cpu : &other_cpu);
+        }
+    }
+    if (chosen == 1) {
+        other_cpu = one_cpu;
+    }
+}
+
 int main(int argc, char **argv)
 {
     size_t only_bytes = argc > 2 ? strtoul(argv[2], NULL, 10) : 0;
@@ -324,13 +353,7 @@ int main(int argc, char **argv)
     if (mkdtemp(folder) == NULL) {
         lanes_fail("bench", "cannot make a folder under /tmp");
     }
-    sched_getaffinity(0, sizeof(all_cpus), &all_cpus);
-    CPU_ZERO(&one_cpu);
-    for (int cpu = CPU_SETSIZE - 1; CPU_COUNT(&one_cpu) == 0 && cpu >= 0; cpu--) {
-        if (CPU_ISSET(cpu, &all_cpus)) {
-            CPU_SET(cpu, &one_cpu); /* the last: the first ones serve interrupts */
-        }
-    }
+    choose_cpus();
     open_forms(folder, argc > 4 ? argv[4] : NULL);
     bench_report *report = bench_report_create("Echo between two processes: lanes and RPC beside raw TCP, futexes and gRPC, same run");
     for (size_t d = 0; d < DEPTHS; d++) {

@@ -9,7 +9,6 @@
 #include <time.h>
 
 struct bench_report {
-    char title[192];
     size_t count;
     bench_row *rows;
 };
@@ -20,22 +19,9 @@ bench_report *bench_report_create(const char *title)
     if (report == NULL) {
         abort();
     }
-    snprintf(report->title, sizeof(report->title), "%s", title);
+    printf("%s\n%-52s %12s %-10s %12s %12s %12s %12s  %s\n", title, "name", "value", "unit", "limit", "rival", "ratio", "bar", "pass");
+    fflush(stdout);
     return report;
-}
-
-void bench_report_add(bench_report *report, const bench_row *row)
-{
-    report->rows = realloc(report->rows, (report->count + 1) * sizeof(*row));
-    if (report->rows == NULL) {
-        abort();
-    }
-    bench_row *added = &report->rows[report->count++];
-    *added = *row;
-    if (isnan(added->ratio)) {
-        double other = !isnan(row->limit) ? row->limit : row->rival;
-        added->ratio = !isnan(other) && other != 0 ? row->value / other : NAN;
-    }
 }
 
 /* -1: no bar. */
@@ -55,6 +41,35 @@ static void print_number(double value)
     } else {
         printf(" %12.*f", fabs(value) >= 1000 ? 0 : fabs(value) >= 10 ? 1 : 3, value);
     }
+}
+
+static void print_row(const bench_row *row)
+{
+    int pass = passes(row);
+    printf("%-52s", row->name);
+    print_number(row->value);
+    printf(" %-10s", row->unit);
+    print_number(row->limit);
+    print_number(row->rival);
+    print_number(row->ratio);
+    print_number(row->bar);
+    printf("  %s\n", pass < 0 ? "-" : pass ? "yes" : "NO");
+    fflush(stdout); /* whoever waits sees what is measured */
+}
+
+void bench_report_add(bench_report *report, const bench_row *row)
+{
+    report->rows = realloc(report->rows, (report->count + 1) * sizeof(*row));
+    if (report->rows == NULL) {
+        abort();
+    }
+    bench_row *added = &report->rows[report->count++];
+    *added = *row;
+    if (isnan(added->ratio)) {
+        double other = !isnan(row->limit) ? row->limit : row->rival;
+        added->ratio = !isnan(other) && other != 0 ? row->value / other : NAN;
+    }
+    print_row(added);
 }
 
 static json_t *number(double value)
@@ -82,21 +97,9 @@ int bench_report_finish(bench_report *report, const char *json_path)
 {
     int status = 0;
     json_t *rows = json_array();
-    printf("%s\n%-52s %12s %-10s %12s %12s %12s %12s  %s\n", report->title, "name", "value", "unit", "limit", "rival", "ratio", "bar",
-           "pass");
     for (size_t i = 0; i < report->count; i++) {
-        const bench_row *row = &report->rows[i];
-        int pass = passes(row);
-        printf("%-52s", row->name);
-        print_number(row->value);
-        printf(" %-10s", row->unit);
-        print_number(row->limit);
-        print_number(row->rival);
-        print_number(row->ratio);
-        print_number(row->bar);
-        printf("  %s\n", pass < 0 ? "-" : pass ? "yes" : "NO");
-        status |= pass == 0;
-        json_array_append_new(rows, row_json(row));
+        status |= passes(&report->rows[i]) == 0;
+        json_array_append_new(rows, row_json(&report->rows[i]));
     }
     if (json_path != NULL && json_dump_file(rows, json_path, JSON_INDENT(1)) != 0) {
         fprintf(stderr, "cannot write %s\n", json_path);

@@ -29,9 +29,11 @@ typedef struct bench_row {
 
 typedef struct bench_report bench_report;
 
+/* Prints the head of the table. */
 bench_report *bench_report_create(const char *title);
+/* Prints the row. */
 void bench_report_add(bench_report *report, const bench_row *row);
-/* Prints the table, writes json_path (NULL: does not), frees. Returns the exit status: 1 when a bar was missed or writing failed. */
+/* Writes json_path (NULL: does not), frees. Returns the exit status: 1 when a bar was missed or writing failed. */
 int bench_report_finish(bench_report *report, const char *json_path);
 
 double bench_now_us(void);

@@ -6,6 +6,7 @@
 #ifndef EP_BENCH_LANES_FORM_H
 #define EP_BENCH_LANES_FORM_H
 
+#include <sched.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -23,9 +24,10 @@ struct lanes_form {
     /* Echoes count messages of bytes; each one's microseconds in out_us (count of them). Returns seconds, < 0 when a reply never came. */
     double (*run)(lanes_form *form, size_t bytes, int count, int depth, double *out_us);
     void (*close)(lanes_form *form);
-    pid_t server;            /* whose CPU time counts */
-    pid_t client;            /* the same; 0: this process */
-    uint32_t busy_poll_us;   /* of both sides */
+    pid_t server;                 /* whose CPU time counts */
+    const cpu_set_t *server_cpus; /* where a server runs that run starts */
+    pid_t client;                 /* as server; 0: this process */
+    uint32_t busy_poll_us;        /* of both sides */
     void *state;
 };
 

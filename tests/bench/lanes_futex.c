@@ -23,10 +23,11 @@
 #define TRIAL_COUNT 16
 #define LOOKS 400 /* pauses of some 50 ns before sleep, in the middle of a message */
 
-/* One direction. Messages are numbered from 0; number n is in slot n % LANES_DEPTH_MAX. */
+/* One direction. Messages are numbered from 0; number n is described at place n % LANES_DEPTH_MAX. */
 typedef struct direction {
     _Alignas(64) uint32_t written; /* atomic: pieces */
     _Alignas(64) uint32_t sleeps;  /* atomic: the reader is in, or about to enter, the futex */
+    uint32_t slot[LANES_DEPTH_MAX]; /* where it is; no more of them in turn than are outstanding, so they stay in the caches */
     uint64_t bytes[LANES_DEPTH_MAX];
     uint64_t piece_bytes[LANES_DEPTH_MAX];
     _Alignas(64) uint8_t slots[LANES_DEPTH_MAX][LANES_BYTES_MAX];
@@ -52,34 +53,41 @@ static void publish(direction *d, uint32_t piece)
 {
     __atomic_store_n(&d->written, piece + 1, __ATOMIC_SEQ_CST);
     if (__atomic_exchange_n(&d->sleeps, 0, __ATOMIC_SEQ_CST) != 0) {
-        syscall(SYS_futex, &d->written, FUTEX_WAKE, 1, NULL, NULL, 0);
+        syscall(SYS_futex, &d->sleeps, FUTEX_WAKE, 1, NULL, NULL, 0);
     }
+}
+
+static bool is_written(direction *d, uint32_t piece)
+{
+    return (int32_t)(__atomic_load_n(&d->written, __ATOMIC_SEQ_CST) - piece) > 0;
 }
 
 /* Waits until this piece is there. */
 static void await(direction *d, uint32_t piece, bool looks)
 {
-    for (int i = 0; looks && i < LOOKS && (int32_t)(__atomic_load_n(&d->written, __ATOMIC_ACQUIRE) - piece) <= 0; i++) {
+    for (int i = 0; looks && i < LOOKS && !is_written(d, piece); i++) {
         ep_cpu_relax();
     }
-    for (;;) {
-        uint32_t written = __atomic_load_n(&d->written, __ATOMIC_SEQ_CST);
-        if ((int32_t)(written - piece) > 0) {
+    while (!is_written(d, piece)) {
+        __atomic_store_n(&d->sleeps, 1, __ATOMIC_SEQ_CST);
+        if (is_written(d, piece)) {
+            __atomic_store_n(&d->sleeps, 0, __ATOMIC_SEQ_CST);
             return;
         }
-        __atomic_store_n(&d->sleeps, 1, __ATOMIC_SEQ_CST);
-        syscall(SYS_futex, &d->written, FUTEX_WAIT, written, NULL, NULL, 0); /* returns at once when it changed */
+        /* On sleeps, not on written: the publisher of an earlier piece may take it back before we are asleep. */
+        syscall(SYS_futex, &d->sleeps, FUTEX_WAIT, 1, NULL, NULL, 0);
     }
 }
 
 /* Puts a message in; in_pieces NULL: all of it is there, else as its pieces come. Returns the piece after it. */
-static uint32_t put(direction *d, uint32_t number, uint32_t piece, const uint8_t *data, size_t bytes, size_t piece_bytes,
-                    direction *in_pieces)
+static uint32_t put(direction *d, uint32_t number, uint32_t slot, uint32_t piece, const uint8_t *data, size_t bytes,
+                    size_t piece_bytes, direction *in_pieces)
 {
-    uint32_t slot = number % LANES_DEPTH_MAX;
+    uint32_t place = number % LANES_DEPTH_MAX;
     uint32_t pieces = pieces_of(bytes, piece_bytes);
-    d->bytes[slot] = bytes;
-    d->piece_bytes[slot] = piece_bytes;
+    d->slot[place] = slot;
+    d->bytes[place] = bytes;
+    d->piece_bytes[place] = piece_bytes;
     for (uint32_t i = 0; i < pieces; i++) {
         size_t at = i * piece_bytes;
         if (in_pieces != NULL) {
@@ -95,9 +103,10 @@ static void serve(direction *in, direction *out)
 {
     uint32_t piece = 0;
     for (uint32_t number = 0;; number++) {
-        uint32_t slot = number % LANES_DEPTH_MAX;
+        uint32_t place = number % LANES_DEPTH_MAX;
         await(in, piece, false);
-        piece = put(out, number, piece, in->slots[slot], in->bytes[slot], in->piece_bytes[slot], in);
+        uint32_t slot = in->slot[place];
+        piece = put(out, number, slot, piece, in->slots[slot], in->bytes[place], in->piece_bytes[place], in);
     }
 }
 
@@ -109,7 +118,8 @@ static double run_in(futex_state *s, size_t bytes, int count, int depth, size_t 
     for (int received = 0; received < count; received++) {
         for (; sent < count && sent - received < depth; sent++) {
             begin_us[sent % LANES_DEPTH_MAX] = bench_now_us();
-            put_piece = put(s->there, s->number + (uint32_t)sent, put_piece, s->payload, bytes, piece_bytes, NULL);
+            put_piece = put(s->there, s->number + (uint32_t)sent, (uint32_t)(sent % depth), put_piece, s->payload, bytes,
+                            piece_bytes, NULL);
         }
         s->piece += pieces;
         await(s->back, s->piece - 1, piece_bytes < bytes);

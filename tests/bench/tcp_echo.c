@@ -135,6 +135,7 @@ int tcp_echo_open(tcp_echo *echo, size_t message_bytes, const tcp_echo_way *way)
 
 void tcp_echo_close(tcp_echo *echo)
 {
+    shutdown(echo->fd, SHUT_RDWR); /* children of later echoes have the descriptor too */
     close(echo->fd);
     if (echo->server > 0) {
         waitpid(echo->server, NULL, 0);
