@@ -9,6 +9,9 @@
 typedef struct ep_cpu_features {
     bool avx2_fma_f16c;
     bool avx512f;
+    bool neon;
+    bool arm_dot;  /* SDOT: sums of four int8 products */
+    bool arm_bf16; /* BFDOT, BFMMLA */
 } ep_cpu_features;
 
 ep_cpu_features ep_cpu_features_read(void);

@@ -5,6 +5,8 @@
 #include "kernels/generic/ffn_generic.h"
 #if defined(__x86_64__)
 #include "kernels/x86/ffn_x86.h"
+#elif defined(__aarch64__)
+#include "kernels/arm/ffn_arm.h"
 #endif
 
 const ep_ffn_kernel *ep_ffn_kernel_at(size_t index)
@@ -18,6 +20,10 @@ const ep_ffn_kernel *ep_ffn_kernel_at(size_t index)
     }
     if (features.avx2_fma_f16c) {
         usable[count++] = &ep_ffn_kernel_avx2;
+    }
+#elif defined(__aarch64__)
+    if (ep_cpu_features_read().neon) {
+        usable[count++] = &ep_ffn_kernel_neon;
     }
 #endif
     usable[count++] = &ep_ffn_kernel_generic;

@@ -165,10 +165,16 @@ static float get(const void *row, ep_dtype dtype, size_t i)
 
 static double f8_value(unsigned code)
 {
-    unsigned exponent = (code >> 3) & 15;
-    unsigned mantissa = code & 7;
-    double magnitude = exponent == 0 ? ldexp(mantissa, -9) : ldexp(8 + mantissa, (int)exponent - 10);
-    return (code & 0x80) != 0 ? -magnitude : magnitude;
+    static double values[256]; /* the search below asks some hundred times for each number */
+    if (values[1] == 0.0) {
+        for (unsigned c = 0; c < 256; c++) {
+            unsigned exponent = (c >> 3) & 15;
+            unsigned mantissa = c & 7;
+            double magnitude = exponent == 0 ? ldexp(mantissa, -9) : ldexp(8 + mantissa, (int)exponent - 10);
+            values[c] = (c & 0x80) != 0 ? -magnitude : magnitude;
+        }
+    }
+    return values[code];
 }
 
 /* By search: the nearest of all finite codes, of two equally near ones the even one. */

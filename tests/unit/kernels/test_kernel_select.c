@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which kernels are offered. */
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/ffn_kernel.h"
+
+Test(kernel_select, best_is_first_and_the_generic_one_last)
+{
+    const ep_ffn_kernel *kernel;
+    const ep_ffn_kernel *last = NULL;
+    for (size_t n = 0; (kernel = ep_ffn_kernel_at(n)) != NULL; n++) {
+        last = kernel;
+    }
+    cr_assert_not_null(last);
+    cr_assert_str_eq(last->name, "generic");
+    cr_assert_eq(ep_ffn_kernel_best(), ep_ffn_kernel_at(0));
+}
+
+/* EP_TEST_KERNELS: who emulates a processor knows what it must find there. */
+Test(kernel_select, a_known_processor_offers_what_it_can)
+{
+    const char *want = getenv("EP_TEST_KERNELS");
+    char got[256] = "";
+    const ep_ffn_kernel *kernel;
+    for (size_t n = 0; (kernel = ep_ffn_kernel_at(n)) != NULL; n++) {
+        size_t used = strlen(got);
+        snprintf(got + used, sizeof(got) - used, "%s%s", n == 0 ? "" : " ", kernel->name);
+    }
+    cr_assert(want == NULL || strcmp(got, want) == 0, "offered: %s, expected: %s", got, want);
+}
