@@ -22,7 +22,11 @@ const ep_ffn_kernel *ep_ffn_kernel_at(size_t index)
         usable[count++] = &ep_ffn_kernel_avx2;
     }
 #elif defined(__aarch64__)
-    if (ep_cpu_features_read().neon) {
+    ep_cpu_features features = ep_cpu_features_read();
+    if (features.arm_dot) {
+        usable[count++] = &ep_ffn_kernel_neon_dot;
+    }
+    if (features.neon) {
         usable[count++] = &ep_ffn_kernel_neon;
     }
 #endif

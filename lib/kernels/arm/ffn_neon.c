@@ -5,8 +5,9 @@
  */
 #include <arm_neon.h>
 
-#include "base/numeric.h"
 #include "kernels/arm/ffn_arm.h"
+#include "kernels/ffn_activation.h"
+#include "kernels/generic/ffn_generic.h"
 
 #define INLINE static inline __attribute__((always_inline))
 #define UNITS 8 /* of a panel */
@@ -163,7 +164,7 @@ TILES(f32, EP_DTYPE_F32)
  * Blocks of k, all chunks per block. While a block is used from the nearest cache every tile fetches its share of
  * what comes behind it, evenly, so that loading hides behind arithmetic: the next block, or the next panel.
  */
-static void neon_panel(ep_dtype dtype, const float *a, uint32_t rows, const uint8_t *panel, uint32_t k_count,
+void ep_ffn_neon_panel(ep_dtype dtype, const float *a, uint32_t rows, const uint8_t *panel, uint32_t k_count,
                        const uint8_t *next, float *c)
 {
     const tile_func *tiles = dtype == EP_DTYPE_BF16  ? tiles_bf16
@@ -190,53 +191,26 @@ static void neon_panel(ep_dtype dtype, const float *a, uint32_t rows, const uint
     }
 }
 
-/* ep_expf, step by step. */
-INLINE float32x4_t exp_vector(float32x4_t x)
+/* Plain loops: the compiler makes them vector code. */
+void ep_ffn_neon_exp16(const float *x, float *out)
 {
-    float32x4_t n = vrndnq_f32(vmulq_f32(x, vdupq_n_f32(EP_EXP_LOG2E)));
-    float32x4_t r = vfmaq_f32(x, n, vdupq_n_f32(-EP_EXP_LN2_HIGH));
-    r = vfmaq_f32(r, n, vdupq_n_f32(-EP_EXP_LN2_LOW));
-    float32x4_t p = vdupq_n_f32(EP_EXP_C0);
-    p = vfmaq_f32(vdupq_n_f32(EP_EXP_C1), p, r);
-    p = vfmaq_f32(vdupq_n_f32(EP_EXP_C2), p, r);
-    p = vfmaq_f32(vdupq_n_f32(EP_EXP_C3), p, r);
-    p = vfmaq_f32(vdupq_n_f32(EP_EXP_C4), p, r);
-    p = vfmaq_f32(vdupq_n_f32(EP_EXP_C5), p, r);
-    float32x4_t y = vaddq_f32(vfmaq_f32(r, p, vmulq_f32(r, r)), vdupq_n_f32(1.0f));
-    const int32x4_t bias = vdupq_n_s32(127);
-    int32x4_t whole = vcvtq_s32_f32(n);
-    int32x4_t half = vshrq_n_s32(whole, 1);
-    int32x4_t rest = vsubq_s32(whole, half);
-    float32x4_t first = vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(half, bias), 23));
-    float32x4_t second = vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(rest, bias), 23));
-    float32x4_t result = vmulq_f32(vmulq_f32(y, first), second);
-
-    result = vbslq_f32(vcgtq_f32(x, vdupq_n_f32(EP_EXP_MAX)), vdupq_n_f32(INFINITY), result);
-    result = vbslq_f32(vcltq_f32(x, vdupq_n_f32(EP_EXP_MIN)), vdupq_n_f32(0.0f), result);
-    return vbslq_f32(vceqq_f32(x, x), result, x);
-}
-
-static void neon_exp16(const float *x, float *out)
-{
-    for (int i = 0; i < 16; i += 4) {
-        vst1q_f32(out + i, exp_vector(vld1q_f32(x + i)));
+    for (int i = 0; i < 16; i++) {
+        out[i] = ep_act_exp(x[i]);
     }
 }
 
-static void neon_silu_mul(const float *c, float *h)
+void ep_ffn_neon_activate(ep_activation activation, const ep_activation_numbers *numbers, const float *g,
+                          const float *u, uint32_t count, float *h)
 {
-#pragma GCC unroll 4
-    for (int i = 0; i < EP_FFN_HALF_PANEL; i += 4) {
-        float32x4_t g = vld1q_f32(c + i);
-        float32x4_t u = vld1q_f32(c + EP_FFN_HALF_PANEL + i);
-        float32x4_t below = vaddq_f32(vdupq_n_f32(1.0f), exp_vector(vnegq_f32(g)));
-        vst1q_f32(h + i, vmulq_f32(vdivq_f32(g, below), u));
-    }
+    ep_act_loop(activation, numbers, __builtin_assume_aligned(g, 64), __builtin_assume_aligned(u, 64), count,
+                __builtin_assume_aligned(h, 64));
 }
 
 const ep_ffn_kernel ep_ffn_kernel_neon = {
     .name = "neon",
-    .panel = neon_panel,
-    .silu_mul = neon_silu_mul,
-    .exp16 = neon_exp16,
+    .panel = ep_ffn_neon_panel,
+    .group_panel = ep_ffn_generic_group_panel,
+    .int8_panel = ep_ffn_generic_int8_panel,
+    .activate = ep_ffn_neon_activate,
+    .exp16 = ep_ffn_neon_exp16,
 };
