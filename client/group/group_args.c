@@ -356,6 +356,7 @@ ep_err group_dispatch_view(ep_group *group, const ep_moe_dispatch_args *args, gr
     view->call.quant_mode = args->quant_mode;
     view->call.token_nums_type = args->expert_token_nums_type;
     view->call.has_scales = args->scales.rank != 0;
+    view->call.by_host = view->call.comm == EP_GROUP_HIERARCHY;
     view->batch.x = rows_of(&args->x);
     TRY(read_mask(&args->x_active_mask, view, out_error));
     TRY(read_expert_scales(&args->expert_scales, view, out_error));

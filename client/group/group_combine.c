@@ -168,7 +168,7 @@ static ep_err tp_exchange(combine_work *w, group_op *tp, ep_error *out_error)
     uint64_t theirs = (uint64_t)counts[1 - tp->own];
     size_t row_bytes = w->view->batch.hidden * w->element;
     uint8_t *body;
-    ep_err err = group_op_body(tp, 1 - tp->own, 64 + theirs * row_bytes, &body, out_error);
+    ep_err err = group_op_body(tp, 1 - tp->own, 64 + theirs * row_bytes, (uint32_t)theirs, &body, out_error);
     if (err != EP_OK) {
         group_op_fail(tp, out_error);
         return err;
@@ -249,7 +249,7 @@ static ep_err fill_frame(const combine_work *w, uint32_t member, ep_error *out_e
     const int32_t *triples = w->args->assist_info_for_combine.data;
     ep_group_combine_parts parts = ep_group_combine_parts_of(rows, w->wire_row_bytes);
     uint8_t *body;
-    ep_err err = group_op_body(w->op, member, parts.bytes, &body, out_error);
+    ep_err err = group_op_body(w->op, member, parts.bytes, rows, &body, out_error);
     if (err != EP_OK) {
         return err;
     }

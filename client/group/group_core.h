@@ -4,6 +4,10 @@
  *
  * Frames     a rank sends one frame (rows or failed) to every other member in each call, and nothing of call n+1 before it has every
  *            frame of call n. So at most two frames of a peer wait here, and a fast rank overwrites nothing.
+ * Gateways   in a call by host a rank of another host gets its frame from a rank of its own host, which takes the host's frame in and
+ *            passes the parts on when it arrives, on the lane's thread: whatever its own program does at that time, and in whichever
+ *            call it is. What is passed on waits here as if the origin had sent it. Since two ways lead here, a rank's frame of
+ *            call n+1 may come before that of call n.
  * Members    change only with elastic_info. Each change begins a generation; numbers of calls count from 0 in it.
  * Threads    lock guards everything below it; lane callbacks take it, hold it briefly, and never with a lane call inside but sends.
  */
@@ -16,6 +20,7 @@
 #include "expertd/group.h"
 #include "fork_guard.h"
 #include "group/group_frame.h"
+#include "group/group_hosts.h"
 #include "transport/transport.h"
 
 #define GROUP_RING_FRAMES 4
@@ -35,7 +40,16 @@ typedef struct group_inbox_frame {
     ep_buffer *buffer;
     ep_group_frame head;
     uint64_t arrived_ns;
+    uint32_t via;              /* rank that brought it: the peer itself, or a gateway */
 } group_inbox_frame;
+
+/* A frame for this host that came before this rank knew all its neighbours. */
+typedef struct group_held_frame {
+    ep_buffer *buffer;
+    ep_group_frame head;
+    uint32_t origin;
+    struct group_held_frame *next;
+} group_held_frame;
 
 typedef struct group_peer {
     group_link *link;          /* NULL: none yet */
@@ -45,6 +59,9 @@ typedef struct group_peer {
     bool gone;                 /* left or lost, after it was ready */
     char why[GROUP_WHY_BYTES];
     char url[EP_GROUP_URL_BYTES];
+    char host[EP_HOST_BYTES];
+    uint64_t lost_at[(EP_GROUP_WORLD_MAX + 63) / 64]; /* bit r: rank r of this host says that it is gone and all it had sent is here */
+    ep_group_traffic traffic;
     /* dialing; touched by the thread in ep_group_create and on_dial */
     ep_dial *dial;
     bool dial_done;
@@ -53,8 +70,9 @@ typedef struct group_peer {
     /* frames that wait, oldest first */
     group_inbox_frame ring[GROUP_RING_FRAMES];
     uint32_t ring_count;
-    uint32_t seen_generation;  /* of the newest frame received; valid with seen_any */
-    uint64_t seen_number;
+    uint32_t seen_generation;  /* the newest in which a frame came; valid with seen_any */
+    uint64_t next_number;      /* all frames of this generation before it have come */
+    bool seen_ahead;           /* and the one after it too */
     bool seen_any;
 } group_peer;
 
@@ -62,6 +80,7 @@ struct ep_group {
     /* fixed after ep_group_create */
     char name[EP_GROUP_NAME_BYTES_MAX + 1];
     char own_url[EP_GROUP_URL_BYTES];
+    char own_host[EP_HOST_BYTES];
     char token[EP_GROUP_TOKEN_BYTES];
     ep_tls_config tls;
     uint32_t world;
@@ -77,11 +96,15 @@ struct ep_group {
     /* touched by the thread that runs a call */
     ep_buffer **incoming;      /* [world] by member, of the call in progress */
     uint64_t *incoming_ns;     /* [world] */
+    uint32_t *incoming_via;    /* [world] */
     ep_buffer **outgoing;      /* [world] by member */
+    uint32_t *outgoing_rows;   /* [world] */
     ep_group_call *told;       /* [world] by member */
     uint32_t *members;         /* [world] of the current generation */
     uint32_t members_count;
     int64_t members_digest;
+    ep_group_hosts hosts;      /* of the members */
+    uint32_t own_member;       /* of the call in progress */
     bool busy;                 /* atomic */
 
     pthread_mutex_t lock;
@@ -89,6 +112,10 @@ struct ep_group {
     uint64_t membership;       /* 0: not known yet */
     bool closing;
     bool table_sent;
+    uint32_t *same_host;       /* [world] lowest rank on each rank's host; known with the membership, like the next */
+    bool has_neighbours;       /* another rank is on this host */
+    bool joined;               /* all are connected: frames for this host need not be held */
+    group_held_frame *held;    /* oldest first */
     group_peer *peers;         /* [world] */
     group_link *links;
     uint32_t links_open;
@@ -98,6 +125,7 @@ struct ep_group {
     uint32_t generation;
     uint64_t number;           /* of the call in progress, or of the next one */
     bool waiting;              /* a thread waits for frames of this call */
+    bool by_host;              /* the call in progress goes by host */
     ep_error broken;           /* code not OK: this generation is given up, from the call broken_from on */
     uint64_t broken_from;
     ep_group_stats stats;
@@ -107,13 +135,20 @@ struct ep_group {
 
 /* A frame to fill: *out_frame is its first byte, fixed part included. Errors: NO_MEMORY, RESOURCE_EXHAUSTED (frame_bytes_max). */
 ep_err group_frame_acquire(ep_group *group, size_t frame_bytes, ep_buffer **out_buffer, uint8_t **out_frame, ep_error *out_error);
+/* The error of frame_bytes_max. */
+ep_err group_frame_too_large(const ep_group *group, size_t frame_bytes, ep_error *out_error);
 /* First byte of a frame acquired so. */
 uint8_t *group_frame_data(ep_buffer *buffer);
-/* Encodes the fixed part (payload_bytes is that of the acquire) and sends; takes the buffer in any case. Lock not held. */
-ep_err group_frame_send(ep_group *group, ep_conn *conn, ep_group_frame *frame, ep_buffer *taken_buffer);
+/* Encodes the fixed part (payload_bytes is that of the acquire) and sends; takes the buffer in any case. Of frame's flags only
+ * PASSED_ON is the caller's. Lock not held. */
+ep_err group_frame_send(group_link *link, ep_group_frame *frame, ep_buffer *taken_buffer);
 /* A frame with text as payload (NULL none; code in front of it when not OK). Failures are the connection's. Lock not held. */
-void group_send_text(ep_group *group, ep_conn *conn, ep_group_frame_kind kind, uint32_t generation, uint64_t number, ep_err code,
-                     const char *text);
+void group_send_text(group_link *link, ep_group_frame_kind kind, uint32_t generation, uint64_t number, ep_err code, const char *text);
+/* The same for a frame given but for its payload: one that is passed on. */
+ep_err group_send_text_as(group_link *link, ep_group_frame *frame, ep_err code, const char *text);
+/* What such a frame holds: code and text, up to EP_ERROR_TEXT_BYTES; returns the payload's bytes. */
+#define GROUP_TEXT_PAYLOAD_MAX (4 + EP_ERROR_TEXT_BYTES)
+size_t group_put_text(uint8_t *payload, ep_err code, const char *text);
 /* Takes apart what group_send_text made. */
 void group_read_text(const ep_buffer *buffer, ep_error *out_error);
 
@@ -125,6 +160,23 @@ group_link *group_link_start(ep_group *group, ep_conn *taken_conn, uint32_t rank
 void group_accepted(void *group, ep_conn *taken_conn);
 /* Lock held: drops what waits from a peer and is older than the call in progress. */
 void group_drop_old_frames(ep_group *group, group_peer *peer);
+/* Puts a frame of origin where the call looks for it, and takes it then; false: it cannot be in this place. Lock not held. */
+bool group_inbox_add(ep_group *group, uint32_t origin, uint32_t via, const ep_group_frame *frame, ep_buffer **inout_buffer);
+/* Marks the link's peer as gone, for why, and closes the link. Lock not held. */
+void group_link_close_badly(group_link *link, const char *why);
+/* Lock held: the link of a rank that is there; NULL: none, or it is gone. Stays valid as long as the group. */
+group_link *group_peer_link(ep_group *group, uint32_t rank);
+
+/* ---- group_relay.c: the gateway's part; runs on the lanes' threads. Lock not held ---- */
+
+/* A frame for all ranks of this host: passes the parts on and keeps its own. Takes the buffer. */
+void group_relay_frame(ep_group *group, uint32_t origin, const ep_group_frame *frame, ep_buffer *taken_buffer);
+/* Tells the other ranks of this host that rank is gone. */
+void group_relay_loss(ep_group *group, uint32_t rank);
+/* All are connected: passes on what was held until now. */
+void group_relay_open(ep_group *group);
+/* Lock held: drops what is held. */
+void group_relay_drop(ep_group *group);
 
 /* ---- group_mesh.c ---- */
 
@@ -132,7 +184,9 @@ void group_drop_old_frames(ep_group *group, group_peer *peer);
 void group_send_table(ep_group *group);
 /* Lock not held: answers the hellos that came before the table did. */
 void group_answer_hellos(ep_group *group);
-void group_send_welcome(ep_group *group, group_link *link);
+void group_send_welcome(group_link *link);
+/* Lock held: all peers' hosts are known. */
+void group_find_hosts(ep_group *group);
 
 /* Waits on changed until deadline_ns; false: the deadline has passed. Lock held. */
 bool group_wait_until(ep_group *group, uint64_t deadline_ns);
@@ -154,9 +208,9 @@ typedef struct group_op {
  */
 ep_err group_op_begin(ep_group *group, const ep_group_call *call, const uint32_t *members, uint64_t deadline_us, group_op *out_op,
                       ep_error *out_error);
-/* The body of the frame to a member, to be filled before group_op_send. */
-ep_err group_op_body(group_op *op, uint32_t member, size_t body_bytes, uint8_t **out_body, ep_error *out_error);
-/* Sends every body. */
+/* The body of the frame to a member, to be filled before group_op_send. rows: how many it has, for the statistics. */
+ep_err group_op_body(group_op *op, uint32_t member, size_t body_bytes, uint32_t rows, uint8_t **out_body, ep_error *out_error);
+/* Sends every body. In a call by host only gateways of other hosts have one, for the whole host. */
 ep_err group_op_send(group_op *op, ep_error *out_error);
 /* Instead of group_op_send: tells all others that this rank failed. */
 void group_op_fail(group_op *op, const ep_error *error);

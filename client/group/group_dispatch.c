@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * ep_moe_dispatch: rows go from x straight into the frame of their rank, and from the received frame to their place in expand_x. A
- * frame's counts say where that is, so one frame per pair of ranks is all there is.
+ * frame's counts say where that is, so one frame per pair of ranks is all there is. With hierarchy a frame goes to each other host instead, each
+ * token's row in it once; what its gateway makes of it for a rank is that rank's frame again, so that the receiving half knows no difference.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -9,6 +10,7 @@
 
 #include "base/check.h"
 #include "group/group_assist.h"
+#include "group/group_host_rows.h"
 #include "group/group_rows_io.h"
 
 typedef struct dispatch_work {
@@ -17,6 +19,7 @@ typedef struct dispatch_work {
     group_op *op;
     uint32_t *offsets;          /* [buckets+1] */
     uint32_t *order;            /* [T * slots] */
+    uint32_t *row_of_token;     /* [T], by host */
     size_t row_bytes;
     ep_group_packer packer;
     int32_t rows;               /* n */
@@ -28,11 +31,12 @@ static size_t workspace_bytes(const group_view *view, char *out_formula, size_t 
 {
     size_t slots = ep_batch_slots_per_token(&view->batch, &view->shape);
     size_t buckets = ep_group_buckets(&view->layout);
+    size_t by_host = view->call.by_host != 0 ? 1 : 0;
     snprintf(out_formula, formula_bytes,
-             "align64(4 * (shared_expert_rank_num + moe_expert_num + 1)) + align64(4 * BS * (K + shared_expert_num)) = align64(4 * %zu) + "
+             "align64(4 * (shared_expert_rank_num + moe_expert_num + 1)) + align64(4 * BS * (K + shared_expert_num%s)) = align64(4 * %zu) + "
              "align64(4 * %" PRIu32 " * %zu)",
-             buckets + 1, view->batch.tokens, slots);
-    return ep_align_up(4 * (buckets + 1), 64) + ep_align_up(4 * view->batch.tokens * slots, 64);
+             by_host == 1 ? " + 1" : "", buckets + 1, view->batch.tokens, slots + by_host);
+    return ep_align_up(4 * (buckets + 1), 64) + ep_align_up(4 * view->batch.tokens * (slots + by_host), 64);
 }
 
 ep_err ep_moe_dispatch_prepare(ep_group *group, const ep_moe_dispatch_args *args, size_t *out_workspace_bytes,
@@ -63,7 +67,7 @@ static ep_err fill_frame(dispatch_work *w, uint32_t member, ep_error *out_error)
     bool weights = w->view->call.has_expert_scales != 0;
     ep_group_dispatch_parts parts = ep_group_dispatch_parts_of(local, rows, w->row_bytes, w->packer.quantise, weights);
     uint8_t *body;
-    ep_err err = group_op_body(w->op, member, parts.bytes, &body, out_error);
+    ep_err err = group_op_body(w->op, member, parts.bytes, rows, &body, out_error);
     if (err != EP_OK) {
         return err;
     }
@@ -85,17 +89,50 @@ static ep_err fill_frame(dispatch_work *w, uint32_t member, ep_error *out_error)
     return EP_OK;
 }
 
+/* The frame for all ranks of another host. */
+static ep_err fill_host_frame(dispatch_work *w, uint32_t host, ep_error *out_error)
+{
+    const ep_group *group = w->op->group;
+    const ep_group_hosts *hosts = &group->hosts;
+    ep_group_host_sender sender = {.packer = &w->packer,
+                                   .layout = &w->view->layout,
+                                   .offsets = w->offsets,
+                                   .order = w->order,
+                                   .members = hosts->list + hosts->first[host],
+                                   .ranks = w->view->members,
+                                   .count = ep_group_host_ranks(hosts, host),
+                                   .weights = w->view->call.has_expert_scales != 0,
+                                   .row_of_token = w->row_of_token};
+    ep_group_host_shape shape = ep_group_host_plan(&sender);
+    size_t largest = EP_GROUP_BODY_OFFSET + ep_group_host_largest(&sender, &shape);
+    if (largest > group->frame_bytes_max) { /* there the gateway could not pass it on */
+        return group_frame_too_large(group, largest, out_error);
+    }
+    uint8_t *body;
+    ep_err err = group_op_body(w->op, ep_group_gateway(hosts, w->op->own, host), ep_group_host_parts_of(&shape).bytes, shape.rows, &body,
+                               out_error);
+    if (err == EP_OK) {
+        ep_group_host_fill(&sender, &shape, body);
+    }
+    return err;
+}
+
 static ep_err send_rows(dispatch_work *w, ep_error *out_error)
 {
-    for (uint32_t m = 0; m < w->view->layout.ranks; m++) {
-        if (m != w->op->own) {
-            ep_err err = fill_frame(w, m, out_error);
-            if (err != EP_OK) {
-                return err;
-            }
+    const ep_group_hosts *hosts = &w->op->group->hosts;
+    bool by_host = w->view->call.by_host != 0;
+    ep_err err = EP_OK;
+    for (uint32_t m = 0; m < w->view->layout.ranks && err == EP_OK; m++) {
+        if (m != w->op->own && (!by_host || ep_group_hosts_share(hosts, w->op->own, m))) {
+            err = fill_frame(w, m, out_error);
         }
     }
-    return group_op_send(w->op, out_error);
+    for (uint32_t h = 0; by_host && h < hosts->count && err == EP_OK; h++) {
+        if (h != hosts->host_of[w->op->own]) {
+            err = fill_host_frame(w, h, out_error);
+        }
+    }
+    return err == EP_OK ? group_op_send(w->op, out_error) : err;
 }
 
 /* ---- receiving ---- */
@@ -330,7 +367,7 @@ static ep_err tp_fill(const dispatch_work *w, group_op *tp, ep_error *out_error)
     uint32_t head[2] = {(uint32_t)w->rows, w->view->local_experts};
     size_t rows_at = tp_rows_at(counts, head[0], w->packer.quantise);
     uint8_t *body;
-    ep_err err = group_op_body(tp, 1 - tp->own, rows_at + head[0] * w->row_bytes, &body, out_error);
+    ep_err err = group_op_body(tp, 1 - tp->own, rows_at + head[0] * w->row_bytes, head[0], &body, out_error);
     if (err != EP_OK) {
         return err;
     }
@@ -513,5 +550,6 @@ ep_err ep_moe_dispatch(ep_group *group, ep_group_plan *plan, const ep_moe_dispat
                                   .quantise = quantise,
                                   .smooth = view.smooth,
                                   .smooth_shared = (uint32_t)view.call.shared_rows}};
+    w.row_of_token = w.order + (size_t)view.batch.tokens * w.packer.slots_per_token;
     return run(&w, &view, out_error);
 }

@@ -41,7 +41,9 @@ static void name_ranks(const ep_group *group, rank_test test, char *out, size_t 
 /* The frame of this call, or of a later generation, is there. Lock held. */
 static bool has_frame(const ep_group *group, uint32_t member)
 {
-    return group->members[member] == group->rank || group->peers[group->members[member]].ring_count > 0;
+    const group_peer *peer = &group->peers[group->members[member]];
+    return group->members[member] == group->rank ||
+           (peer->ring_count > 0 && (peer->ring[0].head.generation != group->generation || peer->ring[0].head.number == group->number));
 }
 
 static bool has_no_frame(const ep_group *group, uint32_t member)
@@ -54,12 +56,61 @@ static bool is_gone(const ep_group *group, uint32_t member)
     return group->members[member] != group->rank && group->peers[group->members[member]].gone;
 }
 
-static bool is_gone_without_frame(const ep_group *group, uint32_t member)
+/* The rank through which a member's frame of this call comes: itself, or a gateway. Lock held, or the thread that calls. */
+static uint32_t way_of(const ep_group *group, uint32_t own, uint32_t member)
 {
-    return is_gone(group, member) && has_no_frame(group, member);
+    uint32_t gateway = group->by_host ? ep_group_gateway(&group->hosts, member, group->hosts.host_of[own]) : member;
+    return group->members[gateway == own ? member : gateway];
 }
 
-/* Its frame of the call before this one has come. */
+/* Who is to blame when a member's frame will not come; GROUP_NO_RANK: it may come yet, also from a rank that is gone. Lock held. */
+static uint32_t culprit_of(const ep_group *group, uint32_t member)
+{
+    uint32_t rank = group->members[member];
+    if (has_frame(group, member)) {
+        return GROUP_NO_RANK;
+    }
+    uint32_t way = way_of(group, group->own_member, member);
+    if (way != rank && (group->peers[rank].lost_at[way / 64] >> way % 64 & 1) != 0) {
+        return rank;
+    }
+    return group->peers[way].gone ? way : GROUP_NO_RANK;
+}
+
+static bool is_lost(const ep_group *group, uint32_t member)
+{
+    return culprit_of(group, member) != GROUP_NO_RANK;
+}
+
+static bool is_culprit(const ep_group *group, uint32_t member)
+{
+    for (uint32_t m = 0; m < group->members_count; m++) {
+        if (culprit_of(group, m) == group->members[member]) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* A gateway that has still to bring something. */
+static bool is_awaited_way(const ep_group *group, uint32_t member)
+{
+    for (uint32_t m = 0; m < group->members_count; m++) {
+        if (m != member && has_no_frame(group, m) && way_of(group, group->own_member, m) == group->members[member]) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool is_nobody(const ep_group *group, uint32_t member)
+{
+    (void)group;
+    (void)member;
+    return false;
+}
+
+/* Some frame of a call before this one has not come. */
 static bool is_behind(const ep_group *group, uint32_t member)
 {
     const group_peer *peer = &group->peers[group->members[member]];
@@ -67,7 +118,7 @@ static bool is_behind(const ep_group *group, uint32_t member)
         return false;
     }
     return !peer->seen_any || peer->seen_generation < group->generation ||
-           (peer->seen_generation == group->generation && peer->seen_number + 1 < group->number);
+           (peer->seen_generation == group->generation && peer->next_number < group->number);
 }
 
 static bool any(const ep_group *group, rank_test test)
@@ -104,6 +155,7 @@ static void set_members(ep_group *group, const ep_group_call *call, const uint32
     memcpy(group->members, members, count * sizeof(*members));
     group->members_count = count;
     group->members_digest = call->elastic_digest;
+    ep_group_hosts_build(group->same_host, members, count, &group->hosts);
     group->generation++;
     group->number = 0;
     ep_error_clear(&group->broken);
@@ -114,11 +166,10 @@ static void tell_broken(ep_group *group, const ep_error *error, uint32_t generat
 {
     for (uint32_t m = 0; m < group->members_count; m++) {
         pthread_mutex_lock(&group->lock);
-        group_peer *peer = &group->peers[group->members[m]];
-        ep_conn *conn = group->members[m] != group->rank && peer->link != NULL && !peer->gone ? peer->link->conn : NULL;
+        group_link *link = group_peer_link(group, group->members[m]);
         pthread_mutex_unlock(&group->lock);
-        if (conn != NULL) {
-            group_send_text(group, conn, EP_GROUP_FRAME_BROKEN, generation, number, error->code, error->text);
+        if (link != NULL) {
+            group_send_text(link, EP_GROUP_FRAME_BROKEN, generation, number, error->code, error->text);
         }
     }
 }
@@ -136,8 +187,21 @@ static ep_err break_generation(ep_group *group, const ep_error *error)
     return error->code;
 }
 
-/* Waits until test is true for no member. Lock held. gone: members for which waiting is in vain. */
-static ep_err wait_for(group_op *op, rank_test test, rank_test gone, ep_error *out_error)
+/* What is missing when the time is over. Lock held. */
+static void late_error(const group_op *op, rank_test test, ep_error *out_error)
+{
+    const ep_group *group = op->group;
+    char ranks[RANKS_TEXT_BYTES];
+    char ways[RANKS_TEXT_BYTES];
+    name_ranks(group, test, ranks, sizeof(ranks));
+    name_ranks(group, test == has_no_frame ? is_awaited_way : is_nobody, ways, sizeof(ways));
+    ep_error_set(out_error, EP_ERR_DEADLINE_EXCEEDED, "group %.40s: rank %" PRIu32 " has waited %" PRIu64 " us for rank %s in %s%s%s",
+                 group->name, group->rank, op->deadline_us, ranks, ep_group_operator_name(op->call->operator),
+                 ways[0] == 0 ? "" : ", for rows passed on by rank ", ways);
+}
+
+/* Waits until test is true for no member. Lock held. */
+static ep_err wait_for(group_op *op, rank_test test, ep_error *out_error)
 {
     ep_group *group = op->group;
     for (;;) {
@@ -145,8 +209,8 @@ static ep_err wait_for(group_op *op, rank_test test, rank_test gone, ep_error *o
             *out_error = group->broken;
             return out_error->code;
         }
-        if (any(group, gone)) {
-            gone_error(group, gone, out_error);
+        if (any(group, is_lost)) {
+            gone_error(group, is_culprit, out_error);
             return break_generation(group, out_error);
         }
         if (!any(group, test)) {
@@ -156,11 +220,7 @@ static ep_err wait_for(group_op *op, rank_test test, rank_test gone, ep_error *o
         bool in_time = group_wait_until(group, op->deadline_ns);
         group->waiting = false;
         if (!in_time && any(group, test)) {
-            char ranks[RANKS_TEXT_BYTES];
-            name_ranks(group, test, ranks, sizeof(ranks));
-            ep_error_set(out_error, EP_ERR_DEADLINE_EXCEEDED,
-                         "group %.40s: rank %" PRIu32 " has waited %" PRIu64 " us for rank %s in %s", group->name, group->rank,
-                         op->deadline_us, ranks, ep_group_operator_name(op->call->operator));
+            late_error(op, test, out_error);
             return break_generation(group, out_error);
         }
     }
@@ -185,11 +245,13 @@ ep_err group_op_begin(ep_group *group, const ep_group_call *call, const uint32_t
     ep_error error;
     pthread_mutex_lock(&group->lock);
     set_members(group, call, members);
+    group->own_member = out_op->own;
+    group->by_host = call->by_host != 0;
     for (uint32_t r = 0; r < group->world; r++) {
         group_drop_old_frames(group, &group->peers[r]);
     }
     /* A rank that is gone may have left its frame of this call behind: then it can still be made. */
-    ep_err err = wait_for(out_op, is_behind, is_gone_without_frame, &error);
+    ep_err err = wait_for(out_op, is_behind, &error);
     if (err == EP_OK) {
         group->stats.calls++;
     }
@@ -205,15 +267,15 @@ ep_err group_op_begin(ep_group *group, const ep_group_call *call, const uint32_t
 
 /* ---- sending ---- */
 
-static ep_conn *conn_of(ep_group *group, uint32_t member)
+static group_link *link_of(ep_group *group, uint32_t member)
 {
     pthread_mutex_lock(&group->lock);
     group_link *link = group->peers[group->members[member]].link;
     pthread_mutex_unlock(&group->lock);
-    return link->conn; /* links of peers live as long as the group */
+    return link; /* links of peers live as long as the group */
 }
 
-ep_err group_op_body(group_op *op, uint32_t member, size_t body_bytes, uint8_t **out_body, ep_error *out_error)
+ep_err group_op_body(group_op *op, uint32_t member, size_t body_bytes, uint32_t rows, uint8_t **out_body, ep_error *out_error)
 {
     ep_group *group = op->group;
     uint8_t *frame;
@@ -223,6 +285,7 @@ ep_err group_op_body(group_op *op, uint32_t member, size_t body_bytes, uint8_t *
     }
     memset(frame + EP_GROUP_FRAME_FIXED_BYTES, 0, EP_GROUP_BODY_OFFSET - EP_GROUP_FRAME_FIXED_BYTES);
     ep_group_record_encode(op->call, frame + EP_GROUP_FRAME_FIXED_BYTES);
+    group->outgoing_rows[member] = rows;
     *out_body = frame + EP_GROUP_BODY_OFFSET;
     return EP_OK;
 }
@@ -233,10 +296,21 @@ ep_err group_op_send(group_op *op, ep_error *out_error)
     ep_err err = EP_OK;
     for (uint32_t i = 1; i < group->members_count; i++) { /* each rank begins with its neighbour: no rank is everybody's first */
         uint32_t member = (op->own + i) % group->members_count;
-        ep_group_frame frame = {.kind = EP_GROUP_FRAME_ROWS, .generation = group->generation, .number = group->number};
+        bool whole_host = group->by_host && !ep_group_hosts_share(&group->hosts, op->own, member);
+        ep_group_frame frame = {.kind = whole_host ? EP_GROUP_FRAME_HOST_ROWS : EP_GROUP_FRAME_ROWS,
+                                .generation = group->generation,
+                                .number = group->number};
         ep_buffer *buffer = group->outgoing[member];
+        if (buffer == NULL) { /* its gateway has its rows */
+            continue;
+        }
         group->outgoing[member] = NULL;
-        ep_err sent = group_frame_send(group, conn_of(group, member), &frame, buffer);
+        ep_err sent = group_frame_send(link_of(group, member), &frame, buffer);
+        if (sent == EP_OK) {
+            pthread_mutex_lock(&group->lock);
+            group->peers[group->members[member]].traffic.rows_sent += group->outgoing_rows[member];
+            pthread_mutex_unlock(&group->lock);
+        }
         if (sent != EP_OK && sent != EP_ERR_CLOSED && err == EP_OK) { /* closed: waiting will find it gone */
             err = ep_error_set(out_error, sent, "cannot send to rank %" PRIu32 ": %s", group->members[member], ep_err_text(sent));
         }
@@ -253,29 +327,30 @@ void group_op_fail(group_op *op, const ep_error *error)
         ep_buffer_unref(group->outgoing[m]);
         group->outgoing[m] = NULL;
         if (m != op->own) {
-            group_send_text(group, conn_of(group, m), EP_GROUP_FRAME_FAILED, group->generation, group->number, error->code, text);
+            group_send_text(link_of(group, m), EP_GROUP_FRAME_FAILED, group->generation, group->number, error->code, text);
         }
     }
 }
 
 /* ---- receiving ---- */
 
-/* Takes this call's frames out of the rings. Lock held. False: some rank is in another generation. */
+/* Takes this call's frames out of the rings, those that are left. Lock held. False: some rank is in another generation. */
 static bool take_frames(group_op *op)
 {
     ep_group *group = op->group;
     bool same = true;
     for (uint32_t m = 0; m < group->members_count; m++) {
         group_peer *peer = &group->peers[group->members[m]];
-        if (m == op->own) {
+        if (m == op->own || group->incoming[m] != NULL) {
             continue;
         }
-        if (peer->ring[0].head.generation != group->generation) {
+        if (peer->ring_count == 0 || peer->ring[0].head.generation != group->generation) {
             same = false;
             continue;
         }
         group->incoming[m] = peer->ring[0].buffer;
         group->incoming_ns[m] = peer->ring[0].arrived_ns;
+        group->incoming_via[m] = peer->ring[0].via;
         peer->ring_count--;
         memmove(&peer->ring[0], &peer->ring[1], peer->ring_count * sizeof(peer->ring[0]));
     }
@@ -336,17 +411,31 @@ static ep_err check_frame(group_op *op, uint32_t member, ep_error *out_error)
     return EP_OK;
 }
 
+/* All agree on how frames go: this one came so. */
+static ep_err check_way(const group_op *op, uint32_t member, ep_error *out_error)
+{
+    const ep_group *group = op->group;
+    uint32_t way = way_of(group, op->own, member);
+    bool gateway_is_us = group->by_host && way == group->members[member] && !ep_group_hosts_share(&group->hosts, op->own, member);
+    uint32_t expected = gateway_is_us ? group->rank : way;
+    return group->incoming_via[member] == expected
+               ? EP_OK
+               : ep_error_set(out_error, EP_ERR_PROTOCOL, "rank %" PRIu32 " brought the rows of rank %" PRIu32 ", which come through rank %" PRIu32,
+                              group->incoming_via[member], group->members[member], expected);
+}
+
 ep_err group_op_wait(group_op *op, ep_error *out_error)
 {
     ep_group *group = op->group;
     ep_error error;
     op->wait_began_ns = ep_clock_now_ns();
     pthread_mutex_lock(&group->lock);
-    ep_err err = wait_for(op, has_no_frame, is_gone_without_frame, &error);
+    ep_err err = wait_for(op, has_no_frame, &error);
     bool same = err != EP_OK || take_frames(op);
     uint64_t patience_ns = ep_clock_now_ns() + NOTICE_NS;
     while (!same && group->broken.code == EP_OK && !any(group, is_gone) &&
            group_wait_until(group, patience_ns < op->deadline_ns ? patience_ns : op->deadline_ns)) {
+        same = take_frames(op); /* what is passed on may have been overtaken by the next generation */
     }
     bool tells = !same;
     if (!same && group->broken.code != EP_OK) { /* another rank has found it out, but its members may not be ours */
@@ -380,6 +469,9 @@ ep_err group_op_wait(group_op *op, ep_error *out_error)
     }
     if (err == EP_OK) {
         err = ep_group_calls_compare(group->told, group->members, group->members_count, &error);
+    }
+    for (uint32_t m = 0; m < group->members_count && err == EP_OK; m++) {
+        err = m == op->own ? EP_OK : check_way(op, m, &error);
     }
     if (err != EP_OK && out_error != NULL) {
         *out_error = error;
@@ -418,6 +510,17 @@ void group_op_end(group_op *op)
     }
     pthread_mutex_unlock(&group->lock);
     __atomic_store_n(&group->busy, false, __ATOMIC_RELEASE);
+}
+
+void ep_group_read_traffic(ep_group *group, uint32_t rank, ep_group_traffic *out_traffic)
+{
+    ep_group_traffic traffic = {0};
+    pthread_mutex_lock(&group->lock);
+    if (rank < group->world) {
+        traffic = group->peers[rank].traffic;
+    }
+    pthread_mutex_unlock(&group->lock);
+    ep_struct_out(out_traffic, &traffic, sizeof(traffic));
 }
 
 void ep_group_read_stats(ep_group *group, ep_group_stats *out_stats)

@@ -10,25 +10,37 @@
 #include "group/group_core.h"
 #include "rpc/rpc_credentials.h"
 
-/* Lock held. A peer that was ready and is not any more. */
-static void peer_is_gone(ep_group *group, group_peer *peer, const char *why)
+/* Lock held. A peer that was ready and is not any more. True: that is news, and the neighbours wait for it. */
+static bool peer_is_gone(ep_group *group, group_peer *peer, const char *why)
 {
-    if (!peer->gone) {
+    bool news = !peer->gone;
+    if (news) {
         peer->gone = true;
         snprintf(peer->why, sizeof(peer->why), "%.199s", why);
     }
     pthread_cond_broadcast(&group->changed);
+    return news;
 }
 
-static void close_badly(group_link *link, const char *why)
+void group_link_close_badly(group_link *link, const char *why)
 {
     ep_group *group = link->group;
+    bool news = false;
     pthread_mutex_lock(&group->lock);
     if (link->rank != GROUP_NO_RANK && group->peers[link->rank].link == link) {
-        peer_is_gone(group, &group->peers[link->rank], why);
+        news = peer_is_gone(group, &group->peers[link->rank], why);
     }
     pthread_mutex_unlock(&group->lock);
+    if (news) {
+        group_relay_loss(group, link->rank);
+    }
     ep_conn_close(link->conn);
+}
+
+group_link *group_peer_link(ep_group *group, uint32_t rank)
+{
+    const group_peer *peer = &group->peers[rank];
+    return rank != group->rank && peer->link != NULL && !peer->gone ? peer->link : NULL;
 }
 
 /* ---- hello ---- */
@@ -58,8 +70,14 @@ static const char *hello_fault(ep_group *group, const ep_group_hello *hello, con
         snprintf(text, bytes, "rank %" PRIu32 " is there already: two processes have the same rank", hello->rank);
         return text;
     }
-    if (group->membership != 0 && group->rank != 0 && frame->membership != group->membership) {
+    bool has_table = group->membership != 0 && group->rank != 0;
+    if (has_table && frame->membership != group->membership) {
         snprintf(text, bytes, "rank %" PRIu32 " belongs to another membership of group %s", hello->rank, group->name);
+        return text;
+    }
+    if (has_table && strcmp(hello->host, group->peers[hello->rank].host) != 0) {
+        snprintf(text, bytes, "host of rank %" PRIu32 " differs between ranks: \"%s\" at rank 0; \"%s\" at rank %" PRIu32, hello->rank,
+                 group->peers[hello->rank].host, hello->host, hello->rank);
         return text;
     }
     return NULL;
@@ -71,7 +89,7 @@ static void refuse(group_link *link, ep_err code, const char *why)
     pthread_mutex_lock(&group->lock);
     snprintf(group->last_refusal, sizeof(group->last_refusal), "%s", why);
     pthread_mutex_unlock(&group->lock);
-    group_send_text(group, link->conn, EP_GROUP_FRAME_REFUSED, 0, 0, code, why);
+    group_send_text(link, EP_GROUP_FRAME_REFUSED, 0, 0, code, why);
     /* The refused side closes: closing here could overtake the text. */
 }
 
@@ -94,6 +112,7 @@ static void take_hello(group_link *link, const ep_group_frame *frame, const ep_b
         link->rank = hello.rank;
         peer->link = link;
         snprintf(peer->url, sizeof(peer->url), "%s", hello.url);
+        snprintf(peer->host, sizeof(peer->host), "%s", hello.host);
         if (group->rank == 0) {
             peer->ready = true;
             all_here = true;
@@ -102,6 +121,9 @@ static void take_hello(group_link *link, const ep_group_frame *frame, const ep_b
             }
             all_here = all_here && !group->table_sent;
             group->table_sent = group->table_sent || all_here;
+            if (all_here) {
+                group_find_hosts(group);
+            }
         } else if (group->membership == 0) {
             peer->hello_waits = true;
             peer->hello_membership = frame->membership;
@@ -117,7 +139,7 @@ static void take_hello(group_link *link, const ep_group_frame *frame, const ep_b
     }
     ep_conn_allow_large(link->conn);
     if (welcome) {
-        group_send_welcome(group, link);
+        group_send_welcome(link);
     }
     if (all_here) {
         group_send_table(group);
@@ -144,7 +166,7 @@ static void take_welcome(group_link *link)
 {
     ep_group *group = link->group;
     if (!link->dialed) {
-        close_badly(link, "it broke the protocol");
+        group_link_close_badly(link, "it broke the protocol");
         return;
     }
     pthread_mutex_lock(&group->lock);
@@ -153,17 +175,39 @@ static void take_welcome(group_link *link)
     pthread_mutex_unlock(&group->lock);
 }
 
-/* Every rank's URL, each ended by 0. Lock held; false: not so. */
-static bool read_table(ep_group *group, const char *text, size_t bytes)
+/* The next text of a table, shorter than room; NULL: not so. */
+static const char *next_text(const char *table, size_t bytes, size_t room, size_t *inout_at)
+{
+    const char *text = table + *inout_at;
+    size_t length = *inout_at < bytes ? strnlen(text, bytes - *inout_at) : 0;
+    if (*inout_at + length >= bytes || length >= room) {
+        return NULL;
+    }
+    *inout_at += length + 1;
+    return text;
+}
+
+/* Every rank's URL and host, each ended by 0. Who has said hello already has said its host, and this rank knows its own. Lock held; false: not so. */
+static bool read_table(ep_group *group, const char *table, size_t bytes)
 {
     size_t at = 0;
     for (uint32_t r = 0; r < group->world; r++) {
-        size_t length = at < bytes ? strnlen(text + at, bytes - at) : 0;
-        if (at + length >= bytes || length >= EP_GROUP_URL_BYTES) {
+        group_peer *peer = &group->peers[r];
+        const char *url = next_text(table, bytes, sizeof(peer->url), &at);
+        const char *host = url == NULL ? NULL : next_text(table, bytes, sizeof(peer->host), &at);
+        if (host == NULL) {
             return false;
         }
-        snprintf(group->peers[r].url, sizeof(group->peers[r].url), "%s", text + at);
-        at += length + 1;
+        if ((peer->hello_waits || r == group->rank) && strcmp(peer->host, host) != 0) {
+            ep_error_set(&group->create_error, EP_ERR_INVALID_ARGUMENT,
+                         "host of rank %" PRIu32 " differs between ranks: \"%s\" at rank 0; \"%s\" at rank %" PRIu32, r, host, peer->host, r);
+            return false;
+        }
+        snprintf(peer->url, sizeof(peer->url), "%s", url);
+        snprintf(peer->host, sizeof(peer->host), "%s", host);
+    }
+    if (at == bytes) {
+        group_find_hosts(group);
     }
     return at == bytes;
 }
@@ -181,7 +225,7 @@ static void take_table(group_link *link, const ep_group_frame *frame, const ep_b
     pthread_cond_broadcast(&group->changed);
     pthread_mutex_unlock(&group->lock);
     if (!good) {
-        close_badly(link, "it broke the protocol");
+        group_link_close_badly(link, "it broke the protocol");
         return;
     }
     group_answer_hellos(group);
@@ -208,33 +252,114 @@ void group_drop_old_frames(ep_group *group, group_peer *peer)
     }
 }
 
-static void take_call_frame(group_link *link, const ep_group_frame *frame, ep_buffer **buffer)
+/*
+ * Frames of a rank come in the order of its calls, but for those that a neighbour may pass on (two_ways): such a frame may be overtaken by the
+ * next one, and by one of a later generation. Lock held; false: it has no place in this order.
+ */
+static bool note_arrival(group_peer *peer, const ep_group_frame *frame, bool two_ways)
 {
-    ep_group *group = link->group;
-    group_peer *peer = &group->peers[link->rank];
-    bool good = true;
-    pthread_mutex_lock(&group->lock);
-    bool next = !peer->seen_any ? frame->number == 0
-                                : (frame->generation == peer->seen_generation && frame->number == peer->seen_number + 1) ||
-                                      (frame->generation > peer->seen_generation && frame->number == 0);
-    group_drop_old_frames(group, peer);
-    if (!next || peer->ring_count == GROUP_RING_FRAMES) {
-        good = false;
-    } else {
+    if (!peer->seen_any || frame->generation > peer->seen_generation) {
+        if (frame->number > (two_ways ? 1 : 0)) {
+            return false;
+        }
         peer->seen_any = true;
         peer->seen_generation = frame->generation;
-        peer->seen_number = frame->number;
-        if (!is_old(group, frame)) {
-            peer->ring[peer->ring_count++] = (group_inbox_frame){*buffer, *frame, ep_clock_now_ns()};
-            *buffer = NULL;
-        }
+        peer->next_number = 0;
+        peer->seen_ahead = false;
+    }
+    if (frame->generation < peer->seen_generation) {
+        return two_ways;
+    }
+    if (frame->number == peer->next_number) {
+        peer->next_number += peer->seen_ahead ? 2 : 1;
+        peer->seen_ahead = false;
+        return true;
+    }
+    bool ahead = two_ways && !peer->seen_ahead && frame->number == peer->next_number + 1;
+    peer->seen_ahead = peer->seen_ahead || ahead;
+    return ahead;
+}
+
+static bool is_before(const ep_group_frame *a, const ep_group_frame *b)
+{
+    return a->generation < b->generation || (a->generation == b->generation && a->number < b->number);
+}
+
+/* Lock held; false: one of the same call waits already, or too many. */
+static bool ring_insert(group_peer *peer, const group_inbox_frame *added)
+{
+    uint32_t place = peer->ring_count;
+    while (place > 0 && is_before(&added->head, &peer->ring[place - 1].head)) {
+        place--;
+    }
+    if (peer->ring_count == GROUP_RING_FRAMES || (place > 0 && !is_before(&peer->ring[place - 1].head, &added->head))) {
+        return false;
+    }
+    memmove(&peer->ring[place + 1], &peer->ring[place], (peer->ring_count - place) * sizeof(*added));
+    peer->ring[place] = *added;
+    peer->ring_count++;
+    return true;
+}
+
+/* Whether this rank may bring what is of origin. Which gateway it should be the call knows. Lock held. */
+static bool may_bring(const ep_group *group, uint32_t origin, uint32_t via)
+{
+    const uint32_t *same = group->same_host;
+    return origin == via || (origin < group->world && same[origin] != same[group->rank] && same[via] == same[group->rank]);
+}
+
+bool group_inbox_add(ep_group *group, uint32_t origin, uint32_t via, const ep_group_frame *frame, ep_buffer **inout_buffer)
+{
+    pthread_mutex_lock(&group->lock);
+    group_peer *peer = &group->peers[origin];
+    bool good = note_arrival(peer, frame, group->has_neighbours && group->same_host[origin] != group->same_host[group->rank]);
+    group_drop_old_frames(group, peer);
+    if (good && !is_old(group, frame)) {
+        group_inbox_frame added = {*inout_buffer, *frame, ep_clock_now_ns(), via};
+        good = ring_insert(peer, &added);
+        *inout_buffer = good ? NULL : *inout_buffer;
     }
     if (group->waiting) {
         pthread_cond_broadcast(&group->changed);
     }
     pthread_mutex_unlock(&group->lock);
+    return good;
+}
+
+static void take_call_frame(group_link *link, const ep_group_frame *frame, ep_buffer **buffer)
+{
+    ep_group *group = link->group;
+    bool passed_on = (frame->flags & EP_GROUP_FRAME_FLAG_PASSED_ON) != 0;
+    uint32_t origin = passed_on ? frame->origin : link->rank;
+    pthread_mutex_lock(&group->lock);
+    bool good = may_bring(group, origin, link->rank);
+    pthread_mutex_unlock(&group->lock);
     if (!good) {
-        close_badly(link, "it sent frames out of order");
+        group_link_close_badly(link, "it passed on rows that do not come through it");
+    } else if (!group_inbox_add(group, origin, link->rank, frame, buffer)) {
+        group_link_close_badly(link, "it sent frames out of order");
+    }
+}
+
+/* A neighbour has lost a rank of another host, whose rows may come through it. */
+static void take_loss(group_link *link, const ep_group_frame *frame, const ep_buffer *buffer)
+{
+    ep_group *group = link->group;
+    ep_error why;
+    group_read_text(buffer, &why);
+    pthread_mutex_lock(&group->lock);
+    bool good = frame->origin != link->rank && may_bring(group, frame->origin, link->rank);
+    if (good) {
+        group_peer *peer = &group->peers[frame->origin];
+        peer->lost_at[link->rank / 64] |= (uint64_t)1 << link->rank % 64;
+        if (peer->why[0] == 0) {
+            snprintf(peer->why, sizeof(peer->why), "rank %" PRIu32 ": %.170s", link->rank, why.text);
+        }
+        pthread_cond_broadcast(&group->changed);
+    }
+    pthread_mutex_unlock(&group->lock);
+    if (!good) {
+        group_link_close_badly(link, "it broke the protocol");
     }
 }
 
@@ -261,8 +386,11 @@ static void take_bye(group_link *link, const ep_buffer *buffer)
     group_read_text(buffer, &why);
     snprintf(text, sizeof(text), "it left the group%s%.200s", why.text[0] != 0 ? " as " : "", why.text);
     pthread_mutex_lock(&group->lock);
-    peer_is_gone(group, &group->peers[link->rank], text);
+    bool news = peer_is_gone(group, &group->peers[link->rank], text);
     pthread_mutex_unlock(&group->lock);
+    if (news) {
+        group_relay_loss(group, link->rank);
+    }
 }
 
 static void take_frame(group_link *link, const ep_group_frame *frame, ep_buffer **buffer)
@@ -292,6 +420,13 @@ static void take_frame(group_link *link, const ep_group_frame *frame, ep_buffer 
     case EP_GROUP_FRAME_BROKEN:
         take_broken(link, frame, *buffer);
         break;
+    case EP_GROUP_FRAME_HOST_ROWS:
+        group_relay_frame(link->group, link->rank, frame, *buffer);
+        *buffer = NULL;
+        break;
+    case EP_GROUP_FRAME_LOST:
+        take_loss(link, frame, *buffer);
+        break;
     case EP_GROUP_FRAME_BYE:
         take_bye(link, *buffer);
         break;
@@ -312,11 +447,15 @@ static void on_frame(void *arg, ep_conn *conn, ep_buffer *taken_frame)
     pthread_mutex_lock(&group->lock);
     group->stats.frames_received++;
     group->stats.bytes_received += taken_frame->bytes;
+    if (link->rank != GROUP_NO_RANK) {
+        group->peers[link->rank].traffic.frames_received++;
+        group->peers[link->rank].traffic.bytes_received += taken_frame->bytes;
+    }
     pthread_mutex_unlock(&group->lock);
     if (good) {
         take_frame(link, &frame, &taken_frame);
     } else {
-        close_badly(link, "it broke the protocol");
+        group_link_close_badly(link, "it broke the protocol");
     }
     ep_buffer_unref(taken_frame);
 }
@@ -327,17 +466,23 @@ static void on_closed(void *arg, ep_conn *conn, const ep_error *error)
 {
     group_link *link = arg;
     ep_group *group = link->group;
+    bool news = false;
     pthread_mutex_lock(&group->lock);
     link->closed = true;
     if (link->rank != GROUP_NO_RANK && group->peers[link->rank].link == link) {
         group_peer *peer = &group->peers[link->rank];
         if (peer->ready) {
-            peer_is_gone(group, peer, error->text);
+            news = peer_is_gone(group, peer, error->text);
         } else { /* it may try again */
             peer->link = NULL;
             peer->hello_waits = false;
             snprintf(group->last_refusal, sizeof(group->last_refusal), "%s", error->text);
         }
+    }
+    if (news) {
+        pthread_mutex_unlock(&group->lock);
+        group_relay_loss(group, link->rank);
+        pthread_mutex_lock(&group->lock);
     }
     bool stranger = link->rank == GROUP_NO_RANK;
     if (stranger) { /* nobody else knows it; the others live as long as the group, which may be sending on them */

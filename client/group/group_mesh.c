@@ -99,6 +99,9 @@ static ep_err check_config(const ep_group_config *config, ep_error *out_error)
     if (config->frame_bytes_max < FRAME_BYTES_LEAST || config->frame_bytes_max > (uint64_t)1 << 40) {
         return BAD("frame_bytes_max is %" PRIu64 ": allowed %d..%" PRIu64, config->frame_bytes_max, FRAME_BYTES_LEAST, (uint64_t)1 << 40);
     }
+    if (config->host != NULL && strlen(config->host) >= EP_HOST_BYTES) {
+        return BAD("host is \"%.80s\" with %zu characters: allowed up to %d", config->host, strlen(config->host), EP_HOST_BYTES - 1);
+    }
     if (config->token != NULL && strlen(config->token) >= EP_GROUP_TOKEN_BYTES) {
         return BAD("token has %zu bytes: allowed up to %d", strlen(config->token), EP_GROUP_TOKEN_BYTES - 1);
     }
@@ -127,7 +130,10 @@ static void group_free(ep_group *group)
     free((void *)(uintptr_t)group->tls.server_name);
     free(group->incoming);
     free(group->incoming_ns);
+    free(group->incoming_via);
     free(group->outgoing);
+    free(group->outgoing_rows);
+    free(group->same_host);
     free(group->told);
     free(group->members);
     free(group->peers);
@@ -157,17 +163,26 @@ static ep_err group_alloc(const ep_group_config *config, ep_group **out_group)
     group->payload_crc = config->payload_crc;
     snprintf(group->name, sizeof(group->name), "%s", config->name);
     snprintf(group->token, sizeof(group->token), "%s", config->token == NULL ? "" : config->token);
+    if (config->host != NULL) {
+        snprintf(group->own_host, sizeof(group->own_host), "%s", config->host);
+    } else {
+        ep_host_boot_id(group->own_host);
+    }
     group->tls.ca_file = copy_text(config->tls_ca_file, &failed);
     group->tls.cert_key_file = copy_text(config->tls_cert_key_file, &failed);
     group->tls.server_name = copy_text(config->tls_server_name, &failed);
     group->incoming = calloc(world, sizeof(*group->incoming));
     group->incoming_ns = calloc(world, sizeof(*group->incoming_ns));
+    group->incoming_via = calloc(world, sizeof(*group->incoming_via));
     group->outgoing = calloc(world, sizeof(*group->outgoing));
+    group->outgoing_rows = calloc(world, sizeof(*group->outgoing_rows));
+    group->same_host = calloc(world, sizeof(*group->same_host));
     group->told = calloc(world, sizeof(*group->told));
     group->members = calloc(world, sizeof(*group->members));
     group->peers = calloc(world, sizeof(*group->peers));
     failed = failed || group->incoming == NULL || group->incoming_ns == NULL || group->outgoing == NULL || group->told == NULL ||
-             group->members == NULL || group->peers == NULL ||
+             group->incoming_via == NULL || group->outgoing_rows == NULL || group->same_host == NULL || group->members == NULL ||
+             group->peers == NULL ||
              ep_buffer_pool_create(0, (size_t)config->frame_bytes_max, &group->pool) != EP_OK;
     if (failed) {
         group_free(group);
@@ -177,12 +192,14 @@ static ep_err group_alloc(const ep_group_config *config, ep_group **out_group)
         group->members[r] = r;
     }
     group->members_count = group->world;
+    snprintf(group->peers[group->rank].host, EP_HOST_BYTES, "%s", group->own_host);
+    group_find_hosts(group);
     group->limits = (ep_lane_limits){.frame_bytes = ep_group_frame_read_bytes,
                                      .prefix_bytes = EP_GROUP_FRAME_FIXED_BYTES,
                                      .pool = group->pool,
                                      .frame_bytes_max = group->frame_bytes_max,
                                      .first_frame_bytes_max = FIRST_FRAME_BYTES,
-                                     .send_queue_bytes_max = 2 * group->frame_bytes_max + FRAME_BYTES_LEAST,
+                                     .send_queue_bytes_max = 2 * world * group->frame_bytes_max + FRAME_BYTES_LEAST, /* all that may be passed on */
                                      .connections_max = group->world + 16};
     *out_group = group;
     return EP_OK;
@@ -190,16 +207,31 @@ static ep_err group_alloc(const ep_group_config *config, ep_group **out_group)
 
 /* ---- welcome and table ---- */
 
-void group_send_welcome(ep_group *group, group_link *link)
+static const char *host_of(const void *arg, uint32_t rank)
 {
-    group_send_text(group, link->conn, EP_GROUP_FRAME_WELCOME, 0, 0, EP_OK, NULL);
+    const ep_group *group = arg;
+    return group->peers[rank].host;
+}
+
+void group_find_hosts(ep_group *group)
+{
+    ep_group_hosts_match(host_of, group, group->world, group->same_host);
+    for (uint32_t r = 0; r < group->world; r++) {
+        group->has_neighbours = group->has_neighbours || (r != group->rank && group->same_host[r] == group->same_host[group->rank]);
+    }
+    ep_group_hosts_build(group->same_host, group->members, group->members_count, &group->hosts);
+}
+
+void group_send_welcome(group_link *link)
+{
+    group_send_text(link, EP_GROUP_FRAME_WELCOME, 0, 0, EP_OK, NULL);
 }
 
 void group_send_table(ep_group *group)
 {
     size_t bytes = 0;
     for (uint32_t r = 0; r < group->world; r++) {
-        bytes += strlen(group->peers[r].url) + 1;
+        bytes += strlen(group->peers[r].url) + 1 + strlen(group->peers[r].host) + 1;
     }
     for (uint32_t r = 1; r < group->world; r++) {
         ep_buffer *buffer;
@@ -210,6 +242,7 @@ void group_send_table(ep_group *group)
         char *at = (char *)data + EP_GROUP_FRAME_FIXED_BYTES;
         for (uint32_t i = 0; i < group->world; i++) {
             at = stpcpy(at, group->peers[i].url) + 1;
+            at = stpcpy(at, group->peers[i].host) + 1;
         }
         ep_group_frame frame = {.kind = EP_GROUP_FRAME_TABLE};
         pthread_mutex_lock(&group->lock);
@@ -218,7 +251,7 @@ void group_send_table(ep_group *group)
         if (link == NULL) {
             ep_buffer_unref(buffer);
         } else {
-            group_frame_send(group, link->conn, &frame, buffer);
+            group_frame_send(link, &frame, buffer);
         }
     }
 }
@@ -236,7 +269,7 @@ void group_answer_hellos(ep_group *group)
         }
         pthread_mutex_unlock(&group->lock);
         if (welcome) {
-            group_send_welcome(group, link);
+            group_send_welcome(link);
         } else if (link != NULL) {
             ep_conn_close(link->conn);
         }
@@ -264,10 +297,11 @@ static void send_hello(ep_group *group, group_link *link)
     memcpy(hello.name, group->name, sizeof(hello.name));
     memcpy(hello.url, group->own_url, sizeof(hello.url));
     memcpy(hello.token, group->token, sizeof(hello.token));
+    memcpy(hello.host, group->own_host, sizeof(hello.host));
     ep_group_hello_encode(&hello, data + EP_GROUP_FRAME_FIXED_BYTES);
     explicit_bzero(&hello, sizeof(hello));
     ep_group_frame frame = {.kind = EP_GROUP_FRAME_HELLO};
-    group_frame_send(group, link->conn, &frame, buffer);
+    group_frame_send(link, &frame, buffer);
 }
 
 static void on_dial(void *arg, ep_conn *taken_conn, const ep_error *error)
@@ -509,6 +543,7 @@ ep_err ep_group_create(const ep_group_config *config, ep_group **out_group, ep_e
         close_listener(group);
         release_dials(group);
         close_strangers(group);
+        group_relay_open(group);
     }
     *out_group = group;
     return EP_OK;
@@ -534,10 +569,10 @@ static void say_goodbye(ep_group *group)
     for (uint32_t r = 0; r < group->world; r++) {
         pthread_mutex_lock(&group->lock);
         group_peer *peer = &group->peers[r];
-        ep_conn *conn = peer->link != NULL && peer->ready && !peer->link->closed ? peer->link->conn : NULL;
+        group_link *link = peer->ready && peer->link != NULL && !peer->link->closed ? peer->link : NULL;
         pthread_mutex_unlock(&group->lock);
-        if (conn != NULL) { /* stays valid: links of peers are freed by ep_group_destroy alone */
-            group_send_text(group, conn, EP_GROUP_FRAME_BYE, 0, 0, EP_OK, why);
+        if (link != NULL) { /* stays valid: links of peers are freed by ep_group_destroy alone */
+            group_send_text(link, EP_GROUP_FRAME_BYE, 0, 0, EP_OK, why);
         }
     }
 }
@@ -575,6 +610,7 @@ void ep_group_destroy(ep_group *group)
         ep_conn_release(link->conn);
         free(link);
     }
+    group_relay_drop(group);
     pthread_mutex_unlock(&group->lock);
     group_free(group);
 }

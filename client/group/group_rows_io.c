@@ -11,6 +11,7 @@ ep_group_call group_tp_call(const group_view *view)
     call.dispatch_number = 0;
     call.tokens = 0; /* each EP group has its own batches */
     call.has_inactive = 0;
+    call.by_host = 0;
     call.ranks = 2;
     call.local_rank = view->call.tp_rank;
     return call;

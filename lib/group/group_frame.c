@@ -9,7 +9,7 @@
 #include "wire/frame.h"
 
 #define MAGIC 0x31475045u /* "EPG1" */
-#define VERSION 1
+#define VERSION 2
 #define PAYLOAD_BYTES_CEILING ((uint64_t)1 << 40)
 
 static void put(uint8_t *out, uint64_t value, size_t bytes)
@@ -41,6 +41,7 @@ void ep_group_frame_encode(const ep_group_frame *frame, uint8_t out[EP_GROUP_FRA
     put(out + 24, frame->number, 8);
     put(out + 32, frame->payload_bytes, 8);
     put(out + 40, frame->payload_crc, 4);
+    put(out + 44, frame->origin, 4);
     put(out + 60, ep_crc32c(0, out, 60), 4);
 }
 
@@ -66,7 +67,8 @@ ep_err ep_group_frame_decode(const uint8_t fixed[EP_GROUP_FRAME_FIXED_BYTES], ep
                                   .generation = (uint32_t)get(fixed + 20, 4),
                                   .number = get(fixed + 24, 8),
                                   .payload_bytes = payload,
-                                  .payload_crc = (uint32_t)get(fixed + 40, 4)};
+                                  .payload_crc = (uint32_t)get(fixed + 40, 4),
+                                  .origin = (uint32_t)get(fixed + 44, 4)};
     return EP_OK;
 }
 
@@ -90,6 +92,8 @@ void ep_group_hello_encode(const ep_group_hello *hello, uint8_t out[EP_GROUP_HEL
     memcpy(at, hello->url, sizeof(hello->url));
     at += sizeof(hello->url);
     memcpy(at, hello->token, sizeof(hello->token));
+    at += sizeof(hello->token);
+    memcpy(at, hello->host, sizeof(hello->host));
 }
 
 ep_err ep_group_hello_decode(const uint8_t *payload, size_t bytes, ep_group_hello *out_hello, ep_error *out_error)
@@ -105,8 +109,10 @@ ep_err ep_group_hello_decode(const uint8_t *payload, size_t bytes, ep_group_hell
     memcpy(out_hello->url, at, sizeof(out_hello->url));
     at += sizeof(out_hello->url);
     memcpy(out_hello->token, at, sizeof(out_hello->token));
+    at += sizeof(out_hello->token);
+    memcpy(out_hello->host, at, sizeof(out_hello->host));
     if (memchr(out_hello->name, 0, sizeof(out_hello->name)) == NULL || memchr(out_hello->url, 0, sizeof(out_hello->url)) == NULL ||
-        memchr(out_hello->token, 0, sizeof(out_hello->token)) == NULL) {
+        memchr(out_hello->token, 0, sizeof(out_hello->token)) == NULL || memchr(out_hello->host, 0, sizeof(out_hello->host)) == NULL) {
         return ep_error_set(out_error, EP_ERR_PROTOCOL, "a group hello has a string without end");
     }
     return EP_OK;

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The fixed 64 bytes every frame between ranks begins with, version 1, little endian:
+ * The fixed 64 bytes every frame between ranks begins with, version 2, little endian:
  *
  *     offset size                               offset size
  *       0     4   magic "EPG1"                    32     8   payload bytes
- *       4     1   version (1)                     40     4   CRC32C of the payload, 0 when off
- *       5     1   kind                            44    16   0
- *       6     2   flags                           60     4   CRC32C of bytes 0..59
- *       8     8   membership                      64    ..   payload
+ *       4     1   version (2)                     40     4   CRC32C of the payload, 0 when off
+ *       5     1   kind                            44     4   origin: the rank whose frame is passed on
+ *       6     2   flags                           48    12   0
+ *       8     8   membership                      60     4   CRC32C of bytes 0..59
+ *                                                 64    ..   payload
  *      16     4   rank that sends it
  *      20     4   generation: how often the members changed (elastic_info)
  *      24     8   number of the call in its generation
@@ -15,21 +16,27 @@
  *     kind      payload
  *     hello     struct ep_group_hello, encoded     first frame of whoever dials
  *     welcome   -                                  its answer; refused: text. By rank 0 once all are there, else at once
- *     table     rank 0: every rank's URL, each ended by 0
+ *     table     rank 0: every rank's URL and host, each ended by 0
  *     rows      record, zeros to a multiple of 64, body (group_rows.h)
+ *     host rows the same with the body of group_host_rows.h: for all ranks of the receiver's host, to be passed on
  *     failed    text: this rank's own arguments are bad; stands for its rows
  *     broken    text: this generation is given up
  *     bye       -
+ *     lost      text: the origin is gone, and no more of its rows will be passed on. To ranks of the same host
+ *
+ * Passed on  flag of rows and failed that a gateway sends for the origin, and of lost. All else is its sender's own.
  *
  * Threads    pure.
  */
 #ifndef EP_GROUP_FRAME_H
 #define EP_GROUP_FRAME_H
 
+#include "base/host.h"
 #include "group/group_call.h"
 
 #define EP_GROUP_FRAME_FIXED_BYTES 64
 #define EP_GROUP_FRAME_FLAG_CRC 1u
+#define EP_GROUP_FRAME_FLAG_PASSED_ON 2u
 /* Where a rows frame's body begins. */
 #define EP_GROUP_BODY_OFFSET ((EP_GROUP_FRAME_FIXED_BYTES + EP_GROUP_RECORD_BYTES + 63) / 64 * 64)
 
@@ -42,7 +49,9 @@ typedef enum ep_group_frame_kind {
     EP_GROUP_FRAME_FAILED,
     EP_GROUP_FRAME_BROKEN,
     EP_GROUP_FRAME_BYE,
-    EP_GROUP_FRAME_KIND_LAST = EP_GROUP_FRAME_BYE
+    EP_GROUP_FRAME_HOST_ROWS,
+    EP_GROUP_FRAME_LOST,
+    EP_GROUP_FRAME_KIND_LAST = EP_GROUP_FRAME_LOST
 } ep_group_frame_kind;
 
 typedef struct ep_group_frame {
@@ -54,6 +63,7 @@ typedef struct ep_group_frame {
     uint64_t number;
     uint64_t payload_bytes;
     uint32_t payload_crc;
+    uint32_t origin;           /* with FLAG_PASSED_ON */
 } ep_group_frame;
 
 void ep_group_frame_encode(const ep_group_frame *frame, uint8_t out[EP_GROUP_FRAME_FIXED_BYTES]);
@@ -64,7 +74,7 @@ ep_err ep_group_frame_read_bytes(const uint8_t fixed[EP_GROUP_FRAME_FIXED_BYTES]
 
 #define EP_GROUP_URL_BYTES 256
 #define EP_GROUP_TOKEN_BYTES 1025
-#define EP_GROUP_HELLO_BYTES (8 + (EP_GROUP_NAME_BYTES_MAX + 1) + EP_GROUP_URL_BYTES + EP_GROUP_TOKEN_BYTES)
+#define EP_GROUP_HELLO_BYTES (8 + (EP_GROUP_NAME_BYTES_MAX + 1) + EP_GROUP_URL_BYTES + EP_GROUP_TOKEN_BYTES + EP_HOST_BYTES)
 
 typedef struct ep_group_hello {
     uint32_t world_size;
@@ -72,6 +82,7 @@ typedef struct ep_group_hello {
     char name[EP_GROUP_NAME_BYTES_MAX + 1];
     char url[EP_GROUP_URL_BYTES];       /* where the sender listens */
     char token[EP_GROUP_TOKEN_BYTES];   /* "" none */
+    char host[EP_HOST_BYTES];           /* the sender's; "" not known */
 } ep_group_hello;
 
 void ep_group_hello_encode(const ep_group_hello *hello, uint8_t out[EP_GROUP_HELLO_BYTES]);

@@ -88,6 +88,9 @@ static ep_err check_batch(const ep_group_call *call, ep_error *out_error)
     if (call->quant_mode == 0) {
         TRY(absent("scales", call->has_scales, "quant_mode is 0", out_error));
     }
+    if (call->comm == EP_GROUP_HIERARCHY) {
+        TRY(absent("scales", call->has_scales, "comm_alg is hierarchy, where a token has one row for all experts of a host", out_error));
+    }
     if (call->shared_ranks > 0) {
         TRY(absent("shared_expert_x", call->has_shared_x, "shared_expert_rank_num is not 0", out_error));
     }
@@ -156,7 +159,6 @@ static ep_err check_a2_hierarchy(const ep_group_call *call, ep_error *out_error)
     TRY(only_zero("zero_expert_num", call->zero_experts, "comm_alg is hierarchy", out_error));
     TRY(only_zero("copy_expert_num", call->copy_experts, "comm_alg is hierarchy", out_error));
     TRY(absent("x_active_mask", call->mask, "comm_alg is hierarchy", out_error));
-    TRY(absent("scales", call->has_scales, "comm_alg is hierarchy", out_error));
     return EP_OK;
 }
 

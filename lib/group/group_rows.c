@@ -184,7 +184,7 @@ void ep_group_pack(const ep_group_packer *packer, uint32_t bucket, const uint32_
             memcpy(row, ep_rows_at(&batch->x, token), packer->row_bytes);
         }
         if (out->weights != NULL) {
-            out->weights[i] = slot < batch->top_k ? ep_batch_scale(batch, token, slot) : 0.0f;
+            out->weights[i] = ep_group_slot_weight(batch, token, slot);
         }
         if (out->tokens != NULL) {
             out->tokens[i] = token;

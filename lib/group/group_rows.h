@@ -59,6 +59,12 @@ typedef struct ep_group_packer {
     uint32_t smooth_shared;     /* rows of it before those of the routed experts */
 } ep_group_packer;
 
+/* What travels as a slot's weight: shared experts have none. */
+static inline float ep_group_slot_weight(const ep_batch *batch, uint32_t token, uint32_t slot)
+{
+    return slot < batch->top_k ? ep_batch_scale(batch, token, slot) : 0.0f;
+}
+
 /* Where rows of a packer go; scales only with quantise, weights NULL: not wanted. Arrays hold one entry per row. */
 typedef struct ep_group_row_out {
     uint8_t *rows;

@@ -66,7 +66,9 @@ typedef struct ep_group_config {
     const char *tls_server_name;
     bool insecure;             /* allows a non-loopback address without TLS and token */
     bool payload_crc;          /* CRC32C over rows on lanes that do not protect them; default true */
-    uint64_t frame_bytes_max;  /* rows of one rank to one other in one call; 256 MiB */
+    uint64_t frame_bytes_max;  /* rows of one rank to one other, or to another host, in one call; 256 MiB */
+    const char *host;          /* where this rank runs, for comm_alg hierarchy, up to 63 characters. Ranks with equal names share a host; NULL: the
+                                  machine's boot id; "": shares with none */
 } ep_group_config;
 
 EP_API void ep_group_config_init(ep_group_config *out_config);
@@ -91,9 +93,25 @@ typedef struct ep_group_stats {
     uint64_t buffer_bytes;            /* lent and kept */
     uint64_t buffer_bytes_peak;       /* lent at once */
     uint64_t system_allocations;      /* frames that the pool could not serve from memory it kept */
+    uint64_t frames_passed_on;        /* of frames_sent: in the name of ranks of other hosts (comm_alg hierarchy) */
 } ep_group_stats;
 
 EP_API void ep_group_read_stats(ep_group *group, ep_group_stats *out_stats);
+
+/* What went to and came from one other rank, over its connection. */
+typedef struct ep_group_traffic {
+    uint32_t struct_bytes;
+    uint64_t frames_sent;
+    uint64_t bytes_sent;
+    uint64_t frames_received;
+    uint64_t bytes_received;
+    uint64_t rows_sent;               /* of this rank: token rows in dispatch frames, result rows in combine frames */
+    uint64_t frames_passed_on;        /* of frames_sent: in the name of ranks of other hosts */
+    uint64_t rows_passed_on;          /* in those */
+} ep_group_traffic;
+
+/* rank >= world_size: zeros. */
+EP_API void ep_group_read_traffic(ep_group *group, uint32_t rank, ep_group_traffic *out_traffic);
 
 /* ---- what dispatch and combine have in common; must be equal on all ranks ---- */
 

@@ -77,6 +77,11 @@ static void look_up(const char *name, char out_url[128])
 
 ep_group *rank_group_create(const char *scheme, const char *name, uint32_t world, uint32_t rank, uint64_t deadline_us)
 {
+    return rank_group_create_on(scheme, NULL, name, world, rank, deadline_us);
+}
+
+ep_group *rank_group_create_on(const char *scheme, const char *host, const char *name, uint32_t world, uint32_t rank, uint64_t deadline_us)
+{
     ep_group_config config;
     char own[128];
     char first[128];
@@ -106,6 +111,7 @@ ep_group *rank_group_create(const char *scheme, const char *name, uint32_t world
     config.urls_count = 1;
     config.listen_url = own;
     config.deadline_us = deadline_us;
+    config.host = host;
     ep_group *group = NULL;
     ep_error error;
     if (ep_group_create(&config, &group, &error) != EP_OK) {
@@ -117,6 +123,7 @@ ep_group *rank_group_create(const char *scheme, const char *name, uint32_t world
 
 typedef struct thread_arg {
     const char *scheme;
+    const char *host;
     const char *name;
     uint32_t world;
     uint32_t rank;
@@ -129,7 +136,7 @@ typedef struct thread_arg {
 static void *run_rank(void *arg)
 {
     thread_arg *a = arg;
-    ep_group *group = rank_group_create(a->scheme, a->name, a->world, a->rank, a->deadline_us);
+    ep_group *group = rank_group_create_on(a->scheme, a->host, a->name, a->world, a->rank, a->deadline_us);
     a->func(a->arg, a->rank, group);
     ep_group_destroy(group);
     return NULL;
@@ -137,11 +144,16 @@ static void *run_rank(void *arg)
 
 void rank_threads_run(const char *scheme, uint32_t world, uint64_t deadline_us, rank_func func, void *arg)
 {
+    rank_threads_run_on(scheme, NULL, world, deadline_us, func, arg);
+}
+
+void rank_threads_run_on(const char *scheme, const char *const *hosts, uint32_t world, uint64_t deadline_us, rank_func func, void *arg)
+{
     thread_arg args[RANK_THREADS_MAX];
     char name[64];
     rank_group_name(name, sizeof(name));
     for (uint32_t r = 0; r < world; r++) {
-        args[r] = (thread_arg){scheme, name, world, r, deadline_us, func, arg, 0};
+        args[r] = (thread_arg){scheme, hosts == NULL ? NULL : hosts[r], name, world, r, deadline_us, func, arg, 0};
         if (pthread_create(&args[r].thread, NULL, run_rank, &args[r]) != 0) {
             abort();
         }

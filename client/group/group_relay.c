@@ -1,0 +1,296 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The gateway's part of comm_alg = hierarchy. A frame for a whole host is taken apart when it arrives: each rank's part becomes the frame that a
+ * fullmesh would have brought it, sent on in the origin's name; the gateway's own waits with those that came straight. What cannot be
+ * passed on becomes a failed frame of the origin, so that every call gets its answer.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "group/group_core.h"
+#include "group/group_host_rows.h"
+#include "wire/frame.h"
+
+typedef struct relay {
+    ep_group *group;
+    uint32_t origin;
+    const ep_group_frame *frame;  /* as it came */
+    const uint8_t *data;          /* its first byte */
+    ep_group_host_body body;
+} relay;
+
+static bool is_neighbour(const ep_group *group, uint32_t rank)
+{
+    return rank < group->world && rank != group->rank && group->same_host[rank] == group->same_host[group->rank];
+}
+
+static group_link *link_of(ep_group *group, uint32_t rank)
+{
+    pthread_mutex_lock(&group->lock);
+    group_link *link = group_peer_link(group, rank);
+    pthread_mutex_unlock(&group->lock);
+    return link;
+}
+
+/* ---- what a rank gets instead of rows ---- */
+
+static ep_group_frame passed_on(const relay *r, ep_group_frame_kind kind)
+{
+    return (ep_group_frame){.kind = kind,
+                            .flags = EP_GROUP_FRAME_FLAG_PASSED_ON,
+                            .generation = r->frame->generation,
+                            .number = r->frame->number,
+                            .origin = r->origin};
+}
+
+static void send_failed(const relay *r, group_link *link, const ep_error *error)
+{
+    ep_group_frame frame = passed_on(r, EP_GROUP_FRAME_FAILED);
+    ep_err err = group_send_text_as(link, &frame, error->code, error->text);
+    if (err != EP_OK && err != EP_ERR_CLOSED) { /* it waits for something that will not come: let it know by this */
+        group_link_close_badly(link, "frames cannot be passed on to it");
+    }
+}
+
+/* Puts a frame of the origin, payload_bytes of it, where this rank's own call will find it. */
+static ep_err keep(const relay *r, ep_group_frame_kind kind, size_t payload_bytes, ep_buffer *taken_buffer)
+{
+    ep_group *group = r->group;
+    ep_group_frame frame = passed_on(r, kind);
+    frame.flags = 0;
+    frame.rank = r->origin;
+    frame.membership = group->membership;
+    frame.payload_bytes = payload_bytes;
+    ep_group_frame_encode(&frame, taken_buffer->data);
+    bool good = group_inbox_add(group, r->origin, group->rank, &frame, &taken_buffer);
+    ep_buffer_unref(taken_buffer);
+    return good ? EP_OK : EP_ERR_PROTOCOL;
+}
+
+static void close_origin(const relay *r, const char *why)
+{
+    group_link *link = link_of(r->group, r->origin);
+    if (link != NULL) {
+        group_link_close_badly(link, why);
+    }
+}
+
+static void keep_failed(const relay *r, const ep_error *error)
+{
+    uint8_t payload[GROUP_TEXT_PAYLOAD_MAX];
+    ep_buffer *buffer;
+    size_t bytes = group_put_text(payload, error->code, error->text);
+    if (ep_buffer_acquire(r->group->pool, EP_GROUP_FRAME_FIXED_BYTES + bytes, &buffer) != EP_OK) {
+        close_origin(r, "no memory for what it sent");
+        return;
+    }
+    memcpy(buffer->data + EP_GROUP_FRAME_FIXED_BYTES, payload, bytes);
+    if (keep(r, EP_GROUP_FRAME_FAILED, bytes, buffer) != EP_OK) {
+        close_origin(r, "it sent frames out of order");
+    }
+}
+
+/* Nobody on this host gets rows of this frame. */
+static void fail_all(const relay *r, const ep_error *error)
+{
+    for (uint32_t rank = 0; rank < r->group->world; rank++) {
+        group_link *link = is_neighbour(r->group, rank) ? link_of(r->group, rank) : NULL;
+        if (link != NULL) {
+            send_failed(r, link, error);
+        }
+    }
+    keep_failed(r, error);
+}
+
+/* ---- checking ---- */
+
+/* Each rank of this host once, and none of another. */
+static ep_err check_ranks(const relay *r, ep_error *out_error)
+{
+    uint64_t seen[(EP_GROUP_WORLD_MAX + 63) / 64] = {0};
+    ep_group_host_part part;
+    for (uint32_t i = 0; ep_group_host_next(&r->body, i, &part); i++) {
+        if (part.rank != r->group->rank && !is_neighbour(r->group, part.rank)) {
+            return ep_error_set(out_error, EP_ERR_PROTOCOL, "its frame for the host of rank %" PRIu32 " has rows for rank %" PRIu32,
+                                r->group->rank, part.rank);
+        }
+        if ((seen[part.rank / 64] >> part.rank % 64 & 1) != 0) {
+            return ep_error_set(out_error, EP_ERR_PROTOCOL, "its frame for a host names rank %" PRIu32 " twice", part.rank);
+        }
+        seen[part.rank / 64] |= (uint64_t)1 << part.rank % 64;
+    }
+    return EP_OK;
+}
+
+static ep_err check(relay *r, size_t bytes, ep_error *out_error)
+{
+    const ep_group_frame *frame = r->frame;
+    if ((frame->flags & EP_GROUP_FRAME_FLAG_CRC) != 0 &&
+        ep_crc32c(0, r->data + EP_GROUP_FRAME_FIXED_BYTES, (size_t)frame->payload_bytes) != frame->payload_crc) {
+        return ep_error_set(out_error, EP_ERR_DATA_LOSS, "its frame for a host came to rank %" PRIu32 " damaged (CRC)", r->group->rank);
+    }
+    if (frame->membership != r->group->membership || bytes < EP_GROUP_BODY_OFFSET) {
+        return ep_error_set(out_error, EP_ERR_DATA_LOSS, "its frame for a host came to rank %" PRIu32 " damaged (length or membership)",
+                            r->group->rank);
+    }
+    ep_err err = ep_group_host_open(r->data + EP_GROUP_BODY_OFFSET, bytes - EP_GROUP_BODY_OFFSET, &r->body, out_error);
+    return err == EP_OK ? check_ranks(r, out_error) : err;
+}
+
+/* ---- passing on ---- */
+
+/* data: a frame's first byte. The record is the origin's. */
+static void fill(const relay *r, const ep_group_host_part *part, uint8_t *data)
+{
+    memcpy(data + EP_GROUP_FRAME_FIXED_BYTES, r->data + EP_GROUP_FRAME_FIXED_BYTES, EP_GROUP_BODY_OFFSET - EP_GROUP_FRAME_FIXED_BYTES);
+    ep_group_host_part_fill(&r->body, part, data + EP_GROUP_BODY_OFFSET);
+}
+
+static void pass_on(const relay *r, const ep_group_host_part *part)
+{
+    ep_group *group = r->group;
+    group_link *link = link_of(group, part->rank);
+    ep_buffer *buffer;
+    uint8_t *data;
+    ep_error error;
+    if (link == NULL) {
+        return;
+    }
+    ep_err err = group_frame_acquire(group, EP_GROUP_BODY_OFFSET + ep_group_host_part_bytes(&r->body, part), &buffer, &data, &error);
+    if (err == EP_OK) {
+        fill(r, part, data);
+        ep_group_frame frame = passed_on(r, EP_GROUP_FRAME_ROWS);
+        err = group_frame_send(link, &frame, buffer);
+        if (err != EP_OK) {
+            ep_error_set(&error, err, "rank %" PRIu32 " cannot pass its rows on: %s", group->rank, ep_err_text(err));
+        }
+    }
+    if (err == EP_OK) {
+        pthread_mutex_lock(&group->lock);
+        group->peers[part->rank].traffic.rows_passed_on += part->slots;
+        pthread_mutex_unlock(&group->lock);
+    } else if (err != EP_ERR_CLOSED) {
+        send_failed(r, link, &error);
+    }
+}
+
+static void keep_part(const relay *r, const ep_group_host_part *part)
+{
+    ep_group *group = r->group;
+    size_t bytes = EP_GROUP_BODY_OFFSET + ep_group_host_part_bytes(&r->body, part);
+    ep_buffer *buffer;
+    ep_error error;
+    if (bytes > group->frame_bytes_max || ep_buffer_acquire(group->pool, bytes, &buffer) != EP_OK) {
+        ep_error_set(&error, EP_ERR_RESOURCE_EXHAUSTED, "rank %" PRIu32 " has no memory for its rows, %zu bytes", group->rank, bytes);
+        keep_failed(r, &error);
+        return;
+    }
+    fill(r, part, buffer->data);
+    if (keep(r, EP_GROUP_FRAME_ROWS, bytes - EP_GROUP_FRAME_FIXED_BYTES, buffer) != EP_OK) {
+        close_origin(r, "it sent frames out of order");
+    }
+}
+
+static void take_apart(ep_group *group, uint32_t origin, const ep_group_frame *frame, const ep_buffer *buffer)
+{
+    relay r = {.group = group, .origin = origin, .frame = frame, .data = buffer->data};
+    ep_group_host_part part;
+    ep_group_host_part own = {.rank = GROUP_NO_RANK};
+    ep_error error;
+    if (check(&r, buffer->bytes, &error) != EP_OK) {
+        fail_all(&r, &error);
+        return;
+    }
+    for (uint32_t i = 0; ep_group_host_next(&r.body, i, &part); i++) {
+        if (part.rank == group->rank) {
+            own = part;
+        } else {
+            pass_on(&r, &part);
+        }
+    }
+    if (own.rank != GROUP_NO_RANK) { /* last: with it this rank's call may end, and the rank leave */
+        keep_part(&r, &own);
+    }
+}
+
+void group_relay_frame(ep_group *group, uint32_t origin, const ep_group_frame *frame, ep_buffer *taken_buffer)
+{
+    group_held_frame *held = NULL;
+    pthread_mutex_lock(&group->lock);
+    bool hold = !group->joined;
+    if (hold) {
+        held = calloc(1, sizeof(*held));
+    }
+    if (held != NULL) {
+        *held = (group_held_frame){.buffer = taken_buffer, .head = *frame, .origin = origin};
+        group_held_frame **end = &group->held;
+        while (*end != NULL) {
+            end = &(*end)->next;
+        }
+        *end = held;
+    }
+    pthread_mutex_unlock(&group->lock);
+    if (held != NULL) {
+        return;
+    }
+    if (hold) {
+        relay r = {.group = group, .origin = origin, .frame = frame};
+        close_origin(&r, "no memory for what it sent");
+    } else {
+        take_apart(group, origin, frame, taken_buffer);
+    }
+    ep_buffer_unref(taken_buffer);
+}
+
+void group_relay_loss(ep_group *group, uint32_t rank)
+{
+    char why[GROUP_WHY_BYTES];
+    pthread_mutex_lock(&group->lock);
+    bool tell = group->joined && !group->closing && group->same_host[rank] != group->same_host[group->rank];
+    snprintf(why, sizeof(why), "%s", group->peers[rank].why);
+    pthread_mutex_unlock(&group->lock);
+    for (uint32_t r = 0; r < group->world && tell; r++) {
+        group_link *link = is_neighbour(group, r) ? link_of(group, r) : NULL;
+        if (link != NULL) {
+            ep_group_frame frame = {.kind = EP_GROUP_FRAME_LOST, .flags = EP_GROUP_FRAME_FLAG_PASSED_ON, .origin = rank};
+            group_send_text_as(link, &frame, EP_ERR_UNAVAILABLE, why);
+        }
+    }
+}
+
+void group_relay_open(ep_group *group)
+{
+    for (;;) {
+        pthread_mutex_lock(&group->lock);
+        group_held_frame *held = group->held;
+        group->held = held == NULL ? NULL : held->next;
+        group->joined = held == NULL;
+        pthread_mutex_unlock(&group->lock);
+        if (held == NULL) {
+            break;
+        }
+        take_apart(group, held->origin, &held->head, held->buffer);
+        ep_buffer_unref(held->buffer);
+        free(held);
+    }
+    for (uint32_t r = 0; r < group->world; r++) { /* they went while their frames were held */
+        pthread_mutex_lock(&group->lock);
+        bool gone = group->peers[r].gone;
+        pthread_mutex_unlock(&group->lock);
+        if (gone) {
+            group_relay_loss(group, r);
+        }
+    }
+}
+
+void group_relay_drop(ep_group *group)
+{
+    while (group->held != NULL) {
+        group_held_frame *held = group->held;
+        group->held = held->next;
+        ep_buffer_unref(held->buffer);
+        free(held);
+    }
+}
