@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_processes WORLD ROUNDS TOKENS_MAX EXPERTS H [VICTIM [BETWEEN]]: ranks as processes over tcp, uneven batches from 0 to TOKENS_MAX tokens, each rank's
- * sums checked in every round; memory must not grow with the rounds. VICTIM: that rank kills itself in the middle, and every other
- * must learn it by name, long before the deadline. BETWEEN 1: it does so between its dispatch and its combine. The program starts itself once per rank.
+ * test_processes WORLD ROUNDS TOKENS_MAX EXPERTS H [VICTIM [BETWEEN [HOSTS]]]: ranks as processes over tcp, uneven batches from 0 to TOKENS_MAX tokens,
+ * each rank's sums checked in every round; memory must not grow with the rounds. VICTIM: that rank kills itself in the middle, and every other
+ * must learn it by name, long before the deadline; -1: none. BETWEEN 1: it does so between its dispatch and its combine; 2: while it calls. HOSTS: the
+ * ranks are dealt out to so many hosts by name, and call for hierarchy. The program starts itself once per rank.
  * Arguments after the word "long" replace those before it when EP_TEST_LONG=1.
  */
 #include <errno.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,7 +22,7 @@
 #define DEADLINE_US 120000000ull
 
 typedef struct setting {
-    int world, rounds, tokens_max, experts, hidden, victim, between;
+    int world, rounds, tokens_max, experts, hidden, victim, between, hosts;
 } setting;
 
 /* ---- a rank ---- */
@@ -51,6 +53,7 @@ static ep_group *join(const setting *s, uint32_t rank, const char *url)
     ep_group_config config;
     ep_group *group = NULL;
     ep_error error;
+    char host[16];
     const char *urls[1] = {rank == 0 ? "tcp://127.0.0.1:0" : url};
     ep_group_config_init(&config);
     config.name = "processes";
@@ -60,6 +63,10 @@ static ep_group *join(const setting *s, uint32_t rank, const char *url)
     config.urls_count = 1;
     config.listen_url = "tcp://127.0.0.1:0";
     config.deadline_us = DEADLINE_US;
+    if (s->hosts > 0) {
+        snprintf(host, sizeof(host), "host-%u", rank % (uint32_t)s->hosts);
+        config.host = host;
+    }
     if (rank == 0) {
         config.on_listening = write_url;
         config.on_listening_arg = (void *)(uintptr_t)url;
@@ -110,6 +117,21 @@ static bool play_round(rank_call *call, ep_group *group, bool dies_between, ep_e
     return rank_call_combine(call, group, error) == EP_OK;
 }
 
+static void *die(void *arg)
+{
+    (void)arg;
+    kill(getpid(), SIGKILL);
+    return NULL;
+}
+
+static void start_dying(void)
+{
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, die, NULL) != 0) {
+        abort();
+    }
+}
+
 static int play(const setting *s, uint32_t rank, ep_group *group, rank_call calls[BATCHES])
 {
     ep_error error = {.text = ""};
@@ -121,8 +143,14 @@ static int play(const setting *s, uint32_t rank, ep_group *group, rank_call call
         if (dies && s->between == 0) {
             kill(getpid(), SIGKILL);
         }
+        if (dies && s->between == 2) {
+            start_dying();
+        }
         rank_call *call = &calls[round % BATCHES];
-        if (!play_round(call, group, dies, &error)) {
+        if (!play_round(call, group, dies && s->between == 1, &error)) {
+            if (s->victim == (int)rank) {
+                pause(); /* it has not died yet */
+            }
             bool expected = s->victim >= 0 && error.code == EP_ERR_UNAVAILABLE && names_victim(error.text, s->victim);
             fprintf(stderr, "rank %u, round %d: %s: %s\n", rank, round, ep_err_name(error.code), error.text);
             return expected ? 0 : 1;
@@ -145,6 +173,10 @@ static int play(const setting *s, uint32_t rank, ep_group *group, rank_call call
     printf("rank %u: %d rounds, rss %ld KiB, grown %ld KiB since a quarter, frames %llu, buffers %llu KiB, peak %llu KiB, allocations %llu\n", rank,
            s->rounds, early_kib, grown, (unsigned long long)late.frames_received, (unsigned long long)late.buffer_bytes / 1024,
            (unsigned long long)late.buffer_bytes_peak / 1024, (unsigned long long)late.system_allocations);
+    if (s->hosts > 0 && s->hosts < s->world && late.frames_passed_on == 0) {
+        fprintf(stderr, "rank %u: nothing was passed on\n", rank);
+        return 1;
+    }
     if (s->rounds >= 20 && (grown > 4096 + early_kib / 8 || late.buffer_bytes > 2 * early.buffer_bytes + (4u << 20))) {
         fprintf(stderr, "rank %u: memory grows with the rounds\n", rank);
         return 1;
@@ -160,6 +192,7 @@ static int run_rank(const setting *s, uint32_t rank, const char *url)
     for (int b = 0; b < BATCHES; b++) {
         draw(s, rank, b, &cases[b]);
         rank_call_init_rows(&calls[b], &cases[b], rank, rows);
+        calls[b].params.comm_alg = s->hosts > 0 ? "hierarchy" : "";
     }
     ep_group *group = join(s, rank, url);
     int result = group == NULL ? 1 : play(s, rank, group, calls);
@@ -189,15 +222,15 @@ static bool wait_for_url(const char *path, char *out, size_t bytes)
 
 static bool start_rank(const setting *s, ep_test_process *process, const char *dir, int rank, const char *url)
 {
-    char numbers[8][16];
+    char numbers[9][16];
     char name[16];
-    const int values[8] = {s->world, s->rounds, s->tokens_max, s->experts, s->hidden, s->victim, s->between, rank};
-    const char *args[11] = {"rank"};
-    for (int i = 0; i < 8; i++) {
+    const int values[9] = {s->world, s->rounds, s->tokens_max, s->experts, s->hidden, s->victim, s->between, s->hosts, rank};
+    const char *args[12] = {"rank"};
+    for (int i = 0; i < 9; i++) {
         snprintf(numbers[i], sizeof(numbers[i]), "%d", values[i]);
         args[i + 1] = numbers[i];
     }
-    args[9] = url;
+    args[10] = url;
     snprintf(name, sizeof(name), "rank%d", rank);
     return ep_test_process_start(process, dir, name, "/proc/self/exe", args, NULL, false);
 }
@@ -236,8 +269,8 @@ static int run_all(const setting *s)
 static setting read_setting(char **argv, int argc)
 {
     setting s = {.victim = -1};
-    int *fields[] = {&s.world, &s.rounds, &s.tokens_max, &s.experts, &s.hidden, &s.victim, &s.between};
-    for (int i = 0; i < argc && i < 7; i++) {
+    int *fields[] = {&s.world, &s.rounds, &s.tokens_max, &s.experts, &s.hidden, &s.victim, &s.between, &s.hosts};
+    for (int i = 0; i < argc && i < 8; i++) {
         *fields[i] = atoi(argv[i]);
     }
     return s;
@@ -245,9 +278,9 @@ static setting read_setting(char **argv, int argc)
 
 int main(int argc, char **argv)
 {
-    if (argc == 11 && strcmp(argv[1], "rank") == 0) {
-        setting s = read_setting(argv + 2, 7);
-        return run_rank(&s, (uint32_t)atoi(argv[9]), argv[10]);
+    if (argc == 12 && strcmp(argv[1], "rank") == 0) {
+        setting s = read_setting(argv + 2, 8);
+        return run_rank(&s, (uint32_t)atoi(argv[10]), argv[11]);
     }
     int first = 1;
     for (int i = 1; i < argc; i++) { /* numbers after "long" count when asked for */
