@@ -549,11 +549,17 @@ ep_err ep_group_create(const ep_group_config *config, ep_group **out_group, ep_e
     return EP_OK;
 }
 
-/* Others may hear this rank's goodbye before they see for themselves why it goes: it names the rank that is gone. */
+/*
+ * Others may hear this rank's goodbye before they see for themselves why it goes, or hear it from whoever saw it: it names the cause. That is what broke
+ * the generation; ranks that are gone may have left because of it.
+ */
 static void describe_leaving(ep_group *group, char *out_text, size_t bytes)
 {
     out_text[0] = 0;
     pthread_mutex_lock(&group->lock);
+    if (group->broken.code != EP_OK) {
+        snprintf(out_text, bytes, "%s", group->broken.text);
+    }
     for (uint32_t r = 0; r < group->world && out_text[0] == 0; r++) {
         if (group->peers[r].gone) {
             snprintf(out_text, bytes, "rank %u is gone (%s)", r, group->peers[r].why);

@@ -95,6 +95,9 @@ SPOIL(welcome, f->head.kind = EP_GROUP_FRAME_WELCOME)
 SPOIL(failed_without_text, f->head.kind = EP_GROUP_FRAME_FAILED; f->size = EP_GROUP_FRAME_FIXED_BYTES)
 SPOIL(failed_garbage, f->head.kind = EP_GROUP_FRAME_FAILED; memset(f->bytes + EP_GROUP_FRAME_FIXED_BYTES, 0xff, 900))
 SPOIL(broken_garbage, f->head.kind = EP_GROUP_FRAME_BROKEN; memset(f->bytes + EP_GROUP_FRAME_FIXED_BYTES, 0xff, 900))
+SPOIL(broken_by_another, f->head.kind = EP_GROUP_FRAME_BROKEN; strcpy((char *)f->bytes + EP_GROUP_FRAME_FIXED_BYTES + 4, "rank 9 is gone");
+      memset(f->bytes + EP_GROUP_FRAME_FIXED_BYTES, EP_ERR_UNAVAILABLE, 1);
+      memset(f->bytes + EP_GROUP_FRAME_FIXED_BYTES + 1, 0, 3); f->size = EP_GROUP_FRAME_FIXED_BYTES + 4 + 14)
 SPOIL(bye, f->head.kind = EP_GROUP_FRAME_BYE)
 SPOIL(no_magic, memset(f->bytes, 'x', EP_GROUP_FRAME_FIXED_BYTES); f->raw = true)
 SPOIL(half, f->cut = true)
@@ -160,6 +163,7 @@ static void announces_more(frame *f)
     f->raw = true;
 }
 
+static const char broken_name[] = "broken by another rank";
 static const attack attacks[] = {
     {"no body", DISPATCH, no_body, EP_ERR_PROTOCOL, NULL},
     {"no record", DISPATCH, no_record, EP_ERR_DATA_LOSS, NULL},
@@ -186,6 +190,7 @@ static const attack attacks[] = {
     {"a failure without text", DISPATCH, failed_without_text, EP_ERR_UNKNOWN, NULL},
     {"a failure of garbage", DISPATCH, failed_garbage, EP_ERR_UNKNOWN, NULL},
     {"broken with garbage", DISPATCH, broken_garbage, EP_ERR_UNKNOWN, NULL},
+    {broken_name, DISPATCH, broken_by_another, EP_ERR_UNAVAILABLE, "rank 9 is gone"},
     {"bye", DISPATCH, bye, EP_ERR_UNAVAILABLE, NULL},
     {"no magic", DISPATCH, no_magic, EP_ERR_UNAVAILABLE, NULL},
     {"half a frame", DISPATCH, half, EP_ERR_UNAVAILABLE, NULL},
@@ -413,6 +418,19 @@ static void *run_good(void *arg)
     return NULL;
 }
 
+/* Who leaves because of what it was told passes it on: others may hear of it from nobody else first. */
+static bool goodbye_says(int fd, const char *text)
+{
+    static frame f;
+    while (read_frame(fd, &f)) {
+        if (f.head.kind == EP_GROUP_FRAME_BYE) {
+            f.bytes[f.size < FRAME_MAX ? f.size : FRAME_MAX - 1] = 0;
+            return f.size > EP_GROUP_FRAME_FIXED_BYTES + 4 && strstr((char *)f.bytes + EP_GROUP_FRAME_FIXED_BYTES + 4, text) != NULL;
+        }
+    }
+    return false;
+}
+
 static bool run(const oracle_case *c, const attack *a)
 {
     good_rank g = {.c = c, .attack = a, .lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
@@ -428,6 +446,10 @@ static bool run(const oracle_case *c, const attack *a)
     int fd = join_group(g.url);
     bool played = fd >= 0 && play_badly(fd, a);
     pthread_join(thread, NULL);
+    if (a != NULL && a->name == broken_name && !goodbye_says(fd, a->text)) {
+        fprintf(stderr, "%s: the goodbye does not say why\n", a->name);
+        g.failed = true;
+    }
     close(fd);
     if (!played) {
         fprintf(stderr, "%s: the bad rank could not play its part\n", a == NULL ? "none" : a->name);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tensor-parallel pairs: two groups of two ranks each, and a group for each pair of ranks that share an expert's weights. A dispatch gives both
+ * Tensor-parallel pairs: two groups of four ranks each, and a group for each pair of ranks that share an expert's weights. A dispatch gives both
  * ranks of a pair the rows of both; a combine adds the two halves of each row before it goes home. Values are small integers, so that
- * halves and their sum are exact and the oracle of the undivided expert applies.
+ * halves and their sum are exact and the oracle of the undivided expert applies. Also with each group on two hosts, by hierarchy.
  */
 #include <math.h>
 #include <pthread.h>
@@ -14,7 +14,7 @@
 #include "rank_call.h"
 #include "rank_threads.h"
 
-#define WORLD 2
+#define WORLD 4
 
 typedef struct pair_rank {
     const oracle_case *cases; /* [2], one for each EP group */
@@ -23,6 +23,7 @@ typedef struct pair_rank {
     const char *ep_names[2];
     const char *tp_names[WORLD];
     bool bad_ids;
+    bool by_host;
     bool failed;
     pthread_t thread;
 } pair_rank;
@@ -106,6 +107,7 @@ static void play(pair_rank *p, ep_group *ep, ep_group *tp)
     int32_t tp_counts[2] = {0};
     rank_call_init(&call, c, p->rank, 64);
     int own = (int)call.rows_max - 64;
+    call.params.comm_alg = p->by_host ? "hierarchy" : "";
     call.params.group_tp = tp;
     call.params.tp_world_size = 2;
     call.params.tp_rank_id = p->tp;
@@ -146,8 +148,9 @@ static void play(pair_rank *p, ep_group *ep, ep_group *tp)
 static void *run_rank(void *arg)
 {
     pair_rank *p = arg;
-    ep_group *ep = rank_group_create("loopback", p->ep_names[p->tp], WORLD, p->rank, 20000000);
-    ep_group *tp = rank_group_create("loopback", p->tp_names[p->rank], 2, p->tp, 20000000);
+    const char *host = !p->by_host ? NULL : p->rank % 2 == 0 ? "even" : "odd";
+    ep_group *ep = rank_group_create_on("loopback", host, p->ep_names[p->tp], WORLD, p->rank, 20000000);
+    ep_group *tp = rank_group_create_on("loopback", host, p->tp_names[p->rank], 2, p->tp, 20000000);
     if (ep == NULL || tp == NULL) {
         p->failed = true;
     } else {
@@ -158,25 +161,28 @@ static void *run_rank(void *arg)
     return NULL;
 }
 
-static bool run(uint64_t seed, bool quantise, bool bad_ids)
+static bool run(uint64_t seed, bool quantise, bool bad_ids, bool by_host)
 {
     oracle_case cases[2];
-    pair_rank ranks[4];
-    char names[4][64];
+    pair_rank ranks[2 * WORLD];
+    char names[2 + WORLD][64];
     bool good = true;
     draw(&cases[0], seed, quantise);
     draw(&cases[1], seed + 1, quantise);
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 2 + WORLD; i++) {
         rank_group_name(names[i], sizeof(names[i]));
     }
-    for (uint32_t i = 0; i < 4; i++) {
-        ranks[i] = (pair_rank){.cases = cases, .tp = i / 2, .rank = i % 2, .ep_names = {names[0], names[1]}, .tp_names = {names[2], names[3]},
-                               .bad_ids = bad_ids};
+    for (uint32_t i = 0; i < 2 * WORLD; i++) {
+        ranks[i] = (pair_rank){.cases = cases, .tp = i / WORLD, .rank = i % WORLD, .ep_names = {names[0], names[1]}, .bad_ids = bad_ids,
+                               .by_host = by_host};
+        for (int r = 0; r < WORLD; r++) {
+            ranks[i].tp_names[r] = names[2 + r];
+        }
         if (pthread_create(&ranks[i].thread, NULL, run_rank, &ranks[i]) != 0) {
             abort();
         }
     }
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 2 * WORLD; i++) {
         pthread_join(ranks[i].thread, NULL);
         good = good && !ranks[i].failed;
     }
@@ -188,7 +194,7 @@ static bool run(uint64_t seed, bool quantise, bool bad_ids)
 int main(void)
 {
     for (uint64_t seed = 1; seed <= 12; seed++) {
-        if (!run(seed, seed % 3 == 0, seed % 4 == 1)) {
+        if (!run(seed, seed % 3 == 0, seed % 4 == 1, false) || !run(seed, seed % 3 == 0, seed % 4 == 1, true)) {
             fprintf(stderr, "seed %llu\n", (unsigned long long)seed);
             return 1;
         }

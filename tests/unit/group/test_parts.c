@@ -100,13 +100,13 @@ Test(group_frame, damage_is_found)
 {
     uint8_t fixed[EP_GROUP_FRAME_FIXED_BYTES];
     ep_group_frame frame = {.kind = EP_GROUP_FRAME_ROWS, .flags = 1, .membership = 2, .rank = 3, .generation = 4, .number = 5,
-                            .payload_bytes = 6, .payload_crc = 7};
+                            .payload_bytes = 6, .payload_crc = 7, .origin = 8};
     ep_group_frame back;
     size_t bytes;
     ep_group_frame_encode(&frame, fixed);
     cr_assert_eq(ep_group_frame_decode(fixed, &back, NULL), EP_OK);
     cr_expect(back.kind == frame.kind && back.flags == 1 && back.membership == 2 && back.rank == 3 && back.generation == 4 &&
-              back.number == 5 && back.payload_bytes == 6 && back.payload_crc == 7);
+              back.number == 5 && back.payload_bytes == 6 && back.payload_crc == 7 && back.origin == 8);
     cr_expect_eq(ep_group_frame_read_bytes(fixed, &bytes, NULL), EP_OK);
     cr_expect_eq(bytes, 70);
     for (size_t i = 0; i < sizeof(fixed); i++) {
@@ -121,13 +121,17 @@ Test(group_frame, damage_is_found)
 
 Test(group_frame, hello)
 {
-    ep_group_hello hello = {.world_size = 4, .rank = 2, .name = "a", .url = "tcp://b:1", .token = "c"};
+    ep_group_hello hello = {.world_size = 4, .rank = 2, .name = "a", .url = "tcp://b:1", .token = "c", .host = "d"};
     ep_group_hello back;
     uint8_t payload[EP_GROUP_HELLO_BYTES];
     ep_group_hello_encode(&hello, payload);
     cr_assert_eq(ep_group_hello_decode(payload, sizeof(payload), &back, NULL), EP_OK);
-    cr_expect(back.world_size == 4 && back.rank == 2 && strcmp(back.url, "tcp://b:1") == 0 && strcmp(back.token, "c") == 0);
+    cr_expect(back.world_size == 4 && back.rank == 2 && strcmp(back.url, "tcp://b:1") == 0 && strcmp(back.token, "c") == 0 &&
+              strcmp(back.host, "d") == 0);
     cr_expect_eq(ep_group_hello_decode(payload, sizeof(payload) - 1, &back, NULL), EP_ERR_PROTOCOL);
+    memset(payload + sizeof(payload) - EP_HOST_BYTES, 'x', EP_HOST_BYTES);
+    cr_expect_eq(ep_group_hello_decode(payload, sizeof(payload), &back, NULL), EP_ERR_PROTOCOL);
+    payload[sizeof(payload) - 1] = 0;
     memset(payload + 8, 'x', EP_GROUP_NAME_BYTES_MAX + 1);
     cr_expect_eq(ep_group_hello_decode(payload, sizeof(payload), &back, NULL), EP_ERR_PROTOCOL);
 }

@@ -463,6 +463,10 @@ Test(group_profile, native_keeps_what_the_layout_needs)
     WITH(call, profile, EP_GROUP_NATIVE);
     WITH(call, has_scales, 1);
     refused(&call, "scales", "given", "quant_mode is 0");
+    WITH(call, quant_mode, 2);
+    passes(&call);
+    WITH(call, comm, EP_GROUP_HIERARCHY);
+    refused(&call, "scales", "given", "comm_alg is hierarchy");
 }
 
 /* ---- A ---- */
