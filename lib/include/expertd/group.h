@@ -19,13 +19,16 @@
  * Agreement  with every call the ranks compare their parameters. When they differ the call fails on all of them with
  *            INVALID_ARGUMENT naming the parameter, the values and the ranks; the group can be used on. After a disagreement on
  *            elastic_info (its digest is named) the group must be made anew.
+ * Hosts      ranks with the same ep_group_config.host. With comm_alg hierarchy a rank that has what it needs may still be the way for a neighbour's
+ *            rows: they are passed on also while its program does other things, and when it dies the neighbours' calls fail naming it.
  * Failure    a rank whose own values are bad (ids, masks, assist info) says so to the others, and the call fails on all of them. What is found
  *            before that (plan, workspace, shapes, ranges) fails on this rank alone: it may call again while the others wait. When a rank dies, leaves or
  *            does not answer before the deadline, the call fails with UNAVAILABLE or DEADLINE_EXCEEDED naming the ranks, on every rank,
  *            and so does every later call in which that rank takes part. Calls whose elastic_info leaves it out go on.
  *            A rank that was left out once stays out, also when it lives: to take it back, make the group anew.
  *            Outputs are undefined after a failed call.
- * Memory     frames live in a pool of the group: at most two calls' worth of rows, given by the load, not by A.
+ * Memory     frames live in a pool of the group: at most two calls' worth of rows, given by the load, not by A; with hierarchy also of those
+ *            that it passes on.
  * Threads    one call per group at a time; different groups are independent. Callbacks: only on_listening.
  * Structs    set struct_bytes by the _init function first, then change fields. An absent tensor has rank 0.
  */
@@ -137,8 +140,10 @@ typedef struct ep_group_params {
     int64_t zero_expert_num;
     int64_t copy_expert_num;
     int64_t const_expert_num;
-    const char *comm_alg;             /* NULL or "", "fullmesh", "fullmesh_v1", "fullmesh_v2", "hierarchy": all give the same bits. Ours go
-                                         straight from rank to rank in each case; the names matter to the profiles' ranges */
+    const char *comm_alg;             /* NULL or "", "fullmesh", "fullmesh_v1", "fullmesh_v2": rows go straight from rank to rank; the names
+                                         matter to the profiles' ranges. "hierarchy": a dispatch sends a token's row to each other host once, to
+                                         one of its ranks, which passes it on there; rows of a combine go straight. All give the same bits.
+                                         hierarchy takes no scales: with them a token has another row for each expert */
     ep_tensor elastic_info;           /* native only. i32 [4+2*W0], W0 the group's size: {is_scaled_down, ranks, shared ranks, MoE experts,
                                          table1[rank] = local index or -1, table2[local index] = rank} */
     bool allow_duplicates;            /* a token may name an expert twice (native only) */

@@ -139,7 +139,7 @@ static bool test_a3(void)
     return good;
 }
 
-/* Rows go straight from rank to rank whatever the name, so that hierarchy has no rounding of its own. */
+/* On one host, where hierarchy is a fullmesh; test_hierarchy.c has several. */
 static bool test_comm_alg(void)
 {
     static const char *const names[] = {NULL, "", "fullmesh", "fullmesh_v1", "fullmesh_v2", "hierarchy"};
