@@ -71,7 +71,15 @@ typedef struct ep_packed_view {
     size_t body_bytes;
 } ep_packed_view;
 
+/* Which numerics family a backend computes with. */
+typedef enum ep_numerics {
+    EP_NUMERICS_PORTABLE,
+    EP_NUMERICS_BF16DP, /* bf16 weights with kernels/bf16dp.h, others portable; without its instructions slow */
+    EP_NUMERICS_AUTO,   /* the one in which this CPU computes these weights fastest */
+} ep_numerics;
+
 typedef struct ep_backend_config {
+    ep_numerics numerics;
     uint32_t threads;      /* compute, up to EP_BACKEND_THREADS_MAX; 0: all the CPUs this process may use */
     uint64_t memory_bytes; /* budget for weights as weights_bytes counts them; 0: unlimited */
 } ep_backend_config;

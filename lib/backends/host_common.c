@@ -111,6 +111,14 @@ bool ep_expert_source_supported(const ep_expert_source *source)
     return check_shape_and_types(source, NULL) == EP_OK;
 }
 
+ep_ffn_family ep_numerics_family(ep_numerics numerics, ep_weight_format format)
+{
+    if (numerics == EP_NUMERICS_AUTO) {
+        return ep_ffn_family_fastest(format);
+    }
+    return numerics == EP_NUMERICS_BF16DP && format == EP_WEIGHTS_BF16 ? EP_FFN_FAMILY_BF16DP : EP_FFN_FAMILY_PORTABLE;
+}
+
 ep_err ep_job_check(const ep_job *job)
 {
     if (job->weights == NULL || job->rows == NULL || job->done == NULL) {

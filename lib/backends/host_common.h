@@ -8,6 +8,7 @@
 #include <stdatomic.h>
 
 #include "backends/backend.h"
+#include "kernels/ffn_kernel.h"
 
 #define EP_HOST_ALIGN 64
 
@@ -19,6 +20,9 @@ ep_expert_source ep_expert_source_outline(const ep_expert_source *source);
 bool ep_expert_source_supported(const ep_expert_source *source);
 /* EP_OK or INVALID_ARGUMENT. Also looks at every row's addresses. */
 ep_err ep_job_check(const ep_job *job);
+
+/* The family for weights of this format, EP_NUMERICS_AUTO decided. */
+ep_ffn_family ep_numerics_family(ep_numerics numerics, ep_weight_format format);
 
 /* Bytes of weights held, against a limit. Threads: any. */
 typedef struct ep_backend_budget {

@@ -231,13 +231,13 @@ ep_err ep_known_answer_run(ep_backend *backend, ep_known_answer *out_answer, ep_
     return err;
 }
 
-ep_err ep_known_answer_id(const ep_known_answer *answer, ep_weight_format format,
+ep_err ep_known_answer_id(const ep_known_answer *answer, ep_ffn_family family, ep_weight_format format,
                           char out_id[EP_NUMERICS_ID_BYTES])
 {
     if (format == EP_WEIGHTS_NONE || (unsigned)format >= EP_WEIGHTS_COUNT) {
         return EP_ERR_UNIMPLEMENTED;
     }
-    snprintf(out_id, EP_NUMERICS_ID_BYTES, "portable/%s/rne/%08x", ep_weight_format_name(format),
-             answer->digests[format]);
+    snprintf(out_id, EP_NUMERICS_ID_BYTES, "%s/%s/rne/%08x", family == EP_FFN_FAMILY_BF16DP ? "bf16dp" : "portable",
+             ep_weight_format_name(format), answer->digests[format]);
     return EP_OK;
 }

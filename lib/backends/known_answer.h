@@ -16,7 +16,8 @@ typedef struct ep_known_answer {
 ep_err ep_known_answer_run(ep_backend *backend, ep_known_answer *out_answer, ep_error *out_error);
 
 /* "portable/bf16/rne/5f0c9a12". Errors: UNIMPLEMENTED. */
-ep_err ep_known_answer_id(const ep_known_answer *answer, ep_weight_format format,
+/* family: what weights of this format are computed with. */
+ep_err ep_known_answer_id(const ep_known_answer *answer, ep_ffn_family family, ep_weight_format format,
                           char out_id[EP_NUMERICS_ID_BYTES]);
 
 #endif

@@ -1,6 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/cpu_features.h"
 
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Each level holds all before it, those of the other architecture are never there. */
+enum { PORTABLE, NEON, AVX2, AVX512F, AVX512BF16, LEVELS };
+
+static const char *const level_names[LEVELS] = {"portable", "neon", "avx2", "avx512f", "avx512bf16"};
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #elif defined(__aarch64__)
@@ -12,7 +21,7 @@
 
 /* __builtin_cpu_supports also asks whether the system saves the wide registers; F16C lies in registers AVX2
  * covers. */
-ep_cpu_features ep_cpu_features_read(void)
+static ep_cpu_features of_cpu(void)
 {
     unsigned eax = 0;
     unsigned ebx = 0;
@@ -22,11 +31,15 @@ ep_cpu_features ep_cpu_features_read(void)
     __builtin_cpu_init();
     bool f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
     features.avx2_fma_f16c = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && f16c;
-    features.avx512f = __builtin_cpu_supports("avx512f");
+    features.avx512f = features.avx2_fma_f16c && __builtin_cpu_supports("avx512f");
+    bool wide = features.avx512f && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+                __builtin_cpu_supports("avx512vl");
+    features.avx512bf16 = wide && __builtin_cpu_supports("avx512bf16");
+    features.avx512vnni = wide && __builtin_cpu_supports("avx512vnni");
     return features;
 }
 #elif defined(__aarch64__)
-ep_cpu_features ep_cpu_features_read(void)
+static ep_cpu_features of_cpu(void)
 {
     const unsigned long basic = getauxval(AT_HWCAP);
     const unsigned long more = getauxval(AT_HWCAP2);
@@ -35,8 +48,71 @@ ep_cpu_features ep_cpu_features_read(void)
                              .arm_bf16 = (more & HWCAP2_BF16) != 0};
 }
 #else
-ep_cpu_features ep_cpu_features_read(void)
+static ep_cpu_features of_cpu(void)
 {
     return (ep_cpu_features){0};
 }
 #endif
+
+static bool has_level(const ep_cpu_features *features, int level)
+{
+    switch (level) {
+    case PORTABLE:
+        return true;
+    case NEON:
+        return features->neon;
+    case AVX2:
+        return features->avx2_fma_f16c;
+    case AVX512F:
+        return features->avx512f;
+    case AVX512BF16:
+        return features->avx512bf16;
+    default:
+        return false;
+    }
+}
+
+/* The level asked for; LEVELS: none, or none of these. */
+static int level_wanted(void)
+{
+    const char *wanted = getenv(EP_CPU_FEATURES_VARIABLE);
+    int level = 0;
+    while (level < LEVELS && (wanted == NULL || strcmp(wanted, level_names[level]) != 0)) {
+        level++;
+    }
+    return level;
+}
+
+ep_cpu_features ep_cpu_features_read(void)
+{
+    ep_cpu_features features = of_cpu();
+    const int level = level_wanted();
+    if (level < LEVELS && has_level(&features, level)) {
+        features.neon = features.neon && level >= NEON;
+        features.arm_dot = features.arm_dot && level >= NEON;
+        features.arm_bf16 = features.arm_bf16 && level >= NEON;
+        features.avx2_fma_f16c = features.avx2_fma_f16c && level >= AVX2;
+        features.avx512f = features.avx512f && level >= AVX512F;
+        features.avx512bf16 = features.avx512bf16 && level >= AVX512BF16;
+        features.avx512vnni = features.avx512vnni && level >= AVX512BF16;
+    }
+    return features;
+}
+
+ep_err ep_cpu_features_check(ep_error *out_error)
+{
+    const char *wanted = getenv(EP_CPU_FEATURES_VARIABLE);
+    const ep_cpu_features features = of_cpu();
+    if (wanted == NULL || has_level(&features, level_wanted())) {
+        return EP_OK;
+    }
+    char allowed[64] = "";
+    for (int level = 0; level < LEVELS; level++) {
+        size_t used = strlen(allowed);
+        if (has_level(&features, level)) {
+            snprintf(allowed + used, sizeof(allowed) - used, "%s%s", level == 0 ? "" : ", ", level_names[level]);
+        }
+    }
+    return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "%s is '%.40s', allowed on this CPU: %s", EP_CPU_FEATURES_VARIABLE,
+                        wanted, allowed);
+}

@@ -6,15 +6,27 @@
 
 #include <stdbool.h>
 
+#include "base/error.h"
+
+/* Names the most that code may use of this CPU: one of the levels below, for tests and for mixed hosts. */
+#define EP_CPU_FEATURES_VARIABLE "EXPERTD_CPU_FEATURES"
+
 typedef struct ep_cpu_features {
-    bool avx2_fma_f16c;
-    bool avx512f;
-    bool neon;
-    bool arm_dot;  /* SDOT: sums of four int8 products */
-    bool arm_bf16; /* BFDOT, BFMMLA */
+    bool avx2_fma_f16c; /* level avx2 */
+    bool avx512f;       /* level avx512f */
+    bool avx512bf16;    /* level avx512bf16: with BW, DQ and VL, and all above */
+    bool avx512vnni;    /* level avx512bf16: with BW, DQ and VL */
+    bool neon;          /* level neon */
+    bool arm_dot;       /* level neon. SDOT: sums of four int8 products */
+    bool arm_bf16;      /* level neon. BFDOT, BFMMLA */
 } ep_cpu_features;
 
+/* What code may use: what the CPU has, cut at the level that EP_CPU_FEATURES_VARIABLE names. Level portable: none of it.
+ * A value that ep_cpu_features_check refuses counts as unset. */
 ep_cpu_features ep_cpu_features_read(void);
+
+/* EP_OK, or INVALID_ARGUMENT when EP_CPU_FEATURES_VARIABLE names no level or one that this CPU lacks. */
+ep_err ep_cpu_features_check(ep_error *out_error);
 
 /* Between two looks of a loop that waits for another CPU. */
 static inline void ep_cpu_relax(void)

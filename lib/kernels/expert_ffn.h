@@ -34,6 +34,13 @@
 #include "base/expert_form.h"
 #include "expertd/tensor.h"
 
+/* What fixes every rounding. Equal families give equal bits, whatever computes them. */
+typedef enum ep_ffn_family {
+    EP_FFN_FAMILY_PORTABLE, /* this header */
+    EP_FFN_FAMILY_BF16DP,   /* bf16 weights only: kernels/bf16dp.h */
+} ep_ffn_family;
+#define EP_FFN_FAMILIES 2
+
 #define EP_FFN_F8_BLOCK 128 /* elements of an f8e4m3 row that share a scale */
 
 typedef ep_expert_source ep_ffn_source;

@@ -1,12 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The few inner loops that exist once per instruction set. Everything around them (packing, stages) is
- * shared. All kernels give equal bits: they vectorise across outputs and rows, never along k.
+ * The few inner loops that exist once per instruction set and numerics family. Everything around them (stages,
+ * packing of weights) is shared. All kernels of a family give equal bits: they vectorise across outputs and rows,
+ * never along k.
  *
- * Packed activations  chunks of 1..EP_FFN_CHUNK_ROWS rows; chunk c holds [k][rows of c] floats, chunks follow
- * each other. Packed panel        [k][EP_FFN_PANEL] weights of their own type. bf16: inside each group of 32
- * outputs, output j lies at 2j and output j + 16 at 2j + 1, so that one 32-bit lane widens to both by a shift
- * and by a mask. f16 and f32: in order.
+ * A line is what the inner loop takes at once: one k of family `portable`, two of `bf16dp` (an odd last one is filled
+ * up with zeros). Each activation of a line takes 4 bytes: a float, or two bf16, the even k in the low half.
+ *
+ * Packed activations  chunks of 1..EP_FFN_CHUNK_ROWS rows; chunk c holds [line][rows of c], chunks follow each other.
+ * Packed panel        [k][EP_FFN_PANEL] weights of their own type. bf16: inside each group of 32 outputs, output j lies
+ *      at 2j and output j + 16 at 2j + 1, so that one 32-bit lane widens to both by a shift and by a mask. f16 and f32:
+ *      in order. bf16 for bf16dp: [line][EP_FFN_PANEL][2].
  * Panels of formats with groups   one block per group of columns, the last padded with zeros to a whole one: the
  *      codes of its lines, then the scales of 64 outputs (f32, e8m0 bytes or bf16). f8: a line is 64 bytes in order.
  *      mxfp4, int4: two lines k, k + 1 share 64 bytes; 32-bit word i holds outputs i, i+16, i+32, i+48 of line k in its
@@ -22,27 +26,31 @@
 #include <stdint.h>
 
 #include "base/expert_form.h"
+#include "kernels/expert_ffn.h"
 #include "expertd/tensor.h"
 
 #define EP_FFN_PANEL 64      /* outputs of a panel */
 #define EP_FFN_HALF_PANEL 32 /* gate outputs of a gate-up panel; as many up outputs follow */
-#define EP_FFN_K_BLOCK 128   /* lines of a panel done for all chunks before the next: 16 KiB of bf16 */
+#define EP_FFN_K_BLOCK 128   /* lines of a panel done for all chunks before the next */
 #define EP_FFN_CHUNK_ROWS 6  /* rows of a register tile: 6 x 4 accumulators of 16 floats fill AVX-512 */
 
 typedef struct ep_ffn_kernel {
-    const char *name; /* "avx512f", "avx2", "generic" */
+    const char *name; /* "avx512bf16", "avx512f", "avx2", "generic" */
+    ep_ffn_family family;
     /*
-     * c[r][o] = chain over k ascending of fmaf(weight[k][o], a[k][r], .), for one panel and all rows.
+     * c[r][o] = chain over the lines ascending, portable: of fmaf(weight[k][o], a[k][r], .), bf16dp: of
+     * ep_bf16dp_step, for one panel and all rows.
      * dtype bf16, f16 or f32; panel and c 64-byte aligned; c [rows][EP_FFN_PANEL].
      * next: the panel this thread computes after this one, whose first lines are fetched meanwhile; NULL: not
      * known. Only a hint: any address will do, it is never read.
      */
-    void (*panel)(ep_dtype dtype, const float *a, uint32_t rows, const uint8_t *panel, uint32_t k_count,
+    void (*panel)(ep_dtype dtype, const float *a, uint32_t rows, const uint8_t *panel, uint32_t lines,
                   const uint8_t *next, float *c);
-    /* The same for a format with groups: a chain per group, scaled, summed (expert_ffn.h). */
+    /* portable only. The same for a format with groups: a chain per group, scaled, summed (expert_ffn.h). */
     void (*group_panel)(ep_weight_format format, const float *a, uint32_t rows, const uint8_t *panel,
                         uint32_t k_count, const uint8_t *next, float *c);
     /*
+     * portable only.
      * sums[r][o] = (first ? 0 : sums[r][o]) + sum over 4 * quads lines of weight * a, for a chunk of rows.
      * a [quads][rows][4]; panel of w8a8 from the first of these lines on; sums [rows][EP_FFN_PANEL], 64-byte aligned.
      */
@@ -53,12 +61,28 @@ typedef struct ep_ffn_kernel {
                      const float *u, uint32_t count, float *h);
     /* out[i] = ep_expf(x[i]) for 16 values; what activations use, shown to the tests. Any alignment. */
     void (*exp16)(const float *x, float *out);
+    /* The slots below: NULL takes the plain loops of ffn_pass.c, which know family `portable` only. */
+    /* One packed chunk from the batch's rows first_row.., widened and for bf16dp narrowed. */
+    void (*pack_rows)(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows, uint32_t hidden, float *a);
+    /* The first count (1..EP_FFN_PANEL) inner values of a chunk's rows, h [rows][EP_FFN_PANEL], 64-byte aligned, into
+     * the chunk's lines, which begin at a. */
+    void (*lay)(const float *h, uint32_t rows, uint32_t count, float *a);
+    /* out[first + i] = y[i] rounded once, i < count (1..EP_FFN_PANEL); y 64-byte aligned. */
+    void (*write_row)(const float *y, uint32_t count, ep_dtype dtype, void *out, uint32_t first);
 } ep_ffn_kernel;
 
-/* The fastest kernel this CPU runs. Never NULL. */
-const ep_ffn_kernel *ep_ffn_kernel_best(void);
-/* Kernel number index that this CPU runs, fastest first; NULL past the end. */
+/* Kernel number index that this CPU runs, of any family, the fastest of a family first; NULL past the end. */
 const ep_ffn_kernel *ep_ffn_kernel_at(size_t index);
+/* The fastest kernel of a family that this CPU runs. Never NULL: each family has plain loops. */
+const ep_ffn_kernel *ep_ffn_kernel_of(ep_ffn_family family);
+/* The family in which this CPU computes weights of this format fastest. */
+ep_ffn_family ep_ffn_family_fastest(ep_weight_format format);
+
+/* Lines of a panel over k_count inputs. */
+static inline uint32_t ep_ffn_lines(ep_ffn_family family, uint32_t k_count)
+{
+    return family == EP_FFN_FAMILY_BF16DP ? k_count / 2 + k_count % 2 : k_count;
+}
 
 /* How `rows` rows are cut into chunks: as few as possible, sizes differing by at most one, the longer ones
  * first. */
@@ -107,9 +131,12 @@ static inline uint32_t ep_ffn_quads(uint32_t k_count)
     return (k_count + 3) / 4;
 }
 
-/* Bytes of a packed panel of k_count lines; a multiple of 64. */
-static inline size_t ep_ffn_panel_bytes(ep_weight_format format, uint32_t k_count)
+/* Bytes of a packed panel over k_count inputs; a multiple of 64. */
+static inline size_t ep_ffn_panel_bytes(ep_ffn_family family, ep_weight_format format, uint32_t k_count)
 {
+    if (family == EP_FFN_FAMILY_BF16DP) {
+        return (size_t)ep_ffn_lines(family, k_count) * EP_FFN_PANEL * 4;
+    }
     if (ep_weight_format_is_float(format)) {
         return (size_t)k_count * EP_FFN_PANEL * ep_dtype_bytes(ep_weight_format_dtype(format));
     }
@@ -120,7 +147,7 @@ static inline size_t ep_ffn_panel_bytes(ep_weight_format format, uint32_t k_coun
     return ((size_t)k_count + group - 1) / group * ep_ffn_group_bytes(format);
 }
 
-/* Place of output o inside one k-line of a packed panel. */
+/* Place of output o inside one line of a packed panel of family `portable`. */
 static inline uint32_t ep_ffn_panel_slot(ep_dtype dtype, uint32_t o)
 {
     if (dtype != EP_DTYPE_BF16) {

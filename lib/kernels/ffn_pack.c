@@ -25,24 +25,24 @@ static uint32_t gate_up_width(const ep_ffn_source *source)
     return ep_activation_has_gate(source->activation) ? EP_FFN_HALF_PANEL : EP_FFN_PANEL;
 }
 
-static packed_sizes sizes_of(const ep_ffn_source *source)
+static packed_sizes sizes_of(const ep_ffn_source *source, ep_ffn_family family)
 {
     const size_t line_bytes = EP_FFN_PANEL * sizeof(float);
     const size_t gate_up_panels = panels_of(source->inner, gate_up_width(source));
     const size_t down_panels = panels_of(source->hidden, EP_FFN_PANEL);
     const bool inner_bias = source->gate_bias != NULL || source->up_bias != NULL;
     packed_sizes sizes;
-    sizes.gate_up_bytes = gate_up_panels * ep_ffn_panel_bytes(source->format, source->hidden);
-    sizes.down_bytes = down_panels * ep_ffn_panel_bytes(source->format, source->inner);
+    sizes.gate_up_bytes = gate_up_panels * ep_ffn_panel_bytes(family, source->format, source->hidden);
+    sizes.down_bytes = down_panels * ep_ffn_panel_bytes(family, source->format, source->inner);
     sizes.gate_up_bias_bytes = inner_bias ? gate_up_panels * line_bytes : 0;
     sizes.down_bias_bytes = source->down_bias != NULL ? down_panels * line_bytes : 0;
     sizes.shared_gate_bytes = source->shared_gate == NULL ? 0 : (size_t)source->hidden * sizeof(float);
     return sizes;
 }
 
-size_t ep_ffn_packed_bytes(const ep_ffn_source *source)
+size_t ep_ffn_packed_bytes(const ep_ffn_source *source, ep_ffn_family family)
 {
-    packed_sizes sizes = sizes_of(source);
+    packed_sizes sizes = sizes_of(source, family);
     return ep_align_up(sizes.gate_up_bytes + sizes.down_bytes + sizes.gate_up_bias_bytes + sizes.down_bias_bytes +
                            sizes.shared_gate_bytes,
                        EP_FFN_ALIGN);
@@ -50,6 +50,7 @@ size_t ep_ffn_packed_bytes(const ep_ffn_source *source)
 
 /* The matrix rows that become one panel's outputs; missing ones are NULL and packed as zeros. */
 typedef struct {
+    ep_ffn_family family;
     ep_weight_format format;
     uint32_t columns;
     const uint8_t *rows[EP_FFN_PANEL]; /* by output */
@@ -168,9 +169,31 @@ static void write_int8(const panel_rows *panel, uint8_t *to)
     write_scales(panel, 0, to);
 }
 
+/* Pairs of bf16; beside an odd last one stands a zero. */
+static void write_pairs(const panel_rows *panel, uint8_t *to)
+{
+    const size_t row_bytes = 2 * (size_t)panel->columns;
+    for (size_t at = 0; at < row_bytes; at += 4) {
+        const size_t bytes = row_bytes - at < 4 ? row_bytes - at : 4;
+        for (uint32_t o = 0; o < EP_FFN_PANEL; o++, to += 4) {
+            const uint8_t *row = panel->rows[o];
+            if (row != NULL && bytes == 4) {
+                memcpy(to, row + at, 4);
+                continue;
+            }
+            memset(to, 0, 4);
+            if (row != NULL) {
+                memcpy(to, row + at, bytes);
+            }
+        }
+    }
+}
+
 static void write_panel(const panel_rows *panel, uint8_t *to)
 {
-    if (ep_weight_format_is_float(panel->format)) {
+    if (panel->family == EP_FFN_FAMILY_BF16DP) {
+        write_pairs(panel, to);
+    } else if (ep_weight_format_is_float(panel->format)) {
         write_plain(panel, to);
     } else if (panel->format == EP_WEIGHTS_W8A8) {
         write_int8(panel, to);
@@ -209,9 +232,9 @@ static void write_panels(const ep_ffn_source *source, const ep_ffn_packed *packe
     const uint32_t hidden = source->hidden;
     const uint32_t inner = source->inner;
     const uint32_t width = packed->gate_up_width;
-    const size_t gate_up_bytes = ep_ffn_panel_bytes(source->format, hidden);
-    const size_t down_bytes = ep_ffn_panel_bytes(source->format, inner);
-    panel_rows panel = {.format = source->format, .columns = hidden};
+    const size_t gate_up_bytes = ep_ffn_panel_bytes(packed->family, source->format, hidden);
+    const size_t down_bytes = ep_ffn_panel_bytes(packed->family, source->format, inner);
+    panel_rows panel = {.family = packed->family, .format = source->format, .columns = hidden};
 
     for (uint32_t p = 0; p < packed->gate_up_panels; p++) {
         if (width == EP_FFN_HALF_PANEL) {
@@ -227,9 +250,9 @@ static void write_panels(const ep_ffn_source *source, const ep_ffn_packed *packe
     }
 }
 
-void ep_ffn_packed_place(const ep_ffn_source *source, void *memory, ep_ffn_packed *out_packed)
+void ep_ffn_packed_place(const ep_ffn_source *source, ep_ffn_family family, void *memory, ep_ffn_packed *out_packed)
 {
-    const packed_sizes sizes = sizes_of(source);
+    const packed_sizes sizes = sizes_of(source, family);
     const uint8_t *gate_up = memory;
     const uint8_t *down = gate_up + sizes.gate_up_bytes;
     const float *gate_up_bias = (const float *)(const void *)(down + sizes.down_bytes);
@@ -239,6 +262,7 @@ void ep_ffn_packed_place(const ep_ffn_source *source, void *memory, ep_ffn_packe
         .hidden = source->hidden,
         .inner = source->inner,
         .format = source->format,
+        .family = family,
         .activation = source->activation,
         .numbers = source->numbers,
         .gate_up_width = gate_up_width(source),
@@ -252,16 +276,17 @@ void ep_ffn_packed_place(const ep_ffn_source *source, void *memory, ep_ffn_packe
     };
 }
 
-void ep_ffn_pack(const ep_ffn_source *source, void *memory, ep_ffn_packed *out_packed)
+void ep_ffn_pack(const ep_ffn_source *source, ep_ffn_family family, void *memory, ep_ffn_packed *out_packed)
 {
-    const packed_sizes sizes = sizes_of(source);
+    EP_ASSERT(family == EP_FFN_FAMILY_PORTABLE || source->format == EP_WEIGHTS_BF16);
+    const packed_sizes sizes = sizes_of(source, family);
     uint8_t *gate_up = memory;
     uint8_t *down = gate_up + sizes.gate_up_bytes;
     float *gate_up_bias = (float *)(void *)(down + sizes.down_bytes);
     float *down_bias = gate_up_bias + sizes.gate_up_bias_bytes / sizeof(float);
     float *shared_gate = down_bias + sizes.down_bias_bytes / sizeof(float);
 
-    ep_ffn_packed_place(source, memory, out_packed);
+    ep_ffn_packed_place(source, family, memory, out_packed);
     write_panels(source, out_packed, gate_up, down);
     write_biases(source, out_packed, gate_up_bias, down_bias);
     for (uint32_t i = 0; source->shared_gate != NULL && i < source->hidden; i++) {

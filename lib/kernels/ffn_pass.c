@@ -8,7 +8,8 @@
 #include "base/check.h"
 #include "base/numeric.h"
 #include "base/path_count.h"
-#include "kernels/ffn_element.h"
+#include "kernels/bf16dp.h"
+#include "kernels/ffn_widen.h"
 
 #define WIDEN_BLOCK 64 /* inputs widened at a time */
 #define INT8_BLOCK 128 /* inner values rounded to int8 at a time */
@@ -24,6 +25,7 @@ void ep_ffn_pass_init(ep_ffn_pass *pass, const ep_ffn_kernel *kernel, const ep_f
                       const ep_ffn_batch *batch, void *scratch)
 {
     EP_ASSERT(batch->rows_count >= 1 && batch->rows_count <= EP_FFN_PASS_ROWS);
+    EP_ASSERT(kernel->family == weights->family);
     pass->kernel = kernel;
     pass->weights = weights;
     pass->batch = *batch;
@@ -37,45 +39,16 @@ void ep_ffn_pass_init(ep_ffn_pass *pass, const ep_ffn_kernel *kernel, const ep_f
     pass->h_magnitude = (_Atomic uint32_t *)(void *)(pass->x_scale + batch->rows_count);
 }
 
-/* Widens count inputs from index first of one row; the type is looked at once per block, not per element. */
-static void widen_block(const ep_ffn_batch *batch, const ep_ffn_row *row, uint32_t first, uint32_t count,
-                        float *x)
-{
-    if (batch->x_dtype == EP_DTYPE_I8) {
-        for (uint32_t i = 0; i < count; i++) {
-            x[i] = ep_ffn_read_i8(row->x, row->x_scale, first + i);
-        }
-    } else if (batch->x_dtype == EP_DTYPE_F8E4M3) {
-        for (uint32_t i = 0; i < count; i++) {
-            x[i] = ep_ffn_read_f8(row->x, row->x_scales, first + i);
-        }
-    } else if (batch->x_dtype == EP_DTYPE_BF16) {
-        for (uint32_t i = 0; i < count; i++) {
-            x[i] = ep_ffn_read_float(row->x, EP_DTYPE_BF16, first + i);
-        }
-    } else if (batch->x_dtype == EP_DTYPE_F16) {
-        for (uint32_t i = 0; i < count; i++) {
-            x[i] = ep_ffn_read_float(row->x, EP_DTYPE_F16, first + i);
-        }
-    } else {
-        for (uint32_t i = 0; i < count; i++) {
-            x[i] = ep_ffn_read_float(row->x, EP_DTYPE_F32, first + i);
-        }
-    }
-    if (batch->weight_on_input) {
-        for (uint32_t i = 0; i < count; i++) {
-            x[i] = row->input_weight * x[i];
-        }
-    }
-}
-
 /* One chain per row, all rows of the chunk side by side. */
-static void shared_gate_chunk(const float *gate, const float *a, uint32_t rows, uint32_t hidden, float *share)
+static void shared_gate_chunk(const ep_ffn_packed *weights, const float *a, uint32_t rows, float *share)
 {
+    const bool is_pair = weights->family == EP_FFN_FAMILY_BF16DP;
     float acc[EP_FFN_CHUNK_ROWS] = {0.0f};
-    for (uint32_t k = 0; k < hidden; k++) {
+    for (uint32_t k = 0; k < weights->hidden; k++) {
         for (uint32_t r = 0; r < rows; r++) {
-            acc[r] = fmaf(gate[k], a[(size_t)k * rows + r], acc[r]);
+            const float *line = a + (size_t)(is_pair ? k / 2 : k) * rows;
+            const float x = is_pair ? ep_bf16_to_f32(ep_ffn_read_u16(line, 2 * (size_t)r + k % 2)) : line[r];
+            acc[r] = fmaf(weights->shared_gate[k], x, acc[r]);
         }
     }
     for (uint32_t r = 0; r < rows; r++) {
@@ -116,32 +89,49 @@ static void round_chunk_to_int8(const ep_ffn_pass *pass, uint32_t first_row, uin
 static size_t x_offset(const ep_ffn_packed *weights, uint32_t first_row)
 {
     const uint32_t hidden = weights->hidden;
-    return (size_t)first_row * (weights->format == EP_WEIGHTS_W8A8 ? 4 * ep_ffn_quads(hidden) : hidden);
+    return (size_t)first_row *
+           (weights->format == EP_WEIGHTS_W8A8 ? 4 * ep_ffn_quads(hidden) : ep_ffn_lines(weights->family, hidden));
 }
 
-void ep_ffn_pass_pack_chunk(const ep_ffn_pass *pass, uint32_t chunk)
+/* Family `portable`. */
+static void pack_rows(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows, uint32_t hidden, float *a)
 {
-    const uint32_t hidden = pass->weights->hidden;
-    const uint32_t first_row = ep_ffn_chunk_first_row(&pass->chunks, chunk);
-    const uint32_t rows = ep_ffn_chunk_rows(&pass->chunks, chunk);
-    float *a = pass->x + x_offset(pass->weights, first_row);
     float wide[WIDEN_BLOCK];
-
-    ep_path_count(EP_PATH_PANEL, (uint64_t)rows * hidden * ep_dtype_bytes(pass->batch.x_dtype));
     for (uint32_t r = 0; r < rows; r++) {
-        const ep_ffn_row *row = &pass->batch.rows[first_row + r];
         for (uint32_t k = 0; k < hidden; k += WIDEN_BLOCK) {
             uint32_t count = hidden - k < WIDEN_BLOCK ? hidden - k : WIDEN_BLOCK;
-            widen_block(&pass->batch, row, k, count, wide);
+            ep_ffn_widen(batch, &batch->rows[first_row + r], k, count, wide);
             for (uint32_t i = 0; i < count; i++) {
                 a[(size_t)(k + i) * rows + r] = wide[i];
             }
         }
     }
-    if (pass->weights->shared_gate != NULL) {
-        shared_gate_chunk(pass->weights->shared_gate, a, rows, hidden, pass->share + first_row);
+}
+
+/* Family `portable`. */
+static void lay(const float *h, uint32_t rows, uint32_t count, float *a)
+{
+    for (uint32_t r = 0; r < rows; r++, h += EP_FFN_PANEL) {
+        for (uint32_t i = 0; i < count; i++) {
+            a[(size_t)i * rows + r] = h[i];
+        }
     }
-    if (pass->weights->format == EP_WEIGHTS_W8A8) {
+}
+
+void ep_ffn_pass_pack_chunk(const ep_ffn_pass *pass, uint32_t chunk)
+{
+    const ep_ffn_packed *weights = pass->weights;
+    const uint32_t first_row = ep_ffn_chunk_first_row(&pass->chunks, chunk);
+    const uint32_t rows = ep_ffn_chunk_rows(&pass->chunks, chunk);
+    float *a = pass->x + x_offset(weights, first_row);
+
+    ep_path_count(EP_PATH_PANEL, (uint64_t)rows * weights->hidden * ep_dtype_bytes(pass->batch.x_dtype));
+    (pass->kernel->pack_rows != NULL ? pass->kernel->pack_rows : pack_rows)(&pass->batch, first_row, rows,
+                                                                            weights->hidden, a);
+    if (weights->shared_gate != NULL) {
+        shared_gate_chunk(weights, a, rows, pass->share + first_row);
+    }
+    if (weights->format == EP_WEIGHTS_W8A8) {
         round_chunk_to_int8(pass, first_row, rows);
     }
 }
@@ -217,12 +207,12 @@ static void add_bias(const float *bias, uint32_t rows, float *c)
 
 const uint8_t *ep_ffn_gate_up_panel(const ep_ffn_packed *weights, uint32_t panel)
 {
-    return weights->gate_up + panel * ep_ffn_panel_bytes(weights->format, weights->hidden);
+    return weights->gate_up + panel * ep_ffn_panel_bytes(weights->family, weights->format, weights->hidden);
 }
 
 const uint8_t *ep_ffn_down_panel(const ep_ffn_packed *weights, uint32_t panel)
 {
-    return weights->down + panel * ep_ffn_panel_bytes(weights->format, weights->inner);
+    return weights->down + panel * ep_ffn_panel_bytes(weights->family, weights->format, weights->inner);
 }
 
 /* One panel's products for all rows, biases added. */
@@ -239,7 +229,8 @@ static void multiply(const ep_ffn_pass *pass, bool is_down, uint32_t index, cons
     if (format == EP_WEIGHTS_W8A8) {
         (is_down ? int8_down : int8_gate_up)(pass, panel, tile);
     } else if (ep_weight_format_is_float(format)) {
-        pass->kernel->panel(ep_weight_format_dtype(format), a, rows, panel, k_count, next, tile);
+        pass->kernel->panel(ep_weight_format_dtype(format), a, rows, panel, ep_ffn_lines(weights->family, k_count), next,
+                            tile);
     } else {
         pass->kernel->group_panel(format, a, rows, panel, k_count, next, tile);
     }
@@ -269,23 +260,23 @@ void ep_ffn_pass_gate_up(const ep_ffn_pass *pass, uint32_t panel, const uint8_t 
     const uint32_t first = panel * width;
     const uint32_t left = weights->inner - first;
     const uint32_t count = left < width ? left : width;
-    _Alignas(EP_FFN_ALIGN) float h[EP_FFN_PANEL];
+    const size_t lines = ep_ffn_lines(weights->family, weights->inner);
+    _Alignas(EP_FFN_ALIGN) float h[EP_FFN_CHUNK_ROWS * EP_FFN_PANEL];
 
     multiply(pass, false, panel, next_panel, tile);
     const float *c = tile;
     for (uint32_t chunk = 0; chunk < pass->chunks.count; chunk++) {
         const uint32_t rows = ep_ffn_chunk_rows(&pass->chunks, chunk);
         const uint32_t first_row = ep_ffn_chunk_first_row(&pass->chunks, chunk);
-        float *a = pass->h + (size_t)first_row * weights->inner + (size_t)first * rows;
+        float *a = pass->h + first_row * lines + (size_t)ep_ffn_lines(weights->family, first) * rows;
         for (uint32_t r = 0; r < rows; r++, c += EP_FFN_PANEL) {
-            pass->kernel->activate(weights->activation, &weights->numbers, c, c + EP_FFN_PANEL - width, width, h);
-            for (uint32_t i = 0; i < count; i++) {
-                a[(size_t)i * rows + r] = h[i];
-            }
+            float *to = h + (size_t)r * EP_FFN_PANEL;
+            pass->kernel->activate(weights->activation, &weights->numbers, c, c + EP_FFN_PANEL - width, width, to);
             if (weights->format == EP_WEIGHTS_W8A8) {
-                note_magnitude(&pass->h_magnitude[first_row + r], h, count);
+                note_magnitude(&pass->h_magnitude[first_row + r], to, count);
             }
         }
+        (pass->kernel->lay != NULL ? pass->kernel->lay : lay)(h, rows, count, a);
     }
 }
 
@@ -325,6 +316,7 @@ void ep_ffn_pass_down(const ep_ffn_pass *pass, uint32_t panel, const uint8_t *ne
                 y[i] = pass->share[r] * y[i];
             }
         }
-        write_row(y, count, pass->batch.out_dtype, pass->batch.rows[r].out, first);
+        (pass->kernel->write_row != NULL ? pass->kernel->write_row : write_row)(y, count, pass->batch.out_dtype,
+                                                                                pass->batch.rows[r].out, first);
     }
 }

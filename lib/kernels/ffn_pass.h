@@ -25,6 +25,7 @@ typedef struct ep_ffn_packed {
     uint32_t hidden;
     uint32_t inner;
     ep_weight_format format;
+    ep_ffn_family family;
     ep_activation activation;
     ep_activation_numbers numbers;
     uint32_t gate_up_width; /* inner outputs of a gate-up panel: 32 with a gate, 64 without */
@@ -49,18 +50,21 @@ typedef struct ep_ffn_pass {
     _Atomic uint32_t *h_magnitude; /* [rows] w8a8: bits of the greatest |h| */
 } ep_ffn_pass;
 
-/* Bytes of memory ep_ffn_pack fills. Depends on shape, format and which optional parts there are. */
-size_t ep_ffn_packed_bytes(const ep_ffn_source *source);
+/* family: EP_FFN_FAMILY_BF16DP for bf16 weights only. */
+
+/* Bytes of memory ep_ffn_pack fills. Depends on shape, format, family and which optional parts there are. */
+size_t ep_ffn_packed_bytes(const ep_ffn_source *source, ep_ffn_family family);
 /* Packs into memory (ep_ffn_packed_bytes, EP_FFN_ALIGN); *out_packed points into it. Keeps nothing of source.
  */
-void ep_ffn_pack(const ep_ffn_source *source, void *memory, ep_ffn_packed *out_packed);
+void ep_ffn_pack(const ep_ffn_source *source, ep_ffn_family family, void *memory, ep_ffn_packed *out_packed);
 
 /* Where the parts of a packed expert lie in memory; its matrices are not looked at, nor is memory. */
-void ep_ffn_packed_place(const ep_ffn_source *source, void *memory, ep_ffn_packed *out_packed);
+void ep_ffn_packed_place(const ep_ffn_source *source, ep_ffn_family family, void *memory,
+                         ep_ffn_packed *out_packed);
 
 /* Bytes of scratch of a pass. */
 size_t ep_ffn_pass_scratch_bytes(uint32_t hidden, uint32_t inner, uint32_t rows);
-/* scratch: EP_FFN_ALIGN, used until the last task has ended. batch->rows stays valid as long. */
+/* kernel: of the family the weights are packed for. scratch: EP_FFN_ALIGN, used until the last task has ended. batch->rows stays valid as long. */
 void ep_ffn_pass_init(ep_ffn_pass *pass, const ep_ffn_kernel *kernel, const ep_ffn_packed *weights,
                       const ep_ffn_batch *batch, void *scratch);
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which kernels this CPU runs, fastest first. */
+#include "base/check.h"
 #include "base/cpu_features.h"
 #include "kernels/ffn_kernel.h"
 #include "kernels/generic/ffn_generic.h"
@@ -9,32 +10,56 @@
 #include "kernels/arm/ffn_arm.h"
 #endif
 
-const ep_ffn_kernel *ep_ffn_kernel_at(size_t index)
+#define KERNELS_MAX 8
+
+static size_t usable_kernels(const ep_ffn_kernel *out_usable[KERNELS_MAX])
 {
-    const ep_ffn_kernel *usable[3];
     size_t count = 0;
 #if defined(__x86_64__)
     ep_cpu_features features = ep_cpu_features_read();
+    if (features.avx512bf16) {
+        out_usable[count++] = &ep_ffn_kernel_avx512bf16;
+    }
     if (features.avx512f) {
-        usable[count++] = &ep_ffn_kernel_avx512f;
+        out_usable[count++] = &ep_ffn_kernel_avx512f;
     }
     if (features.avx2_fma_f16c) {
-        usable[count++] = &ep_ffn_kernel_avx2;
+        out_usable[count++] = &ep_ffn_kernel_avx2;
     }
 #elif defined(__aarch64__)
     ep_cpu_features features = ep_cpu_features_read();
     if (features.arm_dot) {
-        usable[count++] = &ep_ffn_kernel_neon_dot;
+        out_usable[count++] = &ep_ffn_kernel_neon_dot;
     }
     if (features.neon) {
-        usable[count++] = &ep_ffn_kernel_neon;
+        out_usable[count++] = &ep_ffn_kernel_neon;
     }
 #endif
-    usable[count++] = &ep_ffn_kernel_generic;
-    return index < count ? usable[index] : NULL;
+    out_usable[count++] = &ep_ffn_kernel_bf16dp_generic;
+    out_usable[count++] = &ep_ffn_kernel_generic;
+    return count;
 }
 
-const ep_ffn_kernel *ep_ffn_kernel_best(void)
+const ep_ffn_kernel *ep_ffn_kernel_at(size_t index)
 {
-    return ep_ffn_kernel_at(0);
+    const ep_ffn_kernel *usable[KERNELS_MAX];
+    return index < usable_kernels(usable) ? usable[index] : NULL;
+}
+
+const ep_ffn_kernel *ep_ffn_kernel_of(ep_ffn_family family)
+{
+    const ep_ffn_kernel *usable[KERNELS_MAX];
+    size_t count = usable_kernels(usable);
+    size_t i = 0;
+    while (usable[i]->family != family) {
+        i++;
+        EP_ASSERT(i < count);
+    }
+    return usable[i];
+}
+
+ep_ffn_family ep_ffn_family_fastest(ep_weight_format format)
+{
+    bool has_pairs = ep_ffn_kernel_of(EP_FFN_FAMILY_BF16DP) != &ep_ffn_kernel_bf16dp_generic;
+    return format == EP_WEIGHTS_BF16 && has_pairs ? EP_FFN_FAMILY_BF16DP : EP_FFN_FAMILY_PORTABLE;
 }

@@ -370,7 +370,7 @@ static ep_err start_base(ep_node *node, ep_error *out_error)
 static ep_err start_compute(ep_node *node, ep_error *out_error)
 {
     const ep_node_config *config = node->config;
-    ep_backend_config backend = {.threads = config->threads, .memory_bytes = config->weight_bytes_max};
+    ep_backend_config backend = {.numerics = config->numerics, .threads = config->threads, .memory_bytes = config->weight_bytes_max};
     ep_weight_store_config store = {.weight_bytes_max = config->weight_bytes_max,
                                     .shows_progress = config->shows_progress,
                                     .on_change = on_weights,

@@ -92,6 +92,12 @@ static const ep_option node_options[] = {
      .max = 32,
      .default_text = "cpu",
      .help = "What computes: cpu or reference"},
+    {.name = "numerics",
+     .type = EP_OPTION_ENUM,
+     .allowed = "portable|bf16dp|auto",
+     .default_text = "portable",
+     .help = "Which rules fix the bits of bf16 experts: portable (f32 sums, any CPU), bf16dp (sums of bf16 pairs: twice as fast where the CPU has "
+             "AVX-512 BF16, slow elsewhere), auto (the fastest here). Nodes of a model want the same"},
     {.name = "threads",
      .type = EP_OPTION_INT,
      .max = EP_BACKEND_THREADS_MAX,
@@ -365,6 +371,7 @@ static ep_err load(const ep_options *options, ep_node_config *config, ep_error *
         ep_host_boot_id(config->host);
     }
     config->advertise_url = ep_options_text(options, "advertise_url");
+    config->numerics = (ep_numerics)ep_options_number(options, "numerics");
     config->threads = (uint32_t)ep_options_number(options, "threads");
     config->weight_bytes_max = ep_options_number(options, "weight_bytes_max");
     config->inflight_tokens = (uint32_t)ep_options_number(options, "inflight_tokens");

@@ -43,6 +43,7 @@ typedef struct ep_node_config {
     uint32_t models_count;
     ep_node_model_config *models; /* owned array, borrowed texts */
     const ep_backend_ops *backend;
+    ep_numerics numerics;
     uint32_t threads;
     uint64_t weight_bytes_max; /* 0 unlimited */
     uint32_t inflight_tokens;

@@ -66,6 +66,7 @@ typedef struct {
     const char *dtype;
     double seconds;
     uint32_t threads;
+    bool portable; /* the family every CPU has, not the fastest here */
     bool rivals;
 } options;
 
@@ -359,6 +360,8 @@ static bool read_options(int argc, char **argv, options *o)
             o->seconds = atof(a + 8);
         } else if (strncmp(a, "threads=", 8) == 0) {
             o->threads = (uint32_t)atoi(a + 8);
+        } else if (strcmp(a, "numerics=portable") == 0) {
+            o->portable = true;
         } else if (strcmp(a, "rivals=no") == 0) {
             o->rivals = false;
         } else if (strchr(a, '=') == NULL && o->json == NULL) {
@@ -377,11 +380,11 @@ int main(int argc, char **argv)
     ep_backend *backend;
     ffn_team team;
     if (!read_options(argc, argv, &o)) {
-        fprintf(stderr, "usage: bench_ffn [JSON] [shape=HxI] [m=1..%d] [dtype=bf16|f16|f32] [seconds=S] [threads=N] [rivals=no]\n", ROWS_MAX);
+        fprintf(stderr, "usage: bench_ffn [JSON] [shape=HxI] [m=1..%d] [dtype=bf16|f16|f32] [seconds=S] [threads=N] [numerics=portable] [rivals=no]\n", ROWS_MAX);
         return 2;
     }
     const uint32_t threads = o.threads > 0 ? o.threads : ep_host_cpus_count();
-    const ep_backend_config config = {.threads = threads};
+    const ep_backend_config config = {.numerics = o.portable ? EP_NUMERICS_PORTABLE : EP_NUMERICS_AUTO, .threads = threads};
     if (ep_backend_by_name("cpu")->open(&config, &backend, &error) != EP_OK) {
         fprintf(stderr, "bench_ffn: %s\n", error.text);
         return 1;

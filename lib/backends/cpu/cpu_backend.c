@@ -9,11 +9,13 @@
 #include "backends/host_common.h"
 #include "backends/known_answer.h"
 #include "base/check.h"
+#include "base/cpu_features.h"
 
 typedef struct cpu_backend {
     ep_backend base;
     ep_backend_budget budget;
     ep_known_answer answer;
+    ep_numerics numerics;
     ep_cpu_schedule *schedule;
 } cpu_backend;
 
@@ -41,7 +43,13 @@ ep_err ep_cpu_backend_open_with(const ep_ffn_kernel *kernel, const ep_backend_co
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for backend cpu");
     }
     backend->base.ops = &ep_backend_cpu_ops;
-    ep_err err = ep_cpu_schedule_start(kernel, threads, &backend->schedule);
+    backend->numerics = config->numerics;
+    const ep_ffn_kernel *kernels[EP_FFN_FAMILIES];
+    for (unsigned family = 0; family < EP_FFN_FAMILIES; family++) {
+        bool fits = kernel != NULL && (unsigned)kernel->family == family;
+        kernels[family] = fits ? kernel : ep_ffn_kernel_of((ep_ffn_family)family);
+    }
+    ep_err err = ep_cpu_schedule_start(kernels, threads, &backend->schedule);
     if (err != EP_OK) {
         cpu_close(&backend->base);
         return ep_error_set(out_error, err, "backend cpu cannot start %u threads", threads);
@@ -58,25 +66,27 @@ ep_err ep_cpu_backend_open_with(const ep_ffn_kernel *kernel, const ep_backend_co
 
 static ep_err cpu_open(const ep_backend_config *config, ep_backend **out_backend, ep_error *out_error)
 {
-    return ep_cpu_backend_open_with(ep_ffn_kernel_best(), config, out_backend, out_error);
+    ep_err err = ep_cpu_features_check(out_error);
+    return err != EP_OK ? err : ep_cpu_backend_open_with(NULL, config, out_backend, out_error);
 }
 
 static ep_err cpu_numerics_id(ep_backend *base, ep_weight_format format, char out_id[EP_NUMERICS_ID_BYTES])
 {
-    return ep_known_answer_id(&((cpu_backend *)base)->answer, format, out_id);
+    cpu_backend *backend = (cpu_backend *)base;
+    return ep_known_answer_id(&backend->answer, ep_numerics_family(backend->numerics, format), format, out_id);
 }
 
 static size_t cpu_weights_bytes(ep_backend *base, const ep_expert_source *source)
 {
-    (void)base;
-    return ep_expert_source_supported(source) ? ep_ffn_packed_bytes(source) : 0;
+    const ep_ffn_family family = ep_numerics_family(((cpu_backend *)base)->numerics, source->format);
+    return ep_expert_source_supported(source) ? ep_ffn_packed_bytes(source, family) : 0;
 }
 
 /* Memory for weights of this shape, against the budget, not filled yet. source has been checked. */
 static ep_err make_weights(cpu_backend *backend, const ep_expert_source *source, ep_cpu_weights **out_weights,
                            ep_error *out_error)
 {
-    const size_t bytes = ep_ffn_packed_bytes(source);
+    const size_t bytes = ep_ffn_packed_bytes(source, ep_numerics_family(backend->numerics, source->format));
     ep_err err = ep_backend_budget_take(&backend->budget, bytes, out_error);
     if (err != EP_OK) {
         return err;
@@ -110,7 +120,8 @@ static ep_err cpu_weights_load(ep_backend *base, const ep_expert_source *source,
     if (err != EP_OK) {
         return err;
     }
-    ep_ffn_pack(source, weights->memory, &weights->packed);
+    ep_ffn_pack(source, ep_numerics_family(((cpu_backend *)base)->numerics, source->format), weights->memory,
+                &weights->packed);
     *out_weights = &weights->base;
     return EP_OK;
 }
@@ -127,8 +138,8 @@ static void cpu_weights_unload(ep_backend *base, ep_backend_weights *base_weight
 
 static const char *cpu_packed_layout(ep_backend *base)
 {
-    (void)base;
-    return EP_FFN_PACKED_LAYOUT;
+    const ep_ffn_family family = ep_numerics_family(((cpu_backend *)base)->numerics, EP_WEIGHTS_BF16);
+    return family == EP_FFN_FAMILY_BF16DP ? EP_FFN_PACKED_LAYOUT "-bf16dp" : EP_FFN_PACKED_LAYOUT;
 }
 
 static void cpu_weights_export(ep_backend *base, const ep_backend_weights *base_weights, ep_packed_view *out_view)
@@ -170,7 +181,8 @@ static ep_err cpu_weights_import(ep_backend *base, const void *head, size_t head
         cpu_weights_unload(base, &weights->base);
         return err;
     }
-    ep_ffn_packed_place(&outline, weights->memory, &weights->packed);
+    ep_ffn_packed_place(&outline, ep_numerics_family(((cpu_backend *)base)->numerics, outline.format), weights->memory,
+                        &weights->packed);
     *out_weights = &weights->base;
     return EP_OK;
 }

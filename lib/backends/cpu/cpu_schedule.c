@@ -56,7 +56,7 @@ typedef struct {
 } cpu_work;
 
 struct ep_cpu_schedule {
-    const ep_ffn_kernel *kernel;
+    const ep_ffn_kernel *kernels[EP_FFN_FAMILIES];
     uint32_t threads;
     uint32_t threads_started;
     cpu_worker *workers;
@@ -336,7 +336,7 @@ static stage prepare_pass(ep_cpu_schedule *s, cpu_pass *pass, float *tile)
     if (pass->err != EP_OK) {
         return STAGE_END;
     }
-    ep_ffn_pass_init(&pass->pass, s->kernel, packed, &batch, pass->scratch);
+    ep_ffn_pass_init(&pass->pass, s->kernels[packed->family], packed, &batch, pass->scratch);
     if (pass_fmas(pass) > WHOLE_PASS_FMAS) {
         return STAGE_PACK;
     }
@@ -471,7 +471,8 @@ static void *worker_main(void *arg)
     return NULL;
 }
 
-ep_err ep_cpu_schedule_start(const ep_ffn_kernel *kernel, uint32_t threads, ep_cpu_schedule **out_schedule)
+ep_err ep_cpu_schedule_start(const ep_ffn_kernel *const kernels[EP_FFN_FAMILIES], uint32_t threads,
+                             ep_cpu_schedule **out_schedule)
 {
     ep_cpu_schedule *s = calloc(1, sizeof(*s));
     if (s == NULL) {
@@ -479,7 +480,7 @@ ep_err ep_cpu_schedule_start(const ep_ffn_kernel *kernel, uint32_t threads, ep_c
     }
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->wake, NULL);
-    s->kernel = kernel;
+    memcpy(s->kernels, kernels, sizeof(s->kernels));
     s->threads = threads;
     s->passes_count = threads + SPARE_PASSES;
     s->workers = calloc(threads, sizeof(*s->workers));

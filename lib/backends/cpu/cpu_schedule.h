@@ -29,8 +29,8 @@ typedef struct ep_cpu_weights {
     size_t bytes;
 } ep_cpu_weights;
 
-/* Errors: NO_MEMORY. */
-ep_err ep_cpu_schedule_start(const ep_ffn_kernel *kernel, uint32_t threads, ep_cpu_schedule **out_schedule);
+/* kernels: by family. Errors: NO_MEMORY. */
+ep_err ep_cpu_schedule_start(const ep_ffn_kernel *const kernels[EP_FFN_FAMILIES], uint32_t threads, ep_cpu_schedule **out_schedule);
 /* All jobs are done. Joins the threads. NULL allowed. */
 void ep_cpu_schedule_stop(ep_cpu_schedule *schedule);
 /* job has been checked; its weights are ep_cpu_weights. Errors: RESOURCE_EXHAUSTED. */

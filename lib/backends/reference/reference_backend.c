@@ -9,11 +9,13 @@
 #include "backends/known_answer.h"
 #include "backends/reference/reference_weights.h"
 #include "base/check.h"
+#include "kernels/bf16dp.h"
 
 typedef struct reference_backend {
     ep_backend base;
     ep_backend_budget budget;
     ep_known_answer answer;
+    ep_numerics numerics;
     pthread_t thread;
     bool started;
     float *scratch; /* of the worker thread */
@@ -53,7 +55,8 @@ static ep_err run_job(reference_backend *backend, const ep_job *job)
         span.parent = 0;
         EP_TRACE(kernel_begin, &span);
     }
-    ep_ffn_reference(&weights->matrices, &batch, backend->scratch);
+    bool has_pairs = ep_numerics_family(backend->numerics, weights->base.format) == EP_FFN_FAMILY_BF16DP;
+    (has_pairs ? ep_ffn_reference_bf16dp : ep_ffn_reference)(&weights->matrices, &batch, backend->scratch);
     if (is_traced) {
         EP_TRACE(kernel_end, &span);
     }
@@ -121,6 +124,7 @@ static ep_err reference_open(const ep_backend_config *config, ep_backend **out_b
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for backend reference");
     }
     backend->base.ops = &ep_backend_reference_ops;
+    backend->numerics = config->numerics;
     pthread_mutex_init(&backend->lock, NULL);
     pthread_cond_init(&backend->wake, NULL);
     ep_err err = ep_host_thread_start(&backend->thread, worker_main, backend);
@@ -142,7 +146,8 @@ static ep_err reference_open(const ep_backend_config *config, ep_backend **out_b
 static ep_err reference_numerics_id(ep_backend *base, ep_weight_format format,
                                     char out_id[EP_NUMERICS_ID_BYTES])
 {
-    return ep_known_answer_id(&((reference_backend *)base)->answer, format, out_id);
+    reference_backend *backend = (reference_backend *)base;
+    return ep_known_answer_id(&backend->answer, ep_numerics_family(backend->numerics, format), format, out_id);
 }
 
 static size_t reference_weights_bytes(ep_backend *base, const ep_expert_source *source)

@@ -5,6 +5,7 @@
 #include "kernels/ffn_kernel.h"
 
 extern const ep_ffn_kernel ep_ffn_kernel_generic;
+extern const ep_ffn_kernel ep_ffn_kernel_bf16dp_generic;
 
 /* For kernels without their own. */
 void ep_ffn_generic_group_panel(ep_weight_format format, const float *a, uint32_t rows, const uint8_t *panel,

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Family `portable` in plain loops. Slow on purpose: what it does can be checked by reading it. */
+/* The families in plain loops. Slow on purpose: what they do can be checked by reading it. */
 #include "kernels/expert_ffn.h"
 
+#include "kernels/bf16dp.h"
 #include "kernels/ffn_activation.h"
-#include "kernels/ffn_element.h"
+#include "kernels/ffn_widen.h"
 
 typedef struct matrix {
     const void *values;
@@ -17,18 +18,6 @@ typedef struct inputs {
     float *x;
     float scale;
 } inputs;
-
-static void widen_row(const ep_ffn_batch *batch, const ep_ffn_row *row, uint32_t hidden, float *x)
-{
-    for (uint32_t i = 0; i < hidden; i++) {
-        x[i] = batch->x_dtype == EP_DTYPE_I8       ? ep_ffn_read_i8(row->x, row->x_scale, i)
-               : batch->x_dtype == EP_DTYPE_F8E4M3 ? ep_ffn_read_f8(row->x, row->x_scales, i)
-                                                   : ep_ffn_read_float(row->x, batch->x_dtype, i);
-        if (batch->weight_on_input) {
-            x[i] = row->input_weight * x[i];
-        }
-    }
-}
 
 static float to_int8(float *x, uint32_t n)
 {
@@ -78,10 +67,34 @@ static float dot_int8(const matrix *m, size_t row, const inputs *in)
     return ((float)sum * ep_ffn_weight_scale(EP_WEIGHTS_W8A8, m->scales, m->columns, row, 0)) * in->scale;
 }
 
-static float output(const ep_ffn_source *source, const matrix *m, size_t row, const inputs *in)
+/* Element i of a row of bf16 values; +0 behind the row's end. */
+static uint32_t pair_member(const void *values, size_t row, uint32_t n, uint32_t i)
+{
+    return i < n ? ep_ffn_read_u16(values, row * n + i) : 0;
+}
+
+/* The same of values that bf16 can hold. */
+static uint32_t input_member(const float *x, uint32_t n, uint32_t i)
+{
+    return i < n ? ep_f32_bits(x[i]) >> 16 : 0;
+}
+
+static float dot_pairs(const void *values, size_t row, const float *x, uint32_t n)
+{
+    float acc = 0.0f;
+    for (uint32_t i = 0; i < n; i += 2) {
+        acc = ep_bf16dp_step(acc, pair_member(values, row, n, i) | pair_member(values, row, n, i + 1) << 16,
+                             input_member(x, n, i) | input_member(x, n, i + 1) << 16);
+    }
+    return acc;
+}
+
+static float output(const ep_ffn_source *source, ep_ffn_family family, const matrix *m, size_t row, const inputs *in)
 {
     float y;
-    if (source->format == EP_WEIGHTS_W8A8) {
+    if (family == EP_FFN_FAMILY_BF16DP) {
+        y = dot_pairs(m->values, row, in->x, m->columns);
+    } else if (source->format == EP_WEIGHTS_W8A8) {
         y = dot_int8(m, row, in);
     } else if (ep_weight_format_is_float(source->format)) {
         y = dot_plain(m->values, ep_weight_format_dtype(source->format), row, in->x, m->columns);
@@ -91,8 +104,16 @@ static float output(const ep_ffn_source *source, const matrix *m, size_t row, co
     return m->bias == NULL ? y : y + ep_ffn_read_float(m->bias, source->bias_dtype, row);
 }
 
-void ep_ffn_reference(const ep_ffn_source *source, const ep_ffn_batch *batch, float *scratch)
+static void narrow_row(float *x, uint32_t n)
 {
+    for (uint32_t i = 0; i < n; i++) {
+        x[i] = ep_bf16_to_f32(ep_bf16dp_narrow(x[i]));
+    }
+}
+
+static void run(const ep_ffn_source *source, ep_ffn_family family, const ep_ffn_batch *batch, float *scratch)
+{
+    const bool has_pairs = family == EP_FFN_FAMILY_BF16DP;
     const uint32_t hidden = source->hidden;
     const uint32_t inner = source->inner;
     const bool has_gate = ep_activation_has_gate(source->activation);
@@ -105,24 +126,40 @@ void ep_ffn_reference(const ep_ffn_source *source, const ep_ffn_batch *batch, fl
 
     for (uint32_t r = 0; r < batch->rows_count; r++) {
         const ep_ffn_row *row = &batch->rows[r];
-        widen_row(batch, row, hidden, x.x);
+        ep_ffn_widen(batch, row, 0, hidden, x.x);
+        if (has_pairs) {
+            narrow_row(x.x, hidden);
+        }
         float share = 1.0f;
         if (source->shared_gate != NULL) {
             share = ep_act_sigmoid(dot_plain(source->shared_gate, source->shared_gate_dtype, 0, x.x, hidden));
         }
         x.scale = is_w8a8 ? to_int8(x.x, hidden) : 1.0f;
         for (uint32_t i = 0; i < inner; i++) {
-            float g = has_gate ? output(source, &gate, i, &x) : 0.0f;
-            float u = output(source, &up, i, &x);
+            float g = has_gate ? output(source, family, &gate, i, &x) : 0.0f;
+            float u = output(source, family, &up, i, &x);
             ep_act_loop(source->activation, &source->numbers, &g, &u, 1, &h.x[i]);
+        }
+        if (has_pairs) {
+            narrow_row(h.x, inner);
         }
         h.scale = is_w8a8 ? to_int8(h.x, inner) : 1.0f;
         for (uint32_t i = 0; i < hidden; i++) {
-            float y = output(source, &down, i, &h);
+            float y = output(source, family, &down, i, &h);
             if (source->shared_gate != NULL) {
                 y = share * y;
             }
             ep_ffn_write(row->out, batch->out_dtype, i, y);
         }
     }
+}
+
+void ep_ffn_reference(const ep_ffn_source *source, const ep_ffn_batch *batch, float *scratch)
+{
+    run(source, EP_FFN_FAMILY_PORTABLE, batch, scratch);
+}
+
+void ep_ffn_reference_bf16dp(const ep_ffn_source *source, const ep_ffn_batch *batch, float *scratch)
+{
+    run(source, EP_FFN_FAMILY_BF16DP, batch, scratch);
 }

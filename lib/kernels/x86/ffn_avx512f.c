@@ -1,13 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* AVX-512F kernel: register tiles of up to 6 rows x 64 outputs, weights widened in registers. */
-#include <immintrin.h>
-
-#include "base/numeric.h"
-#include "kernels/ffn_activation.h"
 #include "kernels/generic/ffn_generic.h"
+#include "kernels/x86/ffn_avx512.h"
 #include "kernels/x86/ffn_x86.h"
 
-#define INLINE static inline __attribute__((always_inline))
+#define INLINE EP_AVX512_INLINE
 #define VECTORS 4 /* of 16 floats: one panel line */
 #define STREAM_BYTES                                                                                         \
     2048 /* prefetched that far ahead while weights stream in and each line is used by one chunk */
@@ -150,47 +147,58 @@ static void avx512f_panel(ep_dtype dtype, const float *a, uint32_t rows, const u
     }
 }
 
-/* ep_expf, step by step. */
-INLINE __m512 exp_vector(__m512 x)
-{
-    __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(EP_EXP_LOG2E)),
-                                    _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m512 r = _mm512_fmadd_ps(n, _mm512_set1_ps(-EP_EXP_LN2_HIGH), x);
-    r = _mm512_fmadd_ps(n, _mm512_set1_ps(-EP_EXP_LN2_LOW), r);
-    __m512 p = _mm512_set1_ps(EP_EXP_C0);
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(EP_EXP_C1));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(EP_EXP_C2));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(EP_EXP_C3));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(EP_EXP_C4));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(EP_EXP_C5));
-    __m512 y = _mm512_add_ps(_mm512_fmadd_ps(p, _mm512_mul_ps(r, r), r), _mm512_set1_ps(1.0f));
-    const __m512i bias = _mm512_set1_epi32(127);
-    __m512i whole = _mm512_cvtps_epi32(n);
-    __m512i half = _mm512_srai_epi32(whole, 1);
-    __m512i rest = _mm512_sub_epi32(whole, half);
-    __m512 first = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(half, bias), 23));
-    __m512 second = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(rest, bias), 23));
-    __m512 result = _mm512_mul_ps(_mm512_mul_ps(y, first), second);
-
-    __mmask16 above = _mm512_cmp_ps_mask(x, _mm512_set1_ps(EP_EXP_MAX), _CMP_GT_OQ);
-    __mmask16 below = _mm512_cmp_ps_mask(x, _mm512_set1_ps(EP_EXP_MIN), _CMP_LT_OQ);
-    __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-    result = _mm512_mask_mov_ps(result, above, _mm512_set1_ps(INFINITY));
-    result = _mm512_mask_mov_ps(result, below, _mm512_setzero_ps());
-    return _mm512_mask_mov_ps(result, nan, x);
-}
-
 static void avx512f_exp16(const float *x, float *out)
 {
-    _mm512_storeu_ps(out, exp_vector(_mm512_loadu_ps(x)));
+    ep_avx512_exp16(x, out);
 }
 
-/* Plain loops: the compiler makes them vector code of this file's instruction set. */
 static void avx512f_activate(ep_activation activation, const ep_activation_numbers *numbers, const float *g,
-                          const float *u, uint32_t count, float *h)
+                             const float *u, uint32_t count, float *h)
 {
-    ep_act_loop(activation, numbers, __builtin_assume_aligned(g, 64), __builtin_assume_aligned(u, 64), count,
-                __builtin_assume_aligned(h, 64));
+    ep_avx512_activate(activation, numbers, g, u, count, h);
+}
+
+static void avx512f_write_row(const float *y, uint32_t count, ep_dtype dtype, void *out, uint32_t first)
+{
+    ep_avx512_write_row(y, count, dtype, out, first);
+}
+
+/* rows is a constant wherever this is inlined. */
+INLINE void pack_chunk(const uint32_t rows, const ep_ffn_batch *batch, uint32_t first_row, uint32_t hidden, float *a)
+{
+    for (uint32_t k = 0; k < hidden; k += EP_AVX512_FLOATS) {
+        const uint32_t count = hidden - k < EP_AVX512_FLOATS ? hidden - k : EP_AVX512_FLOATS;
+        __m512i lanes[EP_FFN_CHUNK_ROWS];
+#pragma GCC unroll 6
+        for (uint32_t r = 0; r < rows; r++) {
+            lanes[r] = _mm512_castps_si512(ep_avx512_widen(batch, &batch->rows[first_row + r], k, count));
+        }
+        ep_avx512_interleave(rows, lanes, count, a + (size_t)k * rows);
+    }
+}
+
+/* rows is a constant wherever this is inlined. */
+INLINE void lay_chunk(const uint32_t rows, const float *h, uint32_t count, float *a)
+{
+    for (uint32_t i = 0; i < count; i += EP_AVX512_FLOATS) {
+        __m512i lanes[EP_FFN_CHUNK_ROWS];
+#pragma GCC unroll 6
+        for (uint32_t r = 0; r < rows; r++) {
+            lanes[r] = _mm512_load_si512(h + r * EP_FFN_PANEL + i);
+        }
+        const uint32_t left = count - i;
+        ep_avx512_interleave(rows, lanes, left < EP_AVX512_FLOATS ? left : EP_AVX512_FLOATS, a + (size_t)i * rows);
+    }
+}
+
+static void avx512f_pack_rows(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows, uint32_t hidden, float *a)
+{
+    EP_AVX512_FOR_ROWS(rows, pack_chunk, batch, first_row, hidden, a)
+}
+
+static void avx512f_lay(const float *h, uint32_t rows, uint32_t count, float *a)
+{
+    EP_AVX512_FOR_ROWS(rows, lay_chunk, h, count, a)
 }
 
 const ep_ffn_kernel ep_ffn_kernel_avx512f = {
@@ -200,4 +208,7 @@ const ep_ffn_kernel ep_ffn_kernel_avx512f = {
     .int8_panel = ep_ffn_generic_int8_panel,
     .activate = avx512f_activate,
     .exp16 = avx512f_exp16,
+    .pack_rows = avx512f_pack_rows,
+    .lay = avx512f_lay,
+    .write_row = avx512f_write_row,
 };

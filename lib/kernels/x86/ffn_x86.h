@@ -6,7 +6,8 @@
 
 #include "kernels/ffn_kernel.h"
 
-extern const ep_ffn_kernel ep_ffn_kernel_avx512f; /* AVX-512F only */
-extern const ep_ffn_kernel ep_ffn_kernel_avx2;    /* AVX2, FMA, F16C */
+extern const ep_ffn_kernel ep_ffn_kernel_avx512bf16; /* family bf16dp: AVX-512 F, BW, DQ, VL, BF16 */
+extern const ep_ffn_kernel ep_ffn_kernel_avx512f;    /* AVX-512F only */
+extern const ep_ffn_kernel ep_ffn_kernel_avx2;       /* AVX2, FMA, F16C */
 
 #endif

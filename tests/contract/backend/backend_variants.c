@@ -9,10 +9,22 @@
 
 enum { REFERENCE, SLOW, FIRST_CPU };
 
+/* Number index among those of family `portable`; NULL past the end. */
+static const ep_ffn_kernel *kernel_at(size_t index)
+{
+    const ep_ffn_kernel *kernel;
+    for (size_t i = 0; (kernel = ep_ffn_kernel_at(i)) != NULL; i++) {
+        if (kernel->family == EP_FFN_FAMILY_PORTABLE && index-- == 0) {
+            return kernel;
+        }
+    }
+    return NULL;
+}
+
 size_t backend_variants_count(void)
 {
     size_t count = FIRST_CPU;
-    while (ep_ffn_kernel_at(count - FIRST_CPU) != NULL) {
+    while (kernel_at(count - FIRST_CPU) != NULL) {
         count++;
     }
     return count;
@@ -27,7 +39,7 @@ const char *backend_variant_name(size_t index)
     if (index == SLOW) {
         return "slow";
     }
-    snprintf(name, sizeof(name), "cpu/%s", ep_ffn_kernel_at(index - FIRST_CPU)->name);
+    snprintf(name, sizeof(name), "cpu/%s", kernel_at(index - FIRST_CPU)->name);
     return name;
 }
 
@@ -41,7 +53,7 @@ ep_err backend_variant_try_open(size_t index, const ep_backend_config *config, e
         ep_slow_backend_reset(42);
         return ep_slow_backend_ops.open(config, out_backend, out_error);
     }
-    return ep_cpu_backend_open_with(ep_ffn_kernel_at(index - FIRST_CPU), config, out_backend, out_error);
+    return ep_cpu_backend_open_with(kernel_at(index - FIRST_CPU), config, out_backend, out_error);
 }
 
 ep_backend *backend_variant_open(size_t index, uint32_t threads, uint64_t memory_bytes)

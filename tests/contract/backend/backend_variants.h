@@ -5,7 +5,7 @@
 
 #include "backends/backend.h"
 
-/* Number of variants on this machine: reference, slow, cpu once per kernel this CPU runs. */
+/* Number of variants on this machine: reference, slow, cpu once per kernel of family `portable` this CPU runs. */
 size_t backend_variants_count(void);
 /* "cpu/avx2". Valid until the next call from the same thread. */
 const char *backend_variant_name(size_t index);

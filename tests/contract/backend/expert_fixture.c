@@ -7,6 +7,7 @@
 
 #include "base/numeric.h"
 #include "base/random.h"
+#include "kernels/bf16dp.h"
 
 #define GUARD_BYTES 64
 #define GUARD 0xa5
@@ -32,7 +33,7 @@ static uint8_t *random_values(uint64_t *state, ep_dtype dtype, size_t count)
     return values;
 }
 
-static void compute_want(expert_fixture *f)
+void expert_fixture_answer(expert_fixture *f, ep_ffn_family family)
 {
     const ep_ffn_batch batch = {.rows = f->rows,
                                 .rows_count = f->rows_count,
@@ -43,7 +44,7 @@ static void compute_want(expert_fixture *f)
     for (uint32_t r = 0; r < f->rows_count; r++) {
         f->rows[r].out = f->want + r * f->out_row_bytes;
     }
-    ep_ffn_reference(&f->source, &batch, scratch);
+    (family == EP_FFN_FAMILY_BF16DP ? ep_ffn_reference_bf16dp : ep_ffn_reference)(&f->source, &batch, scratch);
     for (uint32_t r = 0; r < f->rows_count; r++) {
         f->rows[r].out = NULL;
     }
@@ -86,7 +87,7 @@ expert_fixture expert_fixture_make(uint64_t seed, uint32_t hidden, uint32_t inne
         f.rows[r].x_scale = 0.002f * (float)(1 + ep_splitmix64(&state) % 9);
         f.rows[r].input_weight = 0.1f * (float)(1 + ep_splitmix64(&state) % 19);
     }
-    compute_want(&f);
+    expert_fixture_answer(&f, EP_FFN_FAMILY_PORTABLE);
     return f;
 }
 

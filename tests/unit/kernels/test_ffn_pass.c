@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Packing, chunking and the passes of every kernel this CPU runs, against the reference. */
+/* Packing, chunking and the passes of every kernel this CPU runs, against its family's reference. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,6 +7,7 @@
 
 #include "base/numeric.h"
 #include "base/random.h"
+#include "kernels/bf16dp.h"
 #include "kernels/ffn_pass.h"
 
 Test(chunks, cover_all_rows_in_order_and_differ_by_at_most_one)
@@ -177,16 +178,25 @@ static ffn_case make_case(uint64_t seed, uint32_t hidden, uint32_t inner, uint32
         c.rows[r].x = c.x + 1 + r * hidden * ep_dtype_bytes(c.batch.x_dtype);
         c.rows[r].x_scale = 0.01f + 0.001f * (float)r;
         c.rows[r].input_weight = 0.2f + 0.1f * (float)(r % 9);
-        c.rows[r].out = c.want + GUARD_BYTES + r * c.out_stride;
     }
     c.batch.rows = c.rows;
-    float *scratch = malloc(ep_ffn_reference_scratch_floats(hidden, inner) * sizeof(*scratch));
-    ep_ffn_reference(&c.source, &c.batch, scratch);
-    free(scratch);
-    for (uint32_t r = 0; r < rows; r++) {
-        c.rows[r].out = c.out + GUARD_BYTES + r * c.out_stride;
-    }
     return c;
+}
+
+static void set_outputs(ffn_case *c, uint8_t *to)
+{
+    for (uint32_t r = 0; r < c->batch.rows_count; r++) {
+        c->rows[r].out = to + GUARD_BYTES + r * c->out_stride;
+    }
+}
+
+static void fill_want(ffn_case *c, ep_ffn_family family)
+{
+    float *scratch = malloc(ep_ffn_reference_scratch_floats(c->source.hidden, c->source.inner) * sizeof(*scratch));
+    set_outputs(c, c->want);
+    (family == EP_FFN_FAMILY_BF16DP ? ep_ffn_reference_bf16dp : ep_ffn_reference)(&c->source, &c->batch, scratch);
+    set_outputs(c, c->out);
+    free(scratch);
 }
 
 static void free_case(ffn_case *c)
@@ -207,7 +217,7 @@ static void free_case(ffn_case *c)
 /* Stages in order, tasks inside a stage backwards: their order may not matter. */
 static void run_pass(const ep_ffn_kernel *kernel, const ffn_case *c)
 {
-    size_t packed_bytes = ep_ffn_packed_bytes(&c->source);
+    size_t packed_bytes = ep_ffn_packed_bytes(&c->source, kernel->family);
     size_t scratch_bytes = ep_ffn_pass_scratch_bytes(c->source.hidden, c->source.inner, c->batch.rows_count);
     void *memory = aligned_alloc(EP_FFN_ALIGN, packed_bytes);
     void *scratch = aligned_alloc(EP_FFN_ALIGN, scratch_bytes);
@@ -216,7 +226,7 @@ static void run_pass(const ep_ffn_kernel *kernel, const ffn_case *c)
     memset(scratch, 0xff, scratch_bytes);
     ep_ffn_packed packed;
     ep_ffn_pass pass;
-    ep_ffn_pack(&c->source, memory, &packed);
+    ep_ffn_pack(&c->source, kernel->family, memory, &packed);
     ep_ffn_pass_init(&pass, kernel, &packed, &c->batch, scratch);
     for (uint32_t i = pass.chunks.count; i-- > 0;) {
         ep_ffn_pass_pack_chunk(&pass, i);
@@ -238,11 +248,15 @@ static void expect_all_kernels_equal(uint64_t seed, uint32_t hidden, uint32_t in
     ffn_case c = make_case(seed, hidden, inner, rows, format, wild);
     const ep_ffn_kernel *kernel;
     for (size_t n = 0; (kernel = ep_ffn_kernel_at(n)) != NULL; n++) {
+        if (kernel->family == EP_FFN_FAMILY_BF16DP && format != EP_WEIGHTS_BF16) {
+            continue;
+        }
+        fill_want(&c, kernel->family);
         memset(c.out, GUARD, GUARD_BYTES + rows * c.out_stride);
         run_pass(kernel, &c);
         cr_assert_arr_eq(c.out, c.want, GUARD_BYTES + rows * c.out_stride,
-                         "%s: H %u I %u rows %u weights %s %s x %s out %s seed %llu", kernel->name, hidden,
-                         inner, rows, ep_weight_format_name(format), ep_activation_name(c.source.activation),
+                         "%s of family %d: H %u I %u rows %u weights %s %s x %s out %s seed %llu", kernel->name,
+                         (int)kernel->family, hidden, inner, rows, ep_weight_format_name(format), ep_activation_name(c.source.activation),
                          ep_dtype_name(c.batch.x_dtype),
                          ep_dtype_name(c.batch.out_dtype), (unsigned long long)seed);
     }
@@ -279,11 +293,60 @@ Test(ffn_pass, equals_reference_with_nan_infinity_and_denormals)
 /* H beyond one block of k, in both block sizes, and a full pass. */
 Test(ffn_pass, equals_reference_over_k_blocks)
 {
-    expect_all_kernels_equal(1, 700, 300, 7, EP_WEIGHTS_BF16, false);
+    expect_all_kernels_equal(1, 701, 303, 7, EP_WEIGHTS_BF16, false);
+    expect_all_kernels_equal(4, 702, 300, 3, EP_WEIGHTS_BF16, false);
+    expect_all_kernels_equal(5, 600, 96, 40, EP_WEIGHTS_BF16, true);
     expect_all_kernels_equal(2, 1100, 70, 40, EP_WEIGHTS_F16, false);
     expect_all_kernels_equal(3, 130, 70, EP_FFN_PASS_ROWS, EP_WEIGHTS_F32, false);
     for (unsigned f = EP_WEIGHTS_F8_BLOCK; f < EP_WEIGHTS_COUNT; f++) {
         expect_all_kernels_equal(4 + f, 321, 270, 7, (ep_weight_format)f, false);
         expect_all_kernels_equal(14 + f, 130, 70, EP_FFN_PASS_ROWS, (ep_weight_format)f, false);
+    }
+}
+
+/* Every size of a pass: a chunk may not take its neighbour's rows. */
+Test(ffn_pass, equals_reference_for_every_number_of_rows)
+{
+    for (uint32_t rows = 1; rows <= 70; rows++) {
+        expect_all_kernels_equal(rows, 37, 35, rows, EP_WEIGHTS_BF16, false);
+    }
+    for (uint32_t rows = 71; rows <= EP_FFN_PASS_ROWS; rows += 37) {
+        expect_all_kernels_equal(rows, 37, 35, rows, EP_WEIGHTS_BF16, false);
+    }
+}
+
+/* Rows of NaN, infinities, denormals and huge values beside ordinary ones, which stay as they are without them. */
+Test(ffn_pass, wild_rows_leave_their_neighbours_alone)
+{
+    enum { HIDDEN = 67, ROWS = 13 };
+    const ep_ffn_kernel *kernel;
+    const uint32_t wild[] = {0x7fc00000u, 0x7f800000u, 0xff800000u, 0x00000001u, 0x807fffffu, 0x7f7fffffu};
+    for (size_t n = 0; (kernel = ep_ffn_kernel_at(n)) != NULL; n++) {
+        ffn_case c = make_case(77, HIDDEN, 45, ROWS, EP_WEIGHTS_BF16, false);
+        uint8_t *x = malloc((size_t)ROWS * HIDDEN * 4);
+        c.batch.x_dtype = EP_DTYPE_F32;
+        for (uint32_t r = 0; r < ROWS; r++) {
+            c.rows[r].x = x + (size_t)r * HIDDEN * 4;
+            for (uint32_t i = 0; i < HIDDEN; i++) {
+                float v = (float)(int32_t)(r * 37 + i * 11) * 0x1p-9f - 0.7f;
+                memcpy(x + ((size_t)r * HIDDEN + i) * 4, &v, 4);
+            }
+        }
+        set_outputs(&c, c.want);
+        run_pass(kernel, &c);
+        for (uint32_t r = 1; r < ROWS; r += 2) {
+            for (uint32_t i = 0; i < HIDDEN; i++) {
+                memcpy(x + ((size_t)r * HIDDEN + i) * 4, &wild[(r / 2 + i) % 6], 4);
+            }
+        }
+        set_outputs(&c, c.out);
+        run_pass(kernel, &c);
+        for (uint32_t r = 0; r < ROWS; r += 2) {
+            size_t at = GUARD_BYTES + r * c.out_stride;
+            cr_assert_arr_eq(c.out + at, c.want + at, c.out_row_bytes, "%s of family %d, row %u", kernel->name,
+                             (int)kernel->family, r);
+        }
+        free(x);
+        free_case(&c);
     }
 }

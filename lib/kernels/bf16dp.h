@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Numerics family `bf16dp`, for bf16 weights: dot products over pairs of bf16, as the vector instructions for
+ * bf16 compute them (x86: vdpbf16ps). The same shapes and the same calls as family `portable` (expert_ffn.h);
+ * what differs:
+ *   x       is widened, scaled and weighted in f32 as in `portable`, then narrowed to bf16 (below).
+ *   dot     one f32 chain from +0 over k in ascending pairs: acc = step(acc, pair of weights, pair of inputs),
+ *           which is two fused multiply-adds, the odd member of the pair first, then the even one. Before each,
+ *           denormal inputs and a denormal acc become zeros of their sign; a result that rounds to less than
+ *           2^-126 (rounded as if there were no smallest exponent) becomes a zero of its sign. Rounding is to
+ *           nearest even. An odd length is filled up by a pair member of +0 on both sides.
+ *   h       biases and the activation are computed in f32 as in `portable`, then h is narrowed to bf16.
+ *   shared  the shared expert's own gate is the f32 chain of `portable` over the narrowed x.
+ *   y       is multiplied, rounded once to out_dtype and written as in `portable`, with the same rule for NaN.
+ * Narrowing to bf16 is to nearest even, after a denormal became a zero of its sign.
+ * Weights of other types are computed with family `portable`.
+ *
+ * The functions here are those rules in scalars; the plain kernel and the reference are made of them.
+ */
+#ifndef EP_KERNELS_BF16DP_H
+#define EP_KERNELS_BF16DP_H
+
+#include <float.h>
+
+#include "base/numeric.h"
+#include "kernels/expert_ffn.h"
+
+/* Results below this, before rounding, round to less than 2^-126 with 24 bits of precision. */
+#define EP_BF16DP_TINY (0x1p-126 * (1.0 - 0x1p-25))
+
+/* A denormal becomes a zero of its sign. */
+static inline float ep_bf16dp_flush(float x)
+{
+    uint32_t u = ep_f32_bits(x);
+    return (u & 0x7f800000u) == 0 ? ep_f32_from_bits(u & 0x80000000u) : x;
+}
+
+static inline uint16_t ep_bf16dp_narrow(float x)
+{
+    return ep_f32_to_bf16(ep_bf16dp_flush(x));
+}
+
+/*
+ * One of the two fused multiply-adds. The sum of doubles says whether the exact result was tiny: the product is exact in
+ * it, and near 2^-126 so is the sum, because c is no denormal and a product has 16 bits.
+ */
+static inline float ep_bf16dp_fma(float a, float b, float c)
+{
+    const float flushed = ep_bf16dp_flush(c);
+    const float result = fmaf(ep_bf16dp_flush(a), ep_bf16dp_flush(b), flushed);
+    if (!(fabsf(result) <= FLT_MIN)) {
+        return result;
+    }
+    const double exact = (double)ep_bf16dp_flush(a) * (double)ep_bf16dp_flush(b) + (double)flushed;
+    return fabs(exact) < EP_BF16DP_TINY ? copysignf(0.0f, result) : result;
+}
+
+/* One pair; w and x hold the even member in the low half. */
+static inline float ep_bf16dp_step(float acc, uint32_t w, uint32_t x)
+{
+    acc = ep_bf16dp_fma(ep_f32_from_bits(w & 0xffff0000u), ep_f32_from_bits(x & 0xffff0000u), acc);
+    return ep_bf16dp_fma(ep_f32_from_bits(w << 16), ep_f32_from_bits(x << 16), acc);
+}
+
+/* The family in plain loops: the judge of its other forms. source->format is bf16. scratch as for ep_ffn_reference.
+ */
+void ep_ffn_reference_bf16dp(const ep_ffn_source *source, const ep_ffn_batch *batch, float *scratch);
+
+#endif

@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Family `bf16dp` in plain C: for processors without its instructions, and the second judge of those with them. */
+#include "kernels/bf16dp.h"
+#include "kernels/ffn_activation.h"
+#include "kernels/ffn_widen.h"
+#include "kernels/generic/ffn_generic.h"
+
+static void bf16dp_panel(ep_dtype dtype, const float *a, uint32_t rows, const uint8_t *panel, uint32_t lines,
+                         const uint8_t *next, float *c)
+{
+    (void)dtype;
+    (void)next;
+    const ep_ffn_chunks chunks = ep_ffn_chunks_of(rows);
+    memset(c, 0, (size_t)rows * EP_FFN_PANEL * sizeof(*c));
+    for (uint32_t line = 0; line < lines; line++) {
+        uint32_t w[EP_FFN_PANEL];
+        memcpy(w, panel + (size_t)line * sizeof(w), sizeof(w));
+        float *to = c;
+        for (uint32_t chunk = 0; chunk < chunks.count; chunk++) {
+            const uint32_t chunk_rows = ep_ffn_chunk_rows(&chunks, chunk);
+            const float *x =
+                a + (size_t)ep_ffn_chunk_first_row(&chunks, chunk) * lines + (size_t)line * chunk_rows;
+            for (uint32_t r = 0; r < chunk_rows; r++, to += EP_FFN_PANEL) {
+                for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
+                    to[o] = ep_bf16dp_step(to[o], w[o], ep_f32_bits(x[r]));
+                }
+            }
+        }
+    }
+}
+
+static uint32_t pair_of(const float *x, uint32_t count, uint32_t i)
+{
+    uint32_t odd = i + 1 < count ? ep_bf16dp_narrow(x[i + 1]) : 0;
+    return ep_bf16dp_narrow(x[i]) | odd << 16;
+}
+
+static void bf16dp_pack_rows(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows, uint32_t hidden, float *a)
+{
+    enum { BLOCK = 64 };
+    float wide[BLOCK];
+    for (uint32_t r = 0; r < rows; r++) {
+        for (uint32_t k = 0; k < hidden; k += BLOCK) {
+            const uint32_t count = hidden - k < BLOCK ? hidden - k : BLOCK;
+            ep_ffn_widen(batch, &batch->rows[first_row + r], k, count, wide);
+            for (uint32_t i = 0; i < count; i += 2) {
+                a[(size_t)(k + i) / 2 * rows + r] = ep_f32_from_bits(pair_of(wide, count, i));
+            }
+        }
+    }
+}
+
+static void bf16dp_lay(const float *h, uint32_t rows, uint32_t count, float *a)
+{
+    for (uint32_t r = 0; r < rows; r++, h += EP_FFN_PANEL) {
+        for (uint32_t i = 0; i < count; i += 2) {
+            a[(size_t)i / 2 * rows + r] = ep_f32_from_bits(pair_of(h, count, i));
+        }
+    }
+}
+
+static void bf16dp_activate(ep_activation activation, const ep_activation_numbers *numbers, const float *g,
+                            const float *u, uint32_t count, float *h)
+{
+    ep_act_loop(activation, numbers, g, u, count, h);
+}
+
+static void bf16dp_exp16(const float *x, float *out)
+{
+    for (uint32_t i = 0; i < 16; i++) {
+        out[i] = ep_expf(x[i]);
+    }
+}
+
+const ep_ffn_kernel ep_ffn_kernel_bf16dp_generic = {
+    .name = "generic-bf16dp",
+    .family = EP_FFN_FAMILY_BF16DP,
+    .panel = bf16dp_panel,
+    .activate = bf16dp_activate,
+    .exp16 = bf16dp_exp16,
+    .pack_rows = bf16dp_pack_rows,
+    .lay = bf16dp_lay,
+};

@@ -1,0 +1,179 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the AVX-512 kernels share: the activation, one row's inputs and outputs, rows laid side by side. AVX-512F
+ * is enough. Included by files with instruction set flags only. */
+#ifndef EP_KERNELS_X86_FFN_AVX512_H
+#define EP_KERNELS_X86_FFN_AVX512_H
+
+#include <immintrin.h>
+
+#include "kernels/ffn_activation.h"
+#include "kernels/ffn_kernel.h"
+#include "kernels/ffn_widen.h"
+
+#define EP_AVX512_INLINE static inline __attribute__((always_inline))
+#define EP_AVX512_FLOATS 16u
+
+/* func with rows as a constant, 1..EP_FFN_CHUNK_ROWS. */
+#define EP_AVX512_FOR_ROWS(rows, func, ...)                                                                  \
+    switch (rows) {                                                                                          \
+    case 1:                                                                                                  \
+        func(1, __VA_ARGS__);                                                                                \
+        break;                                                                                               \
+    case 2:                                                                                                  \
+        func(2, __VA_ARGS__);                                                                                \
+        break;                                                                                               \
+    case 3:                                                                                                  \
+        func(3, __VA_ARGS__);                                                                                \
+        break;                                                                                               \
+    case 4:                                                                                                  \
+        func(4, __VA_ARGS__);                                                                                \
+        break;                                                                                               \
+    case 5:                                                                                                  \
+        func(5, __VA_ARGS__);                                                                                \
+        break;                                                                                               \
+    default:                                                                                                 \
+        func(6, __VA_ARGS__);                                                                                \
+        break;                                                                                               \
+    }
+
+/* ep_expf, step by step. */
+EP_AVX512_INLINE __m512 ep_avx512_exp(__m512 x)
+{
+    __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(EP_EXP_LOG2E)),
+                                    _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m512 r = _mm512_fmadd_ps(n, _mm512_set1_ps(-EP_EXP_LN2_HIGH), x);
+    r = _mm512_fmadd_ps(n, _mm512_set1_ps(-EP_EXP_LN2_LOW), r);
+    __m512 p = _mm512_set1_ps(EP_EXP_C0);
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(EP_EXP_C1));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(EP_EXP_C2));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(EP_EXP_C3));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(EP_EXP_C4));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(EP_EXP_C5));
+    __m512 y = _mm512_add_ps(_mm512_fmadd_ps(p, _mm512_mul_ps(r, r), r), _mm512_set1_ps(1.0f));
+    const __m512i bias = _mm512_set1_epi32(127);
+    __m512i whole = _mm512_cvtps_epi32(n);
+    __m512i half = _mm512_srai_epi32(whole, 1);
+    __m512i rest = _mm512_sub_epi32(whole, half);
+    __m512 first = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(half, bias), 23));
+    __m512 second = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(rest, bias), 23));
+    __m512 result = _mm512_mul_ps(_mm512_mul_ps(y, first), second);
+
+    __mmask16 above = _mm512_cmp_ps_mask(x, _mm512_set1_ps(EP_EXP_MAX), _CMP_GT_OQ);
+    __mmask16 below = _mm512_cmp_ps_mask(x, _mm512_set1_ps(EP_EXP_MIN), _CMP_LT_OQ);
+    __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    result = _mm512_mask_mov_ps(result, above, _mm512_set1_ps(INFINITY));
+    result = _mm512_mask_mov_ps(result, below, _mm512_setzero_ps());
+    return _mm512_mask_mov_ps(result, nan, x);
+}
+
+EP_AVX512_INLINE void ep_avx512_exp16(const float *x, float *out)
+{
+    _mm512_storeu_ps(out, ep_avx512_exp(_mm512_loadu_ps(x)));
+}
+
+/* A plain loop: the compiler makes it vector code of the file's instruction set. */
+EP_AVX512_INLINE void ep_avx512_activate(ep_activation activation, const ep_activation_numbers *numbers, const float *g,
+                                         const float *u, uint32_t count, float *h)
+{
+    ep_act_loop(activation, numbers, __builtin_assume_aligned(g, 64), __builtin_assume_aligned(u, 64), count,
+                __builtin_assume_aligned(h, 64));
+}
+
+/* Inputs k..k + count - 1 of a row, widened; 0 behind them. count 1..16. */
+EP_AVX512_INLINE __m512 ep_avx512_widen(const ep_ffn_batch *batch, const ep_ffn_row *row, uint32_t k, uint32_t count)
+{
+    const ep_dtype dtype = batch->x_dtype;
+    const uint8_t *x = row->x;
+    __m512 wide;
+    if (count < EP_AVX512_FLOATS || dtype == EP_DTYPE_F8E4M3) {
+        float values[EP_AVX512_FLOATS] = {0.0f};
+        ep_ffn_widen(batch, row, k, count, values);
+        return _mm512_loadu_ps(values);
+    }
+    if (dtype == EP_DTYPE_BF16) {
+        __m256i halves = _mm256_loadu_si256((const __m256i *)(const void *)(x + 2 * (size_t)k));
+        wide = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+    } else if (dtype == EP_DTYPE_F16) {
+        wide = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)(x + 2 * (size_t)k)));
+    } else if (dtype == EP_DTYPE_I8) {
+        __m128i bytes = _mm_loadu_si128((const __m128i *)(const void *)(x + k));
+        wide = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)), _mm512_set1_ps(row->x_scale));
+    } else {
+        wide = _mm512_loadu_ps(x + 4 * (size_t)k);
+    }
+    return batch->weight_on_input ? _mm512_mul_ps(_mm512_set1_ps(row->input_weight), wide) : wide;
+}
+
+/* The lanes l of output vector j that come from row r; its element is (16 j + l) / rows. */
+EP_AVX512_INLINE __mmask16 ep_avx512_lanes_of(const uint32_t rows, uint32_t j, uint32_t r)
+{
+    uint32_t mask = 0;
+#pragma GCC unroll 16
+    for (uint32_t l = 0; l < EP_AVX512_FLOATS; l++) {
+        mask |= (16 * j + l) % rows == r ? 1u << l : 0u;
+    }
+    return (__mmask16)mask;
+}
+
+/* to[i][r] = word i of lanes[r], i < count (1..16). rows is a constant wherever this is inlined. */
+EP_AVX512_INLINE void ep_avx512_interleave(const uint32_t rows, const __m512i *lanes, uint32_t count, float *to)
+{
+#pragma GCC unroll 6
+    for (uint32_t j = 0; j < rows; j++) {
+        const uint32_t at = 16 * j;
+#define EP_AVX512_WORD(l) (int)((at + (l)) / rows)
+        const __m512i index =
+            _mm512_set_epi32(EP_AVX512_WORD(15), EP_AVX512_WORD(14), EP_AVX512_WORD(13), EP_AVX512_WORD(12),
+                             EP_AVX512_WORD(11), EP_AVX512_WORD(10), EP_AVX512_WORD(9), EP_AVX512_WORD(8),
+                             EP_AVX512_WORD(7), EP_AVX512_WORD(6), EP_AVX512_WORD(5), EP_AVX512_WORD(4),
+                             EP_AVX512_WORD(3), EP_AVX512_WORD(2), EP_AVX512_WORD(1), EP_AVX512_WORD(0));
+#undef EP_AVX512_WORD
+        __m512i out = _mm512_permutexvar_epi32(index, lanes[0]);
+#pragma GCC unroll 6
+        for (uint32_t r = 1; r < rows; r++) {
+            out = _mm512_mask_permutexvar_epi32(out, ep_avx512_lanes_of(rows, j, r), index, lanes[r]);
+        }
+        const uint32_t words = count * rows;
+        if (words >= at + 16) {
+            _mm512_storeu_si512(to + at, out);
+        } else if (words > at) {
+            _mm512_mask_storeu_epi32(to + at, (__mmask16)((1u << (words - at)) - 1u), out);
+        }
+    }
+}
+
+/* ep_ffn_round_bf16 on 16 values. */
+EP_AVX512_INLINE __m256i ep_avx512_round_bf16(__m512 y)
+{
+    const __m512i bits = _mm512_castps_si512(y);
+    const __m512i even = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(even, _mm512_set1_epi32(0x7fff))), 16);
+    rounded = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(y, y, _CMP_UNORD_Q), _mm512_set1_epi32(EP_FFN_NAN_BF16));
+    return _mm512_cvtepi32_epi16(rounded);
+}
+
+EP_AVX512_INLINE void ep_avx512_write_row(const float *y, uint32_t count, ep_dtype dtype, void *out, uint32_t first)
+{
+    uint32_t i = 0;
+    for (; i + EP_AVX512_FLOATS <= count; i += EP_AVX512_FLOATS) {
+        const __m512 wide = _mm512_load_ps(y + i);
+        uint16_t *halves = (uint16_t *)out + first + i;
+        if (dtype == EP_DTYPE_BF16) {
+            _mm256_storeu_si256((__m256i *)(void *)halves, ep_avx512_round_bf16(wide));
+        } else {
+            const __mmask16 nan = _mm512_cmp_ps_mask(wide, wide, _CMP_UNORD_Q);
+            const __m512 clean = _mm512_mask_mov_ps(wide, nan, _mm512_castsi512_ps(_mm512_set1_epi32(EP_FFN_NAN_F32)));
+            if (dtype == EP_DTYPE_F16) {
+                _mm256_storeu_si256((__m256i *)(void *)halves,
+                                    _mm512_cvtps_ph(clean, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+            } else {
+                _mm512_storeu_ps((float *)out + first + i, clean);
+            }
+        }
+    }
+    for (; i < count; i++) {
+        ep_ffn_write(out, dtype, first + i, y[i]);
+    }
+}
+
+#endif

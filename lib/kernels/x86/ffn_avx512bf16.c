@@ -1,0 +1,217 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* AVX-512 BF16 kernel of family `bf16dp`: register tiles of up to 6 rows x 64 outputs, two k per step. */
+#include "kernels/bf16dp.h"
+#include "kernels/x86/ffn_avx512.h"
+#include "kernels/x86/ffn_x86.h"
+
+#define INLINE EP_AVX512_INLINE
+#define VECTORS 4       /* of 16 outputs: one panel line */
+#define LINE_BYTES 256u /* of a panel */
+/* Fetched that far ahead while weights stream in and each line is used by one chunk. */
+#define STREAM_LINES 8u
+
+/* What a tile fetches into the second level cache while it computes: cache lines from next on, per line of b. */
+typedef struct {
+    const uint8_t *next;
+    size_t step;
+} prefetch;
+
+/* One register tile over n lines. first: c is not read. rows and fetched are constants wherever this is inlined. */
+INLINE void tile(const int rows, const int fetched, prefetch ahead, const float *a, const uint8_t *b, uint32_t n,
+                 bool first, float *c)
+{
+    __m512 acc[EP_FFN_CHUNK_ROWS][VECTORS];
+#pragma GCC unroll 6
+    for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 4
+        for (int j = 0; j < VECTORS; j++) {
+            acc[r][j] = first ? _mm512_setzero_ps() : _mm512_load_ps(c + r * EP_FFN_PANEL + 16 * j);
+        }
+    }
+    for (uint32_t line = 0; line < n; line++) {
+        __m512i w[VECTORS];
+#pragma GCC unroll 4
+        for (int j = 0; j < VECTORS; j++) {
+            w[j] = _mm512_load_si512(b + 64 * j);
+        }
+#pragma GCC unroll 4
+        for (int q = 0; q < fetched; q++) {
+            _mm_prefetch((const char *)ahead.next + 64 * q, _MM_HINT_T1);
+        }
+        ahead.next += ahead.step;
+#pragma GCC unroll 6
+        for (int r = 0; r < rows; r++) {
+            const __m512bh x = (__m512bh)_mm512_castps_si512(_mm512_set1_ps(a[r]));
+#pragma GCC unroll 4
+            for (int j = 0; j < VECTORS; j++) {
+                acc[r][j] = _mm512_dpbf16_ps(acc[r][j], x, (__m512bh)w[j]);
+            }
+        }
+        a += rows;
+        b += LINE_BYTES;
+    }
+#pragma GCC unroll 6
+    for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 4
+        for (int j = 0; j < VECTORS; j++) {
+            _mm512_store_ps(c + r * EP_FFN_PANEL + 16 * j, acc[r][j]);
+        }
+    }
+}
+
+/* How many cache lines a tile fetches per line of b: none, its share of the next block in one or two, whole lines. */
+#define TILE(rows, name, fetched)                                                                            \
+    static void tile_##name##_##rows(prefetch ahead, const float *a, const uint8_t *b, uint32_t n, bool first, \
+                                     float *c)                                                               \
+    {                                                                                                        \
+        tile(rows, fetched, ahead, a, b, n, first, c);                                                       \
+    }
+#define TILES(name, fetched)                                                                                 \
+    TILE(1, name, fetched)                                                                                   \
+    TILE(2, name, fetched)                                                                                   \
+    TILE(3, name, fetched)                                                                                   \
+    TILE(4, name, fetched)                                                                                   \
+    TILE(5, name, fetched)                                                                                   \
+    TILE(6, name, fetched)                                                                                   \
+    static const tile_func tiles_##name[EP_FFN_CHUNK_ROWS] = {tile_##name##_1, tile_##name##_2,              \
+                                                              tile_##name##_3, tile_##name##_4,              \
+                                                              tile_##name##_5, tile_##name##_6};
+
+typedef void (*tile_func)(prefetch ahead, const float *a, const uint8_t *b, uint32_t n, bool first, float *c);
+
+TILES(none, 0)
+TILES(one, 1)
+TILES(two, 2)
+TILES(whole, 4)
+
+/* One chunk: the weights stream through once. The last lines fetch the first ones of the next panel. */
+static void stream_panel(const float *a, uint32_t rows, const uint8_t *panel, uint32_t lines, const uint8_t *next,
+                         float *c)
+{
+    const uint32_t inside = lines > STREAM_LINES ? lines - STREAM_LINES : 0;
+    prefetch ahead = {.next = panel + STREAM_LINES * LINE_BYTES, .step = LINE_BYTES};
+    if (inside > 0) {
+        tiles_whole[rows - 1](ahead, a, panel, inside, true, c);
+    }
+    ahead.next = next == NULL ? panel : next;
+    (next == NULL ? tiles_none : tiles_whole)[rows - 1](ahead, a + (size_t)inside * rows,
+                                                        panel + (size_t)inside * LINE_BYTES, lines - inside, inside == 0, c);
+}
+
+/*
+ * Blocks of lines, all chunks per block. While a block is used from the near caches every chunk fetches its share
+ * of the next one, evenly, so that loading hides behind arithmetic. Behind the last block lies the next panel.
+ */
+static void bf16dp_panel(ep_dtype dtype, const float *a, uint32_t rows, const uint8_t *panel, uint32_t lines,
+                         const uint8_t *next, float *c)
+{
+    (void)dtype;
+    const ep_ffn_chunks chunks = ep_ffn_chunks_of(rows);
+    if (chunks.count == 1) {
+        stream_panel(a, rows, panel, lines, next, c);
+        return;
+    }
+    const size_t share = (LINE_BYTES + chunks.count - 1) / chunks.count;
+    const tile_func *fetching = share > 64 ? tiles_two : tiles_one;
+    for (uint32_t line = 0; line < lines; line += EP_FFN_K_BLOCK) {
+        const uint32_t n = lines - line < EP_FFN_K_BLOCK ? lines - line : EP_FFN_K_BLOCK;
+        const uint8_t *b = panel + (size_t)line * LINE_BYTES;
+        const uint8_t *behind = line + n < lines ? b + (size_t)n * LINE_BYTES : next;
+        const tile_func *tiles = behind == NULL ? tiles_none : fetching;
+        for (uint32_t chunk = 0; chunk < chunks.count; chunk++) {
+            const uint32_t chunk_rows = ep_ffn_chunk_rows(&chunks, chunk);
+            const uint32_t first_row = ep_ffn_chunk_first_row(&chunks, chunk);
+            const float *x = a + (size_t)first_row * lines + (size_t)line * chunk_rows;
+            prefetch ahead = {.next = behind == NULL ? b : behind + (size_t)chunk * n * LINE_BYTES / chunks.count,
+                              .step = share};
+            tiles[chunk_rows - 1](ahead, x, b, n, line == 0, c + (size_t)first_row * EP_FFN_PANEL);
+        }
+    }
+}
+
+static void bf16dp_exp16(const float *x, float *out)
+{
+    ep_avx512_exp16(x, out);
+}
+
+static void bf16dp_activate(ep_activation activation, const ep_activation_numbers *numbers, const float *g,
+                            const float *u, uint32_t count, float *h)
+{
+    ep_avx512_activate(activation, numbers, g, u, count, h);
+}
+
+static void bf16dp_write_row(const float *y, uint32_t count, ep_dtype dtype, void *out, uint32_t first)
+{
+    ep_avx512_write_row(y, count, dtype, out, first);
+}
+
+/* 32 floats to 16 pairs. The instruction is ep_bf16dp_narrow. */
+INLINE __m512i narrow(__m512 first, __m512 second)
+{
+    return (__m512i)_mm512_cvtne2ps_pbh(second, first);
+}
+
+/* Inputs k..k + count - 1 of a row, narrowed; 0 behind them. count 1..32. */
+INLINE __m512i load_pairs(const ep_ffn_batch *batch, const ep_ffn_row *row, uint32_t k, uint32_t count)
+{
+    if (count == 32 && batch->x_dtype == EP_DTYPE_BF16 && !batch->weight_on_input) {
+        const __m512i pairs = _mm512_loadu_si512((const uint8_t *)row->x + 2 * (size_t)k);
+        const __mmask32 normal = _mm512_test_epi16_mask(pairs, _mm512_set1_epi16(0x7f80));
+        return _mm512_mask_mov_epi16(_mm512_and_si512(pairs, _mm512_set1_epi16((int16_t)0x8000)), normal, pairs);
+    }
+    const uint32_t first = count < EP_AVX512_FLOATS ? count : EP_AVX512_FLOATS;
+    const __m512 second = count > first ? ep_avx512_widen(batch, row, k + first, count - first) : _mm512_setzero_ps();
+    return narrow(ep_avx512_widen(batch, row, k, first), second);
+}
+
+/* rows is a constant wherever this is inlined. */
+INLINE void pack_chunk(const uint32_t rows, const ep_ffn_batch *batch, uint32_t first_row, uint32_t hidden, float *a)
+{
+    for (uint32_t k = 0; k < hidden; k += 2 * EP_AVX512_FLOATS) {
+        const uint32_t count = hidden - k < 2 * EP_AVX512_FLOATS ? hidden - k : 2 * EP_AVX512_FLOATS;
+        __m512i pairs[EP_FFN_CHUNK_ROWS];
+#pragma GCC unroll 6
+        for (uint32_t r = 0; r < rows; r++) {
+            pairs[r] = load_pairs(batch, &batch->rows[first_row + r], k, count);
+        }
+        ep_avx512_interleave(rows, pairs, (count + 1) / 2, a + (size_t)k / 2 * rows);
+    }
+}
+
+/* rows is a constant wherever this is inlined. */
+INLINE void lay_chunk(const uint32_t rows, const float *h, uint32_t count, float *a)
+{
+    for (uint32_t i = 0; i < count; i += 2 * EP_AVX512_FLOATS) {
+        /* What lies behind count may be a NaN of a row with one: the other member of the last pair must be +0. */
+        const uint32_t left = count - i < 2 * EP_AVX512_FLOATS ? count - i : 2 * EP_AVX512_FLOATS;
+        const __mmask32 valid = (__mmask32)(((uint64_t)1 << left) - 1u);
+        __m512i pairs[EP_FFN_CHUNK_ROWS];
+#pragma GCC unroll 6
+        for (uint32_t r = 0; r < rows; r++) {
+            const float *from = h + r * EP_FFN_PANEL + i;
+            pairs[r] = _mm512_maskz_mov_epi16(valid, narrow(_mm512_load_ps(from), _mm512_load_ps(from + 16)));
+        }
+        ep_avx512_interleave(rows, pairs, (left + 1) / 2, a + (size_t)i / 2 * rows);
+    }
+}
+
+static void bf16dp_pack_rows(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows, uint32_t hidden, float *a)
+{
+    EP_AVX512_FOR_ROWS(rows, pack_chunk, batch, first_row, hidden, a)
+}
+
+static void bf16dp_lay(const float *h, uint32_t rows, uint32_t count, float *a)
+{
+    EP_AVX512_FOR_ROWS(rows, lay_chunk, h, count, a)
+}
+
+const ep_ffn_kernel ep_ffn_kernel_avx512bf16 = {
+    .name = "avx512bf16",
+    .family = EP_FFN_FAMILY_BF16DP,
+    .panel = bf16dp_panel,
+    .activate = bf16dp_activate,
+    .exp16 = bf16dp_exp16,
+    .pack_rows = bf16dp_pack_rows,
+    .lay = bf16dp_lay,
+    .write_row = bf16dp_write_row,
+};
