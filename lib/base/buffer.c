@@ -17,6 +17,8 @@
 #define CLASS_COUNT (CLASSES_COARSE + 4 * (CLASS_SHIFT_MAX - CLASS_SHIFT_FINE))
 /* A kept buffer so many classes larger is lent rather than another one asked of the system. */
 #define CLASSES_UP 2u
+/* A class of which so many acquires took nothing is not in use: its kept buffers make room for those that are. */
+#define IDLE_ACQUIRES 64u
 #define LARGE_PAGE_BYTES ((size_t)2 << 20)
 
 struct ep_buffer_pool {
@@ -25,6 +27,7 @@ struct ep_buffer_pool {
     size_t keep_bytes;
     uint64_t holders; /* lent buffers, plus one until destroyed */
     ep_buffer *free_lists[CLASS_COUNT];
+    uint64_t used[CLASS_COUNT]; /* stats.acquires when one was lent last */
     ep_buffer_pool_stats stats;
 };
 
@@ -48,14 +51,19 @@ static void buffer_free(ep_buffer *buffer)
     free(buffer);
 }
 
+static void free_all(ep_buffer *buffers)
+{
+    while (buffers != NULL) {
+        ep_buffer *buffer = buffers;
+        buffers = buffer->next;
+        buffer_free(buffer);
+    }
+}
+
 static void pool_free(ep_buffer_pool *pool)
 {
     for (uint32_t i = 0; i < CLASS_COUNT; i++) {
-        while (pool->free_lists[i] != NULL) {
-            ep_buffer *buffer = pool->free_lists[i];
-            pool->free_lists[i] = buffer->next;
-            buffer_free(buffer);
-        }
+        free_all(pool->free_lists[i]);
     }
     pthread_mutex_destroy(&pool->lock);
     free(pool);
@@ -175,6 +183,7 @@ static ep_err reserve(ep_buffer_pool *pool, size_t capacity, uint32_t class_inde
             pool->stats.system_allocations++;
         }
         pool->holders++;
+        pool->used[*out_buffer != NULL ? (*out_buffer)->class_index : class_index] = pool->stats.acquires;
         pool->stats.acquires++;
         pool->stats.lent_bytes += capacity;
         if (pool->stats.lent_bytes > pool->stats.lent_bytes_peak) {
@@ -185,11 +194,52 @@ static ep_err reserve(ep_buffer_pool *pool, size_t capacity, uint32_t class_inde
     return err;
 }
 
+/* Lock held. The class with kept buffers that was used the longest time ago; CLASS_COUNT: all are in use. */
+static uint32_t idle_class(const ep_buffer_pool *pool)
+{
+    uint32_t oldest = CLASS_COUNT;
+    for (uint32_t i = 0; i < CLASS_COUNT; i++) {
+        if (pool->free_lists[i] != NULL && pool->stats.acquires - pool->used[i] > IDLE_ACQUIRES &&
+            (oldest == CLASS_COUNT || pool->used[i] < pool->used[oldest])) {
+            oldest = i;
+        }
+    }
+    return oldest;
+}
+
+/*
+ * Lock held: makes room for one more kept buffer, at the cost of classes that are not in use any more. Returns what is to be
+ * freed. It may not suffice.
+ */
+static ep_buffer *evict(ep_buffer_pool *pool, size_t capacity)
+{
+    ep_buffer *evicted = NULL;
+    uint32_t class_index = CLASS_COUNT;
+    while (capacity <= pool->keep_bytes && pool->stats.kept_bytes + capacity > pool->keep_bytes) {
+        if (class_index == CLASS_COUNT || pool->free_lists[class_index] == NULL) {
+            class_index = idle_class(pool);
+        }
+        if (class_index == CLASS_COUNT) {
+            break;
+        }
+        ep_buffer *buffer = pool->free_lists[class_index];
+        pool->free_lists[class_index] = buffer->next;
+        pool->stats.kept_bytes -= buffer->capacity_bytes;
+        buffer->next = evicted;
+        evicted = buffer;
+    }
+    return evicted;
+}
+
 /* Gives back room, and the buffer when it may be kept. True when the pool itself is to be freed. */
 static bool give_back(ep_buffer_pool *pool, size_t capacity, ep_buffer *buffer, bool *out_kept)
 {
+    ep_buffer *evicted = NULL;
     pthread_mutex_lock(&pool->lock);
     pool->stats.lent_bytes -= capacity;
+    if (buffer != NULL) {
+        evicted = evict(pool, capacity);
+    }
     *out_kept = buffer != NULL && pool->stats.kept_bytes + capacity <= pool->keep_bytes;
     if (*out_kept) {
         buffer->next = pool->free_lists[buffer->class_index];
@@ -198,6 +248,7 @@ static bool give_back(ep_buffer_pool *pool, size_t capacity, ep_buffer *buffer, 
     }
     bool last = --pool->holders == 0;
     pthread_mutex_unlock(&pool->lock);
+    free_all(evicted);
     return last;
 }
 

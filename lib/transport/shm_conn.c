@@ -8,7 +8,7 @@
  * Receiving  the loop copies out of the ring, each byte once: prefix, then the frame into its buffer. Only the
  *            copies are looked at. On another CPU than the peer it looks for more for a moment before it
  *            sleeps, in the middle of a frame, which the peer is copying just then, and when the peer's last
- *            pause was about as short as a wake-up.
+ *            pause was about as short as a wake-up; for as long as what came has earned (shm_spin.h).
  * Ending     closing is set; the loop then closes the socket, unmaps, fails what is queued and calls on_closed.
  *            A peer that ended is read to the ring's end first.
  */
@@ -25,12 +25,11 @@
 #include "base/cpu_features.h"
 #include "base/path_count.h"
 #include "transport/shm_lane.h"
+#include "transport/shm_spin.h"
 
 #define PUBLISH_BYTES ((size_t)64 << 10)  /* the peer copies out while we copy in */
 #define PIECE_BYTES_MAX (PUBLISH_BYTES + PUBLISH_BYTES / 2) /* no small piece at the end of a frame */
-#define SPIN_NS (20 * EP_NS_PER_US)       /* a peer copies a piece in a fraction of it; a wake-up costs about as much */
-#define SPINS_NS (5 * SPIN_NS)            /* after so long a peer that dribbles is not waited for */
-#define SHORT_PAUSE_NS (2 * SPIN_NS)      /* with the wake-up that ends it */
+#define SHORT_PAUSE_NS (2 * SHM_SPIN_NS)  /* with the wake-up that ends it */
 #define SPINS_PER_LOOK 32
 #define SERVE_BYTES ((size_t)1 << 20)     /* then other connections have their turn */
 #define SERVE_STEPS 4096                  /* the same for a peer that moves byte by byte */
@@ -84,6 +83,7 @@ typedef struct shm_conn {
     ep_buffer *frame;
     size_t frame_have_bytes;
     uint64_t backoff_ns;
+    shm_spin spin;
     uint64_t idle_ns;          /* since when nothing came; 0: something does */
     bool paused_shortly;       /* the newest time something came after a pause */
 } shm_conn;
@@ -241,7 +241,7 @@ static bool fill_ring(shm_conn *conn, unsigned fills_max, bool *out_bell)
 /* Lock held: takes a frame whose done() its sender may run, and which is in the ring, from what waits for the loop. */
 static ep_send *take_own(shm_conn *conn, ep_send *send)
 {
-    if (!send->done_inside || send->is_patient || conn->done_first != send) {
+    if (!send->done_inside || conn->done_first != send) {
         return NULL;
     }
     conn->done_first = NULL;
@@ -337,6 +337,7 @@ static void fail_sends(shm_conn *conn)
 static void take(shm_conn *conn, uint8_t *out, size_t bytes)
 {
     ep_path_count(EP_PATH_LANE, bytes);
+    shm_spin_earn(&conn->spin, bytes, 0);
     if (shm_consumer_take(&conn->in, out, bytes)) {
         ring_bell(conn);
     }
@@ -410,6 +411,7 @@ static receive_step receive_some(shm_conn *conn, ep_error *out_error)
     if (conn->frame_have_bytes == conn->frame->bytes) {
         ep_buffer *frame = conn->frame;
         conn->frame = NULL;
+        shm_spin_earn(&conn->spin, 0, 1);
         conn->handler.on_frame(conn->handler.arg, &conn->base, frame);
         return RECEIVE_MORE;
     }
@@ -426,24 +428,27 @@ static void wait_for_memory(shm_conn *conn)
     shm_loop_post_later(conn->loop, &conn->retry, ep_clock_now_ns() + conn->backoff_ns);
 }
 
-/* Nothing is there: true when more comes within a moment, or something is wrong. Not after until_ns. */
+/* Nothing is there: true when more comes within a moment, or something is wrong. Not after until_ns, nor beyond what is earned. */
 static bool spin_for_more(shm_conn *conn, uint64_t until_ns)
 {
     if ((conn->frame == NULL && !conn->paused_shortly) || !shm_consumer_is_apart(&conn->in)) {
         return false;
     }
-    uint64_t end_ns = ep_clock_now_ns() + SPIN_NS;
+    uint64_t begin_ns = ep_clock_now_ns();
+    uint64_t end_ns = begin_ns + shm_spin_allowed_ns(&conn->spin);
+    uint64_t now_ns = begin_ns;
     size_t available = 0;
+    bool broken = false;
     end_ns = end_ns < until_ns ? end_ns : until_ns;
-    while (available == 0 && ep_clock_now_ns() < end_ns) {
+    while (available == 0 && !broken && now_ns < end_ns) {
         for (int i = 0; i < SPINS_PER_LOOK; i++) {
             ep_cpu_relax();
         }
-        if (!shm_consumer_available(&conn->in, &available)) {
-            return true; /* the next step says so */
-        }
+        broken = !shm_consumer_available(&conn->in, &available);
+        now_ns = ep_clock_now_ns();
     }
-    return available > 0;
+    shm_spin_pay(&conn->spin, now_ns - begin_ns);
+    return available > 0 || broken; /* the next step says so */
 }
 
 /* After a look that began then: how long the peer had paused. */
@@ -473,7 +478,7 @@ static bool receive(shm_conn *conn)
     for (unsigned steps = 0;
          steps < SERVE_STEPS && !is_closing(conn) && conn->in.tail - begin < SERVE_BYTES; steps++) {
         step = receive_some(conn, &error);
-        if (step == RECEIVE_IDLE && spin_for_more(conn, begin_ns + SPINS_NS)) {
+        if (step == RECEIVE_IDLE && spin_for_more(conn, begin_ns + SHM_SPINS_NS)) {
             continue;
         }
         if (step == RECEIVE_IDLE && shm_consumer_arm(&conn->in)) {
@@ -638,6 +643,7 @@ ep_err shm_conn_create(int taken_socket, shm_memory *taken_memory, const ep_lane
     conn->memory = *taken_memory;
     conn->limits = *limits;
     conn->refs = 2;
+    shm_spin_init(&conn->spin);
     snprintf(conn->peer, sizeof(conn->peer), "%s", peer);
     shm_memory_rings(&conn->memory, taken_count != NULL, &conn->out, &conn->in);
     shm_held_add(&conn->socket, taken_socket);

@@ -52,8 +52,9 @@ typedef struct ep_send {
     void (*done)(struct ep_send *send, ep_err result);      /* required */
     void *arg;
     bool done_inside;    /* done() may also run inside the ep_conn_send of this frame: saves waking a thread for it */
-    bool is_patient;     /* the caller's time counts for more than the frame's delay: a thread of the lane writes it, if the lane has
-                            one, and done() runs there */
+    bool is_patient;     /* the caller's time counts for more than the frame's delay: where sending is a system call, a thread of the
+                            lane makes it, and done() runs there. Shared memory takes it like any other: a copy that another
+                            thread made would cost as much, and a wake-up */
     /* private to the lane while queued */
     struct ep_send *next;
     size_t total_bytes;

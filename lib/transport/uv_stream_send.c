@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The sending half of a uv stream. One thread at a time is inside the socket (writing): the one that called ep_conn_send, or
- * the worker once the socket was full or a patient frame is queued. It gathers what is queued, small frames several at a time.
+ * the worker once the socket was full or a patient frame is next. It gathers what is queued, small frames several at a time.
  */
 #include <errno.h>
 #include <string.h>
@@ -11,12 +11,12 @@
 #define IOVS_MAX 64
 #define ROUNDS_MAX 16 /* a caller does not write others' frames for ever */
 
-/* Lock held. */
-static unsigned gather(const uv_conn *conn, struct iovec iovs[IOVS_MAX], size_t *out_bytes)
+/* Lock held. On the worker all of the queue, elsewhere up to the first patient frame. */
+static unsigned gather(const uv_conn *conn, bool on_worker, struct iovec iovs[IOVS_MAX], size_t *out_bytes)
 {
     unsigned count = 0;
     *out_bytes = 0;
-    for (const ep_send *send = conn->queue.head; send != NULL; send = send->next) {
+    for (const ep_send *send = conn->queue.head; send != NULL && (on_worker || !send->is_patient); send = send->next) {
         size_t skip = send->sent_bytes;
         for (uint32_t i = 0; i < send->parts_count; i++) {
             const ep_send_part *part = &send->parts[i];
@@ -80,13 +80,13 @@ static bool end_after_failure(uv_conn *conn, int failed)
     return reads;
 }
 
-/* One write. Lock held, dropped meanwhile. mine: see write_queue. */
-static void write_once(uv_conn *conn, const ep_send **mine)
+/* One write. Lock held, dropped meanwhile. mine, on_worker: see write_queue. */
+static void write_once(uv_conn *conn, const ep_send **mine, bool on_worker)
 {
     bool reads = false;
     struct iovec iovs[IOVS_MAX];
     size_t bytes;
-    struct msghdr message = {.msg_iov = iovs, .msg_iovlen = gather(conn, iovs, &bytes)};
+    struct msghdr message = {.msg_iov = iovs, .msg_iovlen = gather(conn, on_worker, iovs, &bytes)};
     pthread_mutex_unlock(&conn->lock);
     ssize_t sent = sendmsg(conn->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     int failed = sent < 0 ? errno : 0;
@@ -105,19 +105,20 @@ static void write_once(uv_conn *conn, const ep_send **mine)
 }
 
 /*
- * Writes what the socket takes. mine: the frame whose done() may run here, NULL none. Lock held on entry and return, nobody
- * is writing. True: the job is to run.
+ * Writes what the socket takes. mine: the frame whose done() may run here, NULL none. on_worker: this is its thread, patient
+ * frames too; a caller may find one that another thread queued while it was inside the socket. Lock held on entry and return,
+ * nobody is writing. True: the job is to run.
  */
-static bool write_queue(uv_conn *conn, const ep_send *mine)
+static bool write_queue(uv_conn *conn, const ep_send *mine, bool on_worker)
 {
     conn->writing = true;
     conn->wait_writable = false;
     for (int round = 0; conn->queue.head != NULL && !conn->wait_writable && !conn->closing; round++) {
-        if (round == ROUNDS_MAX) {
+        if (round == ROUNDS_MAX || (conn->queue.head->is_patient && !on_worker)) {
             conn->wait_writable = true;
             break;
         }
-        write_once(conn, &mine);
+        write_once(conn, &mine, on_worker);
     }
     conn->writing = false;
     return conn->wait_writable || conn->closing || conn->sent_first != NULL;
@@ -141,7 +142,7 @@ ep_err uv_conn_send(ep_conn *base, ep_send *send)
     }
     if (err == EP_OK && !conn->writing && !conn->wait_writable) {
         conn->wait_writable = is_patient;
-        kick = is_patient || write_queue(conn, mine);
+        kick = is_patient || write_queue(conn, mine, false);
     }
     if (kick) {
         uv_conn_ref(conn); /* a done() may have released it */
@@ -157,7 +158,7 @@ ep_err uv_conn_send(ep_conn *base, ep_send *send)
 void uv_conn_writable(uv_conn *conn)
 {
     pthread_mutex_lock(&conn->lock);
-    bool kick = !conn->writing && !conn->closing && write_queue(conn, NULL);
+    bool kick = !conn->writing && !conn->closing && write_queue(conn, NULL, true);
     pthread_mutex_unlock(&conn->lock);
     if (kick) {
         uv_conn_kick(conn); /* reports, after this callback */

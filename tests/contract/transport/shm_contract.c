@@ -142,6 +142,28 @@ static void open_raw(raw *r)
     side_start(&server);
 }
 
+/* Its bytes are in the ring already: the lane's thread would be woken for nothing. */
+Test(shm, ends_a_patient_frame_inside_its_send_where_that_is_allowed)
+{
+    side client;
+    memset(&client, 0, sizeof(client));
+    world_listen(&world);
+    pair_open(&world, &client, &server);
+    side_start(&client);
+    side_start(&server);
+    message *m = message_create(&client, 0, 1000);
+    m->send.is_patient = true;
+    m->send.done_inside = true;
+    cr_assert_eq(message_send(m), EP_OK);
+    pthread_mutex_lock(&client.lock);
+    unsigned calls = m->done_calls;
+    pthread_mutex_unlock(&client.lock);
+    cr_assert_eq(calls, 1u, "done() was left to the lane's thread");
+    side_wait_frames(&server, 1);
+    message_free(m);
+    pair_close(&client, &server);
+}
+
 Test(shm, puts_frames_together_from_single_bytes)
 {
     raw r;

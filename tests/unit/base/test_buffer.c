@@ -100,6 +100,47 @@ Test(buffer, a_kept_buffer_a_little_larger_is_lent_when_the_limit_allows)
     ep_buffer_pool_destroy(pool);
 }
 
+/* Traffic of another size comes, and the budget of kept memory is full of the former. */
+Test(buffer, keeps_what_is_in_use_now)
+{
+    ep_buffer_pool *pool;
+    ep_buffer *former[4], *buffer;
+    ep_buffer_pool_stats stats;
+    cr_assert_eq(ep_buffer_pool_create(0, 1 << 20, &pool), EP_OK);
+    for (int i = 0; i < 4; i++) {
+        cr_assert_eq(ep_buffer_acquire(pool, 256 << 10, &former[i]), EP_OK);
+    }
+    for (int i = 0; i < 4; i++) {
+        ep_buffer_unref(former[i]);
+    }
+    uint64_t allocated = 0;
+    for (int i = 0; i < 1000; i++) {
+        cr_assert_eq(ep_buffer_acquire(pool, 640 << 10, &buffer), EP_OK);
+        ep_buffer_unref(buffer);
+        ep_buffer_pool_read_stats(pool, &stats);
+        allocated = i == 499 ? stats.system_allocations : allocated;
+        cr_assert_leq(stats.kept_bytes, 1u << 20);
+    }
+    cr_assert_eq(stats.system_allocations, allocated, "it still asks the system each time");
+    ep_buffer_pool_destroy(pool);
+}
+
+/* Two sizes in turn that do not fit together: the one that is kept stays, neither drives the other out each time. */
+Test(buffer, sizes_in_turn_do_not_evict_each_other)
+{
+    ep_buffer_pool *pool;
+    ep_buffer *buffer;
+    ep_buffer_pool_stats stats;
+    cr_assert_eq(ep_buffer_pool_create(0, 1 << 20, &pool), EP_OK);
+    for (int i = 0; i < 1000; i++) {
+        cr_assert_eq(ep_buffer_acquire(pool, i % 2 == 0 ? 512 << 10 : 1 << 20, &buffer), EP_OK);
+        ep_buffer_unref(buffer);
+    }
+    ep_buffer_pool_read_stats(pool, &stats);
+    cr_assert_eq(stats.system_allocations, 501u);
+    ep_buffer_pool_destroy(pool);
+}
+
 Test(buffer, outlives_its_pool)
 {
     ep_buffer_pool *pool;

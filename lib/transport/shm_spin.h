@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How long the receiver of a shared-memory connection may look for more before it sleeps. What arrives earns looking, and
+ * looking is paid: so a peer that dribbles, or writes a byte whenever we are about to sleep, costs its connection's thread, which
+ * others share, 100 us in all and not a core. Bytes earn somewhat more than copying them takes a peer that does nothing else.
+ */
+#ifndef EP_TRANSPORT_SHM_SPIN_H
+#define EP_TRANSPORT_SHM_SPIN_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/clock.h"
+
+#define SHM_SPIN_NS (20 * EP_NS_PER_US)       /* one look: a peer copies a piece in a fraction of it; a wake-up costs about as much */
+#define SHM_SPINS_NS (5 * SHM_SPIN_NS)        /* the most that can be saved up, and one turn's length */
+#define SHM_SPIN_BYTES ((size_t)64 << 10)     /* earn one look */
+
+typedef struct shm_spin {
+    uint64_t left_ns;
+} shm_spin;
+
+static inline void shm_spin_init(shm_spin *spin)
+{
+    spin->left_ns = SHM_SPINS_NS;
+}
+
+/* frames: ended by these bytes; each earns one look, since its peer may be waiting for an answer to send the next. */
+static inline void shm_spin_earn(shm_spin *spin, size_t bytes, unsigned frames)
+{
+    uint64_t looks_bytes = bytes < 5 * SHM_SPIN_BYTES ? bytes : 5 * SHM_SPIN_BYTES;
+    spin->left_ns += frames * SHM_SPIN_NS + looks_bytes * SHM_SPIN_NS / SHM_SPIN_BYTES;
+    spin->left_ns = spin->left_ns < SHM_SPINS_NS ? spin->left_ns : SHM_SPINS_NS;
+}
+
+/* Of the next look. */
+static inline uint64_t shm_spin_allowed_ns(const shm_spin *spin)
+{
+    return spin->left_ns < SHM_SPIN_NS ? spin->left_ns : SHM_SPIN_NS;
+}
+
+static inline void shm_spin_pay(shm_spin *spin, uint64_t looked_ns)
+{
+    spin->left_ns -= looked_ns < spin->left_ns ? looked_ns : spin->left_ns;
+}
+
+#endif
