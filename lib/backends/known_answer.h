@@ -9,7 +9,8 @@
 #include "backends/backend.h"
 
 typedef struct ep_known_answer {
-    uint32_t digests[EP_WEIGHTS_COUNT]; /* by format; each covers every activation too */
+    uint32_t digests[EP_WEIGHTS_COUNT]; /* by format; each covers all formats and activations: a shared expert may
+                                            be in another format than the routed ones */
 } ep_known_answer;
 
 /* Loads, runs and unloads on an open backend; blocks. Errors: what loading and running bring. */

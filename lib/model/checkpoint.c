@@ -10,6 +10,7 @@
 #include <openssl/evp.h>
 
 #include "base/check.h"
+#include "model/expert_plan.h"
 #include "model/shard_index.h"
 
 #define SINGLE_FILE_NAME "model.safetensors"
@@ -193,13 +194,14 @@ static ep_err check_against_tensors(const ep_checkpoint *self, ep_error *out_err
     for (uint32_t i = 0; i < info->moe_layers_count; i++) {
         const ep_layer_shape *shape = &info->moe_layers[i];
         ep_tensor_name_expert(&self->names, shape->layer, shape->experts, EP_MATRIX_DOWN, "weight", name);
-        if (ep_checkpoint_entry_find(self, name) != NULL) {
+        if (!ep_tensor_names_stacked(&self->names) && ep_checkpoint_entry_find(self, name) != NULL) {
             return ep_error_set(
                 out_error, EP_ERR_BAD_FILE,
                 "%s: layer %u has %u experts by its config, but tensor %s exists; allowed experts 0..%u",
                 EP_MODEL_CONFIG_NAME, shape->layer, shape->experts, name, shape->experts - 1);
         }
-        for (uint32_t s = 0; shape->shared_experts == 0; s++) {
+        bool is_latent = shape->hidden != info->hidden; /* its shared expert works on the full width, at the caller */
+        for (uint32_t s = 0; shape->shared_experts == 0 && !is_latent; s++) {
             if (!ep_tensor_name_shared(&self->names, s, shape->layer, EP_MATRIX_DOWN, "weight", name)) {
                 break;
             }
@@ -214,15 +216,90 @@ static ep_err check_against_tensors(const ep_checkpoint *self, ep_error *out_err
     return EP_OK;
 }
 
-/* A config without torch_dtype: the first expert matrix tells. */
-static void infer_dtype(ep_checkpoint *self)
+/*
+ * Experts of a latent width: the tensor that leads down to it says how wide. What leads there and back, and the
+ * shared expert, stay with the caller.
+ */
+static ep_err apply_latent_width(ep_checkpoint *self, ep_error *out_error)
 {
     ep_model_info *info = &self->config.info;
     char name[EP_TENSOR_NAME_BYTES];
-    for (uint32_t e = 0; info->dtype == EP_DTYPE_NONE && e < info->moe_layers[0].experts; e++) {
-        ep_tensor_name_expert(&self->names, info->moe_layers[0].layer, e, EP_MATRIX_GATE, "weight", name);
+    for (uint32_t i = 0; i < info->moe_layers_count; i++) {
+        ep_layer_shape *shape = &info->moe_layers[i];
+        snprintf(name, sizeof(name), "%slayers.%u.block_sparse_moe.routed_expert_down_proj.weight", self->names.prefix,
+                 shape->layer);
         const ep_checkpoint_entry *entry = ep_checkpoint_entry_find(self, name);
-        info->dtype = entry == NULL ? EP_DTYPE_NONE : entry->tensor->dtype;
+        if (entry == NULL) {
+            continue;
+        }
+        const uint64_t width = entry->tensor->rank == 2 ? entry->tensor->shape[0] : 0;
+        if (width < 1 || width > EP_HIDDEN_MAX || entry->tensor->shape[1] != info->hidden) {
+            return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: tensor %s: shape is not [latent,%u], latent 1..%u",
+                                ep_safetensors_name(entry->shard), name, info->hidden, EP_HIDDEN_MAX);
+        }
+        shape->hidden = (uint32_t)width;
+        shape->shared_experts = 0;
+        info->shared_inner[i] = 0;
+    }
+    return EP_OK;
+}
+
+/* Whether any expert of the first MoE layer has the matrix, in any form. */
+static bool any_expert_has(const ep_checkpoint *self, ep_matrix matrix)
+{
+    static const char *const parts[] = {"weight", "weight_packed", "blocks"};
+    const ep_layer_shape *shape = &self->config.info.moe_layers[0];
+    char name[EP_TENSOR_NAME_BYTES];
+    for (uint32_t e = 0; e < shape->experts; e++) {
+        for (size_t p = 0; p < EP_ARRAY_COUNT(parts); p++) {
+            ep_tensor_name_expert(&self->names, shape->layer, e, matrix, parts[p], name);
+            if (ep_checkpoint_entry_find(self, name) != NULL) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+/* Configs name the function, not whether it has a gate: the tensors do. */
+static ep_err settle_gate(ep_checkpoint *self, ep_error *out_error)
+{
+    static const ep_activation without[][2] = {{EP_ACT_SILU, EP_ACT_SILU_NO_GATE},
+                                               {EP_ACT_GELU, EP_ACT_GELU_NO_GATE},
+                                               {EP_ACT_GELU_TANH, EP_ACT_GELU_TANH_NO_GATE}};
+    ep_model_info *info = &self->config.info;
+    const ep_activation stated = info->moe_layers[0].activation;
+    ep_activation activation = stated;
+    bool has_gate = any_expert_has(self, EP_MATRIX_GATE) || !any_expert_has(self, EP_MATRIX_UP);
+    for (size_t i = 0; !has_gate && i < EP_ARRAY_COUNT(without); i++) {
+        activation = stated == without[i][0] ? without[i][1] : activation;
+    }
+    if (has_gate && !ep_activation_has_gate(stated) && !ep_tensor_names_fused(&self->names)) {
+        return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
+                            "%s: hidden_act stands for %s, but layer %u has experts with a gate matrix",
+                            EP_MODEL_CONFIG_NAME, ep_activation_name(stated), info->moe_layers[0].layer);
+    }
+    for (uint32_t i = 0; i < info->moe_layers_count; i++) {
+        info->moe_layers[i].activation = activation;
+    }
+    return EP_OK;
+}
+
+/* The first expert that is whole tells the format of all; one bad expert must not hide it. */
+static void infer_format(ep_checkpoint *self)
+{
+    ep_model_info *info = &self->config.info;
+    const ep_layer_shape *shape = &info->moe_layers[0];
+    ep_expert_plan plan;
+    info->format = ep_weight_format_of(info->dtype);
+    for (uint32_t e = 0; e < shape->experts; e++) {
+        if (ep_expert_plan_make(self, shape, 0, e, &plan, NULL) == EP_OK) {
+            info->format = plan.format;
+            break;
+        }
+    }
+    if (info->dtype == EP_DTYPE_NONE) {
+        info->dtype = ep_weight_format_dtype(info->format);
     }
 }
 
@@ -265,11 +342,16 @@ static ep_err load(ep_checkpoint *self, const ep_model_dir *dir, ep_error *out_e
     }
     if (err == EP_OK) {
         self->config.info.names = self->names.family;
+        err = apply_latent_width(self, out_error);
+    }
+    if (err == EP_OK) {
+        err = settle_gate(self, out_error);
+    }
+    if (err == EP_OK) {
         err = check_against_tensors(self, out_error);
     }
     if (err == EP_OK) {
-        infer_dtype(self);
-        self->config.info.format = ep_weight_format_of(self->config.info.dtype);
+        infer_format(self);
         err = hash_version(self, config_digest, out_error);
     }
     return err;

@@ -3,9 +3,9 @@
  * Reading one expert: its tensors are found and checked against the config before anything is allocated, then
  * each is read straight into its place and hashed on the way, so that the bytes hashed are the bytes kept.
  */
-#include "model/checkpoint_private.h"
+#include "model/expert_plan.h"
 
-#include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,15 +16,6 @@
 
 #define READ_PIECE_BYTES ((size_t)1 << 20) /* stays in cache between read and hash */
 #define MATRIX_ALIGN 64
-#define PARTS_MAX (EP_MATRIX_COUNT + 1)
-
-/* An expert's tensors, found and checked. parts: gate, up, down, shared gate (shared_gate true). */
-typedef struct expert_plan {
-    const ep_checkpoint_entry *parts[PARTS_MAX];
-    size_t parts_count;
-    uint32_t inner;
-    ep_dtype dtype;
-} expert_plan;
 
 static const ep_layer_shape *find_layer(const ep_checkpoint *self, uint32_t layer, uint32_t *out_shared_inner)
 {
@@ -55,131 +46,14 @@ static ep_err layer_error(const ep_checkpoint *self, uint32_t layer, ep_error *o
                         info->moe_layers_count, info->layers_count);
 }
 
-static bool is_float(ep_dtype dtype)
+static ep_err read_hashed(const ep_plan_run *run, uint8_t *out, EVP_MD_CTX *hash, ep_error *out_error)
 {
-    return dtype == EP_DTYPE_BF16 || dtype == EP_DTYPE_F16 || dtype == EP_DTYPE_F32;
-}
-
-/* rows 0: a vector, stored as [columns] or [1,columns]. */
-static ep_err check_tensor(const ep_checkpoint_entry *entry, uint64_t rows, uint64_t columns, ep_dtype dtype,
-                           ep_error *out_error)
-{
-    const ep_safetensors_tensor *tensor = entry->tensor;
-    const char *file = ep_safetensors_name(entry->shard);
-    if (!is_float(tensor->dtype) || (dtype != EP_DTYPE_NONE && tensor->dtype != dtype)) {
-        const char *allowed = dtype == EP_DTYPE_NONE ? "BF16, F16, F32" : ep_safetensors_dtype_text(dtype);
-        return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: tensor %.200s: dtype is %s, allowed %s", file,
-                            entry->name, tensor->dtype_text, allowed);
-    }
-    bool fits = tensor->rank == 2 && tensor->shape[0] == rows && tensor->shape[1] == columns;
-    if (rows == 0) {
-        fits = (tensor->rank == 1 && tensor->shape[0] == columns) ||
-               (tensor->rank == 2 && tensor->shape[0] == 1 && tensor->shape[1] == columns);
-    }
-    if (!fits) {
-        char shape[EP_TENSOR_RANK_MAX * 21 + 3] = "[";
-        size_t used = 1;
-        for (uint32_t i = 0; i < tensor->rank; i++) {
-            used += (size_t)snprintf(shape + used, sizeof(shape) - used, "%s%" PRIu64, i == 0 ? "" : ",",
-                                     tensor->shape[i]);
-        }
-        if (rows == 0) {
-            return ep_error_set(out_error, EP_ERR_BAD_FILE,
-                                "%s: tensor %.200s: shape is %s], allowed [%" PRIu64 "] by config.json", file,
-                                entry->name, shape, columns);
-        }
-        return ep_error_set(out_error, EP_ERR_BAD_FILE,
-                            "%s: tensor %.200s: shape is %s], allowed [%" PRIu64 ",%" PRIu64
-                            "] by config.json",
-                            file, entry->name, shape, rows, columns);
-    }
-    return EP_OK;
-}
-
-/* The name of a matrix; for a shared expert in the first spelling that has any matrix, else in the first one.
- */
-static void matrix_name(const ep_checkpoint *self, const ep_layer_shape *shape, uint32_t index,
-                        ep_matrix matrix, const char *part, char out_name[EP_TENSOR_NAME_BYTES])
-{
-    if (index < shape->experts) {
-        ep_tensor_name_expert(&self->names, shape->layer, index, matrix, part, out_name);
-        return;
-    }
-    for (uint32_t spelling = 0;
-         ep_tensor_name_shared(&self->names, spelling, shape->layer, 0, "weight", out_name); spelling++) {
-        for (ep_matrix m = 0; m < EP_MATRIX_COUNT; m++) {
-            ep_tensor_name_shared(&self->names, spelling, shape->layer, m, "weight", out_name);
-            if (ep_checkpoint_entry_find(self, out_name) != NULL) {
-                ep_tensor_name_shared(&self->names, spelling, shape->layer, matrix, part, out_name);
-                return;
-            }
-        }
-    }
-    ep_tensor_name_shared(&self->names, 0, shape->layer, matrix, part, out_name);
-}
-
-static ep_err plan_shared_gate(const ep_checkpoint *self, const ep_layer_shape *shape, expert_plan *plan,
-                               ep_error *out_error)
-{
-    char name[EP_TENSOR_NAME_BYTES];
-    ep_tensor_name_shared_gate(&self->names, shape->layer, name);
-    const ep_checkpoint_entry *entry = ep_checkpoint_entry_find(self, name);
-    if (entry == NULL) {
-        if (self->config.shared_gate_required) {
-            return ep_error_set(out_error, EP_ERR_NOT_FOUND,
-                                "tensor %s: is missing; a %s model's shared expert has a gate", name,
-                                self->config.info.model_type);
-        }
-        return EP_OK;
-    }
-    ep_err err = check_tensor(entry, 0, shape->hidden, EP_DTYPE_NONE, out_error);
-    if (err == EP_OK) {
-        plan->parts[plan->parts_count++] = entry;
-    }
-    return err;
-}
-
-static ep_err plan_expert(const ep_checkpoint *self, const ep_layer_shape *shape, uint32_t shared_inner,
-                          uint32_t index, expert_plan *plan, ep_error *out_error)
-{
-    char name[EP_TENSOR_NAME_BYTES];
-    bool shared = index >= shape->experts;
-    plan->inner = shared ? shared_inner : shape->inner;
-    plan->dtype = self->config.info.dtype;
-    for (ep_matrix m = 0; m < EP_MATRIX_COUNT; m++) {
-        matrix_name(self, shape, index, m, "bias", name);
-        if (ep_checkpoint_entry_find(self, name) != NULL) {
-            return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
-                                "tensor %s: experts with a bias, allowed: without", name);
-        }
-        matrix_name(self, shape, index, m, "weight", name);
-        const ep_checkpoint_entry *entry = ep_checkpoint_entry_find(self, name);
-        if (entry == NULL) {
-            return ep_error_set(out_error, EP_ERR_NOT_FOUND,
-                                "tensor %s: is in none of the checkpoint's %zu files", name,
-                                self->shards_count);
-        }
-        uint64_t rows = m == EP_MATRIX_DOWN ? shape->hidden : plan->inner;
-        uint64_t columns = m == EP_MATRIX_DOWN ? plan->inner : shape->hidden;
-        ep_err err = check_tensor(entry, rows, columns, plan->dtype, out_error);
+    for (size_t at = 0; at < run->bytes;) {
+        size_t piece = run->bytes - at < READ_PIECE_BYTES ? run->bytes - at : READ_PIECE_BYTES;
+        ep_err err = ep_safetensors_read(run->entry->shard, run->entry->tensor, run->offset + at, out + at, piece,
+                                         out_error);
         if (err != EP_OK) {
-            return err;
-        }
-        plan->dtype = entry->tensor->dtype; /* one type within an expert, also when the config states none */
-        plan->parts[plan->parts_count++] = entry;
-    }
-    return shared ? plan_shared_gate(self, shape, plan, out_error) : EP_OK;
-}
-
-static ep_err read_hashed(const ep_checkpoint_entry *entry, uint8_t *out, EVP_MD_CTX *hash,
-                          ep_error *out_error)
-{
-    size_t bytes = ep_safetensors_tensor_bytes(entry->tensor);
-    for (size_t at = 0; at < bytes;) {
-        size_t piece = bytes - at < READ_PIECE_BYTES ? bytes - at : READ_PIECE_BYTES;
-        ep_err err = ep_safetensors_read(entry->shard, entry->tensor, at, out + at, piece, out_error);
-        if (err != EP_OK) {
-            return ep_error_prefix(out_error, err, "tensor %.200s", entry->name);
+            return ep_error_prefix(out_error, err, "tensor %.200s", run->entry->name);
         }
         if (EVP_DigestUpdate(hash, out + at, piece) != 1) {
             return ep_error_set(out_error, EP_ERR_INTERNAL, "SHA-256 failed in libcrypto");
@@ -189,8 +63,8 @@ static ep_err read_hashed(const ep_checkpoint_entry *entry, uint8_t *out, EVP_MD
     return EP_OK;
 }
 
-static ep_err read_parts(const expert_plan *plan, uint8_t *const *places, uint8_t out_digest[EP_SHA256_BYTES],
-                         ep_error *out_error)
+static ep_err read_runs(const ep_expert_plan *plan, uint8_t *const *places, uint8_t out_digest[EP_SHA256_BYTES],
+                        ep_error *out_error)
 {
     EVP_MD_CTX *hash = EVP_MD_CTX_new();
     if (hash == NULL || EVP_DigestInit_ex(hash, EVP_sha256(), NULL) != 1) {
@@ -198,8 +72,8 @@ static ep_err read_parts(const expert_plan *plan, uint8_t *const *places, uint8_
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "SHA-256 is not available from libcrypto");
     }
     ep_err err = EP_OK;
-    for (size_t i = 0; err == EP_OK && i < plan->parts_count; i++) {
-        err = read_hashed(plan->parts[i], places[i], hash, out_error);
+    for (int i = 0; err == EP_OK && i < plan->runs_count; i++) {
+        err = read_hashed(&plan->runs[i], places[i], hash, out_error);
     }
     if (err == EP_OK && EVP_DigestFinal_ex(hash, out_digest, NULL) != 1) {
         err = ep_error_set(out_error, EP_ERR_INTERNAL, "SHA-256 failed in libcrypto");
@@ -208,55 +82,253 @@ static ep_err read_parts(const expert_plan *plan, uint8_t *const *places, uint8_
     return err;
 }
 
-/* One block for all parts, each on its own cache line. Their sizes are those of tensors inside checked files.
- */
-static ep_err allocate_parts(const expert_plan *plan, uint8_t *places[PARTS_MAX], size_t *out_bytes,
+/* One block for count parts, each on its own cache line. Their sizes are those of tensors inside checked files. */
+static ep_err allocate_parts(const size_t *bytes, size_t count, uint8_t **places, size_t *out_bytes,
                              ep_error *out_error)
 {
-    size_t offsets[PARTS_MAX] = {0};
     size_t total = 0;
     bool fits = true;
-    for (size_t i = 0; i < plan->parts_count; i++) {
-        offsets[i] = total;
-        fits = fits && ep_add_size(total, ep_safetensors_tensor_bytes(plan->parts[i]->tensor), &total) &&
-               total <= SIZE_MAX - MATRIX_ALIGN;
+    for (size_t i = 0; i < count; i++) {
+        fits = fits && ep_add_size(total, bytes[i], &total) && total <= SIZE_MAX - MATRIX_ALIGN;
         total = fits ? ep_align_up(total, MATRIX_ALIGN) : total;
     }
     uint8_t *block = fits ? aligned_alloc(MATRIX_ALIGN, total) : NULL;
     if (block == NULL) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for an expert of %zu bytes", total);
     }
-    for (size_t i = 0; i < plan->parts_count; i++) {
-        places[i] = block + offsets[i];
+    size_t at = 0;
+    for (size_t i = 0; i < count; i++) {
+        places[i] = block + at;
+        at = ep_align_up(at + bytes[i], MATRIX_ALIGN);
     }
     *out_bytes = total;
     return EP_OK;
 }
 
-static ep_err read_planned(const expert_plan *plan, const ep_layer_shape *shape, ep_expert_data *out_expert,
-                           ep_error *out_error)
+static ep_err damaged(const ep_plan_run *run, const char *what, size_t at, ep_error *out_error)
 {
-    uint8_t *places[PARTS_MAX] = {NULL};
+    return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: tensor %.200s: %s at element %zu",
+                        ep_safetensors_name(run->entry->shard), run->entry->name, what, run->offset + at);
+}
+
+static float read_scale(const uint8_t *raw, ep_scale_kind kind, size_t i)
+{
+    uint16_t half = 0;
+    float wide = 0.0f;
+    if (kind == EP_SCALES_E8M0) {
+        return ldexpf(1.0f, (int)raw[i] - 127);
+    }
+    if (kind == EP_SCALES_F32) {
+        memcpy(&wide, raw + 4 * i, sizeof(wide));
+        return wide;
+    }
+    memcpy(&half, raw + 2 * i, sizeof(half));
+    return kind == EP_SCALES_BF16 ? ep_bf16_to_f32(half) : ep_f16_to_f32(half);
+}
+
+/* Numbers that would spoil every result they touch: a NaN code among f8 values, a scale that is not finite. */
+static ep_err check_numbers(const ep_expert_plan *plan, const ep_plan_matrix *m, uint8_t *const *raw,
+                            ep_error *out_error)
+{
+    static const size_t scale_bytes[] = {1, 4, 2, 2, 1};
+    const bool is_f8 = plan->format == EP_WEIGHTS_F8_BLOCK || plan->format == EP_WEIGHTS_F8_CHANNEL ||
+                       plan->format == EP_WEIGHTS_MXFP8;
+    const ep_plan_run *values = &plan->runs[m->values];
+    for (size_t i = 0; is_f8 && i < values->bytes; i++) {
+        if ((raw[m->values][i] & 0x7fu) == 0x7fu) {
+            return damaged(values, "a value is NaN", i, out_error);
+        }
+    }
+    for (size_t i = 0; m->offset >= 0 && i < plan->runs[m->offset].bytes; i++) {
+        if (raw[m->offset][i] != 0) {
+            return damaged(&plan->runs[m->offset], "an offset is not zero, allowed 0: byte", i, out_error);
+        }
+    }
+    const ep_plan_run *scales = m->scales < 0 ? NULL : &plan->runs[m->scales];
+    for (size_t i = 0; scales != NULL && i < scales->bytes / scale_bytes[m->scale_kind]; i++) {
+        bool bad = m->scale_kind == EP_SCALES_E8M0 ? raw[m->scales][i] == 0xff
+                                                   : !isfinite(read_scale(raw[m->scales], m->scale_kind, i));
+        if (bad) {
+            return damaged(scales, "a scale is not finite", i, out_error);
+        }
+    }
+    return EP_OK;
+}
+
+/* Whether a matrix can be used where its run was read, and its scales too. */
+static bool is_direct(ep_weight_format format, const ep_plan_matrix *m)
+{
+    bool wants_f32 = format == EP_WEIGHTS_F8_BLOCK || format == EP_WEIGHTS_F8_CHANNEL || format == EP_WEIGHTS_W8A8;
+    bool converts = wants_f32 && m->scale_kind != EP_SCALES_F32;
+    return !m->present || (m->step == 1 && !m->transposed && !converts);
+}
+
+/* to[n] = row first + n * step of from, for all rows of the matrix. */
+static void take_rows(const ep_plan_matrix *m, const uint8_t *from, size_t row_bytes, uint8_t *to)
+{
+    for (size_t n = 0; n < m->rows; n++) {
+        memcpy(to + n * row_bytes, from + (m->first + n * m->step) * row_bytes, row_bytes);
+    }
+}
+
+/* to[n][k] = from[k][first + n * step]; in squares that stay in cache. */
+static void take_columns(const ep_plan_matrix *m, const uint8_t *from, size_t element, uint8_t *to)
+{
+    enum { SQUARE = 64 };
+    for (size_t n0 = 0; n0 < m->rows; n0 += SQUARE) {
+        for (size_t k0 = 0; k0 < m->columns; k0 += SQUARE) {
+            for (size_t n = n0; n < n0 + SQUARE && n < m->rows; n++) {
+                for (size_t k = k0; k < k0 + SQUARE && k < m->columns; k++) {
+                    memcpy(to + (n * m->columns + k) * element,
+                           from + (k * m->run_rows + m->first + n * m->step) * element, element);
+                }
+            }
+        }
+    }
+}
+
+static void take_scales(ep_weight_format format, const ep_plan_matrix *m, const uint8_t *from, uint8_t *to)
+{
+    const size_t bytes = ep_weight_scales_bytes(format, m->rows, m->columns);
+    if (format == EP_WEIGHTS_MXFP4 || format == EP_WEIGHTS_MXFP8 || format == EP_WEIGHTS_INT4) {
+        take_rows(m, from, bytes / m->rows, to);
+        return;
+    }
+    for (size_t i = 0; i < bytes / sizeof(float); i++) {
+        float scale = read_scale(from, m->scale_kind, i);
+        memcpy(to + i * sizeof(scale), &scale, sizeof(scale));
+    }
+}
+
+typedef struct matrix_place {
+    const void *values;
+    const void *scales;
+    const void *bias;
+} matrix_place;
+
+static void give_places(const ep_expert_plan *plan, const matrix_place places[EP_MATRIX_COUNT],
+                        const void *shared_gate, ep_expert_source *source)
+{
+    source->gate = places[EP_MATRIX_GATE].values;
+    source->up = places[EP_MATRIX_UP].values;
+    source->down = places[EP_MATRIX_DOWN].values;
+    source->gate_scales = places[EP_MATRIX_GATE].scales;
+    source->up_scales = places[EP_MATRIX_UP].scales;
+    source->down_scales = places[EP_MATRIX_DOWN].scales;
+    source->gate_bias = places[EP_MATRIX_GATE].bias;
+    source->up_bias = places[EP_MATRIX_UP].bias;
+    source->down_bias = places[EP_MATRIX_DOWN].bias;
+    source->bias_dtype = plan->bias_dtype;
+    source->shared_gate = shared_gate;
+    source->shared_gate_dtype = plan->shared_gate_dtype;
+}
+
+/* Everything stands as the source wants it: only addresses are missing. */
+static void use_in_place(const ep_expert_plan *plan, uint8_t *const *raw, ep_expert_data *expert)
+{
+    const size_t bias_bytes = ep_dtype_bytes(plan->bias_dtype);
+    matrix_place places[EP_MATRIX_COUNT] = {{NULL, NULL, NULL}};
+    for (ep_matrix i = 0; i < EP_MATRIX_COUNT; i++) {
+        const ep_plan_matrix *m = &plan->matrices[i];
+        if (m->present) {
+            places[i].values = raw[m->values] + m->first * ep_weight_row_bytes(plan->format, m->columns);
+            places[i].scales = m->scales < 0 ? NULL : raw[m->scales] + m->first * (ep_weight_scales_bytes(
+                                                          plan->format, m->rows, m->columns) / m->rows);
+            places[i].bias = m->bias < 0 ? NULL : raw[m->bias] + m->first * bias_bytes;
+        }
+    }
+    give_places(plan, places, plan->shared_gate < 0 ? NULL : raw[plan->shared_gate], &expert->source);
+}
+
+/* A second block with every part as the source wants it. */
+static ep_err rearrange(const ep_expert_plan *plan, uint8_t *const *raw, ep_expert_data *expert, ep_error *out_error)
+{
+    enum { PARTS = 3 * EP_MATRIX_COUNT + 1 };
+    const size_t bias_bytes = ep_dtype_bytes(plan->bias_dtype);
+    size_t bytes[PARTS] = {0};
+    uint8_t *to[PARTS];
+    matrix_place places[EP_MATRIX_COUNT] = {{NULL, NULL, NULL}};
+    for (ep_matrix i = 0; i < EP_MATRIX_COUNT; i++) {
+        const ep_plan_matrix *m = &plan->matrices[i];
+        bytes[3 * i] = m->present ? m->rows * ep_weight_row_bytes(plan->format, m->columns) : 0;
+        bytes[3 * i + 1] = m->present ? ep_weight_scales_bytes(plan->format, m->rows, m->columns) : 0;
+        bytes[3 * i + 2] = m->bias < 0 ? 0 : m->rows * bias_bytes;
+    }
+    bytes[PARTS - 1] = plan->shared_gate < 0 ? 0 : plan->runs[plan->shared_gate].bytes;
+    ep_err err = allocate_parts(bytes, PARTS, to, &expert->bytes, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    expert->allocation = to[0];
+    for (ep_matrix i = 0; i < EP_MATRIX_COUNT; i++) {
+        const ep_plan_matrix *m = &plan->matrices[i];
+        if (!m->present) {
+            continue;
+        }
+        if (m->transposed) {
+            take_columns(m, raw[m->values], ep_dtype_bytes(ep_weight_format_dtype(plan->format)), to[3 * i]);
+        } else {
+            take_rows(m, raw[m->values], ep_weight_row_bytes(plan->format, m->columns), to[3 * i]);
+        }
+        places[i].values = to[3 * i];
+        if (m->scales >= 0) {
+            take_scales(plan->format, m, raw[m->scales], to[3 * i + 1]);
+            places[i].scales = to[3 * i + 1];
+        }
+        if (m->bias >= 0) {
+            bool is_fused = plan->runs[m->bias].bytes != m->rows * bias_bytes;
+            ep_plan_matrix bias = *m;
+            bias.first = is_fused ? m->first : 0;
+            bias.step = is_fused ? m->step : 1;
+            take_rows(&bias, raw[m->bias], bias_bytes, to[3 * i + 2]);
+            places[i].bias = to[3 * i + 2];
+        }
+    }
+    if (plan->shared_gate >= 0) {
+        memcpy(to[PARTS - 1], raw[plan->shared_gate], bytes[PARTS - 1]);
+    }
+    give_places(plan, places, plan->shared_gate < 0 ? NULL : to[PARTS - 1], &expert->source);
+    return EP_OK;
+}
+
+static ep_err read_planned(const ep_checkpoint *self, const ep_expert_plan *plan, const ep_layer_shape *shape,
+                           bool is_shared, ep_expert_data *out_expert, ep_error *out_error)
+{
+    const size_t layer_place = (size_t)(shape - self->config.info.moe_layers);
+    const ep_layer_numbers *numbers = &self->config.info.numbers[layer_place];
+    uint8_t *raw[EP_PLAN_RUNS_MAX] = {NULL};
+    size_t bytes[EP_PLAN_RUNS_MAX] = {0};
+    bool direct = true;
     ep_expert_data expert = {.source = {.hidden = shape->hidden,
                                         .inner = plan->inner,
-                                        .format = ep_weight_format_of(plan->dtype),
-                                        .activation = shape->activation}};
-    ep_err err = allocate_parts(plan, places, &expert.bytes, out_error);
+                                        .format = plan->format,
+                                        .activation = shape->activation,
+                                        .numbers = is_shared ? numbers->shared : numbers->routed}};
+    for (int i = 0; i < plan->runs_count; i++) {
+        bytes[i] = plan->runs[i].bytes;
+    }
+    ep_err err = allocate_parts(bytes, (size_t)plan->runs_count, raw, &expert.bytes, out_error);
     if (err != EP_OK) {
         return err;
     }
-    err = read_parts(plan, places, expert.sha256, out_error);
-    if (err != EP_OK) {
-        free(places[0]);
-        return err;
+    expert.allocation = raw[0];
+    err = read_runs(plan, raw, expert.sha256, out_error);
+    for (ep_matrix m = 0; err == EP_OK && m < EP_MATRIX_COUNT; m++) {
+        if (plan->matrices[m].present) {
+            err = check_numbers(plan, &plan->matrices[m], raw, out_error);
+            direct = direct && is_direct(plan->format, &plan->matrices[m]);
+        }
     }
-    expert.allocation = places[0];
-    expert.source.gate = places[EP_MATRIX_GATE];
-    expert.source.up = places[EP_MATRIX_UP];
-    expert.source.down = places[EP_MATRIX_DOWN];
-    if (plan->parts_count > EP_MATRIX_COUNT) {
-        expert.source.shared_gate = places[EP_MATRIX_COUNT];
-        expert.source.shared_gate_dtype = plan->parts[EP_MATRIX_COUNT]->tensor->dtype;
+    if (err == EP_OK && direct) {
+        use_in_place(plan, raw, &expert);
+    } else if (err == EP_OK) {
+        err = rearrange(plan, raw, &expert, out_error);
+        free(raw[0]);
+        raw[0] = NULL;
+    }
+    if (err != EP_OK) {
+        free(raw[0]);
+        return err;
     }
     *out_expert = expert;
     return EP_OK;
@@ -265,7 +337,7 @@ static ep_err read_planned(const expert_plan *plan, const ep_layer_shape *shape,
 ep_err ep_checkpoint_read_expert(const ep_checkpoint *checkpoint, uint32_t layer, uint32_t index,
                                  ep_expert_data *out_expert, ep_error *out_error)
 {
-    expert_plan plan = {0};
+    ep_expert_plan plan;
     uint32_t shared_inner = 0;
     const ep_layer_shape *shape = find_layer(checkpoint, layer, &shared_inner);
     if (shape == NULL) {
@@ -275,9 +347,9 @@ ep_err ep_checkpoint_read_expert(const ep_checkpoint *checkpoint, uint32_t layer
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "expert %u of layer %u, allowed 0..%u", index,
                             layer, shape->experts + shape->shared_experts - 1);
     }
-    ep_err err = plan_expert(checkpoint, shape, shared_inner, index, &plan, out_error);
+    ep_err err = ep_expert_plan_make(checkpoint, shape, shared_inner, index, &plan, out_error);
     if (err == EP_OK) {
-        err = read_planned(&plan, shape, out_expert, out_error);
+        err = read_planned(checkpoint, &plan, shape, index >= shape->experts, out_expert, out_error);
     }
     if (err != EP_OK && out_error != NULL) {
         out_error->layer = (int32_t)layer;
@@ -363,9 +435,9 @@ ep_err ep_checkpoint_read_router(const ep_checkpoint *checkpoint, uint32_t layer
                             "tensor %s: is in none of the checkpoint's %zu files", name,
                             checkpoint->shards_count);
     }
-    ep_err err = check_tensor(weight_entry, shape->experts, shape->hidden, EP_DTYPE_NONE, out_error);
+    ep_err err = ep_plan_check_plain(weight_entry, shape->experts, shape->hidden, EP_DTYPE_NONE, out_error);
     if (err == EP_OK && bias_entry != NULL) {
-        err = check_tensor(bias_entry, 0, shape->experts, EP_DTYPE_NONE, out_error);
+        err = ep_plan_check_plain(bias_entry, 0, shape->experts, EP_DTYPE_NONE, out_error);
     }
     if (err == EP_OK) {
         err = read_widened(weight_entry, &weight, out_error);

@@ -30,7 +30,23 @@ typedef struct ep_router_info {
     uint32_t groups_kept;        /* topk_group, 1 if absent */
 } ep_router_info;
 
-typedef enum ep_name_family { EP_NAMES_N1 = 1, EP_NAMES_N2 = 2 } ep_name_family;
+/* Spelled out in tensor_names.h. */
+typedef enum ep_name_family {
+    EP_NAMES_N1 = 1,
+    EP_NAMES_N2 = 2,
+    EP_NAMES_N3 = 3,
+    EP_NAMES_N4 = 4,
+    EP_NAMES_N7 = 7,
+    EP_NAMES_N8 = 8,
+    EP_NAMES_N9 = 9,
+    EP_NAMES_N11 = 11,
+    EP_NAMES_N2M = 12
+} ep_name_family;
+
+typedef struct ep_layer_numbers {
+    ep_activation_numbers routed;
+    ep_activation_numbers shared;
+} ep_layer_numbers;
 
 typedef struct ep_model_info {
     char model_type[64];
@@ -43,13 +59,14 @@ typedef struct ep_model_info {
     float rms_norm_eps;
     float rope_theta;
     bool tie_embeddings;
-    ep_dtype dtype;              /* torch_dtype */
-    ep_weight_format format;     /* of the experts */
+    ep_dtype dtype;              /* torch_dtype, or that of plain experts when it is absent */
+    ep_weight_format format;     /* of the routed experts */
     ep_name_family names;
     ep_router_info router;
     uint32_t moe_layers_count;
     ep_layer_shape *moe_layers;  /* [moe_layers_count], ascending layer; owned by the checkpoint */
     uint32_t *shared_inner;      /* [moe_layers_count], I of the shared expert; 0 none */
+    ep_layer_numbers *numbers;   /* [moe_layers_count], of the activation */
     char version[17];            /* 16 hex digits of a SHA-256 over config.json and every shard's size, header and samples of its data */
     char config_hash[17];        /* 16 hex digits of the SHA-256 of config.json */
     uint32_t positions_max;      /* max_position_embeddings; 0 when absent */

@@ -51,6 +51,21 @@ static const model_type types[] = {
     {"phimoe", EP_ROUTER_OTHER, true, true, false},        /* sparsemixer */
     {"ernie4_5_moe", EP_ROUTER_OTHER, true, false, false}, /* bias added after the softmax */
     {"longcat_flash", EP_ROUTER_OTHER, false, false, false},
+    {"qwen3_vl_moe", EP_ROUTER_R2, true, false, false},
+    {"qwen3_vl_moe_text", EP_ROUTER_R2, true, false, false},
+    {"qwen3_5_moe", EP_ROUTER_R2, true, false, true},
+    {"qwen3_5_moe_text", EP_ROUTER_R2, true, false, true},
+    {"minimax_m3", EP_ROUTER_R4, true, true, false},
+    {"granitemoe", EP_ROUTER_R1, true, true, false},
+    {"gpt_oss", EP_ROUTER_OTHER, true, true, false},     /* a bias in the logits */
+    {"deepseek_v4", EP_ROUTER_OTHER, true, false, false}, /* sqrt of softplus, hash layers */
+    {"llama4", EP_ROUTER_OTHER, false, true, false},      /* sigmoid, weight on the input */
+    {"llama4_text", EP_ROUTER_OTHER, false, true, false},
+    {"gemma4", EP_ROUTER_OTHER, true, false, false},      /* normed router, a scale per expert */
+    {"gemma4_text", EP_ROUTER_OTHER, true, false, false},
+    {"kimi_k3", EP_ROUTER_OTHER, true, false, false},     /* works on the full width, the experts on a latent one */
+    {"step3p5", EP_ROUTER_OTHER, true, false, false},
+    {"nemotron_h", EP_ROUTER_R4, true, false, false},
 };
 static const model_type unknown_type = {"", EP_ROUTER_R2, false, true, false};
 
@@ -113,11 +128,13 @@ static const model_type *read_type(ep_config_reader *reader, json_t *root, ep_mo
     return type;
 }
 
-/* Weights or formulas this build has no code for are refused by name, before they could give wrong rows. */
+/* Weights this build has no code for are refused by name, before they could give wrong rows. The formats it has are
+ * told by the tensors. */
 static void refuse_unsupported(ep_config_reader *reader, json_t *root)
 {
+    static const char *const methods[] = {"fp8", "mxfp4", "mxfp8", "compressed-tensors", "w8a8", "ascend"};
     char text[EP_JSON_TEXT_BYTES];
-    const char *key = "hidden_act";
+    const char *key = "";
     const char *const *quantisation = KEYS("quantization_config", "compression_config");
     ep_config_reader whole = *reader;
     whole.object = root;
@@ -126,22 +143,119 @@ static void refuse_unsupported(ep_config_reader *reader, json_t *root)
     if (quantised == NULL) {
         quantised = ep_config_find(&whole, quantisation, &key);
     }
-    if (quantised != NULL) {
-        const char *method = json_string_value(json_object_get(quantised, "quant_method"));
-        ep_config_fail(reader, EP_ERR_UNIMPLEMENTED,
-                       "%s: quant_method is %s, allowed: none (bf16, f16 or f32 weights)", key,
-                       method == NULL ? "not given" : ep_json_printable(method, text, sizeof(text)));
+    if (quantised == NULL) {
+        return;
     }
-    json_t *act = ep_config_find(reader, KEYS("hidden_act", "hidden_activation"), &key);
+    const char *method = json_string_value(json_object_get(quantised, "quant_method"));
+    for (size_t i = 0; method != NULL && i < EP_ARRAY_COUNT(methods); i++) {
+        if (strcmp(method, methods[i]) == 0) {
+            return;
+        }
+    }
+    ep_config_fail(reader, EP_ERR_UNIMPLEMENTED,
+                   "%s: quant_method is %s, allowed: none, fp8, mxfp4, mxfp8, compressed-tensors, w8a8, ascend", key,
+                   method == NULL ? "not given" : ep_json_printable(method, text, sizeof(text)));
+}
+
+static ep_activation read_function(ep_config_reader *reader)
+{
+    static const struct {
+        const char *name;
+        ep_activation activation;
+    } names[] = {{"silu", EP_ACT_SILU},
+                 {"swish", EP_ACT_SILU},
+                 {"situ", EP_ACT_SITU},
+                 {"gelu", EP_ACT_GELU},
+                 {"gelu_pytorch_tanh", EP_ACT_GELU_TANH},
+                 {"gelu_new", EP_ACT_GELU_TANH},
+                 {"gelu_tanh", EP_ACT_GELU_TANH},
+                 {"relu", EP_ACT_RELU_NO_GATE},
+                 {"relu2", EP_ACT_RELU2_NO_GATE}};
+    char text[EP_JSON_TEXT_BYTES];
+    const char *key = "hidden_act";
+    json_t *act = ep_config_find(reader, KEYS("mlp_hidden_act", "hidden_act", "hidden_activation"), &key);
     const char *name = json_string_value(act);
-    if (act != NULL && (name == NULL || (strcmp(name, "silu") != 0 && strcmp(name, "swish") != 0))) {
-        ep_config_fail(reader, EP_ERR_UNIMPLEMENTED, "%s is %s, allowed silu", key,
-                       ep_json_describe(act, text));
+    if (act == NULL) {
+        return EP_ACT_SILU;
     }
-    json_t *limit = ep_config_find(reader, KEYS("swiglu_limit", "swiglu_limits", "swiglu_alpha"), &key);
-    if (limit != NULL && !(json_is_number(limit) && json_number_value(limit) == 0.0)) {
-        ep_config_fail(reader, EP_ERR_UNIMPLEMENTED, "%s is %s, allowed: absent (plain silu)", key,
-                       ep_json_describe(limit, text));
+    for (size_t i = 0; name != NULL && i < EP_ARRAY_COUNT(names); i++) {
+        if (strcmp(name, names[i].name) == 0) {
+            return names[i].activation;
+        }
+    }
+    ep_config_fail(reader, EP_ERR_UNIMPLEMENTED,
+                   "%s is %s, allowed silu, swish, situ, gelu, gelu_pytorch_tanh, gelu_new, gelu_tanh, relu, relu2", key,
+                   ep_json_describe(act, text));
+    return EP_ACT_SILU;
+}
+
+/* A list of limits, one for each layer of the model; 0 is none. */
+static void read_limits(ep_config_reader *reader, const char *const *keys, uint32_t layers, float *out)
+{
+    char text[EP_JSON_TEXT_BYTES];
+    const char *key = NULL;
+    json_t *list = ep_config_find(reader, keys, &key);
+    if (list == NULL) {
+        return;
+    }
+    if (!json_is_array(list) || json_array_size(list) < layers) {
+        ep_config_fail(reader, EP_ERR_BAD_FILE, "%s is %s, allowed an array of at least %u numbers", key,
+                       ep_json_describe(list, text), layers);
+        return;
+    }
+    for (uint32_t i = 0; i < layers; i++) {
+        json_t *item = json_array_get(list, i);
+        double limit = json_is_null(item) ? 0.0 : json_is_number(item) ? json_number_value(item) : -1.0;
+        if (!(limit >= 0.0 && limit <= 1e30)) {
+            ep_config_fail(reader, EP_ERR_BAD_FILE, "%s[%u] is %s, allowed 0..1e30", key, i, ep_json_describe(item, text));
+            return;
+        }
+        out[i] = (float)limit;
+    }
+}
+
+/* An absent or zero limit is none; ep_config_f32 wants more than 0. */
+static float read_limit(ep_config_reader *reader, const char *const *keys, float fallback)
+{
+    const char *key = NULL;
+    json_t *value = ep_config_find(reader, keys, &key);
+    bool is_zero = value != NULL && json_is_number(value) && json_number_value(value) == 0.0;
+    return is_zero ? 0.0f : ep_config_f32(reader, keys, 0.0, 1e30, fallback);
+}
+
+/* The activation of all MoE layers and its numbers, by which keys there are. */
+static void read_activation(ep_config_reader *reader, ep_model_info *info)
+{
+    float limits[EP_MODEL_LAYERS_MAX] = {0.0f};
+    float shared_limits[EP_MODEL_LAYERS_MAX] = {0.0f};
+    ep_activation_numbers numbers = {0.0f, 0.0f, 0.0f};
+    ep_activation activation = read_function(reader);
+    const bool is_oai = strcmp(info->model_type, "gpt_oss") == 0 || ep_config_has(reader, KEYS("swiglu_alpha"));
+    if (activation == EP_ACT_SITU || ep_config_has(reader, KEYS("activation_situ_beta"))) {
+        activation = EP_ACT_SITU;
+        numbers.alpha = ep_config_f32(reader, KEYS("activation_situ_beta"), 0.0, 1e6, 4.0f);
+        numbers.beta = ep_config_f32(reader, KEYS("activation_situ_linear_beta"), 0.0, 1e6, 25.0f);
+    } else if (activation == EP_ACT_SILU && is_oai) {
+        activation = EP_ACT_SWIGLU_OAI;
+        numbers.alpha = ep_config_f32(reader, KEYS("swiglu_alpha"), 0.0, 1e6, 1.702f);
+        numbers.beta = ep_config_f32(reader, KEYS("swiglu_beta"), -1e6, 1e6, 1.0f);
+        numbers.limit = read_limit(reader, KEYS("swiglu_limit"), 7.0f);
+    } else if (activation == EP_ACT_SILU && ep_config_has(reader, KEYS("swiglu_limits"))) {
+        activation = EP_ACT_SWIGLU_STEP;
+        read_limits(reader, KEYS("swiglu_limits"), info->layers_count, limits);
+        read_limits(reader, KEYS("swiglu_limits_shared"), info->layers_count, shared_limits);
+    } else if (activation == EP_ACT_SILU) {
+        numbers.limit = read_limit(reader, KEYS("swiglu_limit"), 0.0f);
+        activation = numbers.limit > 0.0f ? EP_ACT_SWIGLU_LIMIT : EP_ACT_SILU;
+    }
+    for (uint32_t i = 0; reader->err == EP_OK && i < info->moe_layers_count; i++) {
+        const uint32_t layer = info->moe_layers[i].layer;
+        info->moe_layers[i].activation = activation;
+        info->numbers[i] = (ep_layer_numbers){.routed = numbers, .shared = numbers};
+        if (activation == EP_ACT_SWIGLU_STEP) {
+            info->numbers[i].routed.limit = limits[layer];
+            info->numbers[i].shared.limit = shared_limits[layer];
+        }
     }
 }
 
@@ -373,7 +487,6 @@ static void fill_layer(ep_config_reader *reader, const layer_values *values, uin
         .experts = values->experts[layer],
         .shared_experts = shared,
         .top_k = values->top_k[layer],
-        .activation = EP_ACT_SILU,
     };
     *out_shared_inner = (uint32_t)shared_inner;
 }
@@ -386,7 +499,8 @@ static void read_layers(ep_config_reader *reader, const model_type *type, ep_mod
 
     info->moe_layers = calloc(layers, sizeof(info->moe_layers[0]));
     info->shared_inner = calloc(layers, sizeof(info->shared_inner[0]));
-    if (info->moe_layers == NULL || info->shared_inner == NULL || allocate_values(layers, &values) != EP_OK) {
+    info->numbers = calloc(layers, sizeof(info->numbers[0]));
+    if (info->moe_layers == NULL || info->shared_inner == NULL || info->numbers == NULL || allocate_values(layers, &values) != EP_OK) {
         ep_config_fail(reader, EP_ERR_NO_MEMORY, "no memory for %u layers", layers);
         return;
     }
@@ -431,6 +545,7 @@ ep_err ep_model_config_parse(const char *file, const char *bytes, size_t count, 
     }
     if (reader.err == EP_OK) {
         check_groups(&reader, &config.info);
+        read_activation(&reader, &config.info);
     }
     json_decref(root);
     if (reader.err != EP_OK) {
@@ -445,5 +560,6 @@ void ep_model_config_fini(ep_model_config *config)
 {
     free(config->info.moe_layers);
     free(config->info.shared_inner);
+    free(config->info.numbers);
     *config = (ep_model_config){0};
 }

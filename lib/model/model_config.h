@@ -16,7 +16,7 @@
 #define EP_INNER_MAX 1048576
 
 typedef struct ep_model_config {
-    ep_model_info info;        /* all but names, version and config_hash; its arrays belong to the config */
+    ep_model_info info;        /* all but names, format, version and config_hash; its arrays belong to the config */
     bool shared_gate_required; /* the model type's shared expert always has its own gate */
 } ep_model_config;
 

@@ -28,7 +28,7 @@ static const dtype_format formats[] = {
     {"U8", 8, EP_DTYPE_U8},
     {"I8", 8, EP_DTYPE_I8},
     {"F8_E5M2", 8, EP_DTYPE_NONE},
-    {"F8_E4M3", 8, EP_DTYPE_NONE},
+    {"F8_E4M3", 8, EP_DTYPE_F8E4M3},
     {"F8_E8M0", 8, EP_DTYPE_NONE},
     {"F8_E4M3FNUZ", 8, EP_DTYPE_NONE},
     {"F8_E5M2FNUZ", 8, EP_DTYPE_NONE},

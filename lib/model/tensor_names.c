@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The name tables of families N1 and N2, and the search for the one a checkpoint uses. */
+/* The name tables of all families, and the search for the one a checkpoint uses. */
 #include "model/tensor_names.h"
 
 #include <stdio.h>
@@ -8,7 +8,7 @@
 #include "base/check.h"
 
 static const char *const prefixes[] = {"", "model.", "language_model.model.", "model.language_model.",
-                                       "language_model."};
+                                       "language_model.", "backbone."};
 
 typedef const char *const matrix_words[EP_MATRIX_COUNT];
 static matrix_words projections = {"gate_proj", "up_proj", "down_proj"};
@@ -21,53 +21,120 @@ typedef struct shared_spelling {
 
 typedef struct family_names {
     ep_name_family family;
-    const char *block;
+    const char *blocks[3]; /* "<block>.E.<word>.<part>"; ends at NULL */
     const char *const *words;
-    shared_spelling shared[4]; /* ends at a NULL stem */
+    const char *stacked[EP_MATRIX_COUNT]; /* instead: tensors of a layer; gate and up may be the same */
+    const char *stacked_end;              /* behind the name of plain values, in place of a part */
+    bool interleaved;
+    bool may_transpose;
+    shared_spelling shared[5]; /* ends at a NULL stem */
     const char *shared_gate;
-    const char *routers[5];       /* ends at NULL */
-    const char *router_biases[5]; /* ends at NULL */
+    const char *routers[6];       /* ends at NULL */
+    const char *router_biases[6]; /* ends at NULL */
 } family_names;
 
 static const family_names families[] = {
     {
         .family = EP_NAMES_N1,
-        .block = "mlp",
+        .blocks = {"mlp.experts", "mixer.experts"},
         .words = projections,
         .shared = {{"mlp.shared_experts", projections},
                    {"mlp.shared_expert", projections},
-                   {"mlp.shared_mlp", projections}},
+                   {"mlp.shared_mlp", projections},
+                   {"mixer.shared_experts", projections}},
         .shared_gate = "mlp.shared_expert_gate.weight",
-        .routers = {"mlp.gate.weight", "mlp.gate.wg.weight", "mlp.router.classifier.weight"},
+        .routers = {"mlp.gate.weight", "mlp.gate.wg.weight", "mlp.router.classifier.weight", "mixer.gate.weight"},
         .router_biases = {"mlp.gate.e_score_correction_bias", "mlp.gate.expert_bias",
-                          "mlp.moe_statics.e_score_correction_bias", "mlp.router.e_score_correction_bias"},
+                          "mlp.moe_statics.e_score_correction_bias", "mlp.router.e_score_correction_bias",
+                          "mixer.gate.e_score_correction_bias"},
     },
     {
         .family = EP_NAMES_N2,
-        .block = "block_sparse_moe",
+        .blocks = {"block_sparse_moe.experts", "feed_forward.experts"},
         .words = numbered,
         .shared = {{"block_sparse_moe.shared_experts", numbered},
                    {"block_sparse_moe.shared_experts", projections},
                    {"shared_mlp", projections}},
         .shared_gate = "block_sparse_moe.shared_expert_gate.weight",
-        .routers = {"block_sparse_moe.gate.weight"},
+        .routers = {"block_sparse_moe.gate.weight", "feed_forward.gate.weight"},
         .router_biases = {"block_sparse_moe.e_score_correction_bias",
-                          "block_sparse_moe.gate.e_score_correction_bias"},
+                          "block_sparse_moe.gate.e_score_correction_bias", "feed_forward.expert_bias"},
+    },
+    {
+        .family = EP_NAMES_N4,
+        .blocks = {"ffn.experts"},
+        .words = numbered,
+        .shared = {{"ffn.shared_experts", numbered}},
+        .shared_gate = "ffn.shared_expert_gate.weight",
+        .routers = {"ffn.gate.weight"},
+        .router_biases = {"ffn.gate.bias"},
+    },
+    {
+        .family = EP_NAMES_N2M,
+        .blocks = {"experts"},
+        .words = numbered,
+        .shared = {{"shared_experts", numbered}},
+        .shared_gate = "shared_expert_gate.weight",
+        .routers = {"gate.weight"},
+        .router_biases = {"gate.e_score_correction_bias"},
+    },
+    {
+        .family = EP_NAMES_N3,
+        .stacked = {"mlp.experts.gate_up_proj", "mlp.experts.gate_up_proj", "mlp.experts.down_proj"},
+        .stacked_end = "",
+        .may_transpose = true,
+        .shared = {{"mlp.shared_experts", projections}, {"mlp.shared_expert", projections}},
+        .shared_gate = "mlp.shared_expert_gate.weight",
+        .routers = {"mlp.gate.weight"},
+        .router_biases = {"mlp.gate.e_score_correction_bias"},
+    },
+    {
+        .family = EP_NAMES_N7, /* told from N3 by its blocks or biases */
+        .stacked = {"mlp.experts.gate_up_proj", "mlp.experts.gate_up_proj", "mlp.experts.down_proj"},
+        .stacked_end = "",
+        .interleaved = true,
+        .may_transpose = true,
+        .shared_gate = "mlp.shared_expert_gate.weight",
+        .routers = {"mlp.router.weight"},
+        .router_biases = {"mlp.router.bias"},
+    },
+    {
+        .family = EP_NAMES_N8,
+        .stacked = {"feed_forward.experts.gate_up_proj", "feed_forward.experts.gate_up_proj",
+                    "feed_forward.experts.down_proj"},
+        .stacked_end = "",
+        .may_transpose = true,
+        .shared = {{"feed_forward.shared_expert", projections}},
+        .shared_gate = "feed_forward.shared_expert_gate.weight",
+        .routers = {"feed_forward.router.weight"},
+    },
+    {
+        .family = EP_NAMES_N9,
+        .stacked = {"block_sparse_moe.input_linear", "block_sparse_moe.input_linear",
+                    "block_sparse_moe.output_linear"},
+        .stacked_end = ".weight",
+        .shared = {{"block_sparse_moe.shared_experts", projections}},
+        .shared_gate = "block_sparse_moe.shared_expert_gate.weight",
+        .routers = {"block_sparse_moe.router.layer.weight"},
+    },
+    {
+        .family = EP_NAMES_N11,
+        .stacked = {"moe.gate_proj", "moe.up_proj", "moe.down_proj"},
+        .stacked_end = ".weight",
+        .shared = {{"share_expert", projections}},
+        .shared_gate = "moe.shared_expert_gate.weight",
+        .routers = {"moe.gate.weight"},
+        .router_biases = {"moe.router_bias"},
     },
 };
 
-/* Names of other families, so that the message can say what was found instead. */
+/* Names this build cannot read, so that the message can say what was found instead. */
 static const struct {
     const char *tail;
     const char *text;
 } foreign[] = {
-    {"mlp.experts.gate_up_proj", "packed experts (one tensor for all experts of a layer)"},
-    {"mlp.experts.gate_up_proj_blocks", "MXFP4 experts"},
     {"mlp.experts.0.gate_proj.qweight", "GPTQ or AWQ quantised experts"},
-    {"mlp.experts.0.gate_proj.weight_packed", "compressed-tensors quantised experts"},
-    {"block_sparse_moe.experts.0.w1.weight_packed", "compressed-tensors quantised experts"},
-    {"block_sparse_moe.input_linear.weight", "packed experts (one tensor for all experts of a layer)"},
-    {"feed_forward.experts.gate_up_proj", "packed, transposed experts"},
+    {"block_sparse_moe.experts.0.w1.qweight", "GPTQ or AWQ quantised experts"},
 };
 
 static const family_names *table(const ep_tensor_names *names)
@@ -87,12 +154,39 @@ static void layer_name(const ep_tensor_names *names, uint32_t layer, const char 
     EP_ASSERT(n > 0 && n < EP_TENSOR_NAME_BYTES);
 }
 
+bool ep_tensor_names_stacked(const ep_tensor_names *names)
+{
+    return table(names)->stacked[0] != NULL;
+}
+
+bool ep_tensor_names_fused(const ep_tensor_names *names)
+{
+    const family_names *t = table(names);
+    return t->stacked[0] != NULL && strcmp(t->stacked[EP_MATRIX_GATE], t->stacked[EP_MATRIX_UP]) == 0;
+}
+
+bool ep_tensor_names_interleaved(const ep_tensor_names *names)
+{
+    return table(names)->interleaved;
+}
+
+bool ep_tensor_names_may_transpose(const ep_tensor_names *names)
+{
+    return table(names)->may_transpose;
+}
+
 void ep_tensor_name_expert(const ep_tensor_names *names, uint32_t layer, uint32_t expert, ep_matrix matrix,
                            const char *part, char out_name[EP_TENSOR_NAME_BYTES])
 {
     const family_names *t = table(names);
     char tail[EP_TENSOR_NAME_BYTES];
-    snprintf(tail, sizeof(tail), "%s.experts.%u.%s.%s", t->block, expert, t->words[matrix], part);
+    if (t->stacked[0] == NULL) {
+        snprintf(tail, sizeof(tail), "%s.%u.%s.%s", t->blocks[names->spelling], expert, t->words[matrix], part);
+    } else if (strcmp(part, "weight") == 0) {
+        snprintf(tail, sizeof(tail), "%s%s", t->stacked[matrix], t->stacked_end);
+    } else {
+        snprintf(tail, sizeof(tail), "%s_%s", t->stacked[matrix], part);
+    }
     layer_name(names, layer, tail, out_name);
 }
 
@@ -141,11 +235,14 @@ bool ep_tensor_name_router_bias(const ep_tensor_names *names, uint32_t spelling,
 static bool has_expert(const ep_tensor_names *names, uint32_t layer, uint32_t expert,
                        ep_tensor_exists_func exists, void *arg)
 {
+    static const char *const parts[] = {"weight", "weight_packed", "blocks"};
     char name[EP_TENSOR_NAME_BYTES];
     for (ep_matrix m = 0; m < EP_MATRIX_COUNT; m++) {
-        ep_tensor_name_expert(names, layer, expert, m, "weight", name);
-        if (exists(name, arg)) {
-            return true;
+        for (size_t p = 0; p < EP_ARRAY_COUNT(parts); p++) {
+            ep_tensor_name_expert(names, layer, expert, m, parts[p], name);
+            if (exists(name, arg)) {
+                return true;
+            }
         }
     }
     return false;
@@ -180,8 +277,8 @@ static ep_err nothing_found(const ep_model_info *info, ep_tensor_exists_func exi
             layer_name(&names, layer, foreign[i].tail, name);
             if (exists(name, arg)) {
                 return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
-                                    "tensor %s: %s, allowed: one matrix per expert (gate_proj, up_proj, "
-                                    "down_proj or w1, w3, w2)",
+                                    "tensor %s: %s, allowed: bf16, f16, f32, f8e4m3, mxfp4, mxfp8, int4 "
+                                    "(compressed-tensors), w8a8",
                                     name, foreign[i].text);
             }
         }
@@ -189,9 +286,26 @@ static ep_err nothing_found(const ep_model_info *info, ep_tensor_exists_func exi
     return ep_error_set(
         out_error, EP_ERR_UNIMPLEMENTED,
         "no expert tensors found: neither layers.%u.mlp.experts.0.gate_proj.weight nor "
-        "layers.%u.block_sparse_moe.experts.0.w1.weight, with prefix none, model., language_model.model., "
-        "model.language_model. or language_model.",
+        "layers.%u.block_sparse_moe.experts.0.w1.weight, nor any other known name, with prefix none, model., "
+        "language_model.model., model.language_model., language_model. or backbone.",
         layer, layer);
+}
+
+/* N3 and N7 share their names: blocks, biases or the model's type tell. */
+static bool is_interleaved(const ep_tensor_names *names, const ep_model_info *info, ep_tensor_exists_func exists,
+                           void *arg)
+{
+    static const char *const marks[] = {"blocks", "bias"};
+    char name[EP_TENSOR_NAME_BYTES];
+    for (uint32_t i = 0; i < info->moe_layers_count; i++) {
+        for (size_t p = 0; p < EP_ARRAY_COUNT(marks); p++) {
+            ep_tensor_name_expert(names, info->moe_layers[i].layer, 0, EP_MATRIX_GATE, marks[p], name);
+            if (exists(name, arg)) {
+                return true;
+            }
+        }
+    }
+    return strcmp(info->model_type, "gpt_oss") == 0;
 }
 
 ep_err ep_tensor_names_probe(const ep_model_info *info, ep_tensor_exists_func exists, void *arg,
@@ -200,7 +314,14 @@ ep_err ep_tensor_names_probe(const ep_model_info *info, ep_tensor_exists_func ex
     for (size_t p = 0; p < EP_ARRAY_COUNT(prefixes); p++) {
         for (size_t f = 0; f < EP_ARRAY_COUNT(families); f++) {
             ep_tensor_names names = {.family = families[f].family, .prefix = prefixes[p]};
-            if (has_any_expert(&names, info, exists, arg)) {
+            for (; names.spelling == 0 || (families[f].stacked[0] == NULL && families[f].blocks[names.spelling] != NULL);
+                 names.spelling++) {
+                if (!has_any_expert(&names, info, exists, arg)) {
+                    continue;
+                }
+                if (names.family == EP_NAMES_N3 && is_interleaved(&names, info, exists, arg)) {
+                    names.family = EP_NAMES_N7;
+                }
                 *out_names = names;
                 return EP_OK;
             }

@@ -158,7 +158,8 @@ static ep_err pack(ep_weight_store *store, const ep_weight_layer *layer, const e
 {
     ep_backend *backend = store->config.backend;
     const ep_expert_source *source = &data->source;
-    if (source->format != layer->format) {
+    const bool is_shared = resident->expert >= layer->shape.experts; /* often kept finer than the routed ones */
+    if (!is_shared && source->format != layer->format) {
         return ep_error_set(out_error, EP_ERR_BAD_FILE, "is %s, the model's config says %s",
                             ep_weight_format_name(source->format), ep_weight_format_name(layer->format));
     }

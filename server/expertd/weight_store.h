@@ -31,7 +31,7 @@ typedef struct ep_weight_store_config {
 typedef struct ep_weight_layer {
     const char *model;               /* borrowed, for messages */
     const ep_checkpoint *checkpoint; /* borrowed */
-    ep_weight_format format;         /* every expert must have it: the numerics id says so */
+    ep_weight_format format;         /* every routed expert must have it: the numerics id says so */
     ep_layer_shape shape;
 } ep_weight_layer;
 

@@ -113,7 +113,7 @@ static void add_in_layer(tensor_list *list, const ep_fixture_config *config, uin
 
 static void add_moe_layer(tensor_list *list, const ep_fixture_config *config, uint32_t layer)
 {
-    ep_tensor_names names = {config->names, config->prefix};
+    ep_tensor_names names = {.family = config->names, .prefix = config->prefix};
     char name[EP_TENSOR_NAME_BYTES];
     for (uint32_t e = 0; e < config->experts; e++) {
         for (ep_matrix m = 0; m < EP_MATRIX_COUNT; m++) {

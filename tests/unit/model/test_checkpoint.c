@@ -37,7 +37,7 @@ static void expect_tensor(const ep_fixture_config *config, const char *name, con
 static void expect_expert(const ep_fixture_config *config, const ep_checkpoint *checkpoint, uint32_t layer,
                           uint32_t index)
 {
-    ep_tensor_names names = {config->names, config->prefix == NULL ? "model." : config->prefix};
+    ep_tensor_names names = {.family = config->names, .prefix = config->prefix == NULL ? "model." : config->prefix};
     bool shared = index >= config->experts;
     uint32_t inner = shared ? config->shared_inner : config->inner;
     uint32_t spelling = config->shared_gate && config->names == EP_NAMES_N1 ? 1 : 0;
@@ -76,7 +76,7 @@ static void expect_expert(const ep_fixture_config *config, const ep_checkpoint *
 
 static void expect_router(const ep_fixture_config *config, const ep_checkpoint *checkpoint, uint32_t layer)
 {
-    ep_tensor_names names = {config->names, config->prefix == NULL ? "model." : config->prefix};
+    ep_tensor_names names = {.family = config->names, .prefix = config->prefix == NULL ? "model." : config->prefix};
     char name[EP_TENSOR_NAME_BYTES];
     float *weight = NULL;
     float *bias = NULL;

@@ -277,13 +277,15 @@ static const bad_case bad_cases[] = {
      "config.json: tie_word_embeddings is \"yes\", allowed true or false"},
     {MIXTRAL("\"torch_dtype\":\"float8\","), EP_ERR_BAD_FILE,
      "config.json: torch_dtype is \"float8\", allowed bfloat16, float16, float32"},
-    {MIXTRAL("\"hidden_act\":\"gelu\","), EP_ERR_UNIMPLEMENTED,
-     "config.json: hidden_act is \"gelu\", allowed silu"},
+    {MIXTRAL("\"hidden_act\":\"mish\","), EP_ERR_UNIMPLEMENTED,
+     "config.json: hidden_act is \"mish\", allowed silu, swish, situ, gelu"},
     {MIXTRAL("\"hidden_act\":3,"), EP_ERR_UNIMPLEMENTED, "config.json: hidden_act is 3, allowed silu"},
-    {MIXTRAL("\"swiglu_limit\":10.0,"), EP_ERR_UNIMPLEMENTED,
-     "config.json: swiglu_limit is 10.0, allowed: absent (plain silu)"},
-    {MIXTRAL("\"quantization_config\":{\"quant_method\":\"fp8\"},"), EP_ERR_UNIMPLEMENTED,
-     "config.json: quantization_config: quant_method is fp8, allowed: none (bf16, f16 or f32 weights)"},
+    {MIXTRAL("\"swiglu_limit\":-1.0,"), EP_ERR_BAD_FILE, "config.json: swiglu_limit is -1.0, allowed"},
+    {MIXTRAL("\"swiglu_limits\":[1,2],"), EP_ERR_BAD_FILE, "config.json: swiglu_limits is"},
+    {MIXTRAL("\"swiglu_limits\":[1,2,-3,4],"), EP_ERR_BAD_FILE, "config.json: swiglu_limits[2] is -3, allowed 0..1e30"},
+    {MIXTRAL("\"activation_situ_beta\":0,"), EP_ERR_BAD_FILE, "config.json: activation_situ_beta is 0, allowed"},
+    {MIXTRAL("\"quantization_config\":{\"quant_method\":\"gptq\"},"), EP_ERR_UNIMPLEMENTED,
+     "config.json: quantization_config: quant_method is gptq, allowed: none, fp8, mxfp4"},
     {MIXTRAL("\"quantization_config\":{},"), EP_ERR_UNIMPLEMENTED,
      "config.json: quantization_config: quant_method is not given"},
     {MIXTRAL("\"first_k_dense_replace\":5,"), EP_ERR_BAD_FILE,
@@ -354,5 +356,40 @@ Test(model_config, a_flipped_bit_never_crashes)
             ep_model_config_fini(&config);
         }
         text[i / 8] ^= (char)(1 << (i % 8));
+    }
+}
+
+Test(model_config, the_activation_and_its_numbers_by_layer)
+{
+    static const struct {
+        const char *text;
+        ep_activation activation;
+        ep_activation_numbers routed; /* of the last layer */
+        float shared_limit;
+    } cases[] = {
+        {MIXTRAL(""), EP_ACT_SILU, {0, 0, 0}, 0},
+        {MIXTRAL("\"hidden_act\":\"gelu\","), EP_ACT_GELU, {0, 0, 0}, 0},
+        {MIXTRAL("\"hidden_activation\":\"gelu_pytorch_tanh\","), EP_ACT_GELU_TANH, {0, 0, 0}, 0},
+        {MIXTRAL("\"hidden_act\":\"relu2\","), EP_ACT_RELU2_NO_GATE, {0, 0, 0}, 0},
+        {MIXTRAL("\"swiglu_limit\":10.0,"), EP_ACT_SWIGLU_LIMIT, {0, 0, 10}, 10},
+        {MIXTRAL("\"swiglu_limit\":0,"), EP_ACT_SILU, {0, 0, 0}, 0},
+        {MIXTRAL("\"swiglu_limit\":7.0,\"swiglu_alpha\":1.5,"), EP_ACT_SWIGLU_OAI, {1.5f, 1, 7}, 7},
+        {MIXTRAL("\"swiglu_limits\":[0,1,2,3],\"swiglu_limits_shared\":[0,0,0,5],"), EP_ACT_SWIGLU_STEP, {0, 0, 3}, 5},
+        {MIXTRAL("\"activation_situ_beta\":4.0,"), EP_ACT_SITU, {4, 25, 0}, 0},
+        {MIXTRAL("\"quantization_config\":{\"quant_method\":\"fp8\"},"), EP_ACT_SILU, {0, 0, 0}, 0},
+    };
+    for (size_t i = 0; i < EP_ARRAY_COUNT(cases); i++) {
+        ep_model_config config = {0};
+        ep_error error;
+        ep_err err = ep_model_config_parse("config.json", cases[i].text, strlen(cases[i].text), &config, &error);
+        cr_assert_eq(err, EP_OK, "case %zu: %s", i, error.text);
+        const uint32_t last = config.info.moe_layers_count - 1;
+        const ep_layer_numbers *numbers = &config.info.numbers[last];
+        cr_expect_eq(config.info.moe_layers[last].activation, cases[i].activation, "case %zu", i);
+        cr_expect_eq(numbers->routed.alpha, cases[i].routed.alpha, "case %zu", i);
+        cr_expect_eq(numbers->routed.beta, cases[i].routed.beta, "case %zu", i);
+        cr_expect_eq(numbers->routed.limit, cases[i].routed.limit, "case %zu", i);
+        cr_expect_eq(numbers->shared.limit, cases[i].shared_limit, "case %zu", i);
+        ep_model_config_fini(&config);
     }
 }

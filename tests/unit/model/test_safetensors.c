@@ -215,7 +215,7 @@ Test(safetensors, every_dtype_of_the_format_is_known_by_its_size)
                   {"U8", 8, EP_DTYPE_U8},
                   {"I8", 8, EP_DTYPE_I8},
                   {"F8_E5M2", 8, 0},
-                  {"F8_E4M3", 8, 0},
+                  {"F8_E4M3", 8, EP_DTYPE_F8E4M3},
                   {"F8_E8M0", 8, 0},
                   {"F8_E4M3FNUZ", 8, 0},
                   {"F8_E5M2FNUZ", 8, 0},

@@ -7,8 +7,8 @@
 #include "base/check.h"
 #include "model/tensor_names.h"
 
-static const ep_tensor_names n1 = {EP_NAMES_N1, "model."};
-static const ep_tensor_names n2 = {EP_NAMES_N2, ""};
+static const ep_tensor_names n1 = {.family = EP_NAMES_N1, .prefix = "model."};
+static const ep_tensor_names n2 = {.family = EP_NAMES_N2, .prefix = ""};
 
 Test(tensor_names, experts_are_gate_up_down)
 {
@@ -38,7 +38,8 @@ Test(tensor_names, shared_experts_and_routers_in_every_spelling)
         {&n1, 's', 0, "model.layers.1.mlp.shared_experts.down_proj.weight"},
         {&n1, 's', 1, "model.layers.1.mlp.shared_expert.down_proj.weight"},
         {&n1, 's', 2, "model.layers.1.mlp.shared_mlp.down_proj.weight"},
-        {&n1, 's', 3, NULL},
+        {&n1, 's', 3, "model.layers.1.mixer.shared_experts.down_proj.weight"},
+        {&n1, 's', 4, NULL},
         {&n2, 's', 0, "layers.1.block_sparse_moe.shared_experts.w2.weight"},
         {&n2, 's', 1, "layers.1.block_sparse_moe.shared_experts.down_proj.weight"},
         {&n2, 's', 2, "layers.1.shared_mlp.down_proj.weight"},
@@ -46,17 +47,21 @@ Test(tensor_names, shared_experts_and_routers_in_every_spelling)
         {&n1, 'r', 0, "model.layers.1.mlp.gate.weight"},
         {&n1, 'r', 1, "model.layers.1.mlp.gate.wg.weight"},
         {&n1, 'r', 2, "model.layers.1.mlp.router.classifier.weight"},
-        {&n1, 'r', 3, NULL},
+        {&n1, 'r', 3, "model.layers.1.mixer.gate.weight"},
+        {&n1, 'r', 4, NULL},
         {&n2, 'r', 0, "layers.1.block_sparse_moe.gate.weight"},
-        {&n2, 'r', 1, NULL},
+        {&n2, 'r', 1, "layers.1.feed_forward.gate.weight"},
+        {&n2, 'r', 2, NULL},
         {&n1, 'b', 0, "model.layers.1.mlp.gate.e_score_correction_bias"},
         {&n1, 'b', 1, "model.layers.1.mlp.gate.expert_bias"},
         {&n1, 'b', 2, "model.layers.1.mlp.moe_statics.e_score_correction_bias"},
         {&n1, 'b', 3, "model.layers.1.mlp.router.e_score_correction_bias"},
-        {&n1, 'b', 4, NULL},
+        {&n1, 'b', 4, "model.layers.1.mixer.gate.e_score_correction_bias"},
+        {&n1, 'b', 5, NULL},
         {&n2, 'b', 0, "layers.1.block_sparse_moe.e_score_correction_bias"},
         {&n2, 'b', 1, "layers.1.block_sparse_moe.gate.e_score_correction_bias"},
-        {&n2, 'b', 2, NULL},
+        {&n2, 'b', 2, "layers.1.feed_forward.expert_bias"},
+        {&n2, 'b', 3, NULL},
     };
     for (size_t i = 0; i < EP_ARRAY_COUNT(cases); i++) {
         char name[EP_TENSOR_NAME_BYTES] = "";

@@ -1,0 +1,519 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* From tensor names, types and shapes to a plan for reading one expert. */
+#include "model/expert_plan.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/check.h"
+
+#define DIMS(...) ((const uint64_t[]){__VA_ARGS__}), sizeof((const uint64_t[]){__VA_ARGS__}) / sizeof(uint64_t)
+#define SHAPE_TEXT_BYTES (EP_TENSOR_RANK_MAX * 21 + 3)
+
+static bool is_float(ep_dtype dtype)
+{
+    return dtype == EP_DTYPE_BF16 || dtype == EP_DTYPE_F16 || dtype == EP_DTYPE_F32;
+}
+
+static bool has_type(const ep_checkpoint_entry *entry, const char *text)
+{
+    return strcmp(entry->tensor->dtype_text, text) == 0;
+}
+
+static bool has_shape(const ep_checkpoint_entry *entry, const uint64_t *dims, size_t rank)
+{
+    bool same = entry->tensor->rank == rank;
+    for (size_t i = 0; same && i < rank; i++) {
+        same = entry->tensor->shape[i] == dims[i];
+    }
+    return same;
+}
+
+static void print_shape(const uint64_t *dims, size_t rank, char out[SHAPE_TEXT_BYTES])
+{
+    size_t used = (size_t)snprintf(out, SHAPE_TEXT_BYTES, "[");
+    for (size_t i = 0; i < rank; i++) {
+        used += (size_t)snprintf(out + used, SHAPE_TEXT_BYTES - used, "%s%" PRIu64, i == 0 ? "" : ",", dims[i]);
+    }
+    snprintf(out + used, SHAPE_TEXT_BYTES - used, "]");
+}
+
+static ep_err shape_error(const ep_checkpoint_entry *entry, const uint64_t *dims, size_t rank, ep_error *out_error)
+{
+    char got[SHAPE_TEXT_BYTES];
+    char want[SHAPE_TEXT_BYTES];
+    print_shape(entry->tensor->shape, entry->tensor->rank, got);
+    print_shape(dims, rank, want);
+    return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: tensor %.200s: shape is %s, allowed %s by config.json",
+                        ep_safetensors_name(entry->shard), entry->name, got, want);
+}
+
+static ep_err check_shape(const ep_checkpoint_entry *entry, const uint64_t *dims, size_t rank, ep_error *out_error)
+{
+    return has_shape(entry, dims, rank) ? EP_OK : shape_error(entry, dims, rank, out_error);
+}
+
+static ep_err type_error(const ep_checkpoint_entry *entry, const char *allowed, ep_error *out_error)
+{
+    return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: tensor %.200s: dtype is %s, allowed %s",
+                        ep_safetensors_name(entry->shard), entry->name, entry->tensor->dtype_text, allowed);
+}
+
+ep_err ep_plan_check_plain(const ep_checkpoint_entry *entry, uint64_t rows, uint64_t columns, ep_dtype dtype,
+                           ep_error *out_error)
+{
+    if (!is_float(entry->tensor->dtype) || (dtype != EP_DTYPE_NONE && entry->tensor->dtype != dtype)) {
+        return type_error(entry, dtype == EP_DTYPE_NONE ? "BF16, F16, F32" : ep_safetensors_dtype_text(dtype), out_error);
+    }
+    if (rows != 0) {
+        return check_shape(entry, DIMS(rows, columns), out_error);
+    }
+    return has_shape(entry, DIMS(1, columns)) ? EP_OK : check_shape(entry, DIMS(columns), out_error);
+}
+
+static ep_err missing(const ep_checkpoint *self, const char *name, ep_error *out_error)
+{
+    return ep_error_set(out_error, EP_ERR_NOT_FOUND, "tensor %s: is in none of the checkpoint's %zu files", name,
+                        self->shards_count);
+}
+
+/* The run's index; the same slab of the same tensor is one run. */
+static int add_run(ep_expert_plan *plan, const ep_checkpoint_entry *entry, size_t offset, size_t bytes)
+{
+    for (int i = 0; i < plan->runs_count; i++) {
+        if (plan->runs[i].entry == entry && plan->runs[i].offset == offset) {
+            return i;
+        }
+    }
+    EP_ASSERT(plan->runs_count < EP_PLAN_RUNS_MAX);
+    plan->runs[plan->runs_count] = (ep_plan_run){entry, offset, bytes};
+    return plan->runs_count++;
+}
+
+static int add_whole(ep_expert_plan *plan, const ep_checkpoint_entry *entry)
+{
+    return add_run(plan, entry, 0, ep_safetensors_tensor_bytes(entry->tensor));
+}
+
+/* Slab e of E of a stacked tensor, whose first dimension has been checked. */
+static int add_slab(ep_expert_plan *plan, const ep_checkpoint_entry *entry, uint32_t e)
+{
+    size_t slab = ep_safetensors_tensor_bytes(entry->tensor) / (size_t)entry->tensor->shape[0];
+    return add_run(plan, entry, e * slab, slab);
+}
+
+/* One expert's names: "<stem>.<part>". */
+typedef struct naming {
+    const ep_checkpoint *self;
+    const ep_layer_shape *shape;
+    uint32_t index;
+    uint32_t spelling; /* of a shared expert */
+} naming;
+
+static const ep_checkpoint_entry *find_part(const naming *n, ep_matrix m, const char *part,
+                                            char name[EP_TENSOR_NAME_BYTES])
+{
+    if (n->index < n->shape->experts) {
+        ep_tensor_name_expert(&n->self->names, n->shape->layer, n->index, m, part, name);
+    } else {
+        ep_tensor_name_shared(&n->self->names, n->spelling, n->shape->layer, m, part, name);
+    }
+    return ep_checkpoint_entry_find(n->self, name);
+}
+
+/* The first of the parts that exists; name is that of the first part when there is none. */
+static const ep_checkpoint_entry *find_any(const naming *n, ep_matrix m, const char *const *parts,
+                                           char name[EP_TENSOR_NAME_BYTES])
+{
+    for (size_t i = 0; parts[i] != NULL; i++) {
+        const ep_checkpoint_entry *entry = find_part(n, m, parts[i], name);
+        if (entry != NULL) {
+            return entry;
+        }
+    }
+    (void)find_part(n, m, parts[0], name);
+    return NULL;
+}
+
+static const char *const value_parts[] = {"weight", "weight_packed", NULL};
+static const char *const scale_parts[] = {"weight_scale_inv", "weight_scale", "scale", NULL};
+
+/* The first spelling with any matrix, else the first one. */
+static uint32_t shared_spelling(naming n)
+{
+    char name[EP_TENSOR_NAME_BYTES];
+    for (n.spelling = 0;
+         ep_tensor_name_shared(&n.self->names, n.spelling, n.shape->layer, EP_MATRIX_GATE, "weight", name); n.spelling++) {
+        for (ep_matrix m = 0; m < EP_MATRIX_COUNT; m++) {
+            if (find_any(&n, m, value_parts, name) != NULL) {
+                return n.spelling;
+            }
+        }
+    }
+    return 0;
+}
+
+static uint64_t parts_of(uint64_t count, uint64_t part)
+{
+    return (count + part - 1) / part;
+}
+
+static ep_scale_kind scale_kind_of(const ep_checkpoint_entry *entry)
+{
+    return has_type(entry, "F32")                                  ? EP_SCALES_F32
+           : has_type(entry, "BF16")                               ? EP_SCALES_BF16
+           : has_type(entry, "F16")                                ? EP_SCALES_F16
+           : has_type(entry, "U8") || has_type(entry, "F8_E8M0") ? EP_SCALES_E8M0
+                                                                   : EP_SCALES_NONE;
+}
+
+static bool is_per_row(const ep_checkpoint_entry *entry, uint64_t rows)
+{
+    return has_shape(entry, DIMS(rows, 1)) || has_shape(entry, DIMS(rows));
+}
+
+/* f8e4m3 with whatever scales there are: the shape tells which. */
+static ep_err f8_format(const ep_checkpoint_entry *scales, uint64_t rows, uint64_t columns, ep_scale_kind kind,
+                        ep_weight_format *out_format, ep_error *out_error)
+{
+    if (kind == EP_SCALES_NONE) {
+        return type_error(scales, "F32, BF16, F16, U8, F8_E8M0", out_error);
+    }
+    if (has_shape(scales, DIMS(parts_of(rows, EP_F8_BLOCK), parts_of(columns, EP_F8_BLOCK)))) {
+        *out_format = EP_WEIGHTS_F8_BLOCK;
+    } else if (is_per_row(scales, rows) && kind != EP_SCALES_E8M0) {
+        *out_format = EP_WEIGHTS_F8_CHANNEL;
+    } else if (kind == EP_SCALES_E8M0 && has_shape(scales, DIMS(rows, parts_of(columns, EP_MX_GROUP)))) {
+        *out_format = EP_WEIGHTS_MXFP8;
+    } else if (kind == EP_SCALES_E8M0) {
+        return shape_error(scales, DIMS(rows, parts_of(columns, EP_MX_GROUP)), out_error);
+    } else {
+        return shape_error(scales, DIMS(parts_of(rows, EP_F8_BLOCK), parts_of(columns, EP_F8_BLOCK)), out_error);
+    }
+    return EP_OK;
+}
+
+/* Formats of separate tensors: what values and scales are together, or why they are nothing. */
+static ep_err quantised_format(const ep_checkpoint_entry *values, const ep_checkpoint_entry *scales, uint64_t rows,
+                               uint64_t columns, ep_weight_format *out_format, ep_error *out_error)
+{
+    const ep_scale_kind kind = scale_kind_of(scales);
+    const uint64_t groups = parts_of(columns, EP_MX_GROUP);
+    if (has_type(values, "F8_E4M3")) {
+        ep_err err = check_shape(values, DIMS(rows, columns), out_error);
+        return err != EP_OK ? err : f8_format(scales, rows, columns, kind, out_format, out_error);
+    }
+    if (has_type(values, "I8") && has_shape(values, DIMS(rows, columns))) {
+        *out_format = EP_WEIGHTS_W8A8;
+        if (kind == EP_SCALES_NONE || kind == EP_SCALES_E8M0) {
+            return type_error(scales, "F32, BF16, F16", out_error);
+        }
+        return is_per_row(scales, rows) ? EP_OK : shape_error(scales, DIMS(rows, 1), out_error);
+    }
+    if (has_type(values, "I32")) {
+        *out_format = EP_WEIGHTS_INT4;
+        ep_err err = check_shape(values, DIMS(rows, parts_of(columns, 8)), out_error);
+        if (err == EP_OK && kind != EP_SCALES_BF16) {
+            err = type_error(scales, "BF16", out_error);
+        }
+        return err != EP_OK ? err : check_shape(scales, DIMS(rows, groups), out_error);
+    }
+    if (has_type(values, "I8") || has_type(values, "U8")) {
+        *out_format = EP_WEIGHTS_MXFP4;
+        ep_err err = check_shape(values, DIMS(rows, parts_of(columns, 2)), out_error);
+        if (err == EP_OK && kind != EP_SCALES_E8M0) {
+            err = type_error(scales, "U8, F8_E8M0", out_error);
+        }
+        return err != EP_OK ? err : check_shape(scales, DIMS(rows, groups), out_error);
+    }
+    return type_error(values, "BF16, F16, F32, F8_E4M3, I8, U8, I32", out_error);
+}
+
+/* A bias is one vector; all of an expert's have one type. */
+static ep_err plan_bias(const ep_checkpoint_entry *entry, uint32_t rows, ep_expert_plan *plan, int *out_run,
+                        ep_error *out_error)
+{
+    ep_err err = ep_plan_check_plain(entry, 0, rows, plan->bias_dtype, out_error);
+    if (err == EP_OK) {
+        plan->bias_dtype = entry->tensor->dtype;
+        *out_run = add_whole(plan, entry);
+    }
+    return err;
+}
+
+static ep_err one_format(ep_expert_plan *plan, ep_weight_format format, const ep_checkpoint_entry *entry,
+                         ep_error *out_error)
+{
+    if (plan->format != EP_WEIGHTS_NONE && plan->format != format) {
+        return ep_error_set(out_error, EP_ERR_BAD_FILE,
+                            "%s: tensor %.200s: is %s, allowed %s as the expert's other matrices",
+                            ep_safetensors_name(entry->shard), entry->name, ep_weight_format_name(format),
+                            ep_weight_format_name(plan->format));
+    }
+    plan->format = format;
+    return EP_OK;
+}
+
+/* One matrix of its own tensors. */
+static ep_err plan_separate(const naming *n, ep_matrix m, ep_expert_plan *plan, ep_error *out_error)
+{
+    char name[EP_TENSOR_NAME_BYTES];
+    ep_plan_matrix *matrix = &plan->matrices[m];
+    const ep_checkpoint_entry *values = find_any(n, m, value_parts, name);
+    if (values == NULL) {
+        return missing(n->self, name, out_error);
+    }
+    ep_weight_format format = ep_weight_format_of(values->tensor->dtype);
+    const ep_checkpoint_entry *scales = NULL;
+    ep_err err;
+    if (is_float(values->tensor->dtype)) {
+        /* one type within an expert, also when the config states none */
+        ep_dtype dtype = plan->format != EP_WEIGHTS_NONE ? ep_weight_format_dtype(plan->format) : n->self->config.info.dtype;
+        err = ep_plan_check_plain(values, matrix->rows, matrix->columns, dtype, out_error);
+    } else {
+        scales = find_any(n, m, scale_parts, name);
+        if (scales == NULL && !has_type(values, "F8_E4M3") && !has_type(values, "I8") && !has_type(values, "U8") &&
+            !has_type(values, "I32")) {
+            ep_dtype dtype = n->self->config.info.dtype;
+            return type_error(values, dtype == EP_DTYPE_NONE ? "BF16, F16, F32" : ep_safetensors_dtype_text(dtype),
+                              out_error);
+        }
+        if (scales == NULL) {
+            return ep_error_set(out_error, EP_ERR_NOT_FOUND, "%s: tensor %.200s: has no scales: %s is missing",
+                                ep_safetensors_name(values->shard), values->name, name);
+        }
+        err = quantised_format(values, scales, matrix->rows, matrix->columns, &format, out_error);
+    }
+    if (err == EP_OK) {
+        err = one_format(plan, format, values, out_error);
+    }
+    if (err != EP_OK) {
+        return err;
+    }
+    matrix->values = add_whole(plan, values);
+    matrix->scales = scales == NULL ? -1 : add_whole(plan, scales);
+    matrix->scale_kind = scales == NULL ? EP_SCALES_NONE : scale_kind_of(scales);
+    const ep_checkpoint_entry *offset = format == EP_WEIGHTS_W8A8 ? find_part(n, m, "weight_offset", name) : NULL;
+    matrix->offset = offset == NULL ? -1 : add_whole(plan, offset);
+    const ep_checkpoint_entry *bias = find_part(n, m, "bias", name);
+    return bias == NULL ? EP_OK : plan_bias(bias, matrix->rows, plan, &matrix->bias, out_error);
+}
+
+static ep_err plan_separate_all(const naming *n, ep_expert_plan *plan, ep_error *out_error)
+{
+    ep_err err = EP_OK;
+    for (ep_matrix m = 0; err == EP_OK && m < EP_MATRIX_COUNT; m++) {
+        if (plan->matrices[m].present) {
+            err = plan_separate(n, m, plan, out_error);
+        }
+    }
+    return err;
+}
+
+/* Shape and type of one stacked tensor of plain values: [E,rows,columns], or transposed, [E,columns,rows]. */
+static ep_err plan_stacked_plain(const ep_checkpoint_entry *entry, uint64_t experts, uint64_t rows, uint64_t columns,
+                                 bool may_transpose, ep_plan_matrix *matrix, ep_error *out_error)
+{
+    matrix->transposed = false;
+    if (!is_float(entry->tensor->dtype)) {
+        return type_error(entry, "BF16, F16, F32", out_error);
+    }
+    if (may_transpose && has_shape(entry, DIMS(experts, columns, rows))) {
+        matrix->transposed = true;
+        return EP_OK;
+    }
+    return check_shape(entry, DIMS(experts, rows, columns), out_error);
+}
+
+/* Rows of the run: gate and up together where they share a tensor. */
+static uint64_t run_rows(const ep_checkpoint *self, const ep_expert_plan *plan, ep_matrix m)
+{
+    bool fused = m != EP_MATRIX_DOWN && ep_tensor_names_fused(&self->names) && plan->matrices[EP_MATRIX_GATE].present;
+    return (uint64_t)plan->matrices[m].rows * (fused ? 2 : 1);
+}
+
+/* N7: four-bit blocks. */
+static ep_err plan_blocks(const naming *n, ep_matrix m, const ep_checkpoint_entry *blocks, ep_expert_plan *plan,
+                          ep_error *out_error)
+{
+    char name[EP_TENSOR_NAME_BYTES];
+    ep_plan_matrix *matrix = &plan->matrices[m];
+    const uint64_t experts = n->shape->experts;
+    const uint64_t rows = matrix->run_rows;
+    const uint64_t groups = parts_of(matrix->columns, EP_MX_GROUP);
+    const ep_checkpoint_entry *scales = find_part(n, m, "scales", name);
+    if (!has_type(blocks, "U8")) {
+        return type_error(blocks, "U8", out_error);
+    }
+    if (matrix->columns % EP_MX_GROUP != 0) {
+        return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: tensor %.200s: %u columns, allowed multiples of %d",
+                            ep_safetensors_name(blocks->shard), blocks->name, matrix->columns, EP_MX_GROUP);
+    }
+    ep_err err = check_shape(blocks, DIMS(experts, rows, groups, EP_MX_GROUP / 2), out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    if (scales == NULL) {
+        return ep_error_set(out_error, EP_ERR_NOT_FOUND, "%s: tensor %.200s: has no scales: %s is missing",
+                            ep_safetensors_name(blocks->shard), blocks->name, name);
+    }
+    if (scale_kind_of(scales) != EP_SCALES_E8M0) {
+        return type_error(scales, "U8, F8_E8M0", out_error);
+    }
+    err = check_shape(scales, DIMS(experts, rows, groups), out_error);
+    if (err == EP_OK) {
+        err = one_format(plan, EP_WEIGHTS_MXFP4, blocks, out_error);
+    }
+    if (err == EP_OK) {
+        matrix->values = add_slab(plan, blocks, n->index);
+        matrix->scales = add_slab(plan, scales, n->index);
+        matrix->scale_kind = EP_SCALES_E8M0;
+    }
+    return err;
+}
+
+static ep_err plan_stacked_bias(const naming *n, ep_matrix m, ep_expert_plan *plan, ep_error *out_error)
+{
+    char name[EP_TENSOR_NAME_BYTES];
+    ep_plan_matrix *matrix = &plan->matrices[m];
+    const ep_checkpoint_entry *bias = find_part(n, m, "bias", name);
+    if (bias == NULL) {
+        return EP_OK;
+    }
+    if (!is_float(bias->tensor->dtype) || (plan->bias_dtype != EP_DTYPE_NONE && bias->tensor->dtype != plan->bias_dtype)) {
+        return type_error(bias, plan->bias_dtype == EP_DTYPE_NONE ? "BF16, F16, F32"
+                                                                  : ep_safetensors_dtype_text(plan->bias_dtype), out_error);
+    }
+    ep_err err = check_shape(bias, DIMS((uint64_t)n->shape->experts, (uint64_t)matrix->run_rows), out_error);
+    if (err == EP_OK) {
+        plan->bias_dtype = bias->tensor->dtype;
+        matrix->bias = add_slab(plan, bias, n->index);
+    }
+    return err;
+}
+
+static ep_err plan_stacked(const naming *n, ep_matrix m, ep_expert_plan *plan, ep_error *out_error)
+{
+    char name[EP_TENSOR_NAME_BYTES];
+    ep_plan_matrix *matrix = &plan->matrices[m];
+    const bool alternates = ep_tensor_names_interleaved(&n->self->names);
+    matrix->run_rows = (uint32_t)run_rows(n->self, plan, m);
+    if (matrix->run_rows != matrix->rows) { /* gate and up in one tensor */
+        matrix->step = alternates ? 2 : 1;
+        matrix->first = m == EP_MATRIX_GATE ? 0 : alternates ? 1 : matrix->rows;
+    }
+    const ep_checkpoint_entry *blocks = find_part(n, m, "blocks", name);
+    ep_err err;
+    if (blocks != NULL) {
+        err = plan_blocks(n, m, blocks, plan, out_error);
+    } else {
+        const ep_checkpoint_entry *values = find_part(n, m, "weight", name);
+        if (values == NULL) {
+            return missing(n->self, name, out_error);
+        }
+        err = plan_stacked_plain(values, n->shape->experts, matrix->run_rows, matrix->columns,
+                                 ep_tensor_names_may_transpose(&n->self->names), matrix, out_error);
+        if (err == EP_OK) {
+            err = one_format(plan, ep_weight_format_of(values->tensor->dtype), values, out_error);
+        }
+        if (err == EP_OK) {
+            matrix->values = add_slab(plan, values, n->index);
+        }
+    }
+    return err != EP_OK ? err : plan_stacked_bias(n, m, plan, out_error);
+}
+
+/*
+ * gate_up and down are transposed both or neither, and with H == I or H == 2 I one of the two shapes still tells:
+ * [2I,H] and [H,2I] are the same only where H == 2 I, [H,I] and [I,H] only where H == I.
+ */
+static ep_err settle_transposed(const naming *n, ep_expert_plan *plan, ep_error *out_error)
+{
+    const ep_plan_matrix *up = &plan->matrices[EP_MATRIX_UP];
+    ep_plan_matrix *down = &plan->matrices[EP_MATRIX_DOWN];
+    bool up_either = up->run_rows == up->columns;
+    bool down_either = down->run_rows == down->columns;
+    if (up->transposed != down->transposed && !up_either && !down_either) {
+        char name[EP_TENSOR_NAME_BYTES];
+        const ep_checkpoint_entry *entry = find_part(n, EP_MATRIX_DOWN, "weight", name);
+        return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: tensor %.200s: is %s, the layer's gate and up are %s",
+                            ep_safetensors_name(entry->shard), entry->name,
+                            down->transposed ? "[E,I,H]" : "[E,H,I]", up->transposed ? "[E,H,2I]" : "[E,2I,H]");
+    }
+    if (up_either && down_either) {
+        return ep_error_set(out_error, EP_ERR_BAD_FILE,
+                            "layer %u: shapes of its stacked experts do not tell rows from columns (H %u, I %u)",
+                            n->shape->layer, n->shape->hidden, plan->inner);
+    }
+    bool transposed = up_either ? down->transposed : up->transposed;
+    for (ep_matrix m = 0; m < EP_MATRIX_COUNT; m++) {
+        plan->matrices[m].transposed = transposed;
+    }
+    return EP_OK;
+}
+
+static ep_err plan_stacked_all(const naming *n, ep_expert_plan *plan, ep_error *out_error)
+{
+    ep_err err = EP_OK;
+    for (ep_matrix m = 0; err == EP_OK && m < EP_MATRIX_COUNT; m++) {
+        if (plan->matrices[m].present) {
+            err = plan_stacked(n, m, plan, out_error);
+        }
+    }
+    bool plain = ep_weight_format_is_float(plan->format);
+    return err == EP_OK && plain && ep_tensor_names_may_transpose(&n->self->names) ? settle_transposed(n, plan, out_error)
+                                                                                   : err;
+}
+
+static ep_err plan_shared_gate(const ep_checkpoint *self, const ep_layer_shape *shape, ep_expert_plan *plan,
+                               ep_error *out_error)
+{
+    char name[EP_TENSOR_NAME_BYTES];
+    ep_tensor_name_shared_gate(&self->names, shape->layer, name);
+    const ep_checkpoint_entry *entry = ep_checkpoint_entry_find(self, name);
+    if (entry == NULL) {
+        if (self->config.shared_gate_required) {
+            return ep_error_set(out_error, EP_ERR_NOT_FOUND,
+                                "tensor %s: is missing; a %s model's shared expert has a gate", name,
+                                self->config.info.model_type);
+        }
+        return EP_OK;
+    }
+    ep_err err = ep_plan_check_plain(entry, 0, shape->hidden, EP_DTYPE_NONE, out_error);
+    if (err == EP_OK) {
+        plan->shared_gate = add_whole(plan, entry);
+        plan->shared_gate_dtype = entry->tensor->dtype;
+    }
+    return err;
+}
+
+ep_err ep_expert_plan_make(const ep_checkpoint *checkpoint, const ep_layer_shape *shape, uint32_t shared_inner,
+                           uint32_t index, ep_expert_plan *out_plan, ep_error *out_error)
+{
+    const bool is_shared = index >= shape->experts;
+    naming n = {.self = checkpoint, .shape = shape, .index = index};
+    *out_plan = (ep_expert_plan){.inner = is_shared ? shared_inner : shape->inner, .shared_gate = -1};
+    for (ep_matrix m = 0; m < EP_MATRIX_COUNT; m++) {
+        bool is_down = m == EP_MATRIX_DOWN;
+        out_plan->matrices[m] = (ep_plan_matrix){
+            .present = m != EP_MATRIX_GATE || ep_activation_has_gate(shape->activation),
+            .rows = is_down ? shape->hidden : out_plan->inner,
+            .columns = is_down ? out_plan->inner : shape->hidden,
+            .values = -1,
+            .scales = -1,
+            .bias = -1,
+            .offset = -1,
+            .step = 1,
+        };
+        out_plan->matrices[m].run_rows = out_plan->matrices[m].rows;
+    }
+    if (!is_shared && ep_tensor_names_stacked(&checkpoint->names)) {
+        return plan_stacked_all(&n, out_plan, out_error);
+    }
+    if (is_shared) {
+        n.spelling = shared_spelling(n);
+    }
+    ep_err err = plan_separate_all(&n, out_plan, out_error);
+    return err == EP_OK && is_shared ? plan_shared_gate(checkpoint, shape, out_plan, out_error) : err;
+}

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Where an expert's matrices stand in the files, decided by names, types and shapes, nothing read yet.
+ *
+ * A matrix has values, perhaps scales, perhaps a bias. Each is a run of bytes in a tensor: the whole tensor, or
+ * expert e's slab of a tensor that stacks all experts of a layer. gate and up may share the run (a fused tensor):
+ * then row n of the matrix is row first + n * step of the run, or its column where the run is transposed.
+ *
+ * Threads  pure.
+ */
+#ifndef EP_MODEL_EXPERT_PLAN_H
+#define EP_MODEL_EXPERT_PLAN_H
+
+#include "model/checkpoint_private.h"
+
+#define EP_PLAN_RUNS_MAX 13 /* values, scales, bias and offset of three matrices, and the shared gate */
+
+typedef enum ep_scale_kind { EP_SCALES_NONE, EP_SCALES_F32, EP_SCALES_BF16, EP_SCALES_F16, EP_SCALES_E8M0 } ep_scale_kind;
+
+/* Bytes of one tensor that are read and hashed. */
+typedef struct ep_plan_run {
+    const ep_checkpoint_entry *entry;
+    size_t offset;
+    size_t bytes;
+} ep_plan_run;
+
+typedef struct ep_plan_matrix {
+    bool present;
+    uint32_t rows;       /* of the matrix: outputs */
+    uint32_t columns;
+    int values;          /* indexes of runs; -1 none */
+    int scales;
+    int bias;
+    int offset;          /* of w8a8, which must be all zero */
+    ep_scale_kind scale_kind;
+    uint32_t first;      /* place of row 0 in the run */
+    uint32_t step;       /* 1, or 2 where gate and up rows alternate */
+    uint32_t run_rows;   /* outputs in the run, of gate and up together */
+    bool transposed;     /* the run is [columns, run_rows] */
+} ep_plan_matrix;
+
+typedef struct ep_expert_plan {
+    ep_weight_format format;
+    uint32_t inner;
+    ep_plan_matrix matrices[EP_MATRIX_COUNT];
+    ep_plan_run runs[EP_PLAN_RUNS_MAX]; /* each once, in the order they are read and hashed */
+    int runs_count;
+    int shared_gate; /* run; -1 none */
+    ep_dtype shared_gate_dtype;
+    ep_dtype bias_dtype;
+} ep_expert_plan;
+
+/*
+ * Plans expert index ([0,E) routed, [E,E+S) shared) of a layer. shared_inner: I of the shared expert.
+ * Errors: NOT_FOUND (tensor named), BAD_FILE (file, tensor, dtype or shape, allowed), UNIMPLEMENTED.
+ */
+ep_err ep_expert_plan_make(const ep_checkpoint *checkpoint, const ep_layer_shape *shape, uint32_t shared_inner,
+                           uint32_t index, ep_expert_plan *out_plan, ep_error *out_error);
+
+/* rows 0: a vector, stored as [columns] or [1,columns]; a plain type, dtype if that is not NONE. */
+ep_err ep_plan_check_plain(const ep_checkpoint_entry *entry, uint64_t rows, uint64_t columns, ep_dtype dtype,
+                           ep_error *out_error);
+
+#endif

@@ -1,0 +1,353 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Checkpoints of every name family and weight format: what is read, what is computed, what is refused. */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backends/backend.h"
+#include "base/check.h"
+#include "base/numeric.h"
+#include "base/random.h"
+#include "contract/backend/expert_fixture.h"
+#include "model/model.h"
+#include "support/checkpoint_fixture.h"
+#include "support/format_fixture.h"
+#include "support/format_judge.h"
+
+static char dir[EP_FIXTURE_PATH_BYTES];
+
+static void make_dir(void)
+{
+    ep_fixture_temp_dir(dir);
+}
+
+static void remove_dir(void)
+{
+    ep_fixture_remove(dir);
+}
+
+TestSuite(formats, .init = make_dir, .fini = remove_dir);
+
+static void expect_bytes(const ep_format_case *form, const char *what, const void *got, const void *want, size_t bytes)
+{
+    cr_assert_eq(got == NULL, want == NULL, "%s: %s is %s", form->name, what, got == NULL ? "missing" : "there");
+    cr_assert(want == NULL || memcmp(got, want, bytes) == 0, "%s: %s differs", form->name, what);
+}
+
+static void expect_source(const ep_format_case *form, const ep_expert_source *got, const ep_expert_source *want)
+{
+    const uint32_t hidden = form->hidden;
+    const uint32_t inner = form->inner;
+    const ep_weight_format format = form->format;
+    const size_t wide = inner * ep_weight_row_bytes(format, hidden);
+    const size_t scales = ep_weight_scales_bytes(format, inner, hidden);
+    cr_assert_eq(got->hidden, hidden);
+    cr_assert_eq(got->inner, inner);
+    cr_assert_eq(got->format, format, "%s is %s", form->name, ep_weight_format_name(got->format));
+    cr_assert_eq(got->activation, form->activation, "%s: %s", form->name, ep_activation_name(got->activation));
+    cr_assert(got->numbers.alpha == form->numbers.alpha && got->numbers.beta == form->numbers.beta &&
+              got->numbers.limit == form->numbers.limit);
+    expect_bytes(form, "gate", got->gate, want->gate, wide);
+    expect_bytes(form, "up", got->up, want->up, wide);
+    expect_bytes(form, "down", got->down, want->down, hidden * ep_weight_row_bytes(format, inner));
+    expect_bytes(form, "gate scales", got->gate_scales, want->gate_scales, scales);
+    expect_bytes(form, "up scales", got->up_scales, want->up_scales, scales);
+    expect_bytes(form, "down scales", got->down_scales, want->down_scales, ep_weight_scales_bytes(format, hidden, inner));
+    expect_bytes(form, "gate bias", got->gate_bias, want->gate_bias, 2 * (size_t)inner);
+    expect_bytes(form, "up bias", got->up_bias, want->up_bias, 2 * (size_t)inner);
+    expect_bytes(form, "down bias", got->down_bias, want->down_bias, 2 * (size_t)hidden);
+}
+
+static ep_checkpoint *open_written(const ep_format_model *model)
+{
+    ep_error error;
+    ep_checkpoint *checkpoint = NULL;
+    cr_assert_eq(ep_format_model_write(model, dir, &error), EP_OK, "%s", error.text);
+    cr_assert_eq(ep_checkpoint_open(dir, &checkpoint, &error), EP_OK, "%s: %s", model->form->name, error.text);
+    return checkpoint;
+}
+
+Test(formats, every_container_gives_the_expert_it_was_made_from)
+{
+    for (size_t i = 0; i < ep_format_cases_count; i++) {
+        uint8_t hashes[EP_FORMAT_EXPERTS][EP_SHA256_BYTES];
+        ep_format_model *model = ep_format_model_make(&ep_format_cases[i], 7 + i);
+        ep_checkpoint *checkpoint = open_written(model);
+        cr_assert_eq(ep_checkpoint_info(checkpoint)->format, model->form->format, "%s", model->form->name);
+        for (uint32_t e = 0; e < EP_FORMAT_EXPERTS; e++) {
+            ep_expert_data data = {0};
+            ep_error error;
+            ep_err err = ep_checkpoint_read_expert(checkpoint, EP_FORMAT_LAYER, e, &data, &error);
+            cr_assert_eq(err, EP_OK, "%s: %s", model->form->name, error.text);
+            expect_source(model->form, &data.source, &model->experts[e]);
+            memcpy(hashes[e], data.sha256, sizeof(hashes[e]));
+            for (uint32_t other = 0; other < e; other++) {
+                cr_assert_neq(memcmp(hashes[e], hashes[other], EP_SHA256_BYTES), 0, "%s", model->form->name);
+            }
+            ep_expert_data_free(&data);
+        }
+        ep_checkpoint_close(checkpoint);
+        ep_format_model_free(model);
+    }
+}
+
+enum { ROWS = 5 };
+
+/* Rows of one expert through a backend, f32 in and out. */
+static void run_rows(ep_backend *backend, const ep_expert_source *source, const float *x, float *out)
+{
+    ep_backend_weights *weights = NULL;
+    ep_error error;
+    ep_job_row rows[ROWS];
+    fixture_job job;
+    cr_assert_eq(backend->ops->weights_load(backend, source, &weights, &error), EP_OK, "%s", error.text);
+    expert_fixture f = {.rows_count = ROWS,
+                        .x_dtype = EP_DTYPE_F32,
+                        .out_dtype = EP_DTYPE_F32,
+                        .out_row_bytes = source->hidden * sizeof(float),
+                        .rows = rows};
+    for (size_t r = 0; r < ROWS; r++) {
+        rows[r] = (ep_job_row){.x = x + r * source->hidden};
+    }
+    fixture_job_init(&job, &f, weights, 0, ROWS);
+    cr_assert_eq(ep_backend_run(backend, &job.job), EP_OK);
+    cr_assert_eq(fixture_job_wait(&job), EP_OK);
+    for (size_t r = 0; r < ROWS; r++) {
+        memcpy(out + r * source->hidden, job.rows[r].out, f.out_row_bytes);
+    }
+    fixture_job_fini(&job);
+    backend->ops->weights_unload(backend, weights);
+}
+
+static void expect_near(const ep_format_case *form, const ep_expert_source *source, const float *x, const float *out)
+{
+    double *y = malloc(source->hidden * sizeof(*y));
+    double *bound = malloc(source->hidden * sizeof(*bound));
+    for (size_t r = 0; r < ROWS; r++) {
+        double length = 0;
+        double slack = 0;
+        ep_format_judge(source, x + r * source->hidden, y, bound);
+        for (size_t i = 0; i < source->hidden; i++) {
+            double got = (double)out[r * source->hidden + i];
+            cr_assert(fabs(got - y[i]) <= bound[i], "%s: row %zu output %zu is %a, in double %a, bound %g", form->name, r,
+                      i, got, y[i], bound[i]);
+            length += y[i] * y[i];
+            slack += bound[i] * bound[i];
+        }
+        /* the bound means something: it is far below the result; w8a8 may be off by its steps */
+        double share = form->format == EP_WEIGHTS_W8A8 ? 0.5 : 1e-3;
+        cr_assert(slack < share * share * length, "%s: bound %g of %g", form->name, sqrt(slack), sqrt(length));
+    }
+    free(y);
+    free(bound);
+}
+
+Test(formats, cpu_equals_reference_and_is_near_double_precision)
+{
+    static const char *const names[] = {"reference", "cpu"};
+    ep_backend *backends[2];
+    for (size_t b = 0; b < 2; b++) {
+        const ep_backend_config config = {.threads = 1};
+        ep_error error;
+        cr_assert_eq(ep_backend_by_name(names[b])->open(&config, &backends[b], &error), EP_OK, "%s", error.text);
+    }
+    for (size_t i = 0; i < ep_format_cases_count; i++) {
+        const ep_format_case *form = &ep_format_cases[i];
+        ep_format_model *model = ep_format_model_make(form, 7 + i);
+        ep_checkpoint *checkpoint = open_written(model);
+        ep_expert_data data = {0};
+        ep_error error;
+        size_t count = (size_t)ROWS * form->hidden;
+        float *x = malloc(count * sizeof(*x));
+        float *out[2] = {malloc(count * sizeof(*x)), malloc(count * sizeof(*x))};
+        uint64_t state = i;
+        for (size_t k = 0; k < count; k++) {
+            x[k] = (float)((int)(ep_splitmix64(&state) % 257) - 128) / 64.0f;
+        }
+        cr_assert_eq(ep_checkpoint_read_expert(checkpoint, EP_FORMAT_LAYER, 2, &data, &error), EP_OK, "%s", error.text);
+        for (size_t b = 0; b < 2; b++) {
+            run_rows(backends[b], &data.source, x, out[b]);
+        }
+        cr_assert_arr_eq(out[0], out[1], count * sizeof(*x), "%s", form->name);
+        expect_near(form, &model->experts[2], x, out[1]);
+        free(x);
+        free(out[0]);
+        free(out[1]);
+        ep_expert_data_free(&data);
+        ep_checkpoint_close(checkpoint);
+        ep_format_model_free(model);
+    }
+    backends[0]->ops->close(backends[0]);
+    backends[1]->ops->close(backends[1]);
+}
+
+Test(formats, small_weights_stay_small_in_memory)
+{
+    static const struct {
+        ep_weight_format format;
+        double bytes; /* per weight, at most: codes, scales, and nothing else */
+    } cases[] = {{EP_WEIGHTS_BF16, 2.0},       {EP_WEIGHTS_F8_BLOCK, 1.04}, {EP_WEIGHTS_F8_CHANNEL, 1.04},
+                 {EP_WEIGHTS_MXFP8, 1.04},     {EP_WEIGHTS_MXFP4, 0.54},    {EP_WEIGHTS_INT4, 0.57},
+                 {EP_WEIGHTS_W8A8, 1.01}};
+    const ep_backend_config config = {.threads = 1};
+    ep_backend *backend;
+    ep_error error;
+    cr_assert_eq(ep_backend_by_name("cpu")->open(&config, &backend, &error), EP_OK, "%s", error.text);
+    for (size_t i = 0; i < EP_ARRAY_COUNT(cases); i++) {
+        const ep_expert_source source = {.hidden = 2048, .inner = 768, .format = cases[i].format};
+        double bytes = (double)backend->ops->weights_bytes(backend, &source) / (3.0 * 2048 * 768);
+        cr_expect(bytes > 0.5 && bytes <= cases[i].bytes, "%s: %g bytes", ep_weight_format_name(cases[i].format), bytes);
+    }
+    backend->ops->close(backend);
+}
+
+static const ep_format_case *case_of(const char *name)
+{
+    for (size_t i = 0; i < ep_format_cases_count; i++) {
+        if (strcmp(ep_format_cases[i].name, name) == 0) {
+            return &ep_format_cases[i];
+        }
+    }
+    cr_assert_fail("no case %s", name);
+    return NULL;
+}
+
+static void leave_out(ep_format_tensor *t)
+{
+    t->name[0] = 0;
+}
+
+static void another_type(ep_format_tensor *t)
+{
+    snprintf(t->dtype, sizeof(t->dtype), "%s", strcmp(t->dtype, "U8") == 0 ? "I8" : strcmp(t->dtype, "F32") == 0 ? "I32" : "U8");
+    t->bytes = t->bytes / (strcmp(t->dtype, "U8") == 0 && t->rank == 2 ? t->bytes / (t->dims[0] * t->dims[1]) : 1);
+}
+
+static void one_row_less(ep_format_tensor *t)
+{
+    t->bytes -= t->bytes / t->dims[t->rank - 1];
+    t->dims[t->rank - 1]--;
+}
+
+static void one_expert_less(ep_format_tensor *t)
+{
+    t->bytes -= t->bytes / t->dims[0];
+    t->dims[0]--;
+}
+
+static void all_ones(ep_format_tensor *t)
+{
+    memset(t->data, 0xff, t->bytes);
+}
+
+static void one_infinite(ep_format_tensor *t)
+{
+    memcpy(t->data + t->bytes - 4, "\x00\x00\x80\x7f", 4);
+}
+
+static void one_not_zero(ep_format_tensor *t)
+{
+    t->data[t->bytes - 1] = 0x3f;
+}
+
+static void swap_sides(ep_format_tensor *t)
+{
+    uint64_t d = t->dims[1];
+    t->dims[1] = t->dims[2];
+    t->dims[2] = d;
+}
+
+Test(formats, what_is_wrong_is_refused_with_file_tensor_and_reason)
+{
+    static const struct {
+        const char *form;
+        const char *tensor;
+        void (*damage)(ep_format_tensor *t);
+        ep_err code;
+        const char *text;
+        const char *also;
+    } cases[] = {
+        {"n1-f8-block", "experts.2.up_proj.weight_scale_inv", leave_out, EP_ERR_NOT_FOUND, ".safetensors: tensor ",
+         "experts.2.up_proj.weight: has no scales: "},
+        {"n1-f8-block", "experts.2.up_proj.weight_scale_inv", one_row_less, EP_ERR_BAD_FILE,
+         "experts.2.up_proj.weight_scale_inv: shape is [2,1], allowed [2,2]", ".safetensors"},
+        {"n1-f8-block", "experts.2.down_proj.weight", all_ones, EP_ERR_BAD_FILE, "down_proj.weight: a value is NaN at element 0",
+         ".safetensors"},
+        {"n1-f8-block", "experts.2.down_proj.weight_scale_inv", one_infinite, EP_ERR_BAD_FILE,
+         "down_proj.weight_scale_inv: a scale is not finite at element 3", ".safetensors"},
+        {"n1-f8-channel", "experts.2.gate_proj.weight_scale", another_type, EP_ERR_BAD_FILE, "dtype is I32, allowed F32, BF16",
+         ".safetensors"},
+        {"n1-f8-channel-bf16", "experts.2.gate_proj.weight_scale", one_row_less, EP_ERR_BAD_FILE, "shape is [64]", "allowed"},
+        {"n6-mxfp4-situ", "experts.2.w1.weight_scale", all_ones, EP_ERR_BAD_FILE, "w1.weight_scale: a scale is not finite at",
+         ".safetensors"},
+        {"n6-mxfp4-situ", "experts.2.w2.weight_packed", one_row_less, EP_ERR_BAD_FILE, "shape is [96,31], allowed [96,32]",
+         ".safetensors"},
+        {"n6-mxfp4-situ", "experts.2.w2.weight_scale", leave_out, EP_ERR_NOT_FOUND, "has no scales", "w2.weight"},
+        {"n4-mxfp4-limit", "experts.2.w3.scale", one_row_less, EP_ERR_BAD_FILE, "w3.scale: shape is [96,1], allowed [96,2]",
+         ".safetensors"},
+        {"n5-int4", "experts.2.down_proj.weight_packed", one_row_less, EP_ERR_BAD_FILE, "shape is [96,7], allowed [96,8]",
+         ".safetensors"},
+        {"n5-int4", "experts.2.up_proj.weight_scale", another_type, EP_ERR_BAD_FILE, "dtype is U8, allowed BF16", ".safetensors"},
+        {"n1-w8a8", "experts.2.up_proj.weight_offset", one_not_zero, EP_ERR_BAD_FILE, "an offset is not zero", ".safetensors"},
+        {"n1-w8a8", "experts.2.up_proj.weight_scale", one_infinite, EP_ERR_BAD_FILE, "a scale is not finite at element 49",
+         ".safetensors"},
+        {"n2-mxfp8-oai", "experts.2.w2.weight_scale_inv", one_row_less, EP_ERR_BAD_FILE, "shape is [96,1], allowed [96,2]",
+         ".safetensors"},
+        {"n7-mxfp4", "gate_up_proj_blocks", one_row_less, EP_ERR_BAD_FILE, "shape is [4,128,2,15], allowed [4,128,2,16]",
+         ".safetensors"},
+        {"n7-mxfp4", "down_proj_scales", leave_out, EP_ERR_NOT_FOUND, "has no scales", "down_proj_blocks"},
+        {"n7-mxfp4", "gate_up_proj_bias", one_row_less, EP_ERR_BAD_FILE, "gate_up_proj_bias: shape is [4,127], allowed [4,128]",
+         ".safetensors"},
+        {"n7-mxfp4", "down_proj_blocks", another_type, EP_ERR_BAD_FILE, "dtype is I8, allowed U8", ".safetensors"},
+        {"n3-bf16", "gate_up_proj", one_expert_less, EP_ERR_BAD_FILE, "shape is [3,40,48], allowed [4,40,48]", ".safetensors"},
+        {"n3-bf16", "down_proj", swap_sides, EP_ERR_BAD_FILE, "down_proj: is [E,I,H], the layer's gate and up are [E,2I,H]",
+         ".safetensors"},
+        {"n3-bf16", "down_proj", leave_out, EP_ERR_NOT_FOUND, "tensor model.language_model.layers.1.mlp.experts.down_proj", "none"},
+        {"n9-bf16", "output_linear.weight", swap_sides, EP_ERR_BAD_FILE, "shape is [4,24,40], allowed [4,40,24]", ".safetensors"},
+        {"n1-f32-bias", "experts.2.up_proj.bias", one_row_less, EP_ERR_BAD_FILE, "up_proj.bias: shape is [23], allowed [24]",
+         ".safetensors"},
+        {"mixer-relu2", "experts.2.up_proj.weight", leave_out, EP_ERR_NOT_FOUND, "experts.2.up_proj.weight: is in none", "2 files"},
+    };
+    for (size_t i = 0; i < EP_ARRAY_COUNT(cases); i++) {
+        ep_expert_data data = {0};
+        ep_error error;
+        ep_format_model *model = ep_format_model_make(case_of(cases[i].form), 3);
+        ep_format_tensor *tensor = ep_format_model_find(model, cases[i].tensor);
+        cr_assert_not_null(tensor, "%s %s", cases[i].form, cases[i].tensor);
+        cases[i].damage(tensor);
+        ep_checkpoint *checkpoint = open_written(model);
+        ep_err err = ep_checkpoint_read_expert(checkpoint, EP_FORMAT_LAYER, 2, &data, &error);
+        cr_expect_eq(err, cases[i].code, "%s %s: %s %s", cases[i].form, cases[i].tensor, ep_err_name(err),
+                     err == EP_OK ? "" : error.text);
+        if (err != EP_OK) {
+            cr_expect(strstr(error.text, cases[i].text) != NULL && strstr(error.text, cases[i].also) != NULL, "%s %s: %s",
+                      cases[i].form, cases[i].tensor, error.text);
+            cr_expect_eq(error.expert, 2);
+        }
+        ep_expert_data_free(&data);
+        if (strstr(cases[i].tensor, "experts.2.") != NULL) { /* the others are whole */
+            cr_expect_eq(ep_checkpoint_read_expert(checkpoint, EP_FORMAT_LAYER, 1, &data, &error), EP_OK, "%s", error.text);
+            ep_expert_data_free(&data);
+        }
+        ep_checkpoint_close(checkpoint);
+        ep_format_model_free(model);
+    }
+}
+
+Test(formats, an_index_that_leads_out_of_the_directory_is_refused)
+{
+    char path[EP_FIXTURE_PATH_BYTES + 64];
+    ep_error error;
+    ep_checkpoint *checkpoint = NULL;
+    ep_format_model *model = ep_format_model_make(case_of("n7-mxfp4"), 3);
+    cr_assert_eq(ep_format_model_write(model, dir, &error), EP_OK);
+    snprintf(path, sizeof(path), "%s/model.safetensors.index.json", dir);
+    FILE *file = fopen(path, "we");
+    fprintf(file, "{\"weight_map\":{\"%s\":\"../model-00001-of-00002.safetensors\"}}", model->tensors[0].name);
+    fclose(file);
+    cr_assert_eq(ep_checkpoint_open(dir, &checkpoint, &error), EP_ERR_BAD_FILE);
+    cr_assert_not_null(strstr(error.text, "../model-00001"), "%s", error.text);
+    ep_format_model_free(model);
+}

@@ -1,0 +1,503 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* First the experts as sources, then each container cut from them. */
+#include "support/format_fixture.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/numeric.h"
+#include "base/random.h"
+
+enum { GATE, UP, DOWN, MATRICES };
+#define E EP_FORMAT_EXPERTS
+#define OAI "\"swiglu_limit\":0.5,"
+
+const ep_format_case ep_format_cases[] = {
+    {"n1-bf16", EP_FORMAT_N1, EP_WEIGHTS_BF16, 70, 45, "", EP_ACT_SILU, {0, 0, 0}, false, false},
+    {"n1-deep-f16-gelu", EP_FORMAT_N1_DEEP, EP_WEIGHTS_F16, 64, 33, "\"hidden_act\":\"gelu\",", EP_ACT_GELU, {0, 0, 0}, false, false},
+    {"n1-f32-bias", EP_FORMAT_N1, EP_WEIGHTS_F32, 40, 24, "\"hidden_act\":\"gelu_pytorch_tanh\",", EP_ACT_GELU_TANH, {0, 0, 0}, true, false},
+    {"n1-f8-block", EP_FORMAT_N1, EP_WEIGHTS_F8_BLOCK, 200, 136, "", EP_ACT_SILU, {0, 0, 0}, false, false},
+    {"n1-f8-channel", EP_FORMAT_N1, EP_WEIGHTS_F8_CHANNEL, 96, 64, "", EP_ACT_SILU, {0, 0, 0}, false, false},
+    {"n1-f8-channel-bf16", EP_FORMAT_N1, EP_WEIGHTS_F8_CHANNEL, 96, 65, "", EP_ACT_SILU, {0, 0, 0}, false, true},
+    {"n2m-f8-block", EP_FORMAT_N2M, EP_WEIGHTS_F8_BLOCK, 130, 64, "", EP_ACT_SILU, {0, 0, 0}, false, false},
+    {"n5-int4", EP_FORMAT_N1_DEEP, EP_WEIGHTS_INT4, 96, 64, "", EP_ACT_SILU, {0, 0, 0}, false, false},
+    {"n1-int4-odd", EP_FORMAT_N1, EP_WEIGHTS_INT4, 72, 40, "", EP_ACT_SILU, {0, 0, 0}, false, false},
+    {"n1-w8a8", EP_FORMAT_N1, EP_WEIGHTS_W8A8, 96, 50, "", EP_ACT_SILU, {0, 0, 0}, false, false},
+    {"n2-bf16", EP_FORMAT_N2, EP_WEIGHTS_BF16, 64, 32, "", EP_ACT_SILU, {0, 0, 0}, false, false},
+    {"n2-mxfp8-oai", EP_FORMAT_N2, EP_WEIGHTS_MXFP8, 96, 64, OAI "\"swiglu_alpha\":1.702,", EP_ACT_SWIGLU_OAI, {1.702f, 1, 0.5f}, false, false},
+    {"n6-mxfp4-situ", EP_FORMAT_N2, EP_WEIGHTS_MXFP4, 96, 64, "\"activation_situ_beta\":4.0,", EP_ACT_SITU, {4, 25, 0}, false, false},
+    {"n4-mxfp4-limit", EP_FORMAT_N4, EP_WEIGHTS_MXFP4, 64, 96, OAI, EP_ACT_SWIGLU_LIMIT, {0, 0, 0.5f}, false, false},
+    {"n3-bf16", EP_FORMAT_N3, EP_WEIGHTS_BF16, 48, 20, "", EP_ACT_SILU, {0, 0, 0}, false, false},
+    {"n3-transposed", EP_FORMAT_N3_TRANSPOSED, EP_WEIGHTS_BF16, 70, 90, "", EP_ACT_SILU, {0, 0, 0}, false, false},
+    {"n3-transposed-h-is-i", EP_FORMAT_N3_TRANSPOSED, EP_WEIGHTS_BF16, 32, 32, "", EP_ACT_SILU, {0, 0, 0}, false, false},
+    {"n3-h-is-i", EP_FORMAT_N3, EP_WEIGHTS_BF16, 32, 32, "", EP_ACT_SILU, {0, 0, 0}, false, false},
+    {"n3-transposed-h-is-2i", EP_FORMAT_N3_TRANSPOSED, EP_WEIGHTS_F16, 64, 32, "", EP_ACT_SILU, {0, 0, 0}, false, false},
+    {"n3-h-is-2i", EP_FORMAT_N3, EP_WEIGHTS_F32, 64, 32, "", EP_ACT_SILU, {0, 0, 0}, false, false},
+    {"n7-mxfp4", EP_FORMAT_N7, EP_WEIGHTS_MXFP4, 64, 64, OAI "\"model_type\":\"gpt_oss\",", EP_ACT_SWIGLU_OAI, {1.702f, 1, 0.5f}, true, false},
+    {"n7-bf16", EP_FORMAT_N7_PLAIN, EP_WEIGHTS_BF16, 64, 64, OAI "\"model_type\":\"gpt_oss\",", EP_ACT_SWIGLU_OAI, {1.702f, 1, 0.5f}, true, false},
+    {"n8-bf16", EP_FORMAT_N8, EP_WEIGHTS_BF16, 40, 72, "", EP_ACT_SILU, {0, 0, 0}, false, false},
+    {"n9-bf16", EP_FORMAT_N9, EP_WEIGHTS_BF16, 40, 24, "", EP_ACT_SILU, {0, 0, 0}, false, false},
+    {"n11-step", EP_FORMAT_N11, EP_WEIGHTS_BF16, 40, 24, "\"swiglu_limits\":[0,0.25],", EP_ACT_SWIGLU_STEP, {0, 0, 0.25f}, false, false},
+    {"mixer-relu2", EP_FORMAT_MIXER, EP_WEIGHTS_BF16, 64, 40, "\"mlp_hidden_act\":\"relu2\",", EP_ACT_RELU2_NO_GATE, {0, 0, 0}, false, false},
+    {"two-matrices-relu", EP_FORMAT_N1, EP_WEIGHTS_BF16, 64, 100, "\"hidden_act\":\"relu\",", EP_ACT_RELU_NO_GATE, {0, 0, 0}, true, false},
+    {"two-matrices-silu", EP_FORMAT_N1, EP_WEIGHTS_F8_CHANNEL, 64, 40, "", EP_ACT_SILU_NO_GATE, {0, 0, 0}, false, false},
+    {"two-matrices-gelu", EP_FORMAT_N1, EP_WEIGHTS_W8A8, 64, 70, "\"hidden_act\":\"gelu\",", EP_ACT_GELU_NO_GATE, {0, 0, 0}, false, false},
+    {"two-matrices-gelu-tanh", EP_FORMAT_N1, EP_WEIGHTS_F16, 64, 70, "\"hidden_act\":\"gelu_new\",", EP_ACT_GELU_TANH_NO_GATE, {0, 0, 0}, false, false},
+};
+const size_t ep_format_cases_count = EP_ARRAY_COUNT(ep_format_cases);
+
+static uint32_t rows_of(const ep_format_case *form, int matrix)
+{
+    return matrix == DOWN ? form->hidden : form->inner;
+}
+
+static uint32_t columns_of(const ep_format_case *form, int matrix)
+{
+    return matrix == DOWN ? form->inner : form->hidden;
+}
+
+/* Multiples of 1/64 within +-1/2: exact in every plain type. */
+static void fill_plain(uint64_t *state, ep_dtype dtype, size_t count, uint8_t *to)
+{
+    for (size_t i = 0; i < count; i++) {
+        float v = (float)((int)(ep_splitmix64(state) % 65) - 32) / 64.0f;
+        uint16_t half = dtype == EP_DTYPE_F16 ? ep_f32_to_f16(v) : ep_f32_to_bf16(v);
+        if (dtype == EP_DTYPE_F32) {
+            memcpy(to + 4 * i, &v, 4);
+        } else {
+            memcpy(to + 2 * i, &half, 2);
+        }
+    }
+}
+
+static bool is_f8(ep_weight_format format)
+{
+    return format == EP_WEIGHTS_F8_BLOCK || format == EP_WEIGHTS_F8_CHANNEL || format == EP_WEIGHTS_MXFP8;
+}
+
+static uint8_t *make_values(uint64_t *state, ep_weight_format format, uint32_t rows, uint32_t columns)
+{
+    size_t bytes = rows * ep_weight_row_bytes(format, columns);
+    uint8_t *values = calloc(1, bytes);
+    if (ep_weight_format_is_float(format)) {
+        fill_plain(state, ep_weight_format_dtype(format), (size_t)rows * columns, values);
+        return values;
+    }
+    for (size_t i = 0; i < bytes; i++) {
+        uint8_t code = (uint8_t)(ep_splitmix64(state) >> 56);
+        values[i] = is_f8(format) && (code & 0x7fu) == 0x7fu ? 0x30 : code;
+    }
+    return values;
+}
+
+/* Small numbers with few bits: f32 and bf16 hold them alike. */
+static uint8_t *make_scales(uint64_t *state, ep_weight_format format, uint32_t rows, uint32_t columns)
+{
+    size_t bytes = ep_weight_scales_bytes(format, rows, columns);
+    uint8_t *scales = calloc(1, bytes + 1);
+    bool is_e8m0 = format == EP_WEIGHTS_MXFP4 || format == EP_WEIGHTS_MXFP8;
+    size_t element = is_e8m0 ? 1 : format == EP_WEIGHTS_INT4 ? 2 : 4;
+    for (size_t i = 0; i < bytes / element; i++) {
+        uint64_t z = ep_splitmix64(state);
+        float scale = (float)(64 + z % 64) * (format == EP_WEIGHTS_INT4 ? 0x1p-11f : 0x1p-16f);
+        if (is_e8m0) {
+            scales[i] = (uint8_t)((format == EP_WEIGHTS_MXFP4 ? 122 : 117) + z % 4);
+        } else if (element == 2) {
+            uint16_t half = ep_f32_to_bf16(scale);
+            memcpy(scales + 2 * i, &half, 2);
+        } else {
+            memcpy(scales + 4 * i, &scale, 4);
+        }
+    }
+    return scales;
+}
+
+static void make_expert(ep_format_model *model, uint32_t e, uint64_t *state)
+{
+    const ep_format_case *form = model->form;
+    const bool has_scales = !ep_weight_format_is_float(form->format);
+    uint8_t **parts = model->parts[e];
+    for (int m = ep_activation_has_gate(form->activation) ? GATE : UP; m < MATRICES; m++) {
+        const uint32_t rows = rows_of(form, m);
+        parts[3 * m] = make_values(state, form->format, rows, columns_of(form, m));
+        if (has_scales) {
+            parts[3 * m + 1] = make_scales(state, form->format, rows, columns_of(form, m));
+        }
+        if (form->biases) {
+            parts[3 * m + 2] = calloc(rows, 2);
+            fill_plain(state, EP_DTYPE_BF16, rows, parts[3 * m + 2]);
+        }
+    }
+    model->experts[e] = (ep_expert_source){
+        .hidden = form->hidden,
+        .inner = form->inner,
+        .format = form->format,
+        .activation = form->activation,
+        .numbers = form->numbers,
+        .gate = parts[0],
+        .gate_scales = parts[1],
+        .gate_bias = parts[2],
+        .up = parts[3],
+        .up_scales = parts[4],
+        .up_bias = parts[5],
+        .down = parts[6],
+        .down_scales = parts[7],
+        .down_bias = parts[8],
+        .bias_dtype = form->biases ? EP_DTYPE_BF16 : EP_DTYPE_NONE,
+    };
+}
+
+/* Room for a tensor; dims end at the first 0. */
+static ep_format_tensor *add(ep_format_model *model, const char *name, const char *dtype, size_t element,
+                             const uint64_t dims[4])
+{
+    if (model->tensors_count == model->tensors_capacity) {
+        model->tensors_capacity = 2 * model->tensors_capacity + 64;
+        model->tensors = realloc(model->tensors, model->tensors_capacity * sizeof(model->tensors[0]));
+    }
+    ep_format_tensor *tensor = &model->tensors[model->tensors_count++];
+    memset(tensor, 0, sizeof(*tensor));
+    snprintf(tensor->name, sizeof(tensor->name), "%s", name);
+    snprintf(tensor->dtype, sizeof(tensor->dtype), "%s", dtype);
+    tensor->bytes = element;
+    for (; tensor->rank < 4 && dims[tensor->rank] != 0; tensor->rank++) {
+        tensor->dims[tensor->rank] = dims[tensor->rank];
+        tensor->bytes *= dims[tensor->rank];
+    }
+    tensor->data = calloc(1, tensor->bytes + 1);
+    return tensor;
+}
+
+static const char *plain_type(ep_weight_format format)
+{
+    return format == EP_WEIGHTS_BF16 ? "BF16" : format == EP_WEIGHTS_F16 ? "F16" : "F32";
+}
+
+static ep_format_tensor *add_part(ep_format_model *model, const char *stem, const char *part, const char *dtype,
+                                  size_t element, uint64_t d0, uint64_t d1)
+{
+    char name[192];
+    snprintf(name, sizeof(name), "%s.%s", stem, part);
+    return add(model, name, dtype, element, (const uint64_t[4]){d0, d1, 0, 0});
+}
+
+/* The scales of one matrix in their container. */
+static void add_scales(ep_format_model *model, const char *stem, uint32_t rows, uint32_t columns, const uint8_t *scales)
+{
+    const ep_format_case *form = model->form;
+    const bool is_n4 = form->names == EP_FORMAT_N4;
+    const uint64_t groups = (columns + 31u) / 32u;
+    ep_format_tensor *t;
+    switch (form->format) {
+    case EP_WEIGHTS_F8_BLOCK:
+        t = add_part(model, stem, form->names == EP_FORMAT_N2M ? "weight_scale" : "weight_scale_inv", "F32", 4,
+                     (rows + 127u) / 128u, (columns + 127u) / 128u);
+        break;
+    case EP_WEIGHTS_F8_CHANNEL:
+        if (form->bf16_scales) {
+            t = add_part(model, stem, "weight_scale", "BF16", 2, rows, 0);
+            for (size_t i = 0; i < rows; i++) {
+                memcpy(t->data + 2 * i, scales + 4 * i + 2, 2); /* the upper half: the lower is zero */
+            }
+            return;
+        }
+        t = add_part(model, stem, "weight_scale", "F32", 4, rows, 1);
+        break;
+    case EP_WEIGHTS_W8A8:
+        t = add_part(model, stem, "weight_offset", "F32", 4, rows, 1);
+        t = add_part(model, stem, "weight_scale", "F32", 4, rows, 1);
+        break;
+    case EP_WEIGHTS_MXFP8:
+        t = add_part(model, stem, "weight_scale_inv", "U8", 1, rows, groups);
+        break;
+    case EP_WEIGHTS_MXFP4:
+        t = add_part(model, stem, is_n4 ? "scale" : "weight_scale", is_n4 ? "F8_E8M0" : "U8", 1, rows, groups);
+        break;
+    case EP_WEIGHTS_INT4:
+        t = add_part(model, stem, "weight_shape", "I64", 8, 2, 0);
+        t = add_part(model, stem, "weight_scale", "BF16", 2, rows, groups);
+        break;
+    default:
+        return;
+    }
+    memcpy(t->data, scales, t->bytes);
+}
+
+static void add_separate(ep_format_model *model, const char *stem, uint32_t e, int m)
+{
+    const ep_format_case *form = model->form;
+    const uint32_t rows = rows_of(form, m);
+    const uint32_t columns = columns_of(form, m);
+    uint8_t *const *parts = &model->parts[e][3 * m];
+    ep_format_tensor *t;
+    if (ep_weight_format_is_float(form->format)) {
+        t = add_part(model, stem, "weight", plain_type(form->format),
+                     ep_dtype_bytes(ep_weight_format_dtype(form->format)), rows, columns);
+    } else if (form->format == EP_WEIGHTS_MXFP4) {
+        bool is_n4 = form->names == EP_FORMAT_N4;
+        t = add_part(model, stem, is_n4 ? "weight" : "weight_packed", is_n4 ? "I8" : "U8", 1, rows, (columns + 1) / 2);
+    } else if (form->format == EP_WEIGHTS_INT4) {
+        t = add_part(model, stem, "weight_packed", "I32", 4, rows, (columns + 7) / 8);
+    } else {
+        t = add_part(model, stem, "weight", form->format == EP_WEIGHTS_W8A8 ? "I8" : "F8_E4M3", 1, rows, columns);
+    }
+    memcpy(t->data, parts[0], t->bytes);
+    if (parts[1] != NULL) {
+        add_scales(model, stem, rows, columns, parts[1]);
+    }
+    if (parts[2] != NULL) {
+        t = add_part(model, stem, "bias", "BF16", 2, rows, 0);
+        memcpy(t->data, parts[2], t->bytes);
+    }
+}
+
+/* Puts row n of a matrix where it belongs in slab e of a stacked tensor of `all` rows. */
+static void put_row(ep_format_tensor *t, uint32_t e, size_t all, size_t place, size_t columns, size_t element,
+                    bool transposed, const uint8_t *row)
+{
+    uint8_t *slab = t->data + e * all * columns * element;
+    for (size_t k = 0; k < columns; k++) {
+        size_t at = transposed ? k * all + place : place * columns + k;
+        memcpy(slab + at * element, row + k * element, element);
+    }
+}
+
+/* One stacked tensor from matrices first..last of all experts; `part` of their parts, in units of `element` bytes. */
+static void add_stacked(ep_format_model *model, const char *name, const char *dtype, size_t element, int first, int last,
+                        int part, size_t columns, bool transposed, bool alternate)
+{
+    const size_t rows = rows_of(model->form, first);
+    const size_t count = (size_t)(last - first) + 1;
+    const size_t all = rows * count;
+    const uint64_t dims[4] = {E, transposed ? columns : all, transposed ? all : columns, 0};
+    ep_format_tensor *t = add(model, name, dtype, element, dims);
+    for (uint32_t e = 0; e < E; e++) {
+        for (size_t m = 0; m < count; m++) {
+            const uint8_t *from = model->parts[e][3 * (first + (int)m) + part];
+            for (size_t n = 0; n < rows; n++) {
+                size_t place = alternate ? n * count + m : m * rows + n;
+                put_row(t, e, all, place, columns, element, transposed, from + n * columns * element);
+            }
+        }
+    }
+}
+
+static void add_blocks(ep_format_model *model, const char *stem, int first, int last)
+{
+    char name[192];
+    const size_t groups = columns_of(model->form, first) / 32;
+    snprintf(name, sizeof(name), "%s_blocks", stem);
+    add_stacked(model, name, "U8", 1, first, last, 0, groups * 16, false, last > first);
+    ep_format_tensor *t = &model->tensors[model->tensors_count - 1];
+    t->rank = 4;
+    t->dims[2] = groups;
+    t->dims[3] = 16;
+    snprintf(name, sizeof(name), "%s_scales", stem);
+    add_stacked(model, name, "U8", 1, first, last, 1, groups, false, last > first);
+}
+
+static void add_stacked_bias(ep_format_model *model, const char *stem, int first, int last)
+{
+    char name[192];
+    snprintf(name, sizeof(name), "%s_bias", stem);
+    add_stacked(model, name, "BF16", 2, first, last, 2, 1, false, last > first);
+    model->tensors[model->tensors_count - 1].rank = 2;
+}
+
+static void add_all_stacked(ep_format_model *model, const char *prefix)
+{
+    const ep_format_case *form = model->form;
+    const ep_format_names names = form->names;
+    const char *block = names == EP_FORMAT_N8   ? "feed_forward.experts"
+                        : names == EP_FORMAT_N9 ? "block_sparse_moe"
+                        : names == EP_FORMAT_N11 ? "moe"
+                                                 : "mlp.experts";
+    const char *words[] = {names == EP_FORMAT_N9 ? "input_linear" : names == EP_FORMAT_N11 ? "gate_proj" : "gate_up_proj",
+                           "up_proj", names == EP_FORMAT_N9 ? "output_linear" : "down_proj"};
+    const char *end = names == EP_FORMAT_N9 || names == EP_FORMAT_N11 ? ".weight" : "";
+    const bool transposed = names == EP_FORMAT_N3_TRANSPOSED || names == EP_FORMAT_N7_PLAIN || names == EP_FORMAT_N8;
+    for (int m = GATE; m < MATRICES; m++) {
+        char stem[128];
+        char name[192];
+        const int last = m == GATE && names != EP_FORMAT_N11 ? UP : m;
+        if (m == UP && names != EP_FORMAT_N11) {
+            continue;
+        }
+        snprintf(stem, sizeof(stem), "%slayers.%d.%s.%s", prefix, EP_FORMAT_LAYER, block, words[m]);
+        if (names == EP_FORMAT_N7) {
+            add_blocks(model, stem, m, last);
+        } else {
+            snprintf(name, sizeof(name), "%s%s", stem, end);
+            add_stacked(model, name, plain_type(form->format), ep_dtype_bytes(ep_weight_format_dtype(form->format)), m,
+                        last, 0, columns_of(form, m), transposed, names == EP_FORMAT_N7_PLAIN && last > m);
+        }
+        if (form->biases) {
+            add_stacked_bias(model, stem, m, last);
+        }
+    }
+}
+
+static void add_all(ep_format_model *model)
+{
+    static const char *const projections[] = {"gate_proj", "up_proj", "down_proj"};
+    static const char *const numbered[] = {"w1", "w3", "w2"};
+    static const struct {
+        const char *prefix;
+        const char *block;
+        const char *const *words;
+    } separate[] = {[EP_FORMAT_N1] = {"model.", "mlp.experts", projections},
+                    [EP_FORMAT_N1_DEEP] = {"language_model.model.", "mlp.experts", projections},
+                    [EP_FORMAT_MIXER] = {"backbone.", "mixer.experts", projections},
+                    [EP_FORMAT_N2] = {"model.", "block_sparse_moe.experts", numbered},
+                    [EP_FORMAT_N2M] = {"", "experts", numbered},
+                    [EP_FORMAT_N4] = {"", "ffn.experts", numbered}};
+    const ep_format_names names = model->form->names;
+    if (names > EP_FORMAT_N4) {
+        add_all_stacked(model, names == EP_FORMAT_N8 ? "language_model.model." : "model.language_model.");
+        return;
+    }
+    for (uint32_t e = 0; e < E; e++) {
+        for (int m = ep_activation_has_gate(model->form->activation) ? GATE : UP; m < MATRICES; m++) {
+            char stem[160];
+            snprintf(stem, sizeof(stem), "%slayers.%d.%s.%u.%s", separate[names].prefix, EP_FORMAT_LAYER,
+                     separate[names].block, e, separate[names].words[m]);
+            add_separate(model, stem, e, m);
+        }
+    }
+}
+
+ep_format_model *ep_format_model_make(const ep_format_case *form, uint64_t seed)
+{
+    ep_format_model *model = calloc(1, sizeof(*model));
+    uint64_t state = seed;
+    model->form = form;
+    for (uint32_t e = 0; e < E; e++) {
+        make_expert(model, e, &state);
+    }
+    add_all(model);
+    return model;
+}
+
+void ep_format_model_free(ep_format_model *model)
+{
+    for (uint32_t e = 0; e < E; e++) {
+        for (int i = 0; i < 9; i++) {
+            free(model->parts[e][i]);
+        }
+    }
+    for (size_t i = 0; i < model->tensors_count; i++) {
+        free(model->tensors[i].data);
+    }
+    free(model->tensors);
+    free(model);
+}
+
+ep_format_tensor *ep_format_model_find(ep_format_model *model, const char *end)
+{
+    for (size_t i = 0; i < model->tensors_count; i++) {
+        size_t length = strlen(model->tensors[i].name);
+        if (length >= strlen(end) && strcmp(model->tensors[i].name + length - strlen(end), end) == 0) {
+            return &model->tensors[i];
+        }
+    }
+    return NULL;
+}
+
+static FILE *open_file(const char *dir, const char *name)
+{
+    char path[4096];
+    snprintf(path, sizeof(path), "%s/%s", dir, name);
+    return fopen(path, "we");
+}
+
+static void print_header(const ep_format_model *model, size_t shard, FILE *file)
+{
+    size_t at = 0;
+    const char *comma = "";
+    fputc('{', file);
+    for (size_t i = shard; i < model->tensors_count; i += 2) {
+        const ep_format_tensor *t = &model->tensors[i];
+        if (t->name[0] == 0) {
+            continue;
+        }
+        fprintf(file, "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[", comma, t->name, t->dtype);
+        for (uint32_t d = 0; d < t->rank; d++) {
+            fprintf(file, "%s%" PRIu64, d == 0 ? "" : ",", t->dims[d]);
+        }
+        fprintf(file, "],\"data_offsets\":[%zu,%zu]}", at, at + t->bytes);
+        at += t->bytes;
+        comma = ",";
+    }
+    fputc('}', file);
+}
+
+static bool write_shard(const ep_format_model *model, size_t shard, const char *dir, const char *name)
+{
+    char *header = NULL;
+    size_t count = 0;
+    FILE *text = open_memstream(&header, &count);
+    print_header(model, shard, text);
+    fclose(text);
+    FILE *file = open_file(dir, name);
+    bool good = file != NULL;
+    if (good) {
+        uint64_t length = count;
+        fwrite(&length, sizeof(length), 1, file);
+        fwrite(header, 1, count, file);
+        for (size_t i = shard; i < model->tensors_count; i += 2) {
+            fwrite(model->tensors[i].data, 1, model->tensors[i].name[0] == 0 ? 0 : model->tensors[i].bytes, file);
+        }
+        good = ferror(file) == 0;
+        good = fclose(file) == 0 && good;
+    }
+    free(header);
+    return good;
+}
+
+static void print_config(const ep_format_model *model, FILE *file)
+{
+    const ep_format_case *form = model->form;
+    bool is_quantised = !ep_weight_format_is_float(form->format);
+    fprintf(file,
+            "{%s\"torch_dtype\":\"%s\",%s\"hidden_size\":%u,\"intermediate_size\":%u,\"moe_intermediate_size\":%u,"
+            "\"num_hidden_layers\":2,\"first_k_dense_replace\":1,\"num_experts\":%d,\"num_experts_per_tok\":2}\n",
+            form->config,
+            form->format == EP_WEIGHTS_F32   ? "float32"
+            : form->format == EP_WEIGHTS_F16 ? "float16"
+                                             : "bfloat16",
+            is_quantised ? "\"quantization_config\":{\"quant_method\":\"compressed-tensors\"}," : "", form->hidden,
+            form->inner, form->inner, E);
+}
+
+ep_err ep_format_model_write(const ep_format_model *model, const char *dir, ep_error *out_error)
+{
+    static const char *const shards[] = {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"};
+    FILE *config = open_file(dir, "config.json");
+    FILE *index = open_file(dir, "model.safetensors.index.json");
+    if (config == NULL || index == NULL) {
+        if (config != NULL) {
+            fclose(config);
+        }
+        if (index != NULL) {
+            fclose(index);
+        }
+        return ep_error_set(out_error, EP_ERR_IO, "%s: cannot write", dir);
+    }
+    print_config(model, config);
+    const char *comma = "";
+    fprintf(index, "{\"metadata\":{},\"weight_map\":{");
+    for (size_t i = 0; i < model->tensors_count; i++) {
+        if (model->tensors[i].name[0] != 0) {
+            fprintf(index, "%s\"%s\":\"%s\"", comma, model->tensors[i].name, shards[i % 2]);
+            comma = ",";
+        }
+    }
+    fprintf(index, "}}\n");
+    bool good = fclose(config) == 0;
+    good = fclose(index) == 0 && good;
+    good = good && write_shard(model, 0, dir, shards[0]) && write_shard(model, 1, dir, shards[1]);
+    return good ? EP_OK : ep_error_set(out_error, EP_ERR_IO, "%s: cannot write", dir);
+}

@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Small checkpoints of every name family and weight format, and their experts as sources beside: what a reader must
+ * make of the files. Values are integers from a seeded generator on a coarse grid. Tensors alternate between two
+ * files, so that an expert's matrices lie in both.
+ */
+#ifndef EP_TESTS_SUPPORT_FORMAT_FIXTURE_H
+#define EP_TESTS_SUPPORT_FORMAT_FIXTURE_H
+
+#include "base/error.h"
+#include "base/expert_form.h"
+
+#define EP_FORMAT_EXPERTS 4 /* of the one layer; its number is 1, layer 0 is dense */
+#define EP_FORMAT_LAYER 1
+
+typedef enum ep_format_names {
+    EP_FORMAT_N1,      /* model.layers.L.mlp.experts.E.gate_proj.* */
+    EP_FORMAT_N1_DEEP, /* the same behind language_model.model. */
+    EP_FORMAT_MIXER,   /* backbone.layers.L.mixer.experts.E.up_proj.* */
+    EP_FORMAT_N2,      /* block_sparse_moe.experts.E.w1.* */
+    EP_FORMAT_N2M,     /* layers.L.experts.E.w1.* */
+    EP_FORMAT_N4,      /* layers.L.ffn.experts.E.w1.{weight,scale} */
+    EP_FORMAT_N3,      /* [E,2I,H] */
+    EP_FORMAT_N3_TRANSPOSED,
+    EP_FORMAT_N7,       /* _blocks, _scales, _bias */
+    EP_FORMAT_N7_PLAIN, /* transposed, gate and up alternate, _bias */
+    EP_FORMAT_N8,
+    EP_FORMAT_N9,
+    EP_FORMAT_N11
+} ep_format_names;
+
+typedef struct ep_format_case {
+    const char *name;
+    ep_format_names names;
+    ep_weight_format format;
+    uint32_t hidden;
+    uint32_t inner;
+    const char *config; /* more keys, each with a comma behind; "" none */
+    ep_activation activation;
+    ep_activation_numbers numbers;
+    bool biases;
+    bool bf16_scales; /* f8_channel: in bf16, [rows] */
+} ep_format_case;
+
+/* Every family and every format at least once. */
+extern const ep_format_case ep_format_cases[];
+extern const size_t ep_format_cases_count;
+
+/* A tensor to be written. Its type is the text of the file format. */
+typedef struct ep_format_tensor {
+    char name[192];
+    char dtype[16];
+    uint64_t dims[4];
+    uint32_t rank;
+    uint8_t *data;
+    size_t bytes;
+} ep_format_tensor;
+
+typedef struct ep_format_model {
+    const ep_format_case *form;
+    ep_expert_source experts[EP_FORMAT_EXPERTS];
+    uint8_t *parts[EP_FORMAT_EXPERTS][9]; /* values, scales, biases of gate, up, down */
+    ep_format_tensor *tensors;
+    size_t tensors_count;
+    size_t tensors_capacity;
+} ep_format_model;
+
+ep_format_model *ep_format_model_make(const ep_format_case *form, uint64_t seed);
+void ep_format_model_free(ep_format_model *model);
+/* The tensor whose name ends so; NULL when there is none. For tests that damage it before it is written. */
+ep_format_tensor *ep_format_model_find(ep_format_model *model, const char *end);
+/* config.json, two shards and their index. A tensor without a name is left out. */
+ep_err ep_format_model_write(const ep_format_model *model, const char *dir, ep_error *out_error);
+
+#endif
