@@ -40,6 +40,7 @@ static const int depths[] = {1, LANES_DEPTH_MAX};
 typedef enum form_id {
     FORM_TCP,
     FORM_FUTEX,
+    FORM_TCP_WHOLE, /* from LARGE_BYTES on */
     FORM_LANE_UV,
     FORM_LANE_NNG,
     FORM_LANE_SHM,
@@ -60,6 +61,7 @@ typedef struct measured {
 static lanes_form forms[FORMS] = {
     [FORM_TCP] = {.name = "raw TCP"},
     [FORM_FUTEX] = {.name = "futex"},
+    [FORM_TCP_WHOLE] = {.name = "whole TCP"},
     [FORM_LANE_UV] = {.name = "uv-stream"},
     [FORM_LANE_NNG] = {.name = "nng-stream"},
     [FORM_LANE_SHM] = {.name = "shm"},
@@ -81,9 +83,9 @@ static void give_up(lanes_form *form, size_t bytes, int depth)
     lost_replies++;
 }
 
-static bool is_open(form_id id)
+static bool is_open(form_id id, size_t bytes)
 {
-    return forms[id].run != NULL;
+    return forms[id].run != NULL && (id != FORM_TCP_WHOLE || bytes >= LARGE_BYTES);
 }
 
 /* folder: for the sockets of the shm lane. only: a name, NULL all. */
@@ -93,7 +95,8 @@ static void open_forms(const char *folder, const char *only)
     char shm[64], rpc_shm[64];
     snprintf(shm, sizeof(shm), "shm://%s/lane.sock", folder);
     snprintf(rpc_shm, sizeof(rpc_shm), "shm://%s/rpc.sock", folder);
-    lanes_tcp_open(&forms[FORM_TCP]);
+    lanes_tcp_open(&forms[FORM_TCP], false);
+    lanes_tcp_open(&forms[FORM_TCP_WHOLE], true);
     lanes_futex_open(&forms[FORM_FUTEX]);
     for (form_id id = FORM_LANE_UV; id < FORMS; id++) {
         if (only != NULL && strcmp(only, forms[id].name) != 0) {
@@ -235,7 +238,7 @@ static form_id other_of(form_id id)
         return FORM_FUTEX;
     case FORM_RPC:
     case FORM_RPC_BUSY:
-        return is_open(FORM_GRPC) ? FORM_GRPC : FORM_TCP;
+        return is_open(FORM_GRPC, 0) ? FORM_GRPC : FORM_TCP;
     default:
         return FORM_TCP;
     }
@@ -246,7 +249,7 @@ typedef enum metric { ROUND_TRIP, GOODPUT } metric;
 /* The bars of DESIGN 14; NAN: none. */
 static double bar_of(form_id id, metric what, size_t bytes)
 {
-    bool against_grpc = is_open(FORM_GRPC) && ((id == FORM_RPC && bytes >= 14336) || id == FORM_RPC_BUSY);
+    bool against_grpc = is_open(FORM_GRPC, 0) && ((id == FORM_RPC && bytes >= 14336) || id == FORM_RPC_BUSY);
     if (id == FORM_LANE_SHM) {
         return what == ROUND_TRIP ? 2 : NAN;
     }
@@ -294,22 +297,22 @@ static void bench_point(bench_report *report, size_t bytes, int depth)
     static measured m[FORMS];
     int counts[FORMS] = {0};
     for (form_id id = 0; id < FORMS; id++) {
-        if (is_open(id)) {
+        if (is_open(id, bytes)) {
             place_form(id, bytes, depth);
             counts[id] = warm_up(&forms[id], bytes, depth);
         }
     }
     for (int round = 0; round < ROUNDS; round++) {
         for (form_id id = 0; id < FORMS; id++) {
-            if (is_open(id)) {
+            if (is_open(id, bytes)) {
                 place_form(id, bytes, depth);
                 counts[id] = measure(&forms[id], bytes, counts[id], depth, &m[id], round);
             }
         }
         place(0, &all_cpus);
     }
-    for (form_id id = FORM_LANE_UV; id < FORMS; id++) {
-        if (is_open(id)) {
+    for (form_id id = FORM_TCP_WHOLE; id < FORMS; id++) {
+        if (is_open(id, bytes)) {
             add_row(report, id, depth == 1 ? ROUND_TRIP : GOODPUT, bytes, m);
             add_cpu_row(report, id, depth, bytes, m);
         }
@@ -364,7 +367,7 @@ int main(int argc, char **argv)
         }
     }
     for (form_id id = 0; id < FORMS; id++) {
-        if (is_open(id)) {
+        if (forms[id].run != NULL) {
             forms[id].close(&forms[id]);
         }
     }

@@ -34,8 +34,8 @@ struct lanes_form {
 /*
  * Each _open starts the server process, and is called before the first connect: a fork must come before the lanes' threads.
  */
-/* Plain sockets: the limit of the stream lanes. */
-void lanes_tcp_open(lanes_form *form);
+/* Plain sockets: the limit of the stream lanes. whole: only ways that echo a message once they have all of it. */
+void lanes_tcp_open(lanes_form *form, bool whole);
 /* Futexes and copies in shared memory: the limit of the shm lane. */
 void lanes_futex_open(lanes_form *form);
 /* A lane alone: frames with checked headers. url: to listen on. */

@@ -26,6 +26,7 @@ typedef struct lane_state {
     const ep_lane_ops *lane;
     ep_conn *conn;
     ep_buffer_pool *pool;
+    ep_buffer *payload_buffer; /* as a client's tensors are: in large pages */
     uint8_t *payload;
     size_t bytes;
     lanes_pipeline pipeline;
@@ -184,7 +185,7 @@ static void lane_close(lanes_form *form)
     ep_conn_close(s->conn);
     kill(form->server, SIGKILL);
     waitpid(form->server, NULL, 0);
-    free(s->payload); /* the state and its pool end with the process: on_closed may be on its way */
+    ep_buffer_unref(s->payload_buffer); /* the state and its pool end with the process: on_closed may be on its way */
 }
 
 static void lane_connect(lanes_form *form)
@@ -194,10 +195,10 @@ static void lane_connect(lanes_form *form)
     ep_lane_limits limits = limits_of(s);
     ep_error error;
     ep_dial *dial;
-    s->payload = aligned_alloc(64, LANES_BYTES_MAX);
-    if (s->payload == NULL) {
+    if (ep_buffer_acquire(s->pool, LANES_BYTES_MAX, &s->payload_buffer) != EP_OK) {
         lanes_fail("lane echo", "no memory");
     }
+    s->payload = s->payload_buffer->data;
     memset(s->payload, 1, LANES_BYTES_MAX);
     sem_init(&s->ready, 0, 0);
     if (s->lane->dial(&address, &limits, on_dial, s, &dial, &error) != EP_OK) {

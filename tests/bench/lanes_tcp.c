@@ -3,6 +3,9 @@
  * Raw TCP at its best: of several buffer sizes, and of sending back piece by piece or message by message, what is fastest for
  * this message size and depth, found by short trials that take turns. From 1 MiB on the ways differ by half: what goes back
  * piece by piece never leaves the nearest caches. So the choice is by medians: the best of a few would be the luckiest.
+ *
+ * A lane hands over whole frames, so it cannot echo piece by piece. The same with whole messages only tells the largest share
+ * of raw TCP that such a lane can have.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -18,25 +21,32 @@
 
 typedef struct tcp_state {
     tcp_echo echo;
+    const tcp_echo_way *ways;
+    size_t ways_count;
     size_t bytes;
     int depth;
 } tcp_state;
 
-/* ring_bytes 0: as many messages as are outstanding. */
+/* ring_bytes 0: as many messages as are outstanding; WHOLE_TWO: two messages. */
+#define WHOLE_TWO ((size_t)1)
+#define WHOLE_WAYS 3 /* the last */
 static const tcp_echo_way ways[] = {
     {.ring_bytes = (size_t)256 << 10},
     {.ring_bytes = (size_t)2 << 20},
     {.ring_bytes = (size_t)512 << 10, .socket_bytes = 1 << 20},
     {.ring_bytes = (size_t)2 << 20, .socket_bytes = 4 << 20},
+    {.ring_bytes = WHOLE_TWO, .whole = 1},
+    {.ring_bytes = WHOLE_TWO, .socket_bytes = 4 << 20, .whole = 1},
     {.ring_bytes = 0, .whole = 1},
 };
 #define WAYS EP_ARRAY_COUNT(ways)
 
 static void open_way(const lanes_form *form, tcp_echo *echo, size_t bytes, int depth, size_t way)
 {
-    tcp_echo_way w = ways[way];
-    if (w.ring_bytes == 0) {
-        w.ring_bytes = bytes * (size_t)(depth + 1);
+    const tcp_state *s = form->state;
+    tcp_echo_way w = s->ways[way];
+    if (w.whole) {
+        w.ring_bytes = w.ring_bytes == WHOLE_TWO ? 2 * bytes : bytes * (size_t)(depth + 1);
     }
     if (tcp_echo_open(echo, bytes, &w) != 0) {
         lanes_fail("raw TCP echo", "cannot connect");
@@ -58,21 +68,21 @@ static tcp_echo open_best(const lanes_form *form, size_t bytes, int depth)
 {
     tcp_echo echoes[WAYS];
     double times[WAYS][TRIALS], medians[WAYS];
-    size_t best = 0;
-    for (size_t i = 0; i < WAYS; i++) {
+    size_t best = 0, count = ((const tcp_state *)form->state)->ways_count;
+    for (size_t i = 0; i < count; i++) {
         open_way(form, &echoes[i], bytes, depth, i);
         tcp_echo_run(&echoes[i], depth, depth, NULL);
     }
     for (int t = 0; t < TRIALS; t++) {
-        for (size_t i = 0; i < WAYS; i++) {
+        for (size_t i = 0; i < count; i++) {
             times[i][t] = trial(&echoes[i], bytes, depth);
         }
     }
-    for (size_t i = 0; i < WAYS; i++) {
+    for (size_t i = 0; i < count; i++) {
         medians[i] = bench_quantile(times[i], TRIALS, 0.5);
         best = medians[i] < medians[best] ? i : best;
     }
-    for (size_t i = 0; i < WAYS; i++) {
+    for (size_t i = 0; i < count; i++) {
         if (i != best) {
             tcp_echo_close(&echoes[i]);
         }
@@ -112,12 +122,15 @@ static void tcp_close(lanes_form *form)
     free(s);
 }
 
-void lanes_tcp_open(lanes_form *form)
+void lanes_tcp_open(lanes_form *form, bool whole)
 {
-    form->state = calloc(1, sizeof(tcp_state));
-    if (form->state == NULL) {
+    tcp_state *s = calloc(1, sizeof(*s));
+    if (s == NULL) {
         lanes_fail("raw TCP echo", "no memory");
     }
+    s->ways = whole ? ways + WAYS - WHOLE_WAYS : ways;
+    s->ways_count = whole ? WHOLE_WAYS : WAYS;
+    form->state = s;
     form->run = tcp_run;
     form->close = tcp_close;
 }
