@@ -314,7 +314,7 @@ static bool copy_agrees(ep_coordinator_state *cluster, const cluster_node *node,
                         size_t i)
 {
     const cluster_layer *layer = &cluster->layers[layer_index];
-    if (info->n_owned_digests == 0) {
+    if (info->n_owned_digests == 0 || info->owned_digests[i] == 0) { /* 0: the node has not read it yet; it says so when it has */
         return true;
     }
     uint64_t digest = (uint64_t)1 << 32 | info->owned_digests[i];

@@ -16,9 +16,21 @@
 #include "expertd/slot_groups.h"
 #include "moe/quantize.h"
 
+#define WAIT_KEEPS_NS (20 * EP_NS_PER_MS) /* at most, of a call's time, when it waits for an expert */
+
 _Static_assert(EP_FFN_F8_BLOCK == EP_QUANT_BLOCK_F8, "kernels and the wire share the blocks of fp8 rows");
 
-typedef struct forward_request {
+typedef struct forward_request forward_request;
+
+/* The works of a request for one expert: [first, first + count). */
+typedef struct expert_group {
+    ep_weight_wait wait; /* used when the expert is cold */
+    uint32_t first;
+    uint32_t count;
+    _Atomic uint32_t works_left; /* the last one gives the expert back: others may need its memory while this request goes on */
+} expert_group;
+
+struct forward_request {
     ep_forward_handler *handler;
     ep_rpc_call *call;
     Expertd__V1__ForwardReply_Closure closure;
@@ -34,19 +46,22 @@ typedef struct forward_request {
     ep_job_row *rows; /* [slots], grouped by expert */
     ep_work *works;   /* [works_count] */
     uint32_t works_count;
-    uint32_t *experts;       /* [experts_count] distinct, ascending */
-    ep_resident **residents; /* [experts_count]; valid once acquired */
+    uint32_t *group_of;      /* [works_count] */
     uint32_t experts_count;
+    uint32_t *experts;       /* [experts_count] distinct, ascending */
+    uint32_t *expert_rows;   /* [experts_count] */
+    ep_resident **residents; /* [experts_count]; NULL: cold; valid once acquired */
+    expert_group *groups;    /* [experts_count] */
     ep_relay_part *parts; /* [parts_count] slots of neighbours */
     uint32_t parts_count;
     _Atomic bool are_parts_sent;
-    ep_error part_error; /* why a neighbour failed, when that was the first error */
+    ep_error part_error; /* why a neighbour or the wait for an expert failed, when that was the first error */
     _Atomic uint32_t works_left; /* and parts */
     _Atomic uint32_t first_error; /* ep_err */
     _Atomic uint32_t failed_expert;
     _Atomic uint64_t first_start_ns;
     ep_trace_fields trace; /* of serve; call 0: not traced */
-} forward_request;
+};
 
 struct ep_forward_handler {
     ep_forward_handler_config config;
@@ -257,9 +272,6 @@ static void finish(forward_request *request, ep_err result, const ep_error *erro
     uint64_t now_ns = ep_clock_now_ns();
     uint64_t took_ns = now_ns - ep_rpc_call_received_ns(request->call);
     uint64_t rows = request->view.own_slots;
-    for (uint32_t i = 0; i < request->experts_count; i++) {
-        ep_resident_release(request->residents[i]);
-    }
     ep_admission_leave(handler->config.admission, &request->ticket, took_ns);
     ep_forward_metrics_ended(&handler->metrics, result, took_ns);
     count_result(handler, result, rows);
@@ -379,12 +391,7 @@ static void on_work_done(ep_work *work, ep_err result)
     if (result != EP_OK) {
         uint32_t none = EP_OK;
         if (atomic_compare_exchange_strong(&request->first_error, &none, (uint32_t)result)) {
-            atomic_store(&request->failed_expert, request->experts[0]);
-            for (uint32_t i = 0; i < request->experts_count; i++) {
-                if (request->residents[i]->weights == work->job.weights) {
-                    atomic_store(&request->failed_expert, request->experts[i]);
-                }
-            }
+            atomic_store(&request->failed_expert, request->experts[request->group_of[work - request->works]]);
         }
         cancel_parts(request);
     } else if (work->started_ns != 0) {
@@ -392,6 +399,10 @@ static void on_work_done(ep_work *work, ep_err result)
         while ((first == 0 || work->started_ns < first) &&
                !atomic_compare_exchange_weak(&request->first_start_ns, &first, work->started_ns)) {
         }
+    }
+    const uint32_t g = request->group_of[work - request->works];
+    if (atomic_fetch_sub(&request->groups[g].works_left, 1) == 1) {
+        ep_resident_release(request->residents[g]);
     }
     end_one(request);
 }
@@ -408,8 +419,10 @@ static bool is_dropped(const ep_work *work)
 typedef struct arena_layout {
     size_t rows_offset;
     size_t works_offset;
+    size_t group_of_offset;
+    size_t experts_offset; /* experts and their rows */
     size_t residents_offset;
-    size_t experts_offset;
+    size_t groups_offset;
     size_t parts_offset;  /* ep_relay_part [parts] */
     size_t traces_offset; /* traced only: ep_work_trace [works_max] */
     size_t order_offset;  /* unsorted only: order [slots], counts [experts_total + 1] */
@@ -428,7 +441,11 @@ static arena_layout layout_of(const ep_forward_view *view, const ep_slot_shape *
     layout.residents_offset = n;
     n += ep_align_up(shape->experts_max * sizeof(ep_resident *), EP_BUFFER_ALIGN);
     layout.experts_offset = n;
-    n += ep_align_up(shape->experts_max * sizeof(uint32_t), EP_BUFFER_ALIGN);
+    n += ep_align_up(shape->experts_max * 2 * sizeof(uint32_t), EP_BUFFER_ALIGN);
+    layout.group_of_offset = n;
+    n += ep_align_up(shape->works_max * sizeof(uint32_t), EP_BUFFER_ALIGN);
+    layout.groups_offset = n;
+    n += ep_align_up(shape->experts_max * sizeof(expert_group), EP_BUFFER_ALIGN);
     layout.parts_offset = n;
     n += ep_align_up(parts * sizeof(ep_relay_part), EP_BUFFER_ALIGN);
     layout.traces_offset = n;
@@ -450,7 +467,17 @@ static uint32_t row_cost_of(const ep_layer_shape *shape)
     return 1 + (uint32_t)((uint64_t)3 * shape->hidden * shape->inner / EP_NODE_ROW_COST_UNIT);
 }
 
-/* Fills rows, works and the list of experts. Weights come later. */
+static void begin_group(forward_request *request, uint32_t expert)
+{
+    const uint32_t g = request->experts_count++;
+    request->experts[g] = expert;
+    request->expert_rows[g] = 0;
+    request->groups[g].first = request->works_count;
+    request->groups[g].count = 0;
+    atomic_init(&request->groups[g].works_left, 0);
+}
+
+/* Fills rows, works, groups and the list of experts. Weights come later. */
 static void group_slots(forward_request *request, const uint32_t *order)
 {
     const ep_forward_view *view = &request->view;
@@ -463,9 +490,13 @@ static void group_slots(forward_request *request, const uint32_t *order)
         bool is_new_expert =
             request->experts_count == 0 || request->experts[request->experts_count - 1] != place.expert;
         if (is_new_expert) {
-            request->experts[request->experts_count++] = place.expert;
+            begin_group(request, place.expert);
         }
         if (is_new_expert || work->job.rows_count == ep_batch_rows_max(work_class)) {
+            expert_group *group = &request->groups[request->experts_count - 1];
+            group->count++;
+            atomic_fetch_add_explicit(&group->works_left, 1, memory_order_relaxed);
+            request->group_of[request->works_count] = request->experts_count - 1;
             work = &request->works[request->works_count++];
             *work = (ep_work){
                 .job = {.rows = &request->rows[i],
@@ -492,6 +523,7 @@ static void group_slots(forward_request *request, const uint32_t *order)
             .out = request->reply.rows + slot * out_row_bytes,
         };
         work->job.rows_count++;
+        request->expert_rows[request->experts_count - 1]++;
     }
 }
 
@@ -519,26 +551,124 @@ static ep_err missing_expert(const ep_forward_handler *handler, const ep_node_mo
     return code;
 }
 
-/* Takes references to every expert and hands them to the works. */
+static void give_weights(forward_request *request, uint32_t g)
+{
+    const expert_group *group = &request->groups[g];
+    for (uint32_t w = group->first; w < group->first + group->count; w++) {
+        request->works[w].job.weights = request->residents[g]->weights;
+    }
+}
+
+/* Takes references to the experts that are here; those of cold ones stay NULL. */
 static ep_err acquire_experts(forward_request *request, ep_epoch asked, ep_error *out_error)
 {
     uint32_t missing = 0;
     ep_expert_state state = EP_EXPERT_ABSENT;
     if (!ep_weight_store_acquire(request->handler->config.store, request->layer->store_slot, request->experts,
-                                 request->experts_count, request->residents, &missing, &state)) {
-        request->experts_count = 0; /* no references are held */
+                                 request->expert_rows, request->experts_count, request->residents, &missing, &state)) {
         return missing_expert(request->handler, request->model, request->layer, missing, state, asked,
                               out_error);
     }
-    uint32_t next = 0;
-    for (uint32_t w = 0; w < request->works_count; w++) {
-        ep_work *work = &request->works[w];
-        while (work->place.queue != &request->layer->queues[request->experts[next]]) {
-            next++;
+    for (uint32_t g = 0; g < request->experts_count; g++) {
+        if (request->residents[g] != NULL) {
+            give_weights(request, g);
         }
-        work->job.weights = request->residents[next]->weights;
     }
     return EP_OK;
+}
+
+static void fail_group(forward_request *request, const expert_group *group, const ep_error *error)
+{
+    const uint32_t count = group->count;
+    uint32_t none = EP_OK;
+    if (atomic_compare_exchange_strong(&request->first_error, &none, (uint32_t)error->code)) {
+        request->part_error = *error;
+        snprintf(request->part_error.node, sizeof(request->part_error.node), "%s", request->handler->config.node_name);
+    }
+    cancel_parts(request);
+    for (uint32_t i = 0; i < count; i++) {
+        end_one(request); /* the last one is the end of the request and of group */
+    }
+}
+
+/* A cold expert is here, or will not come. */
+static void on_expert_ready(ep_weight_wait *wait, ep_resident *resident, const ep_error *error)
+{
+    forward_request *request = wait->arg;
+    expert_group *group = (expert_group *)(void *)wait; /* its first member */
+    const uint32_t g = (uint32_t)(group - request->groups);
+    if (resident == NULL) {
+        fail_group(request, group, error);
+        return;
+    }
+    request->residents[g] = resident;
+    give_weights(request, g);
+    ep_batcher_submit(request->handler->config.batcher, &request->works[group->first], group->count, NULL);
+}
+
+static bool is_wait_dropped(const ep_weight_wait *wait)
+{
+    const forward_request *request = wait->arg;
+    return is_dropped(&request->works[0]);
+}
+
+/* Some of the time is kept for the answer, so that whoever asks learns why. */
+static uint64_t wait_until_ns(const forward_request *request)
+{
+    const uint64_t now_ns = ep_clock_now_ns();
+    const uint64_t left_ns = request->deadline_ns > now_ns ? request->deadline_ns - now_ns : 0;
+    const uint64_t kept_ns = left_ns / 8 < WAIT_KEEPS_NS ? left_ns / 8 : WAIT_KEEPS_NS;
+    return request->deadline_ns == EP_TIME_NEVER ? EP_TIME_NEVER : request->deadline_ns - kept_ns;
+}
+
+/* Runs of groups that can begin. The request has more works until the last call, which may be its end. */
+static void submit_runs(forward_request *request, const ep_batch_step *step)
+{
+    ep_batcher *batcher = request->handler->config.batcher;
+    const uint32_t experts_count = request->experts_count;
+    for (uint32_t g = 0, next; g < experts_count; g = next) {
+        uint32_t count = 0;
+        const uint32_t first = request->groups[g].first;
+        for (next = g; next < experts_count && request->residents[next] != NULL; next++) {
+            count += request->groups[next].count;
+        }
+        if (count > 0) {
+            ep_batcher_submit(batcher, &request->works[first], count, step);
+            step = NULL; /* a request is one member of its step */
+        } else {
+            next = g + 1;
+        }
+    }
+}
+
+/* What is here begins; each other expert's works begin when it has come. */
+static void submit_works(forward_request *request, const ep_batch_step *step)
+{
+    ep_weight_store *store = request->handler->config.store;
+    const uint64_t until_ns = wait_until_ns(request);
+    const uint32_t experts_count = request->experts_count;
+    const uint32_t store_slot = request->layer->store_slot;
+    uint32_t cold_count = 0;
+    for (uint32_t g = 0; g < experts_count; g++) {
+        cold_count += request->residents[g] == NULL;
+    }
+    if (cold_count == 0) {
+        ep_batcher_submit(request->handler->config.batcher, request->works, request->works_count, step);
+        return;
+    }
+    atomic_fetch_add(&request->works_left, 1); /* ours, until all is under way */
+    submit_runs(request, step);
+    for (uint32_t g = 0; g < experts_count; g++) {
+        if (request->residents[g] == NULL) {
+            request->groups[g].wait = (ep_weight_wait){.expert = request->experts[g],
+                                                       .deadline_ns = until_ns,
+                                                       .is_dropped = is_wait_dropped,
+                                                       .ready = on_expert_ready,
+                                                       .arg = request};
+            ep_weight_store_wait(store, store_slot, &request->groups[g].wait, 1);
+        }
+    }
+    end_one(request);
 }
 
 static ep_err check_reply_bytes(const ep_forward_handler *handler, const ep_forward_view *view,
@@ -677,6 +807,9 @@ static void start(forward_request *request, const arena_layout *layout, const ep
     request->works = (ep_work *)(void *)(base + layout->works_offset);
     request->residents = (ep_resident **)(void *)(base + layout->residents_offset);
     request->experts = (uint32_t *)(void *)(base + layout->experts_offset);
+    request->expert_rows = request->experts + shape->experts_max;
+    request->group_of = (uint32_t *)(void *)(base + layout->group_of_offset);
+    request->groups = (expert_group *)(void *)(base + layout->groups_offset);
     request->parts = (ep_relay_part *)(void *)(base + layout->parts_offset);
     if (!shape->is_sorted) {
         order = (uint32_t *)(void *)(base + layout->order_offset);
@@ -703,7 +836,7 @@ static void start(forward_request *request, const arena_layout *layout, const ep
     EP_ASSERT(request->works_count > 0); /* a checked request has at least one slot */
     atomic_store(&request->works_left, request->works_count + request->parts_count);
     send_parts(request, header);
-    ep_batcher_submit(request->handler->config.batcher, request->works, request->works_count, step);
+    submit_works(request, step);
 }
 
 void ep_forward_handler_call(ep_forward_handler *handler, const Expertd__V1__ForwardRequest *header,

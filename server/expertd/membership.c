@@ -51,6 +51,7 @@ struct ep_membership {
     bool is_loading;    /* assigned is not loaded yet */
     bool has_drop_timer;
     uint32_t heartbeat_ms;
+    uint64_t owned_changes;                /* of the store, as last told */
     ep_epoch assigned;                     /* newest assignment; 0.0 none */
     char last_report[EP_ERROR_TEXT_BYTES]; /* what was logged last, so that a lasting failure is one line */
     pthread_mutex_t view_lock;
@@ -195,6 +196,10 @@ void ep_membership_on_weights(ep_membership *m)
 {
     ep_weight_stats stats;
     ep_weight_store_read_stats(m->config.store, &stats);
+    if (stats.owned_changes != m->owned_changes) { /* a cold expert was read for the first time, or could not be */
+        m->owned_changes = stats.owned_changes;
+        m->models_changed = true;
+    }
     if (!m->is_loading || stats.pending_count > 0) {
         return;
     }
@@ -204,7 +209,7 @@ void ep_membership_on_weights(ep_membership *m)
     ep_node_epoch_set_loaded(m->config.epoch, m->assigned);
     ep_log(stats.failed_count == 0 ? EP_LOG_INFO : EP_LOG_WARN, "assignment",
            "loaded epoch %" PRIu64 ".%" PRIu64 " experts %" PRIu64 " failed %" PRIu64, m->assigned.term,
-           m->assigned.number, stats.resident_count, stats.failed_count);
+           m->assigned.number, stats.owned_count, stats.failed_count);
     pthread_mutex_lock(&m->view_lock);
     m->view.was_assigned = true;
     pthread_mutex_unlock(&m->view_lock);

@@ -61,16 +61,16 @@ static void announce_state(ep_node *node, ep_node_state state, const ep_weight_s
     ep_rpc_server_set_state(node->server, ep_node_state_name(state));
     if (state == EP_NODE_DEGRADED) {
         ep_log(EP_LOG_WARN, "node-state", "degraded experts %" PRIu64 " failed %" PRIu64 " last_error %s",
-               weights->resident_count, weights->failed_count, weights->last_error);
+               weights->owned_count, weights->failed_count, weights->last_error);
     } else {
-        ep_log(EP_LOG_INFO, "node-state", "%s experts %" PRIu64 " weight_bytes %" PRIu64,
-               ep_node_state_name(state), weights->resident_count, weights->resident_bytes);
+        ep_log(EP_LOG_INFO, "node-state", "%s experts %" PRIu64 " resident %" PRIu64 " weight_bytes %" PRIu64,
+               ep_node_state_name(state), weights->owned_count, weights->resident_count, weights->resident_bytes);
     }
     bool takes_work = state == EP_NODE_SERVING || state == EP_NODE_DEGRADED;
     if (takes_work && !atomic_exchange(&node->has_started, true)) {
         char status[160];
         snprintf(status, sizeof(status), "%s: %" PRIu64 " experts, %" PRIu64 " failed",
-                 ep_node_state_name(state), weights->resident_count, weights->failed_count);
+                 ep_node_state_name(state), weights->owned_count, weights->failed_count);
         ep_process_trim(); /* what loading needed beside the packed weights */
         ep_sd_notify_ready(status);
     }
@@ -121,7 +121,7 @@ static void on_weights_task(void *arg)
     if (node->last_report_ns != 0) { /* else the service manager shows "loading" for ever */
         node->last_report_ns = 0;
         ep_sd_notify_status("%s: %" PRIu64 " experts, %" PRIu64 " failed",
-                            ep_node_state_name((ep_node_state)atomic_load(&node->state)), weights.resident_count,
+                            ep_node_state_name((ep_node_state)atomic_load(&node->state)), weights.owned_count,
                             weights.failed_count);
     }
 }
@@ -170,6 +170,7 @@ static void on_drain_timeout(void *arg)
            "drain_ms %u passed, requests_in_flight %" PRIu64 " sends_queued %" PRIu64 " unacked_bytes %" PRIu64 " are ended",
            node->drain_ms, requests.in_flight, rpc.sends_queued, rpc.unacked_bytes);
     ep_batcher_close(node->batcher, EP_ERR_DRAINING);
+    ep_weight_store_close(node->store, EP_ERR_DRAINING);
     ep_service_loop_quit(node->loop);
 }
 
@@ -372,6 +373,10 @@ static ep_err start_compute(ep_node *node, ep_error *out_error)
     const ep_node_config *config = node->config;
     ep_backend_config backend = {.numerics = config->numerics, .threads = config->threads, .memory_bytes = config->weight_bytes_max};
     ep_weight_store_config store = {.weight_bytes_max = config->weight_bytes_max,
+                                    .load_bytes_per_s = config->load_bytes_per_s,
+                                    .prefetches = config->prefetches,
+                                    .node_name = config->name,
+                                    .timers = node->timers,
                                     .shows_progress = config->shows_progress,
                                     .on_change = on_weights,
                                     .arg = node};
@@ -596,6 +601,9 @@ void ep_node_destroy(ep_node *node)
     ep_membership_destroy(node->membership);
     if (node->batcher != NULL) {
         ep_batcher_close(node->batcher, EP_ERR_DRAINING);
+    }
+    if (node->store != NULL) {
+        ep_weight_store_close(node->store, EP_ERR_DRAINING);
     }
     ep_admin_service_stop(node->admin);
     ep_rpc_server_destroy(node->server); /* every call has ended, so nothing is in work any more */

@@ -26,7 +26,7 @@ static void report(const ep_node *node, ep_admin_drain *out_drain)
         }
     } else {
         ep_weight_store_read_stats(node->store, &weights);
-        out_drain->copies_to_move = (uint32_t)weights.resident_count; /* at most */
+        out_drain->copies_to_move = (uint32_t)weights.owned_count; /* at most */
     }
     if (!view.is_connected) {
         snprintf(out_drain->note, sizeof(out_drain->note), "the coordinator at %s does not answer; the node goes on trying",

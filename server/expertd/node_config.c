@@ -107,7 +107,17 @@ static const ep_option node_options[] = {
      .type = EP_OPTION_SIZE,
      .max = 1ull << 50,
      .default_text = "0",
-     .help = "Memory for packed weights; 0: no limit"},
+     .help = "Memory for packed weights; 0: no limit. Experts beyond it are served too: each is loaded when a call needs it, in place "
+             "of the one used least"},
+    {.name = "weight_prefetch",
+     .type = EP_OPTION_BOOL,
+     .default_text = "true",
+     .help = "Experts beyond weight_bytes_max that are likely to be used next are loaded ahead while no call waits for one"},
+    {.name = "weight_load_rate",
+     .type = EP_OPTION_SIZE,
+     .max = 1ull << 46,
+     .default_text = "0",
+     .help = "Bytes per second at which experts are loaded while the node serves; 0: no limit"},
     {.name = "inflight_tokens",
      .type = EP_OPTION_INT,
      .unit = "tokens",
@@ -374,6 +384,8 @@ static ep_err load(const ep_options *options, ep_node_config *config, ep_error *
     config->numerics = (ep_numerics)ep_options_number(options, "numerics");
     config->threads = (uint32_t)ep_options_number(options, "threads");
     config->weight_bytes_max = ep_options_number(options, "weight_bytes_max");
+    config->load_bytes_per_s = ep_options_number(options, "weight_load_rate");
+    config->prefetches = ep_options_bool(options, "weight_prefetch");
     config->inflight_tokens = (uint32_t)ep_options_number(options, "inflight_tokens");
     config->spill_bytes = ep_options_number(options, "spill_bytes");
     config->merges_callers = ep_options_bool(options, "merge_callers");

@@ -46,6 +46,8 @@ typedef struct ep_node_config {
     ep_numerics numerics;
     uint32_t threads;
     uint64_t weight_bytes_max; /* 0 unlimited */
+    uint64_t load_bytes_per_s; /* 0 unlimited */
+    bool prefetches;
     uint32_t inflight_tokens;
     uint64_t spill_bytes;
     bool merges_callers;

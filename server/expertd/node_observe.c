@@ -34,6 +34,15 @@ static void collect_weights(ep_node *node)
     ep_gauge_set(g->experts_pending, (double)weights.pending_count);
     ep_gauge_set(g->experts_failed, (double)weights.failed_count);
     ep_gauge_set(g->weight_bytes, (double)weights.resident_bytes);
+    ep_gauge_set(g->experts_owned, (double)weights.owned_count);
+    ep_gauge_set(g->expert_waits, (double)weights.waiting_count);
+    ep_counter_set(g->expert_uses[0], weights.hits_total);
+    ep_counter_set(g->expert_uses[1], weights.misses_total);
+    ep_counter_set(g->expert_evictions, weights.evictions_total);
+    ep_counter_set(g->expert_prefetches[0], weights.prefetches_useful_total);
+    ep_counter_set(g->expert_prefetches[1], weights.prefetches_useless_total);
+    ep_counter_set(g->expert_loads, weights.loads_total);
+    ep_counter_set(g->expert_load_ms, weights.load_ns_total / EP_NS_PER_MS);
     size_t n = 0;
     for (uint32_t m = 0; m < node->models.count; m++) {
         for (uint32_t l = 0; l < node->models.models[m].layers_count; l++) {
@@ -158,7 +167,21 @@ static void make_gauges(ep_node *node)
                          "Forward calls refused because budgets were used up");
     g->spilled = counter(node, "expertd_admission_spilled_total",
                          "Forward calls taken into spill_bytes because inflight_tokens were used up");
-    g->experts_resident = gauge(node, "expertd_experts_resident", "Experts that can be used");
+    g->experts_resident = gauge(node, "expertd_experts_resident", "Experts in memory");
+    g->experts_owned = gauge(node, "expertd_experts_owned", "Experts served: in memory, or loaded when they are asked for");
+    g->expert_waits = gauge(node, "expertd_expert_waits", "Pieces of calls that wait for an expert to be loaded");
+    for (int i = 0; i < 2; i++) {
+        const ep_metric_label use = {"result", i == 0 ? "hit" : "miss"};
+        const ep_metric_label prefetch = {"result", i == 0 ? "useful" : "useless"};
+        g->expert_uses[i] = ep_metrics_counter(node->metrics, "expertd_expert_uses_total",
+                                               "Experts that calls needed: in memory (hit) or not (miss)", &use, 1);
+        g->expert_prefetches[i] =
+            ep_metrics_counter(node->metrics, "expertd_expert_prefetches_total",
+                               "Experts loaded ahead of time and since used, or evicted unused", &prefetch, 1);
+    }
+    g->expert_evictions = counter(node, "expertd_expert_evictions_total", "Experts that made room for others");
+    g->expert_loads = counter(node, "expertd_expert_loads_total", "Experts loaded into memory");
+    g->expert_load_ms = counter(node, "expertd_expert_load_milliseconds_total", "Time spent loading experts");
     g->experts_pending = gauge(node, "expertd_experts_loading", "Experts queued or loading");
     g->experts_failed = gauge(node, "expertd_experts_failed", "Experts that could not be loaded");
     g->weight_bytes = gauge(node, "expertd_weights_bytes", "Memory of packed weights");
@@ -243,7 +266,7 @@ static ep_probe_check check_experts(const ep_node *node)
     ep_weight_store_read_stats(node->store, &weights);
     /* A node may own no expert at all; what makes it useless is wanting some and having none. */
     ep_probe_check check = {.name = "experts",
-                            .ok = weights.resident_count > 0 ||
+                            .ok = weights.owned_count > 0 ||
                                   (weights.failed_count == 0 && weights.pending_count == 0)};
     snprintf(check.text, sizeof(check.text), "%" PRIu64 " resident, %" PRIu64 " loading, %" PRIu64 " failed",
              weights.resident_count, weights.pending_count, weights.failed_count);

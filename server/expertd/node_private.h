@@ -48,6 +48,13 @@ typedef struct ep_node_gauges {
     ep_metric_series *experts_failed;
     ep_metric_series *experts_pending;
     ep_metric_series *weight_bytes;
+    ep_metric_series *experts_owned;
+    ep_metric_series *expert_waits;
+    ep_metric_series *expert_uses[2];       /* hit, miss */
+    ep_metric_series *expert_prefetches[2]; /* useful, useless */
+    ep_metric_series *expert_evictions;
+    ep_metric_series *expert_loads;
+    ep_metric_series *expert_load_ms;
     ep_metric_series *epoch;
     ep_metric_series *coordinator_connected;
     ep_metric_series *connections;

@@ -63,7 +63,7 @@ static bool fill_layers(const ep_node *node, Expertd__V1__NodeStatusReply *reply
             status->model = (char *)(uintptr_t)model->config->name;
             status->version = (char *)(uintptr_t)model->info->version;
             status->layer = model->layers[l].shape.layer;
-            status->experts_resident = ep_weight_store_owned_count(node->store, model->layers[l].store_slot);
+            status->experts_resident = ep_weight_store_resident_count(node->store, model->layers[l].store_slot);
             status->rows_served = atomic_load_explicit(&model->layers[l].rows_served, memory_order_relaxed);
             reply->layers[reply->n_layers++] = status;
         }

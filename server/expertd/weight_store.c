@@ -1,49 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Resident experts and the thread that loads them. */
+/* The table of experts: what is wanted, owned and resident, references to it, and requests that wait for cold ones. */
 #include "expertd/weight_store.h"
 
 #include <inttypes.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/check.h"
-#include "base/log.h"
-#include "model/load_progress.h"
-
-typedef struct expert_entry {
-    ep_expert_state state;
-    bool is_wanted;
-    uint32_t layer_slot;
-    uint32_t expert;
-    ep_resident *resident;     /* the store's reference; NULL unless RESIDENT */
-    struct expert_entry *next; /* in the loader's queue */
-} expert_entry;
-
-typedef struct layer_entry {
-    ep_weight_layer layer;
-    uint32_t experts_count; /* E + S */
-    uint32_t owned_count;
-    expert_entry *experts;
-} layer_entry;
-
-struct ep_weight_store {
-    ep_weight_store_config config;
-    pthread_mutex_t lock; /* everything below */
-    pthread_cond_t work;
-    pthread_t loader;
-    bool loader_runs;
-    bool stop;
-    uint32_t layers_count;
-    layer_entry *layers;
-    expert_entry *queue;
-    expert_entry **queue_end;
-    uint64_t resident_bytes; /* also of experts that only jobs still hold */
-    ep_weight_stats stats;
-};
+#include "base/clock.h"
+#include "expertd/weight_store_private.h"
 
 const char *ep_expert_state_text(ep_expert_state state)
 {
@@ -61,32 +28,74 @@ const char *ep_expert_state_text(ep_expert_state state)
     return "is in an unknown state";
 }
 
+static void on_deadline(ep_timer *timer, void *arg);
+
 ep_err ep_weight_store_create(const ep_weight_store_config *config, ep_weight_store **out_store,
                               ep_error *out_error)
 {
     ep_weight_store *store = calloc(1, sizeof(*store));
-    if (store == NULL) {
+    if (store == NULL || ep_expert_heat_create(&store->heat) != EP_OK) {
+        free(store);
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for the weight store");
     }
     store->config = *config;
-    store->queue_end = &store->queue;
+    store->urgent.end = &store->urgent.first;
+    store->first.end = &store->first.first;
+    store->deadline_ns = EP_TIME_NEVER;
+    ep_timer_init(&store->deadline, on_deadline, store);
     pthread_mutex_init(&store->lock, NULL);
     pthread_cond_init(&store->work, NULL);
+    pthread_cond_init(&store->room, NULL);
     *out_store = store;
     return EP_OK;
+}
+
+uint64_t ep_weight_layer_bytes_at_least(const ep_weight_layer *layer)
+{
+    const ep_layer_shape *shape = &layer->shape;
+    const uint64_t wide = ep_weight_matrix_bytes(layer->format, shape->inner, shape->hidden);
+    return (ep_activation_has_gate(shape->activation) ? 2 : 1) * wide +
+           ep_weight_matrix_bytes(layer->format, shape->hidden, shape->inner);
+}
+
+/* What one expert of the layer takes in memory; scales and biases beside the matrices are small. */
+static uint64_t packed_bytes(const ep_weight_store *store, const ep_weight_layer *layer)
+{
+    const void *there = (const void *)(uintptr_t)1; /* only shapes and types are looked at */
+    const ep_expert_source outline = {.hidden = layer->shape.hidden,
+                                      .inner = layer->shape.inner,
+                                      .activation = layer->shape.activation,
+                                      .format = layer->format,
+                                      .gate = ep_activation_has_gate(layer->shape.activation) ? there : NULL,
+                                      .up = there,
+                                      .down = there,
+                                      .gate_scales = there,
+                                      .up_scales = there,
+                                      .down_scales = there};
+    const uint64_t packed = store->config.backend->ops->weights_bytes(store->config.backend, &outline);
+    const uint64_t least = ep_weight_layer_bytes_at_least(layer);
+    return packed > least ? packed : least;
 }
 
 ep_err ep_weight_store_add_layer(ep_weight_store *store, const ep_weight_layer *layer, uint32_t *out_slot,
                                  ep_error *out_error)
 {
-    uint32_t count = layer->shape.experts + layer->shape.shared_experts;
+    const uint32_t count = layer->shape.experts + layer->shape.shared_experts;
+    const uint64_t bytes = packed_bytes(store, layer);
+    const uint64_t limit = store->config.weight_bytes_max;
     EP_ASSERT(!store->loader_runs);
+    if (limit != 0 && bytes > limit) {
+        return ep_error_set(out_error, EP_ERR_BAD_CONFIG,
+                            "weight_bytes_max is %" PRIu64 ", one expert of layer %u of model %s needs %" PRIu64
+                            " bytes; allowed: at least that, or 0",
+                            limit, layer->shape.layer, layer->model, bytes);
+    }
     layer_entry *grown = realloc(store->layers, (store->layers_count + 1) * sizeof(*grown));
     if (grown != NULL) {
         store->layers = grown;
     }
     expert_entry *experts = calloc(count > 0 ? count : 1, sizeof(*experts));
-    if (grown == NULL || experts == NULL) {
+    if (grown == NULL || experts == NULL || ep_expert_heat_add_layer(store->heat, count, bytes) != EP_OK) {
         free(experts);
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for layer %u of model %s",
                             layer->shape.layer, layer->model);
@@ -101,230 +110,9 @@ ep_err ep_weight_store_add_layer(ep_weight_store *store, const ep_weight_layer *
     return EP_OK;
 }
 
-/* The last reference is gone: nobody else can see it. */
-static void unload(ep_resident *resident)
-{
-    ep_weight_store *store = resident->store;
-    ep_backend *backend = store->config.backend;
-    backend->ops->weights_unload(backend, resident->weights);
-    pthread_mutex_lock(&store->lock);
-    store->resident_bytes -= resident->bytes;
-    pthread_mutex_unlock(&store->lock);
-    free(resident);
-}
-
-void ep_resident_release(ep_resident *resident)
-{
-    if (resident != NULL && atomic_fetch_sub_explicit(&resident->refs, 1, memory_order_acq_rel) == 1) {
-        unload(resident);
-    }
-}
-
-/* What the packed form will take at least; reading a whole expert only to refuse it would be a waste. */
-static uint64_t bytes_at_least(const ep_weight_layer *layer)
-{
-    const ep_layer_shape *shape = &layer->shape;
-    const uint64_t wide = ep_weight_matrix_bytes(layer->format, shape->inner, shape->hidden);
-    return (ep_activation_has_gate(shape->activation) ? 2 : 1) * wide +
-           ep_weight_matrix_bytes(layer->format, shape->hidden, shape->inner);
-}
-
-static ep_err reserve(ep_weight_store *store, uint64_t bytes, ep_error *out_error)
-{
-    uint64_t limit = store->config.weight_bytes_max;
-    pthread_mutex_lock(&store->lock);
-    uint64_t used = store->resident_bytes;
-    bool fits = limit == 0 || (bytes <= limit && used <= limit - bytes);
-    if (fits) {
-        store->resident_bytes += bytes;
-    }
-    pthread_mutex_unlock(&store->lock);
-    return fits ? EP_OK
-                : ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
-                               "needs %" PRIu64 " bytes, and %" PRIu64 " of weight_bytes_max %" PRIu64
-                               " are in use",
-                               bytes, used, limit);
-}
-
-static void unreserve(ep_weight_store *store, uint64_t bytes)
-{
-    pthread_mutex_lock(&store->lock);
-    store->resident_bytes -= bytes;
-    pthread_mutex_unlock(&store->lock);
-}
-
-static ep_err pack(ep_weight_store *store, const ep_weight_layer *layer, const ep_expert_data *data,
-                   ep_resident *resident, ep_error *out_error)
-{
-    ep_backend *backend = store->config.backend;
-    const ep_expert_source *source = &data->source;
-    const bool is_shared = resident->expert >= layer->shape.experts; /* often kept finer than the routed ones */
-    if (!is_shared && source->format != layer->format) {
-        return ep_error_set(out_error, EP_ERR_BAD_FILE, "is %s, the model's config says %s",
-                            ep_weight_format_name(source->format), ep_weight_format_name(layer->format));
-    }
-    size_t bytes = backend->ops->weights_bytes(backend, source);
-    ep_err err = reserve(store, bytes, out_error);
-    if (err != EP_OK) {
-        return err;
-    }
-    err = backend->ops->weights_load(backend, source, &resident->weights, out_error);
-    if (err != EP_OK) {
-        unreserve(store, bytes);
-        return err;
-    }
-    resident->bytes = bytes;
-    memcpy(resident->sha256, data->sha256, sizeof(resident->sha256));
-    return EP_OK;
-}
-
-/* Reads and packs one expert; no lock held. */
-static ep_err load_expert(ep_weight_store *store, const layer_entry *layer, uint32_t layer_slot,
-                          uint32_t expert, ep_resident **out_resident, ep_error *out_error)
-{
-    ep_expert_data data = {0};
-    ep_err err = reserve(store, bytes_at_least(&layer->layer), out_error);
-    if (err != EP_OK) {
-        return err;
-    }
-    unreserve(store, bytes_at_least(&layer->layer));
-    ep_resident *resident = calloc(1, sizeof(*resident));
-    if (resident == NULL) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory");
-    }
-    resident->store = store;
-    resident->layer_slot = layer_slot;
-    resident->expert = expert;
-    atomic_init(&resident->refs, 1);
-    err = ep_checkpoint_read_expert(layer->layer.checkpoint, layer->layer.shape.layer, expert, &data,
-                                    out_error);
-    if (err == EP_OK) {
-        err = pack(store, &layer->layer, &data, resident, out_error);
-        ep_expert_data_free(&data);
-    }
-    if (err != EP_OK) {
-        free(resident);
-        return err;
-    }
-    *out_resident = resident;
-    return EP_OK;
-}
-
-/* Lock held. */
-static expert_entry *take_next(ep_weight_store *store)
-{
-    expert_entry *entry = store->queue;
-    if (entry != NULL) {
-        store->queue = entry->next;
-        if (store->queue == NULL) {
-            store->queue_end = &store->queue;
-        }
-        entry->next = NULL;
-    }
-    return entry;
-}
-
-/* Lock held. Writes the outcome of one load into its entry. */
-static void settle(ep_weight_store *store, expert_entry *entry, ep_resident *resident, ep_err err,
-                   const ep_error *error)
-{
-    layer_entry *layer = &store->layers[entry->layer_slot];
-    store->stats.pending_count--;
-    if (err == EP_OK) {
-        entry->state = EP_EXPERT_RESIDENT;
-        entry->resident = resident;
-        layer->owned_count++;
-        store->stats.resident_count++;
-        store->stats.loads_total++;
-        return;
-    }
-    entry->state = EP_EXPERT_FAILED;
-    store->stats.failed_count++;
-    snprintf(store->stats.last_error, sizeof(store->stats.last_error), "model %s layer %u expert %u: %.350s",
-             layer->layer.model, layer->layer.shape.layer, entry->expert, error->text);
-}
-
-/* Loads one expert from the queue. Lock held on entry and exit, not in between. */
-static void load_one(ep_weight_store *store, expert_entry *entry, ep_load_progress *progress)
-{
-    ep_error error;
-    ep_resident *resident = NULL;
-    const layer_entry *layer = &store->layers[entry->layer_slot];
-    if (!entry->is_wanted) {
-        entry->state = EP_EXPERT_ABSENT;
-        store->stats.pending_count--;
-        return;
-    }
-    entry->state = EP_EXPERT_LOADING;
-    pthread_mutex_unlock(&store->lock);
-    ep_error_clear(&error);
-    ep_err err = load_expert(store, layer, entry->layer_slot, entry->expert, &resident, &error);
-    if (err != EP_OK) {
-        ep_log(EP_LOG_ERROR, "expert-load", "model %s layer %u expert %u failed: %s", layer->layer.model,
-               layer->layer.shape.layer, entry->expert, error.text);
-    }
-    if (progress != NULL) {
-        ep_load_progress_add(progress, 1, err == EP_OK ? bytes_at_least(&layer->layer) : 0);
-    }
-    pthread_mutex_lock(&store->lock);
-    settle(store, entry, resident, err, &error);
-    pthread_mutex_unlock(&store->lock);
-    store->config.on_change(store->config.arg);
-    pthread_mutex_lock(&store->lock);
-}
-
-/* Everything queued now is one batch with one progress bar. Lock held on entry and exit. */
-static void load_batch(ep_weight_store *store)
-{
-    ep_load_progress progress;
-    uint64_t count = 0;
-    uint64_t bytes = 0;
-    const char *label = store->layers[store->queue->layer_slot].layer.model;
-    for (const expert_entry *e = store->queue; e != NULL; e = e->next) {
-        const ep_weight_layer *layer = &store->layers[e->layer_slot].layer;
-        count++;
-        bytes += bytes_at_least(layer);
-        label = strcmp(layer->model, label) == 0 ? label : "experts";
-    }
-    bool shows = store->config.shows_progress;
-    if (shows) {
-        ep_load_progress_init(&progress, STDERR_FILENO, label, count, bytes);
-    }
-    for (uint64_t i = 0; i < count && !store->stop; i++) {
-        expert_entry *entry = take_next(store);
-        if (entry == NULL) {
-            break;
-        }
-        load_one(store, entry, shows ? &progress : NULL);
-    }
-    if (shows) {
-        ep_load_progress_fini(&progress);
-    }
-}
-
-static void *loader_main(void *arg)
-{
-    ep_weight_store *store = arg;
-    pthread_mutex_lock(&store->lock);
-    while (!store->stop) {
-        if (store->queue == NULL) {
-            pthread_cond_wait(&store->work, &store->lock);
-            continue;
-        }
-        load_batch(store);
-        if (store->queue == NULL) {
-            pthread_mutex_unlock(&store->lock);
-            store->config.on_change(store->config.arg);
-            pthread_mutex_lock(&store->lock);
-        }
-    }
-    pthread_mutex_unlock(&store->lock);
-    return NULL;
-}
-
 ep_err ep_weight_store_start(ep_weight_store *store, ep_error *out_error)
 {
-    int rc = pthread_create(&store->loader, NULL, loader_main, store);
+    int rc = pthread_create(&store->loader, NULL, ep_weight_loader_main, store);
     if (rc != 0) {
         return ep_error_set(out_error, EP_ERR_IO, "cannot start the loader thread: %s", strerror(rc));
     }
@@ -338,12 +126,17 @@ void ep_weight_store_destroy(ep_weight_store *store)
     if (store == NULL) {
         return;
     }
+    ep_weight_store_close(store, EP_ERR_CANCELLED);
     if (store->loader_runs) {
         pthread_mutex_lock(&store->lock);
         store->stop = true;
-        pthread_cond_signal(&store->work);
+        pthread_cond_broadcast(&store->work);
+        pthread_cond_broadcast(&store->room);
         pthread_mutex_unlock(&store->lock);
         pthread_join(store->loader, NULL);
+    }
+    if (store->config.timers != NULL) {
+        ep_timer_cancel_wait(store->config.timers, &store->deadline);
     }
     for (uint32_t l = 0; l < store->layers_count; l++) {
         for (uint32_t e = 0; e < store->layers[l].experts_count; e++) {
@@ -353,10 +146,88 @@ void ep_weight_store_destroy(ep_weight_store *store)
     }
     EP_ASSERT(store->resident_bytes == 0);
     free(store->layers);
+    ep_expert_heat_destroy(store->heat);
     pthread_mutex_destroy(&store->lock);
     pthread_cond_destroy(&store->work);
+    pthread_cond_destroy(&store->room);
     free(store);
 }
+
+/* ---- references ---- */
+
+/* The last reference is gone: nobody else can see it. */
+static void unload(ep_resident *resident)
+{
+    ep_weight_store *store = resident->store;
+    ep_backend *backend = store->config.backend;
+    backend->ops->weights_unload(backend, resident->weights);
+    pthread_mutex_lock(&store->lock);
+    store->resident_bytes -= resident->bytes;
+    store->leaving_bytes -= resident->is_leaving ? resident->bytes : 0;
+    pthread_cond_broadcast(&store->room);
+    pthread_mutex_unlock(&store->lock);
+    free(resident);
+}
+
+void ep_resident_ref(ep_resident *resident, uint32_t count)
+{
+    atomic_fetch_add_explicit(&resident->refs, count, memory_order_relaxed);
+}
+
+void ep_resident_release(ep_resident *resident)
+{
+    if (resident != NULL && atomic_fetch_sub_explicit(&resident->refs, 1, memory_order_acq_rel) == 1) {
+        unload(resident);
+    }
+}
+
+void ep_weight_entry_place(ep_weight_store *store, const expert_entry *entry)
+{
+    const bool is_cold = entry->state == EP_EXPERT_ABSENT && entry->is_owned && entry->is_wanted;
+    ep_expert_heat_set_place(store->heat, entry->layer_slot, entry->expert,
+                             entry->state == EP_EXPERT_RESIDENT ? EP_HEAT_RESIDENT
+                             : is_cold                          ? EP_HEAT_ABSENT
+                                                                : EP_HEAT_BARRED);
+}
+
+ep_resident *ep_weight_entry_evict(ep_weight_store *store, expert_entry *entry)
+{
+    ep_resident *resident = entry->resident;
+    resident->is_leaving = true;
+    store->leaving_bytes += resident->bytes;
+    store->stats.resident_count--;
+    store->layers[entry->layer_slot].resident_count--;
+    store->stats.prefetches_useless_total += entry->is_prefetched;
+    entry->is_prefetched = false;
+    entry->resident = NULL;
+    entry->state = EP_EXPERT_ABSENT;
+    ep_weight_entry_place(store, entry);
+    return resident;
+}
+
+/* ---- queues ---- */
+
+void ep_entry_queue_add(entry_queue *queue, expert_entry *entry)
+{
+    entry->next = NULL;
+    *queue->end = entry;
+    queue->end = &entry->next;
+}
+
+expert_entry *ep_entry_queue_take(entry_queue *queue)
+{
+    expert_entry *entry = queue->first;
+    if (entry != NULL) {
+        queue->first = entry->next;
+        if (queue->first == NULL) {
+            queue->end = &queue->first;
+        }
+        entry->next = NULL;
+    }
+    return entry;
+}
+
+/* ---- what is wanted ---- */
 
 /* Lock held. */
 static void want_one(ep_weight_store *store, expert_entry *entry, bool wanted)
@@ -366,13 +237,12 @@ static void want_one(ep_weight_store *store, expert_entry *entry, bool wanted)
         store->stats.failed_count--;
         entry->state = EP_EXPERT_ABSENT;
     }
-    if (wanted && entry->state == EP_EXPERT_ABSENT) {
+    if (wanted && entry->state == EP_EXPERT_ABSENT && !entry->is_owned) {
         entry->state = EP_EXPERT_QUEUED;
-        entry->next = NULL;
-        *store->queue_end = entry;
-        store->queue_end = &entry->next;
+        ep_entry_queue_add(&store->first, entry);
         store->stats.pending_count++;
     }
+    ep_weight_entry_place(store, entry);
 }
 
 void ep_weight_store_want(ep_weight_store *store, uint32_t layer_slot, const uint8_t *wanted)
@@ -397,48 +267,61 @@ uint64_t ep_weight_store_unwanted_count(ep_weight_store *store)
     for (uint32_t l = 0; l < store->layers_count; l++) {
         for (uint32_t e = 0; e < store->layers[l].experts_count; e++) {
             const expert_entry *entry = &store->layers[l].experts[e];
-            count += entry->state == EP_EXPERT_RESIDENT && !entry->is_wanted;
+            count += entry->is_owned && !entry->is_wanted;
         }
     }
     pthread_mutex_unlock(&store->lock);
     return count;
 }
 
-/* Takes one unwanted expert out of its entry; NULL when there is none from *layer_slot, *expert on. Lock
- * held. */
-static ep_resident *take_unwanted(ep_weight_store *store, uint32_t *layer_slot, uint32_t *expert)
+/* Ends the ownership of the next unwanted expert from *layer_slot, *expert on; false when there is none. *out_resident: what to
+ * release. Lock held. */
+static bool drop_next(ep_weight_store *store, uint32_t *layer_slot, uint32_t *expert, ep_resident **out_resident)
 {
     for (; *layer_slot < store->layers_count; (*layer_slot)++, *expert = 0) {
         layer_entry *layer = &store->layers[*layer_slot];
         for (; *expert < layer->experts_count; (*expert)++) {
             expert_entry *entry = &layer->experts[*expert];
-            if (entry->state == EP_EXPERT_RESIDENT && !entry->is_wanted) {
-                ep_resident *resident = entry->resident;
-                entry->resident = NULL;
-                entry->state = EP_EXPERT_ABSENT;
-                layer->owned_count--;
-                store->stats.resident_count--;
-                return resident;
+            if (!entry->is_owned || entry->is_wanted) {
+                continue;
             }
+            entry->is_owned = false;
+            layer->owned_count--;
+            store->stats.owned_count--;
+            *out_resident = entry->state == EP_EXPERT_RESIDENT ? ep_weight_entry_evict(store, entry) : NULL;
+            return true;
         }
     }
-    return NULL;
+    return false;
 }
 
 void ep_weight_store_drop_unwanted(ep_weight_store *store)
 {
     uint32_t layer_slot = 0;
     uint32_t expert = 0;
-    ep_resident *resident;
+    bool found;
     do {
+        ep_resident *resident = NULL;
         pthread_mutex_lock(&store->lock);
-        resident = take_unwanted(store, &layer_slot, &expert);
+        found = drop_next(store, &layer_slot, &expert, &resident);
         pthread_mutex_unlock(&store->lock);
         ep_resident_release(resident); /* outside the lock: unloading may take a while */
-    } while (resident != NULL);
+    } while (found);
 }
 
-bool ep_weight_store_acquire(ep_weight_store *store, uint32_t layer_slot, const uint32_t *experts,
+/* ---- requests ---- */
+
+/* Lock held. */
+static void count_use(ep_weight_store *store, expert_entry *entry)
+{
+    const bool is_hit = entry->state == EP_EXPERT_RESIDENT;
+    store->stats.hits_total += is_hit;
+    store->stats.misses_total += !is_hit;
+    store->stats.prefetches_useful_total += is_hit && entry->is_prefetched;
+    entry->is_prefetched = entry->is_prefetched && !is_hit;
+}
+
+bool ep_weight_store_acquire(ep_weight_store *store, uint32_t layer_slot, const uint32_t *experts, const uint32_t *rows,
                              uint32_t count, ep_resident **out_residents, uint32_t *out_missing,
                              ep_expert_state *out_state)
 {
@@ -447,28 +330,211 @@ bool ep_weight_store_acquire(ep_weight_store *store, uint32_t layer_slot, const 
     const layer_entry *layer = &store->layers[layer_slot];
     for (i = 0; i < count; i++) {
         const expert_entry *entry = &layer->experts[experts[i]];
-        if (entry->state != EP_EXPERT_RESIDENT) {
+        if (!entry->is_owned) {
             *out_missing = experts[i];
             *out_state = entry->state;
             break;
         }
-        atomic_fetch_add_explicit(&entry->resident->refs, 1, memory_order_relaxed);
         out_residents[i] = entry->resident;
+        if (entry->resident != NULL) {
+            ep_resident_ref(entry->resident, 1);
+        }
+    }
+    const bool is_whole = i == count;
+    for (uint32_t j = 0; is_whole && j < count; j++) {
+        count_use(store, &layer->experts[experts[j]]);
+    }
+    if (is_whole && store->config.weight_bytes_max != 0) { /* without a budget nothing ever goes */
+        ep_expert_heat_visit(store->heat, layer_slot, experts, rows, count);
+        if (store->config.prefetches && store->stats.owned_count > store->stats.resident_count) {
+            store->prefetches_due = 1;
+            pthread_cond_signal(&store->work);
+        }
     }
     pthread_mutex_unlock(&store->lock);
-    if (i == count) {
-        return true;
-    }
-    while (i > 0) {
+    while (!is_whole && i > 0) {
         ep_resident_release(out_residents[--i]);
+    }
+    return is_whole;
+}
+
+static void list_add(ep_weight_wait **list, ep_weight_wait *wait)
+{
+    wait->next = *list;
+    wait->link = list;
+    if (wait->next != NULL) {
+        wait->next->link = &wait->next;
+    }
+    *list = wait;
+}
+
+static void list_remove(ep_weight_wait *wait)
+{
+    *wait->link = wait->next;
+    if (wait->next != NULL) {
+        wait->next->link = wait->link;
+    }
+}
+
+ep_weight_wait *ep_weight_waits_take(ep_weight_store *store, const expert_entry *entry, ep_resident *resident)
+{
+    ep_weight_wait *taken = NULL;
+    for (ep_weight_wait *wait = store->waits, *next; wait != NULL; wait = next) {
+        next = wait->next;
+        if (wait->layer_slot == entry->layer_slot && wait->expert == entry->expert) {
+            list_remove(wait);
+            store->stats.waiting_count--;
+            wait->resident = resident;
+            if (resident != NULL) {
+                ep_resident_ref(resident, 1);
+            }
+            list_add(&taken, wait);
+        }
+    }
+    return taken;
+}
+
+bool ep_weight_waits_any(const ep_weight_store *store, const expert_entry *entry)
+{
+    for (const ep_weight_wait *wait = store->waits; wait != NULL; wait = wait->next) {
+        if (wait->layer_slot == entry->layer_slot && wait->expert == entry->expert &&
+            (wait->is_dropped == NULL || !wait->is_dropped(wait))) {
+            return true;
+        }
     }
     return false;
 }
 
-static uint32_t short_digest(const uint8_t *sha256)
+void ep_weight_waits_end(ep_weight_wait *list, const ep_error *error)
 {
-    return (uint32_t)sha256[0] | (uint32_t)sha256[1] << 8 | (uint32_t)sha256[2] << 16 | (uint32_t)sha256[3] << 24;
+    for (ep_weight_wait *wait = list, *next; wait != NULL; wait = next) {
+        next = wait->next; /* ready() may be the end of its memory */
+        wait->ready(wait, wait->resident, wait->resident == NULL ? error : NULL);
+    }
 }
+
+/* The error of a wait that ends without its expert. */
+static void describe(const ep_weight_store *store, const ep_weight_wait *wait, ep_err code, ep_expert_state state, uint64_t now_ns,
+                     ep_error *out_error)
+{
+    const ep_weight_layer *layer = &store->layers[wait->layer_slot].layer;
+    ep_error_set(out_error, code, "model %s layer %u expert %u is %s: waited %" PRIu64 " ms for it (weight_bytes_max %" PRIu64 ")",
+                 layer->model, layer->shape.layer, wait->expert,
+                 state == EP_EXPERT_LOADING  ? "being loaded"
+                 : state == EP_EXPERT_QUEUED ? "queued for loading"
+                                             : "not in memory",
+                 (uint64_t)((now_ns - wait->since_ns) / EP_NS_PER_MS), store->config.weight_bytes_max);
+    out_error->layer = (int32_t)layer->shape.layer;
+    out_error->expert = (int32_t)wait->expert;
+}
+
+/* Lock held: for the earliest deadline of all. */
+static void arm_deadline(ep_weight_store *store)
+{
+    uint64_t earliest_ns = EP_TIME_NEVER;
+    for (const ep_weight_wait *wait = store->waits; wait != NULL; wait = wait->next) {
+        earliest_ns = wait->deadline_ns < earliest_ns ? wait->deadline_ns : earliest_ns;
+    }
+    if (store->config.timers != NULL && earliest_ns < store->deadline_ns) {
+        store->deadline_ns = earliest_ns;
+        if (ep_timer_arm(store->config.timers, &store->deadline, earliest_ns) != EP_OK) {
+            store->deadline_ns = EP_TIME_NEVER; /* they end with the load */
+        }
+    }
+}
+
+/* Ends waits one by one: their errors differ. All of them (reason), or those whose time is up (EP_OK). */
+static void end_waits(ep_weight_store *store, ep_err reason)
+{
+    for (;;) {
+        const uint64_t now_ns = ep_clock_now_ns();
+        ep_error error;
+        pthread_mutex_lock(&store->lock);
+        ep_weight_wait *wait = store->waits;
+        while (wait != NULL && reason == EP_OK && wait->deadline_ns > now_ns) {
+            wait = wait->next;
+        }
+        if (wait == NULL) {
+            arm_deadline(store);
+            pthread_mutex_unlock(&store->lock);
+            return;
+        }
+        list_remove(wait);
+        store->stats.waiting_count--;
+        const expert_entry *entry = &store->layers[wait->layer_slot].experts[wait->expert];
+        describe(store, wait, reason != EP_OK ? reason : EP_ERR_UNAVAILABLE, entry->state, now_ns, &error);
+        pthread_mutex_unlock(&store->lock);
+        wait->ready(wait, NULL, &error);
+    }
+}
+
+static void on_deadline(ep_timer *timer, void *arg)
+{
+    ep_weight_store *store = arg;
+    (void)timer;
+    pthread_mutex_lock(&store->lock);
+    store->deadline_ns = EP_TIME_NEVER;
+    pthread_mutex_unlock(&store->lock);
+    end_waits(store, EP_OK);
+}
+
+void ep_weight_store_close(ep_weight_store *store, ep_err reason)
+{
+    pthread_mutex_lock(&store->lock);
+    store->close_reason = store->close_reason == EP_OK ? reason : store->close_reason;
+    pthread_mutex_unlock(&store->lock);
+    end_waits(store, reason);
+}
+
+/* Lock held: a wait that need not wait goes to *ended. */
+static void wait_one(ep_weight_store *store, ep_weight_wait *wait, ep_weight_wait **ended)
+{
+    expert_entry *entry = &store->layers[wait->layer_slot].experts[wait->expert];
+    wait->resident = entry->resident;
+    if (entry->resident != NULL) {
+        ep_resident_ref(entry->resident, 1);
+    }
+    if (entry->resident != NULL || !entry->is_owned) {
+        list_add(ended, wait);
+        return;
+    }
+    list_add(&store->waits, wait);
+    store->stats.waiting_count++;
+    if (entry->state == EP_EXPERT_ABSENT) {
+        entry->state = EP_EXPERT_QUEUED;
+        ep_weight_entry_place(store, entry);
+        ep_entry_queue_add(&store->urgent, entry);
+    }
+}
+
+void ep_weight_store_wait(ep_weight_store *store, uint32_t layer_slot, ep_weight_wait *waits, uint32_t count)
+{
+    const uint64_t now_ns = ep_clock_now_ns();
+    ep_weight_wait *ended = NULL;
+    ep_error error;
+    pthread_mutex_lock(&store->lock);
+    const ep_err reason = store->close_reason;
+    for (uint32_t i = 0; i < count; i++) {
+        waits[i].layer_slot = layer_slot;
+        waits[i].since_ns = now_ns;
+        wait_one(store, &waits[i], &ended);
+    }
+    arm_deadline(store);
+    pthread_cond_signal(&store->work);
+    if (ended != NULL && ended->resident == NULL) { /* it went between acquire and wait */
+        describe(store, ended, EP_ERR_NOT_OWNER, EP_EXPERT_ABSENT, now_ns, &error);
+    } else {
+        ep_error_set(&error, EP_ERR_NOT_OWNER, "model %s layer %u: an expert is no longer held here",
+                     store->layers[layer_slot].layer.model, store->layers[layer_slot].layer.shape.layer);
+    }
+    pthread_mutex_unlock(&store->lock);
+    ep_weight_waits_end(ended, &error);
+    if (reason != EP_OK) {
+        end_waits(store, reason);
+    }
+}
+
+/* ---- what others ask ---- */
 
 uint32_t ep_weight_store_owned(ep_weight_store *store, uint32_t layer_slot, uint32_t *out, uint32_t *out_digests)
 {
@@ -476,9 +542,9 @@ uint32_t ep_weight_store_owned(ep_weight_store *store, uint32_t layer_slot, uint
     pthread_mutex_lock(&store->lock);
     const layer_entry *layer = &store->layers[layer_slot];
     for (uint32_t e = 0; e < layer->experts_count; e++) {
-        if (layer->experts[e].state == EP_EXPERT_RESIDENT) {
+        if (layer->experts[e].is_owned) {
             if (out_digests != NULL) {
-                out_digests[n] = short_digest(layer->experts[e].resident->sha256);
+                out_digests[n] = layer->experts[e].digest;
             }
             out[n++] = e;
         }
@@ -491,6 +557,14 @@ uint32_t ep_weight_store_owned_count(ep_weight_store *store, uint32_t layer_slot
 {
     pthread_mutex_lock(&store->lock);
     uint32_t count = store->layers[layer_slot].owned_count;
+    pthread_mutex_unlock(&store->lock);
+    return count;
+}
+
+uint32_t ep_weight_store_resident_count(ep_weight_store *store, uint32_t layer_slot)
+{
+    pthread_mutex_lock(&store->lock);
+    uint32_t count = store->layers[layer_slot].resident_count;
     pthread_mutex_unlock(&store->lock);
     return count;
 }

@@ -1,11 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The experts this node holds, keyed (layer slot, table index), in the backend's packed form. A layer slot
- * stands for one (model, version, layer).
+ * The experts placed on this node, keyed (layer slot, table index), in the backend's packed form as far as the budget goes. A layer
+ * slot stands for one (model, version, layer).
  *
- * Each expert is absent, queued, loading, resident or failed. One loader thread reads the checkpoint and
- * packs; nothing of it happens under the store's lock, so resident experts are never blocked. A bad tensor
- * or a full budget fails that expert only.
+ * Placed      wanted here. The first pass loads placed experts until weight_bytes_max is used up.
+ * Owned       placed, and the first pass has dealt with it: resident, or cold (it did not fit). Requests for it are served. A failed
+ *             load ends ownership; what is no longer placed stays owned until ep_weight_store_drop_unwanted.
+ * Resident    in memory. A request for a cold expert waits while it is loaded, ahead of everything else, in place of the expert with
+ *             the least heat (moe/expert_heat.h). Experts that are likely to be used next come ahead of time while nothing else is to do.
+ *
+ * One loader thread reads and packs; nothing of it happens under the store's lock, so resident experts are never blocked. A bad tensor
+ * takes down that expert only. Memory: weight_bytes_max, and one expert as it stands in the file.
  *
  * Ownership  a resident expert is reference-counted: the store holds one, each job in flight another. Its
  *            weights are unloaded by whoever drops the last.
@@ -15,6 +20,7 @@
 #define EP_EXPERTD_WEIGHT_STORE_H
 
 #include "backends/backend.h"
+#include "base/timer.h"
 #include "model/model.h"
 
 typedef struct ep_weight_store ep_weight_store;
@@ -22,6 +28,10 @@ typedef struct ep_weight_store ep_weight_store;
 typedef struct ep_weight_store_config {
     ep_backend *backend;          /* borrowed */
     uint64_t weight_bytes_max;    /* 0: unlimited */
+    uint64_t load_bytes_per_s;    /* of loads after the first pass; 0: unlimited */
+    bool prefetches;              /* cold experts likely to be used next are loaded while nothing else is to do */
+    const char *node_name;        /* borrowed; for spans. NULL: "" */
+    ep_timer_service *timers;     /* borrowed; ends waits at their deadline. NULL: they end with the load */
     bool shows_progress;          /* on stderr */
     void (*on_change)(void *arg); /* after each load and when the loader becomes idle; from the loader's
                                      thread; no lock held */
@@ -36,7 +46,7 @@ typedef struct ep_weight_layer {
 } ep_weight_layer;
 
 typedef enum ep_expert_state {
-    EP_EXPERT_ABSENT,
+    EP_EXPERT_ABSENT, /* also cold */
     EP_EXPERT_QUEUED,
     EP_EXPERT_LOADING,
     EP_EXPERT_RESIDENT,
@@ -53,15 +63,48 @@ typedef struct ep_resident {
     uint8_t sha256[EP_SHA256_BYTES];
     /* private */
     ep_weight_store *store;
+    bool is_leaving; /* under the store's lock: out of the table, its bytes come back with the last reference */
     _Atomic uint32_t refs;
 } ep_resident;
 
+/* A request's wish for one cold expert. Zero it first; left alone until ready(). */
+typedef struct ep_weight_wait ep_weight_wait;
+struct ep_weight_wait {
+    uint32_t expert;
+    uint64_t deadline_ns;
+    /* Nobody needs it any more: it is not loaded for this. NULL: never. Must not block nor call the store. */
+    bool (*is_dropped)(const ep_weight_wait *wait);
+    /*
+     * Exactly once, no lock held: from the loader's thread, the timers', or inside ep_weight_store_wait or _close. resident: with a
+     * reference; NULL: error says why (NOT_OWNER: it could not be loaded; UNAVAILABLE: the deadline came first; CANCELLED; what close
+     * was given), with layer and expert set.
+     */
+    void (*ready)(ep_weight_wait *wait, ep_resident *resident, const ep_error *error);
+    void *arg;
+    /* private */
+    uint32_t layer_slot;
+    uint64_t since_ns;
+    ep_weight_wait *next;
+    ep_weight_wait **link;
+    ep_resident *resident;
+};
+
 typedef struct ep_weight_stats {
     uint64_t resident_count;
-    uint64_t resident_bytes;
-    uint64_t pending_count; /* queued or loading */
+    uint64_t resident_bytes; /* also what only jobs still hold, and the expert being loaded */
+    uint64_t owned_count;
+    uint64_t owned_changes; /* grows with each change of what is owned or of what is known of its hashes after the first pass */
+    uint64_t pending_count; /* placed, and the first pass has not dealt with them yet; one more while kernels are warmed up */
     uint64_t failed_count;
+    uint64_t waiting_count; /* requests' wishes for cold experts */
     uint64_t loads_total;
+    uint64_t load_ns_total;
+    uint64_t hits_total;   /* uses of experts by requests: it was there ... */
+    uint64_t misses_total; /* ... it had to be waited for */
+    uint64_t evictions_total;
+    uint64_t prefetches_total;
+    uint64_t prefetches_useful_total;  /* used before they went */
+    uint64_t prefetches_useless_total; /* went unused */
     char last_error[EP_ERROR_TEXT_BYTES]; /* "" none */
 } ep_weight_stats;
 
@@ -69,7 +112,7 @@ ep_err ep_weight_store_create(const ep_weight_store_config *config, ep_weight_st
                               ep_error *out_error);
 /* Stops the loader and drops every expert. No acquired resident may be out. NULL allowed. */
 void ep_weight_store_destroy(ep_weight_store *store);
-/* Before start. *out_slot counts up from 0. */
+/* Before start. *out_slot counts up from 0. Errors: NO_MEMORY, BAD_CONFIG (weight_bytes_max cannot hold one expert of it). */
 ep_err ep_weight_store_add_layer(ep_weight_store *store, const ep_weight_layer *layer, uint32_t *out_slot,
                                  ep_error *out_error);
 ep_err ep_weight_store_start(ep_weight_store *store, ep_error *out_error);
@@ -79,24 +122,32 @@ ep_err ep_weight_store_start(ep_weight_store *store, ep_error *out_error);
  * tried again; those no longer wanted stay until ep_weight_store_drop_unwanted.
  */
 void ep_weight_store_want(ep_weight_store *store, uint32_t layer_slot, const uint8_t *wanted);
-/* Experts resident though not wanted. */
+/* Experts owned though not wanted. */
 uint64_t ep_weight_store_unwanted_count(ep_weight_store *store);
 /* Lets them go; their memory is freed after the last job that uses them. */
 void ep_weight_store_drop_unwanted(ep_weight_store *store);
 
 /*
- * References for count experts of a layer, or none at all: then *out_missing is the first that is not
- * resident and *out_state why.
+ * One use of a layer by a request: count distinct owned experts, ascending, rows of each (NULL: one). out_residents[i]: with a reference,
+ * or NULL when it is cold: ep_weight_store_wait for those. False and no reference at all: *out_missing is the first that is not owned
+ * and *out_state why.
  */
-bool ep_weight_store_acquire(ep_weight_store *store, uint32_t layer_slot, const uint32_t *experts,
+bool ep_weight_store_acquire(ep_weight_store *store, uint32_t layer_slot, const uint32_t *experts, const uint32_t *rows,
                              uint32_t count, ep_resident **out_residents, uint32_t *out_missing,
                              ep_expert_state *out_state);
+/* Asks for experts of a layer to be loaded. ready() may come before this returns; then waits and their memory may be gone. */
+void ep_weight_store_wait(ep_weight_store *store, uint32_t layer_slot, ep_weight_wait *waits, uint32_t count);
+/* Ends all waits, and those to come, with reason. Idempotent. */
+void ep_weight_store_close(ep_weight_store *store, ep_err reason);
+/* Another reference to one that the caller holds a reference to. */
+void ep_resident_ref(ep_resident *resident, uint32_t count);
 void ep_resident_release(ep_resident *resident);
 
-/* Table indexes of the resident experts, ascending, into out[E+S]; returns how many. out_digests: NULL, or [E+S]: the first four
- * bytes of each one's SHA-256, little endian. */
+/* Table indexes of the owned experts, ascending, into out[E+S]; returns how many. out_digests: NULL, or [E+S]: the first four
+ * bytes of each one's SHA-256, little endian; 0: not known, it was never read. */
 uint32_t ep_weight_store_owned(ep_weight_store *store, uint32_t layer_slot, uint32_t *out, uint32_t *out_digests);
 uint32_t ep_weight_store_owned_count(ep_weight_store *store, uint32_t layer_slot);
+uint32_t ep_weight_store_resident_count(ep_weight_store *store, uint32_t layer_slot);
 void ep_weight_store_read_stats(ep_weight_store *store, ep_weight_stats *out_stats);
 
 #endif

@@ -435,7 +435,7 @@ Test(coordinator_state, a_copy_with_other_weights_is_not_listed)
     start(2, 2, NULL);
     for (uint32_t e = 0; e < EXPERTS; e++) {
         digests[0][e] = 0x1000 + e;
-        digests[1][e] = e == 5 ? 0 : 0x1000 + e; /* one expert differs on node 1 */
+        digests[1][e] = e == 5 ? 7 : e == 2 ? 0 : 0x1000 + e; /* one differs on node 1, one it has not read yet */
     }
     join(0, NULL);
     join(1, NULL);

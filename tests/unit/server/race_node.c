@@ -138,20 +138,23 @@ static int run(const ep_options *options, int argc, char **argv)
     return atomic_load(&bad) == 0 && atomic_load(&served) > 0 ? 0 : 1;
 }
 
-int main(void)
+/* race_node [WEIGHT_BYTES_MAX]: with a budget experts come and go under the callers. */
+int main(int own_argc, char **own_argv)
 {
     ep_fixture_config fixture = ep_fixture_default();
     char model_flag[EP_FIXTURE_PATH_BYTES + 32];
+    char budget_flag[64];
     ep_options *options = NULL;
     ep_error error;
     ep_process_setup();
     ep_fixture_temp_dir(model_path);
     snprintf(model_flag, sizeof(model_flag), "--model=demo=%s", model_path);
+    snprintf(budget_flag, sizeof(budget_flag), "--weight-bytes-max=%s", own_argc > 1 ? own_argv[1] : "0");
     char *argv[] = {(char *)(uintptr_t) "race", model_flag, (char *)(uintptr_t) "--listen=tcp://127.0.0.1:0",
                     (char *)(uintptr_t) "--probe-address=127.0.0.1:0", (char *)(uintptr_t) "--admin-listen=",
                     (char *)(uintptr_t) "--door-listen=tcp://127.0.0.1:0", (char *)(uintptr_t) "--threads=2",
                     (char *)(uintptr_t) "--tenant=one=3", (char *)(uintptr_t) "--tenant=two=1",
-                    (char *)(uintptr_t) "--step-group-us=300"};
+                    (char *)(uintptr_t) "--step-group-us=300", budget_flag};
     ep_test_forward f = request(0);
     ep_test_fill_rows(1, EP_DTYPE_BF16, 4 * H, x);
     int argc = (int)(sizeof(argv) / sizeof(argv[0]));

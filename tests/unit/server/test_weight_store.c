@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "expertd/weight_store.h"
 #include "support/checkpoint_fixture.h"
 
@@ -17,6 +18,8 @@ static ep_weight_store *store;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static uint64_t changes;
+static ep_timer_service *timers;
+static bool prefetches;
 static const uint8_t all[8] = {1, 1, 1, 1, 1, 1, 1, 1};
 
 static void on_change(void *arg)
@@ -58,7 +61,7 @@ static void open_store(uint64_t weight_bytes_max)
     cr_assert_eq(ep_checkpoint_open(dir, &checkpoint, &e), EP_OK, "%s", e.text);
     cr_assert_eq(ep_backend_by_name("reference")->open(&config, &backend, &e), EP_OK, "%s", e.text);
     ep_weight_store_config sc = {
-        .backend = backend, .weight_bytes_max = weight_bytes_max, .on_change = on_change};
+        .backend = backend, .weight_bytes_max = weight_bytes_max, .prefetches = prefetches, .timers = timers, .on_change = on_change};
     cr_assert_eq(ep_weight_store_create(&sc, &store, &e), EP_OK);
     const ep_model_info *info = ep_checkpoint_info(checkpoint);
     for (uint32_t l = 0; l < info->moe_layers_count; l++) {
@@ -85,6 +88,7 @@ static void teardown(void)
         backend->ops->close(backend);
     }
     ep_checkpoint_close(checkpoint);
+    ep_timer_service_destroy(timers);
     ep_fixture_remove(dir);
 }
 
@@ -99,7 +103,7 @@ Test(weight_store, wanted_experts_become_resident_with_their_hash)
     ep_error e;
     const uint8_t some[8] = {0, 1, 0, 0, 0, 0, 1, 0};
     open_store(0);
-    cr_expect_not(ep_weight_store_acquire(store, 0, experts, 2, residents, &missing, &state));
+    cr_expect_not(ep_weight_store_acquire(store, 0, experts, NULL, 2, residents, &missing, &state));
     cr_expect_eq(state, EP_EXPERT_ABSENT);
     ep_weight_store_want(store, 0, some);
     ep_weight_stats stats = settle();
@@ -109,7 +113,7 @@ Test(weight_store, wanted_experts_become_resident_with_their_hash)
     cr_expect_eq(ep_weight_store_owned(store, 0, owned, NULL), 2);
     cr_expect_eq(owned[1], 6);
     cr_expect_eq(ep_weight_store_owned_count(store, 1), 0);
-    cr_assert(ep_weight_store_acquire(store, 0, experts, 2, residents, &missing, &state));
+    cr_assert(ep_weight_store_acquire(store, 0, experts, NULL, 2, residents, &missing, &state));
     cr_assert_eq(ep_checkpoint_read_expert(checkpoint, 0, 6, &data, &e), EP_OK);
     cr_expect_arr_eq(residents[1]->sha256, data.sha256, EP_SHA256_BYTES);
     ep_expert_data_free(&data);
@@ -126,7 +130,7 @@ Test(weight_store, acquiring_is_all_or_nothing_and_names_the_missing_one)
     open_store(0);
     ep_weight_store_want(store, 0, some);
     settle();
-    cr_expect_not(ep_weight_store_acquire(store, 0, experts, 3, residents, &missing, &state));
+    cr_expect_not(ep_weight_store_acquire(store, 0, experts, NULL, 3, residents, &missing, &state));
     cr_expect_eq(missing, 5);
     const uint8_t none[8] = {0};
     ep_weight_store_want(store, 0, none);
@@ -143,7 +147,7 @@ Test(weight_store, dropped_experts_live_until_their_last_user)
     open_store(0);
     ep_weight_store_want(store, 1, all);
     settle();
-    cr_assert(ep_weight_store_acquire(store, 1, &expert, 1, &resident, &missing, &state));
+    cr_assert(ep_weight_store_acquire(store, 1, &expert, NULL, 1, &resident, &missing, &state));
     ep_weight_store_want(store, 1, none);
     cr_expect_eq(ep_weight_store_unwanted_count(store), 8);
     cr_expect_eq(ep_weight_store_owned_count(store, 1), 8, "they stay until they are dropped");
@@ -157,30 +161,243 @@ Test(weight_store, dropped_experts_live_until_their_last_user)
     cr_expect_eq(settle().resident_count, 8, "and can come back");
 }
 
-Test(weight_store, the_budget_refuses_by_name_and_keeps_the_rest)
+/* Bytes of one packed expert of the fixture. */
+static uint64_t bytes_of_one(void)
 {
-    open_store(0);
     const uint8_t one[8] = {1};
+    open_store(0);
     ep_weight_store_want(store, 0, one);
-    uint64_t bytes_each = settle().resident_bytes;
+    const uint64_t bytes = settle().resident_bytes;
     teardown();
     setup();
-    open_store(bytes_each * 3);
+    return bytes;
+}
+
+/* A wait and what came of it. */
+typedef struct asked {
+    ep_weight_wait wait;
+    ep_resident *resident;
+    ep_error error;
+    uint32_t ready_count;
+} asked;
+
+static void on_ready(ep_weight_wait *wait, ep_resident *resident, const ep_error *error)
+{
+    asked *a = wait->arg;
+    pthread_mutex_lock(&lock);
+    a->resident = resident;
+    a->error = error != NULL ? *error : (ep_error){.code = EP_OK};
+    a->ready_count++;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+}
+
+static void ask(asked *a, uint32_t layer, uint32_t expert, uint64_t deadline_ns)
+{
+    *a = (asked){.wait = {.expert = expert, .deadline_ns = deadline_ns, .ready = on_ready, .arg = a}};
+    ep_weight_store_wait(store, layer, &a->wait, 1);
+}
+
+static void await(asked *a)
+{
+    pthread_mutex_lock(&lock);
+    while (a->ready_count == 0) {
+        pthread_cond_wait(&changed, &lock);
+    }
+    pthread_mutex_unlock(&lock);
+    cr_assert_eq(a->ready_count, 1);
+}
+
+Test(weight_store, experts_beyond_the_budget_are_owned_and_come_when_they_are_asked_for)
+{
+    const uint64_t each = bytes_of_one();
+    uint32_t owned[8], digests[8], missing;
+    ep_expert_state state;
+    asked a;
+    open_store(each * 3 + each / 2);
     ep_weight_store_want(store, 0, all);
     ep_weight_stats stats = settle();
     cr_expect_eq(stats.resident_count, 3);
-    cr_expect_eq(stats.failed_count, 5);
-    cr_expect(strstr(stats.last_error, "model demo layer 0 expert 7") != NULL, "%s", stats.last_error);
-    cr_expect(strstr(stats.last_error, "weight_bytes_max") != NULL, "%s", stats.last_error);
-    const uint8_t last[8] = {0, 0, 0, 0, 0, 0, 0, 1};
-    ep_weight_store_want(store, 0, last);
-    ep_weight_store_drop_unwanted(store);
-    settle();
-    ep_weight_store_want(store, 0, last); /* a new wish tries failed ones again, now there is room */
-    stats = settle();
-    cr_expect_eq(stats.resident_count, 1);
+    cr_expect_eq(stats.owned_count, 8);
     cr_expect_eq(stats.failed_count, 0);
-    cr_expect_str_eq(stats.last_error, "");
+    cr_expect_eq(ep_weight_store_owned(store, 0, owned, digests), 8);
+    cr_expect_eq(ep_weight_store_resident_count(store, 0), 3);
+    cr_expect_neq(digests[0], 0);
+    cr_expect_eq(digests[7], 0, "never read: its hash is not known");
+    for (uint32_t round = 0; round < 40; round++) {
+        const uint32_t expert = (round * 5 + round / 8) % 8;
+        ep_resident *resident = NULL;
+        ep_expert_data data;
+        ep_error e;
+        cr_assert(ep_weight_store_acquire(store, 0, &expert, NULL, 1, &resident, &missing, &state));
+        if (resident == NULL) {
+            ask(&a, 0, expert, UINT64_MAX);
+            await(&a);
+            cr_assert_eq(a.error.code, EP_OK, "%s", a.error.text);
+            resident = a.resident;
+        }
+        cr_expect_eq(resident->expert, expert);
+        cr_assert_eq(ep_checkpoint_read_expert(checkpoint, 0, expert, &data, &e), EP_OK);
+        cr_expect_arr_eq(resident->sha256, data.sha256, EP_SHA256_BYTES);
+        ep_expert_data_free(&data);
+        ep_resident_release(resident);
+        ep_weight_store_read_stats(store, &stats);
+        cr_expect_leq(stats.resident_bytes, each * 3);
+    }
+    cr_expect_gt(stats.evictions_total, 0);
+    cr_expect_gt(stats.hits_total, 0);
+    cr_expect_eq(stats.hits_total + stats.misses_total, 40);
+    cr_expect_eq(stats.misses_total + 3, stats.loads_total);
+    cr_expect_eq(ep_weight_store_owned(store, 0, owned, digests), 8);
+    cr_expect_neq(digests[7], 0);
+}
+
+Test(weight_store, a_load_for_which_all_memory_is_held_waits_for_the_last_job)
+{
+    const uint64_t each = bytes_of_one();
+    const uint32_t two[2] = {0, 1};
+    uint32_t missing;
+    ep_expert_state state;
+    ep_resident *held[2];
+    asked a, b;
+    open_store(each * 2);
+    ep_weight_store_want(store, 0, all);
+    settle();
+    cr_assert(ep_weight_store_acquire(store, 0, two, NULL, 2, held, &missing, &state));
+    ask(&a, 0, 5, UINT64_MAX);
+    ask(&b, 0, 5, UINT64_MAX);
+    ep_weight_stats stats;
+    do { /* one of the two leaves the table, so that no new job can hold it */
+        ep_weight_store_read_stats(store, &stats);
+    } while (stats.resident_count == 2);
+    cr_expect_eq(stats.resident_bytes, each * 2, "its memory is still used");
+    cr_expect_eq(a.ready_count, 0);
+    ep_resident_release(held[0]);
+    ep_resident_release(held[1]);
+    await(&a);
+    await(&b);
+    cr_expect_eq(a.resident, b.resident, "one load serves both");
+    ep_resident_release(a.resident);
+    ep_resident_release(b.resident);
+    ep_weight_store_read_stats(store, &stats);
+    cr_expect_eq(stats.waiting_count, 0);
+    cr_expect_eq(stats.loads_total, 3);
+}
+
+Test(weight_store, waits_end_at_their_deadline_and_when_the_store_closes)
+{
+    const uint64_t each = bytes_of_one();
+    const uint32_t zero = 0;
+    uint32_t missing;
+    ep_expert_state state;
+    ep_resident *held;
+    asked late, closed, after;
+    cr_assert_eq(ep_timer_service_create("timers", &timers), EP_OK);
+    open_store(each);
+    ep_weight_store_want(store, 0, all);
+    settle();
+    cr_assert(ep_weight_store_acquire(store, 0, &zero, NULL, 1, &held, &missing, &state));
+    ask(&late, 0, 4, ep_clock_now_ns() + EP_NS_PER_MS);
+    ask(&closed, 0, 6, UINT64_MAX);
+    await(&late);
+    cr_expect_null(late.resident);
+    cr_expect_eq(late.error.code, EP_ERR_UNAVAILABLE);
+    cr_expect_eq(late.error.layer, 0);
+    cr_expect_eq(late.error.expert, 4);
+    cr_expect_not_null(strstr(late.error.text, "model demo layer 0 expert 4 is "), "%s", late.error.text);
+    cr_expect_not_null(strstr(late.error.text, "waited "), "%s", late.error.text);
+    cr_expect_eq(closed.ready_count, 0);
+    ep_weight_store_close(store, EP_ERR_DRAINING);
+    await(&closed);
+    cr_expect_eq(closed.error.code, EP_ERR_DRAINING);
+    ask(&after, 0, 7, UINT64_MAX);
+    await(&after);
+    cr_expect_eq(after.error.code, EP_ERR_DRAINING);
+    ep_resident_release(held);
+}
+
+Test(weight_store, a_budget_below_one_expert_is_refused_by_name)
+{
+    ep_error e;
+    uint32_t slot;
+    open_store(0);
+    ep_weight_store_config sc = {.backend = backend, .weight_bytes_max = 100, .on_change = on_change};
+    ep_weight_store *small;
+    cr_assert_eq(ep_weight_store_create(&sc, &small, &e), EP_OK);
+    const ep_model_info *info = ep_checkpoint_info(checkpoint);
+    ep_weight_layer layer = {
+        .model = "demo", .checkpoint = checkpoint, .format = info->format, .shape = info->moe_layers[1]};
+    cr_expect_eq(ep_weight_store_add_layer(small, &layer, &slot, &e), EP_ERR_BAD_CONFIG);
+    cr_expect_str_eq(e.text, "weight_bytes_max is 100, one expert of layer 1 of model demo needs 3072 bytes; allowed: at least that, or 0");
+    ep_weight_store_destroy(small);
+}
+
+Test(weight_store, a_cold_expert_that_cannot_be_read_fails_alone)
+{
+    const uint64_t each = bytes_of_one();
+    char path[EP_FIXTURE_PATH_BYTES + 32];
+    uint32_t owned[8], missing;
+    ep_expert_state state;
+    ep_resident *resident;
+    asked a;
+    open_store(each * 2);
+    ep_weight_store_want(store, 0, all);
+    ep_weight_stats before = settle();
+    snprintf(path, sizeof(path), "%s/model.safetensors", dir);
+    cr_assert_eq(truncate(path, 4096), 0);
+    ask(&a, 0, 7, UINT64_MAX);
+    await(&a);
+    cr_expect_null(a.resident);
+    cr_expect_eq(a.error.code, EP_ERR_NOT_OWNER, "another copy may help");
+    cr_expect_not_null(strstr(a.error.text, "expert 7 could not be loaded"), "%s", a.error.text);
+    cr_expect_eq(ep_weight_store_owned(store, 0, owned, NULL), 7);
+    ep_weight_stats stats = settle();
+    cr_expect_eq(stats.failed_count, 1);
+    cr_expect_gt(stats.owned_changes, before.owned_changes);
+    const uint32_t seven = 7;
+    cr_expect_not(ep_weight_store_acquire(store, 0, &seven, NULL, 1, &resident, &missing, &state));
+    cr_expect_eq(state, EP_EXPERT_FAILED);
+}
+
+static bool always(const ep_weight_wait *wait)
+{
+    (void)wait;
+    return true;
+}
+
+Test(weight_store, nobody_is_loaded_for_a_request_that_was_dropped)
+{
+    const uint64_t each = bytes_of_one();
+    asked a;
+    open_store(each);
+    ep_weight_store_want(store, 0, all);
+    const uint64_t loads = settle().loads_total;
+    a = (asked){.wait = {.expert = 3, .deadline_ns = UINT64_MAX, .is_dropped = always, .ready = on_ready, .arg = &a}};
+    ep_weight_store_wait(store, 0, &a.wait, 1);
+    await(&a);
+    cr_expect_eq(a.error.code, EP_ERR_CANCELLED);
+    cr_expect_eq(settle().loads_total, loads);
+}
+
+Test(weight_store, likely_experts_come_ahead_of_time)
+{
+    const uint64_t each = bytes_of_one();
+    const uint32_t pair[2] = {6, 7};
+    uint32_t missing;
+    ep_expert_state state;
+    ep_weight_stats stats;
+    prefetches = true;
+    open_store(each * 2);
+    ep_weight_store_want(store, 0, all);
+    settle();
+    do { /* experts 6 and 7 are used again and again, though nobody waits for them here */
+        ep_resident *residents[2];
+        cr_assert(ep_weight_store_acquire(store, 0, pair, NULL, 2, residents, &missing, &state));
+        ep_resident_release(residents[0]);
+        ep_resident_release(residents[1]);
+        ep_weight_store_read_stats(store, &stats);
+    } while (stats.prefetches_useful_total < 2);
+    cr_expect_eq(stats.evictions_total, 2);
 }
 
 Test(weight_store, a_truncated_file_takes_down_its_experts_only)

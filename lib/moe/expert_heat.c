@@ -1,0 +1,359 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "moe/expert_heat.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+
+#define MEAN_VISITS 96.0f      /* over how many visits of a layer a profile's means reach */
+#define FIT_VISITS 10.0f       /* over how many visits (of any layer) the fit of a profile is judged */
+#define NORM_VISITS 400.0f     /* and what is usual for the present one */
+#define SWITCH_MARGIN 0.15f    /* nats per use by which another profile must fit better */
+#define STRANGE_MARGIN 0.30f   /* nats per use below the usual: no profile knows this load */
+#define STRANGE_VISITS 24      /* for so many visits, before another profile is begun */
+#define CHANCE_FLOOR 0.002f    /* what nobody has seen may still come */
+#define MEAN_CLASSES 16        /* of the square root of a mean */
+#define ROW_CLASSES 4          /* 0, 1, 2..3, more */
+#define FIRST_SEEN 4.0f
+#define SEEN_MAX 4096.0f       /* then older ones count half */
+#define CHANCES_EVERY 16       /* visits */
+#define PREFETCH_MARGIN 1.10f  /* hotter than the victim by this factor ... */
+#define PREFETCH_FLOOR 0.01f   /* ... and at least that much */
+
+typedef struct heat_layer {
+    uint32_t experts;
+    float weight;    /* 1 for the largest experts, more for smaller ones */
+    uint64_t bytes;
+    float *means[EP_HEAT_PROFILES]; /* [experts] */
+    uint32_t visits[EP_HEAT_PROFILES];
+    uint8_t *last;    /* [experts] rows in the last visit, 0..255 */
+    uint8_t *place;   /* [experts] ep_heat_place */
+    bool is_coldest_known;
+    uint32_t coldest; /* resident with the least heat; experts: none */
+} heat_layer;
+
+typedef struct heat_profile {
+    float fit; /* mean log chance of what was used, over FIT_VISITS */
+    uint64_t last_visit;
+} heat_profile;
+
+struct ep_expert_heat {
+    uint32_t layers_count;
+    heat_layer *layers;
+    uint64_t bytes_max;
+    heat_profile profiles[EP_HEAT_PROFILES];
+    uint32_t profiles_count;
+    uint32_t present;
+    float usual; /* fit of the present profile, over NORM_VISITS */
+    uint32_t strange_visits;
+    uint64_t visits;
+    uint64_t present_visits; /* since it became the present one */
+    float seen[MEAN_CLASSES + 1][ROW_CLASSES]; /* experts of such a mean that had so many rows in the last visit ... */
+    float used[MEAN_CLASSES + 1][ROW_CLASSES]; /* ... and those of them that were used in this one */
+    float chance[MEAN_CLASSES + 2][ROW_CLASSES];
+    uint32_t last_layer;
+    uint32_t unmeasured; /* visits since chance was computed */
+};
+
+ep_err ep_expert_heat_create(ep_expert_heat **out_heat)
+{
+    ep_expert_heat *heat = calloc(1, sizeof(*heat));
+    if (heat == NULL) {
+        return EP_ERR_NO_MEMORY;
+    }
+    heat->profiles_count = 1;
+    for (uint32_t m = 0; m <= MEAN_CLASSES; m++) {
+        for (uint32_t r = 0; r < ROW_CLASSES; r++) { /* before anything is measured */
+            const float mean = (float)(m * m) / (float)(MEAN_CLASSES * MEAN_CLASSES);
+            heat->seen[m][r] = FIRST_SEEN;
+            heat->used[m][r] = FIRST_SEEN * (r == 0 ? 0.7f * mean : 0.3f + 0.7f * mean);
+            heat->chance[m][r] = heat->used[m][r] / FIRST_SEEN;
+        }
+    }
+    memcpy(heat->chance[MEAN_CLASSES + 1], heat->chance[MEAN_CLASSES], sizeof(heat->chance[0]));
+    *out_heat = heat;
+    return EP_OK;
+}
+
+static void free_layer(heat_layer *layer)
+{
+    free(layer->means[0]);
+    free(layer->last);
+    free(layer->place);
+}
+
+void ep_expert_heat_destroy(ep_expert_heat *heat)
+{
+    if (heat != NULL) {
+        for (uint32_t l = 0; l < heat->layers_count; l++) {
+            free_layer(&heat->layers[l]);
+        }
+        free(heat->layers);
+        free(heat);
+    }
+}
+
+ep_err ep_expert_heat_add_layer(ep_expert_heat *heat, uint32_t experts, uint64_t bytes)
+{
+    heat_layer layer = {.experts = experts, .bytes = bytes > 0 ? bytes : 1};
+    const size_t room = experts > 0 ? experts : 1;
+    heat_layer *grown = realloc(heat->layers, (heat->layers_count + 1) * sizeof(*grown));
+    if (grown != NULL) {
+        heat->layers = grown;
+    }
+    layer.means[0] = calloc(room * EP_HEAT_PROFILES, sizeof(float));
+    layer.last = calloc(room, 1);
+    layer.place = calloc(room, 1);
+    if (grown == NULL || layer.means[0] == NULL || layer.last == NULL || layer.place == NULL) {
+        free_layer(&layer);
+        return EP_ERR_NO_MEMORY;
+    }
+    for (uint32_t p = 1; p < EP_HEAT_PROFILES; p++) {
+        layer.means[p] = layer.means[0] + p * room;
+    }
+    heat->layers[heat->layers_count++] = layer;
+    heat->bytes_max = layer.bytes > heat->bytes_max ? layer.bytes : heat->bytes_max;
+    for (uint32_t l = 0; l < heat->layers_count; l++) {
+        heat->layers[l].weight = (float)heat->bytes_max / (float)heat->layers[l].bytes;
+        heat->layers[l].is_coldest_known = false;
+    }
+    return EP_OK;
+}
+
+static uint32_t row_class(uint32_t rows)
+{
+    return rows < 2 ? rows : rows < 4 ? 2 : 3;
+}
+
+/* As measured, between the two nearest means. */
+static float chance(const ep_expert_heat *heat, const heat_layer *layer, uint32_t expert)
+{
+    const float at = sqrtf(layer->means[heat->present][expert]) * MEAN_CLASSES;
+    const uint32_t m = (uint32_t)at;
+    const uint32_t r = row_class(layer->last[expert]);
+    const float low = heat->chance[m][r];
+    return low + (heat->chance[m + 1][r] - low) * (at - (float)m);
+}
+
+float ep_expert_heat_of(const ep_expert_heat *heat, uint32_t layer, uint32_t expert)
+{
+    return chance(heat, &heat->layers[layer], expert);
+}
+
+/* ---- which load is this ---- */
+
+static void judge_profiles(ep_expert_heat *heat, const heat_layer *layer, const uint32_t *experts, uint32_t count)
+{
+    for (uint32_t p = 0; p < heat->profiles_count; p++) {
+        float sum = 0;
+        for (uint32_t i = 0; i < count; i++) {
+            sum += logf(layer->means[p][experts[i]] + CHANCE_FLOOR);
+        }
+        heat->profiles[p].fit += (sum / (float)count - heat->profiles[p].fit) / FIT_VISITS;
+    }
+}
+
+static void become_present(ep_expert_heat *heat, uint32_t profile)
+{
+    heat->present = profile;
+    heat->usual = heat->profiles[profile].fit;
+    heat->strange_visits = 0;
+    heat->present_visits = 0;
+    for (uint32_t l = 0; l < heat->layers_count; l++) {
+        heat->layers[l].is_coldest_known = false;
+    }
+}
+
+/* A copy of the present profile that learns anew; the one not seen for longest makes room. */
+static void begin_profile(ep_expert_heat *heat)
+{
+    uint32_t to = heat->profiles_count;
+    if (to < EP_HEAT_PROFILES) {
+        heat->profiles_count++;
+    } else {
+        to = heat->present == 0 ? 1 : 0;
+        for (uint32_t p = 0; p < EP_HEAT_PROFILES; p++) {
+            if (p != heat->present && heat->profiles[p].last_visit < heat->profiles[to].last_visit) {
+                to = p;
+            }
+        }
+    }
+    for (uint32_t l = 0; l < heat->layers_count; l++) {
+        heat_layer *layer = &heat->layers[l];
+        memcpy(layer->means[to], layer->means[heat->present], layer->experts * sizeof(float));
+        layer->visits[to] = 4; /* what was known counts as so many visits */
+    }
+    heat->profiles[to].fit = heat->profiles[heat->present].fit;
+    become_present(heat, to);
+}
+
+static void choose_profile(ep_expert_heat *heat)
+{
+    uint32_t best = heat->present;
+    for (uint32_t p = 0; p < heat->profiles_count; p++) {
+        best = heat->profiles[p].fit > heat->profiles[best].fit ? p : best;
+    }
+    const float fit = heat->profiles[heat->present].fit;
+    if (best != heat->present && heat->profiles[best].fit > fit + SWITCH_MARGIN) {
+        become_present(heat, best);
+        return;
+    }
+    const bool is_strange = heat->present_visits > 2 * STRANGE_VISITS && fit < heat->usual - STRANGE_MARGIN;
+    heat->strange_visits = is_strange ? heat->strange_visits + 1 : 0;
+    if (heat->strange_visits >= STRANGE_VISITS) {
+        begin_profile(heat);
+    } else if (!is_strange) {
+        heat->usual += (fit - heat->usual) / (heat->present_visits < NORM_VISITS ? (float)heat->present_visits + 1 : NORM_VISITS);
+    }
+}
+
+/* ---- visits ---- */
+
+/* How often are experts used that had this mean and these rows in the last visit? One layer at a time. */
+static void measure_chances(ep_expert_heat *heat, const heat_layer *layer, const uint32_t *experts, uint32_t count)
+{
+    const float *means = layer->means[heat->present];
+    uint32_t next = 0;
+    for (uint32_t e = 0; e < layer->experts; e++) {
+        const uint32_t m = (uint32_t)(sqrtf(means[e]) * MEAN_CLASSES + 0.5f);
+        const uint32_t r = row_class(layer->last[e]);
+        const bool is_used = next < count && experts[next] == e;
+        next += is_used;
+        heat->seen[m][r] += 1.0f;
+        heat->used[m][r] += is_used ? 1.0f : 0.0f;
+        if (heat->seen[m][r] > SEEN_MAX) {
+            heat->seen[m][r] *= 0.5f;
+            heat->used[m][r] *= 0.5f;
+        }
+    }
+    if (++heat->unmeasured < CHANCES_EVERY) {
+        return;
+    }
+    heat->unmeasured = 0;
+    for (uint32_t m = 0; m <= MEAN_CLASSES + 1; m++) {
+        for (uint32_t r = 0; r < ROW_CLASSES; r++) {
+            const uint32_t from = m <= MEAN_CLASSES ? m : MEAN_CLASSES;
+            heat->chance[m][r] = heat->used[from][r] / heat->seen[from][r];
+        }
+    }
+    for (uint32_t l = 0; l < heat->layers_count; l++) {
+        heat->layers[l].is_coldest_known = false;
+    }
+}
+
+void ep_expert_heat_visit(ep_expert_heat *heat, uint32_t layer_index, const uint32_t *experts, const uint32_t *rows,
+                          uint32_t count)
+{
+    heat_layer *layer = &heat->layers[layer_index];
+    if (count == 0) {
+        return;
+    }
+    heat->visits++;
+    heat->present_visits++;
+    heat->last_layer = layer_index;
+    judge_profiles(heat, layer, experts, count);
+    choose_profile(heat);
+    heat->profiles[heat->present].last_visit = heat->visits;
+    measure_chances(heat, layer, experts, count);
+
+    uint32_t *visits = &layer->visits[heat->present];
+    float *means = layer->means[heat->present];
+    const float step = 1.0f / (*visits < (uint32_t)MEAN_VISITS ? (float)*visits + 1.0f : MEAN_VISITS);
+    *visits += *visits < (uint32_t)MEAN_VISITS;
+    for (uint32_t e = 0; e < layer->experts; e++) {
+        means[e] -= step * means[e];
+    }
+    memset(layer->last, 0, layer->experts);
+    for (uint32_t i = 0; i < count; i++) {
+        means[experts[i]] += step;
+        layer->last[experts[i]] = (uint8_t)(rows == NULL || rows[i] == 0 ? 1 : rows[i] < 255 ? rows[i] : 255);
+    }
+    layer->is_coldest_known = false;
+}
+
+void ep_expert_heat_set_place(ep_expert_heat *heat, uint32_t layer, uint32_t expert, ep_heat_place place)
+{
+    EP_ASSERT(layer < heat->layers_count && expert < heat->layers[layer].experts);
+    heat->layers[layer].place[expert] = (uint8_t)place;
+    heat->layers[layer].is_coldest_known = false;
+}
+
+/* ---- choices ---- */
+
+/* The coldest resident expert of a layer that can go; experts: none. */
+static uint32_t coldest_of(ep_expert_heat *heat, uint32_t index, bool (*may_go)(void *arg, uint32_t layer, uint32_t expert),
+                           void *arg)
+{
+    heat_layer *layer = &heat->layers[index];
+    uint32_t coldest = layer->experts;
+    float least = INFINITY;
+    if (layer->is_coldest_known &&
+        (layer->coldest == layer->experts || may_go == NULL || may_go(arg, index, layer->coldest))) {
+        return layer->coldest;
+    }
+    bool is_refused = false;
+    for (uint32_t e = 0; e < layer->experts; e++) {
+        if (layer->place[e] != EP_HEAT_RESIDENT) {
+            continue;
+        }
+        const float heat_of = chance(heat, layer, e);
+        if (heat_of < least) {
+            if (may_go != NULL && !may_go(arg, index, e)) {
+                is_refused = true;
+                continue;
+            }
+            least = heat_of;
+            coldest = e;
+        }
+    }
+    if (!is_refused) {
+        layer->is_coldest_known = true;
+        layer->coldest = coldest;
+    }
+    return coldest;
+}
+
+bool ep_expert_heat_victim(ep_expert_heat *heat, bool (*may_go)(void *arg, uint32_t layer, uint32_t expert), void *arg,
+                           ep_heat_choice *out_victim)
+{
+    bool found = false;
+    for (uint32_t l = 0; l < heat->layers_count; l++) {
+        const uint32_t expert = coldest_of(heat, l, may_go, arg);
+        if (expert == heat->layers[l].experts) {
+            continue;
+        }
+        const float least = chance(heat, &heat->layers[l], expert) * heat->layers[l].weight;
+        if (!found || least < out_victim->heat) {
+            *out_victim = (ep_heat_choice){.layer = l, .expert = expert, .heat = least};
+            found = true;
+        }
+    }
+    return found;
+}
+
+bool ep_expert_heat_prefetch(ep_expert_heat *heat, uint32_t depth, bool has_room,
+                             bool (*may_go)(void *arg, uint32_t layer, uint32_t expert), void *arg, ep_heat_choice *out_choice)
+{
+    ep_heat_choice best = {.heat = 0};
+    ep_heat_choice victim;
+    for (uint32_t d = 1; d <= depth && d <= heat->layers_count; d++) {
+        const uint32_t index = (heat->last_layer + d) % heat->layers_count;
+        const heat_layer *layer = &heat->layers[index];
+        for (uint32_t e = 0; e < layer->experts; e++) {
+            const float heat_of = layer->place[e] == EP_HEAT_ABSENT ? chance(heat, layer, e) * layer->weight : 0;
+            if (heat_of > best.heat) {
+                best = (ep_heat_choice){.layer = index, .expert = e, .heat = heat_of};
+            }
+        }
+    }
+    if (best.heat < PREFETCH_FLOOR) {
+        return false;
+    }
+    if (!has_room && (!ep_expert_heat_victim(heat, may_go, arg, &victim) || best.heat < victim.heat * PREFETCH_MARGIN)) {
+        return false;
+    }
+    *out_choice = best;
+    return true;
+}

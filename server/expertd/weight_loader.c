@@ -1,0 +1,451 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The thread that loads experts: those that requests wait for, then the first pass, then what is likely to be used next. It also makes
+ * the room they need. Nothing is read, packed or freed under the store's lock.
+ */
+#include <inttypes.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "expertd/weight_store_private.h"
+#include "model/load_progress.h"
+#include "observe/trace.h"
+
+#define LOADER_NICE 10     /* once the node serves: what computes goes before what loads */
+#define PREFETCH_LAYERS 4  /* how far ahead of the last visit */
+#define CARRY_NS (EP_NS_PER_S / 10) /* unused rate that may be made up for */
+
+typedef enum load_kind { LOAD_URGENT, LOAD_FIRST, LOAD_PREFETCH } load_kind;
+
+typedef struct loader {
+    ep_weight_store *store;
+    bool is_nice;
+    bool has_progress;
+    uint64_t batch_left; /* of the first pass, as counted when its progress began */
+    ep_load_progress progress;
+    uint64_t paid_until_ns; /* the rate allows the next load then */
+} loader;
+
+/* ---- room ---- */
+
+static bool is_idle(void *arg, uint32_t layer, uint32_t expert)
+{
+    const ep_weight_store *store = arg;
+    const ep_resident *resident = store->layers[layer].experts[expert].resident;
+    return resident != NULL && atomic_load_explicit(&resident->refs, memory_order_acquire) == 1;
+}
+
+/* Lock held, but for the while in which memory is freed. */
+static void evict(ep_weight_store *store, const ep_heat_choice *victim)
+{
+    expert_entry *entry = &store->layers[victim->layer].experts[victim->expert];
+    ep_resident *resident = ep_weight_entry_evict(store, entry);
+    store->stats.evictions_total++;
+    pthread_mutex_unlock(&store->lock);
+    ep_resident_release(resident);
+    pthread_mutex_lock(&store->lock);
+}
+
+static bool fits(const ep_weight_store *store, uint64_t bytes)
+{
+    const uint64_t limit = store->config.weight_bytes_max;
+    return limit == 0 || (bytes <= limit && store->resident_bytes <= limit - bytes);
+}
+
+/*
+ * Lock held, but for some whiles. The coldest experts that no job holds go first. When all are held, the coldest leaves the table: no new
+ * job gets it, and its bytes come back with its last one. So a load never waits for an expert to be out of use by chance.
+ */
+static bool make_room(ep_weight_store *store, uint64_t bytes, load_kind kind)
+{
+    while (!fits(store, bytes)) {
+        ep_heat_choice victim;
+        const uint64_t limit = store->config.weight_bytes_max;
+        if (kind == LOAD_FIRST || store->stop || bytes > limit) {
+            return false;
+        }
+        if (ep_expert_heat_victim(store->heat, is_idle, store, &victim)) {
+            evict(store, &victim);
+        } else if (kind == LOAD_PREFETCH) {
+            return false;
+        } else if (store->resident_bytes - store->leaving_bytes > limit - bytes &&
+                   ep_expert_heat_victim(store->heat, NULL, NULL, &victim)) {
+            evict(store, &victim);
+        } else {
+            pthread_cond_wait(&store->room, &store->lock);
+        }
+    }
+    return true;
+}
+
+/* ---- one load ---- */
+
+static ep_err check_room(ep_weight_store *store, uint64_t bytes, load_kind kind, bool takes, ep_error *out_error)
+{
+    pthread_mutex_lock(&store->lock);
+    const bool has_room = make_room(store, bytes, kind);
+    store->resident_bytes += has_room && takes ? bytes : 0;
+    const uint64_t used = store->resident_bytes;
+    pthread_mutex_unlock(&store->lock);
+    return has_room ? EP_OK
+                    : ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
+                                   "needs %" PRIu64 " bytes, and %" PRIu64 " of weight_bytes_max %" PRIu64 " are in use", bytes,
+                                   used, store->config.weight_bytes_max);
+}
+
+static void give_back(ep_weight_store *store, uint64_t bytes)
+{
+    pthread_mutex_lock(&store->lock);
+    store->resident_bytes -= bytes;
+    pthread_mutex_unlock(&store->lock);
+}
+
+static ep_err pack(ep_weight_store *store, const ep_weight_layer *layer, const ep_expert_data *data, load_kind kind,
+                   ep_resident *resident, ep_error *out_error)
+{
+    ep_backend *backend = store->config.backend;
+    const ep_expert_source *source = &data->source;
+    const bool is_shared = resident->expert >= layer->shape.experts; /* often kept finer than the routed ones */
+    if (!is_shared && source->format != layer->format) {
+        return ep_error_set(out_error, EP_ERR_BAD_FILE, "is %s, the model's config says %s",
+                            ep_weight_format_name(source->format), ep_weight_format_name(layer->format));
+    }
+    const size_t bytes = backend->ops->weights_bytes(backend, source);
+    ep_err err = check_room(store, bytes, kind, true, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    err = backend->ops->weights_load(backend, source, &resident->weights, out_error);
+    if (err != EP_OK) {
+        give_back(store, bytes);
+        return err;
+    }
+    resident->bytes = bytes;
+    memcpy(resident->sha256, data->sha256, sizeof(resident->sha256));
+    return EP_OK;
+}
+
+/* Reads and packs one expert. RESOURCE_EXHAUSTED: the budget has no room for it. No lock held. */
+static ep_err load_expert(ep_weight_store *store, const expert_entry *entry, load_kind kind, ep_resident **out_resident,
+                          ep_error *out_error)
+{
+    const ep_weight_layer *layer = &store->layers[entry->layer_slot].layer;
+    ep_expert_data data = {0};
+    ep_err err = check_room(store, ep_weight_layer_bytes_at_least(layer), kind, false, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    ep_resident *resident = calloc(1, sizeof(*resident));
+    if (resident == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory");
+    }
+    resident->store = store;
+    resident->layer_slot = entry->layer_slot;
+    resident->expert = entry->expert;
+    atomic_init(&resident->refs, 1);
+    err = ep_checkpoint_read_expert(layer->checkpoint, layer->shape.layer, entry->expert, &data, out_error);
+    if (err == EP_OK) {
+        err = pack(store, layer, &data, kind, resident, out_error);
+        ep_expert_data_free(&data);
+    }
+    if (err != EP_OK) {
+        free(resident);
+        return err;
+    }
+    *out_resident = resident;
+    return EP_OK;
+}
+
+static uint32_t short_digest(const uint8_t *sha256)
+{
+    const uint32_t digest =
+        (uint32_t)sha256[0] | (uint32_t)sha256[1] << 8 | (uint32_t)sha256[2] << 16 | (uint32_t)sha256[3] << 24;
+    return digest != 0 ? digest : 1; /* 0 says that it is not known */
+}
+
+/* Lock held. Ownership as it follows from a load's end. */
+static void settle_ownership(ep_weight_store *store, expert_entry *entry, bool is_owned)
+{
+    layer_entry *layer = &store->layers[entry->layer_slot];
+    if (entry->is_owned != is_owned) {
+        layer->owned_count += is_owned ? 1u : -1u;
+        store->stats.owned_count += is_owned ? 1u : -1ull;
+        store->stats.owned_changes++;
+    }
+    entry->is_owned = is_owned;
+}
+
+/* Lock held. Writes the outcome of one load into its entry. A cold expert stays cold when there was no room for it. */
+static void settle(ep_weight_store *store, expert_entry *entry, load_kind kind, ep_resident *resident, ep_err err,
+                   const ep_error *error)
+{
+    layer_entry *layer = &store->layers[entry->layer_slot];
+    store->stats.pending_count -= kind == LOAD_FIRST;
+    if (err == EP_OK) {
+        const uint32_t digest = short_digest(resident->sha256);
+        entry->state = EP_EXPERT_RESIDENT;
+        entry->resident = resident;
+        entry->is_prefetched = kind == LOAD_PREFETCH;
+        store->stats.owned_changes += entry->digest != digest;
+        entry->digest = digest;
+        layer->resident_count++;
+        store->stats.resident_count++;
+        store->stats.loads_total++;
+        store->stats.prefetches_total += kind == LOAD_PREFETCH;
+        settle_ownership(store, entry, entry->is_owned || entry->is_wanted);
+    } else if (err == EP_ERR_RESOURCE_EXHAUSTED && kind != LOAD_URGENT) {
+        entry->state = EP_EXPERT_ABSENT;
+        settle_ownership(store, entry, true);
+    } else {
+        entry->state = EP_EXPERT_FAILED;
+        store->stats.failed_count++;
+        settle_ownership(store, entry, false);
+        snprintf(store->stats.last_error, sizeof(store->stats.last_error), "model %s layer %u expert %u: %.350s",
+                 layer->layer.model, layer->layer.shape.layer, entry->expert, error->text);
+    }
+    ep_weight_entry_place(store, entry);
+}
+
+static void trace_load(const ep_weight_store *store, const expert_entry *entry, uint64_t id, uint64_t bytes, bool begins, ep_err err)
+{
+    const ep_trace_fields fields = {.call = id,
+                                    .node = store->config.node_name != NULL ? store->config.node_name : "",
+                                    .peer = "",
+                                    .layer = (int32_t)store->layers[entry->layer_slot].layer.shape.layer,
+                                    .expert = (int32_t)entry->expert,
+                                    .rows = bytes > UINT32_MAX ? UINT32_MAX : (uint32_t)bytes,
+                                    .status = begins ? 0 : (int32_t)err};
+    if (begins) {
+        EP_TRACE(load_begin, &fields);
+    } else {
+        EP_TRACE(load_end, &fields);
+    }
+}
+
+/* Loads one expert and ends the waits for it. Lock held on entry and exit, not in between. */
+static void load_one(loader *self, expert_entry *entry, load_kind kind)
+{
+    ep_weight_store *store = self->store;
+    const layer_entry *layer = &store->layers[entry->layer_slot];
+    const uint64_t bytes = ep_weight_layer_bytes_at_least(&layer->layer);
+    ep_error error;
+    ep_resident *resident = NULL;
+    entry->state = EP_EXPERT_LOADING;
+    ep_weight_entry_place(store, entry);
+    pthread_mutex_unlock(&store->lock);
+
+    const bool is_traced = EP_TRACE_SPAN_ON(load);
+    const uint64_t id = is_traced ? ep_trace_new_id() : 0;
+    const uint64_t begin_ns = ep_clock_now_ns();
+    ep_error_clear(&error);
+    if (is_traced) {
+        trace_load(store, entry, id, bytes, true, EP_OK);
+    }
+    const ep_err err = load_expert(store, entry, kind, &resident, &error);
+    if (is_traced) {
+        trace_load(store, entry, id, bytes, false, err);
+    }
+    if (err != EP_OK && (err != EP_ERR_RESOURCE_EXHAUSTED || kind == LOAD_URGENT)) {
+        ep_log(EP_LOG_ERROR, "expert-load", "model %s layer %u expert %u failed: %s", layer->layer.model,
+               layer->layer.shape.layer, entry->expert, error.text);
+    }
+    pthread_mutex_lock(&store->lock);
+    store->stats.load_ns_total += ep_clock_now_ns() - begin_ns;
+    settle(store, entry, kind, resident, err, &error);
+    if (entry->state == EP_EXPERT_ABSENT && ep_weight_waits_any(store, entry)) { /* wanted while a prefetch gave up */
+        entry->state = EP_EXPERT_QUEUED;
+        ep_weight_entry_place(store, entry);
+        ep_entry_queue_add(&store->urgent, entry);
+        pthread_mutex_unlock(&store->lock);
+        store->config.on_change(store->config.arg);
+        pthread_mutex_lock(&store->lock);
+        return;
+    }
+    ep_weight_wait *ended = ep_weight_waits_take(store, entry, resident);
+    /* Dropped while it was loading: those who waited have it, nobody else. */
+    ep_resident *unowned = err == EP_OK && !entry->is_owned ? ep_weight_entry_evict(store, entry) : NULL;
+    pthread_mutex_unlock(&store->lock);
+    if (ended != NULL && err != EP_OK) {
+        char why[sizeof(error.text)];
+        snprintf(why, sizeof(why), "%s", error.text);
+        ep_error_set(&error, EP_ERR_NOT_OWNER, "model %s layer %u expert %u could not be loaded: %.300s", layer->layer.model,
+                     layer->layer.shape.layer, entry->expert, why);
+        error.layer = (int32_t)layer->layer.shape.layer;
+        error.expert = (int32_t)entry->expert;
+    }
+    ep_weight_waits_end(ended, &error);
+    ep_resident_release(unowned);
+    store->config.on_change(store->config.arg);
+    pthread_mutex_lock(&store->lock);
+}
+
+/* ---- the first pass, with its progress ---- */
+
+/* Everything queued now is one batch with one progress bar. Lock held. */
+static void begin_progress(loader *self)
+{
+    ep_weight_store *store = self->store;
+    const char *label = store->layers[store->first.first->layer_slot].layer.model;
+    uint64_t bytes = 0;
+    self->batch_left = 0;
+    for (const expert_entry *e = store->first.first; e != NULL; e = e->next) {
+        const ep_weight_layer *layer = &store->layers[e->layer_slot].layer;
+        self->batch_left++;
+        bytes += ep_weight_layer_bytes_at_least(layer);
+        label = strcmp(layer->model, label) == 0 ? label : "experts";
+    }
+    self->has_progress = store->config.shows_progress;
+    if (self->has_progress) {
+        ep_load_progress_init(&self->progress, STDERR_FILENO, label, self->batch_left, bytes);
+    }
+}
+
+static void end_progress(loader *self)
+{
+    self->batch_left = 0;
+    if (self->has_progress) {
+        self->has_progress = false;
+        ep_load_progress_fini(&self->progress);
+    }
+}
+
+/* Lock held on entry and exit. */
+static void load_first(loader *self, expert_entry *entry)
+{
+    ep_weight_store *store = self->store;
+    const uint64_t bytes = ep_weight_layer_bytes_at_least(&store->layers[entry->layer_slot].layer);
+    self->batch_left -= self->batch_left > 0;
+    if (!entry->is_wanted) {
+        entry->state = EP_EXPERT_ABSENT;
+        store->stats.pending_count--;
+        return;
+    }
+    load_one(self, entry, LOAD_FIRST);
+    if (self->has_progress) {
+        const bool is_there = entry->state == EP_EXPERT_RESIDENT;
+        pthread_mutex_unlock(&store->lock);
+        ep_load_progress_add(&self->progress, 1, is_there ? bytes : 0);
+        pthread_mutex_lock(&store->lock);
+    }
+}
+
+/* ---- the thread ---- */
+
+/* Loads beside running jobs give way to them. */
+static void become_nice(loader *self)
+{
+    if (!self->is_nice) {
+        self->is_nice = true;
+        (void)setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), LOADER_NICE); /* of this thread; without it loads are only less polite */
+    }
+}
+
+/* Lock held, but for the wait: spaces loads so that their bytes stay within the rate. */
+static void pay(loader *self, uint64_t bytes)
+{
+    ep_weight_store *store = self->store;
+    const uint64_t rate = store->config.load_bytes_per_s;
+    if (rate == 0) {
+        return;
+    }
+    for (;;) {
+        const uint64_t now_ns = ep_clock_now_ns();
+        if (now_ns >= self->paid_until_ns || store->stop) {
+            const uint64_t from_ns = self->paid_until_ns > now_ns - CARRY_NS ? self->paid_until_ns : now_ns - CARRY_NS;
+            self->paid_until_ns = from_ns + (uint64_t)((double)bytes / (double)rate * (double)EP_NS_PER_S);
+            return;
+        }
+        struct timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        const uint64_t ns = (uint64_t)until.tv_nsec + (self->paid_until_ns - now_ns);
+        until.tv_sec += (time_t)(ns / EP_NS_PER_S);
+        until.tv_nsec = (long)(ns % EP_NS_PER_S);
+        pthread_cond_timedwait(&store->room, &store->lock, &until);
+    }
+}
+
+static bool take_prefetch(ep_weight_store *store, expert_entry **out_entry)
+{
+    ep_heat_choice choice;
+    if (store->prefetches_due == 0) {
+        return false;
+    }
+    store->prefetches_due--;
+    if (!ep_expert_heat_prefetch(store->heat, PREFETCH_LAYERS, false, is_idle, store, &choice)) {
+        return false;
+    }
+    *out_entry = &store->layers[choice.layer].experts[choice.expert];
+    return true;
+}
+
+/* Lock held on entry and exit. False: nothing to do. */
+static bool work_once(loader *self)
+{
+    ep_weight_store *store = self->store;
+    expert_entry *entry = ep_entry_queue_take(&store->urgent);
+    if (entry != NULL) {
+        become_nice(self);
+        if (!ep_weight_waits_any(store, entry)) { /* they gave up; what is left of them ends at its deadline */
+            ep_weight_wait *ended = ep_weight_waits_take(store, entry, NULL);
+            ep_error error;
+            entry->state = EP_EXPERT_ABSENT;
+            ep_weight_entry_place(store, entry);
+            pthread_mutex_unlock(&store->lock);
+            ep_error_set(&error, EP_ERR_CANCELLED, "the caller no longer waits");
+            ep_weight_waits_end(ended, &error);
+            pthread_mutex_lock(&store->lock);
+            return true;
+        }
+        pay(self, ep_weight_layer_bytes_at_least(&store->layers[entry->layer_slot].layer));
+        load_one(self, entry, LOAD_URGENT);
+        return true;
+    }
+    if (store->first.first != NULL && self->batch_left == 0) {
+        end_progress(self);
+        begin_progress(self);
+    }
+    entry = ep_entry_queue_take(&store->first);
+    if (entry != NULL) {
+        load_first(self, entry);
+        if (store->first.first == NULL) {
+            end_progress(self);
+            pthread_mutex_unlock(&store->lock);
+            store->config.on_change(store->config.arg);
+            pthread_mutex_lock(&store->lock);
+        }
+        return true;
+    }
+    if (take_prefetch(store, &entry)) {
+        become_nice(self);
+        pay(self, ep_weight_layer_bytes_at_least(&store->layers[entry->layer_slot].layer));
+        if (entry->state == EP_EXPERT_ABSENT && entry->is_owned && entry->is_wanted) { /* still, after the wait to pay */
+            load_one(self, entry, LOAD_PREFETCH);
+        }
+        return true;
+    }
+    return false;
+}
+
+void *ep_weight_loader_main(void *arg)
+{
+    loader self = {.store = arg};
+    ep_weight_store *store = arg;
+    pthread_mutex_lock(&store->lock);
+    while (!store->stop) {
+        if (!work_once(&self) && !store->stop) {
+            pthread_cond_wait(&store->work, &store->lock);
+        }
+    }
+    pthread_mutex_unlock(&store->lock);
+    end_progress(&self);
+    return NULL;
+}

@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the store's table (weight_store.c) and its loader (weight_loader.c) share. */
+#ifndef EP_EXPERTD_WEIGHT_STORE_PRIVATE_H
+#define EP_EXPERTD_WEIGHT_STORE_PRIVATE_H
+
+#include <pthread.h>
+
+#include "expertd/weight_store.h"
+#include "moe/expert_heat.h"
+
+typedef struct expert_entry {
+    ep_expert_state state;
+    bool is_wanted;
+    bool is_owned;
+    bool is_prefetched; /* resident ahead of time and not used yet */
+    uint32_t layer_slot;
+    uint32_t expert;
+    uint32_t digest;           /* first bytes of its SHA-256; 0: never read */
+    ep_resident *resident;     /* the store's reference; NULL unless RESIDENT */
+    struct expert_entry *next; /* in one of the loader's queues */
+} expert_entry;
+
+typedef struct layer_entry {
+    ep_weight_layer layer;
+    uint32_t experts_count; /* E + S */
+    uint32_t owned_count;
+    uint32_t resident_count;
+    expert_entry *experts;
+} layer_entry;
+
+typedef struct entry_queue {
+    expert_entry *first;
+    expert_entry **end;
+} entry_queue;
+
+struct ep_weight_store {
+    ep_weight_store_config config;
+    pthread_mutex_t lock; /* everything below */
+    pthread_cond_t work;
+    pthread_cond_t room; /* bytes came back */
+    pthread_t loader;
+    bool loader_runs;
+    bool stop;
+    ep_err close_reason; /* EP_OK: open */
+    uint32_t layers_count;
+    layer_entry *layers;
+    entry_queue urgent; /* requests wait for them */
+    entry_queue first;  /* first pass */
+    uint32_t prefetches_due; /* one per visit at most */
+    ep_expert_heat *heat;
+    ep_weight_wait *waits; /* of all experts */
+    ep_timer deadline;
+    uint64_t deadline_ns; /* armed for; EP_TIME_NEVER not */
+    uint64_t resident_bytes; /* also of experts that only jobs still hold, and of the one being loaded */
+    uint64_t leaving_bytes;  /* of experts that only jobs still hold */
+    ep_weight_stats stats;
+};
+
+void ep_entry_queue_add(entry_queue *queue, expert_entry *entry);
+expert_entry *ep_entry_queue_take(entry_queue *queue); /* NULL: empty */
+
+/* What the packed form will take at least. */
+uint64_t ep_weight_layer_bytes_at_least(const ep_weight_layer *layer);
+
+/* Lock held: says to the heat where the expert is. */
+void ep_weight_entry_place(ep_weight_store *store, const expert_entry *entry);
+/* Lock held: takes an expert out of the table; the caller releases what comes back, without the lock. */
+ep_resident *ep_weight_entry_evict(ep_weight_store *store, expert_entry *entry);
+/* Lock held: the waits for an expert, out of the list, with a reference to resident each, or with error (copied); to be ended
+ * without the lock. */
+ep_weight_wait *ep_weight_waits_take(ep_weight_store *store, const expert_entry *entry, ep_resident *resident);
+/* Lock held: whether anybody still wants what he waits for. */
+bool ep_weight_waits_any(const ep_weight_store *store, const expert_entry *entry);
+/* No lock held. error: of those without a resident. */
+void ep_weight_waits_end(ep_weight_wait *list, const ep_error *error);
+
+/* weight_loader.c */
+void *ep_weight_loader_main(void *store);
+
+#endif

@@ -1,0 +1,217 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "bench/store_trace.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/random.h"
+
+typedef struct maker {
+    const trace_setting *s;
+    uint64_t state;
+    float *log_popularity; /* [domain][layer][expert] */
+    float *share;          /* [layer][expert] scratch: summed popularity of one domain, for drawing */
+    uint32_t *kept;        /* [sequence][layer][slot] experts of the last token */
+    uint32_t *domain;      /* [sequence] */
+    uint32_t *step_of;     /* [sequence] in its request */
+} maker;
+
+static float uniform(maker *m)
+{
+    return ((float)(ep_splitmix64(&m->state) >> 40) + 0.5f) / 16777216.0f;
+}
+
+static float normal(maker *m)
+{
+    return sqrtf(-2.0f * logf(uniform(m))) * cosf(6.2831853f * uniform(m));
+}
+
+static float *popularity(maker *m, uint32_t domain, uint32_t layer)
+{
+    return m->log_popularity + ((size_t)domain * m->s->layers + layer) * m->s->experts;
+}
+
+static void drift(maker *m)
+{
+    const size_t count = (size_t)m->s->domains * m->s->layers * m->s->experts;
+    const float keep = sqrtf(1.0f - m->s->drift * m->s->drift);
+    for (size_t i = 0; i < count; i++) {
+        m->log_popularity[i] = keep * m->log_popularity[i] + m->s->drift * m->s->sigma * normal(m);
+    }
+}
+
+/* One token: kept slots first, the others by Gumbel top-k over those left. */
+static void draw_token(maker *m, uint32_t sequence, uint32_t layer, bool is_first, uint32_t *used)
+{
+    const uint32_t top_k = m->s->top_k;
+    uint32_t *kept = m->kept + ((size_t)sequence * m->s->layers + layer) * top_k;
+    const float *log_p = popularity(m, m->domain[sequence], layer);
+    uint32_t chosen[64];
+    float key[64];
+    uint32_t keeps = 0;
+    uint8_t taken[1024] = {0};
+    for (uint32_t k = 0; k < top_k && !is_first; k++) {
+        if (uniform(m) < m->s->reuse) {
+            chosen[keeps++] = kept[k];
+            taken[kept[k]] = 1;
+        }
+    }
+    uint32_t count = keeps;
+    for (uint32_t e = 0; e < m->s->experts; e++) {
+        if (taken[e]) {
+            continue;
+        }
+        const float value = log_p[e] - logf(-logf(uniform(m)));
+        uint32_t at = count < top_k ? count++ : top_k;
+        if (at == top_k && (keeps == top_k || value <= key[top_k - 1])) {
+            continue;
+        }
+        for (at = at == top_k ? top_k - 1 : at; at > keeps && key[at - 1] < value; at--) {
+            chosen[at] = chosen[at - 1];
+            key[at] = key[at - 1];
+        }
+        chosen[at] = e;
+        key[at] = value;
+    }
+    for (uint32_t k = 0; k < top_k; k++) {
+        kept[k] = chosen[k];
+        used[chosen[k]]++;
+    }
+}
+
+/* A sequence's next request begins; the first sequence's requests are the clock of domains and drift. */
+static void begin_request(maker *m, uint32_t sequence, uint64_t *requests)
+{
+    const trace_setting *s = m->s;
+    if (sequence == 0) {
+        if (s->drift > 0) {
+            drift(m);
+        }
+        if (s->stay_requests != 0 && *requests % s->stay_requests == 0) {
+            const uint32_t domain = (m->domain[0] + 1 + (uint32_t)(ep_splitmix64(&m->state) % (s->domains - 1))) % s->domains;
+            for (uint32_t i = 0; i < s->sequences; i++) {
+                m->domain[i] = domain;
+            }
+        }
+        ++*requests;
+    }
+    if (s->stay_requests == 0) {
+        m->domain[sequence] = (uint32_t)(ep_splitmix64(&m->state) % s->domains);
+    }
+}
+
+static void make_step(maker *m, store_trace *trace, uint64_t *requests)
+{
+    const trace_setting *s = m->s;
+    uint32_t used[1024];
+    uint32_t tokens[256];
+    for (uint32_t q = 0; q < s->sequences; q++) {
+        if (m->step_of[q] == 0) {
+            begin_request(m, q, requests);
+        }
+        tokens[q] = m->step_of[q] == 0 ? s->prefill : 1;
+    }
+    for (uint32_t l = 0; l < s->layers; l++) {
+        memset(used, 0, sizeof(used));
+        for (uint32_t q = 0; q < s->sequences; q++) {
+            for (uint32_t t = 0; t < tokens[q]; t++) {
+                draw_token(m, q, l, m->step_of[q] == 0 && t == 0, used);
+            }
+        }
+        trace_visit *visit = &trace->visits[trace->visits_count++];
+        *visit = (trace_visit){.layer = l, .first = trace->uses_count};
+        for (uint32_t e = 0; e < s->experts; e++) {
+            if (used[e]) {
+                trace->rows[trace->uses_count] = used[e];
+                trace->experts[trace->uses_count++] = e;
+            }
+        }
+        visit->count = trace->uses_count - visit->first;
+    }
+    for (uint32_t q = 0; q < s->sequences; q++) {
+        m->step_of[q] = (m->step_of[q] + 1) % s->request_steps;
+    }
+}
+
+store_trace *store_trace_make(const trace_setting *s, uint64_t seed)
+{
+    store_trace *trace = calloc(1, sizeof(*trace));
+    const size_t cells = (size_t)s->domains * s->layers * s->experts;
+    maker m = {.s = s, .state = seed};
+    uint64_t requests = 0;
+    EP_ASSERT(s->experts <= 1024 && s->top_k <= 64 && s->sequences <= 256 && s->domains > 1);
+    m.log_popularity = malloc(cells * sizeof(float));
+    m.kept = calloc((size_t)s->sequences * s->layers * s->top_k, sizeof(uint32_t));
+    m.domain = calloc(s->sequences, sizeof(uint32_t));
+    m.step_of = calloc(s->sequences, sizeof(uint32_t));
+    trace->setting = *s;
+    trace->visits = malloc((size_t)s->steps * s->layers * sizeof(*trace->visits));
+    trace->experts = malloc((size_t)s->steps * s->layers * s->experts * sizeof(uint32_t));
+    trace->rows = malloc((size_t)s->steps * s->layers * s->experts * sizeof(uint32_t));
+    EP_ASSERT(trace->rows != NULL && m.log_popularity != NULL && m.kept != NULL && trace->visits != NULL && trace->experts != NULL);
+    for (size_t i = 0; i < cells; i++) {
+        m.log_popularity[i] = s->sigma * normal(&m);
+    }
+    for (uint32_t q = 0; q < s->sequences && s->stay_requests == 0; q++) { /* requests do not all begin at once */
+        m.step_of[q] = q % s->request_steps;
+        m.domain[q] = q % s->domains;
+        for (uint32_t l = 0; l < s->layers; l++) {
+            uint32_t used[1024] = {0};
+            draw_token(&m, q, l, true, used);
+        }
+    }
+    for (uint32_t step = 0; step < s->steps; step++) {
+        make_step(&m, trace, &requests);
+    }
+    free(m.log_popularity);
+    free(m.kept);
+    free(m.domain);
+    free(m.step_of);
+    return trace;
+}
+
+void store_trace_free(store_trace *trace)
+{
+    free(trace->visits);
+    free(trace->experts);
+    free(trace->rows);
+    free(trace);
+}
+
+static int descending(const void *a, const void *b)
+{
+    const uint32_t x = *(const uint32_t *)a;
+    const uint32_t y = *(const uint32_t *)b;
+    return x < y ? 1 : x > y ? -1 : 0;
+}
+
+void store_trace_describe(const store_trace *trace, double *out_top_share, double *out_reuse)
+{
+    const uint32_t layers = trace->setting.layers;
+    const uint32_t experts = trace->setting.experts;
+    uint32_t *uses = calloc((size_t)layers * experts, sizeof(*uses));
+    uint32_t *last = calloc((size_t)layers * experts, sizeof(*last));
+    uint64_t top = 0;
+    uint64_t repeated = 0;
+    for (uint32_t v = 0; v < trace->visits_count; v++) {
+        const trace_visit *visit = &trace->visits[v];
+        for (uint32_t i = 0; i < visit->count; i++) {
+            const size_t at = (size_t)visit->layer * experts + trace->experts[visit->first + i];
+            uses[at]++;
+            repeated += v >= layers && last[at] == v - layers + 1;
+            last[at] = v + 1;
+        }
+    }
+    for (uint32_t l = 0; l < layers; l++) {
+        qsort(uses + (size_t)l * experts, experts, sizeof(*uses), descending);
+        for (uint32_t e = 0; e < (experts + 9) / 10; e++) {
+            top += uses[(size_t)l * experts + e];
+        }
+    }
+    *out_top_share = (double)top / trace->uses_count;
+    *out_reuse = (double)repeated / trace->uses_count;
+    free(uses);
+    free(last);
+}

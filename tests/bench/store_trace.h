@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Which experts a model's layers use, step by step, made like what is measured on real models: a lognormal popularity of the experts
+ * per layer and domain, K distinct experts of a token drawn by it, a slot that often keeps the expert of the sequence's last token,
+ * domains that come and go, popularity that drifts. A step passes all layers in order; a visit is one layer of one step.
+ */
+#ifndef EP_BENCH_STORE_TRACE_H
+#define EP_BENCH_STORE_TRACE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+typedef struct trace_setting {
+    const char *name;
+    uint32_t layers;
+    uint32_t experts;
+    uint32_t top_k;
+    uint32_t sequences;     /* tokens of a step */
+    uint32_t domains;
+    float sigma;            /* of the log popularity */
+    float reuse;            /* chance that a slot keeps its expert */
+    float drift;            /* part of log popularity drawn anew after each request of all sequences */
+    uint32_t request_steps; /* a sequence's tokens of one request */
+    uint32_t prefill;       /* tokens of a request's first step; 1: as the others */
+    uint32_t stay_requests; /* all sequences keep their domain for so many requests; 0: each draws its own for each request */
+    uint32_t steps;
+} trace_setting;
+
+typedef struct trace_visit {
+    uint32_t layer;
+    uint32_t first; /* into experts */
+    uint32_t count;
+} trace_visit;
+
+typedef struct store_trace {
+    trace_setting setting;
+    trace_visit *visits;
+    uint32_t visits_count;
+    uint32_t *experts; /* distinct ones of each visit */
+    uint32_t *rows;    /* of the visit, for each of them */
+    uint32_t uses_count;
+} store_trace;
+
+store_trace *store_trace_make(const trace_setting *setting, uint64_t seed);
+void store_trace_free(store_trace *trace);
+/* What the ten most used of a hundred experts take of all uses, and how many of a visit's experts were in the one before. */
+void store_trace_describe(const store_trace *trace, double *out_top_share, double *out_reuse);
+
+#endif
