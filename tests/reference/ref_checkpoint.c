@@ -350,6 +350,20 @@ void ref_layer_load(const struct ref_checkpoint *checkpoint, size_t layer_index,
     *out_layer = layer;
 }
 
+/* ref_layer_load allocated them: they are const for the readers only. */
+static void set_pairs(const struct ref_expert *experts, size_t count, bool pairs)
+{
+    for (size_t i = 0; i < count; i++) {
+        ((struct ref_expert *)experts)[i].pairs = pairs;
+    }
+}
+
+void ref_layer_set_pairs(struct ref_layer *layer, bool pairs)
+{
+    set_pairs(layer->experts, layer->expert_count, pairs);
+    set_pairs(layer->shared, layer->shared_count, pairs);
+}
+
 static void free_experts(const struct ref_expert *experts, size_t count)
 {
     for (size_t i = 0; i < count; i++) {

@@ -62,6 +62,8 @@ size_t ref_checkpoint_size(const struct ref_checkpoint *checkpoint, const char *
 
 /* The experts of one layer, name family N1 or N2, with shared experts. Freed by ref_layer_free. */
 void ref_layer_load(const struct ref_checkpoint *checkpoint, size_t layer, struct ref_layer *out_layer);
+/* Whether all its experts are computed with family bf16dp; their weights must be bf16. */
+void ref_layer_set_pairs(struct ref_layer *layer, bool pairs);
 void ref_layer_free(struct ref_layer *layer);
 
 #endif

@@ -14,6 +14,7 @@
 struct request {
     const char *model, *in, *out;
     size_t layer;
+    bool pairs; /* the checkpoint's weights are bf16 and computed with family bf16dp */
     int wire, out_dtype; /* enum ref_dtype; -1: x's own type, bf16 for int8 */
     struct ref_batch batch;
 };
@@ -25,6 +26,7 @@ static void usage(void)
             "[--out-dtype bf16|f16|f32]\n"
             "                   [--uncombined] [--weight-on-input] [--no-shared] [--allow-duplicates]\n"
             "                   [--nan pass|reject|zero|mean] [--dispatch-quant plain|int8|fp8] [--combine-quant plain|int8]\n"
+            "                   [--numerics portable|bf16dp]\n"
             "defaults: wire bf16, out-dtype that of x (bf16 for int8)\n");
     exit(2);
 }
@@ -50,10 +52,12 @@ static struct request parse(int argc, char **argv)
         {"uncombined", no_argument, NULL, 'u'},  {"weight-on-input", no_argument, NULL, 'x'},
         {"no-shared", no_argument, NULL, 's'},   {"allow-duplicates", no_argument, NULL, 'a'},
         {"nan", required_argument, NULL, 'n'},   {"dispatch-quant", required_argument, NULL, 'q'},
-        {"combine-quant", required_argument, NULL, 'c'}, {NULL, 0, NULL, 0},
+        {"combine-quant", required_argument, NULL, 'c'},
+        {"numerics", required_argument, NULL, 'f'}, {NULL, 0, NULL, 0},
     };
     static const char *const dtypes[] = {"bf16", "f16", "f32"};               /* as enum ref_dtype */
     static const char *const policies[] = {"pass", "reject", "zero", "mean"}; /* as enum ref_nan */
+    static const char *const families[] = {"portable", "bf16dp"};
     static const char *const quants[] = {"plain", "int8", "fp8"};
     static const enum ref_dispatch dispatches[] = {REF_DISPATCH_PLAIN, REF_DISPATCH_INT8, REF_DISPATCH_FP8};
     struct request request = {.wire = REF_BF16, .out_dtype = -1, .layer = SIZE_MAX};
@@ -89,6 +93,9 @@ static struct request parse(int argc, char **argv)
             break;
         case 'c':
             request.batch.combine_int8 = parse_word(optarg, quants, 2) == 1;
+            break;
+        case 'f':
+            request.pairs = parse_word(optarg, families, 2) == 1;
             break;
         case 'u':
             request.batch.form = REF_UNCOMBINED;
@@ -177,6 +184,7 @@ int main(int argc, char **argv)
 
     ref_checkpoint_open(request.model, &checkpoint);
     ref_layer_load(&checkpoint, request.layer, &layer);
+    ref_layer_set_pairs(&layer, request.pairs);
     ref_file_open(request.in, &file);
     float *row_scales = fill_batch(&file, request.in, layer.hidden, batch);
     batch->wire_dtype = (enum ref_dtype)request.wire;

@@ -3,6 +3,7 @@
 #include "ref_math.h"
 
 #include <math.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -198,6 +199,42 @@ float ref_dot(const float *a, const float *b, size_t n)
     float acc = 0.0f;
     for (size_t i = 0; i < n; i++) {
         acc = fmaf(a[i], b[i], acc);
+    }
+    return acc;
+}
+
+static float without_denormals(float x)
+{
+    return fpclassify(x) == FP_SUBNORMAL ? copysignf(0.0f, x) : x;
+}
+
+/* A result of this size came from values so small that all of them times 2^64 and 2^128 are in range: there its rounding
+ * shows, as if exponents had no end. */
+static float fused_pair_step(float a, float b, float acc)
+{
+    a = without_denormals(a);
+    b = without_denormals(b);
+    acc = without_denormals(acc);
+    float result = fmaf(a, b, acc);
+    if (fabsf(result) > 0x1p-126f || isnan(result)) {
+        return result;
+    }
+    float grown = fmaf(a * 0x1p64f, b * 0x1p64f, acc * 0x1p127f * 2.0f);
+    return fabsf(grown) < 4.0f ? copysignf(0.0f, result) : result;
+}
+
+float ref_pair_input(float value)
+{
+    return ref_round(without_denormals(value), REF_BF16);
+}
+
+float ref_dot_pairs(const float *a, const float *b, size_t n)
+{
+    float acc = 0.0f;
+    for (size_t i = 0; i < n; i += 2) {
+        bool odd = i + 1 < n;
+        acc = fused_pair_step(odd ? a[i + 1] : 0.0f, odd ? b[i + 1] : 0.0f, acc);
+        acc = fused_pair_step(a[i], b[i], acc);
     }
     return acc;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Arithmetic of the oracle: number formats, exp, dot product, written a second time straight from the
- * definition of numerics family `portable`. Nothing here is shared with lib/. Must be compiled with
+ * definitions of the numerics families `portable` and `bf16dp`. Nothing here is shared with lib/. Must be compiled with
  * -ffp-contract=off.
  */
 #ifndef TESTS_REFERENCE_REF_MATH_H
@@ -33,6 +33,10 @@ float ref_sigmoid(float x);
 float ref_silu(float x);
 /* acc = 0; acc = fma(a[i], b[i], acc) in ascending order. */
 float ref_dot(const float *a, const float *b, size_t n);
+/* Family `bf16dp`: value rounded to bf16 (denormals first become zeros of their sign) and widened again. */
+float ref_pair_input(float value);
+/* Family `bf16dp`: pairs in ascending order, of each the odd member first; both fused, nothing denormal in or out. */
+float ref_dot_pairs(const float *a, const float *b, size_t n);
 /* In place: max subtracted, ref_exp, ascending sum, divided. n >= 1. */
 void ref_softmax(float *values, size_t n);
 

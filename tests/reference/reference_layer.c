@@ -203,13 +203,22 @@ static void widen(const struct ref_layer *layer, const struct ref_batch *batch, 
 void ref_expert_forward(const struct ref_expert *expert, size_t hidden, const float *x, float *hidden_scratch,
                         float *y)
 {
+    float (*dot)(const float *, const float *, size_t) = expert->pairs ? ref_dot_pairs : ref_dot;
+    if (expert->pairs) {
+        float *rounded = hidden_scratch + expert->inner;
+        for (size_t i = 0; i < hidden; i++) {
+            rounded[i] = ref_pair_input(x[i]);
+        }
+        x = rounded;
+    }
     for (size_t j = 0; j < expert->inner; j++) {
-        float gate = ref_dot(expert->gate + j * hidden, x, hidden);
-        float up = ref_dot(expert->up + j * hidden, x, hidden);
+        float gate = dot(expert->gate + j * hidden, x, hidden);
+        float up = dot(expert->up + j * hidden, x, hidden);
         hidden_scratch[j] = ref_silu(gate) * up;
+        hidden_scratch[j] = expert->pairs ? ref_pair_input(hidden_scratch[j]) : hidden_scratch[j];
     }
     for (size_t i = 0; i < hidden; i++) {
-        y[i] = ref_dot(expert->down + i * expert->inner, hidden_scratch, expert->inner);
+        y[i] = dot(expert->down + i * expert->inner, hidden_scratch, expert->inner);
     }
     if (expert->output_gate != NULL) {
         float open = ref_sigmoid(ref_dot(expert->output_gate, x, hidden));
@@ -509,7 +518,7 @@ static float *scratch_open(const struct ref_layer *layer, struct scratch *out_sc
     for (size_t e = 0; e < layer->shared_count; e++) {
         inner_max = layer->shared[e].inner > inner_max ? layer->shared[e].inner : inner_max;
     }
-    float *memory = calloc(5 * hidden + inner_max, sizeof(*memory));
+    float *memory = calloc(6 * hidden + inner_max, sizeof(*memory));
     if (memory != NULL) {
         *out_scratch = (struct scratch){memory,
                                         memory + hidden,

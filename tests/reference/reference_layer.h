@@ -54,6 +54,7 @@ struct ref_expert {
     const float *up;          /* [I,H] */
     const float *down;        /* [H,I] */
     const float *output_gate; /* [H] or NULL: a shared expert's own gate, sigmoid(w . x) times its row */
+    bool pairs;               /* bf16 weights, computed with family bf16dp; else family portable */
 };
 
 struct ref_layer {
@@ -112,7 +113,8 @@ enum ref_refusal { REF_OK, REF_BAD_ID, REF_DUPLICATE_ID, REF_NOT_FINITE, REF_TOO
 enum ref_refusal ref_layer_forward(const struct ref_layer *layer, const struct ref_batch *batch, void *out,
                                    char text[REF_TEXT_BYTES]);
 
-/* One expert on one f32 row, before any rounding to the wire type. hidden_scratch has `inner` floats. */
+/* One expert on one f32 row, before any rounding to the wire type. hidden_scratch has `inner` floats,
+ * under bf16dp `inner` + `hidden`. */
 void ref_expert_forward(const struct ref_expert *expert, size_t hidden, const float *x, float *hidden_scratch,
                         float *y);
 

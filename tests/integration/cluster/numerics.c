@@ -1,0 +1,194 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A service of real daemons computes with the numerics family it is told to, bit for bit as the oracle does: bf16dp with
+ * the fastest code of this CPU and with the plain code for any, on backend cpu and backend reference; auto takes the
+ * family the CPU is fastest with. Its id says which. Other limits of the CPU than it has end the daemon with a reason.
+ */
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "base/cpu_features.h"
+#include "base/numeric.h"
+#include "base/random.h"
+#include "model/safetensors_writer.h"
+#include "support/checkpoint_fixture.h"
+#include "support/cluster.h"
+
+enum { HIDDEN = 64, INNER = 32, EXPERTS = 8, TOP_K = 2, PATH_BYTES = EP_TEST_PATH_BYTES + 64 };
+
+static const uint32_t token_counts[] = {1, 7, 300};
+
+static char fixture_dir[EP_TEST_PATH_BYTES];
+
+static void input_path(char out[PATH_BYTES], uint32_t tokens)
+{
+    snprintf(out, PATH_BYTES, "%s/in-%u.safetensors", fixture_dir, tokens);
+}
+
+static void expected_path(char out[PATH_BYTES], const char *family, uint32_t tokens)
+{
+    snprintf(out, PATH_BYTES, "%s/%s-%u.safetensors", fixture_dir, family, tokens);
+}
+
+/* x of f32: the families narrow it differently. Some of it is denormal. */
+static void write_input(uint32_t tokens)
+{
+    char path[PATH_BYTES];
+    ep_error error;
+    uint64_t state = tokens;
+    float *x = calloc((size_t)tokens * HIDDEN, sizeof(*x));
+    int32_t *ids = calloc((size_t)tokens * TOP_K, sizeof(*ids));
+    float *scales = calloc((size_t)tokens * TOP_K, sizeof(*scales));
+    EP_TEST_CHECK(x != NULL && ids != NULL && scales != NULL, "no memory");
+    for (size_t i = 0; i < (size_t)tokens * HIDDEN; i++) {
+        uint64_t z = ep_splitmix64(&state);
+        x[i] = z % 16 == 0 ? 0x1p-130f : (float)(z >> 40) * 0x1p-23f - 1.0f;
+    }
+    for (size_t t = 0; t < tokens; t++) {
+        ids[2 * t] = (int32_t)(ep_splitmix64(&state) >> 61);
+        ids[2 * t + 1] = (ids[2 * t] + 1 + (int32_t)((ep_splitmix64(&state) >> 33) % (EXPERTS - 1))) % EXPERTS;
+        scales[2 * t] = 0.75f;
+        scales[2 * t + 1] = 0.25f;
+    }
+    const ep_named_tensor tensors[] = {
+        {"x", ep_tensor_2d(x, EP_DTYPE_F32, tokens, HIDDEN)},
+        {"expert_ids", ep_tensor_2d(ids, EP_DTYPE_I32, tokens, TOP_K)},
+        {"expert_scales", ep_tensor_2d(scales, EP_DTYPE_F32, tokens, TOP_K)},
+    };
+    input_path(path, tokens);
+    EP_TEST_CHECK(ep_safetensors_write(path, tensors, EP_ARRAY_COUNT(tensors), NULL, 0, &error) == EP_OK, "%s", error.text);
+    free(x);
+    free(ids);
+    free(scales);
+}
+
+static void run_oracle(const char *family, uint32_t tokens)
+{
+    char in[PATH_BYTES];
+    char out[PATH_BYTES];
+    char *output = NULL;
+    input_path(in, tokens);
+    expected_path(out, family, tokens);
+    const char *args[] = {"--model", fixture_dir, "--layer", "0", "--in", in, "--out", out, "--wire", "f32", "--numerics", family, NULL};
+    int code = ep_test_process_run(fixture_dir, "oracle", ep_test_ref_forward, args, NULL, EP_TEST_PATIENCE_MS, &output);
+    EP_TEST_CHECK(code == 0, "the oracle: exit code %d: %s", code, output);
+    free(output);
+}
+
+static char *read_whole(const char *path, size_t *out_bytes)
+{
+    struct stat st;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    EP_TEST_CHECK(fd >= 0 && fstat(fd, &st) == 0, "%s cannot be read", path);
+    char *bytes = malloc((size_t)st.st_size + 1);
+    EP_TEST_CHECK(bytes != NULL && read(fd, bytes, (size_t)st.st_size) == st.st_size, "%s cannot be read", path);
+    close(fd);
+    *out_bytes = (size_t)st.st_size;
+    return bytes;
+}
+
+static bool is_equal(const char *a_path, const char *b_path)
+{
+    size_t a_bytes;
+    size_t b_bytes;
+    char *a = read_whole(a_path, &a_bytes);
+    char *b = read_whole(b_path, &b_bytes);
+    bool equal = a_bytes == b_bytes && memcmp(a, b, a_bytes) == 0;
+    free(a);
+    free(b);
+    return equal;
+}
+
+static void make_fixture(void)
+{
+    ep_fixture_config config = ep_fixture_default();
+    config.hidden = HIDDEN;
+    config.inner = INNER;
+    config.experts = EXPERTS;
+    config.top_k = TOP_K;
+    config.layers = 1;
+    ep_test_checkpoint_new(&config, fixture_dir);
+    for (size_t i = 0; i < EP_ARRAY_COUNT(token_counts); i++) {
+        char a[PATH_BYTES];
+        char b[PATH_BYTES];
+        write_input(token_counts[i]);
+        run_oracle("portable", token_counts[i]);
+        run_oracle("bf16dp", token_counts[i]);
+        expected_path(a, "portable", token_counts[i]);
+        expected_path(b, "bf16dp", token_counts[i]);
+        EP_TEST_CHECK(!is_equal(a, b), "the families give the same results for %u tokens", token_counts[i]);
+    }
+}
+
+/* level: what the daemons may use of the CPU, NULL all. family: what they must compute with. */
+static void run(const char *numerics, const char *backend, const char *level, const char *family)
+{
+    const ep_test_model model = {"demo", fixture_dir};
+    const char *args[] = {numerics, backend, NULL};
+    const ep_test_cluster_options options = {.nodes_count = 2,
+                                             .copies = 2,
+                                             .threads = 2,
+                                             .models = &model,
+                                             .models_count = 1,
+                                             .node_args = args};
+    ep_test_cluster cluster;
+    char out[PATH_BYTES];
+    if (level != NULL) {
+        setenv(EP_CPU_FEATURES_VARIABLE, level, 1);
+    }
+    ep_test_cluster_start(&cluster, &options);
+    unsetenv(EP_CPU_FEATURES_VARIABLE);
+    snprintf(out, sizeof(out), "%s/out.safetensors", cluster.dir);
+    for (size_t i = 0; i < EP_ARRAY_COUNT(token_counts); i++) {
+        char in[PATH_BYTES];
+        char expected[PATH_BYTES];
+        char *output = NULL;
+        input_path(in, token_counts[i]);
+        expected_path(expected, family, token_counts[i]);
+        const char *forward[] = {"forward", "--model=demo", "--layer=0", "--wire=f32", "--in", in, "--out", out, NULL};
+        unlink(out);
+        int code = ep_test_cluster_ctl(&cluster, forward, &output);
+        EP_TEST_CHECK(code == 0, "exit code %d: %s", code, output);
+        EP_TEST_CHECK(is_equal(expected, out), "%s %s, CPU level %s, %u tokens: not what family %s gives", numerics, backend,
+                      level == NULL ? "all" : level, token_counts[i], family);
+        free(output);
+    }
+    char *status = NULL;
+    const char *show[] = {"status", "--output=json", NULL};
+    char id[64];
+    snprintf(id, sizeof(id), "%s/bf16/rne/", family);
+    EP_TEST_CHECK(ep_test_cluster_ctl(&cluster, show, &status) == 0 && strstr(status, id) != NULL, "no id %s in %s", id, status);
+    free(status);
+    ep_test_cluster_stop(&cluster);
+}
+
+static void expect_refused_level(void)
+{
+    char *output = NULL;
+    char model[PATH_BYTES];
+    snprintf(model, sizeof(model), "--model=demo=%s", fixture_dir);
+    const char *args[] = {model, "--listen=tcp://127.0.0.1:0", "--admin-listen=tcp://127.0.0.1:0", NULL};
+    setenv(EP_CPU_FEATURES_VARIABLE, "avx1024", 1);
+    int code = ep_test_process_run(fixture_dir, "refused", ep_test_expertd, args, NULL, EP_TEST_PATIENCE_MS, &output);
+    unsetenv(EP_CPU_FEATURES_VARIABLE);
+    EP_TEST_CHECK(code != 0 && strstr(output, "EXPERTD_CPU_FEATURES is 'avx1024', allowed on this CPU: portable") != NULL,
+                  "exit code %d: %s", code, output);
+    free(output);
+}
+
+int main(void)
+{
+    make_fixture();
+    run("--numerics=bf16dp", "--backend=cpu", NULL, "bf16dp");
+    run("--numerics=bf16dp", "--backend=cpu", "portable", "bf16dp");
+    run("--numerics=bf16dp", "--backend=reference", NULL, "bf16dp");
+    run("--numerics=auto", "--backend=cpu", NULL, ep_cpu_features_read().avx512bf16 ? "bf16dp" : "portable");
+    run("--numerics=auto", "--backend=cpu", "portable", "portable");
+    expect_refused_level();
+    return 0;
+}
