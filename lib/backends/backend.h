@@ -82,6 +82,7 @@ typedef struct ep_backend_config {
     ep_numerics numerics;
     uint32_t threads;      /* compute, up to EP_BACKEND_THREADS_MAX; 0: all the CPUs this process may use */
     uint64_t memory_bytes; /* budget for weights as weights_bytes counts them; 0: unlimited */
+    bool unpinned;         /* cpu: one thread per CPU is not tied to its CPU */
 } ep_backend_config;
 
 typedef struct ep_backend_ops {

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "backends/host_common.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/random.h"
@@ -297,8 +298,7 @@ static ep_err start_membership(ep_node *node, ep_error *out_error)
 
 static uint32_t compute_threads(const ep_node_config *config)
 {
-    long cpus = sysconf(_SC_NPROCESSORS_ONLN);
-    return config->threads != 0 ? config->threads : (uint32_t)(cpus > 0 ? cpus : 1);
+    return config->threads != 0 ? config->threads : ep_host_cpus_count();
 }
 
 /*
@@ -371,7 +371,10 @@ static ep_err start_base(ep_node *node, ep_error *out_error)
 static ep_err start_compute(ep_node *node, ep_error *out_error)
 {
     const ep_node_config *config = node->config;
-    ep_backend_config backend = {.numerics = config->numerics, .threads = config->threads, .memory_bytes = config->weight_bytes_max};
+    ep_backend_config backend = {.numerics = config->numerics,
+                                 .threads = config->threads,
+                                 .memory_bytes = config->weight_bytes_max,
+                                 .unpinned = !config->pins_threads};
     ep_weight_store_config store = {.weight_bytes_max = config->weight_bytes_max,
                                     .load_bytes_per_s = config->load_bytes_per_s,
                                     .prefetches = config->prefetches,

@@ -45,6 +45,7 @@ typedef struct ep_node_config {
     const ep_backend_ops *backend;
     ep_numerics numerics;
     uint32_t threads;
+    bool pins_threads;
     uint64_t weight_bytes_max; /* 0 unlimited */
     uint64_t load_bytes_per_s; /* 0 unlimited */
     bool prefetches;

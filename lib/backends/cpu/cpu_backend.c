@@ -16,7 +16,9 @@ typedef struct cpu_backend {
     ep_backend_budget budget;
     ep_known_answer answer;
     ep_numerics numerics;
+    ep_cpu_topology *topology;
     ep_cpu_schedule *schedule;
+    _Atomic uint64_t node_bytes[EP_BACKEND_THREADS_MAX]; /* weights on each memory node */
 } cpu_backend;
 
 static void cpu_close(ep_backend *base)
@@ -26,6 +28,7 @@ static void cpu_close(ep_backend *base)
         return;
     }
     ep_cpu_schedule_stop(backend->schedule);
+    ep_cpu_topology_free(backend->topology);
     EP_ASSERT(atomic_load(&backend->budget.used_bytes) == 0);
     free(backend);
 }
@@ -37,9 +40,9 @@ ep_err ep_cpu_backend_open_with(const ep_ffn_kernel *kernel, const ep_backend_co
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "compute threads is %u, allowed 0 to %u",
                             config->threads, EP_BACKEND_THREADS_MAX);
     }
-    const uint32_t threads = config->threads == 0 ? ep_host_cpus_count() : config->threads;
     cpu_backend *backend = calloc(1, sizeof(*backend));
-    if (backend == NULL) {
+    if (backend == NULL || ep_cpu_topology_load(&backend->topology) != EP_OK) {
+        free(backend);
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for backend cpu");
     }
     backend->base.ops = &ep_backend_cpu_ops;
@@ -49,10 +52,16 @@ ep_err ep_cpu_backend_open_with(const ep_ffn_kernel *kernel, const ep_backend_co
         bool fits = kernel != NULL && (unsigned)kernel->family == family;
         kernels[family] = fits ? kernel : ep_ffn_kernel_of((ep_ffn_family)family);
     }
-    ep_err err = ep_cpu_schedule_start(kernels, threads, &backend->schedule);
+    const ep_cpu_schedule_config schedule = {
+        .kernels = kernels,
+        .topology = backend->topology,
+        .threads = config->threads == 0 ? ep_cpu_topology_cpus(backend->topology) : config->threads,
+        .pins = !config->unpinned,
+    };
+    ep_err err = ep_cpu_schedule_start(&schedule, &backend->schedule);
     if (err != EP_OK) {
         cpu_close(&backend->base);
-        return ep_error_set(out_error, err, "backend cpu cannot start %u threads", threads);
+        return ep_error_set(out_error, err, "backend cpu cannot start %u threads", schedule.threads);
     }
     err = ep_known_answer_run(&backend->base, &backend->answer, out_error);
     if (err != EP_OK) {
@@ -82,6 +91,18 @@ static size_t cpu_weights_bytes(ep_backend *base, const ep_expert_source *source
     return ep_expert_source_supported(source) ? ep_ffn_packed_bytes(source, family) : 0;
 }
 
+/* The memory node with the least weights on it, these counted in. */
+static uint32_t take_node(cpu_backend *backend, size_t bytes)
+{
+    const uint32_t nodes = ep_cpu_topology_nodes(backend->topology);
+    uint32_t best = 0;
+    for (uint32_t i = 1; i < nodes; i++) {
+        best = atomic_load(&backend->node_bytes[i]) < atomic_load(&backend->node_bytes[best]) ? i : best;
+    }
+    atomic_fetch_add(&backend->node_bytes[best], bytes);
+    return best;
+}
+
 /* Memory for weights of this shape, against the budget, not filled yet. source has been checked. */
 static ep_err make_weights(cpu_backend *backend, const ep_expert_source *source, ep_cpu_weights **out_weights,
                            ep_error *out_error)
@@ -104,6 +125,8 @@ static ep_err make_weights(cpu_backend *backend, const ep_expert_source *source,
     weights->outline = ep_expert_source_outline(source);
     weights->memory = memory;
     weights->bytes = bytes;
+    weights->node = take_node(backend, bytes);
+    ep_cpu_topology_bind(backend->topology, memory, bytes, weights->node);
     *out_weights = weights;
     return EP_OK;
 }
@@ -129,8 +152,11 @@ static ep_err cpu_weights_load(ep_backend *base, const ep_expert_source *source,
 static void cpu_weights_unload(ep_backend *base, ep_backend_weights *base_weights)
 {
     ep_cpu_weights *weights = (ep_cpu_weights *)base_weights;
+    cpu_backend *backend = (cpu_backend *)base;
     if (weights != NULL) {
-        ep_backend_budget_give(&((cpu_backend *)base)->budget, weights->bytes);
+        ep_backend_budget_give(&backend->budget, weights->bytes);
+        atomic_fetch_sub(&backend->node_bytes[weights->node], weights->bytes);
+        ep_cpu_topology_bind(backend->topology, weights->memory, weights->bytes, UINT32_MAX);
         free(weights->memory);
         free(weights);
     }
@@ -191,6 +217,11 @@ static ep_err cpu_submit(ep_backend *base, ep_job *job)
 {
     ep_err err = ep_job_check(job);
     return err != EP_OK ? err : ep_cpu_schedule_submit(((cpu_backend *)base)->schedule, job);
+}
+
+ep_cpu_counts ep_cpu_backend_counts(const ep_backend *base)
+{
+    return ep_cpu_schedule_counts(((const cpu_backend *)base)->schedule);
 }
 
 const ep_backend_ops ep_backend_cpu_ops = {

@@ -5,6 +5,7 @@
 #define EP_BACKENDS_CPU_CPU_BACKEND_H
 
 #include "backends/backend.h"
+#include "backends/cpu/cpu_schedule.h"
 #include "kernels/ffn_kernel.h"
 
 extern const ep_backend_ops ep_backend_cpu_ops;
@@ -12,5 +13,7 @@ extern const ep_backend_ops ep_backend_cpu_ops;
 /* ops->open with a kernel that this CPU runs, for its family; NULL: the fastest. For tests. */
 ep_err ep_cpu_backend_open_with(const ep_ffn_kernel *kernel, const ep_backend_config *config,
                                 ep_backend **out_backend, ep_error *out_error);
+/* Of a backend that ep_backend_cpu_ops opened. Threads: any. */
+ep_cpu_counts ep_cpu_backend_counts(const ep_backend *backend);
 
 #endif

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backends/cpu/cpu_spin.h"
 #include "backends/host_common.h"
 #include "base/check.h"
 #include "base/clock.h"
@@ -15,20 +16,27 @@
 #define SPIN_NS (50 * EP_NS_PER_US) /* an expert takes 50 to 500 us; waking a sleeper costs some 25 */
 #define WHOLE_PASS_FMAS 262144u     /* a pass below this is one task: handing parts over would cost more */
 #define TASK_FMAS 65536u            /* panels are taken together up to this much work */
+#define LOCAL_LOOKS 32               /* waiting jobs that a thread passes over to find one of its own memory node */
+#define CACHE_LINE 64
 #define SPARE_PASSES 3              /* passes open beyond one per thread: stage ends find other work, and one may be overtaken */
 
 typedef enum { STAGE_PREPARE, STAGE_PACK, STAGE_GATE_UP, STAGE_DOWN, STAGE_END } stage;
 
+/*
+ * Tasks of a stage are claimed without the lock: `claim` holds the stage's number and how many are taken, so that a thread which still
+ * believes in an earlier stage takes nothing. What else is in a pass changes under the lock, and only when no task of it runs.
+ */
 typedef struct {
+    _Alignas(CACHE_LINE) _Atomic uint64_t claim; /* number << 32 | tasks taken */
+    _Atomic uint32_t tasks_done;
+    _Atomic uint32_t threads_in; /* in its tasks; written under lock */
     bool open;
     ep_job *job;
     uint32_t first_row;
     uint32_t rows_count;
     stage stage;
     uint32_t tasks_count; /* of this stage */
-    _Atomic uint32_t tasks_taken; /* written under lock */
-    uint32_t tasks_done;
-    uint32_t grain; /* tasks taken at a time */
+    uint32_t grain;       /* tasks taken at a time */
     ep_err err;
     uint64_t order; /* older passes first */
     ep_ffn_pass pass;
@@ -36,35 +44,55 @@ typedef struct {
     size_t scratch_bytes;
 } cpu_pass;
 
+/* A stage of a pass as a thread that takes its tasks knows it. */
 typedef struct {
-    ep_cpu_schedule *schedule;
+    cpu_pass *pass;
+    stage stage;
+    uint32_t number; /* of the stage, see cpu_pass.claim */
+    uint32_t tasks_count;
+    uint32_t grain;
+    uint64_t seen; /* changes when it was chosen: while they stand, it is the one to take from */
+} cpu_turn;
+
+typedef struct {
+    _Alignas(CACHE_LINE) ep_cpu_schedule *schedule;
     uint32_t index;
+    uint32_t node; /* of memory */
     pthread_t thread;
     float *tile; /* EP_FFN_TILE_BYTES */
+    cpu_turn turn;
+    ep_cpu_spin spin;
+    bool pinned;
+    /* written by the thread alone */
+    _Atomic uint64_t tasks_near; /* of weights on its own memory node */
+    _Atomic uint64_t tasks_far;
+    _Atomic uint64_t idle_ns;
+    _Atomic uint64_t idle_since_ns; /* 0: at work */
     /* The kernel span: what this thread does for one stage of a pass, or several, without turning to another. */
     bool span_open;
     uint64_t span_order; /* of its pass */
     ep_trace_fields span;
 } cpu_worker;
 
-/* Some tasks of one stage, taken by one thread. */
+/* Some tasks of the stage that a thread has turned to. */
 typedef struct {
-    cpu_pass *pass;
-    stage stage;
     uint32_t first;
     uint32_t count;
 } cpu_work;
 
 struct ep_cpu_schedule {
     const ep_ffn_kernel *kernels[EP_FFN_FAMILIES];
+    const ep_cpu_topology *topology;
+    bool pins;
+    bool spins;
     uint32_t threads;
     uint32_t threads_started;
     cpu_worker *workers;
     cpu_pass *passes; /* threads + SPARE_PASSES */
     uint32_t passes_count;
 
-    _Atomic uint64_t changes; /* grows whenever new work can be taken, or stopping; written under lock */
-    pthread_mutex_t lock;     /* below, and all of a pass but its data while its tasks run */
+    _Alignas(CACHE_LINE) _Atomic uint64_t changes; /* grows whenever new work can be taken, or stopping; written under lock */
+    _Alignas(CACHE_LINE) pthread_mutex_t lock;     /* below, and what a pass says of itself */
     pthread_cond_t wake;
     uint32_t sleepers_count;
     ep_job *first; /* jobs with rows not yet in a pass */
@@ -86,6 +114,26 @@ static uint32_t job_word(const ep_job *job, int word)
 static void job_set_word(ep_job *job, int word, uint32_t value)
 {
     job->scratch[word] = (void *)(uintptr_t)value;
+}
+
+static uint32_t job_node(const ep_job *job)
+{
+    return ((const ep_cpu_weights *)job->weights)->node;
+}
+
+static uint32_t tasks_taken(const cpu_pass *pass)
+{
+    return (uint32_t)atomic_load_explicit(&pass->claim, memory_order_relaxed);
+}
+
+static bool has_tasks(const cpu_pass *pass)
+{
+    return pass->open && tasks_taken(pass) < pass->tasks_count;
+}
+
+static void add_own(_Atomic uint64_t *counter, uint64_t more)
+{
+    atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + more, memory_order_relaxed);
 }
 
 static uint32_t job_passes_count(const ep_job *job)
@@ -135,9 +183,9 @@ static bool span_turn(cpu_worker *worker, const cpu_pass *pass)
  * stage is left, and what comes next waits for other threads too, or is nothing. */
 static void span_leave(cpu_worker *worker, const cpu_work *work, stage next)
 {
-    cpu_pass *pass = work->pass;
+    const cpu_pass *pass = worker->turn.pass;
     bool took_all = work->count == pass->tasks_count;
-    bool none_left = atomic_load_explicit(&pass->tasks_taken, memory_order_relaxed) == pass->tasks_count;
+    bool none_left = tasks_taken(pass) == pass->tasks_count;
     if (none_left && (next == STAGE_END || !took_all)) {
         span_end(worker, pass->err);
     }
@@ -162,15 +210,15 @@ static uint64_t pass_fmas(const cpu_pass *pass)
     return (uint64_t)3 * pass->job->weights->hidden * pass->job->weights->inner * pass->rows_count;
 }
 
-/* Lock held. Moves a pass into a stage; the caller announces its tasks. */
+/* Lock held, no task of the pass runs. Moves it into a stage; the caller announces its tasks. */
 static void enter_stage(cpu_pass *pass, stage next)
 {
     const ep_backend_weights *weights = pass->job->weights;
     const ep_ffn_packed *packed = &((const ep_cpu_weights *)weights)->packed;
     uint64_t task_fmas = 1;
+    const uint64_t number = (atomic_load_explicit(&pass->claim, memory_order_relaxed) >> 32) + 1;
     pass->stage = next;
-    pass->tasks_taken = 0;
-    pass->tasks_done = 0;
+    atomic_store_explicit(&pass->tasks_done, 0, memory_order_relaxed);
     switch (next) {
     case STAGE_PREPARE:
         pass->tasks_count = 1;
@@ -189,18 +237,47 @@ static void enter_stage(cpu_pass *pass, stage next)
         break;
     case STAGE_END:
         pass->tasks_count = 0;
-        return;
+        break;
     }
     pass->grain = (uint32_t)(task_fmas >= TASK_FMAS ? 1 : (TASK_FMAS + task_fmas - 1) / task_fmas);
+    atomic_store_explicit(&pass->claim, number << 32, memory_order_release);
 }
 
-/* Lock held. The next rows of the first waiting job become a pass, when one is free. */
-static cpu_pass *open_pass(ep_cpu_schedule *s)
+static bool is_patient(const ep_job *job)
 {
+    return (job->priority & EP_JOB_PATIENT) != 0;
+}
+
+/* Lock held, a job waits. The one to open for a thread of this memory node: the first, or one soon after it whose weights are near.
+ * *out_before: the job queued before it, NULL none. */
+static ep_job *choose_job(const ep_cpu_schedule *s, uint32_t node, ep_job **out_before)
+{
+    ep_job *before = NULL;
     ep_job *job = s->first;
-    if (job == NULL) {
-        return NULL;
+    for (uint32_t looks = 0; looks < LOCAL_LOOKS && job != NULL && is_patient(job) == is_patient(s->first); looks++) {
+        if (job_node(job) == node) {
+            *out_before = before;
+            return job;
+        }
+        before = job;
+        job = job->next;
     }
+    *out_before = NULL;
+    return s->first;
+}
+
+/* Lock held. The job has no more rows to open. */
+static void unqueue_job(ep_cpu_schedule *s, ep_job *job, ep_job *before)
+{
+    *(before == NULL ? &s->first : &before->next) = job->next;
+    if (s->last == job) {
+        s->last = before;
+    }
+}
+
+/* Lock held, a job waits. Its next rows become a pass, when one is free. */
+static cpu_pass *open_pass(ep_cpu_schedule *s, uint32_t node)
+{
     cpu_pass *pass = NULL;
     for (uint32_t i = 0; i < s->passes_count && pass == NULL; i++) {
         pass = s->passes[i].open ? NULL : &s->passes[i];
@@ -208,6 +285,8 @@ static cpu_pass *open_pass(ep_cpu_schedule *s)
     if (pass == NULL) {
         return NULL;
     }
+    ep_job *before;
+    ep_job *job = choose_job(s, node, &before);
     const uint32_t count = job_passes_count(job);
     const uint32_t index = job_word(job, JOB_PASSES_OPENED);
     const uint32_t base = job->rows_count / count;
@@ -220,22 +299,23 @@ static cpu_pass *open_pass(ep_cpu_schedule *s)
     pass->order = s->next_order++;
     job_set_word(job, JOB_PASSES_OPENED, index + 1);
     if (index + 1 == count) {
-        s->first = job->next;
+        unqueue_job(s, job, before);
     }
     enter_stage(pass, STAGE_PREPARE);
+    atomic_fetch_add_explicit(&s->changes, 1, memory_order_release); /* threads in a patient pass may have to leave it */
     return pass;
 }
 
-static bool is_before(const cpu_pass *a, const cpu_pass *b)
+/* For a thread of this memory node. Patient jobs last; weights that are near first; then by priority and age. */
+static bool is_before(const cpu_pass *a, const cpu_pass *b, uint32_t node)
 {
-    uint64_t a_priority = a->job->priority;
-    uint64_t b_priority = b->job->priority;
+    const uint64_t a_priority = a->job->priority;
+    const uint64_t b_priority = b->job->priority;
+    const bool a_near = job_node(a->job) == node;
+    if (is_patient(a->job) == is_patient(b->job) && a_near != (job_node(b->job) == node)) {
+        return a_near;
+    }
     return a_priority != b_priority ? a_priority < b_priority : a->order < b->order;
-}
-
-static bool is_patient(const ep_job *job)
-{
-    return (job->priority & EP_JOB_PATIENT) != 0;
 }
 
 /* Threads that a pass can keep busy in its widest stage. */
@@ -252,7 +332,7 @@ static uint32_t pass_width(const cpu_pass *pass)
  * urgent: threads that passes of urgent jobs want. Their stages are short, and one of a patient pass's panels
  * takes longer: so many threads stay away from those.
  */
-static cpu_pass *choose_pass(ep_cpu_schedule *s)
+static cpu_pass *choose_pass(ep_cpu_schedule *s, uint32_t node)
 {
     cpu_pass *best = NULL;
     uint64_t urgent = 0;
@@ -262,7 +342,7 @@ static cpu_pass *choose_pass(ep_cpu_schedule *s)
             continue;
         }
         urgent += is_patient(pass->job) ? 0 : pass_width(pass);
-        if (pass->tasks_taken < pass->tasks_count && (best == NULL || is_before(pass, best))) {
+        if (has_tasks(pass) && (best == NULL || is_before(pass, best, node))) {
             best = pass;
         }
     }
@@ -270,41 +350,89 @@ static cpu_pass *choose_pass(ep_cpu_schedule *s)
     const ep_job *waiting = s->first;
     if (waiting != NULL && (best == NULL || waiting->priority < best->job->priority) &&
         (!is_patient(waiting) || may_turn_to_patient)) {
-        cpu_pass *opened = open_pass(s);
+        cpu_pass *opened = open_pass(s, node);
         best = opened != NULL ? opened : best;
     }
     return best != NULL && is_patient(best->job) && !may_turn_to_patient ? NULL : best;
 }
 
-/* Lock held. False when there is nothing to do now. */
-static bool take_work(ep_cpu_schedule *s, cpu_work *out_work)
+/* Any lock. False when the stage has no task left, or is over. */
+static bool claim_tasks(const cpu_turn *turn, cpu_work *out_work)
 {
-    cpu_pass *pass = choose_pass(s);
-    if (pass == NULL) {
-        return false;
-    }
-    const uint32_t left = pass->tasks_count - pass->tasks_taken;
-    out_work->pass = pass;
-    out_work->stage = pass->stage;
-    out_work->first = pass->tasks_taken;
-    out_work->count = left < pass->grain ? left : pass->grain;
-    pass->tasks_taken += out_work->count;
-    s->patient_running += is_patient(pass->job);
+    uint64_t claim = atomic_load_explicit(&turn->pass->claim, memory_order_relaxed);
+    uint32_t count;
+    do {
+        const uint32_t taken = (uint32_t)claim;
+        if (claim >> 32 != turn->number || taken >= turn->tasks_count) {
+            return false;
+        }
+        count = turn->tasks_count - taken < turn->grain ? turn->tasks_count - taken : turn->grain;
+    } while (!atomic_compare_exchange_weak_explicit(&turn->pass->claim, &claim, claim + count, memory_order_acquire,
+                                                    memory_order_relaxed));
+    out_work->first = (uint32_t)claim;
+    out_work->count = count;
     return true;
 }
 
-static void run_tasks(const ep_ffn_pass *pass, stage which, uint32_t first, uint32_t count, float *tile)
+/* Lock held. The thread turns to the pass that is best for it and takes its first tasks; false: there is nothing to do now. */
+static bool turn_to_work(cpu_worker *worker, cpu_work *out_work)
 {
-    for (uint32_t i = first; i < first + count; i++) {
-        const bool more = i + 1 < first + count;
-        if (which == STAGE_PACK) {
+    ep_cpu_schedule *s = worker->schedule;
+    cpu_turn *turn = &worker->turn;
+    do {
+        cpu_pass *pass = choose_pass(s, worker->node);
+        if (pass == NULL) {
+            return false;
+        }
+        *turn = (cpu_turn){.pass = pass,
+                           .stage = pass->stage,
+                           .number = (uint32_t)(atomic_load_explicit(&pass->claim, memory_order_relaxed) >> 32),
+                           .tasks_count = pass->tasks_count,
+                           .grain = pass->grain,
+                           .seen = atomic_load_explicit(&s->changes, memory_order_relaxed)};
+    } while (!claim_tasks(turn, out_work)); /* threads that are in the pass already took what was left */
+    atomic_fetch_add_explicit(&turn->pass->threads_in, 1, memory_order_relaxed);
+    s->patient_running += is_patient(turn->pass->job);
+    return true;
+}
+
+/*
+ * Where the weights begin that the thread will probably compute after task `index`. The threads of a stage take tasks in turns, and after
+ * the last of gate and up comes down. Claiming the next task ahead would know it, but keeps the task from idle threads at a stage's end and
+ * this thread from urgent jobs.
+ */
+static const uint8_t *next_weights(const cpu_turn *turn, const cpu_work *work, uint32_t index)
+{
+    const ep_ffn_packed *weights = turn->pass->pass.weights;
+    uint32_t next = index + 1;
+    if (next == work->first + work->count) {
+        next += (atomic_load_explicit(&turn->pass->threads_in, memory_order_relaxed) - 1) * turn->grain;
+    }
+    if (turn->stage == STAGE_GATE_UP && next < weights->gate_up_panels) {
+        return ep_ffn_gate_up_panel(weights, next);
+    }
+    next -= turn->stage == STAGE_GATE_UP ? weights->gate_up_panels : 0;
+    return next < weights->down_panels ? ep_ffn_down_panel(weights, next) : NULL;
+}
+
+static void run_tasks(const cpu_turn *turn, const cpu_work *work, float *tile)
+{
+    const ep_ffn_pass *pass = &turn->pass->pass;
+    for (uint32_t i = work->first; i < work->first + work->count; i++) {
+        if (turn->stage == STAGE_PACK) {
             ep_ffn_pass_pack_chunk(pass, i);
-        } else if (which == STAGE_GATE_UP) {
-            ep_ffn_pass_gate_up(pass, i, more ? ep_ffn_gate_up_panel(pass->weights, i + 1) : NULL, tile);
+        } else if (turn->stage == STAGE_GATE_UP) {
+            ep_ffn_pass_gate_up(pass, i, next_weights(turn, work, i), tile);
         } else {
-            ep_ffn_pass_down(pass, i, more ? ep_ffn_down_panel(pass->weights, i + 1) : NULL, tile);
+            ep_ffn_pass_down(pass, i, next_weights(turn, work, i), tile);
         }
     }
+}
+
+static void run_whole(cpu_pass *pass, stage which, uint32_t count, float *tile)
+{
+    const cpu_turn turn = {.pass = pass, .stage = which, .grain = 1};
+    run_tasks(&turn, &(cpu_work){.count = count}, tile);
 }
 
 /* Scratch grows to the largest pass seen and is kept. */
@@ -337,19 +465,23 @@ static stage prepare_pass(ep_cpu_schedule *s, cpu_pass *pass, float *tile)
         return STAGE_END;
     }
     ep_ffn_pass_init(&pass->pass, s->kernels[packed->family], packed, &batch, pass->scratch);
-    if (pass_fmas(pass) > WHOLE_PASS_FMAS) {
+    const bool is_whole = pass_fmas(pass) <= WHOLE_PASS_FMAS;
+    if (!is_whole && pass->pass.chunks.count > 1) {
         return STAGE_PACK;
     }
-    run_tasks(&pass->pass, STAGE_PACK, 0, pass->pass.chunks.count, tile);
-    run_tasks(&pass->pass, STAGE_GATE_UP, 0, packed->gate_up_panels, tile);
-    run_tasks(&pass->pass, STAGE_DOWN, 0, packed->down_panels, tile);
+    run_whole(pass, STAGE_PACK, pass->pass.chunks.count, tile);
+    if (!is_whole) {
+        return STAGE_GATE_UP;
+    }
+    run_whole(pass, STAGE_GATE_UP, packed->gate_up_panels, tile);
+    run_whole(pass, STAGE_DOWN, packed->down_panels, tile);
     return STAGE_END;
 }
 
-static bool has_tasks(const ep_cpu_schedule *s)
+static bool any_tasks(const ep_cpu_schedule *s)
 {
     for (uint32_t i = 0; i < s->passes_count; i++) {
-        if (s->passes[i].open && s->passes[i].tasks_taken < s->passes[i].tasks_count) {
+        if (has_tasks(&s->passes[i])) {
             return true;
         }
     }
@@ -367,7 +499,7 @@ static ep_job *close_pass(ep_cpu_schedule *s, cpu_pass *pass)
     }
     pass->open = false;
     pass->job = NULL;
-    if (s->first != NULL || has_tasks(s)) {
+    if (s->first != NULL || any_tasks(s)) {
         announce(s, s->threads); /* a waiting job may open this pass; patient ones may have given way to it */
     }
     if (done < job_passes_count(job)) {
@@ -377,31 +509,9 @@ static ep_job *close_pass(ep_cpu_schedule *s, cpu_pass *pass)
     return job;
 }
 
-/* Lock held before and after, not while tasks run and done() is called. */
-static void do_work(cpu_worker *worker, const cpu_work *work)
+/* Lock held, not while done() is called. All tasks of the pass's stage have ended. */
+static void end_stage(ep_cpu_schedule *s, cpu_pass *pass, stage next)
 {
-    ep_cpu_schedule *s = worker->schedule;
-    cpu_pass *pass = work->pass;
-    stage next = (stage)(work->stage + 1);
-
-    bool begins = span_turn(worker, pass);
-    pthread_mutex_unlock(&s->lock);
-    if (begins) {
-        EP_TRACE(kernel_begin, &worker->span);
-    }
-    if (work->stage == STAGE_PREPARE) {
-        next = prepare_pass(s, pass, worker->tile);
-    } else {
-        run_tasks(&pass->pass, work->stage, work->first, work->count, worker->tile);
-    }
-    span_leave(worker, work, next);
-    pthread_mutex_lock(&s->lock);
-
-    s->patient_running -= is_patient(pass->job);
-    pass->tasks_done += work->count;
-    if (pass->tasks_done < pass->tasks_count) {
-        return;
-    }
     if (next != STAGE_END) {
         enter_stage(pass, next);
         announce(s, (pass->tasks_count + pass->grain - 1) / pass->grain);
@@ -415,10 +525,60 @@ static void do_work(cpu_worker *worker, const cpu_work *work)
     }
 }
 
-/* No lock. True when something changed since seen before the time was up. */
-static bool spin_for_change(ep_cpu_schedule *s, uint64_t seen)
+/*
+ * No lock. Runs tasks of the stage the thread has turned to until it has no more or something changed that may be better. True: the
+ * thread's tasks were the last ones, *out_next follows.
+ */
+static bool run_stage(cpu_worker *worker, cpu_work work, stage *out_next)
 {
-    const uint64_t end_ns = ep_clock_now_ns() + SPIN_NS;
+    ep_cpu_schedule *s = worker->schedule;
+    const cpu_turn *turn = &worker->turn;
+    cpu_pass *pass = turn->pass;
+    uint32_t done;
+    _Atomic uint64_t *counter = job_node(pass->job) == worker->node ? &worker->tasks_near : &worker->tasks_far;
+
+    do {
+        *out_next = (stage)(turn->stage + 1);
+        if (turn->stage == STAGE_PREPARE) {
+            *out_next = prepare_pass(s, pass, worker->tile);
+        } else {
+            run_tasks(turn, &work, worker->tile);
+        }
+        add_own(counter, work.count);
+        span_leave(worker, &work, *out_next);
+        done = work.count + atomic_fetch_add_explicit(&pass->tasks_done, work.count, memory_order_acq_rel);
+    } while (done < turn->tasks_count && atomic_load_explicit(&s->changes, memory_order_relaxed) == turn->seen &&
+             claim_tasks(turn, &work));
+    return done == turn->tasks_count;
+}
+
+/* Lock held before and after, not while tasks run and done() is called. work: claimed. */
+static void do_work(cpu_worker *worker, const cpu_work *work)
+{
+    ep_cpu_schedule *s = worker->schedule;
+    cpu_pass *pass = worker->turn.pass;
+    const bool is_patient_job = is_patient(pass->job);
+    stage next;
+
+    bool begins = span_turn(worker, pass);
+    pthread_mutex_unlock(&s->lock);
+    if (begins) {
+        EP_TRACE(kernel_begin, &worker->span);
+    }
+    const bool ends = run_stage(worker, *work, &next);
+    pthread_mutex_lock(&s->lock);
+
+    s->patient_running -= is_patient_job;
+    atomic_fetch_sub_explicit(&pass->threads_in, 1, memory_order_relaxed);
+    if (ends) {
+        end_stage(s, pass, next);
+    }
+}
+
+/* No lock. True when something changed since seen before the time was up. */
+static bool spin_for_change(ep_cpu_schedule *s, uint64_t seen, uint64_t now_ns)
+{
+    const uint64_t end_ns = now_ns + SPIN_NS;
     do {
         for (int i = 0; i < 64; i++) {
             if (atomic_load_explicit(&s->changes, memory_order_acquire) != seen) {
@@ -430,21 +590,40 @@ static bool spin_for_change(ep_cpu_schedule *s, uint64_t seen)
     return false;
 }
 
-/* Lock held before and after. Returns when there may be work. */
-static void wait_for_work(ep_cpu_schedule *s)
+/* No lock. A thread whose CPU others want too neither spins there nor insists on it. */
+static bool may_spin(cpu_worker *worker, uint64_t now_ns)
 {
-    uint64_t seen = atomic_load_explicit(&s->changes, memory_order_relaxed);
+    ep_cpu_schedule *s = worker->schedule;
+    if (!s->spins) {
+        return false;
+    }
+    const bool alone = ep_cpu_spin_note(&worker->spin, ep_cpu_preemptions(), now_ns);
+    if (s->pins && alone != worker->pinned) {
+        worker->pinned = alone;
+        ep_cpu_topology_place(s->topology, worker->index, s->threads, alone);
+    }
+    return alone;
+}
+
+/* Lock held before and after. Returns when there may be work. */
+static void wait_for_work(cpu_worker *worker)
+{
+    ep_cpu_schedule *s = worker->schedule;
+    const uint64_t seen = atomic_load_explicit(&s->changes, memory_order_relaxed);
     pthread_mutex_unlock(&s->lock);
-    bool changed = spin_for_change(s, seen);
+    const uint64_t begin_ns = ep_clock_now_ns();
+    atomic_store_explicit(&worker->idle_since_ns, begin_ns, memory_order_relaxed);
+    const bool changed = may_spin(worker, begin_ns) && spin_for_change(s, seen, begin_ns);
     pthread_mutex_lock(&s->lock);
-    if (changed) {
-        return;
+    if (!changed) {
+        s->sleepers_count++;
+        while (atomic_load_explicit(&s->changes, memory_order_relaxed) == seen) {
+            pthread_cond_wait(&s->wake, &s->lock);
+        }
+        s->sleepers_count--;
     }
-    s->sleepers_count++;
-    while (atomic_load_explicit(&s->changes, memory_order_relaxed) == seen) {
-        pthread_cond_wait(&s->wake, &s->lock);
-    }
-    s->sleepers_count--;
+    add_own(&worker->idle_ns, ep_clock_now_ns() - begin_ns);
+    atomic_store_explicit(&worker->idle_since_ns, 0, memory_order_relaxed);
 }
 
 static void *worker_main(void *arg)
@@ -454,45 +633,53 @@ static void *worker_main(void *arg)
     char name[16];
     snprintf(name, sizeof(name), "ep-cpu-%u", worker->index % 100000);
     pthread_setname_np(pthread_self(), name);
+    ep_cpu_topology_place(s->topology, worker->index, s->threads, s->pins);
+    worker->pinned = s->pins;
 
     pthread_mutex_lock(&s->lock);
     for (;;) {
         cpu_work work;
-        if (take_work(s, &work)) {
+        if (turn_to_work(worker, &work)) {
             do_work(worker, &work);
         } else if (s->stopping) {
             break;
         } else {
             span_end(worker, EP_OK);
-            wait_for_work(s);
+            wait_for_work(worker);
         }
     }
     pthread_mutex_unlock(&s->lock);
     return NULL;
 }
 
-ep_err ep_cpu_schedule_start(const ep_ffn_kernel *const kernels[EP_FFN_FAMILIES], uint32_t threads,
-                             ep_cpu_schedule **out_schedule)
+ep_err ep_cpu_schedule_start(const ep_cpu_schedule_config *config, ep_cpu_schedule **out_schedule)
 {
-    ep_cpu_schedule *s = calloc(1, sizeof(*s));
+    ep_cpu_schedule *s = aligned_alloc(CACHE_LINE, sizeof(*s));
     if (s == NULL) {
         return EP_ERR_NO_MEMORY;
     }
+    memset(s, 0, sizeof(*s));
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->wake, NULL);
-    memcpy(s->kernels, kernels, sizeof(s->kernels));
-    s->threads = threads;
-    s->passes_count = threads + SPARE_PASSES;
-    s->workers = calloc(threads, sizeof(*s->workers));
-    s->passes = calloc(s->passes_count, sizeof(*s->passes));
+    memcpy(s->kernels, config->kernels, sizeof(s->kernels));
+    s->topology = config->topology;
+    s->threads = config->threads;
+    s->pins = config->pins && config->threads == ep_cpu_topology_cpus(config->topology);
+    s->spins = config->threads <= ep_cpu_topology_cpus(config->topology);
+    s->passes_count = s->threads + SPARE_PASSES;
+    s->workers = aligned_alloc(CACHE_LINE, s->threads * sizeof(*s->workers));
+    s->passes = aligned_alloc(CACHE_LINE, s->passes_count * sizeof(*s->passes));
     if (s->workers == NULL || s->passes == NULL) {
         ep_cpu_schedule_stop(s);
         return EP_ERR_NO_MEMORY;
     }
-    for (uint32_t i = 0; i < threads; i++) {
+    memset(s->workers, 0, s->threads * sizeof(*s->workers));
+    memset(s->passes, 0, s->passes_count * sizeof(*s->passes));
+    for (uint32_t i = 0; i < s->threads; i++) {
         cpu_worker *worker = &s->workers[i];
         worker->schedule = s;
         worker->index = i;
+        worker->node = ep_cpu_topology_node(s->topology, i, s->threads);
         worker->tile = ep_host_alloc(EP_FFN_TILE_BYTES);
         if (worker->tile == NULL || ep_host_thread_start(&worker->thread, worker_main, worker) != EP_OK) {
             ep_cpu_schedule_stop(s);
@@ -518,10 +705,10 @@ void ep_cpu_schedule_stop(ep_cpu_schedule *s)
     for (uint32_t i = 0; i < s->threads_started; i++) {
         pthread_join(s->workers[i].thread, NULL);
     }
-    for (uint32_t i = 0; s->workers != NULL && i < s->threads; i++) {
+    for (uint32_t i = 0; s->workers != NULL && s->passes != NULL && i < s->threads; i++) {
         free(s->workers[i].tile);
     }
-    for (uint32_t i = 0; s->passes != NULL && i < s->passes_count; i++) {
+    for (uint32_t i = 0; s->workers != NULL && s->passes != NULL && i < s->passes_count; i++) {
         free(s->passes[i].scratch);
     }
     pthread_mutex_destroy(&s->lock);
@@ -562,4 +749,19 @@ ep_err ep_cpu_schedule_submit(ep_cpu_schedule *s, ep_job *job)
     }
     pthread_mutex_unlock(&s->lock);
     return err;
+}
+
+ep_cpu_counts ep_cpu_schedule_counts(const ep_cpu_schedule *s)
+{
+    ep_cpu_counts counts = {0};
+    const uint64_t now_ns = ep_clock_now_ns();
+    for (uint32_t i = 0; i < s->threads; i++) {
+        const cpu_worker *worker = &s->workers[i];
+        const uint64_t since_ns = atomic_load_explicit(&worker->idle_since_ns, memory_order_relaxed);
+        counts.tasks_near += atomic_load_explicit(&worker->tasks_near, memory_order_relaxed);
+        counts.tasks_far += atomic_load_explicit(&worker->tasks_far, memory_order_relaxed);
+        counts.idle_ns += atomic_load_explicit(&worker->idle_ns, memory_order_relaxed);
+        counts.idle_ns += since_ns != 0 && since_ns < now_ns ? now_ns - since_ns : 0;
+    }
+    return counts;
 }

@@ -4,8 +4,12 @@
  *
  * A pass goes through the stages prepare, pack, gate-up, down (kernels/ffn_pass.h). A thread takes tasks of
  * the oldest pass that has some; where a stage's last tasks are still running elsewhere it takes tasks of the
- * next pass, so no thread waits at a barrier while there is work. Small passes run whole in one task. Idle
- * threads spin for a short time, then sleep.
+ * next pass, so no thread waits at a barrier while there is work, and one expert has from one to all threads. Small
+ * passes run whole in one task. Tasks of the stage a thread has turned to are claimed by one atomic step; the lock is
+ * taken when a stage ends, or when anything came up that may be better to do.
+ *
+ * Idle threads spin for a short time, then sleep; on CPUs that others want too they sleep at once (cpu_spin.h).
+ * Passes whose weights lie on a thread's own memory node come first for it, others' where there are none.
  *
  * A job of smaller priority overtakes at the next task: threads turn to its passes first. Patient jobs
  * (EP_JOB_PATIENT) also give up the stage ends of the others: one of their panels of 96 rows may take longer
@@ -17,6 +21,7 @@
 #define EP_BACKENDS_CPU_CPU_SCHEDULE_H
 
 #include "backends/backend.h"
+#include "backends/cpu/cpu_topology.h"
 #include "kernels/ffn_pass.h"
 
 typedef struct ep_cpu_schedule ep_cpu_schedule;
@@ -27,13 +32,30 @@ typedef struct ep_cpu_weights {
     ep_ffn_packed packed; /* into memory */
     void *memory;
     size_t bytes;
+    uint32_t node; /* of memory, where they lie; 0 where there is one */
 } ep_cpu_weights;
 
-/* kernels: by family. Errors: NO_MEMORY. */
-ep_err ep_cpu_schedule_start(const ep_ffn_kernel *const kernels[EP_FFN_FAMILIES], uint32_t threads, ep_cpu_schedule **out_schedule);
+typedef struct ep_cpu_schedule_config {
+    const ep_ffn_kernel *const *kernels; /* [EP_FFN_FAMILIES], borrowed for the call */
+    const ep_cpu_topology *topology; /* outlives the schedule */
+    uint32_t threads;
+    bool pins; /* a thread per CPU is tied to it; fewer or more threads are tied to memory nodes only */
+} ep_cpu_schedule_config;
+
+/* Sums over all threads since the start. */
+typedef struct ep_cpu_counts {
+    uint64_t tasks_near; /* of weights on the thread's own memory node */
+    uint64_t tasks_far;
+    uint64_t idle_ns; /* without a task, spinning or asleep */
+} ep_cpu_counts;
+
+/* Errors: NO_MEMORY. */
+ep_err ep_cpu_schedule_start(const ep_cpu_schedule_config *config, ep_cpu_schedule **out_schedule);
 /* All jobs are done. Joins the threads. NULL allowed. */
 void ep_cpu_schedule_stop(ep_cpu_schedule *schedule);
 /* job has been checked; its weights are ep_cpu_weights. Errors: RESOURCE_EXHAUSTED. */
 ep_err ep_cpu_schedule_submit(ep_cpu_schedule *schedule, ep_job *job);
+/* Threads: any. */
+ep_cpu_counts ep_cpu_schedule_counts(const ep_cpu_schedule *schedule);
 
 #endif

@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The CPUs this process may use and the memory node of each, by hwloc. Nodes are numbered 0 to nodes - 1 among those that have usable CPUs.
+ * Without an answer from hwloc: one node, nothing is tied. HWLOC_SYNTHETIC="numa:2 pu:4" and the like replace the machine's topology; then
+ * nothing is tied either, but the numbers are those.
+ * Threads    all functions but load and free: any.
+ */
+#ifndef EP_BACKENDS_CPU_CPU_TOPOLOGY_H
+#define EP_BACKENDS_CPU_CPU_TOPOLOGY_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/error.h"
+
+typedef struct ep_cpu_topology ep_cpu_topology;
+
+/* Errors: NO_MEMORY. */
+ep_err ep_cpu_topology_load(ep_cpu_topology **out_topology);
+/* NULL allowed. */
+void ep_cpu_topology_free(ep_cpu_topology *topology);
+
+uint32_t ep_cpu_topology_cpus(const ep_cpu_topology *topology);  /* >= 1 */
+uint32_t ep_cpu_topology_nodes(const ep_cpu_topology *topology); /* >= 1 */
+/* Memory node of worker `index` of `workers`, which are spread evenly over the CPUs. */
+uint32_t ep_cpu_topology_node(const ep_cpu_topology *topology, uint32_t index, uint32_t workers);
+/* Ties the calling thread, that worker, to its CPU alone, or to all usable CPUs of its node. A wish. */
+void ep_cpu_topology_place(const ep_cpu_topology *topology, uint32_t index, uint32_t workers, bool alone);
+/* Memory that is not touched yet shall lie on this node; later UINT32_MAX: anywhere, before it is freed. A wish. Does nothing on one node. */
+void ep_cpu_topology_bind(const ep_cpu_topology *topology, void *memory, size_t bytes, uint32_t node);
+
+#endif

@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Two memory nodes with a thread each: a thread takes the jobs whose weights lie on its own node first, whatever was queued before them,
+ * and the other node's when there are none left. Both threads are kept inside a done() until all jobs are there; then one of them is let go,
+ * so the order in which the jobs end is the order it chose.
+ */
+#include <pthread.h>
+#include <semaphore.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backends/cpu/cpu_backend.h"
+#include "contract/backend/expert_fixture.h"
+
+enum { EXPERTS = 4, JOBS = 8, HOLDERS = 2 };
+
+static sem_t held, go[HOLDERS], ended;
+static char order[64];
+
+static void on_held(ep_job *job, ep_err result)
+{
+    char name[16];
+    (void)job;
+    (void)result;
+    pthread_getname_np(pthread_self(), name, sizeof(name));
+    sem_post(&held);
+    sem_wait(&go[name[strlen(name) - 1] - '0']);
+    sem_post(&ended);
+}
+
+static void on_done(ep_job *job, ep_err result)
+{
+    size_t n = strlen(order);
+    uint32_t node = ((const ep_cpu_weights *)job->weights)->node;
+    snprintf(order + n, sizeof(order) - n, "%u%s ", node, result == EP_OK ? "" : "!");
+    sem_post(&ended);
+}
+
+static void submit(ep_backend *backend, fixture_job *job, void (*done)(ep_job *job, ep_err result))
+{
+    job->job.done = done;
+    if (backend->ops->submit(backend, &job->job) != EP_OK) {
+        abort();
+    }
+}
+
+int main(void)
+{
+    const ep_backend_config config = {.threads = 2};
+    expert_fixture fixture = expert_fixture_make(11, 64, 48, 4, EP_DTYPE_BF16);
+    ep_backend *backend;
+    ep_backend_weights *weights[EXPERTS];
+    fixture_job jobs[HOLDERS + JOBS];
+    ep_error error;
+    int status = 0;
+    setenv("HWLOC_SYNTHETIC", "numa:2 pu:1", 1);
+    sem_init(&held, 0, 0);
+    sem_init(&ended, 0, 0);
+    if (ep_backend_cpu_ops.open(&config, &backend, &error) != EP_OK) {
+        fprintf(stderr, "%s\n", error.text);
+        return 1;
+    }
+    for (uint32_t e = 0; e < EXPERTS; e++) {
+        if (backend->ops->weights_load(backend, &fixture.source, &weights[e], &error) != EP_OK) {
+            fprintf(stderr, "%s\n", error.text);
+            return 1;
+        }
+        if (((const ep_cpu_weights *)weights[e])->node != e % 2) {
+            fprintf(stderr, "weights are not spread over the nodes\n");
+            status = 1;
+        }
+    }
+    for (uint32_t j = 0; j < HOLDERS + JOBS; j++) {
+        /* holders, then four jobs of node 0, then four of node 1 */
+        uint32_t node = j < HOLDERS ? j : (j - HOLDERS) / (JOBS / 2);
+        fixture_job_init(&jobs[j], &fixture, weights[2 * (j % 2) + node], 0, 4);
+    }
+    for (uint32_t h = 0; h < HOLDERS; h++) {
+        sem_init(&go[h], 0, 0);
+        submit(backend, &jobs[h], on_held);
+    }
+    for (uint32_t h = 0; h < HOLDERS; h++) {
+        sem_wait(&held);
+    }
+    for (uint32_t j = HOLDERS; j < HOLDERS + JOBS; j++) {
+        submit(backend, &jobs[j], on_done);
+    }
+    sem_post(&go[1]);
+    for (uint32_t j = 0; j < JOBS + 1; j++) {
+        sem_wait(&ended);
+    }
+    if (strcmp(order, "1 1 1 1 0 0 0 0 ") != 0) {
+        fprintf(stderr, "nodes of the jobs in the order in which the thread of node 1 took them: %s\n", order);
+        status = 1;
+    }
+    const ep_cpu_counts counts = ep_cpu_backend_counts(backend);
+    if (counts.tasks_near < JOBS / 2 || counts.tasks_far < JOBS / 2) {
+        fprintf(stderr, "%llu near and %llu far tasks\n", (unsigned long long)counts.tasks_near, (unsigned long long)counts.tasks_far);
+        status = 1;
+    }
+    sem_post(&go[0]);
+    sem_wait(&ended);
+    for (uint32_t j = 0; j < HOLDERS + JOBS; j++) {
+        jobs[j].done_count = 1;
+        const char *wrong = fixture_job_check(&jobs[j]);
+        if (wrong != NULL) {
+            fprintf(stderr, "%s\n", wrong);
+            status = 1;
+        }
+        fixture_job_fini(&jobs[j]);
+    }
+    for (uint32_t e = 0; e < EXPERTS; e++) {
+        backend->ops->weights_unload(backend, weights[e]);
+    }
+    backend->ops->close(backend);
+    expert_fixture_free(&fixture);
+    return status;
+}
