@@ -9,17 +9,14 @@
  * names one cell, or one row or column of cells, for tuning.
  */
 #include <math.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 
-#include "backends/cpu/cpu_schedule.h"
 #include "backends/host_common.h"
-#include "base/numeric.h"
 #include "bench/bench_report.h"
-#include "bench/ffn_case.h"
+#include "bench/ffn_experts.h"
 
 enum { SHAPES = 3, SIZES = 6, REPETITIONS_MIN = 3, REPETITIONS_MAX = 1000, ROWS_MAX = EP_JOB_ROWS_MAX };
 
@@ -70,139 +67,6 @@ typedef struct {
     bool rivals;
 } options;
 
-/* ---- a shape's experts in the backend ---- */
-
-typedef struct {
-    ep_backend *backend;
-    ep_backend_weights **weights; /* [count] */
-    ffn_segment *segments;        /* their memory */
-    uint32_t count;
-    ffn_probe probe;
-} experts;
-
-static void load_experts(experts *x, ep_backend *backend, const ffn_case *c)
-{
-    ep_error error;
-    const size_t n = (size_t)c->hidden * c->inner;
-    char *matrices = ffn_case_alloc(ffn_case_expert_bytes(c));
-    char *up = matrices + n * ep_dtype_bytes(c->dtype);
-    char *down = up + n * ep_dtype_bytes(c->dtype);
-    ffn_case_fill(FFN_GATE, c->inner, c->hidden, c->dtype, matrices);
-    ffn_case_fill(FFN_UP, c->inner, c->hidden, c->dtype, up);
-    ffn_case_fill(FFN_DOWN, c->hidden, c->inner, c->dtype, down);
-    const ep_expert_source source = {.hidden = c->hidden,
-                                     .inner = c->inner,
-                                     .activation = EP_ACT_SILU,
-                                     .format = ep_weight_format_of(c->dtype),
-                                     .gate = matrices,
-                                     .up = up,
-                                     .down = down};
-    *x = (experts){.backend = backend, .count = c->experts};
-    x->weights = calloc(x->count, sizeof(*x->weights));
-    x->segments = calloc(x->count, sizeof(*x->segments));
-    for (uint32_t e = 0; e < x->count; e++) {
-        if (backend->ops->weights_load(backend, &source, &x->weights[e], &error) != EP_OK) {
-            fprintf(stderr, "bench_ffn: %s\n", error.text);
-            exit(1);
-        }
-        const ep_cpu_weights *loaded = (const ep_cpu_weights *)x->weights[e];
-        x->segments[e] = (ffn_segment){.memory = loaded->memory, .bytes = loaded->bytes};
-    }
-    free(matrices);
-    ffn_case_probe(c, &x->probe);
-}
-
-static void unload_experts(experts *x)
-{
-    for (uint32_t e = 0; e < x->count; e++) {
-        x->backend->ops->weights_unload(x->backend, x->weights[e]);
-    }
-    free(x->weights);
-    free(x->segments);
-}
-
-/* ---- one pass: a job per expert ---- */
-
-typedef struct {
-    ffn_case c;
-    ep_job *jobs;
-    ep_job_row *rows; /* [experts][M] */
-    uint16_t *x;      /* [experts][M][H] bf16 */
-    uint16_t *y;
-    pthread_mutex_t lock;
-    pthread_cond_t all_done;
-    uint32_t pending;
-    double end_us;
-    ep_err err;
-} pass;
-
-static void on_done(ep_job *job, ep_err result)
-{
-    pass *p = job->arg;
-    pthread_mutex_lock(&p->lock);
-    p->err = result != EP_OK ? result : p->err;
-    if (--p->pending == 0) {
-        p->end_us = bench_now_us();
-        pthread_cond_signal(&p->all_done);
-    }
-    pthread_mutex_unlock(&p->lock);
-}
-
-static void pass_open(pass *p, const ffn_case *c, const experts *all)
-{
-    const size_t slots = (size_t)c->experts * c->rows;
-    *p = (pass){.c = *c, .lock = PTHREAD_MUTEX_INITIALIZER, .all_done = PTHREAD_COND_INITIALIZER};
-    p->jobs = calloc(c->experts, sizeof(*p->jobs));
-    p->rows = calloc(slots, sizeof(*p->rows));
-    p->x = ffn_case_alloc(slots * c->hidden * sizeof(*p->x));
-    p->y = ffn_case_alloc(slots * c->hidden * sizeof(*p->y));
-    for (size_t i = 0; i < slots; i++) {
-        for (uint32_t k = 0; k < c->hidden; k++) {
-            p->x[i * c->hidden + k] = ep_f32_to_bf16(ffn_case_input((uint32_t)(i % c->rows), k));
-        }
-        p->rows[i] = (ep_job_row){.x = p->x + i * c->hidden, .out = p->y + i * c->hidden};
-    }
-    for (uint32_t e = 0; e < c->experts; e++) {
-        p->jobs[e] = (ep_job){.weights = all->weights[e],
-                              .rows = p->rows + (size_t)e * c->rows,
-                              .rows_count = c->rows,
-                              .x_dtype = EP_DTYPE_BF16,
-                              .out_dtype = EP_DTYPE_BF16,
-                              .done = on_done,
-                              .arg = p};
-    }
-}
-
-static void pass_close(pass *p)
-{
-    free(p->jobs);
-    free(p->rows);
-    free(p->x);
-    free(p->y);
-}
-
-/* Microseconds from the first submit to the last done(). */
-static double pass_run(pass *p, ep_backend *backend)
-{
-    const double begin_us = bench_now_us();
-    p->pending = p->c.experts;
-    for (uint32_t e = 0; e < p->c.experts; e++) {
-        if (backend->ops->submit(backend, &p->jobs[e]) != EP_OK) {
-            abort();
-        }
-    }
-    pthread_mutex_lock(&p->lock);
-    while (p->pending > 0) {
-        pthread_cond_wait(&p->all_done, &p->lock);
-    }
-    pthread_mutex_unlock(&p->lock);
-    if (p->err != EP_OK) {
-        fprintf(stderr, "bench_ffn: a job ended with %d\n", (int)p->err);
-        exit(1);
-    }
-    return p->end_us - begin_us;
-}
-
 /* ---- a cell ---- */
 
 typedef struct {
@@ -214,19 +78,24 @@ typedef struct {
     double error;
 } figures;
 
-static figures measure(const experts *all, const ffn_case *c, ffn_team *team, double seconds)
+static figures measure(const ffn_experts *all, const ffn_case *c, ffn_team *team, double seconds)
 {
     static double times[REPETITIONS_MAX], shares[REPETITIONS_MAX], limits[REPETITIONS_MAX], reads[REPETITIONS_MAX], peaks[REPETITIONS_MAX];
     const double bytes = (double)all->segments[0].bytes * c->experts;
-    pass p;
+    uint32_t *rows = calloc(c->experts, sizeof(*rows));
+    ffn_pass p;
     size_t n = 0;
-    pass_open(&p, c, all);
-    pass_run(&p, all->backend);
+    for (uint32_t e = 0; e < c->experts; e++) {
+        rows[e] = c->rows;
+    }
+    ffn_pass_open(&p, all, c->hidden, rows, c->experts);
+    free(rows);
+    ffn_pass_run(&p, NULL);
     const double end_us = bench_now_us() + 1e6 * seconds;
     for (; n < REPETITIONS_MAX && (n < REPETITIONS_MIN || bench_now_us() < end_us); n++) {
         double read_us = ffn_limit_read_us(team, all->segments, c->experts);
         double peak = ffn_limit_peak(team, ffn_case_peak(c->dtype));
-        times[n] = pass_run(&p, all->backend) / c->experts;
+        times[n] = ffn_pass_run(&p, NULL) / c->experts;
         limits[n] = ffn_limit_us(read_us, ffn_case_operations(c), peak) / c->experts;
         shares[n] = limits[n] / times[n];
         reads[n] = bytes / read_us * 1e-3;
@@ -238,7 +107,7 @@ static figures measure(const experts *all, const ffn_case *c, ffn_team *team, do
                        .read_gbs = bench_quantile(reads, n, 0.5),
                        .peak_gops = bench_quantile(peaks, n, 0.5),
                        .error = ffn_case_error(&all->probe, p.y + (size_t)(c->experts - 1) * c->rows * c->hidden, EP_DTYPE_BF16)};
-    pass_close(&p);
+    ffn_pass_close(&p);
     return f;
 }
 
@@ -325,8 +194,8 @@ static void run_shape(bench_report *report, const options *o, const weight_type 
 {
     const ffn_case widest = ffn_case_make(hidden, inner, o->rows > 0 ? o->rows : 1, type->dtype);
     const uint32_t s = shape_index(hidden, inner);
-    experts all;
-    load_experts(&all, backend, &widest);
+    ffn_experts all;
+    ffn_experts_load(&all, backend, &widest);
     for (uint32_t i = 0; i < (o->rows > 0 ? 1 : SIZES); i++) {
         const uint32_t rows = o->rows > 0 ? o->rows : sizes[i];
         const uint32_t m = size_index(rows);
@@ -337,7 +206,7 @@ static void run_shape(bench_report *report, const options *o, const weight_type 
             report_rival(report, type, &c, &f, &rivals[r], o->seconds);
         }
     }
-    unload_experts(&all);
+    ffn_experts_unload(&all);
 }
 
 static bool read_options(int argc, char **argv, options *o)
