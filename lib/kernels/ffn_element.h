@@ -55,7 +55,7 @@ static inline float ep_ffn_read_e8m0(uint8_t code)
 /* A weight's code of f8e4m3, exactly. NaN codes do not occur; they would count as 480. */
 static inline float ep_ffn_weight_f8(uint8_t code)
 {
-    uint32_t bits = (uint32_t)((int32_t)(int8_t)code << 20) & 0x87f00000u;
+    uint32_t bits = ((uint32_t)(int32_t)(int8_t)code << 20) & 0x87f00000u;
     return ep_f32_from_bits(bits) * 0x1p120f;
 }
 
