@@ -7,6 +7,9 @@
 #define INLINE EP_AVX512_INLINE
 #define VECTORS 4       /* of 16 outputs: one panel line */
 #define LINE_BYTES 256u /* of a panel */
+/* With more rows the accumulators leave the nearest cache between blocks: fewer, longer blocks, from the second level. */
+#define FEW_ROWS 32u
+#define WIDE_BLOCK 512u
 /* Fetched that far ahead while weights stream in and each line is used by one chunk. */
 #define STREAM_LINES 8u
 
@@ -113,8 +116,9 @@ static void bf16dp_panel(ep_dtype dtype, const float *a, uint32_t rows, const ui
     }
     const size_t share = (LINE_BYTES + chunks.count - 1) / chunks.count;
     const tile_func *fetching = share > 64 ? tiles_two : tiles_one;
-    for (uint32_t line = 0; line < lines; line += EP_FFN_K_BLOCK) {
-        const uint32_t n = lines - line < EP_FFN_K_BLOCK ? lines - line : EP_FFN_K_BLOCK;
+    const uint32_t block = rows <= FEW_ROWS ? EP_FFN_K_BLOCK : WIDE_BLOCK;
+    for (uint32_t line = 0; line < lines; line += block) {
+        const uint32_t n = lines - line < block ? lines - line : block;
         const uint8_t *b = panel + (size_t)line * LINE_BYTES;
         const uint8_t *behind = line + n < lines ? b + (size_t)n * LINE_BYTES : next;
         const tile_func *tiles = behind == NULL ? tiles_none : fetching;

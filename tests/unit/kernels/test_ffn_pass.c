@@ -296,6 +296,7 @@ Test(ffn_pass, equals_reference_over_k_blocks)
     expect_all_kernels_equal(1, 701, 303, 7, EP_WEIGHTS_BF16, false);
     expect_all_kernels_equal(4, 702, 300, 3, EP_WEIGHTS_BF16, false);
     expect_all_kernels_equal(5, 600, 96, 40, EP_WEIGHTS_BF16, true);
+    expect_all_kernels_equal(6, 1111, 40, 33, EP_WEIGHTS_BF16, false);
     expect_all_kernels_equal(2, 1100, 70, 40, EP_WEIGHTS_F16, false);
     expect_all_kernels_equal(3, 130, 70, EP_FFN_PASS_ROWS, EP_WEIGHTS_F32, false);
     for (unsigned f = EP_WEIGHTS_F8_BLOCK; f < EP_WEIGHTS_COUNT; f++) {
