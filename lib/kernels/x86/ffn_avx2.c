@@ -4,7 +4,6 @@
 
 #include "base/numeric.h"
 #include "kernels/ffn_activation.h"
-#include "kernels/generic/ffn_generic.h"
 #include "kernels/x86/ffn_x86.h"
 
 #define INLINE static inline __attribute__((always_inline))
@@ -160,8 +159,8 @@ static void avx2_activate(ep_activation activation, const ep_activation_numbers 
 const ep_ffn_kernel ep_ffn_kernel_avx2 = {
     .name = "avx2",
     .panel = avx2_panel,
-    .group_panel = ep_ffn_generic_group_panel,
-    .int8_panel = ep_ffn_generic_int8_panel,
+    .group_panel = ep_ffn_avx2_group_panel,
+    .int8_panel = ep_ffn_avx2_int8_panel,
     .activate = avx2_activate,
     .exp16 = avx2_exp16,
 };

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* AVX-512F kernel: register tiles of up to 6 rows x 64 outputs, weights widened in registers. */
-#include "kernels/generic/ffn_generic.h"
 #include "kernels/x86/ffn_avx512.h"
 #include "kernels/x86/ffn_x86.h"
 
@@ -204,8 +203,8 @@ static void avx512f_lay(const float *h, uint32_t rows, uint32_t count, float *a)
 const ep_ffn_kernel ep_ffn_kernel_avx512f = {
     .name = "avx512f",
     .panel = avx512f_panel,
-    .group_panel = ep_ffn_generic_group_panel,
-    .int8_panel = ep_ffn_generic_int8_panel,
+    .group_panel = ep_ffn_avx512f_group_panel,
+    .int8_panel = ep_ffn_avx2_int8_panel,
     .activate = avx512f_activate,
     .exp16 = avx512f_exp16,
     .pack_rows = avx512f_pack_rows,
