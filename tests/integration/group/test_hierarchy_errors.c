@@ -22,6 +22,7 @@ typedef struct scene {
     uint32_t odd;
     bool other_way;
     pthread_barrier_t all;
+    pthread_barrier_t others; /* without the odd one */
 } scene;
 
 static bool failed;
@@ -159,6 +160,25 @@ static void one_leaves_between(void *arg, uint32_t rank, ep_group *group)
     rank_call_free(&call);
 }
 
+/* Nobody but one rank calls: what it waits for comes through a rank that is elsewhere, and must tell it all the same. */
+static void one_leaves_alone(void *arg, uint32_t rank, ep_group *group)
+{
+    scene *s = arg;
+    rank_call call;
+    ep_error error = {.text = ""};
+    static const uint32_t callers[RANKS] = {3, 0, 4, 2, 0}; /* on the other host, and not the gateway */
+    init(&call, s->cases, rank);
+    expect_works(s, &call, rank, group);
+    if (rank == callers[s->odd]) {
+        ep_err err = rank_call_dispatch(&call, group, &error);
+        EXPECT(err == EP_ERR_UNAVAILABLE && names(&error, "rank ", s->odd, " is gone"), "%s", error.text);
+    }
+    if (rank != s->odd) {
+        pthread_barrier_wait(&s->others);
+    }
+    rank_call_free(&call);
+}
+
 static void one_stays_away(void *arg, uint32_t rank, ep_group *group)
 {
     scene *s = arg;
@@ -233,7 +253,7 @@ int main(void)
         rank_func func;
         bool both_ways;
     } parts[] = {{disagree, true}, {bad_values, false}, {refused, false}, {one_leaves, false}, {one_leaves_between, false},
-                 {one_stays_away, false}, {others_go_on, false}};
+                 {one_leaves_alone, false}, {one_stays_away, false}, {others_go_on, false}};
     oracle_case cases[2] = {{.ranks = RANKS, .experts = 11, .top_k = 4, .hidden = 24, .dtype = ORACLE_BF16},
                             {.ranks = RANKS - 1, .experts = 9, .top_k = 3, .hidden = 16, .dtype = ORACLE_F32}};
     uint64_t state = 21;
@@ -247,8 +267,10 @@ int main(void)
         for (uint32_t i = 0; i < (parts[p].both_ways ? 2 * RANKS : RANKS); i++) {
             scene s = {.cases = cases, .odd = i % RANKS, .other_way = i >= RANKS};
             pthread_barrier_init(&s.all, NULL, RANKS);
+            pthread_barrier_init(&s.others, NULL, RANKS - 1);
             rank_threads_run_on("loopback", hosts, RANKS, DEADLINE_US, parts[p].func, &s);
             pthread_barrier_destroy(&s.all);
+            pthread_barrier_destroy(&s.others);
         }
     }
     case_free(&cases[0]);

@@ -4,35 +4,22 @@
  * its own, damaged envelopes, frames out of order. Each time the other rank's call must end with an error that names the
  * rank, at once and without reading past what came; and the group must still close.
  */
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include "case_draw.h"
-#include "group/group_frame.h"
 #include "group/group_rows.h"
 #include "rank_call.h"
 #include "rank_threads.h"
-#include "wire/frame.h"
+#include "raw_rank.h"
 
-#define FRAME_MAX 65536
 #define LOCAL 3  /* experts of each rank */
 #define DEADLINE_US 20000000u
 
-typedef struct frame {
-    uint8_t bytes[FRAME_MAX];
-    size_t size;
-    ep_group_frame head; /* encoded anew unless raw */
-    bool raw;
-    bool twice;
-    bool cut;            /* half of it, then the end */
-    bool keep_crc;
-} frame;
+typedef raw_frame frame;
 
 typedef enum place { DISPATCH, COMBINE, PAIR } place; /* PAIR: the bad rank is the partner of a tensor-parallel pair */
 static const char *const place_names[] = {"dispatch", "combine", "dispatch of a pair"};
@@ -218,60 +205,12 @@ static const attack attacks[] = {
 
 /* ---- the bad rank ---- */
 
-static bool write_all(int fd, const void *data, size_t bytes)
-{
-    for (size_t done = 0; done < bytes;) {
-        ssize_t n = send(fd, (const char *)data + done, bytes - done, MSG_NOSIGNAL);
-        if (n <= 0) {
-            return false;
-        }
-        done += (size_t)n;
-    }
-    return true;
-}
-
-static bool read_all(int fd, void *out, size_t bytes)
-{
-    return bytes == 0 || recv(fd, out, bytes, MSG_WAITALL) == (ssize_t)bytes;
-}
-
-static bool read_frame(int fd, frame *out)
-{
-    memset(out, 0, sizeof(*out));
-    if (!read_all(fd, out->bytes, EP_GROUP_FRAME_FIXED_BYTES) || ep_group_frame_decode(out->bytes, &out->head, NULL) != EP_OK) {
-        return false;
-    }
-    out->size = EP_GROUP_FRAME_FIXED_BYTES + (size_t)out->head.payload_bytes;
-    return out->size <= FRAME_MAX && read_all(fd, out->bytes + EP_GROUP_FRAME_FIXED_BYTES, (size_t)out->head.payload_bytes);
-}
-
-static bool write_frame(int fd, frame *f)
-{
-    if (!f->raw) {
-        f->head.payload_bytes = f->size - EP_GROUP_FRAME_FIXED_BYTES;
-        if (!f->keep_crc) {
-            f->head.flags = 0;
-            f->head.payload_crc = 0;
-        }
-        ep_group_frame_encode(&f->head, f->bytes);
-    }
-    bool good = write_all(fd, f->bytes, f->cut ? f->size / 2 : f->size);
-    return f->cut ? shutdown(fd, SHUT_WR) == 0 : good;
-}
-
 static int join_group(const char *url)
 {
     static frame f;
-    struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)atoi(strrchr(url, ':') + 1))};
-    inet_pton(AF_INET, "127.0.0.1", &to.sin_addr);
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
     ep_group_hello hello = {.world_size = 2, .rank = 1, .name = "hostile", .url = "tcp://127.0.0.1:1"};
-    memset(&f, 0, sizeof(f));
-    ep_group_hello_encode(&hello, f.bytes + EP_GROUP_FRAME_FIXED_BYTES);
-    f.size = EP_GROUP_FRAME_FIXED_BYTES + EP_GROUP_HELLO_BYTES;
-    f.head = (ep_group_frame){.kind = EP_GROUP_FRAME_HELLO, .rank = 1};
-    if (connect(fd, (struct sockaddr *)&to, sizeof(to)) != 0 || !write_frame(fd, &f) || !read_frame(fd, &f) ||
-        f.head.kind != EP_GROUP_FRAME_TABLE) {
+    int fd = raw_join(url, &hello, 0);
+    if (fd >= 0 && (!raw_read(fd, &f) || f.head.kind != EP_GROUP_FRAME_TABLE)) {
         close(fd);
         return -1;
     }
@@ -310,7 +249,7 @@ static bool play_badly(int fd, const attack *a)
     static frame dispatched;
     static frame got;
     static frame f;
-    if (!read_frame(fd, &dispatched)) {
+    if (!raw_read(fd, &dispatched)) {
         return false;
     }
     if (a != NULL && a->where == PAIR) { /* what the other has is as good as anything */
@@ -321,19 +260,19 @@ static bool play_badly(int fd, const attack *a)
     }
     if (a != NULL && a->where != COMBINE) {
         a->spoil(&f);
-        return write_frame(fd, &f);
+        return raw_write(fd, &f);
     }
-    if (!write_frame(fd, &f)) {
+    if (!raw_write(fd, &f)) {
         return false;
     }
-    if (!read_frame(fd, &got)) {
+    if (!raw_read(fd, &got)) {
         return false;
     }
     answer_combine(&dispatched, &got, &f);
     if (a != NULL) {
         a->spoil(&f);
     }
-    return write_frame(fd, &f);
+    return raw_write(fd, &f);
 }
 
 /* ---- the good rank ---- */
@@ -422,9 +361,9 @@ static void *run_good(void *arg)
 static bool goodbye_says(int fd, const char *text)
 {
     static frame f;
-    while (read_frame(fd, &f)) {
+    while (raw_read(fd, &f)) {
         if (f.head.kind == EP_GROUP_FRAME_BYE) {
-            f.bytes[f.size < FRAME_MAX ? f.size : FRAME_MAX - 1] = 0;
+            f.bytes[f.size < RAW_FRAME_MAX ? f.size : RAW_FRAME_MAX - 1] = 0;
             return f.size > EP_GROUP_FRAME_FIXED_BYTES + 4 && strstr((char *)f.bytes + EP_GROUP_FRAME_FIXED_BYTES + 4, text) != NULL;
         }
     }

@@ -1,0 +1,320 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Rank 2 of three speaks by hand. As the only rank of its host it sends bad frames for the host of ranks 0 and 1, where rank 1 is their gateway:
+ * both must learn what is wrong with rank 2, at once. As rank 0's neighbour it is the gateway for rank 1's rows, and passes them on late, not at all, or
+ * what is not its to pass on.
+ */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "case_draw.h"
+#include "group/group_host_rows.h"
+#include "rank_call.h"
+#include "raw_rank.h"
+
+#define RANKS 3
+#define RAW 2
+#define EXPERTS 6
+#define ROW_BYTES 32
+#define DEADLINE_US 20000000
+
+static const char *const apart[RANKS] = {"a", "a", "b"};    /* rank 1 takes in what rank 2 sends */
+static const char *const together[RANKS] = {"a", "b", "a"}; /* rank 2 takes in what rank 1 sends */
+
+typedef struct attack {
+    const char *name;
+    const char *const *hosts;
+    void (*spoil)(raw_frame *f); /* the frame for the host, or what is passed on */
+    ep_err expected[2];          /* of ranks 0 and 1; EP_ERR_UNKNOWN: not asked */
+    const char *text;
+    bool late;                   /* passes on when rank 1 has left */
+    bool straight;
+} attack;
+
+typedef struct scene {
+    const oracle_case *c;
+    const attack *attack;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    char url[128];
+    bool failed;
+} scene;
+
+typedef struct good_rank {
+    scene *scene;
+    uint32_t rank;
+    pthread_t thread;
+} good_rank;
+
+/* ---- ways to be bad ---- */
+
+static uint32_t *numbers(raw_frame *f, size_t offset)
+{
+    return (uint32_t *)(void *)(f->bytes + EP_GROUP_BODY_OFFSET + offset);
+}
+
+#define SPOIL(function, statement)                                                                           \
+    static void function(raw_frame *f)                                                                       \
+    {                                                                                                        \
+        statement;                                                                                           \
+    }
+SPOIL(nothing_bad, (void)f)
+SPOIL(bad_crc, f->head.flags = EP_GROUP_FRAME_FLAG_CRC; f->head.payload_crc = 1; f->keep_crc = true)
+SPOIL(other_membership, f->head.membership ^= 1)
+SPOIL(no_body, f->size = EP_GROUP_BODY_OFFSET)
+SPOIL(no_record, f->size = EP_GROUP_FRAME_FIXED_BYTES + 8)
+SPOIL(too_long, f->size += 64)
+SPOIL(fields_missing, memset(f->bytes + EP_GROUP_FRAME_FIXED_BYTES, 3, 1))
+SPOIL(rows_without_slots, numbers(f, 0)[3] = 1)
+SPOIL(another_host, numbers(f, 64)[0] = RAW)
+SPOIL(nobody, numbers(f, 64)[0] = 1000)
+SPOIL(one_twice, numbers(f, 64)[3] = 0)
+SPOIL(half, f->cut = true)
+SPOIL(of_itself, f->head.origin = 0)
+SPOIL(of_nobody, f->head.origin = 1000)
+SPOIL(lost, f->head.kind = EP_GROUP_FRAME_LOST; f->size = EP_GROUP_FRAME_FIXED_BYTES)
+SPOIL(failed, f->head.kind = EP_GROUP_FRAME_FAILED; f->size = EP_GROUP_FRAME_FIXED_BYTES)
+
+static const attack attacks[] = {
+    {"nothing", apart, nothing_bad, {EP_OK, EP_OK}, "", false, false},
+    {"a wrong CRC", apart, bad_crc, {EP_ERR_DATA_LOSS, EP_ERR_DATA_LOSS}, "rank 2: its frame for a host came to rank 1 damaged", false, false},
+    {"another membership", apart, other_membership, {EP_ERR_DATA_LOSS, EP_ERR_DATA_LOSS}, "rank 2: ", false, false},
+    {"no body", apart, no_body, {EP_ERR_PROTOCOL, EP_ERR_PROTOCOL}, "rank 2: its frame for a host is not well formed", false, false},
+    {"no record", apart, no_record, {EP_ERR_DATA_LOSS, EP_ERR_DATA_LOSS}, "rank 2: ", false, false},
+    {"more bytes", apart, too_long, {EP_ERR_PROTOCOL, EP_ERR_PROTOCOL}, "rank 2: its frame", false, false},
+    {"a record of 3 fields", apart, fields_missing, {EP_ERR_PROTOCOL, EP_ERR_PROTOCOL}, "rank 2 sent a parameter record", false, false},
+    {"rows without slots", apart, rows_without_slots, {EP_ERR_PROTOCOL, EP_ERR_PROTOCOL}, "rank 2: its frame", false, false},
+    {"rows for another host", apart, another_host, {EP_ERR_PROTOCOL, EP_ERR_PROTOCOL}, "has rows for rank 2", false, false},
+    {"rows for nobody", apart, nobody, {EP_ERR_PROTOCOL, EP_ERR_PROTOCOL}, "has rows for rank 1000", false, false},
+    {"a rank twice", apart, one_twice, {EP_ERR_PROTOCOL, EP_ERR_PROTOCOL}, "names rank 0 twice", false, false},
+    {"half a frame", apart, half, {EP_ERR_UNAVAILABLE, EP_ERR_UNAVAILABLE}, "rank 2", false, false},
+    {"rows that go straight", apart, nothing_bad, {EP_ERR_PROTOCOL, EP_ERR_PROTOCOL}, "rank 2 brought the rows of rank 2", false, true},
+    {"nothing as a gateway", together, nothing_bad, {EP_OK, EP_OK}, "", false, false},
+    {"what had left before", together, nothing_bad, {EP_OK, EP_OK}, "", true, false},
+    {"half of what it passes on", together, half, {EP_ERR_UNAVAILABLE, EP_ERR_UNKNOWN}, "rank 2 is gone", false, false},
+    {"its neighbour's own rows", together, of_itself, {EP_ERR_UNAVAILABLE, EP_ERR_UNKNOWN}, "it passed on rows that do not come through it",
+     false, false},
+    {"rows of nobody", together, of_nobody, {EP_ERR_UNAVAILABLE, EP_ERR_UNKNOWN}, "it passed on rows that do not come through it", false,
+     false},
+    {"a loss", together, lost, {EP_ERR_UNAVAILABLE, EP_ERR_UNKNOWN}, "rank 1 is gone (", false, false},
+    {"a failure", together, failed, {EP_ERR_UNKNOWN, EP_ERR_UNKNOWN}, "", false, false},
+};
+
+/* ---- rank 2 ---- */
+
+/* The frame of nothing for some ranks; got: any rank's, for its record. */
+static void host_frame(const raw_frame *got, const uint32_t *ranks, uint32_t count, raw_frame *f)
+{
+    ep_group_host_shape shape = {.ranks = count, .experts = count * EXPERTS / RANKS, .weights = true, .row_bytes = ROW_BYTES};
+    memset(f, 0, sizeof(*f));
+    memcpy(f->bytes, got->bytes, EP_GROUP_BODY_OFFSET);
+    f->head = got->head;
+    f->head.kind = EP_GROUP_FRAME_HOST_ROWS;
+    f->head.rank = RAW;
+    f->size = EP_GROUP_BODY_OFFSET + ep_group_host_parts_of(&shape).bytes;
+    uint32_t head[] = {shape.ranks, shape.experts, 0, 0, 2, 0, ROW_BYTES, 0};
+    memcpy(numbers(f, 0), head, sizeof(head));
+    for (uint32_t i = 0; i < count; i++) {
+        numbers(f, 64)[3 * i] = ranks[i];
+        numbers(f, 64)[3 * i + 1] = EXPERTS / RANKS;
+    }
+}
+
+static void straight_frame(const raw_frame *got, raw_frame *f)
+{
+    memset(f, 0, sizeof(*f));
+    memcpy(f->bytes, got->bytes, EP_GROUP_BODY_OFFSET);
+    f->head = got->head;
+    f->head.kind = EP_GROUP_FRAME_ROWS;
+    f->head.rank = RAW;
+    f->size = EP_GROUP_BODY_OFFSET + ep_group_dispatch_parts_of(EXPERTS / RANKS, 0, ROW_BYTES, false, true).bytes;
+}
+
+static bool attack_from_afar(const int fds[2], const attack *a, const raw_frame *got)
+{
+    static raw_frame f;
+    const uint32_t both[] = {0, 1};
+    if (!a->straight) {
+        host_frame(got, both, 2, &f);
+        a->spoil(&f);
+        return raw_write(fds[1], &f);
+    }
+    straight_frame(got, &f);
+    return raw_write(fds[0], &f) && raw_write(fds[1], &f);
+}
+
+static bool read_until(int fd, ep_group_frame_kind kind, raw_frame *f)
+{
+    while (raw_read(fd, f)) {
+        if (f->head.kind == kind) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Its own frames are good; what it passes on of rank 1 may not be. from_1: rank 1's frame for this host. */
+static bool attack_as_gateway(const int fds[2], const attack *a, raw_frame *from_1)
+{
+    static raw_frame f;
+    static raw_frame unused;
+    const uint32_t one[] = {1};
+    ep_group_host_body body;
+    ep_group_host_part part;
+    straight_frame(from_1, &f);
+    bool good = raw_write(fds[0], &f);
+    host_frame(from_1, one, 1, &f);
+    good = good && raw_write(fds[1], &f);
+    good = good && ep_group_host_open(from_1->bytes + EP_GROUP_BODY_OFFSET, from_1->size - EP_GROUP_BODY_OFFSET, &body, NULL) == EP_OK &&
+           ep_group_host_next(&body, 0, &part) && part.rank == 0;
+    if (!good) {
+        return false;
+    }
+    straight_frame(from_1, &f);
+    f.head.flags = EP_GROUP_FRAME_FLAG_PASSED_ON;
+    f.head.origin = 1;
+    f.size = EP_GROUP_BODY_OFFSET + ep_group_host_part_bytes(&body, &part);
+    ep_group_host_part_fill(&body, &part, f.bytes + EP_GROUP_BODY_OFFSET);
+    a->spoil(&f);
+    if (a->late) {
+        good = read_until(fds[1], EP_GROUP_FRAME_BYE, &unused);
+        usleep(20000); /* for rank 0 to have seen it too; right without */
+    }
+    return good && raw_write(fds[0], &f);
+}
+
+/* Where rank 1 listens: the table is rank 0's URL and host, then rank 1's. */
+static const char *url_of_rank_1(const raw_frame *table)
+{
+    const char *at = (const char *)table->bytes + EP_GROUP_FRAME_FIXED_BYTES;
+    at += strlen(at) + 1;
+    return at + strlen(at) + 1;
+}
+
+static bool play_badly(scene *s, int fds[2])
+{
+    static raw_frame table;
+    static raw_frame got[2];
+    ep_group_hello hello = {.world_size = RANKS, .rank = RAW, .name = "hostile", .url = "tcp://127.0.0.1:1"};
+    snprintf(hello.host, sizeof(hello.host), "%s", s->attack->hosts[RAW]);
+    fds[0] = raw_join(s->url, &hello, 0);
+    if (fds[0] < 0 || !read_until(fds[0], EP_GROUP_FRAME_TABLE, &table)) {
+        return false;
+    }
+    fds[1] = raw_join(url_of_rank_1(&table), &hello, table.head.membership);
+    ep_group_frame_kind of_0 = s->attack->hosts == apart ? EP_GROUP_FRAME_HOST_ROWS : EP_GROUP_FRAME_ROWS;
+    bool good = fds[1] >= 0 && read_until(fds[1], EP_GROUP_FRAME_HOST_ROWS, &got[1]) && read_until(fds[0], of_0, &got[0]);
+    return good && (s->attack->hosts == apart ? attack_from_afar(fds, s->attack, &got[1]) : attack_as_gateway(fds, s->attack, &got[1]));
+}
+
+/* ---- ranks 0 and 1 ---- */
+
+static void publish(void *arg, const char *url)
+{
+    scene *s = arg;
+    pthread_mutex_lock(&s->lock);
+    snprintf(s->url, sizeof(s->url), "%s", url);
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+}
+
+static void wait_for_url(scene *s)
+{
+    pthread_mutex_lock(&s->lock);
+    while (s->url[0] == 0) {
+        pthread_cond_wait(&s->changed, &s->lock);
+    }
+    pthread_mutex_unlock(&s->lock);
+}
+
+static ep_group *create(scene *s, uint32_t rank)
+{
+    ep_group_config config;
+    ep_group *group = NULL;
+    ep_error error;
+    const char *urls[] = {"tcp://127.0.0.1:0"};
+    ep_group_config_init(&config);
+    if (rank == 0) {
+        config.on_listening = publish;
+        config.on_listening_arg = s;
+    } else {
+        wait_for_url(s);
+        urls[0] = s->url;
+    }
+    config.name = "hostile";
+    config.world_size = RANKS;
+    config.rank = rank;
+    config.urls = urls;
+    config.urls_count = 1;
+    config.listen_url = "tcp://127.0.0.1:0";
+    config.deadline_us = DEADLINE_US;
+    config.host = s->attack->hosts[rank];
+    if (ep_group_create(&config, &group, &error) != EP_OK) {
+        fprintf(stderr, "rank %u: %s\n", rank, error.text);
+        abort();
+    }
+    return group;
+}
+
+static void *run_good(void *arg)
+{
+    good_rank *g = arg;
+    scene *s = g->scene;
+    const attack *a = s->attack;
+    ep_group *group = create(s, g->rank);
+    ep_error error = {.text = ""};
+    rank_call call;
+    rank_call_init_rows(&call, s->c, g->rank, 64);
+    call.params.comm_alg = "hierarchy";
+    ep_err err = rank_call_dispatch(&call, group, &error);
+    ep_err expected = a->expected[g->rank];
+    bool good = expected == EP_ERR_UNKNOWN || (err == expected && (err == EP_OK || strstr(error.text, a->text) != NULL));
+    good = good && (expected != EP_OK || rank_call_check_dispatch(&call));
+    if (!good) {
+        fprintf(stderr, "%s: rank %u: %s: %s\n", a->name, g->rank, ep_err_name(err), error.text);
+        __atomic_store_n(&s->failed, true, __ATOMIC_RELAXED);
+    }
+    rank_call_free(&call);
+    ep_group_destroy(group);
+    return NULL;
+}
+
+static bool run(const oracle_case *c, const attack *a)
+{
+    scene s = {.c = c, .attack = a, .lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+    good_rank ranks[2] = {{.scene = &s, .rank = 0}, {.scene = &s, .rank = 1}};
+    int fds[2] = {-1, -1};
+    for (int r = 0; r < 2; r++) {
+        if (pthread_create(&ranks[r].thread, NULL, run_good, &ranks[r]) != 0) {
+            abort();
+        }
+    }
+    wait_for_url(&s);
+    bool played = play_badly(&s, fds);
+    for (int r = 0; r < 2; r++) {
+        pthread_join(ranks[r].thread, NULL);
+        close(fds[r]);
+    }
+    if (!played) {
+        fprintf(stderr, "%s: rank 2 could not play its part\n", a->name);
+    }
+    return played && !s.failed;
+}
+
+int main(void)
+{
+    oracle_case c = {.ranks = RANKS, .experts = EXPERTS, .top_k = 3, .hidden = ROW_BYTES / 2, .dtype = ORACLE_BF16};
+    uint64_t state = 5;
+    for (int r = 0; r < RANKS; r++) {
+        case_draw_batch(&state, &c, r == RAW ? 0 : 6, &c.batch[r]);
+    }
+    bool good = true;
+    for (size_t i = 0; i < sizeof(attacks) / sizeof(attacks[0]); i++) {
+        good = run(&c, &attacks[i]) && good;
+    }
+    case_free(&c);
+    return good ? 0 : 1;
+}
