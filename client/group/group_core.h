@@ -111,7 +111,8 @@ struct ep_group {
     pthread_cond_t changed;
     uint64_t membership;       /* 0: not known yet */
     bool closing;
-    bool table_sent;
+    bool table_sent;           /* begun */
+    bool table_out;            /* rank 0: to all; nothing else goes to them before */
     uint32_t *same_host;       /* [world] lowest rank on each rank's host; known with the membership, like the next */
     bool has_neighbours;       /* another rank is on this host */
     bool joined;               /* all are connected: frames for this host need not be held */

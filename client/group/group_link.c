@@ -145,6 +145,7 @@ static void take_hello(group_link *link, const ep_group_frame *frame, const ep_b
         group_send_table(group);
     }
     pthread_mutex_lock(&group->lock);
+    group->table_out = group->table_out || all_here;
     pthread_cond_broadcast(&group->changed);
     pthread_mutex_unlock(&group->lock);
 }

@@ -396,7 +396,7 @@ static bool all_ready(const ep_group *group)
             return false;
         }
     }
-    return group->membership != 0;
+    return group->membership != 0 && (group->rank != 0 || group->table_out);
 }
 
 /* "1, 4-6": ranks that are not there. */

@@ -91,7 +91,7 @@ static const attack attacks[] = {
     {"rows for nobody", apart, nobody, {EP_ERR_PROTOCOL, EP_ERR_PROTOCOL}, "has rows for rank 1000", false, false},
     {"a rank twice", apart, one_twice, {EP_ERR_PROTOCOL, EP_ERR_PROTOCOL}, "names rank 0 twice", false, false},
     {"half a frame", apart, half, {EP_ERR_UNAVAILABLE, EP_ERR_UNAVAILABLE}, "rank 2", false, false},
-    {"rows that go straight", apart, nothing_bad, {EP_ERR_PROTOCOL, EP_ERR_PROTOCOL}, "rank 2 brought the rows of rank 2", false, true},
+    {"rows that go straight", apart, nothing_bad, {EP_ERR_UNKNOWN, EP_ERR_PROTOCOL}, "rank 2 brought the rows of rank 2", false, true},
     {"nothing as a gateway", together, nothing_bad, {EP_OK, EP_OK}, "", false, false},
     {"what had left before", together, nothing_bad, {EP_OK, EP_OK}, "", true, false},
     {"half of what it passes on", together, half, {EP_ERR_UNAVAILABLE, EP_ERR_UNKNOWN}, "rank 2 is gone", false, false},
