@@ -80,6 +80,10 @@ ep_err ep_checkpoint_open(const char *path, ep_checkpoint **out_checkpoint, ep_e
 void ep_checkpoint_close(ep_checkpoint *checkpoint);
 const ep_model_info *ep_checkpoint_info(const ep_checkpoint *checkpoint);
 
+/* SHA-256 over the version and every shard's name, device, inode, size and times: equal as long as nobody touched a file. Errors: IO,
+ * INTERNAL. */
+ep_err ep_checkpoint_identity(const ep_checkpoint *checkpoint, uint8_t out_identity[EP_SHA256_BYTES], ep_error *out_error);
+
 /* A tensor's place. */
 typedef struct ep_tensor_info {
     const char *name;

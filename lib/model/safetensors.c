@@ -174,6 +174,11 @@ const char *ep_safetensors_name(const ep_safetensors *file)
     return file->file.name;
 }
 
+bool ep_safetensors_stat(const ep_safetensors *file, struct stat *out_status)
+{
+    return fstat(file->file.fd, out_status) == 0;
+}
+
 uint64_t ep_safetensors_bytes(const ep_safetensors *file)
 {
     return file->file.bytes;

@@ -16,6 +16,8 @@
 #ifndef EP_MODEL_SAFETENSORS_H
 #define EP_MODEL_SAFETENSORS_H
 
+#include <sys/stat.h>
+
 #include "base/error.h"
 #include "expertd/tensor.h"
 #include "model/model_files.h"
@@ -77,6 +79,8 @@ ep_err ep_safetensors_open_path(const char *path, const ep_safetensors_limits *l
 void ep_safetensors_close(ep_safetensors *file);
 
 const char *ep_safetensors_name(const ep_safetensors *file);
+/* Of the open file; false when the system says nothing. */
+bool ep_safetensors_stat(const ep_safetensors *file, struct stat *out_status);
 uint64_t ep_safetensors_bytes(const ep_safetensors *file);
 /* SHA-256 of the header and of pieces spread over the data: what tells one file from another without reading all of it. */
 const uint8_t *ep_safetensors_identity_digest(const ep_safetensors *file);

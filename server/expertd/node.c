@@ -378,6 +378,7 @@ static ep_err start_compute(ep_node *node, ep_error *out_error)
     ep_weight_store_config store = {.weight_bytes_max = config->weight_bytes_max,
                                     .load_bytes_per_s = config->load_bytes_per_s,
                                     .prefetches = config->prefetches,
+                                    .warms_up = true,
                                     .node_name = config->name,
                                     .timers = node->timers,
                                     .shows_progress = config->shows_progress,
@@ -388,6 +389,12 @@ static ep_err start_compute(ep_node *node, ep_error *out_error)
         return ep_error_prefix(out_error, err, "backend %s", config->backend->name);
     }
     store.backend = node->backend;
+    if (config->weight_cache_dir[0] != 0 &&
+        (err = ep_weight_cache_open(config->weight_cache_dir, config->weight_cache_bytes, node->backend, &node->cache, out_error)) !=
+            EP_OK) {
+        return err;
+    }
+    store.cache = node->cache;
     err = ep_weight_store_create(&store, &node->store, out_error);
     err = err == EP_OK ? ep_node_models_open(&node->models, config, node->backend, node->store, out_error)
                        : err;
@@ -616,6 +623,7 @@ void ep_node_destroy(ep_node *node)
     ep_forward_handler_destroy(node->handler);
     ep_admission_destroy(node->admission);
     ep_weight_store_destroy(node->store);
+    ep_weight_cache_close(node->cache);
     ep_node_models_close(&node->models);
     if (node->backend != NULL) {
         node->backend->ops->close(node->backend);

@@ -117,6 +117,16 @@ static const ep_option node_options[] = {
      .type = EP_OPTION_BOOL,
      .default_text = "true",
      .help = "Experts beyond weight_bytes_max that are likely to be used next are loaded ahead while no call waits for one"},
+    {.name = "weight_cache_dir",
+     .type = EP_OPTION_PATH,
+     .default_text = "",
+     .help = "Directory on local disk for packed experts: later starts read them instead of packing anew. It decides what is computed, so only "
+             "this service may write it. Empty: none"},
+    {.name = "weight_cache_bytes",
+     .type = EP_OPTION_SIZE,
+     .max = 1ull << 50,
+     .default_text = "0",
+     .help = "The most that weight_cache_dir may hold; files of other models go first. 0: no limit"},
     {.name = "weight_load_rate",
      .type = EP_OPTION_SIZE,
      .max = 1ull << 46,
@@ -391,6 +401,8 @@ static ep_err load(const ep_options *options, ep_node_config *config, ep_error *
     config->weight_bytes_max = ep_options_number(options, "weight_bytes_max");
     config->load_bytes_per_s = ep_options_number(options, "weight_load_rate");
     config->prefetches = ep_options_bool(options, "weight_prefetch");
+    config->weight_cache_dir = ep_options_text(options, "weight_cache_dir");
+    config->weight_cache_bytes = ep_options_number(options, "weight_cache_bytes");
     config->inflight_tokens = (uint32_t)ep_options_number(options, "inflight_tokens");
     config->spill_bytes = ep_options_number(options, "spill_bytes");
     config->merges_callers = ep_options_bool(options, "merge_callers");

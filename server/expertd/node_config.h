@@ -49,6 +49,8 @@ typedef struct ep_node_config {
     uint64_t weight_bytes_max; /* 0 unlimited */
     uint64_t load_bytes_per_s; /* 0 unlimited */
     bool prefetches;
+    const char *weight_cache_dir; /* "" none */
+    uint64_t weight_cache_bytes;  /* 0 unlimited */
     uint32_t inflight_tokens;
     uint64_t spill_bytes;
     bool merges_callers;

@@ -24,12 +24,16 @@ static ep_err open_layers(ep_node_model *model, ep_weight_store *store, ep_error
     if (model->layers == NULL) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for model %s", model->config->name);
     }
-    for (uint32_t i = 0; i < info->moe_layers_count; i++) {
+    uint8_t identity[EP_SHA256_BYTES];
+    ep_err err = ep_checkpoint_identity(model->checkpoint, identity, out_error);
+    for (uint32_t i = 0; err == EP_OK && i < info->moe_layers_count; i++) {
         ep_node_layer *layer = &model->layers[i];
         ep_weight_layer weights = {.model = model->config->name,
                                    .checkpoint = model->checkpoint,
                                    .format = info->format,
                                    .shape = info->moe_layers[i]};
+        memcpy(weights.numerics, model->numerics, sizeof(weights.numerics));
+        memcpy(weights.identity, identity, sizeof(weights.identity));
         layer->shape = info->moe_layers[i];
         layer->queues = calloc(ep_node_layer_experts(layer), sizeof(*layer->queues));
         layer->slots = calloc(layer->shape.experts, sizeof(*layer->slots));
@@ -37,12 +41,9 @@ static ep_err open_layers(ep_node_model *model, ep_weight_store *store, ep_error
         if (layer->queues == NULL || layer->slots == NULL) {
             return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for model %s", model->config->name);
         }
-        ep_err err = ep_weight_store_add_layer(store, &weights, &layer->store_slot, out_error);
-        if (err != EP_OK) {
-            return err;
-        }
+        err = ep_weight_store_add_layer(store, &weights, &layer->store_slot, out_error);
     }
-    return EP_OK;
+    return err;
 }
 
 static ep_err open_model(ep_node_model *model, ep_backend *backend, ep_weight_store *store,

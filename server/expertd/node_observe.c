@@ -43,6 +43,14 @@ static void collect_weights(ep_node *node)
     ep_counter_set(g->expert_prefetches[1], weights.prefetches_useless_total);
     ep_counter_set(g->expert_loads, weights.loads_total);
     ep_counter_set(g->expert_load_ms, weights.load_ns_total / EP_NS_PER_MS);
+    if (node->cache != NULL) {
+        ep_weight_cache_stats cache;
+        ep_weight_cache_read_stats(node->cache, &cache);
+        ep_gauge_set(g->cache_bytes, (double)cache.bytes);
+        ep_counter_set(g->cache_files[0], cache.read_total);
+        ep_counter_set(g->cache_files[1], cache.written_total);
+        ep_counter_set(g->cache_files[2], cache.dropped_total);
+    }
     size_t n = 0;
     for (uint32_t m = 0; m < node->models.count; m++) {
         for (uint32_t l = 0; l < node->models.models[m].layers_count; l++) {
@@ -181,6 +189,13 @@ static void make_gauges(ep_node *node)
     }
     g->expert_evictions = counter(node, "expertd_expert_evictions_total", "Experts that made room for others");
     g->expert_loads = counter(node, "expertd_expert_loads_total", "Experts loaded into memory");
+    for (int i = 0; i < 3; i++) {
+        static const char *const ops[] = {"read", "written", "dropped"};
+        const ep_metric_label op = {"op", ops[i]};
+        g->cache_files[i] = ep_metrics_counter(node->metrics, "expertd_weight_cache_files_total",
+                                               "Files of packed experts: read, written, dropped as damaged or for room", &op, 1);
+    }
+    g->cache_bytes = gauge(node, "expertd_weight_cache_bytes", "Bytes in weight_cache_dir");
     g->expert_load_ms = counter(node, "expertd_expert_load_milliseconds_total", "Time spent loading experts");
     g->experts_pending = gauge(node, "expertd_experts_loading", "Experts queued or loading");
     g->experts_failed = gauge(node, "expertd_experts_failed", "Experts that could not be loaded");

@@ -55,6 +55,8 @@ typedef struct ep_node_gauges {
     ep_metric_series *expert_evictions;
     ep_metric_series *expert_loads;
     ep_metric_series *expert_load_ms;
+    ep_metric_series *cache_bytes;
+    ep_metric_series *cache_files[3]; /* read, written, dropped */
     ep_metric_series *epoch;
     ep_metric_series *coordinator_connected;
     ep_metric_series *connections;
@@ -79,6 +81,7 @@ struct ep_node {
     ep_buffer_pool *pool;
     ep_metrics *metrics;
     ep_backend *backend;
+    ep_weight_cache *cache; /* NULL: none */
     ep_weight_store *store;
     ep_node_models models;
     ep_node_epoch epoch;

@@ -134,12 +134,51 @@ static ep_err pack(ep_weight_store *store, const ep_weight_layer *layer, const e
     return EP_OK;
 }
 
-/* Reads and packs one expert. RESOURCE_EXHAUSTED: the budget has no room for it. No lock held. */
+/* From its file in the cache. NOT_FOUND: there is none of use. */
+static ep_err load_from_cache(ep_weight_store *store, const ep_weight_layer *layer, load_kind kind, ep_resident *resident,
+                              ep_error *out_error)
+{
+    ep_weight_cache_key key;
+    ep_weight_cache_file file;
+    if (store->config.cache == NULL) {
+        return EP_ERR_NOT_FOUND;
+    }
+    ep_weight_layer_key(layer, resident->expert, &key);
+    if (!ep_weight_cache_find(store->config.cache, &key, &file)) {
+        return EP_ERR_NOT_FOUND;
+    }
+    ep_err err = check_room(store, file.body_bytes, kind, true, out_error);
+    if (err != EP_OK) {
+        ep_weight_cache_forget(&file);
+        return err;
+    }
+    err = ep_weight_cache_read(store->config.cache, &file, &resident->weights, out_error);
+    if (err != EP_OK) {
+        give_back(store, file.body_bytes);
+        return err == EP_ERR_BAD_FILE ? EP_ERR_NOT_FOUND : err;
+    }
+    resident->bytes = file.body_bytes;
+    memcpy(resident->sha256, file.sha256, sizeof(resident->sha256));
+    return EP_OK;
+}
+
+static ep_err load_from_checkpoint(ep_weight_store *store, const ep_weight_layer *layer, load_kind kind, ep_resident *resident,
+                                   ep_error *out_error)
+{
+    ep_expert_data data = {0};
+    ep_err err = ep_checkpoint_read_expert(layer->checkpoint, layer->shape.layer, resident->expert, &data, out_error);
+    if (err == EP_OK) {
+        err = pack(store, layer, &data, kind, resident, out_error);
+        ep_expert_data_free(&data);
+    }
+    return err;
+}
+
+/* Makes one expert resident, from the cache or from the checkpoint. RESOURCE_EXHAUSTED: the budget has no room for it. No lock held. */
 static ep_err load_expert(ep_weight_store *store, const expert_entry *entry, load_kind kind, ep_resident **out_resident,
-                          ep_error *out_error)
+                          bool *out_is_saved, ep_error *out_error)
 {
     const ep_weight_layer *layer = &store->layers[entry->layer_slot].layer;
-    ep_expert_data data = {0};
     ep_err err = check_room(store, ep_weight_layer_bytes_at_least(layer), kind, false, out_error);
     if (err != EP_OK) {
         return err;
@@ -152,10 +191,10 @@ static ep_err load_expert(ep_weight_store *store, const expert_entry *entry, loa
     resident->layer_slot = entry->layer_slot;
     resident->expert = entry->expert;
     atomic_init(&resident->refs, 1);
-    err = ep_checkpoint_read_expert(layer->checkpoint, layer->shape.layer, entry->expert, &data, out_error);
-    if (err == EP_OK) {
-        err = pack(store, layer, &data, kind, resident, out_error);
-        ep_expert_data_free(&data);
+    err = load_from_cache(store, layer, kind, resident, out_error);
+    *out_is_saved = err == EP_OK;
+    if (err == EP_ERR_NOT_FOUND) {
+        err = load_from_checkpoint(store, layer, kind, resident, out_error);
     }
     if (err != EP_OK) {
         free(resident);
@@ -185,7 +224,7 @@ static void settle_ownership(ep_weight_store *store, expert_entry *entry, bool i
 }
 
 /* Lock held. Writes the outcome of one load into its entry. A cold expert stays cold when there was no room for it. */
-static void settle(ep_weight_store *store, expert_entry *entry, load_kind kind, ep_resident *resident, ep_err err,
+static void settle(ep_weight_store *store, expert_entry *entry, load_kind kind, ep_resident *resident, bool is_saved, ep_err err,
                    const ep_error *error)
 {
     layer_entry *layer = &store->layers[entry->layer_slot];
@@ -195,6 +234,9 @@ static void settle(ep_weight_store *store, expert_entry *entry, load_kind kind, 
         entry->state = EP_EXPERT_RESIDENT;
         entry->resident = resident;
         entry->is_prefetched = kind == LOAD_PREFETCH;
+        entry->is_saved = is_saved || store->config.cache == NULL || store->saver_gave_up;
+        store->unsaved_count += !entry->is_saved;
+        pthread_cond_signal(&store->save);
         store->stats.owned_changes += entry->digest != digest;
         entry->digest = digest;
         layer->resident_count++;
@@ -239,6 +281,7 @@ static void load_one(loader *self, expert_entry *entry, load_kind kind)
     const uint64_t bytes = ep_weight_layer_bytes_at_least(&layer->layer);
     ep_error error;
     ep_resident *resident = NULL;
+    bool is_saved = false;
     entry->state = EP_EXPERT_LOADING;
     ep_weight_entry_place(store, entry);
     pthread_mutex_unlock(&store->lock);
@@ -250,7 +293,7 @@ static void load_one(loader *self, expert_entry *entry, load_kind kind)
     if (is_traced) {
         trace_load(store, entry, id, bytes, true, EP_OK);
     }
-    const ep_err err = load_expert(store, entry, kind, &resident, &error);
+    const ep_err err = load_expert(store, entry, kind, &resident, &is_saved, &error);
     if (is_traced) {
         trace_load(store, entry, id, bytes, false, err);
     }
@@ -260,7 +303,7 @@ static void load_one(loader *self, expert_entry *entry, load_kind kind)
     }
     pthread_mutex_lock(&store->lock);
     store->stats.load_ns_total += ep_clock_now_ns() - begin_ns;
-    settle(store, entry, kind, resident, err, &error);
+    settle(store, entry, kind, resident, is_saved, err, &error);
     if (entry->state == EP_EXPERT_ABSENT && ep_weight_waits_any(store, entry)) { /* wanted while a prefetch gave up */
         entry->state = EP_EXPERT_QUEUED;
         ep_weight_entry_place(store, entry);
@@ -336,6 +379,22 @@ static void load_first(loader *self, expert_entry *entry)
         ep_load_progress_add(&self->progress, 1, is_there ? bytes : 0);
         pthread_mutex_lock(&store->lock);
     }
+}
+
+/* Lock held on entry and exit, not in between. */
+static void end_first_pass(ep_weight_store *store)
+{
+    const bool warms_up = store->is_warm_due && store->stats.resident_count > 0;
+    pthread_mutex_unlock(&store->lock);
+    if (warms_up) {
+        ep_weight_warm(store);
+        pthread_mutex_lock(&store->lock);
+        store->is_warm_due = false;
+        pthread_mutex_unlock(&store->lock);
+    }
+    store->config.on_change(store->config.arg);
+    pthread_mutex_lock(&store->lock);
+    pthread_cond_signal(&store->save);
 }
 
 /* ---- the thread ---- */
@@ -418,9 +477,7 @@ static bool work_once(loader *self)
         load_first(self, entry);
         if (store->first.first == NULL) {
             end_progress(self);
-            pthread_mutex_unlock(&store->lock);
-            store->config.on_change(store->config.arg);
-            pthread_mutex_lock(&store->lock);
+            end_first_pass(store);
         }
         return true;
     }

@@ -46,6 +46,8 @@ ep_err ep_weight_store_create(const ep_weight_store_config *config, ep_weight_st
     pthread_mutex_init(&store->lock, NULL);
     pthread_cond_init(&store->work, NULL);
     pthread_cond_init(&store->room, NULL);
+    pthread_cond_init(&store->save, NULL);
+    store->is_warm_due = config->warms_up;
     *out_store = store;
     return EP_OK;
 }
@@ -118,6 +120,14 @@ ep_err ep_weight_store_start(ep_weight_store *store, ep_error *out_error)
     }
     pthread_setname_np(store->loader, "ep-loader");
     store->loader_runs = true;
+    if (store->config.cache != NULL) {
+        rc = pthread_create(&store->saver, NULL, ep_weight_saver_main, store);
+        if (rc != 0) {
+            return ep_error_set(out_error, EP_ERR_IO, "cannot start the thread that keeps packed weights: %s", strerror(rc));
+        }
+        pthread_setname_np(store->saver, "ep-saver");
+        store->saver_runs = true;
+    }
     return EP_OK;
 }
 
@@ -132,8 +142,12 @@ void ep_weight_store_destroy(ep_weight_store *store)
         store->stop = true;
         pthread_cond_broadcast(&store->work);
         pthread_cond_broadcast(&store->room);
+        pthread_cond_broadcast(&store->save);
         pthread_mutex_unlock(&store->lock);
         pthread_join(store->loader, NULL);
+    }
+    if (store->saver_runs) {
+        pthread_join(store->saver, NULL);
     }
     if (store->config.timers != NULL) {
         ep_timer_cancel_wait(store->config.timers, &store->deadline);
@@ -150,6 +164,7 @@ void ep_weight_store_destroy(ep_weight_store *store)
     pthread_mutex_destroy(&store->lock);
     pthread_cond_destroy(&store->work);
     pthread_cond_destroy(&store->room);
+    pthread_cond_destroy(&store->save);
     free(store);
 }
 
@@ -193,6 +208,7 @@ void ep_weight_entry_place(ep_weight_store *store, const expert_entry *entry)
 ep_resident *ep_weight_entry_evict(ep_weight_store *store, expert_entry *entry)
 {
     ep_resident *resident = entry->resident;
+    store->unsaved_count -= !entry->is_saved;
     resident->is_leaving = true;
     store->leaving_bytes += resident->bytes;
     store->stats.resident_count--;
@@ -203,6 +219,12 @@ ep_resident *ep_weight_entry_evict(ep_weight_store *store, expert_entry *entry)
     entry->state = EP_EXPERT_ABSENT;
     ep_weight_entry_place(store, entry);
     return resident;
+}
+
+void ep_weight_layer_key(const ep_weight_layer *layer, uint32_t expert, ep_weight_cache_key *out_key)
+{
+    *out_key = (ep_weight_cache_key){.numerics = layer->numerics, .layer = layer->shape.layer, .expert = expert};
+    memcpy(out_key->identity, layer->identity, sizeof(out_key->identity));
 }
 
 /* ---- queues ---- */
@@ -574,5 +596,6 @@ void ep_weight_store_read_stats(ep_weight_store *store, ep_weight_stats *out_sta
     pthread_mutex_lock(&store->lock);
     *out_stats = store->stats;
     out_stats->resident_bytes = store->resident_bytes;
+    out_stats->pending_count += store->is_warm_due && store->stats.resident_count > 0;
     pthread_mutex_unlock(&store->lock);
 }

@@ -21,6 +21,7 @@
 
 #include "backends/backend.h"
 #include "base/timer.h"
+#include "expertd/weight_cache.h"
 #include "model/model.h"
 
 typedef struct ep_weight_store ep_weight_store;
@@ -30,6 +31,8 @@ typedef struct ep_weight_store_config {
     uint64_t weight_bytes_max;    /* 0: unlimited */
     uint64_t load_bytes_per_s;    /* of loads after the first pass; 0: unlimited */
     bool prefetches;              /* cold experts likely to be used next are loaded while nothing else is to do */
+    ep_weight_cache *cache;       /* borrowed; NULL: every load reads and packs */
+    bool warms_up;                /* each kernel shape runs once before the first pass is over */
     const char *node_name;        /* borrowed; for spans. NULL: "" */
     ep_timer_service *timers;     /* borrowed; ends waits at their deadline. NULL: they end with the load */
     bool shows_progress;          /* on stderr */
@@ -43,6 +46,8 @@ typedef struct ep_weight_layer {
     const ep_checkpoint *checkpoint; /* borrowed */
     ep_weight_format format;         /* every routed expert must have it: the numerics id says so */
     ep_layer_shape shape;
+    char numerics[EP_NUMERICS_ID_BYTES];  /* for the cache, as the next */
+    uint8_t identity[EP_SHA256_BYTES];    /* ep_checkpoint_identity */
 } ep_weight_layer;
 
 typedef enum ep_expert_state {

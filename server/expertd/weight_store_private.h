@@ -12,6 +12,7 @@ typedef struct expert_entry {
     ep_expert_state state;
     bool is_wanted;
     bool is_owned;
+    bool is_saved;      /* has its file in the cache, or cannot have one */
     bool is_prefetched; /* resident ahead of time and not used yet */
     uint32_t layer_slot;
     uint32_t expert;
@@ -38,8 +39,13 @@ struct ep_weight_store {
     pthread_mutex_t lock; /* everything below */
     pthread_cond_t work;
     pthread_cond_t room; /* bytes came back */
+    pthread_cond_t save; /* an expert may be written to the cache */
     pthread_t loader;
+    pthread_t saver;
     bool loader_runs;
+    bool saver_runs;
+    bool saver_gave_up;
+    bool is_warm_due;
     bool stop;
     ep_err close_reason; /* EP_OK: open */
     uint32_t layers_count;
@@ -52,6 +58,7 @@ struct ep_weight_store {
     ep_timer deadline;
     uint64_t deadline_ns; /* armed for; EP_TIME_NEVER not */
     uint64_t resident_bytes; /* also of experts that only jobs still hold, and of the one being loaded */
+    uint64_t unsaved_count;  /* resident experts without a file */
     uint64_t leaving_bytes;  /* of experts that only jobs still hold */
     ep_weight_stats stats;
 };
@@ -74,7 +81,14 @@ bool ep_weight_waits_any(const ep_weight_store *store, const expert_entry *entry
 /* No lock held. error: of those without a resident. */
 void ep_weight_waits_end(ep_weight_wait *list, const ep_error *error);
 
+/* The key of an expert's file. */
+void ep_weight_layer_key(const ep_weight_layer *layer, uint32_t expert, ep_weight_cache_key *out_key);
+
 /* weight_loader.c */
 void *ep_weight_loader_main(void *store);
+/* weight_saver.c */
+void *ep_weight_saver_main(void *store);
+/* weight_warm.c. No lock held. */
+void ep_weight_warm(ep_weight_store *store);
 
 #endif

@@ -256,11 +256,12 @@ Test(store, a_call_that_waits_too_long_is_told_for_what)
     start(1, "--weight-load-rate=1000");
     cr_assert_eq(ep_test_peer_open(&peer, node.rpc_url, &e), EP_OK, "%s", e.text);
     static uint16_t x[HIDDEN], got[HIDDEN];
-    for (uint32_t expert = 1; expert < EXPERTS && err == EP_OK; expert++) {
-        const ep_wire_slot slot = {0, expert};
+    for (uint32_t i = 0; i < 30 && err != EP_ERR_UNAVAILABLE; i++) { /* on a busy machine the node's answer may come after the deadline */
+        const ep_wire_slot slot = {0, 1 + i % (EXPERTS - 1)};
         ep_test_forward f = {.layer = 1, .rows = 1, .slots = 1, .hidden = HIDDEN, .x_dtype = EP_DTYPE_BF16, .reply_dtype = EP_DTYPE_BF16,
-                             .x = x, .wire_slots = &slot, .timeout_ms = 400};
+                             .x = x, .wire_slots = &slot, .timeout_ms = 900};
         err = ep_test_forward_run(&peer, &f, got, &e);
+        cr_expect(err == EP_OK || err == EP_ERR_UNAVAILABLE || err == EP_ERR_DEADLINE_EXCEEDED, "%s", e.text);
     }
     cr_expect_eq(err, EP_ERR_UNAVAILABLE, "%s", e.text);
     cr_expect_not_null(strstr(e.text, "model demo layer 1 expert "), "%s", e.text);

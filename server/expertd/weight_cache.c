@@ -1,0 +1,407 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "expertd/weight_cache.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "wire/frame.h"
+
+#define CACHE_MAGIC 0x31304b4341505045ull /* "EPPACK01", little endian */
+#define PIECE_BYTES ((size_t)1 << 20)     /* still in cache when its sum is taken */
+#define TEMPORARY_OLD_S 3600              /* what a process that died left behind */
+#define NAME_HEX 16
+
+/* First bytes of a file; the body follows at BODY_AT. */
+typedef struct cache_head {
+    uint64_t magic;
+    uint8_t identity[EP_SHA256_BYTES];
+    char layout[64];
+    char numerics[EP_NUMERICS_ID_BYTES];
+    uint32_t layer;
+    uint32_t expert;
+    uint8_t sha256[EP_SHA256_BYTES];
+    uint64_t body_bytes;
+    uint32_t body_crc;
+    uint32_t head_bytes;
+    uint8_t head[EP_PACKED_HEAD_BYTES];
+    uint32_t crc; /* of all before */
+    uint32_t zero;
+} cache_head;
+
+#define BODY_AT 4096
+_Static_assert(sizeof(cache_head) <= BODY_AT, "the head has its own page");
+
+struct ep_weight_cache {
+    int dir_fd;
+    char *path;
+    uint64_t bytes_max;
+    ep_backend *backend;
+    const char *layout;
+    pthread_mutex_t lock; /* everything below */
+    bool is_full;         /* nothing more is written in this run */
+    uint64_t present;     /* hash of the newest key written or found: files of others are older */
+    ep_weight_cache_stats stats;
+};
+
+/* ---- names ---- */
+
+static uint64_t hash_bytes(uint64_t hash, const void *data, size_t bytes)
+{
+    for (size_t i = 0; i < bytes; i++) {
+        hash = (hash ^ ((const uint8_t *)data)[i]) * 0x100000001b3ull;
+    }
+    return hash;
+}
+
+/* Of all of a key but layer and expert: files of one model share it. The whole key stands in the file. */
+static uint64_t hash_key(const ep_weight_cache *cache, const ep_weight_cache_key *key)
+{
+    uint64_t hash = hash_bytes(0xcbf29ce484222325ull, cache->layout, strlen(cache->layout) + 1);
+    hash = hash_bytes(hash, key->numerics, strlen(key->numerics) + 1);
+    return hash_bytes(hash, key->identity, sizeof(key->identity));
+}
+
+static void make_name(const ep_weight_cache *cache, const ep_weight_cache_key *key, char *out, size_t out_bytes)
+{
+    snprintf(out, out_bytes, "%016" PRIx64 "-l%u-e%u.pack", hash_key(cache, key), key->layer, key->expert);
+}
+
+static bool is_ours(const char *name)
+{
+    const size_t length = strlen(name);
+    return length > NAME_HEX + 5 && name[NAME_HEX] == '-' && strcmp(name + length - 5, ".pack") == 0;
+}
+
+/* ---- the directory ---- */
+
+/* Counts our files. Older than 0: removes temporary ones that old. */
+static uint64_t count_files(ep_weight_cache *cache, bool removes_temporary)
+{
+    uint64_t bytes = 0;
+    const int fd = openat(cache->dir_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *dir = fd >= 0 ? fdopendir(fd) : NULL;
+    const time_t now = time(NULL);
+    if (dir == NULL) {
+        if (fd >= 0) {
+            close(fd);
+        }
+        return 0;
+    }
+    for (struct dirent *e; (e = readdir(dir)) != NULL;) {
+        struct stat st;
+        if (fstatat(cache->dir_fd, e->d_name, &st, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(st.st_mode)) {
+            continue;
+        }
+        if (is_ours(e->d_name)) {
+            bytes += (uint64_t)st.st_size;
+        } else if (removes_temporary && strncmp(e->d_name, ".tmp-", 5) == 0 && now - st.st_mtime > TEMPORARY_OLD_S) {
+            unlinkat(cache->dir_fd, e->d_name, 0);
+        }
+    }
+    closedir(dir);
+    return bytes;
+}
+
+/* The file longest unwritten that is not of the present model; false: there is none. */
+static bool find_oldest(const ep_weight_cache *cache, char out_name[NAME_MAX + 1], uint64_t *out_bytes)
+{
+    char present[NAME_HEX + 1];
+    time_t oldest = 0;
+    const int fd = openat(cache->dir_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *dir = fd >= 0 ? fdopendir(fd) : NULL;
+    out_name[0] = 0;
+    if (dir == NULL) {
+        if (fd >= 0) {
+            close(fd);
+        }
+        return false;
+    }
+    snprintf(present, sizeof(present), "%016" PRIx64, cache->present);
+    for (struct dirent *e; (e = readdir(dir)) != NULL;) {
+        struct stat st;
+        if (!is_ours(e->d_name) || strncmp(e->d_name, present, NAME_HEX) == 0 ||
+            fstatat(cache->dir_fd, e->d_name, &st, AT_SYMLINK_NOFOLLOW) != 0) {
+            continue;
+        }
+        if (out_name[0] == 0 || st.st_mtime < oldest) {
+            snprintf(out_name, NAME_MAX + 1, "%s", e->d_name);
+            oldest = st.st_mtime;
+            *out_bytes = (uint64_t)st.st_size;
+        }
+    }
+    closedir(dir);
+    return out_name[0] != 0;
+}
+
+/* Lock held. */
+static bool make_room(ep_weight_cache *cache, uint64_t bytes)
+{
+    char name[NAME_MAX + 1];
+    uint64_t freed = 0;
+    while (cache->bytes_max != 0 && cache->stats.bytes + bytes > cache->bytes_max) {
+        if (!find_oldest(cache, name, &freed) || unlinkat(cache->dir_fd, name, 0) != 0) {
+            cache->is_full = true;
+            ep_log(EP_LOG_WARN, "weight-cache",
+                   "%s holds %" PRIu64 " of weight_cache_bytes %" PRIu64 ": the other experts are packed anew at each start",
+                   cache->path, cache->stats.bytes, cache->bytes_max);
+            return false;
+        }
+        cache->stats.bytes -= freed < cache->stats.bytes ? freed : cache->stats.bytes;
+        cache->stats.dropped_total++;
+    }
+    return true;
+}
+
+ep_err ep_weight_cache_open(const char *dir, uint64_t bytes_max, ep_backend *backend, ep_weight_cache **out_cache,
+                            ep_error *out_error)
+{
+    *out_cache = NULL;
+    if (backend->ops->weights_import == NULL) {
+        ep_log(EP_LOG_WARN, "weight-cache", "backend %s has no packed form for files: %s is not used", backend->ops->name, dir);
+        return EP_OK;
+    }
+    (void)mkdir(dir, 0700);
+    const int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) {
+        ep_log(EP_LOG_WARN, "weight-cache", "%s cannot be used: %s; experts are packed anew at each start", dir, strerror(errno));
+        return EP_OK;
+    }
+    ep_weight_cache *cache = calloc(1, sizeof(*cache));
+    char *path = strdup(dir);
+    if (cache == NULL || path == NULL) {
+        free(cache);
+        free(path);
+        close(fd);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for the weight cache");
+    }
+    *cache = (ep_weight_cache){.dir_fd = fd, .path = path, .bytes_max = bytes_max, .backend = backend};
+    cache->layout = backend->ops->packed_layout(backend);
+    pthread_mutex_init(&cache->lock, NULL);
+    cache->stats.bytes = count_files(cache, true);
+    *out_cache = cache;
+    return EP_OK;
+}
+
+void ep_weight_cache_close(ep_weight_cache *cache)
+{
+    if (cache != NULL) {
+        close(cache->dir_fd);
+        pthread_mutex_destroy(&cache->lock);
+        free(cache->path);
+        free(cache);
+    }
+}
+
+void ep_weight_cache_read_stats(ep_weight_cache *cache, ep_weight_cache_stats *out_stats)
+{
+    pthread_mutex_lock(&cache->lock);
+    *out_stats = cache->stats;
+    pthread_mutex_unlock(&cache->lock);
+}
+
+/* ---- reading ---- */
+
+static bool read_all(int fd, void *out, size_t bytes, off_t at)
+{
+    for (size_t done = 0; done < bytes;) {
+        const ssize_t n = pread(fd, (uint8_t *)out + done, bytes - done, at + (off_t)done);
+        if (n <= 0 && !(n < 0 && errno == EINTR)) {
+            return false;
+        }
+        done += n > 0 ? (size_t)n : 0;
+    }
+    return true;
+}
+
+static void drop_file(ep_weight_cache *cache, const char *name, uint64_t bytes, const char *why)
+{
+    ep_log(EP_LOG_WARN, "weight-cache", "%s/%s %s: removed, the expert is packed anew", cache->path, name, why);
+    (void)unlinkat(cache->dir_fd, name, 0);
+    pthread_mutex_lock(&cache->lock);
+    cache->stats.dropped_total++;
+    cache->stats.bytes -= bytes < cache->stats.bytes ? bytes : cache->stats.bytes;
+    pthread_mutex_unlock(&cache->lock);
+}
+
+static void fill_head(const ep_weight_cache *cache, const ep_weight_cache_key *key, cache_head *head)
+{
+    memset(head, 0, sizeof(*head));
+    head->magic = CACHE_MAGIC;
+    memcpy(head->identity, key->identity, sizeof(head->identity));
+    snprintf(head->layout, sizeof(head->layout), "%s", cache->layout);
+    snprintf(head->numerics, sizeof(head->numerics), "%s", key->numerics);
+    head->layer = key->layer;
+    head->expert = key->expert;
+}
+
+static const char *check_head(const cache_head *head, const cache_head *wanted, uint64_t file_bytes)
+{
+    if (head->crc != ep_crc32c(0, head, offsetof(cache_head, crc))) {
+        return "has a damaged head";
+    }
+    if (memcmp(head, wanted, offsetof(cache_head, sha256)) != 0) {
+        return "is of another expert";
+    }
+    if (head->head_bytes > sizeof(head->head) || head->body_bytes > INT64_MAX - BODY_AT || head->body_bytes + BODY_AT != file_bytes) {
+        return "has another size than its head says";
+    }
+    return NULL;
+}
+
+bool ep_weight_cache_find(ep_weight_cache *cache, const ep_weight_cache_key *key, ep_weight_cache_file *out_file)
+{
+    struct stat st = {0};
+    cache_head head, wanted;
+    make_name(cache, key, out_file->name, sizeof(out_file->name));
+    const int fd = openat(cache->dir_fd, out_file->name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    if (fd < 0) {
+        return false;
+    }
+    fill_head(cache, key, &wanted);
+    const char *why = "cannot be read";
+    if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode)) {
+        why = "is cut short";
+        if (read_all(fd, &head, sizeof(head), 0)) {
+            why = check_head(&head, &wanted, (uint64_t)st.st_size);
+        }
+    }
+    if (why != NULL) {
+        close(fd);
+        drop_file(cache, out_file->name, (uint64_t)st.st_size, why);
+        return false;
+    }
+    pthread_mutex_lock(&cache->lock);
+    cache->present = hash_key(cache, key);
+    pthread_mutex_unlock(&cache->lock);
+    out_file->fd = fd;
+    out_file->head_bytes = head.head_bytes;
+    out_file->body_bytes = (size_t)head.body_bytes;
+    out_file->body_crc = head.body_crc;
+    memcpy(out_file->head, head.head, sizeof(head.head));
+    memcpy(out_file->sha256, head.sha256, sizeof(head.sha256));
+    return true;
+}
+
+static ep_err fill_body(void *arg, void *body, size_t body_bytes, ep_error *out_error)
+{
+    const ep_weight_cache_file *file = arg;
+    uint32_t crc = 0;
+    for (size_t at = 0; at < body_bytes; at += PIECE_BYTES) {
+        const size_t piece = body_bytes - at < PIECE_BYTES ? body_bytes - at : PIECE_BYTES;
+        if (!read_all(file->fd, (uint8_t *)body + at, piece, (off_t)(BODY_AT + at))) {
+            return ep_error_set(out_error, EP_ERR_BAD_FILE, "cannot be read whole");
+        }
+        crc = ep_crc32c(crc, (const uint8_t *)body + at, piece);
+    }
+    return crc == file->body_crc ? EP_OK : ep_error_set(out_error, EP_ERR_BAD_FILE, "has a damaged body");
+}
+
+ep_err ep_weight_cache_read(ep_weight_cache *cache, ep_weight_cache_file *file, ep_backend_weights **out_weights,
+                            ep_error *out_error)
+{
+    ep_backend *backend = cache->backend;
+    const ep_err err = backend->ops->weights_import(backend, file->head, file->head_bytes, file->body_bytes, fill_body, file,
+                                                    out_weights, out_error);
+    ep_weight_cache_forget(file);
+    if (err == EP_ERR_BAD_FILE || err == EP_ERR_INVALID_ARGUMENT || err == EP_ERR_UNIMPLEMENTED) {
+        drop_file(cache, file->name, file->body_bytes + BODY_AT, out_error->text);
+        out_error->code = EP_ERR_BAD_FILE;
+        return EP_ERR_BAD_FILE;
+    }
+    pthread_mutex_lock(&cache->lock);
+    cache->stats.read_total += err == EP_OK;
+    pthread_mutex_unlock(&cache->lock);
+    return err;
+}
+
+void ep_weight_cache_forget(ep_weight_cache_file *file)
+{
+    close(file->fd);
+    file->fd = -1;
+}
+
+/* ---- writing ---- */
+
+static bool write_all(int fd, const void *data, size_t bytes, off_t at)
+{
+    for (size_t done = 0; done < bytes;) {
+        const ssize_t n = pwrite(fd, (const uint8_t *)data + done, bytes - done, at + (off_t)done);
+        if (n < 0 && errno != EINTR) {
+            return false;
+        }
+        done += n > 0 ? (size_t)n : 0;
+    }
+    return true;
+}
+
+/* Synced before it gets its name: after a power loss a name never stands for a hole. */
+static bool write_file(ep_weight_cache *cache, const char *name, const cache_head *head, const ep_packed_view *view)
+{
+    char temporary[NAME_MAX];
+    snprintf(temporary, sizeof(temporary), ".tmp-%d-%.200s", (int)getpid(), name);
+    const int fd = openat(cache->dir_fd, temporary, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (fd < 0) {
+        return false;
+    }
+    const bool is_written = write_all(fd, view->body, view->body_bytes, BODY_AT) && write_all(fd, head, sizeof(*head), 0) &&
+                            fdatasync(fd) == 0;
+    int why = errno;
+    const bool is_closed = close(fd) == 0;
+    if (is_written && is_closed && renameat(cache->dir_fd, temporary, cache->dir_fd, name) == 0) {
+        return true;
+    }
+    why = is_written ? errno : why;
+    (void)unlinkat(cache->dir_fd, temporary, 0);
+    errno = why;
+    return false;
+}
+
+bool ep_weight_cache_write(ep_weight_cache *cache, const ep_weight_cache_key *key, const ep_backend_weights *weights,
+                           const uint8_t sha256[EP_SHA256_BYTES])
+{
+    char name[128];
+    cache_head head;
+    ep_packed_view view;
+    cache->backend->ops->weights_export(cache->backend, weights, &view);
+    const uint64_t bytes = view.body_bytes + BODY_AT;
+    pthread_mutex_lock(&cache->lock);
+    cache->present = hash_key(cache, key);
+    const bool has_room = !cache->is_full && make_room(cache, bytes);
+    pthread_mutex_unlock(&cache->lock);
+    if (!has_room || view.head_bytes > sizeof(head.head)) {
+        return false;
+    }
+    fill_head(cache, key, &head);
+    memcpy(head.sha256, sha256, sizeof(head.sha256));
+    head.body_bytes = view.body_bytes;
+    head.body_crc = ep_crc32c(0, view.body, view.body_bytes);
+    head.head_bytes = (uint32_t)view.head_bytes;
+    memcpy(head.head, view.head, view.head_bytes);
+    head.crc = ep_crc32c(0, &head, offsetof(cache_head, crc));
+    make_name(cache, key, name, sizeof(name));
+    const bool is_written = write_file(cache, name, &head, &view);
+    const int why = errno;
+    pthread_mutex_lock(&cache->lock);
+    if (is_written) {
+        cache->stats.written_total++;
+        cache->stats.bytes += bytes;
+    } else if (!cache->is_full) {
+        cache->is_full = true;
+        ep_log(EP_LOG_WARN, "weight-cache", "%s cannot be written: %s; experts without a file are packed anew at each start",
+               cache->path, strerror(why));
+    }
+    pthread_mutex_unlock(&cache->lock);
+    return is_written;
+}

@@ -1,0 +1,243 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Packed experts on disk: written, found, checked, limited, and never in the way. */
+#include <criterion/criterion.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "expertd/weight_cache.h"
+#include "support/checkpoint_fixture.h"
+
+#define EXPERTS 8
+
+static char dir[EP_FIXTURE_PATH_BYTES], cache_dir[EP_FIXTURE_PATH_BYTES];
+static ep_checkpoint *checkpoint;
+static ep_backend *backend;
+static ep_weight_cache *cache;
+static char numerics[EP_NUMERICS_ID_BYTES];
+
+static void open_cache(uint64_t bytes_max)
+{
+    ep_error e;
+    cr_assert_eq(ep_weight_cache_open(cache_dir, bytes_max, backend, &cache, &e), EP_OK);
+    cr_assert_not_null(cache);
+}
+
+static void setup(void)
+{
+    ep_error e;
+    ep_fixture_config fixture = ep_fixture_default();
+    const ep_backend_config config = {.threads = 1};
+    ep_fixture_temp_dir(dir);
+    ep_fixture_temp_dir(cache_dir);
+    cr_assert_eq(ep_fixture_write(&fixture, dir, &e), EP_OK, "%s", e.text);
+    cr_assert_eq(ep_checkpoint_open(dir, &checkpoint, &e), EP_OK, "%s", e.text);
+    cr_assert_eq(ep_backend_by_name("cpu")->open(&config, &backend, &e), EP_OK, "%s", e.text);
+    cr_assert_eq(backend->ops->numerics_id(backend, ep_checkpoint_info(checkpoint)->format, numerics), EP_OK);
+}
+
+static void teardown(void)
+{
+    ep_weight_cache_close(cache);
+    backend->ops->close(backend);
+    ep_checkpoint_close(checkpoint);
+    ep_fixture_remove(dir);
+    ep_fixture_remove(cache_dir);
+}
+
+TestSuite(weight_cache, .init = setup, .fini = teardown);
+
+static ep_weight_cache_key key_of(uint32_t expert)
+{
+    ep_weight_cache_key key = {.numerics = numerics, .layer = 0, .expert = expert};
+    ep_error e;
+    cr_assert_eq(ep_checkpoint_identity(checkpoint, key.identity, &e), EP_OK, "%s", e.text);
+    return key;
+}
+
+static ep_backend_weights *pack(uint32_t expert, uint8_t sha256[EP_SHA256_BYTES])
+{
+    ep_expert_data data;
+    ep_backend_weights *weights = NULL;
+    ep_error e;
+    cr_assert_eq(ep_checkpoint_read_expert(checkpoint, 0, expert, &data, &e), EP_OK, "%s", e.text);
+    cr_assert_eq(backend->ops->weights_load(backend, &data.source, &weights, &e), EP_OK, "%s", e.text);
+    memcpy(sha256, data.sha256, EP_SHA256_BYTES);
+    ep_expert_data_free(&data);
+    return weights;
+}
+
+static bool write_expert(uint32_t expert)
+{
+    uint8_t sha256[EP_SHA256_BYTES];
+    const ep_weight_cache_key key = key_of(expert);
+    ep_backend_weights *weights = pack(expert, sha256);
+    const bool is_written = ep_weight_cache_write(cache, &key, weights, sha256);
+    backend->ops->weights_unload(backend, weights);
+    return is_written;
+}
+
+/* Whether the cache gives the expert, with the bytes that packing gives. */
+static bool has_expert(uint32_t expert)
+{
+    uint8_t sha256[EP_SHA256_BYTES];
+    ep_weight_cache_file file;
+    ep_backend_weights *weights;
+    ep_packed_view got, wanted;
+    ep_error e;
+    const ep_weight_cache_key key = key_of(expert);
+    if (!ep_weight_cache_find(cache, &key, &file) || ep_weight_cache_read(cache, &file, &weights, &e) != EP_OK) {
+        return false;
+    }
+    ep_backend_weights *plain = pack(expert, sha256);
+    backend->ops->weights_export(backend, weights, &got);
+    backend->ops->weights_export(backend, plain, &wanted);
+    cr_assert_eq(got.body_bytes, wanted.body_bytes);
+    cr_assert_arr_eq(got.body, wanted.body, wanted.body_bytes);
+    cr_assert_arr_eq(file.sha256, sha256, sizeof(sha256));
+    backend->ops->weights_unload(backend, weights);
+    backend->ops->weights_unload(backend, plain);
+    return true;
+}
+
+/* Path of the only file of the expert; false: there is none. */
+static bool file_of(uint32_t expert, char out_path[EP_FIXTURE_PATH_BYTES + 256])
+{
+    char end[32];
+    bool found = false;
+    DIR *d = opendir(cache_dir);
+    snprintf(end, sizeof(end), "-e%u.pack", expert);
+    for (struct dirent *e; (e = readdir(d)) != NULL;) {
+        const size_t length = strlen(e->d_name);
+        if (length > strlen(end) && strcmp(e->d_name + length - strlen(end), end) == 0) {
+            snprintf(out_path, EP_FIXTURE_PATH_BYTES + 256, "%s/%s", cache_dir, e->d_name);
+            found = true;
+        }
+    }
+    closedir(d);
+    return found;
+}
+
+static ep_weight_cache_stats stats(void)
+{
+    ep_weight_cache_stats s;
+    ep_weight_cache_read_stats(cache, &s);
+    return s;
+}
+
+Test(weight_cache, what_is_written_is_found_by_the_next_process)
+{
+    open_cache(0);
+    for (uint32_t e = 0; e < EXPERTS; e++) {
+        cr_expect_not(has_expert(e));
+        cr_expect(write_expert(e));
+    }
+    const uint64_t bytes = stats().bytes;
+    ep_weight_cache_close(cache);
+    open_cache(0);
+    cr_expect_eq(stats().bytes, bytes, "counted anew");
+    for (uint32_t e = 0; e < EXPERTS; e++) {
+        cr_expect(has_expert(e));
+    }
+    cr_expect_eq(stats().read_total, EXPERTS);
+    cr_expect_eq(stats().dropped_total, 0);
+}
+
+Test(weight_cache, another_numerics_id_or_touched_file_is_another_expert)
+{
+    open_cache(0);
+    cr_expect(write_expert(2));
+    ep_weight_cache_file file;
+    ep_weight_cache_key key = key_of(2);
+    key.numerics = "portable/bf16/rne/00000000";
+    cr_expect_not(ep_weight_cache_find(cache, &key, &file));
+    key = key_of(2);
+    key.layer = 1;
+    cr_expect_not(ep_weight_cache_find(cache, &key, &file));
+    const struct timespec times[2] = {{.tv_sec = 1000}, {.tv_sec = 1000}};
+    char path[EP_FIXTURE_PATH_BYTES + 32];
+    snprintf(path, sizeof(path), "%s/model.safetensors", dir);
+    cr_assert_eq(utimensat(AT_FDCWD, path, times, 0), 0);
+    key = key_of(2);
+    cr_expect_not(ep_weight_cache_find(cache, &key, &file));
+    cr_expect_eq(stats().dropped_total, 0, "they are only not asked for");
+}
+
+/* Every kind of damage at every part: dropped once, written anew, right bits. */
+Test(weight_cache, a_damaged_file_is_dropped_and_written_anew)
+{
+    static const off_t flips[] = {0, 8, 40, 100, 230, 300, 4096, 5000, -1};
+    char path[EP_FIXTURE_PATH_BYTES + 256];
+    uint64_t dropped = 0;
+    open_cache(0);
+    cr_expect(write_expert(1));
+    for (size_t i = 0; i < sizeof(flips) / sizeof(flips[0]); i++) {
+        struct stat st;
+        uint8_t byte;
+        cr_assert(file_of(1, path));
+        const int fd = open(path, O_RDWR);
+        cr_assert_eq(fstat(fd, &st), 0);
+        const off_t at = flips[i] >= 0 ? flips[i] : st.st_size - 1;
+        cr_assert_eq(pread(fd, &byte, 1, at), 1);
+        byte ^= 0x10;
+        cr_assert_eq(pwrite(fd, &byte, 1, at), 1);
+        close(fd);
+        cr_expect_not(has_expert(1), "byte %ld", (long)at);
+        cr_expect_not(file_of(1, path));
+        cr_expect_eq(stats().dropped_total, ++dropped);
+        cr_expect(write_expert(1));
+        cr_expect(has_expert(1));
+    }
+    for (off_t size = 0; size < 9000; size += 700) {
+        cr_assert(file_of(1, path));
+        cr_assert_eq(truncate(path, size), 0);
+        cr_expect_not(has_expert(1), "cut to %ld", (long)size);
+        cr_expect_eq(stats().dropped_total, ++dropped);
+        cr_expect(write_expert(1));
+    }
+    cr_expect(has_expert(1));
+}
+
+Test(weight_cache, the_limit_removes_other_models_first_and_then_stops)
+{
+    char old[EP_FIXTURE_PATH_BYTES + 64];
+    open_cache(0);
+    cr_expect(write_expert(0));
+    const uint64_t each = stats().bytes;
+    ep_weight_cache_close(cache);
+    snprintf(old, sizeof(old), "%s/0123456789abcdef-l0-e0.pack", cache_dir);
+    const int fd = open(old, O_WRONLY | O_CREAT, 0600);
+    cr_assert_eq(ftruncate(fd, (off_t)each), 0);
+    close(fd);
+    open_cache(each * 3);
+    cr_expect_eq(stats().bytes, each * 2);
+    cr_expect(write_expert(1));
+    cr_expect_eq(access(old, F_OK), 0);
+    cr_expect(write_expert(2));
+    cr_expect_neq(access(old, F_OK), 0, "it made room");
+    cr_expect_not(write_expert(3));
+    cr_expect_eq(stats().bytes, each * 3);
+    for (uint32_t e = 0; e < 3; e++) {
+        cr_expect(has_expert(e));
+    }
+}
+
+Test(weight_cache, a_directory_that_cannot_be_used_is_no_failure)
+{
+    ep_error e;
+    char path[EP_FIXTURE_PATH_BYTES + 32];
+    snprintf(path, sizeof(path), "%s/model.safetensors/cache", dir);
+    cr_expect_eq(ep_weight_cache_open(path, 0, backend, &cache, &e), EP_OK);
+    cr_expect_null(cache);
+    open_cache(0);
+    cr_expect(write_expert(0));
+    ep_fixture_remove(cache_dir); /* gone under us */
+    cr_expect_not(write_expert(1));
+    cr_expect_not(write_expert(2));
+    cr_expect_not(has_expert(0));
+    cr_assert_eq(mkdir(cache_dir, 0700), 0);
+}
