@@ -200,14 +200,25 @@ static void late_error(const group_op *op, rank_test test, ep_error *out_error)
                  ways[0] == 0 ? "" : ", for rows passed on by rank ", ways);
 }
 
+/* What another rank has told, for this rank's members: they may not be that one's. Lock held; dropped meanwhile. */
+static ep_err pass_on(ep_group *group, ep_error *out_error)
+{
+    uint32_t generation = group->generation;
+    uint64_t from = group->broken_from;
+    *out_error = group->broken;
+    pthread_mutex_unlock(&group->lock);
+    tell_broken(group, out_error, generation, from);
+    pthread_mutex_lock(&group->lock);
+    return out_error->code;
+}
+
 /* Waits until test is true for no member. Lock held. */
 static ep_err wait_for(group_op *op, rank_test test, ep_error *out_error)
 {
     ep_group *group = op->group;
     for (;;) {
         if (group->broken.code != EP_OK && group->number >= group->broken_from) {
-            *out_error = group->broken;
-            return out_error->code;
+            return pass_on(group, out_error);
         }
         if (any(group, is_lost)) {
             gone_error(group, is_culprit, out_error);

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "case_draw.h"
 #include "group/group_call.h"
@@ -437,6 +438,89 @@ static void disagree(void *arg, uint32_t rank, ep_group *group)
     ep_group_destroy(pair);
 }
 
+/* ---- ranks that disagree on who takes part ---- */
+
+/*
+ * Rank 0 finds out and tells ranks 1 and 3; rank 2 is not among its members, yet waits for it. So rank 1 must tell rank 2,
+ * whether rank 1 has all its frames and only looks for the reason (then rank 3 calls with it), or still waits for one.
+ */
+enum { CHAIN = 4, ALONE = CHAIN };
+
+typedef struct chain {
+    oracle_case cases[CHAIN + 1]; /* by number of members */
+    bool with_1;                  /* rank 3's call */
+} chain;
+
+static int32_t chain_members[][4 + 2 * CHAIN] = {
+    {1, 3, 0, 8, 0, 1, -1, 2, 0, 1, 3, -1},
+    {1, 4, 0, 8, 0, 1, 2, 3, 0, 1, 2, 3},
+    {1, 3, 0, 8, 0, 1, 2, -1, 0, 1, 2, -1},
+    {1, 2, 0, 8, 0, -1, -1, 1, 0, 3, -1, -1},
+    [ALONE] = {1, 1, 0, 8, -1, -1, -1, 0, 3, -1, -1, -1},
+};
+
+static void wait_frames(ep_group *group, uint64_t count)
+{
+    ep_group_stats stats = {.struct_bytes = sizeof(stats)};
+    for (ep_group_read_stats(group, &stats); stats.frames_received < count; ep_group_read_stats(group, &stats)) {
+        usleep(1000);
+    }
+}
+
+static ep_err chain_dispatch(const chain *c, int32_t *members, uint32_t rank, ep_group *group, uint64_t deadline_us, ep_error *error)
+{
+    rank_call call;
+    rank_call_init(&call, &c->cases[members[1]], (uint32_t)members[4 + rank], 0);
+    call.params.elastic_info = ep_tensor_1d(members, EP_DTYPE_I32, 4 + 2 * CHAIN);
+    call.dispatch.performance_info = ep_tensor_none();
+    call.dispatch.deadline_us = deadline_us;
+    ep_err err = rank_call_dispatch(&call, group, error);
+    rank_call_free(&call);
+    return err;
+}
+
+static void tell_on(void *arg, uint32_t rank, ep_group *group)
+{
+    const chain *c = arg;
+    ep_error error = {.text = ""};
+    ep_group_stats stats = {.struct_bytes = sizeof(stats)};
+    int32_t *members = chain_members[rank == 3 && c->with_1 ? 0 : rank];
+    pthread_barrier_wait(&all_know);
+    ep_group_read_stats(group, &stats);
+    pthread_barrier_wait(&all_know);
+    if (rank == 3) { /* a generation ahead of the others */
+        ep_err err = chain_dispatch(c, chain_members[ALONE], rank, group, 0, &error);
+        EXPECT(err == EP_OK, "%s", error.text);
+    } else if (rank == 1) { /* after ranks 2 and, perhaps, 3 */
+        wait_frames(group, stats.frames_received + (c->with_1 ? 2 : 1));
+    } else if (rank == 0) { /* the last: it is the first that looks no longer */
+        wait_frames(group, stats.frames_received + 3);
+    }
+    ep_err err = chain_dispatch(c, members, rank, group, rank == 0 ? 300000 : 0, &error);
+    EXPECT(err == EP_ERR_INVALID_ARGUMENT && says(&error, "elastic_info"), "%s", err == EP_OK ? "no error" : error.text);
+    pthread_barrier_wait(&all_know);
+}
+
+static void test_tell_on(void)
+{
+    chain c = {.with_1 = false};
+    for (int ranks = 1; ranks <= CHAIN; ranks++) {
+        uint64_t state = 70;
+        c.cases[ranks] = (oracle_case){.ranks = ranks, .experts = 8, .top_k = 3, .hidden = 16, .dtype = ORACLE_BF16};
+        for (int r = 0; r < ranks; r++) {
+            case_draw_batch(&state, &c.cases[ranks], 5 + r, &c.cases[ranks].batch[r]);
+        }
+    }
+    pthread_barrier_init(&all_know, NULL, CHAIN);
+    rank_threads_run("loopback", CHAIN, 20000000, tell_on, &c);
+    c.with_1 = true;
+    rank_threads_run("loopback", CHAIN, 20000000, tell_on, &c);
+    pthread_barrier_destroy(&all_know);
+    for (int ranks = 1; ranks <= CHAIN; ranks++) {
+        case_free(&c.cases[ranks]);
+    }
+}
+
 /* ---- disagreement about the group itself ---- */
 
 typedef struct joining {
@@ -678,6 +762,7 @@ int main(void)
     rank_threads_run("loopback", RANKS, 20000000, small_expand_x, &cases[0]);
     rank_threads_run("loopback", RANKS, 20000000, pairs, cases);
     test_disagree();
+    test_tell_on();
     disagree_on_groups();
     rank_threads_run("loopback", RANKS, 20000000, bad_values, &cases[1]);
     rank_threads_run("loopback", RANKS, 20000000, one_leaves, &cases[0]);
