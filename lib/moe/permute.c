@@ -209,7 +209,7 @@ static void write_slot(const permutation *p, uint32_t token, size_t slot, int32_
         uint8_t *to = (uint8_t *)out->rows + (size_t)row * p->row_bytes;
         const uint8_t *from = (const uint8_t *)in->x + token * p->row_bytes;
         if (p->stream) {
-            ep_row_stream(to, from, p->row_bytes);
+            ep_row_stream(to, from, p->row_bytes, from + p->row_bytes);
         } else {
             memcpy(to, from, p->row_bytes);
         }

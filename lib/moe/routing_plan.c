@@ -11,8 +11,8 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "moe/batch_ids.h"
 
-#define NO_TOKEN UINT32_MAX
 #define NO_CHUNK UINT32_MAX
 #define CHUNKS_MIN 16u
 
@@ -26,10 +26,8 @@ typedef struct {
 
 typedef struct {
     uint32_t chunk;       /* that takes its next row */
-    uint32_t count_token; /* token that token_slots belongs to */
-    uint32_t token_slots;
-    uint32_t placed_token; /* token whose slots are being placed */
-    uint32_t row_chunk;    /* chunk that has this token's row already */
+    uint32_t token_slots; /* of the token at hand, until the first of them is placed */
+    uint32_t row_chunk;   /* chunk that has this token's row already */
 } node_scratch;
 
 typedef struct {
@@ -157,15 +155,33 @@ typedef struct {
     uint32_t token_end;
     const uint32_t *slot_numbers;
     uint32_t slot_numbers_count;
+    bool is_plain; /* all slots are routed when their id says so */
 } build_input;
+
+/* Most batches have nothing but ids: then a slot's kind takes no call. */
+static bool is_plain(const ep_batch *batch)
+{
+    return batch->mask_tokens == NULL && batch->mask_slots.data == NULL && batch->form != EP_RESULT_PARTIAL;
+}
+
+static ep_slot_kind slot_kind(const build_input *in, uint32_t token, uint32_t slot, uint32_t *out_expert)
+{
+    if (in->is_plain && slot < in->batch->top_k) {
+        int64_t id = ep_batch_id(in->batch, token, slot);
+        if (id >= 0 && id < in->layer->shape.experts) {
+            *out_expert = (uint32_t)id;
+            return EP_SLOT_ROUTED;
+        }
+    }
+    return ep_batch_slot(in->batch, &in->layer->shape, token, slot, out_expert);
+}
 
 /* Remembers a slot that needs a row, and counts it for its expert and for its token's slots at a node. */
 static ep_err count_slot(plan_scratch *scratch, const build_input *in, uint32_t token, uint32_t slot_number,
                          uint32_t *needed_count, ep_error *out_error)
 {
     uint32_t expert;
-    ep_slot_kind kind =
-        ep_batch_slot(in->batch, &in->layer->shape, token, slot_number % in->slots_per_token, &expert);
+    ep_slot_kind kind = slot_kind(in, token, slot_number - token * in->slots_per_token, &expert);
     if (kind != EP_SLOT_ROUTED && kind != EP_SLOT_SHARED) {
         return EP_OK;
     }
@@ -182,14 +198,9 @@ static ep_err count_slot(plan_scratch *scratch, const build_input *in, uint32_t 
     }
     EP_ASSERT(node_index < in->nodes_count);
 
-    node_scratch *node = &scratch->by_node[node_index];
     scratch->needed[(*needed_count)++] = (needed_slot){.slot_number = slot_number, .expert = expert};
     scratch->expert_cursor[expert]++;
-    if (node->count_token != token) {
-        node->count_token = token;
-        node->token_slots = 0;
-    }
-    node->token_slots++;
+    scratch->by_node[node_index].token_slots++;
     return EP_OK;
 }
 
@@ -211,16 +222,16 @@ static ep_err open_chunk(ep_routing_plan *plan, node_scratch *node, uint32_t nod
 }
 
 /* Gives a slot its chunk and its row. A token's first slot at a node looks whether all of them fit. */
-static ep_err place_slot(ep_routing_plan *plan, const build_input *in, uint32_t token, needed_slot *slot)
+static ep_err place_slot(ep_routing_plan *plan, const build_input *in, needed_slot *slot)
 {
     plan_scratch *scratch = plan->priv;
     uint32_t node_index = in->chosen[slot->expert];
     node_scratch *node = &scratch->by_node[node_index];
     uint32_t more = 1;
-    if (node->placed_token != token) {
-        node->placed_token = token;
-        node->row_chunk = NO_CHUNK;
+    if (node->token_slots != 0) {
         more = node->token_slots;
+        node->token_slots = 0;
+        node->row_chunk = NO_CHUNK;
     }
     ep_plan_chunk *chunk = node->chunk != NO_CHUNK ? &plan->chunks[node->chunk] : NULL;
     bool is_own = ep_batch_row_per_slot(in->batch);
@@ -279,7 +290,7 @@ static ep_err assign_slots(ep_routing_plan *plan, const build_input *in, uint32_
             n++;
         } while (slot_at(in, n, &number) && number < token_end);
         for (uint32_t i = first; i < needed; i++) {
-            if (place_slot(plan, in, token, &scratch->needed[i]) != EP_OK) {
+            if (place_slot(plan, in, &scratch->needed[i]) != EP_OK) {
                 return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a plan");
             }
         }
@@ -308,11 +319,17 @@ static void lay_out(ep_routing_plan *plan, uint32_t experts)
     }
 }
 
+/* Slots ascend in `needed`, so their tokens are found without a division for each. */
 static void sort_slots(ep_routing_plan *plan, const build_input *in, uint32_t needed_count)
 {
     plan_scratch *scratch = plan->priv;
+    uint32_t token = needed_count > 0 ? scratch->needed[0].slot_number / in->slots_per_token : 0;
     for (uint32_t i = 0; i < needed_count; i++) {
         const needed_slot *slot = &scratch->needed[i];
+        if (slot->slot_number - token * in->slots_per_token >= in->slots_per_token) {
+            token = slot->slot_number / in->slots_per_token;
+        }
+        plan->row_tokens[plan->chunks[slot->chunk].rows_begin + slot->row] = token;
         scratch->by_expert[scratch->expert_cursor[slot->expert]++] = *slot;
     }
     for (uint32_t i = 0; i < needed_count; i++) {
@@ -320,7 +337,6 @@ static void sort_slots(ep_routing_plan *plan, const build_input *in, uint32_t ne
         ep_plan_chunk *chunk = &plan->chunks[slot->chunk];
         plan->slots[chunk->slots_begin + chunk->slots_count++] =
             (ep_plan_slot){slot->row, slot->expert, slot->slot_number};
-        plan->row_tokens[chunk->rows_begin + slot->row] = slot->slot_number / in->slots_per_token;
     }
 }
 
@@ -338,7 +354,8 @@ ep_err ep_routing_plan_build(ep_routing_plan *plan, const ep_batch *batch, const
                       token_begin,
                       token_end,
                       slot_numbers,
-                      slot_numbers_count};
+                      slot_numbers_count,
+                      is_plain(batch)};
     uint32_t experts = layer->shape.experts + layer->shape.shared_experts;
     EP_ASSERT(token_begin <= token_end && token_end <= batch->tokens);
     size_t slots =
@@ -353,8 +370,7 @@ ep_err ep_routing_plan_build(ep_routing_plan *plan, const ep_batch *batch, const
     plan_scratch *scratch = plan->priv;
     memset(scratch->expert_cursor, 0, experts * sizeof(*scratch->expert_cursor));
     for (uint32_t n = 0; n < nodes_count; n++) {
-        scratch->by_node[n] = (node_scratch){
-            .chunk = NO_CHUNK, .count_token = NO_TOKEN, .placed_token = NO_TOKEN, .row_chunk = NO_CHUNK};
+        scratch->by_node[n] = (node_scratch){.chunk = NO_CHUNK, .row_chunk = NO_CHUNK};
     }
 
     uint32_t needed = 0;

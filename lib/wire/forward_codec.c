@@ -14,7 +14,7 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
                "the wire format is little endian and rows are copied as they are");
 _Static_assert(sizeof(ep_wire_slot) == 8, "a slot on the wire is two u32");
 
-#define STREAM_BYTES_MIN ((size_t)256 << 10)
+#define STREAM_BYTES_MIN ((size_t)128 << 10)
 
 #define BAD(...) ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, __VA_ARGS__)
 
@@ -88,9 +88,11 @@ static void pack_rows(const ep_batch *batch, const ep_routing_plan *plan, const 
     }
     size_t row_bytes = batch->hidden * ep_dtype_bytes(batch->x.dtype);
     if (is_streamed(batch, chunk->rows_count * row_bytes)) {
+        const void *from = ep_rows_at(&batch->x, row_tokens[0]);
         for (uint32_t row = 0; row < chunk->rows_count; row++) {
-            ep_row_stream(tensors + layout->x_offset + row * row_bytes, ep_rows_at(&batch->x, row_tokens[row]),
-                          row_bytes);
+            const void *next = row + 1 < chunk->rows_count ? ep_rows_at(&batch->x, row_tokens[row + 1]) : NULL;
+            ep_row_stream(tensors + layout->x_offset + row * row_bytes, from, row_bytes, next);
+            from = next;
         }
         ep_row_stream_end();
         return;

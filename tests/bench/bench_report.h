@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Rows of a benchmark: printed as a table for people, written as JSON for programs:
+ * Rows of a benchmark: printed as a table for people, each as soon as it is known, written as JSON for programs:
  * {name, value, unit, limit, rival, ratio, better, bar, pass}; numbers that do not apply are null.
  *
  * limit    what the machine allows, measured in the same run, in the row's unit; NAN none
