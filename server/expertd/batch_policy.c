@@ -348,6 +348,14 @@ static uint32_t rows_of(const ep_work_queue *queue, ep_work_class c)
     return queue->classes[c].rows < max ? queue->classes[c].rows : max;
 }
 
+/* What makes one queue of a class better than another. Prefill has two kinds of queues, full ones and those that may still grow and
+ * that only an idle backend takes: among equals the oldest brings its frame nearer to its end. */
+static uint32_t fullness(const ep_work_queue *queue, ep_work_class c)
+{
+    uint32_t rows = rows_of(queue, c);
+    return c == EP_WORK_PREFILL ? rows >= EP_BATCH_PREFILL_FULL_ROWS : rows;
+}
+
 /* a before b? */
 static bool is_better(const ep_batch_policy *policy, const ep_work *a, const ep_work *b, uint64_t now_ns)
 {
@@ -363,8 +371,8 @@ static bool is_better(const ep_batch_policy *policy, const ep_work *a, const ep_
     if (a_is_old != b_is_old) {
         return a_is_old;
     }
-    uint32_t a_rows = rows_of(a->place.queue, c);
-    uint32_t b_rows = rows_of(b->place.queue, c);
+    uint32_t a_rows = fullness(a->place.queue, c);
+    uint32_t b_rows = fullness(b->place.queue, c);
     if (!a_is_old && a_rows != b_rows) {
         return a_rows > b_rows;
     }

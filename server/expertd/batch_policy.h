@@ -9,7 +9,8 @@
  *             until its age limit: more rows of the same call are on their way. An idle backend starts anything
  *   tenant    least backend time by weight first (start-time fair queueing); its job carries others' rows only
  *             as long as they cost next to nothing
- *   queue     of one tenant: those past the age limit first, oldest first; then fullest first
+ *   queue     of one tenant: those past the age limit first, oldest first; then fullest first. Prefill's count as full from
+ *             EP_BATCH_PREFILL_FULL_ROWS on; those alike go oldest first, so that whole frames end early and replies leave steadily
  *   step      decode works of a step group wait until frames of as many callers as the group has ranks have come
  *   group     to this node, or until its window ends; ranks without rows here cost at most that window. Frames of
  *             one caller count once. Groups of different tenants have nothing in common

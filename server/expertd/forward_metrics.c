@@ -37,7 +37,7 @@ void ep_forward_metrics_init(ep_forward_metrics *metrics, ep_metrics *registry)
         .requests_ok = requests(registry, "OK"),
         .rows = ep_metrics_counter(registry, "expertd_rows_served_total", "Expert rows computed", NULL, 0),
         .nonfinite = ep_metrics_counter(registry, "expertd_nonfinite_values_total",
-                                        "NaN and Inf among computed values", NULL, 0),
+                                        "NaN and Inf in computed expert rows, before any sum of them", NULL, 0),
         .total_seconds = duration(registry, "total"),
         .queue_seconds = duration(registry, "queue"),
         .compute_seconds = duration(registry, "compute"),

@@ -287,7 +287,7 @@ typedef struct ep_client_stats {
     uint64_t frames_sent;
     uint64_t frames_rerouted;
     uint64_t late_replies;
-    uint64_t nonfinite_rows; /* rows with NaN or Inf, where nan_policy is not PASS */
+    uint64_t nonfinite_rows; /* of x, with NaN or Inf, where nan_policy is not PASS */
     uint64_t bytes_sent;
     uint64_t bytes_received;
     uint64_t buffer_bytes_lent;

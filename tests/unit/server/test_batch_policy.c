@@ -142,6 +142,19 @@ Test(batch_policy, the_fullest_queue_goes_first_until_another_is_too_old)
     cr_expect_str_eq(run(10 * MS), "1 ");
 }
 
+Test(batch_policy, prefill_queues_that_are_alike_go_oldest_first)
+{
+    begin((ep_batch_policy_config){.age_ns = 100 * MS});
+    add(EP_WORK_PREFILL, 0, 10, 0);
+    add(EP_WORK_PREFILL, 1, 40, 1 * MS);
+    add(EP_WORK_PREFILL, 2, EP_BATCH_PREFILL_FULL_ROWS, 2 * MS);
+    add(EP_WORK_PREFILL, 3, EP_BATCH_PREFILL_FULL_ROWS + 20, 3 * MS);
+    cr_expect_str_eq(run(4 * MS), "2 ");
+    cr_expect_str_eq(run(4 * MS), "3 ");
+    cr_expect_str_eq(run(4 * MS), "0 ");
+    cr_expect_str_eq(run(4 * MS), "1 ");
+}
+
 Test(batch_policy, however_many_full_queues_come_an_old_work_starts)
 {
     begin((ep_batch_policy_config){.age_ns = 5 * MS});
