@@ -239,7 +239,7 @@ ep_err ep_known_answer_id(const ep_known_answer *answer, ep_ffn_family family, e
     if (format == EP_WEIGHTS_NONE || (unsigned)format >= EP_WEIGHTS_COUNT) {
         return EP_ERR_UNIMPLEMENTED;
     }
-    snprintf(out_id, EP_NUMERICS_ID_BYTES, "%s/%s/rne/%08x", family == EP_FFN_FAMILY_BF16DP ? "bf16dp" : "portable",
+    snprintf(out_id, EP_NUMERICS_ID_BYTES, "%s/%s/rne/%08x", ep_ffn_family_name(family),
              ep_weight_format_name(format), answer->digests[format]);
     return EP_OK;
 }

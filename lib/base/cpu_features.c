@@ -6,9 +6,9 @@
 #include <string.h>
 
 /* Each level holds all before it, those of the other architecture are never there. */
-enum { PORTABLE, NEON, AVX2, AVX512F, AVX512BF16, LEVELS };
+enum { PORTABLE, NEON, NEON_DOT, NEON_BF16, AVX2, AVX512F, AVX512BF16, LEVELS };
 
-static const char *const level_names[LEVELS] = {"portable", "neon", "avx2", "avx512f", "avx512bf16"};
+static const char *const level_names[LEVELS] = {"portable", "neon", "neon_dot", "neon_bf16", "avx2", "avx512f", "avx512bf16"};
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -43,9 +43,10 @@ static ep_cpu_features of_cpu(void)
 {
     const unsigned long basic = getauxval(AT_HWCAP);
     const unsigned long more = getauxval(AT_HWCAP2);
-    return (ep_cpu_features){.neon = (basic & HWCAP_ASIMD) != 0,
-                             .arm_dot = (basic & HWCAP_ASIMDDP) != 0,
-                             .arm_bf16 = (more & HWCAP2_BF16) != 0};
+    ep_cpu_features features = {.neon = (basic & HWCAP_ASIMD) != 0};
+    features.arm_dot = features.neon && (basic & HWCAP_ASIMDDP) != 0;
+    features.arm_bf16 = features.arm_dot && (more & HWCAP2_BF16) != 0;
+    return features;
 }
 #else
 static ep_cpu_features of_cpu(void)
@@ -61,6 +62,10 @@ static bool has_level(const ep_cpu_features *features, int level)
         return true;
     case NEON:
         return features->neon;
+    case NEON_DOT:
+        return features->arm_dot;
+    case NEON_BF16:
+        return features->arm_bf16;
     case AVX2:
         return features->avx2_fma_f16c;
     case AVX512F:
@@ -89,8 +94,8 @@ ep_cpu_features ep_cpu_features_read(void)
     const int level = level_wanted();
     if (level < LEVELS && has_level(&features, level)) {
         features.neon = features.neon && level >= NEON;
-        features.arm_dot = features.arm_dot && level >= NEON;
-        features.arm_bf16 = features.arm_bf16 && level >= NEON;
+        features.arm_dot = features.arm_dot && level >= NEON_DOT;
+        features.arm_bf16 = features.arm_bf16 && level >= NEON_BF16;
         features.avx2_fma_f16c = features.avx2_fma_f16c && level >= AVX2;
         features.avx512f = features.avx512f && level >= AVX512F;
         features.avx512bf16 = features.avx512bf16 && level >= AVX512BF16;

@@ -17,8 +17,8 @@ typedef struct ep_cpu_features {
     bool avx512bf16;    /* level avx512bf16: with BW, DQ and VL, and all above */
     bool avx512vnni;    /* level avx512bf16: with BW, DQ and VL */
     bool neon;          /* level neon */
-    bool arm_dot;       /* level neon. SDOT: sums of four int8 products */
-    bool arm_bf16;      /* level neon. BFDOT, BFMMLA */
+    bool arm_dot;       /* level neon_dot. SDOT: sums of four int8 products */
+    bool arm_bf16;      /* level neon_bf16, with arm_dot. BFDOT, BFMMLA */
 } ep_cpu_features;
 
 /* What code may use: what the CPU has, cut at the level that EP_CPU_FEATURES_VARIABLE names. Level portable: none of it.

@@ -62,8 +62,4 @@ static inline float ep_bf16dp_step(float acc, uint32_t w, uint32_t x)
     return ep_bf16dp_fma(ep_f32_from_bits(w << 16), ep_f32_from_bits(x << 16), acc);
 }
 
-/* The family in plain loops: the judge of its other forms. source->format is bf16. scratch as for ep_ffn_reference.
- */
-void ep_ffn_reference_bf16dp(const ep_ffn_source *source, const ep_ffn_batch *batch, float *scratch);
-
 #endif

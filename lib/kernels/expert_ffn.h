@@ -38,8 +38,22 @@
 typedef enum ep_ffn_family {
     EP_FFN_FAMILY_PORTABLE, /* this header */
     EP_FFN_FAMILY_BF16DP,   /* bf16 weights only: kernels/bf16dp.h */
+    EP_FFN_FAMILY_BF16ODD,  /* bf16 weights only: kernels/bf16odd.h */
 } ep_ffn_family;
-#define EP_FFN_FAMILIES 2
+#define EP_FFN_FAMILIES 3
+
+/* "portable", "bf16dp", "bf16odd" */
+static inline const char *ep_ffn_family_name(ep_ffn_family family)
+{
+    static const char *const names[EP_FFN_FAMILIES] = {"portable", "bf16dp", "bf16odd"};
+    return names[family];
+}
+
+/* Whether dot products go over pairs of bf16. */
+static inline bool ep_ffn_family_has_pairs(ep_ffn_family family)
+{
+    return family != EP_FFN_FAMILY_PORTABLE;
+}
 
 #define EP_FFN_F8_BLOCK 128 /* elements of an f8e4m3 row that share a scale */
 
@@ -71,5 +85,7 @@ static inline size_t ep_ffn_reference_scratch_floats(uint32_t hidden, uint32_t i
 /* The family in plain loops: the judge of every other form. scratch: see above, not shared with another call.
  */
 void ep_ffn_reference(const ep_ffn_source *source, const ep_ffn_batch *batch, float *scratch);
+/* The same for any family; those of pairs: source->format is bf16. */
+void ep_ffn_reference_of(ep_ffn_family family, const ep_ffn_source *source, const ep_ffn_batch *batch, float *scratch);
 
 #endif

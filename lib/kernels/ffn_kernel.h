@@ -4,13 +4,13 @@
  * packing of weights) is shared. All kernels of a family give equal bits: they vectorise across outputs and rows,
  * never along k.
  *
- * A line is what the inner loop takes at once: one k of family `portable`, two of `bf16dp` (an odd last one is filled
+ * A line is what the inner loop takes at once: one k of family `portable`, two of the others (an odd last one is filled
  * up with zeros). Each activation of a line takes 4 bytes: a float, or two bf16, the even k in the low half.
  *
  * Packed activations  chunks of 1..EP_FFN_CHUNK_ROWS rows; chunk c holds [line][rows of c], chunks follow each other.
  * Packed panel        [k][EP_FFN_PANEL] weights of their own type. bf16: inside each group of 32 outputs, output j lies
  *      at 2j and output j + 16 at 2j + 1, so that one 32-bit lane widens to both by a shift and by a mask. f16 and f32:
- *      in order. bf16 for bf16dp: [line][EP_FFN_PANEL][2].
+ *      in order. bf16 for families of pairs: [line][EP_FFN_PANEL][2].
  * Panels of formats with groups   one block per group of columns, the last padded with zeros to a whole one: the
  *      codes of its lines, then the scales of 64 outputs (f32, e8m0 bytes or bf16). f8: a line is 64 bytes in order.
  *      mxfp4, int4: two lines k, k + 1 share 64 bytes; 32-bit word i holds outputs i, i+16, i+32, i+48 of line k in its
@@ -38,8 +38,8 @@ typedef struct ep_ffn_kernel {
     const char *name; /* "avx512bf16", "avx512f", "avx2", "generic" */
     ep_ffn_family family;
     /*
-     * c[r][o] = chain over the lines ascending, portable: of fmaf(weight[k][o], a[k][r], .), bf16dp: of
-     * ep_bf16dp_step, for one panel and all rows.
+     * c[r][o] = chain over the lines ascending, portable: of fmaf(weight[k][o], a[k][r], .), else of
+     * ep_bf16dp_step or ep_bf16odd_step, for one panel and all rows.
      * dtype bf16, f16 or f32; panel and c 64-byte aligned; c [rows][EP_FFN_PANEL].
      * next: the panel this thread computes after this one, whose first lines are fetched meanwhile; NULL: not
      * known. Only a hint: any address will do, it is never read.
@@ -62,7 +62,7 @@ typedef struct ep_ffn_kernel {
     /* out[i] = ep_expf(x[i]) for 16 values; what activations use, shown to the tests. Any alignment. */
     void (*exp16)(const float *x, float *out);
     /* The slots below: NULL takes the plain loops of ffn_pass.c, which know family `portable` only. */
-    /* One packed chunk from the batch's rows first_row.., widened and for bf16dp narrowed. */
+    /* One packed chunk from the batch's rows first_row.., widened and for pairs narrowed. */
     void (*pack_rows)(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows, uint32_t hidden, float *a);
     /* The first count (1..EP_FFN_PANEL) inner values of a chunk's rows, h [rows][EP_FFN_PANEL], 64-byte aligned, into
      * the chunk's lines, which begin at a. */
@@ -81,7 +81,7 @@ ep_ffn_family ep_ffn_family_fastest(ep_weight_format format);
 /* Lines of a panel over k_count inputs. */
 static inline uint32_t ep_ffn_lines(ep_ffn_family family, uint32_t k_count)
 {
-    return family == EP_FFN_FAMILY_BF16DP ? k_count / 2 + k_count % 2 : k_count;
+    return ep_ffn_family_has_pairs(family) ? k_count / 2 + k_count % 2 : k_count;
 }
 
 /* How `rows` rows are cut into chunks: as few as possible, sizes differing by at most one, the longer ones
@@ -134,7 +134,7 @@ static inline uint32_t ep_ffn_quads(uint32_t k_count)
 /* Bytes of a packed panel over k_count inputs; a multiple of 64. */
 static inline size_t ep_ffn_panel_bytes(ep_ffn_family family, ep_weight_format format, uint32_t k_count)
 {
-    if (family == EP_FFN_FAMILY_BF16DP) {
+    if (ep_ffn_family_has_pairs(family)) {
         return (size_t)ep_ffn_lines(family, k_count) * EP_FFN_PANEL * 4;
     }
     if (ep_weight_format_is_float(format)) {

@@ -191,7 +191,7 @@ static void write_pairs(const panel_rows *panel, uint8_t *to)
 
 static void write_panel(const panel_rows *panel, uint8_t *to)
 {
-    if (panel->family == EP_FFN_FAMILY_BF16DP) {
+    if (ep_ffn_family_has_pairs(panel->family)) {
         write_pairs(panel, to);
     } else if (ep_weight_format_is_float(panel->format)) {
         write_plain(panel, to);

@@ -42,7 +42,7 @@ void ep_ffn_pass_init(ep_ffn_pass *pass, const ep_ffn_kernel *kernel, const ep_f
 /* One chain per row, all rows of the chunk side by side. */
 static void shared_gate_chunk(const ep_ffn_packed *weights, const float *a, uint32_t rows, float *share)
 {
-    const bool is_pair = weights->family == EP_FFN_FAMILY_BF16DP;
+    const bool is_pair = ep_ffn_family_has_pairs(weights->family);
     float acc[EP_FFN_CHUNK_ROWS] = {0.0f};
     for (uint32_t k = 0; k < weights->hidden; k++) {
         for (uint32_t r = 0; r < rows; r++) {

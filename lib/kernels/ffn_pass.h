@@ -50,7 +50,7 @@ typedef struct ep_ffn_pass {
     _Atomic uint32_t *h_magnitude; /* [rows] w8a8: bits of the greatest |h| */
 } ep_ffn_pass;
 
-/* family: EP_FFN_FAMILY_BF16DP for bf16 weights only. */
+/* family: one of pairs for bf16 weights only. */
 
 /* Bytes of memory ep_ffn_pack fills. Depends on shape, format, family and which optional parts there are. */
 size_t ep_ffn_packed_bytes(const ep_ffn_source *source, ep_ffn_family family);

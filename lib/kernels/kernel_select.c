@@ -28,6 +28,9 @@ static size_t usable_kernels(const ep_ffn_kernel *out_usable[KERNELS_MAX])
     }
 #elif defined(__aarch64__)
     ep_cpu_features features = ep_cpu_features_read();
+    if (features.arm_bf16) {
+        out_usable[count++] = &ep_ffn_kernel_neon_bf16;
+    }
     if (features.arm_dot) {
         out_usable[count++] = &ep_ffn_kernel_neon_dot;
     }
@@ -36,6 +39,7 @@ static size_t usable_kernels(const ep_ffn_kernel *out_usable[KERNELS_MAX])
     }
 #endif
     out_usable[count++] = &ep_ffn_kernel_bf16dp_generic;
+    out_usable[count++] = &ep_ffn_kernel_bf16odd_generic;
     out_usable[count++] = &ep_ffn_kernel_generic;
     return count;
 }
@@ -60,6 +64,12 @@ const ep_ffn_kernel *ep_ffn_kernel_of(ep_ffn_family family)
 
 ep_ffn_family ep_ffn_family_fastest(ep_weight_format format)
 {
-    bool has_pairs = ep_ffn_kernel_of(EP_FFN_FAMILY_BF16DP) != &ep_ffn_kernel_bf16dp_generic;
-    return format == EP_WEIGHTS_BF16 && has_pairs ? EP_FFN_FAMILY_BF16DP : EP_FFN_FAMILY_PORTABLE;
+    if (format != EP_WEIGHTS_BF16) {
+        return EP_FFN_FAMILY_PORTABLE;
+    }
+    if (ep_ffn_kernel_of(EP_FFN_FAMILY_BF16DP) != &ep_ffn_kernel_bf16dp_generic) {
+        return EP_FFN_FAMILY_BF16DP;
+    }
+    bool has_odd = ep_ffn_kernel_of(EP_FFN_FAMILY_BF16ODD) != &ep_ffn_kernel_bf16odd_generic;
+    return has_odd ? EP_FFN_FAMILY_BF16ODD : EP_FFN_FAMILY_PORTABLE;
 }

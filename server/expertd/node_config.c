@@ -94,10 +94,10 @@ static const ep_option node_options[] = {
      .help = "What computes: cpu or reference"},
     {.name = "numerics",
      .type = EP_OPTION_ENUM,
-     .allowed = "portable|bf16dp|auto",
+     .allowed = "portable|bf16dp|bf16odd|auto",
      .default_text = "portable",
      .help = "Which rules fix the bits of bf16 experts: portable (f32 sums, any CPU), bf16dp (sums of bf16 pairs: twice as fast where the CPU has "
-             "AVX-512 BF16, slow elsewhere), auto (the fastest here). Nodes of a model want the same"},
+             "AVX-512 BF16, slow elsewhere), bf16odd (the same for 64-bit Arm with BF16), auto (the fastest here). Nodes of a model want the same"},
     {.name = "threads",
      .type = EP_OPTION_INT,
      .max = EP_BACKEND_THREADS_MAX,

@@ -165,7 +165,7 @@ static void cpu_weights_unload(ep_backend *base, ep_backend_weights *base_weight
 static const char *cpu_packed_layout(ep_backend *base)
 {
     const ep_ffn_family family = ep_numerics_family(((cpu_backend *)base)->numerics, EP_WEIGHTS_BF16);
-    return family == EP_FFN_FAMILY_BF16DP ? EP_FFN_PACKED_LAYOUT "-bf16dp" : EP_FFN_PACKED_LAYOUT;
+    return ep_ffn_family_has_pairs(family) ? EP_FFN_PACKED_LAYOUT "-pairs" : EP_FFN_PACKED_LAYOUT;
 }
 
 static void cpu_weights_export(ep_backend *base, const ep_backend_weights *base_weights, ep_packed_view *out_view)

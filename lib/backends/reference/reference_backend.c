@@ -9,7 +9,6 @@
 #include "backends/known_answer.h"
 #include "backends/reference/reference_weights.h"
 #include "base/check.h"
-#include "kernels/bf16dp.h"
 
 typedef struct reference_backend {
     ep_backend base;
@@ -55,8 +54,8 @@ static ep_err run_job(reference_backend *backend, const ep_job *job)
         span.parent = 0;
         EP_TRACE(kernel_begin, &span);
     }
-    bool has_pairs = ep_numerics_family(backend->numerics, weights->base.format) == EP_FFN_FAMILY_BF16DP;
-    (has_pairs ? ep_ffn_reference_bf16dp : ep_ffn_reference)(&weights->matrices, &batch, backend->scratch);
+    ep_ffn_reference_of(ep_numerics_family(backend->numerics, weights->base.format), &weights->matrices, &batch,
+                        backend->scratch);
     if (is_traced) {
         EP_TRACE(kernel_end, &span);
     }

@@ -6,8 +6,9 @@
 
 #include "kernels/ffn_kernel.h"
 
-extern const ep_ffn_kernel ep_ffn_kernel_neon_dot; /* dot products of int8 */
-extern const ep_ffn_kernel ep_ffn_kernel_neon;     /* Armv8.0 */
+extern const ep_ffn_kernel ep_ffn_kernel_neon_bf16; /* family bf16odd: BFDOT, BFMMLA */
+extern const ep_ffn_kernel ep_ffn_kernel_neon_dot;  /* dot products of int8 */
+extern const ep_ffn_kernel ep_ffn_kernel_neon;      /* Armv8.0 */
 
 /* The parts of ep_ffn_kernel_neon, for kernels that differ in one of them only. */
 void ep_ffn_neon_panel(ep_dtype dtype, const float *a, uint32_t rows, const uint8_t *panel, uint32_t k_count,

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Family `bf16dp` in plain C: for processors without its instructions, and the second judge of those with them. */
-#include "kernels/bf16dp.h"
+/* Families `bf16dp` and `bf16odd` in plain C: for processors without their instructions, and the second judge of
+ * those with them. */
+#include "kernels/bf16odd.h"
 #include "kernels/ffn_activation.h"
 #include "kernels/ffn_widen.h"
 #include "kernels/generic/ffn_generic.h"
 
-static void bf16dp_panel(ep_dtype dtype, const float *a, uint32_t rows, const uint8_t *panel, uint32_t lines,
-                         const uint8_t *next, float *c)
+/* step is a constant wherever this is inlined. */
+static inline __attribute__((always_inline)) void pairs_panel(float (*step)(float acc, uint32_t w, uint32_t x),
+                                                              const float *a, uint32_t rows, const uint8_t *panel,
+                                                              uint32_t lines, float *c)
 {
-    (void)dtype;
-    (void)next;
     const ep_ffn_chunks chunks = ep_ffn_chunks_of(rows);
     memset(c, 0, (size_t)rows * EP_FFN_PANEL * sizeof(*c));
     for (uint32_t line = 0; line < lines; line++) {
@@ -22,11 +23,27 @@ static void bf16dp_panel(ep_dtype dtype, const float *a, uint32_t rows, const ui
                 a + (size_t)ep_ffn_chunk_first_row(&chunks, chunk) * lines + (size_t)line * chunk_rows;
             for (uint32_t r = 0; r < chunk_rows; r++, to += EP_FFN_PANEL) {
                 for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
-                    to[o] = ep_bf16dp_step(to[o], w[o], ep_f32_bits(x[r]));
+                    to[o] = step(to[o], w[o], ep_f32_bits(x[r]));
                 }
             }
         }
     }
+}
+
+static void bf16dp_panel(ep_dtype dtype, const float *a, uint32_t rows, const uint8_t *panel, uint32_t lines,
+                         const uint8_t *next, float *c)
+{
+    (void)dtype;
+    (void)next;
+    pairs_panel(ep_bf16dp_step, a, rows, panel, lines, c);
+}
+
+static void bf16odd_panel(ep_dtype dtype, const float *a, uint32_t rows, const uint8_t *panel, uint32_t lines,
+                          const uint8_t *next, float *c)
+{
+    (void)dtype;
+    (void)next;
+    pairs_panel(ep_bf16odd_step, a, rows, panel, lines, c);
 }
 
 static uint32_t pair_of(const float *x, uint32_t count, uint32_t i)
@@ -35,7 +52,7 @@ static uint32_t pair_of(const float *x, uint32_t count, uint32_t i)
     return ep_bf16dp_narrow(x[i]) | odd << 16;
 }
 
-static void bf16dp_pack_rows(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows, uint32_t hidden, float *a)
+void ep_ffn_generic_pack_pairs(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows, uint32_t hidden, float *a)
 {
     enum { BLOCK = 64 };
     float wide[BLOCK];
@@ -50,7 +67,7 @@ static void bf16dp_pack_rows(const ep_ffn_batch *batch, uint32_t first_row, uint
     }
 }
 
-static void bf16dp_lay(const float *h, uint32_t rows, uint32_t count, float *a)
+void ep_ffn_generic_lay_pairs(const float *h, uint32_t rows, uint32_t count, float *a)
 {
     for (uint32_t r = 0; r < rows; r++, h += EP_FFN_PANEL) {
         for (uint32_t i = 0; i < count; i += 2) {
@@ -59,13 +76,13 @@ static void bf16dp_lay(const float *h, uint32_t rows, uint32_t count, float *a)
     }
 }
 
-static void bf16dp_activate(ep_activation activation, const ep_activation_numbers *numbers, const float *g,
-                            const float *u, uint32_t count, float *h)
+static void pairs_activate(ep_activation activation, const ep_activation_numbers *numbers, const float *g,
+                           const float *u, uint32_t count, float *h)
 {
     ep_act_loop(activation, numbers, g, u, count, h);
 }
 
-static void bf16dp_exp16(const float *x, float *out)
+static void pairs_exp16(const float *x, float *out)
 {
     for (uint32_t i = 0; i < 16; i++) {
         out[i] = ep_expf(x[i]);
@@ -76,8 +93,18 @@ const ep_ffn_kernel ep_ffn_kernel_bf16dp_generic = {
     .name = "generic-bf16dp",
     .family = EP_FFN_FAMILY_BF16DP,
     .panel = bf16dp_panel,
-    .activate = bf16dp_activate,
-    .exp16 = bf16dp_exp16,
-    .pack_rows = bf16dp_pack_rows,
-    .lay = bf16dp_lay,
+    .activate = pairs_activate,
+    .exp16 = pairs_exp16,
+    .pack_rows = ep_ffn_generic_pack_pairs,
+    .lay = ep_ffn_generic_lay_pairs,
+};
+
+const ep_ffn_kernel ep_ffn_kernel_bf16odd_generic = {
+    .name = "generic-bf16odd",
+    .family = EP_FFN_FAMILY_BF16ODD,
+    .panel = bf16odd_panel,
+    .activate = pairs_activate,
+    .exp16 = pairs_exp16,
+    .pack_rows = ep_ffn_generic_pack_pairs,
+    .lay = ep_ffn_generic_lay_pairs,
 };

@@ -2,7 +2,7 @@
 /* The families in plain loops. Slow on purpose: what they do can be checked by reading it. */
 #include "kernels/expert_ffn.h"
 
-#include "kernels/bf16dp.h"
+#include "kernels/bf16odd.h"
 #include "kernels/ffn_activation.h"
 #include "kernels/ffn_widen.h"
 
@@ -79,12 +79,13 @@ static uint32_t input_member(const float *x, uint32_t n, uint32_t i)
     return i < n ? ep_f32_bits(x[i]) >> 16 : 0;
 }
 
-static float dot_pairs(const void *values, size_t row, const float *x, uint32_t n)
+static float dot_pairs(ep_ffn_family family, const void *values, size_t row, const float *x, uint32_t n)
 {
     float acc = 0.0f;
     for (uint32_t i = 0; i < n; i += 2) {
-        acc = ep_bf16dp_step(acc, pair_member(values, row, n, i) | pair_member(values, row, n, i + 1) << 16,
-                             input_member(x, n, i) | input_member(x, n, i + 1) << 16);
+        const uint32_t w = pair_member(values, row, n, i) | pair_member(values, row, n, i + 1) << 16;
+        const uint32_t both = input_member(x, n, i) | input_member(x, n, i + 1) << 16;
+        acc = family == EP_FFN_FAMILY_BF16DP ? ep_bf16dp_step(acc, w, both) : ep_bf16odd_step(acc, w, both);
     }
     return acc;
 }
@@ -92,8 +93,8 @@ static float dot_pairs(const void *values, size_t row, const float *x, uint32_t 
 static float output(const ep_ffn_source *source, ep_ffn_family family, const matrix *m, size_t row, const inputs *in)
 {
     float y;
-    if (family == EP_FFN_FAMILY_BF16DP) {
-        y = dot_pairs(m->values, row, in->x, m->columns);
+    if (ep_ffn_family_has_pairs(family)) {
+        y = dot_pairs(family, m->values, row, in->x, m->columns);
     } else if (source->format == EP_WEIGHTS_W8A8) {
         y = dot_int8(m, row, in);
     } else if (ep_weight_format_is_float(source->format)) {
@@ -111,9 +112,9 @@ static void narrow_row(float *x, uint32_t n)
     }
 }
 
-static void run(const ep_ffn_source *source, ep_ffn_family family, const ep_ffn_batch *batch, float *scratch)
+void ep_ffn_reference_of(ep_ffn_family family, const ep_ffn_source *source, const ep_ffn_batch *batch, float *scratch)
 {
-    const bool has_pairs = family == EP_FFN_FAMILY_BF16DP;
+    const bool has_pairs = ep_ffn_family_has_pairs(family);
     const uint32_t hidden = source->hidden;
     const uint32_t inner = source->inner;
     const bool has_gate = ep_activation_has_gate(source->activation);
@@ -156,10 +157,5 @@ static void run(const ep_ffn_source *source, ep_ffn_family family, const ep_ffn_
 
 void ep_ffn_reference(const ep_ffn_source *source, const ep_ffn_batch *batch, float *scratch)
 {
-    run(source, EP_FFN_FAMILY_PORTABLE, batch, scratch);
-}
-
-void ep_ffn_reference_bf16dp(const ep_ffn_source *source, const ep_ffn_batch *batch, float *scratch)
-{
-    run(source, EP_FFN_FAMILY_BF16DP, batch, scratch);
+    ep_ffn_reference_of(EP_FFN_FAMILY_PORTABLE, source, batch, scratch);
 }

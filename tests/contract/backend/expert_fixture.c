@@ -7,7 +7,6 @@
 
 #include "base/numeric.h"
 #include "base/random.h"
-#include "kernels/bf16dp.h"
 
 #define GUARD_BYTES 64
 #define GUARD 0xa5
@@ -44,7 +43,7 @@ void expert_fixture_answer(expert_fixture *f, ep_ffn_family family)
     for (uint32_t r = 0; r < f->rows_count; r++) {
         f->rows[r].out = f->want + r * f->out_row_bytes;
     }
-    (family == EP_FFN_FAMILY_BF16DP ? ep_ffn_reference_bf16dp : ep_ffn_reference)(&f->source, &batch, scratch);
+    ep_ffn_reference_of(family, &f->source, &batch, scratch);
     for (uint32_t r = 0; r < f->rows_count; r++) {
         f->rows[r].out = NULL;
     }

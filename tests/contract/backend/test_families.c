@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Backends of numerics family `bf16dp`: the reference and the cpu backend with each of its kernels give equal bits and equal
+/* Backends of the numerics families of pairs: the reference and the cpu backend with each of its kernels give equal bits and equal
  * ids, whatever the rows of a job and the threads; other weights than bf16 stay with `portable`. */
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "backends/cpu/cpu_backend.h"
+#include "backends/host_common.h"
 #include "contract/backend/expert_fixture.h"
 
 enum { BACKENDS_MAX = 8 };
@@ -36,7 +37,7 @@ static opened open_all(ep_numerics numerics)
     add(&o, backend, "cpu");
     const ep_ffn_kernel *kernel;
     for (size_t n = 0; (kernel = ep_ffn_kernel_at(n)) != NULL && o.count < BACKENDS_MAX; n++) {
-        if (kernel->family == EP_FFN_FAMILY_BF16DP) {
+        if (kernel->family == ep_numerics_family(numerics, EP_WEIGHTS_BF16)) {
             config.threads = 1 + (uint32_t)o.count;
             cr_assert_eq(ep_cpu_backend_open_with(kernel, &config, &backend, &error), EP_OK, "%s", error.text);
             add(&o, backend, kernel->name);
@@ -67,7 +68,7 @@ static void expect_rows(const opened *o, const expert_fixture *f, const uint32_t
     }
 }
 
-Test(families, bf16dp_bits_are_equal_for_all_numbers_of_rows)
+static void expect_all_numbers_of_rows(ep_numerics numerics)
 {
     enum { SIZES = 75 };
     uint32_t sizes[SIZES];
@@ -75,28 +76,40 @@ Test(families, bf16dp_bits_are_equal_for_all_numbers_of_rows)
         sizes[i] = i + 1;
     }
     memcpy(sizes + 70, (const uint32_t[]){255, 256, 257, 1000, EP_JOB_ROWS_MAX}, 5 * sizeof(sizes[0]));
-    opened o = open_all(EP_NUMERICS_BF16DP);
+    opened o = open_all(numerics);
     expert_fixture f = expert_fixture_make(5, 23, 17, EP_JOB_ROWS_MAX, EP_DTYPE_BF16);
-    expert_fixture_answer(&f, EP_FFN_FAMILY_BF16DP);
+    expert_fixture_answer(&f, ep_numerics_family(numerics, EP_WEIGHTS_BF16));
     expect_rows(&o, &f, sizes, SIZES);
     expert_fixture_free(&f);
     close_all(&o);
 }
 
-Test(families, bf16dp_bits_are_equal_over_shapes_and_types)
+Test(families, bits_are_equal_for_all_numbers_of_rows)
+{
+    expect_all_numbers_of_rows(EP_NUMERICS_BF16DP);
+    expect_all_numbers_of_rows(EP_NUMERICS_BF16ODD);
+}
+
+static void expect_shapes_and_types(ep_numerics numerics)
 {
     const uint32_t shapes[][2] = {{1, 1}, {64, 32}, {65, 33}, {150, 101}, {300, 270}};
     const uint32_t sizes[] = {1, 6, 7, 40};
-    opened o = open_all(EP_NUMERICS_BF16DP);
+    opened o = open_all(numerics);
     for (uint32_t s = 0; s < 5; s++) {
         for (uint64_t seed = 0; seed < 4; seed++) {
             expert_fixture f = expert_fixture_make(seed, shapes[s][0], shapes[s][1], 40, EP_DTYPE_BF16);
-            expert_fixture_answer(&f, EP_FFN_FAMILY_BF16DP);
+            expert_fixture_answer(&f, ep_numerics_family(numerics, EP_WEIGHTS_BF16));
             expect_rows(&o, &f, sizes, 4);
             expert_fixture_free(&f);
         }
     }
     close_all(&o);
+}
+
+Test(families, bits_are_equal_over_shapes_and_types)
+{
+    expect_shapes_and_types(EP_NUMERICS_BF16DP);
+    expect_shapes_and_types(EP_NUMERICS_BF16ODD);
 }
 
 Test(families, other_weights_stay_with_portable)
@@ -109,13 +122,13 @@ Test(families, other_weights_stay_with_portable)
     close_all(&o);
 }
 
-Test(families, ids_name_the_family_and_its_answer)
+static void expect_ids(ep_numerics numerics, const char *start)
 {
-    opened o = open_all(EP_NUMERICS_BF16DP);
+    opened o = open_all(numerics);
     char first[EP_NUMERICS_ID_BYTES];
     char id[EP_NUMERICS_ID_BYTES];
     cr_assert_eq(o.all[0]->ops->numerics_id(o.all[0], EP_WEIGHTS_BF16, first), EP_OK);
-    cr_assert(strncmp(first, "bf16dp/bf16/rne/", 16) == 0, "%s", first);
+    cr_assert(strncmp(first, start, strlen(start)) == 0, "%s", first);
     for (size_t b = 1; b < o.count; b++) {
         cr_assert_eq(o.all[b]->ops->numerics_id(o.all[b], EP_WEIGHTS_BF16, id), EP_OK);
         cr_assert_str_eq(id, first, "%s", o.names[b]);
@@ -124,9 +137,15 @@ Test(families, ids_name_the_family_and_its_answer)
     }
     opened portable = open_all(EP_NUMERICS_PORTABLE);
     cr_assert_eq(portable.all[1]->ops->numerics_id(portable.all[1], EP_WEIGHTS_BF16, id), EP_OK);
-    cr_assert_str_neq(id + strlen("portable"), first + strlen("bf16dp"), "the answers are the same");
+    cr_assert_str_neq(id + strlen("portable"), strchr(first, '/'), "the answers are the same");
     close_all(&portable);
     close_all(&o);
+}
+
+Test(families, ids_name_the_family_and_its_answer)
+{
+    expect_ids(EP_NUMERICS_BF16DP, "bf16dp/bf16/rne/");
+    expect_ids(EP_NUMERICS_BF16ODD, "bf16odd/bf16/rne/");
 }
 
 /* The variable is read when a backend opens; this program opens none before. */

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Family `bf16dp`: its scalars against cases worked out by hand, its kernels against its scalars where numbers are hard
- * (NaN, infinities, denormals, results around 2^-126), and an error bound against double precision. */
+/* Family `bf16dp`: its scalars against cases worked out by hand. All families of pairs: their kernels against their scalars
+ * where numbers are hard (NaN, infinities, denormals, results around 2^-126), and an error bound against double precision. */
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/random.h"
-#include "kernels/bf16dp.h"
+#include "kernels/bf16odd.h"
 #include "kernels/ffn_kernel.h"
 
 static uint32_t pair(float even, float odd)
@@ -70,6 +70,11 @@ static bool is_same(float a, float b)
     return ep_f32_bits(a) == ep_f32_bits(b) || (a != a && b != b);
 }
 
+static float step(const ep_ffn_kernel *kernel, float acc, uint32_t w, uint32_t x)
+{
+    return (kernel->family == EP_FFN_FAMILY_BF16DP ? ep_bf16dp_step : ep_bf16odd_step)(acc, w, x);
+}
+
 enum { LINES = 9, ROWS = 7 };
 
 static void expect_panel(const ep_ffn_kernel *kernel, uint64_t seed, uint32_t lines, uint32_t rows, uint32_t kind)
@@ -95,7 +100,7 @@ static void expect_panel(const ep_ffn_kernel *kernel, uint64_t seed, uint32_t li
             for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
                 float want = 0.0f;
                 for (uint32_t line = 0; line < lines; line++) {
-                    want = ep_bf16dp_step(want, panel[line * EP_FFN_PANEL + o], ep_f32_bits(x[line * chunk_rows + r]));
+                    want = step(kernel, want, panel[line * EP_FFN_PANEL + o], ep_f32_bits(x[line * chunk_rows + r]));
                 }
                 float got = c[row * EP_FFN_PANEL + o];
                 cr_assert(is_same(got, want), "%s: kind %u seed %llu lines %u row %u output %u: %a (%08x), want %a (%08x)",
@@ -110,7 +115,7 @@ Test(bf16dp, kernels_equal_the_scalars_where_numbers_are_hard)
 {
     const ep_ffn_kernel *kernel;
     for (size_t n = 0; (kernel = ep_ffn_kernel_at(n)) != NULL; n++) {
-        for (uint64_t seed = 0; kernel->family == EP_FFN_FAMILY_BF16DP && seed < 1500; seed++) {
+        for (uint64_t seed = 0; ep_ffn_family_has_pairs(kernel->family) && seed < 1500; seed++) {
             expect_panel(kernel, seed, 1 + seed % LINES, 1 + seed % ROWS, seed % 5);
         }
     }
@@ -121,7 +126,7 @@ Test(bf16dp, kernels_equal_the_scalars_around_the_smallest_normal)
 {
     const ep_ffn_kernel *kernel;
     for (size_t n = 0; (kernel = ep_ffn_kernel_at(n)) != NULL; n++) {
-        for (uint32_t i = 0; kernel->family == EP_FFN_FAMILY_BF16DP && i < 2 * 32 * 128; i++) {
+        for (uint32_t i = 0; ep_ffn_family_has_pairs(kernel->family) && i < 2 * 32 * 128; i++) {
             static _Alignas(64) uint32_t panel[EP_FFN_PANEL];
             static _Alignas(64) float c[EP_FFN_PANEL];
             const float sign = i % 2 == 0 ? 1.0f : -1.0f;
@@ -133,7 +138,7 @@ Test(bf16dp, kernels_equal_the_scalars_around_the_smallest_normal)
             const float a = ep_f32_from_bits(x);
             kernel->panel(EP_DTYPE_BF16, &a, 1, (const uint8_t *)panel, 1, NULL, c);
             for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
-                const float want = ep_bf16dp_step(0.0f, panel[o], x);
+                const float want = step(kernel, 0.0f, panel[o], x);
                 cr_assert(is_same(c[o], want), "%s: case %u output %u: %a, want %a", kernel->name, i, o, (double)c[o],
                           (double)want);
             }
@@ -147,7 +152,7 @@ Test(bf16dp, kernels_narrow_as_the_scalars_do)
     enum { COUNT = 70 };
     const ep_ffn_kernel *kernel;
     for (size_t n = 0; (kernel = ep_ffn_kernel_at(n)) != NULL; n++) {
-        for (uint32_t top = 0; kernel->family == EP_FFN_FAMILY_BF16DP && top < 0x10000; top += COUNT / 2) {
+        for (uint32_t top = 0; ep_ffn_family_has_pairs(kernel->family) && top < 0x10000; top += COUNT / 2) {
             float x[COUNT];
             uint32_t a[COUNT / 2];
             const uint32_t low[] = {0x0000u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu, 0x0001u};
@@ -177,11 +182,11 @@ static void fill(uint64_t *state, uint16_t *to, size_t count, float scale)
 }
 
 /*
- * As in test_expert_ffn.c: a chain of n fused multiply-adds errs by at most n * eps/2 * sum |a_i b_i|, |silu'| <= 1.1,
- * 4 ulp for exp, division and products. Beyond that h is narrowed: half an ulp of bf16, 2^-9 of its value. x is bf16
- * and loses nothing.
+ * As in test_expert_ffn.c: a chain of n sums errs by at most n * sum_error * sum |a_i b_i|, |silu'| <= 1.1, 4 ulp for
+ * exp, division and products. sum_error: half a unit in the last place rounded to nearest, a whole one rounded to odd.
+ * Beyond that h is narrowed: half an ulp of bf16, 2^-9 of its value. x is bf16 and loses nothing.
  */
-Test(bf16dp, is_near_double_precision)
+static void expect_near_double(ep_ffn_family family, double sum_error)
 {
     static uint16_t gate[I * H];
     static uint16_t up[I * H];
@@ -197,7 +202,7 @@ Test(bf16dp, is_near_double_precision)
     ep_ffn_source source = {.hidden = H, .inner = I, .format = EP_WEIGHTS_BF16, .gate = gate, .up = up, .down = down};
     ep_ffn_row row = {.x = x, .out = out};
     ep_ffn_batch batch = {.rows = &row, .rows_count = 1, .x_dtype = EP_DTYPE_BF16, .out_dtype = EP_DTYPE_F32};
-    ep_ffn_reference_bf16dp(&source, &batch, scratch);
+    ep_ffn_reference_of(family, &source, &batch, scratch);
 
     const double half_eps = FLT_EPSILON / 2.0;
     double h[I];
@@ -213,7 +218,7 @@ Test(bf16dp, is_near_double_precision)
         }
         double silu = g / (1.0 + exp(-g));
         h[i] = silu * u;
-        h_error[i] = H * half_eps * (1.1 * g_abs * fabs(u) + u_abs * fabs(silu)) + (8 * half_eps + 0x1p-9) * fabs(h[i]);
+        h_error[i] = H * sum_error * (1.1 * g_abs * fabs(u) + u_abs * fabs(silu)) + (8 * half_eps + 0x1p-9) * fabs(h[i]);
     }
     for (size_t i = 0; i < H; i++) {
         double y = 0, y_abs = 0, error = 0;
@@ -223,8 +228,14 @@ Test(bf16dp, is_near_double_precision)
             y_abs += fabs(weight * h[k]);
             error += fabs(weight) * h_error[k];
         }
-        error += (I + 1) * half_eps * y_abs;
+        error += (I + 1) * sum_error * y_abs;
         cr_assert(fabs((double)out[i] - y) <= error * 1.01, "output %zu is %a, in double %a, bound %g", i,
                   (double)out[i], y, error);
     }
+}
+
+Test(bf16dp, families_of_pairs_are_near_double_precision)
+{
+    expect_near_double(EP_FFN_FAMILY_BF16DP, FLT_EPSILON / 2.0);
+    expect_near_double(EP_FFN_FAMILY_BF16ODD, FLT_EPSILON);
 }
