@@ -10,12 +10,19 @@
 
 static ep_plain_test *tests;
 static ep_plain_test **tests_end = &tests;
+static ep_plain_suite *suites;
 static bool failed; /* of the test this process runs */
 
 void ep_plain_add(ep_plain_test *test)
 {
     *tests_end = test;
     tests_end = &test->next;
+}
+
+void ep_plain_add_suite(ep_plain_suite *suite)
+{
+    suite->next = suites;
+    suites = suite;
 }
 
 void ep_plain_failed(bool fatal, const char *file, int line, const char *expected, const char *format, ...)
@@ -32,13 +39,33 @@ void ep_plain_failed(bool fatal, const char *file, int line, const char *expecte
     }
 }
 
+static void call(void (*function)(void))
+{
+    if (function != NULL) {
+        function();
+    }
+}
+
+static void run(const ep_plain_test *test)
+{
+    const ep_plain_suite *suite = suites;
+    while (suite != NULL && strcmp(suite->name, test->suite) != 0) {
+        suite = suite->next;
+    }
+    call(suite != NULL ? suite->options.init : NULL);
+    call(test->options.init);
+    test->run();
+    call(test->options.fini);
+    call(suite != NULL ? suite->options.fini : NULL);
+}
+
 static bool passes(const ep_plain_test *test)
 {
     int status = 0;
     fflush(stdout);
     pid_t child = fork();
     if (child == 0) {
-        test->run();
+        run(test);
         exit(failed ? 1 : 0);
     }
     if (child < 0 || waitpid(child, &status, 0) != child) {
