@@ -77,7 +77,9 @@ int main(void)
         fixture_job_init(&jobs[j], &fixture, weights[2 * (j % 2) + node], 0, 4);
     }
     for (uint32_t h = 0; h < HOLDERS; h++) {
-        sem_init(&go[h], 0, 0);
+        sem_init(&go[h], 0, 0); /* all of them first: either thread may take the first holder */
+    }
+    for (uint32_t h = 0; h < HOLDERS; h++) {
         submit(backend, &jobs[h], on_held);
     }
     for (uint32_t h = 0; h < HOLDERS; h++) {
