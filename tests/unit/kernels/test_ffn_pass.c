@@ -269,11 +269,6 @@ static void expect_all_kernels_equal(uint64_t seed, uint32_t hidden, uint32_t in
     }
     free_case(&c);
 }
-/* Set where a processor is emulated: a fifth of the time, and still any three of shape, rows and format together. */
-static bool is_short(void)
-{
-    return getenv("EP_TEST_SHORT") != NULL;
-}
 
 /* Set where a processor is emulated: a fifth of the time, and still any three of shape, rows and format together. */
 static bool is_short(void)
