@@ -49,7 +49,9 @@ ep_err layer_local_open_share(const char *path, uint32_t layer, uint32_t first, 
                               layer_local **out_local, ep_error *out_error)
 {
     ep_checkpoint *checkpoint;
-    ep_backend_config config = {.threads = threads};
+    const char *numerics = getenv("EXPERTD_NUMERICS"); /* the daemons beside us read it too */
+    const bool is_auto = numerics != NULL && strcmp(numerics, "auto") == 0;
+    ep_backend_config config = {.numerics = is_auto ? EP_NUMERICS_AUTO : EP_NUMERICS_PORTABLE, .threads = threads};
     const ep_backend_ops *ops = ep_backend_by_name("cpu");
     layer_local *local = calloc(1, sizeof(*local));
     if (local == NULL) {

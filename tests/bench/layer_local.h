@@ -9,7 +9,7 @@
 
 typedef struct layer_local layer_local;
 
-/* Loads every expert of the layer into a `cpu` backend with the given threads. */
+/* Loads every expert of the layer into a `cpu` backend with the given threads. Numerics: $EXPERTD_NUMERICS auto, or portable. */
 ep_err layer_local_open(const char *checkpoint, uint32_t layer, uint32_t threads, layer_local **out_local, ep_error *out_error);
 /* The same with experts first .. first + count - 1 only; the rows of a batch must not want others. */
 ep_err layer_local_open_share(const char *checkpoint, uint32_t layer, uint32_t first, uint32_t count, uint32_t threads,
