@@ -42,7 +42,7 @@ static void collect_weights(ep_node *node)
     ep_counter_set(g->expert_prefetches[0], weights.prefetches_useful_total);
     ep_counter_set(g->expert_prefetches[1], weights.prefetches_useless_total);
     ep_counter_set(g->expert_loads, weights.loads_total);
-    ep_counter_set(g->expert_load_ms, weights.load_ns_total / EP_NS_PER_MS);
+    ep_gauge_set(g->expert_load_seconds, weights.loads_total == 0 ? 0.0 : (double)weights.load_ns_total * 1e-9 / (double)weights.loads_total);
     if (node->cache != NULL) {
         ep_weight_cache_stats cache;
         ep_weight_cache_read_stats(node->cache, &cache);
@@ -196,7 +196,7 @@ static void make_gauges(ep_node *node)
                                                "Files of packed experts: read, written, dropped as damaged or for room", &op, 1);
     }
     g->cache_bytes = gauge(node, "expertd_weight_cache_bytes", "Bytes in weight_cache_dir");
-    g->expert_load_ms = counter(node, "expertd_expert_load_milliseconds_total", "Time spent loading experts");
+    g->expert_load_seconds = gauge(node, "expertd_expert_load_seconds", "Time that loading one expert took, mean since the start");
     g->experts_pending = gauge(node, "expertd_experts_loading", "Experts queued or loading");
     g->experts_failed = gauge(node, "expertd_experts_failed", "Experts that could not be loaded");
     g->weight_bytes = gauge(node, "expertd_weights_bytes", "Memory of packed weights");

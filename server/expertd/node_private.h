@@ -54,7 +54,7 @@ typedef struct ep_node_gauges {
     ep_metric_series *expert_prefetches[2]; /* useful, useless */
     ep_metric_series *expert_evictions;
     ep_metric_series *expert_loads;
-    ep_metric_series *expert_load_ms;
+    ep_metric_series *expert_load_seconds;
     ep_metric_series *cache_bytes;
     ep_metric_series *cache_files[3]; /* read, written, dropped */
     ep_metric_series *epoch;
