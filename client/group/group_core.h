@@ -57,7 +57,7 @@ typedef struct group_peer {
     bool hello_waits;          /* said hello before we knew the membership */
     uint64_t hello_membership;
     bool gone;                 /* left or lost, after it was ready */
-    char why[GROUP_WHY_BYTES];
+    char why[GROUP_WHY_BYTES]; /* it is gone, or lost to a neighbour */
     char url[EP_GROUP_URL_BYTES];
     char host[EP_HOST_BYTES];
     uint64_t lost_at[(EP_GROUP_WORLD_MAX + 63) / 64]; /* bit r: rank r of this host says that it is gone and all it had sent is here */
@@ -67,6 +67,7 @@ typedef struct group_peer {
     bool dial_done;
     uint64_t dial_at_ns;
     uint64_t dial_backoff_ns;
+    char dial_why[GROUP_WHY_BYTES]; /* why the last attempt failed */
     /* frames that wait, oldest first */
     group_inbox_frame ring[GROUP_RING_FRAMES];
     uint32_t ring_count;
@@ -125,7 +126,6 @@ struct ep_group {
     ep_error create_error;     /* code not OK: ep_group_create fails with it */
     uint32_t generation;
     uint64_t number;           /* of the call in progress, or of the next one */
-    bool waiting;              /* a thread waits for frames of this call */
     bool by_host;              /* the call in progress goes by host */
     ep_error broken;           /* code not OK: this generation is given up, from the call broken_from on */
     uint64_t broken_from;
@@ -181,8 +181,8 @@ void group_relay_drop(ep_group *group);
 
 /* ---- group_mesh.c ---- */
 
-/* Lock not held: rank 0 tells everybody the table once all have said hello. */
-void group_send_table(ep_group *group);
+/* Lock not held: rank 0 tells everybody the table once all have said hello. False: it cannot; create_error says why, and all are refused. */
+bool group_send_table(ep_group *group);
 /* Lock not held: answers the hellos that came before the table did. */
 void group_answer_hellos(ep_group *group);
 void group_send_welcome(group_link *link);

@@ -227,9 +227,7 @@ static ep_err wait_for(group_op *op, rank_test test, ep_error *out_error)
         if (!any(group, test)) {
             return EP_OK;
         }
-        group->waiting = true;
         bool in_time = group_wait_until(group, op->deadline_ns);
-        group->waiting = false;
         if (!in_time && any(group, test)) {
             late_error(op, test, out_error);
             return break_generation(group, out_error);

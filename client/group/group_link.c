@@ -141,11 +141,9 @@ static void take_hello(group_link *link, const ep_group_frame *frame, const ep_b
     if (welcome) {
         group_send_welcome(link);
     }
-    if (all_here) {
-        group_send_table(group);
-    }
+    bool table_out = all_here && group_send_table(group);
     pthread_mutex_lock(&group->lock);
-    group->table_out = group->table_out || all_here;
+    group->table_out = group->table_out || table_out;
     pthread_cond_broadcast(&group->changed);
     pthread_mutex_unlock(&group->lock);
 }
@@ -320,9 +318,7 @@ bool group_inbox_add(ep_group *group, uint32_t origin, uint32_t via, const ep_gr
         good = ring_insert(peer, &added);
         *inout_buffer = good ? NULL : *inout_buffer;
     }
-    if (group->waiting) {
-        pthread_cond_broadcast(&group->changed);
-    }
+    pthread_cond_broadcast(&group->changed);
     pthread_mutex_unlock(&group->lock);
     return good;
 }

@@ -227,7 +227,32 @@ void group_send_welcome(group_link *link)
     group_send_text(link, EP_GROUP_FRAME_WELCOME, 0, 0, EP_OK, NULL);
 }
 
-void group_send_table(ep_group *group)
+/* The table cannot be told: no rank shall wait for it, nor be told that all is well. Lock not held. False. */
+static bool refuse_all(ep_group *group, size_t bytes, const ep_error *error)
+{
+    ep_error why;
+    if (error->code == EP_ERR_RESOURCE_EXHAUSTED) {
+        ep_error_set(&why, error->code,
+                     "the table of %" PRIu32 " ranks takes %zu bytes: allowed %zu (frame_bytes_max of ep_group_config at rank 0)",
+                     group->world, EP_GROUP_FRAME_FIXED_BYTES + bytes, group->frame_bytes_max);
+    } else {
+        why = *error;
+    }
+    pthread_mutex_lock(&group->lock);
+    group->create_error = why;
+    pthread_mutex_unlock(&group->lock);
+    for (uint32_t r = 1; r < group->world; r++) {
+        pthread_mutex_lock(&group->lock);
+        group_link *link = group->peers[r].link;
+        pthread_mutex_unlock(&group->lock);
+        if (link != NULL) {
+            group_send_text(link, EP_GROUP_FRAME_REFUSED, 0, 0, why.code, why.text);
+        }
+    }
+    return false;
+}
+
+bool group_send_table(ep_group *group)
 {
     size_t bytes = 0;
     for (uint32_t r = 0; r < group->world; r++) {
@@ -236,8 +261,9 @@ void group_send_table(ep_group *group)
     for (uint32_t r = 1; r < group->world; r++) {
         ep_buffer *buffer;
         uint8_t *data;
-        if (group_frame_acquire(group, EP_GROUP_FRAME_FIXED_BYTES + bytes, &buffer, &data, NULL) != EP_OK) {
-            return;
+        ep_error error;
+        if (group_frame_acquire(group, EP_GROUP_FRAME_FIXED_BYTES + bytes, &buffer, &data, &error) != EP_OK) {
+            return refuse_all(group, bytes, &error);
         }
         char *at = (char *)data + EP_GROUP_FRAME_FIXED_BYTES;
         for (uint32_t i = 0; i < group->world; i++) {
@@ -254,6 +280,7 @@ void group_send_table(ep_group *group)
             group_frame_send(link, &frame, buffer);
         }
     }
+    return true;
 }
 
 void group_answer_hellos(ep_group *group)
@@ -317,7 +344,7 @@ static void on_dial(void *arg, ep_conn *taken_conn, const ep_error *error)
     }
     pthread_mutex_lock(&group->lock);
     if (taken_conn == NULL && error->code != EP_ERR_CANCELLED) {
-        snprintf(peer->why, sizeof(peer->why), "%.199s", error->text);
+        snprintf(peer->dial_why, sizeof(peer->dial_why), "%.199s", error->text);
     }
     peer->dial_done = true;
     peer->dial_at_ns = ep_clock_now_ns() + peer->dial_backoff_ns;
@@ -435,7 +462,7 @@ static ep_err meet(ep_group *group, uint64_t deadline_ns, ep_error *out_error)
             !group_wait_until(group, next_ns) && next_ns == deadline_ns) {
             char missing[160];
             const char *why = group->last_refusal[0] != 0 ? group->last_refusal
-                              : group->rank > 0           ? group->peers[0].why
+                              : group->rank > 0           ? group->peers[0].dial_why
                                                           : "";
             missing_ranks(group, missing, sizeof(missing));
             err = ep_error_set(out_error, EP_ERR_DEADLINE_EXCEEDED, "group %.40s: rank %" PRIu32 " has not met rank %s in time%s%.150s",

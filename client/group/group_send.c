@@ -40,6 +40,14 @@ ep_err group_frame_acquire(ep_group *group, size_t frame_bytes, ep_buffer **out_
     return EP_OK;
 }
 
+/* Lock held. ep_group_destroy waits for the last one. */
+static void send_is_over(ep_group *group)
+{
+    if (--group->sends_in_flight == 0 && group->closing) {
+        pthread_cond_broadcast(&group->changed);
+    }
+}
+
 static void send_done(ep_send *send, ep_err result)
 {
     group_send *s = (group_send *)(void *)((char *)send - offsetof(group_send, send));
@@ -60,9 +68,7 @@ static void send_done(ep_send *send, ep_err result)
         traffic->frames_passed_on += passed_on;
         traffic->bytes_sent += bytes;
     }
-    if (--group->sends_in_flight == 0 && group->closing) {
-        pthread_cond_broadcast(&group->changed);
-    }
+    send_is_over(group);
     pthread_mutex_unlock(&group->lock);
 }
 
@@ -95,7 +101,7 @@ ep_err group_frame_send(group_link *link, ep_group_frame *frame, ep_buffer *take
     ep_err err = ep_conn_send(link->conn, &s->send);
     if (err != EP_OK) {
         pthread_mutex_lock(&group->lock);
-        group->sends_in_flight--;
+        send_is_over(group);
         pthread_mutex_unlock(&group->lock);
         ep_buffer_unref(taken_buffer);
     }
