@@ -51,6 +51,14 @@ typedef struct group_held_frame {
     struct group_held_frame *next;
 } group_held_frame;
 
+/* Which frames of a peer have come. */
+typedef struct group_arrivals {
+    uint32_t generation;       /* the newest in which one came; valid with any */
+    uint64_t next_number;      /* all of this generation before it have come */
+    bool ahead;                /* and the one after it too */
+    bool any;
+} group_arrivals;
+
 typedef struct group_peer {
     group_link *link;          /* NULL: none yet */
     bool ready;                /* hello and welcome have been exchanged */
@@ -71,10 +79,7 @@ typedef struct group_peer {
     /* frames that wait, oldest first */
     group_inbox_frame ring[GROUP_RING_FRAMES];
     uint32_t ring_count;
-    uint32_t seen_generation;  /* the newest in which a frame came; valid with seen_any */
-    uint64_t next_number;      /* all frames of this generation before it have come */
-    bool seen_ahead;           /* and the one after it too */
-    bool seen_any;
+    group_arrivals seen;
 } group_peer;
 
 struct ep_group {
@@ -163,6 +168,10 @@ void group_accepted(void *group, ep_conn *taken_conn);
 void group_drop_old_frames(ep_group *group, group_peer *peer);
 /* Puts a frame of origin where the call looks for it, and takes it then; false: it cannot be in this place. Lock not held. */
 bool group_inbox_add(ep_group *group, uint32_t origin, uint32_t via, const ep_group_frame *frame, ep_buffer **inout_buffer);
+/* Lock held: whether group_inbox_add would take it. */
+bool group_inbox_has_place(ep_group *group, uint32_t origin, const ep_group_frame *frame);
+/* Frames of origin may come from itself and from neighbours, so that a later one may come first. Lock held. */
+bool group_has_two_ways(const ep_group *group, uint32_t origin);
 /* Marks the link's peer as gone, for why, and closes the link. Lock not held. */
 void group_link_close_badly(group_link *link, const char *why);
 /* Lock held: the link of a rank that is there; NULL: none, or it is gone. Stays valid as long as the group. */

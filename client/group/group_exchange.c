@@ -117,8 +117,8 @@ static bool is_behind(const ep_group *group, uint32_t member)
     if (group->members[member] == group->rank || group->number == 0) {
         return false;
     }
-    return !peer->seen_any || peer->seen_generation < group->generation ||
-           (peer->seen_generation == group->generation && peer->next_number < group->number);
+    return !peer->seen.any || peer->seen.generation < group->generation ||
+           (peer->seen.generation == group->generation && peer->seen.next_number < group->number);
 }
 
 static bool any(const ep_group *group, rank_test test)

@@ -255,27 +255,24 @@ void group_drop_old_frames(ep_group *group, group_peer *peer)
  * Frames of a rank come in the order of its calls, but for those that a neighbour may pass on (two_ways): such a frame may be overtaken by the
  * next one, and by one of a later generation. Lock held; false: it has no place in this order.
  */
-static bool note_arrival(group_peer *peer, const ep_group_frame *frame, bool two_ways)
+static bool note_arrival(group_arrivals *seen, const ep_group_frame *frame, bool two_ways)
 {
-    if (!peer->seen_any || frame->generation > peer->seen_generation) {
+    if (!seen->any || frame->generation > seen->generation) {
         if (frame->number > (two_ways ? 1 : 0)) {
             return false;
         }
-        peer->seen_any = true;
-        peer->seen_generation = frame->generation;
-        peer->next_number = 0;
-        peer->seen_ahead = false;
+        *seen = (group_arrivals){.generation = frame->generation, .any = true};
     }
-    if (frame->generation < peer->seen_generation) {
+    if (frame->generation < seen->generation) {
         return two_ways;
     }
-    if (frame->number == peer->next_number) {
-        peer->next_number += peer->seen_ahead ? 2 : 1;
-        peer->seen_ahead = false;
+    if (frame->number == seen->next_number) {
+        seen->next_number += seen->ahead ? 2 : 1;
+        seen->ahead = false;
         return true;
     }
-    bool ahead = two_ways && !peer->seen_ahead && frame->number == peer->next_number + 1;
-    peer->seen_ahead = peer->seen_ahead || ahead;
+    bool ahead = two_ways && !seen->ahead && frame->number == seen->next_number + 1;
+    seen->ahead = seen->ahead || ahead;
     return ahead;
 }
 
@@ -284,20 +281,41 @@ static bool is_before(const ep_group_frame *a, const ep_group_frame *b)
     return a->generation < b->generation || (a->generation == b->generation && a->number < b->number);
 }
 
-/* Lock held; false: one of the same call waits already, or too many. */
-static bool ring_insert(group_peer *peer, const group_inbox_frame *added)
+/* Where in the ring it belongs. Lock held; false: one of the same call waits already, or too many. */
+static bool ring_place(const group_peer *peer, const ep_group_frame *head, uint32_t *out_place)
 {
     uint32_t place = peer->ring_count;
-    while (place > 0 && is_before(&added->head, &peer->ring[place - 1].head)) {
+    while (place > 0 && is_before(head, &peer->ring[place - 1].head)) {
         place--;
     }
-    if (peer->ring_count == GROUP_RING_FRAMES || (place > 0 && !is_before(&peer->ring[place - 1].head, &added->head))) {
+    *out_place = place;
+    return peer->ring_count < GROUP_RING_FRAMES && (place == 0 || is_before(&peer->ring[place - 1].head, head));
+}
+
+static bool ring_insert(group_peer *peer, const group_inbox_frame *added)
+{
+    uint32_t place;
+    if (!ring_place(peer, &added->head, &place)) {
         return false;
     }
     memmove(&peer->ring[place + 1], &peer->ring[place], (peer->ring_count - place) * sizeof(*added));
     peer->ring[place] = *added;
     peer->ring_count++;
     return true;
+}
+
+bool group_has_two_ways(const ep_group *group, uint32_t origin)
+{
+    return group->has_neighbours && group->same_host[origin] != group->same_host[group->rank];
+}
+
+bool group_inbox_has_place(ep_group *group, uint32_t origin, const ep_group_frame *frame)
+{
+    group_peer *peer = &group->peers[origin];
+    group_arrivals seen = peer->seen;
+    uint32_t place;
+    group_drop_old_frames(group, peer);
+    return note_arrival(&seen, frame, group_has_two_ways(group, origin)) && (is_old(group, frame) || ring_place(peer, frame, &place));
 }
 
 /* Whether this rank may bring what is of origin. Which gateway it should be the call knows. Lock held. */
@@ -311,7 +329,7 @@ bool group_inbox_add(ep_group *group, uint32_t origin, uint32_t via, const ep_gr
 {
     pthread_mutex_lock(&group->lock);
     group_peer *peer = &group->peers[origin];
-    bool good = note_arrival(peer, frame, group->has_neighbours && group->same_host[origin] != group->same_host[group->rank]);
+    bool good = note_arrival(&peer->seen, frame, group_has_two_ways(group, origin));
     group_drop_old_frames(group, peer);
     if (good && !is_old(group, frame)) {
         group_inbox_frame added = {*inout_buffer, *frame, ep_clock_now_ns(), via};
@@ -330,11 +348,12 @@ static void take_call_frame(group_link *link, const ep_group_frame *frame, ep_bu
     uint32_t origin = passed_on ? frame->origin : link->rank;
     pthread_mutex_lock(&group->lock);
     bool good = may_bring(group, origin, link->rank);
+    group_link *sender = good && passed_on ? group_peer_link(group, origin) : link; /* gateways pass on in the order they are given */
     pthread_mutex_unlock(&group->lock);
     if (!good) {
         group_link_close_badly(link, "it passed on rows that do not come through it");
-    } else if (!group_inbox_add(group, origin, link->rank, frame, buffer)) {
-        group_link_close_badly(link, "it sent frames out of order");
+    } else if (!group_inbox_add(group, origin, link->rank, frame, buffer) && sender != NULL) {
+        group_link_close_badly(sender, "it sent frames out of order");
     }
 }
 

@@ -238,9 +238,6 @@ static bool refuse_all(ep_group *group, size_t bytes, const ep_error *error)
     } else {
         why = *error;
     }
-    pthread_mutex_lock(&group->lock);
-    group->create_error = why;
-    pthread_mutex_unlock(&group->lock);
     for (uint32_t r = 1; r < group->world; r++) {
         pthread_mutex_lock(&group->lock);
         group_link *link = group->peers[r].link;
@@ -249,6 +246,9 @@ static bool refuse_all(ep_group *group, size_t bytes, const ep_error *error)
             group_send_text(link, EP_GROUP_FRAME_REFUSED, 0, 0, why.code, why.text);
         }
     }
+    pthread_mutex_lock(&group->lock);
+    group->create_error = why; /* last: ep_group_create closes the links when it sees this */
+    pthread_mutex_unlock(&group->lock);
     return false;
 }
 

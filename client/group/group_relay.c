@@ -92,11 +92,30 @@ static void keep_failed(const relay *r, const ep_error *error)
     }
 }
 
-/* Nobody on this host gets rows of this frame. */
+/* The members of the frame's call, as far as this rank knows them: in its own generation. False: not known. */
+static bool members_of_call(const relay *r, bool out_is_member[EP_GROUP_WORLD_MAX])
+{
+    ep_group *group = r->group;
+    memset(out_is_member, 0, EP_GROUP_WORLD_MAX * sizeof(*out_is_member));
+    pthread_mutex_lock(&group->lock);
+    bool known = r->frame->generation == group->generation;
+    for (uint32_t m = 0; m < group->members_count; m++) {
+        out_is_member[group->members[m]] = true;
+    }
+    pthread_mutex_unlock(&group->lock);
+    return known;
+}
+
+/* Nobody on this host gets rows of this frame. Ranks that elastic_info leaves out wait for none. */
 static void fail_all(const relay *r, const ep_error *error)
 {
+    bool is_member[EP_GROUP_WORLD_MAX];
+    if (!members_of_call(r, is_member) || !is_member[r->origin]) {
+        close_origin(r, error->text);
+        return;
+    }
     for (uint32_t rank = 0; rank < r->group->world; rank++) {
-        group_link *link = is_neighbour(r->group, rank) ? link_of(r->group, rank) : NULL;
+        group_link *link = is_member[rank] && is_neighbour(r->group, rank) ? link_of(r->group, rank) : NULL;
         if (link != NULL) {
             send_failed(r, link, error);
         }
@@ -106,7 +125,7 @@ static void fail_all(const relay *r, const ep_error *error)
 
 /* ---- checking ---- */
 
-/* Each rank of this host once, and none of another. */
+/* Each rank of this host once, this one among them, and none of another. */
 static ep_err check_ranks(const relay *r, ep_error *out_error)
 {
     uint64_t seen[(EP_GROUP_WORLD_MAX + 63) / 64] = {0};
@@ -121,7 +140,48 @@ static ep_err check_ranks(const relay *r, ep_error *out_error)
         }
         seen[part.rank / 64] |= (uint64_t)1 << part.rank % 64;
     }
+    if ((seen[r->group->rank / 64] >> r->group->rank % 64 & 1) == 0) {
+        return ep_error_set(out_error, EP_ERR_PROTOCOL, "its frame for the host of rank %" PRIu32 " has nothing for that rank",
+                            r->group->rank);
+    }
     return EP_OK;
+}
+
+/* What nobody who keeps to the protocol sends: it is not passed on, and the origin alone is to blame. NULL: none. */
+static const char *fault_of(const relay *r)
+{
+    ep_group *group = r->group;
+    pthread_mutex_lock(&group->lock);
+    const char *fault = group->same_host[r->origin] == group->same_host[group->rank] ? "it sent rows for its own host to be passed on"
+                        : !group_inbox_has_place(group, r->origin, r->frame)         ? "it sent frames out of order"
+                                                                                     : NULL;
+    pthread_mutex_unlock(&group->lock);
+    return fault;
+}
+
+/* Lock held. UINT32_MAX: it is none. */
+static uint32_t member_of(const ep_group *group, uint32_t rank)
+{
+    uint32_t m = 0;
+    while (m < group->members_count && group->members[m] != rank) {
+        m++;
+    }
+    return m < group->members_count ? m : UINT32_MAX;
+}
+
+/* The origin's rows come through this rank, as far as it knows: its call may have other members. */
+static bool comes_through_us(const relay *r, const ep_group_call *told)
+{
+    ep_group *group = r->group;
+    pthread_mutex_lock(&group->lock);
+    bool good = true;
+    if (r->frame->generation == group->generation && told->elastic_digest == group->members_digest) {
+        uint32_t origin = member_of(group, r->origin);
+        uint32_t own = member_of(group, group->rank);
+        good = origin != UINT32_MAX && own != UINT32_MAX && ep_group_gateway(&group->hosts, origin, group->hosts.host_of[own]) == own;
+    }
+    pthread_mutex_unlock(&group->lock);
+    return good;
 }
 
 static ep_err check(relay *r, size_t bytes, ep_error *out_error)
@@ -135,7 +195,16 @@ static ep_err check(relay *r, size_t bytes, ep_error *out_error)
         return ep_error_set(out_error, EP_ERR_DATA_LOSS, "its frame for a host came to rank %" PRIu32 " damaged (length or membership)",
                             r->group->rank);
     }
-    ep_err err = ep_group_host_open(r->data + EP_GROUP_BODY_OFFSET, bytes - EP_GROUP_BODY_OFFSET, &r->body, out_error);
+    ep_group_call told;
+    if (ep_group_record_decode(r->data + EP_GROUP_FRAME_FIXED_BYTES, &told, NULL) != EP_OK) {
+        return ep_error_set(out_error, EP_ERR_PROTOCOL, "its frame for a host has a parameter record of another number of fields than %d",
+                            EP_GROUP_CALL_TOLD);
+    }
+    ep_err err = ep_group_host_open(&told, r->data + EP_GROUP_BODY_OFFSET, bytes - EP_GROUP_BODY_OFFSET, &r->body, out_error);
+    if (err == EP_OK && !comes_through_us(r, &told)) {
+        err = ep_error_set(out_error, EP_ERR_PROTOCOL, "its frame for a host came to rank %" PRIu32 ", through which its rows do not come",
+                           r->group->rank);
+    }
     return err == EP_OK ? check_ranks(r, out_error) : err;
 }
 
@@ -199,8 +268,13 @@ static void take_apart(ep_group *group, uint32_t origin, const ep_group_frame *f
     ep_group_host_part part;
     ep_group_host_part own = {.rank = GROUP_NO_RANK};
     ep_error error;
-    if (check(&r, buffer->bytes, &error) != EP_OK) {
+    const char *fault = fault_of(&r);
+    if (fault == NULL && check(&r, buffer->bytes, &error) != EP_OK) {
         fail_all(&r, &error);
+        return;
+    }
+    if (fault != NULL) {
+        close_origin(&r, fault);
         return;
     }
     for (uint32_t i = 0; ep_group_host_next(&r.body, i, &part); i++) {
@@ -220,7 +294,12 @@ void group_relay_frame(ep_group *group, uint32_t origin, const ep_group_frame *f
     group_held_frame *held = NULL;
     pthread_mutex_lock(&group->lock);
     bool hold = !group->joined;
-    if (hold) {
+    uint32_t count = 0;
+    for (const group_held_frame *h = group->held; h != NULL; h = h->next) {
+        count += h->origin == origin;
+    }
+    const char *why = count < GROUP_RING_FRAMES ? "no memory for what it sent" : "it sent frames out of order";
+    if (hold && count < GROUP_RING_FRAMES) {
         held = calloc(1, sizeof(*held));
     }
     if (held != NULL) {
@@ -237,7 +316,7 @@ void group_relay_frame(ep_group *group, uint32_t origin, const ep_group_frame *f
     }
     if (hold) {
         relay r = {.group = group, .origin = origin, .frame = frame};
-        close_origin(&r, "no memory for what it sent");
+        close_origin(&r, why);
     } else {
         take_apart(group, origin, frame, taken_buffer);
     }

@@ -208,7 +208,28 @@ static bool sums_fit(const ep_group_host_body *body)
     return true;
 }
 
-ep_err ep_group_host_open(const uint8_t *data, size_t bytes, ep_group_host_body *out_body, ep_error *out_error)
+/* No sender's word is taken: any number may stand in told. */
+static bool fits_call(const ep_group_call *told, const ep_group_host_shape *shape)
+{
+    bool quantised = told->quant_mode == 2;
+    int64_t element = quantised ? 1 : told->dtype > 0 && told->dtype <= UINT8_MAX ? (int64_t)ep_dtype_bytes((ep_dtype)told->dtype) : 0;
+    return told->hidden >= 0 && told->hidden <= INT32_MAX && told->tokens >= 0 && shape->rows <= (uint64_t)told->tokens &&
+           shape->quantised == quantised && shape->weights == (told->has_expert_scales != 0) &&
+           shape->row_bytes == (uint64_t)(told->hidden * element);
+}
+
+static bool slots_fit_call(const ep_group_call *told, const ep_group_host_body *body)
+{
+    ep_group_host_part part;
+    bool good = told->top_k >= 0 && told->top_k <= INT32_MAX && told->shared_experts >= 0 && told->shared_experts <= INT32_MAX;
+    uint64_t most = good ? (uint64_t)(told->top_k + told->shared_experts) * body->shape.rows : 0;
+    for (uint32_t i = 0; good && ep_group_host_next(body, i, &part); i++) {
+        good = part.slots <= most;
+    }
+    return good;
+}
+
+ep_err ep_group_host_open(const ep_group_call *told, const uint8_t *data, size_t bytes, ep_group_host_body *out_body, ep_error *out_error)
 {
     ep_group_host_body *body = out_body;
     body->data = data;
@@ -216,12 +237,18 @@ ep_err ep_group_host_open(const uint8_t *data, size_t bytes, ep_group_host_body 
     if (err != EP_OK) {
         return err;
     }
+    if (!fits_call(told, &body->shape)) {
+        return bad("not its call's rows", out_error);
+    }
     body->parts = ep_group_host_parts_of(&body->shape);
     if (body->parts.bytes != bytes) {
         return bad("its length", out_error);
     }
     if (!sums_fit(body)) {
         return bad("its counts", out_error);
+    }
+    if (!slots_fit_call(told, body)) {
+        return bad("more slots than its call has", out_error);
     }
     for (uint32_t i = 0; i < body->shape.slots; i++) {
         if (get_u32(data + body->parts.row_of, i) >= body->shape.rows) {

@@ -13,6 +13,7 @@
 #ifndef EP_GROUP_HOST_ROWS_H
 #define EP_GROUP_HOST_ROWS_H
 
+#include "group/group_call.h"
 #include "group/group_rows.h"
 
 typedef struct ep_group_host_shape {
@@ -78,8 +79,12 @@ typedef struct ep_group_host_body {
     ep_group_host_parts parts;
 } ep_group_host_body;
 
-/* Checks lengths, sums and row numbers; ranks, tokens and slots are for whoever knows them. Errors: PROTOCOL. */
-ep_err ep_group_host_open(const uint8_t *data, size_t bytes, ep_group_host_body *out_body, ep_error *out_error);
+/*
+ * Checks lengths, sums, row numbers, and that a sender whose call is `told` can have so many rows and slots, so long: what is made of a body
+ * for one rank has no more than (top_k + shared_experts) times the body's rows. Ranks, tokens and slots are for whoever knows them.
+ * Errors: PROTOCOL.
+ */
+ep_err ep_group_host_open(const ep_group_call *told, const uint8_t *data, size_t bytes, ep_group_host_body *out_body, ep_error *out_error);
 /* The first part, and the one after; false: there is none. */
 bool ep_group_host_next(const ep_group_host_body *body, uint32_t index, ep_group_host_part *inout_part);
 /* The dispatch frame's body for a part: its bytes, and the filling of them. */

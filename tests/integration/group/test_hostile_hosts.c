@@ -20,6 +20,7 @@
 #define EXPERTS 6
 #define ROW_BYTES 32
 #define DEADLINE_US 20000000
+#define NOT_ASKED ((ep_err)-1)
 
 static const char *const apart[RANKS] = {"a", "a", "b"};    /* rank 1 takes in what rank 2 sends */
 static const char *const together[RANKS] = {"a", "b", "a"}; /* rank 2 takes in what rank 1 sends */
@@ -28,10 +29,13 @@ typedef struct attack {
     const char *name;
     const char *const *hosts;
     void (*spoil)(raw_frame *f); /* the frame for the host, or what is passed on */
-    ep_err expected[2];          /* of ranks 0 and 1; EP_ERR_UNKNOWN: not asked */
+    ep_err expected[2];          /* of ranks 0 and 1, or NOT_ASKED */
     const char *text;
     bool late;                   /* passes on when rank 1 has left */
     bool straight;
+    bool to_0;                   /* what is for rank 1 to take in */
+    bool own_host;               /* a frame for rank 0's and its own host */
+    const char *then;            /* what the next call fails with, UNAVAILABLE */
 } attack;
 
 typedef struct scene {
@@ -73,34 +77,42 @@ SPOIL(another_host, numbers(f, 64)[0] = RAW)
 SPOIL(nobody, numbers(f, 64)[0] = 1000)
 SPOIL(one_twice, numbers(f, 64)[3] = 0)
 SPOIL(half, f->cut = true)
+SPOIL(five_ahead, f->head.number += 5)
+SPOIL(twice, f->twice = true)
+SPOIL(long_row, numbers(f, 0)[6] = 2 * ROW_BYTES)
 SPOIL(of_itself, f->head.origin = 0)
 SPOIL(of_nobody, f->head.origin = 1000)
 SPOIL(lost, f->head.kind = EP_GROUP_FRAME_LOST; f->size = EP_GROUP_FRAME_FIXED_BYTES)
 SPOIL(failed, f->head.kind = EP_GROUP_FRAME_FAILED; f->size = EP_GROUP_FRAME_FIXED_BYTES)
 
+#define GONE {EP_ERR_UNAVAILABLE, EP_ERR_UNAVAILABLE}
 static const attack attacks[] = {
-    {"nothing", apart, nothing_bad, {EP_OK, EP_OK}, "", false, false},
-    {"a wrong CRC", apart, bad_crc, {EP_ERR_DATA_LOSS, EP_ERR_DATA_LOSS}, "rank 2: its frame for a host came to rank 1 damaged", false, false},
-    {"another membership", apart, other_membership, {EP_ERR_DATA_LOSS, EP_ERR_DATA_LOSS}, "rank 2: ", false, false},
-    {"no body", apart, no_body, {EP_ERR_PROTOCOL, EP_ERR_PROTOCOL}, "rank 2: its frame for a host is not well formed", false, false},
-    {"no record", apart, no_record, {EP_ERR_DATA_LOSS, EP_ERR_DATA_LOSS}, "rank 2: ", false, false},
-    {"more bytes", apart, too_long, {EP_ERR_PROTOCOL, EP_ERR_PROTOCOL}, "rank 2: its frame", false, false},
-    {"a record of 3 fields", apart, fields_missing, {EP_ERR_PROTOCOL, EP_ERR_PROTOCOL}, "rank 2 sent a parameter record", false, false},
-    {"rows without slots", apart, rows_without_slots, {EP_ERR_PROTOCOL, EP_ERR_PROTOCOL}, "rank 2: its frame", false, false},
-    {"rows for another host", apart, another_host, {EP_ERR_PROTOCOL, EP_ERR_PROTOCOL}, "has rows for rank 2", false, false},
-    {"rows for nobody", apart, nobody, {EP_ERR_PROTOCOL, EP_ERR_PROTOCOL}, "has rows for rank 1000", false, false},
-    {"a rank twice", apart, one_twice, {EP_ERR_PROTOCOL, EP_ERR_PROTOCOL}, "names rank 0 twice", false, false},
-    {"half a frame", apart, half, {EP_ERR_UNAVAILABLE, EP_ERR_UNAVAILABLE}, "rank 2", false, false},
-    {"rows that go straight", apart, nothing_bad, {EP_ERR_UNKNOWN, EP_ERR_PROTOCOL}, "rank 2 brought the rows of rank 2", false, true},
-    {"nothing as a gateway", together, nothing_bad, {EP_OK, EP_OK}, "", false, false},
-    {"what had left before", together, nothing_bad, {EP_OK, EP_OK}, "", true, false},
-    {"half of what it passes on", together, half, {EP_ERR_UNAVAILABLE, EP_ERR_UNKNOWN}, "rank 2 is gone", false, false},
-    {"its neighbour's own rows", together, of_itself, {EP_ERR_UNAVAILABLE, EP_ERR_UNKNOWN}, "it passed on rows that do not come through it",
-     false, false},
-    {"rows of nobody", together, of_nobody, {EP_ERR_UNAVAILABLE, EP_ERR_UNKNOWN}, "it passed on rows that do not come through it", false,
-     false},
-    {"a loss", together, lost, {EP_ERR_UNAVAILABLE, EP_ERR_UNKNOWN}, "rank 1 is gone (", false, false},
-    {"a failure", together, failed, {EP_ERR_UNKNOWN, EP_ERR_UNKNOWN}, "", false, false},
+    {"nothing", apart, nothing_bad, {EP_OK, EP_OK}, .text = ""},
+    {"a wrong CRC", apart, bad_crc, {EP_ERR_DATA_LOSS, EP_ERR_DATA_LOSS}, .text = "rank 2: its frame for a host came to rank 1 damaged"},
+    {"another membership", apart, other_membership, {EP_ERR_DATA_LOSS, EP_ERR_DATA_LOSS}, .text = "rank 2: "},
+    {"no body", apart, no_body, {EP_ERR_PROTOCOL, EP_ERR_PROTOCOL}, .text = "rank 2: its frame for a host is not well formed"},
+    {"no record", apart, no_record, {EP_ERR_DATA_LOSS, EP_ERR_DATA_LOSS}, .text = "rank 2: "},
+    {"more bytes", apart, too_long, {EP_ERR_PROTOCOL, EP_ERR_PROTOCOL}, .text = "rank 2: its frame"},
+    {"a record of 3 fields", apart, fields_missing, {EP_ERR_PROTOCOL, EP_ERR_PROTOCOL}, .text = "parameter record"},
+    {"rows without slots", apart, rows_without_slots, {EP_ERR_PROTOCOL, EP_ERR_PROTOCOL}, .text = "rank 2: its frame"},
+    {"rows for another host", apart, another_host, {EP_ERR_PROTOCOL, EP_ERR_PROTOCOL}, .text = "has rows for rank 2"},
+    {"rows for nobody", apart, nobody, {EP_ERR_PROTOCOL, EP_ERR_PROTOCOL}, .text = "has rows for rank 1000"},
+    {"a rank twice", apart, one_twice, {EP_ERR_PROTOCOL, EP_ERR_PROTOCOL}, .text = "names rank 0 twice"},
+    {"half a frame", apart, half, {EP_ERR_UNAVAILABLE, EP_ERR_UNAVAILABLE}, .text = "rank 2"},
+    {"rows that go straight", apart, nothing_bad, {NOT_ASKED, EP_ERR_PROTOCOL}, .text = "rank 2 brought the rows of rank 2", .straight = true},
+    {"nothing as a gateway", together, nothing_bad, {EP_OK, EP_OK}, .text = ""},
+    {"what had left before", together, nothing_bad, {EP_OK, EP_OK}, .text = "", .late = true},
+    {"half of what it passes on", together, half, {EP_ERR_UNAVAILABLE, NOT_ASKED}, .text = "rank 2 is gone"},
+    {"its neighbour's own rows", together, of_itself, {EP_ERR_UNAVAILABLE, NOT_ASKED}, .text = "it passed on rows that do not come through it"},
+    {"rows of nobody", together, of_nobody, {EP_ERR_UNAVAILABLE, NOT_ASKED}, .text = "it passed on rows that do not come through it"},
+    {"a loss", together, lost, {EP_ERR_UNAVAILABLE, NOT_ASKED}, .text = "rank 1 is gone ("},
+    {"a failure", together, failed, {EP_ERR_UNKNOWN, EP_OK}, .text = "rank 1: "},
+    {"a number that is not its turn", apart, five_ahead, GONE, .text = "rank 2 is gone ("},
+    {"a frame twice", apart, twice, {EP_OK, EP_OK}, .text = "", .then = "rank 2 is gone ("},
+    {"rows for a host to the wrong rank of it", apart, nothing_bad, {EP_ERR_PROTOCOL, EP_ERR_PROTOCOL},
+     .text = "rank 2: its frame for a host came to rank 0", .to_0 = true},
+    {"a frame for a host from a neighbour", together, nothing_bad, GONE, .text = "rank 2 is gone (", .own_host = true},
+    {"a row longer than the call's", apart, long_row, {EP_ERR_PROTOCOL, EP_ERR_PROTOCOL}, .text = "not its call's rows"},
 };
 
 /* ---- rank 2 ---- */
@@ -140,7 +152,7 @@ static bool attack_from_afar(const int fds[2], const attack *a, const raw_frame 
     if (!a->straight) {
         host_frame(got, both, 2, &f);
         a->spoil(&f);
-        return raw_write(fds[1], &f);
+        return raw_write(fds[a->to_0 ? 0 : 1], &f) && (!f.twice || raw_write(fds[1], &f));
     }
     straight_frame(got, &f);
     return raw_write(fds[0], &f) && raw_write(fds[1], &f);
@@ -162,13 +174,21 @@ static bool attack_as_gateway(const int fds[2], const attack *a, raw_frame *from
     static raw_frame f;
     static raw_frame unused;
     const uint32_t one[] = {1};
+    const uint32_t near[] = {0, RAW};
+    if (a->own_host) {
+        host_frame(from_1, near, 2, &f);
+        return raw_write(fds[0], &f);
+    }
     ep_group_host_body body;
     ep_group_host_part part;
+    ep_group_call told;
     straight_frame(from_1, &f);
     bool good = raw_write(fds[0], &f);
     host_frame(from_1, one, 1, &f);
     good = good && raw_write(fds[1], &f);
-    good = good && ep_group_host_open(from_1->bytes + EP_GROUP_BODY_OFFSET, from_1->size - EP_GROUP_BODY_OFFSET, &body, NULL) == EP_OK &&
+    good = good && ep_group_record_decode(from_1->bytes + EP_GROUP_FRAME_FIXED_BYTES, &told, NULL) == EP_OK &&
+           ep_group_host_open(&told, from_1->bytes + EP_GROUP_BODY_OFFSET, from_1->size - EP_GROUP_BODY_OFFSET, &body, NULL) ==
+               EP_OK &&
            ep_group_host_next(&body, 0, &part) && part.rank == 0;
     if (!good) {
         return false;
@@ -271,10 +291,15 @@ static void *run_good(void *arg)
     call.params.comm_alg = "hierarchy";
     ep_err err = rank_call_dispatch(&call, group, &error);
     ep_err expected = a->expected[g->rank];
-    bool good = expected == EP_ERR_UNKNOWN || (err == expected && (err == EP_OK || strstr(error.text, a->text) != NULL));
+    bool good = expected == NOT_ASKED || (err == expected && (err == EP_OK || strstr(error.text, a->text) != NULL));
     good = good && (expected != EP_OK || rank_call_check_dispatch(&call));
     if (!good) {
         fprintf(stderr, "%s: rank %u: %s: %s\n", a->name, g->rank, ep_err_name(err), error.text);
+        __atomic_store_n(&s->failed, true, __ATOMIC_RELAXED);
+    }
+    err = a->then == NULL ? EP_OK : rank_call_dispatch(&call, group, &error);
+    if (a->then != NULL && (err != EP_ERR_UNAVAILABLE || strstr(error.text, a->then) == NULL)) {
+        fprintf(stderr, "%s: rank %u, after it: %s: %s\n", a->name, g->rank, ep_err_name(err), error.text);
         __atomic_store_n(&s->failed, true, __ATOMIC_RELAXED);
     }
     rank_call_free(&call);

@@ -97,6 +97,7 @@ typedef struct sent {
     uint32_t offsets[EXPERTS + 1];
     uint32_t order[TOKENS * TOP_K];
     uint32_t row_of_token[TOKENS];
+    ep_group_call told;
 } sent;
 
 static void prepare(sent *s, bool quantise)
@@ -118,6 +119,7 @@ static void prepare(sent *s, bool quantise)
                           .scales = {s->weights, 4 * TOP_K, EP_DTYPE_F32}};
     s->packer = (ep_group_packer){.batch = &s->batch, .slots_per_token = TOP_K, .row_bytes = quantise ? HIDDEN : 4 * HIDDEN,
                                   .quantise = quantise};
+    s->told = (ep_group_call){.hidden = HIDDEN, .tokens = TOKENS, .top_k = TOP_K, .dtype = EP_DTYPE_F32, .quant_mode = quantise ? 2 : 0};
     ep_group_sort(&s->batch, &s->shape, &s->layout, 0, s->offsets, s->order);
 }
 
@@ -152,6 +154,7 @@ static uint8_t *pack(sent *s, const uint32_t *members, uint32_t count, bool weig
     static const uint32_t ranks[RANKS] = {10, 11, 12, 13};
     ep_group_host_sender sender = {.packer = &s->packer, .layout = &s->layout, .offsets = s->offsets, .order = s->order, .members = members,
                                    .ranks = ranks, .count = count, .weights = weights, .row_of_token = s->row_of_token};
+    s->told.has_expert_scales = weights;
     *out_shape = ep_group_host_plan(&sender);
     *out_bytes = ep_group_host_parts_of(out_shape).bytes;
     uint8_t *body = aligned_alloc(64, ep_align_up(*out_bytes + 1, 64));
@@ -171,7 +174,7 @@ static void compare(bool quantise, bool weights)
     size_t bytes;
     prepare(&s, quantise);
     uint8_t *data = pack(&s, members, 2, weights, &shape, &bytes);
-    cr_assert_eq(ep_group_host_open(data, bytes, &body, &error), EP_OK, "%s", error.text);
+    cr_assert_eq(ep_group_host_open(&s.told, data, bytes, &body, &error), EP_OK, "%s", error.text);
     cr_expect(shape.rows < shape.slots, "some token has two experts there");
     for (uint32_t i = 0; i < 2; i++) {
         size_t should_bytes;
@@ -211,9 +214,35 @@ Test(group_host_rows, nothing_for_anybody)
     ep_group_sort(&s.batch, &s.shape, &s.layout, 0, s.offsets, s.order);
     uint8_t *data = pack(&s, members, 3, true, &shape, &bytes);
     cr_expect(shape.rows == 0 && shape.slots == 0);
-    cr_assert_eq(ep_group_host_open(data, bytes, &body, NULL), EP_OK);
+    cr_assert_eq(ep_group_host_open(&s.told, data, bytes, &body, NULL), EP_OK);
     for (uint32_t i = 0; ep_group_host_next(&body, i, &part); i++) {
         cr_expect(part.slots == 0 && part.local_experts == ep_group_local_experts(&s.layout, members[i]));
+    }
+    free(data);
+}
+
+/* Nothing is made of rows that the sender's call cannot have. */
+Test(group_host_rows, rows_of_another_call)
+{
+    static sent s;
+    const uint32_t members[] = {3, 1};
+    ep_group_host_shape shape;
+    ep_group_host_body body;
+    size_t bytes;
+    prepare(&s, false);
+    uint8_t *data = pack(&s, members, 2, true, &shape, &bytes);
+    const ep_group_call good = s.told;
+    const struct {
+        int64_t *field;
+        int64_t value;
+    } bad[] = {{&s.told.tokens, (int64_t)shape.rows - 1}, {&s.told.tokens, -1}, {&s.told.hidden, HIDDEN + 1}, {&s.told.hidden, -HIDDEN},
+               {&s.told.dtype, EP_DTYPE_BF16}, {&s.told.dtype, 0}, {&s.told.dtype, INT64_MAX}, {&s.told.quant_mode, 2},
+               {&s.told.has_expert_scales, 0}, {&s.told.top_k, 0}, {&s.told.top_k, INT64_MAX}, {&s.told.shared_experts, -1}};
+    cr_assert_eq(ep_group_host_open(&s.told, data, bytes, &body, NULL), EP_OK);
+    for (size_t i = 0; i < EP_ARRAY_COUNT(bad); i++) {
+        s.told = good;
+        *bad[i].field = bad[i].value;
+        cr_expect_eq(ep_group_host_open(&s.told, data, bytes, &body, NULL), EP_ERR_PROTOCOL, "%zu", i);
     }
     free(data);
 }
@@ -237,7 +266,7 @@ Test(group_host_rows, damage)
             memcpy(&was, data + at, 4);
             memcpy(data + at, &values[v], 4);
             ep_error error = {.text = ""};
-            ep_err err = ep_group_host_open(data, bytes, &body, &error);
+            ep_err err = ep_group_host_open(&s.told, data, bytes, &body, &error);
             ep_group_host_part part;
             cr_expect(err == EP_OK || (err == EP_ERR_PROTOCOL && strstr(error.text, "not well formed") != NULL), "%s", error.text);
             refused += err != EP_OK;
@@ -255,7 +284,7 @@ Test(group_host_rows, damage)
     for (size_t cut = 0; cut < bytes; cut++) {
         uint8_t *less = malloc(cut + 1);
         memcpy(less, data, cut);
-        cr_expect_eq(ep_group_host_open(less, cut, &body, NULL), EP_ERR_PROTOCOL, "%zu bytes", cut);
+        cr_expect_eq(ep_group_host_open(&s.told, less, cut, &body, NULL), EP_ERR_PROTOCOL, "%zu bytes", cut);
         free(less);
     }
     free(data);
