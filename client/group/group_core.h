@@ -134,6 +134,7 @@ struct ep_group {
     bool by_host;              /* the call in progress goes by host */
     ep_error broken;           /* code not OK: this generation is given up, from the call broken_from on */
     uint64_t broken_from;
+    uint32_t broken_generation; /* this one, or a later one that some other rank has given up; broken_from is 0 then */
     ep_group_stats stats;
 };
 

@@ -51,6 +51,25 @@ static bool has_no_frame(const ep_group *group, uint32_t member)
     return !has_frame(group, member);
 }
 
+/* What came is of a later generation: the rank calls with other members, or this call's frame is slower on another way. */
+static bool is_elsewhere(const ep_group *group, uint32_t member)
+{
+    const group_peer *peer = &group->peers[group->members[member]];
+    return group->members[member] != group->rank && peer->ring_count > 0 && peer->ring[0].head.generation != group->generation;
+}
+
+/* This call's frame may come yet. */
+static bool is_overtaken(const ep_group *group, uint32_t member)
+{
+    return is_elsewhere(group, member) && group_has_two_ways(group, group->members[member]);
+}
+
+/* It will not. */
+static bool is_elsewhere_for_good(const ep_group *group, uint32_t member)
+{
+    return is_elsewhere(group, member) && !group_has_two_ways(group, group->members[member]);
+}
+
 static bool is_gone(const ep_group *group, uint32_t member)
 {
     return group->members[member] != group->rank && group->peers[group->members[member]].gone;
@@ -67,7 +86,7 @@ static uint32_t way_of(const ep_group *group, uint32_t own, uint32_t member)
 static uint32_t culprit_of(const ep_group *group, uint32_t member)
 {
     uint32_t rank = group->members[member];
-    if (has_frame(group, member)) {
+    if (has_frame(group, member) && !is_overtaken(group, member)) {
         return GROUP_NO_RANK;
     }
     uint32_t way = way_of(group, group->own_member, member);
@@ -181,6 +200,7 @@ static ep_err break_generation(ep_group *group, const ep_error *error)
     uint64_t number = group->number;
     group->broken = *error;
     group->broken_from = number;
+    group->broken_generation = generation;
     pthread_mutex_unlock(&group->lock);
     tell_broken(group, error, generation, number);
     pthread_mutex_lock(&group->lock);
@@ -203,7 +223,7 @@ static void late_error(const group_op *op, rank_test test, ep_error *out_error)
 /* What another rank has told, for this rank's members: they may not be that one's. Lock held; dropped meanwhile. */
 static ep_err pass_on(ep_group *group, ep_error *out_error)
 {
-    uint32_t generation = group->generation;
+    uint32_t generation = group->broken_generation;
     uint64_t from = group->broken_from;
     *out_error = group->broken;
     pthread_mutex_unlock(&group->lock);
@@ -343,18 +363,13 @@ void group_op_fail(group_op *op, const ep_error *error)
 
 /* ---- receiving ---- */
 
-/* Takes this call's frames out of the rings, those that are left. Lock held. False: some rank is in another generation. */
-static bool take_frames(group_op *op)
+/* Takes this call's frames out of the rings. Lock held. */
+static void take_frames(group_op *op)
 {
     ep_group *group = op->group;
-    bool same = true;
     for (uint32_t m = 0; m < group->members_count; m++) {
         group_peer *peer = &group->peers[group->members[m]];
-        if (m == op->own || group->incoming[m] != NULL) {
-            continue;
-        }
-        if (peer->ring_count == 0 || peer->ring[0].head.generation != group->generation) {
-            same = false;
+        if (m == op->own) {
             continue;
         }
         group->incoming[m] = peer->ring[0].buffer;
@@ -363,7 +378,6 @@ static bool take_frames(group_op *op)
         peer->ring_count--;
         memmove(&peer->ring[0], &peer->ring[1], peer->ring_count * sizeof(peer->ring[0]));
     }
-    return same;
 }
 
 /* Ranks call with other members than this one: who says what, as far as their frames tell. Lock held. */
@@ -372,7 +386,7 @@ static void name_generations(const group_op *op, ep_error *out_error)
     ep_group *group = op->group;
     bool known = true;
     for (uint32_t m = 0; m < group->members_count && known; m++) {
-        const ep_buffer *buffer = group->incoming[m] != NULL ? group->incoming[m] : group->peers[group->members[m]].ring[0].buffer;
+        const ep_buffer *buffer = group->peers[group->members[m]].ring[0].buffer;
         if (m == op->own) {
             group->told[m] = *op->call;
         } else {
@@ -433,40 +447,61 @@ static ep_err check_way(const group_op *op, uint32_t member, ep_error *out_error
                               group->incoming_via[member], group->members[member], expected);
 }
 
+/*
+ * All have answered, some with frames of a later generation. Waits for what is only overtaken, and for what explains why the others call with
+ * other members: news of it may be on its way. Lock held. *out_differs: nothing does.
+ */
+static ep_err wait_for_same(group_op *op, bool *out_differs, ep_error *out_error)
+{
+    ep_group *group = op->group;
+    uint64_t notice_ns = 0;
+    *out_differs = false;
+    while (any(group, is_elsewhere)) {
+        if (group->broken.code != EP_OK && group->number >= group->broken_from) {
+            return pass_on(group, out_error);
+        }
+        if (any(group, is_lost)) {
+            gone_error(group, is_culprit, out_error);
+            return break_generation(group, out_error);
+        }
+        bool for_good = any(group, is_elsewhere_for_good);
+        bool explained = any(group, is_gone); /* that is why they call without it */
+        if ((for_good || explained) && notice_ns == 0) {
+            notice_ns = ep_clock_now_ns() + NOTICE_NS;
+        }
+        uint64_t until_ns = notice_ns != 0 && notice_ns < op->deadline_ns ? notice_ns : op->deadline_ns;
+        if ((for_good && explained) || !group_wait_until(group, until_ns)) {
+            *out_differs = !explained;
+            return explained ? gone_error(group, is_gone, out_error) : EP_OK;
+        }
+    }
+    return EP_OK;
+}
+
 ep_err group_op_wait(group_op *op, ep_error *out_error)
 {
     ep_group *group = op->group;
     ep_error error;
+    bool differs = false;
     op->wait_began_ns = ep_clock_now_ns();
     pthread_mutex_lock(&group->lock);
     ep_err err = wait_for(op, has_no_frame, &error);
-    bool same = err != EP_OK || take_frames(op);
-    uint64_t patience_ns = ep_clock_now_ns() + NOTICE_NS;
-    while (!same && group->broken.code == EP_OK && !any(group, is_gone) &&
-           group_wait_until(group, patience_ns < op->deadline_ns ? patience_ns : op->deadline_ns)) {
-        same = take_frames(op); /* what is passed on may have been overtaken by the next generation */
+    if (err == EP_OK) {
+        err = wait_for_same(op, &differs, &error);
     }
-    bool tells = !same;
-    if (!same && group->broken.code != EP_OK) { /* another rank has found it out, but its members may not be ours */
-        error = group->broken;
-        err = error.code;
-        same = true;
-    }
-    bool others_know = !same && any(group, is_gone); /* that is why they call without it */
-    if (others_know) {
-        err = gone_error(group, is_gone, &error);
-        same = true;
-        tells = false;
-    }
-    if (!same) {
-        name_generations(op, &group->broken);
+    if (differs) {
+        name_generations(op, &error);
+        group->broken = error;
         group->broken_from = group->number;
-        error = group->broken;
+        group->broken_generation = group->generation; /* the later one is told below */
         err = error.code;
+    }
+    if (err == EP_OK) {
+        take_frames(op);
     }
     uint32_t generation = group->generation;
     pthread_mutex_unlock(&group->lock);
-    if (tells) {
+    if (differs) {
         tell_broken(group, &error, generation + 1, 0);
     }
     for (uint32_t m = 0; m < group->members_count && err == EP_OK; m++) {

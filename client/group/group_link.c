@@ -389,6 +389,7 @@ static void take_broken(group_link *link, const ep_group_frame *frame, const ep_
     if (frame->generation >= group->generation && (group->broken.code == EP_OK || from < group->broken_from)) {
         group->broken = error;
         group->broken_from = from;
+        group->broken_generation = frame->generation;
     }
     pthread_cond_broadcast(&group->changed);
     pthread_mutex_unlock(&group->lock);

@@ -35,15 +35,19 @@ typedef struct attack {
     bool straight;
     bool to_0;                   /* what is for rank 1 to take in */
     bool own_host;               /* a frame for rank 0's and its own host */
+    bool overtaken;              /* what it passes on comes after rank 1's next call, without rank 2 */
     const char *then;            /* what the next call fails with, UNAVAILABLE */
 } attack;
 
 typedef struct scene {
     const oracle_case *c;
+    const oracle_case *less;     /* without rank 2 */
     const attack *attack;
     pthread_mutex_t lock;
     pthread_cond_t changed;
     char url[128];
+    ep_group *group_0;
+    pthread_barrier_t both;
     bool failed;
 } scene;
 
@@ -112,6 +116,8 @@ static const attack attacks[] = {
     {"rows for a host to the wrong rank of it", apart, nothing_bad, {EP_ERR_PROTOCOL, EP_ERR_PROTOCOL},
      .text = "rank 2: its frame for a host came to rank 0", .to_0 = true},
     {"a frame for a host from a neighbour", together, nothing_bad, GONE, .text = "rank 2 is gone (", .own_host = true},
+    {"rows that are overtaken", together, nothing_bad, {EP_OK, EP_OK}, .text = "", .overtaken = true},
+    {"half of rows that are overtaken", together, half, {EP_ERR_UNAVAILABLE, EP_OK}, .text = "rank 2 is gone", .overtaken = true},
     {"a row longer than the call's", apart, long_row, {EP_ERR_PROTOCOL, EP_ERR_PROTOCOL}, .text = "not its call's rows"},
 };
 
@@ -168,9 +174,25 @@ static bool read_until(int fd, ep_group_frame_kind kind, raw_frame *f)
     return false;
 }
 
-/* Its own frames are good; what it passes on of rank 1 may not be. from_1: rank 1's frame for this host. */
-static bool attack_as_gateway(const int fds[2], const attack *a, raw_frame *from_1)
+/* Rank 0 has rank 1's frame of its next call, and has had it for longer than the loss of a connection needs to be noticed. */
+static void wait_until_overtaken(scene *s)
 {
+    ep_group_traffic traffic = {0};
+    while (traffic.frames_received == 0) {
+        usleep(2000);
+        pthread_mutex_lock(&s->lock);
+        if (s->group_0 != NULL) {
+            ep_group_read_traffic(s->group_0, 1, &traffic);
+        }
+        pthread_mutex_unlock(&s->lock);
+    }
+    usleep(1300000); /* right without */
+}
+
+/* Its own frames are good; what it passes on of rank 1 may not be. from_1: rank 1's frame for this host. */
+static bool attack_as_gateway(scene *s, const int fds[2], raw_frame *from_1)
+{
+    const attack *a = s->attack;
     static raw_frame f;
     static raw_frame unused;
     const uint32_t one[] = {1};
@@ -203,6 +225,9 @@ static bool attack_as_gateway(const int fds[2], const attack *a, raw_frame *from
         good = read_until(fds[1], EP_GROUP_FRAME_BYE, &unused);
         usleep(20000); /* for rank 0 to have seen it too; right without */
     }
+    if (a->overtaken) {
+        wait_until_overtaken(s);
+    }
     return good && raw_write(fds[0], &f);
 }
 
@@ -227,7 +252,7 @@ static bool play_badly(scene *s, int fds[2])
     fds[1] = raw_join(url_of_rank_1(&table), &hello, table.head.membership);
     ep_group_frame_kind of_0 = s->attack->hosts == apart ? EP_GROUP_FRAME_HOST_ROWS : EP_GROUP_FRAME_ROWS;
     bool good = fds[1] >= 0 && read_until(fds[1], EP_GROUP_FRAME_HOST_ROWS, &got[1]) && read_until(fds[0], of_0, &got[0]);
-    return good && (s->attack->hosts == apart ? attack_from_afar(fds, s->attack, &got[1]) : attack_as_gateway(fds, s->attack, &got[1]));
+    return good && (s->attack->hosts == apart ? attack_from_afar(fds, s->attack, &got[1]) : attack_as_gateway(s, fds, &got[1]));
 }
 
 /* ---- ranks 0 and 1 ---- */
@@ -279,12 +304,33 @@ static ep_group *create(scene *s, uint32_t rank)
     return group;
 }
 
+static void call_without_2(scene *s, uint32_t rank, ep_group *group)
+{
+    int32_t elastic[4 + 2 * RANKS] = {1, RANKS - 1, 0, s->less->experts, 0, 1, -1, 0, 1, -1};
+    int64_t waited[RANKS] = {0};
+    ep_error error = {.text = ""};
+    rank_call call;
+    rank_call_init_rows(&call, s->less, rank, 64);
+    call.params.comm_alg = "hierarchy";
+    call.params.elastic_info = ep_tensor_1d(elastic, EP_DTYPE_I32, 4 + 2 * RANKS);
+    call.dispatch.performance_info = ep_tensor_1d(waited, EP_DTYPE_I64, RANKS);
+    ep_err err = rank_call_dispatch(&call, group, &error);
+    if (s->attack->expected[0] == EP_OK && (err != EP_OK || !rank_call_check_dispatch(&call))) {
+        fprintf(stderr, "%s: rank %u without rank 2: %s: %s\n", s->attack->name, rank, ep_err_name(err), error.text);
+        __atomic_store_n(&s->failed, true, __ATOMIC_RELAXED);
+    }
+    rank_call_free(&call);
+}
+
 static void *run_good(void *arg)
 {
     good_rank *g = arg;
     scene *s = g->scene;
     const attack *a = s->attack;
     ep_group *group = create(s, g->rank);
+    pthread_mutex_lock(&s->lock);
+    s->group_0 = g->rank == 0 ? group : s->group_0;
+    pthread_mutex_unlock(&s->lock);
     ep_error error = {.text = ""};
     rank_call call;
     rank_call_init_rows(&call, s->c, g->rank, 64);
@@ -297,21 +343,31 @@ static void *run_good(void *arg)
         fprintf(stderr, "%s: rank %u: %s: %s\n", a->name, g->rank, ep_err_name(err), error.text);
         __atomic_store_n(&s->failed, true, __ATOMIC_RELAXED);
     }
+    if (a->overtaken && err == EP_OK) {
+        call_without_2(s, g->rank, group);
+    }
     err = a->then == NULL ? EP_OK : rank_call_dispatch(&call, group, &error);
     if (a->then != NULL && (err != EP_ERR_UNAVAILABLE || strstr(error.text, a->then) == NULL)) {
         fprintf(stderr, "%s: rank %u, after it: %s: %s\n", a->name, g->rank, ep_err_name(err), error.text);
         __atomic_store_n(&s->failed, true, __ATOMIC_RELAXED);
     }
     rank_call_free(&call);
+    if (a->to_0) { /* who leaves earlier would be another error */
+        pthread_barrier_wait(&s->both);
+    }
+    pthread_mutex_lock(&s->lock);
+    s->group_0 = g->rank == 0 ? NULL : s->group_0;
+    pthread_mutex_unlock(&s->lock);
     ep_group_destroy(group);
     return NULL;
 }
 
-static bool run(const oracle_case *c, const attack *a)
+static bool run(const oracle_case *c, const oracle_case *less, const attack *a)
 {
-    scene s = {.c = c, .attack = a, .lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+    scene s = {.c = c, .less = less, .attack = a, .lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
     good_rank ranks[2] = {{.scene = &s, .rank = 0}, {.scene = &s, .rank = 1}};
     int fds[2] = {-1, -1};
+    pthread_barrier_init(&s.both, NULL, 2);
     for (int r = 0; r < 2; r++) {
         if (pthread_create(&ranks[r].thread, NULL, run_good, &ranks[r]) != 0) {
             abort();
@@ -323,6 +379,7 @@ static bool run(const oracle_case *c, const attack *a)
         pthread_join(ranks[r].thread, NULL);
         close(fds[r]);
     }
+    pthread_barrier_destroy(&s.both);
     if (!played) {
         fprintf(stderr, "%s: rank 2 could not play its part\n", a->name);
     }
@@ -332,14 +389,19 @@ static bool run(const oracle_case *c, const attack *a)
 int main(void)
 {
     oracle_case c = {.ranks = RANKS, .experts = EXPERTS, .top_k = 3, .hidden = ROW_BYTES / 2, .dtype = ORACLE_BF16};
+    oracle_case less = {.ranks = RANKS - 1, .experts = 4, .top_k = 3, .hidden = ROW_BYTES / 2, .dtype = ORACLE_BF16};
     uint64_t state = 5;
+    for (int r = 0; r < less.ranks; r++) {
+        case_draw_batch(&state, &less, 6, &less.batch[r]);
+    }
     for (int r = 0; r < RANKS; r++) {
         case_draw_batch(&state, &c, r == RAW ? 0 : 6, &c.batch[r]);
     }
     bool good = true;
     for (size_t i = 0; i < sizeof(attacks) / sizeof(attacks[0]); i++) {
-        good = run(&c, &attacks[i]) && good;
+        good = run(&c, &less, &attacks[i]) && good;
     }
     case_free(&c);
+    case_free(&less);
     return good ? 0 : 1;
 }
