@@ -72,7 +72,7 @@ static void start(uint32_t experts, const char *more)
     launch(budget, more);
     cr_assert(ep_test_process_wait_ports(&node, WAIT_MS));
     while (ep_test_http_get(node.probe_url, "/readyz", NULL) != 200) {
-        usleep(2000);
+        cr_assert_eq(ep_test_process_wait(&node, 2), -1, "the daemon ended before it was ready");
     }
 }
 
