@@ -200,6 +200,15 @@ static ep_err check_against_tensors(const ep_checkpoint *self, ep_error *out_err
                 "%s: layer %u has %u experts by its config, but tensor %s exists; allowed experts 0..%u",
                 EP_MODEL_CONFIG_NAME, shape->layer, shape->experts, name, shape->experts - 1);
         }
+        if (shape->shared_experts > 0 &&
+            !ep_tensor_name_shared(&self->names, 0, shape->layer, EP_MATRIX_DOWN, "weight", name)) {
+            ep_tensor_name_expert(&self->names, shape->layer, 0, EP_MATRIX_DOWN, "weight", name);
+            return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
+                                "%s: layer %u has %u shared experts by its config (n_shared_experts, "
+                                "shared_expert_intermediate_size), but checkpoints whose experts are tensors %s "
+                                "have no known names for those; allowed 0",
+                                EP_MODEL_CONFIG_NAME, shape->layer, shape->shared_experts, name);
+        }
         bool is_latent = shape->hidden != info->hidden; /* its shared expert works on the full width, at the caller */
         for (uint32_t s = 0; shape->shared_experts == 0 && !is_latent; s++) {
             if (!ep_tensor_name_shared(&self->names, s, shape->layer, EP_MATRIX_DOWN, "weight", name)) {

@@ -116,8 +116,9 @@ static const ep_checkpoint_entry *find_part(const naming *n, ep_matrix m, const 
 {
     if (n->index < n->shape->experts) {
         ep_tensor_name_expert(&n->self->names, n->shape->layer, n->index, m, part, name);
-    } else {
-        ep_tensor_name_shared(&n->self->names, n->spelling, n->shape->layer, m, part, name);
+    } else if (!ep_tensor_name_shared(&n->self->names, n->spelling, n->shape->layer, m, part, name)) {
+        snprintf(name, EP_TENSOR_NAME_BYTES, "%slayers.%u (a shared expert's %s)", n->self->names.prefix, n->shape->layer, part);
+        return NULL; /* a family without names for them; a checkpoint with such a layer is refused when it is opened */
     }
     return ep_checkpoint_entry_find(n->self, name);
 }

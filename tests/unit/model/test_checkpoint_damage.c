@@ -177,6 +177,20 @@ static void write_one(const char *name, int64_t rows, int64_t columns)
     ASSERT_OK(ep_safetensors_write(test_path("model.safetensors"), &tensor, 1, NULL, 0, &error), error);
 }
 
+Test(checkpoint_damage, a_family_without_names_for_shared_experts_may_have_none)
+{
+    ep_fixture_config config = ep_fixture_default();
+    ep_error error;
+    config.shared_inner = config.inner;
+    ASSERT_OK(ep_fixture_write(&config, test_dir, &error), error);
+    edit_file("config.json", "\"model_type\": \"mixtral\"", "\"model_type\": \"gpt_oss\"");
+    write_one("model.layers.0.mlp.experts.gate_up_proj", 2, 2);
+    expect_open_fails(EP_ERR_UNIMPLEMENTED,
+                      "config.json: layer 0 has 1 shared experts by its config (n_shared_experts, shared_expert_intermediate_size), "
+                      "but checkpoints whose experts are tensors model.layers.0.mlp.experts.down_proj have no known names for those; "
+                      "allowed 0");
+}
+
 Test(checkpoint_damage, other_name_families_are_named)
 {
     static const struct {
