@@ -57,6 +57,30 @@ static void add_node(ep_cpu_topology *t, hwloc_obj_t node, hwloc_const_cpuset_t 
     }
 }
 
+static int by_node(const void *a, const void *b)
+{
+    const usable_cpu *x = a;
+    const usable_cpu *y = b;
+    return x->node != y->node ? (x->node < y->node ? -1 : 1) : x->os_index < y->os_index ? -1 : x->os_index > y->os_index;
+}
+
+/* CPUs whose own node's memory is not allowed (cpuset.mems) are near no node that is left. They count to the first. */
+static void add_nodeless(ep_cpu_topology *t, hwloc_bitmap_t usable)
+{
+    int cpu;
+    if (t->nodes_count == 0) {
+        return;
+    }
+    for (uint32_t i = 0; i < t->cpus_count; i++) {
+        hwloc_bitmap_clr(usable, t->cpus[i].os_index);
+    }
+    for (cpu = hwloc_bitmap_first(usable); cpu >= 0 && t->cpus_count < EP_BACKEND_THREADS_MAX;
+         cpu = hwloc_bitmap_next(usable, cpu)) {
+        t->cpus[t->cpus_count++] = (usable_cpu){.os_index = (unsigned)cpu, .node = 0};
+    }
+    qsort(t->cpus, t->cpus_count, sizeof(*t->cpus), by_node);
+}
+
 static void read_nodes(ep_cpu_topology *t)
 {
     hwloc_bitmap_t usable = hwloc_bitmap_dup(hwloc_topology_get_allowed_cpuset(t->hwloc));
@@ -68,6 +92,7 @@ static void read_nodes(ep_cpu_topology *t)
         for (hwloc_obj_t node = NULL; (node = hwloc_get_next_obj_by_type(t->hwloc, HWLOC_OBJ_NUMANODE, node)) != NULL;) {
             add_node(t, node, usable);
         }
+        add_nodeless(t, usable);
     }
     hwloc_bitmap_free(usable);
     hwloc_bitmap_free(bound);

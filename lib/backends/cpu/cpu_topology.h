@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The CPUs this process may use and the memory node of each, by hwloc. Nodes are numbered 0 to nodes - 1 among those that have usable CPUs.
+ * Usable CPUs without a node (cpuset.mems leaves theirs out) count to node 0.
  * Without an answer from hwloc: one node, nothing is tied. HWLOC_SYNTHETIC="numa:2 pu:4" and the like replace the machine's topology; then
  * nothing is tied either, but the numbers are those.
  * Threads    all functions but load and free: any.

@@ -4,6 +4,7 @@
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "backends/cpu/cpu_topology.h"
 
@@ -44,6 +45,43 @@ static void check_made_up(void)
         expect(ep_cpu_topology_node(t, i, 3) == i, "few workers are spread over the nodes");
     }
     ep_cpu_topology_place(t, 5, 12, true); /* does nothing to this machine's CPUs */
+    ep_cpu_topology_free(t);
+}
+
+/* Two nodes of two CPUs, the memory of the first is not allowed: its CPUs are, without a node. */
+static const char one_node_of_two[] =
+    "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<!DOCTYPE topology SYSTEM \"hwloc2.dtd\">\n<topology version=\"2.0\">\n"
+    "<object type=\"Machine\" os_index=\"0\" cpuset=\"0xf\" complete_cpuset=\"0xf\" allowed_cpuset=\"0xf\" nodeset=\"0x3\""
+    " complete_nodeset=\"0x3\" allowed_nodeset=\"0x2\" gp_index=\"1\">\n"
+#define PU(cpu, cpus, nodes, id)                                                                                  \
+    "<object type=\"PU\" os_index=\"" cpu "\" cpuset=\"" cpus "\" complete_cpuset=\"" cpus "\" nodeset=\"" nodes \
+    "\" complete_nodeset=\"" nodes "\" gp_index=\"" id "\"/>\n"
+#define NODE(node, cpus, nodes, id)                                                                                    \
+    "<object type=\"Group\" cpuset=\"" cpus "\" complete_cpuset=\"" cpus "\" nodeset=\"" nodes "\" complete_nodeset=\"" \
+    nodes "\" gp_index=\"1" id "\" kind=\"1001\" subkind=\"0\">\n<object type=\"NUMANode\" os_index=\"" node             \
+    "\" cpuset=\"" cpus "\" complete_cpuset=\"" cpus "\" nodeset=\"" nodes "\" complete_nodeset=\"" nodes              \
+    "\" gp_index=\"2" id "\" local_memory=\"1073741824\"><page_type size=\"4096\" count=\"262144\"/></object>\n"
+    NODE("0", "0x3", "0x1", "1") PU("0", "0x1", "0x1", "31") PU("1", "0x2", "0x1", "32") "</object>\n"
+    NODE("1", "0xc", "0x2", "2") PU("2", "0x4", "0x2", "33") PU("3", "0x8", "0x2", "34") "</object>\n"
+    "</object>\n</topology>\n";
+
+static void check_nodeless(void)
+{
+    char path[] = "/tmp/ep-topology-XXXXXX";
+    const int fd = mkstemp(path);
+    if (fd < 0 || write(fd, one_node_of_two, sizeof(one_node_of_two) - 1) != (ssize_t)sizeof(one_node_of_two) - 1) {
+        abort();
+    }
+    close(fd);
+    setenv("HWLOC_XMLFILE", path, 1);
+    ep_cpu_topology *t = load(NULL);
+    unsetenv("HWLOC_XMLFILE");
+    unlink(path);
+    expect(ep_cpu_topology_nodes(t) == 1, "one node is left");
+    expect(ep_cpu_topology_cpus(t) == 4, "its CPUs and those without a node");
+    for (uint32_t i = 0; i < 4; i++) {
+        expect(ep_cpu_topology_node(t, i, 4) == 0, "all count to it");
+    }
     ep_cpu_topology_free(t);
 }
 
@@ -105,6 +143,7 @@ int main(void)
 {
     void *(*const checks[])(void *) = {check_here, check_restricted};
     check_made_up();
+    check_nodeless();
     for (size_t i = 0; i < sizeof(checks) / sizeof(checks[0]); i++) {
         pthread_t thread;
         if (pthread_create(&thread, NULL, checks[i], NULL) != 0) {
