@@ -19,6 +19,7 @@ typedef struct cpu_backend {
     ep_cpu_topology *topology;
     ep_cpu_schedule *schedule;
     _Atomic uint64_t node_bytes[EP_BACKEND_THREADS_MAX]; /* weights on each memory node */
+    bool node_has_workers[EP_BACKEND_THREADS_MAX];
 } cpu_backend;
 
 static void cpu_close(ep_backend *base)
@@ -58,6 +59,9 @@ ep_err ep_cpu_backend_open_with(const ep_ffn_kernel *kernel, const ep_backend_co
         .threads = config->threads == 0 ? ep_cpu_topology_cpus(backend->topology) : config->threads,
         .pins = !config->unpinned,
     };
+    for (uint32_t i = 0; i < schedule.threads; i++) {
+        backend->node_has_workers[ep_cpu_topology_node(backend->topology, i, schedule.threads)] = true;
+    }
     ep_err err = ep_cpu_schedule_start(&schedule, &backend->schedule);
     if (err != EP_OK) {
         cpu_close(&backend->base);
@@ -91,14 +95,18 @@ static size_t cpu_weights_bytes(ep_backend *base, const ep_expert_source *source
     return ep_expert_source_supported(source) ? ep_ffn_packed_bytes(source, family) : 0;
 }
 
-/* The memory node with the least weights on it, these counted in. */
+/* The memory node with the least weights on it, these counted in, of those with workers: elsewhere all would read from afar. */
 static uint32_t take_node(cpu_backend *backend, size_t bytes)
 {
     const uint32_t nodes = ep_cpu_topology_nodes(backend->topology);
-    uint32_t best = 0;
-    for (uint32_t i = 1; i < nodes; i++) {
-        best = atomic_load(&backend->node_bytes[i]) < atomic_load(&backend->node_bytes[best]) ? i : best;
+    uint32_t best = nodes;
+    for (uint32_t i = 0; i < nodes; i++) {
+        if (backend->node_has_workers[i] &&
+            (best == nodes || atomic_load(&backend->node_bytes[i]) < atomic_load(&backend->node_bytes[best]))) {
+            best = i;
+        }
     }
+    EP_ASSERT(best < nodes); /* there is a worker */
     atomic_fetch_add(&backend->node_bytes[best], bytes);
     return best;
 }

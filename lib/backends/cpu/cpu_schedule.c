@@ -17,6 +17,7 @@
 #define WHOLE_PASS_FMAS 262144u     /* a pass below this is one task: handing parts over would cost more */
 #define TASK_FMAS 65536u            /* panels are taken together up to this much work */
 #define LOCAL_LOOKS 32               /* waiting jobs that a thread passes over to find one of its own memory node */
+#define OVERTAKEN_MAX 64             /* jobs, or turns to passes, that near ones go before the one whose turn it is */
 #define CACHE_LINE 64
 #define SPARE_PASSES 3              /* passes open beyond one per thread: stage ends find other work, and one may be overtaken */
 
@@ -66,8 +67,7 @@ typedef struct {
     /* written by the thread alone */
     _Atomic uint64_t tasks_near; /* of weights on its own memory node */
     _Atomic uint64_t tasks_far;
-    _Atomic uint64_t idle_ns;
-    _Atomic uint64_t idle_since_ns; /* 0: at work */
+    _Atomic uint64_t idle; /* see idle_begin */
     /* The kernel span: what this thread does for one stage of a pass, or several, without turning to another. */
     bool span_open;
     uint64_t span_order; /* of its pass */
@@ -90,6 +90,7 @@ struct ep_cpu_schedule {
     cpu_worker *workers;
     cpu_pass *passes; /* threads + SPARE_PASSES */
     uint32_t passes_count;
+    _Atomic uint64_t idle_told_ns; /* the most that was told of it */
 
     _Alignas(CACHE_LINE) _Atomic uint64_t changes; /* grows whenever new work can be taken, or stopping; written under lock */
     _Alignas(CACHE_LINE) pthread_mutex_t lock;     /* below, and what a pass says of itself */
@@ -98,6 +99,8 @@ struct ep_cpu_schedule {
     ep_job *first; /* jobs with rows not yet in a pass */
     ep_job *last;
     uint32_t jobs_count;
+    uint32_t jobs_overtaking;   /* how often the first job was passed over for a near one */
+    uint32_t passes_overtaking; /* the same of the first pass by priority and age */
     uint32_t patient_running; /* threads in tasks of patient jobs */
     uint64_t next_order;
     bool stopping;
@@ -248,21 +251,33 @@ static bool is_patient(const ep_job *job)
     return (job->priority & EP_JOB_PATIENT) != 0;
 }
 
+/* Lock held. Whether one that is near may once more go before one whose turn it is. */
+static bool may_overtake(uint32_t *count)
+{
+    *count = *count < OVERTAKEN_MAX ? *count + 1 : 0;
+    return *count != 0;
+}
+
 /* Lock held, a job waits. The one to open for a thread of this memory node: the first, or one soon after it whose weights are near.
  * *out_before: the job queued before it, NULL none. */
-static ep_job *choose_job(const ep_cpu_schedule *s, uint32_t node, ep_job **out_before)
+static ep_job *choose_job(ep_cpu_schedule *s, uint32_t node, ep_job **out_before)
 {
     ep_job *before = NULL;
     ep_job *job = s->first;
     for (uint32_t looks = 0; looks < LOCAL_LOOKS && job != NULL && is_patient(job) == is_patient(s->first); looks++) {
         if (job_node(job) == node) {
+            if (before != NULL && !may_overtake(&s->jobs_overtaking)) {
+                break;
+            }
             *out_before = before;
+            s->jobs_overtaking = before == NULL ? 0 : s->jobs_overtaking;
             return job;
         }
         before = job;
         job = job->next;
     }
     *out_before = NULL;
+    s->jobs_overtaking = 0;
     return s->first;
 }
 
@@ -306,16 +321,22 @@ static cpu_pass *open_pass(ep_cpu_schedule *s, uint32_t node)
     return pass;
 }
 
-/* For a thread of this memory node. Patient jobs last; weights that are near first; then by priority and age. */
-static bool is_before(const cpu_pass *a, const cpu_pass *b, uint32_t node)
+/* By priority, patient jobs last, and age. */
+static bool is_due_before(const cpu_pass *a, const cpu_pass *b)
 {
     const uint64_t a_priority = a->job->priority;
     const uint64_t b_priority = b->job->priority;
+    return a_priority != b_priority ? a_priority < b_priority : a->order < b->order;
+}
+
+/* For a thread of this memory node. Patient jobs last; weights that are near first; then by priority and age. */
+static bool is_before(const cpu_pass *a, const cpu_pass *b, uint32_t node)
+{
     const bool a_near = job_node(a->job) == node;
     if (is_patient(a->job) == is_patient(b->job) && a_near != (job_node(b->job) == node)) {
         return a_near;
     }
-    return a_priority != b_priority ? a_priority < b_priority : a->order < b->order;
+    return is_due_before(a, b);
 }
 
 /* Threads that a pass can keep busy in its widest stage. */
@@ -335,6 +356,7 @@ static uint32_t pass_width(const cpu_pass *pass)
 static cpu_pass *choose_pass(ep_cpu_schedule *s, uint32_t node)
 {
     cpu_pass *best = NULL;
+    cpu_pass *due = NULL;
     uint64_t urgent = 0;
     for (uint32_t i = 0; i < s->passes_count; i++) {
         cpu_pass *pass = &s->passes[i];
@@ -342,9 +364,15 @@ static cpu_pass *choose_pass(ep_cpu_schedule *s, uint32_t node)
             continue;
         }
         urgent += is_patient(pass->job) ? 0 : pass_width(pass);
-        if (has_tasks(pass) && (best == NULL || is_before(pass, best, node))) {
-            best = pass;
+        if (has_tasks(pass)) {
+            best = best == NULL || is_before(pass, best, node) ? pass : best;
+            due = due == NULL || is_due_before(pass, due) ? pass : due;
         }
+    }
+    if (best == due) {
+        s->passes_overtaking = 0;
+    } else if (!may_overtake(&s->passes_overtaking)) {
+        best = due;
     }
     bool may_turn_to_patient = urgent == 0 || s->patient_running + urgent < s->threads;
     const ep_job *waiting = s->first;
@@ -605,6 +633,30 @@ static bool may_spin(cpu_worker *worker, uint64_t now_ns)
     return alone;
 }
 
+/*
+ * A thread's idle time is one word, so that who reads it never counts a stretch twice, nor misses one: at work the sum of all stretches;
+ * without a task IDLE and, modulo IDLE, the sum less the time at which the stretch began.
+ */
+#define IDLE ((uint64_t)1 << 63)
+
+static void idle_begin(cpu_worker *worker, uint64_t now_ns)
+{
+    const uint64_t sum_ns = atomic_load_explicit(&worker->idle, memory_order_relaxed);
+    atomic_store_explicit(&worker->idle, (sum_ns - now_ns) | IDLE, memory_order_release);
+}
+
+static void idle_end(cpu_worker *worker, uint64_t now_ns)
+{
+    const uint64_t idle = atomic_load_explicit(&worker->idle, memory_order_relaxed);
+    atomic_store_explicit(&worker->idle, (idle + now_ns) & ~IDLE, memory_order_release);
+}
+
+static uint64_t idle_sum(const cpu_worker *worker)
+{
+    const uint64_t idle = atomic_load_explicit(&worker->idle, memory_order_acquire);
+    return (idle & IDLE) == 0 ? idle : (idle + ep_clock_now_ns()) & ~IDLE;
+}
+
 /* Lock held before and after. Returns when there may be work. */
 static void wait_for_work(cpu_worker *worker)
 {
@@ -612,7 +664,7 @@ static void wait_for_work(cpu_worker *worker)
     const uint64_t seen = atomic_load_explicit(&s->changes, memory_order_relaxed);
     pthread_mutex_unlock(&s->lock);
     const uint64_t begin_ns = ep_clock_now_ns();
-    atomic_store_explicit(&worker->idle_since_ns, begin_ns, memory_order_relaxed);
+    idle_begin(worker, begin_ns);
     const bool changed = may_spin(worker, begin_ns) && spin_for_change(s, seen, begin_ns);
     pthread_mutex_lock(&s->lock);
     if (!changed) {
@@ -622,8 +674,7 @@ static void wait_for_work(cpu_worker *worker)
         }
         s->sleepers_count--;
     }
-    add_own(&worker->idle_ns, ep_clock_now_ns() - begin_ns);
-    atomic_store_explicit(&worker->idle_since_ns, 0, memory_order_relaxed);
+    idle_end(worker, ep_clock_now_ns());
 }
 
 static void *worker_main(void *arg)
@@ -751,17 +802,19 @@ ep_err ep_cpu_schedule_submit(ep_cpu_schedule *s, ep_job *job)
     return err;
 }
 
-ep_cpu_counts ep_cpu_schedule_counts(const ep_cpu_schedule *s)
+ep_cpu_counts ep_cpu_schedule_counts(ep_cpu_schedule *s)
 {
     ep_cpu_counts counts = {0};
-    const uint64_t now_ns = ep_clock_now_ns();
     for (uint32_t i = 0; i < s->threads; i++) {
         const cpu_worker *worker = &s->workers[i];
-        const uint64_t since_ns = atomic_load_explicit(&worker->idle_since_ns, memory_order_relaxed);
         counts.tasks_near += atomic_load_explicit(&worker->tasks_near, memory_order_relaxed);
         counts.tasks_far += atomic_load_explicit(&worker->tasks_far, memory_order_relaxed);
-        counts.idle_ns += atomic_load_explicit(&worker->idle_ns, memory_order_relaxed);
-        counts.idle_ns += since_ns != 0 && since_ns < now_ns ? now_ns - since_ns : 0;
+        counts.idle_ns += idle_sum(worker);
     }
+    /* A stretch may have ended a little before the clock was read for it here: what was told once stays. */
+    uint64_t told_ns = atomic_load(&s->idle_told_ns);
+    while (told_ns < counts.idle_ns && !atomic_compare_exchange_weak(&s->idle_told_ns, &told_ns, counts.idle_ns)) {
+    }
+    counts.idle_ns = told_ns > counts.idle_ns ? told_ns : counts.idle_ns;
     return counts;
 }

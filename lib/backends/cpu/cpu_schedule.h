@@ -56,6 +56,6 @@ void ep_cpu_schedule_stop(ep_cpu_schedule *schedule);
 /* job has been checked; its weights are ep_cpu_weights. Errors: RESOURCE_EXHAUSTED. */
 ep_err ep_cpu_schedule_submit(ep_cpu_schedule *schedule, ep_job *job);
 /* Threads: any. */
-ep_cpu_counts ep_cpu_schedule_counts(const ep_cpu_schedule *schedule);
+ep_cpu_counts ep_cpu_schedule_counts(ep_cpu_schedule *schedule);
 
 #endif

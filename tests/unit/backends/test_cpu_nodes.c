@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Two memory nodes with a thread each: a thread takes the jobs whose weights lie on its own node first, whatever was queued before them,
- * and the other node's when there are none left. Both threads are kept inside a done() until all jobs are there; then one of them is let go,
- * so the order in which the jobs end is the order it chose.
+ * and the other node's when there are none left, or when 64 have gone before them. Both threads are kept inside a done() until all jobs
+ * are there; then one of them is let go, so the order in which the jobs end is the order it chose.
  */
 #include <pthread.h>
 #include <semaphore.h>
@@ -13,10 +13,10 @@
 #include "backends/cpu/cpu_backend.h"
 #include "contract/backend/expert_fixture.h"
 
-enum { EXPERTS = 4, JOBS = 8, HOLDERS = 2 };
+enum { EXPERTS = 4, FAR = 4, OVERTAKING = 64, NEAR = OVERTAKING + 3, JOBS = FAR + NEAR, HOLDERS = 2 };
 
 static sem_t held, go[HOLDERS], ended;
-static char order[64];
+static char order[2 * JOBS + 1];
 
 static void on_held(ep_job *job, ep_err result)
 {
@@ -33,8 +33,45 @@ static void on_done(ep_job *job, ep_err result)
 {
     size_t n = strlen(order);
     uint32_t node = ((const ep_cpu_weights *)job->weights)->node;
-    snprintf(order + n, sizeof(order) - n, "%u%s ", node, result == EP_OK ? "" : "!");
+    snprintf(order + n, sizeof(order) - n, "%u%s", node, result == EP_OK ? "" : "!");
     sem_post(&ended);
+}
+
+/* All of the thread's own node but the last three, one of those that waited, the rest. */
+static const char *expected_order(void)
+{
+    static char text[JOBS + 1];
+    memset(text, '1', OVERTAKING);
+    snprintf(text + OVERTAKING, sizeof(text) - OVERTAKING, "0111000");
+    return text;
+}
+
+/* One thread has one node: no weights go to the other one. */
+static int check_node_without_workers(const expert_fixture *fixture)
+{
+    const ep_backend_config config = {.threads = 1};
+    ep_backend *backend;
+    ep_backend_weights *weights[EXPERTS];
+    ep_error error;
+    int status = 0;
+    if (ep_backend_cpu_ops.open(&config, &backend, &error) != EP_OK) {
+        fprintf(stderr, "%s\n", error.text);
+        return 1;
+    }
+    for (uint32_t e = 0; e < EXPERTS; e++) {
+        if (backend->ops->weights_load(backend, &fixture->source, &weights[e], &error) != EP_OK) {
+            abort();
+        }
+        if (((const ep_cpu_weights *)weights[e])->node != 0) {
+            fprintf(stderr, "expert %u lies on a node without workers\n", e);
+            status = 1;
+        }
+    }
+    for (uint32_t e = 0; e < EXPERTS; e++) {
+        backend->ops->weights_unload(backend, weights[e]);
+    }
+    backend->ops->close(backend);
+    return status;
 }
 
 static void submit(ep_backend *backend, fixture_job *job, void (*done)(ep_job *job, ep_err result))
@@ -72,8 +109,8 @@ int main(void)
         }
     }
     for (uint32_t j = 0; j < HOLDERS + JOBS; j++) {
-        /* holders, then four jobs of node 0, then four of node 1 */
-        uint32_t node = j < HOLDERS ? j : (j - HOLDERS) / (JOBS / 2);
+        /* holders, then four jobs of node 0, then those of node 1 */
+        uint32_t node = j < HOLDERS ? j : j >= HOLDERS + FAR;
         fixture_job_init(&jobs[j], &fixture, weights[2 * (j % 2) + node], 0, 4);
     }
     for (uint32_t h = 0; h < HOLDERS; h++) {
@@ -92,14 +129,20 @@ int main(void)
     for (uint32_t j = 0; j < JOBS + 1; j++) {
         sem_wait(&ended);
     }
-    if (strcmp(order, "1 1 1 1 0 0 0 0 ") != 0) {
+    if (strcmp(order, expected_order()) != 0) {
         fprintf(stderr, "nodes of the jobs in the order in which the thread of node 1 took them: %s\n", order);
         status = 1;
     }
     const ep_cpu_counts counts = ep_cpu_backend_counts(backend);
-    if (counts.tasks_near < JOBS / 2 || counts.tasks_far < JOBS / 2) {
+    if (counts.tasks_near < NEAR || counts.tasks_far < FAR) {
         fprintf(stderr, "%llu near and %llu far tasks\n", (unsigned long long)counts.tasks_near, (unsigned long long)counts.tasks_far);
         status = 1;
+    }
+    uint64_t idle_ns = counts.idle_ns;
+    for (uint32_t i = 0; i < 1000; i++) { /* a thread begins to be idle meanwhile */
+        const uint64_t told_ns = ep_cpu_backend_counts(backend).idle_ns;
+        status |= told_ns < idle_ns;
+        idle_ns = told_ns;
     }
     sem_post(&go[0]);
     sem_wait(&ended);
@@ -116,6 +159,7 @@ int main(void)
         backend->ops->weights_unload(backend, weights[e]);
     }
     backend->ops->close(backend);
+    status |= check_node_without_workers(&fixture);
     expert_fixture_free(&fixture);
     return status;
 }
