@@ -617,6 +617,9 @@ void ep_node_destroy(ep_node *node)
     }
     ep_admin_service_stop(node->admin);
     ep_rpc_server_destroy(node->server); /* every call has ended, so nothing is in work any more */
+    if (node->store != NULL) {
+        ep_weight_store_stop(node->store); /* its threads may still be leaving the last requests, which they ended */
+    }
     ep_admin_service_destroy(node->admin);
     ep_batcher_destroy(node->batcher);
     ep_relay_destroy(node->relay); /* after whatever ends requests, before what they end in */

@@ -246,7 +246,7 @@ static void settle(ep_weight_store *store, expert_entry *entry, load_kind kind, 
         settle_ownership(store, entry, entry->is_owned || entry->is_wanted);
     } else if (err == EP_ERR_RESOURCE_EXHAUSTED && kind != LOAD_URGENT) {
         entry->state = EP_EXPERT_ABSENT;
-        settle_ownership(store, entry, true);
+        settle_ownership(store, entry, entry->is_owned || entry->is_wanted); /* it may have been dropped meanwhile */
     } else {
         entry->state = EP_EXPERT_FAILED;
         store->stats.failed_count++;
@@ -446,6 +446,22 @@ static bool take_prefetch(ep_weight_store *store, expert_entry **out_entry)
     return true;
 }
 
+/* Nobody waits for it any more. Lock held on entry and exit, not in between. */
+static void give_up(ep_weight_store *store, expert_entry *entry)
+{
+    ep_weight_wait *ended = ep_weight_waits_take(store, entry, NULL);
+    ep_error error;
+    entry->state = EP_EXPERT_ABSENT;
+    if (entry->is_wanted && !entry->is_owned) { /* dropped while it was queued, and wanted again */
+        ep_weight_entry_queue_first(store, entry);
+    }
+    ep_weight_entry_place(store, entry);
+    pthread_mutex_unlock(&store->lock);
+    ep_error_set(&error, EP_ERR_CANCELLED, "the caller no longer waits");
+    ep_weight_waits_end(ended, &error);
+    pthread_mutex_lock(&store->lock);
+}
+
 /* Lock held on entry and exit. False: nothing to do. */
 static bool work_once(loader *self)
 {
@@ -453,15 +469,8 @@ static bool work_once(loader *self)
     expert_entry *entry = ep_entry_queue_take(&store->urgent);
     if (entry != NULL) {
         become_nice(self);
-        if (!ep_weight_waits_any(store, entry)) { /* they gave up; what is left of them ends at its deadline */
-            ep_weight_wait *ended = ep_weight_waits_take(store, entry, NULL);
-            ep_error error;
-            entry->state = EP_EXPERT_ABSENT;
-            ep_weight_entry_place(store, entry);
-            pthread_mutex_unlock(&store->lock);
-            ep_error_set(&error, EP_ERR_CANCELLED, "the caller no longer waits");
-            ep_weight_waits_end(ended, &error);
-            pthread_mutex_lock(&store->lock);
+        if (!ep_weight_waits_any(store, entry)) {
+            give_up(store, entry);
             return true;
         }
         pay(self, ep_weight_layer_bytes_at_least(&store->layers[entry->layer_slot].layer));

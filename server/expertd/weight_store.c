@@ -131,11 +131,8 @@ ep_err ep_weight_store_start(ep_weight_store *store, ep_error *out_error)
     return EP_OK;
 }
 
-void ep_weight_store_destroy(ep_weight_store *store)
+void ep_weight_store_stop(ep_weight_store *store)
 {
-    if (store == NULL) {
-        return;
-    }
     ep_weight_store_close(store, EP_ERR_CANCELLED);
     if (store->loader_runs) {
         pthread_mutex_lock(&store->lock);
@@ -145,13 +142,23 @@ void ep_weight_store_destroy(ep_weight_store *store)
         pthread_cond_broadcast(&store->save);
         pthread_mutex_unlock(&store->lock);
         pthread_join(store->loader, NULL);
+        store->loader_runs = false;
     }
     if (store->saver_runs) {
         pthread_join(store->saver, NULL);
+        store->saver_runs = false;
     }
     if (store->config.timers != NULL) {
         ep_timer_cancel_wait(store->config.timers, &store->deadline);
     }
+}
+
+void ep_weight_store_destroy(ep_weight_store *store)
+{
+    if (store == NULL) {
+        return;
+    }
+    ep_weight_store_stop(store);
     for (uint32_t l = 0; l < store->layers_count; l++) {
         for (uint32_t e = 0; e < store->layers[l].experts_count; e++) {
             ep_resident_release(store->layers[l].experts[e].resident);
@@ -249,6 +256,13 @@ expert_entry *ep_entry_queue_take(entry_queue *queue)
     return entry;
 }
 
+void ep_weight_entry_queue_first(ep_weight_store *store, expert_entry *entry)
+{
+    entry->state = EP_EXPERT_QUEUED;
+    ep_entry_queue_add(&store->first, entry);
+    store->stats.pending_count++;
+}
+
 /* ---- what is wanted ---- */
 
 /* Lock held. */
@@ -260,9 +274,7 @@ static void want_one(ep_weight_store *store, expert_entry *entry, bool wanted)
         entry->state = EP_EXPERT_ABSENT;
     }
     if (wanted && entry->state == EP_EXPERT_ABSENT && !entry->is_owned) {
-        entry->state = EP_EXPERT_QUEUED;
-        ep_entry_queue_add(&store->first, entry);
-        store->stats.pending_count++;
+        ep_weight_entry_queue_first(store, entry);
     }
     ep_weight_entry_place(store, entry);
 }

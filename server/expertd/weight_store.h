@@ -14,7 +14,7 @@
  *
  * Ownership  a resident expert is reference-counted: the store holds one, each job in flight another. Its
  *            weights are unloaded by whoever drops the last.
- * Threads    all calls from any thread, except create, add_layer, start, destroy.
+ * Threads    all calls from any thread, except create, add_layer, start, stop, destroy.
  */
 #ifndef EP_EXPERTD_WEIGHT_STORE_H
 #define EP_EXPERTD_WEIGHT_STORE_H
@@ -115,7 +115,9 @@ typedef struct ep_weight_stats {
 
 ep_err ep_weight_store_create(const ep_weight_store_config *config, ep_weight_store **out_store,
                               ep_error *out_error);
-/* Stops the loader and drops every expert. No acquired resident may be out. NULL allowed. */
+/* Ends all waits, and returns when no ready() runs and none will. Requests may go on with what they hold. Idempotent. */
+void ep_weight_store_stop(ep_weight_store *store);
+/* Stops and drops every expert. No acquired resident may be out. NULL allowed. */
 void ep_weight_store_destroy(ep_weight_store *store);
 /* Before start. *out_slot counts up from 0. Errors: NO_MEMORY, BAD_CONFIG (weight_bytes_max cannot hold one expert of it). */
 ep_err ep_weight_store_add_layer(ep_weight_store *store, const ep_weight_layer *layer, uint32_t *out_slot,

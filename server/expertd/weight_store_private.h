@@ -66,6 +66,9 @@ struct ep_weight_store {
 void ep_entry_queue_add(entry_queue *queue, expert_entry *entry);
 expert_entry *ep_entry_queue_take(entry_queue *queue); /* NULL: empty */
 
+/* Lock held: to the first pass, which decides on its ownership. */
+void ep_weight_entry_queue_first(ep_weight_store *store, expert_entry *entry);
+
 /* What the packed form will take at least. */
 uint64_t ep_weight_layer_bytes_at_least(const ep_weight_layer *layer);
 

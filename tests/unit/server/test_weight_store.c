@@ -3,6 +3,7 @@
 #include <criterion/criterion.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -377,6 +378,87 @@ Test(weight_store, nobody_is_loaded_for_a_request_that_was_dropped)
     await(&a);
     cr_expect_eq(a.error.code, EP_ERR_CANCELLED);
     cr_expect_eq(settle().loads_total, loads);
+}
+
+static _Atomic bool gave_up;
+
+static bool when_given_up(const ep_weight_wait *wait)
+{
+    (void)wait;
+    return atomic_load(&gave_up);
+}
+
+Test(weight_store, an_expert_placed_again_while_its_waiters_gave_up_is_owned)
+{
+    const uint64_t each = bytes_of_one();
+    const uint8_t none[8] = {0};
+    const uint32_t zero = 0;
+    uint32_t missing;
+    ep_expert_state state;
+    ep_resident *held;
+    asked a, b;
+    open_store(each);
+    ep_weight_store_want(store, 0, all);
+    settle();
+    cr_assert(ep_weight_store_acquire(store, 0, &zero, NULL, 1, &held, &missing, &state));
+    ask(&a, 0, 5, UINT64_MAX); /* keeps the loader waiting for the memory that is held */
+    b = (asked){.wait = {.expert = 6, .deadline_ns = UINT64_MAX, .is_dropped = when_given_up, .ready = on_ready, .arg = &b}};
+    ep_weight_store_wait(store, 0, &b.wait, 1);
+    ep_weight_store_want(store, 0, none);
+    ep_weight_store_drop_unwanted(store);
+    ep_weight_store_want(store, 0, all);
+    atomic_store(&gave_up, true);
+    ep_resident_release(held);
+    await(&a);
+    ep_resident_release(a.resident);
+    await(&b);
+    cr_expect_eq(b.error.code, EP_ERR_CANCELLED);
+    cr_expect_eq(settle().owned_count, 8);
+}
+
+static _Atomic bool has_left;
+
+static void on_ready_slowly(ep_weight_wait *wait, ep_resident *resident, const ep_error *error)
+{
+    on_ready(wait, resident, error);
+    usleep(50000); /* the longer, the surer is what the test looks for */
+    atomic_store(&has_left, true);
+}
+
+Test(weight_store, nothing_runs_for_a_request_once_the_store_has_stopped)
+{
+    const uint64_t each = bytes_of_one();
+    asked a;
+    cr_assert_eq(ep_timer_service_create("timers", &timers), EP_OK);
+    for (int by_timer = 0; by_timer < 2; by_timer++) {
+        const uint32_t zero = 0;
+        uint32_t missing;
+        ep_expert_state state;
+        ep_resident *held = NULL;
+        open_store(each);
+        ep_weight_store_want(store, 0, all);
+        settle();
+        atomic_store(&has_left, false);
+        if (by_timer) {
+            cr_assert(ep_weight_store_acquire(store, 0, &zero, NULL, 1, &held, &missing, &state));
+        }
+        a = (asked){.wait = {.expert = 3,
+                             .deadline_ns = by_timer ? ep_clock_now_ns() + EP_NS_PER_MS : UINT64_MAX,
+                             .ready = on_ready_slowly,
+                             .arg = &a}};
+        ep_weight_store_wait(store, 0, &a.wait, 1);
+        await(&a);
+        ep_weight_store_stop(store);
+        cr_expect(atomic_load(&has_left), "%s", by_timer ? "timer" : "loader");
+        ep_resident_release(a.resident);
+        ep_resident_release(held);
+        ep_weight_store_destroy(store);
+        store = NULL;
+        backend->ops->close(backend);
+        backend = NULL;
+        ep_checkpoint_close(checkpoint);
+        checkpoint = NULL;
+    }
 }
 
 Test(weight_store, likely_experts_come_ahead_of_time)
