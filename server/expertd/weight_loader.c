@@ -22,6 +22,7 @@
 
 #define LOADER_NICE 10     /* once the node serves: what computes goes before what loads */
 #define PREFETCH_LAYERS 4  /* how far ahead of the last visit */
+#define RETRY_NS (EP_NS_PER_S / 2)  /* from a load that failed for a passing reason to the next of the same expert */
 #define CARRY_NS (EP_NS_PER_S / 10) /* unused rate that may be made up for */
 
 typedef enum load_kind { LOAD_URGENT, LOAD_FIRST, LOAD_PREFETCH } load_kind;
@@ -30,6 +31,7 @@ typedef struct loader {
     ep_weight_store *store;
     bool is_nice;
     bool has_progress;
+    bool owes_first; /* the next load is one of the first pass */
     uint64_t batch_left; /* of the first pass, as counted when its progress began */
     ep_load_progress progress;
     uint64_t paid_until_ns; /* the rate allows the next load then */
@@ -223,7 +225,16 @@ static void settle_ownership(ep_weight_store *store, expert_entry *entry, bool i
     entry->is_owned = is_owned;
 }
 
-/* Lock held. Writes the outcome of one load into its entry. A cold expert stays cold when there was no room for it. */
+/* Reasons that have nothing to do with the expert's bytes, and may be gone the next time. */
+static bool is_passing(ep_err err)
+{
+    return err == EP_ERR_IO || err == EP_ERR_NO_MEMORY || err == EP_ERR_RESOURCE_EXHAUSTED;
+}
+
+/*
+ * Lock held. Writes the outcome of one load into its entry. A cold expert stays cold when there was no room for it, and an owned one owned
+ * when it could not be read this time: one error of a device, or a moment without memory, must not cost every expert that is asked for then.
+ */
 static void settle(ep_weight_store *store, expert_entry *entry, load_kind kind, ep_resident *resident, bool is_saved, ep_err err,
                    const ep_error *error)
 {
@@ -247,6 +258,9 @@ static void settle(ep_weight_store *store, expert_entry *entry, load_kind kind, 
     } else if (err == EP_ERR_RESOURCE_EXHAUSTED && kind != LOAD_URGENT) {
         entry->state = EP_EXPERT_ABSENT;
         settle_ownership(store, entry, entry->is_owned || entry->is_wanted); /* it may have been dropped meanwhile */
+    } else if (entry->is_owned && is_passing(err)) {
+        entry->state = EP_EXPERT_ABSENT;
+        entry->retry_ns = ep_clock_now_ns() + RETRY_NS;
     } else {
         entry->state = EP_EXPERT_FAILED;
         store->stats.failed_count++;
@@ -304,7 +318,9 @@ static void load_one(loader *self, expert_entry *entry, load_kind kind)
     pthread_mutex_lock(&store->lock);
     store->stats.load_ns_total += ep_clock_now_ns() - begin_ns;
     settle(store, entry, kind, resident, is_saved, err, &error);
-    if (entry->state == EP_EXPERT_ABSENT && ep_weight_waits_any(store, entry)) { /* wanted while a prefetch gave up */
+    const bool had_no_room = err == EP_ERR_RESOURCE_EXHAUSTED && kind != LOAD_URGENT;
+    const bool may_come = entry->state == EP_EXPERT_ABSENT && entry->is_owned;
+    if (had_no_room && may_come && ep_weight_waits_any(store, entry)) { /* wanted while a prefetch gave up */
         entry->state = EP_EXPERT_QUEUED;
         ep_weight_entry_place(store, entry);
         ep_entry_queue_add(&store->urgent, entry);
@@ -320,7 +336,7 @@ static void load_one(loader *self, expert_entry *entry, load_kind kind)
     if (ended != NULL && err != EP_OK) {
         char why[sizeof(error.text)];
         snprintf(why, sizeof(why), "%s", error.text);
-        ep_error_set(&error, EP_ERR_NOT_OWNER, "model %s layer %u expert %u could not be loaded: %.300s", layer->layer.model,
+        ep_error_set(&error, may_come ? EP_ERR_UNAVAILABLE : EP_ERR_NOT_OWNER, "model %s layer %u expert %u could not be loaded: %.300s", layer->layer.model,
                      layer->layer.shape.layer, entry->expert, why);
         error.layer = (int32_t)layer->layer.shape.layer;
         error.expert = (int32_t)entry->expert;
@@ -408,27 +424,35 @@ static void become_nice(loader *self)
     }
 }
 
-/* Lock held, but for the wait: spaces loads so that their bytes stay within the rate. */
-static void pay(loader *self, uint64_t bytes)
+/*
+ * Lock held, but for the wait: until the rate allows a load, and so its bytes stay within the rate. False: it shall not be; the store stops,
+ * or a prefetch gives way to what is due.
+ */
+static bool await_rate(loader *self, load_kind kind)
 {
     ep_weight_store *store = self->store;
-    const uint64_t rate = store->config.load_bytes_per_s;
-    if (rate == 0) {
-        return;
-    }
     for (;;) {
-        const uint64_t now_ns = ep_clock_now_ns();
-        if (now_ns >= self->paid_until_ns || store->stop) {
-            const uint64_t from_ns = self->paid_until_ns > now_ns - CARRY_NS ? self->paid_until_ns : now_ns - CARRY_NS;
-            self->paid_until_ns = from_ns + (uint64_t)((double)bytes / (double)rate * (double)EP_NS_PER_S);
-            return;
+        if (store->stop || (kind == LOAD_PREFETCH && (store->urgent.first != NULL || store->first.first != NULL))) {
+            return false;
         }
-        struct timespec until;
-        clock_gettime(CLOCK_REALTIME, &until);
-        const uint64_t ns = (uint64_t)until.tv_nsec + (self->paid_until_ns - now_ns);
-        until.tv_sec += (time_t)(ns / EP_NS_PER_S);
-        until.tv_nsec = (long)(ns % EP_NS_PER_S);
-        pthread_cond_timedwait(&store->room, &store->lock, &until);
+        if (store->config.load_bytes_per_s == 0 || ep_clock_now_ns() >= self->paid_until_ns) {
+            return true;
+        }
+        const struct timespec until = {.tv_sec = (time_t)(self->paid_until_ns / EP_NS_PER_S),
+                                       .tv_nsec = (long)(self->paid_until_ns % EP_NS_PER_S)};
+        pthread_cond_timedwait(&store->work, &store->lock, &until);
+    }
+}
+
+static void pay(loader *self, const expert_entry *entry)
+{
+    const ep_weight_store *store = self->store;
+    const uint64_t bytes = ep_weight_layer_bytes_at_least(&store->layers[entry->layer_slot].layer);
+    const uint64_t rate = store->config.load_bytes_per_s;
+    const uint64_t now_ns = ep_clock_now_ns();
+    if (rate != 0) {
+        const uint64_t from_ns = self->paid_until_ns > now_ns - CARRY_NS ? self->paid_until_ns : now_ns - CARRY_NS;
+        self->paid_until_ns = from_ns + (uint64_t)((double)bytes / (double)rate * (double)EP_NS_PER_S);
     }
 }
 
@@ -466,15 +490,18 @@ static void give_up(ep_weight_store *store, expert_entry *entry)
 static bool work_once(loader *self)
 {
     ep_weight_store *store = self->store;
-    expert_entry *entry = ep_entry_queue_take(&store->urgent);
+    const bool owes_first = self->owes_first && store->first.first != NULL;
+    expert_entry *entry = owes_first ? NULL : ep_entry_queue_take(&store->urgent);
     if (entry != NULL) {
         become_nice(self);
-        if (!ep_weight_waits_any(store, entry)) {
+        /* They may give up while the rate is waited for. */
+        if (!ep_weight_waits_any(store, entry) || !await_rate(self, LOAD_URGENT) || !ep_weight_waits_any(store, entry)) {
             give_up(store, entry);
             return true;
         }
-        pay(self, ep_weight_layer_bytes_at_least(&store->layers[entry->layer_slot].layer));
+        pay(self, entry);
         load_one(self, entry, LOAD_URGENT);
+        self->owes_first = true; /* or an assignment would never be whole while requests miss again and again */
         return true;
     }
     if (store->first.first != NULL && self->batch_left == 0) {
@@ -484,6 +511,7 @@ static bool work_once(loader *self)
     entry = ep_entry_queue_take(&store->first);
     if (entry != NULL) {
         load_first(self, entry);
+        self->owes_first = self->owes_first && entry->state == EP_EXPERT_ABSENT; /* without room nothing was loaded: it costs no time */
         if (store->first.first == NULL) {
             end_progress(self);
             end_first_pass(store);
@@ -492,8 +520,9 @@ static bool work_once(loader *self)
     }
     if (take_prefetch(store, &entry)) {
         become_nice(self);
-        pay(self, ep_weight_layer_bytes_at_least(&store->layers[entry->layer_slot].layer));
-        if (entry->state == EP_EXPERT_ABSENT && entry->is_owned && entry->is_wanted) { /* still, after the wait to pay */
+        if (await_rate(self, LOAD_PREFETCH) && entry->state == EP_EXPERT_ABSENT && entry->is_owned && entry->is_wanted &&
+            ep_clock_now_ns() >= entry->retry_ns) {
+            pay(self, entry);
             load_one(self, entry, LOAD_PREFETCH);
         }
         return true;

@@ -30,6 +30,16 @@ const char *ep_expert_state_text(ep_expert_state state)
 
 static void on_deadline(ep_timer *timer, void *arg);
 
+/* It is waited for with times of ep_clock_now_ns. */
+static void init_work(pthread_cond_t *work)
+{
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(work, &attributes);
+    pthread_condattr_destroy(&attributes);
+}
+
 ep_err ep_weight_store_create(const ep_weight_store_config *config, ep_weight_store **out_store,
                               ep_error *out_error)
 {
@@ -44,7 +54,7 @@ ep_err ep_weight_store_create(const ep_weight_store_config *config, ep_weight_st
     store->deadline_ns = EP_TIME_NEVER;
     ep_timer_init(&store->deadline, on_deadline, store);
     pthread_mutex_init(&store->lock, NULL);
-    pthread_cond_init(&store->work, NULL);
+    init_work(&store->work);
     pthread_cond_init(&store->room, NULL);
     pthread_cond_init(&store->save, NULL);
     store->is_warm_due = config->warms_up;
@@ -520,8 +530,8 @@ void ep_weight_store_close(ep_weight_store *store, ep_err reason)
     end_waits(store, reason);
 }
 
-/* Lock held: a wait that need not wait goes to *ended. */
-static void wait_one(ep_weight_store *store, ep_weight_wait *wait, ep_weight_wait **ended)
+/* Lock held: a wait that need not wait goes to *ended; one for an expert whose load has just failed to *later. */
+static void wait_one(ep_weight_store *store, ep_weight_wait *wait, ep_weight_wait **ended, ep_weight_wait **later)
 {
     expert_entry *entry = &store->layers[wait->layer_slot].experts[wait->expert];
     wait->resident = entry->resident;
@@ -530,6 +540,10 @@ static void wait_one(ep_weight_store *store, ep_weight_wait *wait, ep_weight_wai
     }
     if (entry->resident != NULL || !entry->is_owned) {
         list_add(ended, wait);
+        return;
+    }
+    if (entry->state == EP_EXPERT_ABSENT && wait->since_ns < entry->retry_ns) {
+        list_add(later, wait);
         return;
     }
     list_add(&store->waits, wait);
@@ -545,13 +559,14 @@ void ep_weight_store_wait(ep_weight_store *store, uint32_t layer_slot, ep_weight
 {
     const uint64_t now_ns = ep_clock_now_ns();
     ep_weight_wait *ended = NULL;
-    ep_error error;
+    ep_weight_wait *later = NULL;
+    ep_error error, later_error;
     pthread_mutex_lock(&store->lock);
     const ep_err reason = store->close_reason;
     for (uint32_t i = 0; i < count; i++) {
         waits[i].layer_slot = layer_slot;
         waits[i].since_ns = now_ns;
-        wait_one(store, &waits[i], &ended);
+        wait_one(store, &waits[i], &ended, &later);
     }
     arm_deadline(store);
     pthread_cond_signal(&store->work);
@@ -561,8 +576,15 @@ void ep_weight_store_wait(ep_weight_store *store, uint32_t layer_slot, ep_weight
         ep_error_set(&error, EP_ERR_NOT_OWNER, "model %s layer %u: an expert is no longer held here",
                      store->layers[layer_slot].layer.model, store->layers[layer_slot].layer.shape.layer);
     }
+    if (later != NULL) {
+        ep_error_set(&later_error, EP_ERR_UNAVAILABLE, "model %s layer %u expert %u could not be loaded just now; it is tried again",
+                     store->layers[layer_slot].layer.model, store->layers[layer_slot].layer.shape.layer, later->expert);
+        later_error.layer = (int32_t)store->layers[layer_slot].layer.shape.layer;
+        later_error.expert = (int32_t)later->expert;
+    }
     pthread_mutex_unlock(&store->lock);
     ep_weight_waits_end(ended, &error);
+    ep_weight_waits_end(later, &later_error);
     if (reason != EP_OK) {
         end_waits(store, reason);
     }

@@ -4,8 +4,8 @@
  * slot stands for one (model, version, layer).
  *
  * Placed      wanted here. The first pass loads placed experts until weight_bytes_max is used up.
- * Owned       placed, and the first pass has dealt with it: resident, or cold (it did not fit). Requests for it are served. A failed
- *             load ends ownership; what is no longer placed stays owned until ep_weight_store_drop_unwanted.
+ * Owned       placed, and the first pass has dealt with it: resident, or cold (it did not fit). Requests for it are served. A load
+ *             that failed for good ends ownership (not one of a device's error or without memory: the next is tried a little later); what is no longer placed stays owned until ep_weight_store_drop_unwanted.
  * Resident    in memory. A request for a cold expert waits while it is loaded, ahead of everything else, in place of the expert with
  *             the least heat (moe/expert_heat.h). Experts that are likely to be used next come ahead of time while nothing else is to do.
  *
@@ -81,8 +81,8 @@ struct ep_weight_wait {
     bool (*is_dropped)(const ep_weight_wait *wait);
     /*
      * Exactly once, no lock held: from the loader's thread, the timers', or inside ep_weight_store_wait or _close. resident: with a
-     * reference; NULL: error says why (NOT_OWNER: it could not be loaded; UNAVAILABLE: the deadline came first; CANCELLED; what close
-     * was given), with layer and expert set.
+     * reference; NULL: error says why (NOT_OWNER: it could not be loaded; UNAVAILABLE: the deadline came first, or it cannot be loaded at
+     * the moment; CANCELLED; what close was given), with layer and expert set.
      */
     void (*ready)(ep_weight_wait *wait, ep_resident *resident, const ep_error *error);
     void *arg;

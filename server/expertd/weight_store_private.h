@@ -16,6 +16,7 @@ typedef struct expert_entry {
     bool is_prefetched; /* resident ahead of time and not used yet */
     uint32_t layer_slot;
     uint32_t expert;
+    uint64_t retry_ns;         /* a load failed for a passing reason: none before this */
     uint32_t digest;           /* first bytes of its SHA-256; 0: never read */
     ep_resident *resident;     /* the store's reference; NULL unless RESIDENT */
     struct expert_entry *next; /* in one of the loader's queues */

@@ -21,6 +21,7 @@ static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static uint64_t changes;
 static ep_timer_service *timers;
 static bool prefetches;
+static uint64_t load_bytes_per_s;
 static const uint8_t all[8] = {1, 1, 1, 1, 1, 1, 1, 1};
 
 static void on_change(void *arg)
@@ -62,7 +63,8 @@ static void open_store(uint64_t weight_bytes_max)
     cr_assert_eq(ep_checkpoint_open(dir, &checkpoint, &e), EP_OK, "%s", e.text);
     cr_assert_eq(ep_backend_by_name("reference")->open(&config, &backend, &e), EP_OK, "%s", e.text);
     ep_weight_store_config sc = {
-        .backend = backend, .weight_bytes_max = weight_bytes_max, .prefetches = prefetches, .timers = timers, .on_change = on_change};
+        .backend = backend, .weight_bytes_max = weight_bytes_max, .prefetches = prefetches,
+        .load_bytes_per_s = load_bytes_per_s, .timers = timers, .on_change = on_change};
     cr_assert_eq(ep_weight_store_create(&sc, &store, &e), EP_OK);
     const ep_model_info *info = ep_checkpoint_info(checkpoint);
     for (uint32_t l = 0; l < info->moe_layers_count; l++) {
@@ -414,6 +416,112 @@ Test(weight_store, an_expert_placed_again_while_its_waiters_gave_up_is_owned)
     await(&b);
     cr_expect_eq(b.error.code, EP_ERR_CANCELLED);
     cr_expect_eq(settle().owned_count, 8);
+}
+
+Test(weight_store, requests_that_miss_do_not_keep_an_assignment_from_its_end, .timeout = 60)
+{
+    const uint64_t each = bytes_of_one();
+    const uint32_t two[2] = {0, 1};
+    uint32_t missing;
+    ep_expert_state state;
+    ep_resident *held[2];
+    asked a, b;
+    open_store(each * 2);
+    ep_weight_store_want(store, 0, all);
+    settle();
+    cr_assert(ep_weight_store_acquire(store, 0, two, NULL, 2, held, &missing, &state));
+    ask(&a, 0, 5, UINT64_MAX);
+    ask(&b, 0, 6, UINT64_MAX);
+    ep_weight_store_want(store, 1, all);
+    ep_resident_release(held[0]);
+    await(&a); /* the next miss cannot be served: all memory is held */
+    cr_expect_eq(settle().owned_count, 16);
+    cr_expect_eq(b.ready_count, 0);
+    ep_resident_release(a.resident);
+    ep_resident_release(held[1]);
+    await(&b);
+    ep_resident_release(b.resident);
+}
+
+static const ep_backend_ops *plain_ops;
+static _Atomic uint32_t fails_left;
+
+static ep_err load_or_fail(ep_backend *base, const ep_expert_source *source, ep_backend_weights **out_weights, ep_error *out_error)
+{
+    if (atomic_load(&fails_left) > 0) {
+        atomic_fetch_sub(&fails_left, 1);
+        return ep_error_set(out_error, EP_ERR_IO, "made up");
+    }
+    return plain_ops->weights_load(base, source, out_weights, out_error);
+}
+
+Test(weight_store, an_error_that_may_pass_leaves_the_expert_owned_and_is_tried_again)
+{
+    const uint64_t each = bytes_of_one();
+    asked a;
+    open_store(each * 2);
+    ep_weight_store_want(store, 0, all);
+    settle();
+    plain_ops = backend->ops;
+    ep_backend_ops ops = *plain_ops;
+    ops.weights_load = load_or_fail;
+    backend->ops = &ops;
+    atomic_store(&fails_left, 1);
+    ask(&a, 0, 7, UINT64_MAX);
+    await(&a);
+    cr_expect_eq(a.error.code, EP_ERR_UNAVAILABLE);
+    cr_expect_not_null(strstr(a.error.text, "expert 7 could not be loaded: made up"), "%s", a.error.text);
+    cr_expect_eq(a.error.expert, 7);
+    cr_expect_eq(settle().owned_count, 8);
+    cr_expect_eq(settle().failed_count, 0);
+    do {
+        usleep(5000);
+        ask(&a, 0, 7, UINT64_MAX);
+        await(&a);
+    } while (a.error.code == EP_ERR_UNAVAILABLE);
+    cr_expect_eq(a.error.code, EP_OK, "%s", a.error.text);
+    ep_resident_release(a.resident);
+    backend->ops = plain_ops;
+}
+
+static uint64_t prefetches_before;
+
+static void on_ready_count(ep_weight_wait *wait, ep_resident *resident, const ep_error *error)
+{
+    ep_weight_stats stats;
+    ep_weight_store_read_stats(store, &stats);
+    prefetches_before = stats.prefetches_total;
+    on_ready(wait, resident, error);
+}
+
+Test(weight_store, a_prefetch_that_waits_for_the_rate_gives_way_to_a_request)
+{
+    const uint64_t each = bytes_of_one();
+    const uint32_t pair[2] = {6, 7};
+    uint32_t missing;
+    ep_expert_state state;
+    asked a;
+    prefetches = true;
+    load_bytes_per_s = each * 2;
+    open_store(each * 2);
+    ep_weight_store_want(store, 0, all);
+    settle();
+    ask(&a, 0, 3, UINT64_MAX); /* the next load is half a second away */
+    await(&a);
+    ep_resident_release(a.resident);
+    for (uint32_t i = 0; i < 100; i++) {
+        ep_resident *residents[2];
+        cr_assert(ep_weight_store_acquire(store, 0, pair, NULL, 2, residents, &missing, &state));
+        ep_resident_release(residents[0]);
+        ep_resident_release(residents[1]);
+    }
+    usleep(20000); /* so that the loader has most likely turned to a prefetch */
+    a = (asked){.wait = {.expert = 4, .deadline_ns = UINT64_MAX, .ready = on_ready_count, .arg = &a}};
+    ep_weight_store_wait(store, 0, &a.wait, 1);
+    await(&a);
+    cr_expect_eq(a.error.code, EP_OK, "%s", a.error.text);
+    cr_expect_eq(prefetches_before, 0);
+    ep_resident_release(a.resident);
 }
 
 static _Atomic bool has_left;
