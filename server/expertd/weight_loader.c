@@ -336,8 +336,8 @@ static void load_one(loader *self, expert_entry *entry, load_kind kind)
     if (ended != NULL && err != EP_OK) {
         char why[sizeof(error.text)];
         snprintf(why, sizeof(why), "%s", error.text);
-        ep_error_set(&error, may_come ? EP_ERR_UNAVAILABLE : EP_ERR_NOT_OWNER, "model %s layer %u expert %u could not be loaded: %.300s", layer->layer.model,
-                     layer->layer.shape.layer, entry->expert, why);
+        ep_error_set(&error, may_come ? EP_ERR_UNAVAILABLE : EP_ERR_NOT_OWNER, "model %s layer %u expert %u could not be loaded: %.300s",
+                     layer->layer.model, layer->layer.shape.layer, entry->expert, why);
         error.layer = (int32_t)layer->layer.shape.layer;
         error.expert = (int32_t)entry->expert;
     }

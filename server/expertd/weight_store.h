@@ -5,7 +5,8 @@
  *
  * Placed      wanted here. The first pass loads placed experts until weight_bytes_max is used up.
  * Owned       placed, and the first pass has dealt with it: resident, or cold (it did not fit). Requests for it are served. A load
- *             that failed for good ends ownership (not one of a device's error or without memory: the next is tried a little later); what is no longer placed stays owned until ep_weight_store_drop_unwanted.
+ *             that failed for good ends ownership (not one of a device's error or without memory: the next is tried a little
+ *             later); what is no longer placed stays owned until ep_weight_store_drop_unwanted.
  * Resident    in memory. A request for a cold expert waits while it is loaded, ahead of everything else, in place of the expert with
  *             the least heat (moe/expert_heat.h). Experts that are likely to be used next come ahead of time while nothing else is to do.
  *
