@@ -52,6 +52,12 @@ typedef struct worker {
     sem_t room;
 } worker;
 
+typedef struct reader {
+    pthread_t thread;
+    ep_rpc_server *server;
+    _Atomic bool stop;
+} reader;
+
 static void on_reply(void *arg, const ep_rpc_reply *reply, const ep_error *error)
 {
     stress_call *call = arg;
@@ -166,6 +172,17 @@ static void *churn_main(void *arg)
     return NULL;
 }
 
+/* Reads what looks at every connection, those that end just now too, until the others are done. */
+static void *reader_main(void *arg)
+{
+    reader *r = arg;
+    ep_rpc_server_stats stats;
+    while (!atomic_load(&r->stop)) {
+        ep_rpc_server_read_stats(r->server, &stats);
+    }
+    return NULL;
+}
+
 static void limits(ep_rpc_server_config *config)
 {
     config->common.limits.credit_bytes = 1000000;
@@ -222,9 +239,15 @@ static int run(const char *url, uint64_t seed)
             return 1;
         }
     }
+    reader r = {.server = f.server};
+    if (pthread_create(&r.thread, NULL, reader_main, &r) != 0) {
+        return 1;
+    }
     for (int i = 0; i <= THREADS; i++) {
         pthread_join(workers[i].thread, NULL);
     }
+    atomic_store(&r.stop, true);
+    pthread_join(r.thread, NULL);
     if (seed % 2 == 0) { /* once the server ends first, once the channels */
         fixture_server_stop(&f);
     }
