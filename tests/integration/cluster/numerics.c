@@ -125,7 +125,19 @@ static void make_fixture(void)
     }
 }
 
-/* level: what the daemons may use of the CPU, NULL all. family: what they must compute with. */
+/* What this program, and so its daemons, may use of the CPU; NULL: all. */
+static const char *level_of_test;
+
+static void set_level(const char *level)
+{
+    if (level != NULL) {
+        setenv(EP_CPU_FEATURES_VARIABLE, level, 1);
+    } else {
+        unsetenv(EP_CPU_FEATURES_VARIABLE);
+    }
+}
+
+/* level: what the daemons may use of the CPU, NULL as this program. family: what they must compute with. */
 static void run(const char *numerics, const char *backend, const char *level, const char *family)
 {
     const ep_test_model model = {"demo", fixture_dir};
@@ -138,11 +150,9 @@ static void run(const char *numerics, const char *backend, const char *level, co
                                              .node_args = args};
     ep_test_cluster cluster;
     char out[PATH_BYTES];
-    if (level != NULL) {
-        setenv(EP_CPU_FEATURES_VARIABLE, level, 1);
-    }
+    set_level(level != NULL ? level : level_of_test);
     ep_test_cluster_start(&cluster, &options);
-    unsetenv(EP_CPU_FEATURES_VARIABLE);
+    set_level(level_of_test);
     snprintf(out, sizeof(out), "%s/out.safetensors", cluster.dir);
     for (size_t i = 0; i < EP_ARRAY_COUNT(token_counts); i++) {
         char in[PATH_BYTES];
@@ -155,7 +165,7 @@ static void run(const char *numerics, const char *backend, const char *level, co
         int code = ep_test_cluster_ctl(&cluster, forward, &output);
         EP_TEST_CHECK(code == 0, "exit code %d: %s", code, output);
         EP_TEST_CHECK(is_equal(expected, out), "%s %s, CPU level %s, %u tokens: not what family %s gives", numerics, backend,
-                      level == NULL ? "all" : level, token_counts[i], family);
+                      level == NULL ? "of the test" : level, token_counts[i], family);
         free(output);
     }
     char *status = NULL;
@@ -173,9 +183,9 @@ static void expect_refused_level(void)
     char model[PATH_BYTES];
     snprintf(model, sizeof(model), "--model=demo=%s", fixture_dir);
     const char *args[] = {model, "--listen=tcp://127.0.0.1:0", "--admin-listen=tcp://127.0.0.1:0", NULL};
-    setenv(EP_CPU_FEATURES_VARIABLE, "avx1024", 1);
+    set_level("avx1024");
     int code = ep_test_process_run(fixture_dir, "refused", ep_test_expertd, args, NULL, EP_TEST_PATIENCE_MS, &output);
-    unsetenv(EP_CPU_FEATURES_VARIABLE);
+    set_level(level_of_test);
     EP_TEST_CHECK(code != 0 && strstr(output, "EXPERTD_CPU_FEATURES is 'avx1024', allowed on this CPU: portable") != NULL,
                   "exit code %d: %s", code, output);
     free(output);
@@ -183,6 +193,7 @@ static void expect_refused_level(void)
 
 int main(void)
 {
+    level_of_test = getenv(EP_CPU_FEATURES_VARIABLE) == NULL ? NULL : strdup(getenv(EP_CPU_FEATURES_VARIABLE));
     make_fixture();
     run("--numerics=bf16dp", "--backend=cpu", NULL, "bf16dp");
     run("--numerics=bf16dp", "--backend=cpu", "portable", "bf16dp");

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/cpu_features.h"
 #include "kernels/ffn_kernel.h"
 
 Test(kernel_select, best_is_first_and_the_generic_one_last)
@@ -22,6 +23,20 @@ Test(kernel_select, best_is_first_and_the_generic_one_last)
             n++;
         }
         cr_assert_eq(ep_ffn_kernel_of((ep_ffn_family)family), ep_ffn_kernel_at(n));
+    }
+}
+
+/* A level that this CPU has is the best it may use; x86's levels are named as their kernels. */
+Test(kernel_select, the_variable_names_the_best_kernel_of_portable)
+{
+    const char *level = getenv(EP_CPU_FEATURES_VARIABLE);
+    const char *name = ep_ffn_kernel_of(EP_FFN_FAMILY_PORTABLE)->name;
+    ep_error error;
+    cr_assert_eq(ep_cpu_features_check(&error), EP_OK, "%s", error.text);
+    if (level != NULL && strcmp(level, "portable") == 0) {
+        cr_assert_str_eq(name, "generic");
+    } else if (level != NULL && strncmp(level, "avx", 3) == 0 && strcmp(level, "avx512bf16") != 0) {
+        cr_assert_str_eq(name, level);
     }
 }
 

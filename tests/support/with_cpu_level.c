@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* with_cpu_level LEVEL PROGRAM [ARGS..]: runs the program with the CPU limited to LEVEL, and all it starts. 77 (skipped) where
+ * this CPU has no such level. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "base/cpu_features.h"
+
+int main(int argc, char **argv)
+{
+    ep_error error;
+    if (argc < 3) {
+        fprintf(stderr, "usage: %s LEVEL PROGRAM [ARGS..]\n", argv[0]);
+        return 2;
+    }
+    if (setenv(EP_CPU_FEATURES_VARIABLE, argv[1], 1) != 0) {
+        perror("setenv");
+        return 2;
+    }
+    if (ep_cpu_features_check(&error) != EP_OK) {
+        printf("skipped: %s\n", error.text);
+        return 77;
+    }
+    execv(argv[2], argv + 2);
+    perror(argv[2]);
+    return 2;
+}
