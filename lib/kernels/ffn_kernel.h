@@ -8,6 +8,7 @@
  * up with zeros). Each activation of a line takes 4 bytes: a float, or two bf16, the even k in the low half.
  *
  * Packed activations  chunks of 1..EP_FFN_CHUNK_ROWS rows; chunk c holds [line][rows of c], chunks follow each other.
+ *      Those of w8a8 are int8: [ceil(k/4)][rows of c][4].
  * Packed panel        [k][EP_FFN_PANEL] weights of their own type. bf16: inside each group of 32 outputs, output j lies
  *      at 2j and output j + 16 at 2j + 1, so that one 32-bit lane widens to both by a shift and by a mask. f16 and f32:
  *      in order. bf16 for families of pairs: [line][EP_FFN_PANEL][2].
@@ -50,12 +51,17 @@ typedef struct ep_ffn_kernel {
     void (*group_panel)(ep_weight_format format, const float *a, uint32_t rows, const uint8_t *panel,
                         uint32_t k_count, const uint8_t *next, float *c);
     /*
-     * portable only.
-     * sums[r][o] = (first ? 0 : sums[r][o]) + sum over 4 * quads lines of weight * a, for a chunk of rows.
-     * a [quads][rows][4]; panel of w8a8 from the first of these lines on; sums [rows][EP_FFN_PANEL], 64-byte aligned.
+     * portable only, w8a8. One chunk of the batch's rows from first_row, widened and rounded to int8, and their
+     * scales [rows]. a [ceil(k_count/4)][rows][4], zeros behind k_count, in whatever form int8_panel takes it.
      */
-    void (*int8_panel)(const int8_t *a, uint32_t rows, const uint8_t *panel, uint32_t quads, bool first,
-                       int32_t *sums);
+    void (*int8_rows)(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows, uint32_t k_count, int8_t *a,
+                      float *scales);
+    /*
+     * portable only, w8a8. c[r][o] = (sum to f32 * weight scale[o]) * row_scales[r] for one panel and all rows; the
+     * chunks of a follow each other, next and c as above.
+     */
+    void (*int8_panel)(const int8_t *a, uint32_t rows, const uint8_t *panel, uint32_t k_count, const float *row_scales,
+                       const uint8_t *next, float *c);
     /* h[i] = activation(g[i], u[i]), i < count, a multiple of 16; all 64-byte aligned, h another array. */
     void (*activate)(ep_activation activation, const ep_activation_numbers *numbers, const float *g,
                      const float *u, uint32_t count, float *h);

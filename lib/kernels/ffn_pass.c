@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The three stages of a pass: widening rows, gate and up with the activation, down with the one rounding. */
+/* The stages of a pass: widening rows, gate and up with the activation, inner rows to int8, down with the one rounding. */
 #include "kernels/ffn_pass.h"
 
-#include <stdatomic.h>
 #include <string.h>
 
 #include "base/check.h"
@@ -12,13 +11,38 @@
 #include "kernels/ffn_widen.h"
 
 #define WIDEN_BLOCK 64 /* inputs widened at a time */
-#define INT8_BLOCK 128 /* inner values rounded to int8 at a time */
 
-size_t ep_ffn_pass_scratch_bytes(uint32_t hidden, uint32_t inner, uint32_t rows)
+/* Takes memory for a part of the scratch: its place, or just its size when there is no scratch yet. */
+static void *take(uint8_t *scratch, size_t *used, size_t bytes)
 {
-    size_t floats = ep_align_up(4 * (size_t)ep_ffn_quads(hidden) * rows, EP_FFN_ALIGN / sizeof(float)) +
-                    ep_align_up((size_t)inner * rows, EP_FFN_ALIGN / sizeof(float)) + 3 * (size_t)rows;
-    return ep_align_up(floats * sizeof(float), EP_FFN_ALIGN);
+    void *part = scratch == NULL ? NULL : scratch + *used;
+    *used += ep_align_up(bytes, EP_FFN_ALIGN);
+    return part;
+}
+
+/* Gives a pass its parts of the scratch; returns the bytes of them all. */
+static size_t place(ep_ffn_pass *pass, const ep_ffn_packed *weights, size_t rows, void *scratch)
+{
+    size_t used = 0;
+    pass->share = take(scratch, &used, rows * sizeof(float));
+    if (ep_ffn_pass_rounds(weights)) {
+        pass->x = NULL;
+        pass->x_int8 = take(scratch, &used, 4 * (size_t)ep_ffn_quads(weights->hidden) * rows);
+        pass->h_int8 = take(scratch, &used, 4 * (size_t)ep_ffn_quads(weights->inner) * rows);
+        pass->x_scales = take(scratch, &used, rows * sizeof(float));
+        pass->h_scales = take(scratch, &used, rows * sizeof(float));
+        pass->h = take(scratch, &used, (size_t)weights->gate_up_panels * weights->gate_up_width * rows * sizeof(float));
+    } else {
+        pass->x = take(scratch, &used, (size_t)ep_ffn_lines(weights->family, weights->hidden) * rows * sizeof(float));
+        pass->h = take(scratch, &used, (size_t)ep_ffn_lines(weights->family, weights->inner) * rows * sizeof(float));
+    }
+    return used;
+}
+
+size_t ep_ffn_pass_scratch_bytes(const ep_ffn_packed *weights, uint32_t rows)
+{
+    ep_ffn_pass pass;
+    return place(&pass, weights, rows, NULL);
 }
 
 void ep_ffn_pass_init(ep_ffn_pass *pass, const ep_ffn_kernel *kernel, const ep_ffn_packed *weights,
@@ -26,17 +50,13 @@ void ep_ffn_pass_init(ep_ffn_pass *pass, const ep_ffn_kernel *kernel, const ep_f
 {
     EP_ASSERT(batch->rows_count >= 1 && batch->rows_count <= EP_FFN_PASS_ROWS);
     EP_ASSERT(kernel->family == weights->family);
-    pass->kernel = kernel;
-    pass->weights = weights;
-    pass->batch = *batch;
-    pass->chunks = ep_ffn_chunks_of(batch->rows_count);
-    pass->x = scratch;
-    pass->h =
-        pass->x + ep_align_up(4 * (size_t)ep_ffn_quads(weights->hidden) * batch->rows_count, EP_FFN_ALIGN / sizeof(float));
-    pass->share =
-        pass->h + ep_align_up((size_t)weights->inner * batch->rows_count, EP_FFN_ALIGN / sizeof(float));
-    pass->x_scale = pass->share + batch->rows_count;
-    pass->h_magnitude = (_Atomic uint32_t *)(void *)(pass->x_scale + batch->rows_count);
+    *pass = (ep_ffn_pass){
+        .kernel = kernel,
+        .weights = weights,
+        .batch = *batch,
+        .chunks = ep_ffn_chunks_of(batch->rows_count),
+    };
+    place(pass, weights, batch->rows_count, scratch);
 }
 
 /* One chain per row, all rows of the chunk side by side. */
@@ -56,41 +76,22 @@ static void shared_gate_chunk(const ep_ffn_packed *weights, const float *a, uint
     }
 }
 
-/* Rounds the floats of a chunk to int8 in place: a byte of quad k / 4 lies before any float of line k that is still
- * to be read. */
-static void round_chunk_to_int8(const ep_ffn_pass *pass, uint32_t first_row, uint32_t rows)
+/* The same of rows that are rounded to int8 and never laid out as floats. */
+static void shared_gate_rows(const ep_ffn_pass *pass, uint32_t first_row, uint32_t rows)
 {
     const uint32_t hidden = pass->weights->hidden;
-    float *from = pass->x + (size_t)first_row * 4 * ep_ffn_quads(hidden);
-    int8_t *to = (int8_t *)from;
-    float scale[EP_FFN_CHUNK_ROWS];
-    for (uint32_t r = 0; r < rows; r++) {
-        uint32_t magnitude = 0;
-        for (size_t k = 0; k < hidden; k++) {
-            uint32_t m = ep_f32_bits(from[k * rows + r]) & 0x7fffffffu;
-            magnitude = m > magnitude ? m : magnitude;
-        }
-        scale[r] = ep_ffn_int8_scale(magnitude);
-        pass->x_scale[first_row + r] = scale[r];
-        atomic_store_explicit(&pass->h_magnitude[first_row + r], 0, memory_order_relaxed);
-    }
-    for (size_t k = 0; k < hidden; k += 4) {
-        int8_t quad[EP_FFN_CHUNK_ROWS * 4] = {0};
-        for (uint32_t j = 0; j < 4 && k + j < hidden; j++) {
-            for (uint32_t r = 0; r < rows; r++) {
-                quad[4 * r + j] = ep_ffn_int8_round(from[(k + j) * rows + r], scale[r]);
+    float wide[WIDEN_BLOCK];
+    for (uint32_t r = first_row; r < first_row + rows; r++) {
+        float acc = 0.0f;
+        for (uint32_t k = 0; k < hidden; k += WIDEN_BLOCK) {
+            const uint32_t count = hidden - k < WIDEN_BLOCK ? hidden - k : WIDEN_BLOCK;
+            ep_ffn_widen(&pass->batch, &pass->batch.rows[r], k, count, wide);
+            for (uint32_t i = 0; i < count; i++) {
+                acc = fmaf(pass->weights->shared_gate[k + i], wide[i], acc);
             }
         }
-        memcpy(to + k * rows, quad, 4 * (size_t)rows);
+        pass->share[r] = ep_sigmoidf(acc);
     }
-}
-
-/* Where the rows of a chunk begin in x; int8 rows are padded to whole quads. */
-static size_t x_offset(const ep_ffn_packed *weights, uint32_t first_row)
-{
-    const uint32_t hidden = weights->hidden;
-    return (size_t)first_row *
-           (weights->format == EP_WEIGHTS_W8A8 ? 4 * ep_ffn_quads(hidden) : ep_ffn_lines(weights->family, hidden));
 }
 
 /* Family `portable`. */
@@ -121,79 +122,44 @@ static void lay(const float *h, uint32_t rows, uint32_t count, float *a)
 void ep_ffn_pass_pack_chunk(const ep_ffn_pass *pass, uint32_t chunk)
 {
     const ep_ffn_packed *weights = pass->weights;
-    const uint32_t first_row = ep_ffn_chunk_first_row(&pass->chunks, chunk);
+    const uint32_t hidden = weights->hidden;
+    const size_t first_row = ep_ffn_chunk_first_row(&pass->chunks, chunk);
     const uint32_t rows = ep_ffn_chunk_rows(&pass->chunks, chunk);
-    float *a = pass->x + x_offset(weights, first_row);
 
-    ep_path_count(EP_PATH_PANEL, (uint64_t)rows * weights->hidden * ep_dtype_bytes(pass->batch.x_dtype));
-    (pass->kernel->pack_rows != NULL ? pass->kernel->pack_rows : pack_rows)(&pass->batch, first_row, rows,
-                                                                            weights->hidden, a);
+    ep_path_count(EP_PATH_PANEL, (uint64_t)rows * hidden * ep_dtype_bytes(pass->batch.x_dtype));
+    if (ep_ffn_pass_rounds(weights)) {
+        pass->kernel->int8_rows(&pass->batch, (uint32_t)first_row, rows, hidden,
+                                pass->x_int8 + first_row * 4 * ep_ffn_quads(hidden), pass->x_scales + first_row);
+        if (weights->shared_gate != NULL) {
+            shared_gate_rows(pass, (uint32_t)first_row, rows);
+        }
+        return;
+    }
+    float *a = pass->x + first_row * ep_ffn_lines(weights->family, hidden);
+    (pass->kernel->pack_rows != NULL ? pass->kernel->pack_rows : pack_rows)(&pass->batch, (uint32_t)first_row, rows, hidden,
+                                                                            a);
     if (weights->shared_gate != NULL) {
         shared_gate_chunk(weights, a, rows, pass->share + first_row);
     }
-    if (weights->format == EP_WEIGHTS_W8A8) {
-        round_chunk_to_int8(pass, first_row, rows);
-    }
 }
 
-/* c[r][o] = (sum to f32 * weight scale) * scale of the row */
-static void scale_sums(const int32_t *sums, uint32_t rows, const float *weight_scales, const float *row_scales,
-                       float *c)
+static size_t h_stride(const ep_ffn_packed *weights)
 {
-    for (uint32_t r = 0; r < rows; r++) {
-        for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
-            c[r * EP_FFN_PANEL + o] = ((float)sums[r * EP_FFN_PANEL + o] * weight_scales[o]) * row_scales[r];
-        }
-    }
+    return (size_t)weights->gate_up_panels * weights->gate_up_width;
 }
 
-static const float *int8_scales(const uint8_t *panel, uint32_t k_count)
-{
-    return (const float *)(const void *)(panel + (size_t)ep_ffn_quads(k_count) * 4 * EP_FFN_PANEL);
-}
-
-static void int8_gate_up(const ep_ffn_pass *pass, const uint8_t *panel, float *tile)
+void ep_ffn_pass_round_chunk(const ep_ffn_pass *pass, uint32_t chunk)
 {
     const ep_ffn_packed *weights = pass->weights;
-    _Alignas(EP_FFN_ALIGN) int32_t sums[EP_FFN_CHUNK_ROWS * EP_FFN_PANEL];
-    for (uint32_t chunk = 0; chunk < pass->chunks.count; chunk++) {
-        const uint32_t first_row = ep_ffn_chunk_first_row(&pass->chunks, chunk);
-        const uint32_t rows = ep_ffn_chunk_rows(&pass->chunks, chunk);
-        const int8_t *a = (const int8_t *)(pass->x + x_offset(weights, first_row));
-        pass->kernel->int8_panel(a, rows, panel, ep_ffn_quads(weights->hidden), true, sums);
-        scale_sums(sums, rows, int8_scales(panel, weights->hidden), pass->x_scale + first_row,
-                   tile + (size_t)first_row * EP_FFN_PANEL);
+    const size_t first_row = ep_ffn_chunk_first_row(&pass->chunks, chunk);
+    const uint32_t rows = ep_ffn_chunk_rows(&pass->chunks, chunk);
+    ep_ffn_row inner_rows[EP_FFN_CHUNK_ROWS];
+    for (uint32_t r = 0; r < rows; r++) {
+        inner_rows[r] = (ep_ffn_row){.x = pass->h + (first_row + r) * h_stride(weights)};
     }
-}
-
-/* The inner rows are complete only when stage 2 has ended, so each panel rounds them again, block by block. */
-static void int8_down(const ep_ffn_pass *pass, const uint8_t *panel, float *tile)
-{
-    const uint32_t inner = pass->weights->inner;
-    _Alignas(EP_FFN_ALIGN) int32_t sums[EP_FFN_CHUNK_ROWS * EP_FFN_PANEL];
-    _Alignas(EP_FFN_ALIGN) int8_t a[INT8_BLOCK * EP_FFN_CHUNK_ROWS];
-    for (uint32_t chunk = 0; chunk < pass->chunks.count; chunk++) {
-        const uint32_t first_row = ep_ffn_chunk_first_row(&pass->chunks, chunk);
-        const uint32_t rows = ep_ffn_chunk_rows(&pass->chunks, chunk);
-        const float *h = pass->h + (size_t)first_row * inner;
-        float scale[EP_FFN_CHUNK_ROWS];
-        for (uint32_t r = 0; r < rows; r++) {
-            scale[r] = ep_ffn_int8_scale(
-                atomic_load_explicit(&pass->h_magnitude[first_row + r], memory_order_relaxed));
-        }
-        for (uint32_t k = 0; k < inner; k += INT8_BLOCK) {
-            const uint32_t n = inner - k < INT8_BLOCK ? inner - k : INT8_BLOCK;
-            memset(a + (size_t)(n & ~3u) * rows, 0, (n & 3u) != 0 ? 4 * (size_t)rows : 0);
-            for (uint32_t i = 0; i < n; i++) {
-                for (uint32_t r = 0; r < rows; r++) {
-                    a[((size_t)(i / 4) * rows + r) * 4 + i % 4] =
-                        ep_ffn_int8_round(h[(size_t)(k + i) * rows + r], scale[r]);
-                }
-            }
-            pass->kernel->int8_panel(a, rows, panel + (size_t)k * EP_FFN_PANEL, ep_ffn_quads(n), k == 0, sums);
-        }
-        scale_sums(sums, rows, int8_scales(panel, inner), scale, tile + (size_t)first_row * EP_FFN_PANEL);
-    }
+    const ep_ffn_batch inner = {.rows = inner_rows, .rows_count = rows, .x_dtype = EP_DTYPE_F32};
+    pass->kernel->int8_rows(&inner, 0, rows, weights->inner, pass->h_int8 + first_row * 4 * ep_ffn_quads(weights->inner),
+                            pass->h_scales + first_row);
 }
 
 static void add_bias(const float *bias, uint32_t rows, float *c)
@@ -227,7 +193,8 @@ static void multiply(const ep_ffn_pass *pass, bool is_down, uint32_t index, cons
     const float *bias = is_down ? weights->down_bias : weights->gate_up_bias;
 
     if (format == EP_WEIGHTS_W8A8) {
-        (is_down ? int8_down : int8_gate_up)(pass, panel, tile);
+        pass->kernel->int8_panel(is_down ? pass->h_int8 : pass->x_int8, rows, panel, k_count,
+                                 is_down ? pass->h_scales : pass->x_scales, next, tile);
     } else if (ep_weight_format_is_float(format)) {
         pass->kernel->panel(ep_weight_format_dtype(format), a, rows, panel, ep_ffn_lines(weights->family, k_count), next,
                             tile);
@@ -239,18 +206,11 @@ static void multiply(const ep_ffn_pass *pass, bool is_down, uint32_t index, cons
     }
 }
 
-/* Raises the row's greatest |h|; panels of the same row may do so at the same time. */
-static void note_magnitude(_Atomic uint32_t *greatest, const float *h, uint32_t count)
+static void activate(const ep_ffn_pass *pass, const float *c, float *h)
 {
-    uint32_t magnitude = 0;
-    for (uint32_t i = 0; i < count; i++) {
-        uint32_t m = ep_f32_bits(h[i]) & 0x7fffffffu;
-        magnitude = m > magnitude ? m : magnitude;
-    }
-    uint32_t seen = atomic_load_explicit(greatest, memory_order_relaxed);
-    while (seen < magnitude && !atomic_compare_exchange_weak_explicit(greatest, &seen, magnitude,
-                                                                      memory_order_relaxed, memory_order_relaxed)) {
-    }
+    const ep_ffn_packed *weights = pass->weights;
+    const uint32_t width = weights->gate_up_width;
+    pass->kernel->activate(weights->activation, &weights->numbers, c, c + EP_FFN_PANEL - width, width, h);
 }
 
 void ep_ffn_pass_gate_up(const ep_ffn_pass *pass, uint32_t panel, const uint8_t *next_panel, float *tile)
@@ -260,21 +220,23 @@ void ep_ffn_pass_gate_up(const ep_ffn_pass *pass, uint32_t panel, const uint8_t 
     const uint32_t first = panel * width;
     const uint32_t left = weights->inner - first;
     const uint32_t count = left < width ? left : width;
-    const size_t lines = ep_ffn_lines(weights->family, weights->inner);
-    _Alignas(EP_FFN_ALIGN) float h[EP_FFN_CHUNK_ROWS * EP_FFN_PANEL];
 
     multiply(pass, false, panel, next_panel, tile);
+    if (ep_ffn_pass_rounds(weights)) {
+        for (uint32_t r = 0; r < pass->batch.rows_count; r++) {
+            activate(pass, tile + (size_t)r * EP_FFN_PANEL, pass->h + r * h_stride(weights) + first);
+        }
+        return;
+    }
+    const size_t lines = ep_ffn_lines(weights->family, weights->inner);
+    _Alignas(EP_FFN_ALIGN) float h[EP_FFN_CHUNK_ROWS * EP_FFN_PANEL];
     const float *c = tile;
     for (uint32_t chunk = 0; chunk < pass->chunks.count; chunk++) {
         const uint32_t rows = ep_ffn_chunk_rows(&pass->chunks, chunk);
         const uint32_t first_row = ep_ffn_chunk_first_row(&pass->chunks, chunk);
         float *a = pass->h + first_row * lines + (size_t)ep_ffn_lines(weights->family, first) * rows;
         for (uint32_t r = 0; r < rows; r++, c += EP_FFN_PANEL) {
-            float *to = h + (size_t)r * EP_FFN_PANEL;
-            pass->kernel->activate(weights->activation, &weights->numbers, c, c + EP_FFN_PANEL - width, width, to);
-            if (weights->format == EP_WEIGHTS_W8A8) {
-                note_magnitude(&pass->h_magnitude[first_row + r], to, count);
-            }
+            activate(pass, c, h + (size_t)r * EP_FFN_PANEL);
         }
         (pass->kernel->lay != NULL ? pass->kernel->lay : lay)(h, rows, count, a);
     }

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One pass of up to EP_FFN_PASS_ROWS rows through one packed expert, as tasks that any threads may run in any
- * order inside a stage; a stage begins when the one before has ended: stage 1  ep_ffn_pass_pack_chunk
- * chunks_count tasks       x widened, laid out for the kernel stage 2  ep_ffn_pass_gate_up gate_up_panels
- * tasks     h = activation(gate x, up x) stage 3  ep_ffn_pass_down         down_panels tasks        y = down h,
- * rounded, written to the rows Bits do not depend on how rows are cut into passes and tasks into threads.
+ * One pass of up to EP_FFN_PASS_ROWS rows through one packed expert, as tasks that any threads may run in any order
+ * inside a stage; a stage begins when the one before has ended:
+ *     ep_ffn_pass_pack_chunk   chunks.count tasks     x widened, laid out for the kernel
+ *     ep_ffn_pass_gate_up      gate_up_panels tasks   h = activation(gate x, up x)
+ *     ep_ffn_pass_round_chunk  chunks.count tasks     h rounded to int8; where ep_ffn_pass_rounds
+ *     ep_ffn_pass_down         down_panels tasks      y = down h, rounded, written to the rows
+ * Bits do not depend on how rows are cut into passes and tasks into threads.
  *
  * Ownership  the packed weights and the scratch are the caller's memory.
  * Threads    tasks of one stage write disjoint memory. The caller orders the stages.
@@ -43,11 +45,13 @@ typedef struct ep_ffn_pass {
     const ep_ffn_packed *weights;
     ep_ffn_batch batch; /* rows_count 1..EP_FFN_PASS_ROWS */
     ep_ffn_chunks chunks;
-    float *x;     /* packed activations over H */
-    float *h;     /* packed activations over I */
-    float *share;   /* [rows] factor of the shared expert's gate */
-    float *x_scale; /* [rows] w8a8: scale of x, which then holds int8 [ceil(H/4)][rows of the chunk][4] */
-    _Atomic uint32_t *h_magnitude; /* [rows] w8a8: bits of the greatest |h| */
+    float *x;       /* packed activations over H; NULL for w8a8 */
+    float *h;       /* packed activations over I; w8a8: [rows][gate_up_panels * gate_up_width], rows in order */
+    int8_t *x_int8; /* w8a8: packed activations over H, and over I, with the scales of the rows */
+    int8_t *h_int8;
+    float *x_scales;
+    float *h_scales;
+    float *share; /* [rows] factor of the shared expert's gate */
 } ep_ffn_pass;
 
 /* family: one of pairs for bf16 weights only. */
@@ -63,12 +67,19 @@ void ep_ffn_packed_place(const ep_ffn_source *source, ep_ffn_family family, void
                          ep_ffn_packed *out_packed);
 
 /* Bytes of scratch of a pass. */
-size_t ep_ffn_pass_scratch_bytes(uint32_t hidden, uint32_t inner, uint32_t rows);
+size_t ep_ffn_pass_scratch_bytes(const ep_ffn_packed *weights, uint32_t rows);
 /* kernel: of the family the weights are packed for. scratch: EP_FFN_ALIGN, used until the last task has ended. batch->rows stays valid as long. */
 void ep_ffn_pass_init(ep_ffn_pass *pass, const ep_ffn_kernel *kernel, const ep_ffn_packed *weights,
                       const ep_ffn_batch *batch, void *scratch);
 
+/* Whether these weights want the inner rows rounded: to int8, w8a8. The scale of a row needs all panels. */
+static inline bool ep_ffn_pass_rounds(const ep_ffn_packed *weights)
+{
+    return weights->format == EP_WEIGHTS_W8A8;
+}
+
 void ep_ffn_pass_pack_chunk(const ep_ffn_pass *pass, uint32_t chunk);
+void ep_ffn_pass_round_chunk(const ep_ffn_pass *pass, uint32_t chunk);
 /*
  * tile: EP_FFN_TILE_BYTES of the calling thread, EP_FFN_ALIGN.
  * next_panel: where the weights of the panel begin that this thread will compute next, of this pass or another:

@@ -15,13 +15,14 @@
 
 #define SPIN_NS (50 * EP_NS_PER_US) /* an expert takes 50 to 500 us; waking a sleeper costs some 25 */
 #define WHOLE_PASS_FMAS 262144u     /* a pass below this is one task: handing parts over would cost more */
+#define SMALL_ROUND 16384u          /* inner values that one thread rounds to int8 */
 #define TASK_FMAS 65536u            /* panels are taken together up to this much work */
 #define LOCAL_LOOKS 32               /* waiting jobs that a thread passes over to find one of its own memory node */
 #define OVERTAKEN_MAX 64             /* jobs, or turns to passes, that near ones go before the one whose turn it is */
 #define CACHE_LINE 64
 #define SPARE_PASSES 3              /* passes open beyond one per thread: stage ends find other work, and one may be overtaken */
 
-typedef enum { STAGE_PREPARE, STAGE_PACK, STAGE_GATE_UP, STAGE_DOWN, STAGE_END } stage;
+typedef enum { STAGE_PREPARE, STAGE_PACK, STAGE_GATE_UP, STAGE_ROUND, STAGE_DOWN, STAGE_END } stage;
 
 /*
  * Tasks of a stage are claimed without the lock: `claim` holds the stage's number and how many are taken, so that a thread which still
@@ -233,6 +234,10 @@ static void enter_stage(cpu_pass *pass, stage next)
     case STAGE_GATE_UP:
         pass->tasks_count = packed->gate_up_panels;
         task_fmas = (uint64_t)weights->hidden * EP_FFN_PANEL * pass->rows_count;
+        break;
+    case STAGE_ROUND:
+        pass->tasks_count = pass->pass.chunks.count;
+        task_fmas = (uint64_t)weights->inner * EP_FFN_CHUNK_ROWS;
         break;
     case STAGE_DOWN:
         pass->tasks_count = packed->down_panels;
@@ -451,6 +456,8 @@ static void run_tasks(const cpu_turn *turn, const cpu_work *work, float *tile)
             ep_ffn_pass_pack_chunk(pass, i);
         } else if (turn->stage == STAGE_GATE_UP) {
             ep_ffn_pass_gate_up(pass, i, next_weights(turn, work, i), tile);
+        } else if (turn->stage == STAGE_ROUND) {
+            ep_ffn_pass_round_chunk(pass, i);
         } else {
             ep_ffn_pass_down(pass, i, next_weights(turn, work, i), tile);
         }
@@ -488,7 +495,7 @@ static stage prepare_pass(ep_cpu_schedule *s, cpu_pass *pass, float *tile)
         .weight_on_input = job->weight_on_input,
     };
     pass->err =
-        grow_scratch(pass, ep_ffn_pass_scratch_bytes(packed->hidden, packed->inner, pass->rows_count));
+        grow_scratch(pass, ep_ffn_pass_scratch_bytes(packed, pass->rows_count));
     if (pass->err != EP_OK) {
         return STAGE_END;
     }
@@ -502,8 +509,29 @@ static stage prepare_pass(ep_cpu_schedule *s, cpu_pass *pass, float *tile)
         return STAGE_GATE_UP;
     }
     run_whole(pass, STAGE_GATE_UP, packed->gate_up_panels, tile);
+    if (ep_ffn_pass_rounds(packed)) {
+        run_whole(pass, STAGE_ROUND, pass->pass.chunks.count, tile);
+    }
     run_whole(pass, STAGE_DOWN, packed->down_panels, tile);
     return STAGE_END;
+}
+
+static stage stage_after(const cpu_turn *turn)
+{
+    const bool rounds = ep_ffn_pass_rounds(turn->pass->pass.weights);
+    return turn->stage == STAGE_GATE_UP && !rounds ? STAGE_DOWN : (stage)(turn->stage + 1);
+}
+
+/* No lock; all tasks of a stage have ended, `next` follows. A small round is done at once by the thread that ended gate and up: handing it over
+ * would take longer. Returns the stage that follows. */
+static stage round_if_small(cpu_pass *pass, stage next, float *tile)
+{
+    const ep_ffn_pass *p = &pass->pass;
+    if (next != STAGE_ROUND || (p->chunks.count > 1 && (uint64_t)p->weights->inner * pass->rows_count > SMALL_ROUND)) {
+        return next;
+    }
+    run_whole(pass, STAGE_ROUND, p->chunks.count, tile);
+    return STAGE_DOWN;
 }
 
 static bool any_tasks(const ep_cpu_schedule *s)
@@ -566,10 +594,10 @@ static bool run_stage(cpu_worker *worker, cpu_work work, stage *out_next)
     _Atomic uint64_t *counter = job_node(pass->job) == worker->node ? &worker->tasks_near : &worker->tasks_far;
 
     do {
-        *out_next = (stage)(turn->stage + 1);
         if (turn->stage == STAGE_PREPARE) {
             *out_next = prepare_pass(s, pass, worker->tile);
         } else {
+            *out_next = stage_after(turn);
             run_tasks(turn, &work, worker->tile);
         }
         add_own(counter, work.count);
@@ -577,6 +605,9 @@ static bool run_stage(cpu_worker *worker, cpu_work work, stage *out_next)
         done = work.count + atomic_fetch_add_explicit(&pass->tasks_done, work.count, memory_order_acq_rel);
     } while (done < turn->tasks_count && atomic_load_explicit(&s->changes, memory_order_relaxed) == turn->seen &&
              claim_tasks(turn, &work));
+    if (done == turn->tasks_count) {
+        *out_next = round_if_small(pass, *out_next, worker->tile);
+    }
     return done == turn->tasks_count;
 }
 

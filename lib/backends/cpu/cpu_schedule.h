@@ -2,7 +2,7 @@
 /*
  * Cuts jobs into passes and passes into tasks, and gives tasks to worker threads.
  *
- * A pass goes through the stages prepare, pack, gate-up, down (kernels/ffn_pass.h). A thread takes tasks of
+ * A pass goes through the stages prepare, pack, gate-up, round, down (kernels/ffn_pass.h). A thread takes tasks of
  * the oldest pass that has some; where a stage's last tasks are still running elsewhere it takes tasks of the
  * next pass, so no thread waits at a barrier while there is work, and one expert has from one to all threads. Small
  * passes run whole in one task. Tasks of the stage a thread has turned to are claimed by one atomic step; the lock is

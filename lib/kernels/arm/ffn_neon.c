@@ -210,6 +210,7 @@ const ep_ffn_kernel ep_ffn_kernel_neon = {
     .name = "neon",
     .panel = ep_ffn_neon_panel,
     .group_panel = ep_ffn_generic_group_panel,
+    .int8_rows = ep_ffn_generic_int8_rows,
     .int8_panel = ep_ffn_generic_int8_panel,
     .activate = ep_ffn_neon_activate,
     .exp16 = ep_ffn_neon_exp16,

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "kernels/arm/ffn_arm.h"
+#include "kernels/ffn_int8.h"
 #include "kernels/generic/ffn_generic.h"
 
 #define INLINE static inline __attribute__((always_inline))
@@ -14,15 +15,15 @@
  * Outputs 4 * first.. of `vectors` vectors, all of a chunk's rows. rows and vectors are constants wherever this is
  * inlined; their product is 24 at most, as there are registers for.
  */
-INLINE void tile(const int rows, const int vectors, const int8_t *a, const uint8_t *panel, uint32_t quads, bool fresh,
-                 int first, int32_t *sums)
+INLINE void tile(const int rows, const int vectors, const int8_t *a, const uint8_t *panel, uint32_t quads, int first,
+                 int32_t *sums)
 {
     int32x4_t acc[EP_FFN_CHUNK_ROWS][VECTORS];
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++) {
 #pragma GCC unroll 16
         for (int v = 0; v < vectors; v++) {
-            acc[r][v] = fresh ? vdupq_n_s32(0) : vld1q_s32(sums + r * EP_FFN_PANEL + 4 * (first + v));
+            acc[r][v] = vdupq_n_s32(0);
         }
     }
     for (uint32_t q = 0; q < quads; q++, a += 4 * rows, panel += 4 * EP_FFN_PANEL) {
@@ -51,14 +52,14 @@ INLINE void tile(const int rows, const int vectors, const int8_t *a, const uint8
     }
 }
 
-typedef void (*tile_func)(const int8_t *a, const uint8_t *panel, uint32_t quads, bool fresh, int32_t *sums);
+typedef void (*tile_func)(const int8_t *a, const uint8_t *panel, uint32_t quads, int32_t *sums);
 
 #define TILE(rows)                                                                                           \
-    static void tile_##rows(const int8_t *a, const uint8_t *panel, uint32_t quads, bool fresh, int32_t *sums) \
+    static void tile_##rows(const int8_t *a, const uint8_t *panel, uint32_t quads, int32_t *sums)             \
     {                                                                                                        \
         const int vectors = (rows) == 1 ? 16 : (rows) <= 3 ? 8 : 4;                                          \
         for (int first = 0; first < VECTORS; first += vectors) {                                             \
-            tile(rows, vectors, a, panel, quads, fresh, first, sums);                                        \
+            tile(rows, vectors, a, panel, quads, first, sums);                                               \
         }                                                                                                    \
     }
 TILE(1)
@@ -69,16 +70,29 @@ TILE(5)
 TILE(6)
 static const tile_func tiles[EP_FFN_CHUNK_ROWS] = {tile_1, tile_2, tile_3, tile_4, tile_5, tile_6};
 
-static void dot_int8_panel(const int8_t *a, uint32_t rows, const uint8_t *panel, uint32_t quads, bool first,
-                           int32_t *sums)
+static void dot_sums(const int8_t *a, uint32_t rows, const uint8_t *panel, uint32_t quads, int32_t *sums)
 {
-    tiles[rows - 1](a, panel, quads, first, sums);
+    tiles[rows - 1](a, panel, quads, sums);
+}
+
+static void dot_int8_panel(const int8_t *a, uint32_t rows, const uint8_t *panel, uint32_t k_count,
+                           const float *row_scales, const uint8_t *next, float *c)
+{
+    (void)next;
+    ep_ffn_int8_panel_of(dot_sums, a, rows, panel, k_count, row_scales, c);
+}
+
+static void dot_int8_rows(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows, uint32_t k_count, int8_t *a,
+                          float *scales)
+{
+    ep_ffn_int8_rows(batch, first_row, rows, k_count, a, scales);
 }
 
 const ep_ffn_kernel ep_ffn_kernel_neon_dot = {
     .name = "neon_dot",
     .panel = ep_ffn_neon_panel,
     .group_panel = ep_ffn_generic_group_panel,
+    .int8_rows = dot_int8_rows,
     .int8_panel = dot_int8_panel,
     .activate = ep_ffn_neon_activate,
     .exp16 = ep_ffn_neon_exp16,

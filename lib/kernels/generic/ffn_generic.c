@@ -5,7 +5,7 @@
 
 #include "base/numeric.h"
 #include "kernels/ffn_activation.h"
-#include "kernels/ffn_element.h"
+#include "kernels/ffn_int8.h"
 
 static void widen_line(ep_dtype dtype, const uint8_t *line, float *w)
 {
@@ -109,12 +109,9 @@ void ep_ffn_generic_group_panel(ep_weight_format format, const float *a, uint32_
     }
 }
 
-void ep_ffn_generic_int8_panel(const int8_t *a, uint32_t rows, const uint8_t *panel, uint32_t quads, bool first,
-                               int32_t *sums)
+static void int8_sums(const int8_t *a, uint32_t rows, const uint8_t *panel, uint32_t quads, int32_t *sums)
 {
-    if (first) {
-        memset(sums, 0, (size_t)rows * EP_FFN_PANEL * sizeof(*sums));
-    }
+    memset(sums, 0, (size_t)rows * EP_FFN_PANEL * sizeof(*sums));
     for (uint32_t q = 0; q < quads; q++, a += 4 * (size_t)rows, panel += 4 * EP_FFN_PANEL) {
         for (uint32_t r = 0; r < rows; r++) {
             for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
@@ -126,6 +123,19 @@ void ep_ffn_generic_int8_panel(const int8_t *a, uint32_t rows, const uint8_t *pa
             }
         }
     }
+}
+
+void ep_ffn_generic_int8_panel(const int8_t *a, uint32_t rows, const uint8_t *panel, uint32_t k_count,
+                               const float *row_scales, const uint8_t *next, float *c)
+{
+    (void)next;
+    ep_ffn_int8_panel_of(int8_sums, a, rows, panel, k_count, row_scales, c);
+}
+
+void ep_ffn_generic_int8_rows(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows, uint32_t k_count, int8_t *a,
+                              float *scales)
+{
+    ep_ffn_int8_rows(batch, first_row, rows, k_count, a, scales);
 }
 
 static void generic_activate(ep_activation activation, const ep_activation_numbers *numbers, const float *g,
@@ -145,6 +155,7 @@ const ep_ffn_kernel ep_ffn_kernel_generic = {
     .name = "generic",
     .panel = generic_panel,
     .group_panel = ep_ffn_generic_group_panel,
+    .int8_rows = ep_ffn_generic_int8_rows,
     .int8_panel = ep_ffn_generic_int8_panel,
     .activate = generic_activate,
     .exp16 = generic_exp16,

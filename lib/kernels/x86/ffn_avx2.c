@@ -160,6 +160,7 @@ const ep_ffn_kernel ep_ffn_kernel_avx2 = {
     .name = "avx2",
     .panel = avx2_panel,
     .group_panel = ep_ffn_avx2_group_panel,
+    .int8_rows = ep_ffn_avx2_int8_rows,
     .int8_panel = ep_ffn_avx2_int8_panel,
     .activate = avx2_activate,
     .exp16 = avx2_exp16,

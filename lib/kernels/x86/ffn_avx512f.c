@@ -204,6 +204,7 @@ const ep_ffn_kernel ep_ffn_kernel_avx512f = {
     .name = "avx512f",
     .panel = avx512f_panel,
     .group_panel = ep_ffn_avx512f_group_panel,
+    .int8_rows = ep_ffn_avx2_int8_rows,
     .int8_panel = ep_ffn_avx2_int8_panel,
     .activate = avx512f_activate,
     .exp16 = avx512f_exp16,

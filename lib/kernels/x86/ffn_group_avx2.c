@@ -2,6 +2,7 @@
 /* Panels of formats with groups and of w8a8, AVX2 and FMA: four strips of 16 outputs to a panel. */
 #include <immintrin.h>
 
+#include "kernels/ffn_int8.h"
 #include "kernels/x86/ffn_x86.h"
 
 #define INLINE static inline __attribute__((always_inline))
@@ -190,14 +191,26 @@ static void (*const eights[EP_FFN_CHUNK_ROWS])(const int8_t *a, const uint8_t *b
                                                int32_t *sums) = {int8_eight_1, int8_eight_2, int8_eight_3,
                                                                  int8_eight_4, int8_eight_5, int8_eight_6};
 
-void ep_ffn_avx2_int8_panel(const int8_t *a, uint32_t rows, const uint8_t *panel, uint32_t quads, bool first,
-                            int32_t *sums)
+static void int8_sums(const int8_t *a, uint32_t rows, const uint8_t *panel, uint32_t quads, int32_t *sums)
 {
     for (uint32_t q = 0; q < quads; q += INT8_BLOCK) {
         const uint32_t n = quads - q < INT8_BLOCK ? quads - q : INT8_BLOCK;
         for (uint32_t o = 0; o < EP_FFN_PANEL; o += 8) {
             eights[rows - 1](a + (size_t)q * 4 * rows, panel + (size_t)q * 4 * EP_FFN_PANEL + 4 * (size_t)o, n,
-                             first && q == 0, sums + o);
+                             q == 0, sums + o);
         }
     }
+}
+
+void ep_ffn_avx2_int8_panel(const int8_t *a, uint32_t rows, const uint8_t *panel, uint32_t k_count,
+                            const float *row_scales, const uint8_t *next, float *c)
+{
+    (void)next;
+    ep_ffn_int8_panel_of(int8_sums, a, rows, panel, k_count, row_scales, c);
+}
+
+void ep_ffn_avx2_int8_rows(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows, uint32_t k_count, int8_t *a,
+                           float *scales)
+{
+    ep_ffn_int8_rows(batch, first_row, rows, k_count, a, scales);
 }

@@ -10,12 +10,14 @@ extern const ep_ffn_kernel ep_ffn_kernel_avx512bf16; /* family bf16dp: AVX-512 F
 extern const ep_ffn_kernel ep_ffn_kernel_avx512f;    /* AVX-512F only */
 extern const ep_ffn_kernel ep_ffn_kernel_avx2;       /* AVX2, FMA, F16C */
 
-/* Parts of the kernels above: ep_ffn_kernel's group_panel and int8_panel. */
+/* Parts of the kernels above: ep_ffn_kernel's group_panel, int8_rows and int8_panel. */
 void ep_ffn_avx512f_group_panel(ep_weight_format format, const float *a, uint32_t rows, const uint8_t *panel,
                                 uint32_t k_count, const uint8_t *next, float *c);
 void ep_ffn_avx2_group_panel(ep_weight_format format, const float *a, uint32_t rows, const uint8_t *panel,
                              uint32_t k_count, const uint8_t *next, float *c);
-void ep_ffn_avx2_int8_panel(const int8_t *a, uint32_t rows, const uint8_t *panel, uint32_t quads, bool first,
-                            int32_t *sums);
+void ep_ffn_avx2_int8_rows(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows, uint32_t k_count, int8_t *a,
+                           float *scales);
+void ep_ffn_avx2_int8_panel(const int8_t *a, uint32_t rows, const uint8_t *panel, uint32_t k_count,
+                            const float *row_scales, const uint8_t *next, float *c);
 
 #endif

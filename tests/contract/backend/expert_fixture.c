@@ -60,20 +60,30 @@ expert_fixture expert_fixture_make(uint64_t seed, uint32_t hidden, uint32_t inne
     f.out_dtype = dtypes[ep_splitmix64(&state) % 3];
     f.weight_on_input = ep_splitmix64(&state) % 2 != 0;
     bool shared = ep_splitmix64(&state) % 2 != 0;
+    const bool is_w8a8 = dtype == EP_DTYPE_I8;
+    const ep_dtype gate_dtype = is_w8a8 ? EP_DTYPE_BF16 : dtype;
     uint8_t *matrices[4];
+    uint8_t *scales[3] = {NULL};
     for (size_t m = 0; m < 4; m++) {
-        matrices[m] = random_values(&state, dtype, m < 3 ? (size_t)hidden * inner : hidden);
+        matrices[m] = random_values(&state, m < 3 ? dtype : gate_dtype, m < 3 ? (size_t)hidden * inner : hidden);
         f.memory[m] = matrices[m];
+    }
+    for (size_t m = 0; is_w8a8 && m < 3; m++) {
+        scales[m] = random_values(&state, EP_DTYPE_F32, m < 2 ? inner : hidden);
+        f.memory[5 + m] = scales[m];
     }
     f.source = (ep_expert_source){
         .hidden = hidden,
         .inner = inner,
         .activation = EP_ACT_SILU,
-        .format = ep_weight_format_of(dtype),
+        .format = is_w8a8 ? EP_WEIGHTS_W8A8 : ep_weight_format_of(dtype),
         .gate = matrices[0] + 1,
         .up = matrices[1] + 1,
         .down = matrices[2] + 1,
-        .shared_gate_dtype = dtype,
+        .gate_scales = is_w8a8 ? scales[0] + 1 : NULL,
+        .up_scales = is_w8a8 ? scales[1] + 1 : NULL,
+        .down_scales = is_w8a8 ? scales[2] + 1 : NULL,
+        .shared_gate_dtype = gate_dtype,
         .shared_gate = shared ? matrices[3] + 1 : NULL,
     };
     uint8_t *x = random_values(&state, f.x_dtype, (size_t)rows_count * hidden);
@@ -92,7 +102,7 @@ expert_fixture expert_fixture_make(uint64_t seed, uint32_t hidden, uint32_t inne
 
 void expert_fixture_free(expert_fixture *fixture)
 {
-    for (size_t m = 0; m < 5; m++) {
+    for (size_t m = 0; m < 8; m++) {
         free(fixture->memory[m]);
     }
     free(fixture->rows);

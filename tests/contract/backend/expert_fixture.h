@@ -19,10 +19,10 @@ typedef struct expert_fixture {
     size_t out_row_bytes;
     ep_job_row *rows; /* out is NULL */
     uint8_t *want;    /* [rows_count] of out_row_bytes */
-    void *memory[5];
+    void *memory[8];
 } expert_fixture;
 
-/* Types of rows and outputs, shared gate and input weights follow from the seed. */
+/* Types of rows and outputs, shared gate and input weights follow from the seed. dtype i8: weights are w8a8. */
 expert_fixture expert_fixture_make(uint64_t seed, uint32_t hidden, uint32_t inner, uint32_t rows_count,
                                    ep_dtype dtype);
 /* Puts the answers of another family in the place of those of `portable`. */

@@ -12,7 +12,7 @@
 #include "contract/backend/backend_variants.h"
 #include "contract/backend/expert_fixture.h"
 
-enum { THREADS = 4, ROUNDS = 12, IN_FLIGHT = 8, FIXTURES = 4, ROWS = 12 };
+enum { THREADS = 4, ROUNDS = 12, IN_FLIGHT = 8, FIXTURES = 5, ROWS = 12 };
 
 static expert_fixture fixtures[FIXTURES];
 static ep_backend *backend;
@@ -67,10 +67,11 @@ static void *submitter_main(void *arg)
 int main(int argc, char **argv)
 {
     uint64_t seed = argc > 1 ? strtoull(argv[1], NULL, 0) : 1;
-    const ep_dtype dtypes[] = {EP_DTYPE_BF16, EP_DTYPE_F16, EP_DTYPE_F32, EP_DTYPE_BF16};
+    const ep_dtype dtypes[] = {EP_DTYPE_BF16, EP_DTYPE_F16, EP_DTYPE_F32, EP_DTYPE_BF16, EP_DTYPE_I8};
+    const uint32_t shapes[][2] = {{40, 30}, {100, 80}, {160, 130}, {220, 180}, {40, 2000}}; /* the last rounds in a stage */
     printf("seed %llu\n", (unsigned long long)seed);
     for (uint32_t i = 0; i < FIXTURES; i++) {
-        fixtures[i] = expert_fixture_make(seed + i, 40 + 60 * i, 30 + 50 * i, ROWS, dtypes[i]);
+        fixtures[i] = expert_fixture_make(seed + i, shapes[i][0], shapes[i][1], ROWS, dtypes[i]);
     }
     for (size_t v = 0; v < backend_variants_count(); v++) {
         backend = backend_variant_open(v, 2, 0);

@@ -217,21 +217,24 @@ static void free_case(ffn_case *c)
 static void run_pass(const ep_ffn_kernel *kernel, const ffn_case *c)
 {
     size_t packed_bytes = ep_ffn_packed_bytes(&c->source, kernel->family);
-    size_t scratch_bytes = ep_ffn_pass_scratch_bytes(c->source.hidden, c->source.inner, c->batch.rows_count);
     void *memory = aligned_alloc(EP_FFN_ALIGN, packed_bytes);
-    void *scratch = aligned_alloc(EP_FFN_ALIGN, scratch_bytes);
     float *tile = aligned_alloc(EP_FFN_ALIGN, EP_FFN_TILE_BYTES);
     memset(memory, 0xff, packed_bytes);
-    memset(scratch, 0xff, scratch_bytes);
     ep_ffn_packed packed;
     ep_ffn_pass pass;
     ep_ffn_pack(&c->source, kernel->family, memory, &packed);
+    size_t scratch_bytes = ep_ffn_pass_scratch_bytes(&packed, c->batch.rows_count);
+    void *scratch = aligned_alloc(EP_FFN_ALIGN, scratch_bytes);
+    memset(scratch, 0xff, scratch_bytes);
     ep_ffn_pass_init(&pass, kernel, &packed, &c->batch, scratch);
     for (uint32_t i = pass.chunks.count; i-- > 0;) {
         ep_ffn_pass_pack_chunk(&pass, i);
     }
     for (uint32_t i = packed.gate_up_panels; i-- > 0;) {
         ep_ffn_pass_gate_up(&pass, i, i > 0 ? ep_ffn_gate_up_panel(&packed, i - 1) : NULL, tile);
+    }
+    for (uint32_t i = ep_ffn_pass_rounds(&packed) ? pass.chunks.count : 0; i-- > 0;) {
+        ep_ffn_pass_round_chunk(&pass, i);
     }
     for (uint32_t i = packed.down_panels; i-- > 0;) {
         ep_ffn_pass_down(&pass, i, i > 0 ? ep_ffn_down_panel(&packed, i - 1) : NULL, tile);
