@@ -8,13 +8,13 @@
 
 #include "base/numeric.h"
 
-#define PASS_BYTES 600e6     /* weights of a pass: tens of times the caches */
-#define PASS_OPERATIONS 2e11 /* a pass of large M has fewer experts: its time is arithmetic */
+#define PASS_BYTES 600e6       /* bf16 weights of a pass: tens of times the caches */
+#define PASS_OPERATIONS 2.5e10 /* a pass of large M has fewer experts: its time is arithmetic */
 
-ffn_case ffn_case_make(uint32_t hidden, uint32_t inner, uint32_t rows, ep_dtype dtype)
+ffn_case ffn_case_make(uint32_t hidden, uint32_t inner, uint32_t rows, ep_weight_format format)
 {
-    ffn_case c = {.hidden = hidden, .inner = inner, .rows = rows, .experts = 1, .dtype = dtype};
-    double by_bytes = ceil(PASS_BYTES / (double)ffn_case_expert_bytes(&c));
+    ffn_case c = {.hidden = hidden, .inner = inner, .rows = rows, .experts = 1, .format = format};
+    double by_bytes = ceil(PASS_BYTES / (6.0 * hidden * inner));
     double by_operations = ceil(PASS_OPERATIONS / ffn_case_operations(&c));
     c.experts = (uint32_t)(by_bytes < by_operations ? by_bytes : by_operations);
     return c;
@@ -27,76 +27,51 @@ double ffn_case_operations(const ffn_case *c)
 
 size_t ffn_case_expert_bytes(const ffn_case *c)
 {
-    return (size_t)3 * c->hidden * c->inner * ep_dtype_bytes(c->dtype);
+    return 2 * ep_weight_matrix_bytes(c->format, c->inner, c->hidden) + ep_weight_matrix_bytes(c->format, c->hidden, c->inner);
 }
 
-ffn_peak ffn_case_peak(ep_dtype dtype)
+ffn_peak ffn_case_peak(ep_weight_format format)
 {
-    return dtype == EP_DTYPE_BF16 ? FFN_PEAK_BF16 : dtype == EP_DTYPE_I8 ? FFN_PEAK_INT8 : FFN_PEAK_F32;
+    return format == EP_WEIGHTS_BF16 ? FFN_PEAK_BF16 : format == EP_WEIGHTS_W8A8 ? FFN_PEAK_INT8 : FFN_PEAK_F32;
 }
 
-/* -1 to 1, a pure function of its arguments. */
-static float draw(uint64_t a, uint64_t b, uint64_t c)
+void ffn_case_matrix(const ffn_case *c, int which, ffn_matrix *out_matrix)
 {
-    uint64_t z = a * 0x9e3779b97f4a7c15u + b * 0xbf58476d1ce4e5b9u + c * 0x94d049bb133111ebu;
-    z ^= z >> 29;
-    z *= 0xbf58476d1ce4e5b9u;
-    z ^= z >> 32;
-    return ((float)(z & 0xffff) - 32768.0f) / 32768.0f;
-}
-
-static float as_bf16(float x)
-{
-    return ep_bf16_to_f32(ep_f32_to_bf16(x));
-}
-
-float ffn_case_weight(int matrix, uint32_t row, uint32_t column, uint32_t columns)
-{
-    return as_bf16(draw((uint64_t)matrix + 1, row, column) * 1.7f / sqrtf((float)columns));
+    const bool is_down = which == FFN_DOWN;
+    ffn_matrix_make(out_matrix, which, is_down ? c->hidden : c->inner, is_down ? c->inner : c->hidden, c->format);
 }
 
 float ffn_case_input(uint32_t row, uint32_t column)
 {
-    return as_bf16(draw(77, row, column));
+    return ep_bf16_to_f32(ep_f32_to_bf16(ffn_matrix_draw(77, row, column)));
 }
 
-void ffn_case_fill(int matrix, uint32_t rows, uint32_t columns, ep_dtype dtype, void *out)
+/* h of input row 0 */
+static double inner_value(const ffn_case *c, const ffn_matrix *matrices, uint32_t i)
 {
-    size_t at = 0;
-    for (uint32_t r = 0; r < rows; r++) {
-        for (uint32_t c = 0; c < columns; c++, at++) {
-            float value = ffn_case_weight(matrix, r, c, columns);
-            if (dtype == EP_DTYPE_BF16) {
-                ((uint16_t *)out)[at] = ep_f32_to_bf16(value);
-            } else if (dtype == EP_DTYPE_F16) {
-                ((uint16_t *)out)[at] = ep_f32_to_f16(value);
-            } else {
-                ((float *)out)[at] = value;
-            }
-        }
+    double gate = 0, up = 0;
+    for (uint32_t k = 0; k < c->hidden; k++) {
+        const double x = (double)ffn_case_input(0, k);
+        gate += x * ffn_matrix_value(&matrices[FFN_GATE], i, k);
+        up += x * ffn_matrix_value(&matrices[FFN_UP], i, k);
     }
+    return gate / (1 + exp(-gate)) * up;
 }
 
-void ffn_case_probe(const ffn_case *c, ffn_probe *out_probe)
+void ffn_case_probe(const ffn_case *c, const ffn_matrix matrices[FFN_MATRICES], ffn_probe *out_probe)
 {
     double *h = malloc(c->inner * sizeof(*h));
     if (h == NULL) {
         abort();
     }
     for (uint32_t i = 0; i < c->inner; i++) {
-        double gate = 0, up = 0;
-        for (uint32_t k = 0; k < c->hidden; k++) {
-            double x = (double)ffn_case_input(0, k);
-            gate += x * (double)ffn_case_weight(FFN_GATE, i, k, c->hidden);
-            up += x * (double)ffn_case_weight(FFN_UP, i, k, c->hidden);
-        }
-        h[i] = gate / (1 + exp(-gate)) * up;
+        h[i] = i < FFN_MATRIX_PERIOD ? inner_value(c, matrices, i) : h[i - FFN_MATRIX_PERIOD];
     }
     for (uint32_t p = 0; p < FFN_CASE_PROBES; p++) {
-        uint32_t column = p == 0 ? 0 : p == 1 ? 17 : p == 2 ? c->hidden / 2 + 5 : c->hidden - 1;
+        const uint32_t column = (uint32_t)((uint64_t)p * (c->hidden - 1) / (FFN_CASE_PROBES - 1));
         double sum = 0;
         for (uint32_t i = 0; i < c->inner; i++) {
-            sum += h[i] * (double)ffn_case_weight(FFN_DOWN, column, i, c->inner);
+            sum += h[i] * ffn_matrix_value(&matrices[FFN_DOWN], column, i);
         }
         out_probe->column[p] = column;
         out_probe->value[p] = sum;

@@ -3,40 +3,88 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/numeric.h"
 #include "bench/bench_report.h"
 
+ep_backend *ffn_backend_open(bool portable, uint32_t threads)
+{
+    const ep_backend_config config = {.numerics = portable ? EP_NUMERICS_PORTABLE : EP_NUMERICS_AUTO, .threads = threads};
+    ep_backend *backend;
+    ep_error error;
+    if (ep_backend_cpu_ops.open(&config, &backend, &error) != EP_OK) {
+        fprintf(stderr, "cpu backend: %s\n", error.text);
+        exit(1);
+    }
+    return backend;
+}
+
+void ffn_backend_id(ep_backend *backend, ep_weight_format format, char out_id[EP_NUMERICS_ID_BYTES])
+{
+    if (backend->ops->numerics_id(backend, format, out_id) != EP_OK) {
+        snprintf(out_id, EP_NUMERICS_ID_BYTES, "no numerics id");
+    }
+}
+
+static ep_err copy_body(void *arg, void *body, size_t body_bytes, ep_error *out_error)
+{
+    (void)out_error;
+    memcpy(body, arg, body_bytes);
+    return EP_OK;
+}
+
+/* The first is packed, the others are copies of what it became. */
+static void load_one(ffn_experts *x, uint32_t e, const ep_expert_source *source)
+{
+    const ep_backend_ops *ops = x->backend->ops;
+    ep_packed_view first;
+    ep_error error;
+    ep_err err;
+    if (e == 0) {
+        err = ops->weights_load(x->backend, source, &x->weights[e], &error);
+    } else {
+        ops->weights_export(x->backend, x->weights[0], &first);
+        err = ops->weights_import(x->backend, first.head, first.head_bytes, first.body_bytes, copy_body, (void *)(uintptr_t)first.body,
+                                  &x->weights[e], &error);
+    }
+    if (err != EP_OK) {
+        fprintf(stderr, "weights: %s\n", error.text);
+        exit(1);
+    }
+    const ep_cpu_weights *loaded = (const ep_cpu_weights *)x->weights[e];
+    x->segments[e] = (ffn_segment){.memory = loaded->memory, .bytes = loaded->bytes};
+}
+
 void ffn_experts_load(ffn_experts *x, ep_backend *backend, const ffn_case *c)
 {
-    ep_error error;
-    const size_t n = (size_t)c->hidden * c->inner;
-    char *matrices = ffn_case_alloc(ffn_case_expert_bytes(c));
-    char *up = matrices + n * ep_dtype_bytes(c->dtype);
-    char *down = up + n * ep_dtype_bytes(c->dtype);
-    ffn_case_fill(FFN_GATE, c->inner, c->hidden, c->dtype, matrices);
-    ffn_case_fill(FFN_UP, c->inner, c->hidden, c->dtype, up);
-    ffn_case_fill(FFN_DOWN, c->hidden, c->inner, c->dtype, down);
+    ffn_matrix matrices[FFN_MATRICES];
+    for (int m = 0; m < FFN_MATRICES; m++) {
+        ffn_case_matrix(c, m, &matrices[m]);
+    }
     const ep_expert_source source = {.hidden = c->hidden,
                                      .inner = c->inner,
                                      .activation = EP_ACT_SILU,
-                                     .format = ep_weight_format_of(c->dtype),
-                                     .gate = matrices,
-                                     .up = up,
-                                     .down = down};
+                                     .format = c->format,
+                                     .gate = matrices[FFN_GATE].values,
+                                     .up = matrices[FFN_UP].values,
+                                     .down = matrices[FFN_DOWN].values,
+                                     .gate_scales = matrices[FFN_GATE].scales,
+                                     .up_scales = matrices[FFN_UP].scales,
+                                     .down_scales = matrices[FFN_DOWN].scales};
     *x = (ffn_experts){.backend = backend, .count = c->experts};
     x->weights = calloc(x->count, sizeof(*x->weights));
     x->segments = calloc(x->count, sizeof(*x->segments));
-    for (uint32_t e = 0; e < x->count; e++) {
-        if (backend->ops->weights_load(backend, &source, &x->weights[e], &error) != EP_OK) {
-            fprintf(stderr, "weights: %s\n", error.text);
-            exit(1);
-        }
-        const ep_cpu_weights *loaded = (const ep_cpu_weights *)x->weights[e];
-        x->segments[e] = (ffn_segment){.memory = loaded->memory, .bytes = loaded->bytes};
+    if (x->weights == NULL || x->segments == NULL) {
+        abort();
     }
-    free(matrices);
-    ffn_case_probe(c, &x->probe);
+    for (uint32_t e = 0; e < x->count; e++) {
+        load_one(x, e, &source);
+    }
+    ffn_case_probe(c, matrices, &x->probe);
+    for (int m = 0; m < FFN_MATRICES; m++) {
+        ffn_matrix_free(&matrices[m]);
+    }
 }
 
 void ffn_experts_unload(ffn_experts *x)

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A library that computes the same experts, in a program of its own so that none of it comes near the product. bench_ffn runs it once per cell:
- *     PROGRAM H I M DTYPE SECONDS        prints "us_per_expert share error"
- * share: of the limit that holds for weights of DTYPE, as bench_ffn takes it for the product: a plain read of that many bytes and the peak of
- * DTYPE's instruction, both beside every repetition, on the library's own OpenMP threads. A library that has to use wider weights pays for them.
+ * A library that computes the same experts, in a program of its own so that none of it comes near the product. bench_ffn and bench_formats run it once per cell:
+ *     PROGRAM H I M FORMAT SECONDS        prints "us_per_expert share error"
+ * share: of the limit that holds for weights of FORMAT, as bench_ffn takes it for the product: a plain read of that many bytes and the peak of
+ * FORMAT's instruction, both beside every repetition, on the library's own OpenMP threads. A library that has to use wider weights pays for them.
  */
 #ifndef EP_BENCH_FFN_RIVAL_H
 #define EP_BENCH_FFN_RIVAL_H
@@ -15,7 +15,7 @@ typedef struct ffn_rival {
     int (*open)(const ffn_case *c);
     /* All experts, one after the other. */
     void (*pass)(void);
-    /* Weights of all experts as they lie in memory, at least as many bytes as those of the case's dtype. */
+    /* Weights of all experts as they lie in memory, at least as many bytes as those of the case's format. */
     const void *(*weights)(void);
     /* Output row 0 of the last expert. */
     const void *(*output)(ep_dtype *out_dtype);

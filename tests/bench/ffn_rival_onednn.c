@@ -78,8 +78,8 @@ static void pack(int which, size_t offset, size_t expert_bytes)
     const uint32_t columns = which == FFN_DOWN ? the_case.inner : the_case.hidden;
     const uint32_t rows = which == FFN_DOWN ? the_case.hidden : the_case.inner;
     const dnnl_memory_desc_t plain = matrix(columns, rows, dnnl_ba); /* [rows,columns] row-major, seen transposed */
-    void *source = ffn_case_alloc((size_t)rows * columns * ep_dtype_bytes(the_case.dtype));
-    ffn_case_fill(which, rows, columns, the_case.dtype, source);
+    ffn_matrix source;
+    ffn_case_matrix(&the_case, which, &source);
     for (uint32_t e = 0; e < the_case.experts; e++) {
         char *to = packed + e * expert_bytes + offset;
         weights[e][which] = in_memory(&products[which].weights, to);
@@ -91,22 +91,22 @@ static void pack(int which, size_t offset, size_t expert_bytes)
         dnnl_primitive_t reorder;
         CHECK(dnnl_reorder_primitive_desc_create(&described, &plain, engine, &products[which].weights, engine, NULL));
         CHECK(dnnl_primitive_create(&reorder, described));
-        dnnl_exec_arg_t args[] = {{DNNL_ARG_FROM, in_memory(&plain, source)}, {DNNL_ARG_TO, weights[0][which]}};
+        dnnl_exec_arg_t args[] = {{DNNL_ARG_FROM, in_memory(&plain, source.values)}, {DNNL_ARG_TO, weights[0][which]}};
         CHECK(dnnl_primitive_execute(reorder, stream, 2, args));
         CHECK(dnnl_stream_wait(stream));
     }
-    free(source);
+    ffn_matrix_free(&source);
 }
 
 static void *filled_input(void)
 {
-    const size_t element = ep_dtype_bytes(the_case.dtype);
+    const size_t element = ep_dtype_bytes(ep_weight_format_dtype(the_case.format));
     char *x = ffn_case_alloc((size_t)the_case.rows * the_case.hidden * element);
     for (uint32_t r = 0; r < the_case.rows; r++) {
         for (uint32_t k = 0; k < the_case.hidden; k++) {
             size_t at = (size_t)r * the_case.hidden + k;
             float value = ffn_case_input(r, k);
-            if (the_case.dtype == EP_DTYPE_BF16) {
+            if (the_case.format == EP_WEIGHTS_BF16) {
                 ((uint16_t *)(void *)x)[at] = ep_f32_to_bf16(value);
             } else {
                 ((float *)(void *)x)[at] = value;
@@ -119,12 +119,12 @@ static void *filled_input(void)
 static int onednn_open(const ffn_case *c)
 {
     the_case = *c;
-    type = c->dtype == EP_DTYPE_BF16 ? dnnl_bf16 : dnnl_f32;
+    type = c->format == EP_WEIGHTS_BF16 ? dnnl_bf16 : dnnl_f32;
     CHECK(dnnl_engine_create(&engine, dnnl_cpu, 0));
     CHECK(dnnl_stream_create(&stream, engine, dnnl_stream_default_flags));
     const dnnl_memory_desc_t x = matrix(c->rows, c->hidden, dnnl_ab);
     const dnnl_memory_desc_t h = matrix(c->rows, c->inner, dnnl_ab);
-    const size_t element = ep_dtype_bytes(c->dtype);
+    const size_t element = ep_dtype_bytes(ep_weight_format_dtype(c->format));
     make_product(FFN_GATE, &x, &h);
     make_product(FFN_UP, &x, &h);
     make_product(FFN_DOWN, &h, &x);
@@ -174,7 +174,7 @@ static const void *onednn_weights(void)
 
 static const void *onednn_output(ep_dtype *out_dtype)
 {
-    *out_dtype = the_case.dtype;
+    *out_dtype = ep_weight_format_dtype(the_case.format);
     return output_memory;
 }
 

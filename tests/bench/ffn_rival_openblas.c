@@ -16,9 +16,14 @@ static int blas_open(const ffn_case *c)
     const size_t n = (size_t)c->hidden * c->inner;
     the_case = *c;
     weights = ffn_case_alloc(3 * n * sizeof(float) * c->experts);
-    ffn_case_fill(FFN_GATE, c->inner, c->hidden, EP_DTYPE_F32, weights);
-    ffn_case_fill(FFN_UP, c->inner, c->hidden, EP_DTYPE_F32, weights + n);
-    ffn_case_fill(FFN_DOWN, c->hidden, c->inner, EP_DTYPE_F32, weights + 2 * n);
+    ffn_case as_f32 = *c;
+    as_f32.format = EP_WEIGHTS_F32;
+    for (int m = 0; m < FFN_MATRICES; m++) {
+        ffn_matrix matrix;
+        ffn_case_matrix(&as_f32, m, &matrix);
+        memcpy(weights + (size_t)m * n, matrix.values, matrix.values_bytes);
+        ffn_matrix_free(&matrix);
+    }
     for (uint32_t e = 1; e < c->experts; e++) {
         memcpy(weights + 3 * n * e, weights, 3 * n * sizeof(float));
     }
