@@ -6,9 +6,9 @@
 #include <string.h>
 
 /* Each level holds all before it, those of the other architecture are never there. */
-enum { PORTABLE, NEON, NEON_DOT, NEON_BF16, AVX2, AVX512F, AVX512BF16, LEVELS };
+enum { PORTABLE, NEON, NEON_DOT, NEON_BF16, AVX2, AVX512F, AVX512VNNI, AVX512BF16, LEVELS };
 
-static const char *const level_names[LEVELS] = {"portable", "neon", "neon_dot", "neon_bf16", "avx2", "avx512f", "avx512bf16"};
+static const char *const level_names[LEVELS] = {"portable", "neon", "neon_dot", "neon_bf16", "avx2", "avx512f", "avx512vnni", "avx512bf16"};
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -34,8 +34,8 @@ static ep_cpu_features of_cpu(void)
     features.avx512f = features.avx2_fma_f16c && __builtin_cpu_supports("avx512f");
     bool wide = features.avx512f && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                 __builtin_cpu_supports("avx512vl");
-    features.avx512bf16 = wide && __builtin_cpu_supports("avx512bf16");
     features.avx512vnni = wide && __builtin_cpu_supports("avx512vnni");
+    features.avx512bf16 = features.avx512vnni && __builtin_cpu_supports("avx512bf16"); /* every CPU with it has both */
     return features;
 }
 #elif defined(__aarch64__)
@@ -70,6 +70,8 @@ static bool has_level(const ep_cpu_features *features, int level)
         return features->avx2_fma_f16c;
     case AVX512F:
         return features->avx512f;
+    case AVX512VNNI:
+        return features->avx512vnni;
     case AVX512BF16:
         return features->avx512bf16;
     default:
@@ -99,7 +101,7 @@ ep_cpu_features ep_cpu_features_read(void)
         features.avx2_fma_f16c = features.avx2_fma_f16c && level >= AVX2;
         features.avx512f = features.avx512f && level >= AVX512F;
         features.avx512bf16 = features.avx512bf16 && level >= AVX512BF16;
-        features.avx512vnni = features.avx512vnni && level >= AVX512BF16;
+        features.avx512vnni = features.avx512vnni && level >= AVX512VNNI;
     }
     return features;
 }

@@ -14,8 +14,8 @@
 typedef struct ep_cpu_features {
     bool avx2_fma_f16c; /* level avx2 */
     bool avx512f;       /* level avx512f */
-    bool avx512bf16;    /* level avx512bf16: with BW, DQ and VL, and all above */
-    bool avx512vnni;    /* level avx512bf16: with BW, DQ and VL */
+    bool avx512vnni;    /* level avx512vnni: with BW, DQ and VL, and all above */
+    bool avx512bf16;    /* level avx512bf16: with all above */
     bool neon;          /* level neon */
     bool arm_dot;       /* level neon_dot. SDOT: sums of four int8 products */
     bool arm_bf16;      /* level neon_bf16, with arm_dot. BFDOT, BFMMLA */

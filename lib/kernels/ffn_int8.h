@@ -14,6 +14,11 @@ static inline const float *ep_ffn_int8_weight_scales(const uint8_t *panel, uint3
     return (const float *)(const void *)(panel + (size_t)ep_ffn_quads(k_count) * 4 * EP_FFN_PANEL);
 }
 
+static inline const int32_t *ep_ffn_int8_offsets(const uint8_t *panel, uint32_t k_count)
+{
+    return (const int32_t *)(const void *)(ep_ffn_int8_weight_scales(panel, k_count) + EP_FFN_PANEL);
+}
+
 static inline float ep_ffn_int8_row_scale(const ep_ffn_batch *batch, const ep_ffn_row *row, uint32_t k_count)
 {
     float wide[EP_FFN_INT8_BLOCK];

@@ -16,7 +16,8 @@
  *      codes of its lines, then the scales of 64 outputs (f32, e8m0 bytes or bf16). f8: a line is 64 bytes in order.
  *      mxfp4, int4: two lines k, k + 1 share 64 bytes; 32-bit word i holds outputs i, i+16, i+32, i+48 of line k in its
  *      lower four nibbles and of line k + 1 in the upper four, so that shifts and table look-ups widen 16 at a time.
- * Panels of w8a8      [ceil(k/4)][64][4] bytes, then 64 scales in f32.
+ * Panels of w8a8      [ceil(k/4)][64][4] bytes, then 64 scales in f32, then for each output -128 times the sum of its weights, i32
+ *      modulo 2^32: what is too much where rows are q + 128.
  * Threads             pure functions of their arguments.
  */
 #ifndef EP_KERNELS_FFN_KERNEL_H
@@ -36,7 +37,7 @@
 #define EP_FFN_CHUNK_ROWS 6  /* rows of a register tile: 6 x 4 accumulators of 16 floats fill AVX-512 */
 
 typedef struct ep_ffn_kernel {
-    const char *name; /* "avx512bf16", "avx512f", "avx2", "generic" */
+    const char *name; /* "avx512bf16", "avx512vnni", "avx512f", "avx2", "generic" */
     ep_ffn_family family;
     /*
      * c[r][o] = chain over the lines ascending, portable: of fmaf(weight[k][o], a[k][r], .), else of
@@ -147,7 +148,7 @@ static inline size_t ep_ffn_panel_bytes(ep_ffn_family family, ep_weight_format f
         return (size_t)k_count * EP_FFN_PANEL * ep_dtype_bytes(ep_weight_format_dtype(format));
     }
     if (format == EP_WEIGHTS_W8A8) {
-        return (size_t)ep_ffn_quads(k_count) * 4 * EP_FFN_PANEL + 4 * EP_FFN_PANEL;
+        return (size_t)ep_ffn_quads(k_count) * 4 * EP_FFN_PANEL + 8 * EP_FFN_PANEL;
     }
     const uint32_t group = ep_weight_group_columns(format);
     return ((size_t)k_count + group - 1) / group * ep_ffn_group_bytes(format);

@@ -158,15 +158,21 @@ static void write_groups(const panel_rows *panel, uint8_t *to)
 static void write_int8(const panel_rows *panel, uint8_t *to)
 {
     const uint32_t quads = ep_ffn_quads(panel->columns);
+    uint32_t sums[EP_FFN_PANEL] = {0}; /* modulo 2^32 */
     for (uint32_t q = 0; q < quads; q++) {
         for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
-            for (uint32_t k = 4 * q; k < 4 * q + 4; k++) {
-                *to++ = k < panel->columns && panel->rows[o] != NULL ? panel->rows[o][k] : 0;
+            for (uint32_t k = 4 * q; k < 4 * q + 4; k++, to++) {
+                *to = k < panel->columns && panel->rows[o] != NULL ? panel->rows[o][k] : 0;
+                sums[o] += (uint32_t)(int32_t)(int8_t)*to;
             }
         }
     }
     memset(to, 0, EP_FFN_PANEL * sizeof(float));
     write_scales(panel, 0, to);
+    for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
+        sums[o] *= (uint32_t)-128;
+    }
+    memcpy(to + EP_FFN_PANEL * sizeof(float), sums, sizeof(sums));
 }
 
 /* Pairs of bf16; beside an odd last one stands a zero. */

@@ -20,6 +20,9 @@ static size_t usable_kernels(const ep_ffn_kernel *out_usable[KERNELS_MAX])
     if (features.avx512bf16) {
         out_usable[count++] = &ep_ffn_kernel_avx512bf16;
     }
+    if (features.avx512vnni) {
+        out_usable[count++] = &ep_ffn_kernel_avx512vnni;
+    }
     if (features.avx512f) {
         out_usable[count++] = &ep_ffn_kernel_avx512f;
     }

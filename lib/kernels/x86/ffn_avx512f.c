@@ -200,15 +200,20 @@ static void avx512f_lay(const float *h, uint32_t rows, uint32_t count, float *a)
     EP_AVX512_FOR_ROWS(rows, lay_chunk, h, count, a)
 }
 
+#define COMMON_PARTS                                                                                         \
+    .panel = avx512f_panel, .group_panel = ep_ffn_avx512f_group_panel, .activate = avx512f_activate,         \
+    .exp16 = avx512f_exp16, .pack_rows = avx512f_pack_rows, .lay = avx512f_lay, .write_row = avx512f_write_row
+
 const ep_ffn_kernel ep_ffn_kernel_avx512f = {
     .name = "avx512f",
-    .panel = avx512f_panel,
-    .group_panel = ep_ffn_avx512f_group_panel,
+    COMMON_PARTS,
     .int8_rows = ep_ffn_avx2_int8_rows,
     .int8_panel = ep_ffn_avx2_int8_panel,
-    .activate = avx512f_activate,
-    .exp16 = avx512f_exp16,
-    .pack_rows = avx512f_pack_rows,
-    .lay = avx512f_lay,
-    .write_row = avx512f_write_row,
+};
+
+const ep_ffn_kernel ep_ffn_kernel_avx512vnni = {
+    .name = "avx512vnni",
+    COMMON_PARTS,
+    .int8_rows = ep_ffn_avx512vnni_int8_rows,
+    .int8_panel = ep_ffn_avx512vnni_int8_panel,
 };

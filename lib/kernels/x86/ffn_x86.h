@@ -7,6 +7,7 @@
 #include "kernels/ffn_kernel.h"
 
 extern const ep_ffn_kernel ep_ffn_kernel_avx512bf16; /* family bf16dp: AVX-512 F, BW, DQ, VL, BF16 */
+extern const ep_ffn_kernel ep_ffn_kernel_avx512vnni; /* AVX-512 F, BW, DQ, VL, VNNI: as avx512f but for w8a8 */
 extern const ep_ffn_kernel ep_ffn_kernel_avx512f;    /* AVX-512F only */
 extern const ep_ffn_kernel ep_ffn_kernel_avx2;       /* AVX2, FMA, F16C */
 
@@ -19,5 +20,9 @@ void ep_ffn_avx2_int8_rows(const ep_ffn_batch *batch, uint32_t first_row, uint32
                            float *scales);
 void ep_ffn_avx2_int8_panel(const int8_t *a, uint32_t rows, const uint8_t *panel, uint32_t k_count,
                             const float *row_scales, const uint8_t *next, float *c);
+void ep_ffn_avx512vnni_int8_rows(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows, uint32_t k_count, int8_t *a,
+                                 float *scales);
+void ep_ffn_avx512vnni_int8_panel(const int8_t *a, uint32_t rows, const uint8_t *panel, uint32_t k_count,
+                                  const float *row_scales, const uint8_t *next, float *c);
 
 #endif
