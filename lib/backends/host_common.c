@@ -116,10 +116,10 @@ ep_ffn_family ep_numerics_family(ep_numerics numerics, ep_weight_format format)
     if (numerics == EP_NUMERICS_AUTO) {
         return ep_ffn_family_fastest(format);
     }
-    if (numerics == EP_NUMERICS_PORTABLE || format != EP_WEIGHTS_BF16) {
-        return EP_FFN_FAMILY_PORTABLE;
-    }
-    return numerics == EP_NUMERICS_BF16DP ? EP_FFN_FAMILY_BF16DP : EP_FFN_FAMILY_BF16ODD;
+    const ep_ffn_family family = numerics == EP_NUMERICS_BF16DP    ? EP_FFN_FAMILY_BF16DP
+                                 : numerics == EP_NUMERICS_BF16ODD ? EP_FFN_FAMILY_BF16ODD
+                                                                   : EP_FFN_FAMILY_PORTABLE;
+    return ep_ffn_family_has(family, format) ? family : EP_FFN_FAMILY_PORTABLE;
 }
 
 ep_err ep_job_check(const ep_job *job)

@@ -67,6 +67,12 @@ static inline ep_dtype ep_weight_format_dtype(ep_weight_format format)
                                       : EP_DTYPE_NONE;
 }
 
+/* Whether it is codes with a scale for each group of a row's columns. */
+static inline bool ep_weight_format_has_groups(ep_weight_format format)
+{
+    return format >= EP_WEIGHTS_F8_BLOCK && format <= EP_WEIGHTS_INT4;
+}
+
 /* Columns that share a scale in formats with groups; f8_channel repeats its scale. */
 static inline uint32_t ep_weight_group_columns(ep_weight_format format)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Numerics family `bf16dp`, for bf16 weights: dot products over pairs of bf16, as the vector instructions for
+ * Numerics family `bf16dp`, for bf16 weights and codes with groups: dot products over pairs of bf16, as the vector instructions for
  * bf16 compute them (x86: vdpbf16ps). The same shapes and the same calls as family `portable` (expert_ffn.h);
  * what differs:
  *   x       is widened, scaled and weighted in f32 as in `portable`, then narrowed to bf16 (below).
@@ -9,11 +9,14 @@
  *           denormal inputs and a denormal acc become zeros of their sign; a result that rounds to less than
  *           2^-126 (rounded as if there were no smallest exponent) becomes a zero of its sign. Rounding is to
  *           nearest even. An odd length is filled up by a pair member of +0 on both sides.
+ *   groups  f8, mx, int4: such a chain, from +0, over the codes' exact values (bf16 holds them all as normal numbers) of each
+ *           group of columns; then total = total + chain * scale, the product rounded and the sum rounded, total from +0,
+ *           groups ascending. There denormals are kept, of scales, products and sums; a chain never is one.
  *   h       biases and the activation are computed in f32 as in `portable`, then h is narrowed to bf16.
  *   shared  the shared expert's own gate is the f32 chain of `portable` over the narrowed x.
  *   y       is multiplied, rounded once to out_dtype and written as in `portable`, with the same rule for NaN.
  * Narrowing to bf16 is to nearest even, after a denormal became a zero of its sign.
- * Weights of other types are computed with family `portable`.
+ * Weights of other formats are computed with family `portable`.
  *
  * The functions here are those rules in scalars; the plain kernel and the reference are made of them.
  */
@@ -60,6 +63,13 @@ static inline float ep_bf16dp_step(float acc, uint32_t w, uint32_t x)
 {
     acc = ep_bf16dp_fma(ep_f32_from_bits(w & 0xffff0000u), ep_f32_from_bits(x & 0xffff0000u), acc);
     return ep_bf16dp_fma(ep_f32_from_bits(w << 16), ep_f32_from_bits(x << 16), acc);
+}
+
+/* The end of a group. */
+static inline float ep_bf16dp_add_group(float total, float chain, float scale)
+{
+    const float scaled = chain * scale;
+    return total + scaled;
 }
 
 #endif

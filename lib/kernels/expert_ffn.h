@@ -37,7 +37,7 @@
 /* What fixes every rounding. Equal families give equal bits, whatever computes them. */
 typedef enum ep_ffn_family {
     EP_FFN_FAMILY_PORTABLE, /* this header */
-    EP_FFN_FAMILY_BF16DP,   /* bf16 weights only: kernels/bf16dp.h */
+    EP_FFN_FAMILY_BF16DP,   /* bf16 weights and formats with groups: kernels/bf16dp.h */
     EP_FFN_FAMILY_BF16ODD,  /* bf16 weights only: kernels/bf16odd.h */
 } ep_ffn_family;
 #define EP_FFN_FAMILIES 3
@@ -53,6 +53,19 @@ static inline const char *ep_ffn_family_name(ep_ffn_family family)
 static inline bool ep_ffn_family_has_pairs(ep_ffn_family family)
 {
     return family != EP_FFN_FAMILY_PORTABLE;
+}
+
+/* Whether weights of this format can be computed with the family; `portable` has all. */
+static inline bool ep_ffn_family_has(ep_ffn_family family, ep_weight_format format)
+{
+    switch (family) {
+    case EP_FFN_FAMILY_PORTABLE:
+        return true;
+    case EP_FFN_FAMILY_BF16DP:
+        return format == EP_WEIGHTS_BF16 || ep_weight_format_has_groups(format);
+    default:
+        return format == EP_WEIGHTS_BF16;
+    }
 }
 
 #define EP_FFN_F8_BLOCK 128 /* elements of an f8e4m3 row that share a scale */
@@ -85,7 +98,7 @@ static inline size_t ep_ffn_reference_scratch_floats(uint32_t hidden, uint32_t i
 /* The family in plain loops: the judge of every other form. scratch: see above, not shared with another call.
  */
 void ep_ffn_reference(const ep_ffn_source *source, const ep_ffn_batch *batch, float *scratch);
-/* The same for any family; those of pairs: source->format is bf16. */
+/* The same for any family that has source->format. */
 void ep_ffn_reference_of(ep_ffn_family family, const ep_ffn_source *source, const ep_ffn_batch *batch, float *scratch);
 
 #endif

@@ -13,9 +13,11 @@
  *      at 2j and output j + 16 at 2j + 1, so that one 32-bit lane widens to both by a shift and by a mask. f16 and f32:
  *      in order. bf16 for families of pairs: [line][EP_FFN_PANEL][2].
  * Panels of formats with groups   one block per group of columns, the last padded with zeros to a whole one: the
- *      codes of its lines, then the scales of 64 outputs (f32, e8m0 bytes or bf16). f8: a line is 64 bytes in order.
- *      mxfp4, int4: two lines k, k + 1 share 64 bytes; 32-bit word i holds outputs i, i+16, i+32, i+48 of line k in its
- *      lower four nibbles and of line k + 1 in the upper four, so that shifts and table look-ups widen 16 at a time.
+ *      codes of its columns, then the scales of 64 outputs (f32, e8m0 bytes or bf16). f8: a column is 64 bytes in order;
+ *      for families of pairs columns k, k + 1 are 128 bytes, 32-bit word i of either half the outputs i and i+16 (i+32 and
+ *      i+48) of k, then of k + 1. mxfp4, int4: columns k, k + 1 share 64 bytes; 32-bit word i holds outputs i, i+16, i+32,
+ *      i+48 of k in its lower four nibbles and of k + 1 in the upper four. So shifts and table look-ups widen 16 outputs or
+ *      pairs at a time.
  * Panels of w8a8      [ceil(k/4)][64][4] bytes, then 64 scales in f32, then for each output -128 times the sum of its weights, i32
  *      modulo 2^32: what is too much where rows are q + 128.
  * Threads             pure functions of their arguments.
@@ -48,7 +50,7 @@ typedef struct ep_ffn_kernel {
      */
     void (*panel)(ep_dtype dtype, const float *a, uint32_t rows, const uint8_t *panel, uint32_t lines,
                   const uint8_t *next, float *c);
-    /* portable only. The same for a format with groups: a chain per group, scaled, summed (expert_ffn.h). */
+    /* portable and bf16dp. The same for a format with groups: a chain per group, scaled, summed (expert_ffn.h, bf16dp.h). */
     void (*group_panel)(ep_weight_format format, const float *a, uint32_t rows, const uint8_t *panel,
                         uint32_t k_count, const uint8_t *next, float *c);
     /*
@@ -118,19 +120,20 @@ static inline uint32_t ep_ffn_chunk_first_row(const ep_ffn_chunks *chunks, uint3
     return chunks->base * index + (index < chunks->longer ? index : chunks->longer);
 }
 
-/* Bytes of one group of a panel: its lines, then its scales. */
+/* Bytes of the codes of one group of a panel. */
+static inline size_t ep_ffn_group_code_bytes(ep_weight_format format)
+{
+    const bool is_nibbles = format == EP_WEIGHTS_MXFP4 || format == EP_WEIGHTS_INT4;
+    return (size_t)ep_weight_group_columns(format) * EP_FFN_PANEL / (is_nibbles ? 2 : 1);
+}
+
+/* Bytes of one group of a panel: its codes, then its scales. */
 static inline size_t ep_ffn_group_bytes(ep_weight_format format)
 {
-    switch (format) {
-    case EP_WEIGHTS_MXFP4:
-        return EP_MX_GROUP * EP_FFN_PANEL / 2 + EP_FFN_PANEL;
-    case EP_WEIGHTS_INT4:
-        return EP_MX_GROUP * EP_FFN_PANEL / 2 + 2 * EP_FFN_PANEL;
-    case EP_WEIGHTS_MXFP8:
-        return EP_MX_GROUP * EP_FFN_PANEL + EP_FFN_PANEL;
-    default:
-        return EP_F8_BLOCK * EP_FFN_PANEL + 4 * EP_FFN_PANEL;
-    }
+    const size_t scale_bytes = format == EP_WEIGHTS_INT4                                     ? 2
+                               : format == EP_WEIGHTS_MXFP4 || format == EP_WEIGHTS_MXFP8 ? 1
+                                                                                           : 4;
+    return ep_ffn_group_code_bytes(format) + scale_bytes * EP_FFN_PANEL;
 }
 
 static inline uint32_t ep_ffn_quads(uint32_t k_count)
@@ -141,10 +144,10 @@ static inline uint32_t ep_ffn_quads(uint32_t k_count)
 /* Bytes of a packed panel over k_count inputs; a multiple of 64. */
 static inline size_t ep_ffn_panel_bytes(ep_ffn_family family, ep_weight_format format, uint32_t k_count)
 {
-    if (ep_ffn_family_has_pairs(family)) {
-        return (size_t)ep_ffn_lines(family, k_count) * EP_FFN_PANEL * 4;
-    }
     if (ep_weight_format_is_float(format)) {
+        if (ep_ffn_family_has_pairs(family)) {
+            return (size_t)ep_ffn_lines(family, k_count) * EP_FFN_PANEL * 4;
+        }
         return (size_t)k_count * EP_FFN_PANEL * ep_dtype_bytes(ep_weight_format_dtype(format));
     }
     if (format == EP_WEIGHTS_W8A8) {
@@ -152,6 +155,18 @@ static inline size_t ep_ffn_panel_bytes(ep_ffn_family family, ep_weight_format f
     }
     const uint32_t group = ep_weight_group_columns(format);
     return ((size_t)k_count + group - 1) / group * ep_ffn_group_bytes(format);
+}
+
+/* Where the code of output o, column k of a group lies: a byte, of 4-bit codes a nibble, the lower of a byte first. */
+static inline size_t ep_ffn_code_slot(ep_ffn_family family, ep_weight_format format, uint32_t k, uint32_t o)
+{
+    if (format == EP_WEIGHTS_MXFP4 || format == EP_WEIGHTS_INT4) {
+        return (size_t)k / 2 * 128 + 8 * (o % 16) + 4 * (k & 1u) + o / 16;
+    }
+    if (ep_ffn_family_has_pairs(family)) {
+        return (size_t)k / 2 * 128 + o / 32 * 64 + 4 * (o % 16) + 2 * (k & 1u) + o / 16 % 2;
+    }
+    return (size_t)k * EP_FFN_PANEL + o;
 }
 
 /* Place of output o inside one line of a packed panel of family `portable`. */

@@ -96,16 +96,16 @@ static void write_plain(const panel_rows *panel, uint8_t *to)
     }
 }
 
-/* Lines first..first + n - 1 of 4-bit codes. Zero is code 0 of mxfp4 and code 8 of int4; missing outputs and the
- * lines behind the last one do not count, so 0 will do for both. */
+/* Columns first..first + n - 1 of 4-bit codes, where all are codes of zero. */
 static void write_nibbles(const panel_rows *panel, uint32_t first, uint32_t n, uint8_t *to)
 {
     for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
         const uint8_t *row = panel->rows[o];
         for (uint32_t k = 0; row != NULL && k < n; k++) {
-            uint32_t code = ((uint32_t)row[(first + k) / 2] >> (4 * ((first + k) & 1u))) & 15u;
-            uint32_t nibble = o / 16 + 4 * (k & 1u);
-            to[(size_t)k / 2 * 64 + 4 * (o % 16) + nibble / 2] |= (uint8_t)(code << (4 * (nibble & 1u)));
+            const uint32_t code = ((uint32_t)row[(first + k) / 2] >> (4 * ((first + k) & 1u))) & 15u;
+            const size_t slot = ep_ffn_code_slot(panel->family, panel->format, k, o);
+            const uint32_t shift = 4 * (slot & 1u);
+            to[slot / 2] = (uint8_t)((to[slot / 2] & ~(15u << shift)) | code << shift);
         }
     }
 }
@@ -114,7 +114,9 @@ static void write_bytes(const panel_rows *panel, uint32_t first, uint32_t n, uin
 {
     for (uint32_t k = 0; k < n; k++) {
         for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
-            to[(size_t)k * EP_FFN_PANEL + o] = panel->rows[o] == NULL ? 0 : panel->rows[o][first + k];
+            if (panel->rows[o] != NULL) {
+                to[ep_ffn_code_slot(panel->family, panel->format, k, o)] = panel->rows[o][first + k];
+            }
         }
     }
 }
@@ -146,6 +148,9 @@ static void write_groups(const panel_rows *panel, uint8_t *to)
     for (uint32_t k = 0; k < panel->columns; k += group, to += bytes) {
         const uint32_t n = panel->columns - k < group ? panel->columns - k : group;
         memset(to, 0, bytes);
+        if (panel->format == EP_WEIGHTS_INT4) {
+            memset(to, 0x88, (size_t)group / 2 * EP_FFN_PANEL); /* zero; a pair's missing member must be one */
+        }
         if (nibbles) {
             write_nibbles(panel, k, n, to);
         } else {
@@ -197,10 +202,8 @@ static void write_pairs(const panel_rows *panel, uint8_t *to)
 
 static void write_panel(const panel_rows *panel, uint8_t *to)
 {
-    if (ep_ffn_family_has_pairs(panel->family)) {
-        write_pairs(panel, to);
-    } else if (ep_weight_format_is_float(panel->format)) {
-        write_plain(panel, to);
+    if (ep_weight_format_is_float(panel->format)) {
+        (ep_ffn_family_has_pairs(panel->family) ? write_pairs : write_plain)(panel, to);
     } else if (panel->format == EP_WEIGHTS_W8A8) {
         write_int8(panel, to);
     } else {
@@ -284,7 +287,7 @@ void ep_ffn_packed_place(const ep_ffn_source *source, ep_ffn_family family, void
 
 void ep_ffn_pack(const ep_ffn_source *source, ep_ffn_family family, void *memory, ep_ffn_packed *out_packed)
 {
-    EP_ASSERT(family == EP_FFN_FAMILY_PORTABLE || source->format == EP_WEIGHTS_BF16);
+    EP_ASSERT(ep_ffn_family_has(family, source->format));
     const packed_sizes sizes = sizes_of(source, family);
     uint8_t *gate_up = memory;
     uint8_t *down = gate_up + sizes.gate_up_bytes;

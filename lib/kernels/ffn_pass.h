@@ -18,7 +18,7 @@
 #include "kernels/ffn_kernel.h"
 
 #define EP_FFN_ALIGN 64
-#define EP_FFN_PACKED_LAYOUT "panel64-2" /* names what ep_ffn_pack writes; another name whenever a byte of it moves */
+#define EP_FFN_PACKED_LAYOUT "panel64-3" /* names what ep_ffn_pack writes; another name whenever a byte of it moves */
 #define EP_FFN_PASS_ROWS 256 /* more rows read the weights again: by then arithmetic is the limit */
 #define EP_FFN_TILE_BYTES                                                                                    \
     ((size_t)EP_FFN_PASS_ROWS * EP_FFN_PANEL * sizeof(float)) /* scratch of one thread */
@@ -54,7 +54,7 @@ typedef struct ep_ffn_pass {
     float *share; /* [rows] factor of the shared expert's gate */
 } ep_ffn_pass;
 
-/* family: one of pairs for bf16 weights only. */
+/* family: one that has the format (ep_ffn_family_has). */
 
 /* Bytes of memory ep_ffn_pack fills. Depends on shape, format, family and which optional parts there are. */
 size_t ep_ffn_packed_bytes(const ep_ffn_source *source, ep_ffn_family family);

@@ -67,12 +67,10 @@ const ep_ffn_kernel *ep_ffn_kernel_of(ep_ffn_family family)
 
 ep_ffn_family ep_ffn_family_fastest(ep_weight_format format)
 {
-    if (format != EP_WEIGHTS_BF16) {
-        return EP_FFN_FAMILY_PORTABLE;
-    }
-    if (ep_ffn_kernel_of(EP_FFN_FAMILY_BF16DP) != &ep_ffn_kernel_bf16dp_generic) {
-        return EP_FFN_FAMILY_BF16DP;
-    }
-    bool has_odd = ep_ffn_kernel_of(EP_FFN_FAMILY_BF16ODD) != &ep_ffn_kernel_bf16odd_generic;
-    return has_odd ? EP_FFN_FAMILY_BF16ODD : EP_FFN_FAMILY_PORTABLE;
+    const bool has_dp = ep_ffn_kernel_of(EP_FFN_FAMILY_BF16DP) != &ep_ffn_kernel_bf16dp_generic;
+    const bool has_odd = ep_ffn_kernel_of(EP_FFN_FAMILY_BF16ODD) != &ep_ffn_kernel_bf16odd_generic;
+    const ep_ffn_family family = has_dp    ? EP_FFN_FAMILY_BF16DP
+                                 : has_odd ? EP_FFN_FAMILY_BF16ODD
+                                           : EP_FFN_FAMILY_PORTABLE;
+    return ep_ffn_family_has(family, format) ? family : EP_FFN_FAMILY_PORTABLE;
 }

@@ -7,7 +7,8 @@
 
 #include "base/numeric.h"
 
-#define U 0x1p-24 /* half an ulp of f32, relative: one rounding */
+#define U 0x1p-24        /* half an ulp of f32, relative: one rounding */
+#define U_NARROW 0x1p-8 /* of bf16 */
 
 static double plain(const void *base, ep_dtype dtype, size_t i)
 {
@@ -103,8 +104,8 @@ static double activate(const ep_expert_source *s, double g, double u)
 }
 
 /*
- * A dot product and its error. Chains of fused multiply-adds with one more per group of columns: every product passes
- * through at most n + groups + 1 roundings, so the error is at most (n + groups + 2) u sum |w x|, and the bias adds one. x may
+ * A dot product and its error. Chains of fused multiply-adds with one more per group of columns, or a product and a sum:
+ * every product passes through at most n + groups + 2 roundings, so the error is at most (n + groups + 3) u sum |w x|, and the bias adds one. x may
  * itself be off by x_error.
  */
 static double dot(const ep_expert_source *s, const void *values, const void *scales, const void *bias, size_t columns,
@@ -144,7 +145,7 @@ static void to_int8(double *x, double *error, size_t n, bool is_exact)
     }
 }
 
-void ep_format_judge(const ep_expert_source *s, const float *x, double *y, double *bound)
+void ep_format_judge(const ep_expert_source *s, bool narrows, const float *x, double *y, double *bound)
 {
     const bool has_gate = ep_activation_has_gate(s->activation);
     double *row = calloc(s->hidden, sizeof(double));
@@ -169,6 +170,7 @@ void ep_format_judge(const ep_expert_source *s, const float *x, double *y, doubl
         }
         /* exp, erf and tanh within 4 ulp of values up to 1, a few products: absolute where 1 + erf(x) cancels */
         h_error[i] += 16 * U * (fabs(h[i]) + (has_gate ? fabs(g) * (fabs(u) + fabs((double)s->numbers.beta)) : fabs(u)));
+        h_error[i] += narrows ? U_NARROW * (fabs(h[i]) + h_error[i]) : 0.0;
     }
     if (s->format == EP_WEIGHTS_W8A8) {
         to_int8(h, h_error, s->inner, false);

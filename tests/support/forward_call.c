@@ -291,7 +291,7 @@ ep_err ep_test_expected_rows(const char *checkpoint_path, const ep_test_forward 
 {
     ep_checkpoint *checkpoint = NULL;
     ep_backend *backend = NULL;
-    ep_backend_config config = {.threads = 1};
+    ep_backend_config config = {.numerics = f->expected_with, .threads = 1};
     ep_err err = ep_checkpoint_open(checkpoint_path, &checkpoint, out_error);
     err = err == EP_OK ? ep_backend_by_name("reference")->open(&config, &backend, out_error) : err;
     for (uint32_t s = 0; err == EP_OK && s < f->slots; s++) {

@@ -9,6 +9,7 @@
 
 #include <pthread.h>
 
+#include "backends/backend.h"
 #include "expert.pb-c.h"
 #include "model/model.h"
 #include "rpc/rpc.h"
@@ -29,6 +30,7 @@ typedef struct ep_test_forward {
     const char *model;    /* NULL: "demo" */
     const char *version;  /* NULL: "" */
     const char *numerics; /* NULL: "" */
+    ep_numerics expected_with; /* what ep_test_expected_rows computes with */
     uint32_t layer;
     ep_epoch epoch; /* 0.0: none */
     uint32_t rows;

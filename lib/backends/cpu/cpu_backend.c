@@ -172,8 +172,10 @@ static void cpu_weights_unload(ep_backend *base, ep_backend_weights *base_weight
 
 static const char *cpu_packed_layout(ep_backend *base)
 {
-    const ep_ffn_family family = ep_numerics_family(((cpu_backend *)base)->numerics, EP_WEIGHTS_BF16);
-    return ep_ffn_family_has_pairs(family) ? EP_FFN_PACKED_LAYOUT "-pairs" : EP_FFN_PACKED_LAYOUT;
+    static const char *const layouts[EP_FFN_FAMILIES] = {EP_FFN_PACKED_LAYOUT, EP_FFN_PACKED_LAYOUT "-bf16dp",
+                                                         EP_FFN_PACKED_LAYOUT "-bf16odd"};
+    /* What has bf16 has most: its family tells those of the other formats. */
+    return layouts[ep_numerics_family(((cpu_backend *)base)->numerics, EP_WEIGHTS_BF16)];
 }
 
 static void cpu_weights_export(ep_backend *base, const ep_backend_weights *base_weights, ep_packed_view *out_view)

@@ -46,6 +46,51 @@ static void bf16odd_panel(ep_dtype dtype, const float *a, uint32_t rows, const u
     pairs_panel(ep_bf16odd_step, a, rows, panel, lines, c);
 }
 
+/* One group for one chunk: the pairs of n columns, then the scaled chain onto c. */
+static void group_chunk(ep_weight_format format, const float *x, uint32_t rows, const uint8_t *block, uint32_t n, float *c)
+{
+    const size_t code_bytes = ep_ffn_group_code_bytes(format);
+    float acc[EP_FFN_CHUNK_ROWS * EP_FFN_PANEL] = {0.0f};
+    float even[EP_FFN_PANEL];
+    float odd[EP_FFN_PANEL];
+    for (uint32_t k = 0; k < n; k += 2, x += rows) {
+        ep_ffn_generic_widen_codes(EP_FFN_FAMILY_BF16DP, format, block, k, even);
+        ep_ffn_generic_widen_codes(EP_FFN_FAMILY_BF16DP, format, block, k + 1, odd); /* the block is padded */
+        for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
+            const uint32_t w = ep_f32_bits(even[o]) >> 16 | (ep_f32_bits(odd[o]) & 0xffff0000u);
+            for (uint32_t r = 0; r < rows; r++) {
+                acc[r * EP_FFN_PANEL + o] = ep_bf16dp_step(acc[r * EP_FFN_PANEL + o], w, ep_f32_bits(x[r]));
+            }
+        }
+    }
+    for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
+        const float scale = ep_ffn_generic_scale(format, block + code_bytes, o);
+        for (uint32_t r = 0; r < rows; r++) {
+            float *to = &c[r * EP_FFN_PANEL + o];
+            *to = ep_bf16dp_add_group(*to, acc[r * EP_FFN_PANEL + o], scale);
+        }
+    }
+}
+
+static void bf16dp_group_panel(ep_weight_format format, const float *a, uint32_t rows, const uint8_t *panel,
+                               uint32_t k_count, const uint8_t *next, float *c)
+{
+    const ep_ffn_chunks chunks = ep_ffn_chunks_of(rows);
+    const uint32_t lines = ep_ffn_lines(EP_FFN_FAMILY_BF16DP, k_count);
+    const uint32_t group = ep_weight_group_columns(format);
+    (void)next;
+    memset(c, 0, (size_t)rows * EP_FFN_PANEL * sizeof(*c));
+    for (uint32_t k = 0; k < k_count; k += group, panel += ep_ffn_group_bytes(format)) {
+        const uint32_t n = k_count - k < group ? k_count - k : group;
+        for (uint32_t chunk = 0; chunk < chunks.count; chunk++) {
+            const uint32_t chunk_rows = ep_ffn_chunk_rows(&chunks, chunk);
+            const size_t first_row = ep_ffn_chunk_first_row(&chunks, chunk);
+            group_chunk(format, a + first_row * lines + (size_t)k / 2 * chunk_rows, chunk_rows, panel, n,
+                        c + first_row * EP_FFN_PANEL);
+        }
+    }
+}
+
 static uint32_t pair_of(const float *x, uint32_t count, uint32_t i)
 {
     uint32_t odd = i + 1 < count ? ep_bf16dp_narrow(x[i + 1]) : 0;
@@ -93,6 +138,7 @@ const ep_ffn_kernel ep_ffn_kernel_bf16dp_generic = {
     .name = "generic-bf16dp",
     .family = EP_FFN_FAMILY_BF16DP,
     .panel = bf16dp_panel,
+    .group_panel = bf16dp_group_panel,
     .activate = pairs_activate,
     .exp16 = pairs_exp16,
     .pack_rows = ep_ffn_generic_pack_pairs,

@@ -39,21 +39,20 @@ static void generic_panel(ep_dtype dtype, const float *a, uint32_t rows, const u
     }
 }
 
-/* One line of a group, widened exactly. codes: of the whole group. */
-static void widen_codes(ep_weight_format format, const uint8_t *codes, uint32_t k, float *w)
+void ep_ffn_generic_widen_codes(ep_ffn_family family, ep_weight_format format, const uint8_t *codes, uint32_t k, float *w)
 {
     for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
+        const size_t slot = ep_ffn_code_slot(family, format, k, o);
         if (format == EP_WEIGHTS_MXFP4 || format == EP_WEIGHTS_INT4) {
-            uint32_t nibble = o / 16 + 4 * (k & 1u);
-            uint32_t code = (uint32_t)codes[k / 2 * 64 + 4 * (o % 16) + nibble / 2] >> (4 * (nibble & 1u));
+            const uint32_t code = (uint32_t)codes[slot / 2] >> (4 * (slot & 1u));
             w[o] = format == EP_WEIGHTS_MXFP4 ? ep_ffn_weight_e2m1(code) : (float)((int)(code & 15u) - 8);
         } else {
-            w[o] = ep_ffn_weight_f8(codes[(size_t)k * EP_FFN_PANEL + o]);
+            w[o] = ep_ffn_weight_f8(codes[slot]);
         }
     }
 }
 
-static float packed_scale(ep_weight_format format, const uint8_t *scales, uint32_t o)
+float ep_ffn_generic_scale(ep_weight_format format, const uint8_t *scales, uint32_t o)
 {
     switch (format) {
     case EP_WEIGHTS_MXFP4:
@@ -76,7 +75,7 @@ static void group_chunk(ep_weight_format format, const float *x, uint32_t rows, 
     float acc[EP_FFN_CHUNK_ROWS * EP_FFN_PANEL] = {0.0f};
     float w[EP_FFN_PANEL];
     for (uint32_t k = 0; k < n; k++, x += rows) {
-        widen_codes(format, block, k, w);
+        ep_ffn_generic_widen_codes(EP_FFN_FAMILY_PORTABLE, format, block, k, w);
         for (uint32_t r = 0; r < rows; r++) {
             for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
                 acc[r * EP_FFN_PANEL + o] = fmaf(w[o], x[r], acc[r * EP_FFN_PANEL + o]);
@@ -84,7 +83,7 @@ static void group_chunk(ep_weight_format format, const float *x, uint32_t rows, 
         }
     }
     for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
-        const float scale = packed_scale(format, scales, o);
+        const float scale = ep_ffn_generic_scale(format, scales, o);
         for (uint32_t r = 0; r < rows; r++) {
             c[r * EP_FFN_PANEL + o] = fmaf(scale, acc[r * EP_FFN_PANEL + o], c[r * EP_FFN_PANEL + o]);
         }

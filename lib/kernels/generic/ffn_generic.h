@@ -15,6 +15,10 @@ void ep_ffn_generic_int8_rows(const ep_ffn_batch *batch, uint32_t first_row, uin
                               float *scales);
 void ep_ffn_generic_int8_panel(const int8_t *a, uint32_t rows, const uint8_t *panel, uint32_t k_count,
                                const float *row_scales, const uint8_t *next, float *c);
+/* Column k of a packed group's codes, exactly: one value per output. codes: of the whole group. */
+void ep_ffn_generic_widen_codes(ep_ffn_family family, ep_weight_format format, const uint8_t *codes, uint32_t k, float *w);
+/* Output o's of a packed group's scales. */
+float ep_ffn_generic_scale(ep_weight_format format, const uint8_t *scales, uint32_t o);
 /* pack_rows and lay of the families of pairs. */
 void ep_ffn_generic_pack_pairs(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows, uint32_t hidden, float *a);
 void ep_ffn_generic_lay_pairs(const float *h, uint32_t rows, uint32_t count, float *a);

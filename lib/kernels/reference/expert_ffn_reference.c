@@ -57,6 +57,12 @@ static float dot_groups(ep_weight_format format, const matrix *m, size_t row, co
     return total;
 }
 
+/* A code's value as bf16 holds it; +0 behind the row's end. */
+static uint32_t code_member(ep_weight_format format, const uint8_t *codes, uint32_t n, uint32_t i)
+{
+    return i < n ? ep_f32_bits(ep_ffn_weight_code(format, codes, i)) >> 16 : 0;
+}
+
 static float dot_int8(const matrix *m, size_t row, const inputs *in)
 {
     const int8_t *w = (const int8_t *)m->values + row * m->columns;
@@ -90,10 +96,30 @@ static float dot_pairs(ep_ffn_family family, const void *values, size_t row, con
     return acc;
 }
 
+/* Groups have an even number of columns. */
+static float dot_group_pairs(ep_weight_format format, const matrix *m, size_t row, const float *x)
+{
+    const uint32_t n = m->columns;
+    const uint8_t *codes = (const uint8_t *)m->values + row * ep_weight_row_bytes(format, n);
+    const uint32_t group = ep_weight_group_columns(format);
+    float total = 0.0f;
+    for (uint32_t k = 0; k < n; k += group) {
+        float chain = 0.0f;
+        for (uint32_t i = k; i < n && i < k + group; i += 2) {
+            const uint32_t w = code_member(format, codes, n, i) | code_member(format, codes, n, i + 1) << 16;
+            chain = ep_bf16dp_step(chain, w, input_member(x, n, i) | input_member(x, n, i + 1) << 16);
+        }
+        total = ep_bf16dp_add_group(total, chain, ep_ffn_weight_scale(format, m->scales, n, row, k / group));
+    }
+    return total;
+}
+
 static float output(const ep_ffn_source *source, ep_ffn_family family, const matrix *m, size_t row, const inputs *in)
 {
     float y;
-    if (ep_ffn_family_has_pairs(family)) {
+    if (ep_ffn_family_has_pairs(family) && ep_weight_format_has_groups(source->format)) {
+        y = dot_group_pairs(source->format, m, row, in->x);
+    } else if (ep_ffn_family_has_pairs(family)) {
         y = dot_pairs(family, m->values, row, in->x, m->columns);
     } else if (source->format == EP_WEIGHTS_W8A8) {
         y = dot_int8(m, row, in);

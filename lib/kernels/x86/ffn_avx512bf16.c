@@ -213,6 +213,7 @@ const ep_ffn_kernel ep_ffn_kernel_avx512bf16 = {
     .name = "avx512bf16",
     .family = EP_FFN_FAMILY_BF16DP,
     .panel = bf16dp_panel,
+    .group_panel = ep_ffn_avx512bf16_group_panel,
     .activate = bf16dp_activate,
     .exp16 = bf16dp_exp16,
     .pack_rows = bf16dp_pack_rows,

@@ -12,6 +12,8 @@ extern const ep_ffn_kernel ep_ffn_kernel_avx512f;    /* AVX-512F only */
 extern const ep_ffn_kernel ep_ffn_kernel_avx2;       /* AVX2, FMA, F16C */
 
 /* Parts of the kernels above: ep_ffn_kernel's group_panel, int8_rows and int8_panel. */
+void ep_ffn_avx512bf16_group_panel(ep_weight_format format, const float *a, uint32_t rows, const uint8_t *panel,
+                                   uint32_t k_count, const uint8_t *next, float *c);
 void ep_ffn_avx512f_group_panel(ep_weight_format format, const float *a, uint32_t rows, const uint8_t *panel,
                                 uint32_t k_count, const uint8_t *next, float *c);
 void ep_ffn_avx2_group_panel(ep_weight_format format, const float *a, uint32_t rows, const uint8_t *panel,

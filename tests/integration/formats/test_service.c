@@ -62,14 +62,15 @@ static void write_model(const char *name, char path[PATH_BYTES])
     ep_format_model_free(model);
 }
 
-static void expect_exact(ep_test_peer *peer, const char *name, const char *path)
+static void expect_exact(ep_test_peer *peer, ep_numerics numerics, const char *name, const char *path)
 {
     static const ep_wire_slot slots[SLOTS] = {{0, 0}, {2, 1}, {1, 3}, {0, 2}, {1, 1}};
     static uint16_t x[ROWS * HIDDEN_MAX], got[SLOTS * HIDDEN_MAX], wanted[SLOTS * HIDDEN_MAX];
     const uint32_t hidden = case_of(name)->hidden;
     ep_error error;
     ep_test_fill_rows(5, EP_DTYPE_BF16, (size_t)ROWS * hidden, x);
-    const ep_test_forward forward = {.model = name,
+    const ep_test_forward forward = {.expected_with = numerics,
+                                     .model = name,
                                      .layer = EP_FORMAT_LAYER,
                                      .rows = ROWS,
                                      .slots = SLOTS,
@@ -106,12 +107,12 @@ static void await_ready(int manager)
     }
 }
 
-Test(formats_service, one_node_serves_all_formats_with_the_oracles_bits)
+static void expect_service(ep_numerics numerics, const char *flag)
 {
     static char paths[MODELS][PATH_BYTES];
     static char flags[MODELS][PATH_BYTES + 64];
-    const char *args[MODELS + 8] = {"--listen=tcp://127.0.0.1:0", "--admin-listen=tcp://127.0.0.1:0",
-                                    "--probe-address=127.0.0.1:0", "--node-name=n1"};
+    const char *args[MODELS + 9] = {"--listen=tcp://127.0.0.1:0", "--admin-listen=tcp://127.0.0.1:0",
+                                    "--probe-address=127.0.0.1:0", "--node-name=n1", flag};
     char manager_variable[PATH_BYTES];
     const int manager = play_manager(manager_variable);
     const char *environment[] = {manager_variable, NULL};
@@ -120,7 +121,7 @@ Test(formats_service, one_node_serves_all_formats_with_the_oracles_bits)
     for (size_t i = 0; i < MODELS; i++) {
         write_model(served[i], paths[i]);
         snprintf(flags[i], sizeof(flags[i]), "--model=%s=%s", served[i], paths[i]);
-        args[4 + i] = flags[i];
+        args[5 + i] = flags[i];
     }
     cr_assert(ep_test_process_start(&node, dir, "node", EP_EXPERTD_PATH, args, environment, true));
     cr_assert(ep_test_process_wait_ports(&node, WAIT_MS));
@@ -128,8 +129,18 @@ Test(formats_service, one_node_serves_all_formats_with_the_oracles_bits)
     close(manager);
     cr_assert_eq(ep_test_peer_open(&peer, node.rpc_url, &error), EP_OK, "%s", error.text);
     for (size_t i = 0; i < MODELS; i++) {
-        expect_exact(&peer, served[i], paths[i]);
+        expect_exact(&peer, numerics, served[i], paths[i]);
     }
     ep_test_peer_close(&peer);
     cr_expect_eq(ep_test_process_stop(&node, SIGTERM, WAIT_MS), 0);
+}
+
+Test(formats_service, one_node_serves_all_formats_with_the_oracles_bits)
+{
+    expect_service(EP_NUMERICS_PORTABLE, "--numerics=portable");
+}
+
+Test(formats_service, one_node_serves_all_formats_with_the_oracles_bits_of_bf16dp)
+{
+    expect_service(EP_NUMERICS_BF16DP, "--numerics=bf16dp");
 }

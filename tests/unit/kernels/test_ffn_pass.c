@@ -266,9 +266,11 @@ static void expect_all_kernels_equal(uint64_t seed, uint32_t hidden, uint32_t in
                                      ep_weight_format format, bool wild)
 {
     ffn_case c = make_case(seed, hidden, inner, rows, format, wild);
-    for (unsigned family = 0; family < (format == EP_WEIGHTS_BF16 ? EP_FFN_FAMILIES : 1); family++) {
-        fill_want(&c, (ep_ffn_family)family);
-        expect_family_equal(&c, (ep_ffn_family)family, seed, format);
+    for (unsigned family = 0; family < EP_FFN_FAMILIES; family++) {
+        if (ep_ffn_family_has((ep_ffn_family)family, format)) {
+            fill_want(&c, (ep_ffn_family)family);
+            expect_family_equal(&c, (ep_ffn_family)family, seed, format);
+        }
     }
     free_case(&c);
 }
@@ -329,6 +331,11 @@ Test(ffn_pass, equals_reference_for_every_number_of_rows)
 {
     for (uint32_t rows = 1; rows <= 70; rows++) {
         expect_all_kernels_equal(rows, 37, 35, rows, EP_WEIGHTS_BF16, false);
+        for (unsigned f = EP_WEIGHTS_F8_BLOCK; f < EP_WEIGHTS_COUNT; f++) {
+            if (!is_short() || rows % 9 == f) {
+                expect_all_kernels_equal(rows, 37, 35, rows, (ep_weight_format)f, false);
+            }
+        }
     }
     for (uint32_t rows = 71; rows <= EP_FFN_PASS_ROWS; rows += 37) {
         expect_all_kernels_equal(rows, 37, 35, rows, EP_WEIGHTS_BF16, false);
@@ -341,8 +348,13 @@ Test(ffn_pass, wild_rows_leave_their_neighbours_alone)
     enum { HIDDEN = 67, ROWS = 13 };
     const ep_ffn_kernel *kernel;
     const uint32_t wild[] = {0x7fc00000u, 0x7f800000u, 0xff800000u, 0x00000001u, 0x807fffffu, 0x7f7fffffu};
-    for (size_t n = 0; (kernel = ep_ffn_kernel_at(n)) != NULL; n++) {
-        ffn_case c = make_case(77, HIDDEN, 45, ROWS, EP_WEIGHTS_BF16, false);
+    const ep_weight_format formats[] = {EP_WEIGHTS_BF16, EP_WEIGHTS_F8_BLOCK, EP_WEIGHTS_MXFP4, EP_WEIGHTS_MXFP8, EP_WEIGHTS_INT4};
+    for (size_t n = 0; (kernel = ep_ffn_kernel_at(n / 5)) != NULL; n++) {
+        const ep_weight_format format = formats[n % 5];
+        if (!ep_ffn_family_has(kernel->family, format)) {
+            continue;
+        }
+        ffn_case c = make_case(77, HIDDEN, 45, ROWS, format, false);
         uint8_t *x = malloc((size_t)ROWS * HIDDEN * 4);
         c.batch.x_dtype = EP_DTYPE_F32;
         for (uint32_t r = 0; r < ROWS; r++) {
@@ -363,8 +375,8 @@ Test(ffn_pass, wild_rows_leave_their_neighbours_alone)
         run_pass(kernel, &c);
         for (uint32_t r = 0; r < ROWS; r += 2) {
             size_t at = GUARD_BYTES + r * c.out_stride;
-            cr_assert_arr_eq(c.out + at, c.want + at, c.out_row_bytes, "%s of family %s, row %u", kernel->name,
-                             ep_ffn_family_name(kernel->family), r);
+            cr_assert_arr_eq(c.out + at, c.want + at, c.out_row_bytes, "%s of family %s, %s, row %u", kernel->name,
+                             ep_ffn_family_name(kernel->family), ep_weight_format_name(format), r);
         }
         free(x);
         free_case(&c);

@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the panels of formats with groups have in common on x86. Up to EP_FFN_CHUNK_ROWS rows: the panel streams through
+ * once and its codes are widened in registers. More: blocks of groups are widened into memory that stays in the near caches,
+ * and every chunk passes over them; both take the same steps for each output.
+ * Included by files with instruction set flags; each has tiles of its own.
+ */
+#ifndef EP_KERNELS_X86_FFN_GROUP_H
+#define EP_KERNELS_X86_FFN_GROUP_H
+
+#include <immintrin.h>
+#include <string.h>
+
+#include "kernels/ffn_kernel.h"
+
+#define EP_GROUP_INLINE static inline __attribute__((always_inline))
+
+/* Widened groups of a block: 256 bytes a line, then 64 scales as f32 (or what the tiles want them to be). */
+#define EP_GROUP_LINE_BYTES 256u
+#define EP_GROUP_BLOCK_LINES 128u
+#define EP_GROUP_BLOCK_BYTES ((EP_GROUP_BLOCK_LINES + EP_GROUP_BLOCK_LINES / 16) * EP_GROUP_LINE_BYTES)
+
+/* Groups that a tile passes over, and what it fetches into the second level cache meanwhile. */
+typedef struct ep_group_walk {
+    const uint8_t *groups; /* panel's groups, or widened ones */
+    uint32_t lines;        /* of all groups; the last may be short */
+    uint32_t group_lines;  /* of a whole group */
+    const uint8_t *ahead;  /* codes: of each group as much as it is long itself. widened: `step` bytes per line */
+    size_t step;
+} ep_group_walk;
+
+/* c[r][o] += scaled chains of the groups, for the rows of one chunk; a [line][rows]. */
+typedef void (*ep_group_tile)(const ep_group_walk *walk, const float *a, float *c);
+
+typedef struct ep_group_form {
+    const ep_group_tile *tiles; /* over codes, by rows - 1 */
+    const ep_group_tile *wide;  /* over widened groups */
+    /* One group's first lines and its scales. */
+    void (*widen)(const uint8_t *group, uint32_t lines, uint8_t *to);
+} ep_group_form;
+
+/* func(rows, constants.., walk, a, c) for every number of rows. */
+#define EP_GROUP_TILE(name, rows, func, ...)                                                                 \
+    static void name##_##rows(const ep_group_walk *walk, const float *a, float *c)                           \
+    {                                                                                                        \
+        func(rows, __VA_ARGS__, walk, a, c);                                                                 \
+    }
+#define EP_GROUP_TILES(name, func, ...)                                                                      \
+    EP_GROUP_TILE(name, 1, func, __VA_ARGS__)                                                                \
+    EP_GROUP_TILE(name, 2, func, __VA_ARGS__)                                                                \
+    EP_GROUP_TILE(name, 3, func, __VA_ARGS__)                                                                \
+    EP_GROUP_TILE(name, 4, func, __VA_ARGS__)                                                                \
+    EP_GROUP_TILE(name, 5, func, __VA_ARGS__)                                                                \
+    EP_GROUP_TILE(name, 6, func, __VA_ARGS__)                                                                \
+    static const ep_group_tile name[EP_FFN_CHUNK_ROWS] = {name##_1, name##_2, name##_3,                      \
+                                                          name##_4, name##_5, name##_6};
+
+EP_GROUP_INLINE bool ep_group_is_nibbles(ep_weight_format format)
+{
+    return format == EP_WEIGHTS_MXFP4 || format == EP_WEIGHTS_INT4;
+}
+
+/* One chunk. The last two groups fetch the first two of the next panel. */
+EP_GROUP_INLINE void ep_group_stream(const ep_group_form *form, ep_weight_format format, uint32_t group_lines,
+                                     const float *a, uint32_t rows, const uint8_t *panel, uint32_t lines,
+                                     const uint8_t *next, float *c)
+{
+    const size_t group_bytes = ep_ffn_group_bytes(format);
+    const uint32_t groups = (lines + group_lines - 1) / group_lines;
+    const uint32_t inside = groups > 2 ? groups - 2 : 0;
+    ep_group_walk walk = {.groups = panel, .lines = inside * group_lines, .group_lines = group_lines,
+                          .ahead = panel + 2 * group_bytes};
+    form->tiles[rows - 1](&walk, a, c);
+    a += (size_t)walk.lines * rows;
+    walk.groups = panel + inside * group_bytes;
+    walk.lines = lines - walk.lines;
+    walk.ahead = next == NULL ? walk.groups : next;
+    form->tiles[rows - 1](&walk, a, c);
+}
+
+/* Blocks of groups, all chunks per block; each chunk fetches its share of the next block, evenly. */
+EP_GROUP_INLINE void ep_group_blocks(const ep_group_form *form, ep_weight_format format, uint32_t group_lines,
+                                     const float *a, uint32_t rows, const uint8_t *panel, uint32_t lines,
+                                     const uint8_t *next, float *c)
+{
+    _Alignas(64) uint8_t block[EP_GROUP_BLOCK_BYTES] __attribute__((uninitialized));
+    const ep_ffn_chunks chunks = ep_ffn_chunks_of(rows);
+    const size_t group_bytes = ep_ffn_group_bytes(format);
+    for (uint32_t line = 0; line < lines; line += EP_GROUP_BLOCK_LINES) {
+        const uint32_t n = lines - line < EP_GROUP_BLOCK_LINES ? lines - line : EP_GROUP_BLOCK_LINES;
+        uint8_t *to = block;
+        for (uint32_t first = 0; first < n; first += group_lines, panel += group_bytes) {
+            form->widen(panel, n - first < group_lines ? n - first : group_lines, to);
+            to += (size_t)(group_lines + 1) * EP_GROUP_LINE_BYTES;
+        }
+        const uint8_t *behind = line + n < lines ? panel : next;
+        const size_t bytes = EP_GROUP_BLOCK_LINES / group_lines * group_bytes;
+        ep_group_walk walk = {.groups = block, .lines = n, .group_lines = group_lines,
+                              .step = behind == NULL ? 0 : bytes / ((size_t)chunks.count * n) + 1};
+        for (uint32_t chunk = 0; chunk < chunks.count; chunk++) {
+            const uint32_t chunk_rows = ep_ffn_chunk_rows(&chunks, chunk);
+            const size_t first_row = ep_ffn_chunk_first_row(&chunks, chunk);
+            walk.ahead = behind == NULL ? block : behind + chunk * (bytes / chunks.count);
+            form->wide[chunk_rows - 1](&walk, a + first_row * lines + (size_t)line * chunk_rows,
+                                       c + first_row * EP_FFN_PANEL);
+        }
+    }
+}
+
+/* group_panel of ffn_kernel.h. group_lines: of a whole group in the kernel's family. */
+EP_GROUP_INLINE void ep_group_panel(const ep_group_form *form, ep_weight_format format, uint32_t group_lines,
+                                    const float *a, uint32_t rows, const uint8_t *panel, uint32_t lines,
+                                    const uint8_t *next, float *c)
+{
+    memset(c, 0, (size_t)rows * EP_FFN_PANEL * sizeof(*c));
+    if (rows <= EP_FFN_CHUNK_ROWS) {
+        ep_group_stream(form, format, group_lines, a, rows, panel, lines, next, c);
+    } else {
+        ep_group_blocks(form, format, group_lines, a, rows, panel, lines, next, c);
+    }
+}
+
+#endif
