@@ -13,6 +13,7 @@
 
 #include "base/expert_form.h"
 #include "base/numeric.h"
+#include "kernels/ffn_kernel.h"
 
 /* ep_expf without branches, the same bits for every x; NaN gives NaN. */
 static inline float ep_act_exp(float x)
@@ -112,9 +113,13 @@ static inline float ep_act_clamp(float x, float limit)
     return y < -limit ? -limit : y;
 }
 
-/*
- * kind is a constant wherever this is inlined. limit: INFINITY when there is none. g is ignored without a gate.
- */
+/* What stands for the limit in ep_act_one. */
+static inline float ep_act_limit(const ep_activation_numbers *numbers)
+{
+    return numbers->limit > 0.0f ? numbers->limit : INFINITY;
+}
+
+/* kind is a constant in loops. limit: INFINITY when there is none. g is ignored without a gate. */
 static inline __attribute__((always_inline)) float ep_act_one(ep_activation kind, float alpha, float beta,
                                                               float limit, float g, float u)
 {
@@ -149,23 +154,29 @@ static inline __attribute__((always_inline)) float ep_act_one(ep_activation kind
 }
 
 /*
- * h[i] = activation of (g[i], u[i]), i < count: one loop per kind, so that each becomes vector code where it is
- * inlined. g is not read without a gate.
+ * ep_ffn_kernel.activate: one loop per kind, so that each becomes vector code where it is inlined, and goes over many
+ * rows, so that the steps of one row run beside those of others. The gate is not read where there is none.
  */
-static inline __attribute__((always_inline)) void
-ep_act_loop(ep_activation activation, const ep_activation_numbers *numbers, const float *g, const float *u,
-            uint32_t count, float *h)
+static inline __attribute__((always_inline)) void ep_act_rows(ep_activation activation, const ep_activation_numbers *numbers,
+                                                              const float *restrict c, uint32_t rows, float *restrict h,
+                                                              size_t stride)
 {
     const float alpha = numbers->alpha;
     const float beta = numbers->beta;
-    const float limit = numbers->limit > 0.0f ? numbers->limit : INFINITY;
+    const float limit = ep_act_limit(numbers);
 #define EP_ACT_CASE(name, number, text)                                                                      \
-    case EP_ACT_##name:                                                                                      \
-        for (uint32_t i = 0; i < count; i++) {                                                               \
-            h[i] = ep_act_one(EP_ACT_##name, alpha, beta, limit,                                             \
-                              ep_activation_has_gate(EP_ACT_##name) ? g[i] : 0.0f, u[i]);                    \
+    case EP_ACT_##name: {                                                                                    \
+        const uint32_t width = ep_activation_has_gate(EP_ACT_##name) ? EP_FFN_HALF_PANEL : EP_FFN_PANEL;     \
+        for (uint32_t r = 0; r < rows; r++) {                                                                \
+            const float *g = c + (size_t)r * EP_FFN_PANEL;                                                   \
+            const float *u = g + EP_FFN_PANEL - width;                                                       \
+            for (uint32_t i = 0; i < width; i++) {                                                           \
+                h[r * stride + i] = ep_act_one(EP_ACT_##name, alpha, beta, limit,                            \
+                                               ep_activation_has_gate(EP_ACT_##name) ? g[i] : 0.0f, u[i]);   \
+            }                                                                                                \
         }                                                                                                    \
-        break;
+        break;                                                                                               \
+    }
     switch (activation) {
         EP_ACTIVATION_MAP(EP_ACT_CASE)
     default:

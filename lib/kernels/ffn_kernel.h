@@ -65,9 +65,13 @@ typedef struct ep_ffn_kernel {
      */
     void (*int8_panel)(const int8_t *a, uint32_t rows, const uint8_t *panel, uint32_t k_count, const float *row_scales,
                        const uint8_t *next, float *c);
-    /* h[i] = activation(g[i], u[i]), i < count, a multiple of 16; all 64-byte aligned, h another array. */
-    void (*activate)(ep_activation activation, const ep_activation_numbers *numbers, const float *g,
-                     const float *u, uint32_t count, float *h);
+    /*
+     * The activation of rows of a gate-up panel's products c [rows][EP_FFN_PANEL]: with a gate h[r][i] =
+     * activation(c[r][i], c[r][EP_FFN_HALF_PANEL + i]), i < EP_FFN_HALF_PANEL, else activation(c[r][i]), i <
+     * EP_FFN_PANEL. Row r begins at h + r * stride, stride a multiple of 16; both 64-byte aligned, h another array.
+     */
+    void (*activate)(ep_activation activation, const ep_activation_numbers *numbers, const float *c, uint32_t rows,
+                     float *h, size_t stride);
     /* out[i] = ep_expf(x[i]) for 16 values; what activations use, shown to the tests. Any alignment. */
     void (*exp16)(const float *x, float *out);
     /* The slots below: NULL takes the plain loops of ffn_pass.c, which know family `portable` only. */
@@ -78,6 +82,13 @@ typedef struct ep_ffn_kernel {
     void (*lay)(const float *h, uint32_t rows, uint32_t count, float *a);
     /* out[first + i] = y[i] rounded once, i < count (1..EP_FFN_PANEL); y 64-byte aligned. */
     void (*write_row)(const float *y, uint32_t count, ep_dtype dtype, void *out, uint32_t first);
+    /*
+     * panel for all rows of the batch and write_row of each, into its out: a chunk's rows are written when they are
+     * complete, so that fetching the cache lines written to hides behind the arithmetic of the next chunk. NULL: panel,
+     * then write_row.
+     */
+    void (*panel_to_rows)(ep_dtype dtype, const float *a, const ep_ffn_batch *batch, const uint8_t *panel, uint32_t lines,
+                          const uint8_t *next, uint32_t first, uint32_t count, float *c);
 } ep_ffn_kernel;
 
 /* Kernel number index that this CPU runs, of any family, the fastest of a family first; NULL past the end. */

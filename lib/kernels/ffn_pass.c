@@ -206,13 +206,6 @@ static void multiply(const ep_ffn_pass *pass, bool is_down, uint32_t index, cons
     }
 }
 
-static void activate(const ep_ffn_pass *pass, const float *c, float *h)
-{
-    const ep_ffn_packed *weights = pass->weights;
-    const uint32_t width = weights->gate_up_width;
-    pass->kernel->activate(weights->activation, &weights->numbers, c, c + EP_FFN_PANEL - width, width, h);
-}
-
 void ep_ffn_pass_gate_up(const ep_ffn_pass *pass, uint32_t panel, const uint8_t *next_panel, float *tile)
 {
     const ep_ffn_packed *weights = pass->weights;
@@ -223,21 +216,18 @@ void ep_ffn_pass_gate_up(const ep_ffn_pass *pass, uint32_t panel, const uint8_t 
 
     multiply(pass, false, panel, next_panel, tile);
     if (ep_ffn_pass_rounds(weights)) {
-        for (uint32_t r = 0; r < pass->batch.rows_count; r++) {
-            activate(pass, tile + (size_t)r * EP_FFN_PANEL, pass->h + r * h_stride(weights) + first);
-        }
+        pass->kernel->activate(weights->activation, &weights->numbers, tile, pass->batch.rows_count, pass->h + first,
+                               h_stride(weights));
         return;
     }
     const size_t lines = ep_ffn_lines(weights->family, weights->inner);
     _Alignas(EP_FFN_ALIGN) float h[EP_FFN_CHUNK_ROWS * EP_FFN_PANEL];
-    const float *c = tile;
     for (uint32_t chunk = 0; chunk < pass->chunks.count; chunk++) {
         const uint32_t rows = ep_ffn_chunk_rows(&pass->chunks, chunk);
         const uint32_t first_row = ep_ffn_chunk_first_row(&pass->chunks, chunk);
         float *a = pass->h + first_row * lines + (size_t)ep_ffn_lines(weights->family, first) * rows;
-        for (uint32_t r = 0; r < rows; r++, c += EP_FFN_PANEL) {
-            activate(pass, c, h + (size_t)r * EP_FFN_PANEL);
-        }
+        pass->kernel->activate(weights->activation, &weights->numbers, tile + (size_t)first_row * EP_FFN_PANEL, rows, h,
+                               EP_FFN_PANEL);
         (pass->kernel->lay != NULL ? pass->kernel->lay : lay)(h, rows, count, a);
     }
 }
@@ -269,8 +259,15 @@ void ep_ffn_pass_down(const ep_ffn_pass *pass, uint32_t panel, const uint8_t *ne
     const uint32_t left = weights->hidden - first;
     const uint32_t count = left < EP_FFN_PANEL ? left : EP_FFN_PANEL;
 
-    multiply(pass, true, panel, next_panel, tile);
     ep_path_count(EP_PATH_RESULT, (uint64_t)pass->batch.rows_count * count * ep_dtype_bytes(pass->batch.out_dtype));
+    if (pass->kernel->panel_to_rows != NULL && ep_weight_format_is_float(weights->format) && weights->down_bias == NULL &&
+        weights->shared_gate == NULL) {
+        pass->kernel->panel_to_rows(ep_weight_format_dtype(weights->format), pass->h, &pass->batch,
+                                    ep_ffn_down_panel(weights, panel), ep_ffn_lines(weights->family, weights->inner),
+                                    next_panel, first, count, tile);
+        return;
+    }
+    multiply(pass, true, panel, next_panel, tile);
     for (uint32_t r = 0; r < pass->batch.rows_count; r++) {
         float *y = tile + (size_t)r * EP_FFN_PANEL;
         if (weights->shared_gate != NULL) {

@@ -199,11 +199,10 @@ void ep_ffn_neon_exp16(const float *x, float *out)
     }
 }
 
-void ep_ffn_neon_activate(ep_activation activation, const ep_activation_numbers *numbers, const float *g,
-                          const float *u, uint32_t count, float *h)
+void ep_ffn_neon_activate(ep_activation activation, const ep_activation_numbers *numbers, const float *c,
+                          uint32_t rows, float *h, size_t stride)
 {
-    ep_act_loop(activation, numbers, __builtin_assume_aligned(g, 64), __builtin_assume_aligned(u, 64), count,
-                __builtin_assume_aligned(h, 64));
+    ep_act_rows(activation, numbers, __builtin_assume_aligned(c, 64), rows, __builtin_assume_aligned(h, 64), stride);
 }
 
 const ep_ffn_kernel ep_ffn_kernel_neon = {

@@ -121,10 +121,10 @@ void ep_ffn_generic_lay_pairs(const float *h, uint32_t rows, uint32_t count, flo
     }
 }
 
-static void pairs_activate(ep_activation activation, const ep_activation_numbers *numbers, const float *g,
-                           const float *u, uint32_t count, float *h)
+static void pairs_activate(ep_activation activation, const ep_activation_numbers *numbers, const float *c,
+                           uint32_t rows, float *h, size_t stride)
 {
-    ep_act_loop(activation, numbers, g, u, count, h);
+    ep_act_rows(activation, numbers, c, rows, h, stride);
 }
 
 static void pairs_exp16(const float *x, float *out)

@@ -137,10 +137,10 @@ void ep_ffn_generic_int8_rows(const ep_ffn_batch *batch, uint32_t first_row, uin
     ep_ffn_int8_rows(batch, first_row, rows, k_count, a, scales);
 }
 
-static void generic_activate(ep_activation activation, const ep_activation_numbers *numbers, const float *g,
-                             const float *u, uint32_t count, float *h)
+static void generic_activate(ep_activation activation, const ep_activation_numbers *numbers, const float *c,
+                             uint32_t rows, float *h, size_t stride)
 {
-    ep_act_loop(activation, numbers, g, u, count, h);
+    ep_act_rows(activation, numbers, c, rows, h, stride);
 }
 
 static void generic_exp16(const float *x, float *out)

@@ -165,7 +165,8 @@ void ep_ffn_reference_of(ep_ffn_family family, const ep_ffn_source *source, cons
         for (uint32_t i = 0; i < inner; i++) {
             float g = has_gate ? output(source, family, &gate, i, &x) : 0.0f;
             float u = output(source, family, &up, i, &x);
-            ep_act_loop(source->activation, &source->numbers, &g, &u, 1, &h.x[i]);
+            h.x[i] = ep_act_one(source->activation, source->numbers.alpha, source->numbers.beta,
+                                ep_act_limit(&source->numbers), g, u);
         }
         if (has_pairs) {
             narrow_row(h.x, inner);

@@ -149,11 +149,10 @@ static void avx2_exp16(const float *x, float *out)
 }
 
 /* Plain loops: the compiler makes them vector code of this file's instruction set. */
-static void avx2_activate(ep_activation activation, const ep_activation_numbers *numbers, const float *g,
-                          const float *u, uint32_t count, float *h)
+static void avx2_activate(ep_activation activation, const ep_activation_numbers *numbers, const float *c,
+                          uint32_t rows, float *h, size_t stride)
 {
-    ep_act_loop(activation, numbers, __builtin_assume_aligned(g, 64), __builtin_assume_aligned(u, 64), count,
-                __builtin_assume_aligned(h, 64));
+    ep_act_rows(activation, numbers, __builtin_assume_aligned(c, 64), rows, __builtin_assume_aligned(h, 64), stride);
 }
 
 const ep_ffn_kernel ep_ffn_kernel_avx2 = {

@@ -9,7 +9,7 @@
 #define LINE_BYTES 256u /* of a panel */
 /* With more rows the accumulators leave the nearest cache between blocks: fewer, longer blocks, from the second level. */
 #define FEW_ROWS 32u
-#define WIDE_BLOCK 512u
+#define WIDE_BLOCK 1024u
 /* Fetched that far ahead while weights stream in and each line is used by one chunk. */
 #define STREAM_LINES 8u
 
@@ -87,6 +87,35 @@ TILES(one, 1)
 TILES(two, 2)
 TILES(whole, 4)
 
+/* 32 floats to 16 pairs. The instruction is ep_bf16dp_narrow. */
+INLINE __m512i narrow(__m512 first, __m512 second)
+{
+    return (__m512i)_mm512_cvtne2ps_pbh(second, first);
+}
+
+/* Whether narrow is not ep_ffn_round_bf16: it flushes denormals and keeps a NaN's bits. */
+INLINE bool is_hard(__m512 y)
+{
+    const int nan_or_denormal = 0xa1;
+    return _mm512_fpclass_ps_mask(y, nan_or_denormal) != 0;
+}
+
+static void bf16dp_write_row(const float *y, uint32_t count, ep_dtype dtype, void *out, uint32_t first)
+{
+    uint32_t i = 0;
+    if (dtype == EP_DTYPE_BF16) {
+        for (; i + 2 * EP_AVX512_FLOATS <= count; i += 2 * EP_AVX512_FLOATS) {
+            const __m512 low = _mm512_load_ps(y + i);
+            const __m512 high = _mm512_load_ps(y + i + EP_AVX512_FLOATS);
+            if (is_hard(low) || is_hard(high)) {
+                break;
+            }
+            _mm512_storeu_si512((uint16_t *)out + first + i, narrow(low, high));
+        }
+    }
+    ep_avx512_write_row(y + i, count - i, dtype, out, first + i);
+}
+
 /* One chunk: the weights stream through once. The last lines fetch the first ones of the next panel. */
 static void stream_panel(const float *a, uint32_t rows, const uint8_t *panel, uint32_t lines, const uint8_t *next,
                          float *c)
@@ -101,17 +130,31 @@ static void stream_panel(const float *a, uint32_t rows, const uint8_t *panel, ui
                                                         panel + (size_t)inside * LINE_BYTES, lines - inside, inside == 0, c);
 }
 
+/* Where the rows of a panel's products go when they are complete; batch NULL: nowhere. */
+typedef struct {
+    const ep_ffn_batch *batch;
+    uint32_t first;
+    uint32_t count;
+} destination;
+
+static void write_rows(const destination *to, uint32_t first_row, uint32_t rows, const float *c)
+{
+    for (uint32_t r = first_row; to->batch != NULL && r < first_row + rows; r++) {
+        bf16dp_write_row(c + (size_t)r * EP_FFN_PANEL, to->count, to->batch->out_dtype, to->batch->rows[r].out, to->first);
+    }
+}
+
 /*
  * Blocks of lines, all chunks per block. While a block is used from the near caches every chunk fetches its share
  * of the next one, evenly, so that loading hides behind arithmetic. Behind the last block lies the next panel.
  */
-static void bf16dp_panel(ep_dtype dtype, const float *a, uint32_t rows, const uint8_t *panel, uint32_t lines,
-                         const uint8_t *next, float *c)
+static void panel_to(const destination *to, const float *a, uint32_t rows, const uint8_t *panel, uint32_t lines,
+                     const uint8_t *next, float *c)
 {
-    (void)dtype;
     const ep_ffn_chunks chunks = ep_ffn_chunks_of(rows);
     if (chunks.count == 1) {
         stream_panel(a, rows, panel, lines, next, c);
+        write_rows(to, 0, rows, c);
         return;
     }
     const size_t share = (LINE_BYTES + chunks.count - 1) / chunks.count;
@@ -120,7 +163,8 @@ static void bf16dp_panel(ep_dtype dtype, const float *a, uint32_t rows, const ui
     for (uint32_t line = 0; line < lines; line += block) {
         const uint32_t n = lines - line < block ? lines - line : block;
         const uint8_t *b = panel + (size_t)line * LINE_BYTES;
-        const uint8_t *behind = line + n < lines ? b + (size_t)n * LINE_BYTES : next;
+        const bool is_last = line + n == lines;
+        const uint8_t *behind = is_last ? next : b + (size_t)n * LINE_BYTES;
         const tile_func *tiles = behind == NULL ? tiles_none : fetching;
         for (uint32_t chunk = 0; chunk < chunks.count; chunk++) {
             const uint32_t chunk_rows = ep_ffn_chunk_rows(&chunks, chunk);
@@ -129,8 +173,25 @@ static void bf16dp_panel(ep_dtype dtype, const float *a, uint32_t rows, const ui
             prefetch ahead = {.next = behind == NULL ? b : behind + (size_t)chunk * n * LINE_BYTES / chunks.count,
                               .step = share};
             tiles[chunk_rows - 1](ahead, x, b, n, line == 0, c + (size_t)first_row * EP_FFN_PANEL);
+            if (is_last) {
+                write_rows(to, first_row, chunk_rows, c);
+            }
         }
     }
+}
+
+static void bf16dp_panel(ep_dtype dtype, const float *a, uint32_t rows, const uint8_t *panel, uint32_t lines,
+                         const uint8_t *next, float *c)
+{
+    (void)dtype;
+    panel_to(&(destination){.batch = NULL}, a, rows, panel, lines, next, c);
+}
+
+static void bf16dp_panel_to_rows(ep_dtype dtype, const float *a, const ep_ffn_batch *batch, const uint8_t *panel,
+                                 uint32_t lines, const uint8_t *next, uint32_t first, uint32_t count, float *c)
+{
+    (void)dtype;
+    panel_to(&(destination){.batch = batch, .first = first, .count = count}, a, batch->rows_count, panel, lines, next, c);
 }
 
 static void bf16dp_exp16(const float *x, float *out)
@@ -138,21 +199,10 @@ static void bf16dp_exp16(const float *x, float *out)
     ep_avx512_exp16(x, out);
 }
 
-static void bf16dp_activate(ep_activation activation, const ep_activation_numbers *numbers, const float *g,
-                            const float *u, uint32_t count, float *h)
+static void bf16dp_activate(ep_activation activation, const ep_activation_numbers *numbers, const float *c,
+                            uint32_t rows, float *h, size_t stride)
 {
-    ep_avx512_activate(activation, numbers, g, u, count, h);
-}
-
-static void bf16dp_write_row(const float *y, uint32_t count, ep_dtype dtype, void *out, uint32_t first)
-{
-    ep_avx512_write_row(y, count, dtype, out, first);
-}
-
-/* 32 floats to 16 pairs. The instruction is ep_bf16dp_narrow. */
-INLINE __m512i narrow(__m512 first, __m512 second)
-{
-    return (__m512i)_mm512_cvtne2ps_pbh(second, first);
+    ep_avx512_activate(activation, numbers, c, rows, h, stride);
 }
 
 /* Inputs k..k + count - 1 of a row, narrowed; 0 behind them. count 1..32. */
@@ -171,9 +221,11 @@ INLINE __m512i load_pairs(const ep_ffn_batch *batch, const ep_ffn_row *row, uint
 /* rows is a constant wherever this is inlined. */
 INLINE void pack_chunk(const uint32_t rows, const ep_ffn_batch *batch, uint32_t first_row, uint32_t hidden, float *a)
 {
+    const size_t input_bytes = ep_dtype_bytes(batch->x_dtype);
     for (uint32_t k = 0; k < hidden; k += 2 * EP_AVX512_FLOATS) {
         const uint32_t count = hidden - k < 2 * EP_AVX512_FLOATS ? hidden - k : 2 * EP_AVX512_FLOATS;
         __m512i pairs[EP_FFN_CHUNK_ROWS];
+        ep_avx512_fetch_rows(rows, batch, first_row + rows, k * input_bytes);
 #pragma GCC unroll 6
         for (uint32_t r = 0; r < rows; r++) {
             pairs[r] = load_pairs(batch, &batch->rows[first_row + r], k, count);
@@ -219,4 +271,5 @@ const ep_ffn_kernel ep_ffn_kernel_avx512bf16 = {
     .pack_rows = bf16dp_pack_rows,
     .lay = bf16dp_lay,
     .write_row = bf16dp_write_row,
+    .panel_to_rows = bf16dp_panel_to_rows,
 };

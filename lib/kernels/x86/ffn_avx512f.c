@@ -151,10 +151,10 @@ static void avx512f_exp16(const float *x, float *out)
     ep_avx512_exp16(x, out);
 }
 
-static void avx512f_activate(ep_activation activation, const ep_activation_numbers *numbers, const float *g,
-                             const float *u, uint32_t count, float *h)
+static void avx512f_activate(ep_activation activation, const ep_activation_numbers *numbers, const float *c,
+                             uint32_t rows, float *h, size_t stride)
 {
-    ep_avx512_activate(activation, numbers, g, u, count, h);
+    ep_avx512_activate(activation, numbers, c, rows, h, stride);
 }
 
 static void avx512f_write_row(const float *y, uint32_t count, ep_dtype dtype, void *out, uint32_t first)
@@ -165,9 +165,11 @@ static void avx512f_write_row(const float *y, uint32_t count, ep_dtype dtype, vo
 /* rows is a constant wherever this is inlined. */
 INLINE void pack_chunk(const uint32_t rows, const ep_ffn_batch *batch, uint32_t first_row, uint32_t hidden, float *a)
 {
+    const size_t input_bytes = ep_dtype_bytes(batch->x_dtype);
     for (uint32_t k = 0; k < hidden; k += EP_AVX512_FLOATS) {
         const uint32_t count = hidden - k < EP_AVX512_FLOATS ? hidden - k : EP_AVX512_FLOATS;
         __m512i lanes[EP_FFN_CHUNK_ROWS];
+        ep_avx512_fetch_rows(rows, batch, first_row + rows, k * input_bytes);
 #pragma GCC unroll 6
         for (uint32_t r = 0; r < rows; r++) {
             lanes[r] = _mm512_castps_si512(ep_avx512_widen(batch, &batch->rows[first_row + r], k, count));

@@ -103,7 +103,7 @@ Test(silu_mul, equals_scalar_and_nan_stays_nan)
         }
         const ep_ffn_kernel *kernel;
         for (size_t k = 0; (kernel = ep_ffn_kernel_at(k)) != NULL; k++) {
-            kernel->activate(EP_ACT_SILU, &(ep_activation_numbers){0}, c, c + EP_FFN_HALF_PANEL, EP_FFN_HALF_PANEL, h);
+            kernel->activate(EP_ACT_SILU, &(ep_activation_numbers){0}, c, 1, h, EP_FFN_PANEL);
             for (int i = 0; i < EP_FFN_HALF_PANEL; i++) {
                 float want = ep_siluf(c[i]) * c[EP_FFN_HALF_PANEL + i];
                 bool equal = want != want ? h[i] != h[i] : ep_f32_bits(want) == ep_f32_bits(h[i]);
