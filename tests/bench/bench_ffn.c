@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Experts through the cpu backend: jobs of many experts at once, weights far beyond the caches, all workers. Every pass is paired with a read of
- * the same weights and with the peak of the weight type's instruction on the same number of threads (ffn_meter.h, ffn_limit.h).
+ * Experts through the cpu backend: jobs of many experts at once, weights far beyond the caches, all workers.
+ * Every pass is paired with a read of the same weights and with the peak of the weight type's instruction on
+ * the same number of threads (ffn_meter.h, ffn_limit.h).
  *
- *     bench_ffn [JSON] [shape=2048x768] [m=16] [format=bf16] [seconds=1] [threads=N] [rivals=no]        (ffn_options.h)
+ *     bench_ffn [JSON] [shape=2048x768] [m=16] [format=bf16] [seconds=1] [threads=N] [rivals=no]
+ * (ffn_options.h)
  *
  * names one cell, or one row or column of cells, for tuning.
  */
@@ -17,26 +19,18 @@ enum { SIZES = 6, TAKES_MIN = 2 };
 
 static const uint32_t sizes[SIZES] = {1, 4, 16, 64, 256, 1024};
 
-/* Share of the limit that oneDNN (3.14, its own best layouts) was measured to reach for bf16; on a Zen 5, whose limits are other ones. */
+/* Share of the limit that oneDNN (3.14, its own best layouts) was measured to reach for bf16; on a Zen 5,
+ * whose limits are other ones. */
 static const double recorded[FFN_OPTIONS_SHAPES][SIZES] = {
     {.95, .97, .69, .79, .92, .93}, {1.00, .98, .73, .84, .96, .96}, {.98, .95, .74, .84, .95, .94}};
-
-static const struct {
-    const char *name;
-    const char *program;
-} rivals[] = {
-#ifdef EP_FFN_RIVALS
-    {"oneDNN", EP_FFN_RIVALS "/ffn_rival_onednn"},
-    {"OpenBLAS", EP_FFN_RIVALS "/ffn_rival_openblas"},
-#endif
-    {NULL, NULL}};
 
 /* NAN: not recorded. */
 static double recorded_share(const ffn_case *c)
 {
     for (uint32_t s = 0; s < FFN_OPTIONS_SHAPES; s++) {
         for (uint32_t m = 0; m < SIZES; m++) {
-            if (ffn_shapes[s][0] == c->hidden && ffn_shapes[s][1] == c->inner && sizes[m] == c->rows && c->format == EP_WEIGHTS_BF16) {
+            if (ffn_shapes[s][0] == c->hidden && ffn_shapes[s][1] == c->inner && sizes[m] == c->rows &&
+                c->format == EP_WEIGHTS_BF16) {
                 return recorded[s][m];
             }
         }
@@ -44,7 +38,8 @@ static double recorded_share(const ffn_case *c)
     return NAN;
 }
 
-static void run_cell(bench_report *report, const ffn_options *o, const ffn_experts *all, const ffn_case *c, ffn_team *team)
+static void run_cell(bench_report *report, const ffn_options *o, const ffn_experts *all, const ffn_case *c,
+                     ffn_team *team)
 {
     static ffn_cell cell;
     ffn_cell_open(&cell, all, c, team);
@@ -61,19 +56,27 @@ static void run_cell(bench_report *report, const ffn_options *o, const ffn_exper
     const double known = recorded_share(c);
     if (!isnan(known)) {
         ffn_rows_add(report, c, ", share beside oneDNN's on a Zen 5",
-                     (bench_row){.value = f.share, .unit = "of limit", .limit = NAN, .rival = known, .ratio = NAN, .better = BENCH_HIGHER, .bar = 1.0});
+                     (bench_row){.value = f.share,
+                                 .unit = "of limit",
+                                 .limit = NAN,
+                                 .rival = known,
+                                 .ratio = NAN,
+                                 .better = BENCH_HIGHER,
+                                 .bar = 1.0});
     }
     ffn_cell_close(&cell);
-    for (uint32_t r = 0; o->rivals && rivals[r].name != NULL; r++) {
-        ffn_rows_add_rival(report, c, &f, rivals[r].name, rivals[r].program, o->seconds);
+    if (o->rivals) {
+        ffn_rows_add_rivals(report, c, &f, o);
     }
 }
 
-static void run_shape(bench_report *report, const ffn_options *o, ep_weight_format format, const uint32_t shape[2], ep_backend *backend, ffn_team *team)
+static void run_shape(bench_report *report, const ffn_options *o, ep_weight_format format,
+                      const uint32_t shape[2], ep_backend *backend, ffn_team *team)
 {
     const ffn_case most = ffn_case_make(shape[0], shape[1], 1, format);
     ffn_experts all;
     ffn_experts_load(&all, backend, &most);
+    printf("read by %s\n", ffn_limit_choose_read(team, all.segments, all.count, stdout));
     for (uint32_t i = 0; i < o->rows_count; i++) {
         const ffn_case c = ffn_case_make(shape[0], shape[1], o->rows[i], format);
         run_cell(report, o, &all, &c, team);

@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Weight formats through the cpu backend: each against bf16 in the same moment, and against what the machine allows it. Between two passes over
- * bf16 experts come the format's own: limit, pass, pass, limit (ffn_meter.h). Bars: w8a8 within 0.55 of bf16's time up to M = 4 and at 90 % of its
- * limit; mxfp4 and int4 within 0.35 up to M = 4 and no slower from M = 64 on; the others are shown.
+ * Weight formats through the cpu backend: each against bf16 in the same moment, and against what the machine
+ * allows it. Between two passes over bf16 experts come the format's own: limit, pass, pass, limit
+ * (ffn_meter.h). Bars: w8a8 within 0.55 of bf16's time up to M = 4 and at 90 % of its limit; mxfp4 and int4
+ * within 0.35 up to M = 4 and no slower from M = 64 on; the others are shown. Beside w8a8: oneDNN's products
+ * of bytes.
  *
- *     bench_formats [JSON] [shape=2048x768] [m=1,4] [format=w8a8] [seconds=0.3] [threads=N] [rivals=no]        (ffn_options.h)
+ *     bench_formats [JSON] [shape=2048x768] [m=1,4] [format=w8a8] [seconds=0.3] [threads=N] [rivals=no]
+ * (ffn_options.h)
  */
 #include <math.h>
 #include <stdio.h>
@@ -36,7 +39,8 @@ static format_bars bars_of(ep_weight_format format)
     return (format_bars){format, NAN, NAN, NAN};
 }
 
-static void run_cell(bench_report *report, const ffn_options *o, const ffn_experts *base, const ffn_experts *all, const ffn_case *c, ffn_team *team)
+static void run_cell(bench_report *report, const ffn_options *o, const ffn_experts *base,
+                     const ffn_experts *all, const ffn_case *c, ffn_team *team)
 {
     static ffn_cell cell, plain;
     static double ratios[FFN_METER_SAMPLES_MAX], bases[FFN_METER_SAMPLES_MAX];
@@ -45,7 +49,8 @@ static void run_cell(bench_report *report, const ffn_options *o, const ffn_exper
     plain_case.format = EP_WEIGHTS_BF16;
     ffn_cell_open(&cell, all, c, team);
     ffn_cell_open(&plain, base, &plain_case, team);
-    cell.meter.peak = ep_ffn_family_has_pairs(ep_numerics_family(o->portable ? EP_NUMERICS_PORTABLE : EP_NUMERICS_AUTO, c->format))
+    cell.meter.peak = ep_ffn_family_has_pairs(ep_numerics_family(
+                          o->portable ? EP_NUMERICS_PORTABLE : EP_NUMERICS_AUTO, c->format))
                           ? FFN_PEAK_BF16
                           : ffn_case_peak(c->format);
     const double end_us = bench_now_us() + 1e6 * o->seconds;
@@ -63,15 +68,25 @@ static void run_cell(bench_report *report, const ffn_options *o, const ffn_exper
     const size_t n = cell.meter.count;
     const ffn_figures f = ffn_meter_figures(&cell.meter);
     ffn_rows_add(report, c, ", time against bf16",
-                 (bench_row){.value = f.us, .unit = "us/expert", .limit = NAN, .rival = bench_quantile(bases, n, 0.5),
-                             .ratio = bench_quantile(ratios, n, 0.5), .better = BENCH_LOWER,
-                             .bar = c->rows <= 4 ? bars.few_bar : c->rows >= 64 ? bars.many_bar : NAN});
+                 (bench_row){.value = f.us,
+                             .unit = "us/expert",
+                             .limit = NAN,
+                             .rival = bench_quantile(bases, n, 0.5),
+                             .ratio = bench_quantile(ratios, n, 0.5),
+                             .better = BENCH_LOWER,
+                             .bar = c->rows <= 4    ? bars.few_bar
+                                    : c->rows >= 64 ? bars.many_bar
+                                                    : NAN});
     ffn_rows_add_cell(report, &cell, &f, bars.limit_bar);
+    if (o->rivals && c->format == EP_WEIGHTS_W8A8) {
+        ffn_rows_add_rivals(report, c, &f, o);
+    }
     ffn_cell_close(&plain);
     ffn_cell_close(&cell);
 }
 
-static void run_shape(bench_report *report, const ffn_options *o, const uint32_t shape[2], ep_backend *backend, ffn_team *team)
+static void run_shape(bench_report *report, const ffn_options *o, const uint32_t shape[2],
+                      ep_backend *backend, ffn_team *team)
 {
     const ffn_case most = ffn_case_make(shape[0], shape[1], 1, EP_WEIGHTS_BF16);
     ffn_experts base;
@@ -82,8 +97,8 @@ static void run_shape(bench_report *report, const ffn_options *o, const uint32_t
         ffn_experts all;
         c.format = o->formats[f];
         ffn_backend_id(backend, c.format, id);
-        printf("%s\n", id);
         ffn_experts_load(&all, backend, &c);
+        printf("%s, read by %s\n", id, ffn_limit_choose_read(team, all.segments, all.count, NULL));
         for (uint32_t i = 0; i < o->rows_count; i++) {
             c = ffn_case_make(shape[0], shape[1], o->rows[i], o->formats[f]);
             run_cell(report, o, &base, &all, &c, team);
@@ -98,7 +113,8 @@ int main(int argc, char **argv)
     ffn_options o = {.rows_count = 7,
                      .rows = {1, 2, 4, 16, 64, 256, 1024},
                      .formats_count = 6,
-                     .formats = {EP_WEIGHTS_W8A8, EP_WEIGHTS_MXFP4, EP_WEIGHTS_INT4, EP_WEIGHTS_MXFP8, EP_WEIGHTS_F8_BLOCK, EP_WEIGHTS_F8_CHANNEL},
+                     .formats = {EP_WEIGHTS_W8A8, EP_WEIGHTS_MXFP4, EP_WEIGHTS_INT4, EP_WEIGHTS_MXFP8,
+                                 EP_WEIGHTS_F8_BLOCK, EP_WEIGHTS_F8_CHANNEL},
                      .seconds = 0.3,
                      .rivals = true};
     ffn_team team;
@@ -108,11 +124,13 @@ int main(int argc, char **argv)
     }
     ep_backend *backend = ffn_backend_open(o.portable, o.threads);
     ffn_team_start(&team, o.threads);
-    bench_report *report = bench_report_create("weight formats through the cpu backend, against bf16 and the paired limit");
+    bench_report *report =
+        bench_report_create("weight formats through the cpu backend, against bf16 and the paired limit");
     ffn_backend_id(backend, EP_WEIGHTS_BF16, id);
     printf("against %s, %u threads\n", id, o.threads);
-    printf("peaks in operations per nanosecond of all threads: f32 %.0f, bf16 %.0f, int8 %.0f\n", 1e-3 * ffn_limit_peak(&team, FFN_PEAK_F32),
-           1e-3 * ffn_limit_peak(&team, FFN_PEAK_BF16), 1e-3 * ffn_limit_peak(&team, FFN_PEAK_INT8));
+    printf("peaks in operations per nanosecond of all threads: f32 %.0f, bf16 %.0f, int8 %.0f\n",
+           1e-3 * ffn_limit_peak(&team, FFN_PEAK_F32), 1e-3 * ffn_limit_peak(&team, FFN_PEAK_BF16),
+           1e-3 * ffn_limit_peak(&team, FFN_PEAK_INT8));
     for (uint32_t s = 0; s < o.shapes_count; s++) {
         run_shape(report, &o, o.shapes[s], backend, &team);
     }

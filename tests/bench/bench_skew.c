@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Uneven load: of E experts the busiest 3 of 16 take 60 % of the tokens and the idlest 5 of 16 take 10 %, as jobs in any order. Beside each
- * repetition the same number of tokens spread evenly. Printed: the share of their time that the compute threads are in tasks, and the time against
- * even load.
+ * Uneven load: of E experts the busiest 3 of 16 take 60 % of the tokens and the idlest 5 of 16 take 10 %, as
+ * jobs in any order. Beside each repetition the same number of tokens spread evenly. Printed: the share of
+ * their time that the compute threads are in tasks, and the time against even load.
  *
- *     bench_skew [JSON] [experts=32] [m=64] [format=bf16] [seconds=1] [threads=N]        m: tokens per expert on average (ffn_options.h)
+ *     bench_skew [JSON] [experts=32] [m=64] [format=bf16] [seconds=1] [threads=N]        m: tokens per expert
+ * on average (ffn_options.h)
  */
 #include <math.h>
 #include <stdio.h>
@@ -46,7 +47,8 @@ static void skew(uint32_t *rows, uint32_t experts, uint32_t tokens)
 
 static void add_row(bench_report *report, const ffn_case *c, const char *what, bench_row row)
 {
-    snprintf(row.name, sizeof(row.name), "%s E=%u, %u tokens each on average, %s", ep_weight_format_name(c->format), c->experts, c->rows, what);
+    snprintf(row.name, sizeof(row.name), "%s E=%u, %u tokens each on average, %s",
+             ep_weight_format_name(c->format), c->experts, c->rows, what);
     bench_report_add(report, &row);
 }
 
@@ -85,11 +87,21 @@ static void measure(bench_report *report, const ffn_options *o, const ffn_expert
     ffn_pass_close(&skewed);
     ffn_pass_close(&even);
     add_row(report, c, "against even load",
-            (bench_row){.value = bench_quantile(times, n, 0.5), .unit = "us", .limit = NAN, .rival = bench_quantile(evens, n, 0.5),
-                        .ratio = bench_quantile(ratios, n, 0.5), .better = BENCH_LOWER, .bar = 1.10});
+            (bench_row){.value = bench_quantile(times, n, 0.5),
+                        .unit = "us",
+                        .limit = NAN,
+                        .rival = bench_quantile(evens, n, 0.5),
+                        .ratio = bench_quantile(ratios, n, 0.5),
+                        .better = BENCH_LOWER,
+                        .bar = 1.10});
     add_row(report, c, "threads busy",
-            (bench_row){.value = bench_quantile(busy, n, 0.5), .unit = "of time", .limit = NAN, .rival = NAN, .ratio = NAN,
-                        .better = BENCH_HIGHER, .bar = 0.90});
+            (bench_row){.value = bench_quantile(busy, n, 0.5),
+                        .unit = "of time",
+                        .limit = NAN,
+                        .rival = NAN,
+                        .ratio = NAN,
+                        .better = BENCH_HIGHER,
+                        .bar = 0.90});
 }
 
 int main(int argc, char **argv)
@@ -111,7 +123,10 @@ int main(int argc, char **argv)
     ep_backend *backend = ffn_backend_open(o.portable, o.threads);
     bench_report *report = bench_report_create("uneven load over the experts");
     for (uint32_t f = 0; f < o.formats_count; f++) {
-        ffn_case c = {.hidden = o.shapes[0][0], .inner = o.shapes[0][1], .experts = EXPERTS_MAX, .format = o.formats[f]};
+        ffn_case c = {.hidden = o.shapes[0][0],
+                      .inner = o.shapes[0][1],
+                      .experts = EXPERTS_MAX,
+                      .format = o.formats[f]};
         ffn_experts all;
         ffn_experts_load(&all, backend, &c);
         for (uint32_t m = 0; m < o.rows_count; m++) {

@@ -27,18 +27,22 @@ double ffn_case_operations(const ffn_case *c)
 
 size_t ffn_case_expert_bytes(const ffn_case *c)
 {
-    return 2 * ep_weight_matrix_bytes(c->format, c->inner, c->hidden) + ep_weight_matrix_bytes(c->format, c->hidden, c->inner);
+    return 2 * ep_weight_matrix_bytes(c->format, c->inner, c->hidden) +
+           ep_weight_matrix_bytes(c->format, c->hidden, c->inner);
 }
 
 ffn_peak ffn_case_peak(ep_weight_format format)
 {
-    return format == EP_WEIGHTS_BF16 ? FFN_PEAK_BF16 : format == EP_WEIGHTS_W8A8 ? FFN_PEAK_INT8 : FFN_PEAK_F32;
+    return format == EP_WEIGHTS_BF16   ? FFN_PEAK_BF16
+           : format == EP_WEIGHTS_W8A8 ? FFN_PEAK_INT8
+                                       : FFN_PEAK_F32;
 }
 
 void ffn_case_matrix(const ffn_case *c, int which, ffn_matrix *out_matrix)
 {
     const bool is_down = which == FFN_DOWN;
-    ffn_matrix_make(out_matrix, which, is_down ? c->hidden : c->inner, is_down ? c->inner : c->hidden, c->format);
+    ffn_matrix_make(out_matrix, which, is_down ? c->hidden : c->inner, is_down ? c->inner : c->hidden,
+                    c->format);
 }
 
 float ffn_case_input(uint32_t row, uint32_t column)
@@ -46,8 +50,7 @@ float ffn_case_input(uint32_t row, uint32_t column)
     return ep_bf16_to_f32(ep_f32_to_bf16(ffn_matrix_draw(77, row, column)));
 }
 
-/* h of input row 0 */
-static double inner_value(const ffn_case *c, const ffn_matrix *matrices, uint32_t i)
+double ffn_case_inner(const ffn_case *c, const ffn_matrix matrices[FFN_MATRICES], uint32_t i)
 {
     double gate = 0, up = 0;
     for (uint32_t k = 0; k < c->hidden; k++) {
@@ -65,7 +68,7 @@ void ffn_case_probe(const ffn_case *c, const ffn_matrix matrices[FFN_MATRICES], 
         abort();
     }
     for (uint32_t i = 0; i < c->inner; i++) {
-        h[i] = i < FFN_MATRIX_PERIOD ? inner_value(c, matrices, i) : h[i - FFN_MATRIX_PERIOD];
+        h[i] = i < FFN_MATRIX_PERIOD ? ffn_case_inner(c, matrices, i) : h[i - FFN_MATRIX_PERIOD];
     }
     for (uint32_t p = 0; p < FFN_CASE_PROBES; p++) {
         const uint32_t column = (uint32_t)((uint64_t)p * (c->hidden - 1) / (FFN_CASE_PROBES - 1));

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One cell of the benchmarks ffn and formats: a shape, rows per expert, a weight format. The same values for us and for the rivals. */
+/* One cell of the benchmarks ffn and formats: a shape, rows per expert, a weight format. The same values for
+ * us and for the rivals. */
 #ifndef EP_BENCH_FFN_CASE_H
 #define EP_BENCH_FFN_CASE_H
 
@@ -13,8 +14,9 @@
 typedef struct ffn_case {
     uint32_t hidden;
     uint32_t inner;
-    uint32_t rows;    /* M, of every expert */
-    uint32_t experts; /* of a pass: weights far beyond any cache, a pass of some tenths of a second at the most */
+    uint32_t rows; /* M, of every expert */
+    uint32_t
+        experts; /* of a pass: weights far beyond any cache, a pass of some tenths of a second at the most */
     ep_weight_format format;
 } ffn_case;
 
@@ -33,13 +35,16 @@ void ffn_case_matrix(const ffn_case *c, int which, ffn_matrix *out_matrix);
 /* Element of a row, as bf16 holds it. */
 float ffn_case_input(uint32_t row, uint32_t column);
 
+/* silu(gate) * up of input row 0, in double; matrices: FFN_GATE, FFN_UP, FFN_DOWN of the case. */
+double ffn_case_inner(const ffn_case *c, const ffn_matrix matrices[FFN_MATRICES], uint32_t i);
+
 enum { FFN_CASE_PROBES = 64 };
-/* Outputs of input row 0 in double, the first and the last among them; the caller compares its own with ffn_case_error. */
+/* Outputs of input row 0 in double, the first and the last among them; the caller compares its own with
+ * ffn_case_error. */
 typedef struct ffn_probe {
     uint32_t column[FFN_CASE_PROBES];
     double value[FFN_CASE_PROBES];
 } ffn_probe;
-/* matrices: FFN_GATE, FFN_UP, FFN_DOWN of the case. */
 void ffn_case_probe(const ffn_case *c, const ffn_matrix matrices[FFN_MATRICES], ffn_probe *out_probe);
 /* Root of (sum of squared errors / sum of squares). y: output row 0, bf16 or f32. */
 double ffn_case_error(const ffn_probe *probe, const void *y, ep_dtype dtype);

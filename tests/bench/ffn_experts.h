@@ -8,7 +8,8 @@
 #include "backends/cpu/cpu_backend.h"
 #include "bench/ffn_case.h"
 
-/* The cpu backend with the family that is fastest here, or the one every CPU has. Ends the program when that fails. */
+/* The cpu backend with the family that is fastest here, or the one every CPU has. Ends the program when that
+ * fails. */
 ep_backend *ffn_backend_open(bool portable, uint32_t threads);
 /* The numerics id of a format. */
 void ffn_backend_id(ep_backend *backend, ep_weight_format format, char out_id[EP_NUMERICS_ID_BYTES]);
@@ -41,9 +42,11 @@ typedef struct ffn_pass {
 } ffn_pass;
 
 /* rows[e]: of expert e, 0 none; count of them. Row r of a job is ffn_case_input(r). */
-void ffn_pass_open(ffn_pass *pass, const ffn_experts *experts, uint32_t hidden, const uint32_t *rows, uint32_t count);
+void ffn_pass_open(ffn_pass *pass, const ffn_experts *experts, uint32_t hidden, const uint32_t *rows,
+                   uint32_t count);
 void ffn_pass_close(ffn_pass *pass);
-/* Microseconds from the first submit to the last done(). out_idle_us: of all threads together in that time; NULL allowed. */
+/* Microseconds from the first submit to the last done(). out_idle_us: of all threads together in that time;
+ * NULL allowed. */
 double ffn_pass_run(ffn_pass *pass, double *out_idle_us);
 
 #endif

@@ -19,7 +19,10 @@ float ffn_matrix_draw(uint64_t a, uint64_t b, uint64_t c)
 /* The greatest magnitude of a format's codes. */
 static float code_max(ep_weight_format format)
 {
-    return format == EP_WEIGHTS_MXFP4 ? 6.0f : format == EP_WEIGHTS_INT4 ? 7.0f : format == EP_WEIGHTS_W8A8 ? 127.0f : 448.0f;
+    return format == EP_WEIGHTS_MXFP4  ? 6.0f
+           : format == EP_WEIGHTS_INT4 ? 7.0f
+           : format == EP_WEIGHTS_W8A8 ? 127.0f
+                                       : 448.0f;
 }
 
 /* Columns that share a scale. */
@@ -29,7 +32,8 @@ static uint32_t group_columns(const ffn_matrix *m)
     return is_per_row ? m->columns : ep_weight_group_columns(m->format);
 }
 
-/* What the row's group is multiplied by: one of two values, so that scales that changed places show. Blocks lie over rows of all periods. */
+/* What the row's group is multiplied by: one of two values, so that scales that changed places show. Blocks
+ * lie over rows of all periods. */
 static float scale_of(const ffn_matrix *m, uint32_t row, uint32_t group)
 {
     const uint32_t drawn_row = m->format == EP_WEIGHTS_F8_BLOCK ? 0 : row % FFN_MATRIX_PERIOD;
@@ -114,7 +118,8 @@ static void fill_row(const ffn_matrix *m, int which, uint32_t row, uint8_t *out)
         const uint32_t end = first + columns_each < m->columns ? first + columns_each : m->columns;
         const float scale = is_float ? 1.0f : scale_of(m, row, first / columns_each);
         for (uint32_t k = first; k < end; k++) {
-            const float drawn = ffn_matrix_draw((uint64_t)which + 1, row, k) * 1.7f / sqrtf((float)m->columns);
+            const float drawn =
+                ffn_matrix_draw((uint64_t)which + 1, row, k) * 1.7f / sqrtf((float)m->columns);
             const float value = ep_bf16_to_f32(ep_f32_to_bf16(drawn));
             if (is_float) {
                 put_float(ep_weight_format_dtype(m->format), out, k, value);
@@ -159,6 +164,8 @@ double ffn_matrix_value(const ffn_matrix *m, uint32_t row, uint32_t column)
     if (ep_weight_format_is_float(m->format)) {
         return (double)ep_ffn_read_float(values, ep_weight_format_dtype(m->format), column);
     }
-    const float code = m->format == EP_WEIGHTS_W8A8 ? (float)((const int8_t *)values)[column] : ep_ffn_weight_code(m->format, values, column);
-    return (double)code * (double)ep_ffn_weight_scale(m->format, m->scales, m->columns, row, column / group_columns(m));
+    const float code = m->format == EP_WEIGHTS_W8A8 ? (float)((const int8_t *)values)[column]
+                                                    : ep_ffn_weight_code(m->format, values, column);
+    return (double)code *
+           (double)ep_ffn_weight_scale(m->format, m->scales, m->columns, row, column / group_columns(m));
 }

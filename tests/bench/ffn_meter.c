@@ -30,7 +30,8 @@ static double median(double *values, size_t count)
 
 ffn_figures ffn_meter_figures(const ffn_meter *m)
 {
-    static double times[FFN_METER_SAMPLES_MAX], limits[FFN_METER_SAMPLES_MAX], shares[FFN_METER_SAMPLES_MAX], sums[FFN_METER_SAMPLES_MAX];
+    static double times[FFN_METER_SAMPLES_MAX], limits[FFN_METER_SAMPLES_MAX], shares[FFN_METER_SAMPLES_MAX],
+        sums[FFN_METER_SAMPLES_MAX];
     static double reads[FFN_METER_SAMPLES_MAX], computes[FFN_METER_SAMPLES_MAX];
     double bytes = 0;
     for (size_t s = 0; s < m->segments_count; s++) {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A pass over experts against what the machine allows it. Memory and clocks of a shared host drift within seconds, so a take is
- * limit, pass, pass, limit, and each pass is judged by the limit beside it; what is reported are medians over all takes.
+ * A pass over experts against what the machine allows it. Memory and clocks of a shared host drift within
+ * seconds, so a take is limit, pass, pass, limit, and each pass is judged by the limit beside it; what is
+ * reported are medians over all takes.
  */
 #ifndef EP_BENCH_FFN_METER_H
 #define EP_BENCH_FFN_METER_H
@@ -32,9 +33,9 @@ typedef struct ffn_meter {
 typedef struct ffn_figures {
     double us; /* of an expert */
     double limit_us;
-    double share;       /* limit / time */
-    double sum_share;   /* the same when nothing is read while something is computed */
-    bool memory_binds;  /* reading takes longer than computing */
+    double share;      /* limit / time */
+    double sum_share;  /* the same when nothing is read while something is computed */
+    bool memory_binds; /* reading takes longer than computing */
     double read_gbs;
     double peak_gops;
 } ffn_figures;

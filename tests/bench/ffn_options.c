@@ -21,7 +21,8 @@ static bool read_number(const char *text, uint32_t most, uint32_t *out)
 static bool read_shape(ffn_options *o, const char *text)
 {
     o->shapes_count = 1;
-    return sscanf(text, "%ux%u", &o->shapes[0][0], &o->shapes[0][1]) == 2 && o->shapes[0][0] >= 1 && o->shapes[0][1] >= 1;
+    return sscanf(text, "%ux%u", &o->shapes[0][0], &o->shapes[0][1]) == 2 && o->shapes[0][0] >= 1 &&
+           o->shapes[0][1] >= 1;
 }
 
 static bool read_format(ffn_options *o, const char *text)
@@ -85,7 +86,7 @@ static bool read_argument(ffn_options *o, const char *argument)
         return read_seconds(o, value);
     }
     if (strncmp(argument, "threads=", length) == 0) {
-        return read_number(value, FFN_LIMIT_THREADS_MAX, &o->threads);
+        return read_number(value, FFN_TEAM_THREADS_MAX, &o->threads);
     }
     if (strncmp(argument, "experts=", length) == 0) {
         return read_number(value, 4096, &o->experts);
@@ -100,7 +101,8 @@ bool ffn_options_read(int argc, char **argv, ffn_options *o)
     for (int i = 1; i < argc; i++) {
         if (!read_argument(o, argv[i])) {
             fprintf(stderr,
-                    "%s: argument '%s'\nusage: %s [JSON] [shape=HxI] [m=1,4,..%d] [format=bf16,w8a8,..] [seconds=S] [threads=N] [experts=N]"
+                    "%s: argument '%s'\nusage: %s [JSON] [shape=HxI] [m=1,4,..%d] [format=bf16,w8a8,..] "
+                    "[seconds=S] [threads=N] [experts=N]"
                     " [numerics=portable] [rivals=no]\n",
                     argv[0], argv[i], argv[0], EP_JOB_ROWS_MAX);
             return false;

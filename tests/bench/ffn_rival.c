@@ -41,7 +41,8 @@ int ffn_rival_main(const ffn_rival *rival, int argc, char **argv)
         fprintf(stderr, "usage: %s H I M FORMAT SECONDS\n", argv[0]);
         return 2;
     }
-    ffn_case c = ffn_case_make((uint32_t)atoi(argv[1]), (uint32_t)atoi(argv[2]), (uint32_t)atoi(argv[3]), format_named(argv[4]));
+    ffn_case c = ffn_case_make((uint32_t)atoi(argv[1]), (uint32_t)atoi(argv[2]), (uint32_t)atoi(argv[3]),
+                               format_named(argv[4]));
     ffn_team team = {.threads = (uint32_t)omp_get_max_threads(), .run = omp_run};
     if (rival->open(&c) != 0) {
         return 1;
@@ -55,6 +56,7 @@ int ffn_rival_main(const ffn_rival *rival, int argc, char **argv)
                         .peak = ffn_case_peak(c.format),
                         .run = run_pass,
                         .arg = (void *)(uintptr_t)rival};
+    (void)ffn_limit_choose_read(&team, &all, 1, NULL);
     rival->pass();
     const double end_us = bench_now_us() + 1e6 * atof(argv[5]);
     for (int takes = 0; takes < TAKES_MIN || bench_now_us() < end_us; takes++) {

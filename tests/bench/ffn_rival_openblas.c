@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* OpenBLAS: it has f32 products only, so weights are f32 whatever the case says. One row: sgemv, else sgemm. */
+/* OpenBLAS: it has f32 products only, so weights are f32 whatever the case says. One row: sgemv, else sgemm.
+ */
 #include <cblas.h>
 #include <math.h>
 #include <stdlib.h>
@@ -78,6 +79,7 @@ static const void *blas_output(ep_dtype *out_dtype)
 
 int main(int argc, char **argv)
 {
-    static const ffn_rival rival = {.open = blas_open, .pass = blas_pass, .weights = blas_weights, .output = blas_output};
+    static const ffn_rival rival = {
+        .open = blas_open, .pass = blas_pass, .weights = blas_weights, .output = blas_output};
     return ffn_rival_main(&rival, argc, argv);
 }

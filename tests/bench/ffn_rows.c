@@ -53,26 +53,54 @@ double ffn_cell_error(const ffn_cell *cell)
 
 void ffn_rows_add(bench_report *report, const ffn_case *c, const char *what, bench_row row)
 {
-    snprintf(row.name, sizeof(row.name), "%s %ux%u M=%u%s", ep_weight_format_name(c->format), c->hidden, c->inner, c->rows, what);
+    snprintf(row.name, sizeof(row.name), "%s %ux%u M=%u%s", ep_weight_format_name(c->format), c->hidden,
+             c->inner, c->rows, what);
     bench_report_add(report, &row);
 }
 
 void ffn_rows_add_cell(bench_report *report, const ffn_cell *cell, const ffn_figures *f, double bar)
 {
     ffn_rows_add(report, &cell->c, "",
-                 (bench_row){.value = f->us, .unit = "us/expert", .limit = f->limit_us, .rival = NAN, .ratio = f->share, .better = BENCH_HIGHER,
+                 (bench_row){.value = f->us,
+                             .unit = "us/expert",
+                             .limit = f->limit_us,
+                             .rival = NAN,
+                             .ratio = f->share,
+                             .better = BENCH_HIGHER,
                              .bar = bar});
-    printf("    %s binds: read %.1f GB/s, peak %.0f GOP/s; share of both one after the other %.3f; error %.1e; %zu passes\n",
-           f->memory_binds ? "memory" : "compute", f->read_gbs, f->peak_gops, f->sum_share, ffn_cell_error(cell), cell->meter.count);
+    printf("    %s binds: read %.1f GB/s, peak %.0f GOP/s; share of both one after the other %.3f; error "
+           "%.1e; %zu passes\n",
+           f->memory_binds ? "memory" : "compute", f->read_gbs, f->peak_gops, f->sum_share,
+           ffn_cell_error(cell), cell->meter.count);
     fflush(stdout);
 }
 
-/* us, share and error as the program prints them. False when it is missing or fails; what it says goes to the terminal. */
-static bool run_rival(const char *program, const ffn_case *c, double seconds, double out[3])
+typedef struct {
+    const char *name;
+    const char *program;
+    bool int8; /* also w8a8 */
+} rival_program;
+
+static const rival_program rivals[] = {
+#ifdef EP_FFN_RIVALS
+    {"oneDNN", EP_FFN_RIVALS "/ffn_rival_onednn", true},
+    {"OpenBLAS", EP_FFN_RIVALS "/ffn_rival_openblas", false},
+#endif
+    {NULL, NULL, false}};
+
+/* us, share and error as the program prints them. False when it is missing or fails; what it says goes to the
+ * terminal. */
+static bool run_rival(const rival_program *rival, const ffn_case *c, const ffn_options *o, double out[3])
 {
+    const char *type = "";
     char command[512];
-    snprintf(command, sizeof(command), "OMP_PROC_BIND=true exec %s %u %u %u %s %g", program, c->hidden, c->inner, c->rows,
-             ep_weight_format_name(c->format), seconds);
+#if defined(__x86_64__)
+    /* OpenBLAS takes CPUs that are younger than itself for some without AVX-512. */
+    type = __builtin_cpu_supports("avx512f") ? "OPENBLAS_CORETYPE=SkylakeX" : "";
+#endif
+    snprintf(command, sizeof(command), "OMP_PROC_BIND=true OMP_NUM_THREADS=%u %s exec %s %u %u %u %s %g",
+             o->threads, type, rival->program, c->hidden, c->inner, c->rows, ep_weight_format_name(c->format),
+             o->seconds);
     FILE *pipe = popen(command, "r");
     if (pipe == NULL) {
         return false;
@@ -82,22 +110,39 @@ static bool run_rival(const char *program, const ffn_case *c, double seconds, do
     return got == 3 && WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
-void ffn_rows_add_rival(bench_report *report, const ffn_case *c, const ffn_figures *figures, const char *name, const char *program, double seconds)
+static void add_rival(bench_report *report, const ffn_case *c, const ffn_figures *figures,
+                      const rival_program *rival, const ffn_options *o)
 {
     char what[64];
     double other[3];
-    bench_row row = {.value = NAN, .unit = "of limit", .limit = NAN, .rival = NAN, .ratio = NAN, .better = BENCH_HIGHER, .bar = 1.0};
-    snprintf(what, sizeof(what), ", share beside %s", name);
-    const bool ran = run_rival(program, c, seconds, other);
+    bench_row row = {.value = NAN,
+                     .unit = "of limit",
+                     .limit = NAN,
+                     .rival = NAN,
+                     .ratio = NAN,
+                     .better = BENCH_HIGHER,
+                     .bar = 1.0};
+    snprintf(what, sizeof(what), ", share beside %s", rival->name);
+    const bool ran = run_rival(rival, c, o, other);
     if (ran) {
         row.value = figures->share;
         row.rival = other[1];
     }
     ffn_rows_add(report, c, what, row);
     if (ran) {
-        printf("    %s: %.1f us/expert, error %.1e\n", name, other[0], other[2]);
+        printf("    %s: %.1f us/expert, error %.1e\n", rival->name, other[0], other[2]);
     } else {
-        printf("    %s is missing or failed\n", name);
+        printf("    %s is missing or failed\n", rival->name);
     }
     fflush(stdout);
+}
+
+void ffn_rows_add_rivals(bench_report *report, const ffn_case *c, const ffn_figures *figures,
+                         const ffn_options *o)
+{
+    for (const rival_program *rival = rivals; rival->name != NULL; rival++) {
+        if (c->format != EP_WEIGHTS_W8A8 || rival->int8) {
+            add_rival(report, c, figures, rival, o);
+        }
+    }
 }

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the benchmarks ffn and formats do with a cell alike: the pass of its experts, the rows of the table, the library beside it. */
+/* What the benchmarks ffn and formats do with a cell alike: the pass of its experts, the rows of the table,
+ * the library beside it. */
 #ifndef EP_BENCH_FFN_ROWS_H
 #define EP_BENCH_FFN_ROWS_H
 
 #include "bench/bench_report.h"
 #include "bench/ffn_experts.h"
 #include "bench/ffn_meter.h"
+#include "bench/ffn_options.h"
 
 /* Experts of a case, the same number of rows for each, under a meter. */
 typedef struct ffn_cell {
@@ -23,12 +25,15 @@ double ffn_cell_error(const ffn_cell *cell);
 
 /* Adds the row "FORMAT HxI M=N" + what. */
 void ffn_rows_add(bench_report *report, const ffn_case *c, const char *what, bench_row row);
-/* Adds the cell's row: its time, its limit, its share of the limit under bar; and prints what the limit is made of. */
+/* Adds the cell's row: its time, its limit, its share of the limit under bar; and prints what the limit is
+ * made of. */
 void ffn_rows_add_cell(bench_report *report, const ffn_cell *cell, const ffn_figures *figures, double bar);
 /*
- * Runs a library's program for the cell and adds the row of the shares of both, ours at least as great; a program that is missing or fails
- * makes a row that fails. program: the name of a file beside that of the benchmark.
+ * When the build has them (--rivals): runs each library that knows the format, in a program of its own with
+ * as many threads, and adds a row of the shares of both, ours to be at least as great. A library that is
+ * missing or fails makes a row that fails.
  */
-void ffn_rows_add_rival(bench_report *report, const ffn_case *c, const ffn_figures *figures, const char *name, const char *program, double seconds);
+void ffn_rows_add_rivals(bench_report *report, const ffn_case *c, const ffn_figures *figures,
+                         const ffn_options *options);
 
 #endif
