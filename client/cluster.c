@@ -252,20 +252,37 @@ static bool is_any(const ep_cluster *cluster)
     return cluster->config.client->numerics != NULL && strcmp(cluster->config.client->numerics, "any") == 0;
 }
 
-/* The id most nodes of the first table have; among equals the one listed first. NULL when the model has none
- * yet. */
+/* Copies of the model's experts on nodes of this id. */
+static uint64_t copies_of_numerics(const ep_routing_table *table, const ep_routing_model *model, uint32_t id)
+{
+    uint64_t count = 0;
+    for (uint32_t l = 0; l < table->layers_count; l++) {
+        const ep_routing_layer *layer = &table->layers[l];
+        const uint32_t experts = layer->shape.experts + layer->shape.shared_experts;
+        for (uint32_t i = 0; &table->models[layer->model_index] == model && i < layer->offsets[experts]; i++) {
+            count += model->numerics_of_node[layer->copies[i]] == id;
+        }
+    }
+    return count;
+}
+
+/* The id most nodes of the first table have; among equals the one with most copies: a coordinator places by the same rule.
+ * NULL when the model has none yet. */
 static const char *most_common(const ep_routing_table *table, const ep_routing_model *model)
 {
     const char *best = NULL;
-    uint32_t best_count = 0;
+    uint32_t best_nodes = 0;
+    uint64_t best_copies = 0;
     for (uint32_t i = 0; i < model->numerics_count; i++) {
-        uint32_t count = 0;
+        uint32_t nodes = 0;
         for (uint32_t n = 0; n < table->nodes_count; n++) {
-            count += model->numerics_of_node != NULL && model->numerics_of_node[n] == i;
+            nodes += model->numerics_of_node != NULL && model->numerics_of_node[n] == i;
         }
-        if (count > best_count) {
+        const uint64_t copies = nodes > 0 ? copies_of_numerics(table, model, i) : 0;
+        if (nodes > best_nodes || (nodes == best_nodes && copies > best_copies)) {
             best = model->numerics[i];
-            best_count = count;
+            best_nodes = nodes;
+            best_copies = copies;
         }
     }
     return best;

@@ -180,8 +180,8 @@ static void examine_table(const ep_routing_table *table, uint32_t copies, ep_doc
     for (uint32_t m = 0; m < table->models_count; m++) {
         const ep_routing_model *model = &table->models[m];
         if (model->numerics_count > 1) {
-            ep_doctor_add(out, EP_DOCTOR_WARN, "numerics", "run the same build and instruction set on all nodes of a model",
-                          "model %s: its nodes compute with %" PRIu32 " different numerics ids (%s, %s%s): a copy may give other bits",
+            ep_doctor_add(out, EP_DOCTOR_WARN, "numerics", "give all nodes of a model the same build and the same numerics, portable where CPUs differ",
+                          "model %s: its nodes compute with %" PRIu32 " different numerics ids (%s, %s%s): only those of one id hold experts",
                           model->name, model->numerics_count, model->numerics[0], model->numerics[1],
                           model->numerics_count > 2 ? ", .." : "");
         }

@@ -36,12 +36,69 @@ static bool node_offers(const cluster_node *node, uint32_t model_index)
     return node_can_own(node) && node_serves(node, model_index);
 }
 
+static uint64_t copies_held(const ep_coordinator_state *cluster, uint32_t model_index, const cluster_node *node)
+{
+    uint64_t count = 0;
+    for (uint32_t l = 0; l < cluster->layers_count; l++) {
+        const cluster_layer *layer = &cluster->layers[l];
+        for (size_t w = 0; layer->model_index == model_index && w < layer_words(layer); w++) {
+            count += (uint64_t)__builtin_popcountll(node->layers[l].assigned[w] | node->layers[l].owned[w]);
+        }
+    }
+    return count;
+}
+
+/* No earlier node offers the model with the same id. */
+static bool is_first_of_id(const ep_coordinator_state *cluster, uint32_t model_index, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        const cluster_node *other = cluster->nodes[i];
+        if (node_offers(other, model_index) &&
+            strcmp(other->numerics[model_index], cluster->nodes[n]->numerics[model_index]) == 0) {
+            return false;
+        }
+    }
+    return node_offers(cluster->nodes[n], model_index);
+}
+
+/*
+ * The numerics id whose nodes get the model's experts: copies of other ids are no copies of each other. That of most nodes;
+ * among equals the one whose nodes hold most already. A static map is the operator's word, whatever its nodes compute with:
+ * NULL, as when no node offers the model.
+ */
+static const char *placed_numerics(const ep_coordinator_state *cluster, uint32_t model_index)
+{
+    const char *best = NULL;
+    uint64_t best_nodes = 0;
+    uint64_t best_copies = 0;
+    for (uint32_t n = 0; cluster->config.expert_map == NULL && n < cluster->nodes_count; n++) {
+        const char *id = cluster->nodes[n]->numerics[model_index];
+        const bool is_first = is_first_of_id(cluster, model_index, n);
+        uint64_t nodes = 0;
+        uint64_t copies = 0;
+        for (uint32_t i = n; is_first && i < cluster->nodes_count; i++) {
+            const cluster_node *other = cluster->nodes[i];
+            if (node_offers(other, model_index) && strcmp(other->numerics[model_index], id) == 0) {
+                nodes++;
+                copies += copies_held(cluster, model_index, other);
+            }
+        }
+        if (nodes > best_nodes || (nodes == best_nodes && copies > best_copies)) {
+            best = id;
+            best_nodes = nodes;
+            best_copies = copies;
+        }
+    }
+    return best;
+}
+
 static void collect_nodes(const ep_coordinator_state *cluster, uint32_t model_index, problem *p)
 {
+    const char *id = placed_numerics(cluster, model_index);
     for (uint32_t n = 0; n < cluster->nodes_count; n++) {
         const cluster_node *node = cluster->nodes[n];
         p->solver_node_of[n] = EP_PLACEMENT_NODE_GONE;
-        if (node_offers(node, model_index)) {
+        if (node_offers(node, model_index) && (id == NULL || strcmp(node->numerics[model_index], id) == 0)) {
             p->nodes[p->nodes_count] = (ep_placement_node){.node_id = node->node_id, .name = node->name};
             p->node_of[p->nodes_count] = n;
             p->solver_node_of[n] = p->nodes_count++;

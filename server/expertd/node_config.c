@@ -95,9 +95,10 @@ static const ep_option node_options[] = {
     {.name = "numerics",
      .type = EP_OPTION_ENUM,
      .allowed = "portable|bf16dp|bf16odd|auto",
-     .default_text = "portable",
-     .help = "Which rules fix the bits of bf16 experts: portable (f32 sums, any CPU), bf16dp (sums of bf16 pairs: twice as fast where the CPU has "
-             "AVX-512 BF16, slow elsewhere), bf16odd (the same for 64-bit Arm with BF16), auto (the fastest here). Nodes of a model want the same"},
+     .default_text = "auto",
+     .help = "Which rules fix the bits of bf16 experts: auto (the quickest of the next ones on this CPU), portable (f32 sums, any CPU), bf16dp (sums of "
+             "bf16 pairs, for AVX-512 BF16), bf16odd (the same for 64-bit Arm with BF16). Only nodes of one choice share a model's experts; give "
+             "unlike CPUs the same word"},
     {.name = "threads",
      .type = EP_OPTION_INT,
      .max = EP_BACKEND_THREADS_MAX,

@@ -281,7 +281,7 @@ static bool load_expert(const struct ref_checkpoint *checkpoint, const char *ste
         return false;
     }
     size_t count = tensor.count;
-    struct ref_expert expert = {.inner = count / hidden};
+    struct ref_expert expert = {.inner = count / hidden, .is_bf16 = tensor.dtype == REF_BF16};
     expert.gate = ref_checkpoint_load(checkpoint, name, count);
     snprintf(name, sizeof(name), "%s%s.weight", stem, part[1]);
     expert.up = ref_checkpoint_load(checkpoint, name, count);
@@ -347,21 +347,22 @@ void ref_layer_load(const struct ref_checkpoint *checkpoint, size_t layer_index,
         ref_die("%s: layer %zu has no experts of the known names", checkpoint->folder, layer_index);
     }
     layer.experts = experts;
+    ref_layer_set_family(&layer, ref_family_default());
     *out_layer = layer;
 }
 
 /* ref_layer_load allocated them: they are const for the readers only. */
-static void set_pairs(const struct ref_expert *experts, size_t count, bool pairs)
+static void set_family(const struct ref_expert *experts, size_t count, enum ref_family family)
 {
     for (size_t i = 0; i < count; i++) {
-        ((struct ref_expert *)experts)[i].pairs = pairs;
+        ((struct ref_expert *)experts)[i].family = experts[i].is_bf16 ? family : REF_PORTABLE;
     }
 }
 
-void ref_layer_set_pairs(struct ref_layer *layer, bool pairs)
+void ref_layer_set_family(struct ref_layer *layer, enum ref_family family)
 {
-    set_pairs(layer->experts, layer->expert_count, pairs);
-    set_pairs(layer->shared, layer->shared_count, pairs);
+    set_family(layer->experts, layer->expert_count, family);
+    set_family(layer->shared, layer->shared_count, family);
 }
 
 static void free_experts(const struct ref_expert *experts, size_t count)

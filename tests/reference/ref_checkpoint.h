@@ -60,10 +60,11 @@ float *ref_checkpoint_load(const struct ref_checkpoint *checkpoint, const char *
 /* A whole number of config.json; dies when absent. */
 size_t ref_checkpoint_size(const struct ref_checkpoint *checkpoint, const char *key);
 
-/* The experts of one layer, name family N1 or N2, with shared experts. Freed by ref_layer_free. */
+/* The experts of one layer, name family N1 or N2, with shared experts; those of bf16 get ref_family_default(). Freed by
+ * ref_layer_free. */
 void ref_layer_load(const struct ref_checkpoint *checkpoint, size_t layer, struct ref_layer *out_layer);
-/* Whether all its experts are computed with family bf16dp; their weights must be bf16. */
-void ref_layer_set_pairs(struct ref_layer *layer, bool pairs);
+/* The family of its experts whose weights are bf16; others stay portable. */
+void ref_layer_set_family(struct ref_layer *layer, enum ref_family family);
 void ref_layer_free(struct ref_layer *layer);
 
 #endif

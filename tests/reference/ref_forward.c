@@ -14,7 +14,7 @@
 struct request {
     const char *model, *in, *out;
     size_t layer;
-    bool pairs; /* the checkpoint's weights are bf16 and computed with family bf16dp */
+    enum ref_family family; /* of bf16 weights */
     int wire, out_dtype; /* enum ref_dtype; -1: x's own type, bf16 for int8 */
     struct ref_batch batch;
 };
@@ -26,8 +26,8 @@ static void usage(void)
             "[--out-dtype bf16|f16|f32]\n"
             "                   [--uncombined] [--weight-on-input] [--no-shared] [--allow-duplicates]\n"
             "                   [--nan pass|reject|zero|mean] [--dispatch-quant plain|int8|fp8] [--combine-quant plain|int8]\n"
-            "                   [--numerics portable|bf16dp]\n"
-            "defaults: wire bf16, out-dtype that of x (bf16 for int8)\n");
+            "                   [--numerics auto|portable|bf16dp|bf16odd|ID]\n"
+            "defaults: wire bf16, out-dtype that of x (bf16 for int8), numerics auto (as a daemon on this CPU)\n");
     exit(2);
 }
 
@@ -57,10 +57,9 @@ static struct request parse(int argc, char **argv)
     };
     static const char *const dtypes[] = {"bf16", "f16", "f32"};               /* as enum ref_dtype */
     static const char *const policies[] = {"pass", "reject", "zero", "mean"}; /* as enum ref_nan */
-    static const char *const families[] = {"portable", "bf16dp"};
     static const char *const quants[] = {"plain", "int8", "fp8"};
     static const enum ref_dispatch dispatches[] = {REF_DISPATCH_PLAIN, REF_DISPATCH_INT8, REF_DISPATCH_FP8};
-    struct request request = {.wire = REF_BF16, .out_dtype = -1, .layer = SIZE_MAX};
+    struct request request = {.wire = REF_BF16, .out_dtype = -1, .layer = SIZE_MAX, .family = ref_family_default()};
     char *end;
     for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         switch (c) {
@@ -95,7 +94,10 @@ static struct request parse(int argc, char **argv)
             request.batch.combine_int8 = parse_word(optarg, quants, 2) == 1;
             break;
         case 'f':
-            request.pairs = parse_word(optarg, families, 2) == 1;
+            if (!ref_family_parse(optarg, &request.family)) {
+                fprintf(stderr, "ref_forward: %s is not a family\n", optarg);
+                usage();
+            }
             break;
         case 'u':
             request.batch.form = REF_UNCOMBINED;
@@ -184,7 +186,7 @@ int main(int argc, char **argv)
 
     ref_checkpoint_open(request.model, &checkpoint);
     ref_layer_load(&checkpoint, request.layer, &layer);
-    ref_layer_set_pairs(&layer, request.pairs);
+    ref_layer_set_family(&layer, request.family);
     ref_file_open(request.in, &file);
     float *row_scales = fill_batch(&file, request.in, layer.hidden, batch);
     batch->wire_dtype = (enum ref_dtype)request.wire;

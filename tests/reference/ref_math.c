@@ -228,7 +228,7 @@ float ref_pair_input(float value)
     return ref_round(without_denormals(value), REF_BF16);
 }
 
-float ref_dot_pairs(const float *a, const float *b, size_t n)
+float ref_dot_bf16dp(const float *a, const float *b, size_t n)
 {
     float acc = 0.0f;
     for (size_t i = 0; i < n; i += 2) {
@@ -237,6 +237,64 @@ float ref_dot_pairs(const float *a, const float *b, size_t n)
         acc = fused_pair_step(a[i], b[i], acc);
     }
     return acc;
+}
+
+/* Of the two doubles around the exact sum, when there is none for it, the one whose last bit is set. */
+static double sum_to_odd(double a, double b)
+{
+    double sum = a + b;
+    double part = sum - a;
+    double lost = (a - (sum - part)) + (b - part);
+    uint64_t bits;
+    memcpy(&bits, &sum, sizeof(bits));
+    bool is_even = (bits & 1) == 0;
+    return lost != 0.0 && is_even && isfinite(sum) ? nextafter(sum, lost > 0.0 ? INFINITY : -INFINITY) : sum;
+}
+
+/* a + b rounded to odd, as if exponents had no smallest, 2^128 and above an infinity; what is below 2^-126 is a zero. */
+static float odd_sum(float a, float b)
+{
+    double sum = sum_to_odd((double)a, (double)b);
+    if (isnan(sum) || sum == 0.0) {
+        return (float)sum;
+    }
+    if (fabs(sum) < 0x1p-126) {
+        return copysignf(0.0f, (float)sum);
+    }
+    if (fabs(sum) >= 0x1p128) {
+        return copysignf(INFINITY, (float)sum);
+    }
+    float near = (float)sum;
+    bool is_even = (bits_of(near) & 1) == 0;
+    return (double)near != sum && is_even ? nextafterf(near, (double)near < sum ? INFINITY : -INFINITY) : near;
+}
+
+static float odd_product(float a, float b)
+{
+    return without_denormals(without_denormals(a) * without_denormals(b)); /* exact, or out of range */
+}
+
+float ref_dot_bf16odd(const float *a, const float *b, size_t n)
+{
+    float acc = 0.0f;
+    for (size_t i = 0; i < n; i += 2) {
+        float odd = i + 1 < n ? odd_product(a[i + 1], b[i + 1]) : 0.0f;
+        acc = odd_sum(without_denormals(acc), odd_sum(odd_product(a[i], b[i]), odd));
+    }
+    return acc;
+}
+
+float ref_dot_of(enum ref_family family, const float *a, const float *b, size_t n)
+{
+    switch (family) {
+    case REF_BF16DP:
+        return ref_dot_bf16dp(a, b, n);
+    case REF_BF16ODD:
+        return ref_dot_bf16odd(a, b, n);
+    case REF_PORTABLE:
+        break;
+    }
+    return ref_dot(a, b, n);
 }
 
 void ref_softmax(float *values, size_t n)

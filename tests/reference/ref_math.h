@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Arithmetic of the oracle: number formats, exp, dot product, written a second time straight from the
- * definitions of the numerics families `portable` and `bf16dp`. Nothing here is shared with lib/. Must be compiled with
+ * definitions of the numerics families `portable`, `bf16dp` and `bf16odd`. Nothing here is shared with lib/. Must be compiled with
  * -ffp-contract=off.
  */
 #ifndef TESTS_REFERENCE_REF_MATH_H
@@ -9,6 +9,8 @@
 
 #include <stddef.h>
 #include <stdint.h>
+
+#include "ref_family.h"
 
 enum ref_dtype { REF_BF16, REF_F16, REF_F32, REF_I8, REF_I32, REF_I64 };
 
@@ -33,10 +35,17 @@ float ref_sigmoid(float x);
 float ref_silu(float x);
 /* acc = 0; acc = fma(a[i], b[i], acc) in ascending order. */
 float ref_dot(const float *a, const float *b, size_t n);
-/* Family `bf16dp`: value rounded to bf16 (denormals first become zeros of their sign) and widened again. */
+/* Families of pairs: value rounded to bf16 (denormals first become zeros of their sign) and widened again. */
 float ref_pair_input(float value);
-/* Family `bf16dp`: pairs in ascending order, of each the odd member first; both fused, nothing denormal in or out. */
-float ref_dot_pairs(const float *a, const float *b, size_t n);
+/*
+ * Families of pairs: acc = 0; pairs in ascending order; nothing denormal in or out.
+ *   bf16dp    the odd member of a pair first, then the even one; each fused
+ *   bf16odd   the sum of both products, then its sum with acc, each rounded to odd
+ */
+float ref_dot_bf16dp(const float *a, const float *b, size_t n);
+float ref_dot_bf16odd(const float *a, const float *b, size_t n);
+/* The dot product of any family. */
+float ref_dot_of(enum ref_family family, const float *a, const float *b, size_t n);
 /* In place: max subtracted, ref_exp, ascending sum, divided. n >= 1. */
 void ref_softmax(float *values, size_t n);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The oracle's layer: check, then token by token and slot by slot, in the order the contract is written.
- * Built with REF_MUTATE_ORDER, _FMA, _ROUND, _SLOT, _GATE, _SCALE or _TRUNCATE it makes one mistake on purpose: the property
+ * Built with REF_MUTATE_ORDER, _FMA, _ROUND, _SLOT, _GATE, _SCALE, _TRUNCATE or _CHAIN it makes one mistake on purpose: the property
  * test proves with such copies that it would see that mistake in the service.
  */
 #include "reference_layer.h"
@@ -200,11 +200,27 @@ static void widen(const struct ref_layer *layer, const struct ref_batch *batch, 
     }
 }
 
+static float dot(const struct ref_expert *expert, const float *a, const float *b, size_t n)
+{
+#ifdef REF_MUTATE_CHAIN
+    float *back = malloc((2 * n + 1) * sizeof(*back)); /* a dot product from its end to its beginning */
+    for (size_t i = 0; back != NULL && i < n; i++) {
+        back[i] = a[n - 1 - i];
+        back[n + i] = b[n - 1 - i];
+    }
+    float sum = back != NULL ? ref_dot_of(expert->family, back, back + n, n) : NAN;
+    free(back);
+    return sum;
+#else
+    return ref_dot_of(expert->family, a, b, n);
+#endif
+}
+
 void ref_expert_forward(const struct ref_expert *expert, size_t hidden, const float *x, float *hidden_scratch,
                         float *y)
 {
-    float (*dot)(const float *, const float *, size_t) = expert->pairs ? ref_dot_pairs : ref_dot;
-    if (expert->pairs) {
+    bool has_pairs = expert->family != REF_PORTABLE;
+    if (has_pairs) {
         float *rounded = hidden_scratch + expert->inner;
         for (size_t i = 0; i < hidden; i++) {
             rounded[i] = ref_pair_input(x[i]);
@@ -212,13 +228,13 @@ void ref_expert_forward(const struct ref_expert *expert, size_t hidden, const fl
         x = rounded;
     }
     for (size_t j = 0; j < expert->inner; j++) {
-        float gate = dot(expert->gate + j * hidden, x, hidden);
-        float up = dot(expert->up + j * hidden, x, hidden);
+        float gate = dot(expert, expert->gate + j * hidden, x, hidden);
+        float up = dot(expert, expert->up + j * hidden, x, hidden);
         hidden_scratch[j] = ref_silu(gate) * up;
-        hidden_scratch[j] = expert->pairs ? ref_pair_input(hidden_scratch[j]) : hidden_scratch[j];
+        hidden_scratch[j] = has_pairs ? ref_pair_input(hidden_scratch[j]) : hidden_scratch[j];
     }
     for (size_t i = 0; i < hidden; i++) {
-        y[i] = dot(expert->down + i * expert->inner, hidden_scratch, expert->inner);
+        y[i] = dot(expert, expert->down + i * expert->inner, hidden_scratch, expert->inner);
     }
     if (expert->output_gate != NULL) {
         float open = ref_sigmoid(ref_dot(expert->output_gate, x, hidden));

@@ -54,7 +54,8 @@ struct ref_expert {
     const float *up;          /* [I,H] */
     const float *down;        /* [H,I] */
     const float *output_gate; /* [H] or NULL: a shared expert's own gate, sigmoid(w . x) times its row */
-    bool pairs;               /* bf16 weights, computed with family bf16dp; else family portable */
+    bool is_bf16;             /* the weights came as bf16 */
+    enum ref_family family;   /* a family of pairs only with is_bf16 */
 };
 
 struct ref_layer {
@@ -114,7 +115,7 @@ enum ref_refusal ref_layer_forward(const struct ref_layer *layer, const struct r
                                    char text[REF_TEXT_BYTES]);
 
 /* One expert on one f32 row, before any rounding to the wire type. hidden_scratch has `inner` floats,
- * under bf16dp `inner` + `hidden`. */
+ * under a family of pairs `inner` + `hidden`. */
 void ref_expert_forward(const struct ref_expert *expert, size_t hidden, const float *x, float *hidden_scratch,
                         float *y);
 

@@ -168,6 +168,9 @@ static void start_node(ep_test_cluster *cluster, uint32_t index)
     add_arg(list, "--node-name=%s", name);
     add_arg(list, "--coordinator-url=%s",
             options->nodes_coordinator_url != NULL ? options->nodes_coordinator_url : cluster->coordinator.rpc_url);
+    if (options->node_numerics != NULL && options->node_numerics[index] != NULL) {
+        add_arg(list, "--numerics=%s", options->node_numerics[index]);
+    }
     if (options->hosts != NULL) {
         add_arg(list, "--host=%s", options->hosts[index]);
     }

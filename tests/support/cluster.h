@@ -67,6 +67,7 @@ typedef struct ep_test_cluster_options {
     const char *coordinator_program;     /* NULL: expertd-coordinator */
     const char *const *coordinator_environment; /* NULL, or NULL-terminated "NAME=value" */
     const char *ctl_program;             /* NULL: expertctl */
+    const char *const *node_numerics;    /* NULL, or [nodes_count]: --numerics of each node; a NULL entry: the default */
     const char *const *hosts;            /* NULL, or [nodes_count]: --host of each node */
     const char *const *advertise_urls;   /* NULL, or [nodes_count]: where clients are to find each node */
     const char *nodes_coordinator_url;   /* NULL: where it listens */

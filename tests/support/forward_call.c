@@ -286,12 +286,25 @@ static ep_err expect_slot(ep_backend *backend, const ep_checkpoint *checkpoint, 
     return err;
 }
 
+/* As a node of this environment takes its option. */
+static ep_numerics numerics_of_nodes(void)
+{
+    static const char *const words[] = {"portable", "bf16dp", "bf16odd"}; /* as ep_numerics */
+    const char *wanted = getenv("EXPERTD_NUMERICS");
+    for (int i = 0; wanted != NULL && i < 3; i++) {
+        if (strcmp(wanted, words[i]) == 0) {
+            return (ep_numerics)i;
+        }
+    }
+    return EP_NUMERICS_AUTO;
+}
+
 ep_err ep_test_expected_rows(const char *checkpoint_path, const ep_test_forward *f, void *out_rows,
                              ep_error *out_error)
 {
     ep_checkpoint *checkpoint = NULL;
     ep_backend *backend = NULL;
-    ep_backend_config config = {.numerics = f->expected_with, .threads = 1};
+    ep_backend_config config = {.numerics = f->expected_with != NULL ? *f->expected_with : numerics_of_nodes(), .threads = 1};
     ep_err err = ep_checkpoint_open(checkpoint_path, &checkpoint, out_error);
     err = err == EP_OK ? ep_backend_by_name("reference")->open(&config, &backend, out_error) : err;
     for (uint32_t s = 0; err == EP_OK && s < f->slots; s++) {

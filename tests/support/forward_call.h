@@ -30,7 +30,7 @@ typedef struct ep_test_forward {
     const char *model;    /* NULL: "demo" */
     const char *version;  /* NULL: "" */
     const char *numerics; /* NULL: "" */
-    ep_numerics expected_with; /* what ep_test_expected_rows computes with */
+    const ep_numerics *expected_with; /* what ep_test_expected_rows computes with; NULL: as nodes that are told nothing */
     uint32_t layer;
     ep_epoch epoch; /* 0.0: none */
     uint32_t rows;
@@ -81,7 +81,7 @@ ep_err ep_test_forward_run(ep_test_peer *peer, const ep_test_forward *forward, v
 
 /* Deterministic values around 0 for x, as dtype (bf16, f16, f32). */
 void ep_test_fill_rows(uint64_t seed, ep_dtype dtype, size_t count, void *out);
-/* What the rows must be: the reference backend on the checkpoint's own experts. */
+/* What the rows of a node with the default numerics must be: the reference backend on the checkpoint's own experts. */
 ep_err ep_test_expected_rows(const char *checkpoint_path, const ep_test_forward *forward, void *out_rows,
                              ep_error *out_error);
 /* The whole reply that these rows make: plain, summed, quantised (bf16, hidden up to 64). Returns its bytes, at most those of the rows. */

@@ -2,7 +2,8 @@
 /*
  * A service of real daemons computes with the numerics family it is told to, bit for bit as the oracle does: bf16dp with
  * the fastest code of this CPU and with the plain code for any, on backend cpu and backend reference; auto takes the
- * family the CPU is fastest with. Its id says which. Other limits of the CPU than it has end the daemon with a reason.
+ * family the CPU is fastest with, also when nobody says so. Its id says which. Other limits of the CPU than it has end the
+ * daemon with a reason. Of nodes with unlike families only those of one hold experts, and rows of two never meet.
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -15,7 +16,9 @@
 #include "base/cpu_features.h"
 #include "base/numeric.h"
 #include "base/random.h"
+#include "kernels/ffn_kernel.h"
 #include "model/safetensors_writer.h"
+#include "ref_family.h"
 #include "support/checkpoint_fixture.h"
 #include "support/cluster.h"
 
@@ -119,6 +122,7 @@ static void make_fixture(void)
         write_input(token_counts[i]);
         run_oracle("portable", token_counts[i]);
         run_oracle("bf16dp", token_counts[i]);
+        run_oracle("bf16odd", token_counts[i]);
         expected_path(a, "portable", token_counts[i]);
         expected_path(b, "bf16dp", token_counts[i]);
         EP_TEST_CHECK(!is_equal(a, b), "the families give the same results for %u tokens", token_counts[i]);
@@ -137,6 +141,26 @@ static void set_level(const char *level)
     }
 }
 
+/* Batches of all sizes give what the family gives. */
+static void expect_forward(ep_test_cluster *cluster, const char *family, const char *what)
+{
+    char out[PATH_BYTES];
+    snprintf(out, sizeof(out), "%s/out.safetensors", cluster->dir);
+    for (size_t i = 0; i < EP_ARRAY_COUNT(token_counts); i++) {
+        char in[PATH_BYTES];
+        char expected[PATH_BYTES];
+        char *output = NULL;
+        input_path(in, token_counts[i]);
+        expected_path(expected, family, token_counts[i]);
+        const char *forward[] = {"forward", "--model=demo", "--layer=0", "--wire=f32", "--in", in, "--out", out, NULL};
+        unlink(out);
+        int code = ep_test_cluster_ctl(cluster, forward, &output);
+        EP_TEST_CHECK(code == 0, "%s: exit code %d: %s", what, code, output);
+        EP_TEST_CHECK(is_equal(expected, out), "%s, %u tokens: not what family %s gives", what, token_counts[i], family);
+        free(output);
+    }
+}
+
 /* level: what the daemons may use of the CPU, NULL as this program. family: what they must compute with. */
 static void run(const char *numerics, const char *backend, const char *level, const char *family)
 {
@@ -149,25 +173,12 @@ static void run(const char *numerics, const char *backend, const char *level, co
                                              .models_count = 1,
                                              .node_args = args};
     ep_test_cluster cluster;
-    char out[PATH_BYTES];
+    char what[128];
     set_level(level != NULL ? level : level_of_test);
     ep_test_cluster_start(&cluster, &options);
     set_level(level_of_test);
-    snprintf(out, sizeof(out), "%s/out.safetensors", cluster.dir);
-    for (size_t i = 0; i < EP_ARRAY_COUNT(token_counts); i++) {
-        char in[PATH_BYTES];
-        char expected[PATH_BYTES];
-        char *output = NULL;
-        input_path(in, token_counts[i]);
-        expected_path(expected, family, token_counts[i]);
-        const char *forward[] = {"forward", "--model=demo", "--layer=0", "--wire=f32", "--in", in, "--out", out, NULL};
-        unlink(out);
-        int code = ep_test_cluster_ctl(&cluster, forward, &output);
-        EP_TEST_CHECK(code == 0, "exit code %d: %s", code, output);
-        EP_TEST_CHECK(is_equal(expected, out), "%s %s, CPU level %s, %u tokens: not what family %s gives", numerics, backend,
-                      level == NULL ? "of the test" : level, token_counts[i], family);
-        free(output);
-    }
+    snprintf(what, sizeof(what), "%s %s, CPU level %s", numerics, backend, level == NULL ? "of the test" : level);
+    expect_forward(&cluster, family, what);
     char *status = NULL;
     const char *show[] = {"status", "--output=json", NULL};
     char id[64];
@@ -175,6 +186,74 @@ static void run(const char *numerics, const char *backend, const char *level, co
     EP_TEST_CHECK(ep_test_cluster_ctl(&cluster, show, &status) == 0 && strstr(status, id) != NULL, "no id %s in %s", id, status);
     free(status);
     ep_test_cluster_stop(&cluster);
+}
+
+/* Unlike families, the most common one last: its nodes alone serve, and a node that computes otherwise is told of. */
+static void run_unlike_nodes(void)
+{
+    static const char *const numerics[] = {"portable", "bf16dp", "bf16dp"};
+    const ep_test_model model = {"demo", fixture_dir};
+    const ep_test_cluster_options options = {
+        .nodes_count = 3, .copies = 1, .models = &model, .models_count = 1, .node_numerics = numerics};
+    ep_test_cluster cluster;
+    ep_test_cluster_start(&cluster, &options);
+    expect_forward(&cluster, "bf16dp", "nodes of portable, bf16dp, bf16dp");
+    for (uint32_t n = 0; n < 3; n++) {
+        Expertd__V1__NodeStatusReply *status = ep_test_cluster_node_status(&cluster, n);
+        EP_TEST_CHECK((status->rows_served == 0) == (n == 0), "node%u served %llu rows", n, (unsigned long long)status->rows_served);
+        expertd__v1__node_status_reply__free_unpacked(status, NULL);
+    }
+    char *doctor = NULL;
+    const char *examine[] = {"doctor", NULL};
+    (void)ep_test_cluster_ctl(&cluster, examine, &doctor);
+    EP_TEST_CHECK(strstr(doctor, "2 different numerics ids (") != NULL, "%s", doctor);
+    free(doctor);
+    ep_test_cluster_stop(&cluster);
+}
+
+static void expect_unavailable(ep_test_cluster *cluster)
+{
+    char in[PATH_BYTES];
+    char out[PATH_BYTES];
+    char *output = NULL;
+    input_path(in, token_counts[2]);
+    snprintf(out, sizeof(out), "%s/out.safetensors", cluster->dir);
+    const char *forward[] = {"forward", "--model=demo", "--layer=0", "--timeout=500ms", "--in", in, "--out", out, NULL};
+    int code = ep_test_cluster_ctl(cluster, forward, &output);
+    EP_TEST_CHECK(code != 0 && strstr(output, "no live copy") != NULL && strstr(output, "(other numerics)") != NULL &&
+                      access(out, F_OK) != 0,
+                  "exit code %d: %s", code, output);
+    free(output);
+}
+
+#define MAP(first, second) \
+    "{\"moe_layer_count\":1,\"layer_list\":[{\"layer_id\":0,\"device_count\":2,\"device_list\":[{\"device_id\":0,\"device_expert\":[" first \
+    "]},{\"device_id\":1,\"device_expert\":[" second "]}]}]}"
+
+/*
+ * An operator's map places also on unlike nodes. As many of each: who holds more is pinned. A call that needs experts of both
+ * fails, and says why.
+ */
+static void run_unlike_map(void)
+{
+    static const char *const numerics[] = {"portable", "bf16dp"};
+    static const char *const maps[] = {MAP("", "0,1,2,3,4,5,6,7"), MAP("0,1,2,3", "4,5,6,7")};
+    const ep_test_model model = {"demo", fixture_dir};
+    for (size_t i = 0; i < EP_ARRAY_COUNT(maps); i++) {
+        const ep_test_cluster_options options = {.nodes_count = 2,
+                                                 .models = &model,
+                                                 .models_count = 1,
+                                                 .node_numerics = numerics,
+                                                 .expert_map = maps[i]};
+        ep_test_cluster cluster;
+        ep_test_cluster_start(&cluster, &options);
+        if (i == 0) {
+            expect_forward(&cluster, "bf16dp", "all experts on the node of bf16dp");
+        } else {
+            expect_unavailable(&cluster);
+        }
+        ep_test_cluster_stop(&cluster);
+    }
 }
 
 static void expect_refused_level(void)
@@ -198,8 +277,13 @@ int main(void)
     run("--numerics=bf16dp", "--backend=cpu", NULL, "bf16dp");
     run("--numerics=bf16dp", "--backend=cpu", "portable", "bf16dp");
     run("--numerics=bf16dp", "--backend=reference", NULL, "bf16dp");
-    run("--numerics=auto", "--backend=cpu", NULL, ep_cpu_features_read().avx512bf16 ? "bf16dp" : "portable");
+    run("--numerics=bf16odd", "--backend=cpu", NULL, "bf16odd");
+    run("--numerics=portable", "--backend=cpu", NULL, "portable");
+    run("--numerics=auto", "--backend=cpu", NULL, ep_ffn_family_name(ep_ffn_family_fastest(EP_WEIGHTS_BF16)));
+    run("--log-level=info", "--backend=cpu", NULL, ref_family_name(ref_family_default())); /* nobody says */
     run("--numerics=auto", "--backend=cpu", "portable", "portable");
+    run_unlike_nodes();
+    run_unlike_map();
     expect_refused_level();
     return 0;
 }

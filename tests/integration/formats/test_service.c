@@ -69,7 +69,7 @@ static void expect_exact(ep_test_peer *peer, ep_numerics numerics, const char *n
     const uint32_t hidden = case_of(name)->hidden;
     ep_error error;
     ep_test_fill_rows(5, EP_DTYPE_BF16, (size_t)ROWS * hidden, x);
-    const ep_test_forward forward = {.expected_with = numerics,
+    const ep_test_forward forward = {.expected_with = &numerics,
                                      .model = name,
                                      .layer = EP_FORMAT_LAYER,
                                      .rows = ROWS,

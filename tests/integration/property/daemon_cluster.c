@@ -54,21 +54,24 @@ static bool start_coordinator(daemon_cluster *cluster, const char *dir)
 }
 
 static bool start_node(daemon_cluster *cluster, uint32_t index, const char *dir,
-                       const test_model models[MODELS_COUNT])
+                       const test_model models[MODELS_COUNT], enum ref_family family)
 {
     char flags[MODELS_COUNT][FLAG_BYTES];
     char coordinator[FLAG_BYTES];
     char name[32];
     char shm_dir[FLAG_BYTES];
-    const char *args[11 + MODELS_COUNT] = {
+    char numerics[32];
+    const char *args[12 + MODELS_COUNT] = {
         "--listen=tcp://127.0.0.1:0", "--probe-address=",    "--admin-listen=", kinds[index].name,     kinds[index].backend,
-        kinds[index].threads,         kinds[index].flags[0], coordinator,       kinds[index].flags[1], shm_dir};
+        kinds[index].threads,         kinds[index].flags[0], coordinator,       kinds[index].flags[1], shm_dir,
+        numerics};
+    snprintf(numerics, sizeof(numerics), "--numerics=%s", ref_family_name(family));
     snprintf(shm_dir, sizeof(shm_dir), "--shm-dir=%s", dir);
     snprintf(coordinator, sizeof(coordinator), "--coordinator-url=%s", cluster->coordinator.rpc_url);
     snprintf(name, sizeof(name), "expertd-%u", index);
     for (uint32_t m = 0; m < MODELS_COUNT; m++) {
         snprintf(flags[m], sizeof(flags[m]), "--model=%s=%s", models[m].name, models[m].path);
-        args[10 + m] = flags[m];
+        args[11 + m] = flags[m];
     }
     return ep_test_process_start(&cluster->nodes[index], dir, name, EXPERTD, args, NULL, true);
 }
@@ -90,14 +93,14 @@ static bool open_clients(daemon_cluster *cluster, const test_model models[MODELS
     return true;
 }
 
-bool daemon_cluster_create(const char *dir, const test_model models[MODELS_COUNT],
+bool daemon_cluster_create(const char *dir, const test_model models[MODELS_COUNT], enum ref_family family,
                            daemon_cluster **out_cluster)
 {
     daemon_cluster *cluster = calloc(1, sizeof(*cluster));
     *out_cluster = cluster;
     bool ok = cluster != NULL && start_coordinator(cluster, dir);
     for (uint32_t i = 0; ok && i < DAEMONS; i++) {
-        ok = start_node(cluster, i, dir, models);
+        ok = start_node(cluster, i, dir, models, family);
     }
     for (uint32_t i = 0; ok && i < DAEMONS; i++) {
         ok = ep_test_process_wait_ports(&cluster->nodes[i], START_TIMEOUT_MS);

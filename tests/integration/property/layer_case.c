@@ -190,7 +190,7 @@ void layer_case_make(layer_case *c, uint64_t seed, uint64_t number, const test_m
     c->number = number;
     c->model = &models[random_below(&random, MODELS_COUNT)];
     c->layer_index = random_below(&random, c->model->layers_count);
-    c->layer = c->model->layers[c->layer_index];
+    c->layer = c->model->layers[case_uses_daemons(number) ? PLACE_DAEMONS : PLACE_LOCAL][c->layer_index];
     c->client_choice = random_below(&random, 1u << 30);
     c->names_version = random_chance(&random, 30);
     c->node_sum = random_chance(&random, 15) && !case_uses_daemons(number);
@@ -287,6 +287,7 @@ void case_describe(const layer_case *c, FILE *to)
     fprintf(to, "  model %s (%s weights, shared inner %u%s) layer %u of H %zu I %u E %zu\n", c->model->name,
             ep_dtype_name(model->dtype), model->shared_inner, model->shared_gate ? ", gated" : "",
             c->args.layer, l->hidden, model->inner, l->expert_count);
+    fprintf(to, "  family %s\n", ref_family_name(case_family(c)));
     fprintf(to, "  T %zu (buffers %u) K %zu, zero %zu copy %zu constant %zu (%s)\n", b->tokens, c->tokens_max,
             b->top_k, l->zero_count, l->copy_count, l->constant_count,
             l->constant_linear ? "linear" : "kernel");

@@ -57,6 +57,12 @@ static inline bool case_uses_daemons(uint64_t number)
     return number % CASE_DAEMON_EVERY == 0;
 }
 
+/* What its routed experts are computed with. */
+static inline enum ref_family case_family(const layer_case *c)
+{
+    return c->layer.experts[0].family;
+}
+
 /* What byte `index` of the out block holds before the call. */
 static inline uint8_t case_guard(size_t index)
 {

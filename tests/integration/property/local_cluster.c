@@ -120,16 +120,18 @@ static uint32_t table_experts(const test_model *model)
 
 /* Node 0 holds everything; the others share each model. */
 static bool write_config(const char *dir, local_node *node, uint32_t index,
-                         const test_model models[MODELS_COUNT], const uint32_t owners[MODELS_COUNT][64])
+                         const test_model models[MODELS_COUNT], const uint32_t owners[MODELS_COUNT][64],
+                         enum ref_family family)
 {
     char *yaml = malloc(YAML_BYTES);
     if (yaml == NULL) {
         return false;
     }
     size_t n = (size_t)snprintf(yaml, YAML_BYTES,
-                                "node_name: %s\nlisten:\n  - %s\nprobe_address: ''\nadmin_listen: ''\ndoor_listen: ''\nbackend: %s\nthreads: "
-                                "%u\nlog_level: error\nmodels:\n",
-                                node->name, kinds[index].listen, kinds[index].backend, kinds[index].threads);
+                                "node_name: %s\nlisten:\n  - %s\nprobe_address: ''\nadmin_listen: ''\ndoor_listen: ''\nbackend: %s\nnumerics: %s\n"
+                                "threads: %u\nlog_level: error\nmodels:\n",
+                                node->name, kinds[index].listen, kinds[index].backend, ref_family_name(family),
+                                kinds[index].threads);
     for (uint32_t m = 0; m < MODELS_COUNT; m++) {
         char owned[RANGES_BYTES] = "all";
         if (index > 0) {
@@ -147,7 +149,7 @@ static bool write_config(const char *dir, local_node *node, uint32_t index,
 }
 
 static bool start_nodes(local_cluster *cluster, const char *dir, uint64_t seed,
-                        const test_model models[MODELS_COUNT])
+                        const test_model models[MODELS_COUNT], enum ref_family family)
 {
     static uint32_t owners[MODELS_COUNT][64];
     random_source random = random_begin(seed, 0x706c616365ull);
@@ -158,7 +160,7 @@ static bool start_nodes(local_cluster *cluster, const char *dir, uint64_t seed,
         local_node *node = &cluster->nodes[i];
         snprintf(node->name, sizeof(node->name), "local-%u", i);
         sem_init(&node->started, 0, 0);
-        if (!write_config(dir, node, i, models, owners)) {
+        if (!write_config(dir, node, i, models, owners, family)) {
             return false;
         }
         if (pthread_create(&node->thread, NULL, run_node, node) != 0) {
@@ -208,11 +210,11 @@ static bool open_clients(local_cluster *cluster, const test_model models[MODELS_
 }
 
 bool local_cluster_create(const char *dir, uint64_t seed, const test_model models[MODELS_COUNT],
-                          local_cluster **out_cluster)
+                          enum ref_family family, local_cluster **out_cluster)
 {
     local_cluster *cluster = calloc(1, sizeof(*cluster));
     *out_cluster = cluster;
-    if (cluster == NULL || !start_nodes(cluster, dir, seed, models)) {
+    if (cluster == NULL || !start_nodes(cluster, dir, seed, models, family)) {
         return false;
     }
     /* The nodes' loops took these over to drain; whoever stops this test means all of it. */

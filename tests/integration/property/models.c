@@ -65,18 +65,24 @@ static ep_fixture_config draw_config(uint64_t seed, uint32_t index)
     return config;
 }
 
-static void load_layers(test_model *model)
+static void load_layers(test_model *model, const enum ref_family families[PLACES_COUNT])
 {
     struct ref_checkpoint checkpoint;
     ref_checkpoint_open(model->path, &checkpoint);
     for (uint32_t layer = model->config.dense_layers; layer < model->config.layers; layer++) {
         model->layer_numbers[model->layers_count] = layer;
-        ref_layer_load(&checkpoint, layer, &model->layers[model->layers_count++]);
+        for (int p = 0; p < PLACES_COUNT; p++) {
+            struct ref_layer *loaded = &model->layers[p][model->layers_count];
+            ref_layer_load(&checkpoint, layer, loaded);
+            ref_layer_set_family(loaded, families[p]);
+        }
+        model->layers_count++;
     }
     ref_checkpoint_close(&checkpoint);
 }
 
-bool test_models_create(uint64_t seed, const char *dir, test_model models[MODELS_COUNT])
+bool test_models_create(uint64_t seed, const char *dir, const enum ref_family families[PLACES_COUNT],
+                        test_model models[MODELS_COUNT])
 {
     for (uint32_t i = 0; i < MODELS_COUNT; i++) {
         test_model *model = &models[i];
@@ -92,7 +98,7 @@ bool test_models_create(uint64_t seed, const char *dir, test_model models[MODELS
             fprintf(stderr, "%s: %s\n", model->name, error.text);
             return false;
         }
-        load_layers(model);
+        load_layers(model, families);
     }
     return true;
 }
@@ -101,7 +107,9 @@ void test_models_destroy(test_model models[MODELS_COUNT])
 {
     for (uint32_t i = 0; i < MODELS_COUNT; i++) {
         for (uint32_t l = 0; l < models[i].layers_count; l++) {
-            ref_layer_free(&models[i].layers[l]);
+            for (int p = 0; p < PLACES_COUNT; p++) {
+                ref_layer_free(&models[i].layers[p][l]);
+            }
         }
     }
 }

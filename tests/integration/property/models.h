@@ -9,6 +9,9 @@
 #include "reference_layer.h"
 #include "support/checkpoint_fixture.h"
 
+/* Where a case runs: nodes of this process, or daemons. Each has its numerics family. */
+enum { PLACE_LOCAL, PLACE_DAEMONS, PLACES_COUNT };
+
 enum { MODELS_COUNT = 12, MODEL_LAYERS_MAX = 4, MODEL_NAME_BYTES = 16 };
 
 typedef struct test_model {
@@ -17,11 +20,12 @@ typedef struct test_model {
     ep_fixture_config config;
     uint32_t layers_count; /* MoE layers */
     uint32_t layer_numbers[MODEL_LAYERS_MAX];
-    struct ref_layer layers[MODEL_LAYERS_MAX]; /* the oracle's; no special experts */
+    struct ref_layer layers[PLACES_COUNT][MODEL_LAYERS_MAX]; /* the oracle's, in the family of each place; no special experts */
 } test_model;
 
 /* Writes all checkpoints below dir and loads them. False with the reason on stderr. */
-bool test_models_create(uint64_t seed, const char *dir, test_model models[MODELS_COUNT]);
+bool test_models_create(uint64_t seed, const char *dir, const enum ref_family families[PLACES_COUNT],
+                        test_model models[MODELS_COUNT]);
 void test_models_destroy(test_model models[MODELS_COUNT]);
 
 #endif

@@ -26,6 +26,8 @@ enum ref_refusal ref_layer_forward_scale(const struct ref_layer *layer, const st
                                          void *out, char text[REF_TEXT_BYTES]);
 enum ref_refusal ref_layer_forward_truncate(const struct ref_layer *layer, const struct ref_batch *batch,
                                             void *out, char text[REF_TEXT_BYTES]);
+enum ref_refusal ref_layer_forward_chain(const struct ref_layer *layer, const struct ref_batch *batch,
+                                         void *out, char text[REF_TEXT_BYTES]);
 
 static const struct {
     const char *name;
@@ -34,7 +36,7 @@ static const struct {
     {"other order", ref_layer_forward_order},   {"fused", ref_layer_forward_fma},
     {"rounded twice", ref_layer_forward_round}, {"slot lost", ref_layer_forward_slot},
     {"gate late", ref_layer_forward_gate},      {"scale not rounded", ref_layer_forward_scale},
-    {"codes cut off", ref_layer_forward_truncate},
+    {"codes cut off", ref_layer_forward_truncate}, {"dot backwards", ref_layer_forward_chain},
 };
 
 enum { ORACLES_COUNT = sizeof(oracles) / sizeof(oracles[0]) };
@@ -45,13 +47,14 @@ void mutant_board_init(mutant_board *board)
     *board = (mutant_board){.lock = PTHREAD_MUTEX_INITIALIZER};
 }
 
-static void tally(mutant_board *board, size_t index, const layer_case *c, const uint8_t *wrong,
+static void count(mutant_board *board, size_t index, const layer_case *c, const uint8_t *wrong,
                   const uint8_t *got)
 {
     bool caught = count_differences(c, wrong, got, NULL) > 0;
+    mutant_tally *tally = &board->tallies[case_family(c)][index];
     pthread_mutex_lock(&board->lock);
-    board->tallies[index].judged++;
-    board->tallies[index].caught += caught;
+    tally->judged++;
+    tally->caught += caught;
     pthread_mutex_unlock(&board->lock);
 }
 
@@ -62,23 +65,23 @@ void mutants_judge(mutant_board *board, const layer_case *c, const uint8_t *got)
     for (size_t i = 0; i < ORACLES_COUNT; i++) {
         enum ref_refusal why = oracles[i].forward(&c->layer, &c->batch, wrong, NULL);
         EP_ASSERT(why == REF_OK);
-        tally(board, i, c, wrong, got);
+        count(board, i, c, wrong, got);
     }
     if (small_combine_covers(c)) {
         small_combine *combine = small_combine_open(c);
         for (size_t i = 0; i < COMBINE_MISTAKES_COUNT; i++) {
             small_combine_run(combine, (combine_mistake)i, wrong);
-            tally(board, ORACLES_COUNT + i, c, wrong, got);
+            count(board, ORACLES_COUNT + i, c, wrong, got);
         }
         small_combine_close(combine);
     }
     free(wrong);
 }
 
-static bool report_one(const char *set, const char *name, const mutant_tally *t, bool must_differ)
+static bool report_one(const char *family, const char *set, const char *name, const mutant_tally *t, bool must_differ)
 {
     bool good = t->judged > 0 && (must_differ ? t->caught > 0 : t->caught == 0);
-    printf("mutant %-14s %-17s judged %" PRIu64 " differs %" PRIu64 " (%.1f %%)%s\n", set, name, t->judged,
+    printf("mutant %-8s %-14s %-17s judged %" PRIu64 " differs %" PRIu64 " (%.1f %%)%s\n", family, set, name, t->judged,
            t->caught, t->judged > 0 ? 100.0 * (double)t->caught / (double)t->judged : 0.0,
            good          ? ""
            : must_differ ? "  NOT CAUGHT"
@@ -86,15 +89,24 @@ static bool report_one(const char *set, const char *name, const mutant_tally *t,
     return good;
 }
 
-bool mutants_report(const mutant_board *board)
+static bool report_family(const mutant_tally *tallies, const char *family)
 {
     bool good = true;
     for (size_t i = 0; i < ORACLES_COUNT; i++) {
-        good &= report_one("oracle", oracles[i].name, &board->tallies[i], true);
+        good &= report_one(family, "oracle", oracles[i].name, &tallies[i], true);
     }
     for (size_t i = 0; i < COMBINE_MISTAKES_COUNT; i++) {
-        good &= report_one("small combine", combine_mistake_name((combine_mistake)i),
-                           &board->tallies[ORACLES_COUNT + i], i != COMBINE_RIGHT);
+        good &= report_one(family, "small combine", combine_mistake_name((combine_mistake)i), &tallies[ORACLES_COUNT + i],
+                           i != COMBINE_RIGHT);
+    }
+    return good;
+}
+
+bool mutants_report(const mutant_board *board, const bool due[REF_FAMILIES])
+{
+    bool good = true;
+    for (int family = 0; family < REF_FAMILIES; family++) {
+        good = (!due[family] || report_family(board->tallies[family], ref_family_name((enum ref_family)family))) && good;
     }
     return good;
 }

@@ -109,6 +109,16 @@ static void add_slots(small_combine *s, size_t token)
     }
 }
 
+/* What the expert's own gate multiplies its row with. */
+static float gate_of(const struct ref_expert *expert, const float *x, size_t hidden)
+{
+    float sum = 0.0f;
+    for (size_t i = 0; i < hidden; i++) {
+        sum = fmaf(expert->output_gate[i], expert->family == REF_PORTABLE ? x[i] : ref_pair_input(x[i]), sum);
+    }
+    return ref_sigmoid(sum);
+}
+
 static void add_shared(small_combine *s, size_t token)
 {
     const struct ref_batch *b = &s->c->batch;
@@ -118,7 +128,7 @@ static void add_shared(small_combine *s, size_t token)
         struct ref_expert expert = s->c->layer.shared[e];
         float gate = 1.0f;
         if (s->mistake == COMBINE_GATE_LATE && expert.output_gate != NULL) {
-            gate = ref_sigmoid(ref_dot(expert.output_gate, s->x, hidden));
+            gate = gate_of(&expert, s->x, hidden);
             expert.output_gate = NULL;
         }
         ref_expert_forward(&expert, hidden, s->x, s->hidden, s->row);
@@ -156,7 +166,7 @@ small_combine *small_combine_open(const layer_case *c)
     small_combine *s = calloc(1, sizeof(*s));
     EP_ASSERT(s != NULL);
     s->c = c;
-    s->rows = calloc((rows + 3) * hidden + inner, sizeof(*s->rows));
+    s->rows = calloc((rows + 4) * hidden + inner, sizeof(*s->rows)); /* the last ones: an expert's scratch */
     EP_ASSERT(s->rows != NULL);
     s->x = s->rows + rows * hidden;
     s->row = s->x + hidden;

@@ -4,10 +4,11 @@
  * nothing written beside the result, nothing at all on failure. And the proof that a wrong result would be
  * seen: mutants.h.
  *
- *     integration_property [--seed S] [--cases N] [--slots N] [--case NUMBER]
+ *     integration_property [--seed S] [--cases N] [--slots N] [--case NUMBER] [--local FAMILY] [--daemons FAMILY]
  *
  * A case is a pure function of (seed, number); --case runs one alone and describes it. --slots: after the cases, others
- * of many slots until so many were compared. EP_TEST_LONG=1: ten times as many cases, and SLOTS_LONG slots.
+ * of many slots until so many were compared. FAMILY: portable, bf16dp, bf16odd; auto, what nodes take on this CPU when nobody says, is that
+ * of the nodes in this process, bf16dp that of the daemons, which on most CPUs is another. EP_TEST_LONG=1: ten times as many cases, and SLOTS_LONG slots.
  */
 #include <inttypes.h>
 #include <pthread.h>
@@ -28,7 +29,7 @@
 #endif
 
 /* SHM_BYTES_MIN: more than the coordinator's Hello and pings, which go over shared memory too. */
-enum { CALLERS = 4, LONG_FACTOR = 10, SLOTS_LONG = 10000000, SHM_BYTES_MIN = 1 << 15 };
+enum { DAEMON_MUTANTS_CASES_MIN = 5000, CALLERS = 4, LONG_FACTOR = 10, SLOTS_LONG = 10000000, SHM_BYTES_MIN = 1 << 15 };
 
 typedef struct arguments {
     uint64_t seed;
@@ -36,6 +37,7 @@ typedef struct arguments {
     uint64_t first;
     uint64_t slots_min; /* to be compared */
     bool single;
+    enum ref_family families[PLACES_COUNT];
 } arguments;
 
 typedef struct totals {
@@ -73,19 +75,25 @@ static bool parse_number(const char *text, uint64_t *out)
 static bool parse_arguments(int argc, char **argv, arguments *out)
 {
     const char *length = getenv("EP_TEST_LONG");
-    *out = (arguments){.seed = 1, .cases = PROPERTY_CASES};
+    *out = (arguments){.seed = 1, .cases = PROPERTY_CASES, .families = {ref_family_default(), REF_BF16DP}};
     if (length != NULL && strcmp(length, "1") == 0) {
         out->cases *= LONG_FACTOR;
         out->slots_min = SLOTS_LONG;
     }
     for (int i = 1; i < argc; i += 2) {
+        enum ref_family *family = strcmp(argv[i], "--local") == 0     ? &out->families[PLACE_LOCAL]
+                                  : strcmp(argv[i], "--daemons") == 0 ? &out->families[PLACE_DAEMONS]
+                                                                      : NULL;
+        if (family != NULL && i + 1 < argc && ref_family_parse(argv[i + 1], family)) {
+            continue;
+        }
         uint64_t *number = strcmp(argv[i], "--seed") == 0    ? &out->seed
                            : strcmp(argv[i], "--cases") == 0 ? &out->cases
                            : strcmp(argv[i], "--slots") == 0 ? &out->slots_min
                            : strcmp(argv[i], "--case") == 0  ? &out->first
                                                              : NULL;
         if (number == NULL || i + 1 == argc || !parse_number(argv[i + 1], number)) {
-            fprintf(stderr, "usage: %s [--seed S] [--cases N] [--slots N] [--case NUMBER]\n", argv[0]);
+            fprintf(stderr, "usage: %s [--seed S] [--cases N] [--slots N] [--case NUMBER] [--local FAMILY] [--daemons FAMILY]\n", argv[0]);
             return false;
         }
         out->single = out->single || number == &out->first;
@@ -100,8 +108,8 @@ static void report_failure(property_run *run, const layer_case *c, const test_cl
 {
     printf("FAILED case %" PRIu64 " by client '%s'\n  %s\n", c->number, client->name, result->text);
     case_describe(c, stdout);
-    printf("  again: integration_property --seed %" PRIu64 " --case %" PRIu64 "\n", run->args.seed,
-           c->number);
+    printf("  again: integration_property --seed %" PRIu64 " --case %" PRIu64 " --local %s --daemons %s\n", run->args.seed, c->number,
+           ref_family_name(run->args.families[PLACE_LOCAL]), ref_family_name(run->args.families[PLACE_DAEMONS]));
     fflush(stdout);
 }
 
@@ -140,7 +148,8 @@ static void run_case(property_run *run, uint64_t number)
                                     : local_cluster_client(run->local, c.client_choice, c.node_sum);
     case_run(&c, client->client, client->versions[c.model - run->models], &result);
     take_result(run, &c, client, &result);
-    if (result.same && !result.refused && number % MUTANT_CASE_EVERY == 0) {
+    bool is_judged = number % MUTANT_CASE_EVERY == 0 || case_uses_daemons(number);
+    if (result.same && !result.refused && is_judged) {
         mutants_judge(&run->mutants, &c, result.got);
     }
     case_result_free(&result);
@@ -162,11 +171,12 @@ static void *call_until_done(void *arg)
 
 static bool start(property_run *run)
 {
+    const enum ref_family *families = run->args.families;
     bool needs_daemons = !run->args.single || case_uses_daemons(run->args.first);
     bool needs_local = !run->args.single || !needs_daemons;
-    return ep_test_dir_create(run->dir) && test_models_create(run->args.seed, run->dir, run->models) &&
-           (!needs_daemons || daemon_cluster_create(run->dir, run->models, &run->daemons)) &&
-           (!needs_local || local_cluster_create(run->dir, run->args.seed, run->models, &run->local));
+    return ep_test_dir_create(run->dir) && test_models_create(run->args.seed, run->dir, families, run->models) &&
+           (!needs_daemons || daemon_cluster_create(run->dir, run->models, families[PLACE_DAEMONS], &run->daemons)) &&
+           (!needs_local || local_cluster_create(run->dir, run->args.seed, run->models, families[PLACE_LOCAL], &run->local));
 }
 
 static bool finish(property_run *run)
@@ -202,12 +212,16 @@ int main(int argc, char **argv)
     if (!parse_arguments(argc, argv, &run.args)) {
         return 2;
     }
-    printf("seed %" PRIu64 " cases %" PRIu64 "\n", run.args.seed, run.args.cases);
+    printf("seed %" PRIu64 " cases %" PRIu64 ", nodes here %s, daemons %s\n", run.args.seed, run.args.cases,
+           ref_family_name(run.args.families[PLACE_LOCAL]), ref_family_name(run.args.families[PLACE_DAEMONS]));
     fflush(stdout);
     mutant_board_init(&run.mutants);
     bool ok = start(&run) && call_all(&run);
     if (ok && !run.args.single) {
-        ok = mutants_report(&run.mutants);
+        bool due[REF_FAMILIES] = {[REF_PORTABLE] = true}; /* f16 and f32 always */
+        due[run.args.families[PLACE_DAEMONS]] |= run.args.cases >= DAEMON_MUTANTS_CASES_MIN;
+        due[run.args.families[PLACE_LOCAL]] = true;
+        ok = mutants_report(&run.mutants, due);
         double shm_bytes = daemon_cluster_shm_bytes(run.daemons);
         printf("over shared memory %.0f bytes\n", shm_bytes);
         bool covered = coverage_report(&run.covered) && shm_bytes > SHM_BYTES_MIN;

@@ -197,6 +197,57 @@ Test(coordinator_state, first_table_waits_for_min_nodes_and_for_loading)
     ep_coordinator_state_destroy(cluster);
 }
 
+static uint32_t held(int i)
+{
+    return (uint32_t)(nodes[i].owned_count[0] + nodes[i].owned_count[1]);
+}
+
+static void load_all(int count)
+{
+    for (int round = 0; round < 2; round++) { /* what one drops another must have loaded first */
+        for (int i = 0; i < count; i++) {
+            load(i);
+        }
+    }
+}
+
+/* Copies with other bits are no copies: the nodes of one numerics id hold everything, those of most nodes. */
+Test(coordinator_state, only_nodes_of_one_numerics_id_get_experts)
+{
+    static char other[] = "bf16dp/bf16/rne/00000000";
+    char *usual = NULL;
+    start(2, 4, NULL);
+    usual = nodes[0].model.numerics;
+    nodes[0].model.numerics = nodes[3].model.numerics = other;
+    for (int i = 0; i < 4; i++) {
+        cr_assert_eq(join(i, NULL), EP_OK);
+    }
+    load_all(4);
+    assert_copies(2); /* two of each: the first of them was there first */
+    cr_assert(held(0) == LAYERS * EXPERTS && held(3) == LAYERS * EXPERTS && held(1) + held(2) == 0);
+
+    /* One becomes as the two idle ones: they are most then, and take over; until they have loaded all stays listed. */
+    nodes[3].model.numerics = usual;
+    nodes[3].incarnation++;
+    nodes[3].owned_count[0] = nodes[3].owned_count[1] = 0;
+    cr_assert_eq(join(3, NULL), EP_OK);
+    load(0);
+    cr_assert_eq(held(0), (uint32_t)(LAYERS * EXPERTS));
+    load_all(4);
+    assert_copies(2);
+    cr_assert_eq(held(0), 0u);
+    cr_assert_eq(held(1) + held(2) + held(3), (uint32_t)(2 * LAYERS * EXPERTS));
+
+    /* As many of each: those that hold the experts keep them. */
+    ep_epoch before = ep_coordinator_state_table(cluster)->epoch;
+    nodes[4].model.numerics = nodes[5].model.numerics = other;
+    cr_assert(join(4, NULL) == EP_OK && join(5, NULL) == EP_OK);
+    load_all(6);
+    assert_copies(2);
+    cr_assert(held(0) + held(4) + held(5) == 0 && ep_coordinator_state_table(cluster)->epoch.number > before.number);
+    ep_coordinator_state_destroy(cluster);
+}
+
 static void expect_neighbours(const char *node, const char *names)
 {
     char got[256] = "";

@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Numerics families of the oracle, and which of them daemons compute bf16 weights with when nobody says. */
+#ifndef TESTS_REFERENCE_REF_FAMILY_H
+#define TESTS_REFERENCE_REF_FAMILY_H
+
+#include <stdbool.h>
+
+enum ref_family { REF_PORTABLE, REF_BF16DP, REF_BF16ODD };
+enum { REF_FAMILIES = 3 };
+
+/* "portable", "bf16dp", "bf16odd" */
+const char *ref_family_name(enum ref_family family);
+/* By name, also at the head of a numerics id ("bf16dp/bf16/rne/.."); "auto" is ref_family_default(). False: another word. */
+bool ref_family_parse(const char *text, enum ref_family *out_family);
+/*
+ * What daemons started with this environment take: what EXPERTD_NUMERICS names, else what this CPU is fastest with, cut at
+ * the level of EXPERTD_CPU_FEATURES. Read once more from README ("Which arithmetic a node uses"): no code of theirs.
+ */
+enum ref_family ref_family_default(void);
+
+#endif
