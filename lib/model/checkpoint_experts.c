@@ -334,10 +334,10 @@ static ep_err read_planned(const ep_checkpoint *self, const ep_expert_plan *plan
     return EP_OK;
 }
 
-ep_err ep_checkpoint_read_expert(const ep_checkpoint *checkpoint, uint32_t layer, uint32_t index,
-                                 ep_expert_data *out_expert, ep_error *out_error)
+/* Errors name layer and expert, but for those that they are not there. */
+static ep_err plan_expert(const ep_checkpoint *checkpoint, uint32_t layer, uint32_t index, const ep_layer_shape **out_shape,
+                          ep_expert_plan *out_plan, ep_error *out_error)
 {
-    ep_expert_plan plan;
     uint32_t shared_inner = 0;
     const ep_layer_shape *shape = find_layer(checkpoint, layer, &shared_inner);
     if (shape == NULL) {
@@ -347,15 +347,52 @@ ep_err ep_checkpoint_read_expert(const ep_checkpoint *checkpoint, uint32_t layer
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "expert %u of layer %u, allowed 0..%u", index,
                             layer, shape->experts + shape->shared_experts - 1);
     }
-    ep_err err = ep_expert_plan_make(checkpoint, shape, shared_inner, index, &plan, out_error);
-    if (err == EP_OK) {
-        err = read_planned(checkpoint, &plan, shape, index >= shape->experts, out_expert, out_error);
-    }
-    if (err != EP_OK && out_error != NULL) {
+    *out_shape = shape;
+    return ep_expert_plan_make(checkpoint, shape, shared_inner, index, out_plan, out_error);
+}
+
+static ep_err name_expert(ep_err err, uint32_t layer, uint32_t index, ep_error *out_error)
+{
+    if (err != EP_OK && err != EP_ERR_INVALID_ARGUMENT && out_error != NULL) {
         out_error->layer = (int32_t)layer;
         out_error->expert = (int32_t)index;
     }
     return err;
+}
+
+ep_err ep_checkpoint_read_expert(const ep_checkpoint *checkpoint, uint32_t layer, uint32_t index,
+                                 ep_expert_data *out_expert, ep_error *out_error)
+{
+    ep_expert_plan plan;
+    const ep_layer_shape *shape = NULL;
+    ep_err err = plan_expert(checkpoint, layer, index, &shape, &plan, out_error);
+    if (err == EP_OK) {
+        err = read_planned(checkpoint, &plan, shape, index >= shape->experts, out_expert, out_error);
+    }
+    return name_expert(err, layer, index, out_error);
+}
+
+ep_err ep_checkpoint_outline_expert(const ep_checkpoint *checkpoint, uint32_t layer, uint32_t index, ep_expert_source *out_outline,
+                                    ep_error *out_error)
+{
+    static const uint8_t there;
+    ep_expert_plan plan;
+    const ep_layer_shape *shape = NULL;
+    matrix_place places[EP_MATRIX_COUNT] = {{NULL, NULL, NULL}};
+    const ep_err err = plan_expert(checkpoint, layer, index, &shape, &plan, out_error);
+    if (err != EP_OK) {
+        return name_expert(err, layer, index, out_error);
+    }
+    for (ep_matrix i = 0; i < EP_MATRIX_COUNT; i++) {
+        const ep_plan_matrix *m = &plan.matrices[i];
+        places[i].values = m->present ? &there : NULL;
+        places[i].scales = m->present && m->scales >= 0 ? &there : NULL;
+        places[i].bias = m->present && m->bias >= 0 ? &there : NULL;
+    }
+    *out_outline = (ep_expert_source){
+        .hidden = shape->hidden, .inner = plan.inner, .format = plan.format, .activation = shape->activation};
+    give_places(&plan, places, plan.shared_gate < 0 ? NULL : &there, out_outline);
+    return EP_OK;
 }
 
 void ep_expert_data_free(ep_expert_data *expert)

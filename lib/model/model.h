@@ -116,6 +116,12 @@ typedef struct ep_expert_data {
 ep_err ep_checkpoint_read_expert(const ep_checkpoint *checkpoint, uint32_t layer, uint32_t index, ep_expert_data *out_expert,
                                  ep_error *out_error);
 void ep_expert_data_free(ep_expert_data *expert);
+/*
+ * What shape the expert's data will have, by names, types and shapes alone: pointers are NULL or not, and point nowhere. Errors as of
+ * ep_checkpoint_read_expert.
+ */
+ep_err ep_checkpoint_outline_expert(const ep_checkpoint *checkpoint, uint32_t layer, uint32_t index, ep_expert_source *out_outline,
+                                    ep_error *out_error);
 
 /* Router weight [E,H] and correction bias [E] of an MoE layer, widened to f32; free() both. *out_bias NULL when absent. */
 ep_err ep_checkpoint_read_router(const ep_checkpoint *checkpoint, uint32_t layer, float **out_weight, float **out_bias,

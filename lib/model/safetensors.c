@@ -5,6 +5,7 @@
 
 #include <inttypes.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <openssl/evp.h>
 
@@ -14,12 +15,15 @@
 /* Pieces of the data that go into a file's identity: two fine-tunes of one model have equal headers. */
 #define SAMPLES 16u
 #define SAMPLE_BYTES 4096u
+#define SAMPLE_DIGEST_BYTES 16
 
 struct ep_safetensors {
     ep_model_file file;
     uint64_t data_begin; /* in the file */
     ep_safetensors_header header;
     uint8_t identity_digest[EP_SAFETENSORS_DIGEST_BYTES];
+    uint8_t head_digest[SAMPLE_DIGEST_BYTES]; /* of the first bytes of the file */
+    uint8_t sample_digests[SAMPLES][SAMPLE_DIGEST_BYTES];
 };
 
 static ep_err read_header_length(const ep_model_file *file, const ep_safetensors_limits *limits,
@@ -54,23 +58,50 @@ static ep_err read_header_length(const ep_model_file *file, const ep_safetensors
     return EP_OK;
 }
 
-/* Adds evenly spread pieces of the data to the digest. */
-static ep_err hash_samples(const ep_safetensors *self, EVP_MD_CTX *context, ep_error *out_error)
+/* Where sample i of the data stands in the file; returns its bytes. */
+static size_t place_sample(const ep_safetensors *self, uint32_t i, uint64_t *out_offset)
+{
+    const uint64_t data_bytes = self->file.bytes - self->data_begin;
+    const size_t piece = data_bytes < SAMPLE_BYTES ? (size_t)data_bytes : SAMPLE_BYTES;
+    *out_offset = self->data_begin + (data_bytes - piece) / (SAMPLES - 1) * i;
+    return piece;
+}
+
+static size_t head_bytes(const ep_safetensors *self)
+{
+    return self->data_begin < SAMPLE_BYTES ? (size_t)self->data_begin : SAMPLE_BYTES;
+}
+
+/* Reads bytes from offset into out_bytes and digests them. */
+static ep_err digest_piece(const ep_safetensors *self, uint64_t offset, uint8_t *out_bytes, size_t bytes,
+                           uint8_t out_digest[SAMPLE_DIGEST_BYTES], ep_error *out_error)
+{
+    uint8_t digest[EVP_MAX_MD_SIZE];
+    const ep_err err = ep_model_file_read(&self->file, offset, out_bytes, bytes, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    if (EVP_Digest(out_bytes, bytes, digest, NULL, EVP_sha256(), NULL) != 1) {
+        return EP_ERR_INTERNAL;
+    }
+    memcpy(out_digest, digest, SAMPLE_DIGEST_BYTES);
+    return EP_OK;
+}
+
+/* Adds evenly spread pieces of the data to the digest, and keeps each one's. */
+static ep_err hash_samples(ep_safetensors *self, EVP_MD_CTX *context, ep_error *out_error)
 {
     uint8_t sample[SAMPLE_BYTES];
-    uint64_t data_bytes = self->file.bytes - self->data_begin;
-    size_t piece = data_bytes < SAMPLE_BYTES ? (size_t)data_bytes : SAMPLE_BYTES;
-    for (uint32_t i = 0; i < SAMPLES && piece > 0; i++) {
-        uint64_t offset = self->data_begin + (data_bytes - piece) / (SAMPLES - 1) * i;
-        ep_err err = ep_model_file_read(&self->file, offset, sample, piece, out_error);
-        if (err != EP_OK) {
-            return err;
-        }
-        if (EVP_DigestUpdate(context, sample, piece) != 1) {
-            return EP_ERR_INTERNAL;
+    uint64_t offset;
+    ep_err err = digest_piece(self, 0, sample, head_bytes(self), self->head_digest, out_error);
+    for (uint32_t i = 0; err == EP_OK && i < SAMPLES; i++) {
+        const size_t bytes = place_sample(self, i, &offset);
+        err = bytes == 0 ? EP_OK : digest_piece(self, offset, sample, bytes, self->sample_digests[i], out_error);
+        if (err == EP_OK && bytes > 0 && EVP_DigestUpdate(context, sample, bytes) != 1) {
+            err = EP_ERR_INTERNAL;
         }
     }
-    return EP_OK;
+    return err;
 }
 
 /* SHA-256 of the header and the samples. */
@@ -205,14 +236,51 @@ const ep_safetensors_tensor *ep_safetensors_find(const ep_safetensors *file, con
     return ep_safetensors_header_find(&file->header, name);
 }
 
+/*
+ * Whether the file lost its end and nothing else: its head and the samples of what is left are as they were. At least one sample must be
+ * left, or another file that is being written in its place would pass.
+ */
+static bool is_only_cut(const ep_safetensors *self, uint64_t bytes_left)
+{
+    uint8_t sample[SAMPLE_BYTES], digest[SAMPLE_DIGEST_BYTES];
+    uint64_t offset;
+    uint32_t seen = 0;
+    if (bytes_left <= self->data_begin || digest_piece(self, 0, sample, head_bytes(self), digest, NULL) != EP_OK ||
+        memcmp(digest, self->head_digest, sizeof(digest)) != 0) {
+        return false;
+    }
+    for (uint32_t i = 0; i < SAMPLES; i++) {
+        const size_t bytes = place_sample(self, i, &offset);
+        if (offset + bytes > bytes_left) {
+            break;
+        }
+        if (digest_piece(self, offset, sample, bytes, digest, NULL) != EP_OK ||
+            memcmp(digest, self->sample_digests[i], sizeof(digest)) != 0) {
+            return false;
+        }
+        seen++;
+    }
+    return seen > 0;
+}
+
 ep_err ep_safetensors_read(const ep_safetensors *file, const ep_safetensors_tensor *tensor, size_t offset,
                            void *out, size_t bytes, ep_error *out_error)
 {
+    struct stat st;
     EP_ASSERT(offset <= ep_safetensors_tensor_bytes(tensor));
     EP_ASSERT(bytes <= ep_safetensors_tensor_bytes(tensor) - offset);
-    ep_err err = ep_model_file_check_unchanged(&file->file, out_error);
+    const uint64_t begin = file->data_begin + tensor->begin + offset;
+    ep_error why;
+    const ep_err err = ep_model_file_check_unchanged(&file->file, &why);
     if (err != EP_OK) {
-        return err;
+        const bool is_there = ep_safetensors_stat(file, &st) && (uint64_t)st.st_size < file->file.bytes &&
+                              begin + bytes <= (uint64_t)st.st_size;
+        if (!is_there || !is_only_cut(file, (uint64_t)st.st_size)) {
+            if (out_error != NULL) {
+                *out_error = why;
+            }
+            return err;
+        }
     }
-    return ep_model_file_read(&file->file, file->data_begin + tensor->begin + offset, out, bytes, out_error);
+    return ep_model_file_read(&file->file, begin, out, bytes, out_error);
 }

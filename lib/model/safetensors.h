@@ -95,7 +95,7 @@ static inline size_t ep_safetensors_tensor_bytes(const ep_safetensors_tensor *te
 }
 
 /* Exactly bytes of the tensor from offset; offset + bytes <= its size. Errors: BAD_FILE (file changed since
- * open), IO. */
+ * open), IO. Of a file that has only lost its end, what is left can be read. */
 ep_err ep_safetensors_read(const ep_safetensors *file, const ep_safetensors_tensor *tensor, size_t offset,
                            void *out, size_t bytes, ep_error *out_error);
 

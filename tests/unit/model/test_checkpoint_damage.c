@@ -388,3 +388,61 @@ Test(checkpoint_damage, files_that_change_after_open_fail_their_experts_only)
     ep_expert_data_free(&data);
     ep_checkpoint_close(checkpoint);
 }
+
+/* Of every expert: 1 its bytes are as they were, 0 it is refused by file, tensor and reason. */
+static uint32_t count_readable(ep_checkpoint *checkpoint, uint8_t digests[16][EP_SHA256_BYTES], const char *reason)
+{
+    uint32_t readable = 0;
+    for (uint32_t i = 0; i < 16; i++) {
+        ep_expert_data data = {0};
+        ep_error error;
+        const ep_err err = ep_checkpoint_read_expert(checkpoint, i / 8, i % 8, &data, &error);
+        if (err == EP_OK) {
+            cr_expect_arr_eq(data.sha256, digests[i], EP_SHA256_BYTES);
+            readable++;
+        } else {
+            cr_expect_eq(err, EP_ERR_BAD_FILE);
+            ASSERT_TEXT(error, "tensor model.layers.");
+            ASSERT_TEXT(error, "model.safetensors: ");
+            ASSERT_TEXT(error, reason);
+            cr_expect_eq(error.layer, (int32_t)(i / 8));
+            cr_expect_eq(error.expert, (int32_t)(i % 8));
+        }
+        ep_expert_data_free(&data);
+    }
+    return readable;
+}
+
+Test(checkpoint_damage, a_file_that_loses_its_end_loses_the_experts_there)
+{
+    ep_checkpoint *checkpoint = NULL;
+    ep_error error;
+    uint8_t digests[16][EP_SHA256_BYTES];
+    size_t count;
+    write_fixture(1);
+    char *bytes = read_raw("model.safetensors", &count);
+    ASSERT_OK(ep_checkpoint_open(test_dir, &checkpoint, &error), error);
+    for (uint32_t i = 0; i < 16; i++) {
+        ep_expert_data data = {0};
+        ASSERT_OK(ep_checkpoint_read_expert(checkpoint, i / 8, i % 8, &data, &error), error);
+        memcpy(digests[i], data.sha256, EP_SHA256_BYTES);
+        ep_expert_data_free(&data);
+    }
+    uint32_t last = 16;
+    for (size_t keep = count - 1; keep > count / 4; keep -= count / 8) {
+        cr_assert_eq(truncate(test_path("model.safetensors"), (off_t)keep), 0);
+        const uint32_t readable = count_readable(checkpoint, digests, " bytes, had ");
+        cr_expect(readable <= last, "%zu of %zu bytes: %u, before %u", keep, count, readable, last);
+        cr_expect(keep < count - 1 || readable >= 15, "one byte is of one tensor, and %u are left", readable);
+        last = readable;
+    }
+    cr_expect(last > 0 && last < 12, "%u, and less than half of the file is left", last);
+    /* Shorter, but written anew: its bytes are another model's. */
+    for (size_t i = count / 8; i < count; i++) {
+        bytes[i] = (char)(bytes[i] ^ 1);
+    }
+    write_raw("model.safetensors", bytes, count - 1);
+    cr_expect_eq(count_readable(checkpoint, digests, " bytes, had "), 0);
+    free(bytes);
+    ep_checkpoint_close(checkpoint);
+}
