@@ -21,6 +21,13 @@
 #define CHANCES_EVERY 16       /* visits */
 #define PREFETCH_MARGIN 1.10f  /* hotter than the victim by this factor ... */
 #define PREFETCH_FLOOR 0.01f   /* ... and at least that much */
+#define PREFETCH_DEPTH 2       /* layers */
+#define AWAY_FACTOR 0.5f       /* what an expert is worth whose layer's turn is in more than half a round */
+#define ORDER_VISITS 32.0f     /* over how many visits it is judged whether layers follow each other */
+#define ORDER_LEAST 0.5f       /* of them as foretold: there is an order */
+#define TRUST_MAX 8            /* visits that a layer's successor outlives without being right */
+#define ROUND_LEAST 4          /* layers: with fewer the next turn is always near */
+#define NO_LAYER UINT32_MAX
 
 typedef struct heat_layer {
     uint32_t experts;
@@ -32,6 +39,9 @@ typedef struct heat_layer {
     uint8_t *place;   /* [experts] ep_heat_place */
     bool is_coldest_known;
     uint32_t coldest; /* resident with the least heat; experts: none */
+    uint32_t next;    /* layer that is visited after it; NO_LAYER not known */
+    uint32_t next_trust;
+    uint32_t ahead;   /* so many visits after the last one it is its turn; 0: not known */
 } heat_layer;
 
 typedef struct heat_profile {
@@ -54,6 +64,8 @@ struct ep_expert_heat {
     float used[MEAN_CLASSES + 1][ROW_CLASSES]; /* ... and those of them that were used in this one */
     float chance[MEAN_CLASSES + 2][ROW_CLASSES];
     uint32_t last_layer;
+    uint32_t round; /* visits after which the last layer comes again; 0: not known */
+    float order;    /* part of the visits whose layer was foretold */
     uint32_t unmeasured; /* visits since chance was computed */
 };
 
@@ -97,7 +109,7 @@ void ep_expert_heat_destroy(ep_expert_heat *heat)
 
 ep_err ep_expert_heat_add_layer(ep_expert_heat *heat, uint32_t experts, uint64_t bytes)
 {
-    heat_layer layer = {.experts = experts, .bytes = bytes > 0 ? bytes : 1};
+    heat_layer layer = {.experts = experts, .bytes = bytes > 0 ? bytes : 1, .next = NO_LAYER};
     const size_t room = experts > 0 ? experts : 1;
     heat_layer *grown = realloc(heat->layers, (heat->layers_count + 1) * sizeof(*grown));
     if (grown != NULL) {
@@ -243,6 +255,31 @@ static void measure_chances(ep_expert_heat *heat, const heat_layer *layer, const
     }
 }
 
+/* Layers follow each other as they did the last time; from the one visited on, how far is each? */
+static void follow_order(ep_expert_heat *heat, uint32_t index)
+{
+    if (heat->visits > 0) {
+        heat_layer *last = &heat->layers[heat->last_layer];
+        const bool is_foretold = last->next == index;
+        heat->order += ((is_foretold ? 1.0f : 0.0f) - heat->order) / ORDER_VISITS;
+        if (is_foretold) {
+            last->next_trust += last->next_trust < TRUST_MAX;
+        } else if (last->next_trust > 0) {
+            last->next_trust--;
+        } else {
+            last->next = index;
+        }
+    }
+    heat->last_layer = index;
+    for (uint32_t l = 0; l < heat->layers_count; l++) {
+        heat->layers[l].ahead = 0;
+    }
+    heat->round = 0;
+    for (uint32_t l = heat->layers[index].next; l != NO_LAYER && heat->layers[l].ahead == 0; l = heat->layers[l].next) {
+        heat->layers[l].ahead = ++heat->round;
+    }
+}
+
 void ep_expert_heat_visit(ep_expert_heat *heat, uint32_t layer_index, const uint32_t *experts, const uint32_t *rows,
                           uint32_t count)
 {
@@ -250,9 +287,9 @@ void ep_expert_heat_visit(ep_expert_heat *heat, uint32_t layer_index, const uint
     if (count == 0) {
         return;
     }
+    follow_order(heat, layer_index);
     heat->visits++;
     heat->present_visits++;
-    heat->last_layer = layer_index;
     judge_profiles(heat, layer, experts, count);
     choose_profile(heat);
     heat->profiles[heat->present].last_visit = heat->visits;
@@ -315,16 +352,28 @@ static uint32_t coldest_of(ep_expert_heat *heat, uint32_t index, bool (*may_go)(
     return coldest;
 }
 
-bool ep_expert_heat_victim(ep_expert_heat *heat, bool (*may_go)(void *arg, uint32_t layer, uint32_t expert), void *arg,
-                           ep_heat_choice *out_victim)
+static bool has_order(const ep_expert_heat *heat)
+{
+    return heat->order >= ORDER_LEAST && heat->round >= ROUND_LEAST;
+}
+
+/* For a load that somebody waits for all layers count alike. One ahead of time may take what can come back before it is missed. */
+static float away_factor(const ep_expert_heat *heat, const heat_layer *layer, bool is_ahead)
+{
+    return is_ahead && has_order(heat) && layer->ahead > heat->round / 2 ? AWAY_FACTOR : 1.0f;
+}
+
+bool ep_expert_heat_victim(ep_expert_heat *heat, bool is_ahead, bool (*may_go)(void *arg, uint32_t layer, uint32_t expert),
+                           void *arg, ep_heat_choice *out_victim)
 {
     bool found = false;
     for (uint32_t l = 0; l < heat->layers_count; l++) {
+        heat_layer *layer = &heat->layers[l];
         const uint32_t expert = coldest_of(heat, l, may_go, arg);
-        if (expert == heat->layers[l].experts) {
+        if (expert == layer->experts) {
             continue;
         }
-        const float least = chance(heat, &heat->layers[l], expert) * heat->layers[l].weight;
+        const float least = chance(heat, layer, expert) * layer->weight * away_factor(heat, layer, is_ahead);
         if (!found || least < out_victim->heat) {
             *out_victim = (ep_heat_choice){.layer = l, .expert = expert, .heat = least};
             found = true;
@@ -333,25 +382,31 @@ bool ep_expert_heat_victim(ep_expert_heat *heat, bool (*may_go)(void *arg, uint3
     return found;
 }
 
-bool ep_expert_heat_prefetch(ep_expert_heat *heat, uint32_t depth, bool has_room,
+/* Whether a load that takes `lead` visits may be for this layer: in time, and not so early that what it takes is missed before. */
+static bool is_next(const ep_expert_heat *heat, const heat_layer *layer, uint32_t lead)
+{
+    return !has_order(heat) ||
+           (layer->ahead >= lead && layer->ahead < lead + PREFETCH_DEPTH && layer->ahead <= heat->round / 2);
+}
+
+bool ep_expert_heat_prefetch(ep_expert_heat *heat, uint32_t lead, bool has_room,
                              bool (*may_go)(void *arg, uint32_t layer, uint32_t expert), void *arg, ep_heat_choice *out_choice)
 {
     ep_heat_choice best = {.heat = 0};
     ep_heat_choice victim;
-    for (uint32_t d = 1; d <= depth && d <= heat->layers_count; d++) {
-        const uint32_t index = (heat->last_layer + d) % heat->layers_count;
-        const heat_layer *layer = &heat->layers[index];
-        for (uint32_t e = 0; e < layer->experts; e++) {
+    for (uint32_t l = 0; l < heat->layers_count; l++) {
+        const heat_layer *layer = &heat->layers[l];
+        for (uint32_t e = 0; is_next(heat, layer, lead) && e < layer->experts; e++) {
             const float heat_of = layer->place[e] == EP_HEAT_ABSENT ? chance(heat, layer, e) * layer->weight : 0;
             if (heat_of > best.heat) {
-                best = (ep_heat_choice){.layer = index, .expert = e, .heat = heat_of};
+                best = (ep_heat_choice){.layer = l, .expert = e, .heat = heat_of};
             }
         }
     }
     if (best.heat < PREFETCH_FLOOR) {
         return false;
     }
-    if (!has_room && (!ep_expert_heat_victim(heat, may_go, arg, &victim) || best.heat < victim.heat * PREFETCH_MARGIN)) {
+    if (!has_room && (!ep_expert_heat_victim(heat, true, may_go, arg, &victim) || best.heat < victim.heat * PREFETCH_MARGIN)) {
         return false;
     }
     *out_choice = best;

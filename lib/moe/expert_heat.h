@@ -9,7 +9,9 @@
  * after the other is measured too. Heat = chance by the present profile, more for those just used.
  *
  * Victim: the resident expert with the least heat per byte. Prefetch: the hottest absent one of the layers that come next, when it is
- * hotter by a margin than the expert that would go.
+ * hotter by a margin than the expert that would go. Layers are visited in an order, which is learned: so a prefetch may take the place of
+ * an expert whose layer's turn is far off and that can come back before it. In this way the memory of all layers serves, while there is
+ * room on the way to it, the ones whose turn is next. Where visits keep no order (many callers at different layers), heat alone decides.
  *
  * Ownership  none beyond its own memory.
  * Threads    none: the caller orders the calls.
@@ -35,7 +37,7 @@ typedef struct ep_heat_choice {
 /* Errors: NO_MEMORY. */
 ep_err ep_expert_heat_create(ep_expert_heat **out_heat);
 void ep_expert_heat_destroy(ep_expert_heat *heat); /* NULL allowed */
-/* Layers count up from 0 in the order in which a token passes them. All experts begin BARRED. bytes: of one expert, about. Errors:
+/* Layers count up from 0. All experts begin BARRED. bytes: of one expert, about. Errors:
  * NO_MEMORY. */
 ep_err ep_expert_heat_add_layer(ep_expert_heat *heat, uint32_t experts, uint64_t bytes);
 
@@ -45,14 +47,14 @@ void ep_expert_heat_set_place(ep_expert_heat *heat, uint32_t layer, uint32_t exp
 /* Chance to be used in the layer's next visit, 0..1. */
 float ep_expert_heat_of(const ep_expert_heat *heat, uint32_t layer, uint32_t expert);
 
-/* The resident expert to let go; may_go says whether it can (NULL: all can). False: none can. */
-bool ep_expert_heat_victim(ep_expert_heat *heat, bool (*may_go)(void *arg, uint32_t layer, uint32_t expert), void *arg,
-                           ep_heat_choice *out_victim);
+/* The resident expert to let go; is_ahead: for a prefetch. may_go says whether it can (NULL: all can). False: none can. */
+bool ep_expert_heat_victim(ep_expert_heat *heat, bool is_ahead, bool (*may_go)(void *arg, uint32_t layer, uint32_t expert),
+                           void *arg, ep_heat_choice *out_victim);
 /*
- * The absent expert to load ahead of time after the last visit, from the depth layers behind it. has_room: nobody has to go for it.
- * False: none is worth it.
+ * The absent expert to load ahead of time after the last visit. lead: the load ends before so many more visits have come, at least 1.
+ * has_room: nobody has to go for it. False: none is worth it.
  */
-bool ep_expert_heat_prefetch(ep_expert_heat *heat, uint32_t depth, bool has_room,
+bool ep_expert_heat_prefetch(ep_expert_heat *heat, uint32_t lead, bool has_room,
                              bool (*may_go)(void *arg, uint32_t layer, uint32_t expert), void *arg, ep_heat_choice *out_choice);
 
 #endif

@@ -49,9 +49,9 @@ struct ep_weight_cache {
     uint64_t bytes_max;
     ep_backend *backend;
     const char *layout;
-    pthread_mutex_t lock; /* everything below */
+    pthread_mutex_t tidy; /* one at a time looks for files that can go; never taken with the other one held */
+    pthread_mutex_t lock; /* everything below; nothing of the disk is done under it: reads need it too */
     bool is_full;         /* nothing more is written in this run */
-    uint64_t present;     /* hash of the newest key written or found: files of others are older */
     ep_weight_cache_stats stats;
 };
 
@@ -115,7 +115,7 @@ static uint64_t count_files(ep_weight_cache *cache, bool removes_temporary)
 }
 
 /* The file longest unwritten that is not of the present model; false: there is none. */
-static bool find_oldest(const ep_weight_cache *cache, char out_name[NAME_MAX + 1], uint64_t *out_bytes)
+static bool find_oldest(const ep_weight_cache *cache, uint64_t present_key, char out_name[NAME_MAX + 1], uint64_t *out_bytes)
 {
     char present[NAME_HEX + 1];
     time_t oldest = 0;
@@ -128,7 +128,7 @@ static bool find_oldest(const ep_weight_cache *cache, char out_name[NAME_MAX + 1
         }
         return false;
     }
-    snprintf(present, sizeof(present), "%016" PRIx64, cache->present);
+    snprintf(present, sizeof(present), "%016" PRIx64, present_key);
     for (struct dirent *e; (e = readdir(dir)) != NULL;) {
         struct stat st;
         if (!is_ours(e->d_name) || strncmp(e->d_name, present, NAME_HEX) == 0 ||
@@ -145,23 +145,52 @@ static bool find_oldest(const ep_weight_cache *cache, char out_name[NAME_MAX + 1
     return out_name[0] != 0;
 }
 
-/* Lock held. */
-static bool make_room(ep_weight_cache *cache, uint64_t bytes)
+static uint64_t bytes_now(ep_weight_cache *cache)
 {
-    char name[NAME_MAX + 1];
-    uint64_t freed = 0;
-    while (cache->bytes_max != 0 && cache->stats.bytes + bytes > cache->bytes_max) {
-        if (!find_oldest(cache, name, &freed) || unlinkat(cache->dir_fd, name, 0) != 0) {
-            cache->is_full = true;
-            ep_log(EP_LOG_WARN, "weight-cache",
-                   "%s holds %" PRIu64 " of weight_cache_bytes %" PRIu64 ": the other experts are packed anew at each start",
-                   cache->path, cache->stats.bytes, cache->bytes_max);
-            return false;
-        }
-        cache->stats.bytes -= freed < cache->stats.bytes ? freed : cache->stats.bytes;
-        cache->stats.dropped_total++;
+    pthread_mutex_lock(&cache->lock);
+    const uint64_t bytes = cache->stats.bytes;
+    pthread_mutex_unlock(&cache->lock);
+    return bytes;
+}
+
+static void count_dropped(ep_weight_cache *cache, uint64_t bytes)
+{
+    pthread_mutex_lock(&cache->lock);
+    cache->stats.bytes -= bytes < cache->stats.bytes ? bytes : cache->stats.bytes;
+    cache->stats.dropped_total++;
+    pthread_mutex_unlock(&cache->lock);
+}
+
+/* Nothing more is written in this run; why is said once. */
+static void give_up(ep_weight_cache *cache, const char *what)
+{
+    pthread_mutex_lock(&cache->lock);
+    const bool is_first = !cache->is_full;
+    cache->is_full = true;
+    pthread_mutex_unlock(&cache->lock);
+    if (is_first) {
+        ep_log(EP_LOG_WARN, "weight-cache", "%s %s: experts without a file are packed anew at each start", cache->path, what);
     }
-    return true;
+}
+
+/* No lock held. Files of other models go, the oldest first. */
+static bool make_room(ep_weight_cache *cache, uint64_t present, uint64_t bytes)
+{
+    char name[NAME_MAX + 1], what[128];
+    uint64_t freed = 0, now;
+    bool has_room = true;
+    pthread_mutex_lock(&cache->tidy);
+    while (has_room && cache->bytes_max != 0 && (now = bytes_now(cache)) + bytes > cache->bytes_max) {
+        has_room = find_oldest(cache, present, name, &freed) && unlinkat(cache->dir_fd, name, 0) == 0;
+        if (has_room) {
+            count_dropped(cache, freed);
+        } else {
+            snprintf(what, sizeof(what), "holds %" PRIu64 " of weight_cache_bytes %" PRIu64, now, cache->bytes_max);
+            give_up(cache, what);
+        }
+    }
+    pthread_mutex_unlock(&cache->tidy);
+    return has_room;
 }
 
 ep_err ep_weight_cache_open(const char *dir, uint64_t bytes_max, ep_backend *backend, ep_weight_cache **out_cache,
@@ -188,6 +217,7 @@ ep_err ep_weight_cache_open(const char *dir, uint64_t bytes_max, ep_backend *bac
     }
     *cache = (ep_weight_cache){.dir_fd = fd, .path = path, .bytes_max = bytes_max, .backend = backend};
     cache->layout = backend->ops->packed_layout(backend);
+    pthread_mutex_init(&cache->tidy, NULL);
     pthread_mutex_init(&cache->lock, NULL);
     cache->stats.bytes = count_files(cache, true);
     *out_cache = cache;
@@ -198,6 +228,7 @@ void ep_weight_cache_close(ep_weight_cache *cache)
 {
     if (cache != NULL) {
         close(cache->dir_fd);
+        pthread_mutex_destroy(&cache->tidy);
         pthread_mutex_destroy(&cache->lock);
         free(cache->path);
         free(cache);
@@ -227,12 +258,12 @@ static bool read_all(int fd, void *out, size_t bytes, off_t at)
 
 static void drop_file(ep_weight_cache *cache, const char *name, uint64_t bytes, const char *why)
 {
-    ep_log(EP_LOG_WARN, "weight-cache", "%s/%s %s: removed, the expert is packed anew", cache->path, name, why);
-    (void)unlinkat(cache->dir_fd, name, 0);
-    pthread_mutex_lock(&cache->lock);
-    cache->stats.dropped_total++;
-    cache->stats.bytes -= bytes < cache->stats.bytes ? bytes : cache->stats.bytes;
-    pthread_mutex_unlock(&cache->lock);
+    const bool is_removed = unlinkat(cache->dir_fd, name, 0) == 0;
+    ep_log(EP_LOG_WARN, "weight-cache", "%s/%s %s: %s, the expert is packed anew", cache->path, name, why,
+           is_removed ? "removed" : "it cannot be removed");
+    if (is_removed) {
+        count_dropped(cache, bytes);
+    }
 }
 
 static void fill_head(const ep_weight_cache *cache, const ep_weight_cache_key *key, cache_head *head)
@@ -282,10 +313,8 @@ bool ep_weight_cache_find(ep_weight_cache *cache, const ep_weight_cache_key *key
         drop_file(cache, out_file->name, (uint64_t)st.st_size, why);
         return false;
     }
-    pthread_mutex_lock(&cache->lock);
-    cache->present = hash_key(cache, key);
-    pthread_mutex_unlock(&cache->lock);
     out_file->fd = fd;
+    out_file->goes_on = NULL;
     out_file->head_bytes = head.head_bytes;
     out_file->body_bytes = (size_t)head.body_bytes;
     out_file->body_crc = head.body_crc;
@@ -300,6 +329,9 @@ static ep_err fill_body(void *arg, void *body, size_t body_bytes, ep_error *out_
     uint32_t crc = 0;
     for (size_t at = 0; at < body_bytes; at += PIECE_BYTES) {
         const size_t piece = body_bytes - at < PIECE_BYTES ? body_bytes - at : PIECE_BYTES;
+        if (file->goes_on != NULL && !file->goes_on(file->arg)) {
+            return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED, "gives way to what requests wait for");
+        }
         if (!read_all(file->fd, (uint8_t *)body + at, piece, (off_t)(BODY_AT + at))) {
             return ep_error_set(out_error, EP_ERR_BAD_FILE, "cannot be read whole");
         }
@@ -377,10 +409,9 @@ bool ep_weight_cache_write(ep_weight_cache *cache, const ep_weight_cache_key *ke
     cache->backend->ops->weights_export(cache->backend, weights, &view);
     const uint64_t bytes = view.body_bytes + BODY_AT;
     pthread_mutex_lock(&cache->lock);
-    cache->present = hash_key(cache, key);
-    const bool has_room = !cache->is_full && make_room(cache, bytes);
+    const bool is_full = cache->is_full;
     pthread_mutex_unlock(&cache->lock);
-    if (!has_room || view.head_bytes > sizeof(head.head)) {
+    if (is_full || !make_room(cache, hash_key(cache, key), bytes) || view.head_bytes > sizeof(head.head)) {
         return false;
     }
     fill_head(cache, key, &head);
@@ -392,16 +423,15 @@ bool ep_weight_cache_write(ep_weight_cache *cache, const ep_weight_cache_key *ke
     head.crc = ep_crc32c(0, &head, offsetof(cache_head, crc));
     make_name(cache, key, name, sizeof(name));
     const bool is_written = write_file(cache, name, &head, &view);
-    const int why = errno;
-    pthread_mutex_lock(&cache->lock);
-    if (is_written) {
-        cache->stats.written_total++;
-        cache->stats.bytes += bytes;
-    } else if (!cache->is_full) {
-        cache->is_full = true;
-        ep_log(EP_LOG_WARN, "weight-cache", "%s cannot be written: %s; experts without a file are packed anew at each start",
-               cache->path, strerror(why));
+    if (!is_written) {
+        char what[128], text[96];
+        snprintf(what, sizeof(what), "cannot be written: %s", strerror_r(errno, text, sizeof(text)));
+        give_up(cache, what);
+        return false;
     }
+    pthread_mutex_lock(&cache->lock);
+    cache->stats.written_total++;
+    cache->stats.bytes += bytes;
     pthread_mutex_unlock(&cache->lock);
-    return is_written;
+    return true;
 }

@@ -35,6 +35,9 @@ typedef struct ep_weight_cache_file {
     uint8_t head[EP_PACKED_HEAD_BYTES];
     uint8_t sha256[EP_SHA256_BYTES];
     char name[128];
+    /* For the reader to set: asked again and again while it is read. False: it is left (RESOURCE_EXHAUSTED). NULL: never. */
+    bool (*goes_on)(void *arg);
+    void *arg;
 } ep_weight_cache_file;
 
 typedef struct ep_weight_cache_stats {

@@ -21,7 +21,6 @@
 #include "observe/trace.h"
 
 #define LOADER_NICE 10     /* once the node serves: what computes goes before what loads */
-#define PREFETCH_LAYERS 4  /* how far ahead of the last visit */
 #define RETRY_NS (EP_NS_PER_S / 2)  /* from a load that failed for a passing reason to the next of the same expert */
 #define CARRY_NS (EP_NS_PER_S / 10) /* unused rate that may be made up for */
 
@@ -35,7 +34,12 @@ typedef struct loader {
     uint64_t batch_left; /* of the first pass, as counted when its progress began */
     ep_load_progress progress;
     uint64_t paid_until_ns; /* the rate allows the next load then */
+    expert_entry *ahead; /* being loaded ahead of time */
+    uint64_t ahead_bytes;
+    uint64_t paused_ns; /* the load that runs gave way so long */
 } loader;
+
+static void load_urgent(loader *self, expert_entry *entry);
 
 /* ---- room ---- */
 
@@ -75,12 +79,12 @@ static bool make_room(ep_weight_store *store, uint64_t bytes, load_kind kind)
         if (kind == LOAD_FIRST || store->stop || bytes > limit) {
             return false;
         }
-        if (ep_expert_heat_victim(store->heat, is_idle, store, &victim)) {
+        if (ep_expert_heat_victim(store->heat, kind == LOAD_PREFETCH, is_idle, store, &victim)) {
             evict(store, &victim);
         } else if (kind == LOAD_PREFETCH) {
             return false;
         } else if (store->resident_bytes - store->leaving_bytes > limit - bytes &&
-                   ep_expert_heat_victim(store->heat, NULL, NULL, &victim)) {
+                   ep_expert_heat_victim(store->heat, false, NULL, NULL, &victim)) {
             evict(store, &victim);
         } else {
             pthread_cond_wait(&store->room, &store->lock);
@@ -136,10 +140,36 @@ static ep_err pack(ep_weight_store *store, const ep_weight_layer *layer, const e
     return EP_OK;
 }
 
-/* From its file in the cache. NOT_FOUND: there is none of use. */
-static ep_err load_from_cache(ep_weight_store *store, const ep_weight_layer *layer, load_kind kind, ep_resident *resident,
-                              ep_error *out_error)
+/*
+ * Between two pieces of a load ahead of time, no lock held: what requests wait for goes before it. False: it shall not go on: the store
+ * stops, or the budget does not hold both.
+ */
+static bool give_way(void *arg)
 {
+    loader *self = arg;
+    ep_weight_store *store = self->store;
+    bool goes_on = true;
+    pthread_mutex_lock(&store->lock);
+    while (goes_on && !store->stop && store->urgent.first != NULL && !ep_weight_waits_any(store, self->ahead)) {
+        const uint64_t bytes = store->layers[store->urgent.first->layer_slot].expert_bytes_max;
+        const uint64_t limit = store->config.weight_bytes_max;
+        goes_on = limit == 0 || (bytes <= limit && self->ahead_bytes <= limit - bytes);
+        if (goes_on) {
+            const uint64_t begin_ns = ep_clock_now_ns();
+            const uint64_t paused_ns = self->paused_ns;
+            load_urgent(self, ep_entry_queue_take(&store->urgent));
+            self->paused_ns = paused_ns + (ep_clock_now_ns() - begin_ns);
+        }
+    }
+    goes_on = goes_on && !store->stop;
+    pthread_mutex_unlock(&store->lock);
+    return goes_on;
+}
+
+/* From its file in the cache. NOT_FOUND: there is none of use. */
+static ep_err load_from_cache(loader *self, const ep_weight_layer *layer, load_kind kind, ep_resident *resident, ep_error *out_error)
+{
+    ep_weight_store *store = self->store;
     ep_weight_cache_key key;
     ep_weight_cache_file file;
     if (store->config.cache == NULL) {
@@ -153,6 +183,11 @@ static ep_err load_from_cache(ep_weight_store *store, const ep_weight_layer *lay
     if (err != EP_OK) {
         ep_weight_cache_forget(&file);
         return err;
+    }
+    if (kind == LOAD_PREFETCH) {
+        file.goes_on = give_way;
+        file.arg = self;
+        self->ahead_bytes = file.body_bytes;
     }
     err = ep_weight_cache_read(store->config.cache, &file, &resident->weights, out_error);
     if (err != EP_OK) {
@@ -177,9 +212,10 @@ static ep_err load_from_checkpoint(ep_weight_store *store, const ep_weight_layer
 }
 
 /* Makes one expert resident, from the cache or from the checkpoint. RESOURCE_EXHAUSTED: the budget has no room for it. No lock held. */
-static ep_err load_expert(ep_weight_store *store, const expert_entry *entry, load_kind kind, ep_resident **out_resident,
+static ep_err load_expert(loader *self, const expert_entry *entry, load_kind kind, ep_resident **out_resident,
                           bool *out_is_saved, ep_error *out_error)
 {
+    ep_weight_store *store = self->store;
     const ep_weight_layer *layer = &store->layers[entry->layer_slot].layer;
     ep_err err = check_room(store, ep_weight_layer_bytes_at_least(layer), kind, false, out_error);
     if (err != EP_OK) {
@@ -193,7 +229,7 @@ static ep_err load_expert(ep_weight_store *store, const expert_entry *entry, loa
     resident->layer_slot = entry->layer_slot;
     resident->expert = entry->expert;
     atomic_init(&resident->refs, 1);
-    err = load_from_cache(store, layer, kind, resident, out_error);
+    err = load_from_cache(self, layer, kind, resident, out_error);
     *out_is_saved = err == EP_OK;
     if (err == EP_ERR_NOT_FOUND) {
         err = load_from_checkpoint(store, layer, kind, resident, out_error);
@@ -287,6 +323,14 @@ static void trace_load(const ep_weight_store *store, const expert_entry *entry, 
     }
 }
 
+/* How long the rate makes a load last. */
+static uint64_t paid_ns(const ep_weight_store *store, const expert_entry *entry)
+{
+    const uint64_t bytes = ep_weight_layer_bytes_at_least(&store->layers[entry->layer_slot].layer);
+    const uint64_t rate = store->config.load_bytes_per_s;
+    return rate == 0 ? 0 : (uint64_t)((double)bytes / (double)rate * (double)EP_NS_PER_S);
+}
+
 /* Loads one expert and ends the waits for it. Lock held on entry and exit, not in between. */
 static void load_one(loader *self, expert_entry *entry, load_kind kind)
 {
@@ -296,6 +340,7 @@ static void load_one(loader *self, expert_entry *entry, load_kind kind)
     ep_error error;
     ep_resident *resident = NULL;
     bool is_saved = false;
+    self->paused_ns = 0;
     entry->state = EP_EXPERT_LOADING;
     ep_weight_entry_place(store, entry);
     pthread_mutex_unlock(&store->lock);
@@ -307,7 +352,7 @@ static void load_one(loader *self, expert_entry *entry, load_kind kind)
     if (is_traced) {
         trace_load(store, entry, id, bytes, true, EP_OK);
     }
-    const ep_err err = load_expert(store, entry, kind, &resident, &is_saved, &error);
+    const ep_err err = load_expert(self, entry, kind, &resident, &is_saved, &error);
     if (is_traced) {
         trace_load(store, entry, id, bytes, false, err);
     }
@@ -316,7 +361,11 @@ static void load_one(loader *self, expert_entry *entry, load_kind kind)
                layer->layer.shape.layer, entry->expert, error.text);
     }
     pthread_mutex_lock(&store->lock);
-    store->stats.load_ns_total += ep_clock_now_ns() - begin_ns;
+    const uint64_t took_ns = ep_clock_now_ns() - begin_ns - self->paused_ns;
+    store->stats.load_ns_total += took_ns;
+    if (err == EP_OK) {
+        ep_load_room_loaded(&store->room_ahead, took_ns > paid_ns(store, entry) ? took_ns : paid_ns(store, entry));
+    }
     settle(store, entry, kind, resident, is_saved, err, &error);
     const bool had_no_room = err == EP_ERR_RESOURCE_EXHAUSTED && kind != LOAD_URGENT;
     const bool may_come = entry->state == EP_EXPERT_ABSENT && entry->is_owned;
@@ -447,25 +496,22 @@ static bool await_rate(loader *self, load_kind kind)
 static void pay(loader *self, const expert_entry *entry)
 {
     const ep_weight_store *store = self->store;
-    const uint64_t bytes = ep_weight_layer_bytes_at_least(&store->layers[entry->layer_slot].layer);
-    const uint64_t rate = store->config.load_bytes_per_s;
     const uint64_t now_ns = ep_clock_now_ns();
-    if (rate != 0) {
+    if (store->config.load_bytes_per_s != 0) {
         const uint64_t from_ns = self->paid_until_ns > now_ns - CARRY_NS ? self->paid_until_ns : now_ns - CARRY_NS;
-        self->paid_until_ns = from_ns + (uint64_t)((double)bytes / (double)rate * (double)EP_NS_PER_S);
+        self->paid_until_ns = from_ns + paid_ns(store, entry);
     }
 }
 
 static bool take_prefetch(ep_weight_store *store, expert_entry **out_entry)
 {
     ep_heat_choice choice;
-    if (store->prefetches_due == 0) {
+    if (store->prefetches_due == 0 || !ep_load_room_fits(&store->room_ahead, ep_clock_now_ns()) ||
+        !ep_expert_heat_prefetch(store->heat, ep_load_room_lead(&store->room_ahead), false, is_idle, store, &choice)) {
+        store->prefetches_due = 0;
         return false;
     }
     store->prefetches_due--;
-    if (!ep_expert_heat_prefetch(store->heat, PREFETCH_LAYERS, false, is_idle, store, &choice)) {
-        return false;
-    }
     *out_entry = &store->layers[choice.layer].experts[choice.expert];
     return true;
 }
@@ -486,6 +532,37 @@ static void give_up(ep_weight_store *store, expert_entry *entry)
     pthread_mutex_lock(&store->lock);
 }
 
+/* Lock held on entry and exit, not in between. */
+static void load_urgent(loader *self, expert_entry *entry)
+{
+    ep_weight_store *store = self->store;
+    become_nice(self);
+    /* They may give up while the rate is waited for. */
+    if (!ep_weight_waits_any(store, entry) || !await_rate(self, LOAD_URGENT) || !ep_weight_waits_any(store, entry)) {
+        give_up(store, entry);
+    } else {
+        pay(self, entry);
+        load_one(self, entry, LOAD_URGENT);
+        self->owes_first = true; /* or an assignment would never be whole while requests miss again and again */
+    }
+    if (store->urgent.first == NULL) {
+        ep_load_room_idle(&store->room_ahead, ep_clock_now_ns());
+    }
+}
+
+/* Lock held on entry and exit, not in between. */
+static void load_ahead(loader *self, expert_entry *entry)
+{
+    become_nice(self);
+    if (await_rate(self, LOAD_PREFETCH) && entry->state == EP_EXPERT_ABSENT && entry->is_owned && entry->is_wanted &&
+        ep_clock_now_ns() >= entry->retry_ns) {
+        pay(self, entry);
+        self->ahead = entry;
+        load_one(self, entry, LOAD_PREFETCH);
+        self->ahead = NULL;
+    }
+}
+
 /* Lock held on entry and exit. False: nothing to do. */
 static bool work_once(loader *self)
 {
@@ -493,15 +570,7 @@ static bool work_once(loader *self)
     const bool owes_first = self->owes_first && store->first.first != NULL;
     expert_entry *entry = owes_first ? NULL : ep_entry_queue_take(&store->urgent);
     if (entry != NULL) {
-        become_nice(self);
-        /* They may give up while the rate is waited for. */
-        if (!ep_weight_waits_any(store, entry) || !await_rate(self, LOAD_URGENT) || !ep_weight_waits_any(store, entry)) {
-            give_up(store, entry);
-            return true;
-        }
-        pay(self, entry);
-        load_one(self, entry, LOAD_URGENT);
-        self->owes_first = true; /* or an assignment would never be whole while requests miss again and again */
+        load_urgent(self, entry);
         return true;
     }
     if (store->first.first != NULL && self->batch_left == 0) {
@@ -519,12 +588,7 @@ static bool work_once(loader *self)
         return true;
     }
     if (take_prefetch(store, &entry)) {
-        become_nice(self);
-        if (await_rate(self, LOAD_PREFETCH) && entry->state == EP_EXPERT_ABSENT && entry->is_owned && entry->is_wanted &&
-            ep_clock_now_ns() >= entry->retry_ns) {
-            pay(self, entry);
-            load_one(self, entry, LOAD_PREFETCH);
-        }
+        load_ahead(self, entry);
         return true;
     }
     return false;

@@ -12,6 +12,8 @@
 #include "base/clock.h"
 #include "expertd/weight_store_private.h"
 
+#define PREFETCHES_MAX 64 /* after a visit; the room there is ends them before */
+
 const char *ep_expert_state_text(ep_expert_state state)
 {
     switch (state) {
@@ -70,37 +72,51 @@ uint64_t ep_weight_layer_bytes_at_least(const ep_weight_layer *layer)
            ep_weight_matrix_bytes(layer->format, shape->hidden, shape->inner);
 }
 
-/* What one expert of the layer takes in memory; scales and biases beside the matrices are small. */
-static uint64_t packed_bytes(const ep_weight_store *store, const ep_weight_layer *layer)
+/* What an expert of the layer takes in memory. One whose tensors are not as they should be takes what its shape says: its load tells. */
+static uint64_t packed_bytes(const ep_weight_store *store, const ep_weight_layer *layer, uint32_t expert)
 {
-    const void *there = (const void *)(uintptr_t)1; /* only shapes and types are looked at */
-    const ep_expert_source outline = {.hidden = layer->shape.hidden,
-                                      .inner = layer->shape.inner,
-                                      .activation = layer->shape.activation,
-                                      .format = layer->format,
-                                      .gate = ep_activation_has_gate(layer->shape.activation) ? there : NULL,
-                                      .up = there,
-                                      .down = there,
-                                      .gate_scales = there,
-                                      .up_scales = there,
-                                      .down_scales = there};
-    const uint64_t packed = store->config.backend->ops->weights_bytes(store->config.backend, &outline);
+    ep_backend *backend = store->config.backend;
     const uint64_t least = ep_weight_layer_bytes_at_least(layer);
-    return packed > least ? packed : least;
+    ep_expert_source outline;
+    ep_error error;
+    if (ep_checkpoint_outline_expert(layer->checkpoint, layer->shape.layer, expert, &outline, &error) != EP_OK) {
+        return least;
+    }
+    const uint64_t packed = backend->ops->weights_bytes(backend, &outline);
+    return packed > least || expert >= layer->shape.experts ? packed : least;
+}
+
+/* Errors: BAD_CONFIG (the budget cannot hold one). */
+static ep_err measure_experts(const ep_weight_store *store, const ep_weight_layer *layer, uint64_t *out_bytes, uint64_t *out_bytes_max,
+                              ep_error *out_error)
+{
+    const uint32_t routed = layer->shape.experts;
+    const uint64_t limit = store->config.weight_bytes_max;
+    *out_bytes = 0;
+    *out_bytes_max = 0;
+    /* All routed experts are alike; shared ones are wider, and often kept in a finer format. */
+    for (uint32_t e = 0; e < routed + layer->shape.shared_experts; e = e < routed ? routed : e + 1) {
+        const uint64_t bytes = packed_bytes(store, layer, e);
+        if (limit != 0 && bytes > limit) {
+            return ep_error_set(out_error, EP_ERR_BAD_CONFIG,
+                                "weight_bytes_max is %" PRIu64 ", one %sexpert of layer %u of model %s needs %" PRIu64
+                                " bytes; allowed: at least that, or 0",
+                                limit, e < routed ? "" : "shared ", layer->shape.layer, layer->model, bytes);
+        }
+        *out_bytes = e < routed || *out_bytes == 0 ? bytes : *out_bytes;
+        *out_bytes_max = bytes > *out_bytes_max ? bytes : *out_bytes_max;
+    }
+    return EP_OK;
 }
 
 ep_err ep_weight_store_add_layer(ep_weight_store *store, const ep_weight_layer *layer, uint32_t *out_slot,
                                  ep_error *out_error)
 {
     const uint32_t count = layer->shape.experts + layer->shape.shared_experts;
-    const uint64_t bytes = packed_bytes(store, layer);
-    const uint64_t limit = store->config.weight_bytes_max;
+    uint64_t bytes, bytes_max;
     EP_ASSERT(!store->loader_runs);
-    if (limit != 0 && bytes > limit) {
-        return ep_error_set(out_error, EP_ERR_BAD_CONFIG,
-                            "weight_bytes_max is %" PRIu64 ", one expert of layer %u of model %s needs %" PRIu64
-                            " bytes; allowed: at least that, or 0",
-                            limit, layer->shape.layer, layer->model, bytes);
+    if (measure_experts(store, layer, &bytes, &bytes_max, out_error) != EP_OK) {
+        return EP_ERR_BAD_CONFIG;
     }
     layer_entry *grown = realloc(store->layers, (store->layers_count + 1) * sizeof(*grown));
     if (grown != NULL) {
@@ -117,7 +133,7 @@ ep_err ep_weight_store_add_layer(ep_weight_store *store, const ep_weight_layer *
         experts[i].expert = i;
     }
     store->layers[store->layers_count] =
-        (layer_entry){.layer = *layer, .experts_count = count, .experts = experts};
+        (layer_entry){.layer = *layer, .experts_count = count, .expert_bytes_max = bytes_max, .experts = experts};
     *out_slot = store->layers_count++;
     return EP_OK;
 }
@@ -355,14 +371,15 @@ void ep_weight_store_drop_unwanted(ep_weight_store *store)
 
 /* ---- requests ---- */
 
-/* Lock held. */
-static void count_use(ep_weight_store *store, expert_entry *entry)
+/* Lock held. Whether it was in memory. */
+static bool count_use(ep_weight_store *store, expert_entry *entry)
 {
     const bool is_hit = entry->state == EP_EXPERT_RESIDENT;
     store->stats.hits_total += is_hit;
     store->stats.misses_total += !is_hit;
     store->stats.prefetches_useful_total += is_hit && entry->is_prefetched;
     entry->is_prefetched = entry->is_prefetched && !is_hit;
+    return is_hit;
 }
 
 bool ep_weight_store_acquire(ep_weight_store *store, uint32_t layer_slot, const uint32_t *experts, const uint32_t *rows,
@@ -385,14 +402,18 @@ bool ep_weight_store_acquire(ep_weight_store *store, uint32_t layer_slot, const 
         }
     }
     const bool is_whole = i == count;
+    bool is_hit = true;
     for (uint32_t j = 0; is_whole && j < count; j++) {
-        count_use(store, &layer->experts[experts[j]]);
+        is_hit = count_use(store, &layer->experts[experts[j]]) && is_hit;
     }
     if (is_whole && store->config.weight_bytes_max != 0) { /* without a budget nothing ever goes */
         ep_expert_heat_visit(store->heat, layer_slot, experts, rows, count);
+        ep_load_room_visit(&store->room_ahead, ep_clock_now_ns());
         if (store->config.prefetches && store->stats.owned_count > store->stats.resident_count) {
-            store->prefetches_due = 1;
-            pthread_cond_signal(&store->work);
+            store->prefetches_due = PREFETCHES_MAX;
+            if (is_hit) { /* else the loader is woken for what is missing, and that goes before */
+                pthread_cond_signal(&store->work);
+            }
         }
     }
     pthread_mutex_unlock(&store->lock);
@@ -552,6 +573,7 @@ static void wait_one(ep_weight_store *store, ep_weight_wait *wait, ep_weight_wai
         entry->state = EP_EXPERT_QUEUED;
         ep_weight_entry_place(store, entry);
         ep_entry_queue_add(&store->urgent, entry);
+        ep_load_room_needed(&store->room_ahead, wait->since_ns);
     }
 }
 

@@ -7,6 +7,7 @@
 
 #include "expertd/weight_store.h"
 #include "moe/expert_heat.h"
+#include "moe/load_room.h"
 
 typedef struct expert_entry {
     ep_expert_state state;
@@ -27,6 +28,7 @@ typedef struct layer_entry {
     uint32_t experts_count; /* E + S */
     uint32_t owned_count;
     uint32_t resident_count;
+    uint64_t expert_bytes_max; /* in memory, of its largest expert */
     expert_entry *experts;
 } layer_entry;
 
@@ -53,8 +55,9 @@ struct ep_weight_store {
     layer_entry *layers;
     entry_queue urgent; /* requests wait for them */
     entry_queue first;  /* first pass */
-    uint32_t prefetches_due; /* one per visit at most */
+    uint32_t prefetches_due; /* of the last visit */
     ep_expert_heat *heat;
+    ep_load_room room_ahead; /* is there time for prefetches? */
     ep_weight_wait *waits; /* of all experts */
     ep_timer deadline;
     uint64_t deadline_ns; /* armed for; EP_TIME_NEVER not */

@@ -247,6 +247,111 @@ Test(store, a_truncated_file_takes_down_its_own_experts_only)
     cr_expect_eq(ep_test_process_stop(&node, SIGTERM, WAIT_MS), 0);
 }
 
+/* One file holds all of them: those whose bytes are still there are served, right to the bit. */
+Test(store, of_a_file_that_lost_its_end_the_rest_is_served)
+{
+    char path[sizeof(model_path) + 64], whole[sizeof(model_path) + 64];
+    struct stat st;
+    ep_test_peer peer;
+    ep_error e;
+    ep_fixture_config config = ep_fixture_default();
+    uint32_t good = 0, bad = 0;
+    config.layers = LAYERS;
+    config.experts = EXPERTS;
+    config.hidden = HIDDEN;
+    config.inner = INNER;
+    snprintf(whole, sizeof(whole), "%s/whole", dir); /* what the oracle reads */
+    cr_assert_eq(mkdir(whole, 0700), 0);
+    cr_assert_eq(ep_fixture_write(&config, whole, &e), EP_OK, "%s", e.text);
+    ep_test_dir_remove(model_path);
+    cr_assert_eq(mkdir(model_path, 0700), 0);
+    cr_assert_eq(ep_fixture_write(&config, model_path, &e), EP_OK, "%s", e.text);
+    start(2, "--weight-prefetch=false");
+    snprintf(path, sizeof(path), "%s/model.safetensors", model_path);
+    cr_assert_eq(stat(path, &st), 0);
+    cr_assert_eq(truncate(path, st.st_size * 3 / 4), 0);
+    cr_assert_eq(ep_test_peer_open(&peer, node.rpc_url, &e), EP_OK, "%s", e.text);
+    for (uint32_t i = 0; i < LAYERS * EXPERTS; i++) {
+        uint16_t x[HIDDEN], got[HIDDEN], wanted[HIDDEN];
+        const ep_wire_slot slot = {0, i % EXPERTS};
+        const ep_test_forward f = {.layer = i / EXPERTS, .rows = 1, .slots = 1, .hidden = HIDDEN, .x_dtype = EP_DTYPE_BF16,
+                                   .reply_dtype = EP_DTYPE_BF16, .x = x, .wire_slots = &slot};
+        ep_test_fill_rows(i, EP_DTYPE_BF16, HIDDEN, x);
+        const ep_err err = ep_test_forward_run(&peer, &f, got, &e);
+        cr_expect(err == EP_OK || err == EP_ERR_NOT_OWNER, "%s", e.text);
+        good += err == EP_OK;
+        bad += err == EP_ERR_NOT_OWNER;
+        if (err == EP_OK) {
+            cr_assert_eq(ep_test_expected_rows(whole, &f, wanted, &e), EP_OK, "%s", e.text);
+            cr_expect_arr_eq(got, wanted, sizeof(got));
+        }
+    }
+    cr_expect_gt(good, LAYERS * EXPERTS / 2);
+    cr_expect_gt(bad, 0);
+    cr_expect_eq(metric("expertd_experts_failed "), bad);
+    ep_test_peer_close(&peer);
+    cr_expect_eq(ep_test_process_stop(&node, SIGTERM, WAIT_MS), 0);
+    char *output = ep_test_process_output(&node);
+    cr_expect_not_null(strstr(output, "model.safetensors: has "), "%s", output);
+    cr_expect_not_null(strstr(output, "tensor model.layers."), "%s", output);
+    free(output);
+}
+
+static void wait_for_metric(const char *name, double least)
+{
+    while (metric(name) < least) {
+        cr_assert_eq(ep_test_process_wait(&node, 10), -1, "the daemon ended");
+    }
+}
+
+static void expect_right_calls(void)
+{
+    atomic_store(&served, 0);
+    call_from_many();
+    cr_expect_eq(atomic_load(&failed), 0);
+    cr_expect_eq(atomic_load(&wrong), 0);
+    cr_expect_eq(atomic_load(&served), CALLERS * calls_each);
+}
+
+/* Changes one byte in the middle of the n-th file of the directory. */
+static void damage_file(const char *cache, uint32_t n)
+{
+    char command[2 * EP_TEST_PATH_BYTES];
+    snprintf(command, sizeof(command),
+             "f=$(ls '%s'/*.pack | sed -n %up) && printf '\\377\\000\\377' | dd of=\"$f\" bs=1 seek=9000 conv=notrunc 2>/dev/null", cache, n);
+    cr_assert_eq(system(command), 0);
+}
+
+#define READ_METRIC "expertd_weight_cache_files_total{op=\"read\"} "
+#define WRITTEN_METRIC "expertd_weight_cache_files_total{op=\"written\"} "
+#define DROPPED_METRIC "expertd_weight_cache_files_total{op=\"dropped\"} "
+
+Test(store, a_restart_reads_packed_experts_and_packs_damaged_ones_anew)
+{
+    char cache[EP_TEST_PATH_BYTES + 16], option[EP_TEST_PATH_BYTES + 48];
+    const double all = LAYERS * EXPERTS;
+    snprintf(cache, sizeof(cache), "%s/packed", dir);
+    snprintf(option, sizeof(option), "--weight-cache-dir=%s", cache);
+    calls_each /= 4;
+    for (int run = 0; run < 4; run++) {
+        start(2 * LAYERS * EXPERTS, option);
+        wait_for_metric(WRITTEN_METRIC, run == 0 ? all : run == 2 ? 1 : 0);
+        cr_expect_eq(metric(READ_METRIC), run == 0 ? 0 : run == 2 ? all - 1 : all, "run %d", run);
+        cr_expect_eq(metric(WRITTEN_METRIC), run == 0 ? all : run == 2 ? 1 : 0, "run %d", run);
+        cr_expect_eq(metric(DROPPED_METRIC), run == 2, "run %d", run);
+        expect_right_calls();
+        cr_expect_eq(ep_test_process_stop(&node, SIGTERM, WAIT_MS), 0);
+        char *output = ep_test_process_output(&node);
+        cr_expect_eq(strstr(output, "has a damaged body: removed, the expert is packed anew") != NULL, run == 2, "run %d: %s", run, output);
+        free(output);
+        ep_test_process_destroy(&node);
+        node.pid_fd = -1;
+        if (run == 1) {
+            damage_file(cache, 7);
+        }
+    }
+}
+
 /* Loading is so slow that no call lives to see it. */
 Test(store, a_call_that_waits_too_long_is_told_for_what)
 {

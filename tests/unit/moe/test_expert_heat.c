@@ -44,10 +44,10 @@ Test(expert_heat, what_is_used_more_often_is_hotter_and_the_coldest_goes)
     cr_expect_gt(ep_expert_heat_of(heat, 0, 0), ep_expert_heat_of(heat, 0, 1));
     cr_expect_gt(ep_expert_heat_of(heat, 0, 1), ep_expert_heat_of(heat, 0, 2));
     cr_expect_gt(ep_expert_heat_of(heat, 0, 2), ep_expert_heat_of(heat, 0, 3));
-    cr_assert(ep_expert_heat_victim(heat, NULL, NULL, &victim));
+    cr_assert(ep_expert_heat_victim(heat, false, NULL, NULL, &victim));
     cr_expect_eq(victim.expert, 3);
     ep_expert_heat_set_place(heat, 0, 3, EP_HEAT_ABSENT);
-    cr_assert(ep_expert_heat_victim(heat, NULL, NULL, &victim));
+    cr_assert(ep_expert_heat_victim(heat, false, NULL, NULL, &victim));
     cr_expect_eq(victim.expert, 2);
 }
 
@@ -78,13 +78,13 @@ Test(expert_heat, those_that_may_not_go_are_passed_over)
         ep_expert_heat_set_place(heat, 0, e, EP_HEAT_BARRED);
     }
     ep_expert_heat_set_place(heat, 1, 1, EP_HEAT_BARRED);
-    cr_assert(ep_expert_heat_victim(heat, NULL, NULL, &victim));
+    cr_assert(ep_expert_heat_victim(heat, false, NULL, NULL, &victim));
     cr_expect_eq(victim.layer, 1);
     cr_expect_eq(victim.expert, 2);
-    cr_assert(ep_expert_heat_victim(heat, not_expert_2, NULL, &victim));
+    cr_assert(ep_expert_heat_victim(heat, false, not_expert_2, NULL, &victim));
     cr_expect_neq(victim.expert, 2);
-    cr_expect_not(ep_expert_heat_victim(heat, nobody, NULL, &victim));
-    cr_assert(ep_expert_heat_victim(heat, NULL, NULL, &victim), "a refusal is not remembered");
+    cr_expect_not(ep_expert_heat_victim(heat, false, nobody, NULL, &victim));
+    cr_assert(ep_expert_heat_victim(heat, false, NULL, NULL, &victim), "a refusal is not remembered");
     cr_expect_eq(victim.expert, 2);
 }
 
@@ -101,7 +101,7 @@ Test(expert_heat, large_experts_go_before_small_ones_of_the_same_heat)
         visit(0, 0, 1);
         visit(1, 0, 1);
     }
-    cr_assert(ep_expert_heat_victim(heat, NULL, NULL, &victim));
+    cr_assert(ep_expert_heat_victim(heat, false, NULL, NULL, &victim));
     cr_expect_eq(victim.layer, 1);
 }
 
@@ -115,16 +115,75 @@ Test(expert_heat, the_next_layers_hot_experts_come_ahead_of_time)
         }
     }
     visit(0, 0, 1);
-    cr_expect_not(ep_expert_heat_prefetch(heat, 2, false, NULL, NULL, &choice), "all that is hot is there");
+    cr_expect_not(ep_expert_heat_prefetch(heat, 1, false, NULL, NULL, &choice), "all that is hot is there");
     ep_expert_heat_set_place(heat, 1, 1, EP_HEAT_ABSENT);
-    cr_assert(ep_expert_heat_prefetch(heat, 2, false, NULL, NULL, &choice));
+    cr_assert(ep_expert_heat_prefetch(heat, 1, false, NULL, NULL, &choice));
     cr_expect_eq(choice.layer, 1);
     cr_expect_eq(choice.expert, 1);
-    cr_expect_not(ep_expert_heat_prefetch(heat, 2, false, nobody, NULL, &choice), "nobody can go for it");
-    cr_expect(ep_expert_heat_prefetch(heat, 2, true, nobody, NULL, &choice), "there is room");
+    cr_expect_not(ep_expert_heat_prefetch(heat, 1, false, nobody, NULL, &choice), "nobody can go for it");
+    cr_expect(ep_expert_heat_prefetch(heat, 1, true, nobody, NULL, &choice), "there is room");
     ep_expert_heat_set_place(heat, 1, 1, EP_HEAT_BARRED);
     ep_expert_heat_set_place(heat, 1, 3, EP_HEAT_ABSENT);
-    cr_expect_not(ep_expert_heat_prefetch(heat, 2, false, NULL, NULL, &choice), "nobody ever used it");
+    cr_expect_not(ep_expert_heat_prefetch(heat, 1, false, NULL, NULL, &choice), "nobody ever used it");
+}
+
+/* Layers in order, each with two experts that are always used and one used now and then. */
+static void pass_layers(uint32_t layers, int rounds)
+{
+    for (int i = 0; i < rounds; i++) {
+        for (uint32_t l = 0; l < layers; l++) {
+            const uint32_t experts[3] = {0, 1, 2};
+            ep_expert_heat_visit(heat, l, experts, NULL, i % 3 == 0 ? 3 : 2);
+        }
+    }
+}
+
+Test(expert_heat, what_comes_ahead_takes_the_place_of_what_can_come_back_in_time)
+{
+    ep_heat_choice choice, victim;
+    add_layers(8, 4, EP_HEAT_RESIDENT);
+    for (uint32_t l = 0; l < 8; l++) {
+        ep_expert_heat_set_place(heat, l, 3, EP_HEAT_BARRED);
+    }
+    pass_layers(8, 60);
+    visit(0, 0, 1);
+    ep_expert_heat_set_place(heat, 1, 2, EP_HEAT_ABSENT); /* equal heat everywhere, but its turn is next */
+    cr_assert(ep_expert_heat_prefetch(heat, 1, false, NULL, NULL, &choice));
+    cr_expect_eq(choice.layer, 1);
+    cr_expect_eq(choice.expert, 2);
+    cr_assert(ep_expert_heat_victim(heat, true, NULL, NULL, &victim));
+    cr_expect_eq(victim.expert, 2);
+    cr_expect(victim.layer == 0 || victim.layer > 4, "layer %u has its turn soon", victim.layer);
+    ep_expert_heat_set_place(heat, 1, 2, EP_HEAT_RESIDENT);
+    ep_expert_heat_set_place(heat, 6, 2, EP_HEAT_ABSENT);
+    cr_expect_not(ep_expert_heat_prefetch(heat, 1, false, NULL, NULL, &choice), "its turn is far off");
+    ep_expert_heat_set_place(heat, 3, 2, EP_HEAT_ABSENT);
+    cr_expect_not(ep_expert_heat_prefetch(heat, 1, false, NULL, NULL, &choice), "so is this one's");
+    cr_assert(ep_expert_heat_prefetch(heat, 3, false, NULL, NULL, &choice), "a load that takes three visits must begin");
+    cr_expect_eq(choice.layer, 3);
+    cr_expect_not(ep_expert_heat_prefetch(heat, 5, false, NULL, NULL, &choice), "what it takes would be missed before");
+}
+
+/* Callers at layers of their own, in turn with each other: no layer says which one comes next. */
+Test(expert_heat, without_an_order_of_visits_only_heat_counts)
+{
+    ep_heat_choice choice;
+    uint64_t state = 3;
+    add_layers(8, 4, EP_HEAT_RESIDENT);
+    for (int i = 0; i < 2000; i++) {
+        state = state * 6364136223846793005ull + 1442695040888963407ull;
+        visit((uint32_t)(state >> 33) % 8, 0, i % 2 == 0 ? 1 : 2);
+    }
+    ep_expert_heat_set_place(heat, 5, 1, EP_HEAT_ABSENT);
+    for (uint32_t l = 0; l < 8; l++) {
+        ep_expert_heat_set_place(heat, l, 3, EP_HEAT_BARRED);
+    }
+    cr_expect_not(ep_expert_heat_prefetch(heat, 1, false, NULL, NULL, &choice) && choice.heat < 0.3f, "it is no hotter than the others");
+    for (uint32_t l = 0; l < 8; l++) {
+        ep_expert_heat_set_place(heat, l, 3, EP_HEAT_RESIDENT);
+    }
+    cr_assert(ep_expert_heat_prefetch(heat, 1, false, NULL, NULL, &choice), "one that is never used can go");
+    cr_expect_eq(choice.layer, 5);
 }
 
 /* Two loads in turn: after the second turn of each the first visits of a turn make all its experts hot again, in all layers. */

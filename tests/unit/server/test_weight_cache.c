@@ -3,9 +3,13 @@
 #include <criterion/criterion.h>
 #include <dirent.h>
 #include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -240,4 +244,87 @@ Test(weight_cache, a_directory_that_cannot_be_used_is_no_failure)
     cr_expect_not(write_expert(2));
     cr_expect_not(has_expert(0));
     cr_assert_eq(mkdir(cache_dir, 0700), 0);
+}
+
+/* The cache's directory on a file system of its own, seen by this process alone. False: the system does not allow it. */
+static bool mount_small(const char *options)
+{
+    return (geteuid() == 0 ? unshare(CLONE_NEWNS) : unshare(CLONE_NEWUSER | CLONE_NEWNS)) == 0 &&
+           mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 && mount("none", cache_dir, "tmpfs", 0, options) == 0;
+}
+
+static uint32_t count_temporary(void)
+{
+    uint32_t count = 0;
+    DIR *d = opendir(cache_dir);
+    for (struct dirent *e; (e = readdir(d)) != NULL;) {
+        count += strncmp(e->d_name, ".tmp-", 5) == 0;
+    }
+    closedir(d);
+    return count;
+}
+
+/* What fits is kept and read; the rest is not written, and said so once; nothing half written is left. */
+static void expect_full_after(uint32_t fits)
+{
+    uint32_t written = 0;
+    while (written < EXPERTS && write_expert(written)) {
+        written++;
+    }
+    cr_expect_leq(written, fits);
+    cr_expect_lt(written, EXPERTS);
+    cr_expect_not(write_expert(EXPERTS - 1), "nor is it tried again");
+    cr_expect_eq(stats().written_total, written);
+    cr_expect_eq(count_temporary(), 0);
+    for (uint32_t e = 0; e < EXPERTS; e++) {
+        cr_expect_eq(has_expert(e), e < written);
+    }
+    cr_expect_eq(stats().dropped_total, 0);
+}
+
+Test(weight_cache, a_full_disk_costs_the_files_that_do_not_fit)
+{
+    if (!mount_small("size=24k")) { /* six pages; an expert takes two */
+        cr_skip_test("mounting is not allowed here");
+    }
+    open_cache(0);
+    expect_full_after(3);
+    umount(cache_dir);
+}
+
+/* The same where a process may not write more: it needs no rights to be tried. */
+Test(weight_cache, a_limit_on_file_sizes_is_as_a_full_disk)
+{
+    const struct rlimit small = {.rlim_cur = 5000, .rlim_max = 5000};
+    open_cache(0);
+    signal(SIGXFSZ, SIG_IGN);
+    cr_assert_eq(setrlimit(RLIMIT_FSIZE, &small), 0);
+    expect_full_after(0);
+}
+
+Test(weight_cache, a_directory_that_cannot_be_written_is_still_read)
+{
+    char path[EP_FIXTURE_PATH_BYTES + 256];
+    const bool is_mounted = mount_small("size=1m");
+    if (!is_mounted && geteuid() == 0) {
+        cr_skip_test("root writes where nobody may, and mounting is not allowed here");
+    }
+    open_cache(0);
+    cr_expect(write_expert(0));
+    cr_expect(write_expert(1));
+    cr_assert(file_of(1, path));
+    cr_assert_eq(truncate(path, 4500), 0);
+    ep_weight_cache_close(cache);
+    cr_assert_eq(is_mounted ? mount("none", cache_dir, NULL, MS_REMOUNT | MS_RDONLY, NULL) : chmod(cache_dir, 0500), 0);
+    open_cache(0);
+    cr_expect(has_expert(0));
+    cr_expect_not(has_expert(1), "it is damaged");
+    cr_expect_not(has_expert(1), "and stays so");
+    cr_expect_eq(stats().dropped_total, 0, "it cannot be removed");
+    cr_expect_not(write_expert(2));
+    cr_expect_not(has_expert(2));
+    cr_expect(has_expert(0));
+    ep_weight_cache_close(cache);
+    cache = NULL;
+    cr_assert_eq(is_mounted ? umount2(cache_dir, MNT_DETACH) : chmod(cache_dir, 0700), 0);
 }

@@ -515,7 +515,8 @@ Test(weight_store, a_prefetch_that_waits_for_the_rate_gives_way_to_a_request)
         ep_resident_release(residents[0]);
         ep_resident_release(residents[1]);
     }
-    usleep(20000); /* so that the loader has most likely turned to a prefetch */
+    ep_weight_store_wait(store, 0, NULL, 0); /* they have given up: the loader wakes for nothing */
+    usleep(20000); /* so that it has most likely turned to a prefetch */
     a = (asked){.wait = {.expert = 4, .deadline_ns = UINT64_MAX, .ready = on_ready_count, .arg = &a}};
     ep_weight_store_wait(store, 0, &a.wait, 1);
     await(&a);
@@ -585,9 +586,57 @@ Test(weight_store, likely_experts_come_ahead_of_time)
         cr_assert(ep_weight_store_acquire(store, 0, pair, NULL, 2, residents, &missing, &state));
         ep_resident_release(residents[0]);
         ep_resident_release(residents[1]);
+        ep_weight_store_wait(store, 0, NULL, 0);
         ep_weight_store_read_stats(store, &stats);
     } while (stats.prefetches_useful_total < 2);
     cr_expect_eq(stats.evictions_total, 2);
+}
+
+/* It is wider than the routed ones here: a budget that holds those only would fail at its load. */
+Test(weight_store, a_budget_below_the_shared_expert_is_refused_by_name)
+{
+    ep_error e;
+    uint32_t slot;
+    ep_weight_store *small;
+    ep_fixture_config fixture = ep_fixture_default();
+    ep_fixture_remove(dir);
+    ep_fixture_temp_dir(dir);
+    fixture.names = EP_NAMES_N1;
+    fixture.router = EP_ROUTER_R3;
+    fixture.shared_inner = 4 * fixture.inner;
+    cr_assert_eq(ep_fixture_write(&fixture, dir, &e), EP_OK, "%s", e.text);
+    open_store(0);
+    const ep_model_info *info = ep_checkpoint_info(checkpoint);
+    ep_weight_layer layer = {.model = "demo", .checkpoint = checkpoint, .format = info->format, .shape = info->moe_layers[1]};
+    cr_assert_eq(layer.shape.shared_experts, 1);
+    const uint8_t shared[9] = {[8] = 1};
+    ep_weight_store_want(store, 1, shared);
+    const uint64_t in_memory = settle().resident_bytes;
+    for (int is_enough = 0; is_enough < 2; is_enough++) {
+        ep_expert_source outline;
+        cr_assert_eq(ep_checkpoint_outline_expert(checkpoint, layer.shape.layer, 8, &outline, &e), EP_OK, "%s", e.text);
+        const uint64_t bytes = backend->ops->weights_bytes(backend, &outline);
+        cr_expect_eq(bytes, in_memory);
+        ep_weight_store_config sc = {.backend = backend, .weight_bytes_max = is_enough ? bytes : bytes - 1, .on_change = on_change};
+        cr_assert_eq(ep_weight_store_create(&sc, &small, &e), EP_OK);
+        cr_expect_eq(ep_weight_store_add_layer(small, &layer, &slot, &e), is_enough ? EP_OK : EP_ERR_BAD_CONFIG);
+        cr_expect(is_enough || strstr(e.text, "one shared expert of layer 1 of model demo needs ") != NULL, "%s", e.text);
+        ep_weight_store_destroy(small);
+    }
+}
+
+/* What the outline of an expert says is what its data turns out to take. */
+Test(weight_store, the_size_of_an_expert_is_known_before_it_is_read)
+{
+    const uint8_t one[8] = {1};
+    ep_expert_source outline;
+    ep_error e;
+    open_store(0);
+    ep_weight_store_want(store, 0, one);
+    cr_assert_eq(ep_checkpoint_outline_expert(checkpoint, 0, 0, &outline, &e), EP_OK, "%s", e.text);
+    cr_expect_eq(settle().resident_bytes, backend->ops->weights_bytes(backend, &outline));
+    cr_expect_eq(ep_checkpoint_outline_expert(checkpoint, 0, 8, &outline, &e), EP_ERR_INVALID_ARGUMENT);
+    cr_expect_eq(ep_checkpoint_outline_expert(checkpoint, 9, 0, &outline, &e), EP_ERR_INVALID_ARGUMENT);
 }
 
 Test(weight_store, a_truncated_file_takes_down_its_experts_only)

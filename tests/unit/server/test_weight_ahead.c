@@ -1,0 +1,198 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Loads ahead of time from packed files give way, in the middle, to what requests wait for. */
+#include <criterion/criterion.h>
+#include <pthread.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "expertd/weight_cache.h"
+#include "expertd/weight_store.h"
+#include "support/checkpoint_fixture.h"
+
+#define EXPERTS 8
+
+static char dir[EP_FIXTURE_PATH_BYTES], cache_dir[EP_FIXTURE_PATH_BYTES];
+static ep_checkpoint *checkpoint;
+static ep_backend *backend;
+static ep_weight_cache *cache;
+static ep_weight_store *store;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static uint64_t changes;
+static const ep_backend_ops *plain_ops;
+static ep_backend_ops ops;
+
+static void on_change(void *arg)
+{
+    (void)arg;
+    pthread_mutex_lock(&lock);
+    changes++;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+}
+
+static ep_weight_stats settle(void)
+{
+    ep_weight_stats stats;
+    for (;;) {
+        pthread_mutex_lock(&lock);
+        const uint64_t seen = changes;
+        pthread_mutex_unlock(&lock);
+        ep_weight_store_read_stats(store, &stats);
+        if (stats.pending_count == 0) {
+            return stats;
+        }
+        pthread_mutex_lock(&lock);
+        while (changes == seen) {
+            pthread_cond_wait(&changed, &lock);
+        }
+        pthread_mutex_unlock(&lock);
+    }
+}
+
+static void open_store(uint64_t weight_bytes_max)
+{
+    ep_error e;
+    uint32_t slot;
+    uint8_t all[EXPERTS];
+    const ep_weight_store_config config = {.backend = backend, .weight_bytes_max = weight_bytes_max, .prefetches = true, .cache = cache,
+                                           .on_change = on_change};
+    cr_assert_eq(ep_weight_store_create(&config, &store, &e), EP_OK);
+    const ep_model_info *info = ep_checkpoint_info(checkpoint);
+    ep_weight_layer layer = {.model = "demo", .checkpoint = checkpoint, .format = info->format, .shape = info->moe_layers[0]};
+    cr_assert_eq(plain_ops->numerics_id(backend, info->format, layer.numerics), EP_OK);
+    cr_assert_eq(ep_checkpoint_identity(checkpoint, layer.identity, &e), EP_OK, "%s", e.text);
+    cr_assert_eq(ep_weight_store_add_layer(store, &layer, &slot, &e), EP_OK, "%s", e.text);
+    cr_assert_eq(ep_weight_store_start(store, &e), EP_OK);
+    memset(all, 1, sizeof(all));
+    ep_weight_store_want(store, 0, all);
+}
+
+/* Every expert has its file in the cache then. */
+static void setup(void)
+{
+    ep_error e;
+    ep_fixture_config fixture = ep_fixture_default();
+    const ep_backend_config config = {.threads = 1};
+    ep_weight_cache_stats stats;
+    ep_fixture_temp_dir(dir);
+    ep_fixture_temp_dir(cache_dir);
+    cr_assert_eq(ep_fixture_write(&fixture, dir, &e), EP_OK, "%s", e.text);
+    cr_assert_eq(ep_checkpoint_open(dir, &checkpoint, &e), EP_OK, "%s", e.text);
+    cr_assert_eq(ep_backend_by_name("cpu")->open(&config, &backend, &e), EP_OK, "%s", e.text);
+    cr_assert_eq(ep_weight_cache_open(cache_dir, 0, backend, &cache, &e), EP_OK);
+    plain_ops = backend->ops;
+    ops = *plain_ops;
+    open_store(0);
+    do {
+        usleep(2000);
+        ep_weight_cache_read_stats(cache, &stats);
+    } while (stats.written_total < EXPERTS);
+    ep_weight_store_destroy(store);
+    store = NULL;
+}
+
+static void teardown(void)
+{
+    ep_weight_store_destroy(store);
+    ep_weight_cache_close(cache);
+    backend->ops->close(backend);
+    ep_checkpoint_close(checkpoint);
+    ep_fixture_remove(dir);
+    ep_fixture_remove(cache_dir);
+}
+
+TestSuite(weight_ahead, .init = setup, .fini = teardown, .timeout = 60);
+
+static ep_weight_wait wait_for_5;
+static bool is_armed, has_returned, was_ready_before, is_ready;
+static ep_err import_err, ready_err;
+
+static void on_ready(ep_weight_wait *wait, ep_resident *resident, const ep_error *error)
+{
+    (void)wait;
+    ep_resident_release(resident);
+    pthread_mutex_lock(&lock);
+    is_ready = true;
+    ready_err = error != NULL ? error->code : EP_OK;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+}
+
+/* Of a load ahead of time, on the loader's thread: a request comes before its first piece is read. */
+static ep_err import_and_ask(ep_backend *base, const void *head, size_t head_bytes, size_t body_bytes,
+                             ep_err (*fill)(void *arg, void *body, size_t body_bytes, ep_error *out_error), void *arg,
+                             ep_backend_weights **out_weights, ep_error *out_error)
+{
+    if (!is_armed) {
+        return plain_ops->weights_import(base, head, head_bytes, body_bytes, fill, arg, out_weights, out_error);
+    }
+    is_armed = false;
+    wait_for_5 = (ep_weight_wait){.expert = 5, .deadline_ns = UINT64_MAX, .ready = on_ready};
+    ep_weight_store_wait(store, 0, &wait_for_5, 1);
+    const ep_err err = plain_ops->weights_import(base, head, head_bytes, body_bytes, fill, arg, out_weights, out_error);
+    pthread_mutex_lock(&lock);
+    was_ready_before = is_ready;
+    has_returned = true;
+    import_err = err;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+    return err;
+}
+
+/* Experts 6 and 7 become hot without being there, until one is loaded ahead of time. */
+static void provoke(void)
+{
+    const uint32_t pair[2] = {6, 7};
+    settle();
+    ops.weights_import = import_and_ask;
+    backend->ops = &ops;
+    is_armed = true;
+    for (bool is_done = false; !is_done;) {
+        ep_resident *residents[2];
+        uint32_t missing;
+        ep_expert_state state;
+        cr_assert(ep_weight_store_acquire(store, 0, pair, NULL, 2, residents, &missing, &state));
+        ep_resident_release(residents[0]);
+        ep_resident_release(residents[1]);
+        ep_weight_store_wait(store, 0, NULL, 0); /* these requests have given up: the loader wakes for nothing */
+        pthread_mutex_lock(&lock);
+        is_done = has_returned;
+        pthread_mutex_unlock(&lock);
+    }
+    pthread_mutex_lock(&lock);
+    while (!is_ready) {
+        pthread_cond_wait(&changed, &lock);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+static uint64_t bytes_of_one(void)
+{
+    open_store(0);
+    const uint64_t bytes = settle().resident_bytes / EXPERTS;
+    ep_weight_store_destroy(store);
+    return bytes;
+}
+
+Test(weight_ahead, a_request_is_served_in_the_middle_of_a_load_ahead_of_time)
+{
+    open_store(bytes_of_one() * 3);
+    provoke();
+    cr_expect(was_ready_before, "it did not wait for the end of a load that nobody asked for");
+    cr_expect_eq(ready_err, EP_OK);
+    cr_expect_eq(import_err, EP_OK, "which went on afterwards");
+    cr_expect_geq(settle().prefetches_total, 1);
+    cr_expect_eq(settle().failed_count, 0);
+}
+
+Test(weight_ahead, a_load_ahead_of_time_is_left_when_the_budget_does_not_hold_both)
+{
+    open_store(bytes_of_one());
+    provoke();
+    cr_expect_not(was_ready_before);
+    cr_expect_eq(ready_err, EP_OK);
+    cr_expect_eq(import_err, EP_ERR_RESOURCE_EXHAUSTED);
+    cr_expect_eq(settle().failed_count, 0);
+    cr_expect_eq(settle().owned_count, EXPERTS);
+}
