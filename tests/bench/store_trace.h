@@ -2,7 +2,8 @@
 /*
  * Which experts a model's layers use, step by step, made like what is measured on real models: a lognormal popularity of the experts
  * per layer and domain, K distinct experts of a token drawn by it, a slot that often keeps the expert of the sequence's last token,
- * domains that come and go, popularity that drifts. A step passes all layers in order; a visit is one layer of one step.
+ * domains that come and go, popularity that drifts. A second family has kinds of tokens besides, more or less frequent in each domain:
+ * what a token uses in one layer says something of the next. A step passes all layers in order; a visit is one layer of one step.
  */
 #ifndef EP_BENCH_STORE_TRACE_H
 #define EP_BENCH_STORE_TRACE_H
@@ -24,6 +25,8 @@ typedef struct trace_setting {
     uint32_t prefill;       /* tokens of a request's first step; 1: as the others */
     uint32_t stay_requests; /* all sequences keep their domain for so many requests; 0: each draws its own for each request */
     uint32_t steps;
+    uint32_t types;         /* kinds of tokens: each has experts of its own in all layers; 0: none */
+    float type_sigma;       /* of the log popularity that a kind adds to its domain's */
 } trace_setting;
 
 typedef struct trace_visit {
@@ -41,6 +44,8 @@ typedef struct store_trace {
     uint32_t uses_count;
 } store_trace;
 
+/* A setting drawn at random from the ranges that models and loads span; has_types: of the family with kinds of tokens. */
+trace_setting store_trace_draw(uint64_t seed, bool has_types);
 store_trace *store_trace_make(const trace_setting *setting, uint64_t seed);
 void store_trace_free(store_trace *trace);
 /* What the ten most used of a hundred experts take of all uses, and how many of a visit's experts were in the one before. */
