@@ -127,6 +127,61 @@ static void fill_data(known_data *data, ep_weight_format format)
     }
 }
 
+/* Few values, so that sums have few bits: they are often halfway between two results, and often cancel. */
+static void fill_sparse(uint64_t *state, void *to, ep_dtype dtype, size_t count)
+{
+    static const float values[] = {0.0f, 0.0f, 0.0f, 0.0f, 1.0f, -1.0f, 1.0f, -1.0f};
+    for (size_t i = 0; i < count; i++) {
+        const float v = values[ep_splitmix64(state) >> 61];
+        if (dtype == EP_DTYPE_F32) {
+            ((float *)to)[i] = v;
+        } else {
+            ((uint16_t *)to)[i] = dtype == EP_DTYPE_BF16 ? ep_f32_to_bf16(v) : ep_f32_to_f16(v);
+        }
+    }
+}
+
+/*
+ * Rows where processors differ: denormal inputs; inputs whose products and sums are denormal; outputs denormal in f16; inputs and
+ * outputs halfway between two numbers of bf16 and f16; sums that overflow; NaN with sign and payload; infinities that cancel.
+ */
+static float hard_input(uint64_t *state, size_t row)
+{
+    const uint64_t z = ep_splitmix64(state);
+    const uint32_t sign = (uint32_t)(z >> 63) << 31;
+    const float small = (float)(1 + (z & 0xfu)) * (sign != 0 ? -1.0f : 1.0f);
+    switch (row) {
+    case 0:
+        return ep_f32_from_bits(sign | (uint32_t)(z & 0x7fffffu));
+    case 1:
+        return ldexpf(small * (1.0f + (float)(z >> 8 & 0x7fu) / 128.0f), -125);
+    case 2:
+        return ldexpf(small, -20);
+    case 3:
+        return small + ((z >> 8 & 1u) != 0 ? 0x1p-8f : 0x1p-11f) * (float)(1 + (z >> 9 & 7u));
+    case 4:
+        return ldexpf(small, 123);
+    case 5:
+        return (z & 0x3fu) == 0 ? ep_f32_from_bits(sign | 0x7f800001u | (uint32_t)(z >> 8 & 0x3fffffu)) : small;
+    default:
+        return (z & 0x1fu) == 0 ? copysignf(INFINITY, small) : small;
+    }
+}
+
+static void fill_hard(known_data *data, ep_weight_format format)
+{
+    uint64_t state = 0x68617264ull + (uint64_t)format;
+    fill_data(data, format);
+    if (ep_weight_format_is_float(format)) {
+        const ep_dtype dtype = ep_weight_format_dtype(format);
+        fill_sparse(&state, data->up, dtype, INNER * HIDDEN);
+        fill_sparse(&state, data->down, dtype, HIDDEN * INNER);
+    }
+    for (size_t i = 0; i < ROWS * HIDDEN; i++) {
+        data->x[i] = hard_input(&state, i / HIDDEN);
+    }
+}
+
 static uint32_t fnv1a(uint32_t hash, uint32_t value)
 {
     for (int i = 0; i < 4; i++) {
@@ -166,13 +221,34 @@ static ep_err run_jobs(ep_backend *backend, ep_backend_weights *weights, known_d
     return run_and_wait(backend, &job_i8);
 }
 
-/* Hashes one expert's answers into *hash. */
-static ep_err run_one(ep_backend *backend, known_data *data, ep_weight_format format, ep_activation activation,
-                      uint32_t *hash, ep_error *out_error)
+/* Rows of f32 to f32, to bf16 and to f16, where each has halfway cases and denormals of its own. */
+static ep_err run_hard_jobs(ep_backend *backend, ep_backend_weights *weights, known_data *data, uint32_t *hash)
 {
-    fill_data(data, format);
+    static const ep_dtype outs[] = {EP_DTYPE_F32, EP_DTYPE_BF16, EP_DTYPE_F16};
+    ep_job_row rows[ROWS];
+    for (size_t o = 0; o < EP_ARRAY_COUNT(outs); o++) {
+        const bool is_wide = outs[o] == EP_DTYPE_F32;
+        ep_job job = {.weights = weights, .rows = rows, .rows_count = ROWS, .x_dtype = EP_DTYPE_F32, .out_dtype = outs[o]};
+        for (size_t r = 0; r < ROWS; r++) {
+            rows[r] = (ep_job_row){.x = data->x + r * HIDDEN,
+                                   .out = is_wide ? (void *)(data->out_f32 + r * HIDDEN) : (void *)(data->out_bf16 + r * HIDDEN)};
+        }
+        ep_err err = run_and_wait(backend, &job);
+        if (err != EP_OK) {
+            return err;
+        }
+        for (size_t i = 0; i < ROWS * HIDDEN; i++) {
+            *hash = fnv1a(*hash, is_wide ? ep_f32_bits(data->out_f32[i]) : data->out_bf16[i]);
+        }
+    }
+    return EP_OK;
+}
+
+/* What has been filled, as an expert. */
+static ep_expert_source expert_of(const known_data *data, ep_weight_format format, ep_activation activation)
+{
     const bool has_scales = !ep_weight_format_is_float(format);
-    const ep_expert_source source = {
+    return (ep_expert_source){
         .hidden = HIDDEN,
         .inner = INNER,
         .format = format,
@@ -191,6 +267,14 @@ static ep_err run_one(ep_backend *backend, known_data *data, ep_weight_format fo
         .shared_gate_dtype = EP_DTYPE_F32,
         .shared_gate = data->shared_gate,
     };
+}
+
+/* Hashes one expert's answers into *hash. */
+static ep_err run_one(ep_backend *backend, known_data *data, ep_weight_format format, ep_activation activation,
+                      uint32_t *hash, ep_error *out_error)
+{
+    fill_data(data, format);
+    const ep_expert_source source = expert_of(data, format, activation);
     ep_backend_weights *weights = NULL;
     ep_err err = backend->ops->weights_load(backend, &source, &weights, out_error);
     if (err != EP_OK) {
@@ -208,6 +292,24 @@ static ep_err run_one(ep_backend *backend, known_data *data, ep_weight_format fo
     return EP_OK;
 }
 
+/* The same of hard rows. Two matrices and relu: nothing large joins what is small, and denormals reach the outputs. */
+static ep_err run_hard(ep_backend *backend, known_data *data, ep_weight_format format, uint32_t *hash, ep_error *out_error)
+{
+    fill_hard(data, format);
+    ep_expert_source source = expert_of(data, format, EP_ACT_RELU_NO_GATE);
+    source.gate_scales = source.gate_bias = source.up_bias = source.down_bias = source.shared_gate = NULL;
+    ep_backend_weights *weights = NULL;
+    ep_err err = backend->ops->weights_load(backend, &source, &weights, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    err = run_hard_jobs(backend, weights, data, hash);
+    backend->ops->weights_unload(backend, weights);
+    return err == EP_OK ? err
+                        : ep_error_set(out_error, err, "backend %s: the known-answer run failed: %s", backend->ops->name,
+                                       ep_err_text(err));
+}
+
 ep_err ep_known_answer_run(ep_backend *backend, ep_known_answer *out_answer, ep_error *out_error)
 {
     ep_known_answer answer = {0};
@@ -222,6 +324,7 @@ ep_err ep_known_answer_run(ep_backend *backend, ep_known_answer *out_answer, ep_
     }
     for (unsigned f = EP_WEIGHTS_NONE + 1; err == EP_OK && f < EP_WEIGHTS_COUNT; f++) {
         err = run_one(backend, data, (ep_weight_format)f, EP_ACT_SILU, &all, out_error);
+        err = err == EP_OK ? run_hard(backend, data, (ep_weight_format)f, &all, out_error) : err;
     }
     for (unsigned f = EP_WEIGHTS_NONE + 1; f < EP_WEIGHTS_COUNT; f++) {
         answer.digests[f] = fnv1a(all, f);

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The known-answer run: a fixed pseudo-random expert, a few rows, through a backend's own path, hashed.
- * Its digest makes numerics ids of unlike hardware differ, whatever their names say.
+ * The known-answer run: fixed pseudo-random experts, a few rows, through a backend's own path, hashed; some rows and weights
+ * make denormals, halfway cases, overflow and NaN with payload of every kind.
+ * Its digest makes numerics ids of unlike hardware differ, whatever their names say: a node that rounds or flushes
+ * otherwise serves under an id of its own, and its rows are never mixed with others'.
  */
 #ifndef EP_BACKENDS_KNOWN_ANSWER_H
 #define EP_BACKENDS_KNOWN_ANSWER_H

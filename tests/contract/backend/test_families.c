@@ -3,12 +3,15 @@
  * ids, whatever the rows of a job and the threads; weights that a family does not have stay with `portable`. */
 #include <criterion/criterion.h>
 #include <stdio.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "backends/cpu/cpu_backend.h"
 #include "backends/host_common.h"
 #include "contract/backend/expert_fixture.h"
+#include "kernels/bf16dp.h"
+#include "kernels/ffn_element.h"
 
 enum { BACKENDS_MAX = 8 };
 
@@ -154,6 +157,142 @@ Test(families, ids_name_the_family_and_its_answer)
 {
     expect_ids(EP_NUMERICS_BF16DP, "bf16dp/bf16/rne/");
     expect_ids(EP_NUMERICS_BF16ODD, "bf16odd/bf16/rne/");
+}
+
+/* The answers of each family as they were recorded: an id stands for its bits, on every machine and in every build. Whoever
+ * changes a family's bits or the known-answer run records new ones; whoever did not mean to has found a mistake. */
+Test(families, the_references_answers_are_those_recorded)
+{
+    static const char *const recorded[] = {"portable/bf16/rne/e1cce3f1", "bf16dp/bf16/rne/746551ab", "bf16odd/bf16/rne/2a9f5714"};
+    for (int n = EP_NUMERICS_PORTABLE; n <= EP_NUMERICS_BF16ODD; n++) {
+        const ep_backend_config config = {.numerics = (ep_numerics)n, .threads = 1};
+        char id[EP_NUMERICS_ID_BYTES];
+        ep_error error;
+        ep_backend *backend;
+        cr_assert_eq(ep_backend_by_name("reference")->open(&config, &backend, &error), EP_OK, "%s", error.text);
+        cr_assert_eq(backend->ops->numerics_id(backend, EP_WEIGHTS_BF16, id), EP_OK);
+        cr_expect_str_eq(id, recorded[n]);
+        backend->ops->close(backend);
+    }
+}
+
+/* ---- processors that compute otherwise, each in one respect ---- */
+
+static const ep_ffn_kernel *right; /* what the wrong ones are made of */
+
+/* Sums below 2^-126 and such inputs become zeros, as with FTZ and DAZ. */
+static void flushed(float *c, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        c[i] = ep_bf16dp_flush(c[i]);
+    }
+}
+
+static void panel_of_flushed(ep_dtype dtype, const float *a, uint32_t rows, const uint8_t *panel, uint32_t lines,
+                             const uint8_t *next, float *c)
+{
+    right->panel(dtype, a, rows, panel, lines, next, c);
+    flushed(c, rows * EP_FFN_PANEL);
+}
+
+/* Denormal inputs and sums are kept, where the family flushes them. */
+static void panel_of_kept(ep_dtype dtype, const float *a, uint32_t rows, const uint8_t *panel, uint32_t lines,
+                          const uint8_t *next, float *c)
+{
+    const ep_ffn_chunks chunks = ep_ffn_chunks_of(rows);
+    (void)dtype;
+    (void)next;
+    memset(c, 0, (size_t)rows * EP_FFN_PANEL * sizeof(*c));
+    for (uint32_t chunk = 0; chunk < chunks.count; chunk++) {
+        const uint32_t count = ep_ffn_chunk_rows(&chunks, chunk);
+        const uint32_t first = ep_ffn_chunk_first_row(&chunks, chunk);
+        for (uint32_t line = 0; line < lines; line++) {
+            for (uint32_t r = 0; r < count; r++) {
+                const uint32_t x = ep_f32_bits(a[(size_t)first * lines + (size_t)line * count + r]);
+                for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
+                    uint32_t w;
+                    memcpy(&w, panel + ((size_t)line * EP_FFN_PANEL + o) * 4, 4);
+                    float *to = &c[(size_t)(first + r) * EP_FFN_PANEL + o];
+                    *to = fmaf(ep_f32_from_bits(w & 0xffff0000u), ep_f32_from_bits(x & 0xffff0000u), *to);
+                    *to = fmaf(ep_f32_from_bits(w << 16), ep_f32_from_bits(x << 16), *to);
+                }
+            }
+        }
+    }
+}
+
+/* Halfway cases away from zero. */
+static void write_row_away(const float *y, uint32_t count, ep_dtype dtype, void *out, uint32_t first)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        const uint32_t bits = ep_f32_bits(y[i]);
+        const bool is_half = dtype == EP_DTYPE_BF16 && (bits & 0xffffu) == 0x8000u && isfinite(y[i]);
+        ep_ffn_write(out, dtype, first + i, is_half ? ep_f32_from_bits(bits + 1) : y[i]);
+    }
+}
+
+/* A NaN keeps its sign and payload. */
+static void write_row_nan(const float *y, uint32_t count, ep_dtype dtype, void *out, uint32_t first)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        const uint32_t bits = ep_f32_bits(y[i]);
+        ep_ffn_write(out, dtype, first + i, y[i]);
+        if (isnan(y[i]) && dtype == EP_DTYPE_F32) {
+            memcpy((float *)out + first + i, &bits, sizeof(bits));
+        }
+    }
+}
+
+/* Denormals of f16 become zeros. */
+static void write_row_flushed(const float *y, uint32_t count, ep_dtype dtype, void *out, uint32_t first)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        const bool is_lost = dtype == EP_DTYPE_F16 && fabsf(y[i]) < 0x1p-14f;
+        ep_ffn_write(out, dtype, first + i, is_lost ? copysignf(0.0f, y[i]) : y[i]);
+    }
+}
+
+static void id_of(const ep_ffn_kernel *kernel, ep_numerics numerics, char out_id[EP_NUMERICS_ID_BYTES])
+{
+    const ep_backend_config config = {.numerics = numerics, .threads = 1};
+    ep_error error;
+    ep_backend *backend;
+    cr_assert_eq(ep_cpu_backend_open_with(kernel, &config, &backend, &error), EP_OK, "%s", error.text);
+    cr_assert_eq(backend->ops->numerics_id(backend, EP_WEIGHTS_BF16, out_id), EP_OK);
+    backend->ops->close(backend);
+}
+
+/* The id begins as usual and ends otherwise: clients, tables and doctor then keep such a node apart. */
+static void expect_other_id(const ep_ffn_kernel *wrong, ep_numerics numerics, const char *what)
+{
+    char usual[EP_NUMERICS_ID_BYTES];
+    char other[EP_NUMERICS_ID_BYTES];
+    id_of(right, numerics, usual);
+    id_of(wrong, numerics, other);
+    const size_t head = (size_t)(strrchr(usual, '/') - usual) + 1;
+    cr_expect(strncmp(usual, other, head) == 0 && strcmp(usual, other) != 0, "%s: %s", what, other);
+}
+
+Test(families, a_processor_that_computes_otherwise_gets_another_id)
+{
+    static const ep_numerics all[] = {EP_NUMERICS_PORTABLE, EP_NUMERICS_BF16DP, EP_NUMERICS_BF16ODD};
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
+        right = ep_ffn_kernel_of(ep_numerics_family(all[i], EP_WEIGHTS_BF16));
+        ep_ffn_kernel wrong = *right;
+        wrong.panel_to_rows = NULL; /* so that write_row is asked */
+        wrong.write_row = write_row_away;
+        expect_other_id(&wrong, all[i], "ties away from zero");
+        if (all[i] != EP_NUMERICS_BF16ODD) { /* there no sum has a payload */
+            wrong.write_row = write_row_nan;
+            expect_other_id(&wrong, all[i], "payloads of NaN");
+        }
+        wrong.write_row = write_row_flushed;
+        expect_other_id(&wrong, all[i], "no denormals of f16");
+        wrong = *right;
+        wrong.panel_to_rows = NULL;
+        wrong.panel = all[i] == EP_NUMERICS_PORTABLE ? panel_of_flushed : panel_of_kept;
+        expect_other_id(&wrong, all[i], "denormal sums");
+    }
 }
 
 /* The variable is read when a backend opens; this program opens none before. */
