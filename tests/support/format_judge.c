@@ -105,11 +105,12 @@ static double activate(const ep_expert_source *s, double g, double u)
 
 /*
  * A dot product and its error. Chains of fused multiply-adds with one more per group of columns, or a product and a sum:
- * every product passes through at most n + groups + 2 roundings, so the error is at most (n + groups + 3) u sum |w x|, and the bias adds one. x may
+ * every product passes through at most n + groups + 2 roundings, so the error is at most (n + groups + 3) units of
+ * sum |w x|, and the bias adds one of u. x may
  * itself be off by x_error.
  */
 static double dot(const ep_expert_source *s, const void *values, const void *scales, const void *bias, size_t columns,
-                  size_t row, const double *x, const double *x_error, double *error)
+                  size_t row, double unit, const double *x, const double *x_error, double *error)
 {
     double sum = 0;
     double magnitude = 0;
@@ -122,7 +123,7 @@ static double dot(const ep_expert_source *s, const void *values, const void *sca
     }
     double b = bias == NULL ? 0.0 : plain(bias, s->bias_dtype, row);
     double roundings = (double)columns + (double)(columns / 32) + 4;
-    *error = moved + roundings * U * (magnitude + moved) + U * (fabs(sum) + fabs(b));
+    *error = moved + roundings * unit * (magnitude + moved) + U * (fabs(sum) + fabs(b));
     return sum + b;
 }
 
@@ -145,9 +146,11 @@ static void to_int8(double *x, double *error, size_t n, bool is_exact)
     }
 }
 
-void ep_format_judge(const ep_expert_source *s, bool narrows, const float *x, double *y, double *bound)
+void ep_format_judge(const ep_expert_source *s, ep_ffn_family family, const float *x, double *y, double *bound)
 {
     const bool has_gate = ep_activation_has_gate(s->activation);
+    const bool narrows = ep_ffn_family_has_pairs(family);
+    const double unit = family == EP_FFN_FAMILY_BF16ODD ? 2 * U : U; /* rounding to odd errs by up to a whole ulp */
     double *row = calloc(s->hidden, sizeof(double));
     double *row_error = calloc(s->hidden, sizeof(double));
     double *h = calloc(s->inner, sizeof(double));
@@ -161,8 +164,8 @@ void ep_format_judge(const ep_expert_source *s, bool narrows, const float *x, do
     for (size_t i = 0; i < s->inner; i++) {
         double g_error = 0;
         double u_error = 0;
-        double g = has_gate ? dot(s, s->gate, s->gate_scales, s->gate_bias, s->hidden, i, row, row_error, &g_error) : 0.0;
-        double u = dot(s, s->up, s->up_scales, s->up_bias, s->hidden, i, row, row_error, &u_error);
+        double g = has_gate ? dot(s, s->gate, s->gate_scales, s->gate_bias, s->hidden, i, unit, row, row_error, &g_error) : 0.0;
+        double u = dot(s, s->up, s->up_scales, s->up_bias, s->hidden, i, unit, row, row_error, &u_error);
         h[i] = activate(s, g, u);
         for (int corner = 0; corner < 4; corner++) {
             double moved = activate(s, g + (corner & 1 ? g_error : -g_error), u + (corner & 2 ? u_error : -u_error));
@@ -176,7 +179,7 @@ void ep_format_judge(const ep_expert_source *s, bool narrows, const float *x, do
         to_int8(h, h_error, s->inner, false);
     }
     for (size_t i = 0; i < s->hidden; i++) {
-        y[i] = dot(s, s->down, s->down_scales, s->down_bias, s->inner, i, h, h_error, &bound[i]);
+        y[i] = dot(s, s->down, s->down_scales, s->down_bias, s->inner, i, unit, h, h_error, &bound[i]);
     }
     free(row);
     free(row_error);

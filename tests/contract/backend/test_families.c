@@ -9,6 +9,7 @@
 
 #include "backends/cpu/cpu_backend.h"
 #include "backends/host_common.h"
+#include "base/random.h"
 #include "contract/backend/expert_fixture.h"
 #include "kernels/bf16dp.h"
 #include "kernels/ffn_element.h"
@@ -74,12 +75,16 @@ static void expect_rows(const opened *o, const expert_fixture *f, const uint32_t
 
 static void expect_all_numbers_of_rows(ep_numerics numerics)
 {
-    enum { SIZES = 75 };
+    enum { SIZES = 95 };
     uint32_t sizes[SIZES];
     for (uint32_t i = 0; i < 70; i++) {
         sizes[i] = i + 1;
     }
     memcpy(sizes + 70, (const uint32_t[]){255, 256, 257, 1000, EP_JOB_ROWS_MAX}, 5 * sizeof(sizes[0]));
+    uint64_t state = (uint64_t)numerics;
+    for (uint32_t i = 75; i < SIZES; i++) {
+        sizes[i] = 1 + (uint32_t)(ep_splitmix64(&state) % EP_JOB_ROWS_MAX);
+    }
     opened o = open_all(numerics);
     expert_fixture f = expert_fixture_make(5, 23, 17, EP_JOB_ROWS_MAX, EP_DTYPE_BF16);
     expert_fixture_answer(&f, ep_numerics_family(numerics, EP_WEIGHTS_BF16));
@@ -90,6 +95,7 @@ static void expect_all_numbers_of_rows(ep_numerics numerics)
 
 Test(families, bits_are_equal_for_all_numbers_of_rows)
 {
+    expect_all_numbers_of_rows(EP_NUMERICS_PORTABLE);
     expect_all_numbers_of_rows(EP_NUMERICS_BF16DP);
     expect_all_numbers_of_rows(EP_NUMERICS_BF16ODD);
 }

@@ -121,23 +121,28 @@ static void run_rows(ep_backend *backend, const ep_expert_source *source, const 
     backend->ops->weights_unload(backend, weights);
 }
 
-static void expect_near(const ep_format_case *form, const ep_expert_source *source, bool narrows, const float *x, const float *out)
+/* A bound means something when it is far below the result; w8a8 may be off by its steps, narrowed rows by theirs. */
+static double share_of(ep_weight_format format, ep_ffn_family family)
+{
+    return format == EP_WEIGHTS_W8A8 ? 0.5 : ep_ffn_family_has_pairs(family) ? 0.03 : 1e-3;
+}
+
+static void expect_near(const ep_format_case *form, const ep_expert_source *source, ep_ffn_family family, double share, const float *x,
+                        const float *out)
 {
     double *y = malloc(source->hidden * sizeof(*y));
     double *bound = malloc(source->hidden * sizeof(*bound));
     for (size_t r = 0; r < ROWS; r++) {
         double length = 0;
         double slack = 0;
-        ep_format_judge(source, narrows, x + r * source->hidden, y, bound);
+        ep_format_judge(source, family, x + r * source->hidden, y, bound);
         for (size_t i = 0; i < source->hidden; i++) {
             double got = (double)out[r * source->hidden + i];
-            cr_assert(fabs(got - y[i]) <= bound[i], "%s: row %zu output %zu is %a, in double %a, bound %g", form->name, r,
-                      i, got, y[i], bound[i]);
+            cr_assert(fabs(got - y[i]) <= bound[i], "%s %s: row %zu output %zu is %a, in double %a, bound %g", form->name,
+                      ep_activation_name(source->activation), r, i, got, y[i], bound[i]);
             length += y[i] * y[i];
             slack += bound[i] * bound[i];
         }
-        /* the bound means something: it is far below the result; w8a8 may be off by its steps, narrowed rows by theirs */
-        double share = form->format == EP_WEIGHTS_W8A8 ? 0.5 : narrows ? 0.03 : 1e-3;
         cr_assert(slack < share * share * length, "%s: bound %g of %g", form->name, sqrt(slack), sqrt(length));
     }
     free(y);
@@ -171,8 +176,8 @@ static void expect_equal_and_near(ep_numerics numerics)
             run_rows(backends[b], &data.source, x, out[b]);
         }
         cr_assert_arr_eq(out[0], out[1], count * sizeof(*x), "%s", form->name);
-        bool narrows = ep_ffn_family_has_pairs(ep_numerics_family(numerics, form->format));
-        expect_near(form, &model->experts[2], narrows, x, out[1]);
+        const ep_ffn_family family = ep_numerics_family(numerics, form->format);
+        expect_near(form, &model->experts[2], family, share_of(form->format, family), x, out[1]);
         free(x);
         free(out[0]);
         free(out[1]);
@@ -357,4 +362,67 @@ Test(formats, an_index_that_leads_out_of_the_directory_is_refused)
     cr_assert_eq(ep_checkpoint_open(dir, &checkpoint, &error), EP_ERR_BAD_FILE);
     cr_assert_not_null(strstr(error.text, "../model-00001"), "%s", error.text);
     ep_format_model_free(model);
+}
+
+/* Every activation that the matrices of a format's expert allow, in its best kernels: within the bound of double precision. */
+static void expect_activations_near(ep_backend *backend, ep_numerics numerics, const ep_format_case *form, const ep_expert_source *loaded)
+{
+    const ep_ffn_family family = ep_numerics_family(numerics, form->format);
+    const size_t count = (size_t)ROWS * form->hidden;
+    float *x = malloc(count * sizeof(*x));
+    float *out = malloc(count * sizeof(*out));
+    uint64_t state = form->hidden;
+    for (size_t k = 0; k < count; k++) {
+        x[k] = (float)((int)(ep_splitmix64(&state) % 257) - 128) / 64.0f;
+    }
+    for (unsigned a = 0; a < EP_ACT_COUNT; a++) {
+        ep_expert_source source = *loaded;
+        source.activation = (ep_activation)a;
+        source.numbers = (ep_activation_numbers){.alpha = 1.7f, .beta = 1.25f, .limit = 2.5f};
+        if (ep_activation_has_gate(source.activation) && source.gate == NULL) {
+            continue;
+        }
+        if (!ep_activation_has_gate(source.activation)) {
+            source.gate = source.gate_scales = source.gate_bias = NULL;
+        }
+        source.shared_gate = NULL;
+        run_rows(backend, &source, x, out);
+        expect_near(form, &source, family, 3.0 * share_of(form->format, family), x, out); /* relu squared doubles errors */
+    }
+    free(x);
+    free(out);
+}
+
+static void expect_all_activations_near(ep_numerics numerics)
+{
+    const ep_backend_config config = {.numerics = numerics, .threads = 2};
+    bool has_gated[EP_WEIGHTS_COUNT] = {false};
+    ep_error error;
+    ep_backend *backend;
+    cr_assert_eq(ep_backend_by_name("cpu")->open(&config, &backend, &error), EP_OK, "%s", error.text);
+    for (size_t i = 0; i < ep_format_cases_count; i++) {
+        ep_format_model *model = ep_format_model_make(&ep_format_cases[i], 7 + i);
+        has_gated[ep_format_cases[i].format] |= model->experts[2].gate != NULL;
+        expect_activations_near(backend, numerics, &ep_format_cases[i], &model->experts[2]);
+        ep_format_model_free(model);
+    }
+    for (unsigned f = EP_WEIGHTS_NONE + 1; f < EP_WEIGHTS_COUNT; f++) {
+        cr_expect(has_gated[f], "no expert of %s has a gate", ep_weight_format_name((ep_weight_format)f));
+    }
+    backend->ops->close(backend);
+}
+
+Test(formats, every_format_and_activation_is_near_double)
+{
+    expect_all_activations_near(EP_NUMERICS_PORTABLE);
+}
+
+Test(formats, every_format_and_activation_is_near_double_in_bf16dp)
+{
+    expect_all_activations_near(EP_NUMERICS_BF16DP);
+}
+
+Test(formats, every_format_and_activation_is_near_double_in_bf16odd)
+{
+    expect_all_activations_near(EP_NUMERICS_BF16ODD);
 }
