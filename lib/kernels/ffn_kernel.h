@@ -89,6 +89,9 @@ typedef struct ep_ffn_kernel {
      */
     void (*panel_to_rows)(ep_dtype dtype, const float *a, const ep_ffn_batch *batch, const uint8_t *panel, uint32_t lines,
                           const uint8_t *next, uint32_t first, uint32_t count, float *c);
+    /* The same for int8_panel; NULL: int8_panel, then write_row. */
+    void (*int8_panel_to_rows)(const int8_t *a, const ep_ffn_batch *batch, const uint8_t *panel, uint32_t k_count,
+                               const float *row_scales, const uint8_t *next, uint32_t first, uint32_t count, float *c);
 } ep_ffn_kernel;
 
 /* Kernel number index that this CPU runs, of any family, the fastest of a family first; NULL past the end. */

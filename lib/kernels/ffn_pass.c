@@ -252,6 +252,24 @@ static void write_row(const float *y, uint32_t count, ep_dtype dtype, void *out,
     }
 }
 
+/* A down panel without additions by a kernel that writes rows as they are complete. False: this kernel does not. */
+static bool write_at_once(const ep_ffn_pass *pass, uint32_t index, const uint8_t *next, uint32_t first, uint32_t count, float *tile)
+{
+    const ep_ffn_packed *weights = pass->weights;
+    const ep_ffn_kernel *kernel = pass->kernel;
+    const uint8_t *panel = ep_ffn_down_panel(weights, index);
+    if (ep_weight_format_is_float(weights->format) && kernel->panel_to_rows != NULL) {
+        kernel->panel_to_rows(ep_weight_format_dtype(weights->format), pass->h, &pass->batch, panel,
+                              ep_ffn_lines(weights->family, weights->inner), next, first, count, tile);
+        return true;
+    }
+    if (weights->format == EP_WEIGHTS_W8A8 && kernel->int8_panel_to_rows != NULL) {
+        kernel->int8_panel_to_rows(pass->h_int8, &pass->batch, panel, weights->inner, pass->h_scales, next, first, count, tile);
+        return true;
+    }
+    return false;
+}
+
 void ep_ffn_pass_down(const ep_ffn_pass *pass, uint32_t panel, const uint8_t *next_panel, float *tile)
 {
     const ep_ffn_packed *weights = pass->weights;
@@ -260,11 +278,7 @@ void ep_ffn_pass_down(const ep_ffn_pass *pass, uint32_t panel, const uint8_t *ne
     const uint32_t count = left < EP_FFN_PANEL ? left : EP_FFN_PANEL;
 
     ep_path_count(EP_PATH_RESULT, (uint64_t)pass->batch.rows_count * count * ep_dtype_bytes(pass->batch.out_dtype));
-    if (pass->kernel->panel_to_rows != NULL && ep_weight_format_is_float(weights->format) && weights->down_bias == NULL &&
-        weights->shared_gate == NULL) {
-        pass->kernel->panel_to_rows(ep_weight_format_dtype(weights->format), pass->h, &pass->batch,
-                                    ep_ffn_down_panel(weights, panel), ep_ffn_lines(weights->family, weights->inner),
-                                    next_panel, first, count, tile);
+    if (weights->down_bias == NULL && weights->shared_gate == NULL && write_at_once(pass, panel, next_panel, first, count, tile)) {
         return;
     }
     multiply(pass, true, panel, next_panel, tile);

@@ -218,4 +218,5 @@ const ep_ffn_kernel ep_ffn_kernel_avx512vnni = {
     COMMON_PARTS,
     .int8_rows = ep_ffn_avx512vnni_int8_rows,
     .int8_panel = ep_ffn_avx512vnni_int8_panel,
+    .int8_panel_to_rows = ep_ffn_avx512vnni_int8_panel_to_rows,
 };

@@ -126,12 +126,26 @@ static void stream_panel(const int8_t *a, uint32_t rows, const uint8_t *panel, u
                                                         lines - inside, &e, c);
 }
 
+/* Where the rows of a panel's products go when they are complete; batch NULL: nowhere. */
+typedef struct {
+    const ep_ffn_batch *batch;
+    uint32_t first;
+    uint32_t count;
+} destination;
+
+static void write_rows(const destination *to, size_t first_row, uint32_t rows, const float *c)
+{
+    for (size_t r = first_row; to->batch != NULL && r < first_row + rows; r++) {
+        ep_avx512_write_row(c + r * EP_FFN_PANEL, to->count, to->batch->out_dtype, to->batch->rows[r].out, to->first);
+    }
+}
+
 /*
  * Blocks of lines, all chunks per block. While a block is used from the near caches every chunk fetches its share
  * of the next one, evenly, so that loading hides behind arithmetic. Behind the last block lies the next panel.
  */
-void ep_ffn_avx512vnni_int8_panel(const int8_t *a, uint32_t rows, const uint8_t *panel, uint32_t k_count,
-                                  const float *row_scales, const uint8_t *next, float *c)
+static void panel_to(const destination *to, const int8_t *a, uint32_t rows, const uint8_t *panel, uint32_t k_count,
+                     const float *row_scales, const uint8_t *next, float *c)
 {
     const uint32_t lines = ep_ffn_quads(k_count);
     const ep_ffn_chunks chunks = ep_ffn_chunks_of(rows);
@@ -143,6 +157,7 @@ void ep_ffn_avx512vnni_int8_panel(const int8_t *a, uint32_t rows, const uint8_t 
     }
     if (chunks.count == 1) {
         stream_panel(a, rows, panel, lines, next, e, c);
+        write_rows(to, 0, rows, c);
         return;
     }
     const size_t share = (LINE_BYTES + chunks.count - 1) / chunks.count;
@@ -151,10 +166,10 @@ void ep_ffn_avx512vnni_int8_panel(const int8_t *a, uint32_t rows, const uint8_t 
     for (uint32_t line = 0; line < lines; line += block) {
         const uint32_t n = lines - line < block ? lines - line : block;
         const uint8_t *b = panel + (size_t)line * LINE_BYTES;
-        const uint8_t *behind = line + n < lines ? b + (size_t)n * LINE_BYTES : next;
-        const tile_func *tiles = behind == NULL ? tiles_none : fetching;
         e.first = line == 0;
         e.last = line + n == lines;
+        const uint8_t *behind = e.last ? next : b + (size_t)n * LINE_BYTES;
+        const tile_func *tiles = behind == NULL ? tiles_none : fetching;
         for (uint32_t chunk = 0; chunk < chunks.count; chunk++) {
             const uint32_t chunk_rows = ep_ffn_chunk_rows(&chunks, chunk);
             const size_t first_row = ep_ffn_chunk_first_row(&chunks, chunk);
@@ -162,67 +177,160 @@ void ep_ffn_avx512vnni_int8_panel(const int8_t *a, uint32_t rows, const uint8_t 
             prefetch ahead = {.next = behind == NULL ? b : behind + (size_t)chunk * n * LINE_BYTES / chunks.count, .step = share};
             e.row_scales = row_scales + first_row;
             tiles[chunk_rows - 1](ahead, x, b, n, &e, c + first_row * EP_FFN_PANEL);
+            if (e.last) {
+                write_rows(to, first_row, chunk_rows, c);
+            }
         }
     }
 }
 
+void ep_ffn_avx512vnni_int8_panel(const int8_t *a, uint32_t rows, const uint8_t *panel, uint32_t k_count,
+                                  const float *row_scales, const uint8_t *next, float *c)
+{
+    panel_to(&(destination){.batch = NULL}, a, rows, panel, k_count, row_scales, next, c);
+}
+
+void ep_ffn_avx512vnni_int8_panel_to_rows(const int8_t *a, const ep_ffn_batch *batch, const uint8_t *panel, uint32_t k_count,
+                                          const float *row_scales, const uint8_t *next, uint32_t first, uint32_t count, float *c)
+{
+    panel_to(&(destination){.batch = batch, .first = first, .count = count}, a, batch->rows_count, panel, k_count, row_scales, next,
+             c);
+}
+
 /* ---- rows to int8 ---- */
 
-INLINE float row_scale(const ep_ffn_batch *batch, const ep_ffn_row *row, uint32_t k_count)
+/* How whole vectors of inputs are read: the common forms have code of their own. */
+typedef enum { INPUTS_ANY, INPUTS_BF16, INPUTS_F32 } inputs;
+
+INLINE inputs inputs_of(const ep_ffn_batch *batch)
 {
+    return batch->weight_on_input              ? INPUTS_ANY
+           : batch->x_dtype == EP_DTYPE_BF16 ? INPUTS_BF16
+           : batch->x_dtype == EP_DTYPE_F32  ? INPUTS_F32
+                                             : INPUTS_ANY;
+}
+
+/* next: a row that is wanted soon, fetched meanwhile; rows of callers come from memory. */
+INLINE float row_scale(const inputs form, const ep_ffn_batch *batch, const ep_ffn_row *row, const ep_ffn_row *next, uint32_t k_count)
+{
+    const uint8_t *x = row->x;
+    const __m512i sign_off = _mm512_set1_epi32(0x7fffffff);
     __m512i greatest = _mm512_setzero_si512();
-    for (uint32_t k = 0; k < k_count; k += EP_AVX512_FLOATS) {
+    uint32_t k = 0;
+    if (form == INPUTS_BF16) {
+        __m512i halves = greatest;
+        for (; k + 32 <= k_count; k += 32) {
+            const __m512i both = _mm512_loadu_si512(x + 2 * (size_t)k);
+            halves = _mm512_max_epu16(halves, _mm512_and_si512(both, _mm512_set1_epi16(0x7fff)));
+            _mm_prefetch((const char *)next->x + 2 * (size_t)k, _MM_HINT_T0);
+        }
+        greatest = _mm512_max_epu32(_mm512_and_si512(halves, _mm512_set1_epi32(0x7fff0000)), _mm512_slli_epi32(halves, 16));
+    }
+    for (; form == INPUTS_F32 && k + EP_AVX512_FLOATS <= k_count; k += EP_AVX512_FLOATS) {
+        greatest = _mm512_max_epu32(greatest, _mm512_and_si512(_mm512_loadu_si512(x + 4 * (size_t)k), sign_off));
+    }
+    for (; k < k_count; k += EP_AVX512_FLOATS) {
         const uint32_t count = k_count - k < EP_AVX512_FLOATS ? k_count - k : EP_AVX512_FLOATS;
         const __m512i bits = _mm512_castps_si512(ep_avx512_widen(batch, row, k, count));
-        greatest = _mm512_max_epu32(greatest, _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff)));
+        greatest = _mm512_max_epu32(greatest, _mm512_and_si512(bits, sign_off));
     }
     return ep_ffn_int8_scale((uint32_t)_mm512_reduce_max_epu32(greatest));
 }
 
-/* x / scale of 16 values to the nearest integers; scale > 0. */
-INLINE __m512i round16(const ep_ffn_batch *batch, const ep_ffn_row *row, uint32_t k, uint32_t k_count, float scale)
+/*
+ * Division takes longer than all else here. low and high are a little less and a little more than 1 / scale, beyond all rounding errors;
+ * so x / scale, rounded, lies between the two products, and where these have one nearest integer it is that of the quotient.
+ */
+typedef struct {
+    float scale;
+    float low; /* 0: too near to the ends of what floats hold */
+    float high;
+} divisor;
+
+INLINE divisor divisor_of(float scale)
 {
-    if (k >= k_count) {
-        return _mm512_setzero_si512();
+    const bool is_usual = scale > 0x1p-100f;
+    const float inverse = is_usual ? 1.0f / scale : 0.0f;
+    return (divisor){.scale = scale, .low = inverse * (1.0f - 0x1p-22f), .high = inverse * (1.0f + 0x1p-22f)};
+}
+
+/* 16 inputs from k on, zeros behind k_count. Forms other than any: there are 16. */
+INLINE __m512 inputs16(const inputs form, const ep_ffn_batch *batch, const ep_ffn_row *row, uint32_t k, uint32_t k_count)
+{
+    const uint8_t *x = row->x;
+    if (form == INPUTS_BF16) {
+        const __m256i halves = _mm256_loadu_si256((const __m256i *)(const void *)(x + 2 * (size_t)k));
+        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
     }
-    const uint32_t count = k_count - k < EP_AVX512_FLOATS ? k_count - k : EP_AVX512_FLOATS;
-    return _mm512_cvtps_epi32(_mm512_div_ps(ep_avx512_widen(batch, row, k, count), _mm512_set1_ps(scale)));
+    if (form == INPUTS_F32) {
+        return _mm512_loadu_ps(x + 4 * (size_t)k);
+    }
+    const uint32_t left = k < k_count ? k_count - k : 0;
+    return left == 0 ? _mm512_setzero_ps() : ep_avx512_widen(batch, row, k, left < EP_AVX512_FLOATS ? left : EP_AVX512_FLOATS);
 }
 
 /* ep_ffn_int8_round of inputs k..k + 63, plus 128. */
-INLINE __m512i round64(const ep_ffn_batch *batch, const ep_ffn_row *row, uint32_t k, uint32_t k_count, float scale)
+INLINE __m512i round64(const inputs form, const ep_ffn_batch *batch, const ep_ffn_row *row, uint32_t k, uint32_t k_count,
+                       const divisor *d)
 {
     const __m512i plus = _mm512_set1_epi8((char)0x80);
-    if (!(scale > 0.0f)) {
+    if (!(d->scale > 0.0f)) {
         return plus;
     }
-    const __m512i low = _mm512_packs_epi32(round16(batch, row, k, k_count, scale), round16(batch, row, k + 16, k_count, scale));
-    const __m512i high = _mm512_packs_epi32(round16(batch, row, k + 32, k_count, scale), round16(batch, row, k + 48, k_count, scale));
-    const __m512i codes = _mm512_max_epi8(_mm512_packs_epi16(low, high), _mm512_set1_epi8(-127));
+    __m512 x[4];
+    __m512i q[4];
+    __mmask16 unsure = d->low > 0.0f ? 0 : 0xffff;
+#pragma GCC unroll 4
+    for (uint32_t i = 0; i < 4; i++) {
+        x[i] = inputs16(form, batch, row, k + 16 * i, k_count);
+        q[i] = _mm512_cvtps_epi32(_mm512_mul_ps(x[i], _mm512_set1_ps(d->low)));
+        const __m512i above = _mm512_cvtps_epi32(_mm512_mul_ps(x[i], _mm512_set1_ps(d->high)));
+        unsure |= _mm512_cmpneq_epi32_mask(q[i], above);
+    }
+    if (__builtin_expect(unsure != 0, 0)) {
+#pragma GCC unroll 4
+        for (uint32_t i = 0; i < 4; i++) {
+            q[i] = _mm512_cvtps_epi32(_mm512_div_ps(x[i], _mm512_set1_ps(d->scale)));
+        }
+    }
+    __m512i codes = _mm512_packs_epi16(_mm512_packs_epi32(q[0], q[1]), _mm512_packs_epi32(q[2], q[3]));
+    codes = _mm512_max_epi8(codes, _mm512_set1_epi8(-127));
     /* Packing went by lanes of 128 bits: quad 4 j + l is word 4 l + j. */
     const __m512i order = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
     return _mm512_xor_si512(_mm512_permutexvar_epi32(order, codes), plus);
 }
 
-/* rows is a constant wherever this is inlined. */
-INLINE void round_chunk(const uint32_t rows, const ep_ffn_batch *batch, uint32_t first_row, uint32_t k_count, int8_t *a, float *scales)
+/* A chunk of rows; form is a constant wherever this is inlined. */
+INLINE void round_chunk(const inputs form, const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows, uint32_t k_count, int8_t *a,
+                        float *scales)
 {
+    const ep_ffn_row *from = batch->rows + first_row;
+    divisor by[EP_FFN_CHUNK_ROWS];
+    __m512i quads[EP_FFN_CHUNK_ROWS];
     for (uint32_t r = 0; r < rows; r++) {
-        scales[r] = row_scale(batch, &batch->rows[first_row + r], k_count);
+        scales[r] = row_scale(form, batch, &from[r], &from[first_row + r + 1 < batch->rows_count ? r + 1 : r], k_count);
+        by[r] = divisor_of(scales[r]);
     }
     for (uint32_t k = 0; k < k_count; k += ROUNDED) {
-        const uint32_t count = k_count - k < ROUNDED ? k_count - k : ROUNDED;
-        __m512i quads[EP_FFN_CHUNK_ROWS];
-#pragma GCC unroll 6
+        const uint32_t left = k_count - k;
         for (uint32_t r = 0; r < rows; r++) {
-            quads[r] = round64(batch, &batch->rows[first_row + r], k, k_count, scales[r]);
+            quads[r] = left >= ROUNDED ? round64(form, batch, &from[r], k, k_count, &by[r])
+                                       : round64(INPUTS_ANY, batch, &from[r], k, k_count, &by[r]);
         }
-        ep_avx512_interleave(rows, quads, ep_ffn_quads(count), (float *)(void *)(a + (size_t)k * rows));
+        float *to = (float *)(void *)(a + (size_t)k * rows);
+        EP_AVX512_FOR_ROWS(rows, ep_avx512_interleave, quads, ep_ffn_quads(left < ROUNDED ? left : ROUNDED), to)
     }
 }
 
 void ep_ffn_avx512vnni_int8_rows(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows, uint32_t k_count, int8_t *a,
                                  float *scales)
 {
-    EP_AVX512_FOR_ROWS(rows, round_chunk, batch, first_row, k_count, a, scales)
+    const inputs form = inputs_of(batch);
+    if (form == INPUTS_BF16) {
+        round_chunk(INPUTS_BF16, batch, first_row, rows, k_count, a, scales);
+    } else if (form == INPUTS_F32) {
+        round_chunk(INPUTS_F32, batch, first_row, rows, k_count, a, scales);
+    } else {
+        round_chunk(INPUTS_ANY, batch, first_row, rows, k_count, a, scales);
+    }
 }

@@ -26,5 +26,7 @@ void ep_ffn_avx512vnni_int8_rows(const ep_ffn_batch *batch, uint32_t first_row, 
                                  float *scales);
 void ep_ffn_avx512vnni_int8_panel(const int8_t *a, uint32_t rows, const uint8_t *panel, uint32_t k_count,
                                   const float *row_scales, const uint8_t *next, float *c);
+void ep_ffn_avx512vnni_int8_panel_to_rows(const int8_t *a, const ep_ffn_batch *batch, const uint8_t *panel, uint32_t k_count,
+                                          const float *row_scales, const uint8_t *next, uint32_t first, uint32_t count, float *c);
 
 #endif

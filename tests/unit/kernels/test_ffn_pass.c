@@ -342,15 +342,27 @@ Test(ffn_pass, equals_reference_for_every_number_of_rows)
     }
 }
 
+/* The same in w8a8, where fetching ahead and blocks depend on it: over several blocks, and every row has its own scale. */
+Test(ffn_pass, equals_reference_in_w8a8_for_every_number_of_rows)
+{
+    for (uint32_t rows = 1; rows <= (is_short() ? 13 : 70); rows++) {
+        expect_all_kernels_equal(rows, 37 + rows, 35, rows, EP_WEIGHTS_W8A8, rows % 2 == 0);
+        expect_all_kernels_equal(rows, 67, 531, rows, EP_WEIGHTS_W8A8, false);
+    }
+    expect_all_kernels_equal(5, 2103, 67, 7, EP_WEIGHTS_W8A8, false);
+    expect_all_kernels_equal(6, 2103, 67, 40, EP_WEIGHTS_W8A8, false);
+}
+
 /* Rows of NaN, infinities, denormals and huge values beside ordinary ones, which stay as they are without them. */
 Test(ffn_pass, wild_rows_leave_their_neighbours_alone)
 {
     enum { HIDDEN = 67, ROWS = 13 };
     const ep_ffn_kernel *kernel;
     const uint32_t wild[] = {0x7fc00000u, 0x7f800000u, 0xff800000u, 0x00000001u, 0x807fffffu, 0x7f7fffffu};
-    const ep_weight_format formats[] = {EP_WEIGHTS_BF16, EP_WEIGHTS_F8_BLOCK, EP_WEIGHTS_MXFP4, EP_WEIGHTS_MXFP8, EP_WEIGHTS_INT4};
-    for (size_t n = 0; (kernel = ep_ffn_kernel_at(n / 5)) != NULL; n++) {
-        const ep_weight_format format = formats[n % 5];
+    const ep_weight_format formats[] = {EP_WEIGHTS_BF16, EP_WEIGHTS_F8_BLOCK, EP_WEIGHTS_MXFP4, EP_WEIGHTS_MXFP8, EP_WEIGHTS_INT4,
+                                        EP_WEIGHTS_W8A8};
+    for (size_t n = 0; (kernel = ep_ffn_kernel_at(n / 6)) != NULL; n++) {
+        const ep_weight_format format = formats[n % 6];
         if (!ep_ffn_family_has(kernel->family, format)) {
             continue;
         }
