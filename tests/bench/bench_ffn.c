@@ -13,7 +13,7 @@
 #include <stdio.h>
 
 #include "bench/ffn_options.h"
-#include "bench/ffn_rows.h"
+#include "bench/ffn_rivals.h"
 
 enum { SIZES = 6, TAKES_MIN = 2 };
 
@@ -42,12 +42,17 @@ static void run_cell(bench_report *report, const ffn_options *o, const ffn_exper
                      ffn_team *team)
 {
     static ffn_cell cell;
+    static ffn_rivals rivals;
     ffn_cell_open(&cell, all, c, team);
-    const double end_us = bench_now_us() + 1e6 * o->seconds;
-    for (int takes = 0; takes < TAKES_MIN || bench_now_us() < end_us; takes++) {
+    ffn_rivals_open(&rivals, c, o);
+    double used_us = 0;
+    for (int takes = 0; takes < TAKES_MIN || used_us < 1e6 * o->seconds; takes++) {
+        const double begin_us = bench_now_us();
         if (!ffn_meter_take(&cell.meter)) {
             break;
         }
+        used_us += bench_now_us() - begin_us;
+        ffn_rivals_take(&rivals, o->seconds);
     }
     const ffn_figures f = ffn_meter_figures(&cell.meter);
     /* M = 16: memory and arithmetic are both needed all the time. */
@@ -64,10 +69,8 @@ static void run_cell(bench_report *report, const ffn_options *o, const ffn_exper
                                  .better = BENCH_HIGHER,
                                  .bar = 1.0});
     }
+    ffn_rivals_close(&rivals, report, c, &cell.meter);
     ffn_cell_close(&cell);
-    if (o->rivals) {
-        ffn_rows_add_rivals(report, c, &f, o);
-    }
 }
 
 static void run_shape(bench_report *report, const ffn_options *o, ep_weight_format format,
@@ -90,7 +93,7 @@ int main(int argc, char **argv)
                      .rows = {1, 4, 16, 64, 256, 1024},
                      .formats_count = 1,
                      .formats = {EP_WEIGHTS_BF16},
-                     .seconds = 1.0,
+                     .seconds = 0.6,
                      .rivals = true};
     ffn_team team;
     if (!ffn_options_read(argc, argv, &o)) {

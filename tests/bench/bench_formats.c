@@ -14,7 +14,9 @@
 
 #include "backends/host_common.h"
 #include "bench/ffn_options.h"
-#include "bench/ffn_rows.h"
+#include "bench/ffn_rivals.h"
+
+enum { PEAK_ROUNDS = 5 };
 
 typedef struct {
     ep_weight_format format;
@@ -43,6 +45,7 @@ static void run_cell(bench_report *report, const ffn_options *o, const ffn_exper
                      const ffn_experts *all, const ffn_case *c, ffn_team *team)
 {
     static ffn_cell cell, plain;
+    static ffn_rivals rivals;
     static double ratios[FFN_METER_SAMPLES_MAX], bases[FFN_METER_SAMPLES_MAX];
     const format_bars bars = bars_of(c->format);
     ffn_case plain_case = *c;
@@ -53,8 +56,10 @@ static void run_cell(bench_report *report, const ffn_options *o, const ffn_exper
                           o->portable ? EP_NUMERICS_PORTABLE : EP_NUMERICS_AUTO, c->format))
                           ? FFN_PEAK_BF16
                           : ffn_case_peak(c->format);
-    const double end_us = bench_now_us() + 1e6 * o->seconds;
+    ffn_rivals_open(&rivals, c, o);
+    double used_us = 0;
     do {
+        const double begin_us = bench_now_us();
         const size_t n = cell.meter.count;
         const double before = ffn_cell_run(&plain);
         if (!ffn_meter_take(&cell.meter)) {
@@ -64,7 +69,9 @@ static void run_cell(bench_report *report, const ffn_options *o, const ffn_exper
         bases[n + 1] = ffn_cell_run(&plain);
         ratios[n] = cell.meter.times[n] / bases[n];
         ratios[n + 1] = cell.meter.times[n + 1] / bases[n + 1];
-    } while (bench_now_us() < end_us);
+        used_us += bench_now_us() - begin_us;
+        ffn_rivals_take(&rivals, o->seconds);
+    } while (used_us < 1e6 * o->seconds);
     const size_t n = cell.meter.count;
     const ffn_figures f = ffn_meter_figures(&cell.meter);
     ffn_rows_add(report, c, ", time against bf16",
@@ -78,9 +85,7 @@ static void run_cell(bench_report *report, const ffn_options *o, const ffn_exper
                                     : c->rows >= 64 ? bars.many_bar
                                                     : NAN});
     ffn_rows_add_cell(report, &cell, &f, bars.limit_bar);
-    if (o->rivals && c->format == EP_WEIGHTS_W8A8) {
-        ffn_rows_add_rivals(report, c, &f, o);
-    }
+    ffn_rivals_close(&rivals, report, c, &cell.meter);
     ffn_cell_close(&plain);
     ffn_cell_close(&cell);
 }
@@ -108,6 +113,28 @@ static void run_shape(bench_report *report, const ffn_options *o, const uint32_t
     ffn_experts_unload(&base);
 }
 
+static void print_peaks(ffn_team *team)
+{
+    static const struct {
+        ffn_peak peak;
+        const char *name;
+    } peaks[] = {
+        {FFN_PEAK_F32, "f32 multiply-adds"}, {FFN_PEAK_BF16, "bf16 pairs"}, {FFN_PEAK_INT8, "int8 quads"}};
+    double clocks[PEAK_ROUNDS], values[PEAK_ROUNDS];
+    for (int i = 0; i < PEAK_ROUNDS; i++) {
+        clocks[i] = ffn_limit_clock(team);
+    }
+    const double clock = bench_quantile(clocks, PEAK_ROUNDS, 0.5);
+    for (size_t i = 0; i < sizeof(peaks) / sizeof(peaks[0]); i++) {
+        for (int k = 0; k < PEAK_ROUNDS; k++) {
+            values[k] = ffn_limit_peak(team, peaks[i].peak);
+        }
+        const double peak = bench_quantile(values, PEAK_ROUNDS, 0.5);
+        printf("    peak of %-18s %6.0f GOP/s, %.0f operations a cycle of each thread at %.2f GHz\n",
+               peaks[i].name, peak * 1e-3, clock > 0 ? peak / clock / team->threads : 0, clock * 1e-3);
+    }
+}
+
 int main(int argc, char **argv)
 {
     ffn_options o = {.rows_count = 7,
@@ -128,9 +155,7 @@ int main(int argc, char **argv)
         bench_report_create("weight formats through the cpu backend, against bf16 and the paired limit");
     ffn_backend_id(backend, EP_WEIGHTS_BF16, id);
     printf("against %s, %u threads\n", id, o.threads);
-    printf("peaks in operations per nanosecond of all threads: f32 %.0f, bf16 %.0f, int8 %.0f\n",
-           1e-3 * ffn_limit_peak(&team, FFN_PEAK_F32), 1e-3 * ffn_limit_peak(&team, FFN_PEAK_BF16),
-           1e-3 * ffn_limit_peak(&team, FFN_PEAK_INT8));
+    print_peaks(&team);
     for (uint32_t s = 0; s < o.shapes_count; s++) {
         run_shape(report, &o, o.shapes[s], backend, &team);
     }

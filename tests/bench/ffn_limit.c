@@ -313,3 +313,34 @@ double ffn_limit_peak(ffn_team *team, ffn_peak peak)
     m = (measurement){.team = team, .peak = peak};
     return (double)operations * PEAK_ROUNDS * team->threads / run_measured(&m, run_peak);
 }
+
+#if defined(__x86_64__)
+enum { CLOCK_ROUNDS = 500000, CLOCK_CHAIN = 8 };
+
+/* Additions that wait for each other, one a cycle. */
+static void run_clock(void *arg, uint32_t index)
+{
+    measurement *m = arg;
+    uint64_t x = 1;
+    meet(m, index);
+    for (int i = 0; i < CLOCK_ROUNDS; i++) {
+        __asm__ volatile(
+            "add $3,%0\nadd $3,%0\nadd $3,%0\nadd $3,%0\nadd $3,%0\nadd $3,%0\nadd $3,%0\nadd $3,%0\n"
+            : "+r"(x));
+    }
+    m->end_us[index] = bench_now_us();
+}
+
+double ffn_limit_clock(ffn_team *team)
+{
+    static measurement m;
+    m = (measurement){.team = team};
+    return (double)CLOCK_CHAIN * CLOCK_ROUNDS / run_measured(&m, run_clock);
+}
+#else
+double ffn_limit_clock(ffn_team *team)
+{
+    (void)team;
+    return 0;
+}
+#endif

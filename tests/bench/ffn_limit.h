@@ -35,5 +35,7 @@ double ffn_limit_read_us(ffn_team *team, const ffn_segment *segments, size_t cou
  * f32. 0 where it is not known how (not x86).
  */
 double ffn_limit_peak(ffn_team *team, ffn_peak peak);
+/* Cycles per microsecond of a thread while all run; 0 where it is not known how (not x86). */
+double ffn_limit_clock(ffn_team *team);
 
 #endif

@@ -23,6 +23,11 @@ bool ffn_meter_take(ffn_meter *m)
     return true;
 }
 
+double ffn_meter_share(const ffn_meter *m, size_t i)
+{
+    return (m->reads[i] > m->computes[i] ? m->reads[i] : m->computes[i]) / m->times[i];
+}
+
 static double median(double *values, size_t count)
 {
     return bench_quantile(values, count, 0.5);
@@ -42,7 +47,7 @@ ffn_figures ffn_meter_figures(const ffn_meter *m)
         reads[i] = m->reads[i];
         computes[i] = m->computes[i];
         limits[i] = reads[i] > computes[i] ? reads[i] : computes[i];
-        shares[i] = limits[i] / times[i];
+        shares[i] = ffn_meter_share(m, i);
         sums[i] = (reads[i] + computes[i]) / times[i];
     }
     const double read_us = median(reads, m->count);

@@ -42,6 +42,8 @@ typedef struct ffn_figures {
 
 /* Two samples: meter->times[count] and [count + 1]. False when there is no room for more. */
 bool ffn_meter_take(ffn_meter *meter);
+/* The limit over the time of one sample. */
+double ffn_meter_share(const ffn_meter *meter, size_t sample);
 ffn_figures ffn_meter_figures(const ffn_meter *meter);
 
 #endif

@@ -9,8 +9,6 @@
 #include "bench/bench_report.h"
 #include "bench/ffn_meter.h"
 
-enum { TAKES_MIN = 2 };
-
 static void omp_run(ffn_team *team, void (*task)(void *arg, uint32_t index), void *arg)
 {
 #pragma omp parallel num_threads((int)team->threads)
@@ -34,11 +32,28 @@ static ep_weight_format format_named(const char *name)
     return (ep_weight_format)(f % EP_WEIGHTS_COUNT);
 }
 
+/* Of the last expert's output, against a calculation in double. */
+static double error_of(const ffn_rival *rival, const ffn_case *c)
+{
+    ffn_matrix matrices[FFN_MATRICES];
+    ffn_probe probe;
+    ep_dtype dtype;
+    for (int m = 0; m < FFN_MATRICES; m++) {
+        ffn_case_matrix(c, m, &matrices[m]);
+    }
+    ffn_case_probe(c, matrices, &probe);
+    for (int m = 0; m < FFN_MATRICES; m++) {
+        ffn_matrix_free(&matrices[m]);
+    }
+    const void *y = rival->output(&dtype);
+    return ffn_case_error(&probe, y, dtype);
+}
+
 int ffn_rival_main(const ffn_rival *rival, int argc, char **argv)
 {
     static ffn_meter meter;
-    if (argc != 6 || format_named(argv[4]) == EP_WEIGHTS_NONE) {
-        fprintf(stderr, "usage: %s H I M FORMAT SECONDS\n", argv[0]);
+    if (argc != 5 || format_named(argv[4]) == EP_WEIGHTS_NONE) {
+        fprintf(stderr, "usage: %s H I M FORMAT\n", argv[0]);
         return 2;
     }
     ffn_case c = ffn_case_make((uint32_t)atoi(argv[1]), (uint32_t)atoi(argv[2]), (uint32_t)atoi(argv[3]),
@@ -58,21 +73,16 @@ int ffn_rival_main(const ffn_rival *rival, int argc, char **argv)
                         .arg = (void *)(uintptr_t)rival};
     (void)ffn_limit_choose_read(&team, &all, 1, NULL);
     rival->pass();
-    const double end_us = bench_now_us() + 1e6 * atof(argv[5]);
-    for (int takes = 0; takes < TAKES_MIN || bench_now_us() < end_us; takes++) {
-        if (!ffn_meter_take(&meter)) {
-            break;
-        }
+    printf("ready %.3e\n", error_of(rival, &c));
+    fflush(stdout);
+    char line[16];
+    while (fgets(line, sizeof(line), stdin) != NULL) {
+        meter.count = 0;
+        (void)ffn_meter_take(&meter);
+        const ffn_figures f = ffn_meter_figures(&meter);
+        printf("%.3f %.5f %.3f\n", (meter.times[0] + meter.times[1]) / 2,
+               (ffn_meter_share(&meter, 0) + ffn_meter_share(&meter, 1)) / 2, f.read_gbs);
+        fflush(stdout);
     }
-    const ffn_figures f = ffn_meter_figures(&meter);
-    ffn_matrix matrices[FFN_MATRICES];
-    ffn_probe probe;
-    ep_dtype dtype;
-    for (int m = 0; m < FFN_MATRICES; m++) {
-        ffn_case_matrix(&c, m, &matrices[m]);
-    }
-    ffn_case_probe(&c, matrices, &probe);
-    const void *y = rival->output(&dtype);
-    printf("%.3f %.5f %.3e\n", f.us, f.share, ffn_case_error(&probe, y, dtype));
     return 0;
 }

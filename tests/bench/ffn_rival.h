@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A library that computes the same experts, in a program of its own so that none of it comes near the
- * product. bench_ffn and bench_formats run it once per cell: PROGRAM H I M FORMAT SECONDS        prints
- * "us_per_expert share error" share: of the limit that holds for weights of FORMAT, as bench_ffn takes it for
- * the product: a plain read of that many bytes and the peak of FORMAT's instruction, both beside every
- * repetition, on the library's own OpenMP threads. A library that has to use wider weights pays for them.
+ * product: PROGRAM H I M FORMAT It says "ready ERROR" when it has run a first pass, then answers each line
+ * with "us_per_expert share read_gbs" of one take (ffn_meter.h) on the library's own OpenMP threads. share:
+ * of the limit that holds for weights of FORMAT, as for the product. A library that has to use wider weights
+ * pays for them.
  */
 #ifndef EP_BENCH_FFN_RIVAL_H
 #define EP_BENCH_FFN_RIVAL_H

@@ -4,7 +4,6 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/wait.h>
 
 static double run_pass(void *arg)
 {
@@ -73,76 +72,4 @@ void ffn_rows_add_cell(bench_report *report, const ffn_cell *cell, const ffn_fig
            f->memory_binds ? "memory" : "compute", f->read_gbs, f->peak_gops, f->sum_share,
            ffn_cell_error(cell), cell->meter.count);
     fflush(stdout);
-}
-
-typedef struct {
-    const char *name;
-    const char *program;
-    bool int8; /* also w8a8 */
-} rival_program;
-
-static const rival_program rivals[] = {
-#ifdef EP_FFN_RIVALS
-    {"oneDNN", EP_FFN_RIVALS "/ffn_rival_onednn", true},
-    {"OpenBLAS", EP_FFN_RIVALS "/ffn_rival_openblas", false},
-#endif
-    {NULL, NULL, false}};
-
-/* us, share and error as the program prints them. False when it is missing or fails; what it says goes to the
- * terminal. */
-static bool run_rival(const rival_program *rival, const ffn_case *c, const ffn_options *o, double out[3])
-{
-    const char *type = "";
-    char command[512];
-#if defined(__x86_64__)
-    /* OpenBLAS takes CPUs that are younger than itself for some without AVX-512. */
-    type = __builtin_cpu_supports("avx512f") ? "OPENBLAS_CORETYPE=SkylakeX" : "";
-#endif
-    snprintf(command, sizeof(command), "OMP_PROC_BIND=true OMP_NUM_THREADS=%u %s exec %s %u %u %u %s %g",
-             o->threads, type, rival->program, c->hidden, c->inner, c->rows, ep_weight_format_name(c->format),
-             o->seconds);
-    FILE *pipe = popen(command, "r");
-    if (pipe == NULL) {
-        return false;
-    }
-    const int got = fscanf(pipe, "%lf %lf %lf", &out[0], &out[1], &out[2]);
-    const int status = pclose(pipe);
-    return got == 3 && WIFEXITED(status) && WEXITSTATUS(status) == 0;
-}
-
-static void add_rival(bench_report *report, const ffn_case *c, const ffn_figures *figures,
-                      const rival_program *rival, const ffn_options *o)
-{
-    char what[64];
-    double other[3];
-    bench_row row = {.value = NAN,
-                     .unit = "of limit",
-                     .limit = NAN,
-                     .rival = NAN,
-                     .ratio = NAN,
-                     .better = BENCH_HIGHER,
-                     .bar = 1.0};
-    snprintf(what, sizeof(what), ", share beside %s", rival->name);
-    const bool ran = run_rival(rival, c, o, other);
-    if (ran) {
-        row.value = figures->share;
-        row.rival = other[1];
-    }
-    ffn_rows_add(report, c, what, row);
-    if (ran) {
-        printf("    %s: %.1f us/expert, error %.1e\n", rival->name, other[0], other[2]);
-    } else {
-        printf("    %s is missing or failed\n", rival->name);
-    }
-    fflush(stdout);
-}
-
-void ffn_rows_add_rivals(bench_report *report, const ffn_case *c, const ffn_figures *figures,
-                         const ffn_options *o)
-{
-    for (const rival_program *rival = rivals; rival->name != NULL; rival++) {
-        if (c->format != EP_WEIGHTS_W8A8 || rival->int8) {
-            add_rival(report, c, figures, rival, o);
-        }
-    }
 }

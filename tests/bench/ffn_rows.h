@@ -7,7 +7,6 @@
 #include "bench/bench_report.h"
 #include "bench/ffn_experts.h"
 #include "bench/ffn_meter.h"
-#include "bench/ffn_options.h"
 
 /* Experts of a case, the same number of rows for each, under a meter. */
 typedef struct ffn_cell {
@@ -28,12 +27,4 @@ void ffn_rows_add(bench_report *report, const ffn_case *c, const char *what, ben
 /* Adds the cell's row: its time, its limit, its share of the limit under bar; and prints what the limit is
  * made of. */
 void ffn_rows_add_cell(bench_report *report, const ffn_cell *cell, const ffn_figures *figures, double bar);
-/*
- * When the build has them (--rivals): runs each library that knows the format, in a program of its own with
- * as many threads, and adds a row of the shares of both, ours to be at least as great. A library that is
- * missing or fails makes a row that fails.
- */
-void ffn_rows_add_rivals(bench_report *report, const ffn_case *c, const ffn_figures *figures,
-                         const ffn_options *options);
-
 #endif
