@@ -115,11 +115,12 @@ static void add_rows(bench_report *report, results *r, const char *name)
     char what[64];
     snprintf(what, sizeof(what), "; points over best rival (%s)", rival_names[r->best]);
     add_row(report, r, name, what, OWN, RIVAL, OWN_OVER_RIVAL, -1);
-    add_row(report, r, name, ", prefetch; points over best rival", HALF, RIVAL, HALF_OVER_RIVAL, 2);
-    add_row(report, r, name, ", prefetch; points over own without", QUARTER, OWN, QUARTER_OVER_OWN, 2);
-    printf("    with prefetch %.1f %% (caller at once), %.1f %% (needed loads take half: %+.1f points over own without), %.1f %% (a quarter)\n"
+    add_row(report, r, name, ", prefetch (link half taken); points over best rival", HALF, RIVAL, HALF_OVER_RIVAL, 2);
+    add_row(report, r, name, ", prefetch (link half taken); points over own without", HALF, OWN, HALF_OVER_OWN, NAN);
+    add_row(report, r, name, ", prefetch (link a quarter taken); points over own without", QUARTER, OWN, QUARTER_OVER_OWN, 2);
+    printf("    with prefetch %.1f %% (caller at once), %.1f %% (needed loads take half), %.1f %% (a quarter)\n"
            "    at half: %.2f loads ahead per visit in time and used, %.2f wasted; visits wait %.2f of the time without prefetch\n",
-           at(r, CLOSED, 0.5), at(r, HALF, 0.5), at(r, HALF_OVER_OWN, 0.5), at(r, QUARTER, 0.5), at(r, HALF_USEFUL, 0.5),
+           at(r, CLOSED, 0.5), at(r, HALF, 0.5), at(r, QUARTER, 0.5), at(r, HALF_USEFUL, 0.5),
            at(r, HALF_USELESS, 0.5), at(r, HALF_WAITED, 0.5));
     fflush(stdout);
 }

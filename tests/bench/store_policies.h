@@ -9,7 +9,7 @@
  * is over and has as much to do for it as the experts have. Points are percent of all uses:
  *   ratio column of the first row: own choice, nothing ahead, minus the best rival (bar -1)
  *   of the next: with prefetch, a half taken, minus the best rival (bar +2)
- *   of the last: with prefetch, a quarter taken, minus own choice without (bar +2)
+ *   of the others: with prefetch minus own choice without, a half taken (no bar) and a quarter (bar +2)
  */
 #ifndef EP_BENCH_STORE_POLICIES_H
 #define EP_BENCH_STORE_POLICIES_H
