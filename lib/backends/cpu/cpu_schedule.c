@@ -46,6 +46,13 @@ typedef struct {
     size_t scratch_bytes;
 } cpu_pass;
 
+/* Panels of weights in memory, to be fetched: addresses only, what lies there may be gone. */
+typedef struct {
+    const uint8_t *first;
+    size_t bytes; /* of one */
+    uint32_t count;
+} cpu_panels;
+
 /* A stage of a pass as a thread that takes its tasks knows it. */
 typedef struct {
     cpu_pass *pass;
@@ -54,6 +61,7 @@ typedef struct {
     uint32_t tasks_count;
     uint32_t grain;
     uint64_t seen; /* changes when it was chosen: while they stand, it is the one to take from */
+    cpu_panels then; /* of the pass that is next in turn */
 } cpu_turn;
 
 typedef struct {
@@ -407,6 +415,37 @@ static bool claim_tasks(const cpu_turn *turn, cpu_work *out_work)
     return true;
 }
 
+/* Any lock. The panels of one of the two stages of products. */
+static cpu_panels panels_of(const ep_ffn_packed *weights, stage which)
+{
+    const bool is_down = which == STAGE_DOWN;
+    return (cpu_panels){
+        .first = (is_down ? ep_ffn_down_panel : ep_ffn_gate_up_panel)(weights, 0),
+        .bytes = ep_ffn_panel_bytes(weights->family, weights->format, is_down ? weights->inner : weights->hidden),
+        .count = is_down ? weights->down_panels : weights->gate_up_panels,
+    };
+}
+
+/* Lock held. What is left of the products that threads of this memory node turn to when `pass` has no more tasks. */
+static cpu_panels panels_after(const ep_cpu_schedule *s, const cpu_pass *pass, uint32_t node)
+{
+    const cpu_pass *best = NULL;
+    for (uint32_t i = 0; i < s->passes_count; i++) {
+        const cpu_pass *other = &s->passes[i];
+        if (other != pass && has_tasks(other) && (other->stage == STAGE_GATE_UP || other->stage == STAGE_DOWN)) {
+            best = best == NULL || is_before(other, best, node) ? other : best;
+        }
+    }
+    if (best == NULL) {
+        return (cpu_panels){.count = 0};
+    }
+    cpu_panels left = panels_of(best->pass.weights, best->stage);
+    const uint32_t taken = tasks_taken(best);
+    left.first += taken * left.bytes;
+    left.count -= taken < left.count ? taken : left.count;
+    return left;
+}
+
 /* Lock held. The thread turns to the pass that is best for it and takes its first tasks; false: there is nothing to do now. */
 static bool turn_to_work(cpu_worker *worker, cpu_work *out_work)
 {
@@ -422,7 +461,8 @@ static bool turn_to_work(cpu_worker *worker, cpu_work *out_work)
                            .number = (uint32_t)(atomic_load_explicit(&pass->claim, memory_order_relaxed) >> 32),
                            .tasks_count = pass->tasks_count,
                            .grain = pass->grain,
-                           .seen = atomic_load_explicit(&s->changes, memory_order_relaxed)};
+                           .seen = atomic_load_explicit(&s->changes, memory_order_relaxed),
+                           .then = panels_after(s, pass, worker->node)};
     } while (!claim_tasks(turn, out_work)); /* threads that are in the pass already took what was left */
     atomic_fetch_add_explicit(&turn->pass->threads_in, 1, memory_order_relaxed);
     s->patient_running += is_patient(turn->pass->job);
@@ -430,36 +470,54 @@ static bool turn_to_work(cpu_worker *worker, cpu_work *out_work)
 }
 
 /*
- * Where the weights begin that the thread will probably compute after task `index`. The threads of a stage take tasks in turns, and after
- * the last of gate and up comes down. Claiming the next task ahead would know it, but keeps the task from idle threads at a stage's end and
- * this thread from urgent jobs.
+ * No lock. Takes the tasks that the thread runs after those it has, so that it knows which weights to fetch meanwhile. Not the last ones,
+ * which idle threads could begin at once; not of patient jobs, whose tasks are long: an urgent job would wait for them too.
  */
-static const uint8_t *next_weights(const cpu_turn *turn, const cpu_work *work, uint32_t index)
+static cpu_work claim_ahead(const ep_cpu_schedule *s, const cpu_turn *turn)
+{
+    cpu_work ahead = {.count = 0};
+    const uint32_t left = turn->tasks_count - tasks_taken(turn->pass);
+    const uint32_t threads = atomic_load_explicit(&turn->pass->threads_in, memory_order_relaxed);
+    if ((turn->stage == STAGE_GATE_UP || turn->stage == STAGE_DOWN) && left >= threads * turn->grain &&
+        !is_patient(turn->pass->job) && atomic_load_explicit(&s->changes, memory_order_relaxed) == turn->seen) {
+        (void)claim_tasks(turn, &ahead);
+    }
+    return ahead;
+}
+
+/*
+ * Where the weights begin that the thread will compute after task `index`, as far as it can be known: where it claimed nothing ahead threads
+ * probably go on in turns, through the end of the stage too.
+ */
+static const uint8_t *next_weights(const cpu_turn *turn, const cpu_work *work, const cpu_work *ahead, uint32_t index)
 {
     const ep_ffn_packed *weights = turn->pass->pass.weights;
     uint32_t next = index + 1;
+    cpu_panels panels = panels_of(weights, turn->stage);
     if (next == work->first + work->count) {
-        next += (atomic_load_explicit(&turn->pass->threads_in, memory_order_relaxed) - 1) * turn->grain;
+        next = ahead->count > 0 ? ahead->first
+                                : next + (atomic_load_explicit(&turn->pass->threads_in, memory_order_relaxed) - 1) * turn->grain;
     }
-    if (turn->stage == STAGE_GATE_UP && next < weights->gate_up_panels) {
-        return ep_ffn_gate_up_panel(weights, next);
+    if (next >= panels.count) {
+        next -= panels.count;
+        panels = turn->stage == STAGE_GATE_UP ? panels_of(weights, STAGE_DOWN) : turn->then;
     }
-    next -= turn->stage == STAGE_GATE_UP ? weights->gate_up_panels : 0;
-    return next < weights->down_panels ? ep_ffn_down_panel(weights, next) : NULL;
+    return next < panels.count ? panels.first + next * panels.bytes : NULL;
 }
 
-static void run_tasks(const cpu_turn *turn, const cpu_work *work, float *tile)
+/* ahead: those it will run next; count 0: not known. */
+static void run_tasks(const cpu_turn *turn, const cpu_work *work, const cpu_work *ahead, float *tile)
 {
     const ep_ffn_pass *pass = &turn->pass->pass;
     for (uint32_t i = work->first; i < work->first + work->count; i++) {
         if (turn->stage == STAGE_PACK) {
             ep_ffn_pass_pack_chunk(pass, i);
         } else if (turn->stage == STAGE_GATE_UP) {
-            ep_ffn_pass_gate_up(pass, i, next_weights(turn, work, i), tile);
+            ep_ffn_pass_gate_up(pass, i, next_weights(turn, work, ahead, i), tile);
         } else if (turn->stage == STAGE_ROUND) {
             ep_ffn_pass_round_chunk(pass, i);
         } else {
-            ep_ffn_pass_down(pass, i, next_weights(turn, work, i), tile);
+            ep_ffn_pass_down(pass, i, next_weights(turn, work, ahead, i), tile);
         }
     }
 }
@@ -467,7 +525,7 @@ static void run_tasks(const cpu_turn *turn, const cpu_work *work, float *tile)
 static void run_whole(cpu_pass *pass, stage which, uint32_t count, float *tile)
 {
     const cpu_turn turn = {.pass = pass, .stage = which, .grain = 1};
-    run_tasks(&turn, &(cpu_work){.count = count}, tile);
+    run_tasks(&turn, &(cpu_work){.count = count}, &(cpu_work){.count = 0}, tile);
 }
 
 /* Scratch grows to the largest pass seen and is kept. */
@@ -593,18 +651,29 @@ static bool run_stage(cpu_worker *worker, cpu_work work, stage *out_next)
     uint32_t done;
     _Atomic uint64_t *counter = job_node(pass->job) == worker->node ? &worker->tasks_near : &worker->tasks_far;
 
+    bool more;
     do {
+        cpu_work ahead = {.count = 0};
         if (turn->stage == STAGE_PREPARE) {
             *out_next = prepare_pass(s, pass, worker->tile);
         } else {
             *out_next = stage_after(turn);
-            run_tasks(turn, &work, worker->tile);
+            ahead = claim_ahead(s, turn);
+            run_tasks(turn, &work, &ahead, worker->tile);
         }
         add_own(counter, work.count);
-        span_leave(worker, &work, *out_next);
+        if (ahead.count == 0) {
+            span_leave(worker, &work, *out_next);
+        }
         done = work.count + atomic_fetch_add_explicit(&pass->tasks_done, work.count, memory_order_acq_rel);
-    } while (done < turn->tasks_count && atomic_load_explicit(&s->changes, memory_order_relaxed) == turn->seen &&
-             claim_tasks(turn, &work));
+        if (ahead.count > 0) {
+            work = ahead;
+            more = true;
+        } else {
+            more = done < turn->tasks_count && atomic_load_explicit(&s->changes, memory_order_relaxed) == turn->seen &&
+                   claim_tasks(turn, &work);
+        }
+    } while (more);
     if (done == turn->tasks_count) {
         *out_next = round_if_small(pass, *out_next, worker->tile);
     }
