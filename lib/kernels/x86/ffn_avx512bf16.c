@@ -7,8 +7,13 @@
 #define INLINE EP_AVX512_INLINE
 #define VECTORS 4       /* of 16 outputs: one panel line */
 #define LINE_BYTES 256u /* of a panel */
-/* With more rows the accumulators leave the nearest cache between blocks: fewer, longer blocks, from the second level. */
+/*
+ * The most lines of a block. It and what is fetched of the next one lie in the second level cache (1 MB on the CPUs that have this
+ * instruction): long ones spare the accumulators trips to memory. With few rows a block is soon done, and one that
+ * was not fetched ahead is dear.
+ */
 #define FEW_ROWS 32u
+#define FEW_ROWS_BLOCK 512u
 #define WIDE_BLOCK 1024u
 /* Fetched that far ahead while weights stream in and each line is used by one chunk. */
 #define STREAM_LINES 8u
@@ -144,6 +149,14 @@ static void write_rows(const destination *to, uint32_t first_row, uint32_t rows,
     }
 }
 
+/* Blocks of one length, so that each fetches all of the next one. */
+static uint32_t block_lines(uint32_t rows, uint32_t lines)
+{
+    const uint32_t most = rows <= FEW_ROWS ? FEW_ROWS_BLOCK : WIDE_BLOCK;
+    const uint32_t count = (lines + most - 1) / most;
+    return (lines + count - 1) / count;
+}
+
 /*
  * Blocks of lines, all chunks per block. While a block is used from the near caches every chunk fetches its share
  * of the next one, evenly, so that loading hides behind arithmetic. Behind the last block lies the next panel.
@@ -159,7 +172,7 @@ static void panel_to(const destination *to, const float *a, uint32_t rows, const
     }
     const size_t share = (LINE_BYTES + chunks.count - 1) / chunks.count;
     const tile_func *fetching = share > 64 ? tiles_two : tiles_one;
-    const uint32_t block = rows <= FEW_ROWS ? EP_FFN_K_BLOCK : WIDE_BLOCK;
+    const uint32_t block = block_lines(rows, lines);
     for (uint32_t line = 0; line < lines; line += block) {
         const uint32_t n = lines - line < block ? lines - line : block;
         const uint8_t *b = panel + (size_t)line * LINE_BYTES;

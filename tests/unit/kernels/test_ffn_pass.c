@@ -311,13 +311,16 @@ Test(ffn_pass, equals_reference_with_nan_infinity_and_denormals)
     sweep(true);
 }
 
-/* H beyond one block of k, in both block sizes, and a full pass. */
+/* H beyond one block of k, in all block sizes, and a full pass. */
 Test(ffn_pass, equals_reference_over_k_blocks)
 {
     expect_all_kernels_equal(1, 701, 303, 7, EP_WEIGHTS_BF16, false);
     expect_all_kernels_equal(4, 702, 300, 3, EP_WEIGHTS_BF16, false);
     expect_all_kernels_equal(5, 600, 96, 40, EP_WEIGHTS_BF16, true);
     expect_all_kernels_equal(6, 1111, 40, 33, EP_WEIGHTS_BF16, false);
+    expect_all_kernels_equal(7, 1301, 40, 7, EP_WEIGHTS_BF16, false);
+    expect_all_kernels_equal(8, 2101, 33, 33, EP_WEIGHTS_BF16, false);
+    expect_all_kernels_equal(9, 40, 1301, 13, EP_WEIGHTS_BF16, false);
     expect_all_kernels_equal(2, 1100, 70, 40, EP_WEIGHTS_F16, false);
     expect_all_kernels_equal(3, 130, 70, EP_FFN_PASS_ROWS, EP_WEIGHTS_F32, false);
     for (unsigned f = EP_WEIGHTS_F8_BLOCK; f < EP_WEIGHTS_COUNT; f++) {
