@@ -74,7 +74,7 @@ typedef struct ep_packed_view {
 /* Which numerics family a backend computes with. */
 typedef enum ep_numerics {
     EP_NUMERICS_PORTABLE,
-    EP_NUMERICS_BF16DP,  /* kernels/bf16dp.h for the formats it has, others portable; without its instructions slow */
+    EP_NUMERICS_BF16DP,  /* kernels/bf16dp.h for the formats it has, others portable; slow without AVX2 */
     EP_NUMERICS_BF16ODD, /* the same with kernels/bf16odd.h */
     EP_NUMERICS_AUTO,    /* the one in which this CPU computes these weights fastest */
 } ep_numerics;

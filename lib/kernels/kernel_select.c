@@ -10,7 +10,7 @@
 #include "kernels/arm/ffn_arm.h"
 #endif
 
-#define KERNELS_MAX 8
+#define KERNELS_MAX 12
 
 static size_t usable_kernels(const ep_ffn_kernel *out_usable[KERNELS_MAX])
 {
@@ -25,9 +25,11 @@ static size_t usable_kernels(const ep_ffn_kernel *out_usable[KERNELS_MAX])
     }
     if (features.avx512f) {
         out_usable[count++] = &ep_ffn_kernel_avx512f;
+        out_usable[count++] = &ep_ffn_kernel_bf16dp_avx512f;
     }
     if (features.avx2_fma_f16c) {
         out_usable[count++] = &ep_ffn_kernel_avx2;
+        out_usable[count++] = &ep_ffn_kernel_bf16dp_avx2;
     }
 #elif defined(__aarch64__)
     ep_cpu_features features = ep_cpu_features_read();
@@ -65,10 +67,23 @@ const ep_ffn_kernel *ep_ffn_kernel_of(ep_ffn_family family)
     return usable[i];
 }
 
+/* Whether the family's own instructions compute it: elsewhere `portable` is as fast, and the same on every CPU. */
+static bool is_native(const ep_ffn_kernel *kernel)
+{
+#if defined(__x86_64__)
+    return kernel == &ep_ffn_kernel_avx512bf16;
+#elif defined(__aarch64__)
+    return kernel == &ep_ffn_kernel_neon_bf16;
+#else
+    (void)kernel;
+    return false;
+#endif
+}
+
 ep_ffn_family ep_ffn_family_fastest(ep_weight_format format)
 {
-    const bool has_dp = ep_ffn_kernel_of(EP_FFN_FAMILY_BF16DP) != &ep_ffn_kernel_bf16dp_generic;
-    const bool has_odd = ep_ffn_kernel_of(EP_FFN_FAMILY_BF16ODD) != &ep_ffn_kernel_bf16odd_generic;
+    const bool has_dp = is_native(ep_ffn_kernel_of(EP_FFN_FAMILY_BF16DP));
+    const bool has_odd = is_native(ep_ffn_kernel_of(EP_FFN_FAMILY_BF16ODD));
     const ep_ffn_family family = has_dp    ? EP_FFN_FAMILY_BF16DP
                                  : has_odd ? EP_FFN_FAMILY_BF16ODD
                                            : EP_FFN_FAMILY_PORTABLE;
