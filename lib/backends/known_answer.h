@@ -11,16 +11,17 @@
 #include "backends/backend.h"
 
 typedef struct ep_known_answer {
-    uint32_t digests[EP_WEIGHTS_COUNT]; /* by format; each covers all formats and activations: a shared expert may
-                                            be in another format than the routed ones */
+    uint32_t digests[EP_WEIGHTS_COUNT]; /* by format; each covers all activations */
 } ep_known_answer;
 
 /* Loads, runs and unloads on an open backend; blocks. Errors: what loading and running bring. */
 ep_err ep_known_answer_run(ep_backend *backend, ep_known_answer *out_answer, ep_error *out_error);
 
-/* "portable/bf16/rne/5f0c9a12". Errors: UNIMPLEMENTED. */
-/* family: what weights of this format are computed with. */
-ep_err ep_known_answer_id(const ep_known_answer *answer, ep_ffn_family family, ep_weight_format format,
+/*
+ * "portable/bf16/rne/5f0c9a12". family: what weights of this format are computed with. The digest covers it and the formats in others
+ * (bits 1 << format). Errors: UNIMPLEMENTED.
+ */
+ep_err ep_known_answer_id(const ep_known_answer *answer, ep_ffn_family family, ep_weight_format format, uint32_t others,
                           char out_id[EP_NUMERICS_ID_BYTES]);
 
 #endif

@@ -46,6 +46,23 @@ static ep_err open_layers(ep_node_model *model, ep_weight_store *store, ep_error
     return err;
 }
 
+/* Bits of the formats that shared experts are in; all when one cannot be told: its error is another one's to say. */
+static uint32_t formats_beside(const ep_checkpoint *checkpoint)
+{
+    const ep_model_info *info = ep_checkpoint_info(checkpoint);
+    uint32_t formats = 0;
+    for (uint32_t i = 0; i < info->moe_layers_count; i++) {
+        const ep_layer_shape *shape = &info->moe_layers[i];
+        for (uint32_t s = 0; s < shape->shared_experts; s++) {
+            ep_expert_source outline;
+            ep_error error;
+            const ep_err err = ep_checkpoint_outline_expert(checkpoint, shape->layer, shape->experts + s, &outline, &error);
+            formats |= err == EP_OK ? 1u << outline.format : UINT32_MAX;
+        }
+    }
+    return formats;
+}
+
 static ep_err open_model(ep_node_model *model, ep_backend *backend, ep_weight_store *store,
                          ep_error *out_error)
 {
@@ -58,7 +75,7 @@ static ep_err open_model(ep_node_model *model, ep_backend *backend, ep_weight_st
         return ep_error_set(out_error, EP_ERR_BAD_FILE, "model %s (%s) has no MoE layer", model->config->name,
                             model->config->path);
     }
-    err = backend->ops->numerics_id(backend, model->info->format, model->numerics);
+    err = backend->ops->numerics_id(backend, model->info->format, formats_beside(model->checkpoint), model->numerics);
     if (err != EP_OK) {
         return ep_error_set(out_error, err, "model %s: backend %s cannot compute with %s weights",
                             model->config->name, backend->ops->name, ep_weight_format_name(model->info->format));

@@ -106,7 +106,7 @@ static void rig_start(rig *r, uint32_t experts_max, bool has_cache)
                                            .on_change = on_change};
     ep_weight_layer layer = {
         .model = "bench", .checkpoint = r->checkpoint, .format = info->format, .shape = info->moe_layers[0]};
-    EP_ASSERT(r->backend->ops->numerics_id(r->backend, info->format, layer.numerics) == EP_OK);
+    EP_ASSERT(r->backend->ops->numerics_id(r->backend, info->format, 0, layer.numerics) == EP_OK);
     EP_ASSERT(ep_checkpoint_identity(r->checkpoint, layer.identity, &e) == EP_OK);
     EP_ASSERT(ep_weight_store_create(&config, &r->store, &e) == EP_OK);
     EP_ASSERT(ep_weight_store_add_layer(r->store, &layer, &slot, &e) == EP_OK);

@@ -298,9 +298,9 @@ static ep_err slow_open(const ep_backend_config *config, ep_backend **out_backen
     return EP_OK;
 }
 
-static ep_err slow_numerics_id(ep_backend *base, ep_weight_format format, char out_id[EP_NUMERICS_ID_BYTES])
+static ep_err slow_numerics_id(ep_backend *base, ep_weight_format format, uint32_t others, char out_id[EP_NUMERICS_ID_BYTES])
 {
-    return ep_known_answer_id(&((slow_backend *)base)->answer, EP_FFN_FAMILY_PORTABLE, format, out_id);
+    return ep_known_answer_id(&((slow_backend *)base)->answer, EP_FFN_FAMILY_PORTABLE, format, others, out_id);
 }
 
 static size_t slow_weights_bytes(ep_backend *base, const ep_expert_source *source)

@@ -83,10 +83,11 @@ static ep_err cpu_open(const ep_backend_config *config, ep_backend **out_backend
     return err != EP_OK ? err : ep_cpu_backend_open_with(NULL, config, out_backend, out_error);
 }
 
-static ep_err cpu_numerics_id(ep_backend *base, ep_weight_format format, char out_id[EP_NUMERICS_ID_BYTES])
+static ep_err cpu_numerics_id(ep_backend *base, ep_weight_format format, uint32_t others, char out_id[EP_NUMERICS_ID_BYTES])
 {
     cpu_backend *backend = (cpu_backend *)base;
-    return ep_known_answer_id(&backend->answer, ep_numerics_family(backend->numerics, format), format, out_id);
+    return ep_known_answer_id(&backend->answer, ep_numerics_family(backend->numerics, format), format, others,
+                              out_id);
 }
 
 static size_t cpu_weights_bytes(ep_backend *base, const ep_expert_source *source)

@@ -142,11 +142,12 @@ static ep_err reference_open(const ep_backend_config *config, ep_backend **out_b
     return EP_OK;
 }
 
-static ep_err reference_numerics_id(ep_backend *base, ep_weight_format format,
+static ep_err reference_numerics_id(ep_backend *base, ep_weight_format format, uint32_t others,
                                     char out_id[EP_NUMERICS_ID_BYTES])
 {
     reference_backend *backend = (reference_backend *)base;
-    return ep_known_answer_id(&backend->answer, ep_numerics_family(backend->numerics, format), format, out_id);
+    return ep_known_answer_id(&backend->answer, ep_numerics_family(backend->numerics, format), format, others,
+                              out_id);
 }
 
 static size_t reference_weights_bytes(ep_backend *base, const ep_expert_source *source)

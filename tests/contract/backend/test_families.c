@@ -137,10 +137,10 @@ static void expect_ids(ep_numerics numerics, const char *start)
     opened o = open_all(numerics);
     char first[EP_NUMERICS_ID_BYTES];
     char id[EP_NUMERICS_ID_BYTES];
-    cr_assert_eq(o.all[0]->ops->numerics_id(o.all[0], EP_WEIGHTS_BF16, first), EP_OK);
+    cr_assert_eq(o.all[0]->ops->numerics_id(o.all[0], EP_WEIGHTS_BF16, 0, first), EP_OK);
     cr_assert(strncmp(first, start, strlen(start)) == 0, "%s", first);
     for (size_t b = 1; b < o.count; b++) {
-        cr_assert_eq(o.all[b]->ops->numerics_id(o.all[b], EP_WEIGHTS_BF16, id), EP_OK);
+        cr_assert_eq(o.all[b]->ops->numerics_id(o.all[b], EP_WEIGHTS_BF16, 0, id), EP_OK);
         cr_assert_str_eq(id, first, "%s", o.names[b]);
         for (unsigned f = EP_WEIGHTS_BF16; f < EP_WEIGHTS_COUNT; f++) {
             const bool has_groups = f >= EP_WEIGHTS_F8_BLOCK && f <= EP_WEIGHTS_INT4;
@@ -148,12 +148,12 @@ static void expect_ids(ep_numerics numerics, const char *start)
             char want[EP_NUMERICS_ID_BYTES];
             snprintf(want, sizeof(want), "%.*s/%s/rne/", (int)(has ? strcspn(start, "/") : strlen("portable")), has ? start : "portable",
                      ep_weight_format_name((ep_weight_format)f));
-            cr_assert_eq(o.all[b]->ops->numerics_id(o.all[b], (ep_weight_format)f, id), EP_OK);
+            cr_assert_eq(o.all[b]->ops->numerics_id(o.all[b], (ep_weight_format)f, 0, id), EP_OK);
             cr_assert(strncmp(id, want, strlen(want)) == 0, "%s, not %s", id, want);
         }
     }
     opened portable = open_all(EP_NUMERICS_PORTABLE);
-    cr_assert_eq(portable.all[1]->ops->numerics_id(portable.all[1], EP_WEIGHTS_BF16, id), EP_OK);
+    cr_assert_eq(portable.all[1]->ops->numerics_id(portable.all[1], EP_WEIGHTS_BF16, 0, id), EP_OK);
     cr_assert_str_neq(id + strlen("portable"), strchr(first, '/'), "the answers are the same");
     close_all(&portable);
     close_all(&o);
@@ -169,14 +169,14 @@ Test(families, ids_name_the_family_and_its_answer)
  * changes a family's bits or the known-answer run records new ones; whoever did not mean to has found a mistake. */
 Test(families, the_references_answers_are_those_recorded)
 {
-    static const char *const recorded[] = {"portable/bf16/rne/e1cce3f1", "bf16dp/bf16/rne/746551ab", "bf16odd/bf16/rne/2a9f5714"};
+    static const char *const recorded[] = {"portable/bf16/rne/c24c5178", "bf16dp/bf16/rne/82ae6114", "bf16odd/bf16/rne/8a3ceabd"};
     for (int n = EP_NUMERICS_PORTABLE; n <= EP_NUMERICS_BF16ODD; n++) {
         const ep_backend_config config = {.numerics = (ep_numerics)n, .threads = 1};
         char id[EP_NUMERICS_ID_BYTES];
         ep_error error;
         ep_backend *backend;
         cr_assert_eq(ep_backend_by_name("reference")->open(&config, &backend, &error), EP_OK, "%s", error.text);
-        cr_assert_eq(backend->ops->numerics_id(backend, EP_WEIGHTS_BF16, id), EP_OK);
+        cr_assert_eq(backend->ops->numerics_id(backend, EP_WEIGHTS_BF16, UINT32_MAX, id), EP_OK);
         cr_expect_str_eq(id, recorded[n]);
         backend->ops->close(backend);
     }
@@ -264,7 +264,7 @@ static void id_of(const ep_ffn_kernel *kernel, ep_numerics numerics, char out_id
     ep_error error;
     ep_backend *backend;
     cr_assert_eq(ep_cpu_backend_open_with(kernel, &config, &backend, &error), EP_OK, "%s", error.text);
-    cr_assert_eq(backend->ops->numerics_id(backend, EP_WEIGHTS_BF16, out_id), EP_OK);
+    cr_assert_eq(backend->ops->numerics_id(backend, EP_WEIGHTS_BF16, UINT32_MAX, out_id), EP_OK);
     backend->ops->close(backend);
 }
 
@@ -315,7 +315,7 @@ Test(families, the_variable_forces_a_lower_path)
             cr_assert_neq(i, 0);
             continue; /* this CPU is lower still */
         }
-        cr_assert_eq(backend->ops->numerics_id(backend, EP_WEIGHTS_BF16, id), EP_OK);
+        cr_assert_eq(backend->ops->numerics_id(backend, EP_WEIGHTS_BF16, 0, id), EP_OK);
         cr_assert(strncmp(id, "portable/", 9) == 0, "%s with %s", id, forced[i]);
         cr_assert(i != 0 || strcmp(ep_ffn_kernel_of(EP_FFN_FAMILY_PORTABLE)->name, "generic") == 0);
         cr_assert(i != 1 || strcmp(ep_ffn_kernel_of(EP_FFN_FAMILY_PORTABLE)->name, "avx2") == 0);
@@ -325,4 +325,26 @@ Test(families, the_variable_forces_a_lower_path)
     cr_assert_eq(ep_backend_by_name("cpu")->open(&config, &backend, &error), EP_ERR_INVALID_ARGUMENT);
     cr_assert(strstr(error.text, "EXPERTD_CPU_FEATURES is 'avx1024', allowed on this CPU: portable") != NULL, "%s", error.text);
     unsetenv("EXPERTD_CPU_FEATURES");
+}
+
+/* Equal bits, equal ids: what is not computed in a family's own way has the digest of `portable`, unless shared experts are. */
+Test(families, w8a8_has_one_id_in_all_families)
+{
+    const ep_numerics numerics[] = {EP_NUMERICS_PORTABLE, EP_NUMERICS_BF16DP, EP_NUMERICS_BF16ODD};
+    char first[EP_NUMERICS_ID_BYTES] = "";
+    char mixed[3][EP_NUMERICS_ID_BYTES];
+    char id[EP_NUMERICS_ID_BYTES];
+    for (size_t i = 0; i < 3; i++) {
+        opened o = open_all(numerics[i]);
+        for (size_t b = 0; b < o.count; b++) {
+            cr_assert_eq(o.all[b]->ops->numerics_id(o.all[b], EP_WEIGHTS_W8A8, 1u << EP_WEIGHTS_W8A8, id), EP_OK);
+            memcpy(first, first[0] == '\0' ? id : first, sizeof(first));
+            cr_assert_str_eq(id, first, "%s", o.names[b]);
+            cr_assert_eq(o.all[b]->ops->numerics_id(o.all[b], EP_WEIGHTS_W8A8, 1u << EP_WEIGHTS_BF16, mixed[i]), EP_OK);
+        }
+        close_all(&o);
+    }
+    cr_assert_str_neq(mixed[0], first);
+    cr_assert_str_neq(mixed[0], mixed[1]);
+    cr_assert_str_neq(mixed[1], mixed[2]);
 }

@@ -188,7 +188,7 @@ static void run(ep_timer_service *timers, ep_backend *backend, ep_checkpoint *ch
     MUST(ep_weight_store_create(&config, &store, &e) == EP_OK);
     for (uint32_t l = 0; l < LAYERS; l++) {
         ep_weight_layer layer = {.model = "demo", .checkpoint = checkpoint, .format = info->format, .shape = info->moe_layers[l]};
-        MUST(backend->ops->numerics_id(backend, info->format, layer.numerics) == EP_OK);
+        MUST(backend->ops->numerics_id(backend, info->format, 0, layer.numerics) == EP_OK);
         MUST(ep_checkpoint_identity(checkpoint, layer.identity, &e) == EP_OK);
         MUST(ep_weight_store_add_layer(store, &layer, &slot, &e) == EP_OK);
     }

@@ -60,7 +60,7 @@ static void open_store(uint64_t weight_bytes_max)
     cr_assert_eq(ep_weight_store_create(&config, &store, &e), EP_OK);
     const ep_model_info *info = ep_checkpoint_info(checkpoint);
     ep_weight_layer layer = {.model = "demo", .checkpoint = checkpoint, .format = info->format, .shape = info->moe_layers[0]};
-    cr_assert_eq(plain_ops->numerics_id(backend, info->format, layer.numerics), EP_OK);
+    cr_assert_eq(plain_ops->numerics_id(backend, info->format, 0, layer.numerics), EP_OK);
     cr_assert_eq(ep_checkpoint_identity(checkpoint, layer.identity, &e), EP_OK, "%s", e.text);
     cr_assert_eq(ep_weight_store_add_layer(store, &layer, &slot, &e), EP_OK, "%s", e.text);
     cr_assert_eq(ep_weight_store_start(store, &e), EP_OK);

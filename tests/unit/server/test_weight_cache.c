@@ -41,7 +41,7 @@ static void setup(void)
     cr_assert_eq(ep_fixture_write(&fixture, dir, &e), EP_OK, "%s", e.text);
     cr_assert_eq(ep_checkpoint_open(dir, &checkpoint, &e), EP_OK, "%s", e.text);
     cr_assert_eq(ep_backend_by_name("cpu")->open(&config, &backend, &e), EP_OK, "%s", e.text);
-    cr_assert_eq(backend->ops->numerics_id(backend, ep_checkpoint_info(checkpoint)->format, numerics), EP_OK);
+    cr_assert_eq(backend->ops->numerics_id(backend, ep_checkpoint_info(checkpoint)->format, 0, numerics), EP_OK);
 }
 
 static void teardown(void)
