@@ -17,7 +17,7 @@
 
 /* Widened groups of a block: 256 bytes a line, then 64 scales as f32 (or what the tiles want them to be). */
 #define EP_GROUP_LINE_BYTES 256u
-#define EP_GROUP_BLOCK_LINES 128u
+#define EP_GROUP_BLOCK_LINES 128u /* one group or more, of 16 lines or more */
 #define EP_GROUP_BLOCK_BYTES ((EP_GROUP_BLOCK_LINES + EP_GROUP_BLOCK_LINES / 16) * EP_GROUP_LINE_BYTES)
 
 /* Groups that a tile passes over, and what it fetches into the second level cache meanwhile. */
@@ -54,6 +54,20 @@ typedef struct ep_group_form {
     EP_GROUP_TILE(name, 6, func, __VA_ARGS__)                                                                \
     static const ep_group_tile name[EP_FFN_CHUNK_ROWS] = {name##_1, name##_2, name##_3,                      \
                                                           name##_4, name##_5, name##_6};
+
+/* The form of a format: tiles over its codes, a function that widens a group of it, and tiles over what that makes. */
+#define EP_GROUP_FORM(name, format, code_tile, widen_group, wide_tiles)                                      \
+    EP_GROUP_TILES(name, code_tile, format)                                                                  \
+    static void widen_group_##name(const uint8_t *group, uint32_t lines, uint8_t *to)                              \
+    {                                                                                                        \
+        widen_group(format, group, lines, to);                                                               \
+    }                                                                                                        \
+    static const ep_group_form form_##name = {.tiles = name, .wide = wide_tiles, .widen = widen_group_##name};
+#define EP_GROUP_FORM_OF(format)                                                                             \
+    ((format) == EP_WEIGHTS_MXFP4   ? &form_mxfp4                                                            \
+     : (format) == EP_WEIGHTS_MXFP8 ? &form_mxfp8                                                            \
+     : (format) == EP_WEIGHTS_INT4  ? &form_int4                                                             \
+                                    : &form_f8)
 
 EP_GROUP_INLINE bool ep_group_is_nibbles(ep_weight_format format)
 {

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Panels of formats with groups and of w8a8, AVX2 and FMA: four strips of 16 outputs to a panel. */
-#include <immintrin.h>
-
 #include "kernels/ffn_int8.h"
+#include "kernels/x86/ffn_group.h"
 #include "kernels/x86/ffn_x86.h"
 
-#define INLINE static inline __attribute__((always_inline))
+#define INLINE EP_GROUP_INLINE
+#define WIDE EP_WEIGHTS_F32 /* in the place of a format: a widened group */
 #define STRIPS 4
 #define INT8_BLOCK 32 /* quads that stay in the nearest cache while eight outputs after eight pass over them */
 
@@ -37,7 +37,11 @@ INLINE __m256 widen_f8(const uint8_t *codes)
 
 INLINE void load_line(ep_weight_format format, const uint8_t *codes, uint32_t k, uint32_t first, __m256 w[2])
 {
-    if (format == EP_WEIGHTS_MXFP4 || format == EP_WEIGHTS_INT4) {
+    if (format == WIDE) {
+        const float *wide = (const float *)(const void *)codes + (size_t)k * EP_FFN_PANEL + first;
+        w[0] = _mm256_load_ps(wide);
+        w[1] = _mm256_load_ps(wide + 16);
+    } else if (format == EP_WEIGHTS_MXFP4 || format == EP_WEIGHTS_INT4) {
         const uint8_t *pair = codes + (size_t)(k / 2) * 64 + 4 * (first & 8u);
         const int shift = (int)(4 * (first / 16) + 16 * (k & 1u));
         __m256i words = _mm256_loadu_si256((const __m256i *)(const void *)pair);
@@ -65,13 +69,10 @@ INLINE __m256 load_scales(ep_weight_format format, const uint8_t *scales, uint32
     return _mm256_loadu_ps((const float *)(const void *)scales + first);
 }
 
-/* One group of one chunk and strip: n lines, then c = fma(scale, chain, c). */
-INLINE void strip_tile(const int rows, const ep_weight_format format, const float *a, const uint8_t *b, uint32_t n,
-                       bool fresh, uint32_t first, float *c)
+/* n lines of a group for one strip of a chunk, then c = fma(scale, chain, c). */
+INLINE void strip_tile(const int rows, const ep_weight_format format, const float *a, const uint8_t *group,
+                       const uint8_t *scales, uint32_t n, uint32_t first, float *c)
 {
-    const bool nibbles = format == EP_WEIGHTS_MXFP4 || format == EP_WEIGHTS_INT4;
-    const uint32_t group = ep_weight_group_columns(format);
-    const uint8_t *scales = b + (nibbles ? group / 2 : group) * EP_FFN_PANEL;
     __m256 acc[EP_FFN_CHUNK_ROWS][2];
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++) {
@@ -80,7 +81,7 @@ INLINE void strip_tile(const int rows, const ep_weight_format format, const floa
     }
     for (uint32_t k = 0; k < n; k++, a += rows) {
         __m256 w[2];
-        load_line(format, b, k, first, w);
+        load_line(format, group, k, first, w);
 #pragma GCC unroll 6
         for (int r = 0; r < rows; r++) {
             __m256 x = _mm256_broadcast_ss(a + r);
@@ -94,56 +95,62 @@ INLINE void strip_tile(const int rows, const ep_weight_format format, const floa
 #pragma GCC unroll 6
         for (int r = 0; r < rows; r++) {
             float *to = c + r * EP_FFN_PANEL + first + 16 * half;
-            __m256 total = fresh ? _mm256_setzero_ps() : _mm256_load_ps(to);
-            _mm256_store_ps(to, _mm256_fmadd_ps(scale, acc[r][half], total));
+            _mm256_store_ps(to, _mm256_fmadd_ps(scale, acc[r][half], _mm256_load_ps(to)));
         }
     }
 }
 
-typedef void (*tile_func)(const float *a, const uint8_t *b, uint32_t n, bool fresh, float *c);
-
-#define TILE(name, format, rows)                                                                             \
-    static void tile_##name##_##rows(const float *a, const uint8_t *b, uint32_t n, bool fresh, float *c)     \
-    {                                                                                                        \
-        for (uint32_t strip = 0; strip < STRIPS; strip++) {                                                  \
-            strip_tile(rows, format, a, b, n, fresh, strip_first(strip), c);                                 \
-        }                                                                                                    \
+/* rows and format (WIDE: over widened groups) are constants wherever this is inlined. */
+INLINE void tile(const int rows, const ep_weight_format format, const ep_group_walk *walk, const float *a, float *c)
+{
+    const size_t code_bytes = format == WIDE ? (size_t)walk->group_lines * EP_GROUP_LINE_BYTES : ep_ffn_group_code_bytes(format);
+    const size_t group_bytes = format == WIDE ? code_bytes + EP_GROUP_LINE_BYTES : ep_ffn_group_bytes(format);
+    const uint8_t *group = walk->groups;
+    const uint8_t *ahead = walk->ahead;
+    for (uint32_t line = 0; line < walk->lines; line += walk->group_lines, group += group_bytes) {
+        const uint32_t left = walk->lines - line;
+        const uint32_t n = left < walk->group_lines ? left : walk->group_lines;
+        const size_t fetched = format == WIDE ? n * walk->step : group_bytes;
+        for (size_t q = 0; q < fetched; q += 64) {
+            _mm_prefetch((const char *)ahead + q, _MM_HINT_T1);
+        }
+        ahead += fetched;
+        for (uint32_t strip = 0; strip < STRIPS; strip++) {
+            strip_tile(rows, format, a, group, group + code_bytes, n, strip_first(strip), c);
+        }
+        a += (size_t)n * rows;
     }
-#define TILES(name, format)                                                                                  \
-    TILE(name, format, 1)                                                                                    \
-    TILE(name, format, 2)                                                                                    \
-    TILE(name, format, 3)                                                                                    \
-    TILE(name, format, 4)                                                                                    \
-    TILE(name, format, 5)                                                                                    \
-    TILE(name, format, 6)                                                                                    \
-    static const tile_func tiles_##name[EP_FFN_CHUNK_ROWS] = {tile_##name##_1, tile_##name##_2,              \
-                                                              tile_##name##_3, tile_##name##_4,              \
-                                                              tile_##name##_5, tile_##name##_6};
+}
 
-TILES(f8, EP_WEIGHTS_F8_BLOCK)
-TILES(mxfp4, EP_WEIGHTS_MXFP4)
-TILES(mxfp8, EP_WEIGHTS_MXFP8)
-TILES(int4, EP_WEIGHTS_INT4)
+/* format is a constant wherever this is inlined. */
+INLINE void widen_group(const ep_weight_format format, const uint8_t *group, uint32_t lines, uint8_t *to)
+{
+    float *out = (float *)(void *)to;
+    float *scales = out + (size_t)ep_weight_group_columns(format) * EP_FFN_PANEL;
+    for (uint32_t strip = 0; strip < STRIPS; strip++) {
+        const uint32_t first = strip_first(strip);
+        for (uint32_t k = 0; k < lines; k++) {
+            __m256 w[2];
+            load_line(format, group, k, first, w);
+            _mm256_store_ps(out + (size_t)k * EP_FFN_PANEL + first, w[0]);
+            _mm256_store_ps(out + (size_t)k * EP_FFN_PANEL + first + 16, w[1]);
+        }
+        for (uint32_t half = 0; half < 32; half += 16) {
+            _mm256_store_ps(scales + first + half, load_scales(format, group + ep_ffn_group_code_bytes(format), first + half));
+        }
+    }
+}
+
+EP_GROUP_TILES(wide, tile, WIDE)
+EP_GROUP_FORM(f8, EP_WEIGHTS_F8_BLOCK, tile, widen_group, wide)
+EP_GROUP_FORM(mxfp4, EP_WEIGHTS_MXFP4, tile, widen_group, wide)
+EP_GROUP_FORM(mxfp8, EP_WEIGHTS_MXFP8, tile, widen_group, wide)
+EP_GROUP_FORM(int4, EP_WEIGHTS_INT4, tile, widen_group, wide)
 
 void ep_ffn_avx2_group_panel(ep_weight_format format, const float *a, uint32_t rows, const uint8_t *panel,
                              uint32_t k_count, const uint8_t *next, float *c)
 {
-    const tile_func *tiles = format == EP_WEIGHTS_MXFP4   ? tiles_mxfp4
-                             : format == EP_WEIGHTS_MXFP8 ? tiles_mxfp8
-                             : format == EP_WEIGHTS_INT4  ? tiles_int4
-                                                          : tiles_f8;
-    const ep_ffn_chunks chunks = ep_ffn_chunks_of(rows);
-    const uint32_t group = ep_weight_group_columns(format);
-    (void)next;
-    for (uint32_t k = 0; k < k_count; k += group, panel += ep_ffn_group_bytes(format)) {
-        const uint32_t n = k_count - k < group ? k_count - k : group;
-        for (uint32_t chunk = 0; chunk < chunks.count; chunk++) {
-            const uint32_t chunk_rows = ep_ffn_chunk_rows(&chunks, chunk);
-            const size_t first_row = ep_ffn_chunk_first_row(&chunks, chunk);
-            tiles[chunk_rows - 1](a + first_row * k_count + (size_t)k * chunk_rows, panel, n, k == 0,
-                                  c + first_row * EP_FFN_PANEL);
-        }
-    }
+    ep_group_panel(EP_GROUP_FORM_OF(format), format, ep_weight_group_columns(format), a, rows, panel, k_count, next, c);
 }
 
 /*

@@ -9,6 +9,7 @@
 
 #define INLINE EP_GROUP_INLINE
 #define VECTORS 4 /* of 16 outputs: one panel line */
+#define HALF_ROWS 3 /* whose chains and totals both stay in registers */
 
 /* Whether scales are powers of two, kept as exponents. */
 INLINE bool has_exponents(ep_weight_format format)
@@ -95,94 +96,181 @@ INLINE void clear(const int rows, __m512 acc[][VECTORS])
 }
 
 /* The scaled chain is rounded, then the sum (bf16dp.h): by way of the exponent that is the same product. */
-INLINE void add_scaled(const int rows, const bool exponents, const __m512 scale, const int j, __m512 acc[][VECTORS],
-                       float *c)
+INLINE __m512 add_scaled(const bool exponents, __m512 total, __m512 chain, __m512 scale)
+{
+    return _mm512_add_ps(total, exponents ? _mm512_scalef_ps(chain, scale) : _mm512_mul_ps(chain, scale));
+}
+
+INLINE __m512bh pair_of(const float *a)
+{
+    return (__m512bh)_mm512_castps_si512(_mm512_set1_ps(*a));
+}
+
+INLINE void load_rows(const int rows, const float *c, __m512 total[][VECTORS])
 {
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++) {
-        const __m512 scaled = exponents ? _mm512_scalef_ps(acc[r][j], scale) : _mm512_mul_ps(acc[r][j], scale);
-        float *to = c + r * EP_FFN_PANEL + 16 * j;
-        _mm512_store_ps(to, _mm512_add_ps(_mm512_load_ps(to), scaled));
+#pragma GCC unroll 4
+        for (int j = 0; j < VECTORS; j++) {
+            total[r][j] = _mm512_load_ps(c + r * EP_FFN_PANEL + 16 * j);
+        }
+    }
+}
+
+INLINE void store_rows(const int rows, __m512 total[][VECTORS], float *c)
+{
+#pragma GCC unroll 6
+    for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 4
+        for (int j = 0; j < VECTORS; j++) {
+            _mm512_store_ps(c + r * EP_FFN_PANEL + 16 * j, total[r][j]);
+        }
+    }
+}
+
+/* total += chains of one group, scaled. */
+INLINE void add_group(const int rows, const bool exponents, const __m512 scale[VECTORS], __m512 acc[][VECTORS],
+                      __m512 total[][VECTORS])
+{
+#pragma GCC unroll 6
+    for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 4
+        for (int j = 0; j < VECTORS; j++) {
+            total[r][j] = add_scaled(exponents, total[r][j], acc[r][j], scale[j]);
+        }
+    }
+}
+
+/* The same where totals do not fit the registers beside the chains. */
+INLINE void add_group_to(const int rows, const bool exponents, const __m512 scale[VECTORS], __m512 acc[][VECTORS], float *c)
+{
+#pragma GCC unroll 6
+    for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 4
+        for (int j = 0; j < VECTORS; j++) {
+            float *to = c + r * EP_FFN_PANEL + 16 * j;
+            _mm512_store_ps(to, add_scaled(exponents, _mm512_load_ps(to), acc[r][j], scale[j]));
+        }
+    }
+}
+
+/* n lines of codes, whose like from ahead on are fetched. */
+INLINE void code_lines(const int rows, const ep_weight_format format, const __m512i table, const float *a, const uint8_t *b,
+                       const uint8_t *ahead, uint32_t n, __m512 acc[][VECTORS])
+{
+    const size_t line_bytes = ep_ffn_group_code_bytes(format) / group_lines(format);
+    clear(rows, acc);
+    for (uint32_t i = 0; i < n; i++, b += line_bytes, ahead += line_bytes, a += rows) {
+        __m512i codes = _mm512_setzero_si512();
+#pragma GCC unroll 2
+        for (size_t q = 0; q < line_bytes; q += 64) {
+            _mm_prefetch((const char *)ahead + q, _MM_HINT_T1);
+        }
+#pragma GCC unroll 4
+        for (int j = 0; j < VECTORS; j++) {
+            codes = j == 0 || (j == 2 && !ep_group_is_nibbles(format)) ? load_codes(format, b, j) : codes;
+            const __m512bh w = (__m512bh)widen(format, table, codes, j);
+#pragma GCC unroll 6
+            for (int r = 0; r < rows; r++) {
+                acc[r][j] = _mm512_dpbf16_ps(acc[r][j], pair_of(a + r), w);
+            }
+        }
     }
 }
 
 /* rows and format are constants wherever this is inlined. */
 INLINE void code_tile(const int rows, const ep_weight_format format, const ep_group_walk *walk, const float *a, float *c)
 {
-    const size_t line_bytes = ep_ffn_group_code_bytes(format) / group_lines(format);
-    const size_t scale_bytes = ep_ffn_group_bytes(format) - ep_ffn_group_code_bytes(format);
+    const bool keeps = rows <= HALF_ROWS;
+    const bool exponents = has_exponents(format);
+    const size_t code_bytes = ep_ffn_group_code_bytes(format);
+    const size_t group_bytes = ep_ffn_group_bytes(format);
     const __m512i table = table_of(format);
     const uint8_t *group = walk->groups;
     const uint8_t *ahead = walk->ahead;
-    for (uint32_t line = 0; line < walk->lines; line += group_lines(format)) {
+    __m512 total[HALF_ROWS][VECTORS] __attribute__((uninitialized));
+    load_rows(keeps ? rows : 0, c, total);
+    for (uint32_t line = 0; line < walk->lines; line += group_lines(format), group += group_bytes, ahead += group_bytes) {
         const uint32_t left = walk->lines - line;
         const uint32_t n = left < group_lines(format) ? left : group_lines(format);
-        const uint8_t *b = group;
         __m512 acc[EP_FFN_CHUNK_ROWS][VECTORS];
-        clear(rows, acc);
-        for (uint32_t i = 0; i < n; i++, b += line_bytes, a += rows) {
-            __m512i codes = _mm512_setzero_si512();
-#pragma GCC unroll 2
-            for (size_t q = 0; q < line_bytes; q += 64) {
-                _mm_prefetch((const char *)ahead + (b - group) + q, _MM_HINT_T1);
-            }
+        __m512 scale[VECTORS];
+        code_lines(rows, format, table, a, group, ahead, n, acc);
+        a += (size_t)n * rows;
 #pragma GCC unroll 4
-            for (int j = 0; j < VECTORS; j++) {
-                codes = j == 0 || (j == 2 && !ep_group_is_nibbles(format)) ? load_codes(format, b, j) : codes;
-                const __m512bh w = (__m512bh)widen(format, table, codes, j);
-#pragma GCC unroll 6
-                for (int r = 0; r < rows; r++) {
-                    acc[r][j] = _mm512_dpbf16_ps(acc[r][j], (__m512bh)_mm512_castps_si512(_mm512_set1_ps(a[r])), w);
-                }
-            }
-        }
-        const uint8_t *scales = group + ep_ffn_group_code_bytes(format);
-#pragma GCC unroll 4
-        for (size_t q = 0; q < scale_bytes; q += 64) {
-            _mm_prefetch((const char *)ahead + ep_ffn_group_code_bytes(format) + q, _MM_HINT_T1);
+        for (size_t q = code_bytes; q < group_bytes; q += 64) {
+            _mm_prefetch((const char *)ahead + q, _MM_HINT_T1);
         }
 #pragma GCC unroll 4
         for (int j = 0; j < VECTORS; j++) {
-            add_scaled(rows, has_exponents(format), load_scales(format, scales, j), j, acc, c);
+            scale[j] = load_scales(format, group + code_bytes, j);
         }
-        group += ep_ffn_group_bytes(format);
-        ahead += ep_ffn_group_bytes(format);
+        if (keeps) {
+            add_group(rows, exponents, scale, acc, total);
+        } else {
+            add_group_to(rows, exponents, scale, acc, c);
+        }
     }
+    store_rows(keeps ? rows : 0, total, c);
 }
 
-/* The same over widened groups. rows and exponents are constants wherever this is inlined. */
-INLINE void wide_tile(const int rows, const bool exponents, const ep_group_walk *walk, const float *a, float *c)
+/*
+ * Some rows of a chunk over widened groups. Stores of more than some dozen sums after each group would hold up the dot
+ * products of the next. rows and exponents are constants wherever this is inlined.
+ */
+INLINE void wide_part(const int rows, const bool exponents, const bool fetches, const ep_group_walk *walk, const float *a,
+                      const size_t stride, float *c)
 {
     const uint8_t *b = walk->groups;
     const uint8_t *ahead = walk->ahead;
-    for (uint32_t line = 0; line < walk->lines; line += walk->group_lines) {
-        const uint32_t left = walk->lines - line;
-        const uint32_t n = left < walk->group_lines ? left : walk->group_lines;
-        const uint8_t *scales = b + (size_t)walk->group_lines * EP_GROUP_LINE_BYTES;
-        __m512 acc[EP_FFN_CHUNK_ROWS][VECTORS];
+    const uint32_t group = walk->group_lines;
+    const size_t step = walk->step;
+    __m512 total[HALF_ROWS][VECTORS] __attribute__((uninitialized));
+    load_rows(rows, c, total);
+    for (uint32_t left = walk->lines; left > 0;) {
+        const uint32_t n = left < group ? left : group;
+        const uint8_t *scales = b + (size_t)group * EP_GROUP_LINE_BYTES;
+        const uint8_t *end = b + (size_t)n * EP_GROUP_LINE_BYTES;
+        __m512 acc[HALF_ROWS][VECTORS];
+        __m512 scale[VECTORS];
         clear(rows, acc);
-        for (uint32_t i = 0; i < n; i++, b += EP_GROUP_LINE_BYTES, a += rows) {
-            __m512i w[VECTORS];
+        for (; b != end; b += EP_GROUP_LINE_BYTES, a += stride) {
+            __m512bh w[VECTORS];
 #pragma GCC unroll 4
             for (int j = 0; j < VECTORS; j++) {
-                w[j] = _mm512_load_si512(b + 64 * j);
+                w[j] = (__m512bh)_mm512_load_si512(b + 64 * j);
             }
-            _mm_prefetch((const char *)ahead, _MM_HINT_T1);
-            ahead += walk->step;
-#pragma GCC unroll 6
+            if (fetches) {
+                _mm_prefetch((const char *)ahead, _MM_HINT_T1);
+                ahead += step;
+            }
+#pragma GCC unroll 3
             for (int r = 0; r < rows; r++) {
-                const __m512bh x = (__m512bh)_mm512_castps_si512(_mm512_set1_ps(a[r]));
+                const __m512bh x = pair_of(a + r);
 #pragma GCC unroll 4
                 for (int j = 0; j < VECTORS; j++) {
-                    acc[r][j] = _mm512_dpbf16_ps(acc[r][j], x, (__m512bh)w[j]);
+                    acc[r][j] = _mm512_dpbf16_ps(acc[r][j], x, w[j]);
                 }
             }
         }
 #pragma GCC unroll 4
         for (int j = 0; j < VECTORS; j++) {
-            add_scaled(rows, exponents, _mm512_load_ps(scales + 64 * j), j, acc, c);
+            scale[j] = _mm512_load_ps(scales + 64 * j);
         }
+        add_group(rows, exponents, scale, acc, total);
+        left -= n;
         b = scales + EP_GROUP_LINE_BYTES;
+    }
+    store_rows(rows, total, c);
+}
+
+/* rows and exponents are constants wherever this is inlined. */
+INLINE void wide_tile(const int rows, const bool exponents, const ep_group_walk *walk, const float *a, float *c)
+{
+    const int first = (rows + 1) / 2;
+    wide_part(first, exponents, true, walk, a, (size_t)rows, c);
+    if (rows > 1) {
+        wide_part(rows - first, exponents, false, walk, a + first, (size_t)rows, c + first * EP_FFN_PANEL);
     }
 }
 
@@ -208,26 +296,14 @@ INLINE void widen_group(const ep_weight_format format, const uint8_t *group, uin
 EP_GROUP_TILES(wide_exponents, wide_tile, true)
 EP_GROUP_TILES(wide_scales, wide_tile, false)
 
-#define FORM(name, format, wide_tiles)                                                                       \
-    EP_GROUP_TILES(name, code_tile, format)                                                                  \
-    static void widen_##name(const uint8_t *group, uint32_t lines, uint8_t *to)                              \
-    {                                                                                                        \
-        widen_group(format, group, lines, to);                                                               \
-    }                                                                                                        \
-    static const ep_group_form form_##name = {.tiles = name, .wide = wide_tiles, .widen = widen_##name};
-
-FORM(f8, EP_WEIGHTS_F8_BLOCK, wide_scales)
-FORM(mxfp4, EP_WEIGHTS_MXFP4, wide_exponents)
-FORM(mxfp8, EP_WEIGHTS_MXFP8, wide_exponents)
-FORM(int4, EP_WEIGHTS_INT4, wide_scales)
+EP_GROUP_FORM(f8, EP_WEIGHTS_F8_BLOCK, code_tile, widen_group, wide_scales)
+EP_GROUP_FORM(mxfp4, EP_WEIGHTS_MXFP4, code_tile, widen_group, wide_exponents)
+EP_GROUP_FORM(mxfp8, EP_WEIGHTS_MXFP8, code_tile, widen_group, wide_exponents)
+EP_GROUP_FORM(int4, EP_WEIGHTS_INT4, code_tile, widen_group, wide_scales)
 
 void ep_ffn_avx512bf16_group_panel(ep_weight_format format, const float *a, uint32_t rows, const uint8_t *panel,
                                    uint32_t k_count, const uint8_t *next, float *c)
 {
-    const ep_group_form *form = format == EP_WEIGHTS_MXFP4   ? &form_mxfp4
-                                : format == EP_WEIGHTS_MXFP8 ? &form_mxfp8
-                                : format == EP_WEIGHTS_INT4  ? &form_int4
-                                                             : &form_f8;
     const uint32_t lines = ep_ffn_lines(EP_FFN_FAMILY_BF16DP, k_count);
-    ep_group_panel(form, format, group_lines(format), a, rows, panel, lines, next, c);
+    ep_group_panel(EP_GROUP_FORM_OF(format), format, group_lines(format), a, rows, panel, lines, next, c);
 }

@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Panels of formats with groups, AVX-512F: codes widened in registers, a chain per group, one scaled add per group. */
-#include <immintrin.h>
-
+#include "kernels/x86/ffn_group.h"
 #include "kernels/x86/ffn_x86.h"
 
-#define INLINE static inline __attribute__((always_inline))
+#define INLINE EP_GROUP_INLINE
 #define VECTORS 4 /* of 16 floats: one panel line */
-#define STREAM_BYTES 2048
 
 /* Exact values of 4-bit codes, by code. */
 INLINE __m512 nibble_table(ep_weight_format format)
@@ -69,15 +67,28 @@ INLINE void load_nibbles(__m512 table, __m512i codes, const int line, __m512 w[V
     }
 }
 
-/* One group of one chunk: n lines, then c = fma(scale, chain, c). rows and format are constants where this is inlined. */
-INLINE void tile(const int rows, const ep_weight_format format, const float *a, const uint8_t *b, uint32_t n,
-                 bool first, float *c)
+/* A line of a group: codes of 4 bits lie in pairs of lines. format is a constant wherever this is inlined. */
+INLINE void load_line(ep_weight_format format, __m512 table, const uint8_t *group, uint32_t k, __m512 w[VECTORS])
 {
-    const bool nibbles = format == EP_WEIGHTS_MXFP4 || format == EP_WEIGHTS_INT4;
-    const uint32_t group = ep_weight_group_columns(format);
-    const uint8_t *scales = b + (nibbles ? group / 2 : group) * EP_FFN_PANEL;
-    __m512 acc[EP_FFN_CHUNK_ROWS][VECTORS];
-    __m512 w[VECTORS];
+    if (ep_group_is_nibbles(format)) {
+        const __m512i codes = _mm512_loadu_si512(group + (size_t)(k / 2) * 64);
+        if ((k & 1u) == 0) {
+            load_nibbles(table, codes, 0, w);
+        } else {
+            load_nibbles(table, codes, 1, w);
+        }
+    } else {
+        load_f8(group + (size_t)k * EP_FFN_PANEL, w);
+    }
+}
+
+INLINE __m512 table_of(ep_weight_format format)
+{
+    return ep_group_is_nibbles(format) ? nibble_table(format) : _mm512_setzero_ps();
+}
+
+INLINE void clear(const int rows, __m512 acc[][VECTORS])
+{
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++) {
 #pragma GCC unroll 4
@@ -85,79 +96,113 @@ INLINE void tile(const int rows, const ep_weight_format format, const float *a, 
             acc[r][j] = _mm512_setzero_ps();
         }
     }
-    if (nibbles) {
-        const __m512 table = nibble_table(format);
-        for (uint32_t k = 0; k + 1 < n; k += 2, b += 64, a += 2 * rows) {
-            const __m512i codes = _mm512_loadu_si512(b);
-            _mm_prefetch((const char *)b + STREAM_BYTES, _MM_HINT_T1);
-            load_nibbles(table, codes, 0, w);
-            add_line(rows, w, a, acc);
-            load_nibbles(table, codes, 1, w);
-            add_line(rows, w, a + rows, acc);
-        }
-        if ((n & 1u) != 0) {
-            load_nibbles(table, _mm512_loadu_si512(b), 0, w);
-            add_line(rows, w, a, acc);
-        }
-    } else {
-        for (uint32_t k = 0; k < n; k++, b += EP_FFN_PANEL, a += rows) {
-            load_f8(b, w);
-            _mm_prefetch((const char *)b + STREAM_BYTES, _MM_HINT_T1);
-            add_line(rows, w, a, acc);
-        }
-    }
-    load_scales(format, scales, w);
+}
+
+/* c = fma(scale, chain, c) */
+INLINE void add_group(const int rows, const __m512 scale[VECTORS], __m512 acc[][VECTORS], float *c)
+{
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++) {
 #pragma GCC unroll 4
         for (int j = 0; j < VECTORS; j++) {
             float *to = c + r * EP_FFN_PANEL + 16 * j;
-            __m512 total = first ? _mm512_setzero_ps() : _mm512_load_ps(to);
-            _mm512_store_ps(to, _mm512_fmadd_ps(w[j], acc[r][j], total));
+            _mm512_store_ps(to, _mm512_fmadd_ps(scale[j], acc[r][j], _mm512_load_ps(to)));
         }
     }
 }
 
-typedef void (*tile_func)(const float *a, const uint8_t *b, uint32_t n, bool first, float *c);
-
-#define TILE(name, format, rows)                                                                             \
-    static void tile_##name##_##rows(const float *a, const uint8_t *b, uint32_t n, bool first, float *c)     \
-    {                                                                                                        \
-        tile(rows, format, a, b, n, first, c);                                                               \
+/* rows and format are constants wherever this is inlined. */
+INLINE void code_tile(const int rows, const ep_weight_format format, const ep_group_walk *walk, const float *a, float *c)
+{
+    const uint32_t group_lines = ep_weight_group_columns(format);
+    const uint32_t pair = ep_group_is_nibbles(format) ? 2 : 1; /* lines in 64 bytes */
+    const __m512 table = table_of(format);
+    const uint8_t *group = walk->groups;
+    const uint8_t *ahead = walk->ahead;
+    for (uint32_t line = 0; line < walk->lines; line += group_lines) {
+        const uint32_t n = walk->lines - line < group_lines ? walk->lines - line : group_lines;
+        __m512 acc[EP_FFN_CHUNK_ROWS][VECTORS];
+        __m512 w[VECTORS];
+        clear(rows, acc);
+        uint32_t k = 0;
+        for (; k + pair <= n; k += pair) {
+            _mm_prefetch((const char *)ahead + (size_t)(k / pair) * 64, _MM_HINT_T1);
+#pragma GCC unroll 2
+            for (uint32_t q = 0; q < pair; q++, a += rows) {
+                load_line(format, table, group, pair == 2 ? (k & ~1u) + q : k, w);
+                add_line(rows, w, a, acc);
+            }
+        }
+        if (k < n) {
+            load_line(format, table, group, k, w);
+            add_line(rows, w, a, acc);
+            a += rows;
+        }
+        load_scales(format, group + ep_ffn_group_code_bytes(format), w);
+        add_group(rows, w, acc, c);
+        group += ep_ffn_group_bytes(format);
+        ahead += ep_ffn_group_bytes(format);
     }
-#define TILES(name, format)                                                                                  \
-    TILE(name, format, 1)                                                                                    \
-    TILE(name, format, 2)                                                                                    \
-    TILE(name, format, 3)                                                                                    \
-    TILE(name, format, 4)                                                                                    \
-    TILE(name, format, 5)                                                                                    \
-    TILE(name, format, 6)                                                                                    \
-    static const tile_func tiles_##name[EP_FFN_CHUNK_ROWS] = {tile_##name##_1, tile_##name##_2,              \
-                                                              tile_##name##_3, tile_##name##_4,              \
-                                                              tile_##name##_5, tile_##name##_6};
+}
 
-TILES(f8, EP_WEIGHTS_F8_BLOCK)
-TILES(mxfp4, EP_WEIGHTS_MXFP4)
-TILES(mxfp8, EP_WEIGHTS_MXFP8)
-TILES(int4, EP_WEIGHTS_INT4)
+/* The same over widened groups. rows is a constant wherever this is inlined. */
+INLINE void wide_tile(const int rows, const int unused, const ep_group_walk *walk, const float *a, float *c)
+{
+    const uint8_t *b = walk->groups;
+    const uint8_t *ahead = walk->ahead;
+    (void)unused;
+    for (uint32_t left = walk->lines; left > 0;) {
+        const uint32_t n = left < walk->group_lines ? left : walk->group_lines;
+        const float *scales = (const float *)(const void *)(b + (size_t)walk->group_lines * EP_GROUP_LINE_BYTES);
+        __m512 acc[EP_FFN_CHUNK_ROWS][VECTORS];
+        __m512 w[VECTORS];
+        clear(rows, acc);
+        for (uint32_t i = 0; i < n; i++, b += EP_GROUP_LINE_BYTES, a += rows, ahead += walk->step) {
+#pragma GCC unroll 4
+            for (int j = 0; j < VECTORS; j++) {
+                w[j] = _mm512_load_ps((const float *)(const void *)b + 16 * j);
+            }
+            _mm_prefetch((const char *)ahead, _MM_HINT_T1);
+            add_line(rows, w, a, acc);
+        }
+#pragma GCC unroll 4
+        for (int j = 0; j < VECTORS; j++) {
+            w[j] = _mm512_load_ps(scales + 16 * j);
+        }
+        add_group(rows, w, acc, c);
+        left -= n;
+        b = (const uint8_t *)scales + EP_GROUP_LINE_BYTES;
+    }
+}
+
+/* format is a constant wherever this is inlined. */
+INLINE void widen_group(const ep_weight_format format, const uint8_t *group, uint32_t lines, uint8_t *to)
+{
+    const __m512 table = table_of(format);
+    float *out = (float *)(void *)to;
+    __m512 w[VECTORS];
+    for (uint32_t k = 0; k < lines; k++) {
+        load_line(format, table, group, k, w);
+#pragma GCC unroll 4
+        for (int j = 0; j < VECTORS; j++) {
+            _mm512_store_ps(out + (size_t)k * EP_FFN_PANEL + 16 * j, w[j]);
+        }
+    }
+    load_scales(format, group + ep_ffn_group_code_bytes(format), w);
+#pragma GCC unroll 4
+    for (int j = 0; j < VECTORS; j++) {
+        _mm512_store_ps(out + (size_t)ep_weight_group_columns(format) * EP_FFN_PANEL + 16 * j, w[j]);
+    }
+}
+
+EP_GROUP_TILES(wide, wide_tile, 0)
+EP_GROUP_FORM(f8, EP_WEIGHTS_F8_BLOCK, code_tile, widen_group, wide)
+EP_GROUP_FORM(mxfp4, EP_WEIGHTS_MXFP4, code_tile, widen_group, wide)
+EP_GROUP_FORM(mxfp8, EP_WEIGHTS_MXFP8, code_tile, widen_group, wide)
+EP_GROUP_FORM(int4, EP_WEIGHTS_INT4, code_tile, widen_group, wide)
 
 void ep_ffn_avx512f_group_panel(ep_weight_format format, const float *a, uint32_t rows, const uint8_t *panel,
                                 uint32_t k_count, const uint8_t *next, float *c)
 {
-    const tile_func *tiles = format == EP_WEIGHTS_MXFP4   ? tiles_mxfp4
-                             : format == EP_WEIGHTS_MXFP8 ? tiles_mxfp8
-                             : format == EP_WEIGHTS_INT4  ? tiles_int4
-                                                          : tiles_f8;
-    const ep_ffn_chunks chunks = ep_ffn_chunks_of(rows);
-    const uint32_t group = ep_weight_group_columns(format);
-    (void)next; /* fetching runs over the panel's end, and the next panel mostly begins there */
-    for (uint32_t k = 0; k < k_count; k += group, panel += ep_ffn_group_bytes(format)) {
-        const uint32_t n = k_count - k < group ? k_count - k : group;
-        for (uint32_t chunk = 0; chunk < chunks.count; chunk++) {
-            const uint32_t chunk_rows = ep_ffn_chunk_rows(&chunks, chunk);
-            const size_t first_row = ep_ffn_chunk_first_row(&chunks, chunk);
-            tiles[chunk_rows - 1](a + first_row * k_count + (size_t)k * chunk_rows, panel, n, k == 0,
-                                  c + first_row * EP_FFN_PANEL);
-        }
-    }
+    ep_group_panel(EP_GROUP_FORM_OF(format), format, ep_weight_group_columns(format), a, rows, panel, k_count, next, c);
 }
