@@ -236,11 +236,6 @@ static void onednn_pass(void)
     CHECK(dnnl_stream_wait(stream));
 }
 
-static const void *onednn_weights(void)
-{
-    return packed;
-}
-
 static const void *onednn_output(ep_dtype *out_dtype)
 {
     *out_dtype = result_type == dnnl_bf16 ? EP_DTYPE_BF16 : EP_DTYPE_F32;
@@ -249,7 +244,6 @@ static const void *onednn_output(ep_dtype *out_dtype)
 
 int main(int argc, char **argv)
 {
-    static const ffn_rival rival = {
-        .open = onednn_open, .pass = onednn_pass, .weights = onednn_weights, .output = onednn_output};
+    static const ffn_rival rival = {.open = onednn_open, .pass = onednn_pass, .output = onednn_output};
     return ffn_rival_main(&rival, argc, argv);
 }

@@ -66,11 +66,6 @@ static void blas_pass(void)
     }
 }
 
-static const void *blas_weights(void)
-{
-    return weights;
-}
-
 static const void *blas_output(ep_dtype *out_dtype)
 {
     *out_dtype = EP_DTYPE_F32;
@@ -79,7 +74,6 @@ static const void *blas_output(ep_dtype *out_dtype)
 
 int main(int argc, char **argv)
 {
-    static const ffn_rival rival = {
-        .open = blas_open, .pass = blas_pass, .weights = blas_weights, .output = blas_output};
+    static const ffn_rival rival = {.open = blas_open, .pass = blas_pass, .output = blas_output};
     return ffn_rival_main(&rival, argc, argv);
 }

@@ -119,7 +119,7 @@ static void take(ffn_rival_process *p)
     const size_t n = p->count;
     fputs("take\n", p->to);
     fflush(p->to);
-    if (fscanf(p->from, "%lf %lf %lf", &p->times[n], &p->shares[n], &p->reads[n]) != 3) {
+    if (fscanf(p->from, "%lf", &p->times[n]) != 1) {
         end_process(p);
         return;
     }
@@ -140,8 +140,8 @@ void ffn_rivals_take(ffn_rivals *r, double seconds)
 
 static void add_rival(bench_report *report, const ffn_case *c, const ffn_meter *ours, ffn_rival_process *p)
 {
-    static double ratios[FFN_METER_SAMPLES_MAX], times[FFN_METER_SAMPLES_MAX],
-        our_shares[FFN_METER_SAMPLES_MAX];
+    static double ratios[FFN_METER_SAMPLES_MAX], shares[FFN_METER_SAMPLES_MAX];
+    static double our_shares[FFN_METER_SAMPLES_MAX];
     char what[64];
     snprintf(what, sizeof(what), ", share beside %s", p->name);
     if (p->pid <= 0 || p->count == 0) {
@@ -157,21 +157,21 @@ static void add_rival(bench_report *report, const ffn_case *c, const ffn_meter *
         return;
     }
     for (size_t i = 0; i < p->count; i++) {
+        const double us = (ours->times[2 * i] + ours->times[2 * i + 1]) / 2;
         our_shares[i] = (ffn_meter_share(ours, 2 * i) + ffn_meter_share(ours, 2 * i + 1)) / 2;
-        ratios[i] = our_shares[i] / p->shares[i];
-        times[i] = (ours->times[2 * i] + ours->times[2 * i + 1]) / 2 / p->times[i];
+        ratios[i] = p->times[i] / us;
+        shares[i] = our_shares[i] / ratios[i];
     }
     ffn_rows_add(report, c, what,
                  (bench_row){.value = bench_quantile(our_shares, p->count, 0.5),
                              .unit = "of limit",
                              .limit = NAN,
-                             .rival = bench_quantile(p->shares, p->count, 0.5),
+                             .rival = bench_quantile(shares, p->count, 0.5),
                              .ratio = bench_quantile(ratios, p->count, 0.5),
                              .better = BENCH_HIGHER,
                              .bar = 1.0});
-    printf("    %s: %.1f us/expert beside a read at %.1f GB/s, our time %.3f of its; error %.1e; %zu takes\n",
-           p->name, bench_quantile(p->times, p->count, 0.5), bench_quantile(p->reads, p->count, 0.5),
-           bench_quantile(times, p->count, 0.5), p->error, p->count);
+    printf("    %s: %.1f us/expert; error %.1e; %zu takes\n", p->name,
+           bench_quantile(p->times, p->count, 0.5), p->error, p->count);
 }
 
 void ffn_rivals_close(ffn_rivals *r, bench_report *report, const ffn_case *c, const ffn_meter *ours)

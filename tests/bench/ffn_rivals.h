@@ -22,8 +22,6 @@ typedef struct ffn_rival_process {
     double used_us;
     size_t count; /* takes, each beside our take of the same number */
     double times[FFN_METER_SAMPLES_MAX];
-    double shares[FFN_METER_SAMPLES_MAX];
-    double reads[FFN_METER_SAMPLES_MAX];
 } ffn_rival_process;
 
 typedef struct ffn_rivals {
@@ -39,8 +37,9 @@ void ffn_rivals_open(ffn_rivals *rivals, const ffn_case *c, const ffn_options *o
 /* To be called after each take of ours. One that has had seconds passes by. */
 void ffn_rivals_take(ffn_rivals *rivals, double seconds);
 /*
- * Ends them and adds a row for each: the shares of the limit of both, ours to be at least as great. One that
- * is missing or has failed makes a row that fails.
+ * Ends them and adds a row for each: our share of the limit and theirs of the same one, ours to be at least
+ * as great. A library that has to use wider weights pays for them. One that is missing or has failed makes a
+ * row that fails.
  */
 void ffn_rivals_close(ffn_rivals *rivals, bench_report *report, const ffn_case *c, const ffn_meter *ours);
 
