@@ -16,7 +16,7 @@
 #include "bench/ffn_options.h"
 #include "bench/ffn_rivals.h"
 
-enum { PEAK_ROUNDS = 5 };
+enum { PEAK_ROUNDS = 5, TAKES_MIN = 2 };
 
 typedef struct {
     ep_weight_format format;
@@ -58,7 +58,7 @@ static void run_cell(bench_report *report, const ffn_options *o, const ffn_exper
                           : ffn_case_peak(c->format);
     ffn_rivals_open(&rivals, c, o);
     double used_us = 0;
-    do {
+    for (int takes = 0; takes < TAKES_MIN || used_us < 1e6 * o->seconds; takes++) {
         const double begin_us = bench_now_us();
         const size_t n = cell.meter.count;
         const double before = ffn_cell_run(&plain);
@@ -71,7 +71,7 @@ static void run_cell(bench_report *report, const ffn_options *o, const ffn_exper
         ratios[n + 1] = cell.meter.times[n + 1] / bases[n + 1];
         used_us += bench_now_us() - begin_us;
         ffn_rivals_take(&rivals, o->seconds);
-    } while (used_us < 1e6 * o->seconds);
+    }
     const size_t n = cell.meter.count;
     const ffn_figures f = ffn_meter_figures(&cell.meter);
     ffn_rows_add(report, c, ", time against bf16",
