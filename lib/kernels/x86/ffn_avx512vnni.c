@@ -12,9 +12,10 @@
 #define VECTORS 4       /* of 16 outputs: one panel line */
 #define LINE_BYTES 256u /* of a panel: a quad of 64 outputs */
 #define ROUNDED 64u     /* inputs rounded at a time: 16 quads */
-/* With more rows the sums leave the nearest cache between blocks: fewer, longer blocks, from the second level. */
+/* The most lines of a block, as in the bf16 kernel. */
 #define FEW_ROWS 32u
-#define WIDE_BLOCK 512u
+#define FEW_ROWS_BLOCK 512u
+#define WIDE_BLOCK 1024u
 /* Fetched that far ahead while weights stream in and each line is used by one chunk. */
 #define STREAM_LINES 8u
 
@@ -140,6 +141,14 @@ static void write_rows(const destination *to, size_t first_row, uint32_t rows, c
     }
 }
 
+/* Blocks of one length, so that each fetches all of the next one. */
+static uint32_t block_lines(uint32_t rows, uint32_t lines)
+{
+    const uint32_t most = rows <= FEW_ROWS ? FEW_ROWS_BLOCK : WIDE_BLOCK;
+    const uint32_t count = (lines + most - 1) / most;
+    return (lines + count - 1) / count;
+}
+
 /*
  * Blocks of lines, all chunks per block. While a block is used from the near caches every chunk fetches its share
  * of the next one, evenly, so that loading hides behind arithmetic. Behind the last block lies the next panel.
@@ -162,7 +171,7 @@ static void panel_to(const destination *to, const int8_t *a, uint32_t rows, cons
     }
     const size_t share = (LINE_BYTES + chunks.count - 1) / chunks.count;
     const tile_func *fetching = share > 64 ? tiles_two : tiles_one;
-    const uint32_t block = rows <= FEW_ROWS ? EP_FFN_K_BLOCK : WIDE_BLOCK;
+    const uint32_t block = block_lines(rows, lines);
     for (uint32_t line = 0; line < lines; line += block) {
         const uint32_t n = lines - line < block ? lines - line : block;
         const uint8_t *b = panel + (size_t)line * LINE_BYTES;
