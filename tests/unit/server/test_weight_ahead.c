@@ -31,7 +31,8 @@ static void on_change(void *arg)
     pthread_mutex_unlock(&lock);
 }
 
-static ep_weight_stats settle(void)
+/* Until the first pass is over and so many loads ahead of time have ended well: the store counts one only after its import returned. */
+static ep_weight_stats settle_with(uint64_t prefetches)
 {
     ep_weight_stats stats;
     for (;;) {
@@ -39,7 +40,7 @@ static ep_weight_stats settle(void)
         const uint64_t seen = changes;
         pthread_mutex_unlock(&lock);
         ep_weight_store_read_stats(store, &stats);
-        if (stats.pending_count == 0) {
+        if (stats.pending_count == 0 && stats.prefetches_total >= prefetches) {
             return stats;
         }
         pthread_mutex_lock(&lock);
@@ -48,6 +49,11 @@ static ep_weight_stats settle(void)
         }
         pthread_mutex_unlock(&lock);
     }
+}
+
+static ep_weight_stats settle(void)
+{
+    return settle_with(0);
 }
 
 static void open_store(uint64_t weight_bytes_max)
@@ -182,8 +188,7 @@ Test(weight_ahead, a_request_is_served_in_the_middle_of_a_load_ahead_of_time)
     cr_expect(was_ready_before, "it did not wait for the end of a load that nobody asked for");
     cr_expect_eq(ready_err, EP_OK);
     cr_expect_eq(import_err, EP_OK, "which went on afterwards");
-    cr_expect_geq(settle().prefetches_total, 1);
-    cr_expect_eq(settle().failed_count, 0);
+    cr_expect_eq(settle_with(1).failed_count, 0);
 }
 
 Test(weight_ahead, a_load_ahead_of_time_is_left_when_the_budget_does_not_hold_both)
