@@ -116,7 +116,7 @@ static void add_rows(bench_report *report, results *r, const char *name)
     snprintf(what, sizeof(what), "; points over best rival (%s)", rival_names[r->best]);
     add_row(report, r, name, what, OWN, RIVAL, OWN_OVER_RIVAL, -1);
     add_row(report, r, name, ", prefetch (link half taken); points over best rival", HALF, RIVAL, HALF_OVER_RIVAL, 2);
-    add_row(report, r, name, ", prefetch (link half taken); points over own without", HALF, OWN, HALF_OVER_OWN, NAN);
+    add_row(report, r, name, ", prefetch (link half taken); points over own without", HALF, OWN, HALF_OVER_OWN, 2);
     add_row(report, r, name, ", prefetch (link a quarter taken); points over own without", QUARTER, OWN, QUARTER_OVER_OWN, 2);
     printf("    with prefetch %.1f %% (caller at once), %.1f %% (needed loads take half), %.1f %% (a quarter)\n"
            "    at half: %.2f loads ahead per visit in time and used, %.2f wasted; visits wait %.2f of the time without prefetch\n",
