@@ -231,7 +231,9 @@ static void describe_copies(const ep_call *call, uint32_t expert, uint64_t now_n
                          sizeof(state));
         int n = snprintf(out_text + used, bytes - used, "%snode %s: %s%s", used == 0 ? "" : "; ",
                          ep_peer_label(peer), state,
-                         ep_view_allows(call->view, call->model_index, node) ? "" : " (other numerics)");
+                         ep_view_allows(call->view, call->model_index, node)  ? ""
+                         : call->view->pins[call->model_index][0] == 0 ? " (no numerics id chosen yet)"
+                                                                       : " (other numerics)");
         used += n > 0 ? (size_t)n : 0;
     }
 }

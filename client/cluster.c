@@ -11,6 +11,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "hello_table.h"
+#include "numerics_pick.h"
 #include "seed_refresh.h"
 #include "watch.h"
 
@@ -51,6 +52,11 @@ static void broadcast(ep_cluster *cluster)
     pthread_cond_broadcast(&cluster->changed);
     pthread_mutex_unlock(&cluster->lock);
     cluster->config.on_change(cluster->config.arg);
+}
+
+static bool is_any(const ep_cluster *cluster)
+{
+    return cluster->config.client->numerics != NULL && strcmp(cluster->config.client->numerics, "any") == 0;
 }
 
 static Expertd__V1__Hello *copy_hello(const Expertd__V1__Hello *hello)
@@ -150,6 +156,18 @@ static uint64_t models_digest(Expertd__V1__ModelInfo **models, size_t count)
     return sink.digest;
 }
 
+/* A model with copies waits for its pin; the install lock is held. */
+static bool lacks_pin(const ep_cluster *cluster)
+{
+    const ep_view *view = cluster->view;
+    for (uint32_t m = 0; view != NULL && !is_any(cluster) && m < view->table->models_count; m++) {
+        if (view->pins[m][0] == 0 && ep_numerics_pick(view->table, m) != NULL) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static void on_seed_models(void *arg, ep_peer *seed, const Expertd__V1__DescribeReply *reply)
 {
     ep_cluster *cluster = arg;
@@ -162,10 +180,13 @@ static void on_seed_models(void *arg, ep_peer *seed, const Expertd__V1__Describe
         now.n_models = reply->n_models;
         hello = copy_hello(&now);
     }
+    const bool retries = hello == NULL && lacks_pin(cluster); /* a node that could not be reached counts from then on */
     pthread_mutex_unlock(&cluster->install_lock);
     if (hello != NULL) {
         replace_hello(cluster, seed, hello);
         broadcast(cluster);
+    } else if (retries) {
+        install_known(cluster);
     }
 }
 
@@ -247,50 +268,24 @@ static ep_err attach_peers(ep_cluster *cluster, const ep_view *old, ep_view *vie
     return EP_OK;
 }
 
-static bool is_any(const ep_cluster *cluster)
+/*
+ * Without a coordinator the first node that speaks must not decide alone: all have spoken or could not be reached, or those
+ * that have hold the whole model.
+ */
+static bool may_pin(const ep_cluster *cluster, const ep_routing_table *table, uint32_t model_index, const char *numerics)
 {
-    return cluster->config.client->numerics != NULL && strcmp(cluster->config.client->numerics, "any") == 0;
-}
-
-/* Copies of the model's experts on nodes of this id. */
-static uint64_t copies_of_numerics(const ep_routing_table *table, const ep_routing_model *model, uint32_t id)
-{
-    uint64_t count = 0;
-    for (uint32_t l = 0; l < table->layers_count; l++) {
-        const ep_routing_layer *layer = &table->layers[l];
-        const uint32_t experts = layer->shape.experts + layer->shape.shared_experts;
-        for (uint32_t i = 0; &table->models[layer->model_index] == model && i < layer->offsets[experts]; i++) {
-            count += model->numerics_of_node[layer->copies[i]] == id;
+    for (size_t i = 0; cluster->seeds != NULL && i < cluster->config.client->node_urls_count; i++) {
+        if (cluster->seeds[i] != NULL && !ep_peer_was_tried(cluster->seeds[i])) {
+            return ep_numerics_cover(table, model_index, numerics);
         }
     }
-    return count;
+    return true;
 }
 
-/* The id most nodes of the first table have; among equals the one with most copies: a coordinator places by the same rule.
- * NULL when the model has none yet. */
-static const char *most_common(const ep_routing_table *table, const ep_routing_model *model)
+/* *out_pin "" while nothing is to be pinned: no node is allowed then, and calls wait. */
+static ep_err pin_numerics(ep_cluster *cluster, const ep_routing_table *table, uint32_t model_index, char *out_pin)
 {
-    const char *best = NULL;
-    uint32_t best_nodes = 0;
-    uint64_t best_copies = 0;
-    for (uint32_t i = 0; i < model->numerics_count; i++) {
-        uint32_t nodes = 0;
-        for (uint32_t n = 0; n < table->nodes_count; n++) {
-            nodes += model->numerics_of_node != NULL && model->numerics_of_node[n] == i;
-        }
-        const uint64_t copies = nodes > 0 ? copies_of_numerics(table, model, i) : 0;
-        if (nodes > best_nodes || (nodes == best_nodes && copies > best_copies)) {
-            best = model->numerics[i];
-            best_nodes = nodes;
-            best_copies = copies;
-        }
-    }
-    return best;
-}
-
-static ep_err pin_numerics(ep_cluster *cluster, const ep_routing_table *table, const ep_routing_model *model,
-                           char *out_pin)
-{
+    const ep_routing_model *model = &table->models[model_index];
     const char *wanted = cluster->config.client->numerics;
     out_pin[0] = 0;
     if (is_any(cluster)) {
@@ -306,8 +301,8 @@ static ep_err pin_numerics(ep_cluster *cluster, const ep_routing_table *table, c
             return EP_OK;
         }
     }
-    const char *first = most_common(table, model);
-    if (first == NULL) {
+    const char *first = ep_numerics_pick(table, model_index);
+    if (first == NULL || !may_pin(cluster, table, model_index, first)) {
         return EP_OK;
     }
     numerics_pin *pin = calloc(1, sizeof(*pin));
@@ -328,7 +323,7 @@ static ep_err allow_nodes(ep_cluster *cluster, ep_view *view)
     const ep_routing_table *table = view->table;
     for (uint32_t m = 0; m < table->models_count; m++) {
         const ep_routing_model *model = &table->models[m];
-        ep_err err = pin_numerics(cluster, table, model, view->pins[m]);
+        ep_err err = pin_numerics(cluster, table, m, view->pins[m]);
         if (err != EP_OK) {
             return err;
         }
@@ -465,9 +460,13 @@ static bool model_is_connected(ep_view *view, uint32_t model_index, ep_error *ou
     if (!ep_view_has_numerics(view, model_index, out_missing)) {
         return false;
     }
+    /* A model without any copy has no pin. It must not keep the other models waiting: one of its nodes is enough. */
+    const bool is_loading = view->pins[model_index][0] == 0 && model->numerics_of_node != NULL &&
+                            ep_numerics_pick(view->table, model_index) == NULL;
     char last[256] = "no node serves it";
     for (uint32_t n = 0; n < view->table->nodes_count; n++) {
-        if (!ep_view_allows(view, model_index, n)) {
+        const bool serves = ep_view_allows(view, model_index, n) || (is_loading && model->numerics_of_node[n] < model->numerics_count);
+        if (!serves) {
             continue;
         }
         if (ep_peer_is_ready(view->peers[n], EP_PEER_DECODE)) {

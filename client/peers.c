@@ -300,6 +300,14 @@ void ep_peer_heard(ep_peer *peer, bool draining)
     }
 }
 
+bool ep_peer_was_tried(ep_peer *peer)
+{
+    pthread_mutex_lock(&peer->lock);
+    const bool has_failed = peer->last_error.code != EP_OK;
+    pthread_mutex_unlock(&peer->lock);
+    return has_failed || peer->hello != NULL;
+}
+
 void ep_peer_describe(ep_peer *peer, ep_peer_class class_index, uint64_t now_ns, char *out_text, size_t bytes)
 {
     uint64_t heard_ns = __atomic_load_n(&peer->heard_ns, __ATOMIC_RELAXED);

@@ -116,6 +116,8 @@ bool ep_peer_lost_only_shm(ep_peer *peer, ep_peer_class class_index, const ep_rp
 const char *ep_peer_label(const ep_peer *peer);
 /* An answer came from it. */
 void ep_peer_heard(ep_peer *peer, bool draining);
+/* Its Hello is here, or an attempt to get it has failed. The owner's lock over hello is held. */
+bool ep_peer_was_tried(ep_peer *peer);
 /* The last thing known of it, for errors: state, newest error, when it was last heard. */
 void ep_peer_describe(ep_peer *peer, ep_peer_class class_index, uint64_t now_ns, char *out_text,
                       size_t bytes);

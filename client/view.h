@@ -24,7 +24,7 @@ typedef struct ep_view {
     ep_peer **peers;  /* [nodes_count] */
     uint32_t *groups; /* [nodes_count] nodes of one host (moe/host_plan.h) */
     uint8_t *allowed; /* [models_count][nodes_count] 1: serves the model with the pinned numerics id */
-    char (*pins)[EP_NUMERICS_BYTES]; /* [models_count] "" any */
+    char (*pins)[EP_NUMERICS_BYTES]; /* [models_count] "" any, or none chosen yet: then no node is allowed */
     uint32_t former_count;
     ep_former_owner *former;
 } ep_view;
@@ -38,8 +38,8 @@ void ep_view_unref(ep_view *view);
  * naming the versions when there are several and none is asked for. */
 ep_err ep_view_find(const ep_view *view, const char *model, const char *version, uint32_t layer,
                     uint32_t *out_model_index, const ep_routing_layer **out_layer, ep_error *out_error);
-/* True when some node serves the model with the pinned id. If not, *out_error names the pinned id and those
- * there are. */
+/* True when some node serves the model with the pinned id, or nothing is pinned yet. If not, *out_error names the pinned id
+ * and those there are. */
 bool ep_view_has_numerics(const ep_view *view, uint32_t model_index, ep_error *out_error);
 
 /* Fills former from the view before this one. Before the view is shared. */

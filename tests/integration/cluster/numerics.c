@@ -218,7 +218,7 @@ static void expect_unavailable(ep_test_cluster *cluster)
     char *output = NULL;
     input_path(in, token_counts[2]);
     snprintf(out, sizeof(out), "%s/out.safetensors", cluster->dir);
-    const char *forward[] = {"forward", "--model=demo", "--layer=0", "--timeout=500ms", "--in", in, "--out", out, NULL};
+    const char *forward[] = {"forward", "--model=demo", "--layer=0", "--timeout=5s", "--in", in, "--out", out, NULL};
     int code = ep_test_cluster_ctl(cluster, forward, &output);
     EP_TEST_CHECK(code != 0 && strstr(output, "no live copy") != NULL && strstr(output, "(other numerics)") != NULL &&
                       access(out, F_OK) != 0,
