@@ -47,6 +47,7 @@ struct ep_coordinator_service {
     ep_epoch committed;          /* of the moment of served */
     ep_err placement_error_logged;
     char copy_error_logged[EP_ERROR_TEXT_BYTES];
+    char left_out_logged[EP_ERROR_TEXT_BYTES];
     char refusal_logged[EP_ERROR_TEXT_BYTES];
     size_t logged_count;
     logged_node *logged;
@@ -199,6 +200,13 @@ static void announce(ep_coordinator_service *self)
         self->placement_error_logged = problem->code;
         if (problem->code != EP_OK) {
             ep_log(EP_LOG_ERROR, "placement-failed", "%s", problem->text);
+        }
+    }
+    const ep_error *left_out = ep_coordinator_state_left_out(self->cluster);
+    if (strcmp(left_out->text, self->left_out_logged) != 0) {
+        strcpy(self->left_out_logged, left_out->text);
+        if (left_out->code != EP_OK) {
+            ep_log(EP_LOG_WARN, "nodes-left-out", "%s", left_out->text);
         }
     }
     const ep_error *copy = ep_coordinator_state_copy_error(self->cluster);

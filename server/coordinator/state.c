@@ -21,6 +21,7 @@ ep_err ep_coordinator_state_create(const ep_coordinator_state_config *config, ep
     cluster->config = *config;
     ep_error_clear(&cluster->placement_error);
     ep_error_clear(&cluster->copy_error);
+    ep_error_clear(&cluster->left_out);
     *out_cluster = cluster;
     return EP_OK;
 }
@@ -52,6 +53,7 @@ void ep_coordinator_state_destroy(ep_coordinator_state *cluster)
     free(cluster->models);
     free(cluster->layers);
     free(cluster->drained);
+    free(cluster->former_votes);
     ep_routing_table_unref(cluster->table);
     free(cluster);
 }
@@ -472,6 +474,7 @@ ep_err ep_coordinator_state_register(ep_coordinator_state *cluster, uint64_t now
     if (node == NULL || apply_models(cluster, node, request->models, request->n_models) != EP_OK) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to register node %s", request->node);
     }
+    cluster_votes_drop(cluster, node->name);
     forget_unoffered(cluster);
     snprintf(node->url, sizeof(node->url), "%s", request->url);
     snprintf(node->host, sizeof(node->host), "%s", request->host);
@@ -567,9 +570,10 @@ ep_err ep_coordinator_state_heartbeat(ep_coordinator_state *cluster, uint64_t no
     return EP_OK;
 }
 
-static void forget_node(ep_coordinator_state *cluster, size_t index)
+static void forget_node(ep_coordinator_state *cluster, size_t index, uint64_t now_ns)
 {
     cluster_node *node = cluster->nodes[index];
+    cluster_votes_keep(cluster, node, now_ns + (uint64_t)cluster->config.restore_ms * EP_NS_PER_MS);
     memmove(&cluster->nodes[index], &cluster->nodes[index + 1], (--cluster->nodes_count - index) * sizeof(cluster->nodes[0]));
     node_free_layers(node, cluster->layers_count);
     free(node);
@@ -580,13 +584,13 @@ void ep_coordinator_state_tick(ep_coordinator_state *cluster, uint64_t now_ns)
 {
     uint64_t dead_ns = (uint64_t)cluster->config.heartbeat_ms * cluster->config.heartbeat_dead_count * EP_NS_PER_MS;
     uint64_t restore_ns = dead_ns + (uint64_t)cluster->config.restore_ms * EP_NS_PER_MS;
-    bool removed = false;
+    bool removed = cluster_votes_expire(cluster, now_ns);
     bool changed = cluster->placement_error.code == EP_ERR_NO_MEMORY; /* what failed for that alone is tried again */
     for (size_t i = cluster->nodes_count; i-- > 0;) {
         cluster_node *node = cluster->nodes[i];
         uint64_t silent_ns = now_ns - node->last_seen_ns;
         if (silent_ns > restore_ns || (silent_ns > dead_ns && node->state == NODE_DRAINING)) { /* a drained one does not come back */
-            forget_node(cluster, i);
+            forget_node(cluster, i, now_ns);
             removed = true;
         } else if (node->state != NODE_SUSPECT && silent_ns > dead_ns) { /* a restored one has until restore_ns to come back */
             node->state = NODE_SUSPECT;
@@ -627,6 +631,11 @@ const ep_error *ep_coordinator_state_placement_error(const ep_coordinator_state 
 uint64_t ep_coordinator_state_revision(const ep_coordinator_state *cluster)
 {
     return cluster->revision;
+}
+
+const ep_error *ep_coordinator_state_left_out(const ep_coordinator_state *cluster)
+{
+    return &cluster->left_out;
 }
 
 const ep_error *ep_coordinator_state_copy_error(const ep_coordinator_state *cluster)

@@ -90,6 +90,9 @@ ep_routing_table *ep_coordinator_state_table(const ep_coordinator_state *cluster
 /* Why placement failed last (static map that does not fit the model, no memory); code EP_OK when it did not. */
 const ep_error *ep_coordinator_state_placement_error(const ep_coordinator_state *cluster);
 
+/* Nodes that offer a model and get none of its experts, for they compute with another numerics id; code EP_OK: none. */
+const ep_error *ep_coordinator_state_left_out(const ep_coordinator_state *cluster);
+
 /* The newest copy of an expert that was refused because its weights differ from the other copies'; code EP_OK: none. */
 const ep_error *ep_coordinator_state_copy_error(const ep_coordinator_state *cluster);
 

@@ -16,6 +16,7 @@ typedef struct problem {
     uint32_t layers_count;
     ep_placement_layer *layers;
     uint32_t *layer_of;          /* solver layer -> cluster layer */
+    const char *numerics;        /* of the nodes, a cluster node's; NULL: any */
 } problem;
 
 static void problem_fini(problem *p)
@@ -31,74 +32,14 @@ static void problem_fini(problem *p)
     free(p->layer_of);
 }
 
-static bool node_offers(const cluster_node *node, uint32_t model_index)
-{
-    return node_can_own(node) && node_serves(node, model_index);
-}
-
-static uint64_t copies_held(const ep_coordinator_state *cluster, uint32_t model_index, const cluster_node *node)
-{
-    uint64_t count = 0;
-    for (uint32_t l = 0; l < cluster->layers_count; l++) {
-        const cluster_layer *layer = &cluster->layers[l];
-        for (size_t w = 0; layer->model_index == model_index && w < layer_words(layer); w++) {
-            count += (uint64_t)__builtin_popcountll(node->layers[l].assigned[w] | node->layers[l].owned[w]);
-        }
-    }
-    return count;
-}
-
-/* No earlier node offers the model with the same id. */
-static bool is_first_of_id(const ep_coordinator_state *cluster, uint32_t model_index, uint32_t n)
-{
-    for (uint32_t i = 0; i < n; i++) {
-        const cluster_node *other = cluster->nodes[i];
-        if (node_offers(other, model_index) &&
-            strcmp(other->numerics[model_index], cluster->nodes[n]->numerics[model_index]) == 0) {
-            return false;
-        }
-    }
-    return node_offers(cluster->nodes[n], model_index);
-}
-
-/*
- * The numerics id whose nodes get the model's experts: copies of other ids are no copies of each other. That of most nodes;
- * among equals the one whose nodes hold most already. A static map is the operator's word, whatever its nodes compute with:
- * NULL, as when no node offers the model.
- */
-static const char *placed_numerics(const ep_coordinator_state *cluster, uint32_t model_index)
-{
-    const char *best = NULL;
-    uint64_t best_nodes = 0;
-    uint64_t best_copies = 0;
-    for (uint32_t n = 0; cluster->config.expert_map == NULL && n < cluster->nodes_count; n++) {
-        const char *id = cluster->nodes[n]->numerics[model_index];
-        const bool is_first = is_first_of_id(cluster, model_index, n);
-        uint64_t nodes = 0;
-        uint64_t copies = 0;
-        for (uint32_t i = n; is_first && i < cluster->nodes_count; i++) {
-            const cluster_node *other = cluster->nodes[i];
-            if (node_offers(other, model_index) && strcmp(other->numerics[model_index], id) == 0) {
-                nodes++;
-                copies += copies_held(cluster, model_index, other);
-            }
-        }
-        if (nodes > best_nodes || (nodes == best_nodes && copies > best_copies)) {
-            best = id;
-            best_nodes = nodes;
-            best_copies = copies;
-        }
-    }
-    return best;
-}
-
 static void collect_nodes(const ep_coordinator_state *cluster, uint32_t model_index, problem *p)
 {
-    const char *id = placed_numerics(cluster, model_index);
+    const char *id = cluster_placed_numerics(cluster, model_index);
+    p->numerics = id;
     for (uint32_t n = 0; n < cluster->nodes_count; n++) {
         const cluster_node *node = cluster->nodes[n];
         p->solver_node_of[n] = EP_PLACEMENT_NODE_GONE;
-        if (node_offers(node, model_index) && (id == NULL || strcmp(node->numerics[model_index], id) == 0)) {
+        if (cluster_node_offers(node, model_index) && (id == NULL || strcmp(node->numerics[model_index], id) == 0)) {
             p->nodes[p->nodes_count] = (ep_placement_node){.node_id = node->node_id, .name = node->name};
             p->node_of[p->nodes_count] = n;
             p->solver_node_of[n] = p->nodes_count++;
@@ -268,15 +209,27 @@ static uint32_t another_owner(const ep_coordinator_state *cluster, const problem
     return best;
 }
 
-/* A node that has the expert loaded, best one that takes part in placement. */
-static uint32_t present_owner(const ep_coordinator_state *cluster, const layer_plan *plan, uint32_t expert)
+/* How well a node keeps an expert that no other one can take: in placement, else at least with the bits the others compute. */
+static int keeper_rank(const ep_coordinator_state *cluster, const problem *p, uint32_t model_index, uint32_t n)
 {
+    if (p->solver_node_of[n] != EP_PLACEMENT_NODE_GONE) {
+        return 2;
+    }
+    return p->numerics == NULL || strcmp(cluster->nodes[n]->numerics[model_index], p->numerics) == 0;
+}
+
+/* The best node that has the expert loaded. */
+static uint32_t present_owner(const ep_coordinator_state *cluster, const problem *p, const layer_plan *plan, uint32_t expert)
+{
+    const uint32_t model_index = cluster->layers[plan->index].model_index;
     uint32_t best = UINT32_MAX;
+    int best_rank = -1;
     for (uint32_t n = 0; n < cluster->nodes_count; n++) {
-        const cluster_node *node = cluster->nodes[n];
-        bool has = node_is_listed(node) && bit_get(layer_of(cluster, plan, n)->owned, expert);
-        if (has && (best == UINT32_MAX || (node_can_own(node) && !node_can_own(cluster->nodes[best])))) {
+        const bool has = node_is_listed(cluster->nodes[n]) && bit_get(layer_of(cluster, plan, n)->owned, expert);
+        const int rank = has ? keeper_rank(cluster, p, model_index, n) : -1;
+        if (rank > best_rank) {
             best = n;
+            best_rank = rank;
         }
     }
     return best;
@@ -311,7 +264,7 @@ static void avoid_failed(ep_coordinator_state *cluster, const problem *p, const 
     }
     const cluster_layer *layer = &cluster->layers[plan->index];
     const cluster_model *model = &cluster->models[layer->model_index];
-    uint32_t present = present_owner(cluster, plan, expert);
+    uint32_t present = present_owner(cluster, p, plan, expert);
     if (present != UINT32_MAX) {
         bit_set(plan_row(plan, present), expert);
     }
@@ -426,8 +379,10 @@ void cluster_place(ep_coordinator_state *cluster)
     bool changed = !cluster->placed_once;
     bool is_placed = true;
     ep_error_clear(&cluster->placement_error);
+    ep_error_clear(&cluster->left_out);
     for (uint32_t m = 0; m < cluster->models_count; m++) {
         ep_error error;
+        cluster_note_left_out(cluster, m, &cluster->left_out);
         if (place_model(cluster, m, &changed, &error) != EP_OK) {
             cluster->placement_error = error; /* this model keeps what it had */
             is_placed = false;

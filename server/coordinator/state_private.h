@@ -43,6 +43,14 @@ typedef struct cluster_layer {
     uint64_t *digests;           /* [experts] 1 << 32 | digest of the first copy seen; 0: none yet */
 } cluster_layer;
 
+/* A node that was forgotten may come back: until then its numerics id counts for the model as if it were here. */
+typedef struct former_vote {
+    char node[EP_NODE_NAME_BYTES];
+    cluster_model model;
+    char numerics[EP_NUMERICS_BYTES];
+    uint64_t until_ns;
+} former_vote;
+
 struct ep_coordinator_state {
     ep_coordinator_state_config config;
     uint32_t next_node_id;
@@ -61,10 +69,13 @@ struct ep_coordinator_state {
     uint64_t revision;           /* grows when something worth keeping changes */
     size_t drained_count;
     char (*drained)[EP_NODE_NAME_BYTES]; /* by name: a drained node may be away for long and come back */
+    size_t former_votes_count;
+    former_vote *former_votes;
     ep_routing_table *table;
     uint64_t table_checksum;
     bool is_stale;               /* the table could not be made anew */
     ep_error placement_error;
+    ep_error left_out;           /* nodes whose numerics id gets no experts; code EP_OK: none */
     ep_error copy_error;         /* newest copy that differed from the others; code EP_OK: none */
 };
 
@@ -116,6 +127,22 @@ static inline bool node_serves(const cluster_node *node, uint32_t model_index)
 {
     return node->numerics[model_index][0] != 0;
 }
+
+/* Takes part in placing this model. */
+bool cluster_node_offers(const cluster_node *node, uint32_t model_index);
+/*
+ * The numerics id whose nodes get the model's experts: copies of other ids are no copies of each other. Of the ids that some
+ * node offers, that of most nodes which an operator has not drained, up or not; among equals the one whose nodes hold most.
+ * A static map is the operator's word, whatever its nodes compute with: NULL, as when no node offers the model.
+ */
+const char *cluster_placed_numerics(const ep_coordinator_state *cluster, uint32_t model_index);
+/* Writes *out_note when nodes that offer the model get none of it. */
+void cluster_note_left_out(const ep_coordinator_state *cluster, uint32_t model_index, ep_error *out_note);
+/* The node is being forgotten: its ids count until then, or until it registers. Without memory they do not. */
+void cluster_votes_keep(ep_coordinator_state *cluster, const cluster_node *node, uint64_t until_ns);
+void cluster_votes_drop(ep_coordinator_state *cluster, const char *node);
+/* True when votes ended. */
+bool cluster_votes_expire(ep_coordinator_state *cluster, uint64_t now_ns);
 
 /* Recomputes assignments after a change of membership; raises assignment_number when they differ. */
 void cluster_place(ep_coordinator_state *cluster);

@@ -248,6 +248,127 @@ Test(coordinator_state, only_nodes_of_one_numerics_id_get_experts)
     ep_coordinator_state_destroy(cluster);
 }
 
+/* Two nodes of `other`, 0 and 3, and two of the usual id; the first two hold the whole model. */
+static void start_two_of_each(void)
+{
+    static char other[] = "bf16dp/bf16/rne/00000000";
+    start(2, 4, NULL);
+    nodes[0].model.numerics = nodes[3].model.numerics = other;
+    for (int i = 0; i < 4; i++) {
+        cr_assert_eq(join(i, NULL), EP_OK);
+    }
+    load_all(4);
+    cr_assert(held(0) == LAYERS * EXPERTS && held(3) == LAYERS * EXPERTS && held(1) + held(2) == 0);
+}
+
+static void come_back(int i)
+{
+    nodes[i].incarnation++;
+    nodes[i].loaded_number = 0;
+    nodes[i].owned_count[0] = nodes[i].owned_count[1] = 0;
+    cr_assert_eq(join(i, NULL), EP_OK);
+}
+
+/* Time passes in steps of heartbeats of all nodes but the one that is away. */
+static void pass_without(int away, uint64_t ms)
+{
+    for (uint64_t done = 0; done < ms; done += 500) {
+        now_ns += 500 * EP_NS_PER_MS;
+        for (int i = 0; i < 4; i++) {
+            if (i != away) {
+                load(i);
+            }
+        }
+        ep_coordinator_state_tick(cluster, now_ns);
+    }
+}
+
+static void expect_model_on_others_of(int away, int stays)
+{
+    cr_assert_eq(held(stays), (uint32_t)(LAYERS * EXPERTS));
+    cr_assert_eq(held(1) + held(2), 0u, "the model moved to the other id while node-%d was away", away);
+}
+
+/* A clean restart says draining first; the node's id keeps its vote meanwhile, also when it takes longer than the silence allowed. */
+Test(coordinator_state, a_restart_moves_no_model_to_another_numerics_id)
+{
+    start_two_of_each();
+    beat(3, "draining");
+    pass_without(3, 6000); /* forgotten after 1500 */
+    expect_model_on_others_of(3, 0);
+    assert_copies(1);
+    come_back(3);
+    load_all(4);
+    expect_model_on_others_of(3, 0);
+    assert_copies(2);
+    ep_coordinator_state_destroy(cluster);
+}
+
+/* A node that dies is given restore_ms to come back before its experts go to others, and as long again before its vote goes. */
+Test(coordinator_state, a_dead_node_votes_on_for_a_while)
+{
+    start_two_of_each();
+    pass_without(0, 15000); /* forgotten after 11500 */
+    expect_model_on_others_of(0, 3);
+    come_back(0);
+    load_all(4);
+    expect_model_on_others_of(0, 3);
+    assert_copies(2);
+    pass_without(0, 30000); /* for good */
+    cr_assert_eq(held(3), 0u);
+    cr_assert_eq(held(1) + held(2), (uint32_t)(2 * LAYERS * EXPERTS));
+    ep_coordinator_state_destroy(cluster);
+}
+
+/* An operator's drain takes the vote: the node is not coming back to its work. */
+Test(coordinator_state, a_drained_node_has_no_vote_for_its_numerics_id)
+{
+    ep_coordinator_drain drain;
+    start_two_of_each();
+    cr_assert_eq(ep_coordinator_state_left_out(cluster)->code, EP_ERR_FAILED_PRECONDITION);
+    cr_assert_str_eq(ep_coordinator_state_left_out(cluster)->text,
+                     "model demo:v1: 2 of 4 nodes compute with other numerics ('portable/bf16/rne/00000000'): "
+                     "only those of 'bf16dp/bf16/rne/00000000' get experts");
+    cr_assert_eq(ep_coordinator_state_drain(cluster, "node-3", false, &drain, NULL), EP_OK);
+    load_all(4);
+    cr_assert_eq(held(0) + held(3), 0u);
+    assert_copies(2);
+    ep_coordinator_state_destroy(cluster);
+}
+
+/* What no node of the chosen id can load stays on one that computes the same bits, though it is drained. */
+Test(coordinator_state, an_expert_nobody_takes_stays_with_its_numerics_id)
+{
+    static char other[] = "bf16dp/bf16/rne/00000000";
+    ep_coordinator_drain drain;
+    start(1, 3, NULL);
+    nodes[0].model.numerics = other;
+    nodes[0].owned[0][nodes[0].owned_count[0]++] = 5; /* left there from another time */
+    for (int i = 0; i < 3; i++) {
+        cr_assert_eq(join(i, NULL), EP_OK);
+    }
+    for (int i = 0; i < 3; i++) {
+        nodes[0].owned[0][0] = 5;
+        nodes[0].owned_count[0] = 1;
+        load(i);
+    }
+    load_all(3);
+    cr_assert_eq(join(3, NULL), EP_OK);
+    cr_assert_eq(ep_coordinator_state_drain(cluster, "node-1", false, &drain, NULL), EP_OK);
+    cr_assert_eq(ep_coordinator_state_drain(cluster, "node-2", false, &drain, NULL), EP_OK);
+    nodes[0].owned[0][0] = 5;
+    nodes[0].owned_count[0] = 1;
+    beat(0, "serving");
+    load_without(3, 5);
+    load_without(3, 5);
+    cr_assert_eq(ep_coordinator_state_placement_error(cluster)->code, EP_ERR_RESOURCE_EXHAUSTED);
+    cr_assert_not_null(strstr(ep_coordinator_state_placement_error(cluster)->text, "it stays on node node-"), "%s",
+                       ep_coordinator_state_placement_error(cluster)->text);
+    cr_assert_null(strstr(ep_coordinator_state_placement_error(cluster)->text, "stays on node node-0"), "%s",
+                   ep_coordinator_state_placement_error(cluster)->text);
+    ep_coordinator_state_destroy(cluster);
+}
+
 static void expect_neighbours(const char *node, const char *names)
 {
     char got[256] = "";
