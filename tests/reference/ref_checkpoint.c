@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Plain reading and writing of safetensors, and the tensor names of one MoE layer. */
+/* Plain reading and writing of safetensors. */
 #include "ref_checkpoint.h"
 
 #include <errno.h>
@@ -9,13 +9,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { NAME_BYTES = 256, PATH_BYTES = 4096, PREFIXES = 4 };
+enum { PATH_BYTES = 4096 };
 
 static const struct {
     const char *name;
     enum ref_dtype dtype;
 } dtype_names[] = {{"BF16", REF_BF16}, {"F16", REF_F16}, {"F32", REF_F32},
-                   {"I8", REF_I8},     {"I32", REF_I32}, {"I64", REF_I64}};
+                   {"I8", REF_I8},     {"I32", REF_I32}, {"I64", REF_I64},
+                   {"U8", REF_U8},     {"F8_E4M3", REF_F8}, {"F8_E8M0", REF_E8M0}};
 
 void ref_die(const char *format, ...)
 {
@@ -268,117 +269,4 @@ size_t ref_checkpoint_size(const struct ref_checkpoint *checkpoint, const char *
         ref_die("%s/config.json: %s is missing or not a whole number", checkpoint->folder, key);
     }
     return (size_t)json_integer_value(value);
-}
-
-/* Loads the expert whose tensors are named <stem><gate>.weight and so on; false when it does not exist. */
-static bool load_expert(const struct ref_checkpoint *checkpoint, const char *stem, const char *const part[3],
-                        size_t hidden, struct ref_expert *out_expert)
-{
-    char name[NAME_BYTES];
-    struct ref_tensor tensor;
-    snprintf(name, sizeof(name), "%s%s.weight", stem, part[0]);
-    if (!ref_checkpoint_find(checkpoint, name, &tensor)) {
-        return false;
-    }
-    size_t count = tensor.count;
-    struct ref_expert expert = {.inner = count / hidden, .is_bf16 = tensor.dtype == REF_BF16};
-    expert.gate = ref_checkpoint_load(checkpoint, name, count);
-    snprintf(name, sizeof(name), "%s%s.weight", stem, part[1]);
-    expert.up = ref_checkpoint_load(checkpoint, name, count);
-    snprintf(name, sizeof(name), "%s%s.weight", stem, part[2]);
-    expert.down = ref_checkpoint_load(checkpoint, name, count);
-    *out_expert = expert;
-    return true;
-}
-
-static void load_shared(const struct ref_checkpoint *checkpoint, const char *base, const char *const part[3],
-                        struct ref_layer *layer)
-{
-    static const char *const names[] = {"mlp.shared_experts.", "mlp.shared_expert.",
-                                        "block_sparse_moe.shared_experts."};
-    static const char *const gates[] = {"mlp.shared_expert_gate.weight",
-                                        "block_sparse_moe.shared_expert_gate.weight"};
-    char stem[NAME_BYTES];
-    struct ref_tensor tensor;
-    struct ref_expert *shared = allocate(sizeof(*shared));
-    layer->shared = shared;
-    for (size_t i = 0; i < 3 && layer->shared_count == 0; i++) {
-        snprintf(stem, sizeof(stem), "%s%s", base, names[i]);
-        layer->shared_count = load_expert(checkpoint, stem, part, layer->hidden, shared) ? 1 : 0;
-    }
-    for (size_t i = 0; i < 2 && layer->shared_count == 1 && shared->output_gate == NULL; i++) {
-        snprintf(stem, sizeof(stem), "%s%s", base, gates[i]);
-        if (ref_checkpoint_find(checkpoint, stem, &tensor)) {
-            shared->output_gate = ref_checkpoint_load(checkpoint, stem, layer->hidden);
-        }
-    }
-}
-
-void ref_layer_load(const struct ref_checkpoint *checkpoint, size_t layer_index, struct ref_layer *out_layer)
-{
-    static const char *const prefixes[PREFIXES] = {"model.", "", "language_model.model.",
-                                                   "model.language_model."};
-    static const char *const parts[2][3] = {{"gate_proj", "up_proj", "down_proj"}, {"w1", "w3", "w2"}};
-    static const char *const folders[2] = {"mlp.experts", "block_sparse_moe.experts"};
-    char base[64];
-    char stem[NAME_BYTES];
-    struct ref_layer layer = {.hidden = ref_checkpoint_size(checkpoint, "hidden_size")};
-    struct ref_expert *experts = NULL;
-    for (size_t i = 0; i < 2 * PREFIXES && layer.expert_count == 0; i++) {
-        const char *const *part = parts[i % 2];
-        snprintf(base, sizeof(base), "%slayers.%zu.", prefixes[i / 2], layer_index);
-        for (;;) {
-            struct ref_expert expert;
-            snprintf(stem, sizeof(stem), "%s%s.%zu.", base, folders[i % 2], layer.expert_count);
-            if (!load_expert(checkpoint, stem, part, layer.hidden, &expert)) {
-                break;
-            }
-            experts = realloc(experts, (layer.expert_count + 1) * sizeof(*experts));
-            if (experts == NULL) {
-                ref_die("no memory");
-            }
-            experts[layer.expert_count++] = expert;
-        }
-        if (layer.expert_count > 0) {
-            load_shared(checkpoint, base, part, &layer);
-        }
-    }
-    if (layer.expert_count == 0) {
-        ref_die("%s: layer %zu has no experts of the known names", checkpoint->folder, layer_index);
-    }
-    layer.experts = experts;
-    ref_layer_set_family(&layer, ref_family_default());
-    *out_layer = layer;
-}
-
-/* ref_layer_load allocated them: they are const for the readers only. */
-static void set_family(const struct ref_expert *experts, size_t count, enum ref_family family)
-{
-    for (size_t i = 0; i < count; i++) {
-        ((struct ref_expert *)experts)[i].family = experts[i].is_bf16 ? family : REF_PORTABLE;
-    }
-}
-
-void ref_layer_set_family(struct ref_layer *layer, enum ref_family family)
-{
-    set_family(layer->experts, layer->expert_count, family);
-    set_family(layer->shared, layer->shared_count, family);
-}
-
-static void free_experts(const struct ref_expert *experts, size_t count)
-{
-    for (size_t i = 0; i < count; i++) {
-        free((void *)experts[i].gate);
-        free((void *)experts[i].up);
-        free((void *)experts[i].down);
-        free((void *)experts[i].output_gate);
-    }
-    free((void *)experts);
-}
-
-void ref_layer_free(struct ref_layer *layer)
-{
-    free_experts(layer->experts, layer->expert_count);
-    free_experts(layer->shared, layer->shared_count);
-    memset(layer, 0, sizeof(*layer));
 }

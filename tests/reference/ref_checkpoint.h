@@ -60,10 +60,10 @@ float *ref_checkpoint_load(const struct ref_checkpoint *checkpoint, const char *
 /* A whole number of config.json; dies when absent. */
 size_t ref_checkpoint_size(const struct ref_checkpoint *checkpoint, const char *key);
 
-/* The experts of one layer, name family N1 or N2, with shared experts; those of bf16 get ref_family_default(). Freed by
- * ref_layer_free. */
+/* The experts of one layer with its shared experts, by any of the tensor names and in any of the formats that public
+ * checkpoints have; they get ref_family_default(). Freed by ref_layer_free. */
 void ref_layer_load(const struct ref_checkpoint *checkpoint, size_t layer, struct ref_layer *out_layer);
-/* The family of its experts whose weights are bf16; others stay portable. */
+/* The family of its experts; those of a format that it has not stay portable. */
 void ref_layer_set_family(struct ref_layer *layer, enum ref_family family);
 void ref_layer_free(struct ref_layer *layer);
 

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ref_format.h"
+
 static uint32_t bits_of(float value)
 {
     uint32_t bits;
@@ -33,6 +35,9 @@ size_t ref_dtype_bytes(enum ref_dtype dtype)
     case REF_I64:
         return 8;
     case REF_I8:
+    case REF_U8:
+    case REF_F8:
+    case REF_E8M0:
         return 1;
     }
     return 0;
@@ -113,6 +118,12 @@ float ref_load(const void *data, enum ref_dtype dtype, size_t index)
         return value;
     case REF_I8:
         return (float)(int8_t)*at;
+    case REF_U8:
+        return (float)*at;
+    case REF_F8:
+        return ref_e4m3(*at);
+    case REF_E8M0:
+        return ref_e8m0(*at);
     case REF_I32:
     case REF_I64:
         break;
@@ -136,9 +147,7 @@ void ref_store(void *data, enum ref_dtype dtype, size_t index, float value)
     case REF_F32:
         memcpy(at, &value, sizeof(value));
         return;
-    case REF_I8:
-    case REF_I32:
-    case REF_I64:
+    default:
         break;
     }
     abort();

@@ -12,7 +12,8 @@
 
 #include "ref_family.h"
 
-enum ref_dtype { REF_BF16, REF_F16, REF_F32, REF_I8, REF_I32, REF_I64 };
+/* REF_F8 is e4m3, REF_E8M0 a power of two. */
+enum ref_dtype { REF_BF16, REF_F16, REF_F32, REF_I8, REF_I32, REF_I64, REF_U8, REF_F8, REF_E8M0 };
 
 size_t ref_dtype_bytes(enum ref_dtype dtype);
 
@@ -22,10 +23,10 @@ uint16_t ref_f16_from_float(float value);
 float ref_float_from_bf16(uint16_t bits);
 float ref_float_from_f16(uint16_t bits);
 
-/* Element index of an array; REF_I8 gives the plain integer. data may be unaligned. Not for REF_I32 and
+/* Element index of an array; REF_I8 and REF_U8 give the plain integer. data may be unaligned. Not for REF_I32 and
  * REF_I64. */
 float ref_load(const void *data, enum ref_dtype dtype, size_t index);
-/* Stores with one rounding to REF_BF16, REF_F16 or REF_F32. */
+/* Stores with one rounding to REF_BF16, REF_F16 or REF_F32; only these. */
 void ref_store(void *data, enum ref_dtype dtype, size_t index, float value);
 /* value rounded once to dtype and widened again. */
 float ref_round(float value, enum ref_dtype dtype);

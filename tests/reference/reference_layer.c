@@ -216,28 +216,60 @@ static float dot(const struct ref_expert *expert, const float *a, const float *b
 #endif
 }
 
+/* One output of a matrix. x_scale: of a row of x that is integers. */
+static float output(const struct ref_expert *expert, const struct ref_matrix *m, size_t row, const float *x, float x_scale,
+                    size_t n)
+{
+    const float *values = m->values + row * n;
+    size_t group = ref_format_group(expert->format);
+    float y;
+    if (group > 0) {
+        const float *scales = m->scales + row * ((n + group - 1) / group);
+        y = ref_dot_groups(expert->format, expert->family, values, scales, x, n);
+    } else if (expert->format == REF_FORMAT_W8A8) {
+        y = ref_dot_int8(values, m->scales[row], x, x_scale, n);
+    } else {
+        y = dot(expert, values, x, n);
+    }
+    return m->bias != NULL ? y + m->bias[row] : y;
+}
+
 void ref_expert_forward(const struct ref_expert *expert, size_t hidden, const float *x, float *hidden_scratch,
                         float *y)
 {
     bool has_pairs = expert->family != REF_PORTABLE;
-    if (has_pairs) {
-        float *rounded = hidden_scratch + expert->inner;
-        for (size_t i = 0; i < hidden; i++) {
-            rounded[i] = ref_pair_input(x[i]);
-        }
+    bool has_int8 = expert->format == REF_FORMAT_W8A8;
+    float *h = hidden_scratch;
+    float *rounded = hidden_scratch + expert->inner;
+    float x_scale = 1.0f;
+    float h_scale = 1.0f;
+    for (size_t i = 0; has_pairs && i < hidden; i++) {
+        rounded[i] = ref_pair_input(x[i]);
+    }
+    x = has_pairs ? rounded : x;
+    const float *gate_x = x; /* what the expert's own gate sees */
+    if (has_int8) {
+        ref_round_int8(x, hidden, rounded, &x_scale);
         x = rounded;
     }
     for (size_t j = 0; j < expert->inner; j++) {
-        float gate = dot(expert, expert->gate + j * hidden, x, hidden);
-        float up = dot(expert, expert->up + j * hidden, x, hidden);
-        hidden_scratch[j] = ref_silu(gate) * up;
-        hidden_scratch[j] = has_pairs ? ref_pair_input(hidden_scratch[j]) : hidden_scratch[j];
+        float up = output(expert, &expert->up, j, x, x_scale, hidden);
+        if (expert->gate.values != NULL) {
+            float gate = output(expert, &expert->gate, j, x, x_scale, hidden);
+            h[j] = ref_activate(&expert->activation, gate, up);
+        } else {
+            h[j] = ref_activate_alone(&expert->activation, up);
+        }
+        h[j] = has_pairs ? ref_pair_input(h[j]) : h[j];
+    }
+    if (has_int8) {
+        ref_round_int8(h, expert->inner, h, &h_scale);
     }
     for (size_t i = 0; i < hidden; i++) {
-        y[i] = dot(expert, expert->down + i * expert->inner, hidden_scratch, expert->inner);
+        y[i] = output(expert, &expert->down, i, h, h_scale, expert->inner);
     }
     if (expert->output_gate != NULL) {
-        float open = ref_sigmoid(ref_dot(expert->output_gate, x, hidden));
+        float open = ref_sigmoid(ref_dot(expert->output_gate, gate_x, hidden));
         for (size_t i = 0; i < hidden; i++) {
             y[i] = open * y[i];
         }

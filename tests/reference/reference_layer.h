@@ -41,21 +41,23 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "ref_activation.h"
+#include "ref_format.h"
 #include "ref_math.h"
 
 enum ref_form { REF_COMBINED, REF_PARTIAL, REF_UNCOMBINED };
 enum ref_dispatch { REF_DISPATCH_PLAIN = 0, REF_DISPATCH_INT8 = 2, REF_DISPATCH_FP8 = 3 };
 enum ref_nan { REF_NAN_PASS, REF_NAN_REJECT, REF_NAN_ZERO, REF_NAN_MEAN };
 
-/* Weights widened to f32. */
 struct ref_expert {
     size_t inner;             /* I */
-    const float *gate;        /* [I,H] */
-    const float *up;          /* [I,H] */
-    const float *down;        /* [H,I] */
+    struct ref_matrix gate;   /* [I,H]; no values: the activation has no gate */
+    struct ref_matrix up;     /* [I,H] */
+    struct ref_matrix down;   /* [H,I] */
     const float *output_gate; /* [H] or NULL: a shared expert's own gate, sigmoid(w . x) times its row */
-    bool is_bf16;             /* the weights came as bf16 */
-    enum ref_family family;   /* a family of pairs only with is_bf16 */
+    enum ref_format format;
+    enum ref_family family; /* one that has the format */
+    struct ref_activation activation;
 };
 
 struct ref_layer {
@@ -115,7 +117,7 @@ enum ref_refusal ref_layer_forward(const struct ref_layer *layer, const struct r
                                    char text[REF_TEXT_BYTES]);
 
 /* One expert on one f32 row, before any rounding to the wire type. hidden_scratch has `inner` floats,
- * under a family of pairs `inner` + `hidden`. */
+ * and `hidden` more under a family of pairs or with w8a8. */
 void ref_expert_forward(const struct ref_expert *expert, size_t hidden, const float *x, float *hidden_scratch,
                         float *y);
 

@@ -17,9 +17,9 @@ static const float down_rows[H] = {0x1p-7f, -0x1p-6f};
 static const float closed_half[H] = {0.0f, 0.0f};
 
 static const struct ref_expert experts[EXPERTS] = {
-    {1, gate_row, up_rows[0], down_rows, NULL, false, REF_PORTABLE},
-    {1, gate_row, up_rows[1], down_rows, NULL, false, REF_PORTABLE},
-    {1, gate_row, up_rows[2], down_rows, NULL, false, REF_PORTABLE},
+    {.inner = 1, .gate = {.values = gate_row}, .up = {.values = up_rows[0]}, .down = {.values = down_rows}},
+    {.inner = 1, .gate = {.values = gate_row}, .up = {.values = up_rows[1]}, .down = {.values = down_rows}},
+    {.inner = 1, .gate = {.values = gate_row}, .up = {.values = up_rows[2]}, .down = {.values = down_rows}},
 };
 
 static struct ref_layer make_layer(void)
@@ -120,7 +120,11 @@ Test(reference_layer, special_experts_work_on_x)
 Test(reference_layer, masks_and_sentinels)
 {
     struct ref_layer layer = make_layer();
-    const struct ref_expert shared = {1, gate_row, up_rows[0], down_rows, closed_half, false, REF_PORTABLE};
+    const struct ref_expert shared = {.inner = 1,
+                                      .gate = {.values = gate_row},
+                                      .up = {.values = up_rows[0]},
+                                      .down = {.values = down_rows},
+                                      .output_gate = closed_half};
     layer.shared = &shared;
     layer.shared_count = 1; /* adds half of expert 0's row */
     const float x[] = {1.0f, 2.0f, 1.0f, 2.0f, 1.0f, 2.0f};

@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ref_format.h"
+
+#include <math.h>
+
+#include "ref_math.h"
+
+bool ref_format_has(enum ref_format format, enum ref_family family)
+{
+    switch (family) {
+    case REF_PORTABLE:
+        return true;
+    case REF_BF16DP:
+        return format == REF_FORMAT_BF16 || ref_format_group(format) > 0;
+    case REF_BF16ODD:
+        return format == REF_FORMAT_BF16;
+    }
+    return false;
+}
+
+size_t ref_format_group(enum ref_format format)
+{
+    switch (format) {
+    case REF_FORMAT_F8:
+        return 128;
+    case REF_FORMAT_MXFP4:
+    case REF_FORMAT_MXFP8:
+    case REF_FORMAT_INT4:
+        return 32;
+    default:
+        return 0;
+    }
+}
+
+/* sign, `exponents` bits of exponent with this bias, `fractions` bits of fraction; exponent 0 has no leading one. */
+static float small_float(unsigned code, int exponents, int fractions, int bias)
+{
+    int exponent = (int)(code >> fractions) & ((1 << exponents) - 1);
+    int fraction = (int)code & ((1 << fractions) - 1);
+    float value = exponent == 0 ? ldexpf((float)fraction, 1 - bias - fractions)
+                                : ldexpf((float)(fraction + (1 << fractions)), exponent - bias - fractions);
+    return (code >> (exponents + fractions) & 1) != 0 ? -value : value;
+}
+
+float ref_e2m1(unsigned code)
+{
+    return small_float(code, 2, 1, 1);
+}
+
+float ref_e4m3(uint8_t code)
+{
+    return (code & 0x7f) == 0x7f ? NAN : small_float(code, 4, 3, 7);
+}
+
+float ref_e8m0(uint8_t code)
+{
+    return code == 0xff ? NAN : ldexpf(1.0f, (int)code - 127);
+}
+
+/* portable: fused into the total. Families of pairs: two roundings. */
+static float add_group(enum ref_family family, float total, float chain, float scale)
+{
+    if (family == REF_PORTABLE) {
+        return fmaf(scale, chain, total);
+    }
+    float scaled = chain * scale;
+    return total + scaled;
+}
+
+float ref_dot_groups(enum ref_format format, enum ref_family family, const float *values, const float *scales, const float *x,
+                     size_t n)
+{
+    size_t group = ref_format_group(format);
+    float total = 0.0f;
+    for (size_t begin = 0; begin < n; begin += group) {
+        size_t count = n - begin < group ? n - begin : group;
+        float chain = ref_dot_of(family, values + begin, x + begin, count);
+        total = add_group(family, total, chain, scales[begin / group]);
+    }
+    return total;
+}
+
+void ref_round_int8(const float *x, size_t n, float *out_q, float *out_scale)
+{
+    float greatest = 0.0f;
+    bool finite = true;
+    for (size_t i = 0; i < n; i++) {
+        finite = finite && isfinite(x[i]);
+        greatest = fabsf(x[i]) > greatest ? fabsf(x[i]) : greatest;
+    }
+    float scale = finite ? greatest / 127.0f : NAN;
+    for (size_t i = 0; i < n; i++) {
+        float q = scale > 0.0f ? rintf(x[i] / scale) : 0.0f;
+        out_q[i] = q > 127.0f ? 127.0f : q < -127.0f ? -127.0f : q;
+    }
+    *out_scale = scale;
+}
+
+float ref_dot_int8(const float *values, float scale, const float *q, float q_scale, size_t n)
+{
+    int64_t sum = 0;
+    for (size_t i = 0; i < n; i++) {
+        sum += (int64_t)values[i] * (int64_t)q[i];
+    }
+    float scaled = (float)sum * scale;
+    return scaled * q_scale;
+}

@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Weight formats of the oracle. A matrix of any format is kept as plain floats: the exact value of each code, and beside it
+ * the scale of each group of columns of each row.
+ */
+#ifndef TESTS_REFERENCE_REF_FORMAT_H
+#define TESTS_REFERENCE_REF_FORMAT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "ref_family.h"
+
+enum ref_format {
+    REF_FORMAT_FLOAT, /* f16, f32 */
+    REF_FORMAT_BF16,
+    REF_FORMAT_F8,    /* scales for blocks of 128 x 128 or for rows: both read as one for each 128 columns of a row */
+    REF_FORMAT_MXFP4, /* groups of 32 columns, as the next two */
+    REF_FORMAT_MXFP8,
+    REF_FORMAT_INT4,
+    REF_FORMAT_W8A8   /* one scale for a row; rows of x are rounded to int8 as well */
+};
+
+struct ref_matrix {
+    const float *values; /* [rows,columns] */
+    const float *scales; /* [rows, groups of columns]; NULL: plain values */
+    const float *bias;   /* [rows] or NULL */
+};
+
+/* Whether the family computes the format; what it has not is computed as `portable`. */
+bool ref_format_has(enum ref_format format, enum ref_family family);
+/* Columns that share a scale; 0: no groups. */
+size_t ref_format_group(enum ref_format format);
+
+/* Values of codes. */
+float ref_e2m1(unsigned code);
+float ref_e4m3(uint8_t code);
+float ref_e8m0(uint8_t code);
+
+/* The dot product of a row of a matrix that has groups with x, without the bias. */
+float ref_dot_groups(enum ref_format format, enum ref_family family, const float *values, const float *scales, const float *x,
+                     size_t n);
+/* x as int8 holds it; *out_scale is what these integers are multiplied by: NaN for a row that is not finite. */
+void ref_round_int8(const float *x, size_t n, float *out_q, float *out_scale);
+/* Of a row of w8a8 and such integers. */
+float ref_dot_int8(const float *values, float scale, const float *q, float q_scale, size_t n);
+
+#endif
