@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backends/cpu/cpu_ahead.h"
 #include "backends/cpu/cpu_spin.h"
 #include "backends/host_common.h"
 #include "base/check.h"
@@ -470,15 +471,16 @@ static bool turn_to_work(cpu_worker *worker, cpu_work *out_work)
 }
 
 /*
- * No lock. Takes the tasks that the thread runs after those it has, so that it knows which weights to fetch meanwhile. Not the last ones,
- * which idle threads could begin at once; not of patient jobs, whose tasks are long: an urgent job would wait for them too.
+ * No lock. Takes the tasks that the thread runs after those it has, so that it knows which weights to fetch meanwhile. Not the last ones
+ * (cpu_ahead.h); not of patient jobs, whose tasks are long: an urgent job would wait for them too.
  */
 static cpu_work claim_ahead(const ep_cpu_schedule *s, const cpu_turn *turn)
 {
     cpu_work ahead = {.count = 0};
     const uint32_t left = turn->tasks_count - tasks_taken(turn->pass);
-    const uint32_t threads = atomic_load_explicit(&turn->pass->threads_in, memory_order_relaxed);
-    if ((turn->stage == STAGE_GATE_UP || turn->stage == STAGE_DOWN) && left >= threads * turn->grain &&
+    const uint32_t threads_in = atomic_load_explicit(&turn->pass->threads_in, memory_order_relaxed);
+    const uint32_t threads = ep_cpu_threads_expected(threads_in, s->threads, turn->then.count > 0);
+    if ((turn->stage == STAGE_GATE_UP || turn->stage == STAGE_DOWN) && ep_cpu_may_claim_ahead(left, turn->grain, threads) &&
         !is_patient(turn->pass->job) && atomic_load_explicit(&s->changes, memory_order_relaxed) == turn->seen) {
         (void)claim_tasks(turn, &ahead);
     }
