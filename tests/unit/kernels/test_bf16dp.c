@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/check.h"
 #include "base/random.h"
 #include "kernels/bf16odd.h"
 #include "kernels/ffn_kernel.h"
@@ -75,6 +76,16 @@ static float step(const ep_ffn_kernel *kernel, float acc, uint32_t w, uint32_t x
     return (kernel->family == EP_FFN_FAMILY_BF16DP ? ep_bf16dp_step : ep_bf16odd_step)(acc, w, x);
 }
 
+/* How the calling thread rounds and what it flushes, without the flags of what happened: kernels may change it for themselves alone. */
+static unsigned float_control(void)
+{
+#if defined(__x86_64__)
+    return __builtin_ia32_stmxcsr() & 0xffc0u;
+#else
+    return 0;
+#endif
+}
+
 enum { LINES = 9, ROWS = 7 };
 
 static void expect_panel(const ep_ffn_kernel *kernel, uint64_t seed, uint32_t lines, uint32_t rows, uint32_t kind)
@@ -89,7 +100,9 @@ static void expect_panel(const ep_ffn_kernel *kernel, uint64_t seed, uint32_t li
     for (uint32_t i = 0; i < lines * rows; i++) {
         a[i] = ep_f32_from_bits(hard_pair(&state, kind == 4 ? 0 : kind));
     }
+    const unsigned control = float_control();
     kernel->panel(EP_DTYPE_BF16, a, rows, (const uint8_t *)panel, lines, NULL, c);
+    cr_assert_eq(float_control(), control, "%s", kernel->name);
 
     const ep_ffn_chunks chunks = ep_ffn_chunks_of(rows);
     uint32_t row = 0;
@@ -119,6 +132,26 @@ Test(bf16dp, kernels_equal_the_scalars_where_numbers_are_hard)
             expect_panel(kernel, seed, 1 + seed % LINES, 1 + seed % ROWS, seed % 5);
         }
     }
+}
+
+/* Codes and scales of zero: two groups, and all sizes of a chunk. */
+Test(bf16dp, groups_leave_the_floating_point_control_as_it_was)
+{
+    enum { K = EP_F8_BLOCK + 3 };
+    const size_t bytes = 2 * ep_ffn_group_bytes(EP_WEIGHTS_F8_CHANNEL);
+    uint8_t *panel = aligned_alloc(64, ep_align_up(bytes, 64));
+    static _Alignas(64) float c[ROWS * EP_FFN_PANEL];
+    static float a[K * ROWS];
+    const ep_ffn_kernel *kernel;
+    memset(panel, 0, bytes);
+    for (size_t n = 0; (kernel = ep_ffn_kernel_at(n)) != NULL; n++) {
+        for (uint32_t rows = 1; ep_ffn_family_has(kernel->family, EP_WEIGHTS_F8_CHANNEL) && rows <= ROWS; rows++) {
+            const unsigned control = float_control();
+            kernel->group_panel(EP_WEIGHTS_F8_CHANNEL, a, rows, panel, K, NULL, c);
+            cr_assert_eq(float_control(), control, "%s, %u rows", kernel->name, rows);
+        }
+    }
+    free(panel);
 }
 
 /* Products of -2^-126 + (1 + m / 128) 2^e reach both sides of the smallest normal number, one by one. */

@@ -2,22 +2,42 @@
 /* The kernels' exp and activation are the scalar ones bit for bit, for every kind of input. */
 #include <criterion/criterion.h>
 #include <math.h>
+#include <string.h>
 
 #include "base/numeric.h"
 #include "base/random.h"
 #include "kernels/ffn_kernel.h"
 
+enum { KERNELS_MAX = 16 };
+
+/* Asked for once: each ep_ffn_kernel_at asks the CPU, which on a virtual one takes longer than many exponentials. NULL behind the last. */
+static const ep_ffn_kernel *kernels[KERNELS_MAX + 1];
+
+static void find_kernels(void)
+{
+    size_t count = 0;
+    while ((kernels[count] = ep_ffn_kernel_at(count)) != NULL) {
+        count++;
+        cr_assert(count <= KERNELS_MAX);
+    }
+}
+
+TestSuite(exp, .init = find_kernels);
+TestSuite(silu_mul, .init = find_kernels);
+
 static void expect_equal_exp(const float x[16])
 {
-    const ep_ffn_kernel *kernel;
-    for (size_t n = 0; (kernel = ep_ffn_kernel_at(n)) != NULL; n++) {
+    float want[16];
+    for (int i = 0; i < 16; i++) {
+        want[i] = ep_expf(x[i]);
+    }
+    for (const ep_ffn_kernel *const *kernel = kernels; *kernel != NULL; kernel++) {
         float y[16];
-        kernel->exp16(x, y);
-        for (int i = 0; i < 16; i++) {
-            uint32_t want = ep_f32_bits(ep_expf(x[i]));
-            if (ep_f32_bits(y[i]) != want) {
-                cr_assert_fail("%s: exp(%08x) is %08x, not %08x", kernel->name, ep_f32_bits(x[i]),
-                               ep_f32_bits(y[i]), want);
+        (*kernel)->exp16(x, y);
+        for (int i = 0; i < 16 && memcmp(y, want, sizeof(y)) != 0; i++) {
+            if (ep_f32_bits(y[i]) != ep_f32_bits(want[i])) {
+                cr_assert_fail("%s: exp(%08x) is %08x, not %08x", (*kernel)->name, ep_f32_bits(x[i]), ep_f32_bits(y[i]),
+                               ep_f32_bits(want[i]));
             }
         }
     }
@@ -101,15 +121,17 @@ Test(silu_mul, equals_scalar_and_nan_stays_nan)
             uint64_t z = ep_splitmix64(&state);
             c[i] = n % 2 != 0 ? ep_f32_from_bits((uint32_t)z) : (float)(int32_t)z * (100.0f / 2147483648.0f);
         }
-        const ep_ffn_kernel *kernel;
-        for (size_t k = 0; (kernel = ep_ffn_kernel_at(k)) != NULL; k++) {
-            kernel->activate(EP_ACT_SILU, &(ep_activation_numbers){0}, c, 1, h, EP_FFN_PANEL);
+        float want[EP_FFN_HALF_PANEL];
+        for (int i = 0; i < EP_FFN_HALF_PANEL; i++) {
+            want[i] = ep_siluf(c[i]) * c[EP_FFN_HALF_PANEL + i];
+        }
+        for (const ep_ffn_kernel *const *kernel = kernels; *kernel != NULL; kernel++) {
+            (*kernel)->activate(EP_ACT_SILU, &(ep_activation_numbers){0}, c, 1, h, EP_FFN_PANEL);
             for (int i = 0; i < EP_FFN_HALF_PANEL; i++) {
-                float want = ep_siluf(c[i]) * c[EP_FFN_HALF_PANEL + i];
-                bool equal = want != want ? h[i] != h[i] : ep_f32_bits(want) == ep_f32_bits(h[i]);
+                bool equal = want[i] != want[i] ? h[i] != h[i] : ep_f32_bits(want[i]) == ep_f32_bits(h[i]);
                 if (!equal) {
-                    cr_assert_fail("%s: silu(%a) * %a is %a, not %a", kernel->name, (double)c[i],
-                                   (double)c[EP_FFN_HALF_PANEL + i], (double)h[i], (double)want);
+                    cr_assert_fail("%s: silu(%a) * %a is %a, not %a", (*kernel)->name, (double)c[i],
+                                   (double)c[EP_FFN_HALF_PANEL + i], (double)h[i], (double)want[i]);
                 }
             }
         }
