@@ -4,6 +4,7 @@
 #include "model/safetensors.h"
 
 #include <inttypes.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,8 +18,18 @@
 #define SAMPLE_BYTES 4096u
 #define SAMPLE_DIGEST_BYTES 16
 
+/* The first state in which the file was found shorter than at open. Only that one is read from: one that changes again is being written. */
+typedef struct cut_state {
+    pthread_mutex_t lock; /* everything below; fstat too, so that an older look is not taken for a change */
+    bool is_seen;
+    bool is_refused;
+    uint64_t bytes;
+    struct timespec modified;
+} cut_state;
+
 struct ep_safetensors {
     ep_model_file file;
+    cut_state *cut; /* readers hold the rest const */
     uint64_t data_begin; /* in the file */
     ep_safetensors_header header;
     uint8_t identity_digest[EP_SAFETENSORS_DIGEST_BYTES];
@@ -154,12 +165,17 @@ static ep_err open_file(ep_model_file *file, const ep_safetensors_limits *limits
         limits = &ep_safetensors_default_limits;
     }
     ep_safetensors *self = calloc(1, sizeof(*self));
-    if (self == NULL) {
+    cut_state *cut = calloc(1, sizeof(*cut));
+    if (self == NULL || cut == NULL) {
+        free(self);
+        free(cut);
         err = ep_error_set(out_error, EP_ERR_NO_MEMORY, "%s: allocation failed", file->name);
         ep_model_file_close(file);
         return err;
     }
     self->file = *file;
+    self->cut = cut;
+    pthread_mutex_init(&cut->lock, NULL);
     if (limits->header_bytes_max < 2 || limits->header_bytes_max > EP_SAFETENSORS_HEADER_BYTES_LIMIT) {
         err = ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "header_bytes_max is %zu, allowed 2..%zu",
                            limits->header_bytes_max, EP_SAFETENSORS_HEADER_BYTES_LIMIT);
@@ -197,6 +213,8 @@ void ep_safetensors_close(ep_safetensors *file)
     }
     ep_safetensors_header_fini(&file->header);
     ep_model_file_close(&file->file);
+    pthread_mutex_destroy(&file->cut->lock);
+    free(file->cut);
     free(file);
 }
 
@@ -237,17 +255,16 @@ const ep_safetensors_tensor *ep_safetensors_find(const ep_safetensors *file, con
 }
 
 /*
- * Whether the file lost its end and nothing else: its head and the samples of what is left are as they were. At least one sample must be
- * left, or another file that is being written in its place would pass.
+ * A file that is only bytes_left long is known to be as it was at open up to this byte: the end of the last sample that is left, when its
+ * head and all samples that are left are as they were. What follows may be of another file that is being written. 0: none is known.
  */
-static bool is_only_cut(const ep_safetensors *self, uint64_t bytes_left)
+static uint64_t known_end(const ep_safetensors *self, uint64_t bytes_left)
 {
     uint8_t sample[SAMPLE_BYTES], digest[SAMPLE_DIGEST_BYTES];
-    uint64_t offset;
-    uint32_t seen = 0;
+    uint64_t offset, end = 0;
     if (bytes_left <= self->data_begin || digest_piece(self, 0, sample, head_bytes(self), digest, NULL) != EP_OK ||
         memcmp(digest, self->head_digest, sizeof(digest)) != 0) {
-        return false;
+        return 0;
     }
     for (uint32_t i = 0; i < SAMPLES; i++) {
         const size_t bytes = place_sample(self, i, &offset);
@@ -256,31 +273,65 @@ static bool is_only_cut(const ep_safetensors *self, uint64_t bytes_left)
         }
         if (digest_piece(self, offset, sample, bytes, digest, NULL) != EP_OK ||
             memcmp(digest, self->sample_digests[i], sizeof(digest)) != 0) {
-            return false;
+            return 0;
         }
-        seen++;
+        end = offset + bytes;
     }
-    return seen > 0;
+    return end;
+}
+
+/*
+ * BAD_FILE when the file is neither as at open (*out_bytes: its size) nor as when it was first found shorter (*out_bytes: less). Once
+ * it was shorter, any other state refuses it for good: something writes to it.
+ */
+static ep_err check_state(const ep_safetensors *self, uint64_t *out_bytes, ep_error *out_error)
+{
+    struct stat st;
+    cut_state *cut = self->cut;
+    pthread_mutex_lock(&cut->lock);
+    const ep_err err = ep_model_file_check_unchanged(&self->file, out_error);
+    const bool has_stat = ep_safetensors_stat(self, &st);
+    if (has_stat && !cut->is_seen && (uint64_t)st.st_size < self->file.bytes) {
+        cut->is_seen = true;
+        cut->bytes = (uint64_t)st.st_size;
+        cut->modified = st.st_mtim;
+    } else if (has_stat && cut->is_seen &&
+               ((uint64_t)st.st_size != cut->bytes || st.st_mtim.tv_sec != cut->modified.tv_sec ||
+                st.st_mtim.tv_nsec != cut->modified.tv_nsec)) {
+        cut->is_refused = true;
+    }
+    const bool is_cut = cut->is_seen, is_refused = cut->is_refused;
+    *out_bytes = is_cut ? cut->bytes : self->file.bytes;
+    pthread_mutex_unlock(&cut->lock);
+    if (is_refused) {
+        return ep_error_set(out_error, EP_ERR_BAD_FILE,
+                            "%s: was cut to %" PRIu64 " bytes, had %" PRIu64
+                            " when it was opened, and was changed again; open the model again",
+                            self->file.name, *out_bytes, self->file.bytes);
+    }
+    return is_cut && has_stat ? EP_OK : err;
 }
 
 ep_err ep_safetensors_read(const ep_safetensors *file, const ep_safetensors_tensor *tensor, size_t offset,
                            void *out, size_t bytes, ep_error *out_error)
 {
-    struct stat st;
+    const uint64_t begin = file->data_begin + tensor->begin + offset;
+    uint64_t bytes_before, bytes_after;
+    ep_err err;
     EP_ASSERT(offset <= ep_safetensors_tensor_bytes(tensor));
     EP_ASSERT(bytes <= ep_safetensors_tensor_bytes(tensor) - offset);
-    const uint64_t begin = file->data_begin + tensor->begin + offset;
-    ep_error why;
-    const ep_err err = ep_model_file_check_unchanged(&file->file, &why);
-    if (err != EP_OK) {
-        const bool is_there = ep_safetensors_stat(file, &st) && (uint64_t)st.st_size < file->file.bytes &&
-                              begin + bytes <= (uint64_t)st.st_size;
-        if (!is_there || !is_only_cut(file, (uint64_t)st.st_size)) {
-            if (out_error != NULL) {
-                *out_error = why;
-            }
-            return err;
+    do { /* again at most once: when the file was cut meanwhile */
+        err = check_state(file, &bytes_before, out_error);
+        if (err == EP_OK && bytes_before < file->file.bytes && begin + bytes > known_end(file, bytes_before)) {
+            err = ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: has %" PRIu64 " bytes, had %" PRIu64 " when it was opened",
+                               file->file.name, bytes_before, file->file.bytes);
         }
-    }
-    return ep_model_file_read(&file->file, begin, out, bytes, out_error);
+        if (err == EP_OK) {
+            err = ep_model_file_read(&file->file, begin, out, bytes, out_error);
+        }
+        if (err == EP_OK) {
+            err = check_state(file, &bytes_after, out_error);
+        }
+    } while (err == EP_OK && bytes_after != bytes_before);
+    return err;
 }

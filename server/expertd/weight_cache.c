@@ -181,7 +181,8 @@ static bool make_room(ep_weight_cache *cache, uint64_t present, uint64_t bytes)
     bool has_room = true;
     pthread_mutex_lock(&cache->tidy);
     while (has_room && cache->bytes_max != 0 && (now = bytes_now(cache)) + bytes > cache->bytes_max) {
-        has_room = find_oldest(cache, present, name, &freed) && unlinkat(cache->dir_fd, name, 0) == 0;
+        has_room = find_oldest(cache, present, name, &freed) &&
+                   (unlinkat(cache->dir_fd, name, 0) == 0 || errno == ENOENT); /* somebody else removed it */
         if (has_room) {
             count_dropped(cache, freed);
         } else {
@@ -329,7 +330,7 @@ static ep_err fill_body(void *arg, void *body, size_t body_bytes, ep_error *out_
     uint32_t crc = 0;
     for (size_t at = 0; at < body_bytes; at += PIECE_BYTES) {
         const size_t piece = body_bytes - at < PIECE_BYTES ? body_bytes - at : PIECE_BYTES;
-        if (file->goes_on != NULL && !file->goes_on(file->arg)) {
+        if (file->goes_on != NULL && !file->goes_on(file->arg, at)) {
             return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED, "gives way to what requests wait for");
         }
         if (!read_all(file->fd, (uint8_t *)body + at, piece, (off_t)(BODY_AT + at))) {

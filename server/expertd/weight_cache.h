@@ -35,8 +35,9 @@ typedef struct ep_weight_cache_file {
     uint8_t head[EP_PACKED_HEAD_BYTES];
     uint8_t sha256[EP_SHA256_BYTES];
     char name[128];
-    /* For the reader to set: asked again and again while it is read. False: it is left (RESOURCE_EXHAUSTED). NULL: never. */
-    bool (*goes_on)(void *arg);
+    /* For the reader to set: asked again and again while it is read, with the bytes of the body read so far. False: it is left
+     * (RESOURCE_EXHAUSTED). NULL: never. */
+    bool (*goes_on)(void *arg, size_t bytes_done);
     void *arg;
 } ep_weight_cache_file;
 

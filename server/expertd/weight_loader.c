@@ -35,11 +35,31 @@ typedef struct loader {
     ep_load_progress progress;
     uint64_t paid_until_ns; /* the rate allows the next load then */
     expert_entry *ahead; /* being loaded ahead of time */
-    uint64_t ahead_bytes;
+    uint64_t ahead_bytes; /* that its memory takes while it can give way */
+    bool is_blocked;    /* the urgent load that ran last needs that memory too */
     uint64_t paused_ns; /* the load that runs gave way so long */
 } loader;
 
 static void load_urgent(loader *self, expert_entry *entry);
+
+/* ---- rate ---- */
+
+/* How long the rate makes a load last. */
+static uint64_t paid_ns(const ep_weight_store *store, const expert_entry *entry)
+{
+    const uint64_t bytes = ep_weight_layer_bytes_at_least(&store->layers[entry->layer_slot].layer);
+    const uint64_t rate = store->config.load_bytes_per_s;
+    return rate == 0 ? 0 : (uint64_t)((double)bytes / (double)rate * (double)EP_NS_PER_S);
+}
+
+static void charge(loader *self, uint64_t ns)
+{
+    const uint64_t now_ns = ep_clock_now_ns();
+    if (self->store->config.load_bytes_per_s != 0) {
+        const uint64_t from_ns = self->paid_until_ns > now_ns - CARRY_NS ? self->paid_until_ns : now_ns - CARRY_NS;
+        self->paid_until_ns = from_ns + ns;
+    }
+}
 
 /* ---- room ---- */
 
@@ -69,14 +89,20 @@ static bool fits(const ep_weight_store *store, uint64_t bytes)
 
 /*
  * Lock held, but for some whiles. The coldest experts that no job holds go first. When all are held, the coldest leaves the table: no new
- * job gets it, and its bytes come back with its last one. So a load never waits for an expert to be out of use by chance.
+ * job gets it, and its bytes come back with its last one. So a load never waits for an expert to be out of use by chance. Nor does it wait
+ * for the memory of a load ahead of time that gave way to it.
  */
-static bool make_room(ep_weight_store *store, uint64_t bytes, load_kind kind)
+static bool make_room(loader *self, uint64_t bytes, load_kind kind)
 {
+    ep_weight_store *store = self->store;
     while (!fits(store, bytes)) {
         ep_heat_choice victim;
         const uint64_t limit = store->config.weight_bytes_max;
         if (kind == LOAD_FIRST || store->stop || bytes > limit) {
+            return false;
+        }
+        if (kind == LOAD_URGENT && bytes > limit - self->ahead_bytes) {
+            self->is_blocked = true;
             return false;
         }
         if (ep_expert_heat_victim(store->heat, kind == LOAD_PREFETCH, is_idle, store, &victim)) {
@@ -95,10 +121,11 @@ static bool make_room(ep_weight_store *store, uint64_t bytes, load_kind kind)
 
 /* ---- one load ---- */
 
-static ep_err check_room(ep_weight_store *store, uint64_t bytes, load_kind kind, bool takes, ep_error *out_error)
+static ep_err check_room(loader *self, uint64_t bytes, load_kind kind, bool takes, ep_error *out_error)
 {
+    ep_weight_store *store = self->store;
     pthread_mutex_lock(&store->lock);
-    const bool has_room = make_room(store, bytes, kind);
+    const bool has_room = make_room(self, bytes, kind);
     store->resident_bytes += has_room && takes ? bytes : 0;
     const uint64_t used = store->resident_bytes;
     pthread_mutex_unlock(&store->lock);
@@ -115,9 +142,10 @@ static void give_back(ep_weight_store *store, uint64_t bytes)
     pthread_mutex_unlock(&store->lock);
 }
 
-static ep_err pack(ep_weight_store *store, const ep_weight_layer *layer, const ep_expert_data *data, load_kind kind,
+static ep_err pack(loader *self, const ep_weight_layer *layer, const ep_expert_data *data, load_kind kind,
                    ep_resident *resident, ep_error *out_error)
 {
+    ep_weight_store *store = self->store;
     ep_backend *backend = store->config.backend;
     const ep_expert_source *source = &data->source;
     const bool is_shared = resident->expert >= layer->shape.experts; /* often kept finer than the routed ones */
@@ -126,7 +154,7 @@ static ep_err pack(ep_weight_store *store, const ep_weight_layer *layer, const e
                             ep_weight_format_name(source->format), ep_weight_format_name(layer->format));
     }
     const size_t bytes = backend->ops->weights_bytes(backend, source);
-    ep_err err = check_room(store, bytes, kind, true, out_error);
+    ep_err err = check_room(self, bytes, kind, true, out_error);
     if (err != EP_OK) {
         return err;
     }
@@ -141,27 +169,37 @@ static ep_err pack(ep_weight_store *store, const ep_weight_layer *layer, const e
 }
 
 /*
- * Between two pieces of a load ahead of time, no lock held: what requests wait for goes before it. False: it shall not go on: the store
- * stops, or the budget does not hold both.
+ * Between two pieces of a load ahead of time, no lock held: what requests wait for goes before it. Nor does it wait for what the rate
+ * charged for the bytes that are not read yet: that is charged when it goes on. False: it shall not go on: the store stops, or the budget
+ * does not hold both.
  */
-static bool give_way(void *arg)
+static bool give_way(void *arg, size_t bytes_done)
 {
     loader *self = arg;
     ep_weight_store *store = self->store;
+    const double unread = self->ahead_bytes > 0 ? 1 - (double)bytes_done / (double)self->ahead_bytes : 0;
+    const uint64_t unread_ns = (uint64_t)(unread * (double)paid_ns(store, self->ahead));
     bool goes_on = true;
+    bool is_refunded = false;
     pthread_mutex_lock(&store->lock);
     while (goes_on && !store->stop && store->urgent.first != NULL && !ep_weight_waits_any(store, self->ahead)) {
         const uint64_t bytes = store->layers[store->urgent.first->layer_slot].expert_bytes_max;
         const uint64_t limit = store->config.weight_bytes_max;
+        self->paid_until_ns -= is_refunded ? 0 : unread_ns;
+        is_refunded = true;
         goes_on = limit == 0 || (bytes <= limit && self->ahead_bytes <= limit - bytes);
         if (goes_on) {
             const uint64_t begin_ns = ep_clock_now_ns();
             const uint64_t paused_ns = self->paused_ns;
             load_urgent(self, ep_entry_queue_take(&store->urgent));
             self->paused_ns = paused_ns + (ep_clock_now_ns() - begin_ns);
+            goes_on = !self->is_blocked;
         }
     }
     goes_on = goes_on && !store->stop;
+    if (is_refunded && goes_on) {
+        charge(self, unread_ns);
+    }
     pthread_mutex_unlock(&store->lock);
     return goes_on;
 }
@@ -179,7 +217,7 @@ static ep_err load_from_cache(loader *self, const ep_weight_layer *layer, load_k
     if (!ep_weight_cache_find(store->config.cache, &key, &file)) {
         return EP_ERR_NOT_FOUND;
     }
-    ep_err err = check_room(store, file.body_bytes, kind, true, out_error);
+    ep_err err = check_room(self, file.body_bytes, kind, true, out_error);
     if (err != EP_OK) {
         ep_weight_cache_forget(&file);
         return err;
@@ -190,6 +228,7 @@ static ep_err load_from_cache(loader *self, const ep_weight_layer *layer, load_k
         self->ahead_bytes = file.body_bytes;
     }
     err = ep_weight_cache_read(store->config.cache, &file, &resident->weights, out_error);
+    self->ahead_bytes = kind == LOAD_PREFETCH ? 0 : self->ahead_bytes;
     if (err != EP_OK) {
         give_back(store, file.body_bytes);
         return err == EP_ERR_BAD_FILE ? EP_ERR_NOT_FOUND : err;
@@ -199,13 +238,13 @@ static ep_err load_from_cache(loader *self, const ep_weight_layer *layer, load_k
     return EP_OK;
 }
 
-static ep_err load_from_checkpoint(ep_weight_store *store, const ep_weight_layer *layer, load_kind kind, ep_resident *resident,
+static ep_err load_from_checkpoint(loader *self, const ep_weight_layer *layer, load_kind kind, ep_resident *resident,
                                    ep_error *out_error)
 {
     ep_expert_data data = {0};
     ep_err err = ep_checkpoint_read_expert(layer->checkpoint, layer->shape.layer, resident->expert, &data, out_error);
     if (err == EP_OK) {
-        err = pack(store, layer, &data, kind, resident, out_error);
+        err = pack(self, layer, &data, kind, resident, out_error);
         ep_expert_data_free(&data);
     }
     return err;
@@ -217,7 +256,7 @@ static ep_err load_expert(loader *self, const expert_entry *entry, load_kind kin
 {
     ep_weight_store *store = self->store;
     const ep_weight_layer *layer = &store->layers[entry->layer_slot].layer;
-    ep_err err = check_room(store, ep_weight_layer_bytes_at_least(layer), kind, false, out_error);
+    ep_err err = check_room(self, ep_weight_layer_bytes_at_least(layer), kind, false, out_error);
     if (err != EP_OK) {
         return err;
     }
@@ -232,7 +271,7 @@ static ep_err load_expert(loader *self, const expert_entry *entry, load_kind kin
     err = load_from_cache(self, layer, kind, resident, out_error);
     *out_is_saved = err == EP_OK;
     if (err == EP_ERR_NOT_FOUND) {
-        err = load_from_checkpoint(store, layer, kind, resident, out_error);
+        err = load_from_checkpoint(self, layer, kind, resident, out_error);
     }
     if (err != EP_OK) {
         free(resident);
@@ -271,8 +310,8 @@ static bool is_passing(ep_err err)
  * Lock held. Writes the outcome of one load into its entry. A cold expert stays cold when there was no room for it, and an owned one owned
  * when it could not be read this time: one error of a device, or a moment without memory, must not cost every expert that is asked for then.
  */
-static void settle(ep_weight_store *store, expert_entry *entry, load_kind kind, ep_resident *resident, bool is_saved, ep_err err,
-                   const ep_error *error)
+static void settle(ep_weight_store *store, expert_entry *entry, load_kind kind, ep_resident *resident, bool is_saved,
+                   bool had_no_room, ep_err err, const ep_error *error)
 {
     layer_entry *layer = &store->layers[entry->layer_slot];
     store->stats.pending_count -= kind == LOAD_FIRST;
@@ -291,7 +330,7 @@ static void settle(ep_weight_store *store, expert_entry *entry, load_kind kind, 
         store->stats.loads_total++;
         store->stats.prefetches_total += kind == LOAD_PREFETCH;
         settle_ownership(store, entry, entry->is_owned || entry->is_wanted);
-    } else if (err == EP_ERR_RESOURCE_EXHAUSTED && kind != LOAD_URGENT) {
+    } else if (had_no_room) {
         entry->state = EP_EXPERT_ABSENT;
         settle_ownership(store, entry, entry->is_owned || entry->is_wanted); /* it may have been dropped meanwhile */
     } else if (entry->is_owned && is_passing(err)) {
@@ -323,14 +362,6 @@ static void trace_load(const ep_weight_store *store, const expert_entry *entry, 
     }
 }
 
-/* How long the rate makes a load last. */
-static uint64_t paid_ns(const ep_weight_store *store, const expert_entry *entry)
-{
-    const uint64_t bytes = ep_weight_layer_bytes_at_least(&store->layers[entry->layer_slot].layer);
-    const uint64_t rate = store->config.load_bytes_per_s;
-    return rate == 0 ? 0 : (uint64_t)((double)bytes / (double)rate * (double)EP_NS_PER_S);
-}
-
 /* Loads one expert and ends the waits for it. Lock held on entry and exit, not in between. */
 static void load_one(loader *self, expert_entry *entry, load_kind kind)
 {
@@ -356,7 +387,8 @@ static void load_one(loader *self, expert_entry *entry, load_kind kind)
     if (is_traced) {
         trace_load(store, entry, id, bytes, false, err);
     }
-    if (err != EP_OK && (err != EP_ERR_RESOURCE_EXHAUSTED || kind == LOAD_URGENT)) {
+    const bool had_no_room = err == EP_ERR_RESOURCE_EXHAUSTED && (kind != LOAD_URGENT || self->is_blocked);
+    if (err != EP_OK && !had_no_room) {
         ep_log(EP_LOG_ERROR, "expert-load", "model %s layer %u expert %u failed: %s", layer->layer.model,
                layer->layer.shape.layer, entry->expert, error.text);
     }
@@ -366,10 +398,9 @@ static void load_one(loader *self, expert_entry *entry, load_kind kind)
     if (err == EP_OK) {
         ep_load_room_loaded(&store->room_ahead, took_ns > paid_ns(store, entry) ? took_ns : paid_ns(store, entry));
     }
-    settle(store, entry, kind, resident, is_saved, err, &error);
-    const bool had_no_room = err == EP_ERR_RESOURCE_EXHAUSTED && kind != LOAD_URGENT;
+    settle(store, entry, kind, resident, is_saved, had_no_room, err, &error);
     const bool may_come = entry->state == EP_EXPERT_ABSENT && entry->is_owned;
-    if (had_no_room && may_come && ep_weight_waits_any(store, entry)) { /* wanted while a prefetch gave up */
+    if (had_no_room && may_come && ep_weight_waits_any(store, entry)) { /* a prefetch gave up, or will */
         entry->state = EP_EXPERT_QUEUED;
         ep_weight_entry_place(store, entry);
         ep_entry_queue_add(&store->urgent, entry);
@@ -493,16 +524,6 @@ static bool await_rate(loader *self, load_kind kind)
     }
 }
 
-static void pay(loader *self, const expert_entry *entry)
-{
-    const ep_weight_store *store = self->store;
-    const uint64_t now_ns = ep_clock_now_ns();
-    if (store->config.load_bytes_per_s != 0) {
-        const uint64_t from_ns = self->paid_until_ns > now_ns - CARRY_NS ? self->paid_until_ns : now_ns - CARRY_NS;
-        self->paid_until_ns = from_ns + paid_ns(store, entry);
-    }
-}
-
 static bool take_prefetch(ep_weight_store *store, expert_entry **out_entry)
 {
     ep_heat_choice choice;
@@ -537,13 +558,16 @@ static void load_urgent(loader *self, expert_entry *entry)
 {
     ep_weight_store *store = self->store;
     become_nice(self);
+    self->is_blocked = false;
     /* They may give up while the rate is waited for. */
     if (!ep_weight_waits_any(store, entry) || !await_rate(self, LOAD_URGENT) || !ep_weight_waits_any(store, entry)) {
         give_up(store, entry);
     } else {
-        pay(self, entry);
+        const uint64_t paid_until_ns = self->paid_until_ns;
+        charge(self, paid_ns(store, entry));
         load_one(self, entry, LOAD_URGENT);
-        self->owes_first = true; /* or an assignment would never be whole while requests miss again and again */
+        self->paid_until_ns = self->is_blocked ? paid_until_ns : self->paid_until_ns; /* it comes again */
+        self->owes_first = self->owes_first || !self->is_blocked; /* or an assignment would never be whole while requests miss again and again */
     }
     if (store->urgent.first == NULL) {
         ep_load_room_idle(&store->room_ahead, ep_clock_now_ns());
@@ -554,9 +578,8 @@ static void load_urgent(loader *self, expert_entry *entry)
 static void load_ahead(loader *self, expert_entry *entry)
 {
     become_nice(self);
-    if (await_rate(self, LOAD_PREFETCH) && entry->state == EP_EXPERT_ABSENT && entry->is_owned && entry->is_wanted &&
-        ep_clock_now_ns() >= entry->retry_ns) {
-        pay(self, entry);
+    if (await_rate(self, LOAD_PREFETCH) && entry->state == EP_EXPERT_ABSENT && entry->is_owned && entry->is_wanted) {
+        charge(self, paid_ns(self->store, entry));
         self->ahead = entry;
         load_one(self, entry, LOAD_PREFETCH);
         self->ahead = NULL;

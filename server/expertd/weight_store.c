@@ -72,18 +72,19 @@ uint64_t ep_weight_layer_bytes_at_least(const ep_weight_layer *layer)
            ep_weight_matrix_bytes(layer->format, shape->hidden, shape->inner);
 }
 
-/* What an expert of the layer takes in memory. One whose tensors are not as they should be takes what its shape says: its load tells. */
-static uint64_t packed_bytes(const ep_weight_store *store, const ep_weight_layer *layer, uint32_t expert)
+/* What an expert of the layer takes in memory. False: its tensors are not as they should be. */
+static bool find_packed_bytes(const ep_weight_store *store, const ep_weight_layer *layer, uint32_t expert, uint64_t *out_bytes)
 {
     ep_backend *backend = store->config.backend;
     const uint64_t least = ep_weight_layer_bytes_at_least(layer);
     ep_expert_source outline;
     ep_error error;
     if (ep_checkpoint_outline_expert(layer->checkpoint, layer->shape.layer, expert, &outline, &error) != EP_OK) {
-        return least;
+        return false;
     }
     const uint64_t packed = backend->ops->weights_bytes(backend, &outline);
-    return packed > least || expert >= layer->shape.experts ? packed : least;
+    *out_bytes = packed > least || expert >= layer->shape.experts ? packed : least;
+    return true;
 }
 
 /* Errors: BAD_CONFIG (the budget cannot hold one). */
@@ -94,9 +95,12 @@ static ep_err measure_experts(const ep_weight_store *store, const ep_weight_laye
     const uint64_t limit = store->config.weight_bytes_max;
     *out_bytes = 0;
     *out_bytes_max = 0;
-    /* All routed experts are alike; shared ones are wider, and often kept in a finer format. */
+    /* All routed experts are alike; shared ones are wider, and often kept in a finer format. Without any that is whole the shape tells. */
     for (uint32_t e = 0; e < routed + layer->shape.shared_experts; e = e < routed ? routed : e + 1) {
-        const uint64_t bytes = packed_bytes(store, layer, e);
+        uint64_t bytes = ep_weight_layer_bytes_at_least(layer);
+        while (!find_packed_bytes(store, layer, e, &bytes) && e + 1 < routed) {
+            e++;
+        }
         if (limit != 0 && bytes > limit) {
             return ep_error_set(out_error, EP_ERR_BAD_CONFIG,
                                 "weight_bytes_max is %" PRIu64 ", one %sexpert of layer %u of model %s needs %" PRIu64
@@ -231,7 +235,8 @@ void ep_resident_release(ep_resident *resident)
 
 void ep_weight_entry_place(ep_weight_store *store, const expert_entry *entry)
 {
-    const bool is_cold = entry->state == EP_EXPERT_ABSENT && entry->is_owned && entry->is_wanted;
+    /* One that could not be read just now is left to requests: it would be chosen again and again. */
+    const bool is_cold = entry->state == EP_EXPERT_ABSENT && entry->is_owned && entry->is_wanted && entry->retry_ns <= ep_clock_now_ns();
     ep_expert_heat_set_place(store->heat, entry->layer_slot, entry->expert,
                              entry->state == EP_EXPERT_RESIDENT ? EP_HEAT_RESIDENT
                              : is_cold                          ? EP_HEAT_ABSENT

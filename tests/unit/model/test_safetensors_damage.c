@@ -206,6 +206,88 @@ Test(safetensors_damage, a_file_rewritten_after_open_is_noticed)
     ep_safetensors_close(file);
 }
 
+#define LARGE_BYTES ((size_t)1 << 20)
+#define SAMPLE_STEP ((LARGE_BYTES - 4096) / 15)
+#define KNOWN_BYTES (4 * SAMPLE_STEP + 4096) /* up to the end of the fifth sample */
+
+static uint8_t large[LARGE_BYTES];
+
+/* One tensor of LARGE_BYTES; returns where it begins in the file. */
+static off_t open_large(ep_safetensors **out_file, const ep_safetensors_tensor **out_tensor)
+{
+    ep_error error;
+    struct stat st;
+    for (size_t i = 0; i < LARGE_BYTES; i++) {
+        large[i] = (uint8_t)(i * 37 + i / 251);
+    }
+    const ep_named_tensor tensor = {"large", ep_tensor_1d(large, EP_DTYPE_U8, LARGE_BYTES)};
+    ASSERT_OK(ep_safetensors_write(test_path(NAME), &tensor, 1, NULL, 0, &error), error);
+    ASSERT_OK(open_small(out_file, &error), error);
+    *out_tensor = ep_safetensors_find(*out_file, "large");
+    cr_assert_eq(stat(test_path(NAME), &st), 0);
+    return st.st_size - (off_t)LARGE_BYTES;
+}
+
+static void append_other_bytes(size_t bytes)
+{
+    static const uint8_t other[64 << 10];
+    const int fd = open(test_path(NAME), O_WRONLY | O_APPEND);
+    cr_assert_eq(write(fd, other, bytes), (ssize_t)bytes);
+    close(fd);
+}
+
+static ep_err read_large(const ep_safetensors *file, const ep_safetensors_tensor *tensor, size_t offset, size_t bytes)
+{
+    static uint8_t read[LARGE_BYTES];
+    ep_error error;
+    const ep_err err = ep_safetensors_read(file, tensor, offset, read, bytes, &error);
+    cr_expect(err != EP_OK || memcmp(read, large + offset, bytes) == 0, "other bytes at %zu", offset);
+    return err;
+}
+
+Test(safetensors_damage, of_a_cut_file_only_what_lies_before_a_sample_is_read)
+{
+    ep_safetensors *file = NULL;
+    const ep_safetensors_tensor *t;
+    const off_t begin = open_large(&file, &t);
+    cr_assert_eq(truncate(test_path(NAME), begin + (off_t)KNOWN_BYTES + 9000), 0);
+    cr_expect_eq(read_large(file, t, 0, KNOWN_BYTES), EP_OK);
+    cr_expect_eq(read_large(file, t, KNOWN_BYTES - 100, 100), EP_OK);
+    cr_expect_eq(read_large(file, t, KNOWN_BYTES - 100, 101), EP_ERR_BAD_FILE);
+    cr_expect_eq(read_large(file, t, KNOWN_BYTES + 1000, 1000), EP_ERR_BAD_FILE, "nothing vouches for it");
+    ep_safetensors_close(file);
+}
+
+Test(safetensors_damage, bytes_that_another_writes_into_a_cut_file_are_not_read)
+{
+    ep_safetensors *file = NULL;
+    const ep_safetensors_tensor *t;
+    const off_t begin = open_large(&file, &t);
+    cr_assert_eq(truncate(test_path(NAME), begin + (off_t)KNOWN_BYTES + 1000), 0);
+    append_other_bytes(50000); /* between two samples */
+    cr_expect_eq(read_large(file, t, KNOWN_BYTES + 20000, 1000), EP_ERR_BAD_FILE);
+    cr_expect_eq(read_large(file, t, 0, 1000), EP_OK, "as it was at open");
+    ep_safetensors_close(file);
+}
+
+Test(safetensors_damage, a_cut_file_that_changes_again_is_refused_for_good)
+{
+    ep_safetensors *file = NULL;
+    const ep_safetensors_tensor *t;
+    struct stat st;
+    const off_t begin = open_large(&file, &t);
+    cr_assert_eq(truncate(test_path(NAME), begin + (off_t)KNOWN_BYTES + 1000), 0);
+    cr_expect_eq(read_large(file, t, 0, 1000), EP_OK);
+    cr_assert_eq(stat(test_path(NAME), &st), 0);
+    append_other_bytes(1);
+    cr_expect_eq(read_large(file, t, 0, 1000), EP_ERR_BAD_FILE);
+    const struct timespec times[2] = {st.st_atim, st.st_mtim};
+    cr_assert_eq(truncate(test_path(NAME), st.st_size), 0);
+    cr_assert_eq(utimensat(AT_FDCWD, test_path(NAME), times, 0), 0);
+    cr_expect_eq(read_large(file, t, 0, 1000), EP_ERR_BAD_FILE, "whatever it looks like");
+    ep_safetensors_close(file);
+}
+
 Test(safetensors_damage, only_regular_files_are_opened)
 {
     ep_safetensors *file = NULL;

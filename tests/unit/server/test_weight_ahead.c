@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Loads ahead of time from packed files give way, in the middle, to what requests wait for. */
 #include <criterion/criterion.h>
+#include <dirent.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -21,6 +23,7 @@ static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static uint64_t changes;
 static const ep_backend_ops *plain_ops;
 static ep_backend_ops ops;
+static uint64_t load_bytes_per_s;
 
 static void on_change(void *arg)
 {
@@ -62,7 +65,7 @@ static void open_store(uint64_t weight_bytes_max)
     uint32_t slot;
     uint8_t all[EXPERTS];
     const ep_weight_store_config config = {.backend = backend, .weight_bytes_max = weight_bytes_max, .prefetches = true, .cache = cache,
-                                           .on_change = on_change};
+                                           .load_bytes_per_s = load_bytes_per_s, .on_change = on_change};
     cr_assert_eq(ep_weight_store_create(&config, &store, &e), EP_OK);
     const ep_model_info *info = ep_checkpoint_info(checkpoint);
     ep_weight_layer layer = {.model = "demo", .checkpoint = checkpoint, .format = info->format, .shape = info->moe_layers[0]};
@@ -194,6 +197,54 @@ Test(weight_ahead, a_request_is_served_in_the_middle_of_a_load_ahead_of_time)
 Test(weight_ahead, a_load_ahead_of_time_is_left_when_the_budget_does_not_hold_both)
 {
     open_store(bytes_of_one());
+    provoke();
+    cr_expect_not(was_ready_before);
+    cr_expect_eq(ready_err, EP_OK);
+    cr_expect_eq(import_err, EP_ERR_RESOURCE_EXHAUSTED);
+    cr_expect_eq(settle().failed_count, 0);
+    cr_expect_eq(settle().owned_count, EXPERTS);
+}
+
+/* At ten bytes a second the load ahead of time would have to be paid for minutes. */
+Test(weight_ahead, a_request_does_not_wait_for_the_rate_of_bytes_that_are_not_read)
+{
+    const uint64_t each = bytes_of_one();
+    load_bytes_per_s = 10;
+    open_store(each * 3);
+    provoke();
+    cr_expect(was_ready_before);
+    cr_expect_eq(ready_err, EP_OK);
+    cr_expect_eq(import_err, EP_OK);
+}
+
+/* Its load takes the way from the checkpoint. */
+static void remove_file_of_5(void)
+{
+    char path[EP_FIXTURE_PATH_BYTES + 300];
+    uint32_t removed = 0;
+    DIR *d = opendir(cache_dir);
+    for (struct dirent *e; (e = readdir(d)) != NULL;) {
+        if (strstr(e->d_name, "-e5.pack") != NULL) {
+            snprintf(path, sizeof(path), "%s/%s", cache_dir, e->d_name);
+            removed += unlink(path) == 0;
+        }
+    }
+    closedir(d);
+    cr_assert_eq(removed, 1);
+}
+
+static size_t twice_the_bytes(ep_backend *base, const ep_expert_source *source)
+{
+    return 2 * plain_ops->weights_bytes(base, source);
+}
+
+/* As the store measured experts before it started, there is room for both. */
+Test(weight_ahead, a_load_ahead_of_time_is_left_when_the_request_needs_more_than_was_measured)
+{
+    open_store(bytes_of_one() * 2);
+    settle();
+    ops.weights_bytes = twice_the_bytes;
+    remove_file_of_5();
     provoke();
     cr_expect_not(was_ready_before);
     cr_expect_eq(ready_err, EP_OK);

@@ -11,6 +11,7 @@
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "expertd/weight_cache.h"
@@ -228,6 +229,37 @@ Test(weight_cache, the_limit_removes_other_models_first_and_then_stops)
     for (uint32_t e = 0; e < 3; e++) {
         cr_expect(has_expert(e));
     }
+}
+
+static bool others_remove; /* each file just before we do */
+
+/* In place of the C library's. */
+int unlinkat(int dir_fd, const char *name, int flags)
+{
+    if (others_remove) {
+        (void)syscall(SYS_unlinkat, dir_fd, name, flags);
+    }
+    return (int)syscall(SYS_unlinkat, dir_fd, name, flags);
+}
+
+Test(weight_cache, a_file_that_somebody_else_removed_made_room_too)
+{
+    char old[EP_FIXTURE_PATH_BYTES + 64];
+    open_cache(0);
+    cr_expect(write_expert(0));
+    const uint64_t each = stats().bytes;
+    ep_weight_cache_close(cache);
+    snprintf(old, sizeof(old), "%s/0123456789abcdef-l0-e0.pack", cache_dir);
+    const int fd = open(old, O_WRONLY | O_CREAT, 0600);
+    cr_assert_eq(ftruncate(fd, (off_t)each), 0);
+    close(fd);
+    open_cache(each * 2);
+    others_remove = true;
+    cr_expect(write_expert(1));
+    others_remove = false;
+    cr_expect_neq(access(old, F_OK), 0);
+    cr_expect_eq(stats().bytes, each * 2);
+    cr_expect(has_expert(1));
 }
 
 Test(weight_cache, a_directory_that_cannot_be_used_is_no_failure)

@@ -484,6 +484,53 @@ Test(weight_store, an_error_that_may_pass_leaves_the_expert_owned_and_is_tried_a
     backend->ops = plain_ops;
 }
 
+static uint8_t bytes_of_6[32]; /* its first ones */
+static _Atomic uint32_t failed_loads;
+
+static ep_err load_or_fail_6(ep_backend *base, const ep_expert_source *source, ep_backend_weights **out_weights, ep_error *out_error)
+{
+    if (memcmp(source->up, bytes_of_6, sizeof(bytes_of_6)) == 0) {
+        atomic_fetch_add(&failed_loads, 1);
+        return ep_error_set(out_error, EP_ERR_IO, "made up");
+    }
+    return plain_ops->weights_load(base, source, out_weights, out_error);
+}
+
+/* 6 and 7 are equally hot, and 6 is chosen first. */
+Test(weight_store, an_expert_that_cannot_be_read_ahead_of_time_does_not_keep_others_from_it, .timeout = 60)
+{
+    const uint64_t each = bytes_of_one();
+    const uint32_t pair[2] = {6, 7};
+    uint32_t missing;
+    ep_expert_state state;
+    ep_expert_data data;
+    ep_weight_stats stats;
+    ep_error e;
+    prefetches = true;
+    open_store(each * 2);
+    ep_weight_store_want(store, 0, all);
+    settle();
+    cr_assert_eq(ep_checkpoint_read_expert(checkpoint, 0, 6, &data, &e), EP_OK, "%s", e.text);
+    memcpy(bytes_of_6, data.source.up, sizeof(bytes_of_6));
+    ep_expert_data_free(&data);
+    plain_ops = backend->ops;
+    ep_backend_ops ops = *plain_ops;
+    ops.weights_load = load_or_fail_6;
+    backend->ops = &ops;
+    do {
+        ep_resident *residents[2];
+        cr_assert(ep_weight_store_acquire(store, 0, pair, NULL, 2, residents, &missing, &state));
+        ep_resident_release(residents[0]);
+        ep_resident_release(residents[1]);
+        ep_weight_store_wait(store, 0, NULL, 0);
+        ep_weight_store_read_stats(store, &stats);
+    } while (stats.prefetches_useful_total == 0);
+    cr_expect_eq(atomic_load(&failed_loads), 1, "it is not tried before somebody asks for it");
+    cr_expect_eq(stats.owned_count, 8);
+    ep_weight_store_stop(store);
+    backend->ops = plain_ops;
+}
+
 static bool drops_at_once(const ep_weight_wait *wait)
 {
     (void)wait;
@@ -619,6 +666,51 @@ Test(weight_store, a_budget_below_the_shared_expert_is_refused_by_name)
         cr_expect(is_enough || strstr(e.text, "one shared expert of layer 1 of model demo needs ") != NULL, "%s", e.text);
         ep_weight_store_destroy(small);
     }
+}
+
+static size_t larger_bytes(ep_backend *base, const ep_expert_source *source)
+{
+    return 2 * plain_ops->weights_bytes(base, source);
+}
+
+/* One expert of another shape says nothing of the others. */
+Test(weight_store, the_size_of_experts_is_that_of_the_first_whole_one)
+{
+    char path[EP_FIXTURE_PATH_BYTES + 32];
+    char text[8192];
+    ep_error e;
+    uint32_t slot;
+    ep_weight_store *small;
+    ep_expert_source outline;
+    snprintf(path, sizeof(path), "%s/model.safetensors", dir);
+    const int fd = open(path, O_RDWR);
+    const ssize_t bytes = pread(fd, text, sizeof(text) - 1, 8);
+    cr_assert_gt(bytes, 0);
+    text[bytes] = 0;
+    char *name = strstr(text, "layers.0.block_sparse_moe.experts.0.w1.weight");
+    cr_assert_not_null(name);
+    char *shape = strstr(name, "[16,32]");
+    cr_assert_not_null(shape);
+    memcpy(shape, "[32,16]", 7);
+    cr_assert_eq(pwrite(fd, text, (size_t)bytes, 8), bytes);
+    close(fd);
+    open_store(0);
+    cr_assert_neq(ep_checkpoint_outline_expert(checkpoint, 0, 0, &outline, &e), EP_OK);
+    cr_assert_eq(ep_checkpoint_outline_expert(checkpoint, 0, 1, &outline, &e), EP_OK, "%s", e.text);
+    plain_ops = backend->ops;
+    ep_backend_ops ops = *plain_ops;
+    ops.weights_bytes = larger_bytes;
+    backend->ops = &ops;
+    const uint64_t each = backend->ops->weights_bytes(backend, &outline);
+    const ep_model_info *info = ep_checkpoint_info(checkpoint);
+    const ep_weight_layer layer = {.model = "demo", .checkpoint = checkpoint, .format = info->format, .shape = info->moe_layers[0]};
+    for (int is_enough = 0; is_enough < 2; is_enough++) {
+        const ep_weight_store_config sc = {.backend = backend, .weight_bytes_max = is_enough ? each : each - 1, .on_change = on_change};
+        cr_assert_eq(ep_weight_store_create(&sc, &small, &e), EP_OK);
+        cr_expect_eq(ep_weight_store_add_layer(small, &layer, &slot, &e), is_enough ? EP_OK : EP_ERR_BAD_CONFIG);
+        ep_weight_store_destroy(small);
+    }
+    backend->ops = plain_ops;
 }
 
 /* What the outline of an expert says is what its data turns out to take. */
