@@ -33,6 +33,7 @@ typedef struct coordinator {
     ep_table_store *store;       /* NULL: state in memory */
     ep_coordinator_service *service;
     ep_gateway *gateway;
+    char gateway_url[EP_ADDRESS_BYTES]; /* loopback: the gateway's client finds this process there */
     ep_admin_service *admin;
     ep_rpc_server *server;
     ep_metrics *metrics;
@@ -126,10 +127,48 @@ static ep_err add_admin(coordinator *self, ep_error *out_error)
                         : ep_error_set(out_error, err, "no memory for the admin service");
 }
 
+/* The gateway's own client watches placement over the loopback lane, and calls the nodes with this coordinator's token and TLS settings. */
+static ep_err connect_gateway(coordinator *self, ep_error *out_error)
+{
+    const ep_service_config *service = &self->config->service;
+    char token[EP_TOKEN_BYTES_MAX + 1];
+    ep_client_config client;
+    ep_client_config_init(&client);
+    client.coordinator_url = self->gateway_url;
+    ep_rpc_credentials_show(service->credentials, EP_ROLE_CLIENT, token);
+    client.token = token[0] != 0 ? token : NULL;
+    client.buffer_bytes_max = service->buffer_bytes_max;
+    client.payload_crc = service->payload_crc;
+    if (service->has_tls && service->tls.server_name != NULL) { /* without a name this process only listens with TLS */
+        client.tls_ca_file = service->tls.ca_file;
+        client.tls_cert_key_file = service->tls.cert_key_file;
+        client.tls_server_name = service->tls.server_name;
+    }
+    ep_err err = ep_gateway_connect(self->gateway, &client, out_error);
+    explicit_bzero(token, sizeof(token));
+    return err;
+}
+
+static void look_after_gateway(coordinator *self)
+{
+    ep_error error;
+    ep_routing_table *table = ep_coordinator_service_table(self->service);
+    ep_gateway_tick(self->gateway);
+    if (!self->stopping && ep_gateway_is_stranded(self->gateway, table)) {
+        const ep_err err = connect_gateway(self, &error);
+        ep_log(err == EP_OK ? EP_LOG_INFO : EP_LOG_WARN, "gateway-numerics", "no node of the chosen numerics id holds a model any more: %s",
+               err == EP_OK ? "choosing anew" : error.text);
+    }
+    ep_routing_table_unref(table);
+}
+
 static void on_tick(void *arg)
 {
     coordinator *self = arg;
     ep_coordinator_service_tick(self->service);
+    if (self->config->gateway) {
+        look_after_gateway(self);
+    }
 }
 
 /* Ready once it listens: a coordinator without nodes is a working coordinator. */
@@ -211,33 +250,16 @@ static ep_err create_gateway(coordinator *self, ep_error *out_error)
     return ep_gateway_create(&config, &self->gateway, out_error);
 }
 
-/* The gateway's own client watches placement over the loopback lane, and calls the nodes with this coordinator's token and TLS settings. */
-static ep_err connect_gateway(coordinator *self, ep_error *out_error)
+/* Listens for the gateway's own client. */
+static ep_err start_gateway(coordinator *self, ep_error *out_error)
 {
-    const ep_service_config *service = &self->config->service;
-    char url[EP_ADDRESS_BYTES];
-    char token[EP_TOKEN_BYTES_MAX + 1];
     if (!self->config->gateway) {
         return EP_OK;
     }
-    snprintf(url, sizeof(url), "loopback://gateway-%016llx", (unsigned long long)ep_random_id());
-    const ep_lane_address address = {.url = url};
-    ep_client_config client;
-    ep_client_config_init(&client);
-    client.coordinator_url = url;
-    ep_rpc_credentials_show(service->credentials, EP_ROLE_CLIENT, token);
-    client.token = token[0] != 0 ? token : NULL;
-    client.buffer_bytes_max = service->buffer_bytes_max;
-    client.payload_crc = service->payload_crc;
-    if (service->has_tls && service->tls.server_name != NULL) { /* without a name this process only listens with TLS */
-        client.tls_ca_file = service->tls.ca_file;
-        client.tls_cert_key_file = service->tls.cert_key_file;
-        client.tls_server_name = service->tls.server_name;
-    }
+    snprintf(self->gateway_url, sizeof(self->gateway_url), "loopback://gateway-%016llx", (unsigned long long)ep_random_id());
+    const ep_lane_address address = {.url = self->gateway_url};
     ep_err err = ep_rpc_server_listen(self->server, &address, EP_ROLE_BIT(EP_ROLE_CLIENT), out_error);
-    err = err != EP_OK ? err : ep_gateway_connect(self->gateway, &client, out_error);
-    explicit_bzero(token, sizeof(token));
-    return err;
+    return err != EP_OK ? err : connect_gateway(self, out_error);
 }
 
 /* The service with what its store kept, under a term that no client has seen. */
@@ -291,7 +313,7 @@ static ep_err start_rpc(coordinator *self, ep_error *out_error)
     err = err != EP_OK ? err : ep_rpc_server_add_service(self->server, ep_gateway_rpc(self->gateway), out_error);
     err = err != EP_OK ? err : add_admin(self, out_error);
     err = err != EP_OK ? err : ep_service_listen(service, self->server, out_error);
-    return err != EP_OK ? err : connect_gateway(self, out_error);
+    return err != EP_OK ? err : start_gateway(self, out_error);
 }
 
 static ep_err start_metrics(coordinator *self, ep_error *out_error)

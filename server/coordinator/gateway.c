@@ -22,11 +22,19 @@
 
 #define BAD(...) ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, __VA_ARGS__)
 
+/* A client and the calls that were begun with it. */
+typedef struct gateway_client {
+    ep_client *client;
+    uint32_t calls; /* atomic */
+} gateway_client;
+
 struct ep_gateway {
     Expertd__V1__Gateway_Service rpc; /* first: handlers get a pointer to it */
     ep_gateway_config config;
     pthread_rwlock_t client_lock; /* read: a call is being started; write: the client goes */
-    ep_client *client;            /* NULL: not yet, or no more */
+    gateway_client *client;       /* NULL: not yet, or no more */
+    gateway_client *next;         /* to take its place, once it has a table; NULL: none */
+    gateway_client *former;       /* until its calls have ended; NULL: none */
     ep_metric_series *in_flight_gauge;
     ep_metric_series *seconds;
     pthread_mutex_t lock;         /* guards the rest */
@@ -39,6 +47,7 @@ struct ep_gateway {
 /* Shared by the handler, the completion and the caller's cancel. */
 typedef struct gateway_request {
     ep_gateway *gateway;
+    gateway_client *client;
     ep_rpc_call *call;
     Expertd__V1__GatewayForwardReply_Closure closure;
     const Expertd__V1__GatewayForwardRequest *header; /* valid until the call is finished */
@@ -235,6 +244,7 @@ static void on_done(void *arg, const ep_moe_result *result)
     }
     ep_rpc_call_finish(request->call, err, err == EP_OK ? NULL : &error);
     trace_end(&request->trace, err);
+    __atomic_sub_fetch(&request->client->calls, 1, __ATOMIC_RELEASE);
     request_unref(request);
     leave(gateway, took_ns);
 }
@@ -272,7 +282,7 @@ static ep_err check_ready(ep_gateway *gateway, ep_error *out_error)
     if (gateway->client == NULL) {
         return ep_error_set(out_error, EP_ERR_DRAINING, "the coordinator is stopping");
     }
-    if (ep_client_epoch(gateway->client, &term, &number) == EP_OK) {
+    if (ep_client_epoch(gateway->client->client, &term, &number) == EP_OK) {
         return EP_OK;
     }
     ep_error_set(out_error, EP_ERR_UNAVAILABLE, "no routing table yet: %" PRIu32 " of min_nodes %" PRIu32
@@ -345,7 +355,7 @@ static void fill_args(const Expertd__V1__GatewayForwardRequest *header, const ep
 static ep_err start(gateway_request *request, const ep_gateway_view *view, ep_moe_args *args, ep_error *out_error)
 {
     const Expertd__V1__GatewayForwardRequest *header = request->header;
-    ep_client *client = request->gateway->client;
+    ep_client *client = request->gateway->client->client;
     ep_tensor out = matrix(request->reply->data, header->out_dtype, header->tokens, header->hidden);
     ep_call *layer_call = NULL;
     ep_err err;
@@ -353,6 +363,8 @@ static ep_err start(gateway_request *request, const ep_gateway_view *view, ep_mo
         args->missing_slots = request->missing;
         args->missing_slots_max = EP_GATEWAY_MISSING_MAX;
     }
+    request->client = request->gateway->client;
+    __atomic_fetch_add(&request->client->calls, 1, __ATOMIC_RELAXED);
     __atomic_fetch_add(&request->refs, 1, __ATOMIC_RELAXED);
     if (header->gate != NULL) {
         ep_tensor logits = matrix(view->logits, EP_DTYPE_F32, header->tokens, header->experts);
@@ -361,6 +373,7 @@ static ep_err start(gateway_request *request, const ep_gateway_view *view, ep_mo
         err = ep_moe_forward_async(client, args, &out, on_done, request, &layer_call, out_error);
     }
     if (err != EP_OK) {
+        __atomic_sub_fetch(&request->client->calls, 1, __ATOMIC_RELEASE);
         request_unref(request); /* the completion's */
         return err;
     }
@@ -400,7 +413,7 @@ static ep_err start_counted(gateway_request *request, const ep_gateway_view *vie
     uint64_t tokens;
     ep_model_desc model;
     double *sums = sum_probabilities(gateway, header, view, &tokens);
-    bool counts = sums != NULL && tokens > 0 && find_model(gateway->client, header, &model);
+    bool counts = sums != NULL && tokens > 0 && find_model(gateway->client->client, header, &model);
     ep_err err = start(request, view, args, out_error);
     if (err == EP_OK && counts) {
         ep_load_sums_add_probabilities(gateway->config.loads, model.name, model.version, layer, experts, sums, tokens);
@@ -426,7 +439,7 @@ static ep_err begin_call(ep_gateway *gateway, const Expertd__V1__GatewayForwardR
                   header->hidden, view.reply_bytes, gateway->config.reply_bytes_max);
     }
     err = err != EP_OK ? err : check_ready(gateway, out_error);
-    err = err != EP_OK ? err : check_numerics(gateway->client, header, out_error);
+    err = err != EP_OK ? err : check_numerics(gateway->client->client, header, out_error);
     if (err != EP_OK) {
         return err;
     }
@@ -506,28 +519,105 @@ ProtobufCService *ep_gateway_rpc(ep_gateway *gateway)
     return &gateway->rpc.base;
 }
 
+static void client_destroy(gateway_client *client)
+{
+    if (client != NULL) {
+        ep_client_destroy(client->client);
+        free(client);
+    }
+}
+
 ep_err ep_gateway_connect(ep_gateway *gateway, const ep_client_config *client, ep_error *out_error)
 {
     ep_client_config config = *client;
-    ep_client *made = NULL;
+    gateway_client *made = calloc(1, sizeof(*made));
     config.calls_max = gateway->config.calls_max;
-    ep_err err = ep_client_create(&config, &made, out_error);
+    ep_err err = made != NULL ? ep_client_create(&config, &made->client, out_error)
+                              : ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a client");
     if (err != EP_OK) {
+        free(made);
         return ep_error_prefix(out_error, err, "gateway");
     }
     pthread_rwlock_wrlock(&gateway->client_lock);
-    gateway->client = made;
+    gateway_client **place = gateway->client == NULL ? &gateway->client : &gateway->next;
+    gateway_client *dropped = *place;
+    *place = made;
     pthread_rwlock_unlock(&gateway->client_lock);
+    client_destroy(dropped);
     return EP_OK;
+}
+
+/* Nodes of this id hold nothing of the model, while others do. */
+static bool is_stranded(const ep_routing_table *table, const ep_model_desc *pinned)
+{
+    uint32_t index;
+    const ep_routing_model *model = ep_routing_table_find_model(table, pinned->name, pinned->version, &index);
+    bool has_other = false;
+    for (uint32_t l = 0; model != NULL && model->numerics_of_node != NULL && l < table->layers_count; l++) {
+        const ep_routing_layer *layer = &table->layers[l];
+        const uint32_t experts = layer->shape.experts + layer->shape.shared_experts;
+        for (uint32_t i = 0; layer->model_index == index && i < layer->offsets[experts]; i++) {
+            const uint32_t id = model->numerics_of_node[layer->copies[i]];
+            if (id < model->numerics_count && strcmp(model->numerics[id], pinned->numerics) == 0) {
+                return false;
+            }
+            has_other |= id < model->numerics_count;
+        }
+    }
+    return has_other && pinned->numerics[0] != 0;
+}
+
+bool ep_gateway_is_stranded(ep_gateway *gateway, const ep_routing_table *table)
+{
+    bool stranded = false;
+    pthread_rwlock_rdlock(&gateway->client_lock);
+    ep_model_desc model = {.struct_bytes = sizeof(model)};
+    for (uint32_t i = 0; gateway->client != NULL && gateway->next == NULL && !stranded && table != NULL &&
+                         ep_client_model(gateway->client->client, i, &model) == EP_OK;
+         i++) {
+        stranded = is_stranded(table, &model);
+        model.struct_bytes = sizeof(model);
+    }
+    pthread_rwlock_unlock(&gateway->client_lock);
+    return stranded;
+}
+
+void ep_gateway_tick(ep_gateway *gateway)
+{
+    uint64_t term;
+    uint64_t number;
+    gateway_client *ended = NULL;
+    if (gateway->former == NULL && gateway->next == NULL) { /* only this thread changes them */
+        return;
+    }
+    pthread_rwlock_wrlock(&gateway->client_lock); /* no call is being started: those of a former client only end */
+    if (gateway->former != NULL && __atomic_load_n(&gateway->former->calls, __ATOMIC_ACQUIRE) == 0) {
+        ended = gateway->former;
+        gateway->former = NULL;
+    }
+    if (gateway->former == NULL && gateway->next != NULL && ep_client_epoch(gateway->next->client, &term, &number) == EP_OK) {
+        gateway->former = gateway->client;
+        gateway->client = gateway->next;
+        gateway->next = NULL;
+    }
+    pthread_rwlock_unlock(&gateway->client_lock);
+    client_destroy(ended);
+}
+
+static void set_token(gateway_client *client, const char *token)
+{
+    ep_error error;
+    if (client != NULL && ep_client_set_token(client->client, token, &error) != EP_OK) {
+        ep_log(EP_LOG_ERROR, "gateway-token", "not changed: %s", error.text);
+    }
 }
 
 void ep_gateway_set_token(ep_gateway *gateway, const char *token)
 {
-    ep_error error;
     pthread_rwlock_rdlock(&gateway->client_lock);
-    if (gateway->client != NULL && ep_client_set_token(gateway->client, token, &error) != EP_OK) {
-        ep_log(EP_LOG_ERROR, "gateway-token", "not changed: %s", error.text);
-    }
+    set_token(gateway->client, token);
+    set_token(gateway->next, token);
+    set_token(gateway->former, token);
     pthread_rwlock_unlock(&gateway->client_lock);
 }
 
@@ -553,10 +643,12 @@ void ep_gateway_stop(ep_gateway *gateway)
     }
     ep_gateway_drain(gateway);
     pthread_rwlock_wrlock(&gateway->client_lock);
-    ep_client *client = gateway->client;
-    gateway->client = NULL;
+    gateway_client *const clients[] = {gateway->client, gateway->next, gateway->former};
+    gateway->client = gateway->next = gateway->former = NULL;
     pthread_rwlock_unlock(&gateway->client_lock);
-    ep_client_destroy(client);
+    for (size_t i = 0; i < EP_ARRAY_COUNT(clients); i++) {
+        client_destroy(clients[i]);
+    }
 }
 
 void ep_gateway_destroy(ep_gateway *gateway)

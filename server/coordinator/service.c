@@ -637,6 +637,14 @@ void ep_coordinator_service_stop(ep_coordinator_service *self)
     pthread_mutex_unlock(&self->lock);
 }
 
+ep_routing_table *ep_coordinator_service_table(ep_coordinator_service *self)
+{
+    pthread_mutex_lock(&self->lock);
+    ep_routing_table *table = self->served != NULL ? ep_routing_table_ref(self->served) : NULL;
+    pthread_mutex_unlock(&self->lock);
+    return table;
+}
+
 void ep_coordinator_service_read_stats(ep_coordinator_service *self, ep_coordinator_stats *out_stats)
 {
     ep_coordinator_state_node_view view;

@@ -47,6 +47,8 @@ typedef struct ep_coordinator_stats {
     uint64_t store_errors;           /* failed writes; each is tried again */
     ep_error store_error;            /* why the newest state is not written; code EP_OK: it is, or there is no store */
 } ep_coordinator_stats;
+/* What watchers have, a reference; NULL before the first. Any thread. */
+ep_routing_table *ep_coordinator_service_table(ep_coordinator_service *service);
 void ep_coordinator_service_read_stats(ep_coordinator_service *service, ep_coordinator_stats *out_stats);
 
 #endif

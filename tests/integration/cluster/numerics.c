@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/cpu_features.h"
 #include "base/numeric.h"
 #include "base/random.h"
@@ -211,6 +212,49 @@ static void run_unlike_nodes(void)
     ep_test_cluster_stop(&cluster);
 }
 
+static bool forward_by_gateway(ep_test_cluster *cluster, const char *family, char **out_output)
+{
+    char in[PATH_BYTES];
+    char out[PATH_BYTES];
+    char expected[PATH_BYTES];
+    input_path(in, token_counts[1]);
+    expected_path(expected, family, token_counts[1]);
+    snprintf(out, sizeof(out), "%s/out.safetensors", cluster->dir);
+    const char *forward[] = {"forward", "--gateway", "--model=demo", "--layer=0", "--wire=f32", "--in", in, "--out", out, NULL};
+    unlink(out);
+    return ep_test_cluster_ctl(cluster, forward, out_output) == 0 && is_equal(expected, out);
+}
+
+/* The gateway's client has chosen the id of two nodes. When these are drained, the third one's is as good to its users. */
+static void run_gateway(void)
+{
+    static const char *const numerics[] = {"portable", "bf16dp", "bf16dp"};
+    static const char *const drained[] = {"node1", "node2"};
+    const ep_test_model model = {"demo", fixture_dir};
+    const ep_test_cluster_options options = {
+        .nodes_count = 3, .copies = 1, .models = &model, .models_count = 1, .node_numerics = numerics};
+    ep_test_cluster cluster;
+    char *output = NULL;
+    ep_test_cluster_start(&cluster, &options);
+    expect_forward(&cluster, "bf16dp", "nodes of portable, bf16dp, bf16dp"); /* there is a table */
+    EP_TEST_CHECK(forward_by_gateway(&cluster, "bf16dp", &output), "by the gateway: %s", output);
+    free(output);
+    for (size_t i = 0; i < EP_ARRAY_COUNT(drained); i++) {
+        const char *drain[] = {"drain", drained[i], "--wait", "--timeout=60s", "--admin", cluster.coordinator.admin_url, NULL};
+        int code = ep_test_process_run(cluster.dir, "drain", ep_test_expertctl, drain, NULL, EP_TEST_PATIENCE_MS, &output);
+        EP_TEST_CHECK(code == 0, "drain %s: exit code %d: %s", drained[i], code, output);
+        free(output);
+    }
+    expect_forward(&cluster, "portable", "the only node left");
+    const uint64_t end_ns = ep_clock_now_ns() + EP_TEST_PATIENCE_MS * EP_NS_PER_MS;
+    while (!forward_by_gateway(&cluster, "portable", &output)) { /* it looks once a heartbeat */
+        EP_TEST_CHECK(ep_clock_now_ns() < end_ns, "by the gateway, after drains: %s", output);
+        free(output);
+    }
+    free(output);
+    ep_test_cluster_stop(&cluster);
+}
+
 static void expect_unavailable(ep_test_cluster *cluster)
 {
     char in[PATH_BYTES];
@@ -284,6 +328,7 @@ int main(void)
     run("--numerics=auto", "--backend=cpu", "portable", "portable");
     run_unlike_nodes();
     run_unlike_map();
+    run_gateway();
     expect_refused_level();
     return 0;
 }
