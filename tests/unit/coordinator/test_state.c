@@ -343,21 +343,17 @@ Test(coordinator_state, an_expert_nobody_takes_stays_with_its_numerics_id)
     ep_coordinator_drain drain;
     start(1, 3, NULL);
     nodes[0].model.numerics = other;
-    nodes[0].owned[0][nodes[0].owned_count[0]++] = 5; /* left there from another time */
     for (int i = 0; i < 3; i++) {
         cr_assert_eq(join(i, NULL), EP_OK);
-    }
-    for (int i = 0; i < 3; i++) {
-        nodes[0].owned[0][0] = 5;
-        nodes[0].owned_count[0] = 1;
-        load(i);
     }
     load_all(3);
     cr_assert_eq(join(3, NULL), EP_OK);
     cr_assert_eq(ep_coordinator_state_drain(cluster, "node-1", false, &drain, NULL), EP_OK);
     cr_assert_eq(ep_coordinator_state_drain(cluster, "node-2", false, &drain, NULL), EP_OK);
-    nodes[0].owned[0][0] = 5;
-    nodes[0].owned_count[0] = 1;
+    for (int l = 0; l < LAYERS; l++) { /* left there from another time */
+        nodes[0].owned[l][0] = 5;
+        nodes[0].owned_count[l] = 1;
+    }
     beat(0, "serving");
     load_without(3, 5);
     load_without(3, 5);
