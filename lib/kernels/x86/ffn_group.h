@@ -97,7 +97,7 @@ EP_GROUP_INLINE void ep_group_blocks(const ep_group_form *form, ep_weight_format
                                      const float *a, uint32_t rows, const uint8_t *panel, uint32_t lines,
                                      const uint8_t *next, float *c)
 {
-    _Alignas(64) uint8_t block[EP_GROUP_BLOCK_BYTES] __attribute__((uninitialized));
+    _Alignas(64) uint8_t block[EP_GROUP_BLOCK_BYTES];
     const ep_ffn_chunks chunks = ep_ffn_chunks_of(rows);
     const size_t group_bytes = ep_ffn_group_bytes(format);
     for (uint32_t line = 0; line < lines; line += EP_GROUP_BLOCK_LINES) {

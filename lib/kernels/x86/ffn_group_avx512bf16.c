@@ -188,7 +188,7 @@ INLINE void code_tile(const int rows, const ep_weight_format format, const ep_gr
     const __m512i table = table_of(format);
     const uint8_t *group = walk->groups;
     const uint8_t *ahead = walk->ahead;
-    __m512 total[HALF_ROWS][VECTORS] __attribute__((uninitialized));
+    __m512 total[HALF_ROWS][VECTORS];
     load_rows(keeps ? rows : 0, c, total);
     for (uint32_t line = 0; line < walk->lines; line += group_lines(format), group += group_bytes, ahead += group_bytes) {
         const uint32_t left = walk->lines - line;
@@ -225,7 +225,7 @@ INLINE void wide_part(const int rows, const bool exponents, const bool fetches, 
     const uint8_t *ahead = walk->ahead;
     const uint32_t group = walk->group_lines;
     const size_t step = walk->step;
-    __m512 total[HALF_ROWS][VECTORS] __attribute__((uninitialized));
+    __m512 total[HALF_ROWS][VECTORS];
     load_rows(rows, c, total);
     for (uint32_t left = walk->lines; left > 0;) {
         const uint32_t n = left < group ? left : group;
