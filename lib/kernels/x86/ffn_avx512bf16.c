@@ -101,8 +101,8 @@ INLINE __m512i narrow(__m512 first, __m512 second)
 /* Whether narrow is not ep_ffn_round_bf16: it flushes denormals and keeps a NaN's bits. */
 INLINE bool is_hard(__m512 y)
 {
-    const int nan_or_denormal = 0xa1;
-    return _mm512_fpclass_ps_mask(y, nan_or_denormal) != 0;
+    enum { NAN_OR_DENORMAL = 0xa1 };
+    return _mm512_fpclass_ps_mask(y, NAN_OR_DENORMAL) != 0;
 }
 
 static void bf16dp_write_row(const float *y, uint32_t count, ep_dtype dtype, void *out, uint32_t first)
