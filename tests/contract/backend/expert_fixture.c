@@ -50,8 +50,44 @@ void expert_fixture_answer(expert_fixture *f, ep_ffn_family family)
     free(scratch);
 }
 
+/* Codes of a format with scales, any but those that mean NaN; one byte in front, as of values. */
+static uint8_t *random_codes(uint64_t *state, ep_weight_format format, size_t bytes)
+{
+    const bool is_f8 = format == EP_WEIGHTS_F8_BLOCK || format == EP_WEIGHTS_F8_CHANNEL || format == EP_WEIGHTS_MXFP8;
+    uint8_t *codes = random_values(state, EP_DTYPE_I8, bytes);
+    for (size_t i = 1; is_f8 && i <= bytes; i++) {
+        codes[i] = (codes[i] & 0x7fu) == 0x7fu ? 0x2a : codes[i];
+    }
+    return codes;
+}
+
+static uint8_t *random_matrix(uint64_t *state, ep_weight_format format, uint32_t rows, uint32_t columns)
+{
+    return ep_weight_format_is_float(format) ? random_values(state, ep_weight_format_dtype(format), (size_t)rows * columns)
+                                             : random_codes(state, format, rows * ep_weight_row_bytes(format, columns));
+}
+
+static uint8_t *random_scales(uint64_t *state, ep_weight_format format, uint32_t rows, uint32_t columns)
+{
+    const size_t bytes = ep_weight_scales_bytes(format, rows, columns);
+    if (format != EP_WEIGHTS_MXFP4 && format != EP_WEIGHTS_MXFP8) {
+        const ep_dtype dtype = format == EP_WEIGHTS_INT4 ? EP_DTYPE_BF16 : EP_DTYPE_F32;
+        return random_values(state, dtype, bytes / ep_dtype_bytes(dtype));
+    }
+    uint8_t *scales = random_values(state, EP_DTYPE_I8, bytes);
+    for (size_t i = 1; i <= bytes; i++) {
+        scales[i] = (uint8_t)(118 + scales[i] % 12);
+    }
+    return scales;
+}
+
 expert_fixture expert_fixture_make(uint64_t seed, uint32_t hidden, uint32_t inner, uint32_t rows_count,
                                    ep_dtype dtype)
+{
+    return expert_fixture_make_of(seed, hidden, inner, rows_count, dtype == EP_DTYPE_I8 ? EP_WEIGHTS_W8A8 : ep_weight_format_of(dtype));
+}
+
+expert_fixture expert_fixture_make_of(uint64_t seed, uint32_t hidden, uint32_t inner, uint32_t rows_count, ep_weight_format format)
 {
     const ep_dtype dtypes[] = {EP_DTYPE_BF16, EP_DTYPE_F16, EP_DTYPE_F32, EP_DTYPE_I8};
     uint64_t state = seed;
@@ -60,29 +96,31 @@ expert_fixture expert_fixture_make(uint64_t seed, uint32_t hidden, uint32_t inne
     f.out_dtype = dtypes[ep_splitmix64(&state) % 3];
     f.weight_on_input = ep_splitmix64(&state) % 2 != 0;
     bool shared = ep_splitmix64(&state) % 2 != 0;
-    const bool is_w8a8 = dtype == EP_DTYPE_I8;
-    const ep_dtype gate_dtype = is_w8a8 ? EP_DTYPE_BF16 : dtype;
+    const bool has_scales = !ep_weight_format_is_float(format);
+    const ep_dtype gate_dtype = has_scales ? EP_DTYPE_BF16 : ep_weight_format_dtype(format);
     uint8_t *matrices[4];
     uint8_t *scales[3] = {NULL};
-    for (size_t m = 0; m < 4; m++) {
-        matrices[m] = random_values(&state, m < 3 ? dtype : gate_dtype, m < 3 ? (size_t)hidden * inner : hidden);
+    for (size_t m = 0; m < 3; m++) {
+        matrices[m] = random_matrix(&state, format, m < 2 ? inner : hidden, m < 2 ? hidden : inner);
         f.memory[m] = matrices[m];
     }
-    for (size_t m = 0; is_w8a8 && m < 3; m++) {
-        scales[m] = random_values(&state, EP_DTYPE_F32, m < 2 ? inner : hidden);
+    matrices[3] = random_values(&state, gate_dtype, hidden);
+    f.memory[3] = matrices[3];
+    for (size_t m = 0; has_scales && m < 3; m++) {
+        scales[m] = random_scales(&state, format, m < 2 ? inner : hidden, m < 2 ? hidden : inner);
         f.memory[5 + m] = scales[m];
     }
     f.source = (ep_expert_source){
         .hidden = hidden,
         .inner = inner,
         .activation = EP_ACT_SILU,
-        .format = is_w8a8 ? EP_WEIGHTS_W8A8 : ep_weight_format_of(dtype),
+        .format = format,
         .gate = matrices[0] + 1,
         .up = matrices[1] + 1,
         .down = matrices[2] + 1,
-        .gate_scales = is_w8a8 ? scales[0] + 1 : NULL,
-        .up_scales = is_w8a8 ? scales[1] + 1 : NULL,
-        .down_scales = is_w8a8 ? scales[2] + 1 : NULL,
+        .gate_scales = has_scales ? scales[0] + 1 : NULL,
+        .up_scales = has_scales ? scales[1] + 1 : NULL,
+        .down_scales = has_scales ? scales[2] + 1 : NULL,
         .shared_gate_dtype = gate_dtype,
         .shared_gate = shared ? matrices[3] + 1 : NULL,
     };

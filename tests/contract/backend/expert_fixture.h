@@ -25,6 +25,8 @@ typedef struct expert_fixture {
 /* Types of rows and outputs, shared gate and input weights follow from the seed. dtype i8: weights are w8a8. */
 expert_fixture expert_fixture_make(uint64_t seed, uint32_t hidden, uint32_t inner, uint32_t rows_count,
                                    ep_dtype dtype);
+/* The same by format. */
+expert_fixture expert_fixture_make_of(uint64_t seed, uint32_t hidden, uint32_t inner, uint32_t rows_count, ep_weight_format format);
 /* Puts the answers of another family in the place of those of `portable`. */
 void expert_fixture_answer(expert_fixture *fixture, ep_ffn_family family);
 void expert_fixture_free(expert_fixture *fixture);
