@@ -43,7 +43,8 @@ static int run_round(ep_backend *backend, ep_backend_weights *weights[FIXTURES][
     return failures;
 }
 
-static int run_with(const char *topology, uint32_t threads, bool unpinned, uint64_t seed)
+/* is_real: threads are tied to these CPUs and memory to these nodes in earnest, as far as the machine has them. */
+static int run_with(const char *topology, bool is_real, uint32_t threads, bool unpinned, uint64_t seed)
 {
     const ep_backend_config config = {.threads = threads, .unpinned = unpinned};
     ep_backend_weights *weights[FIXTURES][COPIES];
@@ -54,6 +55,11 @@ static int run_with(const char *topology, uint32_t threads, bool unpinned, uint6
         setenv("HWLOC_SYNTHETIC", topology, 1);
     } else {
         unsetenv("HWLOC_SYNTHETIC");
+    }
+    if (is_real) {
+        setenv("HWLOC_THISSYSTEM", "1", 1);
+    } else {
+        unsetenv("HWLOC_THISSYSTEM");
     }
     if (ep_backend_cpu_ops.open(&config, &backend, &error) != EP_OK) {
         fprintf(stderr, "%s\n", error.text);
@@ -81,7 +87,10 @@ static int run_with(const char *topology, uint32_t threads, bool unpinned, uint6
 int main(int argc, char **argv)
 {
     const uint64_t seed = argc > 1 ? strtoull(argv[1], NULL, 0) : 5;
-    const char *const topologies[] = {NULL, "numa:2 pu:2", "numa:3 pu:1"};
+    static const struct {
+        const char *name;
+        bool is_real;
+    } topologies[] = {{NULL, false}, {"numa:2 pu:2", false}, {"numa:3 pu:1", false}, {"numa:2 pu:1", true}};
     const uint32_t threads[] = {0, 1, 2, 3, 7};
     int failures = 0;
     printf("seed %llu\n", (unsigned long long)seed);
@@ -90,7 +99,7 @@ int main(int argc, char **argv)
     fixtures[2] = expert_fixture_make(seed + 2, 130, 333, ROWS, EP_DTYPE_F32);
     for (size_t t = 0; t < sizeof(topologies) / sizeof(topologies[0]); t++) {
         for (size_t n = 0; n < sizeof(threads) / sizeof(threads[0]); n++) {
-            failures += run_with(topologies[t], threads[n], n % 2 == 1, seed + 100 * t + n);
+            failures += run_with(topologies[t].name, topologies[t].is_real, threads[n], n % 2 == 1, seed + 100 * t + n);
         }
     }
     for (int i = 0; i < FIXTURES; i++) {

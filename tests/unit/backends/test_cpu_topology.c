@@ -1,9 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* CPUs and memory nodes, of this machine and of made-up ones. A plain program: it changes its own affinity and environment. */
+#include <linux/mempolicy.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "backends/cpu/cpu_topology.h"
@@ -65,11 +69,11 @@ static const char one_node_of_two[] =
     NODE("1", "0xc", "0x2", "2") PU("2", "0x4", "0x2", "33") PU("3", "0x8", "0x2", "34") "</object>\n"
     "</object>\n</topology>\n";
 
-static void check_nodeless(void)
+static ep_cpu_topology *load_text(const char *text)
 {
     char path[] = "/tmp/ep-topology-XXXXXX";
     const int fd = mkstemp(path);
-    if (fd < 0 || write(fd, one_node_of_two, sizeof(one_node_of_two) - 1) != (ssize_t)sizeof(one_node_of_two) - 1) {
+    if (fd < 0 || write(fd, text, strlen(text)) != (ssize_t)strlen(text)) {
         abort();
     }
     close(fd);
@@ -77,6 +81,12 @@ static void check_nodeless(void)
     ep_cpu_topology *t = load(NULL);
     unsetenv("HWLOC_XMLFILE");
     unlink(path);
+    return t;
+}
+
+static void check_nodeless(void)
+{
+    ep_cpu_topology *t = load_text(one_node_of_two);
     expect(ep_cpu_topology_nodes(t) == 1, "one node is left");
     expect(ep_cpu_topology_cpus(t) == 4, "its CPUs and those without a node");
     for (uint32_t i = 0; i < 4; i++) {
@@ -139,9 +149,74 @@ static void *check_restricted(void *arg)
     return NULL;
 }
 
+/* The machine's first two CPUs as two nodes, of which the second has the memory that every machine has and the first one no machine. */
+static const char two_nodes[] =
+    "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<!DOCTYPE topology SYSTEM \"hwloc2.dtd\">\n<topology version=\"2.0\">\n"
+    "<object type=\"Machine\" os_index=\"0\" cpuset=\"0x3\" complete_cpuset=\"0x3\" allowed_cpuset=\"0x3\" nodeset=\"0x80000001\""
+    " complete_nodeset=\"0x80000001\" allowed_nodeset=\"0x80000001\" gp_index=\"1\">\n"
+    NODE("31", "0x1", "0x80000000", "1") PU("0", "0x1", "0x80000000", "31") "</object>\n"
+    NODE("0", "0x2", "0x1", "2") PU("1", "0x2", "0x1", "32") "</object>\n"
+    "</object>\n</topology>\n";
+
+/* Whether the kernel's policy for this memory is the node that every machine has. */
+static bool is_on_first_node(void *memory)
+{
+    unsigned long mask[16] = {0};
+    int mode = 0;
+    return syscall(SYS_get_mempolicy, &mode, mask, 8 * sizeof(mask), memory, MPOL_F_ADDR) == 0 && mode != MPOL_DEFAULT && mask[0] == 1;
+}
+
+/* Containers often forbid it. */
+static bool may_set_policies(void *memory, size_t bytes)
+{
+    const unsigned long first = 1;
+    return syscall(SYS_mbind, memory, bytes, MPOL_PREFERRED, &first, 8 * sizeof(first), 0) == 0 && is_on_first_node(memory) &&
+           syscall(SYS_mbind, memory, bytes, MPOL_DEFAULT, NULL, 0, 0) == 0 && !is_on_first_node(memory);
+}
+
+/* Threads and memory go where the topology says, as it calls itself this machine's. */
+static void *check_tied(void *arg)
+{
+    enum { BYTES = 1 << 20 };
+    const cpu_set_t before = affinity();
+    (void)arg;
+    if (!CPU_ISSET(0, &before) || !CPU_ISSET(1, &before)) {
+        printf("not tied: the process may not use CPUs 0 and 1\n");
+        return NULL;
+    }
+    setenv("HWLOC_THISSYSTEM", "1", 1);
+    ep_cpu_topology *t = load_text(two_nodes);
+    unsetenv("HWLOC_THISSYSTEM");
+    expect(ep_cpu_topology_nodes(t) == 2 && ep_cpu_topology_cpus(t) == 2, "two nodes of one CPU");
+    uint32_t real = 0; /* the node whose memory there is: hwloc orders them */
+    for (uint32_t i = 0; i < 2; i++) {
+        const uint32_t node = ep_cpu_topology_node(t, i, 2);
+        ep_cpu_topology_place(t, i, 2, false);
+        const cpu_set_t now = affinity();
+        expect(CPU_COUNT(&now) == 1, "a worker is on its node's CPUs");
+        real = CPU_ISSET(1, &now) ? node : real;
+        expect(CPU_ISSET(i, &now), "node by node");
+    }
+    void *memory = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (may_set_policies(memory, BYTES)) {
+        ep_cpu_topology_bind(t, memory, BYTES, real);
+        expect(is_on_first_node(memory), "memory lies on its node");
+        memset(memory, 1, BYTES);
+        ep_cpu_topology_bind(t, memory, BYTES, UINT32_MAX);
+        expect(!is_on_first_node(memory), "memory that is given back lies anywhere");
+        ep_cpu_topology_bind(t, memory, BYTES, 1 - real); /* which has none */
+        memset(memory, 2, BYTES);
+    } else {
+        printf("memory policies cannot be set here\n");
+    }
+    munmap(memory, BYTES);
+    ep_cpu_topology_free(t);
+    return NULL;
+}
+
 int main(void)
 {
-    void *(*const checks[])(void *) = {check_here, check_restricted};
+    void *(*const checks[])(void *) = {check_here, check_restricted, check_tied};
     check_made_up();
     check_nodeless();
     for (size_t i = 0; i < sizeof(checks) / sizeof(checks[0]); i++) {
