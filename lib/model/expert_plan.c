@@ -281,8 +281,9 @@ static ep_err plan_separate(const naming *n, ep_matrix m, ep_expert_plan *plan, 
                               out_error);
         }
         if (scales == NULL) {
-            return ep_error_set(out_error, EP_ERR_NOT_FOUND, "%s: tensor %.200s: has no scales: %s is missing",
-                                ep_safetensors_name(values->shard), values->name, name);
+            return ep_error_set(out_error, EP_ERR_NOT_FOUND,
+                                "%s: tensor %.200s: has no scales: none of weight_scale_inv, weight_scale, scale is there",
+                                ep_safetensors_name(values->shard), values->name);
         }
         err = quantised_format(values, scales, matrix->rows, matrix->columns, &format, out_error);
     }

@@ -271,6 +271,19 @@ static void swap_sides(ep_format_tensor *t)
     t->dims[2] = d;
 }
 
+/* "model-00001-of-00002.safetensors: tensor NAME: reason". */
+static void expect_place(const char *text, const char *tensor_end)
+{
+    static const char between[] = ".safetensors: tensor ";
+    const char *name = strstr(text, between);
+    cr_assert(strncmp(text, "model-0000", 10) == 0 && name != NULL, "no file: %s", text);
+    name += strlen(between);
+    const size_t length = strcspn(name, ":");
+    const size_t end_length = strlen(tensor_end);
+    cr_expect(length > end_length && strncmp(name + length - end_length, tensor_end, end_length) == 0, "not %s: %s", tensor_end, text);
+    cr_expect(strlen(name + length) > 10, "no reason: %s", text);
+}
+
 Test(formats, what_is_wrong_is_refused_with_file_tensor_and_reason)
 {
     static const struct {
@@ -336,6 +349,9 @@ Test(formats, what_is_wrong_is_refused_with_file_tensor_and_reason)
         if (err != EP_OK) {
             cr_expect(strstr(error.text, cases[i].text) != NULL && strstr(error.text, cases[i].also) != NULL, "%s %s: %s",
                       cases[i].form, cases[i].tensor, error.text);
+            if (cases[i].damage != leave_out) { /* what is in no file has none */
+                expect_place(error.text, cases[i].tensor);
+            }
             cr_expect_eq(error.expert, 2);
         }
         ep_expert_data_free(&data);
