@@ -13,16 +13,18 @@
 
 typedef struct {
     const char *name;
-    const char *program;
+    const char *program; /* NULL: not in this build */
     bool int8; /* also w8a8 */
 } rival_program;
 
-static const rival_program programs[] = {
 #ifdef EP_FFN_RIVALS
-    {"oneDNN", EP_FFN_RIVALS "/ffn_rival_onednn", true},
-    {"OpenBLAS", EP_FFN_RIVALS "/ffn_rival_openblas", false},
+#define PROGRAM(name) EP_FFN_RIVALS "/" name
+#else
+#define PROGRAM(name) NULL
 #endif
-    {NULL, NULL, false}};
+
+static const rival_program programs[FFN_RIVALS] = {{"oneDNN", PROGRAM("ffn_rival_onednn"), true},
+                                                   {"OpenBLAS", PROGRAM("ffn_rival_openblas"), false}};
 
 static bool knows(const rival_program *program, ep_weight_format format)
 {
@@ -74,7 +76,7 @@ static void start(ffn_rival_process *p, const rival_program *program, const ffn_
 {
     int ends[2];
     *p = (ffn_rival_process){.name = program->name};
-    if (access(program->program, X_OK) != 0 ||
+    if (program->program == NULL || access(program->program, X_OK) != 0 ||
         socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
         return;
     }
@@ -105,9 +107,9 @@ void ffn_rivals_open(ffn_rivals *r, const ffn_case *c, const ffn_options *o)
 {
     r->count = 0;
     signal(SIGPIPE, SIG_IGN);
-    for (const rival_program *program = programs; o->rivals && program->name != NULL; program++) {
-        if (knows(program, c->format)) {
-            start(&r->process[r->count++], program, c, o);
+    for (size_t i = 0; o->rivals && i < FFN_RIVALS; i++) {
+        if (knows(&programs[i], c->format)) {
+            start(&r->process[r->count++], &programs[i], c, o);
         }
     }
     settle();
@@ -153,7 +155,7 @@ static void add_rival(bench_report *report, const ffn_case *c, const ffn_meter *
                                  .ratio = NAN,
                                  .better = BENCH_HIGHER,
                                  .bar = 1.0});
-        printf("    %s is missing or failed\n", p->name);
+        printf("    %s is missing or failed; tests/bench/run --rivals builds it, rivals=no measures without\n", p->name);
         return;
     }
     for (size_t i = 0; i < p->count; i++) {

@@ -30,8 +30,8 @@ typedef struct ffn_rivals {
 } ffn_rivals;
 
 /*
- * Starts those that know the case's format and waits until they are ready; none when the build has none
- * (--rivals) or options->rivals is not set. rivals is large.
+ * Starts those that know the case's format and waits until they are ready; none when options->rivals is not set.
+ * A build without them (no --rivals) misses all. rivals is large.
  */
 void ffn_rivals_open(ffn_rivals *rivals, const ffn_case *c, const ffn_options *options);
 /* To be called after each take of ours. One that has had seconds passes by. */
