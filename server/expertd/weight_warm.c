@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Before a node is ready it runs each kernel shape once: threads are started, their memory is there, code and tables are in cache, so
- * that no caller pays for it.
+ * Before a node is ready it runs each kernel shape once, of routed and of shared experts: threads are started, their memory is there,
+ * code and tables are in cache, so that no caller pays for it. A shape of which no expert is in memory yet has none to run.
  */
 #include <pthread.h>
 #include <stdlib.h>
@@ -64,24 +64,26 @@ static void warm_expert(ep_backend *backend, const ep_resident *resident, uint32
     free(rows);
 }
 
-static bool is_same_kernel(const ep_weight_layer *a, const ep_weight_layer *b)
+/* What tells which code runs. */
+typedef struct warm_shape {
+    uint32_t hidden;
+    uint32_t inner;
+    ep_weight_format format;
+    ep_activation activation;
+} warm_shape;
+
+static bool is_same_shape(const warm_shape *a, const warm_shape *b)
 {
-    return a->shape.hidden == b->shape.hidden && a->shape.inner == b->shape.inner && a->format == b->format &&
-           a->shape.activation == b->shape.activation;
+    return a->hidden == b->hidden && a->inner == b->inner && a->format == b->format && a->activation == b->activation;
 }
 
-/* With a reference; NULL: this layer's kernels ran for another one, or no expert is here. */
-static ep_resident *take_sample(ep_weight_store *store, uint32_t index)
+/* The first of the layer's experts [begin, end) that is here, with a reference; NULL: none is. */
+static ep_resident *take_first(ep_weight_store *store, uint32_t layer, uint32_t begin, uint32_t end)
 {
     ep_resident *resident = NULL;
     pthread_mutex_lock(&store->lock);
-    const layer_entry *layer = &store->layers[index];
-    bool is_due = layer->resident_count > 0;
-    for (uint32_t l = 0; l < index && is_due; l++) {
-        is_due = store->layers[l].resident_count == 0 || !is_same_kernel(&store->layers[l].layer, &layer->layer);
-    }
-    for (uint32_t e = 0; is_due && resident == NULL && e < layer->experts_count; e++) {
-        resident = layer->experts[e].resident;
+    for (uint32_t e = begin; e < end && resident == NULL; e++) {
+        resident = store->layers[layer].experts[e].resident;
     }
     if (resident != NULL) {
         ep_resident_ref(resident, 1);
@@ -92,11 +94,27 @@ static ep_resident *take_sample(ep_weight_store *store, uint32_t index)
 
 void ep_weight_warm(ep_weight_store *store)
 {
-    for (uint32_t l = 0; l < store->layers_count; l++) {
-        ep_resident *resident = take_sample(store, l);
-        if (resident != NULL) {
-            warm_expert(store->config.backend, resident, store->layers[l].layer.shape.hidden);
-            ep_resident_release(resident);
+    warm_shape *done = calloc(2 * (size_t)store->layers_count, sizeof(*done));
+    size_t done_count = 0;
+    for (uint32_t i = 0; done != NULL && i < 2 * store->layers_count; i++) {
+        const ep_layer_shape *shape = &store->layers[i / 2].layer.shape;
+        const bool is_shared = i % 2 != 0; /* these are of another width, often of another format */
+        const uint32_t begin = is_shared ? shape->experts : 0;
+        ep_resident *resident = take_first(store, i / 2, begin, is_shared ? shape->experts + shape->shared_experts : shape->experts);
+        if (resident == NULL) {
+            continue;
         }
+        const ep_backend_weights *weights = resident->weights;
+        const warm_shape wanted = {weights->hidden, weights->inner, weights->format, shape->activation};
+        size_t same = 0;
+        while (same < done_count && !is_same_shape(&done[same], &wanted)) {
+            same++;
+        }
+        if (same == done_count) {
+            done[done_count++] = wanted;
+            warm_expert(store->config.backend, resident, wanted.hidden);
+        }
+        ep_resident_release(resident);
     }
+    free(done);
 }

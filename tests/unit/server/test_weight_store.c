@@ -20,7 +20,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static uint64_t changes;
 static ep_timer_service *timers;
-static bool prefetches;
+static bool prefetches, warms_up;
 static uint64_t load_bytes_per_s;
 static const uint8_t all[8] = {1, 1, 1, 1, 1, 1, 1, 1};
 
@@ -63,7 +63,7 @@ static void open_store(uint64_t weight_bytes_max)
     cr_assert_eq(ep_checkpoint_open(dir, &checkpoint, &e), EP_OK, "%s", e.text);
     cr_assert_eq(ep_backend_by_name("reference")->open(&config, &backend, &e), EP_OK, "%s", e.text);
     ep_weight_store_config sc = {
-        .backend = backend, .weight_bytes_max = weight_bytes_max, .prefetches = prefetches,
+        .backend = backend, .weight_bytes_max = weight_bytes_max, .prefetches = prefetches, .warms_up = warms_up,
         .load_bytes_per_s = load_bytes_per_s, .timers = timers, .on_change = on_change};
     cr_assert_eq(ep_weight_store_create(&sc, &store, &e), EP_OK);
     const ep_model_info *info = ep_checkpoint_info(checkpoint);
@@ -666,6 +666,63 @@ Test(weight_store, a_budget_below_the_shared_expert_is_refused_by_name)
         cr_expect(is_enough || strstr(e.text, "one shared expert of layer 1 of model demo needs ") != NULL, "%s", e.text);
         ep_weight_store_destroy(small);
     }
+}
+
+static struct {
+    uint32_t inner;
+    uint32_t rows;
+} warm_runs[64];
+static _Atomic uint32_t warm_runs_count;
+
+static ep_err submit_noted(ep_backend *base, ep_job *job)
+{
+    const uint32_t i = atomic_fetch_add(&warm_runs_count, 1);
+    if (i < sizeof(warm_runs) / sizeof(warm_runs[0])) {
+        warm_runs[i].inner = job->weights->inner;
+        warm_runs[i].rows = job->rows_count;
+    }
+    return plain_ops->submit(base, job);
+}
+
+static bool was_warmed(uint32_t inner, uint32_t rows)
+{
+    uint32_t i = 0;
+    while (i < warm_runs_count && !(warm_runs[i].inner == inner && warm_runs[i].rows == rows)) {
+        i++;
+    }
+    return i < warm_runs_count;
+}
+
+/* Two layers of equal experts, each with a wider shared one: two shapes, few rows and many of each, and none of them twice. */
+Test(weight_store, each_kernel_shape_runs_before_the_first_pass_is_over)
+{
+    ep_error e;
+    const uint8_t wanted[9] = {1, 1, 0, 0, 0, 0, 0, 0, 1};
+    ep_fixture_config fixture = ep_fixture_default();
+    ep_fixture_remove(dir);
+    ep_fixture_temp_dir(dir);
+    fixture.names = EP_NAMES_N1;
+    fixture.router = EP_ROUTER_R3;
+    fixture.shared_inner = 3 * fixture.inner;
+    cr_assert_eq(ep_fixture_write(&fixture, dir, &e), EP_OK, "%s", e.text);
+    warms_up = true;
+    open_store(0);
+    plain_ops = backend->ops;
+    ep_backend_ops ops = *plain_ops;
+    ops.submit = submit_noted;
+    backend->ops = &ops;
+    ep_weight_store_want(store, 1, wanted);
+    ep_weight_store_want(store, 0, wanted);
+    cr_expect_eq(settle().resident_count, 6); /* nothing is pending: it is over */
+    const uint32_t rows[] = {1, 4, 16, 64, 256};
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        cr_expect(was_warmed(fixture.inner, rows[i]), "routed, %u rows", rows[i]);
+        cr_expect(was_warmed(fixture.shared_inner, rows[i]), "shared, %u rows", rows[i]);
+    }
+    cr_expect_eq(warm_runs_count, 20, "ten runs of each shape");
+    ep_weight_store_destroy(store);
+    store = NULL;
+    backend->ops = plain_ops;
 }
 
 static size_t larger_bytes(ep_backend *base, const ep_expert_source *source)
