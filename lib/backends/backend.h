@@ -76,7 +76,8 @@ typedef enum ep_numerics {
     EP_NUMERICS_PORTABLE,
     EP_NUMERICS_BF16DP,  /* kernels/bf16dp.h for the formats it has, others portable; slow without AVX2 */
     EP_NUMERICS_BF16ODD, /* the same with kernels/bf16odd.h */
-    EP_NUMERICS_AUTO,    /* the one in which this CPU computes these weights fastest */
+    EP_NUMERICS_W4A8,    /* kernels/ffn_w4a8.h for the formats it has, others as EP_NUMERICS_BF16DP; coarser, so never by itself */
+    EP_NUMERICS_AUTO,    /* the one of the first three in which this CPU computes these weights fastest */
 } ep_numerics;
 
 typedef struct ep_backend_config {

@@ -116,6 +116,9 @@ ep_ffn_family ep_numerics_family(ep_numerics numerics, ep_weight_format format)
     if (numerics == EP_NUMERICS_AUTO) {
         return ep_ffn_family_fastest(format);
     }
+    if (numerics == EP_NUMERICS_W4A8) {
+        return ep_ffn_family_has(EP_FFN_FAMILY_W4A8, format) ? EP_FFN_FAMILY_W4A8 : ep_numerics_family(EP_NUMERICS_BF16DP, format);
+    }
     const ep_ffn_family family = numerics == EP_NUMERICS_BF16DP    ? EP_FFN_FAMILY_BF16DP
                                  : numerics == EP_NUMERICS_BF16ODD ? EP_FFN_FAMILY_BF16ODD
                                                                    : EP_FFN_FAMILY_PORTABLE;

@@ -310,27 +310,38 @@ static ep_err run_hard(ep_backend *backend, known_data *data, ep_weight_format f
                                        ep_err_text(err));
 }
 
-ep_err ep_known_answer_run(ep_backend *backend, ep_known_answer *out_answer, ep_error *out_error)
+/* Hashes of all activations in one format. */
+static ep_err run_activations(ep_backend *backend, known_data *data, ep_weight_format format, uint32_t *hash, ep_error *out_error)
+{
+    ep_err err = EP_OK;
+    *hash = 2166136261u;
+    for (unsigned a = 0; err == EP_OK && a < EP_ACT_COUNT; a++) {
+        err = run_one(backend, data, format, (ep_activation)a, hash, out_error);
+    }
+    return err;
+}
+
+ep_err ep_known_answer_run(ep_backend *backend, ep_numerics numerics, ep_known_answer *out_answer, ep_error *out_error)
 {
     ep_known_answer answer = {0};
-    uint32_t activations = 2166136261u;
-    uint32_t pairs = 2166136261u;
+    uint32_t activations = 0;
+    uint32_t pairs = 0;
+    uint32_t quads = 0;
     known_data *data = calloc(1, sizeof(*data));
     if (data == NULL) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for the known-answer run");
     }
-    ep_err err = EP_OK;
     /* In f32, which every family computes alike, so that formats with equal bits have equal digests whatever the family of the others. */
-    for (unsigned a = 0; err == EP_OK && a < EP_ACT_COUNT; a++) {
-        err = run_one(backend, data, EP_WEIGHTS_F32, (ep_activation)a, &activations, out_error);
-    }
-    /* Kernels of other families have activations of their own; bf16 is in all of these. */
-    for (unsigned a = 0; err == EP_OK && a < EP_ACT_COUNT; a++) {
-        err = run_one(backend, data, EP_WEIGHTS_BF16, (ep_activation)a, &pairs, out_error);
+    ep_err err = run_activations(backend, data, EP_WEIGHTS_F32, &activations, out_error);
+    /* Kernels of other families have activations of their own; bf16 is in all of these but one. */
+    err = err == EP_OK ? run_activations(backend, data, EP_WEIGHTS_BF16, &pairs, out_error) : err;
+    if (err == EP_OK && ep_numerics_family(numerics, EP_WEIGHTS_MXFP4) == EP_FFN_FAMILY_W4A8) {
+        err = run_activations(backend, data, EP_WEIGHTS_MXFP4, &quads, out_error);
     }
     for (unsigned f = EP_WEIGHTS_NONE + 1; err == EP_OK && f < EP_WEIGHTS_COUNT; f++) {
         const bool may_have_pairs = f == EP_WEIGHTS_BF16 || ep_weight_format_has_groups((ep_weight_format)f);
-        answer.digests[f] = fnv1a(may_have_pairs ? pairs : activations, f);
+        const bool has_quads = ep_numerics_family(numerics, (ep_weight_format)f) == EP_FFN_FAMILY_W4A8;
+        answer.digests[f] = fnv1a(has_quads ? quads : may_have_pairs ? pairs : activations, f);
         err = run_one(backend, data, (ep_weight_format)f, EP_ACT_SILU, &answer.digests[f], out_error);
         err = err == EP_OK ? run_hard(backend, data, (ep_weight_format)f, &answer.digests[f], out_error) : err;
     }

@@ -14,8 +14,8 @@ typedef struct ep_known_answer {
     uint32_t digests[EP_WEIGHTS_COUNT]; /* by format; each covers all activations */
 } ep_known_answer;
 
-/* Loads, runs and unloads on an open backend; blocks. Errors: what loading and running bring. */
-ep_err ep_known_answer_run(ep_backend *backend, ep_known_answer *out_answer, ep_error *out_error);
+/* Loads, runs and unloads on an open backend, which computes with numerics; blocks. Errors: what loading and running bring. */
+ep_err ep_known_answer_run(ep_backend *backend, ep_numerics numerics, ep_known_answer *out_answer, ep_error *out_error);
 
 /*
  * "portable/bf16/rne/5f0c9a12". family: what weights of this format are computed with. The digest covers it and the formats in others

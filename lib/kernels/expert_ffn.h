@@ -39,20 +39,21 @@ typedef enum ep_ffn_family {
     EP_FFN_FAMILY_PORTABLE, /* this header */
     EP_FFN_FAMILY_BF16DP,   /* bf16 weights and formats with groups: kernels/bf16dp.h */
     EP_FFN_FAMILY_BF16ODD,  /* bf16 weights only: kernels/bf16odd.h */
+    EP_FFN_FAMILY_W4A8,     /* mxfp4 and int4: kernels/ffn_w4a8.h */
 } ep_ffn_family;
-#define EP_FFN_FAMILIES 3
+#define EP_FFN_FAMILIES 4
 
-/* "portable", "bf16dp", "bf16odd" */
+/* "portable", "bf16dp", "bf16odd", "w4a8" */
 static inline const char *ep_ffn_family_name(ep_ffn_family family)
 {
-    static const char *const names[EP_FFN_FAMILIES] = {"portable", "bf16dp", "bf16odd"};
+    static const char *const names[EP_FFN_FAMILIES] = {"portable", "bf16dp", "bf16odd", "w4a8"};
     return names[family];
 }
 
 /* Whether dot products go over pairs of bf16. */
 static inline bool ep_ffn_family_has_pairs(ep_ffn_family family)
 {
-    return family != EP_FFN_FAMILY_PORTABLE;
+    return family == EP_FFN_FAMILY_BF16DP || family == EP_FFN_FAMILY_BF16ODD;
 }
 
 /* Whether weights of this format can be computed with the family; `portable` has all. */
@@ -63,6 +64,8 @@ static inline bool ep_ffn_family_has(ep_ffn_family family, ep_weight_format form
         return true;
     case EP_FFN_FAMILY_BF16DP:
         return format == EP_WEIGHTS_BF16 || ep_weight_format_has_groups(format);
+    case EP_FFN_FAMILY_W4A8:
+        return format == EP_WEIGHTS_MXFP4 || format == EP_WEIGHTS_INT4;
     default:
         return format == EP_WEIGHTS_BF16;
     }
@@ -89,10 +92,16 @@ typedef struct ep_ffn_batch {
     bool weight_on_input;
 } ep_ffn_batch;
 
-/* Floats of scratch that ep_ffn_reference needs: one widened row and one inner row. */
+/* Groups of a row in family w4a8. */
+static inline uint32_t ep_ffn_w4a8_groups(uint32_t columns)
+{
+    return (columns + EP_MX_GROUP - 1) / EP_MX_GROUP;
+}
+
+/* Floats of scratch that ep_ffn_reference needs: one widened row and one inner row, and scales of their groups. */
 static inline size_t ep_ffn_reference_scratch_floats(uint32_t hidden, uint32_t inner)
 {
-    return (size_t)hidden + inner;
+    return (size_t)hidden + inner + ep_ffn_w4a8_groups(hidden) + ep_ffn_w4a8_groups(inner);
 }
 
 /* The family in plain loops: the judge of every other form. scratch: see above, not shared with another call.

@@ -5,7 +5,8 @@
  * never along k.
  *
  * A line is what the inner loop takes at once: one k of family `portable`, two of the others (an odd last one is filled
- * up with zeros). Each activation of a line takes 4 bytes: a float, or two bf16, the even k in the low half.
+ * up with zeros). Each activation of a line takes 4 bytes: a float, or two bf16, the even k in the low half. Family w4a8 has ten
+ * lines for a group of 32 columns: 8 quads of int8, the scale (f32), the sum of the int8 (i32); zeros behind the last column.
  *
  * Packed activations  chunks of 1..EP_FFN_CHUNK_ROWS rows; chunk c holds [line][rows of c], chunks follow each other.
  *      Those of w8a8 are int8: [ceil(k/4)][rows of c][4].
@@ -17,7 +18,8 @@
  *      for families of pairs columns k, k + 1 are 128 bytes, 32-bit word i of either half the outputs i and i+16 (i+32 and
  *      i+48) of k, then of k + 1. mxfp4, int4: columns k, k + 1 share 64 bytes; 32-bit word i holds outputs i, i+16, i+32,
  *      i+48 of k in its lower four nibbles and of k + 1 in the upper four. So shifts and table look-ups widen 16 outputs or
- *      pairs at a time.
+ *      pairs at a time. mxfp4, int4 for family w4a8: columns 8 p..8 p + 7 of outputs 16 j..16 j + 15 share 64 bytes, p first, then j;
+ *      32-bit word i has the codes of output 16 j + i, in byte b those of columns 8 p + b (lower nibble) and 8 p + 4 + b.
  * Panels of w8a8      [ceil(k/4)][64][4] bytes, then 64 scales in f32, then for each output -128 times the sum of its weights, i32
  *      modulo 2^32: what is too much where rows are q + 128.
  * Threads             pure functions of their arguments.
@@ -37,6 +39,7 @@
 #define EP_FFN_HALF_PANEL 32 /* gate outputs of a gate-up panel; as many up outputs follow */
 #define EP_FFN_K_BLOCK 128   /* lines of a panel done for all chunks before the next */
 #define EP_FFN_CHUNK_ROWS 6  /* rows of a register tile: 6 x 4 accumulators of 16 floats fill AVX-512 */
+#define EP_FFN_W4A8_LINES 10u /* of a group in family w4a8 */
 
 typedef struct ep_ffn_kernel {
     const char *name; /* "avx512bf16", "avx512vnni", "avx512f", "avx2", "generic" */
@@ -44,13 +47,13 @@ typedef struct ep_ffn_kernel {
     /*
      * c[r][o] = chain over the lines ascending, portable: of fmaf(weight[k][o], a[k][r], .), else of
      * ep_bf16dp_step or ep_bf16odd_step, for one panel and all rows.
-     * dtype bf16, f16 or f32; panel and c 64-byte aligned; c [rows][EP_FFN_PANEL].
+     * dtype bf16, f16 or f32; panel and c 64-byte aligned; c [rows][EP_FFN_PANEL]. NULL: w4a8.
      * next: the panel this thread computes after this one, whose first lines are fetched meanwhile; NULL: not
      * known. Only a hint: any address will do, it is never read.
      */
     void (*panel)(ep_dtype dtype, const float *a, uint32_t rows, const uint8_t *panel, uint32_t lines,
                   const uint8_t *next, float *c);
-    /* portable and bf16dp. The same for a format with groups: a chain per group, scaled, summed (expert_ffn.h, bf16dp.h). */
+    /* All but bf16odd. The same for a format with groups: a chain per group, scaled, summed (expert_ffn.h, bf16dp.h, ffn_w4a8.h). */
     void (*group_panel)(ep_weight_format format, const float *a, uint32_t rows, const uint8_t *panel,
                         uint32_t k_count, const uint8_t *next, float *c);
     /*
@@ -101,9 +104,12 @@ const ep_ffn_kernel *ep_ffn_kernel_of(ep_ffn_family family);
 /* The family in which this CPU computes weights of this format fastest. */
 ep_ffn_family ep_ffn_family_fastest(ep_weight_format format);
 
-/* Lines of a panel over k_count inputs. */
+/* Lines over k_count inputs. */
 static inline uint32_t ep_ffn_lines(ep_ffn_family family, uint32_t k_count)
 {
+    if (family == EP_FFN_FAMILY_W4A8) {
+        return ep_ffn_w4a8_groups(k_count) * EP_FFN_W4A8_LINES;
+    }
     return ep_ffn_family_has_pairs(family) ? k_count / 2 + k_count % 2 : k_count;
 }
 
@@ -174,6 +180,9 @@ static inline size_t ep_ffn_panel_bytes(ep_ffn_family family, ep_weight_format f
 /* Where the code of output o, column k of a group lies: a byte, of 4-bit codes a nibble, the lower of a byte first. */
 static inline size_t ep_ffn_code_slot(ep_ffn_family family, ep_weight_format format, uint32_t k, uint32_t o)
 {
+    if (family == EP_FFN_FAMILY_W4A8) {
+        return (size_t)k / 8 * 512 + o / 16 * 128 + 8 * (o % 16) + 2 * (k % 4) + k / 4 % 2;
+    }
     if (format == EP_WEIGHTS_MXFP4 || format == EP_WEIGHTS_INT4) {
         return (size_t)k / 2 * 128 + 8 * (o % 16) + 4 * (k & 1u) + o / 16;
     }

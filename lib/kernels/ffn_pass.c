@@ -76,7 +76,7 @@ static void shared_gate_chunk(const ep_ffn_packed *weights, const float *a, uint
     }
 }
 
-/* The same of rows that are rounded to int8 and never laid out as floats. */
+/* The same of rows that are rounded to int8 and not laid out as floats. */
 static void shared_gate_rows(const ep_ffn_pass *pass, uint32_t first_row, uint32_t rows)
 {
     const uint32_t hidden = pass->weights->hidden;
@@ -138,7 +138,9 @@ void ep_ffn_pass_pack_chunk(const ep_ffn_pass *pass, uint32_t chunk)
     float *a = pass->x + first_row * ep_ffn_lines(weights->family, hidden);
     (pass->kernel->pack_rows != NULL ? pass->kernel->pack_rows : pack_rows)(&pass->batch, (uint32_t)first_row, rows, hidden,
                                                                             a);
-    if (weights->shared_gate != NULL) {
+    if (weights->shared_gate != NULL && weights->family == EP_FFN_FAMILY_W4A8) {
+        shared_gate_rows(pass, (uint32_t)first_row, rows);
+    } else if (weights->shared_gate != NULL) {
         shared_gate_chunk(weights, a, rows, pass->share + first_row);
     }
 }

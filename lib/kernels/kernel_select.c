@@ -10,7 +10,7 @@
 #include "kernels/arm/ffn_arm.h"
 #endif
 
-#define KERNELS_MAX 12
+#define KERNELS_MAX 16
 
 static size_t usable_kernels(const ep_ffn_kernel *out_usable[KERNELS_MAX])
 {
@@ -22,6 +22,7 @@ static size_t usable_kernels(const ep_ffn_kernel *out_usable[KERNELS_MAX])
     }
     if (features.avx512vnni) {
         out_usable[count++] = &ep_ffn_kernel_avx512vnni;
+        out_usable[count++] = &ep_ffn_kernel_w4a8_avx512vnni;
     }
     if (features.avx512f) {
         out_usable[count++] = &ep_ffn_kernel_avx512f;
@@ -30,6 +31,7 @@ static size_t usable_kernels(const ep_ffn_kernel *out_usable[KERNELS_MAX])
     if (features.avx2_fma_f16c) {
         out_usable[count++] = &ep_ffn_kernel_avx2;
         out_usable[count++] = &ep_ffn_kernel_bf16dp_avx2;
+        out_usable[count++] = &ep_ffn_kernel_w4a8_avx2;
     }
 #elif defined(__aarch64__)
     ep_cpu_features features = ep_cpu_features_read();
@@ -45,6 +47,7 @@ static size_t usable_kernels(const ep_ffn_kernel *out_usable[KERNELS_MAX])
 #endif
     out_usable[count++] = &ep_ffn_kernel_bf16dp_generic;
     out_usable[count++] = &ep_ffn_kernel_bf16odd_generic;
+    out_usable[count++] = &ep_ffn_kernel_w4a8_generic;
     out_usable[count++] = &ep_ffn_kernel_generic;
     return count;
 }

@@ -288,7 +288,7 @@ static ep_err slow_open(const ep_backend_config *config, ep_backend **out_backen
         return ep_error_set(out_error, err, "backend slow cannot start its thread");
     }
     backend->started = true;
-    err = ep_known_answer_run(&backend->base, &backend->answer, out_error);
+    err = ep_known_answer_run(&backend->base, EP_NUMERICS_PORTABLE, &backend->answer, out_error);
     if (err != EP_OK) {
         slow_close(&backend->base);
         return err;

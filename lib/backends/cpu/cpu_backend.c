@@ -67,7 +67,7 @@ ep_err ep_cpu_backend_open_with(const ep_ffn_kernel *kernel, const ep_backend_co
         cpu_close(&backend->base);
         return ep_error_set(out_error, err, "backend cpu cannot start %u threads", schedule.threads);
     }
-    err = ep_known_answer_run(&backend->base, &backend->answer, out_error);
+    err = ep_known_answer_run(&backend->base, config->numerics, &backend->answer, out_error);
     if (err != EP_OK) {
         cpu_close(&backend->base);
         return err;
@@ -174,9 +174,11 @@ static void cpu_weights_unload(ep_backend *base, ep_backend_weights *base_weight
 static const char *cpu_packed_layout(ep_backend *base)
 {
     static const char *const layouts[EP_FFN_FAMILIES] = {EP_FFN_PACKED_LAYOUT, EP_FFN_PACKED_LAYOUT "-bf16dp",
-                                                         EP_FFN_PACKED_LAYOUT "-bf16odd"};
-    /* What has bf16 has most: its family tells those of the other formats. */
-    return layouts[ep_numerics_family(((cpu_backend *)base)->numerics, EP_WEIGHTS_BF16)];
+                                                         EP_FFN_PACKED_LAYOUT "-bf16odd", EP_FFN_PACKED_LAYOUT "-w4a8"};
+    const ep_numerics numerics = ((cpu_backend *)base)->numerics;
+    /* What has bf16 has most: its family tells those of the other formats, but for the one whose mxfp4 tells. */
+    const ep_ffn_family narrow = ep_numerics_family(numerics, EP_WEIGHTS_MXFP4);
+    return layouts[narrow == EP_FFN_FAMILY_W4A8 ? narrow : ep_numerics_family(numerics, EP_WEIGHTS_BF16)];
 }
 
 static void cpu_weights_export(ep_backend *base, const ep_backend_weights *base_weights, ep_packed_view *out_view)

@@ -132,7 +132,7 @@ static ep_err reference_open(const ep_backend_config *config, ep_backend **out_b
         return ep_error_set(out_error, err, "backend reference cannot start its thread");
     }
     backend->started = true;
-    err = ep_known_answer_run(&backend->base, &backend->answer, out_error);
+    err = ep_known_answer_run(&backend->base, config->numerics, &backend->answer, out_error);
     if (err != EP_OK) {
         reference_close(&backend->base);
         return err;

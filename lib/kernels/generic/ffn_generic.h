@@ -7,6 +7,7 @@
 extern const ep_ffn_kernel ep_ffn_kernel_generic;
 extern const ep_ffn_kernel ep_ffn_kernel_bf16dp_generic;
 extern const ep_ffn_kernel ep_ffn_kernel_bf16odd_generic;
+extern const ep_ffn_kernel ep_ffn_kernel_w4a8_generic;
 
 /* For kernels without their own. */
 void ep_ffn_generic_group_panel(ep_weight_format format, const float *a, uint32_t rows, const uint8_t *panel,

@@ -4,6 +4,7 @@
 
 #include "kernels/bf16odd.h"
 #include "kernels/ffn_activation.h"
+#include "kernels/ffn_w4a8.h"
 #include "kernels/ffn_widen.h"
 
 typedef struct matrix {
@@ -13,10 +14,11 @@ typedef struct matrix {
     uint32_t columns;
 } matrix;
 
-/* A row of inputs, widened. Under w8a8 x holds integers and scale belongs to them. */
+/* A row of inputs, widened. Under w8a8 x holds integers and scale belongs to them; in family w4a8 each group has a scale. */
 typedef struct inputs {
     float *x;
     float scale;
+    float *group_scales;
 } inputs;
 
 static float to_int8(float *x, uint32_t n)
@@ -31,6 +33,13 @@ static float to_int8(float *x, uint32_t n)
         x[i] = (float)ep_ffn_int8_round(x[i], scale);
     }
     return scale;
+}
+
+static void groups_to_int8(inputs *in, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i += EP_MX_GROUP) {
+        in->group_scales[i / EP_MX_GROUP] = to_int8(in->x + i, n - i < EP_MX_GROUP ? n - i : EP_MX_GROUP);
+    }
 }
 
 static float dot_plain(const void *values, ep_dtype dtype, size_t row, const float *x, uint32_t n)
@@ -114,10 +123,31 @@ static float dot_group_pairs(ep_weight_format format, const matrix *m, size_t ro
     return total;
 }
 
+static float dot_w4a8(ep_weight_format format, const matrix *m, size_t row, const inputs *in)
+{
+    const uint32_t n = m->columns;
+    const size_t groups = ep_ffn_w4a8_groups(n);
+    const uint8_t *codes = (const uint8_t *)m->values + row * ep_weight_row_bytes(format, n);
+    const uint8_t *exponents = (const uint8_t *)m->scales + row * groups;
+    float total = 0.0f;
+    for (uint32_t g = 0; g < groups; g++) {
+        const float scale = format == EP_WEIGHTS_MXFP4 ? ep_ffn_w4a8_e8m0(exponents[g])
+                                                       : ep_ffn_weight_scale(format, m->scales, n, row, g);
+        int32_t sum = 0;
+        for (uint32_t i = g * EP_MX_GROUP; i < n && i < (g + 1) * EP_MX_GROUP; i++) {
+            sum += ep_ffn_w4a8_integer(format, (uint32_t)codes[i / 2] >> (4 * (i & 1u))) * (int32_t)in->x[i];
+        }
+        total = ep_ffn_w4a8_add_group(total, sum, in->group_scales[g], scale);
+    }
+    return total;
+}
+
 static float output(const ep_ffn_source *source, ep_ffn_family family, const matrix *m, size_t row, const inputs *in)
 {
     float y;
-    if (ep_ffn_family_has_pairs(family) && ep_weight_format_has_groups(source->format)) {
+    if (family == EP_FFN_FAMILY_W4A8) {
+        y = dot_w4a8(source->format, m, row, in);
+    } else if (ep_ffn_family_has_pairs(family) && ep_weight_format_has_groups(source->format)) {
         y = dot_group_pairs(source->format, m, row, in->x);
     } else if (ep_ffn_family_has_pairs(family)) {
         y = dot_pairs(family, m->values, row, in->x, m->columns);
@@ -138,18 +168,27 @@ static void narrow_row(float *x, uint32_t n)
     }
 }
 
+/* To int8, where that is done. */
+static void round_row(ep_weight_format format, ep_ffn_family family, inputs *in, uint32_t n)
+{
+    if (format == EP_WEIGHTS_W8A8) {
+        in->scale = to_int8(in->x, n);
+    } else if (family == EP_FFN_FAMILY_W4A8) {
+        groups_to_int8(in, n);
+    }
+}
+
 void ep_ffn_reference_of(ep_ffn_family family, const ep_ffn_source *source, const ep_ffn_batch *batch, float *scratch)
 {
     const bool has_pairs = ep_ffn_family_has_pairs(family);
     const uint32_t hidden = source->hidden;
     const uint32_t inner = source->inner;
     const bool has_gate = ep_activation_has_gate(source->activation);
-    const bool is_w8a8 = source->format == EP_WEIGHTS_W8A8;
     const matrix gate = {source->gate, source->gate_scales, source->gate_bias, hidden};
     const matrix up = {source->up, source->up_scales, source->up_bias, hidden};
     const matrix down = {source->down, source->down_scales, source->down_bias, inner};
-    inputs x = {.x = scratch};
-    inputs h = {.x = scratch + hidden};
+    inputs x = {.x = scratch, .group_scales = scratch + hidden + inner};
+    inputs h = {.x = scratch + hidden, .group_scales = x.group_scales + ep_ffn_w4a8_groups(hidden)};
 
     for (uint32_t r = 0; r < batch->rows_count; r++) {
         const ep_ffn_row *row = &batch->rows[r];
@@ -161,7 +200,7 @@ void ep_ffn_reference_of(ep_ffn_family family, const ep_ffn_source *source, cons
         if (source->shared_gate != NULL) {
             share = ep_act_sigmoid(dot_plain(source->shared_gate, source->shared_gate_dtype, 0, x.x, hidden));
         }
-        x.scale = is_w8a8 ? to_int8(x.x, hidden) : 1.0f;
+        round_row(source->format, family, &x, hidden);
         for (uint32_t i = 0; i < inner; i++) {
             float g = has_gate ? output(source, family, &gate, i, &x) : 0.0f;
             float u = output(source, family, &up, i, &x);
@@ -171,7 +210,7 @@ void ep_ffn_reference_of(ep_ffn_family family, const ep_ffn_source *source, cons
         if (has_pairs) {
             narrow_row(h.x, inner);
         }
-        h.scale = is_w8a8 ? to_int8(h.x, inner) : 1.0f;
+        round_row(source->format, family, &h, inner);
         for (uint32_t i = 0; i < hidden; i++) {
             float y = output(source, family, &down, i, &h);
             if (source->shared_gate != NULL) {

@@ -10,6 +10,8 @@ extern const ep_ffn_kernel ep_ffn_kernel_avx512bf16; /* family bf16dp: AVX-512 F
 extern const ep_ffn_kernel ep_ffn_kernel_bf16dp_avx512f; /* family bf16dp: AVX-512F only */
 extern const ep_ffn_kernel ep_ffn_kernel_bf16dp_avx2;    /* family bf16dp: AVX2, FMA */
 extern const ep_ffn_kernel ep_ffn_kernel_avx512vnni; /* AVX-512 F, BW, DQ, VL, VNNI: as avx512f but for w8a8 */
+extern const ep_ffn_kernel ep_ffn_kernel_w4a8_avx512vnni; /* family w4a8: AVX-512 F, BW, DQ, VL, VNNI */
+extern const ep_ffn_kernel ep_ffn_kernel_w4a8_avx2;       /* family w4a8: AVX2, FMA */
 extern const ep_ffn_kernel ep_ffn_kernel_avx512f;    /* AVX-512F only */
 extern const ep_ffn_kernel ep_ffn_kernel_avx2;       /* AVX2, FMA, F16C */
 
