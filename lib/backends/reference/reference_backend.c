@@ -13,8 +13,10 @@
 typedef struct reference_backend {
     ep_backend base;
     ep_backend_budget budget;
-    ep_known_answer answer;
     ep_numerics numerics;
+    pthread_mutex_t answer_lock;
+    bool has_answer;
+    ep_known_answer answer;
     pthread_t thread;
     bool started;
     float *scratch; /* of the worker thread */
@@ -106,6 +108,7 @@ static void reference_close(ep_backend *base)
         pthread_join(backend->thread, NULL);
     }
     EP_ASSERT(atomic_load(&backend->budget.used_bytes) == 0);
+    pthread_mutex_destroy(&backend->answer_lock);
     pthread_mutex_destroy(&backend->lock);
     pthread_cond_destroy(&backend->wake);
     free(backend->scratch);
@@ -124,6 +127,7 @@ static ep_err reference_open(const ep_backend_config *config, ep_backend **out_b
     }
     backend->base.ops = &ep_backend_reference_ops;
     backend->numerics = config->numerics;
+    pthread_mutex_init(&backend->answer_lock, NULL);
     pthread_mutex_init(&backend->lock, NULL);
     pthread_cond_init(&backend->wake, NULL);
     ep_err err = ep_host_thread_start(&backend->thread, worker_main, backend);
@@ -132,22 +136,38 @@ static ep_err reference_open(const ep_backend_config *config, ep_backend **out_b
         return ep_error_set(out_error, err, "backend reference cannot start its thread");
     }
     backend->started = true;
-    err = ep_known_answer_run(&backend->base, config->numerics, &backend->answer, out_error);
-    if (err != EP_OK) {
-        reference_close(&backend->base);
-        return err;
-    }
     backend->budget.limit_bytes = config->memory_bytes;
     *out_backend = &backend->base;
     return EP_OK;
+}
+
+/*
+ * The plain loops take long over the known-answer run, so it is made when an id is asked for. In a backend of its
+ * own: what is loaded and queued here is in nobody's way.
+ */
+static ep_err learn_answer(reference_backend *backend)
+{
+    const ep_backend_config config = {.numerics = backend->numerics, .threads = 1};
+    ep_backend *other = NULL;
+    ep_error error;
+    pthread_mutex_lock(&backend->answer_lock);
+    ep_err err = backend->has_answer ? EP_OK : reference_open(&config, &other, &error);
+    if (other != NULL) {
+        err = ep_known_answer_run(other, backend->numerics, &backend->answer, &error);
+        backend->has_answer = err == EP_OK;
+        reference_close(other);
+    }
+    pthread_mutex_unlock(&backend->answer_lock);
+    return err;
 }
 
 static ep_err reference_numerics_id(ep_backend *base, ep_weight_format format, uint32_t others,
                                     char out_id[EP_NUMERICS_ID_BYTES])
 {
     reference_backend *backend = (reference_backend *)base;
-    return ep_known_answer_id(&backend->answer, ep_numerics_family(backend->numerics, format), format, others,
-                              out_id);
+    const ep_err err = learn_answer(backend);
+    const ep_ffn_family family = ep_numerics_family(backend->numerics, format);
+    return err != EP_OK ? err : ep_known_answer_id(&backend->answer, family, format, others, out_id);
 }
 
 static size_t reference_weights_bytes(ep_backend *base, const ep_expert_source *source)
