@@ -130,6 +130,10 @@ double bench_quantile(double *values, size_t count, double p)
         return NAN;
     }
     qsort(values, count, sizeof(*values), compare);
-    size_t index = (size_t)(p * (double)(count - 1) + 0.5);
-    return values[index];
+    const double place = p * (double)(count - 1);
+    const size_t below = (size_t)place;
+    if (below + 1 >= count) {
+        return values[count - 1];
+    }
+    return values[below] + (place - (double)below) * (values[below + 1] - values[below]);
 }

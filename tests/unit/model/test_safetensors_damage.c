@@ -288,6 +288,61 @@ Test(safetensors_damage, a_cut_file_that_changes_again_is_refused_for_good)
     ep_safetensors_close(file);
 }
 
+/* What somebody else does to the file just after its bytes were read, before anybody looks at it again. */
+static void (*meanwhile)(void);
+
+ep_err __real_ep_model_file_read(const ep_model_file *file, uint64_t offset, void *out, size_t bytes, ep_error *out_error);
+ep_err __wrap_ep_model_file_read(const ep_model_file *file, uint64_t offset, void *out, size_t bytes, ep_error *out_error);
+
+ep_err __wrap_ep_model_file_read(const ep_model_file *file, uint64_t offset, void *out, size_t bytes, ep_error *out_error)
+{
+    const ep_err err = __real_ep_model_file_read(file, offset, out, bytes, out_error);
+    void (*act)(void) = meanwhile;
+    meanwhile = NULL;
+    if (act != NULL) {
+        act();
+    }
+    return err;
+}
+
+static off_t cut_to;
+
+static void overwrite(void)
+{
+    const struct timespec times[2] = {{.tv_sec = 1}, {.tv_sec = 1}};
+    const int fd = open(test_path(NAME), O_WRONLY);
+    cr_assert_eq(pwrite(fd, "other bytes", 11, cut_to), 11);
+    close(fd);
+    cr_assert_eq(utimensat(AT_FDCWD, test_path(NAME), times, 0), 0);
+}
+
+static void cut(void)
+{
+    cr_assert_eq(truncate(test_path(NAME), cut_to), 0);
+}
+
+Test(safetensors_damage, a_file_overwritten_while_it_is_read_is_refused)
+{
+    ep_safetensors *file = NULL;
+    const ep_safetensors_tensor *t;
+    cut_to = open_large(&file, &t) + 2000;
+    meanwhile = overwrite;
+    cr_expect_eq(read_large(file, t, 0, 1000), EP_ERR_BAD_FILE, "whether these bytes are the old ones, nobody can tell");
+    cr_expect_null(meanwhile);
+    ep_safetensors_close(file);
+}
+
+Test(safetensors_damage, of_a_file_cut_while_it_is_read_only_what_is_vouched_for_is_taken)
+{
+    ep_safetensors *file = NULL;
+    const ep_safetensors_tensor *t;
+    cut_to = open_large(&file, &t) + (off_t)KNOWN_BYTES + 9000;
+    meanwhile = cut;
+    cr_expect_eq(read_large(file, t, KNOWN_BYTES, 1000), EP_ERR_BAD_FILE, "it was whole when it was read");
+    cr_expect_eq(read_large(file, t, KNOWN_BYTES - 1000, 1000), EP_OK);
+    ep_safetensors_close(file);
+}
+
 Test(safetensors_damage, only_regular_files_are_opened)
 {
     ep_safetensors *file = NULL;

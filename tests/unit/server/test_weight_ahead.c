@@ -12,6 +12,7 @@
 #include "support/checkpoint_fixture.h"
 
 #define EXPERTS 8
+#define WAITS_MAX 10000 /* of 2 ms: only a writer that stopped gets there */
 
 static char dir[EP_FIXTURE_PATH_BYTES], cache_dir[EP_FIXTURE_PATH_BYTES];
 static ep_checkpoint *checkpoint;
@@ -93,10 +94,12 @@ static void setup(void)
     plain_ops = backend->ops;
     ops = *plain_ops;
     open_store(0);
-    do {
+    ep_weight_cache_read_stats(cache, &stats);
+    for (uint32_t waits = 0; stats.written_total < EXPERTS; waits++) {
+        cr_assert_lt(waits, WAITS_MAX, "%llu of %d experts have their file", (unsigned long long)stats.written_total, EXPERTS);
         usleep(2000);
         ep_weight_cache_read_stats(cache, &stats);
-    } while (stats.written_total < EXPERTS);
+    }
     ep_weight_store_destroy(store);
     store = NULL;
 }

@@ -207,17 +207,24 @@ Test(weight_cache, a_damaged_file_is_dropped_and_written_anew)
     cr_expect(has_expert(1));
 }
 
-Test(weight_cache, the_limit_removes_other_models_first_and_then_stops)
+/* A closed cache of two files of equal size: expert 0 and, at `old`, one of another model. Returns the bytes of each. */
+static uint64_t leave_two_files(char *old, size_t size)
 {
-    char old[EP_FIXTURE_PATH_BYTES + 64];
     open_cache(0);
     cr_expect(write_expert(0));
     const uint64_t each = stats().bytes;
     ep_weight_cache_close(cache);
-    snprintf(old, sizeof(old), "%s/0123456789abcdef-l0-e0.pack", cache_dir);
+    snprintf(old, size, "%s/0123456789abcdef-l0-e0.pack", cache_dir);
     const int fd = open(old, O_WRONLY | O_CREAT, 0600);
     cr_assert_eq(ftruncate(fd, (off_t)each), 0);
     close(fd);
+    return each;
+}
+
+Test(weight_cache, the_limit_removes_other_models_first_and_then_stops)
+{
+    char old[EP_FIXTURE_PATH_BYTES + 64];
+    const uint64_t each = leave_two_files(old, sizeof(old));
     open_cache(each * 3);
     cr_expect_eq(stats().bytes, each * 2);
     cr_expect(write_expert(1));
@@ -245,14 +252,7 @@ int unlinkat(int dir_fd, const char *name, int flags)
 Test(weight_cache, a_file_that_somebody_else_removed_made_room_too)
 {
     char old[EP_FIXTURE_PATH_BYTES + 64];
-    open_cache(0);
-    cr_expect(write_expert(0));
-    const uint64_t each = stats().bytes;
-    ep_weight_cache_close(cache);
-    snprintf(old, sizeof(old), "%s/0123456789abcdef-l0-e0.pack", cache_dir);
-    const int fd = open(old, O_WRONLY | O_CREAT, 0600);
-    cr_assert_eq(ftruncate(fd, (off_t)each), 0);
-    close(fd);
+    const uint64_t each = leave_two_files(old, sizeof(old));
     open_cache(each * 2);
     others_remove = true;
     cr_expect(write_expert(1));
