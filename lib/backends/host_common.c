@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "backends/host_common.h"
 
+#include <fenv.h>
 #include <math.h>
 #include <sched.h>
 #include <signal.h>
@@ -189,6 +190,11 @@ ep_err ep_host_thread_start(pthread_t *out_thread, void *(*main)(void *arg), voi
     int result = pthread_create(out_thread, NULL, main, arg);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return result == 0 ? EP_OK : EP_ERR_NO_MEMORY;
+}
+
+void ep_host_floats_reset(void)
+{
+    (void)fesetenv(FE_DFL_ENV);
 }
 
 uint32_t ep_host_cpus_count(void)

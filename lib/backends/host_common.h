@@ -41,6 +41,9 @@ void *ep_host_alloc(size_t bytes);
 /* Starts a thread that takes no signals, so that a program's handlers run on its own threads. Errors:
  * NO_MEMORY. */
 ep_err ep_host_thread_start(pthread_t *out_thread, void *(*main)(void *arg), void *arg);
+/* Gives the calling thread the float environment that every numerics family is written for: to nearest, denormals kept. A thread begins with
+ * that of the one which started it, and programs change theirs (some by how they were linked). */
+void ep_host_floats_reset(void);
 /* CPUs this process may use, 1..EP_BACKEND_THREADS_MAX. */
 uint32_t ep_host_cpus_count(void);
 

@@ -786,6 +786,7 @@ static void *worker_main(void *arg)
     char name[16];
     snprintf(name, sizeof(name), "ep-cpu-%u", worker->index % 100000);
     pthread_setname_np(pthread_self(), name);
+    ep_host_floats_reset();
     ep_cpu_topology_place(s->topology, worker->index, s->threads, s->pins);
     worker->pinned = s->pins;
 

@@ -68,6 +68,7 @@ static void *worker_main(void *arg)
 {
     reference_backend *backend = arg;
     pthread_setname_np(pthread_self(), "ep-reference");
+    ep_host_floats_reset();
     pthread_mutex_lock(&backend->lock);
     for (;;) {
         ep_job *job = backend->first;

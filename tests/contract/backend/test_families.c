@@ -2,6 +2,7 @@
 /* Backends of the numerics families of pairs: the reference and the cpu backend with each of its kernels give equal bits and equal
  * ids, whatever the rows of a job and the threads; weights that a family does not have stay with `portable`. */
 #include <criterion/criterion.h>
+#include <fenv.h>
 #include <stdio.h>
 #include <math.h>
 #include <stdlib.h>
@@ -180,6 +181,36 @@ Test(families, the_references_answers_are_those_recorded)
         cr_expect_str_eq(id, recorded[n]);
         backend->ops->close(backend);
     }
+}
+
+/* Backends opened by a thread that rounds upwards and flushes denormals have the usual ids, which stand for the usual bits. */
+static void expect_ids_of_a_strange_opener(ep_numerics numerics)
+{
+    char usual[EP_NUMERICS_ID_BYTES];
+    char id[EP_NUMERICS_ID_BYTES];
+    fenv_t before;
+    opened o = open_all(numerics);
+    cr_assert_eq(o.all[0]->ops->numerics_id(o.all[0], EP_WEIGHTS_BF16, UINT32_MAX, usual), EP_OK);
+    close_all(&o);
+    cr_assert_eq(fegetenv(&before), 0);
+    cr_assert_eq(fesetround(FE_UPWARD), 0);
+#if defined(__x86_64__)
+    __builtin_ia32_ldmxcsr(__builtin_ia32_stmxcsr() | 0x8040u); /* FTZ and DAZ */
+#endif
+    o = open_all(numerics);
+    cr_assert_eq(fesetenv(&before), 0);
+    for (size_t b = 0; b < o.count; b++) {
+        cr_assert_eq(o.all[b]->ops->numerics_id(o.all[b], EP_WEIGHTS_BF16, UINT32_MAX, id), EP_OK);
+        cr_expect_str_eq(id, usual, "%s", o.names[b]);
+    }
+    close_all(&o);
+}
+
+Test(families, the_openers_float_environment_does_not_matter)
+{
+    expect_ids_of_a_strange_opener(EP_NUMERICS_PORTABLE);
+    expect_ids_of_a_strange_opener(EP_NUMERICS_BF16DP);
+    expect_ids_of_a_strange_opener(EP_NUMERICS_BF16ODD);
 }
 
 /* ---- processors that compute otherwise, each in one respect ---- */
