@@ -172,6 +172,35 @@ Test(weight_cache, another_numerics_id_or_touched_file_is_another_expert)
     cr_expect_eq(stats().dropped_total, 0, "they are only not asked for");
 }
 
+static const char *next_layout(ep_backend *base)
+{
+    (void)base;
+    return "panel64-next";
+}
+
+/* A build that packs otherwise finds nothing of the one before, and packs anew beside it. */
+Test(weight_cache, another_packed_layout_is_another_file)
+{
+    const ep_backend_ops *usual = backend->ops;
+    ep_backend_ops ops = *usual;
+    ep_weight_cache_file file;
+    ops.packed_layout = next_layout;
+    open_cache(0);
+    cr_expect(write_expert(2));
+    ep_weight_cache_close(cache);
+    backend->ops = &ops;
+    open_cache(0);
+    const ep_weight_cache_key key = key_of(2);
+    cr_expect_not(ep_weight_cache_find(cache, &key, &file));
+    cr_expect(write_expert(2));
+    cr_expect(has_expert(2));
+    ep_weight_cache_close(cache);
+    backend->ops = usual;
+    open_cache(0);
+    cr_expect(has_expert(2), "the one before is still there");
+    cr_expect_eq(stats().dropped_total, 0);
+}
+
 /* Every kind of damage at every part: dropped once, written anew, right bits. */
 Test(weight_cache, a_damaged_file_is_dropped_and_written_anew)
 {
