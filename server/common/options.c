@@ -155,8 +155,10 @@ static ep_err apply_variable(ep_options *options, const char *variable, ep_error
             return set_text(&spec->options[i], &options->values[i], equals + 1, source, out_error);
         }
     }
-    bool foreign =
-        spec->env_foreign != NULL && strncmp(variable, spec->env_foreign, strlen(spec->env_foreign)) == 0;
+    bool foreign = false;
+    for (const char *const *other = spec->env_foreign; other != NULL && *other != NULL; other++) {
+        foreign |= strncmp(variable, *other, strlen(*other)) == 0;
+    }
     bool config = strncmp(variable + prefix_bytes, "CONFIG=", strlen("CONFIG=")) == 0;
     if (!foreign && !config) {
         char text[NAME_BYTES * 2];

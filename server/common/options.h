@@ -57,7 +57,7 @@ typedef struct ep_option {
 typedef struct ep_options_spec {
     const char *program;     /* "expertd" */
     const char *env_prefix;  /* "EXPERTD_" */
-    const char *env_foreign; /* prefix of another program's variables, not to warn about; NULL none */
+    const char *const *env_foreign; /* beginnings of variables that others read, not to warn about; ends with NULL. NULL: none */
     const char *summary;     /* first line of --help */
     const char *config_file; /* where the packages keep its file */
     const ep_option *options;

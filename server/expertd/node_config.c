@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/check.h"
+#include "base/cpu_features.h"
 #include "base/log.h"
 #include "expertd/batch_policy.h"
 
@@ -196,10 +197,12 @@ static const ep_option node_options[] = {
                        "tcp://127.0.0.1:7423"),
 };
 
+static const char *const others_variables[] = {"EXPERTD_COORDINATOR_", EP_CPU_FEATURES_VARIABLE "=", NULL};
+
 const ep_options_spec ep_node_options = {
     .program = "expertd",
     .env_prefix = "EXPERTD_",
-    .env_foreign = "EXPERTD_COORDINATOR_",
+    .env_foreign = others_variables,
     .summary =
         "Serves the experts of mixture-of-experts models: takes token rows, gives back expert outputs.",
     .config_file = "/etc/expertd/expertd.yaml",

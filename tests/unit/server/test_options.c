@@ -51,9 +51,10 @@ static const ep_option table[] = {
      .default_text = "tcp://a:1",
      .help = "Where"},
 };
+static const char *const others[] = {"PROG_OTHER_", "PROG_LEVEL=", NULL};
 static const ep_options_spec spec = {.program = "prog",
                                      .env_prefix = "PROG_",
-                                     .env_foreign = "PROG_OTHER_",
+                                     .env_foreign = others,
                                      .summary = "A program.",
                                      .options = table,
                                      .options_count = sizeof(table) / sizeof(table[0])};
@@ -211,12 +212,14 @@ Test(options, unknown_variables_are_warnings_and_foreign_ones_nothing)
 {
     ep_options *o = NULL;
     ep_error e;
-    const char *env[] = {"PROG_SERVICE_HOST=10.0.0.1", "PROG_OTHER_X=1", "PATH=/bin", NULL};
+    const char *env[] = {"PROG_SERVICE_HOST=10.0.0.1", "PROG_OTHER_X=1", "PROG_LEVEL=low", "PROG_LEVELS=2", "PATH=/bin", NULL};
     cr_assert_eq(load(NULL, NULL, env, &o, &e), EP_OK, "%s", e.text);
     cr_assert_not_null(ep_options_warning(o, 0));
     cr_expect_str_eq(ep_options_warning(o, 0),
                      "environment PROG_SERVICE_HOST names no option and is ignored");
-    cr_expect_null(ep_options_warning(o, 1));
+    cr_assert_not_null(ep_options_warning(o, 1));
+    cr_expect_str_eq(ep_options_warning(o, 1), "environment PROG_LEVELS names no option and is ignored");
+    cr_expect_null(ep_options_warning(o, 2));
     ep_options_free(o);
 }
 

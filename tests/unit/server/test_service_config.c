@@ -54,6 +54,18 @@ static ep_err load(const char *file, const char *a, const char *b, const char *c
     return err;
 }
 
+/* Those of the other daemon, which may have the same environment, and what limits the use of the CPU. */
+Test(service_config, variables_that_others_read_bring_no_warning)
+{
+    char *argv[] = {(char *)(uintptr_t) "expertd"};
+    char *others[] = {(char *)(uintptr_t) "EXPERTD_COORDINATOR_COPIES=2", (char *)(uintptr_t) "EXPERTD_CPU_FEATURES=portable", NULL};
+    ep_options *options = NULL;
+    ep_error error;
+    cr_assert_eq(ep_options_load(&ep_node_options, 1, argv, others, &options, &error), EP_OK, "%s", error.text);
+    cr_expect_null(ep_options_warning(options, 0), "%s", ep_options_warning(options, 0));
+    ep_options_free(options);
+}
+
 static void expect_bad(ep_err err, const ep_error *error, const char *part)
 {
     cr_expect_eq(err, EP_ERR_BAD_CONFIG, "%s: %s", part, error->text);
