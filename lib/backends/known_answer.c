@@ -340,9 +340,10 @@ static ep_err run_all(ep_backend *backend, ep_numerics numerics, ep_known_answer
         err = run_activations(backend, data, EP_WEIGHTS_MXFP4, &quads, out_error);
     }
     for (unsigned f = EP_WEIGHTS_NONE + 1; err == EP_OK && f < EP_WEIGHTS_COUNT; f++) {
-        const bool may_have_pairs = f == EP_WEIGHTS_BF16 || ep_weight_format_has_groups((ep_weight_format)f);
-        const bool has_quads = ep_numerics_family(numerics, (ep_weight_format)f) == EP_FFN_FAMILY_W4A8;
-        answer.digests[f] = fnv1a(has_quads ? quads : may_have_pairs ? pairs : activations, f);
+        const ep_ffn_family family = ep_numerics_family(numerics, (ep_weight_format)f);
+        const bool has_quads = family == EP_FFN_FAMILY_W4A8;
+        const bool has_pairs = f == EP_WEIGHTS_BF16 || ep_ffn_family_has_pairs(family);
+        answer.digests[f] = fnv1a(has_quads ? quads : has_pairs ? pairs : activations, f);
         err = run_one(backend, data, (ep_weight_format)f, EP_ACT_SILU, &answer.digests[f], out_error);
         err = err == EP_OK ? run_hard(backend, data, (ep_weight_format)f, &answer.digests[f], out_error) : err;
     }
