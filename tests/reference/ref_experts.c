@@ -211,7 +211,7 @@ void ref_layer_load(const struct ref_checkpoint *checkpoint, size_t layer_index,
 static void set_family(const struct ref_expert *experts, size_t count, enum ref_family family)
 {
     for (size_t i = 0; i < count; i++) {
-        ((struct ref_expert *)experts)[i].family = ref_format_has(experts[i].format, family) ? family : REF_PORTABLE;
+        ((struct ref_expert *)experts)[i].family = ref_format_family(experts[i].format, family);
     }
 }
 

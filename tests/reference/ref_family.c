@@ -8,11 +8,16 @@
 #include <sys/auxv.h>
 #endif
 
-static const char *const names[REF_FAMILIES] = {"portable", "bf16dp", "bf16odd"};
+static const char *const names[REF_FAMILIES] = {"portable", "bf16dp", "bf16odd", "w4a8"};
 
 const char *ref_family_name(enum ref_family family)
 {
     return names[family];
+}
+
+bool ref_family_has_pairs(enum ref_family family)
+{
+    return family == REF_BF16DP || family == REF_BF16ODD;
 }
 
 bool ref_family_parse(const char *text, enum ref_family *out_family)

@@ -5,11 +5,13 @@
 
 #include <stdbool.h>
 
-enum ref_family { REF_PORTABLE, REF_BF16DP, REF_BF16ODD };
-enum { REF_FAMILIES = 3 };
+enum ref_family { REF_PORTABLE, REF_BF16DP, REF_BF16ODD, REF_W4A8 };
+enum { REF_FAMILIES = 4 };
 
-/* "portable", "bf16dp", "bf16odd" */
+/* "portable", "bf16dp", "bf16odd", "w4a8" */
 const char *ref_family_name(enum ref_family family);
+/* Whether dot products go over pairs of bf16. */
+bool ref_family_has_pairs(enum ref_family family);
 /* By name, also at the head of a numerics id ("bf16dp/bf16/rne/.."); "auto" is ref_family_default(). False: another word. */
 bool ref_family_parse(const char *text, enum ref_family *out_family);
 /*

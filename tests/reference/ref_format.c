@@ -5,17 +5,15 @@
 
 #include "ref_math.h"
 
-bool ref_format_has(enum ref_format format, enum ref_family family)
+enum ref_family ref_format_family(enum ref_format format, enum ref_family told)
 {
-    switch (family) {
-    case REF_PORTABLE:
-        return true;
-    case REF_BF16DP:
-        return format == REF_FORMAT_BF16 || ref_format_group(format) > 0;
-    case REF_BF16ODD:
-        return format == REF_FORMAT_BF16;
+    if (told == REF_W4A8) {
+        bool has_nibbles = format == REF_FORMAT_MXFP4 || format == REF_FORMAT_INT4;
+        return has_nibbles ? REF_W4A8 : ref_format_family(format, REF_BF16DP);
     }
-    return false;
+    bool is_bf16 = format == REF_FORMAT_BF16;
+    bool has_format = told == REF_BF16DP ? is_bf16 || ref_format_group(format) > 0 : is_bf16;
+    return has_format ? told : REF_PORTABLE;
 }
 
 size_t ref_format_group(enum ref_format format)

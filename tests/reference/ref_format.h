@@ -28,8 +28,8 @@ struct ref_matrix {
     const float *bias;   /* [rows] or NULL */
 };
 
-/* Whether the family computes the format; what it has not is computed as `portable`. */
-bool ref_format_has(enum ref_format format, enum ref_family family);
+/* What a node that is told a family computes the format with: w4a8 leaves what it has not to bf16dp, that to `portable`. */
+enum ref_family ref_format_family(enum ref_format format, enum ref_family told);
 /* Columns that share a scale; 0: no groups. */
 size_t ref_format_group(enum ref_format format);
 
@@ -38,7 +38,7 @@ float ref_e2m1(unsigned code);
 float ref_e4m3(uint8_t code);
 float ref_e8m0(uint8_t code);
 
-/* The dot product of a row of a matrix that has groups with x, without the bias. */
+/* The dot product of a row of a matrix that has groups with x, without the bias. Not of w4a8: reference_w4a8.h. */
 float ref_dot_groups(enum ref_format format, enum ref_family family, const float *values, const float *scales, const float *x,
                      size_t n);
 /* x as int8 holds it; *out_scale is what these integers are multiplied by: NaN for a row that is not finite. */

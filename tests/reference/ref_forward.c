@@ -14,7 +14,7 @@
 struct request {
     const char *model, *in, *out;
     size_t layer;
-    enum ref_family family; /* of bf16 weights */
+    enum ref_family family; /* as a node is told it */
     int wire, out_dtype; /* enum ref_dtype; -1: x's own type, bf16 for int8 */
     struct ref_batch batch;
 };
@@ -26,7 +26,7 @@ static void usage(void)
             "[--out-dtype bf16|f16|f32]\n"
             "                   [--uncombined] [--weight-on-input] [--no-shared] [--allow-duplicates]\n"
             "                   [--nan pass|reject|zero|mean] [--dispatch-quant plain|int8|fp8] [--combine-quant plain|int8]\n"
-            "                   [--numerics auto|portable|bf16dp|bf16odd|ID]\n"
+            "                   [--numerics auto|portable|bf16dp|bf16odd|w4a8|ID]\n"
             "defaults: wire bf16, out-dtype that of x (bf16 for int8), numerics auto (as a daemon on this CPU)\n");
     exit(2);
 }

@@ -331,7 +331,7 @@ struct request {
 static void usage(void)
 {
     fprintf(stderr, "usage: ref_generate --model DIR --prompt TEXT --bytes N [--seed S] [--temperature F] "
-                    "[--out FILE] [--numerics auto|portable|bf16dp|bf16odd|ID]\n");
+                    "[--out FILE] [--numerics auto|portable|bf16dp|bf16odd|w4a8|ID]\n");
     exit(2);
 }
 

@@ -301,6 +301,7 @@ float ref_dot_of(enum ref_family family, const float *a, const float *b, size_t 
     case REF_BF16ODD:
         return ref_dot_bf16odd(a, b, n);
     case REF_PORTABLE:
+    case REF_W4A8:
         break;
     }
     return ref_dot(a, b, n);

@@ -45,7 +45,7 @@ float ref_pair_input(float value);
  */
 float ref_dot_bf16dp(const float *a, const float *b, size_t n);
 float ref_dot_bf16odd(const float *a, const float *b, size_t n);
-/* The dot product of any family. */
+/* The dot product of any family; w4a8 has none over floats and takes that of portable. */
 float ref_dot_of(enum ref_family family, const float *a, const float *b, size_t n);
 /* In place: max subtracted, ref_exp, ascending sum, divided. n >= 1. */
 void ref_softmax(float *values, size_t n);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The oracle's layer: check, then token by token and slot by slot, in the order the contract is written.
- * Built with REF_MUTATE_ORDER, _FMA, _ROUND, _SLOT, _GATE, _SCALE, _TRUNCATE or _CHAIN it makes one mistake on purpose: the property
- * test proves with such copies that it would see that mistake in the service.
+ * Built with REF_MUTATE_ORDER, _FMA, _ROUND, _SLOT, _GATE, _SCALE, _TRUNCATE, _CHAIN, or one of reference_w4a8.h, it makes one
+ * mistake on purpose: the property test proves with such copies that it would see that mistake in the service.
  */
 #include "reference_layer.h"
 
@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "reference_quant.h"
+#include "reference_w4a8.h"
 
 enum slot_kind { SLOT_INACTIVE, SLOT_ROUTED, SLOT_ZERO, SLOT_COPY, SLOT_CONSTANT, SLOT_INVALID };
 
@@ -30,7 +31,7 @@ struct scratch {
     float *scaled; /* [H] */
     float *row;    /* [H] */
     float *acc;    /* [H] */
-    float *hidden; /* [max I] */
+    float *hidden; /* an expert's */
 };
 
 static enum ref_refusal refuse(char *text, enum ref_refusal why, const char *format, ...)
@@ -216,57 +217,64 @@ static float dot(const struct ref_expert *expert, const float *a, const float *b
 #endif
 }
 
-/* One output of a matrix. x_scale: of a row of x that is integers. */
-static float output(const struct ref_expert *expert, const struct ref_matrix *m, size_t row, const float *x, float x_scale,
-                    size_t n)
+/* One output of a matrix. x_scales: of a row of x that is integers. */
+static float output(const struct ref_expert *expert, const struct ref_matrix *m, size_t row, const float *x,
+                    const float *x_scales, size_t n)
 {
     const float *values = m->values + row * n;
     size_t group = ref_format_group(expert->format);
     float y;
     if (group > 0) {
         const float *scales = m->scales + row * ((n + group - 1) / group);
-        y = ref_dot_groups(expert->format, expert->family, values, scales, x, n);
+        y = expert->family == REF_W4A8 ? ref_w4a8_dot(expert->format, values, scales, x, x_scales, n)
+                                       : ref_dot_groups(expert->format, expert->family, values, scales, x, n);
     } else if (expert->format == REF_FORMAT_W8A8) {
-        y = ref_dot_int8(values, m->scales[row], x, x_scale, n);
+        y = ref_dot_int8(values, m->scales[row], x, x_scales[0], n);
     } else {
         y = dot(expert, values, x, n);
     }
     return m->bias != NULL ? y + m->bias[row] : y;
 }
 
+/* x as the expert's integers, for formats and families that have such; false: not this one. */
+static bool to_integers(const struct ref_expert *expert, const float *x, size_t n, float *q, float *scales)
+{
+    if (expert->format == REF_FORMAT_W8A8) {
+        ref_round_int8(x, n, q, scales);
+    } else if (expert->family == REF_W4A8) {
+        ref_w4a8_round_row(x, n, q, scales);
+    } else {
+        return false;
+    }
+    return true;
+}
+
 void ref_expert_forward(const struct ref_expert *expert, size_t hidden, const float *x, float *hidden_scratch,
                         float *y)
 {
-    bool has_pairs = expert->family != REF_PORTABLE;
-    bool has_int8 = expert->format == REF_FORMAT_W8A8;
+    bool has_pairs = ref_family_has_pairs(expert->family);
     float *h = hidden_scratch;
     float *rounded = hidden_scratch + expert->inner;
-    float x_scale = 1.0f;
-    float h_scale = 1.0f;
+    float *scales = rounded + hidden; /* of x, then of h */
     for (size_t i = 0; has_pairs && i < hidden; i++) {
         rounded[i] = ref_pair_input(x[i]);
     }
     x = has_pairs ? rounded : x;
     const float *gate_x = x; /* what the expert's own gate sees */
-    if (has_int8) {
-        ref_round_int8(x, hidden, rounded, &x_scale);
-        x = rounded;
-    }
+    x = to_integers(expert, x, hidden, rounded, scales) ? rounded : x;
     for (size_t j = 0; j < expert->inner; j++) {
-        float up = output(expert, &expert->up, j, x, x_scale, hidden);
+        float up = output(expert, &expert->up, j, x, scales, hidden);
         if (expert->gate.values != NULL) {
-            float gate = output(expert, &expert->gate, j, x, x_scale, hidden);
+            float gate = output(expert, &expert->gate, j, x, scales, hidden);
             h[j] = ref_activate(&expert->activation, gate, up);
         } else {
             h[j] = ref_activate_alone(&expert->activation, up);
         }
         h[j] = has_pairs ? ref_pair_input(h[j]) : h[j];
     }
-    if (has_int8) {
-        ref_round_int8(h, expert->inner, h, &h_scale);
-    }
+    (void)to_integers(expert, h, expert->inner, h, scales);
     for (size_t i = 0; i < hidden; i++) {
-        y[i] = output(expert, &expert->down, i, h, h_scale, expert->inner);
+        y[i] = output(expert, &expert->down, i, h, scales, expert->inner);
     }
     if (expert->output_gate != NULL) {
         float open = ref_sigmoid(ref_dot(expert->output_gate, gate_x, hidden));
@@ -566,7 +574,7 @@ static float *scratch_open(const struct ref_layer *layer, struct scratch *out_sc
     for (size_t e = 0; e < layer->shared_count; e++) {
         inner_max = layer->shared[e].inner > inner_max ? layer->shared[e].inner : inner_max;
     }
-    float *memory = calloc(6 * hidden + inner_max, sizeof(*memory));
+    float *memory = calloc(5 * hidden + ref_expert_scratch(hidden, inner_max), sizeof(*memory));
     if (memory != NULL) {
         *out_scratch = (struct scratch){memory,
                                         memory + hidden,

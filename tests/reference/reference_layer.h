@@ -116,8 +116,13 @@ enum ref_refusal { REF_OK, REF_BAD_ID, REF_DUPLICATE_ID, REF_NOT_FINITE, REF_TOO
 enum ref_refusal ref_layer_forward(const struct ref_layer *layer, const struct ref_batch *batch, void *out,
                                    char text[REF_TEXT_BYTES]);
 
-/* One expert on one f32 row, before any rounding to the wire type. hidden_scratch has `inner` floats,
- * and `hidden` more under a family of pairs or with w8a8. */
+/* Floats of scratch for one expert: an inner row, x as the family has it, the scales of the longer of both. */
+static inline size_t ref_expert_scratch(size_t hidden, size_t inner)
+{
+    return inner + hidden + (hidden > inner ? hidden : inner) / 32 + 1;
+}
+
+/* One expert on one f32 row, before any rounding to the wire type. */
 void ref_expert_forward(const struct ref_expert *expert, size_t hidden, const float *x, float *hidden_scratch,
                         float *y);
 

@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "reference_layer.h"
+#include "reference_w4a8.h"
 
 #define COUNT(array) (sizeof(array) / sizeof(*(array)))
 
@@ -140,6 +141,92 @@ Test(reference_formats, rows_become_int8)
     cr_expect(scale == 0.0f && q[0] == 0.0f && q[1] == 0.0f);
     ref_round_int8((const float[]){1.0f, INFINITY}, 2, q, &scale);
     cr_expect(isnan(scale));
+}
+
+Test(reference_formats, told_families_leave_what_they_have_not)
+{
+    cr_expect_eq(ref_format_family(REF_FORMAT_INT4, REF_W4A8), REF_W4A8);
+    cr_expect_eq(ref_format_family(REF_FORMAT_MXFP4, REF_W4A8), REF_W4A8);
+    cr_expect_eq(ref_format_family(REF_FORMAT_MXFP8, REF_W4A8), REF_BF16DP);
+    cr_expect_eq(ref_format_family(REF_FORMAT_BF16, REF_W4A8), REF_BF16DP);
+    cr_expect_eq(ref_format_family(REF_FORMAT_FLOAT, REF_W4A8), REF_PORTABLE);
+    cr_expect_eq(ref_format_family(REF_FORMAT_W8A8, REF_W4A8), REF_PORTABLE);
+    cr_expect_eq(ref_format_family(REF_FORMAT_INT4, REF_BF16ODD), REF_PORTABLE);
+    cr_expect_eq(ref_format_family(REF_FORMAT_F8, REF_PORTABLE), REF_PORTABLE);
+}
+
+/* Groups of 32, 32 and 1 columns. */
+Test(reference_formats, rows_of_w4a8_become_int8_by_groups)
+{
+    float x[65] = {-254.0f, 1.0f, 3.0f, 5.1f, -3.0f}; /* scale 2: 0.5 and 1.5 are ties */
+    float q[65], scales[3];
+    x[33] = -3.5f;
+    x[64] = 127.0f * 0x1p-149f;
+    ref_w4a8_round_row(x, 65, q, scales);
+    cr_expect(scales[0] == 2.0f && scales[1] == 3.5f / 127.0f && scales[2] == 0x1p-149f);
+    cr_expect(q[0] == -127.0f && q[1] == 0.0f && q[2] == 2.0f && q[3] == 3.0f && q[4] == -2.0f);
+    cr_expect(q[32] == 0.0f && q[33] == -127.0f && q[64] == 127.0f);
+    x[64] = 190.0f * 0x1p-149f; /* the scale has one bit; what is beyond is cut */
+    x[34] = INFINITY;
+    x[0] = 0.0f;
+    ref_w4a8_round_row(x, 65, q, scales);
+    cr_expect(scales[0] == 5.1f / 127.0f && isnan(scales[1]) && scales[2] == 0x1p-149f);
+    cr_expect(q[3] == 127.0f && q[33] == 0.0f && q[34] == 0.0f && q[64] == 127.0f);
+    ref_w4a8_round_row((const float[]){0.0f, -0.0f, 0x1p-149f}, 3, q, scales);
+    cr_expect(scales[0] == 0.0f && q[0] == 0.0f && q[1] == 0.0f && q[2] == 0.0f);
+}
+
+Test(reference_formats, a_dot_product_of_w4a8_by_hand)
+{
+    float values[65] = {3.0f};
+    float q[65] = {127.0f};
+    const float scales[3] = {0.5f, 1.0f, 0.25f};
+    const float q_scales[3] = {2.0f, 1.0f, 1.0f};
+    values[64] = -8.0f;
+    q[64] = 10.0f;
+    cr_expect_eq(ref_w4a8_dot(REF_FORMAT_INT4, values, scales, q, q_scales, 65), 381.0f - 20.0f);
+    values[64] = -6.0f;
+    cr_expect_eq(ref_w4a8_dot(REF_FORMAT_MXFP4, values, scales, q, q_scales, 65), 381.0f - 15.0f);
+    cr_expect(isnan(ref_w4a8_dot(REF_FORMAT_MXFP4, values, scales, q, (const float[]){2.0f, NAN, 1.0f}, 65)));
+    cr_expect(isnan(ref_w4a8_dot(REF_FORMAT_MXFP4, values, (const float[]){0.5f, NAN, 1.0f}, q, q_scales, 65)));
+    /* 2^-127 stands for 2^-128 beside doubled codes; nothing is flushed */
+    cr_expect_eq(ref_w4a8_dot(REF_FORMAT_MXFP4, values, (const float[]){0x1p-127f}, q, (const float[]){0x1p-9f}, 32),
+                 381 * 0x1p-136f);
+}
+
+/* t (1 + 2^-23), scale (1 + 2^-7): the product's last bits count, since it is fused into -1. The other way round they do not. */
+Test(reference_formats, groups_of_w4a8_are_fused_in_ascending_order)
+{
+    float values[33] = {-1.0f};
+    float q[33] = {1.0f};
+    values[32] = 1.0f;
+    q[32] = 1.0f;
+    const float exact = (float)((double)(1.0f + 0x1p-23f) * (double)(1.0f + 0x1p-7f) - 1.0);
+    cr_expect_eq(ref_w4a8_dot(REF_FORMAT_INT4, values, (const float[]){1.0f, 1.0f + 0x1p-7f}, q, (const float[]){1.0f, 1.0f + 0x1p-23f}, 33),
+                 exact);
+    values[0] = 1.0f;
+    values[32] = -1.0f;
+    cr_expect_neq(ref_w4a8_dot(REF_FORMAT_INT4, values, (const float[]){1.0f + 0x1p-7f, 1.0f}, q, (const float[]){1.0f + 0x1p-23f, 1.0f}, 33),
+                  exact);
+}
+
+/* y = down relu(up x + bias)^2, H = 1, I = 2, and the same under an own gate that sees x before it is rounded. */
+Test(reference_formats, an_expert_of_w4a8_by_hand)
+{
+    struct ref_expert expert = {.inner = 2,
+                                .up = {(const float[]){1.0f, 2.0f}, (const float[]){1.0f, 1.0f}, (const float[]){1.0f, -8.0f}},
+                                .down = {(const float[]){3.0f, 4.0f}, (const float[]){0.5f}, NULL},
+                                .format = REF_FORMAT_INT4,
+                                .family = REF_W4A8,
+                                .activation = {.kind = REF_ACT_RELU2}};
+    float scratch[8], y;
+    cr_assert_leq(ref_expert_scratch(1, 2), 8);
+    ref_expert_forward(&expert, 1, (const float[]){127.0f}, scratch, &y);
+    const float wanted = (3 * 34 + 4 * 127) * (60516.0f / 127.0f) * 0.5f; /* 128 and 246 squared; 34.38 steps are 34 */
+    cr_expect_eq(y, wanted);
+    expert.output_gate = (const float[]){-0x1p-7f};
+    ref_expert_forward(&expert, 1, (const float[]){127.0f}, scratch, &y);
+    cr_expect_eq(y, ref_sigmoid(-127.0f * 0x1p-7f) * wanted);
 }
 
 /* y = down (up x + bias), no gate: relu squared, H = 1, I = 2. */

@@ -58,7 +58,7 @@ static void write_model(const ep_format_case *form, char path[PATH_BYTES])
 /* The oracle's rows for the slots of a call. */
 static void oracle_rows(const char *path, enum ref_family family, const ep_test_forward *f, float *out)
 {
-    static float x[HIDDEN_MAX], scratch[INNER_MAX + HIDDEN_MAX];
+    static float x[HIDDEN_MAX], scratch[2 * INNER_MAX + HIDDEN_MAX];
     static struct ref_checkpoint checkpoint;
     struct ref_layer layer;
     ref_checkpoint_open(path, &checkpoint);
@@ -168,4 +168,9 @@ Test(formats_service, one_node_serves_all_formats_with_the_oracles_bits)
 Test(formats_service, one_node_serves_all_formats_with_the_oracles_bits_of_bf16dp)
 {
     expect_service(REF_BF16DP);
+}
+
+Test(formats_service, one_node_serves_all_formats_with_the_oracles_bits_of_w4a8)
+{
+    expect_service(REF_W4A8);
 }

@@ -13,7 +13,7 @@ struct small_combine {
     float *rows;   /* [T,K,H] rounded to the wire type; zero where a slot has none */
     float *x;      /* [H] */
     float *row;    /* [H] */
-    float *hidden; /* [I] */
+    float *hidden; /* an expert's scratch */
     float *acc;    /* [H] */
 };
 
@@ -114,7 +114,7 @@ static float gate_of(const struct ref_expert *expert, const float *x, size_t hid
 {
     float sum = 0.0f;
     for (size_t i = 0; i < hidden; i++) {
-        sum = fmaf(expert->output_gate[i], expert->family == REF_PORTABLE ? x[i] : ref_pair_input(x[i]), sum);
+        sum = fmaf(expert->output_gate[i], ref_family_has_pairs(expert->family) ? ref_pair_input(x[i]) : x[i], sum);
     }
     return ref_sigmoid(sum);
 }
@@ -166,7 +166,7 @@ small_combine *small_combine_open(const layer_case *c)
     small_combine *s = calloc(1, sizeof(*s));
     EP_ASSERT(s != NULL);
     s->c = c;
-    s->rows = calloc((rows + 4) * hidden + inner, sizeof(*s->rows)); /* the last ones: an expert's scratch */
+    s->rows = calloc((rows + 3) * hidden + ref_expert_scratch(hidden, inner), sizeof(*s->rows));
     EP_ASSERT(s->rows != NULL);
     s->x = s->rows + rows * hidden;
     s->row = s->x + hidden;

@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The oracle's family w4a8, read once more from the contract:
+ *   rows      of x and of the inner values become integers, each group of 32 columns for itself (the last may be short):
+ *             s = max|x| / 127, rounded; q = x / s, rounded, then to the nearest integer, ties to even, within +-127.
+ *             s 0: all q are 0. An element that is not finite: s is NaN, all q are 0.
+ *   weights   int4: the code's value and its scale. mxfp4: twice the code's value, and half its scale.
+ *   dot       groups ascending, total from +0: sum of w * q, exact; t = sum * s, rounded; total = fma(t, S, total).
+ * Mistakes: REF_MUTATE_GROUP takes one s for the whole row, _TIES rounds them away from zero, _CHAIN goes through the
+ * groups from the last one, _UNFUSED rounds t * S before it is added, _BIAS leaves the weights of a short last group as
+ * unsigned as a kernel keeps them.
+ */
+#ifndef TESTS_REFERENCE_REFERENCE_W4A8_H
+#define TESTS_REFERENCE_REFERENCE_W4A8_H
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "ref_format.h"
+
+enum { REF_W4A8_GROUP = 32 };
+
+static inline size_t ref_w4a8_groups(size_t n)
+{
+    return (n + REF_W4A8_GROUP - 1) / REF_W4A8_GROUP;
+}
+
+static inline float ref_w4a8_nearest(float x)
+{
+#ifdef REF_MUTATE_TIES
+    return roundf(x);
+#else
+    return rintf(x);
+#endif
+}
+
+/* NaN when an element is not finite. */
+static inline float ref_w4a8_scale(const float *x, size_t n)
+{
+    float greatest = 0.0f;
+    for (size_t i = 0; i < n; i++) {
+        if (!isfinite(x[i])) {
+            return NAN;
+        }
+        greatest = fabsf(x[i]) > greatest ? fabsf(x[i]) : greatest;
+    }
+    return greatest / 127.0f;
+}
+
+/* q: [n], may be x; scales: [groups]. */
+static inline void ref_w4a8_round_row(const float *x, size_t n, float *q, float *scales)
+{
+    for (size_t g = 0; g < ref_w4a8_groups(n); g++) {
+#ifdef REF_MUTATE_GROUP
+        scales[g] = ref_w4a8_scale(x, n);
+#else
+        size_t begin = g * REF_W4A8_GROUP;
+        scales[g] = ref_w4a8_scale(x + begin, n - begin < REF_W4A8_GROUP ? n - begin : REF_W4A8_GROUP);
+#endif
+    }
+    for (size_t i = 0; i < n; i++) {
+        float s = scales[i / REF_W4A8_GROUP];
+        float quotient = s > 0.0f ? x[i] / s : 0.0f;
+        float nearest = ref_w4a8_nearest(quotient);
+        q[i] = nearest > 127.0f ? 127.0f : nearest < -127.0f ? -127.0f : nearest;
+    }
+}
+
+/* values, scales: of a matrix's row as ref_matrix has them. */
+static inline float ref_w4a8_dot(enum ref_format format, const float *values, const float *scales, const float *q,
+                                 const float *q_scales, size_t n)
+{
+    float factor = format == REF_FORMAT_MXFP4 ? 2.0f : 1.0f;
+    float total = 0.0f;
+    size_t groups = ref_w4a8_groups(n);
+    for (size_t i = 0; i < groups; i++) {
+#ifdef REF_MUTATE_CHAIN
+        size_t g = groups - 1 - i;
+#else
+        size_t g = i;
+#endif
+        size_t end = (g + 1) * REF_W4A8_GROUP < n ? (g + 1) * REF_W4A8_GROUP : n;
+        int32_t sum = 0;
+        for (size_t k = g * REF_W4A8_GROUP; k < end; k++) {
+            int32_t w = (int32_t)(factor * values[k]);
+#ifdef REF_MUTATE_BIAS
+            w += end - g * REF_W4A8_GROUP == REF_W4A8_GROUP ? 0 : format == REF_FORMAT_MXFP4 ? 12 : 8;
+#endif
+            sum += w * (int32_t)q[k];
+        }
+        float t = (float)sum * q_scales[g];
+        float scale = scales[g] / factor;
+#ifdef REF_MUTATE_UNFUSED
+        float term = t * scale;
+        total = total + term;
+#else
+        total = fmaf(t, scale, total);
+#endif
+    }
+    return total;
+}
+
+#endif
