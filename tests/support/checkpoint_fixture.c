@@ -47,13 +47,19 @@ static float next_value(uint64_t *state, float centre)
     return centre + sum * 0.17f;
 }
 
-void ep_fixture_fill(uint64_t seed, const char *name, ep_dtype dtype, size_t count, void *out)
+static uint64_t state_of(uint64_t seed, const char *name)
 {
     uint64_t state = seed * 0x9e3779b97f4a7c15ull;
-    float centre = strstr(name, "norm.weight") != NULL ? 1.0f : 0.0f;
     for (const char *c = name; *c != '\0'; c++) { /* FNV-1a over the name */
         state = (state ^ (unsigned char)*c) * 0x100000001b3ull;
     }
+    return state;
+}
+
+void ep_fixture_fill(uint64_t seed, const char *name, ep_dtype dtype, size_t count, void *out)
+{
+    uint64_t state = state_of(seed, name);
+    float centre = strstr(name, "norm.weight") != NULL ? 1.0f : 0.0f;
     for (size_t i = 0; i < count; i++) {
         float value = next_value(&state, centre);
         uint16_t half = dtype == EP_DTYPE_F16 ? ep_f32_to_f16(value) : ep_f32_to_bf16(value);
@@ -61,6 +67,26 @@ void ep_fixture_fill(uint64_t seed, const char *name, ep_dtype dtype, size_t cou
             memcpy((uint8_t *)out + 4 * i, &value, sizeof(value));
         } else {
             memcpy((uint8_t *)out + 2 * i, &half, sizeof(half));
+        }
+    }
+}
+
+/* Codes are any bytes. Scales keep the values about as wide as plain ones: some 2^-5 for codes of mxfp4, 2^-6 for int4; of
+ * both signs, and a few of the smallest there are. */
+static void fill_codes(uint64_t seed, const char *name, ep_dtype dtype, size_t count, uint8_t *out)
+{
+    const bool is_scales = strstr(name, "_scale") != NULL;
+    uint64_t state = state_of(seed, name);
+    for (size_t i = 0; i < count * ep_dtype_bytes(dtype); i++) {
+        const uint64_t z = ep_splitmix64(&state);
+        if (!is_scales) {
+            out[i] = (uint8_t)(z >> 56);
+        } else if (dtype == EP_DTYPE_U8) {
+            out[i] = z % 256 == 0 ? 0 : (uint8_t)(120 + (z >> 62));
+        } else if (i % 2 == 0) {
+            const float scale = (float)(64 + (z >> 58)) * ((z & 1u) != 0 ? 0x1p-13f : -0x1p-13f);
+            const uint16_t half = ep_f32_to_bf16(scale);
+            memcpy(out + i, &half, sizeof(half));
         }
     }
 }
@@ -89,6 +115,8 @@ static void add_like(tensor_list *list, const char *name, ep_dtype dtype, uint32
     }
     if (like != NULL) {
         memcpy(data, like, count * ep_dtype_bytes(dtype));
+    } else if (strstr(name, ".weight_") != NULL) {
+        fill_codes(list->seed, name, dtype, count, data);
     } else {
         ep_fixture_fill(list->seed, name, dtype, count, data);
     }
@@ -111,26 +139,61 @@ static void add_in_layer(tensor_list *list, const ep_fixture_config *config, uin
     add(list, name, dtype, rows, columns);
 }
 
+/* Where a matrix is, and what to call its parts. */
+typedef struct expert_place {
+    const ep_tensor_names *names;
+    uint32_t layer;
+    uint32_t expert; /* UINT32_MAX: shared */
+    uint32_t spelling;
+    ep_weight_format format;
+} expert_place;
+
+static void add_part(tensor_list *list, const expert_place *place, ep_matrix m, const char *part, ep_dtype dtype, uint32_t rows,
+                     uint32_t columns, size_t back)
+{
+    char name[EP_TENSOR_NAME_BYTES];
+    if (place->expert == UINT32_MAX) {
+        ep_tensor_name_shared(place->names, place->spelling, place->layer, m, part, name);
+    } else {
+        ep_tensor_name_expert(place->names, place->layer, place->expert, m, part, name);
+    }
+    add_like(list, name, dtype, rows, columns, back > 0 && !list->failed ? list->items[list->count - back].tensor.data : NULL);
+}
+
+/* The matrices of one expert. back: how many experts before is one with the same values, 0 none. */
+static void add_expert(tensor_list *list, const ep_fixture_config *config, const expert_place *place, uint32_t inner, size_t back)
+{
+    const bool is_plain = place->format == EP_WEIGHTS_NONE;
+    const bool is_int4 = place->format == EP_WEIGHTS_INT4;
+    back *= (size_t)EP_MATRIX_COUNT * (is_plain ? 1 : 2);
+    for (ep_matrix m = 0; m < EP_MATRIX_COUNT; m++) {
+        const uint32_t rows = m == EP_MATRIX_DOWN ? config->hidden : inner;
+        const uint32_t columns = m == EP_MATRIX_DOWN ? inner : config->hidden;
+        const uint32_t groups = (columns + EP_MX_GROUP - 1) / EP_MX_GROUP;
+        if (is_plain) {
+            add_part(list, place, m, "weight", config->dtype, rows, columns, back);
+            continue;
+        }
+        add_part(list, place, m, "weight_packed", is_int4 ? EP_DTYPE_I32 : EP_DTYPE_U8, rows,
+                 is_int4 ? (columns + 7) / 8 : (columns + 1) / 2, back);
+        add_part(list, place, m, "weight_scale", is_int4 ? EP_DTYPE_BF16 : EP_DTYPE_U8, rows, groups, back);
+    }
+}
+
 static void add_moe_layer(tensor_list *list, const ep_fixture_config *config, uint32_t layer)
 {
     ep_tensor_names names = {.family = config->names, .prefix = config->prefix};
     char name[EP_TENSOR_NAME_BYTES];
     for (uint32_t e = 0; e < config->experts; e++) {
-        for (ep_matrix m = 0; m < EP_MATRIX_COUNT; m++) {
-            bool down = m == EP_MATRIX_DOWN;
-            ep_tensor_name_expert(&names, layer, e, m, "weight", name);
-            bool repeats = config->distinct_experts > 0 && e >= config->distinct_experts && !list->failed;
-            const void *like = repeats ? list->items[list->count - EP_MATRIX_COUNT * config->distinct_experts].tensor.data : NULL;
-            add_like(list, name, config->dtype, down ? config->hidden : config->inner, down ? config->inner : config->hidden, like);
-        }
+        const expert_place place = {&names, layer, e, 0, config->expert_format};
+        bool repeats = config->distinct_experts > 0 && e >= config->distinct_experts;
+        add_expert(list, config, &place, config->inner, repeats ? config->distinct_experts : 0);
     }
     /* Qwen spells a gated shared expert in the singular: the second spelling of N1. */
     uint32_t spelling = config->shared_gate && config->names == EP_NAMES_N1 ? 1 : 0;
-    for (ep_matrix m = 0; config->shared_inner > 0 && m < EP_MATRIX_COUNT; m++) {
-        bool down = m == EP_MATRIX_DOWN;
-        ep_tensor_name_shared(&names, spelling, layer, m, "weight", name);
-        add(list, name, config->dtype, down ? config->hidden : config->shared_inner,
-            down ? config->shared_inner : config->hidden);
+    if (config->shared_inner > 0) {
+        const expert_place place = {&names, layer, UINT32_MAX, spelling, config->shared_format};
+        add_expert(list, config, &place, config->shared_inner, 0);
     }
     if (config->shared_inner > 0 && config->shared_gate) {
         ep_tensor_name_shared_gate(&names, layer, name);

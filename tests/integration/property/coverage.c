@@ -82,6 +82,10 @@ KIND(is_hierarchy, !r->refused && c->args.comm_alg == EP_MOE_COMM_HIERARCHY)
 KIND(is_node_sum, !r->refused && c->node_sum)
 KIND(is_node_sum_special, !r->refused && c->node_sum && c->layer.copy_count + c->layer.constant_count > 0)
 KIND(is_node_sum_shared, !r->refused && c->node_sum && has_shared(c))
+KIND(is_mxfp4, !r->refused && c->layer.experts[0].format == REF_FORMAT_MXFP4)
+KIND(is_int4, !r->refused && c->layer.experts[0].format == REF_FORMAT_INT4)
+KIND(is_nibbles_by_daemons,
+     !r->refused && case_uses_daemons(c->number) && (is_mxfp4(c, r) || is_int4(c, r)) && c->layer.shared_count > 0)
 KIND(is_several_nodes, r->nodes > 1)
 KIND(is_several_frames, r->frames > r->nodes)
 
@@ -135,6 +139,9 @@ static const kind kinds[] = {
     {"node sums", is_node_sum},
     {"node sums, special experts", is_node_sum_special},
     {"node sums, shared expert", is_node_sum_shared},
+    {"mxfp4 experts", is_mxfp4},
+    {"int4 experts", is_int4},
+    {"4-bit experts, daemons", is_nibbles_by_daemons},
     {"several nodes", is_several_nodes},
     {"several frames per node", is_several_frames},
 };

@@ -284,8 +284,8 @@ void case_describe(const layer_case *c, FILE *to)
     const ep_fixture_config *model = &c->model->config;
     fprintf(to, "  seed %" PRIu64 " case %" PRIu64 ", over %s\n", c->seed, c->number,
             case_uses_daemons(c->number) ? "daemons" : "nodes of this process");
-    fprintf(to, "  model %s (%s weights, shared inner %u%s) layer %u of H %zu I %u E %zu\n", c->model->name,
-            ep_dtype_name(model->dtype), model->shared_inner, model->shared_gate ? ", gated" : "",
+    fprintf(to, "  model %s (%s weights, experts %s, shared inner %u%s) layer %u of H %zu I %u E %zu\n", c->model->name,
+            ep_dtype_name(model->dtype), ep_weight_format_name(model->expert_format), model->shared_inner, model->shared_gate ? ", gated" : "",
             c->args.layer, l->hidden, model->inner, l->expert_count);
     fprintf(to, "  family %s\n", ref_family_name(case_family(c)));
     fprintf(to, "  T %zu (buffers %u) K %zu, zero %zu copy %zu constant %zu (%s)\n", b->tokens, c->tokens_max,

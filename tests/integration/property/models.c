@@ -17,21 +17,27 @@ typedef struct model_kind {
     ep_dtype dtype;
     uint32_t dense_layers;
     uint32_t shards;
+    ep_weight_format format; /* of routed experts; NONE: plain */
+    ep_weight_format shared_format;
 } model_kind;
 
 static const model_kind kinds[MODELS_COUNT] = {
-    {EP_NAMES_N2, EP_ROUTER_R1, SHARED_NOT, EP_DTYPE_BF16, 0, 1},
-    {EP_NAMES_N1, EP_ROUTER_R2, SHARED_GATED, EP_DTYPE_BF16, 0, 2},
-    {EP_NAMES_N1, EP_ROUTER_R4, SHARED_PLAIN, EP_DTYPE_BF16, 1, 1},
-    {EP_NAMES_N1, EP_ROUTER_R3, SHARED_WIDE, EP_DTYPE_F16, 2, 3},
-    {EP_NAMES_N1, EP_ROUTER_R2, SHARED_GATED, EP_DTYPE_F16, 0, 1},
-    {EP_NAMES_N2, EP_ROUTER_R4, SHARED_WIDE, EP_DTYPE_F16, 0, 5},
-    {EP_NAMES_N1, EP_ROUTER_R2, SHARED_NOT, EP_DTYPE_F32, 0, 1},
-    {EP_NAMES_N1, EP_ROUTER_R2, SHARED_GATED, EP_DTYPE_F32, 0, 4},
-    {EP_NAMES_N1, EP_ROUTER_R4, SHARED_WIDE, EP_DTYPE_F32, 1, 1},
-    {EP_NAMES_N2, EP_ROUTER_R2, SHARED_GATED, EP_DTYPE_F32, 0, 2},
-    {EP_NAMES_N1, EP_ROUTER_R4, SHARED_PLAIN, EP_DTYPE_F16, 1, 1},
-    {EP_NAMES_N1, EP_ROUTER_R3, SHARED_PLAIN, EP_DTYPE_BF16, 0, 7},
+    {EP_NAMES_N2, EP_ROUTER_R1, SHARED_NOT, EP_DTYPE_BF16, 0, 1, EP_WEIGHTS_NONE, EP_WEIGHTS_NONE},
+    {EP_NAMES_N1, EP_ROUTER_R2, SHARED_GATED, EP_DTYPE_BF16, 0, 2, EP_WEIGHTS_NONE, EP_WEIGHTS_NONE},
+    {EP_NAMES_N1, EP_ROUTER_R4, SHARED_PLAIN, EP_DTYPE_BF16, 1, 1, EP_WEIGHTS_NONE, EP_WEIGHTS_NONE},
+    {EP_NAMES_N1, EP_ROUTER_R3, SHARED_WIDE, EP_DTYPE_F16, 2, 3, EP_WEIGHTS_NONE, EP_WEIGHTS_NONE},
+    {EP_NAMES_N1, EP_ROUTER_R2, SHARED_GATED, EP_DTYPE_F16, 0, 1, EP_WEIGHTS_NONE, EP_WEIGHTS_NONE},
+    {EP_NAMES_N2, EP_ROUTER_R4, SHARED_WIDE, EP_DTYPE_F16, 0, 5, EP_WEIGHTS_NONE, EP_WEIGHTS_NONE},
+    {EP_NAMES_N1, EP_ROUTER_R2, SHARED_NOT, EP_DTYPE_F32, 0, 1, EP_WEIGHTS_NONE, EP_WEIGHTS_NONE},
+    {EP_NAMES_N1, EP_ROUTER_R2, SHARED_GATED, EP_DTYPE_F32, 0, 4, EP_WEIGHTS_NONE, EP_WEIGHTS_NONE},
+    {EP_NAMES_N1, EP_ROUTER_R4, SHARED_WIDE, EP_DTYPE_F32, 1, 1, EP_WEIGHTS_NONE, EP_WEIGHTS_NONE},
+    {EP_NAMES_N2, EP_ROUTER_R2, SHARED_GATED, EP_DTYPE_F32, 0, 2, EP_WEIGHTS_NONE, EP_WEIGHTS_NONE},
+    {EP_NAMES_N1, EP_ROUTER_R4, SHARED_PLAIN, EP_DTYPE_F16, 1, 1, EP_WEIGHTS_NONE, EP_WEIGHTS_NONE},
+    {EP_NAMES_N1, EP_ROUTER_R3, SHARED_PLAIN, EP_DTYPE_BF16, 0, 7, EP_WEIGHTS_NONE, EP_WEIGHTS_NONE},
+    {EP_NAMES_N1, EP_ROUTER_R2, SHARED_GATED, EP_DTYPE_BF16, 0, 2, EP_WEIGHTS_MXFP4, EP_WEIGHTS_MXFP4},
+    {EP_NAMES_N2, EP_ROUTER_R4, SHARED_PLAIN, EP_DTYPE_BF16, 0, 1, EP_WEIGHTS_MXFP4, EP_WEIGHTS_NONE},
+    {EP_NAMES_N1, EP_ROUTER_R2, SHARED_GATED, EP_DTYPE_BF16, 0, 1, EP_WEIGHTS_INT4, EP_WEIGHTS_INT4},
+    {EP_NAMES_N1, EP_ROUTER_R2, SHARED_GATED, EP_DTYPE_F16, 1, 3, EP_WEIGHTS_INT4, EP_WEIGHTS_NONE},
 };
 
 static ep_fixture_config draw_config(uint64_t seed, uint32_t index)
@@ -46,6 +52,8 @@ static ep_fixture_config draw_config(uint64_t seed, uint32_t index)
         .dtype = kind->dtype,
         .shards = kind->shards,
         .shared_gate = kind->shared == SHARED_GATED,
+        .expert_format = kind->format,
+        .shared_format = kind->shared_format,
     };
     config.layers = kind->dense_layers + random_between(&random, 1, 3);
     /* Odd and even widths, a few at the edges of vector registers. */
@@ -53,6 +61,10 @@ static ep_fixture_config draw_config(uint64_t seed, uint32_t index)
         random_chance(&random, 30) ? 16 * random_between(&random, 1, 6) : random_between(&random, 8, 96);
     config.inner =
         random_chance(&random, 30) ? 16 * random_between(&random, 1, 4) : random_between(&random, 4, 64);
+    if (kind->format != EP_WEIGHTS_NONE) { /* several groups of columns, short last ones among them */
+        config.hidden = random_between(&random, 40, 110);
+        config.inner = random_between(&random, 20, 72);
+    }
     config.experts = index == 6 ? 1 : random_between(&random, 2, 24);
     config.top_k = random_between(&random, 1, config.experts < 8 ? config.experts : 8);
     if (kind->shared == SHARED_PLAIN) {

@@ -12,7 +12,7 @@
 /* Where a case runs: nodes of this process, or daemons. Each has its numerics family. */
 enum { PLACE_LOCAL, PLACE_DAEMONS, PLACES_COUNT };
 
-enum { MODELS_COUNT = 12, MODEL_LAYERS_MAX = 4, MODEL_NAME_BYTES = 16 };
+enum { MODELS_COUNT = 16, MODEL_LAYERS_MAX = 4, MODEL_NAME_BYTES = 16 };
 
 typedef struct test_model {
     char name[MODEL_NAME_BYTES];

@@ -29,14 +29,26 @@ enum ref_refusal ref_layer_forward_truncate(const struct ref_layer *layer, const
 enum ref_refusal ref_layer_forward_chain(const struct ref_layer *layer, const struct ref_batch *batch,
                                          void *out, char text[REF_TEXT_BYTES]);
 
+enum ref_refusal ref_layer_forward_unfused(const struct ref_layer *layer, const struct ref_batch *batch,
+                                           void *out, char text[REF_TEXT_BYTES]);
+enum ref_refusal ref_layer_forward_group(const struct ref_layer *layer, const struct ref_batch *batch,
+                                         void *out, char text[REF_TEXT_BYTES]);
+enum ref_refusal ref_layer_forward_ties(const struct ref_layer *layer, const struct ref_batch *batch,
+                                        void *out, char text[REF_TEXT_BYTES]);
+enum ref_refusal ref_layer_forward_bias(const struct ref_layer *layer, const struct ref_batch *batch,
+                                        void *out, char text[REF_TEXT_BYTES]);
+
 static const struct {
     const char *name;
     layer_func forward;
+    bool is_of_w4a8; /* a mistake in what only that family does */
 } oracles[] = {
-    {"other order", ref_layer_forward_order},   {"fused", ref_layer_forward_fma},
-    {"rounded twice", ref_layer_forward_round}, {"slot lost", ref_layer_forward_slot},
-    {"gate late", ref_layer_forward_gate},      {"scale not rounded", ref_layer_forward_scale},
-    {"codes cut off", ref_layer_forward_truncate}, {"dot backwards", ref_layer_forward_chain},
+    {"other order", ref_layer_forward_order, false},      {"fused", ref_layer_forward_fma, false},
+    {"rounded twice", ref_layer_forward_round, false},    {"slot lost", ref_layer_forward_slot, false},
+    {"gate late", ref_layer_forward_gate, false},         {"scale not rounded", ref_layer_forward_scale, false},
+    {"codes cut off", ref_layer_forward_truncate, false}, {"dot backwards", ref_layer_forward_chain, false},
+    {"groups not fused", ref_layer_forward_unfused, true}, {"scale of the row", ref_layer_forward_group, true},
+    {"ties away", ref_layer_forward_ties, true},          {"bias left in", ref_layer_forward_bias, true},
 };
 
 enum { ORACLES_COUNT = sizeof(oracles) / sizeof(oracles[0]) };
@@ -63,6 +75,9 @@ void mutants_judge(mutant_board *board, const layer_case *c, const uint8_t *got)
     uint8_t *wrong = malloc(case_rows(c) * case_row_bytes(c) + 1);
     EP_ASSERT(wrong != NULL);
     for (size_t i = 0; i < ORACLES_COUNT; i++) {
+        if (oracles[i].is_of_w4a8 && case_family(c) != REF_W4A8) {
+            continue;
+        }
         enum ref_refusal why = oracles[i].forward(&c->layer, &c->batch, wrong, NULL);
         EP_ASSERT(why == REF_OK);
         count(board, i, c, wrong, got);
@@ -89,11 +104,13 @@ static bool report_one(const char *family, const char *set, const char *name, co
     return good;
 }
 
-static bool report_family(const mutant_tally *tallies, const char *family)
+static bool report_family(const mutant_tally *tallies, enum ref_family of)
 {
+    const char *family = ref_family_name(of);
     bool good = true;
     for (size_t i = 0; i < ORACLES_COUNT; i++) {
-        good &= report_one(family, "oracle", oracles[i].name, &tallies[i], true);
+        good &= (oracles[i].is_of_w4a8 && of != REF_W4A8) ||
+                report_one(family, "oracle", oracles[i].name, &tallies[i], true);
     }
     for (size_t i = 0; i < COMBINE_MISTAKES_COUNT; i++) {
         good &= report_one(family, "small combine", combine_mistake_name((combine_mistake)i), &tallies[ORACLES_COUNT + i],
@@ -106,7 +123,7 @@ bool mutants_report(const mutant_board *board, const bool due[REF_FAMILIES])
 {
     bool good = true;
     for (int family = 0; family < REF_FAMILIES; family++) {
-        good = (!due[family] || report_family(board->tallies[family], ref_family_name((enum ref_family)family))) && good;
+        good = (!due[family] || report_family(board->tallies[family], (enum ref_family)family)) && good;
     }
     return good;
 }

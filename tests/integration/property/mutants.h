@@ -13,7 +13,7 @@
 #include "layer_case.h"
 
 /* One in this many cases is also given to the mutants, and every one over daemons. */
-enum { MUTANT_CASE_EVERY = 5, MUTANTS_MAX = 16 };
+enum { MUTANT_CASE_EVERY = 5, MUTANTS_MAX = 20 };
 
 typedef struct mutant_tally {
     uint64_t judged; /* cases */

@@ -7,8 +7,8 @@
  *     integration_property [--seed S] [--cases N] [--slots N] [--case NUMBER] [--local FAMILY] [--daemons FAMILY]
  *
  * A case is a pure function of (seed, number); --case runs one alone and describes it. --slots: after the cases, others
- * of many slots until so many were compared. FAMILY: portable, bf16dp, bf16odd; auto, what nodes take on this CPU when nobody says, is that
- * of the nodes in this process, bf16dp that of the daemons, which on most CPUs is another. EP_TEST_LONG=1: ten times as many cases, and SLOTS_LONG slots.
+ * of many slots until so many were compared. FAMILY: portable, bf16dp, bf16odd, w4a8; auto, what nodes take on this CPU when nobody says, is that
+ * of the nodes in this process, w4a8 that of the daemons: bf16dp for all but the 4-bit weights. EP_TEST_LONG=1: ten times as many cases, and SLOTS_LONG slots.
  */
 #include <inttypes.h>
 #include <pthread.h>
@@ -75,7 +75,7 @@ static bool parse_number(const char *text, uint64_t *out)
 static bool parse_arguments(int argc, char **argv, arguments *out)
 {
     const char *length = getenv("EP_TEST_LONG");
-    *out = (arguments){.seed = 1, .cases = PROPERTY_CASES, .families = {ref_family_default(), REF_BF16DP}};
+    *out = (arguments){.seed = 1, .cases = PROPERTY_CASES, .families = {ref_family_default(), REF_W4A8}};
     if (length != NULL && strcmp(length, "1") == 0) {
         out->cases *= LONG_FACTOR;
         out->slots_min = SLOTS_LONG;
@@ -219,8 +219,11 @@ int main(int argc, char **argv)
     bool ok = start(&run) && call_all(&run);
     if (ok && !run.args.single) {
         bool due[REF_FAMILIES] = {[REF_PORTABLE] = true}; /* f16 and f32 always */
-        due[run.args.families[PLACE_DAEMONS]] |= run.args.cases >= DAEMON_MUTANTS_CASES_MIN;
-        due[run.args.families[PLACE_LOCAL]] = true;
+        for (int p = 0; p < PLACES_COUNT; p++) {
+            bool is_due = p == PLACE_LOCAL || run.args.cases >= DAEMON_MUTANTS_CASES_MIN;
+            due[ref_format_family(REF_FORMAT_BF16, run.args.families[p])] |= is_due;
+            due[ref_format_family(REF_FORMAT_INT4, run.args.families[p])] |= is_due;
+        }
         ok = mutants_report(&run.mutants, due);
         double shm_bytes = daemon_cluster_shm_bytes(run.daemons);
         printf("over shared memory %.0f bytes\n", shm_bytes);
