@@ -183,6 +183,39 @@ static void fill_hard(known_data *data, ep_weight_format format)
     }
 }
 
+static void put_nibble(void *codes, size_t at, unsigned code)
+{
+    uint8_t *byte = (uint8_t *)codes + at / 2;
+    *byte = (uint8_t)(at % 2 == 0 ? (*byte & 0xf0u) | code : (*byte & 0x0fu) | code << 4);
+}
+
+/*
+ * Of 4 bits, for rows that become int8: a group's greatest input is 127 steps of a power of two, and all others lie halfway
+ * between two. Up passes them on, down has 0, 1 and -1: sums are whole steps, often halfway between two numbers of bf16 or f16.
+ */
+static void fill_halves(known_data *data, ep_weight_format format)
+{
+    const bool is_int4 = format == EP_WEIGHTS_INT4;
+    const unsigned codes[4] = {is_int4 ? 8 : 0, is_int4 ? 9 : 1, is_int4 ? 7 : 9, is_int4 ? 8 : 0}; /* 0, a unit, minus a unit, 0 */
+    const uint16_t one = ep_f32_to_bf16(1.0f);
+    uint64_t state = 0x68616c76ull + (uint64_t)format;
+    fill_data(data, format);
+    for (size_t at = 0; at < INNER * HIDDEN; at++) {
+        put_nibble(data->up, at, codes[at % HIDDEN == at / HIDDEN]);
+        put_nibble(data->down, at, codes[ep_splitmix64(&state) >> 62]);
+    }
+    for (size_t i = 0; i < sizeof(data->scales) / sizeof(one); i++) {
+        memcpy((uint8_t *)data->scales + i * sizeof(one), &one, sizeof(one));
+    }
+    if (!is_int4) {
+        memset(data->scales, 128, sizeof(data->scales)); /* 2 for codes of 1/2 */
+    }
+    for (size_t i = 0; i < ROWS * HIDDEN; i++) {
+        const float half = (float)((int)(ep_splitmix64(&state) % 253) - 126) + 0.5f;
+        data->x[i] = ldexpf(i % HIDDEN % EP_MX_GROUP == 0 ? 127.0f : half, -5 * (int)(i / HIDDEN));
+    }
+}
+
 static uint32_t fnv1a(uint32_t hash, uint32_t value)
 {
     for (int i = 0; i < 4; i++) {
@@ -294,9 +327,10 @@ static ep_err run_one(ep_backend *backend, known_data *data, ep_weight_format fo
 }
 
 /* The same of hard rows. Two matrices and relu: nothing large joins what is small, and denormals reach the outputs. */
-static ep_err run_hard(ep_backend *backend, known_data *data, ep_weight_format format, uint32_t *hash, ep_error *out_error)
+static ep_err run_hard(ep_backend *backend, known_data *data, void (*fill_with)(known_data *data, ep_weight_format format),
+                       ep_weight_format format, uint32_t *hash, ep_error *out_error)
 {
-    fill_hard(data, format);
+    fill_with(data, format);
     ep_expert_source source = expert_of(data, format, EP_ACT_RELU_NO_GATE);
     source.gate_scales = source.gate_bias = source.up_bias = source.down_bias = source.shared_gate = NULL;
     ep_backend_weights *weights = NULL;
@@ -345,7 +379,10 @@ static ep_err run_all(ep_backend *backend, ep_numerics numerics, ep_known_answer
         const bool has_pairs = f == EP_WEIGHTS_BF16 || ep_ffn_family_has_pairs(family);
         answer.digests[f] = fnv1a(has_quads ? quads : has_pairs ? pairs : activations, f);
         err = run_one(backend, data, (ep_weight_format)f, EP_ACT_SILU, &answer.digests[f], out_error);
-        err = err == EP_OK ? run_hard(backend, data, (ep_weight_format)f, &answer.digests[f], out_error) : err;
+        err = err == EP_OK ? run_hard(backend, data, fill_hard, (ep_weight_format)f, &answer.digests[f], out_error) : err;
+        if (err == EP_OK && has_quads) {
+            err = run_hard(backend, data, fill_halves, (ep_weight_format)f, &answer.digests[f], out_error);
+        }
     }
     free(data);
     if (err == EP_OK) {

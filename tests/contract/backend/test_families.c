@@ -29,8 +29,8 @@ static void add(opened *o, ep_backend *backend, const char *name)
     o->names[o->count++] = name;
 }
 
-/* The reference, the cpu backend as a daemon opens it, and with each kernel, with 1, 2, .. threads. */
-static opened open_all(ep_numerics numerics)
+/* The reference, the cpu backend as a daemon opens it, and with each kernel that computes the format, with 1, 2, .. threads. */
+static opened open_all(ep_numerics numerics, ep_weight_format format)
 {
     opened o = {.count = 0};
     ep_error error;
@@ -43,7 +43,7 @@ static opened open_all(ep_numerics numerics)
     add(&o, backend, "cpu");
     const ep_ffn_kernel *kernel;
     for (size_t n = 0; (kernel = ep_ffn_kernel_at(n)) != NULL && o.count < BACKENDS_MAX; n++) {
-        if (kernel->family == ep_numerics_family(numerics, EP_WEIGHTS_BF16)) {
+        if (kernel->family == ep_numerics_family(numerics, format)) {
             config.threads = 1 + (uint32_t)o.count;
             cr_assert_eq(ep_cpu_backend_open_with(kernel, &config, &backend, &error), EP_OK, "%s", error.text);
             add(&o, backend, kernel->name);
@@ -74,7 +74,7 @@ static void expect_rows(const opened *o, const expert_fixture *f, const uint32_t
     }
 }
 
-static void expect_all_numbers_of_rows(ep_numerics numerics)
+static void expect_all_numbers_of_rows(ep_numerics numerics, ep_weight_format format)
 {
     enum { SIZES = 95 };
     uint32_t sizes[SIZES];
@@ -86,9 +86,9 @@ static void expect_all_numbers_of_rows(ep_numerics numerics)
     for (uint32_t i = 75; i < SIZES; i++) {
         sizes[i] = 1 + (uint32_t)(ep_splitmix64(&state) % EP_JOB_ROWS_MAX);
     }
-    opened o = open_all(numerics);
-    expert_fixture f = expert_fixture_make(5, 23, 17, EP_JOB_ROWS_MAX, EP_DTYPE_BF16);
-    expert_fixture_answer(&f, ep_numerics_family(numerics, EP_WEIGHTS_BF16));
+    opened o = open_all(numerics, format);
+    expert_fixture f = expert_fixture_make_of(5, 23, 17, EP_JOB_ROWS_MAX, format);
+    expert_fixture_answer(&f, ep_numerics_family(numerics, format));
     expect_rows(&o, &f, sizes, SIZES);
     expert_fixture_free(&f);
     close_all(&o);
@@ -96,20 +96,21 @@ static void expect_all_numbers_of_rows(ep_numerics numerics)
 
 Test(families, bits_are_equal_for_all_numbers_of_rows)
 {
-    expect_all_numbers_of_rows(EP_NUMERICS_PORTABLE);
-    expect_all_numbers_of_rows(EP_NUMERICS_BF16DP);
-    expect_all_numbers_of_rows(EP_NUMERICS_BF16ODD);
+    expect_all_numbers_of_rows(EP_NUMERICS_PORTABLE, EP_WEIGHTS_BF16);
+    expect_all_numbers_of_rows(EP_NUMERICS_BF16DP, EP_WEIGHTS_BF16);
+    expect_all_numbers_of_rows(EP_NUMERICS_BF16ODD, EP_WEIGHTS_BF16);
+    expect_all_numbers_of_rows(EP_NUMERICS_W4A8, EP_WEIGHTS_MXFP4);
 }
 
-static void expect_shapes_and_types(ep_numerics numerics)
+static void expect_shapes_and_types(ep_numerics numerics, ep_weight_format format)
 {
     const uint32_t shapes[][2] = {{1, 1}, {64, 32}, {65, 33}, {150, 101}, {300, 270}};
     const uint32_t sizes[] = {1, 6, 7, 40};
-    opened o = open_all(numerics);
+    opened o = open_all(numerics, format);
     for (uint32_t s = 0; s < 5; s++) {
         for (uint64_t seed = 0; seed < 4; seed++) {
-            expert_fixture f = expert_fixture_make(seed, shapes[s][0], shapes[s][1], 40, EP_DTYPE_BF16);
-            expert_fixture_answer(&f, ep_numerics_family(numerics, EP_WEIGHTS_BF16));
+            expert_fixture f = expert_fixture_make_of(seed, shapes[s][0], shapes[s][1], 40, format);
+            expert_fixture_answer(&f, ep_numerics_family(numerics, format));
             expect_rows(&o, &f, sizes, 4);
             expert_fixture_free(&f);
         }
@@ -119,66 +120,93 @@ static void expect_shapes_and_types(ep_numerics numerics)
 
 Test(families, bits_are_equal_over_shapes_and_types)
 {
-    expect_shapes_and_types(EP_NUMERICS_BF16DP);
-    expect_shapes_and_types(EP_NUMERICS_BF16ODD);
+    expect_shapes_and_types(EP_NUMERICS_BF16DP, EP_WEIGHTS_BF16);
+    expect_shapes_and_types(EP_NUMERICS_BF16ODD, EP_WEIGHTS_BF16);
+    expect_shapes_and_types(EP_NUMERICS_W4A8, EP_WEIGHTS_MXFP4);
+    expect_shapes_and_types(EP_NUMERICS_W4A8, EP_WEIGHTS_INT4);
 }
 
 Test(families, other_weights_stay_with_portable)
 {
     const uint32_t sizes[] = {7};
-    opened o = open_all(EP_NUMERICS_BF16DP);
+    opened o = open_all(EP_NUMERICS_BF16DP, EP_WEIGHTS_BF16);
     expert_fixture f = expert_fixture_make(11, 65, 33, 7, EP_DTYPE_F16);
     expect_rows(&o, &f, sizes, 1);
     expert_fixture_free(&f);
     close_all(&o);
 }
 
-static void expect_ids(ep_numerics numerics, const char *start)
+/* What weights of a format are computed with, said once more. */
+static const char *family_of(ep_numerics numerics, ep_weight_format format)
 {
-    opened o = open_all(numerics);
+    const bool has_nibbles = format == EP_WEIGHTS_MXFP4 || format == EP_WEIGHTS_INT4;
+    const bool has_pairs = format == EP_WEIGHTS_BF16 || (format >= EP_WEIGHTS_F8_BLOCK && format <= EP_WEIGHTS_INT4);
+    return numerics == EP_NUMERICS_W4A8 && has_nibbles                                      ? "w4a8"
+           : (numerics == EP_NUMERICS_W4A8 || numerics == EP_NUMERICS_BF16DP) && has_pairs ? "bf16dp"
+           : numerics == EP_NUMERICS_BF16ODD && format == EP_WEIGHTS_BF16                  ? "bf16odd"
+                                                                                            : "portable";
+}
+
+static void expect_ids(ep_numerics numerics, ep_weight_format format)
+{
+    opened o = open_all(numerics, format);
+    opened portable = open_all(EP_NUMERICS_PORTABLE, format);
+    opened pairs = open_all(EP_NUMERICS_BF16DP, EP_WEIGHTS_BF16);
     char first[EP_NUMERICS_ID_BYTES];
     char id[EP_NUMERICS_ID_BYTES];
-    cr_assert_eq(o.all[0]->ops->numerics_id(o.all[0], EP_WEIGHTS_BF16, 0, first), EP_OK);
-    cr_assert(strncmp(first, start, strlen(start)) == 0, "%s", first);
-    for (size_t b = 1; b < o.count; b++) {
-        cr_assert_eq(o.all[b]->ops->numerics_id(o.all[b], EP_WEIGHTS_BF16, 0, id), EP_OK);
+    char other[EP_NUMERICS_ID_BYTES];
+    cr_assert_eq(o.all[0]->ops->numerics_id(o.all[0], format, 0, first), EP_OK);
+    for (size_t b = 0; b < o.count; b++) {
+        cr_assert_eq(o.all[b]->ops->numerics_id(o.all[b], format, 0, id), EP_OK);
         cr_assert_str_eq(id, first, "%s", o.names[b]);
         for (unsigned f = EP_WEIGHTS_BF16; f < EP_WEIGHTS_COUNT; f++) {
-            const bool has_groups = f >= EP_WEIGHTS_F8_BLOCK && f <= EP_WEIGHTS_INT4;
-            const bool has = f == EP_WEIGHTS_BF16 || (numerics == EP_NUMERICS_BF16DP && has_groups);
             char want[EP_NUMERICS_ID_BYTES];
-            snprintf(want, sizeof(want), "%.*s/%s/rne/", (int)(has ? strcspn(start, "/") : strlen("portable")), has ? start : "portable",
+            snprintf(want, sizeof(want), "%s/%s/rne/", family_of(numerics, (ep_weight_format)f),
                      ep_weight_format_name((ep_weight_format)f));
             cr_assert_eq(o.all[b]->ops->numerics_id(o.all[b], (ep_weight_format)f, 0, id), EP_OK);
             cr_assert(strncmp(id, want, strlen(want)) == 0, "%s, not %s", id, want);
+            cr_assert_eq(pairs.all[1]->ops->numerics_id(pairs.all[1], (ep_weight_format)f, 0, other), EP_OK);
+            const bool is_same = strcmp(family_of(numerics, (ep_weight_format)f), family_of(EP_NUMERICS_BF16DP, (ep_weight_format)f)) == 0;
+            cr_assert_eq(strcmp(id, other) == 0, is_same, "%s and %s", id, other);
         }
     }
-    opened portable = open_all(EP_NUMERICS_PORTABLE);
-    cr_assert_eq(portable.all[1]->ops->numerics_id(portable.all[1], EP_WEIGHTS_BF16, 0, id), EP_OK);
-    cr_assert_str_neq(id + strlen("portable"), strchr(first, '/'), "the answers are the same");
+    cr_assert_eq(portable.all[1]->ops->numerics_id(portable.all[1], format, 0, id), EP_OK);
+    cr_assert_str_neq(strchr(id, '/'), strchr(first, '/'), "the answers are the same");
+    close_all(&pairs);
     close_all(&portable);
     close_all(&o);
 }
 
 Test(families, ids_name_the_family_and_its_answer)
 {
-    expect_ids(EP_NUMERICS_BF16DP, "bf16dp/bf16/rne/");
-    expect_ids(EP_NUMERICS_BF16ODD, "bf16odd/bf16/rne/");
+    expect_ids(EP_NUMERICS_BF16DP, EP_WEIGHTS_BF16);
+    expect_ids(EP_NUMERICS_BF16ODD, EP_WEIGHTS_BF16);
+    expect_ids(EP_NUMERICS_W4A8, EP_WEIGHTS_MXFP4);
+    expect_ids(EP_NUMERICS_W4A8, EP_WEIGHTS_INT4);
 }
 
 /* The answers of each family as they were recorded: an id stands for its bits, on every machine and in every build. Whoever
  * changes a family's bits or the known-answer run records new ones; whoever did not mean to has found a mistake. */
 Test(families, the_references_answers_are_those_recorded)
 {
-    static const char *const recorded[] = {"portable/bf16/rne/2b0b13cd", "bf16dp/bf16/rne/82ae6114", "bf16odd/bf16/rne/abbb1024"};
-    for (int n = EP_NUMERICS_PORTABLE; n <= EP_NUMERICS_BF16ODD; n++) {
-        const ep_backend_config config = {.numerics = (ep_numerics)n, .threads = 1};
+    static const struct {
+        ep_numerics numerics;
+        ep_weight_format format;
+        uint32_t others;
+        const char *id;
+    } recorded[] = {{EP_NUMERICS_PORTABLE, EP_WEIGHTS_BF16, UINT32_MAX, "portable/bf16/rne/2b0b13cd"},
+                    {EP_NUMERICS_BF16DP, EP_WEIGHTS_BF16, UINT32_MAX, "bf16dp/bf16/rne/82ae6114"},
+                    {EP_NUMERICS_BF16ODD, EP_WEIGHTS_BF16, UINT32_MAX, "bf16odd/bf16/rne/abbb1024"},
+                    {EP_NUMERICS_W4A8, EP_WEIGHTS_MXFP4, 0, "w4a8/mxfp4/rne/6197822b"},
+                    {EP_NUMERICS_W4A8, EP_WEIGHTS_INT4, 0, "w4a8/int4-g32/rne/f97147f8"}};
+    for (size_t n = 0; n < sizeof(recorded) / sizeof(recorded[0]); n++) {
+        const ep_backend_config config = {.numerics = recorded[n].numerics, .threads = 1};
         char id[EP_NUMERICS_ID_BYTES];
         ep_error error;
         ep_backend *backend;
         cr_assert_eq(ep_backend_by_name("reference")->open(&config, &backend, &error), EP_OK, "%s", error.text);
-        cr_assert_eq(backend->ops->numerics_id(backend, EP_WEIGHTS_BF16, UINT32_MAX, id), EP_OK);
-        cr_expect_str_eq(id, recorded[n]);
+        cr_assert_eq(backend->ops->numerics_id(backend, recorded[n].format, recorded[n].others, id), EP_OK);
+        cr_expect_str_eq(id, recorded[n].id);
         backend->ops->close(backend);
     }
 }
@@ -289,23 +317,61 @@ static void write_row_flushed(const float *y, uint32_t count, ep_dtype dtype, vo
     }
 }
 
-static void id_of(const ep_ffn_kernel *kernel, ep_numerics numerics, char out_id[EP_NUMERICS_ID_BYTES])
+/* Rows of f32 as integers of w4a8, halfway cases away from zero. */
+static void pack_rows_away(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows, uint32_t hidden, float *a)
+{
+    right->pack_rows(batch, first_row, rows, hidden, a);
+    for (uint32_t i = 0; batch->x_dtype == EP_DTYPE_F32 && i < rows * hidden; i++) {
+        const uint32_t row = i % rows;
+        const uint32_t k = i / rows;
+        float *group = a + (size_t)(k / EP_MX_GROUP) * EP_FFN_W4A8_LINES * rows + row; /* [10][rows] */
+        float s;
+        int32_t sum;
+        memcpy(&s, group + 8 * rows, sizeof(s));
+        memcpy(&sum, group + 9 * rows, sizeof(sum));
+        int8_t *q = (int8_t *)(group + (size_t)(k % EP_MX_GROUP / 4) * rows) + k % 4;
+        const float away = s > 0.0f ? roundf(((const float *)batch->rows[first_row + row].x)[k] / s) : 0.0f;
+        sum += (int32_t)away - *q;
+        *q = (int8_t)away;
+        memcpy(group + 9 * rows, &sum, sizeof(sum));
+    }
+}
+
+/* Denormal sums of 4-bit codes become zeros. */
+static void group_panel_of_flushed(ep_weight_format format, const float *a, uint32_t rows, const uint8_t *panel,
+                                   uint32_t k_count, const uint8_t *next, float *c)
+{
+    right->group_panel(format, a, rows, panel, k_count, next, c);
+    flushed(c, rows * EP_FFN_PANEL);
+}
+
+/* One unit of the last place more than a sum has. */
+static void group_panel_of_more(ep_weight_format format, const float *a, uint32_t rows, const uint8_t *panel,
+                                uint32_t k_count, const uint8_t *next, float *c)
+{
+    right->group_panel(format, a, rows, panel, k_count, next, c);
+    for (uint32_t i = 0; i < rows * EP_FFN_PANEL; i++) {
+        c[i] = nextafterf(c[i], INFINITY);
+    }
+}
+
+static void id_of(const ep_ffn_kernel *kernel, ep_numerics numerics, ep_weight_format format, char out_id[EP_NUMERICS_ID_BYTES])
 {
     const ep_backend_config config = {.numerics = numerics, .threads = 1};
     ep_error error;
     ep_backend *backend;
     cr_assert_eq(ep_cpu_backend_open_with(kernel, &config, &backend, &error), EP_OK, "%s", error.text);
-    cr_assert_eq(backend->ops->numerics_id(backend, EP_WEIGHTS_BF16, UINT32_MAX, out_id), EP_OK);
+    cr_assert_eq(backend->ops->numerics_id(backend, format, 0, out_id), EP_OK);
     backend->ops->close(backend);
 }
 
 /* The id begins as usual and ends otherwise: clients, tables and doctor then keep such a node apart. */
-static void expect_other_id(const ep_ffn_kernel *wrong, ep_numerics numerics, const char *what)
+static void expect_other_id(const ep_ffn_kernel *wrong, ep_numerics numerics, ep_weight_format format, const char *what)
 {
     char usual[EP_NUMERICS_ID_BYTES];
     char other[EP_NUMERICS_ID_BYTES];
-    id_of(right, numerics, usual);
-    id_of(wrong, numerics, other);
+    id_of(right, numerics, format, usual);
+    id_of(wrong, numerics, format, other);
     const size_t head = (size_t)(strrchr(usual, '/') - usual) + 1;
     cr_expect(strncmp(usual, other, head) == 0 && strcmp(usual, other) != 0, "%s: %s", what, other);
 }
@@ -318,17 +384,38 @@ Test(families, a_processor_that_computes_otherwise_gets_another_id)
         ep_ffn_kernel wrong = *right;
         wrong.panel_to_rows = NULL; /* so that write_row is asked */
         wrong.write_row = write_row_away;
-        expect_other_id(&wrong, all[i], "ties away from zero");
+        expect_other_id(&wrong, all[i], EP_WEIGHTS_BF16, "ties away from zero");
         if (all[i] != EP_NUMERICS_BF16ODD) { /* there no sum has a payload */
             wrong.write_row = write_row_nan;
-            expect_other_id(&wrong, all[i], "payloads of NaN");
+            expect_other_id(&wrong, all[i], EP_WEIGHTS_BF16, "payloads of NaN");
         }
         wrong.write_row = write_row_flushed;
-        expect_other_id(&wrong, all[i], "no denormals of f16");
+        expect_other_id(&wrong, all[i], EP_WEIGHTS_BF16, "no denormals of f16");
         wrong = *right;
         wrong.panel_to_rows = NULL;
         wrong.panel = all[i] == EP_NUMERICS_PORTABLE ? panel_of_flushed : panel_of_kept;
-        expect_other_id(&wrong, all[i], "denormal sums");
+        expect_other_id(&wrong, all[i], EP_WEIGHTS_BF16, "denormal sums");
+    }
+}
+
+Test(families, a_processor_that_computes_w4a8_otherwise_gets_another_id)
+{
+    static const ep_weight_format formats[] = {EP_WEIGHTS_MXFP4, EP_WEIGHTS_INT4};
+    right = ep_ffn_kernel_of(EP_FFN_FAMILY_W4A8);
+    for (size_t i = 0; i < sizeof(formats) / sizeof(formats[0]); i++) {
+        ep_ffn_kernel wrong = *right;
+        wrong.pack_rows = pack_rows_away;
+        expect_other_id(&wrong, EP_NUMERICS_W4A8, formats[i], "integers with ties away from zero");
+        wrong = *right;
+        wrong.write_row = write_row_away;
+        expect_other_id(&wrong, EP_NUMERICS_W4A8, formats[i], "ties away from zero");
+        wrong.write_row = write_row_flushed;
+        expect_other_id(&wrong, EP_NUMERICS_W4A8, formats[i], "no denormals of f16");
+        wrong = *right;
+        wrong.group_panel = group_panel_of_flushed;
+        expect_other_id(&wrong, EP_NUMERICS_W4A8, formats[i], "denormal sums");
+        wrong.group_panel = group_panel_of_more;
+        expect_other_id(&wrong, EP_NUMERICS_W4A8, formats[i], "sums off by an ulp");
     }
 }
 
@@ -360,12 +447,12 @@ Test(families, the_variable_forces_a_lower_path)
 /* Equal bits, equal ids: what is not computed in a family's own way has the digest of `portable`, unless shared experts are. */
 Test(families, w8a8_has_one_id_in_all_families)
 {
-    const ep_numerics numerics[] = {EP_NUMERICS_PORTABLE, EP_NUMERICS_BF16DP, EP_NUMERICS_BF16ODD};
+    const ep_numerics numerics[] = {EP_NUMERICS_PORTABLE, EP_NUMERICS_BF16DP, EP_NUMERICS_BF16ODD, EP_NUMERICS_W4A8};
     char first[EP_NUMERICS_ID_BYTES] = "";
-    char mixed[3][EP_NUMERICS_ID_BYTES];
+    char mixed[4][EP_NUMERICS_ID_BYTES];
     char id[EP_NUMERICS_ID_BYTES];
-    for (size_t i = 0; i < 3; i++) {
-        opened o = open_all(numerics[i]);
+    for (size_t i = 0; i < 4; i++) {
+        opened o = open_all(numerics[i], EP_WEIGHTS_BF16);
         for (size_t b = 0; b < o.count; b++) {
             cr_assert_eq(o.all[b]->ops->numerics_id(o.all[b], EP_WEIGHTS_W8A8, 1u << EP_WEIGHTS_W8A8, id), EP_OK);
             memcpy(first, first[0] == '\0' ? id : first, sizeof(first));
@@ -377,6 +464,7 @@ Test(families, w8a8_has_one_id_in_all_families)
     cr_assert_str_neq(mixed[0], first);
     cr_assert_str_neq(mixed[0], mixed[1]);
     cr_assert_str_neq(mixed[1], mixed[2]);
+    cr_assert_str_eq(mixed[1], mixed[3]);
 }
 
 static void groups_id(ep_numerics numerics, ep_weight_format format, char out_id[EP_NUMERICS_ID_BYTES])
