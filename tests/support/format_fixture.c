@@ -29,6 +29,7 @@ const ep_format_case ep_format_cases[] = {
     {"n2-bf16", EP_FORMAT_N2, EP_WEIGHTS_BF16, 64, 32, "", EP_ACT_SILU, {0, 0, 0}, false, false},
     {"n2-mxfp8-oai", EP_FORMAT_N2, EP_WEIGHTS_MXFP8, 96, 64, OAI "\"swiglu_alpha\":1.702,", EP_ACT_SWIGLU_OAI, {1.702f, 1, 0.5f}, false, false},
     {"n6-mxfp4-situ", EP_FORMAT_N2, EP_WEIGHTS_MXFP4, 96, 64, "\"activation_situ_beta\":4.0,", EP_ACT_SITU, {4, 25, 0}, false, false},
+    {"n2-mxfp4-odd", EP_FORMAT_N2, EP_WEIGHTS_MXFP4, 77, 45, "", EP_ACT_SILU, {0, 0, 0}, true, false},
     {"n4-mxfp4-limit", EP_FORMAT_N4, EP_WEIGHTS_MXFP4, 64, 96, OAI, EP_ACT_SWIGLU_LIMIT, {0, 0, 0.5f}, false, false},
     {"n3-bf16", EP_FORMAT_N3, EP_WEIGHTS_BF16, 48, 20, "", EP_ACT_SILU, {0, 0, 0}, false, false},
     {"n3-transposed", EP_FORMAT_N3_TRANSPOSED, EP_WEIGHTS_BF16, 70, 90, "", EP_ACT_SILU, {0, 0, 0}, false, false},

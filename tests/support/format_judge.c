@@ -106,12 +106,13 @@ static double activate(const ep_expert_source *s, double g, double u)
 /*
  * A dot product and its error. Chains of fused multiply-adds with one more per group of columns, or a product and a sum:
  * every product passes through at most n + groups + 2 roundings, so the error is at most (n + groups + 3) units of
- * sum |w x|, and the bias adds one of u. x may
- * itself be off by x_error.
+ * sum |w x|, and the bias adds one of u. Of w4a8 the sums of a group are exact: a product passes through one rounding with
+ * the scale of x and one in its group and each after it, groups + 1. x may itself be off by x_error.
  */
-static double dot(const ep_expert_source *s, const void *values, const void *scales, const void *bias, size_t columns,
-                  size_t row, double unit, const double *x, const double *x_error, double *error)
+static double dot(const ep_expert_source *s, ep_ffn_family family, const void *values, const void *scales, const void *bias,
+                  size_t columns, size_t row, const double *x, const double *x_error, double *error)
 {
+    const double unit = family == EP_FFN_FAMILY_BF16ODD ? 2 * U : U; /* rounding to odd errs by up to a whole ulp */
     double sum = 0;
     double magnitude = 0;
     double moved = 0;
@@ -122,12 +123,12 @@ static double dot(const ep_expert_source *s, const void *values, const void *sca
         moved += fabs(w) * x_error[k];
     }
     double b = bias == NULL ? 0.0 : plain(bias, s->bias_dtype, row);
-    double roundings = (double)columns + (double)(columns / 32) + 4;
+    double roundings = (family == EP_FFN_FAMILY_W4A8 ? 0.0 : (double)columns) + (double)(columns / 32) + 4;
     *error = moved + roundings * unit * (magnitude + moved) + U * (fabs(sum) + fabs(b));
     return sum + b;
 }
 
-/* Rounds a row to int8 as w8a8 says. An inner row is known up to error only, so each integer may be off by one. */
+/* Rounds a row, or a group of one, to int8 as w8a8 and w4a8 say. An inner row is known up to error only, so each integer may be off by one. */
 static void to_int8(double *x, double *error, size_t n, bool is_exact)
 {
     float greatest = 0;
@@ -146,11 +147,20 @@ static void to_int8(double *x, double *error, size_t n, bool is_exact)
     }
 }
 
+/* The same for what is rounded at once: all of a row of w8a8, groups of w4a8, nothing of others. */
+static void round_row(const ep_expert_source *s, ep_ffn_family family, double *x, double *error, size_t n, bool is_exact)
+{
+    const size_t step = family == EP_FFN_FAMILY_W4A8 ? EP_MX_GROUP : n;
+    const bool has_integers = family == EP_FFN_FAMILY_W4A8 || s->format == EP_WEIGHTS_W8A8;
+    for (size_t i = 0; has_integers && i < n; i += step) {
+        to_int8(x + i, error + i, n - i < step ? n - i : step, is_exact);
+    }
+}
+
 void ep_format_judge(const ep_expert_source *s, ep_ffn_family family, const float *x, double *y, double *bound)
 {
     const bool has_gate = ep_activation_has_gate(s->activation);
     const bool narrows = ep_ffn_family_has_pairs(family);
-    const double unit = family == EP_FFN_FAMILY_BF16ODD ? 2 * U : U; /* rounding to odd errs by up to a whole ulp */
     double *row = calloc(s->hidden, sizeof(double));
     double *row_error = calloc(s->hidden, sizeof(double));
     double *h = calloc(s->inner, sizeof(double));
@@ -158,14 +168,12 @@ void ep_format_judge(const ep_expert_source *s, ep_ffn_family family, const floa
     for (size_t i = 0; i < s->hidden; i++) {
         row[i] = (double)x[i];
     }
-    if (s->format == EP_WEIGHTS_W8A8) {
-        to_int8(row, row_error, s->hidden, true);
-    }
+    round_row(s, family, row, row_error, s->hidden, true);
     for (size_t i = 0; i < s->inner; i++) {
         double g_error = 0;
         double u_error = 0;
-        double g = has_gate ? dot(s, s->gate, s->gate_scales, s->gate_bias, s->hidden, i, unit, row, row_error, &g_error) : 0.0;
-        double u = dot(s, s->up, s->up_scales, s->up_bias, s->hidden, i, unit, row, row_error, &u_error);
+        double g = has_gate ? dot(s, family, s->gate, s->gate_scales, s->gate_bias, s->hidden, i, row, row_error, &g_error) : 0.0;
+        double u = dot(s, family, s->up, s->up_scales, s->up_bias, s->hidden, i, row, row_error, &u_error);
         h[i] = activate(s, g, u);
         for (int corner = 0; corner < 4; corner++) {
             double moved = activate(s, g + (corner & 1 ? g_error : -g_error), u + (corner & 2 ? u_error : -u_error));
@@ -175,11 +183,9 @@ void ep_format_judge(const ep_expert_source *s, ep_ffn_family family, const floa
         h_error[i] += 16 * U * (fabs(h[i]) + (has_gate ? fabs(g) * (fabs(u) + fabs((double)s->numbers.beta)) : fabs(u)));
         h_error[i] += narrows ? U_NARROW * (fabs(h[i]) + h_error[i]) : 0.0;
     }
-    if (s->format == EP_WEIGHTS_W8A8) {
-        to_int8(h, h_error, s->inner, false);
-    }
+    round_row(s, family, h, h_error, s->inner, false);
     for (size_t i = 0; i < s->hidden; i++) {
-        y[i] = dot(s, s->down, s->down_scales, s->down_bias, s->inner, i, unit, h, h_error, &bound[i]);
+        y[i] = dot(s, family, s->down, s->down_scales, s->down_bias, s->inner, i, h, h_error, &bound[i]);
     }
     free(row);
     free(row_error);

@@ -3,7 +3,8 @@
  * A service of real daemons computes with the numerics family it is told to, bit for bit as the oracle does: bf16dp with
  * the fastest code of this CPU and with the plain code for any, on backend cpu and backend reference; auto takes the
  * family the CPU is fastest with, also when nobody says so. Its id says which. Other limits of the CPU than it has end the
- * daemon with a reason. Of nodes with unlike families only those of one hold experts, and rows of two never meet.
+ * daemon with a reason. Of nodes with unlike families only those of one hold experts, and rows of two never meet. w4a8, which only
+ * experts of 4 bits have, comes when it is named and never by itself.
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -23,11 +24,13 @@
 #include "support/checkpoint_fixture.h"
 #include "support/cluster.h"
 
-enum { HIDDEN = 64, INNER = 32, EXPERTS = 8, TOP_K = 2, PATH_BYTES = EP_TEST_PATH_BYTES + 64 };
+enum { HIDDEN = 72, INNER = 32, EXPERTS = 8, TOP_K = 2, PATH_BYTES = EP_TEST_PATH_BYTES + 64 };
 
 static const uint32_t token_counts[] = {1, 7, 300};
 
+/* The checkpoint that services are started with, and what its experts are. */
 static char fixture_dir[EP_TEST_PATH_BYTES];
+static ep_weight_format fixture_format;
 
 static void input_path(char out[PATH_BYTES], uint32_t tokens)
 {
@@ -108,9 +111,12 @@ static bool is_equal(const char *a_path, const char *b_path)
     return equal;
 }
 
-static void make_fixture(void)
+/* In place of the one before. families: two, which must differ. */
+static void make_fixture(ep_weight_format format, const char *first, const char *second)
 {
     ep_fixture_config config = ep_fixture_default();
+    fixture_format = format;
+    config.expert_format = ep_weight_format_is_float(format) ? EP_WEIGHTS_NONE : format;
     config.hidden = HIDDEN;
     config.inner = INNER;
     config.experts = EXPERTS;
@@ -121,11 +127,10 @@ static void make_fixture(void)
         char a[PATH_BYTES];
         char b[PATH_BYTES];
         write_input(token_counts[i]);
-        run_oracle("portable", token_counts[i]);
-        run_oracle("bf16dp", token_counts[i]);
-        run_oracle("bf16odd", token_counts[i]);
-        expected_path(a, "portable", token_counts[i]);
-        expected_path(b, "bf16dp", token_counts[i]);
+        run_oracle(first, token_counts[i]);
+        run_oracle(second, token_counts[i]);
+        expected_path(a, first, token_counts[i]);
+        expected_path(b, second, token_counts[i]);
         EP_TEST_CHECK(!is_equal(a, b), "the families give the same results for %u tokens", token_counts[i]);
     }
 }
@@ -183,22 +188,24 @@ static void run(const char *numerics, const char *backend, const char *level, co
     char *status = NULL;
     const char *show[] = {"status", "--output=json", NULL};
     char id[64];
-    snprintf(id, sizeof(id), "%s/bf16/rne/", family);
+    snprintf(id, sizeof(id), "%s/%s/rne/", family, ep_weight_format_name(fixture_format));
     EP_TEST_CHECK(ep_test_cluster_ctl(&cluster, show, &status) == 0 && strstr(status, id) != NULL, "no id %s in %s", id, status);
     free(status);
     ep_test_cluster_stop(&cluster);
 }
 
 /* Unlike families, the most common one last: its nodes alone serve, and a node that computes otherwise is told of. */
-static void run_unlike_nodes(void)
+static void run_unlike_nodes(const char *other, const char *most)
 {
-    static const char *const numerics[] = {"portable", "bf16dp", "bf16dp"};
+    const char *const numerics[] = {other, most, most};
+    char what[128];
     const ep_test_model model = {"demo", fixture_dir};
     const ep_test_cluster_options options = {
         .nodes_count = 3, .copies = 1, .models = &model, .models_count = 1, .node_numerics = numerics};
     ep_test_cluster cluster;
     ep_test_cluster_start(&cluster, &options);
-    expect_forward(&cluster, "bf16dp", "nodes of portable, bf16dp, bf16dp");
+    snprintf(what, sizeof(what), "nodes of %s, %s, %s", other, most, most);
+    expect_forward(&cluster, most, what);
     for (uint32_t n = 0; n < 3; n++) {
         Expertd__V1__NodeStatusReply *status = ep_test_cluster_node_status(&cluster, n);
         EP_TEST_CHECK((status->rows_served == 0) == (n == 0), "node%u served %llu rows", n, (unsigned long long)status->rows_served);
@@ -317,7 +324,10 @@ static void expect_refused_level(void)
 int main(void)
 {
     level_of_test = getenv(EP_CPU_FEATURES_VARIABLE) == NULL ? NULL : strdup(getenv(EP_CPU_FEATURES_VARIABLE));
-    make_fixture();
+    make_fixture(EP_WEIGHTS_BF16, "portable", "bf16dp");
+    for (size_t i = 0; i < EP_ARRAY_COUNT(token_counts); i++) {
+        run_oracle("bf16odd", token_counts[i]);
+    }
     run("--numerics=bf16dp", "--backend=cpu", NULL, "bf16dp");
     run("--numerics=bf16dp", "--backend=cpu", "portable", "bf16dp");
     run("--numerics=bf16dp", "--backend=reference", NULL, "bf16dp");
@@ -326,9 +336,16 @@ int main(void)
     run("--numerics=auto", "--backend=cpu", NULL, ep_ffn_family_name(ep_ffn_family_fastest(EP_WEIGHTS_BF16)));
     run("--log-level=info", "--backend=cpu", NULL, ref_family_name(ref_family_default())); /* nobody says */
     run("--numerics=auto", "--backend=cpu", "portable", "portable");
-    run_unlike_nodes();
+    run_unlike_nodes("portable", "bf16dp");
     run_unlike_map();
     run_gateway();
     expect_refused_level();
+    make_fixture(EP_WEIGHTS_MXFP4, "bf16dp", "w4a8");
+    run("--numerics=w4a8", "--backend=cpu", NULL, "w4a8");
+    run("--numerics=w4a8", "--backend=reference", NULL, "w4a8");
+    run_unlike_nodes("w4a8", "bf16dp");
+    make_fixture(EP_WEIGHTS_INT4, ep_ffn_family_name(ep_ffn_family_fastest(EP_WEIGHTS_INT4)), "w4a8");
+    run("--numerics=auto", "--backend=cpu", NULL, ep_ffn_family_name(ep_ffn_family_fastest(EP_WEIGHTS_INT4)));
+    run_unlike_nodes("bf16dp", "w4a8");
     return 0;
 }
