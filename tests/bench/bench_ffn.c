@@ -99,7 +99,7 @@ int main(int argc, char **argv)
     if (!ffn_options_read(argc, argv, &o)) {
         return 2;
     }
-    ep_backend *backend = ffn_backend_open(o.portable, o.threads);
+    ep_backend *backend = ffn_backend_open(ffn_options_numerics(&o), o.threads);
     ffn_team_start(&team, o.threads);
     bench_report *report = bench_report_create("experts through the cpu backend, against the paired limit");
     for (uint32_t f = 0; f < o.formats_count; f++) {

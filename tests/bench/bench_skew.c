@@ -120,7 +120,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "bench_skew: experts=%u, allowed 1..%d\n", o.experts, EXPERTS_MAX);
         return 2;
     }
-    ep_backend *backend = ffn_backend_open(o.portable, o.threads);
+    ep_backend *backend = ffn_backend_open(ffn_options_numerics(&o), o.threads);
     bench_report *report = bench_report_create("uneven load over the experts");
     for (uint32_t f = 0; f < o.formats_count; f++) {
         ffn_case c = {.hidden = o.shapes[0][0],

@@ -18,6 +18,7 @@ typedef struct ffn_case {
     uint32_t
         experts; /* of a pass: weights far beyond any cache, a pass of some tenths of a second at the most */
     ep_weight_format format;
+    const char *family; /* in the names of rows; NULL: not said */
 } ffn_case;
 
 /* As many experts as a pass over bf16 weights has, whatever the format. */

@@ -8,10 +8,9 @@
 #include "base/numeric.h"
 #include "bench/bench_report.h"
 
-ep_backend *ffn_backend_open(bool portable, uint32_t threads)
+ep_backend *ffn_backend_open(ep_numerics numerics, uint32_t threads)
 {
-    const ep_backend_config config = {.numerics = portable ? EP_NUMERICS_PORTABLE : EP_NUMERICS_AUTO,
-                                      .threads = threads};
+    const ep_backend_config config = {.numerics = numerics, .threads = threads};
     ep_backend *backend;
     ep_error error;
     if (ep_backend_cpu_ops.open(&config, &backend, &error) != EP_OK) {

@@ -8,9 +8,8 @@
 #include "backends/cpu/cpu_backend.h"
 #include "bench/ffn_case.h"
 
-/* The cpu backend with the family that is fastest here, or the one every CPU has. Ends the program when that
- * fails. */
-ep_backend *ffn_backend_open(bool portable, uint32_t threads);
+/* The cpu backend. Ends the program when that fails. */
+ep_backend *ffn_backend_open(ep_numerics numerics, uint32_t threads);
 /* The numerics id of a format. */
 void ffn_backend_id(ep_backend *backend, ep_weight_format format, char out_id[EP_NUMERICS_ID_BYTES]);
 

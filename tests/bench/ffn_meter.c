@@ -8,6 +8,9 @@ static void take_limit(ffn_meter *m, size_t at)
     m->reads[at] = ffn_limit_read_us(m->team, m->segments, m->segments_count) / m->experts;
     const double peak = ffn_limit_peak(m->team, m->peak);
     m->computes[at] = peak > 0 ? m->operations / peak / m->experts : 0;
+    if (m->f32_operations > 0 && peak > 0) {
+        m->computes[at] += m->f32_operations / ffn_limit_peak(m->team, FFN_PEAK_F32) / m->experts;
+    }
 }
 
 bool ffn_meter_take(ffn_meter *m)

@@ -36,6 +36,41 @@ static bool read_format(ffn_options *o, const char *text)
     return false;
 }
 
+static const struct {
+    const char *name;
+    ep_numerics numerics;
+} families[] = {{"portable", EP_NUMERICS_PORTABLE},
+                {"bf16dp", EP_NUMERICS_BF16DP},
+                {"bf16odd", EP_NUMERICS_BF16ODD},
+                {"w4a8", EP_NUMERICS_W4A8},
+                {"auto", EP_NUMERICS_AUTO}};
+enum { FAMILIES = sizeof(families) / sizeof(families[0]) };
+
+ep_numerics ffn_options_numerics(const ffn_options *o)
+{
+    return o->portable ? EP_NUMERICS_PORTABLE : EP_NUMERICS_AUTO;
+}
+
+const char *ffn_options_family_name(ep_numerics numerics)
+{
+    int i = 0;
+    while (i < FAMILIES - 1 && families[i].numerics != numerics) {
+        i++;
+    }
+    return families[i].name;
+}
+
+static bool read_family(ffn_options *o, const char *text)
+{
+    for (int i = 0; i < FAMILIES; i++) {
+        if (strcmp(text, families[i].name) == 0) {
+            o->families[o->families_count++] = families[i].numerics;
+            return true;
+        }
+    }
+    return false;
+}
+
 static bool read_rows(ffn_options *o, const char *text)
 {
     return read_number(text, EP_JOB_ROWS_MAX, &o->rows[o->rows_count++]);
@@ -82,6 +117,10 @@ static bool read_argument(ffn_options *o, const char *argument)
         o->formats_count = 0;
         return read_list(o, value, read_format);
     }
+    if (strncmp(argument, "family=", length) == 0) {
+        o->families_count = 0;
+        return read_list(o, value, read_family);
+    }
     if (strncmp(argument, "seconds=", length) == 0) {
         return read_seconds(o, value);
     }
@@ -103,7 +142,7 @@ bool ffn_options_read(int argc, char **argv, ffn_options *o)
             fprintf(stderr,
                     "%s: argument '%s'\nusage: %s [JSON] [shape=HxI] [m=1,4,..%d] [format=bf16,w8a8,..] "
                     "[seconds=S] [threads=N] [experts=N]"
-                    " [numerics=portable] [rivals=no]\n",
+                    " [numerics=portable] [family=auto,w4a8,..] [rivals=no]\n",
                     argv[0], argv[i], argv[0], EP_JOB_ROWS_MAX);
             return false;
         }

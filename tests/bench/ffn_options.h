@@ -7,7 +7,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "base/expert_form.h"
+#include "backends/backend.h"
 
 enum { FFN_OPTIONS_SHAPES = 3, FFN_OPTIONS_LIST = 16 };
 
@@ -25,15 +25,21 @@ typedef struct ffn_options {
     uint32_t threads;
     uint32_t experts; /* 0: not named */
     bool portable;    /* the family every CPU has, not the fastest here */
+    uint32_t families_count;
+    ep_numerics families[FFN_OPTIONS_LIST]; /* to be compared; bench_formats only */
     bool rivals;
 } ffn_options;
 
 /*
  * options holds what is to be when nothing is named; no shapes become ffn_shapes, threads 0 the CPUs of this
  * process. Arguments: a file name for the JSON, and shape=HxI  m=1,4,16  format=w8a8,mxfp4  seconds=S
- * threads=N  experts=N  numerics=portable  rivals=no Formats are named as in numerics ids. False, with the
+ * threads=N  experts=N  numerics=portable  family=auto,w4a8  rivals=no Formats are named as in numerics ids. False, with the
  * reason on stderr, when one is wrong.
  */
 bool ffn_options_read(int argc, char **argv, ffn_options *options);
+/* The family that is fastest here, or the one every CPU has. */
+ep_numerics ffn_options_numerics(const ffn_options *options);
+/* "w4a8" */
+const char *ffn_options_family_name(ep_numerics numerics);
 
 #endif

@@ -28,6 +28,7 @@ void ffn_cell_open(ffn_cell *cell, const ffn_experts *experts, const ffn_case *c
     cell->meter.experts = c->experts;
     cell->meter.operations = ffn_case_operations(c);
     cell->meter.peak = ffn_case_peak(c->format);
+    cell->meter.f32_operations = 0;
     cell->meter.run = run_pass;
     cell->meter.arg = &cell->pass;
     cell->meter.count = 0;
@@ -52,8 +53,8 @@ double ffn_cell_error(const ffn_cell *cell)
 
 void ffn_rows_add(bench_report *report, const ffn_case *c, const char *what, bench_row row)
 {
-    snprintf(row.name, sizeof(row.name), "%s %ux%u M=%u%s", ep_weight_format_name(c->format), c->hidden,
-             c->inner, c->rows, what);
+    snprintf(row.name, sizeof(row.name), "%s %ux%u M=%u%s%s%s", ep_weight_format_name(c->format), c->hidden,
+             c->inner, c->rows, c->family != NULL ? " " : "", c->family != NULL ? c->family : "", what);
     bench_report_add(report, &row);
 }
 

@@ -217,7 +217,7 @@ static void expect_ids_of_a_strange_opener(ep_numerics numerics)
     char usual[EP_NUMERICS_ID_BYTES];
     char id[EP_NUMERICS_ID_BYTES];
     fenv_t before;
-    opened o = open_all(numerics);
+    opened o = open_all(numerics, EP_WEIGHTS_BF16);
     cr_assert_eq(o.all[0]->ops->numerics_id(o.all[0], EP_WEIGHTS_BF16, UINT32_MAX, usual), EP_OK);
     close_all(&o);
     cr_assert_eq(fegetenv(&before), 0);
@@ -225,7 +225,7 @@ static void expect_ids_of_a_strange_opener(ep_numerics numerics)
 #if defined(__x86_64__)
     __builtin_ia32_ldmxcsr(__builtin_ia32_stmxcsr() | 0x8040u); /* FTZ and DAZ */
 #endif
-    o = open_all(numerics);
+    o = open_all(numerics, EP_WEIGHTS_BF16);
     cr_assert_eq(fesetenv(&before), 0);
     for (size_t b = 0; b < o.count; b++) {
         cr_assert_eq(o.all[b]->ops->numerics_id(o.all[b], EP_WEIGHTS_BF16, UINT32_MAX, id), EP_OK);
