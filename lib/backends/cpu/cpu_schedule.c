@@ -63,6 +63,8 @@ typedef struct {
     uint32_t grain;
     uint64_t seen; /* changes when it was chosen: while they stand, it is the one to take from */
     cpu_panels then; /* of the pass that is next in turn */
+    const cpu_pass *then_pass; /* NULL: of a job that waits */
+    uint32_t then_number; /* of its stage */
 } cpu_turn;
 
 typedef struct {
@@ -137,6 +139,11 @@ static uint32_t job_node(const ep_job *job)
 static uint32_t tasks_taken(const cpu_pass *pass)
 {
     return (uint32_t)atomic_load_explicit(&pass->claim, memory_order_relaxed);
+}
+
+static uint32_t stage_number(const cpu_pass *pass)
+{
+    return (uint32_t)(atomic_load_explicit(&pass->claim, memory_order_relaxed) >> 32);
 }
 
 static bool has_tasks(const cpu_pass *pass)
@@ -229,7 +236,7 @@ static void enter_stage(cpu_pass *pass, stage next)
     const ep_backend_weights *weights = pass->job->weights;
     const ep_ffn_packed *packed = &((const ep_cpu_weights *)weights)->packed;
     uint64_t task_fmas = 1;
-    const uint64_t number = (atomic_load_explicit(&pass->claim, memory_order_relaxed) >> 32) + 1;
+    const uint64_t number = (uint64_t)stage_number(pass) + 1;
     pass->stage = next;
     atomic_store_explicit(&pass->tasks_done, 0, memory_order_relaxed);
     switch (next) {
@@ -427,24 +434,34 @@ static cpu_panels panels_of(const ep_ffn_packed *weights, stage which)
     };
 }
 
-/* Lock held. What is left of the products that threads of this memory node turn to when `pass` has no more tasks. */
-static cpu_panels panels_after(const ep_cpu_schedule *s, const cpu_pass *pass, uint32_t node)
+/* Lock held. Sets the products that threads of this memory node turn to when turn->pass has no more tasks: of another pass, else of the job
+ * that is opened next. */
+static void find_then(const ep_cpu_schedule *s, cpu_turn *turn, uint32_t node)
 {
     const cpu_pass *best = NULL;
     for (uint32_t i = 0; i < s->passes_count; i++) {
         const cpu_pass *other = &s->passes[i];
-        if (other != pass && has_tasks(other) && (other->stage == STAGE_GATE_UP || other->stage == STAGE_DOWN)) {
+        if (other != turn->pass && has_tasks(other) && (other->stage == STAGE_GATE_UP || other->stage == STAGE_DOWN)) {
             best = best == NULL || is_before(other, best, node) ? other : best;
         }
     }
-    if (best == NULL) {
-        return (cpu_panels){.count = 0};
+    if (best != NULL) {
+        turn->then_pass = best;
+        turn->then_number = stage_number(best);
+        turn->then = panels_of(best->pass.weights, best->stage);
+    } else if (s->first != NULL) {
+        turn->then = panels_of(&((const ep_cpu_weights *)s->first->weights)->packed, STAGE_GATE_UP);
     }
-    cpu_panels left = panels_of(best->pass.weights, best->stage);
-    const uint32_t taken = tasks_taken(best);
-    left.first += taken * left.bytes;
-    left.count -= taken < left.count ? taken : left.count;
-    return left;
+}
+
+/* Any lock. How many of turn->then are taken; all when that stage is over. */
+static uint32_t then_taken(const cpu_turn *turn)
+{
+    if (turn->then_pass == NULL) {
+        return 0;
+    }
+    const uint64_t claim = atomic_load_explicit(&turn->then_pass->claim, memory_order_relaxed);
+    return claim >> 32 == turn->then_number ? (uint32_t)claim : turn->then.count;
 }
 
 /* Lock held. The thread turns to the pass that is best for it and takes its first tasks; false: there is nothing to do now. */
@@ -459,11 +476,11 @@ static bool turn_to_work(cpu_worker *worker, cpu_work *out_work)
         }
         *turn = (cpu_turn){.pass = pass,
                            .stage = pass->stage,
-                           .number = (uint32_t)(atomic_load_explicit(&pass->claim, memory_order_relaxed) >> 32),
+                           .number = stage_number(pass),
                            .tasks_count = pass->tasks_count,
                            .grain = pass->grain,
-                           .seen = atomic_load_explicit(&s->changes, memory_order_relaxed),
-                           .then = panels_after(s, pass, worker->node)};
+                           .seen = atomic_load_explicit(&s->changes, memory_order_relaxed)};
+        find_then(s, turn, worker->node);
     } while (!claim_tasks(turn, out_work)); /* threads that are in the pass already took what was left */
     atomic_fetch_add_explicit(&turn->pass->threads_in, 1, memory_order_relaxed);
     s->patient_running += is_patient(turn->pass->job);
@@ -479,7 +496,7 @@ static cpu_work claim_ahead(const ep_cpu_schedule *s, const cpu_turn *turn)
     cpu_work ahead = {.count = 0};
     const uint32_t left = turn->tasks_count - tasks_taken(turn->pass);
     const uint32_t threads_in = atomic_load_explicit(&turn->pass->threads_in, memory_order_relaxed);
-    const uint32_t threads = ep_cpu_threads_expected(threads_in, s->threads, turn->then.count > 0);
+    const uint32_t threads = ep_cpu_threads_expected(threads_in, s->threads, turn->then_pass != NULL);
     if ((turn->stage == STAGE_GATE_UP || turn->stage == STAGE_DOWN) && ep_cpu_may_claim_ahead(left, turn->grain, threads) &&
         !is_patient(turn->pass->job) && atomic_load_explicit(&s->changes, memory_order_relaxed) == turn->seen) {
         (void)claim_tasks(turn, &ahead);
@@ -494,15 +511,22 @@ static cpu_work claim_ahead(const ep_cpu_schedule *s, const cpu_turn *turn)
 static const uint8_t *next_weights(const cpu_turn *turn, const cpu_work *work, const cpu_work *ahead, uint32_t index)
 {
     const ep_ffn_packed *weights = turn->pass->pass.weights;
+    const uint32_t others = (atomic_load_explicit(&turn->pass->threads_in, memory_order_relaxed) - 1) * turn->grain;
     uint32_t next = index + 1;
     cpu_panels panels = panels_of(weights, turn->stage);
     if (next == work->first + work->count) {
-        next = ahead->count > 0 ? ahead->first
-                                : next + (atomic_load_explicit(&turn->pass->threads_in, memory_order_relaxed) - 1) * turn->grain;
+        const uint32_t taken = tasks_taken(turn->pass);
+        next = ahead->count > 0 ? ahead->first : next + others > taken ? next + others : taken;
     }
     if (next >= panels.count) {
-        next -= panels.count;
-        panels = turn->stage == STAGE_GATE_UP ? panels_of(weights, STAGE_DOWN) : turn->then;
+        const uint32_t over = next - panels.count;
+        if (turn->stage == STAGE_GATE_UP && (turn->then_pass == NULL || over >= others)) {
+            panels = panels_of(weights, STAGE_DOWN); /* the thread that ends a stage begins the next one */
+            next = over < others ? others - over : 0;
+        } else {
+            panels = turn->then;
+            next = over + then_taken(turn);
+        }
     }
     return next < panels.count ? panels.first + next * panels.bytes : NULL;
 }
