@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backends/cpu/cpu_memory.h"
 #include "backends/cpu/cpu_schedule.h"
 #include "backends/host_common.h"
 #include "backends/known_answer.h"
@@ -17,6 +18,7 @@ typedef struct cpu_backend {
     ep_known_answer answer;
     ep_numerics numerics;
     ep_cpu_topology *topology;
+    ep_cpu_memory *memory; /* of weights */
     ep_cpu_schedule *schedule;
     _Atomic uint64_t node_bytes[EP_BACKEND_THREADS_MAX]; /* weights on each memory node */
     bool node_has_workers[EP_BACKEND_THREADS_MAX];
@@ -29,6 +31,7 @@ static void cpu_close(ep_backend *base)
         return;
     }
     ep_cpu_schedule_stop(backend->schedule);
+    ep_cpu_memory_free(backend->memory);
     ep_cpu_topology_free(backend->topology);
     EP_ASSERT(atomic_load(&backend->budget.used_bytes) == 0);
     free(backend);
@@ -42,8 +45,9 @@ ep_err ep_cpu_backend_open_with(const ep_ffn_kernel *kernel, const ep_backend_co
                             config->threads, EP_BACKEND_THREADS_MAX);
     }
     cpu_backend *backend = calloc(1, sizeof(*backend));
-    if (backend == NULL || ep_cpu_topology_load(&backend->topology) != EP_OK) {
-        free(backend);
+    if (backend == NULL || ep_cpu_topology_load(&backend->topology) != EP_OK ||
+        (backend->memory = ep_cpu_memory_create(backend->topology)) == NULL) {
+        cpu_close((ep_backend *)backend);
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for backend cpu");
     }
     backend->base.ops = &ep_backend_cpu_ops;
@@ -122,10 +126,11 @@ static ep_err make_weights(cpu_backend *backend, const ep_expert_source *source,
         return err;
     }
     ep_cpu_weights *weights = calloc(1, sizeof(*weights));
-    void *memory = ep_host_alloc(bytes);
-    if (weights == NULL || memory == NULL) {
+    const uint32_t node = take_node(backend, bytes);
+    void *memory = weights == NULL ? NULL : ep_cpu_memory_take(backend->memory, bytes, node);
+    if (memory == NULL) {
         free(weights);
-        free(memory);
+        atomic_fetch_sub(&backend->node_bytes[node], bytes);
         ep_backend_budget_give(&backend->budget, bytes);
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for an expert of %zu bytes", bytes);
     }
@@ -134,8 +139,7 @@ static ep_err make_weights(cpu_backend *backend, const ep_expert_source *source,
     weights->outline = ep_expert_source_outline(source);
     weights->memory = memory;
     weights->bytes = bytes;
-    weights->node = take_node(backend, bytes);
-    ep_cpu_topology_bind(backend->topology, memory, bytes, weights->node);
+    weights->node = node;
     *out_weights = weights;
     return EP_OK;
 }
@@ -165,8 +169,7 @@ static void cpu_weights_unload(ep_backend *base, ep_backend_weights *base_weight
     if (weights != NULL) {
         ep_backend_budget_give(&backend->budget, weights->bytes);
         atomic_fetch_sub(&backend->node_bytes[weights->node], weights->bytes);
-        ep_cpu_topology_bind(backend->topology, weights->memory, weights->bytes, UINT32_MAX);
-        free(weights->memory);
+        ep_cpu_memory_give(backend->memory, weights->memory, weights->bytes);
         free(weights);
     }
 }

@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "backends/cpu/cpu_memory.h"
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "backends/host_common.h"
+#include "base/check.h"
+
+#define HUGE_PAGE_BYTES ((size_t)2 << 20)
+#define CHUNK_BYTES ((size_t)256 << 20)
+#define PART_BYTES_MAX (CHUNK_BYTES / 4)              /* of larger ones the last 2 MiB are little, and chunks would have large holes */
+#define HOLES_MAX (CHUNK_BYTES / HUGE_PAGE_BYTES + 1) /* a part between any two, none below HUGE_PAGE_BYTES */
+
+typedef struct {
+    size_t at;
+    size_t bytes;
+} hole;
+
+typedef struct chunk {
+    struct chunk *next;
+    uint8_t *bytes;
+    uint32_t node;
+    uint32_t holes_count;
+    hole holes[HOLES_MAX + 1]; /* by place, parts between them; room for one before it joins its neighbours */
+} chunk;
+
+struct ep_cpu_memory {
+    const ep_cpu_topology *topology;
+    pthread_mutex_t lock;
+    chunk *chunks;
+};
+
+ep_cpu_memory *ep_cpu_memory_create(const ep_cpu_topology *topology)
+{
+    ep_cpu_memory *memory = calloc(1, sizeof(*memory));
+    if (memory != NULL) {
+        memory->topology = topology;
+        pthread_mutex_init(&memory->lock, NULL);
+    }
+    return memory;
+}
+
+void ep_cpu_memory_free(ep_cpu_memory *memory)
+{
+    if (memory != NULL) {
+        EP_ASSERT(memory->chunks == NULL);
+        pthread_mutex_destroy(&memory->lock);
+        free(memory);
+    }
+}
+
+static void *alloc_on(const ep_cpu_memory *memory, size_t bytes, uint32_t node)
+{
+    void *part = ep_host_alloc(bytes);
+    if (part != NULL) {
+        ep_cpu_topology_bind(memory->topology, part, bytes, node);
+    }
+    return part;
+}
+
+static void free_on(const ep_cpu_memory *memory, void *part, size_t bytes)
+{
+    ep_cpu_topology_bind(memory->topology, part, bytes, UINT32_MAX);
+    free(part);
+}
+
+static bool is_of_chunk(size_t bytes)
+{
+    return bytes >= HUGE_PAGE_BYTES && bytes <= PART_BYTES_MAX;
+}
+
+static void drop_hole(chunk *c, uint32_t index)
+{
+    c->holes_count--;
+    memmove(&c->holes[index], &c->holes[index + 1], (c->holes_count - index) * sizeof(c->holes[0]));
+}
+
+/* The first hole that is large enough becomes smaller. NULL: none is. */
+static void *take_of_chunk(chunk *c, size_t bytes)
+{
+    for (uint32_t i = 0; i < c->holes_count; i++) {
+        hole *h = &c->holes[i];
+        if (h->bytes >= bytes) {
+            void *part = c->bytes + h->at;
+            h->at += bytes;
+            h->bytes -= bytes;
+            if (h->bytes == 0) {
+                drop_hole(c, i);
+            }
+            return part;
+        }
+    }
+    return NULL;
+}
+
+/* Lock held. */
+static chunk *add_chunk(ep_cpu_memory *memory, uint32_t node)
+{
+    chunk *c = malloc(sizeof(*c));
+    void *bytes = alloc_on(memory, CHUNK_BYTES, node);
+    if (c == NULL || bytes == NULL) {
+        free(c);
+        free(bytes);
+        return NULL;
+    }
+    *c = (chunk){.next = memory->chunks, .bytes = bytes, .node = node, .holes_count = 1, .holes = {{.bytes = CHUNK_BYTES}}};
+    memory->chunks = c;
+    return c;
+}
+
+void *ep_cpu_memory_take(ep_cpu_memory *memory, size_t bytes, uint32_t node)
+{
+    void *part = NULL;
+    bytes = ep_align_up(bytes, EP_HOST_ALIGN);
+    if (is_of_chunk(bytes)) {
+        pthread_mutex_lock(&memory->lock);
+        for (chunk *c = memory->chunks; c != NULL && part == NULL; c = c->next) {
+            part = c->node == node ? take_of_chunk(c, bytes) : NULL;
+        }
+        chunk *added = part == NULL ? add_chunk(memory, node) : NULL;
+        part = added != NULL ? take_of_chunk(added, bytes) : part;
+        pthread_mutex_unlock(&memory->lock);
+    }
+    return part != NULL ? part : alloc_on(memory, bytes, node); /* so many address bytes may be refused where these are not */
+}
+
+/* Whole huge pages go back to the system; the others hold bytes of neighbours, and would be cut up. */
+static void discard(const chunk *c, const hole *h)
+{
+    const size_t first = ep_align_up(h->at, HUGE_PAGE_BYTES);
+    const size_t end = (h->at + h->bytes) / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
+    if (end > first) {
+        (void)madvise(c->bytes + first, end - first, MADV_DONTNEED);
+    }
+}
+
+static void give_to_chunk(chunk *c, size_t at, size_t bytes)
+{
+    uint32_t i = 0;
+    while (i < c->holes_count && c->holes[i].at < at) {
+        i++;
+    }
+    memmove(&c->holes[i + 1], &c->holes[i], (c->holes_count - i) * sizeof(c->holes[0]));
+    c->holes[i] = (hole){.at = at, .bytes = bytes};
+    c->holes_count++;
+    if (i + 1 < c->holes_count && at + bytes == c->holes[i + 1].at) {
+        c->holes[i].bytes += c->holes[i + 1].bytes;
+        drop_hole(c, i + 1);
+    }
+    if (i > 0 && c->holes[i - 1].at + c->holes[i - 1].bytes == at) {
+        i--;
+        c->holes[i].bytes += c->holes[i + 1].bytes;
+        drop_hole(c, i + 1);
+    }
+    discard(c, &c->holes[i]);
+}
+
+void ep_cpu_memory_give(ep_cpu_memory *memory, void *part, size_t bytes)
+{
+    const uintptr_t place = (uintptr_t)part;
+    bytes = ep_align_up(bytes, EP_HOST_ALIGN);
+    if (!is_of_chunk(bytes)) {
+        free_on(memory, part, bytes);
+        return;
+    }
+    pthread_mutex_lock(&memory->lock);
+    chunk **at = &memory->chunks;
+    while (*at != NULL && (place < (uintptr_t)(*at)->bytes || place >= (uintptr_t)(*at)->bytes + CHUNK_BYTES)) {
+        at = &(*at)->next;
+    }
+    chunk *c = *at;
+    if (c == NULL) {
+        free_on(memory, part, bytes);
+    } else {
+        give_to_chunk(c, place - (uintptr_t)c->bytes, bytes);
+        if (c->holes[0].bytes == CHUNK_BYTES) {
+            *at = c->next;
+            free_on(memory, c->bytes, CHUNK_BYTES);
+            free(c);
+        }
+    }
+    pthread_mutex_unlock(&memory->lock);
+}

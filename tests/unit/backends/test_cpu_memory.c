@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Memory of weights: parts that share huge pages keep their bytes whatever becomes of their neighbours, and what was given back is gone. */
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "backends/cpu/cpu_memory.h"
+#include "backends/host_common.h"
+
+#define MIB ((size_t)1 << 20)
+enum { PARTS = 96, STEPS = 600, PAGE = 4096 };
+
+static ep_cpu_topology *topology;
+static ep_cpu_memory *memory;
+
+static void setup(void)
+{
+    cr_assert_eq(ep_cpu_topology_load(&topology), EP_OK);
+    memory = ep_cpu_memory_create(topology);
+    cr_assert_not_null(memory);
+}
+
+static void teardown(void)
+{
+    ep_cpu_memory_free(memory); /* asserts that no chunk is left */
+    ep_cpu_topology_free(topology);
+}
+
+TestSuite(cpu_memory, .init = setup, .fini = teardown);
+
+/* At both ends and once a page in between. */
+static void mark(uint8_t *part, size_t bytes, uint8_t value)
+{
+    for (size_t at = 0; at < bytes; at += PAGE) {
+        part[at] = value;
+    }
+    part[bytes - 1] = value;
+}
+
+static size_t unlike(const uint8_t *part, size_t bytes, uint8_t value)
+{
+    size_t count = part[bytes - 1] != value;
+    for (size_t at = 0; at < bytes; at += PAGE) {
+        count += part[at] != value;
+    }
+    return count;
+}
+
+static size_t resident_bytes(uint8_t *part, size_t bytes)
+{
+    static unsigned char pages[256 * MIB / PAGE];
+    uint8_t *first = part - (uintptr_t)part % PAGE;
+    size_t count = 0;
+    const size_t span = (size_t)(part + bytes - first);
+    cr_assert_eq(mincore(first, span, pages), 0);
+    for (size_t i = 0; i < (span + PAGE - 1) / PAGE; i++) {
+        count += pages[i] & 1u;
+    }
+    return count * PAGE;
+}
+
+Test(cpu_memory, parts_of_all_sizes_keep_their_bytes)
+{
+    /* Below a huge page, in chunks, larger than what chunks take. */
+    static const size_t sizes[] = {64, 2 * MIB - 64, 2 * MIB, 2 * MIB + 1, 3 * MIB + 777, 9 * MIB + 64, 33 * MIB, 70 * MIB};
+    struct {
+        uint8_t *bytes;
+        size_t count;
+        uint8_t value;
+    } parts[PARTS] = {{NULL, 0, 0}};
+    srand(7);
+    for (int step = 0; step < STEPS; step++) {
+        const size_t p = (size_t)rand() % PARTS;
+        if (parts[p].bytes != NULL) {
+            cr_assert_eq(unlike(parts[p].bytes, parts[p].count, parts[p].value), 0, "step %d", step);
+            ep_cpu_memory_give(memory, parts[p].bytes, parts[p].count);
+            parts[p].bytes = NULL;
+            continue;
+        }
+        /* Few of the large ones. */
+        parts[p].count = sizes[(size_t)rand() % (p < 4 ? 8 : 6)];
+        parts[p].value = (uint8_t)(1 + step % 255);
+        parts[p].bytes = ep_cpu_memory_take(memory, parts[p].count, 0);
+        cr_assert_not_null(parts[p].bytes);
+        cr_assert_eq((uintptr_t)parts[p].bytes % EP_HOST_ALIGN, 0);
+        mark(parts[p].bytes, parts[p].count, parts[p].value);
+    }
+    for (size_t p = 0; p < PARTS; p++) {
+        if (parts[p].bytes != NULL) {
+            cr_assert_eq(unlike(parts[p].bytes, parts[p].count, parts[p].value), 0, "part %zu", p);
+            ep_cpu_memory_give(memory, parts[p].bytes, parts[p].count);
+        }
+    }
+}
+
+Test(cpu_memory, parts_lie_side_by_side_and_what_is_given_back_is_taken_again)
+{
+    enum { COUNT = 3 };
+    const size_t bytes = 5 * MIB + 64;
+    uint8_t *part[COUNT];
+    for (int i = 0; i < COUNT; i++) {
+        part[i] = ep_cpu_memory_take(memory, bytes, 0);
+        cr_assert_eq(part[i], part[0] + (size_t)i * bytes);
+    }
+    ep_cpu_memory_give(memory, part[1], bytes);
+    cr_assert_eq(ep_cpu_memory_take(memory, bytes, 0), part[1]);
+    for (int i = 0; i < COUNT; i++) {
+        ep_cpu_memory_give(memory, part[i], bytes);
+    }
+}
+
+Test(cpu_memory, what_is_given_back_leaves_only_the_pages_of_neighbours)
+{
+    const size_t bytes = 21 * MIB;
+    uint8_t *before = ep_cpu_memory_take(memory, bytes, 0);
+    uint8_t *part = ep_cpu_memory_take(memory, bytes, 0);
+    uint8_t *after = ep_cpu_memory_take(memory, bytes, 0);
+    mark(before, bytes, 1);
+    mark(part, bytes, 2);
+    mark(after, bytes, 3);
+    cr_assert_eq(resident_bytes(part, bytes), bytes);
+    ep_cpu_memory_give(memory, part, bytes);
+    cr_assert_leq(resident_bytes(part, bytes), 4 * MIB);
+    cr_assert_eq(unlike(before, bytes, 1) + unlike(after, bytes, 3), 0);
+    ep_cpu_memory_give(memory, before, bytes);
+    cr_assert_leq(resident_bytes(before, 2 * bytes), 4 * MIB);
+    cr_assert_eq(unlike(after, bytes, 3), 0);
+    ep_cpu_memory_give(memory, after, bytes);
+}
