@@ -37,6 +37,7 @@ typedef struct uv_lane_listener {
     uv_timer_t pause;
     unsigned handles;   /* open ones */
     bool opened;
+    bool ending;        /* handles are being closed */
     uint32_t backoff_ms;
     bool refusing;      /* warned that connections_max is reached */
 } uv_lane_listener;
@@ -145,7 +146,8 @@ static void run(loop_job *job)
             ep_log(EP_LOG_ERROR, "lane-accept-failed", "listener %s reason %s", l->url, uv_strerror(failed));
         }
     }
-    if (is_closing(l)) {
+    if (is_closing(l) && !l->ending) { /* once: closed while it was being opened, it runs again */
+        l->ending = true;
         if (l->handles == 2) {
             uv_close((uv_handle_t *)&l->poll, on_handle_closed);
         }
@@ -260,9 +262,8 @@ void uv_lane_listener_close(ep_listener *base)
     uv_lane_listener *l = (uv_lane_listener *)base;
     pthread_mutex_lock(&l->lock);
     l->closing = true;
-    pthread_mutex_unlock(&l->lock);
+    /* Under the lock: a run under way that sees the end must have this one behind it, not after the listener is gone. */
     loop_worker_push(l->worker, &l->job);
-    pthread_mutex_lock(&l->lock);
     while (!l->closed) {
         pthread_cond_wait(&l->changed, &l->lock);
     }

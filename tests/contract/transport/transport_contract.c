@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/resource.h>
 
+#include "base/clock.h"
 #include "lane_fixture.h"
 
 static lane_world world;
@@ -690,6 +691,22 @@ static void release_accepted(void *arg, ep_conn *conn)
 {
     (void)arg;
     ep_conn_release(conn);
+}
+
+/* Before the thread that serves it begins, while it opens the listener, and just after: the moment is not known, so 100 are tried. */
+Test(transport, closes_a_listener_at_once)
+{
+    ep_lane_address address;
+    ep_error error;
+    world_address(&world, true, &address);
+    for (unsigned i = 0; i < 1000; i++) {
+        ep_listener *listener;
+        cr_assert_eq(world.ops->listen(&address, &world.limits, release_accepted, NULL, &listener, &error), EP_OK, "%s", error.text);
+        const uint64_t until_ns = ep_clock_now_ns() + i % 100 * 1000;
+        while (ep_clock_now_ns() < until_ns) {
+        }
+        world.ops->listener_close(listener);
+    }
 }
 
 Test(transport, reports_a_cancelled_dial_once)
