@@ -17,7 +17,7 @@
 /* Memory is flat when no daemon grows by more than this in FLAT_ROUNDS rounds on end, after a warm-up as
    long as it takes. */
 enum { RSS_GROWTH_KIB_MAX = 1024, FLAT_ROUNDS = 4, FLAT_ROUNDS_LONG = 30, ROUNDS_MAX = 400,
-      ROUND_CALLS = 300, FIRST_ROUND_CALLS = 1000 };
+      ROUND_CALLS = 300, SANITIZED_ROUND_CALLS = 100 };
 
 static const ep_chaos_rule node_rules[] = {
     {EP_CHAOS_DELAY, BOTH, .rate = 100, .amount_min = 1, .amount_max = 30},
@@ -80,7 +80,8 @@ static void run_round(chaos_fixture *f, bool first, chaos_counts *sum)
     uint32_t in_flight = chaos_run_in_flight(run);
     chaos_run_read(run, &before);
     set_rules(f, true);
-    chaos_run_wait_succeeded(run, first ? FIRST_ROUND_CALLS : ROUND_CALLS);
+    const uint32_t more = ep_test_sanitized ? SANITIZED_ROUND_CALLS : ROUND_CALLS;
+    chaos_run_wait_succeeded(run, first ? FAULT_FINISHED_AFTER_MIN : more);
     set_rules(f, false);
     chaos_run_stop(run, &after);
     if (first) {

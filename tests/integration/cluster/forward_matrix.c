@@ -416,18 +416,22 @@ static uint32_t run_service(const service *s, uint32_t number, uint32_t threads)
 int main(void)
 {
     uint32_t runs = 0;
+    uint32_t services_run = 0;
     make_fixture();
     expect_refused_for_gateway(fixture_dir);
     for (uint32_t i = 0; i < EP_ARRAY_COUNT(services); i++) {
         for (uint32_t threads = 1; threads <= 2; threads++) {
-            runs += run_service(&services[i], i, threads);
+            if (!ep_test_sanitized || threads == 1 + i % 2) { /* a process starts slowly under a sanitizer */
+                runs += run_service(&services[i], i, threads);
+                services_run++;
+            }
         }
     }
     for (size_t i = 0; i < EP_ARRAY_COUNT(lane_cases); i++) {
         runs += run_lane(&lane_cases[i]);
     }
     ep_test_dir_remove(fixture_dir);
-    printf("%u runs of expertctl forward on %zu services and %zu lanes: every file equals the oracle's\n", runs,
-           2 * EP_ARRAY_COUNT(services), EP_ARRAY_COUNT(lane_cases));
+    printf("%u runs of expertctl forward on %u services and %zu lanes: every file equals the oracle's\n", runs,
+           services_run, EP_ARRAY_COUNT(lane_cases));
     return 0;
 }

@@ -13,7 +13,9 @@
 #include "support/cluster.h"
 #include "support/load.h"
 
-enum { TOKENS = 256, CALLS_IN_FLIGHT = 16, TOP_K = 2, BATCHES = 4, ROUND = 200, RSS_GROWTH_KIB = 8192 };
+enum { TOKENS = 256, CALLS_IN_FLIGHT = 16, TOP_K = 2, BATCHES = 4, RSS_GROWTH_KIB = 8192 };
+
+#define ROUND (ep_test_sanitized ? 60 : 200)
 
 static ep_test_cluster cluster;
 static ep_test_batch batches[BATCHES]; /* of TOKENS tokens; the last one of 1 */

@@ -95,6 +95,6 @@ void fault_report(const char *fault, uint32_t in_flight, uint64_t victim_in_flig
            fault, in_flight, (unsigned long long)victim_in_flight, (unsigned long long)finished_after);
     EP_TEST_CHECK(in_flight >= FAULT_IN_FLIGHT_MIN && victim_in_flight > 0 &&
                       finished_after >= FAULT_FINISHED_AFTER_MIN,
-                  "void: at least %d calls in flight, 1 at the victim and %d afterwards are needed",
+                  "void: at least %d calls in flight, 1 at the victim and %u afterwards are needed",
                   FAULT_IN_FLIGHT_MIN, FAULT_FINISHED_AFTER_MIN);
 }

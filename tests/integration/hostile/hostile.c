@@ -24,7 +24,7 @@ enum { BATCHES = 4, DAEMONS = 2, DOORS = 4, SLOW_GROUPS_MAX = 4, CROWD = 500, ST
  * warm-up, as long as it takes: malloc keeps what the largest crowd needed, and the heap's holes fill in
  * steps. A leak never gets flat, and ROUNDS_MAX ends it.
  */
-enum { RSS_GROWTH_KIB_MAX = 1024, FLAT_ROUNDS = 60, ROUNDS_MAX = 600, SANITIZED_ROUNDS = 18 };
+enum { RSS_GROWTH_KIB_MAX = 1024, FLAT_ROUNDS = 60, ROUNDS_MAX = 600, SANITIZED_ROUNDS = STEP };
 
 typedef struct usage {
     long rss_kib;
