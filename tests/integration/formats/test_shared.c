@@ -1,0 +1,191 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Shared experts as the name families call them, often of another width and format than the routed ones: what is read is what was written. */
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "model/model.h"
+#include "support/checkpoint_fixture.h"
+#include "support/format_fixture.h"
+
+static char dir[EP_FIXTURE_PATH_BYTES];
+
+static void make_dir(void)
+{
+    ep_fixture_temp_dir(dir);
+}
+
+static void remove_dir(void)
+{
+    ep_fixture_remove(dir);
+}
+
+TestSuite(shared, .init = make_dir, .fini = remove_dir);
+
+#define SHARED(inner) "\"shared_expert_intermediate_size\":" #inner ","
+#define PROJECTIONS {"gate_proj", "up_proj", "down_proj"}
+#define NUMBERED {"w1", "w3", "w2"}
+
+typedef struct shared_case {
+    ep_format_case routed;
+    ep_format_case shared; /* names of N1; expert 0 of it is taken */
+    const char *stem;
+    const char *words[3];
+    const char *scales; /* e8m0 under this name, one for each 128 x 128 as in f8_block; NULL: as the format has them */
+    const char *gate;   /* [1,H] of bf16; NULL none */
+} shared_case;
+
+static const shared_case cases[] = {
+    {{"qwen3.5", EP_FORMAT_N3, EP_WEIGHTS_BF16, 48, 20, SHARED(36), EP_ACT_SILU, {0, 0, 0}, false, false},
+     {"", EP_FORMAT_N1, EP_WEIGHTS_BF16, 48, 36, "", EP_ACT_SILU, {0, 0, 0}, false, false},
+     "model.language_model.layers.1.mlp.shared_expert", PROJECTIONS, NULL, "model.language_model.layers.1.mlp.shared_expert_gate.weight"},
+    {{"kimi k2 thinking", EP_FORMAT_N1_DEEP, EP_WEIGHTS_INT4, 96, 64, SHARED(128), EP_ACT_SILU, {0, 0, 0}, false, false},
+     {"", EP_FORMAT_N1, EP_WEIGHTS_BF16, 96, 128, "", EP_ACT_SILU, {0, 0, 0}, false, false},
+     "language_model.model.layers.1.mlp.shared_experts", PROJECTIONS, NULL, NULL},
+    {{"deepseek v4", EP_FORMAT_N4, EP_WEIGHTS_MXFP4, 160, 96, SHARED(130) "\"swiglu_limit\":0.5,", EP_ACT_SWIGLU_LIMIT, {0, 0, 0.5f}, false, false},
+     {"", EP_FORMAT_N1, EP_WEIGHTS_F8_BLOCK, 160, 130, "", EP_ACT_SWIGLU_LIMIT, {0, 0, 0.5f}, false, false},
+     "layers.1.ffn.shared_experts", NUMBERED, "scale", NULL},
+    {{"minimax m3", EP_FORMAT_N2, EP_WEIGHTS_MXFP8, 96, 64, SHARED(65) "\"swiglu_limit\":0.5,\"swiglu_alpha\":1.702,", EP_ACT_SWIGLU_OAI,
+      {1.702f, 1, 0.5f}, false, false},
+     {"", EP_FORMAT_N1, EP_WEIGHTS_MXFP8, 96, 65, "", EP_ACT_SWIGLU_OAI, {1.702f, 1, 0.5f}, false, false},
+     "model.layers.1.block_sparse_moe.shared_experts", PROJECTIONS, NULL, NULL},
+    {{"mistral", EP_FORMAT_N2M, EP_WEIGHTS_F8_BLOCK, 130, 64, SHARED(40), EP_ACT_SILU, {0, 0, 0}, false, false},
+     {"", EP_FORMAT_N1, EP_WEIGHTS_F8_BLOCK, 130, 40, "", EP_ACT_SILU, {0, 0, 0}, false, false},
+     "layers.1.shared_experts", NUMBERED, NULL, NULL},
+    {{"llama 4", EP_FORMAT_N8, EP_WEIGHTS_BF16, 40, 72, SHARED(72), EP_ACT_SILU, {0, 0, 0}, false, false},
+     {"", EP_FORMAT_N1, EP_WEIGHTS_BF16, 40, 72, "", EP_ACT_SILU, {0, 0, 0}, false, false},
+     "language_model.model.layers.1.feed_forward.shared_expert", PROJECTIONS, NULL, NULL},
+    {{"step 3.5", EP_FORMAT_N11, EP_WEIGHTS_BF16, 40, 24, SHARED(32) "\"swiglu_limits\":[0,0.25],\"swiglu_limits_shared\":[0,0.75],",
+      EP_ACT_SWIGLU_STEP, {0, 0, 0.25f}, false, false},
+     {"", EP_FORMAT_N1, EP_WEIGHTS_BF16, 40, 32, "", EP_ACT_SWIGLU_STEP, {0, 0, 0.75f}, false, false},
+     "model.language_model.layers.1.share_expert", PROJECTIONS, NULL, NULL},
+    {{"w8a8", EP_FORMAT_N1, EP_WEIGHTS_W8A8, 96, 50, SHARED(70), EP_ACT_SILU, {0, 0, 0}, false, false},
+     {"", EP_FORMAT_N1, EP_WEIGHTS_W8A8, 96, 70, "", EP_ACT_SILU, {0, 0, 0}, false, false},
+     "model.layers.1.mlp.shared_experts", PROJECTIONS, NULL, NULL},
+    {{"nemotron 3", EP_FORMAT_MIXER, EP_WEIGHTS_BF16, 64, 40, SHARED(80) "\"mlp_hidden_act\":\"relu2\",", EP_ACT_RELU2_NO_GATE, {0, 0, 0}, false,
+      false},
+     {"", EP_FORMAT_N1, EP_WEIGHTS_BF16, 64, 80, "", EP_ACT_RELU2_NO_GATE, {0, 0, 0}, false, false},
+     "backbone.layers.1.mixer.shared_experts", PROJECTIONS, NULL, NULL},
+};
+
+/* Scales of f32 become powers of two, in the expert and, one byte each, in the file. */
+static void to_e8m0(ep_format_tensor *t, float *scales, const char *part, size_t stem_length)
+{
+    t->bytes /= 4;
+    for (size_t i = 0; i < t->bytes; i++) {
+        t->data[i] = (uint8_t)(117 + i % 5);
+        const uint32_t bits = (uint32_t)t->data[i] << 23;
+        memcpy(&scales[i], &bits, sizeof(bits));
+    }
+    snprintf(t->dtype, sizeof(t->dtype), "F8_E8M0");
+    snprintf(t->name + stem_length, sizeof(t->name) - stem_length, "%s", part);
+}
+
+static ep_format_tensor *add(ep_format_model *model)
+{
+    model->tensors = realloc(model->tensors, (model->tensors_count + 1) * sizeof(model->tensors[0]));
+    model->tensors_capacity = model->tensors_count + 1;
+    return &model->tensors[model->tensors_count++];
+}
+
+/* Tensors of `from`'s expert 0 go to the model under their shared names. */
+static void add_shared(ep_format_model *model, ep_format_model *from, const shared_case *c)
+{
+    static const char *const words[] = PROJECTIONS;
+    for (size_t i = 0; i < from->tensors_count; i++) {
+        ep_format_tensor *t = &from->tensors[i];
+        char stem[160];
+        for (int m = 0; m < 3; m++) {
+            const int length = snprintf(stem, sizeof(stem), "model.layers.1.mlp.experts.0.%s.", words[m]);
+            if (strncmp(t->name, stem, (size_t)length) == 0) {
+                ep_format_tensor *to = add(model);
+                char name[sizeof(to->name)];
+                *to = *t;
+                t->data = NULL; /* it is the model's */
+                const int at = snprintf(name, sizeof(name), "%s.%s.", c->stem, c->words[m]);
+                snprintf(name + at, sizeof(name) - (size_t)at, "%s", t->name + length);
+                memcpy(to->name, name, sizeof(name));
+                if (c->scales != NULL && strcmp(to->dtype, "F32") == 0) {
+                    to_e8m0(to, (float *)(void *)from->parts[0][3 * m + 1], c->scales, (size_t)at);
+                }
+                break;
+            }
+        }
+    }
+}
+
+static void add_gate(ep_format_model *model, const shared_case *c, uint16_t *gate)
+{
+    if (c->gate != NULL) {
+        ep_format_tensor *t = add(model);
+        *t = (ep_format_tensor){.dtype = "BF16", .dims = {1, c->routed.hidden}, .rank = 2, .bytes = 2 * (size_t)c->routed.hidden};
+        snprintf(t->name, sizeof(t->name), "%s", c->gate);
+        for (uint32_t i = 0; i < c->routed.hidden; i++) {
+            gate[i] = (uint16_t)(0x3f00u + 3 * i);
+        }
+        t->data = malloc(t->bytes);
+        memcpy(t->data, gate, t->bytes);
+    }
+}
+
+static void expect_part(const char *name, const char *what, const void *got, const void *want, size_t bytes)
+{
+    cr_assert_eq(got == NULL, want == NULL, "%s: %s is %s", name, what, got == NULL ? "missing" : "there");
+    cr_expect(want == NULL || memcmp(got, want, bytes) == 0, "%s: %s differs", name, what);
+}
+
+static void expect_shared(const shared_case *c, const ep_expert_source *got, const ep_expert_source *want, const uint16_t *gate)
+{
+    const ep_format_case *form = &c->shared;
+    const char *name = c->routed.name;
+    const size_t wide = form->inner * ep_weight_row_bytes(form->format, form->hidden);
+    const size_t scales = ep_weight_scales_bytes(form->format, form->inner, form->hidden);
+    cr_assert(got->hidden == form->hidden && got->inner == form->inner, "%s: %u x %u", name, got->hidden, got->inner);
+    cr_assert_eq(got->format, form->format, "%s is %s", name, ep_weight_format_name(got->format));
+    cr_expect_eq(got->activation, form->activation, "%s: %s", name, ep_activation_name(got->activation));
+    cr_expect_eq(got->numbers.limit, form->numbers.limit, "%s: limit %g", name, (double)got->numbers.limit);
+    expect_part(name, "gate", got->gate, want->gate, wide);
+    expect_part(name, "up", got->up, want->up, wide);
+    expect_part(name, "down", got->down, want->down, form->hidden * ep_weight_row_bytes(form->format, form->inner));
+    expect_part(name, "gate scales", got->gate_scales, want->gate_scales, scales);
+    expect_part(name, "up scales", got->up_scales, want->up_scales, scales);
+    expect_part(name, "down scales", got->down_scales, want->down_scales, ep_weight_scales_bytes(form->format, form->hidden, form->inner));
+    expect_part(name, "shared gate", got->shared_gate, c->gate != NULL ? gate : NULL, 2 * (size_t)form->hidden);
+}
+
+static void check(const shared_case *c, uint64_t seed)
+{
+    uint16_t gate[256];
+    ep_error error;
+    ep_checkpoint *checkpoint = NULL;
+    ep_expert_data data = {0};
+    ep_format_model *model = ep_format_model_make(&c->routed, seed);
+    ep_format_model *from = ep_format_model_make(&c->shared, seed + 1);
+    add_shared(model, from, c);
+    add_gate(model, c, gate);
+    cr_assert_eq(ep_format_model_write(model, dir, &error), EP_OK, "%s", error.text);
+    cr_assert_eq(ep_checkpoint_open(dir, &checkpoint, &error), EP_OK, "%s: %s", c->routed.name, error.text);
+    cr_assert_eq(ep_checkpoint_info(checkpoint)->moe_layers[0].shared_experts, 1, "%s", c->routed.name);
+    for (uint32_t e = 0; e < EP_FORMAT_EXPERTS; e++) { /* the routed ones are there as before */
+        const ep_err err = ep_checkpoint_read_expert(checkpoint, EP_FORMAT_LAYER, e, &data, &error);
+        cr_assert_eq(err, EP_OK, "%s: %s", c->routed.name, error.text);
+        cr_expect_eq(data.source.format, c->routed.format, "%s", c->routed.name);
+        ep_expert_data_free(&data);
+    }
+    const ep_err err = ep_checkpoint_read_expert(checkpoint, EP_FORMAT_LAYER, EP_FORMAT_EXPERTS, &data, &error);
+    cr_assert_eq(err, EP_OK, "%s: %s", c->routed.name, error.text);
+    expect_shared(c, &data.source, &from->experts[0], gate);
+    ep_expert_data_free(&data);
+    ep_checkpoint_close(checkpoint);
+    ep_format_model_free(from);
+    ep_format_model_free(model);
+}
+
+Test(shared, experts_of_every_family_are_read_in_their_own_format)
+{
+    for (size_t i = 0; i < EP_ARRAY_COUNT(cases); i++) {
+        check(&cases[i], 40 + i);
+    }
+}
