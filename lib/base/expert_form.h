@@ -73,6 +73,12 @@ static inline bool ep_weight_format_has_groups(ep_weight_format format)
     return format >= EP_WEIGHTS_F8_BLOCK && format <= EP_WEIGHTS_INT4;
 }
 
+/* Whether scales are powers of two, one for each EP_MX_GROUP columns. */
+static inline bool ep_weight_format_is_mx(ep_weight_format format)
+{
+    return format == EP_WEIGHTS_MXFP4 || format == EP_WEIGHTS_MXFP8;
+}
+
 /* Columns that share a scale in formats with groups; f8_channel repeats its scale. */
 static inline uint32_t ep_weight_group_columns(ep_weight_format format)
 {

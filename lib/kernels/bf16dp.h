@@ -9,7 +9,9 @@
  *           denormal inputs and a denormal acc become zeros of their sign; a result that rounds to less than
  *           2^-126 (rounded as if there were no smallest exponent) becomes a zero of its sign. Rounding is to
  *           nearest even. An odd length is filled up by a pair member of +0 on both sides.
- *   groups  f8, mx, int4: such a chain, from +0, over the codes' exact values (bf16 holds them all as normal numbers) of each
+ *   mx      a weight is the bf16 that code times scale is: an infinity beyond bf16's range, +0 below its normal numbers and
+ *           for both codes of zero. So an expert has the bits of the same one widened to bf16.
+ *   groups  f8, int4: such a chain, from +0, over the codes' exact values (bf16 holds them all as normal numbers) of each
  *           group of columns; then total = total + chain * scale, the product rounded and the sum rounded, total from +0,
  *           groups ascending. There denormals are kept, of scales, products and sums; a chain never is one.
  *   h       biases and the activation are computed in f32 as in `portable`, then h is narrowed to bf16.
@@ -63,6 +65,13 @@ static inline float ep_bf16dp_step(float acc, uint32_t w, uint32_t x)
 {
     acc = ep_bf16dp_fma(ep_f32_from_bits(w & 0xffff0000u), ep_f32_from_bits(x & 0xffff0000u), acc);
     return ep_bf16dp_fma(ep_f32_from_bits(w << 16), ep_f32_from_bits(x << 16), acc);
+}
+
+/* A weight of an MX format: its code's value and its scale. The product is exact but at the ends of the range. */
+static inline uint16_t ep_bf16dp_mx_weight(float code, float scale)
+{
+    const uint16_t weight = ep_bf16dp_narrow(code * scale);
+    return (weight & 0x7fffu) == 0 ? 0 : weight;
 }
 
 /* The end of a group. */

@@ -126,6 +126,9 @@ static void write_scales(const panel_rows *panel, uint32_t g, uint8_t *to)
 {
     for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
         if (panel->rows[o] == NULL) {
+            if (ep_weight_format_is_mx(panel->format)) {
+                to[o] = 127; /* 1.0: one that takes a kernel's short way */
+            }
             continue;
         }
         float scale = ep_ffn_weight_scale(panel->format, panel->scales[o], panel->columns, panel->index[o], g);

@@ -2,6 +2,7 @@
 #include "ref_format.h"
 
 #include <math.h>
+#include <stdlib.h>
 
 #include "ref_math.h"
 
@@ -65,10 +66,40 @@ static float add_group(enum ref_family family, float total, float chain, float s
     return total + scaled;
 }
 
+/* Families of pairs compute MX formats as the bf16 matrix that codes times scales are; the others group by group. */
+static bool is_widened(enum ref_format format, enum ref_family family)
+{
+    return family == REF_BF16DP && (format == REF_FORMAT_MXFP4 || format == REF_FORMAT_MXFP8);
+}
+
+/* No denormals, and zeros are positive. */
+static float widened_weight(float code, float scale)
+{
+    float weight = ref_pair_input(code * scale);
+    return weight == 0.0f ? 0.0f : weight;
+}
+
+static float dot_widened(enum ref_family family, const float *values, const float *scales, size_t group, const float *x, size_t n)
+{
+    float *weights = malloc((n + 1) * sizeof(*weights));
+    if (weights == NULL) {
+        return NAN;
+    }
+    for (size_t i = 0; i < n; i++) {
+        weights[i] = widened_weight(values[i], scales[i / group]);
+    }
+    float sum = ref_dot_of(family, weights, x, n);
+    free(weights);
+    return sum;
+}
+
 float ref_dot_groups(enum ref_format format, enum ref_family family, const float *values, const float *scales, const float *x,
                      size_t n)
 {
     size_t group = ref_format_group(format);
+    if (is_widened(format, family)) {
+        return dot_widened(family, values, scales, group, x, n);
+    }
     float total = 0.0f;
     for (size_t begin = 0; begin < n; begin += group) {
         size_t count = n - begin < group ? n - begin : group;

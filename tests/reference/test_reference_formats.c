@@ -129,6 +129,21 @@ Test(reference_formats, a_group_ends_fused_or_rounded)
     cr_expect_eq(ref_dot_groups(REF_FORMAT_INT4, REF_BF16DP, values, scales, x, 33), product - 1.0f);
 }
 
+/* In pairs an MX weight is code times scale in bf16: the second group goes into the chain of the first. */
+Test(reference_formats, mx_weights_are_widened_in_pairs)
+{
+    float values[33] = {-1.0f};
+    float x[33] = {1.0f};
+    const float scales[2] = {1.0f, 0x1p-127f};
+    values[32] = 2.0f;
+    x[32] = 0x1p126f;
+    cr_expect_eq(ref_dot_groups(REF_FORMAT_MXFP8, REF_BF16DP, values, scales, x, 33), 0.0f); /* 2^-126 is a normal number */
+    values[32] = 1.0f;
+    x[32] = 0x1p127f;
+    cr_expect_eq(ref_dot_groups(REF_FORMAT_MXFP8, REF_BF16DP, values, scales, x, 33), -1.0f); /* 2^-127 is none */
+    cr_expect_eq(ref_dot_groups(REF_FORMAT_MXFP8, REF_PORTABLE, values, scales, x, 33), 0.0f);
+}
+
 Test(reference_formats, rows_become_int8)
 {
     const float x[4] = {-254.0f, 1.0f, 3.0f, 5.1f}; /* scale 2: 0.5 and 1.5 are ties */

@@ -46,24 +46,37 @@ static void bf16odd_panel(ep_dtype dtype, const float *a, uint32_t rows, const u
     pairs_panel(ep_bf16odd_step, a, rows, panel, lines, c);
 }
 
-/* One group for one chunk: the pairs of n columns, then the scaled chain onto c. */
+void ep_ffn_generic_widen_pairs(ep_weight_format format, const uint8_t *group, uint32_t line, uint32_t *pairs)
+{
+    const uint8_t *scales = group + ep_ffn_group_code_bytes(format);
+    float even[EP_FFN_PANEL];
+    float odd[EP_FFN_PANEL];
+    ep_ffn_generic_widen_codes(EP_FFN_FAMILY_BF16DP, format, group, 2 * line, even);
+    ep_ffn_generic_widen_codes(EP_FFN_FAMILY_BF16DP, format, group, 2 * line + 1, odd); /* the block is padded */
+    for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
+        const float scale = ep_weight_format_is_mx(format) ? ep_ffn_generic_scale(format, scales, o) : 0.0f;
+        pairs[o] = ep_weight_format_is_mx(format)
+                       ? ep_bf16dp_mx_weight(even[o], scale) | (uint32_t)ep_bf16dp_mx_weight(odd[o], scale) << 16
+                       : ep_f32_bits(even[o]) >> 16 | (ep_f32_bits(odd[o]) & 0xffff0000u);
+    }
+}
+
+/* One group for one chunk: the pairs of n columns onto c, of formats other than MX as a chain of their own, scaled. */
 static void group_chunk(ep_weight_format format, const float *x, uint32_t rows, const uint8_t *block, uint32_t n, float *c)
 {
     const size_t code_bytes = ep_ffn_group_code_bytes(format);
-    float acc[EP_FFN_CHUNK_ROWS * EP_FFN_PANEL] = {0.0f};
-    float even[EP_FFN_PANEL];
-    float odd[EP_FFN_PANEL];
+    float chain[EP_FFN_CHUNK_ROWS * EP_FFN_PANEL] = {0.0f};
+    float *acc = ep_weight_format_is_mx(format) ? c : chain;
+    uint32_t pairs[EP_FFN_PANEL];
     for (uint32_t k = 0; k < n; k += 2, x += rows) {
-        ep_ffn_generic_widen_codes(EP_FFN_FAMILY_BF16DP, format, block, k, even);
-        ep_ffn_generic_widen_codes(EP_FFN_FAMILY_BF16DP, format, block, k + 1, odd); /* the block is padded */
+        ep_ffn_generic_widen_pairs(format, block, k / 2, pairs);
         for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
-            const uint32_t w = ep_f32_bits(even[o]) >> 16 | (ep_f32_bits(odd[o]) & 0xffff0000u);
             for (uint32_t r = 0; r < rows; r++) {
-                acc[r * EP_FFN_PANEL + o] = ep_bf16dp_step(acc[r * EP_FFN_PANEL + o], w, ep_f32_bits(x[r]));
+                acc[r * EP_FFN_PANEL + o] = ep_bf16dp_step(acc[r * EP_FFN_PANEL + o], pairs[o], ep_f32_bits(x[r]));
             }
         }
     }
-    for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
+    for (uint32_t o = 0; acc == chain && o < EP_FFN_PANEL; o++) {
         const float scale = ep_ffn_generic_scale(format, block + code_bytes, o);
         for (uint32_t r = 0; r < rows; r++) {
             float *to = &c[r * EP_FFN_PANEL + o];

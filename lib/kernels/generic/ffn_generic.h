@@ -20,6 +20,8 @@ void ep_ffn_generic_int8_panel(const int8_t *a, uint32_t rows, const uint8_t *pa
 void ep_ffn_generic_widen_codes(ep_ffn_family family, ep_weight_format format, const uint8_t *codes, uint32_t k, float *w);
 /* Output o's of a packed group's scales. */
 float ep_ffn_generic_scale(ep_weight_format format, const uint8_t *scales, uint32_t o);
+/* Line `line` of a packed group as family bf16dp has it: one pair per output, the codes' values or, of MX formats, the weights. */
+void ep_ffn_generic_widen_pairs(ep_weight_format format, const uint8_t *group, uint32_t line, uint32_t *pairs);
 /* pack_rows and lay of the families of pairs. */
 void ep_ffn_generic_pack_pairs(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows, uint32_t hidden, float *a);
 void ep_ffn_generic_lay_pairs(const float *h, uint32_t rows, uint32_t count, float *a);

@@ -105,6 +105,27 @@ static float dot_pairs(ep_ffn_family family, const void *values, size_t row, con
     return acc;
 }
 
+/* Weight i of a row of an MX format; +0 behind its end. */
+static uint32_t mx_member(ep_weight_format format, const matrix *m, size_t row, const uint8_t *codes, uint32_t i)
+{
+    const uint32_t n = m->columns;
+    return i < n ? ep_bf16dp_mx_weight(ep_ffn_weight_code(format, codes, i),
+                                       ep_ffn_weight_scale(format, m->scales, n, row, i / EP_MX_GROUP))
+                 : 0;
+}
+
+static float dot_mx_pairs(ep_weight_format format, const matrix *m, size_t row, const float *x)
+{
+    const uint32_t n = m->columns;
+    const uint8_t *codes = (const uint8_t *)m->values + row * ep_weight_row_bytes(format, n);
+    float acc = 0.0f;
+    for (uint32_t i = 0; i < n; i += 2) {
+        const uint32_t w = mx_member(format, m, row, codes, i) | mx_member(format, m, row, codes, i + 1) << 16;
+        acc = ep_bf16dp_step(acc, w, input_member(x, n, i) | input_member(x, n, i + 1) << 16);
+    }
+    return acc;
+}
+
 /* Groups have an even number of columns. */
 static float dot_group_pairs(ep_weight_format format, const matrix *m, size_t row, const float *x)
 {
@@ -147,6 +168,8 @@ static float output(const ep_ffn_source *source, ep_ffn_family family, const mat
     float y;
     if (family == EP_FFN_FAMILY_W4A8) {
         y = dot_w4a8(source->format, m, row, in);
+    } else if (ep_ffn_family_has_pairs(family) && ep_weight_format_is_mx(source->format)) {
+        y = dot_mx_pairs(source->format, m, row, in->x);
     } else if (ep_ffn_family_has_pairs(family) && ep_weight_format_has_groups(source->format)) {
         y = dot_group_pairs(source->format, m, row, in->x);
     } else if (ep_ffn_family_has_pairs(family)) {

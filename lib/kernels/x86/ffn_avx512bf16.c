@@ -2,11 +2,10 @@
 /* AVX-512 BF16 kernel of family `bf16dp`: register tiles of up to 6 rows x 64 outputs, two k per step. */
 #include "kernels/bf16dp.h"
 #include "kernels/x86/ffn_avx512.h"
+#include "kernels/x86/ffn_avx512bf16_tile.h"
 #include "kernels/x86/ffn_x86.h"
 
 #define INLINE EP_AVX512_INLINE
-#define VECTORS 4       /* of 16 outputs: one panel line */
-#define LINE_BYTES 256u /* of a panel */
 /*
  * The most lines of a block. It and what is fetched of the next one lie in the second level cache (1 MB on the CPUs that have this
  * instruction): long ones spare the accumulators trips to memory. With few rows a block is soon done, and one that
@@ -19,75 +18,7 @@
 #define STREAM_LINES 8u
 #define STRETCH_LINES 256u /* whose pages are touched at once */
 
-/* What a tile fetches into the second level cache while it computes: cache lines from next on, per line of b. */
-typedef struct {
-    const uint8_t *next;
-    size_t step;
-} prefetch;
-
-/* One register tile over n lines. first: c is not read. rows and fetched are constants wherever this is inlined. */
-INLINE void tile(const int rows, const int fetched, prefetch ahead, const float *a, const uint8_t *b, uint32_t n,
-                 bool first, float *c)
-{
-    __m512 acc[EP_FFN_CHUNK_ROWS][VECTORS];
-#pragma GCC unroll 6
-    for (int r = 0; r < rows; r++) {
-#pragma GCC unroll 4
-        for (int j = 0; j < VECTORS; j++) {
-            acc[r][j] = first ? _mm512_setzero_ps() : _mm512_load_ps(c + r * EP_FFN_PANEL + 16 * j);
-        }
-    }
-    for (uint32_t line = 0; line < n; line++) {
-        __m512i w[VECTORS];
-#pragma GCC unroll 4
-        for (int j = 0; j < VECTORS; j++) {
-            w[j] = _mm512_load_si512(b + 64 * j);
-        }
-#pragma GCC unroll 4
-        for (int q = 0; q < fetched; q++) {
-            _mm_prefetch((const char *)ahead.next + 64 * q, _MM_HINT_T1);
-        }
-        ahead.next += ahead.step;
-#pragma GCC unroll 6
-        for (int r = 0; r < rows; r++) {
-            const __m512bh x = (__m512bh)_mm512_castps_si512(_mm512_set1_ps(a[r]));
-#pragma GCC unroll 4
-            for (int j = 0; j < VECTORS; j++) {
-                acc[r][j] = _mm512_dpbf16_ps(acc[r][j], x, (__m512bh)w[j]);
-            }
-        }
-        a += rows;
-        b += LINE_BYTES;
-    }
-#pragma GCC unroll 6
-    for (int r = 0; r < rows; r++) {
-#pragma GCC unroll 4
-        for (int j = 0; j < VECTORS; j++) {
-            _mm512_store_ps(c + r * EP_FFN_PANEL + 16 * j, acc[r][j]);
-        }
-    }
-}
-
 /* How many cache lines a tile fetches per line of b: none, its share of the next block in one or two, whole lines. */
-#define TILE(rows, name, fetched)                                                                            \
-    static void tile_##name##_##rows(prefetch ahead, const float *a, const uint8_t *b, uint32_t n, bool first, \
-                                     float *c)                                                               \
-    {                                                                                                        \
-        tile(rows, fetched, ahead, a, b, n, first, c);                                                       \
-    }
-#define TILES(name, fetched)                                                                                 \
-    TILE(1, name, fetched)                                                                                   \
-    TILE(2, name, fetched)                                                                                   \
-    TILE(3, name, fetched)                                                                                   \
-    TILE(4, name, fetched)                                                                                   \
-    TILE(5, name, fetched)                                                                                   \
-    TILE(6, name, fetched)                                                                                   \
-    static const tile_func tiles_##name[EP_FFN_CHUNK_ROWS] = {tile_##name##_1, tile_##name##_2,              \
-                                                              tile_##name##_3, tile_##name##_4,              \
-                                                              tile_##name##_5, tile_##name##_6};
-
-typedef void (*tile_func)(prefetch ahead, const float *a, const uint8_t *b, uint32_t n, bool first, float *c);
-
 TILES(none, 0)
 TILES(one, 1)
 TILES(two, 2)

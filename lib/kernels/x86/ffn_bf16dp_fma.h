@@ -161,30 +161,29 @@ static void fma_group_panel(ep_weight_format format, const float *a, uint32_t ro
     enum { GROUP_LINES_MAX = EP_F8_BLOCK / 2 };
     _Alignas(64) uint32_t pairs[GROUP_LINES_MAX * LINE_WORDS];
     _Alignas(64) float chain[EP_FFN_CHUNK_ROWS * EP_FFN_PANEL];
-    float even[EP_FFN_PANEL];
-    float odd[EP_FFN_PANEL];
     (void)next;
     const ep_ffn_chunks chunks = ep_ffn_chunks_of(rows);
     const uint32_t lines = ep_ffn_lines(EP_FFN_FAMILY_BF16DP, k_count);
     const uint32_t group = ep_weight_group_columns(format);
+    const bool is_mx = ep_weight_format_is_mx(format);
     const unsigned before = _mm_getcsr();
     for (uint32_t k = 0; k < k_count; k += group, panel += ep_ffn_group_bytes(format)) {
         const uint32_t n = k_count - k < group ? k_count - k : group;
         const uint32_t group_lines = n / 2 + n % 2;
         for (uint32_t line = 0; line < group_lines; line++) {
-            ep_ffn_generic_widen_codes(EP_FFN_FAMILY_BF16DP, format, panel, 2 * line, even);
-            ep_ffn_generic_widen_codes(EP_FFN_FAMILY_BF16DP, format, panel, 2 * line + 1, odd); /* the block is padded */
-            for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
-                pairs[line * LINE_WORDS + o] = ep_f32_bits(even[o]) >> 16 | (ep_f32_bits(odd[o]) & 0xffff0000u);
-            }
+            ep_ffn_generic_widen_pairs(format, panel, line, pairs + line * LINE_WORDS);
         }
         for (uint32_t chunk = 0; chunk < chunks.count; chunk++) {
             const uint32_t chunk_rows = ep_ffn_chunk_rows(&chunks, chunk);
             const size_t first_row = ep_ffn_chunk_first_row(&chunks, chunk);
+            const float *x = a + first_row * lines + (size_t)k / 2 * chunk_rows;
+            float *sums = c + first_row * EP_FFN_PANEL;
             _mm_setcsr(before | FLUSH_TO_ZERO);
-            tiles[chunk_rows - 1](a + first_row * lines + (size_t)k / 2 * chunk_rows, pairs, group_lines, true, chain);
+            tiles[chunk_rows - 1](x, pairs, group_lines, !is_mx || k == 0, is_mx ? sums : chain);
             _mm_setcsr(before);
-            add_group(format, panel + ep_ffn_group_code_bytes(format), chain, chunk_rows, k == 0, c + first_row * EP_FFN_PANEL);
+            if (!is_mx) {
+                add_group(format, panel + ep_ffn_group_code_bytes(format), chain, chunk_rows, k == 0, sums);
+            }
         }
     }
 }

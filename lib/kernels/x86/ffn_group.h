@@ -19,6 +19,8 @@
 #define EP_GROUP_LINE_BYTES 256u
 #define EP_GROUP_BLOCK_LINES 128u /* one group or more, of 16 lines or more */
 #define EP_GROUP_BLOCK_BYTES ((EP_GROUP_BLOCK_LINES + EP_GROUP_BLOCK_LINES / 16) * EP_GROUP_LINE_BYTES)
+/* Fetched at least that far ahead where one chunk takes each line once: less and memory's latency shows. */
+#define EP_GROUP_AHEAD_BYTES 9216u
 
 /* Groups that a tile passes over, and what it fetches into the second level cache meanwhile. */
 typedef struct ep_group_walk {
@@ -43,15 +45,15 @@ typedef struct ep_group_form {
 #define EP_GROUP_TILE(name, rows, func, ...)                                                                 \
     static void name##_##rows(const ep_group_walk *walk, const float *a, float *c)                           \
     {                                                                                                        \
-        func(rows, __VA_ARGS__, walk, a, c);                                                                 \
+        func(rows, ##__VA_ARGS__, walk, a, c);                                                                 \
     }
 #define EP_GROUP_TILES(name, func, ...)                                                                      \
-    EP_GROUP_TILE(name, 1, func, __VA_ARGS__)                                                                \
-    EP_GROUP_TILE(name, 2, func, __VA_ARGS__)                                                                \
-    EP_GROUP_TILE(name, 3, func, __VA_ARGS__)                                                                \
-    EP_GROUP_TILE(name, 4, func, __VA_ARGS__)                                                                \
-    EP_GROUP_TILE(name, 5, func, __VA_ARGS__)                                                                \
-    EP_GROUP_TILE(name, 6, func, __VA_ARGS__)                                                                \
+    EP_GROUP_TILE(name, 1, func, ##__VA_ARGS__)                                                                \
+    EP_GROUP_TILE(name, 2, func, ##__VA_ARGS__)                                                                \
+    EP_GROUP_TILE(name, 3, func, ##__VA_ARGS__)                                                                \
+    EP_GROUP_TILE(name, 4, func, ##__VA_ARGS__)                                                                \
+    EP_GROUP_TILE(name, 5, func, ##__VA_ARGS__)                                                                \
+    EP_GROUP_TILE(name, 6, func, ##__VA_ARGS__)                                                                \
     static const ep_group_tile name[EP_FFN_CHUNK_ROWS] = {name##_1, name##_2, name##_3,                      \
                                                           name##_4, name##_5, name##_6};
 
@@ -74,16 +76,17 @@ EP_GROUP_INLINE bool ep_group_is_nibbles(ep_weight_format format)
     return format == EP_WEIGHTS_MXFP4 || format == EP_WEIGHTS_INT4;
 }
 
-/* One chunk. The last two groups fetch the first two of the next panel. */
+/* One chunk. The last groups fetch the first ones of the next panel. */
 EP_GROUP_INLINE void ep_group_stream(const ep_group_form *form, ep_weight_format format, uint32_t group_lines,
                                      const float *a, uint32_t rows, const uint8_t *panel, uint32_t lines,
                                      const uint8_t *next, float *c)
 {
     const size_t group_bytes = ep_ffn_group_bytes(format);
     const uint32_t groups = (lines + group_lines - 1) / group_lines;
-    const uint32_t inside = groups > 2 ? groups - 2 : 0;
+    const uint32_t ahead = (uint32_t)((EP_GROUP_AHEAD_BYTES + group_bytes - 1) / group_bytes);
+    const uint32_t inside = groups > ahead ? groups - ahead : 0;
     ep_group_walk walk = {.groups = panel, .lines = inside * group_lines, .group_lines = group_lines,
-                          .ahead = panel + 2 * group_bytes};
+                          .ahead = panel + ahead * group_bytes};
     form->tiles[rows - 1](&walk, a, c);
     a += (size_t)walk.lines * rows;
     walk.groups = panel + inside * group_bytes;

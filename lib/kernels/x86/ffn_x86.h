@@ -18,6 +18,11 @@ extern const ep_ffn_kernel ep_ffn_kernel_avx2;       /* AVX2, FMA, F16C */
 /* Parts of the kernels above: ep_ffn_kernel's group_panel, int8_rows and int8_panel. */
 void ep_ffn_avx512bf16_group_panel(ep_weight_format format, const float *a, uint32_t rows, const uint8_t *panel,
                                    uint32_t k_count, const uint8_t *next, float *c);
+/* The same of MX formats alone, for it. few: of one chunk; false: c may not have the family's bits. */
+void ep_ffn_avx512bf16_mx_panel(ep_weight_format format, const float *a, uint32_t rows, const uint8_t *panel,
+                                uint32_t k_count, const uint8_t *next, float *c);
+bool ep_ffn_avx512bf16_mx_few(ep_weight_format format, const float *a, uint32_t rows, const uint8_t *panel,
+                              uint32_t lines, const uint8_t *next, float *c);
 void ep_ffn_avx512f_group_panel(ep_weight_format format, const float *a, uint32_t rows, const uint8_t *panel,
                                 uint32_t k_count, const uint8_t *next, float *c);
 void ep_ffn_avx2_group_panel(ep_weight_format format, const float *a, uint32_t rows, const uint8_t *panel,

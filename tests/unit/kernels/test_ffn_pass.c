@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Packing, chunking and the passes of every kernel this CPU runs, against its family's reference. */
 #include <criterion/criterion.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/numeric.h"
 #include "base/random.h"
+#include "kernels/ffn_element.h"
 #include "kernels/ffn_pass.h"
 
 Test(chunks, cover_all_rows_in_order_and_differ_by_at_most_one)
@@ -342,6 +344,153 @@ Test(ffn_pass, equals_reference_over_k_blocks)
         expect_all_kernels_equal(4 + f, 321, 270, 7, (ep_weight_format)f, false);
         expect_all_kernels_equal(14 + f, 130, 70, is_short() ? 13 : EP_FFN_PASS_ROWS, (ep_weight_format)f, false);
     }
+}
+
+/* The same expert in bf16: its weights as family bf16dp has them. */
+static void widen_source(ffn_case *c, uint16_t *to[3])
+{
+    ep_expert_source *s = &c->source;
+    for (size_t m = 0; m < 3; m++) {
+        const uint32_t rows = m == 2 ? s->hidden : s->inner;
+        const uint32_t columns = m == 2 ? s->inner : s->hidden;
+        const size_t row_bytes = ep_weight_row_bytes(s->format, columns);
+        to[m] = malloc((size_t)rows * columns * sizeof(*to[m]));
+        for (uint32_t n = 0; n < rows; n++) {
+            for (uint32_t k = 0; k < columns; k++) {
+                const float code = ep_ffn_weight_code(s->format, c->matrices[m] + 1 + n * row_bytes, k);
+                const float scale = ep_ffn_weight_scale(s->format, c->scales[m] + 1, columns, n, k / EP_MX_GROUP);
+                to[m][(size_t)n * columns + k] = ep_f32_to_bf16(code * scale);
+            }
+        }
+    }
+    s->format = EP_WEIGHTS_BF16;
+    s->gate = s->gate == NULL ? NULL : to[0];
+    s->up = to[1];
+    s->down = to[2];
+    s->gate_scales = s->up_scales = s->down_scales = NULL;
+}
+
+/* Scales near the ends of the range stand in some groups: there weights overflow or fall below the normal numbers. */
+static void expect_bits_of_widened(ep_weight_format format, uint32_t rows, bool wild)
+{
+    ffn_case c = make_case(rows + format, 331, 133, rows, format, false);
+    uint16_t *wide[3];
+    for (size_t i = 0; wild && i < 20; i++) {
+        c.scales[1][1 + 37 * i] = (uint8_t)(i < 10 ? i : 244 + (i - 10));
+    }
+    fill_want(&c, EP_FFN_FAMILY_BF16DP);
+    expect_family_equal(&c, EP_FFN_FAMILY_BF16DP, rows, format);
+    widen_source(&c, wide);
+    expect_family_equal(&c, EP_FFN_FAMILY_BF16DP, rows, EP_WEIGHTS_BF16);
+    for (size_t m = 0; m < 3; m++) {
+        free(wide[m]);
+    }
+    free_case(&c);
+}
+
+Test(ffn_pass, mx_formats_have_the_bits_of_the_expert_widened_to_bf16)
+{
+    const uint32_t rows[] = {1, 3, 4, 6, 7, 40};
+    for (size_t r = 0; r < sizeof(rows) / sizeof(rows[0]); r++) {
+        for (unsigned wild = 0; wild < 2; wild++) {
+            expect_bits_of_widened(EP_WEIGHTS_MXFP4, rows[r], wild != 0);
+            expect_bits_of_widened(EP_WEIGHTS_MXFP8, rows[r], wild != 0);
+        }
+    }
+}
+
+/* Inputs and scales such that sums stay inside the range of f32, or leave it at one end or only in units of scales. */
+typedef struct mx_range {
+    uint32_t inputs, inputs_span; /* exponent fields */
+    uint32_t scales, scales_span;
+    bool returns; /* of one group and chunk: the second half takes away what the first one adds */
+} mx_range;
+
+static void fill_mx_panel(uint64_t *state, ep_weight_format format, const mx_range *range, uint8_t *panel, size_t bytes)
+{
+    const size_t code_bytes = ep_ffn_group_code_bytes(format);
+    for (size_t i = 0; i < bytes; i++) {
+        const uint64_t z = ep_splitmix64(state);
+        const bool is_scale = i % ep_ffn_group_bytes(format) >= code_bytes;
+        panel[i] = (uint8_t)(is_scale ? range->scales + z % range->scales_span : z >> 8);
+        panel[i] ^= !is_scale && format == EP_WEIGHTS_MXFP8 && (panel[i] & 0x7fu) == 0x7fu; /* no NaN */
+    }
+}
+
+/* Some are zero. */
+static void fill_pairs(uint64_t *state, const mx_range *range, uint32_t *a, size_t count)
+{
+    for (size_t i = 0; i < 2 * count; i++) {
+        const uint64_t z = ep_splitmix64(state);
+        const uint32_t bits = (uint32_t)(z & 0x807fu) | (range->inputs + (uint32_t)(z >> 32) % range->inputs_span) << 7;
+        a[i / 2] = a[i / 2] << 16 | ((z >> 16) % 8 == 0 ? bits & 0x8000u : bits);
+    }
+}
+
+static void expect_panel_equal(ep_weight_format format, const mx_range *range, uint32_t rows, uint32_t k_count)
+{
+    uint64_t state = rows + k_count + range->inputs;
+    const uint32_t lines = ep_ffn_lines(EP_FFN_FAMILY_BF16DP, k_count);
+    const size_t bytes = ep_ffn_panel_bytes(EP_FFN_FAMILY_BF16DP, format, k_count);
+    const size_t count = (size_t)rows * EP_FFN_PANEL;
+    uint8_t *panel = aligned_alloc(64, (bytes + 63) / 64 * 64);
+    uint32_t *a = calloc((size_t)rows * lines, sizeof(*a));
+    float *want = aligned_alloc(64, count * sizeof(*want));
+    float *c = aligned_alloc(64, count * sizeof(*c));
+    const ep_ffn_kernel *kernel;
+    const ep_ffn_kernel *plain = NULL;
+    fill_mx_panel(&state, format, range, panel, bytes);
+    fill_pairs(&state, range, a, (size_t)rows * lines);
+    for (size_t i = 0; range->returns && i < rows * EP_MX_GROUP / 4; i++) {
+        a[i + rows * EP_MX_GROUP / 4] = a[i] ^ 0x80008000u;
+    }
+    if (range->returns) {
+        memcpy(panel + ep_ffn_group_code_bytes(format) / 2, panel, ep_ffn_group_code_bytes(format) / 2);
+    }
+    for (size_t n = 0; (kernel = ep_ffn_kernel_at(n)) != NULL; n++) {
+        plain = kernel->family == EP_FFN_FAMILY_BF16DP ? kernel : plain; /* the last: plain loops */
+    }
+    plain->group_panel(format, (const float *)(const void *)a, rows, panel, k_count, NULL, want);
+    for (size_t n = 0; (kernel = ep_ffn_kernel_at(n)) != plain; n++) {
+        if (kernel->family != EP_FFN_FAMILY_BF16DP) {
+            continue;
+        }
+        kernel->group_panel(format, (const float *)(const void *)a, rows, panel, k_count, NULL, c);
+        for (size_t i = 0; i < count; i++) {
+            cr_assert(ep_f32_bits(c[i]) == ep_f32_bits(want[i]) || (isnan(c[i]) && isnan(want[i])),
+                      "%s: %s rows %u columns %u inputs from %u scales from %u: %a, not %a at %zu", kernel->name,
+                      ep_weight_format_name(format), rows, k_count, range->inputs, range->scales, (double)c[i],
+                      (double)want[i], i);
+        }
+    }
+    free(panel);
+    free(a);
+    free(want);
+    free(c);
+}
+
+Test(ffn_pass, mx_sums_equal_those_of_plain_loops_at_the_ends_of_the_range)
+{
+    static const mx_range ranges[] = {
+        {110, 20, 110, 18, false}, /* inside */
+        {1, 40, 100, 28, false},   /* below: products, or sums that cancel */
+        {20, 12, 107, 20, false},  /* about there: 1 + 7 + 127 and the codes' bits */
+        {215, 40, 90, 38, false},  /* above */
+        {215, 30, 30, 60, false},  /* above, in units of scales alone */
+        {20, 30, 120, 80, false},  /* units above 1 */
+    };
+    const uint32_t rows[] = {1, 4, 6, 7, 16, 50};
+    for (size_t i = 0; i < sizeof(ranges) / sizeof(ranges[0]); i++) {
+        for (size_t r = 0; r < sizeof(rows) / sizeof(rows[0]) - (is_short() ? 2 : 0); r++) {
+            expect_panel_equal(EP_WEIGHTS_MXFP4, &ranges[i], rows[r], 32);
+            expect_panel_equal(EP_WEIGHTS_MXFP4, &ranges[i], rows[r], 311);
+            expect_panel_equal(EP_WEIGHTS_MXFP8, &ranges[i], rows[r], 32);
+            expect_panel_equal(EP_WEIGHTS_MXFP8, &ranges[i], rows[r], 311);
+        }
+    }
+    /* Above on the way, where the sums in such units are not. */
+    expect_panel_equal(EP_WEIGHTS_MXFP4, &(mx_range){187, 1, 192, 1, true}, 4, EP_MX_GROUP);
+    expect_panel_equal(EP_WEIGHTS_MXFP8, &(mx_range){187, 1, 186, 1, true}, 4, EP_MX_GROUP);
 }
 
 /* Every size of a pass: a chunk may not take its neighbour's rows. */

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Codes of packed panels of formats with groups to pairs of bf16, without their scales: by table and arithmetic on
+ * units that dot products leave free. format is a constant wherever these are inlined.
+ * Included by files with instruction set flags.
+ */
+#ifndef EP_KERNELS_X86_FFN_CODES_AVX512BF16_H
+#define EP_KERNELS_X86_FFN_CODES_AVX512BF16_H
+
+#include <immintrin.h>
+
+#include "kernels/ffn_kernel.h"
+
+static inline __attribute__((always_inline)) bool ep_codes_are_nibbles(ep_weight_format format)
+{
+    return format == EP_WEIGHTS_MXFP4 || format == EP_WEIGHTS_INT4;
+}
+
+/*
+ * 4-bit codes: their bf16, twice: a look-up sees five bits, of which the last is the next code's. f8: what is added to a code of
+ * f8e4m3 moved to the place of bf16's exponent and mantissa: 120 to the exponent, else what makes a small code's last
+ * three bits the normal number they are.
+ */
+static inline __attribute__((always_inline)) __m512i ep_codes_table(ep_weight_format format)
+{
+    static const uint16_t integers[16] = {0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80,
+                                          0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0};
+    static const uint16_t e2m1[16] = {0x0000, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0,
+                                      0x8000, 0xbf00, 0xbf80, 0xbfc0, 0xc000, 0xc040, 0xc080, 0xc0c0};
+    static const uint16_t small[8] = {0x0000, 0x3af0, 0x3b60, 0x3b90, 0x3bc0, 0x3bd0, 0x3be0, 0x3bf0};
+    if (!ep_codes_are_nibbles(format)) {
+        return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)small));
+    }
+    const uint16_t *values = format == EP_WEIGHTS_MXFP4 ? e2m1 : integers;
+    return _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)(const void *)values));
+}
+
+/*
+ * Vectors j and j + 1 of a line, j 0 or 2. Of 4-bit codes both loads are the same words, the second a byte on: that spares a
+ * shift, which takes half a dot product's time (Zen 4). It reads a byte behind the line; behind a group's last one are scales.
+ */
+static inline __attribute__((always_inline)) __m512i ep_codes_load(ep_weight_format format, const uint8_t *line, int j)
+{
+    return _mm512_loadu_si512(line + (ep_codes_are_nibbles(format) ? j / 2 : 32 * (j & 2)));
+}
+
+/* high: codes in the upper halves of 16-bit words; index: the same with the last three bits lowest. */
+static inline __attribute__((always_inline)) __m512i ep_codes_widen_e4m3(__m512i table, __m512i high, __m512i index)
+{
+    const __mmask32 is_small = _mm512_testn_epi16_mask(high, _mm512_set1_epi16(0x7800));
+    const __m512i bits = _mm512_and_si512(_mm512_srai_epi16(high, 4), _mm512_set1_epi16((int16_t)0x87f0));
+    const __m512i more = _mm512_mask_permutexvar_epi16(_mm512_set1_epi16(0x3c00), is_small, index, table);
+    return _mm512_add_epi16(bits, more);
+}
+
+/* The pairs of vector j from the load for it. */
+static inline __attribute__((always_inline)) __m512i ep_codes_widen(ep_weight_format format, __m512i table, __m512i codes, int j)
+{
+    if (ep_codes_are_nibbles(format)) {
+        return _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, (unsigned)(4 * (j & 1))), table);
+    }
+    return (j & 1) == 0 ? ep_codes_widen_e4m3(table, _mm512_slli_epi16(codes, 8), codes)
+                        : ep_codes_widen_e4m3(table, codes, _mm512_srli_epi16(codes, 8));
+}
+
+#endif
