@@ -128,7 +128,10 @@ static double dot(const ep_expert_source *s, ep_ffn_family family, const void *v
     return sum + b;
 }
 
-/* Rounds a row, or a group of one, to int8 as w8a8 and w4a8 say. An inner row is known up to error only, so each integer may be off by one. */
+/*
+ * Rounds a row, or a group of one, to int8 as w8a8 and w4a8 say. An inner row is known up to error only: its scale then to
+ * worst / 127, and an integer that lies so near halfway may be the next one.
+ */
 static void to_int8(double *x, double *error, size_t n, bool is_exact)
 {
     float greatest = 0;
@@ -139,10 +142,12 @@ static void to_int8(double *x, double *error, size_t n, bool is_exact)
     }
     float scale = greatest / 127.0f;
     for (size_t i = 0; i < n; i++) {
-        float q = scale > 0 ? rintf((float)x[i] / scale) : 0.0f;
-        q = fmaxf(fminf(q, 127.0f), -127.0f);
-        /* a step, and the step's own error on 127 of them */
-        error[i] = is_exact ? 0.0 : (double)scale + 2.0 * worst + 4 * U * fabs((double)q * (double)scale);
+        float steps = scale > 0 ? (float)x[i] / scale : 0.0f;
+        float q = fmaxf(fminf(rintf(steps), 127.0f), -127.0f);
+        double from_half = fabs(fabs((double)steps) - floor(fabs((double)steps)) - 0.5) * (double)scale;
+        double moved = error[i] + fabs((double)q) * worst / 127 + 4 * U * 128 * (double)scale;
+        bool may_be_next = from_half <= moved;
+        error[i] = is_exact ? 0.0 : moved + (may_be_next ? (double)scale : 0.0);
         x[i] = (double)q * (double)scale;
     }
 }
