@@ -99,7 +99,6 @@ Test(families, bits_are_equal_for_all_numbers_of_rows)
     expect_all_numbers_of_rows(EP_NUMERICS_PORTABLE, EP_WEIGHTS_BF16);
     expect_all_numbers_of_rows(EP_NUMERICS_BF16DP, EP_WEIGHTS_BF16);
     expect_all_numbers_of_rows(EP_NUMERICS_BF16ODD, EP_WEIGHTS_BF16);
-    expect_all_numbers_of_rows(EP_NUMERICS_W4A8, EP_WEIGHTS_MXFP4);
 }
 
 static void expect_shapes_and_types(ep_numerics numerics, ep_weight_format format)
