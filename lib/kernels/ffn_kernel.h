@@ -6,7 +6,7 @@
  *
  * A line is what the inner loop takes at once: one k of family `portable`, two of the others (an odd last one is filled
  * up with zeros). Each activation of a line takes 4 bytes: a float, or two bf16, the even k in the low half. Family w4a8 has ten
- * lines for a group of 32 columns: 8 quads of int8, the scale (f32), the sum of the int8 (i32); zeros behind the last column.
+ * lines for a group of 32 columns: 8 quads of int8, the scale (f32), -8 times the sum of the int8 (i32); zeros behind the last column.
  *
  * Packed activations  chunks of 1..EP_FFN_CHUNK_ROWS rows; chunk c holds [line][rows of c], chunks follow each other.
  *      Those of w8a8 are int8: [ceil(k/4)][rows of c][4].

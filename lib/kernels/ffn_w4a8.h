@@ -24,7 +24,7 @@
 
 #define EP_FFN_W4A8_QUADS 8u      /* of a group: its first lines */
 #define EP_FFN_W4A8_SCALE_LINE 8u /* then these */
-#define EP_FFN_W4A8_SUM_LINE 9u
+#define EP_FFN_W4A8_START_LINE 9u
 /* The codes of 64 outputs and 32 columns: [4 pairs of quads][64][4]. */
 #define EP_FFN_W4A8_CODE_BYTES (EP_MX_GROUP * EP_FFN_PANEL / 2u)
 #define EP_FFN_W4A8_PAIR_BYTES (EP_FFN_W4A8_CODE_BYTES / 4u)
@@ -55,7 +55,7 @@ static inline float ep_ffn_w4a8_add_group(float total, int32_t sum, float input_
     return fmaf(scaled, weight_scale, total);
 }
 
-/* What one row has in the lines of a group: int8 of x, zeros behind n, their scale and their sum. n: 1..32. */
+/* What one row has in the lines of a group: int8 of x, zeros behind n, their scale, -8 times their sum. n: 1..32. */
 static inline void ep_ffn_w4a8_round(const float *x, uint32_t n, uint32_t words[EP_FFN_W4A8_LINES])
 {
     int8_t codes[EP_MX_GROUP] = {0};
@@ -72,7 +72,7 @@ static inline void ep_ffn_w4a8_round(const float *x, uint32_t n, uint32_t words[
     }
     memcpy(words, codes, sizeof(codes));
     words[EP_FFN_W4A8_SCALE_LINE] = ep_f32_bits(scale);
-    words[EP_FFN_W4A8_SUM_LINE] = (uint32_t)sum;
+    words[EP_FFN_W4A8_START_LINE] = (uint32_t)(-8 * sum);
 }
 
 /* n inputs of row r of a chunk to the lines of their group, which begin at a. */

@@ -21,7 +21,7 @@ INLINE __m256i widen(ep_weight_format format, __m256i nibbles)
         return nibbles;
     }
     const __m256i e2m1 =
-        _mm256_broadcastsi128_si256(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
+        _mm256_broadcastsi128_si256(_mm_setr_epi8(16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4));
     return _mm256_shuffle_epi8(e2m1, nibbles);
 }
 
@@ -44,14 +44,12 @@ INLINE void add_pair(const int rows, const ep_weight_format format, __m256i code
 INLINE void strip_tile(const int rows, const ep_weight_format format, const uint8_t *group, uint32_t s, const float *scales,
                        const float *a, float *c)
 {
-    const int moved_up = format == EP_WEIGHTS_INT4 ? 8 : 12;
     const __m256i ones = _mm256_set1_epi16(1);
     __m256i acc[EP_FFN_CHUNK_ROWS];
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++) {
-        int32_t sum;
-        memcpy(&sum, a + (int)EP_FFN_W4A8_SUM_LINE * rows + r, sizeof(sum));
-        acc[r] = _mm256_set1_epi32(-moved_up * sum);
+        const __m256i eight = _mm256_castps_si256(_mm256_broadcast_ss(a + (int)EP_FFN_W4A8_START_LINE * rows + r));
+        acc[r] = format == EP_WEIGHTS_INT4 ? eight : _mm256_add_epi32(eight, eight);
     }
 #pragma GCC unroll 2
     for (int half = 0; half < 2; half++) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Family `w4a8` on AVX-512 VNNI. The instruction takes unsigned by signed: weights are codes moved up by what makes the least of
- * them 0, and sums begin at minus that times the sum of the group's inputs. Codes become bytes in registers, anew for each chunk:
+ * Family `w4a8` on AVX-512 VNNI. The instruction takes unsigned by signed: weights are moved up by 8 (int4: the code itself) or 16
+ * (mxfp4), and sums begin at minus that times the sum of the group's inputs. Codes become bytes in registers, anew for each chunk:
  * a few instructions for 16 outputs and two quads, beside two dot products for each row.
  */
 #include "kernels/ffn_w4a8.h"
@@ -11,22 +11,16 @@
 #define INLINE EP_AVX512_INLINE
 #define VECTORS 4       /* of 16 outputs: a panel */
 #define HALF_VECTORS 2  /* whose totals stay in registers beside the sums of any number of rows */
-#define STREAM_ROWS 4   /* up to which totals of a whole panel do */
-#define STREAM_GROUPS 4 /* fetched that many groups ahead while weights stream in */
+#define STREAM_GROUPS 6 /* fetched that many groups ahead while weights stream in */
 #define BLOCK_GROUPS 64 /* the most of a block, which stays in the second level cache while all chunks pass */
 
-/* Groups that a tile passes over, and what it fetches into the second level cache meanwhile. */
+/* Groups that a tile passes over, and what it fetches meanwhile. */
 typedef struct {
     const uint8_t *groups;
     uint32_t count;
     const uint8_t *ahead;
-    size_t step; /* bytes fetched per group */
+    size_t step; /* bytes per group; unused while weights stream in: then as much as the group passed over is long */
 } walk;
-
-INLINE int32_t moved_up(ep_weight_format format)
-{
-    return format == EP_WEIGHTS_INT4 ? 8 : 12;
-}
 
 /* Unsigned weights of 64 codes: the lower nibbles of bytes. */
 INLINE __m512i widen(ep_weight_format format, __m512i nibbles)
@@ -34,7 +28,7 @@ INLINE __m512i widen(ep_weight_format format, __m512i nibbles)
     if (format == EP_WEIGHTS_INT4) {
         return nibbles;
     }
-    const __m512i e2m1 = _mm512_broadcast_i32x4(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
+    const __m512i e2m1 = _mm512_broadcast_i32x4(_mm_setr_epi8(16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4));
     return _mm512_shuffle_epi8(e2m1, nibbles);
 }
 
@@ -74,27 +68,29 @@ INLINE void load_scales(const ep_weight_format format, const uint8_t *scales, in
     }
 }
 
-/* The sums of one group for `vectors` vectors of outputs from first on. a: the group's lines. fetched: cache lines per pair of quads. */
+/*
+ * The sums of one group for `vectors` vectors of outputs from first on. a: the group's lines. ahead: as many cache lines of another
+ * group are fetched where it fetches, evenly: fetched in a bunch they would keep loads waiting.
+ */
 INLINE void sum_group(const int rows, const ep_weight_format format, const uint8_t *group, int first, const int vectors,
-                      const uint8_t *ahead, const int fetched, const float *a, __m512i acc[][VECTORS])
+                      const bool fetches, const uint8_t *ahead, const float *a, __m512i acc[][VECTORS])
 {
     const __m512i low = _mm512_set1_epi8(15);
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++) {
-        int32_t sum;
-        __builtin_memcpy(&sum, a + (int)EP_FFN_W4A8_SUM_LINE * rows + r, sizeof(sum));
-        const __m512i start = _mm512_set1_epi32(-moved_up(format) * sum);
+        const __m512i eight = _mm512_castps_si512(_mm512_set1_ps(a[(int)EP_FFN_W4A8_START_LINE * rows + r]));
+        const __m512i start = format == EP_WEIGHTS_INT4 ? eight : _mm512_add_epi32(eight, eight);
 #pragma GCC unroll 4
         for (int j = 0; j < vectors; j++) {
             acc[r][j] = start;
         }
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 1
     for (int p = 0; p < 4; p++) {
         const uint8_t *codes = group + p * (int)EP_FFN_W4A8_PAIR_BYTES + 64 * first;
 #pragma GCC unroll 4
-        for (int q = 0; q < fetched; q++) {
-            _mm_prefetch((const char *)ahead + p * (int)EP_FFN_W4A8_PAIR_BYTES + 64 * q, _MM_HINT_T1);
+        for (int j = 0; fetches && j < vectors; j++) {
+            _mm_prefetch((const char *)ahead + p * (int)EP_FFN_W4A8_PAIR_BYTES + 64 * (first + j), _MM_HINT_T0);
         }
 #pragma GCC unroll 2
         for (int half = 0; half < 2; half++) {
@@ -118,9 +114,9 @@ INLINE void sum_group(const int rows, const ep_weight_format format, const uint8
     }
 }
 
-/* total[r][at + j] += sums of a group, scaled. */
-INLINE void add_group(const int rows, const int vectors, const int at, const float *a, const __m512 scales[],
-                      __m512i acc[][VECTORS], __m512 total[][VECTORS])
+/* total += sums of a group, scaled. */
+INLINE void add_group(const int rows, const int vectors, const float *a, const __m512 scales[], __m512i acc[][VECTORS],
+                      __m512 total[][VECTORS])
 {
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++) {
@@ -128,7 +124,7 @@ INLINE void add_group(const int rows, const int vectors, const int at, const flo
 #pragma GCC unroll 4
         for (int j = 0; j < vectors; j++) {
             const __m512 scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(acc[r][j]), input_scale);
-            total[r][at + j] = _mm512_fmadd_ps(scaled, scales[j], total[r][at + j]);
+            total[r][j] = _mm512_fmadd_ps(scaled, scales[j], total[r][j]);
         }
     }
 }
@@ -155,35 +151,59 @@ INLINE void store_totals(const int rows, const int vectors, __m512 total[][VECTO
     }
 }
 
-/* Up to STREAM_ROWS rows: whole groups, each fetching one as long as itself. rows and format are constants. */
-INLINE void stream_tile(const int rows, const ep_weight_format format, const walk *over, const float *a, float *c)
+INLINE void fetch_scales(const uint8_t *ahead, size_t group_bytes)
+{
+#pragma GCC unroll 2
+    for (size_t at = EP_FFN_W4A8_CODE_BYTES; at < group_bytes; at += 64) {
+        _mm_prefetch((const char *)ahead + at, _MM_HINT_T0);
+    }
+}
+
+/* Up to 3 rows of one chunk: totals of a whole panel stay in registers. rows and format are constants wherever this is inlined. */
+INLINE void stream_few(const int rows, const ep_weight_format format, const walk *over, const float *a, float *c)
 {
     const size_t group_bytes = ep_ffn_group_bytes(format);
-    const int vectors = rows > 3 ? HALF_VECTORS : VECTORS; /* whose sums fit beside the totals */
     const uint8_t *group = over->groups;
     const uint8_t *ahead = over->ahead;
-    __m512 total[STREAM_ROWS][VECTORS];
+    __m512 total[EP_FFN_CHUNK_ROWS][VECTORS];
     load_totals(rows, VECTORS, c, total);
     for (uint32_t g = 0; g < over->count; g++, group += group_bytes, ahead += group_bytes) {
-#pragma GCC unroll 2
-        for (int first = 0; first < VECTORS; first += vectors) {
-            __m512i acc[STREAM_ROWS][VECTORS];
-            __m512 scales[VECTORS];
-            sum_group(rows, format, group, first, vectors, ahead + 64 * first, vectors, a, acc);
-            load_scales(format, group + EP_FFN_W4A8_CODE_BYTES, first, vectors, scales);
-            add_group(rows, vectors, first, a, scales, acc, total);
-        }
-#pragma GCC unroll 2
-        for (size_t at = EP_FFN_W4A8_CODE_BYTES; at < group_bytes; at += 64) {
-            _mm_prefetch((const char *)ahead + at, _MM_HINT_T1);
-        }
+        __m512i acc[EP_FFN_CHUNK_ROWS][VECTORS];
+        __m512 scales[VECTORS];
+        sum_group(rows, format, group, 0, VECTORS, true, ahead, a, acc);
+        fetch_scales(ahead, group_bytes);
+        load_scales(format, group + EP_FFN_W4A8_CODE_BYTES, 0, VECTORS, scales);
+        add_group(rows, VECTORS, a, scales, acc, total);
         a += (int)EP_FFN_W4A8_LINES * rows;
     }
     store_totals(rows, VECTORS, total, c);
 }
 
-/* Half a panel after the other. rows and format are constants. */
-INLINE void half_tile(const int rows, const ep_weight_format format, const walk *over, const float *a, float *c)
+/* More rows of one chunk: both halves of each group, as memory is read in order; totals stay in c. */
+INLINE void stream_many(const int rows, const ep_weight_format format, const walk *over, const float *a, float *c)
+{
+    const size_t group_bytes = ep_ffn_group_bytes(format);
+    const uint8_t *group = over->groups;
+    const uint8_t *ahead = over->ahead;
+    for (uint32_t g = 0; g < over->count; g++, group += group_bytes, ahead += group_bytes) {
+#pragma GCC unroll 2
+        for (int first = 0; first < VECTORS; first += HALF_VECTORS) {
+            __m512 total[EP_FFN_CHUNK_ROWS][VECTORS];
+            __m512i acc[EP_FFN_CHUNK_ROWS][VECTORS];
+            __m512 scales[VECTORS];
+            sum_group(rows, format, group, first, HALF_VECTORS, true, ahead, a, acc);
+            load_scales(format, group + EP_FFN_W4A8_CODE_BYTES, first, HALF_VECTORS, scales);
+            load_totals(rows, HALF_VECTORS, c + 16 * first, total);
+            add_group(rows, HALF_VECTORS, a, scales, acc, total);
+            store_totals(rows, HALF_VECTORS, total, c + 16 * first);
+        }
+        fetch_scales(ahead, group_bytes);
+        a += (int)EP_FFN_W4A8_LINES * rows;
+    }
+}
+
+/* One of several chunks: half a panel after the other, so that totals of any number of rows stay in registers. */
+INLINE void block_tile(const int rows, const ep_weight_format format, const walk *over, const float *a, float *c)
 {
     const size_t group_bytes = ep_ffn_group_bytes(format);
     const uint8_t *ahead = over->ahead;
@@ -192,16 +212,15 @@ INLINE void half_tile(const int rows, const ep_weight_format format, const walk 
         const float *x = a;
         __m512 total[EP_FFN_CHUNK_ROWS][VECTORS];
         load_totals(rows, HALF_VECTORS, c + 16 * first, total);
-        for (uint32_t g = 0; g < over->count; g++, group += group_bytes) {
+        for (uint32_t g = 0; g < over->count; g++, group += group_bytes, ahead += over->step) {
             __m512i acc[EP_FFN_CHUNK_ROWS][VECTORS];
-            __m512 scales[HALF_VECTORS];
+            __m512 scales[VECTORS];
             for (size_t at = 0; at < over->step; at += 64) {
                 _mm_prefetch((const char *)ahead + at, _MM_HINT_T1);
             }
-            ahead += over->step;
-            sum_group(rows, format, group, first, HALF_VECTORS, NULL, 0, x, acc);
+            sum_group(rows, format, group, first, HALF_VECTORS, false, NULL, x, acc);
             load_scales(format, group + EP_FFN_W4A8_CODE_BYTES, first, HALF_VECTORS, scales);
-            add_group(rows, HALF_VECTORS, 0, x, scales, acc, total);
+            add_group(rows, HALF_VECTORS, x, scales, acc, total);
             x += (int)EP_FFN_W4A8_LINES * rows;
         }
         store_totals(rows, HALF_VECTORS, total, c + 16 * first);
@@ -215,59 +234,57 @@ typedef void (*tile_func)(const walk *over, const float *a, float *c);
     {                                                                                                        \
         func(rows, format, over, a, c);                                                                      \
     }
+/* Where there are several chunks, each has 3 rows or more. */
 #define TILES(name, format)                                                                                  \
-    TILE(stream_##name, 1, stream_tile, format)                                                              \
-    TILE(stream_##name, 2, stream_tile, format)                                                              \
-    TILE(stream_##name, 3, stream_tile, format)                                                              \
-    TILE(stream_##name, 4, stream_tile, format)                                                              \
-    TILE(half_##name, 1, half_tile, format)                                                                  \
-    TILE(half_##name, 2, half_tile, format)                                                                  \
-    TILE(half_##name, 3, half_tile, format)                                                                  \
-    TILE(half_##name, 4, half_tile, format)                                                                  \
-    TILE(half_##name, 5, half_tile, format)                                                                  \
-    TILE(half_##name, 6, half_tile, format)                                                                  \
-    static const tile_func stream_##name[STREAM_ROWS] = {stream_##name##_1, stream_##name##_2,               \
-                                                         stream_##name##_3, stream_##name##_4};              \
-    static const tile_func half_##name[EP_FFN_CHUNK_ROWS] = {half_##name##_1, half_##name##_2,               \
-                                                             half_##name##_3, half_##name##_4,               \
-                                                             half_##name##_5, half_##name##_6};
+    TILE(stream_##name, 1, stream_few, format)                                                               \
+    TILE(stream_##name, 2, stream_few, format)                                                               \
+    TILE(stream_##name, 3, stream_few, format)                                                               \
+    TILE(stream_##name, 4, stream_many, format)                                                              \
+    TILE(stream_##name, 5, stream_many, format)                                                              \
+    TILE(stream_##name, 6, stream_many, format)                                                              \
+    TILE(block_##name, 3, block_tile, format)                                                                \
+    TILE(block_##name, 4, block_tile, format)                                                                \
+    TILE(block_##name, 5, block_tile, format)                                                                \
+    TILE(block_##name, 6, block_tile, format)                                                                \
+    static const tile_func stream_##name[EP_FFN_CHUNK_ROWS] = {stream_##name##_1, stream_##name##_2,         \
+                                                               stream_##name##_3, stream_##name##_4,         \
+                                                               stream_##name##_5, stream_##name##_6};        \
+    static const tile_func block_##name[EP_FFN_CHUNK_ROWS] = {                                               \
+        NULL, NULL, block_##name##_3, block_##name##_4, block_##name##_5, block_##name##_6};
 
 TILES(mxfp4, EP_WEIGHTS_MXFP4)
 TILES(int4, EP_WEIGHTS_INT4)
 
 /* The weights stream through once. The last groups fetch the first ones of the next panel. */
-static void stream_panel(tile_func tile, size_t group_bytes, const float *a, uint32_t rows, const uint8_t *panel, uint32_t groups,
+static void stream_panel(tile_func over_groups, size_t group_bytes, const float *a, uint32_t rows, const uint8_t *panel, uint32_t groups,
                          const uint8_t *next, float *c)
 {
     const uint32_t inside = groups > STREAM_GROUPS ? groups - STREAM_GROUPS : 0;
     const walk most = {.groups = panel, .count = inside, .ahead = panel + STREAM_GROUPS * group_bytes};
     const walk rest = {.groups = panel + inside * group_bytes, .count = groups - inside, .ahead = next == NULL ? panel : next};
-    tile(&most, a, c);
-    tile(&rest, a + (size_t)inside * EP_FFN_W4A8_LINES * rows, c);
-}
-
-/* Blocks of one length, so that each fetches all of the next one. */
-static uint32_t block_groups(uint32_t rows, uint32_t groups)
-{
-    const uint32_t most = rows <= EP_FFN_CHUNK_ROWS ? STREAM_GROUPS : BLOCK_GROUPS;
-    const uint32_t count = (groups + most - 1) / most;
-    return (groups + count - 1) / count;
+    over_groups(&most, a, c);
+    over_groups(&rest, a + (size_t)inside * EP_FFN_W4A8_LINES * rows, c);
 }
 
 /*
- * Blocks of groups, all chunks per block; each half of each chunk fetches its share of the next block, evenly. Behind the last
- * block lies the next panel.
+ * Blocks of groups, of one length, so that each fetches all of the next one; all chunks per block. Each half of each chunk fetches its
+ * share, evenly. Behind the last block lies the next panel.
  */
 static void block_panel(const tile_func *tiles, size_t group_bytes, const float *a, uint32_t rows, const uint8_t *panel,
                         uint32_t groups, const uint8_t *next, float *c)
 {
     const ep_ffn_chunks chunks = ep_ffn_chunks_of(rows);
-    const uint32_t block = block_groups(rows, groups);
+    const uint32_t blocks = (groups + BLOCK_GROUPS - 1) / BLOCK_GROUPS;
+    const uint32_t block = (groups + blocks - 1) / blocks;
+    const size_t step = (group_bytes + 2 * chunks.count - 1) / (2 * chunks.count);
     for (uint32_t g = 0; g < groups; g += block) {
         const uint32_t n = groups - g < block ? groups - g : block;
         const uint8_t *behind = g + n < groups ? panel + (size_t)(g + n) * group_bytes : next;
-        walk over = {.groups = panel + (size_t)g * group_bytes, .count = n, .ahead = behind == NULL ? panel : behind,
-                     .step = behind == NULL ? 0 : (group_bytes + 2 * chunks.count - 1) / (2 * chunks.count)};
+        walk over = {.groups = panel + (size_t)g * group_bytes, .count = n, .ahead = behind, .step = step};
+        if (behind == NULL) {
+            over.ahead = over.groups;
+            over.step = 0;
+        }
         for (uint32_t chunk = 0; chunk < chunks.count; chunk++) {
             const uint32_t chunk_rows = ep_ffn_chunk_rows(&chunks, chunk);
             const size_t first_row = ep_ffn_chunk_first_row(&chunks, chunk);
@@ -285,10 +302,10 @@ static void w4a8_group_panel(ep_weight_format format, const float *a, uint32_t r
     const size_t group_bytes = ep_ffn_group_bytes(format);
     const uint32_t groups = ep_ffn_w4a8_groups(k_count);
     __builtin_memset(c, 0, (size_t)rows * EP_FFN_PANEL * sizeof(*c));
-    if (rows <= STREAM_ROWS) {
+    if (rows <= EP_FFN_CHUNK_ROWS) {
         stream_panel((is_int4 ? stream_int4 : stream_mxfp4)[rows - 1], group_bytes, a, rows, panel, groups, next, c);
     } else {
-        block_panel(is_int4 ? half_int4 : half_mxfp4, group_bytes, a, rows, panel, groups, next, c);
+        block_panel(is_int4 ? block_int4 : block_mxfp4, group_bytes, a, rows, panel, groups, next, c);
     }
 }
 
@@ -314,7 +331,8 @@ INLINE __m512i round_group(__m512 first, __m512 second)
     __m128i four = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
     four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
     four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1));
-    const __m128i ends = _mm_insert_epi32(four, (int)ep_f32_bits(scale), 0); /* the scale, the sum */
+    const __m128i start = _mm_sub_epi32(_mm_setzero_si128(), _mm_slli_epi32(four, 3));
+    const __m128i ends = _mm_insert_epi32(start, (int)ep_f32_bits(scale), 0);
     return _mm512_inserti64x4(_mm512_castsi256_si512(codes), _mm256_castsi128_si256(ends), 1);
 }
 

@@ -342,6 +342,7 @@ Test(ffn_pass, equals_reference_over_k_blocks)
     expect_all_kernels_equal(3, 130, 70, EP_FFN_PASS_ROWS, EP_WEIGHTS_F32, false);
     for (unsigned f = EP_WEIGHTS_F8_BLOCK; f < EP_WEIGHTS_COUNT; f++) {
         expect_all_kernels_equal(4 + f, 321, 270, 7, (ep_weight_format)f, false);
+        expect_all_kernels_equal(24 + f, 2103, 70, 13, (ep_weight_format)f, false);
         expect_all_kernels_equal(14 + f, 130, 70, is_short() ? 13 : EP_FFN_PASS_ROWS, (ep_weight_format)f, false);
     }
 }
