@@ -12,8 +12,9 @@
 
 #define HUGE_PAGE_BYTES ((size_t)2 << 20)
 #define CHUNK_BYTES ((size_t)256 << 20)
-#define PART_BYTES_MAX (CHUNK_BYTES / 4)              /* of larger ones the last 2 MiB are little, and chunks would have large holes */
-#define HOLES_MAX (CHUNK_BYTES / HUGE_PAGE_BYTES + 1) /* a part between any two, none below HUGE_PAGE_BYTES */
+#define PART_BYTES_MIN (CHUNK_BYTES / 1024)          /* of experts like these malloc takes half as much again once they replace each other */
+#define PART_BYTES_MAX (CHUNK_BYTES / 4)             /* of larger ones the last 2 MiB are little, and chunks would have large holes */
+#define HOLES_MAX (CHUNK_BYTES / PART_BYTES_MIN + 1) /* a part between any two, none below PART_BYTES_MIN */
 
 typedef struct {
     size_t at;
@@ -70,7 +71,7 @@ static void free_on(const ep_cpu_memory *memory, void *part, size_t bytes)
 
 static bool is_of_chunk(size_t bytes)
 {
-    return bytes >= HUGE_PAGE_BYTES && bytes <= PART_BYTES_MAX;
+    return bytes >= PART_BYTES_MIN && bytes <= PART_BYTES_MAX;
 }
 
 static void drop_hole(chunk *c, uint32_t index)
@@ -79,22 +80,35 @@ static void drop_hole(chunk *c, uint32_t index)
     memmove(&c->holes[index], &c->holes[index + 1], (c->holes_count - index) * sizeof(c->holes[0]));
 }
 
-/* The first hole that is large enough becomes smaller. NULL: none is. */
-static void *take_of_chunk(chunk *c, size_t bytes)
+/* Lock held. The chunk on this memory node with the smallest hole that is large enough, so that what is in memory already is used before what
+ * never was; out_index: of the hole. NULL: none is. */
+static chunk *find_hole(const ep_cpu_memory *memory, size_t bytes, uint32_t node, uint32_t *out_index)
 {
-    for (uint32_t i = 0; i < c->holes_count; i++) {
-        hole *h = &c->holes[i];
-        if (h->bytes >= bytes) {
-            void *part = c->bytes + h->at;
-            h->at += bytes;
-            h->bytes -= bytes;
-            if (h->bytes == 0) {
-                drop_hole(c, i);
+    chunk *best = NULL;
+    size_t best_bytes = SIZE_MAX;
+    for (chunk *c = memory->chunks; c != NULL && best_bytes > bytes; c = c->next) {
+        for (uint32_t i = 0; i < c->holes_count && c->node == node; i++) {
+            if (c->holes[i].bytes >= bytes && c->holes[i].bytes < best_bytes) {
+                best = c;
+                best_bytes = c->holes[i].bytes;
+                *out_index = i;
             }
-            return part;
         }
     }
-    return NULL;
+    return best;
+}
+
+/* Lock held. The hole becomes smaller. */
+static void *take_of_hole(chunk *c, uint32_t index, size_t bytes)
+{
+    hole *h = &c->holes[index];
+    void *part = c->bytes + h->at;
+    h->at += bytes;
+    h->bytes -= bytes;
+    if (h->bytes == 0) {
+        drop_hole(c, index);
+    }
+    return part;
 }
 
 /* Lock held. */
@@ -118,11 +132,10 @@ void *ep_cpu_memory_take(ep_cpu_memory *memory, size_t bytes, uint32_t node)
     bytes = ep_align_up(bytes, EP_HOST_ALIGN);
     if (is_of_chunk(bytes)) {
         pthread_mutex_lock(&memory->lock);
-        for (chunk *c = memory->chunks; c != NULL && part == NULL; c = c->next) {
-            part = c->node == node ? take_of_chunk(c, bytes) : NULL;
-        }
-        chunk *added = part == NULL ? add_chunk(memory, node) : NULL;
-        part = added != NULL ? take_of_chunk(added, bytes) : part;
+        uint32_t index = 0;
+        chunk *c = find_hole(memory, bytes, node, &index);
+        c = c != NULL ? c : add_chunk(memory, node);
+        part = c != NULL ? take_of_hole(c, index, bytes) : NULL;
         pthread_mutex_unlock(&memory->lock);
     }
     return part != NULL ? part : alloc_on(memory, bytes, node); /* so many address bytes may be refused where these are not */

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Memory of weights, in huge pages to its last byte. What an expert leaves of its last huge page holds the beginning of the next one: alone,
- * up to 2 MiB of each would lie in small pages, where a panel takes half as long again. So experts share chunks of 256 MiB; larger ones,
- * and those below a huge page, have memory of their own.
+ * up to 2 MiB of each would lie in small pages, where a panel takes half as long again. So experts share chunks of 256 MiB; those
+ * above a quarter of one, and those below 256 KiB, have memory of their own.
  *
- * Ownership  a part is the caller's until it gives it back. What it filled goes back to the system then, but for the two huge pages it
+ * Ownership  a part is the caller's until it gives it back. What it filled goes back to the system then, but for the huge pages it
  *            shares with its neighbours; a chunk without parts goes back as a whole.
  * Threads    any.
  */
