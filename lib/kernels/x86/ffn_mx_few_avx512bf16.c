@@ -6,6 +6,7 @@
  * numbers on the way. Whether it cannot have is seen afterwards:
  *   every product and so every sum is a multiple of the product of the least bits of inputs, codes and scales; where that,
  *   also in the greatest units, is a normal number, no sum but zero lies below it;
+ *   no scale makes a code's weight less than a normal number, which would be +0 (bf16dp.h), however great the inputs are;
  *   no unit is above 1, so what overflows as scaled weights overflows here too, and stays an infinity or a NaN.
  */
 #include "kernels/x86/ffn_avx512bf16_tile.h"
@@ -77,7 +78,8 @@ INLINE bool is_sure(const int rows, ep_weight_format format, const seen *all, __
         }
     }
     const int exponent = (int)((input + 1) >> 8); /* field of the least input */
-    return overflown == 0 && unit <= UNIT && exponent - INPUT_BITS - code_bits + scale - UNIT >= LEAST_NORMAL;
+    const bool is_weight_normal = scale > code_bits; /* the least code's */
+    return overflown == 0 && is_weight_normal && unit <= UNIT && exponent - INPUT_BITS - code_bits + scale - UNIT >= LEAST_NORMAL;
 }
 
 INLINE __m512i load_scales(const uint8_t *scales, int j)

@@ -479,6 +479,7 @@ Test(ffn_pass, mx_sums_equal_those_of_plain_loops_at_the_ends_of_the_range)
         {215, 40, 90, 38, false},  /* above */
         {215, 30, 30, 60, false},  /* above, in units of scales alone */
         {20, 30, 120, 80, false},  /* units above 1 */
+        {145, 40, 0, 12, false},   /* inside, but weights below the normal numbers are zeros */
     };
     const uint32_t rows[] = {1, 4, 6, 7, 16, 50};
     for (size_t i = 0; i < sizeof(ranges) / sizeof(ranges[0]); i++) {
