@@ -304,4 +304,6 @@ void ep_ffn_pack(const ep_ffn_source *source, ep_ffn_family family, void *memory
     for (uint32_t i = 0; source->shared_gate != NULL && i < source->hidden; i++) {
         shared_gate[i] = ep_ffn_read_float(source->shared_gate, source->shared_gate_dtype, i);
     }
+    uint8_t *end = (uint8_t *)(void *)shared_gate + sizes.shared_gate_bytes;
+    memset(end, 0, ep_ffn_packed_bytes(source, family) - (size_t)(end - gate_up)); /* goes to disks with the rest */
 }
