@@ -13,19 +13,6 @@
 #define EP_AVX512_INLINE static inline __attribute__((always_inline))
 #define EP_AVX512_FLOATS 16u
 
-#define EP_AVX512_PAGE_BYTES 4096u
-
-/*
- * Fetches a line of each page of what is fetched soon, so that the processor looks all these pages up at once: it waits for one
- * after the other where each comes up among lines. Memory that fills no huge page is in small ones. bytes 0: nothing.
- */
-EP_AVX512_INLINE void ep_avx512_touch_pages(const uint8_t *from, size_t bytes)
-{
-    for (size_t at = 0; at < bytes; at += EP_AVX512_PAGE_BYTES) {
-        _mm_prefetch((const char *)from + at, _MM_HINT_T1);
-    }
-}
-
 /* func with rows as a constant, 1..EP_FFN_CHUNK_ROWS. */
 #define EP_AVX512_FOR_ROWS(rows, func, ...)                                                                  \
     switch (rows) {                                                                                          \

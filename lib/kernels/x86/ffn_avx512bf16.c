@@ -16,7 +16,6 @@
 #define WIDE_BLOCK 1024u
 /* Fetched that far ahead while weights stream in and each line is used by one chunk. */
 #define STREAM_LINES 8u
-#define STRETCH_LINES 256u /* whose pages are touched at once */
 
 /* How many cache lines a tile fetches per line of b: none, its share of the next block in one or two, whole lines. */
 TILES(none, 0)
@@ -58,15 +57,11 @@ static void stream_panel(const float *a, uint32_t rows, const uint8_t *panel, ui
                          float *c)
 {
     const uint32_t inside = lines > STREAM_LINES ? lines - STREAM_LINES : 0;
-    for (uint32_t line = 0; line < inside; line += STRETCH_LINES) {
-        const uint32_t n = inside - line < STRETCH_LINES ? inside - line : STRETCH_LINES;
-        const uint8_t *b = panel + (size_t)line * LINE_BYTES;
-        const prefetch ahead = {.next = b + STREAM_LINES * LINE_BYTES, .step = LINE_BYTES};
-        const uint8_t *behind = line + n == inside ? next : ahead.next + STRETCH_LINES * LINE_BYTES;
-        ep_avx512_touch_pages(behind, behind == NULL ? 0 : STRETCH_LINES * LINE_BYTES);
-        tiles_whole[rows - 1](ahead, a + (size_t)line * rows, b, n, line == 0, c);
+    prefetch ahead = {.next = panel + STREAM_LINES * LINE_BYTES, .step = LINE_BYTES};
+    if (inside > 0) {
+        tiles_whole[rows - 1](ahead, a, panel, inside, true, c);
     }
-    const prefetch ahead = {.next = next == NULL ? panel : next, .step = LINE_BYTES};
+    ahead.next = next == NULL ? panel : next;
     (next == NULL ? tiles_none : tiles_whole)[rows - 1](ahead, a + (size_t)inside * rows,
                                                         panel + (size_t)inside * LINE_BYTES, lines - inside, inside == 0, c);
 }
@@ -121,7 +116,6 @@ static void panel_to(const destination *to, const float *a, uint32_t rows, const
             const float *x = a + (size_t)first_row * lines + (size_t)line * chunk_rows;
             prefetch ahead = {.next = behind == NULL ? b : behind + (size_t)chunk * n * LINE_BYTES / chunks.count,
                               .step = share};
-            ep_avx512_touch_pages(ahead.next, behind == NULL ? 0 : n * share);
             tiles[chunk_rows - 1](ahead, x, b, n, line == 0, c + (size_t)first_row * EP_FFN_PANEL);
             if (is_last) {
                 write_rows(to, first_row, chunk_rows, c);

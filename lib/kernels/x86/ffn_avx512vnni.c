@@ -18,7 +18,6 @@
 #define WIDE_BLOCK 1024u
 /* Fetched that far ahead while weights stream in and each line is used by one chunk. */
 #define STREAM_LINES 8u
-#define STRETCH_LINES 256u /* whose pages are touched at once */
 
 /* What a tile fetches into the second level cache while it computes: cache lines from next on, per line of b. */
 typedef struct {
@@ -115,19 +114,15 @@ TILES(whole, 4)
 static void stream_panel(const int8_t *a, uint32_t rows, const uint8_t *panel, uint32_t lines, const uint8_t *next, edges e, float *c)
 {
     const uint32_t inside = lines > STREAM_LINES ? lines - STREAM_LINES : 0;
+    prefetch ahead = {.next = panel + STREAM_LINES * LINE_BYTES, .step = LINE_BYTES};
     e.first = true;
-    e.last = false;
-    for (uint32_t line = 0; line < inside; line += STRETCH_LINES) {
-        const uint32_t n = inside - line < STRETCH_LINES ? inside - line : STRETCH_LINES;
-        const uint8_t *b = panel + (size_t)line * LINE_BYTES;
-        const prefetch ahead = {.next = b + STREAM_LINES * LINE_BYTES, .step = LINE_BYTES};
-        const uint8_t *behind = line + n == inside ? next : ahead.next + STRETCH_LINES * LINE_BYTES;
-        ep_avx512_touch_pages(behind, behind == NULL ? 0 : STRETCH_LINES * LINE_BYTES);
-        tiles_whole[rows - 1](ahead, a + (size_t)line * 4 * rows, b, n, &e, c);
+    if (inside > 0) {
+        e.last = false;
+        tiles_whole[rows - 1](ahead, a, panel, inside, &e, c);
         e.first = false;
     }
     e.last = true;
-    const prefetch ahead = {.next = next == NULL ? panel : next, .step = LINE_BYTES};
+    ahead.next = next == NULL ? panel : next;
     (next == NULL ? tiles_none : tiles_whole)[rows - 1](ahead, a + (size_t)inside * 4 * rows, panel + (size_t)inside * LINE_BYTES,
                                                         lines - inside, &e, c);
 }
@@ -189,7 +184,6 @@ static void panel_to(const destination *to, const int8_t *a, uint32_t rows, cons
             const size_t first_row = ep_ffn_chunk_first_row(&chunks, chunk);
             const int8_t *x = a + 4 * (first_row * lines + (size_t)line * chunk_rows);
             prefetch ahead = {.next = behind == NULL ? b : behind + (size_t)chunk * n * LINE_BYTES / chunks.count, .step = share};
-            ep_avx512_touch_pages(ahead.next, behind == NULL ? 0 : n * share);
             e.row_scales = row_scales + first_row;
             tiles[chunk_rows - 1](ahead, x, b, n, &e, c + first_row * EP_FFN_PANEL);
             if (e.last) {
