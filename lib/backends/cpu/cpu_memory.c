@@ -10,6 +10,13 @@
 #include "backends/host_common.h"
 #include "base/check.h"
 
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h> /* holes are forbidden, as malloc's own are: weights that are used after their end are seen */
+#else
+#define ASAN_POISON_MEMORY_REGION(bytes, count) ((void)(bytes), (void)(count))
+#define ASAN_UNPOISON_MEMORY_REGION(bytes, count) ((void)(bytes), (void)(count))
+#endif
+
 #define HUGE_PAGE_BYTES ((size_t)2 << 20)
 #define CHUNK_BYTES ((size_t)256 << 20)
 #define PART_BYTES_MIN (CHUNK_BYTES / 1024)          /* of experts like these malloc takes half as much again once they replace each other */
@@ -103,6 +110,7 @@ static void *take_of_hole(chunk *c, uint32_t index, size_t bytes)
 {
     hole *h = &c->holes[index];
     void *part = c->bytes + h->at;
+    ASAN_UNPOISON_MEMORY_REGION(part, bytes);
     h->at += bytes;
     h->bytes -= bytes;
     if (h->bytes == 0) {
@@ -123,6 +131,7 @@ static chunk *add_chunk(ep_cpu_memory *memory, uint32_t node)
     }
     *c = (chunk){.next = memory->chunks, .bytes = bytes, .node = node, .holes_count = 1, .holes = {{.bytes = CHUNK_BYTES}}};
     memory->chunks = c;
+    ASAN_POISON_MEMORY_REGION(bytes, CHUNK_BYTES);
     return c;
 }
 
@@ -154,6 +163,7 @@ static void discard(const chunk *c, const hole *h)
 static void give_to_chunk(chunk *c, size_t at, size_t bytes)
 {
     uint32_t i = 0;
+    ASAN_POISON_MEMORY_REGION(c->bytes + at, bytes);
     while (i < c->holes_count && c->holes[i].at < at) {
         i++;
     }
@@ -192,6 +202,7 @@ void ep_cpu_memory_give(ep_cpu_memory *memory, void *part, size_t bytes)
         give_to_chunk(c, place - (uintptr_t)c->bytes, bytes);
         if (c->holes[0].bytes == CHUNK_BYTES) {
             *at = c->next;
+            ASAN_UNPOISON_MEMORY_REGION(c->bytes, CHUNK_BYTES);
             free_on(memory, c->bytes, CHUNK_BYTES);
             free(c);
         }

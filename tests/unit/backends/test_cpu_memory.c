@@ -8,6 +8,10 @@
 #include "backends/cpu/cpu_memory.h"
 #include "backends/host_common.h"
 
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
+
 #define MIB ((size_t)1 << 20)
 enum { PARTS = 96, STEPS = 600, PAGE = 4096 };
 
@@ -175,3 +179,17 @@ Test(cpu_memory, parts_that_replace_each_other_leave_nothing_behind)
     check_replacing(3 * MIB / 2 + 64);
     check_replacing(9 * MIB / 2 + 64);
 }
+
+#if defined(__SANITIZE_ADDRESS__)
+Test(cpu_memory, the_sanitizer_sees_what_is_used_after_it_was_given_back)
+{
+    uint8_t *part = ep_cpu_memory_take(memory, 3 * MIB, 0);
+    uint8_t *other = ep_cpu_memory_take(memory, 3 * MIB, 0); /* keeps their chunk */
+    cr_assert_eq(__asan_region_is_poisoned(part, 3 * MIB), NULL);
+    ep_cpu_memory_give(memory, part, 3 * MIB);
+    cr_assert_eq(__asan_region_is_poisoned(part, 3 * MIB), part);
+    cr_assert_eq(__asan_region_is_poisoned(other, 3 * MIB), NULL);
+    cr_assert_eq(__asan_region_is_poisoned(other, 3 * MIB + 64), other + 3 * MIB);
+    ep_cpu_memory_give(memory, other, 3 * MIB);
+}
+#endif
