@@ -214,14 +214,14 @@ static void write_panel(const panel_rows *panel, uint8_t *to)
     }
 }
 
-/* to[panel][first_output + j] = bias[panel * width + j], zeros where there is none. */
+/* to[panel][first_output + j] = bias[panel * width + j]; where there is none -0, which changes no sum, not even -0. */
 static void write_bias(const void *bias, ep_dtype dtype, uint32_t count, uint32_t width, uint32_t first_output,
                        float *to)
 {
     const uint32_t panels = panels_of(count, width);
     for (uint32_t i = 0; i < panels * width; i++) {
         to[i / width * EP_FFN_PANEL + first_output + i % width] =
-            bias == NULL || i >= count ? 0.0f : ep_ffn_read_float(bias, dtype, i);
+            bias == NULL || i >= count ? -0.0f : ep_ffn_read_float(bias, dtype, i);
     }
 }
 

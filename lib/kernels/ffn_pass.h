@@ -18,7 +18,7 @@
 #include "kernels/ffn_kernel.h"
 
 #define EP_FFN_ALIGN 64
-#define EP_FFN_PACKED_LAYOUT "panel64-4" /* names what ep_ffn_pack writes; another name whenever a byte of it moves */
+#define EP_FFN_PACKED_LAYOUT "panel64-5" /* names what ep_ffn_pack writes; another name whenever a byte of it moves */
 #define EP_FFN_PASS_ROWS 256 /* more rows read the weights again: by then arithmetic is the limit */
 #define EP_FFN_TILE_BYTES                                                                                    \
     ((size_t)EP_FFN_PASS_ROWS * EP_FFN_PANEL * sizeof(float)) /* scratch of one thread */
@@ -35,7 +35,7 @@ typedef struct ep_ffn_packed {
     uint32_t down_panels;
     const uint8_t *gate_up;    /* [gate_up_panels] over H: 32 gate outputs, then the same 32 of up; or 64 of up */
     const uint8_t *down;       /* [down_panels] over I */
-    const float *gate_up_bias; /* [gate_up_panels][EP_FFN_PANEL] widened, zeros where there is none; or NULL */
+    const float *gate_up_bias; /* [gate_up_panels][EP_FFN_PANEL] widened, -0 where there is none; or NULL */
     const float *down_bias;    /* [down_panels][EP_FFN_PANEL], likewise */
     const float *shared_gate;  /* [H] widened, or NULL */
 } ep_ffn_packed;
