@@ -183,6 +183,19 @@ static void fill_hard(known_data *data, ep_weight_format format)
     }
 }
 
+/* MX formats: scales with which many weights lie below the normal numbers, and inputs that make such weights count. */
+static void fill_faint(known_data *data, ep_weight_format format)
+{
+    uint64_t state = 0x6661696eull + (uint64_t)format;
+    fill_data(data, format);
+    for (size_t i = 0; i < sizeof(data->scales[1]); i++) {
+        ((uint8_t *)data->scales[1])[i] = (uint8_t)(ep_splitmix64(&state) % 12);
+    }
+    for (size_t i = 0; i < ROWS * HIDDEN; i++) {
+        data->x[i] = ldexpf(1.0f + (float)(ep_splitmix64(&state) >> 57) / 128.0f, 60);
+    }
+}
+
 static void put_nibble(void *codes, size_t at, unsigned code)
 {
     uint8_t *byte = (uint8_t *)codes + at / 2;
@@ -380,6 +393,9 @@ static ep_err run_all(ep_backend *backend, ep_numerics numerics, ep_known_answer
         answer.digests[f] = fnv1a(has_quads ? quads : has_pairs ? pairs : activations, f);
         err = run_one(backend, data, (ep_weight_format)f, EP_ACT_SILU, &answer.digests[f], out_error);
         err = err == EP_OK ? run_hard(backend, data, fill_hard, (ep_weight_format)f, &answer.digests[f], out_error) : err;
+        if (err == EP_OK && (f == EP_WEIGHTS_MXFP4 || f == EP_WEIGHTS_MXFP8)) {
+            err = run_hard(backend, data, fill_faint, (ep_weight_format)f, &answer.digests[f], out_error);
+        }
         if (err == EP_OK && has_quads) {
             err = run_hard(backend, data, fill_halves, (ep_weight_format)f, &answer.digests[f], out_error);
         }
