@@ -14,6 +14,7 @@
 
 #define OUTPUT_BYTES (256u << 10)
 #define PATH_BYTES 4097
+#define TIME_BYTES 24 /* 2000-01-01T00:00:00.000Z at the head of a log line */
 
 /* Runs a program and keeps what it prints; its exit code, or -1. */
 static int run(const char *program, const char *file, const char *flag, char *out_text, size_t bytes)
@@ -123,6 +124,24 @@ static void open_checkpoint(const char *path, ep_doctor_findings *io_findings)
     ep_checkpoint_close(checkpoint);
 }
 
+/* Lines of the log that warn, "TIME W EVENT TEXT": what the daemon accepts and says nevertheless. */
+static void take_warnings(char *text, ep_doctor_findings *io_findings)
+{
+    for (char *line = text, *end; *line != '\0'; line = end) {
+        end = line + strcspn(line, "\n");
+        end += *end != '\0';
+        if (end > line && end[-1] == '\n') {
+            end[-1] = '\0';
+        }
+        char *rest = strstr(line, "Z W ");
+        if (rest != NULL && rest - line == TIME_BYTES - 1) {
+            rest += strlen("Z W ");
+            rest += strcspn(rest, " ");
+            ep_doctor_add(io_findings, EP_DOCTOR_WARN, "config", "man expertd.yaml explains each key", "%s", rest + (*rest == ' '));
+        }
+    }
+}
+
 void ep_doctor_check_config(const char *file, const char *program, ep_doctor_findings *io_findings)
 {
     char path[PATH_BYTES];
@@ -133,11 +152,13 @@ void ep_doctor_check_config(const char *file, const char *program, ep_doctor_fin
     }
     choose_program(file, program, path, sizeof(path));
     int code = run(path, file, "--check-config", text, OUTPUT_BYTES);
-    text[strcspn(text, "\n")] = '\0';
     if (code < 0 || code == 127) {
         ep_doctor_add(io_findings, EP_DOCTOR_ERROR, "config", "name the daemon with --program", "%s cannot be checked: %s cannot be run",
                       file, path);
-    } else if (code != 0) {
+    } else if (code == 0) {
+        take_warnings(text, io_findings);
+    } else {
+        text[strcspn(text, "\n")] = '\0';
         ep_doctor_add(io_findings, EP_DOCTOR_ERROR, "config", "correct the file; man expertd.yaml explains each key", "%s", text);
     }
     if (code == 0 && run(path, file, "--print-config", text, OUTPUT_BYTES) == 0) {

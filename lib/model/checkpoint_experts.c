@@ -146,9 +146,10 @@ static ep_err check_numbers(const ep_expert_plan *plan, const ep_plan_matrix *m,
     }
     const ep_plan_run *scales = m->scales < 0 ? NULL : &plan->runs[m->scales];
     for (size_t i = 0; scales != NULL && i < scales->bytes / scale_bytes[m->scale_kind]; i++) {
-        bool bad = m->scale_kind == EP_SCALES_E8M0 ? raw[m->scales][i] == 0xff
-                                                   : !isfinite(read_scale(raw[m->scales], m->scale_kind, i));
-        if (bad) {
+        if (m->scale_kind == EP_SCALES_E8M0 && raw[m->scales][i] == 0xff) {
+            return damaged(scales, "a scale is 255 (e8m0's NaN), allowed 0..254,", i, out_error);
+        }
+        if (m->scale_kind != EP_SCALES_E8M0 && !isfinite(read_scale(raw[m->scales], m->scale_kind, i))) {
             return damaged(scales, "a scale is not finite", i, out_error);
         }
     }

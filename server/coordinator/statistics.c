@@ -85,6 +85,23 @@ static ep_err reply(const ep_load_layer *layers, size_t count, const Expertd__V1
     return err == EP_OK && message.n_layers == 0 && names_some ? EP_ERR_NOT_FOUND : err;
 }
 
+/* Names what the request names: an empty model or version stands for all. */
+static void not_found(const Expertd__V1__StatisticsRequest *request, size_t count, ep_error *out_error)
+{
+    char layer[24] = "any layer", model[128] = "any model", version[64] = "";
+    if (request->has_layer) {
+        snprintf(layer, sizeof(layer), "layer %" PRIu32, request->layer);
+    }
+    if (request->model[0] != 0) {
+        snprintf(model, sizeof(model), "model '%.100s'", request->model);
+    }
+    if (request->version[0] != 0) {
+        snprintf(version, sizeof(version), " version '%.31s'", request->version);
+    }
+    ep_error_set(out_error, EP_ERR_NOT_FOUND, "nothing was computed yet in %s of %s%s; there are loads of %zu layers", layer, model, version,
+                 count);
+}
+
 void ep_statistics_answer(ep_load_sums *loads, const Expertd__V1__StatisticsRequest *request, Expertd__V1__StatisticsReply_Closure closure,
                           ep_rpc_call *call)
 {
@@ -95,12 +112,7 @@ void ep_statistics_answer(ep_load_sums *loads, const Expertd__V1__StatisticsRequ
     err = err != EP_OK ? err : reply(layers, count, request, closure, call);
     ep_load_layers_free(layers, count);
     if (err == EP_ERR_NOT_FOUND) {
-        char layer[24] = "any layer";
-        if (request->has_layer) {
-            snprintf(layer, sizeof(layer), "layer %" PRIu32, request->layer);
-        }
-        ep_error_set(&error, err, "nothing was computed yet in %s of model '%.100s' version '%.31s'; there are loads of %zu layers", layer,
-                     request->model, request->version, count);
+        not_found(request, count, &error);
     } else if (err != EP_OK) {
         ep_error_set(&error, err, "no memory for statistics");
     }

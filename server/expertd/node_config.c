@@ -12,6 +12,7 @@
 #include "base/cpu_features.h"
 #include "base/log.h"
 #include "expertd/batch_policy.h"
+#include "expertd/weight_cache.h"
 
 static const ep_option model_fields[] = {
     {.name = "name",
@@ -472,6 +473,9 @@ ep_err ep_node_config_check(const ep_options *options, ep_error *out_error)
     ep_node_config config;
     ep_err err = ep_node_config_load(options, &config, out_error);
     if (err == EP_OK) {
+        if (config.weight_cache_dir[0] != 0) {
+            ep_weight_cache_check_dir(config.weight_cache_dir); /* no error: the node serves without it */
+        }
         ep_node_config_fini(&config);
     }
     return err;

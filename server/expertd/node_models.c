@@ -7,7 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backends/host_common.h"
 #include "base/check.h"
+#include "base/log.h"
 
 /* Element types of x that a request may use. */
 static const uint32_t accepted_dtypes[] = {EP_DTYPE_BF16, EP_DTYPE_F16, EP_DTYPE_F32, EP_DTYPE_I8, EP_DTYPE_F8E4M3};
@@ -63,7 +65,17 @@ static uint32_t formats_beside(const ep_checkpoint *checkpoint)
     return formats;
 }
 
-static ep_err open_model(ep_node_model *model, ep_backend *backend, ep_weight_store *store,
+/* What was asked for by name and is not to be had is said: no error and no bit would tell. */
+static void warn_of_family(const ep_node_model *model, ep_numerics numerics)
+{
+    const ep_weight_format format = model->info->format;
+    if (numerics == EP_NUMERICS_W4A8 && ep_numerics_family(numerics, format) != EP_FFN_FAMILY_W4A8) {
+        ep_log(EP_LOG_WARN, "numerics", "model %s: its experts are %s, and numerics w4a8 is for MXFP4 and int4: they are computed as with bf16dp, id %s",
+               model->config->name, ep_weight_format_name(format), model->numerics);
+    }
+}
+
+static ep_err open_model(ep_node_model *model, const ep_node_config *config, ep_backend *backend, ep_weight_store *store,
                          ep_error *out_error)
 {
     ep_err err = ep_checkpoint_open(model->config->path, &model->checkpoint, out_error);
@@ -80,6 +92,7 @@ static ep_err open_model(ep_node_model *model, ep_backend *backend, ep_weight_st
         return ep_error_set(out_error, err, "model %s: backend %s cannot compute with %s weights",
                             model->config->name, backend->ops->name, ep_weight_format_name(model->info->format));
     }
+    warn_of_family(model, config->numerics);
     return open_layers(model, store, out_error);
 }
 
@@ -94,7 +107,7 @@ ep_err ep_node_models_open(ep_node_models *models, const ep_node_config *config,
     for (uint32_t i = 0; i < config->models_count; i++) {
         ep_node_model *model = &models->models[models->count++];
         model->config = &config->models[i];
-        ep_err err = open_model(model, backend, store, out_error);
+        ep_err err = open_model(model, config, backend, store, out_error);
         if (err != EP_OK) {
             return err;
         }

@@ -5,6 +5,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <libgen.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -192,6 +194,27 @@ static bool make_room(ep_weight_cache *cache, uint64_t present, uint64_t bytes)
     }
     pthread_mutex_unlock(&cache->tidy);
     return has_room;
+}
+
+void ep_weight_cache_check_dir(const char *dir)
+{
+    struct stat status;
+    char parent[PATH_MAX];
+    const char *problem = NULL;
+    if (stat(dir, &status) == 0) {
+        problem = !S_ISDIR(status.st_mode)                  ? "is not a directory"
+                  : access(dir, R_OK | W_OK | X_OK) != 0 ? "cannot be written"
+                                                         : NULL;
+        errno = S_ISDIR(status.st_mode) ? errno : ENOTDIR;
+    } else if (errno != ENOENT) {
+        problem = "cannot be used";
+    } else {
+        snprintf(parent, sizeof(parent), "%s", dir);
+        problem = access(dirname(parent), W_OK | X_OK) != 0 ? "cannot be made" : NULL; /* it alone: no directory above it */
+    }
+    if (problem != NULL) {
+        ep_log(EP_LOG_WARN, "weight-cache", "weight_cache_dir %s %s: %s; experts are packed anew at each start", dir, problem, strerror(errno));
+    }
 }
 
 ep_err ep_weight_cache_open(const char *dir, uint64_t bytes_max, ep_backend *backend, ep_weight_cache **out_cache,

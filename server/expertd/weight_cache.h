@@ -54,6 +54,8 @@ typedef struct ep_weight_cache_stats {
  */
 ep_err ep_weight_cache_open(const char *dir, uint64_t bytes_max, ep_backend *backend, ep_weight_cache **out_cache,
                             ep_error *out_error);
+/* Warns in the log when the directory could not be made or written, with path and reason. Makes nothing. */
+void ep_weight_cache_check_dir(const char *dir);
 void ep_weight_cache_close(ep_weight_cache *cache); /* NULL allowed */
 
 /* Opens the expert's file and checks its head. False: there is none of use; nothing is open. */

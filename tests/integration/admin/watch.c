@@ -38,13 +38,17 @@ static void ask_doctor(void)
 static void check_files(void)
 {
     char path[EP_TEST_PATH_BYTES + 32];
-    char text[2 * EP_TEST_PATH_BYTES];
+    char text[3 * EP_TEST_PATH_BYTES];
     const char *coordinator = f.cluster.coordinator.rpc_url;
     snprintf(path, sizeof(path), "%s/node.yaml", f.cluster.dir);
     snprintf(text, sizeof(text), "models:\n  - name: demo\n    path: %s\n", f.model_path);
     EP_TEST_CHECK(ep_test_write_file(path, text, 0600), "%s", path);
     ADMIN_CTL(&f.cluster, 0, "can be opened: version ", "doctor", "--config", path, "--program", ep_test_expertd, "--coordinator",
               coordinator);
+    snprintf(text, sizeof(text), "models:\n  - name: demo\n    path: %s\nweight_cache_dir: %s/none/packed\n", f.model_path, f.cluster.dir);
+    EP_TEST_CHECK(ep_test_write_file(path, text, 0600), "%s", path);
+    ADMIN_CTL(&f.cluster, 1, "/none/packed cannot be made: No such file or directory", "doctor", "--config", path, "--program", ep_test_expertd,
+              "--coordinator", coordinator); /* what the daemon's check only warns of */
     snprintf(text, sizeof(text), "%s/model.safetensors", f.model_path);
     EP_TEST_CHECK(truncate(text, 100) == 0, "%s", text); /* the nodes have read what they need */
     ADMIN_CTL(&f.cluster, 1, "copy the checkpoint again", "doctor", "--config", path, "--program", ep_test_expertd, "--coordinator",

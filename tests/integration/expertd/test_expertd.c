@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -320,6 +321,76 @@ Test(expertd, bad_configuration_ends_with_1_and_says_what_is_wrong)
     snprintf(broken, sizeof(broken), "%s/config.json", model_path);
     cr_assert(ep_test_write_file(broken, "{", 0600));
     expect_run(1, "config.json", model_flag, "--listen=tcp://127.0.0.1:0", "--probe-address=127.0.0.1:0");
+}
+
+/* Accepted, for the node serves without it, and said with path and reason. The service manager's check before a start shows it too. */
+static void expect_cache_dir(const char *path, const char *problem)
+{
+    char flag[PATH_BYTES + 64], line[PATH_BYTES + 128];
+    char *text;
+    snprintf(flag, sizeof(flag), "--weight-cache-dir=%s", path);
+    snprintf(line, sizeof(line), "W weight-cache weight_cache_dir %s %s; experts are packed anew", path, problem);
+    cr_expect_eq(run(&text, model_flag, flag, "--check-config"), 0, "%s", text);
+    if (problem[0] != 0) {
+        cr_expect(strstr(text, line) != NULL, "no '%s' in:\n%s", line, text);
+    } else {
+        cr_expect(strstr(text, "weight-cache") == NULL, "%s", text);
+    }
+    free(text);
+}
+
+Test(expertd, a_cache_directory_that_cannot_be_used_is_said_by_the_check)
+{
+    char path[PATH_BYTES + 32], file[PATH_BYTES];
+    snprintf(file, sizeof(file), "%s/file", dir);
+    cr_assert(ep_test_write_file(file, "", 0600));
+    expect_cache_dir(dir, "");
+    expect_cache_dir(file, "is not a directory: Not a directory");
+    snprintf(path, sizeof(path), "%s/below", file);
+    expect_cache_dir(path, "cannot be used: Not a directory");
+    snprintf(path, sizeof(path), "%s/none/packed", dir);
+    expect_cache_dir(path, "cannot be made: No such file or directory");
+    snprintf(path, sizeof(path), "%s/packed/", dir);
+    expect_cache_dir(path, "");
+    cr_expect_neq(access(path, F_OK), 0, "a check makes nothing");
+    if (geteuid() != 0) { /* root may write everywhere */
+        cr_assert_eq(chmod(model_path, 0500), 0);
+        expect_cache_dir(model_path, "cannot be written: Permission denied");
+        snprintf(path, sizeof(path), "%s/packed", model_path);
+        expect_cache_dir(path, "cannot be made: Permission denied");
+        cr_assert_eq(chmod(model_path, 0700), 0);
+    }
+}
+
+static void expect_w4a8_warning(const char *flag, bool is_warned)
+{
+    start(flag, "--numerics=w4a8", NULL, NULL, NULL);
+    await_notice("READY=1");
+    stop_cleanly();
+    char *output = ep_test_process_output(&node);
+    const char *line = strstr(output, "W numerics model ");
+    cr_expect_eq(line != NULL, is_warned, "%s", output);
+    if (is_warned) {
+        const char *parts[] = {"W numerics model demo: its experts are bf16, ", "they are computed as with bf16dp, id bf16dp/bf16/"};
+        for (size_t i = 0; i < EP_ARRAY_COUNT(parts); i++) {
+            cr_expect(strstr(output, parts[i]) != NULL, "no '%s' in:\n%s", parts[i], output);
+        }
+    }
+    free(output);
+    ep_test_process_destroy(&node);
+    node.pid_fd = -1;
+}
+
+Test(expertd, a_numerics_family_that_has_none_of_a_models_experts_is_said)
+{
+    ep_fixture_config config = ep_fixture_default();
+    char path[PATH_BYTES], flag[PATH_BYTES + 32];
+    config.expert_format = EP_WEIGHTS_MXFP4;
+    config.inner = 32;
+    make_model("narrow", &config, path);
+    snprintf(flag, sizeof(flag), "--model=demo=%s", path);
+    expect_w4a8_warning(model_flag, true);
+    expect_w4a8_warning(flag, false);
 }
 
 Test(expertd, a_taken_port_is_named)

@@ -286,6 +286,16 @@ static void all_ones(ep_format_tensor *t)
     memset(t->data, 0xff, t->bytes);
 }
 
+static void one_last_byte(ep_format_tensor *t)
+{
+    t->data[t->bytes - 1] = 0xff;
+}
+
+static void one_of_expert_2(ep_format_tensor *t)
+{
+    t->data[2 * t->bytes / t->dims[0] + 5] = 0xff;
+}
+
 static void one_infinite(ep_format_tensor *t)
 {
     memcpy(t->data + t->bytes - 4, "\x00\x00\x80\x7f", 4);
@@ -337,8 +347,10 @@ Test(formats, what_is_wrong_is_refused_with_file_tensor_and_reason)
         {"n1-f8-channel", "experts.2.gate_proj.weight_scale", another_type, EP_ERR_BAD_FILE, "dtype is I32, allowed F32, BF16",
          ".safetensors"},
         {"n1-f8-channel-bf16", "experts.2.gate_proj.weight_scale", one_row_less, EP_ERR_BAD_FILE, "shape is [64]", "allowed"},
-        {"n6-mxfp4-situ", "experts.2.w1.weight_scale", all_ones, EP_ERR_BAD_FILE, "w1.weight_scale: a scale is not finite at",
-         ".safetensors"},
+        {"n6-mxfp4-situ", "experts.2.w1.weight_scale", all_ones, EP_ERR_BAD_FILE,
+         "w1.weight_scale: a scale is 255 (e8m0's NaN), allowed 0..254, at element 0", ".safetensors"},
+        {"n2-mxfp8-oai", "experts.2.w2.weight_scale_inv", one_last_byte, EP_ERR_BAD_FILE, "allowed 0..254, at element 191", ".safetensors"},
+        {"n7-mxfp4", "down_proj_scales", one_of_expert_2, EP_ERR_BAD_FILE, "down_proj_scales: a scale is 255 (e8m0's NaN), allowed 0..254, at element 261", ".safetensors"},
         {"n6-mxfp4-situ", "experts.2.w2.weight_packed", one_row_less, EP_ERR_BAD_FILE, "shape is [96,31], allowed [96,32]",
          ".safetensors"},
         {"n6-mxfp4-situ", "experts.2.w2.weight_scale", leave_out, EP_ERR_NOT_FOUND, "has no scales", "w2.weight"},

@@ -127,6 +127,7 @@ static void expect_shown(gateway_fixture *f, const uint64_t *counts)
 {
     static const char *const args[] = {"stats", "--model=mixtral", "--layer=0", "--experts", "-o", "json", NULL};
     static const char *const none[] = {"stats", "--model=nobody", NULL};
+    static const char *const absent[] = {"stats", "--layer=77", "--version=9", NULL};
     static const char *const plain[] = {"stats", NULL};
     char *output = NULL;
     uint64_t total = 0;
@@ -144,7 +145,11 @@ static void expect_shown(gateway_fixture *f, const uint64_t *counts)
     EP_TEST_CHECK(ep_test_cluster_ctl(&f->cluster, plain, &output) == 0 && strstr(output, "MAX/MEAN") != NULL && strstr(output, "mixtral") != NULL,
                   "%s", output);
     free(output);
-    EP_TEST_CHECK(ep_test_cluster_ctl(&f->cluster, none, &output) != 0 && strstr(output, "nobody") != NULL, "%s", output);
+    EP_TEST_CHECK(ep_test_cluster_ctl(&f->cluster, none, &output) != 0 && strstr(output, "any layer of model 'nobody'; there") != NULL, "%s",
+                  output); /* only what was asked for is named */
+    free(output);
+    EP_TEST_CHECK(ep_test_cluster_ctl(&f->cluster, absent, &output) != 0 && strstr(output, "layer 77 of any model version '9'; there") != NULL,
+                  "%s", output);
     free(output);
     EP_TEST_CHECK(ep_test_http_get(f->cluster.coordinator.probe_url, "/metrics", &output) == 200, "no metrics");
     char line[64];

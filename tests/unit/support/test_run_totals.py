@@ -1,0 +1,111 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""tests/run ends with its totals, however it ends: wrong options, builds that fail, tests that fail, signals.
+
+Runs a copy of it in an empty directory, where cmake, ctest and the other steps are stand-ins of a few lines.
+
+usage: test_run_totals.py SOURCE_DIR
+"""
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+
+PATIENCE_S = 60
+TOTALS = re.compile(r"tests: (\d+) passed, (\d+) failed, (\d+) skipped")
+CTEST = """
+echo '1/3 Test  #1: a ..........   Passed    0.01 sec'
+echo '2/3 Test  #2: b ..........***Skipped   0.01 sec'
+echo '3/3 Test  #3: c ..........{third}    0.01 sec'
+exit {code}
+"""
+GOOD = CTEST.format(third="   Passed", code=0)
+BAD = CTEST.format(third="***Failed ", code=8)
+HANG = "echo hangs >\"$READY\"; exec sleep 1000"
+
+failures = []
+
+
+def script(path, text):
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "w", encoding="utf-8") as file:
+        file.write("#!/bin/sh\n" + text + "\n")
+    os.chmod(path, 0o755)
+
+
+class Tree:
+    def __init__(self, source, where, cmake="exit 0", ctest=GOOD, fuzz="echo '9 0 0' >build/fuzz/totals", quickstart="exit 0"):
+        self.where = where
+        self.ready = where + "/ready"
+        os.makedirs(where + "/tests")
+        os.makedirs(where + "/.ci")
+        os.makedirs(where + "/build/fuzz")
+        shutil.copy(source + "/tests/run", where + "/tests/run")
+        shutil.copy(source + "/.ci/run", where + "/.ci/run")
+        for name, text in (("bin/cmake", cmake), ("bin/ctest", ctest), ("tests/fuzz/run", fuzz), ("deploy/quickstart", quickstart),
+                           ("deploy/install-deps", "exit 0")):
+            script(f"{where}/{name}", text)
+        with open(where + "/build/ctest-release.log", "w", encoding="utf-8") as old:  # of a run before: not counted
+            old.write("1/1 Test  #1: old ..........   Passed    0.01 sec\n")
+
+    def start(self, program, args):
+        env = {**os.environ, "PATH": f"{self.where}/bin:{os.environ['PATH']}", "READY": self.ready}
+        return subprocess.Popen([f"{self.where}/{program}", *args], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                env=env, text=True, start_new_session=True)
+
+
+def expect(what, process, code, totals, part=""):
+    try:
+        output, _ = process.communicate(timeout=PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+    lines = output.splitlines() or [""]
+    found = TOTALS.fullmatch(lines[-1])
+    counts = tuple(int(n) for n in found.groups()) if found else None
+    if process.returncode != code or counts != totals or part not in output:
+        failures.append(f"{what}: exit code {process.returncode}, totals {counts}; expected {code}, {totals} and '{part}' in:\n{output}")
+
+
+def main():
+    source = sys.argv[1]
+    with tempfile.TemporaryDirectory(prefix="run-totals-") as top:
+        def tree(name, **steps):
+            return Tree(source, f"{top}/{name}", **steps)
+
+        good = tree("good")
+        expect("all of it", good.start(".ci/run", []), 0, (3 * 2 + 9 + 1, 0, 3))
+        expect("one build", good.start("tests/run", ["--no-install", "--only", "asan", "--jobs", "3", "--filter", "x"]), 0, (2, 0, 1))
+        for args, part in ((["--only"], "'--only' needs a value"), (["--filter"], "'--filter' needs a value"), (["--jobs"], "'--jobs' needs a value"),
+                           (["--only", ""], "'--only' needs a value"), (["--only", "asam"], "'asam' is no build, allowed: release"),
+                           (["--jobs", "many"], "'many' is no number"), (["--jobs", "0"], "'0' is no number"),
+                           (["--no-install", "--nonsense"], "unknown option '--nonsense'")):
+            expect(" ".join(args), good.start("tests/run", args), 2, (0, 1, 0), part)
+
+        expect("a build fails", tree("no-build", cmake="exit 1").start(".ci/run", []), 1, (9 + 1, 3, 0))
+        expect("a test fails", tree("bad", ctest=BAD).start(".ci/run", []), 1, (3 + 9 + 1, 3, 3), "failed: c")
+        expect("no test is found", tree("none", ctest="exit 8").start("tests/run", ["--only", "release"]), 1, (0, 1, 0))
+        expect("a fuzzer does not build", tree("fuzz", fuzz="exit 1").start("tests/run", ["--only", "fuzz"]), 1, (0, 1, 0))
+        expect("no quick start", tree("quick", quickstart="exit 1").start("tests/run", ["--only", "quickstart"]), 1, (0, 1, 0))
+
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+            for step in ("cmake", "ctest"):
+                cut = tree(f"cut-{step}-{number.name}", **{step: HANG})
+                os.mkfifo(cut.ready)
+                process = cut.start(".ci/run", [])
+                with open(cut.ready, encoding="utf-8") as ready:  # until the step is on
+                    ready.read()
+                process.send_signal(number)
+                expect(f"{number.name} in {step}", process, 1, (0, 1, 0), "cut off in release: ")
+    for text in failures:
+        print(text)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):  # a shell cannot trap what was ignored when it began
+        signal.signal(number, signal.SIG_DFL)
+    sys.exit(main())
