@@ -161,7 +161,7 @@ static bool is_direct(ep_weight_format format, const ep_plan_matrix *m)
 {
     bool wants_f32 = format == EP_WEIGHTS_F8_BLOCK || format == EP_WEIGHTS_F8_CHANNEL || format == EP_WEIGHTS_W8A8;
     bool converts = wants_f32 && m->scale_kind != EP_SCALES_F32;
-    return !m->present || (m->step == 1 && !m->transposed && !converts);
+    return !m->present || (m->step == 1 && !m->transposed && !converts && m->scale_rows == 1);
 }
 
 /* to[n] = row first + n * step of from, for all rows of the matrix. */
@@ -191,8 +191,15 @@ static void take_columns(const ep_plan_matrix *m, const uint8_t *from, size_t el
 static void take_scales(ep_weight_format format, const ep_plan_matrix *m, const uint8_t *from, uint8_t *to)
 {
     const size_t bytes = ep_weight_scales_bytes(format, m->rows, m->columns);
+    const size_t row_bytes = bytes / m->rows;
+    for (size_t n = 0; m->scale_rows > 1 && n < m->rows; n++) { /* of a tensor of its own: from row 0 */
+        memcpy(to + n * row_bytes, from + n / m->scale_rows * row_bytes, row_bytes);
+    }
+    if (m->scale_rows > 1) {
+        return;
+    }
     if (format == EP_WEIGHTS_MXFP4 || format == EP_WEIGHTS_MXFP8 || format == EP_WEIGHTS_INT4) {
-        take_rows(m, from, bytes / m->rows, to);
+        take_rows(m, from, row_bytes, to);
         return;
     }
     for (size_t i = 0; i < bytes / sizeof(float); i++) {

@@ -174,7 +174,12 @@ static bool is_per_row(const ep_checkpoint_entry *entry, uint64_t rows)
     return has_shape(entry, DIMS(rows, 1)) || has_shape(entry, DIMS(rows));
 }
 
-/* f8e4m3 with whatever scales there are: the shape tells which. */
+static bool is_mx_blocks(const ep_checkpoint_entry *scales, uint64_t rows, uint64_t columns)
+{
+    return has_shape(scales, DIMS(parts_of(rows, EP_MX_GROUP), parts_of(columns, EP_MX_GROUP)));
+}
+
+/* f8e4m3 with whatever scales there are: the shape tells which. A power of two for 32 x 32 weights is mxfp8 whose rows share their scales. */
 static ep_err f8_format(const ep_checkpoint_entry *scales, uint64_t rows, uint64_t columns, ep_scale_kind kind,
                         ep_weight_format *out_format, ep_error *out_error)
 {
@@ -185,7 +190,7 @@ static ep_err f8_format(const ep_checkpoint_entry *scales, uint64_t rows, uint64
         *out_format = EP_WEIGHTS_F8_BLOCK;
     } else if (is_per_row(scales, rows) && kind != EP_SCALES_E8M0) {
         *out_format = EP_WEIGHTS_F8_CHANNEL;
-    } else if (kind == EP_SCALES_E8M0 && has_shape(scales, DIMS(rows, parts_of(columns, EP_MX_GROUP)))) {
+    } else if (kind == EP_SCALES_E8M0 && (has_shape(scales, DIMS(rows, parts_of(columns, EP_MX_GROUP))) || is_mx_blocks(scales, rows, columns))) {
         *out_format = EP_WEIGHTS_MXFP8;
     } else if (kind == EP_SCALES_E8M0) {
         return shape_error(scales, DIMS(rows, parts_of(columns, EP_MX_GROUP)), out_error);
@@ -296,6 +301,7 @@ static ep_err plan_separate(const naming *n, ep_matrix m, ep_expert_plan *plan, 
     matrix->values = add_whole(plan, values);
     matrix->scales = scales == NULL ? -1 : add_whole(plan, scales);
     matrix->scale_kind = scales == NULL ? EP_SCALES_NONE : scale_kind_of(scales);
+    matrix->scale_rows = format == EP_WEIGHTS_MXFP8 && is_mx_blocks(scales, matrix->rows, matrix->columns) ? EP_MX_GROUP : 1;
     const ep_checkpoint_entry *offset = format == EP_WEIGHTS_W8A8 ? find_part(n, m, "weight_offset", name) : NULL;
     matrix->offset = offset == NULL ? -1 : add_whole(plan, offset);
     const ep_checkpoint_entry *bias = find_part(n, m, "bias", name);
@@ -507,6 +513,7 @@ ep_err ep_expert_plan_make(const ep_checkpoint *checkpoint, const ep_layer_shape
             .bias = -1,
             .offset = -1,
             .step = 1,
+            .scale_rows = 1,
         };
         out_plan->matrices[m].run_rows = out_plan->matrices[m].rows;
     }

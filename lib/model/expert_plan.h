@@ -33,6 +33,7 @@ typedef struct ep_plan_matrix {
     int bias;
     int offset;          /* of w8a8, which must be all zero */
     ep_scale_kind scale_kind;
+    uint32_t scale_rows; /* rows that share a row of scales in the file: 1, or EP_MX_GROUP of mxfp8 in square blocks */
     uint32_t first;      /* place of row 0 in the run */
     uint32_t step;       /* 1, or 2 where gate and up rows alternate */
     uint32_t run_rows;   /* outputs in the run, of gate and up together */

@@ -33,7 +33,7 @@ typedef struct shared_case {
     ep_format_case shared; /* names of N1; expert 0 of it is taken */
     const char *stem;
     const char *words[3];
-    const char *scales; /* e8m0 under this name, one for each 128 x 128 as in f8_block; NULL: as the format has them */
+    const char *scales; /* e8m0 under this name, one for each 128 x 128 of f8_block or 32 x 32 of mxfp8; NULL: as the format has them */
     const char *gate;   /* [1,H] of bf16; NULL none */
 } shared_case;
 
@@ -46,6 +46,9 @@ static const shared_case cases[] = {
      "language_model.model.layers.1.mlp.shared_experts", PROJECTIONS, NULL, NULL},
     {{"deepseek v4", EP_FORMAT_N4, EP_WEIGHTS_MXFP4, 160, 96, SHARED(130) "\"swiglu_limit\":0.5,", EP_ACT_SWIGLU_LIMIT, {0, 0, 0.5f}, false, false},
      {"", EP_FORMAT_N1, EP_WEIGHTS_F8_BLOCK, 160, 130, "", EP_ACT_SWIGLU_LIMIT, {0, 0, 0.5f}, false, false},
+     "layers.1.ffn.shared_experts", NUMBERED, "scale", NULL},
+    {{"deepseek v4.1", EP_FORMAT_N4, EP_WEIGHTS_MXFP4, 160, 96, SHARED(130) "\"swiglu_limit\":0.5,", EP_ACT_SWIGLU_LIMIT, {0, 0, 0.5f}, false, false},
+     {"", EP_FORMAT_N1, EP_WEIGHTS_MXFP8, 160, 130, "", EP_ACT_SWIGLU_LIMIT, {0, 0, 0.5f}, false, false},
      "layers.1.ffn.shared_experts", NUMBERED, "scale", NULL},
     {{"minimax m3", EP_FORMAT_N2, EP_WEIGHTS_MXFP8, 96, 64, SHARED(65) "\"swiglu_limit\":0.5,\"swiglu_alpha\":1.702,", EP_ACT_SWIGLU_OAI,
       {1.702f, 1, 0.5f}, false, false},
@@ -83,6 +86,19 @@ static void to_e8m0(ep_format_tensor *t, float *scales, const char *part, size_t
     snprintf(t->name + stem_length, sizeof(t->name) - stem_length, "%s", part);
 }
 
+/* Rows of scales that stand for 32 rows of weights: in the expert each repeats the first of its 32, in the file it stands once. */
+static void to_square_blocks(ep_format_tensor *t, uint8_t *scales, const char *part, size_t stem_length)
+{
+    const size_t columns = t->dims[1];
+    for (size_t n = 0; n < t->dims[0]; n++) {
+        memmove(scales + n * columns, scales + n / 32 * 32 * columns, columns);
+        memcpy(t->data + n / 32 * columns, scales + n * columns, columns);
+    }
+    t->dims[0] = (t->dims[0] + 31) / 32;
+    t->bytes = t->dims[0] * columns;
+    snprintf(t->name + stem_length, sizeof(t->name) - stem_length, "%s", part);
+}
+
 static ep_format_tensor *add(ep_format_model *model)
 {
     model->tensors = realloc(model->tensors, (model->tensors_count + 1) * sizeof(model->tensors[0]));
@@ -109,6 +125,8 @@ static void add_shared(ep_format_model *model, ep_format_model *from, const shar
                 memcpy(to->name, name, sizeof(name));
                 if (c->scales != NULL && strcmp(to->dtype, "F32") == 0) {
                     to_e8m0(to, (float *)(void *)from->parts[0][3 * m + 1], c->scales, (size_t)at);
+                } else if (c->scales != NULL && strstr(t->name + length, "scale") != NULL) {
+                    to_square_blocks(to, from->parts[0][3 * m + 1], c->scales, (size_t)at);
                 }
                 break;
             }
