@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/float_env.h"
 #include "base/numeric.h"
 #include "group/group_assist.h"
 #include "group/group_norm.h"
@@ -182,6 +183,21 @@ static ep_err tp_exchange(combine_work *w, group_op *tp, ep_error *out_error)
     return err == EP_OK ? group_op_wait(tp, out_error) : err;
 }
 
+/* summed = own row + partner's row, rounded once. */
+static EP_FLOAT_WORK void add_rows(const combine_work *w, const uint8_t *partner, size_t row_bytes)
+{
+    float *a = w->scratch;
+    float *b = w->scratch + w->view->batch.hidden;
+    for (uint32_t i = 0; i < w->assist.rows; i++) {
+        ep_row_widen(row_back(w, i), w->view->batch.wire_dtype, w->view->batch.hidden, a);
+        ep_row_widen(partner + i * row_bytes, w->view->batch.wire_dtype, w->view->batch.hidden, b);
+        for (uint32_t h = 0; h < w->view->batch.hidden; h++) {
+            a[h] = a[h] + b[h];
+        }
+        ep_row_narrow(a, w->view->batch.hidden, w->view->batch.wire_dtype, w->summed->data + i * row_bytes);
+    }
+}
+
 static ep_err tp_add(combine_work *w, group_op *tp, ep_error *out_error)
 {
     size_t row_bytes = w->view->batch.hidden * w->element;
@@ -197,16 +213,9 @@ static ep_err tp_add(combine_work *w, group_op *tp, ep_error *out_error)
     if (err != EP_OK) {
         return ep_error_set(out_error, err, "no memory for the sums of %" PRIu32 " rows", w->assist.rows);
     }
-    float *a = w->scratch;
-    float *b = w->scratch + w->view->batch.hidden;
-    for (uint32_t i = 0; i < w->assist.rows; i++) {
-        ep_row_widen(row_back(w, i), w->view->batch.wire_dtype, w->view->batch.hidden, a);
-        ep_row_widen(body + 64 + i * row_bytes, w->view->batch.wire_dtype, w->view->batch.hidden, b);
-        for (uint32_t h = 0; h < w->view->batch.hidden; h++) {
-            a[h] = a[h] + b[h];
-        }
-        ep_row_narrow(a, w->view->batch.hidden, w->view->batch.wire_dtype, w->summed->data + i * row_bytes);
-    }
+    const ep_float_env env = ep_float_env_begin();
+    add_rows(w, body + 64, row_bytes);
+    ep_float_env_end(env);
     w->expand = w->summed->data;
     w->expand_stride = (int64_t)row_bytes;
     return EP_OK;
@@ -240,7 +249,9 @@ static void put_row(const combine_work *w, uint32_t row, uint8_t *out)
     }
     size_t scales = ep_group_quant_scales_offset(hidden);
     memset(out + hidden, 0, w->wire_row_bytes - hidden);
+    const ep_float_env env = ep_float_env_begin();
     ep_row_quantize_i8_blocks(row_back(w, row), w->view->batch.wire_dtype, hidden, (int8_t *)out, out + scales);
+    ep_float_env_end(env);
 }
 
 static ep_err fill_frame(const combine_work *w, uint32_t member, ep_error *out_error)
@@ -418,7 +429,7 @@ static void norm_token(const combine_work *w, uint32_t token)
     }
 }
 
-static void sum_rows(const combine_work *w)
+static EP_FLOAT_WORK void sum_rows(const combine_work *w)
 {
     ep_batch batch = w->view->batch;
     ep_combine_out out = {.data = w->args->x_out.data};
@@ -474,7 +485,9 @@ static ep_err exchange(combine_work *w, group_view *view, ep_error *out_error)
         err = receive_rows(w, &error);
     }
     if (err == EP_OK) {
+        const ep_float_env env = ep_float_env_begin();
         sum_rows(w);
+        ep_float_env_end(env);
     } else if (out_error != NULL) {
         *out_error = error;
     }

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/float_env.h"
 #include "moe/batch_ids.h"
 #include "moe/quantize.h"
 
@@ -170,7 +171,8 @@ static const float *smooth_row(const ep_group_packer *packer, uint32_t bucket, u
     return ep_rows_at(&packer->smooth, row);
 }
 
-void ep_group_pack(const ep_group_packer *packer, uint32_t bucket, const uint32_t *order, uint32_t count, const ep_group_row_out *out)
+static EP_FLOAT_WORK void pack_rows(const ep_group_packer *packer, uint32_t bucket, const uint32_t *order, uint32_t count,
+                                    const ep_group_row_out *out)
 {
     const ep_batch *batch = packer->batch;
     for (uint32_t i = 0; i < count; i++) {
@@ -191,6 +193,13 @@ void ep_group_pack(const ep_group_packer *packer, uint32_t bucket, const uint32_
             out->slots[i] = slot;
         }
     }
+}
+
+void ep_group_pack(const ep_group_packer *packer, uint32_t bucket, const uint32_t *order, uint32_t count, const ep_group_row_out *out)
+{
+    const ep_float_env env = ep_float_env_begin();
+    pack_rows(packer, bucket, order, count, out);
+    ep_float_env_end(env);
 }
 
 /* ---- combine ---- */

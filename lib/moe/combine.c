@@ -10,6 +10,7 @@
 
 #include "base/buffer.h"
 #include "base/check.h"
+#include "base/float_env.h"
 #include "base/numeric.h"
 #include "moe/convert.h"
 #include "moe/node_sum.h"
@@ -198,7 +199,7 @@ static void write_slots(const ep_batch *batch, const ep_layer_shape *shape, cons
     }
 }
 
-static void combine_rows(const ep_batch *batch, const ep_layer_shape *shape, const sent_rows *rows,
+static EP_FLOAT_WORK void combine_rows(const ep_batch *batch, const ep_layer_shape *shape, const sent_rows *rows,
                          uint32_t token_begin, uint32_t token_end, float *scratch, const ep_combine_out *out)
 {
     token_scratch s = split_scratch(scratch, batch->hidden);
@@ -221,7 +222,9 @@ void ep_combine(const ep_batch *batch, const ep_layer_shape *shape, const void *
                 uint32_t token_begin, uint32_t token_end, float *scratch, const ep_combine_out *out)
 {
     sent_rows sent = {rows, NULL};
+    const ep_float_env env = ep_float_env_begin();
     combine_rows(batch, shape, &sent, token_begin, token_end, scratch, out);
+    ep_float_env_end(env);
 }
 
 void ep_combine_quantized(const ep_batch *batch, const ep_layer_shape *shape, const void *const *rows,
@@ -229,5 +232,7 @@ void ep_combine_quantized(const ep_batch *batch, const ep_layer_shape *shape, co
                           float *scratch, const ep_combine_out *out)
 {
     sent_rows sent = {rows, row_scales};
+    const ep_float_env env = ep_float_env_begin();
     combine_rows(batch, shape, &sent, token_begin, token_end, scratch, out);
+    ep_float_env_end(env);
 }

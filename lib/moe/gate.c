@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/float_env.h"
 #include "base/numeric.h"
 #include "base/random.h"
 #include "moe/flow.h"
@@ -216,6 +217,16 @@ static void route_token(gate_token *g, int32_t *out_ids, float *out_weights)
     }
 }
 
+static EP_FLOAT_WORK void route(const ep_gate_config *config, uint32_t tokens, const float *logits, float *scores, int32_t *out_ids,
+                                float *out_weights)
+{
+    for (uint32_t t = 0; t < tokens; t++) {
+        gate_token g = {
+            .config = config, .logits = logits + (size_t)t * config->experts, .scores = scores, .token = t};
+        route_token(&g, out_ids + (size_t)t * config->top_k, out_weights + (size_t)t * config->top_k);
+    }
+}
+
 ep_err ep_gate(const ep_gate_config *config, uint32_t tokens, const float *logits, int32_t *out_ids,
                float *out_weights, ep_error *out_error)
 {
@@ -235,11 +246,9 @@ ep_err ep_gate(const ep_gate_config *config, uint32_t tokens, const float *logit
                                 config->experts);
         }
     }
-    for (uint32_t t = 0; t < tokens; t++) {
-        gate_token g = {
-            .config = config, .logits = logits + (size_t)t * config->experts, .scores = scores, .token = t};
-        route_token(&g, out_ids + (size_t)t * config->top_k, out_weights + (size_t)t * config->top_k);
-    }
+    const ep_float_env env = ep_float_env_begin();
+    route(config, tokens, logits, scores, out_ids, out_weights);
+    ep_float_env_end(env);
     if (scores != on_stack) {
         free(scores);
     }

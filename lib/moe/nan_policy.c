@@ -7,6 +7,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/float_env.h"
 #include "base/numeric.h"
 #include "moe/batch.h"
 #include "moe/convert.h"
@@ -194,8 +195,7 @@ static void send_replaced_f8(const ep_batch *batch, const uint8_t *row, uint8_t 
     }
 }
 
-void ep_batch_send_row(const ep_batch *batch, uint32_t token, uint32_t slot, uint32_t expert, void *out,
-                       float *scales)
+static EP_FLOAT_WORK void send_row(const ep_batch *batch, uint32_t token, uint32_t slot, uint32_t expert, void *out, float *scales)
 {
     const uint8_t *row = ep_rows_at(&batch->x, token);
     const float *smooth = smooth_row(batch, slot, expert);
@@ -213,4 +213,17 @@ void ep_batch_send_row(const ep_batch *batch, uint32_t token, uint32_t slot, uin
     } else {
         ep_row_quantize_f8(row, batch->x.dtype, batch->hidden, out, scales);
     }
+}
+
+void ep_batch_send_row(const ep_batch *batch, uint32_t token, uint32_t slot, uint32_t expert, void *out,
+                       float *scales)
+{
+    const bool is_copy = batch->dispatch_quant == EP_DISPATCH_PLAIN && (batch->nan_policy == EP_NAN_PASS || batch->nan_policy == EP_NAN_REJECT);
+    if (is_copy) {
+        send_row(batch, token, slot, expert, out, scales);
+        return;
+    }
+    const ep_float_env env = ep_float_env_begin();
+    send_row(batch, token, slot, expert, out, scales);
+    ep_float_env_end(env);
 }

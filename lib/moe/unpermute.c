@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/float_env.h"
 #include "expertd/permute.h"
 #include "moe/convert.h"
 #include "moe/flow.h"
@@ -139,6 +140,20 @@ static void add_extra(const ep_unpermute_args *a, const void *rows, uint32_t tok
     }
 }
 
+static EP_FLOAT_WORK void sum_tokens(const ep_unpermute_args *args, float *sum, float *wide)
+{
+    size_t out_bytes = args->hidden * ep_dtype_bytes(args->out_dtype);
+    for (uint32_t t = 0; t < args->tokens; t++) {
+        memset(sum, 0, args->hidden * sizeof(*sum));
+        add_extra(args, args->x1, t, sum, wide);
+        add_extra(args, args->x2, t, sum, wide);
+        for (uint32_t k = 0; k < args->top_k; k++) {
+            add_slot(args, t, k, sum, wide);
+        }
+        ep_row_narrow(sum, args->hidden, args->out_dtype, (uint8_t *)args->out + t * out_bytes);
+    }
+}
+
 ep_err ep_moe_unpermute(const ep_unpermute_args *args, void *workspace, size_t workspace_bytes,
                         ep_error *out_error)
 {
@@ -155,16 +170,8 @@ ep_err ep_moe_unpermute(const ep_unpermute_args *args, void *workspace, size_t w
                    workspace == NULL ? 0 : workspace_bytes, needed);
     }
     float *sum = workspace;
-    float *wide = sum + ep_align_up(args->hidden, ALIGN_FLOATS);
-    size_t out_bytes = args->hidden * ep_dtype_bytes(args->out_dtype);
-    for (uint32_t t = 0; t < args->tokens; t++) {
-        memset(sum, 0, args->hidden * sizeof(*sum));
-        add_extra(args, args->x1, t, sum, wide);
-        add_extra(args, args->x2, t, sum, wide);
-        for (uint32_t k = 0; k < args->top_k; k++) {
-            add_slot(args, t, k, sum, wide);
-        }
-        ep_row_narrow(sum, args->hidden, args->out_dtype, (uint8_t *)args->out + t * out_bytes);
-    }
+    const ep_float_env env = ep_float_env_begin();
+    sum_tokens(args, sum, sum + ep_align_up(args->hidden, ALIGN_FLOATS));
+    ep_float_env_end(env);
     return EP_OK;
 }

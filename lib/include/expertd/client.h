@@ -15,8 +15,8 @@
  *            LIBEXPERTD_STREAM_LANE (uv, nng) and LIBEXPERTD_BUSY_POLL_US in the environment choose how tcp:// is carried.
  *            After fork() every call in the child returns EP_ERR_FAILED_PRECONDITION, except
  *            ep_client_destroy, which does nothing there.
- * Floats     rows are summed by the calling thread and by the library's threads, in the float environment that the caller has, or the thread had
- *            that started them. The bits are those promised when it rounds to nearest and keeps denormals, as every program begins.
+ * Floats     the library rounds to nearest and keeps denormals whatever the float environment of the calling thread (FTZ, DAZ, rounding, traps),
+ *            and leaves that as it was.
  * Callbacks  run on the library's threads, never inside the call that began them; they may begin calls, not
  *            block, not destroy the client.
  * Structs    set struct_bytes by the _init function first; then change fields. Unset pointers are NULL.

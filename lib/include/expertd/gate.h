@@ -11,7 +11,7 @@
  *
  * Shapes     logits [T,E] f32; bias [E] f32 or NULL; out_ids [T,K] i32; out_weights [T,K] f32; all contiguous.
  *            Slot order: descending selection score.
- * Threads    pure; any thread.
+ * Threads    pure; any thread, in any float environment.
  */
 #ifndef EXPERTD_GATE_H
 #define EXPERTD_GATE_H

@@ -13,7 +13,7 @@
  *               slot are zero. row_begin and row_end do not apply
  *
  * Memory     nothing is allocated: the caller gives workspace of the size that a function tells. Rows are contiguous.
- * Threads    pure; any thread.
+ * Threads    pure; any thread, in any float environment.
  */
 #ifndef EXPERTD_PERMUTE_H
 #define EXPERTD_PERMUTE_H

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The three call forms against fake nodes: equal to a plain loop, bit for bit, however the batch travels. */
 #include <criterion/criterion.h>
+#include <fenv.h>
 #include <pthread.h>
 #include <semaphore.h>
 #include <string.h>
@@ -60,6 +61,28 @@ Test(client_forward, equals_a_plain_loop_over_tcp)
         &h, &(harness_options){
                 .scheme = "tcp", .nodes_count = 3, .copies = 2, .shared_experts = 1, .coordinator = true});
     check_many();
+    harness_close(&h);
+}
+
+/* Sums are made by the calling thread and by the library's own threads, which inherit what the thread had that started them. */
+Test(client_forward, the_callers_float_environment_changes_no_bit)
+{
+    (void)fesetround(FE_DOWNWARD);
+    harness_open(&h, &(harness_options){.scheme = "tcp", .nodes_count = 2, .copies = 1});
+    for (int i = 0; i < 6; i++) {
+        batch b;
+        (void)fesetround(FE_TONEAREST);
+        batch_make(&b, &h, 40, 4, 70 + (uint64_t)i);
+        b.args.mode = i % 2 == 0 ? EP_MOE_DECODE : EP_MOE_PREFILL;
+        (void)fesetround(i < 4 ? FE_DOWNWARD : FE_UPWARD);
+        const ep_err err = ep_moe_forward(h.client, &b.args, &b.out_tensor, &result);
+        const int rounding = fegetround();
+        (void)fesetround(FE_TONEAREST);
+        cr_assert_eq(err, EP_OK, "%s", result.error.text);
+        cr_expect_eq(rounding, i < 4 ? FE_DOWNWARD : FE_UPWARD);
+        cr_expect(batch_equal(&b), "call %d", i);
+        batch_free(&b);
+    }
     harness_close(&h);
 }
 
