@@ -171,7 +171,40 @@ static void on_tick(void *arg)
     }
 }
 
-/* Ready once it listens: a coordinator without nodes is a working coordinator. */
+static bool serves_some(const ep_routing_table *table)
+{
+    for (uint32_t l = 0; l < table->layers_count; l++) {
+        const ep_routing_layer *layer = &table->layers[l];
+        if (layer->offsets[layer->shape.experts + layer->shape.shared_experts] > 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/*
+ * Who asks whether to send work here, or clients, wants no coordinator whose every call ends with UNAVAILABLE. Nodes register meanwhile, and must
+ * therefore reach it whatever this says.
+ */
+static ep_probe_check check_placement(coordinator *self, const ep_coordinator_stats *stats)
+{
+    ep_routing_table *table = ep_coordinator_service_table(self->service);
+    ep_probe_check check = {.name = "placement", .ok = table != NULL && serves_some(table)};
+    const uint32_t min_nodes = self->config->cluster.min_nodes;
+    if (check.ok) {
+        snprintf(check.text, sizeof(check.text), "%u models", table->models_count);
+    } else if (stats->placement_error.code != EP_OK) {
+        snprintf(check.text, sizeof(check.text), "failed: %.140s", stats->placement_error.text);
+    } else if (stats->nodes_listed < (table == NULL ? min_nodes : 1)) {
+        snprintf(check.text, sizeof(check.text), "no expert is served: %u nodes take part, min_nodes is %u", stats->nodes_listed, min_nodes);
+    } else {
+        snprintf(check.text, sizeof(check.text), "no expert is served: %u nodes take part, and none has loaded what it was given", stats->nodes_listed);
+    }
+    ep_routing_table_unref(table);
+    return check;
+}
+
+/* Started and alive once it listens; ready when a table says where some expert is. */
 static size_t on_checks(void *arg, ep_probe_kind kind, ep_probe_check *out)
 {
     coordinator *self = arg;
@@ -188,6 +221,7 @@ static size_t on_checks(void *arg, ep_probe_kind kind, ep_probe_check *out)
         snprintf(out[count].text, sizeof(out[count].text), "%s, %u nodes, epoch %llu", stopping ? "stopping" : "serving",
                  stats.nodes_listed, (unsigned long long)stats.epoch.number);
         count++;
+        out[count++] = check_placement(self, &stats);
         out[count] = (ep_probe_check){.name = "store", .ok = true}; /* a failing one does not end service */
         snprintf(out[count].text, sizeof(out[count].text), "%.120s",
                  self->store == NULL                      ? "memory"

@@ -650,6 +650,7 @@ void ep_coordinator_service_read_stats(ep_coordinator_service *self, ep_coordina
     ep_coordinator_state_node_view view;
     pthread_mutex_lock(&self->lock);
     *out_stats = self->stats;
+    out_stats->placement_error = *ep_coordinator_state_placement_error(self->cluster);
     out_stats->epoch = self->served != NULL ? self->served->epoch : (ep_epoch){0};
     for (size_t i = 0; ep_coordinator_state_node(self->cluster, i, &view); i++) {
         bool away = strcmp(view.state, "suspect") == 0 || strcmp(view.state, "draining") == 0 ||

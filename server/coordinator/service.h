@@ -45,6 +45,7 @@ typedef struct ep_coordinator_stats {
     uint64_t tables_published;
     uint64_t store_writes;
     uint64_t store_errors;           /* failed writes; each is tried again */
+    ep_error placement_error;        /* why the newest placement failed; code EP_OK: it did not */
     ep_error store_error;            /* why the newest state is not written; code EP_OK: it is, or there is no store */
 } ep_coordinator_stats;
 /* What watchers have, a reference; NULL before the first. Any thread. */

@@ -265,6 +265,10 @@ def check_overlay(objects, overlay):
     claims = {c["metadata"]["name"] for c in coordinator["spec"].get("volumeClaimTemplates", [])}
     mounts = {m["name"]: m["mountPath"] for m in pod["containers"][0]["volumeMounts"]}
     check("state" in claims and mounts.get("state") == config.get("state_dir"), f"{overlay}: the coordinator's state is not kept")
+    service = named(objects, "Service", "expertd-coordinator")
+    check(service and service["spec"].get("publishNotReadyAddresses") is True,
+          f"{overlay}: nodes cannot find a coordinator that is not ready, which it is only once it has nodes")
+    check(coordinator["spec"].get("podManagementPolicy") == "Parallel", f"{overlay}: a coordinator without nodes could not be changed")
     check(config.get("copies", 1) >= 2, f"{overlay}: one copy of each expert: a rolling update would lose calls")
 
 

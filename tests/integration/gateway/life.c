@@ -152,6 +152,40 @@ static void switched_off(void)
     gateway_fixture_fini(&f);
 }
 
+/* Asks until the coordinator's readiness is so, and its text holds the part. */
+static void wait_ready(gateway_fixture *f, int code, const char *part)
+{
+    const uint64_t end_ns = ep_clock_now_ns() + EP_TEST_PATIENCE_MS * EP_NS_PER_MS;
+    char *body = NULL;
+    while (ep_test_http_get(f->cluster.coordinator.probe_url, "/readyz?verbose", &body) != code || strstr(body, part) == NULL) {
+        EP_TEST_CHECK(ep_clock_now_ns() < end_ns, "not %d with '%s': %s", code, part, body);
+        free(body);
+        body = NULL;
+    }
+    free(body);
+    EP_TEST_CHECK(ep_test_http_get(f->cluster.coordinator.probe_url, "/livez", NULL) == 200, "it lives without nodes");
+    EP_TEST_CHECK(ep_test_http_get(f->cluster.coordinator.probe_url, "/startupz", NULL) == 200, "it has started without nodes");
+}
+
+/* Ready is a coordinator that has something to serve. */
+static void readiness(void)
+{
+    static const char *const args[] = {"--heartbeat-dead-count=2", "--restore-ms=100000", NULL};
+    static gateway_fixture f;
+    gateway_fixture_init(&f, 1, args);
+    gateway_wait_table(&f);
+    wait_ready(&f, 200, "[+] placement: 2 models");
+    for (uint32_t i = 0; i < GATEWAY_NODES; i++) {
+        EP_TEST_CHECK(ep_test_process_stop(&f.cluster.nodes[i], SIGKILL, EP_TEST_PATIENCE_MS) == 128 + SIGKILL, "the node lives");
+    }
+    wait_ready(&f, 503, "[-] placement: no expert is served: 0 nodes take part, min_nodes is 3");
+    EP_TEST_CHECK(ep_test_process_stop(&f.cluster.coordinator, SIGTERM, EP_TEST_PATIENCE_MS) == 0, "the coordinator did not end well");
+    ep_test_cluster_spawn_coordinator(&f.cluster);
+    EP_TEST_CHECK(ep_test_process_wait_ports(&f.cluster.coordinator, EP_TEST_PATIENCE_MS), "no coordinator");
+    wait_ready(&f, 503, "[-] placement: no expert is served: 0 nodes take part, min_nodes is 3");
+    gateway_fixture_fini(&f);
+}
+
 int main(void)
 {
     static const char *const args[] = {"--gateway-calls-max=1", "--drain-ms=60000", NULL};
@@ -166,5 +200,6 @@ int main(void)
     missing_expert(&f);
     gateway_fixture_fini(&f);
     switched_off();
+    readiness();
     return 0;
 }
