@@ -12,17 +12,18 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/random.h"
 #include "wire/frame.h"
 
 #define CACHE_MAGIC 0x31304b4341505045ull /* "EPPACK01", little endian */
 #define PIECE_BYTES ((size_t)1 << 20)     /* still in cache when its sum is taken */
-#define TEMPORARY_OLD_S 3600              /* what a process that died left behind */
+#define TEMPORARY ".tmp-"                 /* names that files have while they are written begin so */
 #define NAME_HEX 16
 
 /* First bytes of a file; the body follows at BODY_AT. */
@@ -54,10 +55,14 @@ struct ep_weight_cache {
     pthread_mutex_t tidy; /* one at a time looks for files that can go; never taken with the other one held */
     pthread_mutex_t lock; /* everything below; nothing of the disk is done under it: reads need it too */
     bool is_full;         /* nothing more is written in this run */
+    uint64_t *barred;     /* files that are damaged and cannot be removed, by the hash of their name: not read again in this run */
+    size_t barred_count;
     ep_weight_cache_stats stats;
 };
 
 /* ---- names ---- */
+
+#define HASH_BEGIN 0xcbf29ce484222325ull
 
 static uint64_t hash_bytes(uint64_t hash, const void *data, size_t bytes)
 {
@@ -70,7 +75,7 @@ static uint64_t hash_bytes(uint64_t hash, const void *data, size_t bytes)
 /* Of all of a key but layer and expert: files of one model share it. The whole key stands in the file. */
 static uint64_t hash_key(const ep_weight_cache *cache, const ep_weight_cache_key *key)
 {
-    uint64_t hash = hash_bytes(0xcbf29ce484222325ull, cache->layout, strlen(cache->layout) + 1);
+    uint64_t hash = hash_bytes(HASH_BEGIN, cache->layout, strlen(cache->layout) + 1);
     hash = hash_bytes(hash, key->numerics, strlen(key->numerics) + 1);
     return hash_bytes(hash, key->identity, sizeof(key->identity));
 }
@@ -88,13 +93,24 @@ static bool is_ours(const char *name)
 
 /* ---- the directory ---- */
 
-/* Counts our files. Older than 0: removes temporary ones that old. */
-static uint64_t count_files(ep_weight_cache *cache, bool removes_temporary)
+/* A file under its temporary name is locked by who writes it; the system lets go of the lock of a process that died. */
+static void remove_if_left(const ep_weight_cache *cache, const char *name)
+{
+    const int fd = openat(cache->dir_fd, name, O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC);
+    if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0) {
+        (void)unlinkat(cache->dir_fd, name, 0);
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+}
+
+/* Counts our files and removes what processes that died were writing. */
+static uint64_t count_files(ep_weight_cache *cache)
 {
     uint64_t bytes = 0;
     const int fd = openat(cache->dir_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *dir = fd >= 0 ? fdopendir(fd) : NULL;
-    const time_t now = time(NULL);
     if (dir == NULL) {
         if (fd >= 0) {
             close(fd);
@@ -108,8 +124,8 @@ static uint64_t count_files(ep_weight_cache *cache, bool removes_temporary)
         }
         if (is_ours(e->d_name)) {
             bytes += (uint64_t)st.st_size;
-        } else if (removes_temporary && strncmp(e->d_name, ".tmp-", 5) == 0 && now - st.st_mtime > TEMPORARY_OLD_S) {
-            unlinkat(cache->dir_fd, e->d_name, 0);
+        } else if (strncmp(e->d_name, TEMPORARY, strlen(TEMPORARY)) == 0) {
+            remove_if_left(cache, e->d_name);
         }
     }
     closedir(dir);
@@ -243,7 +259,7 @@ ep_err ep_weight_cache_open(const char *dir, uint64_t bytes_max, ep_backend *bac
     cache->layout = backend->ops->packed_layout(backend);
     pthread_mutex_init(&cache->tidy, NULL);
     pthread_mutex_init(&cache->lock, NULL);
-    cache->stats.bytes = count_files(cache, true);
+    cache->stats.bytes = count_files(cache);
     *out_cache = cache;
     return EP_OK;
 }
@@ -254,6 +270,7 @@ void ep_weight_cache_close(ep_weight_cache *cache)
         close(cache->dir_fd);
         pthread_mutex_destroy(&cache->tidy);
         pthread_mutex_destroy(&cache->lock);
+        free(cache->barred);
         free(cache->path);
         free(cache);
     }
@@ -280,6 +297,35 @@ static bool read_all(int fd, void *out, size_t bytes, off_t at)
     return true;
 }
 
+static uint64_t hash_name(const char *name)
+{
+    return hash_bytes(HASH_BEGIN, name, strlen(name));
+}
+
+/* Not read again in this run: it would cost its reading and a line of the log each time the expert is needed. */
+static void bar_file(ep_weight_cache *cache, const char *name)
+{
+    pthread_mutex_lock(&cache->lock);
+    uint64_t *grown = realloc(cache->barred, (cache->barred_count + 1) * sizeof(*grown));
+    if (grown != NULL) {
+        cache->barred = grown;
+        grown[cache->barred_count++] = hash_name(name);
+    }
+    pthread_mutex_unlock(&cache->lock);
+}
+
+static bool is_barred(ep_weight_cache *cache, const char *name)
+{
+    bool found = false;
+    pthread_mutex_lock(&cache->lock);
+    const uint64_t hash = cache->barred_count > 0 ? hash_name(name) : 0;
+    for (size_t i = 0; i < cache->barred_count && !found; i++) {
+        found = cache->barred[i] == hash;
+    }
+    pthread_mutex_unlock(&cache->lock);
+    return found;
+}
+
 static void drop_file(ep_weight_cache *cache, const char *name, uint64_t bytes, const char *why)
 {
     const bool is_removed = unlinkat(cache->dir_fd, name, 0) == 0;
@@ -287,6 +333,8 @@ static void drop_file(ep_weight_cache *cache, const char *name, uint64_t bytes, 
            is_removed ? "removed" : "it cannot be removed");
     if (is_removed) {
         count_dropped(cache, bytes);
+    } else {
+        bar_file(cache, name);
     }
 }
 
@@ -320,7 +368,9 @@ bool ep_weight_cache_find(ep_weight_cache *cache, const ep_weight_cache_key *key
     struct stat st = {0};
     cache_head head, wanted;
     make_name(cache, key, out_file->name, sizeof(out_file->name));
-    const int fd = openat(cache->dir_fd, out_file->name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    const int fd = is_barred(cache, out_file->name) /* without O_NONBLOCK a pipe would keep us for ever */
+                       ? -1
+                       : openat(cache->dir_fd, out_file->name, O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW);
     if (fd < 0) {
         return false;
     }
@@ -402,26 +452,46 @@ static bool write_all(int fd, const void *data, size_t bytes, off_t at)
     return true;
 }
 
+/*
+ * A new file that is ours until it is closed; -1: errno says why not. Process numbers would not tell writers apart: in containers they are
+ * all alike.
+ */
+static int create_temporary(const ep_weight_cache *cache, char *out_name, size_t name_bytes)
+{
+    for (;;) {
+        struct stat st;
+        snprintf(out_name, name_bytes, TEMPORARY "%016" PRIx64, ep_random_id());
+        const int fd = openat(cache->dir_fd, out_name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+        if (fd < 0) {
+            return -1;
+        }
+        (void)flock(fd, LOCK_EX); /* where there are no locks nobody removes it either */
+        if (fstat(fd, &st) != 0 || st.st_nlink != 0) {
+            return fd;
+        }
+        close(fd); /* somebody took it for a dead one's before it was locked */
+    }
+}
+
 /* Synced before it gets its name: after a power loss a name never stands for a hole. */
 static bool write_file(ep_weight_cache *cache, const char *name, const cache_head *head, const ep_packed_view *view)
 {
-    char temporary[NAME_MAX];
-    snprintf(temporary, sizeof(temporary), ".tmp-%d-%.200s", (int)getpid(), name);
-    const int fd = openat(cache->dir_fd, temporary, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600);
+    char temporary[64];
+    const int fd = create_temporary(cache, temporary, sizeof(temporary));
     if (fd < 0) {
         return false;
     }
     const bool is_written = write_all(fd, view->body, view->body_bytes, BODY_AT) && write_all(fd, head, sizeof(*head), 0) &&
                             fdatasync(fd) == 0;
     int why = errno;
-    const bool is_closed = close(fd) == 0;
-    if (is_written && is_closed && renameat(cache->dir_fd, temporary, cache->dir_fd, name) == 0) {
-        return true;
-    }
+    const bool is_named = is_written && renameat(cache->dir_fd, temporary, cache->dir_fd, name) == 0;
     why = is_written ? errno : why;
-    (void)unlinkat(cache->dir_fd, temporary, 0);
+    if (!is_named) {
+        (void)unlinkat(cache->dir_fd, temporary, 0);
+    }
+    close(fd); /* only now: it is locked as long as it has that name */
     errno = why;
-    return false;
+    return is_named;
 }
 
 bool ep_weight_cache_write(ep_weight_cache *cache, const ep_weight_cache_key *key, const ep_backend_weights *weights,

@@ -5,7 +5,8 @@
  * One file per expert, named by what its bytes follow from: packed layout, numerics id, identity of the checkpoint's files, layer,
  * expert. It is written under another name, synced and renamed, so a name always stands for a whole file; the sums over head and body
  * are checked while it is read, by reads into the backend's own memory. A file that is not what it should be is named in the log once,
- * removed and written anew. A disk that is full or read-only costs a warning and the cache, nothing else.
+ * removed and written anew; one that cannot be removed is not read again. A disk that is full or read-only costs a warning and the
+ * cache, nothing else. Several processes may share a directory; what one that died was writing goes with the next start.
  *
  * Whoever can write the directory decides what the experts compute: it belongs to the service's user alone (mode 0700).
  *

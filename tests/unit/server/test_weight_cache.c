@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -54,7 +55,7 @@ static void teardown(void)
     ep_fixture_remove(cache_dir);
 }
 
-TestSuite(weight_cache, .init = setup, .fini = teardown);
+TestSuite(weight_cache, .init = setup, .fini = teardown, .timeout = 60);
 
 static ep_weight_cache_key key_of(uint32_t expert)
 {
@@ -268,10 +269,12 @@ Test(weight_cache, the_limit_removes_other_models_first_and_then_stops)
 }
 
 static bool others_remove; /* each file just before we do */
+static uint32_t removals;
 
 /* In place of the C library's. */
 int unlinkat(int dir_fd, const char *name, int flags)
 {
+    removals++;
     if (others_remove) {
         (void)syscall(SYS_unlinkat, dir_fd, name, flags);
     }
@@ -288,6 +291,66 @@ Test(weight_cache, a_file_that_somebody_else_removed_made_room_too)
     others_remove = false;
     cr_expect_neq(access(old, F_OK), 0);
     cr_expect_eq(stats().bytes, each * 2);
+    cr_expect(has_expert(1));
+}
+
+static ep_weight_cache *other; /* of another process, that writes the same expert just before we name ours */
+
+/* In place of the C library's. */
+int renameat(int from_fd, const char *from, int to_fd, const char *to)
+{
+    if (other != NULL) {
+        ep_weight_cache *mine = cache;
+        cache = other;
+        other = NULL;
+        cr_expect(write_expert(3));
+        cache = mine;
+    }
+    return (int)syscall(SYS_renameat2, from_fd, from, to_fd, to, 0);
+}
+
+/* Of the same number, too: in containers every service is process 1. */
+Test(weight_cache, two_processes_write_the_same_expert)
+{
+    open_cache(0);
+    ep_weight_cache *second = cache;
+    open_cache(0);
+    other = second;
+    cr_expect(write_expert(3));
+    cr_expect_null(other);
+    cr_expect(has_expert(3));
+    cr_expect(write_expert(4), "it has not given up");
+    cr_expect_eq(stats().dropped_total, 0);
+    ep_weight_cache_close(second);
+}
+
+/* What one that was killed left is removed at once; what one that lives is writing stays. */
+Test(weight_cache, half_written_files_of_the_dead_are_removed)
+{
+    char left[EP_FIXTURE_PATH_BYTES + 32], written[EP_FIXTURE_PATH_BYTES + 32];
+    snprintf(left, sizeof(left), "%s/.tmp-0123456789abcdef", cache_dir);
+    snprintf(written, sizeof(written), "%s/.tmp-123456789abcdef0", cache_dir);
+    close(open(left, O_WRONLY | O_CREAT, 0600));
+    const int fd = open(written, O_WRONLY | O_CREAT, 0600);
+    cr_assert_eq(flock(fd, LOCK_EX), 0);
+    open_cache(0);
+    cr_expect_neq(access(left, F_OK), 0);
+    cr_expect_eq(access(written, F_OK), 0);
+    close(fd);
+}
+
+/* A pipe that nobody writes to would keep its reader for ever. */
+Test(weight_cache, what_is_no_file_is_dropped)
+{
+    char path[EP_FIXTURE_PATH_BYTES + 256];
+    open_cache(0);
+    cr_expect(write_expert(1));
+    cr_assert(file_of(1, path));
+    cr_assert_eq(unlink(path), 0);
+    cr_assert_eq(mkfifo(path, 0600), 0);
+    cr_expect_not(has_expert(1));
+    cr_expect_neq(access(path, F_OK), 0);
+    cr_expect(write_expert(1));
     cr_expect(has_expert(1));
 }
 
@@ -379,8 +442,10 @@ Test(weight_cache, a_directory_that_cannot_be_written_is_still_read)
     cr_assert_eq(is_mounted ? mount("none", cache_dir, NULL, MS_REMOUNT | MS_RDONLY, NULL) : chmod(cache_dir, 0500), 0);
     open_cache(0);
     cr_expect(has_expert(0));
+    removals = 0;
     cr_expect_not(has_expert(1), "it is damaged");
     cr_expect_not(has_expert(1), "and stays so");
+    cr_expect_eq(removals, 1, "it is not read again only to be found damaged");
     cr_expect_eq(stats().dropped_total, 0, "it cannot be removed");
     cr_expect_not(write_expert(2));
     cr_expect_not(has_expert(2));
