@@ -162,7 +162,7 @@ static ep_err take_file(int fd, const char *name, ep_model_file *out_file, ep_er
         close(fd);
         return not_regular(name, st.st_mode, out_error);
     }
-    ep_model_file file = {.fd = fd, .bytes = (uint64_t)st.st_size, .modified = st.st_mtim};
+    ep_model_file file = {.fd = fd, .bytes = (uint64_t)st.st_size, .modified = st.st_mtim, .changed = st.st_ctim};
     snprintf(file.name, sizeof(file.name), "%s", name);
     *out_file = file;
     return EP_OK;

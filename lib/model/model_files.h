@@ -30,6 +30,7 @@ typedef struct ep_model_file {
     char name[EP_MODEL_FILE_NAME_BYTES]; /* for messages: the basename */
     uint64_t bytes;                      /* at open */
     struct timespec modified;            /* at open */
+    struct timespec changed;             /* at open; moves with names and rights too */
 } ep_model_file;
 
 /* Errors: NOT_FOUND, BAD_FILE (not a directory), IO, NO_MEMORY. */

@@ -18,18 +18,21 @@
 #define SAMPLE_BYTES 4096u
 #define SAMPLE_DIGEST_BYTES 16
 
-/* The first state in which the file was found shorter than at open. Only that one is read from: one that changes again is being written. */
-typedef struct cut_state {
+/* What was seen of the file since it was opened. */
+typedef struct seen_state {
     pthread_mutex_t lock; /* everything below; fstat too, so that an older look is not taken for a change */
-    bool is_seen;
     bool is_refused;
+    /* The system's own time, which nobody sets. It moves with names and rights too, so a change of it alone only has the samples looked at. */
+    struct timespec changed;
+    /* The first state in which the file was found shorter. Only that one is read from: one that changes again is being written. */
+    bool is_cut;
     uint64_t bytes;
     struct timespec modified;
-} cut_state;
+} seen_state;
 
 struct ep_safetensors {
     ep_model_file file;
-    cut_state *cut; /* readers hold the rest const */
+    seen_state *seen; /* readers hold the rest const */
     uint64_t data_begin; /* in the file */
     ep_safetensors_header header;
     uint8_t identity_digest[EP_SAFETENSORS_DIGEST_BYTES];
@@ -165,17 +168,18 @@ static ep_err open_file(ep_model_file *file, const ep_safetensors_limits *limits
         limits = &ep_safetensors_default_limits;
     }
     ep_safetensors *self = calloc(1, sizeof(*self));
-    cut_state *cut = calloc(1, sizeof(*cut));
-    if (self == NULL || cut == NULL) {
+    seen_state *seen = calloc(1, sizeof(*seen));
+    if (self == NULL || seen == NULL) {
         free(self);
-        free(cut);
+        free(seen);
         err = ep_error_set(out_error, EP_ERR_NO_MEMORY, "%s: allocation failed", file->name);
         ep_model_file_close(file);
         return err;
     }
     self->file = *file;
-    self->cut = cut;
-    pthread_mutex_init(&cut->lock, NULL);
+    self->seen = seen;
+    seen->changed = file->changed;
+    pthread_mutex_init(&seen->lock, NULL);
     if (limits->header_bytes_max < 2 || limits->header_bytes_max > EP_SAFETENSORS_HEADER_BYTES_LIMIT) {
         err = ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "header_bytes_max is %zu, allowed 2..%zu",
                            limits->header_bytes_max, EP_SAFETENSORS_HEADER_BYTES_LIMIT);
@@ -213,8 +217,8 @@ void ep_safetensors_close(ep_safetensors *file)
     }
     ep_safetensors_header_fini(&file->header);
     ep_model_file_close(&file->file);
-    pthread_mutex_destroy(&file->cut->lock);
-    free(file->cut);
+    pthread_mutex_destroy(&file->seen->lock);
+    free(file->seen);
     free(file);
 }
 
@@ -280,34 +284,57 @@ static uint64_t known_end(const ep_safetensors *self, uint64_t bytes_left)
     return end;
 }
 
+static bool is_same_time(const struct timespec *a, const struct timespec *b)
+{
+    return a->tv_sec == b->tv_sec && a->tv_nsec == b->tv_nsec;
+}
+
+/* Lock held. Takes a look at a file that has the size and the time of modification that it had at open. */
+static void look_at_whole(const ep_safetensors *self, seen_state *seen, const struct stat *st)
+{
+    const bool has_data = self->file.bytes > self->data_begin;
+    if (is_same_time(&st->st_ctim, &seen->changed)) {
+        return;
+    }
+    if (has_data && known_end(self, self->file.bytes) == 0) {
+        seen->is_refused = true;
+    }
+    seen->changed = st->st_ctim;
+}
+
 /*
  * BAD_FILE when the file is neither as at open (*out_bytes: its size) nor as when it was first found shorter (*out_bytes: less). Once
- * it was shorter, any other state refuses it for good: something writes to it.
+ * it was shorter, any other state refuses it for good: something writes to it. So do other bytes under the time it had at open.
  */
 static ep_err check_state(const ep_safetensors *self, uint64_t *out_bytes, ep_error *out_error)
 {
     struct stat st;
-    cut_state *cut = self->cut;
-    pthread_mutex_lock(&cut->lock);
+    seen_state *seen = self->seen;
+    pthread_mutex_lock(&seen->lock);
     const ep_err err = ep_model_file_check_unchanged(&self->file, out_error);
     const bool has_stat = ep_safetensors_stat(self, &st);
-    if (has_stat && !cut->is_seen && (uint64_t)st.st_size < self->file.bytes) {
-        cut->is_seen = true;
-        cut->bytes = (uint64_t)st.st_size;
-        cut->modified = st.st_mtim;
-    } else if (has_stat && cut->is_seen &&
-               ((uint64_t)st.st_size != cut->bytes || st.st_mtim.tv_sec != cut->modified.tv_sec ||
-                st.st_mtim.tv_nsec != cut->modified.tv_nsec)) {
-        cut->is_refused = true;
+    if (has_stat && !seen->is_cut && (uint64_t)st.st_size < self->file.bytes) {
+        seen->is_cut = true;
+        seen->bytes = (uint64_t)st.st_size;
+        seen->modified = st.st_mtim;
+    } else if (has_stat && seen->is_cut &&
+               ((uint64_t)st.st_size != seen->bytes || !is_same_time(&st.st_mtim, &seen->modified))) {
+        seen->is_refused = true;
+    } else if (has_stat && err == EP_OK) {
+        look_at_whole(self, seen, &st);
     }
-    const bool is_cut = cut->is_seen, is_refused = cut->is_refused;
-    *out_bytes = is_cut ? cut->bytes : self->file.bytes;
-    pthread_mutex_unlock(&cut->lock);
-    if (is_refused) {
+    const bool is_cut = seen->is_cut, is_refused = seen->is_refused;
+    *out_bytes = is_cut ? seen->bytes : self->file.bytes;
+    pthread_mutex_unlock(&seen->lock);
+    if (is_refused && is_cut) {
         return ep_error_set(out_error, EP_ERR_BAD_FILE,
                             "%s: was cut to %" PRIu64 " bytes, had %" PRIu64
                             " when it was opened, and was changed again; open the model again",
                             self->file.name, *out_bytes, self->file.bytes);
+    }
+    if (is_refused) {
+        return ep_error_set(out_error, EP_ERR_BAD_FILE,
+                            "%s: was modified after it was opened, and its time set back; open the model again", self->file.name);
     }
     return is_cut && has_stat ? EP_OK : err;
 }

@@ -288,6 +288,32 @@ Test(safetensors_damage, a_cut_file_that_changes_again_is_refused_for_good)
     ep_safetensors_close(file);
 }
 
+/* As cp -p does, between files that were unpacked with one fixed time. */
+Test(safetensors_damage, other_bytes_under_the_old_time_are_not_read)
+{
+    ep_safetensors *file = NULL;
+    const ep_safetensors_tensor *t;
+    struct stat st;
+    const off_t begin = open_large(&file, &t);
+    cr_assert_eq(stat(test_path(NAME), &st), 0);
+    const struct timespec times[2] = {st.st_atim, st.st_mtim};
+    cr_assert_eq(chmod(test_path(NAME), 0400), 0);
+    cr_expect_eq(read_large(file, t, 0, LARGE_BYTES), EP_OK, "only its rights changed");
+    cr_assert_eq(chmod(test_path(NAME), 0600), 0);
+    const int fd = open(test_path(NAME), O_WRONLY);
+    cr_assert_eq(pwrite(fd, "other bytes", 11, begin + (off_t)(3 * SAMPLE_STEP)), 11);
+    close(fd);
+    cr_assert_eq(utimensat(AT_FDCWD, test_path(NAME), times, 0), 0);
+    cr_expect_eq(read_large(file, t, 100, 1000), EP_ERR_BAD_FILE);
+    cr_expect_eq(read_large(file, t, 100, 1000), EP_ERR_BAD_FILE, "and stays so");
+    cr_assert_eq(unlink(test_path(NAME)), 0);
+    ep_safetensors_close(file);
+    (void)open_large(&file, &t);
+    cr_assert_eq(unlink(test_path(NAME)), 0);
+    cr_expect_eq(read_large(file, t, 0, LARGE_BYTES), EP_OK, "another took its name");
+    ep_safetensors_close(file);
+}
+
 /* What somebody else does to the file just after its bytes were read, before anybody looks at it again. */
 static void (*meanwhile)(void);
 
