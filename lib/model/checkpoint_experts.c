@@ -12,6 +12,7 @@
 #include <openssl/evp.h>
 
 #include "base/check.h"
+#include "base/large_memory.h"
 #include "base/numeric.h"
 
 #define READ_PIECE_BYTES ((size_t)1 << 20) /* stays in cache between read and hash */
@@ -92,7 +93,7 @@ static ep_err allocate_parts(const size_t *bytes, size_t count, uint8_t **places
         fits = fits && ep_add_size(total, bytes[i], &total) && total <= SIZE_MAX - MATRIX_ALIGN;
         total = fits ? ep_align_up(total, MATRIX_ALIGN) : total;
     }
-    uint8_t *block = fits ? aligned_alloc(MATRIX_ALIGN, total) : NULL;
+    uint8_t *block = fits ? ep_large_alloc(total, MATRIX_ALIGN) : NULL;
     if (block == NULL) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for an expert of %zu bytes", total);
     }
@@ -315,11 +316,13 @@ static ep_err read_planned(const ep_checkpoint *self, const ep_expert_plan *plan
     for (int i = 0; i < plan->runs_count; i++) {
         bytes[i] = plan->runs[i].bytes;
     }
-    ep_err err = allocate_parts(bytes, (size_t)plan->runs_count, raw, &expert.bytes, out_error);
+    size_t raw_bytes = 0;
+    ep_err err = allocate_parts(bytes, (size_t)plan->runs_count, raw, &raw_bytes, out_error);
     if (err != EP_OK) {
         return err;
     }
     expert.allocation = raw[0];
+    expert.bytes = raw_bytes;
     err = read_runs(plan, raw, expert.sha256, out_error);
     for (ep_matrix m = 0; err == EP_OK && m < EP_MATRIX_COUNT; m++) {
         if (plan->matrices[m].present) {
@@ -331,11 +334,11 @@ static ep_err read_planned(const ep_checkpoint *self, const ep_expert_plan *plan
         use_in_place(plan, raw, &expert);
     } else if (err == EP_OK) {
         err = rearrange(plan, raw, &expert, out_error);
-        free(raw[0]);
+        ep_large_free(raw[0], raw_bytes);
         raw[0] = NULL;
     }
     if (err != EP_OK) {
-        free(raw[0]);
+        ep_large_free(raw[0], raw_bytes);
         return err;
     }
     *out_expert = expert;
@@ -406,7 +409,7 @@ ep_err ep_checkpoint_outline_expert(const ep_checkpoint *checkpoint, uint32_t la
 void ep_expert_data_free(ep_expert_data *expert)
 {
     if (expert != NULL) {
-        free(expert->allocation);
+        ep_large_free(expert->allocation, expert->bytes);
         *expert = (ep_expert_data){0};
     }
 }

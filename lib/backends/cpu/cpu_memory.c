@@ -9,6 +9,7 @@
 
 #include "backends/host_common.h"
 #include "base/check.h"
+#include "base/large_memory.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h> /* holes are forbidden, as malloc's own are: weights that are used after their end are seen */
@@ -63,7 +64,7 @@ void ep_cpu_memory_free(ep_cpu_memory *memory)
 
 static void *alloc_on(const ep_cpu_memory *memory, size_t bytes, uint32_t node)
 {
-    void *part = ep_host_alloc(bytes);
+    void *part = ep_large_alloc(bytes, EP_HOST_ALIGN);
     if (part != NULL) {
         ep_cpu_topology_bind(memory->topology, part, bytes, node);
     }
@@ -73,7 +74,7 @@ static void *alloc_on(const ep_cpu_memory *memory, size_t bytes, uint32_t node)
 static void free_on(const ep_cpu_memory *memory, void *part, size_t bytes)
 {
     ep_cpu_topology_bind(memory->topology, part, bytes, UINT32_MAX);
-    free(part);
+    ep_large_free(part, bytes);
 }
 
 static bool is_of_chunk(size_t bytes)
@@ -126,7 +127,7 @@ static chunk *add_chunk(ep_cpu_memory *memory, uint32_t node)
     void *bytes = alloc_on(memory, CHUNK_BYTES, node);
     if (c == NULL || bytes == NULL) {
         free(c);
-        free(bytes);
+        ep_large_free(bytes, CHUNK_BYTES);
         return NULL;
     }
     *c = (chunk){.next = memory->chunks, .bytes = bytes, .node = node, .holes_count = 1, .holes = {{.bytes = CHUNK_BYTES}}};

@@ -1,12 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Memory of weights: parts that share huge pages keep their bytes whatever becomes of their neighbours, and what was given back is gone. */
 #include <criterion/criterion.h>
+#include <limits.h>
+#include <malloc.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "backends/cpu/cpu_memory.h"
 #include "backends/host_common.h"
+#include "base/large_memory.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -179,6 +184,52 @@ Test(cpu_memory, parts_that_replace_each_other_leave_nothing_behind)
     check_replacing(3 * MIB / 2 + 64);
     check_replacing(9 * MIB / 2 + 64);
 }
+
+#if !defined(__SANITIZE_ADDRESS__) /* its malloc is another one, and holds back what was freed */
+static size_t process_bytes(void)
+{
+    size_t size = 0, resident = 0;
+    FILE *f = fopen("/proc/self/statm", "r");
+    cr_assert_not_null(f);
+    cr_assert_eq(fscanf(f, "%zu %zu", &size, &resident), 2);
+    fclose(f);
+    return resident * (size_t)sysconf(_SC_PAGESIZE);
+}
+
+/* The same of experts too large for chunks, in a process whose malloc keeps what is freed, as the daemons set it, beside blocks of others. */
+Test(cpu_memory, large_parts_that_replace_each_other_leave_nothing_behind)
+{
+    enum { COUNT = 4, STEPS_OF_LARGE = 24, SMALL = 100 << 10 };
+    const size_t bytes = 70 * MIB + 64;
+    uint8_t *parts[COUNT];
+    void *others[STEPS_OF_LARGE + COUNT];
+    mallopt(M_ARENA_MAX, 1);
+    mallopt(M_MMAP_THRESHOLD, 1 << 30);
+    mallopt(M_TRIM_THRESHOLD, INT_MAX);
+    const size_t before = process_bytes();
+    for (size_t step = 0; step < COUNT + STEPS_OF_LARGE; step++) {
+        const size_t p = step % COUNT;
+        uint8_t *source = ep_large_alloc(bytes, EP_HOST_ALIGN); /* what is packed */
+        mark(source, bytes, 1);
+        if (step >= COUNT) {
+            ep_cpu_memory_give(memory, parts[p], bytes);
+        }
+        parts[p] = ep_cpu_memory_take(memory, bytes, 0);
+        mark(parts[p], bytes, 2);
+        others[step] = malloc(SMALL);
+        ep_large_free(source, bytes);
+    }
+    const size_t held = process_bytes() - before;
+    cr_assert_leq(held, COUNT * bytes + 16 * MIB, "%zu bytes in memory for %d parts of %zu", held, COUNT, bytes);
+    for (size_t step = 0; step < COUNT + STEPS_OF_LARGE; step++) {
+        free(others[step]);
+    }
+    for (size_t p = 0; p < COUNT; p++) {
+        ep_cpu_memory_give(memory, parts[p], bytes);
+    }
+    cr_assert_leq(process_bytes() - before, 16 * MIB);
+}
+#endif
 
 #if defined(__SANITIZE_ADDRESS__)
 Test(cpu_memory, the_sanitizer_sees_what_is_used_after_it_was_given_back)
