@@ -3,9 +3,12 @@
 #include "common/process_setup.h"
 
 #include <fcntl.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <malloc.h>
 #include <signal.h>
+#include <stdio.h>
+#include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -55,4 +58,67 @@ uint64_t ep_process_raise_fd_limit(void)
         limit.rlim_cur = before;
     }
     return limit.rlim_cur == RLIM_INFINITY ? UINT64_MAX : (uint64_t)limit.rlim_cur;
+}
+
+static uint64_t lesser(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* The least limit of a group and of those it is in. A group that cannot be seen from here has none that we know of. */
+static uint64_t read_group_limits(const char *root, const char *controller, char *group, const char *file)
+{
+    uint64_t least = UINT64_MAX;
+    for (;;) {
+        char path[PATH_MAX];
+        uint64_t limit;
+        const int n = snprintf(path, sizeof(path), "%s/sys/fs/cgroup%s%s/%s", root, controller, group, file);
+        FILE *f = n < (int)sizeof(path) ? fopen(path, "re") : NULL;
+        if (f != NULL) {
+            least = fscanf(f, "%" SCNu64, &limit) == 1 ? lesser(least, limit) : least; /* else it says "max" */
+            fclose(f);
+        }
+        char *last = strrchr(group, '/');
+        if (last == NULL) {
+            return least;
+        }
+        *last = 0;
+    }
+}
+
+/* Lines of /proc/self/cgroup: number:controllers:group. */
+static uint64_t read_cgroup_limit(const char *root)
+{
+    char path[PATH_MAX], line[PATH_MAX];
+    uint64_t least = UINT64_MAX;
+    snprintf(path, sizeof(path), "%s/proc/self/cgroup", root);
+    FILE *f = fopen(path, "re");
+    while (f != NULL && fgets(line, sizeof(line), f) != NULL) {
+        char *controllers = strchr(line, ':');
+        char *group = controllers != NULL ? strchr(controllers + 1, ':') : NULL;
+        if (group == NULL) {
+            continue;
+        }
+        *group++ = 0;
+        group[strcspn(group, "\n")] = 0;
+        if (controllers[1] == 0) {
+            least = lesser(least, read_group_limits(root, "", group, "memory.max"));
+        } else if (strcmp(controllers + 1, "memory") == 0) {
+            least = lesser(least, read_group_limits(root, "/memory", group, "memory.limit_in_bytes"));
+        }
+    }
+    if (f != NULL) {
+        fclose(f);
+    }
+    return least;
+}
+
+uint64_t ep_process_memory_limit(const char *root)
+{
+    struct rlimit limit;
+    uint64_t least = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+    if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
+        least = lesser(least, limit.rlim_cur);
+    }
+    return lesser(least, read_cgroup_limit(root));
 }

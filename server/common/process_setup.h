@@ -16,4 +16,10 @@ void ep_process_trim(void);
 /* Raises the soft limit of descriptors to the hard one; returns what is then allowed. */
 uint64_t ep_process_raise_fd_limit(void);
 
+/*
+ * The most memory that this process may have, in bytes: the least of what the host has, of RLIMIT_AS and of the limits of its control groups
+ * (v1 and v2). Beyond it the system ends the process or refuses memory. root: "" (tests: where /proc and /sys are looked for).
+ */
+uint64_t ep_process_memory_limit(const char *root);
+
 #endif

@@ -514,6 +514,26 @@ static ep_err start_loading(ep_node *node, ep_error *out_error)
     return err;
 }
 
+/* Without a budget, and with a coordinator that assigns a part, nobody knows yet what will be held. */
+static void warn_of_memory(const ep_node *node)
+{
+    const ep_node_config *config = node->config;
+    const uint64_t files = ep_node_models_file_bytes(&node->models);
+    const uint64_t limit = ep_process_memory_limit("");
+    const uint64_t budget = config->weight_bytes_max;
+    const uint64_t weights = budget != 0 && budget < files ? budget : files;
+    bool is_known = true;
+    for (uint32_t m = 0; m < config->models_count; m++) {
+        is_known = is_known && (budget != 0 || config->models[m].choice == EP_EXPERTS_ALL);
+    }
+    if (is_known && weights > limit) {
+        ep_log(EP_LOG_WARN, "node-memory",
+               "weights_bytes %" PRIu64 " is more than the memory this process may have (host, control group, RLIMIT_AS), memory_limit_bytes %" PRIu64
+               ": the system would end it; set weight_bytes_max well below that",
+               weights, limit);
+    }
+}
+
 static void log_start(const ep_node *node)
 {
     const ep_node_config *config = node->config;
@@ -531,6 +551,7 @@ static void log_start(const ep_node *node)
            "%s %" PRIu64 " frames_bytes %" PRIu64 " requests_bytes %u sum_bytes %" PRIu64,
            has_budget ? "weights_bytes" : "file_weights_bytes", weights, buffers, EP_NODE_BOOKKEEPING_BYTES,
            weights + buffers + EP_NODE_BOOKKEEPING_BYTES);
+    warn_of_memory(node);
     uint64_t fds = ep_process_raise_fd_limit();
     if (fds < (uint64_t)config->service.limits.connections_max + FDS_KEPT_FREE) {
         ep_log(EP_LOG_WARN, "node-fds",
