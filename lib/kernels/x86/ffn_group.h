@@ -29,6 +29,7 @@ typedef struct ep_group_walk {
     uint32_t group_lines;  /* of a whole group */
     const uint8_t *ahead;  /* codes: of each group as much as it is long itself. widened: `step` bytes per line */
     size_t step;
+    uint8_t *wide; /* where a tile that widens leaves the groups */
 } ep_group_walk;
 
 /* c[r][o] += scaled chains of the groups, for the rows of one chunk; a [line][rows]. */
@@ -37,6 +38,7 @@ typedef void (*ep_group_tile)(const ep_group_walk *walk, const float *a, float *
 typedef struct ep_group_form {
     const ep_group_tile *tiles; /* over codes, by rows - 1 */
     const ep_group_tile *wide;  /* over widened groups */
+    const ep_group_tile *first; /* over codes that it leaves widened for the others; NULL: `widen` before all chunks */
     /* One group's first lines and its scales. */
     void (*widen)(const uint8_t *group, uint32_t lines, uint8_t *to);
 } ep_group_form;
@@ -105,21 +107,26 @@ EP_GROUP_INLINE void ep_group_blocks(const ep_group_form *form, ep_weight_format
     const size_t group_bytes = ep_ffn_group_bytes(format);
     for (uint32_t line = 0; line < lines; line += EP_GROUP_BLOCK_LINES) {
         const uint32_t n = lines - line < EP_GROUP_BLOCK_LINES ? lines - line : EP_GROUP_BLOCK_LINES;
+        const uint8_t *codes = panel;
         uint8_t *to = block;
         for (uint32_t first = 0; first < n; first += group_lines, panel += group_bytes) {
-            form->widen(panel, n - first < group_lines ? n - first : group_lines, to);
+            if (form->first == NULL) {
+                form->widen(panel, n - first < group_lines ? n - first : group_lines, to);
+            }
             to += (size_t)(group_lines + 1) * EP_GROUP_LINE_BYTES;
         }
         const uint8_t *behind = line + n < lines ? panel : next;
         const size_t bytes = EP_GROUP_BLOCK_LINES / group_lines * group_bytes;
-        ep_group_walk walk = {.groups = block, .lines = n, .group_lines = group_lines,
+        ep_group_walk walk = {.lines = n, .group_lines = group_lines, .wide = block,
                               .step = behind == NULL ? 0 : bytes / ((size_t)chunks.count * n) + 1};
         for (uint32_t chunk = 0; chunk < chunks.count; chunk++) {
             const uint32_t chunk_rows = ep_ffn_chunk_rows(&chunks, chunk);
             const size_t first_row = ep_ffn_chunk_first_row(&chunks, chunk);
             walk.ahead = behind == NULL ? block : behind + chunk * (bytes / chunks.count);
-            form->wide[chunk_rows - 1](&walk, a + first_row * lines + (size_t)line * chunk_rows,
-                                       c + first_row * EP_FFN_PANEL);
+            const bool widens = chunk == 0 && form->first != NULL;
+            const ep_group_tile *tiles = widens ? form->first : form->wide;
+            walk.groups = widens ? codes : block;
+            tiles[chunk_rows - 1](&walk, a + first_row * lines + (size_t)line * chunk_rows, c + first_row * EP_FFN_PANEL);
         }
     }
 }

@@ -154,32 +154,64 @@ INLINE void code_tile(const int rows, const ep_weight_format format, const ep_gr
     store_rows(keeps ? rows : 0, total, c);
 }
 
-/*
- * Some rows of a chunk over widened groups. Stores of more than some dozen sums after each group would hold up the dot
- * products of the next. rows is a constant wherever this is inlined.
- */
-INLINE void wide_part(const int rows, const bool fetches, const ep_group_walk *walk, const float *a,
-                      const size_t stride, float *c)
+/* A line's weights, from b; widens: from codes, and left at b. widens and format are constants wherever this is inlined. */
+INLINE void load_line(const bool widens, const ep_weight_format format, __m512i table, const uint8_t *line, uint8_t *b,
+                      __m512i w[VECTORS])
 {
-    const uint8_t *b = walk->groups;
+    __m512i codes = _mm512_setzero_si512();
+#pragma GCC unroll 4
+    for (int j = 0; j < VECTORS; j++) {
+        if (!widens) {
+            w[j] = _mm512_load_si512(b + 64 * j);
+            continue;
+        }
+        codes = j % 2 == 0 ? ep_codes_load(format, line, j) : codes;
+        w[j] = ep_codes_widen(format, table, codes, j);
+        _mm512_store_si512(b + 64 * j, w[j]);
+    }
+}
+
+/* A group's scales, likewise. */
+INLINE void load_wide_scales(const bool widens, const ep_weight_format format, const uint8_t *scales, uint8_t *b,
+                             __m512 scale[VECTORS])
+{
+#pragma GCC unroll 4
+    for (int j = 0; j < VECTORS; j++) {
+        scale[j] = widens ? load_scales(format, scales, j) : _mm512_load_ps(b + 64 * j);
+        if (widens) {
+            _mm512_store_ps(b + 64 * j, scale[j]);
+        }
+    }
+}
+
+/*
+ * Some rows of a chunk over widened groups; widens: over codes, whose groups are left widened. Stores of more than
+ * some dozen sums after each group would hold up the dot products of the next. rows, widens, fetches and format are
+ * constants wherever this is inlined.
+ */
+INLINE void wide_part(const int rows, const bool widens, const bool fetches, const ep_weight_format format,
+                      const ep_group_walk *walk, const float *a, size_t stride, float *c)
+{
+    const size_t line_bytes = ep_ffn_group_code_bytes(format) / group_lines(format);
+    const __m512i table = ep_codes_table(format);
+    const uint8_t *codes = walk->groups;
+    uint8_t *b = walk->wide;
     const uint8_t *ahead = walk->ahead;
     const uint32_t group = walk->group_lines;
     const size_t step = walk->step;
     __m512 total[HALF_ROWS][VECTORS];
     load_rows(rows, c, total);
-    for (uint32_t left = walk->lines; left > 0;) {
+    for (uint32_t left = walk->lines; left > 0; codes += ep_ffn_group_bytes(format)) {
         const uint32_t n = left < group ? left : group;
-        const uint8_t *scales = b + (size_t)group * EP_GROUP_LINE_BYTES;
+        uint8_t *scales = b + (size_t)group * EP_GROUP_LINE_BYTES;
         const uint8_t *end = b + (size_t)n * EP_GROUP_LINE_BYTES;
+        const uint8_t *line = codes;
         __m512 acc[HALF_ROWS][VECTORS];
         __m512 scale[VECTORS];
         clear(rows, acc);
-        for (; b != end; b += EP_GROUP_LINE_BYTES, a += stride) {
-            __m512bh w[VECTORS];
-#pragma GCC unroll 4
-            for (int j = 0; j < VECTORS; j++) {
-                w[j] = (__m512bh)_mm512_load_si512(b + 64 * j);
-            }
+        for (; b != end; b += EP_GROUP_LINE_BYTES, line += line_bytes, a += stride) {
+            __m512i w[VECTORS];
+            load_line(widens, format, table, line, b, w);
             if (fetches) {
                 _mm_prefetch((const char *)ahead, _MM_HINT_T1);
                 ahead += step;
@@ -189,14 +221,11 @@ INLINE void wide_part(const int rows, const bool fetches, const ep_group_walk *w
                 const __m512bh x = pair_of(a + r);
 #pragma GCC unroll 4
                 for (int j = 0; j < VECTORS; j++) {
-                    acc[r][j] = _mm512_dpbf16_ps(acc[r][j], x, w[j]);
+                    acc[r][j] = _mm512_dpbf16_ps(acc[r][j], x, (__m512bh)w[j]);
                 }
             }
         }
-#pragma GCC unroll 4
-        for (int j = 0; j < VECTORS; j++) {
-            scale[j] = _mm512_load_ps(scales + 64 * j);
-        }
+        load_wide_scales(widens, format, codes + ep_ffn_group_code_bytes(format), scales, scale);
         add_group(rows, scale, acc, total);
         left -= n;
         b = scales + EP_GROUP_LINE_BYTES;
@@ -204,39 +233,25 @@ INLINE void wide_part(const int rows, const bool fetches, const ep_group_walk *w
     store_rows(rows, total, c);
 }
 
-/* rows is a constant wherever this is inlined. */
-INLINE void wide_tile(const int rows, const ep_group_walk *walk, const float *a, float *c)
+/* A chunk; its first half fetches and, if it is to, widens. rows, widens and format are constants wherever this is inlined. */
+INLINE void wide_tile(const int rows, const bool widens, const ep_weight_format format, const ep_group_walk *walk,
+                      const float *a, float *c)
 {
     const int first = (rows + 1) / 2;
-    wide_part(first, true, walk, a, (size_t)rows, c);
+    wide_part(first, widens, true, format, walk, a, (size_t)rows, c);
     if (rows > 1) {
-        wide_part(rows - first, false, walk, a + first, (size_t)rows, c + first * EP_FFN_PANEL);
+        wide_part(rows - first, false, false, format, walk, a + first, (size_t)rows, c + first * EP_FFN_PANEL);
     }
 }
 
-/* format is a constant wherever this is inlined. */
-INLINE void widen_group(const ep_weight_format format, const uint8_t *group, uint32_t lines, uint8_t *to)
-{
-    const size_t line_bytes = ep_ffn_group_code_bytes(format) / group_lines(format);
-    const __m512i table = ep_codes_table(format);
-    const uint8_t *scales = group + ep_ffn_group_code_bytes(format);
-    uint8_t *wide_scales = to + (size_t)group_lines(format) * EP_GROUP_LINE_BYTES;
-    for (uint32_t i = 0; i < lines; i++, group += line_bytes, to += EP_GROUP_LINE_BYTES) {
-#pragma GCC unroll 4
-        for (int j = 0; j < VECTORS; j++) {
-            _mm512_store_si512(to + 64 * j, ep_codes_widen(format, table, ep_codes_load(format, group, j & 2), j));
-        }
-    }
-#pragma GCC unroll 4
-    for (int j = 0; j < VECTORS; j++) {
-        _mm512_store_ps(wide_scales + 64 * j, load_scales(format, scales, j));
-    }
-}
+#define FORM(name, format)                                                                                   \
+    EP_GROUP_TILES(name, code_tile, format)                                                                  \
+    EP_GROUP_TILES(name##_first, wide_tile, true, format)                                                    \
+    static const ep_group_form form_##name = {.tiles = name, .wide = wide, .first = name##_first};
 
-EP_GROUP_TILES(wide, wide_tile)
-
-EP_GROUP_FORM(f8, EP_WEIGHTS_F8_BLOCK, code_tile, widen_group, wide)
-EP_GROUP_FORM(int4, EP_WEIGHTS_INT4, code_tile, widen_group, wide)
+EP_GROUP_TILES(wide, wide_tile, false, EP_WEIGHTS_INT4) /* widened, all are alike */
+FORM(f8, EP_WEIGHTS_F8_BLOCK)
+FORM(int4, EP_WEIGHTS_INT4)
 
 void ep_ffn_avx512bf16_group_panel(ep_weight_format format, const float *a, uint32_t rows, const uint8_t *panel,
                                    uint32_t k_count, const uint8_t *next, float *c)
