@@ -261,6 +261,20 @@ static ep_err one_format(ep_expert_plan *plan, ep_weight_format format, const ep
     return EP_OK;
 }
 
+/* A shared expert whose gate and up are one tensor: its rows are gate's, then up's. */
+static void settle_fused(const naming *n, ep_matrix m, ep_plan_matrix *matrix)
+{
+    char gate[EP_TENSOR_NAME_BYTES], up[EP_TENSOR_NAME_BYTES];
+    if (n->index >= n->shape->experts && m != EP_MATRIX_DOWN) {
+        (void)find_part(n, EP_MATRIX_GATE, "weight", gate);
+        (void)find_part(n, EP_MATRIX_UP, "weight", up);
+        if (ep_activation_has_gate(n->shape->activation) && strcmp(gate, up) == 0) {
+            matrix->run_rows = 2 * matrix->rows;
+            matrix->first = m == EP_MATRIX_UP ? matrix->rows : 0;
+        }
+    }
+}
+
 /* One matrix of its own tensors. */
 static ep_err plan_separate(const naming *n, ep_matrix m, ep_expert_plan *plan, ep_error *out_error)
 {
@@ -273,10 +287,11 @@ static ep_err plan_separate(const naming *n, ep_matrix m, ep_expert_plan *plan, 
     ep_weight_format format = ep_weight_format_of(values->tensor->dtype);
     const ep_checkpoint_entry *scales = NULL;
     ep_err err;
+    settle_fused(n, m, matrix);
     if (is_float(values->tensor->dtype)) {
         /* one type within an expert, also when the config states none */
         ep_dtype dtype = plan->format != EP_WEIGHTS_NONE ? ep_weight_format_dtype(plan->format) : n->self->config.info.dtype;
-        err = ep_plan_check_plain(values, matrix->rows, matrix->columns, dtype, out_error);
+        err = ep_plan_check_plain(values, matrix->run_rows, matrix->columns, dtype, out_error);
     } else {
         scales = find_any(n, m, scale_parts, name);
         if (scales == NULL && !has_type(values, "F8_E4M3") && !has_type(values, "I8") && !has_type(values, "U8") &&

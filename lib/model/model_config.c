@@ -57,6 +57,8 @@ static const model_type types[] = {
     {"qwen3_5_moe_text", EP_ROUTER_R2, true, false, true},
     {"minimax_m3", EP_ROUTER_R4, true, true, false},
     {"granitemoe", EP_ROUTER_R1, true, true, false},
+    {"granitemoeshared", EP_ROUTER_R1, true, true, false},
+    {"granitemoehybrid", EP_ROUTER_R1, true, true, false},
     {"gpt_oss", EP_ROUTER_OTHER, true, true, false},     /* a bias in the logits */
     {"deepseek_v4", EP_ROUTER_OTHER, true, false, false}, /* sqrt of softplus, hash layers */
     {"llama4", EP_ROUTER_OTHER, false, true, false},      /* sigmoid, weight on the input */

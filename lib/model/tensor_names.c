@@ -13,6 +13,7 @@ static const char *const prefixes[] = {"", "model.", "language_model.model.", "m
 typedef const char *const matrix_words[EP_MATRIX_COUNT];
 static matrix_words projections = {"gate_proj", "up_proj", "down_proj"};
 static matrix_words numbered = {"w1", "w3", "w2"};
+static matrix_words fused_linears = {"input_linear", "input_linear", "output_linear"}; /* gate's rows, then up's */
 
 typedef struct shared_spelling {
     const char *stem;
@@ -113,7 +114,7 @@ static const family_names families[] = {
         .stacked = {"block_sparse_moe.input_linear", "block_sparse_moe.input_linear",
                     "block_sparse_moe.output_linear"},
         .stacked_end = ".weight",
-        .shared = {{"block_sparse_moe.shared_experts", projections}},
+        .shared = {{"block_sparse_moe.shared_experts", projections}, {"shared_mlp", fused_linears}},
         .shared_gate = "block_sparse_moe.shared_expert_gate.weight",
         .routers = {"block_sparse_moe.router.layer.weight"},
     },

@@ -27,6 +27,7 @@ TestSuite(shared, .init = make_dir, .fini = remove_dir);
 #define SHARED(inner) "\"shared_expert_intermediate_size\":" #inner ","
 #define PROJECTIONS {"gate_proj", "up_proj", "down_proj"}
 #define NUMBERED {"w1", "w3", "w2"}
+#define FUSED {"input_linear", "input_linear", "output_linear"} /* gate and up in one tensor */
 
 typedef struct shared_case {
     ep_format_case routed;
@@ -60,6 +61,10 @@ static const shared_case cases[] = {
     {{"llama 4", EP_FORMAT_N8, EP_WEIGHTS_BF16, 40, 72, SHARED(72), EP_ACT_SILU, {0, 0, 0}, false, false},
      {"", EP_FORMAT_N1, EP_WEIGHTS_BF16, 40, 72, "", EP_ACT_SILU, {0, 0, 0}, false, false},
      "language_model.model.layers.1.feed_forward.shared_expert", PROJECTIONS, NULL, NULL},
+    {{"granite 4", EP_FORMAT_N9, EP_WEIGHTS_BF16, 40, 24, "\"model_type\":\"granitemoehybrid\",\"shared_intermediate_size\":56,", EP_ACT_SILU,
+      {0, 0, 0}, false, false},
+     {"", EP_FORMAT_N1, EP_WEIGHTS_BF16, 40, 56, "", EP_ACT_SILU, {0, 0, 0}, false, false},
+     "model.language_model.layers.1.shared_mlp", FUSED, NULL, NULL},
     {{"step 3.5", EP_FORMAT_N11, EP_WEIGHTS_BF16, 40, 24, SHARED(32) "\"swiglu_limits\":[0,0.25],\"swiglu_limits_shared\":[0,0.75],",
       EP_ACT_SWIGLU_STEP, {0, 0, 0.25f}, false, false},
      {"", EP_FORMAT_N1, EP_WEIGHTS_BF16, 40, 32, "", EP_ACT_SWIGLU_STEP, {0, 0, 0.75f}, false, false},
@@ -106,6 +111,20 @@ static ep_format_tensor *add(ep_format_model *model)
     return &model->tensors[model->tensors_count++];
 }
 
+/* up's rows go behind gate's, which has the name already. */
+static bool append_up(ep_format_model *model, const shared_case *c, int matrix, const ep_format_tensor *up)
+{
+    if (matrix != 1 || strcmp(c->words[0], c->words[1]) != 0) {
+        return false;
+    }
+    ep_format_tensor *gate = &model->tensors[model->tensors_count - 1];
+    gate->data = realloc(gate->data, gate->bytes + up->bytes);
+    memcpy(gate->data + gate->bytes, up->data, up->bytes);
+    gate->bytes += up->bytes;
+    gate->dims[0] += up->dims[0];
+    return true;
+}
+
 /* Tensors of `from`'s expert 0 go to the model under their shared names. */
 static void add_shared(ep_format_model *model, ep_format_model *from, const shared_case *c)
 {
@@ -115,7 +134,7 @@ static void add_shared(ep_format_model *model, ep_format_model *from, const shar
         char stem[160];
         for (int m = 0; m < 3; m++) {
             const int length = snprintf(stem, sizeof(stem), "model.layers.1.mlp.experts.0.%s.", words[m]);
-            if (strncmp(t->name, stem, (size_t)length) == 0) {
+            if (strncmp(t->name, stem, (size_t)length) == 0 && !append_up(model, c, m, t)) {
                 ep_format_tensor *to = add(model);
                 char name[sizeof(to->name)];
                 *to = *t;

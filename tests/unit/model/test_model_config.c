@@ -86,6 +86,9 @@ static const good_case good_cases[] = {
      "\"num_local_experts\":16,\"num_experts_per_tok\":8,\"scoring_func\":\"sigmoid\",\"shared_intermediate_"
      "size\":0}",
      EP_ROUTER_R4, true, 1, 1, 1, 16, 8, 32, 0, "m", true, false},
+    {"{\"model_type\":\"granitemoehybrid\",\"hidden_size\":64,\"intermediate_size\":32,\"num_hidden_layers\":1,"
+     "\"num_local_experts\":16,\"num_experts_per_tok\":8,\"shared_intermediate_size\":48}",
+     EP_ROUTER_R1, true, 1, 1, 1, 16, 8, 32, 48, "m", true, false},
     {"{\"model_type\":\"dots1\",\"hidden_size\":64,\"intermediate_size\":128,\"moe_intermediate_size\":32,"
      "\"num_hidden_layers\":2,\"n_routed_experts\":16,\"n_shared_experts\":2,\"num_experts_per_tok\":6,"
      "\"first_k_dense_replace\":1,\"scoring_func\":\"noaux_tc\",\"routed_scaling_factor\":2.5}",
