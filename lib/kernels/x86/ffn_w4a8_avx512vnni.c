@@ -127,9 +127,9 @@ INLINE void sum_group(const int rows, const ep_weight_format format, const uint8
     }
 }
 
-/* total += sums of a group, scaled. */
+/* total += sums of a group, scaled; the first sums to total[r][first]. */
 INLINE void add_group(const int rows, const int vectors, const float *a, const __m512 scales[], __m512i acc[][VECTORS],
-                      __m512 total[][VECTORS])
+                      const int first, __m512 total[][VECTORS])
 {
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++) {
@@ -137,7 +137,7 @@ INLINE void add_group(const int rows, const int vectors, const float *a, const _
 #pragma GCC unroll 4
         for (int j = 0; j < vectors; j++) {
             const __m512 scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(acc[r][j]), input_scale);
-            total[r][j] = _mm512_fmadd_ps(scaled, scales[j], total[r][j]);
+            total[r][first + j] = _mm512_fmadd_ps(scaled, scales[j], total[r][first + j]);
         }
     }
 }
@@ -186,7 +186,30 @@ INLINE void stream_few(const int rows, const ep_weight_format format, const walk
         sum_group(rows, format, group, 0, VECTORS, true, ahead, a, acc);
         fetch_scales(rows, ahead, group_bytes);
         load_scales(format, group + EP_FFN_W4A8_CODE_BYTES, 0, VECTORS, scales);
-        add_group(rows, VECTORS, a, scales, acc, total);
+        add_group(rows, VECTORS, a, scales, acc, 0, total);
+        a += (int)EP_FFN_W4A8_LINES * rows;
+    }
+    store_totals(rows, VECTORS, total, c);
+}
+
+/* 4 rows: beside the totals of a whole panel there is room in registers for the sums of half a panel. */
+INLINE void stream_four(const int rows, const ep_weight_format format, const walk *over, const float *a, float *c)
+{
+    const size_t group_bytes = ep_ffn_group_bytes(format);
+    const uint8_t *group = over->groups;
+    const uint8_t *ahead = over->ahead;
+    __m512 total[EP_FFN_CHUNK_ROWS][VECTORS];
+    load_totals(rows, VECTORS, c, total);
+    for (uint32_t g = 0; g < over->count; g++, group += group_bytes, ahead += group_bytes) {
+#pragma GCC unroll 2
+        for (int first = 0; first < VECTORS; first += HALF_VECTORS) {
+            __m512i acc[EP_FFN_CHUNK_ROWS][VECTORS];
+            __m512 scales[VECTORS];
+            sum_group(rows, format, group, first, HALF_VECTORS, true, ahead, a, acc);
+            load_scales(format, group + EP_FFN_W4A8_CODE_BYTES, first, HALF_VECTORS, scales);
+            add_group(rows, HALF_VECTORS, a, scales, acc, first, total);
+        }
+        fetch_scales(rows, ahead, group_bytes);
         a += (int)EP_FFN_W4A8_LINES * rows;
     }
     store_totals(rows, VECTORS, total, c);
@@ -207,7 +230,7 @@ INLINE void stream_many(const int rows, const ep_weight_format format, const wal
             sum_group(rows, format, group, first, HALF_VECTORS, true, ahead, a, acc);
             load_scales(format, group + EP_FFN_W4A8_CODE_BYTES, first, HALF_VECTORS, scales);
             load_totals(rows, HALF_VECTORS, c + 16 * first, total);
-            add_group(rows, HALF_VECTORS, a, scales, acc, total);
+            add_group(rows, HALF_VECTORS, a, scales, acc, 0, total);
             store_totals(rows, HALF_VECTORS, total, c + 16 * first);
         }
         fetch_scales(rows, ahead, group_bytes);
@@ -233,7 +256,7 @@ INLINE void block_tile(const int rows, const ep_weight_format format, const walk
             }
             sum_group(rows, format, group, first, HALF_VECTORS, false, NULL, x, acc);
             load_scales(format, group + EP_FFN_W4A8_CODE_BYTES, first, HALF_VECTORS, scales);
-            add_group(rows, HALF_VECTORS, x, scales, acc, total);
+            add_group(rows, HALF_VECTORS, x, scales, acc, 0, total);
             x += (int)EP_FFN_W4A8_LINES * rows;
         }
         store_totals(rows, HALF_VECTORS, total, c + 16 * first);
@@ -252,7 +275,7 @@ typedef void (*tile_func)(const walk *over, const float *a, float *c);
     TILE(stream_##name, 1, stream_few, format)                                                               \
     TILE(stream_##name, 2, stream_few, format)                                                               \
     TILE(stream_##name, 3, stream_few, format)                                                               \
-    TILE(stream_##name, 4, stream_many, format)                                                              \
+    TILE(stream_##name, 4, stream_four, format)                                                              \
     TILE(stream_##name, 5, stream_many, format)                                                              \
     TILE(stream_##name, 6, stream_many, format)                                                              \
     TILE(block_##name, 3, block_tile, format)                                                                \
