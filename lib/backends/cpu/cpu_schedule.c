@@ -488,6 +488,35 @@ static bool turn_to_work(cpu_worker *worker, cpu_work *out_work)
 }
 
 /*
+ * No lock. Something changed that may be better than the stage the thread is in. Where it is not, for any thread, the thread goes on there and may
+ * claim ahead again. Else it would run its present tasks without knowing what follows, and begin the next ones cold.
+ */
+static void renew_turn(cpu_worker *worker)
+{
+    ep_cpu_schedule *s = worker->schedule;
+    cpu_turn *turn = &worker->turn;
+    const bool has_products = turn->stage == STAGE_GATE_UP || turn->stage == STAGE_DOWN;
+    if (!has_products || is_patient(turn->pass->job) || tasks_taken(turn->pass) >= turn->tasks_count ||
+        atomic_load_explicit(&s->changes, memory_order_relaxed) == turn->seen) {
+        return;
+    }
+    pthread_mutex_lock(&s->lock);
+    bool is_best = s->first == NULL || s->first->priority >= turn->pass->job->priority;
+    for (uint32_t i = 0; i < s->passes_count && is_best; i++) {
+        const cpu_pass *other = &s->passes[i];
+        is_best = other == turn->pass || !has_tasks(other) ||
+                  (is_due_before(turn->pass, other) && is_before(turn->pass, other, worker->node));
+    }
+    if (is_best) {
+        turn->seen = atomic_load_explicit(&s->changes, memory_order_relaxed);
+        turn->then_pass = NULL;
+        turn->then = (cpu_panels){.count = 0};
+        find_then(s, turn, worker->node);
+    }
+    pthread_mutex_unlock(&s->lock);
+}
+
+/*
  * No lock. Takes the tasks that the thread runs after those it has, so that it knows which weights to fetch meanwhile. Not the last ones
  * (cpu_ahead.h); not of patient jobs, whose tasks are long: an urgent job would wait for them too.
  */
@@ -519,13 +548,14 @@ static const uint8_t *next_weights(const cpu_turn *turn, const cpu_work *work, c
         next = ahead->count > 0 ? ahead->first : next + others > taken ? next + others : taken;
     }
     if (next >= panels.count) {
+        /* Whoever comes to a stage first also claims ahead there: those behind find two tasks taken for each before them. */
         const uint32_t over = next - panels.count;
         if (turn->stage == STAGE_GATE_UP && (turn->then_pass == NULL || over >= others)) {
             panels = panels_of(weights, STAGE_DOWN); /* the thread that ends a stage begins the next one */
-            next = over < others ? others - over : 0;
+            next = over < others ? 2 * (others - over) : 0;
         } else {
             panels = turn->then;
-            next = over + then_taken(turn);
+            next = 2 * over + then_taken(turn);
         }
     }
     return next < panels.count ? panels.first + next * panels.bytes : NULL;
@@ -672,7 +702,7 @@ static void end_stage(ep_cpu_schedule *s, cpu_pass *pass, stage next)
 static bool run_stage(cpu_worker *worker, cpu_work work, stage *out_next)
 {
     ep_cpu_schedule *s = worker->schedule;
-    const cpu_turn *turn = &worker->turn;
+    const cpu_turn *turn = &worker->turn; /* renewed on the way */
     cpu_pass *pass = turn->pass;
     uint32_t done;
     _Atomic uint64_t *counter = job_node(pass->job) == worker->node ? &worker->tasks_near : &worker->tasks_far;
@@ -684,6 +714,7 @@ static bool run_stage(cpu_worker *worker, cpu_work work, stage *out_next)
             *out_next = prepare_pass(s, pass, worker->tile);
         } else {
             *out_next = stage_after(turn);
+            renew_turn(worker);
             ahead = claim_ahead(s, turn);
             run_tasks(turn, &work, &ahead, worker->tile);
         }

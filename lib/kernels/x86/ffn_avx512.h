@@ -127,6 +127,18 @@ EP_AVX512_INLINE void ep_avx512_fetch_rows(const uint32_t rows, const ep_ffn_bat
     }
 }
 
+/* Fetches what rows' outputs first..first + count - 1 are written over: lines of their own for each row, which a store would wait for. */
+EP_AVX512_INLINE void ep_avx512_fetch_outputs(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows, uint32_t first, uint32_t count)
+{
+    const size_t value_bytes = ep_dtype_bytes(batch->out_dtype);
+    for (uint32_t r = first_row; r < first_row + rows; r++) {
+        const char *out = (const char *)batch->rows[r].out + first * value_bytes;
+        for (size_t at = 0; at < count * value_bytes; at += 64) {
+            _mm_prefetch(out + at, _MM_HINT_T0);
+        }
+    }
+}
+
 /* The lanes l of output vector j that come from row r; its element is (16 j + l) / rows. */
 EP_AVX512_INLINE __mmask16 ep_avx512_lanes_of(const uint32_t rows, uint32_t j, uint32_t r)
 {

@@ -80,6 +80,14 @@ static void write_rows(const destination *to, uint32_t first_row, uint32_t rows,
     }
 }
 
+/* Before the arithmetic that ends in them. */
+static void fetch_outputs(const destination *to, uint32_t first_row, uint32_t rows)
+{
+    if (to->batch != NULL) {
+        ep_avx512_fetch_outputs(to->batch, first_row, rows, to->first, to->count);
+    }
+}
+
 /* Blocks of one length, so that each fetches all of the next one. */
 static uint32_t block_lines(uint32_t rows, uint32_t lines)
 {
@@ -97,6 +105,7 @@ static void panel_to(const destination *to, const float *a, uint32_t rows, const
 {
     const ep_ffn_chunks chunks = ep_ffn_chunks_of(rows);
     if (chunks.count == 1) {
+        fetch_outputs(to, 0, rows);
         stream_panel(a, rows, panel, lines, next, c);
         write_rows(to, 0, rows, c);
         return;
@@ -116,6 +125,9 @@ static void panel_to(const destination *to, const float *a, uint32_t rows, const
             const float *x = a + (size_t)first_row * lines + (size_t)line * chunk_rows;
             prefetch ahead = {.next = behind == NULL ? b : behind + (size_t)chunk * n * LINE_BYTES / chunks.count,
                               .step = share};
+            if (is_last) {
+                fetch_outputs(to, first_row, chunk_rows);
+            }
             tiles[chunk_rows - 1](ahead, x, b, n, line == 0, c + (size_t)first_row * EP_FFN_PANEL);
             if (is_last) {
                 write_rows(to, first_row, chunk_rows, c);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The w8a8 part of the AVX-512 VNNI kernel: by register tiles of up to 6 rows x 64 outputs, four k per step. The instruction takes unsigned by signed, so
- * rows are stored as q + 128 and sums begin at -128 times the sum of an output's weights. All of it is modulo 2^32 and the true sum
- * fits (EP_W8A8_COLUMNS_MAX), so sums are exact and the bits those of every other kernel.
+ * rows are stored as q + 128 and -128 times the sum of an output's weights is added: last, because a panel ends with these numbers, and they
+ * come from memory while its lines are used. All of it is modulo 2^32 and the true sum fits (EP_W8A8_COLUMNS_MAX), so sums are exact
+ * and the bits those of every other kernel.
  */
 #include "kernels/ffn_int8.h"
 #include "kernels/x86/ffn_avx512.h"
@@ -43,7 +44,7 @@ INLINE void tile(const int rows, const int fetched, prefetch ahead, const int8_t
     for (int r = 0; r < rows; r++) {
 #pragma GCC unroll 4
         for (int j = 0; j < VECTORS; j++) {
-            acc[r][j] = e->first ? _mm512_load_si512(e->offsets + 16 * j) : _mm512_load_si512(c + r * EP_FFN_PANEL + 16 * j);
+            acc[r][j] = e->first ? _mm512_setzero_si512() : _mm512_load_si512(c + r * EP_FFN_PANEL + 16 * j);
         }
     }
     for (uint32_t line = 0; line < n; line++) {
@@ -76,7 +77,8 @@ INLINE void tile(const int rows, const int fetched, prefetch ahead, const int8_t
         for (int j = 0; j < VECTORS; j++) {
             float *to = c + r * EP_FFN_PANEL + 16 * j;
             if (e->last) {
-                const __m512 scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(acc[r][j]), _mm512_load_ps(e->weight_scales + 16 * j));
+                const __m512i sum = _mm512_add_epi32(acc[r][j], _mm512_load_si512(e->offsets + 16 * j));
+                const __m512 scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), _mm512_load_ps(e->weight_scales + 16 * j));
                 _mm512_store_ps(to, _mm512_mul_ps(scaled, _mm512_set1_ps(e->row_scales[r])));
             } else {
                 _mm512_store_si512(to, acc[r][j]);
@@ -141,6 +143,14 @@ static void write_rows(const destination *to, size_t first_row, uint32_t rows, c
     }
 }
 
+/* Before the arithmetic that ends in them. */
+static void fetch_outputs(const destination *to, uint32_t first_row, uint32_t rows)
+{
+    if (to->batch != NULL) {
+        ep_avx512_fetch_outputs(to->batch, first_row, rows, to->first, to->count);
+    }
+}
+
 /* Blocks of one length, so that each fetches all of the next one. */
 static uint32_t block_lines(uint32_t rows, uint32_t lines)
 {
@@ -165,6 +175,7 @@ static void panel_to(const destination *to, const int8_t *a, uint32_t rows, cons
         _mm_prefetch((const char *)e.weight_scales + 64 * (size_t)i, _MM_HINT_T1);
     }
     if (chunks.count == 1) {
+        fetch_outputs(to, 0, rows);
         stream_panel(a, rows, panel, lines, next, e, c);
         write_rows(to, 0, rows, c);
         return;
@@ -181,11 +192,14 @@ static void panel_to(const destination *to, const int8_t *a, uint32_t rows, cons
         const tile_func *tiles = behind == NULL ? tiles_none : fetching;
         for (uint32_t chunk = 0; chunk < chunks.count; chunk++) {
             const uint32_t chunk_rows = ep_ffn_chunk_rows(&chunks, chunk);
-            const size_t first_row = ep_ffn_chunk_first_row(&chunks, chunk);
-            const int8_t *x = a + 4 * (first_row * lines + (size_t)line * chunk_rows);
+            const uint32_t first_row = ep_ffn_chunk_first_row(&chunks, chunk);
+            const int8_t *x = a + 4 * ((size_t)first_row * lines + (size_t)line * chunk_rows);
             prefetch ahead = {.next = behind == NULL ? b : behind + (size_t)chunk * n * LINE_BYTES / chunks.count, .step = share};
             e.row_scales = row_scales + first_row;
-            tiles[chunk_rows - 1](ahead, x, b, n, &e, c + first_row * EP_FFN_PANEL);
+            if (e.last) {
+                fetch_outputs(to, first_row, chunk_rows);
+            }
+            tiles[chunk_rows - 1](ahead, x, b, n, &e, c + (size_t)first_row * EP_FFN_PANEL);
             if (e.last) {
                 write_rows(to, first_row, chunk_rows, c);
             }
