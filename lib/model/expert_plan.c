@@ -261,18 +261,21 @@ static ep_err one_format(ep_expert_plan *plan, ep_weight_format format, const ep
     return EP_OK;
 }
 
-/* A shared expert whose gate and up are one tensor: its rows are gate's, then up's. */
-static void settle_fused(const naming *n, ep_matrix m, ep_plan_matrix *matrix)
+/* A shared expert whose gate and up are one tensor: its rows are gate's, then up's; so are those of its bias. */
+static bool settle_fused(const naming *n, ep_matrix m, ep_plan_matrix *matrix)
 {
     char gate[EP_TENSOR_NAME_BYTES], up[EP_TENSOR_NAME_BYTES];
-    if (n->index >= n->shape->experts && m != EP_MATRIX_DOWN) {
-        (void)find_part(n, EP_MATRIX_GATE, "weight", gate);
-        (void)find_part(n, EP_MATRIX_UP, "weight", up);
-        if (ep_activation_has_gate(n->shape->activation) && strcmp(gate, up) == 0) {
-            matrix->run_rows = 2 * matrix->rows;
-            matrix->first = m == EP_MATRIX_UP ? matrix->rows : 0;
-        }
+    if (n->index < n->shape->experts || m == EP_MATRIX_DOWN || !ep_activation_has_gate(n->shape->activation)) {
+        return false;
     }
+    (void)find_part(n, EP_MATRIX_GATE, "weight", gate);
+    (void)find_part(n, EP_MATRIX_UP, "weight", up);
+    if (strcmp(gate, up) != 0) {
+        return false;
+    }
+    matrix->run_rows = 2 * matrix->rows;
+    matrix->first = m == EP_MATRIX_UP ? matrix->rows : 0;
+    return true;
 }
 
 /* One matrix of its own tensors. */
@@ -287,8 +290,8 @@ static ep_err plan_separate(const naming *n, ep_matrix m, ep_expert_plan *plan, 
     ep_weight_format format = ep_weight_format_of(values->tensor->dtype);
     const ep_checkpoint_entry *scales = NULL;
     ep_err err;
-    settle_fused(n, m, matrix);
-    if (is_float(values->tensor->dtype)) {
+    const bool is_fused = settle_fused(n, m, matrix);
+    if (is_float(values->tensor->dtype) || is_fused) { /* scales of both are not read */
         /* one type within an expert, also when the config states none */
         ep_dtype dtype = plan->format != EP_WEIGHTS_NONE ? ep_weight_format_dtype(plan->format) : n->self->config.info.dtype;
         err = ep_plan_check_plain(values, matrix->run_rows, matrix->columns, dtype, out_error);
@@ -320,7 +323,7 @@ static ep_err plan_separate(const naming *n, ep_matrix m, ep_expert_plan *plan, 
     const ep_checkpoint_entry *offset = format == EP_WEIGHTS_W8A8 ? find_part(n, m, "weight_offset", name) : NULL;
     matrix->offset = offset == NULL ? -1 : add_whole(plan, offset);
     const ep_checkpoint_entry *bias = find_part(n, m, "bias", name);
-    return bias == NULL ? EP_OK : plan_bias(bias, matrix->rows, plan, &matrix->bias, out_error);
+    return bias == NULL ? EP_OK : plan_bias(bias, matrix->run_rows, plan, &matrix->bias, out_error);
 }
 
 static ep_err plan_separate_all(const naming *n, ep_expert_plan *plan, ep_error *out_error)

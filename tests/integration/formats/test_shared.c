@@ -226,3 +226,75 @@ Test(shared, experts_of_every_family_are_read_in_their_own_format)
         check(&cases[i], 40 + i);
     }
 }
+
+/* Of Granite 4's shared expert, H 40 and I 56: the tensor named "input_linear" plus part gets this type and these dimensions. */
+typedef struct fused_case {
+    const char *part;
+    const char *dtype;
+    uint32_t rows;
+    uint32_t columns; /* 0: a vector */
+    ep_err err;
+    const char *text;
+} fused_case;
+
+/* The tensor of that name, a new one if there is none, with bytes that count up. */
+static void set_tensor(ep_format_model *model, const char *name, const fused_case *c)
+{
+    ep_format_tensor *t = ep_format_model_find(model, name);
+    const bool is_new = t == NULL;
+    t = is_new ? add(model) : t;
+    if (!is_new) {
+        free(t->data);
+    }
+    *t = (ep_format_tensor){.dims = {c->rows, c->columns}, .rank = c->columns == 0 ? 1 : 2};
+    snprintf(t->name, sizeof(t->name), "%s", name);
+    snprintf(t->dtype, sizeof(t->dtype), "%s", c->dtype);
+    t->bytes = (size_t)c->rows * (c->columns == 0 ? 1 : c->columns) * (strcmp(c->dtype, "BF16") == 0 ? 2 : 1);
+    t->data = malloc(t->bytes);
+    for (size_t i = 0; i < t->bytes; i++) {
+        t->data[i] = (uint8_t)(i % 100);
+    }
+}
+
+Test(shared, a_gate_and_up_in_one_tensor_has_the_rows_of_both)
+{
+    static const fused_case fused[] = {
+        {"weight", "BF16", 56, 40, EP_ERR_BAD_FILE, "shape is [56,40], allowed [112,40]"},
+        {"weight", "F8_E4M3", 56, 40, EP_ERR_BAD_FILE, "dtype is F8_E4M3, allowed"},
+        {"weight", "F8_E4M3", 112, 40, EP_ERR_BAD_FILE, "dtype is F8_E4M3, allowed"},
+        {"bias", "BF16", 56, 0, EP_ERR_BAD_FILE, "shape is [56], allowed [112]"},
+        {"bias", "BF16", 112, 0, EP_OK, ""},
+    };
+    static const char stem[] = "model.language_model.layers.1.shared_mlp.input_linear";
+    const shared_case *granite = &cases[0];
+    while (strcmp(granite->routed.name, "granite 4") != 0) {
+        granite++;
+    }
+    for (size_t i = 0; i < EP_ARRAY_COUNT(fused); i++) {
+        char name[160];
+        ep_error error;
+        ep_checkpoint *checkpoint = NULL;
+        ep_expert_data data = {0};
+        ep_format_model *model = ep_format_model_make(&granite->routed, 70);
+        ep_format_model *from = ep_format_model_make(&granite->shared, 71);
+        add_shared(model, from, granite);
+        snprintf(name, sizeof(name), "%s.%s", stem, fused[i].part);
+        set_tensor(model, name, &fused[i]);
+        snprintf(name, sizeof(name), "%s.weight_scale", stem);
+        set_tensor(model, name, &(fused_case){.dtype = "BF16", .rows = fused[i].rows, .columns = 1});
+        cr_assert_eq(ep_format_model_write(model, dir, &error), EP_OK, "%s", error.text);
+        cr_assert_eq(ep_checkpoint_open(dir, &checkpoint, &error), EP_OK, "%zu: %s", i, error.text);
+        const ep_err err = ep_checkpoint_read_expert(checkpoint, EP_FORMAT_LAYER, EP_FORMAT_EXPERTS, &data, &error);
+        cr_expect_eq(err, fused[i].err, "%zu: %s %s", i, ep_err_name(err), err == EP_OK ? "" : error.text);
+        cr_expect(err == EP_OK || strstr(error.text, fused[i].text) != NULL, "%zu: %s", i, error.text);
+        if (err == EP_OK) {
+            const uint8_t *bias = ep_format_model_find(model, "input_linear.bias")->data;
+            expect_part("granite 4", "gate bias", data.source.gate_bias, bias, 56 * 2);
+            expect_part("granite 4", "up bias", data.source.up_bias, bias + 56 * 2, 56 * 2);
+        }
+        ep_expert_data_free(&data);
+        ep_checkpoint_close(checkpoint);
+        ep_format_model_free(from);
+        ep_format_model_free(model);
+    }
+}
