@@ -86,6 +86,11 @@ static size_t head_bytes(const ep_safetensors *self)
     return self->data_begin < SAMPLE_BYTES ? (size_t)self->data_begin : SAMPLE_BYTES;
 }
 
+static ep_err no_sha256(const ep_safetensors *self, ep_error *out_error)
+{
+    return ep_error_set(out_error, EP_ERR_INTERNAL, "%s: SHA-256 is not available from libcrypto", self->file.name);
+}
+
 /* Reads bytes from offset into out_bytes and digests them. */
 static ep_err digest_piece(const ep_safetensors *self, uint64_t offset, uint8_t *out_bytes, size_t bytes,
                            uint8_t out_digest[SAMPLE_DIGEST_BYTES], ep_error *out_error)
@@ -96,7 +101,7 @@ static ep_err digest_piece(const ep_safetensors *self, uint64_t offset, uint8_t 
         return err;
     }
     if (EVP_Digest(out_bytes, bytes, digest, NULL, EVP_sha256(), NULL) != 1) {
-        return EP_ERR_INTERNAL;
+        return no_sha256(self, out_error);
     }
     memcpy(out_digest, digest, SAMPLE_DIGEST_BYTES);
     return EP_OK;
@@ -112,7 +117,7 @@ static ep_err hash_samples(ep_safetensors *self, EVP_MD_CTX *context, ep_error *
         const size_t bytes = place_sample(self, i, &offset);
         err = bytes == 0 ? EP_OK : digest_piece(self, offset, sample, bytes, self->sample_digests[i], out_error);
         if (err == EP_OK && bytes > 0 && EVP_DigestUpdate(context, sample, bytes) != 1) {
-            err = EP_ERR_INTERNAL;
+            err = no_sha256(self, out_error);
         }
     }
     return err;
@@ -123,14 +128,11 @@ static ep_err hash_identity(ep_safetensors *self, const char *text, size_t bytes
 {
     EVP_MD_CTX *context = EVP_MD_CTX_new();
     bool good = context != NULL && EVP_DigestInit_ex(context, EVP_sha256(), NULL) == 1 && EVP_DigestUpdate(context, text, bytes) == 1;
-    ep_err err = good ? hash_samples(self, context, out_error) : EP_ERR_INTERNAL;
+    ep_err err = good ? hash_samples(self, context, out_error) : no_sha256(self, out_error);
     if (err == EP_OK && EVP_DigestFinal_ex(context, self->identity_digest, NULL) != 1) {
-        err = EP_ERR_INTERNAL;
+        err = no_sha256(self, out_error);
     }
     EVP_MD_CTX_free(context);
-    if (err == EP_ERR_INTERNAL) {
-        ep_error_set(out_error, err, "%s: SHA-256 is not available from libcrypto", self->file.name);
-    }
     return err;
 }
 
@@ -259,29 +261,35 @@ const ep_safetensors_tensor *ep_safetensors_find(const ep_safetensors *file, con
 }
 
 /*
- * A file that is only bytes_left long is known to be as it was at open up to this byte: the end of the last sample that is left, when its
- * head and all samples that are left are as they were. What follows may be of another file that is being written. 0: none is known.
+ * A file that is only bytes_left long is known to be as it was at open up to *out_end: the end of the last sample that is left, when its
+ * head and all samples that are left are as they were. What follows may be of another file that is being written. 0: none is known. An
+ * error says only that it could not be read.
  */
-static uint64_t known_end(const ep_safetensors *self, uint64_t bytes_left)
+static ep_err find_known_end(const ep_safetensors *self, uint64_t bytes_left, uint64_t *out_end, ep_error *out_error)
 {
     uint8_t sample[SAMPLE_BYTES], digest[SAMPLE_DIGEST_BYTES];
     uint64_t offset, end = 0;
-    if (bytes_left <= self->data_begin || digest_piece(self, 0, sample, head_bytes(self), digest, NULL) != EP_OK ||
-        memcmp(digest, self->head_digest, sizeof(digest)) != 0) {
-        return 0;
+    *out_end = 0;
+    if (bytes_left <= self->data_begin) {
+        return EP_OK;
+    }
+    ep_err err = digest_piece(self, 0, sample, head_bytes(self), digest, out_error);
+    if (err != EP_OK || memcmp(digest, self->head_digest, sizeof(digest)) != 0) {
+        return err;
     }
     for (uint32_t i = 0; i < SAMPLES; i++) {
         const size_t bytes = place_sample(self, i, &offset);
         if (offset + bytes > bytes_left) {
             break;
         }
-        if (digest_piece(self, offset, sample, bytes, digest, NULL) != EP_OK ||
-            memcmp(digest, self->sample_digests[i], sizeof(digest)) != 0) {
-            return 0;
+        err = digest_piece(self, offset, sample, bytes, digest, out_error);
+        if (err != EP_OK || memcmp(digest, self->sample_digests[i], sizeof(digest)) != 0) {
+            return err;
         }
         end = offset + bytes;
     }
-    return end;
+    *out_end = end;
+    return EP_OK;
 }
 
 static bool is_same_time(const struct timespec *a, const struct timespec *b)
@@ -290,16 +298,19 @@ static bool is_same_time(const struct timespec *a, const struct timespec *b)
 }
 
 /* Lock held. Takes a look at a file that has the size and the time of modification that it had at open. */
-static void look_at_whole(const ep_safetensors *self, seen_state *seen, const struct stat *st)
+static ep_err look_at_whole(const ep_safetensors *self, seen_state *seen, const struct stat *st, ep_error *out_error)
 {
-    const bool has_data = self->file.bytes > self->data_begin;
+    uint64_t end;
     if (is_same_time(&st->st_ctim, &seen->changed)) {
-        return;
+        return EP_OK;
     }
-    if (has_data && known_end(self, self->file.bytes) == 0) {
-        seen->is_refused = true;
+    const ep_err err = find_known_end(self, self->file.bytes, &end, out_error);
+    if (err != EP_OK) {
+        return err; /* which may pass: the next read looks again */
     }
+    seen->is_refused = end == 0 && self->file.bytes > self->data_begin;
     seen->changed = st->st_ctim;
+    return EP_OK;
 }
 
 /*
@@ -311,7 +322,7 @@ static ep_err check_state(const ep_safetensors *self, uint64_t *out_bytes, ep_er
     struct stat st;
     seen_state *seen = self->seen;
     pthread_mutex_lock(&seen->lock);
-    const ep_err err = ep_model_file_check_unchanged(&self->file, out_error);
+    ep_err err = ep_model_file_check_unchanged(&self->file, out_error);
     const bool has_stat = ep_safetensors_stat(self, &st);
     if (has_stat && !seen->is_cut && (uint64_t)st.st_size < self->file.bytes) {
         seen->is_cut = true;
@@ -321,7 +332,7 @@ static ep_err check_state(const ep_safetensors *self, uint64_t *out_bytes, ep_er
                ((uint64_t)st.st_size != seen->bytes || !is_same_time(&st.st_mtim, &seen->modified))) {
         seen->is_refused = true;
     } else if (has_stat && err == EP_OK) {
-        look_at_whole(self, seen, &st);
+        err = look_at_whole(self, seen, &st, out_error);
     }
     const bool is_cut = seen->is_cut, is_refused = seen->is_refused;
     *out_bytes = is_cut ? seen->bytes : self->file.bytes;
@@ -343,13 +354,15 @@ ep_err ep_safetensors_read(const ep_safetensors *file, const ep_safetensors_tens
                            void *out, size_t bytes, ep_error *out_error)
 {
     const uint64_t begin = file->data_begin + tensor->begin + offset;
-    uint64_t bytes_before, bytes_after;
+    uint64_t bytes_before, bytes_after, end;
     ep_err err;
     EP_ASSERT(offset <= ep_safetensors_tensor_bytes(tensor));
     EP_ASSERT(bytes <= ep_safetensors_tensor_bytes(tensor) - offset);
     do { /* again at most once: when the file was cut meanwhile */
         err = check_state(file, &bytes_before, out_error);
-        if (err == EP_OK && bytes_before < file->file.bytes && begin + bytes > known_end(file, bytes_before)) {
+        const bool is_cut = err == EP_OK && bytes_before < file->file.bytes;
+        err = is_cut ? find_known_end(file, bytes_before, &end, out_error) : err;
+        if (err == EP_OK && is_cut && begin + bytes > end) {
             err = ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: has %" PRIu64 " bytes, had %" PRIu64 " when it was opened",
                                file->file.name, bytes_before, file->file.bytes);
         }

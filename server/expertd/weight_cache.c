@@ -93,10 +93,13 @@ static bool is_ours(const char *name)
 
 /* ---- the directory ---- */
 
-/* A file under its temporary name is locked by who writes it; the system lets go of the lock of a process that died. */
+/*
+ * A file under its temporary name is locked by who writes it; the system lets go of the lock of a process that died. Network file systems
+ * lock only what is open for writing.
+ */
 static void remove_if_left(const ep_weight_cache *cache, const char *name)
 {
-    const int fd = openat(cache->dir_fd, name, O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC);
+    const int fd = openat(cache->dir_fd, name, O_WRONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC);
     if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0) {
         (void)unlinkat(cache->dir_fd, name, 0);
     }
@@ -216,20 +219,24 @@ void ep_weight_cache_check_dir(const char *dir)
 {
     struct stat status;
     char parent[PATH_MAX];
-    const char *problem = NULL;
-    if (stat(dir, &status) == 0) {
-        problem = !S_ISDIR(status.st_mode)                  ? "is not a directory"
-                  : access(dir, R_OK | W_OK | X_OK) != 0 ? "cannot be written"
-                                                         : NULL;
-        errno = S_ISDIR(status.st_mode) ? errno : ENOTDIR;
-    } else if (errno != ENOENT) {
-        problem = "cannot be used";
-    } else {
+    const char *problem = NULL, *which = "experts";
+    if (stat(dir, &status) != 0) {
+        problem = errno != ENOENT ? "cannot be used" : NULL;
         snprintf(parent, sizeof(parent), "%s", dir);
-        problem = access(dirname(parent), W_OK | X_OK) != 0 ? "cannot be made" : NULL; /* it alone: no directory above it */
+        if (problem == NULL && access(dirname(parent), W_OK | X_OK) != 0) { /* it alone is made: no directory above it */
+            problem = "cannot be made";
+        }
+    } else if (!S_ISDIR(status.st_mode)) {
+        problem = "is not a directory";
+        errno = ENOTDIR;
+    } else if (access(dir, R_OK | X_OK) != 0) {
+        problem = "cannot be used";
+    } else if (access(dir, W_OK) != 0) {
+        problem = "cannot be written";
+        which = "experts without a file";
     }
     if (problem != NULL) {
-        ep_log(EP_LOG_WARN, "weight-cache", "weight_cache_dir %s %s: %s; experts are packed anew at each start", dir, problem, strerror(errno));
+        ep_log(EP_LOG_WARN, "weight-cache", "weight_cache_dir %s %s: %s; %s are packed anew at each start", dir, problem, strerror(errno), which);
     }
 }
 
@@ -328,7 +335,7 @@ static bool is_barred(ep_weight_cache *cache, const char *name)
 
 static void drop_file(ep_weight_cache *cache, const char *name, uint64_t bytes, const char *why)
 {
-    const bool is_removed = unlinkat(cache->dir_fd, name, 0) == 0;
+    const bool is_removed = unlinkat(cache->dir_fd, name, 0) == 0 || errno == ENOENT; /* somebody else removed it */
     ep_log(EP_LOG_WARN, "weight-cache", "%s/%s %s: %s, the expert is packed anew", cache->path, name, why,
            is_removed ? "removed" : "it cannot be removed");
     if (is_removed) {

@@ -8,8 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
-#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -20,15 +18,15 @@
 #include "model/load_progress.h"
 #include "observe/trace.h"
 
-#define LOADER_NICE 10     /* once the node serves: what computes goes before what loads */
 #define RETRY_NS (EP_NS_PER_S / 2)  /* from a load that failed for a passing reason to the next of the same expert */
 #define CARRY_NS (EP_NS_PER_S / 10) /* unused rate that may be made up for */
+
+#define EVICTED_MAX 4      /* for one load, when memory is refused below the budget: beyond, it is not experts that take it */
 
 typedef enum load_kind { LOAD_URGENT, LOAD_FIRST, LOAD_PREFETCH } load_kind;
 
 typedef struct loader {
     ep_weight_store *store;
-    bool is_nice;
     bool has_progress;
     bool owes_first; /* the next load is one of the first pass */
     uint64_t batch_left; /* of the first pass, as counted when its progress began */
@@ -38,6 +36,8 @@ typedef struct loader {
     uint64_t ahead_bytes; /* that its memory takes while it can give way */
     bool is_blocked;    /* the urgent load that ran last needs that memory too */
     uint64_t paused_ns; /* the load that runs gave way so long */
+    uint32_t evicted;   /* for the urgent load that runs, because memory was refused */
+    bool has_warned;    /* of such memory */
 } loader;
 
 static void load_urgent(loader *self, expert_entry *entry);
@@ -119,6 +119,35 @@ static bool make_room(loader *self, uint64_t bytes, load_kind kind)
     return true;
 }
 
+/*
+ * Whether a load that ended so is worth another try: the system refused memory that the budget allows (a limit on addresses, strict
+ * overcommit), a request waits, and a cold expert that no job holds could go. No lock held.
+ */
+static bool frees_memory(loader *self, load_kind kind, ep_err err)
+{
+    ep_weight_store *store = self->store;
+    ep_heat_choice victim;
+    if (err != EP_ERR_NO_MEMORY || kind != LOAD_URGENT || self->evicted == EVICTED_MAX) {
+        return false;
+    }
+    pthread_mutex_lock(&store->lock);
+    const uint64_t used = store->resident_bytes;
+    const bool goes_one = !store->stop && ep_expert_heat_victim(store->heat, false, is_idle, store, &victim);
+    if (goes_one) {
+        evict(store, &victim);
+        self->evicted++;
+    }
+    pthread_mutex_unlock(&store->lock);
+    if (goes_one && !self->has_warned) {
+        self->has_warned = true;
+        ep_log(EP_LOG_WARN, "expert-memory",
+               "the system refused memory with %" PRIu64 " of weight_bytes_max %" PRIu64
+               " in use: others go for experts that requests wait for; set weight_bytes_max lower, or the limit (RLIMIT_AS, overcommit) higher",
+               used, store->config.weight_bytes_max);
+    }
+    return goes_one;
+}
+
 /* ---- one load ---- */
 
 static ep_err check_room(loader *self, uint64_t bytes, load_kind kind, bool takes, ep_error *out_error)
@@ -158,7 +187,9 @@ static ep_err pack(loader *self, const ep_weight_layer *layer, const ep_expert_d
     if (err != EP_OK) {
         return err;
     }
-    err = backend->ops->weights_load(backend, source, &resident->weights, out_error);
+    do {
+        err = backend->ops->weights_load(backend, source, &resident->weights, out_error);
+    } while (frees_memory(self, kind, err));
     if (err != EP_OK) {
         give_back(store, bytes);
         return err;
@@ -268,11 +299,14 @@ static ep_err load_expert(loader *self, const expert_entry *entry, load_kind kin
     resident->layer_slot = entry->layer_slot;
     resident->expert = entry->expert;
     atomic_init(&resident->refs, 1);
-    err = load_from_cache(self, layer, kind, resident, out_error);
-    *out_is_saved = err == EP_OK;
-    if (err == EP_ERR_NOT_FOUND) {
-        err = load_from_checkpoint(self, layer, kind, resident, out_error);
-    }
+    self->evicted = kind == LOAD_URGENT ? 0 : self->evicted;
+    do {
+        err = load_from_cache(self, layer, kind, resident, out_error);
+        *out_is_saved = err == EP_OK;
+        if (err == EP_ERR_NOT_FOUND) {
+            err = load_from_checkpoint(self, layer, kind, resident, out_error);
+        }
+    } while (frees_memory(self, kind, err));
     if (err != EP_OK) {
         free(resident);
         return err;
@@ -495,15 +529,6 @@ static void end_first_pass(ep_weight_store *store)
 
 /* ---- the thread ---- */
 
-/* Loads beside running jobs give way to them. */
-static void become_nice(loader *self)
-{
-    if (!self->is_nice) {
-        self->is_nice = true;
-        (void)setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), LOADER_NICE); /* of this thread; without it loads are only less polite */
-    }
-}
-
 /*
  * Lock held, but for the wait: until the rate allows a load, and so its bytes stay within the rate. False: it shall not be; the store stops,
  * or a prefetch gives way to what is due.
@@ -557,7 +582,6 @@ static void give_up(ep_weight_store *store, expert_entry *entry)
 static void load_urgent(loader *self, expert_entry *entry)
 {
     ep_weight_store *store = self->store;
-    become_nice(self);
     self->is_blocked = false;
     /* They may give up while the rate is waited for. */
     if (!ep_weight_waits_any(store, entry) || !await_rate(self, LOAD_URGENT) || !ep_weight_waits_any(store, entry)) {
@@ -577,7 +601,6 @@ static void load_urgent(loader *self, expert_entry *entry)
 /* Lock held on entry and exit, not in between. */
 static void load_ahead(loader *self, expert_entry *entry)
 {
-    become_nice(self);
     if (await_rate(self, LOAD_PREFETCH) && entry->state == EP_EXPERT_ABSENT && entry->is_owned && entry->is_wanted) {
         charge(self, paid_ns(self->store, entry));
         self->ahead = entry;

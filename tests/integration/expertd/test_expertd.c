@@ -329,7 +329,7 @@ static void expect_cache_dir(const char *path, const char *problem)
     char flag[PATH_BYTES + 64], line[PATH_BYTES + 128];
     char *text;
     snprintf(flag, sizeof(flag), "--weight-cache-dir=%s", path);
-    snprintf(line, sizeof(line), "W weight-cache weight_cache_dir %s %s; experts are packed anew", path, problem);
+    snprintf(line, sizeof(line), "W weight-cache weight_cache_dir %s %s are packed anew", path, problem);
     cr_expect_eq(run(&text, model_flag, flag, "--check-config"), 0, "%s", text);
     if (problem[0] != 0) {
         cr_expect(strstr(text, line) != NULL, "no '%s' in:\n%s", line, text);
@@ -345,19 +345,22 @@ Test(expertd, a_cache_directory_that_cannot_be_used_is_said_by_the_check)
     snprintf(file, sizeof(file), "%s/file", dir);
     cr_assert(ep_test_write_file(file, "", 0600));
     expect_cache_dir(dir, "");
-    expect_cache_dir(file, "is not a directory: Not a directory");
+    expect_cache_dir(file, "is not a directory: Not a directory; experts");
     snprintf(path, sizeof(path), "%s/below", file);
-    expect_cache_dir(path, "cannot be used: Not a directory");
+    expect_cache_dir(path, "cannot be used: Not a directory; experts");
     snprintf(path, sizeof(path), "%s/none/packed", dir);
-    expect_cache_dir(path, "cannot be made: No such file or directory");
+    expect_cache_dir(path, "cannot be made: No such file or directory; experts");
     snprintf(path, sizeof(path), "%s/packed/", dir);
     expect_cache_dir(path, "");
     cr_expect_neq(access(path, F_OK), 0, "a check makes nothing");
     if (geteuid() != 0) { /* root may write everywhere */
         cr_assert_eq(chmod(model_path, 0500), 0);
-        expect_cache_dir(model_path, "cannot be written: Permission denied");
+        expect_cache_dir(model_path, "cannot be written: Permission denied; experts without a file");
+        cr_assert_eq(chmod(model_path, 0300), 0);
+        expect_cache_dir(model_path, "cannot be used: Permission denied; experts");
+        cr_assert_eq(chmod(model_path, 0500), 0);
         snprintf(path, sizeof(path), "%s/packed", model_path);
-        expect_cache_dir(path, "cannot be made: Permission denied");
+        expect_cache_dir(path, "cannot be made: Permission denied; experts");
         cr_assert_eq(chmod(model_path, 0700), 0);
     }
 }

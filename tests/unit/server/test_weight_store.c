@@ -6,6 +6,8 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -481,6 +483,103 @@ Test(weight_store, an_error_that_may_pass_leaves_the_expert_owned_and_is_tried_a
     } while (a.error.code == EP_ERR_UNAVAILABLE);
     cr_expect_eq(a.error.code, EP_OK, "%s", a.error.text);
     ep_resident_release(a.resident);
+    backend->ops = plain_ops;
+}
+
+static _Atomic int load_nice;
+
+static ep_err load_and_look(ep_backend *base, const ep_expert_source *source, ep_backend_weights **out_weights, ep_error *out_error)
+{
+    atomic_store(&load_nice, getpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid))); /* of this thread */
+    return plain_ops->weights_load(base, source, out_weights, out_error);
+}
+
+/* A request waits for it, and the lock it takes is the requests' too. */
+Test(weight_store, an_expert_that_is_waited_for_loads_at_the_priority_of_the_process)
+{
+    const uint64_t each = bytes_of_one();
+    asked a;
+    open_store(each * 2);
+    ep_weight_store_want(store, 0, all);
+    settle();
+    plain_ops = backend->ops;
+    ep_backend_ops ops = *plain_ops;
+    ops.weights_load = load_and_look;
+    backend->ops = &ops;
+    atomic_store(&load_nice, 99);
+    ask(&a, 0, 7, UINT64_MAX);
+    await(&a);
+    cr_expect_eq(a.error.code, EP_OK, "%s", a.error.text);
+    cr_expect_eq(atomic_load(&load_nice), getpriority(PRIO_PROCESS, (id_t)getpid()));
+    ep_resident_release(a.resident);
+    ep_weight_store_stop(store);
+    backend->ops = plain_ops;
+}
+
+static _Atomic uint32_t places; /* that the system has memory for */
+
+static ep_err load_into_place(ep_backend *base, const ep_expert_source *source, ep_backend_weights **out_weights, ep_error *out_error)
+{
+    if (atomic_load(&places) == 0) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no place");
+    }
+    atomic_fetch_sub(&places, 1);
+    return plain_ops->weights_load(base, source, out_weights, out_error);
+}
+
+static void unload_from_place(ep_backend *base, ep_backend_weights *weights)
+{
+    plain_ops->weights_unload(base, weights);
+    atomic_fetch_add(&places, 1);
+}
+
+/* As under a limit on addresses, or with less memory than the budget says. */
+Test(weight_store, a_cold_expert_comes_in_the_place_of_another_where_memory_is_refused_below_the_budget)
+{
+    const uint64_t each = bytes_of_one();
+    const uint8_t less[8] = {0, 0, 1, 1, 1, 1, 1, 1};
+    const uint32_t owned[6] = {2, 3, 4, 5, 6, 7};
+    uint32_t missing, cold = 0;
+    ep_resident *held[6];
+    ep_expert_state state;
+    asked a;
+    open_store(each * 4);
+    ep_weight_store_want(store, 0, all);
+    settle();
+    ep_weight_store_want(store, 0, less);
+    ep_weight_store_drop_unwanted(store);
+    const ep_weight_stats before = settle();
+    cr_assert_eq(before.resident_count, 2);
+    plain_ops = backend->ops;
+    ep_backend_ops ops = *plain_ops;
+    ops.weights_load = load_into_place;
+    ops.weights_unload = unload_from_place;
+    backend->ops = &ops;
+    for (uint32_t e = 4; e < 8; e++) {
+        ask(&a, 0, e, UINT64_MAX);
+        await(&a);
+        cr_assert_eq(a.error.code, EP_OK, "%s", a.error.text);
+        ep_resident_release(a.resident);
+    }
+    ep_weight_stats stats = settle();
+    cr_expect_eq(stats.evictions_total, before.evictions_total + 4, "one for each");
+    cr_expect_eq(stats.resident_count, 2);
+    cr_expect_eq(stats.resident_bytes, 2 * each);
+    cr_assert(ep_weight_store_acquire(store, 0, owned, NULL, 6, held, &missing, &state));
+    for (uint32_t i = 0; i < 6; i++) {
+        cold = held[i] == NULL ? owned[i] : cold;
+    }
+    ask(&a, 0, cold, UINT64_MAX);
+    await(&a);
+    cr_expect_eq(a.error.code, EP_ERR_UNAVAILABLE, "all are held");
+    cr_expect_not_null(strstr(a.error.text, "could not be loaded: no place"), "%s", a.error.text);
+    stats = settle();
+    cr_expect_eq(stats.owned_count, 6);
+    cr_expect_eq(stats.resident_count, 2);
+    for (uint32_t i = 0; i < 6; i++) {
+        ep_resident_release(held[i]);
+    }
+    ep_weight_store_stop(store);
     backend->ops = plain_ops;
 }
 
