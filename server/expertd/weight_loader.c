@@ -19,6 +19,7 @@
 #include "observe/trace.h"
 
 #define RETRY_NS (EP_NS_PER_S / 2)  /* from a load that failed for a passing reason to the next of the same expert */
+#define SAID_NS EP_NS_PER_S /* from a line of the log on a passing reason to the next */
 #define CARRY_NS (EP_NS_PER_S / 10) /* unused rate that may be made up for */
 
 #define EVICTED_MAX 4      /* for one load, when memory is refused below the budget: beyond, it is not experts that take it */
@@ -38,6 +39,8 @@ typedef struct loader {
     uint64_t paused_ns; /* the load that runs gave way so long */
     uint32_t evicted;   /* for the urgent load that runs, because memory was refused */
     bool has_warned;    /* of such memory */
+    uint64_t said_ns;   /* when a load that failed for a passing reason was said last */
+    uint64_t unsaid;    /* that failed so since */
 } loader;
 
 static void load_urgent(loader *self, expert_entry *entry);
@@ -119,6 +122,18 @@ static bool make_room(loader *self, uint64_t bytes, load_kind kind)
     return true;
 }
 
+/* Once: it stays so. */
+static void warn_of_memory(loader *self, uint64_t used)
+{
+    if (!self->has_warned) {
+        self->has_warned = true;
+        ep_log(EP_LOG_WARN, "expert-memory",
+               "the system refused memory with %" PRIu64 " of weight_bytes_max %" PRIu64
+               " in use: others go for experts that requests wait for; set weight_bytes_max lower, or the limit (RLIMIT_AS, overcommit) higher",
+               used, self->store->config.weight_bytes_max);
+    }
+}
+
 /*
  * Whether a load that ended so is worth another try: the system refused memory that the budget allows (a limit on addresses, strict
  * overcommit), a request waits, and a cold expert that no job holds could go. No lock held.
@@ -138,12 +153,8 @@ static bool frees_memory(loader *self, load_kind kind, ep_err err)
         self->evicted++;
     }
     pthread_mutex_unlock(&store->lock);
-    if (goes_one && !self->has_warned) {
-        self->has_warned = true;
-        ep_log(EP_LOG_WARN, "expert-memory",
-               "the system refused memory with %" PRIu64 " of weight_bytes_max %" PRIu64
-               " in use: others go for experts that requests wait for; set weight_bytes_max lower, or the limit (RLIMIT_AS, overcommit) higher",
-               used, store->config.weight_bytes_max);
+    if (goes_one) {
+        warn_of_memory(self, used);
     }
     return goes_one;
 }
@@ -281,6 +292,28 @@ static ep_err load_from_checkpoint(loader *self, const ep_weight_layer *layer, l
     return err;
 }
 
+/*
+ * Whether an expert stays cold for want of room. In the first pass memory that the system refuses is the end of the room, as the budget's end
+ * is: with a budget experts come in the place of others. No lock held.
+ */
+static bool lacks_room(loader *self, load_kind kind, ep_err err)
+{
+    ep_weight_store *store = self->store;
+    if (err == EP_ERR_RESOURCE_EXHAUSTED) {
+        return kind != LOAD_URGENT || self->is_blocked;
+    }
+    if (err != EP_ERR_NO_MEMORY || kind != LOAD_FIRST || store->config.weight_bytes_max == 0) {
+        return false;
+    }
+    pthread_mutex_lock(&store->lock);
+    const uint64_t used = store->resident_bytes;
+    pthread_mutex_unlock(&store->lock);
+    if (used > 0) {
+        warn_of_memory(self, used);
+    }
+    return used > 0;
+}
+
 /* Makes one expert resident, from the cache or from the checkpoint. RESOURCE_EXHAUSTED: the budget has no room for it. No lock held. */
 static ep_err load_expert(loader *self, const expert_entry *entry, load_kind kind, ep_resident **out_resident,
                           bool *out_is_saved, ep_error *out_error)
@@ -338,6 +371,27 @@ static void settle_ownership(ep_weight_store *store, expert_entry *entry, bool i
 static bool is_passing(ep_err err)
 {
     return err == EP_ERR_IO || err == EP_ERR_NO_MEMORY || err == EP_ERR_RESOURCE_EXHAUSTED;
+}
+
+/* No lock held. A device, or a system without memory, fails every load of every request: one line a second says so. */
+static void log_failure(loader *self, const expert_entry *entry, ep_err err, const ep_error *error)
+{
+    const layer_entry *layer = &self->store->layers[entry->layer_slot];
+    const uint64_t now_ns = ep_clock_now_ns();
+    char others[64] = "";
+    if (is_passing(err) && self->said_ns != 0 && now_ns - self->said_ns < SAID_NS) {
+        self->unsaid++;
+        return;
+    }
+    if (is_passing(err)) {
+        self->said_ns = now_ns;
+        if (self->unsaid > 0) {
+            snprintf(others, sizeof(others), " (and %" PRIu64 " loads since the last line)", self->unsaid);
+        }
+        self->unsaid = 0;
+    }
+    ep_log(EP_LOG_ERROR, "expert-load", "model %s layer %u expert %u failed: %s%s", layer->layer.model, layer->layer.shape.layer,
+           entry->expert, error->text, others);
 }
 
 /*
@@ -421,10 +475,9 @@ static void load_one(loader *self, expert_entry *entry, load_kind kind)
     if (is_traced) {
         trace_load(store, entry, id, bytes, false, err);
     }
-    const bool had_no_room = err == EP_ERR_RESOURCE_EXHAUSTED && (kind != LOAD_URGENT || self->is_blocked);
+    const bool had_no_room = lacks_room(self, kind, err);
     if (err != EP_OK && !had_no_room) {
-        ep_log(EP_LOG_ERROR, "expert-load", "model %s layer %u expert %u failed: %s", layer->layer.model,
-               layer->layer.shape.layer, entry->expert, error.text);
+        log_failure(self, entry, err, &error);
     }
     pthread_mutex_lock(&store->lock);
     const uint64_t took_ns = ep_clock_now_ns() - begin_ns - self->paused_ns;

@@ -2,6 +2,7 @@
 /* Loading, budget, bad tensors, references and letting go, on a real checkpoint. */
 #include <criterion/criterion.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -11,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "expertd/weight_store.h"
 #include "support/checkpoint_fixture.h"
 
@@ -24,6 +26,7 @@ static uint64_t changes;
 static ep_timer_service *timers;
 static bool prefetches, warms_up;
 static uint64_t load_bytes_per_s;
+static const char *backend_name = "reference";
 static const uint8_t all[8] = {1, 1, 1, 1, 1, 1, 1, 1};
 
 static void on_change(void *arg)
@@ -63,7 +66,7 @@ static void open_store(uint64_t weight_bytes_max)
     uint32_t slot;
     ep_backend_config config = {.threads = 1};
     cr_assert_eq(ep_checkpoint_open(dir, &checkpoint, &e), EP_OK, "%s", e.text);
-    cr_assert_eq(ep_backend_by_name("reference")->open(&config, &backend, &e), EP_OK, "%s", e.text);
+    cr_assert_eq(ep_backend_by_name(backend_name)->open(&config, &backend, &e), EP_OK, "%s", e.text);
     ep_weight_store_config sc = {
         .backend = backend, .weight_bytes_max = weight_bytes_max, .prefetches = prefetches, .warms_up = warms_up,
         .load_bytes_per_s = load_bytes_per_s, .timers = timers, .on_change = on_change};
@@ -580,6 +583,134 @@ Test(weight_store, a_cold_expert_comes_in_the_place_of_another_where_memory_is_r
         ep_resident_release(held[i]);
     }
     ep_weight_store_stop(store);
+    backend->ops = plain_ops;
+}
+
+/* The end of the memory is as the end of the budget, also where an assignment is loaded; the experts of a node without a budget are all here. */
+Test(weight_store, experts_for_which_memory_is_refused_at_the_start_are_cold_or_said_to_fail)
+{
+    const uint64_t each = bytes_of_one();
+    for (uint32_t has_budget = 0; has_budget < 2; has_budget++) {
+        asked a;
+        open_store(has_budget ? each * 6 : 0);
+        plain_ops = backend->ops;
+        ep_backend_ops ops = *plain_ops;
+        ops.weights_load = load_into_place;
+        ops.weights_unload = unload_from_place;
+        backend->ops = &ops;
+        atomic_store(&places, 3);
+        ep_weight_store_want(store, 0, all);
+        const ep_weight_stats stats = settle();
+        cr_expect_eq(stats.resident_count, 3);
+        cr_expect_eq(stats.owned_count, has_budget ? 8 : 3);
+        cr_expect_eq(stats.failed_count, has_budget ? 0 : 5);
+        for (uint32_t e = 0; has_budget && e < 8; e++) {
+            ask(&a, 0, e, UINT64_MAX);
+            await(&a);
+            cr_assert_eq(a.error.code, EP_OK, "expert %u: %s", e, a.error.text);
+            ep_resident_release(a.resident);
+        }
+        ep_weight_store_stop(store);
+        backend->ops = plain_ops;
+        teardown();
+        setup();
+    }
+    store = NULL;
+    backend = NULL;
+    checkpoint = NULL;
+}
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) /* which need the addresses */
+static uint64_t process_addresses(void)
+{
+    uint64_t pages = 0;
+    FILE *f = fopen("/proc/self/statm", "r");
+    cr_assert_not_null(f);
+    cr_assert_eq(fscanf(f, "%" SCNu64, &pages), 1);
+    fclose(f);
+    return pages * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+/* The same with real memory: neither a chunk for several experts nor all that the budget allows is to be had. */
+Test(weight_store, a_limit_on_addresses_below_the_budget_costs_loads_only, .timeout = 60)
+{
+    const uint64_t mib = 1 << 20;
+    ep_fixture_config fixture = ep_fixture_default();
+    struct rlimit limit;
+    ep_error e;
+    ep_fixture_remove(dir);
+    ep_fixture_temp_dir(dir);
+    fixture.hidden = 1024;
+    fixture.inner = 512; /* 3 MiB an expert, 16 of them */
+    cr_assert_eq(ep_fixture_write(&fixture, dir, &e), EP_OK, "%s", e.text);
+    backend_name = "cpu";
+    open_store(64 * mib);
+    cr_assert_eq(getrlimit(RLIMIT_AS, &limit), 0);
+    limit.rlim_cur = process_addresses() + 32 * mib;
+    cr_assert_eq(setrlimit(RLIMIT_AS, &limit), 0);
+    ep_weight_store_want(store, 0, all);
+    ep_weight_store_want(store, 1, all);
+    const ep_weight_stats stats = settle();
+    cr_expect_geq(stats.resident_count, 4);
+    cr_expect_lt(stats.resident_count, 16);
+    cr_expect_eq(stats.owned_count, 16);
+    for (uint32_t i = 0; i < 64; i++) {
+        asked a;
+        ask(&a, i / 8 % 2, i * 5 % 8, UINT64_MAX);
+        await(&a);
+        cr_assert_eq(a.error.code, EP_OK, "%s", a.error.text);
+        ep_resident_release(a.resident);
+    }
+    cr_expect_gt(settle().evictions_total, 0);
+    limit.rlim_cur = limit.rlim_max;
+    cr_assert_eq(setrlimit(RLIMIT_AS, &limit), 0);
+}
+#endif
+
+/* A device that fails every load: a line a second, not one for each request. */
+Test(weight_store, loads_that_fail_for_a_passing_reason_do_not_flood_the_log)
+{
+    const uint64_t each = bytes_of_one();
+    char path[EP_FIXTURE_PATH_BYTES + 16], line[512];
+    uint64_t lines = 0, said = 0;
+    const int saved = dup(STDERR_FILENO);
+    snprintf(path, sizeof(path), "%s/log", dir);
+    open_store(each);
+    ep_weight_store_want(store, 0, all);
+    ep_weight_store_want(store, 1, all);
+    settle();
+    plain_ops = backend->ops;
+    ep_backend_ops ops = *plain_ops;
+    ops.weights_load = load_or_fail;
+    backend->ops = &ops;
+    atomic_store(&fails_left, UINT32_MAX);
+    const int fd = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
+    cr_assert_geq(dup2(fd, STDERR_FILENO), 0);
+    ep_log_start(EP_LOG_ERROR, EP_LOG_TEXT);
+    const uint64_t begin_ns = ep_clock_now_ns();
+    for (uint32_t i = 0; i < 16; i++) {
+        asked a;
+        ask(&a, i / 8, i % 8, UINT64_MAX);
+        await(&a);
+        ep_resident_release(a.resident);
+    }
+    const uint64_t spent_s = (ep_clock_now_ns() - begin_ns) / EP_NS_PER_S;
+    ep_weight_store_stop(store);
+    dup2(saved, STDERR_FILENO);
+    FILE *log = fdopen(fd, "r");
+    rewind(log);
+    while (fgets(line, sizeof(line), log) != NULL) {
+        uint64_t others = 0;
+        const char *more = strstr(line, " (and ");
+        cr_expect(strstr(line, "expert-load model demo layer ") != NULL && strstr(line, " failed: made up") != NULL, "%s", line);
+        said += 1 + (more != NULL && sscanf(more, " (and %" SCNu64, &others) == 1 ? others : 0);
+        lines++;
+    }
+    fclose(log);
+    close(saved);
+    cr_expect_geq(lines, 1);
+    cr_expect_leq(lines, 1 + spent_s);
+    cr_expect_leq(said, 15, "of 16 one is resident");
     backend->ops = plain_ops;
 }
 
