@@ -449,6 +449,17 @@ Test(weight_store, requests_that_miss_do_not_keep_an_assignment_from_its_end, .t
 }
 
 static const ep_backend_ops *plain_ops;
+static ep_backend_ops changed_ops;
+
+/* The backend's functions, for a test to put its own in place of some. The store must be at rest; plain_ops has the real ones, to be put back. */
+static ep_backend_ops *change_ops(void)
+{
+    plain_ops = backend->ops;
+    changed_ops = *plain_ops;
+    backend->ops = &changed_ops;
+    return &changed_ops;
+}
+
 static _Atomic uint32_t fails_left;
 
 static ep_err load_or_fail(ep_backend *base, const ep_expert_source *source, ep_backend_weights **out_weights, ep_error *out_error)
@@ -467,10 +478,8 @@ Test(weight_store, an_error_that_may_pass_leaves_the_expert_owned_and_is_tried_a
     open_store(each * 2);
     ep_weight_store_want(store, 0, all);
     settle();
-    plain_ops = backend->ops;
-    ep_backend_ops ops = *plain_ops;
-    ops.weights_load = load_or_fail;
-    backend->ops = &ops;
+    ep_backend_ops *ops = change_ops();
+    ops->weights_load = load_or_fail;
     atomic_store(&fails_left, 1);
     ask(&a, 0, 7, UINT64_MAX);
     await(&a);
@@ -505,10 +514,8 @@ Test(weight_store, an_expert_that_is_waited_for_loads_at_the_priority_of_the_pro
     open_store(each * 2);
     ep_weight_store_want(store, 0, all);
     settle();
-    plain_ops = backend->ops;
-    ep_backend_ops ops = *plain_ops;
-    ops.weights_load = load_and_look;
-    backend->ops = &ops;
+    ep_backend_ops *ops = change_ops();
+    ops->weights_load = load_and_look;
     atomic_store(&load_nice, 99);
     ask(&a, 0, 7, UINT64_MAX);
     await(&a);
@@ -553,11 +560,9 @@ Test(weight_store, a_cold_expert_comes_in_the_place_of_another_where_memory_is_r
     ep_weight_store_drop_unwanted(store);
     const ep_weight_stats before = settle();
     cr_assert_eq(before.resident_count, 2);
-    plain_ops = backend->ops;
-    ep_backend_ops ops = *plain_ops;
-    ops.weights_load = load_into_place;
-    ops.weights_unload = unload_from_place;
-    backend->ops = &ops;
+    ep_backend_ops *ops = change_ops();
+    ops->weights_load = load_into_place;
+    ops->weights_unload = unload_from_place;
     for (uint32_t e = 4; e < 8; e++) {
         ask(&a, 0, e, UINT64_MAX);
         await(&a);
@@ -593,11 +598,9 @@ Test(weight_store, experts_for_which_memory_is_refused_at_the_start_are_cold_or_
     for (uint32_t has_budget = 0; has_budget < 2; has_budget++) {
         asked a;
         open_store(has_budget ? each * 6 : 0);
-        plain_ops = backend->ops;
-        ep_backend_ops ops = *plain_ops;
-        ops.weights_load = load_into_place;
-        ops.weights_unload = unload_from_place;
-        backend->ops = &ops;
+        ep_backend_ops *ops = change_ops();
+        ops->weights_load = load_into_place;
+        ops->weights_unload = unload_from_place;
         atomic_store(&places, 3);
         ep_weight_store_want(store, 0, all);
         const ep_weight_stats stats = settle();
@@ -679,10 +682,8 @@ Test(weight_store, loads_that_fail_for_a_passing_reason_do_not_flood_the_log)
     ep_weight_store_want(store, 0, all);
     ep_weight_store_want(store, 1, all);
     settle();
-    plain_ops = backend->ops;
-    ep_backend_ops ops = *plain_ops;
-    ops.weights_load = load_or_fail;
-    backend->ops = &ops;
+    ep_backend_ops *ops = change_ops();
+    ops->weights_load = load_or_fail;
     atomic_store(&fails_left, UINT32_MAX);
     const int fd = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
     cr_assert_geq(dup2(fd, STDERR_FILENO), 0);
@@ -743,10 +744,8 @@ Test(weight_store, an_expert_that_cannot_be_read_ahead_of_time_does_not_keep_oth
     cr_assert_eq(ep_checkpoint_read_expert(checkpoint, 0, 6, &data, &e), EP_OK, "%s", e.text);
     memcpy(bytes_of_6, data.source.up, sizeof(bytes_of_6));
     ep_expert_data_free(&data);
-    plain_ops = backend->ops;
-    ep_backend_ops ops = *plain_ops;
-    ops.weights_load = load_or_fail_6;
-    backend->ops = &ops;
+    ep_backend_ops *ops = change_ops();
+    ops->weights_load = load_or_fail_6;
     do {
         ep_resident *residents[2];
         cr_assert(ep_weight_store_acquire(store, 0, pair, NULL, 2, residents, &missing, &state));
@@ -937,10 +936,8 @@ Test(weight_store, each_kernel_shape_runs_before_the_first_pass_is_over)
     cr_assert_eq(ep_fixture_write(&fixture, dir, &e), EP_OK, "%s", e.text);
     warms_up = true;
     open_store(0);
-    plain_ops = backend->ops;
-    ep_backend_ops ops = *plain_ops;
-    ops.submit = submit_noted;
-    backend->ops = &ops;
+    ep_backend_ops *ops = change_ops();
+    ops->submit = submit_noted;
     ep_weight_store_want(store, 1, wanted);
     ep_weight_store_want(store, 0, wanted);
     cr_expect_eq(settle().resident_count, 6); /* nothing is pending: it is over */
@@ -984,10 +981,8 @@ Test(weight_store, the_size_of_experts_is_that_of_the_first_whole_one)
     open_store(0);
     cr_assert_neq(ep_checkpoint_outline_expert(checkpoint, 0, 0, &outline, &e), EP_OK);
     cr_assert_eq(ep_checkpoint_outline_expert(checkpoint, 0, 1, &outline, &e), EP_OK, "%s", e.text);
-    plain_ops = backend->ops;
-    ep_backend_ops ops = *plain_ops;
-    ops.weights_bytes = larger_bytes;
-    backend->ops = &ops;
+    ep_backend_ops *ops = change_ops();
+    ops->weights_bytes = larger_bytes;
     const uint64_t each = backend->ops->weights_bytes(backend, &outline);
     const ep_model_info *info = ep_checkpoint_info(checkpoint);
     const ep_weight_layer layer = {.model = "demo", .checkpoint = checkpoint, .format = info->format, .shape = info->moe_layers[0]};
