@@ -14,6 +14,9 @@
 #include <yaml.h>
 
 #define ORIGIN_BYTES 400
+/* Our tables nest three deep. libyaml's time grows with the square of depth and of anchors. */
+#define DEPTH_MAX 16
+#define ANCHORS_MAX 256
 
 typedef struct reader {
     ep_options *options;
@@ -236,6 +239,62 @@ static ep_err read_bytes(const char *path, unsigned char **out_text, size_t *out
     return EP_OK;
 }
 
+static ep_err fail_parser(const char *path, const yaml_parser_t *parser, ep_error *out_error)
+{
+    return ep_error_set(out_error, EP_ERR_BAD_CONFIG, "file %.300s:%zu: not YAML: %s", path,
+                        parser->problem_mark.line + 1,
+                        parser->problem != NULL ? parser->problem : "no reason given");
+}
+
+/* Counts the event in; an error where it goes past a bound. */
+static ep_err count_event(const char *path, const yaml_event_t *event, size_t *depth, size_t *anchors,
+                          ep_error *out_error)
+{
+    const bool is_sequence = event->type == YAML_SEQUENCE_START_EVENT;
+    const bool is_mapping = event->type == YAML_MAPPING_START_EVENT;
+    *depth += is_sequence || is_mapping;
+    *depth -= event->type == YAML_SEQUENCE_END_EVENT || event->type == YAML_MAPPING_END_EVENT;
+    *anchors += (is_sequence && event->data.sequence_start.anchor != NULL) ||
+                (is_mapping && event->data.mapping_start.anchor != NULL) ||
+                (event->type == YAML_SCALAR_EVENT && event->data.scalar.anchor != NULL);
+    if (*depth > DEPTH_MAX) {
+        return ep_error_set(out_error, EP_ERR_BAD_CONFIG,
+                            "file %.300s:%zu: lists and mappings nest deeper than %d; no option needs more than 3",
+                            path, event->start_mark.line + 1, DEPTH_MAX);
+    }
+    if (*anchors > ANCHORS_MAX) {
+        return ep_error_set(out_error, EP_ERR_BAD_CONFIG,
+                            "file %.300s:%zu: more than %d anchors (&name); write the values out", path,
+                            event->start_mark.line + 1, ANCHORS_MAX);
+    }
+    return EP_OK;
+}
+
+/* Before a document is made of it: the first event past a bound ends the reading, so that time is bounded too. */
+static ep_err check_shape(const char *path, const unsigned char *text, size_t bytes, ep_error *out_error)
+{
+    yaml_parser_t parser;
+    size_t depth = 0, anchors = 0;
+    bool is_end = false;
+    ep_err err = EP_OK;
+    if (!yaml_parser_initialize(&parser)) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to read %.300s", path);
+    }
+    yaml_parser_set_input_string(&parser, text, bytes);
+    while (err == EP_OK && !is_end) {
+        yaml_event_t event;
+        if (!yaml_parser_parse(&parser, &event)) {
+            err = fail_parser(path, &parser, out_error);
+            break;
+        }
+        is_end = event.type == YAML_DOCUMENT_END_EVENT || event.type == YAML_STREAM_END_EVENT;
+        err = count_event(path, &event, &depth, &anchors, out_error);
+        yaml_event_delete(&event);
+    }
+    yaml_parser_delete(&parser);
+    return err;
+}
+
 ep_err ep_options_read_file(ep_options *options, const char *path, ep_error *out_error)
 {
     unsigned char *text = NULL;
@@ -246,15 +305,18 @@ ep_err ep_options_read_file(ep_options *options, const char *path, ep_error *out
     if (err != EP_OK) {
         return err;
     }
+    err = check_shape(path, text, bytes, out_error);
+    if (err != EP_OK) {
+        free(text);
+        return err;
+    }
     if (!yaml_parser_initialize(&parser)) {
         free(text);
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to read %.300s", path);
     }
     yaml_parser_set_input_string(&parser, text, bytes);
     if (!yaml_parser_load(&parser, &r.document)) {
-        err = ep_error_set(out_error, EP_ERR_BAD_CONFIG, "file %.300s:%zu: not YAML: %s", path,
-                           parser.problem_mark.line + 1,
-                           parser.problem != NULL ? parser.problem : "no reason given");
+        err = fail_parser(path, &parser, out_error);
     } else {
         yaml_node_t *root = yaml_document_get_root_node(&r.document);
         err = root != NULL ? read_root(&r, root) : EP_OK; /* an empty file sets nothing */

@@ -190,6 +190,33 @@ Test(options, wrong_files_are_refused_with_line_key_value_and_allowed)
     }
 }
 
+/* Timeout: libyaml alone takes the square of the depth or of the count of anchors. */
+static void expect_bounded(const char *begin, const char *piece, size_t count, const char *said)
+{
+    const size_t bytes = strlen(begin) + strlen(piece) * count + 1;
+    char *text = malloc(bytes);
+    cr_assert_not_null(text);
+    char *at = stpcpy(text, begin);
+    for (size_t i = 0; i < count; i++) {
+        at = stpcpy(at, piece);
+    }
+    ep_options *o = NULL;
+    ep_error e;
+    ep_error_clear(&e);
+    cr_expect_eq(load(text, NULL, NULL, &o, &e), EP_ERR_BAD_CONFIG);
+    cr_expect(strstr(e.text, said) != NULL, "no '%s' in: %s", said, e.text);
+    ep_options_free(o);
+    free(text);
+}
+
+Test(options, deep_nesting_and_many_anchors_are_refused_before_they_cost_time, .timeout = 20)
+{
+    expect_bounded("models: ", "[", 100000, "nest deeper than 16");
+    expect_bounded("models:\n  ", "- ", 100000, "nest deeper than 16");
+    expect_bounded("models: ", "{a: ", 100000, "nest deeper than 16");
+    expect_bounded("models:\n", "- &a x\n", 100000, "more than 256 anchors");
+}
+
 Test(options, wrong_flags_and_variables_name_themselves)
 {
     ep_options *o = NULL;
