@@ -19,7 +19,7 @@ int main(int argc, char **argv)
         return 2;
     }
     if (ep_cpu_features_check(&error) != EP_OK) {
-        printf("skipped: %s\n", error.text);
+        printf("skipped: this machine has no such level: %s\n", error.text);
         return 77;
     }
     execv(argv[2], argv + 2);

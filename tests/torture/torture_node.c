@@ -128,10 +128,12 @@ static void *drive(void *arg)
 {
     ep_error error = {0};
     uint64_t *failures = arg;
+    bool had_started = atomic_load(&node->has_started); /* before the call: it may start while that fails */
     while (call(&lasting, &forms[0], &error) != EP_OK) {
-        if (node->has_started) {
+        if (had_started) {
             torture_broken("the first call fails: %s", error.text);
         }
+        had_started = atomic_load(&node->has_started);
     }
     for (size_t i = 0; i < EP_ARRAY_COUNT(forms); i++) {
         *failures += alloc_fail_sweep(forms[i].name, attempt_call, recover, &forms[i]);

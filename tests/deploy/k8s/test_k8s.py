@@ -7,7 +7,7 @@ SCHEMA, the part of the Kubernetes API that these manifests use, and the asserti
 misspells each key of the rendered objects, one at a time, and expects the schema to notice every one.
 
 usage: test_k8s.py SOURCE_DIR EXPERTD EXPERTD_COORDINATOR
-Exit code 77: kubectl or python3-yaml is not installed.
+Skipped without kubectl, which Debian does not have.
 """
 import os
 import re
@@ -15,11 +15,7 @@ import shutil
 import subprocess
 import sys
 
-try:
-    import yaml
-except ImportError:
-    print("skipped: python3-yaml is not installed")
-    sys.exit(77)
+import yaml
 
 # A schema is: a type; a list [schema of the items]; {"*": schema} for a map with free keys; {key: schema} for fixed keys;
 # a compiled pattern for text of that form.
@@ -297,7 +293,7 @@ def check_keys(objects, daemons):
 
 def main():
     if shutil.which("kubectl") is None:
-        print("skipped: kubectl is not installed")
+        print("skipped: this machine has no kubectl, and Debian has none to install")
         return 77
     source, daemons = sys.argv[1], {"expertd": sys.argv[2], "expertd-coordinator": sys.argv[3]}
     for overlay in ("cpu", "ascend"):

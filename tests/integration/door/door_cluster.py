@@ -6,7 +6,6 @@ BUILD, SOURCE = sys.argv[1:3]
 MODEL = f"{SOURCE}/deploy/demo-model/checkpoint"
 EXPERTCTL = f"{BUILD}/client/cli/expertctl"
 HIDDEN, EXPERTS, TOP_K, LAYER = 128, 16, 2, 2
-SKIPPED = 77
 
 
 class Cluster:

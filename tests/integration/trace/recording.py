@@ -140,14 +140,14 @@ def match(events, since, until):
 
 
 def run_test(main):
-    """main(cluster, folder) with a folder of its own; 77 when nothing can be recorded here."""
+    """main(cluster, folder) with a folder of its own; 77 where root cannot be somebody else."""
     if any(shutil.which(t) is None for t in TOOLS) or not glob.glob(f"{BUILD}/lib/observe/libexpertd-trace.so.0"):
-        print("LTTng is not installed")
-        sys.exit(77)
+        print(f"one of {TOOLS} or the recording library is not there; deploy/install-deps --test installs them")
+        sys.exit(1)
     if os.geteuid() == 0:  # root's session daemon is one for the whole machine: be somebody else
         become = ["unshare", "--user", "--map-user=1000", "--map-group=1000"]
         if subprocess.run([*become, "true"], capture_output=True).returncode != 0:
-            print("root without user namespaces")
+            print("skipped: this machine gives root no user namespaces")
             sys.exit(77)
         os.execvp(become[0], [*become, sys.executable, *sys.argv])
     with tempfile.TemporaryDirectory() as folder:

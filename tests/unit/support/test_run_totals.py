@@ -46,7 +46,7 @@ class Tree:
         shutil.copy(source + "/tests/run", where + "/tests/run")
         shutil.copy(source + "/.ci/run", where + "/.ci/run")
         for name, text in (("bin/cmake", cmake), ("bin/ctest", ctest), ("tests/fuzz/run", fuzz), ("deploy/quickstart", quickstart),
-                           ("deploy/install-deps", "exit 0")):
+                           ("deploy/install-deps", "exit 0"), ("tests/bare", ctest)):
             script(f"{where}/{name}", text)
         with open(where + "/build/ctest-release.log", "w", encoding="utf-8") as old:  # of a run before: not counted
             old.write("1/1 Test  #1: old ..........   Passed    0.01 sec\n")
@@ -77,7 +77,7 @@ def main():
             return Tree(source, f"{top}/{name}", **steps)
 
         good = tree("good")
-        expect("all of it", good.start(".ci/run", []), 0, (3 * 2 + 9 + 1, 0, 3))
+        expect("all of it", good.start(".ci/run", []), 0, (4 * 2 + 9 + 1, 0, 4))
         expect("one build", good.start("tests/run", ["--no-install", "--only", "asan", "--jobs", "3", "--filter", "x"]), 0, (2, 0, 1))
         for args, part in ((["--only"], "'--only' needs a value"), (["--filter"], "'--filter' needs a value"), (["--jobs"], "'--jobs' needs a value"),
                            (["--only", ""], "'--only' needs a value"), (["--only", "asam"], "'asam' is no build, allowed: release"),
@@ -85,8 +85,8 @@ def main():
                            (["--no-install", "--nonsense"], "unknown option '--nonsense'")):
             expect(" ".join(args), good.start("tests/run", args), 2, (0, 1, 0), part)
 
-        expect("a build fails", tree("no-build", cmake="exit 1").start(".ci/run", []), 1, (9 + 1, 3, 0))
-        expect("a test fails", tree("bad", ctest=BAD).start(".ci/run", []), 1, (3 + 9 + 1, 3, 3), "failed: c")
+        expect("a build fails", tree("no-build", cmake="exit 1").start(".ci/run", []), 1, (2 + 9 + 1, 3, 1))
+        expect("a test fails", tree("bad", ctest=BAD).start(".ci/run", []), 1, (4 + 9 + 1, 4, 4), "failed: c")
         expect("no test is found", tree("none", ctest="exit 8").start("tests/run", ["--only", "release"]), 1, (0, 1, 0))
         expect("a fuzzer does not build", tree("fuzz", fuzz="exit 1").start("tests/run", ["--only", "fuzz"]), 1, (0, 1, 0))
         expect("no quick start", tree("quick", quickstart="exit 1").start("tests/run", ["--only", "quickstart"]), 1, (0, 1, 0))
