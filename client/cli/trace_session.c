@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <poll.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdarg.h>
@@ -15,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -238,9 +240,15 @@ static void end_daemon(ep_cli_session *session)
         return;
     }
     unlink(state_path(path, sizeof(path)));
+    int fd = (int)syscall(SYS_pidfd_open, pid, 0);
     kill(pid, SIGTERM);
     if (pid == session->daemon) {
         wait_for(pid);
+    } else if (fd >= 0) { /* another's child: the next one cannot start before its locks are free */
+        poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, DAEMON_READY_S * 1000);
+    }
+    if (fd >= 0) {
+        close(fd);
     }
     session->daemon = 0;
 }
