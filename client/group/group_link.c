@@ -137,7 +137,7 @@ static void take_hello(group_link *link, const ep_group_frame *frame, const ep_b
         refuse(link, fault == text ? EP_ERR_INVALID_ARGUMENT : EP_ERR_UNAUTHENTICATED, fault);
         return;
     }
-    ep_conn_allow_large(link->conn);
+    ep_conn_allow_large(link->conn, NULL);
     if (welcome) {
         group_send_welcome(link);
     }
@@ -543,7 +543,7 @@ group_link *group_link_start(ep_group *group, ep_conn *taken_conn, uint32_t rank
     if (closing) {
         ep_conn_close(taken_conn);
     } else if (rank != GROUP_NO_RANK) {
-        ep_conn_allow_large(taken_conn);
+        ep_conn_allow_large(taken_conn, NULL);
     }
     return link;
 }

@@ -22,6 +22,7 @@
 #define LARGE_PAGE_BYTES ((size_t)2 << 20)
 
 struct ep_buffer_pool {
+    ep_buffer_pool *parent; /* NULL: none. With one, only limit_bytes, holders and the counts of stats are used */
     pthread_mutex_t lock;
     size_t limit_bytes;
     size_t keep_bytes;
@@ -60,26 +61,57 @@ static void free_all(ep_buffer *buffers)
     }
 }
 
+/* Drops a holder that has nothing lent. */
+static void pool_unhold(ep_buffer_pool *pool);
+
 static void pool_free(ep_buffer_pool *pool)
 {
+    ep_buffer_pool *parent = pool->parent;
     for (uint32_t i = 0; i < CLASS_COUNT; i++) {
         free_all(pool->free_lists[i]);
     }
     pthread_mutex_destroy(&pool->lock);
     free(pool);
+    if (parent != NULL) {
+        pool_unhold(parent);
+    }
 }
 
-void ep_buffer_pool_destroy(ep_buffer_pool *pool)
+static void pool_unhold(ep_buffer_pool *pool)
 {
-    if (pool == NULL) {
-        return;
-    }
     pthread_mutex_lock(&pool->lock);
     bool last = --pool->holders == 0;
     pthread_mutex_unlock(&pool->lock);
     if (last) {
         pool_free(pool);
     }
+}
+
+void ep_buffer_pool_destroy(ep_buffer_pool *pool)
+{
+    if (pool != NULL) {
+        pool_unhold(pool);
+    }
+}
+
+ep_err ep_buffer_pool_create_child(ep_buffer_pool *parent, size_t limit_bytes, ep_buffer_pool **out_pool)
+{
+    ep_buffer_pool *pool;
+    ep_err err = ep_buffer_pool_create(limit_bytes, 0, &pool);
+    if (err != EP_OK) {
+        return err;
+    }
+    pthread_mutex_lock(&parent->lock);
+    parent->holders++;
+    pthread_mutex_unlock(&parent->lock);
+    pool->parent = parent;
+    *out_pool = pool;
+    return EP_OK;
+}
+
+size_t ep_buffer_pool_limit(const ep_buffer_pool *pool)
+{
+    return pool->limit_bytes;
 }
 
 /* CLASS_COUNT: above the largest. */
@@ -126,8 +158,16 @@ static uint8_t *data_alloc(size_t capacity)
     if (posix_memalign(&data, LARGE_PAGE_BYTES, capacity) != 0) { /* aligned_alloc may want a multiple of the alignment */
         return NULL;
     }
-    madvise(data, capacity, MADV_HUGEPAGE);
     return data;
+}
+
+/* A large page is taken whole at its first byte: no larger than what is charged, or a peer's few bytes would take 2 MiB. */
+static void choose_pages(const ep_buffer *buffer)
+{
+    if (buffer->capacity_bytes >= LARGE_PAGE_BYTES) {
+        bool large = buffer->charged_bytes >= LARGE_PAGE_BYTES;
+        madvise(buffer->data, buffer->capacity_bytes, large ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+    }
 }
 
 static ep_err buffer_create(size_t capacity, uint32_t class_index, ep_buffer **out_buffer)
@@ -147,18 +187,18 @@ static ep_err buffer_create(size_t capacity, uint32_t class_index, ep_buffer **o
     return EP_OK;
 }
 
-static bool has_room(const ep_buffer_pool *pool, size_t capacity)
+static bool has_room(const ep_buffer_pool *pool, size_t charge)
 {
-    return pool->limit_bytes == 0 || pool->stats.lent_bytes + capacity <= pool->limit_bytes;
+    return pool->limit_bytes == 0 || pool->stats.lent_bytes + charge <= pool->limit_bytes;
 }
 
-/* Lock held. NULL: none of about that size is kept. */
-static ep_buffer *take_kept(ep_buffer_pool *pool, uint32_t class_index)
+/* Lock held. NULL: none of about that size is kept, or there is no room for all of it where it is charged whole. */
+static ep_buffer *take_kept(ep_buffer_pool *pool, uint32_t class_index, bool whole)
 {
     uint32_t up = class_index < CLASSES_COARSE ? 0 : CLASSES_UP;
     for (uint32_t i = class_index; i <= class_index + up && i < CLASS_COUNT; i++) {
         ep_buffer *buffer = pool->free_lists[i];
-        if (buffer != NULL && has_room(pool, buffer->capacity_bytes)) {
+        if (buffer != NULL && (!whole || has_room(pool, buffer->capacity_bytes))) {
             pool->free_lists[i] = buffer->next;
             pool->stats.kept_bytes -= buffer->capacity_bytes;
             return buffer;
@@ -167,28 +207,76 @@ static ep_buffer *take_kept(ep_buffer_pool *pool, uint32_t class_index)
     return NULL;
 }
 
-/* Takes room under the limit, and a kept buffer if there is one. */
-static ep_err reserve(ep_buffer_pool *pool, size_t capacity, uint32_t class_index, ep_buffer **out_buffer)
+static void count_lent(ep_buffer_pool *pool, size_t charge)
+{
+    pool->stats.lent_bytes += charge;
+    if (pool->stats.lent_bytes > pool->stats.lent_bytes_peak) {
+        pool->stats.lent_bytes_peak = pool->stats.lent_bytes;
+    }
+}
+
+/* Takes room under the limit of one pool alone. */
+static ep_err charge_one(ep_buffer_pool *pool, size_t charge)
+{
+    pthread_mutex_lock(&pool->lock);
+    bool room = has_room(pool, charge);
+    if (room) {
+        count_lent(pool, charge);
+    } else {
+        pool->stats.refusals++;
+    }
+    pthread_mutex_unlock(&pool->lock);
+    return room ? EP_OK : EP_ERR_RESOURCE_EXHAUSTED;
+}
+
+static void discharge_one(ep_buffer_pool *pool, size_t charge)
+{
+    pthread_mutex_lock(&pool->lock);
+    pool->stats.lent_bytes -= charge;
+    pthread_mutex_unlock(&pool->lock);
+}
+
+/* Takes room under the limits of a pool and of all above it. */
+static ep_err charge_all(ep_buffer_pool *pool, size_t charge)
+{
+    ep_err err = charge_one(pool, charge);
+    if (err == EP_OK && pool->parent != NULL) {
+        err = charge_all(pool->parent, charge);
+        if (err != EP_OK) {
+            discharge_one(pool, charge);
+        }
+    }
+    return err;
+}
+
+static void discharge_all(ep_buffer_pool *pool, size_t charge)
+{
+    for (; pool != NULL; pool = pool->parent) {
+        discharge_one(pool, charge);
+    }
+}
+
+/* Takes room under the limit, and a kept buffer if there is one; charge is class_bytes(class_index) or less. */
+static ep_err reserve(ep_buffer_pool *pool, size_t charge, uint32_t class_index, ep_buffer **out_buffer)
 {
     ep_err err = EP_OK;
     pthread_mutex_lock(&pool->lock);
-    if (!has_room(pool, capacity)) {
+    if (!has_room(pool, charge)) {
         pool->stats.refusals++;
         err = EP_ERR_RESOURCE_EXHAUSTED;
     } else {
-        *out_buffer = take_kept(pool, class_index);
+        bool whole = charge == class_bytes(class_index);
+        *out_buffer = take_kept(pool, class_index, whole);
         if (*out_buffer != NULL) {
-            capacity = (*out_buffer)->capacity_bytes;
+            charge = whole ? (*out_buffer)->capacity_bytes : charge;
+            (*out_buffer)->charged_bytes = charge;
         } else {
             pool->stats.system_allocations++;
         }
         pool->holders++;
         pool->used[*out_buffer != NULL ? (*out_buffer)->class_index : class_index] = pool->stats.acquires;
         pool->stats.acquires++;
-        pool->stats.lent_bytes += capacity;
-        if (pool->stats.lent_bytes > pool->stats.lent_bytes_peak) {
-            pool->stats.lent_bytes_peak = pool->stats.lent_bytes;
-        }
+        count_lent(pool, charge);
     }
     pthread_mutex_unlock(&pool->lock);
     return err;
@@ -232,11 +320,12 @@ static ep_buffer *evict(ep_buffer_pool *pool, size_t capacity)
 }
 
 /* Gives back room, and the buffer when it may be kept. True when the pool itself is to be freed. */
-static bool give_back(ep_buffer_pool *pool, size_t capacity, ep_buffer *buffer, bool *out_kept)
+static bool give_back(ep_buffer_pool *pool, size_t charge, ep_buffer *buffer, bool *out_kept)
 {
     ep_buffer *evicted = NULL;
+    size_t capacity = buffer != NULL ? buffer->capacity_bytes : 0;
     pthread_mutex_lock(&pool->lock);
-    pool->stats.lent_bytes -= capacity;
+    pool->stats.lent_bytes -= charge;
     if (buffer != NULL) {
         evicted = evict(pool, capacity);
     }
@@ -252,33 +341,112 @@ static bool give_back(ep_buffer_pool *pool, size_t capacity, ep_buffer *buffer, 
     return last;
 }
 
-ep_err ep_buffer_acquire(ep_buffer_pool *pool, size_t bytes, ep_buffer **out_buffer)
+/* A buffer of a pool without a parent. */
+static ep_err acquire_root(ep_buffer_pool *pool, uint32_t class_index, size_t charge, ep_buffer **out_buffer)
 {
-    uint32_t class_index = class_of(bytes);
-    if (class_index >= CLASS_COUNT) {
-        return EP_ERR_RESOURCE_EXHAUSTED;
-    }
-    size_t capacity = class_bytes(class_index);
     ep_buffer *buffer = NULL;
-    ep_err err = reserve(pool, capacity, class_index, &buffer);
-    if (err != EP_OK) {
-        return err;
-    }
-    if (buffer == NULL) {
-        err = buffer_create(capacity, class_index, &buffer);
+    ep_err err = reserve(pool, charge, class_index, &buffer);
+    if (err == EP_OK && buffer == NULL) {
+        err = buffer_create(class_bytes(class_index), class_index, &buffer);
         if (err != EP_OK) {
             bool kept;
-            if (give_back(pool, capacity, NULL, &kept)) {
+            if (give_back(pool, charge, NULL, &kept)) {
                 pool_free(pool);
             }
             return err;
         }
+        buffer->charged_bytes = charge;
+        choose_pages(buffer);
+    }
+    *out_buffer = buffer;
+    return err;
+}
+
+static ep_err acquire(ep_buffer_pool *pool, uint32_t class_index, size_t charge, ep_buffer **out_buffer)
+{
+    if (pool->parent == NULL) {
+        return acquire_root(pool, class_index, charge, out_buffer);
+    }
+    ep_err err = charge_one(pool, charge);
+    if (err != EP_OK) {
+        return err;
+    }
+    err = acquire(pool->parent, class_index, charge, out_buffer);
+    if (err != EP_OK) {
+        discharge_one(pool, charge);
+        return err;
+    }
+    pthread_mutex_lock(&pool->lock);
+    pool->holders++;
+    pool->stats.acquires++;
+    count_lent(pool, (*out_buffer)->charged_bytes - charge); /* a kept buffer may be a little larger than asked */
+    pthread_mutex_unlock(&pool->lock);
+    return EP_OK;
+}
+
+static size_t arriving_charge(size_t bytes, size_t have_bytes)
+{
+    size_t capacity = class_bytes(class_of(bytes));
+    size_t charge = EP_BUFFER_ARRIVING_BYTES;
+    while (charge < capacity && charge < EP_BUFFER_ARRIVING_STEPS * have_bytes) {
+        charge *= EP_BUFFER_ARRIVING_STEPS;
+    }
+    return charge < capacity ? charge : capacity;
+}
+
+static ep_err acquire_charged(ep_buffer_pool *pool, size_t bytes, size_t charge, ep_buffer **out_buffer)
+{
+    ep_buffer *buffer = NULL;
+    ep_err err = acquire(pool, class_of(bytes), charge, &buffer);
+    if (err != EP_OK) {
+        return err;
     }
     buffer->pool = pool;
     buffer->bytes = bytes;
     buffer->next = NULL;
     __atomic_store_n(&buffer->refs, 1, __ATOMIC_RELEASE);
     *out_buffer = buffer;
+    return EP_OK;
+}
+
+ep_err ep_buffer_acquire(ep_buffer_pool *pool, size_t bytes, ep_buffer **out_buffer)
+{
+    uint32_t class_index = class_of(bytes);
+    if (class_index >= CLASS_COUNT) {
+        return EP_ERR_RESOURCE_EXHAUSTED;
+    }
+    return acquire_charged(pool, bytes, class_bytes(class_index), out_buffer);
+}
+
+ep_err ep_buffer_acquire_arriving(ep_buffer_pool *pool, size_t bytes, size_t have_bytes, ep_buffer **out_buffer)
+{
+    if (class_of(bytes) >= CLASS_COUNT) {
+        return EP_ERR_RESOURCE_EXHAUSTED;
+    }
+    return acquire_charged(pool, bytes, arriving_charge(bytes, have_bytes), out_buffer);
+}
+
+ep_err ep_buffer_recharge(ep_buffer *buffer, size_t have_bytes)
+{
+    size_t charge = arriving_charge(buffer->bytes, have_bytes);
+    if (have_bytes == buffer->bytes || charge >= class_bytes(class_of(buffer->bytes))) {
+        charge = buffer->capacity_bytes;
+    }
+    if (charge > buffer->charged_bytes) {
+        ep_err err = charge_all(buffer->pool, charge - buffer->charged_bytes);
+        if (err != EP_OK) {
+            return err;
+        }
+    } else if (charge < buffer->charged_bytes) {
+        discharge_all(buffer->pool, buffer->charged_bytes - charge);
+    } else {
+        return EP_OK;
+    }
+    bool grew = charge > buffer->charged_bytes;
+    buffer->charged_bytes = charge;
+    if (grew && charge >= LARGE_PAGE_BYTES) {
+        choose_pages(buffer);
+    }
     return EP_OK;
 }
 
@@ -300,8 +468,15 @@ void ep_buffer_unref(ep_buffer *buffer)
         return;
     }
     ep_buffer_pool *pool = buffer->pool;
+    size_t charge = buffer->charged_bytes;
     bool kept;
-    bool last = give_back(pool, buffer->capacity_bytes, buffer, &kept);
+    while (pool->parent != NULL) {
+        ep_buffer_pool *parent = pool->parent; /* this buffer holds it, by the root's count of holders */
+        discharge_one(pool, charge);
+        pool_unhold(pool);
+        pool = parent;
+    }
+    bool last = give_back(pool, charge, buffer, &kept);
     if (!kept) {
         buffer_free(buffer);
     }

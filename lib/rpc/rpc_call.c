@@ -61,7 +61,7 @@ ep_rpc_call *ep_rpc_call_create(ep_rpc_origin *origin, const ep_frame *frame, ep
     if (frame->deadline_us != EP_FRAME_DEADLINE_NONE) {
         call->deadline_ns = call->received_ns + frame->deadline_us * EP_NS_PER_US;
     }
-    ep_rpc_budget_init(&call->budget, server->common.pool, server->common.limits.unpack_bytes_max);
+    ep_rpc_budget_init(&call->budget, call->origin->pool, server->common.limits.unpack_bytes_max);
     call->call_header = NULL;
     call->refs = 1;
     call->cancelled = false;
@@ -160,7 +160,7 @@ const char *ep_rpc_call_metadata(const ep_rpc_call *call, const char *key)
 
 ep_buffer_pool *ep_rpc_call_pool(ep_rpc_call *call)
 {
-    return call->origin->server->common.pool;
+    return call->origin->pool;
 }
 
 ep_rpc_role ep_rpc_call_peer_role(const ep_rpc_call *call)
@@ -283,7 +283,7 @@ static ep_rpc_out *pack_reply_locked(ep_rpc_call *call, const ProtobufCMessage *
                      "%zu; ask for less",
                      header, tensors, frame_max);
     } else {
-        ep_err err = ep_rpc_out_create_message(origin->server->common.pool, message, call->attached, &out);
+        ep_err err = ep_rpc_out_create_message(origin->pool, message, call->attached, &out);
         if (err == EP_OK) {
             call->attached = NULL;
             return out;
@@ -360,7 +360,7 @@ static ep_rpc_out *last_frame(ep_rpc_call *call, ep_err code, const ep_error *er
     } else {
         ep_rpc_status_fields fields;
         ep_rpc_status_fill(code, error, &fields);
-        if (ep_rpc_out_create_message(call->origin->server->common.pool,
+        if (ep_rpc_out_create_message(call->origin->pool,
                                       code == EP_OK ? NULL : &fields.status.base, NULL, &out) != EP_OK) {
             return NULL;
         }

@@ -58,7 +58,7 @@ const char *ep_rpc_refusal_name(ep_rpc_refusal refusal)
 {
     static const char *const names[EP_REFUSALS_COUNT] = {
         "token-missing", "token-wrong", "token-role", "operators-off", "listener",
-        "method",        "hello",       "no-hello",   "connections",
+        "method",        "hello",       "no-hello",   "slow",       "connections",
     };
     return names[refusal];
 }

@@ -45,9 +45,10 @@ typedef enum ep_rpc_refusal {
     EP_REFUSED_METHOD,        /* "method": needs another role */
     EP_REFUSED_HELLO,         /* "hello": version, features, checksum, names */
     EP_REFUSED_NO_HELLO,      /* "no-hello": the connection ended without a Hello that could be read */
+    EP_REFUSED_SLOW,          /* "slow": a frame that came byte by byte, or nothing at all at the door */
     EP_REFUSED_CONNECTIONS,   /* "connections": connections_max reached */
 } ep_rpc_refusal;
-#define EP_REFUSALS_COUNT 9
+#define EP_REFUSALS_COUNT 10
 const char *ep_rpc_refusal_name(ep_rpc_refusal refusal);
 
 #define EP_TOKENS_PER_ROLE 2 /* the current one, which is shown to others, and the one before it */

@@ -144,7 +144,7 @@ static void hello_arrived(ep_rpc_client_link *link, const ep_frame *frame, const
         return;
     }
     link->ready = true;
-    ep_rpc_link_go_live(&link->link, link->peer->node);
+    ep_rpc_link_go_live(&link->link, link->peer->node, NULL);
     pthread_mutex_lock(&channel->lock);
     const ep_rpc_limits *limits = &channel->common.limits;
     link->frame_bytes_max = smaller(limits->frame_bytes_max, link->peer->frame_bytes_max);

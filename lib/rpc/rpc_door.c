@@ -88,7 +88,7 @@ static ep_rpc_out *refusal_frame(ep_rpc_door *door, ep_rpc_door_refusal refusal,
     ep_rpc_out *out = NULL;
     __atomic_fetch_add(&door->refused_total[refusal], 1, __ATOMIC_RELAXED);
     ep_rpc_status_fill(why->code, why, &fields);
-    if (ep_rpc_out_create_message(server->common.pool, &fields.status.base, NULL, &out) == EP_OK) {
+    if (ep_rpc_out_create_message(server->door_pool, &fields.status.base, NULL, &out) == EP_OK) {
         out->frame.kind = EP_FRAME_REPLY;
         out->frame.flags = ep_rpc_server_is_draining(server) ? EP_FRAME_FLAG_DRAINING : 0;
         out->frame.status = ep_err_grpc_code(why->code);
@@ -169,7 +169,7 @@ static ep_err origin_admit(ep_rpc_origin *origin, const ep_rpc_call *call, const
     ep_rpc_server *server = origin->server;
     Expertd__V1__CallHeader *header;
     ep_rpc_budget budget;
-    ep_rpc_budget_init(&budget, server->common.pool, server->common.limits.unpack_bytes_max);
+    ep_rpc_budget_init(&budget, server->door_pool, server->common.limits.unpack_bytes_max);
     ep_err err = ep_rpc_call_header_unpack(&budget, call->frame->data + EP_FRAME_FIXED_BYTES, frame->header_bytes,
                                            &header, NULL, out_error);
     if (err == EP_OK) {
@@ -321,6 +321,13 @@ static bool on_overload(void *arg, const ep_buffer *bytes, ep_nng_rep_reply *out
     return out != NULL;
 }
 
+static void on_turned_away(void *arg, const char *peer, const char *why)
+{
+    ep_rpc_door *door = arg;
+    const ep_rpc_audit_event event = {.peer = peer, .node = "", .role = "client", .method = "door", .text = why};
+    ep_rpc_audit_refused(&door->server->audit, EP_REFUSED_SLOW, &event);
+}
+
 static void cancel_and_unlock(door_slot *slot, ep_rpc_call *call)
 {
     if (call != NULL) {
@@ -376,6 +383,7 @@ static ep_rpc_door *door_create(ep_rpc_server *server, bool payload_crc, uint32_
         door->slots[i].origin = (ep_rpc_origin){.ops = &origin_ops,
                                                 .server = server,
                                                 .role = EP_ROLE_CLIENT,
+                                                .pool = server->door_pool,
                                                 .peer_frame_bytes_max = server->common.limits.frame_bytes_max,
                                                 .peer_header_bytes_max = server->common.limits.header_bytes_max,
                                                 .payload_crc = payload_crc,
@@ -399,13 +407,13 @@ ep_err ep_rpc_server_open_door(ep_rpc_server *server, const ep_lane_address *add
     if (door == NULL) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a door of %u contexts", contexts);
     }
-    const ep_nng_rep_limits limits = {.pool = server->common.pool,
-                                      .timers = server->common.timers,
+    const ep_nng_rep_limits limits = {.pool = server->door_pool,
                                       .hello_timeout_ms = server->common.limits.hello_timeout_ms,
                                       .frame_bytes_max = server->common.limits.frame_bytes_max,
                                       .slots = contexts,
                                       .connections_max = server->common.limits.connections_max};
-    const ep_nng_rep_handler handler = {.on_request = on_request, .on_gone = on_gone, .on_overload = on_overload, .arg = door};
+    const ep_nng_rep_handler handler = {.on_request = on_request, .on_gone = on_gone, .on_overload = on_overload,
+                                        .on_turned_away = on_turned_away, .arg = door};
     ep_err err = ep_nng_rep_door_open(address, &limits, &handler, &door->rep, out_error);
     if (err != EP_OK) {
         door_free(door);

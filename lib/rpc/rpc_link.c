@@ -103,6 +103,27 @@ static void disarm(ep_rpc_link *link)
     }
 }
 
+/* So long a wait for memory excuses silence: attackers that hold it lose their connections sooner. */
+#define MEMORY_EXCUSE_MS 30000u
+
+/* False: the peer sends its frame so slowly that it is to be turned away. */
+static bool frame_comes_locked(ep_rpc_link *link, ep_conn_receiving *receiving, uint64_t now_ns, ep_error *out_why)
+{
+    const ep_rpc_limits *limits = &link->common->limits;
+    link->memory_looks = receiving->waits_for_memory ? link->memory_looks + 1 : 0;
+    receiving->waits_for_memory = receiving->waits_for_memory && link->memory_looks * limits->ping_ms < MEMORY_EXCUSE_MS;
+    bool slow = !receiving->waits_for_memory && ep_conn_receiving_is_slow(receiving, now_ns);
+    link->slow_looks = slow ? link->slow_looks + 1 : 0;
+    if (link->slow_looks <= limits->ping_dead_count) {
+        return true;
+    }
+    link->too_slow = true;
+    ep_error_set(out_why, EP_ERR_RESOURCE_EXHAUSTED, "peer sent %llu bytes of a frame in %llu ms, at least %llu a second are wanted",
+                 (unsigned long long)receiving->begun_bytes, (unsigned long long)((now_ns - receiving->begun_ns) / EP_NS_PER_MS),
+                 (unsigned long long)EP_FRAME_RATE_MIN);
+    return false;
+}
+
 /* When to look again; 0: never. *out_ping: send a ping now. */
 static uint64_t ping_step_locked(ep_rpc_link *link, bool *out_ping, ep_error *out_why)
 {
@@ -115,7 +136,10 @@ static uint64_t ping_step_locked(ep_rpc_link *link, bool *out_ping, ep_error *ou
     }
     ep_conn_receiving receiving;
     ep_conn_read_receiving(link->conn, &receiving);
-    /* Part of a frame is a sign of life too, and nothing can come while our lane waits for memory. Pings go on: they are
+    if (!frame_comes_locked(link, &receiving, now_ns, out_why)) {
+        return 0;
+    }
+    /* Part of a frame that comes is a sign of life too, and nothing can come while our lane waits for memory. Pings go on: they are
      * the peer's sign of our life, whose own are behind what we do not read. */
     if (received_ns >= link->pinged_ns || receiving.heard_ns >= link->pinged_ns || receiving.waits_for_memory) {
         link->pings_missed = 0;
@@ -501,7 +525,7 @@ void ep_rpc_link_set_crc(ep_rpc_link *link, bool payload_crc)
     pthread_mutex_unlock(&link->lock);
 }
 
-void ep_rpc_link_go_live(ep_rpc_link *link, const char *peer_name)
+void ep_rpc_link_go_live(ep_rpc_link *link, const char *peer_name, ep_buffer_pool *pool)
 {
     pthread_mutex_lock(&link->lock);
     bool live = link->phase == EP_LINK_NEW;
@@ -509,7 +533,7 @@ void ep_rpc_link_go_live(ep_rpc_link *link, const char *peer_name)
     if (live) {
         link->peer_name = peer_name;
         link->phase = EP_LINK_LIVE;
-        ep_conn_allow_large(link->conn);
+        ep_conn_allow_large(link->conn, pool);
         if (link->common->limits.ping_ms != 0) {
             err = arm_locked(link, ep_clock_now_ns() + link->common->limits.ping_ms * EP_NS_PER_MS);
         }

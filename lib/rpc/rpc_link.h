@@ -53,6 +53,9 @@ struct ep_rpc_link {
     bool has_why;
     ep_error why;
     uint32_t pings_missed;
+    uint32_t slow_looks;    /* in a row that found the frame at hand too slow */
+    bool too_slow;          /* the reason of the end */
+    uint32_t memory_looks;  /* in a row that found the lane waiting for memory */
     uint64_t pinged_ns; /* when the last ping was sent */
     bool ping_busy;     /* ping is in the lane's queue */
     uint64_t ping_left_ns; /* atomic: when the newest ping was taken from that queue; 0 never */
@@ -74,8 +77,8 @@ void ep_rpc_link_init(ep_rpc_link *link, const ep_rpc_link_ops *ops, const ep_rp
 void ep_rpc_link_start(ep_rpc_link *link);
 /* From a callback of this link or before it starts. */
 void ep_rpc_link_set_crc(ep_rpc_link *link, bool payload_crc);
-/* Hello is agreed: pings begin. peer_name lives as long as the link. */
-void ep_rpc_link_go_live(ep_rpc_link *link, const char *peer_name);
+/* Hello is agreed: pings begin. peer_name lives as long as the link, and so does pool, where frames come from now (NULL: as before). */
+void ep_rpc_link_go_live(ep_rpc_link *link, const char *peer_name, ep_buffer_pool *pool);
 
 void ep_rpc_link_ref(ep_rpc_link *link);
 /* False when the last reference is already gone: for owners that keep links in a list. */

@@ -9,6 +9,31 @@
 #include "base/check.h"
 #include "rpc/rpc_limits.h"
 
+/* A share of the server's pool that a frame of frame_bytes always fits; without a limit there are no shares. */
+static ep_err create_share(ep_rpc_server *server, size_t sixteenths, size_t frame_bytes, ep_buffer_pool **out_pool)
+{
+    size_t limit = ep_buffer_pool_limit(server->common.pool);
+    size_t share = limit / 16 * sixteenths;
+    size_t least = 2 * ep_buffer_class_bytes(frame_bytes); /* as it came, and without what stood before it, or the reply */
+    share = share > least ? share : least;
+    return ep_buffer_pool_create_child(server->common.pool, share < limit ? share : limit, out_pool);
+}
+
+static ep_err create_shares(ep_rpc_server *server)
+{
+    size_t frame_bytes = server->common.limits.frame_bytes_max;
+    ep_err err = create_share(server, 1, EP_RPC_HELLO_REQUEST_BYTES_MAX, &server->hello_pool);
+    err = err != EP_OK ? err : create_share(server, 14, frame_bytes, &server->client_pool);
+    return err != EP_OK ? err : create_share(server, 4, frame_bytes, &server->door_pool);
+}
+
+static void destroy_shares(ep_rpc_server *server)
+{
+    ep_buffer_pool_destroy(server->hello_pool);
+    ep_buffer_pool_destroy(server->client_pool);
+    ep_buffer_pool_destroy(server->door_pool);
+}
+
 ep_err ep_rpc_server_create(const ep_rpc_server_config *config, ep_rpc_server **out_server,
                             ep_error *out_error)
 {
@@ -27,10 +52,17 @@ ep_err ep_rpc_server_create(const ep_rpc_server_config *config, ep_rpc_server **
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
                             "a server judges by credentials, not by a token");
     }
+    err = create_shares(server);
+    if (err != EP_OK) {
+        destroy_shares(server);
+        ep_rpc_common_free(&server->common);
+        free(server);
+        return ep_error_set(out_error, err, "no memory for an RPC server");
+    }
     server->config = *config;
     server->lane_limits = (ep_lane_limits){
         .frame_bytes = ep_frame_read_bytes,
-        .pool = server->common.pool,
+        .pool = server->hello_pool,
         .frame_bytes_max = server->common.limits.frame_bytes_max,
         .first_frame_bytes_max = ep_rpc_first_frame_bytes_max(&server->common.limits, true),
         .send_queue_bytes_max = server->common.limits.send_queue_bytes_max,
@@ -153,6 +185,7 @@ ep_err ep_rpc_server_listen(ep_rpc_server *server, const ep_lane_address *addres
     ep_rpc_listener *place = &server->listeners[index];
     ep_lane_limits limits = server->lane_limits;
     if (roles == EP_ROLES_ADMIN) {
+        limits.pool = server->common.pool;
         limits.connections_max = EP_RPC_ADMIN_CONNECTIONS_MAX;
     }
     ep_listener *listener = NULL;
@@ -307,6 +340,7 @@ void ep_rpc_server_destroy(ep_rpc_server *server)
     ep_rpc_health_fini(&server->health);
     pthread_cond_destroy(&server->idle);
     pthread_mutex_destroy(&server->lock);
+    destroy_shares(server);
     ep_rpc_common_free(&server->common);
     free(server);
 }

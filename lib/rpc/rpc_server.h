@@ -76,6 +76,7 @@ struct ep_rpc_origin {
     ep_rpc_role role;
     char node[EP_NODE_NAME_BYTES];
     char peer[EP_ADDRESS_BYTES];
+    ep_buffer_pool *pool;   /* of its requests and replies: a share of the server's, or all of it */
     size_t peer_frame_bytes_max;
     size_t peer_header_bytes_max;
     bool payload_crc;
@@ -87,6 +88,10 @@ struct ep_rpc_server {
     ep_rpc_common common;
     ep_rpc_server_config config; /* hello_fill and friends; its common is not used */
     ep_lane_limits lane_limits;
+    /* Shares of common.pool, so that nobody takes what others need. Nodes and operators have all of it. */
+    ep_buffer_pool *hello_pool;  /* first frames, of whoever dials in: 1/16 */
+    ep_buffer_pool *client_pool; /* 7/8 */
+    ep_buffer_pool *door_pool;   /* 1/4 */
     ProtobufCService *services[EP_RPC_SERVICES_MAX]; /* fixed once the first listener exists */
     size_t services_count;
     ep_rpc_health health;

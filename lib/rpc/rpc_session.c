@@ -118,6 +118,7 @@ static void welcome(ep_rpc_session *session, uint64_t call_id, const Expertd__V1
     ep_rpc_link *link = &session->link;
     const ep_rpc_limits *limits = &session->server->common.limits;
     session->origin.role = role;
+    session->origin.pool = role == EP_ROLE_CLIENT ? session->server->client_pool : session->server->common.pool;
     snprintf(session->origin.node, sizeof(session->origin.node), "%s", hello->node);
     session->origin.peer_frame_bytes_max = smaller(limits->frame_bytes_max, hello->frame_bytes_max);
     session->origin.peer_header_bytes_max = smaller(limits->header_bytes_max, hello->header_bytes_max);
@@ -131,7 +132,7 @@ static void welcome(ep_rpc_session *session, uint64_t call_id, const Expertd__V1
         return;
     }
     session->hello_done = true;
-    ep_rpc_link_go_live(link, session->origin.node);
+    ep_rpc_link_go_live(link, session->origin.node, session->origin.pool);
     ep_rpc_link_send_reply(link, out);
 }
 
@@ -237,7 +238,7 @@ static uint64_t credit_due_locked(ep_rpc_session *session)
 static void send_credit(ep_rpc_session *session, uint64_t bytes)
 {
     ep_rpc_out *out;
-    if (ep_rpc_out_create(session->server->common.pool, EP_FRAME_CREDIT_BYTES, NULL, &out) != EP_OK) {
+    if (ep_rpc_out_create(session->origin.pool, EP_FRAME_CREDIT_BYTES, NULL, &out) != EP_OK) {
         ep_error why;
         ep_error_set(&why, EP_ERR_NO_MEMORY, "no memory for a credit frame");
         ep_rpc_link_close(&session->link, &why); /* without it the peer would wait for ever */
@@ -407,6 +408,14 @@ static void session_closed(ep_rpc_link *link, const ep_error *error)
             ep_rpc_audit_count(&session->server->audit, EP_REFUSED_NO_HELLO);
         }
     }
+    if (link->too_slow) {
+        const ep_rpc_audit_event event = {.peer = session->origin.peer,
+                                          .node = session->origin.node,
+                                          .role = ep_rpc_role_name(session->origin.role),
+                                          .method = "-",
+                                          .text = error->text};
+        ep_rpc_audit_refused(&session->server->audit, EP_REFUSED_SLOW, &event);
+    }
     if (error->code == EP_ERR_PROTOCOL || error->code == EP_ERR_RESOURCE_EXHAUSTED) {
         __atomic_fetch_add(&stats->protocol_errors, 1, __ATOMIC_RELAXED);
     }
@@ -462,6 +471,7 @@ void ep_rpc_session_create(ep_rpc_server *server, unsigned roles, ep_conn *taken
     taken_conn->ops->conn_peer(taken_conn, session->origin.peer, sizeof(session->origin.peer));
     session->origin.ops = &origin_ops;
     session->origin.server = server;
+    session->origin.pool = server->hello_pool;
     pthread_mutex_lock(&server->lock);
     session->next = server->sessions;
     if (session->next != NULL) {

@@ -50,6 +50,34 @@ void ep_assembler_rest(ep_assembler *a)
     if (ahead_unread(a) == 0) {
         drop_ahead(a);
     }
+    if (a->frame != NULL && a->frame->charged_bytes > EP_BUFFER_ARRIVING_BYTES) {
+        (void)ep_buffer_recharge(a->frame, a->frame_have_bytes); /* only ever less: what a peer announced and did not send */
+    }
+}
+
+void ep_assembler_note(ep_assembler *a, uint64_t now_ns)
+{
+    size_t have = a->frame != NULL ? a->frame_have_bytes : ahead_unread(a) + staged_unread(a);
+    if (have == 0) {
+        now_ns = 0;
+    } else if (!a->frame_taken && a->begun_ns != 0) {
+        now_ns = a->begun_ns;
+    }
+    a->frame_taken = false;
+    __atomic_store_n(&a->begun_bytes, have, __ATOMIC_RELAXED);
+    __atomic_store_n(&a->begun_ns, now_ns, __ATOMIC_RELAXED);
+}
+
+void ep_assembler_read_noted(const ep_assembler *a, ep_conn_receiving *out_receiving)
+{
+    out_receiving->begun_ns = __atomic_load_n(&a->begun_ns, __ATOMIC_RELAXED);
+    out_receiving->begun_bytes = __atomic_load_n(&a->begun_bytes, __ATOMIC_RELAXED);
+}
+
+/* So much of it may be written. */
+static size_t paid_bytes(const ep_buffer *frame)
+{
+    return frame->charged_bytes < frame->bytes ? frame->charged_bytes : frame->bytes;
 }
 
 unsigned ep_assembler_room(ep_assembler *a, const ep_lane_limits *limits, struct iovec out_iovs[EP_ASSEMBLER_IOVS_MAX])
@@ -58,8 +86,11 @@ unsigned ep_assembler_room(ep_assembler *a, const ep_lane_limits *limits, struct
     size_t staging = EP_ASSEMBLER_STAGING_BYTES - a->staged_end;
     bool large = a->receives_ahead && a->expected_bytes >= AHEAD_BYTES_MIN;
     if (a->frame != NULL) {
-        out_iovs[count++] = (struct iovec){.iov_base = a->frame->data + a->frame_have_bytes,
-                                           .iov_len = a->frame->bytes - a->frame_have_bytes};
+        size_t room = paid_bytes(a->frame) - a->frame_have_bytes;
+        out_iovs[count++] = (struct iovec){.iov_base = a->frame->data + a->frame_have_bytes, .iov_len = room};
+        if (room < a->frame->bytes - a->frame_have_bytes) {
+            return count; /* the staging memory is for what follows the frame */
+        }
     } else if (!large || staged_unread(a) > 0) {
         drop_ahead(a); /* it is empty, and what comes goes behind what is staged */
     } else {
@@ -172,11 +203,12 @@ static ep_assembler_step begin_frame(ep_assembler *a, const ep_lane_limits *limi
         a->ahead = NULL;
         a->ahead_begin = 0;
         a->ahead_end = 0;
-    } else if (ep_buffer_acquire(limits->pool, bytes, &a->frame) != EP_OK) {
+    } else if (ep_buffer_acquire_arriving(limits->pool, bytes, ahead_unread(a) + staged_unread(a), &a->frame) != EP_OK) {
         unread_to_front(a);
         ep_assembler_rest(a); /* its memory may be what is missing */
         return EP_ASSEMBLER_NO_MEMORY;
     }
+    /* What is unread is paid for: the first charge is several times as much. */
     size_t copied = take_unread(a, a->frame->data + a->frame_have_bytes, bytes - a->frame_have_bytes);
     ep_path_count(EP_PATH_LANE, copied);
     a->frame_have_bytes += copied;
@@ -203,10 +235,12 @@ ep_assembler_step ep_assembler_next(ep_assembler *a, const ep_lane_limits *limit
     if (a->frame_have_bytes < a->frame->bytes) { /* then everything unread is in it */
         a->staged_begin = 0;
         a->staged_end = 0;
-        return EP_ASSEMBLER_MORE;
+        bool paid = a->frame_have_bytes < paid_bytes(a->frame) || ep_buffer_recharge(a->frame, a->frame_have_bytes) == EP_OK;
+        return paid ? EP_ASSEMBLER_MORE : EP_ASSEMBLER_NO_MEMORY;
     }
     *out_frame = a->frame;
     a->frame = NULL;
+    a->frame_taken = true;
     return EP_ASSEMBLER_FRAME;
 }
 

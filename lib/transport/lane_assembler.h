@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Frames out of a stream of bytes, for the stream lanes. Bytes arrive in the staging memory until a frame's length is known;
- * then the frame gets its buffer, takes along what is staged, and the rest is received in place. Behind the rest of a frame
+ * then the frame gets its buffer, which is charged as bytes arrive, takes along what is staged, and the rest is received in place. Behind the rest of a frame
  * the staging memory takes what follows.
  *
  * A lane that asks for room only when bytes are there may also receive ahead: straight into a buffer of the size the last
@@ -40,6 +40,9 @@ typedef struct ep_assembler {
     ep_buffer *ahead;         /* its unread bytes come before the staged ones */
     size_t ahead_begin;
     size_t ahead_end;
+    bool frame_taken;         /* a whole frame since the last note */
+    uint64_t begun_ns;        /* atomic; see ep_conn_receiving */
+    uint64_t begun_bytes;     /* atomic */
 } ep_assembler;
 
 /* Errors: NO_MEMORY. */
@@ -56,8 +59,12 @@ void ep_assembler_received(ep_assembler *a, size_t bytes);
  */
 ep_assembler_step ep_assembler_next(ep_assembler *a, const ep_lane_limits *limits, bool large_allowed, const char *peer,
                                     ep_buffer **out_frame, ep_error *out_error);
-/* No bytes are expected for a while: gives back what is held for them only. */
+/* No bytes are expected for a while: gives back what is held for them only, also of a frame that is there in part. */
 void ep_assembler_rest(ep_assembler *a);
+/* After the steps with what came at now_ns: since when a frame is there in part, and how much of it. */
+void ep_assembler_note(ep_assembler *a, uint64_t now_ns);
+/* From any thread: what was noted last. */
+void ep_assembler_read_noted(const ep_assembler *a, ep_conn_receiving *out_receiving);
 
 /* The error of a connection that ended here: what was lost with it and why. */
 void ep_assembler_describe_end(const ep_assembler *a, const char *peer, const char *reason, ep_error *out_error);

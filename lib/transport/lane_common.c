@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/clock.h"
 
 static const ep_lane_ops *const lanes[] = {&ep_nng_stream_lane, &ep_loopback_lane, &ep_shm_lane};
 static const ep_lane_ops *registered; /* atomic */
@@ -95,6 +96,16 @@ ep_err ep_lane_frame_check(const ep_lane_limits *limits, bool large_allowed, siz
                             limits->first_frame_bytes_max);
     }
     return EP_OK;
+}
+
+bool ep_conn_receiving_is_slow(const ep_conn_receiving *receiving, uint64_t now_ns)
+{
+    uint64_t grace_ns = EP_FRAME_GRACE_MS * EP_NS_PER_MS;
+    if (receiving->begun_ns == 0 || now_ns < receiving->begun_ns + grace_ns) {
+        return false;
+    }
+    uint64_t ms = (now_ns - receiving->begun_ns - grace_ns) / EP_NS_PER_MS;
+    return receiving->begun_bytes < ms * EP_FRAME_RATE_MIN / 1000;
 }
 
 ep_err ep_send_prepare(ep_send *send, const ep_lane_limits *limits)

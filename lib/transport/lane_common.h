@@ -23,6 +23,13 @@ ep_err ep_lane_limits_check(const ep_lane_limits *limits, bool for_listener, ep_
 ep_err ep_lane_frame_check(const ep_lane_limits *limits, bool large_allowed, size_t frame_bytes, const char *peer,
                            ep_error *out_error);
 
+/* What ep_conn_allow_large does to a connection's own limits, in on_frame. */
+static inline void ep_lane_limits_allow_large(ep_lane_limits *limits, ep_buffer_pool *pool, bool *large_allowed)
+{
+    limits->pool = pool != NULL ? pool : limits->pool;
+    __atomic_store_n(large_allowed, true, __ATOMIC_RELEASE);
+}
+
 /* The shortest frame, and what must be there before frame_bytes is asked. */
 static inline size_t ep_lane_prefix_bytes(const ep_lane_limits *limits)
 {

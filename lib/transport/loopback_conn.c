@@ -279,10 +279,11 @@ void loopback_conn_release(ep_conn *base)
     loopback_unlock();
 }
 
-void loopback_conn_allow_large(ep_conn *base)
+void loopback_conn_allow_large(ep_conn *base, ep_buffer_pool *pool)
 {
+    loopback_conn *conn = (loopback_conn *)base;
     loopback_lock();
-    ((loopback_conn *)base)->large_allowed = true;
+    ep_lane_limits_allow_large(&conn->limits, pool, &conn->large_allowed);
     loopback_unlock();
 }
 

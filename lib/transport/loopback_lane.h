@@ -75,7 +75,7 @@ void loopback_conn_start(ep_conn *conn, const ep_conn_handler *handler);
 ep_err loopback_conn_send(ep_conn *conn, ep_send *send);
 void loopback_conn_close(ep_conn *conn);
 void loopback_conn_release(ep_conn *conn);
-void loopback_conn_allow_large(ep_conn *conn);
+void loopback_conn_allow_large(ep_conn *conn, ep_buffer_pool *pool);
 void loopback_conn_receiving(ep_conn *conn, ep_conn_receiving *out_receiving);
 void loopback_conn_peer(ep_conn *conn, char *out_address, size_t bytes);
 bool loopback_conn_is_trusted(ep_conn *conn);

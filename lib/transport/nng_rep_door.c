@@ -19,6 +19,10 @@
 #define SP_ID_BYTES 4
 #define OVERSIZE_BYTES 4096      /* above frame_bytes_max: still read, so that the caller is told */
 #define WAITING_PER_SLOT 4
+#define LOOK_MS 500u             /* at all connections */
+#define SLOW_LOOKS_MAX 4u
+#define FIRST_REQUEST_MS 30000u  /* clients dial when they start, and ask when somebody asks them */
+#define IDLE_MS 300000u
 #define LAST_SEND_WAIT_NS (250 * EP_NS_PER_MS) /* for replies on their way when the door closes */
 
 static const uint8_t sp_request_hello[SP_PREFIX_BYTES] = {0, 'S', 'P', 0, 0, SP_PROTOCOL_REQ, 0, 0};
@@ -27,12 +31,15 @@ static const uint8_t sp_reply_hello[SP_PREFIX_BYTES] = {0, 'S', 'P', 0, 0, SP_PR
 typedef struct rep_conn {
     ep_nng_rep_door *door;
     ep_conn *conn;
-    ep_timer hello_timer;
-    bool hello_done;    /* touched by its lane thread; atomic for the timer */
+    bool hello_done;    /* touched by its lane thread; atomic for the door's */
+    uint64_t accepted_ns;
+    uint64_t request_ns; /* atomic: when the newest request came; 0: none did */
     ep_send hello_send;
     /* under door->lock */
     uint32_t refs;      /* the lane's, one per slot that it holds, one per send of ours */
     uint32_t waiting;
+    uint32_t slow_looks; /* in a row that found its message too slow */
+    bool turned_away;
     bool closed;
     struct rep_conn *next;
     struct rep_conn *previous;
@@ -69,7 +76,7 @@ struct ep_nng_rep_door {
     const ep_lane_ops *lane;
     ep_listener *listener;
     char url[EP_ADDRESS_BYTES];
-    pthread_t thread;     /* starts requests that waited */
+    pthread_t thread;     /* starts requests that waited, and turns away who takes room for nothing */
     pthread_mutex_t lock;
     pthread_cond_t work;  /* for the thread */
     pthread_cond_t idle;  /* something ended */
@@ -176,7 +183,6 @@ static void conn_closed(void *arg, ep_conn *lane_conn, const ep_error *error)
     ep_nng_rep_door *door = conn->door;
     (void)lane_conn;
     (void)error;
-    ep_timer_cancel_wait(door->limits.timers, &conn->hello_timer);
     pthread_mutex_lock(&door->lock);
     conn->closed = true;
     drop_waiting_locked(door, conn);
@@ -191,12 +197,44 @@ static void conn_closed(void *arg, ep_conn *lane_conn, const ep_error *error)
     conn_unref_and_unlock(conn);
 }
 
-static void hello_late(ep_timer *timer, void *arg)
+/* Lock held. Why its connection is not to be kept; NULL: it is. refs 1: no request is held, no reply under way. */
+static const char *judge_locked(rep_conn *conn, uint64_t now_ns)
 {
-    rep_conn *conn = arg;
-    (void)timer;
+    const ep_nng_rep_limits *limits = &conn->door->limits;
+    ep_conn_receiving receiving = {0};
+    if (conn->closed || conn->turned_away) {
+        return NULL;
+    }
     if (!__atomic_load_n(&conn->hello_done, __ATOMIC_ACQUIRE)) {
-        ep_conn_close(conn->conn);
+        return now_ns - conn->accepted_ns > limits->hello_timeout_ms * EP_NS_PER_MS ? "no SP hello in time" : NULL;
+    }
+    ep_conn_read_receiving(conn->conn, &receiving);
+    conn->slow_looks = ep_conn_receiving_is_slow(&receiving, now_ns) ? conn->slow_looks + 1 : 0;
+    if (conn->slow_looks >= SLOW_LOOKS_MAX) {
+        return "its message comes too slowly";
+    }
+    uint64_t request_ns = __atomic_load_n(&conn->request_ns, __ATOMIC_RELAXED);
+    uint64_t patience_ms = request_ns == 0 ? FIRST_REQUEST_MS : IDLE_MS;
+    uint64_t since_ns = request_ns == 0 ? conn->accepted_ns : request_ns;
+    bool idle = conn->refs == 1 && conn->waiting == 0 && receiving.begun_ns == 0;
+    if (idle && now_ns > since_ns && now_ns - since_ns > patience_ms * EP_NS_PER_MS) {
+        return request_ns == 0 ? "no request in time" : "no request for long"; /* nng's clients dial again by themselves */
+    }
+    return NULL;
+}
+
+/* Lock held. Closing begins here and ends elsewhere. */
+static void turn_away_locked(ep_nng_rep_door *door, uint64_t now_ns)
+{
+    for (rep_conn *conn = door->conns; conn != NULL; conn = conn->next) {
+        const char *why = judge_locked(conn, now_ns);
+        if (why != NULL) {
+            char peer[EP_ADDRESS_BYTES];
+            conn->turned_away = true;
+            conn->conn->ops->conn_peer(conn->conn, peer, sizeof(peer));
+            ep_conn_close(conn->conn);
+            door->handler.on_turned_away(door->handler.arg, peer, why);
+        }
     }
 }
 
@@ -343,6 +381,7 @@ static void take_request(rep_conn *conn, const uint8_t *body, size_t bytes, size
     } else {
         ep_error_set(&request->error, err, "no buffer for a request of %zu bytes; try again later", count);
     }
+    __atomic_store_n(&conn->request_ns, ep_clock_now_ns(), __ATOMIC_RELAXED);
     pthread_mutex_lock(&door->lock);
     door->stats.bytes_received += bytes;
     if (door->stopping) {
@@ -367,7 +406,7 @@ static void conn_frame(void *arg, ep_conn *lane_conn, ep_buffer *taken_frame)
         bool good = bytes == 0 && memcmp(taken_frame->data, sp_request_hello, SP_PREFIX_BYTES) == 0;
         __atomic_store_n(&conn->hello_done, good, __ATOMIC_RELEASE);
         if (good) {
-            ep_conn_allow_large(lane_conn);
+            ep_conn_allow_large(lane_conn, NULL);
         } else {
             ep_conn_close(lane_conn);
         }
@@ -386,10 +425,17 @@ static void conn_frame(void *arg, ep_conn *lane_conn, ep_buffer *taken_frame)
 static void *door_main(void *arg)
 {
     ep_nng_rep_door *door = arg;
+    uint64_t look_ns = 0;
     pthread_mutex_lock(&door->lock);
     while (!door->stopping) {
+        uint64_t now_ns = ep_clock_now_ns();
+        if (now_ns >= look_ns) {
+            look_ns = now_ns + LOOK_MS * EP_NS_PER_MS;
+            turn_away_locked(door, now_ns);
+        }
         if (door->first == NULL || door->slots_used == door->limits.slots) {
-            pthread_cond_wait(&door->work, &door->lock);
+            struct timespec until = {.tv_sec = (time_t)(look_ns / EP_NS_PER_S), .tv_nsec = (long)(look_ns % EP_NS_PER_S)};
+            pthread_cond_timedwait(&door->work, &door->lock, &until);
             continue;
         }
         rep_request *request = door->first;
@@ -445,7 +491,7 @@ static void accepted(void *arg, ep_conn *taken_conn)
     conn->door = door;
     conn->conn = taken_conn;
     conn->refs = 2; /* the lane's and that of the hello */
-    ep_timer_init(&conn->hello_timer, hello_late, conn);
+    conn->accepted_ns = ep_clock_now_ns();
     pthread_mutex_lock(&door->lock);
     conn->next = door->conns;
     if (conn->next != NULL) {
@@ -454,8 +500,6 @@ static void accepted(void *arg, ep_conn *taken_conn)
     door->conns = conn;
     door->stats.connections++;
     pthread_mutex_unlock(&door->lock);
-    ep_timer_arm(door->limits.timers, &conn->hello_timer,
-                 ep_clock_now_ns() + door->limits.hello_timeout_ms * EP_NS_PER_MS);
     conn->hello_send.parts[0] = (ep_send_part){.data = sp_reply_hello, .bytes = sizeof(sp_reply_hello)};
     conn->hello_send.parts_count = 1;
     conn->hello_send.done = hello_sent;
@@ -492,7 +536,7 @@ static void init_sync(ep_nng_rep_door *door)
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_mutex_init(&door->lock, NULL);
-    pthread_cond_init(&door->work, NULL);
+    pthread_cond_init(&door->work, &monotonic);
     pthread_cond_init(&door->idle, &monotonic);
     pthread_condattr_destroy(&monotonic);
 }

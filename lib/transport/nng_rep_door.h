@@ -12,7 +12,8 @@
  *
  * A slot holds one request in work: the number of slots is the most requests at once. Further ones wait in a bounded queue,
  * and beyond that they are answered with on_overload. A caller that does not read its replies loses its connection when its
- * send queue is full.
+ * send queue is full. A connection that says no hello, asks nothing (30 s; after a request 5 min) or sends a message more slowly
+ * than EP_FRAME_RATE_MIN is closed; nng's clients dial again by themselves.
  *
  * Callbacks  run on the lane's threads and the door's, several at once for different slots, with no lock held. They must
  *            not block.
@@ -21,7 +22,6 @@
 #ifndef EP_TRANSPORT_NNG_REP_DOOR_H
 #define EP_TRANSPORT_NNG_REP_DOOR_H
 
-#include "base/timer.h"
 #include "transport/transport.h"
 
 #define EP_NNG_REP_SLOTS_MAX 4096
@@ -49,12 +49,14 @@ typedef struct ep_nng_rep_handler {
     void (*on_gone)(void *arg, uint32_t slot, ep_nng_rep_ticket ticket);
     /* Too many wait: makes the reply at once. False: none, the caller hears nothing. */
     bool (*on_overload)(void *arg, const ep_buffer *bytes, ep_nng_rep_reply *out_reply);
+    /* A connection is being closed that took room for nothing: no hello, no request, a message byte by byte. Under the door's
+     * lock, so only to be written down. */
+    void (*on_turned_away)(void *arg, const char *peer, const char *why);
     void *arg;
 } ep_nng_rep_handler;
 
 typedef struct ep_nng_rep_limits {
     ep_buffer_pool *pool;      /* borrowed until _close */
-    ep_timer_service *timers;  /* the same */
     size_t frame_bytes_max;    /* a longer message costs its sender the connection; a little more than this is let through,
                                   so that the handler can say so */
     uint32_t slots;            /* 1..EP_NNG_REP_SLOTS_MAX */

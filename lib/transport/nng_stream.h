@@ -82,7 +82,7 @@ void stream_conn_start(ep_conn *conn, const ep_conn_handler *handler);
 ep_err stream_conn_send(ep_conn *conn, ep_send *send);
 void stream_conn_close(ep_conn *conn);
 void stream_conn_release(ep_conn *conn);
-void stream_conn_allow_large(ep_conn *conn);
+void stream_conn_allow_large(ep_conn *conn, ep_buffer_pool *pool);
 void stream_conn_receiving(ep_conn *conn, ep_conn_receiving *out_receiving);
 void stream_conn_peer(ep_conn *conn, char *out_address, size_t bytes);
 bool stream_conn_is_trusted(ep_conn *conn);

@@ -230,9 +230,10 @@ void stream_conn_release(ep_conn *base)
     unref(conn); /* the owner's, so conn was alive until here */
 }
 
-void stream_conn_allow_large(ep_conn *base)
+void stream_conn_allow_large(ep_conn *base, ep_buffer_pool *pool)
 {
-    __atomic_store_n(&((stream_conn *)base)->large_allowed, true, __ATOMIC_RELEASE);
+    stream_conn *conn = (stream_conn *)base;
+    ep_lane_limits_allow_large(&conn->limits, pool, &conn->large_allowed);
 }
 
 void stream_conn_receiving(ep_conn *base, ep_conn_receiving *out_receiving)
@@ -240,6 +241,7 @@ void stream_conn_receiving(ep_conn *base, ep_conn_receiving *out_receiving)
     const stream_conn *conn = (const stream_conn *)base;
     out_receiving->heard_ns = __atomic_load_n(&conn->heard_ns, __ATOMIC_RELAXED);
     out_receiving->waits_for_memory = __atomic_load_n(&conn->memory_wait, __ATOMIC_RELAXED);
+    ep_assembler_read_noted(&conn->assembler, out_receiving);
 }
 
 void stream_conn_peer(ep_conn *base, char *out_address, size_t bytes)

@@ -55,16 +55,17 @@ static void pump(stream_conn *conn)
     while ((step == EP_ASSEMBLER_FRAME || step == EP_ASSEMBLER_BEGUN) && !is_closing(conn)) {
         bool large_allowed = __atomic_load_n(&conn->large_allowed, __ATOMIC_ACQUIRE);
         step = ep_assembler_next(&conn->assembler, &conn->limits, large_allowed, conn->peer, &frame, &error);
-        if (step == EP_ASSEMBLER_BEGUN) {
+        if (step == EP_ASSEMBLER_BEGUN || step == EP_ASSEMBLER_MORE) {
             conn->backoff_ms = 0;
             __atomic_store_n(&conn->memory_wait, false, __ATOMIC_RELAXED);
-            if (conn->handler.on_begin != NULL) {
-                conn->handler.on_begin(conn->handler.arg, &conn->base, frame->data);
-            }
+        }
+        if (step == EP_ASSEMBLER_BEGUN && conn->handler.on_begin != NULL) {
+            conn->handler.on_begin(conn->handler.arg, &conn->base, frame->data);
         } else if (step == EP_ASSEMBLER_FRAME) {
             conn->handler.on_frame(conn->handler.arg, &conn->base, frame);
         }
     }
+    ep_assembler_note(&conn->assembler, ep_clock_now_ns());
     pthread_mutex_lock(&conn->lock);
     if (step == EP_ASSEMBLER_ERROR) {
         stream_conn_begin_end(conn, &error);

@@ -703,9 +703,10 @@ void shm_conn_release(ep_conn *base)
     unref(conn); /* the owner's, so conn was alive until here */
 }
 
-void shm_conn_allow_large(ep_conn *base)
+void shm_conn_allow_large(ep_conn *base, ep_buffer_pool *pool)
 {
-    __atomic_store_n(&((shm_conn *)base)->large_allowed, true, __ATOMIC_RELEASE);
+    shm_conn *conn = (shm_conn *)base;
+    ep_lane_limits_allow_large(&conn->limits, pool, &conn->large_allowed);
 }
 
 void shm_conn_receiving(ep_conn *base, ep_conn_receiving *out_receiving)

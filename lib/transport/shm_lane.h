@@ -166,7 +166,7 @@ void shm_conn_start(ep_conn *conn, const ep_conn_handler *handler);
 ep_err shm_conn_send(ep_conn *conn, ep_send *send);
 void shm_conn_close(ep_conn *conn);
 void shm_conn_release(ep_conn *conn);
-void shm_conn_allow_large(ep_conn *conn);
+void shm_conn_allow_large(ep_conn *conn, ep_buffer_pool *pool);
 void shm_conn_receiving(ep_conn *conn, ep_conn_receiving *out_receiving);
 void shm_conn_peer(ep_conn *conn, char *out_address, size_t bytes);
 bool shm_conn_is_trusted(ep_conn *conn);

@@ -615,11 +615,11 @@ static void sim_conn_release(ep_conn *base)
     unlock(sim);
 }
 
-static void sim_conn_allow_large(ep_conn *base)
+static void sim_conn_allow_large(ep_conn *base, ep_buffer_pool *pool)
 {
     sim_conn *conn = (sim_conn *)base;
     lock(conn->sim);
-    conn->large_allowed = true;
+    ep_lane_limits_allow_large(&conn->limits, pool, &conn->large_allowed);
     unlock(conn->sim);
 }
 

@@ -81,7 +81,18 @@ typedef struct ep_lane_limits {
 typedef struct ep_conn_receiving {
     uint64_t heard_ns;             /* ep_clock_now_ns() time when bytes last arrived, also those of a frame not whole yet */
     bool waits_for_memory;         /* the lane does not read now: silence is no sign of anything */
+    uint64_t begun_ns;             /* since when a frame is there in part; 0: none is, or the lane does not tell */
+    uint64_t begun_bytes;          /* so much of it */
 } ep_conn_receiving;
+
+/*
+ * A frame has to arrive at EP_FRAME_RATE_MIN bytes a second after a grace of EP_FRAME_GRACE_MS: who sends it byte by byte holds
+ * memory that others need, and looks alive for ever. A thousand peers that share a TLS listener's 100 MB/s have more each.
+ */
+#define EP_FRAME_GRACE_MS 5000u
+#define EP_FRAME_RATE_MIN ((uint64_t)64 << 10)
+/* Pure. Ask several times in a row before it counts: a receiver that was stopped itself has not read what is there. */
+bool ep_conn_receiving_is_slow(const ep_conn_receiving *receiving, uint64_t now_ns);
 
 typedef struct ep_conn_handler {
     /* A frame has begun: its prefix is checked and its buffer is there. on_frame brings it, unless on_closed comes first. NULL allowed. */
@@ -168,7 +179,7 @@ typedef struct ep_lane_ops {
     ep_err (*conn_send)(ep_conn *conn, ep_send *send);
     void (*conn_close)(ep_conn *conn);
     void (*conn_release)(ep_conn *conn);
-    void (*conn_allow_large)(ep_conn *conn);
+    void (*conn_allow_large)(ep_conn *conn, ep_buffer_pool *pool);
     void (*conn_receiving)(ep_conn *conn, ep_conn_receiving *out_receiving);
     /* Of sends that are done: bytes the peer's system does not have yet, which are lost when this side closes. NULL: there are
      * none, or the lane cannot tell (nng). */
@@ -244,10 +255,13 @@ static inline void ep_conn_release(ep_conn *conn)
 {
     conn->ops->conn_release(conn);
 }
-/* Lifts first_frame_bytes_max for the frames that begin from now on; called in on_frame, for the very next one. */
-static inline void ep_conn_allow_large(ep_conn *conn)
+/*
+ * Lifts first_frame_bytes_max for the frames that begin from now on; called in on_frame, for the very next one. They come
+ * from pool, borrowed for the life of the connection; NULL: from the same as before.
+ */
+static inline void ep_conn_allow_large(ep_conn *conn, ep_buffer_pool *pool)
 {
-    conn->ops->conn_allow_large(conn);
+    conn->ops->conn_allow_large(conn, pool);
 }
 static inline void ep_conn_read_receiving(ep_conn *conn, ep_conn_receiving *out_receiving)
 {

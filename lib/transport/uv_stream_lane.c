@@ -100,9 +100,10 @@ void uv_lane_set_congestion(int fd, const struct sockaddr_storage *peer)
     }
 }
 
-static void conn_allow_large(ep_conn *base)
+static void conn_allow_large(ep_conn *base, ep_buffer_pool *pool)
 {
-    __atomic_store_n(&((uv_conn *)base)->large_allowed, true, __ATOMIC_RELEASE);
+    uv_conn *conn = (uv_conn *)base;
+    ep_lane_limits_allow_large(&conn->limits, pool, &conn->large_allowed);
 }
 
 static void conn_receiving(ep_conn *base, ep_conn_receiving *out_receiving)
@@ -110,6 +111,7 @@ static void conn_receiving(ep_conn *base, ep_conn_receiving *out_receiving)
     const uv_conn *conn = (const uv_conn *)base;
     out_receiving->heard_ns = __atomic_load_n(&conn->heard_ns, __ATOMIC_RELAXED);
     out_receiving->waits_for_memory = __atomic_load_n(&conn->memory_wait, __ATOMIC_RELAXED);
+    ep_assembler_read_noted(&conn->assembler, out_receiving);
 }
 
 static uint64_t conn_unacked(ep_conn *base)

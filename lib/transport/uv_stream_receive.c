@@ -31,12 +31,12 @@ static bool pump(uv_conn *conn)
     while ((step == EP_ASSEMBLER_FRAME || step == EP_ASSEMBLER_BEGUN) && !uv_conn_is_closing(conn)) {
         bool large_allowed = __atomic_load_n(&conn->large_allowed, __ATOMIC_ACQUIRE);
         step = ep_assembler_next(&conn->assembler, &conn->limits, large_allowed, conn->peer, &frame, &error);
-        if (step == EP_ASSEMBLER_BEGUN) {
+        if (step == EP_ASSEMBLER_BEGUN || step == EP_ASSEMBLER_MORE) {
             conn->backoff_ms = 0;
             __atomic_store_n(&conn->memory_wait, false, __ATOMIC_RELAXED);
-            if (conn->handler.on_begin != NULL) {
-                conn->handler.on_begin(conn->handler.arg, &conn->base, frame->data);
-            }
+        }
+        if (step == EP_ASSEMBLER_BEGUN && conn->handler.on_begin != NULL) {
+            conn->handler.on_begin(conn->handler.arg, &conn->base, frame->data);
         } else if (step == EP_ASSEMBLER_FRAME) {
             conn->handler.on_frame(conn->handler.arg, &conn->base, frame);
         }
@@ -98,6 +98,7 @@ void uv_conn_readable(uv_conn *conn, bool failed)
         }
     }
     ep_assembler_rest(&conn->assembler);
+    ep_assembler_note(&conn->assembler, ep_clock_now_ns());
 }
 
 static void on_retry_memory(uv_timer_t *timer)
@@ -106,7 +107,8 @@ static void on_retry_memory(uv_timer_t *timer)
     if (uv_conn_is_closing(conn)) {
         return;
     }
-    pump(conn); /* memory_wait stays until a frame has begun */
+    pump(conn); /* memory_wait stays until there is memory */
     ep_assembler_rest(&conn->assembler);
+    ep_assembler_note(&conn->assembler, ep_clock_now_ns());
     uv_conn_update_events(conn);
 }

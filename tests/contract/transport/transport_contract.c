@@ -130,7 +130,7 @@ Test(transport, closes_on_a_frame_above_the_receivers_limit)
 
 static void allow_large_then_keep_count(side *s, ep_buffer *frame)
 {
-    ep_conn_allow_large(s->conn);
+    ep_conn_allow_large(s->conn, NULL);
     pthread_mutex_lock(&s->lock);
     s->fault = s->fault != NULL ? s->fault : fixture_verify(frame, s->frames);
     s->frames++;

@@ -160,3 +160,54 @@ Test(buffer, absurd_size_is_refused_before_allocation)
     cr_assert_eq(ep_buffer_acquire(pool, SIZE_MAX, &buffer), EP_ERR_RESOURCE_EXHAUSTED);
     ep_buffer_pool_destroy(pool);
 }
+
+/* What a peer announces is not charged, what has arrived is, several times over. */
+Test(buffer, an_arriving_buffer_is_charged_as_bytes_come)
+{
+    ep_buffer_pool *pool;
+    ep_buffer *arriving, *other;
+    ep_buffer_pool_stats stats;
+    cr_assert_eq(ep_buffer_pool_create(1 << 20, 0, &pool), EP_OK);
+    cr_assert_eq(ep_buffer_acquire_arriving(pool, 16 << 20, 16, &arriving), EP_OK);
+    cr_assert_eq(arriving->charged_bytes, EP_BUFFER_ARRIVING_BYTES);
+    ep_buffer_pool_read_stats(pool, &stats);
+    cr_assert_eq(stats.lent_bytes, EP_BUFFER_ARRIVING_BYTES);
+    cr_assert_eq(ep_buffer_recharge(arriving, 64 << 10), EP_OK);
+    cr_assert_eq(arriving->charged_bytes, 256u << 10);
+    cr_assert_eq(ep_buffer_acquire(pool, 512 << 10, &other), EP_OK);
+    cr_assert_eq(ep_buffer_recharge(arriving, 256 << 10), EP_ERR_RESOURCE_EXHAUSTED);
+    cr_assert_eq(arriving->charged_bytes, 256u << 10, "a refused charge changes nothing");
+    ep_buffer_unref(other);
+    cr_assert_eq(ep_buffer_recharge(arriving, 256 << 10), EP_OK);
+    cr_assert_eq(ep_buffer_recharge(arriving, 100), EP_OK, "less always succeeds");
+    cr_assert_eq(arriving->charged_bytes, EP_BUFFER_ARRIVING_BYTES);
+    ep_buffer_unref(arriving);
+    ep_buffer_pool_read_stats(pool, &stats);
+    cr_assert_eq(stats.lent_bytes, 0u);
+    ep_buffer_pool_destroy(pool);
+}
+
+/* A share bounds its own users, and leaves the rest to others. */
+Test(buffer, a_child_pool_has_a_limit_of_its_own_and_counts_in_its_parent)
+{
+    ep_buffer_pool *pool, *share;
+    ep_buffer *first, *second;
+    ep_buffer_pool_stats stats;
+    cr_assert_eq(ep_buffer_pool_create(1 << 20, 1 << 20, &pool), EP_OK);
+    cr_assert_eq(ep_buffer_pool_create_child(pool, 256 << 10, &share), EP_OK);
+    cr_assert_eq(ep_buffer_acquire(share, 256 << 10, &first), EP_OK);
+    cr_assert_eq(ep_buffer_acquire(share, 4096, &second), EP_ERR_RESOURCE_EXHAUSTED, "the share is used up");
+    cr_assert_eq(ep_buffer_acquire(pool, 768 << 10, &second), EP_OK, "the rest is not");
+    ep_buffer_pool_read_stats(pool, &stats);
+    cr_assert_eq(stats.lent_bytes, 1u << 20);
+    ep_buffer_unref(first);
+    ep_buffer_unref(second);
+    cr_assert_eq(ep_buffer_acquire(pool, 1 << 20, &first), EP_OK);
+    cr_assert_eq(ep_buffer_acquire(share, 4096, &second), EP_ERR_RESOURCE_EXHAUSTED, "the parent is used up");
+    ep_buffer_unref(first);
+    cr_assert_eq(ep_buffer_acquire_arriving(share, 16 << 20, 0, &first), EP_OK);
+    cr_assert_eq(ep_buffer_recharge(first, 128 << 10), EP_ERR_RESOURCE_EXHAUSTED);
+    ep_buffer_pool_destroy(share); /* what is lent holds both */
+    ep_buffer_pool_destroy(pool);
+    ep_buffer_unref(first);
+}
