@@ -121,6 +121,16 @@ void ep_rpc_server_url(ep_rpc_server *server, size_t index, char *out_url, size_
  * and refuses new calls of ExpertService with DRAINING. Static string. */
 void ep_rpc_server_set_state(ep_rpc_server *server, const char *state);
 void ep_rpc_server_read_stats(ep_rpc_server *server, ep_rpc_server_stats *out_stats);
+/* Memory of frames: "all" of it, which nodes and operators may use, and the shares of "hello", "clients" and "door". */
+#define EP_RPC_SHARES 4
+#define EP_RPC_SHARE_ALL 0
+typedef struct ep_rpc_share {
+    const char *name;                /* static */
+    uint64_t lent_bytes;
+    uint64_t limit_bytes;            /* 0: none */
+    uint64_t refusals;
+} ep_rpc_share;
+void ep_rpc_server_read_shares(ep_rpc_server *server, ep_rpc_share out_shares[EP_RPC_SHARES]);
 /* For other doors of the same process: refusals there are logged, limited and counted together. Lives as the server. */
 ep_rpc_audit *ep_rpc_server_audit(ep_rpc_server *server);
 /* Sends goodbye, closes listeners and connections, waits until no callback runs and every started handler has finished

@@ -34,6 +34,25 @@ static void destroy_shares(ep_rpc_server *server)
     ep_buffer_pool_destroy(server->door_pool);
 }
 
+void ep_rpc_server_read_shares(ep_rpc_server *server, ep_rpc_share out_shares[EP_RPC_SHARES])
+{
+    const struct {
+        const char *name;
+        ep_buffer_pool *pool;
+    } rows[EP_RPC_SHARES] = {{"all", server->common.pool},
+                             {"hello", server->hello_pool},
+                             {"clients", server->client_pool},
+                             {"door", server->door_pool}};
+    for (size_t i = 0; i < EP_RPC_SHARES; i++) {
+        ep_buffer_pool_stats stats;
+        ep_buffer_pool_read_stats(rows[i].pool, &stats);
+        out_shares[i] = (ep_rpc_share){.name = rows[i].name,
+                                       .lent_bytes = stats.lent_bytes,
+                                       .limit_bytes = ep_buffer_pool_limit(rows[i].pool),
+                                       .refusals = stats.refusals};
+    }
+}
+
 ep_err ep_rpc_server_create(const ep_rpc_server_config *config, ep_rpc_server **out_server,
                             ep_error *out_error)
 {

@@ -11,6 +11,7 @@
 #include "common/admin_service.h"
 #include "common/metrics.h"
 #include "common/ports_file.h"
+#include "common/pool_watch.h"
 #include "common/probes.h"
 #include "common/sd_notify.h"
 #include "common/service_loop.h"
@@ -30,6 +31,7 @@ typedef struct coordinator {
     ep_reload *reload;
     ep_timer_service *timers;
     ep_buffer_pool *pool;
+    ep_pool_watch pool_watch;
     ep_table_store *store;       /* NULL: state in memory */
     ep_coordinator_service *service;
     ep_gateway *gateway;
@@ -222,6 +224,7 @@ static size_t on_checks(void *arg, ep_probe_kind kind, ep_probe_check *out)
                  stats.nodes_listed, (unsigned long long)stats.epoch.number);
         count++;
         out[count++] = check_placement(self, &stats);
+        out[count++] = ep_pool_watch_check(&self->pool_watch);
         out[count] = (ep_probe_check){.name = "store", .ok = true}; /* a failing one does not end service */
         snprintf(out[count].text, sizeof(out[count].text), "%.120s",
                  self->store == NULL                      ? "memory"
@@ -241,6 +244,7 @@ static void on_collect(void *arg)
     ep_coordinator_service_read_stats(self->service, &stats);
     ep_rpc_server_read_stats(self->server, &rpc);
     ep_gateway_collect(self->gateway);
+    ep_pool_watch_collect(&self->pool_watch, m);
     ep_statistics_collect(ep_coordinator_service_loads(self->service), m, self->config->metrics_per_expert);
     ep_gauge_set(ep_metrics_gauge(m, "expertd_coordinator_nodes", "Nodes that take part", NULL, 0), stats.nodes_listed);
     ep_gauge_set(ep_metrics_gauge(m, "expertd_coordinator_nodes_known", "Nodes ever registered", NULL, 0), stats.nodes_known);
@@ -346,6 +350,9 @@ static ep_err start_rpc(coordinator *self, ep_error *out_error)
     err = err != EP_OK ? err : ep_rpc_server_add_service(self->server, ep_coordinator_service_rpc(self->service), out_error);
     err = err != EP_OK ? err : ep_rpc_server_add_service(self->server, ep_gateway_rpc(self->gateway), out_error);
     err = err != EP_OK ? err : add_admin(self, out_error);
+    if (err == EP_OK && (err = ep_pool_watch_start(&self->pool_watch, self->loop, self->server)) != EP_OK) {
+        return ep_error_set(out_error, err, "cannot start a timer: %s", ep_err_text(err));
+    }
     err = err != EP_OK ? err : ep_service_listen(service, self->server, out_error);
     return err != EP_OK ? err : start_gateway(self, out_error);
 }

@@ -445,6 +445,9 @@ static ep_err start_server(ep_node *node, ep_error *out_error)
         return err;
     }
     ep_rpc_server_set_state(node->server, "starting");
+    if ((err = ep_pool_watch_start(&node->pool_watch, node->loop, node->server)) != EP_OK) {
+        return ep_error_set(out_error, err, "cannot start a timer: %s", ep_err_text(err));
+    }
     const ep_admin_config admin = {.loop = node->loop,
                                    .reload = &node->reload,
                                    .drain = ep_node_drain_order,

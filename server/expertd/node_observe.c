@@ -78,6 +78,7 @@ static void collect_rpc(ep_node *node)
     ep_rpc_metrics_shm(node->metrics);
     ep_rpc_metrics_stream_lane(node->metrics);
     ep_rpc_metrics_door(node->metrics, node->server);
+    ep_pool_watch_collect(&node->pool_watch, node->metrics);
     ep_gauge_set(g->buffer_bytes, (double)buffers.lent_bytes);
     ep_gauge_set(g->buffer_bytes_peak, (double)buffers.lent_bytes_peak);
 }
@@ -305,5 +306,6 @@ size_t ep_node_probe_checks(void *arg, ep_probe_kind kind, ep_probe_check *out)
     out[0] = check_loop(node);
     out[1] = check_state(node);
     out[2] = check_experts(node);
-    return 3;
+    out[3] = ep_pool_watch_check(&node->pool_watch);
+    return 4;
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Strangers that announce large messages and do not send them, and clients that send byte by byte: operators, nodes and other clients do not notice."""
-import re, statistics, subprocess, sys, time
+import re, statistics, sys, time, urllib.error, urllib.request
 
 from door_cluster import EXPERTCTL, LAYER, Cluster, wait_for
 import peer
@@ -99,4 +99,41 @@ with Cluster() as c:
     assert SANITIZED or max(grown) < 160 * MIB, grown # 468 connections announced 6 GiB
     assert statistics.median(busy) < 2 * quiet + 0.1, (quiet, busy)
     c.run(EXPERTCTL, "status", *client)
+    c.stop()
+
+
+def said(url, path, words):
+    try:
+        return words in urllib.request.urlopen(url + path, timeout=10).read().decode()
+    except urllib.error.HTTPError as error: # not ready
+        return words in error.read().decode()
+
+
+# The shares of Hello and of the clients' are used up on purpose: readiness, log and metric say so, and who needs neither is served.
+with Cluster() as c:
+    files, secure = tokens(c)
+    node = c.node("n0", *secure, "--buffer-bytes-max=67108864", "--admin-listen=tcp://127.0.0.1:0")
+    held = []
+    for _ in range(5): # 15 MiB each of 16 have come: charged whole, more than 56 MiB in all
+        one = peer.Peer(node["rpc_url"], source="127.0.0.4", timeout=60)
+        assert one.hello(token=open(files["client"]).read()).status == 0
+        head = peer.frame(peer.REQUEST, peer.FORWARD, one.last_call + 1, peer.request_header(), claim_header=64, claim_tensors=15 * MIB, deadline_us=peer.NO_DEADLINE)[:128]
+        one.sock.setblocking(False)
+        held.append((one, memoryview(head + b"x" * (14 * MIB))))
+    end = time.monotonic() + 60
+    metric = 'expertd_buffer_share_refused_total{share="clients"} '
+    probe = node["probe_url"]
+    while said(probe, "/metrics", metric + "0\n"):
+        assert time.monotonic() < end, "no share is exhausted"
+        for i, (one, rest) in enumerate(held):
+            try:
+                held[i] = one, rest[one.sock.send(rest[: 1 << 20]) :] if rest else rest
+            except OSError:
+                pass
+    wait_for("readiness to say so", lambda: said(probe, "/readyz?verbose", "exhausted: share clients"))
+    wait_for("the log to say so", lambda: "pool-exhausted share clients" in open(c.path("n0.log")).read())
+    assert said(probe, "/readyz?verbose", "[+] buffers"), "operators and nodes have memory"
+    c.run(EXPERTCTL, "config", "--admin", node["admin_url"], "--admin-token-file", files["operator"])
+    for one, _ in held:
+        one.close()
     c.stop()
