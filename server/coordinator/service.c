@@ -39,6 +39,7 @@ struct ep_coordinator_service {
     watcher *watchers;
     bool stopping;
     uint64_t started_ns;
+    uint64_t ticked_ns;
     ep_table_store *store;       /* NULL: memory */
     ep_table_keeper *keeper;     /* NULL: memory */
     uint64_t revision_kept;      /* of the cluster, the newest that is written */
@@ -277,13 +278,21 @@ static bool on_written(void *arg, const ep_table_job *job)
     return good;
 }
 
+/* A connection speaks for the node of its Hello only. */
+static ep_err check_name_said(const ep_rpc_call *call, const char *what, const char *node, ep_error *out_error)
+{
+    const char *said = ep_rpc_call_peer_node(call);
+    if (strcmp(said, node) == 0) {
+        return EP_OK;
+    }
+    return ep_error_set(out_error, EP_ERR_PERMISSION_DENIED, "node '%s' may not %s '%s': the name differs from its Hello", said, what, node);
+}
+
 /* What the state cannot judge: that the caller speaks for itself, and that a lane serves its address. */
 static ep_err check_caller(const ep_rpc_call *call, const Expertd__V1__RegisterRequest *request, ep_error *out_error)
 {
-    const char *said = ep_rpc_call_peer_node(call);
-    if (strcmp(said, request->node) != 0) {
-        return ep_error_set(out_error, EP_ERR_PERMISSION_DENIED, "node '%s' may not register '%s': the name differs from its Hello", said,
-                            request->node);
+    if (check_name_said(call, "register", request->node, out_error) != EP_OK) {
+        return out_error->code;
     }
     if (ep_lane_for_url(request->url) == NULL) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "node %s: no lane serves the url '%.100s'", request->node, request->url);
@@ -359,6 +368,10 @@ static void on_heartbeat(Expertd__V1__Coordinator_Service *rpc, const Expertd__V
     ep_coordinator_drain drain;
     ep_error error;
     bool reregister = false;
+    if (check_name_said(closure_data, "send a heartbeat of", request->node, &error) != EP_OK) {
+        finish_error(closure_data, &error);
+        return;
+    }
     pthread_mutex_lock(&self->lock);
     self->stats.heartbeats++;
     ep_err err = ep_coordinator_state_heartbeat(self->cluster, ep_clock_now_ns(), request, &reregister, &error);
@@ -608,7 +621,16 @@ ep_load_sums *ep_coordinator_service_loads(ep_coordinator_service *self)
 void ep_coordinator_service_tick(ep_coordinator_service *self)
 {
     pthread_mutex_lock(&self->lock);
-    ep_coordinator_state_tick(self->cluster, ep_clock_now_ns());
+    uint64_t now_ns = ep_clock_now_ns();
+    uint64_t period_ns = self->config.heartbeat_ms * EP_NS_PER_MS;
+    uint64_t gap_ns = self->ticked_ns != 0 ? now_ns - self->ticked_ns : 0;
+    if (gap_ns > 2 * period_ns) { /* who did not run heard nobody: heartbeats may still lie in sockets, or have come too late */
+        ep_log(EP_LOG_WARN, "coordinator-blind", "for_ms %llu it counts as no node's silence",
+               (unsigned long long)(gap_ns / EP_NS_PER_MS));
+        ep_coordinator_state_excuse(self->cluster, now_ns, gap_ns);
+    }
+    self->ticked_ns = now_ns;
+    ep_coordinator_state_tick(self->cluster, now_ns);
     announce(self);
     pthread_mutex_unlock(&self->lock);
 }

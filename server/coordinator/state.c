@@ -580,6 +580,21 @@ static void forget_node(ep_coordinator_state *cluster, size_t index, uint64_t no
     cluster->revision++;
 }
 
+static uint64_t later(uint64_t time_ns, uint64_t by_ns, uint64_t now_ns)
+{
+    return time_ns + by_ns < now_ns ? time_ns + by_ns : now_ns;
+}
+
+void ep_coordinator_state_excuse(ep_coordinator_state *cluster, uint64_t now_ns, uint64_t blind_ns)
+{
+    for (size_t i = 0; i < cluster->nodes_count; i++) {
+        cluster->nodes[i]->last_seen_ns = later(cluster->nodes[i]->last_seen_ns, blind_ns, now_ns);
+    }
+    for (size_t i = 0; i < cluster->former_votes_count; i++) {
+        cluster->former_votes[i].until_ns += blind_ns;
+    }
+}
+
 void ep_coordinator_state_tick(ep_coordinator_state *cluster, uint64_t now_ns)
 {
     uint64_t dead_ns = (uint64_t)cluster->config.heartbeat_ms * cluster->config.heartbeat_dead_count * EP_NS_PER_MS;

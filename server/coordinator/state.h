@@ -45,6 +45,8 @@ ep_err ep_coordinator_state_register(ep_coordinator_state *cluster, uint64_t now
 /* *out_reregister: this incarnation is not known here, or only from the store. */
 ep_err ep_coordinator_state_heartbeat(ep_coordinator_state *cluster, uint64_t now_ns, const Expertd__V1__HeartbeatRequest *request,
                             bool *out_reregister, ep_error *out_error);
+/* The coordinator was blind for so long (stopped, starved): it counts as nobody's silence. Before the tick at now_ns. */
+void ep_coordinator_state_excuse(ep_coordinator_state *cluster, uint64_t now_ns, uint64_t blind_ns);
 /* Notices silence. Call every heartbeat_ms or so. */
 void ep_coordinator_state_tick(ep_coordinator_state *cluster, uint64_t now_ns);
 

@@ -447,6 +447,35 @@ Test(coordinator_state, a_silent_node_leaves_the_table_then_loses_its_experts)
     ep_coordinator_state_destroy(cluster);
 }
 
+/* Time in which the coordinator did not run is no silence of nodes, neither before they are suspect nor after. */
+Test(coordinator_state, a_blind_coordinator_forgets_nobody)
+{
+    start(2, 3, NULL);
+    for (int i = 0; i < 3; i++) {
+        cr_assert_eq(join(i, NULL), EP_OK);
+    }
+    for (int i = 0; i < 3; i++) {
+        load(i);
+    }
+    uint64_t number = ep_coordinator_state_table(cluster)->epoch.number;
+    ep_coordinator_state_node_view view;
+    now_ns += 3600 * EP_NS_PER_S;
+    beat(0, "serving"); /* one was heard before the tick: it is not seen in the future */
+    ep_coordinator_state_excuse(cluster, now_ns, 3600 * EP_NS_PER_S);
+    ep_coordinator_state_tick(cluster, now_ns);
+    cr_assert_eq(ep_coordinator_state_table(cluster)->epoch.number, number);
+    for (size_t i = 0; i < 3; i++) {
+        cr_assert(ep_coordinator_state_node(cluster, i, &view));
+        cr_assert_str_eq(view.state, "serving");
+        cr_assert_leq(view.last_seen_ns, now_ns);
+    }
+    now_ns += 1600 * EP_NS_PER_MS; /* from here on silence counts again */
+    ep_coordinator_state_tick(cluster, now_ns);
+    cr_assert(ep_coordinator_state_node(cluster, 2, &view));
+    cr_assert_str_eq(view.state, "suspect");
+    ep_coordinator_state_destroy(cluster);
+}
+
 Test(coordinator_state, a_suspect_that_speaks_again_is_back_at_once)
 {
     start(1, 2, NULL);
