@@ -215,6 +215,20 @@ static bool make_room(ep_weight_cache *cache, uint64_t present, uint64_t bytes)
     return has_room;
 }
 
+/* Packed experts are believed, so whoever may write them decides about results. */
+static bool others_may_write(const struct stat *status)
+{
+    return (status->st_uid != geteuid() && status->st_uid != 0) || (status->st_mode & (S_IWGRP | S_IWOTH)) != 0;
+}
+
+static ep_err refuse_foreign(const char *dir, const struct stat *status, ep_error *out_error)
+{
+    return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
+                        "weight_cache_dir %.200s belongs to user %u with mode %04o: who else may write it decides about results. Allowed: user "
+                        "%u or root, writable by nobody else; name a directory in it, which is made so, or chown and chmod go-w it",
+                        dir, status->st_uid, status->st_mode & 07777u, geteuid());
+}
+
 void ep_weight_cache_check_dir(const char *dir)
 {
     struct stat status;
@@ -229,6 +243,10 @@ void ep_weight_cache_check_dir(const char *dir)
     } else if (!S_ISDIR(status.st_mode)) {
         problem = "is not a directory";
         errno = ENOTDIR;
+    } else if (others_may_write(&status)) {
+        ep_error error;
+        refuse_foreign(dir, &status, &error);
+        ep_log(EP_LOG_WARN, "weight-cache", "%s: the daemon will not start", error.text);
     } else if (access(dir, R_OK | X_OK) != 0) {
         problem = "cannot be used";
     } else if (access(dir, W_OK) != 0) {
@@ -253,6 +271,11 @@ ep_err ep_weight_cache_open(const char *dir, uint64_t bytes_max, ep_backend *bac
     if (fd < 0) {
         ep_log(EP_LOG_WARN, "weight-cache", "%s cannot be used: %s; experts are packed anew at each start", dir, strerror(errno));
         return EP_OK;
+    }
+    struct stat status;
+    if (fstat(fd, &status) != 0 || others_may_write(&status)) {
+        close(fd);
+        return refuse_foreign(dir, &status, out_error);
     }
     ep_weight_cache *cache = calloc(1, sizeof(*cache));
     char *path = strdup(dir);
@@ -384,8 +407,8 @@ bool ep_weight_cache_find(ep_weight_cache *cache, const ep_weight_cache_key *key
     fill_head(cache, key, &wanted);
     const char *why = "cannot be read";
     if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode)) {
-        why = "is cut short";
-        if (read_all(fd, &head, sizeof(head), 0)) {
+        why = others_may_write(&st) ? "may be written by others" : "is cut short";
+        if (!others_may_write(&st) && read_all(fd, &head, sizeof(head), 0)) {
             why = check_head(&head, &wanted, (uint64_t)st.st_size);
         }
     }

@@ -51,7 +51,8 @@ typedef struct ep_weight_cache_stats {
 
 /*
  * dir is made when it is not there; bytes_max 0: no limit. A directory that cannot be used is a warning: *out_cache is NULL then, and
- * when the backend has no packed form for files. Errors: NO_MEMORY.
+ * when the backend has no packed form for files. Errors: NO_MEMORY; FAILED_PRECONDITION: others than
+ * we and root may write it, and a packed file is believed.
  */
 ep_err ep_weight_cache_open(const char *dir, uint64_t bytes_max, ep_backend *backend, ep_weight_cache **out_cache,
                             ep_error *out_error);

@@ -412,6 +412,37 @@ Test(weight_cache, a_directory_that_cannot_be_used_is_no_failure)
     cr_assert_eq(mkdir(cache_dir, 0700), 0);
 }
 
+/* A packed file of another's hand would change results: neither its directory nor the file itself is believed. */
+Test(weight_cache, what_others_may_write_is_not_believed)
+{
+    ep_error e;
+    char path[EP_FIXTURE_PATH_BYTES + 256];
+    open_cache(0);
+    cr_expect(write_expert(1) && write_expert(2));
+    cr_assert(file_of(1, path));
+    cr_assert_eq(chmod(path, 0622), 0);
+    cr_expect_not(has_expert(1));
+    cr_expect_neq(access(path, F_OK), 0, "it is removed");
+    cr_assert(file_of(2, path));
+    if (geteuid() == 0) {
+        cr_assert_eq(chown(path, 12345, 0), 0);
+        cr_expect_not(has_expert(2));
+    }
+    ep_weight_cache_close(cache);
+    cr_assert_eq(chmod(cache_dir, 0770), 0);
+    cr_expect_eq(ep_weight_cache_open(cache_dir, 0, backend, &cache, &e), EP_ERR_FAILED_PRECONDITION);
+    cr_expect_not_null(strstr(e.text, "mode 0770"), "%s", e.text);
+    cr_expect_null(cache);
+    cr_assert_eq(chmod(cache_dir, 0755), 0);
+    if (geteuid() == 0) {
+        cr_assert_eq(chown(cache_dir, 12345, 0), 0);
+        cr_expect_eq(ep_weight_cache_open(cache_dir, 0, backend, &cache, &e), EP_ERR_FAILED_PRECONDITION);
+        cr_expect_not_null(strstr(e.text, "user 12345"), "%s", e.text);
+        cr_assert_eq(chown(cache_dir, 0, 0), 0);
+    }
+    open_cache(0);
+}
+
 /* The cache's directory on a file system of its own, seen by this process alone. False: the system does not allow it. */
 static bool mount_small(const char *options)
 {
@@ -450,7 +481,7 @@ static void expect_full_after(uint32_t fits)
 
 Test(weight_cache, a_full_disk_costs_the_files_that_do_not_fit)
 {
-    if (!mount_small("size=24k")) { /* six pages; an expert takes two */
+    if (!mount_small("mode=0700,size=24k")) { /* six pages; an expert takes two */
         cr_skip_test("mounting is not allowed here");
     }
     open_cache(0);
@@ -471,7 +502,7 @@ Test(weight_cache, a_limit_on_file_sizes_is_as_a_full_disk)
 Test(weight_cache, a_directory_that_cannot_be_written_is_still_read)
 {
     char path[EP_FIXTURE_PATH_BYTES + 256];
-    const bool is_mounted = mount_small("size=1m");
+    const bool is_mounted = mount_small("mode=0700,size=1m");
     if (!is_mounted && geteuid() == 0) {
         cr_skip_test("root writes where nobody may, and mounting is not allowed here");
     }
