@@ -9,14 +9,25 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 
 #include "base/check.h"
+#include "base/clock.h"
 
 #define CONNECTION_MEMORY_BYTES (16u << 10)
 #define BODY_BYTES 4096
 
+/* One connection; touched by the daemon's thread only. */
+typedef struct probe_conn {
+    bool used;
+    bool dropped;      /* shut down, and about to be closed */
+    int fd;
+    uint64_t since_ns; /* accepted, or its last request was answered */
+} probe_conn;
+
 struct ep_probes {
     struct MHD_Daemon *daemon;
+    probe_conn conns[EP_PROBES_CONNECTIONS_MAX];
     ep_probes_config config;
     char host[64]; /* as in a URL: IPv6 in brackets */
 };
@@ -172,6 +183,71 @@ static enum MHD_Result on_request(void *arg, struct MHD_Connection *connection, 
                       "no such path; there are /livez /readyz /startupz /health /metrics\n");
 }
 
+static void drop(probe_conn *conn)
+{
+    shutdown(conn->fd, SHUT_RDWR); /* the daemon sees its end, and closes it */
+    conn->dropped = true;
+}
+
+/*
+ * Whoever holds connections must not keep a kubelet out. A newcomer's arrival ends those whose time is over, however they
+ * dribble, and above half of the places the one that has gone longest without an answered request.
+ */
+static void make_place(ep_probes *probes, uint64_t now_ns)
+{
+    probe_conn *oldest = NULL;
+    size_t count = 0;
+    for (size_t i = 0; i < EP_ARRAY_COUNT(probes->conns); i++) {
+        probe_conn *conn = &probes->conns[i];
+        if (!conn->used || conn->dropped) {
+            continue;
+        }
+        if (now_ns - conn->since_ns > EP_PROBES_TIMEOUT_S * EP_NS_PER_S) {
+            drop(conn);
+            continue;
+        }
+        count++;
+        oldest = oldest == NULL || conn->since_ns < oldest->since_ns ? conn : oldest;
+    }
+    if (count > EP_PROBES_CONNECTIONS_MAX / 2) {
+        drop(oldest);
+    }
+}
+
+static void on_connection(void *arg, struct MHD_Connection *connection, void **socket_context,
+                          enum MHD_ConnectionNotificationCode code)
+{
+    ep_probes *probes = arg;
+    probe_conn *conn = *socket_context;
+    if (code == MHD_CONNECTION_NOTIFY_CLOSED) {
+        if (conn != NULL) {
+            conn->used = false;
+        }
+        return;
+    }
+    const union MHD_ConnectionInfo *info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
+    uint64_t now_ns = ep_clock_now_ns();
+    for (size_t i = 0; i < EP_ARRAY_COUNT(probes->conns) && info != NULL; i++) {
+        if (!probes->conns[i].used) {
+            probes->conns[i] = (probe_conn){.used = true, .fd = info->connect_fd, .since_ns = now_ns};
+            *socket_context = &probes->conns[i];
+            break;
+        }
+    }
+    make_place(probes, now_ns);
+}
+
+static void on_answered(void *arg, struct MHD_Connection *connection, void **request_state,
+                        enum MHD_RequestTerminationCode code)
+{
+    (void)arg;
+    (void)request_state;
+    const union MHD_ConnectionInfo *info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    if (code == MHD_REQUEST_TERMINATED_COMPLETED_OK && info != NULL && info->socket_context != NULL) {
+        ((probe_conn *)info->socket_context)->since_ns = ep_clock_now_ns();
+    }
+}
+
 /* Bad requests are counted nowhere and logged nowhere: anybody may send them. */
 static void __attribute__((format(printf, 2, 0))) drop_log(void *arg, const char *format, va_list args)
 {
@@ -203,7 +279,8 @@ ep_err ep_probes_start(const ep_probes_config *config, ep_probes **out_probes, e
         flags, 0, NULL, NULL, on_request, probes, MHD_OPTION_EXTERNAL_LOGGER, drop_log, NULL,
         MHD_OPTION_SOCK_ADDR, &address.any, MHD_OPTION_CONNECTION_LIMIT, (unsigned)EP_PROBES_CONNECTIONS_MAX,
         MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)EP_PROBES_TIMEOUT_S, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
-        (size_t)CONNECTION_MEMORY_BYTES, MHD_OPTION_END);
+        (size_t)CONNECTION_MEMORY_BYTES, MHD_OPTION_NOTIFY_CONNECTION, on_connection, probes,
+        MHD_OPTION_NOTIFY_COMPLETED, on_answered, probes, MHD_OPTION_END);
     if (probes->daemon == NULL) {
         const char *why = errno != 0 ? strerror(errno) : "no reason given";
         err = ep_error_set(out_error, EP_ERR_UNAVAILABLE, "cannot listen for probes on %.80s: %s",

@@ -7,7 +7,8 @@
  *     /metrics                       Prometheus text
  *
  * Limits     EP_PROBES_CONNECTIONS_MAX connections, EP_PROBES_TIMEOUT_S seconds each, 16 KiB of memory per
- *            connection.
+ *            connection. Above half of them a newcomer takes the place of the connection that has gone longest
+ *            without an answered request: who holds connections keeps nobody out.
  * Threads    one own thread, which calls checks(); it must not block.
  */
 #ifndef EP_SERVER_COMMON_PROBES_H
