@@ -98,8 +98,8 @@ bool ep_load_due(const ep_load_state *state, bool terminal, uint32_t last_percen
     if (terminal) {
         return since_ns >= EP_LOAD_PROGRESS_REDRAW_NS;
     }
-    return percent / EP_LOAD_PROGRESS_STEP_PERCENT > last_percent / EP_LOAD_PROGRESS_STEP_PERCENT ||
-           since_ns >= EP_LOAD_PROGRESS_STEP_NS;
+    return since_ns >= EP_LOAD_PROGRESS_LINE_NS &&
+           (percent / EP_LOAD_PROGRESS_STEP_PERCENT > last_percent / EP_LOAD_PROGRESS_STEP_PERCENT || since_ns >= EP_LOAD_PROGRESS_STEP_NS);
 }
 
 void ep_load_progress_init(ep_load_progress *progress, int fd, const char *label, uint64_t experts_total,
