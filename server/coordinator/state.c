@@ -165,11 +165,30 @@ static ep_err check_layers_differ(const Expertd__V1__ModelInfo *model, ep_error 
     return err;
 }
 
-/* One node must not fill the table that all share: with more in it no table can be made for anybody. */
+/*
+ * The most that a layer takes of a table: its fields, an offset of three bytes per expert and node numbers of two per copy, one
+ * copy more than wanted while experts move.
+ */
+static uint64_t layer_table_bytes(const ep_coordinator_state *cluster, uint64_t experts)
+{
+    return 128 + experts * (3 + 2 * (cluster->config.copies + 1u));
+}
+
+static uint64_t known_table_bytes(const ep_coordinator_state *cluster)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < cluster->layers_count; i++) {
+        bytes += layer_table_bytes(cluster, layer_experts(&cluster->layers[i]));
+    }
+    return bytes;
+}
+
+/* One node must not fill the table that all share: with more in it no table can be made for anybody, nor sent to a client. */
 static ep_err check_room(ep_coordinator_state *cluster, Expertd__V1__ModelInfo **models, size_t count, ep_error *out_error)
 {
     size_t models_after = cluster->models_count;
     size_t layers_after = cluster->layers_count;
+    uint64_t bytes_after = known_table_bytes(cluster);
     if (count > EP_MODELS_MAX) {
         return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED, "%zu models, allowed up to %d", count, EP_MODELS_MAX);
     }
@@ -177,7 +196,11 @@ static ep_err check_room(ep_coordinator_state *cluster, Expertd__V1__ModelInfo *
         uint32_t index = cluster_find_model(cluster, models[m]->name, models[m]->version);
         models_after += index == UINT32_MAX;
         for (size_t l = 0; l < models[m]->n_layers; l++) {
-            layers_after += index == UINT32_MAX || cluster_find_layer(cluster, index, models[m]->layers[l]->layer) == UINT32_MAX;
+            const Expertd__V1__LayerInfo *info = models[m]->layers[l];
+            if (index == UINT32_MAX || cluster_find_layer(cluster, index, info->layer) == UINT32_MAX) {
+                layers_after++;
+                bytes_after += layer_table_bytes(cluster, (uint64_t)info->experts + info->shared_experts);
+            }
         }
         for (size_t before = 0; before < m; before++) {
             if (strcmp(models[before]->name, models[m]->name) == 0 && strcmp(models[before]->version, models[m]->version) == 0) {
@@ -190,6 +213,13 @@ static ep_err check_room(ep_coordinator_state *cluster, Expertd__V1__ModelInfo *
         return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
                             "with these models all nodes together would have %zu models and %zu layers, allowed up to %d and %d",
                             models_after, layers_after, EP_MODELS_MAX, EP_TABLE_LAYERS_MAX);
+    }
+    if (bytes_after > EP_COORDINATOR_TABLE_BYTES_MAX) {
+        return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
+                            "with these %zu models all layers together would make a table of up to %llu bytes with %u copies, clients take up to "
+                            "%llu; serve fewer models, or versions, from one coordinator",
+                            count, (unsigned long long)bytes_after, cluster->config.copies,
+                            (unsigned long long)EP_COORDINATOR_TABLE_BYTES_MAX);
     }
     return EP_OK;
 }

@@ -20,6 +20,9 @@
 #include "moe/routing_table.h"
 #include "placement/expert_map.h"
 
+/* A table is one header of a control connection, whose limit is at least this (ep_rpc_limits_raise_for_control). */
+#define EP_COORDINATOR_TABLE_BYTES_MAX ((uint64_t)4 << 20)
+
 typedef struct ep_coordinator_state ep_coordinator_state;
 
 typedef struct ep_coordinator_state_config {

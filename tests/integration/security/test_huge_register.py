@@ -1,0 +1,51 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""A registration of 2,000 layers with 65,000 experts each is refused by its numbers before it costs anything; the largest one that is taken costs others little."""
+import time
+
+from door_cluster import Cluster
+import peer
+
+
+def layers(count, experts):
+    return [peer.layer_info(number, experts=experts) for number in range(count)]
+
+
+def body(version, count, experts):
+    return peer.register_body("huge", "tcp://127.0.0.1:1", 7, [peer.model_info("huge", version, layers(count, experts))])
+
+
+def register(url, message):
+    with peer.Peer(url, timeout=120) as stranger:
+        assert stranger.hello("node", node="huge").status == 0
+        return stranger.call(peer.REGISTER, message)
+
+
+# Before there are connections, which must answer pings.
+refused = [(body("v1", count, experts), count) for count, experts in ((2000, 65000), (6000, 65000), (32800, 1))]
+real, largest = body("v1", 61, 384), body("v2", 8, 65000)
+
+with Cluster() as c:
+    coordinator = c.coordinator()
+    c.node("n0", "--coordinator-url=" + coordinator["rpc_url"])
+    where = ("--coordinator", coordinator["rpc_url"])
+    c.wait_serving(*where)
+    pid = c.processes[0][1].pid
+    before = peer.resident_bytes(pid)
+    for body, count in refused:
+        reply = register(coordinator["rpc_url"], body)
+        assert reply.status == 8 and "clients take up to 4194304" in reply.text(), (count, reply.status, reply.text())
+    assert register(coordinator["rpc_url"], real).status == 0
+    with peer.Peer(coordinator["rpc_url"], timeout=120) as stranger, peer.Peer(coordinator["rpc_url"], timeout=120) as other:
+        assert stranger.hello("node", node="huge").status == 0 and other.hello().status == 0
+        taken = stranger.start(peer.REGISTER, largest)
+        begin = time.monotonic()
+        assert other.call(peer.CLUSTER_STATUS).status == 0 # waits for the state's lock
+        took = time.monotonic() - begin
+        assert (reply := stranger.next_frame()).call == taken and reply.status == 0, reply.text()
+    grown = peer.resident_bytes(pid) - before
+    print(f"huge register: beside the largest one that is taken an answer comes in {took * 1e3:.0f} ms; memory grew by {grown >> 20} MiB")
+    assert grown < 256 << 20, grown
+    log = open(c.path("coordinator.log")).read()
+    assert "register-refused node huge" in log and "node n0 state suspect" not in log, log
+    c.stop()
