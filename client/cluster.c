@@ -359,6 +359,39 @@ static ep_err make_view(ep_cluster *cluster, ep_routing_table *taken_table, cons
     return EP_OK;
 }
 
+static bool lists_copies(const ep_routing_table *table)
+{
+    for (uint32_t l = 0; l < table->layers_count; l++) {
+        const ep_routing_layer *layer = &table->layers[l];
+        if (layer->offsets[layer->shape.experts + layer->shape.shared_experts] > 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool some_owner_answers(const ep_view *view)
+{
+    for (uint32_t l = 0; l < view->table->layers_count; l++) {
+        const ep_routing_layer *layer = &view->table->layers[l];
+        for (uint32_t i = 0; i < layer->offsets[layer->shape.experts + layer->shape.shared_experts]; i++) {
+            if (ep_peer_is_ready(view->peers[layer->copies[i]], EP_PEER_DECODE)) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+/*
+ * A coordinator that has just restarted, or lost its nodes where we have not, publishes a table without a copy. It serves nobody;
+ * the one before serves as long as its nodes answer. The next table is looked at anew.
+ */
+static bool keeps_old(const ep_view *old, const ep_routing_table *offered)
+{
+    return old != NULL && !lists_copies(offered) && some_owner_answers(old);
+}
+
 static ep_err install_locked(ep_cluster *cluster, ep_routing_table *taken_table, ep_error *out_error)
 {
     ep_view *old = cluster->view; /* only installs change it, and they hold install_lock */
@@ -374,6 +407,10 @@ static ep_err install_locked(ep_cluster *cluster, ep_routing_table *taken_table,
                             "epoch (%" PRIu64 ", %" PRIu64 ") was offered while (%" PRIu64 ", %" PRIu64
                             ") is in use",
                             offered.term, offered.number, used.term, used.number);
+    }
+    if (keeps_old(old, taken_table)) {
+        ep_routing_table_unref(taken_table);
+        return EP_OK;
     }
     ep_err err = make_view(cluster, taken_table, old, &view, out_error);
     if (err != EP_OK) {

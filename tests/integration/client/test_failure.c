@@ -484,6 +484,40 @@ Test(client_failure, an_older_table_never_replaces_a_newer_one)
     harness_close(&h);
 }
 
+/* Of a coordinator that has restarted and heard of no node yet. Epochs tell what was adopted: below a newer one none is. */
+Test(client_failure, a_table_without_copies_is_no_trade_for_nodes_that_answer)
+{
+    batch b;
+    uint64_t term, number;
+    uint32_t owners[64];
+    harness_open(
+        &h, &(harness_options){.scheme = "tcp", .nodes_count = 2, .copies = 2, .coordinator = true});
+    memcpy(owners, h.owners, sizeof(owners));
+    memset(h.owners, 0, sizeof(h.owners));
+    h.epoch.number = 99;
+    harness_publish(&h);
+    memcpy(h.owners, owners, sizeof(owners));
+    h.epoch.number = 49;
+    harness_publish(&h);
+    do {
+        cr_assert_eq(ep_client_epoch(h.client, &term, &number), EP_OK);
+        cr_assert_leq(number, 50u, "the empty table was adopted");
+    } while (number != 50);
+    batch_make(&b, &h, 9, 2, 1);
+    expect_ok(&b, "beside a coordinator that knows no node");
+    for (uint32_t n = 0; n < 2; n++) {
+        fake_node_stop(h.nodes[n]);
+        h.nodes[n] = NULL;
+    }
+    memset(h.owners, 0, sizeof(h.owners));
+    do { /* once no node answers, what the coordinator says counts */
+        harness_publish(&h);
+        cr_assert_eq(ep_client_epoch(h.client, &term, &number), EP_OK);
+    } while (number == 50);
+    batch_free(&b);
+    harness_close(&h);
+}
+
 Test(client_failure, nodes_leave_and_join_by_table)
 {
     batch b;
