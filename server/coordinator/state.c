@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "coordinator/state_private.h"
+#include "rpc/rpc_credentials.h"
 
 static const char *const state_names[] = {"starting", "serving", "draining", "degraded", "suspect"};
 
@@ -478,6 +479,18 @@ static void forget_unoffered(ep_coordinator_state *cluster)
     }
 }
 
+/* The same process as before, or one of an older version, of which nobody can tell. */
+static bool knows_secret(const cluster_node *node, const char *secret)
+{
+    return node->secret[0] == 0 || ep_rpc_token_equal(node->secret, secret);
+}
+
+/* A process that ended sends no heartbeats: another one may then take its name. */
+static uint64_t free_after_ns(const ep_coordinator_state *cluster)
+{
+    return 2 * (uint64_t)cluster->config.heartbeat_ms * EP_NS_PER_MS;
+}
+
 ep_err ep_coordinator_state_register(ep_coordinator_state *cluster, uint64_t now_ns, const Expertd__V1__RegisterRequest *request, uint32_t *out_node_id,
                            ep_error *out_error)
 {
@@ -487,12 +500,22 @@ ep_err ep_coordinator_state_register(ep_coordinator_state *cluster, uint64_t now
         err = ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "host of node %s has %zu characters, allowed up to %d", request->node,
                            strlen(request->host), EP_HOST_BYTES - 1);
     }
+    if (err == EP_OK && strlen(request->secret) >= EP_NODE_SECRET_BYTES) {
+        err = ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "secret of node %s has %zu characters, allowed up to %d", request->node,
+                           strlen(request->secret), EP_NODE_SECRET_BYTES - 1);
+    }
     err = err != EP_OK ? err : check_models(cluster, request->models, request->n_models, out_error);
     if (err != EP_OK) {
         return err;
     }
     cluster_node *node = cluster_find_node(cluster, request->node);
     bool is_live = node != NULL && node_is_listed(node) && !node->is_restored;
+    if (is_live && !knows_secret(node, request->secret) && now_ns - node->last_seen_ns <= free_after_ns(cluster)) {
+        return ep_error_set(out_error, EP_ERR_ALREADY_EXISTS,
+                            "node name %s is in use by a live node at %s, and this is another process; if it was started anew, it is let in "
+                            "once the one before has been silent for %llu ms",
+                            node->name, node->url, (unsigned long long)(free_after_ns(cluster) / EP_NS_PER_MS));
+    }
     if (is_live && node->incarnation != request->incarnation && strcmp(node->url, request->url) != 0) {
         return ep_error_set(out_error, EP_ERR_ALREADY_EXISTS, "node name %s is in use by a live node at %s", request->node, node->url);
     }
@@ -508,6 +531,7 @@ ep_err ep_coordinator_state_register(ep_coordinator_state *cluster, uint64_t now
     forget_unoffered(cluster);
     snprintf(node->url, sizeof(node->url), "%s", request->url);
     snprintf(node->host, sizeof(node->host), "%s", request->host);
+    snprintf(node->secret, sizeof(node->secret), "%s", request->secret);
     node->incarnation = request->incarnation;
     node->state = NODE_STARTING;
     node->is_restored = false;
@@ -565,6 +589,9 @@ ep_err ep_coordinator_state_heartbeat(ep_coordinator_state *cluster, uint64_t no
     *out_reregister = node == NULL || node->incarnation != request->incarnation || node->is_restored;
     if (*out_reregister) {
         return EP_OK;
+    }
+    if (!knows_secret(node, request->secret)) {
+        return ep_error_set(out_error, EP_ERR_PERMISSION_DENIED, "heartbeat of node %s without the secret it registered with", node->name);
     }
     if (request->n_models > 0) {
         ep_err err = check_models(cluster, request->models, request->n_models, out_error);

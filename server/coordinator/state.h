@@ -42,7 +42,11 @@ typedef struct ep_coordinator_state_config {
 ep_err ep_coordinator_state_create(const ep_coordinator_state_config *config, ep_coordinator_state **out_cluster);
 void ep_coordinator_state_destroy(ep_coordinator_state *cluster);
 
-/* A node came (again). Errors: INVALID_ARGUMENT (field named; a model whose layers differ from what others said), RESOURCE_EXHAUSTED. */
+/*
+ * A node came (again). A live name is given only to who shows its secret; a new process of the node waits until the one before has
+ * been silent for two heartbeats, or says that it drains. Errors: INVALID_ARGUMENT (field named; a model whose layers differ from
+ * what others said), RESOURCE_EXHAUSTED, ALREADY_EXISTS (try again).
+ */
 ep_err ep_coordinator_state_register(ep_coordinator_state *cluster, uint64_t now_ns, const Expertd__V1__RegisterRequest *request,
                            uint32_t *out_node_id, ep_error *out_error);
 /* *out_reregister: this incarnation is not known here, or only from the store. */

@@ -7,6 +7,8 @@
 
 typedef enum node_state { NODE_STARTING, NODE_SERVING, NODE_DRAINING, NODE_DEGRADED, NODE_SUSPECT } node_state;
 
+#define EP_NODE_SECRET_BYTES 65
+
 /* Experts of one layer, a bit each. */
 typedef struct node_layer {
     uint64_t *assigned;
@@ -25,6 +27,7 @@ typedef struct cluster_node {
     bool is_leaving;             /* by its own word, while this incarnation says so: placed like a drained one, never kept */
     bool is_restored;            /* from the store and not heard of since: stands in the table with what it held */
     uint64_t incarnation;
+    char secret[EP_NODE_SECRET_BYTES]; /* of this incarnation: never told, logged or kept; "" an older version has none */
     uint64_t last_seen_ns;
     uint64_t loaded_number;      /* assignment it has worked through; owned says what loaded */
     uint64_t rows_served;

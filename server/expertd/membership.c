@@ -14,6 +14,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/random.h"
 #include "expertd/load_report.h"
 
 #define CALL_MS 5000
@@ -51,6 +52,7 @@ struct ep_membership {
     bool is_loading;    /* assigned is not loaded yet */
     bool has_drop_timer;
     uint32_t heartbeat_ms;
+    char secret[33];                       /* shows the coordinator that it is still we; see RegisterRequest */
     uint64_t owned_changes;                /* of the store, as last told */
     ep_epoch assigned;                     /* newest assignment; 0.0 none */
     char last_report[EP_ERROR_TEXT_BYTES]; /* what was logged last, so that a lasting failure is one line */
@@ -427,6 +429,7 @@ static void send_register(ep_membership *m)
     request.host = (char *)(uintptr_t)m->config.common->host;
     request.incarnation = m->config.common->incarnation;
     request.capacity_bytes = m->config.capacity_bytes;
+    request.secret = m->secret;
     call(m, LETTER_REGISTER, "RegisterNode", &request.base);
     ep_node_models_infos_free(request.models, request.n_models);
 }
@@ -446,6 +449,7 @@ static void send_heartbeat(ep_membership *m)
     request.state = (char *)(uintptr_t)report.state;
     request.rows_served = report.rows_served;
     request.last_error = report.last_error;
+    request.secret = m->secret;
     if (m->models_changed &&
         ep_node_models_describe(m->config.models, &request.models, &request.n_models) == EP_OK) {
         m->models_changed = false;
@@ -516,6 +520,7 @@ ep_err ep_membership_create(const ep_membership_config *config, ep_membership **
     };
     ep_rpc_limits_raise_for_control(&channel.common.limits);
     ep_err err = ep_load_report_create(config->models, &m->loads);
+    snprintf(m->secret, sizeof(m->secret), "%016" PRIx64 "%016" PRIx64, ep_random_id(), ep_random_id());
     err = err == EP_OK ? ep_service_loop_timer_create(config->loop, tick, m, &m->heartbeat) : err;
     err = err == EP_OK ? ep_service_loop_timer_create(config->loop, on_drop, m, &m->drop) : err;
     if (err == EP_OK) {

@@ -17,6 +17,7 @@ typedef struct fake_node {
     char name[16];
     char url[40];
     uint64_t incarnation;
+    const char *secret; /* NULL: of an older version */
     uint64_t loaded_number;
     uint32_t owned[LAYERS][EXPERTS];
     size_t owned_count[LAYERS];
@@ -78,6 +79,7 @@ static ep_err join(int i, ep_error *error)
     request.url = nodes[i].url;
     request.host = (char *)(uintptr_t)(i < 2 ? "h0" : "h1");
     request.incarnation = nodes[i].incarnation;
+    request.secret = (char *)(uintptr_t)(nodes[i].secret != NULL ? nodes[i].secret : "");
     request.models = nodes[i].model_list;
     request.n_models = 1;
     for (int l = 0; l < LAYERS; l++) {
@@ -86,9 +88,8 @@ static ep_err join(int i, ep_error *error)
     return ep_coordinator_state_register(cluster, now_ns, &request, &id, error);
 }
 
-static bool beat(int i, const char *state)
+static ep_err try_beat(int i, const char *state, bool *out_reregister, ep_error *error)
 {
-    bool reregister;
     Expertd__V1__Epoch epoch = EXPERTD__V1__EPOCH__INIT;
     Expertd__V1__HeartbeatRequest request = EXPERTD__V1__HEARTBEAT_REQUEST__INIT;
     epoch.term = config.term;
@@ -97,12 +98,19 @@ static bool beat(int i, const char *state)
     request.node = nodes[i].name;
     request.incarnation = nodes[i].incarnation;
     request.state = (char *)(uintptr_t)state;
+    request.secret = (char *)(uintptr_t)(nodes[i].secret != NULL ? nodes[i].secret : "");
     request.models = nodes[i].model_list;
     request.n_models = 1;
     for (int l = 0; l < LAYERS; l++) {
         nodes[i].layers[l].n_owned = nodes[i].owned_count[l];
     }
-    cr_assert_eq(ep_coordinator_state_heartbeat(cluster, now_ns, &request, &reregister, NULL), EP_OK);
+    return ep_coordinator_state_heartbeat(cluster, now_ns, &request, out_reregister, error);
+}
+
+static bool beat(int i, const char *state)
+{
+    bool reregister;
+    cr_assert_eq(try_beat(i, state, &reregister, NULL), EP_OK);
     return reregister;
 }
 
@@ -709,6 +717,41 @@ Test(coordinator_state, bad_registrations_are_refused_by_name)
     snprintf(nodes[4].name, sizeof(nodes[4].name), "node-0");
     cr_assert_eq(join(4, &error), EP_ERR_ALREADY_EXISTS);
     cr_assert_not_null(strstr(error.text, "node-0 is in use by a live node at tcp://127.0.0.1:9000"), "%s", error.text);
+    ep_coordinator_state_destroy(cluster);
+}
+
+/* The name of a live node is no word that anybody may say: url and incarnation are known to all, its secret is not. */
+Test(coordinator_state, a_live_name_is_its_owners)
+{
+    ep_error error;
+    bool reregister;
+    ep_coordinator_state_node_view view;
+    start(1, 1, NULL);
+    nodes[0].secret = "0123456789abcdef";
+    cr_assert_eq(join(0, &error), EP_OK);
+    load(0);
+    nodes[1] = nodes[0]; /* another process of the same name, url and incarnation */
+    nodes[1].secret = "another";
+    cr_assert_eq(join(1, &error), EP_ERR_ALREADY_EXISTS);
+    cr_assert_not_null(strstr(error.text, "silent for 1000 ms"), "%s", error.text);
+    cr_assert_null(strstr(error.text, nodes[0].secret));
+    nodes[1].secret = NULL;
+    cr_assert_eq(join(1, &error), EP_ERR_ALREADY_EXISTS, "nor as a node of an older version");
+    cr_assert_eq(try_beat(1, "draining", &reregister, &error), EP_ERR_PERMISSION_DENIED);
+    cr_assert(ep_coordinator_state_node(cluster, 0, &view));
+    cr_assert_str_eq(view.state, "serving");
+    cr_assert_eq(join(0, &error), EP_OK, "it may itself");
+    cr_assert_not(beat(0, "serving"));
+
+    nodes[1].secret = "started anew";
+    nodes[1].incarnation++;
+    now_ns += 999 * EP_NS_PER_MS;
+    cr_assert_eq(join(1, &error), EP_ERR_ALREADY_EXISTS);
+    now_ns += 2 * EP_NS_PER_MS;
+    cr_assert_eq(join(1, &error), EP_OK, "the one before is silent");
+    cr_assert(beat(0, "serving"), "and is told that it is another's now");
+    cr_assert_not(beat(1, "draining"));
+    cr_assert_eq(join(0, &error), EP_OK, "a node that drains gives its name free");
     ep_coordinator_state_destroy(cluster);
 }
 
