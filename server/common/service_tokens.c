@@ -118,6 +118,10 @@ ep_err ep_service_tokens_load(const ep_options *options, ep_rpc_credentials **cr
         err = *credentials == NULL ? ep_rpc_credentials_create(&tokens, credentials, out_error)
                                    : ep_rpc_credentials_replace(*credentials, &tokens, out_error);
     }
+    if (err == EP_OK && files[EP_ROLE_CLIENT].lines[0] != NULL && files[EP_ROLE_NODE].lines[0] == NULL) {
+        ep_log(EP_LOG_WARN, "node-token-missing",
+               "node_token_file is not set: whoever has the token of token_file may register as a node; give nodes a token of their own");
+    }
     explicit_bzero(files, sizeof(files));
     return err;
 }

@@ -4,7 +4,7 @@
 and started anew, is back soon."""
 import time
 
-from door_cluster import Cluster, wait_for
+from door_cluster import BUILD, Cluster, wait_for
 import peer
 
 with Cluster() as c:
@@ -36,4 +36,13 @@ with Cluster() as c:
     wait_for("the node to be back", lambda: log().count("node-registered") == 2)
     print(f"identity: a killed node was registered again after {time.monotonic() - begin:.1f} s")
     c.wait_serving(*where)
+    c.stop()
+
+# Where clients' tokens open nodes' doors too, it is said at the start.
+with Cluster() as c:
+    token = c.write("client.token", b"client-token-" + b"x" * 24)
+    c.coordinator("--token-file=" + token)
+    assert "node-token-missing node_token_file is not set" in open(c.path("coordinator.log")).read()
+    checked = c.run(f"{BUILD}/server/coordinator/expertd-coordinator", "--check-config", "--token-file=" + token)
+    assert b"node_token_file is not set" in checked.stderr + checked.stdout, checked
     c.stop()
