@@ -13,6 +13,7 @@
 #include "hello_table.h"
 #include "numerics_pick.h"
 #include "seed_refresh.h"
+#include "transport/address.h"
 #include "watch.h"
 
 /* The numerics id a (model, version) is bound to for this client's life. */
@@ -196,12 +197,12 @@ static void on_peer_unused(void *arg, ep_peer *peer)
     ep_peer_reaper_add(&cluster->reaper, peer);
 }
 
-/* Whoever asks for TLS gets it from every peer: a table that names a tcp:// node must not take it away. A loopback address never leaves
- * this process. */
+/* What must not be dialed is refused by the lane. Without TLS the program itself has chosen to show its token in plain text. */
 static ep_lane_address address_of(const ep_cluster *cluster, const char *url)
 {
-    bool inside = strncmp(url, "loopback://", strlen("loopback://")) == 0;
-    return (ep_lane_address){.url = url, .tls = cluster->tls.ca_file != NULL && !inside ? &cluster->tls : NULL};
+    ep_lane_address address;
+    (void)ep_address_for_dial(url, &cluster->tls, false, &address, NULL);
+    return address;
 }
 
 static ep_peer_config peer_config(ep_cluster *cluster, const char *name, const char *url)

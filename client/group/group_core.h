@@ -89,6 +89,7 @@ struct ep_group {
     char own_host[EP_HOST_BYTES];
     char token[EP_GROUP_TOKEN_BYTES];
     ep_tls_config tls;
+    bool guards_token; /* has one, which must not be shown in plain text beyond loopback */
     uint32_t world;
     uint32_t rank;
     uint64_t deadline_us;

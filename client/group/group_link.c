@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "group/group_core.h"
 #include "rpc/rpc_credentials.h"
+#include "transport/address.h"
 
 /* Lock held. A peer that was ready and is not any more. True: that is news, and the neighbours wait for it. */
 static bool peer_is_gone(ep_group *group, group_peer *peer, const char *why)
@@ -68,6 +69,12 @@ static const char *hello_fault(ep_group *group, const ep_group_hello *hello, con
     }
     if (group->peers[hello->rank].link != NULL) {
         snprintf(text, bytes, "rank %" PRIu32 " is there already: two processes have the same rank", hello->rank);
+        return text;
+    }
+    ep_lane_address address;
+    ep_error error;
+    if (ep_address_for_dial(hello->url, &group->tls, group->guards_token, &address, &error) != EP_OK) {
+        snprintf(text, bytes, "url of rank %" PRIu32 ": %.300s", hello->rank, error.text);
         return text;
     }
     bool has_table = group->membership != 0 && group->rank != 0;

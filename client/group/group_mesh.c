@@ -168,6 +168,7 @@ static ep_err group_alloc(const ep_group_config *config, ep_group **out_group)
     } else {
         ep_host_boot_id(group->own_host);
     }
+    group->guards_token = !config->insecure && group->token[0] != 0;
     group->tls.ca_file = copy_text(config->tls_ca_file, &failed);
     group->tls.cert_key_file = copy_text(config->tls_cert_key_file, &failed);
     group->tls.server_name = copy_text(config->tls_server_name, &failed);
@@ -362,9 +363,12 @@ static ep_err dial_peer(ep_group *group, uint32_t rank, ep_error *out_error)
     if (peer->dial_backoff_ns > DIAL_BACKOFF_MAX_NS) {
         peer->dial_backoff_ns = DIAL_BACKOFF_MAX_NS;
     }
-    ep_lane_address address = {.url = peer->url, .tls = strncmp(peer->url, "tls+tcp://", 10) == 0 ? &group->tls : NULL};
+    ep_lane_address address;
+    ep_err err = ep_address_for_dial(peer->url, &group->tls, group->guards_token, &address, out_error);
+    if (err != EP_OK) {
+        return ep_error_prefix(out_error, err, "rank %" PRIu32, rank);
+    }
     pthread_mutex_unlock(&group->lock);
-    ep_err err = EP_OK;
     const ep_lane_ops *lane = ep_lane_for_url(address.url);
     dial_arg *arg = malloc(sizeof(*arg));
     ep_lane_limits limits = group->limits;

@@ -5,10 +5,20 @@
 
 #include <stdbool.h>
 
+#include "transport/transport.h"
+
 /*
  * Whether a "scheme://host:port" or "host:port" text names this host only. Unresolved names are not loopback,
  * except "localhost"; lanes that cannot leave the host are.
  */
 bool ep_address_is_loopback(const char *address);
+
+/*
+ * How to dial a URL that a table or a peer names: the one rule of clients, relays and groups. Whoever has a ca_file gets TLS from every peer,
+ * since a tcp:// URL must not take it away; only loopback://, which never leaves the process, does without. guards_token: without TLS nothing
+ * beyond loopback is dialed either. tls NULL is no ca_file; url and tls are borrowed. *out_address is filled in any case: with TLS settings
+ * for a tcp:// URL, which lanes refuse too. Errors: PERMISSION_DENIED naming the URL and why.
+ */
+ep_err ep_address_for_dial(const char *url, const ep_tls_config *tls, bool guards_token, ep_lane_address *out_address, ep_error *out_error);
 
 #endif

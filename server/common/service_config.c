@@ -160,6 +160,7 @@ static ep_err load(const ep_options *options, ep_service_config *config, ep_erro
     config->tls.server_name = text_or_null(options, "tls_server_name");
     config->tls.require_client_cert = ep_options_bool(options, "tls_client_certs");
     config->has_tls = config->tls.ca_file != NULL;
+    config->insecure = ep_options_bool(options, "insecure");
     config->admin_tls = config->tls;
     if (text_or_null(options, "admin_tls_ca_file") != NULL) {
         config->admin_tls.ca_file = text_or_null(options, "admin_tls_ca_file");

@@ -173,6 +173,7 @@ typedef struct ep_service_config {
     ep_tls_config tls;         /* for listeners and for dialling; borrowed texts */
     ep_tls_config admin_tls;   /* for admin_listen */
     bool has_tls;
+    bool insecure;             /* the operator allows plain text and no token beyond loopback */
     bool payload_crc;
     ep_rpc_limits limits;
     size_t buffer_bytes_max;

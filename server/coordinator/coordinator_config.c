@@ -123,6 +123,16 @@ static ep_err check_state_dir(const ep_options *options, ep_coordinator_config *
     return EP_OK;
 }
 
+static bool listens_with_tls(const ep_service_config *service)
+{
+    for (size_t i = 0; i < service->listen_count; i++) {
+        if (ep_url_is_tls(service->listen[i])) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static ep_err load(const ep_options *options, ep_coordinator_config *config, ep_error *out_error)
 {
     ep_err err = ep_service_config_load(options, &config->service, out_error);
@@ -130,6 +140,7 @@ static ep_err load(const ep_options *options, ep_coordinator_config *config, ep_
         return err;
     }
     config->cluster = (ep_coordinator_state_config){
+        .node_urls = listens_with_tls(&config->service) ? EP_NODE_URLS_TLS : EP_NODE_URLS_STREAM,
         .copies = number(options, "copies"),
         .min_nodes = number(options, "min_nodes"),
         .heartbeat_ms = number(options, "heartbeat_ms"),

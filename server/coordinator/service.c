@@ -288,16 +288,33 @@ static ep_err check_name_said(const ep_rpc_call *call, const char *what, const c
     return ep_error_set(out_error, EP_ERR_PERMISSION_DENIED, "node '%s' may not %s '%s': the name differs from its Hello", said, what, node);
 }
 
-/* What the state cannot judge: that the caller speaks for itself, and that a lane serves its address. */
-static ep_err check_caller(const ep_rpc_call *call, const Expertd__V1__RegisterRequest *request, ep_error *out_error)
+/* What every client would dial, and show its token. */
+static ep_err check_url(ep_node_urls allowed, const Expertd__V1__RegisterRequest *request, ep_error *out_error)
+{
+    bool tls = strncmp(request->url, "tls+tcp://", strlen("tls+tcp://")) == 0;
+    bool plain = strncmp(request->url, "tcp://", strlen("tcp://")) == 0;
+    if (ep_lane_for_url(request->url) == NULL || (allowed != EP_NODE_URLS_ANY && !tls && !plain)) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "node %s: no lane serves the url '%.100s' between hosts, allowed tcp://host:port and tls+tcp://host:port",
+                            request->node, request->url);
+    }
+    if (allowed == EP_NODE_URLS_TLS && !tls) {
+        return ep_error_set(out_error, EP_ERR_PERMISSION_DENIED,
+                            "node %s: the url '%.100s' is plain text, and this coordinator listens with TLS; allowed tls+tcp://host:port "
+                            "(advertise_url, or listen, of the node)",
+                            request->node, request->url);
+    }
+    return EP_OK;
+}
+
+/* What the state cannot judge: that the caller speaks for itself, and that others can and may dial its address. */
+static ep_err check_caller(const ep_coordinator_service *self, const ep_rpc_call *call, const Expertd__V1__RegisterRequest *request,
+                           ep_error *out_error)
 {
     if (check_name_said(call, "register", request->node, out_error) != EP_OK) {
         return out_error->code;
     }
-    if (ep_lane_for_url(request->url) == NULL) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "node %s: no lane serves the url '%.100s'", request->node, request->url);
-    }
-    return EP_OK;
+    return check_url(self->config.node_urls, request, out_error);
 }
 
 static void on_register_node(Expertd__V1__Coordinator_Service *rpc, const Expertd__V1__RegisterRequest *request,
@@ -306,7 +323,7 @@ static void on_register_node(Expertd__V1__Coordinator_Service *rpc, const Expert
     ep_coordinator_service *self = self_of(rpc);
     Expertd__V1__RegisterReply reply = EXPERTD__V1__REGISTER_REPLY__INIT;
     ep_error error;
-    ep_err err = check_caller(closure_data, request, &error);
+    ep_err err = check_caller(self, closure_data, request, &error);
     (void)EP_FAILPOINT(register_received);
     pthread_mutex_lock(&self->lock);
     if (err == EP_OK) {

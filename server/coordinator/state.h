@@ -25,7 +25,15 @@
 
 typedef struct ep_coordinator_state ep_coordinator_state;
 
+/* What a node's URL may be, apart from being served by a lane. */
+typedef enum ep_node_urls {
+    EP_NODE_URLS_ANY,    /* everything in one process */
+    EP_NODE_URLS_STREAM, /* tcp or tls+tcp */
+    EP_NODE_URLS_TLS,    /* tls+tcp */
+} ep_node_urls;
+
 typedef struct ep_coordinator_state_config {
+    ep_node_urls node_urls;          /* judged by the service */
     uint32_t copies;                 /* wanted per expert, 1..64 */
     uint32_t min_nodes;              /* nodes that must register before anything is placed */
     uint32_t heartbeat_ms;

@@ -408,7 +408,7 @@ static ep_err start_compute(ep_node *node, ep_error *out_error)
         (err = ep_batcher_create(node->backend, &policy, node->timers, &node->batcher)) != EP_OK) {
         return ep_error_set(out_error, err, "cannot start: %s", ep_err_text(err));
     }
-    const ep_relay_config relay = {.common = &node->common, .tls = &config->service.tls};
+    const ep_relay_config relay = {.common = &node->common, .tls = &config->service.tls, .insecure = config->service.insecure};
     if ((err = ep_relay_create(&relay, &node->relay)) != EP_OK ||
         (err = ep_service_loop_timer_create(node->loop, sweep_relay, node, &node->sweep_timer)) != EP_OK) {
         return ep_error_set(out_error, err, "cannot start: %s", ep_err_text(err));

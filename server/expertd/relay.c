@@ -10,7 +10,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/host.h"
-#include "common/service_config.h"
+#include "transport/address.h"
 
 #define AWAY_NS (60 * EP_NS_PER_S) /* a link that is not connected goes after so long without use */
 
@@ -37,6 +37,7 @@ struct ep_relay_link {
 struct ep_relay {
     ep_rpc_common common;
     const ep_tls_config *tls;
+    bool insecure;
     const ep_rpc_method *forward_method;
     pthread_mutex_t lock;
     ep_relay_neighbour *neighbours;
@@ -55,6 +56,7 @@ ep_err ep_relay_create(const ep_relay_config *config, ep_relay **out_relay)
     relay->common.node = "";
     relay->common.role = "client";
     relay->tls = config->tls;
+    relay->insecure = config->insecure;
     relay->forward_method = ep_rpc_method_by_name("expertd.v1.ExpertService", "Forward");
     pthread_mutex_init(&relay->lock, NULL);
     *out_relay = relay;
@@ -303,9 +305,25 @@ static bool abandon(ep_relay_part *part)
     return is_abandoned;
 }
 
-/* Relay's lock held. Errors: NO_MEMORY, INVALID_ARGUMENT (no lane for the URL). */
+static bool shows_token(const ep_relay *relay)
+{
+    char token[EP_TOKEN_BYTES_MAX + 1] = "";
+    if (relay->common.credentials != NULL) {
+        ep_rpc_credentials_show(relay->common.credentials, EP_ROLE_CLIENT, token);
+    }
+    bool has_token = token[0] != 0;
+    explicit_bzero(token, sizeof(token));
+    return has_token;
+}
+
+/* Relay's lock held. Errors: NO_MEMORY, INVALID_ARGUMENT (no lane for the URL), PERMISSION_DENIED (ep_address_for_dial). */
 static ep_err make_link(ep_relay *relay, const Expertd__V1__RelayPart *to, bool prefill, ep_error *out_error)
 {
+    ep_lane_address address;
+    ep_err err = ep_address_for_dial(to->url, relay->tls, !relay->insecure && shows_token(relay), &address, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
     ep_relay_link *link = calloc(1, sizeof(*link));
     if (link == NULL) {
         return ep_error_set(out_error, EP_ERR_UNAVAILABLE, "no memory for a connection");
@@ -319,13 +337,13 @@ static ep_err make_link(ep_relay *relay, const Expertd__V1__RelayPart *to, bool 
     ep_timer_init(&link->timer, end_abandoned, link);
     ep_rpc_channel_config config = {
         .common = relay->common,
-        .address = {.url = link->url, .tls = ep_url_is_tls(link->url) ? relay->tls : NULL},
+        .address = {.url = link->url, .tls = address.tls},
         .connection_class = prefill ? "bulk" : "decode",
         .reconnect = true,
         .on_state = on_state,
         .arg = link,
     };
-    ep_err err = ep_rpc_channel_create(&config, &link->channel, out_error);
+    err = ep_rpc_channel_create(&config, &link->channel, out_error);
     if (err != EP_OK) {
         pthread_mutex_destroy(&link->lock);
         free(link);

@@ -5,7 +5,7 @@
  *
  * A request names its neighbours; only those of ep_relay_set_neighbours are connected to, so that nobody can make this node dial what he
  * likes, and nothing is sent to one before its Hello has said that name and this node's host. It is called in the role of a client, with
- * the token that the one who named it has shown here itself.
+ * the token that the one who named it has shown here itself; by ep_address_for_dial never in plain text beyond loopback.
  * What is passed on has no parts of its own, so that nothing goes further.
  *
  * Errors     a part ends with the neighbour's error, or UNAVAILABLE; error.node names the neighbour in every case.
@@ -35,6 +35,7 @@ typedef struct ep_relay_neighbour {
 typedef struct ep_relay_config {
     const ep_rpc_common *common; /* of the node; its strings are borrowed, as is tls */
     const ep_tls_config *tls;
+    bool insecure; /* a token may be shown in plain text beyond loopback */
 } ep_relay_config;
 
 /* Zero it first. */

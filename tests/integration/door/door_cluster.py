@@ -62,6 +62,15 @@ class Cluster:
     def wait_serving(self, *where):
         wait_for("the service", lambda: subprocess.run([EXPERTCTL, "status", *where], capture_output=True, timeout=120).returncode == 0)
 
+    def make_certificates(self):
+        """ca.pem, and service and caller of it: .crt, .key and both in .pem. Of 127.0.0.1."""
+        openssl = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
+        self.run(*openssl, "-subj", "/CN=ca", "-keyout", self.path("ca.key"), "-out", self.path("ca.pem"))
+        for name in "service", "caller":
+            self.run(*openssl, "-subj", "/CN=127.0.0.1", "-addext", "basicConstraints=critical,CA:FALSE", "-CA", self.path("ca.pem"), "-CAkey", self.path("ca.key"), "-keyout",
+                     self.path(name + ".key"), "-out", self.path(name + ".crt"))
+            self.write(name + ".pem", open(self.path(name + ".crt"), "rb").read() + open(self.path(name + ".key"), "rb").read())
+
     def batch(self, name, tokens, seed):
         """x bf16, ids i32 with an inactive slot, scales f32."""
         draw = random.Random(seed)

@@ -99,17 +99,8 @@ def check_token(c, door, token, other):
     assert said["metadata"] == [{"key": "tenant", "value": "tests"}, {"key": "authorization", "value": "(a token)"}], said
 
 
-def make_certificates(c):
-    openssl = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
-    c.run(*openssl, "-subj", "/CN=ca", "-keyout", c.path("ca.key"), "-out", c.path("ca.pem"))
-    for name in "service", "caller":
-        c.run(*openssl, "-subj", "/CN=127.0.0.1", "-addext", "basicConstraints=critical,CA:FALSE", "-CA", c.path("ca.pem"), "-CAkey", c.path("ca.key"), "-keyout",
-              c.path(name + ".key"), "-out", c.path(name + ".crt"))
-        c.write(name + ".pem", open(c.path(name + ".crt"), "rb").read() + open(c.path(name + ".key"), "rb").read())
-
-
 def check_tls(c):
-    make_certificates(c)
+    c.make_certificates()
     node = c.node("private", "--door-listen=tls+tcp://127.0.0.1:0", "--tls-client-certs", f"--tls-ca-file={c.path('ca.pem')}", f"--tls-cert-key-file={c.path('service.pem')}")
     c.wait_serving("--node", node["rpc_url"])
     door = node["door_url"]

@@ -6,6 +6,7 @@
 
 #include "expertd/node_config.h"
 #include "support/process.h"
+#include "transport/address.h"
 
 static char dir[EP_TEST_PATH_BYTES];
 static char model_flag[EP_TEST_PATH_BYTES + 32];
@@ -86,6 +87,34 @@ Test(service_config, loopback_is_recognised)
     }
     for (size_t i = 0; i < sizeof(far) / sizeof(far[0]); i++) {
         cr_expect_not(ep_address_is_loopback(far[i]), "%s", far[i]);
+    }
+}
+
+/* No URL that a table or a peer names takes TLS away, or shows a token in plain text to another host. */
+Test(service_config, what_must_not_be_dialed_is_refused)
+{
+    const ep_tls_config tls = {.ca_file = "/ca.pem"};
+    const struct {
+        const char *url;
+        const ep_tls_config *tls;
+        bool guards_token;
+        ep_err err;
+    } rows[] = {
+        {"tls+tcp://10.0.0.1:1", &tls, true, EP_OK},
+        {"tcp://10.0.0.1:1", &tls, false, EP_ERR_PERMISSION_DENIED},
+        {"tcp://127.0.0.1:1", &tls, false, EP_ERR_PERMISSION_DENIED},
+        {"tcp://10.0.0.1:1", NULL, true, EP_ERR_PERMISSION_DENIED},
+        {"tcp://127.0.0.1:1", NULL, true, EP_OK},
+        {"tcp://10.0.0.1:1", NULL, false, EP_OK},
+        {"loopback://x", &tls, true, EP_OK},
+    };
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        ep_lane_address address;
+        ep_error error;
+        ep_err err = ep_address_for_dial(rows[i].url, rows[i].tls, rows[i].guards_token, &address, &error);
+        cr_expect_eq(err, rows[i].err, "row %zu", i);
+        cr_expect(err == EP_OK || strstr(error.text, rows[i].url) != NULL, "%s", error.text);
+        cr_expect_eq(address.tls != NULL, rows[i].tls != NULL && strncmp(rows[i].url, "loopback", 8) != 0, "row %zu", i);
     }
 }
 
