@@ -4,6 +4,8 @@
 
 #include <stdio.h>
 
+#include "base/printable.h"
+
 ep_cli_exit ep_cli_exit_of(ep_err err)
 {
     switch (err) {
@@ -22,6 +24,9 @@ ep_cli_exit ep_cli_exit_of(ep_err err)
 
 int ep_cli_fail(const char *program, const ep_error *error)
 {
-    fprintf(stderr, "%s: %s\n", program, error->text[0] != '\0' ? error->text : ep_err_text(error->code));
+    char text[EP_ERROR_TEXT_BYTES];
+    snprintf(text, sizeof(text), "%s", error->text[0] != '\0' ? error->text : ep_err_text(error->code));
+    ep_text_make_printable(text, '?'); /* a peer's words may be in it */
+    fprintf(stderr, "%s: %s\n", program, text);
     return ep_cli_exit_of(error->code);
 }

@@ -8,6 +8,7 @@
 
 #include "arguments.h"
 #include "base/check.h"
+#include "base/printable.h"
 
 #define CELLS_MAX ((size_t)4 << 20)
 #define GAP 2
@@ -69,9 +70,7 @@ static void add_cell(ep_cli_table *table, const char *text)
         table->lost = true;
         return;
     }
-    for (char *c = copy; *c != '\0'; c++) {
-        *c = (unsigned char)*c < 0x20 || *c == 0x7f ? '?' : *c;
-    }
+    ep_text_make_printable(copy, '?');
     size_t column = table->cells_count % table->columns;
     size_t width = width_of(copy);
     table->widths[column] = width > table->widths[column] ? width : table->widths[column];
@@ -165,15 +164,12 @@ bool ep_cli_json_print(json_t *taken_json, FILE *out)
 
 json_t *ep_cli_json_text(const char *text)
 {
-    json_t *json = json_string(text);
-    if (json != NULL) {
-        return json;
-    }
     char *plain = strdup(text);
-    for (char *c = plain; c != NULL && *c != '\0'; c++) {
-        *c = (unsigned char)*c >= 0x80 ? '?' : *c;
+    if (plain == NULL) {
+        return NULL;
     }
-    json = plain != NULL ? json_string(plain) : NULL;
+    ep_text_make_printable(plain, '?');
+    json_t *json = json_string(plain);
     free(plain);
     return json;
 }

@@ -10,6 +10,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/printable.h"
+
 #define LINE_BYTES 2048
 
 static _Atomic int log_level = EP_LOG_OFF;
@@ -84,12 +86,7 @@ void ep_log(ep_log_level level, const char *event_id, const char *format, ...)
     va_start(args, format);
     vsnprintf(text, sizeof(text), format, args);
     va_end(args);
-    for (char *p = text; *p != 0; p++) {
-        unsigned char c = (unsigned char)*p;
-        if (c < 0x20 || c == 0x7f) {
-            *p = ' '; /* one event, one line; and names that peers choose must not steer a terminal */
-        }
-    }
+    ep_text_make_printable(text, ' '); /* one event, one line; and names that peers choose must not steer a terminal */
 
     int n;
     put_time(stamp, sizeof(stamp));

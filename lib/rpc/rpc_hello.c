@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/host.h"
+#include "base/printable.h"
 
 static char *unconst(const char *text)
 {
@@ -92,6 +93,12 @@ ep_err ep_rpc_hello_check_client(const ep_rpc_common *common, unsigned roles, bo
     }
     if (err == EP_OK) {
         err = check_host(hello, out_error);
+    }
+    size_t good = ep_text_printable_bytes(hello->node, false);
+    if (err == EP_OK && hello->node[good] != 0) {
+        err = ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                           "peer's node name has byte 0x%02x at offset %zu, allowed UTF-8 without blanks and control characters",
+                           (unsigned char)hello->node[good], good);
     }
     return err == EP_OK && role_err != EP_OK ? ep_error_set(out_error, role_err, "%s", role_error.text) : err;
 }

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/printable.h"
 
 #define COLLECTS_MAX 8
 #define NAME_BYTES 96
@@ -93,6 +94,7 @@ static size_t put_escaped(char *out, size_t bytes, const char *text)
         }
     }
     out[n] = 0;
+    ep_text_make_printable(out, '?');
     return n;
 }
 

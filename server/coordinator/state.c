@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/printable.h"
 #include "coordinator/state_private.h"
 #include "rpc/rpc_credentials.h"
 
@@ -96,6 +97,11 @@ static ep_err check_name(const char *what, const char *value, size_t bytes_max, 
     size_t length = strlen(value);
     if (length == 0 || length >= bytes_max) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "%s has %zu characters, allowed 1..%zu", what, length, bytes_max - 1);
+    }
+    size_t good = ep_text_printable_bytes(value, false);
+    if (good < length) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "%s has byte 0x%02x at offset %zu, allowed UTF-8 without blanks and control characters",
+                            what, (unsigned char)value[good], good);
     }
     return EP_OK;
 }
@@ -496,9 +502,10 @@ ep_err ep_coordinator_state_register(ep_coordinator_state *cluster, uint64_t now
 {
     ep_err err = check_name("node name", request->node, EP_NODE_NAME_BYTES, out_error);
     err = err != EP_OK ? err : check_name("node url", request->url, EP_URL_BYTES, out_error);
-    if (err == EP_OK && strlen(request->host) >= EP_HOST_BYTES) {
-        err = ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "host of node %s has %zu characters, allowed up to %d", request->node,
-                           strlen(request->host), EP_HOST_BYTES - 1);
+    if (err == EP_OK && request->host[0] != 0) {
+        char what[EP_NODE_NAME_BYTES + 16];
+        snprintf(what, sizeof(what), "host of node %.63s", request->node);
+        err = check_name(what, request->host, EP_HOST_BYTES, out_error);
     }
     if (err == EP_OK && strlen(request->secret) >= EP_NODE_SECRET_BYTES) {
         err = ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "secret of node %s has %zu characters, allowed up to %d", request->node,

@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/printable.h"
 #include "base/check.h"
 #include "base/cpu_features.h"
 #include "base/log.h"
@@ -423,6 +424,9 @@ static ep_err load(const ep_options *options, ep_node_config *config, ep_error *
     snprintf(config->name, sizeof(config->name), "%s", ep_options_text(options, "node_name"));
     if (config->name[0] == 0) {
         make_name(config, config->name);
+    }
+    if (config->name[ep_text_printable_bytes(config->name, false)] != 0) {
+        return ep_options_fail(options, "node_name", out_error, "'%.63s' has a blank or a control character, or is no UTF-8", config->name);
     }
     config->backend = ep_backend_by_name(ep_options_text(options, "backend"));
     if (config->backend == NULL) {
