@@ -140,7 +140,7 @@ static void examine_cluster(const Expertd__V1__ClusterStatusReply *cluster, bool
                       "the newest state is not written, an older table is served: %s", cluster->store_error);
     }
     if (cluster->copy_error[0] != '\0') {
-        ep_doctor_add(out, EP_DOCTOR_ERROR, "copy-differs", "copy the checkpoint to that node again", "%s", cluster->copy_error);
+        ep_doctor_add(out, EP_DOCTOR_ERROR, "copy-differs", "compare the checkpoints with a good copy to know which is wrong", "%s", cluster->copy_error);
     }
     for (size_t i = 0; i < cluster->n_nodes; i++) {
         examine_node_entry(cluster->nodes[i], out);

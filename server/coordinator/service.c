@@ -211,9 +211,11 @@ static void announce(ep_coordinator_service *self)
         }
     }
     const ep_error *copy = ep_coordinator_state_copy_error(self->cluster);
-    if (copy->code != EP_OK && strcmp(copy->text, self->copy_error_logged) != 0) {
+    if (strcmp(copy->text, self->copy_error_logged) != 0) {
         strcpy(self->copy_error_logged, copy->text);
-        ep_log(EP_LOG_ERROR, "copy-differs", "%s", copy->text);
+        if (copy->code != EP_OK) {
+            ep_log(EP_LOG_ERROR, "copy-differs", "%s", copy->text);
+        }
     }
     publish(self);
 }

@@ -28,12 +28,19 @@ ep_err ep_coordinator_state_create(const ep_coordinator_state_config *config, ep
     return EP_OK;
 }
 
+static void free_layer(node_layer *layer)
+{
+    free(layer->assigned);
+    free(layer->held);
+    free(layer->owned);
+    free(layer->failed);
+    free(layer->digests);
+}
+
 static void node_free_layers(cluster_node *node, uint32_t layers_count)
 {
     for (uint32_t i = 0; i < layers_count && node->layers != NULL; i++) {
-        free(node->layers[i].assigned);
-        free(node->layers[i].owned);
-        free(node->layers[i].failed);
+        free_layer(&node->layers[i]);
     }
     free(node->layers);
     free(node->numerics);
@@ -282,12 +289,11 @@ static bool node_add_layer(cluster_node *node, uint32_t layers_count, size_t wor
     node->layers = layers;
     node_layer *added = &layers[layers_count - 1];
     *added = (node_layer){.assigned = calloc(words, sizeof(uint64_t)),
+                          .held = calloc(words, sizeof(uint64_t)),
                           .owned = calloc(words, sizeof(uint64_t)),
                           .failed = calloc(words, sizeof(uint64_t))};
-    if (added->assigned == NULL || added->owned == NULL || added->failed == NULL) {
-        free(added->assigned);
-        free(added->owned);
-        free(added->failed);
+    if (added->assigned == NULL || added->held == NULL || added->owned == NULL || added->failed == NULL) {
+        free_layer(added);
         return false;
     }
     return true;
@@ -297,9 +303,7 @@ static bool node_add_layer(cluster_node *node, uint32_t layers_count, size_t wor
 static void undo_layer(ep_coordinator_state *cluster, size_t nodes_done)
 {
     for (size_t i = 0; i < nodes_done; i++) {
-        free(cluster->nodes[i]->layers[cluster->layers_count].assigned);
-        free(cluster->nodes[i]->layers[cluster->layers_count].owned);
-        free(cluster->nodes[i]->layers[cluster->layers_count].failed);
+        free_layer(&cluster->nodes[i]->layers[cluster->layers_count]);
     }
 }
 
@@ -312,7 +316,7 @@ uint32_t cluster_add_layer(ep_coordinator_state *cluster, uint32_t model_index, 
     cluster->layers = layers;
     cluster_layer *layer = &layers[cluster->layers_count];
     *layer = (cluster_layer){.model_index = model_index, .shape = *shape};
-    layer->digests = calloc(layer_experts(layer), sizeof(uint64_t));
+    layer->digests = calloc(layer_experts(layer), sizeof(uint32_t));
     if (layer->digests == NULL) {
         return UINT32_MAX;
     }
@@ -348,26 +352,24 @@ uint32_t cluster_add_model(ep_coordinator_state *cluster, const char *name, cons
     return count - 1;
 }
 
-/* Results must not depend on the copy: one whose weights differ from the first one's is not used. */
-static bool copy_agrees(ep_coordinator_state *cluster, const cluster_node *node, uint32_t layer_index, const Expertd__V1__LayerInfo *info,
-                        size_t i)
+/* Takes what the node says of a layer it holds; whether a copy is used is judged later. */
+static bool take_held(const ep_coordinator_state *cluster, cluster_node *node, uint32_t index, const Expertd__V1__LayerInfo *info)
 {
-    const cluster_layer *layer = &cluster->layers[layer_index];
-    if (info->n_owned_digests == 0 || info->owned_digests[i] == 0) { /* 0: the node has not read it yet; it says so when it has */
-        return true;
+    node_layer *layer = &node->layers[index];
+    if (info->n_owned_digests > 0 && layer->digests == NULL) {
+        layer->digests = calloc(layer_experts(&cluster->layers[index]), sizeof(uint32_t));
+        if (layer->digests == NULL) {
+            return false;
+        }
     }
-    uint64_t digest = (uint64_t)1 << 32 | info->owned_digests[i];
-    uint64_t *known = &layer->digests[info->owned[i]];
-    if (*known == 0) {
-        *known = digest;
+    layer->offered = true;
+    for (size_t i = 0; i < info->n_owned; i++) {
+        bit_set(layer->held, info->owned[i]);
+        if (info->n_owned_digests > 0 && info->owned_digests[i] != 0) { /* 0: not read yet; the node says so when it has */
+            layer->digests[info->owned[i]] = info->owned_digests[i];
+        }
     }
-    if (*known != digest) {
-        ep_error_set(&cluster->copy_error, EP_ERR_DATA_LOSS,
-                     "node %s: expert %u of layer %u of model %s:%s has SHA-256 %08x.., the first copy seen has %08x..: not used", node->name,
-                     info->owned[i], info->layer, cluster->models[layer->model_index].name, cluster->models[layer->model_index].version,
-                     __builtin_bswap32((uint32_t)digest), __builtin_bswap32((uint32_t)*known));
-    }
-    return *known == digest;
+    return true;
 }
 
 /* Replaces what the node offers and owns by what it says now. */
@@ -375,7 +377,7 @@ static ep_err apply_models(ep_coordinator_state *cluster, cluster_node *node, Ex
 {
     for (uint32_t i = 0; i < cluster->layers_count; i++) {
         node->layers[i].offered = false;
-        memset(node->layers[i].owned, 0, layer_words(&cluster->layers[i]) * sizeof(uint64_t));
+        memset(node->layers[i].held, 0, layer_words(&cluster->layers[i]) * sizeof(uint64_t));
     }
     for (uint32_t i = 0; i < cluster->models_count; i++) {
         node->numerics[i][0] = 0;
@@ -394,14 +396,8 @@ static ep_err apply_models(ep_coordinator_state *cluster, cluster_node *node, Ex
             uint32_t index = cluster_find_layer(cluster, model_index, info->layer);
             ep_layer_shape shape = shape_of(info);
             index = index != UINT32_MAX ? index : cluster_add_layer(cluster, model_index, &shape);
-            if (index == UINT32_MAX) {
+            if (index == UINT32_MAX || !take_held(cluster, node, index, info)) {
                 return EP_ERR_NO_MEMORY;
-            }
-            node->layers[index].offered = true;
-            for (size_t i = 0; i < info->n_owned; i++) {
-                if (copy_agrees(cluster, node, index, info, i)) {
-                    bit_set(node->layers[index].owned, info->owned[i]);
-                }
             }
         }
     }
@@ -450,9 +446,7 @@ static void forget_model(ep_coordinator_state *cluster, uint32_t model_index)
             memmove(&cluster->layers[l], &cluster->layers[l + 1], after * sizeof(cluster->layers[0]));
             for (size_t n = 0; n < cluster->nodes_count; n++) {
                 node_layer *layers = cluster->nodes[n]->layers;
-                free(layers[l].assigned);
-                free(layers[l].owned);
-                free(layers[l].failed);
+                free_layer(&layers[l]);
                 memmove(&layers[l], &layers[l + 1], after * sizeof(layers[0]));
             }
         }
@@ -489,6 +483,15 @@ static void forget_unoffered(ep_coordinator_state *cluster)
 static bool knows_secret(const cluster_node *node, const char *secret)
 {
     return node->secret[0] == 0 || ep_rpc_token_equal(node->secret, secret);
+}
+
+/* Another process of the node may have another checkpoint. */
+static void forget_digests(const ep_coordinator_state *cluster, cluster_node *node)
+{
+    for (uint32_t i = 0; i < cluster->layers_count; i++) {
+        free(node->layers[i].digests);
+        node->layers[i].digests = NULL;
+    }
 }
 
 /* A process that ended sends no heartbeats: another one may then take its name. */
@@ -530,6 +533,9 @@ ep_err ep_coordinator_state_register(ep_coordinator_state *cluster, uint64_t now
         return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED, "node %s: %zu nodes are known, nodes_max is %u", request->node,
                             cluster->nodes_count, cluster->config.nodes_max);
     }
+    if (node != NULL && node->incarnation != request->incarnation) {
+        forget_digests(cluster, node);
+    }
     node = node != NULL ? node : cluster_add_node(cluster, request->node);
     if (node == NULL || apply_models(cluster, node, request->models, request->n_models) != EP_OK) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to register node %s", request->node);
@@ -551,6 +557,7 @@ ep_err ep_coordinator_state_register(ep_coordinator_state *cluster, uint64_t now
     node->loaded_number = 0;
     node->rows_served = 0;
     *out_node_id = node->node_id;
+    (void)cluster_judge_copies(cluster);
     cluster_place(cluster);
     cluster_publish(cluster);
     return EP_OK;
@@ -618,13 +625,14 @@ ep_err ep_coordinator_state_heartbeat(ep_coordinator_state *cluster, uint64_t no
     if (request->epoch != NULL && request->epoch->term == cluster->config.term) {
         node->loaded_number = request->epoch->number;
     }
+    bool is_judged_anew = (request->n_models > 0 || before != node->state) && cluster_judge_copies(cluster);
     bool is_loaded = cluster->placed_once && node->loaded_number >= cluster->assignment_number;
     bool has_failed = is_loaded && request->n_models > 0 && note_failures(cluster, node);
     bool was_leaving = node->is_leaving;
     node->is_leaving = strcmp(request->state, STATE_LEAVING) == 0;
     bool came_back = was_leaving && !node->is_leaving && node->state != NODE_DRAINING;
     cluster->rebalance |= came_back;
-    if (has_failed || was_leaving != node->is_leaving || (before == NODE_DRAINING) != (node->state == NODE_DRAINING)) {
+    if (is_judged_anew || has_failed || was_leaving != node->is_leaving || (before == NODE_DRAINING) != (node->state == NODE_DRAINING)) {
         cluster_place(cluster);
     }
     /* A table takes nodes x experts x layers steps, and most heartbeats bring nothing for it. */
@@ -679,7 +687,8 @@ void ep_coordinator_state_tick(ep_coordinator_state *cluster, uint64_t now_ns)
     if (removed) {
         forget_unoffered(cluster);
     }
-    if (removed || cluster->placement_error.code == EP_ERR_NO_MEMORY) {
+    bool is_judged_anew = (removed || changed) && cluster_judge_copies(cluster);
+    if (removed || is_judged_anew || cluster->placement_error.code == EP_ERR_NO_MEMORY) {
         cluster_place(cluster);
     }
     if (removed || changed) {

@@ -110,7 +110,7 @@ const ep_error *ep_coordinator_state_placement_error(const ep_coordinator_state 
 /* Nodes that offer a model and get none of its experts, for they compute with another numerics id; code EP_OK: none. */
 const ep_error *ep_coordinator_state_left_out(const ep_coordinator_state *cluster);
 
-/* The newest copy of an expert that was refused because its weights differ from the other copies'; code EP_OK: none. */
+/* Nodes whose copies of experts are not used, for their weights differ from those of most nodes, and what to do; code EP_OK: none. */
 const ep_error *ep_coordinator_state_copy_error(const ep_coordinator_state *cluster);
 
 /* Routed experts of a layer that some node can load; 0: there is none. cluster is an ep_coordinator_state: an ep_load_experts_func. */

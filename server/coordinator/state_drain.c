@@ -73,6 +73,7 @@ ep_err ep_coordinator_state_drain(ep_coordinator_state *cluster, const char *nam
     if (node != NULL && node->is_drained == undo) {
         node->is_drained = !undo;
         cluster->rebalance = undo && node_can_own(node);
+        (void)cluster_judge_copies(cluster);
         cluster_place(cluster);
         cluster_publish(cluster);
     }

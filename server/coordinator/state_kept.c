@@ -137,7 +137,7 @@ static bool restore_layer(ep_coordinator_state *cluster, const ep_routing_table 
         for (uint32_t c = in->offsets[e]; c < in->offsets[e + 1]; c++) {
             cluster_node *node = node_by_id(cluster, table->nodes[in->copies[c]].node_id);
             if (node != NULL) {
-                bit_set(is_owned ? node->layers[index].owned : node->layers[index].assigned, e);
+                bit_set(is_owned ? node->layers[index].held : node->layers[index].assigned, e);
             }
         }
     }
@@ -175,6 +175,7 @@ ep_err ep_coordinator_state_restore(ep_coordinator_state *cluster, uint64_t now_
         cluster->placed_once = true;
         cluster->assignment_number = ++cluster->counter;
     }
+    (void)cluster_judge_copies(cluster);
     if (kept->published != NULL && kept->assigned != NULL) {
         cluster_republish(cluster);
     }

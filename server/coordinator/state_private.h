@@ -12,8 +12,10 @@ typedef enum node_state { NODE_STARTING, NODE_SERVING, NODE_DRAINING, NODE_DEGRA
 /* Experts of one layer, a bit each. */
 typedef struct node_layer {
     uint64_t *assigned;
-    uint64_t *owned;
-    uint64_t *failed;            /* given to this incarnation, which could not load it */
+    uint64_t *held;              /* loaded, by the node's word */
+    uint64_t *owned;             /* of these, the copies that are used (cluster_judge_copies) */
+    uint64_t *failed;            /* given to this incarnation, which could not load it, or loaded other weights than are in force */
+    uint32_t *digests;           /* [experts] of what this incarnation has loaded, also if it dropped it since; 0: not known. NULL: none */
     bool offered;                /* the node can load this layer */
 } node_layer;
 
@@ -43,7 +45,7 @@ typedef struct cluster_model {
 typedef struct cluster_layer {
     uint32_t model_index;
     ep_layer_shape shape;
-    uint64_t *digests;           /* [experts] 1 << 32 | digest of the first copy seen; 0: none yet */
+    uint32_t *digests;           /* [experts] in force; 0: nobody knows one */
 } cluster_layer;
 
 /* A node that was forgotten may come back: until then its numerics id counts for the model as if it were here. */
@@ -79,7 +81,7 @@ struct ep_coordinator_state {
     bool is_stale;               /* the table could not be made anew */
     ep_error placement_error;
     ep_error left_out;           /* nodes whose numerics id gets no experts; code EP_OK: none */
-    ep_error copy_error;         /* newest copy that differed from the others; code EP_OK: none */
+    ep_error copy_error;         /* nodes whose copies differ from the ones in force; code EP_OK: none */
 };
 
 static inline uint32_t layer_experts(const cluster_layer *layer)
@@ -146,6 +148,12 @@ void cluster_votes_keep(ep_coordinator_state *cluster, const cluster_node *node,
 void cluster_votes_drop(ep_coordinator_state *cluster, const char *node);
 /* True when votes ended. */
 bool cluster_votes_expire(ep_coordinator_state *cluster, uint64_t now_ns);
+
+/*
+ * Writes owned of all nodes, and copy_error, after nodes came, went, changed their state or said what they hold. True when nodes can
+ * now be given other experts than before: cluster_place is due.
+ */
+bool cluster_judge_copies(ep_coordinator_state *cluster);
 
 /* Recomputes assignments after a change of membership; raises assignment_number when they differ. */
 void cluster_place(ep_coordinator_state *cluster);

@@ -21,6 +21,8 @@ typedef struct fake_node {
     uint64_t loaded_number;
     uint32_t owned[LAYERS][EXPERTS];
     size_t owned_count[LAYERS];
+    uint32_t weights; /* expert e has the digest weights + e; 0: the node tells none */
+    uint32_t digests[LAYERS][EXPERTS];
     Expertd__V1__LayerInfo layers[LAYERS];
     Expertd__V1__LayerInfo *layer_list[LAYERS];
     Expertd__V1__ModelInfo model;
@@ -71,6 +73,20 @@ static void start(uint32_t copies, uint32_t min_nodes, const ep_expert_map *map)
     }
 }
 
+static void describe(fake_node *n)
+{
+    for (int l = 0; l < LAYERS; l++) {
+        n->layers[l].n_owned = n->owned_count[l];
+        for (size_t k = 0; n->weights != 0 && k < n->owned_count[l]; k++) {
+            n->digests[l][k] = n->weights + n->owned[l][k];
+        }
+        if (n->weights != 0) {
+            n->layers[l].owned_digests = n->digests[l];
+            n->layers[l].n_owned_digests = n->owned_count[l];
+        }
+    }
+}
+
 static ep_err join(int i, ep_error *error)
 {
     uint32_t id;
@@ -82,9 +98,7 @@ static ep_err join(int i, ep_error *error)
     request.secret = (char *)(uintptr_t)(nodes[i].secret != NULL ? nodes[i].secret : "");
     request.models = nodes[i].model_list;
     request.n_models = 1;
-    for (int l = 0; l < LAYERS; l++) {
-        nodes[i].layers[l].n_owned = nodes[i].owned_count[l];
-    }
+    describe(&nodes[i]);
     return ep_coordinator_state_register(cluster, now_ns, &request, &id, error);
 }
 
@@ -101,9 +115,7 @@ static ep_err try_beat(int i, const char *state, bool *out_reregister, ep_error 
     request.secret = (char *)(uintptr_t)(nodes[i].secret != NULL ? nodes[i].secret : "");
     request.models = nodes[i].model_list;
     request.n_models = 1;
-    for (int l = 0; l < LAYERS; l++) {
-        nodes[i].layers[l].n_owned = nodes[i].owned_count[l];
-    }
+    describe(&nodes[i]);
     return ep_coordinator_state_heartbeat(cluster, now_ns, &request, out_reregister, error);
 }
 
@@ -654,7 +666,7 @@ Test(coordinator_state, a_copy_with_other_weights_is_not_listed)
     }
     const ep_error *problem = ep_coordinator_state_copy_error(cluster);
     cr_assert_eq(problem->code, EP_ERR_DATA_LOSS);
-    cr_assert_not_null(strstr(problem->text, "node node-1: expert 5 of layer 3 of model demo:v1"), "%s", problem->text);
+    cr_assert_not_null(strstr(problem->text, "not used, of: node-1 (1); as expert 5 of layer 3 of model demo:v1: SHA-256 07000000.. on 1"), "%s", problem->text);
     nodes[1].layers[0].n_owned_digests = 3;
     ep_error error;
     nodes[1].incarnation++;
@@ -853,6 +865,120 @@ Test(coordinator_state, a_drained_node_serves_until_others_have_its_experts)
     assert_copies(1);
     cr_assert_geq(listed(1), 4u, "it takes part again: %u copies", listed(1));
     cr_assert_str_eq(state_of(1), "serving");
+    ep_coordinator_state_destroy(cluster);
+}
+
+/* ---- copies with other weights ---- */
+
+enum { WRONG = 0x7000, RIGHT = 0x1000 };
+
+static void start_wrong_first(void)
+{
+    start(2, 1, NULL);
+    for (int i = 0; i < NODES_MAX; i++) {
+        nodes[i].weights = i == 0 ? WRONG : RIGHT;
+    }
+    cr_assert_eq(join(0, NULL), EP_OK);
+    settle(1);
+    assert_copies(1);
+}
+
+static void join_right(int i)
+{
+    cr_assert_eq(join(i, NULL), EP_OK);
+    settle(i + 1);
+}
+
+static void expect_copy_error(const char *text)
+{
+    const ep_error *problem = ep_coordinator_state_copy_error(cluster);
+    cr_assert_not_null(strstr(problem->text, text), "no '%s' in: %s", text, problem->text);
+}
+
+Test(coordinator_state, most_nodes_decide_which_weights_are_used_not_the_first)
+{
+    start_wrong_first();
+    join_right(1);
+    cr_assert(listed(0) == LAYERS * EXPERTS && listed(1) == 0, "two that differ: nobody can tell, nothing moves");
+    expect_copy_error("not used, of: node-1 (16); as expert 0 of layer 3 of model demo:v1: SHA-256 00100000.. on 1, "
+                      "used 00700000.. on 1 (node-0), no majority");
+    join_right(2);
+    assert_copies(2);
+    cr_assert_eq(listed(0), 0u);
+    expect_copy_error("not used, of: node-0 (16); as expert 0 of layer 3 of model demo:v1: SHA-256 00700000.. on 1, "
+                      "used 00100000.. on 2 (node-1), the majority");
+    load(0);
+    cr_assert_eq(held(0), 0u, "what is not used is dropped, and its node named all the same");
+
+    nodes[0].weights = RIGHT; /* the operator copied the checkpoint again */
+    come_back(0);
+    settle(3);
+    assert_copies(2);
+    cr_assert_eq(ep_coordinator_state_copy_error(cluster)->code, EP_OK);
+    ep_coordinator_state_destroy(cluster);
+}
+
+Test(coordinator_state, weights_of_a_node_that_is_gone_bind_nobody)
+{
+    start_wrong_first();
+    join_right(1);
+    for (int passed = 0; passed < 2000; passed += 500) {
+        now_ns += 500 * EP_NS_PER_MS;
+        beat(1, "serving");
+        ep_coordinator_state_tick(cluster, now_ns);
+    }
+    cr_assert_str_eq(state_of(0), "suspect");
+    assert_copies(1);
+    cr_assert_eq(listed(1), (uint32_t)(LAYERS * EXPERTS), "of equals that one which is up");
+    beat(0, "serving");
+    cr_assert(listed(0) == 0 && listed(1) == LAYERS * EXPERTS, "and back it does not go");
+    now_ns += 20 * EP_NS_PER_S;
+    beat(1, "serving");
+    ep_coordinator_state_tick(cluster, now_ns);
+    cr_assert_str_eq(state_of(0), "absent");
+    cr_assert_eq(ep_coordinator_state_copy_error(cluster)->code, EP_OK);
+    assert_copies(1);
+    ep_coordinator_state_destroy(cluster);
+}
+
+Test(coordinator_state, a_drained_node_has_no_say_about_weights)
+{
+    ep_coordinator_drain drain;
+    start_wrong_first();
+    join_right(1);
+    cr_assert_eq(listed(1), 0u);
+    cr_assert_eq(ep_coordinator_state_drain(cluster, "node-0", false, &drain, NULL), EP_OK);
+    settle(2);
+    cr_assert(listed(0) == 0 && listed(1) == LAYERS * EXPERTS);
+    cr_assert_eq(ep_coordinator_state_copy_error(cluster)->code, EP_OK);
+    cr_assert_eq(ep_coordinator_state_drain(cluster, "node-0", true, &drain, NULL), EP_OK);
+    settle(2);
+    cr_assert(listed(0) == 0 && listed(1) == LAYERS * EXPERTS);
+    expect_copy_error("not used, of: node-0 (16)");
+    ep_coordinator_state_destroy(cluster);
+}
+
+/* Neither while they are cut off, nor while they restart one after the other. */
+Test(coordinator_state, a_wrong_node_does_not_take_over_while_most_are_silent)
+{
+    start_wrong_first();
+    join_right(1);
+    join_right(2);
+    now_ns += 3 * EP_NS_PER_S;
+    beat(0, "serving");
+    ep_coordinator_state_tick(cluster, now_ns);
+    cr_assert_str_eq(state_of(1), "suspect");
+    cr_assert_str_eq(state_of(2), "suspect");
+    cr_assert_eq(listed(0), 0u);
+    settle(3);
+    assert_copies(2);
+    for (int i = 1; i < 3; i++) {
+        come_back(i);
+        cr_assert_eq(listed(0), 0u);
+        settle(3);
+        assert_copies(2);
+        cr_assert_eq(listed(0), 0u);
+    }
     ep_coordinator_state_destroy(cluster);
 }
 
