@@ -5,7 +5,9 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <microhttpd.h>
+#include <netdb.h>
 #include <netinet/in.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,22 +15,27 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/log.h"
 
 #define CONNECTION_MEMORY_BYTES (16u << 10)
 #define BODY_BYTES 4096
+#define HELD_LINE_NS (60 * EP_NS_PER_S) /* no two lines of connections ended are closer */
 
-/* One connection; touched by the daemon's thread only. */
+/* One connection, which is one request. */
 typedef struct probe_conn {
     bool used;
-    bool dropped;      /* shut down, and about to be closed */
+    bool dropped; /* shut down, and about to be closed */
     int fd;
-    uint64_t since_ns; /* accepted, or its last request was answered */
+    uint64_t due_ns;
 } probe_conn;
 
 struct ep_probes {
     struct MHD_Daemon *daemon;
-    probe_conn conns[EP_PROBES_CONNECTIONS_MAX];
     ep_probes_config config;
+    pthread_mutex_t lock;
+    probe_conn conns[EP_PROBES_CONNECTIONS_MAX]; /* lock */
+    uint64_t line_due_ns;                        /* lock */
+    ep_timer timer;                              /* when the oldest connection's time is over */
     char host[64]; /* as in a URL: IPv6 in brackets */
 };
 
@@ -103,6 +110,7 @@ static enum MHD_Result reply(struct MHD_Connection *connection, unsigned status,
     }
     MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, type);
     MHD_add_response_header(response, MHD_HTTP_HEADER_CACHE_CONTROL, "no-store");
+    MHD_add_response_header(response, MHD_HTTP_HEADER_CONNECTION, "close");
     enum MHD_Result result = MHD_queue_response(connection, status, response);
     MHD_destroy_response(response);
     return result;
@@ -183,18 +191,30 @@ static enum MHD_Result on_request(void *arg, struct MHD_Connection *connection, 
                       "no such path; there are /livez /readyz /startupz /health /metrics\n");
 }
 
-static void drop(probe_conn *conn)
+static void drop(ep_probes *probes, probe_conn *conn, uint64_t now_ns, const char *why)
 {
+    socket_address peer;
+    socklen_t peer_bytes = sizeof(peer);
+    char host[64] = "-";
+    if (now_ns >= probes->line_due_ns) {
+        probes->line_due_ns = now_ns + HELD_LINE_NS;
+        if (getpeername(conn->fd, &peer.any, &peer_bytes) == 0) {
+            getnameinfo(&peer.any, peer_bytes, host, sizeof(host), NULL, 0, NI_NUMERICHOST);
+        }
+        ep_log(EP_LOG_WARN, "probe-held", "peer %s reason %s; its connection is closed, and others are without a line for %d s", host, why,
+               (int)(HELD_LINE_NS / EP_NS_PER_S));
+    }
     shutdown(conn->fd, SHUT_RDWR); /* the daemon sees its end, and closes it */
     conn->dropped = true;
 }
 
 /*
- * Whoever holds connections must not keep a kubelet out. A newcomer's arrival ends those whose time is over, however they
- * dribble, and above half of the places the one that has gone longest without an answered request.
+ * Whoever holds connections must not keep a kubelet out: those whose time is over are ended, however they dribble, and above
+ * half of the places the oldest is, before a newcomer needs its place.
  */
-static void make_place(ep_probes *probes, uint64_t now_ns)
+static void make_place(ep_probes *probes)
 {
+    const uint64_t now_ns = ep_clock_now_ns();
     probe_conn *oldest = NULL;
     size_t count = 0;
     for (size_t i = 0; i < EP_ARRAY_COUNT(probes->conns); i++) {
@@ -202,16 +222,28 @@ static void make_place(ep_probes *probes, uint64_t now_ns)
         if (!conn->used || conn->dropped) {
             continue;
         }
-        if (now_ns - conn->since_ns > EP_PROBES_TIMEOUT_S * EP_NS_PER_S) {
-            drop(conn);
+        if (now_ns >= conn->due_ns) {
+            drop(probes, conn, now_ns, "slow");
             continue;
         }
         count++;
-        oldest = oldest == NULL || conn->since_ns < oldest->since_ns ? conn : oldest;
+        oldest = oldest == NULL || conn->due_ns < oldest->due_ns ? conn : oldest;
+    }
+    if (oldest != NULL) { /* not armed, for want of memory: the next newcomer looks */
+        (void)ep_timer_arm(probes->config.timers, &probes->timer, oldest->due_ns);
     }
     if (count > EP_PROBES_CONNECTIONS_MAX / 2) {
-        drop(oldest);
+        drop(probes, oldest, now_ns, "crowd");
     }
+}
+
+static void on_due(ep_timer *timer, void *arg)
+{
+    ep_probes *probes = arg;
+    (void)timer;
+    pthread_mutex_lock(&probes->lock);
+    make_place(probes);
+    pthread_mutex_unlock(&probes->lock);
 }
 
 static void on_connection(void *arg, struct MHD_Connection *connection, void **socket_context,
@@ -219,33 +251,25 @@ static void on_connection(void *arg, struct MHD_Connection *connection, void **s
 {
     ep_probes *probes = arg;
     probe_conn *conn = *socket_context;
-    if (code == MHD_CONNECTION_NOTIFY_CLOSED) {
+    pthread_mutex_lock(&probes->lock);
+    if (code == MHD_CONNECTION_NOTIFY_CLOSED) { /* its socket is open until we return */
         if (conn != NULL) {
             conn->used = false;
         }
-        return;
-    }
-    const union MHD_ConnectionInfo *info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
-    uint64_t now_ns = ep_clock_now_ns();
-    for (size_t i = 0; i < EP_ARRAY_COUNT(probes->conns) && info != NULL; i++) {
-        if (!probes->conns[i].used) {
-            probes->conns[i] = (probe_conn){.used = true, .fd = info->connect_fd, .since_ns = now_ns};
-            *socket_context = &probes->conns[i];
-            break;
+    } else {
+        const union MHD_ConnectionInfo *info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
+        for (size_t i = 0; i < EP_ARRAY_COUNT(probes->conns) && info != NULL; i++) {
+            conn = &probes->conns[i];
+            if (!conn->used) {
+                *conn = (probe_conn){
+                    .used = true, .fd = info->connect_fd, .due_ns = ep_clock_now_ns() + EP_PROBES_TIMEOUT_S * EP_NS_PER_S};
+                *socket_context = conn;
+                break;
+            }
         }
+        make_place(probes);
     }
-    make_place(probes, now_ns);
-}
-
-static void on_answered(void *arg, struct MHD_Connection *connection, void **request_state,
-                        enum MHD_RequestTerminationCode code)
-{
-    (void)arg;
-    (void)request_state;
-    const union MHD_ConnectionInfo *info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
-    if (code == MHD_REQUEST_TERMINATED_COMPLETED_OK && info != NULL && info->socket_context != NULL) {
-        ((probe_conn *)info->socket_context)->since_ns = ep_clock_now_ns();
-    }
+    pthread_mutex_unlock(&probes->lock);
 }
 
 /* Bad requests are counted nowhere and logged nowhere: anybody may send them. */
@@ -270,6 +294,8 @@ ep_err ep_probes_start(const ep_probes_config *config, ep_probes **out_probes, e
     }
     probes->config = *config;
     probes->config.address = NULL;
+    pthread_mutex_init(&probes->lock, NULL);
+    ep_timer_init(&probes->timer, on_due, probes);
     unsigned flags = MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_POLL | MHD_USE_ERROR_LOG;
     if (address.any.sa_family == AF_INET6) {
         flags |= MHD_USE_IPv6;
@@ -279,12 +305,12 @@ ep_err ep_probes_start(const ep_probes_config *config, ep_probes **out_probes, e
         flags, 0, NULL, NULL, on_request, probes, MHD_OPTION_EXTERNAL_LOGGER, drop_log, NULL,
         MHD_OPTION_SOCK_ADDR, &address.any, MHD_OPTION_CONNECTION_LIMIT, (unsigned)EP_PROBES_CONNECTIONS_MAX,
         MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)EP_PROBES_TIMEOUT_S, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
-        (size_t)CONNECTION_MEMORY_BYTES, MHD_OPTION_NOTIFY_CONNECTION, on_connection, probes,
-        MHD_OPTION_NOTIFY_COMPLETED, on_answered, probes, MHD_OPTION_END);
+        (size_t)CONNECTION_MEMORY_BYTES, MHD_OPTION_NOTIFY_CONNECTION, on_connection, probes, MHD_OPTION_END);
     if (probes->daemon == NULL) {
         const char *why = errno != 0 ? strerror(errno) : "no reason given";
         err = ep_error_set(out_error, EP_ERR_UNAVAILABLE, "cannot listen for probes on %.80s: %s",
                            config->address, why);
+        pthread_mutex_destroy(&probes->lock);
         free(probes);
         return err;
     }
@@ -295,7 +321,9 @@ ep_err ep_probes_start(const ep_probes_config *config, ep_probes **out_probes, e
 void ep_probes_stop(ep_probes *probes)
 {
     if (probes != NULL) {
-        MHD_stop_daemon(probes->daemon);
+        MHD_stop_daemon(probes->daemon); /* no connection is left, so nothing arms the timer again */
+        ep_timer_cancel_wait(probes->config.timers, &probes->timer);
+        pthread_mutex_destroy(&probes->lock);
         free(probes);
     }
 }

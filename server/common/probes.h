@@ -6,10 +6,11 @@
  *     /v2/health/live, .../ready     as /livez, /readyz with an empty body
  *     /metrics                       Prometheus text
  *
- * Limits     EP_PROBES_CONNECTIONS_MAX connections, EP_PROBES_TIMEOUT_S seconds each, 16 KiB of memory per
- *            connection. Above half of them a newcomer takes the place of the connection that has gone longest
- *            without an answered request: who holds connections keeps nobody out.
- * Threads    one own thread, which calls checks(); it must not block.
+ * Limits     EP_PROBES_CONNECTIONS_MAX connections of one request each, 16 KiB of memory per connection, and
+ *            EP_PROBES_TIMEOUT_S seconds from its begin to the end of the answer. Above half of the places the oldest
+ *            connection is ended for a newcomer: who holds connections keeps nobody out. The log names one a minute
+ *            (probe-held).
+ * Threads    one own thread, which calls checks(); it must not block. The timers' thread ends slow connections.
  */
 #ifndef EP_SERVER_COMMON_PROBES_H
 #define EP_SERVER_COMMON_PROBES_H
@@ -17,10 +18,11 @@
 #include <stddef.h>
 
 #include "base/error.h"
+#include "base/timer.h"
 #include "common/metrics.h"
 
 #define EP_PROBES_CONNECTIONS_MAX 64
-#define EP_PROBES_TIMEOUT_S 10
+#define EP_PROBES_TIMEOUT_S 5
 #define EP_PROBE_CHECKS_MAX 16
 
 typedef enum ep_probe_kind { EP_PROBE_LIVE, EP_PROBE_READY, EP_PROBE_STARTUP } ep_probe_kind;
@@ -38,7 +40,8 @@ typedef struct ep_probes_config {
     /* Fills out[EP_PROBE_CHECKS_MAX] and returns how many; the probe succeeds when all are ok. */
     size_t (*checks)(void *arg, ep_probe_kind kind, ep_probe_check *out);
     void *arg;
-    ep_metrics *metrics; /* borrowed */
+    ep_metrics *metrics;      /* borrowed */
+    ep_timer_service *timers; /* borrowed */
 } ep_probes_config;
 
 /* Errors: INVALID_ARGUMENT (address), UNAVAILABLE (port taken), NO_MEMORY. */

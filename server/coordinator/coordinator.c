@@ -373,7 +373,8 @@ static ep_err start_doors(coordinator *self, ep_error *out_error)
     const ep_metric_label labels[] = {{"version", ep_version_text()}, {"git", ep_version_build()}, {"isa", ep_version_isa()}};
     ep_gauge_set(ep_metrics_gauge(self->metrics, "expertd_build_info", "What this build is", labels, EP_ARRAY_COUNT(labels)), 1);
     if (service->probe_address[0] != 0) {
-        ep_probes_config config = {.address = service->probe_address, .checks = on_checks, .arg = self, .metrics = self->metrics};
+        ep_probes_config config = {
+            .address = service->probe_address, .checks = on_checks, .arg = self, .metrics = self->metrics, .timers = self->timers};
         err = ep_probes_start(&config, &self->probes, out_error);
         if (err != EP_OK) {
             return err;

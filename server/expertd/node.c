@@ -481,7 +481,8 @@ static ep_err start_probes(ep_node *node, ep_error *out_error)
     ep_probes_config probes = {.address = node->config->service.probe_address,
                                .checks = ep_node_probe_checks,
                                .arg = node,
-                               .metrics = node->metrics};
+                               .metrics = node->metrics,
+                               .timers = node->timers};
     ep_err err = ep_node_observe_init(node);
     if (err != EP_OK) {
         return ep_error_set(out_error, err, "no memory for metrics");

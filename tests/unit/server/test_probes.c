@@ -11,6 +11,7 @@
 
 static bool is_ready;
 static ep_metrics *metrics;
+static ep_timer_service *timers;
 static ep_probes *probes;
 static char url[128];
 
@@ -27,7 +28,9 @@ static void setup(void)
     ep_error e;
     ep_probes_config config = {.address = "127.0.0.1:0", .checks = checks};
     cr_assert_eq(ep_metrics_create(&metrics), EP_OK);
+    cr_assert_eq(ep_timer_service_create("timers", &timers), EP_OK);
     config.metrics = metrics;
+    config.timers = timers;
     cr_assert_eq(ep_probes_start(&config, &probes, &e), EP_OK, "%s", e.text);
     ep_probes_url(probes, url, sizeof(url));
 }
@@ -35,6 +38,7 @@ static void setup(void)
 static void teardown(void)
 {
     ep_probes_stop(probes);
+    ep_timer_service_destroy(timers);
     ep_metrics_destroy(metrics);
 }
 
@@ -105,7 +109,7 @@ Test(probes, a_taken_port_is_reported)
 {
     ep_probes *second = NULL;
     ep_error e;
-    ep_probes_config config = {.address = url + strlen("http://"), .checks = checks, .metrics = metrics};
+    ep_probes_config config = {.address = url + strlen("http://"), .checks = checks, .metrics = metrics, .timers = timers};
     cr_expect_eq(ep_probes_start(&config, &second, &e), EP_ERR_UNAVAILABLE);
     cr_expect(strstr(e.text, config.address) != NULL, "%s", e.text);
 }
