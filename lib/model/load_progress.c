@@ -140,6 +140,9 @@ static void write_state(ep_load_progress *progress)
     if (n > 0) {
         write_all(progress->fd, text, (size_t)n);
     }
+    progress->last_percent = ep_load_percent(&progress->state);
+    progress->last_done = progress->state.experts_done;
+    progress->last_ns = progress->state.elapsed_ns;
 }
 
 void ep_load_progress_add(ep_load_progress *progress, uint64_t experts, uint64_t bytes)
@@ -151,14 +154,15 @@ void ep_load_progress_add(ep_load_progress *progress, uint64_t experts, uint64_t
     state->elapsed_ns = ep_clock_now_ns() - progress->started_ns;
     if (ep_load_due(state, progress->terminal, progress->last_percent, progress->last_ns)) {
         write_state(progress);
-        progress->last_percent = ep_load_percent(state);
-        progress->last_ns = state->elapsed_ns;
     }
     pthread_mutex_unlock(&progress->lock);
 }
 
 void ep_load_progress_fini(ep_load_progress *progress)
 {
+    if (progress->state.experts_done > progress->last_done) {
+        write_state(progress);
+    }
     if (progress->last_length > 0) {
         write_all(progress->fd, "\n", 1);
     }

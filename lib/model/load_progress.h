@@ -45,6 +45,7 @@ typedef struct ep_load_progress {
     ep_load_state state;
     uint64_t started_ns;
     uint32_t last_percent;
+    uint64_t last_done; /* experts */
     uint64_t last_ns;   /* since start */
     size_t last_length; /* of the bar on screen */
 } ep_load_progress;
@@ -55,7 +56,7 @@ void ep_load_progress_init(ep_load_progress *progress, int fd, const char *label
 /* Counts what was loaded since, and writes when it is time. A write that fails is ignored: loading matters
  * more. */
 void ep_load_progress_add(ep_load_progress *progress, uint64_t experts, uint64_t bytes);
-/* Ends an unfinished bar with a line end, so that messages start on their own line. */
+/* Writes what was reached when not all was loaded and it was not said yet, and ends an unfinished bar with a line end. */
 void ep_load_progress_fini(ep_load_progress *progress);
 
 #endif
