@@ -268,12 +268,15 @@ ep_err ep_weight_cache_open(const char *dir, uint64_t bytes_max, ep_backend *bac
     }
     (void)mkdir(dir, 0700);
     const int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) {
+    struct stat status;
+    if (fd < 0 || fstat(fd, &status) != 0) {
         ep_log(EP_LOG_WARN, "weight-cache", "%s cannot be used: %s; experts are packed anew at each start", dir, strerror(errno));
+        if (fd >= 0) {
+            close(fd);
+        }
         return EP_OK;
     }
-    struct stat status;
-    if (fstat(fd, &status) != 0 || others_may_write(&status)) {
+    if (others_may_write(&status)) {
         close(fd);
         return refuse_foreign(dir, &status, out_error);
     }
