@@ -22,6 +22,7 @@ ep_err ep_coordinator_state_create(const ep_coordinator_state_config *config, ep
     }
     cluster->config = *config;
     ep_error_clear(&cluster->placement_error);
+    ep_error_clear(&cluster->table_error);
     ep_error_clear(&cluster->copy_error);
     ep_error_clear(&cluster->left_out);
     *out_cluster = cluster;
@@ -713,7 +714,7 @@ ep_routing_table *ep_coordinator_state_table(const ep_coordinator_state *cluster
 
 const ep_error *ep_coordinator_state_placement_error(const ep_coordinator_state *cluster)
 {
-    return &cluster->placement_error;
+    return cluster->table_error.code != EP_OK ? &cluster->table_error : &cluster->placement_error;
 }
 
 uint64_t ep_coordinator_state_revision(const ep_coordinator_state *cluster)

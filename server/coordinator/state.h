@@ -104,7 +104,8 @@ void ep_coordinator_state_leaving(const ep_coordinator_state *cluster, const cha
 
 /* The newest table (borrowed; ref it to keep it); NULL before the first. */
 ep_routing_table *ep_coordinator_state_table(const ep_coordinator_state *cluster);
-/* Why placement failed last (static map that does not fit the model, no memory); code EP_OK when it did not. */
+/* Why placement failed last (static map that does not fit the model, no memory), or why the newest table is not published (more
+ * than EP_COORDINATOR_TABLE_BYTES_MAX: the one before stays); code EP_OK when neither. */
 const ep_error *ep_coordinator_state_placement_error(const ep_coordinator_state *cluster);
 
 /* Nodes that offer a model and get none of its experts, for they compute with another numerics id; code EP_OK: none. */

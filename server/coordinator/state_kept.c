@@ -177,7 +177,7 @@ ep_err ep_coordinator_state_restore(ep_coordinator_state *cluster, uint64_t now_
     }
     (void)cluster_judge_copies(cluster);
     if (kept->published != NULL && kept->assigned != NULL) {
-        cluster_republish(cluster);
+        (void)cluster_republish(cluster);
     }
     return EP_OK;
 }

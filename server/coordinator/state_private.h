@@ -80,6 +80,7 @@ struct ep_coordinator_state {
     uint64_t table_checksum;
     bool is_stale;               /* the table could not be made anew */
     ep_error placement_error;
+    ep_error table_error;        /* the newest table is too large for clients; code EP_OK: it is not */
     ep_error left_out;           /* nodes whose numerics id gets no experts; code EP_OK: none */
     ep_error copy_error;         /* nodes whose copies differ from the ones in force; code EP_OK: none */
 };
@@ -159,8 +160,11 @@ bool cluster_judge_copies(ep_coordinator_state *cluster);
 void cluster_place(ep_coordinator_state *cluster);
 /* Commits the assignment when all have loaded it; then, from the first commit on, as cluster_republish. */
 void cluster_publish(ep_coordinator_state *cluster);
-/* Rebuilds the table from what nodes own; replaces it, with a new number, when its content differs. */
-void cluster_republish(ep_coordinator_state *cluster);
+/*
+ * Rebuilds the table from what nodes own; replaces it, with a new number, when its content differs. False when there is none, or
+ * none that a client can take: the one before stays, and its error is noted.
+ */
+bool cluster_republish(ep_coordinator_state *cluster);
 /* The copy stands in the table that cluster_publish makes. */
 bool cluster_has_copy(const ep_coordinator_state *cluster, const cluster_node *node, uint32_t layer_index,
                       uint32_t expert);

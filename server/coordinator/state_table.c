@@ -6,6 +6,9 @@
 
 #include "base/check.h"
 #include "coordinator/state_private.h"
+#include "wire/placement_codec.h"
+
+#define EPOCH_BYTES_MAX 64 /* of the epoch and the checksum, which a table gets when it is published */
 
 static int compare_layers(const void *left, const void *right, void *arg)
 {
@@ -173,7 +176,28 @@ static bool loses_nothing(const ep_coordinator_state *cluster)
     return true;
 }
 
-void cluster_republish(ep_coordinator_state *cluster)
+/* What nodes say they hold can be more than registrations were counted with: all of it is listed while experts move. */
+static ep_err check_size(const ep_routing_table *table, ep_error *out_error)
+{
+    Expertd__V1__PlacementSnapshot *snapshot;
+    ep_err err = ep_placement_encode(table, &snapshot);
+    if (err != EP_OK) {
+        return ep_error_set(out_error, err, "the new table cannot be measured: %s", ep_err_text(err));
+    }
+    const size_t bytes = expertd__v1__placement_snapshot__get_packed_size(snapshot) + EPOCH_BYTES_MAX;
+    ep_placement_snapshot_free(snapshot);
+    if (bytes <= EP_COORDINATOR_TABLE_BYTES_MAX) {
+        return EP_OK;
+    }
+    return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
+                        "the new table of %u nodes, %u models, %u layers has %zu bytes, clients take up to %llu: the "
+                        "one before is served on; serve fewer models, or versions, from one coordinator, or end nodes "
+                        "that hold too much",
+                        table->nodes_count, table->models_count, table->layers_count, bytes,
+                        (unsigned long long)EP_COORDINATOR_TABLE_BYTES_MAX);
+}
+
+bool cluster_republish(ep_coordinator_state *cluster)
 {
     ep_routing_table *table;
     ep_err err = cluster_build_table(cluster, cluster_has_copy, &table);
@@ -181,18 +205,27 @@ void cluster_republish(ep_coordinator_state *cluster)
     if (err != EP_OK) { /* the old table stays; the next heartbeat tries again */
         ep_error_set(&cluster->placement_error, err, "no routing table can be made of %zu nodes, %u models, %u layers: %s",
                      cluster->nodes_count, cluster->models_count, cluster->layers_count, ep_err_text(err));
-        return;
+        return false;
     }
     uint64_t checksum = ep_routing_table_checksum(table); /* epoch still 0: content only */
     if (cluster->table != NULL && checksum == cluster->table_checksum) {
+        ep_error_clear(&cluster->table_error);
         ep_routing_table_unref(table);
-        return;
+        return true;
+    }
+    ep_error_clear(&cluster->table_error);
+    err = check_size(table, &cluster->table_error);
+    if (err != EP_OK) { /* too large: not tried again before something changes */
+        cluster->is_stale = err == EP_ERR_NO_MEMORY;
+        ep_routing_table_unref(table);
+        return false;
     }
     table->epoch = (ep_epoch){.term = cluster->config.term, .number = ++cluster->counter};
     ep_routing_table_unref(cluster->table);
     cluster->table = table;
     cluster->table_checksum = checksum;
     cluster->revision++;
+    return true;
 }
 
 void cluster_publish(ep_coordinator_state *cluster)
@@ -202,11 +235,13 @@ void cluster_publish(ep_coordinator_state *cluster)
     if (!cluster->placed_once || (cluster->table == NULL && !is_settled)) {
         return;
     }
-    if (is_settled && cluster->committed_number != cluster->assignment_number) {
-        cluster->committed_number = cluster->assignment_number;
+    const uint64_t committed_before = cluster->committed_number;
+    cluster->committed_number = is_settled ? cluster->assignment_number : committed_before;
+    if (!cluster_republish(cluster)) {
+        cluster->committed_number = committed_before; /* nodes keep what the table that is served on needs */
+    } else if (cluster->committed_number != committed_before) {
         cluster->revision++; /* whoever keeps the state learns when its table stands for this assignment */
     }
-    cluster_republish(cluster);
 }
 
 static bool is_neighbour(const cluster_node *node, const ep_routing_node *other)

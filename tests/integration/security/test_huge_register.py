@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A registration of 2,000 layers with 65,000 experts each is refused by its numbers before it costs anything; the largest one that is taken costs others little."""
+"""A registration of 2,000 layers with 65,000 experts each is refused by its numbers before it costs anything; the largest one that is taken costs others little.
+What many nodes hold together, and no client could take, is not published: the table before is served on, and status says so."""
 import time
 
-from door_cluster import Cluster
+from door_cluster import EXPERTCTL, Cluster, wait_for
 import peer
 
 
@@ -48,4 +49,39 @@ with Cluster() as c:
     assert grown < 256 << 20, grown
     log = open(c.path("coordinator.log")).read()
     assert "register-refused node huge" in log and "node n0 state suspect" not in log, log
+    c.stop()
+
+NODES, EVERY = 6, range(65000)
+held = [peer.model_info("held", "v1", [peer.layer_info(number, experts=len(EVERY), owned=EVERY) for number in range(9)])]
+
+
+def node_call(url, name, method, message):
+    with peer.Peer(url, timeout=120) as node:
+        assert node.hello("node", node=name).status == 0
+        reply = node.call(method, message)
+        assert reply.status == 0, reply.text()
+        return reply
+
+
+with Cluster() as c:
+    coordinator = c.coordinator(f"--min-nodes={NODES}", "--heartbeat-ms=10000", "--admin-listen=tcp://127.0.0.1:0")
+    url = coordinator["rpc_url"]
+    log = lambda: open(c.path("coordinator.log")).read()
+    for n in range(NODES):
+        last = node_call(url, f"h{n}", peer.REGISTER, peer.register_body(f"h{n}", f"tcp://127.0.0.1:{n + 1}", 7, held))
+    epoch = peer.parse(last.fields[3][0])
+    for n in range(NODES):
+        node_call(url, f"h{n}", peer.HEARTBEAT, peer.heartbeat_body(f"h{n}", 7, epoch=[(k, v[0]) for k, v in epoch.items()]))
+    wait_for("the table", lambda: "table-published" in log())
+    tables = log().count("table-published")
+    c.run(EXPERTCTL, "drain", "h0", "--admin", coordinator["admin_url"]) # while experts move all that is held would be listed
+    with peer.Peer(url, timeout=120) as client:
+        assert client.hello().status == 0
+        reason = client.call(peer.CLUSTER_STATUS).fields.get(9, [b""])[0].decode()
+        assert "6 nodes, 1 models, 9 layers" in reason and "clients take up to 4194304" in reason, reason
+        client.start(peer.WATCH)
+        table = client.next_frame()
+        assert table.kind == peer.REPLY_MORE and len(table.header) < 4 << 20, (table.kind, table.status, len(table.header))
+    assert "placement-failed the new table of 6 nodes" in log() and log().count("table-published") == tables, log()
+    print("huge register:", reason)
     c.stop()

@@ -868,6 +868,76 @@ Test(coordinator_state, a_drained_node_serves_until_others_have_its_experts)
     ep_coordinator_state_destroy(cluster);
 }
 
+/* ---- a table that no client can take ---- */
+
+enum { WIDE = 65000, WIDE_LAYERS = 9 };
+
+static ep_err say_all_held(int i, Expertd__V1__ModelInfo *model, ep_error *error)
+{
+    Expertd__V1__Epoch epoch = EXPERTD__V1__EPOCH__INIT;
+    Expertd__V1__HeartbeatRequest request = EXPERTD__V1__HEARTBEAT_REQUEST__INIT;
+    bool reregister;
+    epoch.term = config.term;
+    epoch.number = nodes[i].loaded_number;
+    request.epoch = &epoch;
+    request.node = nodes[i].name;
+    request.incarnation = nodes[i].incarnation;
+    request.state = (char *)(uintptr_t)"serving";
+    request.models = &model;
+    request.n_models = 1;
+    return ep_coordinator_state_heartbeat(cluster, now_ns, &request, &reregister, error);
+}
+
+/* While experts move, all that nodes hold is listed: more than a registration is counted with. */
+Test(coordinator_state, a_table_that_no_client_can_take_is_not_published)
+{
+    static uint32_t every[WIDE];
+    static Expertd__V1__LayerInfo layers[WIDE_LAYERS];
+    Expertd__V1__LayerInfo *list[WIDE_LAYERS];
+    ep_coordinator_drain drain;
+    ep_error error;
+    start(1, NODES_MAX, NULL);
+    Expertd__V1__ModelInfo model = nodes[0].model, *models[1] = {&model};
+    for (uint32_t e = 0; e < WIDE; e++) {
+        every[e] = e;
+    }
+    for (uint32_t l = 0; l < WIDE_LAYERS; l++) {
+        layers[l] = nodes[0].layers[0];
+        layers[l].layer = l;
+        layers[l].experts = WIDE;
+        layers[l].owned = every;
+        layers[l].n_owned = WIDE;
+        list[l] = &layers[l];
+    }
+    model.layers = list;
+    model.n_layers = WIDE_LAYERS;
+    for (int i = 0; i < NODES_MAX; i++) {
+        cr_assert_eq(join_with(i, models, 1, &error), EP_OK, "%s", error.text);
+    }
+    for (int i = 0; i < NODES_MAX; i++) {
+        nodes[i].loaded_number = ep_coordinator_state_assignment_epoch(cluster).number;
+        cr_assert_eq(say_all_held(i, &model, &error), EP_OK, "%s", error.text);
+    }
+    const ep_epoch served = ep_coordinator_state_table(cluster)->epoch, committed = ep_coordinator_state_committed_epoch(cluster);
+    cr_assert_eq(ep_coordinator_state_placement_error(cluster)->code, EP_OK);
+
+    cr_assert_eq(ep_coordinator_state_drain(cluster, "node-0", false, &drain, NULL), EP_OK);
+    cr_assert_eq(ep_epoch_compare(ep_coordinator_state_table(cluster)->epoch, served), 0, "the one before is served on");
+    cr_assert_eq(ep_epoch_compare(ep_coordinator_state_committed_epoch(cluster), committed), 0, "what it needs is kept");
+    const ep_error *problem = ep_coordinator_state_placement_error(cluster);
+    cr_assert_eq(problem->code, EP_ERR_RESOURCE_EXHAUSTED);
+    cr_assert_not_null(strstr(problem->text, "6 nodes, 1 models, 9 layers"), "%s", problem->text);
+    cr_assert_not_null(strstr(problem->text, "clients take up to 4194304"), "%s", problem->text);
+
+    for (int i = 0; i < NODES_MAX; i++) {
+        nodes[i].loaded_number = ep_coordinator_state_assignment_epoch(cluster).number;
+        cr_assert_eq(say_all_held(i, &model, &error), EP_OK, "%s", error.text);
+    }
+    cr_assert_gt(ep_coordinator_state_table(cluster)->epoch.number, served.number, "one copy each: it fits");
+    cr_assert_eq(ep_coordinator_state_placement_error(cluster)->code, EP_OK);
+    ep_coordinator_state_destroy(cluster);
+}
+
 /* ---- copies with other weights ---- */
 
 enum { WRONG = 0x7000, RIGHT = 0x1000 };
