@@ -79,7 +79,8 @@ static bool print_json(const config_options *options, const Expertd__V1__ConfigR
 static bool print_table(const config_options *options, const Expertd__V1__ConfigReply *reply)
 {
     ep_cli_table *table = ep_cli_table_create("KEY|VALUE|ORIGIN|CHANGED BY");
-    printf("%s, %s\n\n", reply->program, reply->software);
+    ep_cli_line(stdout, "%s, %s", reply->program, reply->software);
+    putchar('\n');
     for (size_t i = 0; table != NULL && i < reply->n_entries; i++) {
         const Expertd__V1__ConfigEntry *entry = reply->entries[i];
         if (is_shown(options, entry)) {

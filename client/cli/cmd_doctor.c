@@ -194,8 +194,8 @@ static bool print_lines(const ep_doctor_findings *findings)
         for (size_t i = 0; i < findings->count; i++) {
             const ep_doctor_finding *finding = &findings->list[i];
             if ((int)finding->severity == severity) {
-                printf("%-7s  %s%s%s\n", ep_doctor_severity_words[severity], finding->text, finding->advice[0] != '\0' ? ". Do: " : "",
-                       finding->advice);
+                ep_cli_line(stdout, "%-7s  %s%s%s", ep_doctor_severity_words[severity], finding->text,
+                            finding->advice[0] != '\0' ? ". Do: " : "", finding->advice);
             }
         }
     }

@@ -116,10 +116,10 @@ static void free_reply(Expertd__V1__DrainReply *reply)
 static void report(const char *program, const Expertd__V1__DrainReply *before, const Expertd__V1__DrainReply *now)
 {
     if (before == NULL || before->copies_to_move != now->copies_to_move || strcmp(before->state, now->state) != 0) {
-        fprintf(stderr, "%s: node %s is %s, %u copies to move\n", program, now->node, now->state, now->copies_to_move);
+        ep_cli_line(stderr, "%s: node %s is %s, %u copies to move", program, now->node, now->state, now->copies_to_move);
     }
     if (now->note[0] != '\0' && (before == NULL || strcmp(before->note, now->note) != 0)) {
-        fprintf(stderr, "%s: %s\n", program, now->note);
+        ep_cli_line(stderr, "%s: %s", program, now->note);
     }
 }
 
@@ -163,9 +163,9 @@ static bool print(const drain_options *options, const Expertd__V1__DrainReply *r
                                            "note", ep_cli_json_text(reply->note)),
                                  stdout);
     }
-    printf("node %s is %s, %u copies to move\n", reply->node, reply->state, reply->copies_to_move);
+    ep_cli_line(stdout, "node %s is %s, %u copies to move", reply->node, reply->state, reply->copies_to_move);
     if (reply->note[0] != '\0') {
-        printf("%s\n", reply->note);
+        ep_cli_line(stdout, "%s", reply->note);
     }
     return true;
 }

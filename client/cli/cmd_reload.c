@@ -43,11 +43,12 @@ static const struct argp argp = {
 
 static void print_keys(const char *what, char *const *keys, size_t count)
 {
-    printf("%s", what);
-    for (size_t i = 0; i < count; i++) {
-        printf("%s%s", i > 0 ? ", " : " ", keys[i]);
+    char line[EP_CLI_CELL_BYTES_MAX];
+    size_t used = (size_t)snprintf(line, sizeof(line), "%s", what);
+    for (size_t i = 0; i < count && used < sizeof(line); i++) {
+        used += (size_t)snprintf(line + used, sizeof(line) - used, "%s%s", i > 0 ? ", " : " ", keys[i]);
     }
-    printf("%s\n", count == 0 ? " none" : "");
+    ep_cli_line(stdout, "%s%s", line, count == 0 ? " none" : "");
 }
 
 static json_t *keys_json(char *const *keys, size_t count)

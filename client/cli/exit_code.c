@@ -2,9 +2,7 @@
 /* Exit codes from errors. */
 #include "exit_code.h"
 
-#include <stdio.h>
-
-#include "base/printable.h"
+#include "output.h"
 
 ep_cli_exit ep_cli_exit_of(ep_err err)
 {
@@ -24,9 +22,6 @@ ep_cli_exit ep_cli_exit_of(ep_err err)
 
 int ep_cli_fail(const char *program, const ep_error *error)
 {
-    char text[EP_ERROR_TEXT_BYTES];
-    snprintf(text, sizeof(text), "%s", error->text[0] != '\0' ? error->text : ep_err_text(error->code));
-    ep_text_make_printable(text, '?'); /* a peer's words may be in it */
-    fprintf(stderr, "%s: %s\n", program, text);
+    ep_cli_line(stderr, "%s: %s", program, error->text[0] != '\0' ? error->text : ep_err_text(error->code));
     return ep_cli_exit_of(error->code);
 }

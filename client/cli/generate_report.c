@@ -102,12 +102,12 @@ bool ep_cli_generate_report_print(const ep_cli_generate_report *report, ep_cli_f
                       nodes_json(report->nodes)),
             out);
     }
-    fprintf(out,
-            "%" PRIu32 " bytes from model %s version %s in %.2f s, %.0f bytes/s, epoch %" PRIu64 "/%" PRIu64
-            ", %" PRIu64 " re-routed frames\n\n",
-            report->request->bytes, report->request->model, report->shape->version, seconds,
-            seconds > 0.0 ? report->request->bytes / seconds : 0.0, result->epoch_term, result->epoch_number,
-            rerouted);
+    ep_cli_line(out,
+                "%" PRIu32 " bytes from model %s version %s in %.2f s, %.0f bytes/s, epoch %" PRIu64 "/%" PRIu64
+                ", %" PRIu64 " re-routed frames",
+                report->request->bytes, report->request->model, report->shape->version, seconds,
+                seconds > 0.0 ? report->request->bytes / seconds : 0.0, result->epoch_term, result->epoch_number, rerouted);
+    fputc('\n', out);
     bool good = print_layers(result, out);
     fputc('\n', out);
     return print_nodes(report->nodes, out) && good;

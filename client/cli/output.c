@@ -41,6 +41,28 @@ static const struct argp_option output_options[] = {
 };
 const struct argp ep_cli_output_argp = {output_options, parse_output, NULL, NULL, NULL, NULL, NULL};
 
+/* Lines, cells and JSON get a peer's words through this alone. NULL: no memory. */
+static char *escaped(const char *text)
+{
+    size_t bytes = EP_TEXT_ESCAPED_BYTES(strlen(text));
+    char *out = malloc(bytes);
+    return out == NULL ? NULL : ep_text_escape(text, out, bytes);
+}
+
+/* ---- lines ---- */
+
+void ep_cli_line(FILE *out, const char *format, ...)
+{
+    char text[EP_CLI_CELL_BYTES_MAX];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    char *plain = escaped(text);
+    fprintf(out, "%s\n", plain != NULL ? plain : "(no memory)");
+    free(plain);
+}
+
 /* ---- tables ---- */
 
 /* Characters, not bytes: UTF-8 continuation bytes take no place. */
@@ -65,12 +87,11 @@ static void add_cell(ep_cli_table *table, const char *text)
         table->cells = cells;
         table->cells_capacity = capacity;
     }
-    char *copy = strdup(text);
+    char *copy = escaped(text);
     if (copy == NULL) {
         table->lost = true;
         return;
     }
-    ep_text_make_printable(copy, '?');
     size_t column = table->cells_count % table->columns;
     size_t width = width_of(copy);
     table->widths[column] = width > table->widths[column] ? width : table->widths[column];
@@ -164,12 +185,8 @@ bool ep_cli_json_print(json_t *taken_json, FILE *out)
 
 json_t *ep_cli_json_text(const char *text)
 {
-    char *plain = strdup(text);
-    if (plain == NULL) {
-        return NULL;
-    }
-    ep_text_make_printable(plain, '?');
-    json_t *json = json_string(plain);
+    char *plain = escaped(text);
+    json_t *json = plain != NULL ? json_string(plain) : NULL;
     free(plain);
     return json;
 }

@@ -4,6 +4,8 @@
 
 #include <stdarg.h>
 
+#include "output.h"
+
 void ep_cli_problem_add(ep_cli_problems *problems, const char *format, ...)
 {
     if (problems->count < EP_CLI_PROBLEMS_MAX) {
@@ -35,7 +37,7 @@ void ep_cli_problems_print(const ep_cli_problems *problems, FILE *out)
         fputs("healthy\n", out);
     }
     for (size_t i = 0; i < kept(problems); i++) {
-        fprintf(out, "not healthy: %s\n", problems->texts[i]);
+        ep_cli_line(out, "not healthy: %s", problems->texts[i]);
     }
     if (problems->count > kept(problems)) {
         fprintf(out, "not healthy: %zu more\n", problems->count - kept(problems));

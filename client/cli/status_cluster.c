@@ -206,12 +206,11 @@ bool ep_cli_cluster_print(const char *url, const Expertd__V1__ClusterStatusReply
     if (format == EP_CLI_JSON) {
         return print_json(url, cluster, table, problems, out);
     }
-    fprintf(out,
-            "coordinator  %s\nepoch        %" PRIu64 "/%" PRIu64 "\npolicy       %s, %" PRIu32
-            " copies\nstate        %s\nwatchers     %" PRIu64 "\nuptime       %.0f s\n\n",
-            url, cluster->epoch != NULL ? cluster->epoch->term : 0,
-            cluster->epoch != NULL ? cluster->epoch->number : 0, cluster->policy, cluster->copies,
-            cluster->store, cluster->watchers, (double)cluster->uptime_us / 1e6);
+    fprintf(out, "coordinator  %s\nepoch        %" PRIu64 "/%" PRIu64 "\n", url,
+            cluster->epoch != NULL ? cluster->epoch->term : 0, cluster->epoch != NULL ? cluster->epoch->number : 0);
+    ep_cli_line(out, "policy       %s, %" PRIu32 " copies", cluster->policy, cluster->copies);
+    ep_cli_line(out, "state        %s", cluster->store);
+    fprintf(out, "watchers     %" PRIu64 "\nuptime       %.0f s\n\n", cluster->watchers, (double)cluster->uptime_us / 1e6);
     bool good = print_nodes(cluster, out);
     fputc('\n', out);
     if (table != NULL) {

@@ -200,7 +200,7 @@ bool ep_top_print(const ep_top_sample *before, const ep_top_sample *now, size_t 
     ep_top_hot hot[HOT_MAX];
     size_t max = hottest < HOT_MAX ? hottest : HOT_MAX;
     if (now->coordinator_error.code != EP_OK) {
-        fprintf(out, "coordinator lost, going on with the nodes: %s\n", now->coordinator_error.text);
+        ep_cli_line(out, "coordinator lost, going on with the nodes: %s", now->coordinator_error.text);
     }
     bool good = print_nodes(before, now, out);
     good = print_hot("HOTTEST LAYERS|VERSION|>LAYER|>ROWS/S", hot, ep_top_hot_layers(before, now, hot, max), out) && good;

@@ -2,10 +2,11 @@
 /* Pairs of begin and end become spans; names and processes become small numbers. */
 #include "trace_model.h"
 
-#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "base/printable.h"
 
 #define TABLE_START 1024 /* a power of 2 */
 #define TOO_MANY "(too many names)"
@@ -46,18 +47,6 @@ static size_t bucket_of(const struct ep_cli_trace_tables *tables, uint32_t proce
 
 /* ---- names ---- */
 
-static void clean(char *text)
-{
-    for (char *c = text; *c != '\0'; c++) {
-        *c = (unsigned char)*c < 0x20 || *c == 0x7f ? '?' : *c;
-    }
-    json_t *probe = json_string(text); /* refuses what is not UTF-8 */
-    for (char *c = text; probe == NULL && *c != '\0'; c++) {
-        *c = (unsigned char)*c >= 0x80 ? '?' : *c;
-    }
-    json_decref(probe);
-}
-
 static size_t name_slot(const ep_cli_trace_model *model, const char *text)
 {
     uint64_t hash = 0;
@@ -77,8 +66,7 @@ static size_t name_slot(const ep_cli_trace_model *model, const char *text)
 static uint32_t intern(ep_cli_trace_model *model, const char *raw)
 {
     char text[EP_CLI_TRACE_NAME_BYTES];
-    snprintf(text, sizeof(text), "%s", raw);
-    clean(text);
+    ep_text_escape(raw, text, sizeof(text));
     size_t slot = name_slot(model, text);
     if (model->tables->name_slots[slot] == 0 && model->names_count == EP_CLI_TRACE_NAMES_MAX) {
         return 1;

@@ -13,6 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/printable.h"
 #include "trace_source.h"
 
 #define TRACES_MAX 256 /* of one recording: a directory per user and word size */
@@ -104,7 +105,7 @@ static ep_err take(ep_cli_trace_model *model, ep_cli_trace_note *note, ep_error 
         recording->discarded_packets += note->u.discarded.packets;
         return EP_OK;
     case EP_CLI_TRACE_NOTE_HOST:
-        snprintf(recording->host, sizeof(recording->host), "%s", note->u.host.name);
+        ep_text_escape(note->u.host.name, recording->host, sizeof(recording->host));
         memcpy(recording->clock, note->u.host.clock, sizeof(recording->clock));
         recording->has_clock = note->u.host.has_clock;
         return EP_OK;

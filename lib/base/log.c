@@ -42,21 +42,16 @@ static size_t put_time(char *out, size_t bytes)
     return n + (size_t)snprintf(out + n, bytes - n, ".%03ldZ", now.tv_nsec / 1000000);
 }
 
-static size_t json_escape(char *out, size_t bytes, const char *text)
+/* Of printable text; out has twice its bytes. */
+static void json_escape(char *out, const char *text)
 {
-    size_t n = 0;
-    for (const unsigned char *p = (const unsigned char *)text; *p != 0 && n + 7 < bytes; p++) {
-        if (*p == '"' || *p == '\\') {
-            out[n++] = '\\';
-            out[n++] = (char)*p;
-        } else if (*p < 0x20) {
-            n += (size_t)snprintf(out + n, bytes - n, "\\u%04x", *p);
-        } else {
-            out[n++] = (char)*p;
+    for (; *text != 0; text++) {
+        if (*text == '"' || *text == '\\') {
+            *out++ = '\\';
         }
+        *out++ = *text;
     }
-    out[n] = 0;
-    return n;
+    *out = 0;
 }
 
 static void write_line(const char *line, size_t bytes)
@@ -79,21 +74,22 @@ void ep_log(ep_log_level level, const char *event_id, const char *format, ...)
     if (!ep_log_enabled(level)) {
         return;
     }
+    char said[LINE_BYTES / 2];
     char text[LINE_BYTES / 2];
     char stamp[40];
     char line[LINE_BYTES + 512];
     va_list args;
     va_start(args, format);
-    vsnprintf(text, sizeof(text), format, args);
+    vsnprintf(said, sizeof(said), format, args);
     va_end(args);
-    ep_text_make_printable(text, ' '); /* one event, one line; and names that peers choose must not steer a terminal */
+    ep_text_escape(said, text, sizeof(text)); /* one event, one line; and what peers say must not steer a terminal */
 
     int n;
     put_time(stamp, sizeof(stamp));
     switch ((ep_log_format)atomic_load(&log_format)) {
     case EP_LOG_JSON: {
-        char escaped[LINE_BYTES];
-        json_escape(escaped, sizeof(escaped), text);
+        char escaped[2 * sizeof(text)];
+        json_escape(escaped, text);
         n = snprintf(line, sizeof(line), "{\"time\":\"%s\",\"level\":\"%s\",\"event\":\"%s\",\"message\":\"%s\"}\n",
                      stamp, names[level], event_id, escaped);
         break;

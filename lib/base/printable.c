@@ -5,12 +5,13 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Bytes of the character at text and its number; 0: they are no UTF-8 (RFC 3629: shortest form, no surrogates, up to U+10FFFF). */
+/* Bytes of the character at text and its number; 0: they are no UTF-8 (RFC 3629: shortest form, no surrogates, up to
+ * U+10FFFF). */
 static size_t read_character(const char *text, uint32_t *out_code)
 {
     static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
     const unsigned char *p = (const unsigned char *)text;
-    size_t bytes = p[0] < 0x80 ? 1 : p[0] >= 0xc2 && p[0] < 0xe0 ? 2 : p[0] >= 0xe0 && p[0] < 0xf0 ? 3 : p[0] >= 0xf0 && p[0] < 0xf5 ? 4 : 0;
+    size_t bytes = p[0] < 0x80 ? 1 : p[0] < 0xc2 ? 0 : p[0] < 0xe0 ? 2 : p[0] < 0xf0 ? 3 : p[0] < 0xf5 ? 4 : 0;
     if (bytes < 2) {
         *out_code = p[0];
         return bytes;
@@ -28,21 +29,42 @@ static size_t read_character(const char *text, uint32_t *out_code)
 
 static bool steers(uint32_t code)
 {
-    return code < 0x20 || (code >= 0x7f && code < 0xa0) || code == 0x200e || code == 0x200f || (code >= 0x2028 && code <= 0x202e) ||
-           (code >= 0x2066 && code <= 0x2069);
+    return code < 0x20 || (code >= 0x7f && code < 0xa0) || code == 0x61c || code == 0x200e || code == 0x200f ||
+           (code >= 0x2028 && code <= 0x202e) || (code >= 0x2066 && code <= 0x2069);
 }
 
-void ep_text_make_printable(char *text, char substitute)
+/* Unicode's spaces, and those without width, which make two names look alike. */
+static bool is_blank(uint32_t code)
 {
+    return code == ' ' || code == 0xa0 || code == 0xad || code == 0x1680 || (code >= 0x2000 && code <= 0x200d) || code == 0x202f ||
+           code == 0x205f || code == 0x2060 || code == 0x3000 || code == 0xfeff;
+}
+
+char *ep_text_escape(const char *text, char *out, size_t out_bytes)
+{
+    static const char digits[] = "0123456789abcdef";
+    size_t at = 0;
     while (*text != 0) {
         uint32_t code = 0;
         size_t bytes = read_character(text, &code);
-        if (bytes == 0 || steers(code)) {
-            bytes = bytes > 0 ? bytes : 1;
-            memset(text, substitute, bytes);
+        bool is_good = bytes > 0 && !steers(code);
+        bytes = bytes > 0 ? bytes : 1;
+        if (at + (is_good ? bytes : 4 * bytes) >= out_bytes) {
+            break;
+        }
+        for (size_t i = 0; i < bytes; i++) {
+            unsigned char c = (unsigned char)text[i];
+            if (is_good) {
+                out[at++] = text[i];
+            } else {
+                memcpy(out + at, (const char[]){'\\', 'x', digits[c >> 4], digits[c & 15]}, 4);
+                at += 4;
+            }
         }
         text += bytes;
     }
+    out[at] = 0;
+    return out;
 }
 
 size_t ep_text_printable_bytes(const char *text, bool blanks_allowed)
@@ -51,8 +73,7 @@ size_t ep_text_printable_bytes(const char *text, bool blanks_allowed)
     while (text[at] != 0) {
         uint32_t code = 0;
         size_t bytes = read_character(text + at, &code);
-        bool blank = code == ' ' || code == 0xa0 || code == 0x3000;
-        if (bytes == 0 || steers(code) || (blank && !blanks_allowed)) {
+        if (bytes == 0 || steers(code) || (!blanks_allowed && is_blank(code))) {
             break;
         }
         at += bytes;

@@ -82,20 +82,19 @@ void ep_metrics_destroy(ep_metrics *metrics)
     free(metrics);
 }
 
-static size_t put_escaped(char *out, size_t bytes, const char *text)
+static void put_escaped(char *out, size_t bytes, const char *said)
 {
+    char plain[LABELS_BYTES];
+    const char *text = ep_text_escape(said, plain, sizeof(plain));
     size_t n = 0;
     for (; *text != 0 && n + 3 < bytes; text++) {
-        if (*text == '\\' || *text == '"' || *text == '\n') {
+        if (*text == '\\' || *text == '"') {
             out[n++] = '\\';
-            out[n++] = *text == '\n' ? 'n' : *text;
-        } else {
-            out[n++] = *text;
         }
+        out[n++] = *text;
     }
     out[n] = 0;
-    ep_text_make_printable(out, '?');
-    return n;
+    out[ep_text_printable_bytes(out, true)] = 0; /* no half of a character */
 }
 
 /* A label that no longer fits is left out whole: a cut one would break the exposition. */

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A peer written from the frame format alone (ARCHITECTURE.md, lib/wire/frame.h's table, proto/*.proto), for attacks on running daemons. It shares no code
 with the wire library: sockets, struct and a hand-written protobuf encoding. Nothing here checks what it sends; that is the daemon's work."""
-import os, random, socket, ssl, struct, time
+import os, random, socket, ssl, struct, threading, time
 
 # proto/methods.def: service << 8 | method
 HELLO, FORWARD, DESCRIBE, NODE_STATUS = 0x0000, 0x0101, 0x0102, 0x0201
@@ -263,6 +263,48 @@ class Peer:
         finally:
             self.sock.settimeout(before)
         return frames
+
+
+class Service:
+    """A daemon's place on a port of its own, which answers any Hello, and each method of `answers` with that body; or with (status, text). For what a wrong
+    service can do to those who call it."""
+
+    def __init__(self, answers, node="n0"):
+        self.answers = answers | {HELLO: message((1, 1), (2, 1), (6, 7), (7, node), (8, "node"), (9, 16 << 20), (10, 4 << 20), (11, 64 << 20), (13, 500), (14, True), (18, "peer.py"))}
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"tcp://127.0.0.1:{self.listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.listener.close()
+
+    def _accept(self):
+        try:
+            while True:
+                threading.Thread(target=self._serve, args=(self.listener.accept()[0],), daemon=True).start()
+        except OSError:
+            pass
+
+    def _serve(self, sock):
+        with sock:
+            try:
+                while True:
+                    fixed = read_exact(sock, 64)
+                    kind, call, method = fixed[5], *struct.unpack_from("<QxxH", fixed, 8)
+                    header_bytes, offset, _, tensor_bytes = struct.unpack_from("<IIIQ", fixed, 28)
+                    if header_bytes or tensor_bytes:
+                        read_exact(sock, offset - 64 + tensor_bytes)
+                    if kind == PING:
+                        sock.sendall(frame(PONG, call=call, crc=False))
+                    elif kind == REQUEST:
+                        answer = self.answers.get(method, (12, "no such method"))
+                        status, body = (answer[0], message((1, answer[0]), (2, answer[1]))) if isinstance(answer, tuple) else (0, answer)
+                        sock.sendall(frame(REPLY, method, call, body, status=status, flags=2 if method == WATCH else 0))
+            except OSError:
+                pass
 
 
 class DoorPeer:

@@ -15,6 +15,18 @@ def check_printable(data, where):
     assert not bad, (where, bad, text[-500:])
 
 
+def check_command(command, *arguments):
+    """Both forms of what a command prints."""
+    shown = ""
+    for form in ("json", "table") if command != "top" else ("table",):
+        done = subprocess.run([EXPERTCTL, command, *arguments, *(("-o", "json") if form == "json" else ())], capture_output=True, timeout=60)
+        check_printable(done.stdout + done.stderr, command)
+        if form == "json" and done.stdout:
+            json.loads(done.stdout)
+        shown += (done.stdout + done.stderr).decode()
+    return shown
+
+
 with Cluster() as c:
     coordinator = c.coordinator()
     where = ("--coordinator", coordinator["rpc_url"])
@@ -37,13 +49,21 @@ with Cluster() as c:
         assert rogue.call(peer.REGISTER, body).status == 0
         for text in BAD: # not a name: it is shown, without what steers
             rogue.call(peer.HEARTBEAT, peer.heartbeat_body("n1", 7, text, more=((6, text),)))
-            for form in ("table", "json"):
-                for command in ("status", "doctor", "stats"):
-                    done = subprocess.run([EXPERTCTL, command, *where, "-o", form], capture_output=True, timeout=60)
-                    check_printable(done.stdout + done.stderr, command)
-                    if form == "json" and done.stdout:
-                        json.loads(done.stdout)
+            for command in ("status", "doctor", "stats"):
+                check_command(command, *where)
     log = open(c.path("coordinator.log"), "rb").read()
     check_printable(log, "log")
     assert all(line[:2] == b"20" for line in log.splitlines()), "a peer's newline began a line"
     c.stop()
+
+# A service that has been taken over, and whoever asks it.
+for text in BAD:
+    cluster = peer.message((2, text), (3, 1), (4, ((1, 0), (2, text), (3, text), (4, text), (8, text))), *((n, text) for n in (7, 8, 9, 11, 12)))
+    config = peer.message((1, text), (2, text), (3, ((1, text), (2, text), (3, text))))
+    answers = {peer.CLUSTER_STATUS: cluster, peer.DRAIN: peer.message((1, text), (2, "drained"), (4, text)), peer.RELOAD: peer.message((1, text), (2, text)), peer.GET_CONFIG: config,
+               peer.NODE_STATUS: (5, text), peer.WATCH: (5, text), peer.LIST_SERVICES: (5, text)}
+    with peer.Service(answers, node=text) as wrong:
+        for arguments in (("status", "--coordinator", wrong.url), ("status", "--node", wrong.url), ("doctor", "--coordinator", wrong.url), ("top", "--once", "--coordinator", wrong.url),
+                          ("config", "--admin", wrong.url), ("reload", "--admin", wrong.url), ("drain", "n0", "--admin", wrong.url), ("rpc", "list", "--node", wrong.url)):
+            shown = check_command(*arguments)
+            assert "\\x" in shown or text == "n x", (arguments, shown)

@@ -75,9 +75,20 @@ Test(output, control_bytes_cannot_reach_the_terminal)
     ep_cli_table_cell(table, "x\033[31my\n");
     ep_cli_table_cell(table, "\xc3\xa4|"); /* one character wide */
     char *text = printed_table(table);
-    cr_assert_str_eq(text, "A         B\nx?[31my?  \xc3\xa4|\n");
+    cr_assert_str_eq(text, "A               B\nx\\x1b[31my\\x0a  \xc3\xa4|\n");
     free(text);
     ep_cli_table_destroy(table);
+}
+
+Test(output, a_line_stays_one)
+{
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *out = open_memstream(&text, &bytes);
+    ep_cli_line(out, "node %s: %d", "a\nb\xc2\x9b\xc3\xa4", 1);
+    fclose(out);
+    cr_assert_str_eq(text, "node a\\x0ab\\xc2\\x9b\xc3\xa4: 1\n");
+    free(text);
 }
 
 Test(output, many_rows)
@@ -109,7 +120,7 @@ Test(output, json_text_that_is_not_utf8)
     json_t *good = ep_cli_json_text("n\xc3\xa4me");
     json_t *bad = ep_cli_json_text("n\xffme");
     cr_assert_str_eq(json_string_value(good), "n\xc3\xa4me");
-    cr_assert_str_eq(json_string_value(bad), "n?me");
+    cr_assert_str_eq(json_string_value(bad), "n\\xffme");
     json_decref(good);
     json_decref(bad);
 }

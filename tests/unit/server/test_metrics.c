@@ -34,7 +34,7 @@ Test(metrics, counters_gauges_and_histograms_as_text)
     char *text = text_of(m);
     cr_expect_str_eq(text, "# HELP expertd_x_total Counts x\n"
                            "# TYPE expertd_x_total counter\n"
-                           "expertd_x_total{result=\"a\\\"b\\\\c\\nd\"} 5\n"
+                           "expertd_x_total{result=\"a\\\"b\\\\c\\\\x0ad\"} 5\n"
                            "# HELP expertd_y_bytes Bytes of y\n"
                            "# TYPE expertd_y_bytes gauge\n"
                            "expertd_y_bytes 1.5\n"
