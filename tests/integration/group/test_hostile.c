@@ -396,6 +396,52 @@ static bool run(const oracle_case *c, const attack *a)
     return played && !g.failed;
 }
 
+/* ---- who has the token, and would have it sent to him in plain text ---- */
+
+#define ELSEWHERE "tcp://192.0.2.1:9" /* nobody's (RFC 5737) */
+#define TOKEN "0123456789abcdef"
+
+static void join_with_url_elsewhere(void *arg, const char *url)
+{
+    ep_group_hello hello = {.world_size = 2, .rank = 1, .name = "hostile", .url = ELSEWHERE, .token = TOKEN};
+    frame f;
+    int fd = raw_join(url, &hello, 0);
+    char *text = (char *)f.bytes + EP_GROUP_FRAME_FIXED_BYTES;
+    *(bool *)arg = fd >= 0 && raw_read(fd, &f) && f.head.kind == EP_GROUP_FRAME_REFUSED && strstr(text + 4, "'" ELSEWHERE "' is not dialed") != NULL;
+    close(fd);
+}
+
+/* Neither an address that a rank says, nor one of the configuration, is dialed; rank 0 says who came. */
+static bool shows_no_token(void)
+{
+    const char *urls[] = {"tcp://127.0.0.1:0", "tcp://127.0.0.1:0"};
+    bool refused = false;
+    ep_group_config config;
+    ep_group *group = NULL;
+    ep_error error;
+    ep_group_config_init(&config);
+    config.name = "hostile";
+    config.world_size = 2;
+    config.urls = urls;
+    config.urls_count = 1;
+    config.token = TOKEN;
+    config.deadline_us = 1000000; /* nobody else will come */
+    config.on_listening = join_with_url_elsewhere;
+    config.on_listening_arg = &refused;
+    ep_err first = ep_group_create(&config, &group, &error);
+    bool good = refused && first == EP_ERR_DEADLINE_EXCEEDED && strstr(error.text, "'" ELSEWHERE "' is not dialed") != NULL;
+    printf("%s: url of a rank elsewhere: %s\n", good ? "ok" : "FAILED", error.text);
+    urls[0] = ELSEWHERE;
+    config.rank = 1;
+    config.listen_url = urls[1];
+    config.deadline_us = DEADLINE_US;
+    config.on_listening = NULL;
+    ep_err second = ep_group_create(&config, &group, &error);
+    bool named = second == EP_ERR_PERMISSION_DENIED && strstr(error.text, "rank 0: '" ELSEWHERE "' is not dialed") != NULL;
+    printf("%s: url of rank 0 elsewhere: %s\n", named ? "ok" : "FAILED", error.text);
+    return good && named;
+}
+
 int main(void)
 {
     oracle_case c = {.ranks = 2, .experts = 2 * LOCAL, .top_k = 3, .hidden = 16, .dtype = ORACLE_BF16};
@@ -403,7 +449,8 @@ int main(void)
     case_draw_batch(&state, &c, 8, &c.batch[0]);
     oracle_case alone = {.ranks = 1, .experts = 1, .top_k = 1, .hidden = 16, .dtype = ORACLE_BF16};
     case_draw_batch(&state, &alone, 8, &alone.batch[0]);
-    bool good = run(&c, NULL);
+    bool good = shows_no_token();
+    good = run(&c, NULL) && good;
     for (size_t i = 0; i < sizeof(attacks) / sizeof(attacks[0]); i++) {
         good = run(attacks[i].where == PAIR ? &alone : &c, &attacks[i]) && good;
     }

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Forward calls through a real RPC server on the loopback lane, with real and hand-driven backends. */
 #include <criterion/criterion.h>
+#include <arpa/inet.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/check.h"
@@ -38,6 +40,7 @@ static struct rig {
     ep_admission *admission;
     ep_batcher *batcher;
     ep_metrics *metrics;
+    ep_tls_config tls; /* of the relay */
     ep_relay *relay; /* without neighbours */
     ep_forward_handler *handler;
     ep_timer_service *timers;
@@ -182,7 +185,7 @@ static void start_with(const char *backend, const char *experts, uint32_t inflig
     cr_assert_eq(ep_batcher_create(rig.backend, &policy, NULL, &rig.batcher), EP_OK);
     cr_assert_eq(ep_metrics_create(&rig.metrics), EP_OK);
     const ep_rpc_common common = {.node = "rig", .host = "here"};
-    cr_assert_eq(ep_relay_create(&(ep_relay_config){.common = &common}, &rig.relay), EP_OK);
+    cr_assert_eq(ep_relay_create(&(ep_relay_config){.common = &common, .tls = &rig.tls}, &rig.relay), EP_OK);
     ep_forward_handler_config handler = {.node_name = "rig",
                                          .models = &rig.models,
                                          .store = rig.store,
@@ -462,6 +465,30 @@ Test(forward_handler, nothing_goes_to_a_neighbour_that_the_table_does_not_name)
     cr_expect(strstr(e.text, "node stranger at 'tcp://127.0.0.1:1' is not of this host in the newest table") != NULL, "%s",
               e.text);
     cr_expect_str_eq(e.node, "stranger");
+}
+
+/* The table names a neighbour with an address in plain text, and this node has TLS: it is asked for nothing, and nobody connects to it. */
+Test(forward_handler, nothing_goes_to_a_neighbour_in_plain_text)
+{
+    ep_error e;
+    ep_test_forward f = relayed_sample();
+    ep_relay_neighbour *neighbour = calloc(1, sizeof(*neighbour));
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t bytes = sizeof(at);
+    int recorder = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+    cr_assert(bind(recorder, (struct sockaddr *)&at, bytes) == 0 && listen(recorder, 8) == 0 &&
+              getsockname(recorder, (struct sockaddr *)&at, &bytes) == 0);
+    snprintf(neighbour->name, sizeof(neighbour->name), "stranger");
+    snprintf(neighbour->url, sizeof(neighbour->url), "tcp://127.0.0.1:%u", ntohs(at.sin_port));
+    f.relay[1]->url = neighbour->url;
+    rig.tls.ca_file = "/ca.pem";
+    start_with("cpu", NULL, 1024, 1 << 20, 4);
+    ep_relay_set_neighbours(rig.relay, neighbour, 1);
+    cr_expect_eq(ep_test_forward_run(&rig.peer, &f, NULL, &e), EP_ERR_UNAVAILABLE);
+    cr_expect(strstr(e.text, neighbour->url) != NULL && strstr(e.text, "is not dialed: TLS is configured here") != NULL, "%s", e.text);
+    cr_expect_str_eq(e.node, "stranger");
+    cr_expect_lt(accept(recorder, NULL, NULL), 0);
+    close(recorder);
 }
 
 Test(forward_handler, a_failing_expert_fails_the_call_and_names_it)
