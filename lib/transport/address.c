@@ -2,10 +2,18 @@
 /* Addresses by their text alone. */
 #include "transport/address.h"
 
+#include <arpa/inet.h>
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 
 #include "transport/lane_common.h"
+
+/* Of digits alone. Another host than the one before the colon would be dialed otherwise: "127.0.0.1:1@b". */
+static bool is_number(const char *text)
+{
+    return text[0] != 0 && strspn(text, "0123456789") == strlen(text);
+}
 
 bool ep_address_is_loopback(const char *address)
 {
@@ -18,12 +26,100 @@ bool ep_address_is_loopback(const char *address)
     if (strncmp(address, "loopback://", strlen("loopback://")) == 0 || strncmp(address, "shm://", strlen("shm://")) == 0) {
         return true;
     }
+    if (colon != NULL && !is_number(colon + 1)) {
+        return false;
+    }
     if ((bytes == 5 && strncmp(host, "[::1]", 5) == 0) ||
         (bytes == 9 && strncmp(host, "localhost", 9) == 0)) {
         return true;
     }
     return bytes >= 9 && sscanf(host, "%3u.%3u.%3u.%3u%n", &a, &b, &c, &d, &used) == 4 &&
            (size_t)used == bytes && a == 127;
+}
+
+/* ---- rules of hosts ---- */
+
+#define HOST_BYTES 256
+#define NAME_CHARACTERS "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_."
+
+/* Bits of the address, 32 or 128; 0: text is none. */
+static unsigned read_ip(const char *text, uint8_t out[16])
+{
+    return inet_pton(AF_INET, text, out) == 1 ? 32 : inet_pton(AF_INET6, text, out) == 1 ? 128 : 0;
+}
+
+/* Bits of the rule's addresses, of which the first *out_fixed count; 0: it is no prefix. */
+static unsigned read_prefix(const char *rule, uint8_t out[16], unsigned *out_fixed)
+{
+    char text[HOST_BYTES];
+    const char *slash = strchr(rule, '/');
+    size_t bytes = slash != NULL ? (size_t)(slash - rule) : strlen(rule);
+    if (bytes >= sizeof(text)) {
+        return 0;
+    }
+    memcpy(text, rule, bytes);
+    text[bytes] = 0;
+    unsigned bits = read_ip(text, out);
+    int used = 0;
+    *out_fixed = bits;
+    if (slash != NULL && (!is_number(slash + 1) || sscanf(slash + 1, "%3u%n", out_fixed, &used) != 1 || slash[1 + used] != 0 || *out_fixed > bits)) {
+        return 0;
+    }
+    return bits;
+}
+
+static bool is_name(const char *text)
+{
+    const char *dot = strrchr(text, '.');
+    const char *last = dot != NULL ? dot + 1 : text;
+    /* No address that is written badly: "10.300.0.0". */
+    return last[0] != 0 && strspn(text, NAME_CHARACTERS) == strlen(text) && !is_number(last);
+}
+
+bool ep_address_rule_is_good(const char *rule)
+{
+    uint8_t ip[16];
+    unsigned fixed;
+    return read_prefix(rule, ip, &fixed) > 0 || is_name(rule);
+}
+
+static bool read_host(const char *url, char out[HOST_BYTES])
+{
+    const char *scheme = strstr(url, "://");
+    const char *host = scheme != NULL ? scheme + 3 : url;
+    const char *colon = strrchr(host, ':');
+    if (colon == NULL || !is_number(colon + 1)) {
+        return false;
+    }
+    size_t bytes = (size_t)(colon - host);
+    bool has_brackets = bytes > 2 && host[0] == '[' && host[bytes - 1] == ']';
+    host += has_brackets;
+    bytes -= has_brackets ? 2 : 0;
+    if (bytes == 0 || bytes >= HOST_BYTES) {
+        return false;
+    }
+    memcpy(out, host, bytes);
+    out[bytes] = 0;
+    return true;
+}
+
+bool ep_address_fits_rule(const char *url, const char *rule)
+{
+    char host[HOST_BYTES];
+    uint8_t ip[16], wanted[16];
+    unsigned fixed = 0;
+    if (!read_host(url, host)) {
+        return false;
+    }
+    unsigned bits = read_ip(host, ip);
+    if (bits == 0) {
+        size_t skip = rule[0] == '.' && strlen(host) > strlen(rule) ? strlen(host) - strlen(rule) : 0;
+        return is_name(host) && is_name(rule) && strcasecmp(host + skip, rule) == 0;
+    }
+    if (read_prefix(rule, wanted, &fixed) != bits || memcmp(ip, wanted, fixed / 8) != 0) {
+        return false;
+    }
+    return fixed % 8 == 0 || (ip[fixed / 8] ^ wanted[fixed / 8]) >> (8 - fixed % 8) == 0;
 }
 
 ep_err ep_address_for_dial(const char *url, const ep_tls_config *tls, bool guards_token, ep_lane_address *out_address, ep_error *out_error)

@@ -10,9 +10,15 @@
 #include <unistd.h>
 
 #include "base/check.h"
+#include "transport/address.h"
 
 static const ep_option name_fields[] = {
     {.name = "name", .type = EP_OPTION_STRING, .min = 1, .max = EP_NODE_NAME_BYTES - 1, .help = "node name"},
+};
+
+#define ADVERTISE_ALLOW_MAX 64
+static const ep_option host_fields[] = {
+    {.name = "host", .type = EP_OPTION_STRING, .min = 1, .max = 255, .help = "prefix, host name, or .domain"},
 };
 
 static const ep_option coordinator_options[] = {
@@ -25,6 +31,9 @@ static const ep_option coordinator_options[] = {
     {.name = "min_nodes", .type = EP_OPTION_INT, .min = 1, .max = EP_NODES_MAX, .default_text = "1",
      .help = "Nodes that must have registered before experts are placed"},
     {.name = "nodes_max", .type = EP_OPTION_INT, .min = 1, .max = EP_NODES_MAX, .default_text = "1024", .help = "Nodes known at most"},
+    {.name = "advertise_allow", .type = EP_OPTION_LIST, .max = ADVERTISE_ALLOW_MAX, .fields = host_fields, .fields_count = 1,
+     .flag = "advertise-allow",
+     .help = "Hosts that nodes may register: 10.0.0.0/8, fd00::/8, node1.example, .svc (names that end so); empty: any"},
     {.name = "heartbeat_ms", .type = EP_OPTION_INT, .unit = "ms", .min = 20, .max = 60000, .default_text = "500",
      .help = "How often nodes report"},
     {.name = "heartbeat_dead_count", .type = EP_OPTION_INT, .min = 1, .max = 100, .default_text = "3",
@@ -56,6 +65,36 @@ static uint32_t number(const ep_options *options, const char *key)
     return (uint32_t)ep_options_number(options, key);
 }
 
+/* An array to free, of borrowed texts; NULL: no memory. */
+static const char **list_texts(const ep_options *options, const char *key, const char *field)
+{
+    size_t count = ep_options_list_count(options, key);
+    const char **texts = calloc(count + 1, sizeof(*texts));
+    for (size_t i = 0; texts != NULL && i < count; i++) {
+        texts[i] = ep_options_list_text(options, key, i, field);
+    }
+    return texts;
+}
+
+static ep_err load_advertise_allow(const ep_options *options, ep_coordinator_config *config, ep_error *out_error)
+{
+    size_t count = ep_options_list_count(options, "advertise_allow");
+    config->advertise_allow = list_texts(options, "advertise_allow", "host");
+    if (config->advertise_allow == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for the configuration");
+    }
+    for (size_t i = 0; i < count; i++) {
+        if (!ep_address_rule_is_good(config->advertise_allow[i])) {
+            return ep_options_fail_item(options, "advertise_allow", i, "host", out_error,
+                                        "'%.120s' is neither a prefix nor a name; allowed: 10.0.0.0/8, fd00::/8, node1.example, .svc",
+                                        config->advertise_allow[i]);
+        }
+    }
+    config->cluster.advertise_allow = config->advertise_allow;
+    config->cluster.advertise_allow_count = count;
+    return EP_OK;
+}
+
 static ep_err load_map(const ep_options *options, ep_coordinator_config *config, ep_error *out_error)
 {
     bool is_static = strcmp(ep_options_text(options, "placement"), "static") == 0;
@@ -67,12 +106,9 @@ static ep_err load_map(const ep_options *options, ep_coordinator_config *config,
     if (!is_static) {
         return count == 0 ? EP_OK : ep_options_fail(options, "node_order", out_error, "is only used with placement: static");
     }
-    config->node_order = calloc(count + 1, sizeof(*config->node_order));
+    config->node_order = list_texts(options, "node_order", "name");
     if (config->node_order == NULL) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for the configuration");
-    }
-    for (size_t i = 0; i < count; i++) {
-        config->node_order[i] = ep_options_list_text(options, "node_order", i, "name");
     }
     config->cluster.node_order = config->node_order;
     config->cluster.node_order_count = count;
@@ -158,6 +194,7 @@ static ep_err load(const ep_options *options, ep_coordinator_config *config, ep_
     config->gateway = ep_options_bool(options, "gateway");
     config->gateway_calls_max = number(options, "gateway_calls_max");
     err = check_state_dir(options, config, out_error);
+    err = err != EP_OK ? err : load_advertise_allow(options, config, out_error);
     return err != EP_OK ? err : load_map(options, config, out_error);
 }
 
@@ -177,8 +214,10 @@ void ep_coordinator_config_fini(ep_coordinator_config *config)
 {
     ep_expert_map_destroy(config->expert_map);
     free(config->node_order);
+    free(config->advertise_allow);
     config->expert_map = NULL;
     config->node_order = NULL;
+    config->advertise_allow = NULL;
     ep_service_config_fini(&config->service);
 }
 

@@ -15,7 +15,8 @@ typedef struct ep_coordinator_config {
     uint32_t gateway_calls_max;
     bool metrics_per_expert;
     ep_expert_map *expert_map;   /* owned; NULL: uniform placement */
-    const char **node_order;     /* owned array, borrowed texts */
+    const char **node_order;      /* owned array, borrowed texts */
+    const char **advertise_allow; /* the same */
 } ep_coordinator_config;
 
 extern const ep_options_spec ep_coordinator_options;

@@ -3,6 +3,7 @@
 #include "coordinator/service.h"
 
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,6 +14,7 @@
 #include "coordinator/failpoint.h"
 #include "coordinator/table_keeper.h"
 #include "coordinator/statistics.h"
+#include "transport/address.h"
 #include "wire/placement_codec.h"
 
 typedef struct watcher {
@@ -290,9 +292,29 @@ static ep_err check_name_said(const ep_rpc_call *call, const char *what, const c
     return ep_error_set(out_error, EP_ERR_PERMISSION_DENIED, "node '%s' may not %s '%s': the name differs from its Hello", said, what, node);
 }
 
-/* What every client would dial, and show its token. */
-static ep_err check_url(ep_node_urls allowed, const Expertd__V1__RegisterRequest *request, ep_error *out_error)
+static ep_err check_host(const ep_coordinator_state_config *config, const Expertd__V1__RegisterRequest *request, ep_error *out_error)
 {
+    char rules[256] = "";
+    size_t used = 0;
+    for (size_t i = 0; i < config->advertise_allow_count; i++) {
+        if (ep_address_fits_rule(request->url, config->advertise_allow[i])) {
+            return EP_OK;
+        }
+        if (used < sizeof(rules)) {
+            used += (size_t)snprintf(rules + used, sizeof(rules) - used, "%s%s", i > 0 ? ", " : "", config->advertise_allow[i]);
+        }
+    }
+    return config->advertise_allow_count == 0
+               ? EP_OK
+               : ep_error_set(out_error, EP_ERR_PERMISSION_DENIED,
+                              "node %s: the url '%.100s' is outside this coordinator's advertise_allow; allowed hosts: %s", request->node,
+                              request->url, rules);
+}
+
+/* What every client would dial, and show its token. */
+static ep_err check_url(const ep_coordinator_state_config *config, const Expertd__V1__RegisterRequest *request, ep_error *out_error)
+{
+    ep_node_urls allowed = config->node_urls;
     bool tls = strncmp(request->url, "tls+tcp://", strlen("tls+tcp://")) == 0;
     bool plain = strncmp(request->url, "tcp://", strlen("tcp://")) == 0;
     if (ep_lane_for_url(request->url) == NULL || (allowed != EP_NODE_URLS_ANY && !tls && !plain)) {
@@ -306,7 +328,7 @@ static ep_err check_url(ep_node_urls allowed, const Expertd__V1__RegisterRequest
                             "(advertise_url, or listen, of the node)",
                             request->node, request->url);
     }
-    return EP_OK;
+    return check_host(config, request, out_error);
 }
 
 /* What the state cannot judge: that the caller speaks for itself, and that others can and may dial its address. */
@@ -316,7 +338,7 @@ static ep_err check_caller(const ep_coordinator_service *self, const ep_rpc_call
     if (check_name_said(call, "register", request->node, out_error) != EP_OK) {
         return out_error->code;
     }
-    return check_url(self->config.node_urls, request, out_error);
+    return check_url(&self->config, request, out_error);
 }
 
 static void on_register_node(Expertd__V1__Coordinator_Service *rpc, const Expertd__V1__RegisterRequest *request,

@@ -34,6 +34,8 @@ typedef enum ep_node_urls {
 
 typedef struct ep_coordinator_state_config {
     ep_node_urls node_urls;          /* judged by the service */
+    const char *const *advertise_allow; /* the same: rules of hosts (transport/address.h); count 0: any */
+    size_t advertise_allow_count;
     uint32_t copies;                 /* wanted per expert, 1..64 */
     uint32_t min_nodes;              /* nodes that must register before anything is placed */
     uint32_t heartbeat_ms;

@@ -33,3 +33,29 @@ with Cluster() as c:
             pass
     assert f"register-refused node rogue reason node rogue: the url '{plain}' is plain text" in open(c.path("coordinator.log")).read()
     c.stop()
+
+# An operator says where nodes may be: nothing else gets into the table.
+with Cluster() as c:
+    coordinator = c.coordinator("--advertise-allow=127.0.0.0/30", "--advertise-allow=.svc")
+    where = ("--coordinator", coordinator["rpc_url"])
+    c.node("n0", "--coordinator-url=" + coordinator["rpc_url"])
+    c.wait_serving(*where)
+    with socket.create_server(("127.0.0.5", 0)) as recorder, peer.Peer(coordinator["rpc_url"]) as rogue:
+        recorder.setblocking(False)
+        assert rogue.hello("node", node="rogue").status == 0
+        port = recorder.getsockname()[1]
+        for url in f"tcp://127.0.0.5:{port}", f"tcp://127.0.0.1:1@127.0.0.5:{port}", f"tcp://127.0.0.1:1@localhost", f"tcp://localhost:{port}", f"tcp://[::ffff:127.0.0.1]:{port}":
+            reply = rogue.call(peer.REGISTER, peer.register_body("rogue", url, 7, [model]))
+            assert reply.status == 7 and url in reply.text() and "allowed hosts: 127.0.0.0/30, .svc" in reply.text(), (url, reply.status, reply.text())
+        c.run(EXPERTCTL, "forward", *where, "--model", "demo", "--layer", str(LAYER), "--in", c.batch("batch", 8, 1), "--out", c.path("y"))
+        try:
+            recorder.accept()
+            raise AssertionError("somebody dialed an address that is not allowed")
+        except BlockingIOError:
+            pass
+        with peer.Peer(coordinator["rpc_url"]) as good:
+            assert good.hello("node", node="good").status == 0
+            reply = good.call(peer.REGISTER, peer.register_body("good", "tcp://n0.expertd.svc:1", 7, [model]))
+            assert reply.status == 0, reply.text()
+    assert f"'tcp://127.0.0.5:{port}' is outside this coordinator's advertise_allow" in open(c.path("coordinator.log")).read()
+    c.stop()

@@ -81,12 +81,64 @@ Test(service_config, loopback_is_recognised)
                                        "tcp://[::1]:9", "127.0.0.1:7"};
     static const char *const far[] = {
         "tcp://0.0.0.0:1", "tcp://10.0.0.1:1",   "tcp://[::]:1",      "tcp://127.0.0.1.example.com:1",
-        "tcp://host:1",    "tcp://1270.0.0.1:1", "tcp://127.0.0.1x:1"};
+        "tcp://host:1",    "tcp://1270.0.0.1:1", "tcp://127.0.0.1x:1", "tcp://127.0.0.1:80@host", "tcp://localhost:"};
     for (size_t i = 0; i < sizeof(near) / sizeof(near[0]); i++) {
         cr_expect(ep_address_is_loopback(near[i]), "%s", near[i]);
     }
     for (size_t i = 0; i < sizeof(far) / sizeof(far[0]); i++) {
         cr_expect_not(ep_address_is_loopback(far[i]), "%s", far[i]);
+    }
+}
+
+Test(service_config, hosts_fit_rules)
+{
+    static const char *const good[] = {"10.0.0.0/8", "0.0.0.0/0", "10.1.2.3", "10.1.2.3/32", "fd00::/8", "::/0", "::1", "node1", "n-1.example", ".svc"};
+    static const char *const bad[] = {"", ".", "10.0.0.0/33", "10.0.0.0/", "10.0.0.0/8x", "10.0.0.0/-1", "10.0.0.0/0008", "fd00::/129", "10.300.0.0",
+                                      "10.1", "node1/8", "no de", "tcp://10.0.0.1:1", "[::1]", "node1:1", "a@b"};
+    static const struct {
+        const char *url;
+        const char *rule;
+        bool fits;
+    } rows[] = {
+        {"tcp://10.1.2.3:1", "10.0.0.0/8", true},
+        {"tls+tcp://11.1.2.3:1", "10.0.0.0/8", false},
+        {"tcp://11.1.2.3:1", "0.0.0.0/0", true},
+        {"tcp://10.1.2.3:1", "10.1.2.3", true},
+        {"tcp://10.1.2.2:1", "10.1.2.3", false},
+        {"tcp://10.1.2.130:1", "10.1.2.128/25", true},
+        {"tcp://10.1.2.127:1", "10.1.2.128/25", false},
+        {"tcp://10.1.3.130:1", "10.1.2.128/25", false},
+        {"tcp://[fd12::1]:1", "fd00::/8", true},
+        {"tcp://[fe80::1]:1", "fd00::/8", false},
+        {"tcp://[::ffff:10.0.0.1]:1", "10.0.0.0/8", false},
+        {"tcp://10.0.0.1:1", "::/0", false},
+        {"tcp://0x0a000001:1", "10.0.0.0/8", false},
+        {"tcp://10.1:1", "10.0.0.0/8", false},
+        {"tcp://node1:1", "0.0.0.0/0", false},
+        {"tcp://node1:1", "node1", true},
+        {"tcp://NODE1:1", "node1", true},
+        {"tcp://node12:1", "node1", false},
+        {"tcp://a.node1:1", "node1", false},
+        {"tls+tcp://n0.expertd.x.svc:1", ".svc", true},
+        {"tls+tcp://n0.expertd.x.svcs:1", ".svc", false},
+        {"tls+tcp://.svc:1", ".svc", true}, /* no name that is found */
+        {"tcp://elsewhere:1/x.svc:1", ".svc", false},
+        {"tcp://10.0.0.1:1@elsewhere", "10.0.0.0/8", false},
+        {"tcp://10.0.0.1:1@elsewhere:2", "10.0.0.0/8", false},
+        {"tcp://10.0.0.1@elsewhere:2", "10.0.0.0/8", false},
+        {"tcp://10.0.0.1@elsewhere:2", "elsewhere", false},
+        {"tcp://10.0.0.1", "10.0.0.0/8", false},
+        {"tcp://:1", "0.0.0.0/0", false},
+        {"tcp://[]:1", "::/0", false},
+    };
+    for (size_t i = 0; i < sizeof(good) / sizeof(good[0]); i++) {
+        cr_expect(ep_address_rule_is_good(good[i]), "%s", good[i]);
+    }
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        cr_expect_not(ep_address_rule_is_good(bad[i]), "%s", bad[i]);
+    }
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        cr_expect_eq(ep_address_fits_rule(rows[i].url, rows[i].rule), rows[i].fits, "%s, %s", rows[i].url, rows[i].rule);
     }
 }
 
