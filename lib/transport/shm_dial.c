@@ -23,7 +23,7 @@ typedef struct shm_dialer {
     pthread_cond_t changed;
     shm_loop *loop;
     shm_source source;
-    shm_work work;       /* posted twice at most: to begin, and to end a cancelled one */
+    shm_work work;       /* posted to begin, and, when it has begun, once more to end a cancelled one */
     shm_held socket;     /* the loop's */
     shm_access access;
     ep_lane_limits limits;
@@ -33,6 +33,7 @@ typedef struct shm_dialer {
     char url[EP_ADDRESS_BYTES];
     /* guarded by lock */
     dial_state state;
+    bool begun;          /* the first posted work has seen it pending */
     uint32_t refs;       /* its owner and the lane */
 } shm_dialer;
 
@@ -152,6 +153,7 @@ static void on_posted(shm_work *work)
     ep_error error;
     pthread_mutex_lock(&d->lock);
     bool cancelled = d->state != DIAL_PENDING;
+    d->begun = true;
     pthread_mutex_unlock(&d->lock);
     if (!cancelled) {
         if (open_socket(d, &error) == EP_OK) {
@@ -227,7 +229,9 @@ void shm_dial_release(ep_dial *base)
     bool cancelled = d->state == DIAL_PENDING;
     if (cancelled) {
         d->state = DIAL_DONE;
-        shm_loop_post(d->loop, &d->work); /* under the lock: the loop's reference is still there */
+        if (d->begun) {
+            shm_loop_post(d->loop, &d->work); /* under the lock: the loop's reference is still there */
+        } /* otherwise the work that comes ends it, and a second one would end it again */
     }
     while (d->state == DIAL_RUNNING) {
         pthread_cond_wait(&d->changed, &d->lock);
