@@ -5,6 +5,7 @@ import json, os, random, shutil, signal, struct, subprocess, sys, tempfile, time
 BUILD, SOURCE = sys.argv[1:3]
 MODEL = f"{SOURCE}/deploy/demo-model/checkpoint"
 EXPERTCTL = f"{BUILD}/client/cli/expertctl"
+SANITIZED = any(mark in open(f"{BUILD}/server/expertd/expertd", "rb").read() for mark in (b"__asan_init", b"__tsan_init"))
 HIDDEN, EXPERTS, TOP_K, LAYER = 128, 16, 2, 2
 
 

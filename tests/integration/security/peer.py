@@ -133,6 +133,19 @@ def request_header(body=b"", metadata=()):
     return struct.pack("<I", len(call_header)) + call_header + body
 
 
+class Prepared:
+    """A request made before there is a connection: a check sum of megabytes takes seconds here, and pings must be answered."""
+
+    call = 1 << 63
+
+    def __init__(self, method, body):
+        self.bytes = frame(REQUEST, method, self.call, request_header(body), deadline_us=NO_DEADLINE)
+
+    def send(self, peer):
+        peer.send(self.bytes)
+        return self.call
+
+
 class Frame:
     def __init__(self, fixed, payload):
         (self.magic, self.version, self.kind, self.flags, self.call, self.attempt, self.method, self.status, self.deadline_us, header_bytes, offset, self.sequence, tensor_bytes, _, _,
@@ -240,7 +253,9 @@ class Peer:
 
     def call(self, method, body=b"", metadata=(), tensors=b"", deadline_us=NO_DEADLINE):
         """The reply frame: status, fields, tensors, text()."""
-        wanted = self.start(method, body, metadata, tensors, deadline_us)
+        return self.reply_to(self.start(method, body, metadata, tensors, deadline_us))
+
+    def reply_to(self, wanted):
         while True:
             got = self.next_frame()
             if got.kind == GOODBYE:
