@@ -1,11 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A whole node behind the loopback lane. An input is a script: what one peer does on one connection, record by record:
- *
- *     kind (1)  length of the rest (2)  rest
- *
- * After each script the peer waits until the node has read it all, then leaves. Another client's call must give the right rows all
- * the while.
+ * A whole node behind the loopback lane. An input is a script: what one peer does on one connection. After each script
+ * the peer waits until the node has read it all, then leaves. Another client's call must give the right rows all the while.
  */
 #include <pthread.h>
 #include <signal.h>
@@ -15,17 +11,17 @@
 #include <unistd.h>
 
 #include "common/process_setup.h"
-#include "contract/rpc/raw_peer.h"
 #include "expertd/node.h"
 #include "expertd/node_private.h"
 #include "fuzz.h"
+#include "fuzz_peer.h"
+#include "fuzz_script.h"
 #include "proto_mutator.h"
 #include "support/checkpoint_fixture.h"
 #include "support/forward_call.h"
 
 #define URL "loopback://fuzz-node"
 #define H 32
-#define RECORDS_MAX 24
 #define GOOD_CALL_EVERY 128
 
 /* Of a RECORD_FORWARD, to be joined. */
@@ -137,15 +133,6 @@ void fuzz_start(void)
 
 /* ---- the script ---- */
 
-static size_t put_record(uint8_t *out, uint8_t kind, const uint8_t *rest, size_t bytes)
-{
-    out[0] = kind;
-    out[1] = (uint8_t)bytes;
-    out[2] = (uint8_t)(bytes >> 8);
-    memcpy(out + 3, rest, bytes);
-    return 3 + bytes;
-}
-
 size_t fuzz_seed(size_t index, uint8_t *out)
 {
     size_t rows, at = 0;
@@ -159,50 +146,49 @@ size_t fuzz_seed(size_t index, uint8_t *out)
         rest[0] = (uint8_t)index;
         rest[1] = 2;
         rest[4] = (uint8_t)bytes;
-        at = put_record(out, RECORD_CALL, rest, 6 + bytes + 64);
+        at = fuzz_record_put(out, RECORD_CALL, rest, 6 + bytes + 64);
     }
     const uint8_t forward[] = {(uint8_t)(4 | index % 8 * FORM_QUANT), 0, 0, 0};
-    at += put_record(out + at, RECORD_FORWARD, forward, index % 4 == 3 ? 4 : 1);
+    at += fuzz_record_put(out + at, RECORD_FORWARD, forward, index % 4 == 3 ? 4 : 1);
     const uint8_t controls[][2] = {{EP_FRAME_CANCEL, 4}, {EP_FRAME_PING, 0}, {EP_FRAME_CREDIT, 0}, {EP_FRAME_GOODBYE, 0}};
-    at += put_record(out + at, RECORD_CONTROL, controls[index % 4], 2);
+    at += fuzz_record_put(out + at, RECORD_CONTROL, controls[index % 4], 2);
     if (index == rows) {
         uint8_t frame[EP_FRAME_FIXED_BYTES];
         ep_frame ping = {.kind = EP_FRAME_PING, .tensor_offset = EP_FRAME_FIXED_BYTES};
         ep_frame_encode(&ping, frame);
-        at += put_record(out + at, RECORD_BYTES, frame, sizeof(frame));
-        at += put_record(out + at, RECORD_BROKEN, frame, sizeof(frame));
+        at += fuzz_record_put(out + at, RECORD_BYTES, frame, sizeof(frame));
+        at += fuzz_record_put(out + at, RECORD_BROKEN, frame, sizeof(frame));
     } else if (index > rows) {
-        at += put_record(out + at, RECORD_HELLO, rest, 0);
+        at += fuzz_record_put(out + at, RECORD_HELLO, rest, 0);
     }
     return at;
 }
 
 /* The message of a RECORD_CALL is changed along its descriptor; everything else byte by byte. */
-static size_t mutate(uint8_t *data, size_t bytes, size_t bytes_max, uint32_t random)
+static size_t change(uint8_t kind, uint8_t *rest, size_t bytes, size_t bytes_max, uint32_t random)
 {
     size_t rows;
     const ep_rpc_method *methods = ep_rpc_methods(&rows);
-    if (bytes < 9 || data[0] % RECORD_KINDS != RECORD_CALL || random % 3 == 0) {
-        return fuzz_mutate_bytes(data, bytes, bytes_max);
-    }
-    size_t rest = (size_t)data[1] | (size_t)data[2] << 8, message = (size_t)data[7] | (size_t)data[8] << 8;
-    if (rest > bytes - 3 || rest < 6 || message > rest - 6 || message > 1024) {
-        return fuzz_mutate_bytes(data, bytes, bytes_max);
+    size_t message = bytes < 6 ? 0 : (size_t)rest[4] | (size_t)rest[5] << 8;
+    if (bytes < 6 || kind % RECORD_KINDS != RECORD_CALL || random % 3 == 0 || message > bytes - 6 || message > 1024) {
+        return fuzz_mutate_bytes(rest, bytes, bytes_max);
     }
     uint8_t changed[4096];
-    memcpy(changed, data + 9, message);
-    size_t now = proto_mutate(methods[data[3] % rows].method->input, changed, message, sizeof(changed), random);
-    if (bytes - message + now > bytes_max || rest - message + now > 0xffff) {
+    memcpy(changed, rest + 6, message);
+    size_t now = proto_mutate(methods[rest[0] % rows].method->input, changed, message, sizeof(changed), random);
+    if (bytes - message + now > bytes_max) {
         return bytes;
     }
-    memmove(data + 9 + now, data + 9 + message, bytes - 9 - message);
-    memcpy(data + 9, changed, now);
-    rest = rest - message + now;
-    data[1] = (uint8_t)rest;
-    data[2] = (uint8_t)(rest >> 8);
-    data[7] = (uint8_t)now;
-    data[8] = (uint8_t)(now >> 8);
+    memmove(rest + 6 + now, rest + 6 + message, bytes - 6 - message);
+    memcpy(rest + 6, changed, now);
+    rest[4] = (uint8_t)now;
+    rest[5] = (uint8_t)(now >> 8);
     return bytes - message + now;
+}
+
+static size_t mutate(uint8_t *data, size_t bytes, size_t bytes_max, uint32_t random)
+{
+    return fuzz_script_mutate(data, bytes, bytes_max, random, change);
 }
 
 size_t (*const fuzz_mutate)(uint8_t *, size_t, size_t, uint32_t) = mutate;
@@ -298,21 +284,6 @@ static void send_bytes(raw_peer *p, const uint8_t *rest, size_t bytes, bool make
     free(frame);
 }
 
-static void send_control(raw_peer *p, const uint8_t *rest, size_t bytes)
-{
-    uint8_t credit[EP_FRAME_CREDIT_BYTES] = {0};
-    if (bytes < 2 || rest[0] < EP_FRAME_CANCEL || rest[0] > EP_FRAME_KIND_LAST) {
-        return;
-    }
-    ep_frame frame = {.kind = (ep_frame_kind)rest[0]};
-    frame.call_id = frame.kind == EP_FRAME_CANCEL ? rest[1] : 0;
-    memcpy(credit, rest + 2, bytes - 2 < sizeof(credit) ? bytes - 2 : sizeof(credit));
-    if (frame.kind == EP_FRAME_CREDIT) {
-        frame.header_bytes = sizeof(credit);
-    }
-    raw_peer_send(p, frame, credit, NULL, false);
-}
-
 static void send_hello(raw_peer *p, const uint8_t *rest, size_t bytes)
 {
     ep_frame frame = {.call_id = 1, .deadline_us = EP_FRAME_DEADLINE_NONE};
@@ -321,43 +292,26 @@ static void send_hello(raw_peer *p, const uint8_t *rest, size_t bytes)
 
 static void play(raw_peer *p, const uint8_t *data, size_t bytes)
 {
-    for (int records = 0; bytes >= 3 && records < RECORDS_MAX; records++) {
-        size_t rest = (size_t)data[1] | (size_t)data[2] << 8;
-        rest = rest > bytes - 3 ? bytes - 3 : rest;
-        switch (data[0] % RECORD_KINDS) {
+    fuzz_record r;
+    for (int records = 0; records < FUZZ_RECORDS_MAX && fuzz_record_next(&data, &bytes, &r); records++) {
+        switch (r.kind % RECORD_KINDS) {
         case RECORD_CALL:
-            send_call(p, data + 3, rest);
+            send_call(p, r.rest, r.bytes);
             break;
         case RECORD_FORWARD:
-            send_forward(p, data + 3, rest);
+            send_forward(p, r.rest, r.bytes);
             break;
         case RECORD_BYTES:
-            send_bytes(p, data + 3, rest, true);
+            send_bytes(p, r.rest, r.bytes, true);
             break;
         case RECORD_BROKEN:
-            send_bytes(p, data + 3, rest, false);
+            send_bytes(p, r.rest, r.bytes, false);
             break;
         case RECORD_CONTROL:
-            send_control(p, data + 3, rest);
+            fuzz_peer_control(p, r.rest, r.bytes);
             break;
         case RECORD_HELLO:
-            send_hello(p, data + 3, rest);
-            break;
-        }
-        data += 3 + rest;
-        bytes -= 3 + rest;
-    }
-}
-
-/* Until the node has read everything that was sent: it answers a ping, or has closed. */
-static void wait_read(raw_peer *p)
-{
-    ep_frame frame = {.kind = EP_FRAME_PING};
-    ep_buffer *reply;
-    raw_peer_send(p, frame, NULL, NULL, false);
-    while ((reply = raw_peer_receive(p, &frame)) != NULL) {
-        ep_buffer_unref(reply);
-        if (frame.kind == EP_FRAME_PONG) {
+            send_hello(p, r.rest, r.bytes);
             break;
         }
     }
@@ -372,7 +326,7 @@ void fuzz_one(const uint8_t *data, size_t bytes)
         FUZZ_CHECK(raw_peer_hello(&p, NULL) == 0);
     }
     play(&p, data, bytes);
-    wait_read(&p);
+    fuzz_peer_wait_read(&p);
     raw_peer_fini(&p);
     if (++runs % GOOD_CALL_EVERY == 0) {
         expect_good();
