@@ -155,11 +155,20 @@ static void take_hello(group_link *link, const ep_group_frame *frame, const ep_b
     pthread_mutex_unlock(&group->lock);
 }
 
+/* What a rank gives as its reason becomes the caller's error: it is never without words. */
+static void read_reason(const group_link *link, const ep_buffer *buffer, ep_error *out_error)
+{
+    group_read_text(buffer, out_error);
+    if (out_error->text[0] == 0) {
+        ep_error_set(out_error, out_error->code, "rank %" PRIu32 " gives no reason", link->rank);
+    }
+}
+
 static void take_refusal(group_link *link, const ep_buffer *buffer)
 {
     ep_group *group = link->group;
     ep_error error;
-    group_read_text(buffer, &error);
+    read_reason(link, buffer, &error);
     pthread_mutex_lock(&group->lock);
     if (link->dialed && !group->peers[link->rank].ready && group->create_error.code == EP_OK) {
         group->create_error = error;
@@ -390,7 +399,7 @@ static void take_broken(group_link *link, const ep_group_frame *frame, const ep_
 {
     ep_group *group = link->group;
     ep_error error;
-    group_read_text(buffer, &error);
+    read_reason(link, buffer, &error);
     pthread_mutex_lock(&group->lock);
     uint64_t from = frame->generation > group->generation ? 0 : frame->number;
     if (frame->generation >= group->generation && (group->broken.code == EP_OK || from < group->broken_from)) {
