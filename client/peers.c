@@ -124,6 +124,9 @@ bool ep_peer_lost_only_shm(ep_peer *peer, ep_peer_class class_index, const ep_rp
 
 /* ---- the stream ---- */
 
+/* Of a connection that carries nothing any more, while the node answers on a new one: lost after 1 s, not 2. */
+#define PING_MS 250
+
 static void on_state(void *arg, ep_rpc_channel *channel, ep_rpc_channel_state state,
                      const Expertd__V1__Hello *hello, const ep_error *error)
 {
@@ -198,6 +201,7 @@ ep_err ep_peer_create(const ep_peer_config *config, ep_peer **out_peer, ep_error
                                          .on_state = on_state,
                                          .arg = &peer->links[i],
                                          .late_replies = config->late_replies};
+        channel.common.limits.ping_ms = PING_MS;
         err = ep_rpc_channel_create(&channel, &peer->links[i].channel, out_error);
         if (err != EP_OK) {
             ep_peer_destroy(peer);
@@ -274,7 +278,7 @@ bool ep_peer_is_silent(ep_peer *peer, ep_peer_class class_index, uint64_t now_ns
     if (!ep_rpc_channel_read_life(best_channel(link), &life)) {
         return false; /* its end is on its way to the frame */
     }
-    switch (ep_silence_judge(now_ns, sent_ns, life.heard_ns, life.pinged_ns, out_next_ns)) {
+    switch (ep_silence_judge(now_ns, sent_ns, life.heard_ns, life.pinged_ns, life.blocked_ns, out_next_ns)) {
     case EP_SILENCE_PING:
         ep_rpc_channel_ping(best_channel(link));
         return false;

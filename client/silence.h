@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * When a node that holds a frame counts as silent: it has said nothing at all for some time, and a ping that left
- * for it got no answer. A node that only computes for long answers pings. Much quicker than the connection's own
+ * for it got no answer, or cannot leave because the node takes nothing any more. A node that only computes for long answers pings. Much quicker than the connection's own
  * pings (2 s), since nothing is lost by a wrong guess: the connection stays, the frame is sent to a copy as well,
  * and the first answer counts. Pure.
  *
@@ -18,18 +18,24 @@
 
 #define EP_SILENCE_PING_NS (100 * EP_NS_PER_MS)   /* without a sign of life: a ping */
 #define EP_SILENCE_ANSWER_NS (150 * EP_NS_PER_MS) /* from the ping's leaving on: silent */
+/* While nothing leaves: silent. The largest frame (16 MiB) leaves in less on a link of 1 Gbit/s. */
+#define EP_SILENCE_BLOCKED_NS (300 * EP_NS_PER_MS)
 
 typedef enum ep_silence_verdict { EP_SILENCE_NOT, EP_SILENCE_PING, EP_SILENCE_SILENT } ep_silence_verdict;
 
-/* sent_ns: when the frame was sent. heard_ns: when anything came on its connection. pinged_ns: when the newest ping
- * left there, 0 never. *out_next_ns: when to look again; not after SILENT. */
+/* sent_ns: when the frame was sent. heard_ns: when anything came on its connection. pinged_ns: when the oldest ping left
+ * there that nothing came after, 0 never. blocked_ns: since when one waits to leave and nothing does, 0 none waits. *out_next_ns: when to look again; not after SILENT. */
 static inline ep_silence_verdict ep_silence_judge(uint64_t now_ns, uint64_t sent_ns, uint64_t heard_ns,
-                                                  uint64_t pinged_ns, uint64_t *out_next_ns)
+                                                  uint64_t pinged_ns, uint64_t blocked_ns, uint64_t *out_next_ns)
 {
     uint64_t since_ns = heard_ns > sent_ns ? heard_ns : sent_ns;
     if (now_ns < since_ns + EP_SILENCE_PING_NS) {
         *out_next_ns = since_ns + EP_SILENCE_PING_NS;
         return EP_SILENCE_NOT;
+    }
+    if (blocked_ns > heard_ns) {
+        *out_next_ns = blocked_ns + EP_SILENCE_BLOCKED_NS;
+        return now_ns < *out_next_ns ? EP_SILENCE_NOT : EP_SILENCE_SILENT;
     }
     if (pinged_ns <= heard_ns) {
         *out_next_ns = now_ns + EP_SILENCE_ANSWER_NS;

@@ -95,6 +95,7 @@ static ep_err fill(ep_rpc_channel *channel, const ep_rpc_channel_config *config,
     channel->arg = config->arg;
     channel->state = EP_CHANNEL_CONNECTING;
     channel->backoff_ms = channel->common.limits.redial_min_ms;
+    channel->hello_wait_ms = ep_rpc_dial_first_wait_ms(channel);
     channel->random_state = ep_random_id();
     return EP_OK;
 }
@@ -190,14 +191,10 @@ bool ep_rpc_channel_read_life(ep_rpc_channel *channel, ep_rpc_channel_life *out_
     if (link == NULL) {
         return false;
     }
-    ep_conn_receiving receiving;
-    ep_conn_read_receiving(link->link.conn, &receiving);
-    uint64_t received_ns = __atomic_load_n(&link->link.received_ns, __ATOMIC_RELAXED);
     *out_life = (ep_rpc_channel_life){
-        .heard_ns = receiving.waits_for_memory           ? ep_clock_now_ns()
-                    : receiving.heard_ns > received_ns ? receiving.heard_ns
-                                                       : received_ns,
-        .pinged_ns = __atomic_load_n(&link->link.ping_left_ns, __ATOMIC_RELAXED)};
+        .heard_ns = ep_rpc_link_heard_ns(&link->link),
+        .pinged_ns = __atomic_load_n(&link->link.ping_left_ns, __ATOMIC_RELAXED),
+        .blocked_ns = ep_rpc_link_blocked_ns(&link->link)};
     ep_rpc_link_unref(&link->link);
     return true;
 }

@@ -69,6 +69,7 @@ struct ep_rpc_channel {
     ep_timer timer;  /* redial, or bound on the dial */
     uint64_t due_ns; /* of it: an earlier run is one that was overtaken */
     uint32_t backoff_ms;
+    uint32_t hello_wait_ms; /* of the dial at hand: until Hello is answered */
     uint64_t random_state;
     ep_rpc_client_link *link;
     uint32_t links_alive;
@@ -119,6 +120,8 @@ struct ep_rpc_client_call {
 };
 
 /* ---- rpc_dial.c: connecting, Hello, losing the connection, connecting again ---- */
+/* hello_wait_ms of a channel's first dial, and of the first after a connection was ready. */
+uint32_t ep_rpc_dial_first_wait_ms(const ep_rpc_channel *channel);
 /* Everything the first dial needs that may fail. Errors: NO_MEMORY. */
 ep_err ep_rpc_dial_prepare(ep_rpc_channel *channel, ep_error *out_error);
 /* Starts the first dial, on the timer's thread. */

@@ -28,6 +28,24 @@ static ep_err schedule_locked(ep_rpc_channel *channel, uint64_t due_ns)
     return ep_timer_arm(channel->common.timers, &channel->timer, due_ns);
 }
 
+/*
+ * A dial into a network that has just lost something may hang for ever, while the next one is answered at once: the first
+ * wait is short. It grows by half each time, up to hello_timeout_ms, for a peer that is only slow.
+ */
+#define HELLO_WAIT_FIRST_MS 500u
+
+uint32_t ep_rpc_dial_first_wait_ms(const ep_rpc_channel *channel)
+{
+    uint32_t whole_ms = channel->common.limits.hello_timeout_ms;
+    return channel->reconnect && HELLO_WAIT_FIRST_MS < whole_ms ? HELLO_WAIT_FIRST_MS : whole_ms;
+}
+
+static uint32_t longer_wait_ms(const ep_rpc_channel *channel)
+{
+    uint32_t whole_ms = channel->common.limits.hello_timeout_ms;
+    return channel->hello_wait_ms < whole_ms / 3 * 2 ? channel->hello_wait_ms + channel->hello_wait_ms / 2 : whole_ms;
+}
+
 /* Half of the back-off plus a random part of the other half; then it doubles. */
 static uint64_t next_backoff_ns_locked(ep_rpc_channel *channel)
 {
@@ -52,6 +70,7 @@ static void lost(ep_rpc_channel *channel, ep_rpc_client_link *link, const ep_err
     if (!closing) {
         channel->state = EP_CHANNEL_BROKEN;
         channel->dial_phase = channel->reconnect ? EP_DIAL_WAITING : EP_DIAL_OVER;
+        channel->hello_wait_ms = link != NULL && link->ready ? ep_rpc_dial_first_wait_ms(channel) : longer_wait_ms(channel);
         channel->due_ns = EP_TIME_NEVER; /* a bound on the dial that fires late finds nothing to do */
     }
     pthread_cond_broadcast(&channel->changed);
@@ -273,6 +292,7 @@ static ep_rpc_client_link *adopt(ep_rpc_channel *channel, ep_conn *taken_conn)
     }
     link->channel = channel;
     ep_rpc_link_init(&link->link, &client_ops, &channel->common, taken_conn);
+    link->link.hello_wait_ms = channel->hello_wait_ms;
     ep_rpc_link_set_crc(&link->link, ep_rpc_hello_wants_crc(&channel->common, taken_conn));
     ep_rpc_budget_init(&link->budget, channel->common.pool, channel->common.limits.unpack_bytes_max);
     link->hello_id = ep_rpc_call_id_next();
@@ -292,7 +312,7 @@ static void dialled(void *arg, ep_conn *taken_conn, const ep_error *error)
     if (taken_conn == NULL) {
         why = *error;
         if (why.code == EP_ERR_CANCELLED) {
-            ep_error_set(&why, EP_ERR_UNAVAILABLE, "no connection within hello_timeout_ms %u",
+            ep_error_set(&why, EP_ERR_UNAVAILABLE, "no connection within %u of hello_timeout_ms %u", channel->hello_wait_ms,
                          channel->common.limits.hello_timeout_ms);
         }
         lost(channel, NULL, &why);
@@ -320,7 +340,7 @@ static void dial_now(ep_rpc_channel *channel)
     ep_error why;
     pthread_mutex_lock(&channel->lock);
     ep_err err =
-        schedule_locked(channel, ep_clock_now_ns() + channel->common.limits.hello_timeout_ms * EP_NS_PER_MS);
+        schedule_locked(channel, ep_clock_now_ns() + channel->hello_wait_ms * EP_NS_PER_MS);
     pthread_mutex_unlock(&channel->lock);
     if (err != EP_OK) {
         ep_error_set(&why, err, "no memory for the dial's timer");

@@ -158,10 +158,18 @@ static uint64_t ping_step_locked(ep_rpc_link *link, bool *out_ping, ep_error *ou
     return now_ns + period_ns;
 }
 
+uint64_t ep_rpc_link_heard_ns(ep_rpc_link *link)
+{
+    ep_conn_receiving receiving;
+    ep_conn_read_receiving(link->conn, &receiving);
+    uint64_t received_ns = __atomic_load_n(&link->received_ns, __ATOMIC_RELAXED);
+    return receiving.waits_for_memory ? ep_clock_now_ns() : receiving.heard_ns > received_ns ? receiving.heard_ns : received_ns;
+}
+
 static void ping_sent(ep_send *send, ep_err result)
 {
     ep_rpc_link *link = send->arg;
-    if (result == EP_OK) {
+    if (result == EP_OK && ep_rpc_link_heard_ns(link) >= __atomic_load_n(&link->ping_left_ns, __ATOMIC_RELAXED)) {
         __atomic_store_n(&link->ping_left_ns, ep_clock_now_ns(), __ATOMIC_RELAXED);
     }
     pthread_mutex_lock(&link->lock);
@@ -175,7 +183,10 @@ void ep_rpc_link_ping(ep_rpc_link *link)
 {
     pthread_mutex_lock(&link->lock);
     bool send = link->phase == EP_LINK_LIVE && !link->ping_busy;
-    link->ping_busy = link->ping_busy || send;
+    if (send) {
+        link->ping_busy = true;
+        link->ping_asked_ns = ep_clock_now_ns();
+    }
     pthread_mutex_unlock(&link->lock);
     if (!send) {
         return;
@@ -190,6 +201,15 @@ void ep_rpc_link_ping(ep_rpc_link *link)
     }
 }
 
+uint64_t ep_rpc_link_blocked_ns(ep_rpc_link *link)
+{
+    uint64_t left_ns = __atomic_load_n(&link->left_ns, __ATOMIC_RELAXED);
+    pthread_mutex_lock(&link->lock);
+    uint64_t asked_ns = link->ping_busy ? link->ping_asked_ns : 0;
+    pthread_mutex_unlock(&link->lock);
+    return asked_ns != 0 && left_ns > asked_ns ? left_ns : asked_ns;
+}
+
 static void link_timer(ep_timer *timer, void *arg)
 {
     ep_rpc_link *link = arg;
@@ -200,7 +220,7 @@ static void link_timer(ep_timer *timer, void *arg)
     pthread_mutex_lock(&link->lock);
     switch (link->phase) {
     case EP_LINK_NEW:
-        ep_error_set(&why, EP_ERR_DEADLINE_EXCEEDED, "no Hello within hello_timeout_ms %u",
+        ep_error_set(&why, EP_ERR_DEADLINE_EXCEEDED, "no Hello within %u of hello_timeout_ms %u", link->hello_wait_ms,
                      link->common->limits.hello_timeout_ms);
         break;
     case EP_LINK_LIVE:
@@ -304,6 +324,7 @@ static void link_sent(ep_send *send, ep_err result)
     trace_send_end(link, out, result);
     if (result == EP_OK) {
         __atomic_fetch_add(&link->bytes_sent, out->frame_bytes, __ATOMIC_RELAXED);
+        __atomic_store_n(&link->left_ns, ep_clock_now_ns(), __ATOMIC_RELAXED);
     }
     ep_rpc_out_destroy(out);
     __atomic_fetch_sub(&link->sends_in_flight, 1, __ATOMIC_SEQ_CST);
@@ -502,6 +523,7 @@ void ep_rpc_link_init(ep_rpc_link *link, const ep_rpc_link_ops *ops, const ep_rp
     *link = (ep_rpc_link){.ops = ops, .common = common, .conn = taken_conn, .refs = 1, .phase = EP_LINK_NEW, .peer_name = ""};
     link->handler = (ep_conn_handler){.on_begin = link_begin, .on_frame = link_frame, .on_closed = link_closed, .arg = link};
     link->received_ns = ep_clock_now_ns();
+    link->hello_wait_ms = common->limits.hello_timeout_ms;
     pthread_mutex_init(&link->lock, NULL);
     ep_timer_init(&link->timer, link_timer, link);
 }
@@ -510,7 +532,7 @@ void ep_rpc_link_start(ep_rpc_link *link)
 {
     ep_rpc_link_ref(link); /* of the open connection; dropped in link_closed */
     pthread_mutex_lock(&link->lock);
-    ep_err err = arm_locked(link, ep_clock_now_ns() + link->common->limits.hello_timeout_ms * EP_NS_PER_MS);
+    ep_err err = arm_locked(link, ep_clock_now_ns() + link->hello_wait_ms * EP_NS_PER_MS);
     pthread_mutex_unlock(&link->lock);
     ep_conn_start(link->conn, &link->handler);
     if (err != EP_OK) {

@@ -58,7 +58,10 @@ struct ep_rpc_link {
     uint32_t memory_looks;  /* in a row that found the lane waiting for memory */
     uint64_t pinged_ns; /* when the last ping was sent */
     bool ping_busy;     /* ping is in the lane's queue */
-    uint64_t ping_left_ns; /* atomic: when the newest ping was taken from that queue; 0 never */
+    uint64_t ping_asked_ns; /* since when */
+    uint64_t left_ns;   /* atomic: when a frame last left the lane's queue */
+    uint32_t hello_wait_ms; /* before it starts; at first hello_timeout_ms */
+    uint64_t ping_left_ns; /* atomic: when the oldest ping that nothing has answered left that queue, or the newest one; 0 never */
     ep_send ping;
     uint8_t ping_bytes[EP_FRAME_FIXED_BYTES];
     uint64_t received_ns;
@@ -94,6 +97,10 @@ ep_err ep_rpc_link_send(ep_rpc_link *link, ep_rpc_out *out);
 uint32_t ep_rpc_link_sends_in_flight(ep_rpc_link *link);
 /* The same for a reply: takes it in every case; a peer that does not read its replies is closed. */
 void ep_rpc_link_send_reply(ep_rpc_link *link, ep_rpc_out *taken_out);
+/* When anything came, also part of a frame; now when the lane waits for memory. */
+uint64_t ep_rpc_link_heard_ns(ep_rpc_link *link);
+/* Since when a ping waits in the lane's queue and nothing leaves it; 0: none waits. */
+uint64_t ep_rpc_link_blocked_ns(ep_rpc_link *link);
 /* A ping; none when the link is not live, or while one waits in the lane's queue. */
 void ep_rpc_link_ping(ep_rpc_link *link);
 /* A frame without payload; dropped when it cannot be sent. */

@@ -428,7 +428,55 @@ LANE_TEST(a_server_that_never_answers_hello_is_given_up)
     bad_server_init(&s, url, impatient_channel, LISTENS);
     /* on a busy machine the dial alone may take that long */
     cr_assert_neq(ep_rpc_channel_wait_ready(s.f.channel, EP_TIME_NEVER, &error), EP_OK);
-    cr_assert(strstr(error.text, "within hello_timeout_ms 20") != NULL, "%s", error.text);
+    cr_assert(strstr(error.text, "within 20 of hello_timeout_ms 20") != NULL, "%s", error.text);
+    bad_server_fini(&s);
+}
+
+static void patient_channel(ep_rpc_channel_config *config)
+{
+    config->common.limits.hello_timeout_ms = 600000;
+    config->reconnect = true;
+}
+
+/* What was dialled while the network lost everything hangs, the next dial does not. */
+LANE_TEST(a_dial_without_answer_gives_way_to_the_next_before_the_timeout)
+{
+    bad_server s;
+    bad_server_init(&s, url, patient_channel, ACCEPTS);
+    raw_peer_wait_closed(&s.p);
+    bad_server_fini(&s);
+}
+
+static void many_pings(ep_rpc_channel_config *config)
+{
+    config->common.limits.ping_ms = 10;
+    config->common.limits.ping_dead_count = 1000;
+    config->reconnect = false;
+}
+
+static void take_pings(bad_server *s, uint32_t count, ep_rpc_channel_life *out_life)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        ep_frame frame;
+        ep_buffer *ping = raw_peer_receive(&s->p, &frame);
+        cr_assert_not_null(ping);
+        cr_assert_eq(frame.kind, EP_FRAME_PING);
+        ep_buffer_unref(ping);
+    }
+    cr_assert(ep_rpc_channel_read_life(s->f.channel, out_life));
+}
+
+/* Who waits for an answer to a ping does not begin anew with each later one. */
+LANE_TEST(the_oldest_ping_without_an_answer_counts)
+{
+    bad_server s;
+    ep_rpc_channel_life first;
+    ep_rpc_channel_life later;
+    bad_server_init(&s, url, many_pings, ANSWERS_HELLO);
+    take_pings(&s, 2, &first); /* the second leaves after the first one's end is noted */
+    take_pings(&s, 3, &later);
+    cr_assert_neq(first.pinged_ns, 0);
+    cr_assert_eq(later.pinged_ns, first.pinged_ns);
     bad_server_fini(&s);
 }
 

@@ -104,7 +104,7 @@ static uint64_t next;
 static ep_silence_verdict judge(uint64_t now_ms, uint64_t sent_ms, uint64_t heard_ms, uint64_t pinged_ms)
 {
     next = 0;
-    return ep_silence_judge(now_ms * MS, sent_ms * MS, heard_ms * MS, pinged_ms * MS, &next);
+    return ep_silence_judge(now_ms * MS, sent_ms * MS, heard_ms * MS, pinged_ms * MS, 0, &next);
 }
 
 Test(silence, a_stopped_node_is_found_in_250_ms)
@@ -139,6 +139,17 @@ Test(silence, a_ping_that_has_not_left_proves_nothing)
 }
 
 /* A ping that is out already, for another frame or by the connection itself, counts for this one too. */
+/* A stopped node whose receive buffers are full, behind a frame of megabytes. */
+Test(silence, a_node_that_takes_nothing_is_found_in_400_ms)
+{
+    cr_assert_eq(judge(1100, 1000, 990, 0), EP_SILENCE_PING);
+    cr_assert_eq(ep_silence_judge(1250 * MS, 1000 * MS, 990 * MS, 0, 1100 * MS, &next), EP_SILENCE_NOT);
+    cr_assert_eq(next, 1400 * MS);
+    cr_assert_eq(ep_silence_judge(1400 * MS, 1000 * MS, 990 * MS, 0, 1100 * MS, &next), EP_SILENCE_SILENT);
+    cr_assert_eq(ep_silence_judge(1400 * MS, 1000 * MS, 990 * MS, 0, 1350 * MS, &next), EP_SILENCE_NOT, "something left meanwhile");
+    cr_assert_eq(ep_silence_judge(1400 * MS, 1000 * MS, 1200 * MS, 0, 1100 * MS, &next), EP_SILENCE_PING, "it was heard");
+}
+
 Test(silence, one_ping_serves_all_frames)
 {
     cr_assert_eq(judge(1310, 1200, 990, 1100), EP_SILENCE_SILENT);
