@@ -131,7 +131,7 @@ static void spawn_coordinator(ep_test_cluster *cluster, const char *url)
     add_arg(list, "--probe-address=127.0.0.1:0");
     add_arg(list, "--admin-listen=tcp://127.0.0.1:0");
     add_arg(list, "--min-nodes=%u", options->nodes_count);
-    add_arg(list, "--heartbeat-ms=%d", HEARTBEAT_MS); /* nodes hear of their experts with a heartbeat */
+    add_arg(list, "--heartbeat-ms=%u", options->heartbeat_ms > 0 ? options->heartbeat_ms : HEARTBEAT_MS); /* nodes hear of their experts with a heartbeat */
     add_arg(list, "--heartbeat-dead-count=%u",
             options->heartbeat_dead_count > 0 ? options->heartbeat_dead_count : HEARTBEAT_DEAD_COUNT);
     add_arg(list, "--copies=%u", options->copies > 0 ? options->copies : 1);
@@ -208,6 +208,13 @@ void ep_test_cluster_start(ep_test_cluster *cluster, const ep_test_cluster_optio
         EP_TEST_CHECK(ep_test_process_wait_ports(&cluster->nodes[i], EP_TEST_PATIENCE_MS),
                       "node%u does not listen", i);
     }
+}
+
+void ep_test_cluster_restart_node(ep_test_cluster *cluster, uint32_t node)
+{
+    ep_test_process_destroy(&cluster->nodes[node]);
+    start_node(cluster, node);
+    EP_TEST_CHECK(ep_test_process_wait_ports(&cluster->nodes[node], EP_TEST_PATIENCE_MS), "node%u does not listen", node);
 }
 
 void ep_test_cluster_spawn_coordinator(ep_test_cluster *cluster)

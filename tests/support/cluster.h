@@ -56,8 +56,8 @@ typedef struct ep_test_cluster_options {
     uint32_t nodes_count;
     uint32_t copies;               /* 0: 1 */
     uint32_t threads;              /* compute threads of each node; 0: 1 */
-    uint32_t heartbeat_dead_count; /* of 50 ms; 0: 100. The coordinator then takes a silent node out of the
-                                      table */
+    uint32_t heartbeat_ms;         /* 0: 50 */
+    uint32_t heartbeat_dead_count; /* 0: 100. The coordinator then takes a silent node out of the table */
     const char *expert_map;        /* JSON of a static placement; NULL: uniform */
     const ep_test_model *models;
     size_t models_count;
@@ -93,6 +93,9 @@ void ep_test_cluster_destroy(ep_test_cluster *cluster);
 /* Starts the coordinator again on the port it had; _spawn does not wait until it listens. */
 void ep_test_cluster_spawn_coordinator(ep_test_cluster *cluster);
 void ep_test_cluster_restart_coordinator(ep_test_cluster *cluster);
+
+/* Starts a node again, on another port. */
+void ep_test_cluster_restart_node(ep_test_cluster *cluster, uint32_t node);
 
 /* A client that is ready. change (may be NULL) edits the configuration first. Destroyed by the caller. */
 ep_client *ep_test_cluster_client(ep_test_cluster *cluster, void (*change)(ep_client_config *config));

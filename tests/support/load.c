@@ -129,7 +129,7 @@ void ep_test_batch_args(const ep_test_batch *batch, ep_moe_args *out_args)
     out_args->expert_scales = ep_tensor_2d(batch->scales, EP_DTYPE_F32, batch->tokens, batch->top_k);
 }
 
-static void expect_bits(const ep_test_batch *batch, const uint16_t *y)
+void ep_test_batch_expect(const ep_test_batch *batch, const uint16_t *y)
 {
     size_t count = (size_t)batch->tokens * batch->hidden;
     for (size_t i = 0; i < count; i++) {
@@ -161,7 +161,7 @@ bool ep_test_batch_call(const ep_test_batch *batch, ep_client *client, uint64_t 
     args.deadline_us = deadline_us;
     ep_err err = ep_moe_forward(client, &args, &out, &result);
     if (err == EP_OK) {
-        expect_bits(batch, y);
+        ep_test_batch_expect(batch, y);
     }
     free(y);
     *out_result = result;
@@ -220,7 +220,7 @@ static void on_done(void *arg, const ep_moe_result *result)
     if (good && load->config.combine_at == EP_MOE_COMBINE_NODE_SUM) {
         expect_sums(slot->batch, slot->y);
     } else if (good) {
-        expect_bits(slot->batch, slot->y);
+        ep_test_batch_expect(slot->batch, slot->y);
     } else if (load->config.on_failure != NULL) {
         load->config.on_failure(load->config.arg, slot->batch, result, slot->began_ns, now_ns);
     } else {

@@ -37,6 +37,8 @@ void ep_test_batch_init(ep_test_batch *batch, const struct ref_layer *reference,
 void ep_test_batch_fini(ep_test_batch *batch);
 /* Arguments for the batch; out is [tokens,hidden]. */
 void ep_test_batch_args(const ep_test_batch *batch, ep_moe_args *out_args);
+/* Fails the test when y [tokens,hidden] is not the oracle's output. */
+void ep_test_batch_expect(const ep_test_batch *batch, const uint16_t *y);
 /* One blocking call; false and *out_result when it failed, fails the test when the bits differ. */
 bool ep_test_batch_call(const ep_test_batch *batch, ep_client *client, uint64_t deadline_us,
                         ep_moe_result *out_result);

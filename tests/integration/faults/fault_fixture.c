@@ -18,7 +18,6 @@ static const int32_t other_experts[] = {0, 1, 2, 6, 7};
 
 static void make_model(fault_fixture *f)
 {
-    static struct ref_checkpoint checkpoint;
     ep_fixture_config config = ep_fixture_default();
     config.hidden = HIDDEN;
     config.inner = INNER;
@@ -26,6 +25,12 @@ static void make_model(fault_fixture *f)
     config.layers = FAULT_LAYERS;
     ep_test_checkpoint_new(&config, f->model_path);
     f->model = (ep_test_model){"demo", f->model_path};
+    fault_fixture_load_batches(f);
+}
+
+void fault_fixture_load_batches(fault_fixture *f)
+{
+    static struct ref_checkpoint checkpoint;
     ref_checkpoint_open(f->model_path, &checkpoint);
     for (uint32_t layer = 0; layer < FAULT_LAYERS; layer++) {
         struct ref_layer reference;
@@ -68,12 +73,17 @@ void fault_fixture_fini(fault_fixture *f)
 {
     ep_client_destroy(f->client);
     ep_test_cluster_stop(&f->cluster);
+    fault_fixture_free_batches(f);
+    ep_test_dir_remove(f->model_path);
+}
+
+void fault_fixture_free_batches(fault_fixture *f)
+{
     for (uint32_t i = 0; i < FAULT_LAYERS * FAULT_BATCHES; i++) {
         ep_test_batch_fini(&f->all[i]);
         ep_test_batch_fini(&f->victims[i]);
         ep_test_batch_fini(&f->others[i]);
     }
-    ep_test_dir_remove(f->model_path);
 }
 
 ep_test_load *fault_load(fault_fixture *f, const ep_test_batch *batches, uint32_t calls_in_flight,

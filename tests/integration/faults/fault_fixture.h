@@ -44,6 +44,9 @@ void fault_fixture_init_cluster(fault_fixture *f, const ep_test_cluster_options 
 void fault_fixture_init_options(fault_fixture *f, const ep_test_cluster_options *options);
 /* Ends what still runs; survivors must drain and exit with 0. */
 void fault_fixture_fini(fault_fixture *f);
+/* Batches of the checkpoint at f->model_path, for a process that only calls. */
+void fault_fixture_load_batches(fault_fixture *f);
+void fault_fixture_free_batches(fault_fixture *f);
 /* A load over FAULT_LAYERS * FAULT_BATCHES batches. */
 ep_test_load *fault_load(fault_fixture *f, const ep_test_batch *batches, uint32_t calls_in_flight,
                          uint64_t deadline_us, ep_test_failure_func on_failure, void *arg);
