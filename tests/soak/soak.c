@@ -308,10 +308,11 @@ static void start_callers(soak *s)
         EP_TEST_CHECK(ep_test_process_start(&s->callers[i], s->faults.cluster.dir, name, "/proc/self/exe", args, NULL, false), "no caller");
     }
     for (int i = 0; i < CALLERS; i++) {
-        for (char *text = NULL; text == NULL || strstr(text, "begun") == NULL; text = ep_test_process_output(&s->callers[i])) {
+        for (bool begun = false; !begun; tick()) {
+            char *text = ep_test_process_output(&s->callers[i]);
+            begun = strstr(text, "begun") != NULL;
             free(text);
             expect_callers(s);
-            tick();
         }
     }
 }
