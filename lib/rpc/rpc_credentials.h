@@ -46,7 +46,7 @@ typedef enum ep_rpc_refusal {
     EP_REFUSED_HELLO,         /* "hello": version, features, checksum, names */
     EP_REFUSED_NO_HELLO,      /* "no-hello": the connection ended without a Hello that could be read */
     EP_REFUSED_SLOW,          /* "slow": a frame that came byte by byte, or nothing at all at the door */
-    EP_REFUSED_CONNECTIONS,   /* "connections": connections_max reached */
+    EP_REFUSED_CONNECTIONS,   /* "connections": connections_max reached, or too many of one address without Hello */
 } ep_rpc_refusal;
 #define EP_REFUSALS_COUNT 10
 const char *ep_rpc_refusal_name(ep_rpc_refusal refusal);

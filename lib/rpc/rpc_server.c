@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "rpc/rpc_limits.h"
+#include "transport/lane_accept.h"
 
 /* A share of the server's pool that a frame of frame_bytes always fits; without a limit there are no shares. */
 static ep_err create_share(ep_rpc_server *server, size_t sixteenths, size_t frame_bytes, ep_buffer_pool **out_pool)
@@ -85,7 +86,7 @@ ep_err ep_rpc_server_create(const ep_rpc_server_config *config, ep_rpc_server **
         .frame_bytes_max = server->common.limits.frame_bytes_max,
         .first_frame_bytes_max = ep_rpc_first_frame_bytes_max(&server->common.limits, true),
         .send_queue_bytes_max = server->common.limits.send_queue_bytes_max,
-        .connections_max = server->common.limits.connections_max,
+        .connections_max = server->common.limits.connections_max + EP_ACCEPT_SPARE,
     };
     pthread_mutex_init(&server->lock, NULL);
     pthread_cond_init(&server->idle, NULL);
@@ -154,24 +155,53 @@ ep_err ep_rpc_server_add_service(ep_rpc_server *server, ProtobufCService *servic
 }
 
 /* True when the connection may become a session. Operators have places of their own: whoever fills the
- * service must not keep them out. */
-static bool admit(ep_rpc_server *server, bool is_admin)
+ * service must not keep them out. *out_gone, with a reference: to be closed for it. */
+static bool admit(ep_rpc_server *server, bool is_admin, const char *peer, ep_rpc_session **out_gone)
 {
+    ep_accept_pick pick = {.newcomer = peer};
+    bool room;
+    *out_gone = NULL;
     pthread_mutex_lock(&server->lock);
-    uint32_t others = server->sessions_count - server->admin_sessions_count;
-    bool room = is_admin ? server->admin_sessions_count < EP_RPC_ADMIN_CONNECTIONS_MAX
-                         : others < server->common.limits.connections_max;
+    for (ep_rpc_session *session = server->sessions; session != NULL; session = session->next) {
+        if ((session->roles == EP_ROLES_ADMIN) == is_admin && !session->told_to_close) {
+            bool is_stranger = !__atomic_load_n(&session->hello_done, __ATOMIC_RELAXED);
+            ep_accept_pick_see(&pick, session, session->origin.peer, is_stranger);
+        }
+    }
+    uint32_t max = is_admin ? EP_RPC_ADMIN_CONNECTIONS_MAX : server->common.limits.connections_max;
+    ep_rpc_session *gone = ep_accept_pick_choose(&pick, max, &room);
+    if (gone != NULL && ep_rpc_link_try_ref(&gone->link)) {
+        gone->told_to_close = true;
+        *out_gone = gone;
+    }
     room = room && !server->stopping;
     pthread_mutex_unlock(&server->lock);
     return room;
+}
+
+static void turn_away(ep_rpc_server *server, ep_rpc_session *taken_session)
+{
+    ep_error why;
+    ep_error_set(&why, EP_ERR_RESOURCE_EXHAUSTED, "its place is wanted: it said no Hello, and too many others have not either");
+    const ep_rpc_audit_event event = {.peer = taken_session->origin.peer, .node = "", .role = "-", .method = "Hello", .text = why.text};
+    ep_rpc_audit_refused(&server->audit, EP_REFUSED_CONNECTIONS, &event);
+    ep_rpc_link_close(&taken_session->link, &why);
+    ep_rpc_link_unref(&taken_session->link);
 }
 
 static void accepted(void *arg, ep_conn *taken_conn)
 {
     const ep_rpc_listener *listener = arg;
     ep_rpc_server *server = listener->server;
+    ep_rpc_session *gone;
+    char peer[EP_ADDRESS_BYTES];
     __atomic_fetch_add(&server->stats.connections_total, 1, __ATOMIC_RELAXED);
-    if (admit(server, listener->roles == EP_ROLES_ADMIN)) {
+    taken_conn->ops->conn_peer(taken_conn, peer, sizeof(peer));
+    bool room = admit(server, listener->roles == EP_ROLES_ADMIN, peer, &gone);
+    if (gone != NULL) {
+        turn_away(server, gone);
+    }
+    if (room) {
         ep_rpc_session_create(server, listener->roles, taken_conn);
     } else {
         __atomic_fetch_add(&server->stats.connections_refused, 1, __ATOMIC_RELAXED);
@@ -205,7 +235,7 @@ ep_err ep_rpc_server_listen(ep_rpc_server *server, const ep_lane_address *addres
     ep_lane_limits limits = server->lane_limits;
     if (roles == EP_ROLES_ADMIN) {
         limits.pool = server->common.pool;
-        limits.connections_max = EP_RPC_ADMIN_CONNECTIONS_MAX;
+        limits.connections_max = EP_RPC_ADMIN_CONNECTIONS_MAX + EP_ACCEPT_SPARE;
     }
     ep_listener *listener = NULL;
     ep_err err = lane->listen(address, &limits, accepted, place, &listener, out_error);

@@ -123,7 +123,7 @@ struct ep_rpc_session {
     ep_rpc_session *previous;
     bool told_to_close; /* under server->lock, as the links above */
     unsigned roles;     /* that its listener admits */
-    bool hello_done;    /* set while the link is new, read only afterwards */
+    bool hello_done;    /* atomic: set while the link is new, read only afterwards */
     bool hello_refused; /* logged and counted already */
     /* under link.lock */
     bool ended;

@@ -131,7 +131,7 @@ static void welcome(ep_rpc_session *session, uint64_t call_id, const Expertd__V1
         refuse(session, call_id, &why); /* which closes too when there is no memory for it */
         return;
     }
-    session->hello_done = true;
+    __atomic_store_n(&session->hello_done, true, __ATOMIC_RELAXED);
     ep_rpc_link_go_live(link, session->origin.node, session->origin.pool);
     ep_rpc_link_send_reply(link, out);
 }

@@ -43,6 +43,36 @@ void ep_accept_count_unref(ep_accept_count *count)
     }
 }
 
+#define STRANGERS_MIN 16u
+
+static bool is_same_host(const char *peer, const char *other)
+{
+    const char *end = strrchr(peer, ':');
+    size_t bytes = end != NULL ? (size_t)(end - peer) + 1 : strlen(peer) + 1;
+    return strncmp(peer, other, bytes) == 0 && (end == NULL || strchr(other + bytes, ':') == NULL);
+}
+
+void ep_accept_pick_see(ep_accept_pick *pick, void *connection, const char *peer, bool is_stranger)
+{
+    pick->places++;
+    if (!is_stranger) {
+        return;
+    }
+    pick->oldest = connection;
+    if (is_same_host(peer, pick->newcomer)) {
+        pick->of_host++;
+        pick->oldest_of_host = connection;
+    }
+}
+
+void *ep_accept_pick_choose(const ep_accept_pick *pick, uint32_t max, bool *out_room)
+{
+    uint32_t share = max / 4 > STRANGERS_MIN ? max / 4 : STRANGERS_MIN;
+    void *gone = pick->of_host >= share ? pick->oldest_of_host : pick->places >= max ? pick->oldest : NULL;
+    *out_room = gone != NULL || pick->places < max;
+    return gone;
+}
+
 void ep_accept_leave_descriptors(ep_lane_limits *limits, const char *url)
 {
     struct rlimit limit;

@@ -10,6 +10,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "transport/lane_accept.h"
 #include "transport/lane_common.h"
 
 #define SP_PROTOCOL_REQ 0x30
@@ -31,6 +32,7 @@ static const uint8_t sp_reply_hello[SP_PREFIX_BYTES] = {0, 'S', 'P', 0, 0, SP_PR
 typedef struct rep_conn {
     ep_nng_rep_door *door;
     ep_conn *conn;
+    char peer[EP_ADDRESS_BYTES];
     bool hello_done;    /* touched by its lane thread; atomic for the door's */
     uint64_t accepted_ns;
     uint64_t request_ns; /* atomic: when the newest request came; 0: none did */
@@ -224,16 +226,20 @@ static const char *judge_locked(rep_conn *conn, uint64_t now_ns)
 }
 
 /* Lock held. Closing begins here and ends elsewhere. */
+static void turn_one_away_locked(rep_conn *conn, const char *why)
+{
+    conn->turned_away = true;
+    ep_conn_close(conn->conn);
+    conn->door->handler.on_turned_away(conn->door->handler.arg, conn->peer, why);
+}
+
+/* Lock held. */
 static void turn_away_locked(ep_nng_rep_door *door, uint64_t now_ns)
 {
     for (rep_conn *conn = door->conns; conn != NULL; conn = conn->next) {
         const char *why = judge_locked(conn, now_ns);
         if (why != NULL) {
-            char peer[EP_ADDRESS_BYTES];
-            conn->turned_away = true;
-            conn->conn->ops->conn_peer(conn->conn, peer, sizeof(peer));
-            ep_conn_close(conn->conn);
-            door->handler.on_turned_away(door->handler.arg, peer, why);
+            turn_one_away_locked(conn, why);
         }
     }
 }
@@ -480,11 +486,35 @@ void ep_nng_rep_door_reply(ep_nng_rep_door *door, uint32_t index, const ep_nng_r
 
 /* ---- life ---- */
 
+/* Lock held. False: no place for it. */
+static bool admit_locked(ep_nng_rep_door *door, const rep_conn *newcomer)
+{
+    ep_accept_pick pick = {.newcomer = newcomer->peer};
+    bool room;
+    for (rep_conn *conn = door->conns; conn != NULL; conn = conn->next) {
+        if (!conn->closed && !conn->turned_away) {
+            ep_accept_pick_see(&pick, conn, conn->peer, __atomic_load_n(&conn->request_ns, __ATOMIC_RELAXED) == 0);
+        }
+    }
+    rep_conn *gone = ep_accept_pick_choose(&pick, door->limits.connections_max, &room);
+    if (gone != NULL) {
+        turn_one_away_locked(gone, "its place is wanted: it sent no request, and too many others have not either");
+    }
+    return room;
+}
+
 static void accepted(void *arg, ep_conn *taken_conn)
 {
     ep_nng_rep_door *door = arg;
     rep_conn *conn = calloc(1, sizeof(*conn));
-    if (conn == NULL) {
+    if (conn != NULL) {
+        taken_conn->ops->conn_peer(taken_conn, conn->peer, sizeof(conn->peer));
+    }
+    pthread_mutex_lock(&door->lock);
+    bool room = conn != NULL && admit_locked(door, conn);
+    pthread_mutex_unlock(&door->lock);
+    if (!room) {
+        free(conn);
         ep_conn_release(taken_conn);
         return;
     }
@@ -576,7 +606,7 @@ ep_err ep_nng_rep_door_open(const ep_lane_address *address, const ep_nng_rep_lim
                                          .frame_bytes_max = message_max,
                                          .first_frame_bytes_max = SP_PREFIX_BYTES,
                                          .send_queue_bytes_max = 4 * message_max,
-                                         .connections_max = limits->connections_max};
+                                         .connections_max = limits->connections_max + EP_ACCEPT_SPARE};
     init_sync(door);
     err = ep_lane_thread_create("ep-door", door_main, door, &door->thread);
     if (err != EP_OK) {
