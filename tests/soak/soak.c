@@ -418,18 +418,22 @@ static void start(soak *s)
 {
     const char *urls[NODES];
     char state_dir[EP_TEST_PATH_BYTES];
+    char shm_dir[EP_TEST_PATH_BYTES];
     char state_option[EP_TEST_PATH_BYTES + 16];
-    unsetenv("EXPERTD_SHM");
+    char shm_option[EP_TEST_PATH_BYTES + 16];
     ep_test_dir_new(state_dir);
+    ep_test_dir_new(shm_dir);
     snprintf(state_option, sizeof(state_option), "--state-dir=%s", state_dir);
+    snprintf(shm_option, sizeof(shm_option), "--shm-dir=%s", shm_dir); /* of our own: other tests have a node0 too */
     const char *const coordinator_args[] = {state_option, NULL};
+    const char *const node_args[] = {"--shm=on", shm_option, NULL};
     for (uint32_t i = 0; i < NODES; i++) {
         s->proxies[i] = ep_chaos_proxy_create(s->seed + i);
         EP_TEST_CHECK(s->proxies[i] != NULL, "no proxy");
         urls[i] = ep_chaos_proxy_url(s->proxies[i]);
     }
     static ep_test_cluster_options options;
-    options = (ep_test_cluster_options){.nodes_count = NODES, .copies = 2, .heartbeat_ms = 100, .coordinator_args = coordinator_args, .advertise_urls = urls};
+    options = (ep_test_cluster_options){.nodes_count = NODES, .copies = 2, .heartbeat_ms = 100, .coordinator_args = coordinator_args, .node_args = node_args, .advertise_urls = urls};
     fault_fixture_init_cluster(&s->faults, &options);
     for (uint32_t i = 0; i < NODES; i++) {
         ep_chaos_proxy_set_upstream(s->proxies[i], s->faults.cluster.nodes[i].rpc_url);
@@ -445,6 +449,7 @@ static void start(soak *s)
         ep_chaos_proxy_destroy(s->proxies[i]);
     }
     ep_test_dir_remove(state_dir);
+    ep_test_dir_remove(shm_dir);
 }
 
 static error_t parse(int key, char *arg, struct argp_state *state)
