@@ -75,7 +75,8 @@ static bool has_room(const ep_call *call, uint32_t chunks)
 }
 
 /* All of a frame's slots, or none: the window waits for the slowest of them anyhow. A frame of node sums only as one
- * frame again: sums over other groups of slots are other sums, and cannot be mixed with the first frame's. */
+ * frame again: sums over other groups of slots are other sums, and cannot be mixed with the first frame's. Where one
+ * frame does not do, that of a silent node is given up: its end sends the slots to their other copies. */
 static void send_again(ep_call *call, uint32_t parcel, bool silent, uint32_t *numbers,
                        ep_call_actions *actions)
 {
@@ -87,9 +88,16 @@ static void send_again(ep_call *call, uint32_t parcel, bool silent, uint32_t *nu
     ep_call_refresh_view(call);
     ep_call_choose(call, call->frames[parcel]->peer);
     if (!all_have_copy(call, numbers, count) ||
-        ep_call_build_plan(call, 0, 0, numbers, count, &error) != EP_OK ||
-        (call->spec.batch.node_sum && call->plan.chunks_count > 1) ||
-        (!silent && !has_room(call, call->plan.chunks_count)) ||
+        ep_call_build_plan(call, 0, 0, numbers, count, &error) != EP_OK) {
+        return;
+    }
+    if (call->spec.batch.node_sum && call->plan.chunks_count > 1) {
+        if (silent) {
+            ep_rpc_call_cancel(call->frames[parcel]->channel, call->frames[parcel]->rpc_id);
+        }
+        return;
+    }
+    if ((!silent && !has_room(call, call->plan.chunks_count)) ||
         !ep_call_state_begin_hedge(&call->state, parcel, call->plan.chunks_count, silent)) {
         return;
     }

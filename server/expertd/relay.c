@@ -13,6 +13,9 @@
 #include "transport/address.h"
 
 #define AWAY_NS (60 * EP_NS_PER_S) /* a link that is not connected goes after so long without use */
+/* A neighbour that stands still is lost after 400 ms: its callers hear only from us, who live, and so cannot tell. They ask it
+ * themselves then, or a copy. */
+#define PING_MS 100
 
 typedef enum link_state { LINK_CONNECTING, LINK_READY, LINK_BROKEN } link_state;
 
@@ -343,6 +346,7 @@ static ep_err make_link(ep_relay *relay, const Expertd__V1__RelayPart *to, bool 
         .on_state = on_state,
         .arg = link,
     };
+    config.common.limits.ping_ms = PING_MS;
     err = ep_rpc_channel_create(&config, &link->channel, out_error);
     if (err != EP_OK) {
         pthread_mutex_destroy(&link->lock);
