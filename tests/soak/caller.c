@@ -34,6 +34,7 @@ struct caller {
     ep_client *client;
     slot slots[SLOTS];
     uint64_t zero_ns;
+    bool sums; /* one frame per host, summed at the nodes */
     pthread_mutex_t lock; /* guards the rest */
     uint32_t *times_us;
     uint64_t calls;
@@ -53,7 +54,9 @@ static void on_done(void *arg, const ep_moe_result *result)
     caller *c = s->caller;
     uint64_t ns = ep_clock_now_ns() - s->began_ns;
     bool good = result->error.code == EP_OK;
-    if (good) {
+    if (good && c->sums) {
+        ep_test_batch_expect_sums(s->batch, s->y);
+    } else if (good) {
         ep_test_batch_expect(s->batch, s->y);
     }
     pthread_mutex_lock(&c->lock);
@@ -87,6 +90,10 @@ static void begin(caller *c, slot *s, uint64_t drawn)
     ep_tensor out = ep_tensor_2d(s->y, EP_DTYPE_BF16, s->batch->tokens, s->batch->hidden);
     ep_test_batch_args(s->batch, &args);
     args.deadline_us = DEADLINE_US;
+    if (c->sums) {
+        args.comm_alg = EP_MOE_COMM_HIERARCHY;
+        args.combine_at = EP_MOE_COMBINE_NODE_SUM;
+    }
     memset(s->y, 0xee, (size_t)s->batch->tokens * s->batch->hidden * sizeof(*s->y));
     atomic_store(&s->busy, true);
     s->began_ns = ep_clock_now_ns();
@@ -173,7 +180,8 @@ int soak_caller(int argc, char **argv)
     }
     ep_client_config_init(&config);
     config.coordinator_url = argv[0];
-    config.lanes = strcmp(argv[2], "stream") == 0 ? "stream" : NULL;
+    config.lanes = strcmp(argv[2], "any") == 0 ? NULL : "stream";
+    c.sums = strcmp(argv[2], "sums") == 0;
     EP_TEST_CHECK(ep_client_create(&config, &c.client, &error) == EP_OK, "client: %s", error.text);
     EP_TEST_CHECK(ep_client_wait_ready(c.client, (uint64_t)EP_TEST_PATIENCE_MS * 1000, &error) == EP_OK, "client: %s",
                   error.text);

@@ -7,7 +7,7 @@
 #define SOAK_CALLER_H
 
 /*
- * Arguments: coordinator's URL, checkpoint, "stream" or "any", clock's zero in ns, seed. Runs until
+ * Arguments: coordinator's URL, checkpoint, "stream", "any", or "sums" (stream, hierarchy, sums at nodes), clock's zero in ns, seed. Runs until
  * SIGTERM, waits for what is in flight and prints one line of each:
  *   begun                                      the first call has come back
  *   slow SECONDS MS REROUTED HEDGED FRAMES     a call of 250 ms and more, with when it began

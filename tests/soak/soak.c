@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Random faults on a service of four nodes with two copies of each expert, while three processes call it 40 times a second each.
+ * Random faults on a service of four nodes with two copies of each expert, while three processes call it 40 times a second each: over
+ * shared memory where a node offers it, over TCP, and with one frame per host and sums at the nodes.
  *
  *   strict   one fault at a time, the next when all nodes serve and both copies of every expert are back: no call may fail
  *   wild     anything at any time: calls may fail, and all is healthy again after the last fault
@@ -16,6 +17,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/host.h"
 #include "base/random.h"
 #include "caller.h"
 #include "coordinator.pb-c.h"
@@ -297,6 +299,7 @@ static void run_faults(soak *s)
 
 static void start_callers(soak *s)
 {
+    static const char *const hows[CALLERS] = {"any", "stream", "sums"};
     char zero[32];
     char seed[32];
     char name[32];
@@ -304,7 +307,7 @@ static void start_callers(soak *s)
     for (int i = 0; i < CALLERS; i++) {
         snprintf(seed, sizeof(seed), "%llu", (unsigned long long)(s->seed + (uint64_t)i));
         snprintf(name, sizeof(name), "caller%d", i);
-        const char *const args[] = {"caller", s->faults.cluster.coordinator.rpc_url, s->faults.model_path, i == 0 ? "any" : "stream", zero, seed, NULL};
+        const char *const args[] = {"caller", s->faults.cluster.coordinator.rpc_url, s->faults.model_path, hows[i], zero, seed, NULL};
         EP_TEST_CHECK(ep_test_process_start(&s->callers[i], s->faults.cluster.dir, name, "/proc/self/exe", args, NULL, false), "no caller");
     }
     for (int i = 0; i < CALLERS; i++) {
@@ -416,6 +419,8 @@ static void end_callers(soak *s)
 
 static void start(soak *s)
 {
+    static char here[EP_HOST_BYTES]; /* so that nodes 0 and 1 offer shared memory */
+    static const char *const hosts[NODES] = {here, here, "there", "there"};
     const char *urls[NODES];
     char state_dir[EP_TEST_PATH_BYTES];
     char shm_dir[EP_TEST_PATH_BYTES];
@@ -423,6 +428,7 @@ static void start(soak *s)
     char shm_option[EP_TEST_PATH_BYTES + 16];
     ep_test_dir_new(state_dir);
     ep_test_dir_new(shm_dir);
+    ep_host_boot_id(here);
     snprintf(state_option, sizeof(state_option), "--state-dir=%s", state_dir);
     snprintf(shm_option, sizeof(shm_option), "--shm-dir=%s", shm_dir); /* of our own: other tests have a node0 too */
     const char *const coordinator_args[] = {state_option, NULL};
@@ -433,7 +439,7 @@ static void start(soak *s)
         urls[i] = ep_chaos_proxy_url(s->proxies[i]);
     }
     static ep_test_cluster_options options;
-    options = (ep_test_cluster_options){.nodes_count = NODES, .copies = 2, .heartbeat_ms = 100, .coordinator_args = coordinator_args, .node_args = node_args, .advertise_urls = urls};
+    options = (ep_test_cluster_options){.nodes_count = NODES, .copies = 2, .heartbeat_ms = 100, .coordinator_args = coordinator_args, .node_args = node_args, .hosts = hosts, .advertise_urls = urls};
     fault_fixture_init_cluster(&s->faults, &options);
     for (uint32_t i = 0; i < NODES; i++) {
         ep_chaos_proxy_set_upstream(s->proxies[i], s->faults.cluster.nodes[i].rpc_url);

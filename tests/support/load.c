@@ -139,7 +139,7 @@ void ep_test_batch_expect(const ep_test_batch *batch, const uint16_t *y)
     }
 }
 
-static void expect_sums(const ep_test_batch *batch, const uint16_t *y)
+void ep_test_batch_expect_sums(const ep_test_batch *batch, const uint16_t *y)
 {
     size_t row_bytes = batch->hidden * sizeof(*y);
     for (size_t t = 0; t < batch->tokens; t++) {
@@ -218,7 +218,7 @@ static void on_done(void *arg, const ep_moe_result *result)
     EP_TEST_CHECK(slot->running, "a call ended twice");
     slot->running = false;
     if (good && load->config.combine_at == EP_MOE_COMBINE_NODE_SUM) {
-        expect_sums(slot->batch, slot->y);
+        ep_test_batch_expect_sums(slot->batch, slot->y);
     } else if (good) {
         ep_test_batch_expect(slot->batch, slot->y);
     } else if (load->config.on_failure != NULL) {

@@ -39,6 +39,8 @@ void ep_test_batch_fini(ep_test_batch *batch);
 void ep_test_batch_args(const ep_test_batch *batch, ep_moe_args *out_args);
 /* Fails the test when y [tokens,hidden] is not the oracle's output. */
 void ep_test_batch_expect(const ep_test_batch *batch, const uint16_t *y);
+/* Nor one of the sums it can be: of batches with joint and apart. */
+void ep_test_batch_expect_sums(const ep_test_batch *batch, const uint16_t *y);
 /* One blocking call; false and *out_result when it failed, fails the test when the bits differ. */
 bool ep_test_batch_call(const ep_test_batch *batch, ep_client *client, uint64_t deadline_us,
                         ep_moe_result *out_result);
