@@ -165,7 +165,7 @@ static void cut(soak *s, uint32_t target, uint32_t directions)
 /* False: in wild mode the coordinator may not be there to hear of it. */
 static bool drain(soak *s, uint32_t target, const char *undo)
 {
-    const char *const args[] = {"drain", target_name(target), "--admin", s->faults.cluster.coordinator.admin_url, "--timeout", "2s", undo, NULL};
+    const char *const args[] = {"drain", target_name(target), "--admin", s->faults.cluster.coordinator.admin_url, "--timeout", s->wild ? "2s" : "30s", undo, NULL};
     char *text = NULL;
     int code = ep_test_process_run(s->faults.cluster.dir, "drain", ep_test_expertctl, args, NULL, EP_TEST_PATIENCE_MS, &text);
     EP_TEST_CHECK(s->wild || code == 0, "drain of %s: %d: %s", target_name(target), code, text);
