@@ -137,6 +137,12 @@ static void look_at(ep_call *call, uint32_t parcel, uint64_t now_ns, ep_call_act
         look_ns = silent ? now_ns + AGAIN_NS : look_ns;
     }
     ep_call_state_watch(&call->state, parcel, late ? EP_TIME_NEVER : p->hedge_ns, look_ns);
+    if (p->phase == EP_PARCEL_HEDGE) {
+        if (silent) { /* its end makes the parcel wait alone again, or go to yet another copy */
+            ep_rpc_call_cancel(frame->channel, frame->rpc_id);
+        }
+        return;
+    }
     if (late || silent) {
         hedge(call, parcel, silent, actions);
     }

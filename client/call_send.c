@@ -321,14 +321,14 @@ static bool is_hedge(ep_send_reason reason)
     return reason == EP_SEND_LATE || reason == EP_SEND_SILENT;
 }
 
-/* Hedges are not hedged: their parcel may have other copies, but somewhere it has to end. */
-static void watch(ep_call *call, const ep_call_frame *frame)
+/* Hedges are not hedged: their parcel may have other copies, but somewhere it has to end. One to a silent node is given up. */
+static void watch(ep_call *call, const ep_call_frame *frame, bool as_hedge)
 {
     uint64_t late_ns =
         ep_answer_times_late_ns(&frame->peer->links[frame->class_index].times, frame->slots_count);
     late_ns = late_ns < EP_HEDGE_DELAY_MIN_NS ? EP_HEDGE_DELAY_MIN_NS : late_ns;
     ep_call_state_watch(&call->state, frame->index,
-                        late_ns == EP_ANSWER_TIMES_UNKNOWN ? EP_TIME_NEVER : frame->sent_ns + late_ns,
+                        as_hedge || late_ns == EP_ANSWER_TIMES_UNKNOWN ? EP_TIME_NEVER : frame->sent_ns + late_ns,
                         frame->sent_ns + EP_SILENCE_PING_NS);
 }
 
@@ -360,9 +360,7 @@ static void send_chunk(ep_call *call, uint32_t window, uint32_t chunk, ep_send_r
     if (err == EP_OK) {
         count_sent(call, frame, reason);
         count_node(call, frame->peer);
-        if (!is_hedge(reason)) {
-            watch(call, frame);
-        }
+        watch(call, frame, is_hedge(reason));
         return;
     }
     ep_call_mark_frame(call, frame, &error);

@@ -316,11 +316,16 @@ void ep_call_state_watch(ep_call_state *state, uint32_t parcel, uint64_t hedge_n
     state->look_ns = first_ns < state->look_ns ? first_ns : state->look_ns;
 }
 
+static bool is_watched(ep_parcel_phase phase)
+{
+    return phase == EP_PARCEL_IN_FLIGHT || phase == EP_PARCEL_HEDGE;
+}
+
 uint32_t ep_call_state_next_due(const ep_call_state *state, uint64_t now_ns, uint32_t from)
 {
     for (uint32_t i = from; i < state->parcels_count; i++) {
         const ep_parcel *p = &state->parcels[i];
-        if (p->phase == EP_PARCEL_IN_FLIGHT && (p->hedge_ns <= now_ns || p->look_ns <= now_ns)) {
+        if (is_watched(p->phase) && (p->hedge_ns <= now_ns || p->look_ns <= now_ns)) {
             return i;
         }
     }
@@ -332,7 +337,7 @@ void ep_call_state_looked(ep_call_state *state)
     state->look_ns = EP_TIME_NEVER;
     for (uint32_t i = 0; i < state->parcels_count; i++) {
         const ep_parcel *p = &state->parcels[i];
-        if (p->phase == EP_PARCEL_IN_FLIGHT) {
+        if (is_watched(p->phase)) {
             uint64_t first_ns = p->hedge_ns < p->look_ns ? p->hedge_ns : p->look_ns;
             state->look_ns = first_ns < state->look_ns ? first_ns : state->look_ns;
         }

@@ -77,7 +77,7 @@ typedef struct ep_parcel {
     uint32_t window; /* 0..EP_CALL_WINDOWS-1 */
     ep_err reason;   /* why it is DELAYED */
     uint64_t due_ns; /* DELAYED, STUCK */
-    /* IN_FLIGHT: when its answer is late, and when to look whether its node is silent; EP_TIME_NEVER */
+    /* IN_FLIGHT: when its answer is late. It and HEDGE: when to look whether its node is silent. EP_TIME_NEVER */
     uint64_t hedge_ns;
     uint64_t look_ns;
     ep_hedge_phase hedge;
@@ -177,7 +177,7 @@ uint32_t ep_call_state_parcels_used(const ep_call_state *state);
 uint32_t ep_call_state_room(const ep_call_state *state);
 /* Adds a parcel that is being sent. Errors: NO_MEMORY. */
 ep_err ep_call_state_add(ep_call_state *state, uint32_t window, uint32_t *out_parcel);
-/* When an IN_FLIGHT parcel is late, and when to look whether its node is silent. */
+/* When an IN_FLIGHT parcel is late, and when to look whether its node, or a HEDGE's, is silent. */
 void ep_call_state_watch(ep_call_state *state, uint32_t parcel, uint64_t hedge_ns, uint64_t look_ns);
 /* The first parcel from `from` on that is to be hedged or looked at now; UINT32_MAX: none. */
 uint32_t ep_call_state_next_due(const ep_call_state *state, uint64_t now_ns, uint32_t from);

@@ -175,6 +175,23 @@ Test(call_hedge, a_failed_frame_waits_for_its_hedges)
     end();
 }
 
+/* The frame has failed, and its hedge went to a node that stands still. */
+Test(call_hedge, a_hedge_is_looked_at_too)
+{
+    uint32_t a = begin(), h;
+    hedge(a, 1, false, &h);
+    ep_call_state_watch(&state, h, EP_TIME_NEVER, now + 3 * MS);
+    fail(a, EP_ERR_CONNECTION_LOST);
+    cr_assert_eq(state.parcels[a].phase, EP_PARCEL_COVERED);
+    ep_call_state_looked(&state);
+    cr_assert_eq(ep_call_state_due_ns(&state), now + 3 * MS);
+    cr_assert_eq(ep_call_state_next_due(&state, now + 3 * MS, 0), h);
+    fail(h, EP_ERR_CANCELLED); /* given up */
+    cr_assert(actions.route);
+    cr_assert_eq(state.parcels[a].phase, EP_PARCEL_ROUTABLE);
+    end();
+}
+
 Test(call_hedge, when_both_fail_the_slots_go_to_another_copy)
 {
     uint32_t a = begin(), h[2];
