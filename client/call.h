@@ -51,6 +51,7 @@ typedef struct ep_call_frame {
     bool is_relayed;     /* slots of other nodes of the peer's host are in it */
     uint32_t rows_count; /* of x: with node_sum also of the reply */
     bool slots_owned; /* from malloc, not the call's array */
+    bool given_up;    /* cancelled by us, because its node is silent */
     uint64_t sent_bytes;
     uint64_t sent_ns;
     char numerics[EP_NUMERICS_BYTES]; /* what the answer must say; "" anything */

@@ -66,12 +66,19 @@ static uint32_t slots_wanted(const ep_call *call, const ep_call_frame *frame, ui
     return count;
 }
 
-/* A late frame's second send is a wish: in a prepared call it takes no frame that is not there yet, nor one that the next run's first
- * sending may need while losers of this one still wait for their end. */
+/* A late frame's second send is a wish: in a prepared call it takes no frame that is not there yet, nor one that the
+ * next run's first sending may need while losers of this one still wait for their end. */
 static bool has_room(const ep_call *call, uint32_t chunks)
 {
     uint32_t used = ep_call_state_parcels_used(&call->state);
     return call->first_frames_max == 0 || used + chunks + call->first_frames_max <= call->frames_count;
+}
+
+/* Its end sends its slots to other copies. */
+static void give_up(ep_call_frame *frame)
+{
+    frame->given_up = true;
+    ep_rpc_call_cancel(frame->channel, frame->rpc_id);
 }
 
 /* All of a frame's slots, or none: the window waits for the slowest of them anyhow. A frame of node sums only as one
@@ -93,7 +100,7 @@ static void send_again(ep_call *call, uint32_t parcel, bool silent, uint32_t *nu
     }
     if (call->spec.batch.node_sum && call->plan.chunks_count > 1) {
         if (silent) {
-            ep_rpc_call_cancel(call->frames[parcel]->channel, call->frames[parcel]->rpc_id);
+            give_up(call->frames[parcel]);
         }
         return;
     }
@@ -128,7 +135,7 @@ static void hedge(ep_call *call, uint32_t parcel, bool silent, ep_call_actions *
 static void look_at(ep_call *call, uint32_t parcel, uint64_t now_ns, ep_call_actions *actions)
 {
     const ep_parcel *p = &call->state.parcels[parcel];
-    const ep_call_frame *frame = call->frames[parcel];
+    ep_call_frame *frame = call->frames[parcel];
     bool late = p->hedge_ns <= now_ns;
     bool silent = false;
     uint64_t look_ns = p->look_ns;
@@ -139,7 +146,7 @@ static void look_at(ep_call *call, uint32_t parcel, uint64_t now_ns, ep_call_act
     ep_call_state_watch(&call->state, parcel, late ? EP_TIME_NEVER : p->hedge_ns, look_ns);
     if (p->phase == EP_PARCEL_HEDGE) {
         if (silent) { /* its end makes the parcel wait alone again, or go to yet another copy */
-            ep_rpc_call_cancel(frame->channel, frame->rpc_id);
+            give_up(frame);
         }
         return;
     }

@@ -87,6 +87,7 @@ void ep_call_clear_frame(ep_call_frame *frame)
     frame->channel = NULL;
     frame->rpc_id = 0;
     frame->is_relayed = false;
+    frame->given_up = false;
     if (frame->slots_owned) {
         free(frame->slots);
     }
@@ -205,6 +206,9 @@ void ep_call_take_answer(ep_call *call, ep_call_frame *frame, uint64_t now_ns, e
     ep_call_event event = {
         .kind = frame->ok ? EP_EVENT_ROWS : EP_EVENT_FAILED, .parcel = frame->index, .error = &frame->error};
     frame->rpc_id = 0;
+    if (frame->given_up && !frame->ok && frame->error.code == EP_ERR_CANCELLED) {
+        ep_error_set(&frame->error, EP_ERR_UNAVAILABLE, "it says nothing and answers no ping");
+    }
     if (live && frame->ok) {
         place_rows(call, frame);
         ep_call_timing_take(call, frame);

@@ -124,7 +124,7 @@ bool ep_peer_lost_only_shm(ep_peer *peer, ep_peer_class class_index, const ep_rp
 
 /* ---- the stream ---- */
 
-/* Of a connection that carries nothing any more, while the node answers on a new one: lost after 1 s, not 2. */
+/* A connection that the network has forgotten carries nothing, while a new one would: it is lost after 1 s, not 2. */
 #define PING_MS 250
 
 static void on_state(void *arg, ep_rpc_channel *channel, ep_rpc_channel_state state,

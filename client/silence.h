@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * When a node that holds a frame counts as silent: it has said nothing at all for some time, and a ping that left
- * for it got no answer, or cannot leave because the node takes nothing any more. A node that only computes for long answers pings. Much quicker than the connection's own
- * pings (2 s), since nothing is lost by a wrong guess: the connection stays, the frame is sent to a copy as well,
- * and the first answer counts. Pure.
+ * for it got no answer, or cannot leave because the node takes nothing any more. A node that only computes for long
+ * answers pings. Much quicker than the connection's own pings (1 s), since nothing is lost by a wrong guess: the
+ * connection stays, the frame is sent to a copy as well, and the first answer counts. Pure.
  *
  * A process that was itself stopped wakes to long silences that are its own: it only pings then, and has read what
  * came in the meantime when the ping's time is over.
@@ -23,8 +23,14 @@
 
 typedef enum ep_silence_verdict { EP_SILENCE_NOT, EP_SILENCE_PING, EP_SILENCE_SILENT } ep_silence_verdict;
 
-/* sent_ns: when the frame was sent. heard_ns: when anything came on its connection. pinged_ns: when the oldest ping left
- * there that nothing came after, 0 never. blocked_ns: since when one waits to leave and nothing does, 0 none waits. *out_next_ns: when to look again; not after SILENT. */
+/*
+ * Times by ep_clock_now_ns(), 0 never.
+ *   sent_ns    the frame was sent
+ *   heard_ns   anything came on its connection
+ *   pinged_ns  the oldest ping that has had no answer left there; the newest when all have had one
+ *   blocked_ns a ping waits to leave since then, and nothing leaves
+ * *out_next_ns: when to look again; not set with SILENT.
+ */
 static inline ep_silence_verdict ep_silence_judge(uint64_t now_ns, uint64_t sent_ns, uint64_t heard_ns,
                                                   uint64_t pinged_ns, uint64_t blocked_ns, uint64_t *out_next_ns)
 {

@@ -213,9 +213,9 @@ void ep_rpc_channel_read_stats(ep_rpc_channel *channel, ep_rpc_channel_stats *ou
 
 /* Signs of life of the connected peer, by ep_clock_now_ns(). */
 typedef struct ep_rpc_channel_life {
-    uint64_t heard_ns;               /* when anything came from it, also part of a frame; now when the lane cannot read just now */
-    uint64_t pinged_ns;              /* when the oldest ping left that nothing has come after, else the newest; 0 never */
-    uint64_t blocked_ns;             /* since when a ping waits to leave and nothing leaves; 0 none waits */
+    uint64_t heard_ns;   /* anything came from it, also part of a frame; now when the lane cannot read just now */
+    uint64_t pinged_ns;  /* the oldest ping without an answer left, or the newest when all have one; 0 never */
+    uint64_t blocked_ns; /* since when a ping waits to leave and nothing leaves; 0 none waits */
 } ep_rpc_channel_life;
 /* False when there is no connection. */
 bool ep_rpc_channel_read_life(ep_rpc_channel *channel, ep_rpc_channel_life *out_life);

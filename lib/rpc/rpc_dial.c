@@ -29,8 +29,8 @@ static ep_err schedule_locked(ep_rpc_channel *channel, uint64_t due_ns)
 }
 
 /*
- * A dial into a network that has just lost something may hang for ever, while the next one is answered at once: the first
- * wait is short. It grows by half each time, up to hello_timeout_ms, for a peer that is only slow.
+ * A dial into a network that has just lost something may hang for ever, while the next one is answered at once: the
+ * first wait is short. It grows by half each time, up to hello_timeout_ms, for a peer that is only slow.
  */
 #define HELLO_WAIT_FIRST_MS 500u
 
@@ -70,7 +70,8 @@ static void lost(ep_rpc_channel *channel, ep_rpc_client_link *link, const ep_err
     if (!closing) {
         channel->state = EP_CHANNEL_BROKEN;
         channel->dial_phase = channel->reconnect ? EP_DIAL_WAITING : EP_DIAL_OVER;
-        channel->hello_wait_ms = link != NULL && link->ready ? ep_rpc_dial_first_wait_ms(channel) : longer_wait_ms(channel);
+        bool was_ready = link != NULL && link->ready;
+        channel->hello_wait_ms = was_ready ? ep_rpc_dial_first_wait_ms(channel) : longer_wait_ms(channel);
         channel->due_ns = EP_TIME_NEVER; /* a bound on the dial that fires late finds nothing to do */
     }
     pthread_cond_broadcast(&channel->changed);
@@ -312,8 +313,8 @@ static void dialled(void *arg, ep_conn *taken_conn, const ep_error *error)
     if (taken_conn == NULL) {
         why = *error;
         if (why.code == EP_ERR_CANCELLED) {
-            ep_error_set(&why, EP_ERR_UNAVAILABLE, "no connection within %u of hello_timeout_ms %u", channel->hello_wait_ms,
-                         channel->common.limits.hello_timeout_ms);
+            ep_error_set(&why, EP_ERR_UNAVAILABLE, "no connection within %u ms (hello_timeout_ms %u)",
+                         channel->hello_wait_ms, channel->common.limits.hello_timeout_ms);
         }
         lost(channel, NULL, &why);
         return;

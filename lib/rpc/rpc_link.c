@@ -163,7 +163,8 @@ uint64_t ep_rpc_link_heard_ns(ep_rpc_link *link)
     ep_conn_receiving receiving;
     ep_conn_read_receiving(link->conn, &receiving);
     uint64_t received_ns = __atomic_load_n(&link->received_ns, __ATOMIC_RELAXED);
-    return receiving.waits_for_memory ? ep_clock_now_ns() : receiving.heard_ns > received_ns ? receiving.heard_ns : received_ns;
+    uint64_t heard_ns = receiving.heard_ns > received_ns ? receiving.heard_ns : received_ns;
+    return receiving.waits_for_memory ? ep_clock_now_ns() : heard_ns;
 }
 
 static void ping_sent(ep_send *send, ep_err result)
@@ -220,8 +221,8 @@ static void link_timer(ep_timer *timer, void *arg)
     pthread_mutex_lock(&link->lock);
     switch (link->phase) {
     case EP_LINK_NEW:
-        ep_error_set(&why, EP_ERR_DEADLINE_EXCEEDED, "no Hello within %u of hello_timeout_ms %u", link->hello_wait_ms,
-                     link->common->limits.hello_timeout_ms);
+        ep_error_set(&why, EP_ERR_DEADLINE_EXCEEDED, "no Hello within %u ms (hello_timeout_ms %u)",
+                     link->hello_wait_ms, link->common->limits.hello_timeout_ms);
         break;
     case EP_LINK_LIVE:
         next_ns = ping_step_locked(link, &ping, &why);

@@ -61,7 +61,7 @@ struct ep_rpc_link {
     uint64_t ping_asked_ns; /* since when */
     uint64_t left_ns;   /* atomic: when a frame last left the lane's queue */
     uint32_t hello_wait_ms; /* before it starts; at first hello_timeout_ms */
-    uint64_t ping_left_ns; /* atomic: when the oldest ping that nothing has answered left that queue, or the newest one; 0 never */
+    uint64_t ping_left_ns; /* atomic: when the oldest ping without an answer left that queue, or the newest; 0 never */
     ep_send ping;
     uint8_t ping_bytes[EP_FRAME_FIXED_BYTES];
     uint64_t received_ns;

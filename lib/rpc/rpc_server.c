@@ -86,7 +86,7 @@ ep_err ep_rpc_server_create(const ep_rpc_server_config *config, ep_rpc_server **
         .frame_bytes_max = server->common.limits.frame_bytes_max,
         .first_frame_bytes_max = ep_rpc_first_frame_bytes_max(&server->common.limits, true),
         .send_queue_bytes_max = server->common.limits.send_queue_bytes_max,
-        .connections_max = server->common.limits.connections_max + EP_ACCEPT_SPARE,
+        .connections_max = server->common.limits.connections_max,
     };
     pthread_mutex_init(&server->lock, NULL);
     pthread_cond_init(&server->idle, NULL);
@@ -156,20 +156,23 @@ ep_err ep_rpc_server_add_service(ep_rpc_server *server, ProtobufCService *servic
 
 /* True when the connection may become a session. Operators have places of their own: whoever fills the
  * service must not keep them out. *out_gone, with a reference: to be closed for it. */
-static bool admit(ep_rpc_server *server, bool is_admin, const char *peer, ep_rpc_session **out_gone)
+static bool admit(ep_rpc_server *server, const ep_rpc_listener *listener, const char *peer, ep_rpc_session **out_gone)
 {
     ep_accept_pick pick = {.newcomer = peer};
-    bool room;
+    bool is_admin = listener->roles == EP_ROLES_ADMIN;
     *out_gone = NULL;
     pthread_mutex_lock(&server->lock);
-    for (ep_rpc_session *session = server->sessions; session != NULL; session = session->next) {
+    uint32_t admins = server->admin_sessions_count;
+    uint32_t connections = is_admin ? admins : server->sessions_count - admins;
+    bool look = ep_accept_pick_needed(connections, listener->places);
+    for (ep_rpc_session *session = server->sessions; look && session != NULL; session = session->next) {
         if ((session->roles == EP_ROLES_ADMIN) == is_admin && !session->told_to_close) {
             bool is_stranger = !__atomic_load_n(&session->hello_done, __ATOMIC_RELAXED);
             ep_accept_pick_see(&pick, session, session->origin.peer, is_stranger);
         }
     }
-    uint32_t max = is_admin ? EP_RPC_ADMIN_CONNECTIONS_MAX : server->common.limits.connections_max;
-    ep_rpc_session *gone = ep_accept_pick_choose(&pick, max, &room);
+    bool room;
+    ep_rpc_session *gone = ep_accept_pick_choose(&pick, listener->places, &room);
     if (gone != NULL && ep_rpc_link_try_ref(&gone->link)) {
         gone->told_to_close = true;
         *out_gone = gone;
@@ -179,11 +182,14 @@ static bool admit(ep_rpc_server *server, bool is_admin, const char *peer, ep_rpc
     return room;
 }
 
+/* One whose Hello comes just now is lost too, and dials again. */
 static void turn_away(ep_rpc_server *server, ep_rpc_session *taken_session)
 {
     ep_error why;
-    ep_error_set(&why, EP_ERR_RESOURCE_EXHAUSTED, "its place is wanted: it said no Hello, and too many others have not either");
-    const ep_rpc_audit_event event = {.peer = taken_session->origin.peer, .node = "", .role = "-", .method = "Hello", .text = why.text};
+    ep_error_set(&why, EP_ERR_RESOURCE_EXHAUSTED,
+                 "its place is wanted: it said no Hello, and too many others have not either");
+    const ep_rpc_audit_event event = {
+        .peer = taken_session->origin.peer, .node = "", .role = "-", .method = "Hello", .text = why.text};
     ep_rpc_audit_refused(&server->audit, EP_REFUSED_CONNECTIONS, &event);
     ep_rpc_link_close(&taken_session->link, &why);
     ep_rpc_link_unref(&taken_session->link);
@@ -197,7 +203,7 @@ static void accepted(void *arg, ep_conn *taken_conn)
     char peer[EP_ADDRESS_BYTES];
     __atomic_fetch_add(&server->stats.connections_total, 1, __ATOMIC_RELAXED);
     taken_conn->ops->conn_peer(taken_conn, peer, sizeof(peer));
-    bool room = admit(server, listener->roles == EP_ROLES_ADMIN, peer, &gone);
+    bool room = admit(server, listener, peer, &gone);
     if (gone != NULL) {
         turn_away(server, gone);
     }
@@ -235,8 +241,9 @@ ep_err ep_rpc_server_listen(ep_rpc_server *server, const ep_lane_address *addres
     ep_lane_limits limits = server->lane_limits;
     if (roles == EP_ROLES_ADMIN) {
         limits.pool = server->common.pool;
-        limits.connections_max = EP_RPC_ADMIN_CONNECTIONS_MAX + EP_ACCEPT_SPARE;
+        limits.connections_max = EP_RPC_ADMIN_CONNECTIONS_MAX;
     }
+    place->places = ep_accept_places(&limits, address->url);
     ep_listener *listener = NULL;
     ep_err err = lane->listen(address, &limits, accepted, place, &listener, out_error);
     pthread_mutex_lock(&server->lock);

@@ -48,6 +48,7 @@ typedef struct ep_rpc_reflection {
 typedef struct ep_rpc_listener {
     ep_rpc_server *server;
     unsigned roles;
+    uint32_t places;       /* for sessions of these roles, of all listeners */
     ep_listener *listener; /* NULL while it binds and once it closes; under server->lock */
     char url[EP_ADDRESS_BYTES]; /* written once, before listener is */
 } ep_rpc_listener;

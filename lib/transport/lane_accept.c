@@ -43,18 +43,39 @@ void ep_accept_count_unref(ep_accept_count *count)
     }
 }
 
+/* ---- strangers ---- */
+
+#define SPARE 64 /* connections that are still closing */
 #define STRANGERS_MIN 16u
 
+uint32_t ep_accept_places(ep_lane_limits *limits, const char *url)
+{
+    limits->connections_max += SPARE;
+    ep_accept_leave_descriptors(limits, url);
+    return limits->connections_max > SPARE ? limits->connections_max - SPARE : 1;
+}
+
+static uint32_t share_of_address(uint32_t places)
+{
+    return places / 4 > STRANGERS_MIN ? places / 4 : STRANGERS_MIN;
+}
+
+/* Of shared memory a peer is a process and has no port. */
 static bool is_same_host(const char *peer, const char *other)
 {
-    const char *end = strrchr(peer, ':');
-    size_t bytes = end != NULL ? (size_t)(end - peer) + 1 : strlen(peer) + 1;
-    return strncmp(peer, other, bytes) == 0 && (end == NULL || strchr(other + bytes, ':') == NULL);
+    const char *port = strrchr(peer, ':');
+    size_t bytes = port != NULL ? (size_t)(port - peer) + 1 : strlen(peer) + 1;
+    return strncmp(peer, other, bytes) == 0 && (port == NULL || strchr(other + bytes, ':') == NULL);
+}
+
+bool ep_accept_pick_needed(uint32_t connections, uint32_t places)
+{
+    return connections >= share_of_address(places) || connections >= places;
 }
 
 void ep_accept_pick_see(ep_accept_pick *pick, void *connection, const char *peer, bool is_stranger)
 {
-    pick->places++;
+    pick->taken++;
     if (!is_stranger) {
         return;
     }
@@ -65,13 +86,16 @@ void ep_accept_pick_see(ep_accept_pick *pick, void *connection, const char *peer
     }
 }
 
-void *ep_accept_pick_choose(const ep_accept_pick *pick, uint32_t max, bool *out_room)
+void *ep_accept_pick_choose(const ep_accept_pick *pick, uint32_t places, bool *out_room)
 {
-    uint32_t share = max / 4 > STRANGERS_MIN ? max / 4 : STRANGERS_MIN;
-    void *gone = pick->of_host >= share ? pick->oldest_of_host : pick->places >= max ? pick->oldest : NULL;
-    *out_room = gone != NULL || pick->places < max;
+    bool is_full = pick->taken >= places;
+    bool has_share = pick->of_host >= share_of_address(places);
+    void *gone = has_share ? pick->oldest_of_host : is_full ? pick->oldest : NULL;
+    *out_room = gone != NULL || !is_full;
     return gone;
 }
+
+/* ---- descriptors, failures, addresses ---- */
 
 void ep_accept_leave_descriptors(ep_lane_limits *limits, const char *url)
 {

@@ -22,25 +22,30 @@ bool ep_accept_count_add(ep_accept_count *count, uint32_t max);
 void ep_accept_count_remove(ep_accept_count *count);
 void ep_accept_count_unref(ep_accept_count *count);
 
-/* Connections above connections_max that a lane lets through, for a listener that turns strangers away itself while others close. */
-#define EP_ACCEPT_SPARE 64
+/*
+ * For a listener that turns strangers away itself: limits->connections_max is the number of its places. The lane gets
+ * some more, for connections that are still closing, but leaves descriptors free as below. Returns the places there are.
+ */
+uint32_t ep_accept_places(ep_lane_limits *limits, const char *url);
 
 /*
- * Who is turned away for a newcomer. A stranger is a connection that has not said yet what it is for (no Hello, no first request).
- * Those of one address have a quarter of the places, 16 at least: the oldest of them goes for its next one. Where all places are
- * taken the oldest stranger of all goes. Pure; zeroed but for newcomer.
+ * Who is turned away for a newcomer. A stranger is a connection that has not said yet what it is for (no Hello, no first
+ * request). Those of one address have a quarter of the places, 16 at least: the oldest of them goes for its next one.
+ * Where all places are taken the oldest stranger of all goes. Pure; zeroed but for newcomer.
  */
 typedef struct ep_accept_pick {
-    const char *newcomer; /* its address, "scheme://host:port" */
-    uint32_t places;      /* taken, by all that are not being closed */
+    const char *newcomer; /* its address, "host:port" */
+    uint32_t taken;       /* places, by all that are not being closed */
     uint32_t of_host;
     void *oldest_of_host;
     void *oldest;
 } ep_accept_pick;
+/* False: there are so few connections that no look at each is needed, and there is room. */
+bool ep_accept_pick_needed(uint32_t connections, uint32_t places);
 /* For each connection that is not being closed, the newest first. */
 void ep_accept_pick_see(ep_accept_pick *pick, void *connection, const char *peer, bool is_stranger);
 /* The one to close; NULL none. *out_room: the newcomer may stay. */
-void *ep_accept_pick_choose(const ep_accept_pick *pick, uint32_t max, bool *out_room);
+void *ep_accept_pick_choose(const ep_accept_pick *pick, uint32_t places, bool *out_room);
 
 /* Lowers connections_max so that some descriptors stay free for the rest of the program; says so once. */
 void ep_accept_leave_descriptors(ep_lane_limits *limits, const char *url);

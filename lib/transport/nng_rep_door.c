@@ -74,6 +74,7 @@ typedef struct rep_send {
 struct ep_nng_rep_door {
     ep_nng_rep_limits limits;
     ep_lane_limits lane_limits;
+    uint32_t places; /* for connections that are not being closed */
     ep_nng_rep_handler handler;
     const ep_lane_ops *lane;
     ep_listener *listener;
@@ -491,12 +492,13 @@ static bool admit_locked(ep_nng_rep_door *door, const rep_conn *newcomer)
 {
     ep_accept_pick pick = {.newcomer = newcomer->peer};
     bool room;
-    for (rep_conn *conn = door->conns; conn != NULL; conn = conn->next) {
+    bool look = ep_accept_pick_needed((uint32_t)door->stats.connections, door->places);
+    for (rep_conn *conn = door->conns; look && conn != NULL; conn = conn->next) {
         if (!conn->closed && !conn->turned_away) {
             ep_accept_pick_see(&pick, conn, conn->peer, __atomic_load_n(&conn->request_ns, __ATOMIC_RELAXED) == 0);
         }
     }
-    rep_conn *gone = ep_accept_pick_choose(&pick, door->limits.connections_max, &room);
+    rep_conn *gone = ep_accept_pick_choose(&pick, door->places, &room);
     if (gone != NULL) {
         turn_one_away_locked(gone, "its place is wanted: it sent no request, and too many others have not either");
     }
@@ -507,29 +509,31 @@ static void accepted(void *arg, ep_conn *taken_conn)
 {
     ep_nng_rep_door *door = arg;
     rep_conn *conn = calloc(1, sizeof(*conn));
-    if (conn != NULL) {
-        taken_conn->ops->conn_peer(taken_conn, conn->peer, sizeof(conn->peer));
+    if (conn == NULL) {
+        ep_conn_release(taken_conn);
+        return;
     }
+    taken_conn->ops->conn_peer(taken_conn, conn->peer, sizeof(conn->peer));
+    conn->door = door;
+    conn->conn = taken_conn;
+    conn->refs = 2; /* the lane's and that of the hello */
+    conn->accepted_ns = ep_clock_now_ns();
     pthread_mutex_lock(&door->lock);
-    bool room = conn != NULL && admit_locked(door, conn);
+    bool room = admit_locked(door, conn);
+    if (room) {
+        conn->next = door->conns;
+        if (conn->next != NULL) {
+            conn->next->previous = conn;
+        }
+        door->conns = conn;
+        door->stats.connections++;
+    }
     pthread_mutex_unlock(&door->lock);
     if (!room) {
         free(conn);
         ep_conn_release(taken_conn);
         return;
     }
-    conn->door = door;
-    conn->conn = taken_conn;
-    conn->refs = 2; /* the lane's and that of the hello */
-    conn->accepted_ns = ep_clock_now_ns();
-    pthread_mutex_lock(&door->lock);
-    conn->next = door->conns;
-    if (conn->next != NULL) {
-        conn->next->previous = conn;
-    }
-    door->conns = conn;
-    door->stats.connections++;
-    pthread_mutex_unlock(&door->lock);
     conn->hello_send.parts[0] = (ep_send_part){.data = sp_reply_hello, .bytes = sizeof(sp_reply_hello)};
     conn->hello_send.parts_count = 1;
     conn->hello_send.done = hello_sent;
@@ -606,7 +610,8 @@ ep_err ep_nng_rep_door_open(const ep_lane_address *address, const ep_nng_rep_lim
                                          .frame_bytes_max = message_max,
                                          .first_frame_bytes_max = SP_PREFIX_BYTES,
                                          .send_queue_bytes_max = 4 * message_max,
-                                         .connections_max = limits->connections_max + EP_ACCEPT_SPARE};
+                                         .connections_max = limits->connections_max};
+    door->places = ep_accept_places(&door->lane_limits, address->url);
     init_sync(door);
     err = ep_lane_thread_create("ep-door", door_main, door, &door->thread);
     if (err != EP_OK) {

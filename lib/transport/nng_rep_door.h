@@ -60,7 +60,7 @@ typedef struct ep_nng_rep_limits {
     size_t frame_bytes_max;    /* a longer message costs its sender the connection; a little more than this is let through,
                                   so that the handler can say so */
     uint32_t slots;            /* 1..EP_NNG_REP_SLOTS_MAX */
-    uint32_t connections_max;  /* further ones are refused */
+    uint32_t connections_max;  /* for further ones who sent no request yet must go; refused where none of those is */
     uint32_t hello_timeout_ms; /* for the first 8 bytes */
 } ep_nng_rep_limits;
 

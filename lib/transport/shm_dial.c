@@ -33,7 +33,7 @@ typedef struct shm_dialer {
     char url[EP_ADDRESS_BYTES];
     /* guarded by lock */
     dial_state state;
-    bool begun;          /* the first posted work has seen it pending */
+    bool begun;          /* the posted work has run or runs */
     uint32_t refs;       /* its owner and the lane */
 } shm_dialer;
 

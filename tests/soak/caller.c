@@ -34,7 +34,7 @@ struct caller {
     ep_client *client;
     slot slots[SLOTS];
     uint64_t zero_ns;
-    bool sums; /* one frame per host, summed at the nodes */
+    bool sums;            /* one frame per host, summed at the nodes */
     pthread_mutex_t lock; /* guards the rest */
     uint32_t *times_us;
     uint64_t calls;
@@ -61,11 +61,11 @@ static void on_done(void *arg, const ep_moe_result *result)
     }
     pthread_mutex_lock(&c->lock);
     if (!good) {
-        printf("failed %.3f %.1f %s: %s\n", seconds(c, s->began_ns), (double)ns / 1e6, ep_err_name(result->error.code),
-               result->error.text);
+        printf("failed %.3f %.1f %s: %s\n", seconds(c, s->began_ns), (double)ns / 1e6,
+               ep_err_name(result->error.code), result->error.text);
     } else if (ns >= SLOW_NS) {
-        printf("slow %.3f %.1f %u %u %u\n", seconds(c, s->began_ns), (double)ns / 1e6, result->rerouted_frames,
-               result->hedged_frames, result->frames);
+        printf("slow %.3f %.1f %u %u %u\n", seconds(c, s->began_ns), (double)ns / 1e6,
+               result->rerouted_frames, result->hedged_frames, result->frames);
     }
     if (c->calls == 0) {
         printf("begun\n");
@@ -123,9 +123,10 @@ static void print_total(caller *c, uint64_t overslept_ns, long begin_kib)
     uint64_t count = c->calls < TIMES_MAX ? c->calls : TIMES_MAX;
     EP_TEST_CHECK(count > 0, "no call came back");
     qsort(c->times_us, count, sizeof(*c->times_us), ascending);
-    printf("total %llu %llu %u %u %llu %.3f %llu %ld %ld\n", (unsigned long long)c->calls, (unsigned long long)c->failed,
-           c->times_us[count / 2], c->times_us[count - 1 - count / 100], (unsigned long long)(c->longest_ns / EP_NS_PER_US),
-           seconds(c, c->longest_began_ns), (unsigned long long)(overslept_ns / EP_NS_PER_US), resident_kib(), begin_kib);
+    printf("total %llu %llu %u %u %llu %.3f %llu %ld %ld\n", (unsigned long long)c->calls,
+           (unsigned long long)c->failed, c->times_us[count / 2], c->times_us[count - 1 - count / 100],
+           (unsigned long long)(c->longest_ns / EP_NS_PER_US), seconds(c, c->longest_began_ns),
+           (unsigned long long)(overslept_ns / EP_NS_PER_US), resident_kib(), begin_kib);
 }
 
 /* Until SIGTERM; the longest time that a sleep was late. */
@@ -183,8 +184,8 @@ int soak_caller(int argc, char **argv)
     config.lanes = strcmp(argv[2], "any") == 0 ? NULL : "stream";
     c.sums = strcmp(argv[2], "sums") == 0;
     EP_TEST_CHECK(ep_client_create(&config, &c.client, &error) == EP_OK, "client: %s", error.text);
-    EP_TEST_CHECK(ep_client_wait_ready(c.client, (uint64_t)EP_TEST_PATIENCE_MS * 1000, &error) == EP_OK, "client: %s",
-                  error.text);
+    EP_TEST_CHECK(ep_client_wait_ready(c.client, (uint64_t)EP_TEST_PATIENCE_MS * 1000, &error) == EP_OK,
+                  "client: %s", error.text);
     long begin_kib = 0;
     uint64_t overslept_ns = call_on(&c, strtoull(argv[4], NULL, 10), &begin_kib);
     for (int i = 0; i < SLOTS; i++) {

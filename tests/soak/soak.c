@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Random faults on a service of four nodes with two copies of each expert, while three processes call it 40 times a second each: over
- * shared memory where a node offers it, over TCP, and with one frame per host and sums at the nodes.
+ * Random faults on a service of four nodes with two copies of each expert, while three processes call it 40
+ * times a second each: over shared memory where a node offers it, over TCP, and with one frame per host and
+ * sums at the nodes.
  *
- *   strict   one fault at a time, the next when all nodes serve and both copies of every expert are back: no call may fail
- *   wild     anything at any time: calls may fail, and all is healthy again after the last fault
+ *   strict   one fault at a time, the next when all nodes serve and both copies of every expert are back: no
+ * call may fail wild     anything at any time: calls may fail, and all is healthy again after the last fault
  *
  * In both no bit is ever wrong. What is drawn depends on the seed; what it meets, on the machine.
  */
@@ -28,7 +29,7 @@ enum { NODES = 4, COORDINATOR = NODES, TARGETS, CALLERS = 3, FAULTS_MAX = 10000,
 #define TICK_NS (20 * EP_NS_PER_MS)
 #define UNDO_AGAIN_NS (200 * EP_NS_PER_MS)
 #define HOUR_MS 3600000u
-#define LONGEST_MS 1000      /* strict: of a call */
+#define LONGEST_MS 1000               /* strict: of a call */
 #define HEALTHY_NS (10 * EP_NS_PER_S) /* after the last fault */
 
 #define KINDS(X) X(kill) X(stop) X(terminate) X(drain) X(cut_requests) X(cut_replies) X(cut_both) X(flap)
@@ -36,7 +37,7 @@ typedef enum kind {
 #define X(name) KIND_##name,
     KINDS(X)
 #undef X
-    KINDS_COUNT
+        KINDS_COUNT
 } kind;
 static const char *const kind_names[] = {
 #define X(name) #name,
@@ -101,7 +102,8 @@ static bool all_serve(soak *s)
 {
     Expertd__V1__Empty empty = EXPERTD__V1__EMPTY__INIT;
     Expertd__V1__ClusterStatusReply *status = (Expertd__V1__ClusterStatusReply *)ep_test_cluster_call(
-        &s->faults.cluster, s->faults.cluster.coordinator.rpc_url, "expertd.v1.Coordinator", "ClusterStatus", &empty.base);
+        &s->faults.cluster, s->faults.cluster.coordinator.rpc_url, "expertd.v1.Coordinator", "ClusterStatus",
+        &empty.base);
     uint32_t serving = 0;
     for (size_t i = 0; i < status->n_nodes; i++) {
         serving += strcmp(status->nodes[i]->state, "serving") == 0;
@@ -158,16 +160,23 @@ static void start_again(soak *s, uint32_t target)
 /* Nothing passes until the rule ends; then what was held goes on, as TCP's repetition would have it. */
 static void cut(soak *s, uint32_t target, uint32_t directions)
 {
-    const ep_chaos_rule rule = {.fault = EP_CHAOS_STALL, .directions = directions, .rate = 10000, .amount_min = HOUR_MS, .amount_max = HOUR_MS};
+    const ep_chaos_rule rule = {.fault = EP_CHAOS_STALL,
+                                .directions = directions,
+                                .rate = 10000,
+                                .amount_min = HOUR_MS,
+                                .amount_max = HOUR_MS};
     ep_chaos_proxy_set_rules(s->proxies[target], &rule, 1);
 }
 
 /* False: in wild mode the coordinator may not be there to hear of it. */
 static bool drain(soak *s, uint32_t target, const char *undo)
 {
-    const char *const args[] = {"drain", target_name(target), "--admin", s->faults.cluster.coordinator.admin_url, "--timeout", s->wild ? "2s" : "30s", undo, NULL};
+    const char *const args[] = {
+        "drain",     target_name(target),    "--admin", s->faults.cluster.coordinator.admin_url,
+        "--timeout", s->wild ? "2s" : "30s", undo,      NULL};
     char *text = NULL;
-    int code = ep_test_process_run(s->faults.cluster.dir, "drain", ep_test_expertctl, args, NULL, EP_TEST_PATIENCE_MS, &text);
+    int code = ep_test_process_run(s->faults.cluster.dir, "drain", ep_test_expertctl, args, NULL,
+                                   EP_TEST_PATIENCE_MS, &text);
     EP_TEST_CHECK(s->wild || code == 0, "drain of %s: %d: %s", target_name(target), code, text);
     free(text);
     return code == 0;
@@ -183,7 +192,8 @@ static void begin_fault(soak *s, const fault *f)
     switch (f->kind) {
     case KIND_kill:
     case KIND_flap:
-        EP_TEST_CHECK(ep_test_process_stop(process, SIGKILL, EP_TEST_PATIENCE_MS) == 128 + SIGKILL, "not killed");
+        EP_TEST_CHECK(ep_test_process_stop(process, SIGKILL, EP_TEST_PATIENCE_MS) == 128 + SIGKILL,
+                      "not killed");
         break;
     case KIND_stop:
         EP_TEST_CHECK(ep_test_process_signal(process, SIGSTOP), "not stopped");
@@ -256,7 +266,8 @@ static void end_fault(soak *s, uint32_t target)
 static void draw_fault(soak *s)
 {
     fault f = {.target = (uint32_t)draw(s, 0, TARGETS - 1), .began_ns = ep_clock_now_ns()};
-    f.kind = f.target == COORDINATOR ? (kind)draw(s, KIND_kill, KIND_terminate) : (kind)draw(s, 0, KINDS_COUNT - 1);
+    f.kind = f.target == COORDINATOR ? (kind)draw(s, KIND_kill, KIND_terminate)
+                                     : (kind)draw(s, 0, KINDS_COUNT - 1);
     bool short_one = f.kind == KIND_flap || draw(s, 0, 3) == 0;
     f.ends_ns = f.began_ns + (short_one ? draw(s, 50, 500) : draw(s, 500, 6000)) * EP_NS_PER_MS;
     if (!s->is_faulty[f.target]) {
@@ -297,7 +308,8 @@ static void run_faults(soak *s)
         tick();
     }
     wait_healthy(s, s->bounds ? HEALTHY_NS : EP_TEST_PATIENCE_MS * EP_NS_PER_MS);
-    printf("%8.3f healthy, %.1f s after the last fault\n", at(s, ep_clock_now_ns()), (double)(ep_clock_now_ns() - s->healed_ns) / 1e9);
+    printf("%8.3f healthy, %.1f s after the last fault\n", at(s, ep_clock_now_ns()),
+           (double)(ep_clock_now_ns() - s->healed_ns) / 1e9);
 }
 
 /* ---- callers ---- */
@@ -312,8 +324,11 @@ static void start_callers(soak *s)
     for (int i = 0; i < CALLERS; i++) {
         snprintf(seed, sizeof(seed), "%llu", (unsigned long long)(s->seed + (uint64_t)i));
         snprintf(name, sizeof(name), "caller%d", i);
-        const char *const args[] = {"caller", s->faults.cluster.coordinator.rpc_url, s->faults.model_path, hows[i], zero, seed, NULL};
-        EP_TEST_CHECK(ep_test_process_start(&s->callers[i], s->faults.cluster.dir, name, "/proc/self/exe", args, NULL, false), "no caller");
+        const char *const args[] = {
+            "caller", s->faults.cluster.coordinator.rpc_url, s->faults.model_path, hows[i], zero, seed, NULL};
+        EP_TEST_CHECK(ep_test_process_start(&s->callers[i], s->faults.cluster.dir, name, "/proc/self/exe",
+                                            args, NULL, false),
+                      "no caller");
     }
     for (int i = 0; i < CALLERS; i++) {
         for (bool begun = false; !begun; tick()) {
@@ -343,7 +358,8 @@ static void print_incident(const soak *s, int caller, const incident *i)
     for (uint32_t p = 0; p < s->past_count; p++) {
         const fault *f = &s->past[p];
         if (at(s, f->began_ns) < i->ended_s && at(s, f->ends_ns) + 1 > i->began_s) {
-            printf(" %s %s %.1f-%.1f", kind_names[f->kind], target_name(f->target), at(s, f->began_ns), at(s, f->ends_ns));
+            printf(" %s %s %.1f-%.1f", kind_names[f->kind], target_name(f->target), at(s, f->began_ns),
+                   at(s, f->ends_ns));
         }
     }
     printf("\n");
@@ -356,7 +372,8 @@ static void print_incidents(const soak *s, int caller, const char *text)
     EP_TEST_CHECK(copy != NULL, "no memory");
     for (char *line = strtok(copy, "\n"); line != NULL; line = strtok(NULL, "\n")) {
         double began_s, ms;
-        if (sscanf(line, "slow %lf %lf", &began_s, &ms) != 2 && sscanf(line, "failed %lf %lf", &began_s, &ms) != 2) {
+        if (sscanf(line, "slow %lf %lf", &began_s, &ms) != 2 &&
+            sscanf(line, "failed %lf %lf", &began_s, &ms) != 2) {
             continue;
         }
         if (began_s > now.ended_s) {
@@ -376,7 +393,8 @@ static void print_incidents(const soak *s, int caller, const char *text)
     free(copy);
 }
 
-/* Its slow and failed calls with the faults of that time, and its total; false when one failed or took too long in strict mode. */
+/* Its slow and failed calls with the faults of that time, and its total; false when one failed or took too
+ * long in strict mode. */
 static bool report_caller(soak *s, int number, const char *text)
 {
     unsigned long long calls = 0, failed = 0, longest_us = 0, overslept_us = 0;
@@ -385,12 +403,15 @@ static bool report_caller(soak *s, int number, const char *text)
     long rss_kib = 0, rss_begin_kib = 0;
     print_incidents(s, number, text);
     const char *total = strstr(text, "total ");
-    EP_TEST_CHECK(total != NULL && sscanf(total, "total %llu %llu %u %u %llu %lf %llu %ld %ld", &calls, &failed, &p50_us, &p99_us, &longest_us, &began_s,
-                                          &overslept_us, &rss_kib, &rss_begin_kib) == 9,
+    EP_TEST_CHECK(total != NULL &&
+                      sscanf(total, "total %llu %llu %u %u %llu %lf %llu %ld %ld", &calls, &failed, &p50_us,
+                             &p99_us, &longest_us, &began_s, &overslept_us, &rss_kib, &rss_begin_kib) == 9,
                   "caller %d: %s", number, text);
-    printf("caller%d: %llu calls, %llu failed, 0 wrong; p50 %.1f ms, p99 %.1f ms, longest %.1f ms at %.3f; a sleep was late by up to %.1f ms; "
+    printf("caller%d: %llu calls, %llu failed, 0 wrong; p50 %.1f ms, p99 %.1f ms, longest %.1f ms at %.3f; a "
+           "sleep was late by up to %.1f ms; "
            "%ld KiB resident, %ld at the start\n",
-           number, calls, failed, p50_us / 1e3, p99_us / 1e3, (double)longest_us / 1e3, began_s, (double)overslept_us / 1e3, rss_kib, rss_begin_kib);
+           number, calls, failed, p50_us / 1e3, p99_us / 1e3, (double)longest_us / 1e3, began_s,
+           (double)overslept_us / 1e3, rss_kib, rss_begin_kib);
     return s->wild || (failed == 0 && (!s->bounds || longest_us <= LONGEST_MS * 1000));
 }
 
@@ -435,7 +456,8 @@ static void start(soak *s)
     ep_test_dir_new(shm_dir);
     ep_host_boot_id(here);
     snprintf(state_option, sizeof(state_option), "--state-dir=%s", state_dir);
-    snprintf(shm_option, sizeof(shm_option), "--shm-dir=%s", shm_dir); /* of our own: other tests have a node0 too */
+    snprintf(shm_option, sizeof(shm_option), "--shm-dir=%s",
+             shm_dir); /* of our own: other tests have a node0 too */
     const char *const coordinator_args[] = {state_option, NULL};
     const char *const node_args[] = {"--shm=on", shm_option, NULL};
     for (uint32_t i = 0; i < NODES; i++) {
@@ -444,7 +466,13 @@ static void start(soak *s)
         urls[i] = ep_chaos_proxy_url(s->proxies[i]);
     }
     static ep_test_cluster_options options;
-    options = (ep_test_cluster_options){.nodes_count = NODES, .copies = 2, .heartbeat_ms = 100, .coordinator_args = coordinator_args, .node_args = node_args, .hosts = hosts, .advertise_urls = urls};
+    options = (ep_test_cluster_options){.nodes_count = NODES,
+                                        .copies = 2,
+                                        .heartbeat_ms = 100,
+                                        .coordinator_args = coordinator_args,
+                                        .node_args = node_args,
+                                        .hosts = hosts,
+                                        .advertise_urls = urls};
     fault_fixture_init_cluster(&s->faults, &options);
     for (uint32_t i = 0; i < NODES; i++) {
         ep_chaos_proxy_set_upstream(s->proxies[i], s->faults.cluster.nodes[i].rpc_url);
@@ -501,7 +529,8 @@ int main(int argc, char **argv)
     if (argp_parse(&(struct argp){.options = options, .parser = parse}, argc, argv, 0, NULL, &s) != 0) {
         return 2;
     }
-    printf("soak %s, seed %llu, %llu s\n", s.wild ? "wild" : "strict", (unsigned long long)s.seed, (unsigned long long)s.seconds);
+    printf("soak %s, seed %llu, %llu s\n", s.wild ? "wild" : "strict", (unsigned long long)s.seed,
+           (unsigned long long)s.seconds);
     start(&s);
     return 0;
 }
