@@ -221,7 +221,8 @@ static void link_timer(ep_timer *timer, void *arg)
     pthread_mutex_lock(&link->lock);
     switch (link->phase) {
     case EP_LINK_NEW:
-        ep_error_set(&why, EP_ERR_DEADLINE_EXCEEDED, "no Hello within %u ms (hello_timeout_ms %u)",
+        /* not DEADLINE_EXCEEDED: that would be the deadline of the calls that wait for the connection */
+        ep_error_set(&why, EP_ERR_UNAVAILABLE, "no Hello within %u ms (hello_timeout_ms %u)",
                      link->hello_wait_ms, link->common->limits.hello_timeout_ms);
         break;
     case EP_LINK_LIVE:

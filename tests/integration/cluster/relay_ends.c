@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * How requests end that a node passes on to a neighbour which does not answer: at the caller's deadline when the neighbour
- * is stopped, also while the connection to it is still being made; at once when it is killed, with its name; and a node
- * that is told to stop while it waits for a stopped neighbour stops.
+ * is stopped, also while the connection to it is still being made; with its name, so that the caller asks a copy, when it is
+ * killed or answers no Hello; and a node that is told to stop while it waits for a stopped neighbour stops.
  */
 #include <errno.h>
 #include <netinet/in.h>
@@ -166,6 +166,23 @@ static void expect_end_while_connecting(ep_test_peer *peer)
     EP_TEST_CHECK(good, "a cancelled request waited for a neighbour's Hello until node0 gave it up");
 }
 
+/* Not at the caller's deadline: that would end the call, and another copy may help. */
+static void expect_end_without_hello(ep_test_peer *peer)
+{
+    const uint64_t end_ns = ep_clock_now_ns() + EP_TEST_PATIENCE_MS * EP_NS_PER_MS;
+    char url[64];
+    ep_error error;
+    int listener = listen_silently(url, sizeof(url));
+    do { /* a request can also end before node0 has heard of the neighbour */
+        EP_TEST_CHECK(ep_clock_now_ns() < end_ns, "%s", error.text);
+        register_silent(url);
+        ep_err err = run(peer, "silent", url, LONG_MS, &error);
+        EP_TEST_CHECK(err == EP_ERR_UNAVAILABLE && strcmp(error.node, "silent") == 0, "%s of '%s': %s", ep_err_name(err),
+                      error.node, error.text);
+    } while (strstr(error.text, "no Hello") == NULL);
+    close(listener);
+}
+
 /* ---- neighbours that are stopped or killed ---- */
 
 /* Until node0 has the request in work. False: it has ended, node0 had given the neighbour up. */
@@ -262,6 +279,7 @@ int main(void)
     ep_client_destroy(ep_test_cluster_client(&cluster, NULL)); /* the nodes have loaded */
     EP_TEST_CHECK(ep_test_peer_open(&peer, cluster.nodes[0].rpc_url, &error) == EP_OK, "%s", error.text);
     expect_end_while_connecting(&peer);
+    expect_end_without_hello(&peer);
     expect_end_at_deadline(&peer);
     expect_end_with_neighbour(&peer);
     expect_stop(&peer);
