@@ -195,9 +195,13 @@ LANE_TEST(a_stream_ends_at_its_deadline)
     fixture f;
     answer a;
     fixture_init(&f, &(fixture_options){.url = url});
-    cr_assert_eq(watch_start(&f, 2, true, in_ms(50), &a, NULL), EP_OK);
-    answer_wait_end(&a);
-    cr_assert_eq(a.error.code, EP_ERR_DEADLINE_EXCEEDED);
+    uint32_t timeout_ms = 50;
+    do { /* on a busy machine a deadline can pass before the server hears of the call */
+        cr_assert_eq(watch_start(&f, 2, true, in_ms(timeout_ms), &a, NULL), EP_OK);
+        answer_wait_end(&a);
+        cr_assert(a.error.code == EP_ERR_DEADLINE_EXCEEDED || a.error.code == EP_ERR_UNAVAILABLE, "%s", a.error.text);
+        timeout_ms *= 2;
+    } while (a.messages == 0 || a.error.code != EP_ERR_DEADLINE_EXCEEDED);
     fixture_wait(&f, &f.cancels, 1);
     fixture_fini(&f);
 }

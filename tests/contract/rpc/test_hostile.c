@@ -414,7 +414,7 @@ LANE_TEST(a_client_that_answers_no_ping_is_closed)
     raw_peer_dial(&p, f.url);
     cr_assert_eq(raw_peer_hello(&p, NULL), 0);
     raw_hold(&p, 50, NO_DEADLINE);
-    cr_assert_geq(raw_peer_wait_closed(&p), 3); /* the pings; more when one went before the request */
+    cr_assert_geq(raw_peer_wait_closed(&p), 1, "no ping"); /* one that cannot leave yet stands for the next */
     fixture_wait(&f, &f.cancels, 1);
     raw_peer_fini(&p);
     fixture_fini(&f);
