@@ -40,11 +40,11 @@ void ep_rpc_server_read_shares(ep_rpc_server *server, ep_rpc_share out_shares[EP
     const struct {
         const char *name;
         ep_buffer_pool *pool;
-    } rows[EP_RPC_SHARES] = {{"all", server->common.pool},
-                             {"hello", server->hello_pool},
-                             {"clients", server->client_pool},
-                             {"door", server->door_pool}};
-    for (size_t i = 0; i < EP_RPC_SHARES; i++) {
+    } rows[EP_RPC_SHARES - 1] = {{"all", server->common.pool},
+                                 {"hello", server->hello_pool},
+                                 {"clients", server->client_pool},
+                                 {"door", server->door_pool}};
+    for (size_t i = 0; i < EP_RPC_SHARES - 1; i++) {
         ep_buffer_pool_stats stats;
         ep_buffer_pool_read_stats(rows[i].pool, &stats);
         out_shares[i] = (ep_rpc_share){.name = rows[i].name,
@@ -52,6 +52,9 @@ void ep_rpc_server_read_shares(ep_rpc_server *server, ep_rpc_share out_shares[EP
                                        .limit_bytes = ep_buffer_pool_limit(rows[i].pool),
                                        .refusals = stats.refusals};
     }
+    pthread_mutex_lock(&server->lock);
+    ep_rpc_hosts_read(&server->hosts, &out_shares[EP_RPC_SHARES - 1]);
+    pthread_mutex_unlock(&server->lock);
 }
 
 ep_err ep_rpc_server_create(const ep_rpc_server_config *config, ep_rpc_server **out_server,
@@ -79,6 +82,7 @@ ep_err ep_rpc_server_create(const ep_rpc_server_config *config, ep_rpc_server **
         free(server);
         return ep_error_set(out_error, err, "no memory for an RPC server");
     }
+    ep_rpc_hosts_init(&server->hosts, server->client_pool, server->common.limits.frame_bytes_max);
     server->config = *config;
     server->lane_limits = (ep_lane_limits){
         .frame_bytes = ep_frame_read_bytes,

@@ -13,6 +13,7 @@
 
 #include "health.pb-c.h"
 #include "rpc/rpc.h"
+#include "rpc/rpc_hosts.h"
 #include "rpc/rpc_link.h"
 
 #define EP_RPC_SERVICES_MAX 16
@@ -91,7 +92,7 @@ struct ep_rpc_server {
     ep_lane_limits lane_limits;
     /* Shares of common.pool, so that nobody takes what others need. Nodes and operators have all of it. */
     ep_buffer_pool *hello_pool;  /* first frames, of whoever dials in: 1/16 */
-    ep_buffer_pool *client_pool; /* 7/8 */
+    ep_buffer_pool *client_pool; /* 7/8; of it for one address half */
     ep_buffer_pool *door_pool;   /* 1/4 */
     ProtobufCService *services[EP_RPC_SERVICES_MAX]; /* fixed once the first listener exists */
     size_t services_count;
@@ -108,6 +109,7 @@ struct ep_rpc_server {
     ep_rpc_session *sessions;
     uint32_t sessions_count;
     uint32_t admin_sessions_count; /* of them, on listeners for operators */
+    ep_rpc_hosts hosts;            /* of the sessions that are clients */
     ep_rpc_call *free_calls;
     uint32_t free_calls_count;
     ep_rpc_door *door; /* NULL: none */
@@ -119,6 +121,7 @@ struct ep_rpc_session {
     ep_rpc_link link;     /* first member */
     bool is_shm;          /* its lane is shared memory */
     ep_rpc_origin origin; /* role, node, limits: set while the link is new, read only afterwards */
+    ep_rpc_host *host;    /* clients: whose memory origin.pool is; NULL else */
     ep_rpc_server *server;
     ep_rpc_session *next;
     ep_rpc_session *previous;

@@ -112,13 +112,26 @@ static size_t smaller(size_t own, uint64_t peer)
     return peer != 0 && peer < own ? (size_t)peer : own;
 }
 
+/* False: no memory. */
+static bool choose_pool(ep_rpc_session *session, ep_rpc_role role)
+{
+    ep_rpc_server *server = session->server;
+    if (role != EP_ROLE_CLIENT) {
+        session->origin.pool = server->common.pool;
+        return true;
+    }
+    pthread_mutex_lock(&server->lock);
+    session->host = ep_rpc_hosts_enter(&server->hosts, session->origin.peer, &session->origin.pool);
+    pthread_mutex_unlock(&server->lock);
+    return session->host != NULL;
+}
+
 static void welcome(ep_rpc_session *session, uint64_t call_id, const Expertd__V1__Hello *hello,
                     ep_rpc_role role, bool payload_crc)
 {
     ep_rpc_link *link = &session->link;
     const ep_rpc_limits *limits = &session->server->common.limits;
     session->origin.role = role;
-    session->origin.pool = role == EP_ROLE_CLIENT ? session->server->client_pool : session->server->common.pool;
     snprintf(session->origin.node, sizeof(session->origin.node), "%s", hello->node);
     session->origin.peer_frame_bytes_max = smaller(limits->frame_bytes_max, hello->frame_bytes_max);
     session->origin.peer_header_bytes_max = smaller(limits->header_bytes_max, hello->header_bytes_max);
@@ -127,6 +140,11 @@ static void welcome(ep_rpc_session *session, uint64_t call_id, const Expertd__V1
     ep_rpc_link_set_crc(link, payload_crc);
     ep_rpc_out *out = NULL;
     ep_error why;
+    if (!choose_pool(session, role)) {
+        ep_error_set(&why, EP_ERR_NO_MEMORY, "no memory for another client");
+        refuse(session, call_id, &why);
+        return;
+    }
     if (welcome_frame(session, call_id, payload_crc, &out, &why) != EP_OK) {
         refuse(session, call_id, &why); /* which closes too when there is no memory for it */
         return;
@@ -439,6 +457,9 @@ static void session_free(ep_rpc_link *link)
     }
     if (session->next != NULL) {
         session->next->previous = session->previous;
+    }
+    if (session->host != NULL) {
+        ep_rpc_hosts_leave(&server->hosts, session->host);
     }
     server->sessions_count--;
     server->admin_sessions_count -= session->roles == EP_ROLES_ADMIN;

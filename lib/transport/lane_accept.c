@@ -60,12 +60,16 @@ static uint32_t share_of_address(uint32_t places)
     return places / 4 > STRANGERS_MIN ? places / 4 : STRANGERS_MIN;
 }
 
-/* Of shared memory a peer is a process and has no port. */
-static bool is_same_host(const char *peer, const char *other)
+size_t ep_accept_host_bytes(const char *peer)
 {
     const char *port = strrchr(peer, ':');
-    size_t bytes = port != NULL ? (size_t)(port - peer) + 1 : strlen(peer) + 1;
-    return strncmp(peer, other, bytes) == 0 && (port == NULL || strchr(other + bytes, ':') == NULL);
+    return port != NULL ? (size_t)(port - peer) : strlen(peer);
+}
+
+static bool is_same_host(const char *peer, const char *other)
+{
+    size_t bytes = ep_accept_host_bytes(peer);
+    return bytes == ep_accept_host_bytes(other) && memcmp(peer, other, bytes) == 0;
 }
 
 bool ep_accept_pick_needed(uint32_t connections, uint32_t places)

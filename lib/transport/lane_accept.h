@@ -28,6 +28,9 @@ void ep_accept_count_unref(ep_accept_count *count);
  */
 uint32_t ep_accept_places(ep_lane_limits *limits, const char *url);
 
+/* Length of a peer's address, "host:port", without its port. Of shared memory a peer is a process and has none. */
+size_t ep_accept_host_bytes(const char *peer);
+
 /*
  * Who is turned away for a newcomer. A stranger is a connection that has not said yet what it is for (no Hello, no first
  * request). Those of one address have a quarter of the places, 16 at least: the oldest of them goes for its next one.

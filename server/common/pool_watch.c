@@ -25,9 +25,9 @@ static void look(void *arg)
         }
         bool due = watch->shares[i].logged_ns == 0 || now_ns - watch->shares[i].logged_ns >= LOG_NS;
         if (refused != watch->shares[i].logged && due) {
-            ep_log(EP_LOG_WARN, "pool-exhausted", "share %s refused %llu lent_bytes %llu limit_bytes %llu", shares[i].name,
+            ep_log(EP_LOG_WARN, "pool-exhausted", "share %s refused %llu lent_bytes %llu limit_bytes %llu%s%s", shares[i].name,
                    (unsigned long long)(refused - watch->shares[i].logged), (unsigned long long)shares[i].lent_bytes,
-                   (unsigned long long)shares[i].limit_bytes);
+                   (unsigned long long)shares[i].limit_bytes, shares[i].address[0] != 0 ? " address " : "", shares[i].address);
             watch->shares[i].logged = refused;
             watch->shares[i].logged_ns = now_ns;
         }

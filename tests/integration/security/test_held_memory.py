@@ -107,27 +107,44 @@ def said(url, path, words):
         return words in error.read().decode()
 
 
-# The shares of Hello and of the clients' are used up on purpose: readiness, log and metric say so, and who needs neither is served.
-with Cluster() as c:
-    files, secure = tokens(c)
-    node = c.node("n0", *secure, "--buffer-bytes-max=67108864", "--admin-listen=tcp://127.0.0.1:0")
-    held = []
-    for _ in range(5): # 15 MiB each of 16 have come: charged whole, more than 56 MiB in all
-        one = peer.Peer(node["rpc_url"], source="127.0.0.4", timeout=60)
-        assert one.hello(token=open(files["client"]).read()).status == 0
+def fill(held, token, url, source):
+    """Three more connections that announce 15 MiB each: of whatever they send all that is taken is charged."""
+    for _ in range(3):
+        one = peer.Peer(url, source=source, timeout=60)
+        assert one.hello(token=token).status == 0
         head = peer.frame(peer.REQUEST, peer.FORWARD, one.last_call + 1, peer.request_header(), claim_header=64, claim_tensors=15 * MIB, deadline_us=peer.NO_DEADLINE)[:128]
         one.sock.setblocking(False)
         held.append((one, memoryview(head + b"x" * (14 * MIB))))
+
+
+def send_until(held, done):
     end = time.monotonic() + 60
-    metric = 'expertd_buffer_share_refused_total{share="clients"} '
-    probe = node["probe_url"]
-    while said(probe, "/metrics", metric + "0\n"):
+    while not done():
         assert time.monotonic() < end, "no share is exhausted"
         for i, (one, rest) in enumerate(held):
             try:
                 held[i] = one, rest[one.sock.send(rest[: 1 << 20]) :] if rest else rest
             except OSError:
                 pass
+
+
+# One address takes all that it may have, and another's calls go on. With a second one the clients' share is used up: readiness,
+# log and metric say so, and who needs none of it is served.
+with Cluster() as c:
+    files, secure = tokens(c)
+    client_token = open(files["client"]).read()
+    node = c.node("n0", *secure, "--buffer-bytes-max=67108864", "--admin-listen=tcp://127.0.0.1:0")
+    held = []
+    metric = 'expertd_buffer_share_refused_total{share="%s"} 0\n'
+    probe = node["probe_url"]
+    batch = c.batch("batch", 8, 1)
+    fill(held, client_token, node["rpc_url"], "127.0.0.4")
+    send_until(held, lambda: not said(probe, "/metrics", metric % "client_address"))
+    calls(c, node["rpc_url"], files["client"], batch, 3)
+    assert said(probe, "/metrics", metric % "clients"), "one address used up what all clients have"
+    wait_for("the log to name the address", lambda: re.search("pool-exhausted share client_address .* address 127.0.0.4\n", open(c.path("n0.log")).read()))
+    fill(held, client_token, node["rpc_url"], "127.0.0.5")
+    send_until(held, lambda: not said(probe, "/metrics", metric % "clients"))
     wait_for("readiness to say so", lambda: said(probe, "/readyz?verbose", "exhausted: share clients"))
     wait_for("the log to say so", lambda: "pool-exhausted share clients" in open(c.path("n0.log")).read())
     assert said(probe, "/readyz?verbose", "[+] buffers"), "operators and nodes have memory"
