@@ -140,14 +140,16 @@ Test(silence, a_ping_that_has_not_left_proves_nothing)
 
 /* A ping that is out already, for another frame or by the connection itself, counts for this one too. */
 /* A stopped node whose receive buffers are full, behind a frame of megabytes. */
-Test(silence, a_node_that_takes_nothing_is_found_in_400_ms)
+Test(silence, a_node_that_takes_nothing_is_found_in_300_ms)
 {
     cr_assert_eq(judge(1100, 1000, 990, 0), EP_SILENCE_PING);
     cr_assert_eq(ep_silence_judge(1250 * MS, 1000 * MS, 990 * MS, 0, 1100 * MS, &next), EP_SILENCE_NOT);
-    cr_assert_eq(next, 1400 * MS);
-    cr_assert_eq(ep_silence_judge(1400 * MS, 1000 * MS, 990 * MS, 0, 1100 * MS, &next), EP_SILENCE_SILENT);
-    cr_assert_eq(ep_silence_judge(1400 * MS, 1000 * MS, 990 * MS, 0, 1350 * MS, &next), EP_SILENCE_NOT, "something left meanwhile");
-    cr_assert_eq(ep_silence_judge(1400 * MS, 1000 * MS, 1200 * MS, 0, 1100 * MS, &next), EP_SILENCE_PING, "it was heard");
+    cr_assert_eq(next, 1300 * MS);
+    cr_assert_eq(ep_silence_judge(1300 * MS, 1000 * MS, 990 * MS, 0, 1100 * MS, &next), EP_SILENCE_SILENT);
+    cr_assert_eq(ep_silence_judge(1300 * MS, 1000 * MS, 990 * MS, 0, 1250 * MS, &next), EP_SILENCE_NOT,
+                 "something left meanwhile");
+    cr_assert_eq(ep_silence_judge(1300 * MS, 1000 * MS, 1200 * MS, 0, 1100 * MS, &next), EP_SILENCE_PING,
+                 "it was heard");
 }
 
 Test(silence, one_ping_serves_all_frames)
