@@ -94,6 +94,10 @@ static void send_again(ep_call *call, uint32_t parcel, bool silent, uint32_t *nu
     }
     ep_call_refresh_view(call);
     ep_call_choose(call, call->frames[parcel]->peer);
+    if (silent && !all_have_copy(call, numbers, count)) { /* one that failed before may serve again */
+        ep_call_state_forget_tried(&call->state);
+        ep_call_choose(call, call->frames[parcel]->peer);
+    }
     if (!all_have_copy(call, numbers, count) ||
         ep_call_build_plan(call, 0, 0, numbers, count, &error) != EP_OK) {
         return;

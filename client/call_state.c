@@ -82,7 +82,7 @@ static void set_phase(ep_call_state *state, uint32_t parcel, ep_parcel_phase pha
     state->windows[p->window].open_count += ep_parcel_is_open(p);
 }
 
-static void forget_tried(ep_call_state *state)
+void ep_call_state_forget_tried(ep_call_state *state)
 {
     if (state->tried_marks > 0) {
         memset(state->tried, 0, state->tried_count);
@@ -108,7 +108,7 @@ void ep_call_state_begin(ep_call_state *state, uint64_t now_ns, uint64_t deadlin
     state->backoff_us = EP_CALL_BACKOFF_MIN_US;
     state->look_ns = EP_TIME_NEVER;
     state->last_error.code = EP_OK;
-    forget_tried(state);
+    ep_call_state_forget_tried(state);
 }
 
 bool ep_call_state_open_window(ep_call_state *state, uint32_t *out_window)
@@ -560,7 +560,7 @@ static void release_waiting(ep_call_state *state, uint64_t now_ns, bool woken, e
         set_phase(state, i, EP_PARCEL_ROUTABLE);
         actions->route = true;
         if (stuck) {
-            forget_tried(state);
+            ep_call_state_forget_tried(state);
         }
     }
 }
@@ -640,7 +640,7 @@ bool ep_call_state_wants_wake(const ep_call_state *state)
 ep_err ep_call_state_use_layer(ep_call_state *state, const ep_routing_layer *layer)
 {
     uint32_t copies = layer->offsets[layer->shape.experts + layer->shape.shared_experts];
-    forget_tried(state);
+    ep_call_state_forget_tried(state);
     ep_err err = reserve_tried(state, copies);
     if (err == EP_OK) {
         state->tried_count = copies;

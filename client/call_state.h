@@ -208,6 +208,8 @@ bool ep_call_state_wants_wake(const ep_call_state *state);
 /* Forgets which copies were tried and sizes the marks for a layer: another table is in use. Errors:
  * NO_MEMORY. */
 ep_err ep_call_state_use_layer(ep_call_state *state, const ep_routing_layer *layer);
+/* A new round: all copies may be tried again. */
+void ep_call_state_forget_tried(ep_call_state *state);
 /* The copy of expert on node is not to be tried again in this round. */
 void ep_call_state_mark_tried(ep_call_state *state, const ep_routing_layer *layer, uint32_t expert,
                               uint32_t node);

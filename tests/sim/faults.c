@@ -161,6 +161,18 @@ static void stop_end(sim_fault *fault)
     }
 }
 
+/* The others have failed their next requests when it is noticed, and are the only ones that can serve. */
+static void stop_beside_errors_begin(sim_fault *fault)
+{
+    world *w = fault->world;
+    stop_begin(fault);
+    for (uint32_t n = 0; n < w->nodes_count; n++) {
+        if (n != fault->node && w->nodes[n].fault == NODE_OK) {
+            w->nodes[n].fault = NODE_FAIL_ONCE;
+        }
+    }
+}
+
 static void set_fault(sim_fault *fault, node_fault value)
 {
     node_of(fault)->fault = value;
@@ -334,6 +346,7 @@ static const fault_kind kinds[] = {
     {"broken connections", true, 50, break_begin, nothing_end},
     {"killed node", true, 50, kill_begin, start_end},
     {"stopped node", true, 500, stop_begin, stop_end},
+    {"stopped node beside errors", true, 500, stop_beside_errors_begin, stop_end},
     {"crash before computing", true, 50, crash_before_begin, crash_end},
     {"crash after computing", true, 50, crash_after_begin, crash_end},
     {"hanging node", true, 0, hang_begin, hang_end},

@@ -156,6 +156,11 @@ static void forward(Expertd__V1__ExpertService_Service *service, const Expertd__
         finish_error(job, EP_ERR_RESOURCE_EXHAUSTED, -1, RETRY_AFTER_US);
         return;
     }
+    if (node->fault == NODE_FAIL_ONCE) {
+        node->fault = NODE_OK;
+        finish_error(job, EP_ERR_UNAVAILABLE, -1, 0);
+        return;
+    }
     if (node->fault == NODE_CRASH_BEFORE) {
         node->fault = NODE_OK;
         ep_sim_post(sim_env, &node->kill_event, 0);

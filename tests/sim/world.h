@@ -28,6 +28,7 @@ typedef struct sim_node sim_node;
 
 typedef enum node_fault {
     NODE_OK,
+    NODE_FAIL_ONCE,    /* answers its next request with UNAVAILABLE */
     NODE_HANG,         /* keeps requests; connections live */
     NODE_SLOW,         /* ten times the compute time */
     NODE_REFUSE,       /* RESOURCE_EXHAUSTED with retry_after_us */
