@@ -120,6 +120,10 @@ static void examine_node_entry(const Expertd__V1__NodeEntry *node, ep_doctor_fin
         ep_doctor_add(out, EP_DOCTOR_ERROR, "node-degraded", "see the finding on its experts, else its log",
                       "node %s is degraded: it could not load all its experts", node->name);
     }
+    if (node->host[0] == '\0') {
+        ep_doctor_add(out, EP_DOCTOR_WARN, "host-unknown", "set host, or EXPERTD_BOOT_ID as the shipped unit does (its log says why)",
+                      "node %s does not know which machine it is on: no shared memory and no comm_alg hierarchy there", node->name);
+    }
 }
 
 static void examine_cluster(const Expertd__V1__ClusterStatusReply *cluster, bool has_table, ep_doctor_findings *out)

@@ -467,6 +467,11 @@ static ep_err start_server(ep_node *node, ep_error *out_error)
         return err;
     }
     ep_service_admin_url(service, node->server, node->admin_url, sizeof(node->admin_url));
+    if (node->config->host[0] == 0) {
+        ep_log(EP_LOG_WARN, "host-unknown",
+               "neither shared memory nor comm_alg hierarchy work here: the kernel's boot id cannot be read (a unit's ProcSubset=pid "
+               "hides it) and EXPERTD_BOOT_ID does not say it; set that, or host");
+    }
     err = ep_node_shm_listen(&node->config->shm, node->config->name, node->server, out_error);
     if (err != EP_OK) {
         return err; /* last, since the others are found by their place */

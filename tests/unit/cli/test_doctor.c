@@ -66,6 +66,7 @@ static void setup(void)
         f.entries[i].name = names[i];
         f.entries[i].url = urls[i];
         f.entries[i].state = text_of("serving");
+        f.entries[i].host = text_of("left");
         f.entry_list[i] = &f.entries[i];
         expertd__v1__node_status_reply__init(&f.status[i]);
         expertd__v1__epoch__init(&f.node_epoch[i]);
@@ -219,6 +220,12 @@ Test(doctor, states_of_nodes_are_told)
         f.entries[1].state = text_of(states[i].state);
         expect(states[i].severity, states[i].code, "node b");
     }
+}
+
+Test(doctor, a_node_that_does_not_know_its_machine_is_told)
+{
+    f.entries[1].host = text_of("");
+    expect(EP_DOCTOR_WARN, "host-unknown", "node b does not know");
 }
 
 Test(doctor, missing_and_few_copies_are_told_by_layer)
