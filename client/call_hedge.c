@@ -94,8 +94,8 @@ static void send_again(ep_call *call, uint32_t parcel, bool silent, uint32_t *nu
     }
     ep_call_refresh_view(call);
     ep_call_choose(call, call->frames[parcel]->peer);
-    if (silent && !all_have_copy(call, numbers, count)) { /* one that failed before may serve again */
-        ep_call_state_forget_tried(&call->state);
+    if (silent && !all_have_copy(call, numbers, count) &&
+        ep_call_state_next_round(&call->state, ep_clock_now_ns(), AGAIN_NS)) { /* one that failed before may serve again */
         ep_call_choose(call, call->frames[parcel]->peer);
     }
     if (!all_have_copy(call, numbers, count) ||

@@ -82,12 +82,22 @@ static void set_phase(ep_call_state *state, uint32_t parcel, ep_parcel_phase pha
     state->windows[p->window].open_count += ep_parcel_is_open(p);
 }
 
-void ep_call_state_forget_tried(ep_call_state *state)
+static void forget_tried(ep_call_state *state)
 {
     if (state->tried_marks > 0) {
         memset(state->tried, 0, state->tried_count);
         state->tried_marks = 0;
     }
+}
+
+bool ep_call_state_next_round(ep_call_state *state, uint64_t now_ns, uint64_t pause_ns)
+{
+    if (now_ns < state->round_ns + pause_ns) {
+        return false;
+    }
+    state->round_ns = now_ns;
+    forget_tried(state);
+    return true;
 }
 
 void ep_call_state_begin(ep_call_state *state, uint64_t now_ns, uint64_t deadline_ns, uint32_t windows_count,
@@ -107,8 +117,9 @@ void ep_call_state_begin(ep_call_state *state, uint64_t now_ns, uint64_t deadlin
     state->blame = NO_PARCEL;
     state->backoff_us = EP_CALL_BACKOFF_MIN_US;
     state->look_ns = EP_TIME_NEVER;
+    state->round_ns = 0;
     state->last_error.code = EP_OK;
-    ep_call_state_forget_tried(state);
+    forget_tried(state);
 }
 
 bool ep_call_state_open_window(ep_call_state *state, uint32_t *out_window)
@@ -560,7 +571,7 @@ static void release_waiting(ep_call_state *state, uint64_t now_ns, bool woken, e
         set_phase(state, i, EP_PARCEL_ROUTABLE);
         actions->route = true;
         if (stuck) {
-            ep_call_state_forget_tried(state);
+            forget_tried(state);
         }
     }
 }
@@ -640,7 +651,7 @@ bool ep_call_state_wants_wake(const ep_call_state *state)
 ep_err ep_call_state_use_layer(ep_call_state *state, const ep_routing_layer *layer)
 {
     uint32_t copies = layer->offsets[layer->shape.experts + layer->shape.shared_experts];
-    ep_call_state_forget_tried(state);
+    forget_tried(state);
     ep_err err = reserve_tried(state, copies);
     if (err == EP_OK) {
         state->tried_count = copies;

@@ -127,6 +127,7 @@ typedef struct ep_call_state {
     uint32_t tried_count;
     uint32_t tried_capacity;
     uint32_t tried_marks; /* of them, set */
+    uint64_t round_ns;    /* ep_call_state_next_round; 0 never in this run */
 } ep_call_state;
 
 typedef enum ep_call_event_kind {
@@ -208,8 +209,8 @@ bool ep_call_state_wants_wake(const ep_call_state *state);
 /* Forgets which copies were tried and sizes the marks for a layer: another table is in use. Errors:
  * NO_MEMORY. */
 ep_err ep_call_state_use_layer(ep_call_state *state, const ep_routing_layer *layer);
-/* A new round: all copies may be tried again. */
-void ep_call_state_forget_tried(ep_call_state *state);
+/* A new round for a silent node's slots: all copies may be tried again. False: the last one began less than pause_ns ago. */
+bool ep_call_state_next_round(ep_call_state *state, uint64_t now_ns, uint64_t pause_ns);
 /* The copy of expert on node is not to be tried again in this round. */
 void ep_call_state_mark_tried(ep_call_state *state, const ep_routing_layer *layer, uint32_t expert,
                               uint32_t node);

@@ -298,3 +298,15 @@ Test(call_hedge, a_silent_node_is_looked_at_again_after_its_hedge_failed)
     cr_assert(actions.complete);
     end();
 }
+
+/* A copy that fails at once is not asked again as fast as it fails. */
+Test(call_hedge, a_new_round_for_a_silent_node_waits)
+{
+    begin();
+    cr_assert(ep_call_state_next_round(&state, now, 50 * MS) == (now >= 50 * MS));
+    now += 50 * MS;
+    cr_assert(ep_call_state_next_round(&state, now, 50 * MS));
+    cr_assert_not(ep_call_state_next_round(&state, now, 50 * MS));
+    cr_assert_not(ep_call_state_next_round(&state, now + 49 * MS, 50 * MS));
+    cr_assert(ep_call_state_next_round(&state, now + 50 * MS, 50 * MS));
+}
