@@ -9,7 +9,7 @@
 #include "base/clock.h"
 #include "call_steps.h"
 
-/* When a silent node's slots have no other copy now, look for one again after so long. */
+/* When a silent node's slots have no other copy now, or only such as have failed, look for one again after so long. */
 #define AGAIN_NS (50 * EP_NS_PER_MS)
 
 static void sift_down(uint32_t *numbers, uint32_t root, uint32_t count)
@@ -95,8 +95,8 @@ static void send_again(ep_call *call, uint32_t parcel, bool silent, uint32_t *nu
     ep_call_refresh_view(call);
     ep_call_choose(call, call->frames[parcel]->peer);
     if (silent && !all_have_copy(call, numbers, count) &&
-        ep_call_state_next_round(&call->state, ep_clock_now_ns(), AGAIN_NS)) { /* one that failed before may serve again */
-        ep_call_choose(call, call->frames[parcel]->peer);
+        ep_call_state_ask_anew(&call->state, parcel, ep_clock_now_ns(), AGAIN_NS)) {
+        ep_choose_copies(call->layer, call->usable, call->spread + call->state.attempt, call->chosen);
     }
     if (!all_have_copy(call, numbers, count) ||
         ep_call_build_plan(call, 0, 0, numbers, count, &error) != EP_OK) {

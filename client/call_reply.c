@@ -207,7 +207,8 @@ void ep_call_take_answer(ep_call *call, ep_call_frame *frame, uint64_t now_ns, e
         .kind = frame->ok ? EP_EVENT_ROWS : EP_EVENT_FAILED, .parcel = frame->index, .error = &frame->error};
     frame->rpc_id = 0;
     if (frame->given_up && !frame->ok && frame->error.code == EP_ERR_CANCELLED) {
-        ep_error_set(&frame->error, EP_ERR_UNAVAILABLE, "given up: the node says nothing, and a ping got no answer or could not leave");
+        ep_error_set(&frame->error, EP_ERR_UNAVAILABLE,
+                     "given up: the node says nothing, and a ping got no answer or could not leave");
     }
     if (live && frame->ok) {
         place_rows(call, frame);

@@ -321,8 +321,8 @@ static bool is_hedge(ep_send_reason reason)
     return reason == EP_SEND_LATE || reason == EP_SEND_SILENT;
 }
 
-/* Hedges are not hedged: their parcel may have other copies, but somewhere it has to end. One to a node that falls silent
- * is given up. */
+/* Hedges are not hedged: their parcel may have other copies, but somewhere it has to end. One to a node that falls
+ * silent is given up. */
 static void watch(ep_call *call, const ep_call_frame *frame, bool as_hedge)
 {
     uint64_t late_ns =

@@ -90,16 +90,6 @@ static void forget_tried(ep_call_state *state)
     }
 }
 
-bool ep_call_state_next_round(ep_call_state *state, uint64_t now_ns, uint64_t pause_ns)
-{
-    if (now_ns < state->round_ns + pause_ns) {
-        return false;
-    }
-    state->round_ns = now_ns;
-    forget_tried(state);
-    return true;
-}
-
 void ep_call_state_begin(ep_call_state *state, uint64_t now_ns, uint64_t deadline_ns, uint32_t windows_count,
                          bool allow_missing)
 {
@@ -117,7 +107,6 @@ void ep_call_state_begin(ep_call_state *state, uint64_t now_ns, uint64_t deadlin
     state->blame = NO_PARCEL;
     state->backoff_us = EP_CALL_BACKOFF_MIN_US;
     state->look_ns = EP_TIME_NEVER;
-    state->round_ns = 0;
     state->last_error.code = EP_OK;
     forget_tried(state);
 }
@@ -308,11 +297,16 @@ static void delay(ep_call_state *state, uint32_t parcel, ep_err reason, uint64_t
     set_phase(state, parcel, EP_PARCEL_DELAYED);
 }
 
-static void pause_parcel(ep_call_state *state, uint64_t now_ns, uint32_t parcel, const ep_error *error)
+static uint64_t pause_us(const ep_error *error)
 {
     uint64_t us = error->retry_after_us;
     us = us < EP_CALL_PAUSE_MIN_US ? EP_CALL_PAUSE_MIN_US : us;
-    us = us > EP_CALL_PAUSE_MAX_US ? EP_CALL_PAUSE_MAX_US : us;
+    return us > EP_CALL_PAUSE_MAX_US ? EP_CALL_PAUSE_MAX_US : us;
+}
+
+static void pause_parcel(ep_call_state *state, uint64_t now_ns, uint32_t parcel, const ep_error *error)
+{
+    uint64_t us = pause_us(error);
     /* Never before the time asked for; up to half of it later. */
     delay(state, parcel, EP_ERR_RESOURCE_EXHAUSTED, now_ns + us / 2 * EP_NS_PER_US + jittered_ns(state, us));
 }
@@ -414,6 +408,20 @@ static void hedge_arrived(ep_call_state *state, uint32_t hedge, ep_call_actions 
 }
 
 /* Its parcel waits alone again; when that has failed, its slots go to yet another copy. */
+bool ep_call_state_ask_anew(ep_call_state *state, uint32_t parcel, uint64_t now_ns, uint64_t pause_ns)
+{
+    ep_parcel *p = &state->parcels[parcel];
+    bool may = p->anew_ns <= now_ns;
+    p->anew_ns = may ? now_ns + pause_ns : p->anew_ns;
+    return may;
+}
+
+/* One that is full, or our own queue to it, is looked at again when it said, others at once. */
+static uint64_t look_again_ns(uint64_t now_ns, const ep_error *error)
+{
+    return error->code == EP_ERR_RESOURCE_EXHAUSTED ? now_ns + pause_us(error) * EP_NS_PER_US : now_ns;
+}
+
 static void hedge_failed(ep_call_state *state, uint64_t now_ns, const ep_call_event *event,
                          ep_call_actions *actions)
 {
@@ -425,7 +433,7 @@ static void hedge_failed(ep_call_state *state, uint64_t now_ns, const ep_call_ev
     p->hedges_open--;
     p->hedge = EP_HEDGE_BROKEN;
     if (p->phase == EP_PARCEL_IN_FLIGHT) {
-        ep_call_state_watch(state, parcel, EP_TIME_NEVER, now_ns);
+        ep_call_state_watch(state, parcel, EP_TIME_NEVER, look_again_ns(now_ns, event->error));
     } else {
         drop_hedges(state, parcel, actions);
         set_phase(state, parcel, EP_PARCEL_ROUTABLE);

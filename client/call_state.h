@@ -80,6 +80,7 @@ typedef struct ep_parcel {
     /* IN_FLIGHT: when its answer is late. It and HEDGE: when to look whether its node is silent. EP_TIME_NEVER */
     uint64_t hedge_ns;
     uint64_t look_ns;
+    uint64_t anew_ns; /* IN_FLIGHT: ep_call_state_ask_anew not before */
     ep_hedge_phase hedge;
     uint32_t hedges_open; /* HEDGE parcels of it */
     uint32_t hedge_of;    /* HEDGE */
@@ -127,7 +128,6 @@ typedef struct ep_call_state {
     uint32_t tried_count;
     uint32_t tried_capacity;
     uint32_t tried_marks; /* of them, set */
-    uint64_t round_ns;    /* ep_call_state_next_round; 0 never in this run */
 } ep_call_state;
 
 typedef enum ep_call_event_kind {
@@ -189,6 +189,9 @@ void ep_call_state_looked(ep_call_state *state);
  * silent: its node is; nothing is paid. */
 bool ep_call_state_begin_hedge(ep_call_state *state, uint32_t parcel, uint32_t frames, bool silent);
 /* Errors: NO_MEMORY; the parcel then counts as not hedged. */
+/* True: a silent node's slots, of which each other copy has failed, may go to those once more now; and not again for
+ * pause_ns. */
+bool ep_call_state_ask_anew(ep_call_state *state, uint32_t parcel, uint64_t now_ns, uint64_t pause_ns);
 ep_err ep_call_state_add_hedge(ep_call_state *state, uint32_t parcel, uint32_t *out_hedge);
 /* Adds a parcel of slots that have no copy left. Errors: NO_MEMORY. */
 ep_err ep_call_state_add_stuck(ep_call_state *state, uint32_t window, uint64_t now_ns, uint32_t *out_parcel);
@@ -209,8 +212,6 @@ bool ep_call_state_wants_wake(const ep_call_state *state);
 /* Forgets which copies were tried and sizes the marks for a layer: another table is in use. Errors:
  * NO_MEMORY. */
 ep_err ep_call_state_use_layer(ep_call_state *state, const ep_routing_layer *layer);
-/* A new round for a silent node's slots: all copies may be tried again. False: the last one began less than pause_ns ago. */
-bool ep_call_state_next_round(ep_call_state *state, uint64_t now_ns, uint64_t pause_ns);
 /* The copy of expert on node is not to be tried again in this round. */
 void ep_call_state_mark_tried(ep_call_state *state, const ep_routing_layer *layer, uint32_t expert,
                               uint32_t node);

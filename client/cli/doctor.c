@@ -121,8 +121,9 @@ static void examine_node_entry(const Expertd__V1__NodeEntry *node, ep_doctor_fin
                       "node %s is degraded: it could not load all its experts", node->name);
     }
     if (node->host[0] == '\0') {
-        ep_doctor_add(out, EP_DOCTOR_WARN, "host-unknown", "set host, or EXPERTD_BOOT_ID as the shipped unit does (its log says why)",
-                      "node %s does not know which machine it is on: no shared memory and no comm_alg hierarchy there", node->name);
+        ep_doctor_add(out, EP_DOCTOR_WARN, "host-unknown", "set host, or EXPERTD_BOOT_ID as the shipped unit does",
+                      "node %s does not know which machine it is on: no shared memory and no comm_alg hierarchy there",
+                      node->name);
     }
 }
 

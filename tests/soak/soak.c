@@ -4,8 +4,9 @@
  * times a second each: over shared memory where a node offers it, over TCP, and with one frame per host and
  * sums at the nodes.
  *
- *   strict   one fault at a time, the next when all nodes serve and both copies of every expert are back: no
- * call may fail wild     anything at any time: calls may fail, and all is healthy again after the last fault
+ * - strict: one fault at a time, the next when all nodes serve and both copies of every expert are back: no call
+ *   may fail.
+ * - wild: anything at any time: calls may fail, and all is healthy again after the last fault.
  *
  * In both no bit is ever wrong. What is drawn depends on the seed; what it meets, on the machine.
  */

@@ -138,7 +138,6 @@ Test(silence, a_ping_that_has_not_left_proves_nothing)
     cr_assert_eq(judge(9000, 1000, 990, 980), EP_SILENCE_PING, "it was answered");
 }
 
-/* A ping that is out already, for another frame or by the connection itself, counts for this one too. */
 /* A stopped node whose receive buffers are full, behind a frame of megabytes. */
 Test(silence, a_node_that_takes_nothing_is_found_in_300_ms)
 {
@@ -152,6 +151,7 @@ Test(silence, a_node_that_takes_nothing_is_found_in_300_ms)
                  "it was heard");
 }
 
+/* A ping that is out already, for another frame or by the connection itself, counts for this one too. */
 Test(silence, one_ping_serves_all_frames)
 {
     cr_assert_eq(judge(1310, 1200, 990, 1100), EP_SILENCE_SILENT);

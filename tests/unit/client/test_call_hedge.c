@@ -300,13 +300,29 @@ Test(call_hedge, a_silent_node_is_looked_at_again_after_its_hedge_failed)
 }
 
 /* A copy that fails at once is not asked again as fast as it fails. */
-Test(call_hedge, a_new_round_for_a_silent_node_waits)
+Test(call_hedge, copies_that_failed_are_asked_anew_after_a_pause)
 {
-    begin();
-    cr_assert(ep_call_state_next_round(&state, now, 50 * MS) == (now >= 50 * MS));
-    now += 50 * MS;
-    cr_assert(ep_call_state_next_round(&state, now, 50 * MS));
-    cr_assert_not(ep_call_state_next_round(&state, now, 50 * MS));
-    cr_assert_not(ep_call_state_next_round(&state, now + 49 * MS, 50 * MS));
-    cr_assert(ep_call_state_next_round(&state, now + 50 * MS, 50 * MS));
+    uint32_t a = begin();
+    uint32_t b = add(EP_TIME_NEVER, EP_TIME_NEVER);
+    cr_assert(ep_call_state_ask_anew(&state, a, now, 50 * MS));
+    cr_assert_not(ep_call_state_ask_anew(&state, a, now, 50 * MS));
+    cr_assert(ep_call_state_ask_anew(&state, b, now, 50 * MS), "each frame for itself");
+    cr_assert_not(ep_call_state_ask_anew(&state, a, now + 49 * MS, 50 * MS));
+    cr_assert(ep_call_state_ask_anew(&state, a, now + 50 * MS, 50 * MS));
+}
+
+/* Nor is one that is full, or behind our own full queue. */
+Test(call_hedge, a_full_copy_is_asked_again_when_it_said)
+{
+    uint32_t a = begin(), h[1];
+    ep_error full;
+    hedge(a, 1, true, h);
+    ep_error_set(&full, EP_ERR_RESOURCE_EXHAUSTED, "told by a test");
+    full.retry_after_us = 2000;
+    step(EP_EVENT_REFUSED, h[0], &full);
+    cr_assert_eq(state.parcels[a].look_ns, now + 2 * MS);
+    full.retry_after_us = 0;
+    hedge(a, 1, true, h);
+    step(EP_EVENT_FAILED, h[0], &full);
+    cr_assert_eq(state.parcels[a].look_ns, now + EP_CALL_PAUSE_MIN_US * EP_NS_PER_US);
 }
