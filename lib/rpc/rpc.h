@@ -121,8 +121,8 @@ void ep_rpc_server_url(ep_rpc_server *server, size_t index, char *out_url, size_
  * and refuses new calls of ExpertService with DRAINING. Static string. */
 void ep_rpc_server_set_state(ep_rpc_server *server, const char *state);
 void ep_rpc_server_read_stats(ep_rpc_server *server, ep_rpc_server_stats *out_stats);
-/* Memory of frames: "all" of it, which nodes and operators may use, and the shares of "hello", "clients", "client_address" (any one of
- * the clients' addresses) and "door". */
+/* Memory of frames: "all" of it, which nodes and operators may use, and the shares of "hello", "clients",
+ * "client_address" (any one of the clients' addresses) and "door". */
 #define EP_RPC_SHARES 5
 #define EP_RPC_SHARE_ALL 0
 typedef struct ep_rpc_share {

@@ -9,7 +9,7 @@
 
 struct ep_rpc_host {
     ep_rpc_host *next;
-    char name[EP_ADDRESS_BYTES]; /* without port */
+    char name[EP_ADDRESS_BYTES]; /* its address without port */
     uint32_t connections;
     ep_buffer_pool *pool;
 };
@@ -18,8 +18,10 @@ void ep_rpc_hosts_init(ep_rpc_hosts *hosts, ep_buffer_pool *share, size_t frame_
 {
     size_t all = ep_buffer_pool_limit(share);
     size_t least = 2 * ep_buffer_class_bytes(frame_bytes);
-    size_t half = all / 2 > least ? all / 2 : least;
-    *hosts = (ep_rpc_hosts){.share = share, .limit_bytes = half < all ? half : all};
+    size_t others = all / 4 > least ? all / 4 : least;
+    size_t most = all - (others < all / 2 ? others : all / 2);
+    most = most > least ? most : least;
+    *hosts = (ep_rpc_hosts){.share = share, .limit_bytes = most < all ? most : all};
 }
 
 ep_rpc_host *ep_rpc_hosts_enter(ep_rpc_hosts *hosts, const char *peer, ep_buffer_pool **out_pool)
@@ -68,7 +70,8 @@ void ep_rpc_hosts_leave(ep_rpc_hosts *hosts, ep_rpc_host *host)
 
 void ep_rpc_hosts_read(const ep_rpc_hosts *hosts, ep_rpc_share *out_share)
 {
-    *out_share = (ep_rpc_share){.name = "client_address", .limit_bytes = hosts->limit_bytes, .refusals = hosts->refusals};
+    *out_share = (ep_rpc_share){
+        .name = "client_address", .limit_bytes = hosts->limit_bytes, .refusals = hosts->refusals};
     for (const ep_rpc_host *host = hosts->first; host != NULL; host = host->next) {
         ep_buffer_pool_stats stats;
         ep_buffer_pool_read_stats(host->pool, &stats);

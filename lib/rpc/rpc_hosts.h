@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The clients' memory by address: those of one, of whatever ports and connections, have half of the clients' share together, so
- * that one machine that sends much or holds much leaves the others theirs.
+ * The clients' memory by address. All connections of one address together may take three quarters of the clients'
+ * share, so that one address cannot take all. The others keep a quarter, but two frames of the largest size at least;
+ * where the share is so small that this would be more than half of it, half. IPv6 addresses are not grouped by network.
  *
  * Threads  under the server's lock, but for a pool, which is used by any.
  */
@@ -13,15 +14,16 @@
 typedef struct ep_rpc_host ep_rpc_host;
 
 typedef struct ep_rpc_hosts {
-    ep_buffer_pool *share; /* of all clients; borrowed */
+    ep_buffer_pool *share; /* of all clients; borrowed: outlives the hosts */
     size_t limit_bytes;    /* of one address; 0: none */
     ep_rpc_host *first;
     uint64_t refusals;     /* of those that left */
 } ep_rpc_hosts;
 
-/* frame_bytes: a frame of so many and its reply fit each address's share. share is borrowed until the last host has left. */
+/* frame_bytes: the largest frame. */
 void ep_rpc_hosts_init(ep_rpc_hosts *hosts, ep_buffer_pool *share, size_t frame_bytes);
-/* One more connection of peer ("host:port"). *out_pool lives until it leaves. NULL: no memory. */
+/* One more connection of peer, "host:port" or a name without colon. *out_pool: lent until it leaves; buffers may be
+ * given back later. NULL: no memory. */
 ep_rpc_host *ep_rpc_hosts_enter(ep_rpc_hosts *hosts, const char *peer, ep_buffer_pool **out_pool);
 void ep_rpc_hosts_leave(ep_rpc_hosts *hosts, ep_rpc_host *host);
 /* Of the address that holds most now; refusals of all. */

@@ -166,10 +166,7 @@ static bool admit(ep_rpc_server *server, const ep_rpc_listener *listener, const 
     bool is_admin = listener->roles == EP_ROLES_ADMIN;
     *out_gone = NULL;
     pthread_mutex_lock(&server->lock);
-    uint32_t admins = server->admin_sessions_count;
-    uint32_t connections = is_admin ? admins : server->sessions_count - admins;
-    bool look = ep_accept_pick_needed(connections, listener->places);
-    for (ep_rpc_session *session = server->sessions; look && session != NULL; session = session->next) {
+    for (ep_rpc_session *session = server->sessions; session != NULL; session = session->next) {
         if ((session->roles == EP_ROLES_ADMIN) == is_admin && !session->told_to_close) {
             bool is_stranger = !__atomic_load_n(&session->hello_done, __ATOMIC_RELAXED);
             ep_accept_pick_see(&pick, session, session->origin.peer, is_stranger);

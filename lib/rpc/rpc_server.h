@@ -92,7 +92,7 @@ struct ep_rpc_server {
     ep_lane_limits lane_limits;
     /* Shares of common.pool, so that nobody takes what others need. Nodes and operators have all of it. */
     ep_buffer_pool *hello_pool;  /* first frames, of whoever dials in: 1/16 */
-    ep_buffer_pool *client_pool; /* 7/8; of it for one address half */
+    ep_buffer_pool *client_pool; /* 7/8; rpc_hosts divides it */
     ep_buffer_pool *door_pool;   /* 1/4 */
     ProtobufCService *services[EP_RPC_SERVICES_MAX]; /* fixed once the first listener exists */
     size_t services_count;

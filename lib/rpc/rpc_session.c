@@ -121,13 +121,15 @@ static bool choose_pool(ep_rpc_session *session, ep_rpc_role role)
         return true;
     }
     pthread_mutex_lock(&server->lock);
-    session->host = ep_rpc_hosts_enter(&server->hosts, session->origin.peer, &session->origin.pool);
+    const char *address = session->is_shm ? "this host" : session->origin.peer; /* of shared memory it is a process's */
+    session->host = ep_rpc_hosts_enter(&server->hosts, address, &session->origin.pool);
     pthread_mutex_unlock(&server->lock);
     return session->host != NULL;
 }
 
-static void welcome(ep_rpc_session *session, uint64_t call_id, const Expertd__V1__Hello *hello,
-                    ep_rpc_role role, bool payload_crc)
+/* Errors: NO_MEMORY, RESOURCE_EXHAUSTED (no frame for the answer). */
+static ep_err welcome(ep_rpc_session *session, uint64_t call_id, const Expertd__V1__Hello *hello,
+                      ep_rpc_role role, bool payload_crc, ep_error *out_error)
 {
     ep_rpc_link *link = &session->link;
     const ep_rpc_limits *limits = &session->server->common.limits;
@@ -139,19 +141,17 @@ static void welcome(ep_rpc_session *session, uint64_t call_id, const Expertd__V1
     session->origin.payload_crc = payload_crc;
     ep_rpc_link_set_crc(link, payload_crc);
     ep_rpc_out *out = NULL;
-    ep_error why;
     if (!choose_pool(session, role)) {
-        ep_error_set(&why, EP_ERR_NO_MEMORY, "no memory for another client");
-        refuse(session, call_id, &why);
-        return;
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for another client");
     }
-    if (welcome_frame(session, call_id, payload_crc, &out, &why) != EP_OK) {
-        refuse(session, call_id, &why); /* which closes too when there is no memory for it */
-        return;
+    ep_err err = welcome_frame(session, call_id, payload_crc, &out, out_error);
+    if (err != EP_OK) {
+        return err;
     }
     __atomic_store_n(&session->hello_done, true, __ATOMIC_RELAXED);
     ep_rpc_link_go_live(link, session->origin.node, session->origin.pool);
     ep_rpc_link_send_reply(link, out);
+    return EP_OK;
 }
 
 /* An audit line about this Hello; never its token. */
@@ -201,10 +201,11 @@ static void first_frame(ep_rpc_session *session, const ep_frame *frame, const ep
             err = ep_rpc_payload_check(frame, buffer->data, payload_crc, &why);
         }
         if (err == EP_OK) {
-            welcome(session, frame->call_id, hello, role, payload_crc);
-        } else {
+            err = welcome(session, frame->call_id, hello, role, payload_crc, &why);
+        }
+        if (err != EP_OK) {
             audit_hello(session, hello, refusal, &why);
-            refuse(session, frame->call_id, &why);
+            refuse(session, frame->call_id, &why); /* which closes too when there is no memory for it */
         }
     }
     ep_rpc_budget_fini(&budget);

@@ -25,9 +25,10 @@ static void look(void *arg)
         }
         bool due = watch->shares[i].logged_ns == 0 || now_ns - watch->shares[i].logged_ns >= LOG_NS;
         if (refused != watch->shares[i].logged && due) {
-            ep_log(EP_LOG_WARN, "pool-exhausted", "share %s refused %llu lent_bytes %llu limit_bytes %llu%s%s", shares[i].name,
-                   (unsigned long long)(refused - watch->shares[i].logged), (unsigned long long)shares[i].lent_bytes,
-                   (unsigned long long)shares[i].limit_bytes, shares[i].address[0] != 0 ? " address " : "", shares[i].address);
+            ep_log(EP_LOG_WARN, "pool-exhausted", "share %s refused %llu lent_bytes %llu limit_bytes %llu%s%s",
+                   shares[i].name, (unsigned long long)(refused - watch->shares[i].logged), (unsigned long long)shares[i].lent_bytes,
+                   (unsigned long long)shares[i].limit_bytes, shares[i].address[0] != 0 ? " held_most_by " : "",
+                   shares[i].address);
             watch->shares[i].logged = refused;
             watch->shares[i].logged_ns = now_ns;
         }
@@ -68,7 +69,8 @@ void ep_pool_watch_collect(const ep_pool_watch *watch, ep_metrics *metrics)
     ep_rpc_server_read_shares(watch->server, shares);
     for (size_t i = 0; i < EP_RPC_SHARES; i++) {
         const ep_metric_label label = {"share", shares[i].name};
-        ep_gauge_set(ep_metrics_gauge(metrics, "expertd_buffer_share_bytes", "Memory of frames lent now, by who may use it", &label, 1),
+        ep_gauge_set(ep_metrics_gauge(metrics, "expertd_buffer_share_bytes", "Memory of frames lent now, by who may use it; "
+                                     "client_address: by the address that holds most", &label, 1),
                      (double)shares[i].lent_bytes);
         ep_gauge_set(ep_metrics_gauge(metrics, "expertd_buffer_share_limit_bytes", "The most of it", &label, 1),
                      (double)shares[i].limit_bytes);

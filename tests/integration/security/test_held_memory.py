@@ -142,7 +142,8 @@ with Cluster() as c:
     send_until(held, lambda: not said(probe, "/metrics", metric % "client_address"))
     calls(c, node["rpc_url"], files["client"], batch, 3)
     assert said(probe, "/metrics", metric % "clients"), "one address used up what all clients have"
-    wait_for("the log to name the address", lambda: re.search("pool-exhausted share client_address .* address 127.0.0.4\n", open(c.path("n0.log")).read()))
+    exhausted = "pool-exhausted share client_address .* held_most_by 127.0.0.4\n"
+    wait_for("the log to name the address", lambda: re.search(exhausted, open(c.path("n0.log")).read()))
     fill(held, client_token, node["rpc_url"], "127.0.0.5")
     send_until(held, lambda: not said(probe, "/metrics", metric % "clients"))
     wait_for("readiness to say so", lambda: said(probe, "/readyz?verbose", "exhausted: share clients"))

@@ -22,7 +22,7 @@ static ep_rpc_host *enter(const char *peer, ep_buffer_pool **out_pool)
     return host;
 }
 
-Test(hosts, an_address_has_half_whatever_its_connections)
+Test(hosts, an_address_has_three_quarters_whatever_its_connections)
 {
     ep_buffer_pool *first, *second, *other;
     ep_buffer *held, *refused, *others;
@@ -33,12 +33,12 @@ Test(hosts, an_address_has_half_whatever_its_connections)
     ep_rpc_host *c = enter("10.0.0.11:5", &other);
     cr_assert_eq(first, second);
     cr_assert_neq(first, other);
-    cr_assert_eq(ep_buffer_acquire(first, 8 * MIB, &held), EP_OK);
+    cr_assert_eq(ep_buffer_acquire(first, 12 * MIB, &held), EP_OK);
     cr_assert_eq(ep_buffer_acquire(second, 4096, &refused), EP_ERR_RESOURCE_EXHAUSTED);
     cr_assert_eq(ep_buffer_acquire(other, 4 * MIB, &others), EP_OK);
     ep_rpc_hosts_read(&hosts, &seen);
     cr_assert_str_eq(seen.address, "10.0.0.1");
-    cr_assert(seen.lent_bytes == 8 * MIB && seen.limit_bytes == 8 * MIB && seen.refusals == 1);
+    cr_assert(seen.lent_bytes == 12 * MIB && seen.limit_bytes == 12 * MIB && seen.refusals == 1);
     ep_rpc_hosts_leave(&hosts, a);
     ep_rpc_hosts_leave(&hosts, b);
     ep_rpc_hosts_leave(&hosts, c);
@@ -50,14 +50,22 @@ Test(hosts, an_address_has_half_whatever_its_connections)
     ep_buffer_pool_destroy(share);
 }
 
-Test(hosts, a_frame_and_its_reply_fit_a_small_share)
+static void expect_limit(size_t all_bytes, size_t address_bytes)
 {
     ep_buffer_pool *pool;
-    setup(3 * MIB);
-    ep_rpc_host *host = enter("process 7 of user 0", &pool);
-    cr_assert_eq(ep_buffer_pool_limit(pool), 2 * MIB);
+    setup(all_bytes);
+    ep_rpc_host *host = enter("this host", &pool);
+    cr_assert_eq(ep_buffer_pool_limit(pool), address_bytes, "%zu of %zu", ep_buffer_pool_limit(pool), all_bytes);
     ep_rpc_hosts_leave(&hosts, host);
     ep_buffer_pool_destroy(share);
+}
+
+Test(hosts, the_others_keep_two_frames_or_half)
+{
+    expect_limit(6 * MIB, 4 * MIB);
+    expect_limit(4 * MIB, 2 * MIB);
+    expect_limit(3 * MIB, 2 * MIB); /* a frame and its reply */
+    expect_limit(1 * MIB, 1 * MIB);
 }
 
 Test(hosts, without_a_limit_there_is_none_for_an_address)
