@@ -50,9 +50,14 @@ void ep_accept_count_unref(ep_accept_count *count)
 
 uint32_t ep_accept_places(ep_lane_limits *limits, const char *url)
 {
-    limits->connections_max += SPARE;
+    uint32_t wanted = limits->connections_max;
     ep_accept_leave_descriptors(limits, url);
-    return limits->connections_max > SPARE ? limits->connections_max - SPARE : 1;
+    if (limits->connections_max == wanted) {
+        limits->connections_max += SPARE;
+        return wanted;
+    }
+    uint32_t most = limits->connections_max;
+    return most - (most / 4 < SPARE ? most / 4 : SPARE);
 }
 
 static uint32_t share_of_address(uint32_t places)
@@ -70,11 +75,6 @@ static bool is_same_host(const char *peer, const char *other)
 {
     size_t bytes = ep_accept_host_bytes(peer);
     return bytes == ep_accept_host_bytes(other) && memcmp(peer, other, bytes) == 0;
-}
-
-bool ep_accept_pick_needed(uint32_t connections, uint32_t places)
-{
-    return connections >= share_of_address(places) || connections >= places;
 }
 
 void ep_accept_pick_see(ep_accept_pick *pick, void *connection, const char *peer, bool is_stranger)

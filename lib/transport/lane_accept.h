@@ -24,7 +24,8 @@ void ep_accept_count_unref(ep_accept_count *count);
 
 /*
  * For a listener that turns strangers away itself: limits->connections_max is the number of its places. The lane gets
- * some more, for connections that are still closing, but leaves descriptors free as below. Returns the places there are.
+ * some more, for connections that are still closing, but leaves descriptors free as below. Returns the places there
+ * are, 1 at least.
  */
 uint32_t ep_accept_places(ep_lane_limits *limits, const char *url);
 
@@ -32,9 +33,9 @@ uint32_t ep_accept_places(ep_lane_limits *limits, const char *url);
 size_t ep_accept_host_bytes(const char *peer);
 
 /*
- * Who is turned away for a newcomer. A stranger is a connection that has not said yet what it is for (no Hello, no first
- * request). Those of one address have a quarter of the places, 16 at least: the oldest of them goes for its next one.
- * Where all places are taken the oldest stranger of all goes. Pure; zeroed but for newcomer.
+ * Who is turned away for a newcomer. A stranger is a connection that has not said yet what it is for (no Hello, no
+ * first request). Those of one address have a quarter of the places, 16 at least: the oldest of them goes for its next
+ * one. Where all places are taken the oldest stranger of all goes. Pure; zeroed but for newcomer.
  */
 typedef struct ep_accept_pick {
     const char *newcomer; /* its address, "host:port" */
@@ -43,8 +44,6 @@ typedef struct ep_accept_pick {
     void *oldest_of_host;
     void *oldest;
 } ep_accept_pick;
-/* False: there are so few connections that no look at each is needed, and there is room. */
-bool ep_accept_pick_needed(uint32_t connections, uint32_t places);
 /* For each connection that is not being closed, the newest first. */
 void ep_accept_pick_see(ep_accept_pick *pick, void *connection, const char *peer, bool is_stranger);
 /* The one to close; NULL none. *out_room: the newcomer may stay. */

@@ -492,8 +492,7 @@ static bool admit_locked(ep_nng_rep_door *door, const rep_conn *newcomer)
 {
     ep_accept_pick pick = {.newcomer = newcomer->peer};
     bool room;
-    bool look = ep_accept_pick_needed((uint32_t)door->stats.connections, door->places);
-    for (rep_conn *conn = door->conns; look && conn != NULL; conn = conn->next) {
+    for (rep_conn *conn = door->conns; conn != NULL; conn = conn->next) {
         if (!conn->closed && !conn->turned_away) {
             ep_accept_pick_see(&pick, conn, conn->peer, __atomic_load_n(&conn->request_ns, __ATOMIC_RELAXED) == 0);
         }

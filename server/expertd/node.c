@@ -462,6 +462,7 @@ static ep_err start_server(ep_node *node, ep_error *out_error)
         (err = ep_rpc_server_add_service(node->server, &node->info_service.base.base, out_error)) != EP_OK) {
         return err;
     }
+    ep_process_raise_fd_limit(); /* listeners have as many places as it allows */
     err = ep_service_listen(service, node->server, out_error);
     if (err != EP_OK) {
         return err;
@@ -469,8 +470,8 @@ static ep_err start_server(ep_node *node, ep_error *out_error)
     ep_service_admin_url(service, node->server, node->admin_url, sizeof(node->admin_url));
     if (node->config->host[0] == 0) {
         ep_log(EP_LOG_WARN, "host-unknown",
-               "neither shared memory nor comm_alg hierarchy work here: the kernel's boot id cannot be read (a unit's ProcSubset=pid "
-               "hides it) and EXPERTD_BOOT_ID does not say it; set that, or host");
+               "neither shared memory nor comm_alg hierarchy work here: the kernel's boot id cannot be read (a unit's "
+               "ProcSubset=pid hides it) and EXPERTD_BOOT_ID does not say it; set that, or host");
     }
     err = ep_node_shm_listen(&node->config->shm, node->config->name, node->server, out_error);
     if (err != EP_OK) {

@@ -13,8 +13,8 @@
 #include "transport/address.h"
 
 #define AWAY_NS (60 * EP_NS_PER_S) /* a link that is not connected goes after so long without use */
-/* A neighbour that stands still is lost after 400 ms, and our callers ask a copy: they hear only from us, who live, and so
- * cannot tell. */
+/* A neighbour that stands still is lost after 400 ms, and our callers ask a copy: they hear only from us, who live, and
+ * so cannot tell. */
 #define PING_MS 100
 
 typedef enum link_state { LINK_CONNECTING, LINK_READY, LINK_BROKEN } link_state;

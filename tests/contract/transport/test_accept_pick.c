@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Who is turned away for a newcomer, see transport/lane_accept.h. */
 #include <criterion/criterion.h>
+#include <sys/resource.h>
 
 #include "transport/lane_accept.h"
 
@@ -71,22 +72,20 @@ Test(accept_pick, nobody_who_spoke_goes)
     cr_assert_not(room);
 }
 
-Test(accept_pick, few_connections_need_no_look)
-{
-    ep_accept_pick pick = {.newcomer = "10.0.0.1:1"};
-    bool room;
-    cr_assert_not(ep_accept_pick_needed(SHARE - 1, PLACES));
-    cr_assert_null(ep_accept_pick_choose(&pick, PLACES, &room));
-    cr_assert(room);
-    cr_assert(ep_accept_pick_needed(SHARE, PLACES));
-    cr_assert(ep_accept_pick_needed(16, 32), "16 are any address's share");
-    cr_assert(ep_accept_pick_needed(4, 4), "fewer places than a share");
-    cr_assert_not(ep_accept_pick_needed(3, 4));
-}
-
 Test(accept_pick, the_lane_has_room_for_connections_that_close)
 {
     ep_lane_limits limits = {.connections_max = 4};
     cr_assert_eq(ep_accept_places(&limits, "tcp://127.0.0.1:1"), 4);
     cr_assert_gt(limits.connections_max, 4);
+}
+
+/* Few descriptors leave places too, and what is said of them is what was asked for. */
+Test(accept_pick, few_descriptors_are_divided)
+{
+    const struct rlimit few = {.rlim_cur = 128, .rlim_max = 128};
+    ep_lane_limits limits = {.connections_max = 4096};
+    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &few), 0);
+    uint32_t places = ep_accept_places(&limits, "tcp://127.0.0.1:1");
+    cr_assert_lt(limits.connections_max, 128);
+    cr_assert(places >= limits.connections_max / 2 && places < limits.connections_max, "%u places", places);
 }
