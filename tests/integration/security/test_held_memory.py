@@ -107,25 +107,32 @@ def said(url, path, words):
         return words in error.read().decode()
 
 
-def fill(held, token, url, source):
-    """Three more connections that announce 15 MiB each: of whatever they send all that is taken is charged."""
-    for _ in range(3):
-        one = peer.Peer(url, source=source, timeout=60)
-        assert one.hello(token=token).status == 0
-        head = peer.frame(peer.REQUEST, peer.FORWARD, one.last_call + 1, peer.request_header(), claim_header=64, claim_tensors=15 * MIB, deadline_us=peer.NO_DEADLINE)[:128]
-        one.sock.setblocking(False)
-        held.append((one, memoryview(head + b"x" * (14 * MIB))))
+def begin(token, url, source):
+    """A connection that announces 15 MiB, and the 14 MiB that it will send: all that is taken of them is charged."""
+    one = peer.Peer(url, source=source, timeout=60)
+    assert one.hello(token=token).status == 0
+    head = peer.frame(peer.REQUEST, peer.FORWARD, one.last_call + 1, peer.request_header(), claim_header=64, claim_tensors=15 * MIB, deadline_us=peer.NO_DEADLINE)[:128]
+    one.sock.setblocking(False)
+    return one, memoryview(head + b"x" * (14 * MIB))
 
 
-def send_until(held, done):
+def fill(token, url, sources, done):
+    """Three connections of each address send until done. One that is closed, for it does not end its frame, begins anew."""
+    held = [(source, *begin(token, url, source)) for source in sources for _ in range(3)]
     end = time.monotonic() + 60
     while not done():
         assert time.monotonic() < end, "no share is exhausted"
-        for i, (one, rest) in enumerate(held):
+        for i, (source, one, rest) in enumerate(held):
             try:
-                held[i] = one, rest[one.sock.send(rest[: 1 << 20]) :] if rest else rest
+                held[i] = source, one, rest[one.sock.send(rest[: 1 << 20]) :] if rest else rest
+            except BlockingIOError:
+                continue
             except OSError:
                 pass
+            if peer.is_closed(one.sock):
+                one.close()
+                held[i] = source, *begin(token, url, source)
+    return held
 
 
 # One address takes all that it may have, and another's calls go on. With a second one the clients' share is used up: readiness,
@@ -134,22 +141,19 @@ with Cluster() as c:
     files, secure = tokens(c)
     client_token = open(files["client"]).read()
     node = c.node("n0", *secure, "--buffer-bytes-max=67108864", "--admin-listen=tcp://127.0.0.1:0")
-    held = []
     metric = 'expertd_buffer_share_refused_total{share="%s"} 0\n'
     probe = node["probe_url"]
     batch = c.batch("batch", 8, 1)
-    fill(held, client_token, node["rpc_url"], "127.0.0.4")
-    send_until(held, lambda: not said(probe, "/metrics", metric % "client_address"))
+    held = fill(client_token, node["rpc_url"], ["127.0.0.4"], lambda: not said(probe, "/metrics", metric % "client_address"))
     calls(c, node["rpc_url"], files["client"], batch, 3)
     assert said(probe, "/metrics", metric % "clients"), "one address used up what all clients have"
     exhausted = "pool-exhausted share client_address .* held_most_by 127.0.0.4\n"
     wait_for("the log to name the address", lambda: re.search(exhausted, open(c.path("n0.log")).read()))
-    fill(held, client_token, node["rpc_url"], "127.0.0.5")
-    send_until(held, lambda: not said(probe, "/metrics", metric % "clients"))
+    held += fill(client_token, node["rpc_url"], ["127.0.0.4", "127.0.0.5"], lambda: not said(probe, "/metrics", metric % "clients"))
     wait_for("readiness to say so", lambda: said(probe, "/readyz?verbose", "exhausted: share clients"))
     wait_for("the log to say so", lambda: "pool-exhausted share clients" in open(c.path("n0.log")).read())
     assert said(probe, "/readyz?verbose", "[+] buffers"), "operators and nodes have memory"
     c.run(EXPERTCTL, "config", "--admin", node["admin_url"], "--admin-token-file", files["operator"])
-    for one, _ in held:
+    for _, one, _ in held:
         one.close()
     c.stop()
