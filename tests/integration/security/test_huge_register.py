@@ -17,9 +17,15 @@ def body(version, count, experts):
 
 
 def node_call(url, name, request):
-    with peer.Peer(url, timeout=120) as node:
-        assert node.hello("node", node=name).status == 0
-        return node.reply_to(request.send(node))
+    """Calls again as a node does when its connection ends: a busy machine may keep this program from answering pings."""
+    for left in reversed(range(5)):
+        try:
+            with peer.Peer(url, timeout=120) as node:
+                assert node.hello("node", node=name).status == 0
+                return node.reply_to(request.send(node))
+        except ConnectionError:
+            if left == 0:
+                raise
 
 
 refused = [(body("v1", count, experts), count) for count, experts in ((2000, 65000), (6000, 65000), (32800, 1))]
