@@ -135,7 +135,7 @@ def fill(token, url, sources, done):
     return held
 
 
-# One address takes all that it may have, and another's calls go on. With a second one the clients' share is used up: readiness,
+# One address takes all that it may have, and another's calls go on. With four of them the clients' share is used up: readiness,
 # log and metric say so, and who needs none of it is served.
 with Cluster() as c:
     files, secure = tokens(c)
@@ -149,7 +149,7 @@ with Cluster() as c:
     assert said(probe, "/metrics", metric % "clients"), "one address used up what all clients have"
     exhausted = "pool-exhausted share client_address .* held_most_by 127.0.0.4\n"
     wait_for("the log to name the address", lambda: re.search(exhausted, open(c.path("n0.log")).read()))
-    held += fill(client_token, node["rpc_url"], ["127.0.0.4", "127.0.0.5"], lambda: not said(probe, "/metrics", metric % "clients"))
+    held += fill(client_token, node["rpc_url"], [f"127.0.0.{n}" for n in range(4, 8)], lambda: not said(probe, "/metrics", metric % "clients"))
     wait_for("readiness to say so", lambda: said(probe, "/readyz?verbose", "exhausted: share clients"))
     wait_for("the log to say so", lambda: "pool-exhausted share clients" in open(c.path("n0.log")).read())
     assert said(probe, "/readyz?verbose", "[+] buffers"), "operators and nodes have memory"
