@@ -12,7 +12,6 @@
 #include "exit_code.h"
 #include "observe/trace.h"
 #include "output.h"
-#include "placement.h"
 #include "port_look.h"
 
 #define LOOK_MS 2000
@@ -81,7 +80,6 @@ static const struct argp argp = {
 typedef struct gathered {
     ep_doctor_facts facts;
     ProtobufCMessage *cluster;
-    ep_routing_table *table;
     ep_cli_node_list nodes;
     ep_doctor_port *ports;
 } gathered;
@@ -94,7 +92,6 @@ static bool is_worth_a_look(const ep_error *error)
 static ep_err ask_coordinator(ep_cli_control *control, const ep_cli_connect *connect, gathered *g, ep_error *out_error)
 {
     const char *url = connect->coordinator_url;
-    ep_error ignored;
     g->facts.coordinator_url = url;
     if (ep_cli_control_ask_one(control, url, "expertd.v1.Coordinator", "ClusterStatus", &g->cluster,
                                &g->facts.coordinator_error) != EP_OK) {
@@ -103,10 +100,6 @@ static ep_err ask_coordinator(ep_cli_control *control, const ep_cli_connect *con
         return EP_OK;
     }
     g->facts.cluster = (const Expertd__V1__ClusterStatusReply *)g->cluster;
-    if (g->facts.cluster->epoch != NULL && g->facts.cluster->epoch->number > 0 &&
-        ep_cli_placement_read(control, connect, &g->table, &ignored) == EP_OK) {
-        g->facts.table = g->table;
-    }
     return ep_cli_node_list_from_cluster(g->facts.cluster, &g->nodes, out_error);
 }
 
@@ -169,7 +162,6 @@ static void gathered_fini(gathered *g)
     if (g->cluster != NULL) {
         protobuf_c_message_free_unpacked(g->cluster, NULL);
     }
-    ep_routing_table_unref(g->table);
     ep_cli_node_list_free(&g->nodes);
     free(g->ports);
 }
@@ -179,8 +171,8 @@ static bool print_json(const ep_doctor_findings *findings)
     json_t *list = json_array();
     for (size_t i = 0; i < findings->count; i++) {
         const ep_doctor_finding *finding = &findings->list[i];
-        json_array_append_new(list, json_pack("{s:s, s:s, s:o, s:o}", "severity", ep_doctor_severity_words[finding->severity], "code",
-                                              finding->code, "text", ep_cli_json_text(finding->text), "advice",
+        json_array_append_new(list, json_pack("{s:s, s:o, s:o, s:o}", "severity", ep_doctor_severity_words[finding->severity], "code",
+                                              ep_cli_json_text(finding->code), "text", ep_cli_json_text(finding->text), "advice",
                                               ep_cli_json_text(finding->advice)));
     }
     return ep_cli_json_print(json_pack("{s:b, s:o, s:I}", "healthy", !ep_doctor_is_ill(findings), "findings", list, "dropped",

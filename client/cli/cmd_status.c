@@ -30,9 +30,8 @@ static const struct argp_child children[] = {
 static const struct argp argp = {NULL,
                                  parse,
                                  NULL,
-                                 "Prints epoch, placement policy, nodes and models. Exit code 0 when every "
-                                 "node serves and every expert has as many copies as are wanted, 1 when "
-                                 "something is not so."
+                                 "Prints epoch, placement policy, nodes and models, and what the coordinator "
+                                 "finds wrong. Exit code 0 when that is nothing, 1 when it is something."
                                  "\vWith --node the nodes themselves are asked, and no coordinator.\n\n"
                                  "Examples:\n"
                                  "  expertctl status\n"
@@ -68,7 +67,7 @@ static int run_cluster(const char *program, const status_options *options, ep_cl
     if (err != EP_OK) {
         code = ep_cli_fail(program, &error);
     } else {
-        ep_cli_cluster_check(cluster, table, &problems);
+        ep_cli_cluster_check(cluster, &problems);
         code =
             finish(ep_cli_cluster_print(url, cluster, table, &problems, options->format, stdout), &problems);
     }

@@ -103,100 +103,17 @@ static void examine_open_door(const ep_doctor_facts *facts, const char *url, ep_
 
 /* ---- the coordinator's word ---- */
 
-static void examine_node_entry(const Expertd__V1__NodeEntry *node, ep_doctor_findings *out)
+static void examine_cluster(const Expertd__V1__ClusterStatusReply *cluster, ep_doctor_findings *out)
 {
-    if (strcmp(node->state, "suspect") == 0) {
-        ep_doctor_add(out, EP_DOCTOR_ERROR, "node-suspect", "is its process alive, and can it reach the coordinator?",
-                      "node %s at %s has been silent for %.1f s", node->name, node->url, (double)node->last_seen_ms / 1e3);
-    } else if (strcmp(node->state, "draining") == 0) {
-        ep_doctor_add(out, EP_DOCTOR_WARN, "node-draining", "wait until it is drained, or expertctl drain --undo",
-                      "node %s is draining: its experts are moving, or it is ending", node->name);
-    } else if (strcmp(node->state, "drained") == 0) {
-        ep_doctor_add(out, EP_DOCTOR_WARN, "node-drained", "expertctl drain NODE --undo when it shall take part again",
-                      "node %s is drained and holds no experts", node->name);
-    } else if (strcmp(node->state, "starting") == 0) {
-        ep_doctor_add(out, EP_DOCTOR_WARN, "node-starting", "wait; its log shows how far loading is", "node %s is starting", node->name);
-    } else if (strcmp(node->state, "degraded") == 0) {
-        ep_doctor_add(out, EP_DOCTOR_ERROR, "node-degraded", "see the finding on its experts, else its log",
-                      "node %s is degraded: it could not load all its experts", node->name);
+    if (!cluster->judged) {
+        ep_doctor_add(out, EP_DOCTOR_ERROR, "coordinator-old", "upgrade the coordinator, or use the expertctl of its version",
+                      "the coordinator runs '%s', which does not judge the service's health yet", cluster->software);
     }
-    if (node->host[0] == '\0') {
-        ep_doctor_add(out, EP_DOCTOR_WARN, "host-unknown", "set host, or EXPERTD_BOOT_ID as the shipped unit does",
-                      "node %s does not know which machine it is on: no shared memory and no comm_alg hierarchy there",
-                      node->name);
+    for (size_t i = 0; i < cluster->n_problems; i++) {
+        const Expertd__V1__Problem *problem = cluster->problems[i];
+        ep_doctor_add(out, problem->is_error ? EP_DOCTOR_ERROR : EP_DOCTOR_WARN, problem->code, problem->advice, "%s", problem->text);
     }
-}
-
-static void examine_cluster(const Expertd__V1__ClusterStatusReply *cluster, bool has_table, ep_doctor_findings *out)
-{
-    if (!has_table && cluster->n_nodes < cluster->min_nodes) {
-        ep_doctor_add(out, EP_DOCTOR_ERROR, "min-nodes", "start the missing nodes with this coordinator_url, or lower min_nodes",
-                      "there is no routing table: %zu of min_nodes %" PRIu32 " nodes are here", cluster->n_nodes, cluster->min_nodes);
-    } else if (!has_table) {
-        ep_doctor_add(out, EP_DOCTOR_ERROR, "no-table", "wait until the nodes have loaded; else see the other findings",
-                      "there is no routing table yet, although %zu nodes are here", cluster->n_nodes);
-    }
-    if (cluster->placement_error[0] != '\0') {
-        ep_doctor_add(out, EP_DOCTOR_ERROR, "placement", "add a node with room, or repair what is named", "placement: %s",
-                      cluster->placement_error);
-    }
-    if (cluster->store_error[0] != '\0') {
-        ep_doctor_add(out, EP_DOCTOR_ERROR, "store", "make room on the disk of state_dir, or repair its rights; it is tried again",
-                      "the newest state is not written, an older table is served: %s", cluster->store_error);
-    }
-    if (cluster->copy_error[0] != '\0') {
-        ep_doctor_add(out, EP_DOCTOR_ERROR, "copy-differs", "compare the checkpoints with a good copy to know which is wrong", "%s", cluster->copy_error);
-    }
-    for (size_t i = 0; i < cluster->n_nodes; i++) {
-        examine_node_entry(cluster->nodes[i], out);
-    }
-}
-
-static void examine_copies(const ep_routing_table *table, const ep_routing_layer *layer, uint32_t copies, ep_doctor_findings *out)
-{
-    uint32_t none = 0;
-    uint32_t fewer = 0;
-    uint32_t first = UINT32_MAX;
-    for (uint32_t e = 0; e < layer->shape.experts + layer->shape.shared_experts; e++) {
-        uint32_t count = layer->offsets[e + 1] - layer->offsets[e];
-        none += count == 0;
-        fewer += count > 0 && count < copies;
-        first = count == 0 && first == UINT32_MAX ? e : first;
-    }
-    const char *model = table->models[layer->model_index].name;
-    if (none > 0) {
-        ep_doctor_add(out, EP_DOCTOR_ERROR, "no-copy", "calls that need them fail: start the node that held them, or one that can",
-                      "model %s, layer %" PRIu32 ": %" PRIu32 " experts have no copy, expert %" PRIu32 " first", model,
-                      layer->shape.layer, none, first);
-    }
-    if (fewer > 0) {
-        ep_doctor_add(out, EP_DOCTOR_WARN, "few-copies", "start another node, or lower copies",
-                      "model %s, layer %" PRIu32 ": %" PRIu32 " experts have fewer than %" PRIu32 " copies", model, layer->shape.layer,
-                      fewer, copies);
-    }
-}
-
-static void examine_table(const ep_routing_table *table, uint32_t copies, ep_doctor_findings *out)
-{
-    bool is_mapped = strcmp(table->policy, "static") == 0;
-    for (uint32_t l = 0; l < table->layers_count; l++) {
-        examine_copies(table, &table->layers[l], is_mapped ? 1 : copies, out);
-    }
-    for (uint32_t m = 0; m < table->models_count; m++) {
-        const ep_routing_model *model = &table->models[m];
-        if (model->numerics_count > 1) {
-            ep_doctor_add(out, EP_DOCTOR_WARN, "numerics", "give all nodes of a model the same build and the same numerics, portable where CPUs differ",
-                          "model %s: its nodes compute with %" PRIu32 " different numerics ids (%s, %s%s): only those of one id hold experts",
-                          model->name, model->numerics_count, model->numerics[0], model->numerics[1],
-                          model->numerics_count > 2 ? ", .." : "");
-        }
-        for (uint32_t k = 0; k < m; k++) {
-            if (strcmp(table->models[k].name, model->name) == 0) {
-                ep_doctor_add(out, EP_DOCTOR_WARN, "versions", "finish the roll-out; callers must name a version until then",
-                              "model %s is served in versions %s and %s", model->name, table->models[k].version, model->version);
-            }
-        }
-    }
+    out->dropped += cluster->problems_dropped;
 }
 
 /* ---- the nodes' own word ---- */
@@ -273,10 +190,7 @@ void ep_doctor_examine(const ep_doctor_facts *facts, ep_doctor_findings *out)
         examine_open_door(facts, facts->coordinator_url, out);
     }
     if (facts->cluster != NULL) {
-        examine_cluster(facts->cluster, facts->table != NULL, out);
-    }
-    if (facts->table != NULL) {
-        examine_table(facts->table, facts->cluster != NULL ? facts->cluster->copies : 1, out);
+        examine_cluster(facts->cluster, out);
     }
     for (size_t i = 0; i < facts->nodes->count; i++) {
         const ep_cli_node *node = &facts->nodes->nodes[i];

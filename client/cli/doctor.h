@@ -26,7 +26,6 @@ typedef struct ep_doctor_facts {
     ep_error coordinator_error;                      /* code EP_OK: it answered */
     ep_doctor_port coordinator_port;
     const Expertd__V1__ClusterStatusReply *cluster;  /* NULL: no answer */
-    const ep_routing_table *table;                   /* NULL: none */
     const ep_cli_node_list *nodes;
     const ep_doctor_port *node_ports; /* [nodes->count] */
     bool has_token;                   /* we show one */
@@ -37,7 +36,7 @@ typedef struct ep_doctor_facts {
 
 typedef struct ep_doctor_finding {
     ep_doctor_severity severity;
-    const char *code; /* stable word for programs */
+    const char *code; /* stable word for programs; of a coordinator's problem, borrowed from its reply */
     char text[EP_ERROR_TEXT_BYTES + 256];
     char advice[320];
 } ep_doctor_finding;

@@ -4,6 +4,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 static ep_err allocate(size_t count, ep_cli_node_list *out_list, ep_error *out_error)
 {
@@ -22,15 +23,20 @@ ep_err ep_cli_node_list_from_cluster(const Expertd__V1__ClusterStatusReply *clus
                                      ep_cli_node_list *out_list, ep_error *out_error)
 {
     ep_err err = allocate(cluster->n_nodes, out_list, out_error);
+    size_t count = 0;
     for (size_t i = 0; err == EP_OK && i < cluster->n_nodes; i++) {
         const Expertd__V1__NodeEntry *entry = cluster->nodes[i];
-        ep_cli_node *node = &out_list->nodes[i];
+        if (strcmp(entry->state, "lost") == 0) {
+            continue; /* nobody to ask */
+        }
+        ep_cli_node *node = &out_list->nodes[count++];
         snprintf(node->name, sizeof(node->name), "%s", entry->name);
         snprintf(node->url, sizeof(node->url), "%s", entry->url);
         snprintf(node->state, sizeof(node->state), "%s", entry->state);
         node->rows_served = entry->rows_served;
         node->last_seen_ms = entry->last_seen_ms;
     }
+    out_list->count = count;
     return err;
 }
 

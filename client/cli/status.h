@@ -26,9 +26,9 @@ json_t *ep_cli_problems_json(const ep_cli_problems *problems);
 /* "healthy", or one line for each. */
 void ep_cli_problems_print(const ep_cli_problems *problems, FILE *out);
 
-/* What a coordinator knows. table NULL: there is none yet. Pure. */
-void ep_cli_cluster_check(const Expertd__V1__ClusterStatusReply *cluster, const ep_routing_table *table,
-                          ep_cli_problems *out_problems);
+/* What the coordinator itself finds wrong. Pure. */
+void ep_cli_cluster_check(const Expertd__V1__ClusterStatusReply *cluster, ep_cli_problems *out_problems);
+/* table NULL: there is none yet. */
 bool ep_cli_cluster_print(const char *url, const Expertd__V1__ClusterStatusReply *cluster,
                           const ep_routing_table *table, const ep_cli_problems *problems,
                           ep_cli_format format, FILE *out);

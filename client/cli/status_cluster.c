@@ -5,74 +5,18 @@
 
 #include "status.h"
 
-/*
- * Fewer copies than wanted: the next node that is lost may take the last one. An expert map names the copies
- * of routed experts itself, so `copies` is then about the shared ones only.
- */
-static void check_copies(const Expertd__V1__ClusterStatusReply *cluster, const ep_routing_table *table,
-                         ep_cli_problems *out_problems)
+void ep_cli_cluster_check(const Expertd__V1__ClusterStatusReply *cluster, ep_cli_problems *out_problems)
 {
-    bool mapped = strcmp(cluster->policy, "static") == 0;
-    uint64_t fewer = 0;
-    for (uint32_t l = 0; l < table->layers_count; l++) {
-        const ep_routing_layer *layer = &table->layers[l];
-        uint32_t total = layer->shape.experts + layer->shape.shared_experts;
-        for (uint32_t e = mapped ? layer->shape.experts : 0; e < total; e++) {
-            fewer += layer->offsets[e + 1] - layer->offsets[e] < cluster->copies;
-        }
+    if (!cluster->judged) {
+        ep_cli_problem_add(out_problems, "the coordinator runs '%s', which does not judge the service's health yet: upgrade it",
+                           cluster->software);
     }
-    /* With one copy wanted these are the experts without any, named already. */
-    if (fewer > 0 && cluster->copies > 1) {
-        ep_cli_problem_add(out_problems, "%" PRIu64 " experts have fewer than %" PRIu32 " copies", fewer,
-                           cluster->copies);
+    for (size_t i = 0; i < cluster->n_problems; i++) {
+        ep_cli_problem_add(out_problems, "%s", cluster->problems[i]->text);
     }
-}
-
-void ep_cli_cluster_check(const Expertd__V1__ClusterStatusReply *cluster, const ep_routing_table *table,
-                          ep_cli_problems *out_problems)
-{
-    if (cluster->store_error[0] != '\0') {
-        ep_cli_problem_add(out_problems, "the coordinator cannot write its state, new tables wait: %s", cluster->store_error);
+    if (cluster->problems_dropped > 0) {
+        ep_cli_problem_add(out_problems, "%" PRIu32 " problems more", cluster->problems_dropped);
     }
-    if (cluster->placement_error[0] != '\0') {
-        ep_cli_problem_add(out_problems, "placement: %s", cluster->placement_error);
-    }
-    if (cluster->n_nodes == 0) {
-        ep_cli_problem_add(out_problems, "no node has registered");
-    }
-    for (size_t i = 0; i < cluster->n_nodes; i++) {
-        const Expertd__V1__NodeEntry *node = cluster->nodes[i];
-        if (strcmp(node->state, "serving") != 0) {
-            ep_cli_problem_add(out_problems, "node %s is %s, last seen %.1f s ago", node->name, node->state,
-                               (double)node->last_seen_ms / 1e3);
-        }
-    }
-    if (cluster->copy_error[0] != '\0') {
-        ep_cli_problem_add(out_problems, "%s", cluster->copy_error);
-    }
-    if (table == NULL) {
-        ep_cli_problem_add(out_problems, "there is no routing table yet: %zu nodes are here, min_nodes is %" PRIu32,
-                           cluster->n_nodes, cluster->min_nodes);
-        return;
-    }
-    for (uint32_t l = 0; l < table->layers_count; l++) {
-        const ep_routing_layer *layer = &table->layers[l];
-        uint32_t missing = 0;
-        uint32_t first = 0;
-        for (uint32_t e = layer->shape.experts + layer->shape.shared_experts; e-- > 0;) {
-            if (layer->offsets[e] == layer->offsets[e + 1]) {
-                missing++;
-                first = e;
-            }
-        }
-        if (missing > 0) {
-            ep_cli_problem_add(out_problems,
-                               "model %s, layer %" PRIu32 ": %" PRIu32
-                               " experts have no copy, expert %" PRIu32 " first",
-                               table->models[layer->model_index].name, layer->shape.layer, missing, first);
-        }
-    }
-    check_copies(cluster, table, out_problems);
 }
 
 typedef struct model_summary {

@@ -2,6 +2,7 @@
 #include "coordinator/coordinator.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/check.h"
@@ -173,40 +174,33 @@ static void on_tick(void *arg)
     }
 }
 
-static bool serves_some(const ep_routing_table *table)
-{
-    for (uint32_t l = 0; l < table->layers_count; l++) {
-        const ep_routing_layer *layer = &table->layers[l];
-        if (layer->offsets[layer->shape.experts + layer->shape.shared_experts] > 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
 /*
  * Who asks whether to send work here, or clients, wants no coordinator whose every call ends with UNAVAILABLE. Nodes register meanwhile, and must
  * therefore reach it whatever this says.
  */
-static ep_probe_check check_placement(coordinator *self, const ep_coordinator_stats *stats)
+static size_t check_health(coordinator *self, ep_probe_check *out)
 {
-    ep_routing_table *table = ep_coordinator_service_table(self->service);
-    ep_probe_check check = {.name = "placement", .ok = table != NULL && serves_some(table)};
-    const uint32_t min_nodes = self->config->cluster.min_nodes;
-    if (check.ok) {
-        snprintf(check.text, sizeof(check.text), "%u models", table->models_count);
-    } else if (stats->placement_error.code != EP_OK) {
-        snprintf(check.text, sizeof(check.text), "failed: %.140s", stats->placement_error.text);
-    } else if (stats->nodes_listed < (table == NULL ? min_nodes : 1)) {
-        snprintf(check.text, sizeof(check.text), "no expert is served: %u nodes take part, min_nodes is %u", stats->nodes_listed, min_nodes);
-    } else {
-        snprintf(check.text, sizeof(check.text), "no expert is served: %u nodes take part, and none has loaded what it was given", stats->nodes_listed);
+    ep_health *health = ep_coordinator_service_judge(self->service);
+    const ep_health_problem *end = health != NULL ? ep_health_end_of_service(health) : NULL;
+    out[0] = (ep_probe_check){.name = "service", .ok = health != NULL && end == NULL};
+    out[1] = (ep_probe_check){.name = "problems", .ok = true}; /* those that leave calls possible do not end service */
+    if (health == NULL) {
+        snprintf(out[0].text, sizeof(out[0].text), "no memory to judge it");
+        return 1;
     }
-    ep_routing_table_unref(table);
-    return check;
+    snprintf(out[0].text, sizeof(out[0].text), "%.150s", end != NULL ? end->text : "experts are served");
+    if (health->problems_count == 0) {
+        snprintf(out[1].text, sizeof(out[1].text), "none");
+    } else {
+        const ep_health_problem *worst = &health->problems[0];
+        snprintf(out[1].text, sizeof(out[1].text), "%u errors, %u warnings; %s: %.100s", ep_health_count(health, true),
+                 ep_health_count(health, false), ep_health_rules[worst->code].word, worst->text);
+    }
+    free(health);
+    return 2;
 }
 
-/* Started and alive once it listens; ready when a table says where some expert is. */
+/* Started and alive once it listens; ready when no problem ends the service (health.h). */
 static size_t on_checks(void *arg, ep_probe_kind kind, ep_probe_check *out)
 {
     coordinator *self = arg;
@@ -223,7 +217,7 @@ static size_t on_checks(void *arg, ep_probe_kind kind, ep_probe_check *out)
         snprintf(out[count].text, sizeof(out[count].text), "%s, %u nodes, epoch %llu", stopping ? "stopping" : "serving",
                  stats.nodes_listed, (unsigned long long)stats.epoch.number);
         count++;
-        out[count++] = check_placement(self, &stats);
+        count += check_health(self, &out[count]);
         out[count++] = ep_pool_watch_check(&self->pool_watch);
         out[count] = (ep_probe_check){.name = "store", .ok = true}; /* a failing one does not end service */
         snprintf(out[count].text, sizeof(out[count].text), "%.120s",
@@ -233,6 +227,33 @@ static size_t on_checks(void *arg, ep_probe_kind kind, ep_probe_check *out)
         count++;
     }
     return count;
+}
+
+static void collect_health(coordinator *self)
+{
+    ep_metrics *m = self->metrics;
+    ep_health *health = ep_coordinator_service_judge(self->service);
+    bool stopping = __atomic_load_n(&self->stopping, __ATOMIC_ACQUIRE);
+    ep_gauge_set(ep_metrics_gauge(m, "expertd_coordinator_ready", "1 when calls can be answered, as /readyz says", NULL, 0),
+                 health != NULL && !stopping && ep_health_end_of_service(health) == NULL);
+    if (health == NULL) {
+        return;
+    }
+    for (int code = 0; code < EP_HEALTH_CODES; code++) {
+        const ep_health_rule *rule = &ep_health_rules[code];
+        const ep_metric_label labels[] = {{"code", rule->word}, {"severity", rule->is_error ? "error" : "warning"}};
+        ep_gauge_set(ep_metrics_gauge(m, "expertd_coordinator_problems", "What is wrong now, as expertctl status lists it", labels, 2),
+                     health->counts[code]);
+    }
+    ep_gauge_set(ep_metrics_gauge(m, "expertd_coordinator_nodes", "Nodes that take part", NULL, 0), health->nodes_seen);
+    ep_gauge_set(ep_metrics_gauge(m, "expertd_coordinator_nodes_expected",
+                                  "Those, and the ones that fell silent and no operator drained; at least min_nodes", NULL, 0),
+                 health->nodes_expected);
+    ep_gauge_set(ep_metrics_gauge(m, "expertd_coordinator_experts_without_copy", "Experts of the table that no node serves", NULL, 0),
+                 (double)health->experts_without_copy);
+    ep_gauge_set(ep_metrics_gauge(m, "expertd_coordinator_experts_with_few_copies", "Experts with a copy, and fewer than wanted", NULL, 0),
+                 (double)health->experts_with_few_copies);
+    free(health);
 }
 
 static void on_collect(void *arg)
@@ -246,8 +267,7 @@ static void on_collect(void *arg)
     ep_gateway_collect(self->gateway);
     ep_pool_watch_collect(&self->pool_watch, m);
     ep_statistics_collect(ep_coordinator_service_loads(self->service), m, self->config->metrics_per_expert);
-    ep_gauge_set(ep_metrics_gauge(m, "expertd_coordinator_nodes", "Nodes that take part", NULL, 0), stats.nodes_listed);
-    ep_gauge_set(ep_metrics_gauge(m, "expertd_coordinator_nodes_known", "Nodes ever registered", NULL, 0), stats.nodes_known);
+    collect_health(self);
     ep_gauge_set(ep_metrics_gauge(m, "expertd_coordinator_watchers", "Placement watches open", NULL, 0), (double)stats.watchers);
     ep_gauge_set(ep_metrics_gauge(m, "expertd_routing_epoch", "Number of the newest routing table", NULL, 0), (double)stats.epoch.number);
     ep_counter_set(ep_metrics_counter(m, "expertd_coordinator_registrations_total", "Registrations accepted", NULL, 0), stats.registrations);
@@ -352,6 +372,9 @@ static ep_err start_rpc(coordinator *self, ep_error *out_error)
     err = err != EP_OK ? err : add_admin(self, out_error);
     if (err == EP_OK && (err = ep_pool_watch_start(&self->pool_watch, self->loop, self->server)) != EP_OK) {
         return ep_error_set(out_error, err, "cannot start a timer: %s", ep_err_text(err));
+    }
+    if (err == EP_OK) {
+        ep_coordinator_service_watch_memory(self->service, &self->pool_watch);
     }
     err = err != EP_OK ? err : ep_service_listen(service, self->server, out_error);
     return err != EP_OK ? err : start_gateway(self, out_error);

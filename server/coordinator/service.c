@@ -52,6 +52,7 @@ struct ep_coordinator_service {
     char copy_error_logged[EP_ERROR_TEXT_BYTES];
     char left_out_logged[EP_ERROR_TEXT_BYTES];
     char refusal_logged[EP_ERROR_TEXT_BYTES];
+    const ep_pool_watch *pool_watch; /* NULL: memory is not judged */
     size_t logged_count;
     logged_node *logged;
     ep_coordinator_stats stats;
@@ -530,44 +531,110 @@ static void fill_entry(Expertd__V1__NodeEntry *entry, const ep_coordinator_state
     entry->last_seen_ms = (now_ns - view->last_seen_ns) / EP_NS_PER_MS;
 }
 
-/* Lock held. Packs the reply while the names it borrows are safe. */
-static bool reply_status(ep_coordinator_service *self, Expertd__V1__ClusterStatusReply_Closure closure, void *closure_data)
+/* A status and what it borrows. */
+typedef struct status_parts {
+    Expertd__V1__ClusterStatusReply reply;
+    Expertd__V1__Epoch epoch;
+    Expertd__V1__NodeEntry *entries;
+    Expertd__V1__NodeEntry **list;
+    Expertd__V1__Problem *problems;
+    Expertd__V1__Problem **problem_list;
+    ep_health *health;
+} status_parts;
+
+/* Lock held. Nodes that are here, then the lost ones. */
+static bool collect_nodes(ep_coordinator_service *self, status_parts *parts, uint64_t now_ns)
 {
     ep_coordinator_state_node_view view;
-    size_t count = 0;
+    size_t here = 0;
+    size_t lost = 0;
+    while (ep_coordinator_state_node(self->cluster, here, &view)) {
+        here++;
+    }
+    while (ep_coordinator_state_lost(self->cluster, lost, &view)) {
+        lost++;
+    }
+    parts->entries = calloc(here + lost + 1, sizeof(*parts->entries));
+    parts->list = calloc(here + lost + 1, sizeof(*parts->list));
+    if (parts->entries == NULL || parts->list == NULL) {
+        return false;
+    }
+    for (size_t i = 0; i < here + lost; i++) {
+        (void)(i < here ? ep_coordinator_state_node(self->cluster, i, &view)
+                        : ep_coordinator_state_lost(self->cluster, i - here, &view));
+        fill_entry(&parts->entries[i], &view, now_ns);
+        parts->list[i] = &parts->entries[i];
+    }
+    parts->reply.nodes = parts->list;
+    parts->reply.n_nodes = here + lost;
+    return true;
+}
+
+/* Lock held, as long as the parts are used: they borrow names. False without memory; status_fini in any case. */
+static bool status_init(ep_coordinator_service *self, status_parts *parts)
+{
     uint64_t now_ns = ep_clock_now_ns();
-    while (ep_coordinator_state_node(self->cluster, count, &view)) {
-        count++;
+    Expertd__V1__ClusterStatusReply *reply = &parts->reply;
+    *parts = (status_parts){.health = malloc(sizeof(*parts->health))};
+    expertd__v1__cluster_status_reply__init(reply);
+    if (parts->health == NULL || !collect_nodes(self, parts, now_ns)) {
+        return false;
     }
-    Expertd__V1__NodeEntry *entries = calloc(count + 1, sizeof(*entries));
-    Expertd__V1__NodeEntry **list = calloc(count + 1, sizeof(*list));
-    bool good = entries != NULL && list != NULL;
-    if (good) {
-        Expertd__V1__ClusterStatusReply reply = EXPERTD__V1__CLUSTER_STATUS_REPLY__INIT;
-        Expertd__V1__Epoch epoch = epoch_message(self->served != NULL ? self->served->epoch : (ep_epoch){0});
-        for (size_t i = 0; i < count; i++) {
-            ep_coordinator_state_node(self->cluster, i, &view);
-            fill_entry(&entries[i], &view, now_ns);
-            list[i] = &entries[i];
-        }
-        reply.epoch = &epoch;
-        reply.policy = self->config.expert_map != NULL ? "static" : "uniform";
-        reply.copies = self->config.copies;
-        reply.nodes = list;
-        reply.n_nodes = count;
-        reply.watchers = self->stats.watchers;
-        reply.uptime_us = (now_ns - self->started_ns) / EP_NS_PER_US;
-        reply.store = self->store != NULL ? self->store->place : "memory";
-        reply.store_error = self->stats.store_error.text;
-        reply.placement_error = (char *)(uintptr_t)ep_coordinator_state_placement_error(self->cluster)->text;
-        reply.min_nodes = self->config.min_nodes;
-        reply.copy_error = (char *)(uintptr_t)ep_coordinator_state_copy_error(self->cluster)->text;
-        reply.software = (char *)(uintptr_t)ep_version_software();
-        closure(&reply, closure_data);
+    parts->epoch = epoch_message(self->served != NULL ? self->served->epoch : (ep_epoch){0});
+    reply->epoch = &parts->epoch;
+    reply->policy = self->config.expert_map != NULL ? "static" : "uniform";
+    reply->copies = self->config.copies;
+    reply->watchers = self->stats.watchers;
+    reply->uptime_us = (now_ns - self->started_ns) / EP_NS_PER_US;
+    reply->store = self->store != NULL ? self->store->place : "memory";
+    reply->store_error = self->stats.store_error.text;
+    reply->placement_error = (char *)(uintptr_t)ep_coordinator_state_placement_error(self->cluster)->text;
+    reply->min_nodes = self->config.min_nodes;
+    reply->copy_error = (char *)(uintptr_t)ep_coordinator_state_copy_error(self->cluster)->text;
+    reply->software = (char *)(uintptr_t)ep_version_software();
+    ep_probe_check memory = {.ok = true};
+    if (self->pool_watch != NULL) {
+        memory = ep_pool_watch_check(self->pool_watch);
     }
-    free(entries);
-    free(list);
-    return good;
+    ep_health_judge(&(ep_health_facts){.cluster = reply, .table = self->served, .memory_error = memory.ok ? NULL : memory.text},
+                    parts->health);
+    return true;
+}
+
+static void status_fini(status_parts *parts)
+{
+    free(parts->entries);
+    free(parts->list);
+    free(parts->problems);
+    free(parts->problem_list);
+    free(parts->health);
+}
+
+/* The judgement as messages, which borrow its texts. */
+static bool add_problems(status_parts *parts)
+{
+    const ep_health *health = parts->health;
+    parts->problems = calloc(health->problems_count + 1, sizeof(*parts->problems));
+    parts->problem_list = calloc(health->problems_count + 1, sizeof(*parts->problem_list));
+    if (parts->problems == NULL || parts->problem_list == NULL) {
+        return false;
+    }
+    for (uint32_t i = 0; i < health->problems_count; i++) {
+        const ep_health_rule *rule = &ep_health_rules[health->problems[i].code];
+        Expertd__V1__Problem *problem = &parts->problems[i];
+        expertd__v1__problem__init(problem);
+        problem->code = (char *)(uintptr_t)rule->word;
+        problem->is_error = rule->is_error;
+        problem->ends_service = rule->ends_service;
+        problem->text = (char *)(uintptr_t)health->problems[i].text;
+        problem->advice = (char *)(uintptr_t)rule->advice;
+        parts->problem_list[i] = problem;
+    }
+    parts->reply.judged = true;
+    parts->reply.problems = parts->problem_list;
+    parts->reply.n_problems = health->problems_count;
+    parts->reply.problems_dropped = health->problems_dropped;
+    return true;
 }
 
 static void on_cluster_status(Expertd__V1__Coordinator_Service *rpc, const Expertd__V1__Empty *request,
@@ -575,9 +642,14 @@ static void on_cluster_status(Expertd__V1__Coordinator_Service *rpc, const Exper
 {
     ep_coordinator_service *self = self_of(rpc);
     (void)request;
+    status_parts parts;
     pthread_mutex_lock(&self->lock);
-    bool good = reply_status(self, closure, closure_data);
+    bool good = status_init(self, &parts) && add_problems(&parts);
+    if (good) {
+        closure(&parts.reply, closure_data); /* packs it */
+    }
     pthread_mutex_unlock(&self->lock);
+    status_fini(&parts);
     ep_rpc_call_finish(closure_data, good ? EP_OK : EP_ERR_NO_MEMORY, NULL);
 }
 
@@ -700,6 +772,23 @@ void ep_coordinator_service_stop(ep_coordinator_service *self)
     pthread_mutex_unlock(&self->lock);
 }
 
+void ep_coordinator_service_watch_memory(ep_coordinator_service *self, const ep_pool_watch *watch)
+{
+    self->pool_watch = watch;
+}
+
+ep_health *ep_coordinator_service_judge(ep_coordinator_service *self)
+{
+    status_parts parts;
+    pthread_mutex_lock(&self->lock);
+    bool good = status_init(self, &parts);
+    pthread_mutex_unlock(&self->lock);
+    ep_health *health = good ? parts.health : NULL;
+    parts.health = good ? NULL : parts.health;
+    status_fini(&parts);
+    return health;
+}
+
 ep_routing_table *ep_coordinator_service_table(ep_coordinator_service *self)
 {
     pthread_mutex_lock(&self->lock);
@@ -713,12 +802,10 @@ void ep_coordinator_service_read_stats(ep_coordinator_service *self, ep_coordina
     ep_coordinator_state_node_view view;
     pthread_mutex_lock(&self->lock);
     *out_stats = self->stats;
-    out_stats->placement_error = *ep_coordinator_state_placement_error(self->cluster);
     out_stats->epoch = self->served != NULL ? self->served->epoch : (ep_epoch){0};
     for (size_t i = 0; ep_coordinator_state_node(self->cluster, i, &view); i++) {
         bool away = strcmp(view.state, "suspect") == 0 || strcmp(view.state, "draining") == 0 ||
                     strcmp(view.state, "drained") == 0;
-        out_stats->nodes_known++;
         out_stats->nodes_listed += !away;
     }
     pthread_mutex_unlock(&self->lock);

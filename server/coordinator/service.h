@@ -11,6 +11,8 @@
 #ifndef EP_COORDINATOR_SERVICE_H
 #define EP_COORDINATOR_SERVICE_H
 
+#include "common/pool_watch.h"
+#include "coordinator/health.h"
 #include "coordinator/load_sums.h"
 #include "coordinator/table_store.h"
 #include "rpc/rpc.h"
@@ -38,16 +40,18 @@ ep_err ep_coordinator_service_drain(ep_coordinator_service *service, const char 
 typedef struct ep_coordinator_stats {
     ep_epoch epoch;                  /* number 0: no table yet */
     uint32_t nodes_listed;           /* starting, serving or degraded */
-    uint32_t nodes_known;
     uint64_t watchers;
     uint64_t registrations;
     uint64_t heartbeats;
     uint64_t tables_published;
     uint64_t store_writes;
     uint64_t store_errors;           /* failed writes; each is tried again */
-    ep_error placement_error;        /* why the newest placement failed; code EP_OK: it did not */
     ep_error store_error;            /* why the newest state is not written; code EP_OK: it is, or there is no store */
 } ep_coordinator_stats;
+/* Memory for frames is part of the judgement from now on. watch is borrowed until destroy; before the rpc server listens. */
+void ep_coordinator_service_watch_memory(ep_coordinator_service *service, const ep_pool_watch *watch);
+/* Judges the service now; free() it. NULL without memory. Any thread. */
+ep_health *ep_coordinator_service_judge(ep_coordinator_service *service);
 /* What watchers have, a reference; NULL before the first. Any thread. */
 ep_routing_table *ep_coordinator_service_table(ep_coordinator_service *service);
 void ep_coordinator_service_read_stats(ep_coordinator_service *service, ep_coordinator_stats *out_stats);

@@ -63,6 +63,7 @@ void ep_coordinator_state_destroy(ep_coordinator_state *cluster)
     free(cluster->models);
     free(cluster->layers);
     free(cluster->drained);
+    free(cluster->lost);
     free(cluster->former_votes);
     ep_routing_table_unref(cluster->table);
     free(cluster);
@@ -542,6 +543,7 @@ ep_err ep_coordinator_state_register(ep_coordinator_state *cluster, uint64_t now
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to register node %s", request->node);
     }
     cluster_votes_drop(cluster, node->name);
+    cluster_lost_remove(cluster, node->name);
     forget_unoffered(cluster);
     snprintf(node->url, sizeof(node->url), "%s", request->url);
     snprintf(node->host, sizeof(node->host), "%s", request->host);
@@ -678,6 +680,9 @@ void ep_coordinator_state_tick(ep_coordinator_state *cluster, uint64_t now_ns)
         cluster_node *node = cluster->nodes[i];
         uint64_t silent_ns = now_ns - node->last_seen_ns;
         if (silent_ns > restore_ns || (silent_ns > dead_ns && node->state == NODE_DRAINING)) { /* a drained one does not come back */
+            if (node->state != NODE_DRAINING && !node_is_emptied(node)) {
+                cluster_lost_add(cluster, node);
+            }
             forget_node(cluster, i, now_ns);
             removed = true;
         } else if (node->state != NODE_SUSPECT && silent_ns > dead_ns) { /* a restored one has until restore_ns to come back */

@@ -6,7 +6,8 @@
  *   register, heartbeat, tick  ->  assignment (what each node shall own)  ->  nodes load and report  ->  routing table
  *
  * A node is `serving` while its heartbeats come and `suspect` after heartbeat_dead_count of them are missing: its experts then leave
- * the table. After restore_ms more (at once, if it was draining) it is forgotten and its experts are given to others. A table lists
+ * the table. After restore_ms more (at once, if it was draining) it is forgotten and its experts are given to others; unless it was
+ * draining or drained, status names it as lost until it comes back. A table lists
  * only what nodes report as loaded; while an assignment is being loaded, copies that are to go stay listed. The last loaded copy of an
  * expert never goes: what a node fails to load is given to another one, or stays where it was.
  * The first table waits until min_nodes nodes have loaded all they were given.
@@ -131,5 +132,9 @@ typedef struct ep_coordinator_state_node_view {
     uint64_t last_seen_ns;
 } ep_coordinator_state_node_view;
 bool ep_coordinator_state_node(const ep_coordinator_state *cluster, size_t index, ep_coordinator_state_node_view *out_view);
+/* Nodes that fell silent and were forgotten, the longest away first, as state EP_NODE_LOST: until they register again or are drained by
+ * name. Not kept over a restart of the coordinator; at most nodes_max. False past the end. */
+#define EP_NODE_LOST "lost"
+bool ep_coordinator_state_lost(const ep_coordinator_state *cluster, size_t index, ep_coordinator_state_node_view *out_view);
 
 #endif

@@ -59,13 +59,16 @@ ep_err ep_coordinator_state_drain(ep_coordinator_state *cluster, const char *nam
 {
     cluster_node *node = cluster_find_node(cluster, name);
     bool was_drained = cluster_is_drained(cluster, name);
-    if (node == NULL && !was_drained) {
+    if (node == NULL && !was_drained && !cluster_is_lost(cluster, name)) {
         return unknown_node(cluster, name, out_error);
     }
     if (undo) {
         drained_remove(cluster, name);
     } else if (!cluster_drained_add(cluster, name)) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to drain node %s", name);
+    }
+    if (!undo) {
+        cluster_lost_remove(cluster, name); /* it is gone for good, says the operator */
     }
     if (was_drained == undo) {
         cluster->revision++;

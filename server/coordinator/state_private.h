@@ -56,6 +56,15 @@ typedef struct former_vote {
     uint64_t until_ns;
 } former_vote;
 
+/* A node that fell silent and was forgotten. */
+typedef struct lost_node {
+    uint32_t node_id;
+    uint64_t incarnation;
+    uint64_t last_seen_ns;
+    char name[EP_NODE_NAME_BYTES];
+    char url[EP_URL_BYTES];
+} lost_node;
+
 struct ep_coordinator_state {
     ep_coordinator_state_config config;
     uint32_t next_node_id;
@@ -74,6 +83,8 @@ struct ep_coordinator_state {
     uint64_t revision;           /* grows when something worth keeping changes */
     size_t drained_count;
     char (*drained)[EP_NODE_NAME_BYTES]; /* by name: a drained node may be away for long and come back */
+    size_t lost_count;
+    lost_node *lost;             /* [config.nodes_max], the longest away first; NULL before the first */
     size_t former_votes_count;
     former_vote *former_votes;
     ep_routing_table *table;
@@ -188,5 +199,9 @@ uint32_t cluster_add_layer(ep_coordinator_state *cluster, uint32_t model_index, 
 /* The operator's list of drained names. */
 bool cluster_is_drained(const ep_coordinator_state *cluster, const char *name);
 bool cluster_drained_add(ep_coordinator_state *cluster, const char *name);
+/* Nodes that fell silent (state_lost.c). */
+bool cluster_is_lost(const ep_coordinator_state *cluster, const char *name);
+void cluster_lost_add(ep_coordinator_state *cluster, const cluster_node *node);
+void cluster_lost_remove(ep_coordinator_state *cluster, const char *name);
 
 #endif

@@ -163,7 +163,7 @@ static void show_cluster(const game *g, const Expertd__V1__ClusterStatusReply *c
     ep_cli_node_list nodes = {0};
     problems.count = 0;
     findings.count = 0;
-    ep_cli_cluster_check(cluster, g->table, &problems);
+    ep_cli_cluster_check(cluster, &problems);
     for (size_t i = 0; i < 2; i++) {
         char *text = NULL;
         size_t bytes;
@@ -177,8 +177,7 @@ static void show_cluster(const game *g, const Expertd__V1__ClusterStatusReply *c
     if (ep_cli_node_list_from_cluster(cluster, &nodes, NULL) == EP_OK) {
         ep_doctor_port *ports = calloc(nodes.count + 1, sizeof(*ports));
         FUZZ_CHECK(ports != NULL);
-        ep_doctor_facts facts = {
-            .coordinator_url = "tcp://c:1", .cluster = cluster, .table = g->table, .nodes = &nodes, .node_ports = ports};
+        ep_doctor_facts facts = {.coordinator_url = "tcp://c:1", .cluster = cluster, .nodes = &nodes, .node_ports = ports};
         ep_doctor_examine(&facts, &findings);
         free(ports);
         ep_cli_node_list_free(&nodes);

@@ -116,7 +116,7 @@ def main():
         lint = subprocess.run([promtool, "check", "metrics"], input=text, text=True, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, check=False)
         check(lint.returncode == 0 and not lint.stdout.strip(), f"promtool check metrics, {name}: {lint.stdout}")
-    for args in (["check", "rules", "alerts.yaml"], ["test", "rules", "alerts-test.yaml"]):
+    for args in (["check", "config", "scrape.yaml"], ["check", "rules", "alerts.yaml"], ["test", "rules", "alerts-test.yaml"]):
         run = subprocess.run([promtool, *args], cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                              check=False)
         check(run.returncode == 0, f"promtool {' '.join(args)}: {run.stdout}")

@@ -174,15 +174,15 @@ static void readiness(void)
     static gateway_fixture f;
     gateway_fixture_init(&f, 1, args);
     gateway_wait_table(&f);
-    wait_ready(&f, 200, "[+] placement: 2 models");
+    wait_ready(&f, 200, "[+] service: experts are served");
     for (uint32_t i = 0; i < GATEWAY_NODES; i++) {
         EP_TEST_CHECK(ep_test_process_stop(&f.cluster.nodes[i], SIGKILL, EP_TEST_PATIENCE_MS) == 128 + SIGKILL, "the node lives");
     }
-    wait_ready(&f, 503, "[-] placement: no expert is served: 0 nodes take part, min_nodes is 3");
+    wait_ready(&f, 503, "[-] service: no expert is served: 0 nodes take part, min_nodes is 3");
     EP_TEST_CHECK(ep_test_process_stop(&f.cluster.coordinator, SIGTERM, EP_TEST_PATIENCE_MS) == 0, "the coordinator did not end well");
     ep_test_cluster_spawn_coordinator(&f.cluster);
     EP_TEST_CHECK(ep_test_process_wait_ports(&f.cluster.coordinator, EP_TEST_PATIENCE_MS), "no coordinator");
-    wait_ready(&f, 503, "[-] placement: no expert is served: 0 nodes take part, min_nodes is 3");
+    wait_ready(&f, 503, "[-] service: there is no routing table yet: 0 of min_nodes 3 nodes are here");
     gateway_fixture_fini(&f);
 }
 

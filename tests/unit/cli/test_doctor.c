@@ -20,7 +20,6 @@ typedef struct fixture {
     ep_cli_node nodes[NODES];
     ep_cli_node_list list;
     ep_doctor_port ports[NODES];
-    ep_routing_table *table;
 } fixture;
 
 static fixture f;
@@ -29,21 +28,6 @@ static ep_doctor_findings findings;
 static char *text_of(const char *text)
 {
     return (char *)(uintptr_t)text;
-}
-
-static void make_table(void)
-{
-    const ep_layer_shape shape = {.layer = 4, .hidden = 8, .inner = 8, .experts = 3, .top_k = 2};
-    cr_assert_eq(ep_routing_table_create(NODES, 2, 1, &f.table), EP_OK);
-    cr_assert_eq(ep_routing_table_model_init(f.table, 0, "demo", "v1", 2), EP_OK);
-    cr_assert_eq(ep_routing_table_model_init(f.table, 1, "other", "v2", 1), EP_OK);
-    strcpy(f.table->models[0].numerics[0], "portable");
-    strcpy(f.table->models[0].numerics[1], "avx2");
-    f.table->models[0].numerics_count = 1;
-    strcpy(f.table->policy, "uniform");
-    cr_assert_eq(ep_routing_table_layer_init(f.table, 0, 0, &shape, 6), EP_OK);
-    memcpy(f.table->layers[0].offsets, (uint32_t[]){0, 2, 4, 6}, 4 * sizeof(uint32_t));
-    memcpy(f.table->layers[0].copies, (uint32_t[]){0, 1, 0, 1, 0, 1}, 6 * sizeof(uint32_t));
 }
 
 /* A service without a fault. */
@@ -58,8 +42,7 @@ static void setup(void)
     f.epoch.term = 7;
     f.epoch.number = 2;
     f.cluster.epoch = &f.epoch;
-    f.cluster.copies = 2;
-    f.cluster.min_nodes = NODES;
+    f.cluster.judged = true;
     f.cluster.software = text_of("expertd 1");
     for (int i = 0; i < NODES; i++) {
         expertd__v1__node_entry__init(&f.entries[i]);
@@ -86,21 +69,14 @@ static void setup(void)
     f.cluster.nodes = f.entry_list;
     f.cluster.n_nodes = NODES;
     f.list = (ep_cli_node_list){.nodes = f.nodes, .count = NODES};
-    make_table();
     f.facts = (ep_doctor_facts){.coordinator_url = "tcp://127.0.0.1:7410",
                                 .cluster = &f.cluster,
-                                .table = f.table,
                                 .nodes = &f.list,
                                 .node_ports = f.ports,
                                 .clock_us = 1000000000,
                                 .has_trace_library = true,
                                 .has_lttng = true};
     ep_error_clear(&f.facts.coordinator_error);
-}
-
-static void teardown(void)
-{
-    ep_routing_table_unref(f.table);
 }
 
 /* The one finding there is. */
@@ -116,7 +92,7 @@ static void expect(ep_doctor_severity severity, const char *code, const char *te
     cr_assert_eq(ep_doctor_is_ill(&findings), severity > EP_DOCTOR_INFO);
 }
 
-TestSuite(doctor, .init = setup, .fini = teardown);
+TestSuite(doctor, .init = setup);
 
 Test(doctor, a_healthy_service_has_no_findings)
 {
@@ -152,7 +128,6 @@ static const silence silences[] = {
 Test(doctor, a_coordinator_that_does_not_answer_is_explained)
 {
     f.facts.cluster = NULL;
-    f.facts.table = NULL;
     f.list.count = 0;
     for (size_t i = 0; i < sizeof(silences) / sizeof(silences[0]); i++) {
         const silence *s = &silences[i];
@@ -184,70 +159,33 @@ Test(doctor, an_open_door_beyond_loopback_is_found)
     cr_assert_eq(findings.count, 0u);
 }
 
-/* ---- table and membership ---- */
+/* ---- the coordinator's word ---- */
 
-Test(doctor, a_missing_table_says_which_nodes_are_missing)
+Test(doctor, what_the_coordinator_finds_is_told_as_it_says)
 {
-    f.facts.table = NULL;
-    f.cluster.min_nodes = 3;
-    expect(EP_DOCTOR_ERROR, "min-nodes", "2 of min_nodes 3");
-    f.cluster.min_nodes = 2;
-    expect(EP_DOCTOR_ERROR, "no-table", "although 2 nodes are here");
-}
-
-Test(doctor, the_coordinators_own_troubles_are_told)
-{
-    f.cluster.placement_error = text_of("no room");
-    expect(EP_DOCTOR_ERROR, "placement", "no room");
-    f.cluster.placement_error = text_of("");
-    f.cluster.store_error = text_of("disk full");
-    expect(EP_DOCTOR_ERROR, "store", "disk full");
-    f.cluster.store_error = text_of("");
-    f.cluster.copy_error = text_of("SHA-256 differs");
-    expect(EP_DOCTOR_ERROR, "copy-differs", "SHA-256 differs");
-}
-
-Test(doctor, states_of_nodes_are_told)
-{
-    static const struct {
-        const char *state;
-        const char *code;
-        ep_doctor_severity severity;
-    } states[] = {{"suspect", "node-suspect", EP_DOCTOR_ERROR}, {"draining", "node-draining", EP_DOCTOR_WARN},
-                  {"drained", "node-drained", EP_DOCTOR_WARN},  {"starting", "node-starting", EP_DOCTOR_WARN},
-                  {"degraded", "node-degraded", EP_DOCTOR_ERROR}};
-    for (size_t i = 0; i < sizeof(states) / sizeof(states[0]); i++) {
-        f.entries[1].state = text_of(states[i].state);
-        expect(states[i].severity, states[i].code, "node b");
-    }
-}
-
-Test(doctor, a_node_that_does_not_know_its_machine_is_told)
-{
-    f.entries[1].host = text_of("");
-    expect(EP_DOCTOR_WARN, "host-unknown", "node b does not know");
-}
-
-Test(doctor, missing_and_few_copies_are_told_by_layer)
-{
-    memcpy(f.table->layers[0].offsets, (uint32_t[]){0, 2, 2, 4}, 4 * sizeof(uint32_t));
-    expect(EP_DOCTOR_ERROR, "no-copy", "layer 4: 1 experts have no copy, expert 1 first");
-    memcpy(f.table->layers[0].offsets, (uint32_t[]){0, 2, 3, 5}, 4 * sizeof(uint32_t));
-    expect(EP_DOCTOR_WARN, "few-copies", "layer 4: 1 experts have fewer than 2 copies");
-    strcpy(f.table->policy, "static"); /* the map says how many */
+    Expertd__V1__Problem problem = EXPERTD__V1__PROBLEM__INIT;
+    Expertd__V1__Problem *list[] = {&problem};
+    problem.code = text_of("no-copy");
+    problem.text = text_of("3 experts have none");
+    problem.advice = text_of("start a node");
+    f.cluster.problems = list;
+    f.cluster.n_problems = 1;
+    expect(EP_DOCTOR_WARN, "no-copy", "3 experts have none");
+    problem.is_error = true;
+    expect(EP_DOCTOR_ERROR, "no-copy", "3 experts have none");
+    cr_assert_str_eq(findings.list[0].advice, "start a node");
+    f.cluster.n_problems = 0;
+    f.cluster.problems_dropped = 2;
     memset(&findings, 0, sizeof(findings));
     ep_doctor_examine(&f.facts, &findings);
-    cr_assert_eq(findings.count, 0u);
+    cr_assert(ep_doctor_is_ill(&findings), "problems that are not listed are problems");
+    f.cluster.problems_dropped = 0;
+    f.cluster.judged = false;
+    expect(EP_DOCTOR_ERROR, "coordinator-old", "the coordinator runs 'expertd 1'");
 }
 
 Test(doctor, what_differs_between_nodes_is_told)
 {
-    f.table->models[0].numerics_count = 2;
-    expect(EP_DOCTOR_WARN, "numerics", "2 different numerics ids (portable, avx2)");
-    f.table->models[0].numerics_count = 1;
-    strcpy(f.table->models[1].name, "demo");
-    expect(EP_DOCTOR_WARN, "versions", "served in versions v1 and v2");
-    strcpy(f.table->models[1].name, "other");
     f.status[1].software = text_of("expertd 2");
     expect(EP_DOCTOR_WARN, "software", "node b runs 'expertd 2', the coordinator runs 'expertd 1'");
     f.status[1].software = text_of("expertd 1");

@@ -464,6 +464,44 @@ Test(coordinator_state, a_silent_node_leaves_the_table_then_loses_its_experts)
     load(0);
     load(1);
     assert_copies(2);
+
+    cr_assert_not(ep_coordinator_state_node(cluster, 2, &view));
+    cr_assert(ep_coordinator_state_lost(cluster, 0, &view), "it is missing until it comes back");
+    cr_assert_str_eq(view.state, EP_NODE_LOST);
+    cr_assert_eq(now_ns - view.last_seen_ns, 12600 * EP_NS_PER_MS);
+    cr_assert_not(ep_coordinator_state_lost(cluster, 1, &view));
+    cr_assert_eq(join(2, NULL), EP_OK);
+    cr_assert_not(ep_coordinator_state_lost(cluster, 0, &view));
+    ep_coordinator_state_destroy(cluster);
+}
+
+/* Who left in order is not missed, and who is gone for good is drained by name. */
+Test(coordinator_state, a_node_that_left_is_not_lost)
+{
+    ep_coordinator_state_node_view view;
+    ep_coordinator_drain drain;
+    ep_error error;
+    start(1, 3, NULL);
+    for (int i = 0; i < 3; i++) {
+        cr_assert_eq(join(i, NULL), EP_OK);
+    }
+    for (int i = 0; i < 3; i++) {
+        load(i);
+    }
+    beat(1, "leaving");
+    ep_coordinator_state_node(cluster, 2, &view);
+    char silent[EP_NODE_NAME_BYTES];
+    snprintf(silent, sizeof(silent), "%s", view.name);
+    for (int i = 0; i < 2; i++) {
+        now_ns += 13 * EP_NS_PER_S;
+        beat(0, "serving");
+        ep_coordinator_state_tick(cluster, now_ns);
+    }
+    cr_assert(ep_coordinator_state_lost(cluster, 0, &view));
+    cr_assert_str_eq(view.name, silent);
+    cr_assert_not(ep_coordinator_state_lost(cluster, 1, &view));
+    cr_assert_eq(ep_coordinator_state_drain(cluster, silent, false, &drain, &error), EP_OK, "%s", error.text);
+    cr_assert_not(ep_coordinator_state_lost(cluster, 0, &view));
     ep_coordinator_state_destroy(cluster);
 }
 

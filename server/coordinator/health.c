@@ -1,0 +1,222 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "coordinator/health.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "coordinator/state.h"
+
+const ep_health_rule ep_health_rules[EP_HEALTH_CODES] = {
+    [EP_HEALTH_MEMORY] = {"memory", true, true, "raise buffer_bytes_max, or find in the log (pool-exhausted) who holds it"},
+    [EP_HEALTH_MIN_NODES] = {"min-nodes", true, true, "start the missing nodes with this coordinator_url, or lower min_nodes"},
+    [EP_HEALTH_NO_TABLE] = {"no-table", true, true, "wait until the nodes have loaded; else see the other findings"},
+    [EP_HEALTH_NOTHING_SERVED] = {"nothing-served", true, true, "start the nodes again; their logs say why they ended"},
+    [EP_HEALTH_PLACEMENT] = {"placement", true, false, "add a node with room, or repair what is named"},
+    [EP_HEALTH_STORE] = {"store", true, false, "make room on the disk of state_dir, or repair its rights; it is tried again"},
+    [EP_HEALTH_COPY_DIFFERS] = {"copy-differs", true, false, "compare the checkpoints with a good copy to know which is wrong"},
+    [EP_HEALTH_NO_COPY] = {"no-copy", true, false, "calls that need them fail: start the node that held them, or one that can"},
+    [EP_HEALTH_NODE_DEGRADED] = {"node-degraded", true, false, "see the finding on its experts, else its log"},
+    [EP_HEALTH_NODE_SUSPECT] = {"node-suspect", true, false, "is its process alive, and can it reach the coordinator?"},
+    [EP_HEALTH_NODE_LOST] = {"node-lost", true, false, "start it again, or expertctl drain NODE if it is gone for good"},
+    [EP_HEALTH_FEW_COPIES] = {"few-copies", false, false, "start another node, or lower copies"},
+    [EP_HEALTH_NUMERICS] = {"numerics", false, false,
+                            "give all nodes of a model the same build and the same numerics, portable where CPUs differ"},
+    [EP_HEALTH_VERSIONS] = {"versions", false, false, "finish the roll-out; callers must name a version until then"},
+    [EP_HEALTH_NODE_STARTING] = {"node-starting", false, false, "wait; its log shows how far loading is"},
+    [EP_HEALTH_NODE_DRAINING] = {"node-draining", false, false, "wait until it is drained, or expertctl drain --undo"},
+    [EP_HEALTH_NODE_DRAINED] = {"node-drained", false, false, "expertctl drain NODE --undo when it shall take part again"},
+    [EP_HEALTH_HOST_UNKNOWN] = {"host-unknown", false, false, "set host, or EXPERTD_BOOT_ID as the shipped unit does"},
+};
+
+__attribute__((format(printf, 3, 4))) static void add(ep_health *health, ep_health_code code, const char *format, ...)
+{
+    health->counts[code]++;
+    uint32_t at = health->problems_count;
+    while (at > 0 && health->problems[at - 1].code > code) {
+        at--;
+    }
+    if (at == EP_HEALTH_PROBLEMS_MAX) {
+        health->problems_dropped++;
+        return;
+    }
+    if (health->problems_count == EP_HEALTH_PROBLEMS_MAX) {
+        health->problems_count--;
+        health->problems_dropped++;
+    }
+    memmove(&health->problems[at + 1], &health->problems[at], (health->problems_count++ - at) * sizeof(health->problems[0]));
+    health->problems[at].code = code;
+    va_list args;
+    va_start(args, format);
+    vsnprintf(health->problems[at].text, sizeof(health->problems[at].text), format, args);
+    va_end(args);
+}
+
+static void judge_node(const Expertd__V1__NodeEntry *node, ep_health *health)
+{
+    double silent_s = (double)node->last_seen_ms / 1e3;
+    bool is_lost = strcmp(node->state, EP_NODE_LOST) == 0;
+    bool is_emptied = strcmp(node->state, "draining") == 0 || strcmp(node->state, "drained") == 0;
+    bool is_silent = is_lost || strcmp(node->state, "suspect") == 0;
+    health->nodes_seen += !is_emptied && !is_silent;
+    health->nodes_expected += !is_emptied;
+    if (is_lost) {
+        add(health, EP_HEALTH_NODE_LOST, "node %s at %s is lost: it fell silent %.0f s ago, and its experts were given to others",
+            node->name, node->url, silent_s);
+    } else if (is_silent) {
+        add(health, EP_HEALTH_NODE_SUSPECT, "node %s at %s is suspect: it has been silent for %.1f s", node->name, node->url, silent_s);
+    } else if (strcmp(node->state, "draining") == 0) {
+        add(health, EP_HEALTH_NODE_DRAINING, "node %s is draining: its experts are moving, or it is ending", node->name);
+    } else if (is_emptied) {
+        add(health, EP_HEALTH_NODE_DRAINED, "node %s is drained and holds no experts", node->name);
+    } else if (strcmp(node->state, "starting") == 0) {
+        add(health, EP_HEALTH_NODE_STARTING, "node %s is starting", node->name);
+    } else if (strcmp(node->state, "degraded") == 0) {
+        add(health, EP_HEALTH_NODE_DEGRADED, "node %s is degraded: it could not load all its experts", node->name);
+    }
+    if (!is_lost && node->host[0] == '\0') {
+        add(health, EP_HEALTH_HOST_UNKNOWN, "node %s does not know which machine it is on: no shared memory and no comm_alg hierarchy there",
+            node->name);
+    }
+}
+
+/* Experts of one model whose copies are too few, and where the first stands. */
+typedef struct expert_lack {
+    uint64_t experts;
+    uint32_t layers;
+    uint32_t layer;
+    uint32_t expert;
+} expert_lack;
+
+static void lack_add(expert_lack *lack, uint32_t layer, uint32_t expert)
+{
+    lack->layers += lack->experts == 0 || lack->layer != layer;
+    if (lack->experts++ == 0) {
+        lack->expert = expert;
+    }
+    lack->layer = layer;
+}
+
+static void judge_copies(const ep_routing_table *table, uint32_t model_index, uint32_t copies, bool is_mapped, ep_health *health)
+{
+    const ep_routing_model *model = &table->models[model_index];
+    expert_lack none = {0};
+    expert_lack few = {0};
+    uint32_t first_none = 0;
+    uint64_t listed = 0;
+    for (uint32_t l = 0; l < table->layers_count; l++) {
+        const ep_routing_layer *layer = &table->layers[l];
+        if (layer->model_index != model_index) {
+            continue;
+        }
+        uint32_t experts = layer->shape.experts;
+        for (uint32_t e = 0; e < experts + layer->shape.shared_experts; e++) {
+            uint32_t count = layer->offsets[e + 1] - layer->offsets[e];
+            /* An expert map names the copies of routed experts itself; `copies` is then about the shared ones only. */
+            uint32_t wanted = is_mapped && e < experts ? 1 : copies;
+            listed += count;
+            if (count == 0) {
+                first_none = none.experts == 0 ? layer->shape.layer : first_none;
+                lack_add(&none, layer->shape.layer, e);
+            } else if (count < wanted) {
+                lack_add(&few, layer->shape.layer, e);
+            }
+        }
+    }
+    health->experts_without_copy += none.experts;
+    health->experts_with_few_copies += few.experts;
+    if (none.experts > 0) {
+        add(health, EP_HEALTH_NO_COPY, "model %s %s: %" PRIu64 " experts in %u layers have no copy, layer %u expert %u first", model->name,
+            model->version, none.experts, none.layers, first_none, none.expert);
+    }
+    if (few.experts > 0) {
+        add(health, EP_HEALTH_FEW_COPIES, "model %s %s: %" PRIu64 " experts in %u layers have fewer than %u copies", model->name,
+            model->version, few.experts, few.layers, copies);
+    }
+}
+
+static void judge_model(const ep_routing_table *table, uint32_t model_index, ep_health *health)
+{
+    const ep_routing_model *model = &table->models[model_index];
+    if (model->numerics_count > 1) {
+        add(health, EP_HEALTH_NUMERICS,
+            "model %s: its nodes compute with %u different numerics ids (%s, %s%s): only those of one id hold experts", model->name,
+            model->numerics_count, model->numerics[0], model->numerics[1], model->numerics_count > 2 ? ", .." : "");
+    }
+    for (uint32_t m = 0; m < model_index; m++) {
+        if (strcmp(table->models[m].name, model->name) == 0) {
+            add(health, EP_HEALTH_VERSIONS, "model %s is served in versions %s and %s", model->name, table->models[m].version,
+                model->version);
+        }
+    }
+}
+
+static bool serves_some(const ep_routing_table *table)
+{
+    for (uint32_t l = 0; l < table->layers_count; l++) {
+        const ep_routing_layer *layer = &table->layers[l];
+        if (layer->offsets[layer->shape.experts + layer->shape.shared_experts] > 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void judge_service(const ep_health_facts *facts, ep_health *health)
+{
+    const Expertd__V1__ClusterStatusReply *cluster = facts->cluster;
+    if (facts->memory_error != NULL) {
+        add(health, EP_HEALTH_MEMORY, "memory for frames is %s", facts->memory_error);
+    }
+    if (facts->table == NULL && health->nodes_seen < cluster->min_nodes) {
+        add(health, EP_HEALTH_MIN_NODES, "there is no routing table yet: %u of min_nodes %u nodes are here", health->nodes_seen,
+            cluster->min_nodes);
+    } else if (facts->table == NULL) {
+        add(health, EP_HEALTH_NO_TABLE, "there is no routing table yet, although %u nodes are here", health->nodes_seen);
+    } else if (!serves_some(facts->table)) {
+        add(health, EP_HEALTH_NOTHING_SERVED, "no expert is served: %u nodes take part%s, min_nodes is %u", health->nodes_seen,
+            health->nodes_seen > 0 ? " and none has loaded what it was given" : "", cluster->min_nodes);
+    }
+    if (cluster->placement_error[0] != '\0') {
+        add(health, EP_HEALTH_PLACEMENT, "placement: %s", cluster->placement_error);
+    }
+    if (cluster->store_error[0] != '\0') {
+        add(health, EP_HEALTH_STORE, "the newest state is not written, an older table is served: %s", cluster->store_error);
+    }
+    if (cluster->copy_error[0] != '\0') {
+        add(health, EP_HEALTH_COPY_DIFFERS, "%s", cluster->copy_error);
+    }
+}
+
+void ep_health_judge(const ep_health_facts *facts, ep_health *out_health)
+{
+    const Expertd__V1__ClusterStatusReply *cluster = facts->cluster;
+    *out_health = (ep_health){0};
+    for (size_t i = 0; i < cluster->n_nodes; i++) {
+        judge_node(cluster->nodes[i], out_health);
+    }
+    if (out_health->nodes_expected < cluster->min_nodes) {
+        out_health->nodes_expected = cluster->min_nodes;
+    }
+    judge_service(facts, out_health);
+    for (uint32_t m = 0; facts->table != NULL && m < facts->table->models_count; m++) {
+        judge_copies(facts->table, m, cluster->copies, strcmp(cluster->policy, "static") == 0, out_health);
+        judge_model(facts->table, m, out_health);
+    }
+}
+
+const ep_health_problem *ep_health_end_of_service(const ep_health *health)
+{
+    bool ends = health->problems_count > 0 && ep_health_rules[health->problems[0].code].ends_service;
+    return ends ? &health->problems[0] : NULL; /* their codes come first */
+}
+
+uint32_t ep_health_count(const ep_health *health, bool errors)
+{
+    uint32_t count = 0;
+    for (int code = 0; code < EP_HEALTH_CODES; code++) {
+        count += ep_health_rules[code].is_error == errors ? health->counts[code] : 0;
+    }
+    return count;
+}

@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Whether the service is healthy: the one judgement that /readyz, the coordinator's metrics (and so the alerts), expertctl
+ * status and expertctl doctor all speak from. Pure: facts in, problems out.
+ *
+ * An error says that calls fail or soon will; a warning that the next fault may cost calls. One of either means not healthy.
+ * A problem that `ends_service` means that no call can be answered: then /readyz fails.
+ */
+#ifndef EP_COORDINATOR_HEALTH_H
+#define EP_COORDINATOR_HEALTH_H
+
+#include "coordinator.pb-c.h"
+#include "moe/routing_table.h"
+
+#define EP_HEALTH_PROBLEMS_MAX 64
+
+typedef enum ep_health_code {
+    EP_HEALTH_MEMORY,
+    EP_HEALTH_MIN_NODES,
+    EP_HEALTH_NO_TABLE,
+    EP_HEALTH_NOTHING_SERVED,
+    EP_HEALTH_PLACEMENT,
+    EP_HEALTH_STORE,
+    EP_HEALTH_COPY_DIFFERS,
+    EP_HEALTH_NO_COPY,
+    EP_HEALTH_NODE_DEGRADED,
+    EP_HEALTH_NODE_SUSPECT,
+    EP_HEALTH_NODE_LOST,
+    EP_HEALTH_FEW_COPIES,
+    EP_HEALTH_NUMERICS,
+    EP_HEALTH_VERSIONS,
+    EP_HEALTH_NODE_STARTING,
+    EP_HEALTH_NODE_DRAINING,
+    EP_HEALTH_NODE_DRAINED,
+    EP_HEALTH_HOST_UNKNOWN,
+    EP_HEALTH_CODES
+} ep_health_code;
+
+typedef struct ep_health_rule {
+    const char *word;   /* stable, for programs: "no-copy" */
+    bool is_error;      /* else a warning */
+    bool ends_service;
+    const char *advice; /* what to do */
+} ep_health_rule;
+extern const ep_health_rule ep_health_rules[EP_HEALTH_CODES];
+
+typedef struct ep_health_facts {
+    const Expertd__V1__ClusterStatusReply *cluster; /* all but what is filled from the judgement */
+    const ep_routing_table *table;                  /* the one that is served; NULL: none yet */
+    const char *memory_error;                       /* why even nodes and operators get no memory; NULL: they do */
+} ep_health_facts;
+
+typedef struct ep_health_problem {
+    ep_health_code code;
+    char text[EP_ERROR_TEXT_BYTES + 256];
+} ep_health_problem;
+
+typedef struct ep_health {
+    uint32_t counts[EP_HEALTH_CODES];   /* all problems, kept or not */
+    uint32_t problems_count;            /* kept, the worst first by the order of the codes */
+    uint32_t problems_dropped;
+    uint32_t nodes_seen;                /* starting, serving or degraded */
+    uint32_t nodes_expected;            /* those, the suspect and lost ones; at least min_nodes */
+    uint64_t experts_without_copy;      /* over all layers of the table */
+    uint64_t experts_with_few_copies;   /* at least one, fewer than wanted */
+    ep_health_problem problems[EP_HEALTH_PROBLEMS_MAX];
+} ep_health;
+
+void ep_health_judge(const ep_health_facts *facts, ep_health *out_health);
+/* The worst problem that ends service; NULL: calls can be answered. */
+const ep_health_problem *ep_health_end_of_service(const ep_health *health);
+/* Problems of one severity, kept or not. */
+uint32_t ep_health_count(const ep_health *health, bool errors);
+
+#endif

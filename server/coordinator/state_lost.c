@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Nodes that fell silent and were forgotten: named until they come back or an operator drains them. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "coordinator/state_private.h"
+
+static size_t find_lost(const ep_coordinator_state *cluster, const char *name)
+{
+    size_t i = 0;
+    while (i < cluster->lost_count && strcmp(cluster->lost[i].name, name) != 0) {
+        i++;
+    }
+    return i;
+}
+
+bool cluster_is_lost(const ep_coordinator_state *cluster, const char *name)
+{
+    return find_lost(cluster, name) < cluster->lost_count;
+}
+
+void cluster_lost_remove(ep_coordinator_state *cluster, const char *name)
+{
+    size_t i = find_lost(cluster, name);
+    if (i < cluster->lost_count) {
+        memmove(&cluster->lost[i], &cluster->lost[i + 1], (--cluster->lost_count - i) * sizeof(cluster->lost[0]));
+    }
+}
+
+void cluster_lost_add(ep_coordinator_state *cluster, const cluster_node *node)
+{
+    if (cluster->lost == NULL) {
+        cluster->lost = calloc(cluster->config.nodes_max, sizeof(cluster->lost[0]));
+    }
+    if (cluster->lost == NULL) {
+        return; /* the log has named it */
+    }
+    cluster_lost_remove(cluster, node->name);
+    if (cluster->lost_count == cluster->config.nodes_max) {
+        cluster_lost_remove(cluster, cluster->lost[0].name); /* the one that is away longest */
+    }
+    lost_node *lost = &cluster->lost[cluster->lost_count++];
+    *lost = (lost_node){.node_id = node->node_id, .incarnation = node->incarnation, .last_seen_ns = node->last_seen_ns};
+    snprintf(lost->name, sizeof(lost->name), "%s", node->name);
+    snprintf(lost->url, sizeof(lost->url), "%s", node->url);
+}
+
+bool ep_coordinator_state_lost(const ep_coordinator_state *cluster, size_t index, ep_coordinator_state_node_view *out_view)
+{
+    if (index >= cluster->lost_count) {
+        return false;
+    }
+    const lost_node *lost = &cluster->lost[index];
+    *out_view = (ep_coordinator_state_node_view){.node_id = lost->node_id,
+                                                 .name = lost->name,
+                                                 .url = lost->url,
+                                                 .host = "",
+                                                 .state = EP_NODE_LOST,
+                                                 .incarnation = lost->incarnation,
+                                                 .last_seen_ns = lost->last_seen_ns};
+    return true;
+}
