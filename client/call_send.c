@@ -141,8 +141,9 @@ void ep_call_refresh_view(ep_call *call)
         return;
     }
     const ep_layer_shape *old = &call->layer->shape;
-    if (ep_view_find(view, call->spec.model, call->spec.version, call->spec.layer, &model_index, &layer,
-                     NULL) != EP_OK ||
+    /* The version that it began with, also when it named none and the default has moved: rows of two never mix. */
+    const char *version = call->view->table->models[call->model_index].version;
+    if (ep_view_find(view, call->spec.model, version, call->spec.layer, &model_index, &layer, NULL) != EP_OK ||
         layer->shape.hidden != old->hidden || layer->shape.experts != old->experts ||
         layer->shape.shared_experts != old->shared_experts ||
         ep_call_reserve_layer(call, view, layer) != EP_OK ||

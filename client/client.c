@@ -398,7 +398,8 @@ ep_err ep_client_model(ep_client *client, uint32_t index, ep_model_desc *out_mod
     }
     if (index < view->table->models_count) {
         const ep_routing_model *model = &view->table->models[index];
-        ep_model_desc desc = {.struct_bytes = sizeof(desc), .layers_count = count_layers(view->table, index)};
+        ep_model_desc desc = {.struct_bytes = sizeof(desc), .layers_count = count_layers(view->table, index),
+                              .is_default = model->is_default};
         memcpy(desc.name, model->name, sizeof(model->name));
         memcpy(desc.version, model->version, sizeof(model->version));
         memcpy(desc.numerics, view->pins[index], sizeof(desc.numerics));

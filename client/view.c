@@ -66,7 +66,7 @@ static void list_models(const ep_routing_table *table, char *out_text, size_t by
     }
 }
 
-/* Which version is listed last is an accident of registration, so it is never chosen. */
+/* Without a default: which version is listed last is an accident of registration, so it is never chosen. */
 static ep_err check_one_version(const ep_routing_table *table, const char *model, ep_error *out_error)
 {
     char have[256] = "";
@@ -85,8 +85,8 @@ static ep_err check_one_version(const ep_routing_table *table, const char *model
     }
     if (count > 1) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                            "model %s has several versions: %s%s; name one", model, have,
-                            used < sizeof(have) ? "" : "...");
+                            "model %s has several versions, none of them whole yet: %s%s; name one, or set the default: expertctl "
+                            "model default %s VERSION", model, have, used < sizeof(have) ? "" : "...", model);
     }
     return EP_OK;
 }
@@ -104,7 +104,7 @@ ep_err ep_view_find(const ep_view *view, const char *model, const char *version,
                             model, has_version ? ":" : "", has_version ? version : "",
                             have[0] != 0 ? have : "none");
     }
-    if (!has_version) {
+    if (!has_version && !found->is_default) {
         ep_err err = check_one_version(view->table, model, out_error);
         if (err != EP_OK) {
             return err;

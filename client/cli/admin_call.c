@@ -26,13 +26,13 @@ ep_err ep_cli_admin_call(ep_cli_control *control, const ep_cli_connect *connect,
     return out_error->code;
 }
 
-ep_err ep_cli_admin_call_once(const ep_cli_connect *connect, const char *method, ProtobufCMessage **out_message,
-                              ep_error *out_error)
+ep_err ep_cli_admin_call_once(const ep_cli_connect *connect, const char *method, const ProtobufCMessage *request,
+                              ProtobufCMessage **out_message, ep_error *out_error)
 {
     ep_cli_control *control = NULL;
     ep_err err = ep_cli_control_open_operator(connect, &control, out_error);
     err = err != EP_OK ? err
-                       : ep_cli_admin_call(control, connect, method, NULL, connect->timeout_us, out_message, out_error);
+                       : ep_cli_admin_call(control, connect, method, request, connect->timeout_us, out_message, out_error);
     ep_cli_control_close(control);
     return err;
 }

@@ -15,7 +15,7 @@
 
 typedef struct ep_cli_bench_request {
     const char *model;
-    const char *version; /* NULL: the only one there is; with several versions name one */
+    const char *version; /* NULL: the default of the model */
     uint32_t layer;
     uint32_t tokens;
     uint32_t top_k;

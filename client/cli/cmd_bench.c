@@ -116,7 +116,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 
 static const struct argp_option option_list[] = {
     {"model", KEY_MODEL, "NAME", 0, "The model (required)", 1},
-    {"version", KEY_VERSION, "V", 0, "Version of the model (default: the only one there is)", 1},
+    {"version", KEY_VERSION, "V", 0, "Version of the model (default: the service's default for it)", 1},
     {"layer", KEY_LAYER, "L", 0, "The MoE layer (required)", 1},
     {"tokens", KEY_TOKENS, "T", 0, "Tokens of a call (default: 1)", 2},
     {"top-k", KEY_TOP_K, "K", 0, "Experts per token (default: the model's)", 2},
@@ -203,4 +203,4 @@ static int run(int argc, char **argv)
     return code;
 }
 
-const ep_cli_command ep_cli_bench = {"bench", "drives a layer with random batches and measures", &argp, run};
+const ep_cli_command ep_cli_bench = {"bench", "drives a layer with random batches and measures", &argp, run, NULL};

@@ -45,4 +45,4 @@ static int run(int argc, char **argv)
     return ep_cli_print_completion(shell, stdout) ? EP_CLI_EXIT_OK : EP_CLI_EXIT_FAILED;
 }
 
-const ep_cli_command ep_cli_completion = {"completion", "prints shell completion for bash, zsh or fish", &argp, run};
+const ep_cli_command ep_cli_completion = {"completion", "prints shell completion for bash, zsh or fish", &argp, run, NULL};

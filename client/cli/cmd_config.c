@@ -102,7 +102,7 @@ static int run(int argc, char **argv)
     ep_error error;
     ep_cli_connect_init(&options.connect);
     argp_parse(&argp, argc, argv, 0, NULL, &options);
-    if (ep_cli_admin_call_once(&options.connect, "GetConfig", &message, &error) != EP_OK) {
+    if (ep_cli_admin_call_once(&options.connect, "GetConfig", NULL, &message, &error) != EP_OK) {
         return ep_cli_fail(argv[0], &error);
     }
     const Expertd__V1__ConfigReply *reply = (const Expertd__V1__ConfigReply *)message;
@@ -111,4 +111,4 @@ static int run(int argc, char **argv)
     return good ? EP_CLI_EXIT_OK : EP_CLI_EXIT_FAILED;
 }
 
-const ep_cli_command ep_cli_config = {"config", "the options in force in a program, and where they come from", &argp, run};
+const ep_cli_command ep_cli_config = {"config", "the options in force in a program, and where they come from", &argp, run, NULL};

@@ -221,4 +221,4 @@ static int run(int argc, char **argv)
     return good && !ep_doctor_is_ill(&findings) ? EP_CLI_EXIT_OK : EP_CLI_EXIT_FAILED;
 }
 
-const ep_cli_command ep_cli_doctor = {"doctor", "what is wrong with the service, and what to do", &argp, run};
+const ep_cli_command ep_cli_doctor = {"doctor", "what is wrong with the service, and what to do", &argp, run, NULL};

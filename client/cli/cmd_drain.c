@@ -190,4 +190,4 @@ static int run(int argc, char **argv)
     return code;
 }
 
-const ep_cli_command ep_cli_drain = {"drain", "a node gets rid of its experts while it serves on", &argp, run};
+const ep_cli_command ep_cli_drain = {"drain", "a node gets rid of its experts while it serves on", &argp, run, NULL};

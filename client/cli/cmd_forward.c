@@ -362,4 +362,4 @@ static int run(int argc, char **argv)
 }
 
 const ep_cli_command ep_cli_forward = {"forward", "runs one MoE layer on a batch from a safetensors file",
-                                       &argp, run};
+                                       &argp, run, NULL};

@@ -93,7 +93,7 @@ static int run_list(int argc, char **argv)
     return good ? EP_CLI_EXIT_OK : EP_CLI_EXIT_FAILED;
 }
 
-const ep_cli_command ep_cli_frame_list_command = {"list", "methods a frame may carry", &list_argp, run_list};
+const ep_cli_command ep_cli_frame_list_command = {"list", "methods a frame may carry", &list_argp, run_list, NULL};
 
 /* ---- the verbs ---- */
 
@@ -134,4 +134,4 @@ static int run(int argc, char **argv)
 }
 
 const ep_cli_command ep_cli_frame_command = {
-    "frame", "makes and reads the frames of the open door (door_listen)", &argp, run};
+    "frame", "makes and reads the frames of the open door (door_listen)", &argp, run, ep_cli_frame_verb_at};

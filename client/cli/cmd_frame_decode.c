@@ -284,4 +284,4 @@ static int run(int argc, char **argv)
     return EP_CLI_EXIT_OK;
 }
 
-const ep_cli_command ep_cli_frame_decode_command = {"decode", "prints a frame as JSON", &argp, run};
+const ep_cli_command ep_cli_frame_decode_command = {"decode", "prints a frame as JSON", &argp, run, NULL};

@@ -420,4 +420,4 @@ static int run(int argc, char **argv)
     return err == EP_OK ? EP_CLI_EXIT_OK : ep_cli_fail(argv[0], &error);
 }
 
-const ep_cli_command ep_cli_frame_encode_command = {"encode", "writes a request frame to a file", &argp, run};
+const ep_cli_command ep_cli_frame_encode_command = {"encode", "writes a request frame to a file", &argp, run, NULL};

@@ -294,4 +294,4 @@ static int run(int argc, char **argv)
 }
 
 const ep_cli_command ep_cli_generate = {"generate", "text from a model whose experts are the service's",
-                                        &argp, run};
+                                        &argp, run, NULL};

@@ -67,7 +67,7 @@ static int run(int argc, char **argv)
     ep_error error;
     ep_cli_connect_init(&options.connect);
     argp_parse(&argp, argc, argv, 0, NULL, &options);
-    if (ep_cli_admin_call_once(&options.connect, "Reload", &message, &error) != EP_OK) {
+    if (ep_cli_admin_call_once(&options.connect, "Reload", NULL, &message, &error) != EP_OK) {
         return ep_cli_fail(argv[0], &error);
     }
     const Expertd__V1__ReloadReply *reply = (const Expertd__V1__ReloadReply *)message;
@@ -84,4 +84,4 @@ static int run(int argc, char **argv)
     return good ? EP_CLI_EXIT_OK : EP_CLI_EXIT_FAILED;
 }
 
-const ep_cli_command ep_cli_reload = {"reload", "a program reads its configuration again", &argp, run};
+const ep_cli_command ep_cli_reload = {"reload", "a program reads its configuration again", &argp, run, NULL};

@@ -126,4 +126,4 @@ static int run(int argc, char **argv)
     return good ? EP_CLI_EXIT_OK : EP_CLI_EXIT_FAILED;
 }
 
-const ep_cli_command ep_cli_rpc = {"rpc", "list: services and methods of a coordinator or node", &argp, run};
+const ep_cli_command ep_cli_rpc = {"rpc", "list: services and methods of a coordinator or node", &argp, run, NULL};

@@ -208,4 +208,4 @@ static int run(int argc, char **argv)
     return code;
 }
 
-const ep_cli_command ep_cli_stats = {"stats", "how evenly each layer's load falls on its experts", &argp, run};
+const ep_cli_command ep_cli_stats = {"stats", "how evenly each layer's load falls on its experts", &argp, run, NULL};

@@ -124,4 +124,4 @@ static int run(int argc, char **argv)
     return code;
 }
 
-const ep_cli_command ep_cli_status = {"status", "is the service healthy: epoch, nodes, models", &argp, run};
+const ep_cli_command ep_cli_status = {"status", "is the service healthy: epoch, nodes, models", &argp, run, NULL};

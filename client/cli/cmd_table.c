@@ -10,10 +10,13 @@
 #include "output.h"
 #include "placement.h"
 
+enum { KEY_VERSION = 0x200 };
+
 typedef struct table_options {
     ep_cli_connect connect;
     ep_cli_format format;
-    const char *model; /* NULL all */
+    const char *model;   /* NULL all */
+    const char *version; /* NULL all */
     int64_t layer;     /* -1 all */
 } table_options;
 
@@ -28,6 +31,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case 'm':
         options->model = ep_cli_arg_text(state, "--model", arg, EP_MODEL_NAME_BYTES - 1);
         return 0;
+    case KEY_VERSION:
+        options->version = ep_cli_arg_text(state, "--version", arg, EP_VERSION_BYTES - 1);
+        return 0;
     case 'l':
         options->layer = (int64_t)ep_cli_arg_whole(state, "--layer", arg, 0, UINT32_MAX);
         return 0;
@@ -40,6 +46,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 
 static const struct argp_option option_list[] = {
     {"model", 'm', "NAME", 0, "Only this model (all its versions)", 1},
+    {"version", KEY_VERSION, "V", 0, "Only this version", 1},
     {"layer", 'l', "L", 0, "Only this layer", 1},
     {0},
 };
@@ -63,7 +70,9 @@ static const struct argp argp = {
 static bool is_chosen(const table_options *options, const ep_routing_table *table,
                       const ep_routing_layer *layer)
 {
-    return (options->model == NULL || strcmp(options->model, table->models[layer->model_index].name) == 0) &&
+    const ep_routing_model *model = &table->models[layer->model_index];
+    return (options->model == NULL || strcmp(options->model, model->name) == 0) &&
+           (options->version == NULL || strcmp(options->version, model->version) == 0) &&
            (options->layer < 0 || options->layer == (int64_t)layer->shape.layer);
 }
 
@@ -210,4 +219,4 @@ static int run(int argc, char **argv)
 }
 
 const ep_cli_command ep_cli_table_command = {"table", "the placement: expert -> nodes, per model and layer",
-                                             &argp, run};
+                                             &argp, run, NULL};

@@ -180,4 +180,4 @@ static int run(int argc, char **argv)
     return err != EP_OK ? ep_cli_fail(argv[0], &error) : EP_CLI_EXIT_OK;
 }
 
-const ep_cli_command ep_cli_top = {"top", "what each node does, live: rows, calls, queues, hottest experts", &argp, run};
+const ep_cli_command ep_cli_top = {"top", "what each node does, live: rows, calls, queues, hottest experts", &argp, run, NULL};

@@ -49,5 +49,5 @@ static int run(int argc, char **argv)
     return ep_cli_run_verb(argc, argv, ep_cli_trace_verb_at, &argp);
 }
 
-const ep_cli_command ep_cli_trace_command = {"trace", "record, report and export where the time of token batches goes", &argp,
-                                     run};
+const ep_cli_command ep_cli_trace_command = {
+    "trace", "record, report and export where the time of token batches goes", &argp, run, ep_cli_trace_verb_at};

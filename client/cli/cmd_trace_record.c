@@ -207,7 +207,7 @@ static int run_record(int argc, char **argv)
 }
 
 const ep_cli_command ep_cli_trace_record_command = {"record", "record all local processes, for a time or while a command runs",
-                                            &record_argp, run_record};
+                                            &record_argp, run_record, NULL};
 
 /* ---- snapshot ---- */
 
@@ -291,4 +291,4 @@ static int run_snapshot(int argc, char **argv)
 }
 
 const ep_cli_command ep_cli_trace_snapshot_command = {"snapshot", "flight recorder: start, take, stop", &snapshot_argp,
-                                              run_snapshot};
+                                              run_snapshot, NULL};

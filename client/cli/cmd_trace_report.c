@@ -172,7 +172,7 @@ static int run_report(int argc, char **argv)
 }
 
 const ep_cli_command ep_cli_trace_report_command = {"report", "stages, peers, slowest requests and experts of recordings",
-                                            &report_argp, run_report};
+                                            &report_argp, run_report, NULL};
 
 /* ---- export ---- */
 
@@ -280,4 +280,4 @@ static int run_export(int argc, char **argv)
 }
 
 const ep_cli_command ep_cli_trace_export_command = {"export", "recordings for Perfetto, as an HTML page, or as Chrome's JSON",
-                                            &export_argp, run_export};
+                                            &export_argp, run_export, NULL};

@@ -12,6 +12,7 @@ typedef struct ep_cli_command {
     const struct argp *argp; /* its doc ends with examples */
     /* argv[0] is "expertctl <name>". Prints its own error line; returns an ep_cli_exit. */
     int (*run)(int argc, char **argv);
+    const struct ep_cli_command *(*verb_at)(size_t index); /* its verbs, NULL past the end; NULL: it has none */
 } ep_cli_command;
 
 extern const ep_cli_command ep_cli_status;
@@ -25,6 +26,7 @@ extern const ep_cli_command ep_cli_completion;
 extern const ep_cli_command ep_cli_frame_command;
 extern const ep_cli_command ep_cli_trace_command;
 extern const ep_cli_command ep_cli_drain;
+extern const ep_cli_command ep_cli_model;
 extern const ep_cli_command ep_cli_reload;
 extern const ep_cli_command ep_cli_config;
 extern const ep_cli_command ep_cli_doctor;

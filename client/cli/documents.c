@@ -4,7 +4,6 @@
 
 #include <stdlib.h>
 
-#include "cmd_trace.h"
 #include "command_table.h"
 #include "connect.h"
 #include "exit_code.h"
@@ -18,7 +17,7 @@ static const ep_usage_section sections[] = {
     {"SEE ALSO", "expertd(8), expertd-coordinator(8)"},
 };
 
-/* Fills out, unless it is NULL, with all verbs, those of trace behind it, and help. Returns how many there are. */
+/* Fills out, unless it is NULL, with all commands, their verbs behind each, and help. Returns how many there are. */
 static size_t put_commands(ep_usage_command *out)
 {
     static const ep_usage_command help = {"help", "all about a command: expertctl help generate", NULL, NULL};
@@ -29,8 +28,8 @@ static size_t put_commands(ep_usage_command *out)
             out[count] = (ep_usage_command){command->name, command->help, command->argp, NULL};
         }
         count++;
-        for (size_t v = 0; command == &ep_cli_trace_command && ep_cli_trace_verb_at(v) != NULL; v++) {
-            const ep_cli_command *verb = ep_cli_trace_verb_at(v);
+        for (size_t v = 0; command->verb_at != NULL && command->verb_at(v) != NULL; v++) {
+            const ep_cli_command *verb = command->verb_at(v);
             if (out != NULL) {
                 out[count] = (ep_usage_command){verb->name, verb->help, verb->argp, command->name};
             }

@@ -76,8 +76,8 @@ static json_t *models_json(const ep_routing_table *table)
         }
         json_array_append_new(
             models,
-            json_pack("{s:o, s:o, s:I, s:I, s:I, s:I, s:o}", "name", ep_cli_json_text(model->name), "version",
-                      ep_cli_json_text(model->version), "layers", (json_int_t)summary.layers, "experts_max",
+            json_pack("{s:o, s:o, s:b, s:I, s:I, s:I, s:I, s:o}", "name", ep_cli_json_text(model->name), "version",
+                      ep_cli_json_text(model->version), "is_default", model->is_default, "layers", (json_int_t)summary.layers, "experts_max",
                       (json_int_t)summary.experts_max, "copies_min", (json_int_t)summary.copies_min,
                       "copies_max", (json_int_t)summary.copies_max, "numerics", numerics));
     }
@@ -127,7 +127,7 @@ static bool print_models(const ep_routing_table *table, FILE *out)
         const ep_routing_model *model = &table->models[m];
         model_summary summary = summarise(table, m);
         ep_cli_table_cell(models, "%s", model->name);
-        ep_cli_table_cell(models, "%s", model->version);
+        ep_cli_table_cell(models, "%s%s", model->version, model->is_default ? " (default)" : "");
         ep_cli_table_cell(models, "%" PRIu32, summary.layers);
         ep_cli_table_cell(models, "%" PRIu32, summary.experts_max);
         if (summary.copies_min == summary.copies_max) {

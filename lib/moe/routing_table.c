@@ -117,16 +117,18 @@ const ep_routing_model *ep_routing_table_find_model(const ep_routing_table *tabl
                                                     const char *version, uint32_t *out_index)
 {
     bool any = version == NULL || version[0] == '\0';
-    for (uint32_t m = table->models_count; m-- > 0;) {
+    const ep_routing_model *found = NULL;
+    for (uint32_t m = table->models_count; m-- > 0 && (found == NULL || !found->is_default);) {
         const ep_routing_model *model = &table->models[m];
-        if (strcmp(model->name, name) == 0 && (any || strcmp(model->version, version) == 0)) {
-            if (out_index != NULL) {
-                *out_index = m;
-            }
-            return model;
+        bool fits = strcmp(model->name, name) == 0 && (any || strcmp(model->version, version) == 0);
+        if (fits && (found == NULL || model->is_default)) {
+            found = model;
         }
     }
-    return NULL;
+    if (found != NULL && out_index != NULL) {
+        *out_index = (uint32_t)(found - table->models);
+    }
+    return found;
 }
 
 const ep_routing_layer *ep_routing_table_find_layer(const ep_routing_table *table, uint32_t model_index,

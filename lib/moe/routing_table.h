@@ -38,6 +38,7 @@ typedef struct ep_routing_node {
 typedef struct ep_routing_model {
     char name[EP_MODEL_NAME_BYTES];
     char version[EP_VERSION_BYTES];
+    bool is_default;                      /* who names no version gets this one; at most one of a name. Not in the checksum */
     uint32_t numerics_count;
     char (*numerics)[EP_NUMERICS_BYTES];  /* [numerics_count] distinct ids in use */
     uint32_t *numerics_of_node;           /* [nodes_count] index into numerics; UINT32_MAX: node does not serve this model */

@@ -73,6 +73,7 @@ static bool encode_nodes(const ep_routing_table *table, snapshot_message *snapsh
 
 static bool encode_model(const ep_routing_table *table, const ep_routing_model *model, model_message *message)
 {
+    message->is_default = model->is_default;
     message->numerics = new_pointers(model->numerics_count);
     message->node_ids = calloc((size_t)table->nodes_count + 1, sizeof(uint32_t));
     message->numerics_of_node = calloc((size_t)table->nodes_count + 1, sizeof(uint32_t));
@@ -278,6 +279,13 @@ static ep_err decode_model(const model_message *message, ep_routing_table *table
         return ep_error_set(out_error, err, "no memory for model %s of the snapshot", message->name);
     }
     ep_routing_model *model = &table->models[index];
+    for (uint32_t m = 0; message->is_default && m < index; m++) {
+        if (table->models[m].is_default && strcmp(table->models[m].name, message->name) == 0) {
+            return BAD("model %s of the snapshot has two default versions: %s and %s", message->name, table->models[m].version,
+                       message->version);
+        }
+    }
+    model->is_default = message->is_default;
     for (size_t i = 0; i < message->n_numerics && err == EP_OK; i++) {
         err = get_string("a numerics id", message->numerics[i], EP_NUMERICS_BYTES, model->numerics[i],
                          out_error);

@@ -8,18 +8,23 @@
 #include "admin.pb-c.h"
 #include "common/options_internal.h"
 #include "common/version.h"
+#include "moe/routing_table.h"
 
-typedef enum order_kind { ORDER_DRAIN, ORDER_RELOAD, ORDER_CONFIG } order_kind;
+typedef enum order_kind { ORDER_DRAIN, ORDER_RELOAD, ORDER_CONFIG, ORDER_DEFAULT } order_kind;
 
 /* A call that waits for the loop. */
 typedef struct order {
     order_kind kind;
     ep_rpc_call *call;
-    const Expertd__V1__DrainRequest *drain; /* DRAIN; valid until the call is finished */
+    union {
+        const Expertd__V1__DrainRequest *drain;
+        const Expertd__V1__DefaultVersionRequest *set_default;
+    } request; /* valid until the call is finished */
     union {
         Expertd__V1__DrainReply_Closure drain;
         Expertd__V1__ReloadReply_Closure reload;
         Expertd__V1__ConfigReply_Closure config;
+        Expertd__V1__DefaultVersionReply_Closure set_default;
     } reply;
     struct order *next;
 } order;
@@ -70,7 +75,7 @@ static void enqueue(Expertd__V1__Admin_Service *rpc, const order *asked)
 static void on_drain(Expertd__V1__Admin_Service *rpc, const Expertd__V1__DrainRequest *request,
                      Expertd__V1__DrainReply_Closure closure, void *closure_data)
 {
-    enqueue(rpc, &(order){.kind = ORDER_DRAIN, .call = closure_data, .drain = request, .reply.drain = closure});
+    enqueue(rpc, &(order){.kind = ORDER_DRAIN, .call = closure_data, .request.drain = request, .reply.drain = closure});
 }
 
 static void on_reload(Expertd__V1__Admin_Service *rpc, const Expertd__V1__Empty *request, Expertd__V1__ReloadReply_Closure closure,
@@ -87,6 +92,13 @@ static void on_get_config(Expertd__V1__Admin_Service *rpc, const Expertd__V1__Em
     enqueue(rpc, &(order){.kind = ORDER_CONFIG, .call = closure_data, .reply.config = closure});
 }
 
+static void on_set_default_version(Expertd__V1__Admin_Service *rpc, const Expertd__V1__DefaultVersionRequest *request,
+                                   Expertd__V1__DefaultVersionReply_Closure closure, void *closure_data)
+{
+    enqueue(rpc, &(order){
+                     .kind = ORDER_DEFAULT, .call = closure_data, .request.set_default = request, .reply.set_default = closure});
+}
+
 static const Expertd__V1__Admin_Service rpc_template = EXPERTD__V1__ADMIN__INIT(on_);
 
 /* ---- on the loop's thread ---- */
@@ -97,7 +109,7 @@ static void do_drain(ep_admin_service *self, const order *asked)
     ep_admin_drain drain = {.state = ""};
     ep_error error;
     ep_error_clear(&error);
-    ep_err err = self->config.drain(self->config.arg, asked->drain->node, asked->drain->undo, &drain, &error);
+    ep_err err = self->config.drain(self->config.arg, asked->request.drain->node, asked->request.drain->undo, &drain, &error);
     if (err != EP_OK) {
         ep_rpc_call_finish(asked->call, err, &error);
         return;
@@ -107,6 +119,25 @@ static void do_drain(ep_admin_service *self, const order *asked)
     reply.copies_to_move = drain.copies_to_move;
     reply.note = drain.note;
     asked->reply.drain(&reply, asked->call);
+    ep_rpc_call_finish(asked->call, EP_OK, NULL);
+}
+
+static void do_set_default(ep_admin_service *self, const order *asked)
+{
+    const Expertd__V1__DefaultVersionRequest *request = asked->request.set_default;
+    Expertd__V1__DefaultVersionReply reply = EXPERTD__V1__DEFAULT_VERSION_REPLY__INIT;
+    char before[EP_VERSION_BYTES] = "";
+    ep_error error;
+    ep_error_clear(&error);
+    ep_err err = self->config.set_default != NULL
+                     ? self->config.set_default(self->config.arg, request->model, request->version, before, &error)
+                     : ep_error_set(&error, EP_ERR_UNIMPLEMENTED, "a node has no default versions: ask the coordinator");
+    if (err != EP_OK) {
+        ep_rpc_call_finish(asked->call, err, &error);
+        return;
+    }
+    reply.before = before;
+    asked->reply.set_default(&reply, asked->call);
     ep_rpc_call_finish(asked->call, EP_OK, NULL);
 }
 
@@ -200,6 +231,9 @@ static void on_task(void *arg)
             break;
         case ORDER_CONFIG:
             do_config(self, asked);
+            break;
+        case ORDER_DEFAULT:
+            do_set_default(self, asked);
             break;
         }
         free(asked);

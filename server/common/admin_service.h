@@ -29,6 +29,8 @@ typedef struct ep_admin_config {
     ep_err (*drain)(void *arg, const char *node, bool undo, ep_admin_drain *out_drain, ep_error *out_error);
     /* Exactly what SIGHUP does. */
     ep_err (*run_reload)(void *arg, ep_reload_report *out_report, ep_error *out_error);
+    /* As the SetDefaultVersion method; out_before[EP_VERSION_BYTES]. NULL: not a coordinator, the call is UNIMPLEMENTED. */
+    ep_err (*set_default)(void *arg, const char *model, const char *version, char *out_before, ep_error *out_error);
     void *arg;
 } ep_admin_config;
 

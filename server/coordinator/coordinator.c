@@ -121,10 +121,20 @@ static ep_err on_drain(void *arg, const char *node, bool undo, ep_admin_drain *o
     return err;
 }
 
+static ep_err on_set_default(void *arg, const char *model, const char *version, char *out_before, ep_error *out_error)
+{
+    coordinator *self = arg;
+    return ep_coordinator_service_set_default(self->service, model, version, out_before, out_error);
+}
+
 static ep_err add_admin(coordinator *self, ep_error *out_error)
 {
-    const ep_admin_config admin = {
-        .loop = self->loop, .reload = self->reload, .drain = on_drain, .run_reload = run_reload, .arg = self};
+    const ep_admin_config admin = {.loop = self->loop,
+                                   .reload = self->reload,
+                                   .drain = on_drain,
+                                   .run_reload = run_reload,
+                                   .set_default = on_set_default,
+                                   .arg = self};
     ep_err err = ep_admin_service_create(&admin, &self->admin);
     return err == EP_OK ? ep_rpc_server_add_service(self->server, ep_admin_service_rpc(self->admin), out_error)
                         : ep_error_set(out_error, err, "no memory for the admin service");

@@ -251,18 +251,19 @@ static void on_done(void *arg, const ep_moe_result *result)
 
 /* ---- from the message to the client's arguments ---- */
 
-/* The id the client has pinned for the model. False when the model is not in the table: the call itself then says what there is. */
+/* The model as the client's calls find it, with the id that it has pinned. False when the model is not in the table: the call itself then says what there is. */
 static bool find_model(ep_client *client, const Expertd__V1__GatewayForwardRequest *header, ep_model_desc *out_model)
 {
-    for (uint32_t i = 0;; i++) {
-        out_model->struct_bytes = sizeof(*out_model);
-        if (ep_client_model(client, i, out_model) != EP_OK) {
-            return false;
-        }
-        if (strcmp(out_model->name, header->model) == 0 && (header->version[0] == 0 || strcmp(out_model->version, header->version) == 0)) {
-            return true;
+    ep_model_desc model = {.struct_bytes = sizeof(model)};
+    bool found = false;
+    for (uint32_t i = 0; ep_client_model(client, i, &model) == EP_OK; i++) {
+        bool fits = strcmp(model.name, header->model) == 0 && (header->version[0] == 0 || strcmp(model.version, header->version) == 0);
+        if (fits && (!found || model.is_default != 0)) {
+            *out_model = model;
+            found = true;
         }
     }
+    return found;
 }
 
 static ep_err check_numerics(ep_client *client, const Expertd__V1__GatewayForwardRequest *header, ep_error *out_error)

@@ -23,7 +23,7 @@ const ep_health_rule ep_health_rules[EP_HEALTH_CODES] = {
     [EP_HEALTH_FEW_COPIES] = {"few-copies", false, false, "start another node, or lower copies"},
     [EP_HEALTH_NUMERICS] = {"numerics", false, false,
                             "give all nodes of a model the same build and the same numerics, portable where CPUs differ"},
-    [EP_HEALTH_VERSIONS] = {"versions", false, false, "finish the roll-out; callers must name a version until then"},
+    [EP_HEALTH_VERSIONS] = {"versions", false, false, "finish the roll-out, or repair the node that differs; expertctl model default NAME VERSION moves callers that name none"},
     [EP_HEALTH_NODE_STARTING] = {"node-starting", false, false, "wait; its log shows how far loading is"},
     [EP_HEALTH_NODE_DRAINING] = {"node-draining", false, false, "wait until it is drained, or expertctl drain --undo"},
     [EP_HEALTH_NODE_DRAINED] = {"node-drained", false, false, "expertctl drain NODE --undo when it shall take part again"},
@@ -146,8 +146,8 @@ static void judge_model(const ep_routing_table *table, uint32_t model_index, ep_
     }
     for (uint32_t m = 0; m < model_index; m++) {
         if (strcmp(table->models[m].name, model->name) == 0) {
-            add(health, EP_HEALTH_VERSIONS, "model %s is served in versions %s and %s", model->name, table->models[m].version,
-                model->version);
+            add(health, EP_HEALTH_VERSIONS, "model %s is served in versions %s%s and %s%s", model->name, table->models[m].version,
+                table->models[m].is_default ? " (default)" : "", model->version, model->is_default ? " (default)" : "");
         }
     }
 }

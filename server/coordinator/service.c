@@ -765,6 +765,20 @@ ep_err ep_coordinator_service_drain(ep_coordinator_service *self, const char *no
     return err;
 }
 
+ep_err ep_coordinator_service_set_default(ep_coordinator_service *self, const char *model, const char *version, char *out_before,
+                                          ep_error *out_error)
+{
+    pthread_mutex_lock(&self->lock);
+    ep_err err = ep_coordinator_state_set_default(self->cluster, model, version, out_before, out_error);
+    if (err == EP_OK) {
+        announce(self);
+        ep_log(EP_LOG_INFO, "default-version", "model %s version %s before %s", model, version,
+               out_before[0] != 0 ? out_before : "none");
+    }
+    pthread_mutex_unlock(&self->lock);
+    return err;
+}
+
 void ep_coordinator_service_stop(ep_coordinator_service *self)
 {
     pthread_mutex_lock(&self->lock);

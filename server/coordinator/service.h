@@ -37,6 +37,10 @@ void ep_coordinator_service_stop(ep_coordinator_service *service);
 ep_err ep_coordinator_service_drain(ep_coordinator_service *service, const char *node, bool undo,
                                     ep_coordinator_drain *out_drain, ep_error *out_error);
 
+/* As ep_coordinator_state_set_default. Any thread. */
+ep_err ep_coordinator_service_set_default(ep_coordinator_service *service, const char *model, const char *version, char *out_before,
+                                          ep_error *out_error);
+
 typedef struct ep_coordinator_stats {
     ep_epoch epoch;                  /* number 0: no table yet */
     uint32_t nodes_listed;           /* starting, serving or degraded */

@@ -105,6 +105,14 @@ ep_err ep_coordinator_state_drain(ep_coordinator_state *cluster, const char *nod
 /* The same report of a node that asks to be emptied itself; one that is not known has nothing to move. */
 void ep_coordinator_state_leaving(const ep_coordinator_state *cluster, const char *name, ep_coordinator_drain *out_drain);
 
+/*
+ * Callers that name no version of a model get its default: the first version whose experts all have a copy, until an operator names
+ * another one here or no node offers it any more. It stands in the published table, and is kept with it. *out_before[EP_VERSION_BYTES]:
+ * the default until now, "" none. Errors: NOT_FOUND naming the versions there are; UNAVAILABLE when experts of it have no copy.
+ */
+ep_err ep_coordinator_state_set_default(ep_coordinator_state *cluster, const char *model, const char *version, char *out_before,
+                                        ep_error *out_error);
+
 /* The newest table (borrowed; ref it to keep it); NULL before the first. */
 ep_routing_table *ep_coordinator_state_table(const ep_coordinator_state *cluster);
 /* Why placement failed last (static map that does not fit the model, no memory), or why the newest table is not published (more

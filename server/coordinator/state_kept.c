@@ -110,6 +110,9 @@ static bool restore_model(ep_coordinator_state *cluster, const ep_routing_table 
     const ep_routing_model *model = &table->models[m];
     uint32_t index = cluster_find_model(cluster, model->name, model->version);
     index = index != UINT32_MAX ? index : cluster_add_model(cluster, model->name, model->version);
+    if (index != UINT32_MAX && model->is_default) {
+        cluster->models[index].is_default = true;
+    }
     for (uint32_t n = 0; index != UINT32_MAX && n < table->nodes_count; n++) {
         cluster_node *node = node_by_id(cluster, table->nodes[n].node_id);
         if (node != NULL && model->numerics_of_node[n] < model->numerics_count) {

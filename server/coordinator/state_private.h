@@ -40,6 +40,7 @@ typedef struct cluster_node {
 typedef struct cluster_model {
     char name[EP_MODEL_NAME_BYTES];
     char version[EP_VERSION_BYTES];
+    bool is_default;             /* at most one of a name */
 } cluster_model;
 
 typedef struct cluster_layer {

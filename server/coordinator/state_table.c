@@ -74,6 +74,7 @@ static ep_err fill_model(const ep_coordinator_state *cluster, ep_routing_table *
     ep_routing_model *model = &table->models[m];
     snprintf(model->name, sizeof(model->name), "%s", cluster->models[m].name);
     snprintf(model->version, sizeof(model->version), "%s", cluster->models[m].version);
+    model->is_default = cluster->models[m].is_default;
     model->numerics = calloc(cluster->nodes_count + 1, sizeof(model->numerics[0]));
     model->numerics_of_node = calloc(cluster->nodes_count + 1, sizeof(uint32_t));
     if (model->numerics == NULL || model->numerics_of_node == NULL) {
@@ -197,6 +198,49 @@ static ep_err check_size(const ep_routing_table *table, ep_error *out_error)
                         (unsigned long long)EP_COORDINATOR_TABLE_BYTES_MAX);
 }
 
+static uint64_t experts_without_copy(const ep_routing_table *table, uint32_t model_index)
+{
+    uint64_t without = 0;
+    for (uint32_t l = 0; l < table->layers_count; l++) {
+        const ep_routing_layer *layer = &table->layers[l];
+        for (uint32_t e = 0; layer->model_index == model_index && e < layer->shape.experts + layer->shape.shared_experts; e++) {
+            without += layer->offsets[e] == layer->offsets[e + 1];
+        }
+    }
+    return without;
+}
+
+static bool has_default(const ep_coordinator_state *cluster, const char *name)
+{
+    for (uint32_t m = 0; m < cluster->models_count; m++) {
+        if (cluster->models[m].is_default && strcmp(cluster->models[m].name, name) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The first whole version of a model that has no default becomes it. */
+static void choose_defaults(ep_coordinator_state *cluster, ep_routing_table *table)
+{
+    for (uint32_t m = 0; m < table->models_count; m++) {
+        if (!has_default(cluster, table->models[m].name) && experts_without_copy(table, m) == 0) {
+            cluster->models[m].is_default = true;
+            table->models[m].is_default = true;
+        }
+    }
+}
+
+static bool same_defaults(const ep_routing_table *a, const ep_routing_table *b)
+{
+    for (uint32_t m = 0; m < a->models_count && m < b->models_count; m++) {
+        if (a->models[m].is_default != b->models[m].is_default) {
+            return false;
+        }
+    }
+    return true;
+}
+
 bool cluster_republish(ep_coordinator_state *cluster)
 {
     ep_routing_table *table;
@@ -207,8 +251,9 @@ bool cluster_republish(ep_coordinator_state *cluster)
                      cluster->nodes_count, cluster->models_count, cluster->layers_count, ep_err_text(err));
         return false;
     }
+    choose_defaults(cluster, table);
     uint64_t checksum = ep_routing_table_checksum(table); /* epoch still 0: content only */
-    if (cluster->table != NULL && checksum == cluster->table_checksum) {
+    if (cluster->table != NULL && checksum == cluster->table_checksum && same_defaults(table, cluster->table)) {
         ep_error_clear(&cluster->table_error);
         ep_routing_table_unref(table);
         return true;
@@ -242,6 +287,43 @@ void cluster_publish(ep_coordinator_state *cluster)
     } else if (cluster->committed_number != committed_before) {
         cluster->revision++; /* whoever keeps the state learns when its table stands for this assignment */
     }
+}
+
+ep_err ep_coordinator_state_set_default(ep_coordinator_state *cluster, const char *name, const char *version, char *out_before,
+                                        ep_error *out_error)
+{
+    char have[EP_ERROR_TEXT_BYTES / 2] = "none";
+    size_t used = 0;
+    const uint32_t index = cluster_find_model(cluster, name, version);
+    out_before[0] = '\0';
+    for (uint32_t m = 0; m < cluster->models_count; m++) {
+        const cluster_model *model = &cluster->models[m];
+        if (model->is_default && strcmp(model->name, name) == 0) {
+            strcpy(out_before, model->version);
+        }
+        if (used < sizeof(have)) {
+            used += (size_t)snprintf(have + used, sizeof(have) - used, "%s%s %s", m > 0 ? ", " : "", model->name, model->version);
+        }
+    }
+    if (index == UINT32_MAX) {
+        return ep_error_set(out_error, EP_ERR_NOT_FOUND, "no model %.100s in version '%.40s'; known: %s", name, version, have);
+    }
+    uint32_t served = 0;
+    const ep_routing_model *model =
+        cluster->table != NULL ? ep_routing_table_find_model(cluster->table, name, version, &served) : NULL;
+    const uint64_t without = model != NULL ? experts_without_copy(cluster->table, served) : 0;
+    if (model == NULL || without > 0) {
+        return ep_error_set(out_error, EP_ERR_UNAVAILABLE,
+                            "version %.40s of model %.100s is not whole: %llu of its experts have no copy; wait until its nodes have loaded",
+                            version, name, (unsigned long long)without);
+    }
+    for (uint32_t m = 0; m < cluster->models_count; m++) {
+        if (strcmp(cluster->models[m].name, name) == 0) {
+            cluster->models[m].is_default = m == index;
+        }
+    }
+    cluster->is_stale |= !cluster_republish(cluster);
+    return EP_OK;
 }
 
 static bool is_neighbour(const cluster_node *node, const ep_routing_node *other)

@@ -100,6 +100,8 @@ typedef struct ep_model_desc {
     char version[32];
     char numerics[96]; /* pinned id, "" none yet */
     uint32_t layers_count;
+    uint32_t is_default; /* 1: calls that name no version get this one. An operator may move it: name the version where all layers of a
+                          * pass must be of one */
 } ep_model_desc;
 
 /* The table's models and layers by index; NOT_FOUND past the end, UNAVAILABLE before the first table. */
@@ -157,7 +159,7 @@ typedef enum ep_moe_combine_quant {
 typedef struct ep_moe_args {
     uint32_t struct_bytes;
     const char *model;
-    const char *version; /* NULL: the only one there is; with several versions name one */
+    const char *version; /* NULL or "": the default of the model; an error naming all when none of several is whole */
     uint32_t layer;
     ep_tensor x;
     ep_tensor x_scales;

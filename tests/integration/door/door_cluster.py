@@ -82,8 +82,8 @@ class Cluster:
                                              "expert_ids": ("I32", [tokens, TOP_K], struct.pack(f"<{len(ids)}i", *ids)),
                                              "expert_scales": ("F32", [tokens, TOP_K], struct.pack(f"<{len(ids)}f", *(draw.random() for _ in ids)))}))
 
-    def oracle(self, batch, *options):
-        self.run(f"{BUILD}/tests/reference/ref_forward", "--model", MODEL, "--layer", str(LAYER), "--in", batch, "--out", self.path("oracle"), *options)
+    def oracle(self, batch, *options, model=MODEL):
+        self.run(f"{BUILD}/tests/reference/ref_forward", "--model", model, "--layer", str(LAYER), "--in", batch, "--out", self.path("oracle"), *options)
         return read_safetensors(self.path("oracle"))["y"]
 
 

@@ -53,7 +53,8 @@ Test(view, one_of_several_versions_must_be_named)
     const char *const none[] = {NULL, ""};
     for (size_t i = 0; i < 2; i++) {
         cr_assert_eq(find(view, "demo", none[i], 4), EP_ERR_INVALID_ARGUMENT);
-        cr_assert_str_eq(error.text, "model demo has several versions: v1, v2; name one");
+        cr_assert_str_eq(error.text, "model demo has several versions, none of them whole yet: v1, v2; name one, or set the default: "
+                                     "expertctl model default demo VERSION");
         cr_assert_eq(model_index, 77, "written although it failed");
         cr_assert_null(layer);
     }
@@ -63,6 +64,25 @@ Test(view, one_of_several_versions_must_be_named)
     cr_assert_eq(find(view, "demo", "v2", 4), EP_OK, "%s", error.text);
     cr_assert_eq(model_index, 2);
     ep_view_unref(view);
+}
+
+Test(view, no_version_means_the_default)
+{
+    const char *const none[] = {NULL, ""};
+    for (uint32_t chosen = 0; chosen <= 2; chosen += 2) {
+        ep_view *view = make(two_versions, 3);
+        view->table->models[chosen].is_default = true;
+        for (size_t i = 0; i < 2; i++) {
+            cr_assert_eq(find(view, "demo", none[i], 4), EP_OK, "%s", error.text);
+            cr_assert_eq(model_index, chosen);
+            cr_assert_eq(layer, &view->table->layers[chosen]);
+        }
+        cr_assert_eq(find(view, "demo", "v1", 4), EP_OK, "%s", error.text);
+        cr_assert_eq(model_index, 0);
+        cr_assert_eq(find(view, "demo", "v2", 4), EP_OK, "%s", error.text);
+        cr_assert_eq(model_index, 2);
+        ep_view_unref(view);
+    }
 }
 
 Test(view, what_is_not_there_is_named)

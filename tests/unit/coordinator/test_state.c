@@ -627,6 +627,103 @@ Test(coordinator_state, versions_that_a_node_leaves_in_place_are_forgotten)
     ep_coordinator_state_destroy(cluster);
 }
 
+static void restart(void)
+{
+    ep_coordinator_kept kept;
+    cr_assert_eq(ep_coordinator_state_save(cluster, &kept), EP_OK);
+    ep_coordinator_state_destroy(cluster);
+    config.term++;
+    now_ns = 5 * EP_NS_PER_S; /* another boot: another clock */
+    cr_assert_eq(ep_coordinator_state_create(&config, &cluster), EP_OK);
+    cr_assert_eq(ep_coordinator_state_restore(cluster, now_ns, &kept), EP_OK);
+    ep_coordinator_kept_fini(&kept);
+}
+
+/* "" none. At most one of a name: the codec refuses a table with two. */
+static const char *default_version(void)
+{
+    const ep_routing_table *table = ep_coordinator_state_table(cluster);
+    const char *version = "";
+    for (uint32_t m = 0; table != NULL && m < table->models_count; m++) {
+        if (table->models[m].is_default) {
+            cr_assert_str_eq(version, "", "two defaults");
+            version = table->models[m].version;
+        }
+    }
+    return version;
+}
+
+static ep_err set_default(const char *version, char *out_before, ep_error *error)
+{
+    return ep_coordinator_state_set_default(cluster, "demo", version, out_before, error);
+}
+
+Test(coordinator_state, the_first_whole_version_is_the_default_until_an_operator_moves_it)
+{
+    char before[EP_VERSION_BYTES];
+    ep_error error;
+    start(1, 1, NULL);
+    nodes[1].model.version = "v2";
+    cr_assert_eq(set_default("v1", before, &error), EP_ERR_NOT_FOUND);
+    cr_assert(strstr(error.text, "known: none"), "%s", error.text);
+    cr_assert_eq(join(0, NULL), EP_OK);
+    cr_assert_eq(join(1, NULL), EP_OK);
+    cr_assert_eq(set_default("v1", before, &error), EP_ERR_UNAVAILABLE, "nothing is loaded");
+    load(1);
+    load(0);
+    load(1);
+    cr_assert_eq(ep_coordinator_state_table(cluster)->models_count, 2u);
+    const char *first = default_version()[1] == '1' ? "v1" : "v2";
+    const char *other = first[1] == '1' ? "v2" : "v1";
+    cr_assert_str_eq(default_version(), first);
+
+    ep_epoch epoch = ep_coordinator_state_table(cluster)->epoch;
+    cr_assert_eq(set_default(other, before, &error), EP_OK, "%s", error.text);
+    cr_assert_str_eq(before, first);
+    cr_assert_str_eq(default_version(), other);
+    cr_assert_gt(ep_epoch_compare(ep_coordinator_state_table(cluster)->epoch, epoch), 0, "clients are not told");
+    epoch = ep_coordinator_state_table(cluster)->epoch;
+    cr_assert_eq(set_default(other, before, &error), EP_OK);
+    cr_assert_str_eq(before, other);
+    cr_assert_eq(ep_epoch_compare(ep_coordinator_state_table(cluster)->epoch, epoch), 0, "nothing changed");
+    cr_assert_eq(set_default("v3", before, &error), EP_ERR_NOT_FOUND);
+    cr_assert(strstr(error.text, "'v3'") && strstr(error.text, "demo v1") && strstr(error.text, "demo v2"), "%s", error.text);
+    load(0);
+    load(1);
+    cr_assert_str_eq(default_version(), other, "it moved by itself");
+
+    restart();
+    cr_assert_str_eq(default_version(), other, "a restart forgot what the operator chose");
+    ep_coordinator_state_destroy(cluster);
+}
+
+Test(coordinator_state, a_default_that_no_node_offers_any_more_gives_way)
+{
+    char before[EP_VERSION_BYTES];
+    ep_error error;
+    start(1, 1, NULL);
+    cr_assert_eq(join(0, NULL), EP_OK);
+    load(0);
+    cr_assert_str_eq(default_version(), "v1");
+    nodes[1].model.version = "v2";
+    cr_assert_eq(join(1, NULL), EP_OK);
+    cr_assert_str_eq(default_version(), "v1", "a newcomer took over");
+    cr_assert_eq(set_default("v2", before, &error), EP_ERR_UNAVAILABLE);
+    cr_assert(strstr(error.text, "version v2 of model demo is not whole: 16 of its experts have no copy"), "%s", error.text);
+    cr_assert_str_eq(default_version(), "v1");
+    load(1);
+    load(0);
+    cr_assert_str_eq(default_version(), "v1", "a newcomer took over");
+    for (int i = 0; i < 40; i++) {
+        now_ns += EP_NS_PER_S;
+        beat(1, "serving");
+        ep_coordinator_state_tick(cluster, now_ns);
+    }
+    cr_assert_eq(ep_coordinator_state_table(cluster)->models_count, 1u);
+    cr_assert_str_eq(default_version(), "v2");
+    ep_coordinator_state_destroy(cluster);
+}
+
 static ep_err join_with(int i, Expertd__V1__ModelInfo **models, size_t count, ep_error *error)
 {
     uint32_t id;
@@ -1235,18 +1332,6 @@ Test(coordinator_state, an_expert_that_nobody_else_can_load_stays_where_it_is)
 }
 
 /* ---- restart with a store ---- */
-
-static void restart(void)
-{
-    ep_coordinator_kept kept;
-    cr_assert_eq(ep_coordinator_state_save(cluster, &kept), EP_OK);
-    ep_coordinator_state_destroy(cluster);
-    config.term++;
-    now_ns = 5 * EP_NS_PER_S; /* another boot: another clock */
-    cr_assert_eq(ep_coordinator_state_create(&config, &cluster), EP_OK);
-    cr_assert_eq(ep_coordinator_state_restore(cluster, now_ns, &kept), EP_OK);
-    ep_coordinator_kept_fini(&kept);
-}
 
 Test(coordinator_state, after_a_restart_the_table_is_there_and_nodes_come_back_one_by_one)
 {

@@ -20,6 +20,7 @@ static void random_model(ep_routing_table *table, uint32_t index, uint64_t *stat
     uint32_t numerics = 1 + below(state, table->nodes_count);
     snprintf(name, sizeof(name), "model-%u", index / 2);
     cr_assert_eq(ep_routing_table_model_init(table, index, name, index % 2 ? "b" : "a", numerics), EP_OK);
+    table->models[index].is_default = index % 2 == index / 2 % 3; /* the first, the second, or none of a name */
     for (uint32_t i = 0; i < numerics; i++) {
         snprintf(table->models[index].numerics[i], EP_NUMERICS_BYTES, "portable-%u", i);
     }
@@ -96,6 +97,10 @@ static void check_equal(const ep_routing_table *a, const ep_routing_table *b)
     cr_assert_eq(ep_routing_table_checksum(a), ep_routing_table_checksum(b));
     cr_assert_eq(a->nodes_count, b->nodes_count);
     cr_assert_eq(memcmp(a->nodes, b->nodes, a->nodes_count * sizeof(*a->nodes)), 0);
+    cr_assert_eq(a->models_count, b->models_count);
+    for (uint32_t m = 0; m < a->models_count; m++) {
+        cr_assert_eq(a->models[m].is_default, b->models[m].is_default, "model %u", m);
+    }
     cr_assert_eq(a->layers_count, b->layers_count);
     for (uint32_t l = 0; l < a->layers_count; l++) {
         const ep_routing_layer *x = &a->layers[l];
@@ -126,6 +131,29 @@ Test(placement_codec, random_tables_survive_the_round_trip)
         ep_routing_table_unref(table);
         ep_routing_table_unref(back);
     }
+}
+
+Test(placement_codec, two_defaults_of_a_name_are_refused)
+{
+    unsigned refused = 0;
+    for (uint64_t seed = 0; seed < 100; seed++) {
+        ep_routing_table *table = random_table(seed);
+        ep_routing_table *back = NULL;
+        ep_error error = {0};
+        size_t size;
+        if (table->models_count >= 2) {
+            table->models[0].is_default = table->models[1].is_default = true;
+            uint8_t *bytes = to_bytes(table, &size);
+            Expertd__V1__PlacementSnapshot *snapshot = expertd__v1__placement_snapshot__unpack(NULL, size, bytes);
+            cr_assert_eq(ep_placement_decode(snapshot, &back, &error), EP_ERR_INVALID_ARGUMENT);
+            cr_assert_str_eq(error.text, "model model-0 of the snapshot has two default versions: a and b");
+            ep_placement_snapshot_free(snapshot);
+            free(bytes);
+            refused++;
+        }
+        ep_routing_table_unref(table);
+    }
+    cr_assert_gt(refused, 10u);
 }
 
 Test(placement_codec, damaged_bytes_are_refused_or_decode_to_a_table_that_passes)

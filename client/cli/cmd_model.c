@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* expertctl model: which version callers get that name none. */
+#include "admin_call.h"
+#include "arguments.h"
+#include "command_table.h"
+#include "exit_code.h"
+#include "moe/routing_table.h"
+#include "output.h"
+
+typedef struct model_options {
+    ep_cli_connect connect;
+    ep_cli_format format;
+    const char *name;
+    const char *version;
+} model_options;
+
+static error_t parse(int key, char *arg, struct argp_state *state)
+{
+    model_options *options = state->input;
+    switch (key) {
+    case ARGP_KEY_INIT:
+        state->child_inputs[0] = &options->connect;
+        state->child_inputs[1] = &options->format;
+        return 0;
+    case ARGP_KEY_ARG:
+        if (state->arg_num == 0) {
+            options->name = ep_cli_arg_text(state, "NAME", arg, EP_MODEL_NAME_BYTES - 1);
+        } else if (state->arg_num == 1) {
+            options->version = ep_cli_arg_text(state, "VERSION", arg, EP_VERSION_BYTES - 1);
+        } else {
+            argp_error(state, "unexpected argument '%s', allowed: a model's name and a version", arg);
+        }
+        return 0;
+    case ARGP_KEY_END:
+        if (options->version == NULL) {
+            argp_error(state, "%s is missing; expertctl status shows what is served", options->name == NULL ? "NAME" : "VERSION");
+        }
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static const struct argp_child children[] = {{&ep_cli_admin_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {0}};
+static const struct argp default_argp = {
+    NULL,
+    parse,
+    "NAME VERSION",
+    "Sets the version of a model that callers get who name none."
+    "\vUntil somebody sets it, it is the first version whose experts all had a copy. It stays while any node offers it, and a "
+    "coordinator with state_dir or state_etcd keeps it over a restart. Calls that have begun stay with the version they have. Only "
+    "a version whose experts all have a copy can be set.\n\n"
+    "Examples:\n"
+    "  expertctl model default moe-30b 2026-11 --admin tcp://127.0.0.1:7412\n\n" EP_CLI_EXIT_HELP,
+    children,
+    NULL,
+    NULL};
+
+static int run_default(int argc, char **argv)
+{
+    static model_options options;
+    Expertd__V1__DefaultVersionRequest request = EXPERTD__V1__DEFAULT_VERSION_REQUEST__INIT;
+    ProtobufCMessage *message = NULL;
+    ep_error error;
+    ep_cli_connect_init(&options.connect);
+    argp_parse(&default_argp, argc, argv, 0, NULL, &options);
+    request.model = (char *)(uintptr_t)options.name;
+    request.version = (char *)(uintptr_t)options.version;
+    if (ep_cli_admin_call_once(&options.connect, "SetDefaultVersion", &request.base, &message, &error) != EP_OK) {
+        return ep_cli_fail(argv[0], &error);
+    }
+    const char *before = ((const Expertd__V1__DefaultVersionReply *)message)->before;
+    bool good = true;
+    if (options.format == EP_CLI_JSON) {
+        good = ep_cli_json_print(json_pack("{s:o, s:o, s:o}", "model", ep_cli_json_text(options.name), "version",
+                                           ep_cli_json_text(options.version), "before", ep_cli_json_text(before)),
+                                 stdout);
+    } else {
+        ep_cli_line(stdout, "model %s: the default version is %s, before: %s", options.name, options.version,
+                    before[0] != 0 ? before : "none");
+    }
+    protobuf_c_message_free_unpacked(message, NULL);
+    return good ? EP_CLI_EXIT_OK : EP_CLI_EXIT_FAILED;
+}
+
+static const ep_cli_command default_command = {"default", "sets the version for callers that name none", &default_argp, run_default, NULL};
+
+static const ep_cli_command *verb_at(size_t index)
+{
+    return index == 0 ? &default_command : NULL;
+}
+
+static error_t parse_verb(int key, char *arg, struct argp_state *state)
+{
+    switch (key) {
+    case ARGP_KEY_ARG:
+        argp_error(state, "there is no verb '%s', allowed: default", arg);
+        return EINVAL;
+    case ARGP_KEY_NO_ARGS:
+        argp_error(state, "no verb given, allowed: default");
+        return EINVAL;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static const struct argp argp = {
+    NULL,
+    parse_verb,
+    "default [OPTION...]",
+    "What an operator decides about models.\v"
+    "  default  sets the version for callers that name none\n\n"
+    "It has its own help: expertctl model default --help\n\n"
+    "Examples:\n"
+    "  expertctl model default moe-30b 2026-11 --admin tcp://127.0.0.1:7412\n\n" EP_CLI_EXIT_HELP,
+    NULL,
+    NULL,
+    NULL};
+
+static int run(int argc, char **argv)
+{
+    return ep_cli_run_verb(argc, argv, verb_at, &argp);
+}
+
+const ep_cli_command ep_cli_model = {"model", "sets the version of a model for callers that name none", &argp, run, verb_at};
