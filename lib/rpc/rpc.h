@@ -115,6 +115,11 @@ ep_err ep_rpc_server_add_service(ep_rpc_server *server, ProtobufCService *servic
 /* May be called several times with different URLs (loopback beside tcp). roles: who is let in there, EP_ROLES_MAIN or
  * EP_ROLES_ADMIN; so methods of operators are never served on a main listener. */
 ep_err ep_rpc_server_listen(ep_rpc_server *server, const ep_lane_address *address, unsigned roles, ep_error *out_error);
+/*
+ * All listeners with TLS, the door's too, read their files again; connections that are there stay. Beside calls, not beside _listen or
+ * _destroy. Errors: as ep_lane_ops.listener_renew_tls, with some listeners renewed and some not: call it again when the files are good.
+ */
+ep_err ep_rpc_server_renew_tls(ep_rpc_server *server, ep_error *out_error);
 /* URL of the index-th listener with its real port; "" when there is none. */
 void ep_rpc_server_url(ep_rpc_server *server, size_t index, char *out_url, size_t bytes);
 /* "starting" | "serving" | "draining" | "degraded": what Health says; draining also sets the draining flag of every reply

@@ -423,6 +423,11 @@ ep_err ep_rpc_server_open_door(ep_rpc_server *server, const ep_lane_address *add
     return EP_OK;
 }
 
+ep_err ep_rpc_door_renew_tls(ep_rpc_door *door, ep_error *out_error)
+{
+    return ep_nng_rep_door_renew_tls(door->rep, out_error);
+}
+
 void ep_rpc_server_door_url(ep_rpc_server *server, char *out_url, size_t bytes)
 {
     if (bytes > 0) {

@@ -265,6 +265,20 @@ void ep_rpc_server_url(ep_rpc_server *server, size_t index, char *out_url, size_
     pthread_mutex_unlock(&server->lock);
 }
 
+ep_err ep_rpc_server_renew_tls(ep_rpc_server *server, ep_error *out_error)
+{
+    ep_err err = server->door != NULL ? ep_rpc_door_renew_tls(server->door, out_error) : EP_OK;
+    for (size_t i = 0; err == EP_OK && i < EP_RPC_LISTENERS_MAX; i++) {
+        pthread_mutex_lock(&server->lock);
+        ep_listener *listener = i < server->listeners_count ? server->listeners[i].listener : NULL;
+        pthread_mutex_unlock(&server->lock);
+        if (listener != NULL && listener->ops->listener_renew_tls != NULL) {
+            err = listener->ops->listener_renew_tls(listener, out_error);
+        }
+    }
+    return err;
+}
+
 void ep_rpc_server_set_state(ep_rpc_server *server, const char *state)
 {
     __atomic_store_n(&server->draining, strcmp(state, "draining") == 0, __ATOMIC_RELEASE);

@@ -199,6 +199,7 @@ void ep_rpc_call_free(ep_rpc_call *call);
 
 /* Adds the door's share. door may be NULL. */
 void ep_rpc_door_add_stats(ep_rpc_door *door, ep_rpc_server_stats *stats);
+ep_err ep_rpc_door_renew_tls(ep_rpc_door *door, ep_error *out_error);
 /* Cancels its calls and waits for them, as for those of sessions. NULL allowed. */
 void ep_rpc_door_destroy(ep_rpc_door *door);
 

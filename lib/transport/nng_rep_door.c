@@ -633,6 +633,11 @@ void ep_nng_rep_door_url(const ep_nng_rep_door *door, char *out_url, size_t byte
     snprintf(out_url, bytes, "%s", door->url);
 }
 
+ep_err ep_nng_rep_door_renew_tls(ep_nng_rep_door *door, ep_error *out_error)
+{
+    return door->lane->listener_renew_tls(door->listener, out_error);
+}
+
 void ep_nng_rep_door_peer(ep_nng_rep_door *door, uint32_t slot, char *out_address, size_t bytes)
 {
     ep_conn *conn = door->slots[slot].from->conn; /* it stays until the answer */

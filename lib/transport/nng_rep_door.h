@@ -80,6 +80,8 @@ ep_err ep_nng_rep_door_open(const ep_lane_address *address, const ep_nng_rep_lim
                             const ep_nng_rep_handler *handler, ep_nng_rep_door **out_door, ep_error *out_error);
 /* The address with its real port. */
 void ep_nng_rep_door_url(const ep_nng_rep_door *door, char *out_url, size_t bytes);
+/* As ep_lane_ops.listener_renew_tls; not beside _stop. */
+ep_err ep_nng_rep_door_renew_tls(ep_nng_rep_door *door, ep_error *out_error);
 /* The address of a slot's caller; before its answer. */
 void ep_nng_rep_door_peer(ep_nng_rep_door *door, uint32_t slot, char *out_address, size_t bytes);
 /* Answers a slot's request. reply NULL: no answer, the slot is only freed. */

@@ -108,6 +108,7 @@ ep_err stream_listen(const ep_lane_address *address, const ep_lane_limits *limit
                      ep_listener **out_listener, ep_error *out_error);
 void stream_listener_close(ep_listener *listener);
 void stream_listener_url(ep_listener *listener, char *out_url, size_t bytes);
+ep_err stream_listener_renew_tls(ep_listener *listener, ep_error *out_error);
 ep_err stream_dial(const ep_lane_address *address, const ep_lane_limits *limits, ep_dial_func on_dial, void *arg,
                    ep_dial **out_dial, ep_error *out_error);
 void stream_dial_release(ep_dial *dial);

@@ -137,6 +137,7 @@ const ep_lane_ops ep_nng_stream_lane = {
     .listen = stream_listen,
     .listener_close = stream_listener_close,
     .listener_url = stream_listener_url,
+    .listener_renew_tls = stream_listener_renew_tls,
     .dial = stream_dial,
     .dial_release = stream_dial_release,
     .conn_start = stream_conn_start,

@@ -162,6 +162,11 @@ typedef struct ep_lane_ops {
     void (*listener_close)(ep_listener *listener);
     /* Address with the real port, e.g. "tcp://127.0.0.1:38211". */
     void (*listener_url)(ep_listener *listener, char *out_url, size_t bytes);
+    /*
+     * Reads the files of its TLS settings again, for connections from now on; those there are stay. NULL: a lane without TLS.
+     * Errors: BAD_FILE, NO_MEMORY; the settings are then as before. Not beside listener_close.
+     */
+    ep_err (*listener_renew_tls)(ep_listener *listener, ep_error *out_error);
 
     /*
      * Begins a dial; on_dial is called exactly once unless dial fails here. *out_dial must be released by dial_release; it

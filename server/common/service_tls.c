@@ -10,8 +10,10 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/private_file.h"
 
@@ -23,6 +25,8 @@ typedef struct tls_file {
     const char *key;
     const char *path;
     ep_error *error;
+    bool log;           /* that little time is left */
+    uint64_t *expiry_s; /* when the last of the valid ones ends */
 } tls_file;
 
 #define FAIL(file, ...) ep_options_fail((file)->options, (file)->key, (file)->error, __VA_ARGS__)
@@ -35,9 +39,17 @@ static void put_time(const ASN1_TIME *at, char out[TIME_BYTES])
     }
 }
 
+static uint64_t unix_seconds(const ASN1_TIME *at)
+{
+    struct tm parts;
+    time_t seconds = ASN1_TIME_to_tm(at, &parts) == 1 ? timegm(&parts) : 0;
+    return seconds > 0 ? (uint64_t)seconds : 0;
+}
+
 /* Valid now? Else why not. Warns when little time is left. */
 static ep_err check_dates(const tls_file *file, const X509 *cert)
 {
+    uint64_t until_s = unix_seconds(X509_get0_notAfter(cert));
     char from[TIME_BYTES], until[TIME_BYTES];
     int days = 0, seconds = 0;
     put_time(X509_get0_notBefore(cert), from);
@@ -50,10 +62,11 @@ static ep_err check_dates(const tls_file *file, const X509 *cert)
         return FAIL(file, "the certificate in %.200s was valid from %s until %s: it has expired", file->path,
                     from, until);
     }
-    if (ASN1_TIME_diff(&days, &seconds, NULL, X509_get0_notAfter(cert)) == 1 && days < EP_TLS_WARN_DAYS) {
+    if (ASN1_TIME_diff(&days, &seconds, NULL, X509_get0_notAfter(cert)) == 1 && days < EP_TLS_WARN_DAYS && file->log) {
         ep_log(EP_LOG_WARN, "tls-expires", "%s %s valid_until %s days_left %d", file->key, file->path, until,
                days);
     }
+    *file->expiry_s = until_s > *file->expiry_s ? until_s : *file->expiry_s;
     return EP_OK;
 }
 
@@ -143,20 +156,124 @@ static ep_err check_cert_key(const tls_file *file)
     return err;
 }
 
-ep_err ep_service_tls_check(const ep_options *options, ep_error *out_error)
+static const struct {
+    const char *key;
+    ep_err (*check)(const tls_file *file);
+} rows[EP_TLS_FILES] = {{"tls_ca_file", check_ca}, {"tls_cert_key_file", check_cert_key}, {"admin_tls_ca_file", check_ca}};
+
+static ep_err check_all(const ep_options *options, bool log, uint64_t expiry_s[EP_TLS_FILES], ep_error *out_error)
 {
-    static const struct {
-        const char *key;
-        ep_err (*check)(const tls_file *file);
-    } rows[] = {
-        {"tls_ca_file", check_ca}, {"tls_cert_key_file", check_cert_key}, {"admin_tls_ca_file", check_ca}};
-    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+    for (size_t i = 0; i < EP_TLS_FILES; i++) {
         const char *path = ep_options_text(options, rows[i].key);
-        const tls_file file = {.options = options, .key = rows[i].key, .path = path, .error = out_error};
+        const tls_file file = {.options = options, .key = rows[i].key, .path = path, .error = out_error, .log = log, .expiry_s = &expiry_s[i]};
+        expiry_s[i] = 0;
         ep_err err = path[0] != 0 ? rows[i].check(&file) : EP_OK;
         if (err != EP_OK) {
             return err;
         }
     }
     return EP_OK;
+}
+
+ep_err ep_service_tls_check(const ep_options *options, ep_error *out_error)
+{
+    uint64_t expiry_s[EP_TLS_FILES];
+    return check_all(options, true, expiry_s, out_error);
+}
+
+/* ---- renewal ---- */
+
+#define LOOK_MS 60000u
+
+static void look_at_files(const ep_options *options, ep_tls_stamp out_stamps[EP_TLS_FILES])
+{
+    for (size_t i = 0; i < EP_TLS_FILES; i++) {
+        const char *path = ep_options_text(options, rows[i].key);
+        struct stat st;
+        memset(&out_stamps[i], 0, sizeof(out_stamps[i])); /* they are compared as bytes */
+        if (path[0] != 0 && stat(path, &st) == 0) {
+            out_stamps[i].changed_ns = (int64_t)(st.st_mtim.tv_sec * (int64_t)EP_NS_PER_S + st.st_mtim.tv_nsec);
+            out_stamps[i].inode = st.st_ino;
+            out_stamps[i].bytes = (uint64_t)st.st_size;
+        }
+    }
+}
+
+static void take(ep_tls_watch *watch, const ep_tls_stamp stamps[EP_TLS_FILES], const uint64_t expiry_s[EP_TLS_FILES])
+{
+    memcpy(watch->in_force, stamps, sizeof(watch->in_force));
+    for (size_t i = 0; i < EP_TLS_FILES; i++) {
+        __atomic_store_n(&watch->expiry_s[i], expiry_s[i], __ATOMIC_RELAXED);
+    }
+}
+
+static void renew(ep_tls_watch *watch)
+{
+    ep_tls_stamp stamps[EP_TLS_FILES];
+    uint64_t expiry_s[EP_TLS_FILES];
+    ep_error error;
+    look_at_files(watch->options, stamps); /* before they are read: what is written meanwhile is seen by the next look */
+    if (memcmp(stamps, watch->in_force, sizeof(stamps)) == 0) {
+        return;
+    }
+    if (check_all(watch->options, true, expiry_s, &error) != EP_OK || ep_rpc_server_renew_tls(watch->server, &error) != EP_OK) {
+        ep_log(EP_LOG_ERROR, "tls-refused", "what is in force stays, next look in %u s: %s", LOOK_MS / 1000, error.text);
+        return;
+    }
+    take(watch, stamps, expiry_s);
+    ep_log(EP_LOG_INFO, "tls-renewed", "for new connections; days_left %lld",
+           ((long long)ep_tls_watch_expiry(watch) - (long long)time(NULL)) / 86400);
+}
+
+static void on_look(void *arg)
+{
+    renew(arg);
+}
+
+ep_err ep_tls_watch_start(ep_tls_watch *watch, const ep_options *options, ep_service_loop *loop, ep_rpc_server *server)
+{
+    ep_tls_stamp stamps[EP_TLS_FILES];
+    uint64_t expiry_s[EP_TLS_FILES] = {0};
+    ep_error error;
+    *watch = (ep_tls_watch){.options = options, .server = server};
+    look_at_files(options, stamps);
+    (void)check_all(options, false, expiry_s, &error); /* they were good a moment ago; if not, listening says why */
+    take(watch, stamps, expiry_s);
+    if (ep_tls_watch_expiry(watch) == 0) {
+        return EP_OK; /* without TLS there is nothing to look at */
+    }
+    ep_err err = ep_service_loop_timer_create(loop, on_look, watch, &watch->timer);
+    if (err == EP_OK) {
+        ep_loop_timer_start(watch->timer, LOOK_MS, LOOK_MS);
+    }
+    return err;
+}
+
+void ep_tls_watch_reload(ep_tls_watch *watch)
+{
+    if (watch->timer != NULL) {
+        renew(watch);
+    }
+}
+
+void ep_tls_watch_collect(const ep_tls_watch *watch, ep_metrics *metrics)
+{
+    for (size_t i = 0; i < EP_TLS_FILES; i++) {
+        uint64_t expiry_s = __atomic_load_n(&watch->expiry_s[i], __ATOMIC_RELAXED);
+        const ep_metric_label label = {"key", rows[i].key};
+        if (expiry_s != 0) {
+            ep_gauge_set(ep_metrics_gauge(metrics, "expertd_tls_expiry_seconds",
+                                          "When the certificate in force ends, in seconds since 1970", &label, 1), (double)expiry_s);
+        }
+    }
+}
+
+uint64_t ep_tls_watch_expiry(const ep_tls_watch *watch)
+{
+    uint64_t first = 0;
+    for (size_t i = 0; i < EP_TLS_FILES; i++) {
+        uint64_t expiry_s = __atomic_load_n(&watch->expiry_s[i], __ATOMIC_RELAXED);
+        first = expiry_s != 0 && (first == 0 || expiry_s < first) ? expiry_s : first;
+    }
+    return first;
 }

@@ -6,7 +6,10 @@
 #ifndef EP_SERVER_COMMON_SERVICE_TLS_H
 #define EP_SERVER_COMMON_SERVICE_TLS_H
 
+#include "common/metrics.h"
 #include "common/options.h"
+#include "common/service_loop.h"
+#include "rpc/rpc.h"
 
 #define EP_TLS_WARN_DAYS 14
 
@@ -17,5 +20,39 @@
  * a time is the reason.
  */
 ep_err ep_service_tls_check(const ep_options *options, ep_error *out_error);
+
+/*
+ * Renews the TLS of a server's listeners when a file changed: looked at once a minute, and at once by _reload. (Whoever dials reads
+ * the files for each dial.) Files that are not good change nothing; they are looked at again, and the log says why:
+ *   I tls-renewed tls_cert_key_file valid_until 2027-01-01T00:00:00Z ...        E tls-refused what is in force stays: ...
+ *
+ * Threads    _start and _reload on the loop's thread; _collect and _expiry any.
+ */
+enum { EP_TLS_FILES = 3 };
+/* Tells one content of a file from the next: written in place, or another file under the name. */
+typedef struct ep_tls_stamp {
+    int64_t changed_ns;
+    uint64_t inode;
+    uint64_t bytes;
+} ep_tls_stamp;
+typedef struct ep_tls_watch {
+    /* private */
+    const ep_options *options;
+    ep_rpc_server *server;
+    ep_loop_timer *timer;
+    ep_tls_stamp in_force[EP_TLS_FILES];
+    uint64_t expiry_s[EP_TLS_FILES]; /* atomic; Unix time; 0: no such file */
+} ep_tls_watch;
+
+/*
+ * Takes the files as they are now for those in force: before the server listens, which reads them. options: what the process started
+ * with. server outlives the loop's timers. Errors: as ep_service_loop_timer_create.
+ */
+ep_err ep_tls_watch_start(ep_tls_watch *watch, const ep_options *options, ep_service_loop *loop, ep_rpc_server *server);
+void ep_tls_watch_reload(ep_tls_watch *watch);
+/* expertd_tls_expiry_seconds by key: when the certificates in force end. */
+void ep_tls_watch_collect(const ep_tls_watch *watch, ep_metrics *metrics);
+/* Unix time in seconds when the first of them ends; 0: no TLS. */
+uint64_t ep_tls_watch_expiry(const ep_tls_watch *watch);
 
 #endif

@@ -13,6 +13,7 @@
 #include "common/metrics.h"
 #include "common/ports_file.h"
 #include "common/pool_watch.h"
+#include "common/service_tls.h"
 #include "common/probes.h"
 #include "common/sd_notify.h"
 #include "common/service_loop.h"
@@ -33,6 +34,7 @@ typedef struct coordinator {
     ep_timer_service *timers;
     ep_buffer_pool *pool;
     ep_pool_watch pool_watch;
+    ep_tls_watch tls_watch;
     ep_table_store *store;       /* NULL: state in memory */
     ep_coordinator_service *service;
     ep_gateway *gateway;
@@ -93,6 +95,7 @@ static ep_err run_reload(void *arg, ep_reload_report *out_report, ep_error *out_
         char token[EP_TOKEN_BYTES_MAX + 1];
         self->drain_ms = (uint32_t)ep_options_number(options, "drain_ms");
         ep_service_tokens_reload(options, self->config->service.credentials);
+        ep_tls_watch_reload(&self->tls_watch);
         ep_rpc_credentials_show(self->config->service.credentials, EP_ROLE_CLIENT, token);
         ep_gateway_set_token(self->gateway, token);
         explicit_bzero(token, sizeof(token));
@@ -276,6 +279,7 @@ static void on_collect(void *arg)
     ep_rpc_server_read_stats(self->server, &rpc);
     ep_gateway_collect(self->gateway);
     ep_pool_watch_collect(&self->pool_watch, m);
+    ep_tls_watch_collect(&self->tls_watch, m);
     ep_statistics_collect(ep_coordinator_service_loads(self->service), m, self->config->metrics_per_expert);
     collect_health(self);
     ep_gauge_set(ep_metrics_gauge(m, "expertd_coordinator_watchers", "Placement watches open", NULL, 0), (double)stats.watchers);
@@ -380,11 +384,12 @@ static ep_err start_rpc(coordinator *self, ep_error *out_error)
     err = err != EP_OK ? err : ep_rpc_server_add_service(self->server, ep_coordinator_service_rpc(self->service), out_error);
     err = err != EP_OK ? err : ep_rpc_server_add_service(self->server, ep_gateway_rpc(self->gateway), out_error);
     err = err != EP_OK ? err : add_admin(self, out_error);
-    if (err == EP_OK && (err = ep_pool_watch_start(&self->pool_watch, self->loop, self->server)) != EP_OK) {
+    if (err == EP_OK && ((err = ep_pool_watch_start(&self->pool_watch, self->loop, self->server)) != EP_OK ||
+                         (err = ep_tls_watch_start(&self->tls_watch, self->reload->started, self->loop, self->server)) != EP_OK)) {
         return ep_error_set(out_error, err, "cannot start a timer: %s", ep_err_text(err));
     }
     if (err == EP_OK) {
-        ep_coordinator_service_watch_memory(self->service, &self->pool_watch);
+        ep_coordinator_service_watch(self->service, &self->pool_watch, &self->tls_watch);
     }
     err = err != EP_OK ? err : ep_service_listen(service, self->server, out_error);
     return err != EP_OK ? err : start_gateway(self, out_error);

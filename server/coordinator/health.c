@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "common/service_tls.h"
 #include "coordinator/state.h"
 
 const ep_health_rule ep_health_rules[EP_HEALTH_CODES] = {
@@ -20,6 +21,7 @@ const ep_health_rule ep_health_rules[EP_HEALTH_CODES] = {
     [EP_HEALTH_NODE_DEGRADED] = {"node-degraded", true, false, "see the finding on its experts, else its log"},
     [EP_HEALTH_NODE_SUSPECT] = {"node-suspect", true, false, "is its process alive, and can it reach the coordinator?"},
     [EP_HEALTH_NODE_LOST] = {"node-lost", true, false, "start it again, or expertctl drain NODE if it is gone for good"},
+    [EP_HEALTH_CERTIFICATE_ENDED] = {"certificate-ended", true, false, "put new files in the place of the old ones; they are seen within a minute, or by expertctl reload"},
     [EP_HEALTH_FEW_COPIES] = {"few-copies", false, false, "start another node, or lower copies"},
     [EP_HEALTH_NUMERICS] = {"numerics", false, false,
                             "give all nodes of a model the same build and the same numerics, portable where CPUs differ"},
@@ -28,6 +30,8 @@ const ep_health_rule ep_health_rules[EP_HEALTH_CODES] = {
     [EP_HEALTH_NODE_DRAINING] = {"node-draining", false, false, "wait until it is drained, or expertctl drain --undo"},
     [EP_HEALTH_NODE_DRAINED] = {"node-drained", false, false, "expertctl drain NODE --undo when it shall take part again"},
     [EP_HEALTH_HOST_UNKNOWN] = {"host-unknown", false, false, "set host, or EXPERTD_BOOT_ID as the shipped unit does"},
+    [EP_HEALTH_CERTIFICATE_ENDS] = {"certificate-ends", false, false,
+                                    "put new files in the place of the old ones; they are seen within a minute, or by expertctl reload"},
 };
 
 __attribute__((format(printf, 3, 4))) static void add(ep_health *health, ep_health_code code, const char *format, ...)
@@ -53,8 +57,18 @@ __attribute__((format(printf, 3, 4))) static void add(ep_health *health, ep_heal
     va_end(args);
 }
 
-static void judge_node(const Expertd__V1__NodeEntry *node, ep_health *health)
+static void judge_certificate(const char *who, uint64_t expiry, uint64_t now, ep_health *health)
 {
+    if (expiry != 0 && expiry <= now) {
+        add(health, EP_HEALTH_CERTIFICATE_ENDED, "%s: a certificate in force ended %" PRIu64 " hours ago", who, (now - expiry) / 3600);
+    } else if (expiry != 0 && expiry - now < EP_TLS_WARN_DAYS * UINT64_C(86400)) {
+        add(health, EP_HEALTH_CERTIFICATE_ENDS, "%s: a certificate in force ends in %" PRIu64 " days", who, (expiry - now) / 86400);
+    }
+}
+
+static void judge_node(const Expertd__V1__NodeEntry *node, uint64_t unix_now, ep_health *health)
+{
+    char who[EP_NODE_NAME_BYTES + 8];
     double silent_s = (double)node->last_seen_ms / 1e3;
     bool is_lost = strcmp(node->state, EP_NODE_LOST) == 0;
     bool is_emptied = strcmp(node->state, "draining") == 0 || strcmp(node->state, "drained") == 0;
@@ -75,6 +89,8 @@ static void judge_node(const Expertd__V1__NodeEntry *node, ep_health *health)
     } else if (strcmp(node->state, "degraded") == 0) {
         add(health, EP_HEALTH_NODE_DEGRADED, "node %s is degraded: it could not load all its experts", node->name);
     }
+    snprintf(who, sizeof(who), "node %s", node->name);
+    judge_certificate(who, is_lost ? 0 : node->tls_expiry, unix_now, health);
     if (!is_lost && node->host[0] == '\0') {
         add(health, EP_HEALTH_HOST_UNKNOWN, "node %s does not know which machine it is on: no shared memory and no comm_alg hierarchy there",
             node->name);
@@ -184,6 +200,7 @@ static void judge_service(const ep_health_facts *facts, ep_health *health)
     if (cluster->store_error[0] != '\0') {
         add(health, EP_HEALTH_STORE, "the newest state is not written, an older table is served: %s", cluster->store_error);
     }
+    judge_certificate("the coordinator", facts->tls_expiry, facts->unix_now, health);
     if (cluster->copy_error[0] != '\0') {
         add(health, EP_HEALTH_COPY_DIFFERS, "%s", cluster->copy_error);
     }
@@ -194,7 +211,7 @@ void ep_health_judge(const ep_health_facts *facts, ep_health *out_health)
     const Expertd__V1__ClusterStatusReply *cluster = facts->cluster;
     *out_health = (ep_health){0};
     for (size_t i = 0; i < cluster->n_nodes; i++) {
-        judge_node(cluster->nodes[i], out_health);
+        judge_node(cluster->nodes[i], facts->unix_now, out_health);
     }
     if (out_health->nodes_expected < cluster->min_nodes) {
         out_health->nodes_expected = cluster->min_nodes;

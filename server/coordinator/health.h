@@ -26,6 +26,7 @@ typedef enum ep_health_code {
     EP_HEALTH_NODE_DEGRADED,
     EP_HEALTH_NODE_SUSPECT,
     EP_HEALTH_NODE_LOST,
+    EP_HEALTH_CERTIFICATE_ENDED,
     EP_HEALTH_FEW_COPIES,
     EP_HEALTH_NUMERICS,
     EP_HEALTH_VERSIONS,
@@ -33,6 +34,7 @@ typedef enum ep_health_code {
     EP_HEALTH_NODE_DRAINING,
     EP_HEALTH_NODE_DRAINED,
     EP_HEALTH_HOST_UNKNOWN,
+    EP_HEALTH_CERTIFICATE_ENDS,
     EP_HEALTH_CODES
 } ep_health_code;
 
@@ -48,6 +50,8 @@ typedef struct ep_health_facts {
     const Expertd__V1__ClusterStatusReply *cluster; /* all but what is filled from the judgement */
     const ep_routing_table *table;                  /* the one that is served; NULL: none yet */
     const char *memory_error;                       /* why even nodes and operators get no memory; NULL: they do */
+    uint64_t tls_expiry;                            /* of the coordinator, as HeartbeatRequest.tls_expiry */
+    uint64_t unix_now;                              /* in seconds */
 } ep_health_facts;
 
 typedef struct ep_health_problem {

@@ -53,6 +53,7 @@ struct ep_coordinator_service {
     char left_out_logged[EP_ERROR_TEXT_BYTES];
     char refusal_logged[EP_ERROR_TEXT_BYTES];
     const ep_pool_watch *pool_watch; /* NULL: memory is not judged */
+    const ep_tls_watch *tls_watch;   /* NULL: nor is the coordinator's certificate */
     size_t logged_count;
     logged_node *logged;
     ep_coordinator_stats stats;
@@ -528,6 +529,7 @@ static void fill_entry(Expertd__V1__NodeEntry *entry, const ep_coordinator_state
     entry->state = (char *)(uintptr_t)view->state;
     entry->incarnation = view->incarnation;
     entry->rows_served = view->rows_served;
+    entry->tls_expiry = view->tls_expiry;
     entry->last_seen_ms = (now_ns - view->last_seen_ns) / EP_NS_PER_MS;
 }
 
@@ -596,8 +598,12 @@ static bool status_init(ep_coordinator_service *self, status_parts *parts)
     if (self->pool_watch != NULL) {
         memory = ep_pool_watch_check(self->pool_watch);
     }
-    ep_health_judge(&(ep_health_facts){.cluster = reply, .table = self->served, .memory_error = memory.ok ? NULL : memory.text},
-                    parts->health);
+    const ep_health_facts facts = {.cluster = reply,
+                                   .table = self->served,
+                                   .memory_error = memory.ok ? NULL : memory.text,
+                                   .tls_expiry = self->tls_watch != NULL ? ep_tls_watch_expiry(self->tls_watch) : 0,
+                                   .unix_now = (uint64_t)time(NULL)};
+    ep_health_judge(&facts, parts->health);
     return true;
 }
 
@@ -786,9 +792,10 @@ void ep_coordinator_service_stop(ep_coordinator_service *self)
     pthread_mutex_unlock(&self->lock);
 }
 
-void ep_coordinator_service_watch_memory(ep_coordinator_service *self, const ep_pool_watch *watch)
+void ep_coordinator_service_watch(ep_coordinator_service *self, const ep_pool_watch *pool, const ep_tls_watch *tls)
 {
-    self->pool_watch = watch;
+    self->pool_watch = pool;
+    self->tls_watch = tls;
 }
 
 ep_health *ep_coordinator_service_judge(ep_coordinator_service *self)

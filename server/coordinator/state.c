@@ -560,6 +560,7 @@ ep_err ep_coordinator_state_register(ep_coordinator_state *cluster, uint64_t now
     cluster->revision++;
     node->loaded_number = 0;
     node->rows_served = 0;
+    node->tls_expiry = 0;
     *out_node_id = node->node_id;
     (void)cluster_judge_copies(cluster);
     cluster_place(cluster);
@@ -625,6 +626,7 @@ ep_err ep_coordinator_state_heartbeat(ep_coordinator_state *cluster, uint64_t no
     uint64_t loaded_before = node->loaded_number;
     node->last_seen_ns = now_ns;
     node->rows_served = request->rows_served;
+    node->tls_expiry = request->tls_expiry;
     node->state = state_from_name(request->state);
     if (request->epoch != NULL && request->epoch->term == cluster->config.term) {
         node->loaded_number = request->epoch->number;
@@ -762,6 +764,7 @@ bool ep_coordinator_state_node(const ep_coordinator_state *cluster, size_t index
         .incarnation = node->incarnation,
         .rows_served = node->rows_served,
         .last_seen_ns = node->last_seen_ns,
+        .tls_expiry = node->tls_expiry,
     };
     return true;
 }

@@ -138,6 +138,7 @@ typedef struct ep_coordinator_state_node_view {
     uint64_t incarnation;
     uint64_t rows_served;
     uint64_t last_seen_ns;
+    uint64_t tls_expiry;
 } ep_coordinator_state_node_view;
 bool ep_coordinator_state_node(const ep_coordinator_state *cluster, size_t index, ep_coordinator_state_node_view *out_view);
 /* Nodes that fell silent and were forgotten, the longest away first, as state EP_NODE_LOST: until they register again or are drained by

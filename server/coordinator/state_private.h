@@ -33,6 +33,7 @@ typedef struct cluster_node {
     uint64_t last_seen_ns;
     uint64_t loaded_number;      /* assignment it has worked through; owned says what loaded */
     uint64_t rows_served;
+    uint64_t tls_expiry;
     node_layer *layers;          /* [cluster->layers_count] */
     char (*numerics)[EP_NUMERICS_BYTES]; /* [cluster->models_count]; "" not served */
 } cluster_node;

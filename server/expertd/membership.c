@@ -448,6 +448,7 @@ static void send_heartbeat(ep_membership *m)
     request.epoch = &epoch;
     request.state = (char *)(uintptr_t)report.state;
     request.rows_served = report.rows_served;
+    request.tls_expiry = report.tls_expiry;
     request.last_error = report.last_error;
     request.secret = m->secret;
     if (m->models_changed &&

@@ -27,6 +27,7 @@ typedef struct ep_membership ep_membership;
 typedef struct ep_membership_report {
     const char *state; /* static text */
     uint64_t rows_served;
+    uint64_t tls_expiry; /* as ep_tls_watch_expiry */
     char last_error[EP_ERROR_TEXT_BYTES];
 } ep_membership_report;
 

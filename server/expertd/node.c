@@ -206,6 +206,7 @@ ep_err ep_node_reload(void *arg, ep_reload_report *out_report, ep_error *out_err
         node->drain_ms = (uint32_t)ep_options_number(options, "drain_ms");
         node->compute_stall_ms = (uint32_t)ep_options_number(options, "compute_stall_ms");
         ep_service_tokens_reload(options, node->config->service.credentials);
+        ep_tls_watch_reload(&node->tls_watch);
     }
     char status[80];
     snprintf(status, sizeof(status), "%s%s", ep_node_state_name((ep_node_state)atomic_load(&node->state)),
@@ -243,6 +244,7 @@ static void fill_report(void *arg, ep_membership_report *out_report)
     ep_weight_store_read_stats(node->store, &weights);
     out_report->state = ep_node_state_text(node);
     out_report->rows_served = requests.rows_served;
+    out_report->tls_expiry = ep_tls_watch_expiry(&node->tls_watch);
     snprintf(out_report->last_error, sizeof(out_report->last_error), "%s", weights.last_error);
 }
 
@@ -445,7 +447,8 @@ static ep_err start_server(ep_node *node, ep_error *out_error)
         return err;
     }
     ep_rpc_server_set_state(node->server, "starting");
-    if ((err = ep_pool_watch_start(&node->pool_watch, node->loop, node->server)) != EP_OK) {
+    if ((err = ep_pool_watch_start(&node->pool_watch, node->loop, node->server)) != EP_OK ||
+        (err = ep_tls_watch_start(&node->tls_watch, node->reload.started, node->loop, node->server)) != EP_OK) {
         return ep_error_set(out_error, err, "cannot start a timer: %s", ep_err_text(err));
     }
     const ep_admin_config admin = {.loop = node->loop,

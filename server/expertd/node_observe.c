@@ -79,6 +79,7 @@ static void collect_rpc(ep_node *node)
     ep_rpc_metrics_stream_lane(node->metrics);
     ep_rpc_metrics_door(node->metrics, node->server);
     ep_pool_watch_collect(&node->pool_watch, node->metrics);
+    ep_tls_watch_collect(&node->tls_watch, node->metrics);
     ep_gauge_set(g->buffer_bytes, (double)buffers.lent_bytes);
     ep_gauge_set(g->buffer_bytes_peak, (double)buffers.lent_bytes_peak);
 }

@@ -7,6 +7,7 @@
 #include "common/metrics.h"
 #include "common/probes.h"
 #include "common/pool_watch.h"
+#include "common/service_tls.h"
 #include "common/service_loop.h"
 #include "common/reload.h"
 #include "expertd/forward_handler.h"
@@ -115,6 +116,7 @@ struct ep_node {
     ep_loop_timer *drain_timer; /* the longest a drain may take */
     ep_loop_timer *sweep_timer; /* links to neighbours that are not needed */
     ep_pool_watch pool_watch;
+    ep_tls_watch tls_watch;
     ep_loop_timer *leave_timer; /* while draining: looks whether the last replies are out */
 };
 

@@ -96,7 +96,10 @@ def main():
     daemons = []
     with tempfile.TemporaryDirectory() as directory:
         try:
-            daemons.append(Daemon(directory, "coordinator", coordinator, *DOORS))
+            pair = os.path.join(directory, "pair.pem")
+            subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj",
+                            "/CN=a", "-keyout", pair + ".key", "-out", pair], check=True, stderr=subprocess.DEVNULL)
+            daemons.append(Daemon(directory, "coordinator", coordinator, "--tls-ca-file", pair, *DOORS))
             daemons.append(Daemon(directory, "node", expertd, *DOORS, "--node-name", "a", "--coordinator-url",
                                   daemons[0].urls["rpc_url"], "--model",
                                   "demo=" + os.path.join(source, "deploy/demo-model/checkpoint")))

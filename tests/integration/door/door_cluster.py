@@ -87,10 +87,10 @@ class Cluster:
         return read_safetensors(self.path("oracle"))["y"]
 
 
-def wait_for(what, condition):
-    end = time.monotonic() + 60
+def wait_for(what, condition, seconds=60):
+    end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, f"waited 60 s for {what}"
+        assert time.monotonic() < end, f"waited {seconds} s for {what}"
         time.sleep(0.02)
 
 

@@ -7,6 +7,7 @@
 #include "coordinator/health.h"
 
 #define NODES 2
+#define DAY UINT64_C(86400)
 
 static struct {
     ep_health_facts facts;
@@ -150,6 +151,15 @@ Test(health, the_coordinators_own_troubles_are_told)
     f.cluster.copy_error = text_of("SHA-256 differs");
     expect(EP_HEALTH_COPY_DIFFERS, "SHA-256 differs");
     f.cluster.copy_error = text_of("");
+    f.facts.unix_now = 1000 * DAY;
+    f.facts.tls_expiry = 1014 * DAY;
+    judge();
+    cr_assert_eq(health.problems_count, 0u, "14 days are enough");
+    f.facts.tls_expiry--;
+    expect(EP_HEALTH_CERTIFICATE_ENDS, "the coordinator: a certificate in force ends in 13 days");
+    f.facts.tls_expiry = 999 * DAY;
+    expect(EP_HEALTH_CERTIFICATE_ENDED, "the coordinator: a certificate in force ended 24 hours ago");
+    f.facts.tls_expiry = 0;
     f.facts.memory_error = "exhausted: 1 of 1 bytes lent";
     expect(EP_HEALTH_MEMORY, "exhausted: 1 of 1");
 }
