@@ -80,7 +80,7 @@ void ep_cli_token_read(struct argp_state *state, const char *option, const char 
         argp_error(state, "%s %s has mode %04o, allowed: %s", option, path, (unsigned)(st.st_mode & 07777),
                    EP_PRIVATE_FILE_ALLOWED);
     }
-    out_token[strcspn(out_token, "\r\n")] = '\0';
+    out_token[strcspn(out_token, " \r\n")] = '\0'; /* a label may follow */
     size_t bytes = strlen(out_token);
     if (bytes == 0 || bytes > EP_CLI_TOKEN_BYTES_MAX) {
         argp_error(state, "the first line of %s %s has %zu characters, allowed: 1..%d", option, path, bytes,

@@ -64,7 +64,7 @@ static void examine_silence(const ep_doctor_facts *facts, const char *url, const
                       "%s is a %s, not a %s", url, other, wanted);
     } else if (error->code == EP_ERR_UNAUTHENTICATED && !(is_tls(url) && port == EP_DOCTOR_PORT_OTHER)) {
         ep_doctor_add(out, EP_DOCTOR_ERROR, facts->has_token ? "token-wrong" : "token-missing",
-                      facts->has_token ? "the file of --token-file must hold the first or second line of the service's token_file"
+                      facts->has_token ? "the file of --token-file must hold a token of the service's token_file"
                                        : "give the service's token with --token-file",
                       "%s", error->text);
     } else if (error->code == EP_ERR_PERMISSION_DENIED) {

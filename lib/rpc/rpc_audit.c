@@ -73,6 +73,9 @@ static bool take_line(ep_rpc_audit *audit)
     return room;
 }
 
+/* Two arguments. */
+#define WHO(event) (event)->label != NULL && (event)->label[0] != 0 ? " who " : "", (event)->label != NULL ? (event)->label : ""
+
 void ep_rpc_audit_count(ep_rpc_audit *audit, ep_rpc_refusal refusal)
 {
     __atomic_fetch_add(&audit->refused[refusal], 1, __ATOMIC_RELAXED);
@@ -85,9 +88,9 @@ void ep_rpc_audit_refused(ep_rpc_audit *audit, ep_rpc_refusal refusal, const ep_
     if (!ep_log_enabled(EP_LOG_WARN) || !take_line(audit)) {
         return;
     }
-    ep_log(EP_LOG_WARN, "audit-refused", "peer %s node %s role %s method %s reason %s%s%s",
+    ep_log(EP_LOG_WARN, "audit-refused", "peer %s node %s role %s%s%s method %s reason %s%s%s",
            clean(event->peer, '!', peer, sizeof(peer)), clean(event->node, '!', node, sizeof(node)),
-           clean(event->role, '!', role, sizeof(role)), event->method, ep_rpc_refusal_name(refusal),
+           clean(event->role, '!', role, sizeof(role)), WHO(event), event->method, ep_rpc_refusal_name(refusal),
            event->text != NULL ? " text " : "",
            event->text != NULL ? clean(event->text, ' ', text, sizeof(text)) : "");
 }
@@ -95,7 +98,7 @@ void ep_rpc_audit_refused(ep_rpc_audit *audit, ep_rpc_refusal refusal, const ep_
 void ep_rpc_audit_admin(const ep_rpc_audit_event *event)
 {
     char peer[WORD_BYTES], node[WORD_BYTES];
-    ep_log(EP_LOG_INFO, "audit-admin", "peer %s node %s role %s method %s",
+    ep_log(EP_LOG_INFO, "audit-admin", "peer %s node %s role %s%s%s method %s",
            clean(event->peer, '!', peer, sizeof(peer)), clean(event->node, '!', node, sizeof(node)),
-           event->role, event->method);
+           event->role, WHO(event), event->method);
 }

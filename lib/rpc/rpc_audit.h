@@ -3,10 +3,10 @@
  * One log line for everybody who is turned away and for every call of an operator, and counts by reason:
  *
  *     W audit-refused peer 127.0.0.1:40112 node n-1 role client method expertd.v1.Admin.Drain reason method
- *     I audit-admin peer 127.0.0.1:40112 node - role operator method expertd.v1.Admin.Drain
+ *     I audit-admin peer 127.0.0.1:40112 node - role operator who alice method expertd.v1.Admin.Drain
  *
  * Refusals are limited to EP_AUDIT_LINES in EP_AUDIT_WINDOW_MS; what is beyond is counted, and the count is
- * logged when the window ends (W audit-refused-more). Names come from the peer: all but printable ASCII
+ * logged when the window ends (W audit-refused-more). who: the label beside the token, if there is one. Names come from the peer: all but printable ASCII
  * becomes '?'. Tokens never get here.
  *
  * Threads    any, except _init and _fini.
@@ -37,6 +37,7 @@ typedef struct ep_rpc_audit_event {
     const char *peer;   /* address */
     const char *node;   /* name as claimed, "" none */
     const char *role;   /* as claimed or, after Hello, as given */
+    const char *label;  /* of the token; NULL and "" none */
     const char *method; /* "Hello", or the full name */
     const char *text;   /* more about the reason; NULL none */
 } ep_rpc_audit_event;

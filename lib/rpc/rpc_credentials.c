@@ -9,6 +9,7 @@
 
 typedef struct token_set {
     char text[EP_ROLES_COUNT][EP_TOKENS_PER_ROLE][EP_TOKEN_BYTES_MAX + 1];
+    char labels[EP_ROLES_COUNT][EP_TOKENS_PER_ROLE][EP_TOKEN_LABEL_BYTES];
 } token_set;
 
 struct ep_rpc_credentials {
@@ -88,6 +89,8 @@ static ep_err fill(const ep_rpc_tokens *tokens, token_set *out_set, ep_error *ou
                                     ep_rpc_role_name((ep_rpc_role)role), bytes, EP_TOKEN_BYTES_MAX);
             }
             memcpy(out_set->text[role][i], text, bytes + 1);
+            const char *label = tokens->labels[role][i];
+            snprintf(out_set->labels[role][i], EP_TOKEN_LABEL_BYTES, "%s", label != NULL ? label : "");
         }
     }
     return EP_OK;
@@ -210,6 +213,23 @@ ep_err ep_rpc_credentials_judge(ep_rpc_credentials *credentials, unsigned roles,
                         "role %s is not admitted on this listener; %s", ep_rpc_role_name(claimed),
                         claimed == EP_ROLE_OPERATOR ? "operators connect to admin_listen"
                                                     : "it is for operators, others connect to listen");
+}
+
+void ep_rpc_credentials_label(ep_rpc_credentials *credentials, const char *token, char out[EP_TOKEN_LABEL_BYTES])
+{
+    out[0] = 0;
+    if (credentials == NULL || token[0] == 0) {
+        return;
+    }
+    pthread_mutex_lock(&credentials->lock);
+    for (size_t role = 0; role < EP_ROLES_COUNT; role++) {
+        for (size_t i = 0; i < EP_TOKENS_PER_ROLE; i++) {
+            if (ep_rpc_token_equal(credentials->tokens.text[role][i], token)) {
+                memcpy(out, credentials->tokens.labels[role][i], EP_TOKEN_LABEL_BYTES);
+            }
+        }
+    }
+    pthread_mutex_unlock(&credentials->lock);
 }
 
 void ep_rpc_credentials_show(ep_rpc_credentials *credentials, ep_rpc_role role,

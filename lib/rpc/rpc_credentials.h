@@ -51,12 +51,14 @@ typedef enum ep_rpc_refusal {
 #define EP_REFUSALS_COUNT 10
 const char *ep_rpc_refusal_name(ep_rpc_refusal refusal);
 
-#define EP_TOKENS_PER_ROLE 2 /* the current one, which is shown to others, and the one before it */
+#define EP_TOKENS_PER_ROLE 16 /* the first one is shown to others */
 #define EP_TOKEN_BYTES_MAX 1024
+#define EP_TOKEN_LABEL_BYTES 33 /* says whose a token is, in audit lines */
 
 /* NULL and "" are no token. */
 typedef struct ep_rpc_tokens {
     const char *of[EP_ROLES_COUNT][EP_TOKENS_PER_ROLE];
+    const char *labels[EP_ROLES_COUNT][EP_TOKENS_PER_ROLE]; /* NULL and "" none; cut to EP_TOKEN_LABEL_BYTES */
 } ep_rpc_tokens;
 
 typedef struct ep_rpc_credentials ep_rpc_credentials;
@@ -77,6 +79,8 @@ ep_err ep_rpc_credentials_replace(ep_rpc_credentials *credentials, const ep_rpc_
  */
 ep_err ep_rpc_credentials_judge(ep_rpc_credentials *credentials, unsigned roles, ep_rpc_role claimed,
                                 const char *token, ep_rpc_refusal *out_refusal, ep_error *out_error);
+/* The label of a token, that of the highest role that has it; "" none. credentials NULL allowed. */
+void ep_rpc_credentials_label(ep_rpc_credentials *credentials, const char *token, char out[EP_TOKEN_LABEL_BYTES]);
 /* The token to show in this role, "" when there is none. The caller wipes out after use. */
 void ep_rpc_credentials_show(ep_rpc_credentials *credentials, ep_rpc_role role,
                              char out[EP_TOKEN_BYTES_MAX + 1]);

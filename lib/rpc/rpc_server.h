@@ -78,6 +78,7 @@ struct ep_rpc_origin {
     ep_rpc_role role;
     char node[EP_NODE_NAME_BYTES];
     char peer[EP_ADDRESS_BYTES];
+    char label[EP_TOKEN_LABEL_BYTES]; /* of its token; "" none */
     ep_buffer_pool *pool;   /* of its requests and replies: a share of the server's, or all of it */
     size_t peer_frame_bytes_max;
     size_t peer_header_bytes_max;

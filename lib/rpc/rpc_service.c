@@ -66,7 +66,7 @@ static void audit_call(const ep_rpc_call *call)
     bool allowed = ep_rpc_role_may_call(origin->role, method->role);
     char name[128];
     ep_rpc_audit_event event = {
-        .peer = origin->peer, .node = origin->node, .role = ep_rpc_role_name(origin->role), .method = name};
+        .peer = origin->peer, .node = origin->node, .role = ep_rpc_role_name(origin->role), .label = origin->label, .method = name};
     if (allowed && method->role != EP_ROLE_OPERATOR) {
         return;
     }

@@ -201,6 +201,7 @@ static void first_frame(ep_rpc_session *session, const ep_frame *frame, const ep
             err = ep_rpc_payload_check(frame, buffer->data, payload_crc, &why);
         }
         if (err == EP_OK) {
+            ep_rpc_credentials_label(server->common.credentials, hello->token, session->origin.label);
             err = welcome(session, frame->call_id, hello, role, payload_crc, &why);
         }
         if (err != EP_OK) {
@@ -430,6 +431,7 @@ static void session_closed(ep_rpc_link *link, const ep_error *error)
     if (link->too_slow) {
         const ep_rpc_audit_event event = {.peer = session->origin.peer,
                                           .node = session->origin.node,
+                                          .label = session->origin.label,
                                           .role = ep_rpc_role_name(session->origin.role),
                                           .method = "-",
                                           .text = error->text};

@@ -53,7 +53,7 @@ extern const ep_option ep_listen_fields[1]; /* {"url"} */
          .type = EP_OPTION_PATH,                                                                             \
          .min = 1,                                                                                           \
          .reloadable = true,                                                                                 \
-         .help = "File with the token clients must show; mode 0600; a second line: the token before it"},     \
+         .help = "File with the tokens clients may show, a line each, mode 0600; this program shows the first. Behind a blank may stand whose one is, for the log"},     \
         {.name = "node_token_file",                                                                          \
          .type = EP_OPTION_PATH,                                                                             \
          .min = 1,                                                                                           \

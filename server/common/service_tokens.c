@@ -11,12 +11,13 @@
 #include "base/log.h"
 #include "base/private_file.h"
 
-#define FILE_BYTES_MAX (EP_TOKENS_PER_ROLE * (EP_TOKEN_BYTES_MAX + 2))
+#define FILE_BYTES_MAX (EP_TOKENS_PER_ROLE * (EP_TOKEN_BYTES_MAX + 1 + EP_TOKEN_LABEL_BYTES + 1))
 
 /* One file's text, with its lines ended in place. */
 typedef struct token_file {
     char text[FILE_BYTES_MAX + 2];
     const char *lines[EP_TOKENS_PER_ROLE];
+    const char *labels[EP_TOKENS_PER_ROLE];
 } token_file;
 
 /* The file must be a regular one that nobody else may read. */
@@ -55,9 +56,14 @@ static ep_err split_lines(const ep_options *options, const char *key, const char
         rest += bytes + (line[bytes] == '\n' ? 1 : 0);
         bytes -= bytes > 0 && line[bytes - 1] == '\r' ? 1 : 0;
         line[bytes] = 0;
+        char *label = memchr(line, ' ', bytes);
+        if (label != NULL) {
+            *label++ = 0;
+            bytes = strlen(line);
+        }
         if (i >= EP_TOKENS_PER_ROLE) {
             return ep_options_fail(options, key, out_error,
-                                   "%.200s has more than %d lines; allowed: the token, and the one before it",
+                                   "%.200s has more than %d lines; allowed: a token each, and behind a blank whose it is",
                                    path, EP_TOKENS_PER_ROLE);
         }
         if (bytes < EP_TOKEN_BYTES_MIN || bytes > EP_TOKEN_BYTES_MAX) {
@@ -71,9 +77,17 @@ static ep_err split_lines(const ep_options *options, const char *key, const char
             bytes) {
             return ep_options_fail(
                 options, key, out_error,
-                "line %zu of %.200s has a character that is no printable ASCII, or a blank", i + 1, path);
+                "line %zu of %.200s has a character that is no printable ASCII", i + 1, path);
+        }
+        size_t label_bytes = label != NULL ? strlen(label) : 1;
+        if (label_bytes < 1 || label_bytes >= EP_TOKEN_LABEL_BYTES ||
+            (label != NULL && strspn(label, "-+.@_0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz") != label_bytes)) {
+            return ep_options_fail(options, key, out_error,
+                                   "the label in line %zu of %.200s is not 1..%d letters, digits or -+.@_", i + 1, path,
+                                   EP_TOKEN_LABEL_BYTES - 1);
         }
         file->lines[i] = line;
+        file->labels[i] = label;
     }
     if (file->lines[0] == NULL) {
         return ep_options_fail(options, key, out_error,
@@ -114,6 +128,7 @@ ep_err ep_service_tokens_load(const ep_options *options, ep_rpc_credentials **cr
                 from = &files[EP_ROLE_CLIENT];
             }
             memcpy(tokens.of[role], from->lines, sizeof(tokens.of[role]));
+            memcpy(tokens.labels[role], from->labels, sizeof(tokens.labels[role]));
         }
         err = *credentials == NULL ? ep_rpc_credentials_create(&tokens, credentials, out_error)
                                    : ep_rpc_credentials_replace(*credentials, &tokens, out_error);

@@ -87,7 +87,9 @@ static void start_with_tokens(const char *program)
     char client[EP_TEST_PATH_BYTES + 64], node[EP_TEST_PATH_BYTES + 64], admin[EP_TEST_PATH_BYTES + 64];
     write_token("client.token", tokens[2]);
     write_token("node.token", tokens[3]);
-    write_token("admin.token", tokens[4]);
+    char labelled[64];
+    snprintf(labelled, sizeof(labelled), "another-token-5555 bob\n%s alice", tokens[4]);
+    write_token("admin.token", labelled);
     snprintf(client, sizeof(client), "--token-file=%s/client.token", dir);
     snprintf(node, sizeof(node), "--node-token-file=%s/node.token", dir);
     snprintf(admin, sizeof(admin), "--admin-token-file=%s/admin.token", dir);
@@ -295,8 +297,8 @@ Test(security_roles, facts)
     cr_expect_eq(ep_test_process_stop(&daemon_process, SIGTERM, SECURE_WAIT_MS), 0);
     char *log = ep_test_process_output(&daemon_process);
     cr_expect(strstr(log, "audit-admin peer 127.0.0.1:") != NULL, "%s", log);
-    cr_expect(strstr(log, "node peer-1 role operator method expertd.v1.Admin.GetConfig") != NULL, "%s", log);
-    cr_expect(strstr(log, "node peer-1 role client method expertd.v1.Admin.Drain reason method") != NULL,
+    cr_expect(strstr(log, "node peer-1 role operator who alice method expertd.v1.Admin.GetConfig") != NULL, "%s", log);
+    cr_expect(strstr(log, "node peer-1 role client who alice method expertd.v1.Admin.Drain reason method") != NULL,
               "%s", log);
     free(log);
 }

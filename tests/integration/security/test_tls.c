@@ -391,6 +391,10 @@ Test(security_tls, token_files)
 {
     static char long_line[EP_TOKEN_BYTES_MAX + 2];
     memset(long_line, 'x', EP_TOKEN_BYTES_MAX + 1);
+    static char too_many_lines[(EP_TOKENS_PER_ROLE + 1) * 18];
+    for (int i = 0; i <= EP_TOKENS_PER_ROLE; i++) {
+        strcat(too_many_lines, "0123456789abcdef\n");
+    }
     const struct {
         const char *text; /* NULL: no file */
         mode_t mode;
@@ -407,8 +411,13 @@ Test(security_tls, token_files)
         {"0123456789abcde\r\n", 0600, "line 1 of"},
         {"0123456789abcdef\nshort\n", 0600, "line 2 of"},
         {"0123456789abcdef\n\n", 0600, "line 2 of"},
-        {"0123456789abcdef\nfedcba9876543210\n0123456789abcdef\n", 0600, "more than 2 lines"},
-        {"0123456789 abcdef\n", 0600, "no printable ASCII"},
+        {"0123456789abcdef alice\nfedcba9876543210 b.o-b@example_1\n0123456789abcdefg\n", 0600, NULL},
+        {too_many_lines, 0600, "more than 16 lines"},
+        {"0123456789\tabcdef\n", 0600, "no printable ASCII"},
+        {"0123456789 abcdef\n", 0600, "line 1 of"},
+        {"0123456789abcdef \n", 0600, "the label in line 1 of"},
+        {"0123456789abcdef a b\n", 0600, "the label in line 1 of"},
+        {"0123456789abcdef abcdefghijklmnopqrstuvwxyz0123456\n", 0600, "not 1..32 letters, digits or -+.@_"},
         {long_line, 0600, "has 1025 characters; allowed: 16..1024"},
     };
     static const char *const keys[] = {"--token-file", "--node-token-file", "--admin-token-file"};
