@@ -161,8 +161,20 @@ static ep_err apply_variable(ep_options *options, const char *variable, ep_error
     }
     bool config = strncmp(variable + prefix_bytes, "CONFIG=", strlen("CONFIG=")) == 0;
     if (!foreign && !config) {
-        char text[NAME_BYTES * 2];
-        snprintf(text, sizeof(text), "%s names no option and is ignored", origin);
+        char text[NAME_BYTES * 4];
+        char key[NAME_BYTES] = "";
+        for (int i = 0; i < name_bytes - (int)prefix_bytes && i < NAME_BYTES - 1; i++) {
+            key[i] = (char)tolower((unsigned char)variable[(int)prefix_bytes + i]);
+            key[i + 1] = 0;
+        }
+        const char *nearest = ep_options_nearest(spec->options, spec->options_count, key);
+        for (size_t i = 0; nearest != NULL && i < spec->options_count; i++) {
+            if (spec->options[i].name == nearest) {
+                ep_option_env_name(spec, &spec->options[i], name, sizeof(name));
+            }
+        }
+        snprintf(text, sizeof(text), "%s names no option and is ignored%s%s%s", origin, nearest != NULL ? "; did you mean " : "",
+                 nearest != NULL ? name : "", nearest != NULL ? "?" : "");
         add_warning(options, text);
     }
     return EP_OK;
@@ -497,6 +509,9 @@ int ep_options_main(const ep_options_spec *spec, int argc, char **argv, ep_optio
         err == EP_OK && (options->action == EP_ACTION_RUN || options->action == EP_ACTION_CHECK);
     if (has_values && options->action == EP_ACTION_CHECK) {
         ep_log_start(EP_LOG_WARN, EP_LOG_TEXT); /* what the check warns of is shown */
+        for (size_t i = 0; i < options->warnings_count; i++) {
+            ep_log(EP_LOG_WARN, "config", "%s", options->warnings[i]);
+        }
     }
     if (has_values && check != NULL) {
         err = check(options, &error);

@@ -245,6 +245,9 @@ void ep_service_log_start(const ep_options *options)
     /* log_level's words stand in the order of ep_log_level. */
     ep_log_start((ep_log_level)ep_options_number(options, "log_level"),
                  under_journal ? EP_LOG_JOURNAL : formats[format]);
+    for (size_t i = 0; ep_options_warning(options, i) != NULL; i++) {
+        ep_log(EP_LOG_WARN, "config", "%s", ep_options_warning(options, i));
+    }
 }
 
 static void log_tracing(bool loaded, const char *why)

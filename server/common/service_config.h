@@ -196,7 +196,7 @@ void ep_service_admin_url(const ep_service_config *config, ep_rpc_server *server
 /* A line for every listener that only insecure: true admits. At start: whoever reads the log shall not have to look for it. */
 void ep_service_warn_exposed(const ep_options *options);
 
-/* Starts the log as the options say. */
+/* Starts the log as the options say, and logs their warnings. */
 void ep_service_log_start(const ep_options *options);
 /* Loads the trace probes, aside, unless tracing is off. Without them all goes on untraced. */
 void ep_service_trace_start(const ep_options *options);

@@ -571,9 +571,6 @@ static void log_start(const ep_node *node)
                "fd_limit %" PRIu64 " is below connections_max %u + %d: connections beyond it are refused",
                fds, config->service.limits.connections_max, FDS_KEPT_FREE);
     }
-    for (size_t i = 0; ep_options_warning(node->source.options, i) != NULL; i++) {
-        ep_log(EP_LOG_WARN, "config", "%s", ep_options_warning(node->source.options, i));
-    }
 }
 
 static ep_err write_ports(ep_node *node, ep_error *out_error)

@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "expertd/batch_policy.h"
 #include "expertd/weight_cache.h"
+#include "model/model.h"
 
 static const ep_option model_fields[] = {
     {.name = "name",
@@ -472,15 +473,40 @@ void ep_node_config_fini(ep_node_config *config)
     ep_service_config_fini(&config->service);
 }
 
+/* Experts that are listed must be the model's: said with file and line before anything is started. */
+static ep_err check_listed(const ep_options *options, size_t index, const ep_node_model_config *model, ep_error *out_error)
+{
+    ep_checkpoint *checkpoint = NULL;
+    ep_err err = model->choice == EP_EXPERTS_LISTED ? ep_checkpoint_open(model->path, &checkpoint, out_error) : EP_OK;
+    const ep_model_info *info = checkpoint != NULL ? ep_checkpoint_info(checkpoint) : NULL;
+    uint32_t experts_max = 0;
+    for (uint32_t l = 0; info != NULL && l < info->moe_layers_count; l++) {
+        uint32_t experts = info->moe_layers[l].experts + info->moe_layers[l].shared_experts;
+        experts_max = experts > experts_max ? experts : experts_max;
+    }
+    uint32_t last = info != NULL ? model->ranges[model->ranges_count - 1].last : 0;
+    if (experts_max > 0 && last >= experts_max) { /* a checkpoint without MoE layers has its own error */
+        err = ep_options_fail_item(options, "models", index, "experts", out_error,
+                                   "expert %u is listed; allowed: 0..%u, the experts of the largest layer of model %s", last,
+                                   experts_max - 1, model->name);
+    }
+    ep_checkpoint_close(checkpoint);
+    return err;
+}
+
 ep_err ep_node_config_check(const ep_options *options, ep_error *out_error)
 {
     ep_node_config config;
     ep_err err = ep_node_config_load(options, &config, out_error);
-    if (err == EP_OK) {
-        if (config.weight_cache_dir[0] != 0) {
-            ep_weight_cache_check_dir(config.weight_cache_dir); /* no error: the node serves without it */
-        }
-        ep_node_config_fini(&config);
+    if (err != EP_OK) {
+        return err;
     }
+    for (size_t i = 0; err == EP_OK && i < config.models_count; i++) {
+        err = check_listed(options, i, &config.models[i], out_error);
+    }
+    if (err == EP_OK && config.weight_cache_dir[0] != 0) {
+        ep_weight_cache_check_dir(config.weight_cache_dir); /* no error: the node serves without it */
+    }
+    ep_node_config_fini(&config);
     return err;
 }

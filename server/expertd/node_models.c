@@ -121,7 +121,7 @@ ep_err ep_node_models_open(ep_node_models *models, const ep_node_config *config,
             }
         }
     }
-    return ep_node_models_check_listed(models, out_error);
+    return EP_OK;
 }
 
 void ep_node_models_close(ep_node_models *models)
@@ -212,26 +212,6 @@ void ep_node_model_configured(const ep_node_model *model, const ep_node_layer *l
             }
         }
     }
-}
-
-ep_err ep_node_models_check_listed(const ep_node_models *models, ep_error *out_error)
-{
-    for (uint32_t i = 0; i < models->count; i++) {
-        const ep_node_model *model = &models->models[i];
-        const ep_node_model_config *config = model->config;
-        uint32_t experts_max = 0;
-        for (uint32_t l = 0; l < model->layers_count; l++) {
-            uint32_t experts = ep_node_layer_experts(&model->layers[l]);
-            experts_max = experts > experts_max ? experts : experts_max;
-        }
-        if (config->choice == EP_EXPERTS_LISTED &&
-            config->ranges[config->ranges_count - 1].last >= experts_max) {
-            return ep_error_set(out_error, EP_ERR_BAD_CONFIG,
-                                "model %s: expert %u is listed, its largest layer has experts 0..%u",
-                                config->name, config->ranges[config->ranges_count - 1].last, experts_max - 1);
-        }
-    }
-    return EP_OK;
 }
 
 uint64_t ep_node_models_file_bytes(const ep_node_models *models)

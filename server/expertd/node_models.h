@@ -52,8 +52,6 @@ ep_err ep_node_models_find(const ep_node_models *models, const char *name, const
 uint32_t ep_node_layer_experts(const ep_node_layer *layer); /* E + S */
 /* wanted[E+S] of one layer as configured, without any assignment. */
 void ep_node_model_configured(const ep_node_model *model, const ep_node_layer *layer, uint8_t *out_wanted);
-/* Checks listed experts against the layers. Errors: BAD_CONFIG. */
-ep_err ep_node_models_check_listed(const ep_node_models *models, ep_error *out_error);
 /* Bytes of all experts that may be wanted by configuration, as they stand in the files. */
 uint64_t ep_node_models_file_bytes(const ep_node_models *models);
 

@@ -317,6 +317,15 @@ Test(expertd, bad_configuration_ends_with_1_and_says_what_is_wrong)
     expect_run(0, "drain_ms: 5  # flag --drain-ms", model_flag, "--print-config", "--drain-ms=5");
     expect_run(0, "\"wire_version\": 1", "--version", "--json", NULL);
     expect_run(0, "--weight-bytes-max", "--help", NULL, NULL);
+    char listed[2 * PATH_BYTES];
+    snprintf(listed, sizeof(listed), "models:\n- name: demo\n  path: %s\n  experts: 0-1,9999\n", model_path);
+    snprintf(where, sizeof(where), "file %s:4: models[0].experts: expert 9999 is listed; allowed: 0..", file);
+    cr_assert(ep_test_write_file(file, listed, 0600));
+    expect_run(1, where, flag, "--check-config", NULL);
+    setenv("EXPERTD_DRAIN_MSS", "5", 1);
+    expect_run(0, "W config environment EXPERTD_DRAIN_MSS names no option and is ignored; did you mean EXPERTD_DRAIN_MS?", model_flag,
+               "--check-config", NULL);
+    unsetenv("EXPERTD_DRAIN_MSS");
     char broken[PATH_BYTES + 16];
     snprintf(broken, sizeof(broken), "%s/config.json", model_path);
     cr_assert(ep_test_write_file(broken, "{", 0600));

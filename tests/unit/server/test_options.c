@@ -250,7 +250,7 @@ Test(options, unknown_variables_are_warnings_and_foreign_ones_nothing)
     cr_expect_str_eq(ep_options_warning(o, 0),
                      "environment PROG_SERVICE_HOST names no option and is ignored");
     cr_assert_not_null(ep_options_warning(o, 1));
-    cr_expect_str_eq(ep_options_warning(o, 1), "environment PROG_LEVELS names no option and is ignored");
+    cr_expect_str_eq(ep_options_warning(o, 1), "environment PROG_LEVELS names no option and is ignored; did you mean PROG_MODELS?");
     cr_expect_null(ep_options_warning(o, 2));
     ep_options_free(o);
 }
