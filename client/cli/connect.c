@@ -76,7 +76,7 @@ void ep_cli_token_read(struct argp_state *state, const char *option, const char 
     if (n < 0) {
         argp_error(state, "%s %s cannot be read, allowed: a regular file", option, path);
     }
-    if (!ep_file_is_private(&st, geteuid())) {
+    if (!ep_file_is_private(&st)) {
         argp_error(state, "%s %s has mode %04o, allowed: %s", option, path, (unsigned)(st.st_mode & 07777),
                    EP_PRIVATE_FILE_ALLOWED);
     }

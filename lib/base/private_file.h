@@ -8,16 +8,17 @@
 #include <unistd.h>
 
 /* For messages: "... has mode 0644; allowed: " EP_PRIVATE_FILE_ALLOWED */
-#define EP_PRIVATE_FILE_ALLOWED "0600 or 0400; 0640 or 0440 where root owns the file and this process is not root"
+#define EP_PRIVATE_FILE_ALLOWED "0600 or 0400; 0640 or 0440 where root owns the file"
 
 /*
- * Others may do nothing with it. The group may read it when root owns it and the process is not root: so Kubernetes
- * (fsGroup) and systemd (credentials) hand secrets out, and only root put somebody into that group. status is of the open file.
+ * Others may do nothing with it. The group may read it when root owns it: so Kubernetes (fsGroup), systemd (credentials) and the package
+ * hand secrets out, and only root put somebody into that group. Root reads by the same rule, or its expertctl would refuse what the
+ * daemon takes. status is of the open file.
  */
-static inline bool ep_file_is_private(const struct stat *status, uid_t process)
+static inline bool ep_file_is_private(const struct stat *status)
 {
     mode_t shared = status->st_mode & 077;
-    return shared == 0 || (shared == S_IRGRP && status->st_uid == 0 && process != 0);
+    return shared == 0 || (shared == S_IRGRP && status->st_uid == 0);
 }
 
 #endif

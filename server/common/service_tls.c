@@ -75,7 +75,7 @@ static ep_err open_file(const tls_file *file, bool has_key, FILE **out_stream)
     struct stat st;
     int fd = open(file->path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     bool is_file = fd >= 0 && fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
-    bool is_private = is_file && (!has_key || ep_file_is_private(&st, geteuid()));
+    bool is_private = is_file && (!has_key || ep_file_is_private(&st));
     FILE *stream = is_private ? fdopen(fd, "r") : NULL;
     if (stream == NULL) {
         ep_err err = fd < 0 || is_private ? FAIL(file, "cannot read %.200s: %s", file->path, strerror(errno))

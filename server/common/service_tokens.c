@@ -35,7 +35,7 @@ static ep_err read_text(const ep_options *options, const char *key, const char *
     if (!ok_file) {
         return ep_options_fail(options, key, out_error, "%.200s is not a regular file", path);
     }
-    if (!ep_file_is_private(&st, geteuid())) {
+    if (!ep_file_is_private(&st)) {
         return ep_options_fail(options, key, out_error, "%.200s has mode %04o; allowed: %s", path,
                                (unsigned)(st.st_mode & 07777), EP_PRIVATE_FILE_ALLOWED);
     }

@@ -305,14 +305,14 @@ Test(security_tls, files_are_checked_before_anything_runs)
     sprintf(mixed, "%.*s%s", (int)(strstr(server, "-----BEGIN PRIVATE KEY") - server), server, key);
     cr_assert(ep_test_write_file(path_of("mixed.pem"), mixed, 0600));
     cr_assert(ep_test_write_file(path_of("open.pem"), server, 0644));
-    cr_assert(ep_test_write_file(path_of("group.pem"), server, 0640));
+    cr_assert(ep_test_write_file(path_of("group.pem"), server, 0660));
     cr_assert(ep_test_write_file(path_of("text.pem"), "hello\n", 0600));
     cr_assert(ep_test_write_file(path_of("cut-ca.pem"), "-----BEGIN CERTIFICATE-----\nAAAA\n", 0600));
     const char *pair = "--tls-cert-key-file", *ca = "--tls-ca-file", *admin_ca = "--admin-tls-ca-file";
     expect_check(0, "is right", pair, path_of("server.pem"), ca, path_of("ca.pem"));
     expect_check(1, "tls_cert_key_file: cannot read", pair, path_of("absent.pem"), NULL, NULL);
     expect_check(1, "holds a key and has mode 0644; allowed: 0600 or 0400", pair, path_of("open.pem"), NULL, NULL);
-    expect_check(1, "mode 0640; allowed: 0600 or 0400", pair, path_of("group.pem"), NULL, NULL);
+    expect_check(1, "mode 0660; allowed: 0600 or 0400", pair, path_of("group.pem"), NULL, NULL);
     expect_check(1, "cannot read", pair, dir, NULL, NULL);
     expect_check(1, "no certificate in PEM form", pair, path_of("text.pem"), NULL, NULL);
     expect_check(1, "no key in PEM form", pair, path_of("ca.pem"), NULL, NULL);
@@ -405,7 +405,7 @@ Test(security_tls, token_files)
         {"0123456789abcdef\r\n", 0600, NULL},
         {"0123456789abcdef\nfedcba9876543210\n", 0600, NULL},
         {NULL, 0600, "cannot open"},
-        {"0123456789abcdef\n", 0640, "mode 0640; allowed: 0600 or 0400"},
+        {"0123456789abcdef\n", 0660, "mode 0660; allowed: 0600 or 0400"},
         {"0123456789abcdef\n", 0604, "mode 0604"},
         {"", 0600, "is empty"},
         {"0123456789abcde\r\n", 0600, "line 1 of"},

@@ -195,8 +195,8 @@ Test(service_config, token_files_are_private_and_long_enough)
 {
     ep_error e;
     expect_bad(load(NULL, token_flag, NULL, NULL, true, &e), &e, "token_file: cannot open");
-    cr_assert(ep_test_write_file(token_path, "0123456789abcdef\n", 0640));
-    expect_bad(load(NULL, token_flag, NULL, NULL, true, &e), &e, "mode 0640; allowed: 0600 or 0400");
+    cr_assert(ep_test_write_file(token_path, "0123456789abcdef\n", 0660));
+    expect_bad(load(NULL, token_flag, NULL, NULL, true, &e), &e, "mode 0660; allowed: 0600 or 0400");
     cr_assert(ep_test_write_file(token_path, "short\n", 0600));
     expect_bad(load(NULL, token_flag, NULL, NULL, true, &e), &e, "has 5 characters; allowed: 16..1024");
     cr_expect(strstr(e.text, "short") == NULL, "the token must not be shown: %s", e.text);
