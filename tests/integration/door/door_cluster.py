@@ -65,7 +65,7 @@ class Cluster:
 
     def make_certificates(self):
         """ca.pem, and service and caller of it: .crt, .key and both in .pem. Of 127.0.0.1."""
-        openssl = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
+        openssl = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "30"]
         self.run(*openssl, "-subj", "/CN=ca", "-keyout", self.path("ca.key"), "-out", self.path("ca.pem"))
         for name in "service", "caller":
             self.run(*openssl, "-subj", "/CN=127.0.0.1", "-addext", "basicConstraints=critical,CA:FALSE", "-CA", self.path("ca.pem"), "-CAkey", self.path("ca.key"), "-keyout",
