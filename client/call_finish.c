@@ -326,7 +326,8 @@ void ep_call_cancel_zombies(ep_call *call, uint64_t now_ns)
             ep_peer_link *link = &frame->peer->links[frame->class_index];
             ep_answer_times_add_lost(&link->times, frame->slots_count,
                                      now_ns > frame->sent_ns ? now_ns - frame->sent_ns : 0);
-            ep_rpc_call_cancel(frame->channel, frame->rpc_id);
+            bool answered = call->state.phase == EP_CALL_RUNNING || call->state.code == EP_OK;
+            (answered ? ep_rpc_call_cancel_answered : ep_rpc_call_cancel)(frame->channel, frame->rpc_id);
             frame->rpc_id = 0;
         }
     }

@@ -40,13 +40,14 @@ static json_t *node_json(const ep_cli_node *node)
         return json_pack("{s:o, s:s, s:o}", "url", ep_cli_json_text(node->url), "state", "unreachable",
                          "error", ep_cli_json_text(node->error.text));
     }
-    return json_pack("{s:o, s:o, s:o, s:{s:I, s:I}, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}", "name",
+    return json_pack("{s:o, s:o, s:o, s:{s:I, s:I}, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}", "name",
                      ep_cli_json_text(status->node), "url", ep_cli_json_text(node->url), "state",
                      ep_cli_json_text(status->state), "epoch", "term",
                      (json_int_t)(status->epoch != NULL ? status->epoch->term : 0), "number",
                      (json_int_t)(status->epoch != NULL ? status->epoch->number : 0), "rows_served",
                      (json_int_t)status->rows_served, "requests_served", (json_int_t)status->requests_served,
-                     "requests_failed", (json_int_t)status->requests_failed, "requests_in_flight",
+                     "requests_failed", (json_int_t)status->requests_failed, "requests_hedged",
+                     (json_int_t)status->requests_hedged, "requests_in_flight",
                      (json_int_t)status->requests_in_flight, "weight_bytes", (json_int_t)status->weight_bytes,
                      "uptime_us", (json_int_t)status->uptime_us, "last_error",
                      ep_cli_json_text(status->last_error), "layers", layers_json(status));

@@ -148,7 +148,7 @@ size_t ep_top_hot_experts(const ep_top_sample *before, const ep_top_sample *now,
 static bool print_nodes(const ep_top_sample *before, const ep_top_sample *now, FILE *out)
 {
     ep_cli_table *table =
-        ep_cli_table_create("NODE|STATE|>ROWS/S|>CALLS/S|>IN FLIGHT|>WAITING|>TOKENS|>REFUSED/S|>FAILED/S|URL");
+        ep_cli_table_create("NODE|STATE|>ROWS/S|>CALLS/S|>IN FLIGHT|>WAITING|>TOKENS|>REFUSED/S|>FAILED/S|>HEDGED/S|URL");
     uint64_t ns = now->at_ns - before->at_ns;
     for (size_t i = 0; table != NULL && i < now->nodes.count; i++) {
         const ep_cli_node *node = &now->nodes.nodes[i];
@@ -158,7 +158,7 @@ static bool print_nodes(const ep_top_sample *before, const ep_top_sample *now, F
         ep_cli_table_cell(table, "%s", status != NULL ? status->node : node->name[0] != '\0' ? node->name : "-");
         ep_cli_table_cell(table, "%s", status != NULL ? status->state : "silent");
         if (status == NULL) {
-            for (int c = 0; c < 7; c++) {
+            for (int c = 0; c < 8; c++) {
                 ep_cli_table_cell(table, "-");
             }
         } else {
@@ -169,6 +169,7 @@ static bool print_nodes(const ep_top_sample *before, const ep_top_sample *now, F
             ep_cli_table_cell(table, "%" PRIu64, status->tokens_in_flight);
             ep_cli_table_cell(table, "%.0f", ep_top_rate(was->requests_refused, status->requests_refused, ns));
             ep_cli_table_cell(table, "%.0f", ep_top_rate(was->requests_failed, status->requests_failed, ns));
+            ep_cli_table_cell(table, "%.0f", ep_top_rate(was->requests_hedged, status->requests_hedged, ns));
         }
         ep_cli_table_cell(table, "%s", node->url);
     }

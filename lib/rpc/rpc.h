@@ -160,6 +160,8 @@ uint64_t ep_rpc_call_received_ns(const ep_rpc_call *call);
 const char *ep_rpc_call_metadata(const ep_rpc_call *call, const char *key);
 /* The caller cancelled, its deadline passed, or its connection ended: the result will be dropped. */
 bool ep_rpc_call_is_cancelled(const ep_rpc_call *call);
+/* Cancelled, since the caller uses another peer's answer (a hedge that lost). */
+bool ep_rpc_call_is_answered(const ep_rpc_call *call);
 /*
  * func runs once when the call becomes cancelled (at once, inside this call, if it is already); never after finish returned,
  * and finish waits for it. At most one per call. Set it before the call is handed to a thread that may finish it.
@@ -275,6 +277,8 @@ ep_err ep_rpc_call_start(ep_rpc_channel *channel, const ep_rpc_request *request,
                          ep_rpc_call_id *out_id, ep_error *out_error);
 /* The call ends with CANCELLED, on the timer service's thread, unless it already ended; the peer is told. No-op for an unknown id. */
 void ep_rpc_call_cancel(ep_rpc_channel *channel, ep_rpc_call_id id);
+/* The same, and the peer learns that another peer's answer is used: its part is no failure. */
+void ep_rpc_call_cancel_answered(ep_rpc_channel *channel, ep_rpc_call_id id);
 
 /* Unary call that waits; for control paths. *out_reply is freed with protobuf_c_message_free_unpacked(m, NULL). Not from a callback. */
 ep_err ep_rpc_call_sync(ep_rpc_channel *channel, const char *service, const char *method, const ProtobufCMessage *header,

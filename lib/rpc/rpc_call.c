@@ -13,7 +13,7 @@ static void call_deadline(ep_timer *timer, void *arg)
 {
     ep_rpc_call *call = arg;
     (void)timer;
-    ep_rpc_call_cancelled(call);
+    ep_rpc_call_cancelled(call, false);
     ep_rpc_call_unref(call);
 }
 
@@ -65,6 +65,7 @@ ep_rpc_call *ep_rpc_call_create(ep_rpc_origin *origin, const ep_frame *frame, ep
     call->call_header = NULL;
     call->refs = 1;
     call->cancelled = false;
+    call->answered = false;
     call->finished = false;
     call->cancel_running = false;
     call->timer_held = false;
@@ -199,10 +200,16 @@ static void run_on_cancel_locked(ep_rpc_call *call)
     pthread_cond_broadcast(&call->cancel_done);
 }
 
-void ep_rpc_call_cancelled(ep_rpc_call *call)
+bool ep_rpc_call_is_answered(const ep_rpc_call *call)
+{
+    return __atomic_load_n(&call->cancelled, __ATOMIC_ACQUIRE) && call->answered;
+}
+
+void ep_rpc_call_cancelled(ep_rpc_call *call, bool answered)
 {
     pthread_mutex_lock(&call->lock);
     if (!call->cancelled) {
+        call->answered = answered;
         __atomic_store_n(&call->cancelled, true, __ATOMIC_RELEASE);
         run_on_cancel_locked(call);
     }

@@ -31,6 +31,7 @@ typedef struct ep_rpc_client_link {
     ep_error dead_error;
     ep_rpc_budget budget; /* holds peer */
     const Expertd__V1__Hello *peer;
+    bool takes_answered;    /* the flag of cancel frames */
     size_t frame_bytes_max; /* what the peer accepts */
     size_t header_bytes_max;
     uint64_t credit_bytes;  /* what it gives at most at once */
@@ -114,6 +115,7 @@ struct ep_rpc_client_call {
     bool ended;
     bool delivering;       /* on_reply runs with a stream message */
     bool abandoned;        /* ended without an answer: the peer is to be told */
+    bool answered;         /* told so: the caller uses another peer's answer */
     bool end_left;         /* ended while delivering: that thread runs the end with ending_error */
     ep_error ending_error; /* code EP_OK: none decided */
     uint32_t sequence;     /* of the next reply */

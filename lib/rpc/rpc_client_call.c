@@ -188,11 +188,13 @@ void ep_rpc_client_call_abandon(ep_rpc_client_call *call)
     pthread_mutex_lock(&call->channel->lock);
     call->abandoned = true; /* who is sending it just now sees this afterwards */
     bool sent = call->sent;
+    bool answered = sent && call->answered && call->link->takes_answered;
     pthread_mutex_unlock(&call->channel->lock);
     if (sent) {
-        ep_rpc_link_send_bare(
-            &call->link->link,
-            &(ep_frame){.kind = EP_FRAME_CANCEL, .call_id = call->id, .attempt = call->attempt});
+        ep_rpc_link_send_bare(&call->link->link, &(ep_frame){.kind = EP_FRAME_CANCEL,
+                                                             .flags = answered ? EP_FRAME_FLAG_ANSWERED : 0,
+                                                             .call_id = call->id,
+                                                             .attempt = call->attempt});
     }
 }
 
@@ -274,7 +276,7 @@ static void call_timer(ep_timer *timer, void *arg)
     ep_rpc_client_call_unref(call); /* the timer's */
 }
 
-void ep_rpc_call_cancel(ep_rpc_channel *channel, ep_rpc_call_id id)
+static void cancel(ep_rpc_channel *channel, ep_rpc_call_id id, bool answered)
 {
     ep_error why;
     pthread_mutex_lock(&channel->lock);
@@ -282,9 +284,20 @@ void ep_rpc_call_cancel(ep_rpc_channel *channel, ep_rpc_call_id id)
     if (call != NULL) {
         ep_error_set(&why, EP_ERR_CANCELLED, "%s.%s to %s was cancelled by its caller",
                      call->method->service->name, call->method->method->name, channel->url);
+        call->answered = answered;
         end_later_locked(call, &why);
     }
     pthread_mutex_unlock(&channel->lock);
+}
+
+void ep_rpc_call_cancel(ep_rpc_channel *channel, ep_rpc_call_id id)
+{
+    cancel(channel, id, false);
+}
+
+void ep_rpc_call_cancel_answered(ep_rpc_channel *channel, ep_rpc_call_id id)
+{
+    cancel(channel, id, true);
 }
 
 /* Ends what link's end means for call, if anything; true when on_reply is to be run. Lock held. */

@@ -169,6 +169,7 @@ static void hello_arrived(ep_rpc_client_link *link, const ep_frame *frame, const
     const ep_rpc_limits *limits = &channel->common.limits;
     link->frame_bytes_max = smaller(limits->frame_bytes_max, link->peer->frame_bytes_max);
     link->header_bytes_max = smaller(limits->header_bytes_max, link->peer->header_bytes_max);
+    link->takes_answered = ep_rpc_hello_has_feature(link->peer, EP_RPC_FEATURE_ANSWERED);
     link->credit_bytes = link->peer->credit_bytes;
     link->granted_bytes = link->peer->credit_bytes;
     bool closing = channel->closing;

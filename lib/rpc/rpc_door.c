@@ -267,7 +267,7 @@ static bool enter(door_slot *slot, ep_rpc_call *call, ep_nng_rep_ticket ticket)
     slot->ticket = ticket;
     pthread_mutex_unlock(&slot->door->lock);
     if (gone) {
-        ep_rpc_call_cancelled(call); /* its handler hears of it as soon as it asks */
+        ep_rpc_call_cancelled(call, false); /* its handler hears of it as soon as it asks */
     }
     return enters;
 }
@@ -335,7 +335,7 @@ static void cancel_and_unlock(door_slot *slot, ep_rpc_call *call)
     }
     pthread_mutex_unlock(&slot->door->lock);
     if (call != NULL) {
-        ep_rpc_call_cancelled(call);
+        ep_rpc_call_cancelled(call, false);
         ep_rpc_call_unref(call);
     }
 }

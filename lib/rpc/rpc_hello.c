@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "base/check.h"
 #include "base/host.h"
 #include "base/printable.h"
 
@@ -11,6 +12,10 @@ static char *unconst(const char *text)
 {
     return (char *)(uintptr_t)text; /* message fields are char *; packing only reads them */
 }
+
+#ifndef EP_WIRE_TEST_OLDER
+static char *features[] = {(char *)(uintptr_t)EP_RPC_FEATURE_ANSWERED};
+#endif
 
 void ep_rpc_hello_fill(const ep_rpc_common *common, bool payload_crc, Expertd__V1__Hello *out_hello)
 {
@@ -28,7 +33,18 @@ void ep_rpc_hello_fill(const ep_rpc_common *common, bool payload_crc, Expertd__V
     out_hello->software = unconst(EP_RPC_SOFTWARE);
 #ifndef EP_WIRE_TEST_OLDER
     out_hello->host = unconst(common->host != NULL ? common->host : "");
+    out_hello->optional_features = features;
+    out_hello->n_optional_features = EP_ARRAY_COUNT(features);
 #endif
+}
+
+bool ep_rpc_hello_has_feature(const Expertd__V1__Hello *hello, const char *feature)
+{
+    size_t i = 0;
+    while (i < hello->n_optional_features && strcmp(hello->optional_features[i], feature) != 0) {
+        i++;
+    }
+    return i < hello->n_optional_features;
 }
 
 bool ep_rpc_hello_wants_crc(const ep_rpc_common *common, ep_conn *conn)

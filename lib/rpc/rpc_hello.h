@@ -7,6 +7,8 @@
 
 #define EP_RPC_HELLO_METHOD 0x0000
 #define EP_RPC_PROTOCOL_VERSION 1u
+/* Optional: cancel frames may have the flag answered. */
+#define EP_RPC_FEATURE_ANSWERED "cancel-answered"
 
 /* Fills what every Hello says, without a token; hello's strings point into common and static text. */
 void ep_rpc_hello_fill(const ep_rpc_common *common, bool payload_crc, Expertd__V1__Hello *out_hello);
@@ -23,6 +25,9 @@ ep_err ep_rpc_hello_check_client(const ep_rpc_common *common, unsigned roles, bo
 /* The client's judgement of the reply. Errors: UNIMPLEMENTED, FAILED_PRECONDITION,
  * INVALID_ARGUMENT (host). */
 ep_err ep_rpc_hello_check_server(bool payload_crc, const Expertd__V1__Hello *hello, ep_error *out_error);
+
+/* Whether the peer named this optional feature. */
+bool ep_rpc_hello_has_feature(const Expertd__V1__Hello *hello, const char *feature);
 
 /* Whether a connection needs the payload CRC. */
 bool ep_rpc_hello_wants_crc(const ep_rpc_common *common, ep_conn *conn);

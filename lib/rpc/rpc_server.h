@@ -159,6 +159,7 @@ struct ep_rpc_call {
     pthread_mutex_t lock;
     pthread_cond_t cancel_done;
     bool cancelled; /* also read without the lock */
+    bool answered;  /* set before cancelled */
     bool finished;
     bool timer_held;  /* the timer was armed and got a reference */
     bool stream_over; /* the peer was told the end before finish */
@@ -192,7 +193,7 @@ ep_rpc_call *ep_rpc_call_create(ep_rpc_origin *origin, const ep_frame *frame, ep
 void ep_rpc_call_ref(ep_rpc_call *call);
 void ep_rpc_call_unref(ep_rpc_call *call);
 /* The peer does not want it any more: runs on_cancel unless the call has finished. */
-void ep_rpc_call_cancelled(ep_rpc_call *call);
+void ep_rpc_call_cancelled(ep_rpc_call *call, bool answered);
 /* The closure handlers are given. */
 void ep_rpc_call_closure(const ProtobufCMessage *message, void *closure_data);
 /* Frees a call kept for reuse. */

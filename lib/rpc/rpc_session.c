@@ -387,7 +387,7 @@ static void session_frame(ep_rpc_link *link, const ep_frame *frame, ep_buffer *t
     if (frame->kind == EP_FRAME_CANCEL) {
         ep_rpc_call *call = find_call(session, frame->call_id);
         if (call != NULL) {
-            ep_rpc_call_cancelled(call);
+            ep_rpc_call_cancelled(call, (frame->flags & EP_FRAME_FLAG_ANSWERED) != 0);
             ep_rpc_call_unref(call);
         }
     } else {
@@ -442,7 +442,7 @@ static void session_closed(ep_rpc_link *link, const ep_error *error)
     }
     ep_rpc_call *call;
     while ((call = next_to_cancel(session)) != NULL) {
-        ep_rpc_call_cancelled(call);
+        ep_rpc_call_cancelled(call, false);
         ep_rpc_call_unref(call);
     }
 }

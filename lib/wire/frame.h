@@ -20,7 +20,7 @@
  *     request      -                   call_id attempt method_id deadline_us payload
  *     reply        draining, end       call_id attempt method_id status stream_sequence payload
  *     reply_more   draining, end       call_id attempt method_id stream_sequence payload
- *     cancel       -                   call_id attempt
+ *     cancel       answered            call_id attempt
  *     ping, pong   draining            call_id (the pong repeats the ping's)
  *     credit       -                   header_bytes 16 (struct ep_frame_credit, raw), payload_crc
  *     goodbye      draining            status header_bytes payload_crc
@@ -42,6 +42,7 @@
 
 #define EP_FRAME_FLAG_DRAINING 0x0001u
 #define EP_FRAME_FLAG_END_OF_STREAM 0x0002u
+#define EP_FRAME_FLAG_ANSWERED 0x0004u /* only to peers whose Hello has the feature EP_RPC_FEATURE_ANSWERED */
 
 #define EP_FRAME_DEADLINE_NONE 0xffffffffu
 

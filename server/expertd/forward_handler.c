@@ -116,12 +116,16 @@ static void count_begin(ep_forward_handler *handler)
 }
 
 /* Before the reply goes out: whoever has it finds it counted. */
-static void count_result(ep_forward_handler *handler, ep_err result, uint64_t rows)
+static void count_result(ep_forward_handler *handler, const ep_rpc_call *call, ep_err result, uint64_t rows, uint64_t took_ns)
 {
+    bool hedged = result == EP_ERR_CANCELLED && ep_rpc_call_is_answered(call);
+    ep_forward_metrics_ended(&handler->metrics, result, hedged, took_ns);
     pthread_mutex_lock(&handler->lock);
     if (result == EP_OK) {
         handler->stats.served++;
         handler->stats.rows_served += rows;
+    } else if (hedged) {
+        handler->stats.hedged++;
     } else {
         handler->stats.failed++;
     }
@@ -203,8 +207,7 @@ static void refuse(ep_forward_handler *handler, ep_rpc_call *call, uint64_t rece
 {
     trace_decode_end(trace, 0, error->code);
     snprintf(error->node, sizeof(error->node), "%s", handler->config.node_name);
-    ep_forward_metrics_ended(&handler->metrics, error->code, ep_clock_now_ns() - received_ns);
-    count_result(handler, error->code, 0);
+    count_result(handler, call, error->code, 0, ep_clock_now_ns() - received_ns);
     ep_rpc_call_finish(call, error->code, error);
     trace_serve_end(trace, 0, error->code);
     count_end(handler);
@@ -273,8 +276,7 @@ static void finish(forward_request *request, ep_err result, const ep_error *erro
     uint64_t took_ns = now_ns - ep_rpc_call_received_ns(request->call);
     uint64_t rows = request->view.own_slots;
     ep_admission_leave(handler->config.admission, &request->ticket, took_ns);
-    ep_forward_metrics_ended(&handler->metrics, result, took_ns);
-    count_result(handler, result, rows);
+    count_result(handler, request->call, result, rows, took_ns);
     if (result == EP_OK) {
         uint64_t started_ns = atomic_load(&request->first_start_ns);
         ep_reply_rows_finish(&request->reply, &request->view);

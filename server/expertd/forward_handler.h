@@ -43,6 +43,7 @@ typedef struct ep_forward_stats {
     uint64_t in_flight;
     uint64_t served;
     uint64_t failed;
+    uint64_t hedged; /* cancelled, since the caller used another node's answer: no failure */
     uint64_t rows_served; /* rows computed: one per slot */
 } ep_forward_stats;
 

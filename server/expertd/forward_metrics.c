@@ -7,7 +7,7 @@
 #include "base/check.h"
 
 #define REQUESTS "expertd_requests_total"
-#define REQUESTS_HELP "Forward calls by result"
+#define REQUESTS_HELP "Forward calls by result; HEDGED: the caller uses another node's answer"
 #define DURATION "expertd_request_duration_seconds"
 #define DURATION_HELP "Time of a Forward call on this node, by stage"
 #define COUNT_CHUNK ((size_t)8192) /* a count of 16 bits holds it */
@@ -47,9 +47,10 @@ void ep_forward_metrics_init(ep_forward_metrics *metrics, ep_metrics *registry)
     };
 }
 
-void ep_forward_metrics_ended(ep_forward_metrics *metrics, ep_err result, uint64_t took_ns)
+void ep_forward_metrics_ended(ep_forward_metrics *metrics, ep_err result, bool hedged, uint64_t took_ns)
 {
-    ep_counter_add(result == EP_OK ? metrics->requests_ok : requests(metrics->registry, ep_err_name(result)),
+    ep_counter_add(result == EP_OK ? metrics->requests_ok
+                                   : requests(metrics->registry, hedged ? "HEDGED" : ep_err_name(result)),
                    1);
     ep_histogram_observe(metrics->total_seconds, (double)took_ns * 1e-9);
 }

@@ -123,6 +123,7 @@ static void service_node_status(Expertd__V1__NodeInfo_Service *service, const Ex
     reply.rows_served = requests.rows_served;
     reply.requests_served = requests.served;
     reply.requests_failed = requests.failed;
+    reply.requests_hedged = requests.hedged;
     reply.requests_in_flight = requests.in_flight;
     reply.weight_bytes = weights.resident_bytes;
     reply.uptime_us = (ep_clock_now_ns() - node->started_ns) / EP_NS_PER_US;

@@ -415,7 +415,7 @@ void ep_relay_send(ep_relay *relay, ep_relay_part *part)
 void ep_relay_cancel(ep_relay_part *part)
 {
     if (part->link != NULL && !abandon(part)) {
-        ep_rpc_call_cancel(part->link->channel, part->id);
+        (ep_rpc_call_is_answered(part->call) ? ep_rpc_call_cancel_answered : ep_rpc_call_cancel)(part->link->channel, part->id);
     }
 }
 

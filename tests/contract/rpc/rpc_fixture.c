@@ -81,6 +81,7 @@ static void held_cancelled(void *arg, ep_rpc_call *call)
     bool ours = unhold(f, call);
     pthread_mutex_lock(&f->lock);
     f->cancels++;
+    f->answered += ep_rpc_call_is_answered(call);
     if (!ours && f->registering == call) {
         f->registering = NULL; /* cancelled before it was held: hold() then finishes it */
     }

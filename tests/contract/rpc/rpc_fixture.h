@@ -50,6 +50,7 @@ struct fixture {
     ep_rpc_call *held[HELD_MAX];
     uint32_t held_count;
     uint32_t cancels;   /* on_cancel runs */
+    uint32_t answered;  /* of them: the caller uses another answer */
     uint32_t forwards;  /* handlers started */
     uint32_t states[4]; /* how often each channel state was reported */
     char peer_host[EP_HOST_BYTES];

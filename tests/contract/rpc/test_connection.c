@@ -490,6 +490,24 @@ LANE_TEST(a_channel_may_be_destroyed_while_hello_is_open)
     bad_server_fini(&s);
 }
 
+/* Its Hello names no feature: a flag that it does not know would end the connection. */
+LANE_TEST(an_older_server_gets_a_plain_cancel)
+{
+    bad_server s;
+    answer a;
+    ep_frame frame;
+    ep_rpc_call_id id;
+    bad_server_init(&s, url, give_up, ANSWERS_HELLO);
+    cr_assert_eq(forward_start(&s.f, "echo", 10, 1, EP_TIME_NEVER, &a, &id, NULL), EP_OK);
+    bad_server_take(&s);
+    ep_rpc_call_cancel_answered(s.f.channel, id);
+    answer_wait_end(&a);
+    ep_buffer *cancel = raw_peer_receive(&s.p, &frame);
+    cr_assert(cancel != NULL && frame.kind == EP_FRAME_CANCEL && frame.call_id == s.call_id && frame.flags == 0);
+    ep_buffer_unref(cancel);
+    bad_server_fini(&s);
+}
+
 LANE_TEST(a_server_that_never_answers_meets_the_deadline_and_gets_a_cancel)
 {
     bad_server s;

@@ -29,8 +29,11 @@ Test(rpc_hello, our_own_hello_is_accepted)
     cr_assert_eq(strncmp(hello.software, "expertd ", 8), 0);
 #ifdef EP_WIRE_TEST_OLDER
     cr_assert_str_eq(hello.host, "");
+    cr_assert_not(ep_rpc_hello_has_feature(&hello, EP_RPC_FEATURE_ANSWERED));
 #else
     cr_assert_str_eq(hello.host, "here");
+    cr_assert(ep_rpc_hello_has_feature(&hello, EP_RPC_FEATURE_ANSWERED));
+    cr_assert_not(ep_rpc_hello_has_feature(&hello, "cancel"));
 #endif
 }
 

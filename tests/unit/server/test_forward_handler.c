@@ -508,6 +508,32 @@ Test(forward_handler, a_failing_expert_fails_the_call_and_names_it)
     cr_expect_eq(e.expert, 5, "%s", e.text);
 }
 
+/* The caller uses the answer of another copy: what is dropped here is no failure. */
+Test(forward_handler, an_answered_call_counts_as_hedged)
+{
+    ep_test_pending pending;
+    ep_test_forward f = sample(EP_DTYPE_BF16);
+    ep_error e;
+    start_with("hand", NULL, 1024, 1 << 20, 1);
+    cr_assert_eq(ep_test_forward_begin(&rig.peer, &f, NULL, &pending, &e), EP_OK);
+    hand_backend_wait(&rig.hand, 1);
+    ep_rpc_call_cancel_answered(rig.peer.channel, pending.id);
+    cr_expect_eq(ep_test_forward_wait(&pending, &e), EP_ERR_CANCELLED);
+    ep_test_forward marker = f;
+    marker.model = "other";
+    cr_expect_eq(ep_test_forward_run(&rig.peer, &marker, NULL, &e), EP_ERR_NOT_FOUND);
+    hand_backend_complete(&rig.hand, EP_OK);
+    ep_forward_stats stats = wait_idle();
+    cr_expect_eq(stats.hedged, 1);
+    cr_expect_eq(stats.failed, 1, "the marker alone");
+    char *text;
+    size_t bytes;
+    cr_assert_eq(ep_metrics_write(rig.metrics, &text, &bytes), EP_OK);
+    cr_expect(strstr(text, "expertd_requests_total{result=\"HEDGED\"} 1\n") != NULL, "%s", text);
+    cr_expect(strstr(text, "CANCELLED") == NULL, "%s", text);
+    free(text);
+}
+
 /* Until the server has seen the cancel: its call's jobs that wait are then dropped. */
 Test(forward_handler, cancelled_work_is_dropped_before_it_is_computed)
 {

@@ -123,6 +123,7 @@ Test(frame, reads_back_every_kind)
          .header_bytes = 1, .tensor_offset = 128, .tensor_bytes = 1, .payload_crc = 5},
         {.kind = EP_FRAME_REPLY_MORE, .call_id = 1, .stream_sequence = 7, .tensor_offset = 64, .tensor_bytes = 64},
         {.kind = EP_FRAME_CANCEL, .call_id = 1, .attempt = 4, .tensor_offset = 64},
+        {.kind = EP_FRAME_CANCEL, .flags = EP_FRAME_FLAG_ANSWERED, .call_id = 1, .tensor_offset = 64},
         {.kind = EP_FRAME_PING, .call_id = 11, .tensor_offset = 64},
         {.kind = EP_FRAME_PONG, .flags = EP_FRAME_FLAG_DRAINING, .call_id = 11, .tensor_offset = 64},
         {.kind = EP_FRAME_CREDIT, .header_bytes = 16, .tensor_offset = 128, .payload_crc = 8},
