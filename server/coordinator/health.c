@@ -9,6 +9,9 @@
 #include "common/service_tls.h"
 #include "coordinator/state.h"
 
+/* A node that serves may load what moved to it for so long; what it should drop waits meanwhile on all nodes. */
+#define BEHIND_WARN_MS 300000u
+
 const ep_health_rule ep_health_rules[EP_HEALTH_CODES] = {
     [EP_HEALTH_MEMORY] = {"memory", true, true, "raise buffer_bytes_max, or find in the log (pool-exhausted) who holds it"},
     [EP_HEALTH_MIN_NODES] = {"min-nodes", true, true, "start the missing nodes with this coordinator_url, or lower min_nodes"},
@@ -29,6 +32,7 @@ const ep_health_rule ep_health_rules[EP_HEALTH_CODES] = {
     [EP_HEALTH_NODE_STARTING] = {"node-starting", false, false, "wait; its log shows how far loading is"},
     [EP_HEALTH_NODE_DRAINING] = {"node-draining", false, false, "wait until it is drained, or expertctl drain --undo"},
     [EP_HEALTH_NODE_DRAINED] = {"node-drained", false, false, "expertctl drain NODE --undo when it shall take part again"},
+    [EP_HEALTH_NODE_BEHIND] = {"node-behind", false, false, "its log shows how far loading is; is its disk slow, or weight_load_rate low?"},
     [EP_HEALTH_HOST_UNKNOWN] = {"host-unknown", false, false, "set host, or EXPERTD_BOOT_ID as the shipped unit does"},
     [EP_HEALTH_CERTIFICATE_ENDS] = {"certificate-ends", false, false,
                                     "put new files in the place of the old ones; they are seen within a minute, or by expertctl reload"},
@@ -88,6 +92,9 @@ static void judge_node(const Expertd__V1__NodeEntry *node, uint64_t unix_now, ep
         add(health, EP_HEALTH_NODE_STARTING, "node %s is starting", node->name);
     } else if (strcmp(node->state, "degraded") == 0) {
         add(health, EP_HEALTH_NODE_DEGRADED, "node %s is degraded: it could not load all its experts", node->name);
+    } else if (node->behind_ms >= BEHIND_WARN_MS) {
+        add(health, EP_HEALTH_NODE_BEHIND, "node %s serves by an old assignment: for %" PRIu64 " s it has not loaded the newest", node->name,
+            node->behind_ms / 1000);
     }
     snprintf(who, sizeof(who), "node %s", node->name);
     judge_certificate(who, is_lost ? 0 : node->tls_expiry, unix_now, health);

@@ -554,6 +554,7 @@ ep_err ep_coordinator_state_register(ep_coordinator_state *cluster, uint64_t now
     node->is_restored = false;
     node->is_leaving = false;
     node->last_seen_ns = now_ns;
+    node->current_ns = now_ns;
     for (uint32_t i = 0; i < cluster->layers_count; i++) { /* it tries anew */
         memset(node->layers[i].failed, 0, layer_words(&cluster->layers[i]) * sizeof(uint64_t));
     }
@@ -633,6 +634,7 @@ ep_err ep_coordinator_state_heartbeat(ep_coordinator_state *cluster, uint64_t no
     }
     bool is_judged_anew = (request->n_models > 0 || before != node->state) && cluster_judge_copies(cluster);
     bool is_loaded = cluster->placed_once && node->loaded_number >= cluster->assignment_number;
+    node->current_ns = is_loaded || !cluster->placed_once ? now_ns : node->current_ns;
     bool has_failed = is_loaded && request->n_models > 0 && note_failures(cluster, node);
     bool was_leaving = node->is_leaving;
     node->is_leaving = strcmp(request->state, STATE_LEAVING) == 0;
@@ -667,6 +669,7 @@ void ep_coordinator_state_excuse(ep_coordinator_state *cluster, uint64_t now_ns,
 {
     for (size_t i = 0; i < cluster->nodes_count; i++) {
         cluster->nodes[i]->last_seen_ns = later(cluster->nodes[i]->last_seen_ns, blind_ns, now_ns);
+        cluster->nodes[i]->current_ns = later(cluster->nodes[i]->current_ns, blind_ns, now_ns);
     }
     for (size_t i = 0; i < cluster->former_votes_count; i++) {
         cluster->former_votes[i].until_ns += blind_ns;
@@ -764,6 +767,7 @@ bool ep_coordinator_state_node(const ep_coordinator_state *cluster, size_t index
         .incarnation = node->incarnation,
         .rows_served = node->rows_served,
         .last_seen_ns = node->last_seen_ns,
+        .behind_ns = node->last_seen_ns - node->current_ns,
         .tls_expiry = node->tls_expiry,
     };
     return true;

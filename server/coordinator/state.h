@@ -138,6 +138,7 @@ typedef struct ep_coordinator_state_node_view {
     uint64_t incarnation;
     uint64_t rows_served;
     uint64_t last_seen_ns;
+    uint64_t behind_ns;          /* for so long it has not loaded the newest assignment */
     uint64_t tls_expiry;
 } ep_coordinator_state_node_view;
 bool ep_coordinator_state_node(const ep_coordinator_state *cluster, size_t index, ep_coordinator_state_node_view *out_view);

@@ -101,6 +101,7 @@ static bool restore_nodes(ep_coordinator_state *cluster, uint64_t now_ns, const 
         node->state = NODE_SUSPECT;
         node->is_restored = true;
         node->last_seen_ns = now_ns;
+        node->current_ns = now_ns;
     }
     return true;
 }

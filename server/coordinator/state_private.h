@@ -31,6 +31,7 @@ typedef struct cluster_node {
     uint64_t incarnation;
     char secret[EP_NODE_SECRET_BYTES]; /* of this incarnation: never told, logged or kept; "" an older version has none */
     uint64_t last_seen_ns;
+    uint64_t current_ns;         /* when it last had loaded the newest assignment, or registered */
     uint64_t loaded_number;      /* assignment it has worked through; owned says what loaded */
     uint64_t rows_served;
     uint64_t tls_expiry;

@@ -182,6 +182,12 @@ Test(health, states_of_nodes_are_told)
         cr_assert_eq(health.nodes_expected, states[i].expected, "%s", states[i].state);
     }
     f.entries[1].state = text_of("serving");
+    f.entries[1].behind_ms = 299999;
+    judge();
+    cr_assert_eq(health.problems_count, 0u, "loading takes time");
+    f.entries[1].behind_ms = 301000;
+    expect(EP_HEALTH_NODE_BEHIND, "node b serves by an old assignment: for 301 s");
+    f.entries[1].behind_ms = 0;
     f.entries[1].host = text_of("");
     expect(EP_HEALTH_HOST_UNKNOWN, "node b does not know");
 }
