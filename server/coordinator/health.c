@@ -220,8 +220,9 @@ void ep_health_judge(const ep_health_facts *facts, ep_health *out_health)
     for (size_t i = 0; i < cluster->n_nodes; i++) {
         judge_node(cluster->nodes[i], facts->unix_now, out_health);
     }
-    if (out_health->nodes_expected < cluster->min_nodes) {
-        out_health->nodes_expected = cluster->min_nodes;
+    size_t emptied = cluster->n_nodes - out_health->nodes_expected; /* an operator's will: nobody misses them */
+    if (out_health->nodes_expected + emptied < cluster->min_nodes) {
+        out_health->nodes_expected = (uint32_t)(cluster->min_nodes - emptied);
     }
     judge_service(facts, out_health);
     for (uint32_t m = 0; facts->table != NULL && m < facts->table->models_count; m++) {
