@@ -23,7 +23,7 @@ void ep_host_choose_id(const char *kernels, const char *managers, char out_name[
 void ep_host_boot_id(char out_name[EP_HOST_BYTES])
 {
     char kernels[EP_HOST_BYTES] = "";
-    const char *managers = getenv("EXPERTD_BOOT_ID");
+    const char *managers = getenv(EP_BOOT_ID_VARIABLE);
     FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re");
     if (file != NULL) {
         if (fgets(kernels, sizeof(kernels), file) == NULL) {

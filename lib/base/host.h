@@ -3,6 +3,7 @@
 #ifndef EP_BASE_HOST_H
 #define EP_BASE_HOST_H
 
+#define EP_BOOT_ID_VARIABLE "EXPERTD_BOOT_ID"
 #define EP_HOST_BYTES 64 /* a host's name with its end; "" not known */
 
 /*

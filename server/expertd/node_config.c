@@ -11,6 +11,7 @@
 #include "base/printable.h"
 #include "base/check.h"
 #include "base/cpu_features.h"
+#include "base/host.h"
 #include "base/log.h"
 #include "expertd/batch_policy.h"
 #include "expertd/weight_cache.h"
@@ -200,7 +201,7 @@ static const ep_option node_options[] = {
                        "tcp://127.0.0.1:7423"),
 };
 
-static const char *const others_variables[] = {"EXPERTD_COORDINATOR_", EP_CPU_FEATURES_VARIABLE "=", NULL};
+static const char *const others_variables[] = {"EXPERTD_COORDINATOR_", EP_CPU_FEATURES_VARIABLE "=", EP_BOOT_ID_VARIABLE "=", NULL};
 
 const ep_options_spec ep_node_options = {
     .program = "expertd",
