@@ -151,9 +151,8 @@ static void nobody_had_events(const char *program, int providers)
 static int summarise(const char *program, const char *dir, int providers)
 {
     ep_error error;
-    ep_cli_trace_model *model = ep_cli_trace_model_create(EP_CLI_TRACE_EVENTS_MAX_DEFAULT);
-    ep_err err = model != NULL ? ep_cli_trace_read(model, dir, &error)
-                               : ep_error_set(&error, EP_ERR_NO_MEMORY, "no memory for the summary");
+    ep_cli_trace_model *model = NULL;
+    ep_err err = ep_cli_trace_load(&dir, 1, EP_CLI_TRACE_EVENTS_MAX_DEFAULT, &model, &error);
     int code = EP_CLI_EXIT_OK;
     if (err == EP_ERR_NOT_FOUND || (err == EP_OK && model->events_count == 0)) {
         nobody_had_events(program, providers);
@@ -162,6 +161,7 @@ static int summarise(const char *program, const char *dir, int providers)
         code = ep_cli_fail(program, &error);
     } else {
         const ep_cli_recording *r = &model->recordings[0];
+        ep_cli_trace_warn_skipped(program, model);
         printf("%s: %s%" PRIu64 " events of %zu processes\n", dir, model->cut ? "more than " : "",
                model->events_count, model->processes_count);
         if (r->discarded_events > 0 || r->discarded_packets > 0) {

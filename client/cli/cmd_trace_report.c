@@ -82,11 +82,8 @@ static error_t parse_common(int key, char *arg, struct argp_state *state)
 
 static ep_err load(const read_options *options, ep_cli_trace_model **out_model, ep_error *out_error)
 {
-    ep_cli_trace_model *model = ep_cli_trace_model_create(options->events_max);
-    ep_err err = model != NULL ? EP_OK : ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for the spans");
-    for (size_t i = 0; i < options->dirs_count && err == EP_OK; i++) {
-        err = ep_cli_trace_read(model, options->dirs[i], out_error);
-    }
+    ep_cli_trace_model *model = NULL;
+    ep_err err = ep_cli_trace_load(options->dirs, options->dirs_count, options->events_max, &model, out_error);
     err = err != EP_OK ? err : ep_cli_trace_model_finish(model, options->trace, out_error);
     if (err == EP_OK && model->spans_count == 0 && (options->trace.high != 0 || options->trace.low != 0)) {
         err = ep_error_set(out_error, EP_ERR_NOT_FOUND, "no span has that --trace-id; `expertctl trace report` lists "
@@ -100,8 +97,9 @@ static ep_err load(const read_options *options, ep_cli_trace_model **out_model, 
     return EP_OK;
 }
 
-static void warn_cut(const char *program, const ep_cli_trace_model *model)
+static void warn(const char *program, const ep_cli_trace_model *model)
 {
+    ep_cli_trace_warn_skipped(program, model);
     if (model->cut) {
         fprintf(stderr, "%s: only the first %" PRIu64 " events were read; --events-max allows more\n", program,
                 model->events_count);
@@ -160,7 +158,7 @@ static int run_report(int argc, char **argv)
     if (err != EP_OK) {
         code = ep_cli_fail(argv[0], &error);
     } else {
-        warn_cut(argv[0], model);
+        warn(argv[0], model);
         bool good = options.format == EP_CLI_JSON
                         ? ep_cli_json_print(ep_cli_trace_report_json(model, &figures, options.top), stdout)
                         : ep_cli_trace_report_print(model, &figures, options.top, stdout);
@@ -266,7 +264,7 @@ static int run_export(int argc, char **argv)
     if (err != EP_OK) {
         code = ep_cli_fail(argv[0], &error);
     } else {
-        warn_cut(argv[0], model);
+        warn(argv[0], model);
         printf("%s: %zu spans in %zu lanes\n", options.file, model->spans_count - lanes.left_out, lanes.lanes_count);
         if (lanes.left_out > 0) {
             printf("left out: %zu spans that overlap more than %d others of their kind\n", lanes.left_out,

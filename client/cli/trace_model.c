@@ -118,6 +118,9 @@ void ep_cli_trace_model_destroy(ep_cli_trace_model *model)
     for (size_t i = 0; model->names != NULL && i < model->names_count; i++) {
         free(model->names[i]);
     }
+    for (size_t i = 0; i < model->recordings_count; i++) {
+        free(model->recordings[i].skipped);
+    }
     free(model->names);
     free(model->spans);
     free(model->processes);

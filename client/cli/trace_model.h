@@ -25,6 +25,7 @@
 #define EP_CLI_TRACE_PROCESSES_MAX 4096
 #define EP_CLI_TRACE_EDGE_NS 100000000LL /* sessions start and stop in one process after the other */
 #define EP_CLI_TRACE_RECORDINGS_MAX 64
+#define EP_CLI_TRACE_SKIPPED_MAX 64   /* of one recording, named; all are counted */
 #define EP_CLI_TRACE_NONE UINT32_MAX
 
 typedef enum ep_cli_span_kind {
@@ -101,6 +102,13 @@ typedef struct ep_cli_unmatched {
     bool again; /* begun again before it ended */
 } ep_cli_unmatched;
 
+/* A stream file that could not be read to its end. */
+typedef struct ep_cli_skipped {
+    char file[512];
+    char why[256];
+    uint64_t bytes;
+} ep_cli_skipped;
+
 typedef struct ep_cli_recording {
     char path[512];
     char host[EP_CLI_TRACE_NAME_BYTES];
@@ -113,6 +121,8 @@ typedef struct ep_cli_recording {
     int64_t last_ns;
     uint64_t discarded_events;
     uint64_t discarded_packets;
+    ep_cli_skipped *skipped; /* malloc'ed: the first EP_CLI_TRACE_SKIPPED_MAX */
+    size_t skipped_count;    /* all */
 } ep_cli_recording;
 
 typedef struct ep_cli_trace_model {

@@ -118,6 +118,17 @@ static json_t *unmatched_json(const ep_cli_trace_model *model)
                      (json_int_t)model->cut_ends, "listed", list);
 }
 
+static json_t *skipped_json(const ep_cli_recording *recording)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; i < recording->skipped_count && i < EP_CLI_TRACE_SKIPPED_MAX; i++) {
+        const ep_cli_skipped *one = &recording->skipped[i];
+        json_array_append_new(list, json_pack("{s:o, s:o, s:I}", "file", ep_cli_json_text(one->file), "why",
+                                              ep_cli_json_text(one->why), "bytes", (json_int_t)one->bytes));
+    }
+    return list;
+}
+
 static json_t *recordings_json(const ep_cli_trace_model *model)
 {
     json_t *list = json_array();
@@ -129,7 +140,8 @@ static json_t *recordings_json(const ep_cli_trace_model *model)
                             (json_int_t)r->discarded_events, "discarded_packets",
                             (json_int_t)r->discarded_packets, "clock_offset_ns", (json_int_t)r->offset_ns,
                             "clock_error_ns",
-                            r->offset_error_ns >= 0 ? json_integer(r->offset_error_ns) : json_null()));
+                            r->offset_error_ns >= 0 ? json_integer(r->offset_error_ns) : json_null(), "streams_skipped",
+                            (json_int_t)r->skipped_count, "skipped", skipped_json(r)));
     }
     return list;
 }

@@ -93,12 +93,13 @@ Test(trace_files, events_come_back_exactly, .init = make_dir, .fini = remove_dir
     write_scene(&(ep_test_scene){.requests = REQUESTS}, "rec", 0, 5);
     ep_cli_trace_event *events = ep_test_scene_events(&(ep_test_scene){.requests = REQUESTS}, &count);
     ep_cli_trace_model *expected = ep_cli_trace_model_create(count);
-    ep_cli_trace_model *read = ep_cli_trace_model_create(count);
+    const char *recording = in_dir(path, "rec");
+    ep_cli_trace_model *read = NULL;
     ep_cli_trace_model_recording(expected, "x", NULL);
     for (size_t i = 0; i < count; i++) {
         cr_assert_eq(ep_cli_trace_model_add(expected, &events[i], NULL), EP_OK);
     }
-    cr_assert_eq(ep_cli_trace_read(read, in_dir(path, "rec"), &error), EP_OK, "%s", error.text);
+    cr_assert_eq(ep_cli_trace_load(&recording, 1, count, &read, &error), EP_OK, "%s", error.text);
     ep_cli_trace_model_finish(expected, (ep_trace_id){0}, NULL);
     ep_cli_trace_model_finish(read, (ep_trace_id){0}, NULL);
     cr_assert_eq(read->spans_count, REQUESTS * EP_TEST_SCENE_SPANS);
@@ -184,14 +185,84 @@ Test(trace_files, damage_is_an_error_or_survived, .init = make_dir, .fini = remo
             }
         }
         close(fd);
-        ep_cli_trace_model *model = ep_cli_trace_model_create(1000);
-        ep_err err = ep_cli_trace_read(model, in_dir(path, "rec"), &error);
+        const char *recording = in_dir(path, "rec");
+        ep_cli_trace_model *model = NULL;
+        ep_err err = ep_cli_trace_load(&recording, 1, 1000, &model, &error);
         cr_expect(err == EP_OK || (error.code == err && error.text[0] != '\0'), "round %d", round);
-        cr_expect_eq(ep_cli_trace_model_finish(model, (ep_trace_id){0}, NULL), EP_OK);
+        cr_expect(err != EP_OK || ep_cli_trace_model_finish(model, (ep_trace_id){0}, NULL) == EP_OK);
         refused += err != EP_OK;
         ep_cli_trace_model_destroy(model);
     }
     cr_expect_geq(refused, 10);
+}
+
+/* node1's events are a stream of their own, as those of another CPU are with LTTng. */
+static void write_two_streams(void)
+{
+    char path[EP_TEST_PATH_BYTES * 2];
+    char from[EP_TEST_PATH_BYTES * 2];
+    size_t count;
+    ep_cli_trace_event *events = ep_test_scene_events(&(ep_test_scene){.requests = REQUESTS, .two_hosts = true}, &count);
+    cr_assert_not_null(events);
+    cr_assert(ep_test_scene_write(in_dir(path, "rec"), events, count, 0, "one", 0, 0));
+    cr_assert(ep_test_scene_write(in_dir(path, "other"), events, count, 1, "one", 0, 0));
+    cr_assert_eq(rename(in_dir(from, "other/stream_0"), in_dir(path, "rec/stream_1")), 0);
+    free(events);
+}
+
+static void expect_skipped(const char *program_text)
+{
+    char path[EP_TEST_PATH_BYTES * 2];
+    char *text = NULL;
+    const char *args[] = {"trace", "report", in_dir(path, "rec"), NULL};
+    cr_assert_eq(run(&text, args), 0, "%s", text);
+    cr_expect_not_null(strstr(text, "warning: "), "%s", text);
+    cr_expect_not_null(strstr(text, program_text), "%s", text);
+    free(text);
+    const char *quiet[] = {"-c", "exec \"$0\" trace report -o json \"$1\" 2>/dev/null", EP_EXPERTCTL, path, NULL};
+    cr_assert_eq(ep_test_process_run(dir, "quiet", "/bin/sh", quiet, NULL, TIMEOUT_MS, &text), 0);
+    json_t *json = json_loads(text, 0, NULL);
+    cr_assert_not_null(json, "%s", text);
+    json_t *recording = json_array_get(json_object_get(json, "recordings"), 0);
+    json_t *skipped = json_array_get(json_object_get(recording, "skipped"), 0);
+    cr_expect_eq(number(recording, "streams_skipped"), 1);
+    cr_assert_not_null(strstr(json_string_value(json_object_get(skipped, "file")), "rec/stream_1"));
+    cr_expect_eq(number(json, "requests"), REQUESTS);
+    cr_expect_eq(number(named(json_object_get(json, "stages"), "exchange"), "count"), 2 * REQUESTS);
+    cr_expect_eq(number(named(json_object_get(json, "stages"), "serve"), "count"), REQUESTS);
+    cr_expect_eq(number(json, "exchanges_without_serve"), REQUESTS);
+    json_decref(json);
+    free(text);
+}
+
+Test(trace_files, a_broken_stream_is_skipped_and_said, .init = make_dir, .fini = remove_dir)
+{
+    char path[EP_TEST_PATH_BYTES * 2];
+    char *text = NULL;
+    const char *args[] = {"trace", "report", in_dir(path, "rec"), NULL};
+    setenv("TMPDIR", dir, 1);
+    write_two_streams();
+    char stream[EP_TEST_PATH_BYTES * 2];
+    int fd = open(in_dir(stream, "rec/stream_1"), O_RDWR | O_CLOEXEC);
+    cr_assert_geq(fd, 0);
+    off_t bytes = lseek(fd, 0, SEEK_END);
+    cr_assert_eq(ftruncate(fd, bytes - 100), 0); /* a disk that was full */
+    expect_skipped("rec/stream_1 is skipped: ");
+    write_two_streams();
+    close(fd);
+    fd = open(stream, O_RDWR | O_CLOEXEC);
+    cr_assert_eq(pwrite(fd, "\xff\xff\xff\x7f", 4, bytes / 2), 4); /* in an event: what was told before has to be taken back */
+    for (off_t at = bytes / 2; at < bytes; at += 16) {
+        cr_assert_eq(pwrite(fd, "\xff\xff\xff\x7f", 4, at), 4);
+    }
+    close(fd);
+    expect_skipped("rec/stream_1 is skipped: ");
+    cr_assert_eq(truncate(in_dir(stream, "rec/stream_0"), 100), 0);
+    cr_expect_eq(run(&text, args), 1, "%s", text);
+    cr_expect_not_null(strstr(text, "/rec: "), "%s", text);
+    free(text);
+    const char *left[] = {"-c", "ls -d \"$0\"/expertctl-trace-*", dir, NULL};
+    cr_expect_neq(ep_test_process_run(dir, "ls", "/bin/sh", left, NULL, TIMEOUT_MS, NULL), 0, "a temporary folder was left behind");
 }
 
 Test(trace_files, wrong_words_and_files_are_named, .init = make_dir, .fini = remove_dir)
