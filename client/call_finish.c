@@ -320,14 +320,16 @@ static void explain(ep_call *call, uint64_t now_ns, ep_error *error)
 
 void ep_call_cancel_zombies(ep_call *call, uint64_t now_ns)
 {
+    bool is_short = call->state.code == EP_OK && call->result.missing_count > 0;
+    ep_err why = is_short ? EP_ERR_DEADLINE_EXCEEDED : call->state.code; /* OK: other copies had answered */
     for (uint32_t i = 0; i < call->state.parcels_count && i < call->frames_count; i++) {
         ep_call_frame *frame = call->frames[i];
         if (call->state.parcels[i].phase == EP_PARCEL_ZOMBIE && frame->rpc_id != 0) {
             ep_peer_link *link = &frame->peer->links[frame->class_index];
             ep_answer_times_add_lost(&link->times, frame->slots_count,
                                      now_ns > frame->sent_ns ? now_ns - frame->sent_ns : 0);
-            bool answered = call->state.phase == EP_CALL_RUNNING || call->state.code == EP_OK;
-            (answered ? ep_rpc_call_cancel_answered : ep_rpc_call_cancel)(frame->channel, frame->rpc_id);
+            ep_call_trace_exchange_drop(frame, why);
+            (why == EP_OK ? ep_rpc_call_cancel_answered : ep_rpc_call_cancel)(frame->channel, frame->rpc_id);
             frame->rpc_id = 0;
         }
     }

@@ -115,17 +115,32 @@ void ep_call_trace_exchange_begin(ep_call_frame *frame, uint64_t rpc_id)
         frame->trace.fields.parent = frame->trace.fields.call;
         frame->trace.fields.call = rpc_id;
         frame->trace.exchange_open = true;
+        frame->trace.is_dropped = false;
         EP_TRACE(exchange_begin, &frame->trace.fields);
+    }
+}
+
+void ep_call_trace_exchange_drop(ep_call_frame *frame, ep_err why)
+{
+    if (!frame->trace.is_dropped) {
+        frame->trace.is_dropped = true;
+        frame->trace.dropped_as = why;
     }
 }
 
 void ep_call_trace_exchange_end(ep_call_frame *frame, ep_err status)
 {
-    if (frame->trace.exchange_open) {
-        frame->trace.exchange_open = false;
-        frame->trace.fields.status = (int32_t)status;
-        EP_TRACE(exchange_end, &frame->trace.fields);
+    ep_frame_trace *trace = &frame->trace;
+    if (!trace->exchange_open) {
+        return;
     }
+    trace->exchange_open = false;
+    if (trace->is_dropped && (status == EP_OK || status == EP_ERR_CANCELLED)) {
+        status = trace->dropped_as;
+    }
+    trace->fields.rows = trace->is_dropped || status != EP_OK ? 0 : trace->fields.rows;
+    trace->fields.status = (int32_t)status;
+    EP_TRACE(exchange_end, &trace->fields);
 }
 
 bool ep_call_trace_combine_begin(const ep_call *call, uint32_t tokens)

@@ -27,6 +27,8 @@ typedef struct ep_frame_trace {
     bool pack_open;
     bool is_on; /* the exchange is to be recorded */
     bool exchange_open;
+    bool is_dropped; /* nobody waits for its answer any more */
+    ep_err dropped_as;
 } ep_frame_trace;
 
 /* A run begins: takes over the caller's trace or, when tracing is on, makes one. */
@@ -41,6 +43,9 @@ void ep_call_trace_pack_begin(ep_call *call, ep_call_frame *frame);
 void ep_call_trace_pack_end(ep_call_frame *frame);
 /* rpc_id: of the request that is about to be started. */
 void ep_call_trace_exchange_begin(ep_call_frame *frame, uint64_t rpc_id);
+/* The frame's answer is not wanted any more: EP_OK, other copies have answered; else how the call ended. The first word counts. */
+void ep_call_trace_exchange_drop(ep_call_frame *frame, ep_err why);
+/* status: of the answer. A dropped frame's exchange ends with no rows and, when it was answered or cancelled, with why it was dropped. */
 void ep_call_trace_exchange_end(ep_call_frame *frame, ep_err status);
 
 /* Returns whether the begin was recorded. */

@@ -168,6 +168,8 @@ static ep_err make_peers(const ep_cli_trace_model *model, ep_cli_trace_figures *
         uint32_t name = model->spans[exchanges[i]].peer;
         ep_cli_trace_peer *peer = &f->peers[f->peers_count];
         for (end = i; end < count && model->spans[exchanges[end]].peer == name; end++) {
+            peer->failed += model->spans[exchanges[end]].status != 0;
+            peer->unused += model->spans[exchanges[end]].unused;
         }
         peer->name = name;
         peer->exchange = gather_peer(model, &exchanges[i], end - i, 0, values);

@@ -28,6 +28,7 @@ typedef enum ep_cli_path_part {
     EP_CLI_PATH_NODE,     /* serve outside of decode, queue, job and reply */
     EP_CLI_PATH_GATEWAY,  /* a gateway span outside of the layer calls in it */
     EP_CLI_PATH_UNSERVED, /* an exchange whose serve was not recorded */
+    EP_CLI_PATH_LATE,     /* waiting for an answer that was not used, until another copy was asked */
     EP_CLI_PATH_COMBINE,
     EP_CLI_PATH_CLIENT, /* none of the above */
     EP_CLI_PATH_PARTS
@@ -37,7 +38,7 @@ extern const char *const ep_cli_path_names[EP_CLI_PATH_PARTS];
 
 typedef struct ep_cli_trace_path {
     int64_t parts_ns[EP_CLI_PATH_PARTS]; /* together exactly the duration of the request */
-    uint32_t peer;                       /* name of the peer with the longest exchange on the path, of nodes behind a gateway; 0 none */
+    uint32_t peer;                       /* name of the peer with the longest used exchange on the path, of nodes behind a gateway; 0 none */
     int64_t peer_ns;
 } ep_cli_trace_path;
 
@@ -46,6 +47,8 @@ typedef struct ep_cli_trace_peer {
     ep_cli_trace_stat exchange;
     ep_cli_trace_stat network;
     ep_cli_trace_stat serve;
+    uint64_t failed;     /* exchanges that ended with an error */
+    uint64_t unused;     /* exchanges whose answer was not used (hedging) */
     uint64_t slowest_of; /* requests whose critical path waited longest for this peer */
     int64_t waited_ns;   /* on critical paths */
 } ep_cli_trace_peer;

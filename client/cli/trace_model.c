@@ -333,6 +333,7 @@ static ep_err add_end(ep_cli_trace_model *model, uint32_t process, const ep_cli_
     *longest = span->end_ns - span->begin_ns > *longest ? span->end_ns - span->begin_ns : *longest;
     span->status = event->status;
     span->parent = event->parent != 0 ? event->parent : span->parent;
+    span->unused = event->kind == EP_CLI_SPAN_exchange && event->rows == 0 && event->status == 0;
     span->rows = event->rows != 0 ? event->rows : span->rows;
     span->peer = peer != 0 ? peer : span->peer;
     span->epoch = event->epoch != 0 ? event->epoch : span->epoch;
@@ -593,6 +594,7 @@ static void join_kind(ep_cli_trace_model *model, ep_cli_span_kind kind, uint32_t
             (exchange->peer == 0 || node == 0 || exchange->peer == node)) {
             exchange->mate = (uint32_t)(served - model->spans);
             served->mate = index;
+            served->unused = exchange->unused;
         }
     }
 }

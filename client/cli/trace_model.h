@@ -77,7 +77,8 @@ typedef struct ep_cli_span {
     uint32_t chain; /* own use of the model */
     uint8_t kind;
     bool open;
-    bool again; /* begun again before it ended */
+    bool again;  /* begun again before it ended */
+    bool unused; /* an exchange whose answer was not: other copies had answered (a hedge, or what was hedged); and its serve */
 } ep_cli_span;
 
 typedef struct ep_cli_trace_process {

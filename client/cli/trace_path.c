@@ -2,13 +2,14 @@
 /*
  * The critical path of a request, walked backwards: from its end, the child that ended last before the point
  * reached is what was waited for; what lies between two children is the parent's own time. Every nanosecond
- * is counted once. A request that went through a gateway is walked through it, into the layer call inside.
+ * is counted once. An answer that was not used was not waited for; but until its rows were asked of another copy, it was.
+ * A request that went through a gateway is walked through it, into the layer call inside.
  */
 #include "trace_figures.h"
 
 const char *const ep_cli_path_names[EP_CLI_PATH_PARTS] = {"plan",  "pack",  "network", "decode",   "queue",
-                                                          "job",   "reply", "node",    "gateway",  "unserved", "combine",
-                                                          "client"};
+                                                          "job",   "reply", "node",    "gateway",  "unserved", "late",
+                                                          "combine", "client"};
 
 typedef struct walk {
     const ep_cli_trace_model *model;
@@ -128,11 +129,30 @@ static void consider_exchanges(latest *best, const ep_cli_trace_model *model, co
     for (size_t i = 0; i < count; i++) {
         uint32_t index = model->by_parent[first + i];
         const ep_cli_span *exchange = &model->spans[index];
-        if (exchange->kind == EP_CLI_SPAN_exchange && exchange->process == forward->process &&
+        if (exchange->kind == EP_CLI_SPAN_exchange && exchange->process == forward->process && !exchange->unused &&
             (!ended || exchange->end_ns <= best->before)) {
             consider(best, model, index);
         }
     }
+}
+
+/*
+ * Between children the client works; or, before another copy's exchange, it waits for one that is not used in the end
+ * and still runs.
+ */
+static void walk_gap(walk *w, const ep_cli_span *forward, bool before_exchange, int64_t since, int64_t until)
+{
+    size_t first;
+    size_t count = ep_cli_trace_model_children(w->model, forward->call, &first);
+    int64_t waited_since = until;
+    for (size_t i = 0; i < count && before_exchange; i++) {
+        const ep_cli_span *exchange = &w->model->spans[w->model->by_parent[first + i]];
+        if (exchange->unused && exchange->process == forward->process && exchange->begin_ns < waited_since && exchange->end_ns >= until) {
+            waited_since = later(exchange->begin_ns, since);
+        }
+    }
+    w->path->parts_ns[EP_CLI_PATH_LATE] += until - waited_since;
+    w->path->parts_ns[EP_CLI_PATH_CLIENT] += waited_since - since;
 }
 
 static void walk_forward(walk *w, const ep_cli_span *forward, bool inside, int64_t since, int64_t until)
@@ -149,7 +169,7 @@ static void walk_forward(walk *w, const ep_cli_span *forward, bool inside, int64
         }
         const ep_cli_span *child = &w->model->spans[best.span];
         int64_t begin = later(child->begin_ns, since);
-        w->path->parts_ns[EP_CLI_PATH_CLIENT] += until - best.end_ns;
+        walk_gap(w, forward, exchanged, best.end_ns, until);
         if (child->kind == EP_CLI_SPAN_exchange) {
             walk_exchange(w, child, inside, begin, best.end_ns);
             exchanged = true;
@@ -161,7 +181,7 @@ static void walk_forward(walk *w, const ep_cli_span *forward, bool inside, int64
         }
         until = begin;
     }
-    w->path->parts_ns[EP_CLI_PATH_CLIENT] += until - since;
+    walk_gap(w, forward, exchanged, since, until);
 }
 
 static void walk_gateway(walk *w, const ep_cli_span *gateway, int64_t since, int64_t until)

@@ -83,9 +83,10 @@ static json_t *peers_json(const ep_cli_trace_model *model, const ep_cli_trace_fi
     for (size_t i = 0; i < f->peers_count; i++) {
         const ep_cli_trace_peer *peer = &f->peers[i];
         json_array_append_new(
-            peers, json_pack("{s:o, s:o, s:o, s:o, s:I, s:I}", "name", ep_cli_json_text(model->names[peer->name]),
+            peers, json_pack("{s:o, s:o, s:o, s:o, s:I, s:I, s:I, s:I}", "name", ep_cli_json_text(model->names[peer->name]),
                              "exchange", stat_json(&peer->exchange), "network", stat_json(&peer->network),
-                             "serve", stat_json(&peer->serve), "slowest_of_requests",
+                             "serve", stat_json(&peer->serve), "failed", (json_int_t)peer->failed, "unused",
+                             (json_int_t)peer->unused, "slowest_of_requests",
                              (json_int_t)peer->slowest_of, "waited_ns", (json_int_t)peer->waited_ns));
     }
     return peers;
@@ -135,7 +136,7 @@ static json_t *recordings_json(const ep_cli_trace_model *model)
     for (size_t i = 0; i < model->recordings_count; i++) {
         const ep_cli_recording *r = &model->recordings[i];
         json_array_append_new(
-            list, json_pack("{s:o, s:o, s:I, s:I, s:I, s:I, s:o}", "path", ep_cli_json_text(r->path), "host",
+            list, json_pack("{s:o, s:o, s:I, s:I, s:I, s:I, s:o, s:I, s:o}", "path", ep_cli_json_text(r->path), "host",
                             ep_cli_json_text(r->host), "events", (json_int_t)r->events_count, "discarded_events",
                             (json_int_t)r->discarded_events, "discarded_packets",
                             (json_int_t)r->discarded_packets, "clock_offset_ns", (json_int_t)r->offset_ns,

@@ -50,7 +50,7 @@ static bool print_stages(const ep_cli_trace_figures *f, FILE *out)
 static bool print_peers(const ep_cli_trace_model *model, const ep_cli_trace_figures *f, FILE *out)
 {
     ep_cli_table *table = ep_cli_table_create(
-        "PEER|>EXCHANGES|>P50 US|>P99 US|>MAX US|>SERVE P50 US|>NETWORK P50 US|>SLOWEST OF|>WAITED MS");
+        "PEER|>EXCHANGES|>P50 US|>P99 US|>MAX US|>SERVE P50 US|>NETWORK P50 US|>FAILED|>UNUSED|>SLOWEST OF|>WAITED MS");
     for (size_t i = 0; table != NULL && i < f->peers_count; i++) {
         const ep_cli_trace_peer *peer = &f->peers[i];
         ep_cli_table_cell(table, "%s", peer->name != 0 ? model->names[peer->name] : "-");
@@ -60,17 +60,19 @@ static bool print_peers(const ep_cli_trace_model *model, const ep_cli_trace_figu
         us_cell(table, peer->exchange.max_ns);
         us_cell(table, peer->serve.p50_ns);
         us_cell(table, peer->network.p50_ns);
+        ep_cli_table_cell(table, "%" PRIu64, peer->failed);
+        ep_cli_table_cell(table, "%" PRIu64, peer->unused);
         ep_cli_table_cell(table, "%" PRIu64, peer->slowest_of);
         ep_cli_table_cell(table, "%.3f", (double)peer->waited_ns / NS_PER_MS);
     }
-    fprintf(out, "\nPeers (slowest of: requests that waited longest for it)\n");
+    fprintf(out, "\nPeers (unused: another copy had answered; slowest of: requests that waited longest for it)\n");
     return end_table(table, out);
 }
 
 static bool print_requests(const ep_cli_trace_model *model, const ep_cli_trace_figures *f, size_t top, FILE *out)
 {
     ep_cli_table *table = ep_cli_table_create(
-        "TRACE ID|>LAYER|>TOKENS|>US|>PLAN|>PACK|>NETWORK|>DECODE|>QUEUE|>JOB|>REPLY|>NODE|>GATEWAY|>UNSERVED|>COMBINE|>CLIENT|SLOWEST PEER");
+        "TRACE ID|>LAYER|>TOKENS|>US|>PLAN|>PACK|>NETWORK|>DECODE|>QUEUE|>JOB|>REPLY|>NODE|>GATEWAY|>UNSERVED|>LATE|>COMBINE|>CLIENT|SLOWEST PEER");
     for (size_t i = 0; table != NULL && i < f->requests_count && i < top; i++) {
         const ep_cli_span *span = &model->spans[f->requests[i]];
         char trace[EP_CLI_TRACE_ID_BYTES];

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tests of recordings share: processes under a session daemon of the test's own, and reading a recording back."""
-import glob, os, re, shutil, signal, subprocess, sys, tempfile, time
+import fcntl, glob, os, re, shutil, signal, struct, subprocess, sys, tempfile, termios, time
 
 TOOLS = ["lttng-sessiond", "lttng", "babeltrace2"]
 ARGUMENTS = sys.argv[1:]
@@ -10,6 +10,7 @@ EXPERTCTL = f"{BUILD}/client/cli/expertctl"
 EXPERTD = f"{BUILD}/server/expertd/expertd"
 COORDINATOR = f"{BUILD}/server/coordinator/expertd-coordinator"
 PATIENCE_S = 60
+PIPE_BYTES, TEXT_BYTES = 4096, 14
 
 
 def wait_for(what, condition):
@@ -102,6 +103,37 @@ class Cluster:
                 process.send_signal(signal.SIGCONT)
                 process.kill()
                 process.wait()
+
+
+def trace_id(number):
+    return f"{number:032x}"
+
+
+def full(pipe):
+    return struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, struct.pack("i", 0)))[0] == PIPE_BYTES
+
+
+def break_while_running(cluster, url, number, breaking, timeout, *options, later=lambda: None, codes=(3, 4)):
+    """A generate run that stands still after some bytes, as nobody takes its text; breaking(), and it goes on; later(). The
+    process, ended with one of the codes."""
+    text, out = os.pipe()
+    fcntl.fcntl(out, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    os.write(out, b" " * (PIPE_BYTES - TEXT_BYTES))
+    command = subprocess.Popen([EXPERTCTL, "generate", "--coordinator", url, "--checkpoint", MODEL, "--model", "demo",
+                                "--prompt", "The ", "--bytes", "200", "--stream", "--report", "none", "--timeout", timeout,
+                                "--traceparent", f"00-{trace_id(number)}-00f067aa0ba902b7-01", *options],
+                               env=cluster.waiting, stdout=out, stderr=subprocess.PIPE)
+    os.close(out)
+    cluster.processes.append((f"generate-{number}", command))
+    wait_for("the text", lambda: command.poll() is not None or full(text))
+    breaking()
+    os.read(text, PIPE_BYTES)
+    later()
+    words = command.communicate(timeout=60)[1].decode()
+    os.close(text)
+    assert command.returncode in codes, (command.returncode, words)
+    cluster.processes.pop()
+    return command
 
 
 EVENT = re.compile(r"\[(\d+):(\d+):(\d+)\.(\d+)\] .*? expertd:(\w+)_(begin|end): .*?\{ vpid = (\d+), .*? \}, \{ (trace_hi.*) \}$")

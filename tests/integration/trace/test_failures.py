@@ -2,23 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records calls that end badly: a node that stalls until the deadline, directly and behind the gateway, and a node that is killed.
 Every span of the processes that live has its end, and the ends say what happened."""
-import fcntl, os, re, signal, struct, subprocess, termios
+import re, signal
 
-from recording import COORDINATOR, EXPERTCTL, MODEL, match, run_test, wait_for
+from recording import COORDINATOR, EXPERTCTL, MODEL, break_while_running, match, run_test, trace_id, wait_for
 
 DEADLINE_EXCEEDED, UNAVAILABLE, CONNECTION_LOST = 4, 14, 36
-PIPE_BYTES, TEXT_BYTES = 4096, 14
 ROW_BYTES = 256  # of one token: more than the pings of a connection until it counts as silent
 SHORT_S = "1.5"  # a peer that sends nothing is called dead after 2 s, counted from its last word before it stopped: either may come first
 LONG_S = "5"
-
-
-def trace_id(number):
-    return f"{number:032x}"
-
-
-def full(pipe):
-    return struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, struct.pack("i", 0)))[0] == PIPE_BYTES
 
 
 def has_unread_rows(ports_file):
@@ -26,29 +17,6 @@ def has_unread_rows(ports_file):
     port = int(re.search(r'"rpc_url": *"[^"]*:([0-9]+)"', open(ports_file).read()).group(1))
     sockets = [line.split() for line in open("/proc/net/tcp").readlines()[1:]]
     return any(int(s[1].split(":")[1], 16) == port and s[3] == "01" and int(s[4].split(":")[1], 16) >= ROW_BYTES for s in sockets)
-
-
-def break_while_running(cluster, url, number, breaking, timeout, *options, later=lambda: None):
-    """A generate run that stands still after some bytes, as nobody takes its text; breaking(), and it goes on; later(). The
-    process, ended."""
-    text, out = os.pipe()
-    fcntl.fcntl(out, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-    os.write(out, b" " * (PIPE_BYTES - TEXT_BYTES))
-    command = subprocess.Popen([EXPERTCTL, "generate", "--coordinator", url, "--checkpoint", MODEL, "--model", "demo",
-                                "--prompt", "The ", "--bytes", "200", "--stream", "--report", "none", "--timeout", timeout,
-                                "--traceparent", f"00-{trace_id(number)}-00f067aa0ba902b7-01", *options],
-                               env=cluster.waiting, stdout=out, stderr=subprocess.PIPE)
-    os.close(out)
-    cluster.processes.append((f"generate-{number}", command))
-    wait_for("the text", lambda: command.poll() is not None or full(text))
-    breaking()
-    os.read(text, PIPE_BYTES)
-    later()
-    words = command.communicate(timeout=60)[1].decode()
-    os.close(text)
-    assert command.returncode in (3, 4), (command.returncode, words)
-    cluster.processes.pop()
-    return command
 
 
 def statuses(events, trace, pid, span):

@@ -197,16 +197,17 @@ typedef struct piece {
     uint64_t parent;
     int64_t begin_ns;
     int64_t end_ns;
+    bool unused;
 } piece;
 
 /* A client without routing asks a gateway, which asks node0. */
 static const piece through_gateway[] = {
-    {EP_CLI_SPAN_forward, 1, "", "", 100, 0, 0, 100},
-    {EP_CLI_SPAN_exchange, 1, "", "gateway", 200, 100, 10, 90},
-    {EP_CLI_SPAN_gateway, 2, "gateway", "", 200, 100, 20, 80},
-    {EP_CLI_SPAN_forward, 2, "gateway", "", 300, 200, 25, 75},
-    {EP_CLI_SPAN_exchange, 2, "gateway", "node0", 400, 300, 30, 70},
-    {EP_CLI_SPAN_serve, 3, "node0", "", 400, 300, 40, 60},
+    {EP_CLI_SPAN_forward, 1, "", "", 100, 0, 0, 100, false},
+    {EP_CLI_SPAN_exchange, 1, "", "gateway", 200, 100, 10, 90, false},
+    {EP_CLI_SPAN_gateway, 2, "gateway", "", 200, 100, 20, 80, false},
+    {EP_CLI_SPAN_forward, 2, "gateway", "", 300, 200, 25, 75, false},
+    {EP_CLI_SPAN_exchange, 2, "gateway", "node0", 400, 300, 30, 70, false},
+    {EP_CLI_SPAN_serve, 3, "node0", "", 400, 300, 40, 60, false},
 };
 
 static void add_pieces(const piece *pieces, size_t count)
@@ -214,6 +215,7 @@ static void add_pieces(const piece *pieces, size_t count)
     for (size_t i = 0; i < 2 * count; i++) {
         const piece *p = &pieces[i % count];
         ep_cli_trace_event e = {.kind = p->kind, .is_end = i >= count, .pid = p->pid, .call = p->call, .parent = p->parent,
+                                .rows = i >= count && p->unused ? 0 : 1,
                                 .time_ns = i >= count ? p->end_ns : p->begin_ns, .trace = {7, 7}, .layer = -1, .expert = -1};
         snprintf(e.node, sizeof(e.node), "%s", p->node);
         snprintf(e.peer, sizeof(e.peer), "%s", p->peer);
@@ -241,6 +243,57 @@ Test(trace_model, a_request_is_walked_through_its_gateway, .fini = end)
     finish((ep_trace_id){0});
     expect_gateway_path(20 + 10, 20 + 20);
     cr_expect_eq(model->spans[figures.requests[0]].call, 100);
+}
+
+/* The frame to `slow` was late, and its rows were asked of `quick` too. */
+static void expect_hedged(const piece *pieces, const char *peer, int64_t peer_ns, int64_t late, int64_t client)
+{
+    start(EVENTS_MAX, 1);
+    add_pieces(pieces, 6);
+    finish((ep_trace_id){0});
+    cr_assert_eq(figures.requests_count, 1);
+    const ep_cli_trace_path *path = &figures.paths[0];
+    cr_expect_str_eq(model->names[path->peer], peer);
+    cr_expect_eq(path->peer_ns, peer_ns);
+    cr_expect_eq(path->parts_ns[EP_CLI_PATH_LATE], late);
+    cr_expect_eq(path->parts_ns[EP_CLI_PATH_CLIENT], client);
+    for (size_t i = 0; i < figures.peers_count; i++) {
+        bool used = strcmp(model->names[figures.peers[i].name], peer) == 0;
+        cr_expect_eq(figures.peers[i].slowest_of, used ? 1 : 0);
+        cr_expect_eq(figures.peers[i].unused, used ? 0 : 1);
+        cr_expect_eq(figures.peers[i].failed, 0);
+    }
+    for (size_t i = 0; i < model->spans_count; i++) {
+        const ep_cli_span *span = &model->spans[i];
+        cr_expect_eq(span->unused, span->mate != EP_CLI_TRACE_NONE && strcmp(peer, span->process == 0 ? model->names[span->peer]
+                                       : model->names[model->processes[span->process].node]) != 0);
+    }
+}
+
+Test(trace_model, a_late_answer_that_was_not_used_is_not_the_slowest_peers, .fini = end)
+{
+    static const piece hedge_won[] = {
+        {EP_CLI_SPAN_forward, 1, "", "", 100, 0, 0, 100, false},
+        {EP_CLI_SPAN_exchange, 1, "", "slow", 200, 100, 10, 95, true},
+        {EP_CLI_SPAN_exchange, 1, "", "quick", 201, 100, 40, 80, false},
+        {EP_CLI_SPAN_serve, 2, "slow", "", 200, 100, 15, 90, false},
+        {EP_CLI_SPAN_serve, 3, "quick", "", 201, 100, 45, 75, false},
+        {EP_CLI_SPAN_combine, 1, "", "", 100, 0, 81, 99, false},
+    };
+    expect_hedged(hedge_won, "quick", 40, 30, 10 + 1 + 1);
+}
+
+Test(trace_model, a_hedge_that_lost_is_not_the_slowest_peers, .fini = end)
+{
+    static const piece hedge_lost[] = {
+        {EP_CLI_SPAN_forward, 1, "", "", 100, 0, 0, 100, false},
+        {EP_CLI_SPAN_exchange, 1, "", "slow", 200, 100, 10, 60, false},
+        {EP_CLI_SPAN_exchange, 1, "", "quick", 201, 100, 40, 95, true},
+        {EP_CLI_SPAN_serve, 2, "slow", "", 200, 100, 15, 55, false},
+        {EP_CLI_SPAN_serve, 3, "quick", "", 201, 100, 45, 90, false},
+        {EP_CLI_SPAN_combine, 1, "", "", 100, 0, 61, 99, false},
+    };
+    expect_hedged(hedge_lost, "slow", 50, 0, 10 + 1 + 1);
 }
 
 /* Its client is of another language and was not recorded. */
