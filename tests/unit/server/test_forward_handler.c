@@ -508,52 +508,47 @@ Test(forward_handler, a_failing_expert_fails_the_call_and_names_it)
     cr_expect_eq(e.expert, 5, "%s", e.text);
 }
 
-/* The caller uses the answer of another copy: what is dropped here is no failure. */
-Test(forward_handler, an_answered_call_counts_as_hedged)
+/* A call of four jobs, one at a time, is cancelled while its first runs; then a refused one, and the first job ends. */
+static ep_forward_stats cancel_at_the_first_job(void (*cancel)(ep_rpc_channel *channel, ep_rpc_call_id id))
 {
     ep_test_pending pending;
     ep_test_forward f = sample(EP_DTYPE_BF16);
     ep_error e;
-    start_with("hand", NULL, 1024, 1 << 20, 1);
-    cr_assert_eq(ep_test_forward_begin(&rig.peer, &f, NULL, &pending, &e), EP_OK);
-    hand_backend_wait(&rig.hand, 1);
-    ep_rpc_call_cancel_answered(rig.peer.channel, pending.id);
-    cr_expect_eq(ep_test_forward_wait(&pending, &e), EP_ERR_CANCELLED);
-    ep_test_forward marker = f;
-    marker.model = "other";
-    cr_expect_eq(ep_test_forward_run(&rig.peer, &marker, NULL, &e), EP_ERR_NOT_FOUND);
-    hand_backend_complete(&rig.hand, EP_OK);
-    ep_forward_stats stats = wait_idle();
-    cr_expect_eq(stats.hedged, 1);
-    cr_expect_eq(stats.failed, 1, "the marker alone");
-    char *text;
-    size_t bytes;
-    cr_assert_eq(ep_metrics_write(rig.metrics, &text, &bytes), EP_OK);
-    cr_expect(strstr(text, "expertd_requests_total{result=\"HEDGED\"} 1\n") != NULL, "%s", text);
-    cr_expect(strstr(text, "CANCELLED") == NULL, "%s", text);
-    free(text);
-}
-
-/* Until the server has seen the cancel: its call's jobs that wait are then dropped. */
-Test(forward_handler, cancelled_work_is_dropped_before_it_is_computed)
-{
-    ep_test_pending pending;
-    ep_test_forward f = sample(EP_DTYPE_BF16);
-    ep_error e;
-    ep_forward_stats stats;
     start_with("hand", NULL, 1024, 1 << 20, 1); /* one job at a time: three wait */
     cr_assert_eq(ep_test_forward_begin(&rig.peer, &f, NULL, &pending, &e), EP_OK);
     hand_backend_wait(&rig.hand, 1);
-    ep_rpc_call_cancel(rig.peer.channel, pending.id);
+    cancel(rig.peer.channel, pending.id);
     cr_expect_eq(ep_test_forward_wait(&pending, &e), EP_ERR_CANCELLED);
     /* The cancel frame and this request travel in order: when it is refused, the cancel has arrived. */
     ep_test_forward marker = f;
     marker.model = "other";
     cr_expect_eq(ep_test_forward_run(&rig.peer, &marker, NULL, &e), EP_ERR_NOT_FOUND);
     hand_backend_complete(&rig.hand, EP_OK);
-    stats = wait_idle();
+    return wait_idle();
+}
+
+/* Until the server has seen the cancel: its call's jobs that wait are then dropped. */
+Test(forward_handler, cancelled_work_is_dropped_before_it_is_computed)
+{
+    ep_forward_stats stats = cancel_at_the_first_job(ep_rpc_call_cancel);
     cr_expect_eq(rig.hand.count, 1, "the other three jobs never reached the backend");
     cr_expect_eq(stats.failed, 2);
+    cr_expect_eq(stats.hedged, 0);
+}
+
+/* The caller uses the answer of another copy: what is dropped here is no failure. */
+Test(forward_handler, an_answered_call_counts_as_hedged)
+{
+    ep_forward_stats stats = cancel_at_the_first_job(ep_rpc_call_cancel_answered);
+    char *text;
+    size_t bytes;
+    cr_expect_eq(rig.hand.count, 1);
+    cr_expect_eq(stats.hedged, 1);
+    cr_expect_eq(stats.failed, 1, "the refused one alone");
+    cr_assert_eq(ep_metrics_write(rig.metrics, &text, &bytes), EP_OK);
+    cr_expect(strstr(text, "expertd_requests_total{result=\"HEDGED\"} 1\n") != NULL, "%s", text);
+    cr_expect(strstr(text, "CANCELLED") == NULL, "%s", text);
+    free(text);
 }
 
 Test(forward_handler, large_requests_are_cut_into_jobs)
