@@ -234,7 +234,10 @@ ep_err ep_service_listen(const ep_service_config *config, ep_rpc_server *server,
 
 void ep_service_admin_url(const ep_service_config *config, ep_rpc_server *server, char *out_url, size_t bytes)
 {
-    ep_rpc_server_url(server, config->listen_count, out_url, bytes);
+    out_url[0] = '\0';
+    if (config->admin_listen[0] != 0) {
+        ep_rpc_server_url(server, config->listen_count, out_url, bytes);
+    }
 }
 
 void ep_service_log_start(const ep_options *options)

@@ -29,6 +29,7 @@ def check_command(command, *arguments):
 
 with Cluster() as c:
     coordinator = c.coordinator()
+    assert "admin_url" not in coordinator, coordinator # it is off, and the gateway's own listener is nobody else's
     where = ("--coordinator", coordinator["rpc_url"])
     c.node("n0", "--coordinator-url=" + coordinator["rpc_url"])
     c.wait_serving(*where)
