@@ -14,7 +14,6 @@
 
 #define OUTPUT_BYTES (256u << 10)
 #define PATH_BYTES 4097
-#define TIME_BYTES 24 /* 2000-01-01T00:00:00.000Z at the head of a log line */
 
 /* Runs a program and keeps what it prints; its exit code, or -1. */
 static int run(const char *program, const char *file, const char *flag, char *out_text, size_t bytes)
@@ -124,7 +123,59 @@ static void open_checkpoint(const char *path, ep_doctor_findings *io_findings)
     ep_checkpoint_close(checkpoint);
 }
 
-/* Lines of the log that warn, "TIME W EVENT TEXT": what the daemon accepts and says nevertheless. */
+/* A field of a logfmt line, KEY=VALUE or KEY="VALUE"; returns where the next one begins. */
+static const char *next_field(const char *at, char *out_key, char *out_value, size_t bytes)
+{
+    const size_t key_bytes = strcspn(at, "= ");
+    const char *value = at + key_bytes + (at[key_bytes] == '=');
+    const char *end = value + strcspn(value, " ");
+    if (*value == '"') {
+        for (end = value + 1; *end != '"' && *end != '\0'; end++) {
+            end += *end == '\\' && end[1] != '\0';
+        }
+        end += *end == '"';
+    }
+    snprintf(out_key, bytes, "%.*s", (int)key_bytes, at);
+    unquote(value, end, out_value, bytes);
+    return end + (*end == ' ');
+}
+
+static void append(char *text, size_t bytes, const char *between, const char *word)
+{
+    const size_t used = strlen(text);
+    snprintf(text + used, bytes - used, "%s%s", used > 0 && word[0] != '\0' ? between : "", word);
+}
+
+void ep_doctor_take_warning(const char *line, ep_doctor_findings *io_findings)
+{
+    char text[sizeof(io_findings->list[0].text)] = "", effect[sizeof(text)] = "", reason[sizeof(text)] = "";
+    char hint[sizeof(text)] = "man expertd.yaml explains each key";
+    char key[sizeof(text)], value[sizeof(text)];
+    bool is_warning = false;
+    while (*line != '\0') {
+        line = next_field(line, key, value, sizeof(value));
+        if (strcmp(key, "level") == 0) {
+            is_warning = strcmp(value, "warn") == 0;
+        } else if (strcmp(key, "reason") == 0) {
+            strcpy(reason, value);
+        } else if (strcmp(key, "effect") == 0) {
+            strcpy(effect, value);
+        } else if (strcmp(key, "hint") == 0) {
+            strcpy(hint, value);
+        } else if (is_warning && strcmp(key, "event") != 0) {
+            const bool names_itself = strcmp(key, "key") == 0 || strcmp(key, "path") == 0 || strcmp(key, "url") == 0;
+            append(text, sizeof(text), " ", names_itself ? "" : key);
+            append(text, sizeof(text), " ", value);
+        }
+    }
+    if (is_warning) {
+        append(text, sizeof(text), ": ", reason);
+        append(text, sizeof(text), "; ", effect);
+        ep_doctor_add(io_findings, EP_DOCTOR_WARN, "config", hint, "%s", text);
+    }
+}
+
+/* Lines of the log that warn: what the daemon accepts and says nevertheless. */
 static void take_warnings(char *text, ep_doctor_findings *io_findings)
 {
     for (char *line = text, *end; *line != '\0'; line = end) {
@@ -133,12 +184,7 @@ static void take_warnings(char *text, ep_doctor_findings *io_findings)
         if (end > line && end[-1] == '\n') {
             end[-1] = '\0';
         }
-        char *rest = strstr(line, "Z W ");
-        if (rest != NULL && rest - line == TIME_BYTES - 1) {
-            rest += strlen("Z W ");
-            rest += strcspn(rest, " ");
-            ep_doctor_add(io_findings, EP_DOCTOR_WARN, "config", "man expertd.yaml explains each key", "%s", rest + (*rest == ' '));
-        }
+        ep_doctor_take_warning(line, io_findings);
     }
 }
 

@@ -11,6 +11,9 @@
  */
 void ep_doctor_check_config(const char *file, const char *program, ep_doctor_findings *io_findings);
 
+/* Adds what a line of the log in form text warns of; other lines nothing. Pure. */
+void ep_doctor_take_warning(const char *line, ep_doctor_findings *io_findings);
+
 /* The next model's path in the output of --print-config, from *io_at on; false: no more. Pure. */
 bool ep_doctor_next_model_path(const char **io_at, char *out_path, size_t bytes);
 

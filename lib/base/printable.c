@@ -40,30 +40,36 @@ static bool is_blank(uint32_t code)
            code == 0x205f || code == 0x2060 || code == 0x3000 || code == 0xfeff;
 }
 
-char *ep_text_escape(const char *text, char *out, size_t out_bytes)
+size_t ep_text_escape_part(const char *text, char *out, size_t out_bytes)
 {
     static const char digits[] = "0123456789abcdef";
-    size_t at = 0;
-    while (*text != 0) {
+    size_t at = 0, from = 0;
+    while (text[from] != 0) {
         uint32_t code = 0;
-        size_t bytes = read_character(text, &code);
+        size_t bytes = read_character(text + from, &code);
         bool is_good = bytes > 0 && !steers(code);
         bytes = bytes > 0 ? bytes : 1;
         if (at + (is_good ? bytes : 4 * bytes) >= out_bytes) {
             break;
         }
         for (size_t i = 0; i < bytes; i++) {
-            unsigned char c = (unsigned char)text[i];
+            unsigned char c = (unsigned char)text[from + i];
             if (is_good) {
-                out[at++] = text[i];
+                out[at++] = text[from + i];
             } else {
                 memcpy(out + at, (const char[]){'\\', 'x', digits[c >> 4], digits[c & 15]}, 4);
                 at += 4;
             }
         }
-        text += bytes;
+        from += bytes;
     }
     out[at] = 0;
+    return from;
+}
+
+char *ep_text_escape(const char *text, char *out, size_t out_bytes)
+{
+    (void)ep_text_escape_part(text, out, out_bytes);
     return out;
 }
 

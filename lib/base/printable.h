@@ -16,6 +16,8 @@
 /* Copies text to out with each byte of what is not printable as \xNN: out is UTF-8 that steers nothing. What does not fit is left out, from
  * a whole character on. out_bytes at least 1. Returns out. */
 char *ep_text_escape(const char *text, char *out, size_t out_bytes);
+/* The same; returns how many bytes of text that were: at a 0 it was all. */
+size_t ep_text_escape_part(const char *text, char *out, size_t out_bytes);
 /* Where text stops being printable, or at its first blank (of any kind) if those are not allowed; its length when all of it is good. */
 size_t ep_text_printable_bytes(const char *text, bool blanks_allowed);
 

@@ -2,24 +2,8 @@
 /* Audit lines and their limit. */
 #include "rpc/rpc_audit.h"
 
-#include <stdio.h>
-
 #include "base/clock.h"
 #include "base/log.h"
-
-#define WORD_BYTES 160
-#define TEXT_BYTES 320
-
-/* A peer's name as one word of a log line; from "first" on characters are kept. */
-static const char *clean(const char *text, char first, char *out, size_t bytes)
-{
-    size_t n = 0;
-    for (; text[n] != 0 && n + 1 < bytes; n++) {
-        out[n] = text[n] >= first && text[n] <= '~' ? text[n] : '?';
-    }
-    out[n] = 0;
-    return n == 0 ? "-" : out;
-}
 
 static void report_left_out(ep_rpc_audit *audit)
 {
@@ -28,8 +12,8 @@ static void report_left_out(ep_rpc_audit *audit)
     audit->left_out = 0;
     pthread_mutex_unlock(&audit->lock);
     if (left_out > 0) {
-        ep_log(EP_LOG_WARN, "audit-refused-more", "count %llu lines_max %d window_ms %d",
-               (unsigned long long)left_out, EP_AUDIT_LINES, EP_AUDIT_WINDOW_MS);
+        ep_log(EP_LOG_WARN, "audit-refused-more", EP_KV(lines_left_out, left_out), EP_KV(lines_max, EP_AUDIT_LINES),
+               EP_KV(window_ms, EP_AUDIT_WINDOW_MS), EP_KV(reason, "more were refused than lines_max"));
     }
 }
 
@@ -73,8 +57,15 @@ static bool take_line(ep_rpc_audit *audit)
     return room;
 }
 
-/* Two arguments. */
-#define WHO(event) (event)->label != NULL && (event)->label[0] != 0 ? " who " : "", (event)->label != NULL ? (event)->label : ""
+/* Fields that are empty are left out. */
+static const char *said(const char *text)
+{
+    return text != NULL && text[0] != 0 ? text : NULL;
+}
+
+#define WHO(event)                                                                                        \
+    EP_KV(peer, said((event)->peer)), EP_KV(node, said((event)->node)), EP_KV(role, said((event)->role)), \
+        EP_KV(who, said((event)->label)), EP_KV(method, said((event)->method))
 
 void ep_rpc_audit_count(ep_rpc_audit *audit, ep_rpc_refusal refusal)
 {
@@ -83,22 +74,14 @@ void ep_rpc_audit_count(ep_rpc_audit *audit, ep_rpc_refusal refusal)
 
 void ep_rpc_audit_refused(ep_rpc_audit *audit, ep_rpc_refusal refusal, const ep_rpc_audit_event *event)
 {
-    char peer[WORD_BYTES], node[WORD_BYTES], role[WORD_BYTES], text[TEXT_BYTES];
     ep_rpc_audit_count(audit, refusal);
-    if (!ep_log_enabled(EP_LOG_WARN) || !take_line(audit)) {
-        return;
+    if (ep_log_enabled(EP_LOG_WARN) && take_line(audit)) {
+        ep_log(EP_LOG_WARN, "audit-refused", WHO(event), EP_KV(reason, ep_rpc_refusal_name(refusal)),
+               EP_KV(detail, said(event->text)));
     }
-    ep_log(EP_LOG_WARN, "audit-refused", "peer %s node %s role %s%s%s method %s reason %s%s%s",
-           clean(event->peer, '!', peer, sizeof(peer)), clean(event->node, '!', node, sizeof(node)),
-           clean(event->role, '!', role, sizeof(role)), WHO(event), event->method, ep_rpc_refusal_name(refusal),
-           event->text != NULL ? " text " : "",
-           event->text != NULL ? clean(event->text, ' ', text, sizeof(text)) : "");
 }
 
 void ep_rpc_audit_admin(const ep_rpc_audit_event *event)
 {
-    char peer[WORD_BYTES], node[WORD_BYTES];
-    ep_log(EP_LOG_INFO, "audit-admin", "peer %s node %s role %s%s%s method %s",
-           clean(event->peer, '!', peer, sizeof(peer)), clean(event->node, '!', node, sizeof(node)),
-           event->role, WHO(event), event->method);
+    ep_log(EP_LOG_INFO, "audit-admin", WHO(event));
 }

@@ -2,12 +2,12 @@
 /*
  * One log line for everybody who is turned away and for every call of an operator, and counts by reason:
  *
- *     W audit-refused peer 127.0.0.1:40112 node n-1 role client method expertd.v1.Admin.Drain reason method
- *     I audit-admin peer 127.0.0.1:40112 node - role operator who alice method expertd.v1.Admin.Drain
+ *     event=audit-refused peer=127.0.0.1:40112 node=n-1 role=client method=expertd.v1.Admin.Drain reason=method
+ *     event=audit-admin peer=127.0.0.1:40112 role=operator who=alice method=expertd.v1.Admin.Drain
  *
  * Refusals are limited to EP_AUDIT_LINES in EP_AUDIT_WINDOW_MS; what is beyond is counted, and the count is
- * logged when the window ends (W audit-refused-more). who: the label beside the token, if there is one. Names come from the peer: all but printable ASCII
- * becomes '?'. Tokens never get here.
+ * logged when the window ends (audit-refused-more). who: the label beside the token. What is not known is left out.
+ * Tokens never get here.
  *
  * Threads    any, except _init and _fini.
  */
@@ -35,11 +35,11 @@ typedef struct ep_rpc_audit {
 
 typedef struct ep_rpc_audit_event {
     const char *peer;   /* address */
-    const char *node;   /* name as claimed, "" none */
+    const char *node;   /* name as claimed; this and all below: NULL and "" none */
     const char *role;   /* as claimed or, after Hello, as given */
-    const char *label;  /* of the token; NULL and "" none */
+    const char *label;  /* of the token */
     const char *method; /* "Hello", or the full name */
-    const char *text;   /* more about the reason; NULL none */
+    const char *text;   /* more about the reason */
 } ep_rpc_audit_event;
 
 void ep_rpc_audit_init(ep_rpc_audit *audit, ep_timer_service *timers);

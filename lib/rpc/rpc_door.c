@@ -155,7 +155,7 @@ static ep_err check_token(ep_rpc_origin *origin, const char *token, ep_error *ou
     ep_nng_rep_door_peer(slot->door->rep, slot->index, origin->peer, sizeof(origin->peer));
     if (err != EP_OK) {
         const ep_rpc_audit_event event = {
-            .peer = origin->peer, .node = "", .role = ep_rpc_role_name(EP_ROLE_CLIENT), .method = "door"};
+            .peer = origin->peer, .role = ep_rpc_role_name(EP_ROLE_CLIENT), .method = "door"};
         ep_rpc_audit_refused(&server->audit, refusal, &event);
         __atomic_fetch_add(&slot->door->refused_total[EP_DOOR_TOKEN], 1, __ATOMIC_RELAXED);
         ep_error_prefix(out_error, err, "metadata \"" EP_RPC_DOOR_TOKEN_KEY "\" = \"" EP_RPC_DOOR_TOKEN_PREFIX "TOKEN\"");
@@ -324,7 +324,7 @@ static bool on_overload(void *arg, const ep_buffer *bytes, ep_nng_rep_reply *out
 static void on_turned_away(void *arg, const char *peer, const char *why)
 {
     ep_rpc_door *door = arg;
-    const ep_rpc_audit_event event = {.peer = peer, .node = "", .role = "client", .method = "door", .text = why};
+    const ep_rpc_audit_event event = {.peer = peer, .role = "client", .method = "door", .text = why};
     ep_rpc_audit_refused(&door->server->audit, EP_REFUSED_SLOW, &event);
 }
 

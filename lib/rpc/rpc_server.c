@@ -190,7 +190,7 @@ static void turn_away(ep_rpc_server *server, ep_rpc_session *taken_session)
     ep_error_set(&why, EP_ERR_RESOURCE_EXHAUSTED,
                  "its place is wanted: it said no Hello, and too many others have not either");
     const ep_rpc_audit_event event = {
-        .peer = taken_session->origin.peer, .node = "", .role = "-", .method = "Hello", .text = why.text};
+        .peer = taken_session->origin.peer, .method = "Hello", .text = why.text};
     ep_rpc_audit_refused(&server->audit, EP_REFUSED_CONNECTIONS, &event);
     ep_rpc_link_close(&taken_session->link, &why);
     ep_rpc_link_unref(&taken_session->link);

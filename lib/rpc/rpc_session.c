@@ -433,7 +433,6 @@ static void session_closed(ep_rpc_link *link, const ep_error *error)
                                           .node = session->origin.node,
                                           .label = session->origin.label,
                                           .role = ep_rpc_role_name(session->origin.role),
-                                          .method = "-",
                                           .text = error->text};
         ep_rpc_audit_refused(&session->server->audit, EP_REFUSED_SLOW, &event);
     }

@@ -109,16 +109,26 @@ void ep_accept_leave_descriptors(ep_lane_limits *limits, const char *url)
     }
     rlim_t most = limit.rlim_cur > DESCRIPTORS_LEFT_FREE ? limit.rlim_cur - DESCRIPTORS_LEFT_FREE : 1;
     if (limits->connections_max > most) {
-        ep_log(EP_LOG_WARN, "lane-few-descriptors", "listener %s connections_max %u lowered_to %llu descriptors %llu", url,
-               limits->connections_max, (unsigned long long)most, (unsigned long long)limit.rlim_cur);
+        ep_log(EP_LOG_WARN, "lane-few-descriptors", EP_KV(url, url), EP_KV(connections_max, limits->connections_max),
+               EP_KV(fd_limit, limit.rlim_cur), EP_KV(lowered_to, most),
+               EP_KV(reason, "this process may not open as many files"),
+               EP_KV(hint, "raise LimitNOFILE of the unit (ulimit -n), or lower connections_max"));
         limits->connections_max = (uint32_t)most;
     }
+}
+
+void ep_accept_warn_full(const char *url, uint32_t connections_max)
+{
+    ep_log(EP_LOG_WARN, "lane-connections-max", EP_KV(url, url), EP_KV(connections_max, connections_max),
+           EP_KV(reason, "all places are taken"), EP_KV(effect, "newcomers are turned away until one is free"),
+           EP_KV(hint, "raise connections_max"));
 }
 
 uint32_t ep_accept_backoff_ms(uint32_t backoff_ms, const char *url, const char *reason)
 {
     if (backoff_ms == 0) {
-        ep_log(EP_LOG_WARN, "lane-accept-failed", "listener %s reason %s", url, reason);
+        ep_log(EP_LOG_WARN, "lane-accept-failed", EP_KV(url, url), EP_KV(reason, reason),
+               EP_KV(effect, "accepting is tried again"));
         return EP_ACCEPT_BACKOFF_MIN_MS;
     }
     return backoff_ms * 2 > EP_ACCEPT_BACKOFF_MAX_MS ? EP_ACCEPT_BACKOFF_MAX_MS : backoff_ms * 2;

@@ -51,6 +51,8 @@ void *ep_accept_pick_choose(const ep_accept_pick *pick, uint32_t places, bool *o
 
 /* Lowers connections_max so that some descriptors stay free for the rest of the program; says so once. */
 void ep_accept_leave_descriptors(ep_lane_limits *limits, const char *url);
+/* Says that all places are taken. */
+void ep_accept_warn_full(const char *url, uint32_t connections_max);
 /* The next pause after a failed accept, which is logged when it is the first in a row; backoff_ms is 0 after a success. */
 uint32_t ep_accept_backoff_ms(uint32_t backoff_ms, const char *url, const char *reason);
 /* The URL asked for with the real port. */

@@ -44,7 +44,7 @@ static void take_stream(stream_listener *l, nng_stream *stream)
 {
     if (!ep_accept_count_add(l->count, l->limits.connections_max)) {
         if (!l->refusing) {
-            ep_log(EP_LOG_WARN, "lane-connections-max", "listener %s connections_max %u", l->url, l->limits.connections_max);
+            ep_accept_warn_full(l->url, l->limits.connections_max);
         }
         l->refusing = true;
         nng_stream_free(stream);

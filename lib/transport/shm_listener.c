@@ -88,7 +88,7 @@ static ep_err welcome(shm_listener *l, int taken_socket, const char *peer, ep_co
 static void refuse(shm_listener *l, int taken_socket, const ep_error *why)
 {
     if (why->code != EP_ERR_RESOURCE_EXHAUSTED || !l->refusing) {
-        ep_log(EP_LOG_WARN, "lane-refused", "listener %s reason %s", l->url, why->text);
+        ep_log(EP_LOG_WARN, "lane-refused", EP_KV(url, l->url), EP_KV(reason, why->text));
     }
     l->refusing = why->code == EP_ERR_RESOURCE_EXHAUSTED;
     shm_welcome_send(taken_socket, 0, -1, why);
@@ -121,7 +121,8 @@ static ep_conn *take_socket(shm_listener *l, int taken_socket)
     ep_conn *conn = NULL;
     if (welcome(l, taken_socket, peer, &conn, &error) != EP_OK) {
         if (error.code != EP_ERR_CONNECTION_LOST) {
-            ep_log(EP_LOG_WARN, "lane-accept-failed", "listener %s reason %s", l->url, error.text);
+            ep_log(EP_LOG_WARN, "lane-accept-failed", EP_KV(url, l->url), EP_KV(reason, error.text),
+                   EP_KV(effect, "the caller uses the network"));
         }
         __atomic_sub_fetch(&l->count->connections, 1, __ATOMIC_ACQ_REL);
         shm_count_unref(l->count);
@@ -151,7 +152,8 @@ static void end_accept(shm_listener *l)
 static void pause_accepting(shm_listener *l)
 {
     if (l->backoff_ns == 0) {
-        ep_log(EP_LOG_WARN, "lane-accept-failed", "listener %s reason %s", l->url, strerror(errno));
+        ep_log(EP_LOG_WARN, "lane-accept-failed", EP_KV(url, l->url), EP_KV(reason, strerror(errno)),
+               EP_KV(effect, "accepting is tried again"));
         l->backoff_ns = ACCEPT_BACKOFF_MIN_NS;
     } else {
         l->backoff_ns = l->backoff_ns * 2 > ACCEPT_BACKOFF_MAX_NS ? ACCEPT_BACKOFF_MAX_NS : l->backoff_ns * 2;

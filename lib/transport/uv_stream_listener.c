@@ -48,7 +48,7 @@ static void take_socket(uv_lane_listener *l, int fd, const struct sockaddr_stora
 {
     if (!ep_accept_count_add(l->count, l->limits.connections_max)) {
         if (!l->refusing) {
-            ep_log(EP_LOG_WARN, "lane-connections-max", "listener %s connections_max %u", l->url, l->limits.connections_max);
+            ep_accept_warn_full(l->url, l->limits.connections_max);
         }
         l->refusing = true;
         close(fd);
@@ -143,7 +143,8 @@ static void run(loop_job *job)
             l->handles = 2;
             watch(l);
         } else {
-            ep_log(EP_LOG_ERROR, "lane-accept-failed", "listener %s reason %s", l->url, uv_strerror(failed));
+            ep_log(EP_LOG_ERROR, "lane-accept-failed", EP_KV(url, l->url), EP_KV(reason, uv_strerror(failed)),
+                   EP_KV(effect, "nobody gets in there"));
         }
     }
     if (is_closing(l) && !l->ending) { /* once: closed while it was being opened, it runs again */

@@ -510,7 +510,7 @@ int ep_options_main(const ep_options_spec *spec, int argc, char **argv, ep_optio
     if (has_values && options->action == EP_ACTION_CHECK) {
         ep_log_start(EP_LOG_WARN, EP_LOG_TEXT); /* what the check warns of is shown */
         for (size_t i = 0; i < options->warnings_count; i++) {
-            ep_log(EP_LOG_WARN, "config", "%s", options->warnings[i]);
+            ep_log(EP_LOG_WARN, "config", EP_KV(reason, options->warnings[i]));
         }
     }
     if (has_values && check != NULL) {

@@ -25,10 +25,12 @@ static void look(void *arg)
         }
         bool due = watch->shares[i].logged_ns == 0 || now_ns - watch->shares[i].logged_ns >= LOG_NS;
         if (refused != watch->shares[i].logged && due) {
-            ep_log(EP_LOG_WARN, "pool-exhausted", "share %s refused %llu lent_bytes %llu limit_bytes %llu%s%s",
-                   shares[i].name, (unsigned long long)(refused - watch->shares[i].logged), (unsigned long long)shares[i].lent_bytes,
-                   (unsigned long long)shares[i].limit_bytes, shares[i].address[0] != 0 ? " held_most_by " : "",
-                   shares[i].address);
+            ep_log(EP_LOG_WARN, "pool-exhausted", EP_KV(share, shares[i].name),
+                   EP_KV(refused, refused - watch->shares[i].logged), EP_KV(lent_bytes, shares[i].lent_bytes),
+                   EP_KV(limit_bytes, shares[i].limit_bytes),
+                   EP_KV(held_most_by, shares[i].address[0] != 0 ? shares[i].address : NULL),
+                   EP_KV(reason, "frames want more memory than the share has"),
+                   EP_KV(hint, "raise buffer_bytes_max, or let callers send less at once"));
             watch->shares[i].logged = refused;
             watch->shares[i].logged_ns = now_ns;
         }

@@ -195,14 +195,14 @@ static void drop(ep_probes *probes, probe_conn *conn, uint64_t now_ns, const cha
 {
     socket_address peer;
     socklen_t peer_bytes = sizeof(peer);
-    char host[64] = "-";
+    char host[64] = "";
     if (now_ns >= probes->line_due_ns) {
         probes->line_due_ns = now_ns + HELD_LINE_NS;
         if (getpeername(conn->fd, &peer.any, &peer_bytes) == 0) {
             getnameinfo(&peer.any, peer_bytes, host, sizeof(host), NULL, 0, NI_NUMERICHOST);
         }
-        ep_log(EP_LOG_WARN, "probe-held", "peer %s reason %s; its connection is closed, and others are without a line for %d s", host, why,
-               (int)(HELD_LINE_NS / EP_NS_PER_S));
+        ep_log(EP_LOG_WARN, "probe-held", EP_KV(peer, host[0] != 0 ? host : NULL), EP_KV(reason, why),
+               EP_KV(effect, "its connection is closed"), EP_KV(next_line_ms, HELD_LINE_NS / EP_NS_PER_MS));
     }
     shutdown(conn->fd, SHUT_RDWR); /* the daemon sees its end, and closes it */
     conn->dropped = true;

@@ -23,12 +23,10 @@ static void on_change(void *arg, const ep_option *option)
     if (list->report->changed_count < EP_RELOAD_KEYS_MAX) {
         list->report->changed[list->report->changed_count++] = option->name;
     }
-    if (option->type == EP_OPTION_LIST) {
-        ep_log(EP_LOG_INFO, "config-reload", "%s changed", option->name);
-    } else {
-        ep_log(EP_LOG_INFO, "config-reload", "%s is %s (%s)", option->name,
-               ep_options_text(list->options, option->name), ep_options_origin(list->options, option->name));
-    }
+    const bool has_text = option->type != EP_OPTION_LIST;
+    ep_log(EP_LOG_INFO, "config-reload", EP_KV(outcome, "changed"), EP_KV(key, option->name),
+           EP_KV(value, has_text ? ep_options_text(list->options, option->name) : NULL),
+           EP_KV(origin, ep_options_origin(list->options, option->name)));
 }
 
 static void on_waiting(void *arg, const ep_option *option)
@@ -40,7 +38,9 @@ static void on_waiting(void *arg, const ep_option *option)
     if (list->report->need_restart_count < EP_RELOAD_KEYS_MAX) {
         list->report->need_restart[list->report->need_restart_count++] = option->name;
     }
-    ep_log(EP_LOG_WARN, "config-reload", "%s changed; it takes effect after a restart", option->name);
+    ep_log(EP_LOG_WARN, "config-reload", EP_KV(outcome, "waiting"), EP_KV(key, option->name),
+           EP_KV(reason, "it is read at start only"), EP_KV(effect, "the value before is in force"),
+           EP_KV(hint, "restart the service to use the new one"));
 }
 
 const ep_options *ep_reload_run(ep_reload *reload, ep_reload_report *out_report, ep_error *out_error)
@@ -55,7 +55,8 @@ const ep_options *ep_reload_run(ep_reload *reload, ep_reload_report *out_report,
         ep_options_load(reload->started->spec, reload->argc, reload->argv, environ, &options, &error);
     err = err == EP_OK && reload->check != NULL ? reload->check(options, &error) : err;
     if (err != EP_OK) {
-        ep_log(EP_LOG_ERROR, "config-reload", "refused, nothing changed: %s", error.text);
+        ep_log(EP_LOG_ERROR, "config-reload", EP_KV(outcome, "refused"), EP_KV(reason, error.text),
+               EP_KV(effect, "nothing changed"));
         ep_options_free(options);
         ep_error_set(out_error, err, "nothing changed: %s", error.text);
         return NULL;
@@ -64,7 +65,7 @@ const ep_options *ep_reload_run(ep_reload *reload, ep_reload_report *out_report,
     ep_service_log_start(options);
     ep_options_diff(before, options, on_change, &list);
     ep_options_diff(reload->started, options, on_waiting, &list);
-    ep_log(EP_LOG_INFO, "config-reload", "done");
+    ep_log(EP_LOG_INFO, "config-reload", EP_KV(outcome, "done"));
     ep_options_free(reload->current);
     reload->current = options;
     if (out_report != NULL) {

@@ -48,7 +48,9 @@ static void warn_exposed(const ep_options *options, const char *key, const char 
 {
     const char *missing = find_missing(options, url, token_key);
     if (missing != NULL) {
-        ep_log(EP_LOG_WARN, "insecure", "%s %s is reachable from other hosts, and %s", key, url, missing);
+        ep_log(EP_LOG_WARN, "insecure", EP_KV(key, key), EP_KV(url, url), EP_KV(reason, missing),
+               EP_KV(effect, "other hosts reach it unprotected"),
+               EP_KV(hint, "set TLS and token, and insecure no more; or bind loopback"));
     }
 }
 
@@ -249,13 +251,13 @@ void ep_service_log_start(const ep_options *options)
     ep_log_start((ep_log_level)ep_options_number(options, "log_level"),
                  under_journal ? EP_LOG_JOURNAL : formats[format]);
     for (size_t i = 0; ep_options_warning(options, i) != NULL; i++) {
-        ep_log(EP_LOG_WARN, "config", "%s", ep_options_warning(options, i));
+        ep_log(EP_LOG_WARN, "config", EP_KV(reason, ep_options_warning(options, i)));
     }
 }
 
 static void log_tracing(bool loaded, const char *why)
 {
-    ep_log(EP_LOG_DEBUG, "trace-start", "loaded %d reason %s", loaded, why);
+    ep_log(EP_LOG_DEBUG, "trace-start", EP_KV(loaded, loaded), EP_KV(reason, why));
 }
 
 void ep_service_trace_start(const ep_options *options)

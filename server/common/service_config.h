@@ -158,7 +158,8 @@ extern const ep_option ep_listen_fields[1]; /* {"url"} */
     {                                                                                                        \
         .name = "log_format", .type = EP_OPTION_ENUM, .allowed = "auto|text|json|journal",                   \
         .default_text = "auto", .reloadable = true,                                                          \
-        .help = "Form of log lines; auto: journal under systemd, else text"                                  \
+        .help = "Form of log lines; text: logfmt (key=value); json: an object each; auto: journal under "    \
+                "systemd, else text"                                                                         \
     }
 
 typedef struct ep_service_config {

@@ -63,8 +63,8 @@ static ep_err check_dates(const tls_file *file, const X509 *cert)
                     from, until);
     }
     if (ASN1_TIME_diff(&days, &seconds, NULL, X509_get0_notAfter(cert)) == 1 && days < EP_TLS_WARN_DAYS && file->log) {
-        ep_log(EP_LOG_WARN, "tls-expires", "%s %s valid_until %s days_left %d", file->key, file->path, until,
-               days);
+        ep_log(EP_LOG_WARN, "tls-expires", EP_KV(key, file->key), EP_KV(path, file->path), EP_KV(valid_until, until),
+               EP_KV(days_left, days), EP_KV(hint, "put a newer one in its place: it is in force within a minute"));
     }
     *file->expiry_s = until_s > *file->expiry_s ? until_s : *file->expiry_s;
     return EP_OK;
@@ -217,12 +217,14 @@ static void renew(ep_tls_watch *watch)
         return;
     }
     if (check_all(watch->options, true, expiry_s, &error) != EP_OK || ep_rpc_server_renew_tls(watch->server, &error) != EP_OK) {
-        ep_log(EP_LOG_ERROR, "tls-refused", "what is in force stays, next look in %u s: %s", LOOK_MS / 1000, error.text);
+        ep_log(EP_LOG_ERROR, "tls-refused", EP_KV(reason, error.text),
+               EP_KV(effect, "the files read before stay in force"), EP_KV(retry_ms, LOOK_MS));
         return;
     }
     take(watch, stamps, expiry_s);
-    ep_log(EP_LOG_INFO, "tls-renewed", "for new connections; days_left %lld",
-           ((long long)ep_tls_watch_expiry(watch) - (long long)time(NULL)) / 86400);
+    ep_log(EP_LOG_INFO, "tls-renewed",
+           EP_KV(days_left, ((long long)ep_tls_watch_expiry(watch) - (long long)time(NULL)) / 86400),
+           EP_KV(effect, "new connections get the new files"));
 }
 
 static void on_look(void *arg)

@@ -134,8 +134,9 @@ ep_err ep_service_tokens_load(const ep_options *options, ep_rpc_credentials **cr
                                    : ep_rpc_credentials_replace(*credentials, &tokens, out_error);
     }
     if (err == EP_OK && files[EP_ROLE_CLIENT].lines[0] != NULL && files[EP_ROLE_NODE].lines[0] == NULL) {
-        ep_log(EP_LOG_WARN, "node-token-missing",
-               "node_token_file is not set: whoever has the token of token_file may register as a node; give nodes a token of their own");
+        ep_log(EP_LOG_WARN, "node-token-missing", EP_KV(reason, "node_token_file is not set"),
+               EP_KV(effect, "whoever has the token of token_file may register as a node"),
+               EP_KV(hint, "give nodes a token of their own"));
     }
     explicit_bzero(files, sizeof(files));
     return err;
@@ -145,8 +146,9 @@ void ep_service_tokens_reload(const ep_options *options, ep_rpc_credentials *cre
 {
     ep_error error;
     if (ep_service_tokens_load(options, &credentials, &error) == EP_OK) {
-        ep_log(EP_LOG_INFO, "tokens-reload", "done");
+        ep_log(EP_LOG_INFO, "tokens-reload", EP_KV(outcome, "done"));
     } else {
-        ep_log(EP_LOG_ERROR, "tokens-reload", "refused, the tokens stay as they were: %s", error.text);
+        ep_log(EP_LOG_ERROR, "tokens-reload", EP_KV(outcome, "refused"), EP_KV(reason, error.text),
+               EP_KV(effect, "the tokens stay as they are"));
     }
 }

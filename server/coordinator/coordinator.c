@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/check.h"
 #include "base/clock.h"
@@ -64,7 +65,9 @@ static void on_leave_look(void *arg)
     ep_rpc_server_read_stats(self->server, &rpc);
     bool late = ep_clock_now_ns() >= self->leave_by_ns;
     if (in_flight > 0 && late) {
-        ep_log(EP_LOG_WARN, "stopping", "drain_ms %u passed, %u gateway calls are ended", self->drain_ms, in_flight);
+        ep_log(EP_LOG_WARN, "stopping", EP_KV(calls_in_flight, in_flight), EP_KV(drain_ms, self->drain_ms),
+               EP_KV(reason, "gateway calls took longer than drain_ms"), EP_KV(effect, "they are ended"),
+               EP_KV(hint, "a longer drain_ms lets them finish"));
     }
     if (late || (in_flight == 0 && rpc.sends_queued == 0 && rpc.unacked_bytes == 0)) {
         ep_service_loop_quit(self->loop);
@@ -77,7 +80,7 @@ static void on_stop(void *arg, const char *signal_name)
     if (self->stopping) {
         return;
     }
-    ep_log(EP_LOG_INFO, "stopping", "signal %s drain_ms %u", signal_name, self->drain_ms);
+    ep_log(EP_LOG_INFO, "stopping", EP_KV(signal, signal_name), EP_KV(drain_ms, self->drain_ms));
     ep_sd_notify_stopping("stopping");
     ep_sd_notify_extend_timeout((uint64_t)self->drain_ms * 1000 + 5000000);
     __atomic_store_n(&self->stopping, true, __ATOMIC_RELEASE);
@@ -172,8 +175,9 @@ static void look_after_gateway(coordinator *self)
     ep_gateway_tick(self->gateway);
     if (!self->stopping && ep_gateway_is_stranded(self->gateway, table)) {
         const ep_err err = connect_gateway(self, &error);
-        ep_log(err == EP_OK ? EP_LOG_INFO : EP_LOG_WARN, "gateway-numerics", "no node of the chosen numerics id holds a model any more: %s",
-               err == EP_OK ? "choosing anew" : error.text);
+        ep_log(err == EP_OK ? EP_LOG_INFO : EP_LOG_WARN, "gateway-numerics",
+               EP_KV(reason, err == EP_OK ? "no node of the chosen numerics id holds a model any more" : error.text),
+               EP_KV(effect, err == EP_OK ? "the gateway chooses anew" : "its calls fail, and it tries again"));
     }
     ep_routing_table_unref(table);
 }
@@ -340,16 +344,18 @@ static ep_err start_service(coordinator *self, ep_error *out_error)
     ep_coordinator_state_config cluster = self->config->cluster;
     ep_coordinator_kept kept = {0};
     if (self->config->state_dir == NULL) {
-        ep_log(EP_LOG_INFO, "state-in-memory", "after a restart nodes register again and experts are placed anew; set state_dir to keep it");
+        ep_log(EP_LOG_INFO, "state-in-memory",
+               EP_KV(effect, "after a restart nodes register again and experts are placed anew"),
+               EP_KV(hint, "set state_dir to keep the state"));
     } else {
         ep_err err = ep_table_store_sqlite_open(self->config->state_dir, &self->store, out_error);
         err = err != EP_OK ? err : ep_table_store_begin_term(self->store, cluster.term, &kept, &cluster.term, out_error);
         if (err != EP_OK) {
             return err;
         }
-        ep_log(EP_LOG_INFO, "state-restored", "from %s term %llu nodes %zu drained %zu table %s", self->store->place,
-               (unsigned long long)cluster.term, kept.nodes_count, kept.drained_count,
-               kept.published != NULL ? "yes" : "none");
+        ep_log(EP_LOG_INFO, "state-restored", EP_KV(path, self->store->place), EP_KV(term, cluster.term),
+               EP_KV(nodes, kept.nodes_count), EP_KV(nodes_drained, kept.drained_count),
+               EP_KV(has_table, (bool)(kept.published != NULL)));
     }
     ep_err err = ep_coordinator_service_create(&cluster, self->store, &kept, &self->service);
     ep_coordinator_kept_fini(&kept);
@@ -478,19 +484,22 @@ int ep_coordinator_run(const ep_coordinator_config *config, ep_reload *reload)
     ep_error error;
     ep_err err = start(&self, &error);
     if (err != EP_OK) {
-        ep_log(EP_LOG_ERROR, "start-failed", "%s", error.text);
+        ep_log(EP_LOG_ERROR, "start-failed", EP_KV(code, ep_err_name(err)), EP_KV(reason, error.text));
         stop(&self);
         return 1;
     }
     ep_rpc_server_set_state(self.server, "serving");
-    ep_log(EP_LOG_INFO, "serving", "rpc %s admin %s door %s probes %s placement %s copies %u min_nodes %u", self.rpc_url,
-           self.admin_url[0] != 0 ? self.admin_url : "off", self.door_url[0] != 0 ? self.door_url : "off",
-           self.probe_url[0] != 0 ? self.probe_url : "off", config->cluster.expert_map != NULL ? "static" : "uniform",
-           config->cluster.copies, config->cluster.min_nodes);
+    ep_log(EP_LOG_INFO, "serving", EP_KV(rpc_url, self.rpc_url),
+           EP_KV(admin_url, self.admin_url[0] != 0 ? self.admin_url : "off"),
+           EP_KV(door_url, self.door_url[0] != 0 ? self.door_url : "off"),
+           EP_KV(probe_url, self.probe_url[0] != 0 ? self.probe_url : "off"),
+           EP_KV(placement, config->cluster.expert_map != NULL ? "static" : "uniform"),
+           EP_KV(copies, config->cluster.copies), EP_KV(min_nodes, config->cluster.min_nodes), EP_KV(pid, getpid()),
+           EP_KV(software, ep_version_software()));
     ep_sd_notify_ready("serving");
     ep_loop_timer_start(self.tick, config->cluster.heartbeat_ms, config->cluster.heartbeat_ms);
     ep_service_loop_run(self.loop);
     stop(&self);
-    ep_log(EP_LOG_INFO, "stopped", "exit 0");
+    ep_log(EP_LOG_INFO, "stopped", EP_KV(exit_code, 0));
     return 0;
 }

@@ -609,7 +609,8 @@ static void set_token(gateway_client *client, const char *token)
 {
     ep_error error;
     if (client != NULL && ep_client_set_token(client->client, token, &error) != EP_OK) {
-        ep_log(EP_LOG_ERROR, "gateway-token", "not changed: %s", error.text);
+        ep_log(EP_LOG_ERROR, "gateway-token", EP_KV(reason, error.text),
+               EP_KV(effect, "the gateway calls nodes with the token before"));
     }
 }
 

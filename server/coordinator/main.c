@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* expertd-coordinator: command line in, exit code out. */
-#include <stdio.h>
-
+#include "base/log.h"
 #include "common/process_setup.h"
 #include "common/service_config.h"
 #include "coordinator/coordinator.h"
@@ -24,7 +23,7 @@ int main(int argc, char **argv)
     ep_trace_set_process("gateway");
     ep_process_raise_fd_limit();
     if (ep_coordinator_config_load(options, &config, &error) != EP_OK) {
-        fprintf(stderr, "expertd-coordinator: %s\n", error.text);
+        ep_log(EP_LOG_ERROR, "start-failed", EP_KV(code, ep_err_name(error.code)), EP_KV(reason, error.text));
         ep_options_free(options);
         return 1;
     }

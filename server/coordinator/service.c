@@ -113,8 +113,9 @@ static void log_state(ep_coordinator_service *self, size_t index, const ep_coord
     } else if (node->state != view->state) {
         bool is_bad = strcmp(view->state, "suspect") == 0 || strcmp(view->state, "degraded") == 0;
         node->state = view->state;
-        ep_log(is_bad ? EP_LOG_WARN : EP_LOG_INFO, "node-state", "node %s state %s silent_ms %llu", node->name, view->state,
-               (unsigned long long)((now_ns - view->last_seen_ns) / EP_NS_PER_MS));
+        ep_log(is_bad ? EP_LOG_WARN : EP_LOG_INFO, "node-state", EP_KV(node, node->name), EP_KV(state, view->state),
+               EP_KV(silent_ms, (now_ns - view->last_seen_ns) / EP_NS_PER_MS),
+               EP_KV(hint, is_bad ? "see expertctl doctor, and the node's log" : NULL));
     }
     node->is_there = true;
 }
@@ -129,7 +130,8 @@ static void log_nodes(ep_coordinator_service *self)
     }
     for (size_t i = self->logged_count; i-- > 0;) {
         if (!self->logged[i].is_there) {
-            ep_log(EP_LOG_INFO, "node-forgotten", "node %s was %s", self->logged[i].name, self->logged[i].state);
+            ep_log(EP_LOG_INFO, "node-forgotten", EP_KV(node, self->logged[i].name),
+                   EP_KV(state_before, self->logged[i].state));
             self->logged[i] = self->logged[--self->logged_count];
         } else {
             self->logged[i].is_there = false;
@@ -153,8 +155,8 @@ static void adopt(ep_coordinator_service *self, ep_routing_table *table, const E
         send_snapshot(w, table, snapshot);
         (void)EP_FAILPOINT(publish_first_watcher);
     }
-    ep_log(EP_LOG_INFO, "table-published", "epoch %llu/%llu nodes %u layers %u", (unsigned long long)table->epoch.term,
-           (unsigned long long)table->epoch.number, table->nodes_count, table->layers_count);
+    ep_log(EP_LOG_INFO, "table-published", EP_KV(term, table->epoch.term), EP_KV(epoch, table->epoch.number),
+           EP_KV(nodes, table->nodes_count), EP_KV(layers, table->layers_count));
     (void)EP_FAILPOINT(publish_announced);
 }
 
@@ -166,12 +168,13 @@ static bool encode_news(const ep_routing_table *served, const ep_routing_table *
     if (table == NULL || (served != NULL && ep_epoch_compare(served->epoch, table->epoch) == 0)) {
         return true;
     }
-    if (ep_placement_encode(table, out_snapshot) == EP_OK) {
+    const ep_err err = ep_placement_encode(table, out_snapshot);
+    if (err == EP_OK) {
         return true;
     }
     *out_snapshot = NULL;
-    ep_log(EP_LOG_ERROR, "table-encode-failed", "epoch %llu/%llu", (unsigned long long)table->epoch.term,
-           (unsigned long long)table->epoch.number);
+    ep_log(EP_LOG_ERROR, "table-encode-failed", EP_KV(term, table->epoch.term), EP_KV(epoch, table->epoch.number),
+           EP_KV(reason, ep_err_text(err)), EP_KV(effect, "the table before is served"));
     return false;
 }
 
@@ -204,21 +207,21 @@ static void announce(ep_coordinator_service *self)
     if (problem->code != self->placement_error_logged) {
         self->placement_error_logged = problem->code;
         if (problem->code != EP_OK) {
-            ep_log(EP_LOG_ERROR, "placement-failed", "%s", problem->text);
+            ep_log(EP_LOG_ERROR, "placement-failed", EP_KV(reason, problem->text));
         }
     }
     const ep_error *left_out = ep_coordinator_state_left_out(self->cluster);
     if (strcmp(left_out->text, self->left_out_logged) != 0) {
         strcpy(self->left_out_logged, left_out->text);
         if (left_out->code != EP_OK) {
-            ep_log(EP_LOG_WARN, "nodes-left-out", "%s", left_out->text);
+            ep_log(EP_LOG_WARN, "nodes-left-out", EP_KV(reason, left_out->text));
         }
     }
     const ep_error *copy = ep_coordinator_state_copy_error(self->cluster);
     if (strcmp(copy->text, self->copy_error_logged) != 0) {
         strcpy(self->copy_error_logged, copy->text);
         if (copy->code != EP_OK) {
-            ep_log(EP_LOG_ERROR, "copy-differs", "%s", copy->text);
+            ep_log(EP_LOG_ERROR, "copy-differs", EP_KV(reason, copy->text));
         }
     }
     publish(self);
@@ -256,7 +259,9 @@ static void on_write_failed(void *arg, const ep_error *error)
     self->stats.store_errors++;
     pthread_mutex_unlock(&self->lock);
     if (is_news) {
-        ep_log(EP_LOG_ERROR, "store-failed", "%s; the table before is served, trying on", error->text);
+        ep_log(EP_LOG_ERROR, "store-failed", EP_KV(reason, error->text),
+               EP_KV(effect, "the table before is served, and writing is tried again"),
+               EP_KV(hint, "see free space and rights of state_dir"));
     }
 }
 
@@ -279,7 +284,7 @@ static bool on_written(void *arg, const ep_table_job *job)
         ep_placement_snapshot_free(snapshot);
     }
     if (had_failed) {
-        ep_log(EP_LOG_INFO, "store-works", "%s written again", self->store->place);
+        ep_log(EP_LOG_INFO, "store-works", EP_KV(path, self->store->place), EP_KV(effect, "it is written again"));
     }
     return good;
 }
@@ -366,7 +371,7 @@ static void on_register_node(Expertd__V1__Coordinator_Service *rpc, const Expert
         strcpy(self->refusal_logged, error.text);
         pthread_mutex_unlock(&self->lock);
         if (is_new) {
-            ep_log(EP_LOG_WARN, "register-refused", "node %s reason %s", request->node, error.text);
+            ep_log(EP_LOG_WARN, "register-refused", EP_KV(node, request->node), EP_KV(reason, error.text));
         }
         finish_error(closure_data, &error);
         return;
@@ -376,7 +381,8 @@ static void on_register_node(Expertd__V1__Coordinator_Service *rpc, const Expert
     reply.heartbeat_ms = self->config.heartbeat_ms;
     reply.epoch = &epoch;
     self->stats.registrations++;
-    ep_log(EP_LOG_INFO, "node-registered", "node %s url %s id %u", request->node, request->url, reply.node_id);
+    ep_log(EP_LOG_INFO, "node-registered", EP_KV(node, request->node), EP_KV(url, request->url),
+           EP_KV(node_id, reply.node_id));
     announce(self);
     Expertd__V1__Epoch committed = epoch_message(self->committed);
     reply.committed = &committed;
@@ -745,8 +751,9 @@ void ep_coordinator_service_tick(ep_coordinator_service *self)
     uint64_t period_ns = self->config.heartbeat_ms * EP_NS_PER_MS;
     uint64_t gap_ns = self->ticked_ns != 0 ? now_ns - self->ticked_ns : 0;
     if (gap_ns > 2 * period_ns) { /* who did not run heard nobody: heartbeats may still lie in sockets, or have come too late */
-        ep_log(EP_LOG_WARN, "coordinator-blind", "for_ms %llu it counts as no node's silence",
-               (unsigned long long)(gap_ns / EP_NS_PER_MS));
+        ep_log(EP_LOG_WARN, "coordinator-blind", EP_KV(blind_ms, gap_ns / EP_NS_PER_MS),
+               EP_KV(reason, "this process did not run"), EP_KV(effect, "that time counts as no node's silence"),
+               EP_KV(hint, "give it CPU time, or see who stopped it"));
         ep_coordinator_state_excuse(self->cluster, now_ns, gap_ns);
     }
     self->ticked_ns = now_ns;
@@ -764,8 +771,8 @@ ep_err ep_coordinator_service_drain(ep_coordinator_service *self, const char *no
         announce(self);
         ep_drain_report_complete(self->cluster, &self->config, self->served, undo, out_drain);
         if (out_drain->is_news) { /* who waits for the end asks again and again */
-            ep_log(EP_LOG_INFO, undo ? "drain-undone" : "drain", "node %s state %s copies_to_move %u", out_drain->node,
-                   out_drain->state, out_drain->copies_to_move);
+            ep_log(EP_LOG_INFO, undo ? "drain-undone" : "drain", EP_KV(node, out_drain->node),
+                   EP_KV(state, out_drain->state), EP_KV(copies_to_move, out_drain->copies_to_move));
         }
     }
     pthread_mutex_unlock(&self->lock);
@@ -779,8 +786,8 @@ ep_err ep_coordinator_service_set_default(ep_coordinator_service *self, const ch
     ep_err err = ep_coordinator_state_set_default(self->cluster, model, version, out_before, out_error);
     if (err == EP_OK) {
         announce(self);
-        ep_log(EP_LOG_INFO, "default-version", "model %s version %s before %s", model, version,
-               out_before[0] != 0 ? out_before : "none");
+        ep_log(EP_LOG_INFO, "default-version", EP_KV(model, model), EP_KV(version, version),
+               EP_KV(version_before, out_before[0] != 0 ? out_before : NULL));
     }
     pthread_mutex_unlock(&self->lock);
     return err;

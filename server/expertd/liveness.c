@@ -47,11 +47,14 @@ static void check_timers(ep_liveness *liveness, uint64_t now_ns)
 static void log_change(const ep_liveness *liveness, ep_liveness_state before, ep_liveness_state state, uint64_t stuck_ns)
 {
     if (state != EP_LIVENESS_OK) {
-        ep_log(EP_LOG_ERROR, "node-stuck", "%s for %llu ms; the watchdog is told nothing until it goes on",
-               ep_liveness_name(state), (unsigned long long)(stuck_ns / EP_NS_PER_MS));
+        ep_log(EP_LOG_ERROR, "node-stuck", EP_KV(state, ep_liveness_name(state)),
+               EP_KV(stuck_ms, stuck_ns / EP_NS_PER_MS), EP_KV(reason, "work that is there makes no progress"),
+               EP_KV(effect, "the watchdog is told nothing until it goes on"));
     } else {
-        ep_log(EP_LOG_WARN, "node-stuck", "over: %s went on after %llu ms", ep_liveness_name(before),
-               (unsigned long long)(atomic_load(&liveness->stuck_ns) / EP_NS_PER_MS));
+        ep_log(EP_LOG_WARN, "node-stuck", EP_KV(state, ep_liveness_name(state)),
+               EP_KV(state_before, ep_liveness_name(before)),
+               EP_KV(stuck_ms, atomic_load(&liveness->stuck_ns) / EP_NS_PER_MS), EP_KV(reason, "the work went on"),
+               EP_KV(effect, "the watchdog is told again"));
     }
 }
 

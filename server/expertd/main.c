@@ -26,12 +26,12 @@ static int run(const ep_options *options, int argc, char **argv)
         if (err == EP_OK) {
             ep_node_run(node);
             ep_node_destroy(node);
-            ep_log(EP_LOG_INFO, "node-end", "drained");
+            ep_log(EP_LOG_INFO, "node-end", EP_KV(outcome, "drained"));
         }
         ep_node_config_fini(&config);
     }
     if (err != EP_OK) {
-        ep_log(EP_LOG_ERROR, "node-start", "%s: %s", ep_err_name(err), error.text);
+        ep_log(EP_LOG_ERROR, "node-start", EP_KV(code, ep_err_name(err)), EP_KV(reason, error.text));
     }
     ep_transport_fini();
     return err == EP_OK ? 0 : 1;

@@ -70,8 +70,8 @@ static void set_connected(ep_membership *m, bool connected)
     m->view.is_connected = connected;
     pthread_mutex_unlock(&m->view_lock);
     if (changed) {
-        ep_log(EP_LOG_INFO, "coordinator", "%s url %s", connected ? "registered" : "lost",
-               m->config.coordinator_url);
+        ep_log(EP_LOG_INFO, "coordinator", EP_KV(state, connected ? "registered" : "lost"),
+               EP_KV(url, m->config.coordinator_url));
         m->config.on_change(m->config.arg);
     }
     if (connected) {
@@ -83,8 +83,8 @@ static void log_once(ep_membership *m, const char *what, const ep_error *error)
 {
     if (strcmp(m->last_report, error->text) != 0) {
         snprintf(m->last_report, sizeof(m->last_report), "%s", error->text);
-        ep_log(EP_LOG_WARN, "coordinator", "%s failed, trying on: %s: %s", what, ep_err_name(error->code),
-               error->text);
+        ep_log(EP_LOG_WARN, "coordinator", EP_KV(url, m->config.coordinator_url), EP_KV(step, what),
+               EP_KV(code, ep_err_name(error->code)), EP_KV(reason, error->text), EP_KV(effect, "it is tried again"));
     }
 }
 
@@ -107,9 +107,9 @@ static void mark_assigned(const ep_node_layer *layer, const Expertd__V1__NodeAss
         if (assignment->experts[i] < ep_node_layer_experts(layer)) {
             wanted[assignment->experts[i]] = 1;
         } else {
-            ep_log(EP_LOG_ERROR, "assignment", "model %s layer %u has no expert %u; allowed: 0..%u",
-                   assignment->model, assignment->layer, assignment->experts[i],
-                   ep_node_layer_experts(layer) - 1);
+            ep_log(EP_LOG_ERROR, "assignment", EP_KV(model, assignment->model), EP_KV(layer, assignment->layer),
+                   EP_KV(expert, assignment->experts[i]), EP_KV(expert_max, ep_node_layer_experts(layer) - 1),
+                   EP_KV(reason, "the layer has no such expert"), EP_KV(effect, "the others are loaded"));
         }
     }
 }
@@ -119,8 +119,8 @@ static void want_layer(ep_membership *m, const ep_node_model *model, const ep_no
 {
     uint8_t *wanted = malloc(ep_node_layer_experts(layer));
     if (wanted == NULL) {
-        ep_log(EP_LOG_ERROR, "assignment", "no memory for layer %u of model %s; it stays as it is",
-               layer->shape.layer, model->config->name);
+        ep_log(EP_LOG_ERROR, "assignment", EP_KV(model, model->config->name), EP_KV(layer, layer->shape.layer),
+               EP_KV(reason, "no memory"), EP_KV(effect, "the layer stays as it is"));
         return;
     }
     ep_node_model_configured(model, layer, wanted);
@@ -144,7 +144,7 @@ static void check_models_known(const ep_membership *m, Expertd__V1__NodeAssignme
         ep_error error;
         if (ep_node_models_find(m->config.models, assignments[i]->model, assignments[i]->version,
                                 assignments[i]->layer, &model, &layer, &error) != EP_OK) {
-            ep_log(EP_LOG_ERROR, "assignment", "%s", error.text);
+            ep_log(EP_LOG_ERROR, "assignment", EP_KV(reason, error.text), EP_KV(effect, "that part is left out"));
         }
     }
 }
@@ -164,8 +164,8 @@ static void apply(ep_membership *m, ep_epoch epoch, Expertd__V1__NodeAssignment 
             want_layer(m, model, &model->layers[l], assignments, count);
         }
     }
-    ep_log(EP_LOG_INFO, "assignment", "epoch %" PRIu64 ".%" PRIu64 " parts %zu", epoch.term, epoch.number,
-           count);
+    ep_log(EP_LOG_INFO, "assignment", EP_KV(state, "taken"), EP_KV(term, epoch.term), EP_KV(epoch, epoch.number),
+           EP_KV(parts, count));
     ep_membership_on_weights(m);
 }
 
@@ -187,7 +187,7 @@ static void on_drop(void *arg)
     if (m->is_loading || ep_epoch_compare(ep_node_epoch_in_force(m->config.epoch), m->assigned) < 0) {
         return; /* a newer assignment came; its own commit starts a new grace */
     }
-    ep_log(EP_LOG_INFO, "experts-drop", "count %" PRIu64, ep_weight_store_unwanted_count(m->config.store));
+    ep_log(EP_LOG_INFO, "experts-drop", EP_KV(experts, ep_weight_store_unwanted_count(m->config.store)));
     ep_weight_store_drop_unwanted(m->config.store);
     m->models_changed = true;
     ep_membership_hurry(m);
@@ -209,9 +209,9 @@ void ep_membership_on_weights(ep_membership *m)
     m->is_loading = false;
     /* Also with experts that failed: what is owned is reported beside it, so that the others are served. */
     ep_node_epoch_set_loaded(m->config.epoch, m->assigned);
-    ep_log(stats.failed_count == 0 ? EP_LOG_INFO : EP_LOG_WARN, "assignment",
-           "loaded epoch %" PRIu64 ".%" PRIu64 " experts %" PRIu64 " failed %" PRIu64, m->assigned.term,
-           m->assigned.number, stats.owned_count, stats.failed_count);
+    ep_log(stats.failed_count == 0 ? EP_LOG_INFO : EP_LOG_WARN, "assignment", EP_KV(state, "loaded"),
+           EP_KV(term, m->assigned.term), EP_KV(epoch, m->assigned.number), EP_KV(experts, stats.owned_count),
+           EP_KV(experts_failed, stats.failed_count), EP_KV(reason, stats.failed_count == 0 ? NULL : stats.last_error));
     pthread_mutex_lock(&m->view_lock);
     m->view.was_assigned = true;
     pthread_mutex_unlock(&m->view_lock);
@@ -261,7 +261,8 @@ static void on_registered(ep_membership *m, const Expertd__V1__RegisterReply *re
 static void on_heartbeat(ep_membership *m, const Expertd__V1__HeartbeatReply *reply)
 {
     if (reply->reregister) {
-        ep_log(EP_LOG_INFO, "coordinator", "asks to register again");
+        ep_log(EP_LOG_INFO, "coordinator", EP_KV(state, "registering"), EP_KV(url, m->config.coordinator_url),
+               EP_KV(reason, "it asks for it"));
         m->is_registered = false;
         m->hurries = true;
         return;
@@ -291,7 +292,8 @@ static void open_letter(ep_membership *m, letter_kind kind, const uint8_t *packe
                                                  : &expertd__v1__heartbeat_reply__descriptor;
     ProtobufCMessage *message = protobuf_c_message_unpack(type, NULL, bytes, packed);
     if (message == NULL) {
-        ep_log(EP_LOG_ERROR, "coordinator", "no memory for its reply; trying on");
+        ep_log(EP_LOG_ERROR, "coordinator", EP_KV(url, m->config.coordinator_url),
+               EP_KV(reason, "no memory for its reply"), EP_KV(effect, "it is asked again"));
         return;
     }
     if (kind == LETTER_REGISTER) {

@@ -60,13 +60,12 @@ static ep_node_state derive_state(const ep_node *node, const ep_weight_stats *we
 static void announce_state(ep_node *node, ep_node_state state, const ep_weight_stats *weights)
 {
     ep_rpc_server_set_state(node->server, ep_node_state_name(state));
-    if (state == EP_NODE_DEGRADED) {
-        ep_log(EP_LOG_WARN, "node-state", "degraded experts %" PRIu64 " failed %" PRIu64 " last_error %s",
-               weights->owned_count, weights->failed_count, weights->last_error);
-    } else {
-        ep_log(EP_LOG_INFO, "node-state", "%s experts %" PRIu64 " resident %" PRIu64 " weight_bytes %" PRIu64,
-               ep_node_state_name(state), weights->owned_count, weights->resident_count, weights->resident_bytes);
-    }
+    const bool is_degraded = state == EP_NODE_DEGRADED;
+    ep_log(is_degraded ? EP_LOG_WARN : EP_LOG_INFO, "node-state", EP_KV(node, node->config->name),
+           EP_KV(state, ep_node_state_name(state)), EP_KV(experts, weights->owned_count),
+           EP_KV(experts_failed, weights->failed_count), EP_KV(experts_resident, weights->resident_count),
+           EP_KV(weights_bytes, weights->resident_bytes), EP_KV(reason, is_degraded ? weights->last_error : NULL),
+           EP_KV(hint, is_degraded ? "put the checkpoint's files right and restart the node" : NULL));
     bool takes_work = state == EP_NODE_SERVING || state == EP_NODE_DEGRADED;
     if (takes_work && !atomic_exchange(&node->has_started, true)) {
         char status[160];
@@ -167,9 +166,10 @@ static void on_drain_timeout(void *arg)
     ep_rpc_server_stats rpc;
     ep_forward_handler_read_stats(node->handler, &requests);
     ep_rpc_server_read_stats(node->server, &rpc);
-    ep_log(EP_LOG_WARN, "node-drain",
-           "drain_ms %u passed, requests_in_flight %" PRIu64 " sends_queued %" PRIu64 " unacked_bytes %" PRIu64 " are ended",
-           node->drain_ms, requests.in_flight, rpc.sends_queued, rpc.unacked_bytes);
+    ep_log(EP_LOG_WARN, "node-drain", EP_KV(calls_in_flight, requests.in_flight), EP_KV(sends_queued, rpc.sends_queued),
+           EP_KV(unacked_bytes, rpc.unacked_bytes), EP_KV(drain_ms, node->drain_ms),
+           EP_KV(reason, "calls took longer than drain_ms"), EP_KV(effect, "they are ended"),
+           EP_KV(hint, "a longer drain_ms lets them finish"));
     ep_batcher_close(node->batcher, EP_ERR_DRAINING);
     ep_weight_store_close(node->store, EP_ERR_DRAINING);
     ep_service_loop_quit(node->loop);
@@ -178,7 +178,7 @@ static void on_drain_timeout(void *arg)
 static void on_stop(void *arg, const char *signal_name)
 {
     ep_node *node = arg;
-    ep_log(EP_LOG_INFO, "node-drain", "%s drain_ms %u", signal_name, node->drain_ms);
+    ep_log(EP_LOG_INFO, "node-drain", EP_KV(signal, signal_name), EP_KV(drain_ms, node->drain_ms));
     node->is_draining = true;
     update_state(node); /* probes say so before the service manager hears of it */
     ep_sd_notify_stopping("draining");
@@ -473,8 +473,9 @@ static ep_err start_server(ep_node *node, ep_error *out_error)
     ep_service_admin_url(service, node->server, node->admin_url, sizeof(node->admin_url));
     if (node->config->host[0] == 0) {
         ep_log(EP_LOG_WARN, "host-unknown",
-               "neither shared memory nor comm_alg hierarchy work here: the kernel's boot id cannot be read (a unit's "
-               "ProcSubset=pid hides it) and EXPERTD_BOOT_ID does not say it; set that, or host");
+               EP_KV(reason, "the kernel's boot id cannot be read (a unit's ProcSubset=pid hides it), and " "EXPERTD_BOOT_ID does not say it"),
+               EP_KV(effect, "neither shared memory nor comm_alg hierarchy work here"),
+               EP_KV(hint, "set EXPERTD_BOOT_ID, or host"));
     }
     err = ep_node_shm_listen(&node->config->shm, node->config->name, node->server, out_error);
     if (err != EP_OK) {
@@ -540,10 +541,9 @@ static void warn_of_memory(const ep_node *node)
         is_known = is_known && (budget != 0 || config->models[m].choice == EP_EXPERTS_ALL);
     }
     if (is_known && weights > limit) {
-        ep_log(EP_LOG_WARN, "node-memory",
-               "weights_bytes %" PRIu64 " is more than the memory this process may have (host, control group, RLIMIT_AS), memory_limit_bytes %" PRIu64
-               ": the system would end it; set weight_bytes_max well below that",
-               weights, limit);
+        ep_log(EP_LOG_WARN, "node-memory", EP_KV(weights_bytes, weights), EP_KV(memory_limit_bytes, limit),
+               EP_KV(reason, "weights are more than the memory this process may have (host, control group, RLIMIT_AS)"),
+               EP_KV(effect, "the system would end it"), EP_KV(hint, "set weight_bytes_max well below the limit"));
     }
 }
 
@@ -556,20 +556,25 @@ static void log_start(const ep_node *node)
     uint64_t frames =
         (uint64_t)config->service.limits.connections_max * config->service.limits.frame_bytes_max * 2;
     uint64_t buffers = frames < config->service.buffer_bytes_max ? frames : config->service.buffer_bytes_max;
-    ep_log(EP_LOG_INFO, "node-start", "name %s rpc %s admin %s door %s probes %s backend %s models %u pid %d %s", config->name,
-           node->url, node->admin_url[0] != 0 ? node->admin_url : "off", node->door_url[0] != 0 ? node->door_url : "off",
-           node->probe_url[0] != 0 ? node->probe_url : "off", node->backend->ops->name,
-           node->models.count, (int)getpid(), ep_version_software());
-    ep_log(EP_LOG_INFO, "node-memory",
-           "%s %" PRIu64 " frames_bytes %" PRIu64 " requests_bytes %u sum_bytes %" PRIu64,
-           has_budget ? "weights_bytes" : "file_weights_bytes", weights, buffers, EP_NODE_BOOKKEEPING_BYTES,
-           weights + buffers + EP_NODE_BOOKKEEPING_BYTES);
+    ep_log(EP_LOG_INFO, "node-start", EP_KV(node, config->name), EP_KV(rpc_url, node->url),
+           EP_KV(admin_url, node->admin_url[0] != 0 ? node->admin_url : "off"),
+           EP_KV(door_url, node->door_url[0] != 0 ? node->door_url : "off"),
+           EP_KV(probe_url, node->probe_url[0] != 0 ? node->probe_url : "off"),
+           EP_KV(backend, node->backend->ops->name), EP_KV(models, node->models.count), EP_KV(pid, getpid()),
+           EP_KV(software, ep_version_software()));
+    ep_log(EP_LOG_INFO, "node-memory", EP_KV(weights_bytes, weights),
+           EP_KV(weights_from, has_budget ? "weight_bytes_max" : "files"), EP_KV(frames_bytes, buffers),
+           EP_KV(requests_bytes, EP_NODE_BOOKKEEPING_BYTES),
+           EP_KV(sum_bytes, weights + buffers + EP_NODE_BOOKKEEPING_BYTES));
     warn_of_memory(node);
     uint64_t fds = ep_process_raise_fd_limit();
     if (fds < (uint64_t)config->service.limits.connections_max + FDS_KEPT_FREE) {
-        ep_log(EP_LOG_WARN, "node-fds",
-               "fd_limit %" PRIu64 " is below connections_max %u + %d: connections beyond it are refused",
-               fds, config->service.limits.connections_max, FDS_KEPT_FREE);
+        ep_log(EP_LOG_WARN, "node-fds", EP_KV(fd_limit, fds),
+               EP_KV(fds_wanted, config->service.limits.connections_max + FDS_KEPT_FREE),
+               EP_KV(connections_max, config->service.limits.connections_max),
+               EP_KV(reason, "this process may not open as many files"),
+               EP_KV(effect, "connections beyond the limit are refused"),
+               EP_KV(hint, "raise LimitNOFILE of the unit (ulimit -n)"));
     }
 }
 

@@ -53,7 +53,8 @@ ep_err ep_node_drain_order(void *arg, const char *name, bool undo, ep_admin_drai
     }
     if (atomic_load(&node->is_leaving) == undo) {
         atomic_store(&node->is_leaving, !undo);
-        ep_log(EP_LOG_INFO, "node-leave", "%s", undo ? "undone" : "asks the coordinator to move its experts; serves on");
+        ep_log(EP_LOG_INFO, "node-leave", EP_KV(node, own), EP_KV(leaving, (bool)!undo),
+               EP_KV(effect, undo ? "it may get experts again" : "the coordinator moves its experts; it serves on"));
         ep_membership_leaving_changed(node->membership);
     }
     report(node, out_drain);

@@ -70,8 +70,10 @@ static void warn_of_family(const ep_node_model *model, ep_numerics numerics)
 {
     const ep_weight_format format = model->info->format;
     if (numerics == EP_NUMERICS_W4A8 && ep_numerics_family(numerics, format) != EP_FFN_FAMILY_W4A8) {
-        ep_log(EP_LOG_WARN, "numerics", "model %s: its experts are %s, and numerics w4a8 is for MXFP4 and int4: they are computed as with bf16dp, id %s",
-               model->config->name, ep_weight_format_name(format), model->numerics);
+        ep_log(EP_LOG_WARN, "numerics", EP_KV(model, model->config->name),
+               EP_KV(weight_format, ep_weight_format_name(format)), EP_KV(numerics, model->numerics),
+               EP_KV(reason, "numerics w4a8 is for MXFP4 and int4"),
+               EP_KV(effect, "the model's experts are computed as with bf16dp"));
     }
 }
 

@@ -128,19 +128,20 @@ ep_err ep_node_shm_listen(const ep_node_shm_config *config, const char *node_nam
     }
     if (config->mode == EP_NODE_SHM_AUTO && config->only_certificates) {
         ep_log(EP_LOG_INFO, "shm-unavailable",
-               "callers of this host use the network: reason tls_client_certs is set and token_file is not, and "
-               "shared memory knows users, not certificates; shm: on offers it all the same");
+               EP_KV(reason, "tls_client_certs is set and token_file is not, and " "shared memory knows users, not certificates"),
+               EP_KV(effect, "callers of this host use the network"), EP_KV(hint, "shm: on offers it all the same"));
         return EP_OK;
     }
     ep_err err = find_dir(config, dir, sizeof(dir), &why);
     err = err == EP_OK ? listen_in(config, dir, node_name, server, url, sizeof(url), &why) : err;
     if (err == EP_OK) {
-        ep_log(EP_LOG_INFO, "shm-listening", "url %s", url);
+        ep_log(EP_LOG_INFO, "shm-listening", EP_KV(url, url));
         return EP_OK;
     }
     if (config->mode == EP_NODE_SHM_ON) {
         return ep_error_set(out_error, err, "shm: %s", why.text);
     }
-    ep_log(EP_LOG_WARN, "shm-unavailable", "callers of this host use the network: reason %s", why.text);
+    ep_log(EP_LOG_WARN, "shm-unavailable", EP_KV(reason, why.text),
+           EP_KV(effect, "callers of this host use the network"));
     return EP_OK;
 }

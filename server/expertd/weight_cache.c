@@ -25,6 +25,8 @@
 #define PIECE_BYTES ((size_t)1 << 20)     /* still in cache when its sum is taken */
 #define TEMPORARY ".tmp-"                 /* names that files have while they are written begin so */
 #define NAME_HEX 16
+#define PACKED_ANEW "experts are packed anew at each start"
+#define OTHERS_PACKED_ANEW "experts without a file are packed anew at each start"
 
 /* First bytes of a file; the body follows at BODY_AT. */
 typedef struct cache_head {
@@ -190,7 +192,8 @@ static void give_up(ep_weight_cache *cache, const char *what)
     cache->is_full = true;
     pthread_mutex_unlock(&cache->lock);
     if (is_first) {
-        ep_log(EP_LOG_WARN, "weight-cache", "%s %s: experts without a file are packed anew at each start", cache->path, what);
+        ep_log(EP_LOG_WARN, "weight-cache", EP_KV(path, cache->path), EP_KV(reason, what),
+               EP_KV(effect, OTHERS_PACKED_ANEW));
     }
 }
 
@@ -229,32 +232,37 @@ static ep_err refuse_foreign(const char *dir, const struct stat *status, ep_erro
                         dir, status->st_uid, status->st_mode & 07777u, geteuid());
 }
 
+static void warn_unusable(const char *dir, const char *what, const char *effect)
+{
+    char reason[128];
+    snprintf(reason, sizeof(reason), "%s: %s", what, strerror(errno));
+    ep_log(EP_LOG_WARN, "weight-cache", EP_KV(key, "weight_cache_dir"), EP_KV(path, dir), EP_KV(reason, reason),
+           EP_KV(effect, effect));
+}
+
 void ep_weight_cache_check_dir(const char *dir)
 {
     struct stat status;
     char parent[PATH_MAX];
-    const char *problem = NULL, *which = "experts";
+    snprintf(parent, sizeof(parent), "%s", dir);
     if (stat(dir, &status) != 0) {
-        problem = errno != ENOENT ? "cannot be used" : NULL;
-        snprintf(parent, sizeof(parent), "%s", dir);
-        if (problem == NULL && access(dirname(parent), W_OK | X_OK) != 0) { /* it alone is made: no directory above it */
-            problem = "cannot be made";
+        if (errno != ENOENT) {
+            warn_unusable(dir, "cannot be used", PACKED_ANEW);
+        } else if (access(dirname(parent), W_OK | X_OK) != 0) { /* it alone is made: no directory above it */
+            warn_unusable(dir, "cannot be made", PACKED_ANEW);
         }
     } else if (!S_ISDIR(status.st_mode)) {
-        problem = "is not a directory";
         errno = ENOTDIR;
+        warn_unusable(dir, "is not a directory", PACKED_ANEW);
     } else if (others_may_write(&status)) {
         ep_error error;
         refuse_foreign(dir, &status, &error);
-        ep_log(EP_LOG_WARN, "weight-cache", "%s: the daemon will not start", error.text);
+        ep_log(EP_LOG_WARN, "weight-cache", EP_KV(key, "weight_cache_dir"), EP_KV(path, dir), EP_KV(reason, error.text),
+               EP_KV(effect, "the daemon will not start"));
     } else if (access(dir, R_OK | X_OK) != 0) {
-        problem = "cannot be used";
+        warn_unusable(dir, "cannot be used", PACKED_ANEW);
     } else if (access(dir, W_OK) != 0) {
-        problem = "cannot be written";
-        which = "experts without a file";
-    }
-    if (problem != NULL) {
-        ep_log(EP_LOG_WARN, "weight-cache", "weight_cache_dir %s %s: %s; %s are packed anew at each start", dir, problem, strerror(errno), which);
+        warn_unusable(dir, "cannot be written", OTHERS_PACKED_ANEW);
     }
 }
 
@@ -263,14 +271,15 @@ ep_err ep_weight_cache_open(const char *dir, uint64_t bytes_max, ep_backend *bac
 {
     *out_cache = NULL;
     if (backend->ops->weights_import == NULL) {
-        ep_log(EP_LOG_WARN, "weight-cache", "backend %s has no packed form for files: %s is not used", backend->ops->name, dir);
+        ep_log(EP_LOG_WARN, "weight-cache", EP_KV(path, dir), EP_KV(backend, backend->ops->name),
+               EP_KV(reason, "the backend has no packed form for files"), EP_KV(effect, "the directory is not used"));
         return EP_OK;
     }
     (void)mkdir(dir, 0700);
     const int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     struct stat status;
     if (fd < 0 || fstat(fd, &status) != 0) {
-        ep_log(EP_LOG_WARN, "weight-cache", "%s cannot be used: %s; experts are packed anew at each start", dir, strerror(errno));
+        warn_unusable(dir, "cannot be used", PACKED_ANEW);
         if (fd >= 0) {
             close(fd);
         }
@@ -362,8 +371,8 @@ static bool is_barred(ep_weight_cache *cache, const char *name)
 static void drop_file(ep_weight_cache *cache, const char *name, uint64_t bytes, const char *why)
 {
     const bool is_removed = unlinkat(cache->dir_fd, name, 0) == 0 || errno == ENOENT; /* somebody else removed it */
-    ep_log(EP_LOG_WARN, "weight-cache", "%s/%s %s: %s, the expert is packed anew", cache->path, name, why,
-           is_removed ? "removed" : "it cannot be removed");
+    ep_log(EP_LOG_WARN, "weight-cache", EP_KV(path, cache->path), EP_KV(file, name), EP_KV(reason, why),
+           EP_KV(removed, is_removed), EP_KV(effect, "the expert is packed anew"));
     if (is_removed) {
         count_dropped(cache, bytes);
     } else {

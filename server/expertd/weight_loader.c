@@ -127,10 +127,11 @@ static void warn_of_memory(loader *self, uint64_t used)
 {
     if (!self->has_warned) {
         self->has_warned = true;
-        ep_log(EP_LOG_WARN, "expert-memory",
-               "the system refused memory with %" PRIu64 " of weight_bytes_max %" PRIu64
-               " in use: others go for experts that requests wait for; set weight_bytes_max lower, or the limit (RLIMIT_AS, overcommit) higher",
-               used, self->store->config.weight_bytes_max);
+        ep_log(EP_LOG_WARN, "expert-memory", EP_KV(weights_bytes, used),
+               EP_KV(weight_bytes_max, self->store->config.weight_bytes_max),
+               EP_KV(reason, "the system refused memory"),
+               EP_KV(effect, "others go for experts that requests wait for"),
+               EP_KV(hint, "set weight_bytes_max lower, or the limit (RLIMIT_AS, overcommit) higher"));
     }
 }
 
@@ -378,20 +379,18 @@ static void log_failure(loader *self, const expert_entry *entry, ep_err err, con
 {
     const layer_entry *layer = &self->store->layers[entry->layer_slot];
     const uint64_t now_ns = ep_clock_now_ns();
-    char others[64] = "";
+    uint64_t left_out = 0;
     if (is_passing(err) && self->said_ns != 0 && now_ns - self->said_ns < SAID_NS) {
         self->unsaid++;
         return;
     }
     if (is_passing(err)) {
         self->said_ns = now_ns;
-        if (self->unsaid > 0) {
-            snprintf(others, sizeof(others), " (and %" PRIu64 " loads since the last line)", self->unsaid);
-        }
+        left_out = self->unsaid;
         self->unsaid = 0;
     }
-    ep_log(EP_LOG_ERROR, "expert-load", "model %s layer %u expert %u failed: %s%s", layer->layer.model, layer->layer.shape.layer,
-           entry->expert, error->text, others);
+    ep_log(EP_LOG_ERROR, "expert-load", EP_KV(model, layer->layer.model), EP_KV(layer, layer->layer.shape.layer),
+           EP_KV(expert, entry->expert), EP_KV(reason, error->text), EP_KV(lines_left_out, left_out));
 }
 
 /*

@@ -36,7 +36,7 @@ class Daemon:
             [program, "--probe-address", "127.0.0.1:0", "--listen", "tcp://127.0.0.1:0", "--ports-file", self.ports,
              "--log-format", "text", *args], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         log = b""
-        while b" serving" not in log:
+        while b"=serving" not in log:
             ready, _, _ = select.select([self.process.stderr], [], [], PATIENCE_S)
             data = os.read(self.process.stderr.fileno(), 65536) if ready else b""
             if not data:

@@ -245,15 +245,15 @@ Test(coordinator, hangup_keeps_the_old_configuration_when_the_new_one_is_wrong, 
     cr_assert(ep_test_process_signal(&coordinator, SIGHUP));
     await_notice("RELOADING=1\nMONOTONIC_USEC=");
     await_notice("READY=1");
-    expect_output("refused, nothing changed: file");
+    expect_output("event=config-reload outcome=refused reason=\"file ");
 
     cr_assert(ep_test_write_file(file, "drain_ms: 7777\n", 0600));
     cr_assert(ep_test_process_signal(&coordinator, SIGHUP));
     await_notice("RELOADING=1");
     await_notice("READY=1");
-    expect_output("drain_ms is 7777");
+    expect_output("event=config-reload outcome=changed key=drain_ms value=7777 origin=\"file ");
     cr_expect_eq(ep_test_process_stop(&coordinator, SIGTERM, WAIT_MS), 0);
-    expect_output("stopping signal SIGTERM drain_ms 7777");
+    expect_output("event=stopping signal=SIGTERM drain_ms=7777");
     ep_test_process_destroy(&coordinator);
     cr_assert(ep_test_process_start(&coordinator, dir, "coordinator", EP_COORDINATOR_PROGRAM, args, environment, true));
     await_notice("READY=1");
@@ -262,7 +262,7 @@ Test(coordinator, hangup_keeps_the_old_configuration_when_the_new_one_is_wrong, 
     cr_assert(ep_test_process_signal(&coordinator, SIGHUP));
     await_notice("RELOADING=1");
     await_notice("READY=1");
-    expect_output("copies changed; it takes effect after a restart");
+    expect_output("level=warn event=config-reload outcome=waiting key=copies ");
     cr_expect_eq(ep_test_process_stop(&coordinator, SIGTERM, WAIT_MS), 0);
     char *output = ep_test_process_output(&coordinator);
     cr_expect(strstr(output, "SIGTERM") == NULL, "log_level warn is not in force:\n%s", output);

@@ -137,7 +137,7 @@ static void stop_cleanly(void)
 {
     cr_expect_eq(ep_test_process_stop(&node, SIGTERM, WAIT_MS), 0);
     cr_expect(access(node.ports_path, F_OK) != 0, "the ports file is removed");
-    expect_output("node-end drained");
+    expect_output("event=node-end outcome=drained");
 }
 
 Test(expertd, serves_exact_rows_shows_itself_and_drains)
@@ -191,8 +191,9 @@ Test(expertd, serves_exact_rows_shows_itself_and_drains)
     }
     free(metrics);
     ep_test_peer_close(&peer);
-    expect_output("node-start name n1 rpc tcp://127.0.0.1:");
-    expect_output("node-memory file_weights_bytes");
+    expect_output("event=node-start node=n1 rpc_url=tcp://127.0.0.1:");
+    expect_output("event=node-memory weights_bytes=");
+    expect_output(" weights_from=files ");
     stop_cleanly();
 }
 
@@ -323,8 +324,8 @@ Test(expertd, bad_configuration_ends_with_1_and_says_what_is_wrong)
     cr_assert(ep_test_write_file(file, listed, 0600));
     expect_run(1, where, flag, "--check-config", NULL);
     setenv("EXPERTD_DRAIN_MSS", "5", 1);
-    expect_run(0, "W config environment EXPERTD_DRAIN_MSS names no option and is ignored; did you mean EXPERTD_DRAIN_MS?", model_flag,
-               "--check-config", NULL);
+    expect_run(0, "level=warn event=config reason=\"environment EXPERTD_DRAIN_MSS names no option and is ignored; did you "
+                  "mean EXPERTD_DRAIN_MS?\"", model_flag, "--check-config", NULL);
     unsetenv("EXPERTD_DRAIN_MSS");
     setenv("EXPERTD_BOOT_ID", "5b1c39a2", 1); /* the shipped unit sets it */
     char *text;
@@ -338,13 +339,17 @@ Test(expertd, bad_configuration_ends_with_1_and_says_what_is_wrong)
     expect_run(1, "config.json", model_flag, "--listen=tcp://127.0.0.1:0", "--probe-address=127.0.0.1:0");
 }
 
+#define EXPERTS "\" effect=\"experts"
+
 /* Accepted, for the node serves without it, and said with path and reason. The service manager's check before a start shows it too. */
 static void expect_cache_dir(const char *path, const char *problem)
 {
-    char flag[PATH_BYTES + 64], line[PATH_BYTES + 128];
+    char flag[PATH_BYTES + 64], line[PATH_BYTES + 256];
     char *text;
     snprintf(flag, sizeof(flag), "--weight-cache-dir=%s", path);
-    snprintf(line, sizeof(line), "W weight-cache weight_cache_dir %s %s are packed anew", path, problem);
+    snprintf(line, sizeof(line),
+             "level=warn event=weight-cache key=weight_cache_dir path=%s reason=\"%s are packed anew at each start\"", path,
+             problem);
     cr_expect_eq(run(&text, model_flag, flag, "--check-config"), 0, "%s", text);
     if (problem[0] != 0) {
         cr_expect(strstr(text, line) != NULL, "no '%s' in:\n%s", line, text);
@@ -360,22 +365,22 @@ Test(expertd, a_cache_directory_that_cannot_be_used_is_said_by_the_check)
     snprintf(file, sizeof(file), "%s/file", dir);
     cr_assert(ep_test_write_file(file, "", 0600));
     expect_cache_dir(dir, "");
-    expect_cache_dir(file, "is not a directory: Not a directory; experts");
+    expect_cache_dir(file, "is not a directory: Not a directory" EXPERTS);
     snprintf(path, sizeof(path), "%s/below", file);
-    expect_cache_dir(path, "cannot be used: Not a directory; experts");
+    expect_cache_dir(path, "cannot be used: Not a directory" EXPERTS);
     snprintf(path, sizeof(path), "%s/none/packed", dir);
-    expect_cache_dir(path, "cannot be made: No such file or directory; experts");
+    expect_cache_dir(path, "cannot be made: No such file or directory" EXPERTS);
     snprintf(path, sizeof(path), "%s/packed/", dir);
     expect_cache_dir(path, "");
     cr_expect_neq(access(path, F_OK), 0, "a check makes nothing");
     if (geteuid() != 0) { /* root may write everywhere */
         cr_assert_eq(chmod(model_path, 0500), 0);
-        expect_cache_dir(model_path, "cannot be written: Permission denied; experts without a file");
+        expect_cache_dir(model_path, "cannot be written: Permission denied" EXPERTS " without a file");
         cr_assert_eq(chmod(model_path, 0300), 0);
-        expect_cache_dir(model_path, "cannot be used: Permission denied; experts");
+        expect_cache_dir(model_path, "cannot be used: Permission denied" EXPERTS);
         cr_assert_eq(chmod(model_path, 0500), 0);
         snprintf(path, sizeof(path), "%s/packed", model_path);
-        expect_cache_dir(path, "cannot be made: Permission denied; experts");
+        expect_cache_dir(path, "cannot be made: Permission denied" EXPERTS);
         cr_assert_eq(chmod(model_path, 0700), 0);
     }
 }
@@ -386,10 +391,11 @@ static void expect_w4a8_warning(const char *flag, bool is_warned)
     await_notice("READY=1");
     stop_cleanly();
     char *output = ep_test_process_output(&node);
-    const char *line = strstr(output, "W numerics model ");
+    const char *line = strstr(output, "level=warn event=numerics ");
     cr_expect_eq(line != NULL, is_warned, "%s", output);
     if (is_warned) {
-        const char *parts[] = {"W numerics model demo: its experts are bf16, ", "they are computed as with bf16dp, id bf16dp/bf16/"};
+        const char *parts[] = {"event=numerics model=demo weight_format=bf16 numerics=bf16dp/bf16/",
+                               "effect=\"the model's experts are computed as with bf16dp\""};
         for (size_t i = 0; i < EP_ARRAY_COUNT(parts); i++) {
             cr_expect(strstr(output, parts[i]) != NULL, "no '%s' in:\n%s", parts[i], output);
         }
@@ -432,18 +438,18 @@ Test(expertd, hangup_checks_first_and_reports_what_needs_a_restart)
     ep_test_process_signal(&node, SIGHUP);
     await_notice("RELOADING=1");
     await_notice("READY=1");
-    expect_output("config-reload refused, nothing changed: file");
+    expect_output("level=error event=config-reload outcome=refused reason=\"file ");
     snprintf(text, sizeof(text), "threads: 2\ndrain_ms: 7000\n");
     cr_assert(ep_test_write_file(file, text, 0600));
     ep_test_process_signal(&node, SIGHUP);
     await_notice("RELOADING=1");
     await_notice("READY=1");
-    expect_output("threads changed; it takes effect after a restart");
-    expect_output("drain_ms is 7000 (file ");
+    expect_output("level=warn event=config-reload outcome=waiting key=threads ");
+    expect_output("event=config-reload outcome=changed key=drain_ms value=7000 origin=\"file ");
     cr_expect_eq(ep_test_http_get(node.probe_url, "/readyz", NULL), 200);
     ep_test_process_signal(&node, SIGTERM);
     cr_expect_eq(ep_test_process_wait(&node, WAIT_MS), 0);
-    expect_output("drain_ms 7000");
+    expect_output("event=node-drain signal=SIGTERM drain_ms=7000");
 }
 
 static long resident_kib(pid_t pid)
@@ -695,7 +701,7 @@ Test(expertd, a_stopping_node_sends_the_replies_it_has_queued)
     cr_assert_eq(ep_test_expected_rows(path, &f, wanted, &e), EP_OK, "%s", e.text);
     cr_expect(memcmp(rows, wanted, sizeof(rows)) == 0, "the rows are not exact");
     cr_expect_eq(ep_test_process_wait(&node, WAIT_MS), 0);
-    expect_output("node-end drained");
+    expect_output("event=node-end outcome=drained");
     ep_test_peer_close(&peer);
     relay_end(&between);
 }

@@ -14,7 +14,7 @@ with Cluster() as c:
     where = ("--coordinator", coordinator["rpc_url"])
     c.wait_serving(*where)
     log = lambda: open(c.path("coordinator.log")).read()
-    wait_for("both nodes to serve", lambda: all(f"node {n} state serving" in log() for n in ("n0", "n1")))
+    wait_for("both nodes to serve", lambda: all(f"node={n} state=serving" in log() for n in ("n0", "n1")))
     before = log()
     batch = c.batch("batch", 8, 1)
     pid = c.processes[0][1].pid
@@ -27,5 +27,5 @@ with Cluster() as c:
     c.wait_serving(*where) # the nodes have registered again: to them it was gone
     after = log()[len(before) :]
     assert "node-forgotten" not in after and "suspect" not in after and "table-published" not in after, after
-    print("blind coordinator:", next(line for line in after.splitlines() if "coordinator-blind" in line)[25:])
+    print("blind coordinator:", next(line for line in after.splitlines() if "coordinator-blind" in line)[30:])
     c.stop()

@@ -38,10 +38,10 @@ with Cluster() as c:
         flood(c, node, sources)
     c.wait_serving(*client)
     log = open(c.path("n0.log")).read()
-    assert re.search(r"audit-refused peer 127\.0\.0\.2:\d+ .*reason connections", log), log
+    assert re.search(r"event=audit-refused peer=127\.0\.0\.2:\d+ .*reason=connections", log), log
     refused = lambda reason: int(re.search(rf'expertd_rpc_refused_total{{reason="{reason}"}} (\d+)', metrics)[1])
     metrics = urllib.request.urlopen(node["probe_url"] + "/metrics", timeout=10).read().decode()
     print(f"connections: {refused('connections')} strangers turned away at listen and admin_listen, {refused('slow')} at the door")
     assert refused("connections") > 3 * MOST and refused("slow") > 3 * MOST
-    assert "state suspect" not in open(c.path("coordinator.log")).read()
+    assert "state=suspect" not in open(c.path("coordinator.log")).read()
     c.stop()

@@ -20,5 +20,5 @@ with Cluster() as c:
         reply = stranger.call(peer.REGISTER, peer.register_body("n0", "tcp://127.0.0.1:1", 7))
         assert reply.status == 7 and "'n1' may not register 'n0'" in reply.text(), (reply.status, reply.text())
     c.wait_serving(*where)
-    assert "state draining" not in open(c.path("coordinator.log")).read()
+    assert "state=draining" not in open(c.path("coordinator.log")).read()
     c.stop()

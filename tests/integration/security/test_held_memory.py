@@ -60,7 +60,7 @@ def dribble(held):
 
 
 def refusals(log, source):
-    return len(re.findall(rf"audit-refused peer {re.escape(source)}:\d+ .*reason slow", log))
+    return len(re.findall(rf"event=audit-refused peer={re.escape(source)}:\d+ .*reason=slow", log))
 
 
 with Cluster() as c:
@@ -91,7 +91,7 @@ with Cluster() as c:
     logs = {name: open(c.path(name + ".log")).read() for name, _ in c.processes}
     for name, log in logs.items():
         assert refusals(log, "127.0.0.2") > 0 or refusals(log, "127.0.0.3") > 0, f"{name} names no peer:\n{log}"
-    assert SANITIZED or "state suspect" not in logs["coordinator"] and "node-forgotten" not in logs["coordinator"], logs["coordinator"]
+    assert SANITIZED or "state=suspect" not in logs["coordinator"] and "node-forgotten" not in logs["coordinator"], logs["coordinator"]
     grown = [a - b for a, b in zip(after, before)]
     print(f"held memory: {len(strangers)} strangers, {len(slow)} slow clients, closed in {rounds} rounds; memory grew by {[g >> 20 for g in grown]} MiB; call {quiet * 1e3:.1f} ms quiet, "
           f"{statistics.median(busy) * 1e3:.1f} ms beside them")
@@ -147,11 +147,11 @@ with Cluster() as c:
     held = fill(client_token, node["rpc_url"], ["127.0.0.4"], lambda: not said(probe, "/metrics", metric % "client_address"))
     calls(c, node["rpc_url"], files["client"], batch, 3)
     assert said(probe, "/metrics", metric % "clients"), "one address used up what all clients have"
-    exhausted = "pool-exhausted share client_address .* held_most_by 127.0.0.4\n"
+    exhausted = "event=pool-exhausted share=client_address .* held_most_by=127.0.0.4 "
     wait_for("the log to name the address", lambda: re.search(exhausted, open(c.path("n0.log")).read()))
     held += fill(client_token, node["rpc_url"], [f"127.0.0.{n}" for n in range(4, 8)], lambda: not said(probe, "/metrics", metric % "clients"))
     wait_for("readiness to say so", lambda: said(probe, "/readyz?verbose", "exhausted: share clients"))
-    wait_for("the log to say so", lambda: "pool-exhausted share clients" in open(c.path("n0.log")).read())
+    wait_for("the log to say so", lambda: "event=pool-exhausted share=clients " in open(c.path("n0.log")).read())
     assert said(probe, "/readyz?verbose", "[+] buffers"), "operators and nodes have memory"
     c.run(EXPERTCTL, "config", "--admin", node["admin_url"], "--admin-token-file", files["operator"])
     for _, one, _ in held:

@@ -56,7 +56,7 @@ with Cluster() as c:
     print(f"huge register: beside the largest one that is taken every answer comes in {took * 1e3:.0f} ms; memory grew by {grown >> 20} MiB")
     assert SANITIZED or grown < 256 << 20, grown
     log = open(c.path("coordinator.log")).read()
-    assert "register-refused node huge" in log and (SANITIZED or "node n0 state suspect" not in log), log
+    assert "event=register-refused node=huge" in log and (SANITIZED or "node=n0 state=suspect" not in log), log
     c.stop()
 
 NODES, EVERY = 6, range(65000)
@@ -83,6 +83,6 @@ with Cluster() as c:
         client.start(peer.WATCH)
         table = client.next_frame()
         assert table.kind == peer.REPLY_MORE and len(table.header) < 4 << 20, (table.kind, table.status, len(table.header))
-    assert "placement-failed the new table of 6 nodes" in log() and log().count("table-published") == tables, log()
+    assert "event=placement-failed reason=\"the new table of 6 nodes" in log() and log().count("table-published") == tables, log()
     print("huge register:", reason)
     c.stop()

@@ -26,9 +26,9 @@ with Cluster() as c:
             for more in ((), ((9, "guess"),)):
                 reply = thief.call(peer.HEARTBEAT, peer.heartbeat_body("n0", incarnation, state, more=more))
                 assert reply.status == 7 and "without the secret" in reply.text(), (reply.status, reply.text())
-    assert "register-refused node n0" in log()
+    assert "event=register-refused node=n0" in log()
     c.wait_serving(*where)
-    assert "state draining" not in log() and log().count("node-registered") == 1, log()
+    assert "state=draining" not in log() and log().count("node-registered") == 1, log()
 
     c.processes.pop()[1].kill()
     begin = time.monotonic()
@@ -42,7 +42,7 @@ with Cluster() as c:
 with Cluster() as c:
     token = c.write("client.token", b"client-token-" + b"x" * 24)
     c.coordinator("--token-file=" + token)
-    assert "node-token-missing node_token_file is not set" in open(c.path("coordinator.log")).read()
+    assert 'event=node-token-missing reason="node_token_file is not set"' in open(c.path("coordinator.log")).read()
     checked = c.run(f"{BUILD}/server/coordinator/expertd-coordinator", "--check-config", "--token-file=" + token)
     assert b"node_token_file is not set" in checked.stderr + checked.stdout, checked
     c.stop()

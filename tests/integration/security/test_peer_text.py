@@ -54,7 +54,7 @@ with Cluster() as c:
                 check_command(command, *where)
     log = open(c.path("coordinator.log"), "rb").read()
     check_printable(log, "log")
-    assert all(line[:2] == b"20" for line in log.splitlines()), "a peer's newline began a line"
+    assert all(line.startswith(b"time=20") for line in log.splitlines()), "a peer's newline began a line"
     c.stop()
 
 # A service that has been taken over, and whoever asks it.

@@ -31,7 +31,7 @@ with Cluster() as c:
             raise AssertionError("somebody dialed the plain address")
         except BlockingIOError:
             pass
-    assert f"register-refused node rogue reason node rogue: the url '{plain}' is plain text" in open(c.path("coordinator.log")).read()
+    assert f"event=register-refused node=rogue reason=\"node rogue: the url '{plain}' is plain text" in open(c.path("coordinator.log")).read()
     c.stop()
 
 # An operator says where nodes may be: nothing else gets into the table.

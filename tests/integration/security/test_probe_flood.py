@@ -94,5 +94,5 @@ with Cluster() as c:
         flood(url, f"{name}, answers not read", [ANSWER], 300)
         flood(url, f"{name}, each kind", [IDLE, HEAD, ANSWER], 300)
         dribble_to_the_end(url)
-        assert "probe-held peer 127.0.0." in open(c.path(name + ".log")).read(), "the log names nobody"
+        assert "event=probe-held peer=127.0.0." in open(c.path(name + ".log")).read(), "the log names nobody"
     c.stop()

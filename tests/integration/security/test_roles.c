@@ -215,14 +215,14 @@ static void check_audit(void)
     for (size_t i = 0; i < EP_REFUSALS_COUNT; i++) {
         all += refused[i];
     }
-    for (const char *at = log; (at = strstr(at, "audit-refused-more count ")) != NULL; at++) {
-        left_out += strtoul(at + strlen("audit-refused-more count "), NULL, 10);
+    for (const char *at = log; (at = strstr(at, "event=audit-refused-more lines_left_out=")) != NULL; at++) {
+        left_out += strtoul(at + strlen("event=audit-refused-more lines_left_out="), NULL, 10);
     }
-    cr_expect_eq(count_lines(log, "audit-refused peer 127.0.0.1:") + left_out, all,
-                 "%zu lines and %zu left out of %zu", count_lines(log, "audit-refused peer 127.0.0.1:"),
+    cr_expect_eq(count_lines(log, "event=audit-refused peer=127.0.0.1:") + left_out, all,
+                 "%zu lines and %zu left out of %zu", count_lines(log, "event=audit-refused peer=127.0.0.1:"),
                  left_out, all);
     cr_expect(left_out > 0, "a flood of %zu was logged whole", all);
-    cr_expect(strstr(log, "node peer-1 role client method Hello reason token-missing") != NULL, "%s", log);
+    cr_expect(strstr(log, " node=peer-1 role=client method=Hello reason=token-missing") != NULL, "%s", log);
     for (int t = 1; t < TOKENS; t++) {
         cr_expect(strstr(log, tokens[t]) == NULL, "token %d is in the log", t);
     }
@@ -296,9 +296,9 @@ Test(security_roles, facts)
     expect_call(EP_ROLE_CLIENT, 2, true, "expertd.v1.Health", "Check", "it is for operators");
     cr_expect_eq(ep_test_process_stop(&daemon_process, SIGTERM, SECURE_WAIT_MS), 0);
     char *log = ep_test_process_output(&daemon_process);
-    cr_expect(strstr(log, "audit-admin peer 127.0.0.1:") != NULL, "%s", log);
-    cr_expect(strstr(log, "node peer-1 role operator who alice method expertd.v1.Admin.GetConfig") != NULL, "%s", log);
-    cr_expect(strstr(log, "node peer-1 role client who alice method expertd.v1.Admin.Drain reason method") != NULL,
+    cr_expect(strstr(log, "event=audit-admin peer=127.0.0.1:") != NULL, "%s", log);
+    cr_expect(strstr(log, " node=peer-1 role=operator who=alice method=expertd.v1.Admin.GetConfig") != NULL, "%s", log);
+    cr_expect(strstr(log, " node=peer-1 role=client who=alice method=expertd.v1.Admin.Drain reason=method") != NULL,
               "%s", log);
     free(log);
 }
@@ -387,7 +387,7 @@ Test(security_roles, tokens_change_while_the_program_runs)
     do { /* a file that is wrong changes nothing */
         free(log);
         log = ep_test_process_output(&daemon_process);
-    } while (strstr(log, "refused") == NULL || strstr(log, "has 5 characters") == NULL);
+    } while (strstr(log, "event=config-reload outcome=refused") == NULL || strstr(log, "has 5 characters") == NULL);
     cr_expect(strstr(log, "short\n") == NULL);
     free(log);
     cr_expect(secure_is_admitted(&after, &error), "%s", error.text);

@@ -356,9 +356,8 @@ Test(security_tls, what_insecure_admits_is_in_the_log)
     cr_assert(ep_test_process_start(&coordinator, dir, "open", EP_COORDINATOR_PROGRAM, list.args, NULL, true));
     cr_assert(ep_test_process_wait_ports(&coordinator, SECURE_WAIT_MS));
     char *log = ep_test_process_output(&coordinator);
-    cr_expect(strstr(log, "W insecure listen tcp://0.0.0.0:0 is reachable from other hosts, and there is no TLS") != NULL &&
-                  strstr(log, "W insecure admin_listen tcp://0.0.0.0:0 is reachable from other hosts, and there is "
-                              "neither TLS nor token") != NULL,
+    cr_expect(strstr(log, "level=warn event=insecure key=listen url=tcp://0.0.0.0:0 reason=\"there is no TLS\"") != NULL &&
+                  strstr(log, "level=warn event=insecure key=admin_listen url=tcp://0.0.0.0:0 reason=\"there is neither TLS nor token\"") != NULL,
               "%s", log);
     free(log);
 }

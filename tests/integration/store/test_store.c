@@ -342,7 +342,8 @@ Test(store, a_restart_reads_packed_experts_and_packs_damaged_ones_anew)
         expect_right_calls();
         cr_expect_eq(ep_test_process_stop(&node, SIGTERM, WAIT_MS), 0);
         char *output = ep_test_process_output(&node);
-        cr_expect_eq(strstr(output, "has a damaged body: removed, the expert is packed anew") != NULL, run == 2, "run %d: %s", run, output);
+        cr_expect_eq(strstr(output, "has a damaged body\" removed=true effect=\"the expert is packed anew\"") != NULL,
+                     run == 2, "run %d: %s", run, output);
         free(output);
         ep_test_process_destroy(&node);
         node.pid_fd = -1;

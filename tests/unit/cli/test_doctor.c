@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/check.h"
 #include "cli/doctor.h"
 #include "cli/doctor_config.h"
 
@@ -267,4 +268,35 @@ Test(doctor, paths_of_models_are_read_from_printed_options)
     cr_assert_not(ep_doctor_next_model_path(&at, path, sizeof(path)));
     at = "listen: []  # default\n";
     cr_assert_not(ep_doctor_next_model_path(&at, path, sizeof(path)));
+}
+
+Test(doctor, warnings_are_read_from_the_log)
+{
+    static ep_doctor_findings found;
+    static const struct {
+        const char *line, *text, *advice; /* text NULL: no finding */
+    } rows[] = {
+        {"time=2026-01-31T08:15:30.123Z level=warn event=weight-cache key=weight_cache_dir path=\"/a \\\"b\\\"\" reason=\"cannot be made: No such file or directory\" "
+         "effect=\"experts are packed anew\"",
+         "weight_cache_dir /a \"b\": cannot be made: No such file or directory; experts are packed anew", "man expertd.yaml explains each key"},
+        {"time=2026-01-31T08:15:30.123Z level=warn event=tls-expires key=tls_cert_key_file path=/x days_left=5 hint=\"a newer one\"",
+         "tls_cert_key_file /x days_left 5", "a newer one"},
+        {"time=2026-01-31T08:15:30.123Z level=warn event=config reason=\"environment A=\\\"b level=error\\\" names no option\"",
+         "environment A=\"b level=error\" names no option", "man expertd.yaml explains each key"},
+        {"time=2026-01-31T08:15:30.123Z level=info event=config reason=\"x level=warn\"", NULL, NULL},
+        {"file /x: the configuration is right", NULL, NULL},
+        {"level=warn event=config reason=\"it is cut", "it is cut", "man expertd.yaml explains each key"},
+        {"= = \"\\", NULL, NULL},
+        {"", NULL, NULL},
+    };
+    for (size_t i = 0; i < EP_ARRAY_COUNT(rows); i++) {
+        found.count = 0;
+        ep_doctor_take_warning(rows[i].line, &found);
+        cr_assert_eq(found.count, rows[i].text != NULL, "%s", rows[i].line);
+        if (rows[i].text != NULL) {
+            cr_expect_str_eq(found.list[0].text, rows[i].text, "'%s'", found.list[0].text);
+            cr_expect_str_eq(found.list[0].advice, rows[i].advice);
+            cr_expect_eq(found.list[0].severity, EP_DOCTOR_WARN);
+        }
+    }
 }
