@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Formatting of load progress, and a thin writer around it. */
+/* Load progress as a bar or as lines of the log. */
 #include "model/load_progress.h"
 
 #include <inttypes.h>
@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/log.h"
 
 #define AMOUNT_BYTES 32
 #define REST_SECONDS_MAX 359999 /* 99 h 59 min 59 s */
@@ -36,11 +37,16 @@ static void format_amount(double bytes, char out[AMOUNT_BYTES])
     snprintf(out, AMOUNT_BYTES, bytes < 10.0 && unit > 0 ? "%.1f %s" : "%.0f %s", bytes, units[unit]);
 }
 
+static double bytes_per_s(const ep_load_state *state)
+{
+    return state->elapsed_ns > 0 ? (double)state->bytes_done * (double)EP_NS_PER_S / (double)state->elapsed_ns : 0.0;
+}
+
 static void format_rest(const ep_load_state *state, char *out, size_t out_bytes)
 {
     char rate_text[AMOUNT_BYTES];
     double seconds = (double)state->elapsed_ns / (double)EP_NS_PER_S;
-    double rate = seconds > 0.0 ? (double)state->bytes_done / seconds : 0.0;
+    double rate = bytes_per_s(state);
     out[0] = '\0';
     if (rate <= 0.0) {
         return;
@@ -60,12 +66,13 @@ static void format_rest(const ep_load_state *state, char *out, size_t out_bytes)
     }
 }
 
-size_t ep_load_format(const ep_load_state *state, bool bar, char out[EP_LOAD_PROGRESS_LINE_BYTES])
+size_t ep_load_format_bar(const ep_load_state *state, char out[EP_LOAD_PROGRESS_LINE_BYTES])
 {
     char bytes_text[2 * AMOUNT_BYTES];
     char rest[3 * AMOUNT_BYTES];
-    char cells[EP_LOAD_PROGRESS_BAR_CELLS + 4] = "";
+    char cells[EP_LOAD_PROGRESS_BAR_CELLS + 1] = "";
     uint32_t percent = ep_load_percent(state);
+    uint32_t full = percent * EP_LOAD_PROGRESS_BAR_CELLS / 100;
 
     format_amount((double)state->bytes_done, bytes_text);
     if (state->bytes_total > 0) {
@@ -74,17 +81,13 @@ size_t ep_load_format(const ep_load_state *state, bool bar, char out[EP_LOAD_PRO
         format_amount((double)state->bytes_total, total);
         snprintf(bytes_text + used, sizeof(bytes_text) - used, " of %s", total);
     }
-    if (bar) {
-        uint32_t full = percent * EP_LOAD_PROGRESS_BAR_CELLS / 100;
-        cells[0] = '[';
-        memset(cells + 1, '#', full);
-        memset(cells + 1 + full, '.', EP_LOAD_PROGRESS_BAR_CELLS - full);
-        memcpy(cells + 1 + EP_LOAD_PROGRESS_BAR_CELLS, "] ", 3);
-    }
+    memset(cells, '#', full);
+    memset(cells + full, '.', EP_LOAD_PROGRESS_BAR_CELLS - full);
     format_rest(state, rest, sizeof(rest));
     int n = snprintf(out, EP_LOAD_PROGRESS_LINE_BYTES,
-                     "loading %.64s %s%3" PRIu32 " %% %" PRIu64 "/%" PRIu64 " experts %s%s", state->label,
-                     cells, percent, state->experts_done, state->experts_total, bytes_text, rest);
+                     "loading %.64s [%s] %3" PRIu32 " %% %" PRIu64 "/%" PRIu64 " experts %s%s",
+                     state->model != NULL ? state->model : "experts", cells, percent, state->experts_done,
+                     state->experts_total, bytes_text, rest);
     return n < 0 ? 0 : strlen(out);
 }
 
@@ -102,13 +105,13 @@ bool ep_load_due(const ep_load_state *state, bool terminal, uint32_t last_percen
            (percent / EP_LOAD_PROGRESS_STEP_PERCENT > last_percent / EP_LOAD_PROGRESS_STEP_PERCENT || since_ns >= EP_LOAD_PROGRESS_STEP_NS);
 }
 
-void ep_load_progress_init(ep_load_progress *progress, int fd, const char *label, uint64_t experts_total,
+void ep_load_progress_init(ep_load_progress *progress, int fd, const char *model, uint64_t experts_total,
                            uint64_t bytes_total)
 {
     *progress = (ep_load_progress){.fd = fd, .terminal = isatty(fd) == 1, .started_ns = ep_clock_now_ns()};
     pthread_mutex_init(&progress->lock, NULL);
     progress->state =
-        (ep_load_state){.label = label, .experts_total = experts_total, .bytes_total = bytes_total};
+        (ep_load_state){.model = model, .experts_total = experts_total, .bytes_total = bytes_total};
 }
 
 static void write_all(int fd, const char *text, size_t bytes)
@@ -123,22 +126,31 @@ static void write_all(int fd, const char *text, size_t bytes)
     }
 }
 
-static void write_state(ep_load_progress *progress)
+/* Over the last bar, then blanks over what remains of it. */
+static void write_bar(ep_load_progress *progress)
 {
     char line[EP_LOAD_PROGRESS_LINE_BYTES];
     char text[2 * EP_LOAD_PROGRESS_LINE_BYTES + 4];
-    size_t length = ep_load_format(&progress->state, progress->terminal, line);
+    size_t length = ep_load_format_bar(&progress->state, line);
     size_t spaces = progress->last_length > length ? progress->last_length - length : 0;
     bool done = ep_load_percent(&progress->state) == 100;
-    int n;
-    if (progress->terminal) { /* over the last bar, then blanks over what remains of it */
-        n = snprintf(text, sizeof(text), "\r%s%*s%s", line, (int)spaces, "", done ? "\n" : "");
-        progress->last_length = done ? 0 : length;
-    } else {
-        n = snprintf(text, sizeof(text), "%s\n", line);
-    }
+    int n = snprintf(text, sizeof(text), "\r%s%*s%s", line, (int)spaces, "", done ? "\n" : "");
+    progress->last_length = done ? 0 : length;
     if (n > 0) {
         write_all(progress->fd, text, (size_t)n);
+    }
+}
+
+static void write_state(ep_load_progress *progress)
+{
+    const ep_load_state *state = &progress->state;
+    if (progress->terminal) {
+        write_bar(progress);
+    } else {
+        ep_log(EP_LOG_INFO, "expert-loading", EP_KV(model, state->model), EP_KV(percent, ep_load_percent(state)),
+               EP_KV(experts, state->experts_done), EP_KV(experts_total, state->experts_total),
+               EP_KV(bytes, state->bytes_done), EP_KV(bytes_total, state->bytes_total),
+               EP_KV(bytes_per_s, (uint64_t)bytes_per_s(state)));
     }
     progress->last_percent = ep_load_percent(&progress->state);
     progress->last_done = progress->state.experts_done;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Progress of loading weights: a bar that redraws itself on a terminal, else a plain line every 10 % or 5
+ * Progress of loading weights: a bar that redraws itself on a terminal, else a line of the log every 10 % or 5
  * seconds.
  *
- *     loading demo [##########..........]  50 %  32/64 experts  1.5/3.0 GiB  512 MiB/s  3 s left
- *     loading demo 50 % 32/64 experts 1.5/3.0 GiB 512 MiB/s 3 s left
+ *     loading demo [##########..........]  50 % 32/64 experts 1.5 GiB of 3.0 GiB 512 MiB/s 3 s left
+ *     event=expert-loading model=demo percent=50 experts=32 experts_total=64 bytes=1610612736 bytes_total=3221225472 ...
  *
  * Threads  ep_load_progress_add from any thread; the rest from one. The format functions are pure.
  */
@@ -23,7 +23,7 @@
 #define EP_LOAD_PROGRESS_BAR_CELLS 20
 
 typedef struct ep_load_state {
-    const char *label; /* the model */
+    const char *model; /* NULL: experts of several */
     uint64_t experts_done;
     uint64_t experts_total;
     uint64_t bytes_done;
@@ -33,8 +33,8 @@ typedef struct ep_load_state {
 
 /* 0..100; 100 only when every expert is done. */
 uint32_t ep_load_percent(const ep_load_state *state);
-/* One line without line end, zero-terminated, cut to the field. bar: with the bar. Returns its length. */
-size_t ep_load_format(const ep_load_state *state, bool bar, char out[EP_LOAD_PROGRESS_LINE_BYTES]);
+/* The bar's line without line end, zero-terminated, cut to the field. Returns its length. */
+size_t ep_load_format_bar(const ep_load_state *state, char out[EP_LOAD_PROGRESS_LINE_BYTES]);
 /* Whether to write now, given what was written last. The end is always written, once. */
 bool ep_load_due(const ep_load_state *state, bool terminal, uint32_t last_percent, uint64_t last_ns);
 
@@ -50,8 +50,9 @@ typedef struct ep_load_progress {
     size_t last_length; /* of the bar on screen */
 } ep_load_progress;
 
-/* Writes to fd (2 as a rule), which stays the caller's; label is borrowed until _fini. Writes nothing yet. */
-void ep_load_progress_init(ep_load_progress *progress, int fd, const char *label, uint64_t experts_total,
+/* A bar on fd (2 as a rule), which stays the caller's, when that is a terminal; -1: never. model is borrowed until
+ * _fini. Writes nothing yet. */
+void ep_load_progress_init(ep_load_progress *progress, int fd, const char *model, uint64_t experts_total,
                            uint64_t bytes_total);
 /* Counts what was loaded since, and writes when it is time. A write that fails is ignored: loading matters
  * more. */

@@ -383,7 +383,7 @@ static ep_err start_compute(ep_node *node, ep_error *out_error)
                                     .warms_up = true,
                                     .node_name = config->name,
                                     .timers = node->timers,
-                                    .shows_progress = config->shows_progress,
+                                    .shows_bar = config->shows_bar,
                                     .on_change = on_weights,
                                     .arg = node};
     ep_err err = config->backend->open(&backend, &node->backend, out_error);

@@ -421,8 +421,8 @@ static ep_err load(const ep_options *options, ep_node_config *config, ep_error *
     config->compute_stall_ms = (uint32_t)ep_options_number(options, "compute_stall_ms");
     config->drop_grace_ms = (uint32_t)ep_options_number(options, "drop_grace_ms");
     uint64_t format = ep_options_number(options, "log_format");
-    config->shows_progress = format < 2 && ep_options_number(options, "log_level") >= EP_LOG_INFO &&
-                             getenv("JOURNAL_STREAM") == NULL;
+    config->shows_bar = format < 2 && ep_options_number(options, "log_level") >= EP_LOG_INFO &&
+                        getenv("JOURNAL_STREAM") == NULL;
     snprintf(config->name, sizeof(config->name), "%s", ep_options_text(options, "node_name"));
     if (config->name[0] == 0) {
         make_name(config, config->name);

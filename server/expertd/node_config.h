@@ -60,7 +60,7 @@ typedef struct ep_node_config {
     ep_tenants tenants; /* borrowed names */
     uint32_t compute_stall_ms;
     uint32_t drop_grace_ms;
-    bool shows_progress;
+    bool shows_bar;
     ep_node_shm_config shm;
 } ep_node_config;
 

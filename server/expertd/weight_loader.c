@@ -519,19 +519,18 @@ static void load_one(loader *self, expert_entry *entry, load_kind kind)
 static void begin_progress(loader *self)
 {
     ep_weight_store *store = self->store;
-    const char *label = store->layers[store->first.first->layer_slot].layer.model;
+    const char *model = store->layers[store->first.first->layer_slot].layer.model;
     uint64_t bytes = 0;
     self->batch_left = 0;
     for (const expert_entry *e = store->first.first; e != NULL; e = e->next) {
         const ep_weight_layer *layer = &store->layers[e->layer_slot].layer;
         self->batch_left++;
         bytes += ep_weight_layer_bytes_at_least(layer);
-        label = strcmp(layer->model, label) == 0 ? label : "experts";
+        model = model != NULL && strcmp(layer->model, model) == 0 ? model : NULL;
     }
-    self->has_progress = store->config.shows_progress;
-    if (self->has_progress) {
-        ep_load_progress_init(&self->progress, STDERR_FILENO, label, self->batch_left, bytes);
-    }
+    self->has_progress = true;
+    ep_load_progress_init(&self->progress, store->config.shows_bar ? STDERR_FILENO : -1, model, self->batch_left,
+                          bytes);
 }
 
 static void end_progress(loader *self)

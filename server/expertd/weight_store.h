@@ -36,7 +36,7 @@ typedef struct ep_weight_store_config {
     bool warms_up;                /* each kernel shape runs once before the first pass is over */
     const char *node_name;        /* borrowed; for spans. NULL: "" */
     ep_timer_service *timers;     /* borrowed; ends waits at their deadline. NULL: they end with the load */
-    bool shows_progress;          /* on stderr */
+    bool shows_bar;               /* progress of loading on stderr, when that is a terminal; else the log tells */
     void (*on_change)(void *arg); /* after each load and when the loader becomes idle; from the loader's
                                      thread; no lock held */
     void *arg;
