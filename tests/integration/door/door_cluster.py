@@ -2,6 +2,8 @@
 """For tests of the open door: real daemons with the demo model, batches as safetensors files, the oracle's answer."""
 import json, os, random, shutil, signal, struct, subprocess, sys, tempfile, time
 
+import log_lines
+
 BUILD, SOURCE = sys.argv[1:3]
 MODEL = f"{SOURCE}/deploy/demo-model/checkpoint"
 EXPERTCTL = f"{BUILD}/client/cli/expertctl"
@@ -13,7 +15,7 @@ class Cluster:
     """Processes and files of one test; all are gone at the end of the with block, however it ends."""
 
     def __enter__(self):
-        self.folder, self.processes = tempfile.mkdtemp(prefix="door-"), []
+        self.folder, self.processes, self.log_forms = tempfile.mkdtemp(prefix="door-"), [], {}
         return self
 
     def __exit__(self, kind, *_):
@@ -40,6 +42,7 @@ class Cluster:
         with open(self.path(name + ".log"), "wb") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log)
         self.processes.append((name, process))
+        self.log_forms[name] = dict(o.partition("=")[::2] for o in options).get("--log-format", "journal" if "JOURNAL_STREAM" in os.environ else "text")
         wait_for(f"{name} to listen", lambda: process.poll() is not None or (os.path.exists(self.path(name)) and os.path.getsize(self.path(name))))
         assert process.poll() is None, f"{name} ended with {process.returncode}"
         return json.load(open(self.path(name)))
@@ -50,10 +53,15 @@ class Cluster:
     def node(self, name, *options):
         return self.daemon(name, f"{BUILD}/server/expertd/expertd", f"--model=demo={MODEL}", f"--node-name={name}", *options)
 
+    def log(self, name):
+        """The fields of each line so far."""
+        return log_lines.read(self.path(name + ".log"), self.log_forms[name])
+
     def stop(self):
         for name, process in reversed(self.processes):
             process.terminate()
             assert process.wait(timeout=60) == 0, f"{name} ended with {process.returncode}"
+            assert SANITIZED or self.log(name), "a daemon without a line" # sanitizers write there too
 
     def run(self, *command, code=0):
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=120)

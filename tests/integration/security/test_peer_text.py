@@ -27,11 +27,11 @@ def check_command(command, *arguments):
     return shown
 
 
-with Cluster() as c:
-    coordinator = c.coordinator()
+def spoken_to_by_peers(c, form):
+    coordinator = c.coordinator(f"--log-format={form}")
     assert "admin_url" not in coordinator, coordinator # it is off, and the gateway's own listener is nobody else's
     where = ("--coordinator", coordinator["rpc_url"])
-    c.node("n0", "--coordinator-url=" + coordinator["rpc_url"])
+    c.node("n0", "--coordinator-url=" + coordinator["rpc_url"], f"--log-format={form}")
     c.wait_serving(*where)
     for name in BAD:
         with peer.Peer(coordinator["rpc_url"]) as stranger:
@@ -48,14 +48,24 @@ with Cluster() as c:
                 assert reply.status == 3 and "has byte 0x" in reply.text(), (url, host, model, version, reply.status, reply.text())
         body = peer.register_body("n1", "tcp://127.0.0.1:1", 7, [peer.model_info("m", "v", layers)])
         assert rogue.call(peer.REGISTER, body).status == 0
-        for text in BAD: # not a name: it is shown, without what steers
-            rogue.call(peer.HEARTBEAT, peer.heartbeat_body("n1", 7, text, more=((6, text),)))
-            for command in ("status", "doctor", "stats"):
-                check_command(command, *where)
-    log = open(c.path("coordinator.log"), "rb").read()
-    check_printable(log, "log")
-    assert all(line.startswith(b"time=20") for line in log.splitlines()), "a peer's newline began a line"
+    for text in BAD if form == "text" else (): # not a name: it is shown, without what steers
+        with peer.Peer(coordinator["rpc_url"]) as rogue: # a connection for each: what the commands take is too long for it without pongs
+            assert rogue.hello("node", node="n1").status == 0
+            assert rogue.call(peer.HEARTBEAT, peer.heartbeat_body("n1", 7, text, more=((6, text),))).status == 0
+        for command in ("status", "doctor", "stats"):
+            check_command(command, *where)
+    check_printable(open(c.path("coordinator.log"), "rb").read(), "log")
+    refused = [line for line in c.log("coordinator") if line["event"] in ("audit-refused", "register-refused")]
+    assert len(refused) >= len(BAD), "peers were refused without a line"
+    assert all(line["peer"].startswith("127.0.0.1:") and "has byte 0x" in line["detail"] for line in refused if line["event"] == "audit-refused"), refused
+    assert {r"n\x0ax", "n x", r"n\xff"} <= {line["node"] for line in refused if line["event"] == "audit-refused"}, refused
+    assert {line["node"] for line in refused if line["event"] == "register-refused"} == {"n1"}, refused
     c.stop()
+
+
+for form in ("text", "json", "journal"):
+    with Cluster() as c:
+        spoken_to_by_peers(c, form)
 
 # A service that has been taken over, and whoever asks it.
 for text in BAD:
