@@ -9,8 +9,12 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/screen.h"
 
 #define AMOUNT_BYTES 32
+#define PART_BYTES 80
+#define LABEL_COLUMNS_MAX 64
+#define LABEL_COLUMNS_LEAST 12
 #define REST_SECONDS_MAX 359999 /* 99 h 59 min 59 s */
 
 uint32_t ep_load_percent(const ep_load_state *state)
@@ -25,8 +29,8 @@ uint32_t ep_load_percent(const ep_load_state *state)
     return done >= 0.99 ? 99 : (uint32_t)(done * 100.0);
 }
 
-/* 1536 -> "1.5 KiB". */
-static void format_amount(double bytes, char out[AMOUNT_BYTES])
+/* 1536 -> "1.5 KiB". Returns where the unit is. */
+static size_t format_amount(double bytes, char out[AMOUNT_BYTES])
 {
     static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
     size_t unit = 0;
@@ -34,7 +38,24 @@ static void format_amount(double bytes, char out[AMOUNT_BYTES])
         bytes /= 1024.0;
         unit++;
     }
-    snprintf(out, AMOUNT_BYTES, bytes < 10.0 && unit > 0 ? "%.1f %s" : "%.0f %s", bytes, units[unit]);
+    return (size_t)snprintf(out, AMOUNT_BYTES, bytes < 10.0 && unit > 0 ? "%.1f %s" : "%.0f %s", bytes, units[unit]) - strlen(units[unit]);
+}
+
+/* " 1.5 of 3.0 GiB" */
+static void format_bytes(const ep_load_state *state, char out[PART_BYTES])
+{
+    char done[AMOUNT_BYTES];
+    char total[AMOUNT_BYTES];
+    size_t done_unit = format_amount((double)state->bytes_done, done);
+    size_t total_unit = format_amount((double)state->bytes_total, total);
+    if (state->bytes_total == 0) {
+        snprintf(out, PART_BYTES, " %s", done);
+        return;
+    }
+    if (strcmp(done + done_unit, total + total_unit) == 0) {
+        done[done_unit - 1] = '\0';
+    }
+    snprintf(out, PART_BYTES, " %s of %s", done, total);
 }
 
 static double bytes_per_s(const ep_load_state *state)
@@ -42,53 +63,63 @@ static double bytes_per_s(const ep_load_state *state)
     return state->elapsed_ns > 0 ? (double)state->bytes_done * (double)EP_NS_PER_S / (double)state->elapsed_ns : 0.0;
 }
 
-static void format_rest(const ep_load_state *state, char *out, size_t out_bytes)
+static void format_rest(const ep_load_state *state, char out[PART_BYTES])
 {
-    char rate_text[AMOUNT_BYTES];
-    double seconds = (double)state->elapsed_ns / (double)EP_NS_PER_S;
     double rate = bytes_per_s(state);
+    double rest = rate > 0.0 && state->bytes_total > state->bytes_done ? (double)(state->bytes_total - state->bytes_done) / rate : -1.0;
     out[0] = '\0';
-    if (rate <= 0.0) {
-        return;
-    }
-    format_amount(rate, rate_text);
-    int n = snprintf(out, out_bytes, " %s/s", rate_text);
-    if (n <= 0 || (size_t)n >= out_bytes) {
-        return;
-    }
-    if (ep_load_percent(state) == 100) {
-        snprintf(out + n, out_bytes - (size_t)n, " in %.1f s", seconds);
-    } else if (state->bytes_total > state->bytes_done) {
-        double rest = (double)(state->bytes_total - state->bytes_done) / rate;
-        if (rest <= REST_SECONDS_MAX) {
-            snprintf(out + n, out_bytes - (size_t)n, " %.0f s left", rest);
-        }
+    if (rate > 0.0 && ep_load_percent(state) == 100) {
+        snprintf(out, PART_BYTES, " in %.1f s", (double)state->elapsed_ns / (double)EP_NS_PER_S);
+    } else if (rest >= 0.0 && rest <= REST_SECONDS_MAX) {
+        snprintf(out, PART_BYTES, " %.0f s left", rest);
     }
 }
 
-size_t ep_load_format_bar(const ep_load_state *state, char out[EP_LOAD_PROGRESS_LINE_BYTES])
-{
-    char bytes_text[2 * AMOUNT_BYTES];
-    char rest[3 * AMOUNT_BYTES];
-    char cells[EP_LOAD_PROGRESS_BAR_CELLS + 1] = "";
-    uint32_t percent = ep_load_percent(state);
-    uint32_t full = percent * EP_LOAD_PROGRESS_BAR_CELLS / 100;
+enum { PART_BAR, PART_EXPERTS, PART_BYTES_OF, PART_RATE, PART_REST, PARTS };
 
-    format_amount((double)state->bytes_done, bytes_text);
-    if (state->bytes_total > 0) {
-        char total[AMOUNT_BYTES];
-        size_t used = strlen(bytes_text);
-        format_amount((double)state->bytes_total, total);
-        snprintf(bytes_text + used, sizeof(bytes_text) - used, " of %s", total);
+static void format_parts(const ep_load_state *state, char parts[PARTS][PART_BYTES])
+{
+    char amount[AMOUNT_BYTES];
+    int full = (int)(ep_load_percent(state) * EP_LOAD_PROGRESS_BAR_CELLS / 100);
+    snprintf(parts[PART_BAR], PART_BYTES, " [%.*s%.*s]", full, "##########", EP_LOAD_PROGRESS_BAR_CELLS - full, "..........");
+    snprintf(parts[PART_EXPERTS], PART_BYTES, " %" PRIu64 "/%" PRIu64 " experts", state->experts_done, state->experts_total);
+    format_bytes(state, parts[PART_BYTES_OF]);
+    if (bytes_per_s(state) > 0.0) {
+        format_amount(bytes_per_s(state), amount);
+        snprintf(parts[PART_RATE], PART_BYTES, " %s/s", amount);
     }
-    memset(cells, '#', full);
-    memset(cells + full, '.', EP_LOAD_PROGRESS_BAR_CELLS - full);
-    format_rest(state, rest, sizeof(rest));
-    int n = snprintf(out, EP_LOAD_PROGRESS_LINE_BYTES,
-                     "loading %.64s [%s] %3" PRIu32 " %% %" PRIu64 "/%" PRIu64 " experts %s%s",
-                     state->model != NULL ? state->model : "experts", cells, percent, state->experts_done,
-                     state->experts_total, bytes_text, rest);
-    return n < 0 ? 0 : strlen(out);
+    format_rest(state, parts[PART_REST]);
+}
+
+void ep_load_format(const ep_load_state *state, size_t columns, char out[EP_LOAD_PROGRESS_LINE_BYTES])
+{
+    static const struct {
+        int part;
+        size_t columns; /* it takes as a rule; what is shown must not come and go with a digit */
+    } by_worth[PARTS] = {{PART_REST, 11}, {PART_BYTES_OF, 20}, {PART_BAR, 0}, {PART_RATE, 11}, {PART_EXPERTS, 16}};
+    char parts[PARTS][PART_BYTES] = {{0}};
+    char percent[16];
+    char label[4 * LABEL_COLUMNS_MAX + 1];
+    const char *model = state->model != NULL ? state->model : "experts";
+    format_parts(state, parts);
+    snprintf(percent, sizeof(percent), " %3" PRIu32 " %%", ep_load_percent(state));
+    const size_t whole = ep_text_columns(model);
+    const size_t least = whole < LABEL_COLUMNS_LEAST ? whole : LABEL_COLUMNS_LEAST;
+    size_t used = strlen("loading ") + strlen(percent) + least;
+    for (int i = 0; i < PARTS; i++) {
+        char *part = parts[by_worth[i].part];
+        size_t bytes = strlen(part) > by_worth[i].columns ? strlen(part) : by_worth[i].columns;
+        if (used + bytes <= columns) {
+            used += bytes;
+        } else {
+            part[0] = '\0';
+        }
+    }
+    size_t most = columns > used ? columns - used + least : least;
+    ep_text_cut(model, most < LABEL_COLUMNS_MAX ? most : LABEL_COLUMNS_MAX, label, sizeof(label));
+    snprintf(out, EP_LOAD_PROGRESS_LINE_BYTES, "loading %s%s%s%s%s%s%s", label, parts[PART_BAR], percent, parts[PART_EXPERTS],
+             parts[PART_BYTES_OF], parts[PART_RATE], parts[PART_REST]);
+    out[ep_text_fit(out, columns)] = '\0';
 }
 
 bool ep_load_due(const ep_load_state *state, bool terminal, uint32_t last_percent, uint64_t last_ns)
@@ -126,16 +157,19 @@ static void write_all(int fd, const char *text, size_t bytes)
     }
 }
 
-/* Over the last bar, then blanks over what remains of it. */
+/*
+ * The cursor goes back to the line's begin, so that a line of the log that comes next stands there alone, at least where it is
+ * the longer one. One column stays free: a full line would wrap on some terminals.
+ */
 static void write_bar(ep_load_progress *progress)
 {
     char line[EP_LOAD_PROGRESS_LINE_BYTES];
-    char text[2 * EP_LOAD_PROGRESS_LINE_BYTES + 4];
-    size_t length = ep_load_format_bar(&progress->state, line);
-    size_t spaces = progress->last_length > length ? progress->last_length - length : 0;
+    char text[EP_LOAD_PROGRESS_LINE_BYTES + 8];
+    const size_t columns = ep_screen_of(progress->fd).columns; /* it may have been resized */
     bool done = ep_load_percent(&progress->state) == 100;
-    int n = snprintf(text, sizeof(text), "\r%s%*s%s", line, (int)spaces, "", done ? "\n" : "");
-    progress->last_length = done ? 0 : length;
+    ep_load_format(&progress->state, columns > 1 ? columns - 1 : columns, line);
+    int n = snprintf(text, sizeof(text), "%s\033[K%s", line, done ? "\n" : "\r");
+    progress->is_drawn = !done;
     if (n > 0) {
         write_all(progress->fd, text, (size_t)n);
     }
@@ -175,7 +209,7 @@ void ep_load_progress_fini(ep_load_progress *progress)
     if (progress->state.experts_done > progress->last_done) {
         write_state(progress);
     }
-    if (progress->last_length > 0) {
+    if (progress->is_drawn) {
         write_all(progress->fd, "\n", 1);
     }
     pthread_mutex_destroy(&progress->lock);

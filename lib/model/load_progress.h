@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Progress of loading weights: a bar that redraws itself on a terminal, else a line of the log every 10 % or 5
- * seconds.
+ * Progress of loading weights: one line that redraws itself on a terminal and never is wider, else a line of the log every
+ * 10 % or 30 seconds.
  *
- *     loading demo [##########..........]  50 % 32/64 experts 1.5 GiB of 3.0 GiB 512 MiB/s 3 s left
+ *     loading demo [#####.....]  50 % 32/64 experts 1.5 of 3.0 GiB 512 MiB/s 3 s left
  *     event=expert-loading model=demo percent=50 experts=32 experts_total=64 bytes=1610612736 bytes_total=3221225472 ...
  *
  * Threads  ep_load_progress_add from any thread; the rest from one. The format functions are pure.
@@ -15,12 +15,12 @@
 
 #include "base/error.h"
 
-#define EP_LOAD_PROGRESS_LINE_BYTES 256
+#define EP_LOAD_PROGRESS_LINE_BYTES 768
 #define EP_LOAD_PROGRESS_STEP_PERCENT 10
-#define EP_LOAD_PROGRESS_STEP_NS 5000000000ull
+#define EP_LOAD_PROGRESS_STEP_NS 30000000000ull
 #define EP_LOAD_PROGRESS_LINE_NS 1000000000ull /* no two lines are closer, but for the last */
 #define EP_LOAD_PROGRESS_REDRAW_NS 100000000ull
-#define EP_LOAD_PROGRESS_BAR_CELLS 20
+#define EP_LOAD_PROGRESS_BAR_CELLS 10
 
 typedef struct ep_load_state {
     const char *model; /* NULL: experts of several */
@@ -33,8 +33,8 @@ typedef struct ep_load_state {
 
 /* 0..100; 100 only when every expert is done. */
 uint32_t ep_load_percent(const ep_load_state *state);
-/* The bar's line without line end, zero-terminated, cut to the field. Returns its length. */
-size_t ep_load_format_bar(const ep_load_state *state, char out[EP_LOAD_PROGRESS_LINE_BYTES]);
+/* The bar's line without line end: what matters most of it, in so many columns at most. */
+void ep_load_format(const ep_load_state *state, size_t columns, char out[EP_LOAD_PROGRESS_LINE_BYTES]);
 /* Whether to write now, given what was written last. The end is always written, once. */
 bool ep_load_due(const ep_load_state *state, bool terminal, uint32_t last_percent, uint64_t last_ns);
 
@@ -47,7 +47,7 @@ typedef struct ep_load_progress {
     uint32_t last_percent;
     uint64_t last_done; /* experts */
     uint64_t last_ns;   /* since start */
-    size_t last_length; /* of the bar on screen */
+    bool is_drawn;      /* an unfinished line is on the terminal */
 } ep_load_progress;
 
 /* A bar on fd (2 as a rule), which stays the caller's, when that is a terminal; -1: never. model is borrowed until
@@ -57,7 +57,7 @@ void ep_load_progress_init(ep_load_progress *progress, int fd, const char *model
 /* Counts what was loaded since, and writes when it is time. A write that fails is ignored: loading matters
  * more. */
 void ep_load_progress_add(ep_load_progress *progress, uint64_t experts, uint64_t bytes);
-/* Writes what was reached when not all was loaded and it was not said yet, and ends an unfinished bar with a line end. */
+/* Writes what was reached when not all was loaded and it was not said yet, and ends an unfinished line. */
 void ep_load_progress_fini(ep_load_progress *progress);
 
 #endif
