@@ -94,18 +94,20 @@ static bool print_and_free(ep_cli_table *table, FILE *out)
 static bool print_whole(const ep_cli_bench_request *request, ep_cli_bench_result *result, FILE *out)
 {
     ep_cli_table *table =
-        ep_cli_table_create(">TOKENS|>TOP-K|>THREADS|>CALLS|>CALLS/S|>TOKENS/S|>P50 US|>P99 US|>BYTES/TOKEN|>RE-ROUTED");
+        ep_cli_table_create(">CALLS|>CALLS/S|>TOKENS/S|>P50 US|>P99 US|>MAX US|1>BYTES/TOKEN|2>RE-ROUTED");
     if (table == NULL) {
         return false;
     }
-    ep_cli_table_cell(table, "%" PRIu32, request->tokens);
-    ep_cli_table_cell(table, "%" PRIu32, request->top_k);
-    ep_cli_table_cell(table, "%" PRIu32, request->threads);
+    ep_cli_line(out, "model %s layer %" PRIu32 ": %" PRIu32 " tokens a call, top-%" PRIu32 ", threads %" PRIu32 ", mode %s, %.1f s",
+                request->model, request->layer, request->tokens, request->top_k, request->threads, ep_cli_bench_mode_words[request->mode],
+                (double)result->elapsed_us / 1e6);
+    fputc('\n', out);
     ep_cli_table_cell(table, "%" PRIu64, result->calls);
     ep_cli_table_cell(table, "%.1f", calls_per_s(result));
     ep_cli_table_cell(table, "%.1f", calls_per_s(result) * request->tokens);
     ep_cli_table_cell(table, "%" PRIu64, ep_latency_percentile(&result->latency, 50));
     ep_cli_table_cell(table, "%" PRIu64, ep_latency_percentile(&result->latency, 99));
+    ep_cli_table_cell(table, "%" PRIu64, result->latency.max_us);
     ep_cli_table_cell(table, "%.0f", bytes_per_token(request, result));
     ep_cli_table_cell(table, "%" PRIu64, result->rerouted_frames);
     return print_and_free(table, out);
@@ -115,14 +117,14 @@ static void stage_row(ep_cli_table *table, const char *name, double us, double t
 {
     ep_cli_table_cell(table, "%s", name);
     ep_cli_table_cell(table, "%.1f", us);
-    ep_cli_table_cell(table, "%.1f %%", 100.0 * share(us, total));
+    ep_cli_table_cell(table, "%.1f", 100.0 * share(us, total));
 }
 
 static bool print_stages(const ep_cli_bench_result *result, FILE *out)
 {
     stage_means m = means_of(result);
     double named = m.pack + m.wire + m.queue + m.compute + m.combine;
-    ep_cli_table *table = ep_cli_table_create("MEAN OF A CALL|>US|>SHARE");
+    ep_cli_table *table = ep_cli_table_create("MEAN OF A CALL|>US|>SHARE %");
     if (table == NULL) {
         return false;
     }
@@ -140,7 +142,7 @@ static bool print_stages(const ep_cli_bench_result *result, FILE *out)
 static bool print_waits(ep_client *client, FILE *out)
 {
     ep_client_node_waits w = {.struct_bytes = sizeof(w)};
-    ep_cli_table *table = ep_cli_table_create("WAITED FOR|>FRAMES|>MEAN US|>WIRE|>QUEUE|>COMPUTE|>MAX US");
+    ep_cli_table *table = ep_cli_table_create("WAITED FOR|1>FRAMES|>MEAN US|2>WIRE|2>QUEUE|2>COMPUTE|>MAX US");
     if (table == NULL) {
         return false;
     }

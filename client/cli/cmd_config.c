@@ -78,7 +78,7 @@ static bool print_json(const config_options *options, const Expertd__V1__ConfigR
 
 static bool print_table(const config_options *options, const Expertd__V1__ConfigReply *reply)
 {
-    ep_cli_table *table = ep_cli_table_create("KEY|VALUE|ORIGIN|CHANGED BY");
+    ep_cli_table *table = ep_cli_table_create("KEY|VALUE|2ORIGIN|1RELOAD");
     ep_cli_line(stdout, "%s, %s", reply->program, reply->software);
     putchar('\n');
     for (size_t i = 0; table != NULL && i < reply->n_entries; i++) {
@@ -86,8 +86,12 @@ static bool print_table(const config_options *options, const Expertd__V1__Config
         if (is_shown(options, entry)) {
             ep_cli_table_cell(table, "%s", entry->key);
             ep_cli_table_cell(table, "%s", entry->value[0] != '\0' ? entry->value : "-");
-            ep_cli_table_cell(table, "%s", entry->origin);
-            ep_cli_table_cell(table, "%s", entry->reloadable ? "reload" : "restart");
+            /* Which flag or variable says the key. */
+            ep_cli_table_brief(table, entry->origin,
+                               strncmp(entry->origin, "flag ", 5) == 0           ? "flag"
+                               : strncmp(entry->origin, "environment ", 12) == 0 ? "environment"
+                                                                                 : entry->origin);
+            ep_cli_table_cell(table, "%s", entry->reloadable ? "yes" : "no");
         }
     }
     bool good = ep_cli_table_print(table, stdout);

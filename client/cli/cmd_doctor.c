@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "arguments.h"
+#include "base/screen.h"
 #include "command_table.h"
 #include "doctor_config.h"
 #include "exit_code.h"
@@ -180,19 +181,31 @@ static bool print_json(const ep_doctor_findings *findings)
                              stdout);
 }
 
+/* One line; on a terminal the advice begins a line of its own. */
+static void print_finding(const ep_doctor_finding *finding, bool is_terminal)
+{
+    const char *severity = ep_doctor_severity_words[finding->severity];
+    if (is_terminal && finding->advice[0] != '\0') {
+        ep_cli_line(stdout, "%-7s  %s", severity, finding->text);
+        ep_cli_line(stdout, "%-7s  Do: %s", "", finding->advice);
+    } else {
+        ep_cli_line(stdout, "%-7s  %s%s%s", severity, finding->text, finding->advice[0] != '\0' ? ". Do: " : "", finding->advice);
+    }
+}
+
 static bool print_lines(const ep_doctor_findings *findings)
 {
+    const bool is_terminal = ep_screen_of(STDOUT_FILENO).columns > 0;
     for (int severity = EP_DOCTOR_ERROR; severity >= EP_DOCTOR_INFO; severity--) {
         for (size_t i = 0; i < findings->count; i++) {
             const ep_doctor_finding *finding = &findings->list[i];
             if ((int)finding->severity == severity) {
-                ep_cli_line(stdout, "%-7s  %s%s%s", ep_doctor_severity_words[severity], finding->text,
-                            finding->advice[0] != '\0' ? ". Do: " : "", finding->advice);
+                print_finding(finding, is_terminal);
             }
         }
     }
     if (findings->dropped > 0) {
-        printf("%zu findings more\n", findings->dropped);
+        ep_cli_line(stdout, "%zu findings more", findings->dropped);
     }
     if (!ep_doctor_is_ill(findings)) {
         printf("healthy\n");

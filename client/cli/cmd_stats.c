@@ -126,12 +126,12 @@ static void layer_cells(ep_cli_table *table, const Expertd__V1__LayerStatistics 
 
 static bool print_layers(const Expertd__V1__StatisticsReply *reply)
 {
-    ep_cli_table *table = ep_cli_table_create("MODEL|VERSION|>LAYER|>EXPERTS|>SLOTS|>MAX/MEAN|>FULLEST|>GINI|>AUX LOSS");
+    ep_cli_table *table = ep_cli_table_create("MODEL|2VERSION|>LAYER|1>EXPERTS|>SLOTS|>MAX/MEAN|4>FULLEST|>GINI|3>AUX LOSS");
     for (size_t i = 0; table != NULL && i < reply->n_layers; i++) {
         const Expertd__V1__LayerStatistics *layer = reply->layers[i];
         layer_cells(table, layer);
         ep_cli_table_cell(table, "%" PRIu32, layer->experts);
-        ep_cli_table_cell(table, "%" PRIu64, layer->slots);
+        ep_cli_table_count(table, layer->slots);
         ep_cli_table_cell(table, "%.3f", layer->max_over_mean);
         ep_cli_table_cell(table, "%" PRIu32, layer->max_expert);
         ep_cli_table_cell(table, "%.3f", layer->gini);
@@ -148,13 +148,13 @@ static bool print_layers(const Expertd__V1__StatisticsReply *reply)
 
 static bool print_experts(const Expertd__V1__StatisticsReply *reply)
 {
-    ep_cli_table *table = ep_cli_table_create("MODEL|VERSION|>LAYER|>EXPERT|>SLOTS|>SHARE|>MEAN P");
+    ep_cli_table *table = ep_cli_table_create("1MODEL|1VERSION|>LAYER|>EXPERT|>SLOTS|>SHARE|2>MEAN P");
     for (size_t i = 0; table != NULL && i < reply->n_layers; i++) {
         const Expertd__V1__LayerStatistics *layer = reply->layers[i];
         for (size_t e = 0; e < layer->n_counts; e++) {
             layer_cells(table, layer);
             ep_cli_table_cell(table, "%zu", e);
-            ep_cli_table_cell(table, "%" PRIu64, layer->counts[e]);
+            ep_cli_table_count(table, layer->counts[e]);
             ep_cli_table_cell(table, "%.4f", layer->slots > 0 ? (double)layer->counts[e] / (double)layer->slots : 0.0);
             if (e < layer->n_mean_probability) {
                 ep_cli_table_cell(table, "%.4f", layer->mean_probability[e]);

@@ -145,7 +145,7 @@ static void node_names(const ep_routing_table *table, const ep_routing_layer *la
 static bool print_table(const table_options *options, const ep_routing_table *table)
 {
     char names[EP_CLI_CELL_BYTES_MAX];
-    ep_cli_table *out = ep_cli_table_create("MODEL|VERSION|>LAYER|>EXPERT|NODES");
+    ep_cli_table *out = ep_cli_table_create("2MODEL|1VERSION|>LAYER|>EXPERT|NODES");
     ep_cli_line(stdout, "epoch %" PRIu64 "/%" PRIu64 ", %s placement, %" PRIu32 " nodes", table->epoch.term,
                 table->epoch.number, table->policy[0] != '\0' ? table->policy : "own", table->nodes_count);
     for (uint32_t l = 0; out != NULL && l < table->layers_count; l++) {

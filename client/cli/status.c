@@ -40,6 +40,6 @@ void ep_cli_problems_print(const ep_cli_problems *problems, FILE *out)
         ep_cli_line(out, "not healthy: %s", problems->texts[i]);
     }
     if (problems->count > kept(problems)) {
-        fprintf(out, "not healthy: %zu more\n", problems->count - kept(problems));
+        ep_cli_line(out, "not healthy: %zu more", problems->count - kept(problems));
     }
 }

@@ -105,13 +105,14 @@ static bool print_json(const char *url, const Expertd__V1__ClusterStatusReply *c
 
 static bool print_nodes(const Expertd__V1__ClusterStatusReply *cluster, FILE *out)
 {
-    ep_cli_table *nodes = ep_cli_table_create("NODE|STATE|>ROWS SERVED|>LAST SEEN|HOST|URL");
+    char seen[EP_CLI_BRIEF_BYTES];
+    ep_cli_table *nodes = ep_cli_table_create("NODE|STATE|3>ROWS SERVED|4>LAST SEEN|1HOST|2URL");
     for (size_t i = 0; nodes != NULL && i < cluster->n_nodes; i++) {
         const Expertd__V1__NodeEntry *node = cluster->nodes[i];
         ep_cli_table_cell(nodes, "%s", node->name);
         ep_cli_table_cell(nodes, "%s", node->state);
-        ep_cli_table_cell(nodes, "%" PRIu64, node->rows_served);
-        ep_cli_table_cell(nodes, "%.1f s", (double)node->last_seen_ms / 1e3);
+        ep_cli_table_count(nodes, node->rows_served);
+        ep_cli_table_cell(nodes, "%s", ep_cli_duration_text((double)node->last_seen_ms / 1e3, seen));
         ep_cli_table_cell(nodes, "%.13s", node->host[0] != 0 ? node->host : "-");
         ep_cli_table_cell(nodes, "%s", node->url);
     }
@@ -122,7 +123,7 @@ static bool print_nodes(const Expertd__V1__ClusterStatusReply *cluster, FILE *ou
 
 static bool print_models(const ep_routing_table *table, FILE *out)
 {
-    ep_cli_table *models = ep_cli_table_create("MODEL|VERSION|>LAYERS|>EXPERTS|>COPIES|NUMERICS");
+    ep_cli_table *models = ep_cli_table_create("MODEL|VERSION|2>LAYERS|3>EXPERTS|>COPIES|1NUMERICS");
     for (uint32_t m = 0; models != NULL && m < table->models_count; m++) {
         const ep_routing_model *model = &table->models[m];
         model_summary summary = summarise(table, m);
@@ -150,11 +151,15 @@ bool ep_cli_cluster_print(const char *url, const Expertd__V1__ClusterStatusReply
     if (format == EP_CLI_JSON) {
         return print_json(url, cluster, table, problems, out);
     }
-    fprintf(out, "coordinator  %s\nepoch        %" PRIu64 "/%" PRIu64 "\n", url,
-            cluster->epoch != NULL ? cluster->epoch->term : 0, cluster->epoch != NULL ? cluster->epoch->number : 0);
+    char uptime[EP_CLI_BRIEF_BYTES];
+    ep_cli_line(out, "coordinator  %s", url);
+    ep_cli_line(out, "epoch        %" PRIu64 "/%" PRIu64, cluster->epoch != NULL ? cluster->epoch->term : 0,
+                cluster->epoch != NULL ? cluster->epoch->number : 0);
     ep_cli_line(out, "policy       %s, %" PRIu32 " copies", cluster->policy, cluster->copies);
     ep_cli_line(out, "state        %s", cluster->store);
-    fprintf(out, "watchers     %" PRIu64 "\nuptime       %.0f s\n\n", cluster->watchers, (double)cluster->uptime_us / 1e6);
+    ep_cli_line(out, "watchers     %" PRIu64, cluster->watchers);
+    ep_cli_line(out, "uptime       %s", ep_cli_duration_text((double)cluster->uptime_us / 1e6, uptime));
+    fputc('\n', out);
     bool good = print_nodes(cluster, out);
     fputc('\n', out);
     if (table != NULL) {

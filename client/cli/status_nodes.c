@@ -56,7 +56,8 @@ static json_t *node_json(const ep_cli_node *node)
 static bool print_node_table(const ep_cli_node_list *nodes, FILE *out)
 {
     ep_cli_table *table =
-        ep_cli_table_create("NODE|STATE|>ROWS SERVED|>REQUESTS|>FAILED|>IN FLIGHT|>WEIGHTS|>UPTIME|URL");
+        ep_cli_table_create("NODE|STATE|5>ROWS SERVED|4>REQUESTS|6>FAILED|3>IN FLIGHT|2>WEIGHTS|2>UPTIME|1URL");
+    char uptime[EP_CLI_BRIEF_BYTES];
     for (size_t i = 0; table != NULL && i < nodes->count; i++) {
         const ep_cli_node *node = &nodes->nodes[i];
         const Expertd__V1__NodeStatusReply *status = node->status;
@@ -67,12 +68,12 @@ static bool print_node_table(const ep_cli_node_list *nodes, FILE *out)
                 ep_cli_table_cell(table, "-");
             }
         } else {
-            ep_cli_table_cell(table, "%" PRIu64, status->rows_served);
-            ep_cli_table_cell(table, "%" PRIu64, status->requests_served);
-            ep_cli_table_cell(table, "%" PRIu64, status->requests_failed);
-            ep_cli_table_cell(table, "%" PRIu64, status->requests_in_flight);
-            ep_cli_table_cell(table, "%.1f MiB", (double)status->weight_bytes / (1 << 20));
-            ep_cli_table_cell(table, "%.0f s", (double)status->uptime_us / 1e6);
+            ep_cli_table_count(table, status->rows_served);
+            ep_cli_table_count(table, status->requests_served);
+            ep_cli_table_count(table, status->requests_failed);
+            ep_cli_table_count(table, status->requests_in_flight);
+            ep_cli_table_bytes(table, status->weight_bytes);
+            ep_cli_table_cell(table, "%s", ep_cli_duration_text((double)status->uptime_us / 1e6, uptime));
         }
         ep_cli_table_cell(table, "%s", node->url);
     }
@@ -83,7 +84,7 @@ static bool print_node_table(const ep_cli_node_list *nodes, FILE *out)
 
 static bool print_layer_table(const ep_cli_node_list *nodes, FILE *out)
 {
-    ep_cli_table *table = ep_cli_table_create("NODE|MODEL|VERSION|>LAYER|>EXPERTS|>ROWS SERVED");
+    ep_cli_table *table = ep_cli_table_create("NODE|MODEL|1VERSION|>LAYER|2>EXPERTS|>ROWS SERVED");
     for (size_t i = 0; table != NULL && i < nodes->count; i++) {
         const Expertd__V1__NodeStatusReply *status = nodes->nodes[i].status;
         for (size_t l = 0; status != NULL && l < status->n_layers; l++) {
@@ -92,7 +93,7 @@ static bool print_layer_table(const ep_cli_node_list *nodes, FILE *out)
             ep_cli_table_cell(table, "%s", status->layers[l]->version);
             ep_cli_table_cell(table, "%" PRIu32, status->layers[l]->layer);
             ep_cli_table_cell(table, "%" PRIu32, status->layers[l]->experts_resident);
-            ep_cli_table_cell(table, "%" PRIu64, status->layers[l]->rows_served);
+            ep_cli_table_count(table, status->layers[l]->rows_served);
         }
     }
     bool good = ep_cli_table_print(table, out);

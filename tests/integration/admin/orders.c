@@ -7,6 +7,9 @@
 
 #include "admin_ctl.h"
 
+/* Of config -o json. */
+#define ENTRY(key, value) "\"key\": \"" key "\",\n      \"value\": \"" value "\""
+
 static fault_fixture f;
 static char config_path[EP_TEST_PATH_BYTES + 32];
 static const char token_text[] = "a-secret-operator-token";
@@ -28,18 +31,18 @@ static void expect_no_token(const char *admin, const char *token_path)
 
 static void reload_and_config(const char *admin, const char *token)
 {
-    ADMIN_CTL(&f.cluster, 0, "environment EXPERTD_COORDINATOR_LOG_LEVEL", "config", "--changed", "--admin", admin,
+    ADMIN_CTL(&f.cluster, 0, "environment EXPERTD_COORDINATOR_LOG_LEVEL", "config", "--changed", "-o", "json", "--admin", admin,
               "--admin-token-file", token);
-    ADMIN_CTL(&f.cluster, 0, "drain_ms                  7000", "config", "--admin", admin, "--admin-token-file", token);
+    ADMIN_CTL(&f.cluster, 0, ENTRY("drain_ms", "7000"), "config", "-o", "json", "--admin", admin, "--admin-token-file", token);
     write_config("drain_ms: 8000\nframe_bytes_max: 32MiB\n");
     ADMIN_CTL(&f.cluster, 0, "changed: drain_ms\nwait for a restart: frame_bytes_max\n", "reload", "--admin", admin,
               "--admin-token-file", token);
-    ADMIN_CTL(&f.cluster, 0, "drain_ms                  8000", "config", "--admin", admin, "--admin-token-file", token);
-    ADMIN_CTL(&f.cluster, 0, "frame_bytes_max           16MiB", "config", "--admin", admin, "--admin-token-file", token);
+    ADMIN_CTL(&f.cluster, 0, ENTRY("drain_ms", "8000"), "config", "-o", "json", "--admin", admin, "--admin-token-file", token);
+    ADMIN_CTL(&f.cluster, 0, ENTRY("frame_bytes_max", "16MiB"), "config", "-o", "json", "--admin", admin, "--admin-token-file", token);
     write_config("drain_ms: soon\n");
     ADMIN_CTL(&f.cluster, 1, "nothing changed: file ", "reload", "--admin", admin, "--admin-token-file", token);
     ADMIN_CTL(&f.cluster, 1, "drain_ms: 'soon' is not a whole number", "reload", "--admin", admin, "--admin-token-file", token);
-    ADMIN_CTL(&f.cluster, 0, "drain_ms                  8000", "config", "--admin", admin, "--admin-token-file", token);
+    ADMIN_CTL(&f.cluster, 0, ENTRY("drain_ms", "8000"), "config", "-o", "json", "--admin", admin, "--admin-token-file", token);
     ADMIN_CTL(&f.cluster, 1, "--admin must name admin_listen", "config", "--admin", admin);
     ADMIN_CTL(&f.cluster, 1, "--admin must name admin_listen", "config", "--admin", f.cluster.coordinator.rpc_url,
               "--admin-token-file", token);
@@ -61,7 +64,7 @@ static void lonely_node(void)
     ADMIN_CTL(&f.cluster, 1, "node lonely has no coordinator (coordinator_url) that could move its experts", "drain", "--wait",
               "--timeout", "100s", "--admin", node.admin_url);
     ADMIN_CTL(&f.cluster, 1, "drains only itself", "drain", "node0", "--admin", node.admin_url);
-    ADMIN_CTL(&f.cluster, 0, "flag --model", "config", "--changed", "--admin", node.admin_url);
+    ADMIN_CTL(&f.cluster, 0, "flag --model", "config", "--changed", "-o", "json", "--admin", node.admin_url);
     ADMIN_CTL(&f.cluster, 0, "changed: none\nwait for a restart: none\n", "reload", "--admin", node.admin_url);
     int code = ep_test_process_stop(&node, SIGTERM, EP_TEST_PATIENCE_MS);
     EP_TEST_CHECK(code == 0, "the node ended with %d", code);

@@ -81,7 +81,7 @@ Test(status, all_serving_is_healthy)
     char *text = print_cluster(&f, &problems, EP_CLI_TABLE);
     cr_assert(strstr(text, "epoch        7/2\n") && strstr(text, "uniform, 1 copies\n"));
     cr_assert_not_null(strstr(text, "NODE  STATE    ROWS SERVED  LAST SEEN  HOST           URL\n"
-                                    "a     serving          100      0.3 s  a7b6c5d4-e3f2  tcp://h:1\n"));
+                                    "a     serving          100       0.3s  a7b6c5d4-e3f2  tcp://h:1\n"));
     cr_assert_not_null(strstr(text, "MODEL  VERSION  LAYERS  EXPERTS  COPIES  NUMERICS\n"
                                     "demo   v1            1        3     1-2  portable\n"));
     cr_assert_not_null(strstr(text, "\nhealthy\n"));
