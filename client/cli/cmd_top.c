@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* expertctl top: what the nodes do, again and again. */
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -10,28 +9,23 @@
 #include "base/clock.h"
 #include "command_table.h"
 #include "exit_code.h"
+#include "output.h"
+#include "terminal.h"
 #include "top.h"
 
 #define INTERVAL_US_DEFAULT 1000000u
 #define HOTTEST_DEFAULT 8
-#define CLEAR "\033[H\033[2J"
+#define ANSWER_US_MIN 2000000u /* a node that takes longer, and longer than the interval, is silent in that view */
 
 enum { KEY_INTERVAL = 0x200, KEY_ONCE };
 
 typedef struct top_options {
     ep_cli_connect connect;
+    ep_cli_format format;
     uint64_t interval_us;
     bool once;
     size_t hottest;
 } top_options;
-
-static volatile sig_atomic_t ended;
-
-static void on_signal(int signal_number)
-{
-    (void)signal_number;
-    ended = 1;
-}
 
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
@@ -39,6 +33,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     switch (key) {
     case ARGP_KEY_INIT:
         state->child_inputs[0] = &options->connect;
+        state->child_inputs[1] = &options->format;
         return 0;
     case KEY_INTERVAL:
         options->interval_us = ep_cli_arg_duration_us(state, "--interval", arg, 0.1, 3600);
@@ -47,7 +42,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         options->once = true;
         return 0;
     case 'n':
-        options->hottest = ep_cli_arg_whole(state, "--hottest", arg, 1, 64);
+        options->hottest = ep_cli_arg_whole(state, "--hottest", arg, 1, EP_TOP_HOTTEST_MAX);
         return 0;
     case ARGP_KEY_ARG:
         return ep_cli_arg_unexpected(state, arg);
@@ -62,18 +57,32 @@ static const struct argp_option option_list[] = {
     {"hottest", 'n', "N", 0, "How many layers and experts to show, 1..64 (default: 8)", 1},
     {0},
 };
-static const struct argp_child children[] = {{&ep_cli_connect_argp, 0, NULL, 0}, {0}};
+static const struct argp_child children[] = {{&ep_cli_connect_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {0}};
 static const struct argp argp = {
     option_list,
     parse,
     NULL,
-    "Shows what each node does (rows and calls per second, requests in flight, jobs that wait, tokens in flight, refusals) and the hottest "
-    "layers and experts, until ^C."
-    "\vWithout a terminal the views follow one another. When the coordinator is lost, the nodes are asked on. What the coordinator "
-    "counts per expert is a second old.\n\n"
+    "Shows what each node does (rows and calls per second, requests in flight, jobs that wait, tokens in flight, failures, refusals and "
+    "hedges per second) and the hottest layers and experts, until q, ^C or the end of input."
+    "\vThe view fits the terminal and follows its size; the arrow and page keys (or j, k, space, b) move among nodes that do not fit. "
+    "Where input or output is no terminal the views follow one another, whole. When the coordinator is lost, the nodes are asked on. "
+    "What the coordinator counts per expert is a second old.\n\n"
+    "-o json prints one object a view, each in a line of its own:\n"
+    "  time_us            time of day of the view\n"
+    "  seconds            from the sample before to this one\n"
+    "  coordinator_error  why the coordinator did not answer; null: it did\n"
+    "  nodes_lost         how many the coordinator knows as lost\n"
+    "  nodes[]            name, url, state, rows_per_s, calls_per_s,\n"
+    "                     requests_in_flight, jobs_waiting, tokens_in_flight,\n"
+    "                     failed_per_s, refused_per_s, hedged_per_s; of a silent\n"
+    "                     node name, url, state and error; a rate is null where\n"
+    "                     the sample before has none of the same process\n"
+    "  layers[]           the hottest: model, version, layer, rows_per_s\n"
+    "  experts[]          the hottest: model, version, layer, expert,\n"
+    "                     slots_per_s; null: the coordinator gave none\n\n"
     "Examples:\n"
     "  expertctl top\n"
-    "  expertctl top --once --interval 5s -n 20\n"
+    "  expertctl top --once --interval 5s -n 20 -o json\n"
     "  expertctl top --node tcp://127.0.0.1:7420 --node tcp://127.0.0.1:7421\n\n" EP_CLI_EXIT_HELP,
     children,
     NULL,
@@ -91,6 +100,9 @@ static ep_err nodes_of(const ep_top_sample *last, ep_cli_node_list *out_nodes, e
     }
     ep_err err = ep_cli_node_list_from_urls(urls, last->nodes.count, out_nodes, out_error);
     free(urls);
+    if (err == EP_OK) {
+        out_nodes->lost_count = last->nodes.lost_count;
+    }
     return err;
 }
 
@@ -119,65 +131,152 @@ static ep_err take(ep_cli_control *control, const ep_cli_connect *connect, const
         return err;
     }
     ep_cli_node_list_ask(control, &out_sample->nodes, connect->timeout_us);
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
     out_sample->at_ns = ep_clock_now_ns();
+    out_sample->clock_us = (int64_t)now.tv_sec * 1000000 + now.tv_nsec / 1000;
     if (connect->coordinator_url != NULL && out_sample->coordinator_error.code == EP_OK) {
         ask_statistics(control, connect, out_sample);
     }
     return EP_OK;
 }
 
-static void wait_interval(uint64_t us)
+/* ---- the views ---- */
+
+typedef struct watch_state {
+    const top_options *options;
+    bool draws; /* on an open terminal; else views follow one another */
+    bool ended;
+    bool good; /* what was printed */
+    ep_top_sample before;
+    ep_top_sample now; /* shown */
+    ep_top_view view;
+    size_t nodes_shown;
+} watch_state;
+
+static bool print_json(const watch_state *state)
 {
-    struct timespec time = {.tv_sec = (time_t)(us / 1000000u), .tv_nsec = (long)(us % 1000000u) * 1000};
-    while (!ended && nanosleep(&time, &time) != 0) {
+    return ep_cli_json_print_line(ep_top_json(&state->before, &state->now, state->options->hottest), stdout);
+}
+
+static void draw(watch_state *state)
+{
+    char *lines = NULL;
+    size_t bytes = 0;
+    FILE *out = open_memstream(&lines, &bytes);
+    state->view.screen = ep_screen_of(STDOUT_FILENO);
+    state->view.hint = state->now.at_ns == state->before.at_ns ? "  rates follow; q quits" : "  q quits";
+    if (out != NULL) {
+        ep_top_print(&state->before, &state->now, &state->view, &state->nodes_shown, out);
+        fclose(out);
+        ep_cli_terminal_draw(lines);
+    }
+    free(lines);
+}
+
+static void show(watch_state *state)
+{
+    if (state->draws) {
+        draw(state);
+        return;
+    }
+    if (state->options->format == EP_CLI_JSON) {
+        state->good = print_json(state);
+    } else {
+        state->view.screen = (ep_screen){.columns = ep_screen_of(STDOUT_FILENO).columns};
+        state->good = ep_top_print(&state->before, &state->now, &state->view, NULL, stdout);
+        fputs(state->options->once ? "" : "\n", stdout);
+    }
+    state->good = fflush(stdout) == 0 && state->good;
+}
+
+static void scroll(watch_state *state, ep_cli_event event)
+{
+    size_t step = event == EP_CLI_EVENT_UP || event == EP_CLI_EVENT_DOWN ? 1 : state->nodes_shown;
+    if (event == EP_CLI_EVENT_DOWN || event == EP_CLI_EVENT_PAGE_DOWN) {
+        state->view.first_node += step;
+    } else {
+        state->view.first_node -= step < state->view.first_node ? step : state->view.first_node;
     }
 }
 
-static ep_err watch(const top_options *options, ep_cli_control *control, ep_error *out_error)
+/* Takes events until then, or the end. */
+static void wait_until(watch_state *state, uint64_t until_ns)
 {
-    bool redraws = !options->once && isatty(STDOUT_FILENO) == 1;
-    ep_top_sample before;
-    ep_top_sample now;
-    ep_err err = take(control, &options->connect, NULL, &before, out_error);
-    bool good = true;
-    while (err == EP_OK && good && !ended) {
-        wait_interval(options->interval_us);
-        if (ended) {
-            break;
-        }
-        err = take(control, &options->connect, &before, &now, out_error);
-        if (err != EP_OK) {
-            ep_top_sample_fini(&now);
-            break;
-        }
-        fputs(redraws ? CLEAR : "", stdout);
-        good = ep_top_print(&before, &now, options->hottest, stdout);
-        fputs(redraws || options->once ? "" : "\n", stdout);
-        good = fflush(stdout) == 0 && good;
-        ep_top_sample_fini(&before);
-        before = now;
-        if (options->once) {
-            break;
+    for (ep_cli_event event; !state->ended && (event = ep_cli_terminal_wait(until_ns)) != EP_CLI_EVENT_TIME;) {
+        state->ended = event == EP_CLI_EVENT_QUIT;
+        if (!state->ended && state->draws) {
+            if (event != EP_CLI_EVENT_REDRAW) {
+                scroll(state, event);
+            }
+            draw(state);
         }
     }
-    ep_top_sample_fini(&before);
-    return err != EP_OK || good ? err : ep_error_set(out_error, EP_ERR_IO, "cannot write to standard output");
+}
+
+/* While answers are waited for. */
+static bool is_over(void *arg)
+{
+    watch_state *state = arg;
+    wait_until(state, 0);
+    return state->ended;
+}
+
+static ep_err watch(watch_state *state, ep_cli_control *control, ep_cli_connect *connect, ep_error *out_error)
+{
+    const top_options *options = state->options;
+    ep_top_sample next;
+    ep_err err = take(control, connect, NULL, &state->before, out_error);
+    state->now = state->before; /* the same sample until there are two */
+    if (err == EP_OK && !state->ended && !options->once && options->format == EP_CLI_TABLE && ep_cli_terminal_open()) {
+        state->draws = true;
+        draw(state);
+    }
+    const uint64_t answer_us = options->interval_us > ANSWER_US_MIN ? options->interval_us : ANSWER_US_MIN;
+    connect->timeout_us = connect->timeout_us < answer_us ? connect->timeout_us : answer_us;
+    for (bool is_first = true; err == EP_OK && state->good && !state->ended; is_first = false) {
+        wait_until(state, state->now.at_ns + options->interval_us * EP_NS_PER_US);
+        if (state->ended) {
+            break;
+        }
+        err = take(control, connect, &state->now, &next, out_error);
+        if (err != EP_OK || state->ended) {
+            ep_top_sample_fini(&next);
+            break;
+        }
+        if (!is_first) {
+            ep_top_sample_fini(&state->before);
+        }
+        state->before = state->now;
+        state->now = next;
+        show(state);
+        state->ended = state->ended || options->once;
+    }
+    ep_cli_terminal_close();
+    if (state->now.at_ns != state->before.at_ns) {
+        ep_top_sample_fini(&state->now);
+    }
+    ep_top_sample_fini(&state->before);
+    return err != EP_OK || state->good ? err : ep_error_set(out_error, EP_ERR_IO, "cannot write to standard output");
 }
 
 static int run(int argc, char **argv)
 {
     static top_options options = {.interval_us = INTERVAL_US_DEFAULT, .hottest = HOTTEST_DEFAULT};
-    const struct sigaction action = {.sa_handler = on_signal}; /* without SA_RESTART: a wait ends */
+    watch_state state = {.options = &options, .good = true};
     ep_cli_control *control = NULL;
     ep_error error;
     ep_cli_connect_init(&options.connect);
     argp_parse(&argp, argc, argv, 0, NULL, &options);
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
-    ep_err err = ep_cli_control_open(&options.connect, &control, &error);
-    err = err != EP_OK ? err : watch(&options, control, &error);
+    state.view.hottest = options.hottest;
+    ep_err err = ep_cli_terminal_prepare(&error);
+    err = err != EP_OK ? err : ep_cli_control_open(&options.connect, &control, &error);
+    if (err == EP_OK) {
+        ep_cli_control_on_wait(control, is_over, &state);
+        err = watch(&state, control, &options.connect, &error);
+    }
     ep_cli_control_close(control);
-    return err != EP_OK ? ep_cli_fail(argv[0], &error) : EP_CLI_EXIT_OK;
+    return err != EP_OK && !state.ended ? ep_cli_fail(argv[0], &error) : EP_CLI_EXIT_OK;
 }
 
 const ep_cli_command ep_cli_top = {"top", "what each node does, live: rows, calls, queues, hottest experts", &argp, run, NULL};

@@ -4,16 +4,21 @@
 
 #include <pthread.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "base/clock.h"
 #include "base/random.h"
 #include "health.pb-c.h"
+
+#define WAIT_NS (50 * EP_NS_PER_MS)
 
 struct ep_cli_control {
     const ep_cli_connect *connect;
     ep_timer_service *timers;
     ep_buffer_pool *pool;
     ep_rpc_common common;
+    bool (*on_wait)(void *arg); /* NULL: none */
+    void *wait_arg;
 };
 
 typedef struct ask_round {
@@ -169,6 +174,32 @@ static void explain(ask_slot *slot, const char *url)
     }
 }
 
+void ep_cli_control_on_wait(ep_cli_control *control, bool (*on_wait)(void *arg), void *arg)
+{
+    control->on_wait = on_wait;
+    control->wait_arg = arg;
+}
+
+/* Until all have answered, or nobody wants to know any more: every call ends by its deadline. */
+static void wait_for_answers(ep_cli_control *control, ask_round *round)
+{
+    bool over = false;
+    pthread_mutex_lock(&round->lock);
+    while (round->open_count > 0 && !over) {
+        if (control->on_wait == NULL) {
+            pthread_cond_wait(&round->done, &round->lock);
+            continue;
+        }
+        uint64_t until_ns = ep_clock_now_ns() + WAIT_NS;
+        struct timespec until = {.tv_sec = (time_t)(until_ns / EP_NS_PER_S), .tv_nsec = (long)(until_ns % EP_NS_PER_S)};
+        pthread_cond_timedwait(&round->done, &round->lock, &until);
+        pthread_mutex_unlock(&round->lock);
+        over = control->on_wait(control->wait_arg);
+        pthread_mutex_lock(&round->lock);
+    }
+    pthread_mutex_unlock(&round->lock);
+}
+
 void ep_cli_control_ask(ep_cli_control *control, const char *const *urls, size_t count, const char *service,
                         const char *method, const ProtobufCMessage *request, uint64_t timeout_us,
                         ep_cli_answer *out_answers)
@@ -189,18 +220,23 @@ void ep_cli_control_ask(ep_cli_control *control, const char *const *urls, size_t
         free(slots);
         return;
     }
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
     pthread_mutex_init(&round.lock, NULL);
-    pthread_cond_init(&round.done, NULL);
+    pthread_cond_init(&round.done, &attributes);
+    pthread_condattr_destroy(&attributes);
     for (size_t i = 0; i < count; i++) {
         slots[i].round = &round;
         slots[i].answer = &out_answers[i];
         start_slot(control, &slots[i], urls[i], row, request, deadline_ns);
     }
-    pthread_mutex_lock(&round.lock);
-    while (round.open_count > 0) { /* every call ends by its deadline */
-        pthread_cond_wait(&round.done, &round.lock);
+    wait_for_answers(control, &round);
+    for (size_t i = 0; i < count; i++) {
+        ep_error cancelled;
+        ep_error_set(&cancelled, EP_ERR_CANCELLED, "%s: nobody waits for the answer any more", urls[i]);
+        finish_slot(&slots[i], NULL, &cancelled);
     }
-    pthread_mutex_unlock(&round.lock);
     for (size_t i = 0; i < count; i++) {
         if (out_answers[i].message == NULL) {
             explain(&slots[i], urls[i]);

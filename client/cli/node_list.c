@@ -27,7 +27,8 @@ ep_err ep_cli_node_list_from_cluster(const Expertd__V1__ClusterStatusReply *clus
     for (size_t i = 0; err == EP_OK && i < cluster->n_nodes; i++) {
         const Expertd__V1__NodeEntry *entry = cluster->nodes[i];
         if (strcmp(entry->state, "lost") == 0) {
-            continue; /* nobody to ask */
+            out_list->lost_count++;
+            continue;
         }
         ep_cli_node *node = &out_list->nodes[count++];
         snprintf(node->name, sizeof(node->name), "%s", entry->name);

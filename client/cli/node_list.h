@@ -20,6 +20,7 @@ typedef struct ep_cli_node {
 typedef struct ep_cli_node_list {
     ep_cli_node *nodes;
     size_t count;
+    size_t lost_count; /* that the coordinator knows as lost: nobody to ask, so they are not among the nodes */
 } ep_cli_node_list;
 
 /* From a coordinator's answer. Errors: NO_MEMORY. */

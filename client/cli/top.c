@@ -2,13 +2,16 @@
 #include "top.h"
 
 #include <inttypes.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/clock.h"
 #include "output.h"
 
-#define HOT_MAX 64
+#define HOT_LEAST 3 /* rows of the hottest, before nodes take their place */
+#define LINE_BYTES 512
 
 void ep_top_sample_fini(ep_top_sample *sample)
 {
@@ -145,40 +148,61 @@ size_t ep_top_hot_experts(const ep_top_sample *before, const ep_top_sample *now,
     return count;
 }
 
-static bool print_nodes(const ep_top_sample *before, const ep_top_sample *now, FILE *out)
+/* ---- tables ---- */
+
+static const char *name_of(const ep_cli_node *node)
 {
-    ep_cli_table *table =
-        ep_cli_table_create("NODE|STATE|>ROWS/S|>CALLS/S|>IN FLIGHT|>WAITING|>TOKENS|>REFUSED/S|>FAILED/S|>HEDGED/S|URL");
-    uint64_t ns = now->at_ns - before->at_ns;
-    for (size_t i = 0; table != NULL && i < now->nodes.count; i++) {
-        const ep_cli_node *node = &now->nodes.nodes[i];
-        const Expertd__V1__NodeStatusReply *status = node->status;
-        const Expertd__V1__NodeStatusReply *was = status != NULL ? status_before(before, status) : NULL;
-        was = was != NULL ? was : status; /* no rates yet */
-        ep_cli_table_cell(table, "%s", status != NULL ? status->node : node->name[0] != '\0' ? node->name : "-");
-        ep_cli_table_cell(table, "%s", status != NULL ? status->state : "silent");
-        if (status == NULL) {
-            for (int c = 0; c < 8; c++) {
-                ep_cli_table_cell(table, "-");
-            }
-        } else {
-            ep_cli_table_cell(table, "%.0f", ep_top_rate(was->rows_served, status->rows_served, ns));
-            ep_cli_table_cell(table, "%.0f", ep_top_rate(was->requests_served, status->requests_served, ns));
-            ep_cli_table_cell(table, "%" PRIu64, status->requests_in_flight);
-            ep_cli_table_cell(table, "%" PRIu64, status->jobs_waiting);
-            ep_cli_table_cell(table, "%" PRIu64, status->tokens_in_flight);
-            ep_cli_table_cell(table, "%.0f", ep_top_rate(was->requests_refused, status->requests_refused, ns));
-            ep_cli_table_cell(table, "%.0f", ep_top_rate(was->requests_failed, status->requests_failed, ns));
-            ep_cli_table_cell(table, "%.0f", ep_top_rate(was->requests_hedged, status->requests_hedged, ns));
-        }
-        ep_cli_table_cell(table, "%s", node->url);
-    }
-    bool good = ep_cli_table_print(table, out);
-    ep_cli_table_destroy(table);
-    return good;
+    return node->status != NULL ? node->status->node : node->name[0] != '\0' ? node->name : "-";
 }
 
-static bool print_hot(const char *headings, const ep_top_hot *hot, size_t count, FILE *out)
+static const char *state_of(const ep_cli_node *node)
+{
+    return node->status != NULL ? node->status->state : "silent";
+}
+
+/* was NULL: there is no rate yet. */
+static void rate_cell(ep_cli_table *table, const uint64_t *was, uint64_t is, uint64_t ns)
+{
+    if (was == NULL || ns == 0) {
+        ep_cli_table_cell(table, "-");
+    } else {
+        ep_cli_table_count(table, (uint64_t)(ep_top_rate(*was, is, ns) + 0.5));
+    }
+}
+
+static void node_row(ep_cli_table *table, const ep_cli_node *node, const Expertd__V1__NodeStatusReply *was, uint64_t ns)
+{
+    const Expertd__V1__NodeStatusReply *status = node->status;
+    ep_cli_table_cell(table, "%s", name_of(node));
+    ep_cli_table_cell(table, "%s", state_of(node));
+    for (int c = 0; status == NULL && c < 8; c++) {
+        ep_cli_table_cell(table, "-");
+    }
+    if (status != NULL) {
+        rate_cell(table, was != NULL ? &was->rows_served : NULL, status->rows_served, ns);
+        rate_cell(table, was != NULL ? &was->requests_served : NULL, status->requests_served, ns);
+        ep_cli_table_count(table, status->requests_in_flight);
+        ep_cli_table_count(table, status->jobs_waiting);
+        ep_cli_table_count(table, status->tokens_in_flight);
+        rate_cell(table, was != NULL ? &was->requests_failed : NULL, status->requests_failed, ns);
+        rate_cell(table, was != NULL ? &was->requests_refused : NULL, status->requests_refused, ns);
+        rate_cell(table, was != NULL ? &was->requests_hedged : NULL, status->requests_hedged, ns);
+    }
+    ep_cli_table_cell(table, "%s", node->url);
+}
+
+static ep_cli_table *nodes_table(const ep_top_sample *before, const ep_top_sample *now)
+{
+    ep_cli_table *table =
+        ep_cli_table_create("NODE|STATE|>ROWS/S|8>CALLS/S|7>FLIGHT|7>WAIT|5>TOKENS|6>FAIL/S|6>REFUSE/S|2>HEDGE/S|1URL");
+    for (size_t i = 0; table != NULL && i < now->nodes.count; i++) {
+        const ep_cli_node *node = &now->nodes.nodes[i];
+        node_row(table, node, node->status != NULL ? status_before(before, node->status) : NULL, now->at_ns - before->at_ns);
+    }
+    return table;
+}
+
+static ep_cli_table *hot_table(const char *headings, const ep_top_hot *hot, size_t count)
 {
     ep_cli_table *table = ep_cli_table_create(headings);
     for (size_t i = 0; table != NULL && i < count; i++) {
@@ -188,25 +212,202 @@ static bool print_hot(const char *headings, const ep_top_hot *hot, size_t count,
         if (hot[i].expert >= 0) {
             ep_cli_table_cell(table, "%" PRId64, hot[i].expert);
         }
-        ep_cli_table_cell(table, "%.0f", hot[i].per_s);
+        ep_cli_table_count(table, (uint64_t)(hot[i].per_s + 0.5));
     }
-    fputc('\n', out);
-    bool good = ep_cli_table_print(table, out);
-    ep_cli_table_destroy(table);
+    return table;
+}
+
+/* ---- what fits ---- */
+
+/* Rows under each heading. */
+typedef struct room {
+    size_t nodes;
+    size_t layers;
+    size_t experts;
+    bool has_layers; /* with its heading, and an empty line before it */
+    bool has_experts;
+} room;
+
+static size_t at_most(size_t value, size_t max)
+{
+    return value < max ? value : max;
+}
+
+/* rows: of the screen, without what stands above the nodes' heading; has_experts: the coordinator gave some. */
+static room share_rows(size_t rows, size_t nodes, size_t layers, size_t experts, bool has_experts)
+{
+    const size_t heading = 2;
+    const size_t layers_least = heading + at_most(layers, HOT_LEAST);
+    const size_t experts_least = has_experts ? heading + at_most(experts, HOT_LEAST) : 0;
+    room r = {.nodes = nodes, .layers = layers, .experts = experts, .has_layers = true, .has_experts = has_experts};
+    if (rows == 0) {
+        return r;
+    }
+    size_t left = rows > 1 ? rows - 1 : 0; /* the nodes' own heading */
+    r.nodes = at_most(nodes, left > layers_least + experts_least + HOT_LEAST ? left - layers_least - experts_least : at_most(left, HOT_LEAST));
+    left -= r.nodes;
+    r.has_layers = left >= heading + at_most(layers, 1);
+    left -= r.has_layers ? heading : 0;
+    r.has_experts = has_experts && r.has_layers && left >= heading + at_most(layers, 1) + at_most(experts, 1);
+    left -= r.has_experts ? heading : 0;
+    size_t half = r.has_experts && left < layers + experts ? (left > 2 * experts ? left - experts : left / 2) : left;
+    r.layers = r.has_layers ? at_most(layers, half) : 0;
+    r.experts = r.has_experts ? at_most(experts, left - r.layers) : 0;
+    return r;
+}
+
+/* Adds a part to the line when there is room for all of it. */
+static void add_part(char line[LINE_BYTES], size_t columns, const char *format, ...) __attribute__((format(printf, 3, 4)));
+static void add_part(char line[LINE_BYTES], size_t columns, const char *format, ...)
+{
+    size_t bytes = strlen(line);
+    va_list args;
+    va_start(args, format);
+    vsnprintf(line + bytes, LINE_BYTES - bytes, format, args);
+    va_end(args);
+    if (columns > 0 && strlen(line) > columns) {
+        line[bytes] = '\0';
+    }
+}
+
+static const char *sum_text(double sum, size_t columns, char out[EP_CLI_BRIEF_BYTES])
+{
+    if (columns > 0) {
+        return ep_cli_count_text((uint64_t)sum, out);
+    }
+    snprintf(out, EP_CLI_BRIEF_BYTES, "%.0f", sum);
+    return out;
+}
+
+static void print_sums(const ep_top_sample *before, const ep_top_sample *now, const ep_top_view *view, size_t shown, FILE *out)
+{
+    char line[LINE_BYTES] = "";
+    char sum[EP_CLI_BRIEF_BYTES];
+    const size_t columns = view->screen.columns;
+    const uint64_t ns = now->at_ns - before->at_ns;
+    size_t serving = 0;
+    double rows = 0.0;
+    double calls = 0.0;
+    time_t seconds = (time_t)(now->clock_us / 1000000);
+    struct tm local = {0};
+    for (size_t i = 0; i < now->nodes.count; i++) {
+        const Expertd__V1__NodeStatusReply *status = now->nodes.nodes[i].status;
+        const Expertd__V1__NodeStatusReply *was = status != NULL ? status_before(before, status) : NULL;
+        serving += status != NULL && strcmp(status->state, "serving") == 0;
+        rows += was != NULL ? ep_top_rate(was->rows_served, status->rows_served, ns) : 0.0;
+        calls += was != NULL ? ep_top_rate(was->requests_served, status->requests_served, ns) : 0.0;
+    }
+    localtime_r(&seconds, &local);
+    add_part(line, columns, "%02d:%02d:%02d", local.tm_hour, local.tm_min, local.tm_sec);
+    add_part(line, columns, "  %zu of %zu nodes serving", serving, now->nodes.count + now->nodes.lost_count);
+    if (now->nodes.lost_count > 0) {
+        add_part(line, columns, ", %zu lost", now->nodes.lost_count);
+    }
+    if (shown < now->nodes.count) {
+        add_part(line, columns, ", %zu-%zu shown", view->first_node + (shown > 0), view->first_node + shown);
+    }
+    if (ns > 0) {
+        add_part(line, columns, "  %s rows/s", sum_text(rows, columns, sum));
+        add_part(line, columns, "  %s calls/s", sum_text(calls, columns, sum));
+    }
+    add_part(line, columns, "%s", view->hint != NULL ? view->hint : "");
+    fprintf(out, "%s\n", line);
+}
+
+static bool print_table(ep_cli_table *taken_table, const ep_top_view *view, size_t first, size_t count, FILE *out)
+{
+    bool good = ep_cli_table_print_part(taken_table, view->screen.columns, first, count, out);
+    ep_cli_table_destroy(taken_table);
     return good;
 }
 
-bool ep_top_print(const ep_top_sample *before, const ep_top_sample *now, size_t hottest, FILE *out)
+bool ep_top_print(const ep_top_sample *before, const ep_top_sample *now, ep_top_view *io_view, size_t *out_nodes_shown, FILE *out)
 {
-    ep_top_hot hot[HOT_MAX];
-    size_t max = hottest < HOT_MAX ? hottest : HOT_MAX;
-    if (now->coordinator_error.code != EP_OK) {
-        ep_cli_line(out, "coordinator lost, going on with the nodes: %s", now->coordinator_error.text);
+    ep_top_hot layers[EP_TOP_HOTTEST_MAX];
+    ep_top_hot experts[EP_TOP_HOTTEST_MAX];
+    const bool is_lost = now->coordinator_error.code != EP_OK;
+    const size_t max = at_most(io_view->hottest, EP_TOP_HOTTEST_MAX);
+    const size_t layers_count = ep_top_hot_layers(before, now, layers, max);
+    const size_t experts_count = ep_top_hot_experts(before, now, experts, max);
+    const size_t above = 1 + is_lost;
+    const size_t rows = io_view->screen.rows == 0 ? 0 : io_view->screen.rows > above ? io_view->screen.rows - above : 1;
+    const room r = share_rows(rows, now->nodes.count, layers_count, experts_count, now->statistics != NULL);
+    io_view->first_node = at_most(io_view->first_node, now->nodes.count - r.nodes);
+    print_sums(before, now, io_view, r.nodes, out);
+    if (is_lost) {
+        ep_cli_line_cut(out, rows > 0 ? io_view->screen.columns : 0, "coordinator lost, going on with the nodes: %s", now->coordinator_error.text);
     }
-    bool good = print_nodes(before, now, out);
-    good = print_hot("HOTTEST LAYERS|VERSION|>LAYER|>ROWS/S", hot, ep_top_hot_layers(before, now, hot, max), out) && good;
-    if (now->statistics != NULL) {
-        good = print_hot("HOTTEST EXPERTS|VERSION|>LAYER|>EXPERT|>SLOTS/S", hot, ep_top_hot_experts(before, now, hot, max), out) && good;
+    bool good = print_table(nodes_table(before, now), io_view, io_view->first_node, r.nodes, out);
+    if (r.has_layers) {
+        fputc('\n', out);
+        good = print_table(hot_table("HOTTEST LAYERS|1VERSION|>LAYER|>ROWS/S", layers, layers_count), io_view, 0, r.layers, out) && good;
+    }
+    if (r.has_experts) {
+        fputc('\n', out);
+        good = print_table(hot_table("HOTTEST EXPERTS|1VERSION|>LAYER|>EXPERT|>SLOTS/S", experts, experts_count), io_view, 0, r.experts, out) && good;
+    }
+    if (out_nodes_shown != NULL) {
+        *out_nodes_shown = r.nodes;
     }
     return good && ferror(out) == 0;
+}
+
+/* ---- JSON ---- */
+
+/* null: there is no rate yet. */
+static json_t *rate_json(const uint64_t *was, uint64_t is, uint64_t ns)
+{
+    return was != NULL && ns > 0 ? json_real(ep_top_rate(*was, is, ns)) : json_null();
+}
+
+static json_t *node_json(const ep_cli_node *node, const Expertd__V1__NodeStatusReply *was, uint64_t ns)
+{
+    const Expertd__V1__NodeStatusReply *status = node->status;
+    json_t *json = json_pack("{s:o, s:o, s:o}", "name", ep_cli_json_text(name_of(node)), "url", ep_cli_json_text(node->url), "state",
+                             ep_cli_json_text(state_of(node)));
+    if (status == NULL) {
+        json_object_set_new(json, "error", ep_cli_json_text(node->error.text));
+        return json;
+    }
+    json_object_set_new(json, "rows_per_s", rate_json(was != NULL ? &was->rows_served : NULL, status->rows_served, ns));
+    json_object_set_new(json, "calls_per_s", rate_json(was != NULL ? &was->requests_served : NULL, status->requests_served, ns));
+    json_object_set_new(json, "requests_in_flight", json_integer((json_int_t)status->requests_in_flight));
+    json_object_set_new(json, "jobs_waiting", json_integer((json_int_t)status->jobs_waiting));
+    json_object_set_new(json, "tokens_in_flight", json_integer((json_int_t)status->tokens_in_flight));
+    json_object_set_new(json, "failed_per_s", rate_json(was != NULL ? &was->requests_failed : NULL, status->requests_failed, ns));
+    json_object_set_new(json, "refused_per_s", rate_json(was != NULL ? &was->requests_refused : NULL, status->requests_refused, ns));
+    json_object_set_new(json, "hedged_per_s", rate_json(was != NULL ? &was->requests_hedged : NULL, status->requests_hedged, ns));
+    return json;
+}
+
+static json_t *hot_json(const ep_top_hot *hot, size_t count)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; i < count; i++) {
+        json_t *json = json_pack("{s:o, s:o, s:I}", "model", ep_cli_json_text(hot[i].model), "version", ep_cli_json_text(hot[i].version),
+                                 "layer", (json_int_t)hot[i].layer);
+        if (hot[i].expert >= 0) {
+            json_object_set_new(json, "expert", json_integer((json_int_t)hot[i].expert));
+        }
+        json_object_set_new(json, hot[i].expert >= 0 ? "slots_per_s" : "rows_per_s", json_real(hot[i].per_s));
+        json_array_append_new(list, json);
+    }
+    return list;
+}
+
+json_t *ep_top_json(const ep_top_sample *before, const ep_top_sample *now, size_t hottest)
+{
+    ep_top_hot hot[EP_TOP_HOTTEST_MAX];
+    const size_t max = at_most(hottest, EP_TOP_HOTTEST_MAX);
+    const uint64_t ns = now->at_ns - before->at_ns;
+    json_t *nodes = json_array();
+    for (size_t i = 0; i < now->nodes.count; i++) {
+        const ep_cli_node *node = &now->nodes.nodes[i];
+        json_array_append_new(nodes, node_json(node, node->status != NULL ? status_before(before, node->status) : NULL, ns));
+    }
+    json_t *layers = hot_json(hot, ep_top_hot_layers(before, now, hot, max));
+    json_t *experts = now->statistics != NULL ? hot_json(hot, ep_top_hot_experts(before, now, hot, max)) : json_null();
+    return json_pack("{s:I, s:f, s:o, s:I, s:o, s:o, s:o}", "time_us", (json_int_t)now->clock_us, "seconds", (double)ns / 1e9, "coordinator_error",
+                     now->coordinator_error.code != EP_OK ? ep_cli_json_text(now->coordinator_error.text) : json_null(), "nodes_lost",
+                     (json_int_t)now->nodes.lost_count, "nodes", nodes, "layers", layers, "experts", experts);
 }

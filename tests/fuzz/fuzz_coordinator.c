@@ -147,11 +147,14 @@ static void reply_table(game *g, const uint8_t *rest, size_t bytes)
 
 /* ---- what commands show ---- */
 
-static void check_shown(char *text)
+static void check_shown(char *text, const ep_screen *screen)
 {
-    for (char *line = strtok(text, "\n"); line != NULL; line = strtok(NULL, "\n")) {
+    size_t rows = 0;
+    for (char *line = strtok(text, "\n"); line != NULL; line = strtok(NULL, "\n"), rows++) {
         FUZZ_CHECK(line[ep_text_printable_bytes(line, true)] == 0);
+        FUZZ_CHECK(screen->columns == 0 || ep_text_columns(line) <= screen->columns);
     }
+    FUZZ_CHECK(screen->rows == 0 || rows <= screen->rows);
     free(text);
 }
 
@@ -172,7 +175,7 @@ static void show_cluster(const game *g, const Expertd__V1__ClusterStatusReply *c
         ep_cli_problems_print(&problems, out);
         ep_cli_json_print(ep_cli_message_to_json(&cluster->base), out);
         fclose(out);
-        check_shown(text);
+        check_shown(text, &(ep_screen){0});
     }
     if (ep_cli_node_list_from_cluster(cluster, &nodes, NULL) == EP_OK) {
         ep_doctor_port *ports = calloc(nodes.count + 1, sizeof(*ports));
@@ -188,13 +191,16 @@ static void show_load(Expertd__V1__StatisticsReply *load)
 {
     Expertd__V1__StatisticsReply none = EXPERTD__V1__STATISTICS_REPLY__INIT;
     ep_top_sample before = {.at_ns = 1, .statistics = &none}, now = {.at_ns = 1000000001, .statistics = load};
-    char *text = NULL;
-    size_t bytes;
-    FILE *out = open_memstream(&text, &bytes);
-    ep_top_print(&before, &now, 10, out);
-    ep_top_print(&now, &now, 10, out);
-    fclose(out);
-    check_shown(text);
+    static const ep_screen screens[] = {{0}, {80, 24}, {20, 3}};
+    for (size_t i = 0; i < 4; i++) {
+        ep_top_view view = {.hottest = 10, .screen = screens[i % 3]};
+        char *text = NULL;
+        size_t bytes;
+        FILE *out = open_memstream(&text, &bytes);
+        ep_top_print(i < 3 ? &before : &now, &now, &view, NULL, out);
+        fclose(out);
+        check_shown(text, &view.screen);
+    }
 }
 
 static void show(const game *g, size_t kind, const uint8_t *rest, size_t bytes)

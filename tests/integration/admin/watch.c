@@ -77,11 +77,11 @@ static void wait_output(const ep_test_process *process, const char *text)
 static void lose_coordinator(void)
 {
     ep_test_process top = {0};
-    const char *const args[] = {"top", "--interval", "200ms", "--timeout", "2s", "--coordinator", f.cluster.coordinator.rpc_url, NULL};
+    const char *const args[] = {"top", "-o", "json", "--interval", "200ms", "--timeout", "2s", "--coordinator", f.cluster.coordinator.rpc_url, NULL};
     EP_TEST_CHECK(ep_test_process_start(&top, f.cluster.dir, "top", ep_test_expertctl, args, NULL, false), "top does not start");
-    wait_output(&top, "node1  serving");
+    wait_output(&top, "\"state\": \"serving\"");
     ep_test_process_stop(&f.cluster.coordinator, SIGKILL, EP_TEST_PATIENCE_MS);
-    wait_output(&top, "coordinator lost, going on with the nodes");
+    wait_output(&top, "\"coordinator_error\": \"tcp://");
     int code = ep_test_process_stop(&top, SIGINT, EP_TEST_PATIENCE_MS);
     EP_TEST_CHECK(code == 0, "top ended with %d", code);
     ep_test_process_destroy(&top);
@@ -97,9 +97,9 @@ int main(void)
     admin_wait_node(&f.cluster, 1, "serving", true);
     ep_test_load *load = fault_load(&f, f.all, 16, 0, NULL, NULL);
     ep_test_load_wait_succeeded(load, 100);
-    ADMIN_CTL(&f.cluster, 0, "HOTTEST LAYERS", "top", "--once", "--interval", "300ms", "--coordinator", f.cluster.coordinator.rpc_url);
-    ADMIN_CTL(&f.cluster, 0, "demo", "stats", "--coordinator", f.cluster.coordinator.rpc_url);
-    ADMIN_CTL(&f.cluster, 0, "state        memory", "status", "--coordinator", f.cluster.coordinator.rpc_url);
+    ADMIN_CTL(&f.cluster, 0, "\"layers\": [{\"model\": \"demo\"", "top", "--once", "-o", "json", "--interval", "300ms", "--coordinator", f.cluster.coordinator.rpc_url);
+    ADMIN_CTL(&f.cluster, 0, "\"model\": \"demo\"", "stats", "-o", "json", "--coordinator", f.cluster.coordinator.rpc_url);
+    ADMIN_CTL(&f.cluster, 0, "\"store\": \"memory\"", "status", "-o", "json", "--coordinator", f.cluster.coordinator.rpc_url);
     ep_test_load_stop(load, &counts);
     EP_TEST_CHECK(counts.failed == 0, "%llu calls failed", (unsigned long long)counts.failed);
     ask_doctor();
