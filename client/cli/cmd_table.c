@@ -171,28 +171,13 @@ static bool print_table(const table_options *options, const ep_routing_table *ta
 /* Naming a model or layer that is not there is an error, not an empty table. */
 static ep_err check_filter(const table_options *options, const ep_routing_table *table, ep_error *out_error)
 {
-    char names[256] = "";
-    size_t used = 0;
     for (uint32_t l = 0; l < table->layers_count; l++) {
         if (is_chosen(options, table, &table->layers[l])) {
             return EP_OK;
         }
     }
-    if (options->model == NULL && options->layer < 0) {
-        return EP_OK;
-    }
-    for (uint32_t l = 0; l < table->layers_count && used < sizeof(names); l++) {
-        used +=
-            (size_t)snprintf(names + used, sizeof(names) - used, "%s%s:%" PRIu32, used > 0 ? ", " : "",
-                             table->models[table->layers[l].model_index].name, table->layers[l].shape.layer);
-    }
-    if (options->layer < 0) {
-        return ep_error_set(out_error, EP_ERR_NOT_FOUND,
-                            "there is no model '%s'; the table has model:layer %s", options->model, names);
-    }
-    return ep_error_set(out_error, EP_ERR_NOT_FOUND,
-                        "there is no layer %" PRId64 " of model '%s'; the table has model:layer %s",
-                        options->layer, options->model != NULL ? options->model : "any", names);
+    return options->model == NULL && options->layer < 0 ? EP_OK
+                                                        : ep_cli_placement_missing(table, options->model, options->layer, out_error);
 }
 
 static int run(int argc, char **argv)

@@ -121,7 +121,7 @@ static const struct argp_option option_list[] = {
     {"layer", KEY_LAYER, "L", 0, "The MoE layer (required)", 1},
     {"in", KEY_IN, "FILE", 0,
      "Safetensors with x [T,H], expert_ids [T,K], expert_scales [T,K]; for int8 x also x_scales [T]; "
-     "optional active_mask; with --logits logits [T,E] instead of ids and scales (required)",
+     "optional active_mask; with --logits logits [T,E] instead of ids and scales",
      1},
     {"logits", KEY_LOGITS, "DIR", 0,
      "FILE of --in has logits [T,E] f32; the router of the checkpoint in DIR chooses experts by them", 1},
@@ -144,7 +144,6 @@ void ep_cli_layer_require(struct argp_state *state, const ep_cli_layer_options *
 {
     ep_cli_arg_required(state, "--model", options->args.model);
     ep_cli_arg_required(state, "--layer", options->has_layer ? options : NULL);
-    ep_cli_arg_required(state, "--in", options->in);
 }
 
 ep_dtype ep_cli_layer_out_dtype(const ep_cli_layer_options *options, const ep_cli_batch *batch)

@@ -23,7 +23,7 @@ void ep_cli_layer_options_init(ep_cli_layer_options *out_options);
 /* Its input is an ep_cli_layer_options. Texts are borrowed from argv. */
 extern const struct argp ep_cli_layer_argp;
 
-/* Ends the program when --model, --layer or --in is missing. */
+/* Ends the program when --model or --layer is missing. */
 void ep_cli_layer_require(struct argp_state *state, const ep_cli_layer_options *options);
 
 /* The type of y: what was asked for, else that of x, bf16 for int8. */

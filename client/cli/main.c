@@ -29,15 +29,15 @@ static void print_help(FILE *out)
     }
     fprintf(out, "  %-10s %s\n\n", "help", "this text, or all about a command: expertctl help generate");
     fprintf(out,
-            "The service is reached at --coordinator URL, at --node URL (once or more often), at the "
-            "environment's\n"
-            "%s, or at %s.\n\n",
+            "The service is reached at --coordinator URL, at --node URL (once or more often),\n"
+            "at the environment's %s, or at\n%s.\n\n",
             EP_CLI_COORDINATOR_ENV, EP_CLI_COORDINATOR_DEFAULT);
     fprintf(out, "Examples:\n"
                  "  expertctl status\n"
                  "  expertctl table --model demo --layer 0 -o json\n"
-                 "  expertctl generate --checkpoint deploy/demo-model/checkpoint --model demo --prompt \"The "
-                 "file \" --bytes 100\n\n" EP_CLI_EXIT_HELP "\n");
+                 "  expertctl forward --model demo --layer 0 --random 4\n"
+                 "  expertctl generate --checkpoint deploy/demo-model/checkpoint --model demo \\\n"
+                 "      --prompt \"The file \" --bytes 100\n\n" EP_CLI_EXIT_HELP "\n");
 }
 
 static int unknown_command(const char *name)

@@ -2,6 +2,8 @@
 /* The routing table from a coordinator's watch, or from the nodes' own descriptions. */
 #include "placement.h"
 
+#include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/check.h"
@@ -99,6 +101,21 @@ ep_err ep_cli_placement_read(ep_cli_control *control, const ep_cli_connect *conn
         return read_from_coordinator(control, connect->coordinator_url, out_table, out_error);
     }
     return read_from_nodes(control, connect, out_table, out_error);
+}
+
+ep_err ep_cli_placement_missing(const ep_routing_table *table, const char *model, int64_t layer, ep_error *out_error)
+{
+    char names[256] = "";
+    size_t used = 0;
+    for (uint32_t l = 0; l < table->layers_count && used < sizeof(names); l++) {
+        used += (size_t)snprintf(names + used, sizeof(names) - used, "%s%s:%" PRIu32, used > 0 ? ", " : "",
+                                 table->models[table->layers[l].model_index].name, table->layers[l].shape.layer);
+    }
+    if (layer < 0) {
+        return ep_error_set(out_error, EP_ERR_NOT_FOUND, "there is no model '%s'; the table has model:layer %s", model, names);
+    }
+    return ep_error_set(out_error, EP_ERR_NOT_FOUND, "there is no layer %" PRId64 " of model '%s'; the table has model:layer %s", layer,
+                        model != NULL ? model : "any", names);
 }
 
 void ep_cli_placement_copies(const ep_routing_layer *layer, uint32_t *out_min, uint32_t *out_max)
