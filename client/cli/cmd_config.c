@@ -49,7 +49,8 @@ static const struct argp argp = {
     "shown.\n\n"
     "Examples:\n"
     "  expertctl config --admin tcp://127.0.0.1:7422\n"
-    "  expertctl config --changed -o json --admin tcp://127.0.0.1:7412 --admin-token-file /etc/expertd/admin.token\n\n"
+    "  expertctl config --changed -o json --admin tcp://127.0.0.1:7412 \\\n"
+    "      --admin-token-file /etc/expertd/admin.token\n\n"
     EP_CLI_EXIT_HELP,
     children,
     NULL,

@@ -71,7 +71,8 @@ static const struct argp argp = {
     "Examples:\n"
     "  expertctl drain node-3 --wait --timeout 5m --admin tcp://127.0.0.1:7412\n"
     "  expertctl drain node-3 --undo --admin tcp://127.0.0.1:7412\n"
-    "  expertctl drain --wait --timeout 100s --admin tcp://127.0.0.1:7422 --admin-token-file /etc/expertd/admin.token\n\n"
+    "  expertctl drain --wait --timeout 100s --admin tcp://127.0.0.1:7422 \\\n"
+    "      --admin-token-file /etc/expertd/admin.token\n\n"
     EP_CLI_EXIT_HELP,
     children,
     NULL,

@@ -36,7 +36,8 @@ static const struct argp argp = {
     "\vA wrong file changes nothing: exit code 1 and the reason.\n\n"
     "Examples:\n"
     "  expertctl reload --admin tcp://127.0.0.1:7422\n"
-    "  expertctl reload --admin tcp://127.0.0.1:7412 --admin-token-file /etc/expertd/admin.token\n\n" EP_CLI_EXIT_HELP,
+    "  expertctl reload --admin tcp://127.0.0.1:7412 \\\n"
+    "      --admin-token-file /etc/expertd/admin.token\n\n" EP_CLI_EXIT_HELP,
     children,
     NULL,
     NULL};

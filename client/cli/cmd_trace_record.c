@@ -112,8 +112,8 @@ static const struct argp record_argp = {
     "find the buffers full are discarded, counted and reported.\n\n"
     "Examples:\n"
     "  expertctl trace record -d 5s -o /tmp/rec\n"
-    "  expertctl trace record -o /tmp/rec -- expertctl generate --model demo --checkpoint deploy/demo-model/checkpoint "
-    "--prompt \"The \"\n\n" EP_CLI_EXIT_HELP,
+    "  expertctl trace record -o /tmp/rec -- \\\n"
+    "      expertctl bench --model demo --layer 0 --tokens 8\n\n" EP_CLI_EXIT_HELP,
     NULL,
     NULL,
     NULL};
