@@ -299,10 +299,10 @@ static void fit_widths(const ep_cli_table *table, size_t columns, size_t *out_wi
     int worth = WORTH_KEPT;
     for (size_t i = next_column(table, &worth, 0); i < table->columns_count; i = next_column(table, &worth, i + 1)) {
         const table_column *column = &table->columns[i];
-        size_t most_least = column->worth == WORTH_KEPT ? LEAST_KEPT : LEAST;
+        size_t most_least = column->worth < WORTH_KEPT ? LEAST : LEAST_KEPT < columns / 2 ? LEAST_KEPT : columns / 2;
         size_t least = column->right || column->brief_width < most_least ? column->brief_width : most_least;
         size_t gap = shown > 0 ? GAP : 0;
-        least = shown == 0 && least > columns ? columns : least;
+        least = least == 0 ? 1 : shown == 0 && least > columns ? columns : least;
         out_widths[i] = used + gap + least <= columns ? least : 0;
         used += out_widths[i] > 0 ? gap + least : 0;
         shown += out_widths[i] > 0;

@@ -115,7 +115,8 @@ static bool print_experts(const ep_cli_trace_figures *f, size_t top, FILE *out)
         ep_cli_table_cell(table, "%" PRIu64, e->rows);
         ep_cli_table_cell(table, "%.3f", (double)e->busy_ns / NS_PER_MS);
     }
-    fprintf(out, "\nExperts with the most rows (of %zu that worked)\n", f->experts_count);
+    fputc('\n', out);
+    ep_cli_line(out, "Experts with the most rows (of %zu that worked)", f->experts_count);
     return end_table(table, out);
 }
 
@@ -152,7 +153,7 @@ static void print_unmatched(const ep_cli_trace_model *model, const ep_cli_trace_
                     u->call, u->sub);
     }
     if (model->unmatched_count > UNMATCHED_SHOWN) {
-        fprintf(out, "  ... (-o json lists up to %d)\n", EP_CLI_TRACE_LISTED_MAX);
+        ep_cli_line(out, "  ... (-o json lists up to %d)", EP_CLI_TRACE_LISTED_MAX);
     }
 }
 
