@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A node stalls while each expert has another copy: the report names the copy whose answer was used, and no failure. Of the same
 recording with a stream cut off and with a garbled one the rest is reported."""
-import glob, json, os, shutil, signal
+import glob, json, os, re, shutil, signal
 
+from terminal import show
 from recording import COORDINATOR, EXPERTCTL, break_while_running, match, run_test, trace_id, wait_for
 
 
@@ -74,6 +75,13 @@ def check_broken(cluster, rec, whole):
         assert copy in words, words
 
 
+def check_screens(rec):
+    for columns in 80, 40, 200:
+        text = show(EXPERTCTL, "trace", "report", rec, "--top", "3", columns=columns)
+        assert re.search(r"^[0-9a-f]{32}\b", text, re.M), text
+        assert columns < 80 or all(word in text for word in ("STAGE", "SHARE %", "PEER", "WAITED MS", "TRACE ID", "MOSTLY", "EXPERT")), text
+
+
 def main(cluster, folder):
     cluster.session_daemon()
     coordinator, url = cluster.daemon("coordinator", COORDINATOR, "--min-nodes", "2", "--copies", "2")
@@ -86,6 +94,7 @@ def main(cluster, folder):
     lost, held_up = check_events(cluster.recorded("rec"), command)
     rec = f"{folder}/rec"
     whole = check_report(cluster, rec, lost, held_up)
+    check_screens(rec)
     check_broken(cluster, rec, whole)
     print(whole["events"], "events;", len(lost), "answers not used,", len(held_up), "calls held up")
     cluster.stop("a", "b", "coordinator")
