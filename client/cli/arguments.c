@@ -14,24 +14,10 @@
 uint64_t ep_cli_arg_whole(struct argp_state *state, const char *option, const char *text, uint64_t min,
                           uint64_t max)
 {
-    char *end = NULL;
-    errno = 0;
-    unsigned long long value = strtoull(text, &end, 10);
-    /* strtoull takes signs and leading spaces; we do not. */
-    if (text[0] < '0' || text[0] > '9' || *end != '\0' || errno != 0 || value < min || value > max) {
+    uint64_t value = 0;
+    if (ep_quantity_parse(text, EP_UNIT_NONE, EP_UNIT_NONE, &value) != NULL || value < min || value > max) {
         argp_error(state, "%s is '%s', allowed: a whole number %" PRIu64 "..%" PRIu64, option, text, min,
                    max);
-    }
-    return value;
-}
-
-double ep_cli_arg_number(struct argp_state *state, const char *option, const char *text, double min,
-                         double max)
-{
-    char *end = NULL;
-    double value = strtod(text, &end);
-    if (end == text || *end != '\0' || !isfinite(value) || value < min || value > max) {
-        argp_error(state, "%s is '%s', allowed: a number %g..%g", option, text, min, max);
     }
     return value;
 }
@@ -46,19 +32,25 @@ float ep_cli_arg_float(struct argp_state *state, const char *option, const char 
     return value;
 }
 
-uint64_t ep_cli_arg_duration_us(struct argp_state *state, const char *option, const char *text, double min, double max)
+uint64_t ep_cli_arg_quantity(struct argp_state *state, const char *option, const char *text, ep_unit plain, ep_unit unit,
+                             uint64_t min, uint64_t max)
 {
-    char *end = NULL;
-    double value = strtod(text, &end);
-    double unit = *end == '\0' || strcmp(end, "s") == 0 ? 1.0
-                  : strcmp(end, "ms") == 0            ? 1e-3
-                  : strcmp(end, "m") == 0             ? 60.0
-                                                      : 0.0;
-    value *= unit;
-    if (end == text || unit == 0.0 || !isfinite(value) || value < min || value > max) {
-        argp_error(state, "%s is '%s', allowed: a number %g..%g of seconds, as 5, 5s, 500ms or 2m", option, text, min, max);
+    uint64_t value = 0;
+    const char *wrong = ep_quantity_parse(text, plain, unit, &value);
+    if (wrong == NULL && (value < min || value > max)) {
+        wrong = "is out of range";
     }
-    return (uint64_t)(value * 1e6);
+    if (wrong != NULL) {
+        char least[EP_QUANTITY_BYTES], most[EP_QUANTITY_BYTES];
+        argp_error(state, "%s is '%s', allowed: %s..%s%s (it %s)", option, text, ep_quantity_format(min, unit, least),
+                   ep_quantity_format(max, unit, most), ep_quantity_hint(plain), wrong);
+    }
+    return value;
+}
+
+uint64_t ep_cli_arg_time_us(struct argp_state *state, const char *option, const char *text, uint64_t min, uint64_t max)
+{
+    return ep_cli_arg_quantity(state, option, text, EP_UNIT_S, EP_UNIT_US, min, max);
 }
 
 size_t ep_cli_arg_word(struct argp_state *state, const char *option, const char *text,

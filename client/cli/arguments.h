@@ -10,16 +10,18 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/quantity.h"
+
 /* A decimal whole number min..max. */
 uint64_t ep_cli_arg_whole(struct argp_state *state, const char *option, const char *text, uint64_t min,
                           uint64_t max);
-/* A decimal number min..max. */
-double ep_cli_arg_number(struct argp_state *state, const char *option, const char *text, double min,
-                         double max);
-/* The same, read as f32 directly: the nearest float of the text. */
+/* A decimal number min..max, read as f32 directly: the nearest float of the text. */
 float ep_cli_arg_float(struct argp_state *state, const char *option, const char *text, float min, float max);
-/* Seconds as a decimal number, or with ms, s or m after it; both limits in seconds. In microseconds. */
-uint64_t ep_cli_arg_duration_us(struct argp_state *state, const char *option, const char *text, double min, double max);
+/* A size or a time of a kind, min..max of unit, in which it is returned; plain: what a number alone counts. */
+uint64_t ep_cli_arg_quantity(struct argp_state *state, const char *option, const char *text, ep_unit plain, ep_unit unit,
+                             uint64_t min, uint64_t max);
+/* The same for times in microseconds; a number alone is seconds. */
+uint64_t ep_cli_arg_time_us(struct argp_state *state, const char *option, const char *text, uint64_t min, uint64_t max);
 /* The index of text in words (NULL-terminated). */
 size_t ep_cli_arg_word(struct argp_state *state, const char *option, const char *text,
                        const char *const *words);

@@ -16,8 +16,8 @@
 
 #define TOKENS_DEFAULT 1
 #define SECONDS_DEFAULT 5.0
-#define SECONDS_MIN 0.01
-#define SECONDS_MAX 3600.0
+#define DURATION_US_MIN 10000u
+#define DURATION_US_MAX 3600000000u
 
 enum {
     KEY_MODEL = 0x200,
@@ -59,8 +59,7 @@ static error_t parse_load(int key, char *arg, struct argp_state *state, ep_cli_b
         request->threads = (uint32_t)ep_cli_arg_whole(state, "--threads", arg, 1, EP_CLI_BENCH_THREADS_MAX);
         return 0;
     case KEY_SECONDS:
-        request->duration_us =
-            (uint64_t)(ep_cli_arg_number(state, "--seconds", arg, SECONDS_MIN, SECONDS_MAX) * 1e6);
+        request->duration_us = ep_cli_arg_time_us(state, "--seconds", arg, DURATION_US_MIN, DURATION_US_MAX);
         return 0;
     case KEY_MODE:
         request->mode = (ep_moe_mode)ep_cli_arg_word(state, "--mode", arg, ep_cli_bench_mode_words);
@@ -121,7 +120,7 @@ static const struct argp_option option_list[] = {
     {"tokens", KEY_TOKENS, "T", 0, "Tokens of a call (default: 1)", 2},
     {"top-k", KEY_TOP_K, "K", 0, "Experts per token (default: the model's)", 2},
     {"threads", KEY_THREADS, "N", 0, "Callers at once (default: 1)", 2},
-    {"seconds", KEY_SECONDS, "S", 0, "How long (default: 5)", 2},
+    {"seconds", KEY_SECONDS, "TIME", 0, "How long (default: 5s)", 2},
     {"mode", KEY_MODE, "auto|decode|prefill", 0, "How rows travel (default: auto)", 2},
     {"wire", KEY_WIRE, "bf16|f16|f32", 0, "Type an expert's row is rounded to (default: bf16)", 2},
     {"comm-alg", KEY_COMM_ALG, "auto|fullmesh|hierarchy", 0, "Rows straight to each owner, or once per host (default: auto, which is fullmesh)", 2},

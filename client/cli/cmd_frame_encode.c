@@ -111,7 +111,7 @@ static error_t parse_frame(int key, char *arg, struct argp_state *state, encode_
         return 0;
     case KEY_DEADLINE:
         options->deadline_us =
-            (uint32_t)ep_cli_arg_whole(state, "--deadline-us", arg, 0, EP_FRAME_DEADLINE_NONE - 1);
+            (uint32_t)ep_cli_arg_quantity(state, "--deadline-us", arg, EP_UNIT_US, EP_UNIT_US, 0, EP_FRAME_DEADLINE_NONE - 1);
         return 0;
     case KEY_CALL_ID:
         options->call_id = ep_cli_arg_whole(state, "--call-id", arg, 0, UINT64_MAX);
@@ -171,7 +171,7 @@ static const struct argp_option option_list[] = {
     {"tensor", KEY_TENSOR, "NAME", 0, "A tensor of that file; repeated, each at the next multiple of 64", 1},
     {"token-file", KEY_TOKEN_FILE, "FILE", 0, "File of mode 0600 with the token to show", 2},
     {"metadata", KEY_METADATA, "KEY=VALUE", 0, "Travels beside the message; may be repeated", 2},
-    {"deadline-us", KEY_DEADLINE, "N", 0,
+    {"deadline-us", KEY_DEADLINE, "TIME", 0,
      "Time the service has, from when the frame arrives (default: no limit)", 2},
     {"call-id", KEY_CALL_ID, "N", 0, "Comes back in the reply (default: 1)", 2},
     {"no-payload-crc", KEY_NO_PAYLOAD_CRC, NULL, 0, "For TLS, and for services with payload_crc: false", 2},

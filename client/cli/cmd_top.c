@@ -36,7 +36,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         state->child_inputs[1] = &options->format;
         return 0;
     case KEY_INTERVAL:
-        options->interval_us = ep_cli_arg_duration_us(state, "--interval", arg, 0.1, 3600);
+        options->interval_us = ep_cli_arg_time_us(state, "--interval", arg, 100000, 3600000000u);
         return 0;
     case KEY_ONCE:
         options->once = true;

@@ -16,40 +16,25 @@
 #include "trace_session.h"
 
 #define PATH_TEXT_BYTES 256
-#define SECONDS_MAX 86400.0
+#define DURATION_US_MIN 1000u
+#define DURATION_US_MAX 86400000000u
 #define SUBBUF_KIB_MIN 4
 #define SUBBUF_KIB_MAX 262144
 #define SUBBUFS_MAX 4096
 #define FLIGHT_RECORDER "expertctl-snapshot"
 
 typedef struct record_options {
-    double seconds;
+    uint64_t duration_us;
     char dir[PATH_TEXT_BYTES];
     uint32_t subbuf_kib;
     uint32_t subbufs;
-    char *const *command; /* NULL: for seconds */
+    char *const *command; /* NULL: for duration_us */
     int verb;             /* of snapshot */
 } record_options;
 
-static double parse_duration(struct argp_state *state, const char *arg)
+static uint32_t power_of_2(struct argp_state *state, const char *option, const char *arg, ep_unit unit, uint32_t min, uint32_t max)
 {
-    char *end = NULL;
-    errno = 0;
-    double value = arg[0] >= '0' && arg[0] <= '9' ? strtod(arg, &end) : -1;
-    double unit = end == NULL                                     ? 0
-                  : strcmp(end, "s") == 0 || strcmp(end, "") == 0 ? 1
-                  : strcmp(end, "ms") == 0                        ? 1e-3
-                  : strcmp(end, "m") == 0                         ? 60
-                                                                  : 0;
-    if (unit == 0 || errno != 0 || !(value * unit >= 1e-3 && value * unit <= SECONDS_MAX)) {
-        argp_error(state, "--duration is '%s', allowed: 1ms..86400s, as 500ms, 5s or 2m", arg);
-    }
-    return value * unit;
-}
-
-static uint32_t power_of_2(struct argp_state *state, const char *option, const char *arg, uint32_t min, uint32_t max)
-{
-    uint32_t value = (uint32_t)ep_cli_arg_whole(state, option, arg, min, max);
+    uint32_t value = (uint32_t)ep_cli_arg_quantity(state, option, arg, unit, unit, min, max);
     if ((value & (value - 1)) != 0) {
         argp_error(state, "%s is '%s', allowed: a power of 2", option, arg);
     }
@@ -65,10 +50,10 @@ static error_t parse_common(int key, char *arg, struct argp_state *state)
                  ep_cli_arg_text(state, "--output", arg, sizeof(options->dir) - 1));
         return 0;
     case 'b':
-        options->subbuf_kib = power_of_2(state, "--subbuf-kib", arg, SUBBUF_KIB_MIN, SUBBUF_KIB_MAX);
+        options->subbuf_kib = power_of_2(state, "--subbuf-kib", arg, EP_UNIT_KIB, SUBBUF_KIB_MIN, SUBBUF_KIB_MAX);
         return 0;
     case 'n':
-        options->subbufs = power_of_2(state, "--subbufs", arg, 2, SUBBUFS_MAX);
+        options->subbufs = power_of_2(state, "--subbufs", arg, EP_UNIT_NONE, 2, SUBBUFS_MAX);
         return 0;
     default:
         return ARGP_ERR_UNKNOWN;
@@ -80,7 +65,7 @@ static error_t parse_record(int key, char *arg, struct argp_state *state)
     record_options *options = state->input;
     switch (key) {
     case 'd':
-        options->seconds = parse_duration(state, arg);
+        options->duration_us = ep_cli_arg_time_us(state, "--duration", arg, DURATION_US_MIN, DURATION_US_MAX);
         return 0;
     case ARGP_KEY_ARG:
         /* After "--" everything belongs to the command. */
@@ -98,7 +83,7 @@ static error_t parse_record(int key, char *arg, struct argp_state *state)
 static const struct argp_option record_list[] = {
     {"duration", 'd', "TIME", 0, "Record for this long: 500ms, 5s, 2m (default 5s). Not with a command", 1},
     {"output", 'o', "DIR", 0, "Where the recording goes: an empty or new folder (default expertd-trace-TIME)", 1},
-    {"subbuf-kib", 'b', "KIB", 0, "Size of one sub-buffer, a power of 2, 4..262144 (default 1024)", 2},
+    {"subbuf-kib", 'b', "SIZE", 0, "Size of one sub-buffer, a power of 2, 4K..256M; a number alone is KiB (default 1M)", 2},
     {"subbufs", 'n', "N", 0, "Sub-buffers per CPU and user, a power of 2, 2..4096 (default 4)", 2},
     {0},
 };
@@ -177,7 +162,7 @@ static int summarise(const char *program, const char *dir, int providers)
 
 static int run_record(int argc, char **argv)
 {
-    static record_options options = {.seconds = 5, .subbuf_kib = 1024, .subbufs = 4};
+    static record_options options = {.duration_us = 5000000, .subbuf_kib = 1024, .subbufs = 4};
     ep_cli_session session;
     ep_error error;
     ep_error end_error;
@@ -196,7 +181,7 @@ static int run_record(int argc, char **argv)
         rmdir(options.dir);
         return ep_cli_fail(argv[0], &error);
     }
-    err = ep_cli_session_wait(options.command, options.seconds, &command_code, &interrupted, &error);
+    err = ep_cli_session_wait(options.command, (double)options.duration_us / 1e6, &command_code, &interrupted, &error);
     int providers = ep_cli_session_providers();
     ep_err ended = ep_cli_session_end(&session, &end_error);
     if (err != EP_OK || ended != EP_OK) {
@@ -231,7 +216,7 @@ static error_t parse_snapshot(int key, char *arg, struct argp_state *state)
 
 static const struct argp_option snapshot_list[] = {
     {"output", 'o', "DIR", 0, "take: where the snapshot goes: an empty or new folder (default expertd-trace-TIME)", 1},
-    {"subbuf-kib", 'b', "KIB", 0, "start: size of one sub-buffer, a power of 2, 4..262144 (default 256)", 2},
+    {"subbuf-kib", 'b', "SIZE", 0, "start: size of one sub-buffer, a power of 2, 4K..256M; a number alone is KiB (default 256K)", 2},
     {"subbufs", 'n', "N", 0, "start: sub-buffers per CPU and user, a power of 2, 2..4096 (default 8)", 2},
     {0},
 };

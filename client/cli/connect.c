@@ -14,8 +14,8 @@
 #include "base/private_file.h"
 #include "control.h"
 
-#define TIMEOUT_S_MIN 0.001
-#define TIMEOUT_S_MAX 86400.0
+#define TIMEOUT_US_MIN 1000u
+#define TIMEOUT_US_MAX 86400000000u
 
 enum {
     KEY_COORDINATOR = 0x100,
@@ -144,7 +144,7 @@ static error_t parse_connect(int key, char *arg, struct argp_state *state)
         connect->admin_token_file = arg;
         return 0;
     case KEY_TIMEOUT:
-        connect->timeout_us = ep_cli_arg_duration_us(state, "--timeout", arg, TIMEOUT_S_MIN, TIMEOUT_S_MAX);
+        connect->timeout_us = ep_cli_arg_time_us(state, "--timeout", arg, TIMEOUT_US_MIN, TIMEOUT_US_MAX);
         return 0;
     case KEY_TLS_CA:
         connect->tls.ca_file = arg;

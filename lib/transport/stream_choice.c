@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/quantity.h"
 #include "transport/lane_common.h"
 
 #define BUSY_POLL_US_MAX 100000
@@ -41,10 +42,10 @@ ep_err ep_stream_lane_read_environment(ep_error *out_error)
         err = set_by_name(lane, "LIBEXPERTD_STREAM_LANE", out_error);
     }
     if (err == EP_OK && poll != NULL && poll[0] != 0) {
-        char *end;
-        unsigned long value = strtoul(poll, &end, 10);
-        if (poll[0] < '0' || poll[0] > '9' || *end != 0 || value > BUSY_POLL_US_MAX) {
-            return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "LIBEXPERTD_BUSY_POLL_US is '%.32s', allowed: 0 to %d", poll,
+        uint64_t value = 0;
+        const char *wrong = ep_quantity_parse(poll, EP_UNIT_US, EP_UNIT_US, &value);
+        if (wrong != NULL || value > BUSY_POLL_US_MAX) {
+            return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "LIBEXPERTD_BUSY_POLL_US is '%.32s', allowed: 0 to %d us", poll,
                                 BUSY_POLL_US_MAX);
         }
         ep_stream_lane_set_busy_poll((uint32_t)value);

@@ -31,7 +31,7 @@ static void expect_now(const char *name, uint32_t poll_us)
 
 Test(stream_choice, wrong_values_are_named_with_what_is_allowed)
 {
-    static const char *const bad_us[] = {"-1", "100001", "1x", " 1", "+1", "0x10", "99999999999999999999"};
+    static const char *const bad_us[] = {"-1", "100001", "1x", " 1", "+1", "0x10", "101ms", "1K", "99999999999999999999"};
     expect_bad("libuv", NULL, "LIBEXPERTD_STREAM_LANE is 'libuv', allowed: uv, nng");
     for (size_t i = 0; i < sizeof(bad_us) / sizeof(bad_us[0]); i++) {
         expect_bad(NULL, bad_us[i], "allowed: 0 to 100000");
@@ -47,7 +47,7 @@ Test(stream_choice, the_environment_chooses_until_the_program_does)
     set("", "");
     cr_assert_eq(ep_stream_lane_read_environment(&error), EP_OK);
     expect_now("uv", 0);
-    set("nng", "100000");
+    set("nng", "0.1s");
     cr_assert_eq(ep_stream_lane_read_environment(&error), EP_OK);
     expect_now("nng", 100000);
     cr_assert_eq(ep_stream_lane_choose("uv", &error), EP_OK);
