@@ -9,8 +9,7 @@
  *     environment       EXPERTD_DRAIN_MS=5000
  *     flag              --drain-ms=5000
  *
- * Errors     BAD_CONFIG: "file /etc/expertd.yaml:12: drain_ms: '3x' is not a whole number; allowed:
- *            0..600000 ms". Unknown environment variables with our prefix are only warnings: other software
+ * Errors     BAD_CONFIG: "file /etc/expertd.yaml:12: drain_ms: '3x' is not a time; allowed: 0..10m". Unknown environment variables with our prefix are only warnings: other software
  *            sets such names too (Kubernetes makes EXPERTD_SERVICE_HOST for a service named expertd).
  * Ownership  an ep_options owns all text it hands out. The spec is static and outlives it.
  * Threads    immutable after load.
@@ -27,8 +26,10 @@
 
 typedef enum ep_option_type {
     EP_OPTION_BOOL,   /* true | false */
-    EP_OPTION_INT,    /* decimal, min..max, of the option's unit */
-    EP_OPTION_SIZE,   /* bytes, min..max: decimal, optionally followed by KiB, MiB, GiB or TiB */
+    EP_OPTION_INT,    /* decimal, min..max */
+    EP_OPTION_SIZE,   /* bytes, min..max, as base/quantity.h reads them */
+    EP_OPTION_MS,     /* the same: milliseconds */
+    EP_OPTION_US,     /* microseconds */
     EP_OPTION_ENUM,   /* one word of allowed, "text|json"; its number is the word's place */
     EP_OPTION_STRING, /* min..max characters; max 0: EP_OPTION_TEXT_MAX */
     EP_OPTION_PATH,   /* the same */
@@ -40,7 +41,7 @@ typedef enum ep_option_type {
 typedef struct ep_option {
     const char *name; /* key: lower case, underscores; flag and environment names follow from it */
     ep_option_type type;
-    const char *unit; /* "ms", "tokens"; NULL none */
+    const char *unit; /* of INT: "tokens"; NULL none */
     uint64_t min;
     uint64_t max;
     const char *allowed;      /* ENUM */
@@ -100,7 +101,7 @@ void ep_options_free(ep_options *options);
 /* Values by key. The key must be in the table with a fitting type: anything else is our own mistake. */
 bool ep_options_is_set(const ep_options *options, const char *key);
 bool ep_options_bool(const ep_options *options, const char *key);
-/* INT, SIZE; for ENUM the word's place. 0 when not set. */
+/* INT, SIZE, MS, US; for ENUM the word's place. 0 when not set. */
 uint64_t ep_options_number(const ep_options *options, const char *key);
 /* STRING, PATH, ENUM; "" when not set. */
 const char *ep_options_text(const ep_options *options, const char *key);

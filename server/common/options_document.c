@@ -15,7 +15,7 @@
 
 static const char *type_name(ep_option_type type)
 {
-    static const char *const names[] = {"bool", "number", "size", "word", "text", "path", "list"};
+    static const char *const names[] = {"bool", "number", "size", "time", "time", "word", "text", "path", "list"};
     return names[type];
 }
 
@@ -82,6 +82,7 @@ void ep_options_print_sample(const ep_options_spec *spec, FILE *out)
             "# A flag (--drain-ms) wins over the environment (%sDRAIN_MS), that over this file, that over the default.\n"
             "#   check it                   %s --config %s --check-config\n"
             "#   see what is in force       %s --config %s --print-config\n"
+            "# " EP_OPTIONS_UNITS_HELP("\n# ") "\n"
             "# A reload (SIGHUP, systemctl reload) takes over what is marked so; the rest needs a restart.\n",
             spec->program, spec->env_prefix, spec->program, spec->config_file, spec->program, spec->config_file);
     for (size_t i = 0; i < spec->options_count; i++) {
@@ -214,7 +215,7 @@ static void put_man_key(const ep_options_spec *spec, const ep_option *option, FI
 
 void ep_options_print_man_file(const ep_options_spec *spec, FILE *out)
 {
-    char text[TEXT_BYTES * 2];
+    char text[TEXT_BYTES * 4];
     snprintf(text, sizeof(text), "%s.yaml", spec->program);
     ep_man_title(text, 5, ep_version_text(), out);
     ep_man_section("NAME", out);
@@ -225,7 +226,7 @@ void ep_options_print_man_file(const ep_options_spec *spec, FILE *out)
     ep_man_section("DESCRIPTION", out);
     snprintf(text, sizeof(text),
              "YAML: one mapping of the keys below. The packages keep it in %s. An unknown key, a value out of range and a value of "
-             "the wrong type are errors that name file and line.\n\n"
+             "the wrong type are errors that name file and line. " EP_OPTIONS_UNITS_HELP(" ") "\n\n"
              "  %s --config %s --check-config\n\n"
              "says what is wrong. Keys that are not given have their defaults.",
              spec->config_file, spec->program, spec->config_file);

@@ -70,6 +70,7 @@ static void describe(const ep_options_spec *spec, const ep_option *option, built
     ep_option_flag_name(option, out->flag, sizeof(out->flag));
     const char *kind = option->type == EP_OPTION_INT    ? (option->unit != NULL ? option->unit : "NUMBER")
                        : option->type == EP_OPTION_SIZE ? "SIZE"
+                       : option->type == EP_OPTION_MS || option->type == EP_OPTION_US ? "TIME"
                        : option->type == EP_OPTION_BOOL ? "true|false"
                        : option->type == EP_OPTION_ENUM ? option->allowed
                        : option->type == EP_OPTION_PATH ? "PATH"
@@ -80,7 +81,7 @@ static void describe(const ep_options_spec *spec, const ep_option *option, built
     } else {
         snprintf(out->argument, sizeof(out->argument), "%s", kind);
     }
-    bool show_range = option->type == EP_OPTION_INT || option->type == EP_OPTION_SIZE;
+    bool show_range = option->type >= EP_OPTION_INT && option->type <= EP_OPTION_US;
     snprintf(out->help, sizeof(out->help), "%s%s. %s%s%s%s%s", option->help,
              option->type == EP_OPTION_LIST ? " (repeat it for more)" : "", show_range ? "Allowed: " : "",
              show_range ? allowed : "", show_range ? ". " : "",
@@ -228,7 +229,8 @@ void ep_options_print_help(const ep_options_spec *spec, FILE *out)
     fprintf(out,
             "\nEvery flag is also a key of the file (--drain-ms: drain_ms) and an environment variable "
             "(%sDRAIN_MS).\n"
-            "Precedence: flag, environment, file, default.\n",
+            "Precedence: flag, environment, file, default.\n"
+            EP_OPTIONS_UNITS_HELP("\n") "\n",
             spec->env_prefix);
     free(options);
     free(texts);

@@ -8,8 +8,8 @@
 typedef struct ep_option_value {
     bool is_set;
     ep_origin_kind kind;
-    uint64_t number;               /* BOOL, INT, SIZE, ENUM */
-    char *text;                    /* as given */
+    uint64_t number;               /* BOOL, INT, SIZE, MS, US, ENUM */
+    char *text;                    /* as given; sizes and times in their shortest form */
     char *origin;                  /* NULL: default */
     struct ep_option_value *items; /* LIST: [items_count * option->fields_count] */
     size_t items_count;
@@ -46,8 +46,12 @@ ep_err ep_option_list_check_count(const ep_option *option, const ep_option_value
 void ep_option_value_clear(const ep_option *option, ep_option_value *value);
 /* Index in the table, or SIZE_MAX. */
 size_t ep_options_find(const ep_option *options, size_t count, const char *name);
-/* "allowed: 0..600000 ms" and the like, into out. */
+/* "0..10m", "true, false", into out. */
 void ep_option_describe_allowed(const ep_option *option, char *out, size_t bytes);
+/* How --help, the sample and the man page explain sizes and times. */
+#define EP_OPTIONS_UNITS_HELP(end_of_line)                                                                       \
+    "Sizes: bytes, or with K, M, G, T (KiB, MiB, GiB, TiB are the same), powers of 1024." end_of_line            \
+    "Times: with us, ms, s, m or h, else of the unit in the key's name. Fractions are taken where exact: 1.5G."
 /* The name most like a misspelt one, or NULL. */
 const char *ep_options_nearest(const ep_option *options, size_t count, const char *name);
 

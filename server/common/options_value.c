@@ -9,11 +9,15 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/quantity.h"
 
-static const struct {
-    const char *suffix;
-    unsigned shift;
-} size_units[] = {{"", 0}, {"KiB", 10}, {"MiB", 20}, {"GiB", 30}, {"TiB", 40}};
+static ep_unit unit_of(const ep_option *option)
+{
+    return option->type == EP_OPTION_SIZE ? EP_UNIT_BYTES
+           : option->type == EP_OPTION_MS ? EP_UNIT_MS
+           : option->type == EP_OPTION_US ? EP_UNIT_US
+                                          : EP_UNIT_NONE;
+}
 
 static uint64_t text_max(const ep_option *option)
 {
@@ -22,18 +26,18 @@ static uint64_t text_max(const ep_option *option)
 
 void ep_option_describe_allowed(const ep_option *option, char *out, size_t bytes)
 {
-    const char *space = option->unit != NULL ? " " : "";
-    const char *unit = option->unit != NULL ? option->unit : "";
+    char least[EP_QUANTITY_BYTES], most[EP_QUANTITY_BYTES];
     switch (option->type) {
     case EP_OPTION_BOOL:
         snprintf(out, bytes, "true, false");
         break;
     case EP_OPTION_INT:
-        snprintf(out, bytes, "%" PRIu64 "..%" PRIu64 "%s%s", option->min, option->max, space, unit);
-        break;
     case EP_OPTION_SIZE:
-        snprintf(out, bytes, "%" PRIu64 "..%" PRIu64 " bytes, suffix KiB, MiB, GiB or TiB", option->min,
-                 option->max);
+    case EP_OPTION_MS:
+    case EP_OPTION_US:
+        snprintf(out, bytes, "%s..%s%s%s", ep_quantity_format(option->min, unit_of(option), least),
+                 ep_quantity_format(option->max, unit_of(option), most), option->unit != NULL ? " " : "",
+                 option->unit != NULL ? option->unit : "");
         break;
     case EP_OPTION_ENUM: {
         size_t n = 0;
@@ -64,53 +68,15 @@ static ep_err bad_value(const ep_option *option, const char *label, const char *
 {
     char allowed[160];
     ep_option_describe_allowed(option, allowed, sizeof(allowed));
-    return ep_error_set(out_error, EP_ERR_BAD_CONFIG, "%s: %s: '%.80s' %s; allowed: %s",
-                        source.origin != NULL ? source.origin : "default", label, text, what, allowed);
+    return ep_error_set(out_error, EP_ERR_BAD_CONFIG, "%s: %s: '%.80s' %s; allowed: %s%s",
+                        source.origin != NULL ? source.origin : "default", label, text, what, allowed,
+                        ep_quantity_hint(unit_of(option)));
 }
 
-/* Digits only; *out_rest is what follows them. False: no digits, or too large for 64 bits. */
-static bool read_digits(const char *text, uint64_t *out_number, const char **out_rest)
+static const char *parse_quantity(const ep_option *option, const char *text, uint64_t *out_number)
 {
-    uint64_t number = 0;
-    const char *p = text;
-    for (; *p >= '0' && *p <= '9'; p++) {
-        if (__builtin_mul_overflow(number, 10u, &number) ||
-            __builtin_add_overflow(number, (uint64_t)(*p - '0'), &number)) {
-            return false;
-        }
-    }
-    *out_number = number;
-    *out_rest = p;
-    return p != text;
-}
-
-static const char *parse_int(const ep_option *option, const char *text, uint64_t *out_number)
-{
-    const char *rest;
-    if (!read_digits(text, out_number, &rest) || *rest != 0) {
-        return "is not a whole number";
-    }
-    return *out_number < option->min || *out_number > option->max ? "is out of range" : NULL;
-}
-
-static const char *parse_size(const ep_option *option, const char *text, uint64_t *out_number)
-{
-    const char *rest;
-    uint64_t number;
-    if (!read_digits(text, &number, &rest)) {
-        return "is not a size";
-    }
-    for (size_t i = 0; i < EP_ARRAY_COUNT(size_units); i++) {
-        if (strcmp(rest, size_units[i].suffix) == 0) {
-            uint64_t bytes = number << size_units[i].shift;
-            if (bytes >> size_units[i].shift != number || bytes < option->min || bytes > option->max) {
-                return "is out of range";
-            }
-            *out_number = bytes;
-            return NULL;
-        }
-    }
-    return "is not a size";
+    const char *what = ep_quantity_parse(text, unit_of(option), unit_of(option), out_number);
+    return what != NULL ? what : *out_number < option->min || *out_number > option->max ? "is out of range" : NULL;
 }
 
 static const char *parse_enum(const ep_option *option, const char *text, uint64_t *out_number)
@@ -174,9 +140,10 @@ static const char *parse(const ep_option *option, const char *text, uint64_t *ou
         *out_number = strcmp(text, "true") == 0;
         return *out_number == 0 && strcmp(text, "false") != 0 ? "is not a truth value" : NULL;
     case EP_OPTION_INT:
-        return parse_int(option, text, out_number);
     case EP_OPTION_SIZE:
-        return parse_size(option, text, out_number);
+    case EP_OPTION_MS:
+    case EP_OPTION_US:
+        return parse_quantity(option, text, out_number);
     case EP_OPTION_ENUM:
         return parse_enum(option, text, out_number);
     case EP_OPTION_STRING:
@@ -196,7 +163,8 @@ ep_err ep_option_set_scalar(const ep_option *option, const char *label, const ch
     if (what != NULL) {
         return bad_value(option, label, text, source, what, out_error);
     }
-    char *copy = strdup(text);
+    char quantity[EP_QUANTITY_BYTES];
+    char *copy = strdup(unit_of(option) != EP_UNIT_NONE ? ep_quantity_format(number, unit_of(option), quantity) : text);
     char *origin = source.origin != NULL ? strdup(source.origin) : NULL;
     if (copy == NULL || (source.origin != NULL && origin == NULL)) {
         free(copy);

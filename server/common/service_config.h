@@ -97,13 +97,13 @@ extern const ep_option ep_listen_fields[1]; /* {"url"} */
          .type = EP_OPTION_SIZE,                                                                             \
          .min = 64 << 10,                                                                                    \
          .max = 1 << 30,                                                                                     \
-         .default_text = "16MiB",                                                                            \
+         .default_text = "16M",                                                                              \
          .help = "Largest frame sent or accepted"},                                                          \
         {.name = "header_bytes_max",                                                                         \
          .type = EP_OPTION_SIZE,                                                                             \
          .min = 4 << 10,                                                                                     \
          .max = 16 << 20,                                                                                    \
-         .default_text = "64KiB",                                                                            \
+         .default_text = "64K",                                                                              \
          .help = "Largest message header in a frame"},                                                       \
         {.name = "connections_max",                                                                          \
          .type = EP_OPTION_INT,                                                                              \
@@ -121,13 +121,12 @@ extern const ep_option ep_listen_fields[1]; /* {"url"} */
          .type = EP_OPTION_SIZE,                                                                             \
          .min = 16 << 20,                                                                                    \
          .max = 1ull << 46,                                                                                  \
-         .default_text = "1GiB",                                                                             \
+         .default_text = "1G",                                                                               \
          .help = "Memory for frames of all connections together"},                                           \
         {.name = "drain_ms",                                                                                 \
-         .type = EP_OPTION_INT,                                                                              \
-         .unit = "ms",                                                                                       \
+         .type = EP_OPTION_MS,                                                                               \
          .max = 3600000,                                                                                     \
-         .default_text = "10000",                                                                            \
+         .default_text = "10s",                                                                              \
          .reloadable = true,                                                                                 \
          .help = "How long a stopping program waits for calls in flight"},                                   \
         {.name = "stream_lane",                                                                              \
@@ -137,8 +136,7 @@ extern const ep_option ep_listen_fields[1]; /* {"url"} */
          .help = "Library that carries tcp:// connections; both speak the same bytes, uv is faster. "        \
                  "tls+tcp:// is always nng's"},                                                              \
         {.name = "busy_poll_us",                                                                             \
-         .type = EP_OPTION_INT,                                                                              \
-         .unit = "us",                                                                                       \
+         .type = EP_OPTION_US,                                                                               \
          .max = 100000,                                                                                      \
          .default_text = "0",                                                                                \
          .help = "How long a network thread looks for more before it sleeps: saves wake-ups, takes cores. "  \

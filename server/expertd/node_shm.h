@@ -47,12 +47,12 @@ typedef struct ep_node_shm_config {
          .type = EP_OPTION_SIZE,                                                                             \
          .min = EP_SHM_RING_BYTES_MIN,                                                                       \
          .max = (uint64_t)1 << 40,                                                                           \
-         .default_text = "1GiB",                                                                             \
+         .default_text = "1G",                                                                               \
          .help = "Shared memory of all connections; a caller beyond it uses the network. A connection takes " \
                  "two rings and a page"},                                                                    \
     {                                                                                                        \
         .name = "shm_ring_bytes", .type = EP_OPTION_SIZE, .min = EP_SHM_RING_BYTES_MIN,                      \
-        .max = EP_SHM_RING_BYTES_MAX, .default_text = "2MiB",                                                \
+        .max = EP_SHM_RING_BYTES_MAX, .default_text = "2M",                                                  \
         .help = "Shared memory of one connection and direction, a power of two; taken as it is used"         \
     }
 

@@ -243,8 +243,8 @@ def check_overlay(objects, overlay):
     config = config_of(objects, pod, "config", "expertd.yaml")
     check_config(f"{overlay}/expertd.yaml", config, pod)
     limit = int(stop[stop.index("--timeout") + 1].rstrip("s")) if "--timeout" in stop else 0
-    check(0 < limit and limit + config.get("drain_ms", 0) / 1000 < pod["terminationGracePeriodSeconds"],
-          f"{overlay}: preStop {limit} s and drain_ms {config.get('drain_ms')} exceed the grace period")
+    check(0 < limit and limit + int(config["drain_ms"].rstrip("s")) < pod["terminationGracePeriodSeconds"],
+          f"{overlay}: preStop {limit} s and drain_ms {config['drain_ms']} exceed the grace period")
     check("--admin" in stop and stop[stop.index("--admin") + 1] == config["admin_listen"], f"{overlay}: preStop dials {stop}")
     weights = [m for m in container["volumeMounts"] if m["name"] == "weights"]
     check(weights and weights[0].get("readOnly") is True and

@@ -33,16 +33,16 @@ static void reload_and_config(const char *admin, const char *token)
 {
     ADMIN_CTL(&f.cluster, 0, "environment EXPERTD_COORDINATOR_LOG_LEVEL", "config", "--changed", "-o", "json", "--admin", admin,
               "--admin-token-file", token);
-    ADMIN_CTL(&f.cluster, 0, ENTRY("drain_ms", "7000"), "config", "-o", "json", "--admin", admin, "--admin-token-file", token);
+    ADMIN_CTL(&f.cluster, 0, ENTRY("drain_ms", "7s"), "config", "-o", "json", "--admin", admin, "--admin-token-file", token);
     write_config("drain_ms: 8000\nframe_bytes_max: 32MiB\n");
     ADMIN_CTL(&f.cluster, 0, "changed: drain_ms\nwait for a restart: frame_bytes_max\n", "reload", "--admin", admin,
               "--admin-token-file", token);
-    ADMIN_CTL(&f.cluster, 0, ENTRY("drain_ms", "8000"), "config", "-o", "json", "--admin", admin, "--admin-token-file", token);
-    ADMIN_CTL(&f.cluster, 0, ENTRY("frame_bytes_max", "16MiB"), "config", "-o", "json", "--admin", admin, "--admin-token-file", token);
+    ADMIN_CTL(&f.cluster, 0, ENTRY("drain_ms", "8s"), "config", "-o", "json", "--admin", admin, "--admin-token-file", token);
+    ADMIN_CTL(&f.cluster, 0, ENTRY("frame_bytes_max", "16M"), "config", "-o", "json", "--admin", admin, "--admin-token-file", token);
     write_config("drain_ms: soon\n");
     ADMIN_CTL(&f.cluster, 1, "nothing changed: file ", "reload", "--admin", admin, "--admin-token-file", token);
-    ADMIN_CTL(&f.cluster, 1, "drain_ms: 'soon' is not a whole number", "reload", "--admin", admin, "--admin-token-file", token);
-    ADMIN_CTL(&f.cluster, 0, ENTRY("drain_ms", "8000"), "config", "-o", "json", "--admin", admin, "--admin-token-file", token);
+    ADMIN_CTL(&f.cluster, 1, "drain_ms: 'soon' is not a time", "reload", "--admin", admin, "--admin-token-file", token);
+    ADMIN_CTL(&f.cluster, 0, ENTRY("drain_ms", "8s"), "config", "-o", "json", "--admin", admin, "--admin-token-file", token);
     ADMIN_CTL(&f.cluster, 1, "--admin must name admin_listen", "config", "--admin", admin);
     ADMIN_CTL(&f.cluster, 1, "--admin must name admin_listen", "config", "--admin", f.cluster.coordinator.rpc_url,
               "--admin-token-file", token);

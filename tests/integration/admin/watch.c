@@ -54,7 +54,7 @@ static void check_files(void)
     ADMIN_CTL(&f.cluster, 1, "copy the checkpoint again", "doctor", "--config", path, "--program", ep_test_expertd, "--coordinator",
               coordinator);
     EP_TEST_CHECK(ep_test_write_file(path, "drain_ms: soon\n", 0600), "%s", path);
-    ADMIN_CTL(&f.cluster, 1, "drain_ms: 'soon' is not a whole number", "doctor", "--config", path, "--program", ep_test_expertd,
+    ADMIN_CTL(&f.cluster, 1, "drain_ms: 'soon' is not a time", "doctor", "--config", path, "--program", ep_test_expertd,
               "--coordinator", coordinator);
 }
 

@@ -251,7 +251,7 @@ Test(coordinator, hangup_keeps_the_old_configuration_when_the_new_one_is_wrong, 
     cr_assert(ep_test_process_signal(&coordinator, SIGHUP));
     await_notice("RELOADING=1");
     await_notice("READY=1");
-    expect_output("event=config-reload outcome=changed key=drain_ms value=7777 origin=\"file ");
+    expect_output("event=config-reload outcome=changed key=drain_ms value=7777ms origin=\"file ");
     cr_expect_eq(ep_test_process_stop(&coordinator, SIGTERM, WAIT_MS), 0);
     expect_output("event=stopping signal=SIGTERM drain_ms=7777");
     ep_test_process_destroy(&coordinator);

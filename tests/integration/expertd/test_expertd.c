@@ -305,7 +305,7 @@ Test(expertd, bad_configuration_ends_with_1_and_says_what_is_wrong)
     snprintf(file, sizeof(file), "%s/bad.yaml", dir);
     snprintf(flag, sizeof(flag), "--config=%s", file);
     snprintf(where, sizeof(where),
-             "file %s:2: drain_ms: 'soon' is not a whole number; allowed: 0..3600000 ms", file);
+             "file %s:2: drain_ms: 'soon' is not a time; allowed: 0..1h", file);
     cr_assert(ep_test_write_file(file, "node_name: a\ndrain_ms: soon\n", 0600));
     expect_run(1, where, flag, "--check-config", NULL);
     expect_run(1, where, "--check-config", file, NULL);
@@ -315,7 +315,7 @@ Test(expertd, bad_configuration_ends_with_1_and_says_what_is_wrong)
     expect_run(1, "unrecognized option", "--nonsense", NULL, NULL);
     expect_run(1, "insecure: true", model_flag, "--listen=tcp://0.0.0.0:0", NULL);
     expect_run(0, "the configuration is right", model_flag, "--check-config", NULL);
-    expect_run(0, "drain_ms: 5  # flag --drain-ms", model_flag, "--print-config", "--drain-ms=5");
+    expect_run(0, "drain_ms: 5ms  # flag --drain-ms", model_flag, "--print-config", "--drain-ms=5");
     expect_run(0, "\"wire_version\": 1", "--version", "--json", NULL);
     expect_run(0, "--weight-bytes-max", "--help", NULL, NULL);
     char listed[2 * PATH_BYTES];
@@ -445,7 +445,7 @@ Test(expertd, hangup_checks_first_and_reports_what_needs_a_restart)
     await_notice("RELOADING=1");
     await_notice("READY=1");
     expect_output("level=warn event=config-reload outcome=waiting key=threads ");
-    expect_output("event=config-reload outcome=changed key=drain_ms value=7000 origin=\"file ");
+    expect_output("event=config-reload outcome=changed key=drain_ms value=7s origin=\"file ");
     cr_expect_eq(ep_test_http_get(node.probe_url, "/readyz", NULL), 200);
     ep_test_process_signal(&node, SIGTERM);
     cr_expect_eq(ep_test_process_wait(&node, WAIT_MS), 0);

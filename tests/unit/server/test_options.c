@@ -16,8 +16,7 @@ static const ep_option url_fields[] = {
     {.name = "url", .type = EP_OPTION_STRING, .min = 1, .max = 40, .help = "a URL"}};
 static const ep_option table[] = {
     {.name = "drain_ms",
-     .type = EP_OPTION_INT,
-     .unit = "ms",
+     .type = EP_OPTION_MS,
      .min = 10,
      .max = 1000,
      .default_text = "100",
@@ -28,6 +27,8 @@ static const ep_option table[] = {
      .max = 1 << 30,
      .default_text = "1MiB",
      .help = "How much"},
+    {.name = "age_us", .type = EP_OPTION_US, .max = 60000000, .default_text = "20ms", .help = "How old"},
+    {.name = "threads", .type = EP_OPTION_INT, .unit = "threads", .max = 10, .default_text = "2", .help = "How many"},
     {.name = "insecure", .type = EP_OPTION_BOOL, .default_text = "false", .help = "Whether"},
     {.name = "log_format",
      .type = EP_OPTION_ENUM,
@@ -90,6 +91,12 @@ static ep_err load(const char *file, const char *const *flags, const char *const
     return ep_options_load(&spec, argc, argv, (char *const *)(uintptr_t)env, out, error);
 }
 
+static void count_change(void *arg, const ep_option *option)
+{
+    strcat(arg, option->name);
+    strcat(arg, option->reloadable ? "+ " : "- ");
+}
+
 TestSuite(options, .init = setup, .fini = teardown);
 
 Test(options, flag_beats_environment_beats_file_beats_default)
@@ -146,16 +153,25 @@ Test(options, wrong_files_are_refused_with_line_key_value_and_allowed)
         const char *file;
         const char *parts[4]; /* each must be in the message, after the file's name */
     } cases[] = {
-        {"\ndrain_ms: 3x\n", {":2: drain_ms", "'3x'", "not a whole number", "10..1000 ms"}},
-        {"drain_ms: 5\n", {":1: drain_ms", "'5'", "out of range", "10..1000 ms"}},
-        {"drain_ms: -20\n", {":1: drain_ms", "'-20'", "not a whole number"}},
-        {"drain_ms: 1e2\n", {"'1e2'", "not a whole number"}},
-        {"drain_ms: 99999999999999999999\n", {"not a whole number"}},
+        {"\ndrain_ms: 3x\n", {":2: drain_ms", "'3x'", "not a time", "allowed: 10ms..1s, with us, ms, s, m or h; a number alone is ms"}},
+        {"drain_ms: 5\n", {":1: drain_ms", "'5'", "out of range", "10ms..1s"}},
+        {"drain_ms: 2s\n", {":1: drain_ms", "'2s'", "out of range", "10ms..1s"}},
+        {"drain_ms: 1M\n", {":1: drain_ms", "'1M'", "is a size, not a time", "10ms..1s"}},
+        {"drain_ms: 10.5\n", {":1: drain_ms", "'10.5'", "not a whole number of ms", "10ms..1s"}},
+        {"age_us: 0.5us\n", {":1: age_us", "'0.5us'", "not a whole number of us", "0..1m"}},
+        {"limit_bytes: 10s\n", {":1: limit_bytes", "'10s'", "is a time, not a size", "1..1G"}},
+        {"limit_bytes: 0.3K\n", {"'0.3K'", "not a whole number of bytes"}},
+        {"threads: 2K\n", {":1: threads", "'2K'", "not a whole number", "0..10 threads"}},
+        {"threads: 11\n", {"'11'", "out of range", "0..10 threads"}},
+        {"drain_ms: -20\n", {":1: drain_ms", "'-20'", "not a time"}},
+        {"drain_ms: 1e2\n", {"'1e2'", "not a time"}},
+        {"drain_ms: 99999999999999999999\n", {"out of range"}},
+        {"drain_ms: 99999999999999999h\n", {"out of range"}},
         {"drain_ms:\n", {":1: drain_ms", "no value"}},
         {"drain_ms: [1]\n", {":1: drain_ms", "single value"}},
         {"insecure: flase\n", {":1: insecure", "'flase'", "true, false"}},
         {"insecure: yes\n", {"'yes'", "true, false"}},
-        {"limit_bytes: 3MB\n", {":1: limit_bytes", "'3MB'", "KiB, MiB, GiB"}},
+        {"limit_bytes: 3MB\n", {":1: limit_bytes", "'3MB'", "not a size", "with K, M, G or T (powers of 1024); a number alone is bytes"}},
         {"limit_bytes: 2GiB\n", {"'2GiB'", "out of range"}},
         {"limit_bytes: 99999999TiB\n", {"out of range"}},
         {"log_format: xml\n", {":1: log_format", "'xml'", "text, json"}},
@@ -231,7 +247,7 @@ Test(options, wrong_flags_and_variables_name_themselves)
     const char *env[] = {"PROG_INSECURE=1", NULL};
     const char *unknown[] = {"--drain=5x", "--nonsense", NULL};
     cr_assert_eq(load(NULL, flag, NULL, &o, &e), EP_ERR_BAD_CONFIG);
-    cr_expect_str_eq(e.text, "flag --drain-ms: drain_ms: 'soon' is not a whole number; allowed: 10..1000 ms");
+    cr_expect_str_eq(e.text, "flag --drain-ms: drain_ms: 'soon' is not a time; allowed: 10ms..1s, with us, ms, s, m or h; a number alone is ms");
     cr_assert_eq(load(NULL, pair, NULL, &o, &e), EP_ERR_BAD_CONFIG);
     cr_expect(strstr(e.text, "flag --model") != NULL && strstr(e.text, "name=path") != NULL, "%s", e.text);
     cr_assert_eq(load(NULL, NULL, env, &o, &e), EP_ERR_BAD_CONFIG);
@@ -283,7 +299,7 @@ Test(options, printed_values_are_a_file_again)
     ep_options_print(o, out);
     fclose(out);
     cr_expect(strstr(text, "insecure: true  # flag --insecure") != NULL, "%s", text);
-    cr_expect(strstr(text, "drain_ms: 100  # default") != NULL, "%s", text);
+    cr_expect(strstr(text, "drain_ms: 100ms  # default") != NULL, "%s", text);
     cr_expect(strstr(text, ":1\n") != NULL, "%s", text);
     cr_assert_eq(load(text, NULL, NULL, &again, &e), EP_OK, "%s\n%s", e.text, text);
     cr_expect_str_eq(ep_options_list_text(again, "models", 0, "path"), "/x \"y\"");
@@ -293,10 +309,36 @@ Test(options, printed_values_are_a_file_again)
     ep_options_free(again);
 }
 
-static void count_change(void *arg, const ep_option *option)
+/* The same value is the same text, whatever it was written as: readable, and good for a file again. */
+Test(options, sizes_and_times_are_shown_in_their_shortest_form)
 {
-    strcat(arg, option->name);
-    strcat(arg, option->reloadable ? "+ " : "- ");
+    static const struct {
+        const char *file;
+        const char *shown;
+    } rows[] = {
+        {"limit_bytes: 536870912\n", "limit_bytes: 512M  # "}, {"limit_bytes: 0.5GiB\n", "limit_bytes: 512M  # "},
+        {"limit_bytes: 1000\n", "limit_bytes: 1000  # "},      {"limit_bytes: 1.5K\n", "limit_bytes: 1536  # "},
+        {"drain_ms: 1000\n", "drain_ms: 1s  # "},              {"drain_ms: 0.25s\n", "drain_ms: 250ms  # "},
+        {"age_us: 1500\n", "age_us: 1500us  # "},              {"age_us: 60000000\n", "age_us: 1m  # "},
+        {"age_us: 0\n", "age_us: 0  # "},
+    };
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        char printed[4096] = "";
+        char seen[200] = "";
+        ep_options *o = NULL, *again = NULL;
+        ep_error e;
+        const char *model[] = {"--model=a=/x", NULL};
+        cr_assert_eq(load(rows[i].file, model, NULL, &o, &e), EP_OK, "%s", e.text);
+        FILE *out = fmemopen(printed, sizeof(printed), "w");
+        ep_options_print(o, out);
+        fclose(out);
+        cr_expect(strstr(printed, rows[i].shown) != NULL, "no '%s' in\n%s", rows[i].shown, printed);
+        cr_assert_eq(load(printed, NULL, NULL, &again, &e), EP_OK, "%s\n%s", e.text, printed);
+        ep_options_diff(o, again, count_change, seen);
+        cr_expect_str_eq(seen, "");
+        ep_options_free(o);
+        ep_options_free(again);
+    }
 }
 
 /* Variables of the environment may hold any bytes; a file may not, and printed values must be a file again. */
@@ -351,7 +393,7 @@ Test(options, help_lists_every_flag)
     fclose(out);
     static const char *const wanted[] = {"--drain-ms",     "--limit-bytes", "--insecure", "--log-format",
                                          "--model",        "--listen",      "--config",   "--check-config",
-                                         "--print-config", "--version",     "10..1000",   "PROG_DRAIN_MS"};
+                                         "--print-config", "--version",     "10ms..1s",   "PROG_DRAIN_MS"};
     for (size_t i = 0; i < sizeof(wanted) / sizeof(wanted[0]); i++) {
         cr_expect(strstr(text, wanted[i]) != NULL, "no %s in\n%s", wanted[i], text);
     }

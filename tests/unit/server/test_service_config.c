@@ -241,9 +241,9 @@ Test(service_config, lanes_are_chosen_from_what_there_is)
     expect_bad(load(NULL, "--stream-lane=tcp", NULL, NULL, true, &e), &e, "stream_lane");
     expect_bad(load(NULL, "--stream-lane=tcp", NULL, NULL, true, &e), &e, "uv, nng");
     expect_bad(load("busy_poll_us: 100001\n", NULL, NULL, NULL, true, &e), &e, "c.yaml:1: busy_poll_us");
-    expect_bad(load("busy_poll_us: 100001\n", NULL, NULL, NULL, true, &e), &e, "0..100000");
+    expect_bad(load("busy_poll_us: 100001\n", NULL, NULL, NULL, true, &e), &e, "0..100ms");
     expect_bad(load(NULL, "--busy-poll-us=-1", NULL, NULL, true, &e), &e, "busy-poll-us");
-    snprintf(text, sizeof(text), "EXPERTD_BUSY_POLL_US=100us");
+    snprintf(text, sizeof(text), "EXPERTD_BUSY_POLL_US=101ms");
     variables[0] = text;
     expect_bad(load(NULL, NULL, NULL, NULL, true, &e), &e, "EXPERTD_BUSY_POLL_US");
     snprintf(text, sizeof(text), "EXPERTD_STREAM_LANE=zmq");
