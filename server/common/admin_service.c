@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 #include "admin.pb-c.h"
-#include "common/options_internal.h"
+#include "options/options_internal.h"
 #include "common/version.h"
 #include "moe/routing_table.h"
 

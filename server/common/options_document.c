@@ -6,8 +6,9 @@
 #include <string.h>
 
 #include "base/check.h"
-#include "common/options_internal.h"
+#include "common/program_options.h"
 #include "common/version.h"
+#include "options/options_internal.h"
 #include "usage/usage.h"
 
 #define TEXT_BYTES 256

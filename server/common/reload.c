@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "common/options_internal.h"
+#include "options/options_internal.h"
 #include "common/sd_notify.h"
 #include "common/service_config.h"
 

@@ -9,7 +9,7 @@
 #ifndef EP_SERVER_COMMON_RELOAD_H
 #define EP_SERVER_COMMON_RELOAD_H
 
-#include "common/options.h"
+#include "options/options.h"
 
 /* Set the first four; zero the rest. */
 typedef struct ep_reload {

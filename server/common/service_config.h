@@ -6,7 +6,7 @@
 #ifndef EP_SERVER_COMMON_SERVICE_CONFIG_H
 #define EP_SERVER_COMMON_SERVICE_CONFIG_H
 
-#include "common/options.h"
+#include "options/options.h"
 #include "rpc/rpc.h"
 #include "rpc/rpc_door.h"
 #include "transport/address.h"

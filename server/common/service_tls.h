@@ -7,7 +7,7 @@
 #define EP_SERVER_COMMON_SERVICE_TLS_H
 
 #include "common/metrics.h"
-#include "common/options.h"
+#include "options/options.h"
 #include "common/service_loop.h"
 #include "rpc/rpc.h"
 

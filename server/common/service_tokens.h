@@ -8,7 +8,7 @@
 #ifndef EP_SERVER_COMMON_SERVICE_TOKENS_H
 #define EP_SERVER_COMMON_SERVICE_TOKENS_H
 
-#include "common/options.h"
+#include "options/options.h"
 #include "rpc/rpc_credentials.h"
 
 #define EP_TOKEN_BYTES_MIN 16

@@ -3,7 +3,7 @@
 #ifndef EP_COORDINATOR_CONFIG_H
 #define EP_COORDINATOR_CONFIG_H
 
-#include "common/options.h"
+#include "options/options.h"
 #include "common/service_config.h"
 #include "coordinator/state.h"
 

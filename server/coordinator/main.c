@@ -2,6 +2,7 @@
 /* expertd-coordinator: command line in, exit code out. */
 #include "base/log.h"
 #include "common/process_setup.h"
+#include "common/program_options.h"
 #include "common/service_config.h"
 #include "coordinator/coordinator.h"
 #include "observe/trace.h"

@@ -4,8 +4,8 @@
 #include <stdio.h>
 
 #include "base/log.h"
-#include "common/options.h"
 #include "common/process_setup.h"
+#include "common/program_options.h"
 #include "expertd/node.h"
 #include "transport/transport.h"
 

@@ -12,7 +12,7 @@
 #ifndef EP_EXPERTD_NODE_H
 #define EP_EXPERTD_NODE_H
 
-#include "common/options.h"
+#include "options/options.h"
 #include "expertd/node_config.h"
 
 /* Beside frames: memory for requests in work. */

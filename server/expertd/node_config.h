@@ -4,7 +4,7 @@
 #define EP_EXPERTD_NODE_CONFIG_H
 
 #include "backends/backend.h"
-#include "common/options.h"
+#include "options/options.h"
 #include "common/service_config.h"
 #include "expertd/tenants.h"
 #include "expertd/node_shm.h"

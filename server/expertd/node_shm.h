@@ -3,7 +3,7 @@
 #ifndef EP_EXPERTD_NODE_SHM_H
 #define EP_EXPERTD_NODE_SHM_H
 
-#include "common/options.h"
+#include "options/options.h"
 #include "rpc/rpc.h"
 
 typedef enum ep_node_shm_mode { EP_NODE_SHM_AUTO, EP_NODE_SHM_ON, EP_NODE_SHM_OFF } ep_node_shm_mode;

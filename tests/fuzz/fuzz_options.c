@@ -9,7 +9,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "common/options.h"
+#include "options/options.h"
 #include "coordinator/coordinator_config.h"
 #include "expertd/node_config.h"
 #include "fuzz.h"

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/options.h"
+#include "options/options.h"
 #include "support/process.h"
 
 static const ep_option item_fields[] = {

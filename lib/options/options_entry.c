@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/options_internal.h"
+#include "options/options_internal.h"
 
 /* "value", "first=second", and further fields that are set as " name=value". */
 static void print_item(const ep_option *option, const ep_option_value *fields, FILE *out)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* From text to a checked value: the one strict parser behind flags, environment and file. */
-#include "common/options_internal.h"
+#include "options/options_internal.h"
 
 #include <ctype.h>
 #include <errno.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Flags and --help, made from the table; argp does the parsing and the layout. */
-#include "common/options_internal.h"
+#include "options/options_internal.h"
 
 #include <argp.h>
 #include <ctype.h>

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the files of the option table share: values, their origin, and how one is set. */
-#ifndef EP_SERVER_COMMON_OPTIONS_INTERNAL_H
-#define EP_SERVER_COMMON_OPTIONS_INTERNAL_H
+#ifndef EP_OPTIONS_OPTIONS_INTERNAL_H
+#define EP_OPTIONS_OPTIONS_INTERNAL_H
 
-#include "common/options.h"
+#include "options/options.h"
 
 typedef struct ep_option_value {
     bool is_set;
@@ -58,9 +58,6 @@ const char *ep_options_nearest(const ep_option *options, size_t count, const cha
 /* "--drain-ms" without dashes before, "EXPERTD_DRAIN_MS". */
 void ep_option_flag_name(const ep_option *option, char *out, size_t bytes);
 void ep_option_env_name(const ep_options_spec *spec, const ep_option *option, char *out, size_t bytes);
-
-/* False, with a line on stderr: no such shell, or no memory. */
-bool ep_options_print_completion(const ep_options_spec *spec, const char *shell, FILE *out);
 
 ep_err ep_options_read_file(ep_options *options, const char *path, ep_error *out_error);
 

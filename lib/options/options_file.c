@@ -3,7 +3,7 @@
  * The YAML file. libyaml's document keeps the line of every node, which is what an error message needs;
  * values stay text until the table's own parser has seen them.
  */
-#include "common/options_internal.h"
+#include "options/options_internal.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -14,8 +14,8 @@
  * Ownership  an ep_options owns all text it hands out. The spec is static and outlives it.
  * Threads    immutable after load.
  */
-#ifndef EP_SERVER_COMMON_OPTIONS_H
-#define EP_SERVER_COMMON_OPTIONS_H
+#ifndef EP_OPTIONS_OPTIONS_H
+#define EP_OPTIONS_OPTIONS_H
 
 #include <stdio.h>
 
@@ -87,6 +87,8 @@ typedef enum ep_options_action {
 } ep_options_action;
 
 typedef struct ep_options ep_options;
+/* Rules that the table cannot state. */
+typedef ep_err (*ep_options_check_func)(const ep_options *options, ep_error *out_error);
 
 /*
  * Reads flags (argv[0] is skipped; may be NULL with argc 0), environment ("NAME=value" strings,
@@ -125,11 +127,6 @@ const char *ep_options_warning(const ep_options *options, size_t index);
 /* Every effective value as YAML that can be used as a file again, each with its origin in a comment. */
 void ep_options_print(const ep_options *options, FILE *out);
 void ep_options_print_help(const ep_options_spec *spec, FILE *out);
-/* A file with every key, commented out, with default, allowed values and what it is for. */
-void ep_options_print_sample(const ep_options_spec *spec, FILE *out);
-/* The program's page of section 8, and that of its file of section 5. */
-void ep_options_print_man(const ep_options_spec *spec, FILE *out);
-void ep_options_print_man_file(const ep_options_spec *spec, FILE *out);
 /* One option of the table as a line of text. */
 typedef struct ep_options_entry {
     const ep_option *option;
@@ -142,14 +139,5 @@ ep_err ep_options_entry_read(const ep_options *options, size_t index, ep_options
 /* Calls func for each key whose value differs. */
 void ep_options_diff(const ep_options *before, const ep_options *after,
                      void (*func)(void *arg, const ep_option *option), void *arg);
-
-/*
- * What every program's main does with its command line. Loads, runs check (rules beyond the table; may be
- * NULL), and serves --help, --version, --check-config, --print-config. Returns -1 to go on with
- * *out_options (caller frees), else the exit code: 0, or 1 with the reason on stderr.
- */
-typedef ep_err (*ep_options_check_func)(const ep_options *options, ep_error *out_error);
-int ep_options_main(const ep_options_spec *spec, int argc, char **argv, ep_options_check_func check,
-                    ep_options **out_options);
 
 #endif
