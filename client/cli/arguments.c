@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "settings.h"
+
 #define WORDS_TEXT_BYTES 256
 
 uint64_t ep_cli_arg_whole(struct argp_state *state, const char *option, const char *text, uint64_t min,
@@ -16,8 +18,8 @@ uint64_t ep_cli_arg_whole(struct argp_state *state, const char *option, const ch
 {
     uint64_t value = 0;
     if (ep_quantity_parse(text, EP_UNIT_NONE, EP_UNIT_NONE, &value) != NULL || value < min || value > max) {
-        argp_error(state, "%s is '%s', allowed: a whole number %" PRIu64 "..%" PRIu64, option, text, min,
-                   max);
+        argp_error(state, "%s is '%s', allowed: a whole number %" PRIu64 "..%" PRIu64,
+                   ep_cli_setting_name(option, text), text, min, max);
     }
     return value;
 }
@@ -27,13 +29,14 @@ float ep_cli_arg_float(struct argp_state *state, const char *option, const char 
     char *end = NULL;
     float value = strtof(text, &end);
     if (end == text || *end != '\0' || !isfinite(value) || value < min || value > max) {
-        argp_error(state, "%s is '%s', allowed: a number %g..%g", option, text, (double)min, (double)max);
+        argp_error(state, "%s is '%s', allowed: a number %g..%g", ep_cli_setting_name(option, text), text,
+                   (double)min, (double)max);
     }
     return value;
 }
 
-uint64_t ep_cli_arg_quantity(struct argp_state *state, const char *option, const char *text, ep_unit plain, ep_unit unit,
-                             uint64_t min, uint64_t max)
+uint64_t ep_cli_arg_quantity(struct argp_state *state, const char *option, const char *text, ep_unit plain,
+                             ep_unit unit, uint64_t min, uint64_t max)
 {
     uint64_t value = 0;
     const char *wrong = ep_quantity_parse(text, plain, unit, &value);
@@ -42,8 +45,9 @@ uint64_t ep_cli_arg_quantity(struct argp_state *state, const char *option, const
     }
     if (wrong != NULL) {
         char least[EP_QUANTITY_BYTES], most[EP_QUANTITY_BYTES];
-        argp_error(state, "%s is '%s', allowed: %s..%s%s (it %s)", option, text, ep_quantity_format(min, unit, least),
-                   ep_quantity_format(max, unit, most), ep_quantity_hint(plain), wrong);
+        argp_error(state, "%s is '%s', allowed: %s..%s%s (it %s)", ep_cli_setting_name(option, text), text,
+                   ep_quantity_format(min, unit, least), ep_quantity_format(max, unit, most), ep_quantity_hint(plain),
+                   wrong);
     }
     return value;
 }
@@ -67,7 +71,7 @@ size_t ep_cli_arg_word(struct argp_state *state, const char *option, const char 
                 (size_t)snprintf(allowed + used, sizeof(allowed) - used, "%s%s", i > 0 ? ", " : "", words[i]);
         }
     }
-    argp_error(state, "%s is '%s', allowed: %s", option, text, allowed);
+    argp_error(state, "%s is '%s', allowed: %s", ep_cli_setting_name(option, text), text, allowed);
     return 0;
 }
 
@@ -75,7 +79,8 @@ const char *ep_cli_arg_text(struct argp_state *state, const char *option, const 
 {
     size_t bytes = strlen(text);
     if (bytes == 0 || bytes > bytes_max) {
-        argp_error(state, "%s has %zu characters, allowed: 1..%zu", option, bytes, bytes_max);
+        argp_error(state, "%s has %zu characters, allowed: 1..%zu", ep_cli_setting_name(option, text), bytes,
+                   bytes_max);
     }
     return text;
 }

@@ -18,8 +18,8 @@ uint64_t ep_cli_arg_whole(struct argp_state *state, const char *option, const ch
 /* A decimal number min..max, read as f32 directly: the nearest float of the text. */
 float ep_cli_arg_float(struct argp_state *state, const char *option, const char *text, float min, float max);
 /* A size or a time of a kind, min..max of unit, in which it is returned; plain: what a number alone counts. */
-uint64_t ep_cli_arg_quantity(struct argp_state *state, const char *option, const char *text, ep_unit plain, ep_unit unit,
-                             uint64_t min, uint64_t max);
+uint64_t ep_cli_arg_quantity(struct argp_state *state, const char *option, const char *text, ep_unit plain,
+                             ep_unit unit, uint64_t min, uint64_t max);
 /* The same for times in microseconds; a number alone is seconds. */
 uint64_t ep_cli_arg_time_us(struct argp_state *state, const char *option, const char *text, uint64_t min, uint64_t max);
 /* The index of text in words (NULL-terminated). */

@@ -14,6 +14,7 @@
 #include "observe/trace.h"
 #include "output.h"
 #include "port_look.h"
+#include "settings.h"
 
 #define LOOK_MS 2000
 #define FILES_MAX 16
@@ -221,6 +222,7 @@ static int run(int argc, char **argv)
     ep_error error;
     ep_cli_connect_init(&options.connect);
     argp_parse(&argp, argc, argv, 0, NULL, &options);
+    ep_cli_settings_say(argv[0], ep_cli_connect_url(&options.connect));
     for (size_t i = 0; i < options.files_count; i++) {
         ep_doctor_check_config(options.files[i], options.program, &findings);
     }

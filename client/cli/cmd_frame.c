@@ -8,6 +8,7 @@
 #include "arguments.h"
 #include "exit_code.h"
 #include "output.h"
+#include "settings.h"
 
 #define SERVICE_BYTES 128
 
@@ -29,7 +30,7 @@ const ep_rpc_method *ep_cli_frame_method(struct argp_state *state, const char *t
         method = ep_rpc_method_by_name(service, slash + 1);
     }
     if (method == NULL) {
-        argp_error(state, "--method is '%s', allowed: SERVICE/METHOD as in expertctl frame list", text);
+        argp_error(state, "%s is '%s', allowed: SERVICE/METHOD as in expertctl frame list", ep_cli_setting_name("--method", text), text);
     }
     return method;
 }

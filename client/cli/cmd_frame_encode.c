@@ -20,6 +20,7 @@
 #include "model/safetensors.h"
 #include "rpc/rpc_door.h"
 #include "rpc/rpc_frame_io.h"
+#include "settings.h"
 
 #define METADATA_MAX 16
 #define TENSORS_MAX 64
@@ -61,7 +62,7 @@ static void add_metadata(struct argp_state *state, encode_options *options, char
 {
     char *equals = strchr(text, '=');
     if (equals == NULL || equals == text) {
-        argp_error(state, "--metadata is '%s', allowed: KEY=VALUE", text);
+        argp_error(state, "%s is '%s', allowed: KEY=VALUE", ep_cli_setting_name("--metadata", text), text);
     }
     if (options->metadata_count == METADATA_MAX) {
         argp_error(state, "--metadata is given more than %d times", METADATA_MAX);
@@ -168,7 +169,7 @@ static const struct argp_option option_list[] = {
     {"json", KEY_JSON, "TEXT", 0, "The request message as JSON (default: {})", 1},
     {"json-file", KEY_JSON_FILE, "FILE", 0, "The same from a file", 1},
     {"tensors", KEY_TENSORS, "FILE", 0, "The tensor section, as it is; with --tensor a safetensors file", 1},
-    {"tensor", KEY_TENSOR, "NAME", 0, "A tensor of that file; repeated, each at the next multiple of 64", 1},
+    {"tensor", KEY_TENSOR, "NAME", 0, "A tensor of that file; may be repeated, each at the next multiple of 64", 1},
     {"token-file", KEY_TOKEN_FILE, "FILE", 0, "File of mode 0600 with the token to show", 2},
     {"metadata", KEY_METADATA, "KEY=VALUE", 0, "Travels beside the message; may be repeated", 2},
     {"deadline-us", KEY_DEADLINE, "TIME", 0,

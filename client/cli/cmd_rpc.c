@@ -110,8 +110,7 @@ static int run(int argc, char **argv)
     ep_error error;
     ep_cli_connect_init(&options.connect);
     argp_parse(&argp, argc, argv, 0, NULL, &options);
-    const char *url = options.connect.coordinator_url != NULL ? options.connect.coordinator_url
-                                                              : options.connect.node_urls[0];
+    const char *url = ep_cli_connect_url(&options.connect);
     ep_err err = ep_cli_control_open(&options.connect, &control, &error);
     err = err != EP_OK ? err
                        : ep_cli_control_ask_one(control, url, "expertd.v1.Reflection", "ListServices",

@@ -3,6 +3,7 @@
 #include "arguments.h"
 #include "command_table.h"
 #include "exit_code.h"
+#include "settings.h"
 #include "status.h"
 
 typedef struct status_options {
@@ -115,6 +116,7 @@ static int run(int argc, char **argv)
     ep_error error;
     ep_cli_connect_init(&options.connect);
     argp_parse(&argp, argc, argv, 0, NULL, &options);
+    ep_cli_settings_say(argv[0], ep_cli_connect_url(&options.connect));
     if (ep_cli_control_open(&options.connect, &control, &error) != EP_OK) {
         return ep_cli_fail(argv[0], &error);
     }

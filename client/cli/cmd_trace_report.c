@@ -11,6 +11,7 @@
 #include "cmd_trace.h"
 #include "exit_code.h"
 #include "output.h"
+#include "settings.h"
 #include "trace_export.h"
 #include "trace_read.h"
 #include "trace_report.h"
@@ -46,7 +47,7 @@ static ep_trace_id parse_trace(struct argp_state *state, const char *arg)
         id.low = strtoull(arg + 16, NULL, 16);
     }
     if (!good || (id.high == 0 && id.low == 0)) {
-        argp_error(state, "--trace-id is '%s', allowed: 32 hexadecimal digits, not all 0", arg);
+        argp_error(state, "%s is '%s', allowed: 32 hexadecimal digits, not all 0", ep_cli_setting_name("--trace-id", arg), arg);
     }
     return id;
 }

@@ -6,13 +6,14 @@
 #include <string.h>
 
 #include "exit_code.h"
+#include "settings.h"
 
 #define NAME_BYTES 64
 
 static const ep_cli_command *const commands[] = {
     &ep_cli_status, &ep_cli_table_command, &ep_cli_stats, &ep_cli_forward, &ep_cli_generate, &ep_cli_bench, &ep_cli_rpc,
     &ep_cli_frame_command, &ep_cli_trace_command,
-    &ep_cli_doctor, &ep_cli_top, &ep_cli_drain, &ep_cli_model, &ep_cli_reload, &ep_cli_config,
+    &ep_cli_doctor, &ep_cli_top, &ep_cli_drain, &ep_cli_model, &ep_cli_reload, &ep_cli_config, &ep_cli_context,
     &ep_cli_completion,
 };
 
@@ -31,6 +32,12 @@ const ep_cli_command *ep_cli_command_find(const char *name)
     return NULL;
 }
 
+int ep_cli_command_run(const ep_cli_command *command, int argc, char **argv)
+{
+    /* A command of verbs has no options of its own. */
+    return command->verb_at != NULL || ep_cli_settings_apply(command->argp, &argc, &argv) ? command->run(argc, argv) : EP_CLI_EXIT_USAGE;
+}
+
 int ep_cli_run_verb(int argc, char **argv, const ep_cli_command *(*verb_at)(size_t index),
                     const struct argp *argp)
 {
@@ -40,7 +47,7 @@ int ep_cli_run_verb(int argc, char **argv, const ep_cli_command *(*verb_at)(size
         if (strcmp(argv[1], verb->name) == 0) {
             snprintf(name, sizeof(name), "%s %s", argv[0], verb->name);
             argv[1] = name;
-            return verb->run(argc - 1, argv + 1);
+            return ep_cli_command_run(verb, argc - 1, argv + 1);
         }
     }
     argp_parse(argp, argc, argv, ARGP_IN_ORDER, NULL, NULL);

@@ -29,6 +29,7 @@ extern const ep_cli_command ep_cli_drain;
 extern const ep_cli_command ep_cli_model;
 extern const ep_cli_command ep_cli_reload;
 extern const ep_cli_command ep_cli_config;
+extern const ep_cli_command ep_cli_context;
 extern const ep_cli_command ep_cli_doctor;
 extern const ep_cli_command ep_cli_top;
 
@@ -36,6 +37,9 @@ extern const ep_cli_command ep_cli_top;
 const ep_cli_command *ep_cli_command_at(size_t index);
 /* NULL when there is none of this name. */
 const ep_cli_command *ep_cli_command_find(const char *name);
+
+/* With the options that variables and the context set (settings.h). argv[0]: "expertctl <name>". */
+int ep_cli_command_run(const ep_cli_command *command, int argc, char **argv);
 
 /*
  * For a command of verbs ("trace record"): runs the one that argv[1] names, with "expertctl trace record" as its

@@ -12,13 +12,16 @@
 #include "arguments.h"
 #include "base/error.h"
 #include "base/private_file.h"
+#include "context_file.h"
 #include "control.h"
+#include "settings.h"
 
 #define TIMEOUT_US_MIN 1000u
 #define TIMEOUT_US_MAX 86400000000u
 
 enum {
-    KEY_COORDINATOR = 0x100,
+    KEY_CONTEXT = 0x100,
+    KEY_COORDINATOR,
     KEY_NODE,
     KEY_TOKEN_FILE,
     KEY_ADMIN,
@@ -48,7 +51,7 @@ static const char *check_url(struct argp_state *state, const char *option, const
     const char *colon = host != NULL ? strrchr(host, ':') : NULL;
     if (colon == NULL || colon == host || colon[1] == '\0' || strlen(url) >= EP_ADDRESS_BYTES) {
         argp_error(state, "%s is '%s', allowed: tcp://host:port or tls+tcp://host:port, up to %d characters",
-                   option, url, EP_ADDRESS_BYTES - 1);
+                   ep_cli_setting_name(option, url), url, EP_ADDRESS_BYTES - 1);
     }
     return url;
 }
@@ -66,6 +69,7 @@ void ep_cli_token_read(struct argp_state *state, const char *option, const char 
                        char out_token[EP_CLI_TOKEN_BYTES_MAX + 2])
 {
     struct stat st;
+    option = ep_cli_setting_name(option, path);
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     if (fd < 0) {
         argp_error(state, "%s %s cannot be opened: %s", option, path, strerror(errno));
@@ -108,15 +112,16 @@ static void read_tokens(struct argp_state *state, ep_cli_connect *connect)
 /* All options are read: what they say together. */
 static void complete(struct argp_state *state, ep_cli_connect *connect)
 {
-    const char *environment = getenv(EP_CLI_COORDINATOR_ENV);
     if (connect->coordinator_url != NULL && connect->node_urls_count > 0) {
-        argp_error(state, "--coordinator %s and --node %s are both given, allowed: one of them",
-                   connect->coordinator_url, connect->node_urls[0]);
+        argp_error(state, "%s %s and %s %s are both given, allowed: one of them",
+                   ep_cli_setting_name("--coordinator", connect->coordinator_url), connect->coordinator_url,
+                   ep_cli_setting_name("--node", connect->node_urls[0]), connect->node_urls[0]);
     }
     if (connect->coordinator_url == NULL && connect->node_urls_count == 0) {
-        connect->coordinator_url = environment != NULL && environment[0] != '\0'
-                                       ? check_url(state, EP_CLI_COORDINATOR_ENV, environment)
-                                       : EP_CLI_COORDINATOR_DEFAULT;
+        if (ep_cli_settings_context() != NULL) { /* its tokens are for nobody else */
+            argp_error(state, "context %s names neither coordinator nor node", ep_cli_settings_context());
+        }
+        connect->coordinator_url = EP_CLI_COORDINATOR_DEFAULT;
     }
     if (connect->coordinator_url != NULL) {
         check_tls(state, connect, connect->coordinator_url);
@@ -127,7 +132,7 @@ static void complete(struct argp_state *state, ep_cli_connect *connect)
     read_tokens(state, connect);
 }
 
-static error_t parse_connect(int key, char *arg, struct argp_state *state)
+static error_t parse_reach(int key, char *arg, struct argp_state *state)
 {
     ep_cli_connect *connect = state->input;
     switch (key) {
@@ -166,58 +171,114 @@ static error_t parse_connect(int key, char *arg, struct argp_state *state)
     }
 }
 
-static const struct argp_option connect_options[] = {
-    {NULL, 0, NULL, 0, "How to reach the service:", 10},
+static const struct argp_option reach_options[] = {
+    {NULL, 0, NULL, 0,
+     "How to reach the service (EXPERTCTL_* variables or a context may say it, see expertctl --help):", 10},
     {"coordinator", KEY_COORDINATOR, "URL", 0,
-     "The coordinator, tcp://host:port (default: $" EP_CLI_COORDINATOR_ENV
-     ", else " EP_CLI_COORDINATOR_DEFAULT ")",
-     10},
+     "The coordinator, tcp://host:port (default: " EP_CLI_COORDINATOR_DEFAULT ")", 10},
     {"node", KEY_NODE, "URL", 0, "A node instead of a coordinator; may be repeated", 10},
     {"timeout", KEY_TIMEOUT, "TIME", 0, "For connecting, and for each call (default: 10s)", 10},
     {"token-file", KEY_TOKEN_FILE, "FILE", 0, "File that only we can read (mode 0600) with the token to show", 10},
     {"admin-token-file", KEY_ADMIN_TOKEN_FILE, "FILE", 0,
      "The same for commands of operators, which connect to admin_listen", 10},
     {"tls-ca", KEY_TLS_CA, "FILE", 0, "CA certificates (PEM), for tls+tcp", 10},
-    {"tls-cert-key", KEY_TLS_CERT_KEY, "FILE", 0,
-     "Own certificate and key (PEM), where the service asks for one", 10},
+    {"tls-cert-key", KEY_TLS_CERT_KEY, "FILE", 0, "Own certificate and key (PEM), where the service asks for one",
+     10},
     {"tls-server-name", KEY_TLS_SERVER_NAME, "NAME", 0, "Name the service must prove, for tls+tcp", 10},
-    {"no-payload-crc", KEY_NO_PAYLOAD_CRC, NULL, 0,
-     "No checksum of payloads; the service must be set the same", 10},
+    {"no-payload-crc", KEY_NO_PAYLOAD_CRC, NULL, 0, "No checksum of payloads; the service must be set the same", 10},
     {0},
 };
-const struct argp ep_cli_connect_argp = {connect_options, parse_connect, NULL, NULL, NULL, NULL, NULL};
+static const struct argp reach_argp = {reach_options, parse_reach, NULL, NULL, NULL, NULL, NULL};
+static const struct argp_child reach_children[] = {{&reach_argp, 0, NULL, 0}, {0}};
+
+/* --context has been looked up before the command line is parsed (settings.h). */
+static error_t parse_connect(int key, char *arg, struct argp_state *state)
+{
+    (void)arg;
+    if (key == ARGP_KEY_INIT) {
+        state->child_inputs[0] = state->input;
+    }
+    return key == ARGP_KEY_INIT || key == KEY_CONTEXT ? 0 : ARGP_ERR_UNKNOWN;
+}
+
+#define CONTEXT_HELP                                                                                                 \
+    "The context whose settings are used; " EP_CLI_CONTEXT_NONE                                                      \
+    ": without any (default: that of expertctl context use)"
+static const struct argp_option connect_options[] = {{"context", KEY_CONTEXT, "CONTEXT", 0, CONTEXT_HELP, 10}, {0}};
+const struct argp ep_cli_connect_argp = {connect_options, parse_connect, NULL, NULL, reach_children, NULL, NULL};
+
+static error_t parse_context(int key, char *arg, struct argp_state *state)
+{
+    ep_cli_connect *connect = state->input;
+    switch (key) {
+    case ARGP_KEY_INIT:
+        state->child_inputs[0] = connect;
+        return 0;
+    case KEY_ADMIN:
+        connect->admin_url = check_url(state, "--admin", arg);
+        return 0;
+    case ARGP_KEY_END:
+        if (connect->admin_url != NULL) {
+            check_tls(state, connect, connect->admin_url);
+        }
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static const struct argp_option context_options[] = {
+    {"admin", KEY_ADMIN, "URL", 0, "The coordinator's admin listener, for commands of operators", 10},
+    {0},
+};
+const struct argp ep_cli_context_argp = {context_options, parse_context, NULL, NULL, reach_children, NULL, NULL};
 
 static error_t parse_admin(int key, char *arg, struct argp_state *state)
 {
     ep_cli_connect *connect = state->input;
     switch (key) {
+    case KEY_CONTEXT:
+        return 0;
     case KEY_ADMIN:
         connect->admin_url = check_url(state, "--admin", arg);
         return 0;
     case ARGP_KEY_END:
+        if (connect->admin_url == NULL && ep_cli_settings_context() != NULL) {
+            argp_error(state, "--admin is missing; context %s names none", ep_cli_settings_context());
+        }
         ep_cli_arg_required(state, "--admin", connect->admin_url);
         check_tls(state, connect, connect->admin_url);
         read_tokens(state, connect);
+        ep_cli_settings_say(state->name, connect->admin_url);
         return 0;
     default:
-        return parse_connect(key, arg, state);
+        return parse_reach(key, arg, state);
     }
 }
 
 static const struct argp_option admin_options[] = {
-    {NULL, 0, NULL, 0, "How to reach the program:", 10},
+    {NULL, 0, NULL, 0,
+     "How to reach the program (EXPERTCTL_* variables or a context may say it, see expertctl --help):", 10},
+    {"context", KEY_CONTEXT, "CONTEXT", 0, CONTEXT_HELP, 10},
     {"admin", KEY_ADMIN, "URL", 0,
-     "Its admin listener, tcp://host:port or tls+tcp://host:port: admin_listen of the coordinator's or the node's configuration",
+     "Its admin listener, tcp://host:port or tls+tcp://host:port: admin_listen of the coordinator's or the node's "
+     "configuration",
      10},
     {"admin-token-file", KEY_ADMIN_TOKEN_FILE, "FILE", 0, "File of mode 0600 with the token of operators", 10},
     {"timeout", KEY_TIMEOUT, "TIME", 0, "For the call (default: 10s)", 10},
     {"tls-ca", KEY_TLS_CA, "FILE", 0, "CA certificates (PEM), for tls+tcp", 10},
-    {"tls-cert-key", KEY_TLS_CERT_KEY, "FILE", 0, "Own certificate and key (PEM), where the program asks for one", 10},
+    {"tls-cert-key", KEY_TLS_CERT_KEY, "FILE", 0, "Own certificate and key (PEM), where the program asks for one",
+     10},
     {"tls-server-name", KEY_TLS_SERVER_NAME, "NAME", 0, "Name the program must prove, for tls+tcp", 10},
     {"no-payload-crc", KEY_NO_PAYLOAD_CRC, NULL, 0, "No checksum of payloads; the program must be set the same", 10},
     {0},
 };
 const struct argp ep_cli_admin_argp = {admin_options, parse_admin, NULL, NULL, NULL, NULL, NULL};
+
+const char *ep_cli_connect_url(const ep_cli_connect *connect)
+{
+    return connect->coordinator_url != NULL ? connect->coordinator_url : connect->node_urls[0];
+}
 
 ep_err ep_cli_connect_client(const ep_cli_connect *connect, ep_client **out_client, ep_error *out_error)
 {

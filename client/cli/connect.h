@@ -2,8 +2,7 @@
 /*
  * How a command reaches the service: the options every command has, and a client made from them.
  *
- *     --coordinator URL | --node URL...   else the environment's EXPERTCTL_COORDINATOR, else
- * EP_CLI_COORDINATOR_DEFAULT
+ *     --coordinator URL | --node URL...   else EP_CLI_COORDINATOR_DEFAULT
  *
  * Threads  one at a time.
  */
@@ -18,10 +17,9 @@
 #define EP_CLI_NODES_MAX 256
 #define EP_CLI_TOKEN_BYTES_MAX 1024
 #define EP_CLI_COORDINATOR_DEFAULT "tcp://127.0.0.1:7410"
-#define EP_CLI_COORDINATOR_ENV "EXPERTCTL_COORDINATOR"
 #define EP_CLI_TIMEOUT_US_DEFAULT 10000000u
 
-/* Texts are borrowed from argv and the environment. */
+/* Texts are borrowed from argv. */
 typedef struct ep_cli_connect {
     const char *coordinator_url; /* NULL: nodes are addressed directly */
     const char *node_urls[EP_CLI_NODES_MAX];
@@ -43,6 +41,11 @@ void ep_cli_connect_init(ep_cli_connect *out_connect);
 extern const struct argp ep_cli_connect_argp;
 /* The same for commands of operators, which speak to one program's admin listener: --admin URL is required. */
 extern const struct argp ep_cli_admin_argp;
+/* What a context may say: --admin and all of ep_cli_connect_argp but --context. */
+extern const struct argp ep_cli_context_argp;
+
+/* The coordinator, else the first of the nodes. */
+const char *ep_cli_connect_url(const ep_cli_connect *connect);
 
 /* The first line of a file that only its owner may read, for an option. Ends the program when it cannot be had.
  */

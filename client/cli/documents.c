@@ -8,11 +8,14 @@
 #include "connect.h"
 #include "exit_code.h"
 #include "expertd/client.h"
+#include "settings.h"
 #include "usage/usage.h"
 
 static const ep_usage_section sections[] = {
-    {"ENVIRONMENT", "  " EP_CLI_COORDINATOR_ENV "\n\nThe coordinator's URL when neither --coordinator nor --node is given; "
-                    "without it, " EP_CLI_COORDINATOR_DEFAULT "."},
+    {"ENVIRONMENT", EP_CLI_SETTINGS_HELP "\n\nEXPERTCTL_OUTPUT stands for --output table|json only. A variable that belongs to no "
+                    "option is warned of."},
+    {"FILES", "${XDG_CONFIG_HOME:-~/.config}/expertctl/contexts.yaml holds the contexts: one list of the flags of expertctl context add, "
+              "with underscores. Tokens stay in the files that it names."},
     {"EXIT STATUS", EP_CLI_EXIT_HELP},
     {"SEE ALSO", "expertd(8), expertd-coordinator(8)"},
 };
@@ -51,6 +54,7 @@ static bool print(const char *shell, FILE *out)
         .summary = "the operator's and the tester's command line of expertd",
         .sections = sections,
         .sections_count = sizeof(sections) / sizeof(sections[0]),
+        .list_command = "expertctl context list --names 2>/dev/null",
     };
     usage.commands_count = put_commands(NULL);
     ep_usage_command *commands = calloc(usage.commands_count, sizeof(*commands));

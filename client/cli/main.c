@@ -10,6 +10,7 @@
 #include "documents.h"
 #include "exit_code.h"
 #include "expertd/client.h"
+#include "settings.h"
 #include "transport/transport.h"
 
 #define PROGRAM "expertctl"
@@ -28,10 +29,8 @@ static void print_help(FILE *out)
         fprintf(out, "  %-10s %s\n", ep_cli_command_at(i)->name, ep_cli_command_at(i)->help);
     }
     fprintf(out, "  %-10s %s\n\n", "help", "this text, or all about a command: expertctl help generate");
-    fprintf(out,
-            "The service is reached at --coordinator URL, at --node URL (once or more often),\n"
-            "at the environment's %s, or at\n%s.\n\n",
-            EP_CLI_COORDINATOR_ENV, EP_CLI_COORDINATOR_DEFAULT);
+    fputs("The service is reached at --coordinator URL, at --node URL (once or more often), else at\n" EP_CLI_COORDINATOR_DEFAULT ".\n"
+          EP_CLI_SETTINGS_HELP "\n\n", out);
     fprintf(out, "Examples:\n"
                  "  expertctl status\n"
                  "  expertctl table --model demo --layer 0 -o json\n"
@@ -96,7 +95,7 @@ static int run(int argc, char **argv)
     }
     snprintf(name, sizeof(name), "%s %s", PROGRAM, command->name);
     argv[1] = name;
-    return command->run(argc - 1, argv + 1);
+    return ep_cli_command_run(command, argc - 1, argv + 1);
 }
 
 int main(int argc, char **argv)

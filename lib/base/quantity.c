@@ -16,15 +16,9 @@ static const struct {
     kind kind;
     uint64_t worth;
 } suffixes[] = {
-    {"B", KIND_SIZE, 1},
-    {"K", KIND_SIZE, 1ull << 10},
-    {"M", KIND_SIZE, 1ull << 20},
-    {"G", KIND_SIZE, 1ull << 30},
-    {"T", KIND_SIZE, 1ull << 40},
-    {"us", KIND_TIME, 1},
-    {"ms", KIND_TIME, 1000},
-    {"s", KIND_TIME, 1000000},
-    {"m", KIND_TIME, 60000000},
+    {"B", KIND_SIZE, 1},          {"K", KIND_SIZE, 1ull << 10}, {"M", KIND_SIZE, 1ull << 20},
+    {"G", KIND_SIZE, 1ull << 30}, {"T", KIND_SIZE, 1ull << 40}, {"us", KIND_TIME, 1},
+    {"ms", KIND_TIME, 1000},      {"s", KIND_TIME, 1000000},    {"m", KIND_TIME, 60000000},
     {"h", KIND_TIME, 3600000000},
 };
 #define SUFFIXES_COUNT (sizeof(suffixes) / sizeof(suffixes[0]))
@@ -58,7 +52,8 @@ static size_t find_suffix(const char *text)
 }
 
 /* Digits, and a point with digits behind it where one is allowed. *out_suffix: what follows. */
-static bool split(const char *text, bool fraction_allowed, size_t *out_whole, size_t *out_decimals, const char **out_suffix)
+static bool split(const char *text, bool fraction_allowed, size_t *out_whole, size_t *out_decimals,
+                  const char **out_suffix)
 {
     size_t whole = strspn(text, "0123456789");
     size_t decimals = 0;
@@ -80,7 +75,8 @@ static bool split(const char *text, bool fraction_allowed, size_t *out_whole, si
 static bool append_digits(const char *digits, size_t count, uint64_t *number)
 {
     for (size_t i = 0; i < count; i++) {
-        if (__builtin_mul_overflow(*number, 10u, number) || __builtin_add_overflow(*number, (uint64_t)(digits[i] - '0'), number)) {
+        if (__builtin_mul_overflow(*number, 10u, number) ||
+            __builtin_add_overflow(*number, (uint64_t)(digits[i] - '0'), number)) {
             return false;
         }
     }
@@ -90,7 +86,8 @@ static bool append_digits(const char *digits, size_t count, uint64_t *number)
 const char *ep_quantity_parse(const char *text, ep_unit plain, ep_unit unit, uint64_t *out_number)
 {
     static const char *const rubbish[] = {"is not a whole number", "is not a size", "is not a time"};
-    static const char *const other_kind[] = {"is not a whole number", "is a time, not a size", "is a size, not a time"};
+    static const char *const other_kind[] = {"is not a whole number", "is a time, not a size",
+                                             "is a size, not a time"};
     const kind wanted = units[unit].kind;
     const char *suffix;
     size_t whole, decimals;

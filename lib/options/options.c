@@ -192,7 +192,7 @@ static const char *find_config_variable(const ep_options_spec *spec, char *const
 {
     char name[NAME_BYTES];
     int n = snprintf(name, sizeof(name), "%sCONFIG=", spec->env_prefix);
-    for (size_t i = 0; environment != NULL && environment[i] != NULL; i++) {
+    for (size_t i = 0; spec->config_file != NULL && environment != NULL && environment[i] != NULL; i++) {
         if (strncmp(environment[i], name, (size_t)n) == 0 && environment[i][n] != 0) {
             return environment[i] + n;
         }
@@ -342,10 +342,19 @@ const char *ep_options_list_text(const ep_options *options, const char *key, siz
     return get_item(options, key, index, field)->text;
 }
 
+static const char *origin_of(const ep_option_value *value)
+{
+    return value->origin != NULL ? value->origin : "default";
+}
+
 const char *ep_options_origin(const ep_options *options, const char *key)
 {
-    const char *origin = get(options, key)->origin;
-    return origin != NULL ? origin : "default";
+    return origin_of(get(options, key));
+}
+
+const char *ep_options_list_origin(const ep_options *options, const char *key, size_t index, const char *field)
+{
+    return origin_of(get_item(options, key, index, field));
 }
 
 ep_err ep_options_fail(const ep_options *options, const char *key, ep_error *out_error, const char *format,
@@ -364,13 +373,12 @@ ep_err ep_options_fail_item(const ep_options *options, const char *key, size_t i
                             ep_error *out_error, const char *format, ...)
 {
     char text[EP_ERROR_TEXT_BYTES];
-    const char *origin = get_item(options, key, index, field)->origin;
     va_list args;
     va_start(args, format);
     vsnprintf(text, sizeof(text), format, args);
     va_end(args);
     return ep_error_set(out_error, EP_ERR_BAD_CONFIG, "%s: %s[%zu].%s: %s",
-                        origin != NULL ? origin : "default", key, index, field, text);
+                        ep_options_list_origin(options, key, index, field), key, index, field, text);
 }
 
 ep_options_action ep_options_get_action(const ep_options *options)
@@ -383,15 +391,10 @@ const char *ep_options_warning(const ep_options *options, size_t index)
     return index < options->warnings_count ? options->warnings[index] : NULL;
 }
 
-/* A scalar as YAML: text in double quotes, numbers and words plain. */
-static void print_scalar(const ep_option *option, const ep_option_value *value, FILE *out)
+void ep_options_print_text(const char *text, FILE *out)
 {
-    if (option->type != EP_OPTION_STRING && option->type != EP_OPTION_PATH) {
-        fputs(value->text, out);
-        return;
-    }
     fputc('"', out);
-    for (const char *p = value->text; *p != 0; p++) {
+    for (const char *p = text; *p != 0; p++) {
         if (*p == '"' || *p == '\\') {
             fputc('\\', out);
         }
@@ -400,9 +403,19 @@ static void print_scalar(const ep_option *option, const ep_option_value *value, 
     fputc('"', out);
 }
 
+/* A scalar as YAML: text in double quotes, numbers and words plain. */
+static void print_scalar(const ep_option *option, const ep_option_value *value, FILE *out)
+{
+    if (option->type == EP_OPTION_STRING || option->type == EP_OPTION_PATH) {
+        ep_options_print_text(value->text, out);
+    } else {
+        fputs(value->text, out);
+    }
+}
+
 static void print_list(const ep_option *option, const ep_option_value *list, FILE *out)
 {
-    const char *origin = list->origin != NULL ? list->origin : "default";
+    const char *origin = origin_of(list);
     if (list->items_count == 0) {
         fprintf(out, "%s: []  # %s\n", option->name, origin);
         return;
@@ -429,7 +442,7 @@ void ep_options_print(const ep_options *options, FILE *out)
         } else {
             fprintf(out, "%s: ", option->name);
             print_scalar(option, value, out);
-            fprintf(out, "  # %s\n", value->origin != NULL ? value->origin : "default");
+            fprintf(out, "  # %s\n", origin_of(value));
         }
     }
 }

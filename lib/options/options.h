@@ -9,8 +9,9 @@
  *     environment       EXPERTD_DRAIN_MS=5000
  *     flag              --drain-ms=5000
  *
- * Errors     BAD_CONFIG: "file /etc/expertd.yaml:12: drain_ms: '3x' is not a time; allowed: 0..10m". Unknown environment variables with our prefix are only warnings: other software
- *            sets such names too (Kubernetes makes EXPERTD_SERVICE_HOST for a service named expertd).
+ * Errors     BAD_CONFIG: "file /etc/expertd.yaml:12: drain_ms: '3x' is not a time; allowed: 0..10m".
+ *            Unknown environment variables with our prefix are only warnings: other software sets such names
+ *            too (Kubernetes makes EXPERTD_SERVICE_HOST for a service named expertd).
  * Ownership  an ep_options owns all text it hands out. The spec is static and outlives it.
  * Threads    immutable after load.
  */
@@ -60,7 +61,7 @@ typedef struct ep_options_spec {
     const char *env_prefix;  /* "EXPERTD_" */
     const char *const *env_foreign; /* beginnings of variables that others read, not to warn about; ends with NULL. NULL: none */
     const char *summary;     /* first line of --help */
-    const char *config_file; /* where the packages keep its file */
+    const char *config_file; /* where the packages keep its file; NULL: <PREFIX>CONFIG names none */
     const ep_option *options;
     size_t options_count;
 } ep_options_spec;
@@ -109,6 +110,8 @@ uint64_t ep_options_number(const ep_options *options, const char *key);
 const char *ep_options_text(const ep_options *options, const char *key);
 size_t ep_options_list_count(const ep_options *options, const char *key);
 const char *ep_options_list_text(const ep_options *options, const char *key, size_t index, const char *field);
+/* As ep_options_origin. */
+const char *ep_options_list_origin(const ep_options *options, const char *key, size_t index, const char *field);
 
 /* "default", "file PATH:LINE", "environment NAME", "flag --name". */
 const char *ep_options_origin(const ep_options *options, const char *key);
@@ -127,6 +130,8 @@ const char *ep_options_warning(const ep_options *options, size_t index);
 /* Every effective value as YAML that can be used as a file again, each with its origin in a comment. */
 void ep_options_print(const ep_options *options, FILE *out);
 void ep_options_print_help(const ep_options_spec *spec, FILE *out);
+/* A text that the table takes, as YAML. */
+void ep_options_print_text(const char *text, FILE *out);
 /* One option of the table as a line of text. */
 typedef struct ep_options_entry {
     const ep_option *option;

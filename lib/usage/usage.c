@@ -71,6 +71,9 @@ ep_usage_value ep_usage_value_of(const struct argp_option *option)
     if (is_choice(option->arg, strlen(option->arg))) {
         return EP_USAGE_WORDS;
     }
+    if (strcmp(option->arg, "CONTEXT") == 0) {
+        return EP_USAGE_LISTED;
+    }
     bool is_file = ends_with(option->arg, "FILE") || ends_with(option->arg, "PATH") || ends_with(option->arg, "DIR") ||
                    ends_with(option->arg, "DIRECTORY");
     return is_file ? EP_USAGE_FILE : EP_USAGE_TEXT;
@@ -79,6 +82,11 @@ ep_usage_value ep_usage_value_of(const struct argp_option *option)
 char ep_usage_letter(const struct argp_option *option)
 {
     return option->key > ' ' && option->key < 0x7f ? (char)option->key : 0;
+}
+
+bool ep_usage_first_is_listed(const struct argp *argp)
+{
+    return argp->args_doc != NULL && (strcmp(argp->args_doc, "CONTEXT") == 0 || strcmp(argp->args_doc, "[CONTEXT]") == 0);
 }
 
 void ep_usage_first_words(const struct argp *argp, char *out, size_t bytes)

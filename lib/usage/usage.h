@@ -5,7 +5,8 @@
  *
  * Meaning taken from the tables:
  *   argument "a|b|c"       one of these words
- *   argument FILE, PATH    a file; anything else is free text
+ *   argument FILE, PATH    a file
+ *   argument CONTEXT       a line of what list_command prints; anything else is free text
  *   args_doc "a|b REST"    the first free word is one of these; one alternative per line
  *   doc "before\vafter"    lines of after that begin with a space are shown as they are
  *
@@ -43,6 +44,7 @@ typedef struct ep_usage {
     size_t commands_count;
     const ep_usage_section *sections;
     size_t sections_count;
+    const char *list_command; /* a shell's, of one line */
 } ep_usage;
 
 void ep_usage_print_man(const ep_usage *usage, FILE *out);
@@ -62,7 +64,7 @@ void ep_man_paragraphs(const char *text, size_t bytes, FILE *out);
 
 /* ---- shared by the files of this folder ---- */
 
-typedef enum ep_usage_value { EP_USAGE_NO_VALUE, EP_USAGE_WORDS, EP_USAGE_FILE, EP_USAGE_TEXT } ep_usage_value;
+typedef enum ep_usage_value { EP_USAGE_NO_VALUE, EP_USAGE_WORDS, EP_USAGE_FILE, EP_USAGE_LISTED, EP_USAGE_TEXT } ep_usage_value;
 
 /* Calls func for each option of argp and of its children, hidden ones left out, then for --help. A row with
  * neither name nor key is a heading. */
@@ -70,7 +72,8 @@ void ep_usage_walk(const struct argp *argp, void (*func)(void *arg, const struct
 ep_usage_value ep_usage_value_of(const struct argp_option *option);
 /* The short option's letter, or 0. */
 char ep_usage_letter(const struct argp_option *option);
-/* The words that the first free argument may be, "a b c"; empty when it is free. */
+/* The words that the first free argument may be, "a b c"; empty when it is free, or EP_USAGE_LISTED. */
 void ep_usage_first_words(const struct argp *argp, char *out, size_t bytes);
+bool ep_usage_first_is_listed(const struct argp *argp);
 
 #endif

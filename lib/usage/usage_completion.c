@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Completion scripts for bash, zsh and fish. They hold everything and call nothing when a key is pressed. */
+/* Completion scripts for bash, zsh and fish. They hold everything, and call the program only for names that users give (contexts). */
 #include <string.h>
 
 #include "usage/usage.h"
@@ -127,6 +127,8 @@ static void bash_value(void *arg, const struct argp_option *option)
         fputs("{ values='", w->out);
         put_words(option->arg, w->out);
         fputs("'; takes=words; } ;;\n", w->out);
+    } else if (kind == EP_USAGE_LISTED) {
+        fprintf(w->out, "{ values=$(%s); takes=words; } ;;\n", w->usage->list_command);
     } else {
         fprintf(w->out, "takes=%s ;;\n", kind == EP_USAGE_FILE ? "file" : "text");
     }
@@ -139,7 +141,11 @@ static void bash_table(writer *w, const struct argp *argp)
         return;
     }
     ep_usage_first_words(argp, words, sizeof(words));
-    fprintf(w->out, "        words='%s'\n        flags='", words);
+    if (ep_usage_first_is_listed(argp)) {
+        fprintf(w->out, "        words=$(%s)\n        flags='", w->usage->list_command);
+    } else {
+        fprintf(w->out, "        words='%s'\n        flags='", words);
+    }
     ep_usage_walk(argp, bash_flag, w);
     fputs("'\n        case $prev in\n", w->out);
     ep_usage_walk(argp, bash_value, w);
@@ -223,6 +229,8 @@ static void zsh_spec(writer *w, const struct argp_option *option, const char *da
             fputc(')', out);
         } else if (kind == EP_USAGE_FILE) {
             fputs("_files", out);
+        } else if (kind == EP_USAGE_LISTED) {
+            fprintf(out, "{compadd -- ${(f)\"$(%s)\"}}", w->usage->list_command);
         }
     }
     fputc('\'', out);
@@ -251,6 +259,8 @@ static void zsh_table(writer *w, const struct argp *argp)
     ep_usage_walk(argp, zsh_option, w);
     if (words[0] != 0) {
         fprintf(w->out, " \\\n        '1:word:(%s)'", words);
+    } else if (ep_usage_first_is_listed(argp)) {
+        fprintf(w->out, " \\\n        '1:word:{compadd -- ${(f)\"$(%s)\"}}'", w->usage->list_command);
     }
     fputc('\n', w->out);
 }
@@ -329,6 +339,8 @@ static void fish_option(void *arg, const struct argp_option *option)
         fputs(" -a '", w->out);
         put_words(option->arg, w->out);
         fputc('\'', w->out);
+    } else if (kind == EP_USAGE_LISTED) {
+        fprintf(w->out, " -a '(%s)'", w->usage->list_command);
     }
     fputs(" -d '", w->out);
     put_quoted(option->doc != NULL ? option->doc : "", false, w->out);
@@ -345,6 +357,9 @@ static void fish_table(writer *w, const struct argp *argp)
     if (words[0] != 0) {
         fish_begin(w);
         fprintf(w->out, " -a '%s'\n", words);
+    } else if (ep_usage_first_is_listed(argp)) {
+        fish_begin(w);
+        fprintf(w->out, " -a '(%s)'\n", w->usage->list_command);
     }
     ep_usage_walk(argp, fish_option, w);
 }

@@ -201,12 +201,13 @@ Test(security_tls, plain_and_tls_do_not_meet)
     cr_expect(may_enter(node.rpc_url, NULL, false, &error), "the port works on: %s", error.text);
 }
 
-Test(security_tls, a_cluster_runs_over_tls)
+/* A coordinator and the node n1 of it, ready. */
+static void start_cluster(void)
 {
     ep_fixture_config fixture = ep_fixture_default();
     ep_error error;
     char model[FLAG_BYTES];
-    flags list = {.count = 0}, ask = {.count = 0};
+    flags list = {.count = 0};
     cr_assert_eq(ep_fixture_write(&fixture, dir, &error), EP_OK, "%s", error.text);
     start_coordinator();
     snprintf(model, sizeof(model), "m=%s", dir);
@@ -222,6 +223,12 @@ Test(security_tls, a_cluster_runs_over_tls)
     while (ep_test_http_get(node.probe_url, "/readyz", NULL) != 200) { /* the test's timeout bounds it */
         usleep(10000);
     }
+}
+
+Test(security_tls, a_cluster_runs_over_tls)
+{
+    flags ask = {.count = 0};
+    start_cluster();
     ask.args[ask.count++] = "status";
     add(&ask, "--coordinator", coordinator.rpc_url);
     add(&ask, "--token-file", path_of("client.token"));
@@ -233,6 +240,70 @@ Test(security_tls, a_cluster_runs_over_tls)
     cr_expect_eq(code, 0, "%s", output);
     cr_expect(strstr(output, "n1") != NULL && strstr(output, "tls+tcp://") != NULL, "%s", output);
     free(output);
+}
+
+/* With the contexts of dir, and one more variable unless it is NULL. */
+static void expect_ctl(int code, const char *part, const char *variable, const char *const *args)
+{
+    char home[FLAG_BYTES];
+    char *output = NULL;
+    snprintf(home, sizeof(home), "XDG_CONFIG_HOME=%s", dir);
+    const char *const environment[] = {home, "EXPERTCTL_CONTEXT=", variable, NULL};
+    int got = ep_test_process_run(dir, "ctl", EP_EXPERTCTL_PROGRAM, args, environment, SECURE_WAIT_MS, &output);
+    cr_expect_eq(got, code, "%s %s: exit code %d, expected %d: %s", args[0], variable != NULL ? variable : "", got,
+                 code, output);
+    cr_expect(strstr(output, part) != NULL, "%s: no '%s' in: %s", args[0], part, output);
+    free(output);
+}
+#define EXPECT_CTL(code, part, variable, ...) expect_ctl(code, part, variable, (const char *const[]){__VA_ARGS__, NULL})
+
+/* After one `context add --use` nothing more is to be said; what is said all the same beats it, and only that. */
+Test(security_tls, a_context_is_all_that_a_call_needs)
+{
+    flags context = {.count = 0};
+    char said[FLAG_BYTES + 64], variable[FLAG_BYTES + 64];
+    const char *operator_pair = path_of("operator.pem");
+    start_cluster();
+    context.args[context.count++] = "context";
+    context.args[context.count++] = "add";
+    context.args[context.count++] = "production";
+    add(&context, "--coordinator", coordinator.rpc_url);
+    add(&context, "--admin", coordinator.admin_url);
+    add(&context, "--token-file", path_of("client.token"));
+    add(&context, "--admin-token-file", path_of("admin.token"));
+    add(&context, "--tls-ca", path_of("ca.pem"));
+    add(&context, "--tls-cert-key", path_of("client.pem"));
+    add(&context, "--tls-server-name", "localhost");
+    context.args[context.count++] = "--use";
+    context.args[context.count] = NULL;
+    expect_ctl(0, "context production is in use", NULL, context.args);
+
+    snprintf(said, sizeof(said), "expertctl status: context production, %s\n", coordinator.rpc_url);
+    EXPECT_CTL(0, said, NULL, "status");
+    EXPECT_CTL(0, "n1", NULL, "status");
+    /* Without it these would be needed. */
+    EXPECT_CTL(2, "needs --tls-ca and --tls-server-name", NULL, "status", "--context", "none", "--coordinator",
+               coordinator.rpc_url);
+    /* A variable beats the context, a flag the variable, each in one setting alone. */
+    snprintf(variable, sizeof(variable), "EXPERTCTL_TLS_CA=%s", path_of("other-ca.pem"));
+    EXPECT_CTL(3, "(not from it: EXPERTCTL_TLS_CA)", variable, "status");
+    EXPECT_CTL(0, "(not from it: --tls-ca)", variable, "status", "--tls-ca", path_of("ca.pem"));
+    snprintf(variable, sizeof(variable), "EXPERTCTL_COORDINATOR=%s", "tls+tcp://127.0.0.1:1");
+    EXPECT_CTL(3, "tls+tcp://127.0.0.1:1 (not from it: EXPERTCTL_COORDINATOR)", variable, "status");
+    EXPECT_CTL(0, "n1", variable, "status", "--coordinator", coordinator.rpc_url);
+    /* A node is named; token and certificates are the context's. */
+    EXPECT_CTL(0, "expertctl status: context production, ", NULL, "status", "--node", node.rpc_url);
+    /* Operators have another certificate here. */
+    snprintf(said, sizeof(said), "expertctl drain: context production, %s (not from it: --tls-cert-key)",
+             coordinator.admin_url);
+    EXPECT_CTL(0, said, NULL, "drain", "n1", "--undo", "--tls-cert-key", operator_pair);
+    snprintf(variable, sizeof(variable), "EXPERTCTL_TLS_CERT_KEY=%s", operator_pair);
+    EXPECT_CTL(0, "(not from it: EXPERTCTL_TLS_CERT_KEY)", variable, "reload");
+    snprintf(said, sizeof(said), "expertctl model default: context production, %s (not from it", coordinator.admin_url);
+    EXPECT_CTL(1, said, variable, "model", "default", "m", "no-such-version");
+    EXPECT_CTL(0, "drain_ms", variable, "config");
+    EXPECT_CTL(2, "--context: there is no context 'staging', there are: production", NULL, "drain", "n1", "--context",
+               "staging");
 }
 
 /* True: a node with these files has a shared-memory socket. */

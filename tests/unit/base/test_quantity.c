@@ -105,9 +105,10 @@ Test(quantity, is_read_exactly_or_refused)
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         uint64_t number = 77;
         const char *wrong = ep_quantity_parse(rows[i].text, rows[i].plain, rows[i].unit, &number);
-        cr_expect((wrong == NULL) == (rows[i].wrong == NULL) && (wrong == NULL || strcmp(wrong, rows[i].wrong) == 0), "'%s': %s",
-                  rows[i].text, wrong != NULL ? wrong : "taken");
-        cr_expect_eq(number, rows[i].wrong == NULL ? rows[i].number : 77, "'%s': %lu", rows[i].text, (unsigned long)number);
+        cr_expect((wrong == NULL) == (rows[i].wrong == NULL) && (wrong == NULL || strcmp(wrong, rows[i].wrong) == 0),
+                  "'%s': %s", rows[i].text, wrong != NULL ? wrong : "taken");
+        cr_expect_eq(number, rows[i].wrong == NULL ? rows[i].number : 77, "'%s': %lu", rows[i].text,
+                     (unsigned long)number);
     }
 }
 
@@ -118,12 +119,23 @@ Test(quantity, is_written_so_that_it_reads_the_same_again)
         ep_unit unit;
         const char *text;
     } written[] = {
-        {0, EP_UNIT_BYTES, "0"},          {0, EP_UNIT_MS, "0"},           {1000, EP_UNIT_BYTES, "1000"},
-        {1024, EP_UNIT_BYTES, "1K"},      {1536, EP_UNIT_BYTES, "1536"},  {64424509440u, EP_UNIT_BYTES, "60G"},
-        {1ull << 50, EP_UNIT_BYTES, "1024T"}, {UINT64_MAX, EP_UNIT_BYTES, "18446744073709551615"},
-        {10000, EP_UNIT_MS, "10s"},       {90000, EP_UNIT_MS, "90s"},     {120000, EP_UNIT_MS, "2m"},
-        {86400000, EP_UNIT_MS, "24h"},    {250, EP_UNIT_MS, "250ms"},     {200, EP_UNIT_US, "200us"},
-        {20000, EP_UNIT_US, "20ms"},      {2048, EP_UNIT_KIB, "2M"},      {UINT64_MAX, EP_UNIT_MS, "18446744073709551615ms"},
+        {0, EP_UNIT_BYTES, "0"},
+        {0, EP_UNIT_MS, "0"},
+        {1000, EP_UNIT_BYTES, "1000"},
+        {1024, EP_UNIT_BYTES, "1K"},
+        {1536, EP_UNIT_BYTES, "1536"},
+        {64424509440u, EP_UNIT_BYTES, "60G"},
+        {1ull << 50, EP_UNIT_BYTES, "1024T"},
+        {UINT64_MAX, EP_UNIT_BYTES, "18446744073709551615"},
+        {10000, EP_UNIT_MS, "10s"},
+        {90000, EP_UNIT_MS, "90s"},
+        {120000, EP_UNIT_MS, "2m"},
+        {86400000, EP_UNIT_MS, "24h"},
+        {250, EP_UNIT_MS, "250ms"},
+        {200, EP_UNIT_US, "200us"},
+        {20000, EP_UNIT_US, "20ms"},
+        {2048, EP_UNIT_KIB, "2M"},
+        {UINT64_MAX, EP_UNIT_MS, "18446744073709551615ms"},
         {5, EP_UNIT_NONE, "5"},
     };
     for (size_t i = 0; i < sizeof(written) / sizeof(written[0]); i++) {

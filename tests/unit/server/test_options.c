@@ -57,6 +57,7 @@ static const ep_options_spec spec = {.program = "prog",
                                      .env_prefix = "PROG_",
                                      .env_foreign = others,
                                      .summary = "A program.",
+                                     .config_file = "/etc/prog.yaml",
                                      .options = table,
                                      .options_count = sizeof(table) / sizeof(table[0])};
 
