@@ -91,10 +91,17 @@ Test(output, a_narrow_terminal_gets_what_is_worth_most)
     ep_cli_table_count(table, 48211);
     ep_cli_table_cell(table, "d1e57db4-2ba5");
     ep_cli_table_cell(table, "tcp://127.0.0.1:7420");
-    expect_fit(table, 0, "NODE    STATE     ROWS  HOST           URL\nnode-a  serving  48211  d1e57db4-2ba5  tcp://127.0.0.1:7420\n");
-    expect_fit(table, 59, "NODE    STATE     ROWS  HOST           URL\nnode-a  serving  48.2k  d1e57db4-2ba5  tcp://127.0.0.1:7420\n");
-    expect_fit(table, 58, "NODE    STATE     ROWS  HOST          URL\nnode-a  serving  48.2k  d1e57..-2ba5  tcp://127.0.0.1:7420\n");
-    expect_fit(table, 50, "NODE    STATE     ROWS  HOST          URL\nnode-a  serving  48.2k  d1e57..-2ba5  tcp:/..:7420\n");
+    expect_fit(
+        table, 0,
+        "NODE    STATE     ROWS  HOST           URL\nnode-a  serving  48211  d1e57db4-2ba5  tcp://127.0.0.1:7420\n");
+    expect_fit(
+        table, 59,
+        "NODE    STATE     ROWS  HOST           URL\nnode-a  serving  48.2k  d1e57db4-2ba5  tcp://127.0.0.1:7420\n");
+    expect_fit(
+        table, 58,
+        "NODE    STATE     ROWS  HOST          URL\nnode-a  serving  48.2k  d1e57..-2ba5  tcp://127.0.0.1:7420\n");
+    expect_fit(table, 50,
+               "NODE    STATE     ROWS  HOST          URL\nnode-a  serving  48.2k  d1e57..-2ba5  tcp:/..:7420\n");
     expect_fit(table, 49, "NODE    STATE     ROWS  URL\nnode-a  serving  48.2k  tcp://127.0.0.1:7420\n");
     expect_fit(table, 40, "NODE    STATE     ROWS  URL\nnode-a  serving  48.2k  tcp://1...1:7420\n");
     expect_fit(table, 30, "NODE    STATE     ROWS\nnode-a  serving  48.2k\n");
@@ -108,7 +115,9 @@ Test(output, no_line_is_wider_than_the_terminal)
 {
     ep_cli_table *table = ep_cli_table_create("NODE|STATE|3>ROWS|1HOST|2URL|>CALLS");
     for (int i = 0; i < 6 * 8; i++) {
-        ep_cli_table_cell(table, "%.*s", 7 * (i % 11), "\xe6\xa8\xa1-node-of-a-very-long-name-which-nobody-would-type-by-hand-if-there-were-another-way");
+        ep_cli_table_cell(
+            table, "%.*s", 7 * (i % 11),
+            "\xe6\xa8\xa1-node-of-a-very-long-name-which-nobody-would-type-by-hand-if-there-were-another-way");
     }
     for (size_t columns = 1; columns < 400; columns++) {
         char *text = NULL;
@@ -149,10 +158,21 @@ Test(output, brief_figures)
         const char *count;
         const char *duration;
     } cases[] = {
-        {0, "0", "0.0s"},           {9, "9", "9.0s"},          {10, "10", "10s"},         {59, "59", "59s"},
-        {60, "60", "1m00s"},        {3599, "3599", "59m59s"},  {9999, "9999", "2h46m"},   {10000, "10.0k", "2h46m"},
-        {48211, "48.2k", "13h23m"}, {99949, "99.9k", "1d03h"}, {99951, "100k", "1d03h"},  {999499, "999k", "11d13h"},
-        {999500, "1.00M", "11d13h"}, {9996000, "10.0M", "115d16h"}, {UINT64_MAX, "18.4E", "213503982334601d07h"},
+        {0, "0", "0.0s"},
+        {9, "9", "9.0s"},
+        {10, "10", "10s"},
+        {59, "59", "59s"},
+        {60, "60", "1m00s"},
+        {3599, "3599", "59m59s"},
+        {9999, "9999", "2h46m"},
+        {10000, "10.0k", "2h46m"},
+        {48211, "48.2k", "13h23m"},
+        {99949, "99.9k", "1d03h"},
+        {99951, "100k", "1d03h"},
+        {999499, "999k", "11d13h"},
+        {999500, "1.00M", "11d13h"},
+        {9996000, "10.0M", "115d16h"},
+        {UINT64_MAX, "18.4E", "213503982334601d07h"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         char text[EP_CLI_BRIEF_BYTES];
@@ -179,9 +199,12 @@ static void expect_lines(unsigned short columns, const char *text, const char *w
     FILE *out = fdopen(pty[1], "w");
     ep_cli_line(out, "%s", text);
     fclose(out);
-    ssize_t bytes = read(pty[0], got, sizeof(got) - 1);
+    size_t bytes = 0;
+    for (ssize_t n; (n = read(pty[0], got + bytes, sizeof(got) - 1 - bytes)) > 0;) { /* at its end comes an error */
+        bytes += (size_t)n;
+    }
     close(pty[0]);
-    got[bytes > 0 ? bytes : 0] = '\0';
+    got[bytes] = '\0';
     cr_expect_str_eq(got, wanted, "%s", got);
 }
 
@@ -189,9 +212,11 @@ Test(output, a_terminal_gets_lines_that_fit)
 {
     expect_lines(20, "short", "short\r\n");
     expect_lines(20, "node a is silent since 3 s", "node a is silent\r\n  since 3 s\r\n");
-    expect_lines(24, "warning  node a is silent since 3 s", "warning  node a is\r\n         silent since 3\r\n         s\r\n");
+    expect_lines(24, "warning  node a is silent since 3 s",
+                 "warning  node a is\r\n         silent since 3\r\n         s\r\n");
     expect_lines(10, "tcp://127.0.0.1:7420 refused", "tcp://127.\r\n  0.0.1:74\r\n  20\r\n  refused\r\n");
-    expect_lines(8, "a\xe6\xa8\xa1\xe5\x9e\x8b\xe6\xa8\xa1\xe5\x9e\x8b", "a\xe6\xa8\xa1\xe5\x9e\x8b\xe6\xa8\xa1\r\n  \xe5\x9e\x8b\r\n");
+    expect_lines(8, "a\xe6\xa8\xa1\xe5\x9e\x8b\xe6\xa8\xa1\xe5\x9e\x8b",
+                 "a\xe6\xa8\xa1\xe5\x9e\x8b\xe6\xa8\xa1\r\n  \xe5\x9e\x8b\r\n");
 }
 
 Test(output, control_bytes_cannot_reach_the_terminal)
