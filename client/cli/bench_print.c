@@ -98,9 +98,11 @@ static bool print_whole(const ep_cli_bench_request *request, ep_cli_bench_result
     if (table == NULL) {
         return false;
     }
-    ep_cli_line(out, "model %s layer %" PRIu32 ": %" PRIu32 " tokens a call, top-%" PRIu32 ", threads %" PRIu32 ", mode %s, %.1f s",
-                request->model, request->layer, request->tokens, request->top_k, request->threads, ep_cli_bench_mode_words[request->mode],
-                (double)result->elapsed_us / 1e6);
+    ep_cli_line(out,
+                "model %s layer %" PRIu32 ": %" PRIu32 " tokens a call, top-%" PRIu32 ", threads %" PRIu32
+                ", mode %s, %.1f s",
+                request->model, request->layer, request->tokens, request->top_k, request->threads,
+                ep_cli_bench_mode_words[request->mode], (double)result->elapsed_us / 1e6);
     fputc('\n', out);
     ep_cli_table_cell(table, "%" PRIu64, result->calls);
     ep_cli_table_cell(table, "%.1f", calls_per_s(result));

@@ -190,7 +190,8 @@ static void print_finding(const ep_doctor_finding *finding, bool is_terminal)
         ep_cli_line(stdout, "%-7s  %s", severity, finding->text);
         ep_cli_line(stdout, "%-7s  Do: %s", "", finding->advice);
     } else {
-        ep_cli_line(stdout, "%-7s  %s%s%s", severity, finding->text, finding->advice[0] != '\0' ? ". Do: " : "", finding->advice);
+        ep_cli_line(stdout, "%-7s  %s%s%s", severity, finding->text, finding->advice[0] != '\0' ? ". Do: " : "",
+                    finding->advice);
     }
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * expertctl forward: one MoE layer on a batch from a file, or on random tokens. Equal results give byte-identical output files,
- * whatever nodes, placement, mode and split.
+ * expertctl forward: one MoE layer on a batch from a file, or on random tokens. Equal results give byte-identical
+ * output files, whatever nodes, placement, mode and split.
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -43,7 +43,7 @@ typedef struct forward_options {
     ep_cli_format format;
     ep_cli_trace trace;
     ep_cli_layer_options layer;
-    const char *out; /* NULL: y is not kept */
+    const char *out;        /* NULL: y is not kept */
     uint32_t random_tokens; /* 0: a batch from a file */
     uint64_t seed;
     bool has_seed;
@@ -103,7 +103,7 @@ static void check_input(struct argp_state *state, const forward_options *options
         argp_error(state, "--in and --random are both given, allowed: one of them");
     }
     if (options->random_tokens > 0 && options->layer.logits != NULL) {
-        argp_error(state, "--logits and --random are both given, allowed: one of them; random tokens come with their experts");
+        argp_error(state, "--logits and --random are both given, allowed: one of them; random tokens have experts");
     }
     if (options->random_tokens == 0 && options->has_seed) {
         argp_error(state, "--seed is given without --random; a batch of --in is what it is");
@@ -197,8 +197,8 @@ static const struct argp argp = {
     option_list,
     parse,
     "--model NAME --layer L --in FILE --out FILE\n--model NAME --layer L --random T [--out FILE]",
-    "Runs one MoE layer on a batch from a file, or on random tokens, writes the result to a file and says what it was: shape, checksum, "
-    "nodes, time."
+    "Runs one MoE layer on a batch from a file, or on random tokens, writes the result to a file and says what it "
+    "was: shape, checksum, nodes, time."
     "\vEqual results give byte-identical files and the same checksum, whatever nodes, mode and split.\n\n"
     "Examples:\n"
     "  expertctl forward --model demo --layer 0 --random 4\n"
@@ -285,7 +285,8 @@ static ep_err allocate_out(const forward_options *options, const ep_cli_batch *b
     if (!ep_mul_size(bytes, (size_t)batch->tokens, &bytes) ||
         !ep_mul_size(bytes, (size_t)batch->hidden, &bytes) ||
         !ep_mul_size(bytes, uncombined ? (size_t)batch->top_k : 1, &bytes)) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "the result of %" PRId64 " tokens would not fit in memory", batch->tokens);
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "the result of %" PRId64 " tokens would not fit in memory", batch->tokens);
     }
     void *data = calloc(bytes > 0 ? bytes : 1, 1);
     if (data == NULL) {
@@ -314,7 +315,8 @@ static json_t *tensor_json(const ep_tensor *tensor)
     return json_pack("{s:o, s:s}", "shape", shape, "dtype", ep_dtype_name(tensor->dtype));
 }
 
-static json_t *totals_json(const forward_options *options, const ep_cli_batch *batch, const ep_tensor *y, const forward_totals *totals)
+static json_t *totals_json(const forward_options *options, const ep_cli_batch *batch, const ep_tensor *y,
+                           const forward_totals *totals)
 {
     char checksum[16];
     json_t *x_json = tensor_json(&batch->x);
@@ -333,16 +335,18 @@ static json_t *totals_json(const forward_options *options, const ep_cli_batch *b
     }
     snprintf(checksum, sizeof(checksum), "%08" PRIx32, totals->y_crc);
     json_object_set_new(y_json, "crc32c", json_string(checksum));
-    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:{s:I, s:I}, s:s, s:o, s:o, s:o}", "tokens", (json_int_t)batch->tokens,
-                     "calls", (json_int_t)totals->calls, "nodes", (json_int_t)totals->nodes, "frames", (json_int_t)totals->frames,
-                     "rerouted_frames", (json_int_t)totals->rerouted_frames, "total_us", (json_int_t)totals->total_us, "bytes_sent",
-                     (json_int_t)totals->bytes_sent, "bytes_received", (json_int_t)totals->bytes_received, "numerics",
-                     ep_cli_json_text(totals->last.numerics), "epoch", "term", (json_int_t)totals->last.epoch_term, "number",
-                     (json_int_t)totals->last.epoch_number, "mode", mode_words[totals->last.mode], "node_names", names, "x", x_json, "y",
-                     y_json);
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:{s:I, s:I}, s:s, s:o, s:o, s:o}", "tokens",
+                     (json_int_t)batch->tokens, "calls", (json_int_t)totals->calls, "nodes", (json_int_t)totals->nodes,
+                     "frames", (json_int_t)totals->frames, "rerouted_frames", (json_int_t)totals->rerouted_frames,
+                     "total_us", (json_int_t)totals->total_us, "bytes_sent", (json_int_t)totals->bytes_sent,
+                     "bytes_received", (json_int_t)totals->bytes_received, "numerics",
+                     ep_cli_json_text(totals->last.numerics), "epoch", "term", (json_int_t)totals->last.epoch_term,
+                     "number", (json_int_t)totals->last.epoch_number, "mode", mode_words[totals->last.mode],
+                     "node_names", names, "x", x_json, "y", y_json);
 }
 
-static bool print_totals(const forward_options *options, const ep_cli_batch *batch, const ep_tensor *y, const forward_totals *totals)
+static bool print_totals(const forward_options *options, const ep_cli_batch *batch, const ep_tensor *y,
+                         const forward_totals *totals)
 {
     char x_text[96];
     char y_text[96];
@@ -356,17 +360,19 @@ static bool print_totals(const forward_options *options, const ep_cli_batch *bat
         snprintf(seed, sizeof(seed), ", random with seed %" PRIu64, options->seed);
     }
     ep_cli_line(stdout, "layer   %" PRIu32 " of model %s", options->layer.args.layer, options->layer.args.model);
-    ep_cli_line(stdout, "x       %s%s%s", x_text, options->layer.in != NULL ? " of " : seed, options->layer.in != NULL ? options->layer.in : "");
-    ep_cli_line(stdout, "y       %s, CRC32C %08" PRIx32 "%s%s", y_text, totals->y_crc, options->out != NULL ? ", in " : "",
-                options->out != NULL ? options->out : "");
+    ep_cli_line(stdout, "x       %s%s%s", x_text, options->layer.in != NULL ? " of " : seed,
+                options->layer.in != NULL ? options->layer.in : "");
+    ep_cli_line(stdout, "y       %s, CRC32C %08" PRIx32 "%s%s", y_text, totals->y_crc,
+                options->out != NULL ? ", in " : "", options->out != NULL ? options->out : "");
     if (totals->node_names[0] != '\0') {
         ep_cli_line(stdout, "nodes  %s", totals->node_names);
     } else {
         ep_cli_line(stdout, "nodes   %" PRIu32 ", behind the gateway", totals->nodes);
     }
-    ep_cli_line(stdout, "time    %.3f ms, %" PRIu64 " call%s, mode %s", (double)totals->total_us / 1e3, totals->calls, totals->calls == 1 ? "" : "s", mode_words[totals->last.mode]);
-    ep_cli_line(stdout, "frames  %" PRIu64 ", %" PRIu64 " re-routed; bytes %" PRIu64 " out, %" PRIu64 " in", totals->frames,
-                totals->rerouted_frames, totals->bytes_sent, totals->bytes_received);
+    ep_cli_line(stdout, "time    %.3f ms, %" PRIu64 " call%s, mode %s", (double)totals->total_us / 1e3, totals->calls,
+                totals->calls == 1 ? "" : "s", mode_words[totals->last.mode]);
+    ep_cli_line(stdout, "frames  %" PRIu64 ", %" PRIu64 " re-routed; bytes %" PRIu64 " out, %" PRIu64 " in",
+                totals->frames, totals->rerouted_frames, totals->bytes_sent, totals->bytes_received);
     return ferror(stdout) == 0;
 }
 
@@ -383,8 +389,8 @@ static void read_node_names(ep_client *client, char out_names[NAMES_BYTES])
 }
 
 /* out_y: allocated, also on an error where its data is not NULL. */
-static ep_err run_batch(const forward_options *options, const ep_cli_batch *batch, forward_totals *totals, ep_tensor *out_y,
-                        ep_error *out_error)
+static ep_err run_batch(const forward_options *options, const ep_cli_batch *batch, forward_totals *totals,
+                        ep_tensor *out_y, ep_error *out_error)
 {
     forward_service service = {.client = NULL};
     ep_gate_config gate;
@@ -432,9 +438,9 @@ static int check_batch(const char *program, const forward_options *options, cons
         sum += options->split[i];
     }
     if (options->split != NULL && sum != batch->tokens) {
-        fprintf(stderr,
-                "%s: --split adds up to %" PRId64 " tokens, allowed: %" PRId64 ", the tokens of %s%s\n",
-                program, sum, batch->tokens, options->layer.in != NULL ? "x in " : "", options->layer.in != NULL ? options->layer.in : "--random");
+        fprintf(stderr, "%s: --split adds up to %" PRId64 " tokens, allowed: %" PRId64 ", the tokens of %s%s\n",
+                program, sum, batch->tokens, options->layer.in != NULL ? "x in " : "",
+                options->layer.in != NULL ? options->layer.in : "--random");
         return EP_CLI_EXIT_USAGE;
     }
     return EP_CLI_EXIT_OK;
@@ -451,9 +457,9 @@ static int run(int argc, char **argv)
     ep_cli_layer_options_init(&options.layer);
     argp_parse(&argp, argc, argv, 0, NULL, &options);
     options.layer.args.traceparent = ep_cli_trace_parent(&options.trace);
-    ep_err err = options.random_tokens > 0
-                     ? ep_cli_batch_random(&options.connect, &options.layer.args, options.random_tokens, options.seed, &batch, &error)
-                     : ep_cli_batch_read(options.layer.in, &batch, &error);
+    ep_err err = options.random_tokens > 0 ? ep_cli_batch_random(&options.connect, &options.layer.args,
+                                                                 options.random_tokens, options.seed, &batch, &error)
+                                           : ep_cli_batch_read(options.layer.in, &batch, &error);
     if (err != EP_OK) {
         free(options.split);
         return ep_cli_fail(argv[0], &error);
@@ -476,4 +482,5 @@ static int run(int argc, char **argv)
     return code;
 }
 
-const ep_cli_command ep_cli_forward = {"forward", "runs one MoE layer on a batch from a file, or on random tokens", &argp, run, NULL};
+const ep_cli_command ep_cli_forward = {"forward", "runs one MoE layer on a batch from a file, or on random tokens",
+                                       &argp, run, NULL};

@@ -126,7 +126,8 @@ static void layer_cells(ep_cli_table *table, const Expertd__V1__LayerStatistics 
 
 static bool print_layers(const Expertd__V1__StatisticsReply *reply)
 {
-    ep_cli_table *table = ep_cli_table_create("MODEL|2VERSION|>LAYER|1>EXPERTS|>SLOTS|>MAX/MEAN|4>FULLEST|>GINI|3>AUX LOSS");
+    ep_cli_table *table =
+        ep_cli_table_create("MODEL|2VERSION|>LAYER|1>EXPERTS|>SLOTS|>MAX/MEAN|4>FULLEST|>GINI|3>AUX LOSS");
     for (size_t i = 0; table != NULL && i < reply->n_layers; i++) {
         const Expertd__V1__LayerStatistics *layer = reply->layers[i];
         layer_cells(table, layer);

@@ -176,8 +176,9 @@ static ep_err check_filter(const table_options *options, const ep_routing_table 
             return EP_OK;
         }
     }
-    return options->model == NULL && options->layer < 0 ? EP_OK
-                                                        : ep_cli_placement_missing(table, options->model, options->layer, out_error);
+    return options->model == NULL && options->layer < 0
+               ? EP_OK
+               : ep_cli_placement_missing(table, options->model, options->layer, out_error);
 }
 
 static int run(int argc, char **argv)

@@ -57,16 +57,17 @@ static const struct argp_option option_list[] = {
     {"hottest", 'n', "N", 0, "How many layers and experts to show, 1..64 (default: 8)", 1},
     {0},
 };
-static const struct argp_child children[] = {{&ep_cli_connect_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {0}};
+static const struct argp_child children[] = {
+    {&ep_cli_connect_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {0}};
 static const struct argp argp = {
     option_list,
     parse,
     NULL,
-    "Shows what each node does (rows and calls per second, requests in flight, jobs that wait, tokens in flight, failures, refusals and "
-    "hedges per second) and the hottest layers and experts, until q, ^C or the end of input."
-    "\vThe view fits the terminal and follows its size; the arrow and page keys (or j, k, space, b) move among nodes that do not fit. "
-    "Where input or output is no terminal the views follow one another, whole. When the coordinator is lost, the nodes are asked on. "
-    "What the coordinator counts per expert is a second old.\n\n"
+    "Shows what each node does (rows and calls per second, requests in flight, jobs that wait, tokens in flight, "
+    "failures, refusals and hedges per second) and the hottest layers and experts, until q, ^C or the end of input."
+    "\vThe view fits the terminal and follows its size; the arrow and page keys (or j, k, space, b) move among nodes "
+    "that do not fit. Where input or output is no terminal the views follow one another, whole. When the coordinator "
+    "is lost, the nodes are asked on. What the coordinator counts per expert is a second old.\n\n"
     "-o json prints one object a view, each in a line of its own:\n"
     "  time_us            time of day of the view\n"
     "  seconds            from the sample before to this one\n"

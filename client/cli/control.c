@@ -191,7 +191,8 @@ static void wait_for_answers(ep_cli_control *control, ask_round *round)
             continue;
         }
         uint64_t until_ns = ep_clock_now_ns() + WAIT_NS;
-        struct timespec until = {.tv_sec = (time_t)(until_ns / EP_NS_PER_S), .tv_nsec = (long)(until_ns % EP_NS_PER_S)};
+        struct timespec until = {.tv_sec = (time_t)(until_ns / EP_NS_PER_S),
+                                 .tv_nsec = (long)(until_ns % EP_NS_PER_S)};
         pthread_cond_timedwait(&round->done, &round->lock, &until);
         pthread_mutex_unlock(&round->lock);
         over = control->on_wait(control->wait_arg);

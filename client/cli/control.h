@@ -21,7 +21,8 @@ ep_err ep_cli_control_open_operator(const ep_cli_connect *connect, ep_cli_contro
                                     ep_error *out_error);
 void ep_cli_control_close(ep_cli_control *control);
 
-/* on_wait is called again and again while answers are waited for; once it returns true, no answer is: CANCELLED. NULL: none. */
+/* on_wait is called again and again while answers are waited for; once it returns true, no answer is: CANCELLED. NULL:
+ * none. */
 void ep_cli_control_on_wait(ep_cli_control *control, bool (*on_wait)(void *arg), void *arg);
 
 typedef struct ep_cli_answer {

@@ -14,9 +14,9 @@
 
 #define CELLS_MAX ((size_t)4 << 20)
 #define GAP 2
-#define LEAST_KEPT 24  /* columns a text is cut to before columns that may be left out are */
-#define LEAST 12       /* columns a text is cut to before its column is left out */
-#define WORTH_KEPT 10  /* of a column that is never left out for one of less worth */
+#define LEAST_KEPT 24 /* columns a text is cut to before columns that may be left out are */
+#define LEAST 12      /* columns a text is cut to before its column is left out */
+#define WORTH_KEPT 10 /* of a column that is never left out for one of less worth */
 #define INDENT_MAX 20
 
 const char *const ep_cli_format_words[] = {"table", "json", NULL};
@@ -130,12 +130,17 @@ void ep_cli_line_cut(FILE *out, size_t columns, const char *format, ...)
     vsnprintf(text, sizeof(text), format, args);
     va_end(args);
     char *plain = escaped(text);
-    fprintf(out, "%s\n", plain == NULL ? "(no memory)" : columns > 0 ? ep_text_cut(plain, columns, cut, sizeof(cut)) : plain);
+    fprintf(out, "%s\n",
+            plain == NULL ? "(no memory)"
+            : columns > 0 ? ep_text_cut(plain, columns, cut, sizeof(cut))
+                          : plain);
     free(plain);
 }
 
-/* Three digits of a value that is greater than whole_max: "48.2k". units has one for each step that a 64-bit value can take. */
-static const char *brief_text(uint64_t value, uint64_t whole_max, double step, const char *const *units, char out[EP_CLI_BRIEF_BYTES])
+/* Three digits of a value that is greater than whole_max: "48.2k". units has one for each step that a 64-bit value can
+ * take. */
+static const char *brief_text(uint64_t value, uint64_t whole_max, double step, const char *const *units,
+                              char out[EP_CLI_BRIEF_BYTES])
 {
     double scaled = (double)value;
     size_t unit = 0;
@@ -143,7 +148,11 @@ static const char *brief_text(uint64_t value, uint64_t whole_max, double step, c
         scaled /= step;
         unit++;
     }
-    snprintf(out, EP_CLI_BRIEF_BYTES, unit == 0 || scaled >= 99.95 ? "%.0f%s" : scaled >= 9.995 ? "%.1f%s" : "%.2f%s", scaled, units[unit]);
+    snprintf(out, EP_CLI_BRIEF_BYTES,
+             unit == 0 || scaled >= 99.95 ? "%.0f%s"
+             : scaled >= 9.995            ? "%.1f%s"
+                                          : "%.2f%s",
+             scaled, units[unit]);
     return out;
 }
 
@@ -289,8 +298,8 @@ static size_t next_column(const ep_cli_table *table, int *io_worth, size_t at)
 }
 
 /*
- * Widths for a terminal, 0: left out. First each column, by worth, gets the least it can do with while there is room; then the room that is
- * left goes to texts that are cut, by worth too.
+ * Widths for a terminal, 0: left out. First each column, by worth, gets the least it can do with while there is room;
+ * then the room that is left goes to texts that are cut, by worth too.
  */
 static void fit_widths(const ep_cli_table *table, size_t columns, size_t *out_widths)
 {
@@ -368,7 +377,8 @@ bool ep_cli_table_print(const ep_cli_table *table, FILE *out)
 /* 15 digits: 0.1, not 0.10000000000000001. */
 static bool print_json(json_t *taken_json, size_t flags, FILE *out)
 {
-    bool good = taken_json != NULL && json_dumpf(taken_json, out, flags | JSON_REAL_PRECISION(15)) == 0 && fputc('\n', out) != EOF;
+    bool good = taken_json != NULL && json_dumpf(taken_json, out, flags | JSON_REAL_PRECISION(15)) == 0 &&
+                fputc('\n', out) != EOF;
     json_decref(taken_json);
     return good;
 }

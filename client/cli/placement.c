@@ -112,9 +112,11 @@ ep_err ep_cli_placement_missing(const ep_routing_table *table, const char *model
                                  table->models[table->layers[l].model_index].name, table->layers[l].shape.layer);
     }
     if (layer < 0) {
-        return ep_error_set(out_error, EP_ERR_NOT_FOUND, "there is no model '%s'; the table has model:layer %s", model, names);
+        return ep_error_set(out_error, EP_ERR_NOT_FOUND, "there is no model '%s'; the table has model:layer %s", model,
+                            names);
     }
-    return ep_error_set(out_error, EP_ERR_NOT_FOUND, "there is no layer %" PRId64 " of model '%s'; the table has model:layer %s", layer,
+    return ep_error_set(out_error, EP_ERR_NOT_FOUND,
+                        "there is no layer %" PRId64 " of model '%s'; the table has model:layer %s", layer,
                         model != NULL ? model : "any", names);
 }
 

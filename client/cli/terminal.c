@@ -88,7 +88,8 @@ bool ep_cli_terminal_open(void)
 {
     const struct sigaction action = {.sa_handler = on_fatal, .sa_flags = SA_RESETHAND | SA_NODEFER};
     const char *kind = getenv("TERM");
-    if (kind == NULL || strcmp(kind, "dumb") == 0 || isatty(STDOUT_FILENO) != 1 || tcgetattr(STDIN_FILENO, &terminal.before) != 0) {
+    if (kind == NULL || strcmp(kind, "dumb") == 0 || isatty(STDOUT_FILENO) != 1 ||
+        tcgetattr(STDIN_FILENO, &terminal.before) != 0) {
         return false;
     }
     for (size_t i = 0; i < EP_ARRAY_COUNT(fatal); i++) {
@@ -163,8 +164,10 @@ static ep_cli_event read_key(void)
     static const struct {
         const char *keys;
         ep_cli_event event;
-    } known[] = {{"\033[A", EP_CLI_EVENT_UP},      {"k", EP_CLI_EVENT_UP},       {"\033[B", EP_CLI_EVENT_DOWN},     {"j", EP_CLI_EVENT_DOWN},
-                 {"\033[5~", EP_CLI_EVENT_PAGE_UP}, {"b", EP_CLI_EVENT_PAGE_UP}, {"\033[6~", EP_CLI_EVENT_PAGE_DOWN}, {" ", EP_CLI_EVENT_PAGE_DOWN}};
+    } known[] = {{"\033[A", EP_CLI_EVENT_UP},         {"k", EP_CLI_EVENT_UP},
+                 {"\033[B", EP_CLI_EVENT_DOWN},       {"j", EP_CLI_EVENT_DOWN},
+                 {"\033[5~", EP_CLI_EVENT_PAGE_UP},   {"b", EP_CLI_EVENT_PAGE_UP},
+                 {"\033[6~", EP_CLI_EVENT_PAGE_DOWN}, {" ", EP_CLI_EVENT_PAGE_DOWN}};
     char keys[KEYS_BYTES] = {0};
     ssize_t n = read(STDIN_FILENO, keys, sizeof(keys) - 1);
     if (n == 0 || (n < 0 && errno != EINTR && errno != EAGAIN)) {
@@ -185,7 +188,8 @@ static ep_cli_event read_key(void)
 
 ep_cli_event ep_cli_terminal_wait(uint64_t until_ns)
 {
-    struct pollfd fds[] = {{.fd = terminal.signals, .events = POLLIN}, {.fd = terminal.is_open ? STDIN_FILENO : -1, .events = POLLIN}};
+    struct pollfd fds[] = {{.fd = terminal.signals, .events = POLLIN},
+                           {.fd = terminal.is_open ? STDIN_FILENO : -1, .events = POLLIN}};
     ep_cli_event event = EP_CLI_EVENT_TIME;
     for (uint64_t now_ns; event == EP_CLI_EVENT_TIME;) {
         now_ns = ep_clock_now_ns();

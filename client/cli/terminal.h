@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The terminal of a command that draws on it again and again: the alternate screen, keys without echo, and the signals that end or
- * change it as events. What stood on the terminal comes back however the program ends, but for SIGKILL.
+ * The terminal of a command that draws on it again and again: the alternate screen, keys without echo, and the signals
+ * that end or change it as events. What stood on the terminal comes back however the program ends, but for SIGKILL.
  *
  * Threads  _prepare before the first thread is started, all else from one. There is one terminal in a process.
  */
@@ -13,8 +13,8 @@
 #include "base/error.h"
 
 typedef enum ep_cli_event {
-    EP_CLI_EVENT_TIME, /* what was waited for */
-    EP_CLI_EVENT_QUIT, /* q, end of input, SIGINT, SIGTERM, SIGHUP */
+    EP_CLI_EVENT_TIME,   /* what was waited for */
+    EP_CLI_EVENT_QUIT,   /* q, end of input, SIGINT, SIGTERM, SIGHUP */
     EP_CLI_EVENT_REDRAW, /* another size, or back from a stop */
     EP_CLI_EVENT_UP,
     EP_CLI_EVENT_DOWN,

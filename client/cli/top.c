@@ -170,7 +170,8 @@ static void rate_cell(ep_cli_table *table, const uint64_t *was, uint64_t is, uin
     }
 }
 
-static void node_row(ep_cli_table *table, const ep_cli_node *node, const Expertd__V1__NodeStatusReply *was, uint64_t ns)
+static void node_row(ep_cli_table *table, const ep_cli_node *node, const Expertd__V1__NodeStatusReply *was,
+                     uint64_t ns)
 {
     const Expertd__V1__NodeStatusReply *status = node->status;
     ep_cli_table_cell(table, "%s", name_of(node));
@@ -193,11 +194,12 @@ static void node_row(ep_cli_table *table, const ep_cli_node *node, const Expertd
 
 static ep_cli_table *nodes_table(const ep_top_sample *before, const ep_top_sample *now)
 {
-    ep_cli_table *table =
-        ep_cli_table_create("NODE|STATE|>ROWS/S|8>CALLS/S|7>FLIGHT|7>WAIT|5>TOKENS|6>FAIL/S|6>REFUSE/S|2>HEDGE/S|1URL");
+    ep_cli_table *table = ep_cli_table_create(
+        "NODE|STATE|>ROWS/S|8>CALLS/S|7>FLIGHT|7>WAIT|5>TOKENS|6>FAIL/S|6>REFUSE/S|2>HEDGE/S|1URL");
     for (size_t i = 0; table != NULL && i < now->nodes.count; i++) {
         const ep_cli_node *node = &now->nodes.nodes[i];
-        node_row(table, node, node->status != NULL ? status_before(before, node->status) : NULL, now->at_ns - before->at_ns);
+        node_row(table, node, node->status != NULL ? status_before(before, node->status) : NULL,
+                 now->at_ns - before->at_ns);
     }
     return table;
 }
@@ -244,7 +246,8 @@ static room share_rows(size_t rows, size_t nodes, size_t layers, size_t experts,
         return r;
     }
     size_t left = rows > 1 ? rows - 1 : 0; /* the nodes' own heading */
-    r.nodes = at_most(nodes, left > layers_least + experts_least + HOT_LEAST ? left - layers_least - experts_least : at_most(left, HOT_LEAST));
+    r.nodes = at_most(nodes, left > layers_least + experts_least + HOT_LEAST ? left - layers_least - experts_least
+                                                                             : at_most(left, HOT_LEAST));
     left -= r.nodes;
     r.has_layers = left >= heading + at_most(layers, 1);
     left -= r.has_layers ? heading : 0;
@@ -257,7 +260,8 @@ static room share_rows(size_t rows, size_t nodes, size_t layers, size_t experts,
 }
 
 /* Adds a part to the line when there is room for all of it. */
-static void add_part(char line[LINE_BYTES], size_t columns, const char *format, ...) __attribute__((format(printf, 3, 4)));
+static void add_part(char line[LINE_BYTES], size_t columns, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 static void add_part(char line[LINE_BYTES], size_t columns, const char *format, ...)
 {
     size_t bytes = strlen(line);
@@ -279,7 +283,8 @@ static const char *sum_text(double sum, size_t columns, char out[EP_CLI_BRIEF_BY
     return out;
 }
 
-static void print_sums(const ep_top_sample *before, const ep_top_sample *now, const ep_top_view *view, size_t shown, FILE *out)
+static void print_sums(const ep_top_sample *before, const ep_top_sample *now, const ep_top_view *view, size_t shown,
+                       FILE *out)
 {
     char line[LINE_BYTES] = "";
     char sum[EP_CLI_BRIEF_BYTES];
@@ -321,7 +326,8 @@ static bool print_table(ep_cli_table *taken_table, const ep_top_view *view, size
     return good;
 }
 
-bool ep_top_print(const ep_top_sample *before, const ep_top_sample *now, ep_top_view *io_view, size_t *out_nodes_shown, FILE *out)
+bool ep_top_print(const ep_top_sample *before, const ep_top_sample *now, ep_top_view *io_view, size_t *out_nodes_shown,
+                  FILE *out)
 {
     ep_top_hot layers[EP_TOP_HOTTEST_MAX];
     ep_top_hot experts[EP_TOP_HOTTEST_MAX];
@@ -330,21 +336,28 @@ bool ep_top_print(const ep_top_sample *before, const ep_top_sample *now, ep_top_
     const size_t layers_count = ep_top_hot_layers(before, now, layers, max);
     const size_t experts_count = ep_top_hot_experts(before, now, experts, max);
     const size_t above = 1 + is_lost;
-    const size_t rows = io_view->screen.rows == 0 ? 0 : io_view->screen.rows > above ? io_view->screen.rows - above : 1;
+    const size_t rows = io_view->screen.rows == 0      ? 0
+                        : io_view->screen.rows > above ? io_view->screen.rows - above
+                                                       : 1;
     const room r = share_rows(rows, now->nodes.count, layers_count, experts_count, now->statistics != NULL);
     io_view->first_node = at_most(io_view->first_node, now->nodes.count - r.nodes);
     print_sums(before, now, io_view, r.nodes, out);
     if (is_lost) {
-        ep_cli_line_cut(out, rows > 0 ? io_view->screen.columns : 0, "coordinator lost, going on with the nodes: %s", now->coordinator_error.text);
+        ep_cli_line_cut(out, rows > 0 ? io_view->screen.columns : 0, "coordinator lost, going on with the nodes: %s",
+                        now->coordinator_error.text);
     }
     bool good = print_table(nodes_table(before, now), io_view, io_view->first_node, r.nodes, out);
     if (r.has_layers) {
         fputc('\n', out);
-        good = print_table(hot_table("HOTTEST LAYERS|1VERSION|>LAYER|>ROWS/S", layers, layers_count), io_view, 0, r.layers, out) && good;
+        good = print_table(hot_table("HOTTEST LAYERS|1VERSION|>LAYER|>ROWS/S", layers, layers_count), io_view, 0,
+                           r.layers, out) &&
+               good;
     }
     if (r.has_experts) {
         fputc('\n', out);
-        good = print_table(hot_table("HOTTEST EXPERTS|1VERSION|>LAYER|>EXPERT|>SLOTS/S", experts, experts_count), io_view, 0, r.experts, out) && good;
+        good = print_table(hot_table("HOTTEST EXPERTS|1VERSION|>LAYER|>EXPERT|>SLOTS/S", experts, experts_count),
+                           io_view, 0, r.experts, out) &&
+               good;
     }
     if (out_nodes_shown != NULL) {
         *out_nodes_shown = r.nodes;
@@ -363,20 +376,25 @@ static json_t *rate_json(const uint64_t *was, uint64_t is, uint64_t ns)
 static json_t *node_json(const ep_cli_node *node, const Expertd__V1__NodeStatusReply *was, uint64_t ns)
 {
     const Expertd__V1__NodeStatusReply *status = node->status;
-    json_t *json = json_pack("{s:o, s:o, s:o}", "name", ep_cli_json_text(name_of(node)), "url", ep_cli_json_text(node->url), "state",
-                             ep_cli_json_text(state_of(node)));
+    json_t *json = json_pack("{s:o, s:o, s:o}", "name", ep_cli_json_text(name_of(node)), "url",
+                             ep_cli_json_text(node->url), "state", ep_cli_json_text(state_of(node)));
     if (status == NULL) {
         json_object_set_new(json, "error", ep_cli_json_text(node->error.text));
         return json;
     }
-    json_object_set_new(json, "rows_per_s", rate_json(was != NULL ? &was->rows_served : NULL, status->rows_served, ns));
-    json_object_set_new(json, "calls_per_s", rate_json(was != NULL ? &was->requests_served : NULL, status->requests_served, ns));
+    json_object_set_new(json, "rows_per_s",
+                        rate_json(was != NULL ? &was->rows_served : NULL, status->rows_served, ns));
+    json_object_set_new(json, "calls_per_s",
+                        rate_json(was != NULL ? &was->requests_served : NULL, status->requests_served, ns));
     json_object_set_new(json, "requests_in_flight", json_integer((json_int_t)status->requests_in_flight));
     json_object_set_new(json, "jobs_waiting", json_integer((json_int_t)status->jobs_waiting));
     json_object_set_new(json, "tokens_in_flight", json_integer((json_int_t)status->tokens_in_flight));
-    json_object_set_new(json, "failed_per_s", rate_json(was != NULL ? &was->requests_failed : NULL, status->requests_failed, ns));
-    json_object_set_new(json, "refused_per_s", rate_json(was != NULL ? &was->requests_refused : NULL, status->requests_refused, ns));
-    json_object_set_new(json, "hedged_per_s", rate_json(was != NULL ? &was->requests_hedged : NULL, status->requests_hedged, ns));
+    json_object_set_new(json, "failed_per_s",
+                        rate_json(was != NULL ? &was->requests_failed : NULL, status->requests_failed, ns));
+    json_object_set_new(json, "refused_per_s",
+                        rate_json(was != NULL ? &was->requests_refused : NULL, status->requests_refused, ns));
+    json_object_set_new(json, "hedged_per_s",
+                        rate_json(was != NULL ? &was->requests_hedged : NULL, status->requests_hedged, ns));
     return json;
 }
 
@@ -384,8 +402,8 @@ static json_t *hot_json(const ep_top_hot *hot, size_t count)
 {
     json_t *list = json_array();
     for (size_t i = 0; i < count; i++) {
-        json_t *json = json_pack("{s:o, s:o, s:I}", "model", ep_cli_json_text(hot[i].model), "version", ep_cli_json_text(hot[i].version),
-                                 "layer", (json_int_t)hot[i].layer);
+        json_t *json = json_pack("{s:o, s:o, s:I}", "model", ep_cli_json_text(hot[i].model), "version",
+                                 ep_cli_json_text(hot[i].version), "layer", (json_int_t)hot[i].layer);
         if (hot[i].expert >= 0) {
             json_object_set_new(json, "expert", json_integer((json_int_t)hot[i].expert));
         }
@@ -403,11 +421,14 @@ json_t *ep_top_json(const ep_top_sample *before, const ep_top_sample *now, size_
     json_t *nodes = json_array();
     for (size_t i = 0; i < now->nodes.count; i++) {
         const ep_cli_node *node = &now->nodes.nodes[i];
-        json_array_append_new(nodes, node_json(node, node->status != NULL ? status_before(before, node->status) : NULL, ns));
+        json_array_append_new(nodes,
+                              node_json(node, node->status != NULL ? status_before(before, node->status) : NULL, ns));
     }
     json_t *layers = hot_json(hot, ep_top_hot_layers(before, now, hot, max));
     json_t *experts = now->statistics != NULL ? hot_json(hot, ep_top_hot_experts(before, now, hot, max)) : json_null();
-    return json_pack("{s:I, s:f, s:o, s:I, s:o, s:o, s:o}", "time_us", (json_int_t)now->clock_us, "seconds", (double)ns / 1e9, "coordinator_error",
-                     now->coordinator_error.code != EP_OK ? ep_cli_json_text(now->coordinator_error.text) : json_null(), "nodes_lost",
-                     (json_int_t)now->nodes.lost_count, "nodes", nodes, "layers", layers, "experts", experts);
+    return json_pack(
+        "{s:I, s:f, s:o, s:I, s:o, s:o, s:o}", "time_us", (json_int_t)now->clock_us, "seconds", (double)ns / 1e9,
+        "coordinator_error",
+        now->coordinator_error.code != EP_OK ? ep_cli_json_text(now->coordinator_error.text) : json_null(),
+        "nodes_lost", (json_int_t)now->nodes.lost_count, "nodes", nodes, "layers", layers, "experts", experts);
 }

@@ -44,11 +44,12 @@ typedef struct ep_top_view {
 } ep_top_view;
 
 /*
- * A line of sums, then tables of nodes and of the hottest layers and experts. Where rows are bounded all headings stay, with as many rows
- * under each as there is room for, nodes first. before may be now: there are no rates then. *out_nodes_shown may be NULL. False: out of
- * memory, or the file takes no more.
+ * A line of sums, then tables of nodes and of the hottest layers and experts. Where rows are bounded all headings
+ * stay, with as many rows under each as there is room for, nodes first. before may be now: there are no rates then.
+ * *out_nodes_shown may be NULL. False: out of memory, or the file takes no more.
  */
-bool ep_top_print(const ep_top_sample *before, const ep_top_sample *now, ep_top_view *io_view, size_t *out_nodes_shown, FILE *out);
+bool ep_top_print(const ep_top_sample *before, const ep_top_sample *now, ep_top_view *io_view, size_t *out_nodes_shown,
+                  FILE *out);
 /* The same figures, of all nodes; its shape is in `expertctl top --help`. NULL: out of memory. */
 json_t *ep_top_json(const ep_top_sample *before, const ep_top_sample *now, size_t hottest);
 

@@ -25,7 +25,7 @@ ep_screen ep_screen_of(int fd)
 }
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-static locale_t unicode; /* whatever locale the program runs in; 0: the system has none, each character counts as one column */
+static locale_t unicode; /* whatever the program's locale is. 0: there is none; each character counts as one column */
 
 static void open_locale(void)
 {

@@ -77,7 +77,9 @@ static void wait_output(const ep_test_process *process, const char *text)
 static void lose_coordinator(void)
 {
     ep_test_process top = {0};
-    const char *const args[] = {"top", "-o", "json", "--interval", "200ms", "--timeout", "2s", "--coordinator", f.cluster.coordinator.rpc_url, NULL};
+    const char *const args[] = {
+        "top", "-o", "json", "--interval", "200ms", "--timeout", "2s", "--coordinator", f.cluster.coordinator.rpc_url,
+        NULL};
     EP_TEST_CHECK(ep_test_process_start(&top, f.cluster.dir, "top", ep_test_expertctl, args, NULL, false), "top does not start");
     wait_output(&top, "\"state\": \"serving\"");
     ep_test_process_stop(&f.cluster.coordinator, SIGKILL, EP_TEST_PATIENCE_MS);
@@ -97,9 +99,12 @@ int main(void)
     admin_wait_node(&f.cluster, 1, "serving", true);
     ep_test_load *load = fault_load(&f, f.all, 16, 0, NULL, NULL);
     ep_test_load_wait_succeeded(load, 100);
-    ADMIN_CTL(&f.cluster, 0, "\"layers\": [{\"model\": \"demo\"", "top", "--once", "-o", "json", "--interval", "300ms", "--coordinator", f.cluster.coordinator.rpc_url);
-    ADMIN_CTL(&f.cluster, 0, "\"model\": \"demo\"", "stats", "-o", "json", "--coordinator", f.cluster.coordinator.rpc_url);
-    ADMIN_CTL(&f.cluster, 0, "\"store\": \"memory\"", "status", "-o", "json", "--coordinator", f.cluster.coordinator.rpc_url);
+    ADMIN_CTL(&f.cluster, 0, "\"layers\": [{\"model\": \"demo\"", "top", "--once", "-o", "json", "--interval", "300ms",
+              "--coordinator", f.cluster.coordinator.rpc_url);
+    ADMIN_CTL(&f.cluster, 0, "\"model\": \"demo\"", "stats", "-o", "json", "--coordinator",
+              f.cluster.coordinator.rpc_url);
+    ADMIN_CTL(&f.cluster, 0, "\"store\": \"memory\"", "status", "-o", "json", "--coordinator",
+              f.cluster.coordinator.rpc_url);
     ep_test_load_stop(load, &counts);
     EP_TEST_CHECK(counts.failed == 0, "%llu calls failed", (unsigned long long)counts.failed);
     ask_doctor();

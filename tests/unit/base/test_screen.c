@@ -15,10 +15,16 @@ Test(screen, columns_are_those_on_a_terminal)
         const char *text;
         size_t columns;
     } cases[] = {
-        {"", 0}, {"node-a", 6}, {"n\xc3\xa4", 2}, {"e\xcc\x81", 1} /* combining */, {"\xe6\xa8\xa1\xe5\x9e\x8b", 4} /* wide */, {"a\xff", 2},
+        {"", 0},
+        {"node-a", 6},
+        {"n\xc3\xa4", 2},
+        {"e\xcc\x81", 1} /* combining */,
+        {"\xe6\xa8\xa1\xe5\x9e\x8b", 4} /* wide */,
+        {"a\xff", 2},
     };
     for (size_t i = 0; i < EP_ARRAY_COUNT(cases); i++) {
-        cr_expect_eq(ep_text_columns(cases[i].text), cases[i].columns, "'%s': %zu", cases[i].text, ep_text_columns(cases[i].text));
+        cr_expect_eq(ep_text_columns(cases[i].text), cases[i].columns, "'%s': %zu", cases[i].text,
+                     ep_text_columns(cases[i].text));
     }
     cr_expect_eq(ep_text_fit("n\xc3\xa4mes", 2), 3);
     cr_expect_eq(ep_text_fit("\xe6\xa8\xa1\xe5\x9e\x8b", 3), 3, "a wide character is taken whole or not");

@@ -171,7 +171,8 @@ Test(top, all_headings_stay_on_any_screen)
         char *text = print_view(&view, &shown);
         cr_expect_leq(count_lines(text), rows, "%zu rows: %s", rows, text);
         cr_expect_not_null(strstr(text, "\nNODE  STATE"), "%zu rows: %s", rows, text);
-        cr_expect(rows < 12 || (strstr(text, "\nHOTTEST LAYERS") && strstr(text, "\nHOTTEST EXPERTS")), "%zu rows: %s", rows, text);
+        cr_expect(rows < 12 || (strstr(text, "\nHOTTEST LAYERS") && strstr(text, "\nHOTTEST EXPERTS")), "%zu rows: %s",
+                  rows, text);
         cr_expect(rows < 40 ? shown < MANY : shown == MANY, "%zu rows: %zu nodes", rows, shown);
         free(text);
     }
@@ -203,10 +204,13 @@ Test(top, json_has_rates_of_those_that_have_one)
     const json_t *silent = json_array_get(nodes, 1);
     cr_assert_float_eq(json_real_value(json_object_get(json, "seconds")), 2.0, 1e-9);
     cr_assert(json_is_null(json_object_get(json, "coordinator_error")));
-    cr_assert(json_is_null(json_object_get(restarted, "rows_per_s")) && json_is_integer(json_object_get(restarted, "jobs_waiting")));
+    cr_assert(json_is_null(json_object_get(restarted, "rows_per_s")) &&
+              json_is_integer(json_object_get(restarted, "jobs_waiting")));
     cr_assert_str_eq(json_string_value(json_object_get(silent, "state")), "silent");
     cr_assert_str_eq(json_string_value(json_object_get(silent, "error")), "tcp://h:2: refused");
     cr_assert_eq(json_array_size(json_object_get(json, "experts")), 2);
-    cr_assert_float_eq(json_real_value(json_object_get(json_array_get(json_object_get(json, "experts"), 0), "slots_per_s")), 20.0, 1e-9);
+    cr_assert_float_eq(
+        json_real_value(json_object_get(json_array_get(json_object_get(json, "experts"), 0), "slots_per_s")), 20.0,
+        1e-9);
     json_decref(json);
 }
