@@ -3,6 +3,7 @@
 #include "command_table.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "exit_code.h"
@@ -34,8 +35,16 @@ const ep_cli_command *ep_cli_command_find(const char *name)
 
 int ep_cli_command_run(const ep_cli_command *command, int argc, char **argv)
 {
+    char **whole = argv;
     /* A command of verbs has no options of its own. */
-    return command->verb_at != NULL || ep_cli_settings_apply(command->argp, &argc, &argv) ? command->run(argc, argv) : EP_CLI_EXIT_USAGE;
+    if (command->verb_at == NULL && !ep_cli_settings_apply(command->argp, &argc, &whole)) {
+        return EP_CLI_EXIT_USAGE;
+    }
+    int code = command->run(argc, whole);
+    if (whole != argv) {
+        free(whole);
+    }
+    return code;
 }
 
 int ep_cli_run_verb(int argc, char **argv, const ep_cli_command *(*verb_at)(size_t index),

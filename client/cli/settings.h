@@ -49,8 +49,9 @@ void ep_cli_key_of(const char *flag, char *out, size_t bytes);
 
 /*
  * Puts what variables and the context set behind argv[0], as flags, so that the command's parser reads all of it.
- * Warns on stderr of variables that belong to no flag. The new argv lasts as long as the program. False, with a line
- * on stderr: a value that no flag could have, no such context, a damaged file of contexts, or no memory.
+ * Warns on stderr of variables that belong to no flag. *argv is a new one for free(), or as it was; its texts last as
+ * long as the program. False, with a line on stderr: a value that no flag could have, no such context, a damaged file
+ * of contexts, or no memory.
  */
 bool ep_cli_settings_apply(const struct argp *argp, int *argc, char ***argv);
 
