@@ -51,11 +51,18 @@ void ep_cli_given_add(ep_cli_given *given, const struct argp *argp)
     ep_usage_walk(argp, add_row, given);
 }
 
+/* By its help. */
+static bool may_be_repeated(const struct argp_option *row)
+{
+    return row->arg != NULL && row->doc != NULL && strstr(row->doc, "may be repeated") != NULL;
+}
+
 static bool take_given(ep_cli_given *given, size_t index, const char *text)
 {
     char *before = given->texts[index];
+    const char *first = before != NULL && may_be_repeated(given->rows[index]) ? before : NULL;
     char *joined = NULL;
-    if (asprintf(&joined, "%s%s%s", before != NULL ? before : "", before != NULL ? "," : "",
+    if (asprintf(&joined, "%s%s%s", first != NULL ? first : "", first != NULL ? "," : "",
                  text != NULL ? text : "true") < 0) {
         return false;
     }
@@ -193,11 +200,10 @@ static bool add_flag(const struct argp_option *row, const char *value, size_t by
     return true;
 }
 
-/* "true" or "false" for a flag without a value; one flag for each part of one that may be repeated, as its help says.
- */
+/* "true" or "false" for a flag without a value; one flag for each part of one that may be repeated. */
 static bool set_row(const struct argp_option *row, const char *text, const char *name, ep_error *out_error)
 {
-    const bool is_list = row->arg != NULL && strstr(row->doc, "may be repeated") != NULL;
+    const bool is_list = may_be_repeated(row);
     if (row->arg == NULL) {
         const bool is_true = strcmp(text, "true") == 0;
         if (!is_true && strcmp(text, "false") != 0) {

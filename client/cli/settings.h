@@ -30,7 +30,8 @@
 /* The long flags of a command, and what a command line says of each. */
 typedef struct ep_cli_given {
     const struct argp_option *rows[EP_CLI_ROWS_MAX];
-    char *texts[EP_CLI_ROWS_MAX]; /* NULL: not given; "true" of one without a value; given again: joined with "," */
+    /* NULL: not given; "true" of one without a value; of one given twice both with "," between, or the last. */
+    char *texts[EP_CLI_ROWS_MAX];
     size_t count;
 } ep_cli_given;
 

@@ -218,6 +218,9 @@ Test(context, the_list_marks_the_one_in_use)
     expect("", "context list -o json", 0, "\"used\": true");
     expect("", "context show", 0, "no-payload-crc  true\n");
     expect("", "context show a", 0, TO(1) "," TO(2) "\n");
+    expect("", "context add twice --coordinator " TO(1) " --timeout 2s --timeout=3s", 0, "kept");
+    expect("", "context show twice", 0, "timeout      3s\n");
+    expect("", "context remove twice", 0, "forgotten\n");
     expect("", "context show c", 1, "there is no context 'c', there are: a, b");
     expect("", "context use c", 1, "there is no context 'c', there are: a, b");
     expect("", "status --context c", 2, "expertctl status: --context: there is no context 'c', there are: a, b");
