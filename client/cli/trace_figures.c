@@ -17,7 +17,7 @@ static int64_t length(const ep_cli_span *span)
     return span->end_ns - span->begin_ns;
 }
 
-static ep_cli_trace_stat stat_of(int64_t *values, size_t count)
+ep_cli_trace_stat ep_cli_trace_stat_of(int64_t *values, size_t count)
 {
     ep_cli_trace_stat stat = {.count = count};
     if (count == 0) {
@@ -48,7 +48,7 @@ static void make_stages(const ep_cli_trace_model *model, ep_cli_trace_figures *f
                 values[count++] = length(&model->spans[i]);
             }
         }
-        f->stages[kind] = stat_of(values, count);
+        f->stages[kind] = ep_cli_trace_stat_of(values, count);
     }
     size_t count = 0;
     for (size_t i = 0; i < model->spans_count; i++) {
@@ -60,7 +60,7 @@ static void make_stages(const ep_cli_trace_model *model, ep_cli_trace_figures *f
             values[count++] = network_of(model, span);
         }
     }
-    f->network = stat_of(values, count);
+    f->network = ep_cli_trace_stat_of(values, count);
 }
 
 /* ---- requests ---- */
@@ -119,7 +119,7 @@ static ep_cli_trace_stat gather_peer(const ep_cli_trace_model *model, const uint
             values[used++] = what == 1 ? network_of(model, span) : length(&model->spans[span->mate]);
         }
     }
-    return stat_of(values, used);
+    return ep_cli_trace_stat_of(values, used);
 }
 
 static int compare_peer_of(const void *a, const void *b, void *arg)
@@ -141,6 +141,11 @@ static int compare_peers(const void *a, const void *b)
         return x->exchange.total_ns > y->exchange.total_ns ? -1 : 1;
     }
     return x->name < y->name ? -1 : x->name > y->name;
+}
+
+static bool is_gateways(const ep_cli_trace_model *model, const ep_cli_span *exchange)
+{
+    return exchange->mate != EP_CLI_TRACE_NONE && model->spans[exchange->mate].kind == EP_CLI_SPAN_gateway;
 }
 
 #define PEERS_MAX 1024 /* of the names a client gave; more are not told apart */
@@ -170,6 +175,7 @@ static ep_err make_peers(const ep_cli_trace_model *model, ep_cli_trace_figures *
         for (end = i; end < count && model->spans[exchanges[end]].peer == name; end++) {
             peer->failed += model->spans[exchanges[end]].status != 0;
             peer->unused += model->spans[exchanges[end]].unused;
+            peer->gateway = peer->gateway || is_gateways(model, &model->spans[exchanges[end]]);
         }
         peer->name = name;
         peer->exchange = gather_peer(model, &exchanges[i], end - i, 0, values);
@@ -182,6 +188,9 @@ static ep_err make_peers(const ep_cli_trace_model *model, ep_cli_trace_figures *
         if (path->peer_ns > 0 && slot_of[path->peer] != EP_CLI_TRACE_NONE) {
             f->peers[slot_of[path->peer]].slowest_of++;
             f->peers[slot_of[path->peer]].waited_ns += path->peer_ns;
+        }
+        if (path->late_ns > 0 && slot_of[path->late_peer] != EP_CLI_TRACE_NONE) {
+            f->peers[slot_of[path->late_peer]].late_ns += path->late_ns;
         }
     }
     qsort(f->peers, f->peers_count, sizeof(*f->peers), compare_peers);
@@ -275,6 +284,7 @@ ep_err ep_cli_trace_figures_make(const ep_cli_trace_model *model, ep_cli_trace_f
     make_stages(model, out_figures, values);
     ep_err err = make_requests(model, out_figures, out_error);
     err = err != EP_OK ? err : make_peers(model, out_figures, values, out_error);
+    err = err != EP_OK ? err : ep_cli_trace_calls_make(model, out_figures, values, out_error);
     err = err != EP_OK ? err : make_experts(model, out_figures, out_error);
     err = err != EP_OK ? err : count_traces(model, out_figures, out_error);
     free(values);
@@ -289,6 +299,10 @@ void ep_cli_trace_figures_free(ep_cli_trace_figures *figures)
     free(figures->requests);
     free(figures->paths);
     free(figures->peers);
+    free(figures->failures);
+    free(figures->owner_of);
+    free(figures->in_time);
+    free(figures->hedged);
     free(figures->experts);
     *figures = (ep_cli_trace_figures){0};
 }

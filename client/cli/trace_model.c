@@ -594,7 +594,22 @@ static void join_kind(ep_cli_trace_model *model, ep_cli_span_kind kind, uint32_t
             (exchange->peer == 0 || node == 0 || exchange->peer == node)) {
             exchange->mate = (uint32_t)(served - model->spans);
             served->mate = index;
-            served->unused = exchange->unused;
+        }
+    }
+}
+
+/* What both sides did for a remote call has its number. Jobs serve other calls too. */
+static void mark_unused(ep_cli_trace_model *model, const ep_cli_span *exchange)
+{
+    static const ep_cli_span_kind kinds[] = {EP_CLI_SPAN_send, EP_CLI_SPAN_receive, EP_CLI_SPAN_serve,
+                                             EP_CLI_SPAN_decode, EP_CLI_SPAN_queue, EP_CLI_SPAN_reply};
+    uint32_t node = exchange->mate != EP_CLI_TRACE_NONE ? model->spans[exchange->mate].process : exchange->process;
+    for (size_t k = 0; k < sizeof(kinds) / sizeof(kinds[0]); k++) {
+        size_t first;
+        size_t count = ep_cli_trace_model_find(model, kinds[k], exchange->call, &first);
+        for (size_t i = 0; i < count; i++) {
+            ep_cli_span *span = &model->spans[model->by_call[first + i]];
+            span->unused = span->unused || span->process == exchange->process || span->process == node;
         }
     }
 }
@@ -605,6 +620,9 @@ static void join(ep_cli_trace_model *model)
         if (model->spans[i].kind == EP_CLI_SPAN_exchange) {
             join_kind(model, EP_CLI_SPAN_serve, (uint32_t)i);
             join_kind(model, EP_CLI_SPAN_gateway, (uint32_t)i);
+            if (model->spans[i].unused) {
+                mark_unused(model, &model->spans[i]);
+            }
         }
     }
 }

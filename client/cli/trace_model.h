@@ -78,7 +78,8 @@ typedef struct ep_cli_span {
     uint8_t kind;
     bool open;
     bool again;  /* begun again before it ended */
-    bool unused; /* an exchange whose answer was not: other copies had answered (a hedge, or what was hedged); and its serve */
+    bool unused; /* an exchange whose answer was not: other copies had answered (a hedge, or what was hedged); and all that was
+                    done for it, but jobs */
 } ep_cli_span;
 
 typedef struct ep_cli_trace_process {

@@ -145,11 +145,17 @@ static void walk_gap(walk *w, const ep_cli_span *forward, bool before_exchange, 
     size_t first;
     size_t count = ep_cli_trace_model_children(w->model, forward->call, &first);
     int64_t waited_since = until;
+    uint32_t peer = 0;
     for (size_t i = 0; i < count && before_exchange; i++) {
         const ep_cli_span *exchange = &w->model->spans[w->model->by_parent[first + i]];
         if (exchange->unused && exchange->process == forward->process && exchange->begin_ns < waited_since && exchange->end_ns >= until) {
             waited_since = later(exchange->begin_ns, since);
+            peer = exchange->peer;
         }
+    }
+    if (until - waited_since > w->path->late_ns) {
+        w->path->late_peer = peer;
+        w->path->late_ns = until - waited_since;
     }
     w->path->parts_ns[EP_CLI_PATH_LATE] += until - waited_since;
     w->path->parts_ns[EP_CLI_PATH_CLIENT] += waited_since - since;

@@ -34,6 +34,11 @@ static json_t *stat_json(const ep_cli_trace_stat *stat)
                      (json_int_t)stat->max_ns, "total_ns", (json_int_t)stat->total_ns);
 }
 
+static double share(int64_t part, int64_t whole)
+{
+    return whole > 0 ? (double)part / (double)whole : 0.0;
+}
+
 static json_t *stages_json(const ep_cli_trace_figures *f)
 {
     json_t *stages = json_array();
@@ -51,6 +56,56 @@ static json_t *stages_json(const ep_cli_trace_figures *f)
         json_array_append_new(stages, stage);
     }
     return stages;
+}
+
+static json_t *critical_path_json(const ep_cli_trace_figures *f)
+{
+    int64_t slow_ns = 0;
+    json_t *stages = json_array();
+    for (int stage = 0; stage < EP_CLI_STAGES; stage++) {
+        slow_ns += f->slow_stages_ns[stage];
+    }
+    for (int stage = 0; stage < EP_CLI_STAGES; stage++) {
+        json_t *parts = json_array();
+        for (int part = 0; part < EP_CLI_PATH_PARTS; part++) {
+            if (ep_cli_stage_of[part] == (ep_cli_stage)stage) {
+                json_array_append_new(parts, json_string(ep_cli_path_names[part]));
+            }
+        }
+        json_array_append_new(stages, json_pack("{s:s, s:o, s:I, s:f, s:I, s:f}", "name", ep_cli_stage_names[stage], "parts", parts,
+                                                "total_ns", (json_int_t)f->stages_ns[stage], "share",
+                                                share(f->stages_ns[stage], f->requests_ns), "slow_total_ns",
+                                                (json_int_t)f->slow_stages_ns[stage], "slow_share",
+                                                share(f->slow_stages_ns[stage], slow_ns)));
+    }
+    return stages;
+}
+
+static json_t *failures_json(const ep_cli_trace_model *model, const ep_cli_trace_figures *f)
+{
+    json_t *failures = json_array();
+    for (size_t i = 0; i < f->failures_count; i++) {
+        const ep_cli_trace_failure *one = &f->failures[i];
+        json_t *first = json_array();
+        for (size_t k = 0; k < one->first_count; k++) {
+            json_array_append_new(first, hex(model->spans[f->requests[one->first[k]]].call));
+        }
+        json_array_append_new(failures, json_pack("{s:s, s:s, s:I, s:I, s:o}", "status", ep_err_name(one->status), "of",
+                                                  one->frames ? "frames" : "calls", "count", (json_int_t)one->count, "saved",
+                                                  (json_int_t)one->saved, "first_calls", first));
+    }
+    return failures;
+}
+
+/* Null: no node stands out, or there are no two to compare. */
+static json_t *slowest_node_json(const ep_cli_trace_model *model, const ep_cli_trace_figures *f)
+{
+    if (f->slow.peer == EP_CLI_TRACE_NONE) {
+        return json_null();
+    }
+    return json_pack("{s:o, s:s, s:f, s:o}", "name", ep_cli_json_text(model->names[f->peers[f->slow.peer].name]), "by",
+                     f->slow.p99 ? "p99_ns" : "p50_ns", "times", f->slow.times, "against",
+                     ep_cli_json_text(model->names[f->peers[f->slow.against].name]));
 }
 
 static json_t *requests_json(const ep_cli_trace_model *model, const ep_cli_trace_figures *f, size_t top)
@@ -83,11 +138,14 @@ static json_t *peers_json(const ep_cli_trace_model *model, const ep_cli_trace_fi
     for (size_t i = 0; i < f->peers_count; i++) {
         const ep_cli_trace_peer *peer = &f->peers[i];
         json_array_append_new(
-            peers, json_pack("{s:o, s:o, s:o, s:o, s:I, s:I, s:I, s:I}", "name", ep_cli_json_text(model->names[peer->name]),
+            peers, json_pack("{s:o, s:b, s:o, s:o, s:o, s:I, s:I, s:I, s:I, s:f, s:I, s:f}", "name",
+                             ep_cli_json_text(model->names[peer->name]), "gateway", (int)peer->gateway,
                              "exchange", stat_json(&peer->exchange), "network", stat_json(&peer->network),
                              "serve", stat_json(&peer->serve), "failed", (json_int_t)peer->failed, "unused",
                              (json_int_t)peer->unused, "slowest_of_requests",
-                             (json_int_t)peer->slowest_of, "waited_ns", (json_int_t)peer->waited_ns));
+                             (json_int_t)peer->slowest_of, "waited_ns", (json_int_t)peer->waited_ns, "waited_share",
+                             share(peer->waited_ns, f->requests_ns), "late_ns", (json_int_t)peer->late_ns, "late_share",
+                             share(peer->late_ns, f->requests_ns)));
     }
     return peers;
 }
@@ -163,8 +221,17 @@ static json_t *processes_json(const ep_cli_trace_model *model)
 
 json_t *ep_cli_trace_report_json(const ep_cli_trace_model *model, const ep_cli_trace_figures *figures, size_t top)
 {
+    char summary[EP_CLI_TRACE_SUMMARY_BYTES];
+    json_t *calls = stat_json(&figures->calls);
+    if (calls != NULL) {
+        json_object_set_new(calls, "failed", json_integer((json_int_t)figures->failed));
+        json_object_set_new(calls, "unused", json_integer((json_int_t)figures->unused));
+    }
+    ep_cli_trace_summary(model, figures, summary);
     return json_pack(
-        "{s:o, s:o, s:I, s:I, s:b, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o}", "recordings",
+        "{s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:I, s:b, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o}", "summary", summary, "calls",
+        calls, "critical_path", critical_path_json(figures), "slowest_node", slowest_node_json(model, figures), "failures",
+        failures_json(model, figures), "recordings",
         recordings_json(model), "processes", processes_json(model), "events", (json_int_t)model->events_count,
         "spans", (json_int_t)model->spans_count, "cut", (int)model->cut, "traces",
         (json_int_t)figures->traces_count, "requests", (json_int_t)figures->requests_count, "requests_ns",

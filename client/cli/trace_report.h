@@ -13,6 +13,10 @@ json_t *ep_cli_trace_report_json(const ep_cli_trace_model *model, const ep_cli_t
 /* False: no memory, or the file takes no more. */
 bool ep_cli_trace_report_print(const ep_cli_trace_model *model, const ep_cli_trace_figures *figures, size_t top,
                                FILE *out);
+/* "4,490 calls, p50 151 µs, ...": what a person wants to know first. */
+#define EP_CLI_TRACE_SUMMARY_BYTES 1024
+void ep_cli_trace_summary(const ep_cli_trace_model *model, const ep_cli_trace_figures *figures,
+                          char out_text[EP_CLI_TRACE_SUMMARY_BYTES]);
 /* "0123…", 32 hexadecimal digits. */
 #define EP_CLI_TRACE_ID_BYTES 33
 void ep_cli_trace_id_text(ep_trace_id trace, char out_text[EP_CLI_TRACE_ID_BYTES]);

@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 
 #define MS 1000000LL
+#define CLIENT 100 /* pid */
 #define PROCNAME_BYTES 17
 #define HEAD_BYTES (4 + 16 + 4 + 5 * 8)
 #define CTF_MAGIC 0xc1fc1fc1U
@@ -20,6 +21,7 @@ typedef struct maker {
     size_t count;
     int64_t base;
     ep_cli_trace_event about; /* what the next spans have in common */
+    size_t frame_end; /* the event that ended the last exchange */
 } maker;
 
 static void span(maker *m, ep_cli_span_kind kind, int64_t begin, int64_t end)
@@ -60,34 +62,54 @@ static void serve(maker *m, uint64_t call, const char *node, uint32_t number, ui
     m->base -= number == 1 ? m->scene->node1_ahead_ns : 0;
 }
 
+/* An exchange, and what its node did. t: of the exchange, then as serve wants it. */
+static void frame(maker *m, uint64_t call, uint32_t sub, uint64_t remote, uint32_t node, uint64_t job, const int64_t *t)
+{
+    const char *name = node == 0 ? "node0" : m->scene->node1 != NULL ? m->scene->node1 : "node1";
+    const ep_cli_trace_event client = m->about;
+    m->about.parent = call;
+    m->about.call = remote;
+    m->about.sub = sub;
+    snprintf(m->about.peer, sizeof(m->about.peer), "%s", name);
+    span(m, EP_CLI_SPAN_exchange, t[0], t[1]);
+    size_t end = m->count - 1;
+    serve(m, remote, name, node, job, t + 2);
+    m->about = client;
+    m->frame_end = end;
+}
+
 static void request(maker *m, uint32_t i)
 {
-    static const int64_t node0[] = {18000, 20000, 25000, 45000, 49000, 50000};
-    static const int64_t node1[] = {21000, 24000, 34000, 64000, 68000, 70000};
-    const char *name1 = m->scene->node1 != NULL ? m->scene->node1 : "node1";
+    bool hedged = i < m->scene->hedged;
+    bool failed = i + m->scene->failed >= m->scene->requests;
+    int64_t slower = failed ? 100000 : m->scene->node1_slower_ns;
+    const int64_t node0[] = {8000, 60000, 18000, 20000, 25000, 45000, 49000, 50000};
+    const int64_t node1[] = {11000, 80000 + slower + 100 * (int64_t)(i % 50), 21000, 24000, 34000, 64000 + slower, 68000 + slower, 70000 + slower};
+    const int64_t again[] = {41000, 76000 + slower, 51000, 52000, 53000, 60000 + slower, 65000 + slower, 66000 + slower};
     uint64_t call = EP_TEST_SCENE_CALL + i;
-    uint64_t remote = 5000 + 2 * (uint64_t)i;
     m->base = EP_TEST_SCENE_START + i * MS;
-    m->about = (ep_cli_trace_event){.pid = 100, .tid = 101, .trace = {EP_TEST_SCENE_TRACE_HIGH, i + 1}, .call = call,
+    m->about = (ep_cli_trace_event){.pid = CLIENT, .tid = CLIENT + 1, .trace = {EP_TEST_SCENE_TRACE_HIGH, i + 1}, .call = call,
                                     .epoch = 3, .rows = 8, .layer = 2, .expert = -1};
     snprintf(m->about.thread, sizeof(m->about.thread), "caller");
-    span(m, EP_CLI_SPAN_forward, 0, 100000);
+    span(m, EP_CLI_SPAN_forward, 0, 100000 + slower);
+    m->events[m->count - 1].status = failed ? EP_ERR_DEADLINE_EXCEEDED : 0;
     span(m, EP_CLI_SPAN_plan, 1000, 5000);
-    span(m, EP_CLI_SPAN_combine, 85000, 99000);
+    if (!failed) {
+        span(m, EP_CLI_SPAN_combine, 85000 + slower, 99000 + slower);
+    }
     span(m, EP_CLI_SPAN_pack, 5000, 8000);
     m->about.sub = 1;
     span(m, EP_CLI_SPAN_pack, 8000, 11000);
-    m->about.parent = call;
-    m->about.call = remote + 1;
-    snprintf(m->about.peer, sizeof(m->about.peer), "%s", name1);
-    span(m, EP_CLI_SPAN_exchange, 11000, 80000 + 100 * (int64_t)i);
     m->about.sub = 0;
-    m->about.call = remote;
-    snprintf(m->about.peer, sizeof(m->about.peer), "node0");
-    span(m, EP_CLI_SPAN_exchange, 8000, 60000);
-    serve(m, remote, "node0", 0, 9000 + 2 * (uint64_t)i, node0);
-    m->about.parent = call;
-    serve(m, remote + 1, name1, 1, 9001 + 2 * (uint64_t)i, node1);
+    frame(m, call, 1, 5001 + 2 * (uint64_t)i, 1, 9001 + 2 * (uint64_t)i, node1);
+    m->events[m->frame_end].status = failed ? EP_ERR_DEADLINE_EXCEEDED : 0;
+    m->events[m->frame_end].rows = hedged || failed ? 0 : 8;
+    frame(m, call, 0, 5000 + 2 * (uint64_t)i, 0, 9000 + 2 * (uint64_t)i, node0);
+    if (hedged) {
+        m->about.sub = 2;
+        span(m, EP_CLI_SPAN_pack, 40000, 41000);
+        frame(m, call, 2, 700000 + i, 0, 800000 + i, again);
+    }
 }
 
 /* Stable by time: events of one time keep their order, which puts a begin before its own end. */
@@ -101,9 +123,15 @@ static int compare_time(const void *a, const void *b)
 ep_cli_trace_event *ep_test_scene_events(const ep_test_scene *scene, size_t *out_count)
 {
     maker m = {.scene = scene};
-    m.events = calloc((size_t)scene->requests * EP_TEST_SCENE_SPANS * 2 + 40, sizeof(*m.events));
+    m.events = calloc((size_t)scene->requests * (EP_TEST_SCENE_SPANS + EP_TEST_SCENE_HEDGE_SPANS) * 2 + 40, sizeof(*m.events));
     for (uint32_t i = 0; m.events != NULL && i < scene->requests; i++) {
         request(&m, i);
+    }
+    for (size_t i = 0, all = m.count; scene->nodes_only && i < all; i++) {
+        m.count = i == 0 ? 0 : m.count;
+        if (m.events[i].pid != CLIENT) {
+            m.events[m.count++] = m.events[i];
+        }
     }
     if (m.events != NULL) {
         qsort(m.events, m.count, sizeof(*m.events), compare_time);

@@ -2,7 +2,7 @@
 /*
  * A recording whose every time is known, as events or as CTF on disk. A client (pid 100), node0 (pid 200) and
  * node1 (pid 300); request i begins at EP_TEST_SCENE_START + i ms and takes 100 us: plan, two frames, combine.
- * node1 answers last, so it is on the critical path; its exchange is 100 ns longer with every request.
+ * node1 answers last, so it is on the critical path; its exchange is 100 ns longer with every request, up to the 50th.
  */
 #ifndef EP_TESTS_SUPPORT_TRACE_SCENE_H
 #define EP_TESTS_SUPPORT_TRACE_SCENE_H
@@ -11,6 +11,7 @@
 
 #define EP_TEST_SCENE_START 1700000000000000000LL
 #define EP_TEST_SCENE_SPANS 19 /* of a request */
+#define EP_TEST_SCENE_HEDGE_SPANS 8
 #define EP_TEST_SCENE_CALL 1000
 #define EP_TEST_SCENE_TRACE_HIGH 0x0af7651916cd43ddULL /* trace of request i: this, i + 1 */
 
@@ -19,6 +20,10 @@ typedef struct ep_test_scene {
     bool two_hosts;        /* node1 is recording 1 */
     int64_t node1_ahead_ns;
     const char *node1;     /* its name; NULL: "node1" */
+    int64_t node1_slower_ns; /* its job, and with it the request */
+    uint32_t hedged;       /* so many of the first requests ask node0 again and use that; EP_TEST_SCENE_HEDGE_SPANS more */
+    bool nodes_only;       /* the client was not recorded */
+    uint32_t failed;       /* so many of the last requests end at 200 us, DEADLINE_EXCEEDED, for want of node1, and without a combine */
 } ep_test_scene;
 
 /* All events by time, malloc'ed; NULL: no memory. */

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "cli/trace_export.h"
+#include "cli/trace_report.h"
 #include "support/trace_scene.h"
 
 #define EVENTS_MAX 1000000
@@ -186,6 +187,170 @@ Test(trace_model, one_trace_counts_its_own_halves_only, .fini = end)
     cr_expect_eq(model->unmatched_ends + model->cut_begins + model->cut_ends, 0);
     cr_assert_eq(model->unmatched_count, 1);
     cr_expect_eq(model->unmatched[0].call, 9);
+}
+
+/* ---- what is said of all calls ---- */
+
+#define STORY_REQUESTS 200
+
+/* node1 is 1.4 times as slow; the first 3 requests are hedged, the last 2 fail. */
+static void tell_story(void)
+{
+    start(EVENTS_MAX, 1);
+    add_scene(&(ep_test_scene){.requests = STORY_REQUESTS, .node1_slower_ns = 20000, .hedged = 3, .failed = 2});
+    finish((ep_trace_id){0});
+}
+
+Test(trace_calls, stages_come_to_all_the_time_of_calls, .fini = end)
+{
+    int64_t sum = 0;
+    int64_t slow_sum = 0;
+    tell_story();
+    cr_expect_eq(figures.calls.count, STORY_REQUESTS);
+    cr_expect_eq(figures.calls.p50_ns, 120000);
+    cr_expect_eq(figures.calls.max_ns, 200000);
+    cr_expect_eq(figures.calls.total_ns, figures.requests_ns);
+    cr_expect_eq(figures.slow_count, 2);
+    for (int stage = 0; stage < EP_CLI_STAGES; stage++) {
+        sum += figures.stages_ns[stage];
+        slow_sum += figures.slow_stages_ns[stage];
+    }
+    cr_expect_eq(sum, figures.requests_ns);
+    cr_expect_eq(slow_sum, 2 * 200000);
+    /* plan and two frames; the three that were hedged gathered one more */
+    cr_expect_eq(figures.stages_ns[EP_CLI_STAGE_PACK], STORY_REQUESTS * 10000 + 3 * 1000);
+    cr_expect_eq(figures.stages_ns[EP_CLI_STAGE_COMBINE], (STORY_REQUESTS - 2) * 14000);
+    cr_expect_eq(figures.stages_ns[EP_CLI_STAGE_LATE], 3 * 29000);
+    cr_expect_eq(figures.slow_stages_ns[EP_CLI_STAGE_COMPUTE], 2 * 130000);
+}
+
+Test(trace_calls, the_slow_node_is_named_and_what_was_late_is_its, .fini = end)
+{
+    tell_story();
+    cr_expect(figures.slow.compared);
+    cr_assert_neq(figures.slow.peer, EP_CLI_TRACE_NONE);
+    cr_expect_str_eq(model->names[figures.peers[figures.slow.peer].name], "node1");
+    cr_expect_str_eq(model->names[figures.peers[figures.slow.against].name], "node0");
+    const ep_cli_trace_peer *node1 = &figures.peers[figures.slow.peer];
+    const ep_cli_trace_peer *node0 = &figures.peers[figures.slow.against];
+    int64_t slow = figures.slow.p99 ? node1->exchange.p99_ns : node1->exchange.p50_ns;
+    int64_t base = figures.slow.p99 ? node0->exchange.p99_ns : node0->exchange.p50_ns;
+    cr_expect_eq(figures.slow.times, (double)slow / (double)base);
+    cr_expect_gt(figures.slow.times, 1.7);
+    cr_expect_eq(node1->late_ns, 3 * 29000);
+    cr_expect_eq(node0->late_ns, 0);
+    cr_expect_eq(node1->unused, 3);
+    cr_expect_eq(figures.unused, 3);
+}
+
+Test(trace_calls, few_frames_are_not_compared, .fini = end)
+{
+    start(EVENTS_MAX, 1);
+    add_scene(&(ep_test_scene){.requests = 9, .node1_slower_ns = 500000});
+    finish((ep_trace_id){0});
+    cr_expect_not(figures.slow.compared);
+    cr_expect_eq(figures.slow.peer, EP_CLI_TRACE_NONE);
+}
+
+Test(trace_calls, failures_are_counted_by_status_with_the_first_calls, .fini = end)
+{
+    tell_story();
+    cr_expect_eq(figures.failed, 2);
+    cr_assert_eq(figures.failures_count, 2);
+    for (size_t i = 0; i < 2; i++) {
+        const ep_cli_trace_failure *f = &figures.failures[i];
+        cr_expect_eq(f->status, EP_ERR_DEADLINE_EXCEEDED);
+        cr_expect_eq(f->frames, i == 1);
+        cr_expect_eq(f->count, 2);
+        cr_expect_eq(f->saved, 0);
+        cr_assert_eq(f->first_count, 2);
+        cr_expect_eq(model->spans[figures.requests[f->first[0]]].call, EP_TEST_SCENE_CALL + STORY_REQUESTS - 2);
+    }
+}
+
+/* One more than are named, all of a status that no version of ours has; and their call did not fail. */
+Test(trace_calls, a_failed_frame_of_a_call_that_succeeded_is_saved, .fini = end)
+{
+    start(EVENTS_MAX, 1);
+    for (uint64_t i = 0; i < 2 * (EP_CLI_TRACE_FIRST_MAX + 1); i++) {
+        ep_cli_trace_event e = {.kind = i % 2 == 0 ? EP_CLI_SPAN_forward : EP_CLI_SPAN_exchange, .pid = 1, .call = 10 + i, .parent = 9 + i,
+                                .time_ns = (int64_t)i, .layer = -1, .expert = -1};
+        add(&e);
+        e.is_end = true;
+        e.status = i % 2 == 0 ? 0 : 1000;
+        e.time_ns += 100;
+        add(&e);
+    }
+    finish((ep_trace_id){0});
+    cr_expect_eq(figures.failed, 0);
+    cr_assert_eq(figures.failures_count, 1);
+    cr_expect_eq(figures.failures[0].status, EP_ERR_UNKNOWN);
+    cr_expect_eq(figures.failures[0].count, EP_CLI_TRACE_FIRST_MAX + 1);
+    cr_expect_eq(figures.failures[0].saved, EP_CLI_TRACE_FIRST_MAX + 1);
+    cr_expect_eq(figures.failures[0].first_count, EP_CLI_TRACE_FIRST_MAX);
+}
+
+Test(trace_calls, bins_hold_every_call_once, .fini = end)
+{
+    uint64_t calls = 0;
+    uint64_t failed = 0;
+    uint64_t hedged = 0;
+    tell_story();
+    cr_assert_eq(figures.bins_count, EP_CLI_TRACE_BINS);
+    for (size_t i = 0; i < figures.bins_count; i++) {
+        const ep_cli_trace_bin *bin = &figures.bins[i];
+        cr_expect(i == 0 || bin->begin_ns == figures.bins[i - 1].end_ns);
+        calls += bin->calls.count;
+        failed += bin->failed;
+        hedged += bin->hedged;
+    }
+    cr_expect_eq(calls, STORY_REQUESTS);
+    cr_expect_eq(failed, 2);
+    cr_expect_eq(hedged, 3);
+    cr_expect_eq(figures.bins[EP_CLI_TRACE_BINS - 1].failed, 2);
+}
+
+/* The scene names everything of request i by numbers of its own. */
+Test(trace_calls, every_span_is_of_its_call, .fini = end)
+{
+    tell_story();
+    for (size_t i = 0; i < model->spans_count; i++) {
+        cr_assert_neq(figures.owner_of[i], EP_CLI_TRACE_NONE, "span %zu", i);
+        const ep_cli_span *owner = &model->spans[figures.requests[figures.owner_of[i]]];
+        cr_expect_eq(owner->trace.low, model->spans[i].trace.low);
+        uint64_t call = model->spans[i].call; /* of the three exchanges with node1 that were hedged, and of what both sides did */
+        cr_expect_eq(model->spans[i].unused, call == 5001 || call == 5003 || call == 5005, "span %zu", i);
+    }
+}
+
+static void expect_summary(const char *expected)
+{
+    char text[EP_CLI_TRACE_SUMMARY_BYTES];
+    ep_cli_trace_summary(model, &figures, text);
+    cr_expect_str_eq(text, expected);
+}
+
+Test(trace_calls, one_sentence_says_it, .fini = end)
+{
+    tell_story();
+    expect_summary("200 calls, p50 120 µs, p99 120 µs; 42 % of a call is compute; node1 is the slowest (1.8x node0); "
+                   "2 calls failed (2 DEADLINE_EXCEEDED), 3 hedges.");
+}
+
+Test(trace_calls, one_sentence_says_that_nothing_is_wrong, .fini = end)
+{
+    start(EVENTS_MAX, 1);
+    add_scene(&(ep_test_scene){.requests = 1});
+    finish((ep_trace_id){0});
+    expect_summary("1 call, p50 100 µs, p99 100 µs; 30 % of a call is compute; nothing failed.");
+}
+
+Test(trace_calls, nodes_without_their_callers_are_said_to_be, .fini = end)
+{
+    start(EVENTS_MAX, 1);
+    add_scene(&(ep_test_scene){.requests = 2000, .nodes_only = true});
+    finish((ep_trace_id){0});
+    expect_summary("No caller was recorded; nodes served 4,000 frames, p50 32.0 µs, p99 49.0 µs.");
 }
 
 typedef struct piece {
