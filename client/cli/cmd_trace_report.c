@@ -208,7 +208,7 @@ static const struct argp export_argp = {
     "DIR...",
     "Writes recordings for a viewer.\v"
     "perfetto     for ui.perfetto.dev: tracks per process and lane, flows from client to node and back, counters\n"
-    "html         one file that needs no network: timeline, expert heat map, stages, slowest requests\n"
+    "html         one page: what takes time, which node is slow, what failed\n"
     "chrome-json  for chrome://tracing and older tools\n\n"
     "Examples:\n"
     "  expertctl trace export /tmp/rec --format perfetto -o /tmp/rec.pftrace\n"
@@ -217,21 +217,38 @@ static const struct argp export_argp = {
     NULL,
     NULL};
 
-static bool write_as(export_format kind, const ep_cli_trace_model *model, const ep_cli_trace_lanes *lanes,
-                     const ep_cli_trace_figures *figures, FILE *out)
+/* For viewers all spans are put on lanes; the page lays out the spans it holds itself. */
+typedef struct export_data {
+    ep_cli_trace_model *model;
+    ep_cli_trace_figures figures;
+    ep_cli_trace_lanes lanes;
+    ep_cli_trace_pick pick;
+} export_data;
+
+static ep_err make_data(const read_options *options, export_data *out_data, ep_error *out_error)
+{
+    ep_err err = load(options, &out_data->model, out_error);
+    if (err != EP_OK || options->kind != EXPORT_HTML) {
+        return err != EP_OK ? err : ep_cli_trace_lanes_make(out_data->model, &out_data->lanes, out_error);
+    }
+    err = ep_cli_trace_figures_make(out_data->model, &out_data->figures, out_error);
+    return err != EP_OK ? err : ep_cli_trace_pick_make(out_data->model, &out_data->figures, EP_CLI_TRACE_PAGE_SPANS,
+                                                       &out_data->pick, out_error);
+}
+
+static bool write_as(export_format kind, const export_data *data, FILE *out)
 {
     switch (kind) {
     case EXPORT_PERFETTO:
-        return ep_cli_trace_write_perfetto(model, lanes, out);
+        return ep_cli_trace_write_perfetto(data->model, &data->lanes, out);
     case EXPORT_HTML:
-        return ep_cli_trace_write_html(model, lanes, figures, out);
+        return ep_cli_trace_write_html(data->model, &data->figures, &data->pick, out);
     default:
-        return ep_cli_trace_write_chrome(model, lanes, out);
+        return ep_cli_trace_write_chrome(data->model, &data->lanes, out);
     }
 }
 
-static ep_err write_file(const read_options *options, const ep_cli_trace_model *model,
-                         const ep_cli_trace_lanes *lanes, const ep_cli_trace_figures *figures, ep_error *out_error)
+static ep_err write_file(const read_options *options, const export_data *data, ep_error *out_error)
 {
     char part[PATH_BYTES];
     snprintf(part, sizeof(part), "%s.part", options->file);
@@ -239,7 +256,7 @@ static ep_err write_file(const read_options *options, const ep_cli_trace_model *
     if (out == NULL) {
         return ep_error_set(out_error, EP_ERR_IO, "%s: %s", part, strerror(errno));
     }
-    bool good = write_as(options->kind, model, lanes, figures, out);
+    bool good = write_as(options->kind, data, out);
     good = fclose(out) == 0 && good;
     if (!good || rename(part, options->file) != 0) {
         int number = errno;
@@ -249,32 +266,40 @@ static ep_err write_file(const read_options *options, const ep_cli_trace_model *
     return EP_OK;
 }
 
+static void say_written(const read_options *options, const export_data *data)
+{
+    if (options->kind == EXPORT_HTML) {
+        printf("%s: %zu of %zu spans, %zu of %zu calls; its figures count all\n", options->file, data->pick.spans_count,
+               data->model->spans_count, data->pick.calls_count, data->figures.requests_count);
+        return;
+    }
+    printf("%s: %zu spans in %zu lanes\n", options->file, data->model->spans_count - data->lanes.left_out,
+           data->lanes.lanes_count);
+    if (data->lanes.left_out > 0) {
+        printf("left out: %zu spans that overlap more than %d others of their kind\n", data->lanes.left_out,
+               EP_CLI_TRACE_LANES_MAX);
+    }
+}
+
 static int run_export(int argc, char **argv)
 {
     static read_options options = {.events_max = EP_CLI_TRACE_EVENTS_MAX_DEFAULT};
-    ep_cli_trace_model *model = NULL;
-    ep_cli_trace_figures figures = {0};
-    ep_cli_trace_lanes lanes = {0};
+    export_data data = {0};
     ep_error error;
     argp_parse(&export_argp, argc, argv, 0, NULL, &options);
-    ep_err err = load(&options, &model, &error);
-    err = err != EP_OK ? err : ep_cli_trace_figures_make(model, &figures, &error);
-    err = err != EP_OK ? err : ep_cli_trace_lanes_make(model, &lanes, &error);
-    err = err != EP_OK ? err : write_file(&options, model, &lanes, &figures, &error);
+    ep_err err = make_data(&options, &data, &error);
+    err = err != EP_OK ? err : write_file(&options, &data, &error);
     int code = EP_CLI_EXIT_OK;
     if (err != EP_OK) {
         code = ep_cli_fail(argv[0], &error);
     } else {
-        warn(argv[0], model);
-        printf("%s: %zu spans in %zu lanes\n", options.file, model->spans_count - lanes.left_out, lanes.lanes_count);
-        if (lanes.left_out > 0) {
-            printf("left out: %zu spans that overlap more than %d others of their kind\n", lanes.left_out,
-                   EP_CLI_TRACE_LANES_MAX);
-        }
+        warn(argv[0], data.model);
+        say_written(&options, &data);
     }
-    ep_cli_trace_lanes_free(&lanes);
-    ep_cli_trace_figures_free(&figures);
-    ep_cli_trace_model_destroy(model);
+    ep_cli_trace_lanes_free(&data.lanes);
+    ep_cli_trace_pick_free(&data.pick);
+    ep_cli_trace_figures_free(&data.figures);
+    ep_cli_trace_model_destroy(data.model);
     return code;
 }
 

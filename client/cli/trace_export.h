@@ -8,7 +8,7 @@
 #include "trace_figures.h"
 
 #define EP_CLI_TRACE_LANES_MAX 512       /* of one group in one process */
-#define EP_CLI_TRACE_PAGE_SPANS 100000   /* the HTML page holds the longest ones */
+#define EP_CLI_TRACE_PAGE_SPANS 100000   /* of the HTML page */
 
 typedef enum ep_cli_lane_group {
     EP_CLI_LANE_REQUESTS,
@@ -49,10 +49,26 @@ typedef bool ep_cli_trace_step(uint32_t span, bool is_end, void *arg);
 bool ep_cli_trace_lane_walk(const ep_cli_trace_model *model, const ep_cli_trace_lanes *lanes, uint32_t lane,
                             ep_cli_trace_step *step, void *arg);
 
+/* trace_pick.c: what the HTML page holds of a recording that is too large for it. */
+typedef struct ep_cli_trace_pick {
+    bool *spans; /* [spans_count] */
+    bool *calls; /* [requests_count]; with their spans */
+    size_t spans_count;
+    size_t calls_count;
+} ep_cli_trace_pick;
+
+/*
+ * At most spans_max spans, of whole calls where they fit: in half of the room those that failed, were slowest, hedged, or
+ * waited longest for a stage or a peer; then, in a tenth, the longest spans of no call; then calls evenly over time. NO_MEMORY.
+ */
+ep_err ep_cli_trace_pick_make(const ep_cli_trace_model *model, const ep_cli_trace_figures *figures, size_t spans_max,
+                              ep_cli_trace_pick *out_pick, ep_error *out_error);
+void ep_cli_trace_pick_free(ep_cli_trace_pick *pick);
+
 /* Each: false when there is no memory or the file takes no more. */
 bool ep_cli_trace_write_perfetto(const ep_cli_trace_model *model, const ep_cli_trace_lanes *lanes, FILE *out);
 bool ep_cli_trace_write_chrome(const ep_cli_trace_model *model, const ep_cli_trace_lanes *lanes, FILE *out);
-bool ep_cli_trace_write_html(const ep_cli_trace_model *model, const ep_cli_trace_lanes *lanes,
-                             const ep_cli_trace_figures *figures, FILE *out);
+bool ep_cli_trace_write_html(const ep_cli_trace_model *model, const ep_cli_trace_figures *figures,
+                             const ep_cli_trace_pick *pick, FILE *out);
 
 #endif

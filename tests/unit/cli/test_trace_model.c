@@ -353,6 +353,58 @@ Test(trace_calls, nodes_without_their_callers_are_said_to_be, .fini = end)
     expect_summary("No caller was recorded; nodes served 4,000 frames, p50 32.0 µs, p99 49.0 µs.");
 }
 
+/* ---- what the page holds ---- */
+
+Test(trace_pick, a_small_page_holds_whole_calls_the_notable_ones_and_a_sample, .fini = end)
+{
+    enum { MAX = 1000 };
+    ep_cli_trace_pick pick;
+    size_t of_call[STORY_REQUESTS] = {0};
+    size_t total[STORY_REQUESTS] = {0};
+    size_t quarter[4] = {0};
+    tell_story();
+    cr_assert_eq(ep_cli_trace_pick_make(model, &figures, MAX, &pick, NULL), EP_OK);
+    cr_expect(pick.spans_count <= MAX && pick.spans_count > MAX - 30, "%zu", pick.spans_count);
+    for (size_t i = 0; i < model->spans_count; i++) {
+        total[figures.owner_of[i]]++;
+        of_call[figures.owner_of[i]] += pick.spans[i];
+    }
+    size_t calls = 0;
+    for (uint32_t i = 0; i < STORY_REQUESTS; i++) {
+        const ep_cli_span *request = &model->spans[figures.requests[i]];
+        cr_expect(pick.calls[i] == (of_call[i] > 0), "call %u", i);
+        cr_expect(!pick.calls[i] || of_call[i] == total[i], "call %u: %zu of %zu", i, of_call[i], total[i]);
+        cr_expect(request->status == 0 || pick.calls[i], "failed call %u", i);
+        calls += pick.calls[i];
+        quarter[(request->trace.low - 1) * 4 / STORY_REQUESTS] += pick.calls[i];
+    }
+    cr_expect_eq(calls, pick.calls_count);
+    for (size_t q = 0; q < 4; q++) {
+        cr_expect_geq(quarter[q], 4, "quarter %zu has %zu", q, quarter[q]);
+    }
+    ep_cli_trace_pick_free(&pick);
+}
+
+Test(trace_pick, of_a_call_too_large_for_the_page_there_is_what_fits, .fini = end)
+{
+    ep_cli_trace_pick pick;
+    tell_story();
+    cr_assert_eq(ep_cli_trace_pick_make(model, &figures, 10, &pick, NULL), EP_OK);
+    cr_expect_eq(pick.spans_count, 10);
+    cr_expect_eq(pick.calls_count, 1);
+    ep_cli_trace_pick_free(&pick);
+}
+
+Test(trace_pick, what_fits_is_all_there, .fini = end)
+{
+    ep_cli_trace_pick pick;
+    tell_story();
+    cr_assert_eq(ep_cli_trace_pick_make(model, &figures, model->spans_count, &pick, NULL), EP_OK);
+    cr_expect_eq(pick.spans_count, model->spans_count);
+    cr_expect_eq(pick.calls_count, STORY_REQUESTS);
+    ep_cli_trace_pick_free(&pick);
+}
+
 typedef struct piece {
     ep_cli_span_kind kind;
     int32_t pid;
