@@ -63,11 +63,10 @@ function layLanes(spans, byExpert) {
       return !outer || (outer.owner === s[OWNER] && outer.end >= s[BEGIN] + s[DUR]);
     });
     if (!lane) {
-      lane = { open: [], spans: [], depth: 1, process: key[0], label: laneLabel(key, byExpert) };
+      lane = { open: [], spans: [], process: key[0], label: laneLabel(key, byExpert) };
       group.lanes.push(lane);
     }
     lane.open.push({ end: s[BEGIN] + s[DUR], owner: s[OWNER] });
-    lane.depth = Math.max(lane.depth, lane.open.length);
     lane.spans.push({ span: s, depth: lane.open.length - 1 });
   });
   return [...groups.values()]
@@ -99,7 +98,8 @@ function layRows() {
       );
       y += ROW + 1;
     }
-    const height = lane.depth * ROW + 2;
+    const depth = seen.reduce((m, x) => Math.max(m, x.depth), 0) + 1,
+      height = depth * ROW + 2;
     labels.push(
       make(
         'div',
@@ -111,12 +111,12 @@ function layRows() {
           'data-lane': lane.label,
           'data-spans': seen.length,
           'data-y': y,
-          'data-height': height,
+          'data-depth': depth,
         },
         lane.label,
       ),
     );
-    rows.push({ lane, seen, y, height });
+    rows.push({ seen, y, depth, height });
     y += height;
     used++;
     visible += seen.length;
@@ -167,7 +167,7 @@ function spanText(s) {
     (s[UNUSED] ? 'unused ' : '') +
     (s[STATUS] && !s[UNUSED] ? '✕ ' : '') +
     name +
-    (s[EXPERT] >= 0 && name === 'job' ? ` e${s[EXPERT]}` : '') +
+    (s[EXPERT] >= 0 && name === 'job' && !timeline.byExpert ? ` e${s[EXPERT]}` : '') +
     (['job', 'queue'].includes(name) ? `, ${plural(s[ROWS], 'row')}` : '')
   );
 }
@@ -227,7 +227,7 @@ function draw() {
   });
   drawAxis(ctx);
   t.rows.forEach(r => {
-    const edge = new Array(r.lane.depth).fill(-1);
+    const edge = new Array(r.depth).fill(-1);
     r.seen.forEach(({ span, depth }) => {
       const b = px(span[BEGIN]),
         e = px(span[BEGIN] + span[DUR]),
@@ -329,7 +329,7 @@ function showView(s, context) {
   const outside = c ? spans.filter(x => x[BEGIN] > t.fit[1]).length : 0;
   t.zero = c ? c[C.BEGIN] : context.window ? context.window[0] : whole[0];
   [t.from, t.to] = s.at || t.fit;
-  Object.assign(t, { spans, lanes: layLanes(spans, byExpert), bright: context.bright || null, call: one });
+  Object.assign(t, { spans, lanes: layLanes(spans, byExpert), byExpert, bright: context.bright || null, call: one });
   const asked = s.call !== undefined || s.context !== 'list' || (s.value !== 'slowest' && context.calls.length > 0);
   $('back').hidden = !asked;
   $('view-title').textContent = c

@@ -37,6 +37,9 @@ def check_report(cluster, rec, lost, held_up):
         assert calls[call]["slowest_peer"] == "a" and calls[call]["critical_path_ns"]["late"] > 0, calls[call]
     for peer in said["peers"]:
         assert peer["unused"] == sum(e["peer"] == peer["name"] for e in lost) and peer["failed"] == 0, peer
+    assert not said["failures"] and said["calls"]["unused"] == len(lost) and said["calls"]["count"] == said["requests"], said["calls"]
+    assert max(said["peers"], key=lambda p: p["late_ns"])["name"] == "b", said["peers"]
+    assert sum(s["total_ns"] for s in said["critical_path"]) == said["requests_ns"]
     return said
 
 

@@ -22,15 +22,18 @@ def view(browser):
 
 
 def check_lanes(browser, expected=None):
-    """Each lane has spans, and each shows some: in its row of the canvas not all is background. The lanes, as (process, lane)."""
-    lanes = browser.run("""(() => { const c = document.getElementById('timeline'), x = c.getContext('2d'), w = c.width;
-        return [...document.querySelectorAll('#rows .lane')].map(e => { const y = +e.dataset.y + 1, colors = new Set();
-          const d = x.getImageData(150, y, w - 150, Math.max(+e.dataset.height - 3, 1)).data; let ink = 0;
-          for (let i = 0; i < d.length; i += 4) if (d[i + 3] > 200 && Math.max(d[i], d[i + 1], d[i + 2]) - Math.min(d[i], d[i + 1], d[i + 2]) > 12) ink++;
-          return [e.dataset.process, e.dataset.lane, +e.dataset.spans, ink]; }); })()""")
+    """Each lane has spans, and each of its rows shows some: not all of it is background. The lanes, as (process, lane)."""
+    lanes = browser.run("""(() => { const c = document.getElementById('timeline'), x = c.getContext('2d'), left = 150, row = 18;
+        return [...document.querySelectorAll('#rows .lane')].map(e => [e.dataset.process, e.dataset.lane, +e.dataset.spans,
+          [...Array(+e.dataset.depth).keys()].map(k => { let ink = 0;
+            const d = x.getImageData(left, +e.dataset.y + k * row + 2, c.width - left, row - 4).data;
+            for (let i = 0; i < d.length; i += 4) {
+              const rgb = [d[i], d[i + 1], d[i + 2]];
+              if (d[i + 3] > 40 && Math.max(...rgb) - Math.min(...rgb) > 12) ink++;
+            } return ink; })]); })()""")
     assert lanes, "no lane"
     for process, lane, spans, ink in lanes:
-        assert spans > 0 and ink > 0, (process, lane, spans, ink)
+        assert spans > 0 and ink and all(ink), (process, lane, spans, ink)
     got = {(process, lane) for process, lane, _, _ in lanes}
     assert expected is None or got == expected, got ^ expected
     return got
