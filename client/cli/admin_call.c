@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "admin_call.h"
 
-#include <string.h>
-
 ep_err ep_cli_admin_call(ep_cli_control *control, const ep_cli_connect *connect, const char *method,
                          const ProtobufCMessage *request, uint64_t timeout_us, ProtobufCMessage **out_message,
                          ep_error *out_error)
@@ -16,13 +14,6 @@ ep_err ep_cli_admin_call(ep_cli_control *control, const ep_cli_connect *connect,
         return EP_OK;
     }
     *out_error = answer.error;
-    if (answer.error.code == EP_ERR_PERMISSION_DENIED || answer.error.code == EP_ERR_UNAUTHENTICATED) {
-        const char *hint = connect->admin_token_file == NULL
-                               ? "; --admin must name admin_listen, with --admin-token-file where the program has one"
-                               : "; --admin must name admin_listen, and the token be that of its admin_token_file";
-        size_t used = strlen(out_error->text);
-        snprintf(out_error->text + used, sizeof(out_error->text) - used, "%s", hint);
-    }
     return out_error->code;
 }
 

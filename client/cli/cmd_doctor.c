@@ -13,10 +13,8 @@
 #include "exit_code.h"
 #include "observe/trace.h"
 #include "output.h"
-#include "port_look.h"
 #include "settings.h"
 
-#define LOOK_MS 2000
 #define FILES_MAX 16
 
 enum { KEY_CONFIG = 0x200, KEY_PROGRAM };
@@ -83,12 +81,16 @@ typedef struct gathered {
     ep_doctor_facts facts;
     ProtobufCMessage *cluster;
     ep_cli_node_list nodes;
-    ep_doctor_port *ports;
+    ep_rpc_look *looks;
 } gathered;
 
-static bool is_worth_a_look(const ep_error *error)
+/* Unless its own words say what is wrong. */
+static void look_at(const ep_cli_connect *connect, const char *url, const ep_error *error, ep_rpc_look *out_look)
 {
-    return error->code != EP_ERR_UNIMPLEMENTED && error->code != EP_ERR_PERMISSION_DENIED;
+    const ep_lane_address address = {.url = url, .tls = connect->tls.ca_file != NULL ? &connect->tls : NULL};
+    if (error->code != EP_ERR_UNIMPLEMENTED && error->code != EP_ERR_PERMISSION_DENIED && error->code != EP_ERR_UNAUTHENTICATED) {
+        ep_rpc_look_at(&address, NULL, NULL, out_look);
+    }
 }
 
 static ep_err ask_coordinator(ep_cli_control *control, const ep_cli_connect *connect, gathered *g, ep_error *out_error)
@@ -97,8 +99,7 @@ static ep_err ask_coordinator(ep_cli_control *control, const ep_cli_connect *con
     g->facts.coordinator_url = url;
     if (ep_cli_control_ask_one(control, url, "expertd.v1.Coordinator", "ClusterStatus", &g->cluster,
                                &g->facts.coordinator_error) != EP_OK) {
-        g->facts.coordinator_port = is_worth_a_look(&g->facts.coordinator_error) ? ep_cli_port_look(url, LOOK_MS)
-                                                                               : EP_DOCTOR_PORT_UNKNOWN;
+        look_at(connect, url, &g->facts.coordinator_error, &g->facts.coordinator_look);
         return EP_OK;
     }
     g->facts.cluster = (const Expertd__V1__ClusterStatusReply *)g->cluster;
@@ -108,20 +109,20 @@ static ep_err ask_coordinator(ep_cli_control *control, const ep_cli_connect *con
 static ep_err ask_nodes(ep_cli_control *control, const ep_cli_connect *connect, gathered *g, ep_error *out_error)
 {
     struct timespec now;
-    g->ports = calloc(g->nodes.count + 1, sizeof(*g->ports));
-    if (g->ports == NULL) {
+    g->looks = calloc(g->nodes.count + 1, sizeof(*g->looks));
+    if (g->looks == NULL) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for %zu nodes", g->nodes.count);
     }
     ep_cli_node_list_ask(control, &g->nodes, connect->timeout_us);
     clock_gettime(CLOCK_REALTIME, &now);
     g->facts.clock_us = (uint64_t)now.tv_sec * 1000000u + (uint64_t)now.tv_nsec / 1000u;
     for (size_t i = 0; i < g->nodes.count; i++) {
-        if (g->nodes.nodes[i].status == NULL && is_worth_a_look(&g->nodes.nodes[i].error)) {
-            g->ports[i] = ep_cli_port_look(g->nodes.nodes[i].url, LOOK_MS);
+        if (g->nodes.nodes[i].status == NULL) {
+            look_at(connect, g->nodes.nodes[i].url, &g->nodes.nodes[i].error, &g->looks[i]);
         }
     }
     g->facts.nodes = &g->nodes;
-    g->facts.node_ports = g->ports;
+    g->facts.node_looks = g->looks;
     return EP_OK;
 }
 
@@ -165,7 +166,7 @@ static void gathered_fini(gathered *g)
         protobuf_c_message_free_unpacked(g->cluster, NULL);
     }
     ep_cli_node_list_free(&g->nodes);
-    free(g->ports);
+    free(g->looks);
 }
 
 static bool print_json(const ep_doctor_findings *findings)

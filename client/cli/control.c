@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/random.h"
 #include "health.pb-c.h"
+#include "rpc/rpc_look.h"
 
 #define WAIT_NS (50 * EP_NS_PER_MS)
 
@@ -136,13 +137,18 @@ static void on_reply(void *arg, const ep_rpc_reply *reply, const ep_error *error
     finish_slot(slot, NULL, &why);
 }
 
+static ep_lane_address address_of(const ep_cli_control *control, const char *url)
+{
+    return (ep_lane_address){.url = url, .tls = control->connect->tls.ca_file != NULL ? &control->connect->tls : NULL};
+}
+
 static void start_slot(ep_cli_control *control, ask_slot *slot, const char *url, const ep_rpc_method *method,
                        const ProtobufCMessage *request, uint64_t deadline_ns)
 {
     ep_error error;
     ep_rpc_channel_config config = {
         .common = control->common,
-        .address = {.url = url, .tls = control->connect->tls.ca_file != NULL ? &control->connect->tls : NULL},
+        .address = address_of(control, url),
         .connection_class = "control",
         .reconnect = false,
     };
@@ -156,13 +162,20 @@ static void start_slot(ep_cli_control *control, ask_slot *slot, const char *url,
 }
 
 /* A channel's own words are better than "not sent, the connection ended". */
-static void explain(ask_slot *slot, const char *url)
+static void explain(ask_slot *slot, const ep_lane_address *address)
 {
     ep_error *error = &slot->answer->error;
     ep_error last;
     ep_error_clear(&last);
-    if (slot->channel != NULL && ep_rpc_channel_get_state(slot->channel) == EP_CHANNEL_BROKEN) {
+    ep_rpc_channel_state state = slot->channel != NULL ? ep_rpc_channel_get_state(slot->channel) : EP_CHANNEL_READY;
+    if (state == EP_CHANNEL_BROKEN) {
         ep_rpc_channel_last_error(slot->channel, &last);
+    } else if (state == EP_CHANNEL_CONNECTING) { /* the time was over before Hello's */
+        ep_rpc_look look;
+        ep_rpc_look_at(address, NULL, NULL, &look);
+        if (look.code != NULL) {
+            ep_error_set(&last, EP_ERR_UNAVAILABLE, "%s: %s; %s", address->url, look.text, look.advice);
+        }
     }
     if (last.code != EP_OK) { /* its text begins with the URL */
         bool refused = last.code == EP_ERR_CONNECTION_LOST || last.code == EP_ERR_IO ||
@@ -170,7 +183,7 @@ static void explain(ask_slot *slot, const char *url)
         *error = last;
         error->code = refused ? EP_ERR_UNAVAILABLE : last.code;
     } else {
-        ep_error_prefix(error, error->code, "%s", url);
+        ep_error_prefix(error, error->code, "%s", address->url);
     }
 }
 
@@ -240,7 +253,8 @@ void ep_cli_control_ask(ep_cli_control *control, const char *const *urls, size_t
     }
     for (size_t i = 0; i < count; i++) {
         if (out_answers[i].message == NULL) {
-            explain(&slots[i], urls[i]);
+            const ep_lane_address address = address_of(control, urls[i]);
+            explain(&slots[i], &address);
         }
         ep_rpc_channel_destroy(slots[i].channel); /* ends streams; waits for callbacks */
     }

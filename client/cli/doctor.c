@@ -54,7 +54,7 @@ static bool is_loopback(const char *url)
 
 /* A peer that did not answer: what is it, and what did we do wrong? */
 static void examine_silence(const ep_doctor_facts *facts, const char *url, const char *wanted, const ep_error *error,
-                            ep_doctor_port port, ep_doctor_findings *out)
+                            const ep_rpc_look *look, ep_doctor_findings *out)
 {
     const char *other = strcmp(wanted, "coordinator") == 0 ? "node" : "coordinator";
     if (error->code == EP_ERR_UNIMPLEMENTED) {
@@ -62,31 +62,16 @@ static void examine_silence(const ep_doctor_facts *facts, const char *url, const
                       strcmp(other, "node") == 0 ? "give it with --node, or name the coordinator with --coordinator"
                                                  : "give it with --coordinator, or name a node with --node",
                       "%s is a %s, not a %s", url, other, wanted);
-    } else if (error->code == EP_ERR_UNAUTHENTICATED && !(is_tls(url) && port == EP_DOCTOR_PORT_OTHER)) {
+    } else if (error->code == EP_ERR_PERMISSION_DENIED) {
+        ep_doctor_add(out, EP_DOCTOR_ERROR, "admin-listener",
+                      "admin_listen takes operators only: give the URL of listen (rpc_url of the ports file)", "%s", error->text);
+    } else if (look->code != NULL) {
+        ep_doctor_add(out, EP_DOCTOR_ERROR, look->code, look->advice, "%s: %s", url, look->text);
+    } else if (error->code == EP_ERR_UNAUTHENTICATED) {
         ep_doctor_add(out, EP_DOCTOR_ERROR, facts->has_token ? "token-wrong" : "token-missing",
                       facts->has_token ? "the file of --token-file must hold a token of the service's token_file"
                                        : "give the service's token with --token-file",
                       "%s", error->text);
-    } else if (error->code == EP_ERR_PERMISSION_DENIED) {
-        ep_doctor_add(out, EP_DOCTOR_ERROR, "admin-listener",
-                      "admin_listen takes operators only: give the URL of listen (rpc_url of the ports file)", "%s", error->text);
-    } else if (port == EP_DOCTOR_PORT_CLOSED) {
-        ep_doctor_add(out, EP_DOCTOR_ERROR, "nobody-there",
-                      "start it, or look into its ports_file and the network policy for the right address", "nobody listens at %s: %s",
-                      url, error->text);
-    } else if (port == EP_DOCTOR_PORT_HTTP) {
-        ep_doctor_add(out, EP_DOCTOR_ERROR, "probe-port", "the port of listen is meant, not that of probe_address (7410, 7420)",
-                      "%s speaks HTTP: it is a probe port, not a %s's rpc port", url, wanted);
-    } else if (port == EP_DOCTOR_PORT_TLS && !is_tls(url)) {
-        ep_doctor_add(out, EP_DOCTOR_ERROR, "tls-needed", "use tls+tcp:// with --tls-ca and --tls-server-name",
-                      "%s listens with TLS, and we spoke without", url);
-    } else if (port == EP_DOCTOR_PORT_TLS) {
-        ep_doctor_add(out, EP_DOCTOR_ERROR, "tls-refused",
-                      "check --tls-ca, --tls-server-name against the certificate's names, and --tls-cert-key where it asks for one",
-                      "%s listens with TLS, but the handshake failed: %s", url, error->text);
-    } else if (is_tls(url)) {
-        ep_doctor_add(out, EP_DOCTOR_ERROR, "tls-not-there", "use tcp://, or set tls_cert_key_file and a tls+tcp:// listen there",
-                      "%s does not listen with TLS: %s", url, error->text);
     } else {
         ep_doctor_add(out, EP_DOCTOR_ERROR, "no-answer", "look at the log of the program there", "%s does not answer as a %s: %s",
                       url, wanted, error->text);
@@ -148,7 +133,8 @@ static void examine_node(const ep_doctor_facts *facts, const Expertd__V1__NodeSt
     }
     if (node->coordinator_lost) {
         ep_doctor_add(out, EP_DOCTOR_ERROR, "coordinator-lost", "check its coordinator_url, token and network; it goes on trying",
-                      "node %s has no connection to its coordinator", node->node);
+                      "node %s has no connection to its coordinator%s%s", node->node,
+                      node->coordinator_error[0] != '\0' ? ": " : "", node->coordinator_error);
     }
     uint64_t off_us = node->clock_us > facts->clock_us ? node->clock_us - facts->clock_us : facts->clock_us - node->clock_us;
     if (node->clock_us != 0 && off_us > CLOCK_OFF_US) {
@@ -185,7 +171,7 @@ static void examine_software(const ep_doctor_facts *facts, ep_doctor_findings *o
 void ep_doctor_examine(const ep_doctor_facts *facts, ep_doctor_findings *out)
 {
     if (facts->coordinator_url != NULL && facts->coordinator_error.code != EP_OK) {
-        examine_silence(facts, facts->coordinator_url, "coordinator", &facts->coordinator_error, facts->coordinator_port, out);
+        examine_silence(facts, facts->coordinator_url, "coordinator", &facts->coordinator_error, &facts->coordinator_look, out);
     } else if (facts->coordinator_url != NULL) {
         examine_open_door(facts, facts->coordinator_url, out);
     }
@@ -195,7 +181,7 @@ void ep_doctor_examine(const ep_doctor_facts *facts, ep_doctor_findings *out)
     for (size_t i = 0; i < facts->nodes->count; i++) {
         const ep_cli_node *node = &facts->nodes->nodes[i];
         if (node->status == NULL) {
-            examine_silence(facts, node->url, "node", &node->error, facts->node_ports[i], out);
+            examine_silence(facts, node->url, "node", &node->error, &facts->node_looks[i], out);
         } else {
             examine_open_door(facts, node->url, out);
             examine_node(facts, node->status, out);

@@ -6,28 +6,20 @@
 #define EP_CLI_DOCTOR_H
 
 #include "node_list.h"
+#include "rpc/rpc_look.h"
 
 #define EP_DOCTOR_FINDINGS_MAX 256
 
 typedef enum ep_doctor_severity { EP_DOCTOR_INFO, EP_DOCTOR_WARN, EP_DOCTOR_ERROR } ep_doctor_severity;
 extern const char *const ep_doctor_severity_words[]; /* as the enum */
 
-/* What a raw look at a port found, where the protocol got no answer. */
-typedef enum ep_doctor_port {
-    EP_DOCTOR_PORT_UNKNOWN, /* not looked at */
-    EP_DOCTOR_PORT_CLOSED,  /* nobody accepts connections */
-    EP_DOCTOR_PORT_HTTP,
-    EP_DOCTOR_PORT_TLS,
-    EP_DOCTOR_PORT_OTHER /* something that speaks neither */
-} ep_doctor_port;
-
 typedef struct ep_doctor_facts {
     const char *coordinator_url;                     /* NULL: only nodes are asked */
     ep_error coordinator_error;                      /* code EP_OK: it answered */
-    ep_doctor_port coordinator_port;
+    ep_rpc_look coordinator_look; /* at its port, when it did not answer */
     const Expertd__V1__ClusterStatusReply *cluster;  /* NULL: no answer */
     const ep_cli_node_list *nodes;
-    const ep_doctor_port *node_ports; /* [nodes->count] */
+    const ep_rpc_look *node_looks; /* [nodes->count]: the same */
     bool has_token;                   /* we show one */
     uint64_t clock_us;                /* our wall clock when the nodes answered */
     bool has_trace_library;

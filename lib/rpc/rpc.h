@@ -206,7 +206,8 @@ void ep_rpc_channel_destroy(ep_rpc_channel *channel);
 ep_rpc_channel_state ep_rpc_channel_get_state(ep_rpc_channel *channel);
 /* There is reason to believe that the peer can be reached: a channel that waits to dial again does so now. */
 void ep_rpc_channel_hurry(ep_rpc_channel *channel);
-/* Why the channel is not ready: the last error seen. */
+/* Why the channel is not ready: the last error seen. Waits some seconds at most for a look at a port that gave no
+ * answer. Not from a callback. */
 void ep_rpc_channel_last_error(ep_rpc_channel *channel, ep_error *out_error);
 /* Waits until READY or deadline_ns. Errors: DEADLINE_EXCEEDED with the last error's text, CLOSED, and without reconnect the
  * reason the channel broke. Not from a callback. */

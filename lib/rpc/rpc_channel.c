@@ -130,13 +130,14 @@ void ep_rpc_channel_destroy(ep_rpc_channel *channel)
     ep_error_set(&why, EP_ERR_CANCELLED, "the channel was closed here");
     pthread_mutex_lock(&channel->lock);
     channel->closing = true;
+    __atomic_store_n(&channel->look_stop, true, __ATOMIC_RELAXED);
     channel->state = EP_CHANNEL_CLOSED;
     pthread_cond_broadcast(&channel->changed);
     pthread_mutex_unlock(&channel->lock);
     ep_rpc_channel_fail_calls(channel, NULL, &why);
     ep_rpc_dial_stop(channel);
     pthread_mutex_lock(&channel->lock);
-    while (channel->links_alive > 0 || channel->calls_alive > 0) {
+    while (channel->links_alive > 0 || channel->calls_alive > 0 || channel->looking) {
         pthread_cond_wait(&channel->changed, &channel->lock);
     }
     pthread_mutex_unlock(&channel->lock);
@@ -157,6 +158,9 @@ ep_rpc_channel_state ep_rpc_channel_get_state(ep_rpc_channel *channel)
 void ep_rpc_channel_last_error(ep_rpc_channel *channel, ep_error *out_error)
 {
     pthread_mutex_lock(&channel->lock);
+    while (channel->looking) {
+        pthread_cond_wait(&channel->changed, &channel->lock);
+    }
     *out_error = channel->last_error;
     pthread_mutex_unlock(&channel->lock);
 }
@@ -215,7 +219,7 @@ ep_err ep_rpc_channel_wait_ready(ep_rpc_channel *channel, uint64_t deadline_ns, 
     while (channel->state != EP_CHANNEL_READY && err == EP_OK) {
         if (channel->closing) {
             err = ep_error_set(out_error, EP_ERR_CLOSED, "the channel to %s is closed", channel->url);
-        } else if (channel->dial_phase == EP_DIAL_OVER) {
+        } else if (channel->dial_phase == EP_DIAL_OVER && !channel->looking) {
             err = channel->last_error.code;
             if (out_error != NULL) {
                 *out_error = channel->last_error;

@@ -16,6 +16,7 @@
 
 #include "rpc/rpc.h"
 #include "rpc/rpc_link.h"
+#include "rpc/rpc_look.h"
 
 #define EP_RPC_FREE_CLIENT_CALLS_MAX 1024
 
@@ -74,6 +75,12 @@ struct ep_rpc_channel {
     uint64_t random_state;
     ep_rpc_client_link *link;
     uint32_t links_alive;
+
+    bool looking;      /* a thread looks at the port */
+    bool look_stop;    /* atomic: it is to end */
+    uint64_t looked_ns; /* when it last began, since the channel was ready; 0 never */
+    char look_peer[EP_ADDRESS_BYTES];
+    ep_rpc_look look;  /* what the last one found; code NULL: nothing, or the channel was ready since */
 
     ep_rpc_client_call **buckets; /* by call id; a power of two */
     size_t buckets_count;

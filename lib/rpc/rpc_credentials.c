@@ -170,6 +170,11 @@ static ep_err refuse(ep_rpc_refusal refusal, ep_rpc_refusal *out_refusal)
                : EP_ERR_PERMISSION_DENIED;
 }
 
+/* Where a daemon has its tokens, and what expertctl's option for them is. */
+static const char *const token_keys[EP_ROLES_COUNT] = {
+    "token_file (--token-file)", "node_token_file, or token_file where that is not set",
+    "admin_token_file (--admin-token-file)"};
+
 static ep_err judge_token(const token_worth *worth, ep_rpc_role claimed, const char *token,
                           ep_rpc_refusal *out_refusal, ep_error *out_error)
 {
@@ -191,14 +196,14 @@ static ep_err judge_token(const token_worth *worth, ep_rpc_role claimed, const c
     for (size_t role = 0; role < claimed; role++) {
         if (worth->is_of[role]) {
             return ep_error_set(out_error, refuse(EP_REFUSED_TOKEN_ROLE, out_refusal),
-                                "the token is good for role %s, not for role %s",
-                                ep_rpc_role_name((ep_rpc_role)role), ep_rpc_role_name(claimed));
+                                "the token is good for role %s, not for role %s: show one of the service's %s",
+                                ep_rpc_role_name((ep_rpc_role)role), ep_rpc_role_name(claimed), token_keys[claimed]);
         }
     }
     bool missing = token[0] == 0;
     return ep_error_set(out_error,
                         refuse(missing ? EP_REFUSED_TOKEN_MISSING : EP_REFUSED_TOKEN_WRONG, out_refusal),
-                        "the token is %s", missing ? "missing" : "wrong");
+                        "the token is %s: show one of the service's %s", missing ? "missing" : "wrong", token_keys[claimed]);
 }
 
 ep_err ep_rpc_credentials_judge(ep_rpc_credentials *credentials, unsigned roles, ep_rpc_role claimed,
@@ -211,8 +216,10 @@ ep_err ep_rpc_credentials_judge(ep_rpc_credentials *credentials, unsigned roles,
     }
     return ep_error_set(out_error, refuse(EP_REFUSED_LISTENER, out_refusal),
                         "role %s is not admitted on this listener; %s", ep_rpc_role_name(claimed),
-                        claimed == EP_ROLE_OPERATOR ? "operators connect to admin_listen"
-                                                    : "it is for operators, others connect to listen");
+                        claimed == EP_ROLE_OPERATOR
+                            ? "operators connect to admin_listen (by default port 7412 of a coordinator, 7422 of a node)"
+                            : "it is for operators (admin_listen), others connect to listen (by default port 7410 of a "
+                              "coordinator, 7420 of a node)");
 }
 
 void ep_rpc_credentials_label(ep_rpc_credentials *credentials, const char *token, char out[EP_TOKEN_LABEL_BYTES])

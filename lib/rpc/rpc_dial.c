@@ -8,6 +8,7 @@
 #include "base/random.h"
 #include "rpc/rpc_channel.h"
 #include "rpc/rpc_hello.h"
+#include "transport/lane_common.h"
 
 /*
  * on_state runs one at a time because each step begins only after the one before has reported: CONNECTING in
@@ -57,6 +58,56 @@ static uint64_t next_backoff_ns_locked(ep_rpc_channel *channel)
     return wait_ns;
 }
 
+/* ---- a look at a port that took the connection and gave no answer ---- */
+
+#define LOOK_EVERY_NS (10 * EP_NS_PER_S)
+
+/* What was found says more than how the connection ended. */
+static void explain_locked(const ep_rpc_channel *channel, ep_error *io_why)
+{
+    if (channel->look.code != NULL) {
+        ep_error_set(io_why, EP_ERR_UNAVAILABLE, "%s: %s; %s", channel->url, channel->look.text, channel->look.advice);
+    }
+}
+
+static void *look(void *arg)
+{
+    ep_rpc_channel *channel = arg;
+    ep_rpc_look found;
+    const ep_lane_address address = {.url = channel->url, .tls = channel->has_tls ? &channel->tls : NULL};
+    ep_rpc_look_at(&address, channel->look_peer, &channel->look_stop, &found);
+    if (found.code != NULL && strcmp(found.code, "nobody-there") == 0) {
+        found.code = NULL; /* gone by now: the next dial says so, for as long as it is true */
+    }
+    pthread_mutex_lock(&channel->lock);
+    channel->looking = false;
+    if (channel->state != EP_CHANNEL_READY) {
+        channel->look = found;
+    }
+    if (!channel->reconnect) { /* else another error may be the last by now */
+        explain_locked(channel, &channel->last_error);
+    }
+    pthread_cond_broadcast(&channel->changed);
+    pthread_mutex_unlock(&channel->lock);
+    return NULL;
+}
+
+/* Aside, so that the next dial waits for nothing; what is found stands in the errors from then on. */
+static void look_locked(ep_rpc_channel *channel, ep_rpc_client_link *link)
+{
+    uint64_t now_ns = ep_clock_now_ns();
+    pthread_t thread;
+    if (channel->looking || (channel->looked_ns != 0 && now_ns < channel->looked_ns + LOOK_EVERY_NS)) {
+        return;
+    }
+    link->link.conn->ops->conn_peer(link->link.conn, channel->look_peer, sizeof(channel->look_peer));
+    channel->looked_ns = now_ns;
+    channel->looking = ep_lane_thread_create("expertd-look", look, channel, &thread) == EP_OK;
+    if (channel->looking) {
+        pthread_detach(thread);
+    }
+}
+
 /* A dial failed (link NULL) or the connection ended. */
 static void lost(ep_rpc_channel *channel, ep_rpc_client_link *link, const ep_error *error)
 {
@@ -65,8 +116,13 @@ static void lost(ep_rpc_channel *channel, ep_rpc_client_link *link, const ep_err
         ep_error_prefix(&why, why.code, "%s", channel->url);
     }
     pthread_mutex_lock(&channel->lock);
-    channel->last_error = why;
     bool closing = channel->closing;
+    bool is_mute = link != NULL && __atomic_load_n(&link->link.bytes_received, __ATOMIC_RELAXED) == 0; /* no frame of ours came */
+    if (is_mute && !closing) {
+        look_locked(channel, link);
+        explain_locked(channel, &why);
+    }
+    channel->last_error = why;
     if (!closing) {
         channel->state = EP_CHANNEL_BROKEN;
         channel->dial_phase = channel->reconnect ? EP_DIAL_WAITING : EP_DIAL_OVER;
@@ -175,6 +231,8 @@ static void hello_arrived(ep_rpc_client_link *link, const ep_frame *frame, const
     bool closing = channel->closing;
     if (!closing) {
         channel->state = EP_CHANNEL_READY;
+        channel->looked_ns = 0;
+        channel->look.code = NULL;
         channel->connections_total++;
         channel->backoff_ms = limits->redial_min_ms;
         __atomic_store_n(&channel->blocked, false, __ATOMIC_SEQ_CST);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* From a request frame to its handler: every check a call must pass before it is dispatched. */
 #include <stdio.h>
+#include <string.h>
 
 #include "base/clock.h"
 #include "expert.pb-c.h"
@@ -23,9 +24,13 @@ static ep_err find_method(ep_rpc_call *call, ProtobufCService **out_service, ep_
     }
     *out_service = ep_rpc_server_find_service(origin->server, method->service);
     if (*out_service == NULL) {
+        const ep_rpc_common *common = &origin->server->common;
+        bool is_node = strcmp(common->role, "node") == 0;
         return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
-                            "service %s (method %s, id 0x%04x) is not served by this process",
-                            method->service->name, method->method->name, method->id);
+                            "service %s (method %s, id 0x%04x) is not served by this process, which is %s%s; by "
+                            "default a coordinator listens on port 7410, a node on 7420",
+                            method->service->name, method->method->name, method->id, is_node ? "node " : "a ",
+                            is_node ? common->node : common->role);
     }
     return EP_OK;
 }

@@ -3,6 +3,7 @@
 #include "transport/address.h"
 
 #include <arpa/inet.h>
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
@@ -140,4 +141,21 @@ ep_err ep_address_for_dial(const char *url, const ep_tls_config *tls, bool guard
                             "loopback address, or insecure", url);
     }
     return EP_OK;
+}
+
+const char *ep_address_advice(int number, bool listens)
+{
+    if (!listens) {
+        return number == ECONNREFUSED ? "; nobody listens there: start it, or give the port it listens on" : "";
+    }
+    switch (number) {
+    case EADDRINUSE:
+        return "; another program has this port: stop it (ss -ltnp names it), or take another";
+    case EADDRNOTAVAIL:
+        return "; it is not an address of this host (ip address lists them)";
+    case EACCES:
+        return "; ports below 1024 are for root and for who has CAP_NET_BIND_SERVICE";
+    default:
+        return "";
+    }
 }

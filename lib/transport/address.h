@@ -29,4 +29,7 @@ bool ep_address_fits_rule(const char *url, const char *rule);
  */
 ep_err ep_address_for_dial(const char *url, const ep_tls_config *tls, bool guards_token, ep_lane_address *out_address, ep_error *out_error);
 
+/* What to do when connecting, or listening, failed with this errno, as "; ..."; "" nothing that is not plain. */
+const char *ep_address_advice(int number, bool listens);
+
 #endif

@@ -120,5 +120,7 @@ ep_err stream_address_check(const ep_lane_address *address, bool *out_tls, ep_er
 ep_err stream_tls_config_create(const ep_lane_address *address, enum nng_tls_mode mode, nng_tls_config **out_config,
                                 ep_error *out_error);
 ep_err stream_err_from_nng(int nng_error);
+/* ep_address_advice of this. */
+const char *stream_advice(int nng_error, bool listens);
 
 #endif

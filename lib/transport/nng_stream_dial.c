@@ -51,7 +51,8 @@ static void report(stream_dialer *d, nng_stream *stream, int failed)
     stream_conn *conn = NULL;
     ep_error error;
     if (failed != 0) {
-        ep_error_set(&error, stream_err_from_nng(failed), "cannot connect to %s: %s", d->url, nng_strerror(failed));
+        ep_error_set(&error, stream_err_from_nng(failed), "cannot connect to %s: %s%s", d->url, nng_strerror(failed),
+                     failed == NNG_EADDRINVAL ? ": the host's name cannot be resolved" : stream_advice(failed, false));
     } else if (stream_conn_create(stream, &d->limits, d->tls, NULL, &conn) != EP_OK) {
         ep_error_set(&error, EP_ERR_NO_MEMORY, "no memory for a connection to %s", d->url);
         nng_stream_free(stream);

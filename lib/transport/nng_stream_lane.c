@@ -2,7 +2,10 @@
 /* The nng-stream lane: tcp and tls+tcp through nng's stream sockets with our own framing. */
 #include "transport/nng_stream.h"
 
+#include <errno.h>
 #include <string.h>
+
+#include "transport/address.h"
 
 #define FINI_WAIT_MS 5000
 
@@ -27,6 +30,16 @@ ep_err stream_err_from_nng(int nng_error)
     default:
         return EP_ERR_UNAVAILABLE;
     }
+}
+
+const char *stream_advice(int nng_error, bool listens)
+{
+    return ep_address_advice(nng_error == NNG_EADDRINUSE     ? EADDRINUSE
+                             : nng_error == NNG_EADDRINVAL   ? EADDRNOTAVAIL
+                             : nng_error == NNG_ECONNREFUSED ? ECONNREFUSED
+                             : nng_error == NNG_EPERM        ? EACCES
+                                                             : 0,
+                             listens);
 }
 
 ep_err stream_address_check(const ep_lane_address *address, bool *out_tls, ep_error *out_error)
@@ -68,17 +81,28 @@ static ep_err check_keys(const ep_lane_address *address, enum nng_tls_mode mode,
     return require_key(address, "cert_key_file", address->tls->cert_key_file, out_error);
 }
 
+/* what: the fault of a file that can be read. */
+static ep_err bad_file(const char *key, const char *option, const char *path, int failed, const char *what, ep_error *out_error)
+{
+    const char *why = failed == NNG_ENOENT   ? "no such file"
+                      : failed == NNG_EPERM  ? "this process may not read it"
+                      : failed == NNG_ENOMEM ? nng_strerror(failed)
+                                             : what;
+    return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s (expertctl's %s) '%s': %s", key, option, path, why);
+}
+
 static ep_err load_files(const ep_tls_config *tls, nng_tls_config *config, ep_error *out_error)
 {
     int failed = nng_tls_config_ca_file(config, tls->ca_file);
     if (failed != 0) {
-        return ep_error_set(out_error, EP_ERR_BAD_FILE, "TLS setting ca_file '%s': %s", tls->ca_file, nng_strerror(failed));
+        return bad_file("tls_ca_file", "--tls-ca", tls->ca_file, failed,
+                        "it holds no certificate in PEM form, or a broken one", out_error);
     }
     if (tls->cert_key_file != NULL && tls->cert_key_file[0] != '\0') {
         failed = nng_tls_config_cert_key_file(config, tls->cert_key_file, NULL);
         if (failed != 0) {
-            return ep_error_set(out_error, EP_ERR_BAD_FILE, "TLS setting cert_key_file '%s': %s", tls->cert_key_file,
-                                nng_strerror(failed));
+            return bad_file("tls_cert_key_file", "--tls-cert-key", tls->cert_key_file, failed,
+                            "it must hold a certificate in PEM form and its key, without a password", out_error);
         }
     }
     return EP_OK;

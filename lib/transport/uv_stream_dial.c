@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/check.h"
+#include "transport/address.h"
 #include "transport/uv_stream.h"
 
 typedef enum dial_state { DIAL_PENDING, DIAL_RUNNING, DIAL_DONE } dial_state;
@@ -130,7 +131,8 @@ static void attempt_over(uv_dialer *d)
         try_address(d);
         return;
     }
-    ep_error_set(&error, uv_lane_err_from_errno(d->failed), "cannot connect to %s: %s", d->url, strerror(d->failed));
+    ep_error_set(&error, uv_lane_err_from_errno(d->failed), "cannot connect to %s: %s%s", d->url, strerror(d->failed),
+                 ep_address_advice(d->failed, false));
     report(d, &error);
 }
 
@@ -182,7 +184,7 @@ static void try_address(uv_dialer *d)
 static void resolve_failed(uv_dialer *d, const char *reason)
 {
     ep_error error;
-    ep_error_set(&error, EP_ERR_UNAVAILABLE, "cannot connect to %s: %s", d->url, reason);
+    ep_error_set(&error, EP_ERR_UNAVAILABLE, "cannot connect to %s: the host's name cannot be resolved (%s)", d->url, reason);
     report(d, &error);
 }
 

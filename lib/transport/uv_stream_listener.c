@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "transport/address.h"
 #include "transport/uv_stream.h"
 
 #define ACCEPTS_MAX 64 /* in one callback */
@@ -208,13 +209,15 @@ static ep_err bind_socket(uv_lane_listener *l, const ep_lane_address *address, e
     }
     int failed = getaddrinfo(at.host[0] != 0 ? at.host : NULL, at.port, &hints, &list);
     if (failed != 0) {
-        return ep_error_set(out_error, EP_ERR_UNAVAILABLE, "cannot listen on %s: %s", address->url, gai_strerror(failed));
+        return ep_error_set(out_error, EP_ERR_UNAVAILABLE, "cannot listen on %s: the host's name cannot be resolved (%s)",
+                            address->url, gai_strerror(failed));
     }
     l->fd = open_socket(list);
     failed = errno;
     freeaddrinfo(list);
     if (l->fd < 0) {
-        return ep_error_set(out_error, uv_lane_err_from_errno(failed), "cannot listen on %s: %s", address->url, strerror(failed));
+        return ep_error_set(out_error, uv_lane_err_from_errno(failed), "cannot listen on %s: %s%s", address->url,
+                            strerror(failed), ep_address_advice(failed, true));
     }
     ep_accept_url(address->url, bound_port(l->fd), l->url, sizeof(l->url));
     return EP_OK;

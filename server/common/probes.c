@@ -16,6 +16,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "transport/address.h"
 
 #define CONNECTION_MEMORY_BYTES (16u << 10)
 #define BODY_BYTES 4096
@@ -167,6 +168,18 @@ static enum MHD_Result reply_metrics(const ep_probes *probes, struct MHD_Connect
                  MHD_RESPMEM_MUST_FREE);
 }
 
+static enum MHD_Result reply_unknown(const ep_probes_config *config, struct MHD_Connection *connection)
+{
+    char text[BODY_BYTES];
+    bool is_node = config->node != NULL;
+    bool has_admin = config->admin_url[0] != 0;
+    snprintf(text, sizeof(text),
+             "expertd: %s%s: calls go to %s%s%s\nno such path; there are /livez /readyz /startupz /health /metrics\n",
+             is_node ? "node " : "the coordinator", is_node ? config->node : "", config->rpc_url,
+             has_admin ? ", operators' orders to " : "", config->admin_url);
+    return reply_text(connection, MHD_HTTP_NOT_FOUND, text);
+}
+
 static enum MHD_Result on_request(void *arg, struct MHD_Connection *connection, const char *url,
                                   const char *method, const char *version, const char *upload_data,
                                   size_t *upload_bytes, void **request_state)
@@ -187,8 +200,7 @@ static enum MHD_Result on_request(void *arg, struct MHD_Connection *connection, 
             return reply_probe(probes, connection, paths[i].kind, paths[i].empty_body);
         }
     }
-    return reply_text(connection, MHD_HTTP_NOT_FOUND,
-                      "no such path; there are /livez /readyz /startupz /health /metrics\n");
+    return reply_unknown(&probes->config, connection);
 }
 
 static void drop(ep_probes *probes, probe_conn *conn, uint64_t now_ns, const char *why)
@@ -307,9 +319,9 @@ ep_err ep_probes_start(const ep_probes_config *config, ep_probes **out_probes, e
         MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)EP_PROBES_TIMEOUT_S, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
         (size_t)CONNECTION_MEMORY_BYTES, MHD_OPTION_NOTIFY_CONNECTION, on_connection, probes, MHD_OPTION_END);
     if (probes->daemon == NULL) {
-        const char *why = errno != 0 ? strerror(errno) : "no reason given";
-        err = ep_error_set(out_error, EP_ERR_UNAVAILABLE, "cannot listen for probes on %.80s: %s",
-                           config->address, why);
+        const int failed = errno;
+        err = ep_error_set(out_error, EP_ERR_UNAVAILABLE, "probe_address: cannot listen on %.80s: %s%s", config->address,
+                           failed != 0 ? strerror(failed) : "no reason given", ep_address_advice(failed, true));
         pthread_mutex_destroy(&probes->lock);
         free(probes);
         return err;

@@ -5,6 +5,8 @@
  *     /health                        as /readyz
  *     /v2/health/live, .../ready     as /livez, /readyz with an empty body
  *     /metrics                       Prometheus text
+ *     others                         404, and what this port is: "expertd: node a: calls go to tcp://..."; lib/rpc/rpc_look.c
+ *                                    reads it
  *
  * Limits     EP_PROBES_CONNECTIONS_MAX connections of one request each, 16 KiB of memory per connection, and
  *            EP_PROBES_TIMEOUT_S seconds from its begin to the end of the answer. Above half of the places the oldest
@@ -41,6 +43,9 @@ typedef struct ep_probes_config {
     size_t (*checks)(void *arg, ep_probe_kind kind, ep_probe_check *out);
     void *arg;
     ep_metrics *metrics;      /* borrowed */
+    const char *node;         /* borrowed; NULL: the coordinator's */
+    const char *rpc_url;      /* borrowed: where calls go */
+    const char *admin_url;    /* borrowed: where operators go; "" off */
     ep_timer_service *timers; /* borrowed */
 } ep_probes_config;
 

@@ -213,7 +213,7 @@ ep_err ep_service_listen(const ep_service_config *config, ep_rpc_server *server,
                                    .tls = ep_url_is_tls(config->listen[i]) ? &config->tls : NULL};
         ep_err err = ep_rpc_server_listen(server, &address, EP_ROLES_MAIN, out_error);
         if (err != EP_OK) {
-            return ep_error_prefix(out_error, err, "listen %s", config->listen[i]);
+            return ep_error_prefix(out_error, err, "listen");
         }
     }
     if (config->admin_listen[0] != 0) {
@@ -221,14 +221,14 @@ ep_err ep_service_listen(const ep_service_config *config, ep_rpc_server *server,
                                    .tls = ep_url_is_tls(config->admin_listen) ? &config->admin_tls : NULL};
         ep_err err = ep_rpc_server_listen(server, &address, EP_ROLES_ADMIN, out_error);
         if (err != EP_OK) {
-            return ep_error_prefix(out_error, err, "admin_listen %s", config->admin_listen);
+            return ep_error_prefix(out_error, err, "admin_listen");
         }
     }
     if (config->door_listen[0] != 0) {
         ep_lane_address address = {.url = config->door_listen, .tls = ep_url_is_tls(config->door_listen) ? &config->tls : NULL};
         ep_err err = ep_rpc_server_open_door(server, &address, config->door_contexts, out_error);
         if (err != EP_OK) {
-            return ep_error_prefix(out_error, err, "door_listen %s", config->door_listen);
+            return ep_error_prefix(out_error, err, "door_listen");
         }
     }
     return EP_OK;

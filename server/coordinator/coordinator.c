@@ -416,18 +416,23 @@ static ep_err start_doors(coordinator *self, ep_error *out_error)
     }
     const ep_metric_label labels[] = {{"version", ep_version_text()}, {"git", ep_version_build()}, {"isa", ep_version_isa()}};
     ep_gauge_set(ep_metrics_gauge(self->metrics, "expertd_build_info", "What this build is", labels, EP_ARRAY_COUNT(labels)), 1);
+    ep_rpc_server_url(self->server, 0, self->rpc_url, sizeof(self->rpc_url));
+    ep_service_admin_url(service, self->server, self->admin_url, sizeof(self->admin_url));
+    ep_rpc_server_door_url(self->server, self->door_url, sizeof(self->door_url));
     if (service->probe_address[0] != 0) {
-        ep_probes_config config = {
-            .address = service->probe_address, .checks = on_checks, .arg = self, .metrics = self->metrics, .timers = self->timers};
+        ep_probes_config config = {.address = service->probe_address,
+                                   .checks = on_checks,
+                                   .arg = self,
+                                   .metrics = self->metrics,
+                                   .timers = self->timers,
+                                   .rpc_url = self->rpc_url,
+                                   .admin_url = self->admin_url};
         err = ep_probes_start(&config, &self->probes, out_error);
         if (err != EP_OK) {
             return err;
         }
         ep_probes_url(self->probes, self->probe_url, sizeof(self->probe_url));
     }
-    ep_rpc_server_url(self->server, 0, self->rpc_url, sizeof(self->rpc_url));
-    ep_service_admin_url(service, self->server, self->admin_url, sizeof(self->admin_url));
-    ep_rpc_server_door_url(self->server, self->door_url, sizeof(self->door_url));
     if (service->ports_file[0] == 0) {
         return EP_OK;
     }

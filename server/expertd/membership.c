@@ -55,9 +55,8 @@ struct ep_membership {
     char secret[33];                       /* shows the coordinator that it is still we; see RegisterRequest */
     uint64_t owned_changes;                /* of the store, as last told */
     ep_epoch assigned;                     /* newest assignment; 0.0 none */
-    char last_report[EP_ERROR_TEXT_BYTES]; /* what was logged last, so that a lasting failure is one line */
     pthread_mutex_t view_lock;
-    ep_membership_view view;
+    ep_membership_view view; /* lost_why is also what was logged last, so that a lasting failure is one line */
 };
 
 static void tick(void *arg);
@@ -68,21 +67,21 @@ static void set_connected(ep_membership *m, bool connected)
     pthread_mutex_lock(&m->view_lock);
     bool changed = m->view.is_connected != connected;
     m->view.is_connected = connected;
+    m->view.lost_why[0] = connected ? 0 : m->view.lost_why[0];
     pthread_mutex_unlock(&m->view_lock);
     if (changed) {
         ep_log(EP_LOG_INFO, "coordinator", EP_KV(state, connected ? "registered" : "lost"),
                EP_KV(url, m->config.coordinator_url));
         m->config.on_change(m->config.arg);
     }
-    if (connected) {
-        m->last_report[0] = 0;
-    }
 }
 
 static void log_once(ep_membership *m, const char *what, const ep_error *error)
 {
-    if (strcmp(m->last_report, error->text) != 0) {
-        snprintf(m->last_report, sizeof(m->last_report), "%s", error->text);
+    if (strcmp(m->view.lost_why, error->text) != 0) { /* written on this thread alone */
+        pthread_mutex_lock(&m->view_lock);
+        snprintf(m->view.lost_why, sizeof(m->view.lost_why), "%s", error->text);
+        pthread_mutex_unlock(&m->view_lock);
         ep_log(EP_LOG_WARN, "coordinator", EP_KV(url, m->config.coordinator_url), EP_KV(step, what),
                EP_KV(code, ep_err_name(error->code)), EP_KV(reason, error->text), EP_KV(effect, "it is tried again"));
     }
@@ -306,7 +305,9 @@ static void open_letter(ep_membership *m, letter_kind kind, const uint8_t *packe
 
 static void on_call_failed(ep_membership *m, letter_kind kind, const ep_error *error)
 {
-    log_once(m, kind == LETTER_REGISTER ? "registration" : "heartbeat", error);
+    ep_error why = *error;
+    ep_error_prefix(&why, why.code, "%s", m->config.coordinator_url);
+    log_once(m, kind == LETTER_REGISTER ? "registration" : "heartbeat", &why);
     set_connected(m, false);
     m->models_changed = true; /* what this call would have told may be lost, and what is loaded counts only with it */
     ep_load_report_forget(m->loads); /* what was told may not have arrived */

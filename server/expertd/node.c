@@ -492,7 +492,10 @@ static ep_err start_probes(ep_node *node, ep_error *out_error)
                                .checks = ep_node_probe_checks,
                                .arg = node,
                                .metrics = node->metrics,
-                               .timers = node->timers};
+                               .timers = node->timers,
+                               .node = node->config->name,
+                               .rpc_url = node->url,
+                               .admin_url = node->admin_url};
     ep_err err = ep_node_observe_init(node);
     if (err != EP_OK) {
         return ep_error_set(out_error, err, "no memory for metrics");

@@ -77,14 +77,10 @@ static void fill_load(ep_node *node, Expertd__V1__NodeStatusReply *reply)
     ep_admission_stats admission;
     ep_batcher_stats jobs;
     ep_rpc_server_stats rpc;
-    ep_membership_view view = {.is_connected = true};
     struct timespec now;
     ep_admission_read_stats(node->admission, &admission);
     ep_batcher_read_stats(node->batcher, &jobs);
     ep_rpc_server_read_stats(node->server, &rpc);
-    if (node->membership != NULL) {
-        ep_membership_read(node->membership, &view);
-    }
     clock_gettime(CLOCK_REALTIME, &now);
     reply->tokens_in_flight = admission.tokens_used;
     reply->inflight_tokens = node->config->inflight_tokens;
@@ -96,7 +92,6 @@ static void fill_load(ep_node *node, Expertd__V1__NodeStatusReply *reply)
     }
     reply->software = (char *)(uintptr_t)ep_version_software();
     reply->clock_us = (uint64_t)now.tv_sec * 1000000u + (uint64_t)now.tv_nsec / 1000u;
-    reply->coordinator_lost = !view.is_connected;
     reply->connections = rpc.connections;
     reply->connections_max = node->config->service.limits.connections_max;
 }
@@ -110,7 +105,11 @@ static void service_node_status(Expertd__V1__NodeInfo_Service *service, const Ex
     Expertd__V1__LayerStatus *layers = NULL;
     ep_forward_stats requests;
     ep_weight_stats weights;
+    ep_membership_view view = {.is_connected = true};
     (void)input;
+    if (node->membership != NULL) {
+        ep_membership_read(node->membership, &view);
+    }
     ep_forward_handler_read_stats(node->handler, &requests);
     ep_weight_store_read_stats(node->store, &weights);
     ep_epoch loaded = ep_node_epoch_loaded(&node->epoch);
@@ -130,6 +129,8 @@ static void service_node_status(Expertd__V1__NodeInfo_Service *service, const Ex
     reply.last_error = weights.last_error;
     reply.experts_failed = weights.failed_count;
     reply.experts_pending = weights.pending_count;
+    reply.coordinator_lost = !view.is_connected;
+    reply.coordinator_error = view.lost_why;
     fill_load(node, &reply);
     if (fill_layers(node, &reply, &layers)) {
         closure(&reply, closure_data);

@@ -178,11 +178,11 @@ static void show_cluster(const game *g, const Expertd__V1__ClusterStatusReply *c
         check_shown(text, &(ep_screen){0});
     }
     if (ep_cli_node_list_from_cluster(cluster, &nodes, NULL) == EP_OK) {
-        ep_doctor_port *ports = calloc(nodes.count + 1, sizeof(*ports));
-        FUZZ_CHECK(ports != NULL);
-        ep_doctor_facts facts = {.coordinator_url = "tcp://c:1", .cluster = cluster, .nodes = &nodes, .node_ports = ports};
+        ep_rpc_look *looks = calloc(nodes.count + 1, sizeof(*looks));
+        FUZZ_CHECK(looks != NULL);
+        ep_doctor_facts facts = {.coordinator_url = "tcp://c:1", .cluster = cluster, .nodes = &nodes, .node_looks = looks};
         ep_doctor_examine(&facts, &findings);
-        free(ports);
+        free(looks);
         ep_cli_node_list_free(&nodes);
     }
 }

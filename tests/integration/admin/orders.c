@@ -43,8 +43,8 @@ static void reload_and_config(const char *admin, const char *token)
     ADMIN_CTL(&f.cluster, 1, "nothing changed: file ", "reload", "--admin", admin, "--admin-token-file", token);
     ADMIN_CTL(&f.cluster, 1, "drain_ms: 'soon' is not a time", "reload", "--admin", admin, "--admin-token-file", token);
     ADMIN_CTL(&f.cluster, 0, ENTRY("drain_ms", "8s"), "config", "-o", "json", "--admin", admin, "--admin-token-file", token);
-    ADMIN_CTL(&f.cluster, 1, "--admin must name admin_listen", "config", "--admin", admin);
-    ADMIN_CTL(&f.cluster, 1, "--admin must name admin_listen", "config", "--admin", f.cluster.coordinator.rpc_url,
+    ADMIN_CTL(&f.cluster, 1, "admin_token_file (--admin-token-file)", "config", "--admin", admin);
+    ADMIN_CTL(&f.cluster, 1, "operators connect to admin_listen", "config", "--admin", f.cluster.coordinator.rpc_url,
               "--admin-token-file", token);
     ADMIN_CTL(&f.cluster, 0, NULL, "status", "--coordinator", f.cluster.coordinator.rpc_url);
     expect_no_token(admin, token);

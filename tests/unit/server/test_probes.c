@@ -26,7 +26,8 @@ static size_t checks(void *arg, ep_probe_kind kind, ep_probe_check *out)
 static void setup(void)
 {
     ep_error e;
-    ep_probes_config config = {.address = "127.0.0.1:0", .checks = checks};
+    ep_probes_config config = {
+        .address = "127.0.0.1:0", .checks = checks, .node = "a", .rpc_url = "tcp://127.0.0.1:7420", .admin_url = ""};
     cr_assert_eq(ep_metrics_create(&metrics), EP_OK);
     cr_assert_eq(ep_timer_service_create("timers", &timers), EP_OK);
     config.metrics = metrics;

@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Types every mistake of the table (rows.py) and reads the answer: it names the thing, its place and the next step. Each row that fails is printed with its whole
+answer; `--show [WORD]` as the last arguments prints the answers of all rows (with that word in their name or group)."""
+import concurrent.futures, os, shlex, string, subprocess, sys, time
+
+from rows import ROWS
+from world import NOBODY, World
+
+SHOW = sys.argv[3:4] == ["--show"]
+ONLY = sys.argv[4] if len(sys.argv) > 4 else ""
+
+
+def environment(row):
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("EXPERTCTL_", "EXPERTD_", "LIBEXPERTD_"))}
+    return env | row.env
+
+
+def command_of(world, row, number):
+    names = dict(world.names)
+    if row.file is not None:
+        names["file"] = world.write(f"row{number}.yaml", world.fill(row.file).encode(), 0o644)
+    fill = lambda text: string.Template(text).substitute(names)
+    command = [fill(word) for word in shlex.split(row.command)]
+    if row.user == "nobody" and os.geteuid() == 0:
+        command = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", *command]
+    return command, [fill(text) for text in row.wants]
+
+
+def run(world, row, number):
+    """The command, its answer, and what is wrong with it."""
+    command, wants = command_of(world, row, number)
+    began = time.monotonic()
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, timeout=30, env=environment(row), cwd=world.folder)
+        code, answer = done.returncode, done.stdout.decode("utf-8", "replace")
+    except subprocess.TimeoutExpired as late:
+        code, answer = "none, it runs on", (late.stdout or b"").decode("utf-8", "replace")
+    faults = [] if code == row.code else [f"exit code {code}, not {row.code}"]
+    faults += [f'no "{want}"' for want in wants if want not in answer]
+    faults += [f'"{secret}" is in it' for secret in row.never if secret in answer]
+    return command, answer, faults, time.monotonic() - began
+
+
+class Logged:
+    """A daemon that runs on, and what its log comes to say."""
+
+    def __init__(self, world, row, number):
+        self.command, self.wants = command_of(world, row, number)
+        self.path = world.path(f"row{number}.log")
+        with open(self.path, "wb") as log:
+            self.process = subprocess.Popen(self.command, stdout=log, stderr=log, env=environment(row))
+        world.processes.append((f"row{number}", self.process))
+        self.began = time.monotonic()
+
+    def look(self, until):
+        """In one line of the log all must stand: it is one answer."""
+        while True:
+            answer = open(self.path, encoding="utf-8", errors="replace").read()
+            missing = min(([f'no "{want}"' for want in self.wants if want not in line] for line in answer.splitlines() or [""]), key=len)
+            if not missing or self.process.poll() is not None or time.monotonic() > until:
+                break
+            time.sleep(0.05)
+        return self.command, answer, missing, time.monotonic() - self.began
+
+    def end(self):
+        self.process.kill()
+        self.process.wait()
+
+
+def main():
+    began = time.monotonic()
+    with World() as world:
+        world.make_files()
+        world.make_batches()
+        world.make_models()
+        world.make_maps()
+        world.make_certificates()
+        world.make_states()
+        world.take_ports()
+        for name in "expired", "future":
+            world.serve_tls(name)
+        world.start_clusters()
+        print(f"{time.monotonic() - began:.1f} s until all stands", flush=True)
+        rows = [(number, row) for number, row in enumerate(ROWS) if ONLY in f"{row.group}: {row.name}"]
+        logged = {number: Logged(world, row, number) for number, row in rows if row.logs}
+        until = time.monotonic() + 20
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            results = dict(zip([n for n, row in rows if not row.logs], pool.map(lambda pair: run(world, pair[1], pair[0]), [pair for pair in rows if not pair[1].logs])))
+        for number, daemon in logged.items():
+            results[number] = daemon.look(until)
+            daemon.end()
+        failed = 0
+        for number, row in rows:
+            command, answer, faults, seconds = results[number]
+            failed += bool(faults)
+            if faults or SHOW:
+                print(f"\n{'FAILED' if faults else 'ok'} {row.group}: {row.name} ({seconds:.1f} s)\n$ {shlex.join(command)}\n{answer.rstrip()}")
+                print("".join(f"    {fault}\n" for fault in faults), end="")
+        print(f"\n{len(rows)} mistakes, {failed} without a good answer, {time.monotonic() - began:.1f} s")
+        return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
