@@ -2,10 +2,12 @@
 /* The error table's look-ups and ep_error_set. */
 #include "base/error.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/check.h"
 
@@ -116,6 +118,18 @@ ep_err ep_error_prefix(ep_error *error, ep_err code, const char *format, ...)
     }
     error->text[used] = 0;
     return error->code;
+}
+
+const char *ep_errno_text(int number, char out[EP_ERRNO_TEXT_BYTES])
+{
+    char text[EP_ERRNO_TEXT_BYTES / 2];
+    const char *what = strerror_r(number, text, sizeof(text));
+    if (number == EACCES || number == EPERM) {
+        snprintf(out, EP_ERRNO_TEXT_BYTES, "%s (this process is user %u)", what, (unsigned)geteuid());
+    } else {
+        snprintf(out, EP_ERRNO_TEXT_BYTES, "%s", what);
+    }
+    return out;
 }
 
 _Noreturn void ep_assert_failed(const char *condition, const char *file, int line)

@@ -38,9 +38,8 @@ static ep_err errno_to_err(int number)
 static ep_err system_error(ep_error *out_error, const char *verb, const char *name)
 {
     int number = errno;
-    char text[128];
-    return ep_error_set(out_error, errno_to_err(number), "%s: cannot %s: %s", name, verb,
-                        strerror_r(number, text, sizeof(text)));
+    char text[EP_ERRNO_TEXT_BYTES];
+    return ep_error_set(out_error, errno_to_err(number), "%s: cannot %s: %s", name, verb, ep_errno_text(number, text));
 }
 
 /* In <root>/snapshots/<revision> with <root>/blobs beside it, links may end anywhere below <root>. */
@@ -237,8 +236,6 @@ ep_err ep_model_file_open(const ep_model_dir *dir, const char *name, ep_model_fi
 ep_err ep_model_file_open_path(const char *path, ep_model_file *out_file, ep_error *out_error)
 {
     struct stat st;
-    const char *slash = strrchr(path, '/');
-    const char *name = slash == NULL ? path : slash + 1;
     if (stat(path, &st) != 0) {
         return system_error(out_error, "open", path);
     }
@@ -249,7 +246,9 @@ ep_err ep_model_file_open_path(const char *path, ep_model_file *out_file, ep_err
     if (fd < 0) {
         return system_error(out_error, "open", path);
     }
-    return take_file(fd, name, out_file, out_error);
+    const char *slash = strrchr(path, '/');
+    bool is_long = strlen(path) >= EP_MODEL_FILE_NAME_BYTES && slash != NULL;
+    return take_file(fd, is_long ? slash + 1 : path, out_file, out_error);
 }
 
 void ep_model_file_close(ep_model_file *file)

@@ -59,13 +59,13 @@ static ep_err read_header_length(const ep_model_file *file, const ep_safetensors
     uint64_t most = file->bytes - LENGTH_BYTES;
     if (length > limits->header_bytes_max) {
         return ep_error_set(out_error, EP_ERR_BAD_FILE,
-                            "%s: header length %" PRIu64 ", allowed 2..%zu (the limit)", file->name, length,
+                            "%s: is no safetensors file: header length %" PRIu64 ", allowed 2..%zu (the limit)", file->name, length,
                             limits->header_bytes_max);
     }
     if (length < 2 || length > most) {
         return ep_error_set(out_error, EP_ERR_BAD_FILE,
-                            "%s: header length %" PRIu64 ", allowed 2..%" PRIu64 " (the file has %" PRIu64
-                            " bytes)",
+                            "%s: is cut short, or no safetensors file: header length %" PRIu64
+                            ", allowed 2..%" PRIu64 " (the file has %" PRIu64 " bytes)",
                             file->name, length, most, file->bytes);
     }
     *out_bytes = (size_t)length;

@@ -198,7 +198,7 @@ static ep_err check_duplicates(const ep_batch *batch, const ep_layer_shape *shap
             if (experts[j] == experts[k]) {
                 return BAD("expert id %" PRIu32 " at token %" PRIu32 ", slot %" PRIu32
                            " is already in slot %" PRIu32
-                           ": a token's experts must differ unless duplicates are allowed",
+                           ": a token's experts must differ, unless allow_duplicates (--allow-duplicates) is set",
                            experts[k], token, k, j);
             }
         }

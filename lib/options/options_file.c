@@ -62,10 +62,11 @@ static ep_err unknown_key(const reader *r, const yaml_node_t *node, const char *
     char text[256];
     const char *nearest = ep_options_nearest(options, count, key);
     if (nearest != NULL) {
-        snprintf(text, sizeof(text), "unknown key '%.80s'; did you mean '%s'? (--help lists all)", key,
-                 nearest);
+        snprintf(text, sizeof(text), "unknown key '%.80s'; did you mean '%s'? (%s --help lists all)", key, nearest,
+                 r->options->spec->program);
     } else {
-        snprintf(text, sizeof(text), "unknown key '%.80s' (--help lists all)", key);
+        snprintf(text, sizeof(text), "unknown key '%.80s' (%s --help lists those of this program)", key,
+                 r->options->spec->program);
     }
     return fail_at(r, node, text);
 }
@@ -215,10 +216,13 @@ static ep_err read_root(reader *r, const yaml_node_t *root)
 static ep_err read_bytes(const char *path, unsigned char **out_text, size_t *out_bytes, ep_error *out_error)
 {
     struct stat st;
+    char why[EP_ERRNO_TEXT_BYTES];
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     if (fd < 0) {
-        return ep_error_set(out_error, errno == ENOENT ? EP_ERR_NOT_FOUND : EP_ERR_IO,
-                            "config file %.300s: %s", path, strerror(errno));
+        const int number = errno;
+        return ep_error_set(out_error, number == ENOENT ? EP_ERR_NOT_FOUND : EP_ERR_IO, "config file %.300s: %s%s", path,
+                            ep_errno_text(number, why),
+                            number == ENOENT ? "; --print-config-sample prints one to begin with" : "");
     }
     if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode) || (uint64_t)st.st_size > EP_OPTIONS_FILE_BYTES_MAX) {
         close(fd);
@@ -239,11 +243,19 @@ static ep_err read_bytes(const char *path, unsigned char **out_text, size_t *out
     return EP_OK;
 }
 
-static ep_err fail_parser(const char *path, const yaml_parser_t *parser, ep_error *out_error)
+/* libyaml's words name the place where it gave up; where it began, and the one character nobody sees, are added. */
+static ep_err fail_parser(const char *path, const unsigned char *text, size_t bytes, const yaml_parser_t *parser,
+                          ep_error *out_error)
 {
-    return ep_error_set(out_error, EP_ERR_BAD_CONFIG, "file %.300s:%zu: not YAML: %s", path,
-                        parser->problem_mark.line + 1,
-                        parser->problem != NULL ? parser->problem : "no reason given");
+    char begun[96] = "";
+    bool is_tab = parser->problem_mark.index < bytes && text[parser->problem_mark.index] == '\t';
+    if (parser->context != NULL) {
+        snprintf(begun, sizeof(begun), " %.60s that begins in line %zu", parser->context, parser->context_mark.line + 1);
+    }
+    return ep_error_set(out_error, EP_ERR_BAD_CONFIG, "file %.300s:%zu: column %zu: not YAML: %s%s%s", path,
+                        parser->problem_mark.line + 1, parser->problem_mark.column + 1,
+                        parser->problem != NULL ? parser->problem : "no reason given", begun,
+                        is_tab ? ": a tab; YAML is indented with blanks" : "");
 }
 
 /* Counts the event in; an error where it goes past a bound. */
@@ -284,7 +296,7 @@ static ep_err check_shape(const char *path, const unsigned char *text, size_t by
     while (err == EP_OK && !is_end) {
         yaml_event_t event;
         if (!yaml_parser_parse(&parser, &event)) {
-            err = fail_parser(path, &parser, out_error);
+            err = fail_parser(path, text, bytes, &parser, out_error);
             break;
         }
         is_end = event.type == YAML_DOCUMENT_END_EVENT || event.type == YAML_STREAM_END_EVENT;
@@ -316,7 +328,7 @@ ep_err ep_options_read_file(ep_options *options, const char *path, ep_error *out
     }
     yaml_parser_set_input_string(&parser, text, bytes);
     if (!yaml_parser_load(&parser, &r.document)) {
-        err = fail_parser(path, &parser, out_error);
+        err = fail_parser(path, text, bytes, &parser, out_error);
     } else {
         yaml_node_t *root = yaml_document_get_root_node(&r.document);
         err = root != NULL ? read_root(&r, root) : EP_OK; /* an empty file sets nothing */

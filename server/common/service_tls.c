@@ -78,7 +78,8 @@ static ep_err open_file(const tls_file *file, bool has_key, FILE **out_stream)
     bool is_private = is_file && (!has_key || ep_file_is_private(&st));
     FILE *stream = is_private ? fdopen(fd, "r") : NULL;
     if (stream == NULL) {
-        ep_err err = fd < 0 || is_private ? FAIL(file, "cannot read %.200s: %s", file->path, strerror(errno))
+        char why[EP_ERRNO_TEXT_BYTES];
+        ep_err err = fd < 0 || is_private ? FAIL(file, "cannot read %.200s: %s", file->path, ep_errno_text(errno, why))
                      : !is_file           ? FAIL(file, "cannot read %.200s: no regular file", file->path)
                                           : FAIL(file, "%.200s holds a key and has mode %04o; allowed: %s", file->path,
                                                  (unsigned)(st.st_mode & 07777), EP_PRIVATE_FILE_ALLOWED);
@@ -133,7 +134,7 @@ static ep_err check_pair(const tls_file *file, FILE *stream)
     if (cert == NULL) {
         err = FAIL(file, "%.200s holds no certificate in PEM form", file->path);
     } else if (key == NULL) {
-        err = FAIL(file, "%.200s holds no key in PEM form without a password", file->path);
+        err = FAIL(file, "%.200s holds no key in PEM form without a password; certificate and key belong into this one file", file->path);
     } else if (X509_check_private_key(cert, key) != 1) {
         err = FAIL(file, "the key in %.200s does not belong to its certificate", file->path);
     } else {

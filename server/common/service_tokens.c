@@ -25,9 +25,11 @@ static ep_err read_text(const ep_options *options, const char *key, const char *
                         ep_error *out_error)
 {
     struct stat st;
+    char why[EP_ERRNO_TEXT_BYTES];
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     if (fd < 0) {
-        return ep_options_fail(options, key, out_error, "cannot open %.200s: %s", path, strerror(errno));
+        return ep_options_fail(options, key, out_error, "cannot open %.200s: %s", path,
+                               ep_errno_text(errno, why));
     }
     bool ok_file = fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
     ssize_t n = ok_file ? read(fd, file->text, FILE_BYTES_MAX + 1) : -1;

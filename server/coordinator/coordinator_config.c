@@ -112,9 +112,9 @@ static ep_err load_map(const ep_options *options, ep_coordinator_config *config,
     }
     config->cluster.node_order = config->node_order;
     config->cluster.node_order_count = count;
-    ep_err err = ep_expert_map_read_file(ep_options_text(options, "expert_map_file"), &config->expert_map, out_error);
-    if (err != EP_OK) {
-        return err;
+    ep_error why;
+    if (ep_expert_map_read_file(ep_options_text(options, "expert_map_file"), &config->expert_map, &why) != EP_OK) {
+        return ep_options_fail(options, "expert_map_file", out_error, "%s", why.text);
     }
     uint32_t devices = ep_expert_map_devices_max(config->expert_map);
     if (count != 0 && count < devices) {
@@ -141,19 +141,21 @@ static uint64_t new_term(void)
 static ep_err check_state_dir(const ep_options *options, ep_coordinator_config *config, ep_error *out_error)
 {
     struct stat status;
+    char why[EP_ERRNO_TEXT_BYTES];
     if (!ep_options_is_set(options, "state_dir")) {
         return EP_OK;
     }
     const char *path = ep_options_text(options, "state_dir");
     if (stat(path, &status) != 0) {
-        return ep_options_fail(options, "state_dir", out_error, "%s: %s; make the directory first", path, strerror(errno));
+        return ep_options_fail(options, "state_dir", out_error, "%s: %s; make the directory first", path,
+                               ep_errno_text(errno, why));
     }
     if (!S_ISDIR(status.st_mode)) {
         return ep_options_fail(options, "state_dir", out_error, "%s is not a directory", path);
     }
     if (access(path, R_OK | W_OK | X_OK) != 0) {
         return ep_options_fail(options, "state_dir", out_error, "%s: %s; the coordinator must be able to write there", path,
-                               strerror(errno));
+                               ep_errno_text(errno, why));
     }
     config->state_dir = path;
     return EP_OK;

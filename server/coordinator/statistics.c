@@ -85,10 +85,15 @@ static ep_err reply(const ep_load_layer *layers, size_t count, const Expertd__V1
     return err == EP_OK && message.n_layers == 0 && names_some ? EP_ERR_NOT_FOUND : err;
 }
 
-/* Names what the request names: an empty model or version stands for all. */
-static void not_found(const Expertd__V1__StatisticsRequest *request, size_t count, ep_error *out_error)
+/* Names what the request names: an empty model or version stands for all; and what there is. */
+static void not_found(const Expertd__V1__StatisticsRequest *request, const ep_load_layer *layers, size_t count, ep_error *out_error)
 {
-    char layer[24] = "any layer", model[128] = "any model", version[64] = "";
+    char layer[24] = "any layer", model[128] = "any model", version[64] = "", known[192] = "none";
+    size_t used = 0;
+    for (size_t l = 0; l < count && used < sizeof(known); l++) {
+        used += (size_t)snprintf(known + used, sizeof(known) - used, "%s%s:%s layer %" PRIu32, l > 0 ? ", " : "", layers[l].model,
+                                 layers[l].version, layers[l].layer);
+    }
     if (request->has_layer) {
         snprintf(layer, sizeof(layer), "layer %" PRIu32, request->layer);
     }
@@ -98,8 +103,8 @@ static void not_found(const Expertd__V1__StatisticsRequest *request, size_t coun
     if (request->version[0] != 0) {
         snprintf(version, sizeof(version), " version '%.31s'", request->version);
     }
-    ep_error_set(out_error, EP_ERR_NOT_FOUND, "nothing was computed yet in %s of %s%s; there are loads of %zu layers", layer, model, version,
-                 count);
+    ep_error_set(out_error, EP_ERR_NOT_FOUND, "nothing was computed yet in %s of %s%s; there are loads of: %s", layer, model, version,
+                 known);
 }
 
 void ep_statistics_answer(ep_load_sums *loads, const Expertd__V1__StatisticsRequest *request, Expertd__V1__StatisticsReply_Closure closure,
@@ -110,12 +115,12 @@ void ep_statistics_answer(ep_load_sums *loads, const Expertd__V1__StatisticsRequ
     ep_error error;
     ep_err err = ep_load_sums_read(loads, &layers, &count);
     err = err != EP_OK ? err : reply(layers, count, request, closure, call);
-    ep_load_layers_free(layers, count);
     if (err == EP_ERR_NOT_FOUND) {
-        not_found(request, count, &error);
+        not_found(request, layers, count, &error);
     } else if (err != EP_OK) {
         ep_error_set(&error, err, "no memory for statistics");
     }
+    ep_load_layers_free(layers, count);
     ep_rpc_call_finish(call, err, err == EP_OK ? NULL : &error);
 }
 

@@ -82,7 +82,7 @@ static ep_err open_model(ep_node_model *model, const ep_node_config *config, ep_
 {
     ep_err err = ep_checkpoint_open(model->config->path, &model->checkpoint, out_error);
     if (err != EP_OK) {
-        return ep_error_prefix(out_error, err, "model %s", model->config->name);
+        return ep_error_prefix(out_error, err, "model %s in %.200s", model->config->name, model->config->path);
     }
     model->info = ep_checkpoint_info(model->checkpoint);
     if (model->info->moe_layers_count == 0) {
@@ -118,8 +118,8 @@ ep_err ep_node_models_open(ep_node_models *models, const ep_node_config *config,
             if (strcmp(other->config->name, model->config->name) == 0 &&
                 strcmp(other->info->version, model->info->version) == 0) {
                 return ep_error_set(out_error, EP_ERR_BAD_CONFIG,
-                                    "model %s version %s is configured twice: %s and %s", model->config->name,
-                                    model->info->version, other->config->path, model->config->path);
+                                    "model %s version %s is configured twice in models: with path %s and %s; take one out",
+                                    model->config->name, model->info->version, other->config->path, model->config->path);
             }
         }
     }

@@ -97,7 +97,7 @@ static const start_case start_cases[] = {
     {"no directory",
      ep_test_expertd,
      {"--model=m=@/nothing"},
-     {"models[0].path", "'@/nothing' is not a directory"}},
+     {"models[0].path", "'@/nothing': No such file or directory"}},
     {"static without a map",
      ep_test_coordinator,
      {"--placement=static"},

@@ -68,7 +68,7 @@ Test(safetensors_damage, a_flipped_bit_in_the_header_is_an_error_or_harmless)
         ep_err err = open_small(&file, &error);
         if (err != EP_OK) {
             cr_assert_eq(err, EP_ERR_BAD_FILE, "bit %zu: %s", i, error.text);
-            cr_assert_eq(strncmp(error.text, NAME ": ", strlen(NAME) + 2), 0, "bit %zu: %s", i, error.text);
+            cr_assert(strstr(error.text, "/" NAME ": ") != NULL, "bit %zu: %s", i, error.text);
             refused++;
             continue;
         }
@@ -118,7 +118,7 @@ Test(safetensors_damage, a_file_cut_anywhere_is_refused)
         ep_error error;
         write_raw(NAME, bytes, keep);
         cr_assert_eq(open_small(&file, &error), EP_ERR_BAD_FILE, "cut at %zu was accepted", keep);
-        cr_assert_eq(strncmp(error.text, NAME ": ", strlen(NAME) + 2), 0, "%s", error.text);
+        cr_assert(strstr(error.text, "/" NAME ": ") != NULL, "%s", error.text);
     }
     char *longer = calloc(1, count + 1);
     memcpy(longer, bytes, count);

@@ -104,8 +104,8 @@ Test(batch, refuses_duplicates_unless_allowed_masked_or_inactive)
     fixture f;
     setup(&f);
     f.ids[2 * K] = 5;
-    expect_refused(&f, "expert id 5 at token 2, slot 1 is already in slot 0: a token's experts must differ "
-                       "unless duplicates are allowed");
+    expect_refused(&f, "expert id 5 at token 2, slot 1 is already in slot 0: a token's experts must differ, "
+                       "unless allow_duplicates (--allow-duplicates) is set");
     f.batch.allow_duplicates = true;
     expect_accepted(&f);
     f.batch.allow_duplicates = false;

@@ -209,7 +209,7 @@ Test(service_config, nodes_need_models_backends_and_urls_that_exist)
     ep_error e;
     expect_bad(load(NULL, NULL, NULL, NULL, false, &e), &e, "no model to serve");
     expect_bad(load(NULL, "--model=m=/does/not/exist", NULL, NULL, false, &e), &e,
-               "'/does/not/exist' is not a directory");
+               "'/does/not/exist': No such file or directory; allowed: the directory with the model's config.json");
     expect_bad(load(NULL, "--backend=gpu", NULL, NULL, true, &e), &e,
                "'gpu' is no backend of this build; allowed: cpu, reference");
     expect_bad(load(NULL, "--listen=udp://127.0.0.1:1", NULL, NULL, true, &e), &e,
