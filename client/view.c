@@ -91,6 +91,20 @@ static ep_err check_one_version(const ep_routing_table *table, const char *model
     return EP_OK;
 }
 
+static ep_err no_layer(const ep_routing_table *table, uint32_t model_index, uint32_t layer, ep_error *out_error)
+{
+    const ep_routing_model *model = &table->models[model_index];
+    const ep_routing_layer *first = NULL;
+    const ep_routing_layer *last = NULL;
+    for (uint32_t l = 0; l < table->layers_count; l++) { /* ascending */
+        last = table->layers[l].model_index == model_index ? &table->layers[l] : last;
+        first = first == NULL ? last : first;
+    }
+    return ep_error_set(out_error, EP_ERR_NOT_FOUND,
+                        "model %s:%s has no MoE layer %" PRIu32 "; those it has are within %" PRIu32 "..%" PRIu32, model->name,
+                        model->version, layer, first != NULL ? first->shape.layer : 0, last != NULL ? last->shape.layer : 0);
+}
+
 ep_err ep_view_find(const ep_view *view, const char *model, const char *version, uint32_t layer,
                     uint32_t *out_model_index, const ep_routing_layer **out_layer, ep_error *out_error)
 {
@@ -112,8 +126,7 @@ ep_err ep_view_find(const ep_view *view, const char *model, const char *version,
     }
     const ep_routing_layer *l = ep_routing_table_find_layer(view->table, model_index, layer);
     if (l == NULL) {
-        return ep_error_set(out_error, EP_ERR_NOT_FOUND, "model %s:%s has no MoE layer %" PRIu32, found->name,
-                            found->version, layer);
+        return no_layer(view->table, model_index, layer, out_error);
     }
     *out_model_index = model_index;
     *out_layer = l;

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -85,10 +86,27 @@ const char *ep_cli_arg_text(struct argp_state *state, const char *option, const 
     return text;
 }
 
+static const struct argp_option *find_option(const struct argp *argp, const char *option)
+{
+    for (const struct argp_option *o = argp->options; o != NULL && (o->name != NULL || o->key != 0 || o->doc != NULL); o++) {
+        bool is_long = strncmp(option, "--", 2) == 0;
+        if (is_long ? o->name != NULL && strcmp(o->name, option + 2) == 0 : option[0] == '-' && o->key == option[1]) {
+            return o;
+        }
+    }
+    const struct argp_option *found = NULL;
+    for (const struct argp_child *c = argp->children; found == NULL && c != NULL && c->argp != NULL; c++) {
+        found = find_option(c->argp, option);
+    }
+    return found;
+}
+
 void ep_cli_arg_required(struct argp_state *state, const char *option, const void *value)
 {
     if (value == NULL) {
-        argp_error(state, "%s is missing; it is required", option);
+        const struct argp_option *found = find_option(state->root_argp, option);
+        argp_error(state, "%s is missing; it is required%s%s%s%s", option, found != NULL ? ". " : "", found != NULL ? found->arg : "",
+                   found != NULL ? ": " : "", found != NULL ? found->doc : "");
     }
 }
 

@@ -57,6 +57,19 @@ static ep_err read_tensor(const ep_safetensors *file, const char *path, const ep
     return EP_OK;
 }
 
+static ep_err no_tensor(const ep_safetensors *file, const char *path, const char *name, ep_error *out_error)
+{
+    char names[SHAPE_BYTES] = "none";
+    size_t used = 0;
+    for (size_t i = 0; i < ep_safetensors_count(file) && used < sizeof(names); i++) {
+        used += (size_t)snprintf(names + used, sizeof(names) - used, "%s%s", used > 0 ? ", " : "",
+                                 ep_safetensors_at(file, i)->name);
+    }
+    return ep_error_set(out_error, EP_ERR_BAD_FILE,
+                        "%s: there is no tensor %s; a batch has x [T,H], expert_ids [T,K] and expert_scales [T,K], this file has %s",
+                        path, name, names);
+}
+
 /* A tensor of the given rank whose first dimension is T (tokens < 0: it defines T). */
 static ep_err need(const ep_safetensors *file, const char *path, const char *name, uint32_t rank,
                    int64_t tokens, int64_t columns, ep_tensor *out_tensor, ep_error *out_error)
@@ -64,7 +77,7 @@ static ep_err need(const ep_safetensors *file, const char *path, const char *nam
     char allowed[SHAPE_BYTES];
     const ep_safetensors_tensor *tensor = ep_safetensors_find(file, name);
     if (tensor == NULL) {
-        return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: there is no tensor %s", path, name);
+        return no_tensor(file, path, name, out_error);
     }
     if (tokens < 0) {
         snprintf(allowed, sizeof(allowed), "[T,H], T up to %" PRId64, EP_CLI_BATCH_TOKENS_MAX);

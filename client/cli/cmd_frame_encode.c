@@ -79,10 +79,11 @@ static void check_options(struct argp_state *state, encode_options *options)
     ep_cli_arg_required(state, "--method", options->method);
     ep_cli_arg_required(state, "-o", options->out);
     if (from_batch || batch_options) {
-        ep_cli_layer_require(state, &options->layer);
         if (options->method != ep_rpc_method_by_name("expertd.v1.Gateway", "Forward")) {
-            argp_error(state, "--in makes requests of expertd.v1.Gateway/Forward only");
+            argp_error(state, "--in, --model and --layer make requests of expertd.v1.Gateway/Forward only, --method is %s/%s",
+                       options->method->service->name, options->method->method->name);
         }
+        ep_cli_layer_require(state, &options->layer);
     }
     if ((options->json != NULL) + (options->json_file != NULL) + from_batch > 1) {
         argp_error(state, "more than one of --json, --json-file and --in is given, allowed: one of them");

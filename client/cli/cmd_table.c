@@ -168,7 +168,7 @@ static bool print_table(const table_options *options, const ep_routing_table *ta
     return good;
 }
 
-/* Naming a model or layer that is not there is an error, not an empty table. */
+/* Naming a model, version or layer that is not there is an error, not an empty table. */
 static ep_err check_filter(const table_options *options, const ep_routing_table *table, ep_error *out_error)
 {
     for (uint32_t l = 0; l < table->layers_count; l++) {
@@ -176,9 +176,8 @@ static ep_err check_filter(const table_options *options, const ep_routing_table 
             return EP_OK;
         }
     }
-    return options->model == NULL && options->layer < 0
-               ? EP_OK
-               : ep_cli_placement_missing(table, options->model, options->layer, out_error);
+    bool is_all = options->model == NULL && options->version == NULL && options->layer < 0;
+    return is_all ? EP_OK : ep_cli_placement_missing(table, options->model, options->version, options->layer, out_error);
 }
 
 static int run(int argc, char **argv)

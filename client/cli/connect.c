@@ -72,7 +72,8 @@ void ep_cli_token_read(struct argp_state *state, const char *option, const char 
     option = ep_cli_setting_name(option, path);
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     if (fd < 0) {
-        argp_error(state, "%s %s cannot be opened: %s", option, path, strerror(errno));
+        char why[EP_ERRNO_TEXT_BYTES];
+        argp_error(state, "%s %s cannot be opened: %s", option, path, ep_errno_text(errno, why));
     }
     bool regular = fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
     ssize_t n = regular ? read(fd, out_token, EP_CLI_TOKEN_BYTES_MAX + 1) : -1;

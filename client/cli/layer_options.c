@@ -116,9 +116,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 }
 
 static const struct argp_option option_list[] = {
-    {"model", KEY_MODEL, "NAME", 0, "The model (required)", 1},
+    {"model", KEY_MODEL, "NAME", 0, "The model, as expertctl status names it (required)", 1},
     {"version", KEY_VERSION, "V", 0, "Version of the model (default: the service's default for it)", 1},
-    {"layer", KEY_LAYER, "L", 0, "The MoE layer (required)", 1},
+    {"layer", KEY_LAYER, "L", 0, "The MoE layer; expertctl table --model NAME lists them (required)", 1},
     {"in", KEY_IN, "FILE", 0,
      "Safetensors with x [T,H], expert_ids [T,K], expert_scales [T,K]; for int8 x also x_scales [T]; "
      "optional active_mask; with --logits logits [T,E] instead of ids and scales",

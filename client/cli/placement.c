@@ -103,21 +103,35 @@ ep_err ep_cli_placement_read(ep_cli_control *control, const ep_cli_connect *conn
     return read_from_nodes(control, connect, out_table, out_error);
 }
 
-ep_err ep_cli_placement_missing(const ep_routing_table *table, const char *model, int64_t layer, ep_error *out_error)
+/* "demo version v1 layers 0..3, ..." */
+static void list_models(const ep_routing_table *table, char *out, size_t bytes)
 {
-    char names[256] = "";
     size_t used = 0;
-    for (uint32_t l = 0; l < table->layers_count && used < sizeof(names); l++) {
-        used += (size_t)snprintf(names + used, sizeof(names) - used, "%s%s:%" PRIu32, used > 0 ? ", " : "",
-                                 table->models[table->layers[l].model_index].name, table->layers[l].shape.layer);
+    snprintf(out, bytes, "none");
+    for (uint32_t l = 0; l < table->layers_count && used < bytes; l++) {
+        uint32_t m = table->layers[l].model_index;
+        bool is_first = l == 0 || table->layers[l - 1].model_index != m;
+        bool is_last = l + 1 == table->layers_count || table->layers[l + 1].model_index != m;
+        if (is_first) {
+            used += (size_t)snprintf(out + used, bytes - used, "%s%s version %s layers %" PRIu32, l > 0 ? ", " : "",
+                                     table->models[m].name, table->models[m].version, table->layers[l].shape.layer);
+        } else if (is_last) {
+            used += (size_t)snprintf(out + used, bytes - used, "..%" PRIu32, table->layers[l].shape.layer);
+        }
     }
-    if (layer < 0) {
-        return ep_error_set(out_error, EP_ERR_NOT_FOUND, "there is no model '%s'; the table has model:layer %s", model,
-                            names);
+}
+
+ep_err ep_cli_placement_missing(const ep_routing_table *table, const char *model, const char *version, int64_t layer,
+                                ep_error *out_error)
+{
+    char wanted[32] = "";
+    char names[EP_ERROR_TEXT_BYTES / 2];
+    list_models(table, names, sizeof(names));
+    if (layer >= 0) {
+        snprintf(wanted, sizeof(wanted), "layer %" PRId64 " of ", layer);
     }
-    return ep_error_set(out_error, EP_ERR_NOT_FOUND,
-                        "there is no layer %" PRId64 " of model '%s'; the table has model:layer %s", layer,
-                        model != NULL ? model : "any", names);
+    return ep_error_set(out_error, EP_ERR_NOT_FOUND, "there is no %smodel '%.100s'%s%.40s; the table has %s", wanted,
+                        model != NULL ? model : "any", version != NULL ? " version " : "", version != NULL ? version : "", names);
 }
 
 void ep_cli_placement_copies(const ep_routing_layer *layer, uint32_t *out_min, uint32_t *out_max)

@@ -6,8 +6,8 @@
 #include "bench.h"
 #include "placement.h"
 
-ep_err ep_cli_batch_random(const ep_cli_connect *connect, const ep_moe_args *args, uint32_t tokens, uint64_t seed,
-                           ep_cli_batch *out_batch, ep_error *out_error)
+ep_err ep_cli_batch_random(const ep_cli_connect *connect, const ep_moe_args *args, uint32_t tokens, uint64_t seed, ep_cli_batch *out_batch,
+                           ep_error *out_error)
 {
     ep_cli_control *control = NULL;
     ep_routing_table *table = NULL;
@@ -22,19 +22,14 @@ ep_err ep_cli_batch_random(const ep_cli_connect *connect, const ep_moe_args *arg
     const bool has_model = ep_routing_table_find_model(table, args->model, args->version, &model) != NULL;
     const ep_routing_layer *layer = has_model ? ep_routing_table_find_layer(table, model, args->layer) : NULL;
     if (layer == NULL) {
-        err = !has_model && args->version != NULL
-                  ? ep_error_set(out_error, EP_ERR_NOT_FOUND,
-                                 "there is no version '%s' of model '%s'; expertctl status lists them", args->version,
-                                 args->model)
-                  : ep_cli_placement_missing(table, args->model, has_model ? (int64_t)args->layer : -1, out_error);
+        err = ep_cli_placement_missing(table, args->model, args->version, has_model ? (int64_t)args->layer : -1, out_error);
         ep_routing_table_unref(table);
         return err;
     }
     const ep_layer_shape *shape = &layer->shape;
     const ep_layer_desc desc = {.hidden = shape->hidden, .experts = shape->experts};
     if (!ep_cli_bench_batch_fill(&random, &desc, tokens, shape->top_k, seed)) {
-        err = ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for %" PRIu32 " tokens of %" PRIu32 " values",
-                           tokens, shape->hidden);
+        err = ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for %" PRIu32 " tokens of %" PRIu32 " values", tokens, shape->hidden);
     } else {
         *out_batch = (ep_cli_batch){.tokens = tokens,
                                     .top_k = shape->top_k,

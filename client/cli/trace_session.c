@@ -388,13 +388,14 @@ ep_err ep_cli_session_snapshot(const char *name, const char *dir, ep_error *out_
     if (realpath(dir, real) == NULL || snprintf(url, sizeof(url), "file://%s", real) >= (int)sizeof(url)) {
         return ep_error_set(out_error, EP_ERR_IO, "%s: %s", dir, strerror(errno));
     }
-    return lttng(out_error, "take the snapshot", "snapshot", "record", "--session", name, url, NULL);
+    return lttng(out_error, "take what the flight recorder has (expertctl trace snapshot start starts it)", "snapshot",
+                 "record", "--session", name, url, NULL);
 }
 
 ep_err ep_cli_session_drop(const char *name, ep_error *out_error)
 {
     ep_cli_session none = {0};
-    ep_err err = lttng(out_error, "destroy the session", "destroy", name, NULL);
+    ep_err err = lttng(out_error, "stop the flight recorder (expertctl trace snapshot start starts it)", "destroy", name, NULL);
     if (err == EP_OK) {
         end_daemon(&none);
     }

@@ -125,7 +125,8 @@ Test(batch_file, refuses_what_does_not_fit)
         }
         write_batch(path, present, count);
         cr_assert_eq(ep_cli_batch_read(path, &batch, &error), EP_ERR_BAD_FILE, "%s", cases[i].what);
-        cr_assert_str_eq(error.text + strlen(dir) + 1, cases[i].text, "%s: %s", cases[i].what, error.text);
+        cr_assert_eq(strncmp(error.text + strlen(dir) + 1, cases[i].text, strlen(cases[i].text)), 0, "%s: %s", cases[i].what,
+                     error.text);
     }
     ep_fixture_remove(dir);
 }
