@@ -2,14 +2,15 @@
 """The table: what is typed or what a file says, the exit code, and what must be in the answer: the thing, its place, the next step. $NAME is filled in by world.py."""
 import collections
 
-Row = collections.namedtuple("Row", "group name command code wants file env user logs never")
+Row = collections.namedtuple("Row", "group name command code wants file env alien logs never ordered")
 ROWS = []
 group = ""
 
 
-def row(name, command, code, *wants, file=None, env=None, user=None, logs=False, never=()):
-    """file: what $file holds. logs: the program runs on, and its log comes to say it. user: run as. never: what may not be in the answer."""
-    ROWS.append(Row(group, name, command, code, wants, file, env or {}, user, logs, never))
+def row(name, command, code, *wants, file=None, env=None, alien=False, logs=False, never=(), ordered=False):
+    """file: what $file holds. $out is a file that may not be there afterwards. logs: the program runs on, and its log comes to say it. alien: without root's right to files of others. never: what may not be in the answer. ordered: after
+    all others, one by one."""
+    ROWS.append(Row(group, name, command, code, wants, file, env or {}, alien, logs, never, ordered))
 
 
 def ctl(name, command, code, *wants, **more):
@@ -35,9 +36,77 @@ def coordinator(name, options, *wants, code=1, **more):
     row(name, "$coordinator " + options, code, *wants, **more)
 
 
-FORWARD = "forward --model demo --layer 2 --in $folder/batch --out $folder/y "
+FORWARD = "forward --model demo --layer 2 --in $folder/batch --out $out "
 
+group = "flags"
+ctl("no command", "", 2, "no command given", "expertctl --help")
+ctl("a misspelt command", "statsu", 2, "no command 'statsu'", "allowed: status table")
+ctl("a misspelt flag", "forward --modle demo", 2, "'--modle'", "expertctl forward --help")
+ctl("a flag without its value", "forward --model", 2, "'--model'", "requires an argument", "expertctl forward --help")
+ctl("a word too many", "status now", 2, "'now'", "allowed: options only")
+ctl("two ways to the service", "status --coordinator $coord_rpc --node $a_rpc", 2, "--coordinator $coord_rpc", "--node $a_rpc", "one of them")
+ctl("a time in words", "status --timeout 5minutes", 2, "--timeout is '5minutes'", "allowed: 1ms..24h", "ms, s, m or h")
+ctl("a layer in words", "table --layer two", 2, "--layer is 'two'", "whole number 0..")
+ctl("no admin listener", "drain b", 2, "--admin is missing", "admin_listen", "tcp://host:port")
+ctl("no model", "forward --layer 2 --in $folder/batch --out $folder/y", 2, "--model is missing", "expertctl status")
+ctl("no input", "forward --model demo --layer 2 --out $folder/y", 2, "--in and --random are both missing", "one of them")
+ctl("a misspelt word", "forward --mode fast", 2, "--mode is 'fast'", "allowed: auto, decode, prefill")
+ctl("a verb that is not there", "trace rekord", 2, "no verb 'rekord'", "allowed: record, snapshot, report, export")
+ctl("model default without its names", "model default --admin $coord_admin", 2, "NAME is missing", "expertctl status")
+ctl("a context that is not there", "status --context nobody", 2, "'nobody'", "context")
+ctl("a context that is not there, in use", "context use nobody", 1, "'nobody'", "context")
+ctl("a misspelt variable of expertctl", "status --coordinator $coord_rpc", 1, "EXPERTCTL_TIMEOTU", "EXPERTCTL_TIMEOUT", env={"EXPERTCTL_TIMEOTU": "5"})
+ctl("a variable's value of expertctl", "status --coordinator $coord_rpc", 2, "EXPERTCTL_TIMEOUT", "'soon'", "allowed: ", env={"EXPERTCTL_TIMEOUT": "soon"})
+node("a misspelt flag of a daemon", "--lisen=tcp://127.0.0.1:0", "'--lisen=tcp://127.0.0.1:0'", "--help")
+node("a word that is no flag", "serve", "'serve' is not a flag", "--help")
+node("a number in words", "--threads=many", "flag --threads", "'many'", "allowed: 0..")
+node("a model without its name", "--model=$model", "flag --model", "'$model' has no '='", "name=path")
+node("a variable's value", "--model=demo=$model", "EXPERTD_THREADS", "'abc'", "allowed: 0..", env={"EXPERTD_THREADS": "abc"})
+node("a misspelt variable", "--model=demo=$model --check-config", "environment EXPERTD_THREDS", "is ignored", "did you mean EXPERTD_THREADS", code=0, env={"EXPERTD_THREDS": "4"})
+
+group = "files"
+MODELS = "models:\n  - name: demo\n    path: $model\n"
+node_file("a bracket too few", "listen: [tcp://127.0.0.1:0\n" + MODELS, "$file:2", "did not find expected ',' or ']'", "begins in line 1")
+node_file("a tab for blanks", "models:\n\t- name: demo\n", "$file:2: column 1", "not YAML", "a tab; YAML is indented with blanks")
+node_file("a misspelt key", MODELS + "thread: 4\n", "$file:4", "unknown key 'thread'", "did you mean 'threads'")
+node_file("a coordinator's key", MODELS + "copies: 2\n", "$file:4", "unknown key 'copies'", "expertd --help lists those of this program")
+node_file("a misspelt key of a model", "models:\n  - name: demo\n    paht: $model\n", "$file:3", "unknown key 'paht'", "did you mean 'path'")
+node_file("a list for a value", MODELS + "threads: [1, 2]\n", "$file:4", "threads", "single value")
+node_file("a value for a list", "models: $model\n", "$file:1", "models", "a list is expected")
+node_file("a word for a number", MODELS + "threads: four\n", "$file:4", "threads", "'four'", "allowed: 0..")
+node_file("a number out of range", MODELS + "prefill_share_percent: 150\n", "$file:4", "'150'", "allowed: 0..90 percent")
+node_file("a unit we do not know", MODELS + "weight_bytes_max: 10GB\n", "$file:4", "weight_bytes_max: '10GB'", "with K, M, G or T")
+node_file("yes for true", MODELS + "merge_callers: yes\n", "$file:4", "'yes'", "allowed: true, false")
+node_file("a key twice", "threads: 1\n" + MODELS + "threads: 2\n", "$file:5", "threads", "twice, first at line 1")
+node_file("a model twice", MODELS + "  - name: demo\n    path: $model\n" + "listen: [tcp://127.0.0.1:0]\nprobe_address: 127.0.0.1:0\nadmin_listen: ''\ndoor_listen: ''\n",
+          "model demo", "twice in models", "take one out")
+node_file("no model", "threads: 1\n", "models", "no model to serve", "--model name=path")
+node_file("a key without a value", MODELS + "backend:\n", "$file:4", "backend", 'write ""')
+node_file("a backend we do not have", MODELS + "backend: gpu\n", "$file:4", "'gpu'", "allowed: cpu, reference")
+node("a directory for the file", "--config=$folder/directory", "config file $folder/directory", "not a regular file")
+node("no such file", "--config=$folder/none.yaml", "$folder/none.yaml", "No such file", "--print-config-sample")
+coordinator("more than allowed", "--config=$file", "$file:1", "copies", "'65'", "allowed: 1..64", file="copies: 65\n")
+coordinator("two keys against each other", "--min-nodes=7 --nodes-max=3", "min_nodes", "7 is above nodes_max, which is 3", "--min-nodes")
+coordinator("static without a map", "--placement=static", "placement", "needs expert_map_file")
+
+group = "secrets"
+ctl("a token for all to read", "status --coordinator $coord_rpc --token-file $folder/open.token", 2, "$folder/open.token", "mode 0644", "chmod 0600", never=["0123456789abcdef"])
+ctl("an empty token file", "status --coordinator $coord_rpc --token-file $folder/empty.token", 2, "first line of --token-file $folder/empty.token", "0 characters", "allowed: 1..1024")
+ctl("no token file", "status --coordinator $coord_rpc --token-file $folder/none.token", 2, "$folder/none.token", "No such file", "--token-file")
+ctl("a directory for a token file", "status --coordinator $coord_rpc --token-file $folder/directory", 2, "$folder/directory", "regular file")
+ctl("a token of somebody else", "status --coordinator $coord_rpc --token-file $folder/secret.token", 2, "$folder/secret.token", "Permission denied", "user $uid", alien=True)
 OPEN = "--model=demo=$model" + DAEMON
+node("a daemon's token for all to read", OPEN + " --token-file=$folder/open.token", "flag --token-file", "$folder/open.token", "mode 0644", "chmod 0600")
+node("a daemon's empty token file", OPEN + " --token-file=$folder/empty.token", "$folder/empty.token", "is empty", "16..1024 characters")
+node("a token that is too short", OPEN + " --token-file=$folder/short.token", "line 1 of $folder/short.token", "5 characters", "allowed: 16..1024")
+node("no such token file of a daemon", OPEN + " --token-file=$folder/none.token", "flag --token-file", "$folder/none.token", "No such file")
+node("a token that the service's user may not read", OPEN + " --token-file=$folder/secret.token", "flag --token-file", "$folder/secret.token", "Permission denied", "user $uid", alien=True)
+PAIR = OPEN + " --tls-ca-file=$folder/ca.pem --tls-cert-key-file="
+node("a key for all to read", PAIR + "$folder/open-key.pem", "flag --tls-cert-key-file", "$folder/open-key.pem", "mode 0644", "chmod 0600")
+node("a certificate without its key", PAIR + "$folder/no-key.pem", "$folder/no-key.pem", "no key", "into this one file")
+node("another certificate's key", PAIR + "$folder/mixed.pem", "$folder/mixed.pem", "does not belong")
+node("a certificate that has ended", PAIR + "$folder/expired.pem", "$folder/expired.pem", "until 2024-01-01", "expired")
+node("no CA in the file", OPEN + " --tls-ca-file=$folder/text", "flag --tls-ca-file", "$folder/text", "no certificate in PEM form")
 
 group = "tls"
 TLS = "--tls-ca $folder/ca.pem --tls-server-name localhost --tls-cert-key $folder/client.pem --token-file $folder/client.token "
@@ -111,3 +180,101 @@ node("a node at a node", OPEN + " --coordinator-url=$a_rpc", "coordinator", "$a_
 node("a node at a door", OPEN + " --coordinator-url=$coord_door", "coordinator", "$coord_door", "door_listen", logs=True)
 node("a node at an admin port", OPEN + " --coordinator-url=$coord_admin", "coordinator", "$coord_admin", "admin_listen", logs=True)
 node("a node at nobody", OPEN + " --coordinator-url=$down", "coordinator", "$down", "refused", logs=True)
+
+group = "models"
+node_model("no such directory", "$folder/nothing", "'$folder/nothing'", "flag --model", "No such file")
+node_model("a file for a directory", "$folder/text", "'$folder/text'", "not a directory", "config.json")
+node_model("no config.json", "$folder/no-config", "model demo", "config.json", "$folder/no-config")
+node_model("a config.json that is no JSON", "$folder/bad-json", "model demo in $folder/bad-json: config.json", "line 8", "expected near")
+node_model("a shard that is not there", "$folder/no-shard", "model demo", "model-00002-of-00003.safetensors", "$folder/no-shard")
+node_model("a shard that is cut", "$folder/cut-shard", "model demo in $folder/cut-shard", "model-00002-of-00003.safetensors", "cut short, copy it again")
+node_model("a shard of noise", "$folder/noise", "model demo in $folder/noise", "model-00001-of-00003.safetensors", "no safetensors file")
+node_model("more experts per token than experts", "$folder/top-k", "model demo in $folder/top-k: config.json", "num_experts_per_tok is 17", "allowed 1..16")
+node_model("no tensors", "$folder/no-tensors", "model demo", "$folder/no-tensors", "model.safetensors")
+node_model("a quantisation we do not read", "$folder/gptq", "model demo in $folder/gptq: config.json", "gptq", "allowed: none, fp8")
+node_model("fewer experts than tensors", "$folder/few-experts", "model demo in $folder/few-experts: config.json", "12 experts", "experts.12", "allowed experts 0..11")
+node_model("a model without experts", "$folder/dense", "model demo in $folder/dense: config.json", "num_local_experts is 0", "allowed 1..65535")
+node_model("an index that names another tensor", "$folder/strange", "model demo in $folder/strange: model.safetensors.index.json", "experts.3.w4.weight", "is not in model-0000")
+node_file("experts that the model has not", MODELS + "    experts: 0-16\n", "$file:4", "expert 16", "allowed: 0..15", code=1)
+node_file("experts the wrong way round", MODELS + "    experts: 9-3\n", "$file:4", "'9-3'", "0-3,5")
+node_file("assigned by nobody", MODELS + "    experts: assigned\n", "$file:4", "'assigned'", "coordinator_url")
+node("less memory than an expert", OPEN + " --weight-bytes-max=1KiB", "weight_bytes_max", "1024", "at least")
+
+group = "state"
+coordinator("no such directory for state", "--state-dir=$folder/none" + DAEMON, "flag --state-dir", "$folder/none", "make the directory")
+coordinator("a file for the state's directory", "--state-dir=$folder/text" + DAEMON, "flag --state-dir", "$folder/text", "not a directory")
+coordinator("state that may not be written", "--state-dir=$folder/state-alien" + DAEMON, "flag --state-dir", "$folder/state-alien", "Permission denied", "user $uid", alien=True)
+coordinator("state in use", "--state-dir=$state_used" + DAEMON, "$state_used", "in use by another coordinator", "process ")
+coordinator("damaged state", "--state-dir=$folder/state-damaged" + DAEMON, "$folder/state-damaged/coordinator.db", "damaged", "move")
+
+group = "versions"
+ctl("a version nobody has", FORWARD + "--version v9 --coordinator $coord_rpc", 1, "no model demo:v9", "it has: demo:")
+ctl("a version nobody has, for all", "model default demo v9 --admin $coord_admin", 1, "'v9'", "demo", "known")
+ctl("the table of a version nobody has", "table --model demo --version v9 --coordinator $coord_rpc", 1, "no model 'demo' version v9", "the table has demo version ")
+ctl("other weights under the same name", "doctor --coordinator $coord_rpc", 1, "model demo is served in versions ", "(default)", "Do: ", "expertctl model default")
+
+group = "calls"
+CALL = "--coordinator $coord_rpc"
+ctl("a model nobody has", FORWARD.replace("demo", "demmo") + CALL, 1, "no model demmo", "it has: demo:")
+ctl("a layer nobody has", FORWARD.replace("--layer 2", "--layer 7") + CALL, 1, "model demo", "no MoE layer 7", "within 0..3")
+ctl("a file that is not there", FORWARD.replace("batch", "none") + CALL, 1, "$folder/none", "cannot open", "No such file")
+ctl("a file of something else", FORWARD.replace("batch", "text") + CALL, 1, "$folder/text", "no safetensors file")
+ctl("a file that is cut", FORWARD.replace("batch", "cut-batch") + CALL, 1, "$folder/cut-batch: tensor expert_ids", "beyond the data", "cut short")
+ctl("no x", FORWARD.replace("batch", "no-x") + CALL, 1, "$folder/no-x", "no tensor x", "x [T,H]", "this file has ")
+ctl("rows of another width", FORWARD.replace("batch", "thin-x") + CALL, 1, "x has hidden 64", "layer 2 of model demo has 128")
+ctl("x of a wrong type", FORWARD.replace("batch", "int-x") + CALL, 1, "x has type i64", "allowed bf16, f16, f32, i8")
+ctl("ids of fewer tokens", FORWARD.replace("batch", "few-ids") + CALL, 1, "$folder/few-ids", "expert_ids", "[7,2]", "[8,K]")
+ctl("ids of a wrong type", FORWARD.replace("batch", "float-ids") + CALL, 1, "expert_ids has type f32", "allowed i32, i64")
+ctl("an id out of range", FORWARD.replace("batch", "large-id") + CALL, 1, "expert id 17", "token 0, slot 1", "allowed 0..15")
+ctl("an id twice", FORWARD.replace("batch", "twice-id") + CALL, 1, "expert id 5", "token 0, slot 1", "already in slot 0", "--allow-duplicates")
+ctl("a negative id", FORWARD.replace("batch", "minus-id") + CALL, 1, "expert id -3", "token 0, slot 1", "allowed 0..15")
+ctl("scales of a wrong shape", FORWARD.replace("batch", "k3-scales") + CALL, 1, "$folder/k3-scales", "expert_scales has shape [8,3]", "allowed: [8,2]")
+ctl("an x that is no number", FORWARD.replace("batch", "nan-x") + "--nan reject " + CALL, 1, "x is nan at token 1, element 3", "finite")
+ctl("a split of fewer tokens", FORWARD + "--split 3,4 " + CALL, 2, "--split adds up to 7", "allowed: 8")
+ctl("a folder that is not there, for the result", FORWARD.replace("$out", "$folder/none/y") + CALL, 1, "$folder/none/y", "cannot create", "No such file")
+ctl("a reload of a broken file", "reload --admin $lone_admin", 1, "$folder/lone.yaml:1", "drain_ms", "'soon'", "allowed: 0..")
+ctl("doctor with a broken file", "doctor --config $folder/lone.yaml --program $expertd --node $lone_rpc", 1, "$folder/lone.yaml:1", "drain_ms", "'soon'")
+ctl("a gateway at a node", FORWARD + "--gateway --node $a_rpc", 2, "--gateway", "coordinator")
+ctl("no node up", FORWARD + "--node $down", 3, "$down", "refused")
+ctl("coordinator down", FORWARD + "--coordinator $down", 3, "$down", "refused", "start")
+ctl("an unknown node drained", "drain nobody --admin $coord_admin", 1, "no node 'nobody'", "known: a, b")
+ctl("a node drained at another", "drain b --admin $a_admin", 1, "this is node a", "coordinator")
+ctl("a node drained that has no coordinator", "drain --admin $lone_admin", 1, "node lone", "coordinator_url", "SIGTERM")
+ctl("no node named at the coordinator", "drain --admin $coord_admin", 1, "drains the NODE that is named", "known: a, b")
+ctl("statistics of a model nobody has", "stats --model demmo " + CALL, 1, "model 'demmo'", "there are loads of: demo:")
+ctl("the table of a model nobody has", "table --model demmo " + CALL, 1, "no model 'demmo'", "the table has demo version ")
+ctl("generate with another checkpoint's name", "generate --model demmo --checkpoint $model --prompt a --bytes 4 " + CALL, 1, "no model 'demmo'", "it has: demo version ")
+ctl("generate without a checkpoint's directory", "generate --model demo --checkpoint $folder/nothing --prompt a --bytes 4 " + CALL, 1, "$folder/nothing", "No such file")
+
+group = "maps"
+MAP = "--placement=static --expert-map-file="
+coordinator("no such map", MAP + "$folder/none.json" + DAEMON, "flag --expert-map-file", "$folder/none.json", "No such file")
+coordinator("a map that is no JSON", MAP + "$folder/broken.json" + DAEMON, "$folder/broken.json:2", "unexpected token")
+coordinator("a map with a wrong count", MAP + "$folder/count.json" + DAEMON, "$folder/count.json", "layer_id 0", "device_count")
+coordinator("a map with a negative expert", MAP + "$folder/negative.json" + DAEMON, "$folder/negative.json", "device_id 0", "-1")
+coordinator("fewer nodes than devices", MAP + "$folder/map2.json --node-order=a" + DAEMON, "node_order", "1 nodes", "2 devices", "$folder/map2.json")
+ctl("a map that names a node nobody knows", "status --coordinator $static_rpc", 1, "expert map $folder/map2.json", "device 1 is node why", "not registered")
+ctl("doctor, and a map that names a node nobody knows", "doctor --coordinator $static_rpc", 1, "expert map $folder/map2.json", "node why", "Do: ")
+coordinator("a map without static", "--expert-map-file=$folder/map.json" + DAEMON, "expert_map_file", "placement: static")
+
+group = "frames"
+ctl("a method nobody has", "frame encode --method expertd.v1.Gateway/Foward -o $folder/frame", 2, "'expertd.v1.Gateway/Foward'", "expertctl frame list")
+ctl("no method", "frame encode -o $folder/frame", 2, "--method is missing", "expertctl frame list")
+ctl("a frame that is none", "frame decode $folder/text", 1, "$folder/text ends at offset 51", "a frame has 64 bytes or more")
+ctl("no frame file", "frame decode $folder/none", 1, "$folder/none", "No such file")
+ctl("a batch for a method that takes none", "frame encode --method expertd.v1.Health/Check --in $folder/batch -o $folder/frame", 2, "--in", "expertd.v1.Gateway/Forward only", "--method is expertd.v1.Health/Check")
+
+row("words at the door", "nngcat --req --dial $a_door --recv-timeout 10 --data hello --raw", 0, "the message has 5 bytes and begins with 'hello'", "a frame begins with 'EPD1'", "expertctl frame encode")
+
+group = "traces"
+ctl("no lttng", "trace record -d 100ms -o $folder/rec1", 3, "lttng", "lttng-tools", env={"PATH": "/nonexistent"})
+ctl("a folder that is full", "trace record -d 100ms -o $folder", 1, "$folder", "empty or new folder", "--output")
+ctl("no recording", "trace report $folder/none", 1, "$folder/none", "No such file")
+ctl("a folder without a recording", "trace report $folder/directory", 1, "$folder/directory", "recording")
+ctl("no snapshot running", "trace snapshot take -o $folder/snap", 1, "flight recorder", "trace snapshot start")
+
+group = "orders"  # one after another, at last
+ctl("a node drained", "drain b --admin $coord_admin", 0, "node b is ", "copies to move", ordered=True)
+ctl("a node drained twice", "drain b --admin $coord_admin", 0, "node b is ", "copies to move", ordered=True)
+ctl("doctor, and a node drained", "doctor --coordinator $coord_rpc", 1, "node b", "Do: ", "--undo", ordered=True)
+ctl("a drain taken back that never was", "drain a --undo --admin $coord_admin", 0, "node a is serving", ordered=True)

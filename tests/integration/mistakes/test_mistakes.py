@@ -5,25 +5,26 @@ answer; `--show [WORD]` as the last arguments prints the answers of all rows (wi
 import concurrent.futures, os, shlex, string, subprocess, sys, time
 
 from rows import ROWS
-from world import NOBODY, World
+from world import SANITIZED, World
 
 SHOW = sys.argv[3:4] == ["--show"]
 ONLY = sys.argv[4] if len(sys.argv) > 4 else ""
+PATIENCE_S = 120 if SANITIZED else 30
 
 
-def environment(row):
+def environment(world, row):
     env = {key: value for key, value in os.environ.items() if not key.startswith(("EXPERTCTL_", "EXPERTD_", "LIBEXPERTD_"))}
-    return env | row.env
+    return env | {"HOME": world.folder, "XDG_CONFIG_HOME": world.folder} | row.env
 
 
 def command_of(world, row, number):
-    names = dict(world.names)
+    names = world.names | {"out": world.path(f"row{number}.out")}
     if row.file is not None:
         names["file"] = world.write(f"row{number}.yaml", world.fill(row.file).encode(), 0o644)
     fill = lambda text: string.Template(text).substitute(names)
     command = [fill(word) for word in shlex.split(row.command)]
-    if row.user == "nobody" and os.geteuid() == 0:
-        command = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", *command]
+    if row.alien and os.geteuid() == 0:
+        command = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", *command]
     return command, [fill(text) for text in row.wants]
 
 
@@ -32,13 +33,14 @@ def run(world, row, number):
     command, wants = command_of(world, row, number)
     began = time.monotonic()
     try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, timeout=30, env=environment(row), cwd=world.folder)
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, timeout=PATIENCE_S, env=environment(world, row), cwd=world.folder)
         code, answer = done.returncode, done.stdout.decode("utf-8", "replace")
     except subprocess.TimeoutExpired as late:
         code, answer = "none, it runs on", (late.stdout or b"").decode("utf-8", "replace")
     faults = [] if code == row.code else [f"exit code {code}, not {row.code}"]
     faults += [f'no "{want}"' for want in wants if want not in answer]
     faults += [f'"{secret}" is in it' for secret in row.never if secret in answer]
+    faults += ["it left a result"] if os.path.exists(world.path(f"row{number}.out")) else []
     return command, answer, faults, time.monotonic() - began
 
 
@@ -49,7 +51,7 @@ class Logged:
         self.command, self.wants = command_of(world, row, number)
         self.path = world.path(f"row{number}.log")
         with open(self.path, "wb") as log:
-            self.process = subprocess.Popen(self.command, stdout=log, stderr=log, env=environment(row))
+            self.process = subprocess.Popen(self.command, stdout=log, stderr=log, env=environment(world, row))
         world.processes.append((f"row{number}", self.process))
         self.began = time.monotonic()
 
@@ -84,12 +86,13 @@ def main():
         print(f"{time.monotonic() - began:.1f} s until all stands", flush=True)
         rows = [(number, row) for number, row in enumerate(ROWS) if ONLY in f"{row.group}: {row.name}"]
         logged = {number: Logged(world, row, number) for number, row in rows if row.logs}
-        until = time.monotonic() + 20
+        until = time.monotonic() + PATIENCE_S
         with concurrent.futures.ThreadPoolExecutor(4) as pool:
-            results = dict(zip([n for n, row in rows if not row.logs], pool.map(lambda pair: run(world, pair[1], pair[0]), [pair for pair in rows if not pair[1].logs])))
+            results = dict(pool.map(lambda pair: (pair[0], run(world, pair[1], pair[0])), [pair for pair in rows if not pair[1].logs and not pair[1].ordered]))
         for number, daemon in logged.items():
             results[number] = daemon.look(until)
             daemon.end()
+        results |= {number: run(world, row, number) for number, row in rows if row.ordered}
         failed = 0
         for number, row in rows:
             command, answer, faults, seconds = results[number]

@@ -3,25 +3,26 @@
 broken files. `names` has all that a row may say with $."""
 import glob, json, os, shutil, socket, ssl, string, struct, subprocess, threading
 
-from door_cluster import BUILD, EXPERTCTL, LAYER, MODEL, Cluster, read_safetensors, safetensors, wait_for
+from door_cluster import BUILD, EXPERTCTL, LAYER, MODEL, SANITIZED, Cluster, read_safetensors, safetensors, wait_for
 
 EXPERTD = f"{BUILD}/server/expertd/expertd"
 COORDINATOR = f"{BUILD}/server/coordinator/expertd-coordinator"
-NOBODY = 65534
+SOMEBODY = 65534
 
 
 class World(Cluster):
     def __enter__(self):
         super().__enter__()
-        self.names = {"folder": self.folder, "model": MODEL, "expertctl": EXPERTCTL, "expertd": EXPERTD, "coordinator": COORDINATOR,
+        self.names = {"folder": self.folder, "model": MODEL, "expertctl": EXPERTCTL, "expertd": EXPERTD, "coordinator": COORDINATOR, "uid": str(os.geteuid()),
                       "tls_client": f"{BUILD}/tests/integration/mistakes/mistakes_client"}
         self.sockets = []
-        os.chmod(self.folder, 0o755)
         return self
 
     def __exit__(self, *why):
         for listener in self.sockets:
             listener.close()
+        if os.path.exists(self.path("state-alien")):
+            os.chmod(self.path("state-alien"), 0o700)
         super().__exit__(*why)
 
     def fill(self, text):
@@ -45,10 +46,21 @@ class World(Cluster):
         self.tls_options = tls
         self.name_ports("tls_coord_", self.daemon("tls-coordinator", COORDINATOR, "--min-nodes=1", *tls))
         self.name_ports("tls_node_", self.daemon("tls-node", EXPERTD, f"--model=demo={MODEL}", "--node-name=t", "--coordinator-url=" + self.names["tls_coord_rpc"], *tls))
-        self.name_ports("lone_", self.daemon("lone", EXPERTD, f"--model=demo={MODEL}", "--node-name=lone", "--admin-listen=tcp://127.0.0.1:0"))
+        config = self.write("lone.yaml", self.fill("models:\n  - name: demo\n    path: $model\ndrain_ms: 1000\n").encode())
+        self.name_ports("lone_", self.daemon("lone", EXPERTD, f"--config={config}", "--node-name=lone", "--admin-listen=tcp://127.0.0.1:0"))
+        self.write("lone.yaml", b"drain_ms: soon\n")
+        self.name_ports("static_", self.daemon("static", COORDINATOR, "--min-nodes=1", "--placement=static", f"--expert-map-file={self.path('map2.json')}", "--node-order=x",
+                                               "--node-order=why"))
+        self.daemon("x", EXPERTD, f"--model=demo={MODEL}", "--node-name=x", "--coordinator-url=" + self.names["static_rpc"])
+        self.daemon("stranger", EXPERTD, f"--model=demo={self.path('other-weights')}", "--node-name=stranger", at)
         wait_for("the plain cluster", lambda: self.forwards("--coordinator", self.names["coord_rpc"]))
+        wait_for("the other weights", lambda: self.status().count('"version"') == 2)
+        wait_for("the node of the static map", lambda: '"x"' in self.status("static_rpc"))
         secure = ("--tls-ca", self.path("ca.pem"), "--tls-server-name", "localhost", "--tls-cert-key", self.path("client.pem"), "--token-file", self.path("client.token"))
         wait_for("the cluster behind TLS", lambda: self.forwards("--coordinator", self.names["tls_coord_rpc"], *secure))
+
+    def status(self, name="coord_rpc"):
+        return subprocess.run([EXPERTCTL, "status", "--coordinator", self.names[name], "-o", "json"], capture_output=True, timeout=60).stdout.decode()
 
     def forwards(self, *where):
         return subprocess.run([EXPERTCTL, "forward", *where, "--model", "demo", "--layer", str(LAYER), "--in", self.path("batch"), "--out", self.path("y")],
@@ -66,8 +78,16 @@ class World(Cluster):
         self.write("open.token", b"0123456789abcdef0123456789abcdef\n", 0o644)
         os.chmod(self.path("open.token"), 0o644)
         self.write("secret.token", b"0123456789abcdef0123456789abcdef\n")
+        self.make_alien("secret.token")
         self.write("text", b"this is no tensor file, no certificate and no JSON\n", 0o644)
         os.mkdir(self.path("directory"))
+
+    def make_alien(self, name):
+        """It can be read by somebody else only."""
+        if os.geteuid() == 0:
+            os.chown(self.path(name), SOMEBODY, SOMEBODY)
+        else:
+            os.chmod(self.path(name), 0)
 
     def make_batches(self):
         """Batches that are wrong in one thing each, by file name."""
@@ -77,7 +97,7 @@ class World(Cluster):
         ids = lambda *first: ("I32", [8, 2], struct.pack("<16i", *first, *(3, 4) * 7))
         wrong = {"no-x": {"x": None}, "thin-x": {"x": ("BF16", [8, 64], data["x"][: 8 * 64 * 2])}, "int-x": {"x": ("I64", [8, 16], data["x"][: 8 * 16 * 8])},
                  "few-ids": {"expert_ids": ("I32", [7, 2], data["expert_ids"][:56])}, "float-ids": {"expert_ids": ("F32", [8, 2], data["expert_ids"])},
-                 "large-id": {"expert_ids": ids(5, 17)}, "twice-id": {"expert_ids": ids(5, 5)}, "k3-ids": {"expert_ids": ("I32", [8, 3], bytes(96)), "expert_scales": ("F32", [8, 3], bytes(96))}}
+                 "large-id": {"expert_ids": ids(5, 17)}, "twice-id": {"expert_ids": ids(5, 5)}, "minus-id": {"expert_ids": ids(5, -3)}, "nan-x": {"x": ("BF16", [8, 128], data["x"][:262] + b"\xc0\x7f" + data["x"][264:])}, "k3-scales": {"expert_scales": ("F32", [8, 3], bytes(96))}}
         for name, change in wrong.items():
             self.write(name, safetensors({key: value for key, value in (good | change).items() if value is not None}))
         self.write("cut-batch", open(self.path("batch"), "rb").read()[:-100])
@@ -105,8 +125,10 @@ class World(Cluster):
         make("cut-shard", lambda folder: os.truncate(f"{folder}/{shard}", os.path.getsize(f"{folder}/{shard}") - 1000))
         make("gptq", config('"use_cache": true,', '"use_cache": true, "quantization_config": {"quant_method": "gptq", "bits": 4},'))
         make("few-experts", config('"num_local_experts": 16', '"num_local_experts": 12'))
+        make("noise", lambda folder: open(f"{folder}/model-00001-of-00003.safetensors", "wb").write(b"this is no tensor file, and much too short for one"))
+        make("top-k", config('"num_experts_per_tok": 2', '"num_experts_per_tok": 17'))
         make("dense", config('"num_local_experts": 16', '"num_local_experts": 0'))
-        make("strange", config('"model_type": "mixtral"', '"model_type": "gpt_neox"'))
+        make("strange", rewrite("model.safetensors.index.json", lambda text: text.replace("block_sparse_moe.experts.3.w2", "block_sparse_moe.experts.3.w4", 1)))
         make("no-tensors", lambda folder: [os.unlink(path) for path in glob.glob(folder + "/*.safetensors*")])
 
         def turn_bits(folder):
@@ -116,7 +138,7 @@ class World(Cluster):
                     data[i] ^= 4
                 open(path, "wb").write(data)
 
-        make("stranger", turn_bits)
+        make("other-weights", turn_bits)
 
     def make_maps(self):
         """Expert maps, in the format of vllm-ascend."""
@@ -124,11 +146,16 @@ class World(Cluster):
         whole = lambda layers, *lists: {"moe_layer_count": layers, "layer_list": [{"layer_id": l, "device_count": len(lists), "device_list": devices(*lists)} for l in range(layers)]}
         for name, content in (("map", whole(4, range(16))), ("map2", whole(4, range(8), range(8, 16))), ("map15", whole(4, range(15)))):
             self.write(name + ".json", json.dumps(content).encode())
+        wrong = whole(4, range(16))
+        wrong["layer_list"][0]["device_count"] = 2
+        self.write("count.json", json.dumps(wrong).encode())
+        self.write("negative.json", json.dumps(whole(4, [0, -1])).encode())
         self.write("broken.json", b'{"moe_layer_count": 2,\n"layer_list": [}\n')
 
     def make_states(self):
-        for name, mode in ("state-damaged", 0o700), ("state-ro", 0o555), ("state-new", 0o700):
-            os.mkdir(self.path(name), mode)
+        for name in "state-damaged", "state-alien":
+            os.mkdir(self.path(name), 0o700)
+        self.make_alien("state-alien")
         self.write("state-damaged/coordinator.db", b"SQLite format 3\0" + b"garbage " * 2000)
         self.names["state_used"] = self.path("state-used")
         os.mkdir(self.path("state-used"))

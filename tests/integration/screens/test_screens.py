@@ -122,7 +122,7 @@ def check_random(c, coordinator, node):
     for word in "[5,128] bf16, random with seed 2", other["y"]["crc32c"], " ms, 1 call, ", "nodes ":
         assert word in text, (word, text)
     for options, words in (("--layer", "77"), "there is no layer 77 of model 'demo'; the table has demo version "), (("--model", "none"), "there is no model 'none'"), \
-            (("--version", "v9"), "there is no version 'v9' of model 'demo'"):
+            (("--version", "v9"), "there is no model 'demo' version v9; the table has demo version "):
         error = c.run(*forward, *ways[0], *options, code=1).stderr.decode()
         assert words in error, error
 
