@@ -280,9 +280,9 @@ Test(context, a_damaged_file_is_refused_and_not_written_over)
         {"contexts:\n  - {name: a, no_payload_crc: yes}\n",
          "contexts.yaml:2: contexts[0].no_payload_crc: 'yes' is not a truth value"},
         {"contexts:\n  - coordinator: tcp://h:1\n", "contexts.yaml:2: contexts[0] has no name"},
-        {"contexts: {\n", "contexts.yaml:2: not YAML"},
+        {"contexts: {\n", "contexts.yaml:2: column 1: not YAML"},
         {"current: [a]\n", "contexts.yaml:1: current: a single value is expected"},
-        {"\x01\x02", "contexts.yaml:1: not YAML"},
+        {"\x01\x02", "contexts.yaml:1: column 1: not YAML"},
         {"{\"current\": 5}\n", "contexts.yaml:1: current: there is no context '5'"},
     };
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
