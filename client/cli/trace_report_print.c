@@ -125,6 +125,10 @@ static bool print_experts(const ep_cli_trace_figures *f, size_t top, FILE *out)
 
 static void print_summary(const ep_cli_trace_model *model, const ep_cli_trace_figures *f, FILE *out)
 {
+    char said[EP_CLI_TRACE_SUMMARY_BYTES];
+    ep_cli_trace_summary(model, f, said);
+    ep_cli_line(out, "%s", said);
+    fputc('\n', out);
     ep_cli_line(out, "%zu spans of %" PRIu64 " events in %zu processes; %zu requests, %" PRIu64 " trace ids%s",
                 model->spans_count, model->events_count, model->processes_count, f->requests_count, f->traces_count,
                 model->cut ? "; cut at --events-max" : "");

@@ -40,6 +40,7 @@ def check_report(cluster, rec, lost, held_up):
     assert not said["failures"] and said["calls"]["unused"] == len(lost) and said["calls"]["count"] == said["requests"], said["calls"]
     assert max(said["peers"], key=lambda p: p["late_ns"])["name"] == "b", said["peers"]
     assert sum(s["total_ns"] for s in said["critical_path"]) == said["requests_ns"]
+    assert cluster.run(EXPERTCTL, "trace", "report", rec).stdout.startswith(said["summary"] + "\n"), said["summary"]
     return said
 
 
