@@ -65,10 +65,12 @@ static ep_err check_layer(ep_view *taken_view, const ep_moe_args *args, const ep
     uint32_t model_index = 0;
     const ep_routing_layer *layer = NULL;
     ep_err err = ep_view_find(view, args->model, args->version, args->layer, &model_index, &layer, out_error);
-    if (err == EP_OK && layer->shape.experts != gate->experts) {
+    const uint64_t others = (uint64_t)args->zero_experts + args->copy_experts + args->const_experts;
+    if (err == EP_OK && layer->shape.experts + others != gate->experts) {
         err = ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                           "the gate has %" PRIu32 " experts, layer %" PRIu32 " of model %s has %" PRIu32,
-                           gate->experts, args->layer, args->model, layer->shape.experts);
+                           "the gate has %" PRIu32 " experts, layer %" PRIu32 " of model %s has %" PRIu32
+                           " and the call %" PRIu64 " zero, copy and constant ones",
+                           gate->experts, args->layer, args->model, layer->shape.experts, others);
     }
     ep_view_unref(view);
     return err;

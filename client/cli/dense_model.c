@@ -63,7 +63,8 @@ static ep_err expert_block(ep_dense_model *model, const ep_dense_layer *layer, u
 {
     ep_gate_config gate = {
         .struct_bytes = sizeof(gate),
-        .family = EP_GATE_R1,
+        .select = EP_GATE_LOGIT,
+        .weight = EP_GATE_SOFTMAX_SELECTED,
         .experts = layer->moe.experts,
         .top_k = layer->moe.top_k,
         .scaling_factor = 1.0f,

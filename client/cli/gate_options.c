@@ -37,18 +37,23 @@ static ep_err read_gate(const ep_checkpoint *checkpoint, const char *path, uint3
         return err;
     }
     free(weight);
-    bool grouped = info->router.family == EP_ROUTER_R3 || info->router.family == EP_ROUTER_R4;
+    static const ep_gate_score select[] = {[EP_ROUTER_R1] = EP_GATE_LOGIT, [EP_ROUTER_R2] = EP_GATE_SOFTMAX,
+                                           [EP_ROUTER_R3] = EP_GATE_SOFTMAX, [EP_ROUTER_R4] = EP_GATE_SIGMOID};
+    const ep_router_family family = info->router.family;
+    const bool grouped = family == EP_ROUTER_R3 || family == EP_ROUTER_R4;
     *out_gate = (ep_gate_config){
         .struct_bytes = sizeof(*out_gate),
-        .family = (ep_gate_family)info->router.family,
         .experts = shape->experts,
         .top_k = shape->top_k,
-        .renormalise = info->router.renormalise,
-        .epsilon = grouped && info->router.renormalise ? EPSILON : 0.0f,
-        .scaling_factor = grouped ? info->router.scaling_factor : 1.0f,
+        .select = select[family],
+        .weight = family == EP_ROUTER_R1 ? EP_GATE_SOFTMAX_SELECTED : select[family],
+        .bias = bias,
         .groups = grouped ? info->router.groups : 1,
         .groups_kept = grouped ? info->router.groups_kept : 1,
-        .bias = bias,
+        .group_best = family == EP_ROUTER_R3 ? 1 : 2,
+        .renormalise = info->router.renormalise && family != EP_ROUTER_R1,
+        .epsilon = grouped ? EPSILON : 0.0f,
+        .scaling_factor = family == EP_ROUTER_R4 || (family == EP_ROUTER_R3 && !info->router.renormalise) ? info->router.scaling_factor : 1.0f,
     };
     *out_bias = bias;
     return EP_OK;

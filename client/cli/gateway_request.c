@@ -8,14 +8,21 @@
 static void fill_gate(const ep_gate_config *gate, Expertd__V1__GateConfig *out_message)
 {
     expertd__v1__gate_config__init(out_message);
-    out_message->family = (uint32_t)gate->family;
+    out_message->select = (uint32_t)gate->select;
+    out_message->weight = (uint32_t)gate->weight;
     out_message->renormalise = gate->renormalise;
     out_message->epsilon = gate->epsilon;
+    out_message->sum_min = gate->sum_min;
     out_message->scaling_factor = gate->scaling_factor;
+    out_message->softcap = gate->softcap;
+    out_message->jitter = gate->jitter;
     out_message->groups = gate->groups;
     out_message->groups_kept = gate->groups_kept;
+    out_message->group_best = gate->group_best;
     out_message->group_mask = (uint32_t)gate->group_mask;
     out_message->has_bias = gate->bias != NULL;
+    out_message->has_expert_factors = gate->expert_factors != NULL;
+    out_message->has_chosen = gate->chosen != NULL;
 }
 
 static void fill_header(const ep_moe_args *args, const ep_gate_config *gate,
@@ -41,6 +48,7 @@ static void fill_header(const ep_moe_args *args, const ep_gate_config *gate,
     }
     header->has_active_mask = args->active_mask.rank == 1;
     header->zero_experts = args->zero_experts;
+    header->copy_experts = args->copy_experts;
     header->weight_on = (uint32_t)args->weight_on;
     header->shared = (uint32_t)args->shared_source;
     header->nan_policy = (uint32_t)args->nan_policy;
@@ -107,6 +115,9 @@ static void pack(const ep_moe_args *args, const ep_gate_config *gate, const ep_t
     if (gate != NULL) {
         put(tensors, layout->logits_offset, logits->data, bytes_of(logits));
         put(tensors, layout->bias_offset, gate->bias, gate->bias != NULL ? gate->experts * sizeof(float) : 0);
+        put(tensors, layout->factors_offset, gate->expert_factors, gate->expert_factors != NULL ? gate->experts * sizeof(float) : 0);
+        put(tensors, layout->chosen_offset, gate->chosen,
+            gate->chosen != NULL ? (size_t)args->x.shape[0] * gate->top_k * sizeof(int32_t) : 0);
     } else {
         put(tensors, layout->ids_offset, args->expert_ids.data, bytes_of(&args->expert_ids));
         put(tensors, layout->scales_offset, args->expert_scales.data, bytes_of(&args->expert_scales));

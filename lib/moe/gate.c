@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Routers R1..R4, one token at a time: selection scores, group limit, top-k, weights. Steps and their order
- * are those of expertd/gate.h; everything is f32.
+ * One token at a time: selection scores, group limit, top-k, weights. Steps and their order are those of
+ * expertd/gate.h; everything is f32.
  */
 #include "expertd/gate.h"
 
@@ -22,16 +22,32 @@
 typedef struct {
     const ep_gate_config *config;
     const float *logits; /* [E] */
-    float *scores;       /* [E] selection scores */
+    float *scores;       /* [E] of a softmax exp(l - max), then selection scores */
+    float *capped;       /* [E] logits after the softcap; NULL without one */
     uint32_t token;
-    float max; /* of the logits; softmax families */
-    float sum; /* of exp(l - max), ascending; R2 and R3 */
+    float max; /* of the logits, for a softmax */
+    float sum; /* of exp(l - max), ascending */
 } gate_token;
 
-/* R2 and R3. */
-static float probability(const gate_token *g, uint32_t expert)
+/* torch's softplus: the logit itself above 20. */
+static float sqrt_softplus(float logit)
 {
-    return ep_expf(g->logits[expert] - g->max) / g->sum;
+    return sqrtf(logit > 20.0f ? logit : log1pf(ep_expf(logit)));
+}
+
+/* Of what has this score by itself, not by what is selected beside it. */
+static float score_of(const gate_token *g, ep_gate_score kind, uint32_t expert)
+{
+    switch (kind) {
+    case EP_GATE_SOFTMAX:
+        return ep_expf(g->logits[expert] - g->max) / g->sum;
+    case EP_GATE_SIGMOID:
+        return ep_sigmoidf(g->logits[expert]);
+    case EP_GATE_SQRT_SOFTPLUS:
+        return sqrt_softplus(g->logits[expert]);
+    default:
+        return g->logits[expert];
+    }
 }
 
 /* Draw number `stream` (0 noise, 1 dropout) of one (token, expert): independent of every other draw and of
@@ -48,39 +64,33 @@ static bool is_dropped(const gate_token *g, uint32_t expert)
     return g->config->expert_dropout > 0.0f && uniform_draw(g, expert, 1) < (double)g->config->expert_dropout;
 }
 
-static void prepare_softmax(gate_token *g)
+static void prepare_logits(gate_token *g)
 {
+    const ep_gate_config *config = g->config;
+    for (uint32_t e = 0; g->capped != NULL && e < config->experts; e++) {
+        g->capped[e] = tanhf(g->logits[e] / config->softcap) * config->softcap;
+    }
+    g->logits = g->capped != NULL ? g->capped : g->logits;
+    if (config->select != EP_GATE_SOFTMAX && config->weight != EP_GATE_SOFTMAX) {
+        return;
+    }
     g->max = g->logits[0];
-    for (uint32_t e = 1; e < g->config->experts; e++) {
+    for (uint32_t e = 1; e < config->experts; e++) {
         g->max = g->logits[e] > g->max ? g->logits[e] : g->max;
     }
     g->sum = 0.0f;
-    for (uint32_t e = 0; e < g->config->experts; e++) {
+    for (uint32_t e = 0; e < config->experts; e++) {
         g->scores[e] = ep_expf(g->logits[e] - g->max);
         g->sum = g->sum + g->scores[e];
-    }
-    for (uint32_t e = 0; e < g->config->experts; e++) {
-        g->scores[e] = g->scores[e] / g->sum;
     }
 }
 
 static void make_scores(gate_token *g)
 {
     const ep_gate_config *config = g->config;
-    switch (config->family) {
-    case EP_GATE_R1:
-        memcpy(g->scores, g->logits, config->experts * sizeof(float));
-        break;
-    case EP_GATE_R2:
-    case EP_GATE_R3:
-        prepare_softmax(g);
-        break;
-    case EP_GATE_R4:
-        for (uint32_t e = 0; e < config->experts; e++) {
-            float score = ep_sigmoidf(g->logits[e]);
-            g->scores[e] = config->bias == NULL ? score : score + config->bias[e];
-        }
-        break;
+    for (uint32_t e = 0; e < config->experts; e++) {
+        float score = config->select == EP_GATE_SOFTMAX ? g->scores[e] / g->sum : score_of(g, config->select, e);
+        g->scores[e] = config->bias == NULL ? score : score + config->bias[e];
     }
     if (config->noise_temperature > 0.0f) {
         for (uint32_t e = 0; e < config->experts; e++) {
@@ -90,7 +100,6 @@ static void make_scores(gate_token *g)
     }
 }
 
-/* R3: the group's best score; R4: the sum of its best two. */
 static float group_score(const gate_token *g, uint32_t group, uint32_t size)
 {
     const float *scores = g->scores + (size_t)group * size;
@@ -104,7 +113,7 @@ static float group_score(const gate_token *g, uint32_t group, uint32_t size)
             second = scores[i];
         }
     }
-    return g->config->family == EP_GATE_R3 || size == 1 ? best : best + second;
+    return g->config->group_best == 1 || size == 1 ? best : best + second;
 }
 
 static void mask_groups(gate_token *g)
@@ -155,12 +164,12 @@ static void select_top_k(const gate_token *g, int32_t *out_ids)
     }
 }
 
-/* R1: softmax over the selected logits, in slot order. */
+/* Softmax over the selected logits, in slot order. */
 static void softmax_selected(const gate_token *g, const int32_t *ids, float *out_weights)
 {
     uint32_t top_k = g->config->top_k;
     float max = g->logits[ids[0]];
-    for (uint32_t k = 1; k < top_k; k++) { /* with noise the first slot need not hold the largest logit */
+    for (uint32_t k = 1; k < top_k; k++) { /* the first slot need not hold the largest logit */
         max = g->logits[ids[k]] > max ? g->logits[ids[k]] : max;
     }
     float sum = 0.0f;
@@ -173,26 +182,58 @@ static void softmax_selected(const gate_token *g, const int32_t *ids, float *out
     }
 }
 
-/* R2..R4: the unbiased score of each selected expert, then the family's normalisation and scaling. */
-static void score_weights(const gate_token *g, const int32_t *ids, float *out_weights)
+/* Slot after slot: the best of the experts left, and its share among those of them that are near it. */
+static void mix_sparsely(const gate_token *g, int32_t *out_ids, float *out_weights)
+{
+    const ep_gate_config *config = g->config;
+    memset(g->scores, 0, config->experts * sizeof(*g->scores)); /* 1: taken */
+    for (uint32_t k = 0; k < config->top_k; k++) {
+        uint32_t best = config->experts;
+        for (uint32_t e = 0; e < config->experts; e++) {
+            if (g->scores[e] == 0.0f && (best == config->experts || g->logits[e] > g->logits[best])) {
+                best = e;
+            }
+        }
+        const float max = g->logits[best];
+        float sum = 0.0f;
+        for (uint32_t e = 0; e < config->experts; e++) {
+            const float size = fabsf(g->logits[e]) > max ? fabsf(g->logits[e]) : max;
+            const bool is_far = (max - g->logits[e]) / size > 2.0f * config->jitter;
+            sum = sum + (is_far || g->scores[e] != 0.0f ? 0.0f : ep_expf(g->logits[e] - max));
+        }
+        g->scores[best] = 1.0f;
+        out_ids[k] = (int32_t)best;
+        out_weights[k] = 1.0f / sum;
+    }
+}
+
+static void weigh_selected(const gate_token *g, const int32_t *ids, float *out_weights)
+{
+    const ep_gate_config *config = g->config;
+    if (config->weight == EP_GATE_SOFTMAX_SELECTED) {
+        softmax_selected(g, ids, out_weights);
+        return;
+    }
+    for (uint32_t k = 0; k < config->top_k; k++) {
+        out_weights[k] = score_of(g, config->weight, (uint32_t)ids[k]);
+    }
+}
+
+static void finish_weights(const gate_token *g, const int32_t *ids, float *weights)
 {
     const ep_gate_config *config = g->config;
     float sum = 0.0f;
     for (uint32_t k = 0; k < config->top_k; k++) {
-        uint32_t e = (uint32_t)ids[k];
-        out_weights[k] = config->family == EP_GATE_R4 ? ep_sigmoidf(g->logits[e]) : probability(g, e);
-        sum = sum + out_weights[k];
+        sum = sum + weights[k];
     }
-    if (config->renormalise) {
-        float divisor = config->family == EP_GATE_R2 ? sum : sum + config->epsilon;
-        for (uint32_t k = 0; k < config->top_k; k++) {
-            out_weights[k] = out_weights[k] / divisor;
-        }
-    }
-    /* The R3 reference code scales only what it has not normalised. */
-    if (config->family == EP_GATE_R4 || (config->family == EP_GATE_R3 && !config->renormalise)) {
-        for (uint32_t k = 0; k < config->top_k; k++) {
-            out_weights[k] = out_weights[k] * config->scaling_factor;
+    sum = sum + config->epsilon;
+    sum = sum < config->sum_min ? config->sum_min : sum;
+    for (uint32_t k = 0; k < config->top_k; k++) {
+        weights[k] = config->renormalise ? weights[k] / sum : weights[k];
+        weights[k] = config->scaling_factor != 0.0f ? weights[k] * config->scaling_factor : weights[k];
+        weights[k] = config->expert_factors != NULL ? weights[k] * config->expert_factors[ids[k]] : weights[k];
+        if (config->weight_func != NULL) {
+            weights[k] = config->weight_func(config->weight_func_arg, g->token, k, (uint32_t)ids[k], weights[k]);
         }
     }
 }
@@ -200,29 +241,31 @@ static void score_weights(const gate_token *g, const int32_t *ids, float *out_we
 static void route_token(gate_token *g, int32_t *out_ids, float *out_weights)
 {
     const ep_gate_config *config = g->config;
-    make_scores(g);
-    if ((config->family == EP_GATE_R3 || config->family == EP_GATE_R4) &&
-        config->groups_kept < config->groups) {
-        mask_groups(g);
+    prepare_logits(g);
+    if (config->select == EP_GATE_SPARSEMIXER) {
+        mix_sparsely(g, out_ids, out_weights);
+        finish_weights(g, out_ids, out_weights);
+        return;
     }
-    select_top_k(g, out_ids);
-    if (config->family == EP_GATE_R1) {
-        softmax_selected(g, out_ids, out_weights);
+    if (config->chosen != NULL) {
+        memcpy(out_ids, config->chosen + (size_t)g->token * config->top_k, config->top_k * sizeof(*out_ids));
     } else {
-        score_weights(g, out_ids, out_weights);
+        make_scores(g);
+        if (config->groups > 1 && config->groups_kept < config->groups) {
+            mask_groups(g);
+        }
+        select_top_k(g, out_ids);
     }
-    for (uint32_t k = 0; config->weight_func != NULL && k < config->top_k; k++) {
-        out_weights[k] =
-            config->weight_func(config->weight_func_arg, g->token, k, (uint32_t)out_ids[k], out_weights[k]);
-    }
+    weigh_selected(g, out_ids, out_weights);
+    finish_weights(g, out_ids, out_weights);
 }
 
-static EP_FLOAT_WORK void route(const ep_gate_config *config, uint32_t tokens, const float *logits, float *scores, int32_t *out_ids,
-                                float *out_weights)
+static EP_FLOAT_WORK void route(const ep_gate_config *config, uint32_t tokens, const float *logits, float *scores, float *capped,
+                                int32_t *out_ids, float *out_weights)
 {
     for (uint32_t t = 0; t < tokens; t++) {
         gate_token g = {
-            .config = config, .logits = logits + (size_t)t * config->experts, .scores = scores, .token = t};
+            .config = config, .logits = logits + (size_t)t * config->experts, .scores = scores, .capped = capped, .token = t};
         route_token(&g, out_ids + (size_t)t * config->top_k, out_weights + (size_t)t * config->top_k);
     }
 }
@@ -237,19 +280,16 @@ ep_err ep_gate(const ep_gate_config *config, uint32_t tokens, const float *logit
     if (err != EP_OK) {
         return err;
     }
-    float on_stack[STACK_EXPERTS];
-    float *scores = on_stack;
-    if (config->experts > STACK_EXPERTS) {
-        scores = malloc(config->experts * sizeof(*scores));
-        if (scores == NULL) {
-            return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to route over %u experts",
-                                config->experts);
-        }
+    float on_stack[2 * STACK_EXPERTS];
+    const bool is_large = config->experts > STACK_EXPERTS;
+    float *scores = is_large ? calloc(config->experts, 2 * sizeof(*scores)) : on_stack;
+    if (scores == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to route over %u experts", config->experts);
     }
     const ep_float_env env = ep_float_env_begin();
-    route(config, tokens, logits, scores, out_ids, out_weights);
+    route(config, tokens, logits, scores, config->softcap > 0.0f ? scores + config->experts : NULL, out_ids, out_weights);
     ep_float_env_end(env);
-    if (scores != on_stack) {
+    if (is_large) {
         free(scores);
     }
     return EP_OK;

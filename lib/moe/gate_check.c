@@ -16,9 +16,6 @@ static ep_err check_sizes(const ep_gate_config *config, ep_error *out_error)
         return BAD("struct_bytes of the gate is %" PRIu32 ": this library expects %zu", config->struct_bytes,
                    sizeof(*config));
     }
-    if (config->family < EP_GATE_R1 || config->family > EP_GATE_R4) {
-        return BAD("router family %u: allowed 1..4", (unsigned)config->family);
-    }
     if (config->experts < 1 || config->experts > EP_EXPERTS_MAX) {
         return BAD("router has %" PRIu32 " experts: allowed 1..%d", config->experts, EP_EXPERTS_MAX);
     }
@@ -29,15 +26,41 @@ static ep_err check_sizes(const ep_gate_config *config, ep_error *out_error)
     return EP_OK;
 }
 
+static ep_err check_scores(const ep_gate_config *config, ep_error *out_error)
+{
+    if (config->select < EP_GATE_LOGIT || config->select > EP_GATE_SPARSEMIXER || config->select == EP_GATE_SOFTMAX_SELECTED) {
+        return BAD("router selects by score %u: allowed 1..4, 6", (unsigned)config->select);
+    }
+    if (config->weight < EP_GATE_LOGIT || config->weight > EP_GATE_SPARSEMIXER) {
+        return BAD("router weighs by score %u: allowed 1..6", (unsigned)config->weight);
+    }
+    bool is_mixer = config->select == EP_GATE_SPARSEMIXER;
+    if (is_mixer != (config->weight == EP_GATE_SPARSEMIXER)) {
+        return BAD("router selects by score %u and weighs by %u: allowed with 6 (sparsemixer): both 6", (unsigned)config->select,
+                   (unsigned)config->weight);
+    }
+    if (is_mixer && (config->bias != NULL || config->groups > 1 || config->chosen != NULL || config->noise_temperature != 0.0f ||
+                     config->expert_dropout != 0.0f)) {
+        return BAD("a sparsemixer router has a bias, groups, chosen experts, noise or dropout: allowed none");
+    }
+    return EP_OK;
+}
+
 static ep_err check_groups(const ep_gate_config *config, ep_error *out_error)
 {
-    if (config->groups < 1 || config->groups > EP_GATE_GROUPS_MAX || config->experts % config->groups != 0) {
-        return BAD("router has %" PRIu32 " groups: allowed 1..%d, a divisor of %" PRIu32 " experts",
+    if (config->groups <= 1) {
+        return config->groups_kept <= 1 ? EP_OK : BAD("router keeps %" PRIu32 " groups: allowed 0, 1 without groups", config->groups_kept);
+    }
+    if (config->groups > EP_GATE_GROUPS_MAX || config->experts % config->groups != 0) {
+        return BAD("router has %" PRIu32 " groups: allowed 0..%d, a divisor of %" PRIu32 " experts",
                    config->groups, EP_GATE_GROUPS_MAX, config->experts);
     }
     if (config->groups_kept < 1 || config->groups_kept > config->groups) {
         return BAD("router keeps %" PRIu32 " groups: allowed 1..%" PRIu32, config->groups_kept,
                    config->groups);
+    }
+    if (config->group_best < 1 || config->group_best > 2) {
+        return BAD("a group's score is of its best %" PRIu32 ": allowed 1, 2", config->group_best);
     }
     if ((unsigned)config->group_mask > EP_GROUP_MASK_MINUS_INF) {
         return BAD("group mask %u: allowed 0 (zero), 1 (minus infinity)", (unsigned)config->group_mask);
@@ -50,28 +73,37 @@ static ep_err check_groups(const ep_gate_config *config, ep_error *out_error)
     return EP_OK;
 }
 
-/* The fields of grouped families must be unset (0) or neutral (1) where a family has no such step. */
-static ep_err check_no_groups(const ep_gate_config *config, ep_error *out_error)
+static ep_err check_finite(const char *what, const float *values, uint32_t experts, ep_error *out_error)
 {
-    if (config->groups > 1 || config->groups_kept > 1) {
-        return BAD("router family R%u has no groups: allowed 1, given %" PRIu32, (unsigned)config->family,
-                   config->groups);
-    }
-    if (config->scaling_factor != 0.0f && config->scaling_factor != 1.0f) {
-        return BAD("router family R%u has no scaling factor: allowed 1, given %g", (unsigned)config->family,
-                   (double)config->scaling_factor);
+    for (uint32_t e = 0; values != NULL && e < experts; e++) {
+        if (!isfinite(values[e])) {
+            return BAD("router's %s of expert %" PRIu32 " is %g: only finite values are allowed", what, e, (double)values[e]);
+        }
     }
     return EP_OK;
 }
 
+static ep_err check_positive(const char *what, float value, ep_error *out_error)
+{
+    return value >= 0.0f && isfinite(value) ? EP_OK : BAD("router's %s %g: allowed 0 or more", what, (double)value);
+}
+
 static ep_err check_numbers(const ep_gate_config *config, ep_error *out_error)
 {
-    bool grouped = config->family == EP_GATE_R3 || config->family == EP_GATE_R4;
-    if (grouped && !(config->scaling_factor > 0.0f && isfinite(config->scaling_factor))) {
-        return BAD("router's scaling factor %g: allowed above 0, 1 for none", (double)config->scaling_factor);
+    const struct {
+        const char *what;
+        float value;
+    } numbers[] = {{"scaling factor", config->scaling_factor},
+                   {"epsilon", config->epsilon},
+                   {"smallest sum", config->sum_min},
+                   {"softcap", config->softcap},
+                   {"jitter", config->jitter}};
+    ep_err err = EP_OK;
+    for (size_t i = 0; err == EP_OK && i < sizeof(numbers) / sizeof(numbers[0]); i++) {
+        err = check_positive(numbers[i].what, numbers[i].value, out_error);
     }
-    if (!(config->epsilon >= 0.0f && isfinite(config->epsilon))) {
-        return BAD("router's epsilon %g: allowed 0 or more", (double)config->epsilon);
+    if (err != EP_OK) {
+        return err;
     }
     if (config->noise_temperature != 0.0f &&
         !(config->noise_temperature >= EP_GATE_NOISE_MIN && config->noise_temperature <= EP_GATE_NOISE_MAX)) {
@@ -82,26 +114,22 @@ static ep_err check_numbers(const ep_gate_config *config, ep_error *out_error)
         return BAD("router's expert dropout %g: allowed 0..%g", (double)config->expert_dropout,
                    (double)EP_GATE_DROPOUT_MAX);
     }
-    if (config->bias != NULL && config->family != EP_GATE_R4) {
-        return BAD("router family R%u has no selection bias", (unsigned)config->family);
-    }
-    for (uint32_t e = 0; config->bias != NULL && e < config->experts; e++) {
-        if (!isfinite(config->bias[e])) {
-            return BAD("router's bias of expert %" PRIu32 " is %g: only finite values are allowed", e,
-                       (double)config->bias[e]);
-        }
-    }
-    return EP_OK;
+    err = check_finite("bias", config->bias, config->experts, out_error);
+    return err == EP_OK ? check_finite("factor", config->expert_factors, config->experts, out_error) : err;
 }
 
 ep_err ep_gate_check_config(const ep_gate_config *config, ep_error *out_error)
 {
     ep_err err = check_sizes(config, out_error);
-    if (err == EP_OK) {
-        bool grouped = config->family == EP_GATE_R3 || config->family == EP_GATE_R4;
-        err = grouped ? check_groups(config, out_error) : check_no_groups(config, out_error);
-    }
+    err = err == EP_OK ? check_scores(config, out_error) : err;
+    err = err == EP_OK ? check_groups(config, out_error) : err;
     return err == EP_OK ? check_numbers(config, out_error) : err;
+}
+
+static bool has_softmax(const ep_gate_config *config)
+{
+    return config->select == EP_GATE_SOFTMAX || config->weight == EP_GATE_SOFTMAX || config->weight == EP_GATE_SOFTMAX_SELECTED ||
+           config->weight == EP_GATE_SPARSEMIXER;
 }
 
 ep_err ep_gate_check_logits(const ep_gate_config *config, uint32_t tokens, const float *logits,
@@ -118,10 +146,19 @@ ep_err ep_gate_check_logits(const ep_gate_config *config, uint32_t tokens, const
                 best = e;
             }
         }
-        if (config->family != EP_GATE_R4 && !isfinite(row[best])) {
+        if (has_softmax(config) && !isfinite(row[best])) {
             return BAD("router logit is %g at token %" PRIu32 ", expert %" PRIu32
                        ": a softmax needs a finite maximum",
                        (double)row[best], t, best);
+        }
+    }
+    for (uint32_t t = 0; config->chosen != NULL && t < tokens; t++) {
+        for (uint32_t k = 0; k < config->top_k; k++) {
+            int32_t id = config->chosen[(size_t)t * config->top_k + k];
+            if (id < 0 || (uint32_t)id >= config->experts) {
+                return BAD("expert chosen for token %" PRIu32 ", slot %" PRIu32 " is %" PRId32 ": allowed 0..%" PRIu32, t, k, id,
+                           config->experts - 1);
+            }
         }
     }
     return EP_OK;

@@ -11,7 +11,8 @@
 
 /* Errors: INVALID_ARGUMENT naming the field, value and allowed range. */
 ep_err ep_gate_check_config(const ep_gate_config *config, ep_error *out_error);
-/* A NaN logit anywhere and, for softmax families, a row without a finite maximum: INVALID_ARGUMENT naming token and expert. */
+/* A NaN logit anywhere and, for a softmax, a row without a finite maximum; a chosen id that is no expert: INVALID_ARGUMENT naming
+ * token and expert. */
 ep_err ep_gate_check_logits(const ep_gate_config *config, uint32_t tokens, const float *logits, ep_error *out_error);
 
 #endif

@@ -56,7 +56,9 @@ static ep_err check_gate(const Expertd__V1__GatewayForwardRequest *header, ep_er
     }
     if ((err = check_range("experts", header->experts, 1, EP_EXPERTS_MAX, " with gate", out_error)) != EP_OK ||
         (err = check_range("top_k", header->top_k, 1, EP_TOP_K_MAX, " with gate", out_error)) != EP_OK ||
-        (err = check_range("gate.family", gate->family, EP_GATE_R1, EP_GATE_R4, "", out_error)) != EP_OK ||
+        (err = check_range("gate.select", gate->select, EP_GATE_LOGIT, EP_GATE_SPARSEMIXER, "", out_error)) != EP_OK ||
+        (err = check_range("gate.weight", gate->weight, EP_GATE_LOGIT, EP_GATE_SPARSEMIXER, "", out_error)) != EP_OK ||
+        (err = check_range("gate.group_best", gate->group_best, 0, 2, "", out_error)) != EP_OK ||
         (err = check_range("gate.groups", gate->groups, 0, EP_GATE_GROUPS_MAX, "", out_error)) != EP_OK ||
         (err = check_range("gate.groups_kept", gate->groups_kept, 0, EP_GATE_GROUPS_MAX, "", out_error)) != EP_OK) {
         return err;
@@ -72,6 +74,7 @@ static ep_err check_header(const Expertd__V1__GatewayForwardRequest *header, ep_
         (err = check_range("top_k", header->top_k, 0, EP_TOP_K_MAX, "", out_error)) != EP_OK ||
         (err = check_gate(header, out_error)) != EP_OK || (err = check_types(header, out_error)) != EP_OK ||
         (err = check_range("zero_experts", header->zero_experts, 0, EP_EXPERTS_MAX, "", out_error)) != EP_OK ||
+        (err = check_range("copy_experts", header->copy_experts, 0, EP_EXPERTS_MAX, "", out_error)) != EP_OK ||
         (err = check_range("weight_on", header->weight_on, 0, EP_WEIGHT_ON_INPUT, "", out_error)) != EP_OK ||
         (err = check_range("nan_policy", header->nan_policy, 0, EP_NAN_MEAN, "", out_error)) != EP_OK ||
         (err = check_range("mode", header->mode, 0, EP_MODE_PREFILL, "", out_error)) != EP_OK) {
@@ -113,6 +116,8 @@ ep_err ep_gateway_layout_make(const Expertd__V1__GatewayForwardRequest *header, 
         !add_part(tokens, slots, ep_dtype_bytes((ep_dtype)header->scales_dtype), &end, &layout.scales_offset) ||
         !add_part(tokens, gated ? header->experts : 0, sizeof(float), &end, &layout.logits_offset) ||
         !add_part(gated && header->gate->has_bias ? header->experts : 0, 1, sizeof(float), &end, &layout.bias_offset) ||
+        !add_part(gated && header->gate->has_expert_factors ? header->experts : 0, 1, sizeof(float), &end, &layout.factors_offset) ||
+        !add_part(gated && header->gate->has_chosen ? tokens : 0, header->top_k, sizeof(int32_t), &end, &layout.chosen_offset) ||
         !add_part(header->has_active_mask ? tokens : 0, 1, 1, &end, &layout.mask_offset) ||
         !add_part(tokens, header->hidden, ep_dtype_bytes((ep_dtype)header->out_dtype), &layout.reply_bytes, &unused)) {
         return BAD("tokens %" PRIu32 ", hidden %" PRIu32 ", top_k %" PRIu32 ", experts %" PRIu32 ": the tensors do not fit in memory", tokens,
@@ -123,22 +128,29 @@ ep_err ep_gateway_layout_make(const Expertd__V1__GatewayForwardRequest *header, 
     return EP_OK;
 }
 
-/* 0 stands for "unused", which ep_gate_config writes as 1 in some fields. */
-static void fill_gate(const Expertd__V1__GatewayForwardRequest *header, const float *bias, ep_gate_config *out_gate)
+static void fill_gate(const Expertd__V1__GatewayForwardRequest *header, const uint8_t *tensors, const ep_gateway_layout *layout,
+                      ep_gate_config *out_gate)
 {
     const Expertd__V1__GateConfig *gate = header->gate;
     *out_gate = (ep_gate_config){
         .struct_bytes = sizeof(*out_gate),
-        .family = (ep_gate_family)gate->family,
+        .select = (ep_gate_score)gate->select,
+        .weight = (ep_gate_score)gate->weight,
         .experts = header->experts,
         .top_k = header->top_k,
         .renormalise = gate->renormalise,
         .epsilon = gate->epsilon,
-        .scaling_factor = gate->scaling_factor == 0.0f ? 1.0f : gate->scaling_factor,
-        .groups = gate->groups == 0 ? 1 : gate->groups,
-        .groups_kept = gate->groups_kept == 0 ? 1 : gate->groups_kept,
+        .sum_min = gate->sum_min,
+        .scaling_factor = gate->scaling_factor,
+        .softcap = gate->softcap,
+        .jitter = gate->jitter,
+        .groups = gate->groups,
+        .groups_kept = gate->groups_kept,
+        .group_best = gate->group_best,
         .group_mask = (ep_group_mask)gate->group_mask,
-        .bias = bias,
+        .bias = gate->has_bias ? (const float *)(tensors + layout->bias_offset) : NULL,
+        .expert_factors = gate->has_expert_factors ? (const float *)(tensors + layout->factors_offset) : NULL,
+        .chosen = gate->has_chosen && header->tokens > 0 ? (const int32_t *)(tensors + layout->chosen_offset) : NULL,
     };
 }
 
@@ -164,7 +176,6 @@ ep_err ep_gateway_view_make(const Expertd__V1__GatewayForwardRequest *header, co
         .ids = has_slots ? tensors + layout.ids_offset : NULL,
         .scales = has_slots ? tensors + layout.scales_offset : NULL,
         .logits = has_tokens && gated ? (const float *)(tensors + layout.logits_offset) : NULL,
-        .bias = gated && header->gate->has_bias ? (const float *)(tensors + layout.bias_offset) : NULL,
         .active_mask = has_tokens && header->has_active_mask ? tensors + layout.mask_offset : NULL,
         .reply_bytes = layout.reply_bytes,
     };
@@ -174,7 +185,7 @@ ep_err ep_gateway_view_make(const Expertd__V1__GatewayForwardRequest *header, co
         }
     }
     if (gated) {
-        fill_gate(header, view.bias, &view.gate);
+        fill_gate(header, tensors, &layout, &view.gate);
     }
     *out_view = view;
     return EP_OK;

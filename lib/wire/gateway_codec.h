@@ -25,13 +25,15 @@ typedef struct ep_gateway_layout {
     size_t scales_offset;
     size_t logits_offset;
     size_t bias_offset;
+    size_t factors_offset;
+    size_t chosen_offset;
     size_t mask_offset;
     size_t total_bytes;
     size_t reply_bytes;          /* y [tokens, hidden] out_dtype */
 } ep_gateway_layout;
 
 /*
- * Checks every count and enumeration of the header by itself; what depends on the layer or the gate's family is checked by those who know it.
+ * Checks every count and enumeration of the header by itself; what depends on the layer or the gate's rule is checked by those who know it.
  * Errors: INVALID_ARGUMENT naming field, value, allowed range.
  */
 ep_err ep_gateway_layout_make(const Expertd__V1__GatewayForwardRequest *header, ep_gateway_layout *out_layout, ep_error *out_error);
@@ -43,9 +45,8 @@ typedef struct ep_gateway_view {
     const uint8_t *ids;
     const uint8_t *scales;
     const float *logits;
-    const float *bias;
     const uint8_t *active_mask;
-    ep_gate_config gate;         /* with header->gate; bias set */
+    ep_gate_config gate;         /* with header->gate; its arrays set */
     size_t reply_bytes;
 } ep_gateway_view;
 

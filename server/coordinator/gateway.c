@@ -339,6 +339,7 @@ static void fill_args(const Expertd__V1__GatewayForwardRequest *header, const ep
         out_args->active_mask = vector(view->active_mask, EP_DTYPE_BOOL, header->tokens);
     }
     out_args->zero_experts = header->zero_experts;
+    out_args->copy_experts = header->copy_experts;
     out_args->weight_on = (ep_moe_weight_on)header->weight_on;
     out_args->shared_source = (ep_moe_shared)header->shared;
     out_args->nan_policy = (ep_moe_nan)header->nan_policy;
@@ -397,7 +398,7 @@ static double *sum_probabilities(const ep_gateway *gateway, const Expertd__V1__G
     *out_tokens = 0;
     for (uint32_t t = 0; sums != NULL && t < header->tokens; t++) {
         if (view->active_mask == NULL || view->active_mask[t] != 0) {
-            ep_load_add_probabilities(view->gate.family == EP_GATE_R4, view->logits + (size_t)t * header->experts, header->experts, sums);
+            ep_load_add_probabilities(view->gate.select == EP_GATE_SIGMOID, view->logits + (size_t)t * header->experts, header->experts, sums);
             (*out_tokens)++;
         }
     }

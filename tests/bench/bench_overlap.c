@@ -107,7 +107,8 @@ static void *room(size_t bytes)
 static ep_gate_config gate_config(void)
 {
     return (ep_gate_config){.struct_bytes = sizeof(ep_gate_config),
-                            .family = EP_GATE_R1,
+                            .select = EP_GATE_LOGIT,
+                            .weight = EP_GATE_SOFTMAX_SELECTED,
                             .experts = EXPERTS,
                             .top_k = TOP_K,
                             .scaling_factor = 1,

@@ -2,15 +2,20 @@
 /*
  * Router: from logits to the top-k experts and their weights. Pure code in f32; ties: the lower id wins; a NaN logit is an error.
  *
- * Families (formulas: the models' published reference code)
- *   R1  top-k of the logits; softmax over the k selected (Mixtral, gpt-oss, Granite)
- *   R2  softmax over all; top-k; optionally divided by the sum of the selected (Qwen, OLMoE)
- *   R3  softmax over all; groups limited by their maximum; top-k; scaled (DeepSeek-V2)
- *   R4  sigmoid; selection by score + bias, groups limited by the sum of their best two; weights from the unbiased score,
- *       divided by (sum + epsilon) if asked; scaled (DeepSeek-V3, Kimi-K2, GLM-4.5)
+ * A rule is a few steps, each a field of ep_gate_config; what a step is not used for is 0:
+ *   1  l = softcap * tanh(l / softcap)
+ *   2  selection score: `select` of l, plus bias; groups of experts compete by their best group_best scores, and the
+ *      experts outside the groups kept get group_mask
+ *   3  the K best scores are selected, or those that `chosen` names
+ *   4  weight of each selected expert: `weight` of its l, without bias
+ *   5  renormalise: divided by max(sum of the K + epsilon, sum_min)
+ *   6  times scaling_factor, times the expert's own expert_factors
+ * Mixtral and gpt-oss: logit, softmax_selected. Qwen and OLMoE: softmax twice. DeepSeek-V2: softmax twice, groups by their
+ * best. DeepSeek-V3, Kimi-K2, GLM-4.5: sigmoid twice with a bias, groups by their best two. lib/model/model_types.c has
+ * the rule of every model type.
  *
- * Shapes     logits [T,E] f32; bias [E] f32 or NULL; out_ids [T,K] i32; out_weights [T,K] f32; all contiguous.
- *            Slot order: descending selection score.
+ * Shapes     logits [T,E] f32; bias, expert_factors [E] f32 or NULL; out_ids [T,K] i32; out_weights [T,K] f32; all contiguous.
+ *            Slot order: descending selection score, or that of chosen.
  * Threads    pure; any thread, in any float environment.
  */
 #ifndef EXPERTD_GATE_H
@@ -24,22 +29,36 @@ extern "C" {
 
 #define EP_GATE_GROUPS_MAX 256
 
-typedef enum ep_gate_family { EP_GATE_R1 = 1, EP_GATE_R2 = 2, EP_GATE_R3 = 3, EP_GATE_R4 = 4 } ep_gate_family;
+typedef enum ep_gate_score {
+    EP_GATE_LOGIT = 1,            /* the logit itself */
+    EP_GATE_SOFTMAX = 2,          /* over all experts */
+    EP_GATE_SIGMOID = 3,
+    EP_GATE_SQRT_SOFTPLUS = 4,    /* sqrt(log(1 + exp(l))) */
+    EP_GATE_SOFTMAX_SELECTED = 5, /* weight only: over the K selected */
+    EP_GATE_SPARSEMIXER = 6,      /* both or neither: one expert after the other, each a softmax over those left that are near the best (PhiMoE) */
+} ep_gate_score;
 
 typedef enum ep_group_mask { EP_GROUP_MASK_ZERO, EP_GROUP_MASK_MINUS_INF } ep_group_mask;
 
 typedef struct ep_gate_config {
     uint32_t struct_bytes;       /* sizeof(ep_gate_config) */
-    ep_gate_family family;
-    uint32_t experts;            /* E, 1..65535 */
+    uint32_t experts;            /* E, 1..65535: as many as there are logits, zero and copy experts among them */
     uint32_t top_k;              /* K, 1..min(64, E) */
-    bool renormalise;
-    float epsilon;               /* R4, R3 with renormalise: added to the sum; 1e-20 in the reference code */
-    float scaling_factor;        /* R4, R3 without renormalise; 1 = none */
-    uint32_t groups;             /* R3, R4: divides E, at most EP_GATE_GROUPS_MAX; 1 = no groups */
+    ep_gate_score select;        /* any but softmax_selected */
+    ep_gate_score weight;
+    float softcap;               /* 0 none */
+    const float *bias;           /* [E], added to the selection score; NULL none */
+    uint32_t groups;             /* divides E, at most EP_GATE_GROUPS_MAX; 0 and 1 none */
     uint32_t groups_kept;        /* 1..groups */
-    ep_group_mask group_mask;    /* score of experts outside the kept groups: 0 (Hugging Face) or -inf (DeepSeek) */
-    const float *bias;           /* [E] selection bias, R4 only; NULL: as a bias of zeros */
+    uint32_t group_best;         /* with groups: 1, a group's score is its best; 2, the sum of its best two */
+    ep_group_mask group_mask;    /* score of experts outside the kept groups: 0 (axk2, Mistral) or -inf (DeepSeek) */
+    bool renormalise;
+    float epsilon;
+    float sum_min;
+    float scaling_factor;        /* 0 and 1 none */
+    const float *expert_factors;  /* [E]; NULL none */
+    float jitter;                /* sparsemixer: near is within 2 * jitter of the best, relative to the larger of it and |l| */
+    const int32_t *chosen;       /* [T,K] ids of a layer that does not select (a table by token id); NULL */
     /* Optional, off by default. */
     float noise_temperature;     /* 0 off; 0.1..10: Gumbel noise times this is added to the selection score */
     float expert_dropout;        /* 0 off; 0..0.5: chance that an expert is left out for a token (unless fewer than K are left) */
@@ -49,9 +68,9 @@ typedef struct ep_gate_config {
     void *weight_func_arg;
 } ep_gate_config;
 
-/* Errors: INVALID_ARGUMENT naming the field or token, the value and the allowed range; outputs are then untouched. A softmax family also
- * needs a finite largest logit in every row. Fields a family does not use are 0 or 1.
- * Allocates at most E floats on the heap per call, none up to 1024 experts; NO_MEMORY. */
+/* Errors: INVALID_ARGUMENT naming the field or token, the value and the allowed range; outputs are then untouched. A softmax also
+ * needs a finite largest logit in every row.
+ * Allocates at most 2 E floats on the heap per call, none up to 1024 experts; NO_MEMORY. */
 EP_API ep_err ep_gate(const ep_gate_config *config, uint32_t tokens, const float *logits, int32_t *out_ids, float *out_weights,
                       ep_error *out_error);
 

@@ -514,7 +514,8 @@ Test(client_forward, logits_give_what_gate_and_forward_give)
     float logits[20 * 8];
     uint64_t state = 5;
     ep_gate_config gate = {.struct_bytes = sizeof(gate),
-                           .family = EP_GATE_R1,
+                           .select = EP_GATE_LOGIT,
+                           .weight = EP_GATE_SOFTMAX_SELECTED,
                            .experts = 8,
                            .top_k = 2,
                            .scaling_factor = 1,

@@ -25,7 +25,9 @@ static void good_request(request_message *header, Expertd__V1__GateConfig *gate,
     header->x_dtype = EP_DTYPE_BF16;
     header->out_dtype = EP_DTYPE_BF16;
     if (gated) {
-        gate->family = EP_GATE_R4;
+        gate->select = EP_GATE_SIGMOID;
+        gate->weight = EP_GATE_SIGMOID;
+        gate->group_best = 2;
         gate->has_bias = true;
         header->gate = gate;
         header->experts = GATEWAY_EXPERTS;
@@ -69,14 +71,16 @@ static const wrong_case cases[] = {
     {"mode", false, FIELD(mode), false, 3, "mode 3: allowed 0..2"},
     {"mode 2^31", false, FIELD(mode), false, 1u << 31, "mode 2147483648"},
     {"zero_experts", false, FIELD(zero_experts), false, 65536, "zero_experts 65536"},
+    {"copy_experts", false, FIELD(copy_experts), false, 65536, "copy_experts 65536"},
     {"ids_dtype with gate", true, FIELD(ids_dtype), false, 6, "ids_dtype 6: allowed 0 with gate"},
     {"experts 0 with gate", true, FIELD(experts), false, 0, "experts 0: allowed 1..65535 with gate"},
     {"experts 2^32-1", true, FIELD(experts), false, UINT32_MAX, "experts 4294967295"},
     {"top_k 0 with gate", true, FIELD(top_k), false, 0, "top_k 0: allowed 1..64 with gate"},
     {"top_k above experts", true, FIELD(top_k), false, 9, "top_k 9"},
-    {"family 0", true, GATE(family), true, 0, "gate.family 0: allowed 1..4"},
-    {"family 5", true, GATE(family), true, 5, "gate.family 5"},
-    {"family without bias", true, GATE(family), true, 1, "no selection bias"},
+    {"select 0", true, GATE(select), true, 0, "gate.select 0: allowed 1..6"},
+    {"select by what only weighs", true, GATE(select), true, 5, "selects by score 5"},
+    {"weight 7", true, GATE(weight), true, 7, "gate.weight 7: allowed 1..6"},
+    {"group_best", true, GATE(group_best), true, 3, "gate.group_best 3: allowed 0..2"},
     {"groups 257", true, GATE(groups), true, 257, "gate.groups 257"},
     {"groups that do not divide", true, GATE(groups), true, 3, "3 groups"},
     {"groups_kept", true, GATE(groups_kept), true, 9, "9 groups"},

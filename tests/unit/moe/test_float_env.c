@@ -98,7 +98,7 @@ static void compute(const given *g, results *out)
     ep_combine_quantized(&batch, &shape, codes, code_scales, 0, TOKENS, scratch, &code_sums);
     send_rows(&batch, out);
 
-    const ep_gate_config gate = {.struct_bytes = sizeof(gate), .family = EP_GATE_R2, .experts = EXPERTS, .top_k = TOP_K, .renormalise = true,
+    const ep_gate_config gate = {.struct_bytes = sizeof(gate), .select = EP_GATE_SOFTMAX, .weight = EP_GATE_SOFTMAX, .experts = EXPERTS, .top_k = TOP_K, .renormalise = true,
                                  .scaling_factor = 1, .groups = 1, .groups_kept = 1};
     ep_error error;
     cr_assert_eq(ep_gate(&gate, TOKENS, g->logits[0], out->chosen[0], out->weights[0], &error), EP_OK, "%s", error.text);

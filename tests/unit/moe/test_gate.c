@@ -21,10 +21,15 @@ static double uniform(uint64_t *state)
     return (double)(ep_splitmix64(state) >> 11) * 0x1p-53;
 }
 
-static ep_gate_config make_config(ep_gate_family family, uint32_t experts, uint32_t top_k)
+typedef enum rule { R1 = 1, R2, R3, R4 } rule; /* Mixtral, Qwen, DeepSeek-V2, DeepSeek-V3 */
+
+static ep_gate_config make_config(rule r, uint32_t experts, uint32_t top_k)
 {
+    static const ep_gate_score select[] = {[R1] = EP_GATE_LOGIT, [R2] = EP_GATE_SOFTMAX, [R3] = EP_GATE_SOFTMAX, [R4] = EP_GATE_SIGMOID};
     return (ep_gate_config){.struct_bytes = sizeof(ep_gate_config),
-                            .family = family,
+                            .select = select[r],
+                            .weight = r == R1 ? EP_GATE_SOFTMAX_SELECTED : select[r],
+                            .group_best = r == R3 ? 1 : 2,
                             .experts = experts,
                             .top_k = top_k,
                             .scaling_factor = 1.0f,
@@ -61,22 +66,6 @@ static double take_largest(const double *values, uint32_t n, uint32_t count, uin
     return gap;
 }
 
-static void softmax64(const float *logits, uint32_t n, double *out)
-{
-    double max = -INFINITY;
-    double sum = 0;
-    for (uint32_t i = 0; i < n; i++) {
-        max = fmax(max, (double)logits[i]);
-    }
-    for (uint32_t i = 0; i < n; i++) {
-        out[i] = exp((double)logits[i] - max);
-        sum += out[i];
-    }
-    for (uint32_t i = 0; i < n; i++) {
-        out[i] /= sum;
-    }
-}
-
 static double limit_groups64(const ep_gate_config *c, double *scores)
 {
     double group_scores[EP_GATE_GROUPS_MAX];
@@ -86,7 +75,7 @@ static double limit_groups64(const ep_gate_config *c, double *scores)
     for (uint32_t g = 0; g < c->groups; g++) {
         uint32_t best[2];
         bool marks[E_MAX];
-        uint32_t want = c->family == EP_GATE_R4 && size > 1 ? 2 : 1;
+        uint32_t want = size > 1 ? c->group_best : 1;
         take_largest(scores + g * size, size, want, best, marks);
         group_scores[g] = scores[g * size + best[0]] + (want == 2 ? scores[g * size + best[1]] : 0.0);
     }
@@ -99,23 +88,36 @@ static double limit_groups64(const ep_gate_config *c, double *scores)
     return c->groups_kept == c->groups ? INFINITY : gap;
 }
 
+static void score64(const ep_gate_config *c, ep_gate_score kind, const double *logits, double *out)
+{
+    double sum = 0;
+    for (uint32_t e = 0; e < c->experts; e++) {
+        sum += exp(logits[e]);
+    }
+    for (uint32_t e = 0; e < c->experts; e++) {
+        out[e] = kind == EP_GATE_LOGIT          ? logits[e]
+                 : kind == EP_GATE_SIGMOID       ? 1.0 / (1.0 + exp(-logits[e]))
+                 : kind == EP_GATE_SQRT_SOFTPLUS ? sqrt(log1p(exp(logits[e])))
+                                                  : exp(logits[e]) / sum;
+    }
+}
+
 /* Returns the smallest margin of any decision. */
 static double route64(const ep_gate_config *c, const float *logits, uint32_t *ids, double *weights)
 {
+    double capped[E_MAX];
     double scores[E_MAX];
     double plain[E_MAX];
     bool taken[E_MAX];
     double gap = INFINITY;
-    softmax64(logits, c->experts, plain);
     for (uint32_t e = 0; e < c->experts; e++) {
-        if (c->family == EP_GATE_R1) {
-            scores[e] = (double)logits[e];
-        } else if (c->family == EP_GATE_R4) {
-            plain[e] = 1.0 / (1.0 + exp(-(double)logits[e]));
-            scores[e] = plain[e] + (c->bias == NULL ? 0.0 : (double)c->bias[e]);
-        } else {
-            scores[e] = plain[e];
-        }
+        double cap = (double)c->softcap;
+        capped[e] = cap > 0 ? cap * tanh((double)logits[e] / cap) : (double)logits[e];
+    }
+    score64(c, c->select, capped, scores);
+    score64(c, c->weight, capped, plain); /* over all: renormalised, it is that over the selected */
+    for (uint32_t e = 0; e < c->experts; e++) {
+        scores[e] += c->bias == NULL ? 0.0 : (double)c->bias[e];
     }
     if (c->groups > 1) {
         gap = limit_groups64(c, scores);
@@ -123,14 +125,13 @@ static double route64(const ep_gate_config *c, const float *logits, uint32_t *id
     gap = fmin(gap, take_largest(scores, c->experts, c->top_k, ids, taken));
     double sum = 0;
     for (uint32_t k = 0; k < c->top_k; k++) {
-        weights[k] = plain[ids[k]];
-        sum += weights[k];
+        sum += plain[ids[k]];
     }
+    bool divide = c->weight == EP_GATE_SOFTMAX_SELECTED || c->renormalise;
+    double divisor = divide ? fmax(sum + (double)c->epsilon, (double)c->sum_min) : 1.0;
     for (uint32_t k = 0; k < c->top_k; k++) {
-        bool divide = c->family == EP_GATE_R1 || c->renormalise;
-        bool scale = c->family == EP_GATE_R4 || (c->family == EP_GATE_R3 && !c->renormalise);
-        double epsilon = c->family == EP_GATE_R3 || c->family == EP_GATE_R4 ? (double)c->epsilon : 0.0;
-        weights[k] = weights[k] / (divide ? sum + epsilon : 1.0) * (scale ? (double)c->scaling_factor : 1.0);
+        double scale = c->expert_factors == NULL ? 1.0 : (double)c->expert_factors[ids[k]];
+        weights[k] = plain[ids[k]] / divisor * (double)c->scaling_factor * scale;
     }
     return gap;
 }
@@ -155,10 +156,10 @@ static void check_against_f64(const ep_gate_config *c, uint64_t seed, unsigned w
         checked++;
         cr_assert_eq(ep_gate(c, 1, logits, ids, weights, NULL), EP_OK);
         for (uint32_t k = 0; k < c->top_k; k++) {
-            cr_assert_eq((uint32_t)ids[k], want_ids[k], "family %d, slot %u: expert %d, expected %u",
-                         c->family, k, ids[k], want_ids[k]);
+            cr_assert_eq((uint32_t)ids[k], want_ids[k], "scores %d %d, slot %u: expert %d, expected %u",
+                         (int)c->select, (int)c->weight, k, ids[k], want_ids[k]);
             cr_assert(fabs((double)weights[k] - want[k]) <= 2e-6 * fabs(want[k]),
-                      "family %d, slot %u: %.9g, expected %.9g", c->family, k, (double)weights[k], want[k]);
+                      "scores %d %d, slot %u: %.9g, expected %.9g", (int)c->select, (int)c->weight, k, (double)weights[k], want[k]);
         }
     }
 }
@@ -167,7 +168,7 @@ Test(gate, r1_agrees_with_the_formula)
 {
     const uint32_t sizes[][2] = {{8, 2}, {16, 4}, {32, 8}, {1, 1}, {5, 5}};
     for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
-        ep_gate_config c = make_config(EP_GATE_R1, sizes[i][0], sizes[i][1]);
+        ep_gate_config c = make_config(R1, sizes[i][0], sizes[i][1]);
         check_against_f64(&c, i, 200);
     }
 }
@@ -175,7 +176,7 @@ Test(gate, r1_agrees_with_the_formula)
 Test(gate, r2_agrees_with_the_formula_with_and_without_renormalising)
 {
     for (int renormalise = 0; renormalise < 2; renormalise++) {
-        ep_gate_config c = make_config(EP_GATE_R2, 60, 4);
+        ep_gate_config c = make_config(R2, 60, 4);
         c.renormalise = renormalise;
         check_against_f64(&c, 10, 200);
     }
@@ -184,7 +185,7 @@ Test(gate, r2_agrees_with_the_formula_with_and_without_renormalising)
 Test(gate, r3_agrees_with_the_formula_in_every_mode)
 {
     for (int mode = 0; mode < 8; mode++) {
-        ep_gate_config c = make_config(EP_GATE_R3, 40, 3);
+        ep_gate_config c = make_config(R3, 40, 3);
         c.groups = mode & 1 ? 8 : 1;
         c.groups_kept = mode & 1 ? 3 : 1;
         c.renormalise = mode & 2;
@@ -203,7 +204,7 @@ Test(gate, r4_agrees_with_the_formula_in_every_mode)
         bias[e] = (float)(0.5 * uniform(&state));
     }
     for (int mode = 0; mode < 16; mode++) {
-        ep_gate_config c = make_config(EP_GATE_R4, 64, 6);
+        ep_gate_config c = make_config(R4, 64, 6);
         c.groups = mode & 1 ? 8 : 1;
         c.groups_kept = mode & 1 ? 4 : 1;
         c.renormalise = mode & 2;
@@ -215,18 +216,76 @@ Test(gate, r4_agrees_with_the_formula_in_every_mode)
     }
 }
 
+Test(gate, scores_of_every_kind_agree_with_the_formula)
+{
+    static const ep_gate_score kinds[][2] = {{EP_GATE_SQRT_SOFTPLUS, EP_GATE_SQRT_SOFTPLUS}, /* DeepSeek-V4 */
+                                             {EP_GATE_LOGIT, EP_GATE_SIGMOID},               /* Llama 4, kolibri1 */
+                                             {EP_GATE_SOFTMAX, EP_GATE_SOFTMAX},             /* ERNIE 4.5, LongCat */
+                                             {EP_GATE_SIGMOID, EP_GATE_SOFTMAX_SELECTED}};
+    uint64_t state = 7;
+    float bias[16];
+    float scales[16];
+    for (int e = 0; e < 16; e++) {
+        bias[e] = (float)(0.2 * uniform(&state) - 0.1);
+        scales[e] = (float)(0.5 + uniform(&state));
+    }
+    for (unsigned mode = 0; mode < 4 * 32; mode++) {
+        ep_gate_config c = make_config(R4, 16, 3);
+        c.select = kinds[mode / 32][0];
+        c.weight = kinds[mode / 32][1];
+        c.renormalise = c.weight != EP_GATE_SOFTMAX_SELECTED && (mode & 1);
+        c.bias = mode & 2 ? bias : NULL;
+        c.softcap = mode & 4 ? 3.0f : 0.0f;
+        c.sum_min = mode & 8 ? 1.5f : 0.0f;
+        c.sum_min = c.renormalise ? c.sum_min : 0.0f;
+        c.expert_factors = mode & 16 ? scales : NULL;
+        c.scaling_factor = 1.75f;
+        check_against_f64(&c, mode, 20);
+    }
+}
+
 /* ---- by hand ---- */
+
+Test(gate, chosen_experts_are_taken_in_their_order_and_weighed_by_their_logits)
+{
+    const float logits[] = {0, 3, 1, 2, 5, 5, 5, 5};
+    const int32_t chosen[] = {2, 0, 3, 1};
+    int32_t ids[4];
+    float weights[4];
+    ep_gate_config c = make_config(R4, 4, 2);
+    c.chosen = chosen;
+    cr_assert_eq(ep_gate(&c, 2, logits, ids, weights, NULL), EP_OK);
+    cr_assert_eq(memcmp(ids, chosen, sizeof(ids)), 0);
+    cr_assert(fabs((double)weights[0] - 1 / (1 + exp(-1.0))) < 1e-6 && weights[1] == 0.5f && weights[2] == weights[3]);
+}
+
+Test(gate, sparsemixer_weighs_each_slot_among_those_near_its_best)
+{
+    /* Of 2.0 the far ones are below 2 - 2 * 0.1 * 2 = 1.6; of 1.7, left then, those below 1.7 - 0.2 * 1.7 = 1.36, but not -9: it is
+     * measured by its own size, 10.7 / 9 > 0.2, so it is far too. */
+    const float logits[] = {1.5f, 2.0f, 1.7f, -9.0f};
+    int32_t ids[2];
+    float weights[2];
+    ep_gate_config c = make_config(R1, 4, 2);
+    c.select = EP_GATE_SPARSEMIXER;
+    c.weight = EP_GATE_SPARSEMIXER;
+    c.jitter = 0.1f;
+    cr_assert_eq(ep_gate(&c, 1, logits, ids, weights, NULL), EP_OK);
+    cr_assert(ids[0] == 1 && ids[1] == 2);
+    cr_assert(fabs((double)weights[0] - 1 / (1 + exp(-0.3))) < 1e-6, "%g", (double)weights[0]);
+    cr_assert(fabs((double)weights[1] - 1 / (1 + exp(-0.2))) < 1e-6, "%g", (double)weights[1]);
+}
 
 Test(gate, of_equal_scores_the_lower_id_wins_in_every_family)
 {
     float logits[8];
     int32_t ids[8];
     float weights[8];
-    for (int family = EP_GATE_R1; family <= EP_GATE_R4; family++) {
+    for (rule r = R1; r <= R4; r++) {
         for (int e = 0; e < 8; e++) {
             logits[e] = 1.0f;
         }
-        ep_gate_config c = make_config((ep_gate_family)family, 8, 4);
+        ep_gate_config c = make_config(r, 8, 4);
         cr_assert_eq(ep_gate(&c, 1, logits, ids, weights, NULL), EP_OK);
         for (int k = 0; k < 4; k++) {
             cr_assert_eq(ids[k], k);
@@ -244,8 +303,8 @@ Test(gate, of_equal_groups_the_lower_one_wins)
     const float logits[] = {1, 0, 1, 0, 1, 0, 1, 0};
     int32_t ids[2];
     float weights[2];
-    for (int family = EP_GATE_R3; family <= EP_GATE_R4; family++) {
-        ep_gate_config c = make_config((ep_gate_family)family, 8, 2);
+    for (rule r = R3; r <= R4; r++) {
+        ep_gate_config c = make_config(r, 8, 2);
         c.groups = 4;
         c.groups_kept = 2;
         cr_assert_eq(ep_gate(&c, 1, logits, ids, weights, NULL), EP_OK);
@@ -261,7 +320,7 @@ Test(gate, group_mask_zero_may_select_a_masked_expert_and_minus_infinity_never)
     const float bias[] = {-0.6f, -0.7f, -0.9f, -0.9f};
     int32_t ids[2];
     float weights[2];
-    ep_gate_config c = make_config(EP_GATE_R4, 4, 2);
+    ep_gate_config c = make_config(R4, 4, 2);
     c.groups = 2;
     c.groups_kept = 1;
     c.bias = bias;
@@ -280,12 +339,12 @@ Test(gate, r4_ranks_groups_by_their_best_two_and_r3_by_their_best)
     const float logits[] = {2.0f, -4.0f, 1.0f, 1.0f};
     int32_t id;
     float weight;
-    ep_gate_config c = make_config(EP_GATE_R4, 4, 1);
+    ep_gate_config c = make_config(R4, 4, 1);
     c.groups = 2;
     c.groups_kept = 1;
     cr_assert_eq(ep_gate(&c, 1, logits, &id, &weight, NULL), EP_OK);
     cr_assert_eq(id, 2);
-    c.family = EP_GATE_R3;
+    c.group_best = 1;
     cr_assert_eq(ep_gate(&c, 1, logits, &id, &weight, NULL), EP_OK);
     cr_assert_eq(id, 0);
 }
@@ -295,7 +354,7 @@ Test(gate, masked_logits_of_minus_infinity_have_weight_0)
     const float logits[] = {-INFINITY, 1.0f, -INFINITY};
     int32_t ids[2];
     float weights[2];
-    ep_gate_config c = make_config(EP_GATE_R2, 3, 2);
+    ep_gate_config c = make_config(R2, 3, 2);
     cr_assert_eq(ep_gate(&c, 1, logits, ids, weights, NULL), EP_OK);
     cr_assert(ids[0] == 1 && weights[0] == 1.0f && ids[1] == 0 && weights[1] == 0.0f);
 }
@@ -313,7 +372,7 @@ Test(gate, the_callers_weight_function_has_the_last_word)
     int32_t ids[2];
     float weights[2];
     unsigned calls = 0;
-    ep_gate_config c = make_config(EP_GATE_R1, 2, 1);
+    ep_gate_config c = make_config(R1, 2, 1);
     c.weight_func = halve;
     c.weight_func_arg = &calls;
     cr_assert_eq(ep_gate(&c, 2, logits, ids, weights, NULL), EP_OK);
@@ -333,7 +392,7 @@ Test(gate, noise_is_repeatable_by_seed_and_follows_gumbel_top_k)
             logits[t * 4 + e] = logf((float)(e + 1));
         }
     }
-    ep_gate_config c = make_config(EP_GATE_R1, 4, 1);
+    ep_gate_config c = make_config(R1, 4, 1);
     c.noise_temperature = 1.0f;
     c.seed = 5;
     cr_assert_eq(ep_gate(&c, TOKENS, logits, ids, weights, NULL), EP_OK);
@@ -362,7 +421,7 @@ Test(gate, dropout_leaves_experts_out_but_always_fills_every_slot)
     for (int t = 0; t < TOKENS; t++) {
         logits[t * 2] = 1.0f;
     }
-    ep_gate_config c = make_config(EP_GATE_R1, 2, 1);
+    ep_gate_config c = make_config(R1, 2, 1);
     c.expert_dropout = 0.25f;
     cr_assert_eq(ep_gate(&c, TOKENS, logits, ids, weights, NULL), EP_OK);
     for (int t = 0; t < TOKENS; t++) {
@@ -385,7 +444,7 @@ Test(gate, works_above_the_stack_limit_and_for_no_tokens)
     float weights[3];
     logits[4999] = 3.0f;
     logits[17] = 2.0f;
-    ep_gate_config c = make_config(EP_GATE_R2, E, 3);
+    ep_gate_config c = make_config(R2, E, 3);
     cr_assert_eq(ep_gate(&c, 1, logits, ids, weights, NULL), EP_OK);
     cr_assert(ids[0] == 4999 && ids[1] == 17 && ids[2] == 0);
     cr_assert_eq(ep_gate(&c, 0, NULL, NULL, NULL, NULL), EP_OK);
@@ -410,14 +469,14 @@ static void expect_refused(const ep_gate_config *c, const float *logits, uint32_
 Test(gate, refuses_logits_it_cannot_order)
 {
     float logits[8] = {0};
-    ep_gate_config c = make_config(EP_GATE_R4, 4, 2);
+    ep_gate_config c = make_config(R4, 4, 2);
     logits[6] = NAN;
     expect_refused(&c, logits, 2, "router logit is NaN at token 1, expert 2");
     logits[6] = INFINITY;
     int32_t ids[4];
     float weights[4];
     cr_assert_eq(ep_gate(&c, 2, logits, ids, weights, NULL), EP_OK, "a sigmoid takes infinities");
-    c.family = EP_GATE_R1;
+    c.weight = EP_GATE_SOFTMAX_SELECTED;
     expect_refused(&c, logits, 2,
                    "router logit is inf at token 1, expert 2: a softmax needs a finite maximum");
     for (int e = 0; e < 4; e++) {
@@ -431,32 +490,40 @@ Test(gate, refuses_a_wrong_configuration_by_name)
 {
     const float logits[64] = {0};
     const float bias[] = {0, 0, NAN, 0, 0, 0, 0, 0};
+    const int32_t chosen[] = {7, 8};
     ep_gate_config c;
 #define REFUSED(change, text)                                                                                \
-    c = make_config(EP_GATE_R4, 8, 2);                                                                       \
+    c = make_config(R4, 8, 2);                                                                       \
     change;                                                                                                  \
     expect_refused(&c, logits, 1, text)
-    REFUSED(c.family = (ep_gate_family)5, "router family 5: allowed 1..4");
+    REFUSED(c.select = (ep_gate_score)0, "router selects by score 0: allowed 1..4, 6");
+    REFUSED(c.select = EP_GATE_SOFTMAX_SELECTED, "router selects by score 5: allowed 1..4, 6");
+    REFUSED(c.weight = (ep_gate_score)7, "router weighs by score 7: allowed 1..6");
+    REFUSED(c.weight = EP_GATE_SPARSEMIXER, "router selects by score 3 and weighs by 6: allowed with 6 (sparsemixer): both 6");
+    REFUSED((c.select = c.weight = EP_GATE_SPARSEMIXER, c.noise_temperature = 1),
+            "a sparsemixer router has a bias, groups, chosen experts, noise or dropout: allowed none");
     REFUSED(c.experts = 0, "router has 0 experts: allowed 1..65535");
     REFUSED(c.top_k = 9, "router's top_k 9: allowed 1..8");
     REFUSED(c.top_k = 0, "router's top_k 0: allowed 1..8");
-    REFUSED(c.groups = 3, "router has 3 groups: allowed 1..256, a divisor of 8 experts");
-    REFUSED(c.groups = 0, "router has 0 groups: allowed 1..256, a divisor of 8 experts");
-    REFUSED(c.groups_kept = 2, "router keeps 2 groups: allowed 1..1");
+    REFUSED(c.groups = 3, "router has 3 groups: allowed 0..256, a divisor of 8 experts");
+    REFUSED(c.groups_kept = 2, "router keeps 2 groups: allowed 0, 1 without groups");
+    REFUSED((c.groups = 4, c.groups_kept = 5), "router keeps 5 groups: allowed 1..4");
+    REFUSED((c.groups = 4, c.group_best = 3), "a group's score is of its best 3: allowed 1, 2");
     REFUSED((c.groups = 8, c.group_mask = EP_GROUP_MASK_MINUS_INF),
             "router's top_k 2: allowed 1..1, the experts of the groups kept");
-    REFUSED(c.scaling_factor = 0, "router's scaling factor 0: allowed above 0, 1 for none");
+    REFUSED(c.scaling_factor = -1, "router's scaling factor -1: allowed 0 or more");
+    REFUSED(c.sum_min = INFINITY, "router's smallest sum inf: allowed 0 or more");
+    REFUSED(c.softcap = -2, "router's softcap -2: allowed 0 or more");
+    REFUSED(c.jitter = NAN, "router's jitter nan: allowed 0 or more");
+    REFUSED(c.expert_factors = bias, "router's factor of expert 2 is nan: only finite values are allowed");
+    REFUSED(c.chosen = chosen, "expert chosen for token 0, slot 1 is 8: allowed 0..7");
     REFUSED(c.epsilon = -1, "router's epsilon -1: allowed 0 or more");
     REFUSED(c.noise_temperature = 0.05f, "router's noise temperature 0.05: allowed 0 (off) or 0.1..10");
     REFUSED(c.noise_temperature = 11, "router's noise temperature 11: allowed 0 (off) or 0.1..10");
     REFUSED(c.expert_dropout = 0.6f, "router's expert dropout 0.6: allowed 0..0.5");
     REFUSED(c.bias = bias, "router's bias of expert 2 is nan: only finite values are allowed");
-    REFUSED((c.family = EP_GATE_R1, c.bias = bias), "router family R1 has no selection bias");
-    REFUSED((c.family = EP_GATE_R2, c.groups = 2), "router family R2 has no groups: allowed 1, given 2");
-    REFUSED((c.family = EP_GATE_R1, c.scaling_factor = 2),
-            "router family R1 has no scaling factor: allowed 1, given 2");
 #undef REFUSED
-    c = make_config(EP_GATE_R1, 8, 2);
+    c = make_config(R1, 8, 2);
     c.struct_bytes = 8;
     ep_error error;
     int32_t id;
