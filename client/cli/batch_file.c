@@ -135,13 +135,16 @@ static ep_err read_all(const ep_safetensors *file, const char *path, ep_cli_batc
     if (err == EP_OK && batch->x.dtype == EP_DTYPE_I8) {
         err = need(file, path, "x_scales", 1, batch->tokens, -1, &batch->x_scales, out_error);
     }
+    if (err == EP_OK && ep_safetensors_find(file, "token_ids") != NULL) {
+        err = need(file, path, "token_ids", 1, batch->tokens, -1, &batch->token_ids, out_error);
+    }
     return err == EP_OK ? read_mask(file, path, batch, out_error) : err;
 }
 
 /* A misspelt optional tensor would go unnoticed. */
 static void note_ignored(const ep_safetensors *file, ep_cli_batch *batch)
 {
-    static const char *const known[] = {"x", "expert_ids", "expert_scales", "logits", "x_scales", "active_mask"};
+    static const char *const known[] = {"x", "expert_ids", "expert_scales", "logits", "x_scales", "active_mask", "token_ids"};
     size_t used = 0;
     for (size_t i = 0; i < ep_safetensors_count(file) && used < sizeof(batch->ignored); i++) {
         const char *name = ep_safetensors_at(file, i)->name;
@@ -164,7 +167,8 @@ ep_err ep_cli_batch_read(const char *path, ep_cli_batch *out_batch, ep_error *ou
                           .expert_scales = ep_tensor_none(),
                           .logits = ep_tensor_none(),
                           .x_scales = ep_tensor_none(),
-                          .active_mask = ep_tensor_none()};
+                          .active_mask = ep_tensor_none(),
+                          .token_ids = ep_tensor_none()};
     ep_err err = ep_safetensors_open_path(path, NULL, &file, out_error);
     if (err != EP_OK) {
         return err;
@@ -183,7 +187,7 @@ ep_err ep_cli_batch_read(const char *path, ep_cli_batch *out_batch, ep_error *ou
 void ep_cli_batch_free(ep_cli_batch *batch)
 {
     ep_tensor *tensors[] = {&batch->x, &batch->expert_ids, &batch->expert_scales, &batch->x_scales,
-                            &batch->active_mask, &batch->logits};
+                            &batch->active_mask, &batch->logits, &batch->token_ids};
     for (size_t i = 0; i < sizeof(tensors) / sizeof(tensors[0]); i++) {
         free(tensors[i]->data);
         *tensors[i] = ep_tensor_none();

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * One layer call's inputs in a safetensors file:
- *     x [T,H]   expert_ids [T,K]   expert_scales [T,K]   optional: x_scales [T], active_mask [T] or [T,K], logits [T,E]
+ *     x [T,H]   expert_ids [T,K]   expert_scales [T,K]   optional: x_scales [T], active_mask [T] or [T,K],
+ *     logits [T,E], token_ids [T]
  * With logits the ids and scales may be absent.
  * Shapes are checked against each other here; element types and values by the library that gets them.
  */
@@ -23,6 +24,7 @@ typedef struct ep_cli_batch {
     ep_tensor logits;      /* rank 0: absent */
     ep_tensor x_scales;    /* rank 0: absent */
     ep_tensor active_mask; /* rank 0: absent */
+    ep_tensor token_ids;   /* rank 0: absent */
     char ignored[256];     /* names of tensors that mean nothing here, ", " between them, cut when long; "" none */
 } ep_cli_batch;
 

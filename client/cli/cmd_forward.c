@@ -57,7 +57,7 @@ typedef struct forward_options {
 typedef struct forward_service {
     ep_client *client;       /* or */
     ep_cli_gateway *gateway;
-    const ep_gate_config *gate; /* NULL: ids are given */
+    const ep_cli_gate *gate; /* NULL: ids are given */
 } forward_service;
 
 typedef struct forward_totals {
@@ -213,14 +213,14 @@ static const struct argp argp = {
 
 /* ---- the calls ---- */
 
-static ep_err call_service(const forward_service *service, const ep_moe_args *args, const ep_tensor *logits, const ep_tensor *out,
-                           ep_moe_result *out_result)
+static ep_err call_service(const forward_service *service, const ep_moe_args *args, const ep_gate_config *gate, const ep_tensor *logits,
+                           const ep_tensor *out, ep_moe_result *out_result)
 {
     if (service->gateway != NULL) {
-        return ep_cli_gateway_forward(service->gateway, args, service->gate, logits, out, out_result);
+        return ep_cli_gateway_forward(service->gateway, args, gate, logits, out, out_result);
     }
-    return service->gate != NULL ? ep_moe_forward_logits(service->client, args, service->gate, logits, out, out_result)
-                                 : ep_moe_forward(service->client, args, out, out_result);
+    return gate != NULL ? ep_moe_forward_logits(service->client, args, gate, logits, out, out_result)
+                        : ep_moe_forward(service->client, args, out, out_result);
 }
 
 static ep_err run_part(const forward_service *service, const forward_options *options, const ep_cli_batch *batch,
@@ -233,7 +233,11 @@ static ep_err run_part(const forward_service *service, const forward_options *op
     ep_tensor logits = ep_cli_tensor_rows(&batch->logits, first, count);
     ep_cli_layer_args(&options->layer, batch, first, count, &args);
     args.want_timing = service->client != NULL; /* so that the nodes are known by name */
-    ep_err err = call_service(service, &args, &logits, &part, &result);
+    ep_gate_config gate = {0};
+    if (service->gate != NULL) {
+        gate = ep_cli_gate_config(service->gate, first, &args);
+    }
+    ep_err err = call_service(service, &args, service->gate != NULL ? &gate : NULL, &logits, &part, &result);
     if (err != EP_OK) {
         *out_error = result.error;
         out_error->code = err;
@@ -393,14 +397,14 @@ static ep_err run_batch(const forward_options *options, const ep_cli_batch *batc
                         ep_tensor *out_y, ep_error *out_error)
 {
     forward_service service = {.client = NULL};
-    ep_gate_config gate;
-    float *bias = NULL;
+    ep_cli_gate gate = {.chosen = NULL};
     ep_err err = allocate_out(options, batch, out_y, out_error);
     if (err != EP_OK) {
         return err;
     }
     if (options->layer.logits != NULL) {
-        err = ep_cli_gate_read(options->layer.logits, options->layer.args.layer, &gate, &bias, out_error);
+        err = ep_cli_gate_read(options->layer.logits, options->layer.args.layer, &gate, out_error);
+        err = err == EP_OK ? ep_cli_gate_choose(&gate, options->layer.in, batch, out_error) : err;
         service.gate = &gate;
     }
     if (err == EP_OK) {
@@ -413,7 +417,7 @@ static ep_err run_batch(const forward_options *options, const ep_cli_batch *batc
     }
     ep_cli_gateway_close(service.gateway);
     ep_client_destroy(service.client);
-    free(bias);
+    ep_cli_gate_fini(&gate);
     if (err == EP_OK) {
         totals->y_crc = ep_crc32c(0, out_y->data, ep_dtype_bytes(out_y->dtype) * elements(out_y));
     }

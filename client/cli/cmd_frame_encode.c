@@ -370,25 +370,26 @@ static ep_err encode_rows(const encode_options *options, const ep_cli_batch *bat
     const ep_cli_layer_options *layer = &options->layer;
     const char *missing = ep_cli_layer_missing(layer, batch);
     ep_cli_gateway_request request;
-    ep_gate_config gate;
+    ep_cli_gate gate = {.chosen = NULL};
+    ep_gate_config config = {0};
     ep_moe_args args;
-    float *bias = NULL;
     if (missing != NULL) {
         return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: there is no tensor %s", layer->in, missing);
     }
-    if (layer->logits != NULL) {
-        ep_err err = ep_cli_gate_read(layer->logits, layer->args.layer, &gate, &bias, out_error);
-        if (err != EP_OK) {
-            return err;
-        }
-    }
     ep_cli_layer_args(layer, batch, 0, batch->tokens, &args);
-    ep_err err = ep_cli_gateway_request_make(&args, layer->logits != NULL ? &gate : NULL, &batch->logits,
-                                             ep_cli_layer_out_dtype(layer, batch), pool, &request, out_error);
+    ep_err err = EP_OK;
+    if (layer->logits != NULL) {
+        err = ep_cli_gate_read(layer->logits, layer->args.layer, &gate, out_error);
+        err = err == EP_OK ? ep_cli_gate_choose(&gate, layer->in, batch, out_error) : err;
+        config = ep_cli_gate_config(&gate, 0, &args);
+    }
+    err = err != EP_OK ? err
+                       : ep_cli_gateway_request_make(&args, layer->logits != NULL ? &config : NULL, &batch->logits,
+                                                     ep_cli_layer_out_dtype(layer, batch), pool, &request, out_error);
     if (err == EP_OK) {
         err = write_frame(options, &request.header.base, pool, request.tensors, out_error);
     }
-    free(bias);
+    ep_cli_gate_fini(&gate);
     return err;
 }
 

@@ -49,7 +49,7 @@ static void refuse(loader *load, ep_err err, const char *key, uint64_t value, co
 static void check_config(loader *load)
 {
     const ep_model_info *info = load->info;
-    if (strcmp(info->model_type, "mixtral") != 0 || info->router.family != EP_ROUTER_R1) {
+    if (strcmp(info->model_type, "mixtral") != 0 || info->router.weight != EP_GATE_SOFTMAX_SELECTED) {
         load->err = ep_error_set(load->error, EP_ERR_UNIMPLEMENTED,
                                  "config.json: model_type is %s, allowed here: mixtral", info->model_type);
         return;

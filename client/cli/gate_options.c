@@ -5,67 +5,71 @@
 #include <stdlib.h>
 
 #include "base/error.h"
-#include "model/model.h"
 
-#define EPSILON 1e-20f /* as in the models' reference code */
-
-static const ep_layer_shape *find_layer(const ep_model_info *info, uint32_t layer)
+ep_err ep_cli_gate_read(const char *checkpoint_path, uint32_t layer, ep_cli_gate *out_gate, ep_error *out_error)
 {
-    for (uint32_t i = 0; i < info->moe_layers_count; i++) {
-        if (info->moe_layers[i].layer == layer) {
-            return &info->moe_layers[i];
-        }
-    }
-    return NULL;
-}
-
-static ep_err read_gate(const ep_checkpoint *checkpoint, const char *path, uint32_t layer, ep_gate_config *out_gate, float **out_bias,
-                        ep_error *out_error)
-{
-    const ep_model_info *info = ep_checkpoint_info(checkpoint);
-    const ep_layer_shape *shape = find_layer(info, layer);
-    float *weight = NULL;
-    float *bias = NULL;
-    if (shape == NULL) {
-        return ep_error_set(out_error, EP_ERR_NOT_FOUND, "%s: layer %" PRIu32 " is no MoE layer of this model", path, layer);
-    }
-    if (info->router.family == EP_ROUTER_OTHER) {
-        return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED, "%s: this build does not compute the router of model type %s", path, info->model_type);
-    }
-    ep_err err = ep_checkpoint_read_router(checkpoint, layer, &weight, &bias, out_error);
+    ep_checkpoint *checkpoint = NULL;
+    ep_cli_gate gate = {.chosen = NULL};
+    ep_err err = ep_checkpoint_open(checkpoint_path, &checkpoint, out_error);
     if (err != EP_OK) {
         return err;
     }
-    free(weight);
-    static const ep_gate_score select[] = {[EP_ROUTER_R1] = EP_GATE_LOGIT, [EP_ROUTER_R2] = EP_GATE_SOFTMAX,
-                                           [EP_ROUTER_R3] = EP_GATE_SOFTMAX, [EP_ROUTER_R4] = EP_GATE_SIGMOID};
-    const ep_router_family family = info->router.family;
-    const bool grouped = family == EP_ROUTER_R3 || family == EP_ROUTER_R4;
-    *out_gate = (ep_gate_config){
-        .struct_bytes = sizeof(*out_gate),
-        .experts = shape->experts,
-        .top_k = shape->top_k,
-        .select = select[family],
-        .weight = family == EP_ROUTER_R1 ? EP_GATE_SOFTMAX_SELECTED : select[family],
-        .bias = bias,
-        .groups = grouped ? info->router.groups : 1,
-        .groups_kept = grouped ? info->router.groups_kept : 1,
-        .group_best = family == EP_ROUTER_R3 ? 1 : 2,
-        .renormalise = info->router.renormalise && family != EP_ROUTER_R1,
-        .epsilon = grouped ? EPSILON : 0.0f,
-        .scaling_factor = family == EP_ROUTER_R4 || (family == EP_ROUTER_R3 && !info->router.renormalise) ? info->router.scaling_factor : 1.0f,
-    };
-    *out_bias = bias;
+    err = ep_checkpoint_read_gate(checkpoint, layer, &gate.layer, out_error);
+    gate.router = ep_checkpoint_info(checkpoint)->router;
+    ep_checkpoint_close(checkpoint);
+    if (err != EP_OK) {
+        return ep_error_prefix(out_error, err, "%s", checkpoint_path);
+    }
+    *out_gate = gate;
     return EP_OK;
 }
 
-ep_err ep_cli_gate_read(const char *checkpoint_path, uint32_t layer, ep_gate_config *out_gate, float **out_bias, ep_error *out_error)
+static int64_t token_id(const ep_tensor *ids, int64_t token)
 {
-    ep_checkpoint *checkpoint = NULL;
-    ep_err err = ep_checkpoint_open(checkpoint_path, &checkpoint, out_error);
-    if (err == EP_OK) {
-        err = read_gate(checkpoint, checkpoint_path, layer, out_gate, out_bias, out_error);
-        ep_checkpoint_close(checkpoint);
+    return ids->dtype == EP_DTYPE_I64 ? ((const int64_t *)ids->data)[token] : ((const int32_t *)ids->data)[token];
+}
+
+ep_err ep_cli_gate_choose(ep_cli_gate *gate, const char *batch_path, const ep_cli_batch *batch, ep_error *out_error)
+{
+    const ep_tensor *ids = &batch->token_ids;
+    const size_t top_k = gate->layer.config.top_k;
+    if (gate->layer.table == NULL) {
+        return EP_OK;
     }
-    return err;
+    if (ids->rank != 1 || (ids->dtype != EP_DTYPE_I32 && ids->dtype != EP_DTYPE_I64)) {
+        return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: there is no tensor token_ids [T] of i32 or i64, by which this layer takes its experts",
+                            batch_path);
+    }
+    gate->chosen = calloc((size_t)batch->tokens * top_k + 1, sizeof(*gate->chosen));
+    if (gate->chosen == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for the experts of %" PRId64 " tokens", batch->tokens);
+    }
+    for (int64_t t = 0; t < batch->tokens; t++) {
+        const int64_t id = token_id(ids, t);
+        if (id < 0 || id >= (int64_t)gate->layer.table_rows) {
+            return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: token_ids[%" PRId64 "] is %" PRId64 ", allowed 0..%" PRIu32, batch_path, t, id,
+                                gate->layer.table_rows - 1);
+        }
+        for (size_t k = 0; k < top_k; k++) {
+            gate->chosen[(size_t)t * top_k + k] = gate->layer.table[(size_t)id * top_k + k];
+        }
+    }
+    return EP_OK;
+}
+
+ep_gate_config ep_cli_gate_config(const ep_cli_gate *gate, int64_t first, ep_moe_args *args)
+{
+    ep_gate_config config = gate->layer.config;
+    config.chosen = gate->chosen == NULL ? NULL : gate->chosen + (size_t)first * config.top_k;
+    args->weight_on = gate->router.weight_on_input ? EP_MOE_WEIGHT_ON_INPUT : args->weight_on;
+    args->zero_experts = gate->router.zero_experts;
+    args->copy_experts = gate->router.copy_experts;
+    return config;
+}
+
+void ep_cli_gate_fini(ep_cli_gate *gate)
+{
+    ep_checkpoint_gate_fini(&gate->layer);
+    free(gate->chosen);
+    gate->chosen = NULL;
 }

@@ -1,12 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The router of a checkpoint's layer as a gate: from its config.json, and the bias from its weights. */
+/* The router of a checkpoint's layer as a gate, for the tokens of a batch. */
 #ifndef EP_CLI_GATE_OPTIONS_H
 #define EP_CLI_GATE_OPTIONS_H
 
-#include "expertd/gate.h"
+#include "batch_file.h"
+#include "expertd/client.h"
+#include "model/model.h"
 
-/* out_gate->bias is *out_bias, which is malloc'ed, or NULL. Errors: as ep_checkpoint_open; NOT_FOUND (no such MoE layer); UNIMPLEMENTED (a router
- * this build does not compute). */
-ep_err ep_cli_gate_read(const char *checkpoint_path, uint32_t layer, ep_gate_config *out_gate, float **out_bias, ep_error *out_error);
+typedef struct ep_cli_gate {
+    ep_checkpoint_gate layer;
+    ep_router_info router;
+    int32_t *chosen; /* [T,K] of the batch, in a layer that takes experts by token id; NULL */
+} ep_cli_gate;
+
+/* Errors: as ep_checkpoint_open and ep_checkpoint_read_gate. */
+ep_err ep_cli_gate_read(const char *checkpoint_path, uint32_t layer, ep_cli_gate *out_gate, ep_error *out_error);
+/* Looks up the batch's token_ids where the layer needs them. Errors: BAD_FILE (no token_ids, an id without a row), NO_MEMORY. */
+ep_err ep_cli_gate_choose(ep_cli_gate *gate, const char *batch_path, const ep_cli_batch *batch, ep_error *out_error);
+/* The gate of the batch's tokens from first on; into args goes what the router says of the call: weight on the input, zero and copy experts. */
+ep_gate_config ep_cli_gate_config(const ep_cli_gate *gate, int64_t first, ep_moe_args *args);
+void ep_cli_gate_fini(ep_cli_gate *gate);
 
 #endif

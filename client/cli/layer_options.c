@@ -121,7 +121,7 @@ static const struct argp_option option_list[] = {
     {"layer", KEY_LAYER, "L", 0, "The MoE layer; expertctl table --model NAME lists them (required)", 1},
     {"in", KEY_IN, "FILE", 0,
      "Safetensors with x [T,H], expert_ids [T,K], expert_scales [T,K]; for int8 x also x_scales [T]; "
-     "optional active_mask; with --logits logits [T,E] instead of ids and scales",
+     "optional active_mask; with --logits logits [T,E] instead of ids and scales, and token_ids [T] for a layer that routes by them",
      1},
     {"logits", KEY_LOGITS, "DIR", 0,
      "FILE of --in has logits [T,E] f32; the router of the checkpoint in DIR chooses experts by them", 1},

@@ -186,6 +186,84 @@ static ep_err load_tensors(ep_checkpoint *self, const ep_model_dir *dir, ep_erro
     return err;
 }
 
+/* ---- which layers, and what is beside their experts ---- */
+
+/* Takes the layers without experts out of the model's list. */
+static void drop_layers(ep_model_info *info, const bool *has_experts)
+{
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < info->moe_layers_count; i++) {
+        if (has_experts[info->moe_layers[i].layer]) {
+            info->moe_layers[kept] = info->moe_layers[i];
+            info->shared_inner[kept] = info->shared_inner[i];
+            info->numbers[kept] = info->numbers[i];
+            kept++;
+        }
+    }
+    info->moe_layers_count = kept;
+}
+
+/* The files decide where no key of the config says which layers have experts, and contradict none that does. */
+static ep_err settle_layers(ep_checkpoint *self, ep_error *out_error)
+{
+    ep_model_info *info = &self->config.info;
+    const ep_layer_map *map = &self->config.layer_map;
+    bool has_experts[EP_MODEL_LAYERS_MAX] = {false};
+    char name[EP_TENSOR_NAME_BYTES];
+    for (size_t i = 0; i < self->entries_count; i++) {
+        uint32_t layer = 0;
+        if (ep_tensor_name_role(&self->names, self->entries[i].name, &layer) == EP_TENSOR_EXPERT && layer < info->layers_count) {
+            has_experts[layer] = true;
+            if (map->keys[0] != '\0' && !map->moe[layer]) {
+                return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: layer %u is no MoE layer by %s, but tensor %.200s exists", EP_MODEL_CONFIG_NAME,
+                                    layer, map->keys, self->entries[i].name);
+            }
+        }
+    }
+    for (uint32_t i = 0; i < info->moe_layers_count && map->keys[0] != '\0'; i++) {
+        const uint32_t layer = info->moe_layers[i].layer;
+        if (!has_experts[layer]) {
+            ep_tensor_name_expert(&self->names, layer, 0, EP_MATRIX_DOWN, "weight", name);
+            return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: layer %u is an MoE layer by %s, but no expert of it is there, not even tensor %s",
+                                EP_MODEL_CONFIG_NAME, layer, map->keys, name);
+        }
+    }
+    drop_layers(info, has_experts);
+    return EP_OK;
+}
+
+static bool is_beside(const ep_checkpoint *self, const char *name)
+{
+    const ep_model_type *type = self->config.type;
+    for (size_t i = 0; type != NULL && i < EP_TYPE_BESIDE_MAX && type->beside[i] != NULL; i++) {
+        if (ep_tensor_name_has_tail(&self->names, name, type->beside[i])) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* A tensor in the experts' block that nothing here reads may change what they give: refuse. */
+static ep_err check_beside(const ep_checkpoint *self, ep_error *out_error)
+{
+    const ep_model_info *info = &self->config.info;
+    bool is_moe[EP_MODEL_LAYERS_MAX] = {false};
+    for (uint32_t i = 0; i < info->moe_layers_count; i++) {
+        is_moe[info->moe_layers[i].layer] = true;
+    }
+    for (size_t i = 0; i < self->entries_count; i++) {
+        uint32_t layer = 0;
+        const char *name = self->entries[i].name;
+        if (ep_tensor_name_role(&self->names, name, &layer) == EP_TENSOR_UNKNOWN && layer < info->layers_count && is_moe[layer] &&
+            !is_beside(self, name)) {
+            return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
+                                "tensor %.200s is beside the experts of layer %u, and this build does not know what it does in model type '%s'", name,
+                                layer, info->model_type);
+        }
+    }
+    return EP_OK;
+}
+
 /* Tensors the config does not speak of would be left out of every result without a word: refuse. */
 static ep_err check_against_tensors(const ep_checkpoint *self, ep_error *out_error)
 {
@@ -209,8 +287,9 @@ static ep_err check_against_tensors(const ep_checkpoint *self, ep_error *out_err
                                 "have no known names for those; allowed 0",
                                 EP_MODEL_CONFIG_NAME, shape->layer, shape->shared_experts, name);
         }
-        bool is_latent = shape->hidden != info->hidden; /* its shared expert works on the full width, at the caller */
-        for (uint32_t s = 0; shape->shared_experts == 0 && !is_latent; s++) {
+        const bool is_callers = shape->hidden != info->hidden || /* its shared expert works on the full width */
+                                (self->config.type != NULL && (self->config.type->marks & EP_TYPE_SHARED_CALLERS));
+        for (uint32_t s = 0; shape->shared_experts == 0 && !is_callers; s++) {
             if (!ep_tensor_name_shared(&self->names, s, shape->layer, EP_MATRIX_DOWN, "weight", name)) {
                 break;
             }
@@ -231,13 +310,16 @@ static ep_err check_against_tensors(const ep_checkpoint *self, ep_error *out_err
  */
 static ep_err apply_latent_width(ep_checkpoint *self, ep_error *out_error)
 {
+    static const char *const down[] = {"block_sparse_moe.routed_expert_down_proj.weight", "mixer.fc1_latent_proj.weight"};
     ep_model_info *info = &self->config.info;
     char name[EP_TENSOR_NAME_BYTES];
     for (uint32_t i = 0; i < info->moe_layers_count; i++) {
         ep_layer_shape *shape = &info->moe_layers[i];
-        snprintf(name, sizeof(name), "%slayers.%u.block_sparse_moe.routed_expert_down_proj.weight", self->names.prefix,
-                 shape->layer);
-        const ep_checkpoint_entry *entry = ep_checkpoint_entry_find(self, name);
+        const ep_checkpoint_entry *entry = NULL;
+        for (size_t d = 0; d < EP_ARRAY_COUNT(down) && entry == NULL; d++) {
+            snprintf(name, sizeof(name), "%slayers.%u.%s", self->names.prefix, shape->layer, down[d]);
+            entry = ep_checkpoint_entry_find(self, name);
+        }
         if (entry == NULL) {
             continue;
         }
@@ -347,10 +429,17 @@ static ep_err load(ep_checkpoint *self, const ep_model_dir *dir, ep_error *out_e
         err = load_tensors(self, dir, out_error);
     }
     if (err == EP_OK) {
-        err = ep_tensor_names_probe(&self->config.info, tensor_exists, self, &self->names, out_error);
+        const bool alternates = self->config.type != NULL && (self->config.type->marks & EP_TYPE_ALTERNATES);
+        err = ep_tensor_names_probe(&self->config.info, tensor_exists, self, alternates, &self->names, out_error);
     }
     if (err == EP_OK) {
         self->config.info.names = self->names.family;
+        err = settle_layers(self, out_error);
+    }
+    if (err == EP_OK) {
+        err = check_beside(self, out_error);
+    }
+    if (err == EP_OK) {
         err = apply_latent_width(self, out_error);
     }
     if (err == EP_OK) {

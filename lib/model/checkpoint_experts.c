@@ -18,7 +18,7 @@
 #define READ_PIECE_BYTES ((size_t)1 << 20) /* stays in cache between read and hash */
 #define MATRIX_ALIGN 64
 
-static const ep_layer_shape *find_layer(const ep_checkpoint *self, uint32_t layer, uint32_t *out_shared_inner)
+const ep_layer_shape *ep_checkpoint_layer(const ep_checkpoint *self, uint32_t layer, uint32_t *out_shared_inner)
 {
     const ep_model_info *info = &self->config.info;
     uint32_t low = 0;
@@ -38,7 +38,7 @@ static const ep_layer_shape *find_layer(const ep_checkpoint *self, uint32_t laye
     return &info->moe_layers[low];
 }
 
-static ep_err layer_error(const ep_checkpoint *self, uint32_t layer, ep_error *out_error)
+ep_err ep_checkpoint_layer_error(const ep_checkpoint *self, uint32_t layer, ep_error *out_error)
 {
     const ep_model_info *info = &self->config.info;
     return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
@@ -209,6 +209,17 @@ static void take_scales(ep_weight_format format, const ep_plan_matrix *m, const 
     }
 }
 
+/* A shared gate that is 1/2 for every x, since sigmoid(0) is: of shared experts that are averaged with the routed ones. */
+static const uint16_t half[EP_HIDDEN_MAX]; /* bf16 zeros */
+
+static void halve(const ep_checkpoint *self, bool is_shared, ep_expert_source *source)
+{
+    if (is_shared && self->config.shared_halved) {
+        source->shared_gate = half;
+        source->shared_gate_dtype = EP_DTYPE_BF16;
+    }
+}
+
 typedef struct matrix_place {
     const void *values;
     const void *scales;
@@ -341,6 +352,7 @@ static ep_err read_planned(const ep_checkpoint *self, const ep_expert_plan *plan
         ep_large_free(raw[0], raw_bytes);
         return err;
     }
+    halve(self, is_shared, &expert.source);
     *out_expert = expert;
     return EP_OK;
 }
@@ -350,9 +362,9 @@ static ep_err plan_expert(const ep_checkpoint *checkpoint, uint32_t layer, uint3
                           ep_expert_plan *out_plan, ep_error *out_error)
 {
     uint32_t shared_inner = 0;
-    const ep_layer_shape *shape = find_layer(checkpoint, layer, &shared_inner);
+    const ep_layer_shape *shape = ep_checkpoint_layer(checkpoint, layer, &shared_inner);
     if (shape == NULL) {
-        return layer_error(checkpoint, layer, out_error);
+        return ep_checkpoint_layer_error(checkpoint, layer, out_error);
     }
     if (index >= shape->experts + shape->shared_experts) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "expert %u of layer %u, allowed 0..%u", index,
@@ -403,6 +415,7 @@ ep_err ep_checkpoint_outline_expert(const ep_checkpoint *checkpoint, uint32_t la
     *out_outline = (ep_expert_source){
         .hidden = shape->hidden, .inner = plan.inner, .format = plan.format, .activation = shape->activation};
     give_places(&plan, places, plan.shared_gate < 0 ? NULL : &there, out_outline);
+    halve(checkpoint, index >= shape->experts, out_outline);
     return EP_OK;
 }
 
@@ -412,92 +425,4 @@ void ep_expert_data_free(ep_expert_data *expert)
         ep_large_free(expert->allocation, expert->bytes);
         *expert = (ep_expert_data){0};
     }
-}
-
-static void widen(const uint8_t *raw, ep_dtype dtype, size_t count, float *out)
-{
-    for (size_t i = 0; i < count; i++) {
-        uint16_t half;
-        if (dtype == EP_DTYPE_F32) {
-            memcpy(&out[i], raw + 4 * i, sizeof(out[i]));
-            continue;
-        }
-        memcpy(&half, raw + 2 * i, sizeof(half));
-        out[i] = dtype == EP_DTYPE_BF16 ? ep_bf16_to_f32(half) : ep_f16_to_f32(half);
-    }
-}
-
-static ep_err read_widened(const ep_checkpoint_entry *entry, float **out_values, ep_error *out_error)
-{
-    size_t bytes = ep_safetensors_tensor_bytes(entry->tensor);
-    size_t count = bytes / ep_dtype_bytes(entry->tensor->dtype);
-    uint8_t *raw = malloc(bytes);
-    float *values = calloc(count, sizeof(values[0]));
-    ep_err err;
-    if (raw == NULL || values == NULL) {
-        err = ep_error_set(out_error, EP_ERR_NO_MEMORY, "tensor %.200s: no memory for %zu bytes", entry->name,
-                           bytes);
-    } else {
-        err = ep_safetensors_read(entry->shard, entry->tensor, 0, raw, bytes, out_error);
-    }
-    if (err == EP_OK) {
-        widen(raw, entry->tensor->dtype, count, values);
-        *out_values = values;
-        values = NULL;
-    }
-    free(raw);
-    free(values);
-    return err;
-}
-
-typedef bool (*spelling_func)(const ep_tensor_names *names, uint32_t spelling, uint32_t layer,
-                              char out_name[EP_TENSOR_NAME_BYTES]);
-
-static const ep_checkpoint_entry *find_spelling(const ep_checkpoint *self, spelling_func spell,
-                                                uint32_t layer)
-{
-    char name[EP_TENSOR_NAME_BYTES];
-    const ep_checkpoint_entry *entry = NULL;
-    for (uint32_t s = 0; entry == NULL && spell(&self->names, s, layer, name); s++) {
-        entry = ep_checkpoint_entry_find(self, name);
-    }
-    return entry;
-}
-
-ep_err ep_checkpoint_read_router(const ep_checkpoint *checkpoint, uint32_t layer, float **out_weight,
-                                 float **out_bias, ep_error *out_error)
-{
-    uint32_t shared_inner = 0;
-    float *weight = NULL;
-    float *bias = NULL;
-    const ep_layer_shape *shape = find_layer(checkpoint, layer, &shared_inner);
-    if (shape == NULL) {
-        return layer_error(checkpoint, layer, out_error);
-    }
-    const ep_checkpoint_entry *weight_entry = find_spelling(checkpoint, ep_tensor_name_router, layer);
-    const ep_checkpoint_entry *bias_entry = find_spelling(checkpoint, ep_tensor_name_router_bias, layer);
-    if (weight_entry == NULL) {
-        char name[EP_TENSOR_NAME_BYTES];
-        ep_tensor_name_router(&checkpoint->names, 0, layer, name);
-        return ep_error_set(out_error, EP_ERR_NOT_FOUND,
-                            "tensor %s: is in none of the checkpoint's %zu files", name,
-                            checkpoint->shards_count);
-    }
-    ep_err err = ep_plan_check_plain(weight_entry, shape->experts, shape->hidden, EP_DTYPE_NONE, out_error);
-    if (err == EP_OK && bias_entry != NULL) {
-        err = ep_plan_check_plain(bias_entry, 0, shape->experts, EP_DTYPE_NONE, out_error);
-    }
-    if (err == EP_OK) {
-        err = read_widened(weight_entry, &weight, out_error);
-    }
-    if (err == EP_OK && bias_entry != NULL) {
-        err = read_widened(bias_entry, &bias, out_error);
-    }
-    if (err != EP_OK) {
-        free(weight);
-        return err;
-    }
-    *out_weight = weight;
-    *out_bias = bias;
-    return EP_OK;
 }

@@ -142,6 +142,14 @@ float ep_config_f32(ep_config_reader *reader, const char *const *keys, double mi
     return (float)number;
 }
 
+float ep_config_limit(ep_config_reader *reader, const char *const *keys, float fallback)
+{
+    const char *key = NULL;
+    const json_t *value = ep_config_find(reader, keys, &key);
+    bool is_zero = value != NULL && json_is_number(value) && json_number_value(value) == 0.0;
+    return is_zero ? 0.0f : ep_config_f32(reader, keys, 0.0, 1e30, fallback);
+}
+
 const char *ep_config_string(ep_config_reader *reader, const char *const *keys)
 {
     char text[EP_JSON_TEXT_BYTES];

@@ -35,6 +35,8 @@ bool ep_config_bool(ep_config_reader *reader, const char *const *keys, bool fall
 /* A finite number with min < value <= max. */
 float ep_config_f32(ep_config_reader *reader, const char *const *keys, double min, double max,
                     float fallback);
+/* The same for a limit, of which 0 is none. */
+float ep_config_limit(ep_config_reader *reader, const char *const *keys, float fallback);
 /* NULL when absent. The string lives as long as the JSON object. */
 const char *ep_config_string(ep_config_reader *reader, const char *const *keys);
 

@@ -96,13 +96,6 @@ static int add_whole(ep_expert_plan *plan, const ep_checkpoint_entry *entry)
     return add_run(plan, entry, 0, ep_safetensors_tensor_bytes(entry->tensor));
 }
 
-/* Slab e of E of a stacked tensor, whose first dimension has been checked. */
-static int add_slab(ep_expert_plan *plan, const ep_checkpoint_entry *entry, uint32_t e)
-{
-    size_t slab = ep_safetensors_tensor_bytes(entry->tensor) / (size_t)entry->tensor->shape[0];
-    return add_run(plan, entry, e * slab, slab);
-}
-
 /* One expert's names: "<stem>.<part>". */
 typedef struct naming {
     const ep_checkpoint *self;
@@ -110,6 +103,13 @@ typedef struct naming {
     uint32_t index;
     uint32_t spelling; /* of a shared expert */
 } naming;
+
+/* The slab of an expert in a stacked tensor, whose first dimension has been checked. */
+static int add_slab(ep_expert_plan *plan, const ep_checkpoint_entry *entry, const naming *n)
+{
+    const size_t slab = ep_safetensors_tensor_bytes(entry->tensor) / n->shape->experts;
+    return add_run(plan, entry, n->index * slab, slab);
+}
 
 static const ep_checkpoint_entry *find_part(const naming *n, ep_matrix m, const char *part,
                                             char name[EP_TENSOR_NAME_BYTES])
@@ -140,19 +140,22 @@ static const ep_checkpoint_entry *find_any(const naming *n, ep_matrix m, const c
 static const char *const value_parts[] = {"weight", "weight_packed", NULL};
 static const char *const scale_parts[] = {"weight_scale_inv", "weight_scale", "scale", NULL};
 
-/* The first spelling with any matrix, else the first one. */
+/* The first spelling with most of the matrices. */
 static uint32_t shared_spelling(naming n)
 {
     char name[EP_TENSOR_NAME_BYTES];
+    uint32_t best = 0;
+    uint32_t best_found = 0;
     for (n.spelling = 0;
          ep_tensor_name_shared(&n.self->names, n.spelling, n.shape->layer, EP_MATRIX_GATE, "weight", name); n.spelling++) {
+        uint32_t found = 0;
         for (ep_matrix m = 0; m < EP_MATRIX_COUNT; m++) {
-            if (find_any(&n, m, value_parts, name) != NULL) {
-                return n.spelling;
-            }
+            found += find_any(&n, m, value_parts, name) != NULL;
         }
+        best = found > best_found ? n.spelling : best;
+        best_found = found > best_found ? found : best_found;
     }
-    return 0;
+    return best;
 }
 
 static uint64_t parts_of(uint64_t count, uint64_t part)
@@ -352,6 +355,17 @@ static ep_err plan_stacked_plain(const ep_checkpoint_entry *entry, uint64_t expe
     return check_shape(entry, DIMS(experts, rows, columns), out_error);
 }
 
+/* Experts one after the other: [E rows,columns], and down on its side, [E columns,rows]. */
+static ep_err plan_flat_plain(const ep_checkpoint_entry *entry, uint64_t experts, uint64_t rows, uint64_t columns, bool is_down,
+                              ep_plan_matrix *matrix, ep_error *out_error)
+{
+    matrix->transposed = is_down;
+    if (!is_float(entry->tensor->dtype)) {
+        return type_error(entry, "BF16, F16, F32", out_error);
+    }
+    return is_down ? check_shape(entry, DIMS(experts * columns, rows), out_error) : check_shape(entry, DIMS(experts * rows, columns), out_error);
+}
+
 /* Rows of the run: gate and up together where they share a tensor. */
 static uint64_t run_rows(const ep_checkpoint *self, const ep_expert_plan *plan, ep_matrix m)
 {
@@ -392,8 +406,8 @@ static ep_err plan_blocks(const naming *n, ep_matrix m, const ep_checkpoint_entr
         err = one_format(plan, EP_WEIGHTS_MXFP4, blocks, out_error);
     }
     if (err == EP_OK) {
-        matrix->values = add_slab(plan, blocks, n->index);
-        matrix->scales = add_slab(plan, scales, n->index);
+        matrix->values = add_slab(plan, blocks, n);
+        matrix->scales = add_slab(plan, scales, n);
         matrix->scale_kind = EP_SCALES_E8M0;
     }
     return err;
@@ -414,7 +428,7 @@ static ep_err plan_stacked_bias(const naming *n, ep_matrix m, ep_expert_plan *pl
     ep_err err = check_shape(bias, DIMS((uint64_t)n->shape->experts, (uint64_t)matrix->run_rows), out_error);
     if (err == EP_OK) {
         plan->bias_dtype = bias->tensor->dtype;
-        matrix->bias = add_slab(plan, bias, n->index);
+        matrix->bias = add_slab(plan, bias, n);
     }
     return err;
 }
@@ -423,7 +437,7 @@ static ep_err plan_stacked(const naming *n, ep_matrix m, ep_expert_plan *plan, e
 {
     char name[EP_TENSOR_NAME_BYTES];
     ep_plan_matrix *matrix = &plan->matrices[m];
-    const bool alternates = ep_tensor_names_interleaved(&n->self->names);
+    const bool alternates = n->self->names.alternates;
     matrix->run_rows = (uint32_t)run_rows(n->self, plan, m);
     if (matrix->run_rows != matrix->rows) { /* gate and up in one tensor */
         matrix->step = alternates ? 2 : 1;
@@ -438,13 +452,16 @@ static ep_err plan_stacked(const naming *n, ep_matrix m, ep_expert_plan *plan, e
         if (values == NULL) {
             return missing(n->self, name, out_error);
         }
-        err = plan_stacked_plain(values, n->shape->experts, matrix->run_rows, matrix->columns,
-                                 ep_tensor_names_may_transpose(&n->self->names), matrix, out_error);
+        const uint64_t experts = n->shape->experts;
+        err = ep_tensor_names_flat(&n->self->names)
+                  ? plan_flat_plain(values, experts, matrix->rows, matrix->columns, m == EP_MATRIX_DOWN, matrix, out_error)
+                  : plan_stacked_plain(values, experts, matrix->run_rows, matrix->columns, ep_tensor_names_may_transpose(&n->self->names), matrix,
+                                       out_error);
         if (err == EP_OK) {
             err = one_format(plan, ep_weight_format_of(values->tensor->dtype), values, out_error);
         }
         if (err == EP_OK) {
-            matrix->values = add_slab(plan, values, n->index);
+            matrix->values = add_slab(plan, values, n);
         }
     }
     return err != EP_OK ? err : plan_stacked_bias(n, m, plan, out_error);

@@ -10,6 +10,7 @@
 #define EP_MODEL_MODEL_H
 
 #include "base/error.h"
+#include "expertd/gate.h"
 #include "expertd/tensor.h"
 #include "moe/flow.h"
 
@@ -18,16 +19,26 @@
 
 typedef struct ep_checkpoint ep_checkpoint;
 
-/* OTHER: a router this build does not compute (sparsemixer, bias after softmax); the experts serve a caller that routes. */
-typedef enum ep_router_family { EP_ROUTER_OTHER = 0, EP_ROUTER_R1 = 1, EP_ROUTER_R2 = 2, EP_ROUTER_R3 = 3, EP_ROUTER_R4 = 4 } ep_router_family;
-
-/* What config.json says of the router, enough to fill ep_gate_config (moe/gate.h). */
+/* A layer's router, as far as config.json and the model's type tell; ep_checkpoint_read_gate adds what stands in tensors. */
 typedef struct ep_router_info {
-    ep_router_family family;
-    bool renormalise;            /* norm_topk_prob */
-    float scaling_factor;        /* routed_scaling_factor, 1 if absent */
-    uint32_t groups;             /* n_group, 1 if absent */
-    uint32_t groups_kept;        /* topk_group, 1 if absent */
+    char why_not[96];            /* ""; or why this build does not compute it. The experts serve a caller that routes */
+    ep_gate_score select;
+    ep_gate_score weight;
+    float softcap;
+    uint32_t groups;
+    uint32_t groups_kept;
+    uint32_t group_best;
+    ep_group_mask group_mask;
+    bool renormalise;
+    float epsilon;
+    float sum_min;
+    float scaling_factor;
+    float jitter;
+    bool has_bias;               /* of the selection score, in a tensor */
+    bool has_factors;            /* for each expert, in a tensor */
+    bool weight_on_input;
+    uint32_t zero_experts;       /* ids behind the routed ones that give 0 */
+    uint32_t copy_experts;       /* ids behind those that give the input */
 } ep_router_info;
 
 /* Spelled out in tensor_names.h. */
@@ -39,8 +50,11 @@ typedef enum ep_name_family {
     EP_NAMES_N7 = 7,
     EP_NAMES_N8 = 8,
     EP_NAMES_N9 = 9,
+    EP_NAMES_N10 = 10,
     EP_NAMES_N11 = 11,
-    EP_NAMES_N2M = 12
+    EP_NAMES_N2M = 12,
+    EP_NAMES_N13 = 13,
+    EP_NAMES_N14 = 14
 } ep_name_family;
 
 typedef struct ep_layer_numbers {
@@ -51,7 +65,8 @@ typedef struct ep_layer_numbers {
 typedef struct ep_model_info {
     char model_type[64];
     uint32_t hidden;             /* hidden_size */
-    uint32_t layers_count;       /* num_hidden_layers: all, dense ones too */
+    uint32_t layers_count;       /* num_hidden_layers: all, dense ones too; of an encoder and a decoder together */
+    uint32_t first_stack_layers; /* the encoder's, numbered before the decoder's; 0: one stack */
     uint32_t vocab;
     uint32_t heads;
     uint32_t kv_heads;
@@ -70,7 +85,7 @@ typedef struct ep_model_info {
     char version[17];            /* 16 hex digits of a SHA-256 over config.json and every shard's size, header and samples of its data */
     char config_hash[17];        /* 16 hex digits of the SHA-256 of config.json */
     uint32_t positions_max;      /* max_position_embeddings; 0 when absent */
-    bool model_type_known;       /* false: accepted because names and keys fit; router from scoring_func, R2 by default */
+    bool model_type_known;       /* false: accepted because names and keys fit, without its router */
 } ep_model_info;
 
 /* Opens directory path: config.json, model.safetensors.index.json or model.safetensors; reads and checks all headers.
@@ -123,8 +138,22 @@ void ep_expert_data_free(ep_expert_data *expert);
 ep_err ep_checkpoint_outline_expert(const ep_checkpoint *checkpoint, uint32_t layer, uint32_t index, ep_expert_source *out_outline,
                                     ep_error *out_error);
 
-/* Router weight [E,H] and correction bias [E] of an MoE layer, widened to f32; free() both. *out_bias NULL when absent. */
+/* Router weight [E,H] and the vector beside it [E] of an MoE layer, widened to f32; free() both. *out_bias NULL when absent. */
 ep_err ep_checkpoint_read_router(const ep_checkpoint *checkpoint, uint32_t layer, float **out_weight, float **out_bias,
                                  ep_error *out_error);
+
+/* The router of an MoE layer as a gate. */
+typedef struct ep_checkpoint_gate {
+    ep_gate_config config;       /* chosen is NULL: of a hash layer, whoever has token ids sets it */
+    float *bias;
+    float *factors;
+    int32_t *table;              /* [table_rows,K] experts by token id, of a hash layer; NULL */
+    uint32_t table_rows;
+} ep_checkpoint_gate;
+
+/* Errors: INVALID_ARGUMENT (no such MoE layer), UNIMPLEMENTED (a router this build does not compute, and why), NOT_FOUND and BAD_FILE
+ * (a tensor the router needs), IO, NO_MEMORY. */
+ep_err ep_checkpoint_read_gate(const ep_checkpoint *checkpoint, uint32_t layer, ep_checkpoint_gate *out_gate, ep_error *out_error);
+void ep_checkpoint_gate_fini(ep_checkpoint_gate *gate);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * config.json of a model: the shape of every MoE layer, the router, and the few numbers of the dense part.
- * The list of MoE layers comes from here, never from the largest layer number among the tensors: checkpoints
+ * The number of layers comes from here, never from the largest layer number among the tensors: checkpoints
  * carry extra layers (multi-token prediction) after the last one.
  *
  * Threads  pure.
@@ -9,7 +9,9 @@
 #ifndef EP_MODEL_MODEL_CONFIG_H
 #define EP_MODEL_MODEL_CONFIG_H
 
+#include "model/layer_map.h"
 #include "model/model.h"
+#include "model/model_types.h"
 
 #define EP_MODEL_CONFIG_NAME "config.json"
 #define EP_MODEL_CONFIG_BYTES_MAX ((size_t)16 << 20)
@@ -17,7 +19,10 @@
 
 typedef struct ep_model_config {
     ep_model_info info;        /* all but names, format, version and config_hash; its arrays belong to the config */
+    const ep_model_type *type; /* NULL: without a row */
+    ep_layer_map layer_map;    /* what keys say; info.moe_layers are its MoE layers */
     bool shared_gate_required; /* the model type's shared expert always has its own gate */
+    bool shared_halved;        /* shared and routed experts are averaged */
 } ep_model_config;
 
 /* Errors: BAD_FILE (key, value, allowed range), UNIMPLEMENTED (activation, quantised weights), NO_MEMORY. */

@@ -3,56 +3,90 @@
 #include "model/tensor_names.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/check.h"
 
-static const char *const prefixes[] = {"", "model.", "language_model.model.", "model.language_model.",
-                                       "language_model.", "backbone."};
+static const ep_layer_place places[] = {
+    {"", "layers", ""},
+    {"model.", "layers", ""},
+    {"language_model.model.", "layers", ""},
+    {"model.language_model.", "layers", ""},
+    {"language_model.", "layers", ""},
+    {"backbone.", "layers", ""},
+    {"model.decoder.", "layers", ""},
+    {"model.llm.", "layers", ""},
+    {"thinker.model.", "layers", ""},
+    {"transformer.", "blocks", ""},
+};
+/* An encoder's layers, then a decoder's. */
+static const ep_layer_place pairs[][2] = {
+    {{"model.encoder.", "layers", ""}, {"model.decoder.", "layers", ""}},
+    {{"encoder.", "block", "layer.1."}, {"decoder.", "block", "layer.2."}},
+};
 
 typedef const char *const matrix_words[EP_MATRIX_COUNT];
 static matrix_words projections = {"gate_proj", "up_proj", "down_proj"};
 static matrix_words numbered = {"w1", "w3", "w2"};
+static matrix_words linear_gated = {"linear_gate", "up_proj", "down_proj"};
 static matrix_words fused_linears = {"input_linear", "input_linear", "output_linear"}; /* gate's rows, then up's */
+static matrix_words fully_connected = {NULL, "fc1", "fc2"};
+static matrix_words in_out = {NULL, "wi", "wo"};
 
+#define SPELLINGS_MAX 5
+#define OTHERS_MAX 10
+
+/* "<stem>.<word>.<part>" */
 typedef struct shared_spelling {
     const char *stem;
     const char *const *words;
 } shared_spelling;
 
+/* "<block>.<index><E>.<word>.<part>", or without a block tensors of a layer, which <words> name; "<word><end>" are their plain values. */
+typedef struct expert_spelling {
+    const char *block;
+    const char *index;
+    const char *const *words;
+    const char *end;
+    bool alternates;
+} expert_spelling;
+
 typedef struct family_names {
     ep_name_family family;
-    const char *blocks[3]; /* "<block>.E.<word>.<part>"; ends at NULL */
-    const char *const *words;
-    const char *stacked[EP_MATRIX_COUNT]; /* instead: tensors of a layer; gate and up may be the same */
-    const char *stacked_end;              /* behind the name of plain values, in place of a part */
-    bool interleaved;
+    expert_spelling experts[SPELLINGS_MAX]; /* ends where words are NULL */
     bool may_transpose;
-    shared_spelling shared[5]; /* ends at a NULL stem */
+    bool flat;
+    shared_spelling shared[SPELLINGS_MAX]; /* ends at a NULL stem */
     const char *shared_gate;
-    const char *routers[6];       /* ends at NULL */
-    const char *router_biases[6]; /* ends at NULL */
+    const char *routers[OTHERS_MAX];       /* ends at NULL */
+    const char *router_biases[OTHERS_MAX]; /* ends at NULL */
+    const char *router_factors;
+    const char *router_table;
 } family_names;
+
+#define STACKED(gate, up, down, ...) {.words = (matrix_words){gate, up, down}, .end = "", __VA_ARGS__}
+#define FUSED(block, both, down, ...) STACKED(block "." both, block "." both, block "." down, __VA_ARGS__)
 
 static const family_names families[] = {
     {
         .family = EP_NAMES_N1,
-        .blocks = {"mlp.experts", "mixer.experts"},
-        .words = projections,
+        .experts = {{"mlp.experts", "", projections}, {"mixer.experts", "", projections}, {"feed_forward.experts", "", projections}},
         .shared = {{"mlp.shared_experts", projections},
                    {"mlp.shared_expert", projections},
                    {"mlp.shared_mlp", projections},
                    {"mixer.shared_experts", projections}},
         .shared_gate = "mlp.shared_expert_gate.weight",
-        .routers = {"mlp.gate.weight", "mlp.gate.wg.weight", "mlp.router.classifier.weight", "mixer.gate.weight"},
+        .routers = {"mlp.gate.weight", "mlp.gate.wg.weight", "mlp.router.classifier.weight", "mixer.gate.weight", "mlp.router.gate.weight",
+                    "feed_forward.router.weight"},
         .router_biases = {"mlp.gate.e_score_correction_bias", "mlp.gate.expert_bias",
                           "mlp.moe_statics.e_score_correction_bias", "mlp.router.e_score_correction_bias",
-                          "mixer.gate.e_score_correction_bias"},
+                          "mixer.gate.e_score_correction_bias", "mlp.e_score_correction_bias", "mlp.expert_bias",
+                          "mlp.experts.e_score_correction_bias", "moe.router.expert_bias"},
     },
     {
         .family = EP_NAMES_N2,
-        .blocks = {"block_sparse_moe.experts", "feed_forward.experts"},
-        .words = numbered,
+        .experts = {{"block_sparse_moe.experts", "", numbered}, {"feed_forward.experts", "", numbered}},
         .shared = {{"block_sparse_moe.shared_experts", numbered},
                    {"block_sparse_moe.shared_experts", projections},
                    {"shared_mlp", projections}},
@@ -63,17 +97,16 @@ static const family_names families[] = {
     },
     {
         .family = EP_NAMES_N4,
-        .blocks = {"ffn.experts"},
-        .words = numbered,
+        .experts = {{"ffn.experts", "", numbered}},
         .shared = {{"ffn.shared_experts", numbered}},
         .shared_gate = "ffn.shared_expert_gate.weight",
         .routers = {"ffn.gate.weight"},
         .router_biases = {"ffn.gate.bias"},
+        .router_table = "ffn.gate.tid2eid",
     },
     {
         .family = EP_NAMES_N2M,
-        .blocks = {"experts"},
-        .words = numbered,
+        .experts = {{"experts", "", numbered}},
         .shared = {{"shared_experts", numbered}},
         .shared_gate = "shared_expert_gate.weight",
         .routers = {"gate.weight"},
@@ -81,19 +114,23 @@ static const family_names families[] = {
     },
     {
         .family = EP_NAMES_N3,
-        .stacked = {"mlp.experts.gate_up_proj", "mlp.experts.gate_up_proj", "mlp.experts.down_proj"},
-        .stacked_end = "",
+        .experts = {FUSED("mlp.experts", "gate_up_proj", "down_proj"), FUSED("experts", "gate_up_proj", "down_proj"),
+                    FUSED("block_sparse_moe.experts", "gate_up_proj", "down_proj"),
+                    FUSED("mlp.experts", "w13_weight", "w2_weight", .alternates = true),
+                    {.words = (matrix_words){"mlp.experts.fc1", "mlp.experts.fc1", "mlp.experts.fc2"}, .end = ".weight"}},
         .may_transpose = true,
-        .shared = {{"mlp.shared_experts", projections}, {"mlp.shared_expert", projections}},
+        .shared = {{"mlp.shared_experts", projections},
+                   {"mlp.shared_expert", projections},
+                   {"mlp.shared_experts", linear_gated},
+                   {"shared_mlp", fused_linears}},
         .shared_gate = "mlp.shared_expert_gate.weight",
-        .routers = {"mlp.gate.weight"},
-        .router_biases = {"mlp.gate.e_score_correction_bias"},
+        .routers = {"mlp.gate.weight", "router.proj.weight", "block_sparse_moe.router.weight", "mlp.router.weight"},
+        .router_biases = {"mlp.gate.e_score_correction_bias", "mlp.gate.bias", "mlp.gate.balancing_biases"},
+        .router_factors = "router.per_expert_scale",
     },
     {
         .family = EP_NAMES_N7, /* told from N3 by its blocks or biases */
-        .stacked = {"mlp.experts.gate_up_proj", "mlp.experts.gate_up_proj", "mlp.experts.down_proj"},
-        .stacked_end = "",
-        .interleaved = true,
+        .experts = {FUSED("mlp.experts", "gate_up_proj", "down_proj")},
         .may_transpose = true,
         .shared_gate = "mlp.shared_expert_gate.weight",
         .routers = {"mlp.router.weight"},
@@ -101,9 +138,7 @@ static const family_names families[] = {
     },
     {
         .family = EP_NAMES_N8,
-        .stacked = {"feed_forward.experts.gate_up_proj", "feed_forward.experts.gate_up_proj",
-                    "feed_forward.experts.down_proj"},
-        .stacked_end = "",
+        .experts = {FUSED("feed_forward.experts", "gate_up_proj", "down_proj")},
         .may_transpose = true,
         .shared = {{"feed_forward.shared_expert", projections}},
         .shared_gate = "feed_forward.shared_expert_gate.weight",
@@ -111,21 +146,39 @@ static const family_names families[] = {
     },
     {
         .family = EP_NAMES_N9,
-        .stacked = {"block_sparse_moe.input_linear", "block_sparse_moe.input_linear",
-                    "block_sparse_moe.output_linear"},
-        .stacked_end = ".weight",
+        .experts = {{.words = (matrix_words){"block_sparse_moe.input_linear", "block_sparse_moe.input_linear", "block_sparse_moe.output_linear"},
+                     .end = ".weight"},
+                    {.words = (matrix_words){"mlp.input_linear", "mlp.input_linear", "mlp.output_linear"}, .end = ".weight"}},
         .shared = {{"block_sparse_moe.shared_experts", projections}, {"shared_mlp", fused_linears}},
         .shared_gate = "block_sparse_moe.shared_expert_gate.weight",
-        .routers = {"block_sparse_moe.router.layer.weight"},
+        .routers = {"block_sparse_moe.router.layer.weight", "mlp.router.layer.weight"},
+    },
+    {
+        .family = EP_NAMES_N10,
+        .experts = {STACKED("ffn.experts.mlp.w1", "ffn.experts.mlp.v1", "ffn.experts.mlp.w2")},
+        .flat = true,
+        .shared_gate = "ffn.shared_expert_gate.weight",
+        .routers = {"ffn.router.layer.weight"},
     },
     {
         .family = EP_NAMES_N11,
-        .stacked = {"moe.gate_proj", "moe.up_proj", "moe.down_proj"},
-        .stacked_end = ".weight",
+        .experts = {{.words = (matrix_words){"moe.gate_proj", "moe.up_proj", "moe.down_proj"}, .end = ".weight"}},
         .shared = {{"share_expert", projections}},
         .shared_gate = "moe.shared_expert_gate.weight",
         .routers = {"moe.gate.weight"},
         .router_biases = {"moe.router_bias"},
+    },
+    {
+        .family = EP_NAMES_N13,
+        .experts = {{"ffn.experts", "expert_", fully_connected}, {"mlp.experts", "expert_", in_out}},
+        .shared_gate = "mlp.shared_expert_gate.weight",
+        .routers = {"ffn.router.classifier.weight", "mlp.router.classifier.weight"},
+    },
+    {
+        .family = EP_NAMES_N14,
+        .experts = {{.words = (matrix_words){NULL, "mlp.down_embed", "mlp.up_embed"}, .end = ".weight"}},
+        .flat = true,
+        .shared_gate = "mlp.shared_expert_gate.weight",
     },
 };
 
@@ -149,26 +202,41 @@ static const family_names *table(const ep_tensor_names *names)
     return NULL;
 }
 
+static const expert_spelling *spelling(const ep_tensor_names *names)
+{
+    return &table(names)->experts[names->spelling];
+}
+
+static ep_layer_place place_of(const ep_tensor_names *names, uint32_t layer)
+{
+    if (names->second != NULL && layer >= names->second_from) {
+        return *names->second;
+    }
+    return (ep_layer_place){names->prefix, names->stem == NULL ? "layers" : names->stem, names->infix == NULL ? "" : names->infix};
+}
+
 static void layer_name(const ep_tensor_names *names, uint32_t layer, const char *tail, char *out_name)
 {
-    int n = snprintf(out_name, EP_TENSOR_NAME_BYTES, "%slayers.%u.%s", names->prefix, layer, tail);
+    const ep_layer_place place = place_of(names, layer);
+    const uint32_t number = names->second != NULL && layer >= names->second_from ? layer - names->second_from : layer;
+    int n = snprintf(out_name, EP_TENSOR_NAME_BYTES, "%s%s.%u.%s%s", place.prefix, place.stem, number, place.infix, tail);
     EP_ASSERT(n > 0 && n < EP_TENSOR_NAME_BYTES);
 }
 
 bool ep_tensor_names_stacked(const ep_tensor_names *names)
 {
-    return table(names)->stacked[0] != NULL;
+    return spelling(names)->block == NULL;
+}
+
+bool ep_tensor_names_flat(const ep_tensor_names *names)
+{
+    return table(names)->flat;
 }
 
 bool ep_tensor_names_fused(const ep_tensor_names *names)
 {
-    const family_names *t = table(names);
-    return t->stacked[0] != NULL && strcmp(t->stacked[EP_MATRIX_GATE], t->stacked[EP_MATRIX_UP]) == 0;
-}
-
-bool ep_tensor_names_interleaved(const ep_tensor_names *names)
-{
-    return table(names)->interleaved;
+    const char *const *words = spelling(names)->words;
+    return ep_tensor_names_stacked(names) && words[EP_MATRIX_GATE] != NULL && strcmp(words[EP_MATRIX_GATE], words[EP_MATRIX_UP]) == 0;
 }
 
 bool ep_tensor_names_may_transpose(const ep_tensor_names *names)
@@ -179,14 +247,15 @@ bool ep_tensor_names_may_transpose(const ep_tensor_names *names)
 void ep_tensor_name_expert(const ep_tensor_names *names, uint32_t layer, uint32_t expert, ep_matrix matrix,
                            const char *part, char out_name[EP_TENSOR_NAME_BYTES])
 {
-    const family_names *t = table(names);
+    const expert_spelling *s = spelling(names);
+    const char *word = s->words[matrix] == NULL ? "(none)" : s->words[matrix]; /* two-matrix experts: no tensor is called so */
     char tail[EP_TENSOR_NAME_BYTES];
-    if (t->stacked[0] == NULL) {
-        snprintf(tail, sizeof(tail), "%s.%u.%s.%s", t->blocks[names->spelling], expert, t->words[matrix], part);
+    if (s->block != NULL) {
+        snprintf(tail, sizeof(tail), "%s.%s%u.%s.%s", s->block, s->index, expert, word, part);
     } else if (strcmp(part, "weight") == 0) {
-        snprintf(tail, sizeof(tail), "%s%s", t->stacked[matrix], t->stacked_end);
+        snprintf(tail, sizeof(tail), "%s%s", word, s->end);
     } else {
-        snprintf(tail, sizeof(tail), "%s_%s", t->stacked[matrix], part);
+        snprintf(tail, sizeof(tail), "%s_%s", word, part);
     }
     layer_name(names, layer, tail, out_name);
 }
@@ -196,7 +265,7 @@ bool ep_tensor_name_shared(const ep_tensor_names *names, uint32_t spelling, uint
 {
     const family_names *t = table(names);
     char tail[EP_TENSOR_NAME_BYTES];
-    if (spelling >= EP_ARRAY_COUNT(t->shared) || t->shared[spelling].stem == NULL) {
+    if (spelling >= SPELLINGS_MAX || t->shared[spelling].stem == NULL) {
         return false;
     }
     snprintf(tail, sizeof(tail), "%s.%s.%s", t->shared[spelling].stem, t->shared[spelling].words[matrix],
@@ -215,7 +284,7 @@ bool ep_tensor_name_router(const ep_tensor_names *names, uint32_t spelling, uint
                            char out_name[EP_TENSOR_NAME_BYTES])
 {
     const family_names *t = table(names);
-    if (spelling >= EP_ARRAY_COUNT(t->routers) || t->routers[spelling] == NULL) {
+    if (spelling >= OTHERS_MAX || t->routers[spelling] == NULL) {
         return false;
     }
     layer_name(names, layer, t->routers[spelling], out_name);
@@ -226,12 +295,136 @@ bool ep_tensor_name_router_bias(const ep_tensor_names *names, uint32_t spelling,
                                 char out_name[EP_TENSOR_NAME_BYTES])
 {
     const family_names *t = table(names);
-    if (spelling >= EP_ARRAY_COUNT(t->router_biases) || t->router_biases[spelling] == NULL) {
+    if (spelling >= OTHERS_MAX || t->router_biases[spelling] == NULL) {
         return false;
     }
     layer_name(names, layer, t->router_biases[spelling], out_name);
     return true;
 }
+
+static bool single_name(const ep_tensor_names *names, const char *tail, uint32_t layer, char *out_name)
+{
+    if (tail != NULL) {
+        layer_name(names, layer, tail, out_name);
+    }
+    return tail != NULL;
+}
+
+bool ep_tensor_name_router_factors(const ep_tensor_names *names, uint32_t layer, char out_name[EP_TENSOR_NAME_BYTES])
+{
+    return single_name(names, table(names)->router_factors, layer, out_name);
+}
+
+bool ep_tensor_name_router_table(const ep_tensor_names *names, uint32_t layer, char out_name[EP_TENSOR_NAME_BYTES])
+{
+    return single_name(names, table(names)->router_table, layer, out_name);
+}
+
+/* ---- what a tensor is ---- */
+
+/* What follows the start; NULL when text does not begin with it. */
+static const char *after(const char *text, const char *start)
+{
+    const size_t length = strlen(start);
+    return text != NULL && strncmp(text, start, length) == 0 ? text + length : NULL;
+}
+
+static const char *after_number(const char *text, uint32_t *out_number)
+{
+    char *end = NULL;
+    if (text == NULL || *text < '0' || *text > '9') {
+        return NULL;
+    }
+    const unsigned long number = strtoul(text, &end, 10);
+    *out_number = number < UINT32_MAX ? (uint32_t)number : UINT32_MAX;
+    return end;
+}
+
+/* The part of the name behind the layer's number and infix; NULL when the place is another one. */
+static const char *tail_at(const ep_layer_place *place, const char *name, uint32_t *out_number)
+{
+    const char *at = after(after(after(name, place->prefix), place->stem), ".");
+    at = after(after_number(at, out_number), ".");
+    return after(at, place->infix);
+}
+
+static const char *tail_of(const ep_tensor_names *names, const char *name, uint32_t *out_layer)
+{
+    const ep_layer_place first = place_of(names, 0);
+    const char *tail = tail_at(&first, name, out_layer);
+    if (tail == NULL && names->second != NULL) {
+        tail = tail_at(names->second, name, out_layer);
+        *out_layer += tail != NULL && *out_layer < EP_MODEL_LAYERS_MAX ? names->second_from : 0;
+    }
+    return tail;
+}
+
+/* Whether rest is a whole word and then nothing, or a dot or underscore and more. */
+static bool ends_word(const char *rest)
+{
+    return rest != NULL && (*rest == '\0' || *rest == '.' || *rest == '_');
+}
+
+static bool is_expert_tail(const expert_spelling *s, const char *tail)
+{
+    uint32_t expert;
+    const char *at = s->block == NULL ? tail : after(after_number(after(after(after(tail, s->block), "."), s->index), &expert), ".");
+    for (ep_matrix m = 0; m < EP_MATRIX_COUNT && at != NULL; m++) {
+        if (s->words[m] != NULL && ends_word(after(at, s->words[m]))) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool is_shared_tail(const family_names *t, const char *tail)
+{
+    for (size_t i = 0; i < SPELLINGS_MAX && t->shared[i].stem != NULL; i++) {
+        const char *at = after(after(tail, t->shared[i].stem), ".");
+        for (ep_matrix m = 0; m < EP_MATRIX_COUNT && at != NULL; m++) {
+            if (ends_word(after(at, t->shared[i].words[m]))) {
+                return true;
+            }
+        }
+    }
+    return strcmp(tail, t->shared_gate) == 0;
+}
+
+static bool is_router_tail(const family_names *t, const char *tail)
+{
+    bool found = (t->router_factors != NULL && strcmp(tail, t->router_factors) == 0) ||
+                 (t->router_table != NULL && strcmp(tail, t->router_table) == 0);
+    for (size_t i = 0; i < OTHERS_MAX && t->routers[i] != NULL; i++) {
+        found = found || strcmp(tail, t->routers[i]) == 0;
+    }
+    for (size_t i = 0; i < OTHERS_MAX && t->router_biases[i] != NULL; i++) {
+        found = found || strcmp(tail, t->router_biases[i]) == 0;
+    }
+    return found;
+}
+
+ep_tensor_role ep_tensor_name_role(const ep_tensor_names *names, const char *name, uint32_t *out_layer)
+{
+    const expert_spelling *s = spelling(names);
+    const char *block = s->block != NULL ? s->block : s->words[EP_MATRIX_UP];
+    const char *tail = tail_of(names, name, out_layer);
+    if (tail == NULL || strncmp(tail, block, strcspn(block, ".")) != 0 || tail[strcspn(block, ".")] != '.') {
+        return EP_TENSOR_ELSEWHERE; /* the block is what the experts' names begin with, up to their first dot */
+    }
+    if (is_expert_tail(s, tail)) {
+        return EP_TENSOR_EXPERT;
+    }
+    return is_shared_tail(table(names), tail) || is_router_tail(table(names), tail) ? EP_TENSOR_OTHER : EP_TENSOR_UNKNOWN;
+}
+
+bool ep_tensor_name_has_tail(const ep_tensor_names *names, const char *name, const char *tail)
+{
+    uint32_t layer;
+    const char *rest = after(tail_of(names, name, &layer), tail);
+    return rest != NULL && (*rest == '\0' || *rest == '.');
+}
+
+/* ---- the search ---- */
 
 static bool has_expert(const ep_tensor_names *names, uint32_t layer, uint32_t expert,
                        ep_tensor_exists_func exists, void *arg)
@@ -272,8 +465,8 @@ static ep_err nothing_found(const ep_model_info *info, ep_tensor_exists_func exi
 {
     char name[EP_TENSOR_NAME_BYTES];
     uint32_t layer = info->moe_layers[0].layer;
-    for (size_t p = 0; p < EP_ARRAY_COUNT(prefixes); p++) {
-        ep_tensor_names names = {.prefix = prefixes[p]};
+    for (size_t p = 0; p < EP_ARRAY_COUNT(places); p++) {
+        ep_tensor_names names = {.prefix = places[p].prefix, .stem = places[p].stem, .infix = places[p].infix};
         for (size_t i = 0; i < EP_ARRAY_COUNT(foreign); i++) {
             layer_name(&names, layer, foreign[i].tail, name);
             if (exists(name, arg)) {
@@ -292,9 +485,9 @@ static ep_err nothing_found(const ep_model_info *info, ep_tensor_exists_func exi
         layer, layer);
 }
 
-/* N3 and N7 share their names: blocks, biases or the model's type tell. */
-static bool is_interleaved(const ep_tensor_names *names, const ep_model_info *info, ep_tensor_exists_func exists,
-                           void *arg)
+/* N3 and N7 share their names: blocks or biases tell. */
+static bool has_blocks_or_biases(const ep_tensor_names *names, const ep_model_info *info, ep_tensor_exists_func exists,
+                                 void *arg)
 {
     static const char *const marks[] = {"blocks", "bias"};
     char name[EP_TENSOR_NAME_BYTES];
@@ -306,27 +499,52 @@ static bool is_interleaved(const ep_tensor_names *names, const ep_model_info *in
             }
         }
     }
-    return strcmp(info->model_type, "gpt_oss") == 0;
+    return false;
 }
 
-ep_err ep_tensor_names_probe(const ep_model_info *info, ep_tensor_exists_func exists, void *arg,
-                             ep_tensor_names *out_names, ep_error *out_error)
+/* Any family at this place. */
+static bool probe_place(ep_tensor_names names, const ep_model_info *info, ep_tensor_exists_func exists, void *arg, bool alternates,
+                        ep_tensor_names *out_names)
 {
-    for (size_t p = 0; p < EP_ARRAY_COUNT(prefixes); p++) {
-        for (size_t f = 0; f < EP_ARRAY_COUNT(families); f++) {
-            ep_tensor_names names = {.family = families[f].family, .prefix = prefixes[p]};
-            for (; names.spelling == 0 || (families[f].stacked[0] == NULL && families[f].blocks[names.spelling] != NULL);
-                 names.spelling++) {
-                if (!has_any_expert(&names, info, exists, arg)) {
-                    continue;
-                }
-                if (names.family == EP_NAMES_N3 && is_interleaved(&names, info, exists, arg)) {
-                    names.family = EP_NAMES_N7;
-                }
-                *out_names = names;
-                return EP_OK;
+    for (size_t f = 0; f < EP_ARRAY_COUNT(families); f++) {
+        names.family = families[f].family;
+        for (names.spelling = 0; names.spelling < SPELLINGS_MAX && families[f].experts[names.spelling].words != NULL; names.spelling++) {
+            if (!has_any_expert(&names, info, exists, arg)) {
+                continue;
             }
+            names.alternates = alternates || spelling(&names)->alternates;
+            if (names.family == EP_NAMES_N3 && names.spelling == 0 && (alternates || has_blocks_or_biases(&names, info, exists, arg))) {
+                names.family = EP_NAMES_N7;
+            }
+            *out_names = names;
+            return true;
         }
     }
-    return nothing_found(info, exists, arg, out_error);
+    return false;
+}
+
+ep_err ep_tensor_names_probe(const ep_model_info *info, ep_tensor_exists_func exists, void *arg, bool alternates,
+                             ep_tensor_names *out_names, ep_error *out_error)
+{
+    bool found = false;
+    for (size_t p = 0; p < EP_ARRAY_COUNT(pairs) && info->first_stack_layers > 0 && !found; p++) {
+        const ep_tensor_names names = {.prefix = pairs[p][0].prefix, .stem = pairs[p][0].stem, .infix = pairs[p][0].infix,
+                                       .second = &pairs[p][1], .second_from = info->first_stack_layers};
+        found = probe_place(names, info, exists, arg, alternates, out_names);
+    }
+    for (size_t p = 0; p < EP_ARRAY_COUNT(places) && !found; p++) {
+        const ep_tensor_names names = {.prefix = places[p].prefix, .stem = places[p].stem, .infix = places[p].infix};
+        found = probe_place(names, info, exists, arg, alternates, out_names);
+    }
+    if (!found) {
+        return nothing_found(info, exists, arg, out_error);
+    }
+    if (ep_tensor_names_fused(out_names) && !info->model_type_known) {
+        char name[EP_TENSOR_NAME_BYTES];
+        ep_tensor_name_expert(out_names, info->moe_layers[0].layer, 0, EP_MATRIX_GATE, "weight", name);
+        return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
+                            "tensor %s has gate and up of an expert, and this build does not know how they lie in model type '%s'", name,
+                            info->model_type);
+    }
+    return EP_OK;
 }

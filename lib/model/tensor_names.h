@@ -1,16 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What checkpoints call an expert's matrices, each family with an optional prefix before "layers.":
+ * What checkpoints call an expert's matrices, each family with a prefix before "layers." (or "blocks.", "block."):
  *   N1   mlp.experts.E.{gate_proj,up_proj,down_proj}.weight     also N5, with .weight_packed and .weight_scale;
- *        mixer.experts.E.{up_proj,down_proj}.weight of two-matrix experts
+ *        feed_forward.experts.E....; mixer.experts.E.{up_proj,down_proj}.weight of two-matrix experts
  *   N2   block_sparse_moe.experts.E.{w1,w3,w2}.weight           also N6; feed_forward.experts.E.{w1,w3,w2}.weight
  *   N2m  experts.E.{w1,w3,w2}.weight
- *   N3   mlp.experts.{gate_up_proj,down_proj}: all experts of a layer in one tensor, gate rows before up rows
+ *   N3   mlp.experts.{gate_up_proj,down_proj}: all experts of a layer in one tensor, gate rows before up rows; also without mlp.,
+ *        under block_sparse_moe., and {fc1,fc2}.weight. {w13_weight,w2_weight}: gate and up rows alternate
  *   N4   ffn.experts.E.{w1,w3,w2}.{weight,scale}
- *   N7   as N3 with _blocks, _scales and _bias, and the plain form of such a model: gate and up rows alternate
+ *   N7   as N3 with _blocks, _scales and _bias, and the plain form of such a model
  *   N8   feed_forward.experts.{gate_up_proj,down_proj}
- *   N9   block_sparse_moe.{input_linear,output_linear}.weight
+ *   N9   block_sparse_moe.{input_linear,output_linear}.weight; mlp.{...}
+ *   N10  ffn.experts.mlp.{w1,v1,w2}: experts one after the other, [E I,H]; down lies on its side
  *   N11  moe.{gate_proj,up_proj,down_proj}.weight, each with all experts of a layer
+ *   N13  {ffn,mlp}.experts.expert_E.{fc1,fc2} and {wi,wo}, of two matrices
+ *   N14  mlp.{down_embed,up_embed}.weight: as N10 with I 1, of two matrices
  * Stacked tensors may be transposed in N3, N7 and N8; their shapes tell (expert_plan.h).
  * Shared experts and routers have several spellings within a family; they are tried in the order of the
  * tables.
@@ -26,25 +30,38 @@
 
 typedef enum ep_matrix { EP_MATRIX_GATE, EP_MATRIX_UP, EP_MATRIX_DOWN, EP_MATRIX_COUNT } ep_matrix;
 
+/* Where a layer's tensors are: "<prefix><stem>.<number>.<infix>". */
+typedef struct ep_layer_place {
+    const char *prefix;
+    const char *stem;
+    const char *infix;
+} ep_layer_place;
+
 typedef struct ep_tensor_names {
     ep_name_family family;
-    const char *prefix; /* static storage */
-    uint32_t spelling;  /* of the family's experts */
+    const char *prefix;   /* static storage, as the two below */
+    const char *stem;     /* NULL: "layers" */
+    const char *infix;    /* NULL: "" */
+    const ep_layer_place *second; /* of layers from second_from on, which are numbered from 0 there; NULL one stack */
+    uint32_t second_from;
+    uint32_t spelling;    /* of the family's experts */
+    bool alternates;      /* gate and up rows of a tensor with both */
 } ep_tensor_names;
 
 /* Answers whether the checkpoint has a tensor. */
 typedef bool (*ep_tensor_exists_func)(const char *name, void *arg);
 
 /*
- * Finds family and prefix by looking for experts of the model's MoE layers.
+ * Finds family and prefix by looking for experts of the model's MoE layers. alternates: of a tensor with gate and up, which of a model
+ * type without a row is not known.
  * Errors: UNIMPLEMENTED, naming what was looked for, or the family seen instead.
  */
-ep_err ep_tensor_names_probe(const ep_model_info *info, ep_tensor_exists_func exists, void *arg,
+ep_err ep_tensor_names_probe(const ep_model_info *info, ep_tensor_exists_func exists, void *arg, bool alternates,
                              ep_tensor_names *out_names, ep_error *out_error);
 
 bool ep_tensor_names_stacked(const ep_tensor_names *names);       /* all experts of a layer in one tensor */
+bool ep_tensor_names_flat(const ep_tensor_names *names);          /* and that of rank 2 */
 bool ep_tensor_names_fused(const ep_tensor_names *names);         /* gate and up in one tensor */
-bool ep_tensor_names_interleaved(const ep_tensor_names *names);   /* gate and up rows alternate */
 bool ep_tensor_names_may_transpose(const ep_tensor_names *names);
 
 /* part: "weight", "bias", "weight_packed", "scale", ...; of stacked tensors "weight", "bias", "blocks", "scales".
@@ -60,5 +77,21 @@ bool ep_tensor_name_router(const ep_tensor_names *names, uint32_t spelling, uint
                            char out_name[EP_TENSOR_NAME_BYTES]);
 bool ep_tensor_name_router_bias(const ep_tensor_names *names, uint32_t spelling, uint32_t layer,
                                 char out_name[EP_TENSOR_NAME_BYTES]);
+
+/* Names that stand for themselves; false when the family has no such tensor. */
+bool ep_tensor_name_router_factors(const ep_tensor_names *names, uint32_t layer, char out_name[EP_TENSOR_NAME_BYTES]);
+bool ep_tensor_name_router_table(const ep_tensor_names *names, uint32_t layer, char out_name[EP_TENSOR_NAME_BYTES]);
+
+/*
+ * What a tensor of the checkpoint is to the experts. out_layer: its layer, where it is of one.
+ *   ELSEWHERE  not in the block that has a layer's experts
+ *   EXPERT     a part of a routed expert, or of all of them
+ *   OTHER      of a shared expert or the router
+ *   UNKNOWN    in the block, and none of these
+ */
+typedef enum ep_tensor_role { EP_TENSOR_ELSEWHERE, EP_TENSOR_EXPERT, EP_TENSOR_OTHER, EP_TENSOR_UNKNOWN } ep_tensor_role;
+ep_tensor_role ep_tensor_name_role(const ep_tensor_names *names, const char *name, uint32_t *out_layer);
+/* Whether the tensor in the experts' block starts with tail behind the layer's number. */
+bool ep_tensor_name_has_tail(const ep_tensor_names *names, const char *name, const char *tail);
 
 #endif

@@ -12,10 +12,13 @@
 
 #define EP_FIXTURE_PATH_BYTES 512
 
+/* Of the model_type whose router is R1 Mixtral's, R2 Qwen's, R3 DeepSeek-V2's, R4 DeepSeek-V3's. */
+typedef enum ep_fixture_router { EP_ROUTER_R1 = 1, EP_ROUTER_R2 = 2, EP_ROUTER_R3 = 3, EP_ROUTER_R4 = 4 } ep_fixture_router;
+
 typedef struct ep_fixture_config {
     uint64_t seed;
     ep_name_family names;
-    ep_router_family router; /* R1..R4 choose the model_type */
+    ep_fixture_router router;
     const char *prefix;      /* before "layers."; NULL: "model." */
     uint32_t layers;
     uint32_t dense_layers; /* the first ones; they get a dense MLP */

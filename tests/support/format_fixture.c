@@ -458,14 +458,37 @@ static bool write_shard(const ep_format_model *model, size_t shard, const char *
     return good;
 }
 
+/* A model type for what only a type tells: how gate and up lie in one tensor, and which formula a limit belongs to; "" when names say all. */
+static const char *type_of(const ep_format_case *form)
+{
+    if (strstr(form->config, "model_type") != NULL) {
+        return "";
+    }
+    switch (form->names) {
+    case EP_FORMAT_N3:
+    case EP_FORMAT_N3_TRANSPOSED:
+        return "\"model_type\":\"qwen3_vl_moe\",";
+    case EP_FORMAT_N8:
+        return "\"model_type\":\"aria_text\",";
+    case EP_FORMAT_N9:
+        return "\"model_type\":\"granitemoe\",";
+    default:
+        return form->activation == EP_ACT_SWIGLU_OAI     ? "\"model_type\":\"minimax_m3_vl\","
+               : form->activation == EP_ACT_SITU         ? "\"model_type\":\"kimi_k3\","
+               : form->activation == EP_ACT_SWIGLU_LIMIT ? "\"model_type\":\"deepseek_v4\","
+               : form->activation == EP_ACT_SWIGLU_STEP  ? "\"model_type\":\"step3p5\","
+                                                          : "";
+    }
+}
+
 static void print_config(const ep_format_model *model, FILE *file)
 {
     const ep_format_case *form = model->form;
     bool is_quantised = !ep_weight_format_is_float(form->format);
     fprintf(file,
-            "{%s\"torch_dtype\":\"%s\",%s\"hidden_size\":%u,\"intermediate_size\":%u,\"moe_intermediate_size\":%u,"
+            "{%s%s\"torch_dtype\":\"%s\",%s\"hidden_size\":%u,\"intermediate_size\":%u,\"moe_intermediate_size\":%u,"
             "\"num_hidden_layers\":2,\"first_k_dense_replace\":1,\"num_experts\":%d,\"num_experts_per_tok\":2}\n",
-            form->config,
+            type_of(form), form->config,
             form->format == EP_WEIGHTS_F32   ? "float32"
             : form->format == EP_WEIGHTS_F16 ? "float16"
                                              : "bfloat16",

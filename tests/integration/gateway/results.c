@@ -91,8 +91,7 @@ typedef struct results {
     gateway_fixture *f;
     ep_cli_gateway *gateway;
     ep_client *client;
-    ep_gate_config gates[GATEWAY_MODELS];
-    float *bias[GATEWAY_MODELS];
+    ep_cli_gate gates[GATEWAY_MODELS];
     uint32_t calls;
 } results;
 
@@ -108,7 +107,7 @@ static void compare(results *r, batch *b, uint32_t model, ep_dtype x_dtype, ep_d
     ep_moe_result c;
     ep_tensor logits = ep_tensor_2d(b->logits, EP_DTYPE_F32, b->tokens, GATEWAY_EXPERTS);
     ep_tensor out = ep_tensor_2d(direct, out_dtype, b->tokens, GATEWAY_HIDDEN);
-    const ep_gate_config *gate = gated ? &r->gates[model] : NULL;
+    const ep_gate_config *gate = gated ? &r->gates[model].layer.config : NULL;
     arguments(b, r->f->models[model].name, gateway_layer(model), x_dtype, (variant & 4) != 0, masked, gated, &args);
     args.mode = mode;
     args.shared_source = (variant & 8) != 0 ? EP_MOE_SHARED_NONE : EP_MOE_SHARED_SERVICE;
@@ -136,9 +135,9 @@ static void compare_all(gateway_fixture *f)
     ep_error error;
     results r = {.f = f, .gateway = gateway_open(f), .client = ep_test_cluster_client(&f->cluster, NULL)};
     for (uint32_t m = 0; m < GATEWAY_MODELS; m++) {
-        EP_TEST_CHECK(ep_cli_gate_read(f->paths[m], gateway_layer(m), &r.gates[m], &r.bias[m], &error) == EP_OK, "%s", error.text);
+        EP_TEST_CHECK(ep_cli_gate_read(f->paths[m], gateway_layer(m), &r.gates[m], &error) == EP_OK, "%s", error.text);
     }
-    EP_TEST_CHECK(r.bias[1] != NULL, "the second model has no bias");
+    EP_TEST_CHECK(r.gates[1].layer.bias != NULL, "the second model has no bias");
     for (uint32_t t = 0; t < EP_ARRAY_COUNT(counts); t++) {
         for (uint32_t x = 0; x < EP_ARRAY_COUNT(x_types); x++) {
             fill(&b, x_types[x], counts[t], 100 * t + x);
@@ -148,7 +147,7 @@ static void compare_all(gateway_fixture *f)
         }
     }
     for (uint32_t m = 0; m < GATEWAY_MODELS; m++) {
-        free(r.bias[m]);
+        ep_cli_gate_fini(&r.gates[m]);
     }
     ep_client_destroy(r.client);
     ep_cli_gateway_close(r.gateway);

@@ -53,13 +53,12 @@ static void run_ids(gateway_fixture *f, uint64_t *counts)
 /* Logits of token t favour experts t and t + 1. */
 static void run_logits(gateway_fixture *f, uint64_t *counts, double *means)
 {
-    ep_gate_config gate;
-    float *bias = NULL;
+    ep_cli_gate gate;
     ep_error error;
     ep_moe_args args;
     ep_moe_result result;
     ep_cli_gateway *gateway = gateway_open(f);
-    EP_TEST_CHECK(ep_cli_gate_read(f->paths[0], LAYER, &gate, &bias, &error) == EP_OK, "%s", error.text);
+    EP_TEST_CHECK(ep_cli_gate_read(f->paths[0], LAYER, &gate, &error) == EP_OK, "%s", error.text);
     for (uint32_t t = 0; t < TOKENS; t++) {
         double sum = 0;
         for (uint32_t e = 0; e < GATEWAY_EXPERTS; e++) {
@@ -78,9 +77,9 @@ static void run_logits(gateway_fixture *f, uint64_t *counts, double *means)
     args.x = ep_tensor_2d(x, EP_DTYPE_BF16, TOKENS, GATEWAY_HIDDEN);
     ep_tensor chosen = ep_tensor_2d(logits, EP_DTYPE_F32, TOKENS, GATEWAY_EXPERTS);
     ep_tensor out = ep_tensor_2d(y, EP_DTYPE_BF16, TOKENS, GATEWAY_HIDDEN);
-    EP_TEST_CHECK(ep_cli_gateway_forward(gateway, &args, &gate, &chosen, &out, &result) == EP_OK, "%s", result.error.text);
+    EP_TEST_CHECK(ep_cli_gateway_forward(gateway, &args, &gate.layer.config, &chosen, &out, &result) == EP_OK, "%s", result.error.text);
     ep_cli_gateway_close(gateway);
-    free(bias);
+    ep_cli_gate_fini(&gate);
 }
 
 static Expertd__V1__StatisticsReply *ask(gateway_fixture *f)

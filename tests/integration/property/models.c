@@ -12,7 +12,7 @@ typedef enum shared_kind { SHARED_NOT, SHARED_PLAIN, SHARED_WIDE, SHARED_GATED }
 /* What must occur in every run; the sizes are drawn. */
 typedef struct model_kind {
     ep_name_family names;
-    ep_router_family router;
+    ep_fixture_router router;
     shared_kind shared;
     ep_dtype dtype;
     uint32_t dense_layers;

@@ -276,7 +276,7 @@ Test(dense_model, prompt_and_bytes_must_fit)
 Test(dense_model, refuses_other_models_by_name)
 {
     static const struct {
-        ep_router_family router;
+        ep_fixture_router router;
         ep_name_family names;
         uint32_t vocab;
         const char *text;

@@ -184,6 +184,7 @@ Test(checkpoint_damage, a_family_without_names_for_shared_experts_may_have_none)
     config.shared_inner = config.inner;
     ASSERT_OK(ep_fixture_write(&config, test_dir, &error), error);
     edit_file("config.json", "\"model_type\": \"mixtral\"", "\"model_type\": \"gpt_oss\"");
+    edit_file("config.json", "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1");
     write_one("model.layers.0.mlp.experts.gate_up_proj", 2, 2);
     expect_open_fails(EP_ERR_UNIMPLEMENTED,
                       "config.json: layer 0 has 1 shared experts by its config (n_shared_experts, shared_expert_intermediate_size), "

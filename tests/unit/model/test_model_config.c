@@ -26,7 +26,7 @@ static ep_err parse(const char *text, ep_model_config *config, ep_error *error)
 
 typedef struct good_case {
     const char *text;
-    ep_router_family family;
+    ep_gate_score select; /* 0: the router is not computed */
     bool renormalise;
     float scaling;
     uint32_t groups;
@@ -41,24 +41,24 @@ typedef struct good_case {
 } good_case;
 
 static const good_case good_cases[] = {
-    {MIXTRAL(""), EP_ROUTER_R1, true, 1, 1, 1, 8, 2, 32, 0, "mmmm", true, false},
+    {MIXTRAL(""), EP_GATE_LOGIT, false, 1, 1, 1, 8, 2, 32, 0, "mmmm", true, false},
     {MIXTRAL("\"hidden_act\":\"silu\",\"sliding_window\":null,\"rope_theta\":1e6,\"norm_topk_prob\":false,"),
-     EP_ROUTER_R1, true, 1, 1, 1, 8, 2, 32, 0, "mmmm", true, false},
+     EP_GATE_LOGIT, false, 1, 1, 1, 8, 2, 32, 0, "mmmm", true, false},
     {"{\"model_type\":\"qwen2_moe\",\"hidden_size\":64,\"intermediate_size\":128,\"moe_intermediate_size\":"
      "32,"
      "\"shared_expert_intermediate_size\":96,\"num_hidden_layers\":4,\"num_experts\":60,\"num_experts_per_"
      "tok\":4,"
      "\"decoder_sparse_step\":2,\"mlp_only_layers\":[3],\"norm_topk_prob\":false}",
-     EP_ROUTER_R2, false, 1, 1, 1, 60, 4, 32, 96, "dmdd", true, true},
+     EP_GATE_SOFTMAX, false, 1, 1, 1, 60, 4, 32, 96, "dmdd", true, true},
     {"{\"model_type\":\"qwen3_moe\",\"hidden_size\":64,\"intermediate_size\":128,\"moe_intermediate_size\":"
      "32,"
      "\"num_hidden_layers\":2,\"num_experts\":128,\"num_experts_per_tok\":8,\"norm_topk_prob\":true,\"mlp_"
      "only_layers\":[]}",
-     EP_ROUTER_R2, true, 1, 1, 1, 128, 8, 32, 0, "mm", true, false},
+     EP_GATE_SOFTMAX, true, 1, 1, 1, 128, 8, 32, 0, "mm", true, false},
     {"{\"model_type\":\"olmoe\",\"hidden_size\":64,\"intermediate_size\":32,\"num_hidden_layers\":2,\"num_"
      "experts\":64,"
      "\"num_experts_per_tok\":8}",
-     EP_ROUTER_R2, false, 1, 1, 1, 64, 8, 32, 0, "mm", true, false},
+     EP_GATE_SOFTMAX, false, 1, 1, 1, 64, 8, 32, 0, "mm", true, false},
     {"{\"model_type\":\"deepseek_v2\",\"hidden_size\":64,\"intermediate_size\":128,\"moe_intermediate_size\":"
      "32,"
      "\"num_hidden_layers\":3,\"n_routed_experts\":64,\"n_shared_experts\":2,\"num_experts_per_tok\":6,\"n_"
@@ -66,64 +66,64 @@ static const good_case good_cases[] = {
      "\"topk_group\":3,\"topk_method\":\"group_limited_greedy\",\"scoring_func\":\"softmax\",\"norm_topk_"
      "prob\":false,"
      "\"routed_scaling_factor\":16.0,\"first_k_dense_replace\":1,\"moe_layer_freq\":1}",
-     EP_ROUTER_R3, false, 16, 8, 3, 64, 6, 32, 64, "dmm", true, false},
+     EP_GATE_SOFTMAX, false, 16, 8, 3, 64, 6, 32, 64, "dmm", true, false},
     {"{\"model_type\":\"deepseek_v2\",\"hidden_size\":64,\"intermediate_size\":128,\"moe_intermediate_size\":"
      "32,"
      "\"num_hidden_layers\":2,\"n_routed_experts\":64,\"num_experts_per_tok\":6,\"n_group\":8,\"topk_group\":"
      "1,"
      "\"topk_method\":\"greedy\"}",
-     EP_ROUTER_R3, false, 1, 1, 1, 64, 6, 32, 0, "mm", true, false},
+     EP_GATE_SOFTMAX, false, 1, 1, 1, 64, 6, 32, 0, "mm", true, false},
     {DEEPSEEK("\"n_group\":4,\"topk_group\":2,\"scoring_func\":\"sigmoid\",\"topk_method\":\"noaux_tc\",\"n_"
               "shared_experts\":1,"
               "\"routed_scaling_factor\":2.5,\"norm_topk_prob\":true,\"first_k_dense_replace\":3,\"num_nextn_"
               "predict_layers\":1,"),
-     EP_ROUTER_R4, true, 2.5f, 4, 2, 8, 2, 32, 32, "dddm", true, false},
+     EP_GATE_SIGMOID, true, 2.5f, 4, 2, 8, 2, 32, 32, "dddm", true, false},
     {"{\"model_type\":\"glm4_moe\",\"hidden_size\":64,\"intermediate_size\":128,\"moe_intermediate_size\":32,"
      "\"num_hidden_layers\":2,\"n_routed_experts\":16,\"n_shared_experts\":1,\"num_experts_per_tok\":8,"
      "\"first_k_dense_replace\":1,\"routed_scaling_factor\":1}",
-     EP_ROUTER_R4, true, 1, 1, 1, 16, 8, 32, 32, "dm", true, false},
+     EP_GATE_SIGMOID, true, 1, 1, 1, 16, 8, 32, 32, "dm", true, false},
     {"{\"model_type\":\"minimax_m2\",\"hidden_size\":64,\"intermediate_size\":32,\"num_hidden_layers\":1,"
      "\"num_local_experts\":16,\"num_experts_per_tok\":8,\"scoring_func\":\"sigmoid\",\"shared_intermediate_"
      "size\":0}",
-     EP_ROUTER_R4, true, 1, 1, 1, 16, 8, 32, 0, "m", true, false},
+     EP_GATE_SIGMOID, true, 1, 1, 1, 16, 8, 32, 0, "m", true, false},
     {"{\"model_type\":\"granitemoehybrid\",\"hidden_size\":64,\"intermediate_size\":32,\"num_hidden_layers\":1,"
      "\"num_local_experts\":16,\"num_experts_per_tok\":8,\"shared_intermediate_size\":48}",
-     EP_ROUTER_R1, true, 1, 1, 1, 16, 8, 32, 48, "m", true, false},
+     EP_GATE_LOGIT, false, 1, 1, 1, 16, 8, 32, 48, "m", true, false},
     {"{\"model_type\":\"dots1\",\"hidden_size\":64,\"intermediate_size\":128,\"moe_intermediate_size\":32,"
      "\"num_hidden_layers\":2,\"n_routed_experts\":16,\"n_shared_experts\":2,\"num_experts_per_tok\":6,"
      "\"first_k_dense_replace\":1,\"scoring_func\":\"noaux_tc\",\"routed_scaling_factor\":2.5}",
-     EP_ROUTER_R4, true, 2.5f, 1, 1, 16, 6, 32, 64, "dm", true, false},
+     EP_GATE_SIGMOID, false, 2.5f, 1, 1, 16, 6, 32, 64, "dm", true, false},
     {"{\"model_type\":\"phimoe\",\"hidden_size\":64,\"intermediate_size\":32,\"num_hidden_layers\":1,"
      "\"num_local_experts\":16,\"num_experts_per_tok\":2}",
-     EP_ROUTER_OTHER, true, 1, 1, 1, 16, 2, 32, 0, "m", true, false},
+     EP_GATE_SPARSEMIXER, false, 1, 1, 1, 16, 2, 32, 0, "m", true, false},
     {"{\"model_type\":\"ernie4_5_moe\",\"hidden_size\":64,\"intermediate_size\":128,\"moe_intermediate_"
      "size\":32,"
      "\"num_hidden_layers\":4,\"moe_num_experts\":64,\"moe_k\":6,\"moe_num_shared_experts\":2,\"moe_layer_"
      "start_index\":1,"
      "\"moe_layer_end_index\":-1,\"moe_layer_interval\":1}",
-     EP_ROUTER_OTHER, true, 1, 1, 1, 64, 6, 32, 64, "dmmm", true, false},
+     EP_GATE_SOFTMAX, true, 1, 1, 1, 64, 6, 32, 64, "dmmm", true, false},
     {"{\"model_type\":\"hunyuan_v1_moe\",\"hidden_size\":64,\"intermediate_size\":32,\"moe_intermediate_"
      "size\":[32,32],"
      "\"num_hidden_layers\":2,\"num_experts\":64,\"moe_topk\":[8,8],\"num_shared_expert\":[1,1]}",
-     EP_ROUTER_R2, true, 1, 1, 1, 64, 8, 32, 32, "mm", true, false},
+     EP_GATE_SOFTMAX, true, 1, 1, 1, 64, 8, 32, 32, "mm", true, false},
     {"{\"model_type\":\"mimo_v2_flash\",\"hidden_size\":64,\"intermediate_size\":128,\"moe_intermediate_"
      "size\":32,"
      "\"num_hidden_layers\":3,\"n_routed_experts\":16,\"num_experts_per_tok\":8,\"moe_layer_freq\":[0,1,1],"
      "\"routed_scaling_factor\":null,\"n_group\":1,\"topk_group\":1}",
-     EP_ROUTER_R4, true, 1, 1, 1, 16, 8, 32, 0, "dmm", true, false},
-    {"{\"model_type\":\"kimi_vl\",\"text_config\":" DEEPSEEK("") "}", EP_ROUTER_R4, true, 1, 1, 1, 8, 2, 32,
+     EP_GATE_SIGMOID, true, 1, 1, 1, 16, 8, 32, 0, "dmm", true, false},
+    {"{\"model_type\":\"kimi_vl\",\"text_config\":" DEEPSEEK("") "}", EP_GATE_SIGMOID, true, 1, 1, 1, 8, 2, 32,
      0, "mmmm", true, false},
     {"{\"model_type\":\"new_moe\",\"hidden_size\":64,\"intermediate_size\":32,\"num_hidden_layers\":1,\"num_"
      "experts\":4,"
      "\"num_experts_per_tok\":1}",
-     EP_ROUTER_R2, false, 1, 1, 1, 4, 1, 32, 0, "m", false, false},
+     (ep_gate_score)0, false, 1, 1, 1, 4, 1, 32, 0, "m", false, false},
     {"{\"hidden_size\":64,\"moe_intermediate_size\":32,\"num_hidden_layers\":1,\"n_routed_experts\":4,"
      "\"num_experts_per_tok\":1,\"scoring_func\":\"sigmoid\"}",
-     EP_ROUTER_R4, false, 1, 1, 1, 4, 1, 32, 0, "m", false, false},
+     (ep_gate_score)0, false, 1, 1, 1, 4, 1, 32, 0, "m", false, false},
     {"{\"model_type\":\"new_moe\",\"hidden_size\":64,\"moe_intermediate_size\":32,\"num_hidden_layers\":1,"
      "\"num_experts\":4,"
      "\"num_experts_per_tok\":1,\"scoring_func\":\"sqrtsoftplus\"}",
-     EP_ROUTER_OTHER, false, 1, 1, 1, 4, 1, 32, 0, "m", false, false},
+     (ep_gate_score)0, false, 1, 1, 1, 4, 1, 32, 0, "m", false, false},
 };
 
 Test(model_config, reads_the_model_types)
@@ -134,7 +134,8 @@ Test(model_config, reads_the_model_types)
         ep_error error;
         cr_assert_eq(parse(c->text, &config, &error), EP_OK, "%s: %s", c->text, error.text);
         const ep_model_info *info = &config.info;
-        cr_expect_eq(info->router.family, c->family, "%s", c->text);
+        cr_expect_eq(info->router.why_not[0] == '\0', c->select != 0, "%s: %s", c->text, info->router.why_not);
+        cr_expect(c->select == 0 || info->router.select == c->select, "%s: %d", c->text, (int)info->router.select);
         cr_expect_eq(info->router.renormalise, c->renormalise, "%s", c->text);
         cr_expect_eq(info->router.scaling_factor, c->scaling, "%s", c->text);
         cr_expect_eq(info->router.groups, c->groups, "%s", c->text);
@@ -213,7 +214,7 @@ static const bad_case bad_cases[] = {
      "config.json: line 1 column 10: duplicate object key near '\"a\"'"},
     {"{\n\"hidden_size\": 64,,\n}", EP_ERR_BAD_FILE,
      "config.json: line 2 column 19: string or '}' expected near ','"},
-    {"{}", EP_ERR_BAD_FILE, "config.json: hidden_size is missing, allowed 1..65536"},
+    {"{}", EP_ERR_BAD_FILE, "config.json: hidden_size (or d_model) is missing, allowed 1..65536"},
     {PLAIN("64", "2", "0", "1", "32"), EP_ERR_BAD_FILE,
      "config.json: num_local_experts is 0, allowed 1..65535"},
     {PLAIN("64", "2", "65536", "1", "32"), EP_ERR_BAD_FILE,
@@ -258,7 +259,7 @@ static const bad_case bad_cases[] = {
      "experts_per_tok\":2,"
      "\"intermediate_size\":8}",
      EP_ERR_BAD_FILE,
-     "config.json: moe_intermediate_size (or expert_ffn_hidden_size) is missing, allowed 1..1048576"},
+     "config.json: moe_intermediate_size (or expert_ffn_hidden_size, expert_hidden_dim, ffn_hidden_size, encoder_ffn_dim, d_ff) is missing, allowed 1..1048576"},
     {MIXTRAL("\"norm_topk_prob\":1,"), EP_ERR_BAD_FILE,
      "config.json: norm_topk_prob is 1, allowed true or false"},
     {MIXTRAL("\"routed_scaling_factor\":0,"), EP_ERR_BAD_FILE,

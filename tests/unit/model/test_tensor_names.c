@@ -48,7 +48,9 @@ Test(tensor_names, shared_experts_and_routers_in_every_spelling)
         {&n1, 'r', 1, "model.layers.1.mlp.gate.wg.weight"},
         {&n1, 'r', 2, "model.layers.1.mlp.router.classifier.weight"},
         {&n1, 'r', 3, "model.layers.1.mixer.gate.weight"},
-        {&n1, 'r', 4, NULL},
+        {&n1, 'r', 4, "model.layers.1.mlp.router.gate.weight"},
+        {&n1, 'r', 5, "model.layers.1.feed_forward.router.weight"},
+        {&n1, 'r', 6, NULL},
         {&n2, 'r', 0, "layers.1.block_sparse_moe.gate.weight"},
         {&n2, 'r', 1, "layers.1.feed_forward.gate.weight"},
         {&n2, 'r', 2, NULL},
@@ -57,7 +59,11 @@ Test(tensor_names, shared_experts_and_routers_in_every_spelling)
         {&n1, 'b', 2, "model.layers.1.mlp.moe_statics.e_score_correction_bias"},
         {&n1, 'b', 3, "model.layers.1.mlp.router.e_score_correction_bias"},
         {&n1, 'b', 4, "model.layers.1.mixer.gate.e_score_correction_bias"},
-        {&n1, 'b', 5, NULL},
+        {&n1, 'b', 5, "model.layers.1.mlp.e_score_correction_bias"},
+        {&n1, 'b', 6, "model.layers.1.mlp.expert_bias"},
+        {&n1, 'b', 7, "model.layers.1.mlp.experts.e_score_correction_bias"},
+        {&n1, 'b', 8, "model.layers.1.moe.router.expert_bias"},
+        {&n1, 'b', 9, NULL},
         {&n2, 'b', 0, "layers.1.block_sparse_moe.e_score_correction_bias"},
         {&n2, 'b', 1, "layers.1.block_sparse_moe.gate.e_score_correction_bias"},
         {&n2, 'b', 2, "layers.1.feed_forward.expert_bias"},
@@ -106,9 +112,58 @@ Test(tensor_names, probe_finds_family_and_prefix_from_any_one_expert)
     for (size_t i = 0; i < EP_ARRAY_COUNT(cases); i++) {
         ep_tensor_names names = {0};
         ep_error error;
-        ep_err err = ep_tensor_names_probe(&info, exists, (void *)(uintptr_t)cases[i].only, &names, &error);
+        ep_err err = ep_tensor_names_probe(&info, exists, (void *)(uintptr_t)cases[i].only, false, &names, &error);
         cr_assert_eq(err, EP_OK, "%s: %s", cases[i].only, error.text);
         cr_expect_eq(names.family, cases[i].family);
         cr_expect_str_eq(names.prefix, cases[i].prefix);
     }
+}
+
+Test(tensor_names, a_decoders_layers_follow_the_encoders)
+{
+    ep_layer_shape shapes[2] = {{.layer = 1, .experts = 4}, {.layer = 5, .experts = 4}};
+    ep_model_info info = {.moe_layers_count = 2, .moe_layers = shapes, .first_stack_layers = 4, .model_type_known = true};
+    ep_tensor_names names = {0};
+    char name[EP_TENSOR_NAME_BYTES];
+    uint32_t layer = 0;
+    ep_error error;
+    const char *only = "decoder.block.1.layer.2.mlp.experts.expert_0.wi.weight";
+    cr_assert_eq(ep_tensor_names_probe(&info, exists, (void *)(uintptr_t)only, false, &names, &error), EP_OK, "%s", error.text);
+    ep_tensor_name_expert(&names, 5, 2, EP_MATRIX_DOWN, "weight", name);
+    cr_expect_str_eq(name, "decoder.block.1.layer.2.mlp.experts.expert_2.wo.weight");
+    ep_tensor_name_expert(&names, 3, 0, EP_MATRIX_UP, "weight", name);
+    cr_expect_str_eq(name, "encoder.block.3.layer.1.mlp.experts.expert_0.wi.weight");
+    cr_expect_eq(ep_tensor_name_role(&names, only, &layer), EP_TENSOR_EXPERT);
+    cr_expect_eq(layer, 5);
+}
+
+Test(tensor_names, the_role_of_what_is_in_the_experts_block)
+{
+    static const struct {
+        const char *name;
+        ep_tensor_role role;
+    } cases[] = {
+        {"model.layers.3.mlp.experts.17.down_proj.weight", EP_TENSOR_EXPERT},
+        {"model.layers.3.mlp.experts.17.down_proj.weight_scale_inv", EP_TENSOR_EXPERT},
+        {"model.layers.3.mlp.shared_experts.up_proj.bias", EP_TENSOR_OTHER},
+        {"model.layers.3.mlp.shared_expert_gate.weight", EP_TENSOR_OTHER},
+        {"model.layers.3.mlp.gate.weight", EP_TENSOR_OTHER},
+        {"model.layers.3.mlp.experts.e_score_correction_bias", EP_TENSOR_OTHER},
+        {"model.layers.3.mlp.experts.17.norm.weight", EP_TENSOR_UNKNOWN},
+        {"model.layers.3.mlp.experts.down_projection.weight", EP_TENSOR_UNKNOWN},
+        {"model.layers.3.mlp.gate_proj.weight", EP_TENSOR_UNKNOWN},
+        {"model.layers.3.mlp.post_norm.weight", EP_TENSOR_UNKNOWN},
+        {"model.layers.3.mlp_norm.weight", EP_TENSOR_ELSEWHERE},
+        {"model.layers.3.self_attn.q_proj.weight", EP_TENSOR_ELSEWHERE},
+        {"model.norm.weight", EP_TENSOR_ELSEWHERE},
+        {"layers.3.mlp.experts.17.down_proj.weight", EP_TENSOR_ELSEWHERE},
+        {"model.layers.x.mlp.experts.17.down_proj.weight", EP_TENSOR_ELSEWHERE},
+    };
+    for (size_t i = 0; i < EP_ARRAY_COUNT(cases); i++) {
+        uint32_t layer = 99;
+        cr_expect_eq(ep_tensor_name_role(&n1, cases[i].name, &layer), cases[i].role, "%s", cases[i].name);
+        cr_expect(cases[i].role == EP_TENSOR_ELSEWHERE || layer == 3, "%s: layer %u", cases[i].name, layer);
+    }
+    cr_expect(ep_tensor_name_has_tail(&n1, "model.layers.3.mlp.post_norm.weight", "mlp.post_norm"));
+    cr_expect(!ep_tensor_name_has_tail(&n1, "model.layers.3.mlp.post_norm_2.weight", "mlp.post_norm"));
 }
