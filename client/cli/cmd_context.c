@@ -101,9 +101,11 @@ static const struct argp add_argp = {
     "\vAddresses are checked, files must be there, and paths are kept in full. Tokens are not copied: the context "
     "names their files. A context that exists is not changed; remove it first.\n\n"
     "Examples:\n"
-    "  expertctl context add local --coordinator tcp://127.0.0.1:7410 --admin tcp://127.0.0.1:7412 --use\n"
-    "  expertctl context add production --use --coordinator tls+tcp://10.0.0.10:7410 \\\n"
-    "      --token-file client.token --tls-ca ca.pem --tls-server-name expertd.example\n\n" EP_CLI_EXIT_HELP,
+    "  expertctl context add local --use --coordinator tcp://127.0.0.1:7410 \\\n"
+    "      --admin tcp://127.0.0.1:7412\n"
+    "  expertctl context add production --coordinator tls+tcp://10.0.0.10:7410 \\\n"
+    "      --token-file client.token --tls-ca ca.pem \\\n"
+    "      --tls-server-name expertd.example\n\n" EP_CLI_EXIT_HELP,
     add_children,
     NULL,
     NULL};

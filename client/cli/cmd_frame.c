@@ -123,7 +123,7 @@ static const struct argp argp = {
     "Each has its own help: expertctl frame encode --help\n\n"
     "Examples:\n"
     "  expertctl frame encode --method expertd.v1.Health/Check -o request.bin\n"
-    "  nngcat --req --dial tcp://127.0.0.1:7423 --file request.bin --raw > reply.bin\n"
+    "  nngcat --req --dial tcp://127.0.0.1:7423 --file request.bin --raw >reply.bin\n"
     "  expertctl frame decode reply.bin\n\n" EP_CLI_EXIT_HELP,
     NULL,
     NULL,

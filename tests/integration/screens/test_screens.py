@@ -26,6 +26,18 @@ def piped(*command, codes=(0,)):
     return done.stdout.decode()
 
 
+def check_help():
+    """Of each command and verb: no line is wider, and no example was broken by wrapping."""
+    names = re.findall(r"^  (\w+) +\S", piped(EXPERTCTL, "--help").split("Commands:")[1].split("\n\n")[0], re.M)
+    verbs = ["frame encode", "frame decode", "trace record", "trace report", "trace export", "trace snapshot", "model default", "context add"]
+    for name in ["--help", *sorted(set(names) - {"help"}), *verbs]:
+        text = piped(EXPERTCTL, *(name.split() if name.startswith("-") else [*name.split(), "--help"]))
+        assert all(len(line) <= 80 for line in text.splitlines()), (name, [line for line in text.splitlines() if len(line) > 80])
+        examples = text.split("\nExamples:\n")[1].split("\n\n")[0].splitlines() if "\nExamples:\n" in text else []
+        assert all(line.startswith("  ") for line in examples), (name, examples)
+    assert len(names) > 15, names
+
+
 def check_widths(commands):
     """name: (command, words of its headings that 80 columns have, headings that only a pipe is sure to have, exit codes)"""
     for command, headings, whole, codes in commands:
@@ -148,6 +160,7 @@ def check_loading(c):
     assert b"\x1b" not in log and b"\r" not in log and re.search(rb" event=expert-loading model=\S*-a-line percent=100 ", log), log
 
 
+check_help()
 with Cluster() as c:
     ports = c.coordinator("--copies=2", "--min-nodes=2", "--heartbeat-dead-count=100", "--admin-listen=tcp://127.0.0.1:0")
     coordinator = ports["rpc_url"]
