@@ -29,8 +29,9 @@ static void print_help(FILE *out)
         fprintf(out, "  %-10s %s\n", ep_cli_command_at(i)->name, ep_cli_command_at(i)->help);
     }
     fprintf(out, "  %-10s %s\n\n", "help", "this text, or all about a command: expertctl help generate");
-    fputs("The service is reached at --coordinator URL, at --node URL (once or more often),\nelse at "
-          EP_CLI_COORDINATOR_DEFAULT ".\n" EP_CLI_SETTINGS_HELP "\n\n", out);
+    fputs("The service is reached at --coordinator URL, at --node URL (once or more\n"
+          "often), else at " EP_CLI_COORDINATOR_DEFAULT ".\n" EP_CLI_SETTINGS_HELP "\n\n",
+          out);
     fprintf(out, "Examples:\n"
                  "  expertctl status\n"
                  "  expertctl table --model demo --layer 0 -o json\n"

@@ -227,8 +227,8 @@ void ep_options_print_help(const ep_options_spec *spec, FILE *out)
     snprintf(name, sizeof(name), "%s", spec->program);
     argp_help(&argp, out, ARGP_HELP_USAGE | ARGP_HELP_LONG | ARGP_HELP_DOC, name);
     fprintf(out,
-            "\nEvery flag is also a key of the file (--drain-ms: drain_ms) and an environment variable "
-            "(%sDRAIN_MS).\n"
+            "\nEvery flag is also a key of the file (--drain-ms: drain_ms) and an environment\n"
+            "variable (%sDRAIN_MS).\n"
             "Precedence: flag, environment, file, default.\n"
             EP_OPTIONS_UNITS_HELP("\n") "\n",
             spec->env_prefix);

@@ -49,9 +49,11 @@ size_t ep_options_find(const ep_option *options, size_t count, const char *name)
 /* "0..10m", "true, false", into out. */
 void ep_option_describe_allowed(const ep_option *option, char *out, size_t bytes);
 /* How --help, the sample and the man page explain sizes and times. */
-#define EP_OPTIONS_UNITS_HELP(end_of_line)                                                                       \
-    "Sizes: bytes, or with K, M, G, T (KiB, MiB, GiB, TiB are the same), powers of 1024." end_of_line            \
-    "Times: with us, ms, s, m or h, else of the unit in the key's name. Fractions are taken where exact: 1.5G."
+#define EP_OPTIONS_UNITS_HELP(line_end)                                                                              \
+    "Sizes: bytes, or with K, M, G, T (or KiB, MiB, GiB, TiB), powers of 1024." line_end                             \
+    "Times: with us, ms, s, m or h, else of the unit in the key's name." line_end                                    \
+    "Fractions are taken where they are exact: 1.5G."
+
 /* The name most like a misspelt one, or NULL. */
 const char *ep_options_nearest(const ep_option *options, size_t count, const char *name);
 
