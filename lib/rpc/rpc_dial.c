@@ -97,7 +97,8 @@ static void look_locked(ep_rpc_channel *channel, ep_rpc_client_link *link)
 {
     uint64_t now_ns = ep_clock_now_ns();
     pthread_t thread;
-    if (channel->looking || (channel->looked_ns != 0 && now_ns < channel->looked_ns + LOOK_EVERY_NS)) {
+    bool has_port = ep_url_has_scheme(channel->url, "tcp") || ep_url_has_scheme(channel->url, "tls+tcp");
+    if (!has_port || channel->looking || (channel->looked_ns != 0 && now_ns < channel->looked_ns + LOOK_EVERY_NS)) {
         return;
     }
     link->link.conn->ops->conn_peer(link->link.conn, channel->look_peer, sizeof(channel->look_peer));

@@ -232,9 +232,6 @@ void ep_rpc_look_at(const ep_lane_address *address, const char *peer, const bool
     port there = {.stop = stop};
     bool is_tls = ep_url_has_scheme(address->url, "tls+tcp");
     *out_look = (ep_rpc_look){0};
-    if (!is_tls && !ep_url_has_scheme(address->url, "tcp")) {
-        return;
-    }
     if (!(peer != NULL ? resolve(peer, AI_NUMERICHOST | AI_NUMERICSERV, &there) : resolve(address->url, 0, &there))) {
         ep_rpc_look_found(out_look, "nobody-there", "check the name, or give the address in numbers",
                           "the host's name cannot be resolved");

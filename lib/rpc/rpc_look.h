@@ -20,8 +20,9 @@ typedef struct ep_rpc_look {
 } ep_rpc_look;
 
 /*
- * peer: its address in numbers; NULL: that of address->url, whose name is then resolved. stop (atomic; may be NULL) ends
- * the look early when it becomes true. Takes some seconds at most, and milliseconds where somebody answers.
+ * address: tcp or tls+tcp. peer: its address in numbers; NULL: that of address->url, whose name is then resolved. stop
+ * (atomic; may be NULL) ends the look early when it becomes true. Takes some seconds at most, and milliseconds where
+ * somebody answers.
  */
 void ep_rpc_look_at(const ep_lane_address *address, const char *peer, const bool *stop, ep_rpc_look *out_look);
 
