@@ -2,8 +2,26 @@
 /* The limits pass in front of jansson, and its error texts made safe to print. */
 #include "model/json_reader.h"
 
+#include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+
+/* jansson goes on with what it has when a text it collects cannot grow: a key or a number loses its last byte, in silence. So
+ * its memory comes from here, and a parse in which some was refused has failed, whatever it says. */
+static _Thread_local bool memory_refused;
+
+static void *take_memory(size_t bytes)
+{
+    void *memory = malloc(bytes);
+    memory_refused = memory_refused || memory == NULL;
+    return memory;
+}
+
+static void watch_memory(void)
+{
+    json_set_alloc_funcs(take_memory, free);
+}
 
 const char *ep_json_printable(const char *text, char *out, size_t out_bytes)
 {
@@ -110,14 +128,17 @@ ep_err ep_json_parse(const char *what, const char *bytes, size_t count, const ep
     if (err != EP_OK) {
         return err;
     }
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
     json_error_t json_error;
+    pthread_once(&once, watch_memory);
+    memory_refused = false;
     json_t *root = json_loadb(bytes, count, JSON_REJECT_DUPLICATES, &json_error);
+    if (memory_refused) {
+        json_decref(root);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "%s: no memory to parse it", what);
+    }
     if (root == NULL) {
         char text[JSON_ERROR_TEXT_LENGTH];
-        /* Without memory jansson fails with a code, or without a word. */
-        if (json_error_code(&json_error) == json_error_out_of_memory || json_error.text[0] == 0) {
-            return ep_error_set(out_error, EP_ERR_NO_MEMORY, "%s: no memory to parse it", what);
-        }
         return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: line %d column %d: %s", what, json_error.line,
                             json_error.column, ep_json_printable(json_error.text, text, sizeof(text)));
     }

@@ -96,7 +96,11 @@ uint64_t alloc_fail_count(void)
 
 uint64_t alloc_fail_sweep(const char *name, void (*attempt)(void *arg), void (*recover)(void *arg), void *arg)
 {
-    json_set_alloc_funcs(__wrap_malloc, free);
+    static bool is_set;
+    if (!is_set) { /* once: the product may have told jansson of functions of its own since, which end here too */
+        json_set_alloc_funcs(__wrap_malloc, free);
+        is_set = true;
+    }
     recover(arg);
     for (uint64_t n = 1; n < SWEEP_MAX; n++) {
         alloc_fail_arm(n);
