@@ -101,8 +101,9 @@ static ep_err no_layer(const ep_routing_table *table, uint32_t model_index, uint
         first = first == NULL ? last : first;
     }
     return ep_error_set(out_error, EP_ERR_NOT_FOUND,
-                        "model %s:%s has no MoE layer %" PRIu32 "; those it has are within %" PRIu32 "..%" PRIu32, model->name,
-                        model->version, layer, first != NULL ? first->shape.layer : 0, last != NULL ? last->shape.layer : 0);
+                        "model %s:%s has no MoE layer %" PRIu32 "; those it has are within %" PRIu32 "..%" PRIu32,
+                        model->name, model->version, layer, first != NULL ? first->shape.layer : 0,
+                        last != NULL ? last->shape.layer : 0);
 }
 
 ep_err ep_view_find(const ep_view *view, const char *model, const char *version, uint32_t layer,

@@ -88,8 +88,9 @@ const char *ep_cli_arg_text(struct argp_state *state, const char *option, const 
 
 static const struct argp_option *find_option(const struct argp *argp, const char *option)
 {
-    for (const struct argp_option *o = argp->options; o != NULL && (o->name != NULL || o->key != 0 || o->doc != NULL); o++) {
-        bool is_long = strncmp(option, "--", 2) == 0;
+    bool is_long = strncmp(option, "--", 2) == 0;
+    const struct argp_option *o = argp->options;
+    for (; o != NULL && (o->name != NULL || o->key != 0 || o->doc != NULL); o++) {
         if (is_long ? o->name != NULL && strcmp(o->name, option + 2) == 0 : option[0] == '-' && o->key == option[1]) {
             return o;
         }
@@ -105,8 +106,11 @@ void ep_cli_arg_required(struct argp_state *state, const char *option, const voi
 {
     if (value == NULL) {
         const struct argp_option *found = find_option(state->root_argp, option);
-        argp_error(state, "%s is missing; it is required%s%s%s%s", option, found != NULL ? ". " : "", found != NULL ? found->arg : "",
-                   found != NULL ? ": " : "", found != NULL ? found->doc : "");
+        if (found == NULL) {
+            argp_error(state, "%s is missing; it is required", option);
+        } else {
+            argp_error(state, "%s is missing; it is required. %s: %s", option, found->arg, found->doc);
+        }
     }
 }
 

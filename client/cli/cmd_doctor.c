@@ -88,7 +88,8 @@ typedef struct gathered {
 static void look_at(const ep_cli_connect *connect, const char *url, const ep_error *error, ep_rpc_look *out_look)
 {
     const ep_lane_address address = {.url = url, .tls = connect->tls.ca_file != NULL ? &connect->tls : NULL};
-    if (error->code != EP_ERR_UNIMPLEMENTED && error->code != EP_ERR_PERMISSION_DENIED && error->code != EP_ERR_UNAUTHENTICATED) {
+    if (error->code != EP_ERR_UNIMPLEMENTED && error->code != EP_ERR_PERMISSION_DENIED &&
+        error->code != EP_ERR_UNAUTHENTICATED) {
         ep_rpc_look_at(&address, NULL, NULL, out_look);
     }
 }

@@ -80,7 +80,8 @@ static void check_options(struct argp_state *state, encode_options *options)
     ep_cli_arg_required(state, "-o", options->out);
     if (from_batch || batch_options) {
         if (options->method != ep_rpc_method_by_name("expertd.v1.Gateway", "Forward")) {
-            argp_error(state, "--in, --model and --layer make requests of expertd.v1.Gateway/Forward only, --method is %s/%s",
+            argp_error(state,
+                       "--in, --model and --layer make requests of expertd.v1.Gateway/Forward only, --method is %s/%s",
                        options->method->service->name, options->method->method->name);
         }
         ep_cli_layer_require(state, &options->layer);

@@ -177,7 +177,8 @@ static ep_err check_filter(const table_options *options, const ep_routing_table 
         }
     }
     bool is_all = options->model == NULL && options->version == NULL && options->layer < 0;
-    return is_all ? EP_OK : ep_cli_placement_missing(table, options->model, options->version, options->layer, out_error);
+    return is_all ? EP_OK
+                  : ep_cli_placement_missing(table, options->model, options->version, options->layer, out_error);
 }
 
 static int run(int argc, char **argv)

@@ -64,7 +64,8 @@ static void examine_silence(const ep_doctor_facts *facts, const char *url, const
                       "%s is a %s, not a %s", url, other, wanted);
     } else if (error->code == EP_ERR_PERMISSION_DENIED) {
         ep_doctor_add(out, EP_DOCTOR_ERROR, "admin-listener",
-                      "admin_listen takes operators only: give the URL of listen (rpc_url of the ports file)", "%s", error->text);
+                      "admin_listen takes operators only: give the URL of listen (rpc_url of the ports file)", "%s",
+                      error->text);
     } else if (look->code != NULL) {
         ep_doctor_add(out, EP_DOCTOR_ERROR, look->code, look->advice, "%s: %s", url, look->text);
     } else if (error->code == EP_ERR_UNAUTHENTICATED) {
@@ -171,7 +172,8 @@ static void examine_software(const ep_doctor_facts *facts, ep_doctor_findings *o
 void ep_doctor_examine(const ep_doctor_facts *facts, ep_doctor_findings *out)
 {
     if (facts->coordinator_url != NULL && facts->coordinator_error.code != EP_OK) {
-        examine_silence(facts, facts->coordinator_url, "coordinator", &facts->coordinator_error, &facts->coordinator_look, out);
+        examine_silence(facts, facts->coordinator_url, "coordinator", &facts->coordinator_error,
+                        &facts->coordinator_look, out);
     } else if (facts->coordinator_url != NULL) {
         examine_open_door(facts, facts->coordinator_url, out);
     }

@@ -131,7 +131,8 @@ ep_err ep_cli_placement_missing(const ep_routing_table *table, const char *model
         snprintf(wanted, sizeof(wanted), "layer %" PRId64 " of ", layer);
     }
     return ep_error_set(out_error, EP_ERR_NOT_FOUND, "there is no %smodel '%.100s'%s%.40s; the table has %s", wanted,
-                        model != NULL ? model : "any", version != NULL ? " version " : "", version != NULL ? version : "", names);
+                        model != NULL ? model : "any", version != NULL ? " version " : "",
+                        version != NULL ? version : "", names);
 }
 
 void ep_cli_placement_copies(const ep_routing_layer *layer, uint32_t *out_min, uint32_t *out_max)

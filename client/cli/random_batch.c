@@ -22,7 +22,8 @@ ep_err ep_cli_batch_random(const ep_cli_connect *connect, const ep_moe_args *arg
     const bool has_model = ep_routing_table_find_model(table, args->model, args->version, &model) != NULL;
     const ep_routing_layer *layer = has_model ? ep_routing_table_find_layer(table, model, args->layer) : NULL;
     if (layer == NULL) {
-        err = ep_cli_placement_missing(table, args->model, args->version, has_model ? (int64_t)args->layer : -1, out_error);
+        err = ep_cli_placement_missing(table, args->model, args->version, has_model ? (int64_t)args->layer : -1,
+                                       out_error);
         ep_routing_table_unref(table);
         return err;
     }

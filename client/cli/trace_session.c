@@ -395,7 +395,8 @@ ep_err ep_cli_session_snapshot(const char *name, const char *dir, ep_error *out_
 ep_err ep_cli_session_drop(const char *name, ep_error *out_error)
 {
     ep_cli_session none = {0};
-    ep_err err = lttng(out_error, "stop the flight recorder (expertctl trace snapshot start starts it)", "destroy", name, NULL);
+    ep_err err = lttng(out_error, "stop the flight recorder (expertctl trace snapshot start starts it)", "destroy",
+                       name, NULL);
     if (err == EP_OK) {
         end_daemon(&none);
     }

@@ -59,8 +59,8 @@ static ep_err read_header_length(const ep_model_file *file, const ep_safetensors
     uint64_t most = file->bytes - LENGTH_BYTES;
     if (length > limits->header_bytes_max) {
         return ep_error_set(out_error, EP_ERR_BAD_FILE,
-                            "%s: is no safetensors file: header length %" PRIu64 ", allowed 2..%zu (the limit)", file->name, length,
-                            limits->header_bytes_max);
+                            "%s: is no safetensors file: header length %" PRIu64 ", allowed 2..%zu (the limit)",
+                            file->name, length, limits->header_bytes_max);
     }
     if (length < 2 || length > most) {
         return ep_error_set(out_error, EP_ERR_BAD_FILE,

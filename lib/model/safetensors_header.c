@@ -137,7 +137,9 @@ static ep_err read_offsets(const place *at, const json_t *value, ep_safetensors_
                          tensor->begin);
     }
     if (tensor->end > at->data_bytes) {
-        return BAD_ENTRY(at, "data_offsets end %" PRIu64 " is beyond the data (%" PRIu64 " bytes): the file is cut short, copy it again",
+        return BAD_ENTRY(at,
+                         "data_offsets end %" PRIu64 " is beyond the data (%" PRIu64 " bytes): the file is cut short, "
+                         "copy it again",
                          tensor->end, at->data_bytes);
     }
     return EP_OK;

@@ -220,8 +220,8 @@ static ep_err read_bytes(const char *path, unsigned char **out_text, size_t *out
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     if (fd < 0) {
         const int number = errno;
-        return ep_error_set(out_error, number == ENOENT ? EP_ERR_NOT_FOUND : EP_ERR_IO, "config file %.300s: %s%s", path,
-                            ep_errno_text(number, why),
+        return ep_error_set(out_error, number == ENOENT ? EP_ERR_NOT_FOUND : EP_ERR_IO, "config file %.300s: %s%s",
+                            path, ep_errno_text(number, why),
                             number == ENOENT ? "; --print-config-sample prints one to begin with" : "");
     }
     if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode) || (uint64_t)st.st_size > EP_OPTIONS_FILE_BYTES_MAX) {
@@ -250,7 +250,8 @@ static ep_err fail_parser(const char *path, const unsigned char *text, size_t by
     char begun[96] = "";
     bool is_tab = parser->problem_mark.index < bytes && text[parser->problem_mark.index] == '\t';
     if (parser->context != NULL) {
-        snprintf(begun, sizeof(begun), " %.60s that begins in line %zu", parser->context, parser->context_mark.line + 1);
+        snprintf(begun, sizeof(begun), " %.60s that begins in line %zu", parser->context,
+                 parser->context_mark.line + 1);
     }
     return ep_error_set(out_error, EP_ERR_BAD_CONFIG, "file %.300s:%zu: column %zu: not YAML: %s%s%s", path,
                         parser->problem_mark.line + 1, parser->problem_mark.column + 1,

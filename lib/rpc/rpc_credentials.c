@@ -203,7 +203,8 @@ static ep_err judge_token(const token_worth *worth, ep_rpc_role claimed, const c
     bool missing = token[0] == 0;
     return ep_error_set(out_error,
                         refuse(missing ? EP_REFUSED_TOKEN_MISSING : EP_REFUSED_TOKEN_WRONG, out_refusal),
-                        "the token is %s: show one of the service's %s", missing ? "missing" : "wrong", token_keys[claimed]);
+                        "the token is %s: show one of the service's %s", missing ? "missing" : "wrong",
+                        token_keys[claimed]);
 }
 
 ep_err ep_rpc_credentials_judge(ep_rpc_credentials *credentials, unsigned roles, ep_rpc_role claimed,
@@ -217,7 +218,8 @@ ep_err ep_rpc_credentials_judge(ep_rpc_credentials *credentials, unsigned roles,
     return ep_error_set(out_error, refuse(EP_REFUSED_LISTENER, out_refusal),
                         "role %s is not admitted on this listener; %s", ep_rpc_role_name(claimed),
                         claimed == EP_ROLE_OPERATOR
-                            ? "operators connect to admin_listen (by default port 7412 of a coordinator, 7422 of a node)"
+                            ? "operators connect to admin_listen (by default port 7412 of a coordinator, 7422 of a "
+                              "node)"
                             : "it is for operators (admin_listen), others connect to listen (by default port 7410 of a "
                               "coordinator, 7420 of a node)");
 }

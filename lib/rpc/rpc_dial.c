@@ -118,8 +118,7 @@ static void lost(ep_rpc_channel *channel, ep_rpc_client_link *link, const ep_err
     }
     pthread_mutex_lock(&channel->lock);
     bool closing = channel->closing;
-    bool is_mute = link != NULL && __atomic_load_n(&link->link.bytes_received, __ATOMIC_RELAXED) == 0; /* no frame of ours came */
-    if (is_mute && !closing) {
+    if (link != NULL && !closing && __atomic_load_n(&link->link.bytes_received, __ATOMIC_RELAXED) == 0) { /* no frame */
         look_locked(channel, link);
         explain_locked(channel, &why);
     }

@@ -217,7 +217,8 @@ static ep_err check_begin(const uint8_t *bytes, size_t count, ep_error *out_erro
         if (i < count && bytes[i] != magic[i]) {
             return ep_error_set(out_error, EP_ERR_PROTOCOL,
                                 "this is no request frame: offset %zu has 0x%02x, allowed is 0x%02x; the message has "
-                                "%zu bytes and begins with '%s', a frame begins with 'EPD1' (expertctl frame encode makes one)",
+                                "%zu bytes and begins with '%s', a frame begins with 'EPD1' (expertctl frame encode "
+                                "makes one)",
                                 i, bytes[i], magic[i], count, shown);
         }
     }

@@ -98,7 +98,8 @@ static int dial(const port *there)
         failed = errno;
     }
     if (failed == EINPROGRESS) {
-        bool is_over = ep_rpc_look_wait(fd, POLLOUT, there->stop) && getsockopt(fd, SOL_SOCKET, SO_ERROR, &failed, &bytes) == 0;
+        bool is_over = ep_rpc_look_wait(fd, POLLOUT, there->stop) &&
+                       getsockopt(fd, SOL_SOCKET, SO_ERROR, &failed, &bytes) == 0;
         failed = is_over ? failed : ETIMEDOUT;
     }
     if (failed != 0) {
@@ -212,14 +213,16 @@ static void look_plain(const port *there, bool wants_tls, ep_rpc_look *out_look)
                           "use tls+tcp:// with tls_ca_file (--tls-ca) and tls_server_name (--tls-server-name)",
                           "TLS is spoken there, and we spoke without");
     } else if (wants_tls && speaks_frames(there)) {
-        ep_rpc_look_found(out_look, "tls-not-there", "use tcp://, or set tls_cert_key_file and a tls+tcp:// listen there",
+        ep_rpc_look_found(out_look, "tls-not-there",
+                          "use tcp://, or set tls_cert_key_file and a tls+tcp:// listen there",
                           "expertd listens there without TLS");
     } else if (reply.bytes > 0) {
         found_other(reply.text, out_look);
     } else if (reply.ended && is_hasty_door(there, out_look)) {
         return;
     } else if (wants_tls) {
-        ep_rpc_look_found(out_look, "tls-not-there", WHICH_PORT, "nobody speaks TLS there: our words are answered by %s",
+        ep_rpc_look_found(out_look, "tls-not-there", WHICH_PORT,
+                          "nobody speaks TLS there: our words are answered by %s",
                           reply.ended ? "the connection's end" : "silence");
     } else if (!reply.ended) {
         ep_rpc_look_found(out_look, "no-answer", "look at the log of the program there; " WHICH_PORT,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A look at a port that takes connections and does not answer Hello: what stands there, and what is to be changed? The
- * network library says "cryptographic error" at most; here the handshake is repeated with libssl, which says why it fails,
- * and certificates are read. For words only: a look decides nothing, and shows nobody a token.
+ * A look at a port that takes connections and does not answer Hello: what stands there, and what is to be changed?
+ * The network library says "cryptographic error" at most; here the handshake is repeated with libssl, which says why
+ * it fails, and certificates are read. For words only: a look decides nothing, and shows nobody a token.
  *
  * Threads    any; it blocks. SIGPIPE is blocked or ignored there.
  */

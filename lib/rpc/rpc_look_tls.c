@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One handshake as nng would make it: TLS 1.2, and a certificate's names as mbedtls takes them. The first fault of the
- * peer's certificate is noted and passed over, so that what comes after it is seen too; nothing is said on the connection
- * but the handshake.
+ * One handshake as nng would make it: TLS 1.2, and a certificate's names as mbedtls takes them. The first fault of
+ * the peer's certificate is noted and passed over, so that what comes after it is seen too; nothing is said on the
+ * connection but the handshake.
  */
 #include "rpc/rpc_look_tls.h"
 
@@ -203,8 +203,8 @@ static void found_issuer(const handshake *h, ep_rpc_look *out_look)
     put_hosts(h->cert, hosts, sizeof(hosts));
     put_authorities(h->tls->ca_file, known, sizeof(known));
     ep_rpc_look_found(out_look, "tls-refused", "tls_ca_file (--tls-ca) must hold the CA that issued it",
-                      "the certificate there (of %.60s) is issued by %.60s, which is not that of %.120s (%.60s)", hosts, issuer,
-                      h->tls->ca_file, known);
+                      "the certificate there (of %.60s) is issued by %.60s, which is not that of %.120s (%.60s)",
+                      hosts, issuer, h->tls->ca_file, known);
 }
 
 static void found_dates(const handshake *h, ep_rpc_look *out_look)
@@ -232,7 +232,8 @@ static void found_own(const handshake *h, ep_rpc_look *out_look)
     const X509 *own = SSL_get_certificate(h->ssl);
     put_list(SSL_get0_peer_CA_list(h->ssl), accepted, sizeof(accepted));
     if (own == NULL) {
-        ep_rpc_look_found(out_look, "tls-refused", "tls_cert_key_file (--tls-cert-key) must hold one of these, and its key",
+        ep_rpc_look_found(out_look, "tls-refused",
+                          "tls_cert_key_file (--tls-cert-key) must hold one of these, and its key",
                           "the peer asks for a certificate, and none was given; issuers it accepts: %.120s", accepted);
         return;
     }
@@ -242,7 +243,8 @@ static void found_own(const handshake *h, ep_rpc_look *out_look)
     bool is_over = X509_cmp_current_time(X509_get0_notAfter(own)) <= 0;
     ep_rpc_look_found(out_look, "tls-refused",
                       is_over ? "renew the certificate in tls_cert_key_file (--tls-cert-key)"
-                              : "tls_cert_key_file (--tls-cert-key) must hold one that the CA of the peer's tls_ca_file issued",
+                              : "tls_cert_key_file (--tls-cert-key) must hold one that the CA of the peer's "
+                                "tls_ca_file issued",
                       "the peer refused the certificate in %.120s (%.60s, issued by %.60s, valid until %s); issuers it "
                       "accepts: %.60s",
                       h->tls->cert_key_file, name, issuer, end, accepted);
@@ -262,7 +264,8 @@ static bool is_of_issuer(int fault)
 
 static void found_failure(const handshake *h, ep_rpc_look *out_look)
 {
-    const char *reason = h->alert != ALERT_NONE ? SSL_alert_desc_string_long(h->alert) : ERR_reason_error_string(h->reason);
+    const char *reason =
+        h->alert != ALERT_NONE ? SSL_alert_desc_string_long(h->alert) : ERR_reason_error_string(h->reason);
     ep_rpc_look_found(out_look, "tls-refused", "look at the log of the program there",
                       "the TLS handshake fails: %.100s%s", h->alert != ALERT_NONE ? "the peer says " : "",
                       reason != NULL ? reason : "the connection ends in it");
@@ -286,12 +289,14 @@ static void judge(const handshake *h, ep_rpc_look *out_look)
     } else if (is_of_dates(h->fault)) {
         found_dates(h, out_look);
     } else if (h->fault != X509_V_OK) {
-        ep_rpc_look_found(out_look, "tls-refused", "the program there needs another certificate in its tls_cert_key_file",
+        ep_rpc_look_found(out_look, "tls-refused",
+                          "the program there needs another certificate in its tls_cert_key_file",
                           "the certificate there is not good: %.200s", X509_verify_cert_error_string(h->fault));
     } else if (h->cert != NULL && X509_check_host(h->cert, h->tls->server_name, 0, 0, NULL) != 1) {
         char hosts[2 * NAME_BYTES];
         put_hosts(h->cert, hosts, sizeof(hosts));
-        ep_rpc_look_found(out_look, "tls-refused", "tls_server_name (--tls-server-name) must be a name of the certificate",
+        ep_rpc_look_found(out_look, "tls-refused",
+                          "tls_server_name (--tls-server-name) must be a name of the certificate",
                           "the certificate there is for %.180s, not for %.120s", hosts, h->tls->server_name);
     } else if (!h->is_done && h->asks_for_cert) {
         found_own(h, out_look);

@@ -82,7 +82,8 @@ static ep_err check_keys(const ep_lane_address *address, enum nng_tls_mode mode,
 }
 
 /* what: the fault of a file that can be read. */
-static ep_err bad_file(const char *key, const char *option, const char *path, int failed, const char *what, ep_error *out_error)
+static ep_err bad_file(const char *key, const char *option, const char *path, int failed, const char *what,
+                       ep_error *out_error)
 {
     const char *why = failed == NNG_ENOENT   ? "no such file"
                       : failed == NNG_EPERM  ? "this process may not read it"

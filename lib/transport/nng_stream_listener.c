@@ -140,7 +140,8 @@ static void listener_free(stream_listener *l)
 static ep_err nng_failed(const char *url, int failed, ep_error *out_error)
 {
     ep_err err = failed == NNG_EADDRINVAL ? EP_ERR_INVALID_ARGUMENT : stream_err_from_nng(failed);
-    return ep_error_set(out_error, err, "cannot listen on %s: %s%s", url, nng_strerror(failed), stream_advice(failed, true));
+    return ep_error_set(out_error, err, "cannot listen on %s: %s%s", url, nng_strerror(failed),
+                        stream_advice(failed, true));
 }
 
 static ep_err set_tls(stream_listener *l, const ep_lane_address *address, ep_error *out_error)

@@ -184,7 +184,8 @@ static void try_address(uv_dialer *d)
 static void resolve_failed(uv_dialer *d, const char *reason)
 {
     ep_error error;
-    ep_error_set(&error, EP_ERR_UNAVAILABLE, "cannot connect to %s: the host's name cannot be resolved (%s)", d->url, reason);
+    ep_error_set(&error, EP_ERR_UNAVAILABLE, "cannot connect to %s: the host's name cannot be resolved (%s)", d->url,
+                 reason);
     report(d, &error);
 }
 

@@ -209,7 +209,8 @@ static ep_err bind_socket(uv_lane_listener *l, const ep_lane_address *address, e
     }
     int failed = getaddrinfo(at.host[0] != 0 ? at.host : NULL, at.port, &hints, &list);
     if (failed != 0) {
-        return ep_error_set(out_error, EP_ERR_UNAVAILABLE, "cannot listen on %s: the host's name cannot be resolved (%s)",
+        return ep_error_set(out_error, EP_ERR_UNAVAILABLE,
+                            "cannot listen on %s: the host's name cannot be resolved (%s)",
                             address->url, gai_strerror(failed));
     }
     l->fd = open_socket(list);

@@ -320,8 +320,8 @@ ep_err ep_probes_start(const ep_probes_config *config, ep_probes **out_probes, e
         (size_t)CONNECTION_MEMORY_BYTES, MHD_OPTION_NOTIFY_CONNECTION, on_connection, probes, MHD_OPTION_END);
     if (probes->daemon == NULL) {
         const int failed = errno;
-        err = ep_error_set(out_error, EP_ERR_UNAVAILABLE, "probe_address: cannot listen on %.80s: %s%s", config->address,
-                           failed != 0 ? strerror(failed) : "no reason given", ep_address_advice(failed, true));
+        err = ep_error_set(out_error, EP_ERR_UNAVAILABLE, "probe_address: cannot listen on %.80s: %s%s",
+                           config->address, failed != 0 ? strerror(failed) : "no reason given", ep_address_advice(failed, true));
         pthread_mutex_destroy(&probes->lock);
         free(probes);
         return err;

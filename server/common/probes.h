@@ -5,8 +5,8 @@
  *     /health                        as /readyz
  *     /v2/health/live, .../ready     as /livez, /readyz with an empty body
  *     /metrics                       Prometheus text
- *     others                         404, and what this port is: "expertd: node a: calls go to tcp://..."; lib/rpc/rpc_look.c
- *                                    reads it
+ *     others                         404, and what this port is: "expertd: node a: calls go to tcp://...", which
+ *                                    lib/rpc/rpc_look.c reads
  *
  * Limits     EP_PROBES_CONNECTIONS_MAX connections of one request each, 16 KiB of memory per connection, and
  *            EP_PROBES_TIMEOUT_S seconds from its begin to the end of the answer. Above half of the places the oldest

@@ -134,7 +134,8 @@ static ep_err check_pair(const tls_file *file, FILE *stream)
     if (cert == NULL) {
         err = FAIL(file, "%.200s holds no certificate in PEM form", file->path);
     } else if (key == NULL) {
-        err = FAIL(file, "%.200s holds no key in PEM form without a password; certificate and key belong into this one file", file->path);
+        err = FAIL(file, "%.200s holds no key in PEM form without a password; certificate and key belong into this one file",
+                   file->path);
     } else if (X509_check_private_key(cert, key) != 1) {
         err = FAIL(file, "the key in %.200s does not belong to its certificate", file->path);
     } else {

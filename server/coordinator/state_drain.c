@@ -52,7 +52,8 @@ static ep_err unknown_node(const ep_coordinator_state *cluster, const char *name
                                  cluster->nodes[n]->name);
     }
     if (name[0] == '\0') {
-        return ep_error_set(out_error, EP_ERR_NOT_FOUND, "a coordinator drains the NODE that is named; known: %s", known);
+        return ep_error_set(out_error, EP_ERR_NOT_FOUND, "a coordinator drains the NODE that is named; known: %s",
+                            known);
     }
     return ep_error_set(out_error, EP_ERR_NOT_FOUND, "no node '%.64s'; known: %s", name, known);
 }

@@ -86,13 +86,14 @@ static ep_err reply(const ep_load_layer *layers, size_t count, const Expertd__V1
 }
 
 /* Names what the request names: an empty model or version stands for all; and what there is. */
-static void not_found(const Expertd__V1__StatisticsRequest *request, const ep_load_layer *layers, size_t count, ep_error *out_error)
+static void not_found(const Expertd__V1__StatisticsRequest *request, const ep_load_layer *layers, size_t count,
+                      ep_error *out_error)
 {
     char layer[24] = "any layer", model[128] = "any model", version[64] = "", known[192] = "none";
     size_t used = 0;
     for (size_t l = 0; l < count && used < sizeof(known); l++) {
-        used += (size_t)snprintf(known + used, sizeof(known) - used, "%s%s:%s layer %" PRIu32, l > 0 ? ", " : "", layers[l].model,
-                                 layers[l].version, layers[l].layer);
+        used += (size_t)snprintf(known + used, sizeof(known) - used, "%s%s:%s layer %" PRIu32, l > 0 ? ", " : "",
+                                 layers[l].model, layers[l].version, layers[l].layer);
     }
     if (request->has_layer) {
         snprintf(layer, sizeof(layer), "layer %" PRIu32, request->layer);
@@ -103,8 +104,8 @@ static void not_found(const Expertd__V1__StatisticsRequest *request, const ep_lo
     if (request->version[0] != 0) {
         snprintf(version, sizeof(version), " version '%.31s'", request->version);
     }
-    ep_error_set(out_error, EP_ERR_NOT_FOUND, "nothing was computed yet in %s of %s%s; there are loads of: %s", layer, model, version,
-                 known);
+    ep_error_set(out_error, EP_ERR_NOT_FOUND, "nothing was computed yet in %s of %s%s; there are loads of: %s", layer,
+                 model, version, known);
 }
 
 void ep_statistics_answer(ep_load_sums *loads, const Expertd__V1__StatisticsRequest *request, Expertd__V1__StatisticsReply_Closure closure,

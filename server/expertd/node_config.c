@@ -315,12 +315,14 @@ static ep_err load_models(const ep_options *options, ep_node_config *config, ep_
         model->path = ep_options_list_text(options, "models", i, "path");
         char why[EP_ERRNO_TEXT_BYTES];
         if (stat(model->path, &st) != 0) {
-            return ep_options_fail_item(options, "models", i, "path", out_error, "'%.200s': %s; allowed: the directory "
-                                        "with the model's config.json", model->path, ep_errno_text(errno, why));
+            return ep_options_fail_item(options, "models", i, "path", out_error,
+                                        "'%.200s': %s; allowed: the directory with the model's config.json", model->path,
+                                        ep_errno_text(errno, why));
         }
         if (!S_ISDIR(st.st_mode)) {
-            return ep_options_fail_item(options, "models", i, "path", out_error, "'%.200s' is not a directory; allowed: the "
-                                        "one with the model's config.json", model->path);
+            return ep_options_fail_item(options, "models", i, "path", out_error,
+                                        "'%.200s' is not a directory; allowed: the one with the model's config.json",
+                                        model->path);
         }
         ep_err err = load_experts(options, i, config->coordinator_url[0] != 0, model, out_error);
         if (err != EP_OK) {

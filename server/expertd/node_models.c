@@ -118,8 +118,10 @@ ep_err ep_node_models_open(ep_node_models *models, const ep_node_config *config,
             if (strcmp(other->config->name, model->config->name) == 0 &&
                 strcmp(other->info->version, model->info->version) == 0) {
                 return ep_error_set(out_error, EP_ERR_BAD_CONFIG,
-                                    "model %s version %s is configured twice in models: with path %s and %s; take one out",
-                                    model->config->name, model->info->version, other->config->path, model->config->path);
+                                    "model %s version %s is configured twice in models: with path %s and %s; take one "
+                                    "out",
+                                    model->config->name, model->info->version, other->config->path,
+                                    model->config->path);
             }
         }
     }

@@ -25,7 +25,8 @@ static void ask_doctor(void)
     ADMIN_CTL(&f.cluster, 0, "healthy", "doctor", "--node", f.cluster.nodes[0].rpc_url, "--node", f.cluster.nodes[1].rpc_url);
     ADMIN_CTL(&f.cluster, 1, "is a node, not a coordinator", "doctor", "--coordinator", f.cluster.nodes[0].rpc_url);
     ADMIN_CTL(&f.cluster, 1, "is a coordinator, not a node", "doctor", "--node", coordinator);
-    ADMIN_CTL(&f.cluster, 1, "this is the probe port of the coordinator: calls go to", "doctor", "--timeout", "3s", "--coordinator", probes);
+    ADMIN_CTL(&f.cluster, 1, "this is the probe port of the coordinator: calls go to", "doctor", "--timeout", "3s",
+              "--coordinator", probes);
     ADMIN_CTL(&f.cluster, 1, "admin_listen takes operators only", "doctor", "--coordinator", f.cluster.coordinator.admin_url);
     ADMIN_CTL(&f.cluster, 1, "tcp://127.0.0.1:1: nobody listens there", "doctor", "--timeout", "3s", "--coordinator",
               "tcp://127.0.0.1:1");

@@ -26,7 +26,8 @@ int main(int argc, char **argv)
     config.tls_server_name = argv[3];
     config.token = token;
     config.tls_cert_key_file = argv[5];
-    bool good = ep_client_create(&config, &client, &error) == EP_OK && ep_client_wait_ready(client, WAIT_US, &error) == EP_OK;
+    bool good = ep_client_create(&config, &client, &error) == EP_OK &&
+                ep_client_wait_ready(client, WAIT_US, &error) == EP_OK;
     if (!good) {
         fprintf(stderr, "%s: %s\n", ep_err_name(error.code), error.text);
     }
