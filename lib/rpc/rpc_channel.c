@@ -141,6 +141,7 @@ void ep_rpc_channel_destroy(ep_rpc_channel *channel)
         pthread_cond_wait(&channel->changed, &channel->lock);
     }
     pthread_mutex_unlock(&channel->lock);
+    ep_rpc_dial_join_look(channel);
     if (channel->on_state != NULL) {
         channel->on_state(channel->arg, channel, EP_CHANNEL_CLOSED, NULL, NULL);
     }

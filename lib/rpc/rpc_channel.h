@@ -77,6 +77,8 @@ struct ep_rpc_channel {
     uint32_t links_alive;
 
     bool looking;      /* a thread looks at the port */
+    bool has_looked;   /* look_thread is to be joined */
+    pthread_t look_thread;
     bool look_stop;    /* atomic: it is to end */
     uint64_t looked_ns; /* when it last began, since the channel was ready; 0 never */
     char look_peer[EP_ADDRESS_BYTES];
@@ -137,6 +139,8 @@ ep_err ep_rpc_dial_prepare(ep_rpc_channel *channel, ep_error *out_error);
 void ep_rpc_dial_start(ep_rpc_channel *channel);
 /* Ends dialling for good and the connection, and waits for both. */
 void ep_rpc_dial_stop(ep_rpc_channel *channel);
+/* Ends the thread of a look that is over, which takes no lock any more. Lock held, or nobody else there. */
+void ep_rpc_dial_join_look(ep_rpc_channel *channel);
 
 /* ---- rpc_client_call.c: start, send, end ---- */
 /* Sends what may be sent. Never runs on_reply. No lock held. */

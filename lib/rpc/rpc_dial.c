@@ -96,16 +96,22 @@ static void *look(void *arg)
 static void look_locked(ep_rpc_channel *channel, ep_rpc_client_link *link)
 {
     uint64_t now_ns = ep_clock_now_ns();
-    pthread_t thread;
     bool has_port = ep_url_has_scheme(channel->url, "tcp") || ep_url_has_scheme(channel->url, "tls+tcp");
     if (!has_port || channel->looking || (channel->looked_ns != 0 && now_ns < channel->looked_ns + LOOK_EVERY_NS)) {
         return;
     }
     link->link.conn->ops->conn_peer(link->link.conn, channel->look_peer, sizeof(channel->look_peer));
     channel->looked_ns = now_ns;
-    channel->looking = ep_lane_thread_create("expertd-look", look, channel, &thread) == EP_OK;
-    if (channel->looking) {
-        pthread_detach(thread);
+    ep_rpc_dial_join_look(channel);
+    channel->looking = ep_lane_thread_create("expertd-look", look, channel, &channel->look_thread) == EP_OK;
+    channel->has_looked = channel->looking;
+}
+
+void ep_rpc_dial_join_look(ep_rpc_channel *channel)
+{
+    if (channel->has_looked) {
+        pthread_join(channel->look_thread, NULL);
+        channel->has_looked = false;
     }
 }
 
