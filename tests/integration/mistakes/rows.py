@@ -134,9 +134,9 @@ ctl("a wrong token", at("$tls_coord_rpc") + TLS.replace("client.token", "wrong.t
 ADMIN = "--admin $tls_coord_admin --tls-ca $folder/ca.pem --tls-server-name localhost --tls-cert-key $folder/client.pem "
 ctl("a client's token for an operator's call", "reload " + ADMIN + "--admin-token-file $folder/client.token", 1, "$tls_coord_admin", "good for role client", "admin_token_file")
 ctl("no operator's token", "reload " + ADMIN, 1, "$tls_coord_admin", "token is missing", "--admin-token-file")
-row("libexpertd: another CA", "$tls_client $tls_coord_rpc $folder/other-ca.pem localhost $folder/client.token $folder/client.pem", 1, "$tls_coord_rpc", "CN=ca", "$folder/other-ca.pem", "tls_ca_file")
-row("libexpertd: another server name", "$tls_client $tls_coord_rpc $folder/ca.pem expertd.example $folder/client.token $folder/client.pem", 1, "$tls_coord_rpc", "expertd.example", "localhost", "tls_server_name")
-row("libexpertd: a wrong token", "$tls_client $tls_coord_rpc $folder/ca.pem localhost $folder/wrong.token $folder/client.pem", 1, "$tls_coord_rpc", "token is wrong")
+row("libexpertd: another CA", "$tls_client $tls_coord_rpc $folder/other-ca.pem localhost $folder/client.token $folder/client.pem CN=ca", 1, "$tls_coord_rpc", "CN=ca", "$folder/other-ca.pem", "tls_ca_file")
+row("libexpertd: another server name", "$tls_client $tls_coord_rpc $folder/ca.pem expertd.example $folder/client.token $folder/client.pem tls_server_name", 1, "$tls_coord_rpc", "expertd.example", "localhost", "tls_server_name")
+row("libexpertd: a wrong token", "$tls_client $tls_coord_rpc $folder/ca.pem localhost $folder/wrong.token $folder/client.pem wrong", 1, "$tls_coord_rpc", "token is wrong")
 JOIN = OPEN + " --coordinator-url=$tls_coord_rpc --tls-server-name=localhost --token-file=$folder/client.token --node-token-file=$folder/node.token"
 OURS = " --tls-ca-file=$folder/ca.pem --tls-cert-key-file=$folder/service.pem"
 node("a node with another CA", JOIN + OURS.replace("/ca.pem", "/other-ca.pem"), "coordinator", "$tls_coord_rpc", "CN=ca", "$folder/other-ca.pem", "tls_ca_file", logs=True)
