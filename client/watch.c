@@ -4,6 +4,7 @@
 #include "watch.h"
 
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/clock.h"
@@ -16,6 +17,7 @@
 
 struct ep_watch {
     ep_cluster *cluster;
+    char url[EP_ADDRESS_BYTES]; /* the coordinator's */
     ep_timer_service *timers;
     ep_rpc_channel *channel;
     ep_timer restart;
@@ -62,7 +64,9 @@ static void on_reply(void *arg, const ep_rpc_reply *reply, const ep_error *error
 {
     ep_watch *watch = arg;
     if (error != NULL) {
-        ep_cluster_report(watch->cluster, error);
+        ep_error why = *error;
+        ep_error_prefix(&why, why.code, "%s", watch->url); /* it is the peer's text, which does not say who that is */
+        ep_cluster_report(watch->cluster, &why);
     } else if (reply->header != NULL) {
         take_snapshot(watch, reply);
     }
@@ -135,6 +139,7 @@ ep_err ep_watch_create(ep_cluster *cluster, const ep_rpc_common *common, const e
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to watch %s", coordinator->url);
     }
     watch->cluster = cluster;
+    snprintf(watch->url, sizeof(watch->url), "%s", coordinator->url);
     watch->timers = common->timers;
     watch->random = ep_random_id();
     watch->backoff_us = RESTART_MIN_US;

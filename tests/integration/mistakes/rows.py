@@ -136,6 +136,7 @@ ctl("a client's token for an operator's call", "reload " + ADMIN + "--admin-toke
 ctl("no operator's token", "reload " + ADMIN, 1, "$tls_coord_admin", "token is missing", "--admin-token-file")
 row("libexpertd: another CA", "$tls_client $tls_coord_rpc $folder/other-ca.pem localhost $folder/client.token $folder/client.pem CN=ca", 1, "$tls_coord_rpc", "CN=ca", "$folder/other-ca.pem", "tls_ca_file")
 row("libexpertd: another server name", "$tls_client $tls_coord_rpc $folder/ca.pem expertd.example $folder/client.token $folder/client.pem tls_server_name", 1, "$tls_coord_rpc", "expertd.example", "localhost", "tls_server_name")
+row("libexpertd: a node for a coordinator", "$tls_client $tls_node_rpc $folder/ca.pem localhost $folder/client.token $folder/client.pem served", 1, "$tls_node_rpc", "which is node t", "7410")
 row("libexpertd: a wrong token", "$tls_client $tls_coord_rpc $folder/ca.pem localhost $folder/wrong.token $folder/client.pem wrong", 1, "$tls_coord_rpc", "token is wrong")
 JOIN = OPEN + " --coordinator-url=$tls_coord_rpc --tls-server-name=localhost --token-file=$folder/client.token --node-token-file=$folder/node.token"
 OURS = " --tls-ca-file=$folder/ca.pem --tls-cert-key-file=$folder/service.pem"

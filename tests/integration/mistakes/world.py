@@ -227,9 +227,10 @@ class World(Cluster):
     def take_ports(self):
         """Ports with somebody else on them: one that says nothing, one that greets as an SSH server does; and one with nobody."""
         silent, ssh = socket.create_server(("127.0.0.1", 0)), socket.create_server(("127.0.0.1", 0))
-        with socket.create_server(("127.0.0.1", 0)) as nobody:
-            self.names["down"] = f"tcp://127.0.0.1:{nobody.getsockname()[1]}"
-        self.sockets += [silent, ssh]
+        nobody = socket.socket()  # bound, so that no daemon gets the port, but not listening
+        nobody.bind(("127.0.0.1", 0))
+        self.names["down"] = f"tcp://127.0.0.1:{nobody.getsockname()[1]}"
+        self.sockets += [silent, ssh, nobody]
         self.names["taken"] = self.names["silent"] = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
         self.names["taken_port"] = str(silent.getsockname()[1])
         self.names["ssh"] = f"tcp://127.0.0.1:{ssh.getsockname()[1]}"
