@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* expertctl model: which version callers get that name none. */
+/* expertctl model: which version callers get that name none, and which types of model there are rules for. */
 #include "admin_call.h"
 #include "arguments.h"
 #include "command_table.h"
 #include "exit_code.h"
+#include "model/model_types.h"
 #include "moe/routing_table.h"
 #include "output.h"
 
@@ -83,21 +84,94 @@ static int run_default(int argc, char **argv)
     return good ? EP_CLI_EXIT_OK : EP_CLI_EXIT_FAILED;
 }
 
+/* ---- types ---- */
+
+static error_t parse_types(int key, char *arg, struct argp_state *state)
+{
+    if (key == ARGP_KEY_INIT) {
+        state->child_inputs[0] = state->input;
+        return 0;
+    }
+    if (key == ARGP_KEY_ARG) {
+        argp_error(state, "unexpected argument '%s', allowed: none", arg);
+    }
+    return ARGP_ERR_UNKNOWN;
+}
+
+static const struct argp_child types_children[] = {{&ep_cli_output_argp, 0, NULL, 0}, {0}};
+static const struct argp types_argp = {
+    NULL,
+    parse_types,
+    "",
+    "Prints the model types that this build has rules for."
+    "\vROUTER says whether `forward --logits` computes it, or why not: the experts then serve a caller that routes. SHARED says who computes "
+    "shared experts, if the model has some. Other types are served when names and keys say all about their experts, without a router.\n\n"
+    "Examples:\n"
+    "  expertctl model types\n\n" EP_CLI_EXIT_HELP,
+    types_children,
+    NULL,
+    NULL};
+
+static const char *router_text(const ep_model_type *type)
+{
+    return type->refused != NULL ? "-" : type->router.why_not != NULL ? type->router.why_not : "computed";
+}
+
+static const char *shared_text(const ep_model_type *type)
+{
+    return type->refused != NULL                         ? "-"
+           : type->marks & EP_TYPE_SHARED_CALLERS  ? "the caller"
+           : type->marks & EP_TYPE_SHARED_AVERAGED ? "the service, averaged"
+                                                   : "the service";
+}
+
+static int run_types(int argc, char **argv)
+{
+    static ep_cli_format format;
+    argp_parse(&types_argp, argc, argv, 0, NULL, &format);
+    json_t *list = json_array();
+    ep_cli_table *table = ep_cli_table_create("MODELS|TYPE|ROUTER|SHARED EXPERTS|REFUSED");
+    const ep_model_type *type;
+    for (size_t i = 0; table != NULL && (type = ep_model_type_at(i)) != NULL; i++) {
+        (void)json_array_append_new(list, json_pack("{s:s, s:s*, s:s*, s:s, s:s, s:s*}", "type", type->name, "aliases", type->aliases, "models",
+                                                    type->models, "router", router_text(type), "shared", shared_text(type), "refused",
+                                                    type->refused));
+        ep_cli_table_cell(table, "%s", type->models != NULL ? type->models : "-");
+        ep_cli_table_cell(table, "%s%s%s", type->name, type->aliases != NULL ? " " : "", type->aliases != NULL ? type->aliases : "");
+        ep_cli_table_cell(table, "%s", router_text(type));
+        ep_cli_table_cell(table, "%s", shared_text(type));
+        ep_cli_table_cell(table, "%s", type->refused != NULL ? type->refused : "-");
+    }
+    bool good = table != NULL && list != NULL;
+    if (good && format == EP_CLI_JSON) {
+        good = ep_cli_json_print(json_incref(list), stdout);
+    } else if (good) {
+        good = ep_cli_table_print(table, stdout);
+    }
+    ep_cli_table_destroy(table);
+    json_decref(list);
+    return good ? EP_CLI_EXIT_OK : EP_CLI_EXIT_FAILED;
+}
+
+/* ---- the verbs ---- */
+
 static const ep_cli_command default_command = {"default", "sets the version for callers that name none", &default_argp, run_default, NULL};
+
+static const ep_cli_command types_command = {"types", "prints the model types there are rules for", &types_argp, run_types, NULL};
 
 static const ep_cli_command *verb_at(size_t index)
 {
-    return index == 0 ? &default_command : NULL;
+    return index == 0 ? &default_command : index == 1 ? &types_command : NULL;
 }
 
 static error_t parse_verb(int key, char *arg, struct argp_state *state)
 {
     switch (key) {
     case ARGP_KEY_ARG:
-        argp_error(state, "there is no verb '%s', allowed: default", arg);
+        argp_error(state, "there is no verb '%s', allowed: default, types", arg);
         return EINVAL;
     case ARGP_KEY_NO_ARGS:
-        argp_error(state, "no verb given, allowed: default");
+        argp_error(state, "no verb given, allowed: default, types");
         return EINVAL;
     default:
         return ARGP_ERR_UNKNOWN;
@@ -107,10 +181,11 @@ static error_t parse_verb(int key, char *arg, struct argp_state *state)
 static const struct argp argp = {
     NULL,
     parse_verb,
-    "default [OPTION...]",
-    "What an operator decides about models.\v"
-    "  default  sets the version for callers that name none\n\n"
-    "It has its own help: expertctl model default --help\n\n"
+    "default|types [OPTION...]",
+    "What an operator decides about models, and asks about them.\v"
+    "  default  sets the version for callers that name none\n"
+    "  types    prints the model types there are rules for\n\n"
+    "Each has its own help: expertctl model default --help\n\n"
     "Examples:\n"
     "  expertctl model default moe-30b 2026-11 --admin tcp://127.0.0.1:7412\n\n" EP_CLI_EXIT_HELP,
     NULL,
@@ -122,4 +197,4 @@ static int run(int argc, char **argv)
     return ep_cli_run_verb(argc, argv, verb_at, &argp);
 }
 
-const ep_cli_command ep_cli_model = {"model", "sets the version of a model for callers that name none", &argp, run, verb_at};
+const ep_cli_command ep_cli_model = {"model", "versions for callers that name none, and known model types", &argp, run, verb_at};

@@ -117,8 +117,16 @@ static void open_checkpoint(const char *path, ep_doctor_findings *io_findings)
         ep_doctor_add(io_findings, EP_DOCTOR_ERROR, "checkpoint", "copy the checkpoint again, or correct the model's path", "%s",
                       error.text);
     } else {
+        ep_checkpoint_survey survey;
         ep_doctor_add(io_findings, EP_DOCTOR_INFO, "checkpoint", "", "%s can be opened: version %s, %u MoE layers", path,
                       ep_checkpoint_info(checkpoint)->version, ep_checkpoint_info(checkpoint)->moe_layers_count);
+        ep_checkpoint_survey_experts(checkpoint, &survey);
+        if (survey.unreadable > 0) {
+            ep_doctor_add(io_findings, survey.unreadable == survey.experts ? EP_DOCTOR_ERROR : EP_DOCTOR_WARN, "checkpoint",
+                          "copy the checkpoint again; README lists the formats that are read", "%s: %llu of %llu experts cannot be read, first %s (layer %d expert %d)",
+                          path, (unsigned long long)survey.unreadable, (unsigned long long)survey.experts, survey.first.text, (int)survey.first.layer,
+                          (int)survey.first.expert);
+        }
     }
     ep_checkpoint_close(checkpoint);
 }

@@ -419,6 +419,26 @@ ep_err ep_checkpoint_outline_expert(const ep_checkpoint *checkpoint, uint32_t la
     return EP_OK;
 }
 
+void ep_checkpoint_survey_experts(const ep_checkpoint *checkpoint, ep_checkpoint_survey *out_survey)
+{
+    const ep_model_info *info = &checkpoint->config.info;
+    ep_checkpoint_survey survey = {.experts = 0};
+    ep_error_clear(&survey.first);
+    for (uint32_t i = 0; i < info->moe_layers_count; i++) {
+        const ep_layer_shape *shape = &info->moe_layers[i];
+        for (uint32_t e = 0; e < shape->experts + shape->shared_experts; e++) {
+            ep_expert_source outline;
+            ep_error error;
+            survey.experts++;
+            if (ep_checkpoint_outline_expert(checkpoint, shape->layer, e, &outline, &error) != EP_OK) {
+                survey.first = survey.unreadable == 0 ? error : survey.first;
+                survey.unreadable++;
+            }
+        }
+    }
+    *out_survey = survey;
+}
+
 void ep_expert_data_free(ep_expert_data *expert)
 {
     if (expert != NULL) {

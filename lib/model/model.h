@@ -138,6 +138,14 @@ void ep_expert_data_free(ep_expert_data *expert);
 ep_err ep_checkpoint_outline_expert(const ep_checkpoint *checkpoint, uint32_t layer, uint32_t index, ep_expert_source *out_outline,
                                     ep_error *out_error);
 
+/* How many experts can be planned by names, types and shapes alone, and why the first one cannot. Reads no weights. */
+typedef struct ep_checkpoint_survey {
+    uint64_t experts;            /* routed and shared, of all layers */
+    uint64_t unreadable;
+    ep_error first;              /* of the first unreadable one, with its layer and expert */
+} ep_checkpoint_survey;
+void ep_checkpoint_survey_experts(const ep_checkpoint *checkpoint, ep_checkpoint_survey *out_survey);
+
 /* Router weight [E,H] and the vector beside it [E] of an MoE layer, widened to f32; free() both. *out_bias NULL when absent. */
 ep_err ep_checkpoint_read_router(const ep_checkpoint *checkpoint, uint32_t layer, float **out_weight, float **out_bias,
                                  ep_error *out_error);

@@ -478,23 +478,55 @@ void ep_node_config_fini(ep_node_config *config)
     ep_service_config_fini(&config->service);
 }
 
-/* Experts that are listed must be the model's: said with file and line before anything is started. */
-static ep_err check_listed(const ep_options *options, size_t index, const ep_node_model_config *model, ep_error *out_error)
+/* Experts that are listed must be the model's. */
+static ep_err check_listed(const ep_options *options, size_t index, const ep_node_model_config *model, const ep_model_info *info, ep_error *out_error)
 {
-    ep_checkpoint *checkpoint = NULL;
-    ep_err err = model->choice == EP_EXPERTS_LISTED ? ep_checkpoint_open(model->path, &checkpoint, out_error) : EP_OK;
-    const ep_model_info *info = checkpoint != NULL ? ep_checkpoint_info(checkpoint) : NULL;
     uint32_t experts_max = 0;
-    for (uint32_t l = 0; info != NULL && l < info->moe_layers_count; l++) {
+    for (uint32_t l = 0; l < info->moe_layers_count; l++) {
         uint32_t experts = info->moe_layers[l].experts + info->moe_layers[l].shared_experts;
         experts_max = experts > experts_max ? experts : experts_max;
     }
-    uint32_t last = info != NULL ? model->ranges[model->ranges_count - 1].last : 0;
-    if (experts_max > 0 && last >= experts_max) { /* a checkpoint without MoE layers has its own error */
-        err = ep_options_fail_item(options, "models", index, "experts", out_error,
-                                   "expert %u is listed; allowed: 0..%u, the experts of the largest layer of model %s", last,
-                                   experts_max - 1, model->name);
+    const uint32_t last = model->ranges[model->ranges_count - 1].last;
+    if (last < experts_max) {
+        return EP_OK;
     }
+    return ep_options_fail_item(options, "models", index, "experts", out_error,
+                                "expert %u is listed; allowed: 0..%u, the experts of the largest layer of model %s", last, experts_max - 1,
+                                model->name);
+}
+
+/* Some experts that cannot be read are a warning, as they are when the node runs; all of them are no model. */
+static ep_err check_readable(const ep_options *options, size_t index, const ep_node_model_config *model, const ep_checkpoint *checkpoint,
+                             ep_error *out_error)
+{
+    ep_checkpoint_survey survey;
+    ep_checkpoint_survey_experts(checkpoint, &survey);
+    if (survey.unreadable > 0 && survey.unreadable == survey.experts) {
+        return ep_options_fail_item(options, "models", index, "path", out_error, "no expert of model %s can be read: %s (layer %d expert %d)",
+                                    model->name, survey.first.text, (int)survey.first.layer, (int)survey.first.expert);
+    }
+    if (survey.unreadable > 0) {
+        ep_log(EP_LOG_WARN, "expert-load", EP_KV(model, model->name), EP_KV(experts, survey.experts), EP_KV(unreadable, survey.unreadable),
+               EP_KV(layer, survey.first.layer), EP_KV(expert, survey.first.expert), EP_KV(reason, survey.first.text));
+    }
+    return EP_OK;
+}
+
+/* What the checkpoint itself has to say, with file and line. A start and a reload read it anyhow: there only listed experts are looked at. */
+static ep_err check_model(const ep_options *options, size_t index, const ep_node_model_config *model, ep_error *out_error)
+{
+    const bool is_listed = model->choice == EP_EXPERTS_LISTED;
+    const bool is_preflight = ep_options_get_action(options) == EP_ACTION_CHECK;
+    ep_checkpoint *checkpoint = NULL;
+    ep_error error;
+    if (!is_listed && !is_preflight) {
+        return EP_OK;
+    }
+    if (ep_checkpoint_open(model->path, &checkpoint, &error) != EP_OK) {
+        return ep_options_fail_item(options, "models", index, "path", out_error, "model %s in %s: %s", model->name, model->path, error.text);
+    }
+    ep_err err = is_listed ? check_listed(options, index, model, ep_checkpoint_info(checkpoint), out_error) : EP_OK;
+    err = err == EP_OK && is_preflight ? check_readable(options, index, model, checkpoint, out_error) : err;
     ep_checkpoint_close(checkpoint);
     return err;
 }
@@ -507,7 +539,7 @@ ep_err ep_node_config_check(const ep_options *options, ep_error *out_error)
         return err;
     }
     for (size_t i = 0; err == EP_OK && i < config.models_count; i++) {
-        err = check_listed(options, i, &config.models[i], out_error);
+        err = check_model(options, i, &config.models[i], out_error);
     }
     if (err == EP_OK && config.weight_cache_dir[0] != 0) {
         ep_weight_cache_check_dir(config.weight_cache_dir); /* no error: the node serves without it */

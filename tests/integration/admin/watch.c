@@ -50,9 +50,15 @@ static void check_files(void)
     EP_TEST_CHECK(ep_test_write_file(path, text, 0600), "%s", path);
     ADMIN_CTL(&f.cluster, 1, "/none/packed: cannot be made: No such file or directory; experts are packed anew at each start",
               "doctor", "--config", path, "--program", ep_test_expertd, "--coordinator", coordinator); /* what the daemon's check only warns of */
+    snprintf(text, sizeof(text), "models:\n  - name: demo\n    path: %s\n", f.model_path);
+    EP_TEST_CHECK(ep_test_write_file(path, text, 0600), "%s", path);
+    snprintf(text, sizeof(text), "sed -i 's/\"moe_intermediate_size\": /&1/' '%s/config.json'", f.model_path);
+    EP_TEST_CHECK(system(text) == 0, "%s", text);
+    ADMIN_CTL(&f.cluster, 1, "no expert of model demo can be read: model.safetensors: tensor ", "doctor", "--config", path, "--program", ep_test_expertd,
+              "--coordinator", coordinator);
     snprintf(text, sizeof(text), "%s/model.safetensors", f.model_path);
     EP_TEST_CHECK(truncate(text, 100) == 0, "%s", text); /* the nodes have read what they need */
-    ADMIN_CTL(&f.cluster, 1, "copy the checkpoint again", "doctor", "--config", path, "--program", ep_test_expertd, "--coordinator",
+    ADMIN_CTL(&f.cluster, 1, "model.safetensors: is cut short, or no safetensors file", "doctor", "--config", path, "--program", ep_test_expertd, "--coordinator",
               coordinator);
     EP_TEST_CHECK(ep_test_write_file(path, "drain_ms: soon\n", 0600), "%s", path);
     ADMIN_CTL(&f.cluster, 1, "drain_ms: 'soon' is not a time", "doctor", "--config", path, "--program", ep_test_expertd,

@@ -333,6 +333,12 @@ Test(expertd, bad_configuration_ends_with_1_and_says_what_is_wrong)
     cr_expect(strstr(text, "names no option") == NULL, "%s", text);
     free(text);
     unsetenv("EXPERTD_BOOT_ID");
+    char command[3 * PATH_BYTES];
+    snprintf(command, sizeof(command), "sed -i.kept 's/\"moe_intermediate_size\": /&1/' '%s/config.json'", model_path);
+    cr_assert_eq(system(command), 0);
+    expect_run(1, "models[0].path: no expert of model demo can be read: model.safetensors: tensor ", model_flag, "--check-config", NULL);
+    snprintf(command, sizeof(command), "mv '%s/config.json.kept' '%s/config.json'", model_path, model_path);
+    cr_assert_eq(system(command), 0);
     char broken[PATH_BYTES + 16];
     snprintf(broken, sizeof(broken), "%s/config.json", model_path);
     cr_assert(ep_test_write_file(broken, "{", 0600));

@@ -210,6 +210,75 @@ Test(checkpoint_damage, other_name_families_are_named)
     }
 }
 
+/* ---- layers, keys and types ---- */
+
+Test(checkpoint_damage, keys_and_files_must_agree_on_the_moe_layers)
+{
+    write_fixture(1);
+    edit_file("config.json", "\"first_k_dense_replace\": 0", "\"first_k_dense_replace\": 1");
+    expect_open_fails(EP_ERR_BAD_FILE, "config.json: layer 0 is no MoE layer by first_k_dense_replace, but tensor model.layers.0.block_sparse_moe.experts.");
+    write_fixture(1);
+    edit_file("config.json", "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3");
+    expect_open_fails(EP_ERR_BAD_FILE, "config.json: layer 2 is an MoE layer by first_k_dense_replace, but no expert of it is there, not even tensor "
+                                       "model.layers.2.block_sparse_moe.experts.0.w2.weight");
+}
+
+Test(checkpoint_damage, without_a_key_the_files_say_which_layers_have_experts)
+{
+    ep_checkpoint *checkpoint = NULL;
+    ep_error error;
+    write_fixture(1);
+    edit_file("config.json", "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3");
+    edit_file("config.json", "\"first_k_dense_replace\"", "\"something_else\"");
+    ASSERT_OK(ep_checkpoint_open(test_dir, &checkpoint, &error), error);
+    cr_expect_eq(ep_checkpoint_info(checkpoint)->layers_count, 3);
+    cr_assert_eq(ep_checkpoint_info(checkpoint)->moe_layers_count, 2);
+    cr_expect_eq(ep_checkpoint_info(checkpoint)->moe_layers[1].layer, 1);
+    ep_checkpoint_close(checkpoint);
+}
+
+Test(checkpoint_damage, a_key_about_experts_that_nothing_reads_is_refused)
+{
+    write_fixture(1);
+    edit_file("config.json", "\"rms_norm_eps\"", "\"moe_new_trick\"");
+    expect_open_fails(EP_ERR_UNIMPLEMENTED, "config.json: moe_new_trick is 1e-05, a key about experts or router that this build does not use");
+}
+
+Test(checkpoint_damage, an_unknown_type_serves_its_experts_and_not_its_router)
+{
+    ep_checkpoint *checkpoint = NULL;
+    ep_checkpoint_gate gate;
+    ep_expert_data expert;
+    ep_error error;
+    write_fixture(1);
+    edit_file("config.json", "\"model_type\": \"mixtral\"", "\"model_type\": \"newtral\"");
+    ASSERT_OK(ep_checkpoint_open(test_dir, &checkpoint, &error), error);
+    ASSERT_OK(ep_checkpoint_read_expert(checkpoint, 0, 0, &expert, &error), error);
+    ep_expert_data_free(&expert);
+    cr_assert_eq(ep_checkpoint_read_gate(checkpoint, 0, &gate, &error), EP_ERR_UNIMPLEMENTED);
+    cr_assert_str_eq(error.text, "this build does not compute the router of model type 'newtral': its model type has no row in this build's table");
+    ep_checkpoint_close(checkpoint);
+}
+
+Test(checkpoint_damage, a_survey_counts_experts_that_cannot_be_read)
+{
+    ep_checkpoint *checkpoint = NULL;
+    ep_checkpoint_survey survey;
+    ep_error error;
+    write_fixture(1);
+    ASSERT_OK(ep_checkpoint_open(test_dir, &checkpoint, &error), error);
+    ep_checkpoint_survey_experts(checkpoint, &survey);
+    cr_expect(survey.experts == 16 && survey.unreadable == 0);
+    ep_checkpoint_close(checkpoint);
+    edit_file("config.json", "\"moe_intermediate_size\": 16", "\"moe_intermediate_size\": 18");
+    ASSERT_OK(ep_checkpoint_open(test_dir, &checkpoint, &error), error);
+    ep_checkpoint_survey_experts(checkpoint, &survey);
+    cr_expect(survey.experts == 16 && survey.unreadable == 16);
+    cr_expect(survey.first.layer == 0 && survey.first.expert == 0);
+    ASSERT_TEXT(survey.first, "shape is [16,32], allowed [18,32] by config.json");
+    ep_checkpoint_close(checkpoint);
+}
+
 /* Rewrites the fixture's tensors with one replaced, or left out when replacement is NULL. */
 static void replace_tensor(const char *name, const ep_named_tensor *replacement)
 {
@@ -452,4 +521,14 @@ Test(checkpoint_damage, a_file_that_loses_its_end_loses_the_experts_there)
     cr_expect_eq(count_readable(checkpoint, digests, " bytes, had "), 0);
     free(bytes);
     ep_checkpoint_close(checkpoint);
+}
+
+Test(checkpoint_damage, a_tensor_beside_the_experts_that_nothing_reads_is_refused)
+{
+    const float values[32] = {1.0f};
+    ep_named_tensor tensor = {.name = "model.layers.1.block_sparse_moe.post_norm.weight",
+                              .tensor = ep_tensor_1d((void *)(uintptr_t)values, EP_DTYPE_F32, 32)};
+    replace_tensor("model.layers.1.block_sparse_moe.gate.weight", &tensor);
+    expect_open_fails(EP_ERR_UNIMPLEMENTED, "tensor model.layers.1.block_sparse_moe.post_norm.weight is beside the experts of layer 1, and this build "
+                                            "does not know what it does in model type 'mixtral'");
 }
