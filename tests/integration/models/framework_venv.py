@@ -9,7 +9,8 @@ import fcntl, glob, hashlib, os, re, subprocess, sys
 from collections import defaultdict
 
 TORCH = "torch==2.15.0"
-PINS = ["transformers==5.23.0", "filelock", "typing-extensions", "sympy", "networkx", "jinja2", "fsspec", "numpy", "scipy", "safetensors", "setuptools"]
+PINS = ["transformers==5.23.0", "huggingface-hub==2.4.0", "tokenizers==0.23.3", "safetensors==0.8.0", "numpy==2.4.6", "scipy==1.17.1",
+        "filelock==4.3.1", "typing-extensions==4.16.0", "sympy==1.14.0", "networkx==3.6.1", "jinja2==3.1.6", "fsspec==2026.9.0"]
 
 
 def run(*command, **more):

@@ -143,7 +143,8 @@ def randomise(model):
         elif not p.is_floating_point():
             continue
         elif re.search(r"bias|balancing|global_scale|per_expert_scale", name) and p.dim() <= 2 and "inv_freq" not in name:
-            p.uniform_(-0.2, 0.2) if "scale" not in name else p.uniform_(0.5, 1.5)
+            low, high = (0.5, 1.5) if "scale" in name else (-1.0, 0.1) if re.search("correction|expert_bias|balancing", name) else (-0.2, 0.2)
+            p.uniform_(low, high)  # scores below 0 show what masked groups compete with
         elif p.dim() >= 2:
             p.normal_(0.0, p.shape[-1] ** -0.5)
         elif re.search(r"norm|scale", name):
