@@ -182,16 +182,29 @@ static bool is_mx_blocks(const ep_checkpoint_entry *scales, uint64_t rows, uint6
     return has_shape(scales, DIMS(parts_of(rows, EP_MX_GROUP), parts_of(columns, EP_MX_GROUP)));
 }
 
+/* What a config may say of the size of groups or blocks beside a shape that other sizes have too. */
+static ep_err check_stated(const char *what, uint32_t stated, uint32_t ours, const ep_checkpoint_entry *scales, ep_error *out_error)
+{
+    return stated == 0 || stated == ours
+               ? EP_OK
+               : ep_error_set(out_error, EP_ERR_UNIMPLEMENTED, "%s: tensor %.200s: the config's %s is %u, allowed %u",
+                              ep_safetensors_name(scales->shard), scales->name, what, stated, ours);
+}
+
 /* f8e4m3 with whatever scales there are: the shape tells which. A power of two for 32 x 32 weights is mxfp8 whose rows share their scales. */
-static ep_err f8_format(const ep_checkpoint_entry *scales, uint64_t rows, uint64_t columns, ep_scale_kind kind,
-                        ep_weight_format *out_format, ep_error *out_error)
+static ep_err f8_format(const ep_quant_config *quant, const ep_checkpoint_entry *scales, uint64_t rows, uint64_t columns,
+                        ep_scale_kind kind, ep_weight_format *out_format, ep_error *out_error)
 {
     if (kind == EP_SCALES_NONE) {
         return type_error(scales, "F32, BF16, F16, U8, F8_E8M0", out_error);
     }
     if (has_shape(scales, DIMS(parts_of(rows, EP_F8_BLOCK), parts_of(columns, EP_F8_BLOCK)))) {
         *out_format = EP_WEIGHTS_F8_BLOCK;
-    } else if (is_per_row(scales, rows) && kind != EP_SCALES_E8M0) {
+        ep_err err = check_stated("weight_block_size (rows)", quant->block_rows, EP_F8_BLOCK, scales, out_error);
+        return err != EP_OK ? err
+                            : check_stated("weight_block_size (columns)", quant->block_columns, EP_F8_BLOCK, scales, out_error);
+    }
+    if (is_per_row(scales, rows) && kind != EP_SCALES_E8M0) {
         *out_format = EP_WEIGHTS_F8_CHANNEL;
     } else if (kind == EP_SCALES_E8M0 && (has_shape(scales, DIMS(rows, parts_of(columns, EP_MX_GROUP))) || is_mx_blocks(scales, rows, columns))) {
         *out_format = EP_WEIGHTS_MXFP8;
@@ -204,14 +217,14 @@ static ep_err f8_format(const ep_checkpoint_entry *scales, uint64_t rows, uint64
 }
 
 /* Formats of separate tensors: what values and scales are together, or why they are nothing. */
-static ep_err quantised_format(const ep_checkpoint_entry *values, const ep_checkpoint_entry *scales, uint64_t rows,
-                               uint64_t columns, ep_weight_format *out_format, ep_error *out_error)
+static ep_err quantised_format(const ep_quant_config *quant, const ep_checkpoint_entry *values, const ep_checkpoint_entry *scales,
+                               uint64_t rows, uint64_t columns, ep_weight_format *out_format, ep_error *out_error)
 {
     const ep_scale_kind kind = scale_kind_of(scales);
     const uint64_t groups = parts_of(columns, EP_MX_GROUP);
     if (has_type(values, "F8_E4M3")) {
         ep_err err = check_shape(values, DIMS(rows, columns), out_error);
-        return err != EP_OK ? err : f8_format(scales, rows, columns, kind, out_format, out_error);
+        return err != EP_OK ? err : f8_format(quant, scales, rows, columns, kind, out_format, out_error);
     }
     if (has_type(values, "I8") && has_shape(values, DIMS(rows, columns))) {
         *out_format = EP_WEIGHTS_W8A8;
@@ -226,7 +239,8 @@ static ep_err quantised_format(const ep_checkpoint_entry *values, const ep_check
         if (err == EP_OK && kind != EP_SCALES_BF16) {
             err = type_error(scales, "BF16", out_error);
         }
-        return err != EP_OK ? err : check_shape(scales, DIMS(rows, groups), out_error);
+        err = err != EP_OK ? err : check_shape(scales, DIMS(rows, groups), out_error);
+        return err != EP_OK ? err : check_stated("group_size", quant->group_columns, EP_MX_GROUP, scales, out_error);
     }
     if (has_type(values, "I8") || has_type(values, "U8")) {
         *out_format = EP_WEIGHTS_MXFP4;
@@ -311,7 +325,7 @@ static ep_err plan_separate(const naming *n, ep_matrix m, ep_expert_plan *plan, 
                                 "%s: tensor %.200s: has no scales: none of weight_scale_inv, weight_scale, scale is there",
                                 ep_safetensors_name(values->shard), values->name);
         }
-        err = quantised_format(values, scales, matrix->rows, matrix->columns, &format, out_error);
+        err = quantised_format(&n->self->config.quant, values, scales, matrix->rows, matrix->columns, &format, out_error);
     }
     if (err == EP_OK) {
         err = one_format(plan, format, values, out_error);
@@ -531,6 +545,99 @@ static ep_err plan_shared_gate(const ep_checkpoint *self, const ep_layer_shape *
     return err;
 }
 
+/* Whether a tensor changes no weight: what is behind the expert's or the matrix's name. */
+static bool is_harmless(const char *name)
+{
+    static const char *const ends[] = {"weight_shape", "input_scale", "input_zero_point", "input_offset", "input_global_scale"};
+    const size_t length = strlen(name);
+    bool is_one = false;
+    for (size_t i = 0; i < EP_ARRAY_COUNT(ends); i++) {
+        const size_t end = strlen(ends[i]);
+        const bool is_whole = length > end && (name[length - end - 1] == '.' || name[length - end - 1] == '_');
+        is_one = is_one || (is_whole && strcmp(name + length - end, ends[i]) == 0);
+    }
+    return is_one;
+}
+
+static bool is_read(const ep_expert_plan *plan, const ep_checkpoint_entry *entry)
+{
+    for (int i = 0; i < plan->runs_count; i++) {
+        if (plan->runs[i].entry == entry) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The first tensor whose name begins so and that is neither read nor harmless is refused: nobody knows what it does to the weights. */
+static ep_err refuse_unread(const ep_checkpoint *self, const ep_expert_plan *plan, const char *start, ep_error *out_error)
+{
+    const size_t length = strlen(start);
+    size_t low = 0;
+    size_t high = self->entries_count;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        if (strcmp(self->entries[middle].name, start) < 0) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    for (; low < self->entries_count && strncmp(self->entries[low].name, start, length) == 0; low++) {
+        const ep_checkpoint_entry *entry = &self->entries[low];
+        if (!is_read(plan, entry) && !is_harmless(entry->name)) {
+            return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
+                                "%s: tensor %.200s: belongs to an expert whose other tensors are read, and this build does not read it",
+                                ep_safetensors_name(entry->shard), entry->name);
+        }
+    }
+    return EP_OK;
+}
+
+/* Cuts a name behind its last but `parts` dots. */
+static void cut_name(char *name, int parts)
+{
+    for (char *end = name + strlen(name); end > name && parts >= 0; end--) {
+        parts -= end[-1] == '.' ? 1 : 0;
+        if (parts >= 0) {
+            end[-1] = 0;
+        }
+    }
+}
+
+/* All tensors of the expert: those below its name, or those that begin as the stacked ones do. */
+static ep_err refuse_all_unread(const naming *n, const ep_expert_plan *plan, ep_error *out_error)
+{
+    static const char all[] = "experts.";
+    char name[EP_TENSOR_NAME_BYTES];
+    const bool is_stacked = n->index < n->shape->experts && ep_tensor_names_stacked(&n->self->names);
+    ep_err err = EP_OK;
+    for (ep_matrix m = 0; err == EP_OK && m < EP_MATRIX_COUNT; m++) {
+        if (!plan->matrices[m].present) {
+            continue;
+        }
+        (void)find_part(n, m, is_stacked ? "" : "weight", name);
+        if (is_stacked) {
+            char folder[EP_TENSOR_NAME_BYTES];
+            memcpy(folder, name, sizeof(folder));
+            cut_name(folder, 0);
+            const size_t length = strlen(folder);
+            const bool is_own = length >= strlen(all) && strcmp(folder + length - strlen(all), all) == 0;
+            name[strlen(name) - 1] = 0; /* of "gate_up_proj_": what follows may be a dot */
+            err = refuse_unread(n->self, plan, is_own ? folder : name, out_error);
+        } else {
+            cut_name(name, 1);
+            err = refuse_unread(n->self, plan, name, out_error);
+        }
+    }
+    if (err == EP_OK && plan->shared_gate >= 0) {
+        ep_tensor_name_shared_gate(&n->self->names, n->shape->layer, name);
+        cut_name(name, 0);
+        err = refuse_unread(n->self, plan, name, out_error);
+    }
+    return err;
+}
+
 ep_err ep_expert_plan_make(const ep_checkpoint *checkpoint, const ep_layer_shape *shape, uint32_t shared_inner,
                            uint32_t index, ep_expert_plan *out_plan, ep_error *out_error)
 {
@@ -552,12 +659,15 @@ ep_err ep_expert_plan_make(const ep_checkpoint *checkpoint, const ep_layer_shape
         };
         out_plan->matrices[m].run_rows = out_plan->matrices[m].rows;
     }
+    ep_err err;
     if (!is_shared && ep_tensor_names_stacked(&checkpoint->names)) {
-        return plan_stacked_all(&n, out_plan, out_error);
+        err = plan_stacked_all(&n, out_plan, out_error);
+    } else {
+        n.spelling = is_shared ? shared_spelling(n) : 0;
+        err = plan_separate_all(&n, out_plan, out_error);
     }
-    if (is_shared) {
-        n.spelling = shared_spelling(n);
+    if (err == EP_OK && is_shared) {
+        err = plan_shared_gate(checkpoint, shape, out_plan, out_error);
     }
-    ep_err err = plan_separate_all(&n, out_plan, out_error);
-    return err == EP_OK && is_shared ? plan_shared_gate(checkpoint, shape, out_plan, out_error) : err;
+    return err == EP_OK ? refuse_all_unread(&n, out_plan, out_error) : err;
 }

@@ -76,35 +76,6 @@ static const ep_model_type *read_type(ep_config_reader *reader, json_t *root, ep
     return type;
 }
 
-/* Weights this build has no code for are refused by name, before they could give wrong rows. The formats it has are
- * told by the tensors. */
-static void refuse_unsupported(ep_config_reader *reader, json_t *root)
-{
-    static const char *const methods[] = {"fp8", "mxfp4", "mxfp8", "compressed-tensors", "w8a8", "ascend"};
-    char text[EP_JSON_TEXT_BYTES];
-    const char *key = "";
-    const char *const *quantisation = KEYS("quantization_config", "compression_config");
-    ep_config_reader whole = *reader;
-    whole.object = root;
-    whole.prefix = "";
-    json_t *quantised = ep_config_find(reader, quantisation, &key);
-    if (quantised == NULL) {
-        quantised = ep_config_find(&whole, quantisation, &key);
-    }
-    if (quantised == NULL) {
-        return;
-    }
-    const char *method = json_string_value(json_object_get(quantised, "quant_method"));
-    for (size_t i = 0; method != NULL && i < EP_ARRAY_COUNT(methods); i++) {
-        if (strcmp(method, methods[i]) == 0) {
-            return;
-        }
-    }
-    ep_config_fail(reader, EP_ERR_UNIMPLEMENTED,
-                   "%s: quant_method is %s, allowed: none, fp8, mxfp4, mxfp8, compressed-tensors, w8a8, ascend", key,
-                   method == NULL ? "not given" : ep_json_printable(method, text, sizeof(text)));
-}
-
 static ep_activation read_function(ep_config_reader *reader)
 {
     static const struct {
@@ -418,7 +389,7 @@ ep_err ep_model_config_parse(const char *file, const char *bytes, size_t count, 
     enter_text_config(&reader);
     config.type = read_type(&reader, root, &config.info);
     config.shared_gate_required = (type_marks(config.type) & EP_TYPE_SHARED_GATED) != 0;
-    refuse_unsupported(&reader, root);
+    ep_quant_config_read(&reader, root, &config.quant);
     read_dense_part(&reader, root, config.type, &config.info);
     if (reader.err == EP_OK) {
         read_layers(&reader, config.type, &config);

@@ -12,6 +12,7 @@
 #include "model/layer_map.h"
 #include "model/model.h"
 #include "model/model_types.h"
+#include "model/quant_config.h"
 
 #define EP_MODEL_CONFIG_NAME "config.json"
 #define EP_MODEL_CONFIG_BYTES_MAX ((size_t)16 << 20)
@@ -21,6 +22,7 @@ typedef struct ep_model_config {
     ep_model_info info;        /* all but names, format, version and config_hash; its arrays belong to the config */
     const ep_model_type *type; /* NULL: without a row */
     ep_layer_map layer_map;    /* what keys say; info.moe_layers are its MoE layers */
+    ep_quant_config quant;
     bool shared_gate_required; /* the model type's shared expert always has its own gate */
     bool shared_halved;        /* shared and routed experts are averaged */
 } ep_model_config;

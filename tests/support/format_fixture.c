@@ -151,9 +151,7 @@ static void make_expert(ep_format_model *model, uint32_t e, uint64_t *state)
     };
 }
 
-/* Room for a tensor; dims end at the first 0. */
-static ep_format_tensor *add(ep_format_model *model, const char *name, const char *dtype, size_t element,
-                             const uint64_t dims[4])
+ep_format_tensor *ep_format_model_room(ep_format_model *model)
 {
     if (model->tensors_count == model->tensors_capacity) {
         model->tensors_capacity = 2 * model->tensors_capacity + 64;
@@ -161,6 +159,14 @@ static ep_format_tensor *add(ep_format_model *model, const char *name, const cha
     }
     ep_format_tensor *tensor = &model->tensors[model->tensors_count++];
     memset(tensor, 0, sizeof(*tensor));
+    return tensor;
+}
+
+/* A tensor with data of zeros; dims end at the first 0. */
+static ep_format_tensor *add(ep_format_model *model, const char *name, const char *dtype, size_t element,
+                             const uint64_t dims[4])
+{
+    ep_format_tensor *tensor = ep_format_model_room(model);
     snprintf(tensor->name, sizeof(tensor->name), "%s", name);
     snprintf(tensor->dtype, sizeof(tensor->dtype), "%s", dtype);
     tensor->bytes = element;

@@ -67,6 +67,8 @@ typedef struct ep_format_model {
 
 ep_format_model *ep_format_model_make(const ep_format_case *form, uint64_t seed);
 void ep_format_model_free(ep_format_model *model);
+/* A tensor more, all zero, for the caller to fill; its data is freed with the model. */
+ep_format_tensor *ep_format_model_room(ep_format_model *model);
 /* The tensor whose name ends so; NULL when there is none. For tests that damage it before it is written. */
 ep_format_tensor *ep_format_model_find(ep_format_model *model, const char *end);
 /* config.json, two shards and their index. A tensor without a name is left out. */

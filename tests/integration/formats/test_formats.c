@@ -408,6 +408,57 @@ Test(formats, what_is_wrong_is_refused_with_file_tensor_and_reason)
     }
 }
 
+/* A tensor of that name beside all the others; error: what reading expert 2 says then. */
+static void expect_unread(const ep_format_case *form, const char *name)
+{
+    ep_expert_data data = {0};
+    ep_error error;
+    ep_format_model *model = ep_format_model_make(form, 3);
+    ep_format_tensor *tensor = ep_format_model_room(model);
+    *tensor = (ep_format_tensor){.dtype = "BF16", .dims = {1}, .rank = 1, .bytes = 2, .data = calloc(1, 2)};
+    snprintf(tensor->name, sizeof(tensor->name), "%s", name);
+    ep_checkpoint *checkpoint = open_written(model);
+    const ep_err err = ep_checkpoint_read_expert(checkpoint, EP_FORMAT_LAYER, 2, &data, &error);
+    cr_expect_eq(err, EP_ERR_UNIMPLEMENTED, "%s: %s", form->name, name);
+    cr_expect(err == EP_OK || strstr(error.text, name) != NULL, "%s: %s: %s", form->name, name, error.text);
+    ep_expert_data_free(&data);
+    ep_checkpoint_close(checkpoint);
+    ep_format_model_free(model);
+}
+
+Test(formats, a_tensor_beside_an_experts_values_that_is_not_read_is_refused_by_name)
+{
+    static const char *const ends[] = {".codebook", "_codebook"};
+    for (size_t i = 0; i < ep_format_cases_count; i++) {
+        const ep_format_case *form = &ep_format_cases[i];
+        ep_format_model *model = ep_format_model_make(form, 3);
+        const bool is_stacked = form->names >= EP_FORMAT_N3;
+        int count = 0;
+        for (size_t t = 0; t < model->tensors_count; t++) {
+            char name[sizeof(model->tensors[t].name)];
+            snprintf(name, sizeof(name), "%s", model->tensors[t].name);
+            char *dot = strrchr(name, '.');
+            if (is_stacked) {
+                const bool is_linear = strcmp(dot, ".weight") == 0;
+                char *end = is_linear ? dot : dot + strlen(dot);
+                for (size_t e = 0; e < EP_ARRAY_COUNT(ends); e++, count++) {
+                    snprintf(end, sizeof(name) - (size_t)(end - name), "%s", ends[e]);
+                    expect_unread(form, name);
+                }
+            } else if (strstr(name, "experts.2.") != NULL && strncmp(dot, ".weight", 7) == 0) {
+                snprintf(dot, sizeof(name) - (size_t)(dot - name), "%s", ends[0]);
+                expect_unread(form, name);
+                char *word = strstr(name, "experts.2.") + strlen("experts.2.");
+                snprintf(word, sizeof(name) - (size_t)(word - name), "codebook");
+                expect_unread(form, name);
+                count++;
+            }
+        }
+        cr_expect_geq(count, 2, "%s: %d", form->name, count);
+        ep_format_model_free(model);
+    }
+}
+
 Test(formats, an_index_that_leads_out_of_the_directory_is_refused)
 {
     char path[EP_FIXTURE_PATH_BYTES + 64];

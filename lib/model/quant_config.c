@@ -1,0 +1,274 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One table of all keys this build knows, and the few of them that are used. */
+#include "model/quant_config.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "model/json_reader.h"
+
+#define DEPTH_MAX 4 /* of the keys in the table */
+#define PATH_BYTES 160
+#define LIST_BYTES 240
+
+enum { FP8 = 1, MXFP4 = 2, CT = 4, W8A8 = 8 };
+
+static const struct {
+    const char *name;
+    unsigned keys; /* of which methods */
+} methods[] = {{"fp8", FP8}, {"mxfp4", MXFP4}, {"mxfp8", FP8}, {"compressed-tensors", CT}, {"w8a8", W8A8}, {"ascend", W8A8}};
+
+/*
+ * Keys and their values. {}: an object, whose keys have rows of their own; #: an integer or a list of them; else what is allowed,
+ * or NULL: whatever it is, no weight means another thing for it. Null is always allowed: it is as if the key were not there.
+ */
+static const struct {
+    unsigned methods;
+    const char *path; /* a star stands for any one key */
+    const char *allowed;
+} keys[] = {
+    {~0u, "quant_method", NULL},
+    /* which modules are quantised: their tensors tell */
+    {FP8 | MXFP4 | W8A8, "modules_to_not_convert", NULL},
+    {FP8, "modules_to_convert", NULL},
+    {FP8 | W8A8, "ignored_layers", NULL},
+    {CT, "ignore", NULL},
+    {CT, "config_groups", "{}"},
+    {CT, "config_groups.*", "{}"},
+    {CT, "config_groups.*.targets", NULL},
+    /* roundings of activations and of the caller's cache */
+    {FP8 | W8A8, "activation_scheme", NULL},
+    {CT, "config_groups.*.input_activations", NULL},
+    {CT, "config_groups.*.output_activations", NULL},
+    {~0u, "kv_cache_scheme", NULL},
+    /* how weights were found, and wishes to whoever loads them */
+    {FP8 | MXFP4 | CT, "dequantize", NULL},
+    {CT, "global_compression_ratio", NULL},
+    {CT, "version", NULL},
+    {CT, "run_compressed", NULL},
+    {CT, "config_groups.*.weights.observer", NULL},
+    {CT, "config_groups.*.weights.observer_kwargs", NULL},
+    /* what the types and shapes of tensors say too */
+    {FP8, "scale_fmt", "float|ue8m0"},
+    {FP8, "expert_dtype", "fp8|fp4"},
+    {FP8, "fmt", "e4m3|float8_e4m3fn|e4m3fn"},
+    {FP8, "weight_block_size", "#"},
+    {CT, "format", "dense|int-quantized|float-quantized|naive-quantized|pack-quantized|mxfp4-pack-quantized|mxfp8-quantized|"
+                   "nvfp4-pack-quantized|mixed-precision"},
+    {CT, "config_groups.*.format", "dense|int-quantized|float-quantized|naive-quantized|pack-quantized|mxfp4-pack-quantized|"
+                                   "mxfp8-quantized|nvfp4-pack-quantized"},
+    {CT, "quantization_status", "compressed"},
+    {CT, "sparsity_config", "{}"},
+    {CT, "sparsity_config.format", "dense"},
+    {CT, "sparsity_config.global_sparsity", NULL},
+    {CT, "sparsity_config.ignore", NULL},
+    {CT, "sparsity_config.registry_requires_subclass", NULL},
+    {CT, "sparsity_config.sparsity_structure", NULL},
+    {CT, "sparsity_config.targets", NULL},
+    {CT, "transform_config", "{}"},
+    {CT, "transform_config.config_groups", "{}"},
+    {CT, "config_groups.*.weights", "{}"},
+    {CT, "config_groups.*.weights.num_bits", "4|8"},
+    {CT, "config_groups.*.weights.type", "int|float"},
+    {CT, "config_groups.*.weights.symmetric", "true|false"},
+    {CT, "config_groups.*.weights.strategy", "tensor|channel|group|block|tensor_group"},
+    {CT, "config_groups.*.weights.group_size", "#"},
+    {CT, "config_groups.*.weights.block_structure", "#"},
+    {CT, "config_groups.*.weights.dynamic", "false"},
+    {CT, "config_groups.*.weights.actorder", "false|weight|static"},
+    {CT, "config_groups.*.weights.scale_dtype", NULL},
+    {CT, "config_groups.*.weights.zp_dtype", NULL},
+};
+
+typedef struct walk {
+    ep_config_reader *reader;
+    unsigned methods;
+    const char *root; /* "quantization_config" */
+    const char *at[DEPTH_MAX];
+    size_t depth;
+} walk;
+
+/* Whether a row's path is the walk's, of which it may leave out the last key. */
+static bool is_path(const walk *w, const char *path, size_t depth)
+{
+    for (size_t i = 0; i < depth; i++) {
+        const size_t length = strcspn(path, ".");
+        const bool is_any = length == 1 && path[0] == '*';
+        if (length == 0 || (!is_any && (strlen(w->at[i]) != length || strncmp(w->at[i], path, length) != 0))) {
+            return false;
+        }
+        path += length + (path[length] == '.' ? 1 : 0);
+    }
+    return depth == w->depth ? *path == 0 : *path != 0 && strchr(path, '.') == NULL;
+}
+
+static void print_path(const walk *w, char out[PATH_BYTES])
+{
+    size_t used = (size_t)snprintf(out, PATH_BYTES, "%s", w->root);
+    for (size_t i = 0; i < w->depth && used < PATH_BYTES; i++) {
+        char text[EP_JSON_TEXT_BYTES];
+        used += (size_t)snprintf(out + used, PATH_BYTES - used, ".%s", ep_json_printable(w->at[i], text, sizeof(text)));
+    }
+}
+
+/* The last key is none of ours: which are, beside it. */
+static void fail_key(const walk *w)
+{
+    char path[PATH_BYTES];
+    char others[LIST_BYTES] = "";
+    size_t used = 0;
+    for (size_t i = 0; i < EP_ARRAY_COUNT(keys) && used < sizeof(others); i++) {
+        if ((keys[i].methods & w->methods) != 0 && is_path(w, keys[i].path, w->depth - 1)) {
+            const char *dot = strrchr(keys[i].path, '.');
+            const char *name = dot == NULL ? keys[i].path : dot + 1;
+            used += (size_t)snprintf(others + used, sizeof(others) - used, "%s%s", used == 0 ? "" : ", ", name);
+        }
+    }
+    print_path(w, path);
+    ep_config_fail(w->reader, EP_ERR_UNIMPLEMENTED, "%s: this build does not know what the key means for weights; allowed: %s", path,
+                   used == 0 ? "none" : others);
+}
+
+/* Whether a value's text is in a list a|b|c. */
+static bool is_listed(const char *list, const json_t *value)
+{
+    const char *text = json_is_string(value) ? json_string_value(value)
+                       : json_is_true(value) ? "true"
+                       : json_is_false(value) ? "false"
+                                              : "";
+    char number[32];
+    if (json_is_integer(value)) {
+        snprintf(number, sizeof(number), "%" JSON_INTEGER_FORMAT, json_integer_value(value));
+        text = number;
+    }
+    for (size_t length = 0; *list != 0; list += length + (list[length] == '|' ? 1 : 0)) {
+        length = strcspn(list, "|");
+        if (strlen(text) == length && strncmp(text, list, length) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool is_integers(const json_t *value)
+{
+    bool all = json_is_integer(value) || json_is_array(value);
+    for (size_t i = 0; all && i < json_array_size(value); i++) {
+        all = json_is_integer(json_array_get(value, i));
+    }
+    return all;
+}
+
+static void check_value(const walk *w, const char *allowed, const json_t *value)
+{
+    char path[PATH_BYTES];
+    char text[EP_JSON_TEXT_BYTES];
+    const bool wants_integers = strcmp(allowed, "#") == 0;
+    if (!(wants_integers ? is_integers(value) : is_listed(allowed, value))) {
+        print_path(w, path);
+        ep_config_fail(w->reader, EP_ERR_UNIMPLEMENTED, "%s is %s, allowed %s", path, ep_json_describe(value, text),
+                       wants_integers ? "integers" : allowed);
+    }
+}
+
+static void check_object(walk *w, json_t *object);
+
+static void check_key(walk *w, json_t *value)
+{
+    char path[PATH_BYTES];
+    char text[EP_JSON_TEXT_BYTES];
+    size_t i = 0;
+    while (i < EP_ARRAY_COUNT(keys) && ((keys[i].methods & w->methods) == 0 || !is_path(w, keys[i].path, w->depth))) {
+        i++;
+    }
+    if (i == EP_ARRAY_COUNT(keys)) {
+        fail_key(w);
+    } else if (keys[i].allowed == NULL || json_is_null(value)) {
+        return;
+    } else if (strcmp(keys[i].allowed, "{}") != 0) {
+        check_value(w, keys[i].allowed, value);
+    } else if (json_is_object(value)) {
+        check_object(w, value);
+    } else {
+        print_path(w, path);
+        ep_config_fail(w->reader, EP_ERR_UNIMPLEMENTED, "%s is %s, allowed an object", path, ep_json_describe(value, text));
+    }
+}
+
+static void check_object(walk *w, json_t *object)
+{
+    const char *key;
+    json_t *value;
+    json_object_foreach(object, key, value)
+    {
+        EP_ASSERT(w->depth < DEPTH_MAX); /* deeper than its paths the table has no object */
+        w->at[w->depth++] = key;
+        check_key(w, value);
+        w->depth--;
+    }
+}
+
+/* What groups of weights say alike of a size; 0 when one says another. */
+static void join_size(const json_t *value, bool *stated, uint32_t *size)
+{
+    const json_int_t number = json_is_integer(value) ? json_integer_value(value) : 0;
+    const uint32_t next = number > 0 && number <= UINT32_MAX ? (uint32_t)number : 0;
+    if (json_is_integer(value)) {
+        *size = *stated && *size != next ? 0 : next;
+        *stated = true;
+    }
+}
+
+static void join_block(const json_t *block, bool *stated, ep_quant_config *config)
+{
+    bool second = *stated;
+    join_size(json_array_get(block, 0), stated, &config->block_rows);
+    join_size(json_array_get(block, 1), &second, &config->block_columns);
+}
+
+static void read_sizes(const json_t *quantised, ep_quant_config *config)
+{
+    const char *name;
+    json_t *group;
+    bool has_group = false;
+    bool has_block = false;
+    join_block(json_object_get(quantised, "weight_block_size"), &has_block, config);
+    json_object_foreach(json_object_get(quantised, "config_groups"), name, group)
+    {
+        const json_t *weights = json_object_get(group, "weights");
+        join_size(json_object_get(weights, "group_size"), &has_group, &config->group_columns);
+        join_block(json_object_get(weights, "block_structure"), &has_block, config);
+    }
+}
+
+void ep_quant_config_read(ep_config_reader *reader, json_t *root, ep_quant_config *out_config)
+{
+    char text[EP_JSON_TEXT_BYTES];
+    const char *key = "";
+    const char *const *names = EP_CONFIG_KEYS("quantization_config", "compression_config");
+    ep_config_reader whole = *reader;
+    whole.object = root;
+    whole.prefix = "";
+    *out_config = (ep_quant_config){0};
+    json_t *quantised = ep_config_find(reader, names, &key);
+    if (quantised == NULL) {
+        quantised = ep_config_find(&whole, names, &key);
+    }
+    if (quantised == NULL) {
+        return;
+    }
+    walk w = {.reader = reader, .root = key};
+    const char *method = json_string_value(json_object_get(quantised, "quant_method"));
+    for (size_t i = 0; method != NULL && i < EP_ARRAY_COUNT(methods); i++) {
+        w.methods |= strcmp(method, methods[i].name) == 0 ? methods[i].keys : 0;
+    }
+    if (w.methods == 0) {
+        ep_config_fail(reader, EP_ERR_UNIMPLEMENTED,
+                       "%s: quant_method is %s, allowed: none, fp8, mxfp4, mxfp8, compressed-tensors, w8a8, ascend", key,
+                       method == NULL ? "not given" : ep_json_printable(method, text, sizeof(text)));
+        return;
+    }
+    check_object(&w, quantised);
+    read_sizes(quantised, out_config);
+}

@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* quantization_config as public checkpoints have it; a key or a value that nobody knows is refused wherever it stands. */
+#include <criterion/criterion.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "model/model_config.h"
+
+#define CT(format, group)                                                                                                       \
+    "{\"quant_method\":\"compressed-tensors\",\"config_groups\":{\"group_0\":" group "},\"format\":\"" format "\","             \
+    "\"global_compression_ratio\":null,\"ignore\":[\"lm_head\"],\"kv_cache_scheme\":{\"num_bits\":8},"                          \
+    "\"quantization_status\":\"compressed\",\"sparsity_config\":{\"format\":\"dense\",\"global_sparsity\":0.1},"                \
+    "\"transform_config\":{},\"version\":\"0.20.0\"}"
+#define WEIGHTS(bits, type, group, strategy, symmetric, block)                                                                  \
+    "{\"actorder\":null,\"block_structure\":" block ",\"dynamic\":false,\"group_size\":" group ",\"num_bits\":" bits            \
+    ",\"observer\":\"minmax\",\"observer_kwargs\":{\"averaging\":1},\"scale_dtype\":null,\"strategy\":\"" strategy              \
+    "\",\"symmetric\":" symmetric ",\"type\":\"" type "\",\"zp_dtype\":\"torch.int8\"}"
+#define GROUP(weights)                                                                                                          \
+    "{\"format\":null,\"input_activations\":{\"dynamic\":true,\"num_bits\":8},\"output_activations\":null,"                     \
+    "\"targets\":[\"Linear\"],\"weights\":" weights "}"
+
+static const struct {
+    const char *text;
+    ep_quant_config wanted;
+} configs[] = {
+    {"{\"quant_method\":\"fp8\",\"activation_scheme\":\"dynamic\",\"fmt\":\"e4m3\",\"weight_block_size\":[128,128]}", {0, 128, 128}},
+    {"{\"quant_method\":\"fp8\",\"activation_scheme\":\"dynamic\",\"modules_to_not_convert\":null,\"weight_block_size\":[64,32],"
+     "\"dequantize\":false,\"scale_fmt\":\"ue8m0\",\"expert_dtype\":\"fp4\"}",
+     {0, 64, 32}},
+    {"{\"quant_method\":\"fp8\",\"activation_scheme\":\"static\",\"weight_block_size\":null,\"ignored_layers\":[\"lm_head\"]}", {0, 0, 0}},
+    {"{\"quant_method\":\"mxfp4\",\"modules_to_not_convert\":[\"model.layers.*.self_attn\"]}", {0, 0, 0}},
+    {"{\"quant_method\":\"w8a8\"}", {0, 0, 0}},
+    {CT("pack-quantized", GROUP(WEIGHTS("4", "int", "32", "group", "true", "null"))), {32, 0, 0}},
+    {CT("float-quantized", GROUP(WEIGHTS("8", "float", "null", "block", "true", "[128,64]"))), {0, 128, 64}},
+    {CT("mixed-precision", GROUP(WEIGHTS("4", "int", "32", "group", "true", "null")) ",\"group_1\":" GROUP(
+                               WEIGHTS("8", "int", "128", "group", "false", "null")) ",\"group_2\":" GROUP("null")),
+     {0, 0, 0}},
+};
+
+/* Parses a model's config with this quantization_config, at the top or one level down. */
+static ep_err parse(json_t *quantised, bool is_nested, ep_quant_config *out_config, ep_error *error)
+{
+    static const char model[] = "{\"model_type\":\"mixtral\",\"hidden_size\":64,\"intermediate_size\":32,\"num_hidden_layers\":4,"
+                                "\"num_local_experts\":8,\"num_experts_per_tok\":2}";
+    ep_model_config config = {0};
+    json_t *root = json_loads(model, 0, NULL);
+    json_object_set(root, "quantization_config", quantised);
+    if (is_nested) {
+        json_t *outer = json_object();
+        json_object_set_new(outer, "text_config", root);
+        root = outer;
+    }
+    char *text = json_dumps(root, 0);
+    const ep_err err = ep_model_config_parse("config.json", text, strlen(text), &config, error);
+    *out_config = config.quant;
+    ep_model_config_fini(&config);
+    free(text);
+    json_decref(root);
+    return err;
+}
+
+Test(quant_config, known_configs_are_read)
+{
+    for (size_t i = 0; i < 2 * EP_ARRAY_COUNT(configs); i++) {
+        ep_error error;
+        ep_quant_config got;
+        const ep_quant_config *wanted = &configs[i / 2].wanted;
+        json_t *quantised = json_loads(configs[i / 2].text, 0, NULL);
+        cr_assert_not_null(quantised, "%zu", i / 2);
+        cr_assert_eq(parse(quantised, i % 2 == 1, &got, &error), EP_OK, "%zu: %s", i / 2, error.text);
+        cr_expect(got.group_columns == wanted->group_columns && got.block_rows == wanted->block_rows &&
+                      got.block_columns == wanted->block_columns,
+                  "%zu: %u, %u x %u", i / 2, got.group_columns, got.block_rows, got.block_columns);
+        json_decref(quantised);
+    }
+}
+
+/* Objects beneath these are about activations, or say how weights were found. */
+static bool is_free(const char *key)
+{
+    static const char *const names[] = {"kv_cache_scheme", "input_activations", "output_activations", "observer_kwargs"};
+    bool is_one = false;
+    for (size_t i = 0; i < EP_ARRAY_COUNT(names); i++) {
+        is_one = is_one || strcmp(key, names[i]) == 0;
+    }
+    return is_one;
+}
+
+/* Puts a key that nobody knows into every object in turn. Returns how many there were. */
+static int expect_unknown_refused(json_t *whole, json_t *object, const char *path)
+{
+    int count = 1;
+    ep_error error;
+    ep_quant_config got;
+    char inner[256];
+    const char *key;
+    json_t *value;
+    json_object_set_new(object, "codebook", json_integer(1));
+    cr_expect_eq(parse(whole, false, &got, &error), EP_ERR_UNIMPLEMENTED, "%s", path);
+    snprintf(inner, sizeof(inner), "config.json: %s.codebook", path);
+    cr_expect_eq(strncmp(error.text, inner, strlen(inner)), 0, "%s: %s", inner, error.text);
+    json_object_del(object, "codebook");
+    json_object_foreach(object, key, value)
+    {
+        snprintf(inner, sizeof(inner), "%s.%s", path, key);
+        count += json_is_object(value) && !is_free(key) ? expect_unknown_refused(whole, value, inner) : 0;
+    }
+    return count;
+}
+
+Test(quant_config, an_unknown_key_at_any_level_is_refused_by_name)
+{
+    int count = 0;
+    for (size_t i = 0; i < EP_ARRAY_COUNT(configs); i++) {
+        json_t *quantised = json_loads(configs[i].text, 0, NULL);
+        count += expect_unknown_refused(quantised, quantised, "quantization_config");
+        json_decref(quantised);
+    }
+    cr_expect_gt(count, 20, "%d", count);
+}
+
+Test(quant_config, a_value_that_changes_weights_is_refused)
+{
+    static const struct {
+        const char *text;
+        const char *error;
+    } cases[] = {
+        {"{\"quant_method\":\"bitsandbytes\"}", "quantization_config: quant_method is bitsandbytes, allowed: none, fp8"},
+        {"{\"quant_method\":[]}", "quantization_config: quant_method is not given"},
+        {"{\"quant_method\":\"fp8\",\"fmt\":\"e5m2\"}", "quantization_config.fmt is \"e5m2\", allowed e4m3"},
+        {"{\"quant_method\":\"fp8\",\"weight_block_size\":[128,\"x\"]}", "weight_block_size is an array of 2, allowed integers"},
+        {"{\"quant_method\":\"mxfp4\",\"weight_block_size\":[128,128]}", "quantization_config.weight_block_size: this build does not know"},
+        {CT("marlin-24", GROUP("null")), "quantization_config.format is \"marlin-24\", allowed dense|"},
+        {CT("pack-quantized", "[\"Linear\"]"), "config_groups.group_0 is an array of 1, allowed an object"},
+        {CT("pack-quantized", GROUP(WEIGHTS("3", "int", "32", "group", "true", "null"))), "weights.num_bits is 3, allowed 4|8"},
+        {CT("pack-quantized", GROUP(WEIGHTS("4", "int", "32.5", "group", "true", "null"))), "weights.group_size is 32.5, allowed integers"},
+        {CT("pack-quantized", GROUP(WEIGHTS("4", "int", "32", "attn_head", "true", "null"))), "weights.strategy is \"attn_head\", allowed"},
+        {CT("pack-quantized", GROUP("{\"dynamic\":true}")), "weights.dynamic is true, allowed false"},
+        {CT("pack-quantized", GROUP("{\"actorder\":\"rank\"}")), "weights.actorder is \"rank\", allowed"},
+        {"{\"quant_method\":\"compressed-tensors\",\"quantization_status\":\"frozen\"}", "quantization_status is \"frozen\", allowed compressed"},
+        {"{\"quant_method\":\"compressed-tensors\",\"sparsity_config\":{\"format\":\"sparse-24-bitmask\"}}",
+         "sparsity_config.format is \"sparse-24-bitmask\", allowed dense"},
+        {"{\"quant_method\":\"compressed-tensors\",\"transform_config\":{\"config_groups\":{\"u\":{}}}}",
+         "transform_config.config_groups.u: this build does not know what the key means for weights; allowed: none"},
+    };
+    for (size_t i = 0; i < EP_ARRAY_COUNT(cases); i++) {
+        ep_error error;
+        ep_quant_config got;
+        json_t *quantised = json_loads(cases[i].text, 0, NULL);
+        cr_assert_not_null(quantised, "%zu", i);
+        cr_expect_eq(parse(quantised, false, &got, &error), EP_ERR_UNIMPLEMENTED, "%zu", i);
+        cr_expect(strstr(error.text, cases[i].error) != NULL, "%zu: %s", i, error.text);
+        json_decref(quantised);
+    }
+}
