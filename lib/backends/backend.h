@@ -165,6 +165,7 @@ struct ep_backend_weights {
     uint32_t hidden;
     uint32_t inner;
     ep_weight_format format;
+    ep_weight_format down_format;
 };
 
 /* NULL when there is no such backend. Names of all, for messages: ep_backend_names() = "cpu, reference".

@@ -36,6 +36,12 @@ static ep_err check_shape_and_types(const ep_expert_source *source, ep_error *ou
         return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED, "weight format %u is not implemented, allowed 1..%u",
                             (unsigned)source->format, (unsigned)EP_WEIGHTS_COUNT - 1);
     }
+    const ep_weight_format down = ep_expert_down_format(source);
+    const bool rounds = source->format == EP_WEIGHTS_W8A8 || down == EP_WEIGHTS_W8A8;
+    if ((unsigned)down >= EP_WEIGHTS_COUNT || (rounds && down != source->format)) {
+        return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED, "down of weight format %u beside gate and up of %u is not implemented",
+                            (unsigned)down, (unsigned)source->format);
+    }
     const uint32_t columns_max = source->hidden > source->inner ? source->hidden : source->inner;
     if (source->format == EP_WEIGHTS_W8A8 && columns_max > EP_W8A8_COLUMNS_MAX) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "w8a8 matrices of %u columns, allowed 1 to %u",
@@ -82,11 +88,12 @@ ep_err ep_expert_source_check(const ep_expert_source *source, ep_error *out_erro
         const char *name;
         const void *values;
         const void *scales;
-    } matrices[] = {{"gate", source->gate, source->gate_scales},
-                    {"up", source->up, source->up_scales},
-                    {"down", source->down, source->down_scales}};
+        ep_weight_format format;
+    } matrices[] = {{"gate", source->gate, source->gate_scales, source->format},
+                    {"up", source->up, source->up_scales, source->format},
+                    {"down", source->down, source->down_scales, ep_expert_down_format(source)}};
     for (size_t i = ep_activation_has_gate(source->activation) ? 0 : 1; i < EP_ARRAY_COUNT(matrices); i++) {
-        bool lacks_scales = !ep_weight_format_is_float(source->format) && matrices[i].scales == NULL;
+        bool lacks_scales = !ep_weight_format_is_float(matrices[i].format) && matrices[i].scales == NULL;
         if (matrices[i].values == NULL || lacks_scales) {
             return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "the expert's %s matrix %s missing",
                                 matrices[i].name, matrices[i].values == NULL ? "is" : "has its scales");
@@ -100,7 +107,7 @@ ep_expert_source ep_expert_source_outline(const ep_expert_source *source)
     ep_expert_source outline = *source;
     const void **const addresses[] = {&outline.gate,        &outline.up,        &outline.down,      &outline.gate_scales,
                                       &outline.up_scales,   &outline.down_scales, &outline.gate_bias, &outline.up_bias,
-                                      &outline.down_bias,   &outline.shared_gate};
+                                      &outline.down_bias,   &outline.shared_gate, &outline.places};
     for (size_t i = 0; i < EP_ARRAY_COUNT(addresses); i++) {
         *addresses[i] = *addresses[i] != NULL ? (const void *)(uintptr_t)1 : NULL;
     }
@@ -124,6 +131,17 @@ ep_ffn_family ep_numerics_family(ep_numerics numerics, ep_weight_format format)
                                  : numerics == EP_NUMERICS_BF16ODD ? EP_FFN_FAMILY_BF16ODD
                                                                    : EP_FFN_FAMILY_PORTABLE;
     return ep_ffn_family_has(family, format) ? family : EP_FFN_FAMILY_PORTABLE;
+}
+
+ep_ffn_family ep_numerics_expert_family(ep_numerics numerics, ep_weight_format format, ep_weight_format down_format)
+{
+    const ep_ffn_family family = ep_numerics_family(numerics, format);
+    const ep_weight_format down = down_format == EP_WEIGHTS_NONE ? format : down_format;
+    if (ep_ffn_family_has(family, down)) {
+        return family;
+    }
+    const ep_ffn_family other = ep_numerics_family(numerics, down);
+    return ep_ffn_family_has(other, format) ? other : EP_FFN_FAMILY_PORTABLE;
 }
 
 ep_err ep_job_check(const ep_job *job)

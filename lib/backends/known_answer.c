@@ -81,26 +81,47 @@ static void fill(uint64_t *state, void *to, ep_dtype dtype, size_t count, float 
 /* Any code but those of f8e4m3 that mean NaN. */
 static void fill_codes(uint64_t *state, ep_weight_format format, void *to, size_t count)
 {
+    const bool is_f8 = ep_weight_format_codes(format) == EP_CODES_E4M3;
     for (size_t i = 0; i < count; i++) {
         uint8_t code = (uint8_t)(ep_splitmix64(state) >> 56);
-        bool is_f8 = format == EP_WEIGHTS_F8_BLOCK || format == EP_WEIGHTS_F8_CHANNEL || format == EP_WEIGHTS_MXFP8;
         ((uint8_t *)to)[i] = is_f8 && (code & 0x7fu) == 0x7fu ? 0x38 : code;
     }
 }
 
-/* Scales such that weights stay about as large as those of plain formats. */
-static void fill_scales(uint64_t *state, ep_weight_format format, void *to, size_t bytes)
+/* The exponent of scales with which weights stay about as large as those of plain formats. */
+static int scale_exponent(ep_weight_format format)
 {
-    const bool is_e8m0 = format == EP_WEIGHTS_MXFP4 || format == EP_WEIGHTS_MXFP8;
-    const int exponent = format == EP_WEIGHTS_MXFP4 || format == EP_WEIGHTS_INT4 ? -4 : -9;
-    if (is_e8m0) {
-        for (size_t i = 0; i < bytes; i++) {
-            ((uint8_t *)to)[i] = (uint8_t)(127 + exponent + (int)(ep_splitmix64(state) % 3));
-        }
-        return;
+    return ep_weight_codes_are_nibbles(ep_weight_format_codes(format)) ? -4 : -9;
+}
+
+static void fill_parts(uint64_t *state, ep_weight_scales kind, uint8_t *to, size_t bytes)
+{
+    for (size_t i = 0; i < bytes; i++) {
+        const uint8_t part = (uint8_t)(ep_splitmix64(state) >> 56);
+        to[i] = kind == EP_SCALES_E4M3_PARTS && (part & 0x7fu) == 0x7fu ? 0x38 : part;
     }
-    const ep_dtype dtype = format == EP_WEIGHTS_INT4 ? EP_DTYPE_BF16 : EP_DTYPE_F32;
-    fill(state, to, dtype, bytes / ep_dtype_bytes(dtype), ldexpf(1.0f, exponent));
+}
+
+/* parts are up to 64 and more: what they are multiplied by is as much smaller. */
+static void fill_scales(uint64_t *state, ep_weight_format format, uint32_t rows, uint32_t columns, uint8_t *to)
+{
+    const ep_scale_arrays arrays = ep_weight_scale_arrays(format, rows, columns);
+    const ep_weight_scales kind = ep_weight_format_scales(format);
+    const bool has_levels = ep_weight_scales_have_levels(kind);
+    const int exponent = scale_exponent(format);
+    uint8_t *factors = to + arrays.scales + arrays.offsets;
+    if (kind == EP_SCALES_E8M0) {
+        for (size_t i = 0; i < arrays.scales; i++) {
+            to[i] = (uint8_t)(127 + exponent + (int)(ep_splitmix64(state) % 3));
+        }
+    } else if (has_levels) {
+        fill_parts(state, kind, to, arrays.scales);
+    } else {
+        const ep_dtype dtype = kind == EP_SCALES_BF16 ? EP_DTYPE_BF16 : kind == EP_SCALES_F16 ? EP_DTYPE_F16 : EP_DTYPE_F32;
+        fill(state, to, dtype, arrays.scales / ep_dtype_bytes(dtype), ldexpf(1.0f, exponent));
+    }
+    fill_parts(state, EP_SCALES_NONE, to + arrays.scales, arrays.offsets);
+    fill(state, factors, EP_DTYPE_F32, (arrays.scale_factors + arrays.offset_factors) / sizeof(float), ldexpf(1.0f, exponent - 6));
 }
 
 static void fill_matrix(uint64_t *state, ep_weight_format format, uint32_t rows, uint32_t columns, void *values,
@@ -111,7 +132,7 @@ static void fill_matrix(uint64_t *state, ep_weight_format format, uint32_t rows,
         return;
     }
     fill_codes(state, format, values, rows * ep_weight_row_bytes(format, columns));
-    fill_scales(state, format, scales, ep_weight_scales_bytes(format, rows, columns));
+    fill_scales(state, format, rows, columns, scales);
 }
 
 static void fill_data(known_data *data, ep_weight_format format)

@@ -3,16 +3,20 @@
  * The words about an expert that every layer shares: in which form its weights are kept, and what it computes
  * between its matrices.
  *
- * Weight formats. A matrix is [rows,columns], y = x * W^T; a row is contiguous and starts at its own byte:
+ * Weight formats. A matrix is [rows,columns], y = x * W^T; a row of values is contiguous and starts at its own byte:
  *   bf16 f16 f32      values only
- *   f8_block          f8e4m3; scales f32 [ceil(rows/128), ceil(columns/128)], one for each 128 x 128 weights
- *   f8_channel        f8e4m3; scales f32 [rows]
- *   mxfp4             two e2m1 codes per byte, the even column in the low half; scales e8m0 [rows, ceil(columns/32)]
- *   mxfp8             f8e4m3; scales e8m0 [rows, ceil(columns/32)]
- *   int4              q + 8, eight to a little-endian word, the lowest column in the lowest bits, rows padded to whole
- *                     words; scales bf16 [rows, ceil(columns/32)]
  *   w8a8              int8; scales f32 [rows]. The rows of x and of the inner product are rounded to int8 too
- * Scales multiply. Codes of f8e4m3 that mean NaN and e8m0 255 do not occur: the reader refuses them.
+ *   all others        codes; G columns of a row are a group, the last may be short, and share a scale and perhaps an offset:
+ *                     weight = code * scale - offset
+ * Codes         e4m3 a byte; e2m1 two to a byte; int4 two to a byte, 8 more than they mean; uint4 two to a byte; int8 a byte. Of two the
+ *               even column is in the low half. Rows of int4 and uint4 are padded to whole words of 4 bytes
+ * Scales        f32, bf16, f16 or e8m0 [rows,groups]; f8_block f32 [ceil(rows/128),groups]; f8_channel f32 [rows].
+ *               Of two levels: part [rows,groups] (uint8, int8 or e4m3), and f32 [rows,ceil(columns/256)] that it is multiplied by
+ * Offsets       zero: int8 z [rows,groups], offset = scale * z. minimum: uint8 [rows,groups], and f32 [rows,ceil(columns/256)] that it is
+ *               multiplied by
+ * A matrix's scales are one block of memory: scales or parts; z or minima; what parts are multiplied by; what minima are multiplied by.
+ * Products of these are rounded once to f32; all but those of f32 scales with more than 16 bits, and of e4m3 parts, are exact.
+ * Codes of e4m3 that mean NaN and e8m0 255 do not occur: the reader refuses them.
  */
 #ifndef EP_BASE_EXPERT_FORM_H
 #define EP_BASE_EXPERT_FORM_H
@@ -23,28 +27,54 @@
 
 #include "expertd/tensor.h"
 
-/* name, number, text in numerics ids and messages */
+/* name, number, text in numerics ids and messages; codes, columns of a group, scales, offsets: see above */
 #define EP_WEIGHTS_MAP(X)                                                                                    \
-    X(NONE, 0, "none")                                                                                       \
-    X(BF16, 1, "bf16")                                                                                       \
-    X(F16, 2, "f16")                                                                                         \
-    X(F32, 3, "f32")                                                                                         \
-    X(F8_BLOCK, 4, "f8e4m3-block128")                                                                        \
-    X(F8_CHANNEL, 5, "f8e4m3-channel")                                                                       \
-    X(MXFP4, 6, "mxfp4")                                                                                     \
-    X(MXFP8, 7, "mxfp8")                                                                                     \
-    X(INT4, 8, "int4-g32")                                                                                   \
-    X(W8A8, 9, "w8a8")
+    X(NONE, 0, "none", NONE, 0, NONE, NONE)                                                                  \
+    X(BF16, 1, "bf16", NONE, 0, NONE, NONE)                                                                  \
+    X(F16, 2, "f16", NONE, 0, NONE, NONE)                                                                    \
+    X(F32, 3, "f32", NONE, 0, NONE, NONE)                                                                    \
+    X(F8_BLOCK, 4, "f8e4m3-block128", E4M3, 128, F32, NONE)                                                  \
+    X(F8_CHANNEL, 5, "f8e4m3-channel", E4M3, 128, F32, NONE)                                                 \
+    X(MXFP4, 6, "mxfp4", E2M1, 32, E8M0, NONE)                                                               \
+    X(MXFP8, 7, "mxfp8", E4M3, 32, E8M0, NONE)                                                               \
+    X(INT4, 8, "int4-g32", INT4, 32, BF16, NONE)                                                             \
+    X(W8A8, 9, "w8a8", NONE, 0, NONE, NONE)                                                                  \
+    X(INT4_F16, 10, "int4-g32-f16", INT4, 32, F16, NONE)                                                     \
+    X(INT4_ZERO, 11, "int4-g32-zero", INT4, 32, F32, ZERO)                                                   \
+    X(INT4_128, 12, "int4-g128", INT4, 128, F32, NONE)                                                       \
+    X(INT4_128_ZERO, 13, "int4-g128-zero", INT4, 128, F32, ZERO)                                             \
+    X(INT8_F16, 14, "int8-g32-f16", INT8, 32, F16, NONE)                                                     \
+    X(INT8_ZERO, 15, "int8-g32-zero", INT8, 32, F32, ZERO)                                                   \
+    X(INT8_128, 16, "int8-g128", INT8, 128, F32, NONE)                                                       \
+    X(INT8_128_ZERO, 17, "int8-g128-zero", INT8, 128, F32, ZERO)                                             \
+    X(F8_32, 18, "f8e4m3-g32", E4M3, 32, F32, NONE)                                                          \
+    X(NVFP4, 19, "nvfp4", E2M1, 16, E4M3_PARTS, NONE)                                                        \
+    X(Q4_K, 20, "q4_k", UINT4, 32, UINT8_PARTS, MINIMUM)                                                     \
+    X(Q6_K, 21, "q6_k", INT8, 16, INT8_PARTS, NONE)
 
 typedef enum ep_weight_format {
-#define EP_WEIGHTS_ROW(name, number, text) EP_WEIGHTS_##name = number,
+#define EP_WEIGHTS_ROW(name, number, text, codes, group, scales, offsets) EP_WEIGHTS_##name = number,
     EP_WEIGHTS_MAP(EP_WEIGHTS_ROW)
 #undef EP_WEIGHTS_ROW
     EP_WEIGHTS_COUNT
 } ep_weight_format;
 
-#define EP_F8_BLOCK 128 /* rows and columns of f8_block that share a scale */
-#define EP_MX_GROUP 32  /* columns of mxfp4, mxfp8 and int4 that share a scale */
+typedef enum ep_weight_codes { EP_CODES_NONE, EP_CODES_E4M3, EP_CODES_E2M1, EP_CODES_INT4, EP_CODES_UINT4, EP_CODES_INT8 } ep_weight_codes;
+typedef enum ep_weight_scales {
+    EP_SCALES_NONE,
+    EP_SCALES_F32,
+    EP_SCALES_BF16,
+    EP_SCALES_F16,
+    EP_SCALES_E8M0,
+    EP_SCALES_UINT8_PARTS,
+    EP_SCALES_INT8_PARTS,
+    EP_SCALES_E4M3_PARTS
+} ep_weight_scales;
+typedef enum ep_weight_offsets { EP_OFFSETS_NONE, EP_OFFSETS_ZERO, EP_OFFSETS_MINIMUM } ep_weight_offsets;
+
+#define EP_F8_BLOCK 128      /* rows and columns of f8_block that share a scale */
+#define EP_MX_GROUP 32       /* columns of MX formats that share a scale, and of rows that family w4a8 rounds together */
+#define EP_SCALE_BLOCK 256   /* columns of scales of two levels */
 /* w8a8: 127 * 128 * columns stays below 2^31. */
 #define EP_W8A8_COLUMNS_MAX 131072
 
@@ -67,10 +97,69 @@ static inline ep_dtype ep_weight_format_dtype(ep_weight_format format)
                                       : EP_DTYPE_NONE;
 }
 
+/* The columns of the table; NONE and 0 for formats without groups. */
+static inline ep_weight_codes ep_weight_format_codes(ep_weight_format format)
+{
+    switch (format) {
+#define EP_WEIGHTS_ROW(name, number, text, codes, group, scales, offsets)                                    \
+    case EP_WEIGHTS_##name:                                                                                  \
+        return EP_CODES_##codes;
+        EP_WEIGHTS_MAP(EP_WEIGHTS_ROW)
+#undef EP_WEIGHTS_ROW
+    default:
+        return EP_CODES_NONE;
+    }
+}
+
+static inline ep_weight_scales ep_weight_format_scales(ep_weight_format format)
+{
+    switch (format) {
+#define EP_WEIGHTS_ROW(name, number, text, codes, group, scales, offsets)                                    \
+    case EP_WEIGHTS_##name:                                                                                  \
+        return EP_SCALES_##scales;
+        EP_WEIGHTS_MAP(EP_WEIGHTS_ROW)
+#undef EP_WEIGHTS_ROW
+    default:
+        return EP_SCALES_NONE;
+    }
+}
+
+static inline ep_weight_offsets ep_weight_format_offsets(ep_weight_format format)
+{
+    switch (format) {
+#define EP_WEIGHTS_ROW(name, number, text, codes, group, scales, offsets)                                    \
+    case EP_WEIGHTS_##name:                                                                                  \
+        return EP_OFFSETS_##offsets;
+        EP_WEIGHTS_MAP(EP_WEIGHTS_ROW)
+#undef EP_WEIGHTS_ROW
+    default:
+        return EP_OFFSETS_NONE;
+    }
+}
+
+/* Columns that share a scale; f8_channel repeats its scale. */
+static inline uint32_t ep_weight_group_columns(ep_weight_format format)
+{
+    switch (format) {
+#define EP_WEIGHTS_ROW(name, number, text, codes, group, scales, offsets)                                    \
+    case EP_WEIGHTS_##name:                                                                                  \
+        return group;
+        EP_WEIGHTS_MAP(EP_WEIGHTS_ROW)
+#undef EP_WEIGHTS_ROW
+    default:
+        return 0;
+    }
+}
+
 /* Whether it is codes with a scale for each group of a row's columns. */
 static inline bool ep_weight_format_has_groups(ep_weight_format format)
 {
-    return format >= EP_WEIGHTS_F8_BLOCK && format <= EP_WEIGHTS_INT4;
+    return ep_weight_format_codes(format) != EP_CODES_NONE;
+}
+
+static inline bool ep_weight_codes_are_nibbles(ep_weight_codes codes)
+{
+    return codes == EP_CODES_E2M1 || codes == EP_CODES_INT4 || codes == EP_CODES_UINT4;
 }
 
 /* Whether scales are powers of two, one for each EP_MX_GROUP columns. */
@@ -79,11 +168,25 @@ static inline bool ep_weight_format_is_mx(ep_weight_format format)
     return format == EP_WEIGHTS_MXFP4 || format == EP_WEIGHTS_MXFP8;
 }
 
-/* Columns that share a scale in formats with groups; f8_channel repeats its scale. */
-static inline uint32_t ep_weight_group_columns(ep_weight_format format)
+static inline bool ep_weight_scales_have_levels(ep_weight_scales scales)
 {
-    return format == EP_WEIGHTS_F8_BLOCK || format == EP_WEIGHTS_F8_CHANNEL ? EP_F8_BLOCK : EP_MX_GROUP;
+    return scales >= EP_SCALES_UINT8_PARTS;
 }
+
+/* Bytes of one scale, or one part of it. */
+static inline size_t ep_weight_scale_bytes(ep_weight_scales scales)
+{
+    return scales == EP_SCALES_F32 ? 4 : scales == EP_SCALES_BF16 || scales == EP_SCALES_F16 ? 2 : 1;
+}
+
+/* The block of a matrix's scales: how many bytes each of its arrays has, in their order. */
+typedef struct ep_scale_arrays {
+    size_t scales;
+    size_t offsets;
+    size_t scale_factors;
+    size_t offset_factors;
+} ep_scale_arrays;
+ep_scale_arrays ep_weight_scale_arrays(ep_weight_format format, uint32_t rows, uint32_t columns);
 
 /* Bytes of one row of values. */
 size_t ep_weight_row_bytes(ep_weight_format format, uint32_t columns);
@@ -146,9 +249,11 @@ typedef struct ep_activation_numbers {
 typedef struct ep_expert_source {
     uint32_t hidden; /* H >= 1 */
     uint32_t inner;  /* I >= 1 */
-    ep_weight_format format;
+    ep_weight_format format;      /* of gate and up */
+    ep_weight_format down_format; /* of down; NONE: the same. Of w8a8 both are */
     ep_activation activation;
     ep_activation_numbers numbers;
+    const void *places;      /* uint32 [H]: the column of gate and up, and of the shared gate, that x[i] belongs to; NULL: i */
     const void *gate;        /* [I,H]; NULL when the activation has no gate */
     const void *up;          /* [I,H] */
     const void *down;        /* [H,I] */
@@ -162,5 +267,10 @@ typedef struct ep_expert_source {
     ep_dtype shared_gate_dtype; /* bf16, f16 or f32; looked at when shared_gate is set */
     const void *shared_gate;    /* [H], a shared expert's own gate; NULL none */
 } ep_expert_source;
+
+static inline ep_weight_format ep_expert_down_format(const ep_expert_source *source)
+{
+    return source->down_format == EP_WEIGHTS_NONE ? source->format : source->down_format;
+}
 
 #endif

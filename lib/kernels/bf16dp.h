@@ -11,9 +11,10 @@
  *           nearest even. An odd length is filled up by a pair member of +0 on both sides.
  *   mx      a weight is the bf16 that code times scale is: an infinity beyond bf16's range, +0 below its normal numbers and
  *           for both codes of zero. So an expert has the bits of the same one widened to bf16.
- *   groups  f8, int4: such a chain, from +0, over the codes' exact values (bf16 holds them all as normal numbers) of each
+ *   groups  all others: such a chain, from +0, over the codes' exact values (bf16 holds them all as normal numbers) of each
  *           group of columns; then total = total + chain * scale, the product rounded and the sum rounded, total from +0,
- *           groups ascending. There denormals are kept, of scales, products and sums; a chain never is one.
+ *           groups ascending. With offsets also sum = such a chain with weights of 1, and total = total - sum * offset behind each
+ *           group, likewise. There denormals are kept, of scales, products and sums; a chain never is one.
  *   h       biases and the activation are computed in f32 as in `portable`, then h is narrowed to bf16.
  *   shared  the shared expert's own gate is the f32 chain of `portable` over the narrowed x.
  *   y       is multiplied, rounded once to out_dtype and written as in `portable`, with the same rule for NaN.
@@ -79,6 +80,13 @@ static inline float ep_bf16dp_add_group(float total, float chain, float scale)
 {
     const float scaled = chain * scale;
     return total + scaled;
+}
+
+/* Its offset. */
+static inline float ep_bf16dp_take_offset(float total, float sum, float offset)
+{
+    const float scaled = sum * offset;
+    return total - scaled;
 }
 
 #endif

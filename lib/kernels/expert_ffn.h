@@ -9,9 +9,9 @@
  * rounded); weight_on_input: x[i] * input_weight, rounded;
  *   dot products
  *     bf16, f16, f32   one f32 chain of fused multiply-adds over the widened weights in ascending index, from +0
- *     f8, mx, int4     such a chain, from +0, over the codes' exact values of each group of columns (f8_block and
- *                      f8_channel 128, the others 32); then total = fma(group's scale, chain, total), total from +0,
- *                      groups ascending
+ *     groups           such a chain, from +0, over the codes' exact values of each group of columns (base/expert_form.h); then
+ *                      total = fma(group's scale, chain, total), total from +0, groups ascending. With offsets also sum = such a
+ *                      chain over the group's x with weights of 1, and total = fma(-offset, sum, total) behind each group
  *     w8a8             a row of x (of h) becomes int8: s = max |x| / 127, rounded; q = x / s, rounded, then to the
  *                      nearest integer, ties to even, within +-127; s = 0: all q are 0. The integer sum is exact; the
  *                      result is (sum to f32 * weight scale) * s, each rounded. A row that is not finite has s NaN
@@ -56,7 +56,7 @@ static inline bool ep_ffn_family_has_pairs(ep_ffn_family family)
     return family == EP_FFN_FAMILY_BF16DP || family == EP_FFN_FAMILY_BF16ODD;
 }
 
-/* Whether weights of this format can be computed with the family; `portable` has all. */
+/* Whether weights of this format can be computed with the family; `portable` has all. An expert has one family: its formats' both. */
 static inline bool ep_ffn_family_has(ep_ffn_family family, ep_weight_format format)
 {
     switch (family) {

@@ -67,35 +67,95 @@ static inline float ep_ffn_weight_e2m1(uint32_t code)
     return values[code & 15u];
 }
 
+/* The exact value of code number i of an array of codes. */
+static inline float ep_ffn_read_code(ep_weight_codes codes, const uint8_t *from, size_t i)
+{
+    const uint32_t nibble = ep_weight_codes_are_nibbles(codes) ? ((uint32_t)from[i / 2] >> (4 * (i & 1u))) & 15u : 0;
+    switch (codes) {
+    case EP_CODES_E2M1:
+        return ep_ffn_weight_e2m1(nibble);
+    case EP_CODES_INT4:
+        return (float)((int)nibble - 8);
+    case EP_CODES_UINT4:
+        return (float)nibble;
+    case EP_CODES_INT8:
+        return (float)(int8_t)from[i];
+    default:
+        return ep_ffn_weight_f8(from[i]);
+    }
+}
+
 /* The exact value of column k's code in a row of values of a format with groups. */
 static inline float ep_ffn_weight_code(ep_weight_format format, const uint8_t *row, uint32_t k)
 {
-    if (format == EP_WEIGHTS_MXFP4) {
-        return ep_ffn_weight_e2m1((uint32_t)row[k / 2] >> (4 * (k & 1u)));
-    }
-    if (format == EP_WEIGHTS_INT4) {
-        return (float)((int)((row[k / 2] >> (4 * (k & 1u))) & 15) - 8);
-    }
-    return ep_ffn_weight_f8(row[k]);
+    return ep_ffn_read_code(ep_weight_format_codes(format), row, k);
 }
 
-/* The scale of a row's group of columns. rows, columns: of the matrix. */
-static inline float ep_ffn_weight_scale(ep_weight_format format, const void *scales, uint32_t columns, size_t row,
+/* Scale number i of an array, or part of one. */
+static inline float ep_ffn_read_scale(ep_weight_scales scales, const void *from, size_t i)
+{
+    const uint8_t *bytes = (const uint8_t *)from;
+    switch (scales) {
+    case EP_SCALES_F32:
+        return ep_ffn_read_float(from, EP_DTYPE_F32, i);
+    case EP_SCALES_BF16:
+        return ep_ffn_read_float(from, EP_DTYPE_BF16, i);
+    case EP_SCALES_F16:
+        return ep_ffn_read_float(from, EP_DTYPE_F16, i);
+    case EP_SCALES_UINT8_PARTS:
+        return (float)bytes[i];
+    case EP_SCALES_INT8_PARTS:
+        return (float)(int8_t)bytes[i];
+    case EP_SCALES_E4M3_PARTS:
+        return ep_ffn_weight_f8(bytes[i]);
+    default:
+        return ep_ffn_read_e8m0(bytes[i]);
+    }
+}
+
+/* A scale of two levels, and an offset, from what there is of them (base/expert_form.h). */
+static inline float ep_ffn_join_offset(ep_weight_offsets offsets, float scale, uint8_t code, float factor)
+{
+    return offsets == EP_OFFSETS_ZERO ? scale * (float)(int8_t)code : (float)code * factor;
+}
+
+/* Of a row's group of columns. scales: the block of the matrix [rows,columns]. */
+static inline float ep_ffn_weight_scale(ep_weight_format format, const void *scales, uint32_t rows, uint32_t columns, size_t row,
                                         uint32_t group)
 {
-    const size_t groups = ((size_t)columns + EP_MX_GROUP - 1) / EP_MX_GROUP;
-    const size_t blocks = ((size_t)columns + EP_F8_BLOCK - 1) / EP_F8_BLOCK;
-    switch (format) {
-    case EP_WEIGHTS_F8_BLOCK:
-        return ep_ffn_read_float(scales, EP_DTYPE_F32, row / EP_F8_BLOCK * blocks + group);
-    case EP_WEIGHTS_F8_CHANNEL:
-    case EP_WEIGHTS_W8A8:
+    const uint32_t group_columns = ep_weight_group_columns(format);
+    const ep_weight_scales kind = ep_weight_format_scales(format);
+    if (format == EP_WEIGHTS_F8_CHANNEL || format == EP_WEIGHTS_W8A8) {
         return ep_ffn_read_float(scales, EP_DTYPE_F32, row);
-    case EP_WEIGHTS_INT4:
-        return ep_ffn_read_float(scales, EP_DTYPE_BF16, row * groups + group);
-    default:
-        return ep_ffn_read_e8m0(((const uint8_t *)scales)[row * groups + group]);
     }
+    const size_t groups = ((size_t)columns + group_columns - 1) / group_columns;
+    const size_t line = format == EP_WEIGHTS_F8_BLOCK ? row / EP_F8_BLOCK : row;
+    const float scale = ep_ffn_read_scale(kind, scales, line * groups + group);
+    if (!ep_weight_scales_have_levels(kind)) {
+        return scale;
+    }
+    const ep_scale_arrays arrays = ep_weight_scale_arrays(format, rows, columns);
+    const size_t blocks = ((size_t)columns + EP_SCALE_BLOCK - 1) / EP_SCALE_BLOCK;
+    const uint8_t *factors = (const uint8_t *)scales + arrays.scales + arrays.offsets;
+    return scale * ep_ffn_read_float(factors, EP_DTYPE_F32, row * blocks + group * group_columns / EP_SCALE_BLOCK);
+}
+
+/* Likewise; of formats with offsets. */
+static inline float ep_ffn_weight_offset(ep_weight_format format, const void *scales, uint32_t rows, uint32_t columns, size_t row,
+                                         uint32_t group)
+{
+    const uint32_t group_columns = ep_weight_group_columns(format);
+    const ep_weight_offsets kind = ep_weight_format_offsets(format);
+    const ep_scale_arrays arrays = ep_weight_scale_arrays(format, rows, columns);
+    const size_t groups = ((size_t)columns + group_columns - 1) / group_columns;
+    const size_t blocks = ((size_t)columns + EP_SCALE_BLOCK - 1) / EP_SCALE_BLOCK;
+    const uint8_t *at = (const uint8_t *)scales + arrays.scales;
+    const uint8_t *factors = at + arrays.offsets + arrays.scale_factors;
+    const float scale = ep_ffn_weight_scale(format, scales, rows, columns, row, group);
+    const float factor = kind == EP_OFFSETS_MINIMUM
+                             ? ep_ffn_read_float(factors, EP_DTYPE_F32, row * blocks + group * group_columns / EP_SCALE_BLOCK)
+                             : 0.0f;
+    return ep_ffn_join_offset(kind, scale, at[row * groups + group], factor);
 }
 
 /* The scale of a row of x under w8a8. magnitude: the bits of the greatest |x|, which order as the values do. */

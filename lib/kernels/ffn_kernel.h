@@ -14,9 +14,11 @@
  *      at 2j and output j + 16 at 2j + 1, so that one 32-bit lane widens to both by a shift and by a mask. f16 and f32:
  *      in order. bf16 for families of pairs: [line][EP_FFN_PANEL][2].
  * Panels of formats with groups   one block per group of columns, the last padded with zeros to a whole one: the
- *      codes of its columns, then the scales of 64 outputs (f32, e8m0 bytes or bf16). f8: a column is 64 bytes in order;
+ *      codes of its columns, then of 64 outputs the scales or parts of them, then the bytes of offsets, as wide as the format keeps them.
+ *      Behind all blocks, for each EP_SCALE_BLOCK columns, 64 floats that parts are multiplied by, then 64 of minima.
+ *      Codes of a byte: a column is 64 bytes in order;
  *      for families of pairs columns k, k + 1 are 128 bytes, 32-bit word i of either half the outputs i and i+16 (i+32 and
- *      i+48) of k, then of k + 1. mxfp4, int4: columns k, k + 1 share 64 bytes; 32-bit word i holds outputs i, i+16, i+32,
+ *      i+48) of k, then of k + 1. Of 4 bits: columns k, k + 1 share 64 bytes; 32-bit word i holds outputs i, i+16, i+32,
  *      i+48 of k in its lower four nibbles and of k + 1 in the upper four. So shifts and table look-ups widen 16 outputs or
  *      pairs at a time. mxfp4, int4 for family w4a8: columns 8 p..8 p + 7 of outputs 16 j..16 j + 15 share 64 bytes, p first, then j;
  *      32-bit word i has the codes of output 16 j + i, in byte b those of columns 8 p + b (lower nibble) and 8 p + 4 + b.
@@ -143,17 +145,37 @@ static inline uint32_t ep_ffn_chunk_first_row(const ep_ffn_chunks *chunks, uint3
 /* Bytes of the codes of one group of a panel. */
 static inline size_t ep_ffn_group_code_bytes(ep_weight_format format)
 {
-    const bool is_nibbles = format == EP_WEIGHTS_MXFP4 || format == EP_WEIGHTS_INT4;
+    const bool is_nibbles = ep_weight_codes_are_nibbles(ep_weight_format_codes(format));
     return (size_t)ep_weight_group_columns(format) * EP_FFN_PANEL / (is_nibbles ? 2 : 1);
 }
 
-/* Bytes of one group of a panel: its codes, then its scales. */
+/* Bytes of one group of a panel: its codes, then its scales, then its offsets. */
 static inline size_t ep_ffn_group_bytes(ep_weight_format format)
 {
-    const size_t scale_bytes = format == EP_WEIGHTS_INT4                                     ? 2
-                               : format == EP_WEIGHTS_MXFP4 || format == EP_WEIGHTS_MXFP8 ? 1
-                                                                                           : 4;
-    return ep_ffn_group_code_bytes(format) + scale_bytes * EP_FFN_PANEL;
+    const size_t scale_bytes = ep_weight_scale_bytes(ep_weight_format_scales(format));
+    const size_t offset_bytes = ep_weight_format_offsets(format) == EP_OFFSETS_NONE ? 0 : 1;
+    return ep_ffn_group_code_bytes(format) + (scale_bytes + offset_bytes) * EP_FFN_PANEL;
+}
+
+static inline uint32_t ep_ffn_groups(ep_weight_format format, uint32_t k_count)
+{
+    const uint32_t group = ep_weight_group_columns(format);
+    return k_count / group + (k_count % group != 0 ? 1 : 0);
+}
+
+/* Floats behind the groups of a panel for each EP_SCALE_BLOCK columns. */
+static inline size_t ep_ffn_block_factors(ep_weight_format format)
+{
+    return ep_weight_scales_have_levels(ep_weight_format_scales(format))
+               ? EP_FFN_PANEL * (ep_weight_format_offsets(format) == EP_OFFSETS_MINIMUM ? 2 : 1)
+               : 0;
+}
+
+/* Those of the group that begins at column k. groups: of the panel. */
+static inline const float *ep_ffn_factors_of(ep_weight_format format, const uint8_t *panel, uint32_t groups, uint32_t k)
+{
+    const float *all = (const float *)(const void *)(panel + groups * ep_ffn_group_bytes(format));
+    return all + k / EP_SCALE_BLOCK * ep_ffn_block_factors(format);
 }
 
 static inline uint32_t ep_ffn_quads(uint32_t k_count)
@@ -173,8 +195,8 @@ static inline size_t ep_ffn_panel_bytes(ep_ffn_family family, ep_weight_format f
     if (format == EP_WEIGHTS_W8A8) {
         return (size_t)ep_ffn_quads(k_count) * 4 * EP_FFN_PANEL + 8 * EP_FFN_PANEL;
     }
-    const uint32_t group = ep_weight_group_columns(format);
-    return ((size_t)k_count + group - 1) / group * ep_ffn_group_bytes(format);
+    const size_t blocks = ((size_t)k_count + EP_SCALE_BLOCK - 1) / EP_SCALE_BLOCK;
+    return ep_ffn_groups(format, k_count) * ep_ffn_group_bytes(format) + blocks * ep_ffn_block_factors(format) * sizeof(float);
 }
 
 /* Where the code of output o, column k of a group lies: a byte, of 4-bit codes a nibble, the lower of a byte first. */
@@ -183,7 +205,7 @@ static inline size_t ep_ffn_code_slot(ep_ffn_family family, ep_weight_format for
     if (family == EP_FFN_FAMILY_W4A8) {
         return (size_t)k / 8 * 512 + o / 16 * 128 + 8 * (o % 16) + 2 * (k % 4) + k / 4 % 2;
     }
-    if (format == EP_WEIGHTS_MXFP4 || format == EP_WEIGHTS_INT4) {
+    if (ep_weight_codes_are_nibbles(ep_weight_format_codes(format))) {
         return (size_t)k / 2 * 128 + 8 * (o % 16) + 4 * (k & 1u) + o / 16;
     }
     if (ep_ffn_family_has_pairs(family)) {

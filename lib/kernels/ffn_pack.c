@@ -13,6 +13,7 @@ typedef struct {
     size_t gate_up_bias_bytes;
     size_t down_bias_bytes;
     size_t shared_gate_bytes;
+    size_t places_bytes;
 } packed_sizes;
 
 static uint32_t panels_of(uint32_t outputs, uint32_t width)
@@ -33,10 +34,11 @@ static packed_sizes sizes_of(const ep_ffn_source *source, ep_ffn_family family)
     const bool inner_bias = source->gate_bias != NULL || source->up_bias != NULL;
     packed_sizes sizes;
     sizes.gate_up_bytes = gate_up_panels * ep_ffn_panel_bytes(family, source->format, source->hidden);
-    sizes.down_bytes = down_panels * ep_ffn_panel_bytes(family, source->format, source->inner);
+    sizes.down_bytes = down_panels * ep_ffn_panel_bytes(family, ep_expert_down_format(source), source->inner);
     sizes.gate_up_bias_bytes = inner_bias ? gate_up_panels * line_bytes : 0;
     sizes.down_bias_bytes = source->down_bias != NULL ? down_panels * line_bytes : 0;
     sizes.shared_gate_bytes = source->shared_gate == NULL ? 0 : (size_t)source->hidden * sizeof(float);
+    sizes.places_bytes = source->places == NULL ? 0 : (size_t)source->hidden * sizeof(uint32_t);
     return sizes;
 }
 
@@ -44,7 +46,7 @@ size_t ep_ffn_packed_bytes(const ep_ffn_source *source, ep_ffn_family family)
 {
     packed_sizes sizes = sizes_of(source, family);
     return ep_align_up(sizes.gate_up_bytes + sizes.down_bytes + sizes.gate_up_bias_bytes + sizes.down_bias_bytes +
-                           sizes.shared_gate_bytes,
+                           sizes.shared_gate_bytes + sizes.places_bytes,
                        EP_FFN_ALIGN);
 }
 
@@ -52,6 +54,7 @@ size_t ep_ffn_packed_bytes(const ep_ffn_source *source, ep_ffn_family family)
 typedef struct {
     ep_ffn_family family;
     ep_weight_format format;
+    uint32_t matrix_rows;
     uint32_t columns;
     const uint8_t *rows[EP_FFN_PANEL]; /* by output */
     const void *scales[EP_FFN_PANEL];  /* of the row's matrix */
@@ -64,6 +67,7 @@ static void set_rows(panel_rows *panel, const void *matrix, const void *scales, 
                      uint32_t first_row, uint32_t first_output, uint32_t width)
 {
     const size_t row_bytes = ep_weight_row_bytes(panel->format, panel->columns);
+    panel->matrix_rows = rows_count;
     for (uint32_t j = 0; j < width; j++) {
         const uint32_t row = first_row + j;
         const uint32_t o = first_output + j;
@@ -121,45 +125,87 @@ static void write_bytes(const panel_rows *panel, uint32_t first, uint32_t n, uin
     }
 }
 
-/* The scales of group g, in the width the format keeps them. */
-static void write_scales(const panel_rows *panel, uint32_t g, uint8_t *to)
+/* The scales of group g in f32, or of all columns. */
+static void write_wide_scales(const panel_rows *panel, uint32_t g, uint8_t *to)
 {
     for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
+        if (panel->rows[o] != NULL) {
+            const float scale = ep_ffn_weight_scale(panel->format, panel->scales[o], panel->matrix_rows, panel->columns, panel->index[o], g);
+            memcpy(to + 4 * (size_t)o, &scale, sizeof(scale));
+        }
+    }
+}
+
+/* Group g's part of the scales and offsets, in the width the format keeps them. */
+static void write_scales(const panel_rows *panel, uint32_t g, uint8_t *to)
+{
+    const ep_scale_arrays arrays = ep_weight_scale_arrays(panel->format, panel->matrix_rows, panel->columns);
+    const ep_weight_scales kind = ep_weight_format_scales(panel->format);
+    const size_t groups = ep_ffn_groups(panel->format, panel->columns);
+    const size_t bytes = ep_weight_scale_bytes(kind);
+    if (kind == EP_SCALES_F32) {
+        write_wide_scales(panel, g, to);
+    }
+    for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
+        const uint8_t *from = panel->scales[o];
+        const size_t at = panel->index[o] * groups + g;
         if (panel->rows[o] == NULL) {
-            if (ep_weight_format_is_mx(panel->format)) {
+            if (kind == EP_SCALES_E8M0) {
                 to[o] = 127; /* 1.0: one that takes a kernel's short way */
             }
             continue;
         }
-        float scale = ep_ffn_weight_scale(panel->format, panel->scales[o], panel->columns, panel->index[o], g);
-        uint32_t bits = ep_f32_bits(scale);
-        if (panel->format == EP_WEIGHTS_MXFP4 || panel->format == EP_WEIGHTS_MXFP8) {
-            to[o] = (uint8_t)(bits >> 23);
-        } else if (panel->format == EP_WEIGHTS_INT4) {
-            memcpy(to + 2 * (size_t)o, (uint16_t[]){(uint16_t)(bits >> 16)}, 2);
-        } else {
-            memcpy(to + 4 * (size_t)o, &bits, 4);
+        if (kind != EP_SCALES_F32) {
+            memcpy(to + o * bytes, from + at * bytes, bytes);
+        }
+        if (arrays.offsets != 0) {
+            to[EP_FFN_PANEL * bytes + o] = from[arrays.scales + at];
+        }
+    }
+}
+
+/* What parts are multiplied by, of one EP_SCALE_BLOCK columns. */
+static void write_factors(const panel_rows *panel, size_t block, uint8_t *to)
+{
+    const ep_scale_arrays arrays = ep_weight_scale_arrays(panel->format, panel->matrix_rows, panel->columns);
+    const size_t blocks = ((size_t)panel->columns + EP_SCALE_BLOCK - 1) / EP_SCALE_BLOCK;
+    memset(to, 0, ep_ffn_block_factors(panel->format) * sizeof(float));
+    for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
+        if (panel->rows[o] == NULL) {
+            continue;
+        }
+        const uint8_t *from = (const uint8_t *)panel->scales[o] + arrays.scales + arrays.offsets;
+        const size_t at = sizeof(float) * (panel->index[o] * blocks + block);
+        memcpy(to + sizeof(float) * o, from + at, sizeof(float));
+        if (arrays.offset_factors != 0) {
+            memcpy(to + sizeof(float) * (EP_FFN_PANEL + o), from + arrays.scale_factors + at, sizeof(float));
         }
     }
 }
 
 static void write_groups(const panel_rows *panel, uint8_t *to)
 {
-    const bool nibbles = panel->format == EP_WEIGHTS_MXFP4 || panel->format == EP_WEIGHTS_INT4;
+    const ep_weight_codes codes = ep_weight_format_codes(panel->format);
+    const bool nibbles = ep_weight_codes_are_nibbles(codes);
     const uint32_t group = ep_weight_group_columns(panel->format);
     const size_t bytes = ep_ffn_group_bytes(panel->format);
+    const size_t code_bytes = ep_ffn_group_code_bytes(panel->format);
     for (uint32_t k = 0; k < panel->columns; k += group, to += bytes) {
         const uint32_t n = panel->columns - k < group ? panel->columns - k : group;
         memset(to, 0, bytes);
-        if (panel->format == EP_WEIGHTS_INT4) {
-            memset(to, 0x88, (size_t)group / 2 * EP_FFN_PANEL); /* zero; a pair's missing member must be one */
+        if (codes == EP_CODES_INT4) {
+            memset(to, 0x88, code_bytes); /* zero; a pair's missing member must be one */
         }
         if (nibbles) {
             write_nibbles(panel, k, n, to);
         } else {
             write_bytes(panel, k, n, to);
         }
-        write_scales(panel, k / group, to + (nibbles ? group / 2 : group) * EP_FFN_PANEL);
+        write_scales(panel, k / group, to + code_bytes);
+    }
+    const size_t factors = ep_ffn_block_factors(panel->format);
+    for (uint32_t k = 0; factors != 0 && k < panel->columns; k += EP_SCALE_BLOCK, to += factors * sizeof(float)) {
+        write_factors(panel, k / EP_SCALE_BLOCK, to);
     }
 }
 
@@ -176,7 +222,7 @@ static void write_int8(const panel_rows *panel, uint8_t *to)
         }
     }
     memset(to, 0, EP_FFN_PANEL * sizeof(float));
-    write_scales(panel, 0, to);
+    write_wide_scales(panel, 0, to);
     for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
         sums[o] *= (uint32_t)-128;
     }
@@ -245,7 +291,7 @@ static void write_panels(const ep_ffn_source *source, const ep_ffn_packed *packe
     const uint32_t inner = source->inner;
     const uint32_t width = packed->gate_up_width;
     const size_t gate_up_bytes = ep_ffn_panel_bytes(packed->family, source->format, hidden);
-    const size_t down_bytes = ep_ffn_panel_bytes(packed->family, source->format, inner);
+    const size_t down_bytes = ep_ffn_panel_bytes(packed->family, packed->down_format, inner);
     panel_rows panel = {.family = packed->family, .format = source->format, .columns = hidden};
 
     for (uint32_t p = 0; p < packed->gate_up_panels; p++) {
@@ -255,6 +301,7 @@ static void write_panels(const ep_ffn_source *source, const ep_ffn_packed *packe
         set_rows(&panel, source->up, source->up_scales, inner, p * width, EP_FFN_PANEL - width, width);
         write_panel(&panel, gate_up + p * gate_up_bytes);
     }
+    panel.format = packed->down_format;
     panel.columns = inner;
     for (uint32_t p = 0; p < packed->down_panels; p++) {
         set_rows(&panel, source->down, source->down_scales, hidden, p * EP_FFN_PANEL, 0, EP_FFN_PANEL);
@@ -270,10 +317,12 @@ void ep_ffn_packed_place(const ep_ffn_source *source, ep_ffn_family family, void
     const float *gate_up_bias = (const float *)(const void *)(down + sizes.down_bytes);
     const float *down_bias = gate_up_bias + sizes.gate_up_bias_bytes / sizeof(float);
     const float *shared_gate = down_bias + sizes.down_bias_bytes / sizeof(float);
+    const uint32_t *places = (const uint32_t *)(const void *)(shared_gate + sizes.shared_gate_bytes / sizeof(float));
     *out_packed = (ep_ffn_packed){
         .hidden = source->hidden,
         .inner = source->inner,
         .format = source->format,
+        .down_format = ep_expert_down_format(source),
         .family = family,
         .activation = source->activation,
         .numbers = source->numbers,
@@ -285,12 +334,13 @@ void ep_ffn_packed_place(const ep_ffn_source *source, ep_ffn_family family, void
         .gate_up_bias = sizes.gate_up_bias_bytes == 0 ? NULL : gate_up_bias,
         .down_bias = sizes.down_bias_bytes == 0 ? NULL : down_bias,
         .shared_gate = source->shared_gate == NULL ? NULL : shared_gate,
+        .places = source->places == NULL ? NULL : places,
     };
 }
 
 void ep_ffn_pack(const ep_ffn_source *source, ep_ffn_family family, void *memory, ep_ffn_packed *out_packed)
 {
-    EP_ASSERT(ep_ffn_family_has(family, source->format));
+    EP_ASSERT(ep_ffn_family_has(family, source->format) && ep_ffn_family_has(family, ep_expert_down_format(source)));
     const packed_sizes sizes = sizes_of(source, family);
     uint8_t *gate_up = memory;
     uint8_t *down = gate_up + sizes.gate_up_bytes;
@@ -305,5 +355,9 @@ void ep_ffn_pack(const ep_ffn_source *source, ep_ffn_family family, void *memory
         shared_gate[i] = ep_ffn_read_float(source->shared_gate, source->shared_gate_dtype, i);
     }
     uint8_t *end = (uint8_t *)(void *)shared_gate + sizes.shared_gate_bytes;
+    if (source->places != NULL) {
+        memcpy(end, source->places, sizes.places_bytes);
+        end += sizes.places_bytes;
+    }
     memset(end, 0, ep_ffn_packed_bytes(source, family) - (size_t)(end - gate_up)); /* goes to disks with the rest */
 }

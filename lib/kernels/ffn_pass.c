@@ -25,6 +25,7 @@ static size_t place(ep_ffn_pass *pass, const ep_ffn_packed *weights, size_t rows
 {
     size_t used = 0;
     pass->share = take(scratch, &used, rows * sizeof(float));
+    pass->placed = weights->places == NULL ? NULL : take(scratch, &used, rows * weights->hidden * sizeof(float));
     if (ep_ffn_pass_rounds(weights)) {
         pass->x = NULL;
         pass->x_int8 = take(scratch, &used, 4 * (size_t)ep_ffn_quads(weights->hidden) * rows);
@@ -77,20 +78,20 @@ static void shared_gate_chunk(const ep_ffn_packed *weights, const float *a, uint
 }
 
 /* The same of rows that are rounded to int8 and not laid out as floats. */
-static void shared_gate_rows(const ep_ffn_pass *pass, uint32_t first_row, uint32_t rows)
+static void shared_gate_rows(const ep_ffn_pass *pass, const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows, float *share)
 {
     const uint32_t hidden = pass->weights->hidden;
     float wide[WIDEN_BLOCK];
-    for (uint32_t r = first_row; r < first_row + rows; r++) {
+    for (uint32_t r = 0; r < rows; r++) {
         float acc = 0.0f;
         for (uint32_t k = 0; k < hidden; k += WIDEN_BLOCK) {
             const uint32_t count = hidden - k < WIDEN_BLOCK ? hidden - k : WIDEN_BLOCK;
-            ep_ffn_widen(&pass->batch, &pass->batch.rows[r], k, count, wide);
+            ep_ffn_widen(batch, &batch->rows[first_row + r], k, count, wide);
             for (uint32_t i = 0; i < count; i++) {
                 acc = fmaf(pass->weights->shared_gate[k + i], wide[i], acc);
             }
         }
-        pass->share[r] = ep_sigmoidf(acc);
+        share[r] = ep_sigmoidf(acc);
     }
 }
 
@@ -119,27 +120,53 @@ static void lay(const float *h, uint32_t rows, uint32_t count, float *a)
     }
 }
 
+/* A chunk's rows widened, each input in its place; out_rows and out_batch have them then. */
+static void place_rows(const ep_ffn_pass *pass, size_t first_row, uint32_t rows, ep_ffn_row out_rows[EP_FFN_CHUNK_ROWS],
+                       ep_ffn_batch *out_batch)
+{
+    const uint32_t hidden = pass->weights->hidden;
+    float wide[WIDEN_BLOCK];
+    for (uint32_t r = 0; r < rows; r++) {
+        float *to = pass->placed + (first_row + r) * hidden;
+        for (uint32_t k = 0; k < hidden; k += WIDEN_BLOCK) {
+            const uint32_t count = hidden - k < WIDEN_BLOCK ? hidden - k : WIDEN_BLOCK;
+            ep_ffn_widen(&pass->batch, &pass->batch.rows[first_row + r], k, count, wide);
+            for (uint32_t i = 0; i < count; i++) {
+                to[pass->weights->places[k + i]] = wide[i];
+            }
+        }
+        out_rows[r] = (ep_ffn_row){.x = to};
+    }
+    *out_batch = (ep_ffn_batch){.rows = out_rows, .rows_count = rows, .x_dtype = EP_DTYPE_F32};
+}
+
 void ep_ffn_pass_pack_chunk(const ep_ffn_pass *pass, uint32_t chunk)
 {
     const ep_ffn_packed *weights = pass->weights;
     const uint32_t hidden = weights->hidden;
     const size_t first_row = ep_ffn_chunk_first_row(&pass->chunks, chunk);
     const uint32_t rows = ep_ffn_chunk_rows(&pass->chunks, chunk);
+    ep_ffn_row placed_rows[EP_FFN_CHUNK_ROWS];
+    ep_ffn_batch batch = pass->batch;
+    uint32_t first = (uint32_t)first_row; /* of the chunk in the batch */
+    if (weights->places != NULL) {
+        place_rows(pass, first_row, rows, placed_rows, &batch);
+        first = 0;
+    }
 
     ep_path_count(EP_PATH_PANEL, (uint64_t)rows * hidden * ep_dtype_bytes(pass->batch.x_dtype));
     if (ep_ffn_pass_rounds(weights)) {
-        pass->kernel->int8_rows(&pass->batch, (uint32_t)first_row, rows, hidden,
+        pass->kernel->int8_rows(&batch, first, rows, hidden,
                                 pass->x_int8 + first_row * 4 * ep_ffn_quads(hidden), pass->x_scales + first_row);
         if (weights->shared_gate != NULL) {
-            shared_gate_rows(pass, (uint32_t)first_row, rows);
+            shared_gate_rows(pass, &batch, first, rows, pass->share + first_row);
         }
         return;
     }
     float *a = pass->x + first_row * ep_ffn_lines(weights->family, hidden);
-    (pass->kernel->pack_rows != NULL ? pass->kernel->pack_rows : pack_rows)(&pass->batch, (uint32_t)first_row, rows, hidden,
-                                                                            a);
+    (pass->kernel->pack_rows != NULL ? pass->kernel->pack_rows : pack_rows)(&batch, first, rows, hidden, a);
     if (weights->shared_gate != NULL && weights->family == EP_FFN_FAMILY_W4A8) {
-        shared_gate_rows(pass, (uint32_t)first_row, rows);
+        shared_gate_rows(pass, &batch, first, rows, pass->share + first_row);
     } else if (weights->shared_gate != NULL) {
         shared_gate_chunk(weights, a, rows, pass->share + first_row);
     }
@@ -180,14 +207,14 @@ const uint8_t *ep_ffn_gate_up_panel(const ep_ffn_packed *weights, uint32_t panel
 
 const uint8_t *ep_ffn_down_panel(const ep_ffn_packed *weights, uint32_t panel)
 {
-    return weights->down + panel * ep_ffn_panel_bytes(weights->family, weights->format, weights->inner);
+    return weights->down + panel * ep_ffn_panel_bytes(weights->family, weights->down_format, weights->inner);
 }
 
 /* One panel's products for all rows, biases added. */
 static void multiply(const ep_ffn_pass *pass, bool is_down, uint32_t index, const uint8_t *next, float *tile)
 {
     const ep_ffn_packed *weights = pass->weights;
-    const ep_weight_format format = weights->format;
+    const ep_weight_format format = is_down ? weights->down_format : weights->format;
     const uint32_t k_count = is_down ? weights->inner : weights->hidden;
     const uint32_t rows = pass->batch.rows_count;
     const uint8_t *panel = (is_down ? ep_ffn_down_panel : ep_ffn_gate_up_panel)(weights, index);
@@ -260,12 +287,12 @@ static bool write_at_once(const ep_ffn_pass *pass, uint32_t index, const uint8_t
     const ep_ffn_packed *weights = pass->weights;
     const ep_ffn_kernel *kernel = pass->kernel;
     const uint8_t *panel = ep_ffn_down_panel(weights, index);
-    if (ep_weight_format_is_float(weights->format) && kernel->panel_to_rows != NULL) {
-        kernel->panel_to_rows(ep_weight_format_dtype(weights->format), pass->h, &pass->batch, panel,
+    if (ep_weight_format_is_float(weights->down_format) && kernel->panel_to_rows != NULL) {
+        kernel->panel_to_rows(ep_weight_format_dtype(weights->down_format), pass->h, &pass->batch, panel,
                               ep_ffn_lines(weights->family, weights->inner), next, first, count, tile);
         return true;
     }
-    if (weights->format == EP_WEIGHTS_W8A8 && kernel->int8_panel_to_rows != NULL) {
+    if (weights->down_format == EP_WEIGHTS_W8A8 && kernel->int8_panel_to_rows != NULL) {
         kernel->int8_panel_to_rows(pass->h_int8, &pass->batch, panel, weights->inner, pass->h_scales, next, first, count, tile);
         return true;
     }

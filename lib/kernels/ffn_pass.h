@@ -26,7 +26,8 @@
 typedef struct ep_ffn_packed {
     uint32_t hidden;
     uint32_t inner;
-    ep_weight_format format;
+    ep_weight_format format; /* of gate and up */
+    ep_weight_format down_format;
     ep_ffn_family family;
     ep_activation activation;
     ep_activation_numbers numbers;
@@ -38,6 +39,7 @@ typedef struct ep_ffn_packed {
     const float *gate_up_bias; /* [gate_up_panels][EP_FFN_PANEL] widened, -0 where there is none; or NULL */
     const float *down_bias;    /* [down_panels][EP_FFN_PANEL], likewise */
     const float *shared_gate;  /* [H] widened, or NULL */
+    const uint32_t *places;    /* [H], as of the source, or NULL */
 } ep_ffn_packed;
 
 typedef struct ep_ffn_pass {
@@ -52,6 +54,7 @@ typedef struct ep_ffn_pass {
     float *x_scales;
     float *h_scales;
     float *share; /* [rows] factor of the shared expert's gate */
+    float *placed; /* [rows][H] inputs in their places, or NULL */
 } ep_ffn_pass;
 
 /* family: one that has the format (ep_ffn_family_has). */

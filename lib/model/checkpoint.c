@@ -338,7 +338,7 @@ static ep_err apply_latent_width(ep_checkpoint *self, ep_error *out_error)
 /* Whether any expert of the first MoE layer has the matrix, in any form. */
 static bool any_expert_has(const ep_checkpoint *self, ep_matrix matrix)
 {
-    static const char *const parts[] = {"weight", "weight_packed", "blocks"};
+    static const char *const parts[] = {"weight", "weight_packed", "qweight", "blocks"};
     const ep_layer_shape *shape = &self->config.info.moe_layers[0];
     char name[EP_TENSOR_NAME_BYTES];
     for (uint32_t e = 0; e < shape->experts; e++) {

@@ -3,9 +3,10 @@
  * Reading one expert: its tensors are found and checked against the config before anything is allocated, then
  * each is read straight into its place and hashed on the way, so that the bytes hashed are the bytes kept.
  */
-#include "model/expert_plan.h"
+#include "model/tensor_check.h"
+#include "model/weight_order.h"
+#include "model/weight_unpack.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -106,109 +107,6 @@ static ep_err allocate_parts(const size_t *bytes, size_t count, uint8_t **places
     return EP_OK;
 }
 
-static ep_err damaged(const ep_plan_run *run, const char *what, size_t at, ep_error *out_error)
-{
-    return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: tensor %.200s: %s at element %zu",
-                        ep_safetensors_name(run->entry->shard), run->entry->name, what, run->offset + at);
-}
-
-static float read_scale(const uint8_t *raw, ep_scale_kind kind, size_t i)
-{
-    uint16_t half = 0;
-    float wide = 0.0f;
-    if (kind == EP_SCALES_E8M0) {
-        return ldexpf(1.0f, (int)raw[i] - 127);
-    }
-    if (kind == EP_SCALES_F32) {
-        memcpy(&wide, raw + 4 * i, sizeof(wide));
-        return wide;
-    }
-    memcpy(&half, raw + 2 * i, sizeof(half));
-    return kind == EP_SCALES_BF16 ? ep_bf16_to_f32(half) : ep_f16_to_f32(half);
-}
-
-/* Numbers that would spoil every result they touch: a NaN code among f8 values, a scale that is not finite. */
-static ep_err check_numbers(const ep_expert_plan *plan, const ep_plan_matrix *m, uint8_t *const *raw,
-                            ep_error *out_error)
-{
-    static const size_t scale_bytes[] = {1, 4, 2, 2, 1};
-    const bool is_f8 = plan->format == EP_WEIGHTS_F8_BLOCK || plan->format == EP_WEIGHTS_F8_CHANNEL ||
-                       plan->format == EP_WEIGHTS_MXFP8;
-    const ep_plan_run *values = &plan->runs[m->values];
-    for (size_t i = 0; is_f8 && i < values->bytes; i++) {
-        if ((raw[m->values][i] & 0x7fu) == 0x7fu) {
-            return damaged(values, "a value is NaN", i, out_error);
-        }
-    }
-    for (size_t i = 0; m->offset >= 0 && i < plan->runs[m->offset].bytes; i++) {
-        if (raw[m->offset][i] != 0) {
-            return damaged(&plan->runs[m->offset], "an offset is not zero, allowed 0: byte", i, out_error);
-        }
-    }
-    const ep_plan_run *scales = m->scales < 0 ? NULL : &plan->runs[m->scales];
-    for (size_t i = 0; scales != NULL && i < scales->bytes / scale_bytes[m->scale_kind]; i++) {
-        if (m->scale_kind == EP_SCALES_E8M0 && raw[m->scales][i] == 0xff) {
-            return damaged(scales, "a scale is 255 (e8m0's NaN), allowed 0..254,", i, out_error);
-        }
-        if (m->scale_kind != EP_SCALES_E8M0 && !isfinite(read_scale(raw[m->scales], m->scale_kind, i))) {
-            return damaged(scales, "a scale is not finite", i, out_error);
-        }
-    }
-    return EP_OK;
-}
-
-/* Whether a matrix can be used where its run was read, and its scales too. */
-static bool is_direct(ep_weight_format format, const ep_plan_matrix *m)
-{
-    bool wants_f32 = format == EP_WEIGHTS_F8_BLOCK || format == EP_WEIGHTS_F8_CHANNEL || format == EP_WEIGHTS_W8A8;
-    bool converts = wants_f32 && m->scale_kind != EP_SCALES_F32;
-    return !m->present || (m->step == 1 && !m->transposed && !converts && m->scale_rows == 1);
-}
-
-/* to[n] = row first + n * step of from, for all rows of the matrix. */
-static void take_rows(const ep_plan_matrix *m, const uint8_t *from, size_t row_bytes, uint8_t *to)
-{
-    for (size_t n = 0; n < m->rows; n++) {
-        memcpy(to + n * row_bytes, from + (m->first + n * m->step) * row_bytes, row_bytes);
-    }
-}
-
-/* to[n][k] = from[k][first + n * step]; in squares that stay in cache. */
-static void take_columns(const ep_plan_matrix *m, const uint8_t *from, size_t element, uint8_t *to)
-{
-    enum { SQUARE = 64 };
-    for (size_t n0 = 0; n0 < m->rows; n0 += SQUARE) {
-        for (size_t k0 = 0; k0 < m->columns; k0 += SQUARE) {
-            for (size_t n = n0; n < n0 + SQUARE && n < m->rows; n++) {
-                for (size_t k = k0; k < k0 + SQUARE && k < m->columns; k++) {
-                    memcpy(to + (n * m->columns + k) * element,
-                           from + (k * m->run_rows + m->first + n * m->step) * element, element);
-                }
-            }
-        }
-    }
-}
-
-static void take_scales(ep_weight_format format, const ep_plan_matrix *m, const uint8_t *from, uint8_t *to)
-{
-    const size_t bytes = ep_weight_scales_bytes(format, m->rows, m->columns);
-    const size_t row_bytes = bytes / m->rows;
-    for (size_t n = 0; m->scale_rows > 1 && n < m->rows; n++) { /* of a tensor of its own: from row 0 */
-        memcpy(to + n * row_bytes, from + n / m->scale_rows * row_bytes, row_bytes);
-    }
-    if (m->scale_rows > 1) {
-        return;
-    }
-    if (format == EP_WEIGHTS_MXFP4 || format == EP_WEIGHTS_MXFP8 || format == EP_WEIGHTS_INT4) {
-        take_rows(m, from, row_bytes, to);
-        return;
-    }
-    for (size_t i = 0; i < bytes / sizeof(float); i++) {
-        float scale = read_scale(from, m->scale_kind, i);
-        memcpy(to + i * sizeof(scale), &scale, sizeof(scale));
-    }
-}
-
 /* A shared gate that is 1/2 for every x, since sigmoid(0) is: of shared experts that are averaged with the routed ones. */
 static const uint16_t half[EP_HIDDEN_MAX]; /* bf16 zeros */
 
@@ -229,6 +127,7 @@ typedef struct matrix_place {
 static void give_places(const ep_expert_plan *plan, const matrix_place places[EP_MATRIX_COUNT],
                         const void *shared_gate, ep_expert_source *source)
 {
+    source->down_format = plan->down_format;
     source->gate = places[EP_MATRIX_GATE].values;
     source->up = places[EP_MATRIX_UP].values;
     source->down = places[EP_MATRIX_DOWN].values;
@@ -251,64 +150,80 @@ static void use_in_place(const ep_expert_plan *plan, uint8_t *const *raw, ep_exp
     for (ep_matrix i = 0; i < EP_MATRIX_COUNT; i++) {
         const ep_plan_matrix *m = &plan->matrices[i];
         if (m->present) {
-            places[i].values = raw[m->values] + m->first * ep_weight_row_bytes(plan->format, m->columns);
-            places[i].scales = m->scales < 0 ? NULL : raw[m->scales] + m->first * (ep_weight_scales_bytes(
-                                                          plan->format, m->rows, m->columns) / m->rows);
+            const ep_weight_format format = m->container.format;
+            places[i].values = raw[m->values] + m->first * ep_weight_row_bytes(format, m->columns);
+            places[i].scales =
+                m->scales < 0 ? NULL : raw[m->scales] + m->first * (ep_weight_scales_bytes(format, m->rows, m->columns) / m->rows);
             places[i].bias = m->bias < 0 ? NULL : raw[m->bias] + m->first * bias_bytes;
         }
     }
     give_places(plan, places, plan->shared_gate < 0 ? NULL : raw[plan->shared_gate], &expert->source);
 }
 
-/* A second block with every part as the source wants it. */
-static ep_err rearrange(const ep_expert_plan *plan, uint8_t *const *raw, ep_expert_data *expert, ep_error *out_error)
+/* A shared expert's gate goes where the columns of its matrices went. */
+static void place_shared_gate(const ep_expert_plan *plan, const uint8_t *from, const uint8_t *places, size_t hidden, uint8_t *to)
 {
-    enum { PARTS = 3 * EP_MATRIX_COUNT + 1 };
+    const size_t element = ep_dtype_bytes(plan->shared_gate_dtype);
+    for (size_t i = 0; i < hidden; i++) {
+        uint32_t place = (uint32_t)i;
+        if (places != NULL) {
+            memcpy(&place, places + sizeof(place) * i, sizeof(place));
+        }
+        memcpy(to + place * element, from + i * element, element);
+    }
+}
+
+/* A second block with every part as the source wants it. */
+static ep_err rearrange(const ep_expert_plan *plan, const ep_weight_orders *orders, uint8_t *const *raw, ep_expert_data *expert,
+                        ep_error *out_error)
+{
+    enum { GATE = 3 * EP_MATRIX_COUNT, PLACES, PARTS };
+    const uint32_t hidden = expert->source.hidden;
     const size_t bias_bytes = ep_dtype_bytes(plan->bias_dtype);
     size_t bytes[PARTS] = {0};
     uint8_t *to[PARTS];
     matrix_place places[EP_MATRIX_COUNT] = {{NULL, NULL, NULL}};
     for (ep_matrix i = 0; i < EP_MATRIX_COUNT; i++) {
         const ep_plan_matrix *m = &plan->matrices[i];
-        bytes[3 * i] = m->present ? m->rows * ep_weight_row_bytes(plan->format, m->columns) : 0;
-        bytes[3 * i + 1] = m->present ? ep_weight_scales_bytes(plan->format, m->rows, m->columns) : 0;
+        const ep_weight_format format = m->container.format;
+        bytes[3 * i] = m->present ? m->rows * ep_weight_row_bytes(format, m->columns) : 0;
+        bytes[3 * i + 1] = m->present ? ep_weight_scales_bytes(format, m->rows, m->columns) : 0;
         bytes[3 * i + 2] = m->bias < 0 ? 0 : m->rows * bias_bytes;
     }
-    bytes[PARTS - 1] = plan->shared_gate < 0 ? 0 : plan->runs[plan->shared_gate].bytes;
+    bytes[GATE] = plan->shared_gate < 0 ? 0 : plan->runs[plan->shared_gate].bytes;
+    bytes[PLACES] = plan->has_places ? hidden * sizeof(uint32_t) : 0;
     ep_err err = allocate_parts(bytes, PARTS, to, &expert->bytes, out_error);
     if (err != EP_OK) {
         return err;
     }
     expert->allocation = to[0];
-    for (ep_matrix i = 0; i < EP_MATRIX_COUNT; i++) {
+    for (ep_matrix i = 0; err == EP_OK && i < EP_MATRIX_COUNT; i++) {
         const ep_plan_matrix *m = &plan->matrices[i];
         if (!m->present) {
             continue;
         }
-        if (m->transposed) {
-            take_columns(m, raw[m->values], ep_dtype_bytes(ep_weight_format_dtype(plan->format)), to[3 * i]);
-        } else {
-            take_rows(m, raw[m->values], ep_weight_row_bytes(plan->format, m->columns), to[3 * i]);
-        }
+        ep_weight_unpack_values(m, raw[m->values], to[3 * i]);
         places[i].values = to[3 * i];
         if (m->scales >= 0) {
-            take_scales(plan->format, m, raw[m->scales], to[3 * i + 1]);
+            ep_weight_unpack_scales(m, raw, to[3 * i + 1]);
             places[i].scales = to[3 * i + 1];
         }
         if (m->bias >= 0) {
-            bool is_fused = plan->runs[m->bias].bytes != m->rows * bias_bytes;
-            ep_plan_matrix bias = *m;
-            bias.first = is_fused ? m->first : 0;
-            bias.step = is_fused ? m->step : 1;
-            take_rows(&bias, raw[m->bias], bias_bytes, to[3 * i + 2]);
+            ep_weight_unpack_bias(plan, m, raw[m->bias], to[3 * i + 2]);
             places[i].bias = to[3 * i + 2];
         }
+        err = ep_weight_orders_apply(orders, plan, i, to[3 * i], m->scales < 0 ? NULL : to[3 * i + 1], m->bias < 0 ? NULL : to[3 * i + 2],
+                                     out_error);
+    }
+    if (plan->has_places) {
+        ep_weight_orders_places(orders, hidden, to[PLACES]);
+        expert->source.places = to[PLACES];
     }
     if (plan->shared_gate >= 0) {
-        memcpy(to[PARTS - 1], raw[plan->shared_gate], bytes[PARTS - 1]);
+        place_shared_gate(plan, raw[plan->shared_gate], expert->source.places, hidden, to[GATE]);
     }
-    give_places(plan, places, plan->shared_gate < 0 ? NULL : to[PARTS - 1], &expert->source);
-    return EP_OK;
+    give_places(plan, places, plan->shared_gate < 0 ? NULL : to[GATE], &expert->source);
+    return err;
 }
 
 static ep_err read_planned(const ep_checkpoint *self, const ep_expert_plan *plan, const ep_layer_shape *shape,
@@ -337,17 +252,24 @@ static ep_err read_planned(const ep_checkpoint *self, const ep_expert_plan *plan
     err = read_runs(plan, raw, expert.sha256, out_error);
     for (ep_matrix m = 0; err == EP_OK && m < EP_MATRIX_COUNT; m++) {
         if (plan->matrices[m].present) {
-            err = check_numbers(plan, &plan->matrices[m], raw, out_error);
-            direct = direct && is_direct(plan->format, &plan->matrices[m]);
+            err = ep_weight_check_numbers(plan, &plan->matrices[m], raw, out_error);
+            direct = direct && ep_weight_is_in_place(&plan->matrices[m]);
         }
     }
-    if (err == EP_OK && direct) {
+    ep_weight_orders orders = {{NULL}};
+    if (err == EP_OK) {
+        err = ep_weight_orders_init(&orders, plan, raw, out_error);
+    }
+    if (err == EP_OK && direct && !plan->has_places && orders.columns[EP_MATRIX_DOWN] == NULL) {
         use_in_place(plan, raw, &expert);
     } else if (err == EP_OK) {
-        err = rearrange(plan, raw, &expert, out_error);
+        expert.allocation = NULL;
+        err = rearrange(plan, &orders, raw, &expert, out_error);
         ep_large_free(raw[0], raw_bytes);
-        raw[0] = NULL;
+        raw_bytes = expert.bytes;
+        raw[0] = expert.allocation;
     }
+    ep_weight_orders_fini(&orders);
     if (err != EP_OK) {
         ep_large_free(raw[0], raw_bytes);
         return err;
@@ -412,8 +334,11 @@ ep_err ep_checkpoint_outline_expert(const ep_checkpoint *checkpoint, uint32_t la
         places[i].scales = m->present && m->scales >= 0 ? &there : NULL;
         places[i].bias = m->present && m->bias >= 0 ? &there : NULL;
     }
-    *out_outline = (ep_expert_source){
-        .hidden = shape->hidden, .inner = plan.inner, .format = plan.format, .activation = shape->activation};
+    *out_outline = (ep_expert_source){.hidden = shape->hidden,
+                                      .inner = plan.inner,
+                                      .format = plan.format,
+                                      .activation = shape->activation,
+                                      .places = plan.has_places ? &there : NULL};
     give_places(&plan, places, plan.shared_gate < 0 ? NULL : &there, out_outline);
     halve(checkpoint, index >= shape->experts, out_outline);
     return EP_OK;

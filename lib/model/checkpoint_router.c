@@ -78,7 +78,7 @@ static ep_err missing(const ep_checkpoint *self, spelling_func spell, uint32_t l
 /* A vector of one number for each logit. */
 static ep_err read_vector(const ep_checkpoint_entry *entry, uint32_t count, float **out_values, ep_error *out_error)
 {
-    const ep_err err = ep_plan_check_plain(entry, 0, count, EP_DTYPE_NONE, out_error);
+    const ep_err err = ep_tensor_check_plain(entry, 0, count, EP_DTYPE_NONE, out_error);
     return err == EP_OK ? read_widened(entry, out_values, out_error) : err;
 }
 
@@ -98,7 +98,7 @@ ep_err ep_checkpoint_read_router(const ep_checkpoint *checkpoint, uint32_t layer
     if (weight_entry == NULL) {
         return missing(checkpoint, ep_tensor_name_router, layer, out_error);
     }
-    ep_err err = ep_plan_check_plain(weight_entry, count, checkpoint->config.info.hidden, EP_DTYPE_NONE, out_error);
+    ep_err err = ep_tensor_check_plain(weight_entry, count, checkpoint->config.info.hidden, EP_DTYPE_NONE, out_error);
     if (err == EP_OK) {
         err = read_widened(weight_entry, &weight, out_error);
     }

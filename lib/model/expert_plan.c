@@ -7,70 +7,7 @@
 #include <string.h>
 
 #include "base/check.h"
-
-#define DIMS(...) ((const uint64_t[]){__VA_ARGS__}), sizeof((const uint64_t[]){__VA_ARGS__}) / sizeof(uint64_t)
-#define SHAPE_TEXT_BYTES (EP_TENSOR_RANK_MAX * 21 + 3)
-
-static bool is_float(ep_dtype dtype)
-{
-    return dtype == EP_DTYPE_BF16 || dtype == EP_DTYPE_F16 || dtype == EP_DTYPE_F32;
-}
-
-static bool has_type(const ep_checkpoint_entry *entry, const char *text)
-{
-    return strcmp(entry->tensor->dtype_text, text) == 0;
-}
-
-static bool has_shape(const ep_checkpoint_entry *entry, const uint64_t *dims, size_t rank)
-{
-    bool same = entry->tensor->rank == rank;
-    for (size_t i = 0; same && i < rank; i++) {
-        same = entry->tensor->shape[i] == dims[i];
-    }
-    return same;
-}
-
-static void print_shape(const uint64_t *dims, size_t rank, char out[SHAPE_TEXT_BYTES])
-{
-    size_t used = (size_t)snprintf(out, SHAPE_TEXT_BYTES, "[");
-    for (size_t i = 0; i < rank; i++) {
-        used += (size_t)snprintf(out + used, SHAPE_TEXT_BYTES - used, "%s%" PRIu64, i == 0 ? "" : ",", dims[i]);
-    }
-    snprintf(out + used, SHAPE_TEXT_BYTES - used, "]");
-}
-
-static ep_err shape_error(const ep_checkpoint_entry *entry, const uint64_t *dims, size_t rank, ep_error *out_error)
-{
-    char got[SHAPE_TEXT_BYTES];
-    char want[SHAPE_TEXT_BYTES];
-    print_shape(entry->tensor->shape, entry->tensor->rank, got);
-    print_shape(dims, rank, want);
-    return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: tensor %.200s: shape is %s, allowed %s by config.json",
-                        ep_safetensors_name(entry->shard), entry->name, got, want);
-}
-
-static ep_err check_shape(const ep_checkpoint_entry *entry, const uint64_t *dims, size_t rank, ep_error *out_error)
-{
-    return has_shape(entry, dims, rank) ? EP_OK : shape_error(entry, dims, rank, out_error);
-}
-
-static ep_err type_error(const ep_checkpoint_entry *entry, const char *allowed, ep_error *out_error)
-{
-    return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: tensor %.200s: dtype is %s, allowed %s",
-                        ep_safetensors_name(entry->shard), entry->name, entry->tensor->dtype_text, allowed);
-}
-
-ep_err ep_plan_check_plain(const ep_checkpoint_entry *entry, uint64_t rows, uint64_t columns, ep_dtype dtype,
-                           ep_error *out_error)
-{
-    if (!is_float(entry->tensor->dtype) || (dtype != EP_DTYPE_NONE && entry->tensor->dtype != dtype)) {
-        return type_error(entry, dtype == EP_DTYPE_NONE ? "BF16, F16, F32" : ep_safetensors_dtype_text(dtype), out_error);
-    }
-    if (rows != 0) {
-        return check_shape(entry, DIMS(rows, columns), out_error);
-    }
-    return has_shape(entry, DIMS(1, columns)) ? EP_OK : check_shape(entry, DIMS(columns), out_error);
-}
+#include "model/tensor_check.h"
 
 static ep_err missing(const ep_checkpoint *self, const char *name, ep_error *out_error)
 {
@@ -137,8 +74,12 @@ static const ep_checkpoint_entry *find_any(const naming *n, ep_matrix m, const c
     return NULL;
 }
 
-static const char *const value_parts[] = {"weight", "weight_packed", NULL};
-static const char *const scale_parts[] = {"weight_scale_inv", "weight_scale", "scale", NULL};
+static const char *const value_parts[] = {"weight", "weight_packed", "qweight", NULL};
+static const char *const scale_parts[] = {"weight_scale_inv", "weight_scale", "scale", "scales", NULL};
+static const char *const zero_parts[] = {"weight_zero_point", "qzeros", NULL};
+static const char *const order_parts[] = {"weight_g_idx", "g_idx", NULL};
+static const char *const dividing_parts[] = {"weight_global_scale", NULL};
+static const char *const multiplying_parts[] = {"weight_scale_2", NULL};
 
 /* The first spelling with most of the matrices. */
 static uint32_t shared_spelling(naming n)
@@ -163,101 +104,11 @@ static uint64_t parts_of(uint64_t count, uint64_t part)
     return (count + part - 1) / part;
 }
 
-static ep_scale_kind scale_kind_of(const ep_checkpoint_entry *entry)
-{
-    return has_type(entry, "F32")                                  ? EP_SCALES_F32
-           : has_type(entry, "BF16")                               ? EP_SCALES_BF16
-           : has_type(entry, "F16")                                ? EP_SCALES_F16
-           : has_type(entry, "U8") || has_type(entry, "F8_E8M0") ? EP_SCALES_E8M0
-                                                                   : EP_SCALES_NONE;
-}
-
-static bool is_per_row(const ep_checkpoint_entry *entry, uint64_t rows)
-{
-    return has_shape(entry, DIMS(rows, 1)) || has_shape(entry, DIMS(rows));
-}
-
-static bool is_mx_blocks(const ep_checkpoint_entry *scales, uint64_t rows, uint64_t columns)
-{
-    return has_shape(scales, DIMS(parts_of(rows, EP_MX_GROUP), parts_of(columns, EP_MX_GROUP)));
-}
-
-/* What a config may say of the size of groups or blocks beside a shape that other sizes have too. */
-static ep_err check_stated(const char *what, uint32_t stated, uint32_t ours, const ep_checkpoint_entry *scales, ep_error *out_error)
-{
-    return stated == 0 || stated == ours
-               ? EP_OK
-               : ep_error_set(out_error, EP_ERR_UNIMPLEMENTED, "%s: tensor %.200s: the config's %s is %u, allowed %u",
-                              ep_safetensors_name(scales->shard), scales->name, what, stated, ours);
-}
-
-/* f8e4m3 with whatever scales there are: the shape tells which. A power of two for 32 x 32 weights is mxfp8 whose rows share their scales. */
-static ep_err f8_format(const ep_quant_config *quant, const ep_checkpoint_entry *scales, uint64_t rows, uint64_t columns,
-                        ep_scale_kind kind, ep_weight_format *out_format, ep_error *out_error)
-{
-    if (kind == EP_SCALES_NONE) {
-        return type_error(scales, "F32, BF16, F16, U8, F8_E8M0", out_error);
-    }
-    if (has_shape(scales, DIMS(parts_of(rows, EP_F8_BLOCK), parts_of(columns, EP_F8_BLOCK)))) {
-        *out_format = EP_WEIGHTS_F8_BLOCK;
-        ep_err err = check_stated("weight_block_size (rows)", quant->block_rows, EP_F8_BLOCK, scales, out_error);
-        return err != EP_OK ? err
-                            : check_stated("weight_block_size (columns)", quant->block_columns, EP_F8_BLOCK, scales, out_error);
-    }
-    if (is_per_row(scales, rows) && kind != EP_SCALES_E8M0) {
-        *out_format = EP_WEIGHTS_F8_CHANNEL;
-    } else if (kind == EP_SCALES_E8M0 && (has_shape(scales, DIMS(rows, parts_of(columns, EP_MX_GROUP))) || is_mx_blocks(scales, rows, columns))) {
-        *out_format = EP_WEIGHTS_MXFP8;
-    } else if (kind == EP_SCALES_E8M0) {
-        return shape_error(scales, DIMS(rows, parts_of(columns, EP_MX_GROUP)), out_error);
-    } else {
-        return shape_error(scales, DIMS(parts_of(rows, EP_F8_BLOCK), parts_of(columns, EP_F8_BLOCK)), out_error);
-    }
-    return EP_OK;
-}
-
-/* Formats of separate tensors: what values and scales are together, or why they are nothing. */
-static ep_err quantised_format(const ep_quant_config *quant, const ep_checkpoint_entry *values, const ep_checkpoint_entry *scales,
-                               uint64_t rows, uint64_t columns, ep_weight_format *out_format, ep_error *out_error)
-{
-    const ep_scale_kind kind = scale_kind_of(scales);
-    const uint64_t groups = parts_of(columns, EP_MX_GROUP);
-    if (has_type(values, "F8_E4M3")) {
-        ep_err err = check_shape(values, DIMS(rows, columns), out_error);
-        return err != EP_OK ? err : f8_format(quant, scales, rows, columns, kind, out_format, out_error);
-    }
-    if (has_type(values, "I8") && has_shape(values, DIMS(rows, columns))) {
-        *out_format = EP_WEIGHTS_W8A8;
-        if (kind == EP_SCALES_NONE || kind == EP_SCALES_E8M0) {
-            return type_error(scales, "F32, BF16, F16", out_error);
-        }
-        return is_per_row(scales, rows) ? EP_OK : shape_error(scales, DIMS(rows, 1), out_error);
-    }
-    if (has_type(values, "I32")) {
-        *out_format = EP_WEIGHTS_INT4;
-        ep_err err = check_shape(values, DIMS(rows, parts_of(columns, 8)), out_error);
-        if (err == EP_OK && kind != EP_SCALES_BF16) {
-            err = type_error(scales, "BF16", out_error);
-        }
-        err = err != EP_OK ? err : check_shape(scales, DIMS(rows, groups), out_error);
-        return err != EP_OK ? err : check_stated("group_size", quant->group_columns, EP_MX_GROUP, scales, out_error);
-    }
-    if (has_type(values, "I8") || has_type(values, "U8")) {
-        *out_format = EP_WEIGHTS_MXFP4;
-        ep_err err = check_shape(values, DIMS(rows, parts_of(columns, 2)), out_error);
-        if (err == EP_OK && kind != EP_SCALES_E8M0) {
-            err = type_error(scales, "U8, F8_E8M0", out_error);
-        }
-        return err != EP_OK ? err : check_shape(scales, DIMS(rows, groups), out_error);
-    }
-    return type_error(values, "BF16, F16, F32, F8_E4M3, I8, U8, I32", out_error);
-}
-
 /* A bias is one vector; all of an expert's have one type. */
 static ep_err plan_bias(const ep_checkpoint_entry *entry, uint32_t rows, ep_expert_plan *plan, int *out_run,
                         ep_error *out_error)
 {
-    ep_err err = ep_plan_check_plain(entry, 0, rows, plan->bias_dtype, out_error);
+    ep_err err = ep_tensor_check_plain(entry, 0, rows, plan->bias_dtype, out_error);
     if (err == EP_OK) {
         plan->bias_dtype = entry->tensor->dtype;
         *out_run = add_whole(plan, entry);
@@ -295,6 +146,84 @@ static bool settle_fused(const naming *n, ep_matrix m, ep_plan_matrix *matrix)
     return true;
 }
 
+static ep_weight_tensors find_tensors(const naming *n, ep_matrix m, const ep_checkpoint_entry *values)
+{
+    char name[EP_TENSOR_NAME_BYTES];
+    (void)find_part(n, m, "qweight", name);
+    const bool are_words = strcmp(values->name, name) == 0;
+    ep_weight_tensors tensors = {.values = values,
+                                 .are_words = are_words,
+                                 .scales = find_any(n, m, scale_parts, name),
+                                 .zeros = find_any(n, m, zero_parts, name),
+                                 .factor = find_any(n, m, multiplying_parts, name)};
+    if (tensors.factor == NULL) {
+        tensors.factor = find_any(n, m, dividing_parts, name);
+        tensors.factor_divides = true;
+    }
+    return tensors;
+}
+
+/* The group of each column. Of GPTQ it is told also where groups follow each other: then it must say so. */
+static ep_err plan_order(const naming *n, ep_matrix m, ep_expert_plan *plan, ep_error *out_error)
+{
+    char name[EP_TENSOR_NAME_BYTES];
+    ep_plan_matrix *matrix = &plan->matrices[m];
+    const ep_quant_words words = n->self->config.quant.words;
+    const ep_weight_codes codes = ep_weight_format_codes(matrix->container.format);
+    const bool may_have = (codes == EP_CODES_INT4 || codes == EP_CODES_INT8) && words != EP_QUANT_WORDS_AWQ;
+    const ep_checkpoint_entry *order = may_have ? find_any(n, m, order_parts, name) : NULL;
+    if (order == NULL) {
+        return EP_OK;
+    }
+    ep_err err = !ep_tensor_has_type(order, "I32") ? ep_tensor_type_error(order, "I32", out_error)
+                                                   : ep_tensor_check_shape(order, EP_DIMS(matrix->columns), out_error);
+    if (err == EP_OK) {
+        matrix->order = add_whole(plan, order);
+        matrix->is_ordered = words == EP_QUANT_WORDS_NONE || n->self->config.quant.has_order;
+        plan->has_places = plan->has_places || (m != EP_MATRIX_DOWN && matrix->is_ordered);
+    }
+    return err;
+}
+
+/* Values with scales; tensors that the container does not use are no runs, and refused as such. */
+static ep_err plan_quantised(const naming *n, ep_matrix m, const ep_checkpoint_entry *values, ep_expert_plan *plan, ep_error *out_error)
+{
+    char name[EP_TENSOR_NAME_BYTES];
+    ep_plan_matrix *matrix = &plan->matrices[m];
+    const ep_weight_tensors tensors = find_tensors(n, m, values);
+    ep_weight_container *c = &matrix->container;
+    ep_err err = ep_weight_container_make(&n->self->config.quant, &tensors, matrix->rows, matrix->columns, c, out_error);
+    if (err == EP_OK) {
+        err = one_format(plan, c->format, values, out_error);
+    }
+    if (err != EP_OK) {
+        return err;
+    }
+    matrix->values = add_whole(plan, values);
+    matrix->scales = add_whole(plan, tensors.scales);
+    matrix->zeros = c->zeros == EP_ZEROS_NONE ? -1 : add_whole(plan, tensors.zeros);
+    matrix->factor = c->format == EP_WEIGHTS_NVFP4 ? add_whole(plan, tensors.factor) : -1;
+    const ep_checkpoint_entry *offset = c->format == EP_WEIGHTS_W8A8 ? find_part(n, m, "weight_offset", name) : NULL;
+    matrix->offset = offset == NULL ? -1 : add_whole(plan, offset);
+    return plan_order(n, m, plan, out_error);
+}
+
+static ep_err plan_plain(const naming *n, ep_matrix m, const ep_checkpoint_entry *values, ep_expert_plan *plan, ep_error *out_error)
+{
+    ep_plan_matrix *matrix = &plan->matrices[m];
+    /* one type within an expert, also when the config states none */
+    const ep_dtype dtype = plan->format != EP_WEIGHTS_NONE ? ep_weight_format_dtype(plan->format) : n->self->config.info.dtype;
+    ep_err err = ep_tensor_check_plain(values, matrix->run_rows, matrix->columns, dtype, out_error);
+    if (err == EP_OK) {
+        err = one_format(plan, ep_weight_format_of(values->tensor->dtype), values, out_error);
+    }
+    if (err == EP_OK) {
+        matrix->container.format = plan->format;
+        matrix->values = add_whole(plan, values);
+    }
+    return err;
+}
+
 /* One matrix of its own tensors. */
 static ep_err plan_separate(const naming *n, ep_matrix m, ep_expert_plan *plan, ep_error *out_error)
 {
@@ -304,41 +233,12 @@ static ep_err plan_separate(const naming *n, ep_matrix m, ep_expert_plan *plan, 
     if (values == NULL) {
         return missing(n->self, name, out_error);
     }
-    ep_weight_format format = ep_weight_format_of(values->tensor->dtype);
-    const ep_checkpoint_entry *scales = NULL;
-    ep_err err;
-    const bool is_fused = settle_fused(n, m, matrix);
-    if (is_float(values->tensor->dtype) || is_fused) { /* scales of both are not read */
-        /* one type within an expert, also when the config states none */
-        ep_dtype dtype = plan->format != EP_WEIGHTS_NONE ? ep_weight_format_dtype(plan->format) : n->self->config.info.dtype;
-        err = ep_plan_check_plain(values, matrix->run_rows, matrix->columns, dtype, out_error);
-    } else {
-        scales = find_any(n, m, scale_parts, name);
-        if (scales == NULL && !has_type(values, "F8_E4M3") && !has_type(values, "I8") && !has_type(values, "U8") &&
-            !has_type(values, "I32")) {
-            ep_dtype dtype = n->self->config.info.dtype;
-            return type_error(values, dtype == EP_DTYPE_NONE ? "BF16, F16, F32" : ep_safetensors_dtype_text(dtype),
-                              out_error);
-        }
-        if (scales == NULL) {
-            return ep_error_set(out_error, EP_ERR_NOT_FOUND,
-                                "%s: tensor %.200s: has no scales: none of weight_scale_inv, weight_scale, scale is there",
-                                ep_safetensors_name(values->shard), values->name);
-        }
-        err = quantised_format(&n->self->config.quant, values, scales, matrix->rows, matrix->columns, &format, out_error);
-    }
-    if (err == EP_OK) {
-        err = one_format(plan, format, values, out_error);
-    }
+    const bool is_fused = settle_fused(n, m, matrix); /* scales of both are not read */
+    const bool is_plain = ep_tensor_is_float(values->tensor->dtype) || is_fused;
+    ep_err err = (is_plain ? plan_plain : plan_quantised)(n, m, values, plan, out_error);
     if (err != EP_OK) {
         return err;
     }
-    matrix->values = add_whole(plan, values);
-    matrix->scales = scales == NULL ? -1 : add_whole(plan, scales);
-    matrix->scale_kind = scales == NULL ? EP_SCALES_NONE : scale_kind_of(scales);
-    matrix->scale_rows = format == EP_WEIGHTS_MXFP8 && is_mx_blocks(scales, matrix->rows, matrix->columns) ? EP_MX_GROUP : 1;
-    const ep_checkpoint_entry *offset = format == EP_WEIGHTS_W8A8 ? find_part(n, m, "weight_offset", name) : NULL;
-    matrix->offset = offset == NULL ? -1 : add_whole(plan, offset);
     const ep_checkpoint_entry *bias = find_part(n, m, "bias", name);
     return bias == NULL ? EP_OK : plan_bias(bias, matrix->run_rows, plan, &matrix->bias, out_error);
 }
@@ -359,14 +259,14 @@ static ep_err plan_stacked_plain(const ep_checkpoint_entry *entry, uint64_t expe
                                  bool may_transpose, ep_plan_matrix *matrix, ep_error *out_error)
 {
     matrix->transposed = false;
-    if (!is_float(entry->tensor->dtype)) {
-        return type_error(entry, "BF16, F16, F32", out_error);
+    if (!ep_tensor_is_float(entry->tensor->dtype)) {
+        return ep_tensor_type_error(entry, "BF16, F16, F32", out_error);
     }
-    if (may_transpose && has_shape(entry, DIMS(experts, columns, rows))) {
+    if (may_transpose && ep_tensor_has_shape(entry, EP_DIMS(experts, columns, rows))) {
         matrix->transposed = true;
         return EP_OK;
     }
-    return check_shape(entry, DIMS(experts, rows, columns), out_error);
+    return ep_tensor_check_shape(entry, EP_DIMS(experts, rows, columns), out_error);
 }
 
 /* Experts one after the other: [E rows,columns], and down on its side, [E columns,rows]. */
@@ -374,10 +274,10 @@ static ep_err plan_flat_plain(const ep_checkpoint_entry *entry, uint64_t experts
                               ep_plan_matrix *matrix, ep_error *out_error)
 {
     matrix->transposed = is_down;
-    if (!is_float(entry->tensor->dtype)) {
-        return type_error(entry, "BF16, F16, F32", out_error);
+    if (!ep_tensor_is_float(entry->tensor->dtype)) {
+        return ep_tensor_type_error(entry, "BF16, F16, F32", out_error);
     }
-    return is_down ? check_shape(entry, DIMS(experts * columns, rows), out_error) : check_shape(entry, DIMS(experts * rows, columns), out_error);
+    return is_down ? ep_tensor_check_shape(entry, EP_DIMS(experts * columns, rows), out_error) : ep_tensor_check_shape(entry, EP_DIMS(experts * rows, columns), out_error);
 }
 
 /* Rows of the run: gate and up together where they share a tensor. */
@@ -397,14 +297,14 @@ static ep_err plan_blocks(const naming *n, ep_matrix m, const ep_checkpoint_entr
     const uint64_t rows = matrix->run_rows;
     const uint64_t groups = parts_of(matrix->columns, EP_MX_GROUP);
     const ep_checkpoint_entry *scales = find_part(n, m, "scales", name);
-    if (!has_type(blocks, "U8")) {
-        return type_error(blocks, "U8", out_error);
+    if (!ep_tensor_has_type(blocks, "U8")) {
+        return ep_tensor_type_error(blocks, "U8", out_error);
     }
     if (matrix->columns % EP_MX_GROUP != 0) {
         return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: tensor %.200s: %u columns, allowed multiples of %d",
                             ep_safetensors_name(blocks->shard), blocks->name, matrix->columns, EP_MX_GROUP);
     }
-    ep_err err = check_shape(blocks, DIMS(experts, rows, groups, EP_MX_GROUP / 2), out_error);
+    ep_err err = ep_tensor_check_shape(blocks, EP_DIMS(experts, rows, groups, EP_MX_GROUP / 2), out_error);
     if (err != EP_OK) {
         return err;
     }
@@ -412,17 +312,19 @@ static ep_err plan_blocks(const naming *n, ep_matrix m, const ep_checkpoint_entr
         return ep_error_set(out_error, EP_ERR_NOT_FOUND, "%s: tensor %.200s: has no scales: %s is missing",
                             ep_safetensors_name(blocks->shard), blocks->name, name);
     }
-    if (scale_kind_of(scales) != EP_SCALES_E8M0) {
-        return type_error(scales, "U8, F8_E8M0", out_error);
+    if (!ep_tensor_has_type(scales, "U8") && !ep_tensor_has_type(scales, "F8_E8M0")) {
+        return ep_tensor_type_error(scales, "U8, F8_E8M0", out_error);
     }
-    err = check_shape(scales, DIMS(experts, rows, groups), out_error);
+    err = ep_tensor_check_shape(scales, EP_DIMS(experts, rows, groups), out_error);
     if (err == EP_OK) {
         err = one_format(plan, EP_WEIGHTS_MXFP4, blocks, out_error);
     }
     if (err == EP_OK) {
         matrix->values = add_slab(plan, blocks, n);
         matrix->scales = add_slab(plan, scales, n);
-        matrix->scale_kind = EP_SCALES_E8M0;
+        matrix->container = (ep_weight_container){
+            .format = EP_WEIGHTS_MXFP4,
+            .scales = {.kind = EP_SCALES_E8M0, .rows = 1, .columns = EP_MX_GROUP, .row_step = groups, .column_step = 1}};
     }
     return err;
 }
@@ -435,11 +337,11 @@ static ep_err plan_stacked_bias(const naming *n, ep_matrix m, ep_expert_plan *pl
     if (bias == NULL) {
         return EP_OK;
     }
-    if (!is_float(bias->tensor->dtype) || (plan->bias_dtype != EP_DTYPE_NONE && bias->tensor->dtype != plan->bias_dtype)) {
-        return type_error(bias, plan->bias_dtype == EP_DTYPE_NONE ? "BF16, F16, F32"
+    if (!ep_tensor_is_float(bias->tensor->dtype) || (plan->bias_dtype != EP_DTYPE_NONE && bias->tensor->dtype != plan->bias_dtype)) {
+        return ep_tensor_type_error(bias, plan->bias_dtype == EP_DTYPE_NONE ? "BF16, F16, F32"
                                                                   : ep_safetensors_dtype_text(plan->bias_dtype), out_error);
     }
-    ep_err err = check_shape(bias, DIMS((uint64_t)n->shape->experts, (uint64_t)matrix->run_rows), out_error);
+    ep_err err = ep_tensor_check_shape(bias, EP_DIMS((uint64_t)n->shape->experts, (uint64_t)matrix->run_rows), out_error);
     if (err == EP_OK) {
         plan->bias_dtype = bias->tensor->dtype;
         matrix->bias = add_slab(plan, bias, n);
@@ -475,6 +377,7 @@ static ep_err plan_stacked(const naming *n, ep_matrix m, ep_expert_plan *plan, e
             err = one_format(plan, ep_weight_format_of(values->tensor->dtype), values, out_error);
         }
         if (err == EP_OK) {
+            matrix->container.format = plan->format;
             matrix->values = add_slab(plan, values, n);
         }
     }
@@ -537,7 +440,7 @@ static ep_err plan_shared_gate(const ep_checkpoint *self, const ep_layer_shape *
         }
         return EP_OK;
     }
-    ep_err err = ep_plan_check_plain(entry, 0, shape->hidden, EP_DTYPE_NONE, out_error);
+    ep_err err = ep_tensor_check_plain(entry, 0, shape->hidden, EP_DTYPE_NONE, out_error);
     if (err == EP_OK) {
         plan->shared_gate = add_whole(plan, entry);
         plan->shared_gate_dtype = entry->tensor->dtype;
@@ -652,10 +555,12 @@ ep_err ep_expert_plan_make(const ep_checkpoint *checkpoint, const ep_layer_shape
             .columns = is_down ? out_plan->inner : shape->hidden,
             .values = -1,
             .scales = -1,
+            .factor = -1,
+            .zeros = -1,
+            .order = -1,
             .bias = -1,
             .offset = -1,
             .step = 1,
-            .scale_rows = 1,
         };
         out_plan->matrices[m].run_rows = out_plan->matrices[m].rows;
     }

@@ -11,11 +11,9 @@
 #ifndef EP_MODEL_EXPERT_PLAN_H
 #define EP_MODEL_EXPERT_PLAN_H
 
-#include "model/checkpoint_private.h"
+#include "model/weight_container.h"
 
-#define EP_PLAN_RUNS_MAX 13 /* values, scales, bias and offset of three matrices, and the shared gate */
-
-typedef enum ep_scale_kind { EP_SCALES_NONE, EP_SCALES_F32, EP_SCALES_BF16, EP_SCALES_F16, EP_SCALES_E8M0 } ep_scale_kind;
+#define EP_PLAN_RUNS_MAX 19 /* of three matrices values, scales, their factor, zero points, order and bias, and the shared gate */
 
 /* Bytes of one tensor that are read and hashed. */
 typedef struct ep_plan_run {
@@ -30,10 +28,13 @@ typedef struct ep_plan_matrix {
     uint32_t columns;
     int values;          /* indexes of runs; -1 none */
     int scales;
+    int factor;
+    int zeros;
+    int order;           /* the group of each column, int32 */
+    bool is_ordered;     /* they need not follow each other */
     int bias;
-    int offset;          /* of w8a8, which must be all zero */
-    ep_scale_kind scale_kind;
-    uint32_t scale_rows; /* rows that share a row of scales in the file: 1, or EP_MX_GROUP of mxfp8 in square blocks */
+    int offset;          /* of w8a8, which must be all zero; in the place of zero points */
+    ep_weight_container container;
     uint32_t first;      /* place of row 0 in the run */
     uint32_t step;       /* 1, or 2 where gate and up rows alternate */
     uint32_t run_rows;   /* outputs in the run, of gate and up together */
@@ -42,10 +43,12 @@ typedef struct ep_plan_matrix {
 
 typedef struct ep_expert_plan {
     ep_weight_format format;
+    ep_weight_format down_format; /* NONE: the same */
     uint32_t inner;
     ep_plan_matrix matrices[EP_MATRIX_COUNT];
     ep_plan_run runs[EP_PLAN_RUNS_MAX]; /* each once, in the order they are read and hashed */
     int runs_count;
+    bool has_places; /* gate's and up's columns are in another order than the expert's inputs */
     int shared_gate; /* run; -1 none */
     ep_dtype shared_gate_dtype;
     ep_dtype bias_dtype;
@@ -57,9 +60,5 @@ typedef struct ep_expert_plan {
  */
 ep_err ep_expert_plan_make(const ep_checkpoint *checkpoint, const ep_layer_shape *shape, uint32_t shared_inner,
                            uint32_t index, ep_expert_plan *out_plan, ep_error *out_error);
-
-/* rows 0: a vector, stored as [columns] or [1,columns]; a plain type, dtype if that is not NONE. */
-ep_err ep_plan_check_plain(const ep_checkpoint_entry *entry, uint64_t rows, uint64_t columns, ep_dtype dtype,
-                           ep_error *out_error);
 
 #endif

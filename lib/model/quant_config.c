@@ -12,15 +12,17 @@
 #define PATH_BYTES 160
 #define LIST_BYTES 240
 
-enum { FP8 = 1, MXFP4 = 2, CT = 4, W8A8 = 8 };
+enum { FP8 = 1, MXFP4 = 2, CT = 4, W8A8 = 8, MODELOPT = 16, GPTQ = 32, AWQ = 64 };
 
 static const struct {
     const char *name;
     unsigned keys; /* of which methods */
-} methods[] = {{"fp8", FP8}, {"mxfp4", MXFP4}, {"mxfp8", FP8}, {"compressed-tensors", CT}, {"w8a8", W8A8}, {"ascend", W8A8}};
+} methods[] = {{"fp8", FP8}, {"mxfp4", MXFP4}, {"mxfp8", FP8}, {"compressed-tensors", CT}, {"w8a8", W8A8}, {"ascend", W8A8},
+             {"modelopt", MODELOPT}, {"gptq", GPTQ}, {"awq", AWQ}};
 
 /*
- * Keys and their values. {}: an object, whose keys have rows of their own; #: an integer or a list of them; else what is allowed,
+ * Keys and their values. {}: an object, whose keys have rows of their own; #: an integer or a list of them; -: the key begins with "-:", which
+ * takes modules out; else what is allowed,
  * or NULL: whatever it is, no weight means another thing for it. Null is always allowed: it is as if the key were not there.
  */
 static const struct {
@@ -30,20 +32,52 @@ static const struct {
 } keys[] = {
     {~0u, "quant_method", NULL},
     /* which modules are quantised: their tensors tell */
-    {FP8 | MXFP4 | W8A8, "modules_to_not_convert", NULL},
+    {FP8 | MXFP4 | W8A8 | AWQ | GPTQ, "modules_to_not_convert", NULL},
+    {GPTQ, "dynamic", "{}"},
+    {GPTQ, "dynamic.*", "-"},
+    {GPTQ | AWQ, "lm_head", NULL},
+    {GPTQ | AWQ, "modules_in_block_to_quantize", NULL},
+    {GPTQ | AWQ, "block_name_to_quantize", NULL},
+    {GPTQ | AWQ, "module_name_preceding_first_block", NULL},
     {FP8, "modules_to_convert", NULL},
+    {MODELOPT, "exclude_modules", NULL},
     {FP8 | W8A8, "ignored_layers", NULL},
-    {CT, "ignore", NULL},
-    {CT, "config_groups", "{}"},
-    {CT, "config_groups.*", "{}"},
-    {CT, "config_groups.*.targets", NULL},
+    {CT | MODELOPT, "ignore", NULL},
+    {CT | MODELOPT, "config_groups", "{}"},
+    {CT | MODELOPT, "config_groups.*", "{}"},
+    {CT | MODELOPT, "config_groups.*.targets", NULL},
     /* roundings of activations and of the caller's cache */
     {FP8 | W8A8, "activation_scheme", NULL},
-    {CT, "config_groups.*.input_activations", NULL},
-    {CT, "config_groups.*.output_activations", NULL},
+    {CT | MODELOPT, "config_groups.*.input_activations", NULL},
+    {CT | MODELOPT, "config_groups.*.output_activations", NULL},
     {~0u, "kv_cache_scheme", NULL},
+    {MODELOPT, "kv_cache_quant_algo", NULL},
     /* how weights were found, and wishes to whoever loads them */
     {FP8 | MXFP4 | CT, "dequantize", NULL},
+    {MODELOPT, "producer", NULL},
+    {GPTQ | AWQ, "damp_percent", NULL},
+    {GPTQ | AWQ, "damp_auto_increment", NULL},
+    {GPTQ | AWQ, "true_sequential", NULL},
+    {GPTQ | AWQ, "static_groups", NULL},
+    {GPTQ | AWQ, "act_group_aware", NULL},
+    {GPTQ | AWQ, "dataset", NULL},
+    {GPTQ | AWQ, "tokenizer", NULL},
+    {GPTQ | AWQ, "model_seqlen", NULL},
+    {GPTQ | AWQ, "batch_size", NULL},
+    {GPTQ | AWQ, "pad_token_id", NULL},
+    {GPTQ | AWQ, "cache_block_outputs", NULL},
+    {GPTQ | AWQ, "meta", NULL},
+    {GPTQ | AWQ, "model_name_or_path", NULL},
+    {GPTQ | AWQ, "model_file_base_name", NULL},
+    {GPTQ | AWQ, "backend", NULL},
+    {GPTQ | AWQ, "use_exllama", NULL},
+    {GPTQ | AWQ, "disable_exllama", NULL},
+    {GPTQ | AWQ, "exllama_config", NULL},
+    {GPTQ | AWQ, "max_input_length", NULL},
+    {GPTQ | AWQ, "use_cuda_fp16", NULL},
+    {AWQ, "do_fuse", NULL},
+    {AWQ, "modules_to_fuse", NULL},
+    {AWQ, "fuse_max_seq_len", NULL},
     {CT, "global_compression_ratio", NULL},
     {CT, "version", NULL},
     {CT, "run_compressed", NULL},
@@ -54,6 +88,22 @@ static const struct {
     {FP8, "expert_dtype", "fp8|fp4"},
     {FP8, "fmt", "e4m3|float8_e4m3fn|e4m3fn"},
     {FP8, "weight_block_size", "#"},
+    {MODELOPT, "quant_algo", "NVFP4|FP8"},
+    {MODELOPT | GPTQ | AWQ, "group_size", "#"},
+    {GPTQ, "bits", "4|8"},
+    {AWQ, "bits", "4"},
+    {GPTQ, "checkpoint_format", "gptq|gptq_v2"},
+    {GPTQ, "format", "gptq|gptq_v2"},
+    {AWQ, "checkpoint_format", "gemm"},
+    {AWQ, "format", "gemm"},
+    {AWQ, "version", "gemm|GEMM"},
+    {GPTQ | AWQ, "pack_dtype", "int32"},
+    {GPTQ, "is_marlin_format", "false"},
+    {GPTQ, "sym", "true|false"},
+    {GPTQ, "desc_act", "true|false"},
+    {AWQ, "desc_act", "false"},
+    {AWQ, "sym", NULL}, /* whoever writes it means another method */
+    {AWQ, "zero_point", "true|false"},
     {CT, "format", "dense|int-quantized|float-quantized|naive-quantized|pack-quantized|mxfp4-pack-quantized|mxfp8-quantized|"
                    "nvfp4-pack-quantized|mixed-precision"},
     {CT, "config_groups.*.format", "dense|int-quantized|float-quantized|naive-quantized|pack-quantized|mxfp4-pack-quantized|"
@@ -68,15 +118,15 @@ static const struct {
     {CT, "sparsity_config.targets", NULL},
     {CT, "transform_config", "{}"},
     {CT, "transform_config.config_groups", "{}"},
-    {CT, "config_groups.*.weights", "{}"},
-    {CT, "config_groups.*.weights.num_bits", "4|8"},
-    {CT, "config_groups.*.weights.type", "int|float"},
+    {CT | MODELOPT, "config_groups.*.weights", "{}"},
+    {CT | MODELOPT, "config_groups.*.weights.num_bits", "4|8"},
+    {CT | MODELOPT, "config_groups.*.weights.type", "int|float"},
     {CT, "config_groups.*.weights.symmetric", "true|false"},
     {CT, "config_groups.*.weights.strategy", "tensor|channel|group|block|tensor_group"},
-    {CT, "config_groups.*.weights.group_size", "#"},
+    {CT | MODELOPT, "config_groups.*.weights.group_size", "#"},
     {CT, "config_groups.*.weights.block_structure", "#"},
-    {CT, "config_groups.*.weights.dynamic", "false"},
-    {CT, "config_groups.*.weights.actorder", "false|weight|static"},
+    {CT | MODELOPT, "config_groups.*.weights.dynamic", "false"},
+    {CT, "config_groups.*.weights.actorder", "false|true|weight|static|group|dynamic"},
     {CT, "config_groups.*.weights.scale_dtype", NULL},
     {CT, "config_groups.*.weights.zp_dtype", NULL},
 };
@@ -165,7 +215,11 @@ static void check_value(const walk *w, const char *allowed, const json_t *value)
     char path[PATH_BYTES];
     char text[EP_JSON_TEXT_BYTES];
     const bool wants_integers = strcmp(allowed, "#") == 0;
-    if (!(wants_integers ? is_integers(value) : is_listed(allowed, value))) {
+    if (strcmp(allowed, "-") == 0) {
+        print_path(w, path);
+        ep_config_fail(w->reader, EP_ERR_UNIMPLEMENTED, "%s: says how some modules differ, allowed: keys that begin with -: and take modules out",
+                       path);
+    } else if (!(wants_integers ? is_integers(value) : is_listed(allowed, value))) {
         print_path(w, path);
         ep_config_fail(w->reader, EP_ERR_UNIMPLEMENTED, "%s is %s, allowed %s", path, ep_json_describe(value, text),
                        wants_integers ? "integers" : allowed);
@@ -185,6 +239,8 @@ static void check_key(walk *w, json_t *value)
     if (i == EP_ARRAY_COUNT(keys)) {
         fail_key(w);
     } else if (keys[i].allowed == NULL || json_is_null(value)) {
+        return;
+    } else if (strcmp(keys[i].allowed, "-") == 0 && strncmp(w->at[w->depth - 1], "-:", 2) == 0) {
         return;
     } else if (strcmp(keys[i].allowed, "{}") != 0) {
         check_value(w, keys[i].allowed, value);
@@ -209,37 +265,65 @@ static void check_object(walk *w, json_t *object)
     }
 }
 
-/* What groups of weights say alike of a size; 0 when one says another. */
-static void join_size(const json_t *value, bool *stated, uint32_t *size)
+static uint32_t size_of(const json_t *value)
 {
     const json_int_t number = json_is_integer(value) ? json_integer_value(value) : 0;
-    const uint32_t next = number > 0 && number <= UINT32_MAX ? (uint32_t)number : 0;
-    if (json_is_integer(value)) {
-        *size = *stated && *size != next ? 0 : next;
-        *stated = true;
+    return number > 0 && number <= UINT32_MAX ? (uint32_t)number : 0;
+}
+
+/* Takes a size up, each once. block: [rows,columns] or NULL; else groups of so many columns, or of whole rows. */
+static void add_size(const walk *w, const json_t *block, const json_t *group, ep_quant_config *config)
+{
+    const bool is_block = json_is_array(block);
+    const ep_quant_size size = {.rows = is_block ? size_of(json_array_get(block, 0)) : 1,
+                                .columns = size_of(is_block ? json_array_get(block, 1) : group)};
+    for (uint32_t i = 0; i < config->sizes_count; i++) {
+        if (config->sizes[i].rows == size.rows && config->sizes[i].columns == size.columns) {
+            return;
+        }
+    }
+    if (is_block && (json_array_size(block) != 2 || size.rows == 0 || size.columns == 0)) {
+        ep_config_fail(w->reader, EP_ERR_UNIMPLEMENTED, "%s: a block size is not two numbers above 0", w->root);
+    } else if (config->sizes_count == EP_QUANT_SIZES_MAX) {
+        ep_config_fail(w->reader, EP_ERR_UNIMPLEMENTED, "%s: more than %d sizes of groups and blocks", w->root, EP_QUANT_SIZES_MAX);
+    } else {
+        config->sizes[config->sizes_count++] = size;
     }
 }
 
-static void join_block(const json_t *block, bool *stated, ep_quant_config *config)
-{
-    bool second = *stated;
-    join_size(json_array_get(block, 0), stated, &config->block_rows);
-    join_size(json_array_get(block, 1), &second, &config->block_columns);
-}
-
-static void read_sizes(const json_t *quantised, ep_quant_config *config)
+static void read_sizes(const walk *w, const json_t *quantised, ep_quant_config *config)
 {
     const char *name;
     json_t *group;
-    bool has_group = false;
-    bool has_block = false;
-    join_block(json_object_get(quantised, "weight_block_size"), &has_block, config);
+    const json_t *block = json_object_get(quantised, "weight_block_size");
+    const json_t *columns = json_object_get(quantised, "group_size");
+    bool has_activations = false;
+    if (json_is_array(block) || json_is_integer(columns)) {
+        add_size(w, block, columns, config);
+    }
     json_object_foreach(json_object_get(quantised, "config_groups"), name, group)
     {
         const json_t *weights = json_object_get(group, "weights");
-        join_size(json_object_get(weights, "group_size"), &has_group, &config->group_columns);
-        join_block(json_object_get(weights, "block_structure"), &has_block, config);
+        if (json_is_object(weights)) {
+            add_size(w, json_object_get(weights, "block_structure"), json_object_get(weights, "group_size"), config);
+        }
+        has_activations = has_activations || json_is_object(json_object_get(group, "input_activations"));
     }
+    config->weights_only = json_object_size(json_object_get(quantised, "config_groups")) > 0 && !has_activations;
+}
+
+/* What checkpoint_format, or format, says of words. A config without either is of the first. */
+static void read_words(const json_t *quantised, unsigned method, ep_quant_config *config)
+{
+    const char *format = json_string_value(json_object_get(quantised, "checkpoint_format"));
+    format = format == NULL ? json_string_value(json_object_get(quantised, "format")) : format;
+    const bool is_second = format != NULL && strcmp(format, "gptq_v2") == 0;
+    config->words = method == AWQ    ? EP_QUANT_WORDS_AWQ
+                    : method != GPTQ ? EP_QUANT_WORDS_NONE
+                    : is_second       ? EP_QUANT_WORDS_GPTQ_V2
+                                      : EP_QUANT_WORDS_GPTQ;
+    config->symmetric = method == GPTQ && json_is_true(json_object_get(quantised, "sym"));
+    config->has_order = method == GPTQ && json_is_true(json_object_get(quantised, "desc_act"));
 }
 
 void ep_quant_config_read(ep_config_reader *reader, json_t *root, ep_quant_config *out_config)
@@ -265,10 +349,11 @@ void ep_quant_config_read(ep_config_reader *reader, json_t *root, ep_quant_confi
     }
     if (w.methods == 0) {
         ep_config_fail(reader, EP_ERR_UNIMPLEMENTED,
-                       "%s: quant_method is %s, allowed: none, fp8, mxfp4, mxfp8, compressed-tensors, w8a8, ascend", key,
+                       "%s: quant_method is %s, allowed: none, fp8, mxfp4, mxfp8, compressed-tensors, w8a8, ascend, modelopt, gptq, awq", key,
                        method == NULL ? "not given" : ep_json_printable(method, text, sizeof(text)));
         return;
     }
     check_object(&w, quantised);
-    read_sizes(quantised, out_config);
+    read_sizes(&w, quantised, out_config);
+    read_words(quantised, w.methods, out_config);
 }

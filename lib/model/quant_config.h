@@ -10,10 +10,23 @@
 
 #include "model/config_reader.h"
 
+#define EP_QUANT_SIZES_MAX 4
+
+typedef struct ep_quant_size {
+    uint32_t rows;    /* 1 of groups */
+    uint32_t columns; /* 0: all of a row */
+} ep_quant_size;
+
+/* How words of qweight, qzeros and scales are laid out. */
+typedef enum ep_quant_words { EP_QUANT_WORDS_NONE, EP_QUANT_WORDS_GPTQ, EP_QUANT_WORDS_GPTQ_V2, EP_QUANT_WORDS_AWQ } ep_quant_words;
+
 typedef struct ep_quant_config {
-    uint32_t group_columns; /* 0: not stated, or not the same for all */
-    uint32_t block_rows;    /* likewise, with block_columns */
-    uint32_t block_columns;
+    ep_quant_size sizes[EP_QUANT_SIZES_MAX]; /* of groups and blocks, each once: those that the config states for some weights */
+    uint32_t sizes_count;
+    bool weights_only;      /* activations stay as they are */
+    ep_quant_words words;
+    bool symmetric;         /* gptq: zero points are the middle of the range */
+    bool has_order;         /* gptq: columns are in groups in an order of their own */
 } ep_quant_config;
 
 /*

@@ -182,15 +182,6 @@ static const family_names families[] = {
     },
 };
 
-/* Names this build cannot read, so that the message can say what was found instead. */
-static const struct {
-    const char *tail;
-    const char *text;
-} foreign[] = {
-    {"mlp.experts.0.gate_proj.qweight", "GPTQ or AWQ quantised experts"},
-    {"block_sparse_moe.experts.0.w1.qweight", "GPTQ or AWQ quantised experts"},
-};
-
 static const family_names *table(const ep_tensor_names *names)
 {
     for (size_t i = 0; i < EP_ARRAY_COUNT(families); i++) {
@@ -429,7 +420,7 @@ bool ep_tensor_name_has_tail(const ep_tensor_names *names, const char *name, con
 static bool has_expert(const ep_tensor_names *names, uint32_t layer, uint32_t expert,
                        ep_tensor_exists_func exists, void *arg)
 {
-    static const char *const parts[] = {"weight", "weight_packed", "blocks"};
+    static const char *const parts[] = {"weight", "weight_packed", "qweight", "blocks"};
     char name[EP_TENSOR_NAME_BYTES];
     for (ep_matrix m = 0; m < EP_MATRIX_COUNT; m++) {
         for (size_t p = 0; p < EP_ARRAY_COUNT(parts); p++) {
@@ -460,23 +451,9 @@ static bool has_any_expert(const ep_tensor_names *names, const ep_model_info *in
     return false;
 }
 
-static ep_err nothing_found(const ep_model_info *info, ep_tensor_exists_func exists, void *arg,
-                            ep_error *out_error)
+static ep_err nothing_found(const ep_model_info *info, ep_error *out_error)
 {
-    char name[EP_TENSOR_NAME_BYTES];
-    uint32_t layer = info->moe_layers[0].layer;
-    for (size_t p = 0; p < EP_ARRAY_COUNT(places); p++) {
-        ep_tensor_names names = {.prefix = places[p].prefix, .stem = places[p].stem, .infix = places[p].infix};
-        for (size_t i = 0; i < EP_ARRAY_COUNT(foreign); i++) {
-            layer_name(&names, layer, foreign[i].tail, name);
-            if (exists(name, arg)) {
-                return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
-                                    "tensor %s: %s, allowed: bf16, f16, f32, f8e4m3, mxfp4, mxfp8, int4 "
-                                    "(compressed-tensors), w8a8",
-                                    name, foreign[i].text);
-            }
-        }
-    }
+    const uint32_t layer = info->moe_layers[0].layer;
     return ep_error_set(
         out_error, EP_ERR_UNIMPLEMENTED,
         "no expert tensors found: neither layers.%u.mlp.experts.0.gate_proj.weight nor "
@@ -537,7 +514,7 @@ ep_err ep_tensor_names_probe(const ep_model_info *info, ep_tensor_exists_func ex
         found = probe_place(names, info, exists, arg, alternates, out_names);
     }
     if (!found) {
-        return nothing_found(info, exists, arg, out_error);
+        return nothing_found(info, out_error);
     }
     if (ep_tensor_names_fused(out_names) && !info->model_type_known) {
         char name[EP_TENSOR_NAME_BYTES];

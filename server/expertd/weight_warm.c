@@ -69,12 +69,14 @@ typedef struct warm_shape {
     uint32_t hidden;
     uint32_t inner;
     ep_weight_format format;
+    ep_weight_format down_format;
     ep_activation activation;
 } warm_shape;
 
 static bool is_same_shape(const warm_shape *a, const warm_shape *b)
 {
-    return a->hidden == b->hidden && a->inner == b->inner && a->format == b->format && a->activation == b->activation;
+    return a->hidden == b->hidden && a->inner == b->inner && a->format == b->format && a->down_format == b->down_format &&
+           a->activation == b->activation;
 }
 
 /* The first of the layer's experts [begin, end) that is here, with a reference; NULL: none is. */
@@ -105,7 +107,7 @@ void ep_weight_warm(ep_weight_store *store)
             continue;
         }
         const ep_backend_weights *weights = resident->weights;
-        const warm_shape wanted = {weights->hidden, weights->inner, weights->format, shape->activation};
+        const warm_shape wanted = {weights->hidden, weights->inner, weights->format, weights->down_format, shape->activation};
         size_t same = 0;
         while (same < done_count && !is_same_shape(&done[same], &wanted)) {
             same++;

@@ -167,5 +167,5 @@ double ffn_matrix_value(const ffn_matrix *m, uint32_t row, uint32_t column)
     const float code = m->format == EP_WEIGHTS_W8A8 ? (float)((const int8_t *)values)[column]
                                                     : ep_ffn_weight_code(m->format, values, column);
     return (double)code *
-           (double)ep_ffn_weight_scale(m->format, m->scales, m->columns, row, column / group_columns(m));
+           (double)ep_ffn_weight_scale(m->format, m->scales, m->rows, m->columns, row, column / group_columns(m));
 }

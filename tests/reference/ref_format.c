@@ -13,7 +13,8 @@ enum ref_family ref_format_family(enum ref_format format, enum ref_family told)
         return has_nibbles ? REF_W4A8 : ref_format_family(format, REF_BF16DP);
     }
     bool is_bf16 = format == REF_FORMAT_BF16;
-    bool has_format = told == REF_BF16DP ? is_bf16 || ref_format_group(format) > 0 : is_bf16;
+    bool has_groups = format == REF_FORMAT_CODES || ref_format_group(format) > 0;
+    bool has_format = told == REF_BF16DP ? is_bf16 || has_groups : is_bf16;
     return has_format ? told : REF_PORTABLE;
 }
 
@@ -93,20 +94,33 @@ static float dot_widened(enum ref_family family, const float *values, const floa
     return sum;
 }
 
+float ref_dot_codes(enum ref_family family, const float *values, const float *scales, const float *offsets, size_t group,
+                    const float *x, size_t n)
+{
+    float total = 0.0f;
+    float *ones = malloc((group + 1) * sizeof(*ones));
+    for (size_t i = 0; ones != NULL && i < group; i++) {
+        ones[i] = 1.0f;
+    }
+    for (size_t begin = 0; ones != NULL && begin < n; begin += group) {
+        size_t count = n - begin < group ? n - begin : group;
+        float chain = ref_dot_of(family, values + begin, x + begin, count);
+        total = add_group(family, total, chain, scales[begin / group]);
+        if (offsets != NULL) {
+            float sum = ref_dot_of(family, ones, x + begin, count);
+            total = add_group(family, total, sum, -offsets[begin / group]);
+        }
+    }
+    free(ones);
+    return ones == NULL ? NAN : total;
+}
+
 float ref_dot_groups(enum ref_format format, enum ref_family family, const float *values, const float *scales, const float *x,
                      size_t n)
 {
     size_t group = ref_format_group(format);
-    if (is_widened(format, family)) {
-        return dot_widened(family, values, scales, group, x, n);
-    }
-    float total = 0.0f;
-    for (size_t begin = 0; begin < n; begin += group) {
-        size_t count = n - begin < group ? n - begin : group;
-        float chain = ref_dot_of(family, values + begin, x + begin, count);
-        total = add_group(family, total, chain, scales[begin / group]);
-    }
-    return total;
+    return is_widened(format, family) ? dot_widened(family, values, scales, group, x, n)
+                                      : ref_dot_codes(family, values, scales, NULL, group, x, n);
 }
 
 void ref_round_int8(const float *x, size_t n, float *out_q, float *out_scale)

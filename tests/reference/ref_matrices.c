@@ -40,20 +40,62 @@ static size_t groups_of(size_t columns, size_t group)
     return (columns + group - 1) / group;
 }
 
-/* f8: one scale for 128 x 128 weights or for a row, which the shape tells. */
-static float *f8_scales(const struct ref_tensor *tensor, size_t rows, size_t columns, const char *stem)
+/* A number of quantization_config, of weights in all groups of it: 0 when it is not there. */
+static size_t stated(const struct ref_checkpoint *checkpoint, const char *key, size_t index)
 {
-    size_t groups = groups_of(columns, 128);
-    bool is_block = tensor->rank == 2 && tensor->shape[0] == groups_of(rows, 128) && tensor->shape[1] == groups;
-    float *read = widened(tensor, is_block ? groups_of(rows, 128) * groups : rows, stem);
-    float *scales = floats(rows * groups);
+    const char *name;
+    json_t *group;
+    json_t *config = json_object_get(checkpoint->config, "quantization_config");
+    json_t *value = json_object_get(config, key);
+    json_object_foreach(json_object_get(config, "config_groups"), name, group)
+    {
+        value = json_object_get(json_object_get(group, "weights"), key);
+    }
+    value = json_is_array(value) ? json_array_get(value, index) : value;
+    json_int_t number = json_is_integer(value) ? json_integer_value(value) : 0;
+    return number > 0 ? (size_t)number : 0;
+}
+
+/* Where a tensor has the number of weight [n,k]: n / rows * row_step + k / columns * column_step. */
+struct shared {
+    size_t rows, columns;
+    size_t row_step, column_step;
+};
+
+/* One for each group of `group` columns of each row. */
+static float *spread(const float *read, struct shared shared, size_t rows, size_t columns, size_t group)
+{
+    size_t groups = groups_of(columns, group);
+    float *spread_out = floats(rows * groups);
     for (size_t n = 0; n < rows; n++) {
         for (size_t g = 0; g < groups; g++) {
-            scales[n * groups + g] = is_block ? read[n / 128 * groups + g] : read[n];
+            spread_out[n * groups + g] = read[n / shared.rows * shared.row_step + g * group / shared.columns * shared.column_step];
         }
     }
+    return spread_out;
+}
+
+/* f8: one scale for the matrix, for a row, or for a block, which the config may say the size of. */
+static enum ref_format f8_scales(const struct ref_checkpoint *checkpoint, const struct ref_tensor *tensor, size_t rows, size_t columns,
+                                 const char *stem, struct ref_matrix *matrix)
+{
+    size_t block[2] = {128, 128};
+    for (size_t i = 0; i < 2; i++) {
+        size_t size = stated(checkpoint, "weight_block_size", i) + stated(checkpoint, "block_structure", i);
+        block[i] = size > 0 ? size : block[i];
+    }
+    size_t across = groups_of(columns, block[1]);
+    bool has_blocks = tensor->count == groups_of(rows, block[0]) * across && tensor->rank == 2;
+    struct shared shared = {block[0], block[1], across, 1};
+    if (!has_blocks) {
+        shared = (struct shared){tensor->count == 1 ? rows : 1, columns, 1, 1};
+    }
+    bool is_usual = !has_blocks || (block[0] == 128 && block[1] == 128);
+    matrix->group = is_usual ? 0 : 32;
+    float *read = widened(tensor, has_blocks ? groups_of(rows, block[0]) * across : tensor->count == 1 ? 1 : rows, stem);
+    matrix->scales = spread(read, shared, rows, columns, is_usual ? 128 : 32);
     free(read);
-    return scales;
+    return is_usual ? REF_FORMAT_F8 : REF_FORMAT_CODES;
 }
 
 /* Two codes to a byte, the even column in the low half. */
@@ -87,6 +129,17 @@ static float *e8m0_scales(const struct ref_tensor *tensor, size_t rows, size_t c
     return widened(&powers, rows * groups_of(columns, 32), stem);
 }
 
+/* Four codes to a word, 128 more than they mean. */
+static float int8_value(const uint8_t *row, size_t k)
+{
+    return (float)((int)row[k] - 128);
+}
+
+static float plain_int8_value(const uint8_t *row, size_t k)
+{
+    return (float)(int8_t)row[k];
+}
+
 static struct ref_tensor find_scales(const struct ref_checkpoint *checkpoint, const char *stem)
 {
     static const char *const ends[] = {".weight_scale_inv", ".weight_scale", ".scale"};
@@ -97,6 +150,144 @@ static struct ref_tensor find_scales(const struct ref_checkpoint *checkpoint, co
         }
     }
     ref_die("%s: no scales", stem);
+}
+
+/* Columns of a row's groups in the file: the config's word, else 32; 0: one for all. */
+static size_t group_in_file(const struct ref_checkpoint *checkpoint, size_t groups, size_t columns)
+{
+    size_t size = stated(checkpoint, "group_size", 0);
+    if (size > 0 && groups_of(columns, size) == groups) {
+        return size;
+    }
+    return size == 0 && groups_of(columns, 32) == groups ? 32 : groups == 1 ? 0 : columns / groups;
+}
+
+/* Groups of 128 columns where those of the file are that many or a multiple, or a whole row; else of 32. */
+static size_t group_of_chains(size_t in_file)
+{
+    return in_file % 128 == 0 ? 128 : 32;
+}
+
+/* Zero points as numbers: [rows,groups] of int8, or packed down the columns in words of `bits`. */
+static float *zero_points(const struct ref_tensor *zeros, size_t rows, size_t groups, size_t bits)
+{
+    float *points = floats(rows * groups);
+    size_t each = 32 / bits;
+    for (size_t n = 0; n < rows; n++) {
+        for (size_t g = 0; g < groups; g++) {
+            uint32_t word;
+            memcpy(&word, (const uint8_t *)zeros->data + (zeros->dtype == REF_I32 ? 4 * (n / each * groups + g) : 0), sizeof(word));
+            long packed = (long)(word >> (bits * (n % each)) & ((1u << bits) - 1u)) - (1l << (bits - 1));
+            points[n * groups + g] = zeros->dtype == REF_I32 ? (float)packed : ref_load(zeros->data, REF_I8, n * groups + g);
+        }
+    }
+    return points;
+}
+
+/* Which column stands at each place when those of a group stand together, groups ascending; NULL: no tensor says otherwise. */
+static size_t *read_order(const struct ref_checkpoint *checkpoint, const char *stem, size_t columns, size_t groups)
+{
+    struct ref_tensor index;
+    if (!find(checkpoint, stem, ".weight_g_idx", &index) && !find(checkpoint, stem, ".g_idx", &index)) {
+        return NULL;
+    }
+    size_t *order = calloc(columns + 1, sizeof(*order));
+    size_t count = 0;
+    for (size_t g = 0; order != NULL && g < groups; g++) {
+        for (size_t k = 0; k < columns; k++) {
+            int32_t its_group;
+            memcpy(&its_group, (const uint8_t *)index.data + 4 * k, sizeof(its_group));
+            if (its_group == (int32_t)g) {
+                order[count++] = k;
+            }
+        }
+    }
+    return order;
+}
+
+/* Values stand in the file's order of columns. */
+static void order_values(struct ref_matrix *matrix, size_t rows, size_t columns)
+{
+    float *values = floats(rows * columns);
+    for (size_t n = 0; n < rows; n++) {
+        for (size_t k = 0; k < columns; k++) {
+            values[n * columns + k] = matrix->values[n * columns + matrix->order[k]];
+        }
+    }
+    free((void *)matrix->values);
+    matrix->values = values;
+}
+
+/* Integers whose scales and zero points stand in [rows,groups]. */
+static enum ref_format read_integers(const struct ref_checkpoint *checkpoint, const char *stem, const struct ref_tensor *scales,
+                                     size_t rows, size_t columns, size_t bits, struct ref_matrix *matrix)
+{
+    struct ref_tensor zeros;
+    bool has_zeros = find(checkpoint, stem, ".weight_zero_point", &zeros);
+    size_t groups = scales->count / rows;
+    size_t in_file = group_in_file(checkpoint, groups, columns);
+    size_t group = group_of_chains(in_file);
+    struct shared shared = {1, in_file == 0 ? columns : in_file, groups, 1};
+    matrix->order = read_order(checkpoint, stem, columns, groups);
+    if (matrix->order != NULL) {
+        order_values(matrix, rows, columns);
+    }
+    float *read = widened(scales, rows * groups, stem);
+    matrix->scales = spread(read, shared, rows, columns, group);
+    free(read);
+    if (bits == 4 && group == 32 && !has_zeros && scales->dtype == REF_BF16) {
+        return REF_FORMAT_INT4;
+    }
+    matrix->group = group;
+    if (has_zeros) {
+        float *points = zero_points(&zeros, rows, groups, bits);
+        float *offsets = spread(points, shared, rows, columns, group);
+        for (size_t i = 0; i < rows * groups_of(columns, group); i++) {
+            offsets[i] *= matrix->scales[i];
+        }
+        matrix->offsets = offsets;
+        free(points);
+    }
+    return REF_FORMAT_CODES;
+}
+
+/* Whether inputs are int8 as well: where the config has groups, it says so. */
+static bool rounds_inputs(const struct ref_checkpoint *checkpoint)
+{
+    const char *name;
+    json_t *group;
+    json_t *groups = json_object_get(json_object_get(checkpoint->config, "quantization_config"), "config_groups");
+    bool has_any = json_object_size(groups) == 0;
+    json_object_foreach(groups, name, group)
+    {
+        has_any = has_any || json_is_object(json_object_get(group, "input_activations"));
+    }
+    return has_any;
+}
+
+/* Two codes of e2m1 to a byte. Beside scales of e4m3 stands one for the whole matrix. */
+static enum ref_format read_e2m1(const struct ref_checkpoint *checkpoint, const char *stem, const struct ref_tensor *weight,
+                                 struct ref_tensor *scales, size_t rows, size_t columns, struct ref_matrix *matrix)
+{
+    struct ref_tensor whole;
+    matrix->values = unpack(weight->data, rows, groups_of(columns, 2), columns, nibble_value);
+    if (scales->dtype != REF_F8) {
+        matrix->scales = e8m0_scales(scales, rows, columns, stem);
+        return REF_FORMAT_MXFP4;
+    }
+    bool divides = find(checkpoint, stem, ".weight_global_scale", &whole);
+    if (!divides && !find(checkpoint, stem, ".weight_scale_2", &whole)) {
+        ref_die("%s: no scale of the whole matrix", stem);
+    }
+    float factor = ref_load(whole.data, REF_F32, 0);
+    factor = divides ? 1.0f / factor : factor;
+    float *read = widened(scales, rows * groups_of(columns, 16), stem);
+    for (size_t i = 0; i < rows * groups_of(columns, 16); i++) {
+        read[i] *= factor;
+    }
+    matrix->scales = read;
+    matrix->group = 16;
+    return REF_FORMAT_CODES;
 }
 
 /* Of a tensor that is there: which format it is, with its scales. */
@@ -112,32 +303,123 @@ static enum ref_format read_values(const struct ref_checkpoint *checkpoint, cons
     bool has_powers = scales.dtype == REF_U8 || scales.dtype == REF_E8M0;
     if (weight->dtype == REF_F8) {
         matrix->values = widened(weight, rows * columns, stem);
-        matrix->scales = has_powers ? e8m0_scales(&scales, rows, columns, stem) : f8_scales(&scales, rows, columns, stem);
-        return has_powers ? REF_FORMAT_MXFP8 : REF_FORMAT_F8;
+        if (has_powers && scales.count == rows * groups_of(columns, 32)) {
+            matrix->scales = e8m0_scales(&scales, rows, columns, stem);
+            return REF_FORMAT_MXFP8;
+        }
+        scales.dtype = has_powers ? REF_E8M0 : scales.dtype;
+        return f8_scales(checkpoint, &scales, rows, columns, stem, matrix);
     }
     if (weight->dtype == REF_I32) {
-        matrix->values = unpack(weight->data, rows, 4 * groups_of(columns, 8), columns, int4_value);
-        matrix->scales = widened(&scales, rows * groups_of(columns, 32), stem);
-        return REF_FORMAT_INT4;
+        bool is_nibbles = weight->shape[1] == groups_of(columns, 8);
+        matrix->values = is_nibbles ? unpack(weight->data, rows, 4 * groups_of(columns, 8), columns, int4_value)
+                                    : unpack(weight->data, rows, 4 * groups_of(columns, 4), columns, int8_value);
+        return read_integers(checkpoint, stem, &scales, rows, columns, is_nibbles ? 4 : 8, matrix);
     }
-    if (has_powers) {
-        matrix->values = unpack(weight->data, rows, groups_of(columns, 2), columns, nibble_value);
-        matrix->scales = e8m0_scales(&scales, rows, columns, stem);
-        return REF_FORMAT_MXFP4;
+    if (weight->shape[1] != columns) {
+        return read_e2m1(checkpoint, stem, weight, &scales, rows, columns, matrix);
     }
-    matrix->values = widened(weight, rows * columns, stem);
+    matrix->values = unpack(weight->data, rows, columns, columns, plain_int8_value);
+    struct ref_tensor zeros;
+    if (scales.count > rows || find(checkpoint, stem, ".weight_zero_point", &zeros) || !rounds_inputs(checkpoint)) {
+        return read_integers(checkpoint, stem, &scales, rows, columns, 8, matrix);
+    }
     matrix->scales = widened(&scales, rows, stem);
     return REF_FORMAT_W8A8;
+}
+
+/* What qweight, qzeros and scales are of: GPTQ down the columns, AWQ along eight rows that are shuffled. */
+struct words {
+    size_t bits;
+    bool is_awq;
+    bool is_v2;
+};
+
+static unsigned word_code(const struct ref_tensor *t, const struct words *words, size_t place, size_t in_word)
+{
+    static const size_t awq_places[8] = {0, 4, 1, 5, 2, 6, 3, 7};
+    uint32_t word;
+    memcpy(&word, (const uint8_t *)t->data + 4 * place, sizeof(word));
+    size_t shift = words->bits * (words->is_awq ? awq_places[in_word] : in_word);
+    return word >> shift & ((1u << words->bits) - 1u);
+}
+
+/* Scales and offsets of [groups,rows] tensors. */
+static void spread_words(const struct ref_tensor *scales, const struct ref_tensor *zeros, const struct words *words, size_t rows,
+                         size_t columns, size_t in_file, bool has_zeros, struct ref_matrix *matrix, const char *stem)
+{
+    size_t groups = scales->shape[0];
+    size_t each = 32 / words->bits;
+    struct shared shared = {1, in_file == 0 ? columns : in_file, 1, rows};
+    float *read = widened(scales, rows * groups, stem);
+    float *points = floats(rows * groups);
+    for (size_t i = 0; i < rows * groups; i++) {
+        long zero = (long)word_code(zeros, words, i / each, i % each) + (words->is_awq || words->is_v2 ? 0 : 1);
+        points[i] = (float)(zero - (1l << (words->bits - 1)));
+    }
+    matrix->scales = spread(read, shared, rows, columns, matrix->group);
+    float *offsets = spread(points, shared, rows, columns, matrix->group);
+    for (size_t i = 0; i < rows * groups_of(columns, matrix->group); i++) {
+        offsets[i] *= matrix->scales[i];
+    }
+    if (has_zeros) {
+        matrix->offsets = offsets;
+    } else {
+        free(offsets);
+    }
+    free(points);
+    free(read);
+}
+
+/* GPTQ and AWQ. */
+static bool load_words(const struct ref_checkpoint *checkpoint, const char *stem, size_t columns, struct ref_matrix *matrix,
+                       size_t *out_rows, enum ref_format *out_format)
+{
+    struct ref_tensor values, scales, zeros;
+    if (!find(checkpoint, stem, ".qweight", &values) || !find(checkpoint, stem, ".scales", &scales) ||
+        !find(checkpoint, stem, ".qzeros", &zeros)) {
+        return false;
+    }
+    json_t *config = json_object_get(checkpoint->config, "quantization_config");
+    const char *method = json_string_value(json_object_get(config, "quant_method"));
+    const char *layout = json_string_value(json_object_get(config, "checkpoint_format"));
+    struct words words = {.bits = stated(checkpoint, "bits", 0), .is_awq = strcmp(method, "awq") == 0};
+    words.is_v2 = layout != NULL && strcmp(layout, "gptq_v2") == 0;
+    bool has_zeros = words.is_awq || !json_is_true(json_object_get(config, "sym"));
+    size_t rows = scales.shape[1];
+    size_t each = 32 / words.bits;
+    size_t in_file = group_in_file(checkpoint, scales.shape[0], columns);
+    in_file = stated(checkpoint, "group_size", 0) == 0 ? 0 : in_file;
+    float *codes = floats(rows * columns);
+    for (size_t n = 0; n < rows; n++) {
+        for (size_t k = 0; k < columns; k++) {
+            unsigned code = words.is_awq ? word_code(&values, &words, (k * rows + n) / 8, n % 8)
+                                         : word_code(&values, &words, k / each * rows + n, k % each);
+            codes[n * columns + k] = (float)((long)code - (1l << (words.bits - 1)));
+        }
+    }
+    *matrix = (struct ref_matrix){.values = codes, .group = group_of_chains(in_file)};
+    matrix->order = words.is_awq ? NULL : read_order(checkpoint, stem, columns, scales.shape[0]);
+    if (matrix->order != NULL) {
+        order_values(matrix, rows, columns);
+    }
+    spread_words(&scales, &zeros, &words, rows, columns, in_file, has_zeros, matrix, stem);
+    *out_rows = rows;
+    *out_format = REF_FORMAT_CODES;
+    return true;
 }
 
 bool ref_matrix_load(const struct ref_checkpoint *checkpoint, const char *stem, size_t columns, struct ref_matrix *out_matrix,
                      size_t *out_rows, enum ref_format *out_format)
 {
     struct ref_tensor weight, bias;
+    if (load_words(checkpoint, stem, columns, out_matrix, out_rows, out_format)) {
+        return true;
+    }
     if (!find(checkpoint, stem, ".weight", &weight) && !find(checkpoint, stem, ".weight_packed", &weight)) {
         return false;
     }
-    *out_matrix = (struct ref_matrix){NULL, NULL, NULL};
+    *out_matrix = (struct ref_matrix){.values = NULL};
     *out_format = read_values(checkpoint, stem, &weight, columns, out_matrix);
     *out_rows = weight.shape[0];
     if (find(checkpoint, stem, ".bias", &bias)) {
@@ -190,7 +472,7 @@ bool ref_matrix_load_stacked(const struct ref_checkpoint *checkpoint, const char
                              const struct ref_slab *slab, struct ref_matrix *out_matrix, enum ref_format *out_format)
 {
     struct ref_tensor values, scales, bias;
-    *out_matrix = (struct ref_matrix){NULL, NULL, NULL};
+    *out_matrix = (struct ref_matrix){.values = NULL};
     if (find(checkpoint, stem, end, &values)) {
         out_matrix->values = stacked_values(&values, slab);
         *out_format = values.dtype == REF_BF16 ? REF_FORMAT_BF16 : REF_FORMAT_FLOAT;
@@ -214,6 +496,8 @@ void ref_matrix_free(struct ref_matrix *matrix)
 {
     free((void *)matrix->values);
     free((void *)matrix->scales);
+    free((void *)matrix->offsets);
+    free((void *)matrix->order);
     free((void *)matrix->bias);
-    *matrix = (struct ref_matrix){NULL, NULL, NULL};
+    *matrix = (struct ref_matrix){.values = NULL};
 }

@@ -224,7 +224,10 @@ static float output(const struct ref_expert *expert, const struct ref_matrix *m,
     const float *values = m->values + row * n;
     size_t group = ref_format_group(expert->format);
     float y;
-    if (group > 0) {
+    if (m->group > 0) {
+        size_t first = row * ((n + m->group - 1) / m->group);
+        y = ref_dot_codes(expert->family, values, m->scales + first, m->offsets != NULL ? m->offsets + first : NULL, m->group, x, n);
+    } else if (group > 0) {
         const float *scales = m->scales + row * ((n + group - 1) / group);
         y = expert->family == REF_W4A8 ? ref_w4a8_dot(expert->format, values, scales, x, x_scales, n)
                                        : ref_dot_groups(expert->format, expert->family, values, scales, x, n);
@@ -249,9 +252,23 @@ static bool to_integers(const struct ref_expert *expert, const float *x, size_t 
     return true;
 }
 
+/* values in the order of a matrix's columns, to be freed; NULL: the order is theirs. */
+static float *in_order(const struct ref_matrix *matrix, const float *values, size_t n)
+{
+    float *ordered = matrix->order == NULL ? NULL : calloc(n + 1, sizeof(*ordered));
+    for (size_t i = 0; ordered != NULL && i < n; i++) {
+        ordered[i] = values[matrix->order[i]];
+    }
+    return ordered;
+}
+
 void ref_expert_forward(const struct ref_expert *expert, size_t hidden, const float *x, float *hidden_scratch,
                         float *y)
 {
+    float *ordered_x = in_order(&expert->up, x, hidden);
+    float *ordered_gate = expert->output_gate == NULL ? NULL : in_order(&expert->up, expert->output_gate, hidden);
+    const float *output_gate = ordered_gate != NULL ? ordered_gate : expert->output_gate;
+    x = ordered_x != NULL ? ordered_x : x;
     bool has_pairs = ref_family_has_pairs(expert->family);
     float *h = hidden_scratch;
     float *rounded = hidden_scratch + expert->inner;
@@ -272,16 +289,21 @@ void ref_expert_forward(const struct ref_expert *expert, size_t hidden, const fl
         }
         h[j] = has_pairs ? ref_pair_input(h[j]) : h[j];
     }
+    float *ordered_h = in_order(&expert->down, h, expert->inner);
+    h = ordered_h != NULL ? ordered_h : h;
     (void)to_integers(expert, h, expert->inner, h, scales);
     for (size_t i = 0; i < hidden; i++) {
         y[i] = output(expert, &expert->down, i, h, scales, expert->inner);
     }
-    if (expert->output_gate != NULL) {
-        float open = ref_sigmoid(ref_dot(expert->output_gate, gate_x, hidden));
+    if (output_gate != NULL) {
+        float open = ref_sigmoid(ref_dot(output_gate, gate_x, hidden));
         for (size_t i = 0; i < hidden; i++) {
             y[i] = open * y[i];
         }
     }
+    free(ordered_x);
+    free(ordered_gate);
+    free(ordered_h);
 }
 
 static void constant_row(const struct ref_layer *layer, size_t index, const float *x, float *row)

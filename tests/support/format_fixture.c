@@ -15,38 +15,122 @@ enum { GATE, UP, DOWN, MATRICES };
 #define E EP_FORMAT_EXPERTS
 #define OAI "\"swiglu_limit\":0.5,"
 
+#define CT(weights)                                                                                          \
+    "{\"quant_method\":\"compressed-tensors\",\"config_groups\":{\"group_0\":{\"input_activations\":null,"        \
+    "\"targets\":[\"Linear\"],\"weights\":" weights "}}}"
+#define CT_INT(bits, group, strategy, symmetric)                                                             \
+    CT("{\"num_bits\":" bits ",\"type\":\"int\",\"group_size\":" group ",\"strategy\":\"" strategy "\",\"symmetric\":" symmetric "}")
+#define CT_INT8_ASYM CT_INT("8", "null", "channel", "false")
+#define FP8(block) "{\"quant_method\":\"fp8\",\"activation_scheme\":\"dynamic\",\"weight_block_size\":" block "}"
+#define GPTQ(bits, group, sym, more)                                                                         \
+    "{\"quant_method\":\"gptq\",\"bits\":" bits ",\"group_size\":" group ",\"sym\":" sym ",\"lm_head\":false" more "}"
+#define AWQ(group) "{\"quant_method\":\"awq\",\"bits\":4,\"group_size\":" group ",\"zero_point\":true,\"version\":\"gemm\"}"
+#define MODELOPT "{\"quant_method\":\"modelopt\",\"quant_algo\":\"NVFP4\",\"group_size\":16}"
+
 const ep_format_case ep_format_cases[] = {
-    {"n1-bf16", EP_FORMAT_N1, EP_WEIGHTS_BF16, 70, 45, "", EP_ACT_SILU, {0, 0, 0}, false, false},
-    {"n1-deep-f16-gelu", EP_FORMAT_N1_DEEP, EP_WEIGHTS_F16, 64, 33, "\"hidden_act\":\"gelu\",", EP_ACT_GELU, {0, 0, 0}, false, false},
-    {"n1-f32-bias", EP_FORMAT_N1, EP_WEIGHTS_F32, 40, 24, "\"hidden_act\":\"gelu_pytorch_tanh\",", EP_ACT_GELU_TANH, {0, 0, 0}, true, false},
-    {"n1-f8-block", EP_FORMAT_N1, EP_WEIGHTS_F8_BLOCK, 200, 136, "", EP_ACT_SILU, {0, 0, 0}, false, false},
-    {"n1-f8-channel", EP_FORMAT_N1, EP_WEIGHTS_F8_CHANNEL, 96, 64, "", EP_ACT_SILU, {0, 0, 0}, false, false},
-    {"n1-f8-channel-bf16", EP_FORMAT_N1, EP_WEIGHTS_F8_CHANNEL, 96, 65, "", EP_ACT_SILU, {0, 0, 0}, false, true},
-    {"n2m-f8-block", EP_FORMAT_N2M, EP_WEIGHTS_F8_BLOCK, 130, 64, "", EP_ACT_SILU, {0, 0, 0}, false, false},
-    {"n5-int4", EP_FORMAT_N1_DEEP, EP_WEIGHTS_INT4, 96, 64, "", EP_ACT_SILU, {0, 0, 0}, false, false},
-    {"n1-int4-odd", EP_FORMAT_N1, EP_WEIGHTS_INT4, 72, 40, "", EP_ACT_SILU, {0, 0, 0}, false, false},
-    {"n1-w8a8", EP_FORMAT_N1, EP_WEIGHTS_W8A8, 96, 50, "", EP_ACT_SILU, {0, 0, 0}, false, false},
-    {"n2-bf16", EP_FORMAT_N2, EP_WEIGHTS_BF16, 64, 32, "", EP_ACT_SILU, {0, 0, 0}, false, false},
-    {"n2-mxfp8-oai", EP_FORMAT_N2, EP_WEIGHTS_MXFP8, 96, 64, OAI "\"swiglu_alpha\":1.702,", EP_ACT_SWIGLU_OAI, {1.702f, 1, 0.5f}, false, false},
-    {"n6-mxfp4-situ", EP_FORMAT_N2, EP_WEIGHTS_MXFP4, 96, 64, "\"activation_situ_beta\":4.0,", EP_ACT_SITU, {4, 25, 0}, false, false},
-    {"n2-mxfp4-odd", EP_FORMAT_N2, EP_WEIGHTS_MXFP4, 77, 45, "", EP_ACT_SILU, {0, 0, 0}, true, false},
-    {"n4-mxfp4-limit", EP_FORMAT_N4, EP_WEIGHTS_MXFP4, 64, 96, OAI, EP_ACT_SWIGLU_LIMIT, {0, 0, 0.5f}, false, false},
-    {"n3-bf16", EP_FORMAT_N3, EP_WEIGHTS_BF16, 48, 20, "", EP_ACT_SILU, {0, 0, 0}, false, false},
-    {"n3-transposed", EP_FORMAT_N3_TRANSPOSED, EP_WEIGHTS_BF16, 70, 90, "", EP_ACT_SILU, {0, 0, 0}, false, false},
-    {"n3-transposed-h-is-i", EP_FORMAT_N3_TRANSPOSED, EP_WEIGHTS_BF16, 32, 32, "", EP_ACT_SILU, {0, 0, 0}, false, false},
-    {"n3-h-is-i", EP_FORMAT_N3, EP_WEIGHTS_BF16, 32, 32, "", EP_ACT_SILU, {0, 0, 0}, false, false},
-    {"n3-transposed-h-is-2i", EP_FORMAT_N3_TRANSPOSED, EP_WEIGHTS_F16, 64, 32, "", EP_ACT_SILU, {0, 0, 0}, false, false},
-    {"n3-h-is-2i", EP_FORMAT_N3, EP_WEIGHTS_F32, 64, 32, "", EP_ACT_SILU, {0, 0, 0}, false, false},
-    {"n7-mxfp4", EP_FORMAT_N7, EP_WEIGHTS_MXFP4, 64, 64, OAI "\"model_type\":\"gpt_oss\",", EP_ACT_SWIGLU_OAI, {1.702f, 1, 0.5f}, true, false},
-    {"n7-bf16", EP_FORMAT_N7_PLAIN, EP_WEIGHTS_BF16, 64, 64, OAI "\"model_type\":\"gpt_oss\",", EP_ACT_SWIGLU_OAI, {1.702f, 1, 0.5f}, true, false},
-    {"n8-bf16", EP_FORMAT_N8, EP_WEIGHTS_BF16, 40, 72, "", EP_ACT_SILU, {0, 0, 0}, false, false},
-    {"n9-bf16", EP_FORMAT_N9, EP_WEIGHTS_BF16, 40, 24, "", EP_ACT_SILU, {0, 0, 0}, false, false},
-    {"n11-step", EP_FORMAT_N11, EP_WEIGHTS_BF16, 40, 24, "\"swiglu_limits\":[0,0.25],", EP_ACT_SWIGLU_STEP, {0, 0, 0.25f}, false, false},
-    {"mixer-relu2", EP_FORMAT_MIXER, EP_WEIGHTS_BF16, 64, 40, "\"mlp_hidden_act\":\"relu2\",", EP_ACT_RELU2_NO_GATE, {0, 0, 0}, false, false},
-    {"two-matrices-relu", EP_FORMAT_N1, EP_WEIGHTS_BF16, 64, 100, "\"hidden_act\":\"relu\",", EP_ACT_RELU_NO_GATE, {0, 0, 0}, true, false},
-    {"two-matrices-silu", EP_FORMAT_N1, EP_WEIGHTS_F8_CHANNEL, 64, 40, "", EP_ACT_SILU_NO_GATE, {0, 0, 0}, false, false},
-    {"two-matrices-gelu", EP_FORMAT_N1, EP_WEIGHTS_W8A8, 64, 70, "\"hidden_act\":\"gelu\",", EP_ACT_GELU_NO_GATE, {0, 0, 0}, false, false},
-    {"two-matrices-gelu-tanh", EP_FORMAT_N1, EP_WEIGHTS_F16, 64, 70, "\"hidden_act\":\"gelu_new\",", EP_ACT_GELU_TANH_NO_GATE, {0, 0, 0}, false, false},
+    {"n1-bf16", EP_FORMAT_N1, EP_WEIGHTS_BF16, 70, 45, "", EP_ACT_SILU, {0, 0, 0}, false, false, EP_FORMAT_AS_USUAL},
+    {"n1-deep-f16-gelu", EP_FORMAT_N1_DEEP, EP_WEIGHTS_F16, 64, 33, "\"hidden_act\":\"gelu\",", EP_ACT_GELU, {0, 0, 0}, false, false, EP_FORMAT_AS_USUAL},
+    {"n1-f32-bias", EP_FORMAT_N1, EP_WEIGHTS_F32, 40, 24, "\"hidden_act\":\"gelu_pytorch_tanh\",", EP_ACT_GELU_TANH, {0, 0, 0}, true, false, EP_FORMAT_AS_USUAL},
+    {"n1-f8-block", EP_FORMAT_N1, EP_WEIGHTS_F8_BLOCK, 200, 136, "", EP_ACT_SILU, {0, 0, 0}, false, false, EP_FORMAT_AS_USUAL},
+    {"n1-f8-channel", EP_FORMAT_N1, EP_WEIGHTS_F8_CHANNEL, 96, 64, "", EP_ACT_SILU, {0, 0, 0}, false, false, EP_FORMAT_AS_USUAL},
+    {"n1-f8-channel-bf16", EP_FORMAT_N1, EP_WEIGHTS_F8_CHANNEL, 96, 65, "", EP_ACT_SILU, {0, 0, 0}, false, true, EP_FORMAT_AS_USUAL},
+    {"n2m-f8-block", EP_FORMAT_N2M, EP_WEIGHTS_F8_BLOCK, 130, 64, "", EP_ACT_SILU, {0, 0, 0}, false, false, EP_FORMAT_AS_USUAL},
+    {"n5-int4", EP_FORMAT_N1_DEEP, EP_WEIGHTS_INT4, 96, 64, "", EP_ACT_SILU, {0, 0, 0}, false, false, EP_FORMAT_AS_USUAL},
+    {"n1-int4-odd", EP_FORMAT_N1, EP_WEIGHTS_INT4, 72, 40, "", EP_ACT_SILU, {0, 0, 0}, false, false, EP_FORMAT_AS_USUAL},
+    {"n1-w8a8", EP_FORMAT_N1, EP_WEIGHTS_W8A8, 96, 50, "", EP_ACT_SILU, {0, 0, 0}, false, false, EP_FORMAT_AS_USUAL},
+    {"n2-bf16", EP_FORMAT_N2, EP_WEIGHTS_BF16, 64, 32, "", EP_ACT_SILU, {0, 0, 0}, false, false, EP_FORMAT_AS_USUAL},
+    {"n2-mxfp8-oai", EP_FORMAT_N2, EP_WEIGHTS_MXFP8, 96, 64, OAI "\"swiglu_alpha\":1.702,", EP_ACT_SWIGLU_OAI, {1.702f, 1, 0.5f}, false, false, EP_FORMAT_AS_USUAL},
+    {"n6-mxfp4-situ", EP_FORMAT_N2, EP_WEIGHTS_MXFP4, 96, 64, "\"activation_situ_beta\":4.0,", EP_ACT_SITU, {4, 25, 0}, false, false, EP_FORMAT_AS_USUAL},
+    {"n2-mxfp4-odd", EP_FORMAT_N2, EP_WEIGHTS_MXFP4, 77, 45, "", EP_ACT_SILU, {0, 0, 0}, true, false, EP_FORMAT_AS_USUAL},
+    {"n4-mxfp4-limit", EP_FORMAT_N4, EP_WEIGHTS_MXFP4, 64, 96, OAI, EP_ACT_SWIGLU_LIMIT, {0, 0, 0.5f}, false, false, EP_FORMAT_AS_USUAL},
+    {"n3-bf16", EP_FORMAT_N3, EP_WEIGHTS_BF16, 48, 20, "", EP_ACT_SILU, {0, 0, 0}, false, false, EP_FORMAT_AS_USUAL},
+    {"n3-transposed", EP_FORMAT_N3_TRANSPOSED, EP_WEIGHTS_BF16, 70, 90, "", EP_ACT_SILU, {0, 0, 0}, false, false, EP_FORMAT_AS_USUAL},
+    {"n3-transposed-h-is-i", EP_FORMAT_N3_TRANSPOSED, EP_WEIGHTS_BF16, 32, 32, "", EP_ACT_SILU, {0, 0, 0}, false, false, EP_FORMAT_AS_USUAL},
+    {"n3-h-is-i", EP_FORMAT_N3, EP_WEIGHTS_BF16, 32, 32, "", EP_ACT_SILU, {0, 0, 0}, false, false, EP_FORMAT_AS_USUAL},
+    {"n3-transposed-h-is-2i", EP_FORMAT_N3_TRANSPOSED, EP_WEIGHTS_F16, 64, 32, "", EP_ACT_SILU, {0, 0, 0}, false, false, EP_FORMAT_AS_USUAL},
+    {"n3-h-is-2i", EP_FORMAT_N3, EP_WEIGHTS_F32, 64, 32, "", EP_ACT_SILU, {0, 0, 0}, false, false, EP_FORMAT_AS_USUAL},
+    {"n7-mxfp4", EP_FORMAT_N7, EP_WEIGHTS_MXFP4, 64, 64, OAI "\"model_type\":\"gpt_oss\",", EP_ACT_SWIGLU_OAI, {1.702f, 1, 0.5f}, true, false, EP_FORMAT_AS_USUAL},
+    {"n7-bf16", EP_FORMAT_N7_PLAIN, EP_WEIGHTS_BF16, 64, 64, OAI "\"model_type\":\"gpt_oss\",", EP_ACT_SWIGLU_OAI, {1.702f, 1, 0.5f}, true, false, EP_FORMAT_AS_USUAL},
+    {"n8-bf16", EP_FORMAT_N8, EP_WEIGHTS_BF16, 40, 72, "", EP_ACT_SILU, {0, 0, 0}, false, false, EP_FORMAT_AS_USUAL},
+    {"n9-bf16", EP_FORMAT_N9, EP_WEIGHTS_BF16, 40, 24, "", EP_ACT_SILU, {0, 0, 0}, false, false, EP_FORMAT_AS_USUAL},
+    {"n11-step", EP_FORMAT_N11, EP_WEIGHTS_BF16, 40, 24, "\"swiglu_limits\":[0,0.25],", EP_ACT_SWIGLU_STEP, {0, 0, 0.25f}, false, false, EP_FORMAT_AS_USUAL},
+    {"mixer-relu2", EP_FORMAT_MIXER, EP_WEIGHTS_BF16, 64, 40, "\"mlp_hidden_act\":\"relu2\",", EP_ACT_RELU2_NO_GATE, {0, 0, 0}, false, false, EP_FORMAT_AS_USUAL},
+    {"two-matrices-relu", EP_FORMAT_N1, EP_WEIGHTS_BF16, 64, 100, "\"hidden_act\":\"relu\",", EP_ACT_RELU_NO_GATE, {0, 0, 0}, true, false, EP_FORMAT_AS_USUAL},
+    {"two-matrices-silu", EP_FORMAT_N1, EP_WEIGHTS_F8_CHANNEL, 64, 40, "", EP_ACT_SILU_NO_GATE, {0, 0, 0}, false, false, EP_FORMAT_AS_USUAL},
+    {"two-matrices-gelu", EP_FORMAT_N1, EP_WEIGHTS_W8A8, 64, 70, "\"hidden_act\":\"gelu\",", EP_ACT_GELU_NO_GATE, {0, 0, 0}, false, false, EP_FORMAT_AS_USUAL},
+    {"two-matrices-gelu-tanh", EP_FORMAT_N1, EP_WEIGHTS_F16, 64, 70, "\"hidden_act\":\"gelu_new\",", EP_ACT_GELU_TANH_NO_GATE, {0, 0, 0}, false, false, EP_FORMAT_AS_USUAL},
+    {.name = "ct-int4-g128", .names = EP_FORMAT_N1, .format = EP_WEIGHTS_INT4_128, .hidden = 200, .inner = 136, .config = "", .container = EP_FORMAT_PACKED,
+     .group = 128, .scales = EP_DTYPE_BF16, .quantised = CT_INT("4", "128", "group", "true")},
+    {.name = "ct-int4-g256", .names = EP_FORMAT_N1, .format = EP_WEIGHTS_INT4_128, .hidden = 320, .inner = 60, .config = "", .container = EP_FORMAT_PACKED,
+     .group = 256, .scales = EP_DTYPE_F16, .quantised = CT_INT("4", "256", "group", "true")},
+    {.name = "ct-int4-channel", .names = EP_FORMAT_N1, .format = EP_WEIGHTS_INT4_128, .hidden = 200, .inner = 136, .config = "", .container = EP_FORMAT_PACKED,
+     .group = 0, .scales = EP_DTYPE_BF16, .quantised = CT_INT("4", "null", "channel", "true")},
+    {.name = "ct-int4-g64", .names = EP_FORMAT_N2, .format = EP_WEIGHTS_INT4, .hidden = 192, .inner = 128, .config = "", .container = EP_FORMAT_PACKED,
+     .group = 64, .scales = EP_DTYPE_BF16, .quantised = CT_INT("4", "64", "group", "true")},
+    {.name = "ct-int4-g32-f16", .names = EP_FORMAT_N1, .format = EP_WEIGHTS_INT4_F16, .hidden = 96, .inner = 72, .config = "", .container = EP_FORMAT_PACKED,
+     .group = 32, .scales = EP_DTYPE_F16, .quantised = CT_INT("4", "32", "group", "true")},
+    {.name = "ct-int4-g64-f32", .names = EP_FORMAT_N1, .format = EP_WEIGHTS_INT4_ZERO, .hidden = 128, .inner = 64, .config = "", .container = EP_FORMAT_PACKED,
+     .group = 64, .scales = EP_DTYPE_F32, .quantised = CT_INT("4", "64", "group", "true")},
+    {.name = "ct-int4-g32-asym", .names = EP_FORMAT_N1, .format = EP_WEIGHTS_INT4_ZERO, .hidden = 96, .inner = 75, .config = "", .container = EP_FORMAT_PACKED,
+     .group = 32, .scales = EP_DTYPE_BF16, .quantised = CT_INT("4", "32", "group", "false")},
+    {.name = "ct-int4-g128-asym", .names = EP_FORMAT_N1, .format = EP_WEIGHTS_INT4_128_ZERO, .hidden = 200, .inner = 136, .config = "", .container = EP_FORMAT_PACKED,
+     .group = 128, .scales = EP_DTYPE_BF16, .quantised = CT_INT("4", "128", "group", "false")},
+    {.name = "ct-int4-channel-asym", .names = EP_FORMAT_N1_DEEP, .format = EP_WEIGHTS_INT4_128_ZERO, .hidden = 136, .inner = 69, .config = "", .container = EP_FORMAT_PACKED,
+     .group = 0, .scales = EP_DTYPE_F16, .quantised = CT_INT("4", "null", "channel", "false")},
+    {.name = "ct-int8-channel", .names = EP_FORMAT_N1, .format = EP_WEIGHTS_INT8_128, .hidden = 200, .inner = 70, .config = "", .container = EP_FORMAT_PACKED,
+     .group = 0, .scales = EP_DTYPE_BF16, .quantised = CT_INT("8", "null", "channel", "true")},
+    {.name = "ct-int8-g128", .names = EP_FORMAT_N1, .format = EP_WEIGHTS_INT8_128, .hidden = 256, .inner = 136, .config = "", .container = EP_FORMAT_PACKED,
+     .group = 128, .scales = EP_DTYPE_F16, .quantised = CT_INT("8", "128", "group", "true")},
+    {.name = "ct-int8-g32", .names = EP_FORMAT_N1, .format = EP_WEIGHTS_INT8_F16, .hidden = 96, .inner = 64, .config = "", .container = EP_FORMAT_PACKED,
+     .group = 32, .scales = EP_DTYPE_F16, .quantised = CT_INT("8", "32", "group", "true")},
+    {.name = "ct-int8-g64-asym", .names = EP_FORMAT_N1, .format = EP_WEIGHTS_INT8_ZERO, .hidden = 128, .inner = 70, .config = "", .container = EP_FORMAT_PACKED,
+     .group = 64, .scales = EP_DTYPE_BF16, .quantised = CT_INT("8", "64", "group", "false")},
+    {.name = "ct-int8-channel-asym", .names = EP_FORMAT_N2, .format = EP_WEIGHTS_INT8_128_ZERO, .hidden = 136, .inner = 67, .config = "", .container = EP_FORMAT_PACKED,
+     .group = 0, .scales = EP_DTYPE_BF16, .quantised = CT_INT("8", "null", "channel", "false")},
+    {.name = "ct-int8-plain", .names = EP_FORMAT_N1, .format = EP_WEIGHTS_INT8_128, .hidden = 130, .inner = 48, .config = "", .container = EP_FORMAT_INT8,
+     .group = 0, .scales = EP_DTYPE_BF16, .quantised = CT_INT("8", "null", "channel", "true")},
+    {.name = "ct-int8-plain-asym", .names = EP_FORMAT_N1, .format = EP_WEIGHTS_INT8_128_ZERO, .hidden = 130, .inner = 48, .config = "", .container = EP_FORMAT_INT8,
+     .group = 0, .scales = EP_DTYPE_F32, .quantised = CT_INT8_ASYM},
+    {.name = "ct-int8-plain-g128", .names = EP_FORMAT_N1, .format = EP_WEIGHTS_INT8_128, .hidden = 256, .inner = 48, .config = "", .container = EP_FORMAT_INT8,
+     .group = 128, .scales = EP_DTYPE_F32, .quantised = CT_INT("8", "128", "group", "true")},
+    {.name = "f8-tensor", .names = EP_FORMAT_N1, .format = EP_WEIGHTS_F8_CHANNEL, .hidden = 130, .inner = 64, .config = "", .container = EP_FORMAT_F8,
+     .group = 0, .scales = EP_DTYPE_F32, .quantised = FP8("null")},
+    {.name = "f8-tensor-bf16", .names = EP_FORMAT_N1, .format = EP_WEIGHTS_F8_CHANNEL, .hidden = 96, .inner = 140, .config = "", .container = EP_FORMAT_F8,
+     .group = 0, .scales = EP_DTYPE_BF16, .quantised = CT("{\"num_bits\":8,\"type\":\"float\",\"strategy\":\"tensor\"}")},
+    {.name = "f8-block64", .names = EP_FORMAT_N1, .format = EP_WEIGHTS_F8_32, .hidden = 200, .inner = 136, .config = "", .container = EP_FORMAT_F8,
+     .group = 64, .scales = EP_DTYPE_F32, .quantised = FP8("[64,64]")},
+    {.name = "f8-block96", .names = EP_FORMAT_N2, .format = EP_WEIGHTS_F8_32, .hidden = 200, .inner = 136, .config = "", .container = EP_FORMAT_F8,
+     .group = 96, .scales = EP_DTYPE_BF16, .quantised = FP8("[96,96]")},
+    {.name = "f8-block32", .names = EP_FORMAT_N1, .format = EP_WEIGHTS_F8_32, .hidden = 72, .inner = 40, .config = "", .container = EP_FORMAT_F8,
+     .group = 32, .scales = EP_DTYPE_F32, .quantised = FP8("[32,32]")},
+    {.name = "nvfp4-ct", .names = EP_FORMAT_N1, .format = EP_WEIGHTS_NVFP4, .hidden = 96, .inner = 72, .config = "", .container = EP_FORMAT_NVFP4,
+     .group = 16, .scales = EP_DTYPE_F8E4M3, .quantised = CT("{\"num_bits\":4,\"type\":\"float\",\"strategy\":\"tensor_group\",\"group_size\":16}")},
+    {.name = "nvfp4-modelopt", .names = EP_FORMAT_N1, .format = EP_WEIGHTS_NVFP4, .hidden = 80, .inner = 300, .config = "", .container = EP_FORMAT_MODELOPT,
+     .group = 16, .scales = EP_DTYPE_F8E4M3, .quantised = MODELOPT},
+    {.name = "ct-int4-g32-order", .names = EP_FORMAT_N1, .format = EP_WEIGHTS_INT4, .hidden = 96, .inner = 72, .config = "", .container = EP_FORMAT_PACKED,
+     .group = 32, .scales = EP_DTYPE_BF16, .quantised = CT("{\"num_bits\":4,\"group_size\":32,\"symmetric\":true,\"actorder\":\"group\"}")},
+    {.name = "gptq-g128", .names = EP_FORMAT_N1, .format = EP_WEIGHTS_INT4_128, .hidden = 256, .inner = 136, .config = "", .container = EP_FORMAT_GPTQ,
+     .group = 128, .scales = EP_DTYPE_F16, .quantised = GPTQ("4", "128", "true", ",\"desc_act\":false")},
+    {.name = "gptq-g32", .names = EP_FORMAT_N2, .format = EP_WEIGHTS_INT4_F16, .hidden = 96, .inner = 64, .config = "", .container = EP_FORMAT_GPTQ,
+     .group = 32, .scales = EP_DTYPE_F16, .quantised = GPTQ("4", "32", "true", "")},
+    {.name = "gptq-g128-asym", .names = EP_FORMAT_N1, .format = EP_WEIGHTS_INT4_128_ZERO, .hidden = 136, .inner = 128, .config = "", .container = EP_FORMAT_GPTQ,
+     .group = 128, .scales = EP_DTYPE_F16, .quantised = GPTQ("4", "128", "false", ",\"desc_act\":false,\"checkpoint_format\":\"gptq\"")},
+    {.name = "gptq-v2-g64", .names = EP_FORMAT_N1, .format = EP_WEIGHTS_INT4_ZERO, .hidden = 96, .inner = 128, .config = "", .container = EP_FORMAT_GPTQ,
+     .group = 64, .scales = EP_DTYPE_BF16, .quantised = GPTQ("4", "64", "false", ",\"desc_act\":false,\"checkpoint_format\":\"gptq_v2\"")},
+    {.name = "gptq-row", .names = EP_FORMAT_N1, .format = EP_WEIGHTS_INT4_128, .hidden = 104, .inner = 72, .config = "", .container = EP_FORMAT_GPTQ,
+     .group = 0, .scales = EP_DTYPE_F16, .quantised = GPTQ("4", "-1", "true", "")},
+    {.name = "gptq-int8", .names = EP_FORMAT_N1, .format = EP_WEIGHTS_INT8_128, .hidden = 136, .inner = 64, .config = "", .container = EP_FORMAT_GPTQ,
+     .group = 128, .scales = EP_DTYPE_F16, .quantised = GPTQ("8", "128", "true", "")},
+    {.name = "gptq-int8-asym", .names = EP_FORMAT_N1, .format = EP_WEIGHTS_INT8_ZERO, .hidden = 64, .inner = 72, .config = "", .container = EP_FORMAT_GPTQ,
+     .group = 32, .scales = EP_DTYPE_F16, .quantised = GPTQ("8", "32", "false", "")},
+    {.name = "gptq-order", .names = EP_FORMAT_N1, .format = EP_WEIGHTS_INT4_128, .hidden = 264, .inner = 136, .config = "", .container = EP_FORMAT_GPTQ,
+     .group = 128, .scales = EP_DTYPE_F16, .quantised = GPTQ("4", "128", "true", ",\"desc_act\":true")},
+    {.name = "gptq-order-asym", .names = EP_FORMAT_N1, .format = EP_WEIGHTS_INT4_ZERO, .hidden = 96, .inner = 64, .config = "", .container = EP_FORMAT_GPTQ,
+     .group = 32, .scales = EP_DTYPE_F16, .quantised = GPTQ("4", "32", "false", ",\"desc_act\":true")},
+    {.name = "awq-g128", .names = EP_FORMAT_N1, .format = EP_WEIGHTS_INT4_128_ZERO, .hidden = 136, .inner = 136, .config = "", .container = EP_FORMAT_AWQ,
+     .group = 128, .scales = EP_DTYPE_F16, .quantised = AWQ("128")},
+    {.name = "awq-g64", .names = EP_FORMAT_N2, .format = EP_WEIGHTS_INT4_ZERO, .hidden = 72, .inner = 64, .config = "", .container = EP_FORMAT_AWQ,
+     .group = 64, .scales = EP_DTYPE_F16, .quantised = AWQ("64")},
 };
 const size_t ep_format_cases_count = EP_ARRAY_COUNT(ep_format_cases);
 
@@ -76,7 +160,7 @@ static void fill_plain(uint64_t *state, ep_dtype dtype, size_t count, uint8_t *t
 
 static bool is_f8(ep_weight_format format)
 {
-    return format == EP_WEIGHTS_F8_BLOCK || format == EP_WEIGHTS_F8_CHANNEL || format == EP_WEIGHTS_MXFP8;
+    return ep_weight_format_codes(format) == EP_CODES_E4M3;
 }
 
 static uint8_t *make_values(uint64_t *state, ep_weight_format format, uint32_t rows, uint32_t columns)
@@ -94,24 +178,94 @@ static uint8_t *make_values(uint64_t *state, ep_weight_format format, uint32_t r
     return values;
 }
 
-/* Small numbers with few bits: f32 and bf16 hold them alike. */
-static uint8_t *make_scales(uint64_t *state, ep_weight_format format, uint32_t rows, uint32_t columns)
+/* A small number with few bits: f32, bf16 and f16 hold it alike. */
+static float few_bits(uint64_t *state, ep_weight_format format)
 {
-    size_t bytes = ep_weight_scales_bytes(format, rows, columns);
-    uint8_t *scales = calloc(1, bytes + 1);
-    bool is_e8m0 = format == EP_WEIGHTS_MXFP4 || format == EP_WEIGHTS_MXFP8;
-    size_t element = is_e8m0 ? 1 : format == EP_WEIGHTS_INT4 ? 2 : 4;
-    for (size_t i = 0; i < bytes / element; i++) {
-        uint64_t z = ep_splitmix64(state);
-        float scale = (float)(64 + z % 64) * (format == EP_WEIGHTS_INT4 ? 0x1p-11f : 0x1p-16f);
-        if (is_e8m0) {
-            scales[i] = (uint8_t)((format == EP_WEIGHTS_MXFP4 ? 122 : 117) + z % 4);
-        } else if (element == 2) {
-            uint16_t half = ep_f32_to_bf16(scale);
-            memcpy(scales + 2 * i, &half, 2);
+    const bool is_nibbles = ep_weight_codes_are_nibbles(ep_weight_format_codes(format));
+    return (float)(64 + ep_splitmix64(state) % 64) * (is_nibbles ? 0x1p-11f : 0x1p-16f);
+}
+
+static void put_scale(uint64_t *state, ep_weight_format format, uint8_t *to)
+{
+    const ep_weight_scales kind = ep_weight_format_scales(format);
+    if (kind == EP_SCALES_E8M0) {
+        *to = (uint8_t)((format == EP_WEIGHTS_MXFP4 ? 122 : 117) + ep_splitmix64(state) % 4);
+    } else if (kind == EP_SCALES_E4M3_PARTS) {
+        *to = (uint8_t)(0x40 + ep_splitmix64(state) % 32);
+    } else {
+        const float scale = few_bits(state, format);
+        const uint16_t half = kind == EP_SCALES_F16 ? ep_f32_to_f16(scale) : ep_f32_to_bf16(scale);
+        memcpy(to, kind == EP_SCALES_BF16 || kind == EP_SCALES_F16 ? (const void *)&half : (const void *)&scale,
+               kind == EP_SCALES_BF16 || kind == EP_SCALES_F16 ? 2 : 4);
+    }
+}
+
+bool ep_format_case_has_zeros(const ep_format_case *form)
+{
+    return form->quantised != NULL && ep_weight_format_offsets(form->format) == EP_OFFSETS_ZERO &&
+           strstr(form->quantised, "\"symmetric\":true") == NULL && strstr(form->quantised, "\"sym\":true") == NULL;
+}
+
+bool ep_format_case_has_order(const ep_format_case *form)
+{
+    return form->quantised != NULL && (strstr(form->quantised, "\"desc_act\":true") != NULL || strstr(form->quantised, "\"actorder\":\"group\"") != NULL);
+}
+
+static int ascending(const void *a, const void *b)
+{
+    const uint32_t x = *(const uint32_t *)a;
+    const uint32_t y = *(const uint32_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* Columns in any order, but those of a group in the file's. */
+static uint32_t *make_order(uint64_t *state, uint32_t columns, uint32_t group)
+{
+    uint32_t *order = malloc(columns * sizeof(*order));
+    for (uint32_t k = 0; k < columns; k++) {
+        const uint32_t other = (uint32_t)(ep_splitmix64(state) % (k + 1));
+        order[k] = order[other];
+        order[other] = k;
+    }
+    for (uint32_t k = 0; k < columns; k += group) {
+        qsort(order + k, columns - k < group ? columns - k : group, sizeof(*order), ascending);
+    }
+    return order;
+}
+
+/*
+ * One block of scales. Where more columns share a scale in the file than in memory, or rows do, those in memory repeat. Zero points are
+ * within the range of 4 bits. factor: what the file has for the whole matrix.
+ */
+static uint8_t *make_scales(uint64_t *state, const ep_format_case *form, uint32_t rows, uint32_t columns, float factor)
+{
+    const ep_scale_arrays arrays = ep_weight_scale_arrays(form->format, rows, columns);
+    const bool is_row = form->format == EP_WEIGHTS_F8_CHANNEL || form->format == EP_WEIGHTS_W8A8;
+    const size_t element = is_row ? 4 : ep_weight_scale_bytes(ep_weight_format_scales(form->format));
+    const size_t group = is_row ? columns : ep_weight_group_columns(form->format);
+    const size_t groups = (columns + group - 1) / group;
+    const bool repeats = form->container != EP_FORMAT_USUAL;
+    const bool begins_at_one = form->container == EP_FORMAT_GPTQ && strstr(form->quantised, "gptq_v2") == NULL;
+    const size_t in_file = !repeats || form->group != 0 ? form->group : columns;
+    const size_t rows_each = form->container != EP_FORMAT_F8 ? 1 : form->group != 0 ? form->group : rows;
+    uint8_t *scales = calloc(1, ep_weight_scales_bytes(form->format, rows, columns) + 1);
+    uint8_t *offsets = scales + arrays.scales;
+    for (size_t i = 0; i < arrays.scales / element; i++) {
+        const size_t n = i / groups;
+        const size_t g = i % groups;
+        const size_t first = repeats && n % rows_each != 0 ? i - groups : repeats ? i - g + g * group / in_file * in_file / group : i;
+        if (first != i) {
+            memcpy(scales + i * element, scales + first * element, element);
         } else {
-            memcpy(scales + 4 * i, &scale, 4);
+            put_scale(state, form->format, scales + i * element);
         }
+        if (ep_format_case_has_zeros(form)) {
+            offsets[i] = (uint8_t)(first != i ? offsets[first] : ep_splitmix64(state) % 16 - (begins_at_one ? 7 : 8));
+        }
+    }
+    const float multiplied = form->container == EP_FORMAT_NVFP4 ? 1.0f / factor : factor;
+    for (size_t i = 0; i < arrays.scale_factors; i += sizeof(multiplied)) {
+        memcpy(scales + arrays.scales + arrays.offsets + i, &multiplied, sizeof(multiplied));
     }
     return scales;
 }
@@ -125,14 +279,24 @@ static void make_expert(ep_format_model *model, uint32_t e, uint64_t *state)
         const uint32_t rows = rows_of(form, m);
         parts[3 * m] = make_values(state, form->format, rows, columns_of(form, m));
         if (has_scales) {
-            parts[3 * m + 1] = make_scales(state, form->format, rows, columns_of(form, m));
+            model->factors[e][m] = (float)(3 + e + (uint32_t)m) * (form->container == EP_FORMAT_NVFP4 ? 64.0f : 0x1p-10f);
+            parts[3 * m + 1] = make_scales(state, form, rows, columns_of(form, m), model->factors[e][m]);
         }
         if (form->biases) {
             parts[3 * m + 2] = calloc(rows, 2);
             fill_plain(state, EP_DTYPE_BF16, rows, parts[3 * m + 2]);
         }
     }
+    if (ep_format_case_has_order(form)) {
+        model->up_order[e] = make_order(state, form->hidden, form->group);
+        model->down_order[e] = make_order(state, form->inner, form->group);
+        model->places[e] = malloc(form->hidden * sizeof(uint32_t));
+        for (uint32_t k = 0; k < form->hidden; k++) {
+            model->places[e][model->up_order[e][k]] = k;
+        }
+    }
     model->experts[e] = (ep_expert_source){
+        .places = model->places[e],
         .hidden = form->hidden,
         .inner = form->inner,
         .format = form->format,
@@ -162,9 +326,7 @@ ep_format_tensor *ep_format_model_room(ep_format_model *model)
     return tensor;
 }
 
-/* A tensor with data of zeros; dims end at the first 0. */
-static ep_format_tensor *add(ep_format_model *model, const char *name, const char *dtype, size_t element,
-                             const uint64_t dims[4])
+ep_format_tensor *ep_format_model_add(ep_format_model *model, const char *name, const char *dtype, size_t element, const uint64_t dims[4])
 {
     ep_format_tensor *tensor = ep_format_model_room(model);
     snprintf(tensor->name, sizeof(tensor->name), "%s", name);
@@ -188,7 +350,7 @@ static ep_format_tensor *add_part(ep_format_model *model, const char *stem, cons
 {
     char name[192];
     snprintf(name, sizeof(name), "%s.%s", stem, part);
-    return add(model, name, dtype, element, (const uint64_t[4]){d0, d1, 0, 0});
+    return ep_format_model_add(model, name, dtype, element, (const uint64_t[4]){d0, d1, 0, 0});
 }
 
 /* The scales of one matrix in their container. */
@@ -280,7 +442,7 @@ static void add_stacked(ep_format_model *model, const char *name, const char *dt
     const size_t count = (size_t)(last - first) + 1;
     const size_t all = rows * count;
     const uint64_t dims[4] = {E, transposed ? columns : all, transposed ? all : columns, 0};
-    ep_format_tensor *t = add(model, name, dtype, element, dims);
+    ep_format_tensor *t = ep_format_model_add(model, name, dtype, element, dims);
     for (uint32_t e = 0; e < E; e++) {
         for (size_t m = 0; m < count; m++) {
             const uint8_t *from = model->parts[e][3 * (first + (int)m) + part];
@@ -371,7 +533,7 @@ static void add_all(ep_format_model *model)
             char stem[160];
             snprintf(stem, sizeof(stem), "%slayers.%d.%s.%u.%s", separate[names].prefix, EP_FORMAT_LAYER,
                      separate[names].block, e, separate[names].words[m]);
-            add_separate(model, stem, e, m);
+            (model->form->container == EP_FORMAT_USUAL ? add_separate : ep_format_model_contain)(model, stem, e, m);
         }
     }
 }
@@ -394,6 +556,9 @@ void ep_format_model_free(ep_format_model *model)
         for (int i = 0; i < 9; i++) {
             free(model->parts[e][i]);
         }
+        free(model->up_order[e]);
+        free(model->down_order[e]);
+        free(model->places[e]);
     }
     for (size_t i = 0; i < model->tensors_count; i++) {
         free(model->tensors[i].data);
@@ -490,15 +655,17 @@ static const char *type_of(const ep_format_case *form)
 static void print_config(const ep_format_model *model, FILE *file)
 {
     const ep_format_case *form = model->form;
-    bool is_quantised = !ep_weight_format_is_float(form->format);
+    const char *quantised = form->quantised != NULL                      ? form->quantised
+                            : ep_weight_format_is_float(form->format) ? "null"
+                                                                      : "{\"quant_method\":\"compressed-tensors\"}";
     fprintf(file,
-            "{%s%s\"torch_dtype\":\"%s\",%s\"hidden_size\":%u,\"intermediate_size\":%u,\"moe_intermediate_size\":%u,"
+            "{%s%s\"torch_dtype\":\"%s\",\"quantization_config\":%s,\"hidden_size\":%u,\"intermediate_size\":%u,\"moe_intermediate_size\":%u,"
             "\"num_hidden_layers\":2,\"first_k_dense_replace\":1,\"num_experts\":%d,\"num_experts_per_tok\":2}\n",
             type_of(form), form->config,
             form->format == EP_WEIGHTS_F32   ? "float32"
             : form->format == EP_WEIGHTS_F16 ? "float16"
                                              : "bfloat16",
-            is_quantised ? "\"quantization_config\":{\"quant_method\":\"compressed-tensors\"}," : "", form->hidden,
+            quantised, form->hidden,
             form->inner, form->inner, E);
 }
 

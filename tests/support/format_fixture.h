@@ -29,6 +29,21 @@ typedef enum ep_format_names {
     EP_FORMAT_N11
 } ep_format_names;
 
+/* How tools write quantised matrices of their own tensors. */
+typedef enum ep_format_container {
+    EP_FORMAT_USUAL,    /* as the format's first publishers do */
+    EP_FORMAT_PACKED,   /* compressed-tensors: words of 4 or 8 bits, zero points packed down the columns */
+    EP_FORMAT_INT8,     /* compressed-tensors: int8, zero points too */
+    EP_FORMAT_F8,       /* scales for `group` rows and columns, or one */
+    EP_FORMAT_NVFP4,    /* weight_global_scale divides */
+    EP_FORMAT_MODELOPT, /* weight_scale_2 multiplies */
+    EP_FORMAT_GPTQ,
+    EP_FORMAT_AWQ
+} ep_format_container;
+
+/* The last fields of a case whose tensors are as the format's first publishers write them. */
+#define EP_FORMAT_AS_USUAL EP_FORMAT_USUAL, 0, EP_DTYPE_NONE, NULL
+
 typedef struct ep_format_case {
     const char *name;
     ep_format_names names;
@@ -40,6 +55,10 @@ typedef struct ep_format_case {
     ep_activation_numbers numbers;
     bool biases;
     bool bf16_scales; /* f8_channel: in bf16, [rows] */
+    ep_format_container container;
+    uint32_t group;        /* columns (f8: and rows) that share a scale in the file; 0: all */
+    ep_dtype scales;       /* in the file */
+    const char *quantised; /* quantization_config; NULL: the least */
 } ep_format_case;
 
 /* Every family and every format at least once. */
@@ -60,6 +79,10 @@ typedef struct ep_format_model {
     const ep_format_case *form;
     ep_expert_source experts[EP_FORMAT_EXPERTS];
     uint8_t *parts[EP_FORMAT_EXPERTS][9]; /* values, scales, biases of gate, up, down */
+    float factors[EP_FORMAT_EXPERTS][3];  /* nvfp4: of gate, up, down as the file has them */
+    uint32_t *up_order[EP_FORMAT_EXPERTS]; /* the file's column for each of gate and up; NULL: the same */
+    uint32_t *down_order[EP_FORMAT_EXPERTS];
+    uint32_t *places[EP_FORMAT_EXPERTS];
     ep_format_tensor *tensors;
     size_t tensors_count;
     size_t tensors_capacity;
@@ -69,6 +92,14 @@ ep_format_model *ep_format_model_make(const ep_format_case *form, uint64_t seed)
 void ep_format_model_free(ep_format_model *model);
 /* A tensor more, all zero, for the caller to fill; its data is freed with the model. */
 ep_format_tensor *ep_format_model_room(ep_format_model *model);
+/* Whether zero points stand beside the codes; a form that can hold them may have none. */
+bool ep_format_case_has_zeros(const ep_format_case *form);
+/* Whether columns are in groups in an order of their own. */
+bool ep_format_case_has_order(const ep_format_case *form);
+/* A tensor with data of zeros; element: its bytes; dims end at the first 0. */
+ep_format_tensor *ep_format_model_add(ep_format_model *model, const char *name, const char *dtype, size_t element, const uint64_t dims[4]);
+/* Matrix m of expert e in its container, which is not the usual one. stem: the matrix's name. */
+void ep_format_model_contain(ep_format_model *model, const char *stem, uint32_t e, int m);
 /* The tensor whose name ends so; NULL when there is none. For tests that damage it before it is written. */
 ep_format_tensor *ep_format_model_find(ep_format_model *model, const char *end);
 /* config.json, two shards and their index. A tensor without a name is left out. */

@@ -30,34 +30,98 @@ static double f8(uint8_t code)
     return (code & 0x80) != 0 ? -value : value;
 }
 
-/* Weight [n,k] of a matrix of K columns. */
-static double weight(ep_weight_format format, const void *values, const void *scales, size_t K, size_t n, size_t k)
+typedef struct matrix {
+    const void *values;
+    const void *scales;
+    const void *bias;
+    size_t rows;
+    size_t columns;
+} matrix;
+
+/* A part of a scale of two levels. */
+static double part(ep_weight_scales kind, uint8_t code)
 {
-    static const double e2m1[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
-    const uint8_t *bytes = values;
+    return kind == EP_SCALES_E4M3_PARTS ? f8(code) : kind == EP_SCALES_INT8_PARTS ? (double)(int8_t)code : (double)code;
+}
+
+/* Formats of groups with a scale for each group of each row, and perhaps an offset. magnitude: of what is added up. */
+static double weight_of_groups(ep_weight_format format, const matrix *m, double code, size_t n, size_t k, double *magnitude)
+{
+    const ep_scale_arrays arrays = ep_weight_scale_arrays(format, (uint32_t)m->rows, (uint32_t)m->columns);
+    const ep_weight_scales kind = ep_weight_format_scales(format);
+    const size_t group = ep_weight_group_columns(format);
+    const size_t at = n * ((m->columns + group - 1) / group) + k / group;
+    const size_t factor = n * ((m->columns + 255) / 256) + k / 256;
+    const uint8_t *scales = m->scales;
+    const uint8_t *offsets = scales + arrays.scales;
+    const uint8_t *factors = offsets + arrays.offsets;
+    double scale;
+    double offset = 0;
+    if (ep_weight_scales_have_levels(kind)) {
+        scale = part(kind, scales[at]) * plain(factors, EP_DTYPE_F32, factor);
+    } else {
+        scale = plain(scales, kind == EP_SCALES_F32 ? EP_DTYPE_F32 : kind == EP_SCALES_F16 ? EP_DTYPE_F16 : EP_DTYPE_BF16, at);
+    }
+    if (ep_weight_format_offsets(format) == EP_OFFSETS_ZERO) {
+        offset = scale * (double)(int8_t)offsets[at];
+    } else if (ep_weight_format_offsets(format) == EP_OFFSETS_MINIMUM) {
+        offset = (double)offsets[at] * plain(factors + arrays.scale_factors, EP_DTYPE_F32, factor);
+    }
+    *magnitude = fabs(code * scale) + fabs(offset);
+    return code * scale - offset;
+}
+
+static double e2m1(unsigned code)
+{
+    static const double values[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+    return (code >= 8 ? -1.0 : 1.0) * values[code & 7u];
+}
+
+/* Weight [n,k]. */
+static double weight(ep_weight_format format, const matrix *m, size_t n, size_t k, double *magnitude)
+{
+    const size_t K = m->columns;
+    const uint8_t *bytes = m->values;
+    const void *scales = m->scales;
     const size_t groups = (K + 31) / 32;
     const size_t blocks = (K + 127) / 128;
-    uint32_t word;
-    unsigned code;
+    const unsigned shift = k % 2 == 0 ? 0 : 4;
+    double w;
     switch (format) {
     case EP_WEIGHTS_F8_BLOCK:
-        return f8(bytes[n * K + k]) * plain(scales, EP_DTYPE_F32, n / 128 * blocks + k / 128);
+        w = f8(bytes[n * K + k]) * plain(scales, EP_DTYPE_F32, n / 128 * blocks + k / 128);
+        break;
     case EP_WEIGHTS_F8_CHANNEL:
-        return f8(bytes[n * K + k]) * plain(scales, EP_DTYPE_F32, n);
+        w = f8(bytes[n * K + k]) * plain(scales, EP_DTYPE_F32, n);
+        break;
     case EP_WEIGHTS_W8A8:
-        return (double)(int8_t)bytes[n * K + k] * plain(scales, EP_DTYPE_F32, n);
+        w = (double)(int8_t)bytes[n * K + k] * plain(scales, EP_DTYPE_F32, n);
+        break;
     case EP_WEIGHTS_MXFP8:
-        return f8(bytes[n * K + k]) * ldexp(1.0, (int)((const uint8_t *)scales)[n * groups + k / 32] - 127);
+        w = f8(bytes[n * K + k]) * ldexp(1.0, (int)((const uint8_t *)scales)[n * groups + k / 32] - 127);
+        break;
     case EP_WEIGHTS_MXFP4:
-        code = bytes[n * ((K + 1) / 2) + k / 2] >> (k % 2 == 0 ? 0 : 4) & 15u;
-        return (code >= 8 ? -1.0 : 1.0) * e2m1[code & 7u] *
-               ldexp(1.0, (int)((const uint8_t *)scales)[n * groups + k / 32] - 127);
-    case EP_WEIGHTS_INT4:
-        memcpy(&word, bytes + 4 * (n * ((K + 7) / 8) + k / 8), 4);
-        return ((double)(word >> (4 * (k % 8)) & 15u) - 8.0) * plain(scales, EP_DTYPE_BF16, n * groups + k / 32);
+        w = e2m1(bytes[n * ((K + 1) / 2) + k / 2] >> shift & 15u) *
+            ldexp(1.0, (int)((const uint8_t *)scales)[n * groups + k / 32] - 127);
+        break;
     default:
-        return plain(values, ep_weight_format_dtype(format), n * K + k);
+        switch (ep_weight_format_codes(format)) {
+        case EP_CODES_E4M3:
+            return weight_of_groups(format, m, f8(bytes[n * K + k]), n, k, magnitude);
+        case EP_CODES_E2M1:
+            return weight_of_groups(format, m, e2m1(bytes[n * ((K + 1) / 2) + k / 2] >> shift & 15u), n, k, magnitude);
+        case EP_CODES_INT8:
+            return weight_of_groups(format, m, (double)(int8_t)bytes[n * K + k], n, k, magnitude);
+        case EP_CODES_INT4:
+        case EP_CODES_UINT4:
+            w = (double)(bytes[4 * (n * ((K + 7) / 8)) + k / 2] >> shift & 15u);
+            return weight_of_groups(format, m, ep_weight_format_codes(format) == EP_CODES_INT4 ? w - 8.0 : w, n, k, magnitude);
+        default:
+            w = plain(m->values, ep_weight_format_dtype(format), n * K + k);
+        }
     }
+    *magnitude = fabs(w);
+    return w;
 }
 
 static double gelu_tanh(double g)
@@ -104,26 +168,31 @@ static double activate(const ep_expert_source *s, double g, double u)
 }
 
 /*
- * A dot product and its error. Chains of fused multiply-adds with one more per group of columns, or a product and a sum:
- * every product passes through at most n + groups + 2 roundings, so the error is at most (n + groups + 3) units of
- * sum |w x|, and the bias adds one of u. Of w4a8 the sums of a group are exact: a product passes through one rounding with
+ * A dot product and its error. Chains of fused multiply-adds with one more per group of columns for the scale and one for the offset,
+ * or a product and a sum for each: every product passes through at most n + 2 groups + 4 roundings, that of a scale of two levels
+ * among them, so the error is at most (n + 2 groups + 5) units of sum (|code scale| + |offset|) |x|, and the bias adds one of u. Of w4a8 the sums of a group are exact: a product passes through one rounding with
  * the scale of x and one in its group and each after it, groups + 1. x may itself be off by x_error.
  */
-static double dot(const ep_expert_source *s, ep_ffn_family family, const void *values, const void *scales, const void *bias,
-                  size_t columns, size_t row, const double *x, const double *x_error, double *error)
+static double dot(const ep_expert_source *s, ep_ffn_family family, const matrix *m, size_t row, const double *x, const double *x_error,
+                  double *error)
 {
     const double unit = family == EP_FFN_FAMILY_BF16ODD ? 2 * U : U; /* rounding to odd errs by up to a whole ulp */
+    const uint32_t group = ep_weight_group_columns(s->format);
     double sum = 0;
     double magnitude = 0;
     double moved = 0;
-    for (size_t k = 0; k < columns; k++) {
-        double w = weight(s->format, values, scales, columns, row, k);
+    for (size_t k = 0; k < m->columns; k++) {
+        double size = 0;
+        double w = weight(s->format, m, row, k, &size);
         sum += w * x[k];
-        magnitude += fabs(w * x[k]);
+        magnitude += size * fabs(x[k]);
         moved += fabs(w) * x_error[k];
     }
-    double b = bias == NULL ? 0.0 : plain(bias, s->bias_dtype, row);
-    double roundings = (family == EP_FFN_FAMILY_W4A8 ? 0.0 : (double)columns) + (double)(columns / 32) + 4;
+    double b = m->bias == NULL ? 0.0 : plain(m->bias, s->bias_dtype, row);
+    const bool has_offsets = ep_weight_format_offsets(s->format) != EP_OFFSETS_NONE;
+    const bool has_products = has_offsets || ep_weight_scales_have_levels(ep_weight_format_scales(s->format));
+    double ends = (has_offsets ? 2.0 : 1.0) * (double)(group == 0 ? 0 : m->columns / group);
+    double roundings = (family == EP_FFN_FAMILY_W4A8 ? 0.0 : (double)m->columns) + ends + (has_products ? 5 : 4);
     *error = moved + roundings * unit * (magnitude + moved) + U * (fabs(sum) + fabs(b));
     return sum + b;
 }
@@ -166,19 +235,26 @@ void ep_format_judge(const ep_expert_source *s, ep_ffn_family family, const floa
 {
     const bool has_gate = ep_activation_has_gate(s->activation);
     const bool narrows = ep_ffn_family_has_pairs(family);
+    const matrix gate = {s->gate, s->gate_scales, s->gate_bias, s->inner, s->hidden};
+    const matrix up = {s->up, s->up_scales, s->up_bias, s->inner, s->hidden};
+    const matrix down = {s->down, s->down_scales, s->down_bias, s->hidden, s->inner};
     double *row = calloc(s->hidden, sizeof(double));
     double *row_error = calloc(s->hidden, sizeof(double));
     double *h = calloc(s->inner, sizeof(double));
     double *h_error = calloc(s->inner, sizeof(double));
     for (size_t i = 0; i < s->hidden; i++) {
-        row[i] = (double)x[i];
+        uint32_t place = (uint32_t)i;
+        if (s->places != NULL) {
+            memcpy(&place, (const uint8_t *)s->places + 4 * i, sizeof(place));
+        }
+        row[place] = (double)x[i];
     }
     round_row(s, family, row, row_error, s->hidden, true);
     for (size_t i = 0; i < s->inner; i++) {
         double g_error = 0;
         double u_error = 0;
-        double g = has_gate ? dot(s, family, s->gate, s->gate_scales, s->gate_bias, s->hidden, i, row, row_error, &g_error) : 0.0;
-        double u = dot(s, family, s->up, s->up_scales, s->up_bias, s->hidden, i, row, row_error, &u_error);
+        double g = has_gate ? dot(s, family, &gate, i, row, row_error, &g_error) : 0.0;
+        double u = dot(s, family, &up, i, row, row_error, &u_error);
         h[i] = activate(s, g, u);
         for (int corner = 0; corner < 4; corner++) {
             double moved = activate(s, g + (corner & 1 ? g_error : -g_error), u + (corner & 2 ? u_error : -u_error));
@@ -190,7 +266,7 @@ void ep_format_judge(const ep_expert_source *s, ep_ffn_family family, const floa
     }
     round_row(s, family, h, h_error, s->inner, false);
     for (size_t i = 0; i < s->hidden; i++) {
-        y[i] = dot(s, family, s->down, s->down_scales, s->down_bias, s->inner, i, h, h_error, &bound[i]);
+        y[i] = dot(s, family, &down, i, h, h_error, &bound[i]);
     }
     free(row);
     free(row_error);

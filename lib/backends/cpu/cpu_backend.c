@@ -94,10 +94,14 @@ static ep_err cpu_numerics_id(ep_backend *base, ep_weight_format format, uint32_
                               out_id);
 }
 
+static ep_ffn_family family_of(const ep_backend *base, const ep_expert_source *source)
+{
+    return ep_numerics_expert_family(((const cpu_backend *)base)->numerics, source->format, source->down_format);
+}
+
 static size_t cpu_weights_bytes(ep_backend *base, const ep_expert_source *source)
 {
-    const ep_ffn_family family = ep_numerics_family(((cpu_backend *)base)->numerics, source->format);
-    return ep_expert_source_supported(source) ? ep_ffn_packed_bytes(source, family) : 0;
+    return ep_expert_source_supported(source) ? ep_ffn_packed_bytes(source, family_of(base, source)) : 0;
 }
 
 /* The memory node with the least weights on it, these counted in, of those with workers: elsewhere all would read from afar. */
@@ -120,7 +124,7 @@ static uint32_t take_node(cpu_backend *backend, size_t bytes)
 static ep_err make_weights(cpu_backend *backend, const ep_expert_source *source, ep_cpu_weights **out_weights,
                            ep_error *out_error)
 {
-    const size_t bytes = ep_ffn_packed_bytes(source, ep_numerics_family(backend->numerics, source->format));
+    const size_t bytes = ep_ffn_packed_bytes(source, family_of(&backend->base, source));
     ep_err err = ep_backend_budget_take(&backend->budget, bytes, out_error);
     if (err != EP_OK) {
         return err;
@@ -135,7 +139,8 @@ static ep_err make_weights(cpu_backend *backend, const ep_expert_source *source,
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for an expert of %zu bytes", bytes);
     }
     weights->base =
-        (ep_backend_weights){.hidden = source->hidden, .inner = source->inner, .format = source->format};
+        (ep_backend_weights){.hidden = source->hidden, .inner = source->inner, .format = source->format,
+                             .down_format = ep_expert_down_format(source)};
     weights->outline = ep_expert_source_outline(source);
     weights->memory = memory;
     weights->bytes = bytes;
@@ -156,8 +161,7 @@ static ep_err cpu_weights_load(ep_backend *base, const ep_expert_source *source,
     if (err != EP_OK) {
         return err;
     }
-    ep_ffn_pack(source, ep_numerics_family(((cpu_backend *)base)->numerics, source->format), weights->memory,
-                &weights->packed);
+    ep_ffn_pack(source, family_of(base, source), weights->memory, &weights->packed);
     *out_weights = &weights->base;
     return EP_OK;
 }
@@ -223,8 +227,7 @@ static ep_err cpu_weights_import(ep_backend *base, const void *head, size_t head
         cpu_weights_unload(base, &weights->base);
         return err;
     }
-    ep_ffn_packed_place(&outline, ep_numerics_family(((cpu_backend *)base)->numerics, outline.format), weights->memory,
-                        &weights->packed);
+    ep_ffn_packed_place(&outline, family_of(base, &outline), weights->memory, &weights->packed);
     *out_weights = &weights->base;
     return EP_OK;
 }

@@ -429,7 +429,8 @@ static cpu_panels panels_of(const ep_ffn_packed *weights, stage which)
     const bool is_down = which == STAGE_DOWN;
     return (cpu_panels){
         .first = (is_down ? ep_ffn_down_panel : ep_ffn_gate_up_panel)(weights, 0),
-        .bytes = ep_ffn_panel_bytes(weights->family, weights->format, is_down ? weights->inner : weights->hidden),
+        .bytes = ep_ffn_panel_bytes(weights->family, is_down ? weights->down_format : weights->format,
+                                    is_down ? weights->inner : weights->hidden),
         .count = is_down ? weights->down_panels : weights->gate_up_panels,
     };
 }

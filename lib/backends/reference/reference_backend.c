@@ -56,7 +56,7 @@ static ep_err run_job(reference_backend *backend, const ep_job *job)
         span.parent = 0;
         EP_TRACE(kernel_begin, &span);
     }
-    ep_ffn_reference_of(ep_numerics_family(backend->numerics, weights->base.format), &weights->matrices, &batch,
+    ep_ffn_reference_of(ep_numerics_expert_family(backend->numerics, weights->base.format, weights->base.down_format), &weights->matrices, &batch,
                         backend->scratch);
     if (is_traced) {
         EP_TRACE(kernel_end, &span);

@@ -12,7 +12,7 @@ typedef struct piece {
     size_t bytes;
 } piece;
 
-#define PIECES_MAX 10
+#define PIECES_MAX 11
 
 /* The pieces a source has, in a fixed order; places are inside *source. */
 static size_t list_pieces(ep_ffn_source *source, piece pieces[PIECES_MAX])
@@ -21,6 +21,7 @@ static size_t list_pieces(ep_ffn_source *source, piece pieces[PIECES_MAX])
     const uint32_t inner = source->inner;
     const ep_weight_format format = source->format;
     const bool has_gate = ep_activation_has_gate(source->activation);
+    const ep_weight_format down_format = ep_expert_down_format(source);
     const bool has_scales = !ep_weight_format_is_float(format);
     const size_t wide = inner * ep_weight_row_bytes(format, hidden);
     const size_t wide_scales = ep_weight_scales_bytes(format, inner, hidden);
@@ -32,13 +33,14 @@ static size_t list_pieces(ep_ffn_source *source, piece pieces[PIECES_MAX])
     } all[PIECES_MAX] = {
         {&source->gate, wide, has_gate},
         {&source->up, wide, true},
-        {&source->down, hidden * ep_weight_row_bytes(format, inner), true},
+        {&source->down, hidden * ep_weight_row_bytes(down_format, inner), true},
         {&source->gate_scales, wide_scales, has_gate && has_scales},
         {&source->up_scales, wide_scales, has_scales},
-        {&source->down_scales, ep_weight_scales_bytes(format, hidden, inner), has_scales},
+        {&source->down_scales, ep_weight_scales_bytes(down_format, hidden, inner), !ep_weight_format_is_float(down_format)},
         {&source->gate_bias, inner * bias, has_gate && source->gate_bias != NULL},
         {&source->up_bias, inner * bias, source->up_bias != NULL},
         {&source->down_bias, hidden * bias, source->down_bias != NULL},
+        {&source->places, hidden * sizeof(uint32_t), source->places != NULL},
         {&source->shared_gate, hidden * ep_dtype_bytes(source->shared_gate_dtype), source->shared_gate != NULL},
     };
     size_t count = 0;
@@ -76,7 +78,8 @@ ep_err ep_reference_weights_create(const ep_expert_source *source, ep_reference_
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for an expert of %zu bytes", bytes);
     }
     weights->base =
-        (ep_backend_weights){.hidden = source->hidden, .inner = source->inner, .format = source->format};
+        (ep_backend_weights){.hidden = source->hidden, .inner = source->inner, .format = source->format,
+                             .down_format = ep_expert_down_format(source)};
     weights->matrices = *source;
     piece pieces[PIECES_MAX];
     size_t count = list_pieces(&weights->matrices, pieces);

@@ -48,39 +48,51 @@ static void bf16odd_panel(ep_dtype dtype, const float *a, uint32_t rows, const u
 
 void ep_ffn_generic_widen_pairs(ep_weight_format format, const uint8_t *group, uint32_t line, uint32_t *pairs)
 {
-    const uint8_t *scales = group + ep_ffn_group_code_bytes(format);
+    const bool is_mx = ep_weight_format_is_mx(format);
+    float scales[EP_FFN_PANEL];
     float even[EP_FFN_PANEL];
     float odd[EP_FFN_PANEL];
+    if (is_mx) {
+        ep_ffn_generic_scales(format, group, NULL, scales, NULL);
+    }
     ep_ffn_generic_widen_codes(EP_FFN_FAMILY_BF16DP, format, group, 2 * line, even);
     ep_ffn_generic_widen_codes(EP_FFN_FAMILY_BF16DP, format, group, 2 * line + 1, odd); /* the block is padded */
     for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
-        const float scale = ep_weight_format_is_mx(format) ? ep_ffn_generic_scale(format, scales, o) : 0.0f;
-        pairs[o] = ep_weight_format_is_mx(format)
-                       ? ep_bf16dp_mx_weight(even[o], scale) | (uint32_t)ep_bf16dp_mx_weight(odd[o], scale) << 16
-                       : ep_f32_bits(even[o]) >> 16 | (ep_f32_bits(odd[o]) & 0xffff0000u);
+        pairs[o] = is_mx ? ep_bf16dp_mx_weight(even[o], scales[o]) | (uint32_t)ep_bf16dp_mx_weight(odd[o], scales[o]) << 16
+                         : ep_f32_bits(even[o]) >> 16 | (ep_f32_bits(odd[o]) & 0xffff0000u);
     }
 }
 
 /* One group for one chunk: the pairs of n columns onto c, of formats other than MX as a chain of their own, scaled. */
-static void group_chunk(ep_weight_format format, const float *x, uint32_t rows, const uint8_t *block, uint32_t n, float *c)
+static void group_chunk(ep_weight_format format, const float *x, uint32_t rows, const uint8_t *block, const float *factors,
+                        uint32_t n, float *c)
 {
-    const size_t code_bytes = ep_ffn_group_code_bytes(format);
+    const uint32_t ones = 0x3f803f80u;
+    const bool has_offsets = ep_weight_format_offsets(format) != EP_OFFSETS_NONE;
     float chain[EP_FFN_CHUNK_ROWS * EP_FFN_PANEL] = {0.0f};
+    float sums[EP_FFN_CHUNK_ROWS] = {0.0f};
     float *acc = ep_weight_format_is_mx(format) ? c : chain;
     uint32_t pairs[EP_FFN_PANEL];
+    float scales[EP_FFN_PANEL];
+    float offsets[EP_FFN_PANEL];
     for (uint32_t k = 0; k < n; k += 2, x += rows) {
         ep_ffn_generic_widen_pairs(format, block, k / 2, pairs);
-        for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
-            for (uint32_t r = 0; r < rows; r++) {
+        for (uint32_t r = 0; r < rows; r++) {
+            sums[r] = has_offsets ? ep_bf16dp_step(sums[r], ones, ep_f32_bits(x[r])) : 0.0f;
+            for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
                 acc[r * EP_FFN_PANEL + o] = ep_bf16dp_step(acc[r * EP_FFN_PANEL + o], pairs[o], ep_f32_bits(x[r]));
             }
         }
     }
-    for (uint32_t o = 0; acc == chain && o < EP_FFN_PANEL; o++) {
-        const float scale = ep_ffn_generic_scale(format, block + code_bytes, o);
-        for (uint32_t r = 0; r < rows; r++) {
-            float *to = &c[r * EP_FFN_PANEL + o];
-            *to = ep_bf16dp_add_group(*to, acc[r * EP_FFN_PANEL + o], scale);
+    if (acc == chain) {
+        ep_ffn_generic_scales(format, block, factors, scales, offsets);
+    }
+    for (uint32_t r = 0; acc == chain && r < rows; r++, c += EP_FFN_PANEL) {
+        for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
+            c[o] = ep_bf16dp_add_group(c[o], chain[r * EP_FFN_PANEL + o], scales[o]);
+            if (has_offsets) {
+                c[o] = ep_bf16dp_take_offset(c[o], sums[r], offsets[o]);
+            }
         }
     }
 }
@@ -91,14 +103,17 @@ static void bf16dp_group_panel(ep_weight_format format, const float *a, uint32_t
     const ep_ffn_chunks chunks = ep_ffn_chunks_of(rows);
     const uint32_t lines = ep_ffn_lines(EP_FFN_FAMILY_BF16DP, k_count);
     const uint32_t group = ep_weight_group_columns(format);
+    const uint32_t groups = ep_ffn_groups(format, k_count);
+    const uint8_t *block = panel;
     (void)next;
     memset(c, 0, (size_t)rows * EP_FFN_PANEL * sizeof(*c));
-    for (uint32_t k = 0; k < k_count; k += group, panel += ep_ffn_group_bytes(format)) {
+    for (uint32_t k = 0; k < k_count; k += group, block += ep_ffn_group_bytes(format)) {
         const uint32_t n = k_count - k < group ? k_count - k : group;
+        const float *factors = ep_ffn_factors_of(format, panel, groups, k);
         for (uint32_t chunk = 0; chunk < chunks.count; chunk++) {
             const uint32_t chunk_rows = ep_ffn_chunk_rows(&chunks, chunk);
             const size_t first_row = ep_ffn_chunk_first_row(&chunks, chunk);
-            group_chunk(format, a + first_row * lines + (size_t)k / 2 * chunk_rows, chunk_rows, panel, n,
+            group_chunk(format, a + first_row * lines + (size_t)k / 2 * chunk_rows, chunk_rows, block, factors, n,
                         c + first_row * EP_FFN_PANEL);
         }
     }

@@ -41,51 +41,56 @@ static void generic_panel(ep_dtype dtype, const float *a, uint32_t rows, const u
 
 void ep_ffn_generic_widen_codes(ep_ffn_family family, ep_weight_format format, const uint8_t *codes, uint32_t k, float *w)
 {
+    const ep_weight_codes kind = ep_weight_format_codes(format);
     for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
-        const size_t slot = ep_ffn_code_slot(family, format, k, o);
-        if (format == EP_WEIGHTS_MXFP4 || format == EP_WEIGHTS_INT4) {
-            const uint32_t code = (uint32_t)codes[slot / 2] >> (4 * (slot & 1u));
-            w[o] = format == EP_WEIGHTS_MXFP4 ? ep_ffn_weight_e2m1(code) : (float)((int)(code & 15u) - 8);
-        } else {
-            w[o] = ep_ffn_weight_f8(codes[slot]);
+        w[o] = ep_ffn_read_code(kind, codes, ep_ffn_code_slot(family, format, k, o));
+    }
+}
+
+void ep_ffn_generic_scales(ep_weight_format format, const uint8_t *group, const float *factors, float *scales, float *offsets)
+{
+    const ep_weight_scales kind = ep_weight_format_scales(format);
+    const ep_weight_offsets offset_kind = ep_weight_format_offsets(format);
+    const uint8_t *from = group + ep_ffn_group_code_bytes(format);
+    const uint8_t *offset_codes = from + ep_weight_scale_bytes(kind) * EP_FFN_PANEL;
+    for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
+        scales[o] = ep_ffn_read_scale(kind, from, o);
+        if (ep_weight_scales_have_levels(kind)) {
+            scales[o] *= factors[o];
+        }
+        if (offset_kind != EP_OFFSETS_NONE) {
+            const float factor = offset_kind == EP_OFFSETS_MINIMUM ? factors[EP_FFN_PANEL + o] : 0.0f;
+            offsets[o] = ep_ffn_join_offset(offset_kind, scales[o], offset_codes[o], factor);
         }
     }
 }
 
-float ep_ffn_generic_scale(ep_weight_format format, const uint8_t *scales, uint32_t o)
-{
-    switch (format) {
-    case EP_WEIGHTS_MXFP4:
-    case EP_WEIGHTS_MXFP8:
-        return ep_ffn_read_e8m0(scales[o]);
-    case EP_WEIGHTS_INT4:
-        return ep_ffn_read_float(scales, EP_DTYPE_BF16, o);
-    default:
-        return ep_ffn_read_float(scales, EP_DTYPE_F32, o);
-    }
-}
-
 /* One group for one chunk: n lines, then the scaled chain onto c. */
-static void group_chunk(ep_weight_format format, const float *x, uint32_t rows, const uint8_t *block, uint32_t n,
-                        float *c)
+static void group_chunk(ep_weight_format format, const float *x, uint32_t rows, const uint8_t *block, const float *factors,
+                        uint32_t n, float *c)
 {
-    const bool nibbles = format == EP_WEIGHTS_MXFP4 || format == EP_WEIGHTS_INT4;
-    const uint32_t group = ep_weight_group_columns(format);
-    const uint8_t *scales = block + (nibbles ? group / 2 : group) * EP_FFN_PANEL;
+    const bool has_offsets = ep_weight_format_offsets(format) != EP_OFFSETS_NONE;
     float acc[EP_FFN_CHUNK_ROWS * EP_FFN_PANEL] = {0.0f};
+    float sums[EP_FFN_CHUNK_ROWS] = {0.0f};
     float w[EP_FFN_PANEL];
+    float scales[EP_FFN_PANEL];
+    float offsets[EP_FFN_PANEL];
+    ep_ffn_generic_scales(format, block, factors, scales, offsets);
     for (uint32_t k = 0; k < n; k++, x += rows) {
         ep_ffn_generic_widen_codes(EP_FFN_FAMILY_PORTABLE, format, block, k, w);
         for (uint32_t r = 0; r < rows; r++) {
+            sums[r] += x[r];
             for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
                 acc[r * EP_FFN_PANEL + o] = fmaf(w[o], x[r], acc[r * EP_FFN_PANEL + o]);
             }
         }
     }
-    for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
-        const float scale = ep_ffn_generic_scale(format, scales, o);
-        for (uint32_t r = 0; r < rows; r++) {
-            c[r * EP_FFN_PANEL + o] = fmaf(scale, acc[r * EP_FFN_PANEL + o], c[r * EP_FFN_PANEL + o]);
+    for (uint32_t r = 0; r < rows; r++, c += EP_FFN_PANEL) {
+        for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
+            c[o] = fmaf(scales[o], acc[r * EP_FFN_PANEL + o], c[o]);
+            if (has_offsets) {
+                c[o] = fmaf(-offsets[o], sums[r], c[o]);
+            }
         }
     }
 }
@@ -95,14 +100,17 @@ void ep_ffn_generic_group_panel(ep_weight_format format, const float *a, uint32_
 {
     const ep_ffn_chunks chunks = ep_ffn_chunks_of(rows);
     const uint32_t group = ep_weight_group_columns(format);
+    const uint32_t groups = ep_ffn_groups(format, k_count);
+    const uint8_t *block = panel;
     (void)next;
     memset(c, 0, (size_t)rows * EP_FFN_PANEL * sizeof(*c));
-    for (uint32_t k = 0; k < k_count; k += group, panel += ep_ffn_group_bytes(format)) {
+    for (uint32_t k = 0; k < k_count; k += group, block += ep_ffn_group_bytes(format)) {
         const uint32_t n = k_count - k < group ? k_count - k : group;
+        const float *factors = ep_ffn_factors_of(format, panel, groups, k);
         for (uint32_t chunk = 0; chunk < chunks.count; chunk++) {
             const uint32_t chunk_rows = ep_ffn_chunk_rows(&chunks, chunk);
             const size_t first_row = ep_ffn_chunk_first_row(&chunks, chunk);
-            group_chunk(format, a + first_row * k_count + (size_t)k * chunk_rows, chunk_rows, panel, n,
+            group_chunk(format, a + first_row * k_count + (size_t)k * chunk_rows, chunk_rows, block, factors, n,
                         c + first_row * EP_FFN_PANEL);
         }
     }

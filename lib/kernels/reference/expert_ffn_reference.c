@@ -8,9 +8,11 @@
 #include "kernels/ffn_widen.h"
 
 typedef struct matrix {
+    ep_weight_format format;
     const void *values;
     const void *scales;
     const void *bias; /* NULL none */
+    uint32_t rows;
     uint32_t columns;
 } matrix;
 
@@ -55,13 +57,19 @@ static float dot_groups(ep_weight_format format, const matrix *m, size_t row, co
 {
     const uint8_t *codes = (const uint8_t *)m->values + row * ep_weight_row_bytes(format, m->columns);
     const uint32_t group = ep_weight_group_columns(format);
+    const bool has_offsets = ep_weight_format_offsets(format) != EP_OFFSETS_NONE;
     float total = 0.0f;
     for (uint32_t k = 0; k < m->columns; k += group) {
         float acc = 0.0f;
+        float sum = 0.0f;
         for (uint32_t i = k; i < m->columns && i < k + group; i++) {
             acc = fmaf(ep_ffn_weight_code(format, codes, i), x[i], acc);
+            sum += x[i];
         }
-        total = fmaf(ep_ffn_weight_scale(format, m->scales, m->columns, row, k / group), acc, total);
+        total = fmaf(ep_ffn_weight_scale(format, m->scales, m->rows, m->columns, row, k / group), acc, total);
+        if (has_offsets) {
+            total = fmaf(-ep_ffn_weight_offset(format, m->scales, m->rows, m->columns, row, k / group), sum, total);
+        }
     }
     return total;
 }
@@ -79,7 +87,7 @@ static float dot_int8(const matrix *m, size_t row, const inputs *in)
     for (uint32_t i = 0; i < m->columns; i++) {
         sum += (int32_t)w[i] * (int32_t)in->x[i];
     }
-    return ((float)sum * ep_ffn_weight_scale(EP_WEIGHTS_W8A8, m->scales, m->columns, row, 0)) * in->scale;
+    return ((float)sum * ep_ffn_weight_scale(EP_WEIGHTS_W8A8, m->scales, m->rows, m->columns, row, 0)) * in->scale;
 }
 
 /* Element i of a row of bf16 values; +0 behind the row's end. */
@@ -110,7 +118,7 @@ static uint32_t mx_member(ep_weight_format format, const matrix *m, size_t row, 
 {
     const uint32_t n = m->columns;
     return i < n ? ep_bf16dp_mx_weight(ep_ffn_weight_code(format, codes, i),
-                                       ep_ffn_weight_scale(format, m->scales, n, row, i / EP_MX_GROUP))
+                                       ep_ffn_weight_scale(format, m->scales, m->rows, n, row, i / EP_MX_GROUP))
                  : 0;
 }
 
@@ -132,14 +140,22 @@ static float dot_group_pairs(ep_weight_format format, const matrix *m, size_t ro
     const uint32_t n = m->columns;
     const uint8_t *codes = (const uint8_t *)m->values + row * ep_weight_row_bytes(format, n);
     const uint32_t group = ep_weight_group_columns(format);
+    const uint32_t ones = 0x3f803f80u;
+    const bool has_offsets = ep_weight_format_offsets(format) != EP_OFFSETS_NONE;
     float total = 0.0f;
     for (uint32_t k = 0; k < n; k += group) {
         float chain = 0.0f;
+        float sum = 0.0f;
         for (uint32_t i = k; i < n && i < k + group; i += 2) {
             const uint32_t w = code_member(format, codes, n, i) | code_member(format, codes, n, i + 1) << 16;
-            chain = ep_bf16dp_step(chain, w, input_member(x, n, i) | input_member(x, n, i + 1) << 16);
+            const uint32_t both = input_member(x, n, i) | input_member(x, n, i + 1) << 16;
+            chain = ep_bf16dp_step(chain, w, both);
+            sum = ep_bf16dp_step(sum, ones, both);
         }
-        total = ep_bf16dp_add_group(total, chain, ep_ffn_weight_scale(format, m->scales, n, row, k / group));
+        total = ep_bf16dp_add_group(total, chain, ep_ffn_weight_scale(format, m->scales, m->rows, n, row, k / group));
+        if (has_offsets) {
+            total = ep_bf16dp_take_offset(total, sum, ep_ffn_weight_offset(format, m->scales, m->rows, n, row, k / group));
+        }
     }
     return total;
 }
@@ -153,7 +169,7 @@ static float dot_w4a8(ep_weight_format format, const matrix *m, size_t row, cons
     float total = 0.0f;
     for (uint32_t g = 0; g < groups; g++) {
         const float scale = format == EP_WEIGHTS_MXFP4 ? ep_ffn_w4a8_e8m0(exponents[g])
-                                                       : ep_ffn_weight_scale(format, m->scales, n, row, g);
+                                                       : ep_ffn_weight_scale(format, m->scales, m->rows, n, row, g);
         int32_t sum = 0;
         for (uint32_t i = g * EP_MX_GROUP; i < n && i < (g + 1) * EP_MX_GROUP; i++) {
             sum += ep_ffn_w4a8_integer(format, (uint32_t)codes[i / 2] >> (4 * (i & 1u))) * (int32_t)in->x[i];
@@ -167,21 +183,35 @@ static float output(const ep_ffn_source *source, ep_ffn_family family, const mat
 {
     float y;
     if (family == EP_FFN_FAMILY_W4A8) {
-        y = dot_w4a8(source->format, m, row, in);
-    } else if (ep_ffn_family_has_pairs(family) && ep_weight_format_is_mx(source->format)) {
-        y = dot_mx_pairs(source->format, m, row, in->x);
-    } else if (ep_ffn_family_has_pairs(family) && ep_weight_format_has_groups(source->format)) {
-        y = dot_group_pairs(source->format, m, row, in->x);
+        y = dot_w4a8(m->format, m, row, in);
+    } else if (ep_ffn_family_has_pairs(family) && ep_weight_format_is_mx(m->format)) {
+        y = dot_mx_pairs(m->format, m, row, in->x);
+    } else if (ep_ffn_family_has_pairs(family) && ep_weight_format_has_groups(m->format)) {
+        y = dot_group_pairs(m->format, m, row, in->x);
     } else if (ep_ffn_family_has_pairs(family)) {
         y = dot_pairs(family, m->values, row, in->x, m->columns);
-    } else if (source->format == EP_WEIGHTS_W8A8) {
+    } else if (m->format == EP_WEIGHTS_W8A8) {
         y = dot_int8(m, row, in);
-    } else if (ep_weight_format_is_float(source->format)) {
-        y = dot_plain(m->values, ep_weight_format_dtype(source->format), row, in->x, m->columns);
+    } else if (ep_weight_format_is_float(m->format)) {
+        y = dot_plain(m->values, ep_weight_format_dtype(m->format), row, in->x, m->columns);
     } else {
-        y = dot_groups(source->format, m, row, in->x);
+        y = dot_groups(m->format, m, row, in->x);
     }
     return m->bias == NULL ? y : y + ep_ffn_read_float(m->bias, source->bias_dtype, row);
+}
+
+/* The inputs of a row, each in its place. */
+static void widen_row(const ep_ffn_source *source, const ep_ffn_batch *batch, const ep_ffn_row *row, float *x)
+{
+    if (source->places == NULL) {
+        ep_ffn_widen(batch, row, 0, source->hidden, x);
+        return;
+    }
+    for (uint32_t i = 0; i < source->hidden; i++) {
+        uint32_t place;
+        memcpy(&place, (const uint8_t *)source->places + sizeof(place) * i, sizeof(place));
+        ep_ffn_widen(batch, row, i, 1, x + place);
+    }
 }
 
 static void narrow_row(float *x, uint32_t n)
@@ -207,15 +237,15 @@ void ep_ffn_reference_of(ep_ffn_family family, const ep_ffn_source *source, cons
     const uint32_t hidden = source->hidden;
     const uint32_t inner = source->inner;
     const bool has_gate = ep_activation_has_gate(source->activation);
-    const matrix gate = {source->gate, source->gate_scales, source->gate_bias, hidden};
-    const matrix up = {source->up, source->up_scales, source->up_bias, hidden};
-    const matrix down = {source->down, source->down_scales, source->down_bias, inner};
+    const matrix gate = {source->format, source->gate, source->gate_scales, source->gate_bias, inner, hidden};
+    const matrix up = {source->format, source->up, source->up_scales, source->up_bias, inner, hidden};
+    const matrix down = {ep_expert_down_format(source), source->down, source->down_scales, source->down_bias, hidden, inner};
     inputs x = {.x = scratch, .group_scales = scratch + hidden + inner};
     inputs h = {.x = scratch + hidden, .group_scales = x.group_scales + ep_ffn_w4a8_groups(hidden)};
 
     for (uint32_t r = 0; r < batch->rows_count; r++) {
         const ep_ffn_row *row = &batch->rows[r];
-        ep_ffn_widen(batch, row, 0, hidden, x.x);
+        widen_row(source, batch, row, x.x);
         if (has_pairs) {
             narrow_row(x.x, hidden);
         }

@@ -139,18 +139,68 @@ static void fma_panel(ep_dtype dtype, const float *a, uint32_t rows, const uint8
     _mm_setcsr(before);
 }
 
-/* The scaled chains of one chunk; here denormals are kept. */
-static void add_group(ep_weight_format format, const uint8_t *scales, const float *chain, uint32_t rows, bool fresh, float *c)
+/* Chains of a chunk's rows with weights of 1. Not inlined, as the tiles. */
+static __attribute__((noinline)) void row_sums(const float *a, uint32_t rows, uint32_t n, float *sums)
 {
-    float scale[EP_FFN_PANEL];
-    for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
-        scale[o] = ep_ffn_generic_scale(format, scales, o);
-    }
     for (uint32_t r = 0; r < rows; r++) {
-        for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
-            const size_t at = (size_t)r * EP_FFN_PANEL + o;
-            c[at] = ep_bf16dp_add_group(fresh ? 0.0f : c[at], chain[at], scale[o]);
+        float sum = 0.0f;
+        for (uint32_t line = 0; line < n; line++) {
+            const uint32_t pair = ep_f32_bits(a[(size_t)line * rows + r]);
+            sum += ep_f32_from_bits(pair & 0xffff0000u);
+            sum += ep_f32_from_bits(pair << 16);
         }
+        sums[r] = sum;
+    }
+}
+
+/* The scaled chains of one chunk; here denormals are kept. offsets: NULL none. */
+static void add_group(const float *scales, const float *offsets, const float *chain, const float *sums, uint32_t rows, bool fresh,
+                      float *c)
+{
+    for (uint32_t r = 0; r < rows; r++, c += EP_FFN_PANEL, chain += EP_FFN_PANEL) {
+        for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
+            c[o] = ep_bf16dp_add_group(fresh ? 0.0f : c[o], chain[o], scales[o]);
+        }
+        for (uint32_t o = 0; offsets != NULL && o < EP_FFN_PANEL; o++) {
+            c[o] = ep_bf16dp_take_offset(c[o], sums[r], offsets[o]);
+        }
+    }
+}
+
+/* A group's codes as pairs, and what ends its chains. */
+typedef struct wide_group {
+    _Alignas(64) uint32_t pairs[EP_F8_BLOCK / 2 * LINE_WORDS];
+    uint32_t lines;
+    bool is_mx; /* pairs have their scales */
+    float scales[EP_FFN_PANEL];
+    float offsets[EP_FFN_PANEL];
+    bool has_offsets;
+} wide_group;
+
+static void widen_group(ep_weight_format format, const uint8_t *block, const float *factors, uint32_t n, wide_group *to)
+{
+    to->lines = n / 2 + n % 2;
+    to->is_mx = ep_weight_format_is_mx(format);
+    to->has_offsets = ep_weight_format_offsets(format) != EP_OFFSETS_NONE;
+    for (uint32_t line = 0; line < to->lines; line++) {
+        ep_ffn_generic_widen_pairs(format, block, line, to->pairs + line * LINE_WORDS);
+    }
+    ep_ffn_generic_scales(format, block, factors, to->scales, to->offsets);
+}
+
+static void group_chunk(const wide_group *group, const float *x, uint32_t rows, bool fresh, float *c)
+{
+    _Alignas(64) float chain[EP_FFN_CHUNK_ROWS * EP_FFN_PANEL];
+    float sums[EP_FFN_CHUNK_ROWS];
+    const unsigned before = _mm_getcsr();
+    _mm_setcsr(before | FLUSH_TO_ZERO);
+    tiles[rows - 1](x, group->pairs, group->lines, !group->is_mx || fresh, group->is_mx ? c : chain);
+    if (group->has_offsets) {
+        row_sums(x, rows, group->lines, sums);
+    }
+    _mm_setcsr(before);
+    if (!group->is_mx) {
+        add_group(group->scales, group->has_offsets ? group->offsets : NULL, chain, sums, rows, fresh, c);
     }
 }
 
@@ -158,32 +208,19 @@ static void add_group(ep_weight_format format, const uint8_t *scales, const floa
 static void fma_group_panel(ep_weight_format format, const float *a, uint32_t rows, const uint8_t *panel, uint32_t k_count,
                             const uint8_t *next, float *c)
 {
-    enum { GROUP_LINES_MAX = EP_F8_BLOCK / 2 };
-    _Alignas(64) uint32_t pairs[GROUP_LINES_MAX * LINE_WORDS];
-    _Alignas(64) float chain[EP_FFN_CHUNK_ROWS * EP_FFN_PANEL];
+    wide_group group;
     (void)next;
     const ep_ffn_chunks chunks = ep_ffn_chunks_of(rows);
     const uint32_t lines = ep_ffn_lines(EP_FFN_FAMILY_BF16DP, k_count);
-    const uint32_t group = ep_weight_group_columns(format);
-    const bool is_mx = ep_weight_format_is_mx(format);
-    const unsigned before = _mm_getcsr();
-    for (uint32_t k = 0; k < k_count; k += group, panel += ep_ffn_group_bytes(format)) {
-        const uint32_t n = k_count - k < group ? k_count - k : group;
-        const uint32_t group_lines = n / 2 + n % 2;
-        for (uint32_t line = 0; line < group_lines; line++) {
-            ep_ffn_generic_widen_pairs(format, panel, line, pairs + line * LINE_WORDS);
-        }
+    const uint32_t columns = ep_weight_group_columns(format);
+    const uint32_t groups = ep_ffn_groups(format, k_count);
+    const uint8_t *block = panel;
+    for (uint32_t k = 0; k < k_count; k += columns, block += ep_ffn_group_bytes(format)) {
+        widen_group(format, block, ep_ffn_factors_of(format, panel, groups, k), k_count - k < columns ? k_count - k : columns, &group);
         for (uint32_t chunk = 0; chunk < chunks.count; chunk++) {
             const uint32_t chunk_rows = ep_ffn_chunk_rows(&chunks, chunk);
             const size_t first_row = ep_ffn_chunk_first_row(&chunks, chunk);
-            const float *x = a + first_row * lines + (size_t)k / 2 * chunk_rows;
-            float *sums = c + first_row * EP_FFN_PANEL;
-            _mm_setcsr(before | FLUSH_TO_ZERO);
-            tiles[chunk_rows - 1](x, pairs, group_lines, !is_mx || k == 0, is_mx ? sums : chain);
-            _mm_setcsr(before);
-            if (!is_mx) {
-                add_group(format, panel + ep_ffn_group_code_bytes(format), chain, chunk_rows, k == 0, sums);
-            }
+            group_chunk(&group, a + first_row * lines + (size_t)k / 2 * chunk_rows, chunk_rows, k == 0, c + first_row * EP_FFN_PANEL);
         }
     }
 }

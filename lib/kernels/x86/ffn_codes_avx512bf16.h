@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Codes of packed panels of formats with groups to pairs of bf16, without their scales: by table and arithmetic on
- * units that dot products leave free. format is a constant wherever these are inlined.
+ * units that dot products leave free. codes is a constant wherever these are inlined, but for the table; one kind of 4 bits may stand for all.
  * Included by files with instruction set flags.
  */
 #ifndef EP_KERNELS_X86_FFN_CODES_AVX512BF16_H
@@ -11,27 +11,23 @@
 
 #include "kernels/ffn_kernel.h"
 
-static inline __attribute__((always_inline)) bool ep_codes_are_nibbles(ep_weight_format format)
-{
-    return format == EP_WEIGHTS_MXFP4 || format == EP_WEIGHTS_INT4;
-}
-
 /*
- * 4-bit codes: their bf16, twice: a look-up sees five bits, of which the last is the next code's. f8: what is added to a code of
- * f8e4m3 moved to the place of bf16's exponent and mantissa: 120 to the exponent, else what makes a small code's last
- * three bits the normal number they are.
+ * 4-bit codes: their bf16, twice: a look-up sees five bits, of which the last is the next code's. e4m3: what is added to a code
+ * moved to the place of bf16's exponent and mantissa: 120 to the exponent, else what makes a small code's last
+ * three bits the normal number they are. int8: none.
  */
-static inline __attribute__((always_inline)) __m512i ep_codes_table(ep_weight_format format)
+static inline __attribute__((always_inline)) __m512i ep_codes_table(ep_weight_codes codes)
 {
-    static const uint16_t integers[16] = {0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80,
-                                          0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0};
+    static const uint16_t integers[24] = {0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80,
+                                          0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0,
+                                          0x4100, 0x4110, 0x4120, 0x4130, 0x4140, 0x4150, 0x4160, 0x4170};
     static const uint16_t e2m1[16] = {0x0000, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0,
                                       0x8000, 0xbf00, 0xbf80, 0xbfc0, 0xc000, 0xc040, 0xc080, 0xc0c0};
     static const uint16_t small[8] = {0x0000, 0x3af0, 0x3b60, 0x3b90, 0x3bc0, 0x3bd0, 0x3be0, 0x3bf0};
-    if (!ep_codes_are_nibbles(format)) {
+    if (!ep_weight_codes_are_nibbles(codes)) {
         return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)small));
     }
-    const uint16_t *values = format == EP_WEIGHTS_MXFP4 ? e2m1 : integers;
+    const uint16_t *values = codes == EP_CODES_E2M1 ? e2m1 : codes == EP_CODES_INT4 ? integers : integers + 8;
     return _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)(const void *)values));
 }
 
@@ -39,9 +35,9 @@ static inline __attribute__((always_inline)) __m512i ep_codes_table(ep_weight_fo
  * Vectors j and j + 1 of a line, j 0 or 2. Of 4-bit codes both loads are the same words, the second a byte on: that spares a
  * shift, which takes half a dot product's time (Zen 4). It reads a byte behind the line; behind a group's last one are scales.
  */
-static inline __attribute__((always_inline)) __m512i ep_codes_load(ep_weight_format format, const uint8_t *line, int j)
+static inline __attribute__((always_inline)) __m512i ep_codes_load(ep_weight_codes codes, const uint8_t *line, int j)
 {
-    return _mm512_loadu_si512(line + (ep_codes_are_nibbles(format) ? j / 2 : 32 * (j & 2)));
+    return _mm512_loadu_si512(line + (ep_weight_codes_are_nibbles(codes) ? j / 2 : 32 * (j & 2)));
 }
 
 /* high: codes in the upper halves of 16-bit words; index: the same with the last three bits lowest. */
@@ -53,14 +49,27 @@ static inline __attribute__((always_inline)) __m512i ep_codes_widen_e4m3(__m512i
     return _mm512_add_epi16(bits, more);
 }
 
-/* The pairs of vector j from the load for it. */
-static inline __attribute__((always_inline)) __m512i ep_codes_widen(ep_weight_format format, __m512i table, __m512i codes, int j)
+/* Pairs of int8: byte 0 or 1 of each half of a word. All of them have at most 8 bits: the lower half of their f32 is zero. */
+static inline __attribute__((always_inline)) __m512i ep_codes_widen_int8(__m512i words, int j)
 {
-    if (ep_codes_are_nibbles(format)) {
-        return _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, (unsigned)(4 * (j & 1))), table);
+    const __m512i low = _mm512_srai_epi32(_mm512_slli_epi32(words, (unsigned)(24 - 8 * (j & 1))), 24);
+    const __m512i high = _mm512_srai_epi32(_mm512_slli_epi32(words, (unsigned)(8 - 8 * (j & 1))), 24);
+    const __m512i even = _mm512_castps_si512(_mm512_cvtepi32_ps(low));
+    const __m512i odd = _mm512_castps_si512(_mm512_cvtepi32_ps(high));
+    return _mm512_or_si512(_mm512_srli_epi32(even, 16), odd);
+}
+
+/* The pairs of vector j from the load for it. */
+static inline __attribute__((always_inline)) __m512i ep_codes_widen(ep_weight_codes codes, __m512i table, __m512i loaded, int j)
+{
+    if (ep_weight_codes_are_nibbles(codes)) {
+        return _mm512_permutexvar_epi16(_mm512_srli_epi16(loaded, (unsigned)(4 * (j & 1))), table);
     }
-    return (j & 1) == 0 ? ep_codes_widen_e4m3(table, _mm512_slli_epi16(codes, 8), codes)
-                        : ep_codes_widen_e4m3(table, codes, _mm512_srli_epi16(codes, 8));
+    if (codes == EP_CODES_INT8) {
+        return ep_codes_widen_int8(loaded, j);
+    }
+    return (j & 1) == 0 ? ep_codes_widen_e4m3(table, _mm512_slli_epi16(loaded, 8), loaded)
+                        : ep_codes_widen_e4m3(table, loaded, _mm512_srli_epi16(loaded, 8));
 }
 
 #endif

@@ -15,18 +15,30 @@
 
 #define EP_GROUP_INLINE static inline __attribute__((always_inline))
 
-/* Widened groups of a block: 256 bytes a line, then 64 scales as f32 (or what the tiles want them to be). */
+/* Widened groups of a block: 256 bytes a line, then 64 scales as f32, then, where there are any, 64 offsets. */
 #define EP_GROUP_LINE_BYTES 256u
-#define EP_GROUP_BLOCK_LINES 128u /* one group or more, of 16 lines or more */
-#define EP_GROUP_BLOCK_BYTES ((EP_GROUP_BLOCK_LINES + EP_GROUP_BLOCK_LINES / 16) * EP_GROUP_LINE_BYTES)
+#define EP_GROUP_BLOCK_LINES 128u /* one group or more, of 8 lines or more */
+#define EP_GROUP_BLOCK_BYTES ((EP_GROUP_BLOCK_LINES + EP_GROUP_BLOCK_LINES / 8) * EP_GROUP_LINE_BYTES)
 /* Fetched at least that far ahead where one chunk takes each line once: less and memory's latency shows. */
 #define EP_GROUP_AHEAD_BYTES 9216u
 
+/* A panel of a format: what tiles ask of it while they run. */
+typedef struct ep_group_panel_form {
+    ep_weight_format format;
+    uint32_t group_lines; /* of a whole group */
+    uint32_t block_lines; /* that share factors */
+    size_t code_bytes;    /* of a group */
+    size_t group_bytes;
+    const float *factors; /* of the panel */
+    size_t block_factors;
+} ep_group_panel_form;
+
 /* Groups that a tile passes over, and what it fetches into the second level cache meanwhile. */
 typedef struct ep_group_walk {
+    const ep_group_panel_form *form;
     const uint8_t *groups; /* panel's groups, or widened ones */
+    uint32_t first;        /* line of the panel */
     uint32_t lines;        /* of all groups; the last may be short */
-    uint32_t group_lines;  /* of a whole group */
     const uint8_t *ahead;  /* codes: of each group as much as it is long itself. widened: `step` bytes per line */
     size_t step;
     uint8_t *wide; /* where a tile that widens leaves the groups */
@@ -39,8 +51,8 @@ typedef struct ep_group_form {
     const ep_group_tile *tiles; /* over codes, by rows - 1 */
     const ep_group_tile *wide;  /* over widened groups */
     const ep_group_tile *first; /* over codes that it leaves widened for the others; NULL: `widen` before all chunks */
-    /* One group's first lines and its scales. */
-    void (*widen)(const uint8_t *group, uint32_t lines, uint8_t *to);
+    /* The lines of one group from line `first` of the panel on, its scales and offsets. */
+    void (*widen)(const ep_group_panel_form *form, const uint8_t *group, uint32_t first, uint32_t lines, uint8_t *to);
 } ep_group_form;
 
 /* func(rows, constants.., walk, a, c) for every number of rows. */
@@ -59,65 +71,75 @@ typedef struct ep_group_form {
     static const ep_group_tile name[EP_FFN_CHUNK_ROWS] = {name##_1, name##_2, name##_3,                      \
                                                           name##_4, name##_5, name##_6};
 
-/* The form of a format: tiles over its codes, a function that widens a group of it, and tiles over what that makes. */
-#define EP_GROUP_FORM(name, format, code_tile, widen_group, wide_tiles)                                      \
-    EP_GROUP_TILES(name, code_tile, format)                                                                  \
-    static void widen_group_##name(const uint8_t *group, uint32_t lines, uint8_t *to)                              \
+/*
+ * The form of formats with such codes, and with offsets or without: tiles over codes, a function that widens a group, and tiles over
+ * what that makes. Which format it is of these, they look up in the panel's form at the end of each group.
+ */
+#define EP_GROUP_FORM(name, codes, has_offsets, code_tile, widen_group, wide_tiles)                          \
+    EP_GROUP_TILES(name, code_tile, codes, has_offsets)                                                      \
+    static void widen_group_##name(const ep_group_panel_form *form, const uint8_t *group, uint32_t first, uint32_t lines, uint8_t *to) \
     {                                                                                                        \
-        widen_group(format, group, lines, to);                                                               \
+        widen_group(codes, has_offsets, form, group, first, lines, to);                                      \
     }                                                                                                        \
     static const ep_group_form form_##name = {.tiles = name, .wide = wide_tiles, .widen = widen_group_##name};
-#define EP_GROUP_FORM_OF(format)                                                                             \
-    ((format) == EP_WEIGHTS_MXFP4   ? &form_mxfp4                                                            \
-     : (format) == EP_WEIGHTS_MXFP8 ? &form_mxfp8                                                            \
-     : (format) == EP_WEIGHTS_INT4  ? &form_int4                                                             \
-                                    : &form_f8)
 
-EP_GROUP_INLINE bool ep_group_is_nibbles(ep_weight_format format)
+EP_GROUP_INLINE bool ep_group_has_offsets(ep_weight_format format)
 {
-    return format == EP_WEIGHTS_MXFP4 || format == EP_WEIGHTS_INT4;
+    return ep_weight_format_offsets(format) != EP_OFFSETS_NONE;
+}
+
+/* Factors of the group that begins at this line of the panel. */
+EP_GROUP_INLINE const float *ep_group_factors(const ep_group_panel_form *form, uint32_t line)
+{
+    return form->factors + line / form->block_lines * form->block_factors;
+}
+
+/* Bytes of a widened group. */
+EP_GROUP_INLINE size_t ep_group_wide_bytes(const ep_group_panel_form *form)
+{
+    return (size_t)(form->group_lines + (ep_group_has_offsets(form->format) ? 2 : 1)) * EP_GROUP_LINE_BYTES;
 }
 
 /* One chunk. The last groups fetch the first ones of the next panel. */
-EP_GROUP_INLINE void ep_group_stream(const ep_group_form *form, ep_weight_format format, uint32_t group_lines,
-                                     const float *a, uint32_t rows, const uint8_t *panel, uint32_t lines,
-                                     const uint8_t *next, float *c)
+EP_GROUP_INLINE void ep_group_stream(const ep_group_form *form, const ep_group_panel_form *panel_form, const float *a, uint32_t rows,
+                                     const uint8_t *panel, uint32_t lines, const uint8_t *next, float *c)
 {
-    const size_t group_bytes = ep_ffn_group_bytes(format);
+    const size_t group_bytes = panel_form->group_bytes;
+    const uint32_t group_lines = panel_form->group_lines;
     const uint32_t groups = (lines + group_lines - 1) / group_lines;
     const uint32_t ahead = (uint32_t)((EP_GROUP_AHEAD_BYTES + group_bytes - 1) / group_bytes);
     const uint32_t inside = groups > ahead ? groups - ahead : 0;
-    ep_group_walk walk = {.groups = panel, .lines = inside * group_lines, .group_lines = group_lines,
-                          .ahead = panel + ahead * group_bytes};
+    ep_group_walk walk = {.form = panel_form, .groups = panel, .lines = inside * group_lines, .ahead = panel + ahead * group_bytes};
     form->tiles[rows - 1](&walk, a, c);
     a += (size_t)walk.lines * rows;
     walk.groups = panel + inside * group_bytes;
+    walk.first = walk.lines;
     walk.lines = lines - walk.lines;
     walk.ahead = next == NULL ? walk.groups : next;
     form->tiles[rows - 1](&walk, a, c);
 }
 
 /* Blocks of groups, all chunks per block; each chunk fetches its share of the next block, evenly. */
-EP_GROUP_INLINE void ep_group_blocks(const ep_group_form *form, ep_weight_format format, uint32_t group_lines,
-                                     const float *a, uint32_t rows, const uint8_t *panel, uint32_t lines,
-                                     const uint8_t *next, float *c)
+EP_GROUP_INLINE void ep_group_blocks(const ep_group_form *form, const ep_group_panel_form *panel_form, const float *a, uint32_t rows,
+                                     const uint8_t *panel, uint32_t lines, const uint8_t *next, float *c)
 {
     _Alignas(64) uint8_t block[EP_GROUP_BLOCK_BYTES];
     const ep_ffn_chunks chunks = ep_ffn_chunks_of(rows);
-    const size_t group_bytes = ep_ffn_group_bytes(format);
+    const size_t group_bytes = panel_form->group_bytes;
+    const uint32_t group_lines = panel_form->group_lines;
     for (uint32_t line = 0; line < lines; line += EP_GROUP_BLOCK_LINES) {
         const uint32_t n = lines - line < EP_GROUP_BLOCK_LINES ? lines - line : EP_GROUP_BLOCK_LINES;
         const uint8_t *codes = panel;
         uint8_t *to = block;
         for (uint32_t first = 0; first < n; first += group_lines, panel += group_bytes) {
             if (form->first == NULL) {
-                form->widen(panel, n - first < group_lines ? n - first : group_lines, to);
+                form->widen(panel_form, panel, line + first, n - first < group_lines ? n - first : group_lines, to);
             }
-            to += (size_t)(group_lines + 1) * EP_GROUP_LINE_BYTES;
+            to += ep_group_wide_bytes(panel_form);
         }
         const uint8_t *behind = line + n < lines ? panel : next;
         const size_t bytes = EP_GROUP_BLOCK_LINES / group_lines * group_bytes;
-        ep_group_walk walk = {.lines = n, .group_lines = group_lines, .wide = block,
+        ep_group_walk walk = {.form = panel_form, .first = line, .lines = n, .wide = block,
                               .step = behind == NULL ? 0 : bytes / ((size_t)chunks.count * n) + 1};
         for (uint32_t chunk = 0; chunk < chunks.count; chunk++) {
             const uint32_t chunk_rows = ep_ffn_chunk_rows(&chunks, chunk);
@@ -131,16 +153,23 @@ EP_GROUP_INLINE void ep_group_blocks(const ep_group_form *form, ep_weight_format
     }
 }
 
-/* group_panel of ffn_kernel.h. group_lines: of a whole group in the kernel's family. */
-EP_GROUP_INLINE void ep_group_panel(const ep_group_form *form, ep_weight_format format, uint32_t group_lines,
-                                    const float *a, uint32_t rows, const uint8_t *panel, uint32_t lines,
-                                    const uint8_t *next, float *c)
+/* group_panel of ffn_kernel.h. columns: of a line in the kernel's family, 1 or 2. */
+EP_GROUP_INLINE void ep_group_panel(const ep_group_form *form, ep_weight_format format, uint32_t columns, const float *a, uint32_t rows,
+                                    const uint8_t *panel, uint32_t k_count, const uint8_t *next, float *c)
 {
+    const uint32_t lines = (k_count + columns - 1) / columns;
+    const ep_group_panel_form panel_form = {.format = format,
+                                            .group_lines = ep_weight_group_columns(format) / columns,
+                                            .block_lines = EP_SCALE_BLOCK / columns,
+                                            .code_bytes = ep_ffn_group_code_bytes(format),
+                                            .group_bytes = ep_ffn_group_bytes(format),
+                                            .factors = ep_ffn_factors_of(format, panel, ep_ffn_groups(format, k_count), 0),
+                                            .block_factors = ep_ffn_block_factors(format)};
     memset(c, 0, (size_t)rows * EP_FFN_PANEL * sizeof(*c));
     if (rows <= EP_FFN_CHUNK_ROWS) {
-        ep_group_stream(form, format, group_lines, a, rows, panel, lines, next, c);
+        ep_group_stream(form, &panel_form, a, rows, panel, lines, next, c);
     } else {
-        ep_group_blocks(form, format, group_lines, a, rows, panel, lines, next, c);
+        ep_group_blocks(form, &panel_form, a, rows, panel, lines, next, c);
     }
 }
 

@@ -4,27 +4,25 @@
  * At the end of a group one multiplication stands beside 16 dot products. MX formats: ffn_mx_avx512bf16.c.
  */
 #include "kernels/x86/ffn_codes_avx512bf16.h"
-#include "kernels/x86/ffn_group.h"
+#include "kernels/x86/ffn_group_avx512.h"
 #include "kernels/x86/ffn_x86.h"
 
 #define INLINE EP_GROUP_INLINE
-#define VECTORS 4 /* of 16 outputs: one panel line */
+#define VECTORS EP_GROUP_VECTORS
 #define HALF_ROWS 3 /* whose chains and totals both stay in registers */
 
-/* Of 64 outputs. */
-INLINE __m512 load_scales(ep_weight_format format, const uint8_t *scales, int j)
+/* Bytes of a line of codes. */
+INLINE size_t line_bytes_of(ep_weight_codes codes)
 {
-    if (format == EP_WEIGHTS_INT4) {
-        __m512i half = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)(scales + 32 * j)));
-        return _mm512_castsi512_ps(_mm512_slli_epi32(half, 16));
-    }
-    return _mm512_loadu_ps(scales + 64 * j);
+    return ep_weight_codes_are_nibbles(codes) ? EP_FFN_PANEL : 2 * EP_FFN_PANEL;
 }
 
-INLINE uint32_t group_lines(ep_weight_format format)
-{
-    return ep_weight_group_columns(format) / 2;
-}
+/* What ends a group. offset: looked at where there are offsets. sums: of the rows' inputs, a row to a lane. */
+typedef struct {
+    __m512 scale[VECTORS];
+    __m512 offset[VECTORS];
+    __m512 sums;
+} group_end;
 
 INLINE void clear(const int rows, __m512 acc[][VECTORS])
 {
@@ -37,10 +35,16 @@ INLINE void clear(const int rows, __m512 acc[][VECTORS])
     }
 }
 
-/* The scaled chain is rounded, then the sum (bf16dp.h). */
-INLINE __m512 add_scaled(__m512 total, __m512 chain, __m512 scale)
+INLINE __m512 sum_of(const group_end *end, int r)
 {
-    return _mm512_add_ps(total, _mm512_mul_ps(chain, scale));
+    return _mm512_permutexvar_ps(_mm512_set1_epi32(r), end->sums);
+}
+
+/* The scaled chain is rounded, then the sum (bf16dp.h); likewise the offset. */
+INLINE __m512 add_scaled(const bool has_offsets, const group_end *end, int j, __m512 total, __m512 chain, __m512 sum)
+{
+    total = _mm512_add_ps(total, _mm512_mul_ps(chain, end->scale[j]));
+    return has_offsets ? _mm512_sub_ps(total, _mm512_mul_ps(sum, end->offset[j])) : total;
 }
 
 INLINE __m512bh pair_of(const float *a)
@@ -71,46 +75,58 @@ INLINE void store_rows(const int rows, __m512 total[][VECTORS], float *c)
 }
 
 /* total += chains of one group, scaled. */
-INLINE void add_group(const int rows, const __m512 scale[VECTORS], __m512 acc[][VECTORS], __m512 total[][VECTORS])
+INLINE void add_group(const int rows, const bool has_offsets, const int first_row, const group_end *end, __m512 acc[][VECTORS],
+                      __m512 total[][VECTORS])
 {
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++) {
+        const __m512 sum = has_offsets ? sum_of(end, first_row + r) : _mm512_setzero_ps();
 #pragma GCC unroll 4
         for (int j = 0; j < VECTORS; j++) {
-            total[r][j] = add_scaled(total[r][j], acc[r][j], scale[j]);
+            total[r][j] = add_scaled(has_offsets, end, j, total[r][j], acc[r][j], sum);
         }
     }
 }
 
 /* The same where totals do not fit the registers beside the chains. */
-INLINE void add_group_to(const int rows, const __m512 scale[VECTORS], __m512 acc[][VECTORS], float *c)
+INLINE void add_group_to(const int rows, const bool has_offsets, const group_end *end, __m512 acc[][VECTORS], float *c)
 {
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++) {
+        const __m512 sum = has_offsets ? sum_of(end, r) : _mm512_setzero_ps();
 #pragma GCC unroll 4
         for (int j = 0; j < VECTORS; j++) {
             float *to = c + r * EP_FFN_PANEL + 16 * j;
-            _mm512_store_ps(to, add_scaled(_mm512_load_ps(to), acc[r][j], scale[j]));
+            _mm512_store_ps(to, add_scaled(has_offsets, end, j, _mm512_load_ps(to), acc[r][j], sum));
         }
     }
 }
 
-/* n lines of codes, whose like from ahead on are fetched. */
-INLINE void code_lines(const int rows, const ep_weight_format format, const __m512i table, const float *a, const uint8_t *b,
-                       const uint8_t *ahead, uint32_t n, __m512 acc[][VECTORS])
+/* Inputs of a line's rows, a lane each, onto their sums. */
+INLINE __m512 add_inputs(const int rows, const float *a, __m512 sums)
 {
-    const size_t line_bytes = ep_ffn_group_code_bytes(format) / group_lines(format);
+    const __m512 x = _mm512_maskz_loadu_ps((__mmask16)((1u << rows) - 1u), a);
+    return _mm512_dpbf16_ps(sums, (__m512bh)_mm512_castps_si512(x), (__m512bh)_mm512_set1_epi32(0x3f803f80));
+}
+
+/* n lines of codes, whose like from ahead on are fetched. */
+INLINE void code_lines(const int rows, const ep_weight_codes codes, const bool has_offsets, const __m512i table, const float *a,
+                       const uint8_t *b, const uint8_t *ahead, uint32_t n, __m512 acc[][VECTORS], group_end *end)
+{
+    const size_t line_bytes = line_bytes_of(codes);
     clear(rows, acc);
+    end->sums = _mm512_setzero_ps();
     for (uint32_t i = 0; i < n; i++, b += line_bytes, ahead += line_bytes, a += rows) {
-        __m512i codes = _mm512_setzero_si512();
+        __m512i loaded = _mm512_setzero_si512();
 #pragma GCC unroll 2
         for (size_t q = 0; q < line_bytes; q += 64) {
             _mm_prefetch((const char *)ahead + q, _MM_HINT_T1);
         }
+        end->sums = has_offsets ? add_inputs(rows, a, end->sums) : end->sums;
 #pragma GCC unroll 4
         for (int j = 0; j < VECTORS; j++) {
-            codes = j % 2 == 0 ? ep_codes_load(format, b, j) : codes;
-            const __m512bh w = (__m512bh)ep_codes_widen(format, table, codes, j);
+            loaded = j % 2 == 0 ? ep_codes_load(codes, b, j) : loaded;
+            const __m512bh w = (__m512bh)ep_codes_widen(codes, table, loaded, j);
 #pragma GCC unroll 6
             for (int r = 0; r < rows; r++) {
                 acc[r][j] = _mm512_dpbf16_ps(acc[r][j], pair_of(a + r), w);
@@ -119,147 +135,163 @@ INLINE void code_lines(const int rows, const ep_weight_format format, const __m5
     }
 }
 
-/* rows and format are constants wherever this is inlined. */
-INLINE void code_tile(const int rows, const ep_weight_format format, const ep_group_walk *walk, const float *a, float *c)
+/* rows, codes and has_offsets are constants wherever this is inlined. */
+INLINE void code_tile(const int rows, const ep_weight_codes codes, const bool has_offsets, const ep_group_walk *walk, const float *a,
+                      float *c)
 {
+    const ep_group_panel_form *form = walk->form;
     const bool keeps = rows <= HALF_ROWS;
-    const size_t code_bytes = ep_ffn_group_code_bytes(format);
-    const size_t group_bytes = ep_ffn_group_bytes(format);
-    const __m512i table = ep_codes_table(format);
+    const __m512i table = ep_codes_table(ep_weight_format_codes(form->format));
     const uint8_t *group = walk->groups;
     const uint8_t *ahead = walk->ahead;
     __m512 total[HALF_ROWS][VECTORS];
     load_rows(keeps ? rows : 0, c, total);
-    for (uint32_t line = 0; line < walk->lines; line += group_lines(format), group += group_bytes, ahead += group_bytes) {
+    for (uint32_t line = 0; line < walk->lines; line += form->group_lines, group += form->group_bytes, ahead += form->group_bytes) {
         const uint32_t left = walk->lines - line;
-        const uint32_t n = left < group_lines(format) ? left : group_lines(format);
+        const uint32_t n = left < form->group_lines ? left : form->group_lines;
         __m512 acc[EP_FFN_CHUNK_ROWS][VECTORS];
-        __m512 scale[VECTORS];
-        code_lines(rows, format, table, a, group, ahead, n, acc);
+        group_end end;
+        code_lines(rows, codes, has_offsets, table, a, group, ahead, n, acc, &end);
         a += (size_t)n * rows;
-#pragma GCC unroll 4
-        for (size_t q = code_bytes; q < group_bytes; q += 64) {
+        for (size_t q = form->code_bytes; q < form->group_bytes; q += 64) {
             _mm_prefetch((const char *)ahead + q, _MM_HINT_T1);
         }
-#pragma GCC unroll 4
-        for (int j = 0; j < VECTORS; j++) {
-            scale[j] = load_scales(format, group + code_bytes, j);
-        }
+        ep_group_load_end(has_offsets, form, group + form->code_bytes, walk->first + line, end.scale, end.offset);
         if (keeps) {
-            add_group(rows, scale, acc, total);
+            add_group(rows, has_offsets, 0, &end, acc, total);
         } else {
-            add_group_to(rows, scale, acc, c);
+            add_group_to(rows, has_offsets, &end, acc, c);
         }
     }
     store_rows(keeps ? rows : 0, total, c);
 }
 
-/* A line's weights, from b; widens: from codes, and left at b. widens and format are constants wherever this is inlined. */
-INLINE void load_line(const bool widens, const ep_weight_format format, __m512i table, const uint8_t *line, uint8_t *b,
+/* A line's weights, from b; widens: from codes, and left at b. widens and codes are constants wherever this is inlined. */
+INLINE void load_line(const bool widens, const ep_weight_codes codes, __m512i table, const uint8_t *line, uint8_t *b,
                       __m512i w[VECTORS])
 {
-    __m512i codes = _mm512_setzero_si512();
+    __m512i loaded = _mm512_setzero_si512();
 #pragma GCC unroll 4
     for (int j = 0; j < VECTORS; j++) {
         if (!widens) {
             w[j] = _mm512_load_si512(b + 64 * j);
             continue;
         }
-        codes = j % 2 == 0 ? ep_codes_load(format, line, j) : codes;
-        w[j] = ep_codes_widen(format, table, codes, j);
+        loaded = j % 2 == 0 ? ep_codes_load(codes, line, j) : loaded;
+        w[j] = ep_codes_widen(codes, table, loaded, j);
         _mm512_store_si512(b + 64 * j, w[j]);
     }
 }
 
-/* A group's scales, likewise. */
-INLINE void load_wide_scales(const bool widens, const ep_weight_format format, const uint8_t *scales, uint8_t *b,
-                             __m512 scale[VECTORS])
+/* A group's scales and offsets, likewise. line: its first of the panel. */
+INLINE void load_wide_end(const bool widens, const bool has_offsets, const ep_group_panel_form *form, const uint8_t *scales,
+                          uint32_t line, uint8_t *b, group_end *end)
 {
+    if (widens) {
+        ep_group_load_end(has_offsets, form, scales, line, end->scale, end->offset);
+    }
 #pragma GCC unroll 4
     for (int j = 0; j < VECTORS; j++) {
-        scale[j] = widens ? load_scales(format, scales, j) : _mm512_load_ps(b + 64 * j);
+        uint8_t *offsets = b + EP_GROUP_LINE_BYTES + 64 * j;
         if (widens) {
-            _mm512_store_ps(b + 64 * j, scale[j]);
+            _mm512_store_ps(b + 64 * j, end->scale[j]);
+            if (has_offsets) {
+                _mm512_store_ps(offsets, end->offset[j]);
+            }
+            continue;
+        }
+        end->scale[j] = _mm512_load_ps(b + 64 * j);
+        if (has_offsets) {
+            end->offset[j] = _mm512_load_ps(offsets);
         }
     }
 }
 
 /*
- * Some rows of a chunk over widened groups; widens: over codes, whose groups are left widened. Stores of more than
- * some dozen sums after each group would hold up the dot products of the next. rows, widens, fetches and format are
- * constants wherever this is inlined.
+ * Some rows of a chunk over widened groups, first_row on of as many as stride says; widens: over codes, whose groups are left
+ * widened. Stores of more than some dozen sums after each group would hold up the dot products of the next. rows, first_row, stride,
+ * widens, codes and has_offsets are constants wherever this is inlined. Row 0's part fetches.
  */
-INLINE void wide_part(const int rows, const bool widens, const bool fetches, const ep_weight_format format,
-                      const ep_group_walk *walk, const float *a, size_t stride, float *c)
+INLINE void wide_part(const int rows, const int first_row, const int stride, const bool widens, const ep_weight_codes codes,
+                      const bool has_offsets, const ep_group_walk *walk, const float *a, float *c)
 {
-    const size_t line_bytes = ep_ffn_group_code_bytes(format) / group_lines(format);
-    const __m512i table = ep_codes_table(format);
-    const uint8_t *codes = walk->groups;
+    const size_t line_bytes = line_bytes_of(codes);
+    const ep_group_panel_form *form = walk->form;
+    const __m512i table = ep_codes_table(ep_weight_format_codes(form->format));
+    const uint8_t *group_codes = walk->groups;
     uint8_t *b = walk->wide;
     const uint8_t *ahead = walk->ahead;
-    const uint32_t group = walk->group_lines;
+    const uint32_t group = form->group_lines;
     const size_t step = walk->step;
     __m512 total[HALF_ROWS][VECTORS];
     load_rows(rows, c, total);
-    for (uint32_t left = walk->lines; left > 0; codes += ep_ffn_group_bytes(format)) {
-        const uint32_t n = left < group ? left : group;
+    for (uint32_t line = 0; line < walk->lines; line += group, group_codes += form->group_bytes) {
+        const uint32_t n = walk->lines - line < group ? walk->lines - line : group;
         uint8_t *scales = b + (size_t)group * EP_GROUP_LINE_BYTES;
-        const uint8_t *end = b + (size_t)n * EP_GROUP_LINE_BYTES;
-        const uint8_t *line = codes;
+        const uint8_t *stop = b + (size_t)n * EP_GROUP_LINE_BYTES;
+        const uint8_t *from = group_codes;
         __m512 acc[HALF_ROWS][VECTORS];
-        __m512 scale[VECTORS];
+        group_end end = {.sums = _mm512_setzero_ps()};
         clear(rows, acc);
-        for (; b != end; b += EP_GROUP_LINE_BYTES, line += line_bytes, a += stride) {
+        for (; b != stop; b += EP_GROUP_LINE_BYTES, from += line_bytes, a += stride) {
             __m512i w[VECTORS];
-            load_line(widens, format, table, line, b, w);
-            if (fetches) {
+            load_line(widens, codes, table, from, b, w);
+            end.sums = has_offsets ? add_inputs(stride, a, end.sums) : end.sums;
+            if (first_row == 0) {
                 _mm_prefetch((const char *)ahead, _MM_HINT_T1);
                 ahead += step;
             }
 #pragma GCC unroll 3
             for (int r = 0; r < rows; r++) {
-                const __m512bh x = pair_of(a + r);
+                const __m512bh x = pair_of(a + first_row + r);
 #pragma GCC unroll 4
                 for (int j = 0; j < VECTORS; j++) {
                     acc[r][j] = _mm512_dpbf16_ps(acc[r][j], x, (__m512bh)w[j]);
                 }
             }
         }
-        load_wide_scales(widens, format, codes + ep_ffn_group_code_bytes(format), scales, scale);
-        add_group(rows, scale, acc, total);
-        left -= n;
-        b = scales + EP_GROUP_LINE_BYTES;
+        load_wide_end(widens, has_offsets, form, group_codes + form->code_bytes, walk->first + line, scales, &end);
+        add_group(rows, has_offsets, first_row, &end, acc, total);
+        b = scales + (has_offsets ? 2 : 1) * EP_GROUP_LINE_BYTES;
     }
     store_rows(rows, total, c);
 }
 
-/* A chunk; its first half fetches and, if it is to, widens. rows, widens and format are constants wherever this is inlined. */
-INLINE void wide_tile(const int rows, const bool widens, const ep_weight_format format, const ep_group_walk *walk,
+/* A chunk; its first half fetches and, if it is to, widens. rows, widens, codes and has_offsets are constants wherever this is inlined. */
+INLINE void wide_tile(const int rows, const bool widens, const ep_weight_codes codes, const bool has_offsets, const ep_group_walk *walk,
                       const float *a, float *c)
 {
     const int first = (rows + 1) / 2;
-    wide_part(first, widens, true, format, walk, a, (size_t)rows, c);
+    wide_part(first, 0, rows, widens, codes, has_offsets, walk, a, c);
     if (rows > 1) {
-        wide_part(rows - first, false, false, format, walk, a + first, (size_t)rows, c + first * EP_FFN_PANEL);
+        wide_part(rows - first, first, rows, false, codes, has_offsets, walk, a, c + first * EP_FFN_PANEL);
     }
 }
 
-#define FORM(name, format)                                                                                   \
-    EP_GROUP_TILES(name, code_tile, format)                                                                  \
-    EP_GROUP_TILES(name##_first, wide_tile, true, format)                                                    \
-    static const ep_group_form form_##name = {.tiles = name, .wide = wide, .first = name##_first};
+#define FORM(name, codes, has_offsets, wide_tiles)                                                           \
+    EP_GROUP_TILES(name, code_tile, codes, has_offsets)                                                      \
+    EP_GROUP_TILES(name##_first, wide_tile, true, codes, has_offsets)                                        \
+    static const ep_group_form form_##name = {.tiles = name, .wide = wide_tiles, .first = name##_first};
 
-EP_GROUP_TILES(wide, wide_tile, false, EP_WEIGHTS_INT4) /* widened, all are alike */
-FORM(f8, EP_WEIGHTS_F8_BLOCK)
-FORM(int4, EP_WEIGHTS_INT4)
+EP_GROUP_TILES(wide, wide_tile, false, EP_CODES_INT4, false) /* widened, all are alike */
+EP_GROUP_TILES(wide_offsets, wide_tile, false, EP_CODES_INT4, true)
+FORM(e4m3, EP_CODES_E4M3, false, wide)
+FORM(int8, EP_CODES_INT8, false, wide)
+FORM(nibbles, EP_CODES_INT4, false, wide)
+FORM(int8_offsets, EP_CODES_INT8, true, wide_offsets)
+FORM(nibbles_offsets, EP_CODES_INT4, true, wide_offsets)
 
 void ep_ffn_avx512bf16_group_panel(ep_weight_format format, const float *a, uint32_t rows, const uint8_t *panel,
                                    uint32_t k_count, const uint8_t *next, float *c)
 {
-    const uint32_t lines = ep_ffn_lines(EP_FFN_FAMILY_BF16DP, k_count);
+    const ep_weight_codes codes = ep_weight_format_codes(format);
+    const bool has_offsets = ep_group_has_offsets(format);
     if (ep_weight_format_is_mx(format)) {
         ep_ffn_avx512bf16_mx_panel(format, a, rows, panel, k_count, next, c);
         return;
     }
-    ep_group_panel(format == EP_WEIGHTS_INT4 ? &form_int4 : &form_f8, format, group_lines(format), a, rows, panel, lines, next, c);
+    const ep_group_form *form = ep_weight_codes_are_nibbles(codes) ? (has_offsets ? &form_nibbles_offsets : &form_nibbles)
+                                : codes == EP_CODES_INT8           ? (has_offsets ? &form_int8_offsets : &form_int8)
+                                                                   : &form_e4m3;
+    ep_group_panel(form, format, 2, a, rows, panel, k_count, next, c);
 }

@@ -113,7 +113,7 @@ INLINE void code_lines(const int rows, const ep_weight_format format, const mx_w
         __m512i w[VECTORS]; /* all of a line before its dot products: stores between these hold them up, 13 cycles a line */
 #pragma GCC unroll 4
         for (int j = 0; j < VECTORS; j++) {
-            codes = j % 2 == 0 ? ep_codes_load(format, b, j) : codes;
+            codes = j % 2 == 0 ? ep_codes_load(ep_weight_format_codes(format), b, j) : codes;
             w[j] = scaled(format, table, words[j], codes, j);
             _mm512_store_si512(wide + 64 * j, w[j]);
         }
@@ -186,7 +186,7 @@ INLINE __m512i scale_pairs(__m512i pairs, __m512 scale)
 INLINE void widen_hard(const ep_weight_format format, const uint8_t *group, uint32_t n, uint8_t *to)
 {
     const size_t line_bytes = ep_ffn_group_code_bytes(format) / GROUP_LINES;
-    const __m512i table = ep_codes_table(format);
+    const __m512i table = ep_codes_table(ep_weight_format_codes(format));
     __m512 scale[VECTORS];
     for (int o = 0; o < EP_FFN_PANEL; o++) {
         scale[o / 16][o % 16] = ep_ffn_read_e8m0(group[ep_ffn_group_code_bytes(format) + (size_t)o]);
@@ -194,7 +194,7 @@ INLINE void widen_hard(const ep_weight_format format, const uint8_t *group, uint
     for (uint32_t i = 0; i < n; i++, group += line_bytes, to += LINE_BYTES) {
 #pragma GCC unroll 4
         for (int j = 0; j < VECTORS; j++) {
-            const __m512i pairs = ep_codes_widen(format, table, ep_codes_load(format, group, j & 2), j);
+            const __m512i pairs = ep_codes_widen(ep_weight_format_codes(format), table, ep_codes_load(ep_weight_format_codes(format), group, j & 2), j);
             _mm512_store_si512(to + 64 * j, scale_pairs(pairs, scale[j]));
         }
     }

@@ -113,8 +113,8 @@ INLINE void code_lines(const int rows, const ep_weight_format format, __m512i ta
         }
 #pragma GCC unroll 4
         for (int j = 0; j < VECTORS; j++) {
-            codes = j % 2 == 0 ? ep_codes_load(format, b, j) : codes;
-            const __m512bh w = (__m512bh)ep_codes_widen(format, table, codes, j);
+            codes = j % 2 == 0 ? ep_codes_load(ep_weight_format_codes(format), b, j) : codes;
+            const __m512bh w = (__m512bh)ep_codes_widen(ep_weight_format_codes(format), table, codes, j);
 #pragma GCC unroll 6
             for (int r = 0; r < rows; r++) {
                 const __m512bh x = (__m512bh)_mm512_castps_si512(_mm512_set1_ps(a[r]));
@@ -134,7 +134,7 @@ INLINE bool few_rows(const int rows, const ep_weight_format format, const float 
     const uint8_t *end = panel + groups * group_bytes;
     const uint8_t *ahead = groups > GROUPS_AHEAD ? panel + GROUPS_AHEAD * group_bytes : end;
     const uint8_t *scales = panel + code_bytes;
-    const __m512i table = ep_codes_table(format);
+    const __m512i table = ep_codes_table(ep_weight_format_codes(format));
     uint8_t one[EP_FFN_PANEL];
     seen all = {_mm512_set1_epi16(-1), _mm512_set1_epi8(-1), _mm512_setzero_si512()};
     __m512 acc[EP_FFN_CHUNK_ROWS][VECTORS];

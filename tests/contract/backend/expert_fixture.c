@@ -7,6 +7,7 @@
 
 #include "base/numeric.h"
 #include "base/random.h"
+#include "support/random_scales.h"
 
 #define GUARD_BYTES 64
 #define GUARD 0xa5
@@ -53,7 +54,7 @@ void expert_fixture_answer(expert_fixture *f, ep_ffn_family family)
 /* Codes of a format with scales, any but those that mean NaN; one byte in front, as of values. */
 static uint8_t *random_codes(uint64_t *state, ep_weight_format format, size_t bytes)
 {
-    const bool is_f8 = format == EP_WEIGHTS_F8_BLOCK || format == EP_WEIGHTS_F8_CHANNEL || format == EP_WEIGHTS_MXFP8;
+    const bool is_f8 = ep_weight_format_codes(format) == EP_CODES_E4M3;
     uint8_t *codes = random_values(state, EP_DTYPE_I8, bytes);
     for (size_t i = 1; is_f8 && i <= bytes; i++) {
         codes[i] = (codes[i] & 0x7fu) == 0x7fu ? 0x2a : codes[i];
@@ -69,15 +70,8 @@ static uint8_t *random_matrix(uint64_t *state, ep_weight_format format, uint32_t
 
 static uint8_t *random_scales(uint64_t *state, ep_weight_format format, uint32_t rows, uint32_t columns)
 {
-    const size_t bytes = ep_weight_scales_bytes(format, rows, columns);
-    if (format != EP_WEIGHTS_MXFP4 && format != EP_WEIGHTS_MXFP8) {
-        const ep_dtype dtype = format == EP_WEIGHTS_INT4 ? EP_DTYPE_BF16 : EP_DTYPE_F32;
-        return random_values(state, dtype, bytes / ep_dtype_bytes(dtype));
-    }
-    uint8_t *scales = random_values(state, EP_DTYPE_I8, bytes);
-    for (size_t i = 1; i <= bytes; i++) {
-        scales[i] = (uint8_t)(118 + scales[i] % 12);
-    }
+    uint8_t *scales = malloc(ep_weight_scales_bytes(format, rows, columns) + 1);
+    ep_test_random_scales(state, format, rows, columns, false, scales + 1);
     return scales;
 }
 

@@ -139,7 +139,7 @@ Test(families, other_weights_stay_with_portable)
 static const char *family_of(ep_numerics numerics, ep_weight_format format)
 {
     const bool has_nibbles = format == EP_WEIGHTS_MXFP4 || format == EP_WEIGHTS_INT4;
-    const bool has_pairs = format == EP_WEIGHTS_BF16 || (format >= EP_WEIGHTS_F8_BLOCK && format <= EP_WEIGHTS_INT4);
+    const bool has_pairs = format != EP_WEIGHTS_F16 && format != EP_WEIGHTS_F32 && format != EP_WEIGHTS_W8A8;
     return numerics == EP_NUMERICS_W4A8 && has_nibbles                                      ? "w4a8"
            : (numerics == EP_NUMERICS_W4A8 || numerics == EP_NUMERICS_BF16DP) && has_pairs ? "bf16dp"
            : numerics == EP_NUMERICS_BF16ODD && format == EP_WEIGHTS_BF16                  ? "bf16odd"
@@ -193,9 +193,12 @@ Test(families, the_references_answers_are_those_recorded)
         ep_weight_format format;
         uint32_t others;
         const char *id;
-    } recorded[] = {{EP_NUMERICS_PORTABLE, EP_WEIGHTS_BF16, UINT32_MAX, "portable/bf16/rne/50925aa1"},
-                    {EP_NUMERICS_BF16DP, EP_WEIGHTS_BF16, UINT32_MAX, "bf16dp/bf16/rne/657913a9"},
-                    {EP_NUMERICS_BF16ODD, EP_WEIGHTS_BF16, UINT32_MAX, "bf16odd/bf16/rne/00f97804"},
+    } recorded[] = {{EP_NUMERICS_PORTABLE, EP_WEIGHTS_BF16, 0x3ff, "portable/bf16/rne/50925aa1"},
+                    {EP_NUMERICS_BF16DP, EP_WEIGHTS_BF16, 0x3ff, "bf16dp/bf16/rne/657913a9"},
+                    {EP_NUMERICS_BF16ODD, EP_WEIGHTS_BF16, 0x3ff, "bf16odd/bf16/rne/00f97804"},
+                    {EP_NUMERICS_PORTABLE, EP_WEIGHTS_BF16, UINT32_MAX, "portable/bf16/rne/2243fce6"},
+                    {EP_NUMERICS_BF16DP, EP_WEIGHTS_BF16, UINT32_MAX, "bf16dp/bf16/rne/21e8bfb0"},
+                    {EP_NUMERICS_BF16ODD, EP_WEIGHTS_BF16, UINT32_MAX, "bf16odd/bf16/rne/d0d9131f"},
                     {EP_NUMERICS_W4A8, EP_WEIGHTS_MXFP4, 0, "w4a8/mxfp4/rne/cc64d879"},
                     {EP_NUMERICS_W4A8, EP_WEIGHTS_INT4, 0, "w4a8/int4-g32/rne/f97147f8"}};
     for (size_t n = 0; n < sizeof(recorded) / sizeof(recorded[0]); n++) {

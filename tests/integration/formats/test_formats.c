@@ -49,6 +49,7 @@ static void expect_source(const ep_format_case *form, const ep_expert_source *go
     cr_assert_eq(got->activation, form->activation, "%s: %s", form->name, ep_activation_name(got->activation));
     cr_assert(got->numbers.alpha == form->numbers.alpha && got->numbers.beta == form->numbers.beta &&
               got->numbers.limit == form->numbers.limit);
+    expect_bytes(form, "places", got->places, want->places, hidden * sizeof(uint32_t));
     expect_bytes(form, "gate", got->gate, want->gate, wide);
     expect_bytes(form, "up", got->up, want->up, wide);
     expect_bytes(form, "down", got->down, want->down, hidden * ep_weight_row_bytes(format, inner));
@@ -126,7 +127,7 @@ static void run_rows(ep_backend *backend, const ep_expert_source *source, const 
 static double share_of(ep_weight_format format, ep_ffn_family family)
 {
     const bool has_integers = format == EP_WEIGHTS_W8A8 || family == EP_FFN_FAMILY_W4A8;
-    return has_integers ? 0.02 : ep_ffn_family_has_pairs(family) ? 0.03 : 1e-3;
+    return has_integers ? 0.02 : ep_ffn_family_has_pairs(family) ? 0.03 : 5e-3;
 }
 
 /*
@@ -234,7 +235,11 @@ Test(formats, small_weights_stay_small_in_memory)
         double bytes; /* per weight, at most: codes, scales, and nothing else */
     } cases[] = {{EP_WEIGHTS_BF16, 2.0},       {EP_WEIGHTS_F8_BLOCK, 1.04}, {EP_WEIGHTS_F8_CHANNEL, 1.04},
                  {EP_WEIGHTS_MXFP8, 1.04},     {EP_WEIGHTS_MXFP4, 0.54},    {EP_WEIGHTS_INT4, 0.57},
-                 {EP_WEIGHTS_W8A8, 1.01}};
+                 {EP_WEIGHTS_W8A8, 1.01},      {EP_WEIGHTS_INT4_F16, 0.57}, {EP_WEIGHTS_INT4_ZERO, 0.66},
+                 {EP_WEIGHTS_INT4_128, 0.54},  {EP_WEIGHTS_INT4_128_ZERO, 0.55}, {EP_WEIGHTS_INT8_F16, 1.07},
+                 {EP_WEIGHTS_INT8_ZERO, 1.16}, {EP_WEIGHTS_INT8_128, 1.04}, {EP_WEIGHTS_INT8_128_ZERO, 1.05},
+                 {EP_WEIGHTS_F8_32, 1.13},     {EP_WEIGHTS_NVFP4, 0.58},    {EP_WEIGHTS_Q4_K, 0.6},
+                 {EP_WEIGHTS_Q6_K, 1.08}};
     const ep_backend_config config = {.numerics = EP_NUMERICS_AUTO, .threads = 1};
     ep_backend *backend;
     ep_error error;
@@ -306,6 +311,31 @@ static void one_not_zero(ep_format_tensor *t)
     t->data[t->bytes - 1] = 0x3f;
 }
 
+static void one_zero(ep_format_tensor *t)
+{
+    memset(t->data, 0, 4);
+}
+
+/* In f32, a bit more than 16 hold. */
+static void one_with_many_bits(ep_format_tensor *t)
+{
+    t->data[0] |= 1;
+}
+
+/* The first column's group and the last one's. */
+static void swap_ends(ep_format_tensor *t)
+{
+    uint8_t first[4];
+    memcpy(first, t->data, 4);
+    memcpy(t->data, t->data + t->bytes - 4, 4);
+    memcpy(t->data + t->bytes - 4, first, 4);
+}
+
+static void one_more_of_group_1(ep_format_tensor *t)
+{
+    t->data[0] = 1;
+}
+
 static void swap_sides(ep_format_tensor *t)
 {
     uint64_t d = t->dims[1];
@@ -358,7 +388,7 @@ Test(formats, what_is_wrong_is_refused_with_file_tensor_and_reason)
          ".safetensors"},
         {"n5-int4", "experts.2.down_proj.weight_packed", one_row_less, EP_ERR_BAD_FILE, "shape is [96,7], allowed [96,8]",
          ".safetensors"},
-        {"n5-int4", "experts.2.up_proj.weight_scale", another_type, EP_ERR_BAD_FILE, "dtype is U8, allowed BF16", ".safetensors"},
+        {"n5-int4", "experts.2.up_proj.weight_scale", another_type, EP_ERR_BAD_FILE, "dtype is U8, allowed F32, BF16, F16", ".safetensors"},
         {"n1-w8a8", "experts.2.up_proj.weight_offset", one_not_zero, EP_ERR_BAD_FILE, "an offset is not zero", ".safetensors"},
         {"n1-w8a8", "experts.2.up_proj.weight_scale", one_infinite, EP_ERR_BAD_FILE, "a scale is not finite at element 49",
          ".safetensors"},
@@ -377,6 +407,31 @@ Test(formats, what_is_wrong_is_refused_with_file_tensor_and_reason)
         {"n9-bf16", "output_linear.weight", swap_sides, EP_ERR_BAD_FILE, "shape is [4,24,40], allowed [4,40,24]", ".safetensors"},
         {"n1-f32-bias", "experts.2.up_proj.bias", one_row_less, EP_ERR_BAD_FILE, "up_proj.bias: shape is [23], allowed [24]",
          ".safetensors"},
+        {"ct-int4-g128", "experts.2.up_proj.weight_scale", one_row_less, EP_ERR_BAD_FILE, "shape is [136,1], allowed [136,2]", ".safetensors"},
+        {"ct-int4-g128-asym", "experts.2.up_proj.weight_zero_point", one_row_less, EP_ERR_BAD_FILE, "shape is [17,1], allowed [17,2]",
+         ".safetensors"},
+        {"ct-int4-g128-asym", "experts.2.up_proj.weight_zero_point", another_type, EP_ERR_BAD_FILE, "dtype is U8, allowed I32", ".safetensors"},
+        {"ct-int8-channel", "experts.2.up_proj.weight_packed", one_row_less, EP_ERR_BAD_FILE, "shape is [70,49], allowed [70,25]", ".safetensors"},
+        {"ct-int8-plain-asym", "experts.2.up_proj.weight_scale", one_with_many_bits, EP_ERR_BAD_FILE,
+         "a scale beside a zero point has more than 16 significant bits, at element 0", ".safetensors"},
+        {"ct-int8-plain-asym", "experts.2.up_proj.weight_zero_point", one_row_less, EP_ERR_BAD_FILE, "shape is [48,0], allowed [48,1]",
+         ".safetensors"},
+        {"f8-block64", "experts.2.down_proj.weight_scale_inv", one_row_less, EP_ERR_BAD_FILE, "shape is [4,2], allowed [4,3]", ".safetensors"},
+        {"nvfp4-ct", "experts.2.up_proj.weight_scale", all_ones, EP_ERR_BAD_FILE, "a scale is NaN at element 0", ".safetensors"},
+        {"nvfp4-ct", "experts.2.up_proj.weight_global_scale", one_zero, EP_ERR_BAD_FILE, "a scale is zero, not finite", ".safetensors"},
+        {"nvfp4-ct", "experts.2.up_proj.weight_global_scale", leave_out, EP_ERR_NOT_FOUND, "has no scale of the whole matrix", "up_proj.weight_packed"},
+        {"nvfp4-modelopt", "experts.2.up_proj.weight_scale_2", another_type, EP_ERR_BAD_FILE, "dtype is I32, allowed F32", ".safetensors"},
+        {"gptq-g128", "experts.2.up_proj.qzeros", all_ones, EP_ERR_BAD_FILE, "a zero point is not the middle of the range", ".safetensors"},
+        {"gptq-g128", "experts.2.up_proj.qzeros", leave_out, EP_ERR_NOT_FOUND, "has no zero points: qzeros is missing", "up_proj.qweight"},
+        {"gptq-g128", "experts.2.up_proj.scales", one_row_less, EP_ERR_BAD_FILE, "shape is [2,135], allowed [2,136]", ".safetensors"},
+        {"gptq-g128", "experts.2.up_proj.g_idx", swap_ends, EP_ERR_BAD_FILE, "groups do not follow each other", "desc_act"},
+        {"gptq-g128", "experts.2.up_proj.g_idx", one_more_of_group_1, EP_ERR_BAD_FILE, "a group has more columns than the others at element 255",
+         ".safetensors"},
+        {"gptq-g128", "experts.2.up_proj.g_idx", all_ones, EP_ERR_BAD_FILE, "a group does not exist at element 0", ".safetensors"},
+        {"gptq-order", "experts.2.up_proj.g_idx", swap_ends, EP_ERR_UNIMPLEMENTED, "gate and up have their columns in groups in unlike orders",
+         ".safetensors"},
+        {"gptq-int8-asym", "experts.2.up_proj.qzeros", all_ones, EP_ERR_BAD_FILE, "a zero point is beyond the range of codes", ".safetensors"},
+        {"awq-g64", "experts.2.w3.qweight", one_row_less, EP_ERR_BAD_FILE, "shape is [72,7], allowed [72,8]", ".safetensors"},
         {"mixer-relu2", "experts.2.up_proj.weight", leave_out, EP_ERR_NOT_FOUND, "experts.2.up_proj.weight: is in none", "2 files"},
     };
     for (size_t i = 0; i < EP_ARRAY_COUNT(cases); i++) {
@@ -445,7 +500,7 @@ Test(formats, a_tensor_beside_an_experts_values_that_is_not_read_is_refused_by_n
                     snprintf(end, sizeof(name) - (size_t)(end - name), "%s", ends[e]);
                     expect_unread(form, name);
                 }
-            } else if (strstr(name, "experts.2.") != NULL && strncmp(dot, ".weight", 7) == 0) {
+            } else if (strstr(name, "experts.2.") != NULL && (strncmp(dot, ".weight", 7) == 0 || strcmp(dot, ".qweight") == 0)) {
                 snprintf(dot, sizeof(name) - (size_t)(dot - name), "%s", ends[0]);
                 expect_unread(form, name);
                 char *word = strstr(name, "experts.2.") + strlen("experts.2.");
@@ -518,7 +573,7 @@ static void expect_all_activations_near(ep_numerics numerics)
         ep_format_model_free(model);
     }
     for (unsigned f = EP_WEIGHTS_NONE + 1; f < EP_WEIGHTS_COUNT; f++) {
-        cr_expect(has_gated[f], "no expert of %s has a gate", ep_weight_format_name((ep_weight_format)f));
+        cr_expect(has_gated[f] || f == EP_WEIGHTS_Q4_K || f == EP_WEIGHTS_Q6_K, "no expert of %s has a gate", ep_weight_format_name((ep_weight_format)f));
     }
     backend->ops->close(backend);
 }

@@ -22,10 +22,10 @@
 
 #define WAIT_MS 60000
 #define PATH_BYTES (EP_TEST_PATH_BYTES + 64)
-#define HIDDEN_MAX 256
-#define INNER_MAX 256
+#define HIDDEN_MAX 512
+#define INNER_MAX 512
 
-#define MODELS_MAX 64
+#define MODELS_MAX 96
 enum { ROWS = 3, SLOTS = 5 };
 
 static char dir[EP_TEST_PATH_BYTES];

@@ -11,6 +11,7 @@
 #include "base/random.h"
 #include "kernels/ffn_element.h"
 #include "kernels/ffn_pass.h"
+#include "support/random_scales.h"
 
 Test(chunks, cover_all_rows_in_order_and_differ_by_at_most_one)
 {
@@ -57,22 +58,13 @@ typedef struct {
 #define GUARD_BYTES 64
 #define GUARD 0xa5
 
-/* A float of dtype at p; wild: any bits, so NaN, infinities and denormals too. */
+/* A value of dtype at p; wild: any bits, so NaN, infinities and denormals too. */
 static void put(uint64_t *state, uint8_t *p, ep_dtype dtype, bool wild)
 {
-    uint64_t z = ep_splitmix64(state);
-    float v = (float)(int32_t)z * 0x1p-31f;
-    uint32_t bits = wild && (z >> 60) == 0 ? (uint32_t)(z >> 20) : ep_f32_bits(v);
-    uint16_t half = (uint16_t)bits;
-    if (!(wild && (z >> 60) == 0)) {
-        half = dtype == EP_DTYPE_BF16 ? ep_f32_to_bf16(v) : ep_f32_to_f16(v);
-    }
     if (dtype == EP_DTYPE_I8) {
-        *p = (uint8_t)z;
-    } else if (dtype == EP_DTYPE_F32) {
-        memcpy(p, &bits, 4);
+        *p = (uint8_t)ep_splitmix64(state);
     } else {
-        memcpy(p, &half, 2);
+        ep_test_random_float(state, dtype, wild, p);
     }
 }
 
@@ -90,7 +82,7 @@ static uint8_t *make_values(uint64_t *state, ep_dtype dtype, size_t count, bool 
 /* Codes of a format with scales, any but those that mean NaN. */
 static uint8_t *make_codes(uint64_t *state, ep_weight_format format, size_t bytes)
 {
-    bool is_f8 = format == EP_WEIGHTS_F8_BLOCK || format == EP_WEIGHTS_F8_CHANNEL || format == EP_WEIGHTS_MXFP8;
+    bool is_f8 = ep_weight_format_codes(format) == EP_CODES_E4M3;
     uint8_t *p = malloc(bytes + 1);
     for (size_t i = 0; i < bytes; i++) {
         uint8_t code = (uint8_t)(ep_splitmix64(state) >> 56);
@@ -99,18 +91,11 @@ static uint8_t *make_codes(uint64_t *state, ep_weight_format format, size_t byte
     return p;
 }
 
-static uint8_t *make_scales(uint64_t *state, ep_weight_format format, size_t bytes, bool wild)
+static uint8_t *make_scales(uint64_t *state, ep_weight_format format, uint32_t rows, uint32_t columns, bool wild)
 {
-    if (format == EP_WEIGHTS_MXFP4 || format == EP_WEIGHTS_MXFP8) {
-        uint8_t *p = malloc(bytes + 1);
-        for (size_t i = 0; i < bytes; i++) {
-            uint64_t z = ep_splitmix64(state);
-            p[1 + i] = (uint8_t)(wild ? z % 255 : 118 + z % 12); /* 0 is the denormal one */
-        }
-        return p;
-    }
-    ep_dtype dtype = format == EP_WEIGHTS_INT4 ? EP_DTYPE_BF16 : EP_DTYPE_F32;
-    return make_values(state, dtype, bytes / ep_dtype_bytes(dtype), wild);
+    uint8_t *p = malloc(ep_weight_scales_bytes(format, rows, columns) + 1);
+    ep_test_random_scales(state, format, rows, columns, wild, p + 1);
+    return p;
 }
 
 static uint8_t *make_matrix(uint64_t *state, ep_weight_format format, uint32_t rows, uint32_t columns, bool wild)
@@ -139,8 +124,7 @@ static void make_source(ffn_case *c, uint64_t *state, uint32_t hidden, uint32_t 
     c->matrices[3] = make_values(state, s->shared_gate_dtype, hidden, wild);
     for (size_t m = 0; m < 3; m++) {
         uint32_t rows = m == 2 ? hidden : inner;
-        size_t bytes = ep_weight_scales_bytes(format, rows, m == 2 ? inner : hidden);
-        c->scales[m] = make_scales(state, format, bytes, wild);
+        c->scales[m] = make_scales(state, format, rows, m == 2 ? inner : hidden, wild);
         c->biases[m] = make_values(state, s->bias_dtype, rows, wild);
     }
     bool has_gate = ep_activation_has_gate(s->activation);
@@ -360,7 +344,7 @@ static void widen_source(ffn_case *c, uint16_t *to[3])
         for (uint32_t n = 0; n < rows; n++) {
             for (uint32_t k = 0; k < columns; k++) {
                 const float code = ep_ffn_weight_code(s->format, c->matrices[m] + 1 + n * row_bytes, k);
-                const float scale = ep_ffn_weight_scale(s->format, c->scales[m] + 1, columns, n, k / EP_MX_GROUP);
+                const float scale = ep_ffn_weight_scale(s->format, c->scales[m] + 1, rows, columns, n, k / EP_MX_GROUP);
                 to[m][(size_t)n * columns + k] = ep_f32_to_bf16(code * scale);
             }
         }
@@ -650,5 +634,5 @@ Test(ffn_pass, packed_bytes_are_those_of_the_layouts_name)
     }
     char got[64];
     snprintf(got, sizeof(got), "%s %016llx", EP_FFN_PACKED_LAYOUT, (unsigned long long)all);
-    cr_expect_str_eq(got, "panel64-5 219427b042f31d75");
+    cr_expect_str_eq(got, "panel64-5 26e03df80f2ef803");
 }

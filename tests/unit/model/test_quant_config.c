@@ -26,18 +26,31 @@ static const struct {
     const char *text;
     ep_quant_config wanted;
 } configs[] = {
-    {"{\"quant_method\":\"fp8\",\"activation_scheme\":\"dynamic\",\"fmt\":\"e4m3\",\"weight_block_size\":[128,128]}", {0, 128, 128}},
+    {"{\"quant_method\":\"fp8\",\"activation_scheme\":\"dynamic\",\"fmt\":\"e4m3\",\"weight_block_size\":[128,128]}", {{{128, 128}}, 1, false, EP_QUANT_WORDS_NONE, false, false}},
     {"{\"quant_method\":\"fp8\",\"activation_scheme\":\"dynamic\",\"modules_to_not_convert\":null,\"weight_block_size\":[64,32],"
      "\"dequantize\":false,\"scale_fmt\":\"ue8m0\",\"expert_dtype\":\"fp4\"}",
-     {0, 64, 32}},
-    {"{\"quant_method\":\"fp8\",\"activation_scheme\":\"static\",\"weight_block_size\":null,\"ignored_layers\":[\"lm_head\"]}", {0, 0, 0}},
-    {"{\"quant_method\":\"mxfp4\",\"modules_to_not_convert\":[\"model.layers.*.self_attn\"]}", {0, 0, 0}},
-    {"{\"quant_method\":\"w8a8\"}", {0, 0, 0}},
-    {CT("pack-quantized", GROUP(WEIGHTS("4", "int", "32", "group", "true", "null"))), {32, 0, 0}},
-    {CT("float-quantized", GROUP(WEIGHTS("8", "float", "null", "block", "true", "[128,64]"))), {0, 128, 64}},
+     {{{64, 32}}, 1, false, EP_QUANT_WORDS_NONE, false, false}},
+    {"{\"quant_method\":\"fp8\",\"activation_scheme\":\"static\",\"weight_block_size\":null,\"ignored_layers\":[\"lm_head\"]}", {{{0}}, 0, false, EP_QUANT_WORDS_NONE, false, false}},
+    {"{\"quant_method\":\"mxfp4\",\"modules_to_not_convert\":[\"model.layers.*.self_attn\"]}", {{{0}}, 0, false, EP_QUANT_WORDS_NONE, false, false}},
+    {"{\"quant_method\":\"w8a8\"}", {{{0}}, 0, false, EP_QUANT_WORDS_NONE, false, false}},
+    {"{\"quant_method\":\"modelopt\",\"quant_algo\":\"NVFP4\",\"kv_cache_quant_algo\":\"FP8\",\"group_size\":16,"
+     "\"exclude_modules\":[\"lm_head\"],\"producer\":{\"name\":\"modelopt\"}}",
+     {{{1, 16}}, 1, false, EP_QUANT_WORDS_NONE, false, false}},
+    {"{\"bits\":4,\"checkpoint_format\":\"gptq\",\"desc_act\":true,\"dynamic\":{\"-:.*gate.*\":{}},\"group_size\":128,\"lm_head\":false,"
+     "\"meta\":{\"quantizer\":[\"gptqmodel:2.2.0\"]},\"pack_dtype\":\"int32\",\"quant_method\":\"gptq\",\"sym\":true,\"damp_percent\":0.1,"
+     "\"true_sequential\":true,\"static_groups\":false}",
+     {{{1, 128}}, 1, false, EP_QUANT_WORDS_GPTQ, true, true}},
+    {"{\"bits\":8,\"checkpoint_format\":\"gptq_v2\",\"desc_act\":false,\"group_size\":-1,\"quant_method\":\"gptq\",\"sym\":false}",
+     {{{1, 0}}, 1, false, EP_QUANT_WORDS_GPTQ_V2, false, false}},
+    {"{\"quant_method\":\"awq\",\"zero_point\":true,\"group_size\":64,\"bits\":4,\"version\":\"gemm\",\"modules_to_not_convert\":null}",
+     {{{1, 64}}, 1, false, EP_QUANT_WORDS_AWQ, false, false}},
+    {CT("pack-quantized", "{\"input_activations\":null,\"weights\":" WEIGHTS("8", "int", "null", "channel", "false", "null") "}"),
+     {{{1, 0}}, 1, true, EP_QUANT_WORDS_NONE, false, false}},
+    {CT("pack-quantized", GROUP(WEIGHTS("4", "int", "32", "group", "true", "null"))), {{{1, 32}}, 1, false, EP_QUANT_WORDS_NONE, false, false}},
+    {CT("float-quantized", GROUP(WEIGHTS("8", "float", "null", "block", "true", "[128,64]"))), {{{128, 64}}, 1, false, EP_QUANT_WORDS_NONE, false, false}},
     {CT("mixed-precision", GROUP(WEIGHTS("4", "int", "32", "group", "true", "null")) ",\"group_1\":" GROUP(
                                WEIGHTS("8", "int", "128", "group", "false", "null")) ",\"group_2\":" GROUP("null")),
-     {0, 0, 0}},
+     {{{1, 32}, {1, 128}}, 2, false, EP_QUANT_WORDS_NONE, false, false}},
 };
 
 /* Parses a model's config with this quantization_config, at the top or one level down. */
@@ -71,9 +84,13 @@ Test(quant_config, known_configs_are_read)
         json_t *quantised = json_loads(configs[i / 2].text, 0, NULL);
         cr_assert_not_null(quantised, "%zu", i / 2);
         cr_assert_eq(parse(quantised, i % 2 == 1, &got, &error), EP_OK, "%zu: %s", i / 2, error.text);
-        cr_expect(got.group_columns == wanted->group_columns && got.block_rows == wanted->block_rows &&
-                      got.block_columns == wanted->block_columns,
-                  "%zu: %u, %u x %u", i / 2, got.group_columns, got.block_rows, got.block_columns);
+        cr_expect(got.sizes_count == wanted->sizes_count && got.weights_only == wanted->weights_only && got.words == wanted->words &&
+                      got.symmetric == wanted->symmetric && got.has_order == wanted->has_order,
+                  "%zu: %u", i / 2, got.sizes_count);
+        for (uint32_t k = 0; k < wanted->sizes_count; k++) {
+            cr_expect(got.sizes[k].rows == wanted->sizes[k].rows && got.sizes[k].columns == wanted->sizes[k].columns, "%zu: %u x %u", i / 2,
+                      got.sizes[k].rows, got.sizes[k].columns);
+        }
         json_decref(quantised);
     }
 }
@@ -81,7 +98,7 @@ Test(quant_config, known_configs_are_read)
 /* Objects beneath these are about activations, or say how weights were found. */
 static bool is_free(const char *key)
 {
-    static const char *const names[] = {"kv_cache_scheme", "input_activations", "output_activations", "observer_kwargs"};
+    static const char *const names[] = {"kv_cache_scheme", "input_activations", "output_activations", "observer_kwargs", "producer", "meta"};
     bool is_one = false;
     for (size_t i = 0; i < EP_ARRAY_COUNT(names); i++) {
         is_one = is_one || strcmp(key, names[i]) == 0;
@@ -106,7 +123,7 @@ static int expect_unknown_refused(json_t *whole, json_t *object, const char *pat
     json_object_foreach(object, key, value)
     {
         snprintf(inner, sizeof(inner), "%s.%s", path, key);
-        count += json_is_object(value) && !is_free(key) ? expect_unknown_refused(whole, value, inner) : 0;
+        count += json_is_object(value) && !is_free(key) && strncmp(key, "-:", 2) != 0 ? expect_unknown_refused(whole, value, inner) : 0;
     }
     return count;
 }
@@ -133,11 +150,17 @@ Test(quant_config, a_value_that_changes_weights_is_refused)
         {"{\"quant_method\":\"fp8\",\"fmt\":\"e5m2\"}", "quantization_config.fmt is \"e5m2\", allowed e4m3"},
         {"{\"quant_method\":\"fp8\",\"weight_block_size\":[128,\"x\"]}", "weight_block_size is an array of 2, allowed integers"},
         {"{\"quant_method\":\"mxfp4\",\"weight_block_size\":[128,128]}", "quantization_config.weight_block_size: this build does not know"},
+        {"{\"quant_method\":\"gptq\",\"bits\":3}", "quantization_config.bits is 3, allowed 4|8"},
+        {"{\"quant_method\":\"gptq\",\"checkpoint_format\":\"marlin\"}", "checkpoint_format is \"marlin\", allowed gptq|gptq_v2"},
+        {"{\"quant_method\":\"gptq\",\"dynamic\":{\".*up.*\":{\"bits\":8}}}", "quantization_config.dynamic..*up.*"},
+        {"{\"quant_method\":\"awq\",\"version\":\"gemv\"}", "version is \"gemv\", allowed gemm|GEMM"},
         {CT("marlin-24", GROUP("null")), "quantization_config.format is \"marlin-24\", allowed dense|"},
         {CT("pack-quantized", "[\"Linear\"]"), "config_groups.group_0 is an array of 1, allowed an object"},
         {CT("pack-quantized", GROUP(WEIGHTS("3", "int", "32", "group", "true", "null"))), "weights.num_bits is 3, allowed 4|8"},
         {CT("pack-quantized", GROUP(WEIGHTS("4", "int", "32.5", "group", "true", "null"))), "weights.group_size is 32.5, allowed integers"},
         {CT("pack-quantized", GROUP(WEIGHTS("4", "int", "32", "attn_head", "true", "null"))), "weights.strategy is \"attn_head\", allowed"},
+        {"{\"quant_method\":\"fp8\",\"weight_block_size\":[128]}", "a block size is not two numbers above 0"},
+        {"{\"quant_method\":\"fp8\",\"weight_block_size\":[128,0]}", "a block size is not two numbers above 0"},
         {CT("pack-quantized", GROUP("{\"dynamic\":true}")), "weights.dynamic is true, allowed false"},
         {CT("pack-quantized", GROUP("{\"actorder\":\"rank\"}")), "weights.actorder is \"rank\", allowed"},
         {"{\"quant_method\":\"compressed-tensors\",\"quantization_status\":\"frozen\"}", "quantization_status is \"frozen\", allowed compressed"},

@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the tensors of one quantised matrix are together, by their types and shapes: the form its weights get in memory
+ * (base/expert_form.h), and where each number of it stands in the file.
+ *
+ * Threads  pure.
+ */
+#ifndef EP_MODEL_WEIGHT_CONTAINER_H
+#define EP_MODEL_WEIGHT_CONTAINER_H
+
+#include "base/expert_form.h"
+#include "model/checkpoint_private.h"
+
+typedef enum ep_packing {
+    EP_PACKING_ROWS,  /* rows of values as in memory */
+    EP_PACKING_WORDS, /* int8 plus 128, four to a little-endian word of a row */
+    EP_PACKING_GPTQ,  /* [columns / (32/bits), rows] words, the lowest column in the lowest bits */
+    EP_PACKING_AWQ    /* [columns, rows / 8] words, rows of eight in the order 0 2 4 6 1 3 5 7 */
+} ep_packing;
+
+typedef enum ep_zero_packing {
+    EP_ZEROS_NONE,
+    EP_ZEROS_INT8,  /* [rows,groups] */
+    EP_ZEROS_WORDS, /* z plus half of the range, packed in words down the columns: [rows / (32/bits), groups] */
+    EP_ZEROS_GPTQ,  /* [groups, rows / (32/bits)] */
+    EP_ZEROS_AWQ    /* [groups, rows / 8], in the order of its values */
+} ep_zero_packing;
+
+#define EP_SHARED_BY_ALL UINT32_MAX
+
+/* The scale of weight [n,k] is number n / rows * row_step + k / columns * column_step of its tensor. */
+typedef struct ep_scale_layout {
+    ep_weight_scales kind;
+    uint32_t rows;    /* that share one; EP_SHARED_BY_ALL */
+    uint32_t columns; /* likewise */
+    size_t row_step;
+    size_t column_step;
+} ep_scale_layout;
+
+typedef struct ep_weight_container {
+    ep_weight_format format;
+    ep_packing packing;
+    uint32_t bits; /* of packed codes */
+    ep_scale_layout scales;
+    ep_zero_packing zeros;
+    int32_t zero_bias;     /* added to stored zero points */
+    bool zeros_are_none;   /* the form has no offsets: all must be 0 */
+    bool factor_divides;
+} ep_weight_container;
+
+/* Those that there are; values always. */
+typedef struct ep_weight_tensors {
+    const ep_checkpoint_entry *values;
+    const ep_checkpoint_entry *scales;
+    const ep_checkpoint_entry *zeros;
+    const ep_checkpoint_entry *factor;
+    bool factor_divides;
+    bool are_words; /* qweight, qzeros, scales */
+} ep_weight_tensors;
+
+/* Errors: BAD_FILE, UNIMPLEMENTED, NOT_FOUND: file, tensor, what it is, what is allowed. */
+ep_err ep_weight_container_make(const ep_quant_config *quant, const ep_weight_tensors *tensors, uint32_t rows, uint32_t columns,
+                                ep_weight_container *out_container, ep_error *out_error);
+
+#endif
