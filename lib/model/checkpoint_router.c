@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "base/numeric.h"
 #include "model/expert_plan.h"
+#include "model/tensor_check.h"
 
 #define HASH_ROWS_MAX 16777216
 

@@ -313,6 +313,50 @@ Test(ffn_pass, equals_reference_with_nan_infinity_and_denormals)
     sweep(true);
 }
 
+/* A down matrix of another format, and inputs that belong to other columns, in every family that has both formats. */
+static void expect_mixed_equal(uint64_t seed, uint32_t rows, ep_weight_format format, ep_weight_format down, bool has_places)
+{
+    enum { H = 150, I = 101 };
+    uint32_t places[H];
+    uint64_t state = seed;
+    ffn_case c = make_case(seed, H, I, rows, format, false);
+    for (uint32_t i = 0; i < H; i++) {
+        const uint32_t other = (uint32_t)(ep_splitmix64(&state) % (i + 1));
+        places[i] = places[other];
+        places[other] = i;
+    }
+    free(c.matrices[2]);
+    free(c.scales[2]);
+    c.matrices[2] = make_matrix(&state, down, H, I, false);
+    c.scales[2] = make_scales(&state, down, H, I, false);
+    c.source.places = has_places ? places : NULL;
+    c.source.down_format = down;
+    c.source.down = c.matrices[2] + 1;
+    c.source.down_scales = ep_weight_format_is_float(down) ? NULL : c.scales[2] + 1;
+    for (unsigned family = 0; family < EP_FFN_FAMILIES; family++) {
+        if (ep_ffn_family_has((ep_ffn_family)family, format) && ep_ffn_family_has((ep_ffn_family)family, down)) {
+            fill_want(&c, (ep_ffn_family)family);
+            expect_family_equal(&c, (ep_ffn_family)family, seed, down);
+        }
+    }
+    free_case(&c);
+}
+
+Test(ffn_pass, down_may_be_of_another_format_and_inputs_have_their_places)
+{
+    static const ep_weight_format pairs[][2] = {{EP_WEIGHTS_Q4_K, EP_WEIGHTS_Q6_K},  {EP_WEIGHTS_INT4, EP_WEIGHTS_MXFP4},
+                                                {EP_WEIGHTS_BF16, EP_WEIGHTS_Q4_K},  {EP_WEIGHTS_F16, EP_WEIGHTS_INT8_F16},
+                                                {EP_WEIGHTS_F8_32, EP_WEIGHTS_F32},  {EP_WEIGHTS_MXFP8, EP_WEIGHTS_NVFP4},
+                                                {EP_WEIGHTS_W8A8, EP_WEIGHTS_W8A8}};
+    const uint32_t rows[] = {1, 4, 13};
+    for (size_t p = 0; p < sizeof(pairs) / sizeof(pairs[0]); p++) {
+        for (size_t r = 0; r < 3; r++) {
+            expect_mixed_equal(50 + 3 * p + r, rows[r], pairs[p][0], pairs[p][1], (p + r) % 2 == 0);
+            expect_mixed_equal(90 + 3 * p + r, rows[r], pairs[p][0], pairs[p][1], (p + r) % 2 != 0);
+        }
+    }
+}
+
 /* H beyond one block of k, in all block sizes, and a full pass. */
 Test(ffn_pass, equals_reference_over_k_blocks)
 {
