@@ -192,7 +192,7 @@ node_model("a shard that is cut", "$folder/cut-shard", "model demo in $folder/cu
 node_model("a shard of noise", "$folder/noise", "model demo in $folder/noise", "model-00001-of-00003.safetensors", "no safetensors file")
 node_model("more experts per token than experts", "$folder/top-k", "model demo in $folder/top-k: config.json", "num_experts_per_tok is 17", "allowed 1..16")
 node_model("no tensors", "$folder/no-tensors", "model demo", "$folder/no-tensors", "model.safetensors")
-node_model("a quantisation we do not read", "$folder/gptq", "model demo in $folder/gptq: config.json", "gptq", "allowed: none, fp8")
+node_model("a quantisation we do not read", "$folder/aqlm", "model demo in $folder/aqlm: config.json", "aqlm", "allowed: none, fp8")
 node_model("fewer experts than tensors", "$folder/few-experts", "model demo in $folder/few-experts: config.json", "12 experts", "experts.12", "allowed experts 0..11")
 node_model("a model without experts", "$folder/dense", "model demo in $folder/dense: config.json", "num_local_experts is 0", "allowed 1..65535")
 node_model("an index that names another tensor", "$folder/strange", "model demo in $folder/strange: model.safetensors.index.json", "experts.3.w4.weight", "is not in model-0000")

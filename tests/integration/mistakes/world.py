@@ -123,7 +123,7 @@ class World(Cluster):
         make("bad-json", config('"head_dim": 32,', '"head_dim": 32'))
         make("no-shard", lambda folder: os.unlink(f"{folder}/{shard}"))
         make("cut-shard", lambda folder: os.truncate(f"{folder}/{shard}", os.path.getsize(f"{folder}/{shard}") - 1000))
-        make("gptq", config('"use_cache": true,', '"use_cache": true, "quantization_config": {"quant_method": "gptq", "bits": 4},'))
+        make("aqlm", config('"use_cache": true,', '"use_cache": true, "quantization_config": {"quant_method": "aqlm", "bits": 4},'))
         make("few-experts", config('"num_local_experts": 16', '"num_local_experts": 12'))
         make("noise", lambda folder: open(f"{folder}/model-00001-of-00003.safetensors", "wb").write(b"this is no tensor file, and much too short for one"))
         make("top-k", config('"num_experts_per_tok": 2', '"num_experts_per_tok": 17'))

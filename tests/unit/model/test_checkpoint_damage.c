@@ -207,6 +207,7 @@ Test(checkpoint_damage, words_without_a_method_are_refused)
     ep_expert_data data = {0};
     ep_error error;
     write_fixture(1);
+    edit_file("config.json", "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1");
     write_one("layers.0.mlp.experts.0.gate_proj.qweight", 2, 2);
     ASSERT_OK(ep_checkpoint_open(test_dir, &checkpoint, &error), error);
     cr_expect_neq(ep_checkpoint_read_expert(checkpoint, 0, 0, &data, &error), EP_OK);
