@@ -1,9 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "backends/cpu/cpu_topology.h"
 
-#include <hwloc.h>
+#include <linux/limits.h>
+#include <linux/mempolicy.h>
+#include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "backends/backend.h"
 #include "backends/cpu/cpu_spin.h"
@@ -19,10 +25,10 @@ typedef struct {
 } usable_cpu;
 
 struct ep_cpu_topology {
-    hwloc_topology_t hwloc; /* NULL: hwloc did not answer */
-    usable_cpu *cpus;       /* [cpus_count], node by node */
+    bool is_known;    /* else nothing is tied */
+    usable_cpu *cpus; /* [cpus_count], node by node */
     uint32_t cpus_count;
-    hwloc_obj_t nodes[EP_BACKEND_THREADS_MAX];
+    unsigned nodes[EP_BACKEND_THREADS_MAX]; /* the kernel's numbers */
     uint32_t nodes_count;
 };
 
@@ -32,70 +38,81 @@ uint64_t ep_cpu_preemptions(void)
     return getrusage(RUSAGE_THREAD, &usage) == 0 ? (uint64_t)usage.ru_nivcsw : 0;
 }
 
-/* Usable CPUs of one node follow those of the nodes before. */
-static void add_node(ep_cpu_topology *t, hwloc_obj_t node, hwloc_const_cpuset_t usable)
+/* A list of the kernel like "0-3,8": of CPUs, or of nodes. Neither has numbers above CPU_SETSIZE here. */
+static cpu_set_t parse_list(const char *text)
 {
-    int cpu;
-    const uint32_t before = t->cpus_count;
-    hwloc_bitmap_t set = hwloc_bitmap_dup(node->cpuset);
-    if (set == NULL) {
-        return;
-    }
-    hwloc_bitmap_and(set, set, usable);
-    for (cpu = hwloc_bitmap_first(set); cpu >= 0 && t->cpus_count < EP_BACKEND_THREADS_MAX; cpu = hwloc_bitmap_next(set, cpu)) {
-        bool known = false; /* memory of several kinds may be near the same CPUs */
-        for (uint32_t i = 0; i < before; i++) {
-            known |= t->cpus[i].os_index == (unsigned)cpu;
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    while (*text >= '0' && *text <= '9') {
+        char *end;
+        const unsigned long first = strtoul(text, &end, 10);
+        const unsigned long last = *end == '-' ? strtoul(end + 1, &end, 10) : first;
+        for (unsigned long i = first; i <= last && i < CPU_SETSIZE; i++) {
+            CPU_SET(i, &set);
         }
-        if (!known) {
-            t->cpus[t->cpus_count++] = (usable_cpu){.os_index = (unsigned)cpu, .node = t->nodes_count};
-        }
+        text = end + (*end == ',');
     }
-    hwloc_bitmap_free(set);
-    if (t->cpus_count > before) {
-        t->nodes[t->nodes_count++] = node;
-    }
+    return set;
 }
 
-static int by_node(const void *a, const void *b)
+/* The list behind `key` and blanks, in the first line that begins so. */
+static bool read_list(const char *file, const char *key, cpu_set_t *out_set)
 {
-    const usable_cpu *x = a;
-    const usable_cpu *y = b;
-    return x->node != y->node ? (x->node < y->node ? -1 : 1) : x->os_index < y->os_index ? -1 : x->os_index > y->os_index;
+    const char *root = secure_getenv(EP_CPU_TOPOLOGY_ROOT_VARIABLE);
+    char path[PATH_MAX];
+    char *line = NULL;
+    size_t size = 0;
+    bool found = false;
+    snprintf(path, sizeof(path), "%s%s", root != NULL ? root : "", file);
+    FILE *stream = fopen(path, "re");
+    while (stream != NULL && !found && getline(&line, &size, stream) > 0) {
+        if (strncmp(line, key, strlen(key)) == 0) {
+            *out_set = parse_list(line + strlen(key) + strspn(line + strlen(key), " \t"));
+            found = true;
+        }
+    }
+    if (stream != NULL) {
+        fclose(stream);
+    }
+    free(line);
+    return found;
 }
 
-/* CPUs whose own node's memory is not allowed (cpuset.mems) are near no node that is left. They count to the first. */
-static void add_nodeless(ep_cpu_topology *t, hwloc_bitmap_t usable)
+static void add_cpus(ep_cpu_topology *t, const cpu_set_t *cpus, uint32_t node)
 {
-    int cpu;
-    if (t->nodes_count == 0) {
-        return;
+    for (unsigned cpu = 0; cpu < CPU_SETSIZE && t->cpus_count < EP_BACKEND_THREADS_MAX; cpu++) {
+        if (CPU_ISSET(cpu, cpus)) {
+            t->cpus[t->cpus_count++] = (usable_cpu){.os_index = cpu, .node = node};
+        }
     }
-    for (uint32_t i = 0; i < t->cpus_count; i++) {
-        hwloc_bitmap_clr(usable, t->cpus[i].os_index);
-    }
-    for (cpu = hwloc_bitmap_first(usable); cpu >= 0 && t->cpus_count < EP_BACKEND_THREADS_MAX;
-         cpu = hwloc_bitmap_next(usable, cpu)) {
-        t->cpus[t->cpus_count++] = (usable_cpu){.os_index = (unsigned)cpu, .node = 0};
-    }
-    qsort(t->cpus, t->cpus_count, sizeof(*t->cpus), by_node);
 }
 
 static void read_nodes(ep_cpu_topology *t)
 {
-    hwloc_bitmap_t usable = hwloc_bitmap_dup(hwloc_topology_get_allowed_cpuset(t->hwloc));
-    hwloc_bitmap_t bound = hwloc_bitmap_alloc();
-    if (usable != NULL && bound != NULL) {
-        if (hwloc_topology_is_thissystem(t->hwloc) && hwloc_get_cpubind(t->hwloc, bound, HWLOC_CPUBIND_THREAD) == 0) {
-            hwloc_bitmap_and(usable, usable, bound);
-        }
-        for (hwloc_obj_t node = NULL; (node = hwloc_get_next_obj_by_type(t->hwloc, HWLOC_OBJ_NUMANODE, node)) != NULL;) {
-            add_node(t, node, usable);
-        }
-        add_nodeless(t, usable);
+    cpu_set_t usable, online, memories, near;
+    char path[64];
+    if (!read_list("/proc/thread-self/status", "Cpus_allowed_list:", &usable) ||
+        !read_list("/proc/thread-self/status", "Mems_allowed_list:", &memories) ||
+        !read_list("/sys/devices/system/cpu/online", "", &online)) {
+        return;
     }
-    hwloc_bitmap_free(usable);
-    hwloc_bitmap_free(bound);
+    CPU_AND(&usable, &usable, &online);
+    for (unsigned node = 0; node < CPU_SETSIZE && t->cpus_count < EP_BACKEND_THREADS_MAX; node++) {
+        snprintf(path, sizeof(path), "/sys/devices/system/node/node%u/cpulist", node);
+        if (!CPU_ISSET(node, &memories) || !read_list(path, "", &near)) {
+            continue;
+        }
+        CPU_AND(&near, &near, &usable);
+        CPU_XOR(&usable, &usable, &near);
+        if (CPU_COUNT(&near) > 0) { /* else memory without CPUs of its own, or with those of others */
+            add_cpus(t, &near, t->nodes_count);
+            t->nodes[t->nodes_count++] = node;
+        }
+    }
+    /* CPUs whose own node's memory is not allowed (cpuset.mems) are near no node that is left. They count to the last one. */
+    t->nodes_count += t->nodes_count == 0; /* a kernel that knows no nodes */
+    add_cpus(t, &usable, t->nodes_count - 1);
+    t->is_known = t->cpus_count > 0;
 }
 
 ep_err ep_cpu_topology_load(ep_cpu_topology **out_topology)
@@ -105,18 +122,8 @@ ep_err ep_cpu_topology_load(ep_cpu_topology **out_topology)
         free(t);
         return EP_ERR_NO_MEMORY;
     }
-    if (hwloc_topology_init(&t->hwloc) == 0) {
-        if (hwloc_topology_load(t->hwloc) == 0) {
-            read_nodes(t);
-        }
-    } else {
-        t->hwloc = NULL;
-    }
-    if (t->cpus_count == 0) {
-        if (t->hwloc != NULL) {
-            hwloc_topology_destroy(t->hwloc);
-            t->hwloc = NULL;
-        }
+    read_nodes(t);
+    if (!t->is_known) {
         t->cpus_count = ep_host_cpus_count();
         t->nodes_count = 1;
     }
@@ -126,14 +133,10 @@ ep_err ep_cpu_topology_load(ep_cpu_topology **out_topology)
 
 void ep_cpu_topology_free(ep_cpu_topology *t)
 {
-    if (t == NULL) {
-        return;
+    if (t != NULL) {
+        free(t->cpus);
+        free(t);
     }
-    if (t->hwloc != NULL) {
-        hwloc_topology_destroy(t->hwloc);
-    }
-    free(t->cpus);
-    free(t);
 }
 
 uint32_t ep_cpu_topology_cpus(const ep_cpu_topology *t)
@@ -159,31 +162,29 @@ uint32_t ep_cpu_topology_node(const ep_cpu_topology *t, uint32_t index, uint32_t
 void ep_cpu_topology_place(const ep_cpu_topology *t, uint32_t index, uint32_t workers, bool alone)
 {
     const usable_cpu *cpu = cpu_of(t, index, workers);
-    if (t->hwloc == NULL) {
-        return;
-    }
-    hwloc_bitmap_t set = hwloc_bitmap_alloc();
-    if (set == NULL) {
-        return;
-    }
+    cpu_set_t set;
+    CPU_ZERO(&set);
     for (uint32_t i = 0; i < t->cpus_count; i++) {
         if (alone ? &t->cpus[i] == cpu : t->cpus[i].node == cpu->node) {
-            hwloc_bitmap_set(set, t->cpus[i].os_index);
+            CPU_SET(t->cpus[i].os_index, &set);
         }
     }
-    (void)hwloc_set_cpubind(t->hwloc, set, HWLOC_CPUBIND_THREAD);
-    hwloc_bitmap_free(set);
+    if (t->is_known) {
+        (void)sched_setaffinity(0, sizeof(set), &set);
+    }
 }
 
 void ep_cpu_topology_bind(const ep_cpu_topology *t, void *memory, size_t bytes, uint32_t node)
 {
-    if (t->hwloc == NULL || t->nodes_count < 2) {
+    enum { BITS = 8 * sizeof(unsigned long) };
+    unsigned long mask[CPU_SETSIZE / BITS] = {0};
+    const size_t in_page = (uintptr_t)memory % (size_t)sysconf(_SC_PAGESIZE);
+    if (t->nodes_count < 2) {
         return;
     }
-    if (node == UINT32_MAX) {
-        (void)hwloc_set_area_membind(t->hwloc, memory, bytes, hwloc_topology_get_allowed_nodeset(t->hwloc), HWLOC_MEMBIND_DEFAULT,
-                                     HWLOC_MEMBIND_BYNODESET);
-        return;
+    if (node != UINT32_MAX) {
+        mask[t->nodes[node] / BITS] = 1UL << t->nodes[node] % BITS;
     }
-    (void)hwloc_set_area_membind(t->hwloc, memory, bytes, t->nodes[node]->nodeset, HWLOC_MEMBIND_BIND, HWLOC_MEMBIND_BYNODESET);
+    (void)syscall(SYS_mbind, (uint8_t *)memory - in_page, bytes + in_page, node == UINT32_MAX ? MPOL_DEFAULT : MPOL_PREFERRED, mask,
+                  CPU_SETSIZE, 0);
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The CPUs this process may use and the memory node of each, by hwloc. Nodes are numbered 0 to nodes - 1 among those that have usable CPUs.
- * Usable CPUs without a node (cpuset.mems leaves theirs out) count to node 0.
- * Without an answer from hwloc: one node, nothing is tied. HWLOC_SYNTHETIC="numa:2 pu:4" and the like replace the machine's topology; then
- * nothing is tied either, but the numbers are those.
+ * The CPUs this thread may use and the memory node of each, from /proc and /sys. Nodes are numbered 0 to nodes - 1 among those that have
+ * usable CPUs. Usable CPUs without a node (cpuset.mems leaves theirs out) count to the last node.
+ * Without /proc or /sys: one node, nothing is tied. For tests EP_CPU_TOPOLOGY_ROOT names a directory that has the files of another machine;
+ * threads and memory are tied as far as this one has its CPUs and nodes.
  * Threads    all functions but load and free: any.
  */
 #ifndef EP_BACKENDS_CPU_CPU_TOPOLOGY_H
@@ -14,6 +14,8 @@
 #include <stdint.h>
 
 #include "base/error.h"
+
+#define EP_CPU_TOPOLOGY_ROOT_VARIABLE "EP_CPU_TOPOLOGY_ROOT"
 
 typedef struct ep_cpu_topology ep_cpu_topology;
 

@@ -12,6 +12,7 @@
 
 #include "backends/cpu/cpu_backend.h"
 #include "contract/backend/expert_fixture.h"
+#include "unit/backends/made_up_machine.h"
 
 enum { EXPERTS = 4, FAR = 4, OVERTAKING = 64, NEAR = OVERTAKING + 3, JOBS = FAR + NEAR, HOLDERS = 2 };
 
@@ -91,7 +92,7 @@ int main(void)
     fixture_job jobs[HOLDERS + JOBS];
     ep_error error;
     int status = 0;
-    setenv("HWLOC_SYNTHETIC", "numa:2 pu:1", 1);
+    made_up_machine("0-1", "0-1", "0:0 1:1");
     sem_init(&held, 0, 0);
     sem_init(&ended, 0, 0);
     if (ep_backend_cpu_ops.open(&config, &backend, &error) != EP_OK) {
@@ -160,6 +161,7 @@ int main(void)
     }
     backend->ops->close(backend);
     status |= check_node_without_workers(&fixture);
+    made_up_machine_remove();
     expert_fixture_free(&fixture);
     return status;
 }

@@ -10,6 +10,7 @@
 #include "backends/cpu/cpu_backend.h"
 #include "base/random.h"
 #include "contract/backend/expert_fixture.h"
+#include "unit/backends/made_up_machine.h"
 
 enum { FIXTURES = 3, COPIES = 2, JOBS = 24, ROWS = 40, ROUNDS = 3 };
 
@@ -43,23 +44,18 @@ static int run_round(ep_backend *backend, ep_backend_weights *weights[FIXTURES][
     return failures;
 }
 
-/* is_real: threads are tied to these CPUs and memory to these nodes in earnest, as far as the machine has them. */
-static int run_with(const char *topology, bool is_real, uint32_t threads, bool unpinned, uint64_t seed)
+/* nodes: of a made-up machine. Threads are tied to its CPUs and memory to its nodes as far as this one has them. */
+static int run_with(const char *nodes, uint32_t threads, bool unpinned, uint64_t seed)
 {
     const ep_backend_config config = {.threads = threads, .unpinned = unpinned};
     ep_backend_weights *weights[FIXTURES][COPIES];
     ep_backend *backend;
     ep_error error;
     int failures = 0;
-    if (topology != NULL) {
-        setenv("HWLOC_SYNTHETIC", topology, 1);
+    if (nodes != NULL) {
+        made_up_machine("0-3", "0-7", nodes);
     } else {
-        unsetenv("HWLOC_SYNTHETIC");
-    }
-    if (is_real) {
-        setenv("HWLOC_THISSYSTEM", "1", 1);
-    } else {
-        unsetenv("HWLOC_THISSYSTEM");
+        made_up_machine_remove();
     }
     if (ep_backend_cpu_ops.open(&config, &backend, &error) != EP_OK) {
         fprintf(stderr, "%s\n", error.text);
@@ -79,7 +75,7 @@ static int run_with(const char *topology, bool is_real, uint32_t threads, bool u
     }
     backend->ops->close(backend);
     if (failures != 0) {
-        fprintf(stderr, "topology %s, %u threads: %d jobs failed\n", topology != NULL ? topology : "of this machine", threads, failures);
+        fprintf(stderr, "nodes %s, %u threads: %d jobs failed\n", nodes != NULL ? nodes : "of this machine", threads, failures);
     }
     return failures;
 }
@@ -87,21 +83,19 @@ static int run_with(const char *topology, bool is_real, uint32_t threads, bool u
 int main(int argc, char **argv)
 {
     const uint64_t seed = argc > 1 ? strtoull(argv[1], NULL, 0) : 5;
-    static const struct {
-        const char *name;
-        bool is_real;
-    } topologies[] = {{NULL, false}, {"numa:2 pu:2", false}, {"numa:3 pu:1", false}, {"numa:2 pu:1", true}};
+    static const char *const machines[] = {NULL, "0:0-1 1:2-3", "0:0 4:1 6:2", "0:1,3 1:0,2"};
     const uint32_t threads[] = {0, 1, 2, 3, 7};
     int failures = 0;
     printf("seed %llu\n", (unsigned long long)seed);
     fixtures[0] = expert_fixture_make(seed, 40, 30, ROWS, EP_DTYPE_BF16); /* whole */
     fixtures[1] = expert_fixture_make(seed + 1, 300, 200, ROWS, EP_DTYPE_BF16);
     fixtures[2] = expert_fixture_make(seed + 2, 130, 333, ROWS, EP_DTYPE_F32);
-    for (size_t t = 0; t < sizeof(topologies) / sizeof(topologies[0]); t++) {
+    for (size_t t = 0; t < sizeof(machines) / sizeof(machines[0]); t++) {
         for (size_t n = 0; n < sizeof(threads) / sizeof(threads[0]); n++) {
-            failures += run_with(topologies[t].name, topologies[t].is_real, threads[n], n % 2 == 1, seed + 100 * t + n);
+            failures += run_with(machines[t], threads[n], n % 2 == 1, seed + 100 * t + n);
         }
     }
+    made_up_machine_remove();
     for (int i = 0; i < FIXTURES; i++) {
         expert_fixture_free(&fixtures[i]);
     }

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "backends/cpu/cpu_topology.h"
+#include "unit/backends/made_up_machine.h"
 
 static int failures;
 
@@ -22,14 +23,9 @@ static void expect(bool ok, const char *what)
     }
 }
 
-static ep_cpu_topology *load(const char *synthetic)
+static ep_cpu_topology *load(void)
 {
     ep_cpu_topology *topology;
-    if (synthetic != NULL) {
-        setenv("HWLOC_SYNTHETIC", synthetic, 1);
-    } else {
-        unsetenv("HWLOC_SYNTHETIC");
-    }
     if (ep_cpu_topology_load(&topology) != EP_OK) {
         abort();
     }
@@ -38,7 +34,8 @@ static ep_cpu_topology *load(const char *synthetic)
 
 static void check_made_up(void)
 {
-    ep_cpu_topology *t = load("numa:3 core:2 pu:2");
+    made_up_machine("0-11", "0-2", "0:0-3 1:4,6-7,5 2:8-11");
+    ep_cpu_topology *t = load();
     expect(ep_cpu_topology_nodes(t) == 3, "three nodes");
     expect(ep_cpu_topology_cpus(t) == 12, "twelve CPUs");
     for (uint32_t i = 0; i < 12; i++) {
@@ -48,51 +45,22 @@ static void check_made_up(void)
     for (uint32_t i = 0; i < 3; i++) {
         expect(ep_cpu_topology_node(t, i, 3) == i, "few workers are spread over the nodes");
     }
-    ep_cpu_topology_place(t, 5, 12, true); /* does nothing to this machine's CPUs */
     ep_cpu_topology_free(t);
+    made_up_machine_remove();
 }
 
-/* Two nodes of two CPUs, the memory of the first is not allowed: its CPUs are, without a node. */
-static const char one_node_of_two[] =
-    "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<!DOCTYPE topology SYSTEM \"hwloc2.dtd\">\n<topology version=\"2.0\">\n"
-    "<object type=\"Machine\" os_index=\"0\" cpuset=\"0xf\" complete_cpuset=\"0xf\" allowed_cpuset=\"0xf\" nodeset=\"0x3\""
-    " complete_nodeset=\"0x3\" allowed_nodeset=\"0x2\" gp_index=\"1\">\n"
-#define PU(cpu, cpus, nodes, id)                                                                                  \
-    "<object type=\"PU\" os_index=\"" cpu "\" cpuset=\"" cpus "\" complete_cpuset=\"" cpus "\" nodeset=\"" nodes \
-    "\" complete_nodeset=\"" nodes "\" gp_index=\"" id "\"/>\n"
-#define NODE(node, cpus, nodes, id)                                                                                    \
-    "<object type=\"Group\" cpuset=\"" cpus "\" complete_cpuset=\"" cpus "\" nodeset=\"" nodes "\" complete_nodeset=\"" \
-    nodes "\" gp_index=\"1" id "\" kind=\"1001\" subkind=\"0\">\n<object type=\"NUMANode\" os_index=\"" node             \
-    "\" cpuset=\"" cpus "\" complete_cpuset=\"" cpus "\" nodeset=\"" nodes "\" complete_nodeset=\"" nodes              \
-    "\" gp_index=\"2" id "\" local_memory=\"1073741824\"><page_type size=\"4096\" count=\"262144\"/></object>\n"
-    NODE("0", "0x3", "0x1", "1") PU("0", "0x1", "0x1", "31") PU("1", "0x2", "0x1", "32") "</object>\n"
-    NODE("1", "0xc", "0x2", "2") PU("2", "0x4", "0x2", "33") PU("3", "0x8", "0x2", "34") "</object>\n"
-    "</object>\n</topology>\n";
-
-static ep_cpu_topology *load_text(const char *text)
-{
-    char path[] = "/tmp/ep-topology-XXXXXX";
-    const int fd = mkstemp(path);
-    if (fd < 0 || write(fd, text, strlen(text)) != (ssize_t)strlen(text)) {
-        abort();
-    }
-    close(fd);
-    setenv("HWLOC_XMLFILE", path, 1);
-    ep_cpu_topology *t = load(NULL);
-    unsetenv("HWLOC_XMLFILE");
-    unlink(path);
-    return t;
-}
-
+/* Two nodes of two CPUs, the memory of the first is not allowed: its CPUs are, without a node. The third has memory alone. */
 static void check_nodeless(void)
 {
-    ep_cpu_topology *t = load_text(one_node_of_two);
+    made_up_machine("0-3", "1-2", "0:0-1 1:2-3 2:-");
+    ep_cpu_topology *t = load();
     expect(ep_cpu_topology_nodes(t) == 1, "one node is left");
     expect(ep_cpu_topology_cpus(t) == 4, "its CPUs and those without a node");
     for (uint32_t i = 0; i < 4; i++) {
         expect(ep_cpu_topology_node(t, i, 4) == 0, "all count to it");
     }
     ep_cpu_topology_free(t);
+    made_up_machine_remove();
 }
 
 static cpu_set_t affinity(void)
@@ -103,10 +71,30 @@ static cpu_set_t affinity(void)
     return set;
 }
 
+/* A kernel without memory nodes, of whose possible CPUs not all are on; then neither /proc nor /sys. */
+static void check_without_nodes(void)
+{
+    const cpu_set_t before = affinity();
+    made_up_machine("0-3,500-1023", "0", "");
+    ep_cpu_topology *t = load();
+    expect(ep_cpu_topology_nodes(t) == 1 && ep_cpu_topology_cpus(t) == 16, "one node of the CPUs that are on");
+    expect(ep_cpu_topology_node(t, 15, 16) == 0, "all of them");
+    ep_cpu_topology_free(t);
+    made_up_machine_remove();
+    setenv(EP_CPU_TOPOLOGY_ROOT_VARIABLE, "/nonexistent", 1);
+    t = load();
+    expect(ep_cpu_topology_nodes(t) == 1 && ep_cpu_topology_cpus(t) == (uint32_t)CPU_COUNT(&before), "as many CPUs as the process may use");
+    ep_cpu_topology_place(t, 0, CPU_SETSIZE, true);
+    const cpu_set_t after = affinity();
+    expect(CPU_EQUAL(&after, &before), "nothing is tied");
+    ep_cpu_topology_free(t);
+    unsetenv(EP_CPU_TOPOLOGY_ROOT_VARIABLE);
+}
+
 static void *check_here(void *arg)
 {
     const cpu_set_t before = affinity();
-    ep_cpu_topology *t = load(NULL);
+    ep_cpu_topology *t = load();
     (void)arg;
     expect(ep_cpu_topology_cpus(t) == (uint32_t)CPU_COUNT(&before), "as many CPUs as the process may use");
     const uint32_t cpus = ep_cpu_topology_cpus(t);
@@ -140,7 +128,7 @@ static void *check_restricted(void *arg)
     CPU_ZERO(&last);
     CPU_SET(cpu, &last);
     sched_setaffinity(0, sizeof(last), &last);
-    ep_cpu_topology *t = load(NULL);
+    ep_cpu_topology *t = load();
     expect(ep_cpu_topology_cpus(t) == 1, "one usable CPU");
     ep_cpu_topology_place(t, 0, 1, false);
     const cpu_set_t after = affinity();
@@ -148,15 +136,6 @@ static void *check_restricted(void *arg)
     ep_cpu_topology_free(t);
     return NULL;
 }
-
-/* The machine's first two CPUs as two nodes, of which the second has the memory that every machine has and the first one no machine. */
-static const char two_nodes[] =
-    "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<!DOCTYPE topology SYSTEM \"hwloc2.dtd\">\n<topology version=\"2.0\">\n"
-    "<object type=\"Machine\" os_index=\"0\" cpuset=\"0x3\" complete_cpuset=\"0x3\" allowed_cpuset=\"0x3\" nodeset=\"0x80000001\""
-    " complete_nodeset=\"0x80000001\" allowed_nodeset=\"0x80000001\" gp_index=\"1\">\n"
-    NODE("31", "0x1", "0x80000000", "1") PU("0", "0x1", "0x80000000", "31") "</object>\n"
-    NODE("0", "0x2", "0x1", "2") PU("1", "0x2", "0x1", "32") "</object>\n"
-    "</object>\n</topology>\n";
 
 /* Whether the kernel's policy for this memory is the node that every machine has. */
 static bool is_on_first_node(void *memory)
@@ -174,7 +153,7 @@ static bool may_set_policies(void *memory, size_t bytes)
            syscall(SYS_mbind, memory, bytes, MPOL_DEFAULT, NULL, 0, 0) == 0 && !is_on_first_node(memory);
 }
 
-/* Threads and memory go where the topology says, as it calls itself this machine's. */
+/* The machine's first two CPUs as two nodes: one is the node that every machine has, the other one no machine. */
 static void *check_tied(void *arg)
 {
     enum { BYTES = 1 << 20 };
@@ -184,18 +163,14 @@ static void *check_tied(void *arg)
         printf("not tied: the process may not use CPUs 0 and 1\n");
         return NULL;
     }
-    setenv("HWLOC_THISSYSTEM", "1", 1);
-    ep_cpu_topology *t = load_text(two_nodes);
-    unsetenv("HWLOC_THISSYSTEM");
+    made_up_machine("0-1", "0,1000", "0:1 1000:0");
+    ep_cpu_topology *t = load();
     expect(ep_cpu_topology_nodes(t) == 2 && ep_cpu_topology_cpus(t) == 2, "two nodes of one CPU");
-    uint32_t real = 0; /* the node whose memory there is: hwloc orders them */
+    const uint32_t real = ep_cpu_topology_node(t, 0, 2);
     for (uint32_t i = 0; i < 2; i++) {
-        const uint32_t node = ep_cpu_topology_node(t, i, 2);
         ep_cpu_topology_place(t, i, 2, false);
         const cpu_set_t now = affinity();
-        expect(CPU_COUNT(&now) == 1, "a worker is on its node's CPUs");
-        real = CPU_ISSET(1, &now) ? node : real;
-        expect(CPU_ISSET(i, &now), "node by node");
+        expect(CPU_COUNT(&now) == 1 && CPU_ISSET(1 - i, &now), "a worker is on its node's CPUs, node by node");
     }
     void *memory = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (may_set_policies(memory, BYTES)) {
@@ -211,6 +186,7 @@ static void *check_tied(void *arg)
     }
     munmap(memory, BYTES);
     ep_cpu_topology_free(t);
+    made_up_machine_remove();
     return NULL;
 }
 
@@ -219,6 +195,7 @@ int main(void)
     void *(*const checks[])(void *) = {check_here, check_restricted, check_tied};
     check_made_up();
     check_nodeless();
+    check_without_nodes();
     for (size_t i = 0; i < sizeof(checks) / sizeof(checks[0]); i++) {
         pthread_t thread;
         if (pthread_create(&thread, NULL, checks[i], NULL) != 0) {
