@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Renders the Kubernetes overlays and checks the objects.
+"""Renders the Kubernetes overlays and checks the objects; the commands of the Job that fills the weights' volume are run.
 
 There is no API server here, and `kubectl kustomize` lets unknown keys pass. So every key of every rendered object must stand in
 SCHEMA, the part of the Kubernetes API that these manifests use, and the assertions below say what must be there. The test also
@@ -14,6 +14,8 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
+import textwrap
 
 import yaml
 
@@ -46,7 +48,7 @@ POD = {
     "securityContext": {"runAsNonRoot": bool, "runAsUser": int, "runAsGroup": int, "fsGroup": int,
                         "fsGroupChangePolicy": str, "seccompProfile": {"type": str}},
     "topologySpreadConstraints": [{"maxSkew": int, "topologyKey": str, "whenUnsatisfiable": str, "labelSelector": SELECTOR}],
-    "containers": [CONTAINER],
+    "restartPolicy": str, "initContainers": [CONTAINER], "containers": [CONTAINER],
     "volumes": [{"name": NAME, "configMap": {"name": NAME}, "secret": {"secretName": NAME, "defaultMode": int},
                  "persistentVolumeClaim": {"claimName": NAME, "readOnly": bool},
                  "emptyDir": {"medium": str, "sizeLimit": QUANTITY}, "hostPath": {"path": str, "type": str}}],
@@ -54,6 +56,7 @@ POD = {
 META = {"name": NAME, "namespace": NAME, "labels": FREE, "annotations": FREE}
 CLAIM = {"accessModes": [str], "resources": {"requests": RESOURCES}}
 SCHEMA = {
+    ("v1", "Namespace"): {},
     ("v1", "ConfigMap"): {"data": FREE},
     ("v1", "ServiceAccount"): {"automountServiceAccountToken": bool},
     ("v1", "PersistentVolumeClaim"): {"spec": CLAIM},
@@ -63,6 +66,7 @@ SCHEMA = {
         "serviceName": NAME, "replicas": int, "podManagementPolicy": str, "updateStrategy": {"type": str}, "selector": SELECTOR,
         "template": {"metadata": {"labels": FREE, "annotations": FREE}, "spec": POD},
         "volumeClaimTemplates": [{"apiVersion": str, "kind": str, "metadata": META, "spec": CLAIM}]}},
+    ("batch/v1", "Job"): {"spec": {"backoffLimit": int, "template": {"metadata": {"labels": FREE}, "spec": POD}}},
     ("policy/v1", "PodDisruptionBudget"): {"spec": {"maxUnavailable": int, "minAvailable": int, "selector": SELECTOR}},
     ("networking.k8s.io/v1", "NetworkPolicy"): {"spec": {
         "podSelector": SELECTOR, "policyTypes": [str],
@@ -140,13 +144,19 @@ def misspellings_are_noticed(objects, overlay):
     return tried
 
 
-def render(source, overlay):
-    out = subprocess.run(["kubectl", "kustomize", os.path.join(source, "deploy/k8s/overlays", overlay)], text=True,
+def render(source, folder):
+    out = subprocess.run(["kubectl", "kustomize", os.path.join(source, "deploy/k8s", folder)], text=True,
                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False)
     if out.returncode != 0:
-        failures.append(f"{overlay} does not render: {out.stderr.strip()}")
+        failures.append(f"{folder} does not render: {out.stderr.strip()}")
         return []
-    return [o for o in yaml.safe_load_all(out.stdout) if o]
+    objects = [o for o in yaml.safe_load_all(out.stdout) if o]
+    for obj in objects:
+        for text in object_violations(obj):
+            failures.append(f"{folder}: {text}")
+        check(obj["kind"] == "Namespace" or obj["metadata"].get("namespace") == "expertd",
+              f"{folder}: {obj['kind']} outside of the namespace")
+    return objects
 
 
 def named(objects, kind, name):
@@ -155,7 +165,21 @@ def named(objects, kind, name):
     return found[0] if found else None
 
 
-def check_container(where, pod, container):
+def check_restricted(where, pod, may_see_host=False):
+    """What a namespace that enforces the pod security standard `restricted` asks for, and a little more."""
+    outer = pod.get("securityContext", {})
+    check(outer.get("runAsNonRoot") is True and outer.get("runAsUser", 0) > 0 and
+          outer.get("seccompProfile", {}).get("type") == "RuntimeDefault", f"{where}: pod security context is {outer}")
+    check(pod.get("automountServiceAccountToken") is False, f"{where}: mounts an API token")
+    for container in pod.get("initContainers", []) + pod["containers"]:
+        context = container.get("securityContext", {})
+        check(context.get("allowPrivilegeEscalation") is False and context.get("readOnlyRootFilesystem") is True and
+              context.get("capabilities", {}).get("drop") == ["ALL"], f"{where}: security context is {context}")
+    host = [v["name"] for v in pod["volumes"] if "hostPath" in v]
+    check(may_see_host or not host, f"{where}: volumes {host} of the host are not admitted")
+
+
+def check_container(where, pod, container, claims):
     for probe, path in (("startupProbe", "/startupz"), ("readinessProbe", "/readyz"), ("livenessProbe", "/livez")):
         http = container.get(probe, {}).get("httpGet", {})
         check(http.get("path") == path and http.get("port") == "probes", f"{where}: {probe} is {http}, expected {path} on probes")
@@ -164,20 +188,13 @@ def check_container(where, pod, container):
           ready.get("failureThreshold", 0), f"{where}: must be taken out of service before it is killed")
     ports = {p["name"] for p in container.get("ports", [])}
     check({"rpc", "probes"} <= ports, f"{where}: ports are {ports}")
-    context = container.get("securityContext", {})
-    check(context.get("allowPrivilegeEscalation") is False and context.get("readOnlyRootFilesystem") is True and
-          context.get("capabilities", {}).get("drop") == ["ALL"], f"{where}: security context is {context}")
-    outer = pod.get("securityContext", {})
-    check(outer.get("runAsNonRoot") is True and outer.get("runAsUser", 0) > 0 and
-          outer.get("seccompProfile", {}).get("type") == "RuntimeDefault", f"{where}: pod security context is {outer}")
-    check(pod.get("automountServiceAccountToken") is False, f"{where}: mounts an API token")
     resources = container.get("resources", {})
     for need in ("cpu", "memory"):
         check(need in resources.get("requests", {}), f"{where}: no {need} request")
     check("memory" in resources.get("limits", {}), f"{where}: no memory limit")
     volumes = {v["name"] for v in pod.get("volumes", [])}
     for mount in container.get("volumeMounts", []):
-        check(mount["name"] in volumes | {"state"}, f"{where}: mounts unknown volume {mount['name']}")
+        check(mount["name"] in volumes | claims, f"{where}: mounts unknown volume {mount['name']}")
 
 
 def config_of(objects, pod, volume, key):
@@ -203,11 +220,6 @@ def check_config(where, config, pod):
 
 
 def check_overlay(objects, overlay):
-    for obj in objects:
-        for text in object_violations(obj):
-            failures.append(f"{overlay}: {text}")
-        check(obj["metadata"].get("namespace") == "expertd", f"{overlay}: {obj['kind']} outside of the namespace")
-
     node = named(objects, "StatefulSet", "expertd")
     coordinator = named(objects, "StatefulSet", "expertd-coordinator")
     if node is None or coordinator is None:
@@ -225,7 +237,9 @@ def check_overlay(objects, overlay):
         budget = named(objects, "PodDisruptionBudget", stateful["metadata"]["name"])
         check(budget and budget["spec"]["maxUnavailable"] == 1 and
               budget["spec"]["selector"]["matchLabels"].items() <= labels.items(), f"{where}: disruption budget")
-        check_container(where, pod, pod["containers"][0])
+        claims = {c["metadata"]["name"] for c in spec.get("volumeClaimTemplates", [])}
+        check_container(where, pod, pod["containers"][0], claims)
+        check_restricted(where, pod, may_see_host=overlay == "ascend")
 
     pod = node["spec"]["template"]["spec"]
     container = pod["containers"][0]
@@ -249,7 +263,6 @@ def check_overlay(objects, overlay):
     weights = [m for m in container["volumeMounts"] if m["name"] == "weights"]
     check(weights and weights[0].get("readOnly") is True and
           all(m["path"].startswith(weights[0]["mountPath"] + "/") for m in config["models"]), f"{overlay}: weights volume")
-    named(objects, "PersistentVolumeClaim", "expertd-weights")
     env = {e["name"]: e for e in container["env"]}
     check("$(POD_NAME).expertd.$(POD_NAMESPACE)" in env["EXPERTD_ADVERTISE_URL"]["value"], f"{overlay}: advertised URL")
     check(list(env).index("POD_NAME") < list(env).index("EXPERTD_ADVERTISE_URL"), f"{overlay}: $(POD_NAME) is used before it is set")
@@ -266,6 +279,96 @@ def check_overlay(objects, overlay):
           f"{overlay}: nodes cannot find a coordinator that is not ready, which it is only once it has nodes")
     check(coordinator["spec"].get("podManagementPolicy") == "Parallel", f"{overlay}: a coordinator without nodes could not be changed")
     check(config.get("copies", 1) >= 2, f"{overlay}: one copy of each expert: a rolling update would lose calls")
+
+
+def bytes_of(quantity):
+    number, unit = re.fullmatch(r"(\d+)([KMGT]i)B?", quantity).groups()
+    return int(number) << {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40}[unit]
+
+
+def check_cache(objects):
+    """Packed experts outlive a pod, in a directory that the daemon makes: it refuses one that the volume's group may write."""
+    node = named(objects, "StatefulSet", "expertd")["spec"]
+    container = node["template"]["spec"]["containers"][0]
+    env = {e["name"]: e.get("value", "") for e in container["env"]}
+    mounts = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}
+    claims = [c for c in node.get("volumeClaimTemplates", []) if c["metadata"]["name"] == "cache"]
+    check(len(claims) == 1 and os.path.dirname(env.get("EXPERTD_WEIGHT_CACHE_DIR", "")) == mounts.get("cache"),
+          f"cpu: packed experts are in {env.get('EXPERTD_WEIGHT_CACHE_DIR')}, in no volume of {mounts}")
+    for claim in claims:
+        check(claim["spec"]["accessModes"] == ["ReadWriteOnce"], "cpu: several nodes share the volume of packed experts")
+        check(bytes_of(env["EXPERTD_WEIGHT_CACHE_BYTES"]) < bytes_of(claim["spec"]["resources"]["requests"]["storage"]),
+              "cpu: weight_cache_bytes is more than the volume has")
+
+
+def run_job(pod, source_dir, models, daemon):
+    """The pod's containers one after the other, on these two directories; the exit code of the first that fails, or 0."""
+    places = {"source": source_dir, "weights": models}
+    for container in pod["initContainers"] + pod["containers"]:
+        words = container["command"] + container["args"]
+        for mount in container["volumeMounts"]:
+            words = [w.replace(mount["mountPath"] + "/", places[mount["name"]] + "/") for w in words]
+        env = {e["name"]: e["value"] for e in container["env"]}
+        env["PATH"] = os.path.dirname(daemon) + ":" + os.environ["PATH"]
+        run = subprocess.run(words, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+        if run.returncode != 0:
+            return run.returncode, run.stdout
+    return 0, run.stdout
+
+
+def check_weights(source, common, objects, node, daemon):
+    """The Job puts the model, which the nodes' configuration names, into the claim that they mount: whole, or not at all."""
+    space = named(common, "Namespace", "expertd")
+    check(space and space["metadata"]["labels"].get("pod-security.kubernetes.io/enforce") == "restricted", "the namespace admits any pod")
+    claim = named(common, "PersistentVolumeClaim", "expertd-weights")
+    check(claim and claim["spec"]["accessModes"] == ["ReadWriteMany"], "the Job cannot write what many nodes read")
+    pod = named(objects, "Job", "expertd-weights")["spec"]["template"]["spec"]
+    check_restricted("weights", pod)
+    check(pod.get("restartPolicy") in ("Never", "OnFailure"), "weights: a Job's pods are not started again for ever")
+    claims = {v["name"]: v["persistentVolumeClaim"] for v in pod["volumes"]}
+    check(claims["weights"] == {"claimName": "expertd-weights"}, f"weights: writes into {claims['weights']}")
+    check(claims["source"].get("readOnly") is True, "weights: may write what it copies from")
+    for container in pod["initContainers"] + pod["containers"]:
+        model = "/models/" + {e["name"]: e["value"] for e in container["env"]}["MODEL"]
+        check([m["path"] for m in config_of(node, named(node, "StatefulSet", "expertd")["spec"]["template"]["spec"], "config",
+                                            "expertd.yaml")["models"]] == [model], f"weights: the nodes serve another model than {model}")
+        check({"memory", "cpu"} <= container["resources"]["requests"].keys(), f"weights: {container['name']} asks for no memory or CPU")
+    with tempfile.TemporaryDirectory() as work:
+        models, origin = os.path.join(work, "models"), os.path.join(work, "source")
+        os.mkdir(models)
+        shutil.copytree(os.path.join(source, "deploy/demo-model/checkpoint"), os.path.join(origin, "model"))
+        shard = os.path.join(origin, "model/model-00002-of-00003.safetensors")
+        config = os.path.join(origin, "model/config.json")
+        for damaged in (shard, config):
+            os.rename(damaged, os.path.join(work, "away"))
+            status, text = run_job(pod, origin, models, daemon)
+            check(status != 0 and os.path.basename(damaged) in text and not os.path.exists(os.path.join(models, "model")),
+                  f"weights: a checkpoint without {damaged} is put in place, or the reason is not said: {status} {text}")
+            os.rename(os.path.join(work, "away"), damaged)
+        for _ in range(2):  # a second run finds it in its place
+            status, text = run_job(pod, origin, models, daemon)
+            same = subprocess.run(["diff", "-r", os.path.join(origin, "model"), os.path.join(models, "model")], check=False)
+            check(status == 0 and same.returncode == 0 and os.listdir(models) == ["model"],
+                  f"weights: {status} {text}, and there is {os.listdir(models)}")
+
+
+def check_readme(source, weights):
+    """The kustomization in README that fetches by other means renders, and changes just the container that does."""
+    with open(os.path.join(source, "deploy/k8s/README.md"), encoding="utf-8") as file:
+        example = re.search(r"^(    resources: \[.*weights\]\n(?:    .*\n)+)", file.read(), re.MULTILINE)
+    check(example is not None, "README has no example of fetching weights by other means")
+    with tempfile.TemporaryDirectory() as work:
+        there = os.path.relpath(os.path.join(source, "deploy/k8s/weights"), os.path.realpath(work))
+        with open(os.path.join(work, "kustomization.yaml"), "w", encoding="utf-8") as file:
+            file.write(textwrap.dedent(example.group(1) if example else "").replace("../weights", there))
+        objects = render(source, work)
+    for obj, original in zip(objects, weights):
+        pod, theirs = (o["spec"]["template"]["spec"] for o in (obj, original))
+        fetch, *others = pod["initContainers"]
+        check(not others and "example.com" in fetch["image"] and ".part" in fetch["args"][-1], f"README's example fetches with {fetch}")
+        check([v["name"] for v in pod["volumes"]] == ["weights"], "README's example waits for a volume that it does not need")
+        check([m["name"] for m in fetch["volumeMounts"]] == ["weights"], f"README's example mounts {fetch['volumeMounts']}")
+        check(pod["containers"] == theirs["containers"], "README's example changes more than the container that fetches")
 
 
 def check_resources(objects, overlay):
@@ -289,6 +392,9 @@ def check_keys(objects, daemons):
         for option in config_of(objects, pod, "config", key):
             flag = "--" + {"models": "model"}.get(option, option.replace("_", "-"))
             check(re.search(re.escape(flag) + r"[=\s]", text), f"{key}: {name} has no key '{option}'")
+        for variable in (e["name"] for e in pod["containers"][0].get("env", []) if e["name"].startswith("EXPERTD_")):
+            flag = "--" + variable.removeprefix("EXPERTD_").lower().replace("_", "-")
+            check(re.search(re.escape(flag) + r"[=\s]", text), f"{name} has no option for {variable}")
 
 
 def main():
@@ -296,15 +402,21 @@ def main():
         print("skipped: this machine has no kubectl, and the one of Debian 12 (1.20) cannot read components")
         return 77
     source, daemons = sys.argv[1], {"expertd": sys.argv[2], "expertd-coordinator": sys.argv[3]}
+    common, weights = render(source, "common"), render(source, "weights")
+    rendered = {"common": common, "weights": weights}
     for overlay in ("cpu", "ascend"):
-        objects = render(source, overlay)
-        if not objects:
-            continue
-        check_overlay(objects, overlay)
-        check_resources(objects, overlay)
-        check_keys(objects, daemons)
+        objects = rendered[overlay] = render(source, "overlays/" + overlay)
+        if objects:
+            check_overlay(objects, overlay)
+            check_resources(objects, overlay)
+            check_keys(objects, daemons)
+    if common and weights and rendered["cpu"]:
+        check_cache(rendered["cpu"])
+        check_weights(source, common, weights, rendered["cpu"], daemons["expertd"])
+    check_readme(source, weights)
+    for name, objects in rendered.items():
         if not failures:
-            print(f"{overlay}: {len(objects)} objects, {misspellings_are_noticed(objects, overlay)} misspellings noticed")
+            print(f"{name}: {len(objects)} objects, {misspellings_are_noticed(objects, name)} misspellings noticed")
     for text in failures:
         print("FAILED " + text)
     return 1 if failures else 0
