@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Four Debian packages out of the install components; deploy/build-packages makes them.
+# Five Debian packages out of the install components; deploy/build-packages makes them.
 set(pkg ${CMAKE_CURRENT_SOURCE_DIR}/pkg/debian)
 set(made ${CMAKE_CURRENT_BINARY_DIR}/debian)
 execute_process(COMMAND dpkg --print-architecture OUTPUT_VARIABLE architecture OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
@@ -10,7 +10,7 @@ set(CPACK_PACKAGE_VERSION ${PROJECT_VERSION})
 # Who builds packages for others puts an own address here.
 set(CPACK_PACKAGE_CONTACT "expertd maintainers <expertd@example.org>")
 set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
-set(CPACK_COMPONENTS_ALL expertd expertctl runtime development)
+set(CPACK_COMPONENTS_ALL expertd expertctl runtime development monitoring)
 set(CPACK_COMPONENTS_GROUPING ONE_PER_GROUP)
 set(CPACK_STRIP_FILES ON)
 set(CPACK_INSTALL_DEFAULT_DIRECTORY_PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXECUTE GROUP_READ GROUP_EXECUTE WORLD_READ WORLD_EXECUTE)
@@ -23,12 +23,13 @@ set(CPACK_DEBIAN_COMPRESSION_TYPE xz)
 
 # Every package has a changelog and the licence.
 file(MAKE_DIRECTORY ${made})
-foreach(name expertd expertctl libexpertd0 libexpertd-dev)
+foreach(name expertd expertctl libexpertd0 libexpertd-dev expertd-monitoring)
     set(PACKAGE ${name})
     configure_file(${pkg}/changelog.in ${made}/${name}/changelog @ONLY)
     execute_process(COMMAND gzip -9nf ${made}/${name}/changelog)
 endforeach()
-foreach(pair expertd:expertd expertctl:expertctl runtime:libexpertd0 development:libexpertd-dev)
+foreach(pair expertd:expertd expertctl:expertctl runtime:libexpertd0 development:libexpertd-dev
+        monitoring:expertd-monitoring)
     string(REPLACE ":" ";" pair ${pair})
     list(GET pair 0 component)
     list(GET pair 1 name)
@@ -46,10 +47,14 @@ set(CPACK_COMPONENT_EXPERTD_DESCRIPTION "expert-parallel inference service: node
 set(CPACK_COMPONENT_EXPERTCTL_DESCRIPTION "expert-parallel inference service: command line\n${text}This package has the command line for operators and testers.")
 set(CPACK_COMPONENT_RUNTIME_DESCRIPTION "expert-parallel inference service: client library\n${text}This package has the shared library that callers link.")
 set(CPACK_COMPONENT_DEVELOPMENT_DESCRIPTION "expert-parallel inference service: client library, development files\n${text}This package has headers, pkg-config file and CMake package.")
+set(CPACK_COMPONENT_MONITORING_DESCRIPTION "expert-parallel inference service: rules and dashboard\n${text}This package has alert rules and a scrape configuration for Prometheus and a\ndashboard for Grafana.")
 set(CPACK_DEBIAN_EXPERTD_PACKAGE_SECTION net)
 set(CPACK_DEBIAN_EXPERTCTL_PACKAGE_SECTION net)
 set(CPACK_DEBIAN_RUNTIME_PACKAGE_SECTION libs)
 set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_SECTION libdevel)
+set(CPACK_DEBIAN_MONITORING_PACKAGE_SECTION net)
+set(CPACK_DEBIAN_MONITORING_PACKAGE_ARCHITECTURE all)
+set(CPACK_DEBIAN_MONITORING_PACKAGE_SUGGESTS "prometheus")
 set(CPACK_DEBIAN_EXPERTD_PACKAGE_DEPENDS "systemd")
 # The probes of tracing are in libexpertd0 and are loaded when they are there.
 set(CPACK_DEBIAN_EXPERTD_PACKAGE_RECOMMENDS "libexpertd0")
