@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Five Debian packages out of the install components; deploy/build-packages makes them.
+# Five Debian packages out of the install components, and their debug symbols; deploy/build-packages makes them.
 set(pkg ${CMAKE_CURRENT_SOURCE_DIR}/pkg/debian)
 set(made ${CMAKE_CURRENT_BINARY_DIR}/debian)
 execute_process(COMMAND dpkg --print-architecture OUTPUT_VARIABLE architecture OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
@@ -12,7 +12,7 @@ set(CPACK_PACKAGE_CONTACT "expertd maintainers <expertd@example.org>")
 set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
 set(CPACK_COMPONENTS_ALL expertd expertctl runtime development monitoring)
 set(CPACK_COMPONENTS_GROUPING ONE_PER_GROUP)
-set(CPACK_STRIP_FILES ON)
+set(CPACK_DEBIAN_DEBUGINFO_PACKAGE ON)
 set(CPACK_INSTALL_DEFAULT_DIRECTORY_PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXECUTE GROUP_READ GROUP_EXECUTE WORLD_READ WORLD_EXECUTE)
 set(CPACK_DEB_COMPONENT_INSTALL ON)
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
