@@ -1,0 +1,765 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* libacl_rt.so and libascendcl.so: devices, memory, streams, events. */
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/random.h"
+#include "support/cann/cann.h"
+
+#define ARENA_BYTES ((size_t)64 << 30) /* of addresses: a block's are never given out twice before they run out */
+#define GUARD_BYTES 4096
+#define POISON 0xff /* NaN in every float type */
+
+typedef struct block {
+    uint8_t *address;
+    size_t bytes;
+    bool is_host; /* pinned */
+    bool freed;
+    struct block *next;
+} block;
+
+typedef struct event {
+    uint32_t magic;
+    uint64_t recorded;  /* aclrtRecordEvent calls */
+    uint64_t completed; /* of these */
+    ep_acl_code status; /* of the last completed */
+    int waiters;        /* tasks that refer to it */
+} event;
+
+typedef struct task {
+    ep_acl_code (*run)(void *arg);
+    void (*release)(void *arg);
+    void *arg;
+    event *recorded; /* this task records it */
+    event *awaited;  /* this task waits for it */
+    uint64_t target;
+    struct task *next;
+} task;
+
+typedef struct stream {
+    uint32_t magic;
+    pthread_t thread;
+    task *first;
+    task *last;
+    uint64_t open_count; /* queued or running */
+    ep_acl_code error;   /* sticky, until it has been told */
+    bool stopping;
+    bool hangs;
+    uint64_t random;
+    struct stream *next;
+} stream;
+
+enum { EVENT_MAGIC = 0x65766e74, STREAM_MAGIC = 0x73747265, DEAD_MAGIC = 0x64656164 };
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static bool initialised, was_finalised, device_lost;
+static uint64_t generation; /* of aclInit: a thread's device is that of one generation */
+static _Thread_local uint64_t thread_generation;
+static _Thread_local const char *recent_message;
+static uint8_t *arena_given, *arena_own;
+static size_t arena_used, hbm_used;
+static block *blocks;
+static stream *streams;
+static int events_alive, objects_alive;
+static uint64_t mallocs_count, tasks_count, streams_made;
+static uint64_t seed, delay_us, devices, hbm_bytes, oom_at, fault_at, hang_at, lost_at;
+static bool oom_stays;
+static const char *lost_file;
+
+_Noreturn void cann_violation(const char *format, ...)
+{
+    char text[512];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(text, sizeof(text), format, list);
+    va_end(list);
+    fprintf(stderr, "cann: %s\n", text);
+    abort();
+}
+
+static uint64_t from_environment(const char *name, uint64_t otherwise)
+{
+    const char *text = getenv(name);
+    return text != NULL && text[0] != '\0' ? strtoull(text, NULL, 0) : otherwise;
+}
+
+static void read_environment(void)
+{
+    const char *oom = getenv("EP_CANN_OOM_AT");
+    seed = from_environment("EP_CANN_SEED", 1);
+    delay_us = from_environment("EP_CANN_DELAY_US", 60);
+    devices = from_environment("EP_CANN_DEVICES", 1);
+    hbm_bytes = from_environment("EP_CANN_HBM_BYTES", (uint64_t)4 << 30);
+    oom_at = from_environment("EP_CANN_OOM_AT", 0);
+    oom_stays = oom != NULL && strchr(oom, '+') != NULL;
+    fault_at = from_environment("EP_CANN_FAULT_AT", 0);
+    hang_at = from_environment("EP_CANN_HANG_AT", 0);
+    lost_at = from_environment("EP_CANN_LOST_AT", 0);
+    lost_file = getenv("EP_CANN_LOST_FILE");
+    device_lost = false;
+    mallocs_count = tasks_count = streams_made = 0;
+}
+
+/* Lock held. */
+static bool is_lost(void)
+{
+    if (!device_lost && lost_file != NULL && access(lost_file, F_OK) == 0) {
+        device_lost = true;
+    }
+    return device_lost;
+}
+
+static ep_acl_code fail(ep_acl_code code, const char *message)
+{
+    recent_message = message;
+    return code;
+}
+
+/* Lock held. */
+static ep_acl_code enter_locked(void)
+{
+    if (!initialised) {
+        return fail(100001, "EE1001: aclInit has not been called");
+    }
+    if (thread_generation != generation) {
+        return fail(CANN_NO_CONTEXT, "EE1001: the current thread has no context");
+    }
+    return is_lost() ? fail(CANN_LOST, "EE9999: the heartbeat of device 0 is lost") : 0;
+}
+
+ep_acl_code cann_enter(void)
+{
+    pthread_mutex_lock(&lock);
+    const ep_acl_code code = enter_locked();
+    pthread_mutex_unlock(&lock);
+    return code;
+}
+
+void cann_count_object(int change)
+{
+    pthread_mutex_lock(&lock);
+    objects_alive += change;
+    pthread_mutex_unlock(&lock);
+}
+
+/* ---- start and end ---- */
+
+CANN_EXPORT ep_acl_code aclInit(const char *config_path)
+{
+    (void)config_path;
+    pthread_mutex_lock(&lock);
+    if (initialised) {
+        pthread_mutex_unlock(&lock);
+        return fail(100002, "EE1001: aclInit has been called already");
+    }
+    read_environment();
+    if (arena_given == NULL) {
+        const int fd = memfd_create("cann", MFD_CLOEXEC);
+        if (fd < 0 || ftruncate(fd, (off_t)ARENA_BYTES) != 0) {
+            cann_violation("no memfd for the arena");
+        }
+        arena_given = mmap(NULL, ARENA_BYTES, PROT_NONE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+        arena_own = mmap(NULL, ARENA_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+        if (arena_given == MAP_FAILED || arena_own == MAP_FAILED) {
+            cann_violation("no addresses for the arena");
+        }
+        close(fd);
+    }
+    initialised = true;
+    generation++;
+    pthread_mutex_unlock(&lock);
+    return 0;
+}
+
+/* Lock held. */
+static void check_leaks(void)
+{
+    for (block *b = blocks; b != NULL; b = b->next) {
+        if (!b->freed) {
+            cann_violation("aclFinalize: %zu bytes of %s memory are not freed", b->bytes, b->is_host ? "pinned host" : "device");
+        }
+    }
+    if (streams != NULL || events_alive != 0 || objects_alive != 0) {
+        cann_violation("aclFinalize: %s streams, %d events, %d tensors, lists and executors are alive", streams != NULL ? "some" : "no",
+                       events_alive, objects_alive);
+    }
+}
+
+CANN_EXPORT ep_acl_code aclFinalize(void)
+{
+    pthread_mutex_lock(&lock);
+    if (!initialised) {
+        pthread_mutex_unlock(&lock);
+        return fail(was_finalised ? 100037 : 100001, "EE1001: aclFinalize without aclInit");
+    }
+    check_leaks();
+    while (blocks != NULL) {
+        block *b = blocks;
+        blocks = b->next;
+        free(b);
+    }
+    arena_used = 0;
+    initialised = false;
+    was_finalised = true;
+    pthread_mutex_unlock(&lock);
+    return 0;
+}
+
+CANN_EXPORT const char *aclGetRecentErrMsg(void)
+{
+    const char *message = recent_message;
+    recent_message = NULL;
+    return message;
+}
+
+CANN_EXPORT ep_acl_code aclrtGetVersion(int32_t *major, int32_t *minor, int32_t *patch)
+{
+    *major = 1;
+    *minor = 17;
+    *patch = 0;
+    return 0;
+}
+
+CANN_EXPORT const char *aclrtGetSocName(void)
+{
+    return "Emulated";
+}
+
+CANN_EXPORT ep_acl_code aclrtGetDeviceCount(uint32_t *count)
+{
+    if (devices == 0) {
+        return fail(207004, "EL0004: no device");
+    }
+    *count = (uint32_t)devices;
+    return 0;
+}
+
+CANN_EXPORT ep_acl_code aclrtSetDevice(int32_t device)
+{
+    pthread_mutex_lock(&lock);
+    ep_acl_code code = 0;
+    if (!initialised) {
+        code = fail(100001, "EE1001: aclInit has not been called");
+    } else if (device < 0 || (uint64_t)device >= devices) {
+        code = fail(CANN_DEVICE_ID, "EE1001: no such device");
+    } else {
+        thread_generation = generation;
+        code = is_lost() ? fail(CANN_LOST, "EE9999: the heartbeat of device 0 is lost") : 0;
+    }
+    pthread_mutex_unlock(&lock);
+    return code;
+}
+
+CANN_EXPORT ep_acl_code aclrtResetDevice(int32_t device)
+{
+    (void)device;
+    const ep_acl_code code = cann_enter();
+    thread_generation = 0;
+    return code;
+}
+
+/* ---- memory ---- */
+
+/* Lock held. The block that holds all of these bytes; a freed one too. */
+static block *find_block(const void *address, size_t bytes)
+{
+    const uintptr_t a = (uintptr_t)address;
+    for (block *b = blocks; b != NULL; b = b->next) {
+        const uintptr_t start = (uintptr_t)b->address;
+        if (a >= start && a - start <= b->bytes && bytes <= b->bytes - (a - start)) {
+            return b;
+        }
+    }
+    return NULL;
+}
+
+void *cann_device_bytes(const void *address, size_t bytes, const char *what)
+{
+    pthread_mutex_lock(&lock);
+    const block *b = find_block(address, bytes);
+    if (b == NULL || b->is_host) {
+        cann_violation("%s: %zu bytes at %p are not inside a block of device memory", what, bytes, address);
+    }
+    if (b->freed) {
+        cann_violation("%s: %zu bytes at %p are in device memory that has been freed", what, bytes, address);
+    }
+    pthread_mutex_unlock(&lock);
+    return arena_own + ((const uint8_t *)address - arena_given);
+}
+
+static void add_block(void *address, size_t bytes, bool is_host)
+{
+    block *b = malloc(sizeof(*b));
+    *b = (block){.address = address, .bytes = bytes, .is_host = is_host, .next = blocks};
+    blocks = b;
+}
+
+static ep_acl_code malloc_locked(void **memory, size_t bytes)
+{
+    const ep_acl_code code = enter_locked();
+    if (code != 0) {
+        return code;
+    }
+    if (bytes == 0) {
+        return fail(CANN_PARAM, "EE1001: size is 0");
+    }
+    mallocs_count++;
+    const bool planned = oom_at != 0 && (mallocs_count == oom_at || (oom_stays && mallocs_count > oom_at));
+    const size_t room = (bytes + 2 * GUARD_BYTES - 1) & ~(size_t)(GUARD_BYTES - 1);
+    if (planned || bytes > hbm_bytes - hbm_used || arena_used + room + GUARD_BYTES > ARENA_BYTES) {
+        return fail(CANN_OOM, "EL0004: failed to allocate device memory");
+    }
+    uint8_t *address = arena_given + arena_used + 32; /* aligned to 32 bytes and to nothing more */
+    arena_used += room + GUARD_BYTES;
+    hbm_used += bytes;
+    memset(arena_own + (address - arena_given), POISON, bytes);
+    add_block(address, bytes, false);
+    *memory = address;
+    return 0;
+}
+
+CANN_EXPORT ep_acl_code aclrtMalloc(void **memory, size_t bytes, ep_acl_malloc_policy policy)
+{
+    (void)policy;
+    pthread_mutex_lock(&lock);
+    const ep_acl_code code = malloc_locked(memory, bytes);
+    pthread_mutex_unlock(&lock);
+    return code;
+}
+
+static ep_acl_code free_block(void *memory, bool is_host)
+{
+    pthread_mutex_lock(&lock);
+    ep_acl_code code = enter_locked();
+    if (code == CANN_LOST) {
+        code = 0; /* memory of a lost device can be given back; whoever does is told so by other calls */
+    }
+    if (code == 0) {
+        block **link = &blocks;
+        while (*link != NULL && ((*link)->address != memory || (*link)->freed)) {
+            link = &(*link)->next;
+        }
+        block *b = *link;
+        if (b == NULL || b->is_host != is_host) {
+            cann_violation("%s of %p, which is no such block", is_host ? "aclrtFreeHost" : "aclrtFree", memory);
+        }
+        b->freed = true; /* kept: whoever uses it later is told */
+        if (!is_host) {
+            hbm_used -= b->bytes;
+            uint8_t *own = arena_own + (b->address - arena_given);
+            uint8_t *page = (uint8_t *)(((uintptr_t)own + GUARD_BYTES - 1) & ~(uintptr_t)(GUARD_BYTES - 1));
+            if (own + b->bytes > page + GUARD_BYTES) {
+                (void)madvise(page, (size_t)(own + b->bytes - page) & ~(size_t)(GUARD_BYTES - 1), MADV_REMOVE);
+            }
+        } else {
+            *link = b->next;
+            free(b->address);
+            free(b);
+        }
+    }
+    pthread_mutex_unlock(&lock);
+    return code;
+}
+
+CANN_EXPORT ep_acl_code aclrtFree(void *memory)
+{
+    return free_block(memory, false);
+}
+
+CANN_EXPORT ep_acl_code aclrtMallocHost(void **memory, size_t bytes)
+{
+    const ep_acl_code code = cann_enter();
+    if (code != 0) {
+        return code;
+    }
+    void *address = malloc(bytes);
+    if (address == NULL) {
+        return fail(CANN_OOM, "EL0004: failed to allocate host memory");
+    }
+    memset(address, POISON, bytes);
+    pthread_mutex_lock(&lock);
+    add_block(address, bytes, true);
+    pthread_mutex_unlock(&lock);
+    *memory = address;
+    return 0;
+}
+
+CANN_EXPORT ep_acl_code aclrtFreeHost(void *memory)
+{
+    return free_block(memory, true);
+}
+
+CANN_EXPORT ep_acl_code aclrtGetMemInfo(ep_acl_memory_attribute attribute, size_t *free_bytes, size_t *total)
+{
+    pthread_mutex_lock(&lock);
+    ep_acl_code code = enter_locked();
+    if (code == 0 && attribute != EP_ACL_HBM) {
+        code = fail(CANN_PARAM, "EE1001: only device memory is emulated");
+    }
+    if (code == 0) {
+        *free_bytes = hbm_bytes - hbm_used;
+        *total = hbm_bytes;
+    }
+    pthread_mutex_unlock(&lock);
+    return code;
+}
+
+/* ---- streams ---- */
+
+static stream *check_stream(ep_acl_stream handle)
+{
+    stream *s = handle;
+    if (s == NULL || s->magic != STREAM_MAGIC) {
+        cann_violation("a stream is used that is none or has been destroyed");
+    }
+    return s;
+}
+
+/* Lock held, and held again on return. */
+static ep_acl_code run_task(stream *s, task *t)
+{
+    const uint64_t number = ++tasks_count;
+    if (lost_at != 0 && number >= lost_at) {
+        device_lost = true;
+    }
+    if (t->awaited != NULL) {
+        while (t->awaited->completed < t->target && !s->stopping) {
+            pthread_cond_wait(&changed, &lock);
+        }
+        t->awaited->waiters--;
+        return 0;
+    }
+    if (hang_at != 0 && number == hang_at) {
+        s->hangs = true;
+        pthread_cond_broadcast(&changed);
+        while (!s->stopping) {
+            pthread_cond_wait(&changed, &lock);
+        }
+        return CANN_CORE_FAULT;
+    }
+    if (t->recorded != NULL) {
+        return 0;
+    }
+    if (is_lost()) {
+        return CANN_LOST;
+    }
+    if (fault_at != 0 && number == fault_at) {
+        return CANN_CORE_FAULT;
+    }
+    pthread_mutex_unlock(&lock);
+    const ep_acl_code code = t->run(t->arg);
+    pthread_mutex_lock(&lock);
+    return code;
+}
+
+static void finish_task(stream *s, task *t, ep_acl_code code)
+{
+    s->error = s->error != 0 ? s->error : code;
+    if (t->recorded != NULL) {
+        t->recorded->completed++;
+        t->recorded->status = is_lost() ? CANN_LOST : s->error;
+        t->recorded->waiters--;
+    }
+    pthread_mutex_unlock(&lock);
+    if (t->release != NULL) {
+        t->release(t->arg);
+    }
+    free(t);
+    pthread_mutex_lock(&lock);
+    s->open_count--;
+    pthread_cond_broadcast(&changed);
+}
+
+static void *stream_main(void *arg)
+{
+    stream *s = arg;
+    ep_acl_code code = 0;
+    pthread_mutex_lock(&lock);
+    for (;;) {
+        task *t = s->first;
+        if (t == NULL) {
+            if (s->stopping) {
+                break;
+            }
+            pthread_cond_wait(&changed, &lock);
+            continue;
+        }
+        const uint64_t z = ep_splitmix64(&s->random);
+        if (delay_us != 0 && z % 3 == 0 && !s->stopping) {
+            pthread_mutex_unlock(&lock);
+            usleep((useconds_t)(z / 3 % (delay_us + 1)));
+            pthread_mutex_lock(&lock);
+        }
+        s->first = t->next;
+        code = s->stopping && t->run != NULL ? CANN_CORE_FAULT : run_task(s, t); /* torn down: not run */
+        finish_task(s, t, code);
+    }
+    pthread_mutex_unlock(&lock);
+    return NULL;
+}
+
+/* Lock held. */
+static void push_task(stream *s, task *t)
+{
+    t->next = NULL;
+    if (s->first == NULL) {
+        s->first = t;
+    } else {
+        s->last->next = t;
+    }
+    s->last = t;
+    s->open_count++;
+    pthread_cond_broadcast(&changed);
+}
+
+ep_acl_code cann_enqueue(ep_acl_stream handle, ep_acl_code (*run)(void *arg), void (*release)(void *arg), void *arg)
+{
+    stream *s = check_stream(handle);
+    task *t = calloc(1, sizeof(*t));
+    pthread_mutex_lock(&lock);
+    const ep_acl_code code = enter_locked();
+    if (code == 0) {
+        *t = (task){.run = run, .release = release, .arg = arg};
+        push_task(s, t);
+    } else {
+        free(t);
+    }
+    pthread_mutex_unlock(&lock);
+    return code;
+}
+
+CANN_EXPORT ep_acl_code aclrtCreateStream(ep_acl_stream *out_stream)
+{
+    const ep_acl_code code = cann_enter();
+    if (code != 0) {
+        return code;
+    }
+    stream *s = calloc(1, sizeof(*s));
+    pthread_mutex_lock(&lock);
+    s->magic = STREAM_MAGIC;
+    s->random = seed * 1000003u + ++streams_made;
+    s->next = streams;
+    streams = s;
+    pthread_mutex_unlock(&lock);
+    if (pthread_create(&s->thread, NULL, stream_main, s) != 0) {
+        cann_violation("no thread for a stream");
+    }
+    *out_stream = s;
+    return 0;
+}
+
+/* Lock held. Whether some stream never gets to the end of what it holds. */
+static bool anything_hangs(void)
+{
+    for (const stream *s = streams; s != NULL; s = s->next) {
+        if (s->hangs) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static ep_acl_code destroy_stream(ep_acl_stream handle, bool force)
+{
+    stream *s = check_stream(handle);
+    pthread_mutex_lock(&lock);
+    ep_acl_code code = enter_locked();
+    if (code == CANN_NO_CONTEXT || (code == CANN_LOST && !force)) {
+        pthread_mutex_unlock(&lock);
+        return code;
+    }
+    while (!force && s->open_count > 0 && !anything_hangs()) {
+        pthread_cond_wait(&changed, &lock);
+    }
+    s->stopping = true;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+    pthread_join(s->thread, NULL);
+    pthread_mutex_lock(&lock);
+    stream **link = &streams;
+    while (*link != s) {
+        link = &(*link)->next;
+    }
+    *link = s->next;
+    s->magic = DEAD_MAGIC;
+    pthread_mutex_unlock(&lock);
+    free(s);
+    return 0;
+}
+
+CANN_EXPORT ep_acl_code aclrtDestroyStream(ep_acl_stream handle)
+{
+    return destroy_stream(handle, false);
+}
+
+CANN_EXPORT ep_acl_code aclrtDestroyStreamForce(ep_acl_stream handle)
+{
+    return destroy_stream(handle, true);
+}
+
+CANN_EXPORT ep_acl_code aclrtSynchronizeStreamWithTimeout(ep_acl_stream handle, int32_t timeout_ms)
+{
+    stream *s = check_stream(handle);
+    (void)timeout_ms;
+    pthread_mutex_lock(&lock);
+    ep_acl_code code = enter_locked();
+    while (code == 0 && s->open_count > 0 && !anything_hangs()) {
+        pthread_cond_wait(&changed, &lock);
+    }
+    if (code == 0 && s->open_count > 0) {
+        code = fail(CANN_STREAM_TIMEOUT, "EE9999: synchronising the stream timed out");
+    } else if (code == 0 && s->error != 0) {
+        code = fail(s->error, "EZ9999: a task of the stream failed");
+        s->error = 0;
+    }
+    pthread_mutex_unlock(&lock);
+    return code;
+}
+
+/* ---- copies ---- */
+
+typedef struct copy {
+    void *to;
+    const void *from;
+    size_t bytes;
+    ep_acl_memcpy_kind kind;
+} copy;
+
+static void check_pinned(const void *address, size_t bytes)
+{
+    pthread_mutex_lock(&lock);
+    const block *b = find_block(address, bytes);
+    if (b == NULL || !b->is_host) {
+        cann_violation("aclrtMemcpyAsync: %zu bytes at %p are pageable host memory, which may be read after the call returned", bytes, address);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+static ep_acl_code run_copy(void *arg)
+{
+    const copy *c = arg;
+    const bool in = c->kind == EP_ACL_HOST_TO_DEVICE;
+    check_pinned(in ? c->from : c->to, c->bytes);
+    void *device = cann_device_bytes(in ? c->to : c->from, c->bytes, "aclrtMemcpyAsync");
+    memcpy(in ? device : c->to, in ? c->from : device, c->bytes);
+    return 0;
+}
+
+CANN_EXPORT ep_acl_code aclrtMemcpyAsync(void *to, size_t to_bytes, const void *from, size_t bytes, ep_acl_memcpy_kind kind, ep_acl_stream handle)
+{
+    if (to == NULL || from == NULL || bytes == 0 || bytes > to_bytes || (kind != EP_ACL_HOST_TO_DEVICE && kind != EP_ACL_DEVICE_TO_HOST)) {
+        return fail(CANN_PARAM, "EE1001: a parameter of aclrtMemcpyAsync is wrong");
+    }
+    check_pinned(kind == EP_ACL_HOST_TO_DEVICE ? from : to, bytes);
+    (void)cann_device_bytes(kind == EP_ACL_HOST_TO_DEVICE ? to : from, bytes, "aclrtMemcpyAsync");
+    copy *c = malloc(sizeof(*c));
+    *c = (copy){.to = to, .from = from, .bytes = bytes, .kind = kind};
+    const ep_acl_code code = cann_enqueue(handle, run_copy, free, c);
+    if (code != 0) {
+        free(c);
+    }
+    return code;
+}
+
+/* ---- events ---- */
+
+static event *check_event(ep_acl_event handle)
+{
+    event *e = handle;
+    if (e == NULL || e->magic != EVENT_MAGIC) {
+        cann_violation("an event is used that is none or has been destroyed");
+    }
+    return e;
+}
+
+CANN_EXPORT ep_acl_code aclrtCreateEventExWithFlag(ep_acl_event *out_event, uint32_t flag)
+{
+    pthread_mutex_lock(&lock);
+    ep_acl_code code = enter_locked();
+    if (code == 0 && flag == 0) {
+        code = fail(CANN_PARAM, "EE1001: flag is 0");
+    }
+    if (code == 0) {
+        event *e = calloc(1, sizeof(*e));
+        e->magic = EVENT_MAGIC;
+        events_alive++;
+        *out_event = e;
+    }
+    pthread_mutex_unlock(&lock);
+    return code;
+}
+
+CANN_EXPORT ep_acl_code aclrtDestroyEvent(ep_acl_event handle)
+{
+    event *e = check_event(handle);
+    pthread_mutex_lock(&lock);
+    const ep_acl_code code = enter_locked();
+    if (code == CANN_NO_CONTEXT) {
+        pthread_mutex_unlock(&lock);
+        return code;
+    }
+    if (e->waiters != 0) {
+        cann_violation("aclrtDestroyEvent before the streams have passed it");
+    }
+    e->magic = DEAD_MAGIC;
+    events_alive--;
+    pthread_mutex_unlock(&lock);
+    free(e);
+    return 0;
+}
+
+static ep_acl_code push_event(ep_acl_event event_handle, ep_acl_stream stream_handle, bool record)
+{
+    event *e = check_event(event_handle);
+    stream *s = check_stream(stream_handle);
+    pthread_mutex_lock(&lock);
+    const ep_acl_code code = enter_locked();
+    if (code == 0) {
+        task *t = calloc(1, sizeof(*t));
+        if (record) {
+            e->recorded++;
+            t->recorded = e;
+        } else {
+            t->awaited = e;
+            t->target = e->recorded; /* of records from now on it knows nothing */
+        }
+        e->waiters++;
+        push_task(s, t);
+    }
+    pthread_mutex_unlock(&lock);
+    return code;
+}
+
+CANN_EXPORT ep_acl_code aclrtRecordEvent(ep_acl_event event_handle, ep_acl_stream stream_handle)
+{
+    return push_event(event_handle, stream_handle, true);
+}
+
+CANN_EXPORT ep_acl_code aclrtStreamWaitEvent(ep_acl_stream stream_handle, ep_acl_event event_handle)
+{
+    return push_event(event_handle, stream_handle, false);
+}
+
+CANN_EXPORT ep_acl_code aclrtSynchronizeEventWithTimeout(ep_acl_event handle, int32_t timeout_ms)
+{
+    event *e = check_event(handle);
+    (void)timeout_ms;
+    pthread_mutex_lock(&lock);
+    ep_acl_code code = enter_locked();
+    while (code == 0 && e->completed < e->recorded && !anything_hangs()) {
+        pthread_cond_wait(&changed, &lock);
+    }
+    if (code == 0 && e->completed < e->recorded) {
+        code = fail(CANN_EVENT_TIMEOUT, "EE9999: synchronising the event timed out");
+    } else if (code == 0 && e->status != 0) {
+        code = fail(e->status, "EZ9999: a task in front of the event failed");
+    }
+    pthread_mutex_unlock(&lock);
+    return code;
+}
