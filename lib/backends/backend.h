@@ -89,7 +89,7 @@ typedef struct ep_backend_config {
 
 typedef struct ep_backend_ops {
     uint32_t api_version; /* EP_BACKEND_API_VERSION */
-    const char *name;     /* "cpu", "reference" */
+    const char *name;     /* "cpu", "ascend", "reference" */
     ep_memory_kind memory;
 
     /* Starts threads or opens the device. Errors: UNAVAILABLE (no such device or library), NO_MEMORY,
@@ -168,7 +168,7 @@ struct ep_backend_weights {
     ep_weight_format down_format;
 };
 
-/* NULL when there is no such backend. Names of all, for messages: ep_backend_names() = "cpu, reference".
+/* NULL when there is no such backend. Names of all, for messages: ep_backend_names() = "cpu, ascend, reference".
  * Threads: any. */
 const ep_backend_ops *ep_backend_by_name(const char *name);
 const char *ep_backend_names(void);

@@ -3,6 +3,7 @@
  * threads. */
 #include <string.h>
 
+#include "backends/ascend/ascend_backend.h"
 #include "backends/backend.h"
 #include "backends/cpu/cpu_backend.h"
 #include "backends/reference/reference_backend.h"
@@ -10,9 +11,9 @@
 
 #define NAMES_BYTES 256
 
-static const ep_backend_ops *backends[EP_BACKENDS_MAX] = {&ep_backend_cpu_ops, &ep_backend_reference_ops};
-static size_t backends_count = 2;
-static char names[NAMES_BYTES] = "cpu, reference";
+static const ep_backend_ops *backends[EP_BACKENDS_MAX] = {&ep_backend_cpu_ops, &ep_backend_ascend_ops, &ep_backend_reference_ops};
+static size_t backends_count = 3;
+static char names[NAMES_BYTES] = "cpu, ascend, reference";
 
 const ep_backend_ops *ep_backend_by_name(const char *name)
 {

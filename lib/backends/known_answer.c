@@ -338,13 +338,10 @@ static ep_expert_source expert_of(const known_data *data, ep_weight_format forma
 }
 
 /* Hashes one expert's answers into *hash. */
-static ep_err run_one(ep_backend *backend, known_data *data, ep_weight_format format, ep_activation activation,
-                      uint32_t *hash, ep_error *out_error)
+static ep_err run_source(ep_backend *backend, known_data *data, const ep_expert_source *source, uint32_t *hash, ep_error *out_error)
 {
-    fill_data(data, format);
-    const ep_expert_source source = expert_of(data, format, activation);
     ep_backend_weights *weights = NULL;
-    ep_err err = backend->ops->weights_load(backend, &source, &weights, out_error);
+    ep_err err = backend->ops->weights_load(backend, source, &weights, out_error);
     if (err != EP_OK) {
         return err;
     }
@@ -358,6 +355,14 @@ static ep_err run_one(ep_backend *backend, known_data *data, ep_weight_format fo
         *hash = fnv1a(fnv1a(*hash, ep_f32_bits(data->out_f32[i])), data->out_bf16[i]);
     }
     return EP_OK;
+}
+
+static ep_err run_one(ep_backend *backend, known_data *data, ep_weight_format format, ep_activation activation,
+                      uint32_t *hash, ep_error *out_error)
+{
+    fill_data(data, format);
+    const ep_expert_source source = expert_of(data, format, activation);
+    return run_source(backend, data, &source, hash, out_error);
 }
 
 /* The same of hard rows. Two matrices and relu: nothing large joins what is small, and denormals reach the outputs. */
@@ -438,7 +443,30 @@ ep_err ep_known_answer_run(ep_backend *backend, ep_numerics numerics, ep_known_a
     return err;
 }
 
-ep_err ep_known_answer_id(const ep_known_answer *answer, ep_ffn_family family, ep_weight_format format, uint32_t others,
+ep_err ep_known_answer_run_plain(ep_backend *backend, const ep_weight_format *formats, size_t formats_count, ep_known_answer *out_answer,
+                                 ep_error *out_error)
+{
+    ep_known_answer answer = {0};
+    ep_err err = EP_OK;
+    known_data *data = calloc(1, sizeof(*data));
+    if (data == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for the known-answer run");
+    }
+    for (size_t i = 0; i < formats_count && err == EP_OK; i++) {
+        fill_data(data, formats[i]);
+        ep_expert_source source = expert_of(data, formats[i], EP_ACT_SILU);
+        source.gate_bias = source.up_bias = source.down_bias = NULL;
+        answer.digests[formats[i]] = fnv1a(2166136261u, formats[i]);
+        err = run_source(backend, data, &source, &answer.digests[formats[i]], out_error);
+    }
+    free(data);
+    if (err == EP_OK) {
+        *out_answer = answer;
+    }
+    return err;
+}
+
+ep_err ep_known_answer_id(const ep_known_answer *answer, const char *family, ep_weight_format format, uint32_t others,
                           char out_id[EP_NUMERICS_ID_BYTES])
 {
     if (format == EP_WEIGHTS_NONE || (unsigned)format >= EP_WEIGHTS_COUNT) {
@@ -448,6 +476,6 @@ ep_err ep_known_answer_id(const ep_known_answer *answer, ep_ffn_family family, e
     for (unsigned f = EP_WEIGHTS_NONE + 1; f < EP_WEIGHTS_COUNT; f++) {
         digest = f != (unsigned)format && (others >> f & 1u) != 0 ? fnv1a(digest, answer->digests[f]) : digest;
     }
-    snprintf(out_id, EP_NUMERICS_ID_BYTES, "%s/%s/rne/%08x", ep_ffn_family_name(family), ep_weight_format_name(format), digest);
+    snprintf(out_id, EP_NUMERICS_ID_BYTES, "%s/%s/rne/%08x", family, ep_weight_format_name(format), digest);
     return EP_OK;
 }

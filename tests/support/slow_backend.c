@@ -300,7 +300,7 @@ static ep_err slow_open(const ep_backend_config *config, ep_backend **out_backen
 
 static ep_err slow_numerics_id(ep_backend *base, ep_weight_format format, uint32_t others, char out_id[EP_NUMERICS_ID_BYTES])
 {
-    return ep_known_answer_id(&((slow_backend *)base)->answer, EP_FFN_FAMILY_PORTABLE, format, others, out_id);
+    return ep_known_answer_id(&((slow_backend *)base)->answer, ep_ffn_family_name(EP_FFN_FAMILY_PORTABLE), format, others, out_id);
 }
 
 static size_t slow_weights_bytes(ep_backend *base, const ep_expert_source *source)

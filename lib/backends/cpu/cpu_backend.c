@@ -90,7 +90,7 @@ static ep_err cpu_open(const ep_backend_config *config, ep_backend **out_backend
 static ep_err cpu_numerics_id(ep_backend *base, ep_weight_format format, uint32_t others, char out_id[EP_NUMERICS_ID_BYTES])
 {
     cpu_backend *backend = (cpu_backend *)base;
-    return ep_known_answer_id(&backend->answer, ep_numerics_family(backend->numerics, format), format, others,
+    return ep_known_answer_id(&backend->answer, ep_ffn_family_name(ep_numerics_family(backend->numerics, format)), format, others,
                               out_id);
 }
 

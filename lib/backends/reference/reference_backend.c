@@ -168,7 +168,7 @@ static ep_err reference_numerics_id(ep_backend *base, ep_weight_format format, u
     reference_backend *backend = (reference_backend *)base;
     const ep_err err = learn_answer(backend);
     const ep_ffn_family family = ep_numerics_family(backend->numerics, format);
-    return err != EP_OK ? err : ep_known_answer_id(&backend->answer, family, format, others, out_id);
+    return err != EP_OK ? err : ep_known_answer_id(&backend->answer, ep_ffn_family_name(family), format, others, out_id);
 }
 
 static size_t reference_weights_bytes(ep_backend *base, const ep_expert_source *source)

@@ -13,7 +13,13 @@
 #include "contract/backend/expert_fixture.h"
 #include "support/slow_backend.h"
 
+#ifdef EP_CONTRACT_CANN
+static const ep_dtype weight_dtypes[] = {EP_DTYPE_BF16, EP_DTYPE_F16, EP_DTYPE_BF16}; /* the operators have no f32 */
+static const char family[] = "ascend";
+#else
 static const ep_dtype weight_dtypes[] = {EP_DTYPE_BF16, EP_DTYPE_F16, EP_DTYPE_F32};
+static const char family[] = "portable";
+#endif
 
 static ep_backend_weights *load(ep_backend *backend, const ep_expert_source *source)
 {
@@ -175,7 +181,7 @@ static void chain_done(ep_job *job, ep_err result)
 
 Test(backend, a_job_may_be_submitted_from_done_which_runs_on_another_thread)
 {
-    expert_fixture f = expert_fixture_make(77, 70, 40, 9, EP_DTYPE_F32);
+    expert_fixture f = expert_fixture_make(77, 70, 40, 9, weight_dtypes[2]);
     for (size_t v = 0; v < backend_variants_count(); v++) {
         ep_backend *backend = backend_variant_open(v, 2, 0);
         ep_backend_weights *weights = load(backend, &f.source);
@@ -204,7 +210,7 @@ Test(backend, equal_numerics_ids_for_equal_bits)
             char id[EP_NUMERICS_ID_BYTES];
             char start[EP_NUMERICS_ID_BYTES];
             cr_assert_eq(backend->ops->numerics_id(backend, ep_weight_format_of(weight_dtypes[d]), 0, id), EP_OK);
-            snprintf(start, sizeof(start), "portable/%s/rne/", ep_dtype_name(weight_dtypes[d]));
+            snprintf(start, sizeof(start), "%s/%s/rne/", family, ep_dtype_name(weight_dtypes[d]));
             cr_assert(strncmp(id, start, strlen(start)) == 0 && strlen(id) == strlen(start) + 8, "id is %s",
                       id);
             if (v == 0) {
@@ -457,7 +463,7 @@ Test(backend, refuses_bad_jobs_without_calling_done)
 
 Test(backend, a_full_job_and_the_default_thread_count)
 {
-    expert_fixture f = expert_fixture_make(34, 9, 5, EP_JOB_ROWS_MAX, EP_DTYPE_F32);
+    expert_fixture f = expert_fixture_make(34, 9, 5, EP_JOB_ROWS_MAX, weight_dtypes[2]);
     for (size_t v = 0; v < backend_variants_count(); v++) {
         ep_backend *backend = backend_variant_open(v, 0, 0);
         ep_backend_weights *weights = load(backend, &f.source);
@@ -485,7 +491,7 @@ static void pile_done(ep_job *job, ep_err result)
 
 static void fill_queue(size_t variant)
 {
-    expert_fixture f = expert_fixture_make(35, 1, 1, 1, EP_DTYPE_F32);
+    expert_fixture f = expert_fixture_make(35, 1, 1, 1, weight_dtypes[2]);
     ep_backend *backend = backend_variant_open(variant, 1, 0);
     ep_backend_weights *weights = load(backend, &f.source);
     float out;
@@ -551,9 +557,9 @@ Test(registry, knows_the_built_in_backends_and_takes_more)
     cr_assert_eq(ep_backend_by_name("cpu"), &ep_backend_cpu_ops);
     cr_assert_str_eq(ep_backend_by_name("reference")->name, "reference");
     cr_assert_null(ep_backend_by_name("slow"));
-    cr_assert_str_eq(ep_backend_names(), "cpu, reference");
+    cr_assert_str_eq(ep_backend_names(), "cpu, ascend, reference");
     ep_backend_register(&ep_slow_backend_ops);
     ep_backend_register(&ep_slow_backend_ops);
     cr_assert_eq(ep_backend_by_name("slow"), &ep_slow_backend_ops);
-    cr_assert_str_eq(ep_backend_names(), "cpu, reference, slow");
+    cr_assert_str_eq(ep_backend_names(), "cpu, ascend, reference, slow");
 }

@@ -19,6 +19,7 @@ typedef struct expert_fixture {
     size_t out_row_bytes;
     ep_job_row *rows; /* out is NULL */
     uint8_t *want;    /* [rows_count] of out_row_bytes */
+    double *allowed;  /* [rows_count][H] how far from want a value may be; NULL: not at all */
     void *memory[8];
 } expert_fixture;
 

@@ -49,6 +49,8 @@ enum {
 CANN_EXPORT _Noreturn void cann_violation(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* 0, or the code a call with no device set or a lost device brings. */
 CANN_EXPORT ep_acl_code cann_enter(void);
+/* Whether a planned failure has come: what later tasks find in device memory is nobody's mistake then. */
+CANN_EXPORT bool cann_has_failed(void);
 /* Where the device itself finds bytes at a device address; a violation when they are not inside one live block. */
 CANN_EXPORT void *cann_device_bytes(const void *address, size_t bytes, const char *what);
 /* Runs run(arg) on the stream's own thread, in order; then release(arg), also when the stream is torn down before. */

@@ -63,6 +63,10 @@ static ep_acl_code run_grouped_matmul(const cann_launch *launch)
     int64_t row = 0;
     for (int64_t g = 0; g < launch->numbers[GROUPS]; g++) {
         const int64_t end = launch->numbers[LIST_TYPE] == EP_ACL_GROUP_LIST_COUNTS ? row + list[g] : list[g];
+        if ((end < row || end > x->shape[0]) && cann_has_failed()) {
+            free(sums);
+            return CANN_CORE_FAULT;
+        }
         if (end < row || end > x->shape[0]) {
             cann_violation(NAME ": group %lld ends with row %lld, begins with %lld of %lld", (long long)g, (long long)end, (long long)row, (long long)x->shape[0]);
         }

@@ -58,7 +58,7 @@ enum { EVENT_MAGIC = 0x65766e74, STREAM_MAGIC = 0x73747265, DEAD_MAGIC = 0x64656
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static bool initialised, was_finalised, device_lost;
+static bool initialised, was_finalised, device_lost, task_failed;
 static uint64_t generation; /* of aclInit: a thread's device is that of one generation */
 static _Thread_local uint64_t thread_generation;
 static _Thread_local const char *recent_message;
@@ -102,7 +102,7 @@ static void read_environment(void)
     hang_at = from_environment("EP_CANN_HANG_AT", 0);
     lost_at = from_environment("EP_CANN_LOST_AT", 0);
     lost_file = getenv("EP_CANN_LOST_FILE");
-    device_lost = false;
+    device_lost = task_failed = false;
     mallocs_count = tasks_count = streams_made = 0;
 }
 
@@ -139,6 +139,14 @@ ep_acl_code cann_enter(void)
     const ep_acl_code code = enter_locked();
     pthread_mutex_unlock(&lock);
     return code;
+}
+
+bool cann_has_failed(void)
+{
+    pthread_mutex_lock(&lock);
+    const bool failed = task_failed;
+    pthread_mutex_unlock(&lock);
+    return failed;
 }
 
 void cann_count_object(int change)
@@ -461,6 +469,7 @@ static ep_acl_code run_task(stream *s, task *t)
 static void finish_task(stream *s, task *t, ep_acl_code code)
 {
     s->error = s->error != 0 ? s->error : code;
+    task_failed = task_failed || code != 0;
     if (t->recorded != NULL) {
         t->recorded->completed++;
         t->recorded->status = is_lost() ? CANN_LOST : s->error;

@@ -1,0 +1,403 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Rows stay in the callers' host memory: that is where the network puts them, and gathering them into pinned memory is
+ * where they get the type of the weights. So a job crosses the device in one go, without the host between its copies.
+ *
+ * Two threads: the launcher takes the most urgent job and those that can ride with it, fills a free slot and queues its steps;
+ * the finisher waits for the oldest slot under way, writes results and calls done(). A thread that waits, and no callback of
+ * the vendor's: it also hears of a device that answers no more.
+ */
+#include "backends/ascend/ascend_backend.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "backends/ascend/ascend_slot.h"
+#include "backends/ascend/ascend_weights.h"
+#include "backends/host_common.h"
+#include "backends/known_answer.h"
+#include "base/check.h"
+#include "base/error.h"
+
+#define SLOTS 3 /* one copied in, one computed, one copied out */
+
+typedef struct ascend_backend {
+    ep_backend base;
+    ep_backend_budget budget;
+    ep_known_answer answer;
+    ep_ascend_device device;
+    bool has_device;
+    ep_ascend_streams streams;
+    ep_ascend_uploader uploader;
+    bool has_uploader;
+    ep_ascend_slot slots[SLOTS];
+    pthread_t launcher;
+    pthread_t finisher;
+    bool has_launcher;
+    bool has_finisher;
+
+    pthread_mutex_t lock; /* below */
+    pthread_cond_t changed;
+    ep_job *first; /* waiting, in the order they came */
+    ep_job *last;
+    uint32_t jobs_count; /* waiting or under way */
+    ep_ascend_slot *free;
+    ep_ascend_slot *first_flying; /* oldest first */
+    ep_ascend_slot *last_flying;
+    bool stopping;
+    bool launcher_ended;
+} ascend_backend;
+
+/* ---- jobs into slots ---- */
+
+static bool rides_with(const ep_job *job, const ep_job *lead, uint32_t rows)
+{
+    const ep_backend_weights *a = job->weights;
+    const ep_backend_weights *b = lead->weights;
+    const bool alike = a->hidden == b->hidden && a->inner == b->inner && a->format == b->format;
+    const bool as_patient = ((job->priority ^ lead->priority) & EP_JOB_PATIENT) == 0;
+    return job == lead || (alike && as_patient && rows + job->rows_count <= EP_ASCEND_ROWS_MAX);
+}
+
+/* Lock held; there are jobs. The most urgent one, and others in their order. */
+static void take_jobs(ascend_backend *backend, ep_ascend_slot *slot)
+{
+    const ep_job *lead = backend->first;
+    for (const ep_job *job = lead; job != NULL; job = job->next) {
+        lead = job->priority < lead->priority ? job : lead;
+    }
+    uint32_t rows = lead->rows_count;
+    uint32_t count = 0;
+    bool has_lead = false;
+    ep_job *kept = NULL; /* the last that stays */
+    for (ep_job **link = &backend->first; *link != NULL;) {
+        ep_job *job = *link;
+        const bool has_place = job == lead || count + (has_lead ? 0 : 1) < EP_ACL_GROUPS_MAX;
+        if (has_place && rides_with(job, lead, rows)) {
+            rows += job == lead ? 0 : job->rows_count;
+            has_lead = has_lead || job == lead;
+            slot->jobs[count++] = job;
+            *link = job->next;
+        } else {
+            kept = job;
+            link = &job->next;
+        }
+    }
+    backend->last = kept;
+    slot->jobs_count = count;
+    slot->rows_count = rows;
+}
+
+static void *launcher_main(void *arg)
+{
+    ascend_backend *backend = arg;
+    pthread_setname_np(pthread_self(), "ep-ascend-in");
+    ep_host_floats_reset();
+    (void)ep_ascend_device_enter(&backend->device, NULL);
+    pthread_mutex_lock(&backend->lock);
+    for (;;) {
+        if (backend->first == NULL || backend->free == NULL) {
+            if (backend->stopping) {
+                break;
+            }
+            pthread_cond_wait(&backend->changed, &backend->lock);
+            continue;
+        }
+        ep_ascend_slot *slot = backend->free;
+        backend->free = slot->next;
+        slot->next = NULL;
+        take_jobs(backend, slot);
+        pthread_mutex_unlock(&backend->lock);
+
+        slot->launched = false;
+        slot->result = EP_ERR_DEVICE_LOST;
+        if (!atomic_load(&backend->device.lost)) {
+            ep_ascend_slot_launch(slot, &backend->device, &backend->streams);
+        }
+
+        pthread_mutex_lock(&backend->lock);
+        if (backend->first_flying == NULL) {
+            backend->first_flying = slot;
+        } else {
+            backend->last_flying->next = slot;
+        }
+        backend->last_flying = slot;
+        pthread_cond_broadcast(&backend->changed);
+    }
+    backend->launcher_ended = true;
+    pthread_cond_broadcast(&backend->changed);
+    pthread_mutex_unlock(&backend->lock);
+    return NULL;
+}
+
+/* The jobs are their callers' again. */
+static void end_jobs(ascend_backend *backend, ep_job *const *jobs, uint32_t count, ep_err result)
+{
+    for (uint32_t j = 0; j < count; j++) {
+        pthread_mutex_lock(&backend->lock);
+        backend->jobs_count--;
+        pthread_mutex_unlock(&backend->lock);
+        jobs[j]->done(jobs[j], result);
+    }
+}
+
+static void *finisher_main(void *arg)
+{
+    ascend_backend *backend = arg;
+    ep_job *jobs[EP_ACL_GROUPS_MAX];
+    pthread_setname_np(pthread_self(), "ep-ascend-out");
+    ep_host_floats_reset();
+    (void)ep_ascend_device_enter(&backend->device, NULL);
+    pthread_mutex_lock(&backend->lock);
+    for (;;) {
+        ep_ascend_slot *slot = backend->first_flying;
+        if (slot == NULL) {
+            if (backend->launcher_ended) {
+                break;
+            }
+            pthread_cond_wait(&backend->changed, &backend->lock);
+            continue;
+        }
+        backend->first_flying = slot->next;
+        pthread_mutex_unlock(&backend->lock);
+
+        const ep_err result = ep_ascend_slot_finish(slot, &backend->device);
+        const uint32_t count = slot->jobs_count;
+        memcpy(jobs, slot->jobs, count * sizeof(jobs[0]));
+
+        pthread_mutex_lock(&backend->lock); /* the slot first: done() may take long */
+        slot->next = backend->free;
+        backend->free = slot;
+        pthread_cond_broadcast(&backend->changed);
+        pthread_mutex_unlock(&backend->lock);
+        end_jobs(backend, jobs, count, result);
+        pthread_mutex_lock(&backend->lock);
+    }
+    pthread_mutex_unlock(&backend->lock);
+    return NULL;
+}
+
+static ep_err ascend_submit(ep_backend *base, ep_job *job)
+{
+    ascend_backend *backend = (ascend_backend *)base;
+    ep_err err = ep_job_check(job);
+    if (err == EP_OK && atomic_load(&backend->device.lost)) {
+        err = EP_ERR_DEVICE_LOST;
+    }
+    if (err != EP_OK) {
+        return err;
+    }
+    job->next = NULL;
+    pthread_mutex_lock(&backend->lock);
+    if (backend->jobs_count >= EP_BACKEND_JOBS_MAX) {
+        err = EP_ERR_RESOURCE_EXHAUSTED;
+    } else {
+        if (backend->first == NULL) {
+            backend->first = job;
+        } else {
+            backend->last->next = job;
+        }
+        backend->last = job;
+        backend->jobs_count++;
+        pthread_cond_broadcast(&backend->changed);
+    }
+    pthread_mutex_unlock(&backend->lock);
+    return err;
+}
+
+/* ---- open and close ---- */
+
+static void stop_threads(ascend_backend *backend)
+{
+    pthread_mutex_lock(&backend->lock);
+    EP_ASSERT(backend->jobs_count == 0);
+    backend->stopping = true;
+    backend->launcher_ended = !backend->has_launcher;
+    pthread_cond_broadcast(&backend->changed);
+    pthread_mutex_unlock(&backend->lock);
+    if (backend->has_launcher) {
+        pthread_join(backend->launcher, NULL);
+    }
+    if (backend->has_finisher) {
+        pthread_join(backend->finisher, NULL);
+    }
+}
+
+/* Streams go first: nothing else may be destroyed that one of them has not passed. */
+static void close_device(ascend_backend *backend)
+{
+    ep_ascend_device *device = &backend->device;
+    const ep_acl_stream streams[] = {backend->streams.in, backend->streams.compute, backend->streams.out};
+    (void)device->acl.aclrtSetDevice(device->number);
+    for (size_t i = 0; i < EP_ARRAY_COUNT(streams); i++) {
+        ep_ascend_stream_destroy(device, streams[i]);
+    }
+    if (backend->has_uploader) {
+        ep_ascend_uploader_fini(&backend->uploader, device);
+    }
+    for (size_t i = 0; i < SLOTS; i++) {
+        ep_ascend_slot_fini(&backend->slots[i], device);
+    }
+    ep_ascend_device_close(device);
+}
+
+static void ascend_close(ep_backend *base)
+{
+    ascend_backend *backend = (ascend_backend *)base;
+    if (backend == NULL) {
+        return;
+    }
+    stop_threads(backend);
+    EP_ASSERT(atomic_load(&backend->budget.used_bytes) == 0);
+    if (backend->has_device) {
+        close_device(backend);
+    }
+    pthread_mutex_destroy(&backend->lock);
+    pthread_cond_destroy(&backend->changed);
+    free(backend);
+}
+
+static ep_err check_config(const ep_backend_config *config, ep_error *out_error)
+{
+    if (config->threads > EP_BACKEND_THREADS_MAX) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "compute threads is %u, allowed 0 to %u", config->threads, EP_BACKEND_THREADS_MAX);
+    }
+    if (config->numerics != EP_NUMERICS_AUTO) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "backend ascend rounds by the device's own rules: numerics must be auto");
+    }
+    return EP_OK;
+}
+
+static ep_err make_device(ascend_backend *backend, ep_error *out_error)
+{
+    ep_ascend_device *device = &backend->device;
+    ep_acl_stream *const streams[] = {&backend->streams.in, &backend->streams.compute, &backend->streams.out};
+    ep_err err = ep_ascend_device_open(device, out_error);
+    backend->has_device = err == EP_OK;
+    for (size_t i = 0; i < EP_ARRAY_COUNT(streams) && err == EP_OK; i++) {
+        err = EP_ASCEND_CALL(device, out_error, aclrtCreateStream, streams[i]);
+    }
+    for (size_t i = 0; i < SLOTS && err == EP_OK; i++) {
+        err = ep_ascend_slot_init(&backend->slots[i], device, out_error);
+        backend->slots[i].next = backend->free;
+        backend->free = &backend->slots[i];
+    }
+    if (err == EP_OK) {
+        backend->has_uploader = true;
+        err = ep_ascend_uploader_init(&backend->uploader, device, out_error);
+    }
+    return err;
+}
+
+static ep_err start_threads(ascend_backend *backend, ep_error *out_error)
+{
+    backend->has_launcher = ep_host_thread_start(&backend->launcher, launcher_main, backend) == EP_OK;
+    backend->has_finisher = backend->has_launcher && ep_host_thread_start(&backend->finisher, finisher_main, backend) == EP_OK;
+    return backend->has_finisher ? EP_OK : ep_error_set(out_error, EP_ERR_NO_MEMORY, "backend ascend cannot start its threads");
+}
+
+static ep_err ascend_open(const ep_backend_config *config, ep_backend **out_backend, ep_error *out_error)
+{
+    static const ep_weight_format formats[] = {EP_WEIGHTS_BF16, EP_WEIGHTS_F16};
+    ep_err err = check_config(config, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    ascend_backend *backend = calloc(1, sizeof(*backend));
+    if (backend == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for backend ascend");
+    }
+    backend->base.ops = &ep_backend_ascend_ops;
+    pthread_mutex_init(&backend->lock, NULL);
+    pthread_cond_init(&backend->changed, NULL);
+    err = make_device(backend, out_error);
+    err = err == EP_OK ? start_threads(backend, out_error) : err;
+    err = err == EP_OK ? ep_known_answer_run_plain(&backend->base, formats, EP_ARRAY_COUNT(formats), &backend->answer, out_error) : err;
+    if (err != EP_OK) {
+        ascend_close(&backend->base);
+        return ep_error_prefix(out_error, err, "not available (backend: cpu computes without a device)");
+    }
+    backend->budget.limit_bytes = config->memory_bytes;
+    *out_backend = &backend->base;
+    return EP_OK;
+}
+
+static ep_err ascend_numerics_id(ep_backend *base, ep_weight_format format, uint32_t others, char out_id[EP_NUMERICS_ID_BYTES])
+{
+    ascend_backend *backend = (ascend_backend *)base;
+    if (format != EP_WEIGHTS_BF16 && format != EP_WEIGHTS_F16) {
+        return EP_ERR_UNIMPLEMENTED;
+    }
+    return ep_known_answer_id(&backend->answer, "ascend", format, others, out_id);
+}
+
+/* ---- weights ---- */
+
+static size_t ascend_weights_bytes(ep_backend *base, const ep_expert_source *source)
+{
+    (void)base;
+    return ep_expert_source_supported(source) && ep_ascend_weights_check(source, NULL) == EP_OK ? ep_ascend_weights_bytes(source) : 0;
+}
+
+/* Device memory is the runtime's to give: the error says how much of it there is, and what to turn. */
+static ep_err tell_memory(ascend_backend *backend, size_t bytes, ep_error *out_error)
+{
+    size_t left = 0;
+    size_t total = 0;
+    (void)backend->device.acl.aclrtGetMemInfo(EP_ACL_HBM, &left, &total);
+    return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
+                        "an expert of %zu bytes does not fit: %zu of %zu bytes of device %d are free, %llu are held by experts; lower weight_bytes_max",
+                        bytes, left, total, backend->device.number, (unsigned long long)atomic_load(&backend->budget.used_bytes) - bytes);
+}
+
+static ep_err ascend_weights_load(ep_backend *base, const ep_expert_source *source, ep_backend_weights **out_weights, ep_error *out_error)
+{
+    ascend_backend *backend = (ascend_backend *)base;
+    ep_ascend_weights *weights = NULL;
+    ep_err err = ep_expert_source_check(source, out_error);
+    err = err == EP_OK ? ep_ascend_weights_check(source, out_error) : err;
+    if (err == EP_OK && atomic_load(&backend->device.lost)) {
+        err = ep_error_set(out_error, EP_ERR_DEVICE_LOST, "device %d is lost", backend->device.number);
+    }
+    err = err == EP_OK ? ep_ascend_device_enter(&backend->device, out_error) : err;
+    if (err != EP_OK) {
+        return err;
+    }
+    const size_t bytes = ep_ascend_weights_bytes(source);
+    err = ep_backend_budget_take(&backend->budget, bytes, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    err = ep_ascend_weights_create(&backend->device, &backend->uploader, source, &weights, out_error);
+    if (err != EP_OK) {
+        err = err == EP_ERR_NO_MEMORY ? tell_memory(backend, bytes, out_error) : err;
+        ep_backend_budget_give(&backend->budget, bytes);
+        return err;
+    }
+    *out_weights = &weights->base;
+    return EP_OK;
+}
+
+static void ascend_weights_unload(ep_backend *base, ep_backend_weights *base_weights)
+{
+    ascend_backend *backend = (ascend_backend *)base;
+    ep_ascend_weights *weights = (ep_ascend_weights *)base_weights;
+    if (weights != NULL) {
+        (void)backend->device.acl.aclrtSetDevice(backend->device.number);
+        ep_backend_budget_give(&backend->budget, weights->bytes);
+        ep_ascend_weights_destroy(&backend->device, &backend->uploader, weights);
+    }
+}
+
+const ep_backend_ops ep_backend_ascend_ops = {
+    .api_version = EP_BACKEND_API_VERSION,
+    .name = "ascend",
+    .memory = EP_MEMORY_HOST,
+    .open = ascend_open,
+    .close = ascend_close,
+    .numerics_id = ascend_numerics_id,
+    .weights_bytes = ascend_weights_bytes,
+    .weights_load = ascend_weights_load,
+    .weights_unload = ascend_weights_unload,
+    .submit = ascend_submit,
+};

@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "backends/ascend/ascend_device.h"
+
+#include <pthread.h>
+#include <stdio.h>
+
+#include "base/check.h"
+#include "base/error.h"
+#include "base/log.h"
+
+/* The vendor's libraries do not survive being closed, so they stay open; aclInit and aclFinalize follow the first and last user. */
+static struct {
+    pthread_mutex_t lock;
+    bool loaded;
+    uint32_t users;
+    ep_acl_symbols acl;
+} process = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static ep_err process_enter(ep_acl_symbols *out_acl, ep_error *out_error)
+{
+    pthread_mutex_lock(&process.lock);
+    ep_err err = process.loaded ? EP_OK : ep_acl_symbols_load(ep_acl_opener_system(), &process.acl, out_error);
+    process.loaded = err == EP_OK;
+    if (err == EP_OK && process.users == 0) {
+        const ep_acl_code code = process.acl.aclInit(NULL);
+        if (code != EP_ACL_SUCCESS) {
+            err = ep_error_set(out_error, EP_ERR_UNAVAILABLE, "aclInit: %s (%s, code %d)", ep_acl_code_text(code), ep_acl_code_name(code), code);
+        }
+    }
+    if (err == EP_OK) {
+        process.users++;
+        *out_acl = process.acl;
+    }
+    pthread_mutex_unlock(&process.lock);
+    return err;
+}
+
+static void process_leave(void)
+{
+    pthread_mutex_lock(&process.lock);
+    EP_ASSERT(process.users > 0);
+    if (--process.users == 0) {
+        (void)process.acl.aclFinalize();
+    }
+    pthread_mutex_unlock(&process.lock);
+}
+
+static const char *vendor_message(ep_ascend_device *device)
+{
+    const char *message = device->acl.aclGetRecentErrMsg != NULL ? device->acl.aclGetRecentErrMsg() : NULL;
+    return message != NULL ? message : "";
+}
+
+void ep_ascend_device_lose(ep_ascend_device *device, const char *reason)
+{
+    if (!atomic_exchange(&device->lost, true)) {
+        ep_log(EP_LOG_ERROR, "device-lost", EP_KV(backend, "ascend"), EP_KV(device, device->number), EP_KV(reason, reason),
+               EP_KV(effect, "its jobs fail and callers go to other copies; this process computes nothing more"),
+               EP_KV(hint, "npu-smi info shows the device; restart expertd once it is well, or with backend: cpu"));
+    }
+}
+
+ep_err ep_ascend_check(ep_ascend_device *device, ep_acl_code code, const char *call, ep_error *out_error)
+{
+    if (code == EP_ACL_SUCCESS) {
+        return EP_OK;
+    }
+    const ep_err err = ep_acl_code_err(code);
+    char text[EP_ERROR_TEXT_BYTES];
+    snprintf(text, sizeof(text), "%s: %s (%s, code %d) %.256s", call, ep_acl_code_text(code), ep_acl_code_name(code), code, vendor_message(device));
+    if (err == EP_ERR_DEVICE_LOST) {
+        ep_ascend_device_lose(device, text);
+    }
+    if (out_error != NULL) {
+        return ep_error_set(out_error, err, "device %d: %s", device->number, text);
+    }
+    if (err != EP_ERR_DEVICE_LOST && !atomic_exchange(&device->told, true)) {
+        ep_log(EP_LOG_ERROR, "device-failure", EP_KV(backend, "ascend"), EP_KV(device, device->number), EP_KV(reason, text),
+               EP_KV(effect, "jobs fail; further failures are not told until a job is well again"));
+    }
+    return err;
+}
+
+ep_err ep_ascend_device_enter(ep_ascend_device *device, ep_error *out_error)
+{
+    return EP_ASCEND_CALL(device, out_error, aclrtSetDevice, device->number);
+}
+
+static ep_err open_first(ep_ascend_device *device, ep_error *out_error)
+{
+    uint32_t count = 0;
+    ep_err err = EP_ASCEND_CALL(device, out_error, aclrtGetDeviceCount, &count);
+    if (err == EP_OK && count == 0) {
+        err = ep_error_set(out_error, EP_ERR_UNAVAILABLE, "the driver shows no device");
+    }
+    err = err == EP_OK ? ep_ascend_device_enter(device, out_error) : err;
+    if (err == EP_OK) {
+        const char *soc = device->acl.aclrtGetSocName();
+        snprintf(device->soc, sizeof(device->soc), "%s", soc != NULL && soc[0] != '\0' ? soc : "unknown");
+    }
+    return err;
+}
+
+ep_err ep_ascend_device_open(ep_ascend_device *device, ep_error *out_error)
+{
+    ep_err err = process_enter(&device->acl, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    device->number = 0; /* the first that ASCEND_RT_VISIBLE_DEVICES leaves */
+    err = open_first(device, out_error);
+    if (err != EP_OK) {
+        process_leave();
+    }
+    return err;
+}
+
+void ep_ascend_device_close(ep_ascend_device *device)
+{
+    (void)device->acl.aclrtResetDevice(device->number);
+    process_leave();
+}

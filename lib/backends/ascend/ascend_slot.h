@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A slot carries a group of jobs through the device: their rows are gathered into pinned memory, and five steps are queued that
+ * need no host in between. Several slots are under way, so that copies of one hide behind the computing of another.
+ *     in stream       rows and the number of rows of each job   -> device, event ready
+ *     compute stream  after ready: GroupedMatmul over all jobs' gate and up, SwiGlu, GroupedMatmul over their down, event computed
+ *     out stream      after computed: results -> pinned memory, event done
+ * Buffers keep the greatest size they were needed in.
+ */
+#ifndef EP_BACKENDS_ASCEND_ASCEND_SLOT_H
+#define EP_BACKENDS_ASCEND_ASCEND_SLOT_H
+
+#include "backends/ascend/ascend_device.h"
+#include "backends/ascend/ascend_weights.h"
+#include "backends/backend.h"
+
+#define EP_ASCEND_TIMEOUT_MS 60000 /* far beyond any job: after that a device counts as lost */
+#define EP_ASCEND_ROWS_MAX 1024    /* of a group of several jobs */
+
+typedef struct ep_ascend_streams {
+    ep_acl_stream in;
+    ep_acl_stream compute;
+    ep_acl_stream out;
+} ep_ascend_streams;
+
+enum { EP_ASCEND_LISTS = 6, EP_ASCEND_TENSORS = 3, EP_ASCEND_PHASES = 3 };
+
+typedef struct ep_ascend_slot {
+    ep_job *jobs[EP_ACL_GROUPS_MAX]; /* of one shape and format */
+    uint32_t jobs_count;
+    uint32_t rows_count;
+    ep_err result; /* what launching brought */
+    bool launched; /* something of it was queued */
+
+    ep_acl_event ready;
+    ep_acl_event computed;
+    ep_acl_event done;
+    uint8_t *stage; /* pinned: counts and rows, then results */
+    size_t stage_bytes;
+    uint8_t *memory; /* of the device: counts and rows, gate and up, inner rows, results */
+    size_t memory_bytes;
+    void *workspace;
+    size_t workspace_bytes;
+    float *factors; /* [rows] sigmoid of the shared gate, 1 without; host */
+    float *wide;    /* [H] */
+    size_t factors_count;
+    size_t wide_count;
+
+    /* Of the launch under way: they live until the streams have passed it. */
+    ep_acl_tensor *tensors[EP_ASCEND_TENSORS];
+    ep_acl_tensor_list *lists[EP_ASCEND_LISTS];
+    ep_acl_executor *executors[EP_ASCEND_PHASES]; /* not launched yet */
+    uint64_t phase_bytes[EP_ASCEND_PHASES];
+    struct ep_ascend_slot *next;
+} ep_ascend_slot;
+
+/* NULL allowed; by force when the device is lost. */
+void ep_ascend_stream_destroy(ep_ascend_device *device, ep_acl_stream stream);
+
+ep_err ep_ascend_slot_init(ep_ascend_slot *slot, ep_ascend_device *device, ep_error *out_error);
+/* No stream works on it any more. Copes with one that was zeroed, or not wholly made. */
+void ep_ascend_slot_fini(ep_ascend_slot *slot, ep_ascend_device *device);
+
+/* Gathers the jobs' rows and queues all steps; sets result. After a failure with launched set the device is lost. */
+void ep_ascend_slot_launch(ep_ascend_slot *slot, ep_ascend_device *device, const ep_ascend_streams *streams);
+/* Waits for the slot's last step and writes the jobs' results. Errors: DEVICE_LOST, and what the launch brought. */
+ep_err ep_ascend_slot_finish(ep_ascend_slot *slot, ep_ascend_device *device);
+
+#endif

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The contract suite over the one backend "ascend", on the emulated device of EP_CONTRACT_CANN. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "contract/backend/backend_variants.h"
+
+size_t backend_variants_count(void)
+{
+    return 1;
+}
+
+const char *backend_variant_name(size_t index)
+{
+    (void)index;
+    return "ascend";
+}
+
+ep_err backend_variant_try_open(size_t index, const ep_backend_config *config, ep_backend **out_backend, ep_error *out_error)
+{
+    ep_backend_config own = *config;
+    (void)index;
+    setenv("ASCEND_HOME_PATH", EP_CONTRACT_CANN, 1);
+    own.numerics = EP_NUMERICS_AUTO;
+    return ep_backend_by_name("ascend")->open(&own, out_backend, out_error);
+}
+
+ep_backend *backend_variant_open(size_t index, uint32_t threads, uint64_t memory_bytes)
+{
+    const ep_backend_config config = {.threads = threads, .memory_bytes = memory_bytes};
+    ep_backend *backend = NULL;
+    ep_error error;
+    if (backend_variant_try_open(index, &config, &backend, &error) != EP_OK) {
+        fprintf(stderr, "backend ascend does not open: %s\n", error.text);
+        abort();
+    }
+    return backend;
+}

@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How far a backend's rows may be from the reference kernels' when every step between matrices is rounded to the type of
+ * the weights, as accelerators do: x, gate and up rows, the activated row, the result. u is that type's unit roundoff
+ * (2^-8 bf16, 2^-11 f16). A bound from the values at hand, not a tolerance that was tried out:
+ *     gate, up    u sum|w||x| for x rounded, the f32 sums, u of the result
+ *     activated   |silu'| <= 1.1: 1.1 e_gate |up| + |silu| e_up, u of the result
+ *     result      sum |w| e_activated, the f32 sums, u of the result, then the output type's own on both sides
+ */
+#ifndef EP_TESTS_CONTRACT_BACKEND_EXPERT_BOUND_H
+#define EP_TESTS_CONTRACT_BACKEND_EXPERT_BOUND_H
+
+#include "contract/backend/expert_fixture.h"
+
+/* [rows_count][H] of bounds, to be freed. */
+double *expert_bound_make(const expert_fixture *fixture);
+
+#endif
