@@ -92,6 +92,9 @@ typedef struct ep_backend_ops {
     const char *name;     /* "cpu", "ascend", "reference" */
     ep_memory_kind memory;
 
+    /* (optional) Whether open would find its libraries and a device on this machine. Holds nothing. Errors: UNAVAILABLE. */
+    ep_err (*probe)(ep_error *out_error);
+
     /* Starts threads or opens the device. Errors: UNAVAILABLE (no such device or library), NO_MEMORY,
      * INVALID_ARGUMENT. */
     ep_err (*open)(const ep_backend_config *config, ep_backend **out_backend, ep_error *out_error);

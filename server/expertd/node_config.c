@@ -531,6 +531,17 @@ static ep_err check_model(const ep_options *options, size_t index, const ep_node
     return err;
 }
 
+/* No error: a file may be checked elsewhere than where it serves. */
+static void check_backend(const ep_backend_ops *backend)
+{
+    ep_error error;
+    if (backend->probe != NULL && backend->probe(&error) != EP_OK) {
+        ep_log(EP_LOG_WARN, "backend", EP_KV(backend, backend->name), EP_KV(reason, error.text),
+               EP_KV(effect, "expertd does not start on this machine"),
+               EP_KV(hint, "install the driver and CANN, source its set_env.sh or set ASCEND_HOME_PATH, or set backend: cpu"));
+    }
+}
+
 ep_err ep_node_config_check(const ep_options *options, ep_error *out_error)
 {
     ep_node_config config;
@@ -540,6 +551,9 @@ ep_err ep_node_config_check(const ep_options *options, ep_error *out_error)
     }
     for (size_t i = 0; err == EP_OK && i < config.models_count; i++) {
         err = check_model(options, i, &config.models[i], out_error);
+    }
+    if (err == EP_OK) {
+        check_backend(config.backend);
     }
     if (err == EP_OK && config.weight_cache_dir[0] != 0) {
         ep_weight_cache_check_dir(config.weight_cache_dir); /* no error: the node serves without it */

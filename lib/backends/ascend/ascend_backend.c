@@ -393,6 +393,7 @@ const ep_backend_ops ep_backend_ascend_ops = {
     .api_version = EP_BACKEND_API_VERSION,
     .name = "ascend",
     .memory = EP_MEMORY_HOST,
+    .probe = ep_ascend_device_probe,
     .open = ascend_open,
     .close = ascend_close,
     .numerics_id = ascend_numerics_id,

@@ -86,17 +86,35 @@ ep_err ep_ascend_device_enter(ep_ascend_device *device, ep_error *out_error)
     return EP_ASCEND_CALL(device, out_error, aclrtSetDevice, device->number);
 }
 
-static ep_err open_first(ep_ascend_device *device, ep_error *out_error)
+static ep_err find_device(ep_ascend_device *device, ep_error *out_error)
 {
     uint32_t count = 0;
-    ep_err err = EP_ASCEND_CALL(device, out_error, aclrtGetDeviceCount, &count);
-    if (err == EP_OK && count == 0) {
-        err = ep_error_set(out_error, EP_ERR_UNAVAILABLE, "the driver shows no device");
+    const ep_err err = EP_ASCEND_CALL(device, out_error, aclrtGetDeviceCount, &count);
+    return err == EP_OK && count == 0 ? ep_error_set(out_error, EP_ERR_UNAVAILABLE, "the driver shows no device") : err;
+}
+
+/* One line with what a report of trouble needs. */
+static void tell_device(const ep_ascend_device *device)
+{
+    const char *soc = device->acl.aclrtGetSocName();
+    int32_t version[3] = {0, 0, 0};
+    char text[48] = "unknown";
+    if (device->acl.aclrtGetVersion != NULL && device->acl.aclrtGetVersion(&version[0], &version[1], &version[2]) == EP_ACL_SUCCESS) {
+        snprintf(text, sizeof(text), "%d.%d.%d", version[0], version[1], version[2]);
     }
-    err = err == EP_OK ? ep_ascend_device_enter(device, out_error) : err;
+    ep_log(EP_LOG_INFO, "device-open", EP_KV(backend, "ascend"), EP_KV(device, device->number), EP_KV(soc, soc != NULL ? soc : "unknown"),
+           EP_KV(acl_version, text), EP_KV(runtime, device->acl.libraries[EP_ACL_LIBRARY_RUNTIME]),
+           EP_KV(operators, device->acl.libraries[EP_ACL_LIBRARY_TRANSFORMER]),
+           EP_KV(matmul, device->acl.aclnnGroupedMatmulV5 != NULL ? "GroupedMatmulV5" : "GroupedMatmulV4"));
+}
+
+ep_err ep_ascend_device_probe(ep_error *out_error)
+{
+    ep_ascend_device device = {.number = 0};
+    ep_err err = process_enter(&device.acl, out_error);
     if (err == EP_OK) {
-        const char *soc = device->acl.aclrtGetSocName();
-        snprintf(device->soc, sizeof(device->soc), "%s", soc != NULL && soc[0] != '\0' ? soc : "unknown");
+        err = find_device(&device, out_error);
+        process_leave();
     }
     return err;
 }
@@ -108,11 +126,14 @@ ep_err ep_ascend_device_open(ep_ascend_device *device, ep_error *out_error)
         return err;
     }
     device->number = 0; /* the first that ASCEND_RT_VISIBLE_DEVICES leaves */
-    err = open_first(device, out_error);
+    err = find_device(device, out_error);
+    err = err == EP_OK ? ep_ascend_device_enter(device, out_error) : err;
     if (err != EP_OK) {
         process_leave();
+        return err;
     }
-    return err;
+    tell_device(device);
+    return EP_OK;
 }
 
 void ep_ascend_device_close(ep_ascend_device *device)

@@ -14,13 +14,14 @@
 typedef struct ep_ascend_device {
     ep_acl_symbols acl;
     int32_t number;
-    char soc[32]; /* "Ascend910B3" */
     _Atomic bool lost;
     _Atomic bool told; /* the log has the last failure that was not a loss; cleared when a job is well again */
 } ep_ascend_device;
 
 /* Errors: UNAVAILABLE (no library, no device) with the reason. The calling thread works on the device from now on. */
 ep_err ep_ascend_device_open(ep_ascend_device *device, ep_error *out_error);
+/* Whether that would do. Holds nothing. */
+ep_err ep_ascend_device_probe(ep_error *out_error);
 /* Everything made on the device is gone by now. */
 void ep_ascend_device_close(ep_ascend_device *device);
 

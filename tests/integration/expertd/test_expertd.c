@@ -345,6 +345,20 @@ Test(expertd, bad_configuration_ends_with_1_and_says_what_is_wrong)
     expect_run(1, "config.json", model_flag, "--listen=tcp://127.0.0.1:0", "--probe-address=127.0.0.1:0");
 }
 
+Test(expertd, a_device_that_is_not_there_is_said_by_the_check_and_ends_a_start)
+{
+    char *text;
+    setenv("ASCEND_HOME_PATH", "/nonexistent", 1);
+    expect_run(0, "level=warn event=backend backend=ascend reason=\"neither libacl_rt.so nor libascendcl.so can be opened: ", model_flag,
+               "--backend=ascend", "--check-config");
+    expect_run(1, "backend ascend: not available (backend: cpu computes without a device): neither libacl_rt.so nor libascendcl.so", model_flag,
+               "--backend=ascend", "--listen=tcp://127.0.0.1:0");
+    setenv("ASCEND_HOME_PATH", EP_TEST_CANN, 1);
+    cr_expect_eq(run(&text, model_flag, "--backend=ascend", "--check-config"), 0, "%s", text);
+    cr_expect_null(strstr(text, "event=backend"), "%s", text);
+    free(text);
+}
+
 #define EXPERTS "\" effect=\"experts"
 
 /* Accepted, for the node serves without it, and said with path and reason. The service manager's check before a start shows it too. */

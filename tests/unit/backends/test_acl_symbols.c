@@ -151,3 +151,21 @@ Test(acl_symbols, each_code_has_one_meaning)
         cr_assert_neq(ep_acl_code_err(all[i]), EP_OK);
     }
 }
+
+Test(acl_symbols, the_readme_lists_each_of_them)
+{
+    static const char *const symbols[] = {
+#define NAME_OF(name, result, parameters, need, release) #name,
+        EP_ACL_SYMBOLS(NAME_OF)
+    };
+    static char text[1 << 16];
+    FILE *file = fopen(EP_SOURCE_DIR "/lib/backends/ascend/README.md", "r");
+    cr_assert_not_null(file);
+    text[fread(text, 1, sizeof(text) - 1, file)] = '\0';
+    cr_assert_eq(fclose(file), 0);
+    for (size_t i = 0; i < EP_ARRAY_COUNT(symbols); i++) {
+        char quoted[128];
+        snprintf(quoted, sizeof(quoted), "`%s`", symbols[i]);
+        cr_expect_not_null(strstr(text, quoted), "README.md has no %s", quoted);
+    }
+}
