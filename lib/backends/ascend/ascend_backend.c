@@ -18,6 +18,7 @@
 #include "backends/known_answer.h"
 #include "base/check.h"
 #include "base/error.h"
+#include "base/log.h"
 
 #define SLOTS 3 /* one copied in, one computed, one copied out */
 
@@ -54,7 +55,7 @@ static bool rides_with(const ep_job *job, const ep_job *lead, uint32_t rows)
 {
     const ep_backend_weights *a = job->weights;
     const ep_backend_weights *b = lead->weights;
-    const bool alike = a->hidden == b->hidden && a->inner == b->inner && a->format == b->format;
+    const bool alike = a->hidden == b->hidden && a->inner == b->inner && a->format == b->format && a->format != EP_WEIGHTS_W8A8;
     const bool as_patient = ((job->priority ^ lead->priority) & EP_JOB_PATIENT) == 0;
     return job == lead || (alike && as_patient && rows + job->rows_count <= EP_ASCEND_ROWS_MAX);
 }
@@ -296,9 +297,39 @@ static ep_err start_threads(ascend_backend *backend, ep_error *out_error)
     return backend->has_finisher ? EP_OK : ep_error_set(out_error, EP_ERR_NO_MEMORY, "backend ascend cannot start its threads");
 }
 
-static ep_err ascend_open(const ep_backend_config *config, ep_backend **out_backend, ep_error *out_error)
+/*
+ * The known-answer run. Which operators take int8 differs between releases, so w8a8 is what this run shows, and refused where
+ * it fails; bf16 and f16 must do.
+ */
+static ep_err learn_answers(ascend_backend *backend, ep_error *out_error)
 {
     static const ep_weight_format formats[] = {EP_WEIGHTS_BF16, EP_WEIGHTS_F16};
+    static const ep_weight_format quant[] = {EP_WEIGHTS_W8A8};
+    const ep_acl_symbols *acl = &backend->device.acl;
+    ep_known_answer answer;
+    ep_error error;
+    ep_err err =
+        ep_known_answer_run_plain(&backend->base, formats, EP_ARRAY_COUNT(formats), &backend->answer, out_error);
+    if (err != EP_OK || acl->aclnnDynamicQuant == NULL || acl->aclnnDynamicQuantGetWorkspaceSize == NULL) {
+        return err;
+    }
+    backend->device.has_w8a8 = true;
+    err = ep_known_answer_run_plain(&backend->base, quant, EP_ARRAY_COUNT(quant), &answer, &error);
+    if (err == EP_OK) {
+        backend->answer.digests[EP_WEIGHTS_W8A8] = answer.digests[EP_WEIGHTS_W8A8];
+        return EP_OK;
+    }
+    backend->device.has_w8a8 = false;
+    if (atomic_load(&backend->device.lost)) {
+        return ep_error_set(out_error, err, "%s", error.text);
+    }
+    ep_log(EP_LOG_WARN, "device-lacks", EP_KV(backend, "ascend"), EP_KV(weight_format, "w8a8"), EP_KV(reason, error.text),
+           EP_KV(effect, "w8a8 experts are refused"));
+    return EP_OK;
+}
+
+static ep_err ascend_open(const ep_backend_config *config, ep_backend **out_backend, ep_error *out_error)
+{
     ep_err err = check_config(config, out_error);
     if (err != EP_OK) {
         return err;
@@ -312,7 +343,7 @@ static ep_err ascend_open(const ep_backend_config *config, ep_backend **out_back
     pthread_cond_init(&backend->changed, NULL);
     err = make_device(backend, out_error);
     err = err == EP_OK ? start_threads(backend, out_error) : err;
-    err = err == EP_OK ? ep_known_answer_run_plain(&backend->base, formats, EP_ARRAY_COUNT(formats), &backend->answer, out_error) : err;
+    err = err == EP_OK ? learn_answers(backend, out_error) : err;
     if (err != EP_OK) {
         ascend_close(&backend->base);
         return ep_error_prefix(out_error, err, "not available (backend: cpu computes without a device)");
@@ -325,7 +356,7 @@ static ep_err ascend_open(const ep_backend_config *config, ep_backend **out_back
 static ep_err ascend_numerics_id(ep_backend *base, ep_weight_format format, uint32_t others, char out_id[EP_NUMERICS_ID_BYTES])
 {
     ascend_backend *backend = (ascend_backend *)base;
-    if (format != EP_WEIGHTS_BF16 && format != EP_WEIGHTS_F16) {
+    if (format != EP_WEIGHTS_BF16 && format != EP_WEIGHTS_F16 && !(format == EP_WEIGHTS_W8A8 && backend->device.has_w8a8)) {
         return EP_ERR_UNIMPLEMENTED;
     }
     return ep_known_answer_id(&backend->answer, "ascend", format, others, out_id);
@@ -335,8 +366,7 @@ static ep_err ascend_numerics_id(ep_backend *base, ep_weight_format format, uint
 
 static size_t ascend_weights_bytes(ep_backend *base, const ep_expert_source *source)
 {
-    (void)base;
-    return ep_expert_source_supported(source) && ep_ascend_weights_check(source, NULL) == EP_OK ? ep_ascend_weights_bytes(source) : 0;
+    return ep_expert_source_supported(source) && ep_ascend_weights_check(&((ascend_backend *)base)->device, source, NULL) == EP_OK ? ep_ascend_weights_bytes(source) : 0;
 }
 
 /* Device memory is the runtime's to give: the error says how much of it there is, and what to turn. */
@@ -355,7 +385,7 @@ static ep_err ascend_weights_load(ep_backend *base, const ep_expert_source *sour
     ascend_backend *backend = (ascend_backend *)base;
     ep_ascend_weights *weights = NULL;
     ep_err err = ep_expert_source_check(source, out_error);
-    err = err == EP_OK ? ep_ascend_weights_check(source, out_error) : err;
+    err = err == EP_OK ? ep_ascend_weights_check(&backend->device, source, out_error) : err;
     if (err == EP_OK && atomic_load(&backend->device.lost)) {
         err = ep_error_set(out_error, EP_ERR_DEVICE_LOST, "device %d is lost", backend->device.number);
     }

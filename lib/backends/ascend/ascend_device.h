@@ -14,6 +14,7 @@
 typedef struct ep_ascend_device {
     ep_acl_symbols acl;
     int32_t number;
+    bool has_w8a8; /* the operators take int8; set before others share it */
     _Atomic bool lost;
     _Atomic bool told; /* the log has the last failure that was not a loss; cleared when a job is well again */
 } ep_ascend_device;

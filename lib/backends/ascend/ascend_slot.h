@@ -3,7 +3,8 @@
  * A slot carries a group of jobs through the device: their rows are gathered into pinned memory, and five steps are queued that
  * need no host in between. Several slots are under way, so that copies of one hide behind the computing of another.
  *     in stream       rows and the number of rows of each job   -> device, event ready
- *     compute stream  after ready: GroupedMatmul over all jobs' gate and up, SwiGlu, GroupedMatmul over their down, event computed
+ *     compute stream  after ready: GroupedMatmul over all jobs' gate and up, SwiGlu, GroupedMatmul over their down, event computed;
+ *                     w8a8: DynamicQuant before the second GroupedMatmul, and one job in a group, for scales of rows want single tensors
  *     out stream      after computed: results -> pinned memory, event done
  * Buffers keep the greatest size they were needed in.
  */
@@ -23,7 +24,7 @@ typedef struct ep_ascend_streams {
     ep_acl_stream out;
 } ep_ascend_streams;
 
-enum { EP_ASCEND_LISTS = 6, EP_ASCEND_TENSORS = 3, EP_ASCEND_PHASES = 3 };
+enum { EP_ASCEND_LISTS = 11, EP_ASCEND_TENSORS = 5, EP_ASCEND_PHASES = 4 };
 
 typedef struct ep_ascend_slot {
     ep_job *jobs[EP_ACL_GROUPS_MAX]; /* of one shape and format */
@@ -41,7 +42,7 @@ typedef struct ep_ascend_slot {
     size_t memory_bytes;
     void *workspace;
     size_t workspace_bytes;
-    float *factors; /* [rows] sigmoid of the shared gate, 1 without; host */
+    float *factors; /* [rows] sigmoid of the shared gate, 1 without, 0 of a row that is 0; host */
     float *wide;    /* [H] */
     size_t factors_count;
     size_t wide_count;

@@ -12,12 +12,13 @@
 #define STAGE_BYTES ((size_t)4 << 20) /* of pinned memory: a few milliseconds of a device's link; at least one row of any matrix */
 #define PART_ALIGN 512
 
-ep_err ep_ascend_weights_check(const ep_expert_source *source, ep_error *out_error)
+ep_err ep_ascend_weights_check(const ep_ascend_device *device, const ep_expert_source *source, ep_error *out_error)
 {
-    if (source->format != EP_WEIGHTS_BF16 && source->format != EP_WEIGHTS_F16) {
+    const bool is_float = source->format == EP_WEIGHTS_BF16 || source->format == EP_WEIGHTS_F16;
+    if (!is_float && !(source->format == EP_WEIGHTS_W8A8 && device->has_w8a8)) {
         return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
-                            "backend ascend does not compute with %s weights, allowed: bf16, f16; backend: cpu has all formats",
-                            ep_weight_format_name(source->format));
+                            "backend ascend does not compute with %s weights, allowed: bf16, f16%s; backend: cpu has all formats",
+                            ep_weight_format_name(source->format), device->has_w8a8 ? ", w8a8" : "");
     }
     if (source->activation != EP_ACT_SILU) {
         return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
@@ -36,14 +37,31 @@ ep_err ep_ascend_weights_check(const ep_expert_source *source, ep_error *out_err
     return EP_OK;
 }
 
-static size_t down_offset(const ep_expert_source *source)
+static size_t element_bytes(ep_weight_format format)
 {
-    return ep_align_up((size_t)source->hidden * 2 * source->inner * sizeof(uint16_t), PART_ALIGN);
+    return format == EP_WEIGHTS_W8A8 ? sizeof(int8_t) : sizeof(uint16_t);
+}
+
+/* Where the parts lie; the bytes of all. */
+static size_t lay_out(const ep_expert_source *source, ep_ascend_weights *out_weights)
+{
+    const size_t element = element_bytes(source->format);
+    const size_t values = (size_t)source->hidden * source->inner * element;
+    ep_ascend_weights w = {.down_offset = ep_align_up(2 * values, PART_ALIGN)};
+    size_t bytes = w.down_offset + values;
+    if (source->format == EP_WEIGHTS_W8A8) {
+        w.gate_up_scales_offset = ep_align_up(bytes, PART_ALIGN);
+        w.down_scales_offset = w.gate_up_scales_offset + ep_align_up(2 * source->inner * sizeof(float), PART_ALIGN);
+        bytes = w.down_scales_offset + source->hidden * sizeof(float);
+    }
+    *out_weights = w;
+    return bytes;
 }
 
 size_t ep_ascend_weights_bytes(const ep_expert_source *source)
 {
-    return down_offset(source) + (size_t)source->inner * source->hidden * sizeof(uint16_t);
+    ep_ascend_weights unused;
+    return lay_out(source, &unused);
 }
 
 ep_err ep_ascend_uploader_init(ep_ascend_uploader *uploader, ep_ascend_device *device, ep_error *out_error)
@@ -79,32 +97,52 @@ void ep_ascend_uploader_fini(ep_ascend_uploader *uploader, ep_ascend_device *dev
     pthread_mutex_destroy(&uploader->lock);
 }
 
-/* Columns [first, first + count) of [rows,columns] in file order become rows of the stage, from its column at; a row of the stage has width. */
-static void transpose(const void *matrix, uint32_t rows, uint32_t columns, uint32_t first, uint32_t count, uint16_t *stage, size_t width, size_t at)
+/* A matrix of the file, or two of one shape that come side by side. */
+typedef struct upload_job {
+    const void *left;
+    const void *right; /* NULL: one */
+    uint32_t rows;
+    uint32_t columns;
+    size_t element;
+    uint8_t *to;
+} upload_job;
+
+/* Columns [first, first + count) of a matrix become rows of the stage, width wide, from its column at. */
+static void transpose(const void *matrix, const upload_job *job, uint32_t first, uint32_t count, uint8_t *stage,
+                      size_t width, size_t at)
 {
-    for (uint32_t r = 0; r < rows; r++) {
+    const uint8_t *from = matrix;
+    for (uint32_t r = 0; r < job->rows; r++) {
         for (uint32_t c = 0; c < count; c++) {
-            stage[c * width + at + r] = ep_ffn_read_u16(matrix, (size_t)r * columns + first + c);
+            memcpy(stage + (c * width + at + r) * job->element,
+                   from + ((size_t)r * job->columns + first + c) * job->element, job->element);
         }
     }
 }
 
-/* Lock held. One matrix, or two side by side, of [rows,columns] each, becomes [columns, rows or 2 rows] at address to. */
-static ep_err upload(ep_ascend_device *device, ep_ascend_uploader *uploader, const void *left, const void *right, uint32_t rows, uint32_t columns,
-                     uint8_t *to, ep_error *out_error)
+/* Lock held. What lies in the stage. */
+static ep_err send(ep_ascend_device *device, ep_ascend_uploader *uploader, uint8_t *to, size_t bytes, ep_error *out_error)
 {
-    const size_t width = right != NULL ? (size_t)2 * rows : rows;
-    const uint32_t step = (uint32_t)(STAGE_BYTES / (width * sizeof(uint16_t)));
-    for (uint32_t first = 0; first < columns; first += step) {
-        const uint32_t count = columns - first < step ? columns - first : step;
-        const size_t bytes = count * width * sizeof(uint16_t);
-        transpose(left, rows, columns, first, count, (uint16_t *)uploader->stage, width, 0);
-        if (right != NULL) {
-            transpose(right, rows, columns, first, count, (uint16_t *)uploader->stage, width, rows);
+    const ep_err err = EP_ASCEND_CALL(device, out_error, aclrtMemcpyAsync, to, bytes, uploader->stage, bytes,
+                                      EP_ACL_HOST_TO_DEVICE, uploader->stream);
+    return err == EP_OK ? EP_ASCEND_CALL(device, out_error, aclrtSynchronizeStreamWithTimeout, uploader->stream,
+                                         EP_ASCEND_TIMEOUT_MS)
+                        : err;
+}
+
+/* Lock held. [rows,columns], or two of these, become [columns, rows or 2 rows]. */
+static ep_err upload(ep_ascend_device *device, ep_ascend_uploader *uploader, const upload_job *job, ep_error *out_error)
+{
+    const size_t width = job->right != NULL ? (size_t)2 * job->rows : job->rows;
+    const uint32_t step = (uint32_t)(STAGE_BYTES / (width * job->element));
+    for (uint32_t first = 0; first < job->columns; first += step) {
+        const uint32_t count = job->columns - first < step ? job->columns - first : step;
+        transpose(job->left, job, first, count, uploader->stage, width, 0);
+        if (job->right != NULL) {
+            transpose(job->right, job, first, count, uploader->stage, width, job->rows);
         }
-        ep_err err = EP_ASCEND_CALL(device, out_error, aclrtMemcpyAsync, to + first * width * sizeof(uint16_t), bytes, uploader->stage, bytes,
-                                    EP_ACL_HOST_TO_DEVICE, uploader->stream);
-        err = err == EP_OK ? EP_ASCEND_CALL(device, out_error, aclrtSynchronizeStreamWithTimeout, uploader->stream, EP_ASCEND_TIMEOUT_MS) : err;
+        const ep_err err = send(device, uploader, job->to + first * width * job->element, count * width * job->element,
+                                out_error);
         if (err != EP_OK) {
             return err;
         }
@@ -112,13 +150,35 @@ static ep_err upload(ep_ascend_device *device, ep_ascend_uploader *uploader, con
     return EP_OK;
 }
 
-static ep_err fill(ep_ascend_device *device, ep_ascend_uploader *uploader, const ep_expert_source *source, const ep_ascend_weights *weights,
-                   ep_error *out_error)
+/* Lock held. The scales of w8a8, gate and up side by side. */
+static ep_err upload_scales(ep_ascend_device *device, ep_ascend_uploader *uploader, const ep_expert_source *source,
+                            const ep_ascend_weights *weights, ep_error *out_error)
 {
+    const size_t half = source->inner * sizeof(float);
+    const size_t down = source->hidden * sizeof(float);
+    memcpy(uploader->stage, source->gate_scales, half);
+    memcpy(uploader->stage + half, source->up_scales, half);
+    ep_err err = send(device, uploader, weights->memory + weights->gate_up_scales_offset, 2 * half, out_error);
+    if (err == EP_OK) {
+        memcpy(uploader->stage, source->down_scales, down);
+        err = send(device, uploader, weights->memory + weights->down_scales_offset, down, out_error);
+    }
+    return err;
+}
+
+static ep_err fill(ep_ascend_device *device, ep_ascend_uploader *uploader, const ep_expert_source *source,
+                   const ep_ascend_weights *weights, ep_error *out_error)
+{
+    const size_t element = element_bytes(source->format);
+    const upload_job gate_up = {source->gate, source->up, source->inner, source->hidden, element, weights->memory};
+    const upload_job down = {
+        source->down, NULL, source->hidden, source->inner, element, weights->memory + weights->down_offset};
     pthread_mutex_lock(&uploader->lock);
-    ep_err err = upload(device, uploader, source->gate, source->up, source->inner, source->hidden, weights->memory, out_error);
-    err = err == EP_OK ? upload(device, uploader, source->down, NULL, source->hidden, source->inner, weights->memory + weights->down_offset, out_error)
-                       : err;
+    ep_err err = upload(device, uploader, &gate_up, out_error);
+    err = err == EP_OK ? upload(device, uploader, &down, out_error) : err;
+    if (err == EP_OK && source->format == EP_WEIGHTS_W8A8) {
+        err = upload_scales(device, uploader, source, weights, out_error);
+    }
     pthread_mutex_unlock(&uploader->lock);
     return err;
 }
@@ -137,10 +197,11 @@ ep_err ep_ascend_weights_create(ep_ascend_device *device, ep_ascend_uploader *up
     for (uint32_t h = 0; source->shared_gate != NULL && h < source->hidden; h++) {
         shared_gate[h] = ep_ffn_read_float(source->shared_gate, source->shared_gate_dtype, h);
     }
-    *weights = (ep_ascend_weights){.base = {.hidden = source->hidden, .inner = source->inner, .format = source->format},
-                                   .bytes = ep_ascend_weights_bytes(source),
-                                   .down_offset = down_offset(source),
-                                   .shared_gate = shared_gate};
+    const size_t bytes = lay_out(source, weights);
+    weights->base =
+        (ep_backend_weights){.hidden = source->hidden, .inner = source->inner, .format = source->format};
+    weights->bytes = bytes;
+    weights->shared_gate = shared_gate;
     ep_err err = EP_ASCEND_CALL(device, out_error, aclrtMalloc, &memory, weights->bytes, EP_ACL_MALLOC_HUGE_FIRST);
     weights->memory = memory;
     err = err == EP_OK ? fill(device, uploader, source, weights, out_error) : err;

@@ -4,6 +4,7 @@
  * by it, [K,N] without a gap:
  *     gate_up [H,2I]   gate_up[h][i] = gate[i][h], gate_up[h][I + i] = up[i][h]
  *     down    [I,H]    down[i][h] = down of the file[h][i]
+ * and for w8a8, whose elements are int8, the scales of their columns: f32 [2I] and [H].
  */
 #ifndef EP_BACKENDS_ASCEND_ASCEND_WEIGHTS_H
 #define EP_BACKENDS_ASCEND_ASCEND_WEIGHTS_H
@@ -18,6 +19,8 @@ typedef struct ep_ascend_weights {
     uint8_t *memory; /* of the device */
     size_t bytes;
     size_t down_offset;
+    size_t gate_up_scales_offset; /* w8a8 */
+    size_t down_scales_offset;
     float *shared_gate; /* [H], host memory; NULL none */
     struct ep_ascend_weights *next;
 } ep_ascend_weights;
@@ -36,7 +39,7 @@ ep_err ep_ascend_uploader_init(ep_ascend_uploader *uploader, ep_ascend_device *d
 void ep_ascend_uploader_fini(ep_ascend_uploader *uploader, ep_ascend_device *device);
 
 /* EP_OK, or UNIMPLEMENTED with what the operators cannot do; looks at shapes and types only. */
-ep_err ep_ascend_weights_check(const ep_expert_source *source, ep_error *out_error);
+ep_err ep_ascend_weights_check(const ep_ascend_device *device, const ep_expert_source *source, ep_error *out_error);
 /* Bytes on the device. */
 size_t ep_ascend_weights_bytes(const ep_expert_source *source);
 /* The calling thread is on the device. Blocks. Errors: NO_MEMORY, DEVICE_LOST. */

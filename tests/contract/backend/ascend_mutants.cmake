@@ -22,13 +22,16 @@ ep_add_ascend_mutant(strides_in_bytes FILE ascend_slot.c TEXT "strides and offse
     REPLACE "{rows * columns, columns, 1}" "{rows * columns * 2, columns * 2, 2}")
 # T2: addresses are aligned.
 ep_add_ascend_mutant(unaligned FILE ascend_slot.c TEXT "not aligned to 32 bytes"
-    REPLACE "l.gate_up + ep_align_up(rows * 2 * l.inner * sizeof(uint16_t), PART_ALIGN)" "l.gate_up + rows * 2 * l.inner * sizeof(uint16_t)")
+    REPLACE "l.gate_up + part(rows, 2 * l.inner, sizeof(uint16_t))" "l.gate_up + rows * 2 * l.inner * sizeof(uint16_t)")
 # T3: an executor is for one launch.
 ep_add_ascend_mutant(executor_twice FILE ascend_slot.c TEXT "for the second time"
     REPLACE "    slot->executors[phase] = NULL$<SEMICOLON>\n    if" "    if")
 # T4: a list's end is that of its tensors.
 ep_add_ascend_mutant(member_twice FILE ascend_slot.c TEXT "none or has been destroyed"
     REPLACE "list == NULL && i < count" "i < count")
+# T5: DynamicQuant gives scales, and they are those of the inner rows.
+ep_add_ascend_mutant(other_scales FILE ascend_slot.c TEXT "scene: rows"
+    REPLACE "make_vector(device, EP_ACL_FLOAT, rows, quant_scales))" "make_vector(device, EP_ACL_FLOAT, rows, slot->memory + l->x_scales))")
 # T6: a list of counts is not one of sums.
 ep_add_ascend_mutant(counts_as_sums FILE ascend_slot.c TEXT "GroupedMatmul: group"
     REPLACE "EP_ACL_GROUP_LIST_COUNTS" "0")
@@ -43,9 +46,12 @@ ep_add_ascend_mutant(loader_without_device FILE ascend_backend.c TEXT "code 1070
 # T10: rows that no group has are not written.
 ep_add_ascend_mutant(row_beyond_groups FILE ascend_slot.c TEXT "scene: rows"
     REPLACE "const int64_t rows = job->rows_count" "const int64_t rows = (int64_t)job->rows_count - (job->rows_count > 8)")
+# T11: a row of zeros divides 0 by 0.
+ep_add_ascend_mutant(zero_row FILE ascend_slot.c TEXT "scene: rows"
+    REPLACE "if (scales[place] == 0.0f)" "if (scales[place] < 0.0f)")
 # T12: an operator that is not there is not called.
 ep_add_ascend_mutant(newest_only OLDER FILE ascend_slot.c
-    REPLACE "acl->aclnnGroupedMatmulV5 != NULL" "acl != NULL")
+    REPLACE "acl->aclnnGroupedMatmulV5 != NULL" "acl != NULL" "device->acl.aclnnGroupedMatmulV5 != NULL" "device != NULL")
 # T13: an older release is taken wholly.
 ep_add_ascend_mutant(mixed_libraries OLDER FILE acl_symbols.c TEXT "libopapi_transformer.so cannot be opened"
     REPLACE "older_operators && is_operators(which)" "older_operators && which == EP_ACL_LIBRARY_NN")

@@ -32,12 +32,23 @@ static near_value rounded(near_value v, type_limits type)
     return v;
 }
 
-static near_value dot(const void *weights, ep_dtype type, size_t row, uint32_t count, const near_value *x)
+/* Weight i of a row, its scale included. */
+static double weight_of(const expert_fixture *f, const void *values, const void *scales, size_t row, uint32_t count,
+                        uint32_t i)
 {
-    const double sums = 2 * count * F32_ROUNDOFF; /* both sides add in f32 */
+    if (f->source.format == EP_WEIGHTS_W8A8) {
+        return (double)((const int8_t *)values)[row * count + i] * (double)ep_ffn_read_float(scales, EP_DTYPE_F32, row);
+    }
+    return (double)ep_ffn_read_float(values, ep_weight_format_dtype(f->source.format), row * count + i);
+}
+
+static near_value dot(const expert_fixture *f, const void *values, const void *scales, size_t row, uint32_t count,
+                      const near_value *x)
+{
+    const double sums = (2 * count + 8) * F32_ROUNDOFF; /* both sides add in f32, and multiply by scales */
     near_value sum = {0.0, 0.0};
     for (uint32_t i = 0; i < count; i++) {
-        const double w = (double)ep_ffn_read_float(weights, type, row * count + i);
+        const double w = weight_of(f, values, scales, row, count, i);
         sum.value += w * x[i].value;
         sum.error += fabs(w) * (x[i].error + sums * (fabs(x[i].value) + x[i].error));
     }
@@ -60,26 +71,50 @@ static double factor_of(const expert_fixture *f, const float *x)
     return 1.0 / (1.0 + exp(-sum));
 }
 
-static void bound_row(const expert_fixture *f, uint32_t row, float *wide, near_value *x, near_value *inner, double *out)
+/* x as both sides multiply it, or as the device rounds it. */
+static void bound_x(const expert_fixture *f, uint32_t row, type_limits type, float *wide, near_value *x)
 {
-    const ep_dtype dtype = ep_weight_format_dtype(f->source.format);
-    const type_limits type = limits_of(dtype);
-    const type_limits result = limits_of(f->out_dtype);
     const ep_ffn_batch batch = {.x_dtype = f->x_dtype, .weight_on_input = f->weight_on_input};
+    float greatest = 0.0f;
     ep_ffn_widen(&batch, &f->rows[row], 0, f->source.hidden, wide);
     for (uint32_t h = 0; h < f->source.hidden; h++) {
-        x[h] = rounded((near_value){(double)wide[h], 0.0}, type);
+        greatest = fmaxf(greatest, fabsf(wide[h]));
     }
-    for (uint32_t i = 0; i < f->source.inner; i++) {
-        const near_value gate = rounded(dot(f->source.gate, dtype, i, f->source.hidden, x), type);
-        const near_value up = rounded(dot(f->source.up, dtype, i, f->source.hidden, x), type);
-        inner[i] = rounded(activated(gate, up), type);
-    }
-    const double factor = f->source.shared_gate != NULL ? factor_of(f, wide) : 1.0;
+    const float scale = ep_ffn_int8_scale(ep_f32_bits(greatest));
     for (uint32_t h = 0; h < f->source.hidden; h++) {
-        near_value y = rounded(dot(f->source.down, dtype, h, f->source.inner, inner), type);
+        x[h] = f->source.format == EP_WEIGHTS_W8A8
+                   ? (near_value){(double)ep_ffn_int8_round(wide[h], scale) * (double)scale, 0.0}
+                   : rounded((near_value){(double)wide[h], 0.0}, type);
+    }
+}
+
+static void bound_inner(const expert_fixture *f, type_limits type, const near_value *x, near_value *inner)
+{
+    const ep_expert_source *s = &f->source;
+    double greatest = 0.0;
+    for (uint32_t i = 0; i < s->inner; i++) {
+        const near_value gate = rounded(dot(f, s->gate, s->gate_scales, i, s->hidden, x), type);
+        const near_value up = rounded(dot(f, s->up, s->up_scales, i, s->hidden, x), type);
+        inner[i] = rounded(activated(gate, up), type);
+        greatest = fmax(greatest, fabs(inner[i].value) + inner[i].error);
+    }
+    for (uint32_t i = 0; s->format == EP_WEIGHTS_W8A8 && i < s->inner; i++) {
+        inner[i].error += 1.01 * greatest / 127.0;
+    }
+}
+
+static void bound_row(const expert_fixture *f, uint32_t row, float *wide, near_value *x, near_value *inner, double *out)
+{
+    const ep_expert_source *s = &f->source;
+    const type_limits type = limits_of(s->format == EP_WEIGHTS_F16 ? EP_DTYPE_F16 : EP_DTYPE_BF16);
+    const type_limits result = limits_of(f->out_dtype);
+    bound_x(f, row, type, wide, x);
+    bound_inner(f, type, x, inner);
+    const double factor = s->shared_gate != NULL ? factor_of(f, wide) : 1.0;
+    for (uint32_t h = 0; h < s->hidden; h++) {
+        near_value y = rounded(dot(f, s->down, s->down_scales, h, s->inner, inner), type);
         y.value *= factor;
-        y.error = y.error * factor + 1e-4 * fabs(y.value) * (f->source.shared_gate != NULL); /* the gate's own sum is in f32 */
+        y.error = y.error * factor + 1e-4 * fabs(y.value) * (s->shared_gate != NULL); /* the gate's own sum is in f32 */
         y = rounded(rounded(y, result), result);
         out[h] = y.error;
     }

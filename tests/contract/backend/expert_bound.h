@@ -6,6 +6,8 @@
  *     gate, up    u sum|w||x| for x rounded, the f32 sums, u of the result
  *     activated   |silu'| <= 1.1: 1.1 e_gate |up| + |silu| e_up, u of the result
  *     result      sum |w| e_activated, the f32 sums, u of the result, then the output type's own on both sides
+ * w8a8 (u is bf16's): x becomes int8 by the same rule on both sides; the activated row does on each side from its own values, half
+ * a step, max|h| / 254, each
  */
 #ifndef EP_TESTS_CONTRACT_BACKEND_EXPERT_BOUND_H
 #define EP_TESTS_CONTRACT_BACKEND_EXPERT_BOUND_H

@@ -108,7 +108,8 @@ static bool weights_fit(const ep_acl_tensor_list *weight, const ep_acl_tensor *x
     return true;
 }
 
-static bool quant_fits(const ep_acl_tensor_list *scale, const ep_acl_tensor_list *per_token, const ep_acl_tensor_list *weight, const ep_acl_tensor *x,
+/* V4 has no f32 scales for bf16 results. */
+static bool quant_fits(const char *name, const ep_acl_tensor_list *scale, const ep_acl_tensor_list *per_token, const ep_acl_tensor_list *weight, const ep_acl_tensor *x,
                        const ep_acl_tensor *out, int64_t groups)
 {
     if (scale == NULL || per_token == NULL || cann_list(scale, NAME)->count != 1 || cann_list(per_token, NAME)->count != 1 || weight->count != 1) {
@@ -116,7 +117,7 @@ static bool quant_fits(const ep_acl_tensor_list *scale, const ep_acl_tensor_list
     }
     const ep_acl_tensor *s = cann_tensor(scale->tensors[0], NAME);
     const ep_acl_tensor *p = cann_tensor(per_token->tensors[0], NAME);
-    const bool types = (out->type == EP_ACL_BF16 && (s->type == EP_ACL_BF16 || s->type == EP_ACL_FLOAT)) ||
+    const bool types = (out->type == EP_ACL_BF16 && (s->type == EP_ACL_BF16 || (s->type == EP_ACL_FLOAT && strcmp(name, "aclnnGroupedMatmulV4") != 0))) ||
                        (out->type == EP_ACL_FLOAT16 && s->type == EP_ACL_FLOAT);
     return types && p->type == EP_ACL_FLOAT && s->rank == 2 && s->shape[0] == groups && s->shape[1] == out->shape[1] && p->rank == 1 &&
            p->shape[0] == x->shape[0];
@@ -145,7 +146,7 @@ static ep_acl_code plan_grouped_matmul(const char *name, EP_ACL_GROUPED_MATMUL_I
         !weights_fit(weight, rows, result, groups)) {
         return CANN_OP_INVALID;
     }
-    if (is_quant ? !quant_fits(scale, per_token_scale, weight, rows, result, groups)
+    if (is_quant ? !quant_fits(name, scale, per_token_scale, weight, rows, result, groups)
                  : rows->type != result->type || !cann_is_float(rows->type) || scale != NULL || per_token_scale != NULL) {
         return CANN_OP_INVALID;
     }
