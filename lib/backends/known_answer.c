@@ -338,7 +338,8 @@ static ep_expert_source expert_of(const known_data *data, ep_weight_format forma
 }
 
 /* Hashes one expert's answers into *hash. */
-static ep_err run_source(ep_backend *backend, known_data *data, const ep_expert_source *source, uint32_t *hash, ep_error *out_error)
+static ep_err run_source(ep_backend *backend, known_data *data, const ep_expert_source *source, uint32_t *hash,
+                         ep_error *out_error)
 {
     ep_backend_weights *weights = NULL;
     ep_err err = backend->ops->weights_load(backend, source, &weights, out_error);
@@ -443,8 +444,8 @@ ep_err ep_known_answer_run(ep_backend *backend, ep_numerics numerics, ep_known_a
     return err;
 }
 
-ep_err ep_known_answer_run_plain(ep_backend *backend, const ep_weight_format *formats, size_t formats_count, ep_known_answer *out_answer,
-                                 ep_error *out_error)
+ep_err ep_known_answer_run_plain(ep_backend *backend, const ep_weight_format *formats, size_t formats_count,
+                                 ep_known_answer *out_answer, ep_error *out_error)
 {
     ep_known_answer answer = {0};
     ep_err err = EP_OK;

@@ -538,7 +538,7 @@ static void check_backend(const ep_backend_ops *backend)
     if (backend->probe != NULL && backend->probe(&error) != EP_OK) {
         ep_log(EP_LOG_WARN, "backend", EP_KV(backend, backend->name), EP_KV(reason, error.text),
                EP_KV(effect, "expertd does not start on this machine"),
-               EP_KV(hint, "install the driver and CANN, source its set_env.sh or set ASCEND_HOME_PATH, or set backend: cpu"));
+               EP_KV(hint, "install driver and CANN, source its set_env.sh or set ASCEND_HOME_PATH, or set backend: cpu"));
     }
 }
 

@@ -18,14 +18,15 @@ typedef struct symbol_row {
 
 #define REQUIRED true
 #define OPTIONAL false
-#define ROW_OF(library_name, symbol, need) {#symbol, EP_ACL_LIBRARY_##library_name, need, offsetof(ep_acl_symbols, symbol)},
+#define ROW_OF(library_name, symbol, need)                                                                            \
+    {#symbol, EP_ACL_LIBRARY_##library_name, need, offsetof(ep_acl_symbols, symbol)},
 #define RUNTIME_ROW(name, result, parameters, need, release) ROW_OF(RUNTIME, name, need)
 #define META_ROW(name, result, parameters, need, release) ROW_OF(META, name, need)
 #define NN_ROW(name, result, parameters, need, release) ROW_OF(NN, name, need)
 #define TRANSFORMER_ROW(name, result, parameters, need, release) ROW_OF(TRANSFORMER, name, need)
 
-static const symbol_row rows[] = {EP_ACL_RUNTIME_SYMBOLS(RUNTIME_ROW) EP_ACL_META_SYMBOLS(META_ROW) EP_ACL_NN_SYMBOLS(NN_ROW)
-                                      EP_ACL_TRANSFORMER_SYMBOLS(TRANSFORMER_ROW)};
+static const symbol_row rows[] = {EP_ACL_RUNTIME_SYMBOLS(RUNTIME_ROW) EP_ACL_META_SYMBOLS(META_ROW)
+                                      EP_ACL_NN_SYMBOLS(NN_ROW) EP_ACL_TRANSFORMER_SYMBOLS(TRANSFORMER_ROW)};
 
 static const struct {
     const char *library;
@@ -46,7 +47,8 @@ typedef struct opened {
     const char *libraries[EP_ACL_LIBRARIES];
 } opened;
 
-static ep_err open_library(const ep_acl_opener *opener, ep_acl_library which, bool older, opened *o, ep_error *out_error)
+static ep_err open_library(const ep_acl_opener *opener, ep_acl_library which, bool older, opened *o,
+                           ep_error *out_error)
 {
     char text[EP_ERROR_TEXT_BYTES] = "";
     const char *library = older ? names[which].older : names[which].library;
@@ -72,7 +74,8 @@ static ep_err open_libraries(const ep_acl_opener *opener, opened *o, ep_error *o
             older_operators = which == EP_ACL_LIBRARY_NN;
             err = open_library(opener, which, true, o, out_error);
             if (err != EP_OK) {
-                err = ep_error_set(out_error, err, "neither %s nor %s can be opened: %.300s", names[which].library, names[which].older, first);
+                err = ep_error_set(out_error, err, "neither %s nor %s can be opened: %.300s", names[which].library,
+                                   names[which].older, first);
             }
         }
         if (err != EP_OK) {
@@ -95,7 +98,8 @@ ep_err ep_acl_symbols_load(const ep_acl_opener *opener, ep_acl_symbols *out_symb
     for (size_t i = 0; i < EP_ARRAY_COUNT(rows); i++) {
         void *symbol = opener->symbol(opener->arg, o.handles[rows[i].library], rows[i].name);
         if (symbol == NULL && rows[i].required) {
-            return ep_error_set(out_error, EP_ERR_UNAVAILABLE, "%s has no %s: a release of CANN this build does not know",
+            return ep_error_set(out_error, EP_ERR_UNAVAILABLE,
+                                "%s has no %s: a release of CANN this build does not know",
                                 o.libraries[rows[i].library], rows[i].name);
         }
         memcpy((uint8_t *)&symbols + rows[i].offset, &symbol, sizeof(symbol));
@@ -103,7 +107,8 @@ ep_err ep_acl_symbols_load(const ep_acl_opener *opener, ep_acl_symbols *out_symb
     const bool has_v5 = symbols.aclnnGroupedMatmulV5 != NULL && symbols.aclnnGroupedMatmulV5GetWorkspaceSize != NULL;
     const bool has_v4 = symbols.aclnnGroupedMatmulV4 != NULL && symbols.aclnnGroupedMatmulV4GetWorkspaceSize != NULL;
     if (!has_v5 && !has_v4) {
-        return ep_error_set(out_error, EP_ERR_UNAVAILABLE, "%s has neither aclnnGroupedMatmulV5 nor aclnnGroupedMatmulV4",
+        return ep_error_set(out_error, EP_ERR_UNAVAILABLE,
+                            "%s has neither aclnnGroupedMatmulV5 nor aclnnGroupedMatmulV4",
                             o.libraries[EP_ACL_LIBRARY_TRANSFORMER]);
     }
     if (!has_v5) { /* half of a pair is none */
@@ -157,8 +162,7 @@ typedef struct code_row {
 
 static const code_row codes[] = {
 #define CODE_ROW(name, code, err, text) {code, EP_ERR_##err, #name, text},
-    {EP_ACL_SUCCESS, EP_OK, "ACL_SUCCESS", "success"},
-    EP_ACL_CODE_MAP(CODE_ROW) EP_ACL_OPERATOR_CODE_MAP(CODE_ROW)
+    {EP_ACL_SUCCESS, EP_OK, "ACL_SUCCESS", "success"}, EP_ACL_CODE_MAP(CODE_ROW) EP_ACL_OPERATOR_CODE_MAP(CODE_ROW)
 #undef CODE_ROW
 };
 

@@ -3,9 +3,9 @@
  * Rows stay in the callers' host memory: that is where the network puts them, and gathering them into pinned memory is
  * where they get the type of the weights. So a job crosses the device in one go, without the host between its copies.
  *
- * Two threads: the launcher takes the most urgent job and those that can ride with it, fills a free slot and queues its steps;
- * the finisher waits for the oldest slot under way, writes results and calls done(). A thread that waits, and no callback of
- * the vendor's: it also hears of a device that answers no more.
+ * Two threads: the launcher takes the most urgent job and those that can ride with it, fills a free slot and queues
+ * its steps; the finisher waits for the oldest slot under way, writes results and calls done(). A thread that waits,
+ * and no callback of the vendor's: it also hears of a device that answers no more.
  */
 #include "backends/ascend/ascend_backend.h"
 
@@ -55,7 +55,8 @@ static bool rides_with(const ep_job *job, const ep_job *lead, uint32_t rows)
 {
     const ep_backend_weights *a = job->weights;
     const ep_backend_weights *b = lead->weights;
-    const bool alike = a->hidden == b->hidden && a->inner == b->inner && a->format == b->format && a->format != EP_WEIGHTS_W8A8;
+    const bool alike =
+        a->hidden == b->hidden && a->inner == b->inner && a->format == b->format && a->format != EP_WEIGHTS_W8A8;
     const bool as_patient = ((job->priority ^ lead->priority) & EP_JOB_PATIENT) == 0;
     return job == lead || (alike && as_patient && rows + job->rows_count <= EP_ASCEND_ROWS_MAX);
 }
@@ -261,10 +262,12 @@ static void ascend_close(ep_backend *base)
 static ep_err check_config(const ep_backend_config *config, ep_error *out_error)
 {
     if (config->threads > EP_BACKEND_THREADS_MAX) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "compute threads is %u, allowed 0 to %u", config->threads, EP_BACKEND_THREADS_MAX);
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "compute threads is %u, allowed 0 to %u",
+                            config->threads, EP_BACKEND_THREADS_MAX);
     }
     if (config->numerics != EP_NUMERICS_AUTO) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "backend ascend rounds by the device's own rules: numerics must be auto");
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "backend ascend rounds by the device's own rules: numerics must be auto");
     }
     return EP_OK;
 }
@@ -293,13 +296,16 @@ static ep_err make_device(ascend_backend *backend, ep_error *out_error)
 static ep_err start_threads(ascend_backend *backend, ep_error *out_error)
 {
     backend->has_launcher = ep_host_thread_start(&backend->launcher, launcher_main, backend) == EP_OK;
-    backend->has_finisher = backend->has_launcher && ep_host_thread_start(&backend->finisher, finisher_main, backend) == EP_OK;
-    return backend->has_finisher ? EP_OK : ep_error_set(out_error, EP_ERR_NO_MEMORY, "backend ascend cannot start its threads");
+    backend->has_finisher =
+        backend->has_launcher && ep_host_thread_start(&backend->finisher, finisher_main, backend) == EP_OK;
+    return backend->has_finisher
+               ? EP_OK
+               : ep_error_set(out_error, EP_ERR_NO_MEMORY, "backend ascend cannot start its threads");
 }
 
 /*
- * The known-answer run. Which operators take int8 differs between releases, so w8a8 is what this run shows, and refused where
- * it fails; bf16 and f16 must do.
+ * The known-answer run. Which operators take int8 differs between releases, so w8a8 is what this run shows, and
+ * refused where it fails; bf16 and f16 must do.
  */
 static ep_err learn_answers(ascend_backend *backend, ep_error *out_error)
 {
@@ -323,8 +329,8 @@ static ep_err learn_answers(ascend_backend *backend, ep_error *out_error)
     if (atomic_load(&backend->device.lost)) {
         return ep_error_set(out_error, err, "%s", error.text);
     }
-    ep_log(EP_LOG_WARN, "device-lacks", EP_KV(backend, "ascend"), EP_KV(weight_format, "w8a8"), EP_KV(reason, error.text),
-           EP_KV(effect, "w8a8 experts are refused"));
+    ep_log(EP_LOG_WARN, "device-lacks", EP_KV(backend, "ascend"), EP_KV(weight_format, "w8a8"),
+           EP_KV(reason, error.text), EP_KV(effect, "w8a8 experts are refused"));
     return EP_OK;
 }
 
@@ -353,10 +359,12 @@ static ep_err ascend_open(const ep_backend_config *config, ep_backend **out_back
     return EP_OK;
 }
 
-static ep_err ascend_numerics_id(ep_backend *base, ep_weight_format format, uint32_t others, char out_id[EP_NUMERICS_ID_BYTES])
+static ep_err ascend_numerics_id(ep_backend *base, ep_weight_format format, uint32_t others,
+                                 char out_id[EP_NUMERICS_ID_BYTES])
 {
     ascend_backend *backend = (ascend_backend *)base;
-    if (format != EP_WEIGHTS_BF16 && format != EP_WEIGHTS_F16 && !(format == EP_WEIGHTS_W8A8 && backend->device.has_w8a8)) {
+    if (format != EP_WEIGHTS_BF16 && format != EP_WEIGHTS_F16 &&
+        !(format == EP_WEIGHTS_W8A8 && backend->device.has_w8a8)) {
         return EP_ERR_UNIMPLEMENTED;
     }
     return ep_known_answer_id(&backend->answer, "ascend", format, others, out_id);
@@ -366,7 +374,10 @@ static ep_err ascend_numerics_id(ep_backend *base, ep_weight_format format, uint
 
 static size_t ascend_weights_bytes(ep_backend *base, const ep_expert_source *source)
 {
-    return ep_expert_source_supported(source) && ep_ascend_weights_check(&((ascend_backend *)base)->device, source, NULL) == EP_OK ? ep_ascend_weights_bytes(source) : 0;
+    return ep_expert_source_supported(source) &&
+                   ep_ascend_weights_check(&((ascend_backend *)base)->device, source, NULL) == EP_OK
+               ? ep_ascend_weights_bytes(source)
+               : 0;
 }
 
 /* Device memory is the runtime's to give: the error says how much of it there is, and what to turn. */
@@ -376,11 +387,14 @@ static ep_err tell_memory(ascend_backend *backend, size_t bytes, ep_error *out_e
     size_t total = 0;
     (void)backend->device.acl.aclrtGetMemInfo(EP_ACL_HBM, &left, &total);
     return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
-                        "an expert of %zu bytes does not fit: %zu of %zu bytes of device %d are free, %llu are held by experts; lower weight_bytes_max",
-                        bytes, left, total, backend->device.number, (unsigned long long)atomic_load(&backend->budget.used_bytes) - bytes);
+                        "an expert of %zu bytes does not fit: %zu of %zu bytes of device %d are free, %llu are held "
+                        "by experts; lower weight_bytes_max",
+                        bytes, left, total, backend->device.number,
+                        (unsigned long long)atomic_load(&backend->budget.used_bytes) - bytes);
 }
 
-static ep_err ascend_weights_load(ep_backend *base, const ep_expert_source *source, ep_backend_weights **out_weights, ep_error *out_error)
+static ep_err ascend_weights_load(ep_backend *base, const ep_expert_source *source, ep_backend_weights **out_weights,
+                                  ep_error *out_error)
 {
     ascend_backend *backend = (ascend_backend *)base;
     ep_ascend_weights *weights = NULL;

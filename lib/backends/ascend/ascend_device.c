@@ -8,7 +8,8 @@
 #include "base/error.h"
 #include "base/log.h"
 
-/* The vendor's libraries do not survive being closed, so they stay open; aclInit and aclFinalize follow the first and last user. */
+/* The vendor's libraries do not survive being closed, so they stay open; aclInit and aclFinalize follow the first and
+ * last user. */
 static struct {
     pthread_mutex_t lock;
     bool loaded;
@@ -24,7 +25,8 @@ static ep_err process_enter(ep_acl_symbols *out_acl, ep_error *out_error)
     if (err == EP_OK && process.users == 0) {
         const ep_acl_code code = process.acl.aclInit(NULL);
         if (code != EP_ACL_SUCCESS) {
-            err = ep_error_set(out_error, EP_ERR_UNAVAILABLE, "aclInit: %s (%s, code %d)", ep_acl_code_text(code), ep_acl_code_name(code), code);
+            err = ep_error_set(out_error, EP_ERR_UNAVAILABLE, "aclInit: %s (%s, code %d)", ep_acl_code_text(code),
+                               ep_acl_code_name(code), code);
         }
     }
     if (err == EP_OK) {
@@ -54,7 +56,8 @@ static const char *vendor_message(ep_ascend_device *device)
 void ep_ascend_device_lose(ep_ascend_device *device, const char *reason)
 {
     if (!atomic_exchange(&device->lost, true)) {
-        ep_log(EP_LOG_ERROR, "device-lost", EP_KV(backend, "ascend"), EP_KV(device, device->number), EP_KV(reason, reason),
+        ep_log(EP_LOG_ERROR, "device-lost", EP_KV(backend, "ascend"), EP_KV(device, device->number),
+               EP_KV(reason, reason),
                EP_KV(effect, "its jobs fail and callers go to other copies; this process computes nothing more"),
                EP_KV(hint, "npu-smi info shows the device; restart expertd once it is well, or with backend: cpu"));
     }
@@ -67,7 +70,8 @@ ep_err ep_ascend_check(ep_ascend_device *device, ep_acl_code code, const char *c
     }
     const ep_err err = ep_acl_code_err(code);
     char text[EP_ERROR_TEXT_BYTES];
-    snprintf(text, sizeof(text), "%s: %s (%s, code %d) %.256s", call, ep_acl_code_text(code), ep_acl_code_name(code), code, vendor_message(device));
+    snprintf(text, sizeof(text), "%s: %s (%s, code %d) %.256s", call, ep_acl_code_text(code), ep_acl_code_name(code),
+             code, vendor_message(device));
     if (err == EP_ERR_DEVICE_LOST) {
         ep_ascend_device_lose(device, text);
     }
@@ -75,7 +79,8 @@ ep_err ep_ascend_check(ep_ascend_device *device, ep_acl_code code, const char *c
         return ep_error_set(out_error, err, "device %d: %s", device->number, text);
     }
     if (err != EP_ERR_DEVICE_LOST && !atomic_exchange(&device->told, true)) {
-        ep_log(EP_LOG_ERROR, "device-failure", EP_KV(backend, "ascend"), EP_KV(device, device->number), EP_KV(reason, text),
+        ep_log(EP_LOG_ERROR, "device-failure", EP_KV(backend, "ascend"), EP_KV(device, device->number),
+               EP_KV(reason, text),
                EP_KV(effect, "jobs fail; further failures are not told until a job is well again"));
     }
     return err;
@@ -90,7 +95,8 @@ static ep_err find_device(ep_ascend_device *device, ep_error *out_error)
 {
     uint32_t count = 0;
     const ep_err err = EP_ASCEND_CALL(device, out_error, aclrtGetDeviceCount, &count);
-    return err == EP_OK && count == 0 ? ep_error_set(out_error, EP_ERR_UNAVAILABLE, "the driver shows no device") : err;
+    return err == EP_OK && count == 0 ? ep_error_set(out_error, EP_ERR_UNAVAILABLE, "the driver shows no device")
+                                      : err;
 }
 
 /* One line with what a report of trouble needs. */
@@ -99,11 +105,13 @@ static void tell_device(const ep_ascend_device *device)
     const char *soc = device->acl.aclrtGetSocName();
     int32_t version[3] = {0, 0, 0};
     char text[48] = "unknown";
-    if (device->acl.aclrtGetVersion != NULL && device->acl.aclrtGetVersion(&version[0], &version[1], &version[2]) == EP_ACL_SUCCESS) {
+    if (device->acl.aclrtGetVersion != NULL &&
+        device->acl.aclrtGetVersion(&version[0], &version[1], &version[2]) == EP_ACL_SUCCESS) {
         snprintf(text, sizeof(text), "%d.%d.%d", version[0], version[1], version[2]);
     }
-    ep_log(EP_LOG_INFO, "device-open", EP_KV(backend, "ascend"), EP_KV(device, device->number), EP_KV(soc, soc != NULL ? soc : "unknown"),
-           EP_KV(acl_version, text), EP_KV(runtime, device->acl.libraries[EP_ACL_LIBRARY_RUNTIME]),
+    ep_log(EP_LOG_INFO, "device-open", EP_KV(backend, "ascend"), EP_KV(device, device->number),
+           EP_KV(soc, soc != NULL ? soc : "unknown"), EP_KV(acl_version, text),
+           EP_KV(runtime, device->acl.libraries[EP_ACL_LIBRARY_RUNTIME]),
            EP_KV(operators, device->acl.libraries[EP_ACL_LIBRARY_TRANSFORMER]),
            EP_KV(matmul, device->acl.aclnnGroupedMatmulV5 != NULL ? "GroupedMatmulV5" : "GroupedMatmulV4"));
 }

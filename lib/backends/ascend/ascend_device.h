@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One device of one backend: the libraries, which a process opens and initialises once for all its backends, and the one place where
- * the vendor's codes become ours. A device that failed in a way nobody can work with any more is lost for good: its jobs end
- * with DEVICE_LOST, so that callers go to other copies, and the process lives on.
+ * One device of one backend: the libraries, which a process opens and initialises once for all its backends, and the
+ * one place where the vendor's codes become ours. A device that failed in a way nobody can work with any more is lost
+ * for good: its jobs end with DEVICE_LOST, so that callers go to other copies, and the process lives on.
  */
 #ifndef EP_BACKENDS_ASCEND_ASCEND_DEVICE_H
 #define EP_BACKENDS_ASCEND_ASCEND_DEVICE_H
@@ -30,14 +30,15 @@ void ep_ascend_device_close(ep_ascend_device *device);
 ep_err ep_ascend_device_enter(ep_ascend_device *device, ep_error *out_error);
 
 /*
- * What a call returned, as ours; call names it. A failure goes into out_error, or into the log when that is NULL; a loss goes into the
- * log in any case, once.
+ * What a call returned, as ours; call names it. A failure goes into out_error, or into the log when that is NULL; a
+ * loss goes into the log in any case, once.
  */
 ep_err ep_ascend_check(ep_ascend_device *device, ep_acl_code code, const char *call, ep_error *out_error);
 
 /* From now on everything ends with DEVICE_LOST: a failure that left the device in a state nobody knows. */
 void ep_ascend_device_lose(ep_ascend_device *device, const char *reason);
 
-#define EP_ASCEND_CALL(device, out_error, name, ...) ep_ascend_check(device, (device)->acl.name(__VA_ARGS__), #name, out_error)
+#define EP_ASCEND_CALL(device, out_error, name, ...)                                                                  \
+    ep_ascend_check(device, (device)->acl.name(__VA_ARGS__), #name, out_error)
 
 #endif

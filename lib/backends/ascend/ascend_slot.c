@@ -8,8 +8,8 @@
 #include "kernels/ffn_activation.h"
 #include "kernels/ffn_widen.h"
 
-#define PART_ALIGN 512                                             /* of everything inside a block */
-#define COUNTS_BYTES (EP_ACL_GROUPS_MAX * sizeof(int64_t))         /* a multiple of PART_ALIGN: rows follow */
+#define PART_ALIGN 512                                     /* of everything inside a block */
+#define COUNTS_BYTES (EP_ACL_GROUPS_MAX * sizeof(int64_t)) /* a multiple of PART_ALIGN: rows follow */
 _Static_assert(COUNTS_BYTES % PART_ALIGN == 0 && PART_ALIGN % EP_ACL_ALIGN == 0, "every tensor's address is aligned");
 
 /* Where what lies, for the slot's jobs. */
@@ -134,7 +134,8 @@ static bool grow_floats(float **floats, size_t *count, size_t need)
 static ep_err reserve(ep_ascend_slot *slot, ep_ascend_device *device, const layout *l)
 {
     void *memory = slot->memory;
-    if (!grow_floats(&slot->factors, &slot->factors_count, slot->rows_count) || !grow_floats(&slot->wide, &slot->wide_count, l->hidden)) {
+    if (!grow_floats(&slot->factors, &slot->factors_count, slot->rows_count) ||
+        !grow_floats(&slot->wide, &slot->wide_count, l->hidden)) {
         return EP_ERR_NO_MEMORY;
     }
     ep_err err = grow_stage(slot, device, l->out_stage + l->out_bytes);
@@ -193,8 +194,8 @@ void ep_ascend_slot_fini(ep_ascend_slot *slot, ep_ascend_device *device)
 /* ---- rows ---- */
 
 /*
- * A row as int8, by the rule of the format (kernels/expert_ffn.h). A row of zeros would leave the operators to divide 0 by 0 in
- * the row that follows from it: it goes as another row, and its result, which is 0, is written here.
+ * A row as int8, by the rule of the format (kernels/expert_ffn.h). A row of zeros would leave the operators to divide
+ * 0 by 0 in the row that follows from it: it goes as another row, and its result, which is 0, is written here.
  */
 static void quantise_row(ep_ascend_slot *slot, const layout *l, uint32_t place)
 {
@@ -287,12 +288,14 @@ static void scatter(const ep_ascend_slot *slot, const layout *l)
 /* ---- operators ---- */
 
 /* A contiguous tensor of two axes, or three when first is not 0. Strides are in elements. NULL: no memory. */
-static ep_acl_tensor *make_tensor(ep_ascend_device *device, ep_acl_data_type type, int64_t first, int64_t rows, int64_t columns, void *memory)
+static ep_acl_tensor *make_tensor(ep_ascend_device *device, ep_acl_data_type type, int64_t first, int64_t rows,
+                                  int64_t columns, void *memory)
 {
     const int64_t shape[3] = {first, rows, columns};
     const int64_t strides[3] = {rows * columns, columns, 1};
     const uint64_t skipped = first == 0 ? 1 : 0;
-    return device->acl.aclCreateTensor(shape + skipped, 3 - skipped, type, strides + skipped, 0, EP_ACL_ND, shape + skipped, 3 - skipped, memory);
+    return device->acl.aclCreateTensor(shape + skipped, 3 - skipped, type, strides + skipped, 0, EP_ACL_ND,
+                                       shape + skipped, 3 - skipped, memory);
 }
 
 /* Takes the tensors, also when it fails. */
@@ -302,7 +305,8 @@ static ep_acl_tensor_list *make_list(ep_ascend_device *device, ep_acl_tensor **t
     for (uint32_t i = 0; i < count; i++) {
         whole = whole && tensors[i] != NULL;
     }
-    ep_acl_tensor_list *list = whole ? device->acl.aclCreateTensorList((const ep_acl_tensor *const *)tensors, count) : NULL;
+    ep_acl_tensor_list *list =
+        whole ? device->acl.aclCreateTensorList((const ep_acl_tensor *const *)tensors, count) : NULL;
     for (uint32_t i = 0; list == NULL && i < count; i++) {
         if (tensors[i] != NULL) {
             (void)device->acl.aclDestroyTensor(tensors[i]);
@@ -330,9 +334,10 @@ static ep_acl_tensor_list *list_of_weights(ep_ascend_slot *slot, ep_ascend_devic
     const int64_t first = slot->jobs_count == 1 ? 1 : 0;
     for (uint32_t j = 0; j < slot->jobs_count; j++) {
         const ep_ascend_weights *weights = (const ep_ascend_weights *)slot->jobs[j]->weights;
-        tensors[j] = is_down
-                         ? make_tensor(device, l->x_type, first, l->inner, l->hidden, weights->memory + weights->down_offset)
-                         : make_tensor(device, l->x_type, first, l->hidden, 2 * (int64_t)l->inner, weights->memory);
+        tensors[j] =
+            is_down
+                ? make_tensor(device, l->x_type, first, l->inner, l->hidden, weights->memory + weights->down_offset)
+                : make_tensor(device, l->x_type, first, l->hidden, 2 * (int64_t)l->inner, weights->memory);
     }
     return make_list(device, tensors, slot->jobs_count);
 }
@@ -372,8 +377,10 @@ static void make_quant_objects(ep_ascend_slot *slot, ep_ascend_device *device, c
     uint8_t *quant_scales = slot->memory + l->quant_scales;
     slot->lists[LIST_GATE_UP_SCALES] =
         list_of_one(device, make_tensor(device, EP_ACL_FLOAT, 0, 1, 2 * (int64_t)l->inner, gate_up_scales));
-    slot->lists[LIST_X_SCALES] = list_of_one(device, make_vector(device, EP_ACL_FLOAT, rows, slot->memory + l->x_scales));
-    slot->lists[LIST_DOWN_SCALES] = list_of_one(device, make_tensor(device, EP_ACL_FLOAT, 0, 1, l->hidden, down_scales));
+    slot->lists[LIST_X_SCALES] =
+        list_of_one(device, make_vector(device, EP_ACL_FLOAT, rows, slot->memory + l->x_scales));
+    slot->lists[LIST_DOWN_SCALES] =
+        list_of_one(device, make_tensor(device, EP_ACL_FLOAT, 0, 1, l->hidden, down_scales));
     slot->lists[LIST_ACTIVATED_SCALES] = list_of_one(device, make_vector(device, EP_ACL_FLOAT, rows, quant_scales));
     slot->tensors[TENSOR_QUANT] = make_tensor(device, EP_ACL_INT8, 0, rows, l->inner, slot->memory + l->quant);
     slot->tensors[TENSOR_QUANT_SCALES] = make_vector(device, EP_ACL_FLOAT, rows, quant_scales);
@@ -385,12 +392,14 @@ static ep_err make_objects(ep_ascend_slot *slot, ep_ascend_device *device, const
     const int64_t wide = 2 * (int64_t)l->inner;
     uint8_t *memory = slot->memory;
     uint8_t *second = memory + (l->is_quant ? l->quant : l->activated);
-    slot->lists[LIST_X] = list_of_one(device, make_tensor(device, l->x_type, 0, rows, l->hidden, memory + COUNTS_BYTES));
+    slot->lists[LIST_X] =
+        list_of_one(device, make_tensor(device, l->x_type, 0, rows, l->hidden, memory + COUNTS_BYTES));
     slot->lists[LIST_GATE_UP_WEIGHTS] = list_of_weights(slot, device, l, false);
     slot->lists[LIST_GATE_UP] = list_of_one(device, make_tensor(device, l->type, 0, rows, wide, memory + l->gate_up));
     slot->lists[LIST_ACTIVATED] = list_of_one(device, make_tensor(device, l->x_type, 0, rows, l->inner, second));
     slot->lists[LIST_DOWN_WEIGHTS] = list_of_weights(slot, device, l, true);
-    slot->lists[LIST_OUT] = list_of_one(device, make_tensor(device, l->type, 0, rows, l->hidden, memory + l->out_device));
+    slot->lists[LIST_OUT] =
+        list_of_one(device, make_tensor(device, l->type, 0, rows, l->hidden, memory + l->out_device));
     slot->tensors[TENSOR_COUNTS] = make_vector(device, EP_ACL_INT64, slot->jobs_count, memory);
     slot->tensors[TENSOR_GATE_UP] = make_tensor(device, l->type, 0, rows, wide, memory + l->gate_up);
     slot->tensors[TENSOR_ACTIVATED] = make_tensor(device, l->type, 0, rows, l->inner, memory + l->activated);
@@ -427,23 +436,23 @@ static ep_err plan_matmul(ep_ascend_slot *slot, ep_ascend_device *device, produc
     const ep_acl_code code =
         acl->aclnnGroupedMatmulV5 != NULL
             ? acl->aclnnGroupedMatmulV5GetWorkspaceSize(
-                  lists[p.x], lists[p.weight], NULL, lists[p.scale], NULL, NULL, NULL, lists[p.row_scale], counts, NULL,
-                  NULL, NULL, EP_ACL_SPLIT_SINGLE, EP_ACL_GROUP_ROWS, EP_ACL_GROUP_LIST_COUNTS, EP_ACL_NO_ACTIVATION,
-                  NULL, lists[p.out], NULL, NULL, bytes, executor)
+                  lists[p.x], lists[p.weight], NULL, lists[p.scale], NULL, NULL, NULL, lists[p.row_scale], counts,
+                  NULL, NULL, NULL, EP_ACL_SPLIT_SINGLE, EP_ACL_GROUP_ROWS, EP_ACL_GROUP_LIST_COUNTS,
+                  EP_ACL_NO_ACTIVATION, NULL, lists[p.out], NULL, NULL, bytes, executor)
             : acl->aclnnGroupedMatmulV4GetWorkspaceSize(
-                  lists[p.x], lists[p.weight], NULL, lists[p.scale], NULL, NULL, NULL, lists[p.row_scale], counts, NULL,
-                  NULL, NULL, EP_ACL_SPLIT_SINGLE, EP_ACL_GROUP_ROWS, EP_ACL_GROUP_LIST_COUNTS, EP_ACL_NO_ACTIVATION,
-                  lists[p.out], NULL, NULL, bytes, executor);
+                  lists[p.x], lists[p.weight], NULL, lists[p.scale], NULL, NULL, NULL, lists[p.row_scale], counts,
+                  NULL, NULL, NULL, EP_ACL_SPLIT_SINGLE, EP_ACL_GROUP_ROWS, EP_ACL_GROUP_LIST_COUNTS,
+                  EP_ACL_NO_ACTIVATION, lists[p.out], NULL, NULL, bytes, executor);
     return ep_ascend_check(device, code, "aclnnGroupedMatmulGetWorkspaceSize", NULL);
 }
 
 /* All first phases come before the first launch: the workspace may grow only while nothing of the slot runs. */
 static ep_err plan(ep_ascend_slot *slot, ep_ascend_device *device, const layout *l)
 {
-    static const product gate_up = {
-        PHASE_GATE_UP, LIST_X, LIST_GATE_UP_WEIGHTS, LIST_GATE_UP_SCALES, LIST_X_SCALES, LIST_GATE_UP};
-    static const product down = {
-        PHASE_DOWN, LIST_ACTIVATED, LIST_DOWN_WEIGHTS, LIST_DOWN_SCALES, LIST_ACTIVATED_SCALES, LIST_OUT};
+    static const product gate_up = {PHASE_GATE_UP,       LIST_X,        LIST_GATE_UP_WEIGHTS,
+                                    LIST_GATE_UP_SCALES, LIST_X_SCALES, LIST_GATE_UP};
+    static const product down = {PHASE_DOWN,       LIST_ACTIVATED,        LIST_DOWN_WEIGHTS,
+                                 LIST_DOWN_SCALES, LIST_ACTIVATED_SCALES, LIST_OUT};
     ep_acl_tensor *const *tensors = slot->tensors;
     ep_err err = plan_matmul(slot, device, gate_up);
     err = err == EP_OK ? EP_ASCEND_CALL(device, NULL, aclnnSwiGluGetWorkspaceSize, tensors[TENSOR_GATE_UP], -1,
@@ -485,7 +494,8 @@ static ep_err launch_phase(ep_ascend_slot *slot, ep_ascend_device *device, int p
 
 static ep_err enqueue(ep_ascend_slot *slot, ep_ascend_device *device, const ep_ascend_streams *s, const layout *l)
 {
-    ep_err err = EP_ASCEND_CALL(device, NULL, aclrtMemcpyAsync, slot->memory, l->in_bytes, slot->stage, l->in_bytes, EP_ACL_HOST_TO_DEVICE, s->in);
+    ep_err err = EP_ASCEND_CALL(device, NULL, aclrtMemcpyAsync, slot->memory, l->in_bytes, slot->stage, l->in_bytes,
+                                EP_ACL_HOST_TO_DEVICE, s->in);
     err = err == EP_OK ? EP_ASCEND_CALL(device, NULL, aclrtRecordEvent, slot->ready, s->in) : err;
     err = err == EP_OK ? EP_ASCEND_CALL(device, NULL, aclrtStreamWaitEvent, s->compute, slot->ready) : err;
     for (int phase = 0; phase < EP_ASCEND_PHASES && err == EP_OK; phase++) {
@@ -493,8 +503,8 @@ static ep_err enqueue(ep_ascend_slot *slot, ep_ascend_device *device, const ep_a
     }
     err = err == EP_OK ? EP_ASCEND_CALL(device, NULL, aclrtRecordEvent, slot->computed, s->compute) : err;
     err = err == EP_OK ? EP_ASCEND_CALL(device, NULL, aclrtStreamWaitEvent, s->out, slot->computed) : err;
-    err = err == EP_OK ? EP_ASCEND_CALL(device, NULL, aclrtMemcpyAsync, slot->stage + l->out_stage, l->out_bytes, slot->memory + l->out_device,
-                                        l->out_bytes, EP_ACL_DEVICE_TO_HOST, s->out)
+    err = err == EP_OK ? EP_ASCEND_CALL(device, NULL, aclrtMemcpyAsync, slot->stage + l->out_stage, l->out_bytes,
+                                        slot->memory + l->out_device, l->out_bytes, EP_ACL_DEVICE_TO_HOST, s->out)
                        : err;
     return err == EP_OK ? EP_ASCEND_CALL(device, NULL, aclrtRecordEvent, slot->done, s->out) : err;
 }
@@ -526,13 +536,16 @@ ep_err ep_ascend_slot_finish(ep_ascend_slot *slot, ep_ascend_device *device)
     ep_err err = slot->result;
     /* Each stream tells of its own failures only. */
     ep_acl_event const events[] = {slot->ready, slot->computed, slot->done};
-    static const char *const waits[] = {"aclrtSynchronizeEventWithTimeout of the in stream (copies of rows)",
-                                        "aclrtSynchronizeEventWithTimeout of the compute stream (GroupedMatmul, SwiGlu)",
-                                        "aclrtSynchronizeEventWithTimeout of the out stream (copies of results)"};
+    static const char *const waits[] = {
+        "aclrtSynchronizeEventWithTimeout of the in stream (copies of rows)",
+        "aclrtSynchronizeEventWithTimeout of the compute stream (GroupedMatmul, SwiGlu)",
+        "aclrtSynchronizeEventWithTimeout of the out stream (copies of results)"};
     for (size_t i = 0; i < EP_ARRAY_COUNT(events) && err == EP_OK; i++) {
-        err = ep_ascend_check(device, device->acl.aclrtSynchronizeEventWithTimeout(events[i], EP_ASCEND_TIMEOUT_MS), waits[i], NULL);
+        err = ep_ascend_check(device, device->acl.aclrtSynchronizeEventWithTimeout(events[i], EP_ASCEND_TIMEOUT_MS),
+                              waits[i], NULL);
     }
-    if (err != EP_OK && slot->launched) { /* what runs on may still write: nothing of the slot is touched until the streams are gone */
+    if (err != EP_OK &&
+        slot->launched) { /* what runs on may still write: nothing of the slot is touched until the streams are gone */
         ep_ascend_device_lose(device, "a step failed");
         return EP_ERR_DEVICE_LOST;
     }

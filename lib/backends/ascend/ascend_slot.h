@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A slot carries a group of jobs through the device: their rows are gathered into pinned memory, and five steps are queued that
- * need no host in between. Several slots are under way, so that copies of one hide behind the computing of another.
- *     in stream       rows and the number of rows of each job   -> device, event ready
- *     compute stream  after ready: GroupedMatmul over all jobs' gate and up, SwiGlu, GroupedMatmul over their down, event computed;
- *                     w8a8: DynamicQuant before the second GroupedMatmul, and one job in a group, for scales of rows want single tensors
- *     out stream      after computed: results -> pinned memory, event done
- * Buffers keep the greatest size they were needed in.
+ * A slot carries a group of jobs through the device: their rows are gathered into pinned memory, and five steps are
+ * queued that need no host in between. Several slots are under way, so that copies of one hide behind the computing of
+ * another. in stream       rows and the number of rows of each job   -> device, event ready compute stream  after
+ * ready: GroupedMatmul over all jobs' gate and up, SwiGlu, GroupedMatmul over their down, event computed; w8a8:
+ * DynamicQuant before the second GroupedMatmul, and one job in a group, for scales of rows want single tensors out
+ * stream      after computed: results -> pinned memory, event done Buffers keep the greatest size they were needed in.
  */
 #ifndef EP_BACKENDS_ASCEND_ASCEND_SLOT_H
 #define EP_BACKENDS_ASCEND_ASCEND_SLOT_H

@@ -9,30 +9,35 @@
 #include "base/error.h"
 #include "kernels/ffn_element.h"
 
-#define STAGE_BYTES ((size_t)4 << 20) /* of pinned memory: a few milliseconds of a device's link; at least one row of any matrix */
+#define STAGE_BYTES                                                                                                   \
+    ((size_t)4 << 20) /* of pinned memory: a few milliseconds of a device's link; at least one row of any matrix */
 #define PART_ALIGN 512
 
 ep_err ep_ascend_weights_check(const ep_ascend_device *device, const ep_expert_source *source, ep_error *out_error)
 {
     const bool is_float = source->format == EP_WEIGHTS_BF16 || source->format == EP_WEIGHTS_F16;
     if (!is_float && !(source->format == EP_WEIGHTS_W8A8 && device->has_w8a8)) {
-        return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
-                            "backend ascend does not compute with %s weights, allowed: bf16, f16%s; backend: cpu has all formats",
-                            ep_weight_format_name(source->format), device->has_w8a8 ? ", w8a8" : "");
+        return ep_error_set(
+            out_error, EP_ERR_UNIMPLEMENTED,
+            "backend ascend does not compute with %s weights, allowed: bf16, f16%s; backend: cpu has all formats",
+            ep_weight_format_name(source->format), device->has_w8a8 ? ", w8a8" : "");
     }
     if (source->activation != EP_ACT_SILU) {
-        return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
-                            "backend ascend has no operator for activation %s, allowed: silu; backend: cpu has all activations",
-                            ep_activation_name(source->activation));
+        return ep_error_set(
+            out_error, EP_ERR_UNIMPLEMENTED,
+            "backend ascend has no operator for activation %s, allowed: silu; backend: cpu has all activations",
+            ep_activation_name(source->activation));
     }
     if (source->gate_bias != NULL || source->up_bias != NULL || source->down_bias != NULL) {
-        return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED, "backend ascend does not add experts' biases; backend: cpu does");
+        return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
+                            "backend ascend does not add experts' biases; backend: cpu does");
     }
     const uint32_t columns = source->hidden > 2 * source->inner ? source->hidden : 2 * source->inner;
     if (columns > EP_ACL_COLUMNS_MAX) {
-        return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
-                            "backend ascend multiplies by matrices of at most %d columns; here H is %u and twice I is %llu", EP_ACL_COLUMNS_MAX,
-                            source->hidden, 2ull * source->inner);
+        return ep_error_set(
+            out_error, EP_ERR_UNIMPLEMENTED,
+            "backend ascend multiplies by matrices of at most %d columns; here H is %u and twice I is %llu",
+            EP_ACL_COLUMNS_MAX, source->hidden, 2ull * source->inner);
     }
     return EP_OK;
 }
@@ -121,7 +126,8 @@ static void transpose(const void *matrix, const upload_job *job, uint32_t first,
 }
 
 /* Lock held. What lies in the stage. */
-static ep_err send(ep_ascend_device *device, ep_ascend_uploader *uploader, uint8_t *to, size_t bytes, ep_error *out_error)
+static ep_err send(ep_ascend_device *device, ep_ascend_uploader *uploader, uint8_t *to, size_t bytes,
+                   ep_error *out_error)
 {
     const ep_err err = EP_ASCEND_CALL(device, out_error, aclrtMemcpyAsync, to, bytes, uploader->stage, bytes,
                                       EP_ACL_HOST_TO_DEVICE, uploader->stream);
@@ -131,7 +137,8 @@ static ep_err send(ep_ascend_device *device, ep_ascend_uploader *uploader, uint8
 }
 
 /* Lock held. [rows,columns], or two of these, become [columns, rows or 2 rows]. */
-static ep_err upload(ep_ascend_device *device, ep_ascend_uploader *uploader, const upload_job *job, ep_error *out_error)
+static ep_err upload(ep_ascend_device *device, ep_ascend_uploader *uploader, const upload_job *job,
+                     ep_error *out_error)
 {
     const size_t width = job->right != NULL ? (size_t)2 * job->rows : job->rows;
     const uint32_t step = (uint32_t)(STAGE_BYTES / (width * job->element));
@@ -141,8 +148,8 @@ static ep_err upload(ep_ascend_device *device, ep_ascend_uploader *uploader, con
         if (job->right != NULL) {
             transpose(job->right, job, first, count, uploader->stage, width, job->rows);
         }
-        const ep_err err = send(device, uploader, job->to + first * width * job->element, count * width * job->element,
-                                out_error);
+        const ep_err err =
+            send(device, uploader, job->to + first * width * job->element, count * width * job->element, out_error);
         if (err != EP_OK) {
             return err;
         }
@@ -171,8 +178,8 @@ static ep_err fill(ep_ascend_device *device, ep_ascend_uploader *uploader, const
 {
     const size_t element = element_bytes(source->format);
     const upload_job gate_up = {source->gate, source->up, source->inner, source->hidden, element, weights->memory};
-    const upload_job down = {
-        source->down, NULL, source->hidden, source->inner, element, weights->memory + weights->down_offset};
+    const upload_job down = {source->down,  NULL,    source->hidden,
+                             source->inner, element, weights->memory + weights->down_offset};
     pthread_mutex_lock(&uploader->lock);
     ep_err err = upload(device, uploader, &gate_up, out_error);
     err = err == EP_OK ? upload(device, uploader, &down, out_error) : err;
@@ -198,8 +205,7 @@ ep_err ep_ascend_weights_create(ep_ascend_device *device, ep_ascend_uploader *up
         shared_gate[h] = ep_ffn_read_float(source->shared_gate, source->shared_gate_dtype, h);
     }
     const size_t bytes = lay_out(source, weights);
-    weights->base =
-        (ep_backend_weights){.hidden = source->hidden, .inner = source->inner, .format = source->format};
+    weights->base = (ep_backend_weights){.hidden = source->hidden, .inner = source->inner, .format = source->format};
     weights->bytes = bytes;
     weights->shared_gate = shared_gate;
     ep_err err = EP_ASCEND_CALL(device, out_error, aclrtMalloc, &memory, weights->bytes, EP_ACL_MALLOC_HUGE_FIRST);

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One expert on the device, in one block: gate and up side by side, the gate's columns first, then down, each as the operators multiply
- * by it, [K,N] without a gap:
- *     gate_up [H,2I]   gate_up[h][i] = gate[i][h], gate_up[h][I + i] = up[i][h]
- *     down    [I,H]    down[i][h] = down of the file[h][i]
- * and for w8a8, whose elements are int8, the scales of their columns: f32 [2I] and [H].
+ * One expert on the device, in one block: gate and up side by side, the gate's columns first, then down, each as the
+ * operators multiply by it, [K,N] without a gap: gate_up [H,2I]   gate_up[h][i] = gate[i][h], gate_up[h][I + i] =
+ * up[i][h] down    [I,H]    down[i][h] = down of the file[h][i] and for w8a8, whose elements are int8, the scales of
+ * their columns: f32 [2I] and [H].
  */
 #ifndef EP_BACKENDS_ASCEND_ASCEND_WEIGHTS_H
 #define EP_BACKENDS_ASCEND_ASCEND_WEIGHTS_H

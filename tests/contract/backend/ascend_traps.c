@@ -3,8 +3,8 @@
  * Backend "ascend" over the emulated device: a scene of loads and jobs, and what must come of it.
  *     well HOME FIRST COUNT    with COUNT seeds of delays all rows are right
  *     find HOME COUNT [TEXT]   for a mutant: within COUNT seeds the scene ends otherwise, saying TEXT
- *     faults HOME COUNT        failures at each of the first COUNT places of every kind: no wrong row, no leak, no hang
- * Every scene is a process of its own.
+ *     faults HOME COUNT        failures at each of the first COUNT places of every kind: no wrong row, no leak, no
+ * hang Every scene is a process of its own.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -54,14 +54,16 @@ static void load_all(ep_backend *backend, const expert_fixture *fixtures, ep_bac
         }
         pthread_join(thread, NULL);
         weights[e] = l.weights;
-        const bool has = e != W8A8 || backend->ops->weights_bytes(backend, &fixtures[e].source) != 0; /* older releases */
+        const bool has =
+            e != W8A8 || backend->ops->weights_bytes(backend, &fixtures[e].source) != 0; /* older releases */
         if (has && l.err != EP_OK && (!tolerate || l.error.text[0] == '\0')) {
             fail("load", l.error.text);
         }
     }
 }
 
-static void run_jobs(ep_backend *backend, const expert_fixture *fixtures, ep_backend_weights **weights, uint64_t *state)
+static void run_jobs(ep_backend *backend, const expert_fixture *fixtures, ep_backend_weights **weights,
+                     uint64_t *state)
 {
     fixture_job jobs[JOBS];
     bool taken[JOBS];
@@ -69,7 +71,8 @@ static void run_jobs(ep_backend *backend, const expert_fixture *fixtures, ep_bac
         int e = (int)(ep_splitmix64(state) % EXPERTS);
         e = e == W8A8 && weights[e] == NULL ? 0 : e;
         const uint32_t count = 1 + (uint32_t)(ep_splitmix64(state) % ROWS);
-        fixture_job_init(&jobs[j], &fixtures[e], weights[e], (uint32_t)(ep_splitmix64(state) % (ROWS + 1 - count)), count);
+        fixture_job_init(&jobs[j], &fixtures[e], weights[e], (uint32_t)(ep_splitmix64(state) % (ROWS + 1 - count)),
+                         count);
         jobs[j].job.priority = ep_splitmix64(state) % 3;
         const ep_err err = weights[e] != NULL ? ep_backend_run(backend, &jobs[j].job) : EP_ERR_NO_MEMORY;
         taken[j] = err == EP_OK;
@@ -174,7 +177,8 @@ static int run_find(uint64_t count, const char *wanted)
     for (uint64_t seed = 1; seed <= count; seed++) {
         if (!scene_is_well(seed, text, sizeof(text))) {
             const bool found = strstr(text, wanted) != NULL;
-            printf("seed %llu: %s, %.1000s\n", (unsigned long long)seed, found ? "found" : "ended otherwise than wanted", text);
+            printf("seed %llu: %s, %.1000s\n", (unsigned long long)seed,
+                   found ? "found" : "ended otherwise than wanted", text);
             return found ? 0 : 1;
         }
     }

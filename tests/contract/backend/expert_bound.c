@@ -37,7 +37,8 @@ static double weight_of(const expert_fixture *f, const void *values, const void 
                         uint32_t i)
 {
     if (f->source.format == EP_WEIGHTS_W8A8) {
-        return (double)((const int8_t *)values)[row * count + i] * (double)ep_ffn_read_float(scales, EP_DTYPE_F32, row);
+        return (double)((const int8_t *)values)[row * count + i] *
+               (double)ep_ffn_read_float(scales, EP_DTYPE_F32, row);
     }
     return (double)ep_ffn_read_float(values, ep_weight_format_dtype(f->source.format), row * count + i);
 }
@@ -103,7 +104,8 @@ static void bound_inner(const expert_fixture *f, type_limits type, const near_va
     }
 }
 
-static void bound_row(const expert_fixture *f, uint32_t row, float *wide, near_value *x, near_value *inner, double *out)
+static void bound_row(const expert_fixture *f, uint32_t row, float *wide, near_value *x, near_value *inner,
+                      double *out)
 {
     const ep_expert_source *s = &f->source;
     const type_limits type = limits_of(s->format == EP_WEIGHTS_F16 ? EP_DTYPE_F16 : EP_DTYPE_BF16);
@@ -114,7 +116,8 @@ static void bound_row(const expert_fixture *f, uint32_t row, float *wide, near_v
     for (uint32_t h = 0; h < s->hidden; h++) {
         near_value y = rounded(dot(f, s->down, s->down_scales, h, s->inner, inner), type);
         y.value *= factor;
-        y.error = y.error * factor + 1e-4 * fabs(y.value) * (s->shared_gate != NULL); /* the gate's own sum is in f32 */
+        y.error =
+            y.error * factor + 1e-4 * fabs(y.value) * (s->shared_gate != NULL); /* the gate's own sum is in f32 */
         y = rounded(rounded(y, result), result);
         out[h] = y.error;
     }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A service of one node on an (emulated) NPU and one on the CPU, each with all experts, and a client that takes rows of both:
- * when the device is lost under load no call fails, no result is further off than the device's roundings, its node lives on
- * and says what happened.
+ * A service of one node on an (emulated) NPU and one on the CPU, each with all experts, and a client that takes rows
+ * of both: when the device is lost under load no call fails, no result is further off than the device's roundings, its
+ * node lives on and says what happened.
  */
 #include <fcntl.h>
 #include <math.h>
@@ -21,9 +21,11 @@
 
 enum { CALLERS = 8, CALLS_BEFORE = 20, CALLS_AFTER = 20, DEVICE = 0, CPU = 1 };
 
-#define BOTH "[{\"device_id\":0,\"device_expert\":[0,1,2,3,4,5,6,7]},{\"device_id\":1,\"device_expert\":[0,1,2,3,4,5,6,7]}]"
-static const char map[] = "{\"moe_layer_count\":2,\"layer_list\":[{\"layer_id\":0,\"device_count\":2,\"device_list\":" BOTH
-                          "},{\"layer_id\":1,\"device_count\":2,\"device_list\":" BOTH "}]}";
+#define BOTH                                                                                                          \
+    "[{\"device_id\":0,\"device_expert\":[0,1,2,3,4,5,6,7]},{\"device_id\":1,\"device_expert\":[0,1,2,3,4,5,6,7]}]"
+static const char map[] =
+    "{\"moe_layer_count\":2,\"layer_list\":[{\"layer_id\":0,\"device_count\":2,\"device_list\":" BOTH
+    "},{\"layer_id\":1,\"device_count\":2,\"device_list\":" BOTH "}]}";
 
 static fault_fixture f;
 static char dir[EP_TEST_PATH_BYTES];
@@ -39,13 +41,14 @@ static void write_program(void)
     snprintf(lost_file, sizeof(lost_file), "%s/lost", dir);
     FILE *file = fopen(node_program, "w");
     EP_TEST_CHECK(file != NULL, "%s cannot be written", node_program);
-    fprintf(file, "#!/bin/sh\nASCEND_HOME_PATH=%s EP_CANN_LOST_FILE=%s exec %s \"$@\" --backend=ascend\n", EP_TEST_CANN, lost_file, ep_test_expertd);
+    fprintf(file, "#!/bin/sh\nASCEND_HOME_PATH=%s EP_CANN_LOST_FILE=%s exec %s \"$@\" --backend=ascend\n",
+            EP_TEST_CANN, lost_file, ep_test_expertd);
     EP_TEST_CHECK(fclose(file) == 0 && chmod(node_program, 0700) == 0, "%s cannot be written", node_program);
 }
 
 /*
- * The device rounds to bf16 (2^-8) at five steps where the oracle's sums are f32, and errors of the first are carried on by the next;
- * the whole token is looked at, so single values that cancel do not count.
+ * The device rounds to bf16 (2^-8) at five steps where the oracle's sums are f32, and errors of the first are carried
+ * on by the next; the whole token is looked at, so single values that cancel do not count.
  */
 static void expect_near(const ep_test_batch *batch, const uint16_t *y)
 {
@@ -122,7 +125,8 @@ int main(void)
     pthread_t callers[CALLERS];
     ep_test_dir_new(dir);
     write_program();
-    const ep_test_cluster_options options = {.nodes_count = 2, .copies = 2, .expert_map = map, .node_programs = programs};
+    const ep_test_cluster_options options = {
+        .nodes_count = 2, .copies = 2, .expert_map = map, .node_programs = programs};
     fault_fixture_init_cluster(&f, &options);
     f.client = ep_test_cluster_client(&f.cluster, any_numerics);
     for (uintptr_t c = 0; c < CALLERS; c++) {
@@ -143,8 +147,8 @@ int main(void)
     for (int c = 0; c < CALLERS; c++) {
         pthread_join(callers[c], NULL);
     }
-    printf("%llu calls, none failed; %llu rows by the device before its loss\n", (unsigned long long)atomic_load(&calls_done),
-           (unsigned long long)device_rows);
+    printf("%llu calls, none failed; %llu rows by the device before its loss\n",
+           (unsigned long long)atomic_load(&calls_done), (unsigned long long)device_rows);
     fault_fixture_fini(&f);
     return 0;
 }

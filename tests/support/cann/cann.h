@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * An emulated accelerator: shared objects with the names and symbols of CANN, strict where the real one is silent.
- * What a program does wrong without a code of the vendor for it ends the process with a line "cann: ..."; what the vendor has a
- * code for returns that code.
+ * What a program does wrong without a code of the vendor for it ends the process with a line "cann: ..."; what the
+ * vendor has a code for returns that code.
  *
  * Set by environment variables, read by aclInit:
  *   EP_CANN_SEED       of the delays of streams (1)
@@ -54,7 +54,8 @@ CANN_EXPORT bool cann_has_failed(void);
 /* Where the device itself finds bytes at a device address; a violation when they are not inside one live block. */
 CANN_EXPORT void *cann_device_bytes(const void *address, size_t bytes, const char *what);
 /* Runs run(arg) on the stream's own thread, in order; then release(arg), also when the stream is torn down before. */
-CANN_EXPORT ep_acl_code cann_enqueue(ep_acl_stream stream, ep_acl_code (*run)(void *arg), void (*release)(void *arg), void *arg);
+CANN_EXPORT ep_acl_code cann_enqueue(ep_acl_stream stream, ep_acl_code (*run)(void *arg), void (*release)(void *arg),
+                                     void *arg);
 /* Objects of libnnopbase alive, for the check at aclFinalize. */
 CANN_EXPORT void cann_count_object(int change);
 
@@ -93,8 +94,8 @@ typedef struct cann_launch {
 /* Makes the one-shot executor of a first phase: takes a use of every input. */
 CANN_EXPORT ep_acl_code cann_plan(const cann_launch *plan, uint64_t *workspace_bytes, ep_acl_executor **executor);
 /* Second phase of every operator; name is that of its function. */
-CANN_EXPORT ep_acl_code cann_launch_executor(const char *name, void *workspace, uint64_t workspace_bytes, ep_acl_executor *executor,
-                                             ep_acl_stream stream);
+CANN_EXPORT ep_acl_code cann_launch_executor(const char *name, void *workspace, uint64_t workspace_bytes,
+                                             ep_acl_executor *executor, ep_acl_stream stream);
 /* A live tensor, or a violation. */
 CANN_EXPORT const ep_acl_tensor *cann_tensor(const ep_acl_tensor *tensor, const char *what);
 CANN_EXPORT const ep_acl_tensor_list *cann_list(const ep_acl_tensor_list *list, const char *what);

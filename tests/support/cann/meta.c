@@ -36,18 +36,25 @@ static size_t bytes_of(ep_acl_data_type type)
     }
 }
 
-CANN_EXPORT ep_acl_tensor *aclCreateTensor(const int64_t *shape, uint64_t rank, ep_acl_data_type type, const int64_t *strides, int64_t offset,
-                                           ep_acl_format format, const int64_t *storage_shape, uint64_t storage_rank, void *memory)
+CANN_EXPORT ep_acl_tensor *aclCreateTensor(const int64_t *shape, uint64_t rank, ep_acl_data_type type,
+                                           const int64_t *strides, int64_t offset, ep_acl_format format,
+                                           const int64_t *storage_shape, uint64_t storage_rank, void *memory)
 {
     const size_t element = bytes_of(type);
     int64_t last = offset; /* of the view */
     int64_t stored = 1;
-    if (shape == NULL || strides == NULL || storage_shape == NULL || rank < 1 || rank > CANN_RANK_MAX || element == 0 || offset < 0 ||
-        format != EP_ACL_ND) {
+    if (shape == NULL || strides == NULL || storage_shape == NULL || rank < 1 || rank > CANN_RANK_MAX ||
+        element == 0 || offset < 0 || format != EP_ACL_ND) {
         return NULL;
     }
     ep_acl_tensor *tensor = calloc(1, sizeof(*tensor));
-    *tensor = (ep_acl_tensor){.magic = TENSOR_MAGIC, .type = type, .element_bytes = element, .rank = rank, .offset = offset, .elements = 1, .memory = memory};
+    *tensor = (ep_acl_tensor){.magic = TENSOR_MAGIC,
+                              .type = type,
+                              .element_bytes = element,
+                              .rank = rank,
+                              .offset = offset,
+                              .elements = 1,
+                              .memory = memory};
     for (uint64_t i = 0; i < rank; i++) {
         tensor->shape[i] = shape[i];
         tensor->strides[i] = strides[i];
@@ -61,7 +68,8 @@ CANN_EXPORT ep_acl_tensor *aclCreateTensor(const int64_t *shape, uint64_t rank, 
         cann_violation("aclCreateTensor: address %p is not aligned to %d bytes", memory, EP_ACL_ALIGN);
     }
     if (tensor->elements < 1 || last >= stored) {
-        cann_violation("aclCreateTensor: the view's last element is %lld of %lld; strides and offset are in elements", (long long)last, (long long)stored);
+        cann_violation("aclCreateTensor: the view's last element is %lld of %lld; strides and offset are in elements",
+                       (long long)last, (long long)stored);
     }
     (void)cann_device_bytes(memory, (size_t)stored * element, "aclCreateTensor");
     cann_count_object(1);
@@ -177,7 +185,8 @@ static ep_acl_code run_launch(void *arg)
 {
     const cann_launch *launch = arg;
     if (launch->workspace_bytes != 0) { /* whoever shares it with something alive finds out */
-        memset(cann_device_bytes(launch->workspace, launch->workspace_bytes, launch->name), 0xfe, launch->workspace_bytes);
+        memset(cann_device_bytes(launch->workspace, launch->workspace_bytes, launch->name), 0xfe,
+               launch->workspace_bytes);
     }
     return launch->run(launch);
 }
@@ -203,14 +212,16 @@ static cann_launch *end_executor(ep_acl_executor *executor, const char *what)
     return executor->launch;
 }
 
-ep_acl_code cann_launch_executor(const char *name, void *workspace, uint64_t workspace_bytes, ep_acl_executor *executor, ep_acl_stream stream)
+ep_acl_code cann_launch_executor(const char *name, void *workspace, uint64_t workspace_bytes,
+                                 ep_acl_executor *executor, ep_acl_stream stream)
 {
     cann_launch *launch = end_executor(executor, name);
     if (strcmp(launch->name, name) != 0) {
         cann_violation("%s: the executor is one of %s", name, launch->name);
     }
     if (workspace_bytes < launch->workspace_bytes || (launch->workspace_bytes != 0 && workspace == NULL)) {
-        cann_violation("%s: a workspace of %llu bytes, asked for %llu", name, (unsigned long long)workspace_bytes, (unsigned long long)launch->workspace_bytes);
+        cann_violation("%s: a workspace of %llu bytes, asked for %llu", name, (unsigned long long)workspace_bytes,
+                       (unsigned long long)launch->workspace_bytes);
     }
     launch->workspace = workspace;
     const ep_acl_code code = cann_enqueue(stream, run_launch, release_launch, launch);

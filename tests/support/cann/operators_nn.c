@@ -15,7 +15,8 @@ static ep_acl_code run_swiglu(const cann_launch *launch)
     const int64_t columns = out->shape[1];
     for (int64_t r = 0; r < out->shape[0]; r++) {
         for (int64_t c = 0; c < columns; c++) {
-            const float gate = cann_element(x->type, from, (size_t)(r * 2 * columns + c)); /* the first half is activated */
+            const float gate =
+                cann_element(x->type, from, (size_t)(r * 2 * columns + c)); /* the first half is activated */
             const float up = cann_element(x->type, from, (size_t)(r * 2 * columns + columns + c));
             cann_element_set(out->type, to, (size_t)(r * columns + c), gate / (1.0f + expf(-gate)) * up);
         }
@@ -23,8 +24,8 @@ static ep_acl_code run_swiglu(const cann_launch *launch)
     return 0;
 }
 
-CANN_EXPORT ep_acl_code aclnnSwiGluGetWorkspaceSize(const ep_acl_tensor *x, int64_t axis, ep_acl_tensor *out, uint64_t *workspace_bytes,
-                                                    ep_acl_executor **executor)
+CANN_EXPORT ep_acl_code aclnnSwiGluGetWorkspaceSize(const ep_acl_tensor *x, int64_t axis, ep_acl_tensor *out,
+                                                    uint64_t *workspace_bytes, ep_acl_executor **executor)
 {
     if (x == NULL || out == NULL) {
         return CANN_OP_NULL;
@@ -35,18 +36,20 @@ CANN_EXPORT ep_acl_code aclnnSwiGluGetWorkspaceSize(const ep_acl_tensor *x, int6
     if (code != 0) {
         return code;
     }
-    if (x->type != out->type || !cann_is_float(x->type) || x->rank != 2 || out->rank != 2 || (axis != 1 && axis != -1) || !cann_is_contiguous(x) ||
-        !cann_is_contiguous(out)) {
+    if (x->type != out->type || !cann_is_float(x->type) || x->rank != 2 || out->rank != 2 ||
+        (axis != 1 && axis != -1) || !cann_is_contiguous(x) || !cann_is_contiguous(out)) {
         return CANN_OP_INVALID;
     }
     if (x->shape[0] != out->shape[0] || x->shape[1] != 2 * out->shape[1]) {
         return CANN_OP_INVALID;
     }
-    const cann_launch plan = {.inputs = {x, out}, .inputs_count = 2, .run = run_swiglu, .name = "aclnnSwiGlu", .workspace_bytes = 0};
+    const cann_launch plan = {
+        .inputs = {x, out}, .inputs_count = 2, .run = run_swiglu, .name = "aclnnSwiGlu", .workspace_bytes = 0};
     return cann_plan(&plan, workspace_bytes, executor);
 }
 
-CANN_EXPORT ep_acl_code aclnnSwiGlu(void *workspace, uint64_t workspace_bytes, ep_acl_executor *executor, ep_acl_stream stream)
+CANN_EXPORT ep_acl_code aclnnSwiGlu(void *workspace, uint64_t workspace_bytes, ep_acl_executor *executor,
+                                    ep_acl_stream stream)
 {
     return cann_launch_executor("aclnnSwiGlu", workspace, workspace_bytes, executor, stream);
 }
@@ -74,8 +77,9 @@ static ep_acl_code run_quant(const cann_launch *launch)
     return 0;
 }
 
-CANN_EXPORT ep_acl_code aclnnDynamicQuantGetWorkspaceSize(const ep_acl_tensor *x, const ep_acl_tensor *smooth_scales, ep_acl_tensor *out,
-                                                          ep_acl_tensor *scale_out, uint64_t *workspace_bytes, ep_acl_executor **executor)
+CANN_EXPORT ep_acl_code aclnnDynamicQuantGetWorkspaceSize(const ep_acl_tensor *x, const ep_acl_tensor *smooth_scales,
+                                                          ep_acl_tensor *out, ep_acl_tensor *scale_out,
+                                                          uint64_t *workspace_bytes, ep_acl_executor **executor)
 {
     if (x == NULL || out == NULL || scale_out == NULL) {
         return CANN_OP_NULL;
@@ -85,20 +89,25 @@ CANN_EXPORT ep_acl_code aclnnDynamicQuantGetWorkspaceSize(const ep_acl_tensor *x
         return code;
     }
     (void)cann_tensor(x, "aclnnDynamicQuant");
-    if (smooth_scales != NULL || (x->type != EP_ACL_BF16 && x->type != EP_ACL_FLOAT16) || cann_tensor(out, "aclnnDynamicQuant")->type != EP_ACL_INT8 ||
-        cann_tensor(scale_out, "aclnnDynamicQuant")->type != EP_ACL_FLOAT || x->rank != 2 || out->rank != 2 || scale_out->rank != 1 ||
-        !cann_is_contiguous(x) || !cann_is_contiguous(out)) {
+    if (smooth_scales != NULL || (x->type != EP_ACL_BF16 && x->type != EP_ACL_FLOAT16) ||
+        cann_tensor(out, "aclnnDynamicQuant")->type != EP_ACL_INT8 ||
+        cann_tensor(scale_out, "aclnnDynamicQuant")->type != EP_ACL_FLOAT || x->rank != 2 || out->rank != 2 ||
+        scale_out->rank != 1 || !cann_is_contiguous(x) || !cann_is_contiguous(out)) {
         return CANN_OP_INVALID;
     }
     if (x->shape[0] != out->shape[0] || x->shape[1] != out->shape[1] || scale_out->shape[0] != x->shape[0]) {
         return CANN_OP_INVALID;
     }
-    const cann_launch plan = {
-        .inputs = {x, out, scale_out}, .inputs_count = 3, .run = run_quant, .name = "aclnnDynamicQuant", .workspace_bytes = 64};
+    const cann_launch plan = {.inputs = {x, out, scale_out},
+                              .inputs_count = 3,
+                              .run = run_quant,
+                              .name = "aclnnDynamicQuant",
+                              .workspace_bytes = 64};
     return cann_plan(&plan, workspace_bytes, executor);
 }
 
-CANN_EXPORT ep_acl_code aclnnDynamicQuant(void *workspace, uint64_t workspace_bytes, ep_acl_executor *executor, ep_acl_stream stream)
+CANN_EXPORT ep_acl_code aclnnDynamicQuant(void *workspace, uint64_t workspace_bytes, ep_acl_executor *executor,
+                                          ep_acl_stream stream)
 {
     return cann_launch_executor("aclnnDynamicQuant", workspace, workspace_bytes, executor, stream);
 }

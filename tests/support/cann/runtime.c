@@ -190,12 +190,13 @@ static void check_leaks(void)
 {
     for (block *b = blocks; b != NULL; b = b->next) {
         if (!b->freed) {
-            cann_violation("aclFinalize: %zu bytes of %s memory are not freed", b->bytes, b->is_host ? "pinned host" : "device");
+            cann_violation("aclFinalize: %zu bytes of %s memory are not freed", b->bytes,
+                           b->is_host ? "pinned host" : "device");
         }
     }
     if (streams != NULL || events_alive != 0 || objects_alive != 0) {
-        cann_violation("aclFinalize: %s streams, %d events, %d tensors, lists and executors are alive", streams != NULL ? "some" : "no",
-                       events_alive, objects_alive);
+        cann_violation("aclFinalize: %s streams, %d events, %d tensors, lists and executors are alive",
+                       streams != NULL ? "some" : "no", events_alive, objects_alive);
     }
 }
 
@@ -645,7 +646,9 @@ static void check_pinned(const void *address, size_t bytes)
     pthread_mutex_lock(&lock);
     const block *b = find_block(address, bytes);
     if (b == NULL || !b->is_host) {
-        cann_violation("aclrtMemcpyAsync: %zu bytes at %p are pageable host memory, which may be read after the call returned", bytes, address);
+        cann_violation(
+            "aclrtMemcpyAsync: %zu bytes at %p are pageable host memory, which may be read after the call returned",
+            bytes, address);
     }
     pthread_mutex_unlock(&lock);
 }
@@ -660,9 +663,11 @@ static ep_acl_code run_copy(void *arg)
     return 0;
 }
 
-CANN_EXPORT ep_acl_code aclrtMemcpyAsync(void *to, size_t to_bytes, const void *from, size_t bytes, ep_acl_memcpy_kind kind, ep_acl_stream handle)
+CANN_EXPORT ep_acl_code aclrtMemcpyAsync(void *to, size_t to_bytes, const void *from, size_t bytes,
+                                         ep_acl_memcpy_kind kind, ep_acl_stream handle)
 {
-    if (to == NULL || from == NULL || bytes == 0 || bytes > to_bytes || (kind != EP_ACL_HOST_TO_DEVICE && kind != EP_ACL_DEVICE_TO_HOST)) {
+    if (to == NULL || from == NULL || bytes == 0 || bytes > to_bytes ||
+        (kind != EP_ACL_HOST_TO_DEVICE && kind != EP_ACL_DEVICE_TO_HOST)) {
         return fail(CANN_PARAM, "EE1001: a parameter of aclrtMemcpyAsync is wrong");
     }
     check_pinned(kind == EP_ACL_HOST_TO_DEVICE ? from : to, bytes);

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Compares lib/backends/ascend/acl_symbols.h with the vendor's headers: prototypes when it is compiled, values when it runs. */
+/* Compares lib/backends/ascend/acl_symbols.h with the vendor's headers: prototypes when it is compiled, values when it
+ * runs. */
 #include <stdio.h>
 
 #include "acl/acl_rt.h"
 #include "backends/ascend/acl_symbols.h"
 
-#define SAME_TYPE(name, result, parameters, need, release)                                                   \
+#define SAME_TYPE(name, result, parameters, need, release)                                                            \
     _Static_assert(__builtin_types_compatible_p(__typeof__(name), result parameters), #name);
 EP_ACL_RUNTIME_SYMBOLS(SAME_TYPE)
 

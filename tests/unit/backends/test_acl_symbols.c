@@ -108,7 +108,9 @@ Test(acl_symbols, names_what_is_missing_and_writes_nothing)
     ep_acl_symbols s = {.libraries = {"before"}};
     ep_error error;
     cr_assert_eq(load(&f, &s, &error), EP_ERR_UNAVAILABLE);
-    cr_assert_str_eq(error.text, "neither libacl_rt.so nor libascendcl.so can be opened: libacl_rt.so cannot be opened: no file libacl_rt.so");
+    cr_assert_str_eq(
+        error.text,
+        "neither libacl_rt.so nor libascendcl.so can be opened: libacl_rt.so cannot be opened: no file libacl_rt.so");
     f = (fake){.libraries = OLD_SET, .lacking = " aclrtMallocHost "};
     cr_assert_eq(load(&f, &s, &error), EP_ERR_UNAVAILABLE);
     cr_assert_str_eq(error.text, "libascendcl.so has no aclrtMallocHost: a release of CANN this build does not know");
@@ -142,8 +144,7 @@ Test(acl_symbols, each_code_has_one_meaning)
     cr_assert_str_eq(ep_acl_code_text(-3), "no text for this code");
     const ep_acl_code all[] = {
 #define CODE(name, code, err, text) code,
-        EP_ACL_CODE_MAP(CODE) EP_ACL_OPERATOR_CODE_MAP(CODE)
-    };
+        EP_ACL_CODE_MAP(CODE) EP_ACL_OPERATOR_CODE_MAP(CODE)};
     for (size_t i = 0; i < EP_ARRAY_COUNT(all); i++) {
         for (size_t j = 0; j < i; j++) {
             cr_assert_neq(all[i], all[j], "%d is there twice", all[i]);
@@ -156,8 +157,7 @@ Test(acl_symbols, the_readme_lists_each_of_them)
 {
     static const char *const symbols[] = {
 #define NAME_OF(name, result, parameters, need, release) #name,
-        EP_ACL_SYMBOLS(NAME_OF)
-    };
+        EP_ACL_SYMBOLS(NAME_OF)};
     static char text[1 << 16];
     FILE *file = fopen(EP_SOURCE_DIR "/lib/backends/ascend/README.md", "r");
     cr_assert_not_null(file);

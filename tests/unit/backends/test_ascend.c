@@ -10,7 +10,13 @@ static uint16_t matrix[64 * 64];
 
 static ep_expert_source expert(uint32_t hidden, uint32_t inner)
 {
-    return (ep_expert_source){.hidden = hidden, .inner = inner, .format = EP_WEIGHTS_BF16, .activation = EP_ACT_SILU, .gate = matrix, .up = matrix, .down = matrix};
+    return (ep_expert_source){.hidden = hidden,
+                              .inner = inner,
+                              .format = EP_WEIGHTS_BF16,
+                              .activation = EP_ACT_SILU,
+                              .gate = matrix,
+                              .up = matrix,
+                              .down = matrix};
 }
 
 static ep_err open_on(const char *home, ep_numerics numerics, ep_backend **out_backend, ep_error *error)
@@ -38,7 +44,8 @@ Test(ascend, without_libraries_it_says_which_and_what_to_do)
     ep_backend *backend = NULL;
     ep_error error;
     cr_assert_eq(open_on("/nonexistent", EP_NUMERICS_AUTO, &backend, &error), EP_ERR_UNAVAILABLE);
-    expect_text(&error, "not available (backend: cpu computes without a device): neither libacl_rt.so nor libascendcl.so can be opened: ");
+    expect_text(&error, "not available (backend: cpu computes without a device): neither libacl_rt.so nor "
+                        "libascendcl.so can be opened: ");
     cr_assert_null(backend);
 }
 
@@ -52,6 +59,19 @@ Test(ascend, without_a_device_it_says_so)
     setenv("EP_CANN_DEVICES", "1", 1);
     backend = open_emulated(); /* nothing is left of the first try */
     backend->ops->close(backend);
+}
+
+Test(ascend, two_share_the_runtime_and_the_last_ends_it)
+{
+    ep_backend_weights *weights = NULL;
+    ep_error error;
+    const ep_expert_source source = expert(8, 8);
+    ep_backend *first = open_emulated();
+    ep_backend *second = open_emulated();
+    first->ops->close(first);
+    cr_assert_eq(second->ops->weights_load(second, &source, &weights, &error), EP_OK, "%s", error.text);
+    second->ops->weights_unload(second, weights);
+    second->ops->close(second);
 }
 
 Test(ascend, numerics_are_its_own)

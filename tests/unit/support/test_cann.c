@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The emulated accelerator is as strict as it says: each mistake ends the process with its line, or brings the vendor's code. */
+/* The emulated accelerator is as strict as it says: each mistake ends the process with its line, or brings the
+ * vendor's code. */
 #include <criterion/criterion.h>
 #include <pthread.h>
 #include <signal.h>
@@ -155,8 +156,9 @@ static product make_product(int64_t rows_counted, ep_acl_data_type list_type)
 
 static ep_acl_code plan(product *p)
 {
-    const ep_acl_code code = acl.aclnnGroupedMatmulV5GetWorkspaceSize(p->x, p->weight, NULL, NULL, NULL, NULL, NULL, NULL, p->counts, NULL, NULL, NULL, 2, 0,
-                                                                      1, 0, NULL, p->out, NULL, NULL, &p->workspace_bytes, &p->executor);
+    const ep_acl_code code = acl.aclnnGroupedMatmulV5GetWorkspaceSize(
+        p->x, p->weight, NULL, NULL, NULL, NULL, NULL, NULL, p->counts, NULL, NULL, NULL, 2, 0, 1, 0, NULL, p->out,
+        NULL, NULL, &p->workspace_bytes, &p->executor);
     if (code == 0) {
         p->workspace = device(p->workspace_bytes);
     }
@@ -198,7 +200,8 @@ Test(cann, multiplies_a_group_and_leaves_the_rows_behind_it_as_garbage)
                 sum += (float)(r * INNER + k) * (float)((k * COLUMNS + n) % 3);
             }
             const float got = ep_bf16_to_f32(out[r * COLUMNS + n]);
-            cr_expect(r == ROWS - 1 ? isnan(got) : got == sum, "row %d column %d is %g, want %g", r, n, (double)got, (double)sum);
+            cr_expect(r == ROWS - 1 ? isnan(got) : got == sum, "row %d column %d is %g, want %g", r, n, (double)got,
+                      (double)sum);
         }
     }
     free_product(&p);
