@@ -39,6 +39,7 @@ typedef int ep_acl_format;
     X(EP_ACL_DEVICE_TO_HOST, ACL_MEMCPY_DEVICE_TO_HOST, 2)                                                            \
     X(EP_ACL_HBM, ACL_HBM_MEM, 1)                                                                                     \
     X(EP_ACL_EVENT_SYNC, ACL_EVENT_SYNC, 1)                                                                           \
+    X(EP_ACL_EVENT_PROGRESS, ACL_EVENT_CAPTURE_STREAM_PROGRESS, 2)                                                    \
     X(EP_ACL_FLOAT, ACL_FLOAT, 0)                                                                                     \
     X(EP_ACL_FLOAT16, ACL_FLOAT16, 1)                                                                                 \
     X(EP_ACL_INT8, ACL_INT8, 2)                                                                                       \

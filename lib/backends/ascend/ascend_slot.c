@@ -76,12 +76,14 @@ void ep_ascend_stream_destroy(ep_ascend_device *device, ep_acl_stream stream)
 
 /* ---- memory ---- */
 
+/* Streams wait for them, and so does the finisher: each is a use that is asked for. */
 ep_err ep_ascend_slot_init(ep_ascend_slot *slot, ep_ascend_device *device, ep_error *out_error)
 {
     ep_acl_event *const events[] = {&slot->ready, &slot->computed, &slot->done};
+    const uint32_t flags = EP_ACL_EVENT_SYNC | EP_ACL_EVENT_PROGRESS;
     ep_err err = EP_OK;
     for (size_t i = 0; i < EP_ARRAY_COUNT(events) && err == EP_OK; i++) {
-        err = EP_ASCEND_CALL(device, out_error, aclrtCreateEventExWithFlag, events[i], EP_ACL_EVENT_SYNC);
+        err = EP_ASCEND_CALL(device, out_error, aclrtCreateEventExWithFlag, events[i], flags);
     }
     return err;
 }

@@ -72,3 +72,6 @@ ep_add_ascend_mutant(compute_too_early FILE ascend_slot.c
     REPLACE "aclrtStreamWaitEvent, s->compute, slot->ready" "aclrtStreamWaitEvent, s->compute, slot->done")
 ep_add_ascend_mutant(results_too_early FILE ascend_slot.c TEXT "scene: rows"
     REPLACE "aclrtStreamWaitEvent, s->out, slot->computed" "aclrtStreamWaitEvent, s->out, slot->done")
+# An event is for what its flags say.
+ep_add_ascend_mutant(event_flags FILE ascend_slot.c TEXT "without ACL_EVENT_CAPTURE_STREAM_PROGRESS"
+    REPLACE "EP_ACL_EVENT_SYNC | EP_ACL_EVENT_PROGRESS" "EP_ACL_EVENT_SYNC")

@@ -25,6 +25,7 @@ typedef struct block {
 
 typedef struct event {
     uint32_t magic;
+    uint32_t flags;
     uint64_t recorded;  /* aclrtRecordEvent calls */
     uint64_t completed; /* of these */
     ep_acl_code status; /* of the last completed */
@@ -702,6 +703,7 @@ CANN_EXPORT ep_acl_code aclrtCreateEventExWithFlag(ep_acl_event *out_event, uint
     if (code == 0) {
         event *e = calloc(1, sizeof(*e));
         e->magic = EVENT_MAGIC;
+        e->flags = flag;
         events_alive++;
         *out_event = e;
     }
@@ -732,6 +734,9 @@ static ep_acl_code push_event(ep_acl_event event_handle, ep_acl_stream stream_ha
 {
     event *e = check_event(event_handle);
     stream *s = check_stream(stream_handle);
+    if (!record && (e->flags & EP_ACL_EVENT_SYNC) == 0) {
+        cann_violation("aclrtStreamWaitEvent for an event without ACL_EVENT_SYNC");
+    }
     pthread_mutex_lock(&lock);
     const ep_acl_code code = enter_locked();
     if (code == 0) {
@@ -764,6 +769,9 @@ CANN_EXPORT ep_acl_code aclrtSynchronizeEventWithTimeout(ep_acl_event handle, in
 {
     event *e = check_event(handle);
     (void)timeout_ms;
+    if ((e->flags & EP_ACL_EVENT_PROGRESS) == 0) {
+        cann_violation("aclrtSynchronizeEventWithTimeout of an event without ACL_EVENT_CAPTURE_STREAM_PROGRESS");
+    }
     pthread_mutex_lock(&lock);
     ep_acl_code code = enter_locked();
     while (code == 0 && e->completed < e->recorded && !anything_hangs()) {
