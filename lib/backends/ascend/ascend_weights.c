@@ -22,6 +22,13 @@ ep_err ep_ascend_weights_check(const ep_ascend_device *device, const ep_expert_s
             "backend ascend does not compute with %s weights, allowed: bf16, f16%s; backend: cpu has all formats",
             ep_weight_format_name(source->format), device->has_w8a8 ? ", w8a8" : "");
     }
+    if (ep_expert_down_format(source) != source->format || source->places != NULL) {
+        return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
+                            "backend ascend wants one format in all matrices and columns in the file's order, "
+                            "not down as %s%s; backend: cpu has all forms",
+                            ep_weight_format_name(ep_expert_down_format(source)),
+                            source->places != NULL ? " and an order of columns" : "");
+    }
     if (source->activation != EP_ACT_SILU) {
         return ep_error_set(
             out_error, EP_ERR_UNIMPLEMENTED,
