@@ -82,7 +82,7 @@ node_file("a model twice", MODELS + "  - name: demo\n    path: $model\n" + "list
           "model demo", "twice in models", "take one out")
 node_file("no model", "threads: 1\n", "models", "no model to serve", "--model name=path")
 node_file("a key without a value", MODELS + "backend:\n", "$file:4", "backend", 'write ""')
-node_file("a backend we do not have", MODELS + "backend: gpu\n", "$file:4", "'gpu'", "allowed: cpu, reference")
+node_file("a backend we do not have", MODELS + "backend: gpu\n", "$file:4", "'gpu'", "allowed: cpu, ascend, reference")
 node("a directory for the file", "--config=$folder/directory", "config file $folder/directory", "not a regular file")
 node("no such file", "--config=$folder/none.yaml", "$folder/none.yaml", "No such file", "--print-config-sample")
 coordinator("more than allowed", "--config=$file", "$file:1", "copies", "'65'", "allowed: 1..64", file="copies: 65\n")

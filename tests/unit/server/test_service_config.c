@@ -211,7 +211,7 @@ Test(service_config, nodes_need_models_backends_and_urls_that_exist)
     expect_bad(load(NULL, "--model=m=/does/not/exist", NULL, NULL, false, &e), &e,
                "'/does/not/exist': No such file or directory; allowed: the directory with the model's config.json");
     expect_bad(load(NULL, "--backend=gpu", NULL, NULL, true, &e), &e,
-               "'gpu' is no backend of this build; allowed: cpu, reference");
+               "'gpu' is no backend of this build; allowed: cpu, ascend, reference");
     expect_bad(load(NULL, "--listen=udp://127.0.0.1:1", NULL, NULL, true, &e), &e,
                "'udp://127.0.0.1:1' is no URL");
     expect_bad(load(NULL, "--coordinator-url=nonsense", NULL, NULL, true, &e), &e,
