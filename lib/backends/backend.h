@@ -105,7 +105,7 @@ typedef struct ep_backend_ops {
     /*
      * Numerics id for a model whose experts are of this format: family/weight format/rounding/digest of a known-answer run
      * made on this machine, e.g. "portable/bf16/rne/5f0c9a12". Equal ids mean equal bits. others: bits (1 << format) of the
-     * formats that shared experts of the model are in beside it. Pure after open.
+     * formats that the model's experts are in beside it. Pure after open.
      */
     ep_err (*numerics_id)(ep_backend *backend, ep_weight_format format, uint32_t others, char out_id[EP_NUMERICS_ID_BYTES]);
     /* Bytes weights_load will take for this expert; 0 when it would refuse it. Looks at shapes and types

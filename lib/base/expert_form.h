@@ -50,7 +50,8 @@
     X(F8_32, 18, "f8e4m3-g32", E4M3, 32, F32, NONE)                                                          \
     X(NVFP4, 19, "nvfp4", E2M1, 16, E4M3_PARTS, NONE)                                                        \
     X(Q4_K, 20, "q4_k", UINT4, 32, UINT8_PARTS, MINIMUM)                                                     \
-    X(Q6_K, 21, "q6_k", INT8, 16, INT8_PARTS, NONE)
+    X(Q6_K, 21, "q6_k", INT8, 16, INT8_PARTS, NONE)                                                          \
+    X(Q5_K, 22, "q5_k", INT8, 32, UINT8_PARTS, MINIMUM)
 
 typedef enum ep_weight_format {
 #define EP_WEIGHTS_ROW(name, number, text, codes, group, scales, offsets) EP_WEIGHTS_##name = number,

@@ -11,6 +11,7 @@
 
 #include "base/check.h"
 #include "model/expert_plan.h"
+#include "model/gguf.h"
 #include "model/shard_index.h"
 
 #define SINGLE_FILE_NAME "model.safetensors"
@@ -172,6 +173,79 @@ static ep_err load_single(ep_checkpoint *self, const ep_model_dir *dir, ep_error
     return EP_OK;
 }
 
+/* What the first file's keys say, in the place of a config.json. */
+static ep_err load_gguf_config(ep_checkpoint *self, uint8_t out_digest[EP_SHA256_BYTES], ep_error *out_error)
+{
+    char *text = NULL;
+    const char *name = ep_safetensors_name(self->shards[0]);
+    ep_err err = ep_gguf_config(name, ep_safetensors_keys(self->shards[0]), &text, out_error);
+    if (err == EP_OK) {
+        err = ep_model_config_parse(name, text, strlen(text), &self->config, out_error);
+    }
+    if (err == EP_OK) {
+        err = sha256(text, strlen(text), out_digest, out_error);
+    }
+    free(text);
+    if (err == EP_OK) {
+        hex16(out_digest, self->config.info.config_hash);
+    }
+    return err;
+}
+
+static int compare_entries(const void *a, const void *b)
+{
+    return strcmp(((const ep_checkpoint_entry *)a)->name, ((const ep_checkpoint_entry *)b)->name);
+}
+
+/* All tensors of all files. */
+static ep_err collect_all(ep_checkpoint *self, ep_error *out_error)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < self->shards_count; i++) {
+        count += ep_safetensors_count(self->shards[i]);
+    }
+    self->entries = calloc(count > 0 ? count : 1, sizeof(self->entries[0]));
+    if (self->entries == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for %zu tensors", count);
+    }
+    for (size_t i = 0; i < self->shards_count; i++) {
+        for (size_t t = 0; t < ep_safetensors_count(self->shards[i]); t++) {
+            const ep_safetensors_tensor *tensor = ep_safetensors_at(self->shards[i], t);
+            self->entries[self->entries_count++] = (ep_checkpoint_entry){tensor->name, self->shards[i], tensor};
+        }
+    }
+    qsort(self->entries, self->entries_count, sizeof(self->entries[0]), compare_entries);
+    for (size_t i = 1; i < self->entries_count; i++) {
+        if (strcmp(self->entries[i - 1].name, self->entries[i].name) == 0) {
+            return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: tensor %.200s: is in %s too",
+                                ep_safetensors_name(self->entries[i].shard), self->entries[i].name,
+                                ep_safetensors_name(self->entries[i - 1].shard));
+        }
+    }
+    return EP_OK;
+}
+
+static ep_err load_gguf(ep_checkpoint *self, const ep_model_dir *dir, const ep_gguf_files *files, uint8_t out_digest[EP_SHA256_BYTES],
+                        ep_error *out_error)
+{
+    ep_err err = EP_OK;
+    self->shards = calloc(files->count, sizeof(self->shards[0]));
+    if (self->shards == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for %u files", files->count);
+    }
+    for (uint32_t i = 0; err == EP_OK && i < files->count; i++) {
+        char name[EP_MODEL_FILE_NAME_BYTES];
+        ep_gguf_files_name(files, i, name);
+        err = ep_safetensors_open(dir, name, NULL, &self->shards[i], out_error);
+        self->shards_count += err == EP_OK ? 1 : 0;
+        if (err == EP_OK && ep_safetensors_keys(self->shards[i]) == NULL) {
+            err = ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: does not begin with GGUF", name);
+        }
+    }
+    err = err == EP_OK ? load_gguf_config(self, out_digest, out_error) : err;
+    return err == EP_OK ? collect_all(self, out_error) : err;
+}
+
 static ep_err load_tensors(ep_checkpoint *self, const ep_model_dir *dir, ep_error *out_error)
 {
     ep_error index_error;
@@ -184,6 +258,13 @@ static ep_err load_tensors(ep_checkpoint *self, const ep_model_dir *dir, ep_erro
         *out_error = index_error;
     }
     return err;
+}
+
+/* The file that the config is in. */
+static const char *config_name(const ep_checkpoint *self)
+{
+    const bool is_gguf = self->shards_count > 0 && ep_safetensors_keys(self->shards[0]) != NULL;
+    return is_gguf ? ep_safetensors_name(self->shards[0]) : EP_MODEL_CONFIG_NAME;
 }
 
 /* ---- which layers, and what is beside their experts ---- */
@@ -215,7 +296,7 @@ static ep_err settle_layers(ep_checkpoint *self, ep_error *out_error)
         if (ep_tensor_name_role(&self->names, self->entries[i].name, &layer) == EP_TENSOR_EXPERT && layer < info->layers_count) {
             has_experts[layer] = true;
             if (map->keys[0] != '\0' && !map->moe[layer]) {
-                return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: layer %u is no MoE layer by %s, but tensor %.200s exists", EP_MODEL_CONFIG_NAME,
+                return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: layer %u is no MoE layer by %s, but tensor %.200s exists", config_name(self),
                                     layer, map->keys, self->entries[i].name);
             }
         }
@@ -225,7 +306,7 @@ static ep_err settle_layers(ep_checkpoint *self, ep_error *out_error)
         if (!has_experts[layer]) {
             ep_tensor_name_expert(&self->names, layer, 0, EP_MATRIX_DOWN, "weight", name);
             return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: layer %u is an MoE layer by %s, but no expert of it is there, not even tensor %s",
-                                EP_MODEL_CONFIG_NAME, layer, map->keys, name);
+                                config_name(self), layer, map->keys, name);
         }
     }
     drop_layers(info, has_experts);
@@ -276,7 +357,7 @@ static ep_err check_against_tensors(const ep_checkpoint *self, ep_error *out_err
             return ep_error_set(
                 out_error, EP_ERR_BAD_FILE,
                 "%s: layer %u has %u experts by its config, but tensor %s exists; allowed experts 0..%u",
-                EP_MODEL_CONFIG_NAME, shape->layer, shape->experts, name, shape->experts - 1);
+                config_name(self), shape->layer, shape->experts, name, shape->experts - 1);
         }
         if (shape->shared_experts > 0 &&
             !ep_tensor_name_shared(&self->names, 0, shape->layer, EP_MATRIX_DOWN, "weight", name)) {
@@ -285,7 +366,7 @@ static ep_err check_against_tensors(const ep_checkpoint *self, ep_error *out_err
                                 "%s: layer %u has %u shared experts by its config (n_shared_experts, "
                                 "shared_expert_intermediate_size), but checkpoints whose experts are tensors %s "
                                 "have no known names for those; allowed 0",
-                                EP_MODEL_CONFIG_NAME, shape->layer, shape->shared_experts, name);
+                                config_name(self), shape->layer, shape->shared_experts, name);
         }
         const bool is_callers = shape->hidden != info->hidden || /* its shared expert works on the full width */
                                 (self->config.type != NULL && (self->config.type->marks & EP_TYPE_SHARED_CALLERS));
@@ -297,7 +378,7 @@ static ep_err check_against_tensors(const ep_checkpoint *self, ep_error *out_err
                 return ep_error_set(out_error, EP_ERR_BAD_FILE,
                                     "%s: layer %u has no shared expert by its config (n_shared_experts, "
                                     "shared_expert_intermediate_size), but tensor %s exists",
-                                    EP_MODEL_CONFIG_NAME, shape->layer, name);
+                                    config_name(self), shape->layer, name);
             }
         }
     }
@@ -361,14 +442,15 @@ static ep_err settle_gate(ep_checkpoint *self, ep_error *out_error)
     ep_model_info *info = &self->config.info;
     const ep_activation stated = info->moe_layers[0].activation;
     ep_activation activation = stated;
-    bool has_gate = any_expert_has(self, EP_MATRIX_GATE) || !any_expert_has(self, EP_MATRIX_UP);
+    bool has_gate = self->names.family == EP_NAMES_GGUF || /* all of its architectures that are read */
+                    any_expert_has(self, EP_MATRIX_GATE) || !any_expert_has(self, EP_MATRIX_UP);
     for (size_t i = 0; !has_gate && i < EP_ARRAY_COUNT(without); i++) {
         activation = stated == without[i][0] ? without[i][1] : activation;
     }
     if (has_gate && !ep_activation_has_gate(stated) && !ep_tensor_names_fused(&self->names)) {
         return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
                             "%s: hidden_act stands for %s, but layer %u has experts with a gate matrix",
-                            EP_MODEL_CONFIG_NAME, ep_activation_name(stated), info->moe_layers[0].layer);
+                            config_name(self), ep_activation_name(stated), info->moe_layers[0].layer);
     }
     for (uint32_t i = 0; i < info->moe_layers_count; i++) {
         info->moe_layers[i].activation = activation;
@@ -376,22 +458,36 @@ static ep_err settle_gate(ep_checkpoint *self, ep_error *out_error)
     return EP_OK;
 }
 
-/* The first expert that is whole tells the format of all; one bad expert must not hide it. */
-static void infer_format(ep_checkpoint *self)
+/* The first expert of a layer that is whole tells the formats of all of it; one bad expert must not hide them. */
+static ep_layer_formats formats_of(const ep_checkpoint *self, const ep_layer_shape *shape, ep_layer_formats unknown)
 {
-    ep_model_info *info = &self->config.info;
-    const ep_layer_shape *shape = &info->moe_layers[0];
     ep_expert_plan plan;
-    info->format = ep_weight_format_of(info->dtype);
     for (uint32_t e = 0; e < shape->experts; e++) {
         if (ep_expert_plan_make(self, shape, 0, e, &plan, NULL) == EP_OK) {
-            info->format = plan.format;
-            break;
+            return (ep_layer_formats){plan.format, plan.down_format == EP_WEIGHTS_NONE ? plan.format : plan.down_format};
         }
     }
+    return unknown;
+}
+
+static ep_err infer_formats(ep_checkpoint *self, ep_error *out_error)
+{
+    ep_model_info *info = &self->config.info;
+    const ep_weight_format stated = ep_weight_format_of(info->dtype);
+    info->layer_formats = calloc(info->moe_layers_count, sizeof(info->layer_formats[0]));
+    if (info->layer_formats == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for %u layers", info->moe_layers_count);
+    }
+    for (uint32_t i = 0; i < info->moe_layers_count; i++) {
+        const ep_layer_formats unknown = i == 0 ? (ep_layer_formats){stated, stated} : info->layer_formats[i - 1];
+        info->layer_formats[i] = formats_of(self, &info->moe_layers[i], unknown);
+        info->formats |= 1u << info->layer_formats[i].format | 1u << info->layer_formats[i].down_format;
+    }
+    info->format = info->layer_formats[0].format;
     if (info->dtype == EP_DTYPE_NONE) {
         info->dtype = ep_weight_format_dtype(info->format);
     }
+    return EP_OK;
 }
 
 /* SHA-256 over the config's digest, then each file's size and identity digest in name order. */
@@ -421,12 +517,15 @@ static ep_err hash_version(ep_checkpoint *self, const uint8_t *config_digest, ep
     return err;
 }
 
-static ep_err load(ep_checkpoint *self, const ep_model_dir *dir, ep_error *out_error)
+static ep_err load(ep_checkpoint *self, const ep_model_dir *dir, const ep_gguf_files *gguf, ep_error *out_error)
 {
     uint8_t config_digest[EP_SHA256_BYTES];
-    ep_err err = load_config(self, dir, config_digest, out_error);
-    if (err == EP_OK) {
-        err = load_tensors(self, dir, out_error);
+    ep_err err;
+    if (gguf->count > 0) {
+        err = load_gguf(self, dir, gguf, config_digest, out_error);
+    } else {
+        err = load_config(self, dir, config_digest, out_error);
+        err = err == EP_OK ? load_tensors(self, dir, out_error) : err;
     }
     if (err == EP_OK) {
         const bool alternates = self->config.type != NULL && (self->config.type->marks & EP_TYPE_ALTERNATES);
@@ -449,7 +548,9 @@ static ep_err load(ep_checkpoint *self, const ep_model_dir *dir, ep_error *out_e
         err = check_against_tensors(self, out_error);
     }
     if (err == EP_OK) {
-        infer_format(self);
+        err = infer_formats(self, out_error);
+    }
+    if (err == EP_OK) {
         err = hash_version(self, config_digest, out_error);
     }
     return err;
@@ -458,7 +559,8 @@ static ep_err load(ep_checkpoint *self, const ep_model_dir *dir, ep_error *out_e
 ep_err ep_checkpoint_open(const char *path, ep_checkpoint **out_checkpoint, ep_error *out_error)
 {
     ep_model_dir dir;
-    ep_err err = ep_model_dir_open(path, &dir, out_error);
+    ep_gguf_files gguf;
+    ep_err err = ep_gguf_files_find(path, &dir, &gguf, out_error);
     if (err != EP_OK) {
         return err;
     }
@@ -466,7 +568,7 @@ ep_err ep_checkpoint_open(const char *path, ep_checkpoint **out_checkpoint, ep_e
     if (self == NULL) {
         err = ep_error_set(out_error, EP_ERR_NO_MEMORY, "%s: allocation failed", path);
     } else {
-        err = load(self, &dir, out_error);
+        err = load(self, &dir, &gguf, out_error);
     }
     ep_model_dir_close(&dir);
     if (err != EP_OK) {

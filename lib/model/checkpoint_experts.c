@@ -202,7 +202,13 @@ static ep_err rearrange(const ep_expert_plan *plan, const ep_weight_orders *orde
         if (!m->present) {
             continue;
         }
-        ep_weight_unpack_values(m, raw[m->values], to[3 * i]);
+        const bool has_blocks = m->container.packing == EP_PACKING_BLOCKS;
+        if (has_blocks) {
+            ep_weight_unpack_blocks(m, raw[m->values], to[3 * i], to[3 * i + 1]);
+            places[i].scales = to[3 * i + 1];
+        } else {
+            ep_weight_unpack_values(m, raw[m->values], to[3 * i]);
+        }
         places[i].values = to[3 * i];
         if (m->scales >= 0) {
             ep_weight_unpack_scales(m, raw, to[3 * i + 1]);
@@ -331,7 +337,7 @@ ep_err ep_checkpoint_outline_expert(const ep_checkpoint *checkpoint, uint32_t la
     for (ep_matrix i = 0; i < EP_MATRIX_COUNT; i++) {
         const ep_plan_matrix *m = &plan.matrices[i];
         places[i].values = m->present ? &there : NULL;
-        places[i].scales = m->present && m->scales >= 0 ? &there : NULL;
+        places[i].scales = m->present && !ep_weight_format_is_float(m->container.format) ? &there : NULL;
         places[i].bias = m->present && m->bias >= 0 ? &there : NULL;
     }
     *out_outline = (ep_expert_source){.hidden = shape->hidden,

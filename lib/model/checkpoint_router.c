@@ -8,7 +8,6 @@
 
 #include "base/check.h"
 #include "base/numeric.h"
-#include "model/expert_plan.h"
 #include "model/tensor_check.h"
 
 #define HASH_ROWS_MAX 16777216

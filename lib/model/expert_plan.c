@@ -129,6 +129,17 @@ static ep_err one_format(ep_expert_plan *plan, ep_weight_format format, const ep
     return EP_OK;
 }
 
+/* Of gate and up one format; down may be in another, but for that whose inputs are int8. */
+static ep_err settle_format(ep_expert_plan *plan, ep_matrix m, ep_weight_format format, const ep_checkpoint_entry *entry, ep_error *out_error)
+{
+    const bool rounds = format == EP_WEIGHTS_W8A8 || plan->format == EP_WEIGHTS_W8A8;
+    if (m != EP_MATRIX_DOWN || rounds || plan->format == format) {
+        return one_format(plan, format, entry, out_error);
+    }
+    plan->down_format = format;
+    return EP_OK;
+}
+
 /* A shared expert whose gate and up are one tensor: its rows are gate's, then up's; so are those of its bias. */
 static bool settle_fused(const naming *n, ep_matrix m, ep_plan_matrix *matrix)
 {
@@ -194,12 +205,15 @@ static ep_err plan_quantised(const naming *n, ep_matrix m, const ep_checkpoint_e
     ep_weight_container *c = &matrix->container;
     ep_err err = ep_weight_container_make(&n->self->config.quant, &tensors, matrix->rows, matrix->columns, c, out_error);
     if (err == EP_OK) {
-        err = one_format(plan, c->format, values, out_error);
+        err = settle_format(plan, m, c->format, values, out_error);
     }
     if (err != EP_OK) {
         return err;
     }
     matrix->values = add_whole(plan, values);
+    if (c->packing == EP_PACKING_BLOCKS) {
+        return EP_OK;
+    }
     matrix->scales = add_whole(plan, tensors.scales);
     matrix->zeros = c->zeros == EP_ZEROS_NONE ? -1 : add_whole(plan, tensors.zeros);
     matrix->factor = c->format == EP_WEIGHTS_NVFP4 ? add_whole(plan, tensors.factor) : -1;
@@ -215,10 +229,10 @@ static ep_err plan_plain(const naming *n, ep_matrix m, const ep_checkpoint_entry
     const ep_dtype dtype = plan->format != EP_WEIGHTS_NONE ? ep_weight_format_dtype(plan->format) : n->self->config.info.dtype;
     ep_err err = ep_tensor_check_plain(values, matrix->run_rows, matrix->columns, dtype, out_error);
     if (err == EP_OK) {
-        err = one_format(plan, ep_weight_format_of(values->tensor->dtype), values, out_error);
+        err = settle_format(plan, m, ep_weight_format_of(values->tensor->dtype), values, out_error);
     }
     if (err == EP_OK) {
-        matrix->container.format = plan->format;
+        matrix->container.format = ep_weight_format_of(values->tensor->dtype);
         matrix->values = add_whole(plan, values);
     }
     return err;
@@ -317,7 +331,7 @@ static ep_err plan_blocks(const naming *n, ep_matrix m, const ep_checkpoint_entr
     }
     err = ep_tensor_check_shape(scales, EP_DIMS(experts, rows, groups), out_error);
     if (err == EP_OK) {
-        err = one_format(plan, EP_WEIGHTS_MXFP4, blocks, out_error);
+        err = settle_format(plan, m, EP_WEIGHTS_MXFP4, blocks, out_error);
     }
     if (err == EP_OK) {
         matrix->values = add_slab(plan, blocks, n);
@@ -349,6 +363,23 @@ static ep_err plan_stacked_bias(const naming *n, ep_matrix m, ep_expert_plan *pl
     return err;
 }
 
+/* Types and shapes of a tensor of all experts' values; out: the matrix's format, and how its rows stand. */
+static ep_err settle_stacked(const naming *n, ep_matrix m, const ep_checkpoint_entry *values, ep_plan_matrix *matrix, ep_error *out_error)
+{
+    const ep_tensor_names *names = &n->self->names;
+    const uint64_t experts = n->shape->experts;
+    if (ep_weight_container_of_blocks(values, &matrix->container)) {
+        return ep_tensor_check_shape(values, EP_DIMS(experts, matrix->run_rows, matrix->columns), out_error);
+    }
+    if (names->family == EP_NAMES_GGUF && !ep_tensor_is_float(values->tensor->dtype)) {
+        return ep_tensor_type_error(values, "BF16, F16, F32, " EP_BLOCK_TYPES, out_error);
+    }
+    matrix->container.format = ep_weight_format_of(values->tensor->dtype);
+    return ep_tensor_names_flat(names) ? plan_flat_plain(values, experts, matrix->rows, matrix->columns, m == EP_MATRIX_DOWN, matrix, out_error)
+                                       : plan_stacked_plain(values, experts, matrix->run_rows, matrix->columns,
+                                                            ep_tensor_names_may_transpose(names), matrix, out_error);
+}
+
 static ep_err plan_stacked(const naming *n, ep_matrix m, ep_expert_plan *plan, ep_error *out_error)
 {
     char name[EP_TENSOR_NAME_BYTES];
@@ -363,25 +394,21 @@ static ep_err plan_stacked(const naming *n, ep_matrix m, ep_expert_plan *plan, e
     ep_err err;
     if (blocks != NULL) {
         err = plan_blocks(n, m, blocks, plan, out_error);
-    } else {
-        const ep_checkpoint_entry *values = find_part(n, m, "weight", name);
-        if (values == NULL) {
-            return missing(n->self, name, out_error);
-        }
-        const uint64_t experts = n->shape->experts;
-        err = ep_tensor_names_flat(&n->self->names)
-                  ? plan_flat_plain(values, experts, matrix->rows, matrix->columns, m == EP_MATRIX_DOWN, matrix, out_error)
-                  : plan_stacked_plain(values, experts, matrix->run_rows, matrix->columns, ep_tensor_names_may_transpose(&n->self->names), matrix,
-                                       out_error);
-        if (err == EP_OK) {
-            err = one_format(plan, ep_weight_format_of(values->tensor->dtype), values, out_error);
-        }
-        if (err == EP_OK) {
-            matrix->container.format = plan->format;
-            matrix->values = add_slab(plan, values, n);
-        }
+        return err != EP_OK ? err : plan_stacked_bias(n, m, plan, out_error);
     }
-    return err != EP_OK ? err : plan_stacked_bias(n, m, plan, out_error);
+    const ep_checkpoint_entry *values = find_part(n, m, "weight", name);
+    if (values == NULL) {
+        return missing(n->self, name, out_error);
+    }
+    err = settle_stacked(n, m, values, matrix, out_error);
+    if (err == EP_OK) {
+        err = settle_format(plan, m, matrix->container.format, values, out_error);
+    }
+    if (err != EP_OK) {
+        return err;
+    }
+    matrix->values = add_slab(plan, values, n);
+    return plan_stacked_bias(n, m, plan, out_error);
 }
 
 /*

@@ -54,13 +54,20 @@ typedef enum ep_name_family {
     EP_NAMES_N11 = 11,
     EP_NAMES_N2M = 12,
     EP_NAMES_N13 = 13,
-    EP_NAMES_N14 = 14
+    EP_NAMES_N14 = 14,
+    EP_NAMES_GGUF = 15
 } ep_name_family;
 
 typedef struct ep_layer_numbers {
     ep_activation_numbers routed;
     ep_activation_numbers shared;
 } ep_layer_numbers;
+
+/* Of a layer's routed experts: of gate and up, and of down. */
+typedef struct ep_layer_formats {
+    ep_weight_format format;
+    ep_weight_format down_format;
+} ep_layer_formats;
 
 typedef struct ep_model_info {
     char model_type[64];
@@ -75,20 +82,23 @@ typedef struct ep_model_info {
     float rope_theta;
     bool tie_embeddings;
     ep_dtype dtype;              /* torch_dtype, or that of plain experts when it is absent */
-    ep_weight_format format;     /* of the routed experts */
+    ep_weight_format format;     /* of the routed experts of the first layer: of gate and up */
+    uint32_t formats;            /* bits (1 << format) of all that routed experts are in */
     ep_name_family names;
     ep_router_info router;
     uint32_t moe_layers_count;
     ep_layer_shape *moe_layers;  /* [moe_layers_count], ascending layer; owned by the checkpoint */
     uint32_t *shared_inner;      /* [moe_layers_count], I of the shared expert; 0 none */
     ep_layer_numbers *numbers;   /* [moe_layers_count], of the activation */
+    ep_layer_formats *layer_formats; /* [moe_layers_count] */
     char version[17];            /* 16 hex digits of a SHA-256 over config.json and every shard's size, header and samples of its data */
     char config_hash[17];        /* 16 hex digits of the SHA-256 of config.json */
     uint32_t positions_max;      /* max_position_embeddings; 0 when absent */
     bool model_type_known;       /* false: accepted because names and keys fit, without its router */
 } ep_model_info;
 
-/* Opens directory path: config.json, model.safetensors.index.json or model.safetensors; reads and checks all headers.
+/* Opens directory path: config.json, model.safetensors.index.json or model.safetensors; or a GGUF file, or a directory with one model in
+ * such files (NAME-00001-of-0000N.gguf, all of them); reads and checks all headers.
  * Errors: NOT_FOUND, BAD_FILE (file, tensor or line, value, allowed range in the text), IO, NO_MEMORY,
  * UNIMPLEMENTED (an activation, a quantisation or tensor names this build has no code for). */
 ep_err ep_checkpoint_open(const char *path, ep_checkpoint **out_checkpoint, ep_error *out_error);

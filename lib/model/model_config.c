@@ -413,5 +413,6 @@ void ep_model_config_fini(ep_model_config *config)
     free(config->info.moe_layers);
     free(config->info.shared_inner);
     free(config->info.numbers);
+    free(config->info.layer_formats);
     *config = (ep_model_config){0};
 }

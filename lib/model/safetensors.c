@@ -11,6 +11,7 @@
 #include <openssl/evp.h>
 
 #include "base/check.h"
+#include "model/gguf.h"
 
 #define LENGTH_BYTES 8
 /* Pieces of the data that go into a file's identity: two fine-tunes of one model have equal headers. */
@@ -35,6 +36,7 @@ struct ep_safetensors {
     seen_state *seen; /* readers hold the rest const */
     uint64_t data_begin; /* in the file */
     ep_safetensors_header header;
+    json_t *keys; /* of GGUF */
     uint8_t identity_digest[EP_SAFETENSORS_DIGEST_BYTES];
     uint8_t head_digest[SAMPLE_DIGEST_BYTES]; /* of the first bytes of the file */
     uint8_t sample_digests[SAMPLES][SAMPLE_DIGEST_BYTES];
@@ -136,10 +138,55 @@ static ep_err hash_identity(ep_safetensors *self, const char *text, size_t bytes
     return err;
 }
 
+/* The head of a GGUF file has no length of its own: it is read in ever larger pieces from the file's beginning, until it is whole. */
+static ep_err read_gguf(ep_safetensors *self, const ep_safetensors_limits *limits, ep_error *out_error)
+{
+    const uint64_t all = self->file.bytes;
+    size_t bytes = (size_t)1 << 20;
+    bool is_short = true;
+    ep_err err = EP_ERR_BAD_FILE;
+    while (is_short) {
+        ep_gguf_head head = {0};
+        bytes = all < bytes ? (size_t)all : bytes;
+        char *text = malloc(bytes);
+        if (text == NULL) {
+            return ep_error_set(out_error, EP_ERR_NO_MEMORY, "%s: no memory for a head of %zu bytes", self->file.name, bytes);
+        }
+        is_short = false;
+        err = ep_model_file_read(&self->file, 0, text, bytes, out_error);
+        if (err == EP_OK) {
+            err = ep_gguf_head_parse(self->file.name, (const uint8_t *)text, bytes, all, limits, &head, &is_short, out_error);
+        }
+        if (err == EP_OK) {
+            self->header = head.header;
+            self->keys = head.keys;
+            self->data_begin = head.data_begin;
+            err = hash_identity(self, text, head.data_begin < bytes ? (size_t)head.data_begin : bytes, out_error);
+        }
+        free(text);
+        is_short = is_short && bytes < EP_GGUF_HEAD_BYTES_MAX;
+        bytes *= 4;
+    }
+    return err;
+}
+
+static ep_err is_gguf(const ep_model_file *file, bool *out_is, ep_error *out_error)
+{
+    char magic[4] = "";
+    const ep_err err = file->bytes < sizeof(magic) ? EP_OK : ep_model_file_read(file, 0, magic, sizeof(magic), out_error);
+    *out_is = memcmp(magic, EP_GGUF_MAGIC, sizeof(magic)) == 0;
+    return err;
+}
+
 static ep_err read_header(ep_safetensors *self, const ep_safetensors_limits *limits, ep_error *out_error)
 {
     size_t bytes = 0;
-    ep_err err = read_header_length(&self->file, limits, &bytes, out_error);
+    bool has_gguf = false;
+    ep_err err = is_gguf(&self->file, &has_gguf, out_error);
+    if (err == EP_OK && has_gguf) {
+        return read_gguf(self, limits, out_error);
+    }
+    err = err == EP_OK ? read_header_length(&self->file, limits, &bytes, out_error) : err;
     if (err != EP_OK) {
         return err;
     }
@@ -218,6 +265,7 @@ void ep_safetensors_close(ep_safetensors *file)
         return;
     }
     ep_safetensors_header_fini(&file->header);
+    json_decref(file->keys);
     ep_model_file_close(&file->file);
     pthread_mutex_destroy(&file->seen->lock);
     free(file->seen);
@@ -227,6 +275,11 @@ void ep_safetensors_close(ep_safetensors *file)
 const char *ep_safetensors_name(const ep_safetensors *file)
 {
     return file->file.name;
+}
+
+const json_t *ep_safetensors_keys(const ep_safetensors *file)
+{
+    return file->keys;
 }
 
 bool ep_safetensors_stat(const ep_safetensors *file, struct stat *out_status)

@@ -11,6 +11,8 @@
  * by offset there is neither hole nor overlap, from 0 to the end Tensors may stand at any address: widen with
  * memcpy, never by casting a pointer.
  *
+ * A file that begins with GGUF is one of these too: gguf.h says how its head is checked, the rest is alike.
+ *
  * Threads  immutable after open; reads from any thread.
  */
 #ifndef EP_MODEL_SAFETENSORS_H
@@ -69,6 +71,7 @@ const ep_safetensors_tensor *ep_safetensors_header_find(const ep_safetensors_hea
 const char *ep_safetensors_dtype_text(ep_dtype dtype);
 
 typedef struct ep_safetensors ep_safetensors;
+struct json_t;
 
 /* limits NULL: the defaults. Errors: NOT_FOUND, BAD_FILE, IO, NO_MEMORY, INVALID_ARGUMENT (limits). */
 ep_err ep_safetensors_open(const ep_model_dir *dir, const char *name, const ep_safetensors_limits *limits,
@@ -79,6 +82,8 @@ ep_err ep_safetensors_open_path(const char *path, const ep_safetensors_limits *l
 void ep_safetensors_close(ep_safetensors *file);
 
 const char *ep_safetensors_name(const ep_safetensors *file);
+/* Of a GGUF file: its keys (gguf.h); else NULL. */
+const struct json_t *ep_safetensors_keys(const ep_safetensors *file);
 /* Of the open file; false when the system says nothing. */
 bool ep_safetensors_stat(const ep_safetensors *file, struct stat *out_status);
 uint64_t ep_safetensors_bytes(const ep_safetensors *file);

@@ -19,6 +19,7 @@ static const ep_layer_place places[] = {
     {"model.llm.", "layers", ""},
     {"thinker.model.", "layers", ""},
     {"transformer.", "blocks", ""},
+    {"", "blk", ""},
 };
 /* An encoder's layers, then a decoder's. */
 static const ep_layer_place pairs[][2] = {
@@ -33,17 +34,19 @@ static matrix_words linear_gated = {"linear_gate", "up_proj", "down_proj"};
 static matrix_words fused_linears = {"input_linear", "input_linear", "output_linear"}; /* gate's rows, then up's */
 static matrix_words fully_connected = {NULL, "fc1", "fc2"};
 static matrix_words in_out = {NULL, "wi", "wo"};
+static matrix_words gguf_shared = {"ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"};
 
 #define SPELLINGS_MAX 5
 #define OTHERS_MAX 10
 
-/* "<stem>.<word>.<part>" */
+/* "<stem>.<word>.<part>"; an empty stem has no dot */
 typedef struct shared_spelling {
     const char *stem;
     const char *const *words;
 } shared_spelling;
 
-/* "<block>.<index><E>.<word>.<part>", or without a block tensors of a layer, which <words> name; "<word><end>" are their plain values. */
+/* "<block>.<index><E>.<word>.<part>", or without a block tensors of a layer, which <words> name; "<word><end>" are their plain
+ * values, and their other parts stand behind a dot where an end does. */
 typedef struct expert_spelling {
     const char *block;
     const char *index;
@@ -63,6 +66,7 @@ typedef struct family_names {
     const char *router_biases[OTHERS_MAX]; /* ends at NULL */
     const char *router_factors;
     const char *router_table;
+    const char *mark; /* what names of the experts' block have in them; NULL: they begin as those of up do, up to the first dot */
 } family_names;
 
 #define STACKED(gate, up, down, ...) {.words = (matrix_words){gate, up, down}, .end = "", __VA_ARGS__}
@@ -180,6 +184,16 @@ static const family_names families[] = {
         .flat = true,
         .shared_gate = "mlp.shared_expert_gate.weight",
     },
+    {
+        .family = EP_NAMES_GGUF,
+        .experts = {{.words = (matrix_words){"ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"}, .end = ".weight"},
+                    {.words = (matrix_words){"ffn_gate_up_exps", "ffn_gate_up_exps", "ffn_down_exps"}, .end = ".weight"}},
+        .shared = {{"", gguf_shared}},
+        .shared_gate = "ffn_gate_inp_shexp.weight",
+        .routers = {"ffn_gate_inp.weight"},
+        .router_biases = {"exp_probs_b.bias", "ffn_gate_inp.bias"},
+        .mark = "exp",
+    },
 };
 
 static const family_names *table(const ep_tensor_names *names)
@@ -246,7 +260,7 @@ void ep_tensor_name_expert(const ep_tensor_names *names, uint32_t layer, uint32_
     } else if (strcmp(part, "weight") == 0) {
         snprintf(tail, sizeof(tail), "%s%s", word, s->end);
     } else {
-        snprintf(tail, sizeof(tail), "%s_%s", word, part);
+        snprintf(tail, sizeof(tail), "%s%s%s", word, s->end[0] == '\0' ? "_" : ".", part);
     }
     layer_name(names, layer, tail, out_name);
 }
@@ -259,8 +273,8 @@ bool ep_tensor_name_shared(const ep_tensor_names *names, uint32_t spelling, uint
     if (spelling >= SPELLINGS_MAX || t->shared[spelling].stem == NULL) {
         return false;
     }
-    snprintf(tail, sizeof(tail), "%s.%s.%s", t->shared[spelling].stem, t->shared[spelling].words[matrix],
-             part);
+    const char *stem = t->shared[spelling].stem;
+    snprintf(tail, sizeof(tail), "%s%s%s.%s", stem, stem[0] == '\0' ? "" : ".", t->shared[spelling].words[matrix], part);
     layer_name(names, layer, tail, out_name);
     return true;
 }
@@ -371,7 +385,8 @@ static bool is_expert_tail(const expert_spelling *s, const char *tail)
 static bool is_shared_tail(const family_names *t, const char *tail)
 {
     for (size_t i = 0; i < SPELLINGS_MAX && t->shared[i].stem != NULL; i++) {
-        const char *at = after(after(tail, t->shared[i].stem), ".");
+        const char *stem = t->shared[i].stem;
+        const char *at = stem[0] == '\0' ? tail : after(after(tail, stem), ".");
         for (ep_matrix m = 0; m < EP_MATRIX_COUNT && at != NULL; m++) {
             if (ends_word(after(at, t->shared[i].words[m]))) {
                 return true;
@@ -394,13 +409,19 @@ static bool is_router_tail(const family_names *t, const char *tail)
     return found;
 }
 
+static bool is_in_block(const family_names *t, const expert_spelling *s, const char *tail)
+{
+    const char *block = s->block != NULL ? s->block : s->words[EP_MATRIX_UP];
+    const size_t length = strcspn(block, ".");
+    return t->mark != NULL ? strstr(tail, t->mark) != NULL : strncmp(tail, block, length) == 0 && tail[length] == '.';
+}
+
 ep_tensor_role ep_tensor_name_role(const ep_tensor_names *names, const char *name, uint32_t *out_layer)
 {
     const expert_spelling *s = spelling(names);
-    const char *block = s->block != NULL ? s->block : s->words[EP_MATRIX_UP];
     const char *tail = tail_of(names, name, out_layer);
-    if (tail == NULL || strncmp(tail, block, strcspn(block, ".")) != 0 || tail[strcspn(block, ".")] != '.') {
-        return EP_TENSOR_ELSEWHERE; /* the block is what the experts' names begin with, up to their first dot */
+    if (tail == NULL || !is_in_block(table(names), s, tail)) {
+        return EP_TENSOR_ELSEWHERE;
     }
     if (is_expert_tail(s, tail)) {
         return EP_TENSOR_EXPERT;
@@ -422,7 +443,8 @@ static bool has_expert(const ep_tensor_names *names, uint32_t layer, uint32_t ex
 {
     static const char *const parts[] = {"weight", "weight_packed", "qweight", "blocks"};
     char name[EP_TENSOR_NAME_BYTES];
-    for (ep_matrix m = 0; m < EP_MATRIX_COUNT; m++) {
+    const bool only_up = table(names)->mark != NULL; /* its spellings share the name of down */
+    for (ep_matrix m = only_up ? EP_MATRIX_UP : 0; m < (only_up ? EP_MATRIX_DOWN : EP_MATRIX_COUNT); m++) {
         for (size_t p = 0; p < EP_ARRAY_COUNT(parts); p++) {
             ep_tensor_name_expert(names, layer, expert, m, parts[p], name);
             if (exists(name, arg)) {
@@ -458,8 +480,8 @@ static ep_err nothing_found(const ep_model_info *info, ep_error *out_error)
         out_error, EP_ERR_UNIMPLEMENTED,
         "no expert tensors found: neither layers.%u.mlp.experts.0.gate_proj.weight nor "
         "layers.%u.block_sparse_moe.experts.0.w1.weight, nor any other known name, with prefix none, model., "
-        "language_model.model., model.language_model., language_model. or backbone.",
-        layer, layer);
+        "language_model.model., model.language_model., language_model. or backbone.; in GGUF not blk.%u.ffn_up_exps.weight",
+        layer, layer, layer);
 }
 
 /* N3 and N7 share their names: blocks or biases tell. */
@@ -489,7 +511,7 @@ static bool probe_place(ep_tensor_names names, const ep_model_info *info, ep_ten
             if (!has_any_expert(&names, info, exists, arg)) {
                 continue;
             }
-            names.alternates = alternates || spelling(&names)->alternates;
+            names.alternates = (alternates && names.family != EP_NAMES_GGUF) || spelling(&names)->alternates;
             if (names.family == EP_NAMES_N3 && names.spelling == 0 && (alternates || has_blocks_or_biases(&names, info, exists, arg))) {
                 names.family = EP_NAMES_N7;
             }

@@ -6,6 +6,8 @@
 #include "base/check.h"
 #include "model/tensor_check.h"
 
+#define VALUE_TYPES "BF16, F16, F32, F8_E4M3, I8, U8, I32; of GGUF also " EP_BLOCK_TYPES
+
 /* A matrix whose container is being told. */
 typedef struct matrix {
     const ep_quant_config *quant;
@@ -354,6 +356,25 @@ static ep_err make_words(const matrix *m, ep_weight_container *c)
     return err != EP_OK ? err : integer_form(m, group, !m->quant->symmetric, c);
 }
 
+bool ep_weight_container_of_blocks(const ep_checkpoint_entry *values, ep_weight_container *out_container)
+{
+    static const struct {
+        const char *type;
+        ep_block_type block;
+        ep_weight_format format;
+    } blocks[] = {{"Q4_0", EP_BLOCK_Q4_0, EP_WEIGHTS_INT4_F16}, {"Q5_0", EP_BLOCK_Q5_0, EP_WEIGHTS_INT8_F16},
+                  {"Q8_0", EP_BLOCK_Q8_0, EP_WEIGHTS_INT8_F16}, {"Q4_K", EP_BLOCK_Q4_K, EP_WEIGHTS_Q4_K},
+                  {"Q5_K", EP_BLOCK_Q5_K, EP_WEIGHTS_Q5_K},     {"Q6_K", EP_BLOCK_Q6_K, EP_WEIGHTS_Q6_K},
+                  {"MXFP4", EP_BLOCK_MXFP4, EP_WEIGHTS_MXFP4}};
+    for (size_t i = 0; i < EP_ARRAY_COUNT(blocks); i++) {
+        if (ep_tensor_has_type(values, blocks[i].type)) {
+            *out_container = (ep_weight_container){.format = blocks[i].format, .packing = EP_PACKING_BLOCKS, .block = blocks[i].block};
+            return true;
+        }
+    }
+    return false;
+}
+
 ep_err ep_weight_container_make(const ep_quant_config *quant, const ep_weight_tensors *tensors, uint32_t rows, uint32_t columns,
                                 ep_weight_container *out_container, ep_error *out_error)
 {
@@ -361,6 +382,17 @@ ep_err ep_weight_container_make(const ep_quant_config *quant, const ep_weight_te
     const ep_checkpoint_entry *values = tensors->values;
     ep_weight_container c = {.packing = EP_PACKING_ROWS};
     ep_err err;
+    if (ep_weight_container_of_blocks(values, &c)) {
+        err = ep_tensor_check_shape(values, EP_DIMS(rows, columns), out_error);
+        if (err == EP_OK) {
+            *out_container = c;
+        }
+        return err;
+    }
+    if (tensors->scales == NULL && !ep_tensor_has_type(values, "F8_E4M3") && !ep_tensor_has_type(values, "I8") &&
+        !ep_tensor_has_type(values, "U8") && !ep_tensor_has_type(values, "I32")) {
+        return ep_tensor_type_error(values, VALUE_TYPES, out_error);
+    }
     if (tensors->scales == NULL) {
         return missing_beside(&m, "has no scales: none of weight_scale_inv, weight_scale, scale, scales is there", out_error);
     }
@@ -381,7 +413,7 @@ ep_err ep_weight_container_make(const ep_quant_config *quant, const ep_weight_te
     } else if (ep_tensor_has_type(values, "I8") || ep_tensor_has_type(values, "U8")) {
         err = make_e2m1(&m, &c);
     } else {
-        err = ep_tensor_type_error(values, "BF16, F16, F32, F8_E4M3, I8, U8, I32", out_error);
+        err = ep_tensor_type_error(values, VALUE_TYPES, out_error);
     }
     if (err == EP_OK) {
         *out_container = c;

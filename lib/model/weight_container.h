@@ -12,10 +12,11 @@
 #include "model/checkpoint_private.h"
 
 typedef enum ep_packing {
-    EP_PACKING_ROWS,  /* rows of values as in memory */
-    EP_PACKING_WORDS, /* int8 plus 128, four to a little-endian word of a row */
-    EP_PACKING_GPTQ,  /* [columns / (32/bits), rows] words, the lowest column in the lowest bits */
-    EP_PACKING_AWQ    /* [columns, rows / 8] words, rows of eight in the order 0 2 4 6 1 3 5 7 */
+    EP_PACKING_ROWS,   /* rows of values as in memory */
+    EP_PACKING_WORDS,  /* int8 plus 128, four to a little-endian word of a row */
+    EP_PACKING_GPTQ,   /* [columns / (32/bits), rows] words, the lowest column in the lowest bits */
+    EP_PACKING_BLOCKS, /* rows of blocks of GGUF, codes and scales together */
+    EP_PACKING_AWQ     /* [columns, rows / 8] words, rows of eight in the order 0 2 4 6 1 3 5 7 */
 } ep_packing;
 
 typedef enum ep_zero_packing {
@@ -37,6 +38,19 @@ typedef struct ep_scale_layout {
     size_t column_step;
 } ep_scale_layout;
 
+/* Blocks of GGUF that are read. */
+#define EP_BLOCK_TYPES "Q4_0, Q5_0, Q8_0, Q4_K, Q5_K, Q6_K, MXFP4"
+typedef enum ep_block_type {
+    EP_BLOCK_NONE,
+    EP_BLOCK_Q4_0,
+    EP_BLOCK_Q5_0,
+    EP_BLOCK_Q8_0,
+    EP_BLOCK_Q4_K,
+    EP_BLOCK_Q5_K,
+    EP_BLOCK_Q6_K,
+    EP_BLOCK_MXFP4
+} ep_block_type;
+
 typedef struct ep_weight_container {
     ep_weight_format format;
     ep_packing packing;
@@ -46,6 +60,7 @@ typedef struct ep_weight_container {
     int32_t zero_bias;     /* added to stored zero points */
     bool zeros_are_none;   /* the form has no offsets: all must be 0 */
     bool factor_divides;
+    ep_block_type block; /* of EP_PACKING_BLOCKS */
 } ep_weight_container;
 
 /* Those that there are; values always. */
@@ -58,6 +73,8 @@ typedef struct ep_weight_tensors {
     bool are_words; /* qweight, qzeros, scales */
 } ep_weight_tensors;
 
+/* Whether the tensor's type is a block of GGUF; then it needs no other tensors. Its shape is not looked at. */
+bool ep_weight_container_of_blocks(const ep_checkpoint_entry *values, ep_weight_container *out_container);
 /* Errors: BAD_FILE, UNIMPLEMENTED, NOT_FOUND: file, tensor, what it is, what is allowed. */
 ep_err ep_weight_container_make(const ep_quant_config *quant, const ep_weight_tensors *tensors, uint32_t rows, uint32_t columns,
                                 ep_weight_container *out_container, ep_error *out_error);

@@ -149,6 +149,9 @@ static ep_err check_zeros(const ep_expert_plan *plan, const ep_plan_matrix *m, u
 
 ep_err ep_weight_check_numbers(const ep_expert_plan *plan, const ep_plan_matrix *m, uint8_t *const *raw, ep_error *out_error)
 {
+    if (m->container.packing == EP_PACKING_BLOCKS) {
+        return ep_weight_check_blocks(m, &plan->runs[m->values], raw[m->values], out_error);
+    }
     ep_err err = check_values(plan, m, raw, out_error);
     for (size_t i = 0; err == EP_OK && m->offset >= 0 && i < plan->runs[m->offset].bytes; i++) {
         if (raw[m->offset][i] != 0) {

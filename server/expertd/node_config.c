@@ -27,7 +27,7 @@ static const ep_option model_fields[] = {
     {.name = "path",
      .type = EP_OPTION_PATH,
      .min = 1,
-     .help = "checkpoint directory: config.json and safetensors files"},
+     .help = "checkpoint directory: config.json and safetensors files, or a .gguf file"},
     {.name = "experts",
      .type = EP_OPTION_STRING,
      .min = 1,
@@ -316,13 +316,15 @@ static ep_err load_models(const ep_options *options, ep_node_config *config, ep_
         char why[EP_ERRNO_TEXT_BYTES];
         if (stat(model->path, &st) != 0) {
             return ep_options_fail_item(options, "models", i, "path", out_error,
-                                        "'%.200s': %s; allowed: the directory with the model's config.json", model->path,
-                                        ep_errno_text(errno, why));
+                                        "'%.200s': %s; allowed: the directory with the model's config.json, or its "
+                                        ".gguf file", model->path, ep_errno_text(errno, why));
         }
-        if (!S_ISDIR(st.st_mode)) {
+        const size_t length = strlen(model->path);
+        const bool is_gguf = length > 5 && strcmp(model->path + length - 5, ".gguf") == 0;
+        if (!S_ISDIR(st.st_mode) && !is_gguf) {
             return ep_options_fail_item(options, "models", i, "path", out_error,
-                                        "'%.200s' is not a directory; allowed: the one with the model's config.json",
-                                        model->path);
+                                        "'%.200s' is not a directory; allowed: the one with the model's config.json, or "
+                                        "its .gguf file", model->path);
         }
         ep_err err = load_experts(options, i, config->coordinator_url[0] != 0, model, out_error);
         if (err != EP_OK) {

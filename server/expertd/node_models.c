@@ -32,7 +32,9 @@ static ep_err open_layers(ep_node_model *model, ep_weight_store *store, ep_error
         ep_node_layer *layer = &model->layers[i];
         ep_weight_layer weights = {.model = model->config->name,
                                    .checkpoint = model->checkpoint,
-                                   .format = info->format,
+                                   .format = info->layer_formats[i].format,
+                                   .down_format = info->layer_formats[i].down_format,
+                                   .formats = info->formats,
                                    .shape = info->moe_layers[i]};
         memcpy(weights.numerics, model->numerics, sizeof(weights.numerics));
         memcpy(weights.identity, identity, sizeof(weights.identity));
@@ -48,18 +50,18 @@ static ep_err open_layers(ep_node_model *model, ep_weight_store *store, ep_error
     return err;
 }
 
-/* Bits of the formats that shared experts are in; all when one cannot be told: its error is another one's to say. */
+/* Bits of the formats that experts are in; all when a shared one's cannot be told: its error is another one's to say. */
 static uint32_t formats_beside(const ep_checkpoint *checkpoint)
 {
     const ep_model_info *info = ep_checkpoint_info(checkpoint);
-    uint32_t formats = 0;
+    uint32_t formats = info->formats;
     for (uint32_t i = 0; i < info->moe_layers_count; i++) {
         const ep_layer_shape *shape = &info->moe_layers[i];
         for (uint32_t s = 0; s < shape->shared_experts; s++) {
             ep_expert_source outline;
             ep_error error;
             const ep_err err = ep_checkpoint_outline_expert(checkpoint, shape->layer, shape->experts + s, &outline, &error);
-            formats |= err == EP_OK ? 1u << outline.format : UINT32_MAX;
+            formats |= err == EP_OK ? 1u << outline.format | 1u << ep_expert_down_format(&outline) : UINT32_MAX;
         }
     }
     return formats;
@@ -225,10 +227,11 @@ uint64_t ep_node_models_file_bytes(const ep_node_models *models)
         const ep_node_model *model = &models->models[i];
         for (uint32_t l = 0; l < model->layers_count; l++) {
             const ep_layer_shape *shape = &model->layers[l].shape;
-            const ep_weight_format format = model->info->format;
+            const ep_weight_format format = model->info->layer_formats[l].format;
+            const ep_weight_format down_format = model->info->layer_formats[l].down_format;
             bytes += ((ep_activation_has_gate(shape->activation) ? 2ull : 1ull) *
                           ep_weight_matrix_bytes(format, shape->inner, shape->hidden) +
-                      ep_weight_matrix_bytes(format, shape->hidden, shape->inner)) *
+                      ep_weight_matrix_bytes(down_format, shape->hidden, shape->inner)) *
                      ep_node_layer_experts(&model->layers[l]);
         }
     }

@@ -190,9 +190,12 @@ static ep_err pack(loader *self, const ep_weight_layer *layer, const ep_expert_d
     ep_backend *backend = store->config.backend;
     const ep_expert_source *source = &data->source;
     const bool is_shared = resident->expert >= layer->shape.experts; /* often kept finer than the routed ones */
-    if (!is_shared && source->format != layer->format) {
-        return ep_error_set(out_error, EP_ERR_BAD_FILE, "is %s, the model's config says %s",
-                            ep_weight_format_name(source->format), ep_weight_format_name(layer->format));
+    const uint32_t allowed = layer->formats | 1u << layer->format;
+    const uint32_t has = 1u << source->format | 1u << ep_expert_down_format(source);
+    if (!is_shared && (has & ~allowed) != 0) {
+        return ep_error_set(out_error, EP_ERR_BAD_FILE, "is %s, down %s, the model's experts are %s",
+                            ep_weight_format_name(source->format), ep_weight_format_name(ep_expert_down_format(source)),
+                            ep_weight_format_name(layer->format));
     }
     const size_t bytes = backend->ops->weights_bytes(backend, source);
     ep_err err = check_room(self, bytes, kind, true, out_error);

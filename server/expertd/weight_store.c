@@ -69,7 +69,7 @@ uint64_t ep_weight_layer_bytes_at_least(const ep_weight_layer *layer)
     const ep_layer_shape *shape = &layer->shape;
     const uint64_t wide = ep_weight_matrix_bytes(layer->format, shape->inner, shape->hidden);
     return (ep_activation_has_gate(shape->activation) ? 2 : 1) * wide +
-           ep_weight_matrix_bytes(layer->format, shape->hidden, shape->inner);
+           ep_weight_matrix_bytes(layer->down_format == EP_WEIGHTS_NONE ? layer->format : layer->down_format, shape->hidden, shape->inner);
 }
 
 /* What an expert of the layer takes in memory. False: its tensors are not as they should be. */

@@ -45,7 +45,9 @@ typedef struct ep_weight_store_config {
 typedef struct ep_weight_layer {
     const char *model;               /* borrowed, for messages */
     const ep_checkpoint *checkpoint; /* borrowed */
-    ep_weight_format format;         /* every routed expert must have it: the numerics id says so */
+    ep_weight_format format;         /* of the routed experts: of gate and up; as down_format for what an expert takes in memory */
+    ep_weight_format down_format;    /* NONE: the same */
+    uint32_t formats;                /* more that a routed expert may be in (1 << format): the numerics id says which */
     ep_layer_shape shape;
     char numerics[EP_NUMERICS_ID_BYTES];  /* for the cache, as the next */
     uint8_t identity[EP_SHA256_BYTES];    /* ep_checkpoint_identity */

@@ -2,7 +2,10 @@
 /* Plain reading and writing of safetensors. */
 #include "ref_checkpoint.h"
 
+#include "ref_gguf.h"
+
 #include <errno.h>
+#include <glob.h>
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -38,7 +41,7 @@ static void *allocate(size_t bytes)
     return memory;
 }
 
-static char *read_whole(const char *path, size_t *out_size)
+char *ref_read_whole(const char *path, size_t *out_size)
 {
     FILE *file = fopen(path, "rb");
     if (file == NULL) {
@@ -62,7 +65,7 @@ void ref_file_open(const char *path, struct ref_file *out_file)
 {
     size_t size;
     json_error_t error;
-    char *bytes = read_whole(path, &size);
+    char *bytes = ref_read_whole(path, &size);
     uint64_t header_bytes = 0;
     for (size_t i = 0; i < 8 && i < size; i++) {
         header_bytes |= (uint64_t)(unsigned char)bytes[i] << (8 * i);
@@ -116,6 +119,12 @@ bool ref_file_find(const struct ref_file *file, const char *name, struct ref_ten
         tensor.shape[i] = (size_t)json_integer_value(json_array_get(shape, i));
         tensor.count *= tensor.shape[i];
     }
+    tensor.data = file->bytes + file->data_offset + (size_t)begin;
+    tensor.block = ref_block_find(dtype_text);
+    if (tensor.block != NULL) {
+        *out_tensor = tensor;
+        return true;
+    }
     size_t known = sizeof(dtype_names) / sizeof(*dtype_names);
     size_t i = 0;
     while (i < known && strcmp(dtype_names[i].name, dtype_text) != 0) {
@@ -128,7 +137,6 @@ bool ref_file_find(const struct ref_file *file, const char *name, struct ref_ten
     if (begin < 0 || end < begin || (size_t)(end - begin) != tensor.count * ref_dtype_bytes(tensor.dtype)) {
         ref_die("tensor %s: shape and data_offsets disagree", name);
     }
-    tensor.data = file->bytes + file->data_offset + (size_t)begin;
     *out_tensor = tensor;
     return true;
 }
@@ -167,16 +175,12 @@ void ref_file_write(const char *path, const char *name, enum ref_dtype dtype, si
     }
 }
 
-static json_t *read_json(const char *folder, const char *name, bool required)
+static json_t *read_json(const char *folder, const char *name)
 {
     char path[PATH_BYTES];
     json_error_t error;
     snprintf(path, sizeof(path), "%s/%s", folder, name);
-    json_t *json = json_load_file(path, JSON_REJECT_DUPLICATES, &error);
-    if (json == NULL && required) {
-        ref_die("%s: %s", path, error.text);
-    }
-    return json;
+    return json_load_file(path, JSON_REJECT_DUPLICATES, &error);
 }
 
 static void open_shard(struct ref_checkpoint *checkpoint, const char *name)
@@ -189,6 +193,21 @@ static void open_shard(struct ref_checkpoint *checkpoint, const char *name)
     ref_file_open(path, &checkpoint->files[checkpoint->file_count++]);
 }
 
+static void open_gguf(struct ref_checkpoint *checkpoint)
+{
+    char pattern[PATH_BYTES];
+    glob_t found = {0};
+    snprintf(pattern, sizeof(pattern), "%s/*.gguf", checkpoint->folder);
+    if (glob(pattern, 0, NULL, &found) != 0 || found.gl_pathc > REF_SHARDS_MAX) {
+        ref_die("%s: neither config.json nor files .gguf", checkpoint->folder);
+    }
+    checkpoint->config = json_object();
+    for (size_t i = 0; i < found.gl_pathc; i++) {
+        ref_gguf_open(found.gl_pathv[i], &checkpoint->files[checkpoint->file_count++], checkpoint->config);
+    }
+    globfree(&found);
+}
+
 void ref_checkpoint_open(const char *folder, struct ref_checkpoint *out_checkpoint)
 {
     memset(out_checkpoint, 0, sizeof(*out_checkpoint));
@@ -196,8 +215,12 @@ void ref_checkpoint_open(const char *folder, struct ref_checkpoint *out_checkpoi
     if (out_checkpoint->folder == NULL) {
         ref_die("no memory");
     }
-    out_checkpoint->config = read_json(folder, "config.json", true);
-    json_t *index = read_json(folder, "model.safetensors.index.json", false);
+    out_checkpoint->config = read_json(folder, "config.json");
+    if (out_checkpoint->config == NULL) {
+        open_gguf(out_checkpoint);
+        return;
+    }
+    json_t *index = read_json(folder, "model.safetensors.index.json");
     if (index == NULL) {
         open_shard(out_checkpoint, "model.safetensors");
         return;

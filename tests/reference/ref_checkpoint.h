@@ -21,8 +21,11 @@ struct ref_file {
     json_t *header;
 };
 
+struct ref_block;
+
 struct ref_tensor {
     enum ref_dtype dtype;
+    const struct ref_block *block; /* of GGUF, ref_gguf.h: then dtype and count say nothing; NULL none */
     size_t rank;
     size_t shape[REF_RANK_MAX];
     size_t count; /* elements */
@@ -49,7 +52,7 @@ bool ref_file_find(const struct ref_file *file, const char *name, struct ref_ten
 void ref_file_write(const char *path, const char *name, enum ref_dtype dtype, size_t rank,
                     const size_t *shape, const void *data);
 
-/* config.json and every shard that the index names (or model.safetensors). */
+/* config.json and every shard that the index names (or model.safetensors); without a config.json every file *.gguf. */
 void ref_checkpoint_open(const char *folder, struct ref_checkpoint *out_checkpoint);
 void ref_checkpoint_close(struct ref_checkpoint *checkpoint);
 bool ref_checkpoint_find(const struct ref_checkpoint *checkpoint, const char *name,

@@ -13,9 +13,11 @@ typedef const char *const words[3]; /* gate, up, down */
 static words projections = {"gate_proj", "up_proj", "down_proj"};
 static words numbered = {"w1", "w3", "w2"};
 
-static const char *const prefixes[] = {"model.", "", "language_model.model.", "model.language_model.", "backbone."};
+/* <prefix><L>. */
+static const char *const prefixes[] = {"model.layers.", "layers.", "language_model.model.layers.", "model.language_model.layers.",
+                                       "backbone.layers.", "blk."};
 
-/* <prefix>layers.<L>.<block>.<E>.<word>.<part> */
+/* <prefix><L>.<block>.<E>.<word>.<part> */
 static const struct {
     const char *block;
     const char *const *word;
@@ -25,7 +27,7 @@ static const struct {
                 {"ffn.experts", numbered},
                 {"experts", numbered}};
 
-/* <prefix>layers.<L>.<block>.<word><end>, for all experts together; gate and up may be one tensor. */
+/* <prefix><L>.<block>.<word><end>, perhaps without a block, for all experts together; gate and up may be one tensor. */
 static const struct {
     const char *block;
     words word;
@@ -33,7 +35,9 @@ static const struct {
 } stacked[] = {{"mlp.experts", {"gate_up_proj", "gate_up_proj", "down_proj"}, ""},
                {"feed_forward.experts", {"gate_up_proj", "gate_up_proj", "down_proj"}, ""},
                {"block_sparse_moe", {"input_linear", "input_linear", "output_linear"}, ".weight"},
-               {"moe", {"gate_proj", "up_proj", "down_proj"}, ".weight"}};
+               {"moe", {"gate_proj", "up_proj", "down_proj"}, ".weight"},
+               {"", {"ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"}, ".weight"},
+               {"", {"ffn_gate_up_exps", "ffn_gate_up_exps", "ffn_down_exps"}, ".weight"}};
 
 #define COUNT(array) (sizeof(array) / sizeof(*(array)))
 
@@ -118,8 +122,9 @@ static size_t load_stacked_of(const struct ref_checkpoint *checkpoint, const cha
     char name[STEM_BYTES + 16];
     struct ref_tensor up, down;
     bool has_values = true;
+    bool has_block = stacked[s].block[0] != 0;
     for (int m = 0; m < 3; m++) {
-        snprintf(stems[m], sizeof(stems[m]), "%s%s.%s", base, stacked[s].block, stacked[s].word[m]);
+        snprintf(stems[m], sizeof(stems[m]), "%s%s%s%s", base, stacked[s].block, has_block ? "." : "", stacked[s].word[m]);
         snprintf(name, sizeof(name), "%s%s", stems[m], stacked[s].end);
         has_values = ref_checkpoint_find(checkpoint, name, m == 2 ? &down : &up) && has_values;
     }
@@ -130,8 +135,8 @@ static size_t load_stacked_of(const struct ref_checkpoint *checkpoint, const cha
     bool shares = strcmp(stems[0], stems[1]) == 0;
     size_t inner = inner_size(checkpoint);
     const char *type = json_string_value(json_object_get(checkpoint->config, "model_type"));
-    bool take_turns = type != NULL && strcmp(type, "gpt_oss") == 0;
-    bool transposed = has_values && is_transposed(&up, shares ? 2 * inner : inner, &down, hidden, inner);
+    bool take_turns = has_block && type != NULL && strcmp(type, "gpt_oss") == 0;
+    bool transposed = has_values && has_block && is_transposed(&up, shares ? 2 * inner : inner, &down, hidden, inner);
     size_t count = up.shape[0];
     for (size_t e = 0; e < count; e++) {
         *out_experts = grow(*out_experts, e);
@@ -142,10 +147,12 @@ static size_t load_stacked_of(const struct ref_checkpoint *checkpoint, const cha
             struct ref_slab slab = slab_of(m, shares, take_turns, hidden, inner);
             slab.expert = e;
             slab.transposed = transposed;
-            if (!ref_matrix_load_stacked(checkpoint, stems[m], stacked[s].end, &slab, matrices[m], &expert->format)) {
+            enum ref_format *format = m == 2 ? &expert->down_format : &expert->format;
+            if (!ref_matrix_load_stacked(checkpoint, stems[m], stacked[s].end, &slab, matrices[m], format)) {
                 ref_die("%s: missing", stems[m]);
             }
         }
+        expert->down_differs = expert->down_format != expert->format;
     }
     return count;
 }
@@ -189,7 +196,7 @@ void ref_layer_load(const struct ref_checkpoint *checkpoint, size_t layer_index,
     struct ref_layer layer = {.hidden = ref_checkpoint_size(checkpoint, "hidden_size")};
     struct ref_expert *experts = NULL;
     for (size_t p = 0; p < COUNT(prefixes) && layer.expert_count == 0; p++) {
-        snprintf(base, sizeof(base), "%slayers.%zu.", prefixes[p], layer_index);
+        snprintf(base, sizeof(base), "%s%zu.", prefixes[p], layer_index);
         layer.expert_count = load_separate(checkpoint, base, layer.hidden, &experts);
         for (size_t s = 0; s < COUNT(stacked) && layer.expert_count == 0; s++) {
             layer.expert_count = load_stacked_of(checkpoint, base, s, layer.hidden, &experts);
@@ -211,7 +218,13 @@ void ref_layer_load(const struct ref_checkpoint *checkpoint, size_t layer_index,
 static void set_family(const struct ref_expert *experts, size_t count, enum ref_family family)
 {
     for (size_t i = 0; i < count; i++) {
-        ((struct ref_expert *)experts)[i].family = ref_format_family(experts[i].format, family);
+        struct ref_expert *expert = (struct ref_expert *)&experts[i];
+        enum ref_format down = expert->down_differs ? expert->down_format : expert->format;
+        enum ref_family wide = ref_format_family(expert->format, family);
+        enum ref_family narrow = ref_format_family(down, family);
+        expert->family = ref_format_family(down, wide) == wide                  ? wide
+                         : ref_format_family(expert->format, narrow) == narrow ? narrow
+                                                                               : REF_PORTABLE;
     }
 }
 

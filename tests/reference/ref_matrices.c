@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ref_gguf.h"
+
 enum { NAME_BYTES = 256 };
 
 static float *floats(size_t count)
@@ -468,12 +470,40 @@ static void stacked_blocks(const struct ref_tensor *blocks, const struct ref_ten
     matrix->scales = scales;
 }
 
+static void gguf_blocks(const struct ref_tensor *tensor, const struct ref_slab *slab, struct ref_matrix *matrix)
+{
+    const struct ref_block *type = tensor->block;
+    size_t groups = slab->columns / type->group;
+    size_t row_bytes = slab->columns / type->columns * type->bytes;
+    float *values = floats(slab->rows * slab->columns);
+    float *scales = floats(slab->rows * groups);
+    float *offsets = type->offset != NULL ? floats(slab->rows * groups) : NULL;
+    for (size_t n = 0; n < slab->rows; n++) {
+        const uint8_t *row = (const uint8_t *)tensor->data + place_of(slab, n) * row_bytes;
+        for (size_t k = 0; k < slab->columns; k++) {
+            values[n * slab->columns + k] = type->value(row + k / type->columns * type->bytes, k % type->columns);
+        }
+        for (size_t g = 0; g < groups; g++) {
+            const uint8_t *block = row + g * type->group / type->columns * type->bytes;
+            size_t in_block = g % (type->columns / type->group);
+            scales[n * groups + g] = type->scale(block, in_block);
+            if (offsets != NULL) {
+                offsets[n * groups + g] = type->offset(block, in_block);
+            }
+        }
+    }
+    *matrix = (struct ref_matrix){.values = values, .scales = scales, .offsets = offsets, .group = type->is_mx ? 0 : type->group};
+}
+
 bool ref_matrix_load_stacked(const struct ref_checkpoint *checkpoint, const char *stem, const char *end,
                              const struct ref_slab *slab, struct ref_matrix *out_matrix, enum ref_format *out_format)
 {
     struct ref_tensor values, scales, bias;
     *out_matrix = (struct ref_matrix){.values = NULL};
-    if (find(checkpoint, stem, end, &values)) {
+    if (find(checkpoint, stem, end, &values) && values.block != NULL) {
+        gguf_blocks(&values, slab, out_matrix);
+        *out_format = values.block->is_mx ? REF_FORMAT_MXFP4 : REF_FORMAT_CODES;
+    } else if (find(checkpoint, stem, end, &values)) {
         out_matrix->values = stacked_values(&values, slab);
         *out_format = values.dtype == REF_BF16 ? REF_FORMAT_BF16 : REF_FORMAT_FLOAT;
     } else if (find(checkpoint, stem, "_blocks", &values) && find(checkpoint, stem, "_scales", &scales)) {
@@ -482,7 +512,7 @@ bool ref_matrix_load_stacked(const struct ref_checkpoint *checkpoint, const char
     } else {
         return false;
     }
-    if (find(checkpoint, stem, "_bias", &bias)) {
+    if (find(checkpoint, stem, "_bias", &bias) || find(checkpoint, stem, ".bias", &bias)) {
         float *read = floats(slab->rows);
         for (size_t n = 0; n < slab->rows; n++) {
             read[n] = ref_load(bias.data, bias.dtype, place_of(slab, n));

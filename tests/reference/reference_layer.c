@@ -217,21 +217,27 @@ static float dot(const struct ref_expert *expert, const float *a, const float *b
 #endif
 }
 
+static enum ref_format format_of(const struct ref_expert *expert, const struct ref_matrix *m)
+{
+    return m == &expert->down && expert->down_differs ? expert->down_format : expert->format;
+}
+
 /* One output of a matrix. x_scales: of a row of x that is integers. */
 static float output(const struct ref_expert *expert, const struct ref_matrix *m, size_t row, const float *x,
                     const float *x_scales, size_t n)
 {
     const float *values = m->values + row * n;
-    size_t group = ref_format_group(expert->format);
+    enum ref_format format = format_of(expert, m);
+    size_t group = ref_format_group(format);
     float y;
     if (m->group > 0) {
         size_t first = row * ((n + m->group - 1) / m->group);
         y = ref_dot_codes(expert->family, values, m->scales + first, m->offsets != NULL ? m->offsets + first : NULL, m->group, x, n);
     } else if (group > 0) {
         const float *scales = m->scales + row * ((n + group - 1) / group);
-        y = expert->family == REF_W4A8 ? ref_w4a8_dot(expert->format, values, scales, x, x_scales, n)
-                                       : ref_dot_groups(expert->format, expert->family, values, scales, x, n);
-    } else if (expert->format == REF_FORMAT_W8A8) {
+        y = expert->family == REF_W4A8 ? ref_w4a8_dot(format, values, scales, x, x_scales, n)
+                                       : ref_dot_groups(format, expert->family, values, scales, x, n);
+    } else if (format == REF_FORMAT_W8A8) {
         y = ref_dot_int8(values, m->scales[row], x, x_scales[0], n);
     } else {
         y = dot(expert, values, x, n);

@@ -56,7 +56,9 @@ struct ref_expert {
     struct ref_matrix down;   /* [H,I] */
     const float *output_gate; /* [H] or NULL: a shared expert's own gate, sigmoid(w . x) times its row */
     enum ref_format format;
-    enum ref_family family; /* one that has the format */
+    bool down_differs;           /* then down is in this one */
+    enum ref_format down_format;
+    enum ref_family family; /* one that has both */
     struct ref_activation activation;
 };
 

@@ -25,6 +25,9 @@ enum { GATE, UP, DOWN, MATRICES };
 #define GPTQ(bits, group, sym, more)                                                                         \
     "{\"quant_method\":\"gptq\",\"bits\":" bits ",\"group_size\":" group ",\"sym\":" sym ",\"lm_head\":false" more "}"
 #define AWQ(group) "{\"quant_method\":\"awq\",\"bits\":4,\"group_size\":" group ",\"zero_point\":true,\"version\":\"gemm\"}"
+#define BLK(called, spelled, form, wide, narrow, ...)                                                        \
+    {.name = (called), .names = EP_FORMAT_##spelled, .format = EP_WEIGHTS_##form, .hidden = (wide), .inner = (narrow),                \
+     .config = "qwen3moe", .container = EP_FORMAT_GGUF, __VA_ARGS__}
 #define MODELOPT "{\"quant_method\":\"modelopt\",\"quant_algo\":\"NVFP4\",\"group_size\":16}"
 
 const ep_format_case ep_format_cases[] = {
@@ -131,6 +134,20 @@ const ep_format_case ep_format_cases[] = {
      .group = 128, .scales = EP_DTYPE_F16, .quantised = AWQ("128")},
     {.name = "awq-g64", .names = EP_FORMAT_N2, .format = EP_WEIGHTS_INT4_ZERO, .hidden = 72, .inner = 64, .config = "", .container = EP_FORMAT_AWQ,
      .group = 64, .scales = EP_DTYPE_F16, .quantised = AWQ("64")},
+    BLK("gguf-q4_k-q6_k", BLK, Q4_K, 256, 256, .type = "Q4_K", .down_type = "Q6_K", .down = EP_WEIGHTS_Q6_K),
+    BLK("gguf-q4_k-fused", BLK_FUSED, Q4_K, 512, 256, .type = "Q4_K"),
+    BLK("gguf-q5_k-q8_0", BLK, Q5_K, 256, 96, .type = "Q5_K", .down_type = "Q8_0", .down = EP_WEIGHTS_INT8_F16),
+    BLK("gguf-q6_k-f16", BLK_FUSED, Q6_K, 256, 35, .type = "Q6_K", .down_type = "F16", .down = EP_WEIGHTS_F16),
+    BLK("gguf-q4_0", BLK, INT4_F16, 96, 64, .type = "Q4_0"),
+    BLK("gguf-q5_0-q4_0", BLK, INT8_F16, 64, 96, .type = "Q5_0", .down_type = "Q4_0", .down = EP_WEIGHTS_INT4_F16),
+    BLK("gguf-q8_0", BLK_FUSED, INT8_F16, 96, 64, .type = "Q8_0"),
+    BLK("gguf-bf16-f32", BLK, BF16, 50, 30, .type = "BF16", .down_type = "F32", .down = EP_WEIGHTS_F32),
+    BLK("gguf-f16", BLK_FUSED, F16, 50, 30, .type = "F16"),
+    {.name = "gguf-mxfp4", .names = EP_FORMAT_BLK, .format = EP_WEIGHTS_MXFP4, .hidden = 64, .inner = 96, .config = "gpt-oss",
+     .activation = EP_ACT_SWIGLU_OAI, .numbers = {1.702f, 1, 7}, .biases = true, .container = EP_FORMAT_GGUF, .type = "MXFP4"},
+    {.name = "gguf-mxfp4-q8_0", .names = EP_FORMAT_BLK, .format = EP_WEIGHTS_MXFP4, .hidden = 96, .inner = 64, .config = "gpt-oss",
+     .activation = EP_ACT_SWIGLU_OAI, .numbers = {1.702f, 1, 7}, .biases = true, .container = EP_FORMAT_GGUF, .type = "MXFP4",
+     .down_type = "Q8_0", .down = EP_WEIGHTS_INT8_F16},
 };
 const size_t ep_format_cases_count = EP_ARRAY_COUNT(ep_format_cases);
 
@@ -163,7 +180,22 @@ static bool is_f8(ep_weight_format format)
     return ep_weight_format_codes(format) == EP_CODES_E4M3;
 }
 
-static uint8_t *make_values(uint64_t *state, ep_weight_format format, uint32_t rows, uint32_t columns)
+/* The codes that a type of GGUF can say, of all that a byte can. */
+static uint8_t in_range(const char *type, uint8_t code)
+{
+    return type == NULL                   ? code
+           : strcmp(type, "Q5_K") == 0 ? code & 31u
+           : strcmp(type, "Q5_0") == 0 ? (uint8_t)((code & 31u) - 16u)
+           : strcmp(type, "Q6_K") == 0 ? (uint8_t)((code & 63u) - 32u)
+                                       : code;
+}
+
+static const char *type_of_matrix(const ep_format_case *form, int m)
+{
+    return m == DOWN && form->down_type != NULL ? form->down_type : form->type;
+}
+
+static uint8_t *make_values(uint64_t *state, const char *type, ep_weight_format format, uint32_t rows, uint32_t columns)
 {
     size_t bytes = rows * ep_weight_row_bytes(format, columns);
     uint8_t *values = calloc(1, bytes);
@@ -173,7 +205,7 @@ static uint8_t *make_values(uint64_t *state, ep_weight_format format, uint32_t r
     }
     for (size_t i = 0; i < bytes; i++) {
         uint8_t code = (uint8_t)(ep_splitmix64(state) >> 56);
-        values[i] = is_f8(format) && (code & 0x7fu) == 0x7fu ? 0x30 : code;
+        values[i] = is_f8(format) && (code & 0x7fu) == 0x7fu ? 0x30 : in_range(type, code);
     }
     return values;
 }
@@ -192,6 +224,8 @@ static void put_scale(uint64_t *state, ep_weight_format format, uint8_t *to)
         *to = (uint8_t)((format == EP_WEIGHTS_MXFP4 ? 122 : 117) + ep_splitmix64(state) % 4);
     } else if (kind == EP_SCALES_E4M3_PARTS) {
         *to = (uint8_t)(0x40 + ep_splitmix64(state) % 32);
+    } else if (ep_weight_scales_have_levels(kind)) {
+        *to = (uint8_t)(kind == EP_SCALES_INT8_PARTS ? ep_splitmix64(state) >> 56 : ep_splitmix64(state) % 64);
     } else {
         const float scale = few_bits(state, format);
         const uint16_t half = kind == EP_SCALES_F16 ? ep_f32_to_f16(scale) : ep_f32_to_bf16(scale);
@@ -237,18 +271,19 @@ static uint32_t *make_order(uint64_t *state, uint32_t columns, uint32_t group)
  * One block of scales. Where more columns share a scale in the file than in memory, or rows do, those in memory repeat. Zero points are
  * within the range of 4 bits. factor: what the file has for the whole matrix.
  */
-static uint8_t *make_scales(uint64_t *state, const ep_format_case *form, uint32_t rows, uint32_t columns, float factor)
+static uint8_t *make_scales(uint64_t *state, const ep_format_case *form, ep_weight_format format, uint32_t rows, uint32_t columns, float factor)
 {
-    const ep_scale_arrays arrays = ep_weight_scale_arrays(form->format, rows, columns);
-    const bool is_row = form->format == EP_WEIGHTS_F8_CHANNEL || form->format == EP_WEIGHTS_W8A8;
-    const size_t element = is_row ? 4 : ep_weight_scale_bytes(ep_weight_format_scales(form->format));
-    const size_t group = is_row ? columns : ep_weight_group_columns(form->format);
+    const ep_scale_arrays arrays = ep_weight_scale_arrays(format, rows, columns);
+    const bool is_row = format == EP_WEIGHTS_F8_CHANNEL || format == EP_WEIGHTS_W8A8;
+    const size_t element = is_row ? 4 : ep_weight_scale_bytes(ep_weight_format_scales(format));
+    const size_t group = is_row ? columns : ep_weight_group_columns(format);
     const size_t groups = (columns + group - 1) / group;
-    const bool repeats = form->container != EP_FORMAT_USUAL;
+    const bool is_gguf = form->container == EP_FORMAT_GGUF;
+    const bool repeats = form->container != EP_FORMAT_USUAL && !is_gguf;
     const bool begins_at_one = form->container == EP_FORMAT_GPTQ && strstr(form->quantised, "gptq_v2") == NULL;
     const size_t in_file = !repeats || form->group != 0 ? form->group : columns;
     const size_t rows_each = form->container != EP_FORMAT_F8 ? 1 : form->group != 0 ? form->group : rows;
-    uint8_t *scales = calloc(1, ep_weight_scales_bytes(form->format, rows, columns) + 1);
+    uint8_t *scales = calloc(1, ep_weight_scales_bytes(format, rows, columns) + 1);
     uint8_t *offsets = scales + arrays.scales;
     for (size_t i = 0; i < arrays.scales / element; i++) {
         const size_t n = i / groups;
@@ -257,15 +292,19 @@ static uint8_t *make_scales(uint64_t *state, const ep_format_case *form, uint32_
         if (first != i) {
             memcpy(scales + i * element, scales + first * element, element);
         } else {
-            put_scale(state, form->format, scales + i * element);
+            put_scale(state, format, scales + i * element);
         }
         if (ep_format_case_has_zeros(form)) {
             offsets[i] = (uint8_t)(first != i ? offsets[first] : ep_splitmix64(state) % 16 - (begins_at_one ? 7 : 8));
         }
     }
     const float multiplied = form->container == EP_FORMAT_NVFP4 ? 1.0f / factor : factor;
-    for (size_t i = 0; i < arrays.scale_factors; i += sizeof(multiplied)) {
-        memcpy(scales + arrays.scales + arrays.offsets + i, &multiplied, sizeof(multiplied));
+    for (size_t i = 0; ep_weight_format_offsets(format) == EP_OFFSETS_MINIMUM && i < arrays.offsets; i++) {
+        offsets[i] = (uint8_t)(ep_splitmix64(state) % 64);
+    }
+    for (size_t i = 0; i < arrays.scale_factors + arrays.offset_factors; i += sizeof(multiplied)) {
+        const float own = (float)(64 + ep_splitmix64(state) % 64) * 0x1p-19f; /* f16 holds it */
+        memcpy(offsets + arrays.offsets + i, is_gguf ? &own : &multiplied, sizeof(multiplied));
     }
     return scales;
 }
@@ -273,18 +312,19 @@ static uint8_t *make_scales(uint64_t *state, const ep_format_case *form, uint32_
 static void make_expert(ep_format_model *model, uint32_t e, uint64_t *state)
 {
     const ep_format_case *form = model->form;
-    const bool has_scales = !ep_weight_format_is_float(form->format);
+    const ep_dtype bias_dtype = form->container == EP_FORMAT_GGUF ? EP_DTYPE_F32 : EP_DTYPE_BF16;
     uint8_t **parts = model->parts[e];
     for (int m = ep_activation_has_gate(form->activation) ? GATE : UP; m < MATRICES; m++) {
         const uint32_t rows = rows_of(form, m);
-        parts[3 * m] = make_values(state, form->format, rows, columns_of(form, m));
-        if (has_scales) {
+        const ep_weight_format format = ep_format_case_of(form, m);
+        parts[3 * m] = make_values(state, type_of_matrix(form, m), format, rows, columns_of(form, m));
+        if (!ep_weight_format_is_float(format)) {
             model->factors[e][m] = (float)(3 + e + (uint32_t)m) * (form->container == EP_FORMAT_NVFP4 ? 64.0f : 0x1p-10f);
-            parts[3 * m + 1] = make_scales(state, form, rows, columns_of(form, m), model->factors[e][m]);
+            parts[3 * m + 1] = make_scales(state, form, format, rows, columns_of(form, m), model->factors[e][m]);
         }
         if (form->biases) {
-            parts[3 * m + 2] = calloc(rows, 2);
-            fill_plain(state, EP_DTYPE_BF16, rows, parts[3 * m + 2]);
+            parts[3 * m + 2] = calloc(rows, ep_dtype_bytes(bias_dtype));
+            fill_plain(state, bias_dtype, rows, parts[3 * m + 2]);
         }
     }
     if (ep_format_case_has_order(form)) {
@@ -300,6 +340,7 @@ static void make_expert(ep_format_model *model, uint32_t e, uint64_t *state)
         .hidden = form->hidden,
         .inner = form->inner,
         .format = form->format,
+        .down_format = form->down,
         .activation = form->activation,
         .numbers = form->numbers,
         .gate = parts[0],
@@ -311,7 +352,7 @@ static void make_expert(ep_format_model *model, uint32_t e, uint64_t *state)
         .down = parts[6],
         .down_scales = parts[7],
         .down_bias = parts[8],
-        .bias_dtype = form->biases ? EP_DTYPE_BF16 : EP_DTYPE_NONE,
+        .bias_dtype = form->biases ? bias_dtype : EP_DTYPE_NONE,
     };
 }
 
@@ -524,6 +565,10 @@ static void add_all(ep_format_model *model)
                     [EP_FORMAT_N2M] = {"", "experts", numbered},
                     [EP_FORMAT_N4] = {"", "ffn.experts", numbered}};
     const ep_format_names names = model->form->names;
+    if (model->form->container == EP_FORMAT_GGUF) {
+        ep_format_gguf_add(model);
+        return;
+    }
     if (names > EP_FORMAT_N4) {
         add_all_stacked(model, names == EP_FORMAT_N8 ? "language_model.model." : "model.language_model.");
         return;
@@ -672,6 +717,9 @@ static void print_config(const ep_format_model *model, FILE *file)
 ep_err ep_format_model_write(const ep_format_model *model, const char *dir, ep_error *out_error)
 {
     static const char *const shards[] = {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"};
+    if (model->form->container == EP_FORMAT_GGUF) {
+        return ep_format_gguf_write(model, dir, out_error);
+    }
     FILE *config = open_file(dir, "config.json");
     FILE *index = open_file(dir, "model.safetensors.index.json");
     if (config == NULL || index == NULL) {

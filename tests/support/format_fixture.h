@@ -26,7 +26,9 @@ typedef enum ep_format_names {
     EP_FORMAT_N7_PLAIN, /* transposed, gate and up alternate, _bias */
     EP_FORMAT_N8,
     EP_FORMAT_N9,
-    EP_FORMAT_N11
+    EP_FORMAT_N11,
+    EP_FORMAT_BLK,      /* blk.L.ffn_{gate,up,down}_exps.weight, in model.gguf */
+    EP_FORMAT_BLK_FUSED /* blk.L.ffn_{gate_up,down}_exps.weight, in two files */
 } ep_format_names;
 
 /* How tools write quantised matrices of their own tensors. */
@@ -38,11 +40,12 @@ typedef enum ep_format_container {
     EP_FORMAT_NVFP4,    /* weight_global_scale divides */
     EP_FORMAT_MODELOPT, /* weight_scale_2 multiplies */
     EP_FORMAT_GPTQ,
-    EP_FORMAT_AWQ
+    EP_FORMAT_AWQ,
+    EP_FORMAT_GGUF /* format_gguf.c */
 } ep_format_container;
 
 /* The last fields of a case whose tensors are as the format's first publishers write them. */
-#define EP_FORMAT_AS_USUAL EP_FORMAT_USUAL, 0, EP_DTYPE_NONE, NULL
+#define EP_FORMAT_AS_USUAL EP_FORMAT_USUAL, 0, EP_DTYPE_NONE, NULL, NULL, NULL, EP_WEIGHTS_NONE
 
 typedef struct ep_format_case {
     const char *name;
@@ -50,7 +53,7 @@ typedef struct ep_format_case {
     ep_weight_format format;
     uint32_t hidden;
     uint32_t inner;
-    const char *config; /* more keys, each with a comma behind; "" none */
+    const char *config; /* more keys, each with a comma behind; "" none. Of GGUF: the architecture */
     ep_activation activation;
     ep_activation_numbers numbers;
     bool biases;
@@ -59,6 +62,9 @@ typedef struct ep_format_case {
     uint32_t group;        /* columns (f8: and rows) that share a scale in the file; 0: all */
     ep_dtype scales;       /* in the file */
     const char *quantised; /* quantization_config; NULL: the least */
+    const char *type;      /* GGUF's, of gate and up */
+    const char *down_type; /* NULL: the same */
+    ep_weight_format down; /* NONE: the same */
 } ep_format_case;
 
 /* Every family and every format at least once. */
@@ -100,9 +106,17 @@ bool ep_format_case_has_order(const ep_format_case *form);
 ep_format_tensor *ep_format_model_add(ep_format_model *model, const char *name, const char *dtype, size_t element, const uint64_t dims[4]);
 /* Matrix m of expert e in its container, which is not the usual one. stem: the matrix's name. */
 void ep_format_model_contain(ep_format_model *model, const char *stem, uint32_t e, int m);
+/* All tensors of GGUF. */
+void ep_format_gguf_add(ep_format_model *model);
+ep_err ep_format_gguf_write(const ep_format_model *model, const char *dir, ep_error *out_error);
+/* Of a matrix: 2 is down. */
+static inline ep_weight_format ep_format_case_of(const ep_format_case *form, int matrix)
+{
+    return matrix == 2 && form->down != EP_WEIGHTS_NONE ? form->down : form->format;
+}
 /* The tensor whose name ends so; NULL when there is none. For tests that damage it before it is written. */
 ep_format_tensor *ep_format_model_find(ep_format_model *model, const char *end);
-/* config.json, two shards and their index. A tensor without a name is left out. */
+/* config.json, two shards and their index; or the files of GGUF. A tensor without a name is left out. */
 ep_err ep_format_model_write(const ep_format_model *model, const char *dir, ep_error *out_error);
 
 #endif

@@ -31,6 +31,7 @@ static double f8(uint8_t code)
 }
 
 typedef struct matrix {
+    ep_weight_format format;
     const void *values;
     const void *scales;
     const void *bias;
@@ -45,8 +46,9 @@ static double part(ep_weight_scales kind, uint8_t code)
 }
 
 /* Formats of groups with a scale for each group of each row, and perhaps an offset. magnitude: of what is added up. */
-static double weight_of_groups(ep_weight_format format, const matrix *m, double code, size_t n, size_t k, double *magnitude)
+static double weight_of_groups(const matrix *m, double code, size_t n, size_t k, double *magnitude)
 {
+    const ep_weight_format format = m->format;
     const ep_scale_arrays arrays = ep_weight_scale_arrays(format, (uint32_t)m->rows, (uint32_t)m->columns);
     const ep_weight_scales kind = ep_weight_format_scales(format);
     const size_t group = ep_weight_group_columns(format);
@@ -78,8 +80,9 @@ static double e2m1(unsigned code)
 }
 
 /* Weight [n,k]. */
-static double weight(ep_weight_format format, const matrix *m, size_t n, size_t k, double *magnitude)
+static double weight(const matrix *m, size_t n, size_t k, double *magnitude)
 {
+    const ep_weight_format format = m->format;
     const size_t K = m->columns;
     const uint8_t *bytes = m->values;
     const void *scales = m->scales;
@@ -107,15 +110,15 @@ static double weight(ep_weight_format format, const matrix *m, size_t n, size_t 
     default:
         switch (ep_weight_format_codes(format)) {
         case EP_CODES_E4M3:
-            return weight_of_groups(format, m, f8(bytes[n * K + k]), n, k, magnitude);
+            return weight_of_groups(m, f8(bytes[n * K + k]), n, k, magnitude);
         case EP_CODES_E2M1:
-            return weight_of_groups(format, m, e2m1(bytes[n * ((K + 1) / 2) + k / 2] >> shift & 15u), n, k, magnitude);
+            return weight_of_groups(m, e2m1(bytes[n * ((K + 1) / 2) + k / 2] >> shift & 15u), n, k, magnitude);
         case EP_CODES_INT8:
-            return weight_of_groups(format, m, (double)(int8_t)bytes[n * K + k], n, k, magnitude);
+            return weight_of_groups(m, (double)(int8_t)bytes[n * K + k], n, k, magnitude);
         case EP_CODES_INT4:
         case EP_CODES_UINT4:
             w = (double)(bytes[4 * (n * ((K + 7) / 8)) + k / 2] >> shift & 15u);
-            return weight_of_groups(format, m, ep_weight_format_codes(format) == EP_CODES_INT4 ? w - 8.0 : w, n, k, magnitude);
+            return weight_of_groups(m, ep_weight_format_codes(format) == EP_CODES_INT4 ? w - 8.0 : w, n, k, magnitude);
         default:
             w = plain(m->values, ep_weight_format_dtype(format), n * K + k);
         }
@@ -177,20 +180,20 @@ static double dot(const ep_expert_source *s, ep_ffn_family family, const matrix 
                   double *error)
 {
     const double unit = family == EP_FFN_FAMILY_BF16ODD ? 2 * U : U; /* rounding to odd errs by up to a whole ulp */
-    const uint32_t group = ep_weight_group_columns(s->format);
+    const uint32_t group = ep_weight_group_columns(m->format);
     double sum = 0;
     double magnitude = 0;
     double moved = 0;
     for (size_t k = 0; k < m->columns; k++) {
         double size = 0;
-        double w = weight(s->format, m, row, k, &size);
+        double w = weight(m, row, k, &size);
         sum += w * x[k];
         magnitude += size * fabs(x[k]);
         moved += fabs(w) * x_error[k];
     }
     double b = m->bias == NULL ? 0.0 : plain(m->bias, s->bias_dtype, row);
-    const bool has_offsets = ep_weight_format_offsets(s->format) != EP_OFFSETS_NONE;
-    const bool has_products = has_offsets || ep_weight_scales_have_levels(ep_weight_format_scales(s->format));
+    const bool has_offsets = ep_weight_format_offsets(m->format) != EP_OFFSETS_NONE;
+    const bool has_products = has_offsets || ep_weight_scales_have_levels(ep_weight_format_scales(m->format));
     double ends = (has_offsets ? 2.0 : 1.0) * (double)(group == 0 ? 0 : m->columns / group);
     double roundings = (family == EP_FFN_FAMILY_W4A8 ? 0.0 : (double)m->columns) + ends + (has_products ? 5 : 4);
     *error = moved + roundings * unit * (magnitude + moved) + U * (fabs(sum) + fabs(b));
@@ -235,9 +238,9 @@ void ep_format_judge(const ep_expert_source *s, ep_ffn_family family, const floa
 {
     const bool has_gate = ep_activation_has_gate(s->activation);
     const bool narrows = ep_ffn_family_has_pairs(family);
-    const matrix gate = {s->gate, s->gate_scales, s->gate_bias, s->inner, s->hidden};
-    const matrix up = {s->up, s->up_scales, s->up_bias, s->inner, s->hidden};
-    const matrix down = {s->down, s->down_scales, s->down_bias, s->hidden, s->inner};
+    const matrix gate = {s->format, s->gate, s->gate_scales, s->gate_bias, s->inner, s->hidden};
+    const matrix up = {s->format, s->up, s->up_scales, s->up_bias, s->inner, s->hidden};
+    const matrix down = {ep_expert_down_format(s), s->down, s->down_scales, s->down_bias, s->hidden, s->inner};
     double *row = calloc(s->hidden, sizeof(double));
     double *row_error = calloc(s->hidden, sizeof(double));
     double *h = calloc(s->inner, sizeof(double));

@@ -394,7 +394,7 @@ Test(backend, refuses_bad_experts_by_name)
         expect_refused(backend, &bad, EP_ERR_INVALID_ARGUMENT, text);
         bad = f.source;
         bad.format = EP_WEIGHTS_COUNT;
-        expect_refused(backend, &bad, EP_ERR_UNIMPLEMENTED, "weight format 22 is not implemented, allowed 1..21");
+        expect_refused(backend, &bad, EP_ERR_UNIMPLEMENTED, "weight format 23 is not implemented, allowed 1..22");
         bad = f.source;
         bad.format = EP_WEIGHTS_MXFP4; /* without scales */
         expect_refused(backend, &bad, EP_ERR_INVALID_ARGUMENT, "the expert's gate matrix has its scales missing");

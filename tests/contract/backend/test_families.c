@@ -196,9 +196,9 @@ Test(families, the_references_answers_are_those_recorded)
     } recorded[] = {{EP_NUMERICS_PORTABLE, EP_WEIGHTS_BF16, 0x3ff, "portable/bf16/rne/50925aa1"},
                     {EP_NUMERICS_BF16DP, EP_WEIGHTS_BF16, 0x3ff, "bf16dp/bf16/rne/657913a9"},
                     {EP_NUMERICS_BF16ODD, EP_WEIGHTS_BF16, 0x3ff, "bf16odd/bf16/rne/00f97804"},
-                    {EP_NUMERICS_PORTABLE, EP_WEIGHTS_BF16, UINT32_MAX, "portable/bf16/rne/2243fce6"},
-                    {EP_NUMERICS_BF16DP, EP_WEIGHTS_BF16, UINT32_MAX, "bf16dp/bf16/rne/21e8bfb0"},
-                    {EP_NUMERICS_BF16ODD, EP_WEIGHTS_BF16, UINT32_MAX, "bf16odd/bf16/rne/d0d9131f"},
+                    {EP_NUMERICS_PORTABLE, EP_WEIGHTS_BF16, UINT32_MAX, "portable/bf16/rne/70207dde"},
+                    {EP_NUMERICS_BF16DP, EP_WEIGHTS_BF16, UINT32_MAX, "bf16dp/bf16/rne/f8d174a6"},
+                    {EP_NUMERICS_BF16ODD, EP_WEIGHTS_BF16, UINT32_MAX, "bf16odd/bf16/rne/129f44b7"},
                     {EP_NUMERICS_W4A8, EP_WEIGHTS_MXFP4, 0, "w4a8/mxfp4/rne/cc64d879"},
                     {EP_NUMERICS_W4A8, EP_WEIGHTS_INT4, 0, "w4a8/int4-g32/rne/f97147f8"}};
     for (size_t n = 0; n < sizeof(recorded) / sizeof(recorded[0]); n++) {

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* GGUF for the oracle: a file's head as the JSON that safetensors has, and its blocks. Trusted input, as in ref_checkpoint.h. */
+#ifndef TESTS_REFERENCE_REF_GGUF_H
+#define TESTS_REFERENCE_REF_GGUF_H
+
+#include "ref_checkpoint.h"
+
+/* A block of columns of a row. A weight is value(k) * scale(k / group) - offset(k / group), k of the block. */
+struct ref_block {
+    const char *name;
+    size_t columns;
+    size_t bytes;
+    size_t group;
+    float (*value)(const uint8_t *block, size_t k);
+    float (*scale)(const uint8_t *block, size_t g);
+    float (*offset)(const uint8_t *block, size_t g); /* NULL: none */
+    bool is_mx;                                      /* the scale is a power of two */
+};
+
+/* NULL: no such type of blocks. */
+const struct ref_block *ref_block_find(const char *name);
+/* What the file's keys say goes into config by the names of config.json. */
+void ref_gguf_open(const char *path, struct ref_file *out_file, json_t *config);
+
+/* In ref_checkpoint.c: a file's bytes, to be freed. */
+char *ref_read_whole(const char *path, size_t *out_size);
+
+#endif
