@@ -22,8 +22,8 @@ static const struct {
 
 /*
  * Keys and their values. {}: an object, whose keys have rows of their own; #: an integer or a list of them; -: the key begins with "-:", which
- * takes modules out; else what is allowed,
- * or NULL: whatever it is, no weight means another thing for it. Null is always allowed: it is as if the key were not there.
+ * takes modules out; else what is allowed, or NULL:
+ * whatever it is, no weight means another thing for it. Null is always allowed, of unknown keys too: it is as if the key were not there.
  */
 static const struct {
     unsigned methods;
@@ -75,6 +75,17 @@ static const struct {
     {GPTQ | AWQ, "exllama_config", NULL},
     {GPTQ | AWQ, "max_input_length", NULL},
     {GPTQ | AWQ, "use_cuda_fp16", NULL},
+    {GPTQ | AWQ, "autoround_version", NULL},
+    {GPTQ | AWQ, "provider", NULL},
+    {GPTQ | AWQ, "enable_quanted_input", NULL},
+    {GPTQ | AWQ, "to_quant_block_names", NULL},
+    {GPTQ | AWQ, "iters", NULL},
+    {GPTQ | AWQ, "nsamples", NULL},
+    {GPTQ | AWQ, "seqlen", NULL},
+    {GPTQ | AWQ, "lr", NULL},
+    {GPTQ | AWQ, "minmax_lr", NULL},
+    {GPTQ | AWQ, "enable_minmax_tuning", NULL},
+    {GPTQ | AWQ, "low_gpu_mem_usage", NULL},
     {AWQ, "do_fuse", NULL},
     {AWQ, "modules_to_fuse", NULL},
     {AWQ, "fuse_max_seq_len", NULL},
@@ -99,6 +110,7 @@ static const struct {
     {AWQ, "version", "gemm|GEMM"},
     {GPTQ | AWQ, "pack_dtype", "int32"},
     {GPTQ, "is_marlin_format", "false"},
+    {GPTQ | AWQ, "data_type", "int"},
     {GPTQ, "sym", "true|false"},
     {GPTQ, "desc_act", "true|false"},
     {AWQ, "desc_act", "false"},
@@ -236,9 +248,12 @@ static void check_key(walk *w, json_t *value)
     while (i < EP_ARRAY_COUNT(keys) && ((keys[i].methods & w->methods) == 0 || !is_path(w, keys[i].path, w->depth))) {
         i++;
     }
+    if (json_is_null(value)) {
+        return;
+    }
     if (i == EP_ARRAY_COUNT(keys)) {
         fail_key(w);
-    } else if (keys[i].allowed == NULL || json_is_null(value)) {
+    } else if (keys[i].allowed == NULL) {
         return;
     } else if (strcmp(keys[i].allowed, "-") == 0 && strncmp(w->at[w->depth - 1], "-:", 2) == 0) {
         return;
@@ -291,13 +306,25 @@ static void add_size(const walk *w, const json_t *block, const json_t *group, ep
     }
 }
 
+/* Whether rows of inputs become int8 too, and a row of weights has one scale: the rule of w8a8. */
+static bool rounds_inputs(const json_t *group)
+{
+    const json_t *inputs = json_object_get(group, "input_activations");
+    const json_t *bits = json_object_get(inputs, "num_bits");
+    const char *type = json_string_value(json_object_get(inputs, "type"));
+    const bool is_int8 = json_is_object(inputs) && (type == NULL || strcmp(type, "int") == 0) && (bits == NULL || json_integer_value(bits) == 8);
+    const json_t *weights = json_object_get(group, "weights");
+    return is_int8 && json_is_object(weights) && size_of(json_object_get(weights, "group_size")) == 0 &&
+           !json_is_array(json_object_get(weights, "block_structure"));
+}
+
 static void read_sizes(const walk *w, const json_t *quantised, ep_quant_config *config)
 {
     const char *name;
     json_t *group;
     const json_t *block = json_object_get(quantised, "weight_block_size");
     const json_t *columns = json_object_get(quantised, "group_size");
-    bool has_activations = false;
+    bool rounds = false;
     if (json_is_array(block) || json_is_integer(columns)) {
         add_size(w, block, columns, config);
     }
@@ -307,9 +334,9 @@ static void read_sizes(const walk *w, const json_t *quantised, ep_quant_config *
         if (json_is_object(weights)) {
             add_size(w, json_object_get(weights, "block_structure"), json_object_get(weights, "group_size"), config);
         }
-        has_activations = has_activations || json_is_object(json_object_get(group, "input_activations"));
+        rounds = rounds || rounds_inputs(group);
     }
-    config->weights_only = json_object_size(json_object_get(quantised, "config_groups")) > 0 && !has_activations;
+    config->weights_only = json_object_size(json_object_get(quantised, "config_groups")) > 0 && !rounds;
 }
 
 /* What checkpoint_format, or format, says of words. A config without either is of the first. */

@@ -23,7 +23,7 @@ typedef enum ep_quant_words { EP_QUANT_WORDS_NONE, EP_QUANT_WORDS_GPTQ, EP_QUANT
 typedef struct ep_quant_config {
     ep_quant_size sizes[EP_QUANT_SIZES_MAX]; /* of groups and blocks, each once: those that the config states for some weights */
     uint32_t sizes_count;
-    bool weights_only;      /* activations stay as they are */
+    bool weights_only;      /* no config of w8a8: rows of inputs stay as they are */
     ep_quant_words words;
     bool symmetric;         /* gptq: zero points are the middle of the range */
     bool has_order;         /* gptq: columns are in groups in an order of their own */

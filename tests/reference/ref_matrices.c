@@ -253,7 +253,7 @@ static enum ref_format read_integers(const struct ref_checkpoint *checkpoint, co
     return REF_FORMAT_CODES;
 }
 
-/* Whether inputs are int8 as well: where the config has groups, it says so. */
+/* Whether inputs are int8 as well: where the config has groups, it says so; not where a row of weights has groups. */
 static bool rounds_inputs(const struct ref_checkpoint *checkpoint)
 {
     const char *name;
@@ -262,7 +262,11 @@ static bool rounds_inputs(const struct ref_checkpoint *checkpoint)
     bool has_any = json_object_size(groups) == 0;
     json_object_foreach(groups, name, group)
     {
-        has_any = has_any || json_is_object(json_object_get(group, "input_activations"));
+        json_t *inputs = json_object_get(group, "input_activations");
+        const char *type = json_string_value(json_object_get(inputs, "type"));
+        json_t *bits = json_object_get(inputs, "num_bits");
+        bool is_int8 = json_is_object(inputs) && (type == NULL || strcmp(type, "int") == 0) && (bits == NULL || json_integer_value(bits) == 8);
+        has_any = has_any || (is_int8 && stated(checkpoint, "group_size", 0) == 0);
     }
     return has_any;
 }

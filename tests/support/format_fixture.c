@@ -110,6 +110,10 @@ const ep_format_case ep_format_cases[] = {
      .group = 16, .scales = EP_DTYPE_F8E4M3, .quantised = CT("{\"num_bits\":4,\"type\":\"float\",\"strategy\":\"tensor_group\",\"group_size\":16}")},
     {.name = "nvfp4-modelopt", .names = EP_FORMAT_N1, .format = EP_WEIGHTS_NVFP4, .hidden = 80, .inner = 300, .config = "", .container = EP_FORMAT_MODELOPT,
      .group = 16, .scales = EP_DTYPE_F8E4M3, .quantised = MODELOPT},
+    {.name = "ct-w4a8-g64", .names = EP_FORMAT_N1, .format = EP_WEIGHTS_INT8_ZERO, .hidden = 128, .inner = 64, .config = "", .container = EP_FORMAT_INT8,
+     .group = 64, .scales = EP_DTYPE_BF16,
+     .quantised = "{\"quant_method\":\"compressed-tensors\",\"config_groups\":{\"group_0\":{\"input_activations\":{\"num_bits\":8,\"type\":\"int\"},"
+                  "\"weights\":{\"num_bits\":4,\"group_size\":64,\"symmetric\":true}}}}"},
     {.name = "ct-int4-g32-order", .names = EP_FORMAT_N1, .format = EP_WEIGHTS_INT4, .hidden = 96, .inner = 72, .config = "", .container = EP_FORMAT_PACKED,
      .group = 32, .scales = EP_DTYPE_BF16, .quantised = CT("{\"num_bits\":4,\"group_size\":32,\"symmetric\":true,\"actorder\":\"group\"}")},
     {.name = "gptq-g128", .names = EP_FORMAT_N1, .format = EP_WEIGHTS_INT4_128, .hidden = 256, .inner = 136, .config = "", .container = EP_FORMAT_GPTQ,

@@ -11,6 +11,13 @@ from collections import defaultdict
 TORCH = "torch==2.15.0"
 PINS = ["transformers==5.23.0", "huggingface-hub==2.4.0", "tokenizers==0.23.3", "safetensors==0.8.0", "numpy==2.4.6", "scipy==1.17.1",
         "filelock==4.3.1", "typing-extensions==4.16.0", "sympy==1.14.0", "networkx==3.6.1", "jinja2==3.1.6", "fsspec==2026.9.0"]
+# What writes quantised checkpoints, and what it imports.
+TOOLS = ["llmcompressor==0.14.0.1", "compressed-tensors==0.20.0", "auto-round==0.16.1", "gguf==0.19.0",
+         "accelerate==1.15.0", "certifi==2026.10.19.post1", "charset-normalizer==3.5.3", "datasets==5.2.0", "dill==0.4.1", "httpx==0.28.1",
+         "loguru==0.7.3", "multiprocess==0.70.19", "nvidia-ml-py==13.615.71", "pandas==3.1.1", "pillow==13.0.0", "psutil==7.2.2",
+         "py-cpuinfo==9.0.0", "pyarrow==26.0.1", "pydantic==2.14.4", "pydantic-core==2.50.5", "annotated-types==0.8.0",
+         "typing-inspection==0.4.5", "python-dateutil==4.0.0", "requests==2.34.2", "six==1.17.0", "urllib3==2.8.0", "xxhash==4.1.0",
+         "idna==3.20"]
 
 
 def run(*command, **more):
@@ -43,8 +50,8 @@ def stand_in_for_cuda(site):
         run(*command, input=source)
 
 
-def python_with_transformers(folder):
-    """The environment's Python; folder is made, or used as it is when it was made from these pins."""
+def made_once(folder, make):
+    """The Python of a virtual environment; folder is made, or used as it is when it was made from these pins."""
     with open(__file__, "rb") as f:
         stamp = hashlib.sha256(f.read() + sys.version.encode()).hexdigest()
     os.makedirs(os.path.dirname(folder), exist_ok=True)
@@ -54,15 +61,39 @@ def python_with_transformers(folder):
         done = f"{folder}/made-from"
         if not os.path.exists(done) or open(done).read() != stamp:
             run(sys.executable, "-m", "venv", "--clear", "--without-pip", folder)
-            pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--disable-pip-version-check"]
-            run(*pip, "--no-deps", TORCH)
-            run(*pip, *PINS)
-            stand_in_for_cuda(run(python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])").strip())
+            make(python, [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--disable-pip-version-check"])
             with open(done, "w") as f:
                 f.write(stamp)
     return python
 
 
-if __name__ == "__main__":  # framework_venv.py FOLDER PROGRAM [ARG..]: the program in the environment
-    interpreter = python_with_transformers(os.path.abspath(sys.argv[1]))
-    os.execv(interpreter, [interpreter, *sys.argv[2:]])
+def site_of(python):
+    return run(python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])").strip()
+
+
+def python_with_transformers(folder):
+    def make(python, pip):
+        run(*pip, "--no-deps", TORCH)
+        run(*pip, *PINS)
+        stand_in_for_cuda(site_of(python))
+
+    return made_once(folder, make)
+
+
+def python_with_tools(folder):
+    """An environment of its own, which has all that the first has: the tools ask for an older transformers."""
+    site = site_of(python_with_transformers(folder))
+
+    def make(python, pip):
+        run(*pip, "--no-deps", *TOOLS)
+        with open(f"{site_of(python)}/framework.pth", "w") as f:
+            f.write(site + "\n")
+
+    return made_once(f"{folder}-tools", make)
+
+
+if __name__ == "__main__":  # framework_venv.py [--tools] FOLDER PROGRAM [ARG..]: the program in the environment
+    with_tools = sys.argv[1] == "--tools"
+    words = sys.argv[2:] if with_tools else sys.argv[1:]
+    interpreter = (python_with_tools if with_tools else python_with_transformers)(os.path.abspath(words[0]))
+    os.execv(interpreter, [interpreter, *words[1:]])

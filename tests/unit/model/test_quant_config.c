@@ -46,11 +46,12 @@ static const struct {
      {{{1, 64}}, 1, false, EP_QUANT_WORDS_AWQ, false, false}},
     {CT("pack-quantized", "{\"input_activations\":null,\"weights\":" WEIGHTS("8", "int", "null", "channel", "false", "null") "}"),
      {{{1, 0}}, 1, true, EP_QUANT_WORDS_NONE, false, false}},
-    {CT("pack-quantized", GROUP(WEIGHTS("4", "int", "32", "group", "true", "null"))), {{{1, 32}}, 1, false, EP_QUANT_WORDS_NONE, false, false}},
-    {CT("float-quantized", GROUP(WEIGHTS("8", "float", "null", "block", "true", "[128,64]"))), {{{128, 64}}, 1, false, EP_QUANT_WORDS_NONE, false, false}},
+    {CT("pack-quantized", GROUP(WEIGHTS("4", "int", "32", "group", "true", "null"))), {{{1, 32}}, 1, true, EP_QUANT_WORDS_NONE, false, false}},
+    {CT("int-quantized", GROUP(WEIGHTS("8", "int", "null", "channel", "true", "null"))), {{{1, 0}}, 1, false, EP_QUANT_WORDS_NONE, false, false}},
+    {CT("float-quantized", GROUP(WEIGHTS("8", "float", "null", "block", "true", "[128,64]"))), {{{128, 64}}, 1, true, EP_QUANT_WORDS_NONE, false, false}},
     {CT("mixed-precision", GROUP(WEIGHTS("4", "int", "32", "group", "true", "null")) ",\"group_1\":" GROUP(
                                WEIGHTS("8", "int", "128", "group", "false", "null")) ",\"group_2\":" GROUP("null")),
-     {{{1, 32}, {1, 128}}, 2, false, EP_QUANT_WORDS_NONE, false, false}},
+     {{{1, 32}, {1, 128}}, 2, true, EP_QUANT_WORDS_NONE, false, false}},
 };
 
 /* Parses a model's config with this quantization_config, at the top or one level down. */
