@@ -3,7 +3,6 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "arguments.h"
@@ -109,14 +108,11 @@ static ep_err ask_coordinator(ep_cli_control *control, const ep_cli_connect *con
 
 static ep_err ask_nodes(ep_cli_control *control, const ep_cli_connect *connect, gathered *g, ep_error *out_error)
 {
-    struct timespec now;
     g->looks = calloc(g->nodes.count + 1, sizeof(*g->looks));
     if (g->looks == NULL) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for %zu nodes", g->nodes.count);
     }
     ep_cli_node_list_ask(control, &g->nodes, connect->timeout_us);
-    clock_gettime(CLOCK_REALTIME, &now);
-    g->facts.clock_us = (uint64_t)now.tv_sec * 1000000u + (uint64_t)now.tv_nsec / 1000u;
     for (size_t i = 0; i < g->nodes.count; i++) {
         if (g->nodes.nodes[i].status == NULL) {
             look_at(connect, g->nodes.nodes[i].url, &g->nodes.nodes[i].error, &g->looks[i]);

@@ -99,6 +99,13 @@ static ProtobufCMessage *copy_message(const ProtobufCMessage *message)
     return copy;
 }
 
+static uint64_t wall_clock_us(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (uint64_t)now.tv_sec * 1000000u + (uint64_t)now.tv_nsec / 1000u;
+}
+
 static void finish_slot(ask_slot *slot, ProtobufCMessage *taken_message, const ep_error *error)
 {
     pthread_mutex_lock(&slot->round->lock);
@@ -111,6 +118,7 @@ static void finish_slot(ask_slot *slot, ProtobufCMessage *taken_message, const e
     }
     slot->over = true;
     slot->answer->message = taken_message;
+    slot->answer->arrived_us = taken_message != NULL ? wall_clock_us() : 0;
     if (error != NULL) {
         slot->answer->error = *error;
     }

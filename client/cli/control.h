@@ -28,6 +28,7 @@ void ep_cli_control_on_wait(ep_cli_control *control, bool (*on_wait)(void *arg),
 typedef struct ep_cli_answer {
     ProtobufCMessage *message; /* NULL on an error */
     ep_error error;            /* code EP_OK when there is a message; the text names the URL */
+    uint64_t arrived_us;       /* our wall clock then; 0 without a message */
 } ep_cli_answer;
 
 /*

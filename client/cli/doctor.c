@@ -113,8 +113,9 @@ static void examine_budget(const char *node, const char *key, uint64_t used, uin
     }
 }
 
-static void examine_node(const ep_doctor_facts *facts, const Expertd__V1__NodeStatusReply *node, ep_doctor_findings *out)
+static void examine_node(const ep_doctor_facts *facts, const ep_cli_node *asked, ep_doctor_findings *out)
 {
+    const Expertd__V1__NodeStatusReply *node = asked->status;
     if (node->experts_failed > 0) {
         ep_doctor_add(out, EP_DOCTOR_ERROR, "expert-failed", "repair the file or make room (weight_bytes_max), then restart the node",
                       "node %s could not load %" PRIu64 " experts: %s", node->node, node->experts_failed, node->last_error);
@@ -137,7 +138,8 @@ static void examine_node(const ep_doctor_facts *facts, const Expertd__V1__NodeSt
                       "node %s has no connection to its coordinator%s%s", node->node,
                       node->coordinator_error[0] != '\0' ? ": " : "", node->coordinator_error);
     }
-    uint64_t off_us = node->clock_us > facts->clock_us ? node->clock_us - facts->clock_us : facts->clock_us - node->clock_us;
+    const uint64_t ours_us = asked->answered_us; /* not the moment of the last answer: others may be silent for long */
+    uint64_t off_us = node->clock_us > ours_us ? node->clock_us - ours_us : ours_us - node->clock_us;
     if (node->clock_us != 0 && off_us > CLOCK_OFF_US) {
         ep_doctor_add(out, EP_DOCTOR_WARN, "clock", "run NTP on all hosts: logs and traces do not line up",
                       "the clock of node %s differs from ours by %.1f s", node->node, (double)off_us / 1e6);
@@ -186,7 +188,7 @@ void ep_doctor_examine(const ep_doctor_facts *facts, ep_doctor_findings *out)
             examine_silence(facts, node->url, "node", &node->error, &facts->node_looks[i], out);
         } else {
             examine_open_door(facts, node->url, out);
-            examine_node(facts, node->status, out);
+            examine_node(facts, node, out);
         }
     }
     examine_software(facts, out);

@@ -21,7 +21,6 @@ typedef struct ep_doctor_facts {
     const ep_cli_node_list *nodes;
     const ep_rpc_look *node_looks; /* [nodes->count]: the same */
     bool has_token;                   /* we show one */
-    uint64_t clock_us;                /* our wall clock when the nodes answered */
     bool has_trace_library;
     bool has_lttng;
 } ep_doctor_facts;

@@ -107,6 +107,7 @@ void ep_cli_node_list_ask(ep_cli_control *control, ep_cli_node_list *list, uint6
     for (size_t i = 0; i < list->count; i++) {
         list->nodes[i].status = (Expertd__V1__NodeStatusReply *)answers[i].message;
         list->nodes[i].error = answers[i].error;
+        list->nodes[i].answered_us = answers[i].arrived_us;
     }
     free(urls);
     free(answers);

@@ -15,6 +15,7 @@ typedef struct ep_cli_node {
     uint64_t last_seen_ms;                /* age of the last heartbeat */
     Expertd__V1__NodeStatusReply *status; /* NULL: did not answer, or was not asked */
     ep_error error;                       /* why it did not answer */
+    uint64_t answered_us;                 /* our wall clock when it answered */
 } ep_cli_node;
 
 typedef struct ep_cli_node_list {

@@ -166,6 +166,7 @@ ctl("a node for a coordinator", "status --coordinator $a_rpc", 1, "$a_rpc", "whi
 ctl("a coordinator for a node", "status --node $coord_rpc", 1, "$coord_rpc", "which is a coordinator", "a node on 7420")
 ctl("a port of somebody else", "status --coordinator $ssh", 3, "$ssh", "SSH-2.0", "7410")
 ctl("doctor at the probe port", "doctor --coordinator $coord_probe", 1, "$coord_probe", "probe", "Do: ", "$coord_rpc")
+ctl("doctor at a node and at a probe port, which is silent for 5 s", "doctor --node $a_rpc --node $a_probe", 1, "$a_probe", "probe", "Do: ", never=["clock"])
 ctl("doctor at the door", "doctor --node $a_door", 1, "$a_door", "door_listen", "Do: ")
 node("a port in use", "--model=demo=$model --listen=$taken --probe-address=127.0.0.1:0 --admin-listen= --door-listen=", "listen: cannot listen on $taken", "in use", "ss -ltnp")
 node("a probe port in use", "--model=demo=$model --listen=tcp://127.0.0.1:0 --probe-address=127.0.0.1:$taken_port --admin-listen= --door-listen=", "probe_address: cannot listen on 127.0.0.1:$taken_port", "in use", "ss -ltnp")

@@ -65,6 +65,7 @@ static void setup(void)
         strcpy(f.nodes[i].name, names[i]);
         strcpy(f.nodes[i].url, urls[i]);
         f.nodes[i].status = &f.status[i];
+        f.nodes[i].answered_us = 1000000000;
         ep_error_clear(&f.nodes[i].error);
     }
     f.cluster.nodes = f.entry_list;
@@ -74,7 +75,6 @@ static void setup(void)
                                 .cluster = &f.cluster,
                                 .nodes = &f.list,
                                 .node_looks = f.looks,
-                                .clock_us = 1000000000,
                                 .has_trace_library = true,
                                 .has_lttng = true};
     ep_error_clear(&f.facts.coordinator_error);
