@@ -45,12 +45,18 @@ static bool is_tls(const char *url)
     return strncmp(url, "tls+tcp://", 10) == 0;
 }
 
+static bool is_port(const char *text)
+{
+    const size_t digits = strspn(text, "0123456789");
+    return digits > 0 && digits <= 5 && text[digits] == '\0' && atoi(text) >= 1 && atoi(text) <= UINT16_MAX;
+}
+
 static const char *check_url(struct argp_state *state, const char *option, const char *url)
 {
     const char *host = is_tls(url) ? url + 10 : strncmp(url, "tcp://", 6) == 0 ? url + 6 : NULL;
     const char *colon = host != NULL ? strrchr(host, ':') : NULL;
-    if (colon == NULL || colon == host || colon[1] == '\0' || strlen(url) >= EP_ADDRESS_BYTES) {
-        argp_error(state, "%s is '%s', allowed: tcp://host:port or tls+tcp://host:port, up to %d characters",
+    if (colon == NULL || colon == host || !is_port(colon + 1) || strlen(url) >= EP_ADDRESS_BYTES) {
+        argp_error(state, "%s is '%s', allowed: tcp://host:port or tls+tcp://host:port, port 1..65535, up to %d characters",
                    ep_cli_setting_name(option, url), url, EP_ADDRESS_BYTES - 1);
     }
     return url;

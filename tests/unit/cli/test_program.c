@@ -54,7 +54,7 @@ static const usage_case wrong_lines[] = {
     {{"status", "-o", "xml", NULL}, 2, "expertctl status: --output is 'xml', allowed: table, json"},
     {{"status", "--coordinator", "http://h:1", NULL},
      2,
-     "--coordinator is 'http://h:1', allowed: tcp://host:port or tls+tcp://host:port, up to 255 "
+     "--coordinator is 'http://h:1', allowed: tcp://host:port or tls+tcp://host:port, port 1..65535, up to 255 "
      "characters"},
     {{"status", "--node", "tcp://h", NULL}, 2, "--node is 'tcp://h', allowed: tcp://host:port"},
     {{"status", "--node", "tcp://h:", NULL}, 2, "--node is 'tcp://h:', allowed"},
