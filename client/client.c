@@ -96,6 +96,13 @@ static ep_err check_urls(const ep_client_config *config, ep_error *out_error)
     return EP_OK;
 }
 
+/* The environment's word on lanes; NULL none. */
+static const char *told_lanes(void)
+{
+    const char *lanes = getenv("LIBEXPERTD_LANES");
+    return lanes != NULL && lanes[0] != 0 ? lanes : NULL;
+}
+
 static ep_err check_config(const ep_client_config *config, ep_error *out_error)
 {
     ep_err err;
@@ -129,6 +136,9 @@ static ep_err check_config(const ep_client_config *config, ep_error *out_error)
     if (config->lanes != NULL && strcmp(config->lanes, "stream") != 0) {
         return BAD("lanes is '%.40s': allowed NULL and \"stream\"", config->lanes);
     }
+    if (config->lanes == NULL && told_lanes() != NULL && strcmp(told_lanes(), "stream") != 0) {
+        return BAD("LIBEXPERTD_LANES is '%.40s', allowed: stream, or nothing", told_lanes());
+    }
     return EP_OK;
 }
 
@@ -149,9 +159,7 @@ static ep_err copy_config(const ep_client_config *config, ep_client_config *out_
     ok = copy_text(config->tls_cert_key_file, &out_copy->tls_cert_key_file) && ok;
     ok = copy_text(config->tls_server_name, &out_copy->tls_server_name) && ok;
     ok = copy_text(config->numerics, &out_copy->numerics) && ok;
-    const char *lanes = getenv("LIBEXPERTD_LANES");
-    bool told = config->lanes == NULL && lanes != NULL && strcmp(lanes, "stream") == 0;
-    ok = copy_text(told ? lanes : config->lanes, &out_copy->lanes) && ok;
+    ok = copy_text(config->lanes != NULL ? config->lanes : told_lanes(), &out_copy->lanes) && ok;
     if (config->coordinator_url == NULL) {
         const char **urls = calloc(config->node_urls_count, sizeof(*urls));
         out_copy->node_urls = urls;

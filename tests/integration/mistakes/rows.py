@@ -56,6 +56,7 @@ ctl("model default without its names", "model default --admin $coord_admin", 2, 
 ctl("a port that is none, for a context", "context add far --coordinator tcp://127.0.0.1:99999", 2, "--coordinator is 'tcp://127.0.0.1:99999'", "port 1..65535")
 ctl("a context that is not there", "status --context nobody", 2, "'nobody'", "context")
 ctl("a context that is not there, in use", "context use nobody", 1, "'nobody'", "context")
+ctl("a lane in the environment that is none", FORWARD + "--coordinator $coord_rpc", 1, "LIBEXPERTD_LANES is 'strem'", "allowed: stream", env={"LIBEXPERTD_LANES": "strem"})
 ctl("a misspelt variable of expertctl", "status --coordinator $coord_rpc", 1, "EXPERTCTL_TIMEOTU", "EXPERTCTL_TIMEOUT", env={"EXPERTCTL_TIMEOTU": "5"})
 ctl("a variable's value of expertctl", "status --coordinator $coord_rpc", 2, "EXPERTCTL_TIMEOUT", "'soon'", "allowed: ", env={"EXPERTCTL_TIMEOUT": "soon"})
 node("a misspelt flag of a daemon", "--lisen=tcp://127.0.0.1:0", "'--lisen=tcp://127.0.0.1:0'", "--help")
