@@ -19,6 +19,7 @@
 #define HOST_BYTES 256
 #define REPLY_BYTES 2048
 #define STEP_MS 1500   /* for a connection, and for an answer */
+#define ANSWER_MS 3000 /* for a whole one, also of who says it byte by byte */
 #define SLICE_MS 50    /* between looks at stop */
 #define WORDS_BYTES 48 /* of what somebody else says */
 
@@ -125,8 +126,9 @@ static void say(const port *there, const void *words, size_t bytes, answer *out)
     if (fd < 0) {
         return;
     }
+    const uint64_t end_ns = ep_clock_now_ns() + ANSWER_MS * EP_NS_PER_MS;
     ssize_t got = send(fd, words, bytes, MSG_NOSIGNAL);
-    while (got > 0 && out->bytes < REPLY_BYTES && ep_rpc_look_wait(fd, POLLIN, there->stop)) {
+    while (got > 0 && out->bytes < REPLY_BYTES && ep_clock_now_ns() < end_ns && ep_rpc_look_wait(fd, POLLIN, there->stop)) {
         got = recv(fd, out->text + out->bytes, REPLY_BYTES - out->bytes, 0);
         out->bytes += got > 0 ? (size_t)got : 0;
         if (out->bytes >= 5 && memcmp(out->text, "HTTP/", 5) != 0) {

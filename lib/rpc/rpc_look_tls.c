@@ -16,11 +16,13 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/printable.h"
 
 #define NAME_BYTES 96
 #define TIME_BYTES 24
 #define ALERT_NONE (-1)
+#define HANDSHAKE_MS 5000 /* for all of it, also with who says it byte by byte */
 
 typedef struct handshake {
     const ep_tls_config *tls; /* NULL: only to see whether TLS is spoken */
@@ -165,10 +167,11 @@ static void shake(handshake *h, int fd)
         return;
     }
     int result;
+    const uint64_t end_ns = ep_clock_now_ns() + HANDSHAKE_MS * EP_NS_PER_MS;
     ERR_clear_error(); /* files that could not be read: whoever dialled has said so */
     do {
         result = SSL_connect(h->ssl);
-    } while (result != 1 && go_on(h, result));
+    } while (result != 1 && ep_clock_now_ns() < end_ns && go_on(h, result));
     h->is_done = result == 1;
     h->reason = ERR_peek_last_error();
 }

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the mistakes are made against: two running clusters, one of them behind TLS and tokens, TLS servers whose certificates are out of their time, and a folder of
 broken files. `names` has all that a row may say with $."""
-import glob, json, os, shutil, socket, ssl, string, struct, subprocess, threading
+import glob, json, os, shutil, socket, ssl, string, struct, subprocess, threading, time
 
 from door_cluster import BUILD, EXPERTCTL, LAYER, MODEL, SANITIZED, Cluster, read_safetensors, safetensors, wait_for
 
@@ -225,14 +225,15 @@ class World(Cluster):
         threading.Thread(target=accept, daemon=True).start()
 
     def take_ports(self):
-        """Ports with somebody else on them: one that says nothing, one that greets as an SSH server does; and one with nobody."""
-        silent, ssh = socket.create_server(("127.0.0.1", 0)), socket.create_server(("127.0.0.1", 0))
+        """Ports with somebody else on them: one that says nothing, one that greets as an SSH server does, one that speaks HTTP, a byte a second; and one with nobody."""
+        silent, ssh, slow = (socket.create_server(("127.0.0.1", 0)) for _ in range(3))
         nobody = socket.socket()  # bound, so that no daemon gets the port, but not listening
         nobody.bind(("127.0.0.1", 0))
         self.names["down"] = f"tcp://127.0.0.1:{nobody.getsockname()[1]}"
-        self.sockets += [silent, ssh, nobody]
+        self.sockets += [silent, ssh, slow, nobody]
         self.names["taken"] = self.names["silent"] = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
         self.names["taken_port"] = str(silent.getsockname()[1])
+        self.names["slow"] = f"tcp://127.0.0.1:{slow.getsockname()[1]}"
         self.names["ssh"] = f"tcp://127.0.0.1:{ssh.getsockname()[1]}"
 
         def greet():
@@ -245,4 +246,21 @@ class World(Cluster):
             except OSError:
                 pass
 
+        def dribble(peer):
+            try:
+                with peer:
+                    for byte in b"HTTP/1.0 200 OK\r\n" + 1000 * b"x":
+                        peer.sendall(bytes([byte]))
+                        time.sleep(1)
+            except OSError:
+                pass
+
+        def take():
+            try:
+                while True:
+                    threading.Thread(target=dribble, args=(slow.accept()[0],), daemon=True).start()
+            except OSError:
+                pass
+
         threading.Thread(target=greet, daemon=True).start()
+        threading.Thread(target=take, daemon=True).start()
