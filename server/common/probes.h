@@ -32,7 +32,7 @@ typedef enum ep_probe_kind { EP_PROBE_LIVE, EP_PROBE_READY, EP_PROBE_STARTUP } e
 typedef struct ep_probe_check {
     const char *name; /* static */
     bool ok;
-    char text[160];
+    char text[320];
 } ep_probe_check;
 
 typedef struct ep_probes ep_probes;

@@ -205,12 +205,12 @@ static size_t check_health(coordinator *self, ep_probe_check *out)
         snprintf(out[0].text, sizeof(out[0].text), "no memory to judge it");
         return 1;
     }
-    snprintf(out[0].text, sizeof(out[0].text), "%.150s", end != NULL ? end->text : "experts are served");
+    snprintf(out[0].text, sizeof(out[0].text), "%.300s", end != NULL ? end->text : "experts are served");
     if (health->problems_count == 0) {
         snprintf(out[1].text, sizeof(out[1].text), "none");
     } else {
         const ep_health_problem *worst = &health->problems[0];
-        snprintf(out[1].text, sizeof(out[1].text), "%u errors, %u warnings; %s: %.100s", ep_health_count(health, true),
+        snprintf(out[1].text, sizeof(out[1].text), "%u errors, %u warnings; %s: %.240s", ep_health_count(health, true),
                  ep_health_count(health, false), ep_health_rules[worst->code].word, worst->text);
     }
     free(health);

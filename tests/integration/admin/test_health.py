@@ -85,6 +85,8 @@ with Cluster() as c:
     service.expect("three nodes", [], True, (3, 3))
     end("n2", kill)
     service.expect("one of three killed", ["node-lost"], True, (2, 3))
+    checks = get(ports["probe_url"] + "/readyz?verbose")[1]
+    assert "and its experts were given to others\n" in checks, checks
     end("n1", stop)
     service.expect("another one stopped in order", ["few-copies", "node-lost"], True, (1, 2))
     end("n0", kill)
