@@ -84,6 +84,7 @@ node_file("a model twice", MODELS + "  - name: demo\n    path: $model\n" + "list
           "model demo", "twice in models", "take one out")
 node_file("no model", "threads: 1\n", "models", "no model to serve", "--model name=path")
 node_file("a key without a value", MODELS + "backend:\n", "$file:4", "backend", 'write ""')
+node_file("a name that steers a terminal", MODELS + 'node_name: "a\\e[31m"\n', "node_name", "'a\\x1b[31m'", "control character", never=["\x1b"])
 node_file("a backend we do not have", MODELS + "backend: gpu\n", "$file:4", "'gpu'", "allowed: cpu, ascend, reference")
 node("a directory for the file", "--config=$folder/directory", "config file $folder/directory", "not a regular file")
 node("no such file", "--config=$folder/none.yaml", "$folder/none.yaml", "No such file", "--print-config-sample")
