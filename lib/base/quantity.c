@@ -43,7 +43,7 @@ static const struct {
 static size_t find_suffix(const char *text)
 {
     size_t bytes = strlen(text);
-    bytes -= bytes == 3 && strcmp(text + 1, "iB") == 0 && text[0] != 'B' ? 2 : 0;
+    bytes -= bytes == 3 && strcmp(text + 1, "iB") == 0 && strchr("KMGT", text[0]) != NULL ? 2 : 0;
     size_t i = 0;
     while (i < SUFFIXES_COUNT && (strlen(suffixes[i].name) != bytes || strncmp(suffixes[i].name, text, bytes) != 0)) {
         i++;
