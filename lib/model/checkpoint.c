@@ -241,6 +241,7 @@ static ep_err load_gguf(ep_checkpoint *self, const ep_model_dir *dir, const ep_g
         if (err == EP_OK && ep_safetensors_keys(self->shards[i]) == NULL) {
             err = ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: does not begin with GGUF", name);
         }
+        err = err == EP_OK ? ep_gguf_files_check(files, i, ep_safetensors_keys(self->shards[i]), out_error) : err;
     }
     err = err == EP_OK ? load_gguf_config(self, out_digest, out_error) : err;
     return err == EP_OK ? collect_all(self, out_error) : err;

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "model/json_reader.h"
 
 #define KEYS_MAX 65536u
 #define KEY_BYTES_MAX 256u
@@ -14,6 +15,7 @@
 #define DIMENSIONS_MAX 4u
 #define ALIGNMENT_MAX 65536u
 #define ARRAY_KEPT_MAX 1024u /* one for each layer */
+#define TENSOR_BYTES_MIN (8 + 1 + 4 + 4 + 8) /* name, number of dimensions, type, place */
 
 /* Value types. */
 enum { U8, I8, U16, I16, U32, I32, F32, BOOL, STRING, ARRAY, U64, I64, F64, VALUE_TYPES };
@@ -116,6 +118,13 @@ static ep_err take_name(cursor *c, const char *what, size_t most, char *out)
     return EP_OK;
 }
 
+/* What cannot be kept stands there in words: whoever wants a number or a name refuses them, and none takes the key for one that is not
+ * there. */
+static json_t *real_of(double value)
+{
+    return isfinite(value) ? json_real(value) : json_string("(a number that is not finite)");
+}
+
 static json_t *number_of(uint32_t type, uint64_t raw)
 {
     float single;
@@ -130,14 +139,16 @@ static json_t *number_of(uint32_t type, uint64_t raw)
         return json_integer((int32_t)raw);
     case F32:
         memcpy(&single, &bits, sizeof(single));
-        return isfinite(single) ? json_real((double)single) : json_null();
+        return real_of((double)single);
     case F64:
         memcpy(&wide, &raw, sizeof(wide));
-        return isfinite(wide) ? json_real(wide) : json_null();
+        return real_of(wide);
     case BOOL:
         return json_boolean(raw != 0);
+    case U64:
+        return raw <= INT64_MAX ? json_integer((json_int_t)raw) : json_sprintf("(%" PRIu64 ")", raw);
     default:
-        return raw <= INT64_MAX ? json_integer((json_int_t)raw) : json_null();
+        return json_integer((json_int_t)raw);
     }
 }
 
@@ -146,14 +157,29 @@ static ep_err take_plain(cursor *c, uint32_t type, json_t **out)
     uint64_t raw;
     ep_err err = take_number(c, value_bytes[type], &raw);
     *out = err == EP_OK ? number_of(type, raw) : NULL;
-    return err == EP_OK && *out == NULL ? ep_error_set(c->error, EP_ERR_NO_MEMORY, "%s: no memory for its keys", c->file) : err;
+    return err;
 }
 
-/* Numbers, if there are not too many, are kept; strings are vocabularies. *out NULL: not kept. */
+/* Strings are vocabularies, and so are very many numbers. */
+static ep_err skip_array(cursor *c, uint64_t type, uint64_t count)
+{
+    const char *text;
+    const uint8_t *skipped;
+    size_t length;
+    ep_err err = EP_OK;
+    if (type != STRING) {
+        return count > SIZE_MAX / 16 ? bad(c, "the length of an array", count, "at most what the file holds")
+                                     : take(c, (size_t)count * value_bytes[type], &skipped);
+    }
+    for (uint64_t i = 0; err == EP_OK && i < count; i++) {
+        err = take_string(c, &text, &length);
+    }
+    return err;
+}
+
 static ep_err take_array(cursor *c, json_t **out)
 {
     uint64_t type, count;
-    const uint8_t *skipped;
     ep_err err = take_number(c, 4, &type);
     err = err == EP_OK ? take_number(c, 8, &count) : err;
     if (err != EP_OK) {
@@ -162,23 +188,19 @@ static ep_err take_array(cursor *c, json_t **out)
     if (type >= VALUE_TYPES || type == ARRAY) {
         return bad(c, "the type of an array's values", type, "0..8 and 10..12");
     }
-    if (type == STRING) {
-        const char *text;
-        size_t length;
-        for (uint64_t i = 0; err == EP_OK && i < count; i++) {
-            err = take_string(c, &text, &length);
-        }
+    if (type == STRING || count > ARRAY_KEPT_MAX) {
+        err = skip_array(c, type, count);
+        *out = err == EP_OK ? json_sprintf("(an array of %" PRIu64 ")", count) : NULL;
         return err;
     }
-    if (count > ARRAY_KEPT_MAX) {
-        return count > SIZE_MAX / 16 ? bad(c, "the length of an array", count, "at most what the file holds")
-                                     : take(c, (size_t)count * value_bytes[type], &skipped);
-    }
     json_t *array = json_array();
-    for (uint64_t i = 0; err == EP_OK && i < count; i++) {
+    for (uint64_t i = 0; err == EP_OK && array != NULL && i < count; i++) {
         json_t *item = NULL;
         err = take_plain(c, (uint32_t)type, &item);
-        (void)json_array_append_new(array, item);
+        if (err == EP_OK && json_array_append_new(array, item) != 0) {
+            json_decref(array);
+            array = NULL;
+        }
     }
     if (err != EP_OK) {
         json_decref(array);
@@ -188,10 +210,21 @@ static ep_err take_array(cursor *c, json_t **out)
     return EP_OK;
 }
 
-static ep_err take_value(cursor *c, json_t **out)
+static ep_err take_text(cursor *c, json_t **out)
 {
     const char *text;
     size_t count;
+    ep_err err = take_string(c, &text, &count);
+    if (err == EP_OK) {
+        *out = memchr(text, 0, count) == NULL ? json_stringn(text, count) : NULL;
+        *out = *out == NULL ? json_sprintf("(%" PRIu64 " bytes that are no text)", count) : *out;
+    }
+    return err;
+}
+
+/* NO_MEMORY: *out stays NULL. */
+static ep_err take_value(cursor *c, json_t **out)
+{
     uint64_t type;
     ep_err err = take_number(c, 4, &type);
     *out = NULL;
@@ -201,15 +234,8 @@ static ep_err take_value(cursor *c, json_t **out)
     if (type >= VALUE_TYPES) {
         return bad(c, "a value's type", type, "0..12");
     }
-    if (type == ARRAY) {
-        return take_array(c, out);
-    }
-    if (type != STRING) {
-        return take_plain(c, (uint32_t)type, out);
-    }
-    err = take_string(c, &text, &count);
-    *out = err == EP_OK ? json_stringn(text, count) : NULL; /* NULL: not UTF-8, and no key that is looked at is another */
-    return err;
+    err = type == ARRAY ? take_array(c, out) : type == STRING ? take_text(c, out) : take_plain(c, (uint32_t)type, out);
+    return err == EP_OK && *out == NULL ? ep_error_set(c->error, EP_ERR_NO_MEMORY, "%s: no memory for its keys", c->file) : err;
 }
 
 static ep_err take_keys(cursor *c, uint64_t count, json_t *keys)
@@ -226,7 +252,7 @@ static ep_err take_keys(cursor *c, uint64_t count, json_t *keys)
             return ep_error_set(c->error, EP_ERR_BAD_FILE, "%s: key %s: is there twice", c->file, name);
         }
         err = err == EP_OK ? take_value(c, &value) : err;
-        if (err == EP_OK && value != NULL && json_object_set_new(keys, name, value) != 0) {
+        if (err == EP_OK && json_object_set_new(keys, name, value) != 0) {
             err = ep_error_set(c->error, EP_ERR_NO_MEMORY, "%s: no memory for its keys", c->file);
         }
     }
@@ -246,9 +272,9 @@ static ep_err settle_tensor(const cursor *c, uint64_t type, const uint64_t *dime
         return ep_error_set(c->error, EP_ERR_BAD_FILE, "%s: tensor %s: %" PRIu64 " columns of %s, allowed multiples of %u", c->file,
                             tensor->name, dimensions[0], types[type].name, types[type].elements);
     }
-    bool fits = !__builtin_mul_overflow(dimensions[0] / types[type].elements, types[type].bytes, &bytes);
+    bool fits = !__builtin_mul_overflow(dimensions[0] / types[type].elements, types[type].bytes, &bytes) && dimensions[0] <= INT64_MAX;
     for (uint32_t i = 1; i < rank; i++) {
-        fits = fits && !__builtin_mul_overflow(bytes, dimensions[i], &bytes);
+        fits = fits && !__builtin_mul_overflow(bytes, dimensions[i], &bytes) && dimensions[i] <= INT64_MAX;
     }
     if (!fits || begin > INT64_MAX || bytes > INT64_MAX - begin) {
         return ep_error_set(c->error, EP_ERR_BAD_FILE, "%s: tensor %s: is larger than any file", c->file, tensor->name);
@@ -321,7 +347,11 @@ static ep_err check_places(const cursor *c, ep_safetensors_header *header, uint6
 static ep_err take_tensors(cursor *c, uint64_t count, const ep_safetensors_limits *limits, ep_safetensors_header *header)
 {
     if (count > limits->tensors_max) {
-        return bad(c, "the number of tensors", count, "what the limit says");
+        return ep_error_set(c->error, EP_ERR_BAD_FILE, "%s: has %" PRIu64 " tensors, allowed 0..%zu", c->file, count, limits->tensors_max);
+    }
+    if (count > (c->count - c->at) / TENSOR_BYTES_MIN) { /* before there is room for all of them */
+        c->is_short = true;
+        return bad(c, "the number of tensors", count, "as many as the file holds");
     }
     header->tensors = calloc(count > 0 ? (size_t)count : 1, sizeof(header->tensors[0]));
     header->names = calloc(count > 0 ? (size_t)count : 1, NAME_BYTES_MAX + 1);
@@ -340,6 +370,7 @@ static ep_err parse(cursor *c, uint64_t file_bytes, const ep_safetensors_limits 
 {
     const uint8_t *magic;
     uint64_t version = 0, tensors = 0, keys = 0;
+    char text[EP_JSON_TEXT_BYTES];
     ep_err err = take(c, 4, &magic);
     if (err == EP_OK && memcmp(magic, EP_GGUF_MAGIC, 4) != 0) {
         return ep_error_set(c->error, EP_ERR_BAD_FILE, "%s: does not begin with GGUF", c->file);
@@ -356,10 +387,10 @@ static ep_err parse(cursor *c, uint64_t file_bytes, const ep_safetensors_limits 
         return err;
     }
     const json_t *stated = json_object_get(head->keys, "general.alignment");
-    const json_int_t alignment = json_is_integer(stated) ? json_integer_value(stated) : 32;
+    const json_int_t alignment = stated == NULL ? 32 : json_integer_value(stated); /* of what is no integer 0 */
     if (alignment < 1 || alignment > ALIGNMENT_MAX || (alignment & (alignment - 1)) != 0) {
-        return ep_error_set(c->error, EP_ERR_BAD_FILE, "%s: general.alignment is %" JSON_INTEGER_FORMAT ", allowed powers of two up to %u",
-                            c->file, alignment, ALIGNMENT_MAX);
+        return ep_error_set(c->error, EP_ERR_BAD_FILE, "%s: general.alignment is %s, allowed powers of two up to %u", c->file,
+                            ep_json_describe(stated, text), ALIGNMENT_MAX);
     }
     head->data_begin = (c->at + (uint64_t)alignment - 1) / (uint64_t)alignment * (uint64_t)alignment;
     if (head->data_begin > file_bytes) {

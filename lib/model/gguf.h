@@ -23,7 +23,7 @@
 typedef struct ep_gguf_head {
     ep_safetensors_header header; /* shapes with the outermost dimension first; types by their names: "Q4_K" */
     uint64_t data_begin;          /* in the file */
-    json_t *keys;                 /* an object: numbers, booleans, strings, and arrays of up to 1024 numbers; longer ones are left out */
+    json_t *keys;                 /* an object: numbers, booleans, strings, arrays of up to 1024 numbers; of all others words in brackets */
 } ep_gguf_head;
 
 /*
@@ -34,7 +34,8 @@ ep_err ep_gguf_head_parse(const char *file, const uint8_t *bytes, size_t count, 
                           const ep_safetensors_limits *limits, ep_gguf_head *out_head, bool *out_is_short, ep_error *out_error);
 void ep_gguf_head_fini(ep_gguf_head *head);
 
-/* What a model's keys say, as a config.json says it; free() it. Errors: BAD_FILE, UNIMPLEMENTED (architecture), NO_MEMORY. */
+/* What a model's keys say, as a config.json says it; free() it. Errors: BAD_FILE (a count), UNIMPLEMENTED (architecture, score),
+ * NO_MEMORY. */
 ep_err ep_gguf_config(const char *file, const json_t *keys, char **out_text, ep_error *out_error);
 
 /* Files of a model. */
@@ -48,6 +49,8 @@ typedef struct ep_gguf_files {
  * with one model. Errors: as ep_model_dir_open; BAD_FILE (more than one model; a part that is not the first).
  */
 ep_err ep_gguf_files_find(const char *path, ep_model_dir *out_dir, ep_gguf_files *out_files, ep_error *out_error);
+/* Whether the keys of file index < count say that it is this part of so many. Errors: BAD_FILE. */
+ep_err ep_gguf_files_check(const ep_gguf_files *files, uint32_t index, const json_t *keys, ep_error *out_error);
 /* Of file index < count. */
 void ep_gguf_files_name(const ep_gguf_files *files, uint32_t index, char out_name[EP_MODEL_FILE_NAME_BYTES]);
 

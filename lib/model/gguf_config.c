@@ -2,11 +2,13 @@
 /* Keys of a GGUF file to those of a config.json: one table of architectures, one of keys. */
 #include "model/gguf.h"
 
+#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/check.h"
 #include "model/json_reader.h"
+#include "model/model_types.h"
 
 #define KEY_BYTES 192
 
@@ -65,17 +67,41 @@ static const struct {
     {"vocab_size", "vocab_size"},
 };
 
-static json_t *find(const json_t *all, const char *architecture, const char *key)
+/* One model's keys on their way; the first error counts. */
+typedef struct walk {
+    const char *file;
+    const json_t *all;
+    const char *architecture;
+    json_t *config;
+    ep_err err;
+    ep_error *error;
+} walk;
+
+static json_t *find(const walk *w, const char *key)
 {
     char name[KEY_BYTES];
-    snprintf(name, sizeof(name), "%s.%s", architecture, key);
-    return json_object_get(all, name);
+    snprintf(name, sizeof(name), "%s.%s", w->architecture, key);
+    return json_object_get(w->all, name);
 }
 
-static json_int_t integer_of(const json_t *all, const char *architecture, const char *key)
+/* 0 where it is not there. */
+static json_int_t count_of(walk *w, const char *key)
 {
-    const json_t *value = find(all, architecture, key);
-    return json_is_integer(value) ? json_integer_value(value) : 0;
+    char text[EP_JSON_TEXT_BYTES];
+    const json_t *value = find(w, key);
+    if (w->err == EP_OK && value != NULL && (!json_is_integer(value) || json_integer_value(value) < 0 || json_integer_value(value) > INT32_MAX)) {
+        w->err = ep_error_set(w->error, EP_ERR_BAD_FILE, "%s: %s.%s is %s, allowed an integer 0..%d", w->file, w->architecture, key,
+                              ep_json_describe(value, text), INT32_MAX);
+    }
+    return w->err == EP_OK ? json_integer_value(value) : 0;
+}
+
+/* Takes the value. */
+static void put(walk *w, const char *name, json_t *value)
+{
+    if (json_object_set_new(w->config, name, value) != 0 && w->err == EP_OK) {
+        w->err = ep_error_set(w->error, EP_ERR_NO_MEMORY, "%s: no memory for its keys", w->file);
+    }
 }
 
 static bool is_zero(const json_t *value)
@@ -83,25 +109,25 @@ static bool is_zero(const json_t *value)
     return json_is_number(value) && json_number_value(value) == 0.0;
 }
 
-/* Zero stands for none; of a list for layers, as attention's is, the first counts where config.json has one number. */
-static void set_key(json_t *config, const char *name, json_t *value)
+/* Zero stands for none; of a list for layers of attention's heads, the first counts where config.json has one number. */
+static void put_known(walk *w, const char *name, json_t *value)
 {
-    const bool is_list = json_is_array(value) && strstr(name, "expert") == NULL && strstr(name, "intermediate") == NULL;
+    const bool is_list = json_is_array(value) && strstr(name, "heads") != NULL;
     value = is_list ? json_array_get(value, 0) : value;
     if (value != NULL && !is_zero(value)) {
-        json_object_set(config, name, value);
+        put(w, name, json_incref(value));
     }
 }
 
-/* Keys about experts without a row keep their names: the config's reader refuses them. */
-static void set_others(const json_t *all, const char *architecture, json_t *config)
+/* Keys about experts without a row keep their names, the architecture's too, which no config.json has: the config's reader refuses them. */
+static void put_others(walk *w)
 {
     static const char *const parts[] = {"expert", "moe", "swiglu", "rout"};
-    const size_t length = strlen(architecture);
+    const size_t length = strlen(w->architecture);
     const char *key;
     json_t *value;
-    json_object_foreach((json_t *)all, key, value) {
-        const char *end = strncmp(key, architecture, length) == 0 && key[length] == '.' ? key + length + 1 : NULL;
+    json_object_foreach((json_t *)w->all, key, value) {
+        const char *end = strncmp(key, w->architecture, length) == 0 && key[length] == '.' ? key + length + 1 : NULL;
         bool is_about_experts = false;
         for (size_t i = 0; end != NULL && i < EP_ARRAY_COUNT(parts); i++) {
             is_about_experts = is_about_experts || strstr(end, parts[i]) != NULL;
@@ -110,50 +136,45 @@ static void set_others(const json_t *all, const char *architecture, json_t *conf
             is_about_experts = strcmp(keys[i].key, end) != 0;
         }
         if (is_about_experts) {
-            json_object_set(config, end, value);
+            put(w, key, json_incref(value));
         }
     }
 }
 
-static void set_numbers(const json_t *all, const char *architecture, json_t *config)
+static void put_numbers(walk *w)
 {
     for (size_t i = 0; i < EP_ARRAY_COUNT(keys); i++) {
         if (keys[i].name != NULL) {
-            set_key(config, keys[i].name, find(all, architecture, keys[i].key));
+            put_known(w, keys[i].name, find(w, keys[i].key));
         }
     }
-    const json_int_t blocks = integer_of(all, architecture, "block_count");
-    json_object_set_new(config, "num_hidden_layers", json_integer(blocks - integer_of(all, architecture, "nextn_predict_layers")));
+    const json_int_t blocks = count_of(w, "block_count");
+    put(w, "num_hidden_layers", json_integer(blocks - count_of(w, "nextn_predict_layers")));
 }
 
-/* The gate's score; "" where the file does not say, NULL one that no build knows. */
-static const char *score_of(json_int_t function)
+/* The score as config.json calls it. A softmax of the selected logits alone is the rule of some types, and then the same word. */
+static void put_router(walk *w, const char *type, bool is_normed)
 {
-    static const char *const words[] = {"", "softmax", "sigmoid", "softmax", "sqrtsoftplus"};
-    return function < 0 || function >= (json_int_t)EP_ARRAY_COUNT(words) ? NULL : words[function];
-}
-
-static ep_err set_router(const char *file, const json_t *all, const char *architecture, bool is_normed, json_t *config, ep_error *out_error)
-{
-    const json_int_t function = integer_of(all, architecture, "expert_gating_func");
-    const char *score = score_of(function);
-    if (score == NULL) {
-        return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED, "%s: %s.expert_gating_func is %" JSON_INTEGER_FORMAT ", allowed 1..4", file,
-                            architecture, function);
+    static const char *const words[] = {"", "softmax", "sigmoid", "softmax of the selected", "sqrtsoftplus"};
+    const json_int_t function = count_of(w, "expert_gating_func");
+    const ep_model_type *row = ep_model_type_find(type);
+    const bool is_selected = row != NULL && row->router.weight == EP_GATE_SOFTMAX_SELECTED;
+    if (function >= (json_int_t)EP_ARRAY_COUNT(words) && w->err == EP_OK) {
+        w->err = ep_error_set(w->error, EP_ERR_UNIMPLEMENTED, "%s: %s.expert_gating_func is %" JSON_INTEGER_FORMAT ", allowed 1..4", w->file,
+                              w->architecture, function);
     }
-    if (score[0] != '\0') {
-        json_object_set_new(config, "scoring_func", json_string(score));
+    if (w->err == EP_OK && function != 0) {
+        put(w, "scoring_func", json_string(function == 3 && is_selected ? "softmax" : words[function]));
     }
-    if (json_object_get(config, "norm_topk_prob") == NULL) {
-        json_object_set_new(config, "norm_topk_prob", json_boolean(is_normed));
+    if (json_object_get(w->config, "norm_topk_prob") == NULL) {
+        put(w, "norm_topk_prob", json_boolean(is_normed));
     }
-    return EP_OK;
 }
 
 /* DeepSeek's two routers have one architecture's name. */
-static const char *type_of(const json_t *all, const char *architecture, const char *type)
+static const char *type_of(walk *w, const char *type)
 {
-    const bool is_softmax = integer_of(all, architecture, "expert_gating_func") != 2;
+    const bool is_softmax = count_of(w, "expert_gating_func") != 2;
     return strcmp(type, "deepseek_v3") == 0 && is_softmax ? "deepseek_v2" : type;
 }
 
@@ -176,18 +197,19 @@ ep_err ep_gguf_config(const char *file, const json_t *all, char **out_text, ep_e
         return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED, "%s: general.architecture is %s, allowed %s", file,
                             architecture == NULL ? "missing" : ep_json_printable(architecture, text, sizeof(text)), list);
     }
-    json_t *config = json_object();
-    ep_err err = config == NULL ? EP_ERR_NO_MEMORY : EP_OK;
-    if (err == EP_OK) {
-        json_object_set_new(config, "model_type", json_string(type_of(all, architecture, type)));
-        set_numbers(all, architecture, config);
-        set_others(all, architecture, config);
-        err = set_router(file, all, architecture, is_normed, config, out_error);
+    walk w = {.file = file, .all = all, .architecture = architecture, .config = json_object(), .err = EP_OK, .error = out_error};
+    type = type_of(&w, type);
+    put(&w, "model_type", json_string(type));
+    put_numbers(&w);
+    put_others(&w);
+    put_router(&w, type, is_normed);
+    char *dumped = w.err == EP_OK ? json_dumps(w.config, JSON_SORT_KEYS) : NULL;
+    json_decref(w.config);
+    if (w.err == EP_OK && dumped == NULL) {
+        w.err = ep_error_set(out_error, EP_ERR_NO_MEMORY, "%s: no memory for its keys", file);
     }
-    if (err == EP_OK) {
-        *out_text = json_dumps(config, JSON_SORT_KEYS);
-        err = *out_text == NULL ? EP_ERR_NO_MEMORY : EP_OK;
+    if (w.err == EP_OK) {
+        *out_text = dumped;
     }
-    json_decref(config);
-    return err == EP_ERR_NO_MEMORY ? ep_error_set(out_error, err, "%s: no memory for its keys", file) : err;
+    return w.err;
 }

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "model/json_reader.h"
 #include "model/model_config.h"
 
 #define END ".gguf"
@@ -54,6 +55,28 @@ void ep_gguf_files_name(const ep_gguf_files *files, uint32_t index, char out_nam
     }
     const int stem = (int)(strlen(files->first) - strlen(PART));
     snprintf(out_name, EP_MODEL_FILE_NAME_BYTES, "%.*s-%05u-of-%05u" END, stem, files->first, index + 1, files->count);
+}
+
+/* Of how many parts a file says it is one, and which; one that says nothing, and one that was merged, of none. */
+ep_err ep_gguf_files_check(const ep_gguf_files *files, uint32_t index, const json_t *keys, ep_error *out_error)
+{
+    const struct {
+        const char *key;
+        json_int_t wanted;
+    } numbers[] = {{"split.count", files->count}, {"split.no", index}};
+    const json_t *count = json_object_get(keys, "split.count");
+    const bool is_alone = count == NULL || (json_is_integer(count) && json_integer_value(count) == 0);
+    char name[EP_MODEL_FILE_NAME_BYTES];
+    char text[EP_JSON_TEXT_BYTES];
+    ep_gguf_files_name(files, index, name);
+    for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]) && !is_alone; i++) {
+        const json_t *value = json_object_get(keys, numbers[i].key);
+        if (!json_is_integer(value) || json_integer_value(value) != numbers[i].wanted) {
+            return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: %s is %s, allowed %lld: parts are named NAME-00001-of-0000N" END " and so on",
+                                name, numbers[i].key, value == NULL ? "missing" : ep_json_describe(value, text), (long long)numbers[i].wanted);
+        }
+    }
+    return EP_OK;
 }
 
 static ep_err take_file(const char *name, ep_gguf_files *out_files, ep_error *out_error)

@@ -289,11 +289,15 @@ static bool write_file(const ep_format_model *model, size_t first, size_t step, 
     fputs("GGUF", file);
     write_number(file, 4, 3);
     write_number(file, 8, count);
-    write_number(file, 8, first == 0 ? KEYS : 1);
+    write_number(file, 8, (first == 0 ? KEYS : 1) + (step > 1 ? 2 : 0));
     if (first == 0) {
         write_keys(file, model->form);
     } else {
         write_key(file, "", "general.alignment", ALIGNMENT);
+    }
+    if (step > 1) {
+        write_key(file, "", "split.no", (uint32_t)first);
+        write_key(file, "", "split.count", (uint32_t)step);
     }
     for (size_t i = first; i < model->tensors_count; i += step) {
         if (model->tensors[i].name[0] != 0) {

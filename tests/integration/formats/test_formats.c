@@ -566,6 +566,22 @@ Test(formats, what_is_wrong_in_gguf_is_refused_with_file_tensor_and_reason)
     }
 }
 
+Test(formats, a_part_of_gguf_is_not_taken_for_the_whole)
+{
+    char from[EP_FIXTURE_PATH_BYTES + 64], to[EP_FIXTURE_PATH_BYTES + 64];
+    ep_error error = {0};
+    ep_checkpoint *checkpoint = NULL;
+    ep_format_model *model = ep_format_model_make(case_of("gguf-f16"), 3);
+    cr_assert_eq(ep_format_model_write(model, dir, &error), EP_OK, "%s", error.text);
+    snprintf(from, sizeof(from), "%s/model-00001-of-00002.gguf", dir);
+    snprintf(to, sizeof(to), "%s/model.gguf", dir);
+    cr_assert_eq(rename(from, to), 0);
+    cr_expect_eq(ep_checkpoint_open(to, &checkpoint, &error), EP_ERR_BAD_FILE, "%s", error.text);
+    cr_expect(strstr(error.text, "model.gguf: split.count is 2, allowed 1") != NULL, "%s", error.text);
+    ep_checkpoint_close(checkpoint);
+    ep_format_model_free(model);
+}
+
 /* A tensor of that name beside all the others: opening, or reading expert 2, is refused by it. */
 static void expect_unread(const ep_format_case *form, const char *name)
 {

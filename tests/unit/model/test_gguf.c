@@ -118,7 +118,7 @@ Test(gguf, a_good_head_gives_its_keys_and_tensors)
     cr_expect(b->rank == 3 && b->shape[0] == 1 && b->shape[1] == 2 && b->shape[2] == 256 && b->begin == 128 && b->end == 416);
     cr_expect(z->rank == 2 && z->shape[0] == 3 && z->shape[1] == 64 && z->begin == 0 && z->end == 108);
     char *text = json_dumps(got.keys, JSON_SORT_KEYS | JSON_COMPACT);
-    cr_expect_str_eq(text, "{\"a.bool\":true,\"a.f32\":1.5,\"a.numbers\":[1,2,3],\"a.u32\":7,\"general.alignment\":64,"
+    cr_expect_str_eq(text, "{\"a.bool\":true,\"a.f32\":1.5,\"a.numbers\":[1,2,3],\"a.texts\":\"(an array of 2)\",\"a.u32\":7,\"general.alignment\":64,"
                            "\"general.architecture\":\"qwen3moe\"}");
     free(text);
     ep_gguf_head_fini(&got);
@@ -165,6 +165,7 @@ Test(gguf, tensors_that_cannot_be_are_refused_by_name)
     expect_bad_tensor(2, 128, 2, 12, 0, 640, "tensor t: 128 columns of Q4_K, allowed multiples of 256");
     expect_bad_tensor(2, UINT64_MAX, UINT64_MAX, 0, 0, 64, "tensor t: is larger than any file");
     expect_bad_tensor(1, 4, 1, 0, UINT64_MAX, 64, "tensor t: is larger than any file");
+    expect_bad_tensor(2, 0, UINT64_MAX, 0, 0, 64, "tensor t: is larger than any file");
     expect_bad_tensor(1, 4, 1, 0, 8, 64, "tensor t: data at 8..24, allowed from 0 on in steps of 32 up to 64");
     expect_bad_tensor(1, 4, 1, 0, 64, 64, "tensor t: data at 64..80, allowed from 0 on in steps of 32 up to 64");
     expect_bad_tensor(1, 17, 1, 0, 0, 64, "tensor t: data at 0..68, allowed");
@@ -174,7 +175,9 @@ Test(gguf, heads_that_cannot_be_are_refused)
 {
     head h;
     begin(&h, 3, 6, 0);
-    expect_bad(&h, 0, "the number of tensors is 6");
+    expect_bad(&h, 0, "has 6 tensors, allowed 0..5");
+    begin(&h, 3, 5, 0);
+    expect_bad(&h, 0, "the number of tensors is 5, allowed as many as the file holds");
     begin(&h, 1, 0, 0);
     expect_bad(&h, 0, "the version is 1, allowed 2, 3");
     begin(&h, 0x03000000, 0, 0);
@@ -202,6 +205,14 @@ Test(gguf, heads_that_cannot_be_are_refused)
     begin(&h, 3, 0, 1);
     put_key(&h, "general.alignment", U32, 4, 48);
     expect_bad(&h, 0, "general.alignment is 48, allowed powers of two up to 65536");
+    begin(&h, 3, 0, 1);
+    put_key(&h, "general.alignment", F32, 4, 0x42000000);
+    expect_bad(&h, 0, "general.alignment is 32.0, allowed powers of two up to 65536");
+    begin(&h, 3, 0, 2);
+    put_key(&h, "k", ARRAY, 4, TEXT);
+    put(&h, 8, 0);
+    put_key(&h, "k", U32, 4, 2);
+    expect_bad(&h, 0, "key k: is there twice");
     begin(&h, 3, 2, 0);
     put_tensor(&h, "t", 1, 4, 1, 0, 0);
     put_tensor(&h, "t", 1, 4, 1, 0, 32);
@@ -213,6 +224,31 @@ Test(gguf, heads_that_cannot_be_are_refused)
     make_good(&h);
     overwrite(&h, "GGUF", "GGML");
     expect_bad(&h, DATA, "does not begin with GGUF");
+}
+
+/* A key that says something is there, whatever it says: who reads it refuses what it does not understand. */
+Test(gguf, values_that_are_not_kept_stand_there_in_words)
+{
+    head h;
+    ep_gguf_head got;
+    ep_error error;
+    bool is_short;
+    begin(&h, 3, 0, 6);
+    put_key(&h, "a", F32, 4, 0x7fc00000);
+    put_key(&h, "b", F64, 8, 0xfff0000000000000);
+    put_key(&h, "c", U64, 8, UINT64_MAX);
+    put_text_key(&h, "d", "\xff");
+    put_key(&h, "e", ARRAY, 4, U8);
+    put(&h, 8, 1025);
+    h.count += 1025;
+    put_key(&h, "f", TEXT, 8, 2);
+    put(&h, 2, 'x');
+    cr_assert_eq(parse_of(&h, padded(h.count), &got, &is_short, &error), EP_OK, "%s", error.text);
+    char *text = json_dumps(got.keys, JSON_SORT_KEYS | JSON_COMPACT);
+    cr_expect_str_eq(text, "{\"a\":\"(a number that is not finite)\",\"b\":\"(a number that is not finite)\",\"c\":\"(18446744073709551615)\","
+                           "\"d\":\"(1 bytes that are no text)\",\"e\":\"(an array of 1025)\",\"f\":\"(2 bytes that are no text)\"}");
+    free(text);
+    ep_gguf_head_fini(&got);
 }
 
 Test(gguf, a_head_that_is_cut_is_short_when_the_file_has_more)
@@ -304,6 +340,19 @@ Test(gguf, keys_become_those_of_a_config)
     ep_model_config_fini(&config);
 }
 
+/* Function 3: a softmax of the selected logits. */
+Test(gguf, a_softmax_of_the_selected_is_that_of_types_which_have_it)
+{
+    ep_model_config config;
+    ep_error error;
+    cr_assert_eq(config_of(KEYS("gpt-oss", ",\"gpt-oss.expert_gating_func\":3"), &config, &error), EP_OK, "%s", error.text);
+    cr_expect(config.info.router.weight == EP_GATE_SOFTMAX_SELECTED && config.info.router.why_not[0] == 0, "%s", config.info.router.why_not);
+    ep_model_config_fini(&config);
+    cr_assert_eq(config_of(KEYS("qwen2moe", ",\"qwen2moe.expert_gating_func\":3"), &config, &error), EP_OK, "%s", error.text);
+    cr_expect_str_eq(config.info.router.why_not, "scoring_func is softmax of the selected, which is not the rule of its type");
+    ep_model_config_fini(&config);
+}
+
 Test(gguf, keys_that_nobody_reads_are_refused_by_name)
 {
     static const struct {
@@ -316,6 +365,16 @@ Test(gguf, keys_that_nobody_reads_are_refused_by_name)
         {KEYS("qwen3moe", ",\"qwen3moe.experts_per_group\":2"), EP_ERR_UNIMPLEMENTED, "experts_per_group is 2"},
         {KEYS("qwen3moe", ",\"qwen3moe.swiglu_clamp_exp\":[1.0,2.0]"), EP_ERR_UNIMPLEMENTED, "swiglu_clamp_exp"},
         {KEYS("qwen3moe", ",\"qwen3moe.moe_latent_length\":16"), EP_ERR_UNIMPLEMENTED, "moe_latent_length is 16"},
+        {KEYS("qwen3moe", ",\"qwen3moe.num_experts_per_tok\":1"), EP_ERR_UNIMPLEMENTED, "qwen3moe.num_experts_per_tok is 1, a key about"},
+        {KEYS("qwen3moe", ",\"qwen3moe.expert_tables\":\"(an array of 9)\""), EP_ERR_UNIMPLEMENTED, "expert_tables is \"(an array of 9)\""},
+        {KEYS("deepseek2", ",\"deepseek2.expert_weights_scale\":\"(a number that is not finite)\""), EP_ERR_BAD_FILE,
+         "routed_scaling_factor is \"(a number that is not finite)\", allowed a number"},
+        {KEYS("deepseek2", ",\"deepseek2.expert_gating_func\":\"sigmoid\""), EP_ERR_BAD_FILE,
+         "deepseek2.expert_gating_func is \"sigmoid\", allowed an integer 0..2147483647"},
+        {KEYS("deepseek2", ",\"deepseek2.leading_dense_block_count\":[1,2]"), EP_ERR_BAD_FILE, "first_k_dense_replace is an array of 2"},
+        {KEYS("glm4moe", ",\"glm4moe.nextn_predict_layers\":-9223372036854775807"), EP_ERR_BAD_FILE,
+         "glm4moe.nextn_predict_layers is -9223372036854775807, allowed an integer 0..2147483647"},
+        {KEYS("glm4moe", ",\"glm4moe.nextn_predict_layers\":1.0"), EP_ERR_BAD_FILE, "nextn_predict_layers is 1.0, allowed an integer"},
         {KEYS("qwen3moe", ",\"qwen3moe.expert_gating_func\":9"), EP_ERR_UNIMPLEMENTED, "qwen3moe.expert_gating_func is 9, allowed 1..4"},
         {"{\"general.architecture\":\"qwen3moe\",\"qwen3moe.embedding_length\":64,\"qwen3moe.block_count\":4}", EP_ERR_BAD_FILE,
          "m.gguf"},
@@ -369,4 +428,35 @@ Test(gguf, a_file_or_a_directory_with_one_model_is_found)
     cr_assert_eq(find("", &files, &error), EP_OK, "%s", error.text);
     cr_expect_eq(files.count, 0u, "a config.json is another model's");
     cr_expect_eq(find("/none.gguf", &files, &error), EP_OK, "opening it is the reader's");
+}
+
+/* A part whose name hides that there are more would be a model without its other layers. */
+Test(gguf, parts_say_which_they_are)
+{
+    static const struct {
+        uint32_t count;
+        uint32_t index;
+        const char *keys;
+        const char *text; /* NULL: good */
+    } cases[] = {
+        {1, 0, "{}", NULL},
+        {2, 1, "{}", NULL},
+        {1, 0, "{\"split.count\":0,\"split.no\":0}", NULL}, /* as who merges parts leaves it */
+        {1, 0, "{\"split.count\":1,\"split.no\":0}", NULL},
+        {3, 2, "{\"split.count\":3,\"split.no\":2}", NULL},
+        {1, 0, "{\"split.count\":3,\"split.no\":0}", "m.gguf: split.count is 3, allowed 1: parts are named NAME-00001-of-0000N.gguf"},
+        {3, 2, "{\"split.count\":3,\"split.no\":1}", "m-00003-of-00003.gguf: split.no is 1, allowed 2"},
+        {3, 2, "{\"split.count\":3}", "split.no is missing, allowed 2"},
+        {3, 2, "{\"split.count\":\"3\"}", "split.count is \"3\", allowed 3"},
+    };
+    for (size_t i = 0; i < EP_ARRAY_COUNT(cases); i++) {
+        ep_gguf_files files = {.count = cases[i].count};
+        ep_error error = {0};
+        snprintf(files.first, sizeof(files.first), "%s", cases[i].count > 1 ? "m-00001-of-00003.gguf" : "m.gguf");
+        json_t *keys = json_loads(cases[i].keys, 0, NULL);
+        const ep_err err = ep_gguf_files_check(&files, cases[i].index, keys, &error);
+        cr_expect_eq(err, cases[i].text == NULL ? EP_OK : EP_ERR_BAD_FILE, "%s: %s", cases[i].keys, error.text);
+        cr_expect(cases[i].text == NULL || strstr(error.text, cases[i].text) != NULL, "wanted %s: %s", cases[i].text, error.text);
+        json_decref(keys);
+    }
 }
