@@ -183,6 +183,11 @@ static ep_err plan_order(const naming *n, ep_matrix m, ep_expert_plan *plan, ep_
     const ep_weight_codes codes = ep_weight_format_codes(matrix->container.format);
     const bool may_have = (codes == EP_CODES_INT4 || codes == EP_CODES_INT8) && words != EP_QUANT_WORDS_AWQ;
     const ep_checkpoint_entry *order = may_have ? find_any(n, m, order_parts, name) : NULL;
+    if (order == NULL && may_have && n->self->config.quant.has_order && matrix->container.scales.columns < matrix->columns) {
+        const ep_checkpoint_entry *values = plan->runs[matrix->values].entry;
+        return ep_error_set(out_error, EP_ERR_NOT_FOUND, "%s: tensor %.200s: has no order of columns, which the config says it has: %s is missing",
+                            ep_safetensors_name(values->shard), values->name, words == EP_QUANT_WORDS_NONE ? order_parts[0] : order_parts[1]);
+    }
     if (order == NULL) {
         return EP_OK;
     }

@@ -21,8 +21,8 @@ static const struct {
              {"modelopt", MODELOPT}, {"gptq", GPTQ}, {"awq", AWQ}};
 
 /*
- * Keys and their values. {}: an object, whose keys have rows of their own; #: an integer or a list of them; -: the key begins with "-:", which
- * takes modules out; else what is allowed, or NULL:
+ * Keys and their values. {}: an object, whose keys have rows of their own; #: an integer; []: a list of them; -: the key begins with "-:",
+ * which takes modules out; else what is allowed, or NULL:
  * whatever it is, no weight means another thing for it. Null is always allowed, of unknown keys too: it is as if the key were not there.
  */
 static const struct {
@@ -98,7 +98,7 @@ static const struct {
     {FP8, "scale_fmt", "float|ue8m0"},
     {FP8, "expert_dtype", "fp8|fp4"},
     {FP8, "fmt", "e4m3|float8_e4m3fn|e4m3fn"},
-    {FP8, "weight_block_size", "#"},
+    {FP8, "weight_block_size", "[]"},
     {MODELOPT, "quant_algo", "NVFP4|FP8"},
     {MODELOPT | GPTQ | AWQ, "group_size", "#"},
     {GPTQ, "bits", "4|8"},
@@ -136,7 +136,7 @@ static const struct {
     {CT, "config_groups.*.weights.symmetric", "true|false"},
     {CT, "config_groups.*.weights.strategy", "tensor|channel|group|block|tensor_group"},
     {CT | MODELOPT, "config_groups.*.weights.group_size", "#"},
-    {CT, "config_groups.*.weights.block_structure", "#"},
+    {CT, "config_groups.*.weights.block_structure", "[]"},
     {CT | MODELOPT, "config_groups.*.weights.dynamic", "false"},
     {CT, "config_groups.*.weights.actorder", "false|true|weight|static|group|dynamic"},
     {CT, "config_groups.*.weights.scale_dtype", NULL},
@@ -213,9 +213,9 @@ static bool is_listed(const char *list, const json_t *value)
     return false;
 }
 
-static bool is_integers(const json_t *value)
+static bool are_integers(const json_t *value)
 {
-    bool all = json_is_integer(value) || json_is_array(value);
+    bool all = json_is_array(value);
     for (size_t i = 0; all && i < json_array_size(value); i++) {
         all = json_is_integer(json_array_get(value, i));
     }
@@ -226,15 +226,16 @@ static void check_value(const walk *w, const char *allowed, const json_t *value)
 {
     char path[PATH_BYTES];
     char text[EP_JSON_TEXT_BYTES];
-    const bool wants_integers = strcmp(allowed, "#") == 0;
+    const bool wants_one = strcmp(allowed, "#") == 0;
+    const bool wants_list = strcmp(allowed, "[]") == 0;
     if (strcmp(allowed, "-") == 0) {
         print_path(w, path);
         ep_config_fail(w->reader, EP_ERR_UNIMPLEMENTED, "%s: says how some modules differ, allowed: keys that begin with -: and take modules out",
                        path);
-    } else if (!(wants_integers ? is_integers(value) : is_listed(allowed, value))) {
+    } else if (!(wants_one ? json_is_integer(value) : wants_list ? are_integers(value) : is_listed(allowed, value))) {
         print_path(w, path);
         ep_config_fail(w->reader, EP_ERR_UNIMPLEMENTED, "%s is %s, allowed %s", path, ep_json_describe(value, text),
-                       wants_integers ? "integers" : allowed);
+                       wants_one ? "an integer" : wants_list ? "a list of integers" : allowed);
     }
 }
 
@@ -306,16 +307,27 @@ static void add_size(const walk *w, const json_t *block, const json_t *group, ep
     }
 }
 
-/* Whether rows of inputs become int8 too, and a row of weights has one scale: the rule of w8a8. */
-static bool rounds_inputs(const json_t *group)
+/* Whether a scheme, of weights or of inputs, can be int8. */
+static bool is_int8(const json_t *scheme)
 {
-    const json_t *inputs = json_object_get(group, "input_activations");
-    const json_t *bits = json_object_get(inputs, "num_bits");
-    const char *type = json_string_value(json_object_get(inputs, "type"));
-    const bool is_int8 = json_is_object(inputs) && (type == NULL || strcmp(type, "int") == 0) && (bits == NULL || json_integer_value(bits) == 8);
-    const json_t *weights = json_object_get(group, "weights");
-    return is_int8 && json_is_object(weights) && size_of(json_object_get(weights, "group_size")) == 0 &&
-           !json_is_array(json_object_get(weights, "block_structure"));
+    const json_t *bits = json_object_get(scheme, "num_bits");
+    const char *type = json_string_value(json_object_get(scheme, "type"));
+    return json_is_object(scheme) && (type == NULL || strcmp(type, "int") == 0) &&
+           (bits == NULL || json_is_null(bits) || json_integer_value(bits) == 8);
+}
+
+/* Whether a row of weights has one scale. */
+static bool is_by_row(const json_t *weights)
+{
+    return size_of(json_object_get(weights, "group_size")) == 0 && !json_is_array(json_object_get(weights, "block_structure"));
+}
+
+/* Whether a group's columns are in an order of their own. */
+static bool has_own_order(const json_t *weights)
+{
+    const json_t *order = json_object_get(weights, "actorder");
+    const char *word = json_string_value(order);
+    return json_is_true(order) || (word != NULL && (strcmp(word, "group") == 0 || strcmp(word, "dynamic") == 0));
 }
 
 static void read_sizes(const walk *w, const json_t *quantised, ep_quant_config *config)
@@ -324,7 +336,10 @@ static void read_sizes(const walk *w, const json_t *quantised, ep_quant_config *
     json_t *group;
     const json_t *block = json_object_get(quantised, "weight_block_size");
     const json_t *columns = json_object_get(quantised, "group_size");
-    bool rounds = false;
+    uint32_t rounds = 0; /* rows of inputs become int8 too: the rule of w8a8 */
+    uint32_t rounds_not = 0;
+    uint32_t ordered = 0;
+    uint32_t groups = 0;
     if (json_is_array(block) || json_is_integer(columns)) {
         add_size(w, block, columns, config);
     }
@@ -333,24 +348,38 @@ static void read_sizes(const walk *w, const json_t *quantised, ep_quant_config *
         const json_t *weights = json_object_get(group, "weights");
         if (json_is_object(weights)) {
             add_size(w, json_object_get(weights, "block_structure"), json_object_get(weights, "group_size"), config);
+            ordered += has_own_order(weights) ? 1 : 0;
+            groups++;
         }
-        rounds = rounds || rounds_inputs(group);
+        const bool may_round = json_is_object(weights) && is_by_row(weights);
+        const bool has_rounded_inputs = is_int8(json_object_get(group, "input_activations"));
+        rounds += may_round && has_rounded_inputs ? 1 : 0;
+        rounds_not += may_round && is_int8(weights) && !has_rounded_inputs ? 1 : 0;
     }
-    config->weights_only = json_object_size(json_object_get(quantised, "config_groups")) > 0 && !rounds;
+    if (rounds > 0 && rounds_not > 0) {
+        ep_config_fail(w->reader, EP_ERR_UNIMPLEMENTED, "%s.config_groups: int8 rows of some groups have int8 inputs and of others not, allowed: all or none",
+                       w->root);
+    }
+    config->weights_only = json_object_size(json_object_get(quantised, "config_groups")) > 0 && rounds == 0;
+    config->has_order = groups > 0 && ordered == groups;
 }
 
 /* What checkpoint_format, or format, says of words. A config without either is of the first. */
-static void read_words(const json_t *quantised, unsigned method, ep_quant_config *config)
+static void read_words(const walk *w, const json_t *quantised, unsigned method, ep_quant_config *config)
 {
     const char *format = json_string_value(json_object_get(quantised, "checkpoint_format"));
-    format = format == NULL ? json_string_value(json_object_get(quantised, "format")) : format;
+    const char *also = json_string_value(json_object_get(quantised, "format"));
+    if (method == GPTQ && format != NULL && also != NULL && strcmp(format, also) != 0) {
+        ep_config_fail(w->reader, EP_ERR_UNIMPLEMENTED, "%s.checkpoint_format is %s and format is %s, allowed the same", w->root, format, also);
+    }
+    format = format == NULL ? also : format;
     const bool is_second = format != NULL && strcmp(format, "gptq_v2") == 0;
     config->words = method == AWQ    ? EP_QUANT_WORDS_AWQ
                     : method != GPTQ ? EP_QUANT_WORDS_NONE
                     : is_second       ? EP_QUANT_WORDS_GPTQ_V2
                                       : EP_QUANT_WORDS_GPTQ;
     config->symmetric = method == GPTQ && json_is_true(json_object_get(quantised, "sym"));
-    config->has_order = method == GPTQ && json_is_true(json_object_get(quantised, "desc_act"));
+    config->has_order = config->has_order || (method == GPTQ && json_is_true(json_object_get(quantised, "desc_act")));
 }
 
 void ep_quant_config_read(ep_config_reader *reader, json_t *root, ep_quant_config *out_config)
@@ -382,5 +411,5 @@ void ep_quant_config_read(ep_config_reader *reader, json_t *root, ep_quant_confi
     }
     check_object(&w, quantised);
     read_sizes(&w, quantised, out_config);
-    read_words(quantised, w.methods, out_config);
+    read_words(&w, quantised, w.methods, out_config);
 }
