@@ -458,6 +458,19 @@ static ep_err plan_stacked_all(const naming *n, ep_expert_plan *plan, ep_error *
                                                                                    : err;
 }
 
+/* All matrices of an expert have biases, or none. */
+static ep_err check_biases(const naming *n, const ep_expert_plan *plan, ep_error *out_error)
+{
+    char name[EP_TENSOR_NAME_BYTES];
+    for (ep_matrix m = 0; plan->bias_dtype != EP_DTYPE_NONE && m < EP_MATRIX_COUNT; m++) {
+        if (plan->matrices[m].present && plan->matrices[m].bias < 0) {
+            (void)find_part(n, m, "bias", name);
+            return ep_error_set(out_error, EP_ERR_NOT_FOUND, "tensor %s: is missing; the expert's other matrices have a bias", name);
+        }
+    }
+    return EP_OK;
+}
+
 static ep_err plan_shared_gate(const ep_checkpoint *self, const ep_layer_shape *shape, ep_expert_plan *plan,
                                ep_error *out_error)
 {
@@ -603,6 +616,7 @@ ep_err ep_expert_plan_make(const ep_checkpoint *checkpoint, const ep_layer_shape
         n.spelling = is_shared ? shared_spelling(n) : 0;
         err = plan_separate_all(&n, out_plan, out_error);
     }
+    err = err == EP_OK ? check_biases(&n, out_plan, out_error) : err;
     if (err == EP_OK && is_shared) {
         err = plan_shared_gate(checkpoint, shape, out_plan, out_error);
     }

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/expert_form.h"
 #include "model/config_reader.h"
 #include "model/json_reader.h"
 #include "model/router_config.h"
@@ -76,7 +77,7 @@ static const ep_model_type *read_type(ep_config_reader *reader, json_t *root, ep
     return type;
 }
 
-static ep_activation read_function(ep_config_reader *reader)
+static ep_activation read_function(ep_config_reader *reader, const ep_model_type *type)
 {
     static const struct {
         const char *name;
@@ -94,10 +95,11 @@ static ep_activation read_function(ep_config_reader *reader)
     const char *key = "hidden_act";
     json_t *act = ep_config_find(reader, KEYS("mlp_hidden_act", "hidden_act", "hidden_activation", "activation_function", "dense_act_fn"), &key);
     act = act == NULL ? json_object_get(ep_config_find(reader, KEYS("ffn_act_fn"), &key), "name") : act;
-    const char *name = json_string_value(act);
-    if (act == NULL) {
+    if (act == NULL && type == NULL) {
+        ep_config_fail(reader, EP_ERR_UNIMPLEMENTED, "hidden_act is missing, and this build does not know the function of its model type");
         return EP_ACT_SILU;
     }
+    const char *name = act != NULL ? json_string_value(act) : type->function != NULL ? type->function : "silu";
     for (size_t i = 0; name != NULL && i < EP_ARRAY_COUNT(names); i++) {
         if (strcmp(name, names[i].name) == 0) {
             return names[i].activation;
@@ -134,11 +136,39 @@ static void read_limits(ep_config_reader *reader, const char *const *keys, uint3
     }
 }
 
+/* Whether a number or a list of them is there, and not 0. */
+static bool says_number(const ep_config_reader *reader, const char *name)
+{
+    const char *key = NULL;
+    const json_t *value = ep_config_find(reader, KEYS(name), &key);
+    return value != NULL && !(json_is_number(value) && json_number_value(value) == 0.0);
+}
+
+/* Numbers of formulas that are not the one. */
+static void refuse_numbers(ep_config_reader *reader, ep_activation formula)
+{
+    static const struct {
+        const char *key;
+        ep_activation formulas[2]; /* that have it */
+    } numbers[] = {{"activation_situ_beta", {EP_ACT_SITU, EP_ACT_SITU}},
+                   {"mlp_gate_softcap", {EP_ACT_SITU, EP_ACT_SITU}},
+                   {"swiglu_alpha", {EP_ACT_SWIGLU_OAI, EP_ACT_SWIGLU_OAI}},
+                   {"swiglu_limit", {EP_ACT_SWIGLU_OAI, EP_ACT_SWIGLU_LIMIT}},
+                   {"swiglu_limits", {EP_ACT_SWIGLU_STEP, EP_ACT_SWIGLU_STEP}},
+                   {"swiglu_limits_shared", {EP_ACT_SWIGLU_STEP, EP_ACT_SWIGLU_STEP}}};
+    for (size_t i = 0; i < EP_ARRAY_COUNT(numbers); i++) {
+        if (formula != numbers[i].formulas[0] && formula != numbers[i].formulas[1] && says_number(reader, numbers[i].key)) {
+            ep_config_fail(reader, EP_ERR_UNIMPLEMENTED, "%s is a number of another formula than %s, which other keys say", numbers[i].key,
+                           ep_activation_name(formula));
+        }
+    }
+}
+
 /* The formula and its numbers, by which keys there are; limits of single layers aside. */
 static ep_activation read_formula(ep_config_reader *reader, const ep_model_type *type, ep_activation_numbers *numbers)
 {
-    const ep_activation function = read_function(reader);
-    if (function == EP_ACT_SITU || ep_config_has(reader, KEYS("activation_situ_beta", "mlp_gate_softcap"))) {
+    const ep_activation function = read_function(reader, type);
+    if (function == EP_ACT_SITU || (function == EP_ACT_SILU && ep_config_has(reader, KEYS("activation_situ_beta", "mlp_gate_softcap")))) {
         numbers->alpha = ep_config_f32(reader, KEYS("activation_situ_beta", "mlp_gate_softcap"), 0.0, 1e6, 4.0f);
         numbers->beta = ep_config_f32(reader, KEYS("activation_situ_linear_beta", "mlp_up_softcap"), 0.0, 1e6, 25.0f);
         return EP_ACT_SITU;
@@ -173,6 +203,7 @@ static void read_activation(ep_config_reader *reader, const ep_model_type *type,
         }
     }
     const ep_activation activation = read_formula(reader, type, &numbers);
+    refuse_numbers(reader, activation);
     if (activation == EP_ACT_SWIGLU_STEP) {
         read_limits(reader, KEYS("swiglu_limits"), info->layers_count, limits);
         read_limits(reader, KEYS("swiglu_limits_shared"), info->layers_count, shared_limits);

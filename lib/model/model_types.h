@@ -61,6 +61,7 @@ typedef struct ep_model_type {
     ep_router_rule router;
     uint32_t marks;      /* EP_TYPE_... */
     uint32_t top_k;      /* when config.json has no key for it; 0: it must */
+    const char *function; /* of the activation, when config.json has no key for it; NULL: silu */
     const char *beside[EP_TYPE_BESIDE_MAX]; /* tensors in the experts' block that are the caller's, up to the first dot of what follows */
     const char *refused; /* why a checkpoint of this type cannot be served; NULL: it can */
 } ep_model_type;

@@ -708,9 +708,9 @@ static void print_config(const ep_format_model *model, FILE *file)
                             : ep_weight_format_is_float(form->format) ? "null"
                                                                       : "{\"quant_method\":\"compressed-tensors\"}";
     fprintf(file,
-            "{%s%s\"torch_dtype\":\"%s\",\"quantization_config\":%s,\"hidden_size\":%u,\"intermediate_size\":%u,\"moe_intermediate_size\":%u,"
+            "{%s%s%s\"torch_dtype\":\"%s\",\"quantization_config\":%s,\"hidden_size\":%u,\"intermediate_size\":%u,\"moe_intermediate_size\":%u,"
             "\"num_hidden_layers\":2,\"first_k_dense_replace\":1,\"num_experts\":%d,\"num_experts_per_tok\":2}\n",
-            type_of(form), form->config,
+            type_of(form), form->config, strstr(form->config, "_act\"") == NULL ? "\"hidden_act\":\"silu\"," : "",
             form->format == EP_WEIGHTS_F32   ? "float32"
             : form->format == EP_WEIGHTS_F16 ? "float16"
                                              : "bfloat16",

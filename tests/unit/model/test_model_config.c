@@ -24,6 +24,11 @@ static ep_err parse(const char *text, ep_model_config *config, ep_error *error)
              "intermediate_size\":32,"                                                                       \
     "\"num_hidden_layers\":4,\"n_routed_experts\":8,\"num_experts_per_tok\":2}"
 
+/* Its function is not silu where no key says so. */
+#define GEMMA(more)                                                                                                              \
+    "{" more "\"model_type\":\"gemma4_text\",\"hidden_size\":64,\"moe_intermediate_size\":32,\"num_hidden_layers\":4,"            \
+    "\"num_experts\":8,\"top_k_experts\":2}"
+
 typedef struct good_case {
     const char *text;
     ep_gate_score select; /* 0: the router is not computed */
@@ -113,14 +118,14 @@ static const good_case good_cases[] = {
      EP_GATE_SIGMOID, true, 1, 1, 1, 16, 8, 32, 0, "dmm", true, false},
     {"{\"model_type\":\"kimi_vl\",\"text_config\":" DEEPSEEK("") "}", EP_GATE_SIGMOID, true, 1, 1, 1, 8, 2, 32,
      0, "mmmm", true, false},
-    {"{\"model_type\":\"new_moe\",\"hidden_size\":64,\"intermediate_size\":32,\"num_hidden_layers\":1,\"num_"
+    {"{\"model_type\":\"new_moe\",\"hidden_act\":\"silu\",\"hidden_size\":64,\"intermediate_size\":32,\"num_hidden_layers\":1,\"num_"
      "experts\":4,"
      "\"num_experts_per_tok\":1}",
      (ep_gate_score)0, false, 1, 1, 1, 4, 1, 32, 0, "m", false, false},
-    {"{\"hidden_size\":64,\"moe_intermediate_size\":32,\"num_hidden_layers\":1,\"n_routed_experts\":4,"
+    {"{\"hidden_act\":\"silu\",\"hidden_size\":64,\"moe_intermediate_size\":32,\"num_hidden_layers\":1,\"n_routed_experts\":4,"
      "\"num_experts_per_tok\":1,\"scoring_func\":\"sigmoid\"}",
      (ep_gate_score)0, false, 1, 1, 1, 4, 1, 32, 0, "m", false, false},
-    {"{\"model_type\":\"new_moe\",\"hidden_size\":64,\"moe_intermediate_size\":32,\"num_hidden_layers\":1,"
+    {"{\"model_type\":\"new_moe\",\"hidden_act\":\"silu\",\"hidden_size\":64,\"moe_intermediate_size\":32,\"num_hidden_layers\":1,"
      "\"num_experts\":4,"
      "\"num_experts_per_tok\":1,\"scoring_func\":\"sqrtsoftplus\"}",
      (ep_gate_score)0, false, 1, 1, 1, 4, 1, 32, 0, "m", false, false},
@@ -283,6 +288,17 @@ static const bad_case bad_cases[] = {
      "config.json: torch_dtype is \"float8\", allowed bfloat16, float16, float32"},
     {MIXTRAL("\"hidden_act\":\"mish\","), EP_ERR_UNIMPLEMENTED,
      "config.json: hidden_act is \"mish\", allowed silu, swish, situ, gelu"},
+    {"{\"model_type\":\"new_moe\",\"hidden_size\":64,\"moe_intermediate_size\":32,\"num_hidden_layers\":1,\"num_experts\":4,"
+     "\"num_experts_per_tok\":1}",
+     EP_ERR_UNIMPLEMENTED, "config.json: hidden_act is missing, and this build does not know the function of its model type"},
+    {MIXTRAL("\"hidden_act\":\"gelu\",\"swiglu_limit\":7.0,"), EP_ERR_UNIMPLEMENTED,
+     "config.json: swiglu_limit is a number of another formula than gelu"},
+    {MIXTRAL("\"hidden_act\":\"gelu\",\"activation_situ_beta\":7.0,"), EP_ERR_UNIMPLEMENTED,
+     "config.json: activation_situ_beta is a number of another formula than gelu"},
+    {MIXTRAL("\"activation_situ_beta\":4.0,\"swiglu_alpha\":1.7,"), EP_ERR_UNIMPLEMENTED,
+     "config.json: swiglu_alpha is a number of another formula than situ"},
+    {MIXTRAL("\"swiglu_alpha\":1.7,\"swiglu_limits\":[0,1,2,3],"), EP_ERR_UNIMPLEMENTED,
+     "config.json: swiglu_limits is a number of another formula than swiglu_oai"},
     {MIXTRAL("\"hidden_act\":3,"), EP_ERR_UNIMPLEMENTED, "config.json: hidden_act is 3, allowed silu"},
     {MIXTRAL("\"swiglu_limit\":-1.0,"), EP_ERR_BAD_FILE, "config.json: swiglu_limit is -1.0, allowed"},
     {MIXTRAL("\"swiglu_limits\":[1,2],"), EP_ERR_BAD_FILE, "config.json: swiglu_limits is"},
@@ -375,6 +391,9 @@ Test(model_config, the_activation_and_its_numbers_by_layer)
         {MIXTRAL("\"hidden_act\":\"gelu\","), EP_ACT_GELU, {0, 0, 0}, 0},
         {MIXTRAL("\"hidden_activation\":\"gelu_pytorch_tanh\","), EP_ACT_GELU_TANH, {0, 0, 0}, 0},
         {MIXTRAL("\"hidden_act\":\"relu2\","), EP_ACT_RELU2_NO_GATE, {0, 0, 0}, 0},
+        {GEMMA(""), EP_ACT_GELU_TANH, {0, 0, 0}, 0},
+        {GEMMA("\"hidden_activation\":\"silu\","), EP_ACT_SILU, {0, 0, 0}, 0},
+        {MIXTRAL("\"hidden_act\":\"gelu\",\"swiglu_limit\":0,\"swiglu_alpha\":null,"), EP_ACT_GELU, {0, 0, 0}, 0},
         {MIXTRAL("\"swiglu_limit\":10.0,"), EP_ACT_SWIGLU_LIMIT, {0, 0, 10}, 10},
         {MIXTRAL("\"swiglu_limit\":0,"), EP_ACT_SILU, {0, 0, 0}, 0},
         {MIXTRAL("\"swiglu_limit\":7.0,\"swiglu_alpha\":1.5,"), EP_ACT_SWIGLU_OAI, {1.5f, 1, 7}, 7},
