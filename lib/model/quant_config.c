@@ -339,6 +339,7 @@ static void read_sizes(const walk *w, const json_t *quantised, ep_quant_config *
     uint32_t rounds = 0; /* rows of inputs become int8 too: the rule of w8a8 */
     uint32_t rounds_not = 0;
     uint32_t ordered = 0;
+    uint32_t asymmetric = 0;
     uint32_t groups = 0;
     if (json_is_array(block) || json_is_integer(columns)) {
         add_size(w, block, columns, config);
@@ -349,6 +350,7 @@ static void read_sizes(const walk *w, const json_t *quantised, ep_quant_config *
         if (json_is_object(weights)) {
             add_size(w, json_object_get(weights, "block_structure"), json_object_get(weights, "group_size"), config);
             ordered += has_own_order(weights) ? 1 : 0;
+            asymmetric += json_is_false(json_object_get(weights, "symmetric")) ? 1 : 0;
             groups++;
         }
         const bool may_round = json_is_object(weights) && is_by_row(weights);
@@ -362,6 +364,7 @@ static void read_sizes(const walk *w, const json_t *quantised, ep_quant_config *
     }
     config->weights_only = json_object_size(json_object_get(quantised, "config_groups")) > 0 && rounds == 0;
     config->has_order = groups > 0 && ordered == groups;
+    config->asymmetric = groups > 0 && asymmetric == groups;
 }
 
 /* What checkpoint_format, or format, says of words. A config without either is of the first. */

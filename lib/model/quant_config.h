@@ -26,6 +26,7 @@ typedef struct ep_quant_config {
     bool weights_only;      /* no config of w8a8: rows of inputs stay as they are */
     ep_quant_words words;
     bool symmetric;         /* gptq: zero points are the middle of the range */
+    bool asymmetric;        /* compressed-tensors: integers have zero points */
     bool has_order;         /* integers' columns are in groups in an order of their own */
 } ep_quant_config;
 

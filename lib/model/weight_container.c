@@ -140,6 +140,9 @@ static ep_err integer_scales(const matrix *m, ep_scale_layout *out_layout, uint3
         const uint32_t wanted = m->quant->sizes_count > 0 ? m->quant->sizes[0].columns : EP_MX_GROUP;
         return ep_tensor_shape_error(scales, EP_DIMS(m->rows, wanted == 0 ? 1 : parts_of(m->columns, wanted)), m->error);
     }
+    if (m->quant->asymmetric && m->t->zeros == NULL) {
+        return missing_beside(m, "has no zero points, which the config says it has: weight_zero_point is missing", m->error);
+    }
     *out_layout = layout_of_groups(m, kind, group, groups, false);
     *out_group = group;
     *out_groups = groups;

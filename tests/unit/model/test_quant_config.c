@@ -26,34 +26,34 @@ static const struct {
     const char *text;
     ep_quant_config wanted;
 } configs[] = {
-    {"{\"quant_method\":\"fp8\",\"activation_scheme\":\"dynamic\",\"fmt\":\"e4m3\",\"weight_block_size\":[128,128]}", {{{128, 128}}, 1, false, EP_QUANT_WORDS_NONE, false, false}},
+    {"{\"quant_method\":\"fp8\",\"activation_scheme\":\"dynamic\",\"fmt\":\"e4m3\",\"weight_block_size\":[128,128]}", {{{128, 128}}, 1, false, EP_QUANT_WORDS_NONE, false, false, false}},
     {"{\"quant_method\":\"fp8\",\"activation_scheme\":\"dynamic\",\"modules_to_not_convert\":null,\"weight_block_size\":[64,32],"
      "\"dequantize\":false,\"scale_fmt\":\"ue8m0\",\"expert_dtype\":\"fp4\"}",
-     {{{64, 32}}, 1, false, EP_QUANT_WORDS_NONE, false, false}},
-    {"{\"quant_method\":\"fp8\",\"activation_scheme\":\"static\",\"weight_block_size\":null,\"ignored_layers\":[\"lm_head\"]}", {{{0}}, 0, false, EP_QUANT_WORDS_NONE, false, false}},
-    {"{\"quant_method\":\"mxfp4\",\"modules_to_not_convert\":[\"model.layers.*.self_attn\"]}", {{{0}}, 0, false, EP_QUANT_WORDS_NONE, false, false}},
-    {"{\"quant_method\":\"w8a8\"}", {{{0}}, 0, false, EP_QUANT_WORDS_NONE, false, false}},
+     {{{64, 32}}, 1, false, EP_QUANT_WORDS_NONE, false, false, false}},
+    {"{\"quant_method\":\"fp8\",\"activation_scheme\":\"static\",\"weight_block_size\":null,\"ignored_layers\":[\"lm_head\"]}", {{{0}}, 0, false, EP_QUANT_WORDS_NONE, false, false, false}},
+    {"{\"quant_method\":\"mxfp4\",\"modules_to_not_convert\":[\"model.layers.*.self_attn\"]}", {{{0}}, 0, false, EP_QUANT_WORDS_NONE, false, false, false}},
+    {"{\"quant_method\":\"w8a8\"}", {{{0}}, 0, false, EP_QUANT_WORDS_NONE, false, false, false}},
     {"{\"quant_method\":\"modelopt\",\"quant_algo\":\"NVFP4\",\"kv_cache_quant_algo\":\"FP8\",\"group_size\":16,"
      "\"exclude_modules\":[\"lm_head\"],\"producer\":{\"name\":\"modelopt\"}}",
-     {{{1, 16}}, 1, false, EP_QUANT_WORDS_NONE, false, false}},
+     {{{1, 16}}, 1, false, EP_QUANT_WORDS_NONE, false, false, false}},
     {"{\"bits\":4,\"checkpoint_format\":\"gptq\",\"desc_act\":true,\"dynamic\":{\"-:.*gate.*\":{}},\"group_size\":128,\"lm_head\":false,"
      "\"meta\":{\"quantizer\":[\"gptqmodel:2.2.0\"]},\"pack_dtype\":\"int32\",\"quant_method\":\"gptq\",\"sym\":true,\"damp_percent\":0.1,"
      "\"true_sequential\":true,\"static_groups\":false}",
-     {{{1, 128}}, 1, false, EP_QUANT_WORDS_GPTQ, true, true}},
+     {{{1, 128}}, 1, false, EP_QUANT_WORDS_GPTQ, true, false, true}},
     {"{\"bits\":8,\"checkpoint_format\":\"gptq_v2\",\"desc_act\":false,\"group_size\":-1,\"quant_method\":\"gptq\",\"sym\":false}",
-     {{{1, 0}}, 1, false, EP_QUANT_WORDS_GPTQ_V2, false, false}},
+     {{{1, 0}}, 1, false, EP_QUANT_WORDS_GPTQ_V2, false, false, false}},
     {"{\"quant_method\":\"awq\",\"zero_point\":true,\"group_size\":64,\"bits\":4,\"version\":\"gemm\",\"modules_to_not_convert\":null}",
-     {{{1, 64}}, 1, false, EP_QUANT_WORDS_AWQ, false, false}},
+     {{{1, 64}}, 1, false, EP_QUANT_WORDS_AWQ, false, false, false}},
     {CT("pack-quantized", "{\"input_activations\":null,\"weights\":" WEIGHTS("8", "int", "null", "channel", "false", "null") "}"),
-     {{{1, 0}}, 1, true, EP_QUANT_WORDS_NONE, false, false}},
-    {CT("pack-quantized", GROUP(WEIGHTS("4", "int", "32", "group", "true", "null"))), {{{1, 32}}, 1, true, EP_QUANT_WORDS_NONE, false, false}},
-    {CT("pack-quantized", "{\"weights\":{\"num_bits\":4,\"group_size\":32,\"actorder\":\"group\"}}"), {{{1, 32}}, 1, true, EP_QUANT_WORDS_NONE, false, true}},
-    {CT("pack-quantized", "{\"weights\":{\"num_bits\":4,\"group_size\":32,\"actorder\":\"weight\"}}"), {{{1, 32}}, 1, true, EP_QUANT_WORDS_NONE, false, false}},
-    {CT("int-quantized", GROUP(WEIGHTS("8", "int", "null", "channel", "true", "null"))), {{{1, 0}}, 1, false, EP_QUANT_WORDS_NONE, false, false}},
-    {CT("float-quantized", GROUP(WEIGHTS("8", "float", "null", "block", "true", "[128,64]"))), {{{128, 64}}, 1, true, EP_QUANT_WORDS_NONE, false, false}},
+     {{{1, 0}}, 1, true, EP_QUANT_WORDS_NONE, false, true, false}},
+    {CT("pack-quantized", GROUP(WEIGHTS("4", "int", "32", "group", "true", "null"))), {{{1, 32}}, 1, true, EP_QUANT_WORDS_NONE, false, false, false}},
+    {CT("pack-quantized", "{\"weights\":{\"num_bits\":4,\"group_size\":32,\"actorder\":\"group\"}}"), {{{1, 32}}, 1, true, EP_QUANT_WORDS_NONE, false, false, true}},
+    {CT("pack-quantized", "{\"weights\":{\"num_bits\":4,\"group_size\":32,\"actorder\":\"weight\"}}"), {{{1, 32}}, 1, true, EP_QUANT_WORDS_NONE, false, false, false}},
+    {CT("int-quantized", GROUP(WEIGHTS("8", "int", "null", "channel", "true", "null"))), {{{1, 0}}, 1, false, EP_QUANT_WORDS_NONE, false, false, false}},
+    {CT("float-quantized", GROUP(WEIGHTS("8", "float", "null", "block", "true", "[128,64]"))), {{{128, 64}}, 1, true, EP_QUANT_WORDS_NONE, false, false, false}},
     {CT("mixed-precision", GROUP(WEIGHTS("4", "int", "32", "group", "true", "null")) ",\"group_1\":" GROUP(
                                WEIGHTS("8", "int", "128", "group", "false", "null")) ",\"group_2\":" GROUP("null")),
-     {{{1, 32}, {1, 128}}, 2, true, EP_QUANT_WORDS_NONE, false, false}},
+     {{{1, 32}, {1, 128}}, 2, true, EP_QUANT_WORDS_NONE, false, false, false}},
 };
 
 /* Parses a model's config with this quantization_config, at the top or one level down. */
@@ -88,7 +88,8 @@ Test(quant_config, known_configs_are_read)
         cr_assert_not_null(quantised, "%zu", i / 2);
         cr_assert_eq(parse(quantised, i % 2 == 1, &got, &error), EP_OK, "%zu: %s", i / 2, error.text);
         cr_expect(got.sizes_count == wanted->sizes_count && got.weights_only == wanted->weights_only && got.words == wanted->words &&
-                      got.symmetric == wanted->symmetric && got.has_order == wanted->has_order,
+                      got.symmetric == wanted->symmetric &&
+                      got.asymmetric == wanted->asymmetric && got.has_order == wanted->has_order,
                   "%zu: %u", i / 2, got.sizes_count);
         for (uint32_t k = 0; k < wanted->sizes_count; k++) {
             cr_expect(got.sizes[k].rows == wanted->sizes[k].rows && got.sizes[k].columns == wanted->sizes[k].columns, "%zu: %u x %u", i / 2,
