@@ -36,6 +36,18 @@ static const char *const seeds[] = {
     "\"num_experts\":[4,2],\"num_experts_per_tok\":1}}",
     "c{\"model_type\":\"mixtral\",\"hidden_size\":64,\"num_hidden_layers\":1,\"num_local_experts\":8,"
     "\"quantization_config\":{\"quant_method\":\"fp8\"}}",
+    "c{\"model_type\":\"step3p5\",\"hidden_size\":64,\"moe_intermediate_size\":32,\"num_hidden_layers\":4,\"moe_num_experts\":8,"
+    "\"moe_top_k\":2,\"moe_layers_enum\":\"1,2,3\",\"swiglu_limits\":[0,1,2,3],\"norm_expert_weight\":true,\"quantization_config\":"
+    "{\"quant_method\":\"gptq\",\"bits\":4,\"group_size\":128,\"sym\":true,\"desc_act\":true,\"dynamic\":{\"-:x\":{}},"
+    "\"checkpoint_format\":\"gptq\"}}",
+    "c{\"model_type\":\"nemotron_h\",\"hidden_size\":64,\"moe_intermediate_size\":32,\"n_routed_experts\":8,\"num_experts_per_tok\":2,"
+    "\"hybrid_override_pattern\":\"ME*-\",\"mlp_hidden_act\":\"relu2\",\"quantization_config\":{\"quant_method\":\"compressed-tensors\","
+    "\"format\":\"int-quantized\",\"sparsity_config\":{\"format\":\"dense\"},\"transform_config\":{\"config_groups\":{}},\"config_groups\":"
+    "{\"g\":{\"input_activations\":{\"num_bits\":8,\"type\":\"int\"},\"weights\":{\"num_bits\":8,\"type\":\"int\",\"actorder\":\"group\","
+    "\"block_structure\":[64,32],\"symmetric\":false}}}}}",
+    "c{\"model_type\":\"deepseek_v4\",\"hidden_size\":64,\"moe_intermediate_size\":32,\"num_hidden_layers\":4,\"n_routed_experts\":8,"
+    "\"num_experts_per_tok\":2,\"mlp_layer_types\":[\"dense\",\"sparse\",\"moe\",\"hash_moe\"],\"scoring_func\":\"sqrtsoftplus\","
+    "\"swiglu_limit\":10.0,\"zero_expert_num\":2,\"expert_layer_period\":2,\"moe_layer_end_index\":-1,\"moe_layer_freq\":[0,1,1,1]}",
     "i{\"metadata\":{\"total_size\":100},\"weight_map\":{\"a\":\"model-1.safetensors\",\"b\":\"model-2.safetensors\"}}",
     "i{\"weight_map\":{\"a\":\"../x\",\"b\":7}}",
 };
