@@ -24,6 +24,8 @@ typedef struct ep_config_reader {
 
 /* The value of the first spelling present; NULL when all are absent or null. */
 json_t *ep_config_find(const ep_config_reader *reader, const char *const *keys, const char **out_key);
+/* Keys that are spellings of one meaning, and say different numbers. */
+void ep_config_refuse_unlike(ep_config_reader *reader, const char *const *keys);
 bool ep_config_has(const ep_config_reader *reader, const char *const *keys);
 
 uint32_t ep_config_u32(ep_config_reader *reader, const char *const *keys, uint32_t min, uint32_t max,

@@ -315,11 +315,14 @@ static void settle_shared(const ep_config_reader *reader, const char *const *cou
 static void read_layer_values(ep_config_reader *reader, const ep_model_type *type, uint32_t layers, layer_values *values)
 {
     const uint32_t marks = type_marks(type);
-    ep_config_u32_per_layer(reader,
-                            KEYS("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
-                            1, EP_EXPERTS_MAX, EP_CONFIG_REQUIRED, values->experts, layers);
+    const char *const *expert_keys = KEYS("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts");
+    const char *const *top_k_keys =
+        KEYS("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "moe_top_k", "top_k_experts", "experts_per_token");
+    ep_config_refuse_unlike(reader, expert_keys);
+    ep_config_refuse_unlike(reader, top_k_keys);
+    ep_config_u32_per_layer(reader, expert_keys, 1, EP_EXPERTS_MAX, EP_CONFIG_REQUIRED, values->experts, layers);
     ep_config_u32_per_layer(
-        reader, KEYS("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "moe_top_k", "top_k_experts"), 1, EP_TOP_K_MAX,
+        reader, top_k_keys, 1, EP_TOP_K_MAX,
         type != NULL && type->top_k > 0 ? type->top_k : EP_CONFIG_REQUIRED, values->top_k, layers);
     const char *const *inner_keys =
         type == NULL || (marks & EP_TYPE_INNER_IS_DENSE)
@@ -333,6 +336,7 @@ static void read_layer_values(ep_config_reader *reader, const ep_model_type *typ
         ep_config_u32_per_layer(reader, inner_keys, 1, EP_INNER_MAX, EP_CONFIG_REQUIRED, values->inner, layers);
     }
     const char *const *count_keys = KEYS("n_shared_experts", "num_shared_experts", "num_shared_expert", "moe_num_shared_experts");
+    ep_config_refuse_unlike(reader, count_keys);
     ep_config_u32_per_layer(
         reader, count_keys,
         0, SHARED_EXPERTS_MAX, marks & EP_TYPE_SHARED_ALWAYS ? 1 : 0, values->shared_count, layers);

@@ -183,6 +183,11 @@ void ep_router_config_read(ep_config_reader *reader, ep_model_config *config)
     if (rule->why_not != NULL) {
         give_up(router, "%s", rule->why_not);
     }
+    ep_config_refuse_unlike(reader, KEYS(RENORM_KEYS));
+    ep_config_refuse_unlike(reader, KEYS(SCALING_KEYS));
+    ep_config_refuse_unlike(reader, KEYS(GROUP_KEYS));
+    ep_config_refuse_unlike(reader, KEYS(KEPT_KEYS));
+    ep_config_refuse_unlike(reader, KEYS(BIAS_KEYS));
     read_scores(reader, rule, router);
     read_renormalise(reader, rule, router);
     read_scaling(reader, rule, router);

@@ -47,6 +47,7 @@ typedef struct good_case {
 
 static const good_case good_cases[] = {
     {MIXTRAL(""), EP_GATE_LOGIT, false, 1, 1, 1, 8, 2, 32, 0, "mmmm", true, false},
+    {MIXTRAL("\"num_experts\":8,\"experts_per_token\":2.0,\"moe_topk\":null,"), EP_GATE_LOGIT, false, 1, 1, 1, 8, 2, 32, 0, "mmmm", true, false},
     {MIXTRAL("\"hidden_act\":\"silu\",\"sliding_window\":null,\"rope_theta\":1e6,\"norm_topk_prob\":false,"),
      EP_GATE_LOGIT, false, 1, 1, 1, 8, 2, 32, 0, "mmmm", true, false},
     {"{\"model_type\":\"qwen2_moe\",\"hidden_size\":64,\"intermediate_size\":128,\"moe_intermediate_size\":"
@@ -291,6 +292,12 @@ static const bad_case bad_cases[] = {
     {"{\"model_type\":\"new_moe\",\"hidden_size\":64,\"moe_intermediate_size\":32,\"num_hidden_layers\":1,\"num_experts\":4,"
      "\"num_experts_per_tok\":1}",
      EP_ERR_UNIMPLEMENTED, "config.json: hidden_act is missing, and this build does not know the function of its model type"},
+    {MIXTRAL("\"num_experts\":4,"), EP_ERR_BAD_FILE, "config.json: num_local_experts is 8 and num_experts is 4, allowed the same"},
+    {MIXTRAL("\"experts_per_token\":1,"), EP_ERR_BAD_FILE, "config.json: num_experts_per_tok is 2 and experts_per_token is 1, allowed the same"},
+    {DEEPSEEK("\"norm_topk_prob\":true,\"route_norm\":false,"), EP_ERR_BAD_FILE,
+     "config.json: norm_topk_prob is true and route_norm is false, allowed the same"},
+    {DEEPSEEK("\"routed_scaling_factor\":2.5,\"route_scale\":1,"), EP_ERR_BAD_FILE,
+     "config.json: routed_scaling_factor is 2.5 and route_scale is 1, allowed the same"},
     {MIXTRAL("\"hidden_act\":\"gelu\",\"swiglu_limit\":7.0,"), EP_ERR_UNIMPLEMENTED,
      "config.json: swiglu_limit is a number of another formula than gelu"},
     {MIXTRAL("\"hidden_act\":\"gelu\",\"activation_situ_beta\":7.0,"), EP_ERR_UNIMPLEMENTED,
