@@ -285,6 +285,24 @@ static void drop_layers(ep_model_info *info, const bool *has_experts)
     info->moe_layers_count = kept;
 }
 
+/* Experts of a layer that are called otherwise than those of the others would be a layer without any. */
+static ep_err refuse_other_names(const ep_checkpoint *self, const bool *has_experts, ep_error *out_error)
+{
+    for (size_t i = 0; i < self->entries_count; i++) {
+        const char *name = self->entries[i].name;
+        uint32_t layer = UINT32_MAX;
+        const ep_tensor_role role = ep_tensor_name_role(&self->names, name, &layer);
+        const bool is_other = role == EP_TENSOR_ELSEWHERE || role == EP_TENSOR_UNKNOWN;
+        if (is_other && layer < self->config.info.layers_count && !has_experts[layer] &&
+            (strstr(name, ".experts.") != NULL || strstr(name, "_exps.") != NULL)) {
+            return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
+                                "%s: tensor %.200s: is of an expert, and the experts of other layers are called otherwise, allowed one way",
+                                ep_safetensors_name(self->entries[i].shard), name);
+        }
+    }
+    return EP_OK;
+}
+
 /* The files decide where no key of the config says which layers have experts, and contradict none that does. */
 static ep_err settle_layers(ep_checkpoint *self, ep_error *out_error)
 {
@@ -311,7 +329,7 @@ static ep_err settle_layers(ep_checkpoint *self, ep_error *out_error)
         }
     }
     drop_layers(info, has_experts);
-    return EP_OK;
+    return refuse_other_names(self, has_experts, out_error);
 }
 
 static bool is_beside(const ep_checkpoint *self, const char *name)

@@ -395,8 +395,14 @@ void ep_quant_config_read(ep_config_reader *reader, json_t *root, ep_quant_confi
     whole.prefix = "";
     *out_config = (ep_quant_config){0};
     json_t *quantised = ep_config_find(reader, names, &key);
-    if (quantised == NULL) {
-        quantised = ep_config_find(&whole, names, &key);
+    const bool is_inner = quantised != NULL;
+    quantised = is_inner ? quantised : ep_config_find(&whole, names, &key);
+    for (size_t i = 0; is_inner && i < 2; i++) {
+        const json_t *also = json_object_get(root, names[i]);
+        if (json_is_object(also) && json_equal(also, quantised) == 0) {
+            ep_config_fail(reader, EP_ERR_UNIMPLEMENTED, "%s is not the %s of the whole file, allowed the same", key, names[i]);
+            return;
+        }
     }
     if (quantised == NULL) {
         return;

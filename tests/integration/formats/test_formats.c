@@ -614,6 +614,13 @@ static void expect_unread(const ep_format_case *form, const char *name)
     ep_format_model_free(model);
 }
 
+Test(formats, experts_that_are_called_otherwise_are_not_passed_over)
+{
+    expect_unread(case_of("n1-bf16"), "model.layers.0.block_sparse_moe.experts.0.w1.weight");
+    expect_unread(case_of("n1-bf16"), "model.layers.0.mlp.experts.gate_up_proj");
+    expect_unread(case_of("gguf-q4_0"), "blk.0.ffn_gate_up_exps.weight");
+}
+
 Test(formats, a_tensor_beside_an_experts_values_that_is_not_read_is_refused_by_name)
 {
     static const char *const ends[] = {".codebook", "_codebook"};

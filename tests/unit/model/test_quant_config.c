@@ -190,3 +190,20 @@ Test(quant_config, a_value_that_changes_weights_is_refused)
         json_decref(quantised);
     }
 }
+
+/* One of the whole file beside one of the language model counts for nothing that is read. */
+Test(quant_config, two_configs_that_differ_are_refused)
+{
+    static const char model[] = "{\"quantization_config\":%s,\"text_config\":{\"model_type\":\"mixtral\",\"hidden_size\":64,\"intermediate_size\":32,"
+                                "\"num_hidden_layers\":4,\"num_local_experts\":8,\"num_experts_per_tok\":2,\"quantization_config\":%s}}";
+    static const char *const pair[] = {"{\"quant_method\":\"fp8\"}", "{\"quant_method\":\"mxfp4\"}"};
+    for (size_t i = 0; i < 2; i++) {
+        char text[1024];
+        ep_model_config config = {0};
+        ep_error error = {0};
+        snprintf(text, sizeof(text), model, pair[0], pair[i]);
+        cr_expect_eq(ep_model_config_parse("config.json", text, strlen(text), &config, &error), i == 0 ? EP_OK : EP_ERR_UNIMPLEMENTED, "%s", error.text);
+        cr_expect(i == 0 || strstr(error.text, "quantization_config is not the quantization_config of the whole file") != NULL, "%s", error.text);
+        ep_model_config_fini(&config);
+    }
+}
