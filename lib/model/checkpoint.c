@@ -225,8 +225,8 @@ static ep_err collect_all(ep_checkpoint *self, ep_error *out_error)
     return EP_OK;
 }
 
-static ep_err load_gguf(ep_checkpoint *self, const ep_model_dir *dir, const ep_gguf_files *files, uint8_t out_digest[EP_SHA256_BYTES],
-                        ep_error *out_error)
+static ep_err load_gguf(ep_checkpoint *self, const ep_model_dir *dir, const ep_gguf_files *files,
+                        uint8_t out_digest[EP_SHA256_BYTES], ep_error *out_error)
 {
     ep_err err = EP_OK;
     self->shards = calloc(files->count, sizeof(self->shards[0]));
@@ -296,7 +296,8 @@ static ep_err refuse_other_names(const ep_checkpoint *self, const bool *has_expe
         if (is_other && layer < self->config.info.layers_count && !has_experts[layer] &&
             (strstr(name, ".experts.") != NULL || strstr(name, "_exps.") != NULL)) {
             return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
-                                "%s: tensor %.200s: is of an expert, and the experts of other layers are called otherwise, allowed one way",
+                                "%s: tensor %.200s: is of an expert, and the experts of other layers are called "
+                                "otherwise, allowed one way",
                                 ep_safetensors_name(self->entries[i].shard), name);
         }
     }
@@ -312,10 +313,12 @@ static ep_err settle_layers(ep_checkpoint *self, ep_error *out_error)
     char name[EP_TENSOR_NAME_BYTES];
     for (size_t i = 0; i < self->entries_count; i++) {
         uint32_t layer = 0;
-        if (ep_tensor_name_role(&self->names, self->entries[i].name, &layer) == EP_TENSOR_EXPERT && layer < info->layers_count) {
+        if (ep_tensor_name_role(&self->names, self->entries[i].name, &layer) == EP_TENSOR_EXPERT &&
+            layer < info->layers_count) {
             has_experts[layer] = true;
             if (map->keys[0] != '\0' && !map->moe[layer]) {
-                return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: layer %u is no MoE layer by %s, but tensor %.200s exists", config_name(self),
+                return ep_error_set(out_error, EP_ERR_BAD_FILE,
+                                    "%s: layer %u is no MoE layer by %s, but tensor %.200s exists", config_name(self),
                                     layer, map->keys, self->entries[i].name);
             }
         }
@@ -324,7 +327,8 @@ static ep_err settle_layers(ep_checkpoint *self, ep_error *out_error)
         const uint32_t layer = info->moe_layers[i].layer;
         if (!has_experts[layer]) {
             ep_tensor_name_expert(&self->names, layer, 0, EP_MATRIX_DOWN, "weight", name);
-            return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: layer %u is an MoE layer by %s, but no expert of it is there, not even tensor %s",
+            return ep_error_set(out_error, EP_ERR_BAD_FILE,
+                                "%s: layer %u is an MoE layer by %s, but no expert of it is there, not even tensor %s",
                                 config_name(self), layer, map->keys, name);
         }
     }
@@ -354,11 +358,12 @@ static ep_err check_beside(const ep_checkpoint *self, ep_error *out_error)
     for (size_t i = 0; i < self->entries_count; i++) {
         uint32_t layer = 0;
         const char *name = self->entries[i].name;
-        if (ep_tensor_name_role(&self->names, name, &layer) == EP_TENSOR_UNKNOWN && layer < info->layers_count && is_moe[layer] &&
-            !is_beside(self, name)) {
+        if (ep_tensor_name_role(&self->names, name, &layer) == EP_TENSOR_UNKNOWN && layer < info->layers_count &&
+            is_moe[layer] && !is_beside(self, name)) {
             return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
-                                "tensor %.200s is beside the experts of layer %u, and this build does not know what it does in model type '%s'", name,
-                                layer, info->model_type);
+                                "tensor %.200s is beside the experts of layer %u, and this build does not know what it "
+                                "does in model type '%s'",
+                                name, layer, info->model_type);
         }
     }
     return EP_OK;
@@ -410,7 +415,8 @@ static ep_err check_against_tensors(const ep_checkpoint *self, ep_error *out_err
  */
 static ep_err apply_latent_width(ep_checkpoint *self, ep_error *out_error)
 {
-    static const char *const down[] = {"block_sparse_moe.routed_expert_down_proj.weight", "mixer.fc1_latent_proj.weight"};
+    static const char *const down[] = {"block_sparse_moe.routed_expert_down_proj.weight",
+                                       "mixer.fc1_latent_proj.weight"};
     ep_model_info *info = &self->config.info;
     char name[EP_TENSOR_NAME_BYTES];
     for (uint32_t i = 0; i < info->moe_layers_count; i++) {
@@ -483,7 +489,8 @@ static ep_layer_formats formats_of(const ep_checkpoint *self, const ep_layer_sha
     ep_expert_plan plan;
     for (uint32_t e = 0; e < shape->experts; e++) {
         if (ep_expert_plan_make(self, shape, 0, e, &plan, NULL) == EP_OK) {
-            return (ep_layer_formats){plan.format, plan.down_format == EP_WEIGHTS_NONE ? plan.format : plan.down_format};
+            return (ep_layer_formats){plan.format,
+                                      plan.down_format == EP_WEIGHTS_NONE ? plan.format : plan.down_format};
         }
     }
     return unknown;

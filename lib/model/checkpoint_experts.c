@@ -107,7 +107,8 @@ static ep_err allocate_parts(const size_t *bytes, size_t count, uint8_t **places
     return EP_OK;
 }
 
-/* A shared gate that is 1/2 for every x, since sigmoid(0) is: of shared experts that are averaged with the routed ones. */
+/* A shared gate that is 1/2 for every x, since sigmoid(0) is: of shared experts that are averaged with the routed
+ * ones. */
 static const uint16_t half[EP_HIDDEN_MAX]; /* bf16 zeros */
 
 static void halve(const ep_checkpoint *self, bool is_shared, ep_expert_source *source)
@@ -153,7 +154,9 @@ static void use_in_place(const ep_expert_plan *plan, uint8_t *const *raw, ep_exp
             const ep_weight_format format = m->container.format;
             places[i].values = raw[m->values] + m->first * ep_weight_row_bytes(format, m->columns);
             places[i].scales =
-                m->scales < 0 ? NULL : raw[m->scales] + m->first * (ep_weight_scales_bytes(format, m->rows, m->columns) / m->rows);
+                m->scales < 0
+                    ? NULL
+                    : raw[m->scales] + m->first * (ep_weight_scales_bytes(format, m->rows, m->columns) / m->rows);
             places[i].bias = m->bias < 0 ? NULL : raw[m->bias] + m->first * bias_bytes;
         }
     }
@@ -161,7 +164,8 @@ static void use_in_place(const ep_expert_plan *plan, uint8_t *const *raw, ep_exp
 }
 
 /* A shared expert's gate goes where the columns of its matrices went. */
-static void place_shared_gate(const ep_expert_plan *plan, const uint8_t *from, const uint8_t *places, size_t hidden, uint8_t *to)
+static void place_shared_gate(const ep_expert_plan *plan, const uint8_t *from, const uint8_t *places, size_t hidden,
+                              uint8_t *to)
 {
     const size_t element = ep_dtype_bytes(plan->shared_gate_dtype);
     for (size_t i = 0; i < hidden; i++) {
@@ -174,8 +178,8 @@ static void place_shared_gate(const ep_expert_plan *plan, const uint8_t *from, c
 }
 
 /* A second block with every part as the source wants it. */
-static ep_err rearrange(const ep_expert_plan *plan, const ep_weight_orders *orders, uint8_t *const *raw, ep_expert_data *expert,
-                        ep_error *out_error)
+static ep_err rearrange(const ep_expert_plan *plan, const ep_weight_orders *orders, uint8_t *const *raw,
+                        ep_expert_data *expert, ep_error *out_error)
 {
     enum { GATE = 3 * EP_MATRIX_COUNT, PLACES, PARTS };
     const uint32_t hidden = expert->source.hidden;
@@ -218,8 +222,8 @@ static ep_err rearrange(const ep_expert_plan *plan, const ep_weight_orders *orde
             ep_weight_unpack_bias(plan, m, raw[m->bias], to[3 * i + 2]);
             places[i].bias = to[3 * i + 2];
         }
-        err = ep_weight_orders_apply(orders, plan, i, to[3 * i], m->scales < 0 ? NULL : to[3 * i + 1], m->bias < 0 ? NULL : to[3 * i + 2],
-                                     out_error);
+        err = ep_weight_orders_apply(orders, plan, i, to[3 * i], m->scales < 0 ? NULL : to[3 * i + 1],
+                                     m->bias < 0 ? NULL : to[3 * i + 2], out_error);
     }
     if (plan->has_places) {
         ep_weight_orders_places(orders, hidden, to[PLACES]);
@@ -286,8 +290,8 @@ static ep_err read_planned(const ep_checkpoint *self, const ep_expert_plan *plan
 }
 
 /* Errors name layer and expert, but for those that they are not there. */
-static ep_err plan_expert(const ep_checkpoint *checkpoint, uint32_t layer, uint32_t index, const ep_layer_shape **out_shape,
-                          ep_expert_plan *out_plan, ep_error *out_error)
+static ep_err plan_expert(const ep_checkpoint *checkpoint, uint32_t layer, uint32_t index,
+                          const ep_layer_shape **out_shape, ep_expert_plan *out_plan, ep_error *out_error)
 {
     uint32_t shared_inner = 0;
     const ep_layer_shape *shape = ep_checkpoint_layer(checkpoint, layer, &shared_inner);
@@ -323,8 +327,8 @@ ep_err ep_checkpoint_read_expert(const ep_checkpoint *checkpoint, uint32_t layer
     return name_expert(err, layer, index, out_error);
 }
 
-ep_err ep_checkpoint_outline_expert(const ep_checkpoint *checkpoint, uint32_t layer, uint32_t index, ep_expert_source *out_outline,
-                                    ep_error *out_error)
+ep_err ep_checkpoint_outline_expert(const ep_checkpoint *checkpoint, uint32_t layer, uint32_t index,
+                                    ep_expert_source *out_outline, ep_error *out_error)
 {
     static const uint8_t there;
     ep_expert_plan plan;

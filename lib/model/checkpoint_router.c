@@ -72,7 +72,8 @@ static ep_err missing(const ep_checkpoint *self, spelling_func spell, uint32_t l
 {
     char name[EP_TENSOR_NAME_BYTES] = "(a router's)";
     (void)spell(&self->names, 0, layer, name);
-    return ep_error_set(out_error, EP_ERR_NOT_FOUND, "tensor %s: is in none of the checkpoint's %zu files", name, self->shards_count);
+    return ep_error_set(out_error, EP_ERR_NOT_FOUND, "tensor %s: is in none of the checkpoint's %zu files", name,
+                        self->shards_count);
 }
 
 /* A vector of one number for each logit. */
@@ -115,30 +116,35 @@ ep_err ep_checkpoint_read_router(const ep_checkpoint *checkpoint, uint32_t layer
 }
 
 /* Experts by token id, as i64 or i32 [rows,K]. */
-static ep_err read_table(const ep_checkpoint_entry *entry, const ep_layer_shape *shape, ep_checkpoint_gate *gate, ep_error *out_error)
+static ep_err read_table(const ep_checkpoint_entry *entry, const ep_layer_shape *shape, ep_checkpoint_gate *gate,
+                         ep_error *out_error)
 {
     const ep_safetensors_tensor *tensor = entry->tensor;
     const bool is_wide = strcmp(tensor->dtype_text, "I64") == 0;
-    if ((!is_wide && strcmp(tensor->dtype_text, "I32") != 0) || tensor->rank != 2 || tensor->shape[0] < 1 || tensor->shape[0] > HASH_ROWS_MAX ||
-        tensor->shape[1] != shape->top_k) {
-        return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: tensor %.200s: allowed I64 or I32 [tokens,%" PRIu32 "], tokens 1..%d",
+    if ((!is_wide && strcmp(tensor->dtype_text, "I32") != 0) || tensor->rank != 2 || tensor->shape[0] < 1 ||
+        tensor->shape[0] > HASH_ROWS_MAX || tensor->shape[1] != shape->top_k) {
+        return ep_error_set(out_error, EP_ERR_BAD_FILE,
+                            "%s: tensor %.200s: allowed I64 or I32 [tokens,%" PRIu32 "], tokens 1..%d",
                             ep_safetensors_name(entry->shard), entry->name, shape->top_k, HASH_ROWS_MAX);
     }
     const size_t bytes = ep_safetensors_tensor_bytes(tensor);
     const size_t count = bytes / (is_wide ? sizeof(int64_t) : sizeof(int32_t));
     uint8_t *raw = malloc(bytes);
     int32_t *table = calloc(count, sizeof(table[0]));
-    ep_err err = raw == NULL || table == NULL
-                     ? ep_error_set(out_error, EP_ERR_NO_MEMORY, "tensor %.200s: no memory for %zu bytes", entry->name, bytes)
-                     : ep_safetensors_read(entry->shard, tensor, 0, raw, bytes, out_error);
+    ep_err err =
+        raw == NULL || table == NULL
+            ? ep_error_set(out_error, EP_ERR_NO_MEMORY, "tensor %.200s: no memory for %zu bytes", entry->name, bytes)
+            : ep_safetensors_read(entry->shard, tensor, 0, raw, bytes, out_error);
     for (size_t i = 0; err == EP_OK && i < count; i++) {
         int64_t id = 0;
         int32_t narrow = 0;
-        memcpy(is_wide ? (void *)&id : (void *)&narrow, raw + i * (is_wide ? sizeof(id) : sizeof(narrow)), is_wide ? sizeof(id) : sizeof(narrow));
+        memcpy(is_wide ? (void *)&id : (void *)&narrow, raw + i * (is_wide ? sizeof(id) : sizeof(narrow)),
+               is_wide ? sizeof(id) : sizeof(narrow));
         id = is_wide ? id : narrow;
         if (id < 0 || id >= (int64_t)shape->experts) {
-            err = ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: tensor %.200s: expert %" PRId64 " of token %zu, allowed 0..%" PRIu32,
-                               ep_safetensors_name(entry->shard), entry->name, id, i / shape->top_k, shape->experts - 1);
+            err = ep_error_set(
+                out_error, EP_ERR_BAD_FILE, "%s: tensor %.200s: expert %" PRId64 " of token %zu, allowed 0..%" PRIu32,
+                ep_safetensors_name(entry->shard), entry->name, id, i / shape->top_k, shape->experts - 1);
         }
         table[i] = (int32_t)id;
     }
@@ -152,7 +158,8 @@ static ep_err read_table(const ep_checkpoint_entry *entry, const ep_layer_shape 
     return EP_OK;
 }
 
-static ep_err read_gate_tensors(const ep_checkpoint *self, const ep_layer_shape *shape, ep_checkpoint_gate *gate, ep_error *out_error)
+static ep_err read_gate_tensors(const ep_checkpoint *self, const ep_layer_shape *shape, ep_checkpoint_gate *gate,
+                                ep_error *out_error)
 {
     const ep_router_info *router = &self->config.info.router;
     const uint32_t count = logits_count(self, shape);
@@ -161,25 +168,29 @@ static ep_err read_gate_tensors(const ep_checkpoint *self, const ep_layer_shape 
     const ep_checkpoint_entry *table =
         ep_tensor_name_router_table(&self->names, shape->layer, name) ? ep_checkpoint_entry_find(self, name) : NULL;
     if (self->config.layer_map.hash[shape->layer] && table == NULL) {
-        return ep_error_set(out_error, EP_ERR_NOT_FOUND, "tensor %s: is missing; layer %" PRIu32 " takes its experts from it", name, shape->layer);
+        return ep_error_set(out_error, EP_ERR_NOT_FOUND,
+                            "tensor %s: is missing; layer %" PRIu32 " takes its experts from it", name, shape->layer);
     }
     if (table != NULL) {
         return read_table(table, shape, gate, out_error);
     }
     if (router->has_bias) {
         const ep_checkpoint_entry *bias = find_spelling(self, ep_tensor_name_router_bias, shape->layer);
-        err = bias == NULL ? missing(self, ep_tensor_name_router_bias, shape->layer, out_error) : read_vector(bias, count, &gate->bias, out_error);
+        err = bias == NULL ? missing(self, ep_tensor_name_router_bias, shape->layer, out_error)
+                           : read_vector(bias, count, &gate->bias, out_error);
     }
     if (err == EP_OK && router->has_factors) {
         const bool has_name = ep_tensor_name_router_factors(&self->names, shape->layer, name);
         const ep_checkpoint_entry *factors = has_name ? ep_checkpoint_entry_find(self, name) : NULL;
-        err = factors == NULL ? ep_error_set(out_error, EP_ERR_NOT_FOUND, "tensor %s: is missing; it has the router's factors", has_name ? name : "")
+        err = factors == NULL ? ep_error_set(out_error, EP_ERR_NOT_FOUND,
+                                             "tensor %s: is missing; it has the router's factors", has_name ? name : "")
                               : read_vector(factors, count, &gate->factors, out_error);
     }
     return err;
 }
 
-ep_err ep_checkpoint_read_gate(const ep_checkpoint *checkpoint, uint32_t layer, ep_checkpoint_gate *out_gate, ep_error *out_error)
+ep_err ep_checkpoint_read_gate(const ep_checkpoint *checkpoint, uint32_t layer, ep_checkpoint_gate *out_gate,
+                               ep_error *out_error)
 {
     const ep_router_info *router = &checkpoint->config.info.router;
     uint32_t shared_inner = 0;
@@ -188,7 +199,8 @@ ep_err ep_checkpoint_read_gate(const ep_checkpoint *checkpoint, uint32_t layer, 
         return ep_checkpoint_layer_error(checkpoint, layer, out_error);
     }
     if (router->why_not[0] != '\0') {
-        return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED, "this build does not compute the router of model type '%s': %s",
+        return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
+                            "this build does not compute the router of model type '%s': %s",
                             checkpoint->config.info.model_type, router->why_not);
     }
     ep_checkpoint_gate gate = {.table = NULL};

@@ -43,11 +43,13 @@ void ep_config_refuse_unlike(ep_config_reader *reader, const char *const *keys)
     for (size_t i = 0; value != NULL && keys[i] != NULL; i++) {
         const json_t *also = json_object_get(reader->object, keys[i]);
         const bool are_numbers = json_is_number(value) && json_is_number(also);
-        const bool are_comparable = are_numbers || (json_is_boolean(value) && json_is_boolean(also)) || (json_is_array(value) && json_is_array(also));
-        const bool are_alike = are_numbers ? json_number_value(value) == json_number_value(also) : json_equal(value, also) != 0;
+        const bool are_comparable = are_numbers || (json_is_boolean(value) && json_is_boolean(also)) ||
+                                    (json_is_array(value) && json_is_array(also));
+        const bool are_alike =
+            are_numbers ? json_number_value(value) == json_number_value(also) : json_equal(value, also) != 0;
         if (are_comparable && !are_alike) {
-            ep_config_fail(reader, EP_ERR_BAD_FILE, "%s is %s and %s is %s, allowed the same", first, ep_json_describe(value, text), keys[i],
-                           ep_json_describe(also, other));
+            ep_config_fail(reader, EP_ERR_BAD_FILE, "%s is %s and %s is %s, allowed the same", first,
+                           ep_json_describe(value, text), keys[i], ep_json_describe(also, other));
         }
     }
 }

@@ -54,7 +54,8 @@ static const ep_checkpoint_entry *find_part(const naming *n, ep_matrix m, const 
     if (n->index < n->shape->experts) {
         ep_tensor_name_expert(&n->self->names, n->shape->layer, n->index, m, part, name);
     } else if (!ep_tensor_name_shared(&n->self->names, n->spelling, n->shape->layer, m, part, name)) {
-        snprintf(name, EP_TENSOR_NAME_BYTES, "%slayers.%u (a shared expert's %s)", n->self->names.prefix, n->shape->layer, part);
+        snprintf(name, EP_TENSOR_NAME_BYTES, "%slayers.%u (a shared expert's %s)", n->self->names.prefix,
+                 n->shape->layer, part);
         return NULL; /* a family without names for them; a checkpoint with such a layer is refused when it is opened */
     }
     return ep_checkpoint_entry_find(n->self, name);
@@ -88,7 +89,8 @@ static uint32_t shared_spelling(naming n)
     uint32_t best = 0;
     uint32_t best_found = 0;
     for (n.spelling = 0;
-         ep_tensor_name_shared(&n.self->names, n.spelling, n.shape->layer, EP_MATRIX_GATE, "weight", name); n.spelling++) {
+         ep_tensor_name_shared(&n.self->names, n.spelling, n.shape->layer, EP_MATRIX_GATE, "weight", name);
+         n.spelling++) {
         uint32_t found = 0;
         for (ep_matrix m = 0; m < EP_MATRIX_COUNT; m++) {
             found += find_any(&n, m, value_parts, name) != NULL;
@@ -130,7 +132,8 @@ static ep_err one_format(ep_expert_plan *plan, ep_weight_format format, const ep
 }
 
 /* Of gate and up one format; down may be in another, but for that whose inputs are int8. */
-static ep_err settle_format(ep_expert_plan *plan, ep_matrix m, ep_weight_format format, const ep_checkpoint_entry *entry, ep_error *out_error)
+static ep_err settle_format(ep_expert_plan *plan, ep_matrix m, ep_weight_format format,
+                            const ep_checkpoint_entry *entry, ep_error *out_error)
 {
     const bool rounds = format == EP_WEIGHTS_W8A8 || plan->format == EP_WEIGHTS_W8A8;
     if (m != EP_MATRIX_DOWN || rounds || plan->format == format) {
@@ -183,10 +186,13 @@ static ep_err plan_order(const naming *n, ep_matrix m, ep_expert_plan *plan, ep_
     const ep_weight_codes codes = ep_weight_format_codes(matrix->container.format);
     const bool may_have = (codes == EP_CODES_INT4 || codes == EP_CODES_INT8) && words != EP_QUANT_WORDS_AWQ;
     const ep_checkpoint_entry *order = may_have ? find_any(n, m, order_parts, name) : NULL;
-    if (order == NULL && may_have && n->self->config.quant.has_order && matrix->container.scales.columns < matrix->columns) {
+    if (order == NULL && may_have && n->self->config.quant.has_order &&
+        matrix->container.scales.columns < matrix->columns) {
         const ep_checkpoint_entry *values = plan->runs[matrix->values].entry;
-        return ep_error_set(out_error, EP_ERR_NOT_FOUND, "%s: tensor %.200s: has no order of columns, which the config says it has: %s is missing",
-                            ep_safetensors_name(values->shard), values->name, words == EP_QUANT_WORDS_NONE ? order_parts[0] : order_parts[1]);
+        return ep_error_set(out_error, EP_ERR_NOT_FOUND,
+                            "%s: tensor %.200s: has no order of columns, which the config says it has: %s is missing",
+                            ep_safetensors_name(values->shard), values->name,
+                            words == EP_QUANT_WORDS_NONE ? order_parts[0] : order_parts[1]);
     }
     if (order == NULL) {
         return EP_OK;
@@ -202,13 +208,15 @@ static ep_err plan_order(const naming *n, ep_matrix m, ep_expert_plan *plan, ep_
 }
 
 /* Values with scales; tensors that the container does not use are no runs, and refused as such. */
-static ep_err plan_quantised(const naming *n, ep_matrix m, const ep_checkpoint_entry *values, ep_expert_plan *plan, ep_error *out_error)
+static ep_err plan_quantised(const naming *n, ep_matrix m, const ep_checkpoint_entry *values, ep_expert_plan *plan,
+                             ep_error *out_error)
 {
     char name[EP_TENSOR_NAME_BYTES];
     ep_plan_matrix *matrix = &plan->matrices[m];
     const ep_weight_tensors tensors = find_tensors(n, m, values);
     ep_weight_container *c = &matrix->container;
-    ep_err err = ep_weight_container_make(&n->self->config.quant, &tensors, matrix->rows, matrix->columns, c, out_error);
+    ep_err err =
+        ep_weight_container_make(&n->self->config.quant, &tensors, matrix->rows, matrix->columns, c, out_error);
     if (err == EP_OK) {
         err = settle_format(plan, m, c->format, values, out_error);
     }
@@ -227,11 +235,13 @@ static ep_err plan_quantised(const naming *n, ep_matrix m, const ep_checkpoint_e
     return plan_order(n, m, plan, out_error);
 }
 
-static ep_err plan_plain(const naming *n, ep_matrix m, const ep_checkpoint_entry *values, ep_expert_plan *plan, ep_error *out_error)
+static ep_err plan_plain(const naming *n, ep_matrix m, const ep_checkpoint_entry *values, ep_expert_plan *plan,
+                         ep_error *out_error)
 {
     ep_plan_matrix *matrix = &plan->matrices[m];
     /* one type within an expert, also when the config states none */
-    const ep_dtype dtype = plan->format != EP_WEIGHTS_NONE ? ep_weight_format_dtype(plan->format) : n->self->config.info.dtype;
+    const ep_dtype dtype =
+        plan->format != EP_WEIGHTS_NONE ? ep_weight_format_dtype(plan->format) : n->self->config.info.dtype;
     ep_err err = ep_tensor_check_plain(values, matrix->run_rows, matrix->columns, dtype, out_error);
     if (err == EP_OK) {
         err = settle_format(plan, m, ep_weight_format_of(values->tensor->dtype), values, out_error);
@@ -289,14 +299,15 @@ static ep_err plan_stacked_plain(const ep_checkpoint_entry *entry, uint64_t expe
 }
 
 /* Experts one after the other: [E rows,columns], and down on its side, [E columns,rows]. */
-static ep_err plan_flat_plain(const ep_checkpoint_entry *entry, uint64_t experts, uint64_t rows, uint64_t columns, bool is_down,
-                              ep_plan_matrix *matrix, ep_error *out_error)
+static ep_err plan_flat_plain(const ep_checkpoint_entry *entry, uint64_t experts, uint64_t rows, uint64_t columns,
+                              bool is_down, ep_plan_matrix *matrix, ep_error *out_error)
 {
     matrix->transposed = is_down;
     if (!ep_tensor_is_float(entry->tensor->dtype)) {
         return ep_tensor_type_error(entry, "BF16, F16, F32", out_error);
     }
-    return is_down ? ep_tensor_check_shape(entry, EP_DIMS(experts * columns, rows), out_error) : ep_tensor_check_shape(entry, EP_DIMS(experts * rows, columns), out_error);
+    return is_down ? ep_tensor_check_shape(entry, EP_DIMS(experts * columns, rows), out_error)
+                   : ep_tensor_check_shape(entry, EP_DIMS(experts * rows, columns), out_error);
 }
 
 /* Rows of the run: gate and up together where they share a tensor. */
@@ -343,7 +354,8 @@ static ep_err plan_blocks(const naming *n, ep_matrix m, const ep_checkpoint_entr
         matrix->scales = add_slab(plan, scales, n);
         matrix->container = (ep_weight_container){
             .format = EP_WEIGHTS_MXFP4,
-            .scales = {.kind = EP_SCALES_E8M0, .rows = 1, .columns = EP_MX_GROUP, .row_step = groups, .column_step = 1}};
+            .scales = {
+                .kind = EP_SCALES_E8M0, .rows = 1, .columns = EP_MX_GROUP, .row_step = groups, .column_step = 1}};
     }
     return err;
 }
@@ -356,11 +368,14 @@ static ep_err plan_stacked_bias(const naming *n, ep_matrix m, ep_expert_plan *pl
     if (bias == NULL) {
         return EP_OK;
     }
-    if (!ep_tensor_is_float(bias->tensor->dtype) || (plan->bias_dtype != EP_DTYPE_NONE && bias->tensor->dtype != plan->bias_dtype)) {
-        return ep_tensor_type_error(bias, plan->bias_dtype == EP_DTYPE_NONE ? "BF16, F16, F32"
-                                                                  : ep_safetensors_dtype_text(plan->bias_dtype), out_error);
+    if (!ep_tensor_is_float(bias->tensor->dtype) ||
+        (plan->bias_dtype != EP_DTYPE_NONE && bias->tensor->dtype != plan->bias_dtype)) {
+        return ep_tensor_type_error(
+            bias, plan->bias_dtype == EP_DTYPE_NONE ? "BF16, F16, F32" : ep_safetensors_dtype_text(plan->bias_dtype),
+            out_error);
     }
-    ep_err err = ep_tensor_check_shape(bias, EP_DIMS((uint64_t)n->shape->experts, (uint64_t)matrix->run_rows), out_error);
+    ep_err err =
+        ep_tensor_check_shape(bias, EP_DIMS((uint64_t)n->shape->experts, (uint64_t)matrix->run_rows), out_error);
     if (err == EP_OK) {
         plan->bias_dtype = bias->tensor->dtype;
         matrix->bias = add_slab(plan, bias, n);
@@ -369,7 +384,8 @@ static ep_err plan_stacked_bias(const naming *n, ep_matrix m, ep_expert_plan *pl
 }
 
 /* Types and shapes of a tensor of all experts' values; out: the matrix's format, and how its rows stand. */
-static ep_err settle_stacked(const naming *n, ep_matrix m, const ep_checkpoint_entry *values, ep_plan_matrix *matrix, ep_error *out_error)
+static ep_err settle_stacked(const naming *n, ep_matrix m, const ep_checkpoint_entry *values, ep_plan_matrix *matrix,
+                             ep_error *out_error)
 {
     const ep_tensor_names *names = &n->self->names;
     const uint64_t experts = n->shape->experts;
@@ -380,9 +396,10 @@ static ep_err settle_stacked(const naming *n, ep_matrix m, const ep_checkpoint_e
         return ep_tensor_type_error(values, "BF16, F16, F32, " EP_BLOCK_TYPES, out_error);
     }
     matrix->container.format = ep_weight_format_of(values->tensor->dtype);
-    return ep_tensor_names_flat(names) ? plan_flat_plain(values, experts, matrix->rows, matrix->columns, m == EP_MATRIX_DOWN, matrix, out_error)
-                                       : plan_stacked_plain(values, experts, matrix->run_rows, matrix->columns,
-                                                            ep_tensor_names_may_transpose(names), matrix, out_error);
+    return ep_tensor_names_flat(names)
+               ? plan_flat_plain(values, experts, matrix->rows, matrix->columns, m == EP_MATRIX_DOWN, matrix, out_error)
+               : plan_stacked_plain(values, experts, matrix->run_rows, matrix->columns,
+                                    ep_tensor_names_may_transpose(names), matrix, out_error);
 }
 
 static ep_err plan_stacked(const naming *n, ep_matrix m, ep_expert_plan *plan, ep_error *out_error)
@@ -454,8 +471,9 @@ static ep_err plan_stacked_all(const naming *n, ep_expert_plan *plan, ep_error *
         }
     }
     bool plain = ep_weight_format_is_float(plan->format);
-    return err == EP_OK && plain && ep_tensor_names_may_transpose(&n->self->names) ? settle_transposed(n, plan, out_error)
-                                                                                   : err;
+    return err == EP_OK && plain && ep_tensor_names_may_transpose(&n->self->names)
+               ? settle_transposed(n, plan, out_error)
+               : err;
 }
 
 /* All matrices of an expert have biases, or none. */
@@ -465,7 +483,8 @@ static ep_err check_biases(const naming *n, const ep_expert_plan *plan, ep_error
     for (ep_matrix m = 0; plan->bias_dtype != EP_DTYPE_NONE && m < EP_MATRIX_COUNT; m++) {
         if (plan->matrices[m].present && plan->matrices[m].bias < 0) {
             (void)find_part(n, m, "bias", name);
-            return ep_error_set(out_error, EP_ERR_NOT_FOUND, "tensor %s: is missing; the expert's other matrices have a bias", name);
+            return ep_error_set(out_error, EP_ERR_NOT_FOUND,
+                                "tensor %s: is missing; the expert's other matrices have a bias", name);
         }
     }
     return EP_OK;
@@ -496,7 +515,8 @@ static ep_err plan_shared_gate(const ep_checkpoint *self, const ep_layer_shape *
 /* Whether a tensor changes no weight: what is behind the expert's or the matrix's name. */
 static bool is_harmless(const char *name)
 {
-    static const char *const ends[] = {"weight_shape", "input_scale", "input_zero_point", "input_offset", "input_global_scale"};
+    static const char *const ends[] = {"weight_shape", "input_scale", "input_zero_point", "input_offset",
+                                       "input_global_scale"};
     const size_t length = strlen(name);
     bool is_one = false;
     for (size_t i = 0; i < EP_ARRAY_COUNT(ends); i++) {
@@ -517,8 +537,10 @@ static bool is_read(const ep_expert_plan *plan, const ep_checkpoint_entry *entry
     return false;
 }
 
-/* The first tensor whose name begins so and that is neither read nor harmless is refused: nobody knows what it does to the weights. */
-static ep_err refuse_unread(const ep_checkpoint *self, const ep_expert_plan *plan, const char *start, ep_error *out_error)
+/* The first tensor whose name begins so and that is neither read nor harmless is refused: nobody knows what it does
+ * to the weights. */
+static ep_err refuse_unread(const ep_checkpoint *self, const ep_expert_plan *plan, const char *start,
+                            ep_error *out_error)
 {
     const size_t length = strlen(start);
     size_t low = 0;
@@ -534,9 +556,10 @@ static ep_err refuse_unread(const ep_checkpoint *self, const ep_expert_plan *pla
     for (; low < self->entries_count && strncmp(self->entries[low].name, start, length) == 0; low++) {
         const ep_checkpoint_entry *entry = &self->entries[low];
         if (!is_read(plan, entry) && !is_harmless(entry->name)) {
-            return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
-                                "%s: tensor %.200s: belongs to an expert whose other tensors are read, and this build does not read it",
-                                ep_safetensors_name(entry->shard), entry->name);
+            return ep_error_set(
+                out_error, EP_ERR_UNIMPLEMENTED,
+                "%s: tensor %.200s: belongs to an expert whose other tensors are read, and this build does not read it",
+                ep_safetensors_name(entry->shard), entry->name);
         }
     }
     return EP_OK;

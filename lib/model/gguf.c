@@ -30,17 +30,23 @@ typedef struct tensor_type {
 } tensor_type;
 
 static const tensor_type types[] = {
-    [0] = {"F32", 1, 4, EP_DTYPE_F32},       [1] = {"F16", 1, 2, EP_DTYPE_F16},        [2] = {"Q4_0", 32, 18, EP_DTYPE_NONE},
-    [3] = {"Q4_1", 32, 20, EP_DTYPE_NONE},   [6] = {"Q5_0", 32, 22, EP_DTYPE_NONE},    [7] = {"Q5_1", 32, 24, EP_DTYPE_NONE},
-    [8] = {"Q8_0", 32, 34, EP_DTYPE_NONE},   [9] = {"Q8_1", 32, 40, EP_DTYPE_NONE},    [10] = {"Q2_K", 256, 84, EP_DTYPE_NONE},
-    [11] = {"Q3_K", 256, 110, EP_DTYPE_NONE}, [12] = {"Q4_K", 256, 144, EP_DTYPE_NONE}, [13] = {"Q5_K", 256, 176, EP_DTYPE_NONE},
-    [14] = {"Q6_K", 256, 210, EP_DTYPE_NONE}, [15] = {"Q8_K", 256, 292, EP_DTYPE_NONE}, [16] = {"IQ2_XXS", 256, 66, EP_DTYPE_NONE},
-    [17] = {"IQ2_XS", 256, 74, EP_DTYPE_NONE}, [18] = {"IQ3_XXS", 256, 98, EP_DTYPE_NONE}, [19] = {"IQ1_S", 256, 50, EP_DTYPE_NONE},
-    [20] = {"IQ4_NL", 32, 18, EP_DTYPE_NONE}, [21] = {"IQ3_S", 256, 110, EP_DTYPE_NONE}, [22] = {"IQ2_S", 256, 82, EP_DTYPE_NONE},
-    [23] = {"IQ4_XS", 256, 136, EP_DTYPE_NONE}, [24] = {"I8", 1, 1, EP_DTYPE_I8},       [25] = {"I16", 1, 2, EP_DTYPE_NONE},
-    [26] = {"I32", 1, 4, EP_DTYPE_I32},      [27] = {"I64", 1, 8, EP_DTYPE_I64},       [28] = {"F64", 1, 8, EP_DTYPE_NONE},
-    [29] = {"IQ1_M", 256, 56, EP_DTYPE_NONE}, [30] = {"BF16", 1, 2, EP_DTYPE_BF16},     [34] = {"TQ1_0", 256, 54, EP_DTYPE_NONE},
-    [35] = {"TQ2_0", 256, 66, EP_DTYPE_NONE}, [39] = {"MXFP4", 32, 17, EP_DTYPE_NONE},  [40] = {"NVFP4", 64, 36, EP_DTYPE_NONE},
+    [0] = {"F32", 1, 4, EP_DTYPE_F32},            [1] = {"F16", 1, 2, EP_DTYPE_F16},
+    [2] = {"Q4_0", 32, 18, EP_DTYPE_NONE},        [3] = {"Q4_1", 32, 20, EP_DTYPE_NONE},
+    [6] = {"Q5_0", 32, 22, EP_DTYPE_NONE},        [7] = {"Q5_1", 32, 24, EP_DTYPE_NONE},
+    [8] = {"Q8_0", 32, 34, EP_DTYPE_NONE},        [9] = {"Q8_1", 32, 40, EP_DTYPE_NONE},
+    [10] = {"Q2_K", 256, 84, EP_DTYPE_NONE},      [11] = {"Q3_K", 256, 110, EP_DTYPE_NONE},
+    [12] = {"Q4_K", 256, 144, EP_DTYPE_NONE},     [13] = {"Q5_K", 256, 176, EP_DTYPE_NONE},
+    [14] = {"Q6_K", 256, 210, EP_DTYPE_NONE},     [15] = {"Q8_K", 256, 292, EP_DTYPE_NONE},
+    [16] = {"IQ2_XXS", 256, 66, EP_DTYPE_NONE},   [17] = {"IQ2_XS", 256, 74, EP_DTYPE_NONE},
+    [18] = {"IQ3_XXS", 256, 98, EP_DTYPE_NONE},   [19] = {"IQ1_S", 256, 50, EP_DTYPE_NONE},
+    [20] = {"IQ4_NL", 32, 18, EP_DTYPE_NONE},     [21] = {"IQ3_S", 256, 110, EP_DTYPE_NONE},
+    [22] = {"IQ2_S", 256, 82, EP_DTYPE_NONE},     [23] = {"IQ4_XS", 256, 136, EP_DTYPE_NONE},
+    [24] = {"I8", 1, 1, EP_DTYPE_I8},             [25] = {"I16", 1, 2, EP_DTYPE_NONE},
+    [26] = {"I32", 1, 4, EP_DTYPE_I32},           [27] = {"I64", 1, 8, EP_DTYPE_I64},
+    [28] = {"F64", 1, 8, EP_DTYPE_NONE},          [29] = {"IQ1_M", 256, 56, EP_DTYPE_NONE},
+    [30] = {"BF16", 1, 2, EP_DTYPE_BF16},         [34] = {"TQ1_0", 256, 54, EP_DTYPE_NONE},
+    [35] = {"TQ2_0", 256, 66, EP_DTYPE_NONE},     [39] = {"MXFP4", 32, 17, EP_DTYPE_NONE},
+    [40] = {"NVFP4", 64, 36, EP_DTYPE_NONE},
 };
 
 /* What is left to read. A file that ends too early and bytes that do are told apart by the caller. */
@@ -55,14 +61,16 @@ typedef struct cursor {
 
 static ep_err bad(const cursor *c, const char *what, uint64_t value, const char *allowed)
 {
-    return ep_error_set(c->error, EP_ERR_BAD_FILE, "%s: byte %zu: %s is %" PRIu64 ", allowed %s", c->file, c->at, what, value, allowed);
+    return ep_error_set(c->error, EP_ERR_BAD_FILE, "%s: byte %zu: %s is %" PRIu64 ", allowed %s", c->file, c->at, what,
+                        value, allowed);
 }
 
 static ep_err take(cursor *c, size_t bytes, const uint8_t **out)
 {
     if (bytes > c->count - c->at) {
         c->is_short = true;
-        return ep_error_set(c->error, EP_ERR_BAD_FILE, "%s: byte %zu: the head ends inside a value of %zu bytes", c->file, c->at, bytes);
+        return ep_error_set(c->error, EP_ERR_BAD_FILE, "%s: byte %zu: the head ends inside a value of %zu bytes",
+                            c->file, c->at, bytes);
     }
     *out = c->bytes + c->at;
     c->at += bytes;
@@ -111,15 +119,16 @@ static ep_err take_name(cursor *c, const char *what, size_t most, char *out)
         good = text[i] > ' ' && text[i] < 127;
     }
     if (!good) {
-        return ep_error_set(c->error, EP_ERR_BAD_FILE, "%s: byte %zu: %s is not 1 to %zu printable characters", c->file, at, what, most);
+        return ep_error_set(c->error, EP_ERR_BAD_FILE, "%s: byte %zu: %s is not 1 to %zu printable characters", c->file,
+                            at, what, most);
     }
     memcpy(out, text, count);
     out[count] = 0;
     return EP_OK;
 }
 
-/* What cannot be kept stands there in words: whoever wants a number or a name refuses them, and none takes the key for one that is not
- * there. */
+/* What cannot be kept stands there in words: whoever wants a number or a name refuses them, and none takes the key for
+ * one that is not there. */
 static json_t *real_of(double value)
 {
     return isfinite(value) ? json_real(value) : json_string("(a number that is not finite)");
@@ -235,7 +244,9 @@ static ep_err take_value(cursor *c, json_t **out)
         return bad(c, "a value's type", type, "0..12");
     }
     err = type == ARRAY ? take_array(c, out) : type == STRING ? take_text(c, out) : take_plain(c, (uint32_t)type, out);
-    return err == EP_OK && *out == NULL ? ep_error_set(c->error, EP_ERR_NO_MEMORY, "%s: no memory for its keys", c->file) : err;
+    return err == EP_OK && *out == NULL
+               ? ep_error_set(c->error, EP_ERR_NO_MEMORY, "%s: no memory for its keys", c->file)
+               : err;
 }
 
 static ep_err take_keys(cursor *c, uint64_t count, json_t *keys)
@@ -265,14 +276,17 @@ static ep_err settle_tensor(const cursor *c, uint64_t type, const uint64_t *dime
 {
     uint64_t bytes;
     if (type >= EP_ARRAY_COUNT(types) || types[type].name == NULL) {
-        return ep_error_set(c->error, EP_ERR_BAD_FILE, "%s: tensor %s: type is %" PRIu64 ", which this build does not know", c->file,
-                            tensor->name, type);
+        return ep_error_set(c->error, EP_ERR_BAD_FILE,
+                            "%s: tensor %s: type is %" PRIu64 ", which this build does not know", c->file, tensor->name,
+                            type);
     }
     if (dimensions[0] % types[type].elements != 0) {
-        return ep_error_set(c->error, EP_ERR_BAD_FILE, "%s: tensor %s: %" PRIu64 " columns of %s, allowed multiples of %u", c->file,
-                            tensor->name, dimensions[0], types[type].name, types[type].elements);
+        return ep_error_set(c->error, EP_ERR_BAD_FILE,
+                            "%s: tensor %s: %" PRIu64 " columns of %s, allowed multiples of %u", c->file, tensor->name,
+                            dimensions[0], types[type].name, types[type].elements);
     }
-    bool fits = !__builtin_mul_overflow(dimensions[0] / types[type].elements, types[type].bytes, &bytes) && dimensions[0] <= INT64_MAX;
+    bool fits = !__builtin_mul_overflow(dimensions[0] / types[type].elements, types[type].bytes, &bytes) &&
+                dimensions[0] <= INT64_MAX;
     for (uint32_t i = 1; i < rank; i++) {
         fits = fits && !__builtin_mul_overflow(bytes, dimensions[i], &bytes) && dimensions[i] <= INT64_MAX;
     }
@@ -329,8 +343,8 @@ static ep_err check_places(const cursor *c, ep_safetensors_header *header, uint6
     for (size_t i = 0; i < header->tensors_count; i++) {
         if (tensors[i].begin % alignment != 0 || tensors[i].begin < end || tensors[i].end > data_bytes) {
             return ep_error_set(c->error, EP_ERR_BAD_FILE,
-                                "%s: tensor %s: data at %" PRIu64 "..%" PRIu64 ", allowed from %" PRIu64 " on in steps of %" PRIu64
-                                " up to %" PRIu64 " (the file's end)",
+                                "%s: tensor %s: data at %" PRIu64 "..%" PRIu64 ", allowed from %" PRIu64
+                                " on in steps of %" PRIu64 " up to %" PRIu64 " (the file's end)",
                                 c->file, tensors[i].name, tensors[i].begin, tensors[i].end, end, alignment, data_bytes);
         }
         end = tensors[i].end;
@@ -344,10 +358,12 @@ static ep_err check_places(const cursor *c, ep_safetensors_header *header, uint6
     return EP_OK;
 }
 
-static ep_err take_tensors(cursor *c, uint64_t count, const ep_safetensors_limits *limits, ep_safetensors_header *header)
+static ep_err take_tensors(cursor *c, uint64_t count, const ep_safetensors_limits *limits,
+                           ep_safetensors_header *header)
 {
     if (count > limits->tensors_max) {
-        return ep_error_set(c->error, EP_ERR_BAD_FILE, "%s: has %" PRIu64 " tensors, allowed 0..%zu", c->file, count, limits->tensors_max);
+        return ep_error_set(c->error, EP_ERR_BAD_FILE, "%s: has %" PRIu64 " tensors, allowed 0..%zu", c->file, count,
+                            limits->tensors_max);
     }
     if (count > (c->count - c->at) / TENSOR_BYTES_MIN) { /* before there is room for all of them */
         c->is_short = true;
@@ -389,8 +405,8 @@ static ep_err parse(cursor *c, uint64_t file_bytes, const ep_safetensors_limits 
     const json_t *stated = json_object_get(head->keys, "general.alignment");
     const json_int_t alignment = stated == NULL ? 32 : json_integer_value(stated); /* of what is no integer 0 */
     if (alignment < 1 || alignment > ALIGNMENT_MAX || (alignment & (alignment - 1)) != 0) {
-        return ep_error_set(c->error, EP_ERR_BAD_FILE, "%s: general.alignment is %s, allowed powers of two up to %u", c->file,
-                            ep_json_describe(stated, text), ALIGNMENT_MAX);
+        return ep_error_set(c->error, EP_ERR_BAD_FILE, "%s: general.alignment is %s, allowed powers of two up to %u",
+                            c->file, ep_json_describe(stated, text), ALIGNMENT_MAX);
     }
     head->data_begin = (c->at + (uint64_t)alignment - 1) / (uint64_t)alignment * (uint64_t)alignment;
     if (head->data_begin > file_bytes) {
@@ -400,7 +416,8 @@ static ep_err parse(cursor *c, uint64_t file_bytes, const ep_safetensors_limits 
 }
 
 ep_err ep_gguf_head_parse(const char *file, const uint8_t *bytes, size_t count, uint64_t file_bytes,
-                          const ep_safetensors_limits *limits, ep_gguf_head *out_head, bool *out_is_short, ep_error *out_error)
+                          const ep_safetensors_limits *limits, ep_gguf_head *out_head, bool *out_is_short,
+                          ep_error *out_error)
 {
     cursor c = {.file = file, .bytes = bytes, .count = count, .error = out_error};
     ep_gguf_head head = {.keys = json_object()};

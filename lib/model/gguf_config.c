@@ -89,9 +89,10 @@ static json_int_t count_of(walk *w, const char *key)
 {
     char text[EP_JSON_TEXT_BYTES];
     const json_t *value = find(w, key);
-    if (w->err == EP_OK && value != NULL && (!json_is_integer(value) || json_integer_value(value) < 0 || json_integer_value(value) > INT32_MAX)) {
-        w->err = ep_error_set(w->error, EP_ERR_BAD_FILE, "%s: %s.%s is %s, allowed an integer 0..%d", w->file, w->architecture, key,
-                              ep_json_describe(value, text), INT32_MAX);
+    if (w->err == EP_OK && value != NULL &&
+        (!json_is_integer(value) || json_integer_value(value) < 0 || json_integer_value(value) > INT32_MAX)) {
+        w->err = ep_error_set(w->error, EP_ERR_BAD_FILE, "%s: %s.%s is %s, allowed an integer 0..%d", w->file,
+                              w->architecture, key, ep_json_describe(value, text), INT32_MAX);
     }
     return w->err == EP_OK ? json_integer_value(value) : 0;
 }
@@ -109,7 +110,8 @@ static bool is_zero(const json_t *value)
     return json_is_number(value) && json_number_value(value) == 0.0;
 }
 
-/* Zero stands for none; of a list for layers of attention's heads, the first counts where config.json has one number. */
+/* Zero stands for none; of a list for layers of attention's heads, the first counts where config.json has one
+ * number. */
 static void put_known(walk *w, const char *name, json_t *value)
 {
     const bool is_list = json_is_array(value) && strstr(name, "heads") != NULL;
@@ -119,7 +121,8 @@ static void put_known(walk *w, const char *name, json_t *value)
     }
 }
 
-/* Keys about experts without a row keep their names, the architecture's too, which no config.json has: the config's reader refuses them. */
+/* Keys about experts without a row keep their names, the architecture's too, which no config.json has: the config's
+ * reader refuses them. */
 static void put_others(walk *w)
 {
     static const char *const parts[] = {"expert", "moe", "swiglu", "rout"};
@@ -152,7 +155,8 @@ static void put_numbers(walk *w)
     put(w, "num_hidden_layers", json_integer(blocks - count_of(w, "nextn_predict_layers")));
 }
 
-/* The score as config.json calls it. A softmax of the selected logits alone is the rule of some types, and then the same word. */
+/* The score as config.json calls it. A softmax of the selected logits alone is the rule of some types, and then the
+ * same word. */
 static void put_router(walk *w, const char *type, bool is_normed)
 {
     static const char *const words[] = {"", "softmax", "sigmoid", "softmax of the selected", "sqrtsoftplus"};
@@ -160,7 +164,8 @@ static void put_router(walk *w, const char *type, bool is_normed)
     const ep_model_type *row = ep_model_type_find(type);
     const bool is_selected = row != NULL && row->router.weight == EP_GATE_SOFTMAX_SELECTED;
     if (function >= (json_int_t)EP_ARRAY_COUNT(words) && w->err == EP_OK) {
-        w->err = ep_error_set(w->error, EP_ERR_UNIMPLEMENTED, "%s: %s.expert_gating_func is %" JSON_INTEGER_FORMAT ", allowed 1..4", w->file,
+        w->err = ep_error_set(w->error, EP_ERR_UNIMPLEMENTED,
+                              "%s: %s.expert_gating_func is %" JSON_INTEGER_FORMAT ", allowed 1..4", w->file,
                               w->architecture, function);
     }
     if (w->err == EP_OK && function != 0) {
@@ -191,13 +196,20 @@ ep_err ep_gguf_config(const char *file, const json_t *all, char **out_text, ep_e
             type = architectures[i].type;
             is_normed = architectures[i].is_normed;
         }
-        used += (size_t)snprintf(list + used, sizeof(list) - used, "%s%s", i == 0 ? "" : ", ", architectures[i].architecture);
+        used += (size_t)snprintf(list + used, sizeof(list) - used, "%s%s", i == 0 ? "" : ", ",
+                                 architectures[i].architecture);
     }
     if (type == NULL) {
         return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED, "%s: general.architecture is %s, allowed %s", file,
-                            architecture == NULL ? "missing" : ep_json_printable(architecture, text, sizeof(text)), list);
+                            architecture == NULL ? "missing" : ep_json_printable(architecture, text, sizeof(text)),
+                            list);
     }
-    walk w = {.file = file, .all = all, .architecture = architecture, .config = json_object(), .err = EP_OK, .error = out_error};
+    walk w = {.file = file,
+              .all = all,
+              .architecture = architecture,
+              .config = json_object(),
+              .err = EP_OK,
+              .error = out_error};
     type = type_of(&w, type);
     put(&w, "model_type", json_string(type));
     put_numbers(&w);

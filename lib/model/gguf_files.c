@@ -72,8 +72,10 @@ ep_err ep_gguf_files_check(const ep_gguf_files *files, uint32_t index, const jso
     for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]) && !is_alone; i++) {
         const json_t *value = json_object_get(keys, numbers[i].key);
         if (!json_is_integer(value) || json_integer_value(value) != numbers[i].wanted) {
-            return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: %s is %s, allowed %lld: parts are named NAME-00001-of-0000N" END " and so on",
-                                name, numbers[i].key, value == NULL ? "missing" : ep_json_describe(value, text), (long long)numbers[i].wanted);
+            return ep_error_set(out_error, EP_ERR_BAD_FILE,
+                                "%s: %s is %s, allowed %lld: parts are named NAME-00001-of-0000N" END " and so on",
+                                name, numbers[i].key, value == NULL ? "missing" : ep_json_describe(value, text),
+                                (long long)numbers[i].wanted);
         }
     }
     return EP_OK;
@@ -85,11 +87,13 @@ static ep_err take_file(const char *name, ep_gguf_files *out_files, ep_error *ou
     ep_gguf_files files = {.count = 0};
     read_part(name, &part, &files.count);
     if (part != 1) {
-        return ep_error_set(out_error, EP_ERR_BAD_FILE, "%.200s: is part %u of %u, allowed: the first part or its directory", name, part,
+        return ep_error_set(out_error, EP_ERR_BAD_FILE,
+                            "%.200s: is part %u of %u, allowed: the first part or its directory", name, part,
                             files.count);
     }
     if (strlen(name) >= sizeof(files.first)) {
-        return ep_error_set(out_error, EP_ERR_BAD_FILE, "%.200s: the name is longer than %zu bytes", name, sizeof(files.first) - 1);
+        return ep_error_set(out_error, EP_ERR_BAD_FILE, "%.200s: the name is longer than %zu bytes", name,
+                            sizeof(files.first) - 1);
     }
     memcpy(files.first, name, strlen(name) + 1);
     *out_files = files;
@@ -117,7 +121,8 @@ static ep_err scan(const ep_model_dir *dir, ep_gguf_files *files, ep_error *out_
         }
         read_part(entry->d_name, &part, &count);
         if (part == 1 && files->count > 0) {
-            err = ep_error_set(out_error, EP_ERR_BAD_FILE, "%.200s: has %.100s and %.100s, allowed one GGUF model: name the file", dir->path,
+            err = ep_error_set(out_error, EP_ERR_BAD_FILE,
+                               "%.200s: has %.100s and %.100s, allowed one GGUF model: name the file", dir->path,
                                files->first, entry->d_name);
         } else if (part == 1) {
             err = take_file(entry->d_name, files, out_error);

@@ -36,8 +36,8 @@ static void read_mlp_types(ep_config_reader *reader, const char *key, json_t *li
 {
     char text[EP_JSON_TEXT_BYTES];
     if (!json_is_array(list) || json_array_size(list) < layers) {
-        ep_config_fail(reader, EP_ERR_BAD_FILE, "%s is %s, allowed an array of %u words: dense, sparse, moe, hash_moe", key,
-                       ep_json_describe(list, text), layers);
+        ep_config_fail(reader, EP_ERR_BAD_FILE, "%s is %s, allowed an array of %u words: dense, sparse, moe, hash_moe",
+                       key, ep_json_describe(list, text), layers);
         return;
     }
     for (uint32_t i = 0; i < layers; i++) {
@@ -64,10 +64,12 @@ static bool lists_moe(const json_t *list)
     return any;
 }
 
-static void read_block_types(ep_config_reader *reader, const char *key, json_t *list, uint32_t layers, ep_layer_map *out)
+static void read_block_types(ep_config_reader *reader, const char *key, json_t *list, uint32_t layers,
+                             ep_layer_map *out)
 {
     if (json_array_size(list) < layers) {
-        ep_config_fail(reader, EP_ERR_BAD_FILE, "%s has %zu values, allowed %u: one for each layer", key, json_array_size(list), layers);
+        ep_config_fail(reader, EP_ERR_BAD_FILE, "%s has %zu values, allowed %u: one for each layer", key,
+                       json_array_size(list), layers);
     }
     for (uint32_t i = 0; i < layers; i++) {
         const char *word = json_string_value(json_array_get(list, i));
@@ -98,12 +100,14 @@ static void read_numbers(ep_config_reader *reader, const char *key, json_t *valu
     size_t i;
     json_t *item;
     if (at == NULL && !json_is_array(value)) {
-        ep_config_fail(reader, EP_ERR_BAD_FILE, "%s is %s, allowed an array of layer numbers", key, ep_json_describe(value, text));
+        ep_config_fail(reader, EP_ERR_BAD_FILE, "%s is %s, allowed an array of layer numbers", key,
+                       ep_json_describe(value, text));
         return;
     }
     json_array_foreach(value, i, item) {
         if (!json_is_integer(item) || json_integer_value(item) < 0 || json_integer_value(item) >= (json_int_t)layers) {
-            ep_config_fail(reader, EP_ERR_BAD_FILE, "%s[%zu] is %s, allowed 0..%u", key, i, ep_json_describe(item, text), layers - 1);
+            ep_config_fail(reader, EP_ERR_BAD_FILE, "%s[%zu] is %s, allowed 0..%u", key, i,
+                           ep_json_describe(item, text), layers - 1);
             return;
         }
         out->moe[json_integer_value(item)] = true;
@@ -112,8 +116,8 @@ static void read_numbers(ep_config_reader *reader, const char *key, json_t *valu
         char *end = NULL;
         const unsigned long layer = strtoul(at, &end, 10);
         if (end == at || (*end != ',' && *end != '\0') || layer >= layers) {
-            ep_config_fail(reader, EP_ERR_BAD_FILE, "%s is %s, allowed numbers 0..%u with commas between", key, ep_json_describe(value, text),
-                           layers - 1);
+            ep_config_fail(reader, EP_ERR_BAD_FILE, "%s is %s, allowed numbers 0..%u with commas between", key,
+                           ep_json_describe(value, text), layers - 1);
             return;
         }
         out->moe[layer] = true;
@@ -148,7 +152,8 @@ static void read_lists(ep_config_reader *reader, uint32_t layers, ep_layer_map *
         for (uint32_t i = 0; i < layers && out_map->keys[0] != '\0'; i++) {
             if (map.moe[i] != out_map->moe[i]) {
                 ep_config_fail(reader, EP_ERR_BAD_FILE, "layer %u is %s by %s and %s by %s, allowed the same", i,
-                               out_map->moe[i] ? "an MoE layer" : "none", out_map->keys, map.moe[i] ? "an MoE layer" : "none", key);
+                               out_map->moe[i] ? "an MoE layer" : "none", out_map->keys,
+                               map.moe[i] ? "an MoE layer" : "none", key);
             }
         }
         if (out_map->keys[0] == '\0') {
@@ -224,7 +229,8 @@ static void keep_range(ep_config_reader *reader, uint32_t layers, ep_layer_map *
     const bool has_start = has_rule(reader, "moe_layer_start_index", map);
     (void)has_rule(reader, "moe_layer_end_index", map);
     const uint32_t start = has_start ? ep_config_u32(reader, KEYS("moe_layer_start_index"), 0, layers - 1, 0) : 0;
-    const uint32_t end = to_last ? layers - 1 : ep_config_u32(reader, KEYS("moe_layer_end_index"), 0, layers - 1, layers - 1);
+    const uint32_t end =
+        to_last ? layers - 1 : ep_config_u32(reader, KEYS("moe_layer_end_index"), 0, layers - 1, layers - 1);
     for (uint32_t i = 0; i < layers; i++) {
         map->moe[i] = map->moe[i] && i >= start && i <= end;
     }

@@ -38,7 +38,8 @@ static size_t format_amount(double bytes, char out[AMOUNT_BYTES])
         bytes /= 1024.0;
         unit++;
     }
-    return (size_t)snprintf(out, AMOUNT_BYTES, bytes < 10.0 && unit > 0 ? "%.1f %s" : "%.0f %s", bytes, units[unit]) - strlen(units[unit]);
+    return (size_t)snprintf(out, AMOUNT_BYTES, bytes < 10.0 && unit > 0 ? "%.1f %s" : "%.0f %s", bytes, units[unit]) -
+           strlen(units[unit]);
 }
 
 /* " 1.5 of 3.0 GiB" */
@@ -66,7 +67,9 @@ static double bytes_per_s(const ep_load_state *state)
 static void format_rest(const ep_load_state *state, char out[PART_BYTES])
 {
     double rate = bytes_per_s(state);
-    double rest = rate > 0.0 && state->bytes_total > state->bytes_done ? (double)(state->bytes_total - state->bytes_done) / rate : -1.0;
+    double rest = rate > 0.0 && state->bytes_total > state->bytes_done
+                      ? (double)(state->bytes_total - state->bytes_done) / rate
+                      : -1.0;
     out[0] = '\0';
     if (rate > 0.0 && ep_load_percent(state) == 100) {
         snprintf(out, PART_BYTES, " in %.1f s", (double)state->elapsed_ns / (double)EP_NS_PER_S);
@@ -81,8 +84,10 @@ static void format_parts(const ep_load_state *state, char parts[PARTS][PART_BYTE
 {
     char amount[AMOUNT_BYTES];
     int full = (int)(ep_load_percent(state) * EP_LOAD_PROGRESS_BAR_CELLS / 100);
-    snprintf(parts[PART_BAR], PART_BYTES, " [%.*s%.*s]", full, "##########", EP_LOAD_PROGRESS_BAR_CELLS - full, "..........");
-    snprintf(parts[PART_EXPERTS], PART_BYTES, " %" PRIu64 "/%" PRIu64 " experts", state->experts_done, state->experts_total);
+    snprintf(parts[PART_BAR], PART_BYTES, " [%.*s%.*s]", full, "##########", EP_LOAD_PROGRESS_BAR_CELLS - full,
+             "..........");
+    snprintf(parts[PART_EXPERTS], PART_BYTES, " %" PRIu64 "/%" PRIu64 " experts", state->experts_done,
+             state->experts_total);
     format_bytes(state, parts[PART_BYTES_OF]);
     if (bytes_per_s(state) > 0.0) {
         format_amount(bytes_per_s(state), amount);
@@ -117,8 +122,8 @@ void ep_load_format(const ep_load_state *state, size_t columns, char out[EP_LOAD
     }
     size_t most = columns > used ? columns - used + least : least;
     ep_text_cut(model, most < LABEL_COLUMNS_MAX ? most : LABEL_COLUMNS_MAX, label, sizeof(label));
-    snprintf(out, EP_LOAD_PROGRESS_LINE_BYTES, "loading %s%s%s%s%s%s%s", label, parts[PART_BAR], percent, parts[PART_EXPERTS],
-             parts[PART_BYTES_OF], parts[PART_RATE], parts[PART_REST]);
+    snprintf(out, EP_LOAD_PROGRESS_LINE_BYTES, "loading %s%s%s%s%s%s%s", label, parts[PART_BAR], percent,
+             parts[PART_EXPERTS], parts[PART_BYTES_OF], parts[PART_RATE], parts[PART_REST]);
     out[ep_text_fit(out, columns)] = '\0';
 }
 
@@ -133,7 +138,8 @@ bool ep_load_due(const ep_load_state *state, bool terminal, uint32_t last_percen
         return since_ns >= EP_LOAD_PROGRESS_REDRAW_NS;
     }
     return since_ns >= EP_LOAD_PROGRESS_LINE_NS &&
-           (percent / EP_LOAD_PROGRESS_STEP_PERCENT > last_percent / EP_LOAD_PROGRESS_STEP_PERCENT || since_ns >= EP_LOAD_PROGRESS_STEP_NS);
+           (percent / EP_LOAD_PROGRESS_STEP_PERCENT > last_percent / EP_LOAD_PROGRESS_STEP_PERCENT ||
+            since_ns >= EP_LOAD_PROGRESS_STEP_NS);
 }
 
 void ep_load_progress_init(ep_load_progress *progress, int fd, const char *model, uint64_t experts_total,
@@ -158,8 +164,8 @@ static void write_all(int fd, const char *text, size_t bytes)
 }
 
 /*
- * The cursor goes back to the line's begin, so that a line of the log that comes next stands there alone, at least where it is
- * the longer one. One column stays free: a full line would wrap on some terminals.
+ * The cursor goes back to the line's begin, so that a line of the log that comes next stands there alone, at least
+ * where it is the longer one. One column stays free: a full line would wrap on some terminals.
  */
 static void write_bar(ep_load_progress *progress)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Progress of loading weights: one line that redraws itself on a terminal and never is wider, else a line of the log every
- * 10 % or 30 seconds.
+ * Progress of loading weights: one line that redraws itself on a terminal and never is wider, else a line of the log
+ * every 10 % or 30 seconds.
  *
  *     loading demo [#####.....]  50 % 32/64 experts 1.5 of 3.0 GiB 512 MiB/s 3 s left
  *     event=expert-loading model=demo percent=50 experts=32 experts_total=64 bytes=1610612736 bytes_total=3221225472 ...

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reading config.json: the keys that all model types spell alike or nearly alike, with the row of the type for what no key says. */
+/* Reading config.json: the keys that all model types spell alike or nearly alike, with the row of the type for what
+ * no key says. */
 #include "model/model_config.h"
 
 #include <stdio.h>
@@ -72,7 +73,8 @@ static const ep_model_type *read_type(ep_config_reader *reader, json_t *root, ep
     ep_json_printable(name == NULL ? "" : name, info->model_type, sizeof(info->model_type));
     info->model_type_known = type != NULL;
     if (type != NULL && type->refused != NULL) {
-        ep_config_fail(reader, EP_ERR_UNIMPLEMENTED, "model_type is %s, which this build cannot serve: %s", info->model_type, type->refused);
+        ep_config_fail(reader, EP_ERR_UNIMPLEMENTED, "model_type is %s, which this build cannot serve: %s",
+                       info->model_type, type->refused);
     }
     return type;
 }
@@ -93,10 +95,12 @@ static ep_activation read_function(ep_config_reader *reader, const ep_model_type
                  {"relu2", EP_ACT_RELU2_NO_GATE}};
     char text[EP_JSON_TEXT_BYTES];
     const char *key = "hidden_act";
-    json_t *act = ep_config_find(reader, KEYS("mlp_hidden_act", "hidden_act", "hidden_activation", "activation_function", "dense_act_fn"), &key);
+    json_t *act = ep_config_find(
+        reader, KEYS("mlp_hidden_act", "hidden_act", "hidden_activation", "activation_function", "dense_act_fn"), &key);
     act = act == NULL ? json_object_get(ep_config_find(reader, KEYS("ffn_act_fn"), &key), "name") : act;
     if (act == NULL && type == NULL) {
-        ep_config_fail(reader, EP_ERR_UNIMPLEMENTED, "hidden_act is missing, and this build does not know the function of its model type");
+        ep_config_fail(reader, EP_ERR_UNIMPLEMENTED,
+                       "hidden_act is missing, and this build does not know the function of its model type");
         return EP_ACT_SILU;
     }
     const char *name = act != NULL ? json_string_value(act) : type->function != NULL ? type->function : "silu";
@@ -106,8 +110,8 @@ static ep_activation read_function(ep_config_reader *reader, const ep_model_type
         }
     }
     ep_config_fail(reader, EP_ERR_UNIMPLEMENTED,
-                   "%s is %s, allowed silu, swish, situ, gelu, gelu_pytorch_tanh, gelu_new, gelu_tanh, relu, relu2", key,
-                   ep_json_describe(act, text));
+                   "%s is %s, allowed silu, swish, situ, gelu, gelu_pytorch_tanh, gelu_new, gelu_tanh, relu, relu2",
+                   key, ep_json_describe(act, text));
     return EP_ACT_SILU;
 }
 
@@ -129,7 +133,8 @@ static void read_limits(ep_config_reader *reader, const char *const *keys, uint3
         json_t *item = json_array_get(list, i);
         double limit = json_is_null(item) ? 0.0 : json_is_number(item) ? json_number_value(item) : -1.0;
         if (!(limit >= 0.0 && limit <= 1e30)) {
-            ep_config_fail(reader, EP_ERR_BAD_FILE, "%s[%u] is %s, allowed 0..1e30", key, i, ep_json_describe(item, text));
+            ep_config_fail(reader, EP_ERR_BAD_FILE, "%s[%u] is %s, allowed 0..1e30", key, i,
+                           ep_json_describe(item, text));
             return;
         }
         out[i] = (float)limit;
@@ -157,8 +162,10 @@ static void refuse_numbers(ep_config_reader *reader, ep_activation formula)
                    {"swiglu_limits", {EP_ACT_SWIGLU_STEP, EP_ACT_SWIGLU_STEP}},
                    {"swiglu_limits_shared", {EP_ACT_SWIGLU_STEP, EP_ACT_SWIGLU_STEP}}};
     for (size_t i = 0; i < EP_ARRAY_COUNT(numbers); i++) {
-        if (formula != numbers[i].formulas[0] && formula != numbers[i].formulas[1] && says_number(reader, numbers[i].key)) {
-            ep_config_fail(reader, EP_ERR_UNIMPLEMENTED, "%s is a number of another formula than %s, which other keys say", numbers[i].key,
+        if (formula != numbers[i].formulas[0] && formula != numbers[i].formulas[1] &&
+            says_number(reader, numbers[i].key)) {
+            ep_config_fail(reader, EP_ERR_UNIMPLEMENTED,
+                           "%s is a number of another formula than %s, which other keys say", numbers[i].key,
                            ep_activation_name(formula));
         }
     }
@@ -168,7 +175,8 @@ static void refuse_numbers(ep_config_reader *reader, ep_activation formula)
 static ep_activation read_formula(ep_config_reader *reader, const ep_model_type *type, ep_activation_numbers *numbers)
 {
     const ep_activation function = read_function(reader, type);
-    if (function == EP_ACT_SITU || (function == EP_ACT_SILU && ep_config_has(reader, KEYS("activation_situ_beta", "mlp_gate_softcap")))) {
+    if (function == EP_ACT_SITU ||
+        (function == EP_ACT_SILU && ep_config_has(reader, KEYS("activation_situ_beta", "mlp_gate_softcap")))) {
         numbers->alpha = ep_config_f32(reader, KEYS("activation_situ_beta", "mlp_gate_softcap"), 0.0, 1e6, 4.0f);
         numbers->beta = ep_config_f32(reader, KEYS("activation_situ_linear_beta", "mlp_up_softcap"), 0.0, 1e6, 25.0f);
         return EP_ACT_SITU;
@@ -192,13 +200,15 @@ static ep_activation read_formula(ep_config_reader *reader, const ep_model_type 
 /* The activation of all MoE layers and its numbers. */
 static void read_activation(ep_config_reader *reader, const ep_model_type *type, ep_model_info *info)
 {
-    static const char *const formulas[] = {"swiglu_alpha", "swiglu_limit", "swiglu_limits", "activation_situ_beta", "mlp_gate_softcap"};
+    static const char *const formulas[] = {"swiglu_alpha", "swiglu_limit", "swiglu_limits", "activation_situ_beta",
+                                           "mlp_gate_softcap"};
     float limits[EP_MODEL_LAYERS_MAX] = {0.0f};
     float shared_limits[EP_MODEL_LAYERS_MAX] = {0.0f};
     ep_activation_numbers numbers = {0.0f, 0.0f, 0.0f};
     for (size_t i = 0; type == NULL && i < EP_ARRAY_COUNT(formulas); i++) {
         if (ep_config_has(reader, KEYS(formulas[i]))) { /* models differ in what they clamp, and when */
-            ep_config_fail(reader, EP_ERR_UNIMPLEMENTED, "%s is a number of a formula that this build does not know for model type %s", formulas[i],
+            ep_config_fail(reader, EP_ERR_UNIMPLEMENTED,
+                           "%s is a number of a formula that this build does not know for model type %s", formulas[i],
                            info->model_type);
         }
     }
@@ -253,7 +263,8 @@ static ep_dtype read_dtype(ep_config_reader *reader, json_t *root)
 static void read_dense_part(ep_config_reader *reader, json_t *root, const ep_model_type *type, ep_model_info *info)
 {
     const uint32_t listed = ep_layer_map_count(reader);
-    const uint32_t stack = ep_config_u32(reader, KEYS("num_decoder_layers", "decoder_layers"), 0, EP_MODEL_LAYERS_MAX / 2, 0);
+    const uint32_t stack =
+        ep_config_u32(reader, KEYS("num_decoder_layers", "decoder_layers"), 0, EP_MODEL_LAYERS_MAX / 2, 0);
     info->hidden = ep_config_u32(reader, KEYS("hidden_size", "d_model"), 1, EP_HIDDEN_MAX, EP_CONFIG_REQUIRED);
     info->layers_count = ep_config_u32(reader, KEYS("num_hidden_layers", "num_layers", "n_layers", "encoder_layers"), 1,
                                        EP_MODEL_LAYERS_MAX, listed > 0 ? listed : EP_CONFIG_REQUIRED);
@@ -297,7 +308,8 @@ static ep_err allocate_values(uint32_t layers, layer_values *values)
 }
 
 /* Widths of shared experts by the type's marks where no key states them. */
-static void settle_shared(const ep_config_reader *reader, const char *const *count_keys, uint32_t marks, uint32_t layers, layer_values *values)
+static void settle_shared(const ep_config_reader *reader, const char *const *count_keys, uint32_t marks,
+                          uint32_t layers, layer_values *values)
 {
     const bool has_count = ep_config_has(reader, count_keys);
     for (uint32_t i = 0; i < layers; i++) {
@@ -312,22 +324,23 @@ static void settle_shared(const ep_config_reader *reader, const char *const *cou
     }
 }
 
-static void read_layer_values(ep_config_reader *reader, const ep_model_type *type, uint32_t layers, layer_values *values)
+static void read_layer_values(ep_config_reader *reader, const ep_model_type *type, uint32_t layers,
+                              layer_values *values)
 {
     const uint32_t marks = type_marks(type);
     const char *const *expert_keys = KEYS("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts");
-    const char *const *top_k_keys =
-        KEYS("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "moe_top_k", "top_k_experts", "experts_per_token");
+    const char *const *top_k_keys = KEYS("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k",
+                                         "moe_top_k", "top_k_experts", "experts_per_token");
     ep_config_refuse_unlike(reader, expert_keys);
     ep_config_refuse_unlike(reader, top_k_keys);
     ep_config_u32_per_layer(reader, expert_keys, 1, EP_EXPERTS_MAX, EP_CONFIG_REQUIRED, values->experts, layers);
     ep_config_u32_per_layer(
         reader, top_k_keys, 1, EP_TOP_K_MAX,
         type != NULL && type->top_k > 0 ? type->top_k : EP_CONFIG_REQUIRED, values->top_k, layers);
-    const char *const *inner_keys =
-        type == NULL || (marks & EP_TYPE_INNER_IS_DENSE)
-            ? KEYS("moe_intermediate_size", "intermediate_size")
-            : KEYS("moe_intermediate_size", "expert_ffn_hidden_size", "expert_hidden_dim", "ffn_hidden_size", "encoder_ffn_dim", "d_ff");
+    const char *const *inner_keys = type == NULL || (marks & EP_TYPE_INNER_IS_DENSE)
+                                        ? KEYS("moe_intermediate_size", "intermediate_size")
+                                        : KEYS("moe_intermediate_size", "expert_ffn_hidden_size", "expert_hidden_dim",
+                                               "ffn_hidden_size", "encoder_ffn_dim", "d_ff");
     if (marks & EP_TYPE_INNER_IS_1) {
         for (uint32_t i = 0; i < layers; i++) {
             values->inner[i] = 1;
@@ -335,14 +348,16 @@ static void read_layer_values(ep_config_reader *reader, const ep_model_type *typ
     } else {
         ep_config_u32_per_layer(reader, inner_keys, 1, EP_INNER_MAX, EP_CONFIG_REQUIRED, values->inner, layers);
     }
-    const char *const *count_keys = KEYS("n_shared_experts", "num_shared_experts", "num_shared_expert", "moe_num_shared_experts");
+    const char *const *count_keys =
+        KEYS("n_shared_experts", "num_shared_experts", "num_shared_expert", "moe_num_shared_experts");
     ep_config_refuse_unlike(reader, count_keys);
     ep_config_u32_per_layer(
         reader, count_keys,
         0, SHARED_EXPERTS_MAX, marks & EP_TYPE_SHARED_ALWAYS ? 1 : 0, values->shared_count, layers);
     ep_config_u32_per_layer(reader,
-                            KEYS("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size",
-                                 "shared_experts_intermediate_size", "share_expert_dim", "share_expert_dims"),
+                            KEYS("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size",
+                                 "shared_intermediate_size", "shared_experts_intermediate_size", "share_expert_dim",
+                                 "share_expert_dims"),
                             0, EP_INNER_MAX, 0, values->shared_inner, layers);
     settle_shared(reader, count_keys, marks, layers, values);
 }
@@ -388,7 +403,8 @@ static void read_layers(ep_config_reader *reader, const ep_model_type *type, ep_
     info->moe_layers = calloc(layers, sizeof(info->moe_layers[0]));
     info->shared_inner = calloc(layers, sizeof(info->shared_inner[0]));
     info->numbers = calloc(layers, sizeof(info->numbers[0]));
-    if (info->moe_layers == NULL || info->shared_inner == NULL || info->numbers == NULL || allocate_values(layers, &values) != EP_OK) {
+    if (info->moe_layers == NULL || info->shared_inner == NULL || info->numbers == NULL ||
+        allocate_values(layers, &values) != EP_OK) {
         ep_config_fail(reader, EP_ERR_NO_MEMORY, "no memory for %u layers", layers);
         return;
     }
@@ -403,7 +419,8 @@ static void read_layers(ep_config_reader *reader, const ep_model_type *type, ep_
     }
     free(values.storage);
     if (info->moe_layers_count == 0) {
-        ep_config_fail(reader, EP_ERR_BAD_FILE, "num_hidden_layers is %u and none is an MoE layer (%s), allowed at least 1", layers,
+        ep_config_fail(reader, EP_ERR_BAD_FILE,
+                       "num_hidden_layers is %u and none is an MoE layer (%s), allowed at least 1", layers,
                        config->layer_map.keys);
     }
 }

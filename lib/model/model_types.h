@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What only the model's type tells, one row for each: how its router weighs, what its shared experts are, and what config.json does
- * not say because the framework's code does. README's table of models is printed from these rows (expertctl model types).
+ * What only the model's type tells, one row for each: how its router weighs, what its shared experts are, and what
+ * config.json does not say because the framework's code does. README's table of models is printed from these rows
+ * (expertctl model types).
  *
  * Threads  pure.
  */

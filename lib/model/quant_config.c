@@ -21,9 +21,10 @@ static const struct {
              {"modelopt", MODELOPT}, {"gptq", GPTQ}, {"awq", AWQ}};
 
 /*
- * Keys and their values. {}: an object, whose keys have rows of their own; #: an integer; []: a list of them; -: the key begins with "-:",
- * which takes modules out; else what is allowed, or NULL:
- * whatever it is, no weight means another thing for it. Null is always allowed, of unknown keys too: it is as if the key were not there.
+ * Keys and their values. {}: an object, whose keys have rows of their own; #: an integer; []: a list of them; -: the
+ * key begins with "-:", which takes modules out; else what is allowed, or NULL:
+ * whatever it is, no weight means another thing for it. Null is always allowed, of unknown keys too: it is as if the
+ * key were not there.
  */
 static const struct {
     unsigned methods;
@@ -188,7 +189,8 @@ static void fail_key(const walk *w)
         }
     }
     print_path(w, path);
-    ep_config_fail(w->reader, EP_ERR_UNIMPLEMENTED, "%s: this build does not know what the key means for weights; allowed: %s", path,
+    ep_config_fail(w->reader, EP_ERR_UNIMPLEMENTED,
+                   "%s: this build does not know what the key means for weights; allowed: %s", path,
                    used == 0 ? "none" : others);
 }
 
@@ -230,8 +232,8 @@ static void check_value(const walk *w, const char *allowed, const json_t *value)
     const bool wants_list = strcmp(allowed, "[]") == 0;
     if (strcmp(allowed, "-") == 0) {
         print_path(w, path);
-        ep_config_fail(w->reader, EP_ERR_UNIMPLEMENTED, "%s: says how some modules differ, allowed: keys that begin with -: and take modules out",
-                       path);
+        ep_config_fail(w->reader, EP_ERR_UNIMPLEMENTED,
+                       "%s: says how some modules differ, allowed: keys that begin with -: and take modules out", path);
     } else if (!(wants_one ? json_is_integer(value) : wants_list ? are_integers(value) : is_listed(allowed, value))) {
         print_path(w, path);
         ep_config_fail(w->reader, EP_ERR_UNIMPLEMENTED, "%s is %s, allowed %s", path, ep_json_describe(value, text),
@@ -264,7 +266,8 @@ static void check_key(walk *w, json_t *value)
         check_object(w, value);
     } else {
         print_path(w, path);
-        ep_config_fail(w->reader, EP_ERR_UNIMPLEMENTED, "%s is %s, allowed an object", path, ep_json_describe(value, text));
+        ep_config_fail(w->reader, EP_ERR_UNIMPLEMENTED, "%s is %s, allowed an object", path,
+                       ep_json_describe(value, text));
     }
 }
 
@@ -301,7 +304,8 @@ static void add_size(const walk *w, const json_t *block, const json_t *group, ep
     if (is_block && (json_array_size(block) != 2 || size.rows == 0 || size.columns == 0)) {
         ep_config_fail(w->reader, EP_ERR_UNIMPLEMENTED, "%s: a block size is not two numbers above 0", w->root);
     } else if (config->sizes_count == EP_QUANT_SIZES_MAX) {
-        ep_config_fail(w->reader, EP_ERR_UNIMPLEMENTED, "%s: more than %d sizes of groups and blocks", w->root, EP_QUANT_SIZES_MAX);
+        ep_config_fail(w->reader, EP_ERR_UNIMPLEMENTED, "%s: more than %d sizes of groups and blocks", w->root,
+                       EP_QUANT_SIZES_MAX);
     } else {
         config->sizes[config->sizes_count++] = size;
     }
@@ -319,7 +323,8 @@ static bool is_int8(const json_t *scheme)
 /* Whether a row of weights has one scale. */
 static bool is_by_row(const json_t *weights)
 {
-    return size_of(json_object_get(weights, "group_size")) == 0 && !json_is_array(json_object_get(weights, "block_structure"));
+    return size_of(json_object_get(weights, "group_size")) == 0 &&
+           !json_is_array(json_object_get(weights, "block_structure"));
 }
 
 /* Whether a group's columns are in an order of their own. */
@@ -359,8 +364,10 @@ static void read_sizes(const walk *w, const json_t *quantised, ep_quant_config *
         rounds_not += may_round && is_int8(weights) && !has_rounded_inputs ? 1 : 0;
     }
     if (rounds > 0 && rounds_not > 0) {
-        ep_config_fail(w->reader, EP_ERR_UNIMPLEMENTED, "%s.config_groups: int8 rows of some groups have int8 inputs and of others not, allowed: all or none",
-                       w->root);
+        ep_config_fail(
+            w->reader, EP_ERR_UNIMPLEMENTED,
+            "%s.config_groups: int8 rows of some groups have int8 inputs and of others not, allowed: all or none",
+            w->root);
     }
     config->weights_only = json_object_size(json_object_get(quantised, "config_groups")) > 0 && rounds == 0;
     config->has_order = groups > 0 && ordered == groups;
@@ -373,7 +380,8 @@ static void read_words(const walk *w, const json_t *quantised, unsigned method, 
     const char *format = json_string_value(json_object_get(quantised, "checkpoint_format"));
     const char *also = json_string_value(json_object_get(quantised, "format"));
     if (method == GPTQ && format != NULL && also != NULL && strcmp(format, also) != 0) {
-        ep_config_fail(w->reader, EP_ERR_UNIMPLEMENTED, "%s.checkpoint_format is %s and format is %s, allowed the same", w->root, format, also);
+        ep_config_fail(w->reader, EP_ERR_UNIMPLEMENTED, "%s.checkpoint_format is %s and format is %s, allowed the same",
+                       w->root, format, also);
     }
     format = format == NULL ? also : format;
     const bool is_second = format != NULL && strcmp(format, "gptq_v2") == 0;
@@ -400,7 +408,8 @@ void ep_quant_config_read(ep_config_reader *reader, json_t *root, ep_quant_confi
     for (size_t i = 0; is_inner && i < 2; i++) {
         const json_t *also = json_object_get(root, names[i]);
         if (json_is_object(also) && json_equal(also, quantised) == 0) {
-            ep_config_fail(reader, EP_ERR_UNIMPLEMENTED, "%s is not the %s of the whole file, allowed the same", key, names[i]);
+            ep_config_fail(reader, EP_ERR_UNIMPLEMENTED, "%s is not the %s of the whole file, allowed the same", key,
+                           names[i]);
             return;
         }
     }
@@ -414,8 +423,9 @@ void ep_quant_config_read(ep_config_reader *reader, json_t *root, ep_quant_confi
     }
     if (w.methods == 0) {
         ep_config_fail(reader, EP_ERR_UNIMPLEMENTED,
-                       "%s: quant_method is %s, allowed: none, fp8, mxfp4, mxfp8, compressed-tensors, w8a8, ascend, modelopt, gptq, awq", key,
-                       method == NULL ? "not given" : ep_json_printable(method, text, sizeof(text)));
+                       "%s: quant_method is %s, allowed: none, fp8, mxfp4, mxfp8, compressed-tensors, w8a8, ascend, "
+                       "modelopt, gptq, awq",
+                       key, method == NULL ? "not given" : ep_json_printable(method, text, sizeof(text)));
         return;
     }
     check_object(&w, quantised);

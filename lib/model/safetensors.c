@@ -23,9 +23,11 @@
 typedef struct seen_state {
     pthread_mutex_t lock; /* everything below; fstat too, so that an older look is not taken for a change */
     bool is_refused;
-    /* The system's own time, which nobody sets. It moves with names and rights too, so a change of it alone only has the samples looked at. */
+    /* The system's own time, which nobody sets. It moves with names and rights too, so a change of it alone only has
+     * the samples looked at. */
     struct timespec changed;
-    /* The first state in which the file was found shorter. Only that one is read from: one that changes again is being written. */
+    /* The first state in which the file was found shorter. Only that one is read from: one that changes again is
+     * being written. */
     bool is_cut;
     uint64_t bytes;
     struct timespec modified;
@@ -129,7 +131,8 @@ static ep_err hash_samples(ep_safetensors *self, EVP_MD_CTX *context, ep_error *
 static ep_err hash_identity(ep_safetensors *self, const char *text, size_t bytes, ep_error *out_error)
 {
     EVP_MD_CTX *context = EVP_MD_CTX_new();
-    bool good = context != NULL && EVP_DigestInit_ex(context, EVP_sha256(), NULL) == 1 && EVP_DigestUpdate(context, text, bytes) == 1;
+    bool good = context != NULL && EVP_DigestInit_ex(context, EVP_sha256(), NULL) == 1 &&
+                EVP_DigestUpdate(context, text, bytes) == 1;
     ep_err err = good ? hash_samples(self, context, out_error) : no_sha256(self, out_error);
     if (err == EP_OK && EVP_DigestFinal_ex(context, self->identity_digest, NULL) != 1) {
         err = no_sha256(self, out_error);
@@ -138,7 +141,8 @@ static ep_err hash_identity(ep_safetensors *self, const char *text, size_t bytes
     return err;
 }
 
-/* The head of a GGUF file has no length of its own: it is read in ever larger pieces from the file's beginning, until it is whole. */
+/* The head of a GGUF file has no length of its own: it is read in ever larger pieces from the file's beginning,
+ * until it is whole. */
 static ep_err read_gguf(ep_safetensors *self, const ep_safetensors_limits *limits, ep_error *out_error)
 {
     const uint64_t all = self->file.bytes;
@@ -150,12 +154,14 @@ static ep_err read_gguf(ep_safetensors *self, const ep_safetensors_limits *limit
         bytes = all < bytes ? (size_t)all : bytes;
         char *text = malloc(bytes);
         if (text == NULL) {
-            return ep_error_set(out_error, EP_ERR_NO_MEMORY, "%s: no memory for a head of %zu bytes", self->file.name, bytes);
+            return ep_error_set(out_error, EP_ERR_NO_MEMORY, "%s: no memory for a head of %zu bytes", self->file.name,
+                                bytes);
         }
         is_short = false;
         err = ep_model_file_read(&self->file, 0, text, bytes, out_error);
         if (err == EP_OK) {
-            err = ep_gguf_head_parse(self->file.name, (const uint8_t *)text, bytes, all, limits, &head, &is_short, out_error);
+            err = ep_gguf_head_parse(self->file.name, (const uint8_t *)text, bytes, all, limits, &head, &is_short,
+                                     out_error);
         }
         if (err == EP_OK) {
             self->header = head.header;
@@ -173,7 +179,8 @@ static ep_err read_gguf(ep_safetensors *self, const ep_safetensors_limits *limit
 static ep_err is_gguf(const ep_model_file *file, bool *out_is, ep_error *out_error)
 {
     char magic[4] = "";
-    const ep_err err = file->bytes < sizeof(magic) ? EP_OK : ep_model_file_read(file, 0, magic, sizeof(magic), out_error);
+    const ep_err err =
+        file->bytes < sizeof(magic) ? EP_OK : ep_model_file_read(file, 0, magic, sizeof(magic), out_error);
     *out_is = memcmp(magic, EP_GGUF_MAGIC, sizeof(magic)) == 0;
     return err;
 }
@@ -314,9 +321,9 @@ const ep_safetensors_tensor *ep_safetensors_find(const ep_safetensors *file, con
 }
 
 /*
- * A file that is only bytes_left long is known to be as it was at open up to *out_end: the end of the last sample that is left, when its
- * head and all samples that are left are as they were. What follows may be of another file that is being written. 0: none is known. An
- * error says only that it could not be read.
+ * A file that is only bytes_left long is known to be as it was at open up to *out_end: the end of the last sample that
+ * is left, when its head and all samples that are left are as they were. What follows may be of another file that is
+ * being written. 0: none is known. An error says only that it could not be read.
  */
 static ep_err find_known_end(const ep_safetensors *self, uint64_t bytes_left, uint64_t *out_end, ep_error *out_error)
 {
@@ -367,8 +374,9 @@ static ep_err look_at_whole(const ep_safetensors *self, seen_state *seen, const 
 }
 
 /*
- * BAD_FILE when the file is neither as at open (*out_bytes: its size) nor as when it was first found shorter (*out_bytes: less). Once
- * it was shorter, any other state refuses it for good: something writes to it. So do other bytes under the time it had at open.
+ * BAD_FILE when the file is neither as at open (*out_bytes: its size) nor as when it was first found shorter
+ * (*out_bytes: less). Once it was shorter, any other state refuses it for good: something writes to it. So do other
+ * bytes under the time it had at open.
  */
 static ep_err check_state(const ep_safetensors *self, uint64_t *out_bytes, ep_error *out_error)
 {
@@ -398,7 +406,8 @@ static ep_err check_state(const ep_safetensors *self, uint64_t *out_bytes, ep_er
     }
     if (is_refused) {
         return ep_error_set(out_error, EP_ERR_BAD_FILE,
-                            "%s: was modified after it was opened, and its time set back; open the model again", self->file.name);
+                            "%s: was modified after it was opened, and its time set back; open the model again",
+                            self->file.name);
     }
     return is_cut && has_stat ? EP_OK : err;
 }
@@ -416,8 +425,9 @@ ep_err ep_safetensors_read(const ep_safetensors *file, const ep_safetensors_tens
         const bool is_cut = err == EP_OK && bytes_before < file->file.bytes;
         err = is_cut ? find_known_end(file, bytes_before, &end, out_error) : err;
         if (err == EP_OK && is_cut && begin + bytes > end) {
-            err = ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: has %" PRIu64 " bytes, had %" PRIu64 " when it was opened",
-                               file->file.name, bytes_before, file->file.bytes);
+            err = ep_error_set(out_error, EP_ERR_BAD_FILE,
+                               "%s: has %" PRIu64 " bytes, had %" PRIu64 " when it was opened", file->file.name,
+                               bytes_before, file->file.bytes);
         }
         if (err == EP_OK) {
             err = ep_model_file_read(&file->file, begin, out, bytes, out_error);

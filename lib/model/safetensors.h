@@ -87,7 +87,8 @@ const struct json_t *ep_safetensors_keys(const ep_safetensors *file);
 /* Of the open file; false when the system says nothing. */
 bool ep_safetensors_stat(const ep_safetensors *file, struct stat *out_status);
 uint64_t ep_safetensors_bytes(const ep_safetensors *file);
-/* SHA-256 of the header and of pieces spread over the data: what tells one file from another without reading all of it. */
+/* SHA-256 of the header and of pieces spread over the data: what tells one file from another without reading all of
+ * it. */
 const uint8_t *ep_safetensors_identity_digest(const ep_safetensors *file);
 size_t ep_safetensors_count(const ep_safetensors *file);
 /* index < count, in name order. */

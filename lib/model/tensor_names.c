@@ -45,8 +45,8 @@ typedef struct shared_spelling {
     const char *const *words;
 } shared_spelling;
 
-/* "<block>.<index><E>.<word>.<part>", or without a block tensors of a layer, which <words> name; "<word><end>" are their plain
- * values, and their other parts stand behind a dot where an end does. */
+/* "<block>.<index><E>.<word>.<part>", or without a block tensors of a layer, which <words> name; "<word><end>" are
+ * their plain values, and their other parts stand behind a dot where an end does. */
 typedef struct expert_spelling {
     const char *block;
     const char *index;
@@ -75,13 +75,15 @@ typedef struct family_names {
 static const family_names families[] = {
     {
         .family = EP_NAMES_N1,
-        .experts = {{"mlp.experts", "", projections}, {"mixer.experts", "", projections}, {"feed_forward.experts", "", projections}},
+        .experts = {{"mlp.experts", "", projections}, {"mixer.experts", "", projections}, {"feed_forward.experts", "",
+        projections}},
         .shared = {{"mlp.shared_experts", projections},
                    {"mlp.shared_expert", projections},
                    {"mlp.shared_mlp", projections},
                    {"mixer.shared_experts", projections}},
         .shared_gate = "mlp.shared_expert_gate.weight",
-        .routers = {"mlp.gate.weight", "mlp.gate.wg.weight", "mlp.router.classifier.weight", "mixer.gate.weight", "mlp.router.gate.weight",
+        .routers = {"mlp.gate.weight", "mlp.gate.wg.weight", "mlp.router.classifier.weight", "mixer.gate.weight",
+        "mlp.router.gate.weight",
                     "feed_forward.router.weight"},
         .router_biases = {"mlp.gate.e_score_correction_bias", "mlp.gate.expert_bias",
                           "mlp.moe_statics.e_score_correction_bias", "mlp.router.e_score_correction_bias",
@@ -121,7 +123,8 @@ static const family_names families[] = {
         .experts = {FUSED("mlp.experts", "gate_up_proj", "down_proj"), FUSED("experts", "gate_up_proj", "down_proj"),
                     FUSED("block_sparse_moe.experts", "gate_up_proj", "down_proj"),
                     FUSED("mlp.experts", "w13_weight", "w2_weight", .alternates = true),
-                    {.words = (matrix_words){"mlp.experts.fc1", "mlp.experts.fc1", "mlp.experts.fc2"}, .end = ".weight"}},
+                    {.words = (matrix_words){"mlp.experts.fc1", "mlp.experts.fc1", "mlp.experts.fc2"},
+                     .end = ".weight"}},
         .may_transpose = true,
         .shared = {{"mlp.shared_experts", projections},
                    {"mlp.shared_expert", projections},
@@ -150,9 +153,11 @@ static const family_names families[] = {
     },
     {
         .family = EP_NAMES_N9,
-        .experts = {{.words = (matrix_words){"block_sparse_moe.input_linear", "block_sparse_moe.input_linear", "block_sparse_moe.output_linear"},
+        .experts = {{.words = (matrix_words){"block_sparse_moe.input_linear", "block_sparse_moe.input_linear",
+        "block_sparse_moe.output_linear"},
                      .end = ".weight"},
-                    {.words = (matrix_words){"mlp.input_linear", "mlp.input_linear", "mlp.output_linear"}, .end = ".weight"}},
+                    {.words = (matrix_words){"mlp.input_linear", "mlp.input_linear", "mlp.output_linear"},
+                     .end = ".weight"}},
         .shared = {{"block_sparse_moe.shared_experts", projections}, {"shared_mlp", fused_linears}},
         .shared_gate = "block_sparse_moe.shared_expert_gate.weight",
         .routers = {"block_sparse_moe.router.layer.weight", "mlp.router.layer.weight"},
@@ -187,7 +192,8 @@ static const family_names families[] = {
     {
         .family = EP_NAMES_GGUF,
         .experts = {{.words = (matrix_words){"ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"}, .end = ".weight"},
-                    {.words = (matrix_words){"ffn_gate_up_exps", "ffn_gate_up_exps", "ffn_down_exps"}, .end = ".weight"}},
+                    {.words = (matrix_words){"ffn_gate_up_exps", "ffn_gate_up_exps", "ffn_down_exps"},
+                     .end = ".weight"}},
         .shared = {{"", gguf_shared}},
         .shared_gate = "ffn_gate_inp_shexp.weight",
         .routers = {"ffn_gate_inp.weight"},
@@ -217,14 +223,16 @@ static ep_layer_place place_of(const ep_tensor_names *names, uint32_t layer)
     if (names->second != NULL && layer >= names->second_from) {
         return *names->second;
     }
-    return (ep_layer_place){names->prefix, names->stem == NULL ? "layers" : names->stem, names->infix == NULL ? "" : names->infix};
+    return (ep_layer_place){names->prefix, names->stem == NULL ? "layers" : names->stem,
+                            names->infix == NULL ? "" : names->infix};
 }
 
 static void layer_name(const ep_tensor_names *names, uint32_t layer, const char *tail, char *out_name)
 {
     const ep_layer_place place = place_of(names, layer);
     const uint32_t number = names->second != NULL && layer >= names->second_from ? layer - names->second_from : layer;
-    int n = snprintf(out_name, EP_TENSOR_NAME_BYTES, "%s%s.%u.%s%s", place.prefix, place.stem, number, place.infix, tail);
+    int n =
+        snprintf(out_name, EP_TENSOR_NAME_BYTES, "%s%s.%u.%s%s", place.prefix, place.stem, number, place.infix, tail);
     EP_ASSERT(n > 0 && n < EP_TENSOR_NAME_BYTES);
 }
 
@@ -241,7 +249,8 @@ bool ep_tensor_names_flat(const ep_tensor_names *names)
 bool ep_tensor_names_fused(const ep_tensor_names *names)
 {
     const char *const *words = spelling(names)->words;
-    return ep_tensor_names_stacked(names) && words[EP_MATRIX_GATE] != NULL && strcmp(words[EP_MATRIX_GATE], words[EP_MATRIX_UP]) == 0;
+    return ep_tensor_names_stacked(names) && words[EP_MATRIX_GATE] != NULL &&
+           strcmp(words[EP_MATRIX_GATE], words[EP_MATRIX_UP]) == 0;
 }
 
 bool ep_tensor_names_may_transpose(const ep_tensor_names *names)
@@ -274,7 +283,8 @@ bool ep_tensor_name_shared(const ep_tensor_names *names, uint32_t spelling, uint
         return false;
     }
     const char *stem = t->shared[spelling].stem;
-    snprintf(tail, sizeof(tail), "%s%s%s.%s", stem, stem[0] == '\0' ? "" : ".", t->shared[spelling].words[matrix], part);
+    snprintf(tail, sizeof(tail), "%s%s%s.%s", stem, stem[0] == '\0' ? "" : ".", t->shared[spelling].words[matrix],
+             part);
     layer_name(names, layer, tail, out_name);
     return true;
 }
@@ -373,7 +383,8 @@ static bool ends_word(const char *rest)
 static bool is_expert_tail(const expert_spelling *s, const char *tail)
 {
     uint32_t expert;
-    const char *at = s->block == NULL ? tail : after(after_number(after(after(after(tail, s->block), "."), s->index), &expert), ".");
+    const char *at =
+        s->block == NULL ? tail : after(after_number(after(after(after(tail, s->block), "."), s->index), &expert), ".");
     for (ep_matrix m = 0; m < EP_MATRIX_COUNT && at != NULL; m++) {
         if (s->words[m] != NULL && ends_word(after(at, s->words[m]))) {
             return true;
@@ -426,7 +437,8 @@ ep_tensor_role ep_tensor_name_role(const ep_tensor_names *names, const char *nam
     if (is_expert_tail(s, tail)) {
         return EP_TENSOR_EXPERT;
     }
-    return is_shared_tail(table(names), tail) || is_router_tail(table(names), tail) ? EP_TENSOR_OTHER : EP_TENSOR_UNKNOWN;
+    return is_shared_tail(table(names), tail) || is_router_tail(table(names), tail) ? EP_TENSOR_OTHER
+                                                                                    : EP_TENSOR_UNKNOWN;
 }
 
 bool ep_tensor_name_has_tail(const ep_tensor_names *names, const char *name, const char *tail)
@@ -480,7 +492,8 @@ static ep_err nothing_found(const ep_model_info *info, ep_error *out_error)
         out_error, EP_ERR_UNIMPLEMENTED,
         "no expert tensors found: neither layers.%u.mlp.experts.0.gate_proj.weight nor "
         "layers.%u.block_sparse_moe.experts.0.w1.weight, nor any other known name, with prefix none, model., "
-        "language_model.model., model.language_model., language_model. or backbone.; in GGUF not blk.%u.ffn_up_exps.weight",
+        "language_model.model., model.language_model., language_model. or backbone.; in GGUF not "
+        "blk.%u.ffn_up_exps.weight",
         layer, layer, layer);
 }
 
@@ -502,17 +515,19 @@ static bool has_blocks_or_biases(const ep_tensor_names *names, const ep_model_in
 }
 
 /* Any family at this place. */
-static bool probe_place(ep_tensor_names names, const ep_model_info *info, ep_tensor_exists_func exists, void *arg, bool alternates,
-                        ep_tensor_names *out_names)
+static bool probe_place(ep_tensor_names names, const ep_model_info *info, ep_tensor_exists_func exists, void *arg,
+                        bool alternates, ep_tensor_names *out_names)
 {
     for (size_t f = 0; f < EP_ARRAY_COUNT(families); f++) {
         names.family = families[f].family;
-        for (names.spelling = 0; names.spelling < SPELLINGS_MAX && families[f].experts[names.spelling].words != NULL; names.spelling++) {
+        for (names.spelling = 0; names.spelling < SPELLINGS_MAX && families[f].experts[names.spelling].words != NULL;
+             names.spelling++) {
             if (!has_any_expert(&names, info, exists, arg)) {
                 continue;
             }
             names.alternates = (alternates && names.family != EP_NAMES_GGUF) || spelling(&names)->alternates;
-            if (names.family == EP_NAMES_N3 && names.spelling == 0 && (alternates || has_blocks_or_biases(&names, info, exists, arg))) {
+            if (names.family == EP_NAMES_N3 && names.spelling == 0 &&
+                (alternates || has_blocks_or_biases(&names, info, exists, arg))) {
                 names.family = EP_NAMES_N7;
             }
             *out_names = names;
@@ -527,8 +542,11 @@ ep_err ep_tensor_names_probe(const ep_model_info *info, ep_tensor_exists_func ex
 {
     bool found = false;
     for (size_t p = 0; p < EP_ARRAY_COUNT(pairs) && info->first_stack_layers > 0 && !found; p++) {
-        const ep_tensor_names names = {.prefix = pairs[p][0].prefix, .stem = pairs[p][0].stem, .infix = pairs[p][0].infix,
-                                       .second = &pairs[p][1], .second_from = info->first_stack_layers};
+        const ep_tensor_names names = {.prefix = pairs[p][0].prefix,
+                                       .stem = pairs[p][0].stem,
+                                       .infix = pairs[p][0].infix,
+                                       .second = &pairs[p][1],
+                                       .second_from = info->first_stack_layers};
         found = probe_place(names, info, exists, arg, alternates, out_names);
     }
     for (size_t p = 0; p < EP_ARRAY_COUNT(places) && !found; p++) {
@@ -541,9 +559,10 @@ ep_err ep_tensor_names_probe(const ep_model_info *info, ep_tensor_exists_func ex
     if (ep_tensor_names_fused(out_names) && !info->model_type_known) {
         char name[EP_TENSOR_NAME_BYTES];
         ep_tensor_name_expert(out_names, info->moe_layers[0].layer, 0, EP_MATRIX_GATE, "weight", name);
-        return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
-                            "tensor %s has gate and up of an expert, and this build does not know how they lie in model type '%s'", name,
-                            info->model_type);
+        return ep_error_set(
+            out_error, EP_ERR_UNIMPLEMENTED,
+            "tensor %s has gate and up of an expert, and this build does not know how they lie in model type '%s'",
+            name, info->model_type);
     }
     return EP_OK;
 }

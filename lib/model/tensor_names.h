@@ -53,8 +53,8 @@ typedef struct ep_tensor_names {
 typedef bool (*ep_tensor_exists_func)(const char *name, void *arg);
 
 /*
- * Finds family and prefix by looking for experts of the model's MoE layers. alternates: of a tensor with gate and up, which of a model
- * type without a row is not known.
+ * Finds family and prefix by looking for experts of the model's MoE layers. alternates: of a tensor with gate and up,
+ * which of a model type without a row is not known.
  * Errors: UNIMPLEMENTED, naming what was looked for, or the family seen instead.
  */
 ep_err ep_tensor_names_probe(const ep_model_info *info, ep_tensor_exists_func exists, void *arg, bool alternates,

@@ -26,7 +26,8 @@ typedef struct block_shape {
 } block_shape;
 
 static const block_shape shapes[] = {[EP_BLOCK_Q4_0] = {32, 18, 0, 0},   [EP_BLOCK_Q5_0] = {32, 22, 0, 0},  [EP_BLOCK_Q8_0] = {32, 34, 0, 0},
-                                     [EP_BLOCK_Q4_K] = {256, 144, 0, 2}, [EP_BLOCK_Q5_K] = {256, 176, 0, 2}, [EP_BLOCK_Q6_K] = {256, 210, 208, 208},
+                                     [EP_BLOCK_Q4_K] = {256, 144, 0, 2}, [EP_BLOCK_Q5_K] = {256, 176, 0, 2},
+                                     [EP_BLOCK_Q6_K] = {256, 210, 208, 208},
                                      [EP_BLOCK_MXFP4] = {32, 17, 0, 0}};
 
 static uint16_t read_half(const uint8_t *from)
@@ -47,7 +48,8 @@ ep_err ep_weight_check_blocks(const ep_plan_matrix *m, const ep_plan_run *run, c
                                            !isfinite(ep_f16_to_f32(read_half(block + shape->second_at)));
         if (is_bad) {
             return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: tensor %.200s: a scale is not finite in block %zu",
-                                ep_safetensors_name(run->entry->shard), run->entry->name, (run->offset + at) / shape->bytes);
+                                ep_safetensors_name(run->entry->shard), run->entry->name,
+                                (run->offset + at) / shape->bytes);
         }
     }
     return EP_OK;
@@ -91,7 +93,8 @@ static uint32_t code_of(ep_block_type type, const uint8_t *block, size_t k)
     case EP_BLOCK_Q4_K:
         return block[16 + k / 64 * 32 + k % 32] >> big_half & 15u;
     case EP_BLOCK_Q5_K:
-        return (block[48 + k / 64 * 32 + k % 32] >> big_half & 15u) | (uint32_t)(block[16 + k % 32] >> k / 32 & 1u) << 4;
+        return (block[48 + k / 64 * 32 + k % 32] >> big_half & 15u) | (uint32_t)(block[16 + k % 32] >> k / 32 & 1u)
+                                                                          << 4;
     default: /* Q6_K: two halves of 128 columns, of each four times 32 */
         code = block[k / 128 * 64 + k % 64] >> (4 * (k / 64 & 1u)) & 15u;
         code |= (uint32_t)(block[128 + k / 128 * 32 + k % 32] >> (2 * (k / 32 & 3u)) & 3u) << 4;
@@ -99,7 +102,8 @@ static uint32_t code_of(ep_block_type type, const uint8_t *block, size_t k)
     }
 }
 
-static void unpack_block_scales(const ep_plan_matrix *m, const uint8_t *block, size_t group, size_t factor, uint8_t *scales)
+static void unpack_block_scales(const ep_plan_matrix *m, const uint8_t *block, size_t group, size_t factor,
+                                uint8_t *scales)
 {
     const ep_block_type type = m->container.block;
     const block_shape *shape = &shapes[type];

@@ -22,10 +22,11 @@ static uint64_t parts_of(uint64_t count, uint64_t part)
     return (count + part - 1) / part;
 }
 
-static ep_err refuse(const ep_checkpoint_entry *entry, const char *why, uint32_t value, const char *allowed, ep_error *out_error)
+static ep_err refuse(const ep_checkpoint_entry *entry, const char *why, uint32_t value, const char *allowed,
+                     ep_error *out_error)
 {
-    return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED, "%s: tensor %.200s: %s %u, allowed %s", ep_safetensors_name(entry->shard),
-                        entry->name, why, value, allowed);
+    return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED, "%s: tensor %.200s: %s %u, allowed %s",
+                        ep_safetensors_name(entry->shard), entry->name, why, value, allowed);
 }
 
 static ep_err missing_beside(const matrix *m, const char *what, ep_error *out_error)
@@ -66,7 +67,8 @@ static bool is_per_row(const ep_checkpoint_entry *entry, uint64_t rows)
 }
 
 /* [rows,groups], or [groups,rows] of a container that is transposed. */
-static ep_scale_layout layout_of_groups(const matrix *m, ep_weight_scales kind, uint32_t group, uint64_t groups, bool transposed)
+static ep_scale_layout layout_of_groups(const matrix *m, ep_weight_scales kind, uint32_t group, uint64_t groups,
+                                        bool transposed)
 {
     return (ep_scale_layout){.kind = kind,
                              .rows = 1,
@@ -76,8 +78,8 @@ static ep_scale_layout layout_of_groups(const matrix *m, ep_weight_scales kind, 
 }
 
 /*
- * Columns of a group where a row has `groups` of them: the size that the config states and that gives so many; where it states none,
- * 32 or all. 0: none of these, or more than one.
+ * Columns of a group where a row has `groups` of them: the size that the config states and that gives so many; where
+ * it states none, 32 or all. 0: none of these, or more than one.
  */
 static uint32_t group_of(const matrix *m, uint64_t groups)
 {
@@ -100,8 +102,8 @@ static uint32_t group_of(const matrix *m, uint64_t groups)
 }
 
 /*
- * The form of integers. Groups of 128 columns, or several times as many, or of a whole row, become groups of 128; others that 32
- * divides, groups of 32. It hangs on no size of the matrix: an expert's matrices are all in one form.
+ * The form of integers. Groups of 128 columns, or several times as many, or of a whole row, become groups of 128;
+ * others that 32 divides, groups of 32. It hangs on no size of the matrix: an expert's matrices are all in one form.
  */
 static ep_err integer_form(const matrix *m, uint32_t group, bool has_zeros, ep_weight_container *c)
 {
@@ -134,14 +136,19 @@ static ep_err integer_scales(const matrix *m, ep_scale_layout *out_layout, uint3
         return ep_tensor_type_error(scales, "F32, BF16, F16", m->error);
     }
     const bool is_row = is_per_row(scales, m->rows);
-    const uint64_t groups = is_row ? 1 : scales->tensor->rank == 2 && scales->tensor->shape[0] == m->rows ? scales->tensor->shape[1] : 0;
+    const uint64_t groups = is_row ? 1
+                            : scales->tensor->rank == 2 && scales->tensor->shape[0] == m->rows
+                                ? scales->tensor->shape[1]
+                                : 0;
     const uint32_t group = group_of(m, groups);
     if (group == 0) {
         const uint32_t wanted = m->quant->sizes_count > 0 ? m->quant->sizes[0].columns : EP_MX_GROUP;
-        return ep_tensor_shape_error(scales, EP_DIMS(m->rows, wanted == 0 ? 1 : parts_of(m->columns, wanted)), m->error);
+        return ep_tensor_shape_error(scales, EP_DIMS(m->rows, wanted == 0 ? 1 : parts_of(m->columns, wanted)),
+                                     m->error);
     }
     if (m->quant->asymmetric && m->t->zeros == NULL) {
-        return missing_beside(m, "has no zero points, which the config says it has: weight_zero_point is missing", m->error);
+        return missing_beside(m, "has no zero points, which the config says it has: weight_zero_point is missing",
+                              m->error);
     }
     *out_layout = layout_of_groups(m, kind, group, groups, false);
     *out_group = group;
@@ -209,14 +216,17 @@ static bool block_of(const matrix *m, uint32_t *rows, uint32_t *columns)
             continue;
         }
         is_stated = true;
-        const bool fits = ep_tensor_has_shape(m->t->scales, EP_DIMS(parts_of(m->rows, size.rows), parts_of(m->columns, size.columns)));
+        const bool fits = ep_tensor_has_shape(
+            m->t->scales, EP_DIMS(parts_of(m->rows, size.rows), parts_of(m->columns, size.columns)));
         found += fits ? 1 : 0;
         if (fits || found == 0) {
             *rows = size.rows;
             *columns = size.columns;
         }
     }
-    return is_stated ? found == 1 : ep_tensor_has_shape(m->t->scales, EP_DIMS(parts_of(m->rows, *rows), parts_of(m->columns, *columns)));
+    return is_stated
+               ? found == 1
+               : ep_tensor_has_shape(m->t->scales, EP_DIMS(parts_of(m->rows, *rows), parts_of(m->columns, *columns)));
 }
 
 /* Whether the config leaves open, or says of some weights, that a row or all of the matrix has one scale. */
@@ -239,7 +249,9 @@ static ep_err make_f8_blocks(const matrix *m, uint32_t rows, uint32_t columns, e
     c->scales.columns = columns;
     c->scales.row_step = parts_of(m->columns, columns);
     c->scales.column_step = 1;
-    c->format = is_square ? EP_WEIGHTS_F8_BLOCK : columns == EP_SHARED_BY_ALL ? EP_WEIGHTS_F8_CHANNEL : EP_WEIGHTS_F8_32;
+    c->format = is_square                     ? EP_WEIGHTS_F8_BLOCK
+                : columns == EP_SHARED_BY_ALL ? EP_WEIGHTS_F8_CHANNEL
+                                              : EP_WEIGHTS_F8_32;
     return EP_OK;
 }
 
@@ -248,7 +260,8 @@ static bool make_mxfp8(const matrix *m, ep_weight_container *c)
 {
     const uint64_t groups = parts_of(m->columns, EP_MX_GROUP);
     const bool is_square = ep_tensor_has_shape(m->t->scales, EP_DIMS(parts_of(m->rows, EP_MX_GROUP), groups));
-    if (c->scales.kind != EP_SCALES_E8M0 || (!is_square && !ep_tensor_has_shape(m->t->scales, EP_DIMS(m->rows, groups)))) {
+    if (c->scales.kind != EP_SCALES_E8M0 ||
+        (!is_square && !ep_tensor_has_shape(m->t->scales, EP_DIMS(m->rows, groups)))) {
         return false;
     }
     c->format = EP_WEIGHTS_MXFP8;
@@ -281,9 +294,10 @@ static ep_err make_f8(const matrix *m, ep_weight_container *c)
         return EP_OK;
     }
     const bool wants_mx = c->scales.kind == EP_SCALES_E8M0 && m->quant->sizes_count == 0;
-    return ep_tensor_shape_error(scales,
-                                 EP_DIMS(wants_mx ? m->rows : parts_of(m->rows, rows), parts_of(m->columns, wants_mx ? EP_MX_GROUP : columns)),
-                                 m->error);
+    return ep_tensor_shape_error(
+        scales,
+        EP_DIMS(wants_mx ? m->rows : parts_of(m->rows, rows), parts_of(m->columns, wants_mx ? EP_MX_GROUP : columns)),
+        m->error);
 }
 
 /* Two codes of e2m1 to a byte: mxfp4, or nvfp4 by the type of its scales. */
@@ -300,7 +314,8 @@ static ep_err make_e2m1(const matrix *m, ep_weight_container *c)
     }
     err = err != EP_OK ? err : ep_tensor_check_shape(scales, EP_DIMS(m->rows, groups), m->error);
     if (err == EP_OK && is_nv && m->t->factor == NULL) {
-        err = missing_beside(m, "has no scale of the whole matrix: neither weight_global_scale nor weight_scale_2 is there", m->error);
+        err = missing_beside(
+            m, "has no scale of the whole matrix: neither weight_global_scale nor weight_scale_2 is there", m->error);
     }
     if (err == EP_OK && is_nv && !(ep_tensor_has_type(m->t->factor, "F32") && is_one(m->t->factor))) {
         err = !ep_tensor_has_type(m->t->factor, "F32") ? ep_tensor_type_error(m->t->factor, "F32", m->error)
@@ -312,7 +327,8 @@ static ep_err make_e2m1(const matrix *m, ep_weight_container *c)
     return err;
 }
 
-/* Of so many bits, packed down columns of GPTQ, or along rows of AWQ: [groups, rows] scales, and zero points likewise. */
+/* Of so many bits, packed down columns of GPTQ, or along rows of AWQ: [groups, rows] scales, and zero points
+ * likewise. */
 static ep_err make_words(const matrix *m, ep_weight_container *c)
 {
     const ep_checkpoint_entry *values = m->t->values;
@@ -320,7 +336,8 @@ static ep_err make_words(const matrix *m, ep_weight_container *c)
     const ep_quant_words words = m->quant->words;
     const bool is_awq = words == EP_QUANT_WORDS_AWQ;
     if (words == EP_QUANT_WORDS_NONE) {
-        return ep_error_set(m->error, EP_ERR_UNIMPLEMENTED, "%s: tensor %.200s: only with quant_method gptq or awq in the config is it read",
+        return ep_error_set(m->error, EP_ERR_UNIMPLEMENTED,
+                            "%s: tensor %.200s: only with quant_method gptq or awq in the config is it read",
                             ep_safetensors_name(values->shard), values->name);
     }
     const bool is_bytes = !is_awq && ep_tensor_has_shape(values, EP_DIMS(parts_of(m->columns, 4), m->rows));
@@ -329,23 +346,28 @@ static ep_err make_words(const matrix *m, ep_weight_container *c)
     const uint64_t each = 32 / c->bits;
     ep_err err = !ep_tensor_has_type(values, "I32")
                      ? ep_tensor_type_error(values, "I32", m->error)
-                     : ep_tensor_check_shape(values, EP_DIMS(is_awq ? m->columns : m->columns / each, is_awq ? m->rows / each : m->rows), m->error);
+                     : ep_tensor_check_shape(
+                           values, EP_DIMS(is_awq ? m->columns : m->columns / each, is_awq ? m->rows / each : m->rows),
+                           m->error);
     if (err == EP_OK && (m->rows % each != 0 || m->columns % each != 0)) {
-        return refuse(values, "a matrix with rows or columns that no whole words hold, of bits", c->bits, "multiples of 32 bits", m->error);
+        return refuse(values, "a matrix with rows or columns that no whole words hold, of bits", c->bits,
+                      "multiples of 32 bits", m->error);
     }
     if (err != EP_OK) {
         return err;
     }
     const ep_checkpoint_entry *scales = m->t->scales;
     const ep_weight_scales kind = kind_of(scales);
-    const uint64_t groups = scales->tensor->rank == 2 && scales->tensor->shape[1] == m->rows ? scales->tensor->shape[0] : 0;
+    const uint64_t groups =
+        scales->tensor->rank == 2 && scales->tensor->shape[1] == m->rows ? scales->tensor->shape[0] : 0;
     const uint32_t group = group_of(m, groups);
     if (!is_float(kind)) {
         return ep_tensor_type_error(scales, "F16, BF16, F32", m->error);
     }
     if (group == 0) {
         const uint32_t wanted = m->quant->sizes_count > 0 ? m->quant->sizes[0].columns : EP_MX_GROUP;
-        return ep_tensor_shape_error(scales, EP_DIMS(wanted == 0 ? 1 : parts_of(m->columns, wanted), m->rows), m->error);
+        return ep_tensor_shape_error(scales, EP_DIMS(wanted == 0 ? 1 : parts_of(m->columns, wanted), m->rows),
+                                     m->error);
     }
     c->scales = layout_of_groups(m, kind, group, groups, true);
     if (zeros == NULL) {
@@ -378,8 +400,8 @@ bool ep_weight_container_of_blocks(const ep_checkpoint_entry *values, ep_weight_
     return false;
 }
 
-ep_err ep_weight_container_make(const ep_quant_config *quant, const ep_weight_tensors *tensors, uint32_t rows, uint32_t columns,
-                                ep_weight_container *out_container, ep_error *out_error)
+ep_err ep_weight_container_make(const ep_quant_config *quant, const ep_weight_tensors *tensors, uint32_t rows,
+                                uint32_t columns, ep_weight_container *out_container, ep_error *out_error)
 {
     const matrix m = {quant, tensors, rows, columns, out_error};
     const ep_checkpoint_entry *values = tensors->values;
@@ -397,7 +419,8 @@ ep_err ep_weight_container_make(const ep_quant_config *quant, const ep_weight_te
         return ep_tensor_type_error(values, VALUE_TYPES, out_error);
     }
     if (tensors->scales == NULL) {
-        return missing_beside(&m, "has no scales: none of weight_scale_inv, weight_scale, scale, scales is there", out_error);
+        return missing_beside(&m, "has no scales: none of weight_scale_inv, weight_scale, scale, scales is there",
+                              out_error);
     }
     if (tensors->are_words) {
         err = make_words(&m, &c);

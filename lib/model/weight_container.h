@@ -76,7 +76,7 @@ typedef struct ep_weight_tensors {
 /* Whether the tensor's type is a block of GGUF; then it needs no other tensors. Its shape is not looked at. */
 bool ep_weight_container_of_blocks(const ep_checkpoint_entry *values, ep_weight_container *out_container);
 /* Errors: BAD_FILE, UNIMPLEMENTED, NOT_FOUND: file, tensor, what it is, what is allowed. */
-ep_err ep_weight_container_make(const ep_quant_config *quant, const ep_weight_tensors *tensors, uint32_t rows, uint32_t columns,
-                                ep_weight_container *out_container, ep_error *out_error);
+ep_err ep_weight_container_make(const ep_quant_config *quant, const ep_weight_tensors *tensors, uint32_t rows,
+                                uint32_t columns, ep_weight_container *out_container, ep_error *out_error);
 
 #endif

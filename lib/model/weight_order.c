@@ -11,13 +11,13 @@ static ep_err no_memory(size_t bytes, ep_error *out_error)
 
 static ep_err damaged(const ep_plan_run *run, const char *what, uint32_t column, ep_error *out_error)
 {
-    return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: tensor %.200s: %s at element %u", ep_safetensors_name(run->entry->shard),
-                        run->entry->name, what, column);
+    return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: tensor %.200s: %s at element %u",
+                        ep_safetensors_name(run->entry->shard), run->entry->name, what, column);
 }
 
 /* A stable sort by group. next [groups]: room. */
-static ep_err sort_columns(const ep_plan_run *run, const uint8_t *raw, uint32_t columns, uint32_t group_columns, uint32_t *next,
-                           uint32_t *out_columns, ep_error *out_error)
+static ep_err sort_columns(const ep_plan_run *run, const uint8_t *raw, uint32_t columns, uint32_t group_columns,
+                           uint32_t *next, uint32_t *out_columns, ep_error *out_error)
 {
     const uint32_t groups = (columns - 1) / group_columns + 1;
     for (uint32_t g = 0; g < groups; g++) {
@@ -38,8 +38,8 @@ static ep_err sort_columns(const ep_plan_run *run, const uint8_t *raw, uint32_t 
     return EP_OK;
 }
 
-static ep_err read_order(const ep_expert_plan *plan, const ep_plan_matrix *m, const uint8_t *raw, uint32_t **out_columns,
-                         ep_error *out_error)
+static ep_err read_order(const ep_expert_plan *plan, const ep_plan_matrix *m, const uint8_t *raw,
+                         uint32_t **out_columns, ep_error *out_error)
 {
     const ep_plan_run *run = &plan->runs[m->order];
     const uint32_t shared = m->container.scales.columns;
@@ -54,7 +54,8 @@ static ep_err read_order(const ep_expert_plan *plan, const ep_plan_matrix *m, co
         same++;
     }
     if (err == EP_OK && same < m->columns && !m->is_ordered) {
-        err = damaged(run, "groups do not follow each other, and the config's desc_act says they do,", order[same], out_error);
+        err = damaged(run, "groups do not follow each other, and the config's desc_act says they do,", order[same],
+                      out_error);
     }
     if (err != EP_OK || same == m->columns) {
         free(order);
@@ -70,7 +71,8 @@ static bool are_alike(const uint32_t *a, const uint32_t *b, uint32_t count)
     return a == b || (a != NULL && b != NULL && memcmp(a, b, count * sizeof(*a)) == 0);
 }
 
-ep_err ep_weight_orders_init(ep_weight_orders *orders, const ep_expert_plan *plan, uint8_t *const *raw, ep_error *out_error)
+ep_err ep_weight_orders_init(ep_weight_orders *orders, const ep_expert_plan *plan, uint8_t *const *raw,
+                             ep_error *out_error)
 {
     const ep_plan_matrix *gate = &plan->matrices[EP_MATRIX_GATE];
     const ep_plan_matrix *up = &plan->matrices[EP_MATRIX_UP];
@@ -82,11 +84,13 @@ ep_err ep_weight_orders_init(ep_weight_orders *orders, const ep_expert_plan *pla
             err = read_order(plan, m, raw[m->order], &orders->columns[i], out_error);
         }
     }
-    if (err == EP_OK && gate->present && !are_alike(orders->columns[EP_MATRIX_GATE], orders->columns[EP_MATRIX_UP], up->columns)) {
+    if (err == EP_OK && gate->present &&
+        !are_alike(orders->columns[EP_MATRIX_GATE], orders->columns[EP_MATRIX_UP], up->columns)) {
         const ep_plan_run *run = &plan->runs[up->order >= 0 ? up->order : gate->order];
-        err = ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
-                           "%s: tensor %.200s: gate and up have their columns in groups in unlike orders, allowed: one for both",
-                           ep_safetensors_name(run->entry->shard), run->entry->name);
+        err = ep_error_set(
+            out_error, EP_ERR_UNIMPLEMENTED,
+            "%s: tensor %.200s: gate and up have their columns in groups in unlike orders, allowed: one for both",
+            ep_safetensors_name(run->entry->shard), run->entry->name);
     }
     return err;
 }
@@ -125,8 +129,8 @@ static void order_codes(ep_weight_format format, uint8_t *row, size_t columns, c
     }
 }
 
-static void order_all_rows(const ep_expert_plan *plan, const ep_plan_matrix *m, const uint32_t *order, uint8_t *values, uint8_t *scales,
-                           uint8_t *bias, uint8_t *room)
+static void order_all_rows(const ep_expert_plan *plan, const ep_plan_matrix *m, const uint32_t *order, uint8_t *values,
+                           uint8_t *scales, uint8_t *bias, uint8_t *room)
 {
     const ep_weight_format format = m->container.format;
     const ep_scale_arrays arrays = ep_weight_scale_arrays(format, m->rows, m->columns);
@@ -138,8 +142,8 @@ static void order_all_rows(const ep_expert_plan *plan, const ep_plan_matrix *m, 
     order_rows(bias, m->rows, ep_dtype_bytes(plan->bias_dtype), order, room);
 }
 
-ep_err ep_weight_orders_apply(const ep_weight_orders *orders, const ep_expert_plan *plan, ep_matrix which, uint8_t *values, uint8_t *scales,
-                              uint8_t *bias, ep_error *out_error)
+ep_err ep_weight_orders_apply(const ep_weight_orders *orders, const ep_expert_plan *plan, ep_matrix which,
+                              uint8_t *values, uint8_t *scales, uint8_t *bias, ep_error *out_error)
 {
     const ep_plan_matrix *m = &plan->matrices[which];
     const ep_weight_format format = m->container.format;
@@ -149,7 +153,8 @@ ep_err ep_weight_orders_apply(const ep_weight_orders *orders, const ep_expert_pl
     if (columns == NULL && rows == NULL) {
         return EP_OK;
     }
-    const size_t room_bytes = m->rows * row_bytes + ep_weight_scales_bytes(format, m->rows, m->columns) + m->columns + 4 * (size_t)m->rows;
+    const size_t room_bytes =
+        m->rows * row_bytes + ep_weight_scales_bytes(format, m->rows, m->columns) + m->columns + 4 * (size_t)m->rows;
     uint8_t *room = malloc(room_bytes);
     if (room == NULL) {
         return no_memory(room_bytes, out_error);

@@ -89,7 +89,8 @@ static size_t common_group(const ep_plan_matrix *m)
     return ours < m->container.scales.columns ? ours : m->container.scales.columns;
 }
 
-static ep_err check_values(const ep_expert_plan *plan, const ep_plan_matrix *m, uint8_t *const *raw, ep_error *out_error)
+static ep_err check_values(const ep_expert_plan *plan, const ep_plan_matrix *m, uint8_t *const *raw,
+                           ep_error *out_error)
 {
     const ep_plan_run *values = &plan->runs[m->values];
     const bool is_f8 = ep_weight_format_codes(m->container.format) == EP_CODES_E4M3;
@@ -101,7 +102,8 @@ static ep_err check_values(const ep_expert_plan *plan, const ep_plan_matrix *m, 
     return EP_OK;
 }
 
-static ep_err check_scales(const ep_expert_plan *plan, const ep_plan_matrix *m, uint8_t *const *raw, ep_error *out_error)
+static ep_err check_scales(const ep_expert_plan *plan, const ep_plan_matrix *m, uint8_t *const *raw,
+                           ep_error *out_error)
 {
     const ep_weight_scales kind = m->container.scales.kind;
     const ep_plan_run *scales = m->scales < 0 ? NULL : &plan->runs[m->scales];
@@ -133,21 +135,24 @@ static ep_err check_zeros(const ep_expert_plan *plan, const ep_plan_matrix *m, u
             const int32_t zero = read_zero(m, raw[m->zeros], n, k);
             const size_t at = scale_index(&c->scales, n, k);
             if (zero != 0 && c->zeros_are_none) {
-                return damaged(&plan->runs[m->zeros], "a zero point is not the middle of the range, which the config's sym says it is,", at,
+                return damaged(&plan->runs[m->zeros],
+                               "a zero point is not the middle of the range, which the config's sym says it is,", at,
                                out_error);
             }
             if (zero < -128 || zero > 127) {
                 return damaged(&plan->runs[m->zeros], "a zero point is beyond the range of codes", at, out_error);
             }
             if (zero != 0 && (ep_f32_bits(read_scale(raw[m->scales], c->scales.kind, at)) & 0xffu) != 0) {
-                return damaged(&plan->runs[m->scales], "a scale beside a zero point has more than 16 significant bits,", at, out_error);
+                return damaged(&plan->runs[m->scales], "a scale beside a zero point has more than 16 significant bits,",
+                               at, out_error);
             }
         }
     }
     return EP_OK;
 }
 
-ep_err ep_weight_check_numbers(const ep_expert_plan *plan, const ep_plan_matrix *m, uint8_t *const *raw, ep_error *out_error)
+ep_err ep_weight_check_numbers(const ep_expert_plan *plan, const ep_plan_matrix *m, uint8_t *const *raw,
+                               ep_error *out_error)
 {
     if (m->container.packing == EP_PACKING_BLOCKS) {
         return ep_weight_check_blocks(m, &plan->runs[m->values], raw[m->values], out_error);
@@ -179,7 +184,8 @@ static bool has_scales_in_place(const ep_plan_matrix *m)
     if (is_per_row) {
         return layout->rows == 1;
     }
-    return layout->columns == ep_weight_group_columns(format) && layout->rows == (format == EP_WEIGHTS_F8_BLOCK ? EP_F8_BLOCK : 1);
+    return layout->columns == ep_weight_group_columns(format) &&
+           layout->rows == (format == EP_WEIGHTS_F8_BLOCK ? EP_F8_BLOCK : 1);
 }
 
 bool ep_weight_is_in_place(const ep_plan_matrix *m)
@@ -235,7 +241,8 @@ static void take_words(const ep_plan_matrix *m, const uint8_t *from, uint8_t *to
     for (size_t n0 = 0; n0 < m->rows; n0 += SQUARE) {
         for (size_t k = 0; k < m->columns; k++) {
             for (size_t n = n0; n < n0 + SQUARE && n < m->rows; n++) {
-                const uint32_t word = is_awq ? read_word(from, (k * m->rows + n) / 8) : read_word(from, k / each * m->rows + n);
+                const uint32_t word =
+                    is_awq ? read_word(from, (k * m->rows + n) / 8) : read_word(from, k / each * m->rows + n);
                 const uint32_t code = word >> (is_awq ? awq_shift(n) : c->bits * (k % each)) & mask;
                 uint8_t *at = to + n * row_bytes + (c->bits == 4 ? k / 2 : k);
                 *at = (uint8_t)(c->bits == 8 ? code ^ 0x80u : k % 2 == 0 ? (*at & 0xf0u) | code : (*at & 0x0fu) | code << 4);

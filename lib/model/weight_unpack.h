@@ -13,8 +13,8 @@
 /* Whether values, scales and bias are used where their runs were read. */
 bool ep_weight_is_in_place(const ep_plan_matrix *matrix);
 /*
- * Numbers that would spoil every result they touch: a NaN code among f8 values, a scale that is not finite; and those that the form
- * cannot hold. Errors: BAD_FILE, UNIMPLEMENTED (file, tensor, element).
+ * Numbers that would spoil every result they touch: a NaN code among f8 values, a scale that is not finite; and those
+ * that the form cannot hold. Errors: BAD_FILE, UNIMPLEMENTED (file, tensor, element).
  */
 ep_err ep_weight_check_numbers(const ep_expert_plan *plan, const ep_plan_matrix *matrix, uint8_t *const *raw, ep_error *out_error);
 /* The matrix's rows, row after row. */
