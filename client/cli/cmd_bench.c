@@ -91,6 +91,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         state->child_inputs[0] = &options->connect;
         state->child_inputs[1] = &options->format;
         state->child_inputs[2] = &options->trace;
+        state->child_inputs[3] = &options->connect;
         return 0;
     case KEY_MODEL:
         request->model = ep_cli_arg_text(state, "--model", arg, EP_MODEL_NAME_BYTES - 1);
@@ -129,7 +130,8 @@ static const struct argp_option option_list[] = {
     {0},
 };
 static const struct argp_child children[] = {
-    {&ep_cli_connect_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {&ep_cli_trace_argp, 0, NULL, 0}, {0}};
+    {&ep_cli_connect_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {&ep_cli_trace_argp, 0, NULL, 0},
+    {&ep_cli_numerics_argp, 0, NULL, 0}, {0}};
 static const struct argp argp = {option_list,
                                  parse,
                                  "--model NAME --layer L",

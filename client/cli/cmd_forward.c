@@ -120,6 +120,9 @@ static void check_options(struct argp_state *state, const forward_options *optio
     if (options->gateway && options->connect.coordinator_url == NULL) {
         argp_error(state, "--gateway and --node are both given: the gateway is the coordinator's");
     }
+    if (options->gateway && options->connect.numerics != NULL) {
+        argp_error(state, "--gateway and --numerics are both given: the gateway chooses the id");
+    }
     if (options->gateway && (options->layer.args.comm_alg != EP_MOE_COMM_AUTO ||
                              options->layer.args.combine_at != EP_MOE_COMBINE_ROWS)) {
         argp_error(state, "--comm-alg or --combine-at, allowed with --gateway: neither");
@@ -145,6 +148,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         state->child_inputs[1] = &options->format;
         state->child_inputs[2] = &options->trace;
         state->child_inputs[3] = &options->layer;
+        state->child_inputs[4] = &options->connect;
         return 0;
     case KEY_OUT:
         options->out = arg;
@@ -192,7 +196,7 @@ static const struct argp_option option_list[] = {
 };
 static const struct argp_child children[] = {
     {&ep_cli_connect_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {&ep_cli_trace_argp, 0, NULL, 0},
-    {&ep_cli_layer_argp, 0, NULL, 0}, {0}};
+    {&ep_cli_layer_argp, 0, NULL, 0}, {&ep_cli_numerics_argp, 0, NULL, 0}, {0}};
 static const struct argp argp = {
     option_list,
     parse,

@@ -60,6 +60,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case ARGP_KEY_INIT:
         state->child_inputs[0] = &options->connect;
         state->child_inputs[1] = &options->trace;
+        state->child_inputs[2] = &options->connect;
         return 0;
     case KEY_CHECKPOINT:
         options->checkpoint = arg;
@@ -105,6 +106,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         if (options->gateway && options->connect.coordinator_url == NULL) {
             argp_error(state, "--gateway and --node are both given: the gateway is the coordinator's");
         }
+        if (options->gateway && options->connect.numerics != NULL) {
+            argp_error(state, "--gateway and --numerics are both given: the gateway chooses the id");
+        }
         return 0;
     default:
         return ARGP_ERR_UNKNOWN;
@@ -127,7 +131,8 @@ static const struct argp_option option_list[] = {
     {"report-file", KEY_REPORT_FILE, "FILE", 0, "Write the report there instead of to standard error", 2},
     {0},
 };
-static const struct argp_child children[] = {{&ep_cli_connect_argp, 0, NULL, 0}, {&ep_cli_trace_argp, 0, NULL, 0}, {0}};
+static const struct argp_child children[] = {
+    {&ep_cli_connect_argp, 0, NULL, 0}, {&ep_cli_trace_argp, 0, NULL, 0}, {&ep_cli_numerics_argp, 0, NULL, 0}, {0}};
 static const struct argp argp = {
     option_list,
     parse,

@@ -14,6 +14,7 @@
 #include "base/private_file.h"
 #include "context_file.h"
 #include "control.h"
+#include "moe/routing_table.h"
 #include "settings.h"
 
 #define TIMEOUT_US_MIN 1000u
@@ -30,7 +31,8 @@ enum {
     KEY_TLS_CA,
     KEY_TLS_CERT_KEY,
     KEY_TLS_SERVER_NAME,
-    KEY_NO_PAYLOAD_CRC
+    KEY_NO_PAYLOAD_CRC,
+    KEY_NUMERICS
 };
 
 void ep_cli_connect_init(ep_cli_connect *out_connect)
@@ -214,6 +216,25 @@ static error_t parse_connect(int key, char *arg, struct argp_state *state)
 static const struct argp_option connect_options[] = {{"context", KEY_CONTEXT, "CONTEXT", 0, CONTEXT_HELP, 10}, {0}};
 const struct argp ep_cli_connect_argp = {connect_options, parse_connect, NULL, NULL, reach_children, NULL, NULL};
 
+static error_t parse_numerics(int key, char *arg, struct argp_state *state)
+{
+    ep_cli_connect *connect = state->input;
+    if (key != KEY_NUMERICS) {
+        return ARGP_ERR_UNKNOWN;
+    }
+    connect->numerics = ep_cli_arg_text(state, "--numerics", arg, EP_NUMERICS_BYTES - 1);
+    return 0;
+}
+
+static const struct argp_option numerics_options[] = {
+    {"numerics", KEY_NUMERICS, "ID|any", 0,
+     "Only rows of this numerics id; any: results of unlike ids may meet in a call, which gives up equal bits (default: the first id "
+     "that has all experts)",
+     3},
+    {0},
+};
+const struct argp ep_cli_numerics_argp = {numerics_options, parse_numerics, NULL, NULL, NULL, NULL, NULL};
+
 static error_t parse_context(int key, char *arg, struct argp_state *state)
 {
     ep_cli_connect *connect = state->input;
@@ -301,6 +322,7 @@ ep_err ep_cli_connect_client(const ep_cli_connect *connect, ep_client **out_clie
     config.tls_server_name = connect->tls.server_name;
     config.deadline_us = connect->timeout_us;
     config.payload_crc = connect->payload_crc;
+    config.numerics = connect->numerics;
     ep_err err = ep_cli_control_probe(connect, out_error);
     err = err != EP_OK ? err : ep_client_create(&config, &client, out_error);
     if (err != EP_OK) {
