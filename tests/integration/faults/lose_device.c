@@ -19,7 +19,7 @@
 #include "base/numeric.h"
 #include "fault_fixture.h"
 
-enum { CALLERS = 8, CALLS_BEFORE = 20, CALLS_AFTER = 20, DEVICE = 0, CPU = 1 };
+enum { CALLERS = 8, CALLS_BEFORE = 20, CALLS_AFTER = 20, WAITS_MAX = 100, DEVICE = 0, CPU = 1 };
 
 #define BOTH                                                                                                          \
     "[{\"device_id\":0,\"device_expert\":[0,1,2,3,4,5,6,7]},{\"device_id\":1,\"device_expert\":[0,1,2,3,4,5,6,7]}]"
@@ -132,7 +132,9 @@ int main(void)
     for (uintptr_t c = 0; c < CALLERS; c++) {
         EP_TEST_CHECK(pthread_create(&callers[c], NULL, call_on, (void *)c) == 0, "no thread");
     }
-    wait_calls(CALLS_BEFORE);
+    for (int i = 0; i < WAITS_MAX && rows_of(DEVICE) == 0; i++) { /* a busy host may have callers shun it at first */
+        wait_calls(CALLS_BEFORE);
+    }
     const uint64_t device_rows = rows_of(DEVICE);
     EP_TEST_CHECK(device_rows > 0, "the device computed nothing");
     (void)ep_test_cluster_wait_in_flight(&f.cluster, DEVICE);
