@@ -20,7 +20,7 @@
 #include "base/error.h"
 #include "base/log.h"
 
-#define SLOTS 3 /* one copied in, one computed, one copied out */
+#define SLOTS 4 /* one copied in, one computed, one copied out, one with the host */
 
 typedef struct ascend_backend {
     ep_backend base;

@@ -270,6 +270,10 @@ static void scatter_row(const ep_ascend_slot *slot, const layout *l, const ep_jo
 {
     const uint8_t *from = slot->stage + l->out_stage;
     const float factor = slot->factors[place];
+    if (job->out_dtype == l->dtype && factor == 1.0f) {
+        memcpy(row->out, from + (size_t)place * l->hidden * sizeof(uint16_t), l->hidden * sizeof(uint16_t));
+        return;
+    }
     for (uint32_t h = 0; h < l->hidden; h++) {
         const float y = ep_ffn_read_float(from, l->dtype, (size_t)place * l->hidden + h);
         ep_ffn_write(row->out, job->out_dtype, h, factor == 0.0f ? 0.0f : y * factor);
