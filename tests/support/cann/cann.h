@@ -6,6 +6,11 @@
  *
  * Set by environment variables, read by aclInit:
  *   EP_CANN_SEED       of the delays of streams (1)
+ *   EP_CANN_IN_RATE    bytes per second of a copy to the device (0: as quick as it goes)
+ *   EP_CANN_OUT_RATE   the same from the device
+ *   EP_CANN_FLOPS      multiplications and additions per second of a matrix product (0: as quick as it goes). With rates
+ *                      streams have a time of their own: a task begins when the one before it and what it waits for have
+ *                      ended, not when a thread of this host got round to it
  *   EP_CANN_DELAY_US   longest delay before a task (60)
  *   EP_CANN_DEVICES    devices (1)
  *   EP_CANN_HBM_BYTES  device memory (4 GiB)
@@ -45,6 +50,8 @@ enum {
     CANN_OP_TILING = 561002,
 };
 
+typedef enum cann_rate { CANN_IN_RATE, CANN_OUT_RATE, CANN_FLOPS, CANN_RATES } cann_rate;
+
 /* Ends the process. */
 CANN_EXPORT _Noreturn void cann_violation(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* 0, or the code a call with no device set or a lost device brings. */
@@ -56,6 +63,8 @@ CANN_EXPORT void *cann_device_bytes(const void *address, size_t bytes, const cha
 /* Runs run(arg) on the stream's own thread, in order; then release(arg), also when the stream is torn down before. */
 CANN_EXPORT ep_acl_code cann_enqueue(ep_acl_stream stream, ep_acl_code (*run)(void *arg), void (*release)(void *arg),
                                      void *arg);
+/* In a task: the device's time goes on by what so much takes at the rate; returns once it is there. */
+CANN_EXPORT void cann_last(cann_rate rate, double amount);
 /* Objects of libnnopbase alive, for the check at aclFinalize. */
 CANN_EXPORT void cann_count_object(int change);
 
@@ -83,6 +92,7 @@ struct aclTensorList {
 
 typedef struct cann_launch {
     const ep_acl_tensor *inputs[CANN_INPUTS_MAX];
+    double flops; /* 0: it takes no time beside the products */
     uint64_t inputs_count;
     ep_acl_code (*run)(const struct cann_launch *launch);
     const char *name;

@@ -188,7 +188,9 @@ static ep_acl_code run_launch(void *arg)
         memset(cann_device_bytes(launch->workspace, launch->workspace_bytes, launch->name), 0xfe,
                launch->workspace_bytes);
     }
-    return launch->run(launch);
+    const ep_acl_code code = launch->run(launch);
+    cann_last(CANN_FLOPS, launch->flops);
+    return code;
 }
 
 static void release_launch(void *arg)

@@ -178,6 +178,7 @@ static ep_acl_code plan_grouped_matmul(const char *name, EP_ACL_GROUPED_MATMUL_I
                                    is_quant ? per_token_scale->tensors[0] : rows},
                         .inputs_count = FIRST_WEIGHT + weight->count,
                         .run = run_grouped_matmul,
+                        .flops = 2.0 * (double)rows->shape[0] * (double)rows->shape[1] * (double)result->shape[1],
                         .name = name,
                         .workspace_bytes = 4096 + (uint64_t)(rows->shape[0] * 64),
                         .numbers = {group_list_type, (int64_t)weight->count, groups, is_quant}};

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* libacl_rt.so and libascendcl.so: devices, memory, streams, events. */
+#include <errno.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/random.h"
@@ -30,9 +32,11 @@ typedef struct event {
     uint64_t completed; /* of these */
     ep_acl_code status; /* of the last completed */
     int waiters;        /* tasks that refer to it */
+    uint64_t time_ns;   /* of the last completed, by its device */
 } event;
 
 typedef struct task {
+    uint64_t queued_ns;
     ep_acl_code (*run)(void *arg);
     void (*release)(void *arg);
     void *arg;
@@ -52,6 +56,7 @@ typedef struct stream {
     bool stopping;
     bool hangs;
     uint64_t random;
+    uint64_t time_ns; /* by the device: what it has been given is done until then */
     struct stream *next;
 } stream;
 
@@ -70,6 +75,8 @@ static stream *streams;
 static int events_alive, objects_alive;
 static uint64_t mallocs_count, tasks_count, streams_made;
 static uint64_t seed, delay_us, devices, hbm_bytes, oom_at, fault_at, hang_at, lost_at;
+static uint64_t rates[CANN_RATES];
+static _Thread_local stream *own_stream; /* of a stream's thread */
 static bool oom_stays;
 static const char *lost_file;
 
@@ -94,6 +101,9 @@ static void read_environment(void)
 {
     const char *oom = getenv("EP_CANN_OOM_AT");
     seed = from_environment("EP_CANN_SEED", 1);
+    rates[CANN_IN_RATE] = from_environment("EP_CANN_IN_RATE", 0);
+    rates[CANN_OUT_RATE] = from_environment("EP_CANN_OUT_RATE", 0);
+    rates[CANN_FLOPS] = from_environment("EP_CANN_FLOPS", 0);
     delay_us = from_environment("EP_CANN_DELAY_US", 60);
     devices = from_environment("EP_CANN_DEVICES", 1);
     hbm_bytes = from_environment("EP_CANN_HBM_BYTES", (uint64_t)4 << 30);
@@ -148,6 +158,24 @@ bool cann_has_failed(void)
     const bool failed = task_failed;
     pthread_mutex_unlock(&lock);
     return failed;
+}
+
+static uint64_t now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+void cann_last(cann_rate rate, double amount)
+{
+    if (rates[rate] != 0 && amount > 0.0) {
+        own_stream->time_ns += (uint64_t)(amount * 1e9 / (double)rates[rate]);
+        const struct timespec end = {.tv_sec = (time_t)(own_stream->time_ns / 1000000000u),
+                                     .tv_nsec = (long)(own_stream->time_ns % 1000000000u)};
+        while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &end, NULL) == EINTR) {
+        }
+    }
 }
 
 void cann_count_object(int change)
@@ -435,6 +463,7 @@ static stream *check_stream(ep_acl_stream handle)
 static ep_acl_code run_task(stream *s, task *t)
 {
     const uint64_t number = ++tasks_count;
+    s->time_ns = t->queued_ns > s->time_ns ? t->queued_ns : s->time_ns;
     if (lost_at != 0 && number >= lost_at) {
         device_lost = true;
     }
@@ -443,6 +472,7 @@ static ep_acl_code run_task(stream *s, task *t)
             pthread_cond_wait(&changed, &lock);
         }
         t->awaited->waiters--;
+        s->time_ns = t->awaited->time_ns > s->time_ns ? t->awaited->time_ns : s->time_ns;
         return 0;
     }
     if (hang_at != 0 && number == hang_at) {
@@ -473,6 +503,7 @@ static void finish_task(stream *s, task *t, ep_acl_code code)
     s->error = s->error != 0 ? s->error : code;
     task_failed = task_failed || code != 0;
     if (t->recorded != NULL) {
+        t->recorded->time_ns = s->time_ns;
         t->recorded->completed++;
         t->recorded->status = is_lost() ? CANN_LOST : s->error;
         t->recorded->waiters--;
@@ -491,6 +522,7 @@ static void *stream_main(void *arg)
 {
     stream *s = arg;
     ep_acl_code code = 0;
+    own_stream = s;
     pthread_mutex_lock(&lock);
     for (;;) {
         task *t = s->first;
@@ -519,6 +551,7 @@ static void *stream_main(void *arg)
 static void push_task(stream *s, task *t)
 {
     t->next = NULL;
+    t->queued_ns = now_ns();
     if (s->first == NULL) {
         s->first = t;
     } else {
@@ -661,6 +694,7 @@ static ep_acl_code run_copy(void *arg)
     check_pinned(in ? c->from : c->to, c->bytes);
     void *device = cann_device_bytes(in ? c->to : c->from, c->bytes, "aclrtMemcpyAsync");
     memcpy(in ? device : c->to, in ? c->from : device, c->bytes);
+    cann_last(in ? CANN_IN_RATE : CANN_OUT_RATE, (double)c->bytes);
     return 0;
 }
 
