@@ -370,6 +370,22 @@ static ep_err start_base(ep_node *node, ep_error *out_error)
     return EP_OK;
 }
 
+/* The first that opens; wrong settings are not another one's to make good. */
+static ep_err open_backend(ep_node *node, const ep_backend_config *backend, ep_error *out_error)
+{
+    const ep_node_config *config = node->config;
+    for (uint32_t i = 0;; i++) {
+        const ep_err err = config->backends[i]->open(backend, &node->backend, out_error);
+        if (err == EP_OK) {
+            return EP_OK;
+        }
+        if (err == EP_ERR_INVALID_ARGUMENT || i + 1 == config->backends_count) {
+            return ep_error_prefix(out_error, err, "backend %s", config->backends[i]->name);
+        }
+        ep_node_config_say_missing(config, i, out_error->text);
+    }
+}
+
 static ep_err start_compute(ep_node *node, ep_error *out_error)
 {
     const ep_node_config *config = node->config;
@@ -386,9 +402,9 @@ static ep_err start_compute(ep_node *node, ep_error *out_error)
                                     .shows_bar = config->shows_bar,
                                     .on_change = on_weights,
                                     .arg = node};
-    ep_err err = config->backend->open(&backend, &node->backend, out_error);
+    ep_err err = open_backend(node, &backend, out_error);
     if (err != EP_OK) {
-        return ep_error_prefix(out_error, err, "backend %s", config->backend->name);
+        return err;
     }
     store.backend = node->backend;
     if (config->weight_cache_dir[0] != 0 &&

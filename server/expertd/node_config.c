@@ -97,7 +97,8 @@ static const ep_option node_options[] = {
      .min = 1,
      .max = 32,
      .default_text = "cpu",
-     .help = "What computes: cpu, ascend (Ascend NPUs through CANN), or reference"},
+     .help = "What computes: cpu, ascend (Ascend NPUs through CANN), or reference. Of several, as ascend,cpu, the first that this "
+             "machine has"},
     {.name = "numerics",
      .type = EP_OPTION_ENUM,
      .allowed = "portable|bf16dp|bf16odd|w4a8|auto",
@@ -398,6 +399,34 @@ static void make_name(const ep_node_config *config, char out[EP_NODE_NAME_BYTES]
     }
 }
 
+/* Names with commas between them. */
+static ep_err load_backends(const ep_options *options, ep_node_config *config, ep_error *out_error)
+{
+    const char *text = ep_options_text(options, "backend");
+    for (const char *at = text;; at++) {
+        char name[64];
+        at += strspn(at, " ");
+        const size_t bytes = strcspn(at, " ,");
+        snprintf(name, sizeof(name), "%.*s", (int)bytes, at);
+        at += bytes + strspn(at + bytes, " ");
+        const ep_backend_ops *backend = ep_backend_by_name(name);
+        if (backend == NULL || (*at != ',' && *at != '\0')) {
+            return ep_options_fail(options, "backend", out_error,
+                                   "'%s' is no backend of this build; allowed: %s, or several with commas between them",
+                                   backend == NULL ? name : text, ep_backend_names());
+        }
+        for (uint32_t i = 0; i < config->backends_count; i++) {
+            if (config->backends[i] == backend) {
+                return ep_options_fail(options, "backend", out_error, "'%s' names %s twice", text, name);
+            }
+        }
+        config->backends[config->backends_count++] = backend;
+        if (*at == '\0') {
+            return EP_OK;
+        }
+    }
+}
+
 static ep_err load(const ep_options *options, ep_node_config *config, ep_error *out_error)
 {
     ep_err err = ep_service_config_load(options, &config->service, out_error);
@@ -436,12 +465,8 @@ static ep_err load(const ep_options *options, ep_node_config *config, ep_error *
     if (config->name[ep_text_printable_bytes(config->name, false)] != 0) {
         return ep_options_fail(options, "node_name", out_error, "'%.63s' has a blank or a control character, or is no UTF-8", config->name);
     }
-    config->backend = ep_backend_by_name(ep_options_text(options, "backend"));
-    if (config->backend == NULL) {
-        return ep_options_fail(options, "backend", out_error, "'%s' is no backend of this build; allowed: %s",
-                               ep_options_text(options, "backend"), ep_backend_names());
-    }
-    if ((err = check_url(options, config, "coordinator_url", true, out_error)) != EP_OK ||
+    if ((err = load_backends(options, config, out_error)) != EP_OK ||
+        (err = check_url(options, config, "coordinator_url", true, out_error)) != EP_OK ||
         (err = check_url(options, config, "advertise_url", false, out_error)) != EP_OK) {
         return err;
     }
@@ -533,14 +558,26 @@ static ep_err check_model(const ep_options *options, size_t index, const ep_node
     return err;
 }
 
+void ep_node_config_say_missing(const ep_node_config *config, uint32_t index, const char *reason)
+{
+    char effect[64] = "expertd does not start on this machine";
+    if (index + 1 < config->backends_count) {
+        snprintf(effect, sizeof(effect), "%s computes in its place", config->backends[index + 1]->name);
+    }
+    ep_log(EP_LOG_WARN, "backend", EP_KV(backend, config->backends[index]->name), EP_KV(reason, reason), EP_KV(effect, effect),
+           EP_KV(hint, "install driver and CANN, source its set_env.sh, or set backend: cpu; expertctl doctor --config FILE looks for each"));
+}
+
 /* No error: a file may be checked elsewhere than where it serves. */
-static void check_backend(const ep_backend_ops *backend)
+static void check_backends(const ep_node_config *config)
 {
     ep_error error;
-    if (backend->probe != NULL && backend->probe(&error) != EP_OK) {
-        ep_log(EP_LOG_WARN, "backend", EP_KV(backend, backend->name), EP_KV(reason, error.text),
-               EP_KV(effect, "expertd does not start on this machine"),
-               EP_KV(hint, "install driver and CANN, source its set_env.sh or set ASCEND_HOME_PATH, or set backend: cpu"));
+    for (uint32_t i = 0; i < config->backends_count; i++) {
+        const ep_backend_ops *backend = config->backends[i];
+        if (backend->probe == NULL || backend->probe(&error) == EP_OK) {
+            return;
+        }
+        ep_node_config_say_missing(config, i, error.text);
     }
 }
 
@@ -555,7 +592,7 @@ ep_err ep_node_config_check(const ep_options *options, ep_error *out_error)
         err = check_model(options, i, &config.models[i], out_error);
     }
     if (err == EP_OK) {
-        check_backend(config.backend);
+        check_backends(&config);
     }
     if (err == EP_OK && config.weight_cache_dir[0] != 0) {
         ep_weight_cache_check_dir(config.weight_cache_dir); /* no error: the node serves without it */

@@ -42,7 +42,8 @@ typedef struct ep_node_config {
     const char *advertise_url;   /* "" the first listener's */
     uint32_t models_count;
     ep_node_model_config *models; /* owned array, borrowed texts */
-    const ep_backend_ops *backend;
+    const ep_backend_ops *backends[EP_BACKENDS_MAX]; /* the first that this machine has is taken */
+    uint32_t backends_count;
     ep_numerics numerics;
     uint32_t threads;
     bool pins_threads;
@@ -71,6 +72,9 @@ ep_err ep_node_config_load(const ep_options *options, ep_node_config *out_config
 void ep_node_config_fini(ep_node_config *config);
 /* For ep_options_main. */
 ep_err ep_node_config_check(const ep_options *options, ep_error *out_error);
+
+/* One line: backend index is not there, why, and what follows. */
+void ep_node_config_say_missing(const ep_node_config *config, uint32_t index, const char *reason);
 
 /* "0-3,5,8-9" into ascending, non-overlapping ranges; false when it is not that or has too many. Pure. */
 bool ep_expert_ranges_parse(const char *text, ep_expert_range out[EP_EXPERT_RANGES_MAX], uint32_t *out_count);

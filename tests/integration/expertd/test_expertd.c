@@ -359,6 +359,23 @@ Test(expertd, a_device_that_is_not_there_is_said_by_the_check_and_ends_a_start)
     free(text);
 }
 
+/* One line says so, and the next backend of the list computes; where the device is there, that one does. */
+Test(expertd, a_device_that_is_not_there_may_be_made_good_by_the_cpu)
+{
+    setenv("ASCEND_HOME_PATH", "/nonexistent", 1);
+    expect_run(0, "effect=\"cpu computes in its place\"", model_flag, "--backend=ascend, cpu", "--check-config");
+    start(model_flag, "--backend=ascend, cpu", NULL, NULL, NULL);
+    expect_output("level=warn event=backend backend=ascend reason=\"not available (backend: cpu computes without a device): neither "
+                  "libacl_rt.so nor libascendcl.so can be opened: ");
+    expect_output("effect=\"cpu computes in its place\"");
+    expect_output(" backend=cpu models=1");
+    cr_expect_eq(ep_test_process_stop(&node, SIGTERM, WAIT_MS), 0);
+    setenv("ASCEND_HOME_PATH", EP_TEST_CANN, 1);
+    start(model_flag, "--backend=ascend, cpu", NULL, NULL, NULL);
+    expect_output(" backend=ascend models=1");
+    cr_expect_eq(ep_test_process_stop(&node, SIGTERM, WAIT_MS), 0);
+}
+
 #define EXPERTS "\" effect=\"experts"
 
 /* Accepted, for the node serves without it, and said with path and reason. The service manager's check before a start shows it too. */

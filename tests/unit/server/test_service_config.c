@@ -212,6 +212,9 @@ Test(service_config, nodes_need_models_backends_and_urls_that_exist)
                "'/does/not/exist': No such file or directory; allowed: the directory with the model's config.json");
     expect_bad(load(NULL, "--backend=gpu", NULL, NULL, true, &e), &e,
                "'gpu' is no backend of this build; allowed: cpu, ascend, reference");
+    expect_bad(load(NULL, "--backend=ascend,", NULL, NULL, true, &e), &e, "'' is no backend of this build; allowed: cpu");
+    expect_bad(load(NULL, "--backend=ascend cpu", NULL, NULL, true, &e), &e, "'ascend cpu' is no backend of this build; allowed: cpu");
+    expect_bad(load(NULL, "--backend=cpu, ascend, cpu", NULL, NULL, true, &e), &e, "'cpu, ascend, cpu' names cpu twice");
     expect_bad(load(NULL, "--listen=udp://127.0.0.1:1", NULL, NULL, true, &e), &e,
                "'udp://127.0.0.1:1' is no URL");
     expect_bad(load(NULL, "--coordinator-url=nonsense", NULL, NULL, true, &e), &e,
