@@ -8,6 +8,7 @@
 #include "arguments.h"
 #include "base/screen.h"
 #include "command_table.h"
+#include "doctor_ascend.h"
 #include "doctor_config.h"
 #include "exit_code.h"
 #include "observe/trace.h"
@@ -67,7 +68,8 @@ static const struct argp argp = {
     "\vChecked are: that coordinator and nodes answer, and what stands there otherwise (another kind of port, TLS or not, tokens); that "
     "there is a routing table with every copy that is wanted; nodes that are silent, draining, degraded or loading for long; experts that "
     "could not be loaded; budgets that are nearly used up; versions, numerics ids, clocks and epochs that differ; doors that are "
-    "open to anybody; and whether token batches can be traced from this host.\n\n"
+    "open to anybody; whether token batches can be traced from this host; and, for a configuration with backend ascend, driver, device "
+    "nodes, their group, and where CANN and its libraries are.\n\n"
     "Examples:\n"
     "  expertctl doctor\n"
     "  expertctl doctor --node tcp://10.0.0.7:7420 -o json\n"
@@ -217,14 +219,18 @@ static int run(int argc, char **argv)
 {
     static doctor_options options;
     static ep_doctor_findings findings;
+    ep_doctor_ascend_facts ascend;
     gathered g = {.cluster = NULL};
     ep_error error;
     ep_cli_connect_init(&options.connect);
     argp_parse(&argp, argc, argv, 0, NULL, &options);
     ep_cli_settings_say(argv[0], ep_cli_connect_url(&options.connect));
+    bool wants_ascend = false;
     for (size_t i = 0; i < options.files_count; i++) {
-        ep_doctor_check_config(options.files[i], options.program, &findings);
+        wants_ascend |= ep_doctor_check_config(options.files[i], options.program, &findings);
     }
+    ep_doctor_ascend_look("", getenv("ASCEND_HOME_PATH"), getenv("LD_LIBRARY_PATH"), &ascend);
+    ep_doctor_ascend_examine(&ascend, wants_ascend, &findings);
     if (gather(&options, &g, &error) != EP_OK) {
         gathered_fini(&g);
         return ep_cli_fail(argv[0], &error);

@@ -196,13 +196,22 @@ static void take_warnings(char *text, ep_doctor_findings *io_findings)
     }
 }
 
-void ep_doctor_check_config(const char *file, const char *program, ep_doctor_findings *io_findings)
+bool ep_doctor_names_ascend(const char *text)
+{
+    static const char key[] = "\nbackend: ";
+    const char *line = strstr(text, key);
+    const char *name = line != NULL ? strstr(line + sizeof(key) - 1, "ascend") : NULL;
+    return name != NULL && name < line + 1 + strcspn(line + 1, "\n#");
+}
+
+bool ep_doctor_check_config(const char *file, const char *program, ep_doctor_findings *io_findings)
 {
     char path[PATH_BYTES];
+    bool names_ascend = false;
     char *text = malloc(OUTPUT_BYTES);
     if (text == NULL) {
         ep_doctor_add(io_findings, EP_DOCTOR_ERROR, "config", "", "no memory to check %s", file);
-        return;
+        return false;
     }
     choose_program(file, program, path, sizeof(path));
     int code = run(path, file, "--check-config", text, OUTPUT_BYTES);
@@ -217,9 +226,11 @@ void ep_doctor_check_config(const char *file, const char *program, ep_doctor_fin
     }
     if (code == 0 && run(path, file, "--print-config", text, OUTPUT_BYTES) == 0) {
         const char *at = text;
+        names_ascend = ep_doctor_names_ascend(text);
         while (ep_doctor_next_model_path(&at, path, sizeof(path))) {
             open_checkpoint(path, io_findings);
         }
     }
     free(text);
+    return names_ascend;
 }
