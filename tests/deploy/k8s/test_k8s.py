@@ -46,7 +46,7 @@ POD = {
     "nodeSelector": FREE,
     "tolerations": [{"key": str, "operator": str, "effect": str}],
     "securityContext": {"runAsNonRoot": bool, "runAsUser": int, "runAsGroup": int, "fsGroup": int,
-                        "fsGroupChangePolicy": str, "seccompProfile": {"type": str}},
+                        "fsGroupChangePolicy": str, "supplementalGroups": [int], "seccompProfile": {"type": str}},
     "topologySpreadConstraints": [{"maxSkew": int, "topologyKey": str, "whenUnsatisfiable": str, "labelSelector": SELECTOR}],
     "restartPolicy": str, "initContainers": [CONTAINER], "containers": [CONTAINER],
     "volumes": [{"name": NAME, "configMap": {"name": NAME}, "secret": {"secretName": NAME, "defaultMode": int},
@@ -371,17 +371,37 @@ def check_readme(source, weights):
         check(pod["containers"] == theirs["containers"], "README's example changes more than the container that fetches")
 
 
-def check_resources(objects, overlay):
+def check_resources(source, objects, overlay):
     container = named(objects, "StatefulSet", "expertd")["spec"]["template"]["spec"]["containers"][0]
     limits, requests = container["resources"]["limits"], container["resources"]["requests"]
     check(limits == requests, f"{overlay}: requests and limits differ, so cores are not the node's own")
     accelerators = [k for k in limits if k.startswith("huawei.com/")]
     if overlay == "ascend":
         check(accelerators == ["huawei.com/Ascend910"] and "hugepages-2Mi" in limits, f"{overlay}: limits are {limits}")
+        check_npu(source, named(objects, "StatefulSet", "expertd")["spec"]["template"]["spec"], container)
     else:
         check(not accelerators, f"{overlay}: asks for {accelerators}")
         threads = [e.get("valueFrom", {}).get("resourceFieldRef") for e in container["env"] if e["name"] == "EXPERTD_THREADS"]
         check(threads == [{"resource": "limits.cpu"}], f"{overlay}: threads are {threads}, expected the CPU limit")
+
+
+def check_npu(source, pod, container):
+    """Pod and systemd drop-in let the same devices' group in and give the vendor's libraries the same environment."""
+    lines = [line.strip() for line in open(os.path.join(source, "deploy/systemd/examples/ascend.conf"), encoding="utf-8")]
+    unit = dict(word.split("=", 1) for line in lines if line.startswith("Environment=") for word in line.removeprefix("Environment=").split())
+    env = {e["name"]: e["value"] for e in container["env"] if "value" in e}
+    check({name: env.get(name) for name in unit} == unit, f"ascend: pod and drop-in differ: {env} and {unit}")
+    paths = env.get("LD_LIBRARY_PATH", "").split(":")
+    driver = "/usr/local/Ascend/driver/lib64"
+    wanted = [env.get("ASCEND_HOME_PATH", "?") + "/lib64", driver, driver + "/common", driver + "/driver"]
+    check(set(wanted) <= set(paths), f"ascend: LD_LIBRARY_PATH lacks {set(wanted) - set(paths)}")
+    check(pod["securityContext"].get("supplementalGroups") == [1000] and "SupplementaryGroups=HwHiAiUser" in lines, "ascend: the devices' group")
+    mounts = {m["mountPath"]: m for m in container["volumeMounts"]}
+    for path in ("/usr/local/Ascend/driver", "/etc/ascend_install.info", env.get("ASCEND_PROCESS_LOG_PATH"), "/dev/shm"):
+        check(path in mounts, f"ascend: nothing is mounted at {path}")
+    check("readOnly" not in mounts.get(env.get("ASCEND_PROCESS_LOG_PATH"), {}), "ascend: the vendor's logs cannot be written")
+    for device in ("davinci_manager", "devmm_svm", "hisi_hdc", *(f"davinci{i}" for i in range(8))):
+        check(f"DeviceAllow=/dev/{device} rw" in lines, f"ascend.conf lets /dev/{device} not in")
 
 
 def check_keys(objects, daemons):
@@ -408,7 +428,7 @@ def main():
         objects = rendered[overlay] = render(source, "overlays/" + overlay)
         if objects:
             check_overlay(objects, overlay)
-            check_resources(objects, overlay)
+            check_resources(source, objects, overlay)
             check_keys(objects, daemons)
     if common and weights and rendered["cpu"]:
         check_cache(rendered["cpu"])
