@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The contract suite over the one backend "ascend", on the emulated device of EP_CONTRACT_CANN. */
+/*
+ * The contract suite over the one backend "ascend", on the emulated device of EP_CONTRACT_CANN. With EP_CONTRACT_DEVICE in the
+ * environment on the one that CANN of ASCEND_HOME_PATH has (deploy/examples/ascend-first-run).
+ */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -21,7 +24,9 @@ ep_err backend_variant_try_open(size_t index, const ep_backend_config *config, e
 {
     ep_backend_config own = *config;
     (void)index;
-    setenv("ASCEND_HOME_PATH", EP_CONTRACT_CANN, 1);
+    if (getenv("EP_CONTRACT_DEVICE") == NULL) {
+        setenv("ASCEND_HOME_PATH", EP_CONTRACT_CANN, 1);
+    }
     own.numerics = EP_NUMERICS_AUTO;
     return ep_backend_by_name("ascend")->open(&own, out_backend, out_error);
 }
