@@ -23,6 +23,7 @@ typedef struct ep_placement_node {
     const char *name;
     uint32_t capacity_experts; /* copies of experts, all layers together; 0: no limit */
     uint64_t capacity_bytes;   /* their weights; 0: no limit */
+    double speed;              /* against the others; 0: 1. ep_placement_balanced only */
 } ep_placement_node;
 
 typedef struct ep_placement_layer {
@@ -30,6 +31,7 @@ typedef struct ep_placement_layer {
     uint64_t expert_bytes;         /* weights of one expert; 0: not counted */
     const uint32_t *owned_offsets; /* [E+S+1] what nodes hold now, as in a routing table; NULL: nothing */
     const uint32_t *owned;         /* node indexes of this input; EP_PLACEMENT_NODE_GONE is skipped */
+    const double *heat; /* [E] load of each routed expert, any unit; NULL: all alike. ep_placement_balanced only */
 } ep_placement_layer;
 
 typedef struct ep_placement_input {
@@ -38,6 +40,7 @@ typedef struct ep_placement_input {
     uint32_t layers_count;
     const ep_placement_layer *layers; /* ascending shape.layer */
     uint32_t copies;                  /* wanted per expert, >= 1; at most one per node is made */
+    uint32_t spare_copies;            /* of each layer, beyond these, for its hottest experts. ep_placement_balanced only */
     uint32_t moves_max; /* copies that may move for balance alone, 0: what is owned stays where it is */
 } ep_placement_input;
 
@@ -46,6 +49,10 @@ typedef struct ep_placed_layer {
     uint32_t experts;  /* E + S */
     uint32_t *offsets; /* [experts+1] */
     uint32_t *copies;  /* node indexes; an expert's first copies are those that were there before */
+    /* ep_placement_balanced only, in heat per speed: time of the busiest node; of all nodes, were they equal; what no placement beats. */
+    double busiest;
+    double mean;
+    double bound;
 } ep_placed_layer;
 
 /* The result with its certificate. */
@@ -83,6 +90,16 @@ ep_err ep_placement_uniform(const ep_placement_input *input, ep_placement **out_
  */
 ep_err ep_placement_static(const ep_placement_input *input, const ep_expert_map *map,
                            const uint32_t *node_of_device, ep_placement **out_placement, ep_error *out_error);
+
+/*
+ * So that the busiest node of each layer has as little to do as can be, when copies of an expert share its load by their nodes' speeds:
+ * every expert gets `copies`, the hottest ones the spare ones too. Nodes get copies as evenly as their capacity allows. A layer of which
+ * nothing is held yet is placed within 1.001 of the bound where that can be found; what nodes hold stays, but up to moves_max copies, all
+ * layers together, are loaded elsewhere until the busiest node is within 1.05 of the bound, those first that help most (balance.h).
+ * Where room is too short for every layer's part, ep_placement_uniform decides.
+ * Errors: as ep_placement_uniform.
+ */
+ep_err ep_placement_balanced(const ep_placement_input *input, ep_placement **out_placement, ep_error *out_error);
 
 void ep_placement_destroy(ep_placement *placement);
 

@@ -1,0 +1,632 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Greedy start, then exchanges with the busiest node. A move is one of: a copy to another node, two copies change places, a copy takes the
+ * place of a spare one of another expert. Each is judged by the busiest of all nodes it touches; each step takes the best.
+ */
+#include "placement/balance.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/random.h"
+
+enum { IDLE_MAX = 128, TRIES = 64 };
+#define DROP_WORTH 16  /* relief without a load counts as this many times relief with one */
+#define WORTH_IT 1e-4 /* of the busiest node's time: what a search goes on for */
+#define NO_EXPERT UINT32_MAX
+#define NO_NODE UINT32_MAX
+#define LEAST_GAIN 1e-9 /* of the busiest node's time: less is rounding */
+
+struct ep_balance {
+    const ep_balance_input *in;
+    uint32_t width;     /* slots of the largest node */
+    uint32_t total;     /* copies placed */
+    uint32_t budget;    /* copies_total, but not more than slots */
+    bool is_even;       /* all speeds are equal: moving a copy does not change its share */
+    double bound;
+    uint8_t *held;      /* [nodes][experts] */
+    uint32_t *listed;   /* [nodes][width] its experts */
+    uint32_t *counts;   /* [nodes] */
+    uint16_t *holders;  /* [experts][nodes] */
+    uint32_t *copies;   /* [experts] */
+    double *speed_sums; /* [experts] of its holders */
+    double *shares;     /* [experts] what each copy adds to its node: heat / speed_sums */
+    double *busy;       /* [nodes] */
+    struct step {
+        uint32_t giver, given;
+    } *way;             /* [nodes] of a search for room */
+    uint32_t *queue;    /* [nodes] */
+};
+
+/*
+ * A change of who holds what.
+ *   MOVE   given goes from `from` to `to`, taken (or nothing) the other way
+ *   COPY   `to` gets one more copy of given, in place of its copy of taken (or in a free slot)
+ *   DROP   `from` gives up its copy of given; to = from
+ */
+typedef enum { MOVE, COPY, DROP } exchange_kind;
+
+typedef struct {
+    exchange_kind kind;
+    uint32_t from, to;     /* nodes */
+    uint32_t given, taken; /* experts */
+} exchange;
+
+/* ---- the board ---- */
+
+static ep_err check_input(const ep_balance_input *in, ep_error *out_error)
+{
+    uint64_t slots = 0;
+    for (uint32_t n = 0; n < in->nodes; n++) {
+        slots += in->slots[n] < in->experts ? in->slots[n] : in->experts;
+    }
+    const uint64_t least = (uint64_t)in->experts * in->copies_min;
+    if (in->copies_min < 1 || in->copies_min > in->nodes || in->copies_total < least || slots < least) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "balance of %u experts with at least %u copies of each, %u in all, over %u nodes with %llu slots", in->experts,
+                            in->copies_min, in->copies_total, in->nodes, (unsigned long long)slots);
+    }
+    return EP_OK;
+}
+
+ep_err ep_balance_create(const ep_balance_input *in, ep_balance **out_balance, ep_error *out_error)
+{
+    ep_err err = check_input(in, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    ep_balance *b = calloc(1, sizeof(*b));
+    if (b == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to balance %u experts", in->experts);
+    }
+    uint64_t slots_all = 0;
+    b->in = in;
+    b->is_even = true;
+    for (uint32_t n = 0; n < in->nodes; n++) {
+        const uint32_t slots = in->slots[n] < in->experts ? in->slots[n] : in->experts;
+        b->width = slots > b->width ? slots : b->width;
+        slots_all += slots;
+        b->is_even = b->is_even && in->speeds[n] == in->speeds[0];
+    }
+    b->budget = slots_all < in->copies_total ? (uint32_t)slots_all : in->copies_total;
+    b->held = calloc(in->nodes, in->experts);
+    b->listed = calloc((size_t)in->nodes * b->width, sizeof(*b->listed));
+    b->counts = calloc(in->nodes, sizeof(*b->counts));
+    b->holders = calloc((size_t)in->experts * in->nodes, sizeof(*b->holders));
+    b->copies = calloc(in->experts, sizeof(*b->copies));
+    b->speed_sums = calloc(in->experts, sizeof(*b->speed_sums));
+    b->shares = calloc(in->experts, sizeof(*b->shares));
+    b->busy = calloc(in->nodes, sizeof(*b->busy));
+    b->way = calloc(in->nodes, sizeof(*b->way));
+    b->queue = calloc(in->nodes, sizeof(*b->queue));
+    if (b->held == NULL || b->listed == NULL || b->counts == NULL || b->holders == NULL || b->copies == NULL || b->speed_sums == NULL ||
+        b->shares == NULL || b->busy == NULL || b->way == NULL || b->queue == NULL) {
+        ep_balance_destroy(b);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to balance %u experts over %u nodes", in->experts, in->nodes);
+    }
+    b->bound = ep_balance_bound(in, false);
+    *out_balance = b;
+    return EP_OK;
+}
+
+void ep_balance_destroy(ep_balance *b)
+{
+    if (b == NULL) {
+        return;
+    }
+    free(b->held);
+    free(b->listed);
+    free(b->counts);
+    free(b->holders);
+    free(b->copies);
+    free(b->speed_sums);
+    free(b->shares);
+    free(b->busy);
+    free(b->way);
+    free(b->queue);
+    free(b);
+}
+
+static uint8_t *held(const ep_balance *b, uint32_t expert, uint32_t node)
+{
+    return &b->held[(size_t)node * b->in->experts + expert];
+}
+
+bool ep_balance_holds(const ep_balance *b, uint32_t expert, uint32_t node)
+{
+    return *held(b, expert, node) != 0;
+}
+
+static bool has_slot(const ep_balance *b, uint32_t node)
+{
+    return b->counts[node] < b->in->slots[node] && b->counts[node] < b->in->experts;
+}
+
+/* The expert's holders are another set now: what each of them is busy with it. */
+static void reshare(ep_balance *b, uint32_t expert, double speed_sum)
+{
+    const double share = speed_sum > 0 ? b->in->heat[expert] / speed_sum : 0;
+    const uint16_t *nodes = &b->holders[(size_t)expert * b->in->nodes];
+    for (uint32_t i = 0; i < b->copies[expert]; i++) {
+        b->busy[nodes[i]] += share - b->shares[expert];
+    }
+    b->speed_sums[expert] = speed_sum;
+    b->shares[expert] = share;
+}
+
+static void add(ep_balance *b, uint32_t expert, uint32_t node)
+{
+    EP_ASSERT(!ep_balance_holds(b, expert, node) && b->counts[node] < b->width);
+    reshare(b, expert, b->speed_sums[expert] + b->in->speeds[node]);
+    *held(b, expert, node) = 1;
+    b->listed[(size_t)node * b->width + b->counts[node]++] = expert;
+    b->holders[(size_t)expert * b->in->nodes + b->copies[expert]++] = (uint16_t)node;
+    b->busy[node] += b->shares[expert];
+    b->total++;
+}
+
+static void drop(ep_balance *b, uint32_t expert, uint32_t node)
+{
+    uint32_t *experts = &b->listed[(size_t)node * b->width];
+    uint16_t *nodes = &b->holders[(size_t)expert * b->in->nodes];
+    uint32_t i = 0, j = 0;
+    while (experts[i] != expert) {
+        i++;
+    }
+    while (nodes[j] != node) {
+        j++;
+    }
+    experts[i] = experts[--b->counts[node]];
+    nodes[j] = nodes[--b->copies[expert]];
+    *held(b, expert, node) = 0;
+    b->busy[node] -= b->shares[expert];
+    b->total--;
+    reshare(b, expert, b->copies[expert] == 0 ? 0 : b->speed_sums[expert] - b->in->speeds[node]);
+}
+
+bool ep_balance_put(ep_balance *b, uint32_t expert, uint32_t node)
+{
+    if (ep_balance_holds(b, expert, node) || !has_slot(b, node)) {
+        return false;
+    }
+    add(b, expert, node);
+    return true;
+}
+
+static uint32_t busiest_node(const ep_balance *b)
+{
+    uint32_t most = 0;
+    for (uint32_t n = 1; n < b->in->nodes; n++) {
+        most = b->busy[n] > b->busy[most] ? n : most;
+    }
+    return most;
+}
+
+double ep_balance_busiest(const ep_balance *b)
+{
+    return b->in->nodes == 0 ? 0 : b->busy[busiest_node(b)];
+}
+
+/* ---- the start ---- */
+
+typedef struct {
+    double share; /* of one copy, when it has `copies` */
+    uint32_t expert;
+    uint32_t copies;
+} ranked;
+
+static int by_share(const void *left, const void *right)
+{
+    const ranked *a = left, *b = right;
+    return a->share != b->share ? (a->share < b->share ? 1 : -1) : (a->expert > b->expert) - (a->expert < b->expert);
+}
+
+static bool is_hotter(const ranked *a, const ranked *b)
+{
+    return a->share > b->share || (a->share == b->share && a->expert < b->expert);
+}
+
+static void sift(ranked *heap, uint32_t count, uint32_t at)
+{
+    for (;;) {
+        uint32_t top = at;
+        for (uint32_t child = 2 * at + 1; child <= 2 * at + 2 && child < count; child++) {
+            top = is_hotter(&heap[child], &heap[top]) ? child : top;
+        }
+        if (top == at) {
+            return;
+        }
+        const ranked moved = heap[at];
+        heap[at] = heap[top];
+        heap[top] = moved;
+        at = top;
+    }
+}
+
+/* How many copies each gets: the hottest copy is split again and again while the budget lasts. Sorted by share. */
+static void rank(const ep_balance *b, ranked *experts)
+{
+    const ep_balance_input *in = b->in;
+    uint64_t left = b->budget;
+    for (uint32_t e = 0; e < in->experts; e++) {
+        const uint32_t copies = b->copies[e] > in->copies_min ? b->copies[e] : in->copies_min;
+        experts[e] = (ranked){.share = in->heat[e] / copies, .expert = e, .copies = copies};
+        left = left > copies ? left - copies : 0;
+    }
+    for (uint32_t i = in->experts / 2; i-- > 0;) {
+        sift(experts, in->experts, i);
+    }
+    for (; left > 0 && experts[0].copies < in->nodes && experts[0].share > 0; left--) {
+        ranked *hottest = &experts[0];
+        hottest->share = in->heat[hottest->expert] / ++hottest->copies;
+        sift(experts, in->experts, 0);
+    }
+    qsort(experts, in->experts, sizeof(*experts), by_share);
+}
+
+static uint32_t least_busy(const ep_balance *b, const ranked *r)
+{
+    uint32_t best = NO_NODE;
+    double least = 0;
+    for (uint32_t n = 0; n < b->in->nodes; n++) {
+        const double then = b->busy[n] + r->share / b->in->speeds[n];
+        if ((best == NO_NODE || then < least) && has_slot(b, n) && !ep_balance_holds(b, r->expert, n)) {
+            best = n;
+            least = then;
+        }
+    }
+    return best;
+}
+
+static uint32_t first_missing(const ep_balance *b, uint32_t from, uint32_t to)
+{
+    for (uint32_t i = 0; i < b->counts[from]; i++) {
+        const uint32_t expert = b->listed[(size_t)from * b->width + i];
+        if (!ep_balance_holds(b, expert, to)) {
+            return expert;
+        }
+    }
+    return NO_EXPERT;
+}
+
+/*
+ * All nodes with a slot hold the expert already. A node without it gives a copy to another one, that one to the next, and the last has a
+ * slot: the shortest such chain. way[n]: who gives to n, and what.
+ */
+static bool make_room(ep_balance *b, uint32_t expert)
+{
+    uint32_t *queue = b->queue, count = 0;
+    for (uint32_t n = 0; n < b->in->nodes; n++) {
+        b->way[n].giver = NO_NODE;
+        if (!ep_balance_holds(b, expert, n)) {
+            b->way[n].giver = n; /* the chain begins here */
+            queue[count++] = n;
+        }
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        for (uint32_t n = 0; n < b->in->nodes; n++) {
+            const uint32_t given = b->way[n].giver == NO_NODE ? first_missing(b, queue[i], n) : NO_EXPERT;
+            if (given == NO_EXPERT) {
+                continue;
+            }
+            b->way[n] = (struct step){.giver = queue[i], .given = given};
+            queue[count++] = n;
+            if (has_slot(b, n)) {
+                uint32_t at = n;
+                for (; b->way[at].giver != at; at = b->way[at].giver) {
+                    drop(b, b->way[at].given, b->way[at].giver);
+                    add(b, b->way[at].given, at);
+                }
+                add(b, expert, at);
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+/* Takes a spare copy away from a node that lacks the expert. */
+static bool replace_spare(ep_balance *b, uint32_t expert)
+{
+    for (uint32_t n = 0; n < b->in->nodes; n++) {
+        for (uint32_t i = 0; !ep_balance_holds(b, expert, n) && i < b->counts[n]; i++) {
+            const uint32_t other = b->listed[(size_t)n * b->width + i];
+            if (b->copies[other] > b->in->copies_min) {
+                drop(b, other, n);
+                add(b, expert, n);
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+static ep_err fill(ep_balance *b, const ranked *experts, ep_error *out_error)
+{
+    for (uint32_t i = 0; i < b->in->experts; i++) {
+        const ranked *r = &experts[i];
+        while (b->copies[r->expert] < r->copies) {
+            const uint32_t node = least_busy(b, r);
+            if (node != NO_NODE) {
+                add(b, r->expert, node);
+            } else if (!make_room(b, r->expert) && (b->copies[r->expert] >= b->in->copies_min || !replace_spare(b, r->expert))) {
+                break;
+            }
+        }
+        if (b->copies[r->expert] < b->in->copies_min) {
+            return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED, "no slots for %u copies of expert %u", b->in->copies_min, r->expert);
+        }
+    }
+    return EP_OK;
+}
+
+/* ---- exchanges ---- */
+
+/* What a copy adds to each holder when `gone` loses it (or nobody) and `come` gets one (or nobody). */
+static double share_after(const ep_balance *b, uint32_t expert, uint32_t gone, uint32_t come)
+{
+    const double *speeds = b->in->speeds;
+    return b->in->heat[expert] /
+           (b->speed_sums[expert] - (gone == NO_NODE ? 0 : speeds[gone]) + (come == NO_NODE ? 0 : speeds[come]));
+}
+
+/* How much each holder of the two experts has more to do afterwards, and how busy the two nodes are then. */
+typedef struct {
+    double given, taken;
+    double from, to;
+} outcome;
+
+static outcome foresee(const ep_balance *b, const exchange *x)
+{
+    const bool takes = x->taken != NO_EXPERT;
+    const double given = b->shares[x->given], taken = takes ? b->shares[x->taken] : 0;
+    double given_then = given, taken_then = taken;
+    if (!b->is_even || x->kind != MOVE) {
+        given_then = share_after(b, x->given, x->kind == COPY ? NO_NODE : x->from, x->kind == DROP ? NO_NODE : x->to);
+        taken_then = takes ? share_after(b, x->taken, x->to, x->kind == MOVE ? x->from : NO_NODE) : 0;
+    }
+    outcome o = {.given = given_then - given, .taken = taken_then - taken};
+    o.from = b->busy[x->from] - given;
+    o.to = x->kind == DROP ? o.from : b->busy[x->to] - taken + given_then;
+    if (x->kind == MOVE) {
+        o.from += taken_then;
+    } else if (x->kind == COPY) {
+        o.from += given_then + (takes && ep_balance_holds(b, x->taken, x->from) ? o.taken : 0);
+    }
+    return o;
+}
+
+/* The busiest of the other holders of an expert when each has `more` to do. */
+static double busiest_other(const ep_balance *b, const exchange *x, uint32_t expert, double more)
+{
+    const uint16_t *nodes = &b->holders[(size_t)expert * b->in->nodes];
+    double most = 0;
+    for (uint32_t i = 0; more > 0 && i < b->copies[expert]; i++) {
+        if (nodes[i] != x->from && nodes[i] != x->to && b->busy[nodes[i]] + more > most) {
+            most = b->busy[nodes[i]] + more;
+        }
+    }
+    return most;
+}
+
+/* The busiest node that an exchange touches. */
+static double busiest_after(const ep_balance *b, const exchange *x)
+{
+    const outcome o = foresee(b, x);
+    double most = o.from > o.to ? o.from : o.to;
+    if (o.given > 0) {
+        most = fmax(most, busiest_other(b, x, x->given, o.given));
+    }
+    if (o.taken > 0) {
+        most = fmax(most, busiest_other(b, x, x->taken, o.taken));
+    }
+    return most;
+}
+
+static double above(double busy, double allowed)
+{
+    return busy > allowed ? busy - allowed : 0;
+}
+
+/* By how much less the other holders of an expert exceed `allowed` when each has `more` to do. */
+static double relief_of_others(const ep_balance *b, const exchange *x, uint32_t expert, double more, double allowed)
+{
+    const uint16_t *nodes = &b->holders[(size_t)expert * b->in->nodes];
+    double relief = 0;
+    for (uint32_t i = 0; more != 0 && i < b->copies[expert]; i++) {
+        if (nodes[i] != x->from && nodes[i] != x->to) {
+            relief += above(b->busy[nodes[i]], allowed) - above(b->busy[nodes[i]] + more, allowed);
+        }
+    }
+    return relief;
+}
+
+static uint32_t loads_of(const exchange *x)
+{
+    return x->kind == DROP ? 0 : x->kind == COPY || x->taken == NO_EXPERT ? 1 : 2;
+}
+
+/* By how much less all nodes together exceed `allowed`, for each copy that has to be loaded; what loads none comes first. */
+static double relief_per_load(const ep_balance *b, const exchange *x, double allowed)
+{
+    const outcome o = foresee(b, x);
+    double relief = above(b->busy[x->from], allowed) - above(o.from, allowed) + relief_of_others(b, x, x->given, o.given, allowed);
+    if (x->kind != DROP) {
+        relief += above(b->busy[x->to], allowed) - above(o.to, allowed);
+    }
+    if (x->taken != NO_EXPERT) {
+        relief += relief_of_others(b, x, x->taken, o.taken, allowed);
+    }
+    return x->kind == DROP ? relief * DROP_WORTH : relief / loads_of(x);
+}
+
+/* Two aims: with allowed 0 the busiest node shall be least busy, else as little as can be above `allowed` with few loads. */
+typedef struct {
+    const ep_balance *b;
+    double allowed;
+    double most;   /* no node may be busier afterwards */
+    exchange best;
+    double cost; /* of the best */
+} search;
+
+static void judge(search *s, const exchange *x)
+{
+    const double cost = s->allowed == 0 ? busiest_after(s->b, x) : -relief_per_load(s->b, x, s->allowed);
+    if (cost < s->cost && (s->allowed == 0 || busiest_after(s->b, x) <= s->most)) {
+        s->best = *x;
+        s->cost = cost;
+    }
+}
+
+/* All that x.from can do with x.given and x.to. */
+static void try_pair(search *s, exchange x)
+{
+    const ep_balance *b = s->b;
+    const uint32_t *theirs = &b->listed[(size_t)x.to * b->width];
+    x.taken = NO_EXPERT;
+    if (has_slot(b, x.to) && (x.kind == MOVE || b->total < b->budget)) {
+        judge(s, &x);
+    }
+    /* Where shares stay as they are, most of what would be no better is seen without asking further. */
+    const bool is_plain = b->is_even && x.kind == MOVE && s->allowed == 0;
+    const double given = b->shares[x.given];
+    for (uint32_t j = 0; j < b->counts[x.to]; j++) {
+        x.taken = theirs[j];
+        const double taken = b->shares[x.taken];
+        if (is_plain && (b->busy[x.from] - given + taken >= s->cost || b->busy[x.to] - taken + given >= s->cost)) {
+            continue;
+        }
+        if (x.kind == COPY ? b->copies[x.taken] > b->in->copies_min : !ep_balance_holds(b, x.taken, x.from)) {
+            judge(s, &x);
+        }
+    }
+}
+
+static void try_node(search *s, uint32_t from, exchange_kind kind)
+{
+    const ep_balance *b = s->b;
+    for (uint32_t i = 0; i < b->counts[from]; i++) {
+        const uint32_t given = b->listed[(size_t)from * b->width + i];
+        if (kind == DROP && b->copies[given] > b->in->copies_min) {
+            judge(s, &(exchange){.kind = DROP, .from = from, .to = from, .given = given, .taken = NO_EXPERT});
+        }
+        for (uint32_t to = 0; kind != DROP && to < b->in->nodes; to++) {
+            if (!ep_balance_holds(b, given, to)) {
+                try_pair(s, (exchange){.kind = kind, .from = from, .to = to, .given = given});
+            }
+        }
+    }
+}
+
+static void apply(ep_balance *b, const exchange *x)
+{
+    if (x->taken != NO_EXPERT) {
+        drop(b, x->taken, x->to);
+    }
+    if (x->kind != COPY) {
+        drop(b, x->given, x->from);
+    }
+    if (x->kind == MOVE && x->taken != NO_EXPERT) {
+        add(b, x->taken, x->from);
+    }
+    if (x->kind != DROP) {
+        add(b, x->given, x->to);
+    }
+}
+
+/* No exchange helps the busiest node: any exchange of two others that does not make one of them as busy. */
+static bool find_detour(const ep_balance *b, uint64_t *random, exchange *out)
+{
+    const double most = ep_balance_busiest(b) * (1 - LEAST_GAIN);
+    for (uint32_t tries = 0; tries < TRIES; tries++) {
+        const uint64_t r = ep_splitmix64(random);
+        exchange x = {.from = (uint32_t)(r % b->in->nodes), .to = (uint32_t)((r >> 16) % b->in->nodes), .kind = (r >> 62) == 0 ? COPY : MOVE};
+        if (x.from == x.to || b->counts[x.from] == 0 || b->counts[x.to] == 0) {
+            continue;
+        }
+        x.given = b->listed[(size_t)x.from * b->width + (r >> 32) % b->counts[x.from]];
+        x.taken = b->listed[(size_t)x.to * b->width + (r >> 45) % b->counts[x.to]];
+        const bool may_go = x.kind == COPY ? b->copies[x.taken] > b->in->copies_min : !ep_balance_holds(b, x.taken, x.from);
+        if (may_go && !ep_balance_holds(b, x.given, x.to) && busiest_after(b, &x) < most) {
+            *out = x;
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool find_step(const ep_balance *b, uint64_t *random, exchange *out)
+{
+    const uint32_t from = busiest_node(b);
+    search s = {.b = b, .best.given = NO_EXPERT, .cost = b->busy[from] * (1 - LEAST_GAIN)};
+    for (exchange_kind kind = MOVE; kind <= DROP && s.best.given == NO_EXPERT; kind++) {
+        try_node(&s, from, kind);
+    }
+    *out = s.best;
+    return s.best.given != NO_EXPERT || find_detour(b, random, out);
+}
+
+/* More was put than shall be: the spare copies go whose loss makes the least busy nodes. */
+static void trim(ep_balance *b)
+{
+    while (b->total > b->budget) {
+        search s = {.b = b, .best.given = NO_EXPERT, .cost = INFINITY};
+        for (uint32_t n = 0; n < b->in->nodes; n++) {
+            try_node(&s, n, DROP);
+        }
+        if (s.best.given == NO_EXPERT) {
+            return;
+        }
+        apply(b, &s.best);
+    }
+}
+
+ep_err ep_balance_fill(ep_balance *b, ep_error *out_error)
+{
+    ranked *experts = calloc((size_t)b->in->experts + 1, sizeof(*experts));
+    if (experts == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to balance %u experts", b->in->experts);
+    }
+    trim(b);
+    rank(b, experts);
+    const ep_err err = fill(b, experts, out_error);
+    free(experts);
+    return err;
+}
+
+void ep_balance_search(ep_balance *b, double good)
+{
+    uint64_t random = 1;
+    double least = INFINITY;
+    uint32_t idle = 0;
+    exchange x;
+    while (idle <= b->in->nodes + IDLE_MAX && ep_balance_busiest(b) > good * b->bound && find_step(b, &random, &x)) {
+        apply(b, &x);
+        const double busiest = ep_balance_busiest(b);
+        idle = busiest < least * (1 - WORTH_IT) ? 0 : idle + 1;
+        least = fmin(least, busiest);
+    }
+}
+
+uint32_t ep_balance_repair(ep_balance *b, double good, uint32_t loads_max)
+{
+    uint32_t loads = 0;
+    for (;;) {
+        const double allowed = good * b->bound;
+        search s = {.b = b, .allowed = allowed, .most = ep_balance_busiest(b), .best.given = NO_EXPERT, .cost = -allowed * LEAST_GAIN};
+        for (uint32_t from = 0; allowed > 0 && from < b->in->nodes; from++) {
+            if (b->busy[from] > allowed) {
+                try_node(&s, from, MOVE);
+                try_node(&s, from, COPY);
+                try_node(&s, from, DROP);
+            }
+        }
+        if (s.best.given == NO_EXPERT || loads + loads_of(&s.best) > loads_max) {
+            return loads;
+        }
+        apply(b, &s.best);
+        loads += loads_of(&s.best);
+    }
+}

@@ -1,0 +1,250 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Placement by heat: each layer on its own, with slots in proportion to what nodes have room for. */
+#include "placement/balance.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "placement/placement.h"
+#include "placement/placer.h"
+
+#define SEARCH_GOOD 1.001 /* of the bound: a layer placed from nothing */
+#define REPAIR_GOOD 1.05  /* a layer that is placed: the next 0.03 would cost as many copies to load again */
+#define ROUNDING 1e-9
+
+#define BAD(...) ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, __VA_ARGS__)
+
+typedef struct {
+    const ep_placement_input *input;
+    ep_placer placer;
+    double *speeds;          /* [nodes] */
+    double *heat;            /* [EP_EXPERTS_MAX] of the layer at hand */
+    uint32_t *slots;         /* [nodes] of the layer at hand */
+    uint64_t experts_so_far; /* of the layers up to the one at hand */
+    uint64_t bytes_so_far;
+    uint64_t experts_all;
+    uint64_t bytes_all;
+    uint32_t loads_left;
+    ep_placed_layer *certificates; /* [layers] */
+} balancer;
+
+static ep_err check_numbers(const ep_placement_input *input, ep_error *out_error)
+{
+    for (uint32_t n = 0; n < input->nodes_count; n++) {
+        if (!(input->nodes[n].speed >= 0) || isinf(input->nodes[n].speed)) {
+            return BAD("node %s has speed %g: allowed 0 (as the others) or more", input->nodes[n].name, input->nodes[n].speed);
+        }
+    }
+    for (uint32_t l = 0; l < input->layers_count; l++) {
+        const ep_placement_layer *layer = &input->layers[l];
+        for (uint32_t e = 0; layer->heat != NULL && e < layer->shape.experts; e++) {
+            if (!(layer->heat[e] >= 0) || isinf(layer->heat[e])) {
+                return BAD("layer %" PRIu32 ", expert %" PRIu32 ": heat %g: allowed 0 or more", layer->shape.layer, e, layer->heat[e]);
+            }
+        }
+    }
+    return EP_OK;
+}
+
+static uint32_t experts_of(const balancer *b, uint32_t layer)
+{
+    return b->placer.layers[layer].experts;
+}
+
+/* Heat of the layer's experts; a shared one takes every token. Without any, all are alike. */
+static void take_heat(balancer *b, uint32_t layer)
+{
+    const ep_placement_layer *in = &b->input->layers[layer];
+    double sum = 0;
+    for (uint32_t e = 0; in->heat != NULL && e < in->shape.experts; e++) {
+        b->heat[e] = in->heat[e];
+        sum += in->heat[e];
+    }
+    for (uint32_t e = sum > 0 ? in->shape.experts : 0; e < experts_of(b, layer); e++) {
+        b->heat[e] = sum > 0 ? sum / (in->shape.top_k > 0 ? in->shape.top_k : 1) : 1;
+    }
+}
+
+/* How many copies of this layer a node can take, so that the layers to come find their part of its capacity. */
+static uint32_t room_of(const balancer *b, uint32_t layer, uint32_t node)
+{
+    const ep_placement_node *limits = &b->input->nodes[node];
+    const uint64_t bytes = b->input->layers[layer].expert_bytes;
+    double room = experts_of(b, layer);
+    if (limits->capacity_experts != 0) {
+        const double part = (double)limits->capacity_experts * ((double)b->experts_so_far / (double)b->experts_all);
+        room = fmin(room, floor(part + ROUNDING) - b->placer.total[node]);
+    }
+    if (limits->capacity_bytes != 0 && bytes != 0) {
+        const double part = (double)limits->capacity_bytes * ((double)b->bytes_so_far / (double)b->bytes_all);
+        room = fmin(room, floor((part - (double)b->placer.bytes[node]) / (double)bytes + ROUNDING));
+    }
+    return room > 0 ? (uint32_t)room : 0;
+}
+
+/* `total` copies over all nodes as evenly as their room allows; what a node holds beyond that has a slot too. Returns the sum of slots. */
+static uint64_t give_slots(balancer *b, uint32_t layer, uint64_t total)
+{
+    const uint32_t *holds = b->placer.layers[layer].load;
+    uint64_t sum = 0, before = UINT64_MAX;
+    for (uint32_t level = 1; sum < total && sum != before; level++) {
+        before = sum;
+        sum = 0;
+        for (uint32_t n = 0; n < b->input->nodes_count; n++) {
+            const uint32_t room = holds[n] + room_of(b, layer, n); /* what it holds is counted in its total */
+            b->slots[n] = room < level ? room : level;
+            sum += b->slots[n];
+        }
+    }
+    for (uint32_t n = 0; n < b->input->nodes_count; n++) {
+        if (holds[n] > b->slots[n]) {
+            sum += holds[n] - b->slots[n];
+            b->slots[n] = holds[n];
+        }
+    }
+    return sum;
+}
+
+/* Who holds what on the board becomes what the balance says. */
+static void take_over(balancer *b, uint32_t layer, const ep_balance *balance)
+{
+    for (uint32_t is_adding = 0; is_adding < 2; is_adding++) {
+        for (uint32_t e = 0; e < experts_of(b, layer); e++) {
+            for (uint32_t n = 0; n < b->input->nodes_count; n++) {
+                const bool is_here = ep_placer_holds(&b->placer, layer, e, n), shall_be = ep_balance_holds(balance, e, n);
+                if (is_here && !shall_be) {
+                    ep_placer_remove(&b->placer, layer, e, n);
+                } else if (is_adding != 0 && shall_be && !is_here) {
+                    ep_placer_add(&b->placer, layer, e, n);
+                }
+            }
+        }
+    }
+}
+
+static void certify(balancer *b, uint32_t layer, const ep_balance *balance, const ep_balance_input *problem)
+{
+    double heat = 0, speed = 0;
+    for (uint32_t e = 0; e < problem->experts; e++) {
+        heat += problem->heat[e];
+    }
+    for (uint32_t n = 0; n < problem->nodes; n++) {
+        speed += problem->speeds[n];
+    }
+    b->certificates[layer].busiest = ep_balance_busiest(balance);
+    b->certificates[layer].mean = heat / speed;
+    b->certificates[layer].bound = ep_balance_bound(problem, true);
+}
+
+static ep_err rearrange(balancer *b, uint32_t layer, ep_balance *balance, ep_error *out_error)
+{
+    bool is_new = true;
+    for (uint32_t e = 0; e < experts_of(b, layer); e++) {
+        for (uint32_t n = 0; n < b->input->nodes_count; n++) {
+            is_new = !(ep_placer_holds(&b->placer, layer, e, n) && ep_balance_put(balance, e, n)) && is_new;
+        }
+    }
+    const ep_err err = ep_balance_fill(balance, out_error);
+    if (err == EP_OK && is_new) {
+        ep_balance_search(balance, SEARCH_GOOD);
+    } else if (err == EP_OK && b->loads_left > 0) {
+        b->loads_left -= ep_balance_repair(balance, REPAIR_GOOD, b->loads_left);
+    }
+    return err;
+}
+
+static ep_err place_layer(balancer *b, uint32_t layer, ep_error *out_error)
+{
+    const ep_placement_input *input = b->input;
+    const uint32_t experts = experts_of(b, layer);
+    const uint64_t wanted = (uint64_t)experts * b->placer.width;
+    b->experts_so_far += experts;
+    b->bytes_so_far += experts * input->layers[layer].expert_bytes;
+    ep_err err = ep_placer_keep_owned(&b->placer, layer, 0, input->nodes_count);
+    if (err != EP_OK) {
+        return err;
+    }
+    const uint32_t copies = input->copies < input->nodes_count ? input->copies : input->nodes_count;
+    const uint64_t total = (uint64_t)experts * copies + input->spare_copies;
+    const uint64_t slots = give_slots(b, layer, total < wanted ? total : wanted);
+    if (slots < experts) {
+        return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED, "layer %" PRIu32 " has %" PRIu32 " experts, nodes have room for %" PRIu64,
+                            input->layers[layer].shape.layer, experts, slots);
+    }
+    take_heat(b, layer);
+    const ep_balance_input problem = {.experts = experts,
+                                      .nodes = input->nodes_count,
+                                      .heat = b->heat,
+                                      .speeds = b->speeds,
+                                      .slots = b->slots,
+                                      .copies_min = slots / experts < copies ? (uint32_t)(slots / experts) : copies,
+                                      .copies_total = (uint32_t)(total < slots ? total : slots)};
+    ep_balance *balance = NULL;
+    err = ep_balance_create(&problem, &balance, out_error);
+    if (err == EP_OK) {
+        err = rearrange(b, layer, balance, out_error);
+    }
+    if (err == EP_OK) {
+        take_over(b, layer, balance);
+        certify(b, layer, balance, &problem);
+        ep_placer_count_missing(&b->placer, layer, 0, copies);
+    }
+    ep_balance_destroy(balance);
+    return err;
+}
+
+static ep_err prepare(balancer *b, ep_error *out_error)
+{
+    const ep_placement_input *input = b->input;
+    ep_err err = ep_placer_init(&b->placer, input, input->nodes_count, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    b->speeds = calloc(input->nodes_count + 1u, sizeof(*b->speeds));
+    b->heat = calloc(EP_EXPERTS_MAX, sizeof(*b->heat));
+    b->slots = calloc(input->nodes_count + 1u, sizeof(*b->slots));
+    b->certificates = calloc(input->layers_count + 1u, sizeof(*b->certificates));
+    if (b->speeds == NULL || b->heat == NULL || b->slots == NULL || b->certificates == NULL) {
+        return EP_ERR_NO_MEMORY;
+    }
+    for (uint32_t n = 0; n < input->nodes_count; n++) {
+        b->speeds[n] = input->nodes[n].speed > 0 ? input->nodes[n].speed : 1;
+    }
+    for (uint32_t l = 0; l < input->layers_count; l++) {
+        b->experts_all += experts_of(b, l);
+        b->bytes_all += experts_of(b, l) * input->layers[l].expert_bytes;
+    }
+    return EP_OK;
+}
+
+ep_err ep_placement_balanced(const ep_placement_input *input, ep_placement **out_placement, ep_error *out_error)
+{
+    balancer b = {.input = input, .loads_left = input->moves_max};
+    ep_err err = check_numbers(input, out_error);
+    if (err == EP_OK) {
+        err = prepare(&b, out_error);
+    }
+    for (uint32_t l = 0; l < input->layers_count && err == EP_OK; l++) {
+        err = place_layer(&b, l, out_error);
+    }
+    if (err == EP_OK) {
+        err = ep_placer_finish(&b.placer, out_placement);
+    }
+    for (uint32_t l = 0; l < input->layers_count && err == EP_OK; l++) {
+        ep_placed_layer *placed = &(*out_placement)->layers[l];
+        placed->busiest = b.certificates[l].busiest;
+        placed->mean = b.certificates[l].mean;
+        placed->bound = b.certificates[l].bound;
+    }
+    ep_placer_fini(&b.placer);
+    free(b.speeds);
+    free(b.heat);
+    free(b.slots);
+    free(b.certificates);
+    if (err == EP_ERR_RESOURCE_EXHAUSTED) { /* room is so short that it decides alone */
+        return ep_placement_uniform(input, out_placement, out_error);
+    }
+    return err == EP_ERR_NO_MEMORY ? ep_error_set(out_error, err, "no memory to place %" PRIu32 " layers", input->layers_count) : err;
+}

@@ -1,0 +1,255 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Placement by heat: the hot expert's copies, capacities, what stays and what moves, a node that joins or leaves, room that is short. */
+#include "placement/placement.h"
+
+#include <criterion/criterion.h>
+#include <math.h>
+#include <string.h>
+
+#include "base/random.h"
+
+enum { NODES_MAX = 8, LAYERS_MAX = 3, EXPERTS_MAX = 64 };
+
+typedef struct {
+    ep_placement_node nodes[NODES_MAX];
+    ep_placement_layer layers[LAYERS_MAX];
+    double heat[LAYERS_MAX][EXPERTS_MAX];
+    ep_placement_input input;
+} problem;
+
+static void setup(problem *p, uint32_t nodes, uint32_t layers, uint32_t experts, uint32_t copies, uint64_t seed)
+{
+    static const char *const names[NODES_MAX] = {"n0", "n1", "n2", "n3", "n4", "n5", "n6", "n7"};
+    memset(p, 0, sizeof(*p));
+    for (uint32_t n = 0; n < nodes; n++) {
+        p->nodes[n] = (ep_placement_node){.node_id = n, .name = names[n]};
+    }
+    for (uint32_t l = 0; l < layers; l++) {
+        p->layers[l].shape = (ep_layer_shape){.layer = l, .hidden = 4, .inner = 4, .experts = experts, .top_k = 2};
+        p->layers[l].expert_bytes = 100;
+        p->layers[l].heat = p->heat[l];
+        for (uint32_t e = 0; e < experts; e++) {
+            p->heat[l][e] = pow(1.0 + (double)(ep_splitmix64(&seed) % 100), 2);
+        }
+    }
+    p->input = (ep_placement_input){.nodes_count = nodes, .nodes = p->nodes, .layers_count = layers, .layers = p->layers, .copies = copies};
+}
+
+static ep_placement *solve(const problem *p)
+{
+    ep_placement *placement = NULL;
+    ep_error error = {0};
+    cr_assert_eq(ep_placement_balanced(&p->input, &placement, &error), EP_OK, "%s", error.text);
+    return placement;
+}
+
+/* What was placed is what nodes hold now. */
+static void keep(problem *p, const ep_placement *placement)
+{
+    for (uint32_t l = 0; l < p->input.layers_count; l++) {
+        p->layers[l].owned_offsets = placement->layers[l].offsets;
+        p->layers[l].owned = placement->layers[l].copies;
+    }
+}
+
+static uint32_t copies_on(const ep_placement *placement, uint32_t layer, uint32_t node)
+{
+    const ep_placed_layer *placed = &placement->layers[layer];
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < placed->offsets[placed->experts]; i++) {
+        count += placed->copies[i] == node;
+    }
+    return count;
+}
+
+static uint32_t copies_of(const ep_placement *placement, uint32_t layer, uint32_t expert)
+{
+    return placement->layers[layer].offsets[expert + 1] - placement->layers[layer].offsets[expert];
+}
+
+/* The busiest node's time by who holds what. */
+static double busiest(const problem *p, const ep_placement *placement, uint32_t layer)
+{
+    double busy[NODES_MAX] = {0}, most = 0;
+    const ep_placed_layer *placed = &placement->layers[layer];
+    for (uint32_t e = 0; e < p->layers[layer].shape.experts; e++) {
+        double speed = 0;
+        for (uint32_t i = placed->offsets[e]; i < placed->offsets[e + 1]; i++) {
+            const double s = p->nodes[placed->copies[i]].speed;
+            speed += s > 0 ? s : 1;
+        }
+        for (uint32_t i = placed->offsets[e]; i < placed->offsets[e + 1]; i++) {
+            busy[placed->copies[i]] += p->heat[layer][e] / speed;
+        }
+    }
+    for (uint32_t n = 0; n < p->input.nodes_count; n++) {
+        most = fmax(most, busy[n]);
+    }
+    return most;
+}
+
+static void check_certificate(const problem *p, const ep_placement *placement)
+{
+    for (uint32_t l = 0; l < p->input.layers_count; l++) {
+        const ep_placed_layer *placed = &placement->layers[l];
+        cr_assert_float_eq(placed->busiest, busiest(p, placement, l), 1e-9 * placed->busiest);
+        cr_assert_leq(placed->mean, placed->bound * (1 + 1e-6));
+        cr_assert_leq(placed->bound, placed->busiest * (1 + 1e-6));
+        for (uint32_t e = 0; e < placed->experts; e++) {
+            for (uint32_t i = placed->offsets[e]; i < placed->offsets[e + 1]; i++) {
+                for (uint32_t j = placed->offsets[e]; j < i; j++) {
+                    cr_assert_neq(placed->copies[i], placed->copies[j], "two copies of an expert on one node");
+                }
+            }
+        }
+    }
+}
+
+Test(balanced, spare_copies_go_to_hot_experts_and_nodes_are_even)
+{
+    problem p;
+    setup(&p, 6, 3, 48, 1, 1);
+    p.heat[1][7] = 400000; /* more than any node's part */
+    p.input.spare_copies = 12;
+    ep_placement *placement = solve(&p);
+    check_certificate(&p, placement);
+    for (uint32_t l = 0; l < 3; l++) {
+        cr_assert_leq(placement->layers[l].busiest, 1.01 * placement->layers[l].bound);
+        for (uint32_t n = 0; n < 6; n++) {
+            cr_assert_leq(copies_on(placement, l, n), 10);
+        }
+    }
+    cr_assert_eq(copies_of(placement, 1, 7), 6);
+    cr_assert_leq(placement->copies_total, 3 * 60);
+    ep_placement_destroy(placement);
+}
+
+Test(balanced, a_fast_node_is_given_more_to_do)
+{
+    problem p;
+    setup(&p, 3, 1, 60, 1, 2);
+    p.nodes[1].speed = 3;
+    ep_placement *placement = solve(&p);
+    check_certificate(&p, placement);
+    cr_assert_leq(placement->layers[0].busiest, 1.1 * placement->layers[0].bound, "busiest %g, bound %g", placement->layers[0].busiest,
+                  placement->layers[0].bound);
+    ep_placement_destroy(placement);
+}
+
+Test(balanced, capacities_hold_and_each_layer_has_its_part)
+{
+    problem p;
+    setup(&p, 4, 3, 16, 1, 3);
+    p.input.spare_copies = 16;
+    p.nodes[0].capacity_bytes = 700; /* 7 experts of 48 */
+    p.nodes[1].capacity_experts = 5;
+    ep_placement *placement = solve(&p);
+    check_certificate(&p, placement);
+    uint32_t on[2] = {0};
+    for (uint32_t l = 0; l < 3; l++) {
+        on[0] += copies_on(placement, l, 0);
+        on[1] += copies_on(placement, l, 1);
+        cr_assert_geq(copies_on(placement, l, 0), 2);
+        cr_assert_geq(copies_on(placement, l, 1), 1);
+    }
+    cr_assert_eq(on[0], 7);
+    cr_assert_eq(on[1], 5);
+    ep_placement_destroy(placement);
+}
+
+Test(balanced, where_room_is_too_short_for_parts_each_expert_still_has_a_place)
+{
+    problem p;
+    setup(&p, 2, 3, 3, 1, 4);
+    p.nodes[0].capacity_experts = 4;
+    p.nodes[1].capacity_experts = 5; /* just enough */
+    ep_placement *placement = solve(&p);
+    cr_assert_eq(placement->copies_total, 9);
+    ep_placement_destroy(placement);
+    p.nodes[1].capacity_experts = 4;
+    ep_error error = {0};
+    cr_assert_eq(ep_placement_balanced(&p.input, &placement, &error), EP_ERR_RESOURCE_EXHAUSTED);
+    cr_assert_not_null(strstr(error.text, "has room for expert"), "%s", error.text);
+}
+
+Test(balanced, what_is_held_moves_only_as_far_as_the_budget_goes)
+{
+    problem p, drifted;
+    setup(&p, 8, 2, 64, 1, 5);
+    p.input.spare_copies = 8;
+    ep_placement *placement = solve(&p);
+    setup(&drifted, 8, 2, 64, 1, 6);
+    drifted.input.spare_copies = 8;
+    keep(&drifted, placement);
+    double before = 2;
+    for (uint32_t moves = 0; moves <= 64; moves += 16) {
+        drifted.input.moves_max = moves;
+        ep_placement *next = solve(&drifted);
+        check_certificate(&drifted, next);
+        cr_assert_leq(next->copies_added, moves);
+        const double worst = fmax(next->layers[0].busiest / next->layers[0].bound, next->layers[1].busiest / next->layers[1].bound);
+        cr_assert_leq(worst, before);
+        before = worst;
+        ep_placement_destroy(next);
+    }
+    cr_assert_leq(before, 1.0501);
+    ep_placement_destroy(placement);
+}
+
+Test(balanced, a_node_that_joins_gets_its_part_and_one_that_leaves_is_replaced)
+{
+    problem p, more;
+    setup(&p, 3, 2, 60, 2, 7);
+    ep_placement *placement = solve(&p);
+    setup(&more, 4, 2, 60, 2, 7);
+    keep(&more, placement);
+    more.input.moves_max = UINT32_MAX;
+    ep_placement *joined = solve(&more);
+    check_certificate(&more, joined);
+    for (uint32_t l = 0; l < 2; l++) {
+        cr_assert_leq(joined->layers[l].busiest, 1.06 * joined->layers[l].bound, "%g of %g, %u copies on it, %u loads", joined->layers[l].busiest, joined->layers[l].bound, copies_on(joined, l, 3), joined->copies_added);
+        cr_assert_geq(copies_on(joined, l, 3), 1);
+    }
+    cr_assert_leq(joined->copies_added, 2 * 60, "%u loads for 60 of 240 copies", joined->copies_added);
+    /* Node 0 is gone: its copies, and none else, are loaded anew. */
+    uint32_t gone = 0, kept[LAYERS_MAX][4 * EXPERTS_MAX];
+    problem fewer;
+    setup(&fewer, 4, 2, 60, 2, 7);
+    keep(&fewer, joined);
+    for (uint32_t l = 0; l < 2; l++) {
+        for (uint32_t i = 0; i < joined->layers[l].offsets[60]; i++) {
+            kept[l][i] = joined->layers[l].copies[i] == 0 ? EP_PLACEMENT_NODE_GONE : joined->layers[l].copies[i] - 1;
+            gone += joined->layers[l].copies[i] == 0;
+        }
+        fewer.layers[l].owned = kept[l];
+    }
+    fewer.input.nodes = fewer.nodes + 1;
+    fewer.input.nodes_count = 3;
+    ep_placement *left = solve(&fewer);
+    cr_assert_eq(left->copies_total, 240);
+    cr_assert_eq(left->copies_added, gone);
+    ep_placement_destroy(left);
+    ep_placement_destroy(joined);
+    ep_placement_destroy(placement);
+}
+
+Test(balanced, without_heat_it_is_even_and_bad_numbers_are_refused)
+{
+    problem p;
+    setup(&p, 4, 1, 16, 1, 8);
+    p.layers[0].heat = NULL;
+    ep_placement *placement = solve(&p);
+    for (uint32_t n = 0; n < 4; n++) {
+        cr_assert_eq(copies_on(placement, 0, n), 4);
+    }
+    ep_placement_destroy(placement);
+    ep_error error = {0};
+    p.layers[0].heat = p.heat[0];
+    p.heat[0][3] = -1;
+    cr_assert_eq(ep_placement_balanced(&p.input, &placement, &error), EP_ERR_INVALID_ARGUMENT);
+    cr_assert_not_null(strstr(error.text, "layer 0, expert 3: heat -1"), "%s", error.text);
+    p.heat[0][3] = 1;
+    p.nodes[2].speed = (double)INFINITY;
+    cr_assert_eq(ep_placement_balanced(&p.input, &placement, &error), EP_ERR_INVALID_ARGUMENT);
+    cr_assert_not_null(strstr(error.text, "node n2 has speed inf"), "%s", error.text);
+}
