@@ -498,7 +498,7 @@ int ep_coordinator_run(const ep_coordinator_config *config, ep_reload *reload)
            EP_KV(admin_url, self.admin_url[0] != 0 ? self.admin_url : "off"),
            EP_KV(door_url, self.door_url[0] != 0 ? self.door_url : "off"),
            EP_KV(probe_url, self.probe_url[0] != 0 ? self.probe_url : "off"),
-           EP_KV(placement, config->cluster.expert_map != NULL ? "static" : "uniform"),
+           EP_KV(placement, ep_coordinator_state_policy(&config->cluster)),
            EP_KV(copies, config->cluster.copies), EP_KV(min_nodes, config->cluster.min_nodes), EP_KV(pid, getpid()),
            EP_KV(software, ep_version_software()));
     ep_sd_notify_ready("serving");

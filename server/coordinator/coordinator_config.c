@@ -22,8 +22,10 @@ static const ep_option host_fields[] = {
 };
 
 static const ep_option coordinator_options[] = {
-    {.name = "placement", .type = EP_OPTION_ENUM, .allowed = "uniform|static", .default_text = "uniform",
-     .help = "uniform: equal counts per node; static: as expert_map_file says"},
+    {.name = "placement", .type = EP_OPTION_ENUM, .allowed = "uniform|balanced|static", .default_text = "uniform",
+     .help = "uniform: equal counts per node; balanced: by the load that nodes report; static: as expert_map_file says"},
+    {.name = "spare_copies", .type = EP_OPTION_INT, .max = EP_EXPERTS_MAX, .default_text = "0",
+     .help = "balanced: copies of each layer beyond `copies` of each expert, for the hottest ones"},
     {.name = "expert_map_file", .type = EP_OPTION_PATH, .min = 1, .help = "JSON expert map (vllm-ascend format), for placement static"},
     {.name = "node_order", .type = EP_OPTION_LIST, .max = EP_NODES_MAX, .fields = name_fields, .fields_count = 1, .flag = "node-order",
      .help = "static: device d of the map is the d-th node named here; empty: nodes in order of name"},
@@ -101,6 +103,11 @@ static ep_err load_map(const ep_options *options, ep_coordinator_config *config,
     if (is_static != ep_options_is_set(options, "expert_map_file")) {
         return is_static ? ep_options_fail(options, "placement", out_error, "'static' needs expert_map_file")
                          : ep_options_fail(options, "expert_map_file", out_error, "is only used with placement: static");
+    }
+    config->cluster.is_balanced = strcmp(ep_options_text(options, "placement"), "balanced") == 0;
+    config->cluster.spare_copies = number(options, "spare_copies");
+    if (config->cluster.spare_copies > 0 && !config->cluster.is_balanced) {
+        return ep_options_fail(options, "spare_copies", out_error, "is only used with placement: balanced");
     }
     size_t count = ep_options_list_count(options, "node_order");
     if (!is_static) {

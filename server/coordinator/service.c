@@ -17,6 +17,8 @@
 #include "transport/address.h"
 #include "wire/placement_codec.h"
 
+#define BALANCE_NS (2 * EP_NS_PER_S) /* how often the load is looked at */
+
 typedef struct watcher {
     ep_rpc_call *call;
     Expertd__V1__PlacementSnapshot_Closure closure;
@@ -42,6 +44,7 @@ struct ep_coordinator_service {
     bool stopping;
     uint64_t started_ns;
     uint64_t ticked_ns;
+    uint64_t balanced_ns;
     ep_table_store *store;       /* NULL: memory */
     ep_table_keeper *keeper;     /* NULL: memory */
     uint64_t revision_kept;      /* of the cluster, the newest that is written */
@@ -591,7 +594,7 @@ static bool status_init(ep_coordinator_service *self, status_parts *parts)
     }
     parts->epoch = epoch_message(self->served != NULL ? self->served->epoch : (ep_epoch){0});
     reply->epoch = &parts->epoch;
-    reply->policy = self->config.expert_map != NULL ? "static" : "uniform";
+    reply->policy = (char *)(uintptr_t)ep_coordinator_state_policy(&self->config);
     reply->copies = self->config.copies;
     reply->watchers = self->stats.watchers;
     reply->uptime_us = (now_ns - self->started_ns) / EP_NS_PER_US;
@@ -744,6 +747,21 @@ ep_load_sums *ep_coordinator_service_loads(ep_coordinator_service *self)
     return self->loads;
 }
 
+/* Lock held. */
+static void balance_by_heat(ep_coordinator_service *self)
+{
+    ep_load_layer *layers = NULL;
+    size_t count = 0;
+    if (ep_load_sums_read(self->loads, &layers, &count) != EP_OK) {
+        return; /* the next time */
+    }
+    for (size_t l = 0; l < count; l++) {
+        ep_coordinator_state_take_heat(self->cluster, layers[l].model, layers[l].version, layers[l].layer, layers[l].counts, layers[l].experts);
+    }
+    ep_load_layers_free(layers, count);
+    ep_coordinator_state_rebalance(self->cluster);
+}
+
 void ep_coordinator_service_tick(ep_coordinator_service *self)
 {
     pthread_mutex_lock(&self->lock);
@@ -758,6 +776,10 @@ void ep_coordinator_service_tick(ep_coordinator_service *self)
     }
     self->ticked_ns = now_ns;
     ep_coordinator_state_tick(self->cluster, now_ns);
+    if (self->config.is_balanced && now_ns - self->balanced_ns >= BALANCE_NS) {
+        self->balanced_ns = now_ns;
+        balance_by_heat(self);
+    }
     announce(self);
     pthread_mutex_unlock(&self->lock);
 }

@@ -38,6 +38,13 @@ static void free_layer(node_layer *layer)
     free(layer->digests);
 }
 
+static void free_cluster_layer(cluster_layer *layer)
+{
+    free(layer->digests);
+    free(layer->heat);
+    free(layer->counted);
+}
+
 static void node_free_layers(cluster_node *node, uint32_t layers_count)
 {
     for (uint32_t i = 0; i < layers_count && node->layers != NULL; i++) {
@@ -58,7 +65,7 @@ void ep_coordinator_state_destroy(ep_coordinator_state *cluster)
     }
     free(cluster->nodes);
     for (uint32_t l = 0; l < cluster->layers_count; l++) {
-        free(cluster->layers[l].digests);
+        free_cluster_layer(&cluster->layers[l]);
     }
     free(cluster->models);
     free(cluster->layers);
@@ -402,6 +409,9 @@ static ep_err apply_models(ep_coordinator_state *cluster, cluster_node *node, Ex
             if (index == UINT32_MAX || !take_held(cluster, node, index, info)) {
                 return EP_ERR_NO_MEMORY;
             }
+            if (info->expert_bytes > cluster->layers[index].expert_bytes) { /* nodes may pack them otherwise */
+                cluster->layers[index].expert_bytes = info->expert_bytes;
+            }
         }
     }
     return EP_OK;
@@ -444,7 +454,7 @@ static void forget_model(ep_coordinator_state *cluster, uint32_t model_index)
         if (cluster->layers[l].model_index > model_index) {
             cluster->layers[l].model_index--;
         } else if (cluster->layers[l].model_index == model_index) {
-            free(cluster->layers[l].digests);
+            free_cluster_layer(&cluster->layers[l]);
             uint32_t after = --cluster->layers_count - l;
             memmove(&cluster->layers[l], &cluster->layers[l + 1], after * sizeof(cluster->layers[0]));
             for (size_t n = 0; n < cluster->nodes_count; n++) {
@@ -539,6 +549,7 @@ ep_err ep_coordinator_state_register(ep_coordinator_state *cluster, uint64_t now
     if (node != NULL && node->incarnation != request->incarnation) {
         forget_digests(cluster, node);
     }
+    cluster->rebalance |= node == NULL; /* it gets its part of what others hold */
     node = node != NULL ? node : cluster_add_node(cluster, request->node);
     if (node == NULL || apply_models(cluster, node, request->models, request->n_models) != EP_OK) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to register node %s", request->node);
@@ -562,6 +573,7 @@ ep_err ep_coordinator_state_register(ep_coordinator_state *cluster, uint64_t now
     node->loaded_number = 0;
     node->rows_served = 0;
     node->tls_expiry = 0;
+    node->capacity_bytes = request->capacity_bytes;
     *out_node_id = node->node_id;
     (void)cluster_judge_copies(cluster);
     cluster_place(cluster);

@@ -45,7 +45,9 @@ typedef struct ep_coordinator_state_config {
     uint32_t nodes_max;
     uint32_t decode_tokens_max;      /* goes into the table */
     uint64_t term;
-    const ep_expert_map *expert_map; /* static placement; NULL: uniform. Borrowed */
+    const ep_expert_map *expert_map; /* static placement; NULL: none. Borrowed */
+    bool is_balanced;                /* placement by heat, without a map: ep_placement_balanced */
+    uint32_t spare_copies;           /* the same: of each layer, beyond `copies` */
     const char *const *node_order;   /* static: device d is node node_order[d]; NULL: nodes in order of name */
     size_t node_order_count;
 } ep_coordinator_state_config;
@@ -67,6 +69,19 @@ ep_err ep_coordinator_state_heartbeat(ep_coordinator_state *cluster, uint64_t no
 void ep_coordinator_state_excuse(ep_coordinator_state *cluster, uint64_t now_ns, uint64_t blind_ns);
 /* Notices silence. Call every heartbeat_ms or so. */
 void ep_coordinator_state_tick(ep_coordinator_state *cluster, uint64_t now_ns);
+
+/*
+ * Slots per routed expert of a layer, summed since somewhere: what is more than before is its heat, which halves with each call. Heat of
+ * fewer than EP_COORDINATOR_HEAT_SLOTS slots an expert counts as none.
+ */
+#define EP_COORDINATOR_HEAT_SLOTS 32
+void ep_coordinator_state_take_heat(ep_coordinator_state *cluster, const char *model, const char *version, uint32_t layer,
+                                    const uint64_t *counts, uint32_t experts);
+/* Moves copies by heat, a few at a time, once all nodes have loaded what they were given. Placement `balanced` only. */
+void ep_coordinator_state_rebalance(ep_coordinator_state *cluster);
+
+/* "uniform", "balanced" or "static". */
+const char *ep_coordinator_state_policy(const ep_coordinator_state_config *config);
 
 /* Grows when something changes that a store shall keep, and when an assignment is committed. */
 uint64_t ep_coordinator_state_revision(const ep_coordinator_state *cluster);

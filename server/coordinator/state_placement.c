@@ -7,6 +7,8 @@
 #include "coordinator/state_private.h"
 #include "placement/placement.h"
 
+#define MOVES_AT_ONCE 64 /* copies that are loaded elsewhere before the load is looked at again */
+
 /* One model's problem: input for the solver, and which cluster layer and node each index stands for. */
 typedef struct problem {
     uint32_t nodes_count;
@@ -32,6 +34,21 @@ static void problem_fini(problem *p)
     free(p->layer_of);
 }
 
+/* What other models leave of a node's memory for weights; 0: no limit. */
+static uint64_t capacity_left(const ep_coordinator_state *cluster, const cluster_node *node, uint32_t model_index)
+{
+    uint64_t left = node->capacity_bytes;
+    for (uint32_t l = 0; l < cluster->layers_count && node->capacity_bytes != 0; l++) {
+        const cluster_layer *layer = &cluster->layers[l];
+        uint64_t bytes = 0;
+        for (size_t w = 0; layer->model_index != model_index && w < layer_words(layer); w++) {
+            bytes += (uint64_t)__builtin_popcountll(node->layers[l].assigned[w]) * layer->expert_bytes;
+        }
+        left = left > bytes ? left - bytes : 1; /* nothing is left, which is not "no limit" */
+    }
+    return left;
+}
+
 static void collect_nodes(const ep_coordinator_state *cluster, uint32_t model_index, problem *p)
 {
     const char *id = cluster_placed_numerics(cluster, model_index);
@@ -40,7 +57,8 @@ static void collect_nodes(const ep_coordinator_state *cluster, uint32_t model_in
         const cluster_node *node = cluster->nodes[n];
         p->solver_node_of[n] = EP_PLACEMENT_NODE_GONE;
         if (cluster_node_offers(node, model_index) && (id == NULL || strcmp(node->numerics[model_index], id) == 0)) {
-            p->nodes[p->nodes_count] = (ep_placement_node){.node_id = node->node_id, .name = node->name};
+            p->nodes[p->nodes_count] = (ep_placement_node){
+                .node_id = node->node_id, .name = node->name, .capacity_bytes = capacity_left(cluster, node, model_index)};
             p->node_of[p->nodes_count] = n;
             p->solver_node_of[n] = p->nodes_count++;
         }
@@ -58,6 +76,16 @@ static int by_layer_number(const void *left, const void *right, void *arg)
 static bool holds(const node_layer *layer, uint32_t expert)
 {
     return bit_get(layer->assigned, expert) || bit_get(layer->owned, expert);
+}
+
+/* NULL: too little to judge by. */
+static const double *cluster_heat(const cluster_layer *layer)
+{
+    double sum = 0;
+    for (uint32_t e = 0; layer->heat != NULL && e < layer->shape.experts; e++) {
+        sum += layer->heat[e];
+    }
+    return sum >= (double)EP_COORDINATOR_HEAT_SLOTS * layer->shape.experts ? layer->heat : NULL;
 }
 
 static bool collect_owned(const ep_coordinator_state *cluster, const problem *p, uint32_t layer_index, ep_placement_layer *out)
@@ -80,6 +108,8 @@ static bool collect_owned(const ep_coordinator_state *cluster, const problem *p,
     }
     offsets[experts] = used;
     out->shape = cluster->layers[layer_index].shape;
+    out->expert_bytes = cluster->layers[layer_index].expert_bytes;
+    out->heat = cluster_heat(&cluster->layers[layer_index]);
     out->owned_offsets = offsets;
     out->owned = owned;
     return true;
@@ -143,6 +173,27 @@ static ep_err map_devices(const ep_coordinator_state *cluster, const problem *p,
     return EP_OK;
 }
 
+/* Where the nodes' memory does not hold all copies, it bounds none: a node serves more than it keeps in memory, only slower. */
+static ep_err solve_by_room(const ep_coordinator_state *cluster, const problem *p, const ep_placement_input *input, ep_placement **out_placement,
+                            ep_error *out_error)
+{
+    ep_err (*const place)(const ep_placement_input *, ep_placement **, ep_error *) =
+        cluster->config.is_balanced ? ep_placement_balanced : ep_placement_uniform;
+    ep_err err = place(input, out_placement, out_error);
+    const bool is_short = err == EP_ERR_RESOURCE_EXHAUSTED || (err == EP_OK && (*out_placement)->copies_missing > 0);
+    if (is_short) {
+        if (err == EP_OK) {
+            ep_placement_destroy(*out_placement);
+            *out_placement = NULL;
+        }
+        for (uint32_t n = 0; n < p->nodes_count; n++) {
+            p->nodes[n].capacity_bytes = 0;
+        }
+        err = place(input, out_placement, out_error);
+    }
+    return err;
+}
+
 static ep_err solve(const ep_coordinator_state *cluster, const problem *p, ep_placement **out_placement, ep_error *out_error)
 {
     ep_placement_input input = {
@@ -151,10 +202,11 @@ static ep_err solve(const ep_coordinator_state *cluster, const problem *p, ep_pl
         .layers_count = p->layers_count,
         .layers = p->layers,
         .copies = cluster->config.copies,
-        .moves_max = cluster->rebalance ? UINT32_MAX : 0,
+        .spare_copies = cluster->config.spare_copies,
+        .moves_max = !cluster->rebalance ? 0 : cluster->is_pacing ? MOVES_AT_ONCE : UINT32_MAX,
     };
     if (cluster->config.expert_map == NULL) {
-        return ep_placement_uniform(&input, out_placement, out_error);
+        return solve_by_room(cluster, p, &input, out_placement, out_error);
     }
     uint32_t *devices;
     ep_err err = map_devices(cluster, p, &devices, out_error);
@@ -389,9 +441,52 @@ void cluster_place(ep_coordinator_state *cluster)
         }
     }
     cluster->rebalance = false;
+    cluster->is_pacing = false;
     cluster->placed_once |= is_placed;
     if (changed) {
         cluster->revision++;
         cluster->assignment_number = ++cluster->counter;
     }
+}
+
+const char *ep_coordinator_state_policy(const ep_coordinator_state_config *config)
+{
+    return config->expert_map != NULL ? "static" : config->is_balanced ? "balanced" : "uniform";
+}
+
+void ep_coordinator_state_take_heat(ep_coordinator_state *cluster, const char *model, const char *version, uint32_t layer,
+                                    const uint64_t *counts, uint32_t experts)
+{
+    const uint32_t m = cluster_find_model(cluster, model, version);
+    const uint32_t index = m == UINT32_MAX ? UINT32_MAX : cluster_find_layer(cluster, m, layer);
+    if (index == UINT32_MAX || cluster->layers[index].shape.experts != experts) {
+        return;
+    }
+    cluster_layer *to = &cluster->layers[index];
+    if (to->heat == NULL) {
+        double *heat = calloc(experts, sizeof(*heat));
+        uint64_t *counted = calloc(experts, sizeof(*counted));
+        if (heat == NULL || counted == NULL) {
+            free(heat);
+            free(counted);
+            return; /* the next time */
+        }
+        to->heat = heat;
+        to->counted = counted;
+    }
+    for (uint32_t e = 0; e < experts; e++) {
+        to->heat[e] = to->heat[e] / 2 + (double)(counts[e] - to->counted[e]);
+        to->counted[e] = counts[e];
+    }
+}
+
+void ep_coordinator_state_rebalance(ep_coordinator_state *cluster)
+{
+    if (!cluster->config.is_balanced || !cluster->placed_once || cluster->committed_number < cluster->assignment_number) {
+        return;
+    }
+    cluster->rebalance = true;
+    cluster->is_pacing = true;
+    cluster_place(cluster);
+    cluster_publish(cluster);
 }

@@ -35,6 +35,7 @@ typedef struct cluster_node {
     uint64_t loaded_number;      /* assignment it has worked through; owned says what loaded */
     uint64_t rows_served;
     uint64_t tls_expiry;
+    uint64_t capacity_bytes;     /* weights it keeps in memory; 0: no limit */
     node_layer *layers;          /* [cluster->layers_count] */
     char (*numerics)[EP_NUMERICS_BYTES]; /* [cluster->models_count]; "" not served */
 } cluster_node;
@@ -49,6 +50,9 @@ typedef struct cluster_layer {
     uint32_t model_index;
     ep_layer_shape shape;
     uint32_t *digests;           /* [experts] in force; 0: nobody knows one */
+    uint64_t expert_bytes;       /* in memory, of the largest expert; 0: nobody said */
+    double *heat;                /* [E] slots of late; NULL: none was taken yet */
+    uint64_t *counted;           /* [E] of which these sums are taken */
 } cluster_layer;
 
 /* A node that was forgotten may come back: until then its numerics id counts for the model as if it were here. */
@@ -83,6 +87,7 @@ struct ep_coordinator_state {
     uint64_t committed_number;   /* newest assignment that every listed node had loaded */
     bool placed_once;
     bool rebalance;              /* the next placement may move copies for balance */
+    bool is_pacing;              /* and only a few of them */
     uint64_t revision;           /* grows when something worth keeping changes */
     size_t drained_count;
     char (*drained)[EP_NODE_NAME_BYTES]; /* by name: a drained node may be away for long and come back */

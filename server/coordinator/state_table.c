@@ -110,7 +110,7 @@ ep_err cluster_build_table(const ep_coordinator_state *cluster, cluster_copy_fun
         free(order);
         return err;
     }
-    snprintf(table->policy, sizeof(table->policy), "%s", cluster->config.expert_map != NULL ? "static" : "uniform");
+    snprintf(table->policy, sizeof(table->policy), "%s", ep_coordinator_state_policy(&cluster->config));
     table->decode_tokens_max = cluster->config.decode_tokens_max;
     for (size_t n = 0; n < cluster->nodes_count; n++) {
         table->nodes[n].node_id = cluster->nodes[n]->node_id;

@@ -270,6 +270,7 @@ static Expertd__V1__LayerInfo *layer_info_make(const ep_node_models *models, con
     info->owned_digests = digests;
     info->n_owned = ep_weight_store_owned(models->store, layer->store_slot, owned, digests);
     info->n_owned_digests = info->n_owned;
+    info->expert_bytes = ep_weight_store_expert_bytes(models->store, layer->store_slot);
     return info;
 }
 
@@ -337,6 +338,7 @@ void ep_node_models_infos_hide_digests(Expertd__V1__ModelInfo **infos, size_t co
     for (size_t m = 0; m < count; m++) {
         for (size_t l = 0; l < infos[m]->n_layers; l++) {
             infos[m]->layers[l]->n_owned_digests = 0;
+            infos[m]->layers[l]->expert_bytes = 0;
         }
     }
 }

@@ -636,6 +636,11 @@ uint32_t ep_weight_store_owned(ep_weight_store *store, uint32_t layer_slot, uint
     return n;
 }
 
+uint64_t ep_weight_store_expert_bytes(const ep_weight_store *store, uint32_t layer_slot)
+{
+    return store->layers[layer_slot].expert_bytes_max;
+}
+
 uint32_t ep_weight_store_owned_count(ep_weight_store *store, uint32_t layer_slot)
 {
     pthread_mutex_lock(&store->lock);

@@ -156,6 +156,8 @@ void ep_resident_release(ep_resident *resident);
 /* Table indexes of the owned experts, ascending, into out[E+S]; returns how many. out_digests: NULL, or [E+S]: the first four
  * bytes of each one's SHA-256, little endian; 0: not known, it was never read. */
 uint32_t ep_weight_store_owned(ep_weight_store *store, uint32_t layer_slot, uint32_t *out, uint32_t *out_digests);
+/* What the layer's largest expert takes in memory. */
+uint64_t ep_weight_store_expert_bytes(const ep_weight_store *store, uint32_t layer_slot);
 uint32_t ep_weight_store_owned_count(ep_weight_store *store, uint32_t layer_slot);
 uint32_t ep_weight_store_resident_count(ep_weight_store *store, uint32_t layer_slot);
 void ep_weight_store_read_stats(ep_weight_store *store, ep_weight_stats *out_stats);

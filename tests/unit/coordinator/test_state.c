@@ -429,6 +429,108 @@ Test(coordinator_state, eight_experts_on_six_nodes)
     ep_coordinator_state_destroy(cluster);
 }
 
+Test(coordinator_state, a_node_that_joins_a_running_cluster_gets_its_part)
+{
+    start(1, 2, NULL);
+    cr_assert(join(0, NULL) == EP_OK && join(1, NULL) == EP_OK);
+    load_all(2);
+    cr_assert(held(0) == EXPERTS && held(1) == EXPERTS);
+    cr_assert_eq(join(2, NULL), EP_OK);
+    assert_copies(1); /* all stays listed where it is until it is loaded there */
+    load_all(3);
+    assert_copies(1);
+    for (int i = 0; i < 3; i++) {
+        cr_assert(held(i) >= 4 && held(i) <= 6, "node %d holds %u of 16", i, held(i));
+    }
+    ep_coordinator_state_destroy(cluster);
+}
+
+static void join_with_room(int i, uint64_t bytes)
+{
+    uint32_t id;
+    Expertd__V1__RegisterRequest request = EXPERTD__V1__REGISTER_REQUEST__INIT;
+    request.node = nodes[i].name;
+    request.url = nodes[i].url;
+    request.incarnation = nodes[i].incarnation;
+    request.models = nodes[i].model_list;
+    request.n_models = 1;
+    request.capacity_bytes = bytes;
+    for (int l = 0; l < LAYERS; l++) {
+        nodes[i].layers[l].expert_bytes = 100;
+    }
+    describe(&nodes[i]);
+    cr_assert_eq(ep_coordinator_state_register(cluster, now_ns, &request, &id, NULL), EP_OK);
+}
+
+Test(coordinator_state, a_node_gets_no_more_than_it_has_memory_for_while_others_have_it)
+{
+    for (int is_balanced = 0; is_balanced < 2; is_balanced++) {
+        start(1, 2, NULL);
+        config.is_balanced = is_balanced != 0;
+        ep_coordinator_state_destroy(cluster);
+        cr_assert_eq(ep_coordinator_state_create(&config, &cluster), EP_OK);
+        join_with_room(0, 300);
+        join_with_room(1, 0);
+        load_all(2);
+        assert_copies(1);
+        cr_assert_eq(held(0), 3u, "%s: %u copies in room for 3", ep_coordinator_state_policy(&config), held(0));
+        ep_coordinator_state_destroy(cluster);
+        /* Nobody has room for all: they share as if there were no limit. */
+        start(1, 2, NULL);
+        join_with_room(0, 300);
+        join_with_room(1, 500);
+        load_all(2);
+        assert_copies(1);
+        cr_assert_eq(held(0), 8u);
+        ep_coordinator_state_destroy(cluster);
+    }
+}
+
+static void take_heat(uint64_t factor, uint32_t hot, uint64_t *sums)
+{
+    for (uint32_t e = 0; e < EXPERTS; e++) {
+        sums[e] += e == hot ? 10 * factor : factor;
+    }
+    for (uint32_t l = 0; l < LAYERS; l++) {
+        ep_coordinator_state_take_heat(cluster, "demo", "v1", l + 3, sums, EXPERTS);
+    }
+    ep_coordinator_state_rebalance(cluster);
+    load_all(3);
+}
+
+Test(coordinator_state, balanced_placement_follows_the_heat_and_no_copy_is_ever_missing)
+{
+    uint64_t sums[EXPERTS] = {0};
+    start(1, 3, NULL);
+    config.is_balanced = true;
+    config.spare_copies = 2;
+    ep_coordinator_state_destroy(cluster);
+    cr_assert_eq(ep_coordinator_state_create(&config, &cluster), EP_OK);
+    for (int i = 0; i < 3; i++) {
+        cr_assert_eq(join(i, NULL), EP_OK);
+    }
+    load_all(3);
+    cr_assert_str_eq(ep_coordinator_state_table(cluster)->policy, "balanced");
+    take_heat(1, 5, sums); /* a few slots say nothing */
+    const ep_epoch before = ep_coordinator_state_table(cluster)->epoch;
+    take_heat(1, 5, sums);
+    cr_assert_eq(ep_coordinator_state_table(cluster)->epoch.number, before.number);
+    take_heat(1000, 5, sums);
+    cr_assert_eq(copies_of(0, 5), 3u, "the hot expert has %u copies", copies_of(0, 5));
+    cr_assert_eq(copies_of(1, 5), 3u);
+    for (int round = 0; round < 6; round++) {
+        take_heat(1000, 2, sums);
+    }
+    cr_assert_geq(copies_of(0, 2), 2u, "the heat went on to expert 2, which has %u copies", copies_of(0, 2));
+    const ep_epoch settled = ep_coordinator_state_table(cluster)->epoch;
+    take_heat(1000, 2, sums);
+    cr_assert_eq(ep_coordinator_state_table(cluster)->epoch.number, settled.number, "the same load moves nothing");
+    for (uint32_t e = 0; e < EXPERTS; e++) {
+        cr_assert_geq(copies_of(0, e), 1u);
+    }
+    ep_coordinator_state_destroy(cluster);
+}
+
 Test(coordinator_state, a_silent_node_leaves_the_table_then_loses_its_experts)
 {
     start(2, 3, NULL);
