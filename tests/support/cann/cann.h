@@ -13,12 +13,12 @@
  *                      ended, not when a thread of this host got round to it
  *   EP_CANN_DELAY_US   longest delay before a task (60)
  *   EP_CANN_DEVICES    devices (1)
- *   EP_CANN_HBM_BYTES  device memory (4 GiB)
+ *   EP_CANN_HBM_BYTES  memory of each device (4 GiB)
  *   EP_CANN_OOM_AT     the n-th aclrtMalloc of the process fails with 207001 (0: none); "n+" all from there on
  *   EP_CANN_FAULT_AT   the n-th task fails with 507015
  *   EP_CANN_HANG_AT    the n-th task never ends; waits behind it time out at once
- *   EP_CANN_LOST_AT    from the n-th task on the device is lost: everything returns 507010
- *   EP_CANN_LOST_FILE  so too once this file exists
+ *   EP_CANN_LOST_AT    from the n-th task on its device is lost: everything returns 507010
+ *   EP_CANN_LOST_FILE  all devices are lost once this file exists, device D once this file with ".D" behind its name does
  *
  * This header is for the objects among themselves.
  */
@@ -29,6 +29,7 @@
 
 #define CANN_EXPORT __attribute__((visibility("default")))
 #define CANN_RANK_MAX 8
+#define CANN_DEVICES_MAX 16
 
 /* What the product will call, by the product's own table: another prototype here does not compile. */
 #define CANN_PROTOTYPE(name, result, parameters, need, release) CANN_EXPORT result name parameters;
@@ -40,6 +41,7 @@ enum {
     CANN_PARAM = 107000,
     CANN_DEVICE_ID = 107001,
     CANN_NO_CONTEXT = 107002,
+    CANN_CONTEXT = 107003,
     CANN_OOM = 207001,
     CANN_LOST = 507010,
     CANN_CORE_FAULT = 507015,

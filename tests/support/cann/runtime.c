@@ -21,12 +21,14 @@ typedef struct block {
     uint8_t *address;
     size_t bytes;
     bool is_host; /* pinned */
+    int device;
     bool freed;
     struct block *next;
 } block;
 
 typedef struct event {
     uint32_t magic;
+    int device;
     uint32_t flags;
     uint64_t recorded;  /* aclrtRecordEvent calls */
     uint64_t completed; /* of these */
@@ -48,6 +50,7 @@ typedef struct task {
 
 typedef struct stream {
     uint32_t magic;
+    int device;
     pthread_t thread;
     task *first;
     task *last;
@@ -64,12 +67,17 @@ enum { EVENT_MAGIC = 0x65766e74, STREAM_MAGIC = 0x73747265, DEAD_MAGIC = 0x64656
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static bool initialised, was_finalised, device_lost, task_failed;
+static bool initialised, was_finalised, task_failed;
+static struct {
+    bool lost;
+    size_t hbm_used;
+} all_devices[CANN_DEVICES_MAX];
 static uint64_t generation; /* of aclInit: a thread's device is that of one generation */
 static _Thread_local uint64_t thread_generation;
+static _Thread_local int thread_device; /* a stream's own thread: the stream's */
 static _Thread_local const char *recent_message;
 static uint8_t *arena_given, *arena_own;
-static size_t arena_used, hbm_used;
+static size_t arena_used;
 static block *blocks;
 static stream *streams;
 static int events_alive, objects_alive;
@@ -113,23 +121,41 @@ static void read_environment(void)
     hang_at = from_environment("EP_CANN_HANG_AT", 0);
     lost_at = from_environment("EP_CANN_LOST_AT", 0);
     lost_file = getenv("EP_CANN_LOST_FILE");
-    device_lost = task_failed = false;
+    if (devices > CANN_DEVICES_MAX) {
+        cann_violation("EP_CANN_DEVICES is %llu, allowed: up to %d", (unsigned long long)devices, CANN_DEVICES_MAX);
+    }
+    memset(all_devices, 0, sizeof(all_devices));
+    task_failed = false;
     mallocs_count = tasks_count = streams_made = 0;
 }
 
 /* Lock held. */
-static bool is_lost(void)
+static bool is_lost(int device)
 {
-    if (!device_lost && lost_file != NULL && access(lost_file, F_OK) == 0) {
-        device_lost = true;
+    bool *lost = &all_devices[device].lost;
+    char path[512];
+    if (!*lost && lost_file != NULL) {
+        snprintf(path, sizeof(path), "%s.%d", lost_file, device);
+        *lost = access(lost_file, F_OK) == 0 || access(path, F_OK) == 0;
     }
-    return device_lost;
+    return *lost;
 }
 
 static ep_acl_code fail(ep_acl_code code, const char *message)
 {
     recent_message = message;
     return code;
+}
+
+/* Lock held. 0, or that the device is lost. */
+static ep_acl_code check_device(int device)
+{
+    static _Thread_local char text[64];
+    if (!is_lost(device)) {
+        return 0;
+    }
+    snprintf(text, sizeof(text), "EE9999: the heartbeat of device %d is lost", device);
+    return fail(CANN_LOST, text);
 }
 
 /* Lock held. */
@@ -141,7 +167,16 @@ static ep_acl_code enter_locked(void)
     if (thread_generation != generation) {
         return fail(CANN_NO_CONTEXT, "EE1001: the current thread has no context");
     }
-    return is_lost() ? fail(CANN_LOST, "EE9999: the heartbeat of device 0 is lost") : 0;
+    return check_device(thread_device);
+}
+
+/* Lock held. As enter_locked, for what was made on a device: another one's thread has no business with it. */
+static ep_acl_code enter_for(int device)
+{
+    const ep_acl_code code = enter_locked();
+    return (code == 0 || code == CANN_LOST) && device != thread_device
+               ? fail(CANN_CONTEXT, "EE1001: the stream or event is of another device than the thread's")
+               : code;
 }
 
 ep_acl_code cann_enter(void)
@@ -288,7 +323,8 @@ CANN_EXPORT ep_acl_code aclrtSetDevice(int32_t device)
         code = fail(CANN_DEVICE_ID, "EE1001: no such device");
     } else {
         thread_generation = generation;
-        code = is_lost() ? fail(CANN_LOST, "EE9999: the heartbeat of device 0 is lost") : 0;
+        thread_device = device;
+        code = check_device(device);
     }
     pthread_mutex_unlock(&lock);
     return code;
@@ -327,6 +363,10 @@ void *cann_device_bytes(const void *address, size_t bytes, const char *what)
     if (b->freed) {
         cann_violation("%s: %zu bytes at %p are in device memory that has been freed", what, bytes, address);
     }
+    if (b->device != thread_device) {
+        cann_violation("%s: %zu bytes at %p are memory of device %d, used on device %d", what, bytes, address, b->device,
+                       thread_device);
+    }
     pthread_mutex_unlock(&lock);
     return arena_own + ((const uint8_t *)address - arena_given);
 }
@@ -334,7 +374,7 @@ void *cann_device_bytes(const void *address, size_t bytes, const char *what)
 static void add_block(void *address, size_t bytes, bool is_host)
 {
     block *b = malloc(sizeof(*b));
-    *b = (block){.address = address, .bytes = bytes, .is_host = is_host, .next = blocks};
+    *b = (block){.address = address, .bytes = bytes, .is_host = is_host, .device = thread_device, .next = blocks};
     blocks = b;
 }
 
@@ -350,12 +390,12 @@ static ep_acl_code malloc_locked(void **memory, size_t bytes)
     mallocs_count++;
     const bool planned = oom_at != 0 && (mallocs_count == oom_at || (oom_stays && mallocs_count > oom_at));
     const size_t room = (bytes + 2 * GUARD_BYTES - 1) & ~(size_t)(GUARD_BYTES - 1);
-    if (planned || bytes > hbm_bytes - hbm_used || arena_used + room + GUARD_BYTES > ARENA_BYTES) {
+    if (planned || bytes > hbm_bytes - all_devices[thread_device].hbm_used || arena_used + room + GUARD_BYTES > ARENA_BYTES) {
         return fail(CANN_OOM, "EL0004: failed to allocate device memory");
     }
     uint8_t *address = arena_given + arena_used + 32; /* aligned to 32 bytes and to nothing more */
     arena_used += room + GUARD_BYTES;
-    hbm_used += bytes;
+    all_devices[thread_device].hbm_used += bytes;
     memset(arena_own + (address - arena_given), POISON, bytes);
     add_block(address, bytes, false);
     *memory = address;
@@ -387,9 +427,13 @@ static ep_acl_code free_block(void *memory, bool is_host)
         if (b == NULL || b->is_host != is_host) {
             cann_violation("%s of %p, which is no such block", is_host ? "aclrtFreeHost" : "aclrtFree", memory);
         }
+        if (b->device != thread_device) {
+            cann_violation("%s of %p, which is of device %d, on device %d", is_host ? "aclrtFreeHost" : "aclrtFree",
+                           memory, b->device, thread_device);
+        }
         b->freed = true; /* kept: whoever uses it later is told */
         if (!is_host) {
-            hbm_used -= b->bytes;
+            all_devices[b->device].hbm_used -= b->bytes;
             uint8_t *own = arena_own + (b->address - arena_given);
             uint8_t *page = (uint8_t *)(((uintptr_t)own + GUARD_BYTES - 1) & ~(uintptr_t)(GUARD_BYTES - 1));
             if (own + b->bytes > page + GUARD_BYTES) {
@@ -441,7 +485,7 @@ CANN_EXPORT ep_acl_code aclrtGetMemInfo(ep_acl_memory_attribute attribute, size_
         code = fail(CANN_PARAM, "EE1001: only device memory is emulated");
     }
     if (code == 0) {
-        *free_bytes = hbm_bytes - hbm_used;
+        *free_bytes = hbm_bytes - all_devices[thread_device].hbm_used;
         *total = hbm_bytes;
     }
     pthread_mutex_unlock(&lock);
@@ -465,7 +509,7 @@ static ep_acl_code run_task(stream *s, task *t)
     const uint64_t number = ++tasks_count;
     s->time_ns = t->queued_ns > s->time_ns ? t->queued_ns : s->time_ns;
     if (lost_at != 0 && number >= lost_at) {
-        device_lost = true;
+        all_devices[s->device].lost = true;
     }
     if (t->awaited != NULL) {
         while (t->awaited->completed < t->target && !s->stopping) {
@@ -486,7 +530,7 @@ static ep_acl_code run_task(stream *s, task *t)
     if (t->recorded != NULL) {
         return 0;
     }
-    if (is_lost()) {
+    if (is_lost(s->device)) {
         return CANN_LOST;
     }
     if (fault_at != 0 && number == fault_at) {
@@ -505,7 +549,7 @@ static void finish_task(stream *s, task *t, ep_acl_code code)
     if (t->recorded != NULL) {
         t->recorded->time_ns = s->time_ns;
         t->recorded->completed++;
-        t->recorded->status = is_lost() ? CANN_LOST : s->error;
+        t->recorded->status = is_lost(s->device) ? CANN_LOST : s->error;
         t->recorded->waiters--;
     }
     pthread_mutex_unlock(&lock);
@@ -523,6 +567,7 @@ static void *stream_main(void *arg)
     stream *s = arg;
     ep_acl_code code = 0;
     own_stream = s;
+    thread_device = s->device;
     pthread_mutex_lock(&lock);
     for (;;) {
         task *t = s->first;
@@ -567,7 +612,7 @@ ep_acl_code cann_enqueue(ep_acl_stream handle, ep_acl_code (*run)(void *arg), vo
     stream *s = check_stream(handle);
     task *t = calloc(1, sizeof(*t));
     pthread_mutex_lock(&lock);
-    const ep_acl_code code = enter_locked();
+    const ep_acl_code code = enter_for(s->device);
     if (code == 0) {
         *t = (task){.run = run, .release = release, .arg = arg};
         push_task(s, t);
@@ -587,6 +632,7 @@ CANN_EXPORT ep_acl_code aclrtCreateStream(ep_acl_stream *out_stream)
     stream *s = calloc(1, sizeof(*s));
     pthread_mutex_lock(&lock);
     s->magic = STREAM_MAGIC;
+    s->device = thread_device;
     s->random = seed * 1000003u + ++streams_made;
     s->next = streams;
     streams = s;
@@ -598,11 +644,11 @@ CANN_EXPORT ep_acl_code aclrtCreateStream(ep_acl_stream *out_stream)
     return 0;
 }
 
-/* Lock held. Whether some stream never gets to the end of what it holds. */
-static bool anything_hangs(void)
+/* Lock held. Whether some stream of the device never gets to the end of what it holds. */
+static bool anything_hangs(int device)
 {
     for (const stream *s = streams; s != NULL; s = s->next) {
-        if (s->hangs) {
+        if (s->hangs && s->device == device) {
             return true;
         }
     }
@@ -613,12 +659,12 @@ static ep_acl_code destroy_stream(ep_acl_stream handle, bool force)
 {
     stream *s = check_stream(handle);
     pthread_mutex_lock(&lock);
-    ep_acl_code code = enter_locked();
-    if (code == CANN_NO_CONTEXT || (code == CANN_LOST && !force)) {
+    ep_acl_code code = enter_for(s->device);
+    if (code == CANN_NO_CONTEXT || code == CANN_CONTEXT || (code == CANN_LOST && !force)) {
         pthread_mutex_unlock(&lock);
         return code;
     }
-    while (!force && s->open_count > 0 && !anything_hangs()) {
+    while (!force && s->open_count > 0 && !anything_hangs(s->device)) {
         pthread_cond_wait(&changed, &lock);
     }
     s->stopping = true;
@@ -652,8 +698,8 @@ CANN_EXPORT ep_acl_code aclrtSynchronizeStreamWithTimeout(ep_acl_stream handle, 
     stream *s = check_stream(handle);
     (void)timeout_ms;
     pthread_mutex_lock(&lock);
-    ep_acl_code code = enter_locked();
-    while (code == 0 && s->open_count > 0 && !anything_hangs()) {
+    ep_acl_code code = enter_for(s->device);
+    while (code == 0 && s->open_count > 0 && !anything_hangs(s->device)) {
         pthread_cond_wait(&changed, &lock);
     }
     if (code == 0 && s->open_count > 0) {
@@ -737,6 +783,7 @@ CANN_EXPORT ep_acl_code aclrtCreateEventExWithFlag(ep_acl_event *out_event, uint
     if (code == 0) {
         event *e = calloc(1, sizeof(*e));
         e->magic = EVENT_MAGIC;
+        e->device = thread_device;
         e->flags = flag;
         events_alive++;
         *out_event = e;
@@ -749,8 +796,8 @@ CANN_EXPORT ep_acl_code aclrtDestroyEvent(ep_acl_event handle)
 {
     event *e = check_event(handle);
     pthread_mutex_lock(&lock);
-    const ep_acl_code code = enter_locked();
-    if (code == CANN_NO_CONTEXT) {
+    const ep_acl_code code = enter_for(e->device);
+    if (code == CANN_NO_CONTEXT || code == CANN_CONTEXT) {
         pthread_mutex_unlock(&lock);
         return code;
     }
@@ -772,7 +819,10 @@ static ep_acl_code push_event(ep_acl_event event_handle, ep_acl_stream stream_ha
         cann_violation("aclrtStreamWaitEvent for an event without ACL_EVENT_SYNC");
     }
     pthread_mutex_lock(&lock);
-    const ep_acl_code code = enter_locked();
+    const ep_acl_code code = enter_for(e->device);
+    if (code == 0 && s->device != e->device) {
+        cann_violation("an event of device %d on a stream of device %d", e->device, s->device);
+    }
     if (code == 0) {
         task *t = calloc(1, sizeof(*t));
         if (record) {
@@ -807,8 +857,8 @@ CANN_EXPORT ep_acl_code aclrtSynchronizeEventWithTimeout(ep_acl_event handle, in
         cann_violation("aclrtSynchronizeEventWithTimeout of an event without ACL_EVENT_CAPTURE_STREAM_PROGRESS");
     }
     pthread_mutex_lock(&lock);
-    ep_acl_code code = enter_locked();
-    while (code == 0 && e->completed < e->recorded && !anything_hangs()) {
+    ep_acl_code code = enter_for(e->device);
+    while (code == 0 && e->completed < e->recorded && !anything_hangs(e->device)) {
         pthread_cond_wait(&changed, &lock);
     }
     if (code == 0 && e->completed < e->recorded) {

@@ -336,6 +336,22 @@ static void event_too_early(void)
     MUST(acl.aclrtDestroyEvent(event));
 }
 
+static void use_other_devices_memory(void)
+{
+    float value = 0.0f;
+    void *memory = device(64);
+    MUST(acl.aclrtSetDevice(1));
+    MUST(acl.aclrtCreateStream(&main_stream));
+    download(&value, memory, sizeof(value));
+}
+
+static void free_on_other_device(void)
+{
+    void *memory = device(64);
+    MUST(acl.aclrtSetDevice(1));
+    MUST(acl.aclrtFree(memory));
+}
+
 Test(cann, each_mistake_ends_the_process_with_its_line)
 {
     setenv("EP_CANN_DELAY_US", "2000", 1);
@@ -353,6 +369,9 @@ Test(cann, each_mistake_ends_the_process_with_its_line)
     expect_line(groups_past_the_rows, "ends with row 4");
     expect_line(small_workspace, "a workspace of");
     expect_line(event_too_early, "before the streams have passed it");
+    setenv("EP_CANN_DEVICES", "2", 1);
+    expect_line(use_other_devices_memory, "memory of device 0, used on device 1");
+    expect_line(free_on_other_device, "which is of device 0, on device 1");
 }
 
 static void *other_thread(void *arg)
@@ -414,6 +433,20 @@ Test(cann, a_lost_device_stays_lost)
     void *memory = NULL;
     cr_assert_eq(run_one("EP_CANN_LOST_AT", "2"), 507010);
     cr_assert_eq(acl.aclrtMalloc(&memory, 64, EP_ACL_MALLOC_HUGE_FIRST), 507010);
+}
+
+Test(cann, one_lost_device_leaves_the_others)
+{
+    ep_acl_stream second = NULL;
+    void *memory = NULL;
+    setenv("EP_CANN_DEVICES", "2", 1);
+    cr_assert_eq(run_one("EP_CANN_LOST_AT", "2"), 507010);
+    cr_assert_eq(acl.aclrtSetDevice(1), 0);
+    cr_assert_eq(acl.aclrtMalloc(&memory, 64, EP_ACL_MALLOC_HUGE_FIRST), 0);
+    cr_assert_eq(acl.aclrtCreateStream(&second), 0);
+    cr_assert_eq(acl.aclrtSynchronizeStreamWithTimeout(second, 1000), 0);
+    cr_assert_eq(acl.aclrtSynchronizeStreamWithTimeout(main_stream, 1000), 107003, "a stream of device 0");
+    cr_assert_eq(acl.aclrtSetDevice(0), 507010);
 }
 
 Test(cann, a_task_that_hangs_times_out_and_can_be_torn_down)
