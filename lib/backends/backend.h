@@ -28,6 +28,7 @@
 #define EP_JOB_PATIENT ((uint64_t)1 << 63)
 #define EP_PACKED_HEAD_BYTES 512
 #define EP_BACKENDS_MAX 16 /* backends one process knows */
+#define EP_BACKEND_DEVICES_MAX 64
 
 typedef struct ep_backend ep_backend;
 typedef struct ep_backend_weights ep_backend_weights; /* one expert in the backend's packed form */
@@ -83,17 +84,31 @@ typedef enum ep_numerics {
 typedef struct ep_backend_config {
     ep_numerics numerics;
     uint32_t threads;      /* compute, up to EP_BACKEND_THREADS_MAX; 0: all the CPUs this process may use */
-    uint64_t memory_bytes; /* budget for weights as weights_bytes counts them; 0: unlimited */
+    uint64_t memory_bytes; /* budget for weights as weights_bytes counts them; 0: unlimited, or what the device has */
     bool unpinned;         /* cpu: one thread per CPU is not tied to its CPU */
+    uint32_t device;       /* which of those that probe counts; each has an instance of its own */
+    /* The device is lost, for the life of the process. Once, from any thread, inside open too; must not block nor call
+     * the backend. NULL: nobody asks. */
+    void (*on_lost)(void *arg, const char *why);
+    void *arg;
 } ep_backend_config;
+
+/* What an instance knows of its device. */
+typedef struct ep_backend_device {
+    uint64_t memory_bytes; /* as the driver says, as the next; 0: it is lost, or does not answer */
+    uint64_t free_bytes;
+    uint64_t weight_bytes_max; /* in force; never 0 */
+} ep_backend_device;
 
 typedef struct ep_backend_ops {
     uint32_t api_version; /* EP_BACKEND_API_VERSION */
     const char *name;     /* "cpu", "ascend", "reference" */
     ep_memory_kind memory;
 
-    /* (optional) Whether open would find its libraries and a device on this machine. Holds nothing. Errors: UNAVAILABLE. */
-    ep_err (*probe)(ep_error *out_error);
+    uint32_t jobs_ahead; /* jobs that an instance makes good use of at once; 0: two of each compute thread */
+
+    /* (optional) Whether open would find its libraries on this machine, and how many devices, at least one. Errors: UNAVAILABLE. */
+    ep_err (*probe)(uint32_t *out_devices, ep_error *out_error);
 
     /* Starts threads or opens the device. Errors: UNAVAILABLE (no such device or library), NO_MEMORY,
      * INVALID_ARGUMENT. */
@@ -101,6 +116,8 @@ typedef struct ep_backend_ops {
     /* All jobs done (done() called; it may still be returning), all weights unloaded. Joins the threads. NULL
      * allowed. */
     void (*close)(ep_backend *backend);
+    /* (NULL without devices) Threads: any. May wait for the driver. */
+    void (*device_read)(ep_backend *backend, ep_backend_device *out_device);
 
     /*
      * Numerics id for a model whose experts are of this format: family/weight format/rounding/digest of a known-answer run

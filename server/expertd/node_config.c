@@ -571,10 +571,11 @@ void ep_node_config_say_missing(const ep_node_config *config, uint32_t index, co
 /* No error: a file may be checked elsewhere than where it serves. */
 static void check_backends(const ep_node_config *config)
 {
+    uint32_t devices;
     ep_error error;
     for (uint32_t i = 0; i < config->backends_count; i++) {
         const ep_backend_ops *backend = config->backends[i];
-        if (backend->probe == NULL || backend->probe(&error) == EP_OK) {
+        if (backend->probe == NULL || backend->probe(&devices, &error) == EP_OK) {
             return;
         }
         ep_node_config_say_missing(config, i, error.text);

@@ -21,6 +21,7 @@
 #include "base/log.h"
 
 #define SLOTS 4 /* one copied in, one computed, one copied out, one with the host */
+#define SPARE_PART 10 /* of free memory: left beside the weights when no budget is given, for passes and operators */
 
 typedef struct ascend_backend {
     ep_backend base;
@@ -334,6 +335,27 @@ static ep_err learn_answers(ascend_backend *backend, ep_error *out_error)
     return EP_OK;
 }
 
+/* A device has no more memory than it says, so there is always a budget. */
+static ep_err set_budget(ascend_backend *backend, uint64_t wanted, ep_error *out_error)
+{
+    size_t left = 0;
+    size_t total = 0;
+    const ep_err err = EP_ASCEND_CALL(&backend->device, out_error, aclrtGetMemInfo, EP_ACL_HBM, &left, &total);
+    if (err != EP_OK) {
+        return err;
+    }
+    const uint64_t spared = left - left / SPARE_PART;
+    if (wanted > left || spared == 0) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "weight_bytes_max is %llu, and %zu of %zu bytes of device %d are free; allowed: up to what "
+                            "is free, less what passes need, or 0 for %llu",
+                            (unsigned long long)wanted, left, total, backend->device.number,
+                            (unsigned long long)spared);
+    }
+    backend->budget.limit_bytes = wanted != 0 ? wanted : spared;
+    return EP_OK;
+}
+
 static ep_err ascend_open(const ep_backend_config *config, ep_backend **out_backend, ep_error *out_error)
 {
     ep_err err = check_config(config, out_error);
@@ -345,16 +367,21 @@ static ep_err ascend_open(const ep_backend_config *config, ep_backend **out_back
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for backend ascend");
     }
     backend->base.ops = &ep_backend_ascend_ops;
+    backend->device.number = (int32_t)config->device;
+    backend->device.on_lost = config->on_lost;
+    backend->device.arg = config->arg;
     pthread_mutex_init(&backend->lock, NULL);
     pthread_cond_init(&backend->changed, NULL);
     err = make_device(backend, out_error);
     err = err == EP_OK ? start_threads(backend, out_error) : err;
     err = err == EP_OK ? learn_answers(backend, out_error) : err;
+    err = err == EP_OK ? set_budget(backend, config->memory_bytes, out_error) : err;
     if (err != EP_OK) {
         ascend_close(&backend->base);
-        return ep_error_prefix(out_error, err, "not available (backend: cpu computes without a device)");
+        return err == EP_ERR_INVALID_ARGUMENT
+                   ? err
+                   : ep_error_prefix(out_error, err, "not available (backend: cpu computes without a device)");
     }
-    backend->budget.limit_bytes = config->memory_bytes;
     *out_backend = &backend->base;
     return EP_OK;
 }
@@ -386,11 +413,13 @@ static ep_err tell_memory(ascend_backend *backend, size_t bytes, ep_error *out_e
     size_t left = 0;
     size_t total = 0;
     (void)backend->device.acl.aclrtGetMemInfo(EP_ACL_HBM, &left, &total);
-    return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
-                        "an expert of %zu bytes does not fit: %zu of %zu bytes of device %d are free, %llu are held "
-                        "by experts; lower weight_bytes_max",
+    return ep_error_set(out_error, EP_ERR_NO_MEMORY,
+                        "an expert of %zu bytes does not fit: %zu of %zu bytes of device %d are free, %llu of "
+                        "weight_bytes_max %llu are held by experts; lower weight_bytes_max, or see npu-smi info for "
+                        "who holds the rest",
                         bytes, left, total, backend->device.number,
-                        (unsigned long long)atomic_load(&backend->budget.used_bytes) - bytes);
+                        (unsigned long long)atomic_load(&backend->budget.used_bytes) - bytes,
+                        (unsigned long long)backend->budget.limit_bytes);
 }
 
 static ep_err ascend_weights_load(ep_backend *base, const ep_expert_source *source, ep_backend_weights **out_weights,
@@ -433,13 +462,22 @@ static void ascend_weights_unload(ep_backend *base, ep_backend_weights *base_wei
     }
 }
 
+static void ascend_device_read(ep_backend *base, ep_backend_device *out_device)
+{
+    ascend_backend *backend = (ascend_backend *)base;
+    ep_ascend_device_read(&backend->device, out_device);
+    out_device->weight_bytes_max = backend->budget.limit_bytes;
+}
+
 const ep_backend_ops ep_backend_ascend_ops = {
     .api_version = EP_BACKEND_API_VERSION,
     .name = "ascend",
     .memory = EP_MEMORY_HOST,
+    .jobs_ahead = EP_ACL_GROUPS_MAX,
     .probe = ep_ascend_device_probe,
     .open = ascend_open,
     .close = ascend_close,
+    .device_read = ascend_device_read,
     .numerics_id = ascend_numerics_id,
     .weights_bytes = ascend_weights_bytes,
     .weights_load = ascend_weights_load,

@@ -9,10 +9,11 @@
 #include "base/log.h"
 
 /* The vendor's libraries do not survive being closed, so they stay open; aclInit and aclFinalize follow the first and
- * last user. */
+ * last user; a probe is none, and leaves it to them. */
 static struct {
     pthread_mutex_t lock;
     bool loaded;
+    bool initialised;
     uint32_t users;
     ep_acl_symbols acl;
 } process = {.lock = PTHREAD_MUTEX_INITIALIZER};
@@ -22,8 +23,9 @@ static ep_err process_enter(ep_acl_symbols *out_acl, ep_error *out_error)
     pthread_mutex_lock(&process.lock);
     ep_err err = process.loaded ? EP_OK : ep_acl_symbols_load(ep_acl_opener_system(), &process.acl, out_error);
     process.loaded = err == EP_OK;
-    if (err == EP_OK && process.users == 0) {
+    if (err == EP_OK && !process.initialised) {
         const ep_acl_code code = process.acl.aclInit(NULL);
+        process.initialised = code == EP_ACL_SUCCESS;
         if (code != EP_ACL_SUCCESS) {
             err = ep_error_set(out_error, EP_ERR_UNAVAILABLE, "aclInit: %s (%s, code %d)", ep_acl_code_text(code),
                                ep_acl_code_name(code), code);
@@ -37,12 +39,13 @@ static ep_err process_enter(ep_acl_symbols *out_acl, ep_error *out_error)
     return err;
 }
 
-static void process_leave(void)
+static void process_leave(bool is_probe)
 {
     pthread_mutex_lock(&process.lock);
     EP_ASSERT(process.users > 0);
-    if (--process.users == 0) {
+    if (--process.users == 0 && !is_probe) {
         (void)process.acl.aclFinalize();
+        process.initialised = false;
     }
     pthread_mutex_unlock(&process.lock);
 }
@@ -55,11 +58,15 @@ static const char *vendor_message(ep_ascend_device *device)
 
 void ep_ascend_device_lose(ep_ascend_device *device, const char *reason)
 {
-    if (!atomic_exchange(&device->lost, true)) {
-        ep_log(EP_LOG_ERROR, "device-lost", EP_KV(backend, "ascend"), EP_KV(device, device->number),
-               EP_KV(reason, reason),
-               EP_KV(effect, "its jobs fail and callers go to other copies; this process computes nothing more"),
-               EP_KV(hint, "npu-smi info shows the device; restart expertd once it is well, or with backend: cpu"));
+    if (atomic_exchange(&device->lost, true)) {
+        return;
+    }
+    ep_log(EP_LOG_ERROR, "device-lost", EP_KV(backend, "ascend"), EP_KV(device, device->number), EP_KV(reason, reason),
+           EP_KV(effect, "its jobs fail and callers go to other copies; this process uses it no more"),
+           EP_KV(hint, "npu-smi info shows the device; restart expertd once it is well, or without it by "
+                       "ASCEND_RT_VISIBLE_DEVICES"));
+    if (device->on_lost != NULL) {
+        device->on_lost(device->arg, reason);
     }
 }
 
@@ -91,12 +98,11 @@ ep_err ep_ascend_device_enter(ep_ascend_device *device, ep_error *out_error)
     return EP_ASCEND_CALL(device, out_error, aclrtSetDevice, device->number);
 }
 
-static ep_err find_device(ep_ascend_device *device, ep_error *out_error)
+static ep_err count_devices(ep_ascend_device *device, uint32_t *out_count, ep_error *out_error)
 {
-    uint32_t count = 0;
-    const ep_err err = EP_ASCEND_CALL(device, out_error, aclrtGetDeviceCount, &count);
-    return err == EP_OK && count == 0 ? ep_error_set(out_error, EP_ERR_UNAVAILABLE, "the driver shows no device")
-                                      : err;
+    const ep_err err = EP_ASCEND_CALL(device, out_error, aclrtGetDeviceCount, out_count);
+    return err == EP_OK && *out_count == 0 ? ep_error_set(out_error, EP_ERR_UNAVAILABLE, "the driver shows no device")
+                                           : err;
 }
 
 /* One line with what a report of trouble needs. */
@@ -116,13 +122,17 @@ static void tell_device(const ep_ascend_device *device)
            EP_KV(matmul, device->acl.aclnnGroupedMatmulV5 != NULL ? "GroupedMatmulV5" : "GroupedMatmulV4"));
 }
 
-ep_err ep_ascend_device_probe(ep_error *out_error)
+ep_err ep_ascend_device_probe(uint32_t *out_devices, ep_error *out_error)
 {
     ep_ascend_device device = {.number = 0};
+    uint32_t count = 0;
     ep_err err = process_enter(&device.acl, out_error);
     if (err == EP_OK) {
-        err = find_device(&device, out_error);
-        process_leave();
+        err = count_devices(&device, &count, out_error);
+        process_leave(true);
+    }
+    if (err == EP_OK) {
+        *out_devices = count;
     }
     return err;
 }
@@ -133,11 +143,11 @@ ep_err ep_ascend_device_open(ep_ascend_device *device, ep_error *out_error)
     if (err != EP_OK) {
         return err;
     }
-    device->number = 0; /* the first that ASCEND_RT_VISIBLE_DEVICES leaves */
-    err = find_device(device, out_error);
+    uint32_t count = 0;
+    err = count_devices(device, &count, out_error);
     err = err == EP_OK ? ep_ascend_device_enter(device, out_error) : err;
     if (err != EP_OK) {
-        process_leave();
+        process_leave(false);
         return err;
     }
     tell_device(device);
@@ -147,5 +157,16 @@ ep_err ep_ascend_device_open(ep_ascend_device *device, ep_error *out_error)
 void ep_ascend_device_close(ep_ascend_device *device)
 {
     (void)device->acl.aclrtResetDevice(device->number);
-    process_leave();
+    process_leave(false);
+}
+
+void ep_ascend_device_read(ep_ascend_device *device, ep_backend_device *out_device)
+{
+    size_t left = 0;
+    size_t total = 0;
+    if (!atomic_load(&device->lost) && ep_ascend_device_enter(device, NULL) == EP_OK &&
+        EP_ASCEND_CALL(device, NULL, aclrtGetMemInfo, EP_ACL_HBM, &left, &total) != EP_OK) {
+        left = total = 0;
+    }
+    *out_device = (ep_backend_device){.memory_bytes = total, .free_bytes = left};
 }

@@ -2,7 +2,7 @@
 /*
  * One device of one backend: the libraries, which a process opens and initialises once for all its backends, and the
  * one place where the vendor's codes become ours. A device that failed in a way nobody can work with any more is lost
- * for good: its jobs end with DEVICE_LOST, so that callers go to other copies, and the process lives on.
+ * for good: its jobs end with DEVICE_LOST, so that callers go to other copies, and the process lives on with the others.
  */
 #ifndef EP_BACKENDS_ASCEND_ASCEND_DEVICE_H
 #define EP_BACKENDS_ASCEND_ASCEND_DEVICE_H
@@ -10,19 +10,22 @@
 #include <stdatomic.h>
 
 #include "backends/ascend/acl_symbols.h"
+#include "backends/backend.h"
 
 typedef struct ep_ascend_device {
     ep_acl_symbols acl;
-    int32_t number;
+    int32_t number; /* among those that ASCEND_RT_VISIBLE_DEVICES leaves */
     bool has_w8a8; /* the operators take int8; set before others share it */
     _Atomic bool lost;
+    void (*on_lost)(void *arg, const char *why); /* NULL: nobody asks */
+    void *arg;
     _Atomic bool told; /* the log has the last failure that was not a loss; cleared when a job is well again */
 } ep_ascend_device;
 
-/* Errors: UNAVAILABLE (no library, no device) with the reason. The calling thread works on the device from now on. */
+/* number is set. Errors: UNAVAILABLE (no library, no device) with the reason. The calling thread works on the device from now on. */
 ep_err ep_ascend_device_open(ep_ascend_device *device, ep_error *out_error);
-/* Whether that would do. Holds nothing. */
-ep_err ep_ascend_device_probe(ep_error *out_error);
+/* The runtime stays initialised: a process may do that once. */
+ep_err ep_ascend_device_probe(uint32_t *out_devices, ep_error *out_error);
 /* Everything made on the device is gone by now. */
 void ep_ascend_device_close(ep_ascend_device *device);
 
@@ -34,6 +37,9 @@ ep_err ep_ascend_device_enter(ep_ascend_device *device, ep_error *out_error);
  * loss goes into the log in any case, once.
  */
 ep_err ep_ascend_check(ep_ascend_device *device, ep_acl_code code, const char *call, ep_error *out_error);
+
+/* All but weight_bytes_max. */
+void ep_ascend_device_read(ep_ascend_device *device, ep_backend_device *out_device);
 
 /* From now on everything ends with DEVICE_LOST: a failure that left the device in a state nobody knows. */
 void ep_ascend_device_lose(ep_ascend_device *device, const char *reason);

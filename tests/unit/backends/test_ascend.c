@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What backend "ascend" says when it is not available, and what it refuses, over the emulated device. */
 #include <criterion/criterion.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "backends/backend.h"
 
@@ -128,20 +130,120 @@ Test(ascend, a_full_device_is_refused_with_figures_and_the_key)
     ep_backend *backend = open_emulated();
     int loaded = 0;
     ep_backend_weights *all[16];
+    ep_backend *other = open_emulated(); /* takes of what the first one's budget stands for */
+    ep_backend_weights *others[3];
+    for (int i = 0; i < 3; i++) {
+        cr_assert_eq(other->ops->weights_load(other, &source, &others[i], &error), EP_OK, "%s", error.text);
+    }
     while ((backend->ops->weights_load(backend, &source, &weights, &error)) == EP_OK) {
         cr_assert_lt(loaded, 16);
         all[loaded++] = weights;
         weights = NULL;
     }
     cr_assert_gt(loaded, 0);
-    cr_assert_eq(error.code, EP_ERR_RESOURCE_EXHAUSTED);
+    cr_assert_eq(error.code, EP_ERR_NO_MEMORY);
     expect_text(&error, "an expert of 24576 bytes does not fit: ");
     expect_text(&error, "of 400000 bytes of device 0 are free");
     expect_text(&error, "lower weight_bytes_max");
+    for (int i = 0; i < 3; i++) {
+        other->ops->weights_unload(other, others[i]);
+    }
+    other->ops->close(other);
     backend->ops->weights_unload(backend, all[--loaded]); /* room again */
     cr_assert_eq(backend->ops->weights_load(backend, &source, &all[loaded], &error), EP_OK, "%s", error.text);
     for (int i = 0; i <= loaded; i++) {
         backend->ops->weights_unload(backend, all[i]);
     }
+    backend->ops->close(backend);
+}
+
+static _Atomic int losses;
+
+static void count_loss(void *arg, const char *why)
+{
+    cr_assert_eq(arg, &losses);
+    cr_assert_not_null(strstr(why, "code 507010"), "%s", why);
+    losses++;
+}
+
+static ep_backend *open_device(uint32_t device, uint64_t memory_bytes)
+{
+    const ep_backend_config config = {.numerics = EP_NUMERICS_AUTO,
+                                      .device = device,
+                                      .memory_bytes = memory_bytes,
+                                      .on_lost = count_loss,
+                                      .arg = &losses};
+    ep_backend *backend = NULL;
+    ep_error error;
+    setenv("ASCEND_HOME_PATH", EP_TEST_CANN, 1);
+    cr_assert_eq(ep_backend_by_name("ascend")->open(&config, &backend, &error), EP_OK, "%s", error.text);
+    return backend;
+}
+
+static ep_backend_device read_device(ep_backend *backend)
+{
+    ep_backend_device device;
+    backend->ops->device_read(backend, &device);
+    return device;
+}
+
+Test(ascend, each_device_has_its_memory_and_its_fate)
+{
+    enum { DEVICES = 3, LOST = 1 };
+    const ep_expert_source source = expert(64, 64);
+    ep_backend *all[DEVICES];
+    ep_backend_weights *weights[DEVICES];
+    ep_error error;
+    uint32_t count = 0;
+    char lost_file[64], one[80];
+    snprintf(lost_file, sizeof(lost_file), "/tmp/ep-test-lost-%d", (int)getpid());
+    snprintf(one, sizeof(one), "%s.%d", lost_file, LOST);
+    setenv("EP_CANN_LOST_FILE", lost_file, 1);
+    setenv("EP_CANN_DEVICES", "3", 1);
+    setenv("EP_CANN_HBM_BYTES", "1000000", 1);
+    setenv("ASCEND_HOME_PATH", EP_TEST_CANN, 1);
+    cr_assert_eq(ep_backend_by_name("ascend")->probe(&count, &error), EP_OK, "%s", error.text);
+    cr_assert_eq(count, DEVICES);
+    for (uint32_t d = 0; d < DEVICES; d++) {
+        all[d] = open_device(d, 0);
+    }
+    const ep_backend_device before = read_device(all[0]);
+    cr_assert_eq(before.memory_bytes, 1000000);
+    cr_assert_eq(before.weight_bytes_max, before.free_bytes - before.free_bytes / 10);
+    for (uint32_t d = 0; d < DEVICES; d++) {
+        cr_assert_eq(all[d]->ops->weights_load(all[d], &source, &weights[d], &error), EP_OK, "%s", error.text);
+    }
+    cr_assert_eq(read_device(all[0]).free_bytes, before.free_bytes - all[0]->ops->weights_bytes(all[0], &source));
+    fclose(fopen(one, "w"));
+    ep_backend_weights *none = NULL;
+    cr_assert_eq(all[LOST]->ops->weights_load(all[LOST], &source, &none, &error), EP_ERR_DEVICE_LOST);
+    cr_assert_eq(losses, 1);
+    for (uint32_t d = 0; d < DEVICES; d++) {
+        cr_assert_eq(read_device(all[d]).memory_bytes, d == LOST ? 0 : 1000000);
+        cr_assert_eq(d != LOST && all[d]->ops->weights_load(all[d], &source, &none, &error) != EP_OK, false, "%s", error.text);
+        if (d != LOST) {
+            all[d]->ops->weights_unload(all[d], none);
+        }
+        all[d]->ops->weights_unload(all[d], weights[d]);
+    }
+    for (uint32_t d = 0; d < DEVICES; d++) {
+        all[d]->ops->close(all[d]);
+    }
+    cr_assert_eq(losses, 1);
+    cr_assert_eq(unlink(one), 0);
+}
+
+Test(ascend, a_budget_beyond_the_device_is_refused)
+{
+    const ep_backend_config config = {.numerics = EP_NUMERICS_AUTO, .memory_bytes = 1000001};
+    ep_backend *backend = NULL;
+    ep_error error;
+    setenv("EP_CANN_HBM_BYTES", "1000000", 1);
+    setenv("ASCEND_HOME_PATH", EP_TEST_CANN, 1);
+    cr_assert_eq(ep_backend_by_name("ascend")->open(&config, &backend, &error), EP_ERR_INVALID_ARGUMENT);
+    expect_text(&error, "weight_bytes_max is 1000001, and ");
+    expect_text(&error, " of 1000000 bytes of device 0 are free; allowed: up to what is free");
+    backend = open_device(0, 500000);
+    cr_assert_eq(read_device(backend).weight_bytes_max, 500000);
     backend->ops->close(backend);
 }
