@@ -95,7 +95,7 @@ typedef struct ep_backend_config {
 
 /* What an instance knows of its device. */
 typedef struct ep_backend_device {
-    uint64_t memory_bytes; /* as the driver says, as the next; 0: it is lost, or does not answer */
+    uint64_t memory_bytes; /* as the driver said a moment ago, as the next; 0: it is lost */
     uint64_t free_bytes;
     uint64_t weight_bytes_max; /* in force; never 0 */
 } ep_backend_device;
@@ -116,7 +116,7 @@ typedef struct ep_backend_ops {
     /* All jobs done (done() called; it may still be returning), all weights unloaded. Joins the threads. NULL
      * allowed. */
     void (*close)(ep_backend *backend);
-    /* (NULL without devices) Threads: any. May wait for the driver. */
+    /* (NULL without devices) Threads: any. Waits for nobody. */
     void (*device_read)(ep_backend *backend, ep_backend_device *out_device);
 
     /*

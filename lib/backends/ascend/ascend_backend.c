@@ -17,10 +17,12 @@
 #include "backends/host_common.h"
 #include "backends/known_answer.h"
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
 
 #define SLOTS 4 /* one copied in, one computed, one copied out, one with the host */
+#define LOOK_NS EP_NS_PER_S /* from one look at the device's memory to the next: a device that answers no more is lost, used or not */
 #define SPARE_PART 10 /* of free memory: left beside the weights when no budget is given, for passes and operators */
 
 typedef struct ascend_backend {
@@ -144,21 +146,51 @@ static void end_jobs(ascend_backend *backend, ep_job *const *jobs, uint32_t coun
     }
 }
 
+/* Lock held on entry and exit. */
+static void look_now_and_then(ascend_backend *backend, uint64_t *looked_ns)
+{
+    const uint64_t now_ns = ep_clock_now_ns();
+    if (now_ns - *looked_ns < LOOK_NS) {
+        return;
+    }
+    *looked_ns = now_ns;
+    if (!atomic_load(&backend->device.lost)) {
+        pthread_mutex_unlock(&backend->lock);
+        (void)ep_ascend_device_look(&backend->device, NULL);
+        pthread_mutex_lock(&backend->lock);
+    }
+}
+
+/* It is waited for with times of ep_clock_now_ns. */
+static void init_changed(pthread_cond_t *changed)
+{
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(changed, &attributes);
+    pthread_condattr_destroy(&attributes);
+}
+
 static void *finisher_main(void *arg)
 {
     ascend_backend *backend = arg;
     ep_job *jobs[EP_ACL_GROUPS_MAX];
+    uint64_t looked_ns = ep_clock_now_ns();
     pthread_setname_np(pthread_self(), "ep-ascend-out");
     ep_host_floats_reset();
     (void)ep_ascend_device_enter(&backend->device, NULL);
     pthread_mutex_lock(&backend->lock);
     for (;;) {
+        look_now_and_then(backend, &looked_ns);
         ep_ascend_slot *slot = backend->first_flying;
         if (slot == NULL) {
+            const uint64_t until_ns = looked_ns + LOOK_NS;
+            const struct timespec until = {.tv_sec = (time_t)(until_ns / EP_NS_PER_S),
+                                           .tv_nsec = (long)(until_ns % EP_NS_PER_S)};
             if (backend->launcher_ended) {
                 break;
             }
-            pthread_cond_wait(&backend->changed, &backend->lock);
+            pthread_cond_timedwait(&backend->changed, &backend->lock, &until);
             continue;
         }
         backend->first_flying = slot->next;
@@ -338,18 +370,18 @@ static ep_err learn_answers(ascend_backend *backend, ep_error *out_error)
 /* A device has no more memory than it says, so there is always a budget. */
 static ep_err set_budget(ascend_backend *backend, uint64_t wanted, ep_error *out_error)
 {
-    size_t left = 0;
-    size_t total = 0;
-    const ep_err err = EP_ASCEND_CALL(&backend->device, out_error, aclrtGetMemInfo, EP_ACL_HBM, &left, &total);
+    const ep_err err = ep_ascend_device_look(&backend->device, out_error);
     if (err != EP_OK) {
         return err;
     }
+    const uint64_t left = atomic_load(&backend->device.free_bytes);
     const uint64_t spared = left - left / SPARE_PART;
     if (wanted > left || spared == 0) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                            "weight_bytes_max is %llu, and %zu of %zu bytes of device %d are free; allowed: up to what "
-                            "is free, less what passes need, or 0 for %llu",
-                            (unsigned long long)wanted, left, total, backend->device.number,
+                            "weight_bytes_max is %llu, and %llu of %llu bytes of device %d are free; allowed: up to "
+                            "what is free, less what passes need, or 0 for %llu",
+                            (unsigned long long)wanted, (unsigned long long)left,
+                            (unsigned long long)atomic_load(&backend->device.memory_bytes), backend->device.number,
                             (unsigned long long)spared);
     }
     backend->budget.limit_bytes = wanted != 0 ? wanted : spared;
@@ -371,7 +403,7 @@ static ep_err ascend_open(const ep_backend_config *config, ep_backend **out_back
     backend->device.on_lost = config->on_lost;
     backend->device.arg = config->arg;
     pthread_mutex_init(&backend->lock, NULL);
-    pthread_cond_init(&backend->changed, NULL);
+    init_changed(&backend->changed);
     err = make_device(backend, out_error);
     err = err == EP_OK ? start_threads(backend, out_error) : err;
     err = err == EP_OK ? learn_answers(backend, out_error) : err;
@@ -410,14 +442,12 @@ static size_t ascend_weights_bytes(ep_backend *base, const ep_expert_source *sou
 /* Device memory is the runtime's to give: the error says how much of it there is, and what to turn. */
 static ep_err tell_memory(ascend_backend *backend, size_t bytes, ep_error *out_error)
 {
-    size_t left = 0;
-    size_t total = 0;
-    (void)backend->device.acl.aclrtGetMemInfo(EP_ACL_HBM, &left, &total);
     return ep_error_set(out_error, EP_ERR_NO_MEMORY,
-                        "an expert of %zu bytes does not fit: %zu of %zu bytes of device %d are free, %llu of "
+                        "an expert of %zu bytes does not fit: %llu of %llu bytes of device %d are free, %llu of "
                         "weight_bytes_max %llu are held by experts; lower weight_bytes_max, or see npu-smi info for "
                         "who holds the rest",
-                        bytes, left, total, backend->device.number,
+                        bytes, (unsigned long long)atomic_load(&backend->device.free_bytes),
+                        (unsigned long long)atomic_load(&backend->device.memory_bytes), backend->device.number,
                         (unsigned long long)atomic_load(&backend->budget.used_bytes) - bytes,
                         (unsigned long long)backend->budget.limit_bytes);
 }
@@ -442,6 +472,9 @@ static ep_err ascend_weights_load(ep_backend *base, const ep_expert_source *sour
         return err;
     }
     err = ep_ascend_weights_create(&backend->device, &backend->uploader, source, &weights, out_error);
+    if (err == EP_OK || err == EP_ERR_NO_MEMORY) {
+        (void)ep_ascend_device_look(&backend->device, NULL);
+    }
     if (err != EP_OK) {
         err = err == EP_ERR_NO_MEMORY ? tell_memory(backend, bytes, out_error) : err;
         ep_backend_budget_give(&backend->budget, bytes);
@@ -459,14 +492,17 @@ static void ascend_weights_unload(ep_backend *base, ep_backend_weights *base_wei
         (void)backend->device.acl.aclrtSetDevice(backend->device.number);
         ep_backend_budget_give(&backend->budget, weights->bytes);
         ep_ascend_weights_destroy(&backend->device, &backend->uploader, weights);
+        (void)ep_ascend_device_look(&backend->device, NULL);
     }
 }
 
 static void ascend_device_read(ep_backend *base, ep_backend_device *out_device)
 {
     ascend_backend *backend = (ascend_backend *)base;
-    ep_ascend_device_read(&backend->device, out_device);
-    out_device->weight_bytes_max = backend->budget.limit_bytes;
+    const bool is_lost = atomic_load(&backend->device.lost);
+    *out_device = (ep_backend_device){.memory_bytes = is_lost ? 0 : atomic_load(&backend->device.memory_bytes),
+                                      .free_bytes = is_lost ? 0 : atomic_load(&backend->device.free_bytes),
+                                      .weight_bytes_max = backend->budget.limit_bytes};
 }
 
 const ep_backend_ops ep_backend_ascend_ops = {

@@ -160,13 +160,14 @@ void ep_ascend_device_close(ep_ascend_device *device)
     process_leave(false);
 }
 
-void ep_ascend_device_read(ep_ascend_device *device, ep_backend_device *out_device)
+ep_err ep_ascend_device_look(ep_ascend_device *device, ep_error *out_error)
 {
     size_t left = 0;
     size_t total = 0;
-    if (!atomic_load(&device->lost) && ep_ascend_device_enter(device, NULL) == EP_OK &&
-        EP_ASCEND_CALL(device, NULL, aclrtGetMemInfo, EP_ACL_HBM, &left, &total) != EP_OK) {
-        left = total = 0;
+    const ep_err err = EP_ASCEND_CALL(device, out_error, aclrtGetMemInfo, EP_ACL_HBM, &left, &total);
+    if (err == EP_OK) {
+        atomic_store(&device->memory_bytes, total);
+        atomic_store(&device->free_bytes, left);
     }
-    *out_device = (ep_backend_device){.memory_bytes = total, .free_bytes = left};
+    return err;
 }

@@ -16,6 +16,8 @@ typedef struct ep_ascend_device {
     ep_acl_symbols acl;
     int32_t number; /* among those that ASCEND_RT_VISIBLE_DEVICES leaves */
     bool has_w8a8; /* the operators take int8; set before others share it */
+    _Atomic uint64_t memory_bytes; /* of the last look */
+    _Atomic uint64_t free_bytes;
     _Atomic bool lost;
     void (*on_lost)(void *arg, const char *why); /* NULL: nobody asks */
     void *arg;
@@ -38,8 +40,8 @@ ep_err ep_ascend_device_enter(ep_ascend_device *device, ep_error *out_error);
  */
 ep_err ep_ascend_check(ep_ascend_device *device, ep_acl_code code, const char *call, ep_error *out_error);
 
-/* All but weight_bytes_max. */
-void ep_ascend_device_read(ep_ascend_device *device, ep_backend_device *out_device);
+/* Asks for the device's memory. The calling thread is on the device. */
+ep_err ep_ascend_device_look(ep_ascend_device *device, ep_error *out_error);
 
 /* From now on everything ends with DEVICE_LOST: a failure that left the device in a state nobody knows. */
 void ep_ascend_device_lose(ep_ascend_device *device, const char *reason);
