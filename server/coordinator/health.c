@@ -21,6 +21,9 @@ const ep_health_rule ep_health_rules[EP_HEALTH_CODES] = {
     [EP_HEALTH_STORE] = {"store", true, false, "make room on the disk of state_dir, or repair its rights; it is tried again"},
     [EP_HEALTH_COPY_DIFFERS] = {"copy-differs", true, false, "compare the checkpoints with a good copy to know which is wrong"},
     [EP_HEALTH_NO_COPY] = {"no-copy", true, false, "calls that need them fail: start the node that held them, or one that can"},
+    [EP_HEALTH_DEVICE_LOST] = {"device-lost", true, false,
+                               "npu-smi info on its host shows the device; restart its expertd once it is well, or without it by "
+                               "ASCEND_RT_VISIBLE_DEVICES"},
     [EP_HEALTH_NODE_DEGRADED] = {"node-degraded", true, false, "see the finding on its experts, else its log"},
     [EP_HEALTH_NODE_SUSPECT] = {"node-suspect", true, false, "is its process alive, and can it reach the coordinator?"},
     [EP_HEALTH_NODE_LOST] = {"node-lost", true, false, "start it again, or expertctl drain NODE if it is gone for good"},
@@ -70,6 +73,22 @@ static void judge_certificate(const char *who, uint64_t expiry, uint64_t now, ep
     }
 }
 
+/* The devices by number. */
+static void judge_devices(const Expertd__V1__NodeEntry *node, ep_health *health)
+{
+    const int lost = __builtin_popcountll(node->devices_lost);
+    char list[EP_NODE_NAME_BYTES] = "";
+    size_t used = 0;
+    for (uint32_t d = 0; d < 64 && used + sizeof(", 63, ..") < sizeof(list); d++) {
+        if ((node->devices_lost >> d & 1) != 0) {
+            used += (size_t)snprintf(list + used, sizeof(list) - used, "%s%u", used > 0 ? ", " : "", d);
+        }
+    }
+    add(health, EP_HEALTH_DEVICE_LOST, "node %s has lost %d of %u devices (%s): %s", node->name, lost, node->devices, list,
+        (uint32_t)lost < node->devices ? "its experts come on the others, one by one when there is no room for all"
+                                       : "it computes nothing, and its experts were given to others");
+}
+
 static void judge_node(const Expertd__V1__NodeEntry *node, uint64_t unix_now, ep_health *health)
 {
     char who[EP_NODE_NAME_BYTES + 8];
@@ -90,6 +109,8 @@ static void judge_node(const Expertd__V1__NodeEntry *node, uint64_t unix_now, ep
         add(health, EP_HEALTH_NODE_DRAINED, "node %s is drained and holds no experts", node->name);
     } else if (strcmp(node->state, "starting") == 0) {
         add(health, EP_HEALTH_NODE_STARTING, "node %s is starting", node->name);
+    } else if (node->devices_lost != 0) {
+        judge_devices(node, health);
     } else if (strcmp(node->state, "degraded") == 0) {
         add(health, EP_HEALTH_NODE_DEGRADED, "node %s is degraded: it could not load all its experts", node->name);
     } else if (node->behind_ms >= BEHIND_WARN_MS) {

@@ -546,7 +546,8 @@ ep_err ep_coordinator_state_register(ep_coordinator_state *cluster, uint64_t now
         return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED, "node %s: %zu nodes are known, nodes_max is %u", request->node,
                             cluster->nodes_count, cluster->config.nodes_max);
     }
-    if (node != NULL && node->incarnation != request->incarnation) {
+    const bool is_same = node != NULL && node->incarnation == request->incarnation;
+    if (node != NULL && !is_same) {
         forget_digests(cluster, node);
     }
     cluster->rebalance |= node == NULL; /* it gets its part of what others hold */
@@ -574,6 +575,9 @@ ep_err ep_coordinator_state_register(ep_coordinator_state *cluster, uint64_t now
     node->rows_served = 0;
     node->tls_expiry = 0;
     node->capacity_bytes = request->capacity_bytes;
+    cluster->rebalance |= node_has_no_device(node) && !is_same; /* it can compute again */
+    node->devices = 0;
+    node->devices_lost = 0;
     *out_node_id = node->node_id;
     (void)cluster_judge_copies(cluster);
     cluster_place(cluster);
@@ -597,8 +601,8 @@ static node_state state_from_name(const char *name)
 }
 
 /*
- * Notes what the node could not load of an assignment that it has worked through; true when that is news.
- * Only a report that comes with the list of what is owned can say so.
+ * Notes what the node could not load of an assignment that it has worked through, or will not load at all for want of a device; true
+ * when that is news. Only a report that comes with the list of what is owned can say so.
  */
 static bool note_failures(const ep_coordinator_state *cluster, const cluster_node *node)
 {
@@ -606,7 +610,7 @@ static bool note_failures(const ep_coordinator_state *cluster, const cluster_nod
     for (uint32_t i = 0; i < cluster->layers_count; i++) {
         node_layer *layer = &node->layers[i];
         for (size_t w = 0; w < layer_words(&cluster->layers[i]); w++) {
-            uint64_t failed = layer->assigned[w] & ~layer->owned[w];
+            uint64_t failed = (node_has_no_device(node) ? UINT64_MAX : layer->assigned[w]) & ~layer->owned[w];
             is_news |= (failed & ~layer->failed[w]) != 0;
             layer->failed[w] = (layer->failed[w] & ~layer->owned[w]) | failed;
         }
@@ -640,6 +644,8 @@ ep_err ep_coordinator_state_heartbeat(ep_coordinator_state *cluster, uint64_t no
     node->last_seen_ns = now_ns;
     node->rows_served = request->rows_served;
     node->tls_expiry = request->tls_expiry;
+    node->devices = request->devices;
+    node->devices_lost = request->devices_lost;
     node->state = state_from_name(request->state);
     if (request->epoch != NULL && request->epoch->term == cluster->config.term) {
         node->loaded_number = request->epoch->number;
@@ -781,6 +787,8 @@ bool ep_coordinator_state_node(const ep_coordinator_state *cluster, size_t index
         .last_seen_ns = node->last_seen_ns,
         .behind_ns = node->last_seen_ns - node->current_ns,
         .tls_expiry = node->tls_expiry,
+        .devices = node->devices,
+        .devices_lost = node->devices_lost,
     };
     return true;
 }

@@ -36,6 +36,8 @@ typedef struct cluster_node {
     uint64_t rows_served;
     uint64_t tls_expiry;
     uint64_t capacity_bytes;     /* weights it keeps in memory; 0: no limit */
+    uint32_t devices;
+    uint64_t devices_lost;       /* bit d: device d */
     node_layer *layers;          /* [cluster->layers_count] */
     char (*numerics)[EP_NUMERICS_BYTES]; /* [cluster->models_count]; "" not served */
 } cluster_node;
@@ -139,6 +141,12 @@ static inline bool node_is_emptied(const cluster_node *node)
 static inline bool node_can_own(const cluster_node *node)
 {
     return node->state != NODE_DRAINING && !node_is_emptied(node);
+}
+
+/* All its devices are lost: it can load nothing until it is started again. */
+static inline bool node_has_no_device(const cluster_node *node)
+{
+    return node->devices > 0 && (uint32_t)__builtin_popcountll(node->devices_lost) >= node->devices;
 }
 
 /* Stands in the table. */

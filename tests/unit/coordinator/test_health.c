@@ -181,6 +181,15 @@ Test(health, states_of_nodes_are_told)
         cr_assert_eq(health.nodes_seen, states[i].seen, "%s", states[i].state);
         cr_assert_eq(health.nodes_expected, states[i].expected, "%s", states[i].state);
     }
+    f.entries[1].devices = 3;
+    f.entries[1].devices_lost = 1u << 2 | 1u << 0;
+    expect(EP_HEALTH_DEVICE_LOST, "node b has lost 2 of 3 devices (0, 2): its experts come on the others");
+    f.entries[1].devices_lost |= 1u << 1;
+    expect(EP_HEALTH_DEVICE_LOST, "node b has lost 3 of 3 devices (0, 1, 2): it computes nothing");
+    f.entries[1].devices = 64;
+    f.entries[1].devices_lost = UINT64_MAX; /* whatever a node says: the list ends */
+    expect(EP_HEALTH_DEVICE_LOST, "node b has lost 64 of 64 devices (0, 1, ");
+    f.entries[1].devices_lost = 0;
     f.entries[1].state = text_of("serving");
     f.entries[1].behind_ms = 299999;
     judge();

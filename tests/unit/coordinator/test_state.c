@@ -21,6 +21,8 @@ typedef struct fake_node {
     uint64_t loaded_number;
     uint32_t owned[LAYERS][EXPERTS];
     size_t owned_count[LAYERS];
+    uint32_t devices;
+    uint64_t devices_lost;
     uint32_t weights; /* expert e has the digest weights + e; 0: the node tells none */
     uint32_t digests[LAYERS][EXPERTS];
     Expertd__V1__LayerInfo layers[LAYERS];
@@ -113,6 +115,8 @@ static ep_err try_beat(int i, const char *state, bool *out_reregister, ep_error 
     request.incarnation = nodes[i].incarnation;
     request.state = (char *)(uintptr_t)state;
     request.secret = (char *)(uintptr_t)(nodes[i].secret != NULL ? nodes[i].secret : "");
+    request.devices = nodes[i].devices;
+    request.devices_lost = nodes[i].devices_lost;
     request.models = nodes[i].model_list;
     request.n_models = 1;
     describe(&nodes[i]);
@@ -1393,6 +1397,61 @@ Test(coordinator_state, a_restarted_node_is_no_longer_leaving_and_the_wish_is_no
 }
 
 /* ---- experts that fail to load ---- */
+
+static size_t given_count(int i)
+{
+    Expertd__V1__NodeAssignment **list;
+    size_t count, experts = 0;
+    cr_assert_eq(ep_coordinator_state_assignments(cluster, nodes[i].name, &list, &count), EP_OK);
+    for (size_t a = 0; a < count; a++) {
+        experts += list[a]->n_experts;
+    }
+    ep_coordinator_state_assignments_free(list, count);
+    return experts;
+}
+
+/* Nor is it given any others later, until it is started again. */
+Test(coordinator_state, a_node_without_a_device_gives_up_all_experts)
+{
+    ep_coordinator_state_node_view view;
+    start(1, 2, NULL);
+    for (int i = 0; i < 2; i++) {
+        nodes[i].devices = 2;
+        cr_assert_eq(join(i, NULL), EP_OK);
+    }
+    load_all(2);
+    assert_copies(1);
+    nodes[0].devices_lost = 1; /* the other device has its experts */
+    cr_assert_not(beat(0, "degraded"));
+    assert_copies(1);
+    cr_assert_eq(held(0), held(1));
+    nodes[0].devices_lost = 3;
+    nodes[0].owned_count[0] = nodes[0].owned_count[1] = 0;
+    cr_assert_not(beat(0, "degraded"));
+    for (uint32_t l = 0; l < LAYERS; l++) {
+        for (uint32_t e = 0; e < EXPERTS; e++) {
+            cr_assert_eq(copies_of(l, e), owns(1, (int)l, e), "nobody is sent to node 0");
+        }
+    }
+    load(1);
+    assert_copies(1);
+    cr_assert_eq(held(1), (uint32_t)(LAYERS * EXPERTS));
+    cr_assert(ep_coordinator_state_node(cluster, 0, &view));
+    cr_assert(view.devices == 2 && view.devices_lost == 3);
+    cr_assert_eq(join(2, NULL), EP_OK);
+    ep_coordinator_drain drain;
+    cr_assert_eq(ep_coordinator_state_drain(cluster, nodes[2].name, false, &drain, NULL), EP_OK);
+    cr_assert_eq(ep_coordinator_state_drain(cluster, nodes[2].name, true, &drain, NULL), EP_OK); /* experts move for balance */
+    cr_assert_eq(given_count(0), 0u);
+    cr_assert_gt(given_count(2), 0u);
+    nodes[0].incarnation++;
+    nodes[0].devices_lost = 0;
+    cr_assert_eq(join(0, NULL), EP_OK);
+    load_all(3);
+    assert_copies(1);
+    cr_assert_gt(held(0), 0u);
+    ep_coordinator_state_destroy(cluster);
+}
 
 Test(coordinator_state, a_failed_expert_goes_to_another_node_and_the_old_copy_stays_until_then)
 {
