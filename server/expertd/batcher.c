@@ -23,7 +23,6 @@ typedef struct backend_job {
 } backend_job;
 
 struct ep_batcher {
-    ep_backend *backend;
     ep_timer_service *timers;
     pthread_mutex_t lock;
     pthread_cond_t idle;
@@ -46,8 +45,7 @@ typedef struct ended_list {
 
 static void on_window_end(ep_timer *timer, void *arg);
 
-ep_err ep_batcher_create(ep_backend *backend, const ep_batch_policy_config *policy, ep_timer_service *timers,
-                         ep_batcher **out_batcher)
+ep_err ep_batcher_create(const ep_batch_policy_config *policy, ep_timer_service *timers, ep_batcher **out_batcher)
 {
     const uint32_t jobs_max = ep_batch_policy_jobs_max(policy);
     ep_batcher *batcher = calloc(1, sizeof(*batcher));
@@ -61,7 +59,6 @@ ep_err ep_batcher_create(ep_backend *backend, const ep_batch_policy_config *poli
     if (timers == NULL) {
         batcher->policy.config.group_window_ns = 0;
     }
-    batcher->backend = backend;
     batcher->timers = timers;
     batcher->jobs = jobs;
     for (uint32_t i = 0; i < jobs_max; i++) {
@@ -168,7 +165,7 @@ static void drop_works(ep_batch_policy *policy, ep_batch_pick *pick, ended_list 
     }
 }
 
-/* The backend's job for the works of run->pick. A single work's rows are used where they are. */
+/* The backend's job for the works of run->pick, with the first one's weights: all are of one expert. A single work's rows are used where they are. */
 static void make_job(backend_job *run)
 {
     const ep_job *first = &run->pick.works->job;
@@ -234,7 +231,7 @@ static bool start_pick(ep_batcher *batcher, ep_batch_pick *pick, ended_list *end
     run->pick = *pick;
     make_job(run);
     begin_works(pick);
-    ep_err err = ep_backend_run(batcher->backend, &run->job);
+    ep_err err = ep_backend_run(pick->works->backend, &run->job);
     if (err == EP_OK) {
         batcher->free = run->next_free;
         count_begun(batcher, pick);

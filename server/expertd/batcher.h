@@ -30,6 +30,7 @@ typedef struct ep_work_trace {
 
 /* Rows of one request for one expert. Zero it first. */
 struct ep_work {
+    ep_backend *backend; /* whose weights these are */
     ep_job job; /* its rows, types, weights and trace are used; 1..ep_batch_rows_max(class) rows */
     ep_work_place place;
     bool (*is_dropped)(
@@ -50,8 +51,7 @@ typedef struct ep_batcher_stats {
 } ep_batcher_stats;
 
 /* timers end the windows of step groups; NULL: nobody waits for a group. Errors: NO_MEMORY. */
-ep_err ep_batcher_create(ep_backend *backend, const ep_batch_policy_config *policy, ep_timer_service *timers,
-                         ep_batcher **out_batcher);
+ep_err ep_batcher_create(const ep_batch_policy_config *policy, ep_timer_service *timers, ep_batcher **out_batcher);
 /* Queues count works of one request in order. step may be NULL. After close each is done with its reason. */
 void ep_batcher_submit(ep_batcher *batcher, ep_work *works, uint32_t count, const ep_batch_step *step);
 /* Ends waiting work with reason and refuses more; work on the backend goes on. Idempotent. */

@@ -557,6 +557,7 @@ static void give_weights(forward_request *request, uint32_t g)
 {
     const expert_group *group = &request->groups[g];
     for (uint32_t w = group->first; w < group->first + group->count; w++) {
+        request->works[w].backend = request->residents[g]->backend;
         request->works[w].job.weights = request->residents[g]->weights;
     }
 }

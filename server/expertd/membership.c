@@ -452,6 +452,8 @@ static void send_heartbeat(ep_membership *m)
     request.state = (char *)(uintptr_t)report.state;
     request.rows_served = report.rows_served;
     request.tls_expiry = report.tls_expiry;
+    request.devices = report.devices;
+    request.devices_lost = report.devices_lost;
     request.last_error = report.last_error;
     request.secret = m->secret;
     if (m->models_changed &&

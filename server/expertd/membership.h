@@ -28,6 +28,8 @@ typedef struct ep_membership_report {
     const char *state; /* static text */
     uint64_t rows_served;
     uint64_t tls_expiry; /* as ep_tls_watch_expiry */
+    uint32_t devices;
+    uint64_t devices_lost; /* bit d: device d */
     char last_error[EP_ERROR_TEXT_BYTES];
 } ep_membership_report;
 

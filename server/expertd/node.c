@@ -54,18 +54,26 @@ static ep_node_state derive_state(const ep_node *node, const ep_weight_stats *we
     if (!atomic_load(&node->has_started) && (!view.was_assigned || weights->pending_count > 0)) {
         return EP_NODE_STARTING;
     }
-    return weights->failed_count > 0 ? EP_NODE_DEGRADED : EP_NODE_SERVING;
+    return weights->failed_count > 0 || ep_node_devices_lost(&node->devices) != 0 ? EP_NODE_DEGRADED : EP_NODE_SERVING;
 }
 
 static void announce_state(ep_node *node, ep_node_state state, const ep_weight_stats *weights)
 {
     ep_rpc_server_set_state(node->server, ep_node_state_name(state));
     const bool is_degraded = state == EP_NODE_DEGRADED;
+    const bool has_lost = ep_node_devices_lost(&node->devices) != 0;
+    char reason[EP_ERROR_TEXT_BYTES];
+    snprintf(reason, sizeof(reason), "%s", weights->last_error);
+    if (has_lost) {
+        ep_node_devices_describe(&node->devices, reason, sizeof(reason));
+    }
     ep_log(is_degraded ? EP_LOG_WARN : EP_LOG_INFO, "node-state", EP_KV(node, node->config->name),
            EP_KV(state, ep_node_state_name(state)), EP_KV(experts, weights->owned_count),
            EP_KV(experts_failed, weights->failed_count), EP_KV(experts_resident, weights->resident_count),
-           EP_KV(weights_bytes, weights->resident_bytes), EP_KV(reason, is_degraded ? weights->last_error : NULL),
-           EP_KV(hint, is_degraded ? "put the checkpoint's files right and restart the node" : NULL));
+           EP_KV(weights_bytes, weights->resident_bytes), EP_KV(reason, is_degraded ? reason : NULL),
+           EP_KV(hint, !is_degraded ? NULL
+                       : has_lost   ? "restart the node once the device is well, or without it"
+                                    : "put the checkpoint's files right and restart the node"));
     bool takes_work = state == EP_NODE_SERVING || state == EP_NODE_DEGRADED;
     if (takes_work && !atomic_exchange(&node->has_started, true)) {
         char status[160];
@@ -124,6 +132,27 @@ static void on_weights_task(void *arg)
                             ep_node_state_name((ep_node_state)atomic_load(&node->state)), weights.owned_count,
                             weights.failed_count);
     }
+}
+
+/* Loop thread. */
+static void on_lost_task(void *arg)
+{
+    ep_node *node = arg;
+    for (uint32_t d = 0; d < node->devices.count; d++) {
+        const ep_node_device *device = &node->devices.devices[d];
+        if (device->backend != NULL && atomic_load(&device->is_lost)) {
+            char why[EP_ERROR_TEXT_BYTES];
+            snprintf(why, sizeof(why), "device %u is lost: %.480s", d, device->lost_why);
+            ep_weight_store_lose(node->store, device->store_index, why);
+        }
+    }
+    update_state(node);
+}
+
+static void on_lost(void *arg)
+{
+    ep_node *node = arg;
+    ep_service_loop_post(node->loop, &node->lost_task);
 }
 
 static void on_weights(void *arg)
@@ -245,6 +274,8 @@ static void fill_report(void *arg, ep_membership_report *out_report)
     out_report->state = ep_node_state_text(node);
     out_report->rows_served = requests.rows_served;
     out_report->tls_expiry = ep_tls_watch_expiry(&node->tls_watch);
+    out_report->devices = node->devices.count;
+    out_report->devices_lost = ep_node_devices_lost(&node->devices);
     snprintf(out_report->last_error, sizeof(out_report->last_error), "%s", weights.last_error);
 }
 
@@ -282,7 +313,7 @@ static ep_err start_membership(ep_node *node, ep_error *out_error)
         .node_url = config->advertise_url[0] != 0 ? config->advertise_url : node->url,
         .tls = ep_url_is_tls(config->coordinator_url) ? &config->service.tls : NULL,
         .common = &node->common,
-        .capacity_bytes = config->weight_bytes_max,
+        .capacity_bytes = config->weight_bytes_max * node->devices.backends_count,
         .drop_grace_ms = config->drop_grace_ms,
         .loop = node->loop,
         .models = &node->models,
@@ -305,15 +336,17 @@ static uint32_t compute_threads(const ep_node_config *config)
 
 /*
  * Small jobs are a task each: one in work and one ready behind it for every thread. Jobs worth sharing out
- * (a pass of them keeps some eight threads busy) stay in the queues as long as they can, where they grow.
+ * (a pass of them keeps some eight threads busy) stay in the queues as long as they can, where they grow. A device says
+ * itself how many it makes one pass of.
  */
-static void fill_policy(const ep_node_config *config, ep_batch_policy_config *out_policy)
+static void fill_policy(const ep_node_config *config, const ep_node_devices *devices, ep_batch_policy_config *out_policy)
 {
+    const uint32_t ahead = devices->backends[0]->ops->jobs_ahead, instances = devices->backends_count;
     const uint32_t threads = compute_threads(config);
     *out_policy = (ep_batch_policy_config){.no_merging = !config->merges_callers,
-                                           .jobs_max = threads * 2,
-                                           .jobs_wide_max = 2 + threads / 8,
-                                           .wide_cost = WIDE_COST,
+                                           .jobs_max = ahead != 0 ? ahead * instances : threads * 2,
+                                           .jobs_wide_max = ahead != 0 ? 0 : 2 + threads / 8,
+                                           .wide_cost = ahead != 0 ? 0 : WIDE_COST,
                                            .prefill_share_percent = config->prefill_share_percent,
                                            .age_ns = config->queue_age_us * EP_NS_PER_US,
                                            .group_window_ns = config->step_group_us * EP_NS_PER_US,
@@ -350,6 +383,7 @@ static ep_err start_base(ep_node *node, ep_error *out_error)
     const ep_node_config *config = node->config;
     ep_service_loop_handler handler = {.on_stop = on_stop, .on_reload = on_reload, .is_alive = is_alive, .arg = node};
     node->change_task = (ep_loop_task){.func = on_weights_task, .arg = node};
+    node->lost_task = (ep_loop_task){.func = on_lost_task, .arg = node};
     node->idle_task = (ep_loop_task){.func = leave_when_done, .arg = node};
     ep_err err = ep_service_loop_create(&handler, &node->loop, out_error);
     if (err != EP_OK) {
@@ -375,7 +409,7 @@ static ep_err open_backend(ep_node *node, const ep_backend_config *backend, ep_e
 {
     const ep_node_config *config = node->config;
     for (uint32_t i = 0;; i++) {
-        const ep_err err = config->backends[i]->open(backend, &node->backend, out_error);
+        const ep_err err = ep_node_devices_open(&node->devices, config->backends[i], backend, out_error);
         if (err == EP_OK) {
             return EP_OK;
         }
@@ -402,28 +436,33 @@ static ep_err start_compute(ep_node *node, ep_error *out_error)
                                     .shows_bar = config->shows_bar,
                                     .on_change = on_weights,
                                     .arg = node};
+    node->devices.on_lost = on_lost;
+    node->devices.arg = node;
     ep_err err = open_backend(node, &backend, out_error);
     if (err != EP_OK) {
         return err;
     }
-    store.backend = node->backend;
+    store.backends = node->devices.backends;
+    store.backends_count = node->devices.backends_count;
+    node->inflight_tokens = config->inflight_tokens * node->devices.backends_count;
     if (config->weight_cache_dir[0] != 0 &&
-        (err = ep_weight_cache_open(config->weight_cache_dir, config->weight_cache_bytes, node->backend, &node->cache, out_error)) !=
+        (err = ep_weight_cache_open(config->weight_cache_dir, config->weight_cache_bytes, node->devices.backends[0], &node->cache, out_error)) !=
             EP_OK) {
         return err;
     }
     store.cache = node->cache;
     err = ep_weight_store_create(&store, &node->store, out_error);
-    err = err == EP_OK ? ep_node_models_open(&node->models, config, node->backend, node->store, out_error)
+    err = err == EP_OK ? ep_node_models_open(&node->models, config, node->devices.backends,
+                                             node->devices.backends_count, node->store, out_error)
                        : err;
     if (err != EP_OK) {
         return err;
     }
     ep_batch_policy_config policy;
-    fill_policy(config, &policy);
-    if ((err = ep_admission_create(config->inflight_tokens, config->spill_bytes, &config->tenants,
+    fill_policy(config, &node->devices, &policy);
+    if ((err = ep_admission_create(node->inflight_tokens, config->spill_bytes, &config->tenants,
                                    &node->admission)) != EP_OK ||
-        (err = ep_batcher_create(node->backend, &policy, node->timers, &node->batcher)) != EP_OK) {
+        (err = ep_batcher_create(&policy, node->timers, &node->batcher)) != EP_OK) {
         return ep_error_set(out_error, err, "cannot start: %s", ep_err_text(err));
     }
     const ep_relay_config relay = {.common = &node->common, .tls = &config->service.tls, .insecure = config->service.insecure};
@@ -579,7 +618,7 @@ static void log_start(const ep_node *node)
            EP_KV(admin_url, node->admin_url[0] != 0 ? node->admin_url : "off"),
            EP_KV(door_url, node->door_url[0] != 0 ? node->door_url : "off"),
            EP_KV(probe_url, node->probe_url[0] != 0 ? node->probe_url : "off"),
-           EP_KV(backend, node->backend->ops->name), EP_KV(models, node->models.count), EP_KV(pid, getpid()),
+           EP_KV(backend, node->devices.backends[0]->ops->name), EP_KV(devices, node->devices.count), EP_KV(models, node->models.count), EP_KV(pid, getpid()),
            EP_KV(software, ep_version_software()));
     ep_log(EP_LOG_INFO, "node-memory", EP_KV(weights_bytes, weights),
            EP_KV(weights_from, has_budget ? "weight_bytes_max" : "files"), EP_KV(frames_bytes, buffers),
@@ -683,9 +722,7 @@ void ep_node_destroy(ep_node *node)
     ep_weight_store_destroy(node->store);
     ep_weight_cache_close(node->cache);
     ep_node_models_close(&node->models);
-    if (node->backend != NULL) {
-        node->backend->ops->close(node->backend);
-    }
+    ep_node_devices_close(&node->devices);
     ep_node_observe_fini(node);
     ep_metrics_destroy(node->metrics);
     ep_buffer_pool_destroy(node->pool);

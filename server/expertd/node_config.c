@@ -120,7 +120,7 @@ static const ep_option node_options[] = {
      .type = EP_OPTION_SIZE,
      .max = 1ull << 50,
      .default_text = "0",
-     .help = "Memory for packed weights; 0: no limit. Experts beyond it are served too: each is loaded when a call needs it, in place "
+     .help = "Memory for packed weights, on each device; 0: no limit, or on a device nine tenths of what is free at the start. Experts beyond it are served too: each is loaded when a call needs it, in place "
              "of the one used least"},
     {.name = "weight_prefetch",
      .type = EP_OPTION_BOOL,
@@ -147,7 +147,7 @@ static const ep_option node_options[] = {
      .min = 1,
      .max = 1u << 24,
      .default_text = "1024",
-     .help = "Token rows in work at once; more wait within spill_bytes"},
+     .help = "Token rows in work at once, for each device; more wait within spill_bytes"},
     {.name = "spill_bytes",
      .type = EP_OPTION_SIZE,
      .max = 1ull << 46,

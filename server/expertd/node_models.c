@@ -79,8 +79,31 @@ static void warn_of_family(const ep_node_model *model, ep_numerics numerics)
     }
 }
 
-static ep_err open_model(ep_node_model *model, const ep_node_config *config, ep_backend *backend, ep_weight_store *store,
-                         ep_error *out_error)
+/* Rows of one expert may be computed on any device, so all must compute the same bits. */
+static ep_err find_numerics(ep_node_model *model, ep_backend *const *backends, uint32_t backends_count, ep_error *out_error)
+{
+    const uint32_t others = formats_beside(model->checkpoint);
+    for (uint32_t b = 0; b < backends_count; b++) {
+        ep_backend *backend = backends[b];
+        char numerics[EP_NUMERICS_ID_BYTES];
+        const ep_err err = backend->ops->numerics_id(backend, model->info->format, others, numerics);
+        if (err != EP_OK) {
+            return ep_error_set(out_error, err, "model %s: backend %s cannot compute with %s weights", model->config->name,
+                                backend->ops->name, ep_weight_format_name(model->info->format));
+        }
+        if (b > 0 && strcmp(numerics, model->numerics) != 0) {
+            return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
+                                "model %s: the devices of this node compute different bits (%s and %s); give each kind a "
+                                "node of its own by ASCEND_RT_VISIBLE_DEVICES",
+                                model->config->name, model->numerics, numerics);
+        }
+        memcpy(model->numerics, numerics, sizeof(model->numerics));
+    }
+    return EP_OK;
+}
+
+static ep_err open_model(ep_node_model *model, const ep_node_config *config, ep_backend *const *backends,
+                         uint32_t backends_count, ep_weight_store *store, ep_error *out_error)
 {
     ep_err err = ep_checkpoint_open(model->config->path, &model->checkpoint, out_error);
     if (err != EP_OK) {
@@ -91,17 +114,16 @@ static ep_err open_model(ep_node_model *model, const ep_node_config *config, ep_
         return ep_error_set(out_error, EP_ERR_BAD_FILE, "model %s (%s) has no MoE layer", model->config->name,
                             model->config->path);
     }
-    err = backend->ops->numerics_id(backend, model->info->format, formats_beside(model->checkpoint), model->numerics);
+    err = find_numerics(model, backends, backends_count, out_error);
     if (err != EP_OK) {
-        return ep_error_set(out_error, err, "model %s: backend %s cannot compute with %s weights",
-                            model->config->name, backend->ops->name, ep_weight_format_name(model->info->format));
+        return err;
     }
     warn_of_family(model, config->numerics);
     return open_layers(model, store, out_error);
 }
 
-ep_err ep_node_models_open(ep_node_models *models, const ep_node_config *config, ep_backend *backend,
-                           ep_weight_store *store, ep_error *out_error)
+ep_err ep_node_models_open(ep_node_models *models, const ep_node_config *config, ep_backend *const *backends,
+                           uint32_t backends_count, ep_weight_store *store, ep_error *out_error)
 {
     *models = (ep_node_models){.store = store};
     models->models = calloc(config->models_count, sizeof(*models->models));
@@ -111,7 +133,7 @@ ep_err ep_node_models_open(ep_node_models *models, const ep_node_config *config,
     for (uint32_t i = 0; i < config->models_count; i++) {
         ep_node_model *model = &models->models[models->count++];
         model->config = &config->models[i];
-        ep_err err = open_model(model, config, backend, store, out_error);
+        ep_err err = open_model(model, config, backends, backends_count, store, out_error);
         if (err != EP_OK) {
             return err;
         }

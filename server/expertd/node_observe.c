@@ -61,6 +61,41 @@ static void collect_weights(ep_node *node)
     }
 }
 
+static void collect_devices(ep_node *node)
+{
+    for (uint32_t d = 0; d < node->devices.count; d++) {
+        const ep_node_device *device = &node->devices.devices[d];
+        ep_metric_series *const *series = node->gauges.devices[d];
+        ep_backend_device figures = {0};
+        uint64_t weights = 0;
+        if (device->backend != NULL) {
+            device->backend->ops->device_read(device->backend, &figures);
+            weights = ep_weight_store_device_bytes(node->store, device->store_index);
+        }
+        ep_gauge_set(series[0], atomic_load(&device->is_lost) ? 1 : 0);
+        ep_gauge_set(series[1], (double)figures.memory_bytes);
+        ep_gauge_set(series[2], (double)figures.free_bytes);
+        ep_gauge_set(series[3], (double)weights);
+    }
+}
+
+static void make_device_gauges(ep_node *node)
+{
+    static const char *const names[4][2] = {
+        {"expertd_device_lost", "1 when the device answers no more; its experts go to other devices or nodes"},
+        {"expertd_device_memory_bytes", "Memory of the device, as its driver says; 0 when it is lost"},
+        {"expertd_device_memory_free_bytes", "Of it, free"},
+        {"expertd_device_weights_bytes", "Memory of packed weights on the device"}};
+    for (uint32_t d = 0; d < node->devices.count; d++) {
+        char number[16];
+        snprintf(number, sizeof(number), "%u", d);
+        const ep_metric_label label = {"device", number};
+        for (int i = 0; i < 4; i++) {
+            node->gauges.devices[d][i] = ep_metrics_gauge(node->metrics, names[i][0], names[i][1], &label, 1);
+        }
+    }
+}
+
 static void collect_rpc(ep_node *node)
 {
     ep_rpc_server_stats rpc;
@@ -144,6 +179,7 @@ static void collect(void *arg)
     ep_gauge_set(g->epoch, (double)ep_node_epoch_loaded(&node->epoch).number);
     ep_gauge_set(g->coordinator_connected, view.is_connected ? 1 : 0);
     collect_weights(node);
+    collect_devices(node);
     collect_rpc(node);
 }
 
@@ -154,7 +190,7 @@ static void make_gauges(ep_node *node)
     const ep_metric_label build[] = {{"version", ep_version_text()},
                                      {"revision", ep_version_build()},
                                      {"isa", ep_version_isa()},
-                                     {"backend", node->backend->ops->name}};
+                                     {"backend", node->devices.backends[0]->ops->name}};
     ep_gauge_set(
         ep_metrics_gauge(node->metrics, "expertd_build_info", "What this build is; always 1", build, 4), 1);
     g->ready = gauge(node, "expertd_ready", "1 when the node takes work");
@@ -171,7 +207,7 @@ static void make_gauges(ep_node *node)
         g->job_rows[c] = ep_metrics_counter(node->metrics, "expertd_job_rows_total", "Rows in these jobs", &label, 1);
     }
     g->jobs_in_flight = gauge(node, "expertd_jobs_in_flight", "Jobs on the backend");
-    g->tokens_in_flight = gauge(node, "expertd_tokens_in_flight", "Token rows within inflight_tokens");
+    g->tokens_in_flight = gauge(node, "expertd_tokens_in_flight", "Token rows within inflight_tokens of all devices");
     g->spill_bytes = gauge(node, "expertd_spill_bytes", "Memory of requests beyond inflight_tokens");
     g->refused = counter(node, "expertd_admission_refused_total",
                          "Forward calls refused because budgets were used up");
@@ -227,6 +263,7 @@ ep_err ep_node_observe_init(ep_node *node)
         return EP_ERR_NO_MEMORY;
     }
     make_gauges(node);
+    make_device_gauges(node);
     size_t n = 0;
     for (uint32_t m = 0; m < node->models.count; m++) {
         const ep_node_model *model = &node->models.models[m];
@@ -290,6 +327,14 @@ static ep_probe_check check_experts(const ep_node *node)
     return check;
 }
 
+static ep_probe_check check_devices(const ep_node *node)
+{
+    const uint32_t lost = (uint32_t)__builtin_popcountll(ep_node_devices_lost(&node->devices));
+    ep_probe_check check = {.name = "devices", .ok = lost < node->devices.count};
+    ep_node_devices_describe(&node->devices, check.text, sizeof(check.text));
+    return check;
+}
+
 size_t ep_node_probe_checks(void *arg, ep_probe_kind kind, ep_probe_check *out)
 {
     const ep_node *node = arg;
@@ -308,5 +353,9 @@ size_t ep_node_probe_checks(void *arg, ep_probe_kind kind, ep_probe_check *out)
     out[1] = check_state(node);
     out[2] = check_experts(node);
     out[3] = ep_pool_watch_check(&node->pool_watch);
-    return 4;
+    if (node->devices.count == 0) {
+        return 4;
+    }
+    out[4] = check_devices(node);
+    return 5;
 }

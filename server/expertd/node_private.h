@@ -14,6 +14,7 @@
 #include "expertd/liveness.h"
 #include "expertd/membership.h"
 #include "expertd/node.h"
+#include "expertd/node_devices.h"
 
 typedef enum ep_node_state {
     EP_NODE_STARTING,
@@ -68,6 +69,7 @@ typedef struct ep_node_gauges {
     ep_metric_series *protocol_errors;
     ep_metric_series *buffer_bytes;
     ep_metric_series *buffer_bytes_peak;
+    ep_metric_series *devices[EP_BACKEND_DEVICES_MAX][4]; /* lost, memory, free, weights */
     ep_metric_series **layer_rows; /* [all layers of all models] */
 } ep_node_gauges;
 
@@ -82,7 +84,9 @@ struct ep_node {
     ep_timer_service *timers;
     ep_buffer_pool *pool;
     ep_metrics *metrics;
-    ep_backend *backend;
+    ep_node_devices devices;
+    ep_loop_task lost_task; /* a device was lost */
+    uint32_t inflight_tokens; /* of all devices */
     ep_weight_cache *cache; /* NULL: none */
     ep_weight_store *store;
     ep_node_models models;

@@ -71,6 +71,37 @@ static bool fill_layers(const ep_node *node, Expertd__V1__NodeStatusReply *reply
     return true;
 }
 
+/* As fill_layers. */
+static bool fill_devices(const ep_node *node, Expertd__V1__NodeStatusReply *reply,
+                         Expertd__V1__DeviceStatus **out_devices)
+{
+    Expertd__V1__DeviceStatus *all = calloc(node->devices.count + 1, sizeof(*all));
+    reply->devices = calloc(node->devices.count + 1, sizeof(*reply->devices));
+    *out_devices = all;
+    if (all == NULL || reply->devices == NULL) {
+        return false;
+    }
+    for (uint32_t d = 0; d < node->devices.count; d++) {
+        const ep_node_device *device = &node->devices.devices[d];
+        Expertd__V1__DeviceStatus *status = &all[reply->n_devices];
+        expertd__v1__device_status__init(status);
+        status->device = d;
+        if (atomic_load(&device->is_lost)) {
+            status->lost_why = (char *)(uintptr_t)device->lost_why;
+        }
+        if (device->backend != NULL) {
+            ep_backend_device figures;
+            device->backend->ops->device_read(device->backend, &figures);
+            status->memory_bytes = figures.memory_bytes;
+            status->free_bytes = figures.free_bytes;
+            status->weight_bytes_max = figures.weight_bytes_max;
+            status->weight_bytes = ep_weight_store_device_bytes(node->store, device->store_index);
+        }
+        reply->devices[reply->n_devices++] = status;
+    }
+    return true;
+}
+
 /* How near the node is to its limits. */
 static void fill_load(ep_node *node, Expertd__V1__NodeStatusReply *reply)
 {
@@ -83,7 +114,7 @@ static void fill_load(ep_node *node, Expertd__V1__NodeStatusReply *reply)
     ep_rpc_server_read_stats(node->server, &rpc);
     clock_gettime(CLOCK_REALTIME, &now);
     reply->tokens_in_flight = admission.tokens_used;
-    reply->inflight_tokens = node->config->inflight_tokens;
+    reply->inflight_tokens = node->inflight_tokens;
     reply->spill_used_bytes = admission.spill_used_bytes;
     reply->spill_bytes = node->config->spill_bytes;
     reply->requests_refused = admission.refused_total;
@@ -103,6 +134,7 @@ static void service_node_status(Expertd__V1__NodeInfo_Service *service, const Ex
     Expertd__V1__NodeStatusReply reply = EXPERTD__V1__NODE_STATUS_REPLY__INIT;
     Expertd__V1__Epoch epoch = EXPERTD__V1__EPOCH__INIT;
     Expertd__V1__LayerStatus *layers = NULL;
+    Expertd__V1__DeviceStatus *devices = NULL;
     ep_forward_stats requests;
     ep_weight_stats weights;
     ep_membership_view view = {.is_connected = true};
@@ -132,7 +164,7 @@ static void service_node_status(Expertd__V1__NodeInfo_Service *service, const Ex
     reply.coordinator_lost = !view.is_connected;
     reply.coordinator_error = view.lost_why;
     fill_load(node, &reply);
-    if (fill_layers(node, &reply, &layers)) {
+    if (fill_layers(node, &reply, &layers) && fill_devices(node, &reply, &devices)) {
         closure(&reply, closure_data);
         ep_rpc_call_finish(closure_data, EP_OK, NULL);
     } else {
@@ -140,6 +172,8 @@ static void service_node_status(Expertd__V1__NodeInfo_Service *service, const Ex
     }
     free(layers);
     free(reply.layers);
+    free(devices);
+    free(reply.devices);
 }
 
 void ep_node_services_init(ep_node *node)

@@ -66,11 +66,18 @@ static void charge(loader *self, uint64_t ns)
 
 /* ---- room ---- */
 
+/* Whose experts may go. */
+typedef struct victim_search {
+    const ep_weight_store *store;
+    uint32_t device; /* EP_WEIGHT_NO_DEVICE: any */
+} victim_search;
+
 static bool is_idle(void *arg, uint32_t layer, uint32_t expert)
 {
-    const ep_weight_store *store = arg;
-    const ep_resident *resident = store->layers[layer].experts[expert].resident;
-    return resident != NULL && atomic_load_explicit(&resident->refs, memory_order_acquire) == 1;
+    const victim_search *search = arg;
+    const ep_resident *resident = search->store->layers[layer].experts[expert].resident;
+    return resident != NULL && (search->device == EP_WEIGHT_NO_DEVICE || resident->device == search->device) &&
+           atomic_load_explicit(&resident->refs, memory_order_acquire) == 1;
 }
 
 /* Lock held, but for the while in which memory is freed. */
@@ -84,36 +91,74 @@ static void evict(ep_weight_store *store, const ep_heat_choice *victim)
     pthread_mutex_lock(&store->lock);
 }
 
-static bool fits(const ep_weight_store *store, uint64_t bytes)
+static bool fits(const device_entry *device, uint64_t bytes, uint64_t used)
 {
-    const uint64_t limit = store->config.weight_bytes_max;
-    return limit == 0 || (bytes <= limit && store->resident_bytes <= limit - bytes);
+    return !device->is_lost &&
+           (device->limit_bytes == 0 || (bytes <= device->limit_bytes && used <= device->limit_bytes - bytes));
+}
+
+/*
+ * Lock held. Of the devices with room, one with the fewest experts of the layer, so that all compute a call for it; of these the
+ * emptiest. False: none has room.
+ */
+static bool choose_device(const ep_weight_store *store, uint32_t layer_slot, uint64_t bytes, uint32_t *out_device)
+{
+    const layer_entry *layer = &store->layers[layer_slot];
+    uint32_t counts[EP_BACKEND_DEVICES_MAX] = {0};
+    uint32_t best = EP_WEIGHT_NO_DEVICE;
+    for (uint32_t e = 0; store->devices_count > 1 && e < layer->experts_count; e++) {
+        if (layer->experts[e].resident != NULL) {
+            counts[layer->experts[e].resident->device]++;
+        }
+    }
+    for (uint32_t d = 0; d < store->devices_count; d++) {
+        const uint64_t used = store->devices[d].resident_bytes;
+        const bool is_better = best == EP_WEIGHT_NO_DEVICE || counts[d] < counts[best] ||
+                               (counts[d] == counts[best] && used < store->devices[best].resident_bytes);
+        best = fits(&store->devices[d], bytes, used) && is_better ? d : best;
+    }
+    *out_device = best;
+    return best != EP_WEIGHT_NO_DEVICE;
+}
+
+/* Lock held. Whether some device holds so much: when it is empty, or else when what leaves has left. */
+static bool may_fit(const ep_weight_store *store, uint64_t bytes, bool is_empty)
+{
+    for (uint32_t d = 0; d < store->devices_count; d++) {
+        const device_entry *device = &store->devices[d];
+        if (fits(device, bytes, is_empty ? 0 : device->resident_bytes - device->leaving_bytes)) {
+            return true;
+        }
+    }
+    return false;
 }
 
 /*
  * Lock held, but for some whiles. The coldest experts that no job holds go first. When all are held, the coldest leaves the table: no new
  * job gets it, and its bytes come back with its last one. So a load never waits for an expert to be out of use by chance. Nor does it wait
- * for the memory of a load ahead of time that gave way to it.
+ * for the memory of a load ahead of time that gave way to it. The device of the first that goes is the one where room is made.
  */
-static bool make_room(loader *self, uint64_t bytes, load_kind kind)
+static bool make_room(loader *self, uint32_t layer_slot, uint64_t bytes, load_kind kind, uint32_t *out_device)
 {
     ep_weight_store *store = self->store;
-    while (!fits(store, bytes)) {
+    victim_search search = {store, EP_WEIGHT_NO_DEVICE};
+    while (!choose_device(store, layer_slot, bytes, out_device)) {
         ep_heat_choice victim;
-        const uint64_t limit = store->config.weight_bytes_max;
-        if (kind == LOAD_FIRST || store->stop || bytes > limit) {
+        if (kind == LOAD_FIRST || store->stop || !may_fit(store, bytes, true)) {
             return false;
         }
-        if (kind == LOAD_URGENT && bytes > limit - self->ahead_bytes) {
+        if (kind == LOAD_URGENT && !may_fit(store, bytes + self->ahead_bytes, true)) {
             self->is_blocked = true;
             return false;
         }
-        if (ep_expert_heat_victim(store->heat, kind == LOAD_PREFETCH, is_idle, store, &victim)) {
+        if (ep_expert_heat_victim(store->heat, kind == LOAD_PREFETCH, is_idle, &search, &victim)) {
+            search.device = store->layers[victim.layer].experts[victim.expert].resident->device;
             evict(store, &victim);
+        } else if (search.device != EP_WEIGHT_NO_DEVICE) {
+            search.device = EP_WEIGHT_NO_DEVICE;
         } else if (kind == LOAD_PREFETCH) {
             return false;
-        } else if (store->resident_bytes - store->leaving_bytes > limit - bytes &&
-                   ep_expert_heat_victim(store->heat, false, NULL, NULL, &victim)) {
+        } else if (!may_fit(store, bytes, false) && ep_expert_heat_victim(store->heat, false, NULL, NULL, &victim)) {
             evict(store, &victim);
         } else {
             pthread_cond_wait(&store->room, &store->lock);
@@ -128,27 +173,28 @@ static void warn_of_memory(loader *self, uint64_t used)
     if (!self->has_warned) {
         self->has_warned = true;
         ep_log(EP_LOG_WARN, "expert-memory", EP_KV(weights_bytes, used),
-               EP_KV(weight_bytes_max, self->store->config.weight_bytes_max),
+               EP_KV(weight_bytes_max, self->store->devices[0].limit_bytes),
                EP_KV(reason, "the system refused memory"),
                EP_KV(effect, "others go for experts that requests wait for"),
-               EP_KV(hint, "set weight_bytes_max lower, or the limit (RLIMIT_AS, overcommit) higher"));
+               EP_KV(hint, "set weight_bytes_max lower, or the limit (RLIMIT_AS, overcommit; of a device: what others hold there) higher"));
     }
 }
 
 /*
  * Whether a load that ended so is worth another try: the system refused memory that the budget allows (a limit on addresses, strict
- * overcommit), a request waits, and a cold expert that no job holds could go. No lock held.
+ * overcommit), a request waits, and a cold expert there that no job holds could go. No lock held.
  */
-static bool frees_memory(loader *self, load_kind kind, ep_err err)
+static bool frees_memory(loader *self, load_kind kind, uint32_t device, ep_err err)
 {
     ep_weight_store *store = self->store;
+    victim_search search = {store, device};
     ep_heat_choice victim;
     if (err != EP_ERR_NO_MEMORY || kind != LOAD_URGENT || self->evicted == EVICTED_MAX) {
         return false;
     }
     pthread_mutex_lock(&store->lock);
-    const uint64_t used = store->resident_bytes;
-    const bool goes_one = !store->stop && ep_expert_heat_victim(store->heat, false, is_idle, store, &victim);
+    const uint64_t used = ep_weight_store_bytes(store);
+    const bool goes_one = !store->stop && ep_expert_heat_victim(store->heat, false, is_idle, &search, &victim);
     if (goes_one) {
         evict(store, &victim);
         self->evicted++;
@@ -162,32 +208,53 @@ static bool frees_memory(loader *self, load_kind kind, ep_err err)
 
 /* ---- one load ---- */
 
-static ep_err check_room(loader *self, uint64_t bytes, load_kind kind, bool takes, ep_error *out_error)
+/* takes: the resident's device is chosen, and the bytes are its own. */
+static ep_err check_room(loader *self, ep_resident *resident, uint64_t bytes, load_kind kind, bool takes, ep_error *out_error)
 {
     ep_weight_store *store = self->store;
+    uint32_t device;
+    ep_err err = EP_OK;
     pthread_mutex_lock(&store->lock);
-    const bool has_room = make_room(self, bytes, kind);
-    store->resident_bytes += has_room && takes ? bytes : 0;
-    const uint64_t used = store->resident_bytes;
+    if (!make_room(self, resident->layer_slot, bytes, kind, &device)) {
+        err = store->devices_left == 0
+                  ? ep_error_set(out_error, EP_ERR_DEVICE_LOST, "%s", store->lost_why)
+                  : ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
+                                 "needs %" PRIu64 " bytes, and %" PRIu64 " of weight_bytes_max %" PRIu64 " on %u devices are in use",
+                                 bytes, ep_weight_store_bytes(store), store->devices[0].limit_bytes, store->devices_left);
+    } else if (takes) {
+        store->devices[device].resident_bytes += bytes;
+        resident->device = device;
+        resident->backend = store->devices[device].backend;
+    }
     pthread_mutex_unlock(&store->lock);
-    return has_room ? EP_OK
-                    : ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
-                                   "needs %" PRIu64 " bytes, and %" PRIu64 " of weight_bytes_max %" PRIu64 " are in use", bytes,
-                                   used, store->config.weight_bytes_max);
+    return err;
 }
 
-static void give_back(ep_weight_store *store, uint64_t bytes)
+static void give_back(ep_weight_store *store, const ep_resident *resident, uint64_t bytes)
 {
     pthread_mutex_lock(&store->lock);
-    store->resident_bytes -= bytes;
+    store->devices[resident->device].resident_bytes -= bytes;
     pthread_mutex_unlock(&store->lock);
+}
+
+/* Whether a load that ended so is worth another try: its device is lost, and others are left. No lock held. */
+static bool loses_device(loader *self, const ep_resident *resident, ep_err err, const ep_error *error)
+{
+    ep_weight_store *store = self->store;
+    if (err != EP_ERR_DEVICE_LOST || resident->device == EP_WEIGHT_NO_DEVICE) {
+        return false;
+    }
+    ep_weight_store_lose(store, resident->device, error->text);
+    pthread_mutex_lock(&store->lock);
+    const bool goes_on = store->devices_left > 0 && !store->stop;
+    pthread_mutex_unlock(&store->lock);
+    return goes_on;
 }
 
 static ep_err pack(loader *self, const ep_weight_layer *layer, const ep_expert_data *data, load_kind kind,
                    ep_resident *resident, ep_error *out_error)
 {
     ep_weight_store *store = self->store;
-    ep_backend *backend = store->config.backend;
     const ep_expert_source *source = &data->source;
     const bool is_shared = resident->expert >= layer->shape.experts; /* often kept finer than the routed ones */
     const uint32_t allowed = layer->formats | 1u << layer->format;
@@ -197,16 +264,16 @@ static ep_err pack(loader *self, const ep_weight_layer *layer, const ep_expert_d
                             ep_weight_format_name(source->format), ep_weight_format_name(ep_expert_down_format(source)),
                             ep_weight_format_name(layer->format));
     }
-    const size_t bytes = backend->ops->weights_bytes(backend, source);
-    ep_err err = check_room(self, bytes, kind, true, out_error);
+    const size_t bytes = store->devices[0].backend->ops->weights_bytes(store->devices[0].backend, source);
+    ep_err err = check_room(self, resident, bytes, kind, true, out_error);
     if (err != EP_OK) {
         return err;
     }
     do {
-        err = backend->ops->weights_load(backend, source, &resident->weights, out_error);
-    } while (frees_memory(self, kind, err));
+        err = resident->backend->ops->weights_load(resident->backend, source, &resident->weights, out_error);
+    } while (frees_memory(self, kind, resident->device, err));
     if (err != EP_OK) {
-        give_back(store, bytes);
+        give_back(store, resident, bytes);
         return err;
     }
     resident->bytes = bytes;
@@ -230,7 +297,7 @@ static bool give_way(void *arg, size_t bytes_done)
     pthread_mutex_lock(&store->lock);
     while (goes_on && !store->stop && store->urgent.first != NULL && !ep_weight_waits_any(store, self->ahead)) {
         const uint64_t bytes = store->layers[store->urgent.first->layer_slot].expert_bytes_max;
-        const uint64_t limit = store->config.weight_bytes_max;
+        const uint64_t limit = store->devices[0].limit_bytes; /* with a cache there is one */
         self->paid_until_ns -= is_refunded ? 0 : unread_ns;
         is_refunded = true;
         goes_on = limit == 0 || (bytes <= limit && self->ahead_bytes <= limit - bytes);
@@ -263,7 +330,7 @@ static ep_err load_from_cache(loader *self, const ep_weight_layer *layer, load_k
     if (!ep_weight_cache_find(store->config.cache, &key, &file)) {
         return EP_ERR_NOT_FOUND;
     }
-    ep_err err = check_room(self, file.body_bytes, kind, true, out_error);
+    ep_err err = check_room(self, resident, file.body_bytes, kind, true, out_error);
     if (err != EP_OK) {
         ep_weight_cache_forget(&file);
         return err;
@@ -276,7 +343,7 @@ static ep_err load_from_cache(loader *self, const ep_weight_layer *layer, load_k
     err = ep_weight_cache_read(store->config.cache, &file, &resident->weights, out_error);
     self->ahead_bytes = kind == LOAD_PREFETCH ? 0 : self->ahead_bytes;
     if (err != EP_OK) {
-        give_back(store, file.body_bytes);
+        give_back(store, resident, file.body_bytes);
         return err == EP_ERR_BAD_FILE ? EP_ERR_NOT_FOUND : err;
     }
     resident->bytes = file.body_bytes;
@@ -306,11 +373,11 @@ static bool lacks_room(loader *self, load_kind kind, ep_err err)
     if (err == EP_ERR_RESOURCE_EXHAUSTED) {
         return kind != LOAD_URGENT || self->is_blocked;
     }
-    if (err != EP_ERR_NO_MEMORY || kind != LOAD_FIRST || store->config.weight_bytes_max == 0) {
+    if (err != EP_ERR_NO_MEMORY || kind != LOAD_FIRST || !store->has_budget) {
         return false;
     }
     pthread_mutex_lock(&store->lock);
-    const uint64_t used = store->resident_bytes;
+    const uint64_t used = ep_weight_store_bytes(store);
     pthread_mutex_unlock(&store->lock);
     if (used > 0) {
         warn_of_memory(self, used);
@@ -324,10 +391,6 @@ static ep_err load_expert(loader *self, const expert_entry *entry, load_kind kin
 {
     ep_weight_store *store = self->store;
     const ep_weight_layer *layer = &store->layers[entry->layer_slot].layer;
-    ep_err err = check_room(self, ep_weight_layer_bytes_at_least(layer), kind, false, out_error);
-    if (err != EP_OK) {
-        return err;
-    }
     ep_resident *resident = calloc(1, sizeof(*resident));
     if (resident == NULL) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory");
@@ -335,15 +398,21 @@ static ep_err load_expert(loader *self, const expert_entry *entry, load_kind kin
     resident->store = store;
     resident->layer_slot = entry->layer_slot;
     resident->expert = entry->expert;
+    resident->device = EP_WEIGHT_NO_DEVICE;
     atomic_init(&resident->refs, 1);
     self->evicted = kind == LOAD_URGENT ? 0 : self->evicted;
+    ep_err err = check_room(self, resident, ep_weight_layer_bytes_at_least(layer), kind, false, out_error);
+    if (err != EP_OK) {
+        free(resident);
+        return err;
+    }
     do {
         err = load_from_cache(self, layer, kind, resident, out_error);
         *out_is_saved = err == EP_OK;
         if (err == EP_ERR_NOT_FOUND) {
             err = load_from_checkpoint(self, layer, kind, resident, out_error);
         }
-    } while (frees_memory(self, kind, err));
+    } while (frees_memory(self, kind, resident->device, err) || loses_device(self, resident, err, out_error));
     if (err != EP_OK) {
         free(resident);
         return err;
@@ -357,18 +426,6 @@ static uint32_t short_digest(const uint8_t *sha256)
     const uint32_t digest =
         (uint32_t)sha256[0] | (uint32_t)sha256[1] << 8 | (uint32_t)sha256[2] << 16 | (uint32_t)sha256[3] << 24;
     return digest != 0 ? digest : 1; /* 0 says that it is not known */
-}
-
-/* Lock held. Ownership as it follows from a load's end. */
-static void settle_ownership(ep_weight_store *store, expert_entry *entry, bool is_owned)
-{
-    layer_entry *layer = &store->layers[entry->layer_slot];
-    if (entry->is_owned != is_owned) {
-        layer->owned_count += is_owned ? 1u : -1u;
-        store->stats.owned_count += is_owned ? 1u : -1ull;
-        store->stats.owned_changes++;
-    }
-    entry->is_owned = is_owned;
 }
 
 /* Reasons that have nothing to do with the expert's bytes, and may be gone the next time. */
@@ -419,17 +476,17 @@ static void settle(ep_weight_store *store, expert_entry *entry, load_kind kind, 
         store->stats.resident_count++;
         store->stats.loads_total++;
         store->stats.prefetches_total += kind == LOAD_PREFETCH;
-        settle_ownership(store, entry, entry->is_owned || entry->is_wanted);
+        ep_weight_entry_own(store, entry, entry->is_owned || entry->is_wanted);
     } else if (had_no_room) {
         entry->state = EP_EXPERT_ABSENT;
-        settle_ownership(store, entry, entry->is_owned || entry->is_wanted); /* it may have been dropped meanwhile */
+        ep_weight_entry_own(store, entry, entry->is_owned || entry->is_wanted); /* it may have been dropped meanwhile */
     } else if (entry->is_owned && is_passing(err)) {
         entry->state = EP_EXPERT_ABSENT;
         entry->retry_ns = ep_clock_now_ns() + RETRY_NS;
     } else {
         entry->state = EP_EXPERT_FAILED;
         store->stats.failed_count++;
-        settle_ownership(store, entry, false);
+        ep_weight_entry_own(store, entry, false);
         snprintf(store->stats.last_error, sizeof(store->stats.last_error), "model %s layer %u expert %u: %.350s",
                  layer->layer.model, layer->layer.shape.layer, entry->expert, error->text);
     }
@@ -499,8 +556,11 @@ static void load_one(loader *self, expert_entry *entry, load_kind kind)
         return;
     }
     ep_weight_wait *ended = ep_weight_waits_take(store, entry, resident);
-    /* Dropped while it was loading: those who waited have it, nobody else. */
-    ep_resident *unowned = err == EP_OK && !entry->is_owned ? ep_weight_entry_evict(store, entry) : NULL;
+    /* Dropped while it was loading: those who waited have it, nobody else. Likewise what came on a device that was lost just then. */
+    const bool is_lost = err == EP_OK && store->devices[resident->device].is_lost;
+    ep_resident *unowned = is_lost                             ? ep_weight_entry_lose(store, entry)
+                           : err == EP_OK && !entry->is_owned ? ep_weight_entry_evict(store, entry)
+                                                               : NULL;
     pthread_mutex_unlock(&store->lock);
     if (ended != NULL && err != EP_OK) {
         char why[sizeof(error.text)];
@@ -606,8 +666,9 @@ static bool await_rate(loader *self, load_kind kind)
 static bool take_prefetch(ep_weight_store *store, expert_entry **out_entry)
 {
     ep_heat_choice choice;
+    victim_search search = {store, EP_WEIGHT_NO_DEVICE};
     if (store->prefetches_due == 0 || !ep_load_room_fits(&store->room_ahead, ep_clock_now_ns()) ||
-        !ep_expert_heat_prefetch(store->heat, ep_load_room_lead(&store->room_ahead), false, is_idle, store, &choice)) {
+        !ep_expert_heat_prefetch(store->heat, ep_load_room_lead(&store->room_ahead), false, is_idle, &search, &choice)) {
         store->prefetches_due = 0;
         return false;
     }

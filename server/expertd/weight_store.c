@@ -42,15 +42,34 @@ static void init_work(pthread_cond_t *work)
     pthread_condattr_destroy(&attributes);
 }
 
+static void init_devices(ep_weight_store *store)
+{
+    const ep_weight_store_config *config = &store->config;
+    store->devices_count = store->devices_left = config->backends_count;
+    for (uint32_t d = 0; d < config->backends_count; d++) {
+        ep_backend_device device = {.weight_bytes_max = config->weight_bytes_max};
+        if (config->backends[d]->ops->device_read != NULL) {
+            config->backends[d]->ops->device_read(config->backends[d], &device);
+        }
+        store->devices[d] = (device_entry){.backend = config->backends[d], .limit_bytes = device.weight_bytes_max};
+        store->has_budget |= device.weight_bytes_max != 0;
+    }
+}
+
 ep_err ep_weight_store_create(const ep_weight_store_config *config, ep_weight_store **out_store,
                               ep_error *out_error)
 {
+    EP_ASSERT(config->backends_count == 1 || (config->backends_count > 1 && config->cache == NULL));
     ep_weight_store *store = calloc(1, sizeof(*store));
-    if (store == NULL || ep_expert_heat_create(&store->heat) != EP_OK) {
+    device_entry *devices = calloc(config->backends_count, sizeof(*devices));
+    if (store == NULL || devices == NULL || ep_expert_heat_create(&store->heat) != EP_OK) {
         free(store);
+        free(devices);
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for the weight store");
     }
     store->config = *config;
+    store->devices = devices;
+    init_devices(store);
     store->urgent.end = &store->urgent.first;
     store->first.end = &store->first.first;
     store->deadline_ns = EP_TIME_NEVER;
@@ -75,7 +94,7 @@ uint64_t ep_weight_layer_bytes_at_least(const ep_weight_layer *layer)
 /* What an expert of the layer takes in memory. False: its tensors are not as they should be. */
 static bool find_packed_bytes(const ep_weight_store *store, const ep_weight_layer *layer, uint32_t expert, uint64_t *out_bytes)
 {
-    ep_backend *backend = store->config.backend;
+    ep_backend *backend = store->devices[0].backend;
     const uint64_t least = ep_weight_layer_bytes_at_least(layer);
     ep_expert_source outline;
     ep_error error;
@@ -87,12 +106,22 @@ static bool find_packed_bytes(const ep_weight_store *store, const ep_weight_laye
     return true;
 }
 
+/* Of the device with the least; 0: none has a limit. */
+static uint64_t smallest_limit(const ep_weight_store *store)
+{
+    uint64_t limit = store->devices[0].limit_bytes;
+    for (uint32_t d = 1; d < store->devices_count; d++) {
+        limit = store->devices[d].limit_bytes < limit ? store->devices[d].limit_bytes : limit;
+    }
+    return limit;
+}
+
 /* Errors: BAD_CONFIG (the budget cannot hold one). */
 static ep_err measure_experts(const ep_weight_store *store, const ep_weight_layer *layer, uint64_t *out_bytes, uint64_t *out_bytes_max,
                               ep_error *out_error)
 {
     const uint32_t routed = layer->shape.experts;
-    const uint64_t limit = store->config.weight_bytes_max;
+    const uint64_t limit = smallest_limit(store);
     *out_bytes = 0;
     *out_bytes_max = 0;
     /* All routed experts are alike; shared ones are wider, and often kept in a finer format. Without any that is whole the shape tells. */
@@ -195,8 +224,9 @@ void ep_weight_store_destroy(ep_weight_store *store)
         }
         free(store->layers[l].experts);
     }
-    EP_ASSERT(store->resident_bytes == 0);
+    EP_ASSERT(ep_weight_store_bytes(store) == 0);
     free(store->layers);
+    free(store->devices);
     ep_expert_heat_destroy(store->heat);
     pthread_mutex_destroy(&store->lock);
     pthread_cond_destroy(&store->work);
@@ -211,11 +241,11 @@ void ep_weight_store_destroy(ep_weight_store *store)
 static void unload(ep_resident *resident)
 {
     ep_weight_store *store = resident->store;
-    ep_backend *backend = store->config.backend;
-    backend->ops->weights_unload(backend, resident->weights);
+    device_entry *device = &store->devices[resident->device];
+    resident->backend->ops->weights_unload(resident->backend, resident->weights);
     pthread_mutex_lock(&store->lock);
-    store->resident_bytes -= resident->bytes;
-    store->leaving_bytes -= resident->is_leaving ? resident->bytes : 0;
+    device->resident_bytes -= resident->bytes;
+    device->leaving_bytes -= resident->is_leaving ? resident->bytes : 0;
     pthread_cond_broadcast(&store->room);
     pthread_mutex_unlock(&store->lock);
     free(resident);
@@ -248,7 +278,7 @@ ep_resident *ep_weight_entry_evict(ep_weight_store *store, expert_entry *entry)
     ep_resident *resident = entry->resident;
     store->unsaved_count -= !entry->is_saved;
     resident->is_leaving = true;
-    store->leaving_bytes += resident->bytes;
+    store->devices[resident->device].leaving_bytes += resident->bytes;
     store->stats.resident_count--;
     store->layers[entry->layer_slot].resident_count--;
     store->stats.prefetches_useless_total += entry->is_prefetched;
@@ -257,6 +287,73 @@ ep_resident *ep_weight_entry_evict(ep_weight_store *store, expert_entry *entry)
     entry->state = EP_EXPERT_ABSENT;
     ep_weight_entry_place(store, entry);
     return resident;
+}
+
+void ep_weight_entry_own(ep_weight_store *store, expert_entry *entry, bool is_owned)
+{
+    layer_entry *layer = &store->layers[entry->layer_slot];
+    if (entry->is_owned != is_owned) {
+        layer->owned_count += is_owned ? 1u : -1u;
+        store->stats.owned_count += is_owned ? 1u : -1ull;
+        store->stats.owned_changes++;
+    }
+    entry->is_owned = is_owned;
+}
+
+/* ---- lost devices ---- */
+
+ep_resident *ep_weight_entry_lose(ep_weight_store *store, expert_entry *entry)
+{
+    ep_resident *resident = entry->state == EP_EXPERT_RESIDENT ? ep_weight_entry_evict(store, entry) : NULL;
+    if (store->devices_left == 0) {
+        entry->state = entry->is_wanted ? EP_EXPERT_FAILED : EP_EXPERT_ABSENT;
+        store->stats.failed_count += entry->is_wanted;
+        ep_weight_entry_own(store, entry, false);
+        ep_weight_entry_place(store, entry);
+    }
+    return resident;
+}
+
+/* Lock held. Experts under way are the loader's. */
+static bool goes_along(const ep_weight_store *store, const expert_entry *entry)
+{
+    return entry->resident != NULL ? store->devices[entry->resident->device].is_lost
+                                   : store->devices_left == 0 && entry->is_owned && entry->state == EP_EXPERT_ABSENT;
+}
+
+/* Lock held, but for the whiles in which memory is freed. */
+static void lose_layer(ep_weight_store *store, layer_entry *layer)
+{
+    for (uint32_t e = 0; e < layer->experts_count; e++) {
+        if (goes_along(store, &layer->experts[e])) {
+            ep_resident *resident = ep_weight_entry_lose(store, &layer->experts[e]);
+            pthread_mutex_unlock(&store->lock);
+            ep_resident_release(resident);
+            pthread_mutex_lock(&store->lock);
+        }
+    }
+}
+
+void ep_weight_store_lose(ep_weight_store *store, uint32_t index, const char *why)
+{
+    pthread_mutex_lock(&store->lock);
+    const bool is_news = !store->devices[index].is_lost;
+    store->devices[index].is_lost = true;
+    store->devices_left -= is_news;
+    if (is_news) {
+        snprintf(store->lost_why, sizeof(store->lost_why), "%s", why);
+    }
+    if (is_news && store->devices_left == 0) {
+        snprintf(store->stats.last_error, sizeof(store->stats.last_error), "%s", why);
+    }
+    for (uint32_t l = 0; l < store->layers_count; l++) {
+        lose_layer(store, &store->layers[l]);
+    }
+    pthread_cond_broadcast(&store->room); /* who waits for its memory waits in vain */
+    pthread_mutex_unlock(&store->lock);
+    if (is_news) {
+        store->config.on_change(store->config.arg);
+    }
 }
 
 void ep_weight_layer_key(const ep_weight_layer *layer, uint32_t expert, ep_weight_cache_key *out_key)
@@ -350,9 +447,7 @@ static bool drop_next(ep_weight_store *store, uint32_t *layer_slot, uint32_t *ex
             if (!entry->is_owned || entry->is_wanted) {
                 continue;
             }
-            entry->is_owned = false;
-            layer->owned_count--;
-            store->stats.owned_count--;
+            ep_weight_entry_own(store, entry, false);
             *out_resident = entry->state == EP_EXPERT_RESIDENT ? ep_weight_entry_evict(store, entry) : NULL;
             return true;
         }
@@ -411,7 +506,7 @@ bool ep_weight_store_acquire(ep_weight_store *store, uint32_t layer_slot, const 
     for (uint32_t j = 0; is_whole && j < count; j++) {
         is_hit = count_use(store, &layer->experts[experts[j]]) && is_hit;
     }
-    if (is_whole && store->config.weight_bytes_max != 0) { /* without a budget nothing ever goes */
+    if (is_whole && store->has_budget) { /* without a budget nothing ever goes */
         ep_expert_heat_visit(store->heat, layer_slot, experts, rows, count);
         ep_load_room_visit(&store->room_ahead, ep_clock_now_ns());
         if (store->config.prefetches && store->stats.owned_count > store->stats.resident_count) {
@@ -493,7 +588,7 @@ static void describe(const ep_weight_store *store, const ep_weight_wait *wait, e
                  state == EP_EXPERT_LOADING  ? "being loaded"
                  : state == EP_EXPERT_QUEUED ? "queued for loading"
                                              : "not in memory",
-                 (uint64_t)((now_ns - wait->since_ns) / EP_NS_PER_MS), store->config.weight_bytes_max);
+                 (uint64_t)((now_ns - wait->since_ns) / EP_NS_PER_MS), store->devices[0].limit_bytes);
     out_error->layer = (int32_t)layer->shape.layer;
     out_error->expert = (int32_t)wait->expert;
 }
@@ -661,7 +756,24 @@ void ep_weight_store_read_stats(ep_weight_store *store, ep_weight_stats *out_sta
 {
     pthread_mutex_lock(&store->lock);
     *out_stats = store->stats;
-    out_stats->resident_bytes = store->resident_bytes;
+    out_stats->resident_bytes = ep_weight_store_bytes(store);
     out_stats->pending_count += store->is_warm_due && store->stats.resident_count > 0;
     pthread_mutex_unlock(&store->lock);
+}
+
+uint64_t ep_weight_store_bytes(const ep_weight_store *store)
+{
+    uint64_t bytes = 0;
+    for (uint32_t d = 0; d < store->devices_count; d++) {
+        bytes += store->devices[d].resident_bytes;
+    }
+    return bytes;
+}
+
+uint64_t ep_weight_store_device_bytes(ep_weight_store *store, uint32_t index)
+{
+    pthread_mutex_lock(&store->lock);
+    const uint64_t bytes = store->devices[index].resident_bytes;
+    pthread_mutex_unlock(&store->lock);
+    return bytes;
 }

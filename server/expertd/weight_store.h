@@ -10,8 +10,11 @@
  * Resident    in memory. A request for a cold expert waits while it is loaded, ahead of everything else, in place of the expert with
  *             the least heat (moe/expert_heat.h). Experts that are likely to be used next come ahead of time while nothing else is to do.
  *
+ * Devices     experts of a layer are spread over the instances of the backend, each with its own budget. When a device is lost its
+ *             experts are cold and come on the others; with the last device ownership of all ends.
+ *
  * One loader thread reads and packs; nothing of it happens under the store's lock, so resident experts are never blocked. A bad tensor
- * takes down that expert only. Memory: weight_bytes_max, and one expert as it stands in the file.
+ * takes down that expert only. Memory: weight_bytes_max of each device, and one expert as it stands in the file.
  *
  * Ownership  a resident expert is reference-counted: the store holds one, each job in flight another. Its
  *            weights are unloaded by whoever drops the last.
@@ -28,8 +31,9 @@
 typedef struct ep_weight_store ep_weight_store;
 
 typedef struct ep_weight_store_config {
-    ep_backend *backend;          /* borrowed */
-    uint64_t weight_bytes_max;    /* 0: unlimited */
+    ep_backend *const *backends;  /* instances of one backend, one for each device, at least one; borrowed */
+    uint32_t backends_count;      /* more than one: without cache */
+    uint64_t weight_bytes_max;    /* of each; 0: unlimited, or what its device has */
     uint64_t load_bytes_per_s;    /* of loads after the first pass; 0: unlimited */
     bool prefetches;              /* cold experts likely to be used next are loaded while nothing else is to do */
     ep_weight_cache *cache;       /* borrowed; NULL: every load reads and packs */
@@ -65,12 +69,14 @@ const char *ep_expert_state_text(ep_expert_state state);
 
 typedef struct ep_resident {
     ep_backend_weights *weights;
+    ep_backend *backend; /* whose they are */
     uint32_t layer_slot;
     uint32_t expert;
     size_t bytes;
     uint8_t sha256[EP_SHA256_BYTES];
     /* private */
     ep_weight_store *store;
+    uint32_t device;
     bool is_leaving; /* under the store's lock: out of the table, its bytes come back with the last reference */
     _Atomic uint32_t refs;
 } ep_resident;
@@ -149,6 +155,8 @@ bool ep_weight_store_acquire(ep_weight_store *store, uint32_t layer_slot, const 
 void ep_weight_store_wait(ep_weight_store *store, uint32_t layer_slot, ep_weight_wait *waits, uint32_t count);
 /* Ends all waits, and those to come, with reason. Idempotent. */
 void ep_weight_store_close(ep_weight_store *store, ep_err reason);
+/* The device of backends[index] is lost: nothing is loaded there any more, and what was there is gone. Idempotent. */
+void ep_weight_store_lose(ep_weight_store *store, uint32_t index, const char *why);
 /* Another reference to one that the caller holds a reference to. */
 void ep_resident_ref(ep_resident *resident, uint32_t count);
 void ep_resident_release(ep_resident *resident);
@@ -161,5 +169,7 @@ uint64_t ep_weight_store_expert_bytes(const ep_weight_store *store, uint32_t lay
 uint32_t ep_weight_store_owned_count(ep_weight_store *store, uint32_t layer_slot);
 uint32_t ep_weight_store_resident_count(ep_weight_store *store, uint32_t layer_slot);
 void ep_weight_store_read_stats(ep_weight_store *store, ep_weight_stats *out_stats);
+/* Of resident_bytes, what is on the device of backends[index]. */
+uint64_t ep_weight_store_device_bytes(ep_weight_store *store, uint32_t index);
 
 #endif

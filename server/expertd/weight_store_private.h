@@ -32,6 +32,17 @@ typedef struct layer_entry {
     expert_entry *experts;
 } layer_entry;
 
+/* One instance of the backend and its memory. */
+typedef struct device_entry {
+    ep_backend *backend;
+    uint64_t limit_bytes;    /* 0: none */
+    uint64_t resident_bytes; /* also of experts that only jobs still hold, and of the one being loaded */
+    uint64_t leaving_bytes;  /* of experts that only jobs still hold */
+    bool is_lost;
+} device_entry;
+
+#define EP_WEIGHT_NO_DEVICE UINT32_MAX
+
 typedef struct entry_queue {
     expert_entry *first;
     expert_entry **end;
@@ -51,6 +62,11 @@ struct ep_weight_store {
     bool is_warm_due;
     bool stop;
     ep_err close_reason; /* EP_OK: open */
+    uint32_t devices_count;
+    uint32_t devices_left; /* not lost */
+    device_entry *devices;
+    bool has_budget; /* on some device; else nothing ever goes */
+    char lost_why[EP_ERROR_TEXT_BYTES]; /* of the last device */
     uint32_t layers_count;
     layer_entry *layers;
     entry_queue urgent; /* requests wait for them */
@@ -61,9 +77,7 @@ struct ep_weight_store {
     ep_weight_wait *waits; /* of all experts */
     ep_timer deadline;
     uint64_t deadline_ns; /* armed for; EP_TIME_NEVER not */
-    uint64_t resident_bytes; /* also of experts that only jobs still hold, and of the one being loaded */
     uint64_t unsaved_count;  /* resident experts without a file */
-    uint64_t leaving_bytes;  /* of experts that only jobs still hold */
     ep_weight_stats stats;
 };
 
@@ -78,6 +92,12 @@ uint64_t ep_weight_layer_bytes_at_least(const ep_weight_layer *layer);
 
 /* Lock held: says to the heat where the expert is. */
 void ep_weight_entry_place(ep_weight_store *store, const expert_entry *entry);
+/* Lock held: ends or begins its ownership. */
+void ep_weight_entry_own(ep_weight_store *store, expert_entry *entry, bool is_owned);
+/* Lock held: resident_bytes of all devices. */
+uint64_t ep_weight_store_bytes(const ep_weight_store *store);
+/* Lock held: what was on a lost device, or cannot come any more, is gone; the caller releases what comes back, without the lock. */
+ep_resident *ep_weight_entry_lose(ep_weight_store *store, expert_entry *entry);
 /* Lock held: takes an expert out of the table; the caller releases what comes back, without the lock. */
 ep_resident *ep_weight_entry_evict(ep_weight_store *store, expert_entry *entry);
 /* Lock held: the waits for an expert, out of the list, with a reference to resident each, or with error (copied); to be ended

@@ -47,7 +47,7 @@ static void run_job(ep_backend *backend, ep_backend_weights *weights, const ep_j
     pthread_mutex_unlock(&run.lock);
 }
 
-static void warm_expert(ep_backend *backend, const ep_resident *resident, uint32_t hidden)
+static void warm_expert(const ep_resident *resident, uint32_t hidden)
 {
     static const uint32_t counts[] = {1, 1, 2, 4, 8, 16, 32, 64, WARM_ROWS_MAX, 1};
     uint16_t *x = calloc(hidden, sizeof(*x));
@@ -57,7 +57,7 @@ static void warm_expert(ep_backend *backend, const ep_resident *resident, uint32
         rows[r] = (ep_job_row){.x = x, .x_scale = 1.0f, .input_weight = 1.0f, .out = out + (size_t)r * hidden};
     }
     for (size_t i = 0; x != NULL && out != NULL && rows != NULL && i < EP_ARRAY_COUNT(counts); i++) {
-        run_job(backend, resident->weights, rows, counts[i]);
+        run_job(resident->backend, resident->weights, rows, counts[i]);
     }
     free(x);
     free(out);
@@ -79,13 +79,14 @@ static bool is_same_shape(const warm_shape *a, const warm_shape *b)
            a->activation == b->activation;
 }
 
-/* The first of the layer's experts [begin, end) that is here, with a reference; NULL: none is. */
-static ep_resident *take_first(ep_weight_store *store, uint32_t layer, uint32_t begin, uint32_t end)
+/* The first of the layer's experts [begin, end) that is on the device, with a reference; NULL: none is. */
+static ep_resident *take_first(ep_weight_store *store, uint32_t device, uint32_t layer, uint32_t begin, uint32_t end)
 {
     ep_resident *resident = NULL;
     pthread_mutex_lock(&store->lock);
     for (uint32_t e = begin; e < end && resident == NULL; e++) {
-        resident = store->layers[layer].experts[e].resident;
+        ep_resident *one = store->layers[layer].experts[e].resident;
+        resident = one != NULL && one->device == device ? one : NULL;
     }
     if (resident != NULL) {
         ep_resident_ref(resident, 1);
@@ -94,7 +95,7 @@ static ep_resident *take_first(ep_weight_store *store, uint32_t layer, uint32_t 
     return resident;
 }
 
-void ep_weight_warm(ep_weight_store *store)
+static void warm_device(ep_weight_store *store, uint32_t device)
 {
     warm_shape *done = calloc(2 * (size_t)store->layers_count, sizeof(*done));
     size_t done_count = 0;
@@ -102,7 +103,7 @@ void ep_weight_warm(ep_weight_store *store)
         const ep_layer_shape *shape = &store->layers[i / 2].layer.shape;
         const bool is_shared = i % 2 != 0; /* these are of another width, often of another format */
         const uint32_t begin = is_shared ? shape->experts : 0;
-        ep_resident *resident = take_first(store, i / 2, begin, is_shared ? shape->experts + shape->shared_experts : shape->experts);
+        ep_resident *resident = take_first(store, device, i / 2, begin, is_shared ? shape->experts + shape->shared_experts : shape->experts);
         if (resident == NULL) {
             continue;
         }
@@ -114,9 +115,16 @@ void ep_weight_warm(ep_weight_store *store)
         }
         if (same == done_count) {
             done[done_count++] = wanted;
-            warm_expert(store->config.backend, resident, wanted.hidden);
+            warm_expert(resident, wanted.hidden);
         }
         ep_resident_release(resident);
     }
     free(done);
+}
+
+void ep_weight_warm(ep_weight_store *store)
+{
+    for (uint32_t d = 0; d < store->devices_count; d++) {
+        warm_device(store, d);
+    }
 }

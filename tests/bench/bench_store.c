@@ -99,7 +99,7 @@ static void rig_start(rig *r, uint32_t experts_max, bool has_cache)
     EP_ASSERT(!has_cache || ep_weight_cache_open(cache_dir, 0, r->backend, &r->cache, &e) == EP_OK);
     const ep_model_info *info = ep_checkpoint_info(r->checkpoint);
     const uint64_t expert_bytes = 3ull * HIDDEN * INNER * 2;
-    const ep_weight_store_config config = {.backend = r->backend,
+    const ep_weight_store_config config = {.backends = &r->backend, .backends_count = 1,
                                            .weight_bytes_max = experts_max * expert_bytes,
                                            .cache = r->cache,
                                            .warms_up = true,

@@ -182,7 +182,7 @@ static void run(ep_timer_service *timers, ep_backend *backend, ep_checkpoint *ch
     ep_error e;
     uint32_t slot;
     ep_weight_stats stats;
-    const ep_weight_store_config config = {.backend = backend, .weight_bytes_max = BUDGET * each, .prefetches = true, .cache = cache,
+    const ep_weight_store_config config = {.backends = &backend, .backends_count = 1, .weight_bytes_max = BUDGET * each, .prefetches = true, .cache = cache,
                                            .timers = timers, .on_change = on_change};
     const ep_model_info *info = ep_checkpoint_info(checkpoint);
     MUST(ep_weight_store_create(&config, &store, &e) == EP_OK);

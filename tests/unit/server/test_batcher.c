@@ -40,10 +40,11 @@ static void start_batcher(const ep_batch_policy_config *policy, ep_timer_service
 {
     hand_backend_init(&hand);
     hand.on_submit = on_submit;
-    cr_assert_eq(ep_batcher_create(&hand.base, policy, timers, &batcher), EP_OK);
+    cr_assert_eq(ep_batcher_create(policy, timers, &batcher), EP_OK);
     for (int i = 0; i < WORKS; i++) {
         rows[i].x = &works[i];
-        works[i] = (ep_work){.job = {.rows = &rows[i], .rows_count = 1},
+        works[i] = (ep_work){.backend = &hand.base,
+                             .job = {.rows = &rows[i], .rows_count = 1},
                              .place = {.queue = &queues[i]},
                              .done = on_done,
                              .is_dropped = is_dropped};

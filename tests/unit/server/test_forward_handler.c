@@ -168,9 +168,9 @@ static void start_with(const char *backend, const char *experts, uint32_t inflig
     }
     rig.config = (ep_node_config){.models_count = 1, .models = &rig.model_config};
     ep_node_epoch_init(&rig.epoch);
-    ep_weight_store_config store = {.backend = rig.backend, .on_change = signal_change};
+    ep_weight_store_config store = {.backends = &rig.backend, .backends_count = 1, .on_change = signal_change};
     cr_assert_eq(ep_weight_store_create(&store, &rig.store, &e), EP_OK);
-    cr_assert_eq(ep_node_models_open(&rig.models, &rig.config, rig.backend, rig.store, &e), EP_OK, "%s",
+    cr_assert_eq(ep_node_models_open(&rig.models, &rig.config, &rig.backend, 1, rig.store, &e), EP_OK, "%s",
                  e.text);
     cr_assert_eq(ep_weight_store_start(rig.store, &e), EP_OK);
     for (uint32_t l = 0; l < rig.models.models[0].layers_count; l++) {
@@ -182,7 +182,7 @@ static void start_with(const char *backend, const char *experts, uint32_t inflig
     ep_tenants_init(&rig.config.tenants);
     cr_assert_eq(ep_admission_create(inflight_tokens, spill_bytes, &rig.config.tenants, &rig.admission), EP_OK);
     const ep_batch_policy_config policy = {.jobs_max = jobs, .tenants_count = 1};
-    cr_assert_eq(ep_batcher_create(rig.backend, &policy, NULL, &rig.batcher), EP_OK);
+    cr_assert_eq(ep_batcher_create(&policy, NULL, &rig.batcher), EP_OK);
     cr_assert_eq(ep_metrics_create(&rig.metrics), EP_OK);
     const ep_rpc_common common = {.node = "rig", .host = "here"};
     cr_assert_eq(ep_relay_create(&(ep_relay_config){.common = &common, .tls = &rig.tls}, &rig.relay), EP_OK);

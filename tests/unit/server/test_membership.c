@@ -288,9 +288,9 @@ static void setup(void)
     ep_service_loop_handler handler = {.on_stop = on_stop};
     cr_assert_eq(ep_service_loop_create(&handler, &rig.loop, &e), EP_OK, "%s", e.text);
     rig.weights_task = (ep_loop_task){.func = weights_on_loop};
-    ep_weight_store_config store = {.backend = rig.backend, .on_change = on_weights};
+    ep_weight_store_config store = {.backends = &rig.backend, .backends_count = 1, .on_change = on_weights};
     cr_assert_eq(ep_weight_store_create(&store, &rig.store, &e), EP_OK);
-    cr_assert_eq(ep_node_models_open(&rig.models, &rig.config, rig.backend, rig.store, &e), EP_OK, "%s",
+    cr_assert_eq(ep_node_models_open(&rig.models, &rig.config, &rig.backend, 1, rig.store, &e), EP_OK, "%s",
                  e.text);
     cr_assert_eq(ep_weight_store_start(rig.store, &e), EP_OK);
     cr_assert_eq(ep_timer_service_create("rig", &rig.timers), EP_OK);

@@ -65,7 +65,7 @@ static void open_store(uint64_t weight_bytes_max)
     ep_error e;
     uint32_t slot;
     uint8_t all[EXPERTS];
-    const ep_weight_store_config config = {.backend = backend, .weight_bytes_max = weight_bytes_max, .prefetches = true, .cache = cache,
+    const ep_weight_store_config config = {.backends = &backend, .backends_count = 1, .weight_bytes_max = weight_bytes_max, .prefetches = true, .cache = cache,
                                            .load_bytes_per_s = load_bytes_per_s, .on_change = on_change};
     cr_assert_eq(ep_weight_store_create(&config, &store, &e), EP_OK);
     const ep_model_info *info = ep_checkpoint_info(checkpoint);
