@@ -113,10 +113,27 @@ static void examine_budget(const char *node, const char *key, uint64_t used, uin
     }
 }
 
+/* The reasons, which the coordinator's word does not have. True: none is left. */
+static bool examine_devices(const Expertd__V1__NodeStatusReply *node, ep_doctor_findings *out)
+{
+    size_t lost = 0;
+    for (size_t d = 0; d < node->n_devices; d++) {
+        const Expertd__V1__DeviceStatus *device = node->devices[d];
+        if (device->lost_why[0] != '\0') {
+            lost++;
+            ep_doctor_add(out, EP_DOCTOR_ERROR, "device-lost",
+                          "npu-smi info on its host shows the device; restart its expertd once it is well, or without it by "
+                          "ASCEND_RT_VISIBLE_DEVICES",
+                          "node %s has lost device %" PRIu32 ": %s", node->node, device->device, device->lost_why);
+        }
+    }
+    return lost > 0 && lost == node->n_devices;
+}
+
 static void examine_node(const ep_doctor_facts *facts, const ep_cli_node *asked, ep_doctor_findings *out)
 {
     const Expertd__V1__NodeStatusReply *node = asked->status;
-    if (node->experts_failed > 0) {
+    if (!examine_devices(node, out) && node->experts_failed > 0) {
         ep_doctor_add(out, EP_DOCTOR_ERROR, "expert-failed", "repair the file or make room (weight_bytes_max), then restart the node",
                       "node %s could not load %" PRIu64 " experts: %s", node->node, node->experts_failed, node->last_error);
     }

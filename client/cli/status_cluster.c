@@ -55,11 +55,12 @@ static json_t *nodes_json(const Expertd__V1__ClusterStatusReply *cluster)
     for (size_t i = 0; i < cluster->n_nodes; i++) {
         const Expertd__V1__NodeEntry *node = cluster->nodes[i];
         json_array_append_new(
-            nodes, json_pack("{s:I, s:o, s:o, s:o, s:o, s:I, s:I}", "id", (json_int_t)node->node_id, "name",
+            nodes, json_pack("{s:I, s:o, s:o, s:o, s:o, s:I, s:I, s:I, s:i}", "id", (json_int_t)node->node_id, "name",
                              ep_cli_json_text(node->name), "url", ep_cli_json_text(node->url), "host",
                              ep_cli_json_text(node->host), "state",
                              ep_cli_json_text(node->state), "rows_served", (json_int_t)node->rows_served,
-                             "last_seen_ms", (json_int_t)node->last_seen_ms));
+                             "last_seen_ms", (json_int_t)node->last_seen_ms, "devices", (json_int_t)node->devices,
+                             "devices_lost", __builtin_popcountll(node->devices_lost)));
     }
     return nodes;
 }

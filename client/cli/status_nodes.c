@@ -16,6 +16,13 @@ void ep_cli_nodes_check(const ep_cli_node_list *nodes, ep_cli_problems *out_prob
                                node->status->state, node->status->last_error[0] != '\0' ? ": " : "",
                                node->status->last_error);
         }
+        for (size_t d = 0; node->status != NULL && d < node->status->n_devices; d++) {
+            const Expertd__V1__DeviceStatus *device = node->status->devices[d];
+            if (device->lost_why[0] != '\0') {
+                ep_cli_problem_add(out_problems, "node %s at %s has lost device %" PRIu32 ": %s", node->status->node,
+                                   node->url, device->device, device->lost_why);
+            }
+        }
     }
 }
 
@@ -33,6 +40,21 @@ static json_t *layers_json(const Expertd__V1__NodeStatusReply *status)
     return layers;
 }
 
+static json_t *devices_json(const Expertd__V1__NodeStatusReply *status)
+{
+    json_t *devices = json_array();
+    for (size_t d = 0; d < status->n_devices; d++) {
+        const Expertd__V1__DeviceStatus *device = status->devices[d];
+        json_array_append_new(
+            devices, json_pack("{s:I, s:o, s:I, s:I, s:I, s:I}", "device", (json_int_t)device->device, "lost_why",
+                               ep_cli_json_text(device->lost_why), "memory_bytes", (json_int_t)device->memory_bytes,
+                               "free_bytes", (json_int_t)device->free_bytes, "weight_bytes",
+                               (json_int_t)device->weight_bytes, "weight_bytes_max",
+                               (json_int_t)device->weight_bytes_max));
+    }
+    return devices;
+}
+
 static json_t *node_json(const ep_cli_node *node)
 {
     const Expertd__V1__NodeStatusReply *status = node->status;
@@ -40,7 +62,7 @@ static json_t *node_json(const ep_cli_node *node)
         return json_pack("{s:o, s:s, s:o}", "url", ep_cli_json_text(node->url), "state", "unreachable",
                          "error", ep_cli_json_text(node->error.text));
     }
-    return json_pack("{s:o, s:o, s:o, s:{s:I, s:I}, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}", "name",
+    return json_pack("{s:o, s:o, s:o, s:{s:I, s:I}, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o}", "name",
                      ep_cli_json_text(status->node), "url", ep_cli_json_text(node->url), "state",
                      ep_cli_json_text(status->state), "epoch", "term",
                      (json_int_t)(status->epoch != NULL ? status->epoch->term : 0), "number",
@@ -50,7 +72,8 @@ static json_t *node_json(const ep_cli_node *node)
                      (json_int_t)status->requests_hedged, "requests_in_flight",
                      (json_int_t)status->requests_in_flight, "weight_bytes", (json_int_t)status->weight_bytes,
                      "uptime_us", (json_int_t)status->uptime_us, "last_error",
-                     ep_cli_json_text(status->last_error), "layers", layers_json(status));
+                     ep_cli_json_text(status->last_error), "devices", devices_json(status), "layers",
+                     layers_json(status));
 }
 
 static bool print_node_table(const ep_cli_node_list *nodes, FILE *out)
@@ -79,6 +102,36 @@ static bool print_node_table(const ep_cli_node_list *nodes, FILE *out)
     }
     bool good = ep_cli_table_print(table, out);
     ep_cli_table_destroy(table);
+    return good;
+}
+
+/* Nothing where nodes have none. */
+static bool print_device_table(const ep_cli_node_list *nodes, FILE *out)
+{
+    ep_cli_table *table = NULL;
+    for (size_t i = 0; i < nodes->count; i++) {
+        const Expertd__V1__NodeStatusReply *status = nodes->nodes[i].status;
+        for (size_t d = 0; status != NULL && d < status->n_devices; d++) {
+            const Expertd__V1__DeviceStatus *device = status->devices[d];
+            table = table != NULL ? table : ep_cli_table_create("NODE|>DEVICE|STATE|>MEMORY|>FREE|>WEIGHTS|1>MAX");
+            if (table == NULL) {
+                return false;
+            }
+            ep_cli_table_cell(table, "%s", status->node);
+            ep_cli_table_cell(table, "%" PRIu32, device->device);
+            ep_cli_table_cell(table, "%s", device->lost_why[0] != '\0' ? "lost" : "serving");
+            ep_cli_table_bytes(table, device->memory_bytes);
+            ep_cli_table_bytes(table, device->free_bytes);
+            ep_cli_table_bytes(table, device->weight_bytes);
+            ep_cli_table_bytes(table, device->weight_bytes_max);
+        }
+    }
+    if (table == NULL) {
+        return true;
+    }
+    const bool good = ep_cli_table_print(table, out);
+    ep_cli_table_destroy(table);
+    fputc('\n', out);
     return good;
 }
 
@@ -115,6 +168,7 @@ bool ep_cli_nodes_print(const ep_cli_node_list *nodes, const ep_cli_problems *pr
     }
     bool good = print_node_table(nodes, out);
     fputc('\n', out);
+    good = print_device_table(nodes, out) && good;
     good = print_layer_table(nodes, out) && good;
     fputc('\n', out);
     ep_cli_problems_print(problems, out);
