@@ -2,7 +2,7 @@
 /*
  * Many requests at once on a store whose budget holds few experts, with packed files, loads ahead of time that give way, experts that are
  * taken away and placed again, and waits that end at their deadline. Every expert that comes is the one asked for; at the end nothing
- * is held and nobody waits. For the thread sanitizer: no framework.
+ * is held and nobody waits. The same on several devices, one of which is lost on the way. For the thread sanitizer: no framework.
  */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -23,6 +23,8 @@
 #define EACH 4 /* of a request */
 #define CALLERS 4
 #define BUDGET 12
+#define DEVICES 3 /* in the last run */
+#define LOST_AT 5 /* placements */
 
 static ep_weight_store *store;
 static uint8_t digests[LAYERS][EXPERTS][EP_SHA256_BYTES];
@@ -165,8 +167,11 @@ static void settle(void)
 /* Takes one expert of each layer away and places it again. */
 static void *place(void *arg)
 {
-    (void)arg;
+    const bool *loses = arg;
     for (uint32_t i = 0; !atomic_load(&ends); i++) {
+        if (*loses && i == LOST_AT) {
+            ep_weight_store_lose(store, 1, "lost on purpose");
+        }
         want_all(i % EXPERTS);
         ep_weight_store_drop_unwanted(store);
         want_all(EXPERTS);
@@ -175,15 +180,18 @@ static void *place(void *arg)
     return NULL;
 }
 
-static void run(ep_timer_service *timers, ep_backend *backend, ep_checkpoint *checkpoint, ep_weight_cache *cache, uint64_t each)
+static void run(ep_timer_service *timers, ep_backend *const *backends, uint32_t count, ep_checkpoint *checkpoint,
+                ep_weight_cache *cache, uint64_t each)
 {
+    ep_backend *backend = backends[0];
+    bool loses = count > 1;
     pthread_t threads[CALLERS], placer;
     uint64_t seeds[CALLERS];
     ep_error e;
     uint32_t slot;
     ep_weight_stats stats;
-    const ep_weight_store_config config = {.backends = &backend, .backends_count = 1, .weight_bytes_max = BUDGET * each, .prefetches = true, .cache = cache,
-                                           .timers = timers, .on_change = on_change};
+    const ep_weight_store_config config = {.backends = backends, .backends_count = count, .weight_bytes_max = BUDGET / count * each,
+                                           .prefetches = true, .cache = cache, .timers = timers, .on_change = on_change};
     const ep_model_info *info = ep_checkpoint_info(checkpoint);
     MUST(ep_weight_store_create(&config, &store, &e) == EP_OK);
     for (uint32_t l = 0; l < LAYERS; l++) {
@@ -196,7 +204,7 @@ static void run(ep_timer_service *timers, ep_backend *backend, ep_checkpoint *ch
     want_all(EXPERTS);
     settle();
     atomic_store(&ends, false);
-    pthread_create(&placer, NULL, place, NULL);
+    pthread_create(&placer, NULL, place, &loses);
     for (uint64_t i = 0; i < CALLERS; i++) {
         seeds[i] = 70 + i;
         pthread_create(&threads[i], NULL, call, &seeds[i]);
@@ -213,7 +221,9 @@ static void run(ep_timer_service *timers, ep_backend *backend, ep_checkpoint *ch
            (unsigned long long)stats.prefetches_total, (unsigned long long)stats.prefetches_useful_total,
            (unsigned long long)stats.prefetches_useless_total, (unsigned long long)stats.evictions_total);
     MUST(stats.waiting_count == 0 && stats.failed_count == 0);
-    MUST(stats.resident_bytes <= config.weight_bytes_max);
+    for (uint32_t d = 0; d < count; d++) {
+        MUST(ep_weight_store_device_bytes(store, d) <= (loses && d == 1 ? 0 : config.weight_bytes_max));
+    }
     MUST(stats.prefetches_useful_total + stats.prefetches_useless_total <= stats.prefetches_total);
     MUST(stats.evictions_total > 0);
     ep_weight_store_destroy(store); /* asserts that no byte is held */
@@ -225,7 +235,7 @@ int main(void)
     ep_fixture_config fixture = ep_fixture_default();
     const ep_backend_config config = {.threads = 1};
     ep_checkpoint *checkpoint;
-    ep_backend *backend;
+    ep_backend *backend, *backends[DEVICES];
     ep_weight_cache *cache;
     ep_timer_service *timers;
     ep_error e;
@@ -237,7 +247,10 @@ int main(void)
     ep_fixture_temp_dir(cache_dir);
     MUST(ep_fixture_write(&fixture, dir, &e) == EP_OK);
     MUST(ep_checkpoint_open(dir, &checkpoint, &e) == EP_OK);
-    MUST(ep_backend_by_name("cpu")->open(&config, &backend, &e) == EP_OK);
+    for (int d = 0; d < DEVICES; d++) {
+        MUST(ep_backend_by_name("cpu")->open(&config, &backends[d], &e) == EP_OK);
+    }
+    backend = backends[0];
     MUST(ep_weight_cache_open(cache_dir, 0, backend, &cache, &e) == EP_OK);
     MUST(ep_timer_service_create("timers", &timers) == EP_OK);
     for (uint32_t l = 0; l < LAYERS; l++) {
@@ -250,11 +263,14 @@ int main(void)
         }
     }
     for (int i = 0; i < 2; i++) { /* the second time from packed files */
-        run(timers, backend, checkpoint, cache, each);
+        run(timers, backends, 1, checkpoint, cache, each);
     }
+    run(timers, backends, DEVICES, checkpoint, NULL, each);
     ep_timer_service_destroy(timers);
     ep_weight_cache_close(cache);
-    backend->ops->close(backend);
+    for (int d = 0; d < DEVICES; d++) {
+        backends[d]->ops->close(backends[d]);
+    }
     ep_checkpoint_close(checkpoint);
     ep_fixture_remove(dir);
     ep_fixture_remove(cache_dir);

@@ -1026,3 +1026,218 @@ Test(weight_store, a_truncated_file_takes_down_its_experts_only)
     cr_expect(strstr(stats.last_error, "model demo layer 1 expert") != NULL, "%s", stats.last_error);
     cr_expect_eq(ep_weight_store_owned(store, 0, owned, NULL), 1, "what was resident stays");
 }
+
+/* ---- several devices ---- */
+
+#define DEVICES 3
+
+static ep_backend *instances[DEVICES];
+static ep_backend_ops lossy_ops;
+static _Atomic uint32_t loads_until_loss; /* of instance 1; 0: it is well */
+
+static void setup_devices(void)
+{
+    const ep_backend_config config = {.threads = 1};
+    ep_error e;
+    setup();
+    for (int d = 0; d < DEVICES; d++) {
+        cr_assert_eq(ep_backend_by_name(backend_name)->open(&config, &instances[d], &e), EP_OK, "%s", e.text);
+    }
+}
+
+static void teardown_devices(void)
+{
+    ep_weight_store_destroy(store);
+    for (int d = 0; d < DEVICES; d++) {
+        instances[d]->ops->close(instances[d]);
+    }
+    ep_checkpoint_close(checkpoint);
+    ep_fixture_remove(dir);
+}
+
+TestSuite(weight_devices, .init = setup_devices, .fini = teardown_devices);
+
+static uint64_t open_devices(uint32_t experts_each)
+{
+    const ep_model_info *info;
+    uint32_t slot;
+    ep_expert_source outline;
+    ep_error e;
+    cr_assert_eq(ep_checkpoint_open(dir, &checkpoint, &e), EP_OK, "%s", e.text);
+    info = ep_checkpoint_info(checkpoint);
+    cr_assert_eq(ep_checkpoint_outline_expert(checkpoint, 0, 0, &outline, &e), EP_OK);
+    const uint64_t each = instances[0]->ops->weights_bytes(instances[0], &outline);
+    const ep_weight_store_config config = {.backends = instances,
+                                           .backends_count = DEVICES,
+                                           .weight_bytes_max = each * experts_each,
+                                           .on_change = on_change};
+    cr_assert_eq(ep_weight_store_create(&config, &store, &e), EP_OK);
+    for (uint32_t l = 0; l < info->moe_layers_count; l++) {
+        ep_weight_layer layer = {
+            .model = "demo", .checkpoint = checkpoint, .format = info->format, .shape = info->moe_layers[l]};
+        cr_assert_eq(ep_weight_store_add_layer(store, &layer, &slot, &e), EP_OK);
+    }
+    cr_assert_eq(ep_weight_store_start(store, &e), EP_OK);
+    return each;
+}
+
+/* How many of the layer's experts each device has, by their weights' owner. */
+static void count_places(uint32_t layer, uint32_t counts[DEVICES])
+{
+    static const uint32_t experts[8] = {0, 1, 2, 3, 4, 5, 6, 7};
+    ep_resident *residents[8];
+    uint32_t missing;
+    ep_expert_state state;
+    memset(counts, 0, DEVICES * sizeof(*counts));
+    cr_assert(ep_weight_store_acquire(store, layer, experts, NULL, 8, residents, &missing, &state));
+    for (uint32_t e = 0; e < 8; e++) {
+        for (uint32_t d = 0; residents[e] != NULL && d < DEVICES; d++) {
+            counts[d] += residents[e]->backend == instances[d];
+        }
+        ep_resident_release(residents[e]);
+    }
+}
+
+/* A request for one expert. */
+static ep_err use_one(uint32_t layer, uint32_t expert, const ep_backend **out_backend)
+{
+    ep_resident *resident = NULL;
+    uint32_t missing;
+    ep_expert_state state;
+    asked a;
+    if (!ep_weight_store_acquire(store, layer, &expert, NULL, 1, &resident, &missing, &state)) {
+        return EP_ERR_NOT_OWNER;
+    }
+    if (resident == NULL) {
+        ask(&a, layer, expert, UINT64_MAX);
+        await(&a);
+        if (a.error.code != EP_OK) {
+            return a.error.code;
+        }
+        resident = a.resident;
+    }
+    cr_assert_eq(resident->expert, expert);
+    *out_backend = resident->backend;
+    ep_resident_release(resident);
+    return EP_OK;
+}
+
+Test(weight_devices, a_layer_is_spread_over_the_devices_and_each_keeps_its_budget)
+{
+    const ep_backend *on;
+    uint32_t counts[DEVICES];
+    uint64_t each = open_devices(5);
+    ep_weight_store_want(store, 0, all);
+    ep_weight_store_want(store, 1, all);
+    ep_weight_stats stats = settle();
+    cr_assert_eq(stats.resident_count, 15, "5 on each");
+    cr_assert_eq(stats.owned_count, 16);
+    for (uint32_t l = 0; l < 2; l++) {
+        count_places(l, counts);
+        for (uint32_t d = 0; d < DEVICES; d++) {
+            cr_expect(counts[d] == 2 || counts[d] == 3, "layer %u: %u on device %u", l, counts[d], d);
+        }
+    }
+    for (uint32_t round = 0; round < 60; round++) {
+        cr_assert_eq(use_one(round % 2, (round * 5 + round / 8) % 8, &on), EP_OK);
+        for (uint32_t d = 0; d < DEVICES; d++) {
+            cr_assert_leq(ep_weight_store_device_bytes(store, d), each * 5);
+        }
+    }
+    ep_weight_store_read_stats(store, &stats);
+    cr_expect_gt(stats.evictions_total, 0);
+    cr_expect_eq(stats.resident_count, 15);
+}
+
+Test(weight_devices, what_a_lost_device_held_comes_on_the_others)
+{
+    const ep_backend *on = NULL;
+    const uint32_t expert = 2;
+    uint32_t missing;
+    ep_expert_state state;
+    ep_resident *held;
+    uint64_t each = open_devices(4);
+    ep_weight_store_want(store, 0, all);
+    settle();
+    cr_assert(ep_weight_store_acquire(store, 0, &expert, NULL, 1, &held, &missing, &state));
+    uint32_t lost = 0;
+    while (held->backend != instances[lost]) {
+        lost++;
+    }
+    const uint64_t changes_before = settle().owned_changes;
+    ep_weight_store_lose(store, lost, "device is lost: test");
+    ep_weight_store_lose(store, lost, "again");
+    ep_weight_stats stats = settle();
+    cr_expect_eq(stats.owned_count, 8);
+    cr_expect_eq(stats.failed_count, 0);
+    cr_expect_eq(stats.owned_changes, changes_before);
+    cr_expect_eq(ep_weight_store_device_bytes(store, lost), each, "only what a job holds");
+    ep_resident_release(held);
+    cr_expect_eq(ep_weight_store_device_bytes(store, lost), 0);
+    for (uint32_t e = 0; e < 8; e++) {
+        cr_assert_eq(use_one(0, e, &on), EP_OK);
+        cr_assert_neq(on, instances[lost]);
+    }
+    cr_expect_eq(settle().resident_count, 8);
+    ep_weight_store_want(store, 1, all);
+    stats = settle();
+    cr_expect_eq(stats.resident_count, 8, "the room of two");
+    cr_expect_eq(stats.owned_count, 16);
+    cr_expect_eq(ep_weight_store_device_bytes(store, lost), 0);
+}
+
+Test(weight_devices, with_the_last_device_ownership_ends)
+{
+    uint32_t owned[8];
+    const ep_backend *on;
+    open_devices(2);
+    ep_weight_store_want(store, 0, all); /* two stay cold */
+    const uint64_t changes_before = settle().owned_changes;
+    for (uint32_t d = 0; d < DEVICES; d++) {
+        ep_weight_store_lose(store, d, "device 2 is lost: test");
+    }
+    ep_weight_stats stats = settle();
+    cr_expect_eq(stats.owned_count, 0);
+    cr_expect_eq(stats.resident_count, 0);
+    cr_expect_eq(stats.resident_bytes, 0);
+    cr_expect_eq(stats.failed_count, 8);
+    cr_expect_gt(stats.owned_changes, changes_before);
+    cr_expect_str_eq(stats.last_error, "device 2 is lost: test");
+    cr_expect_eq(ep_weight_store_owned(store, 0, owned, NULL), 0);
+    cr_expect_eq(use_one(0, 1, &on), EP_ERR_NOT_OWNER);
+    ep_weight_store_want(store, 1, all);
+    stats = settle();
+    cr_expect_eq(stats.failed_count, 16, "nor can others be loaded");
+    cr_expect_eq(stats.pending_count, 0);
+    cr_expect_not_null(strstr(stats.last_error, "device 2 is lost: test"), "%s", stats.last_error);
+}
+
+static ep_err load_lossy(ep_backend *base, const ep_expert_source *source, ep_backend_weights **out_weights, ep_error *out_error)
+{
+    if (base == instances[1] && atomic_fetch_sub(&loads_until_loss, 1) == 1) {
+        return ep_error_set(out_error, EP_ERR_DEVICE_LOST, "the heartbeat is lost");
+    }
+    return lossy_ops.weights_load(base, source, out_weights, out_error);
+}
+
+/* The store hears of it from the load itself, before anybody tells. */
+Test(weight_devices, a_load_whose_device_is_lost_goes_on_elsewhere)
+{
+    static ep_backend_ops ops;
+    uint32_t counts[DEVICES];
+    lossy_ops = ops = *instances[1]->ops;
+    ops.weights_load = load_lossy;
+    atomic_store(&loads_until_loss, 2);
+    for (int d = 0; d < DEVICES; d++) {
+        instances[d]->ops = &ops;
+    }
+    open_devices(0);
+    ep_weight_store_want(store, 0, all);
+    const ep_weight_stats stats = settle();
+    cr_expect_eq(stats.failed_count, 0);
+    cr_expect_eq(stats.owned_count, 8);
+    count_places(0, counts);
+    cr_expect_eq(counts[1], 0);
+    cr_expect_eq(counts[0] + counts[2], 7, "one was there and is cold");
+    ep_weight_store_stop(store);
+}
