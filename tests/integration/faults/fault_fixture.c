@@ -6,7 +6,7 @@
 #include "base/check.h"
 #include "ref_checkpoint.h"
 
-enum { HIDDEN = 64, INNER = 64, EXPERTS = 8, TOP_K = 2, TOKENS = 48 };
+enum { HIDDEN = FAULT_HIDDEN, INNER = FAULT_INNER, EXPERTS = FAULT_EXPERTS, TOP_K = 2, TOKENS = 48 };
 
 #define LAYER(id)                                                                                            \
     "{\"layer_id\":" #id ",\"device_count\":3,\"device_list\":[{\"device_id\":0,\"device_expert\":[0,1,2]}," \

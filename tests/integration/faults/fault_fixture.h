@@ -14,6 +14,9 @@ enum {
     FAULT_NODES = 3,
     FAULT_VICTIM = 1,
     FAULT_LAYERS = 2,
+    FAULT_EXPERTS = 8,
+    FAULT_HIDDEN = 64,
+    FAULT_INNER = 64,
     FAULT_BATCHES = 4 /* of each kind and layer */
 };
 

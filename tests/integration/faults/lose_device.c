@@ -6,6 +6,7 @@
  *
  *   only     its one device: it holds nothing any more, so callers are no longer sent there
  *   one      of three: the others take its experts over
+ *   full     the same where each device has room for a third of its experts: they come in the place of others, before and after
  *   replace  two nodes with one device each share the experts; the other one is given those of the lost device
  */
 #include <fcntl.h>
@@ -23,7 +24,10 @@
 #include "base/numeric.h"
 #include "fault_fixture.h"
 
-enum { CALLERS = 8, CALLS_BEFORE = 20, CALLS_AFTER = 20, WAITS_MAX = 100, DEVICE = 0, CPU = 1, EXPERTS = 8 };
+enum { CALLERS = 8, CALLS_BEFORE = 20, CALLS_AFTER = 20, WAITS_MAX = 100, DEVICE = 0, CPU = 1 };
+
+/* Weights that each of three devices may hold of the node's experts, kind "full": two of five or six. */
+#define FULL_BYTES (2 * 3 * FAULT_HIDDEN * FAULT_INNER * 2)
 
 #define BOTH                                                                                                          \
     "[{\"device_id\":0,\"device_expert\":[0,1,2,3,4,5,6,7]},{\"device_id\":1,\"device_expert\":[0,1,2,3,4,5,6,7]}]"
@@ -36,6 +40,7 @@ static char dir[EP_TEST_PATH_BYTES];
 static char node_programs[2][EP_TEST_PATH_BYTES + 32];
 static char lost_file[EP_TEST_PATH_BYTES + 32];
 static uint32_t devices = 1;
+static bool is_full;
 static _Atomic uint64_t calls_done;
 static _Atomic bool ending;
 
@@ -48,8 +53,9 @@ static void write_program(uint32_t node)
     FILE *file = fopen(path, "w");
     EP_TEST_CHECK(file != NULL, "%s cannot be written", path);
     fprintf(file,
-            "#!/bin/sh\nASCEND_HOME_PATH=%s EP_CANN_DEVICES=%u EP_CANN_LOST_FILE=%s exec %s \"$@\" --backend=ascend\n",
-            EP_TEST_CANN, devices, node == DEVICE ? lost_file : "", ep_test_expertd);
+            "#!/bin/sh\nASCEND_HOME_PATH=%s EP_CANN_DEVICES=%u EP_CANN_LOST_FILE=%s exec %s \"$@\" --backend=ascend "
+            "--weight-bytes-max=%d\n",
+            EP_TEST_CANN, devices, node == DEVICE ? lost_file : "", ep_test_expertd, is_full ? FULL_BYTES : 0);
     EP_TEST_CHECK(fclose(file) == 0 && chmod(path, 0700) == 0, "%s cannot be written", path);
 }
 
@@ -206,7 +212,8 @@ static void check_one(void)
     const uint64_t end_ns = ep_clock_now_ns() + EP_TEST_PATIENCE_MS * EP_NS_PER_MS;
     expect_readyz(200, "1 of 3 devices lost: device 1: ");
     expect_problem("node node0 has lost 1 of 3 devices (1): its experts come on the others");
-    for (uint64_t resident = 0; resident < FAULT_LAYERS * EXPERTS;) {
+    const uint64_t wanted = is_full ? 4 : FAULT_LAYERS * FAULT_EXPERTS;
+    for (uint64_t resident = 0; resident < wanted;) {
         EP_TEST_CHECK(ep_clock_now_ns() < end_ns, "only %llu experts are loaded", (unsigned long long)resident);
         wait_calls(1);
         Expertd__V1__NodeStatusReply *status = ep_test_cluster_node_status(&f.cluster, DEVICE);
@@ -215,6 +222,11 @@ static void check_one(void)
         EP_TEST_CHECK(status->devices[0]->weight_bytes > 0 && status->devices[2]->weight_bytes > 0 &&
                           status->devices[0]->memory_bytes > 0 && status->devices[1]->memory_bytes == 0,
                       "figures of the devices");
+        for (size_t d = 0; is_full && d < status->n_devices; d++) {
+            EP_TEST_CHECK(status->devices[d]->weight_bytes_max == FULL_BYTES &&
+                              status->devices[d]->weight_bytes <= FULL_BYTES,
+                          "device %zu holds %llu", d, (unsigned long long)status->devices[d]->weight_bytes);
+        }
         resident = 0;
         for (size_t l = 0; l < status->n_layers; l++) {
             resident += status->layers[l]->experts_resident;
@@ -223,6 +235,14 @@ static void check_one(void)
     }
     wait_for(f.cluster.nodes[DEVICE].probe_url, "/metrics", 200, "expertd_device_lost{device=\"1\"} 1");
     wait_for(f.cluster.nodes[DEVICE].probe_url, "/metrics", 200, "expertd_device_weights_bytes{device=\"1\"} 0");
+    if (is_full) {
+        char *metrics = NULL;
+        EP_TEST_CHECK(ep_test_http_get(f.cluster.nodes[DEVICE].probe_url, "/metrics", &metrics) == 200 &&
+                          strstr(metrics, "\nexpertd_expert_evictions_total 0\n") == NULL &&
+                          strstr(metrics, "\nexpertd_expert_evictions_total ") != NULL,
+                      "nothing had to go: %s", metrics);
+        free(metrics);
+    }
     wait_calls(CALLS_AFTER);
     EP_TEST_CHECK(rows_of(DEVICE) > rows, "the node computes no more");
 }
@@ -311,7 +331,8 @@ static void lose_and_replace(void)
 int main(int argc, char **argv)
 {
     EP_TEST_CHECK(argc == 2, "which kind is not said");
-    devices = strcmp(argv[1], "one") == 0 ? 3 : 1;
+    is_full = strcmp(argv[1], "full") == 0;
+    devices = is_full || strcmp(argv[1], "one") == 0 ? 3 : 1;
     ep_test_dir_new(dir);
     if (strcmp(argv[1], "replace") == 0) {
         lose_and_replace();
