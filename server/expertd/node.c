@@ -590,6 +590,9 @@ static ep_err start_loading(ep_node *node, ep_error *out_error)
 static void warn_of_memory(const ep_node *node)
 {
     const ep_node_config *config = node->config;
+    if (node->devices.count > 0) {
+        return; /* weights are not in this process's memory, and devices have a budget */
+    }
     const uint64_t files = ep_node_models_file_bytes(&node->models);
     const uint64_t limit = ep_process_memory_limit("");
     const uint64_t budget = config->weight_bytes_max;
@@ -610,7 +613,8 @@ static void log_start(const ep_node *node)
     const ep_node_config *config = node->config;
     /* Without a budget only the files' size is known before loading; packed weights may take a little more. */
     bool has_budget = config->weight_bytes_max != 0;
-    uint64_t weights = has_budget ? config->weight_bytes_max : ep_node_models_file_bytes(&node->models);
+    uint64_t weights = has_budget ? config->weight_bytes_max * node->devices.backends_count
+                                  : ep_node_models_file_bytes(&node->models);
     uint64_t frames =
         (uint64_t)config->service.limits.connections_max * config->service.limits.frame_bytes_max * 2;
     uint64_t buffers = frames < config->service.buffer_bytes_max ? frames : config->service.buffer_bytes_max;
@@ -623,7 +627,7 @@ static void log_start(const ep_node *node)
     ep_log(EP_LOG_INFO, "node-memory", EP_KV(weights_bytes, weights),
            EP_KV(weights_from, has_budget ? "weight_bytes_max" : "files"), EP_KV(frames_bytes, buffers),
            EP_KV(requests_bytes, EP_NODE_BOOKKEEPING_BYTES),
-           EP_KV(sum_bytes, weights + buffers + EP_NODE_BOOKKEEPING_BYTES));
+           EP_KV(sum_bytes, (node->devices.count > 0 ? 0 : weights) + buffers + EP_NODE_BOOKKEEPING_BYTES));
     warn_of_memory(node);
     uint64_t fds = ep_process_raise_fd_limit();
     if (fds < (uint64_t)config->service.limits.connections_max + FDS_KEPT_FREE) {

@@ -3,7 +3,7 @@
 """Metrics, alert rules and dashboard against running daemons: promtool finds no fault, and every metric that a rule or a panel
 names is one that the daemons really have.
 
-usage: test_monitoring.py SOURCE_DIR EXPERTD EXPERTD_COORDINATOR EXPERTCTL
+usage: test_monitoring.py SOURCE_DIR EXPERTD EXPERTD_COORDINATOR EXPERTCTL CANN_HOME
 """
 import json
 import os
@@ -90,7 +90,7 @@ def main():
     if promtool is None:
         print("there is no promtool; deploy/install-deps --test installs it")
         return 1
-    source, expertd, coordinator, expertctl = sys.argv[1:5]
+    source, expertd, coordinator, expertctl, cann = sys.argv[1:6]
     folder = os.path.join(source, "deploy/monitoring")
     texts = {}
     daemons = []
@@ -103,6 +103,9 @@ def main():
             daemons.append(Daemon(directory, "node", expertd, *DOORS, "--node-name", "a", "--coordinator-url",
                                   daemons[0].urls["rpc_url"], "--model",
                                   "demo=" + os.path.join(source, "deploy/demo-model/checkpoint")))
+            os.environ["ASCEND_HOME_PATH"] = cann  # an emulated device
+            daemons.append(Daemon(directory, "device", expertd, *DOORS, "--node-name", "b", "--backend", "ascend", "--model",
+                                  "demo=" + os.path.join(source, "deploy/demo-model/checkpoint")))
             # Load gives every series a value; the coordinator hears of it with a heartbeat.
             model = os.path.join(source, "deploy/demo-model/checkpoint")
             subprocess.run([expertctl, "generate", "--coordinator", daemons[0].urls["rpc_url"], "--model", "demo", "--checkpoint",
@@ -110,7 +113,7 @@ def main():
                            stderr=subprocess.DEVNULL)
             deadline = time.monotonic() + PATIENCE_S
             while "expertd_layer_load_gini" not in texts.get("coordinator", "") and time.monotonic() < deadline:
-                texts = {"coordinator": daemons[0].metrics(), "node": daemons[1].metrics()}
+                texts = {"coordinator": daemons[0].metrics(), "node": daemons[1].metrics(), "device": daemons[2].metrics()}
         finally:
             for daemon in daemons:
                 daemon.stop()
