@@ -107,7 +107,7 @@ typedef struct ep_backend_ops {
 
     uint32_t jobs_ahead; /* jobs that an instance makes good use of at once; 0: two of each compute thread */
 
-    /* (optional) Whether open would find its libraries on this machine, and how many devices, at least one. Errors: UNAVAILABLE. */
+    /* (optional) Whether open would find its libraries on this machine, and how many devices. Errors: UNAVAILABLE (none). */
     ep_err (*probe)(uint32_t *out_devices, ep_error *out_error);
 
     /* Starts threads or opens the device. Errors: UNAVAILABLE (no such device or library), NO_MEMORY,

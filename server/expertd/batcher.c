@@ -165,7 +165,8 @@ static void drop_works(ep_batch_policy *policy, ep_batch_pick *pick, ended_list 
     }
 }
 
-/* The backend's job for the works of run->pick, with the first one's weights: all are of one expert. A single work's rows are used where they are. */
+/* The backend's job for the works of run->pick, with the first one's weights: all are of one expert. A single work's
+ * rows are used where they are. */
 static void make_job(backend_job *run)
 {
     const ep_job *first = &run->pick.works->job;

@@ -120,8 +120,8 @@ static const ep_option node_options[] = {
      .type = EP_OPTION_SIZE,
      .max = 1ull << 50,
      .default_text = "0",
-     .help = "Memory for packed weights, on each device; 0: no limit, or on a device nine tenths of what is free at the start. Experts beyond it are served too: each is loaded when a call needs it, in place "
-             "of the one used least"},
+     .help = "Memory for packed weights, on each device; 0: no limit, or on a device nine tenths of what is free at the start. "
+             "Experts beyond it are served too: each is loaded when a call needs it, in place of the one used least"},
     {.name = "weight_prefetch",
      .type = EP_OPTION_BOOL,
      .default_text = "true",

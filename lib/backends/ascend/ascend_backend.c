@@ -22,7 +22,7 @@
 #include "base/log.h"
 
 #define SLOTS 4 /* one copied in, one computed, one copied out, one with the host */
-#define LOOK_NS EP_NS_PER_S /* from one look at the device's memory to the next: a device that answers no more is lost, used or not */
+#define LOOK_NS EP_NS_PER_S /* from one look at the device's memory to the next: one that answers no more is lost */
 #define SPARE_PART 10 /* of free memory: left beside the weights when no budget is given, for passes and operators */
 
 typedef struct ascend_backend {

@@ -2,7 +2,7 @@
 /*
  * One device of one backend: the libraries, which a process opens and initialises once for all its backends, and the
  * one place where the vendor's codes become ours. A device that failed in a way nobody can work with any more is lost
- * for good: its jobs end with DEVICE_LOST, so that callers go to other copies, and the process lives on with the others.
+ * for good: its jobs end with DEVICE_LOST, so that callers go to other copies, and the process lives on.
  */
 #ifndef EP_BACKENDS_ASCEND_ASCEND_DEVICE_H
 #define EP_BACKENDS_ASCEND_ASCEND_DEVICE_H
@@ -24,7 +24,8 @@ typedef struct ep_ascend_device {
     _Atomic bool told; /* the log has the last failure that was not a loss; cleared when a job is well again */
 } ep_ascend_device;
 
-/* number is set. Errors: UNAVAILABLE (no library, no device) with the reason. The calling thread works on the device from now on. */
+/* number is set. Errors: UNAVAILABLE (no library, no device) with the reason. The calling thread works on the device
+ * from now on. */
 ep_err ep_ascend_device_open(ep_ascend_device *device, ep_error *out_error);
 /* The runtime stays initialised: a process may do that once. */
 ep_err ep_ascend_device_probe(uint32_t *out_devices, ep_error *out_error);

@@ -19,6 +19,7 @@
  *   EP_CANN_HANG_AT    the n-th task never ends; waits behind it time out at once
  *   EP_CANN_LOST_AT    from the n-th task on its device is lost: everything returns 507010
  *   EP_CANN_LOST_FILE  all devices are lost once this file exists, device D once this file with ".D" behind its name does
+ *   EP_CANN_HOLD_FIFO  the first copy of 1 MiB or more waits for somebody to open this FIFO and to close it
  *
  * This header is for the objects among themselves.
  */

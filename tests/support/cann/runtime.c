@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* libacl_rt.so and libascendcl.so: devices, memory, streams, events. */
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -15,6 +16,7 @@
 
 #define ARENA_BYTES ((size_t)64 << 30) /* of addresses: a block's are never given out twice before they run out */
 #define GUARD_BYTES 4096
+#define HOLD_BYTES ((size_t)1 << 20)
 #define POISON 0xff /* NaN in every float type */
 
 typedef struct block {
@@ -87,6 +89,7 @@ static uint64_t rates[CANN_RATES];
 static _Thread_local stream *own_stream; /* of a stream's thread */
 static bool oom_stays;
 static const char *lost_file;
+static const char *hold_fifo; /* NULL: none, or it was passed */
 
 _Noreturn void cann_violation(const char *format, ...)
 {
@@ -121,6 +124,7 @@ static void read_environment(void)
     hang_at = from_environment("EP_CANN_HANG_AT", 0);
     lost_at = from_environment("EP_CANN_LOST_AT", 0);
     lost_file = getenv("EP_CANN_LOST_FILE");
+    hold_fifo = getenv("EP_CANN_HOLD_FIFO");
     if (devices > CANN_DEVICES_MAX) {
         cann_violation("EP_CANN_DEVICES is %llu, allowed: up to %d", (unsigned long long)devices, CANN_DEVICES_MAX);
     }
@@ -733,9 +737,26 @@ static void check_pinned(const void *address, size_t bytes)
     pthread_mutex_unlock(&lock);
 }
 
+static void hold(const copy *c)
+{
+    pthread_mutex_lock(&lock);
+    const char *path = c->bytes >= HOLD_BYTES ? hold_fifo : NULL;
+    hold_fifo = path != NULL ? NULL : hold_fifo;
+    pthread_mutex_unlock(&lock);
+    if (path != NULL) {
+        char byte;
+        const int fd = open(path, O_RDONLY | O_CLOEXEC);
+        if (fd < 0 || read(fd, &byte, 1) != 0) {
+            cann_violation("EP_CANN_HOLD_FIFO cannot be read");
+        }
+        close(fd);
+    }
+}
+
 static ep_acl_code run_copy(void *arg)
 {
     const copy *c = arg;
+    hold(c);
     const bool in = c->kind == EP_ACL_HOST_TO_DEVICE;
     check_pinned(in ? c->from : c->to, c->bytes);
     void *device = cann_device_bytes(in ? c->to : c->from, c->bytes, "aclrtMemcpyAsync");

@@ -1,9 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What backend "ascend" says when it is not available, and what it refuses, over the emulated device. */
 #include <criterion/criterion.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <semaphore.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "backends/backend.h"
@@ -246,4 +251,70 @@ Test(ascend, a_budget_beyond_the_device_is_refused)
     backend = open_device(0, 500000);
     cr_assert_eq(read_device(backend).weight_bytes_max, 500000);
     backend->ops->close(backend);
+}
+
+typedef struct upload {
+    ep_backend *backend;
+    ep_expert_source source;
+    ep_backend_weights *weights;
+    _Atomic bool is_done;
+} upload;
+
+static void *load_large(void *arg)
+{
+    upload *u = arg;
+    ep_error error;
+    cr_assert_eq(u->backend->ops->weights_load(u->backend, &u->source, &u->weights, &error), EP_OK, "%s", error.text);
+    u->is_done = true;
+    return NULL;
+}
+
+static void post(ep_job *job, ep_err result)
+{
+    cr_assert_eq(result, EP_OK);
+    sem_post(job->arg);
+}
+
+/* The upload is held in the middle of a copy; passes need nothing that it has. */
+Test(ascend, passes_go_on_while_an_expert_is_uploaded)
+{
+    enum { SIDE = 1024 };
+    ep_backend_weights *small = NULL;
+    const ep_expert_source small_source = expert(32, 32);
+    uint16_t *large = calloc((size_t)SIDE * SIDE, sizeof(*large));
+    uint16_t x[32] = {0}, out[32];
+    const ep_job_row row = {.x = x, .x_scale = 1.0f, .input_weight = 1.0f, .out = out};
+    char fifo[64];
+    pthread_t thread;
+    ep_error error;
+    sem_t done;
+    snprintf(fifo, sizeof(fifo), "/tmp/ep-test-hold-%d", (int)getpid());
+    cr_assert_eq(mkfifo(fifo, 0600), 0);
+    setenv("EP_CANN_HOLD_FIFO", fifo, 1);
+    upload u = {.backend = open_emulated(), .source = expert(SIDE, SIDE)};
+    u.source.gate = u.source.up = u.source.down = large;
+    cr_assert_eq(u.backend->ops->weights_load(u.backend, &small_source, &small, &error), EP_OK, "%s", error.text);
+    cr_assert_eq(pthread_create(&thread, NULL, load_large, &u), 0);
+    const int fd = open(fifo, O_WRONLY | O_CLOEXEC); /* returns once the copy is there */
+    cr_assert_geq(fd, 0);
+    sem_init(&done, 0, 0);
+    for (int i = 0; i < 20; i++) {
+        ep_job job = {.weights = small,
+                      .rows = &row,
+                      .rows_count = 1,
+                      .x_dtype = EP_DTYPE_BF16,
+                      .out_dtype = EP_DTYPE_BF16,
+                      .done = post,
+                      .arg = &done};
+        cr_assert_eq(ep_backend_run(u.backend, &job), EP_OK);
+        sem_wait(&done);
+    }
+    cr_assert_not(u.is_done);
+    close(fd);
+    pthread_join(thread, NULL);
+    u.backend->ops->weights_unload(u.backend, u.weights);
+    u.backend->ops->weights_unload(u.backend, small);
+    u.backend->ops->close(u.backend);
+    free(large);
+    unlink(fifo);
 }

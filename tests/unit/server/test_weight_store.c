@@ -68,8 +68,8 @@ static void open_store(uint64_t weight_bytes_max)
     cr_assert_eq(ep_checkpoint_open(dir, &checkpoint, &e), EP_OK, "%s", e.text);
     cr_assert_eq(ep_backend_by_name(backend_name)->open(&config, &backend, &e), EP_OK, "%s", e.text);
     ep_weight_store_config sc = {
-        .backends = &backend, .backends_count = 1, .weight_bytes_max = weight_bytes_max, .prefetches = prefetches, .warms_up = warms_up,
-        .load_bytes_per_s = load_bytes_per_s, .timers = timers, .on_change = on_change};
+        .backends = &backend, .backends_count = 1, .weight_bytes_max = weight_bytes_max, .prefetches = prefetches,
+        .warms_up = warms_up, .load_bytes_per_s = load_bytes_per_s, .timers = timers, .on_change = on_change};
     cr_assert_eq(ep_weight_store_create(&sc, &store, &e), EP_OK);
     const ep_model_info *info = ep_checkpoint_info(checkpoint);
     for (uint32_t l = 0; l < info->moe_layers_count; l++) {
@@ -329,7 +329,10 @@ Test(weight_store, a_budget_below_one_expert_is_refused_by_name)
     ep_error e;
     uint32_t slot;
     open_store(0);
-    ep_weight_store_config sc = {.backends = &backend, .backends_count = 1, .weight_bytes_max = 100, .on_change = on_change};
+    ep_weight_store_config sc = {.backends = &backend,
+                                 .backends_count = 1,
+                                 .weight_bytes_max = 100,
+                                 .on_change = on_change};
     ep_weight_store *small;
     cr_assert_eq(ep_weight_store_create(&sc, &small, &e), EP_OK);
     const ep_model_info *info = ep_checkpoint_info(checkpoint);
@@ -890,7 +893,10 @@ Test(weight_store, a_budget_below_the_shared_expert_is_refused_by_name)
         cr_assert_eq(ep_checkpoint_outline_expert(checkpoint, layer.shape.layer, 8, &outline, &e), EP_OK, "%s", e.text);
         const uint64_t bytes = backend->ops->weights_bytes(backend, &outline);
         cr_expect_eq(bytes, in_memory);
-        ep_weight_store_config sc = {.backends = &backend, .backends_count = 1, .weight_bytes_max = is_enough ? bytes : bytes - 1, .on_change = on_change};
+        ep_weight_store_config sc = {.backends = &backend,
+                                     .backends_count = 1,
+                                     .weight_bytes_max = is_enough ? bytes : bytes - 1,
+                                     .on_change = on_change};
         cr_assert_eq(ep_weight_store_create(&sc, &small, &e), EP_OK);
         cr_expect_eq(ep_weight_store_add_layer(small, &layer, &slot, &e), is_enough ? EP_OK : EP_ERR_BAD_CONFIG);
         cr_expect(is_enough || strstr(e.text, "one shared expert of layer 1 of model demo needs ") != NULL, "%s", e.text);
@@ -988,7 +994,10 @@ Test(weight_store, the_size_of_experts_is_that_of_the_first_whole_one)
     const ep_model_info *info = ep_checkpoint_info(checkpoint);
     const ep_weight_layer layer = {.model = "demo", .checkpoint = checkpoint, .format = info->format, .shape = info->moe_layers[0]};
     for (int is_enough = 0; is_enough < 2; is_enough++) {
-        const ep_weight_store_config sc = {.backends = &backend, .backends_count = 1, .weight_bytes_max = is_enough ? each : each - 1, .on_change = on_change};
+        const ep_weight_store_config sc = {.backends = &backend,
+                                           .backends_count = 1,
+                                           .weight_bytes_max = is_enough ? each : each - 1,
+                                           .on_change = on_change};
         cr_assert_eq(ep_weight_store_create(&sc, &small, &e), EP_OK);
         cr_expect_eq(ep_weight_store_add_layer(small, &layer, &slot, &e), is_enough ? EP_OK : EP_ERR_BAD_CONFIG);
         ep_weight_store_destroy(small);
