@@ -550,16 +550,18 @@ ep_err ep_ascend_slot_finish(ep_ascend_slot *slot, ep_ascend_device *device)
         err = ep_ascend_check(device, device->acl.aclrtSynchronizeEventWithTimeout(events[i], EP_ASCEND_TIMEOUT_MS),
                               waits[i], NULL);
     }
-    if (err != EP_OK &&
-        slot->launched) { /* what runs on may still write: nothing of the slot is touched until the streams are gone */
+    if (err != EP_OK && slot->launched) {
         ep_ascend_device_lose(device, "a step failed");
-        return EP_ERR_DEVICE_LOST;
+        err = EP_ERR_DEVICE_LOST;
     }
     if (err == EP_OK) {
         const layout l = lay_out(slot);
         scatter(slot, &l);
         atomic_store(&device->told, false);
     }
-    drop_objects(slot, device);
+    /* What runs on after a loss may still write, also of an earlier pass: objects stay until the streams are gone. */
+    if (!atomic_load(&device->lost)) {
+        drop_objects(slot, device);
+    }
     return err;
 }
