@@ -2,6 +2,7 @@
 #include "expertd/node_devices.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #include "base/check.h"
 #include "base/log.h"
@@ -22,6 +23,9 @@ static void on_lost(void *arg, const char *why)
 /* Another one will do instead. */
 static void leave_out(ep_node_device *device, uint32_t number, const ep_backend_ops *ops, const ep_error *error)
 {
+    if (atomic_load(&device->is_lost)) {
+        return; /* the backend has said why */
+    }
     lose(device, error->text);
     ep_log(EP_LOG_ERROR, "device-lost", EP_KV(backend, ops->name), EP_KV(device, number), EP_KV(reason, error->text),
            EP_KV(effect, "the node starts without it"),
@@ -68,6 +72,7 @@ ep_err ep_node_devices_open(ep_node_devices *devices, const ep_backend_ops *ops,
     ep_backend_config each = *config;
     uint32_t count;
     ep_err err = EP_OK;
+    memset(devices->devices, 0, sizeof(devices->devices)); /* of a backend that was tried before */
     if (ops->probe == NULL || ops->probe(&count, out_error) != EP_OK) {
         count = 1; /* open says what is wrong */
     }
