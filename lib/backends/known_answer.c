@@ -444,26 +444,22 @@ ep_err ep_known_answer_run(ep_backend *backend, ep_numerics numerics, ep_known_a
     return err;
 }
 
-ep_err ep_known_answer_run_plain(ep_backend *backend, const ep_weight_format *formats, size_t formats_count,
-                                 ep_known_answer *out_answer, ep_error *out_error)
+ep_err ep_known_answer_run_expert(ep_backend *backend, ep_weight_format format, ep_activation activation,
+                                  bool has_biases, uint32_t *digest, ep_error *out_error)
 {
-    ep_known_answer answer = {0};
-    ep_err err = EP_OK;
+    uint32_t hash = fnv1a(*digest != 0 ? *digest : 2166136261u, format);
     known_data *data = calloc(1, sizeof(*data));
     if (data == NULL) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for the known-answer run");
     }
-    for (size_t i = 0; i < formats_count && err == EP_OK; i++) {
-        fill_data(data, formats[i]);
-        ep_expert_source source = expert_of(data, formats[i], EP_ACT_SILU);
+    fill_data(data, format);
+    ep_expert_source source = expert_of(data, format, activation);
+    if (!has_biases) {
         source.gate_bias = source.up_bias = source.down_bias = NULL;
-        answer.digests[formats[i]] = fnv1a(2166136261u, formats[i]);
-        err = run_source(backend, data, &source, &answer.digests[formats[i]], out_error);
     }
+    const ep_err err = run_source(backend, data, &source, &hash, out_error);
     free(data);
-    if (err == EP_OK) {
-        *out_answer = answer;
-    }
+    *digest = err == EP_OK ? hash : *digest;
     return err;
 }
 

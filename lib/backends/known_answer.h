@@ -17,9 +17,9 @@ typedef struct ep_known_answer {
 /* Loads, runs and unloads on an open backend, which computes with numerics; blocks. Errors: what loading and running bring. */
 ep_err ep_known_answer_run(ep_backend *backend, ep_numerics numerics, ep_known_answer *out_answer, ep_error *out_error);
 
-/* The same for a backend that has only these formats, silu, and no biases. The digests of other formats are 0. */
-ep_err ep_known_answer_run_plain(ep_backend *backend, const ep_weight_format *formats, size_t formats_count,
-                                 ep_known_answer *out_answer, ep_error *out_error);
+/* One expert of it into *digest, which begins as 0: for a backend that has not all of them. */
+ep_err ep_known_answer_run_expert(ep_backend *backend, ep_weight_format format, ep_activation activation,
+                                  bool has_biases, uint32_t *digest, ep_error *out_error);
 
 /*
  * "portable/bf16/rne/5f0c9a12". family: what weights of this format are computed with. The digest covers it and the formats in others

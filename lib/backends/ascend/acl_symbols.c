@@ -85,6 +85,27 @@ static ep_err open_libraries(const ep_acl_opener *opener, opened *o, ep_error *o
     return EP_OK;
 }
 
+static bool is_there(const ep_acl_symbols *symbols, size_t row)
+{
+    void *symbol;
+    memcpy(&symbol, (const uint8_t *)symbols + rows[row].offset, sizeof(symbol));
+    return symbol != NULL;
+}
+
+/* Half of an operator is none. */
+static void drop_halves(ep_acl_symbols *symbols)
+{
+    void *const none = NULL;
+    for (size_t i = 0; i + 1 < EP_ARRAY_COUNT(rows); i++) {
+        const char *phase = strstr(rows[i].name, "GetWorkspaceSize");
+        if (phase != NULL && is_there(symbols, i) != is_there(symbols, i + 1)) {
+            EP_ASSERT(strncmp(rows[i].name, rows[i + 1].name, (size_t)(phase - rows[i].name)) == 0);
+            memcpy((uint8_t *)symbols + rows[i].offset, &none, sizeof(none));
+            memcpy((uint8_t *)symbols + rows[i + 1].offset, &none, sizeof(none));
+        }
+    }
+}
+
 ep_err ep_acl_symbols_load(const ep_acl_opener *opener, ep_acl_symbols *out_symbols, ep_error *out_error)
 {
     opened o = {.handles = {NULL}};
@@ -104,16 +125,11 @@ ep_err ep_acl_symbols_load(const ep_acl_opener *opener, ep_acl_symbols *out_symb
         }
         memcpy((uint8_t *)&symbols + rows[i].offset, &symbol, sizeof(symbol));
     }
-    const bool has_v5 = symbols.aclnnGroupedMatmulV5 != NULL && symbols.aclnnGroupedMatmulV5GetWorkspaceSize != NULL;
-    const bool has_v4 = symbols.aclnnGroupedMatmulV4 != NULL && symbols.aclnnGroupedMatmulV4GetWorkspaceSize != NULL;
-    if (!has_v5 && !has_v4) {
+    drop_halves(&symbols);
+    if (symbols.aclnnGroupedMatmulV5 == NULL && symbols.aclnnGroupedMatmulV4 == NULL) {
         return ep_error_set(out_error, EP_ERR_UNAVAILABLE,
                             "%s has neither aclnnGroupedMatmulV5 nor aclnnGroupedMatmulV4",
                             o.libraries[EP_ACL_LIBRARY_TRANSFORMER]);
-    }
-    if (!has_v5) { /* half of a pair is none */
-        symbols.aclnnGroupedMatmulV5 = NULL;
-        symbols.aclnnGroupedMatmulV5GetWorkspaceSize = NULL;
     }
     memcpy(symbols.libraries, o.libraries, sizeof(o.libraries));
     *out_symbols = symbols;

@@ -2,8 +2,8 @@
 /*
  * The vendor's accelerator libraries (CANN), as one struct of function pointers that dlopen fills once. No header of
  * CANN is needed to build. tests/unit/backends/test_acl_headers compares every prototype, value and code of the
- * runtime below with the vendor's own headers; the operators' headers are C++, so theirs are stated from the
- * documents.
+ * runtime below with the vendor's own headers, and test_acl_operators those of the operators, whose headers are C++,
+ * with the vendor's documents.
  *
  * A handle type here is what the vendor's is: void *, or a pointer to a struct nobody looks into.
  */
@@ -45,7 +45,8 @@ typedef int ep_acl_format;
     X(EP_ACL_INT8, ACL_INT8, 2)                                                                                       \
     X(EP_ACL_INT64, ACL_INT64, 9)                                                                                     \
     X(EP_ACL_BF16, ACL_BF16, 27)                                                                                      \
-    X(EP_ACL_ND, ACL_FORMAT_ND, 2)
+    X(EP_ACL_ND, ACL_FORMAT_ND, 2)                                                                                    \
+    X(EP_ACL_FRACTAL_NZ, ACL_FORMAT_FRACTAL_NZ, 29)
 
 enum {
 #define EP_ACL_VALUE_ROW(ours, theirs, value) ours = value,
@@ -62,6 +63,11 @@ enum {
     EP_ACL_GROUPS_MAX = 128,      /* tensors in a list of GroupedMatmul */
     EP_ACL_COLUMNS_MAX = 65535,   /* of its x and weights */
     EP_ACL_ALIGN = 32,            /* of a tensor's address */
+    EP_ACL_GELU_ERF = 0,          /* GeGluV3 approximate: as its kernels read it, not as its header says */
+    EP_ACL_GELU_TANH = 1,
+    EP_ACL_NZ_ROWS = 16, /* of a fractal of int8 weights: [N/32][K/16][16][32] */
+    EP_ACL_NZ_COLUMNS = 32,
+    EP_ACL_FUSED_COLUMNS_MAX = 10240, /* of GroupedMatmulSwigluQuant's weights */
 };
 
 /* vendor's name, code, what it is to callers, what happened. Codes without a row: ep_acl_code_err. */
@@ -185,21 +191,32 @@ typedef enum ep_acl_library {
     ep_acl_tensor_list *out, ep_acl_tensor_list *activation_feature_out, ep_acl_tensor_list *dynamic_scale_out,       \
         uint64_t *workspace_bytes, ep_acl_executor **executor
 
-/* The second phase of every operator. */
+/* The second phase of every operator; its row stands behind that of the first. */
 #define EP_ACL_LAUNCH_PARAMETERS                                                                                      \
     (void *workspace, uint64_t workspace_bytes, ep_acl_executor *executor, ep_acl_stream stream)
 
 #define EP_ACL_NN_SYMBOLS(X)                                                                                          \
     X(aclnnSwiGluGetWorkspaceSize, ep_acl_code,                                                                       \
-      (const ep_acl_tensor *x, int64_t axis, ep_acl_tensor *out, uint64_t *workspace_bytes,                           \
+      (const ep_acl_tensor *x, int64_t axis, const ep_acl_tensor *out, uint64_t *workspace_bytes,                     \
        ep_acl_executor **executor),                                                                                   \
       REQUIRED, "ops-nn 2026-08")                                                                                     \
     X(aclnnSwiGlu, ep_acl_code, EP_ACL_LAUNCH_PARAMETERS, REQUIRED, "ops-nn 2026-08")                                 \
     X(aclnnDynamicQuantGetWorkspaceSize, ep_acl_code,                                                                 \
-      (const ep_acl_tensor *x, const ep_acl_tensor *smooth_scales, ep_acl_tensor *out, ep_acl_tensor *scale_out,      \
-       uint64_t *workspace_bytes, ep_acl_executor **executor),                                                        \
+      (const ep_acl_tensor *x, const ep_acl_tensor *smooth_scales, const ep_acl_tensor *out,                          \
+       const ep_acl_tensor *scale_out, uint64_t *workspace_bytes, ep_acl_executor **executor),                        \
       OPTIONAL, "ops-nn 2026-08")                                                                                     \
-    X(aclnnDynamicQuant, ep_acl_code, EP_ACL_LAUNCH_PARAMETERS, OPTIONAL, "ops-nn 2026-08")
+    X(aclnnDynamicQuant, ep_acl_code, EP_ACL_LAUNCH_PARAMETERS, OPTIONAL, "ops-nn 2026-08")                           \
+    X(aclnnClippedSwigluGetWorkspaceSize, ep_acl_code,                                                                \
+      (const ep_acl_tensor *x, const ep_acl_tensor *group_index, int64_t axis, double alpha, double limit,            \
+       double bias, bool interleaved, const ep_acl_tensor *out, uint64_t *workspace_bytes,                            \
+       ep_acl_executor **executor),                                                                                   \
+      OPTIONAL, "ops-nn 2026-08")                                                                                     \
+    X(aclnnClippedSwiglu, ep_acl_code, EP_ACL_LAUNCH_PARAMETERS, OPTIONAL, "ops-nn 2026-08")                          \
+    X(aclnnGeGluV3GetWorkspaceSize, ep_acl_code,                                                                      \
+      (const ep_acl_tensor *x, int64_t axis, int64_t approximate, bool activate_left, ep_acl_tensor *out,             \
+       ep_acl_tensor *gelu_out, uint64_t *workspace_bytes, ep_acl_executor **executor),                               \
+      OPTIONAL, "ops-nn 2026-08")                                                                                     \
+    X(aclnnGeGluV3, ep_acl_code, EP_ACL_LAUNCH_PARAMETERS, OPTIONAL, "ops-nn 2026-08")
 
 /* Of V5 and V4 the newest that is there is taken; one must be. */
 #define EP_ACL_TRANSFORMER_SYMBOLS(X)                                                                                 \
@@ -209,12 +226,19 @@ typedef enum ep_acl_library {
     X(aclnnGroupedMatmulV5, ep_acl_code, EP_ACL_LAUNCH_PARAMETERS, OPTIONAL, "ops-transformer 8.5")                   \
     X(aclnnGroupedMatmulV4GetWorkspaceSize, ep_acl_code,                                                              \
       (EP_ACL_GROUPED_MATMUL_INPUTS, EP_ACL_GROUPED_MATMUL_OUTPUTS), OPTIONAL, "ops-transformer 8.5")                 \
-    X(aclnnGroupedMatmulV4, ep_acl_code, EP_ACL_LAUNCH_PARAMETERS, OPTIONAL, "ops-transformer 8.5")
+    X(aclnnGroupedMatmulV4, ep_acl_code, EP_ACL_LAUNCH_PARAMETERS, OPTIONAL, "ops-transformer 8.5")                   \
+    X(aclnnGroupedMatmulSwigluQuantGetWorkspaceSize, ep_acl_code,                                                     \
+      (const ep_acl_tensor *x, const ep_acl_tensor *weight, const ep_acl_tensor *bias, const ep_acl_tensor *offset,   \
+       const ep_acl_tensor *scale, const ep_acl_tensor *per_token_scale, const ep_acl_tensor *group_list,             \
+       ep_acl_tensor *out, ep_acl_tensor *scale_out, ep_acl_tensor *offset_out, uint64_t *workspace_bytes,            \
+       ep_acl_executor **executor),                                                                                   \
+      OPTIONAL, "ops-transformer 8.5")                                                                                \
+    X(aclnnGroupedMatmulSwigluQuant, ep_acl_code, EP_ACL_LAUNCH_PARAMETERS, OPTIONAL, "ops-transformer 8.5")
 
 #define EP_ACL_SYMBOLS(X)                                                                                             \
     EP_ACL_RUNTIME_SYMBOLS(X) EP_ACL_META_SYMBOLS(X) EP_ACL_NN_SYMBOLS(X) EP_ACL_TRANSFORMER_SYMBOLS(X)
 
-/* Filled once; a NULL member is an optional symbol that is not there. */
+/* Filled once; a NULL member is an optional symbol that is not there. An operator has both phases or none. */
 typedef struct ep_acl_symbols {
 #define EP_ACL_FIELD(name, result, parameters, need, release) result(*name) parameters;
     EP_ACL_SYMBOLS(EP_ACL_FIELD)

@@ -56,10 +56,7 @@ typedef struct ascend_backend {
 
 static bool rides_with(const ep_job *job, const ep_job *lead, uint32_t rows)
 {
-    const ep_backend_weights *a = job->weights;
-    const ep_backend_weights *b = lead->weights;
-    const bool alike =
-        a->hidden == b->hidden && a->inner == b->inner && a->format == b->format && a->format != EP_WEIGHTS_W8A8;
+    const bool alike = ep_ascend_weights_alike(job->weights, lead->weights);
     const bool as_patient = ((job->priority ^ lead->priority) & EP_JOB_PATIENT) == 0;
     return job == lead || (alike && as_patient && rows + job->rows_count <= EP_ASCEND_ROWS_MAX);
 }
@@ -71,13 +68,14 @@ static void take_jobs(ascend_backend *backend, ep_ascend_slot *slot)
     for (const ep_job *job = lead; job != NULL; job = job->next) {
         lead = job->priority < lead->priority ? job : lead;
     }
+    const uint32_t jobs_max = ep_ascend_slot_jobs_max(lead->weights);
     uint32_t rows = lead->rows_count;
     uint32_t count = 0;
     bool has_lead = false;
     ep_job *kept = NULL; /* the last that stays */
     for (ep_job **link = &backend->first; *link != NULL;) {
         ep_job *job = *link;
-        const bool has_place = job == lead || count + (has_lead ? 0 : 1) < EP_ACL_GROUPS_MAX;
+        const bool has_place = job == lead || count + (has_lead ? 0 : 1) < jobs_max;
         if (has_place && rides_with(job, lead, rows)) {
             rows += job == lead ? 0 : job->rows_count;
             has_lead = has_lead || job == lead;
@@ -90,7 +88,6 @@ static void take_jobs(ascend_backend *backend, ep_ascend_slot *slot)
     }
     backend->last = kept;
     slot->jobs_count = count;
-    slot->rows_count = rows;
 }
 
 static void *launcher_main(void *arg)
@@ -336,35 +333,79 @@ static ep_err start_threads(ascend_backend *backend, ep_error *out_error)
                : ep_error_set(out_error, EP_ERR_NO_MEMORY, "backend ascend cannot start its threads");
 }
 
+/* What a device may lack, by what a known-answer run of it computes. Those that others stand on come first. */
+static const struct {
+    const char *name;
+    ep_ascend_ability ability;
+    uint32_t needs;
+    ep_activation activation;
+    bool has_biases;
+    ep_weight_format formats[2]; /* NONE: no second */
+} trials[] = {
+    {"biases", EP_ASCEND_BIASES, 0, EP_ACT_SILU, true, {EP_WEIGHTS_BF16, EP_WEIGHTS_F16}},
+    {"swiglu_oai", EP_ASCEND_CLIPPED, 0, EP_ACT_SWIGLU_OAI, false, {EP_WEIGHTS_BF16, EP_WEIGHTS_F16}},
+    {"swiglu_limit", EP_ASCEND_CLIPPED, 0, EP_ACT_SWIGLU_LIMIT, false, {EP_WEIGHTS_BF16, EP_WEIGHTS_F16}},
+    {"gelu", EP_ASCEND_GELU, 0, EP_ACT_GELU, false, {EP_WEIGHTS_BF16, EP_WEIGHTS_F16}},
+    {"gelu_tanh", EP_ASCEND_GELU, 0, EP_ACT_GELU_TANH, false, {EP_WEIGHTS_BF16, EP_WEIGHTS_F16}},
+    {"w8a8", EP_ASCEND_W8A8, 0, EP_ACT_SILU, false, {EP_WEIGHTS_W8A8, EP_WEIGHTS_NONE}},
+    {"w8a8 with biases", EP_ASCEND_W8A8_BIASES, EP_ASCEND_W8A8, EP_ACT_SILU, true, {EP_WEIGHTS_W8A8, EP_WEIGHTS_NONE}},
+    {"fused w8a8", EP_ASCEND_FUSED, EP_ASCEND_W8A8, EP_ACT_SILU, false, {EP_WEIGHTS_W8A8, EP_WEIGHTS_NONE}},
+};
+
+/* By the symbols that are there. */
+static uint32_t abilities_of(const ep_acl_symbols *acl)
+{
+    return EP_ASCEND_BIASES | (acl->aclnnClippedSwiglu != NULL ? EP_ASCEND_CLIPPED : 0) |
+           (acl->aclnnGeGluV3 != NULL ? EP_ASCEND_GELU : 0) |
+           (acl->aclnnDynamicQuant != NULL ? EP_ASCEND_W8A8 | EP_ASCEND_W8A8_BIASES : 0) |
+           (acl->aclnnGroupedMatmulSwigluQuant != NULL ? EP_ASCEND_FUSED : 0);
+}
+
+static ep_err run_trial(ascend_backend *backend, size_t t, ep_error *out_error)
+{
+    ep_err err = EP_OK;
+    for (size_t f = 0; f < EP_ARRAY_COUNT(trials[t].formats) && err == EP_OK; f++) {
+        const ep_weight_format format = trials[t].formats[f];
+        if (format != EP_WEIGHTS_NONE) {
+            err = ep_known_answer_run_expert(&backend->base, format, trials[t].activation, trials[t].has_biases,
+                                             &backend->answer.digests[format], out_error);
+        }
+    }
+    return err;
+}
+
 /*
- * The known-answer run. Which operators take int8 differs between releases, so w8a8 is what this run shows, and
- * refused where it fails; bf16 and f16 must do.
+ * The known-answer runs. bf16 and f16 with silu must do. What else the operators do differs between releases and
+ * devices: it is what these runs show, and refused where they fail.
  */
 static ep_err learn_answers(ascend_backend *backend, ep_error *out_error)
 {
-    static const ep_weight_format formats[] = {EP_WEIGHTS_BF16, EP_WEIGHTS_F16};
-    static const ep_weight_format quant[] = {EP_WEIGHTS_W8A8};
-    const ep_acl_symbols *acl = &backend->device.acl;
-    ep_known_answer answer;
-    ep_error error;
-    ep_err err =
-        ep_known_answer_run_plain(&backend->base, formats, EP_ARRAY_COUNT(formats), &backend->answer, out_error);
-    if (err != EP_OK || acl->aclnnDynamicQuant == NULL || acl->aclnnDynamicQuantGetWorkspaceSize == NULL) {
-        return err;
+    const uint32_t there = abilities_of(&backend->device.acl);
+    uint32_t *abilities = &backend->device.abilities;
+    uint32_t lacking = ~there;
+    ep_err err = ep_known_answer_run_expert(&backend->base, EP_WEIGHTS_BF16, EP_ACT_SILU, false,
+                                            &backend->answer.digests[EP_WEIGHTS_BF16], out_error);
+    err = err == EP_OK ? ep_known_answer_run_expert(&backend->base, EP_WEIGHTS_F16, EP_ACT_SILU, false,
+                                                    &backend->answer.digests[EP_WEIGHTS_F16], out_error)
+                       : err;
+    for (size_t t = 0; t < EP_ARRAY_COUNT(trials) && err == EP_OK; t++) {
+        ep_error error;
+        if ((lacking & (trials[t].ability | trials[t].needs)) != 0) {
+            continue;
+        }
+        *abilities |= trials[t].ability;
+        if (run_trial(backend, t, &error) == EP_OK) {
+            continue;
+        }
+        *abilities &= ~(uint32_t)trials[t].ability;
+        lacking |= trials[t].ability;
+        if (atomic_load(&backend->device.lost)) {
+            return ep_error_set(out_error, EP_ERR_DEVICE_LOST, "%s", error.text);
+        }
+        ep_log(EP_LOG_WARN, "device-lacks", EP_KV(backend, "ascend"), EP_KV(ability, trials[t].name),
+               EP_KV(reason, error.text), EP_KV(effect, "experts that need it are refused or computed another way"));
     }
-    backend->device.has_w8a8 = true;
-    err = ep_known_answer_run_plain(&backend->base, quant, EP_ARRAY_COUNT(quant), &answer, &error);
-    if (err == EP_OK) {
-        backend->answer.digests[EP_WEIGHTS_W8A8] = answer.digests[EP_WEIGHTS_W8A8];
-        return EP_OK;
-    }
-    backend->device.has_w8a8 = false;
-    if (atomic_load(&backend->device.lost)) {
-        return ep_error_set(out_error, err, "%s", error.text);
-    }
-    ep_log(EP_LOG_WARN, "device-lacks", EP_KV(backend, "ascend"), EP_KV(weight_format, "w8a8"),
-           EP_KV(reason, error.text), EP_KV(effect, "w8a8 experts are refused"));
-    return EP_OK;
+    return err;
 }
 
 /* A device has no more memory than it says, so there is always a budget. */
@@ -423,7 +464,7 @@ static ep_err ascend_numerics_id(ep_backend *base, ep_weight_format format, uint
 {
     ascend_backend *backend = (ascend_backend *)base;
     if (format != EP_WEIGHTS_BF16 && format != EP_WEIGHTS_F16 &&
-        !(format == EP_WEIGHTS_W8A8 && backend->device.has_w8a8)) {
+        !(format == EP_WEIGHTS_W8A8 && (backend->device.abilities & EP_ASCEND_W8A8) != 0)) {
         return EP_ERR_UNIMPLEMENTED;
     }
     return ep_known_answer_id(&backend->answer, "ascend", format, others, out_id);

@@ -12,10 +12,20 @@
 #include "backends/ascend/acl_symbols.h"
 #include "backends/backend.h"
 
+/* What not every release of the operators does, or not on every device. */
+typedef enum ep_ascend_ability {
+    EP_ASCEND_BIASES = 1,
+    EP_ASCEND_CLIPPED = 2, /* ClippedSwiglu */
+    EP_ASCEND_GELU = 4,    /* GeGluV3 */
+    EP_ASCEND_W8A8 = 8,
+    EP_ASCEND_W8A8_BIASES = 16,
+    EP_ASCEND_FUSED = 32, /* GroupedMatmulSwigluQuant */
+} ep_ascend_ability;
+
 typedef struct ep_ascend_device {
     ep_acl_symbols acl;
     int32_t number; /* among those that ASCEND_RT_VISIBLE_DEVICES leaves */
-    bool has_w8a8; /* the operators take int8; set before others share it */
+    uint32_t abilities; /* bits of ep_ascend_ability; set before others share it */
     _Atomic uint64_t memory_bytes; /* of the last look */
     _Atomic uint64_t free_bytes;
     _Atomic bool lost;

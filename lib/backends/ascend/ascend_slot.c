@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "backends/ascend/ascend_slot.h"
 
+#include <float.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,24 +9,34 @@
 #include "kernels/ffn_activation.h"
 #include "kernels/ffn_widen.h"
 
-#define PART_ALIGN 512                                     /* of everything inside a block */
-#define COUNTS_BYTES (EP_ACL_GROUPS_MAX * sizeof(int64_t)) /* a multiple of PART_ALIGN: rows follow */
-_Static_assert(COUNTS_BYTES % PART_ALIGN == 0 && PART_ALIGN % EP_ACL_ALIGN == 0, "every tensor's address is aligned");
+#define PART_ALIGN 512 /* of everything inside a block */
+#define COUNTS_BYTES ((size_t)1024) /* a multiple of PART_ALIGN: rows follow */
+#define W8A8_ROWS_ALIGN 8           /* first rows of jobs: scales of rows, f32, are aligned there */
+_Static_assert(COUNTS_BYTES % PART_ALIGN == 0 && PART_ALIGN % EP_ACL_ALIGN == 0 &&
+                   W8A8_ROWS_ALIGN * sizeof(float) % EP_ACL_ALIGN == 0,
+               "every tensor's address is aligned");
+_Static_assert(COUNTS_BYTES >= EP_ACL_GROUPS_MAX * sizeof(int64_t) &&
+                   COUNTS_BYTES >= EP_ASCEND_W8A8_JOBS_MAX * EP_ACL_ALIGN,
+               "all counts have room");
 
 /* Where what lies, for the slot's jobs. */
 typedef struct layout {
     uint32_t hidden;
     uint32_t inner;
+    const ep_ascend_weights *weights; /* of the first job: all are alike */
     bool is_quant;
     ep_acl_data_type x_type;
     ep_acl_data_type type; /* of what is computed */
     ep_dtype dtype;        /* the same, as ours */
+    size_t x_bytes;        /* of an element */
+    size_t count_bytes;    /* from one job's count to the next */
     size_t in_bytes;       /* counts, rows and their scales: from 0 on in the stage and on the device */
     size_t x_scales;
-    size_t out_bytes;
+    size_t out_bytes; /* scales of inner rows, and results */
     size_t out_stage; /* in the stage; the rest on the device */
     size_t gate_up;
     size_t activated;
+    size_t gelu; /* what GeGluV3 gives beside its result */
     size_t quant;
     size_t quant_scales;
     size_t out_device;
@@ -37,29 +48,55 @@ static size_t part(size_t rows, size_t columns, size_t element)
     return ep_align_up(rows * columns * element, PART_ALIGN);
 }
 
+static bool is_gelu(ep_activation activation)
+{
+    return activation == EP_ACT_GELU || activation == EP_ACT_GELU_TANH;
+}
+
 static layout lay_out(const ep_ascend_slot *slot)
 {
-    const ep_backend_weights *weights = slot->jobs[0]->weights;
+    const ep_ascend_weights *weights = (const ep_ascend_weights *)slot->jobs[0]->weights;
     const size_t rows = slot->rows_count;
-    const bool is_f16 = weights->format == EP_WEIGHTS_F16;
-    const bool is_quant = weights->format == EP_WEIGHTS_W8A8;
-    layout l = {.hidden = weights->hidden,
-                .inner = weights->inner,
+    const bool is_f16 = weights->base.format == EP_WEIGHTS_F16;
+    const bool is_quant = weights->base.format == EP_WEIGHTS_W8A8;
+    layout l = {.hidden = weights->base.hidden,
+                .inner = weights->base.inner,
+                .weights = weights,
                 .is_quant = is_quant,
                 .type = is_f16 ? EP_ACL_FLOAT16 : EP_ACL_BF16,
                 .dtype = is_f16 ? EP_DTYPE_F16 : EP_DTYPE_BF16};
     l.x_type = is_quant ? EP_ACL_INT8 : l.type;
-    l.x_scales = COUNTS_BYTES + part(rows, l.hidden, is_quant ? sizeof(int8_t) : sizeof(uint16_t));
+    l.x_bytes = is_quant ? sizeof(int8_t) : sizeof(uint16_t);
+    l.count_bytes = is_quant ? EP_ACL_ALIGN : sizeof(int64_t);
+    l.x_scales = COUNTS_BYTES + part(rows, l.hidden, l.x_bytes);
     l.in_bytes = l.x_scales + (is_quant ? part(rows, 1, sizeof(float)) : 0);
-    l.out_bytes = rows * l.hidden * sizeof(uint16_t);
     l.out_stage = l.in_bytes;
     l.gate_up = l.in_bytes;
     l.activated = l.gate_up + part(rows, 2 * l.inner, sizeof(uint16_t));
-    l.quant = l.activated + part(rows, l.inner, sizeof(uint16_t));
+    l.gelu = l.activated + part(rows, l.inner, sizeof(uint16_t));
+    l.quant = l.gelu + (is_gelu(weights->activation) ? part(rows, l.inner, sizeof(uint16_t)) : 0);
     l.quant_scales = l.quant + (is_quant ? part(rows, l.inner, sizeof(int8_t)) : 0);
     l.out_device = l.quant_scales + (is_quant ? part(rows, 1, sizeof(float)) : 0);
-    l.memory_bytes = l.out_device + l.out_bytes;
+    l.memory_bytes = l.out_device + rows * l.hidden * sizeof(uint16_t);
+    l.out_bytes = l.memory_bytes - l.quant_scales;
     return l;
+}
+
+uint32_t ep_ascend_slot_jobs_max(const ep_backend_weights *weights)
+{
+    const bool aligned = W8A8_ROWS_ALIGN * weights->hidden % EP_ACL_ALIGN == 0 &&
+                         W8A8_ROWS_ALIGN * weights->inner % EP_ACL_ALIGN == 0;
+    return weights->format != EP_WEIGHTS_W8A8 ? EP_ACL_GROUPS_MAX : aligned ? EP_ASCEND_W8A8_JOBS_MAX : 1;
+}
+
+static void place_jobs(ep_ascend_slot *slot)
+{
+    const size_t align = slot->jobs[0]->weights->format == EP_WEIGHTS_W8A8 ? W8A8_ROWS_ALIGN : 1;
+    slot->rows_count = 0;
+    for (uint32_t j = 0; j < slot->jobs_count; j++) {
+        slot->places[j] = (uint32_t)ep_align_up(slot->rows_count, align);
+        slot->rows_count = slot->places[j] + slot->jobs[j]->rows_count;
+    }
 }
 
 void ep_ascend_stream_destroy(ep_ascend_device *device, ep_acl_stream stream)
@@ -151,24 +188,18 @@ static ep_err reserve(ep_ascend_slot *slot, ep_ascend_device *device, const layo
 /* Tensors, lists and what executors no launch took: the streams have passed them, or never will. */
 static void drop_objects(ep_ascend_slot *slot, ep_ascend_device *device)
 {
-    for (size_t i = 0; i < EP_ASCEND_PHASES; i++) {
-        if (slot->executors[i] != NULL && device->acl.aclDestroyAclOpExecutor != NULL) {
-            (void)device->acl.aclDestroyAclOpExecutor(slot->executors[i]);
+    for (uint32_t i = 0; i < slot->steps_count; i++) {
+        if (slot->steps[i].executor != NULL && device->acl.aclDestroyAclOpExecutor != NULL) {
+            (void)device->acl.aclDestroyAclOpExecutor(slot->steps[i].executor);
         }
-        slot->executors[i] = NULL;
     }
-    for (size_t i = 0; i < EP_ASCEND_LISTS; i++) { /* with their tensors */
-        if (slot->lists[i] != NULL) {
-            (void)device->acl.aclDestroyTensorList(slot->lists[i]);
-        }
-        slot->lists[i] = NULL;
+    for (uint32_t i = 0; i < slot->lists_count; i++) { /* with their tensors */
+        (void)device->acl.aclDestroyTensorList(slot->lists[i]);
     }
-    for (size_t i = 0; i < EP_ASCEND_TENSORS; i++) {
-        if (slot->tensors[i] != NULL) {
-            (void)device->acl.aclDestroyTensor(slot->tensors[i]);
-        }
-        slot->tensors[i] = NULL;
+    for (uint32_t i = 0; i < slot->tensors_count; i++) {
+        (void)device->acl.aclDestroyTensor(slot->tensors[i]);
     }
+    slot->steps_count = slot->lists_count = slot->tensors_count = 0;
 }
 
 void ep_ascend_slot_fini(ep_ascend_slot *slot, ep_ascend_device *device)
@@ -195,10 +226,7 @@ void ep_ascend_slot_fini(ep_ascend_slot *slot, ep_ascend_device *device)
 
 /* ---- rows ---- */
 
-/*
- * A row as int8, by the rule of the format (kernels/expert_ffn.h). A row of zeros would leave the operators to divide
- * 0 by 0 in the row that follows from it: it goes as another row, and its result, which is 0, is written here.
- */
+/* A row as int8, by the rule of the format (kernels/expert_ffn.h). */
 static void quantise_row(ep_ascend_slot *slot, const layout *l, uint32_t place)
 {
     int8_t *to = (int8_t *)(slot->stage + COUNTS_BYTES) + (size_t)place * l->hidden;
@@ -211,11 +239,6 @@ static void quantise_row(ep_ascend_slot *slot, const layout *l, uint32_t place)
     scales[place] = ep_ffn_int8_scale(magnitude);
     for (uint32_t h = 0; h < l->hidden; h++) {
         to[h] = ep_ffn_int8_round(slot->wide[h], scales[place]);
-    }
-    if (scales[place] == 0.0f) {
-        memset(to, 1, l->hidden);
-        scales[place] = 1.0f;
-        slot->factors[place] = 0.0f;
     }
 }
 
@@ -254,54 +277,82 @@ static void gather_row(ep_ascend_slot *slot, const layout *l, const ep_job *job,
 
 static void gather(ep_ascend_slot *slot, const layout *l)
 {
-    uint32_t place = 0;
     for (uint32_t j = 0; j < slot->jobs_count; j++) {
         const ep_job *job = slot->jobs[j];
         const int64_t rows = job->rows_count;
-        memcpy(slot->stage + j * sizeof(rows), &rows, sizeof(rows));
+        memcpy(slot->stage + j * l->count_bytes, &rows, sizeof(rows));
         for (uint32_t r = 0; r < job->rows_count; r++) {
-            gather_row(slot, l, job, &job->rows[r], place++);
+            gather_row(slot, l, job, &job->rows[r], slot->places[j] + r);
         }
     }
+}
+
+/*
+ * The operators divide 0 by 0 where an inner row is all zeros: no scale is above 0 then, and the result is down's bias.
+ * A row that came with NaN or infinity has a scale of NaN from the start, and its result stays NaN.
+ */
+static bool is_inner_zero(const ep_ascend_slot *slot, const layout *l, uint32_t place)
+{
+    const float *x_scales = (const float *)(slot->stage + l->x_scales);
+    const float *inner_scales = (const float *)(slot->stage + l->out_stage);
+    return l->is_quant && !(inner_scales[place] > 0.0f) && x_scales[place] == x_scales[place];
 }
 
 static void scatter_row(const ep_ascend_slot *slot, const layout *l, const ep_job *job, const ep_job_row *row,
                         uint32_t place)
 {
-    const uint8_t *from = slot->stage + l->out_stage;
+    const uint8_t *from = slot->stage + l->out_stage + (l->out_device - l->quant_scales);
+    const float *bias = ((const ep_ascend_weights *)job->weights)->down_bias;
     const float factor = slot->factors[place];
-    if (job->out_dtype == l->dtype && factor == 1.0f) {
+    const bool is_zero = is_inner_zero(slot, l, place);
+    if (!is_zero && job->out_dtype == l->dtype && factor == 1.0f) {
         memcpy(row->out, from + (size_t)place * l->hidden * sizeof(uint16_t), l->hidden * sizeof(uint16_t));
         return;
     }
     for (uint32_t h = 0; h < l->hidden; h++) {
-        const float y = ep_ffn_read_float(from, l->dtype, (size_t)place * l->hidden + h);
-        ep_ffn_write(row->out, job->out_dtype, h, factor == 0.0f ? 0.0f : y * factor);
+        const float y = !is_zero        ? ep_ffn_read_float(from, l->dtype, (size_t)place * l->hidden + h)
+                        : bias != NULL ? bias[h]
+                                       : 0.0f;
+        ep_ffn_write(row->out, job->out_dtype, h, y * factor);
     }
 }
 
 static void scatter(const ep_ascend_slot *slot, const layout *l)
 {
-    uint32_t place = 0;
     for (uint32_t j = 0; j < slot->jobs_count; j++) {
         const ep_job *job = slot->jobs[j];
         for (uint32_t r = 0; r < job->rows_count; r++) {
-            scatter_row(slot, l, job, &job->rows[r], place++);
+            scatter_row(slot, l, job, &job->rows[r], slot->places[j] + r);
         }
     }
 }
 
 /* ---- operators ---- */
 
-/* A contiguous tensor of two axes, or three when first is not 0. Strides are in elements. NULL: no memory. */
-static ep_acl_tensor *make_tensor(ep_ascend_device *device, ep_acl_data_type type, int64_t first, int64_t rows,
-                                  int64_t columns, void *memory)
+/* A contiguous tensor. Strides are in elements. NULL: no memory. */
+static ep_acl_tensor *make_tensor(ep_ascend_device *device, ep_acl_data_type type, ep_acl_format format,
+                                  const int64_t *shape, uint64_t rank, void *memory)
 {
-    const int64_t shape[3] = {first, rows, columns};
-    const int64_t strides[3] = {rows * columns, columns, 1};
-    const uint64_t skipped = first == 0 ? 1 : 0;
-    return device->acl.aclCreateTensor(shape + skipped, 3 - skipped, type, strides + skipped, 0, EP_ACL_ND,
-                                       shape + skipped, 3 - skipped, memory);
+    int64_t strides[5];
+    int64_t stride = 1;
+    EP_ASSERT(rank <= EP_ARRAY_COUNT(strides));
+    for (uint64_t i = rank; i-- > 0;) {
+        strides[i] = stride;
+        stride *= shape[i];
+    }
+    return device->acl.aclCreateTensor(shape, rank, type, strides, 0, format, shape, rank, memory);
+}
+
+static ep_acl_tensor *make_vector(ep_ascend_device *device, ep_acl_data_type type, int64_t count, void *memory)
+{
+    return make_tensor(device, type, EP_ACL_ND, &count, 1, memory);
+}
+
+static ep_acl_tensor *make_matrix(ep_ascend_device *device, ep_acl_data_type type, int64_t rows, int64_t columns,
+                                  void *memory)
+{
+    const int64_t shape[] = {rows, columns};
+    return make_tensor(device, type, EP_ACL_ND, shape, EP_ARRAY_COUNT(shape), memory);
 }
 
 /* Takes the tensors, also when it fails. */
@@ -321,181 +372,276 @@ static ep_acl_tensor_list *make_list(ep_ascend_device *device, ep_acl_tensor **t
     return list;
 }
 
-static ep_acl_tensor *make_vector(ep_ascend_device *device, ep_acl_data_type type, int64_t count, void *memory)
+/* The slot keeps what is made for a launch until the streams have passed it. NULL makes the launch fail. */
+static ep_acl_tensor *keep_tensor(ep_ascend_slot *slot, ep_acl_tensor *tensor)
 {
-    const int64_t one = 1;
-    return device->acl.aclCreateTensor(&count, 1, type, &one, 0, EP_ACL_ND, &count, 1, memory);
+    if (tensor == NULL) {
+        slot->result = slot->result == EP_OK ? EP_ERR_NO_MEMORY : slot->result;
+        return NULL;
+    }
+    EP_ASSERT(slot->tensors_count < EP_ASCEND_TENSORS_MAX);
+    slot->tensors[slot->tensors_count++] = tensor;
+    return tensor;
 }
 
-static ep_acl_tensor_list *list_of_one(ep_ascend_device *device, ep_acl_tensor *tensor)
+static ep_acl_tensor_list *keep_list(ep_ascend_slot *slot, ep_acl_tensor_list *list)
 {
-    return make_list(device, &tensor, 1);
+    if (list == NULL) {
+        slot->result = slot->result == EP_OK ? EP_ERR_NO_MEMORY : slot->result;
+        return NULL;
+    }
+    EP_ASSERT(slot->lists_count < EP_ASCEND_LISTS_MAX);
+    slot->lists[slot->lists_count++] = list;
+    return list;
 }
 
-/* A matrix for each job, or for a single one a tensor of three axes, as the operator wants it. */
-static ep_acl_tensor_list *list_of_weights(ep_ascend_slot *slot, ep_ascend_device *device, const layout *l,
-                                           bool is_down)
+static ep_acl_tensor_list *list_of_one(ep_ascend_slot *slot, ep_ascend_device *device, ep_acl_tensor *tensor)
 {
-    ep_acl_tensor *tensors[EP_ACL_GROUPS_MAX];
-    const int64_t first = slot->jobs_count == 1 ? 1 : 0;
-    for (uint32_t j = 0; j < slot->jobs_count; j++) {
-        const ep_ascend_weights *weights = (const ep_ascend_weights *)slot->jobs[j]->weights;
+    return keep_list(slot, make_list(device, &tensor, 1));
+}
+
+/*
+ * The part at an offset of jobs' weights, rows of columns: of each job a tensor of its own, or of a single job one
+ * with an axis in front, as GroupedMatmul wants it. rows 0: without that axis.
+ */
+static ep_acl_tensor_list *list_of_parts(ep_ascend_slot *slot, ep_ascend_device *device, ep_acl_data_type type,
+                                         uint32_t first, uint32_t count, size_t offset, int64_t rows, int64_t columns)
+{
+    ep_acl_tensor *tensors[EP_ACL_GROUPS_MAX] = {NULL};
+    const int64_t with_rows[] = {1, rows, columns};
+    const int64_t without[] = {1, columns};
+    const int64_t *shape = rows != 0 ? with_rows : without;
+    const uint64_t rank = rows != 0 ? EP_ARRAY_COUNT(with_rows) : EP_ARRAY_COUNT(without);
+    const uint64_t skipped = count == 1 ? 0 : 1;
+    for (uint32_t j = 0; j < count; j++) {
+        const ep_ascend_weights *weights = (const ep_ascend_weights *)slot->jobs[first + j]->weights;
         tensors[j] =
-            is_down
-                ? make_tensor(device, l->x_type, first, l->inner, l->hidden, weights->memory + weights->down_offset)
-                : make_tensor(device, l->x_type, first, l->hidden, 2 * (int64_t)l->inner, weights->memory);
+            make_tensor(device, type, EP_ACL_ND, shape + skipped, rank - skipped, weights->memory + offset);
     }
-    return make_list(device, tensors, slot->jobs_count);
+    return keep_list(slot, make_list(device, tensors, count));
 }
 
-enum {
-    LIST_X,
-    LIST_GATE_UP_WEIGHTS,
-    LIST_GATE_UP,
-    LIST_ACTIVATED, /* as the second product takes it */
-    LIST_DOWN_WEIGHTS,
-    LIST_OUT,
-    LISTS_OF_FLOAT, /* from here on: w8a8 */
-    LIST_GATE_UP_SCALES = LISTS_OF_FLOAT,
-    LIST_X_SCALES,
-    LIST_DOWN_SCALES,
-    LIST_ACTIVATED_SCALES,
-};
-enum {
-    TENSOR_COUNTS,
-    TENSOR_GATE_UP,
-    TENSOR_ACTIVATED,
-    TENSORS_OF_FLOAT, /* from here on: w8a8 */
-    TENSOR_QUANT = TENSORS_OF_FLOAT,
-    TENSOR_QUANT_SCALES,
-};
-enum { PHASE_GATE_UP, PHASE_SWIGLU, PHASE_QUANT, PHASE_DOWN };
-_Static_assert((int)LIST_ACTIVATED_SCALES < (int)EP_ASCEND_LISTS &&
-                   (int)TENSOR_QUANT_SCALES < (int)EP_ASCEND_TENSORS && (int)PHASE_DOWN < (int)EP_ASCEND_PHASES,
-               "the slot has room");
-
-static void make_quant_objects(ep_ascend_slot *slot, ep_ascend_device *device, const layout *l)
+/* The first phase of an operator is over: code is what it returned. */
+static void add_step(ep_ascend_slot *slot, ep_ascend_device *device, const ep_ascend_step *step, ep_acl_code code)
 {
-    const ep_ascend_weights *weights = (const ep_ascend_weights *)slot->jobs[0]->weights;
-    const int64_t rows = slot->rows_count;
-    uint8_t *gate_up_scales = weights->memory + weights->gate_up_scales_offset;
-    uint8_t *down_scales = weights->memory + weights->down_scales_offset;
-    uint8_t *quant_scales = slot->memory + l->quant_scales;
-    slot->lists[LIST_GATE_UP_SCALES] =
-        list_of_one(device, make_tensor(device, EP_ACL_FLOAT, 0, 1, 2 * (int64_t)l->inner, gate_up_scales));
-    slot->lists[LIST_X_SCALES] =
-        list_of_one(device, make_vector(device, EP_ACL_FLOAT, rows, slot->memory + l->x_scales));
-    slot->lists[LIST_DOWN_SCALES] =
-        list_of_one(device, make_tensor(device, EP_ACL_FLOAT, 0, 1, l->hidden, down_scales));
-    slot->lists[LIST_ACTIVATED_SCALES] = list_of_one(device, make_vector(device, EP_ACL_FLOAT, rows, quant_scales));
-    slot->tensors[TENSOR_QUANT] = make_tensor(device, EP_ACL_INT8, 0, rows, l->inner, slot->memory + l->quant);
-    slot->tensors[TENSOR_QUANT_SCALES] = make_vector(device, EP_ACL_FLOAT, rows, quant_scales);
+    slot->result = ep_ascend_check(device, code, step->name, NULL);
+    if (slot->result == EP_OK) {
+        EP_ASSERT(slot->steps_count < EP_ASCEND_STEPS_MAX);
+        slot->steps[slot->steps_count++] = *step;
+    }
 }
 
-static ep_err make_objects(ep_ascend_slot *slot, ep_ascend_device *device, const layout *l)
+#define STEP_OF(device, operator) {.launch = (device)->acl.operator, .name = #operator}
+
+/* Some jobs, and their rows. */
+typedef struct job_range {
+    uint32_t first;
+    uint32_t count;
+    size_t row;
+    int64_t rows;
+} job_range;
+
+static job_range range_of(const ep_ascend_slot *slot, uint32_t first, uint32_t count)
 {
-    const int64_t rows = slot->rows_count;
-    const int64_t wide = 2 * (int64_t)l->inner;
-    uint8_t *memory = slot->memory;
-    uint8_t *second = memory + (l->is_quant ? l->quant : l->activated);
-    slot->lists[LIST_X] =
-        list_of_one(device, make_tensor(device, l->x_type, 0, rows, l->hidden, memory + COUNTS_BYTES));
-    slot->lists[LIST_GATE_UP_WEIGHTS] = list_of_weights(slot, device, l, false);
-    slot->lists[LIST_GATE_UP] = list_of_one(device, make_tensor(device, l->type, 0, rows, wide, memory + l->gate_up));
-    slot->lists[LIST_ACTIVATED] = list_of_one(device, make_tensor(device, l->x_type, 0, rows, l->inner, second));
-    slot->lists[LIST_DOWN_WEIGHTS] = list_of_weights(slot, device, l, true);
-    slot->lists[LIST_OUT] =
-        list_of_one(device, make_tensor(device, l->type, 0, rows, l->hidden, memory + l->out_device));
-    slot->tensors[TENSOR_COUNTS] = make_vector(device, EP_ACL_INT64, slot->jobs_count, memory);
-    slot->tensors[TENSOR_GATE_UP] = make_tensor(device, l->type, 0, rows, wide, memory + l->gate_up);
-    slot->tensors[TENSOR_ACTIVATED] = make_tensor(device, l->type, 0, rows, l->inner, memory + l->activated);
-    if (l->is_quant) {
-        make_quant_objects(slot, device, l);
-    }
-    bool whole = true;
-    for (int i = 0; i < (l->is_quant ? LIST_ACTIVATED_SCALES + 1 : LISTS_OF_FLOAT); i++) {
-        whole = whole && slot->lists[i] != NULL;
-    }
-    for (int i = 0; i < (l->is_quant ? TENSOR_QUANT_SCALES + 1 : TENSORS_OF_FLOAT); i++) {
-        whole = whole && slot->tensors[i] != NULL;
-    }
-    return whole ? EP_OK : EP_ERR_NO_MEMORY;
+    const uint32_t last = first + count - 1;
+    return (job_range){.first = first,
+                       .count = count,
+                       .row = slot->places[first],
+                       .rows = (int64_t)slot->places[last] + slot->jobs[last]->rows_count - slot->places[first]};
 }
 
-/* One of the two products, by the places of its lists. */
+static ep_acl_tensor *keep_counts(ep_ascend_slot *slot, ep_ascend_device *device, const layout *l, const job_range *r)
+{
+    return keep_tensor(slot,
+                       make_vector(device, EP_ACL_INT64, r->count, slot->memory + r->first * l->count_bytes));
+}
+
+/* One of the two products: the matrix, and where rows, their scales and results begin. */
 typedef struct product {
-    int phase;
-    int x;
-    int weight;
-    int scale;
-    int row_scale;
-    int out;
+    const ep_ascend_matrix *matrix;
+    int64_t inner;
+    int64_t columns;
+    size_t x;
+    size_t row_scales;
+    size_t out;
 } product;
 
-static ep_err plan_matmul(ep_ascend_slot *slot, ep_ascend_device *device, product p)
+static void add_matmul(ep_ascend_slot *slot, ep_ascend_device *device, const layout *l, const product *p, job_range r)
 {
     const ep_acl_symbols *acl = &device->acl;
-    uint64_t *bytes = &slot->phase_bytes[p.phase];
-    ep_acl_executor **executor = &slot->executors[p.phase];
-    const ep_acl_tensor *counts = slot->tensors[TENSOR_COUNTS];
-    ep_acl_tensor_list *const *lists = slot->lists; /* scales: NULL of float types */
-    const ep_acl_code code =
-        acl->aclnnGroupedMatmulV5 != NULL
-            ? acl->aclnnGroupedMatmulV5GetWorkspaceSize(
-                  lists[p.x], lists[p.weight], NULL, lists[p.scale], NULL, NULL, NULL, lists[p.row_scale], counts,
-                  NULL, NULL, NULL, EP_ACL_SPLIT_SINGLE, EP_ACL_GROUP_ROWS, EP_ACL_GROUP_LIST_COUNTS,
-                  EP_ACL_NO_ACTIVATION, NULL, lists[p.out], NULL, NULL, bytes, executor)
-            : acl->aclnnGroupedMatmulV4GetWorkspaceSize(
-                  lists[p.x], lists[p.weight], NULL, lists[p.scale], NULL, NULL, NULL, lists[p.row_scale], counts,
-                  NULL, NULL, NULL, EP_ACL_SPLIT_SINGLE, EP_ACL_GROUP_ROWS, EP_ACL_GROUP_LIST_COUNTS,
-                  EP_ACL_NO_ACTIVATION, lists[p.out], NULL, NULL, bytes, executor);
-    return ep_ascend_check(device, code, "aclnnGroupedMatmulGetWorkspaceSize", NULL);
+    const ep_acl_data_type bias_type = l->is_quant ? EP_ACL_BF16 : l->type == EP_ACL_BF16 ? EP_ACL_FLOAT : l->type;
+    uint8_t *x = slot->memory + p->x + r.row * (size_t)p->inner * l->x_bytes;
+    uint8_t *out = slot->memory + p->out + r.row * (size_t)p->columns * sizeof(uint16_t);
+    const ep_acl_tensor_list *xs = list_of_one(slot, device, make_matrix(device, l->x_type, r.rows, p->inner, x));
+    ep_acl_tensor_list *outs = list_of_one(slot, device, make_matrix(device, l->type, r.rows, p->columns, out));
+    const ep_acl_tensor_list *weights =
+        list_of_parts(slot, device, l->x_type, r.first, r.count, p->matrix->values, p->inner, p->columns);
+    const ep_acl_tensor_list *biases = NULL;
+    const ep_acl_tensor_list *scales = NULL;
+    const ep_acl_tensor_list *row_scales = NULL;
+    if (l->weights->has_biases) {
+        biases = list_of_parts(slot, device, bias_type, r.first, r.count, p->matrix->biases, 0, p->columns);
+    }
+    if (l->is_quant) {
+        uint8_t *of_rows = slot->memory + p->row_scales + r.row * sizeof(float);
+        scales = list_of_parts(slot, device, EP_ACL_FLOAT, r.first, r.count, p->matrix->scales, 0, p->columns);
+        row_scales = list_of_one(slot, device, make_vector(device, EP_ACL_FLOAT, r.rows, of_rows));
+    }
+    const ep_acl_tensor *counts = keep_counts(slot, device, l, &r);
+    if (slot->result == EP_OK && acl->aclnnGroupedMatmulV5 != NULL) {
+        ep_ascend_step step = STEP_OF(device, aclnnGroupedMatmulV5);
+        add_step(slot, device, &step,
+                 acl->aclnnGroupedMatmulV5GetWorkspaceSize(
+                     xs, weights, biases, scales, NULL, NULL, NULL, row_scales, counts, NULL, NULL, NULL,
+                     EP_ACL_SPLIT_SINGLE, EP_ACL_GROUP_ROWS, EP_ACL_GROUP_LIST_COUNTS, EP_ACL_NO_ACTIVATION, NULL, outs,
+                     NULL, NULL, &step.workspace_bytes, &step.executor));
+    } else if (slot->result == EP_OK) {
+        ep_ascend_step step = STEP_OF(device, aclnnGroupedMatmulV4);
+        add_step(slot, device, &step,
+                 acl->aclnnGroupedMatmulV4GetWorkspaceSize(
+                     xs, weights, biases, scales, NULL, NULL, NULL, row_scales, counts, NULL, NULL, NULL,
+                     EP_ACL_SPLIT_SINGLE, EP_ACL_GROUP_ROWS, EP_ACL_GROUP_LIST_COUNTS, EP_ACL_NO_ACTIVATION, outs, NULL,
+                     NULL, &step.workspace_bytes, &step.executor));
+    }
+}
+
+/* The greatest finite number stands for a limit that is none: the operator wants one. */
+static ep_acl_code plan_clipped(ep_ascend_device *device, const ep_ascend_weights *weights, const ep_acl_tensor *in,
+                                const ep_acl_tensor *out, ep_ascend_step *step)
+{
+    const bool is_oai = weights->activation == EP_ACT_SWIGLU_OAI;
+    const float limit = weights->numbers.limit > 0.0f ? weights->numbers.limit : FLT_MAX;
+    const float alpha = is_oai ? weights->numbers.alpha : 1.0f;
+    const float beta = is_oai ? weights->numbers.beta : 0.0f;
+    return device->acl.aclnnClippedSwigluGetWorkspaceSize(in, NULL, -1, (double)alpha, (double)limit, (double)beta,
+                                                          false, out, &step->workspace_bytes, &step->executor);
+}
+
+static void add_activation(ep_ascend_slot *slot, ep_ascend_device *device, const layout *l)
+{
+    const ep_ascend_weights *weights = l->weights;
+    const int64_t rows = slot->rows_count;
+    uint8_t *memory = slot->memory;
+    const ep_acl_tensor *in =
+        keep_tensor(slot, make_matrix(device, l->type, rows, 2 * (int64_t)l->inner, memory + l->gate_up));
+    ep_acl_tensor *out = keep_tensor(slot, make_matrix(device, l->type, rows, l->inner, memory + l->activated));
+    if (weights->activation == EP_ACT_SILU && slot->result == EP_OK) {
+        ep_ascend_step step = STEP_OF(device, aclnnSwiGlu);
+        add_step(slot, device, &step,
+                 device->acl.aclnnSwiGluGetWorkspaceSize(in, -1, out, &step.workspace_bytes, &step.executor));
+    } else if (is_gelu(weights->activation)) {
+        const int64_t form = weights->activation == EP_ACT_GELU_TANH ? EP_ACL_GELU_TANH : EP_ACL_GELU_ERF;
+        ep_acl_tensor *beside = keep_tensor(slot, make_matrix(device, l->type, rows, l->inner, memory + l->gelu));
+        ep_ascend_step step = STEP_OF(device, aclnnGeGluV3);
+        if (slot->result == EP_OK) {
+            add_step(slot, device, &step,
+                     device->acl.aclnnGeGluV3GetWorkspaceSize(in, -1, form, true, out, beside, &step.workspace_bytes,
+                                                              &step.executor));
+        }
+    } else if (slot->result == EP_OK) {
+        ep_ascend_step step = STEP_OF(device, aclnnClippedSwiglu);
+        add_step(slot, device, &step, plan_clipped(device, weights, in, out, &step));
+    }
+}
+
+/* Activated rows become int8, and their scales max / 127. */
+static void add_quant(ep_ascend_slot *slot, ep_ascend_device *device, const layout *l)
+{
+    const int64_t rows = slot->rows_count;
+    uint8_t *memory = slot->memory;
+    const ep_acl_tensor *in =
+        keep_tensor(slot, make_matrix(device, l->type, rows, l->inner, memory + l->activated));
+    const ep_acl_tensor *out =
+        keep_tensor(slot, make_matrix(device, EP_ACL_INT8, rows, l->inner, memory + l->quant));
+    const ep_acl_tensor *scales =
+        keep_tensor(slot, make_vector(device, EP_ACL_FLOAT, rows, memory + l->quant_scales));
+    ep_ascend_step step = STEP_OF(device, aclnnDynamicQuant);
+    if (slot->result == EP_OK) {
+        add_step(slot, device, &step,
+                 device->acl.aclnnDynamicQuantGetWorkspaceSize(in, NULL, out, scales, &step.workspace_bytes,
+                                                               &step.executor));
+    }
+}
+
+/* All up to the int8 rows that down takes, of one job: a group list of running sums, which of one group are counts. */
+static void add_fused(ep_ascend_slot *slot, ep_ascend_device *device, const layout *l, job_range r)
+{
+    const ep_ascend_weights *w = (const ep_ascend_weights *)slot->jobs[r.first]->weights;
+    const int64_t wide = 2 * (int64_t)l->inner;
+    const int64_t fractals[] = {1, wide / EP_ACL_NZ_COLUMNS, l->hidden / EP_ACL_NZ_ROWS, EP_ACL_NZ_ROWS,
+                                EP_ACL_NZ_COLUMNS};
+    uint8_t *x = slot->memory + COUNTS_BYTES + r.row * l->hidden;
+    uint8_t *quant = slot->memory + l->quant + r.row * l->inner;
+    const size_t scale_at = r.row * sizeof(float);
+    const ep_acl_tensor *xs = keep_tensor(slot, make_matrix(device, EP_ACL_INT8, r.rows, l->hidden, x));
+    const ep_acl_tensor *weight =
+        keep_tensor(slot, make_tensor(device, EP_ACL_INT8, EP_ACL_FRACTAL_NZ, fractals, EP_ARRAY_COUNT(fractals),
+                                      w->memory + w->gate_up.values));
+    const ep_acl_tensor *scales =
+        keep_tensor(slot, make_matrix(device, EP_ACL_FLOAT, 1, wide, w->memory + w->gate_up.scales));
+    const ep_acl_tensor *x_scales =
+        keep_tensor(slot, make_vector(device, EP_ACL_FLOAT, r.rows, slot->memory + l->x_scales + scale_at));
+    const ep_acl_tensor *counts = keep_counts(slot, device, l, &r);
+    ep_acl_tensor *out = keep_tensor(slot, make_matrix(device, EP_ACL_INT8, r.rows, l->inner, quant));
+    ep_acl_tensor *out_scales =
+        keep_tensor(slot, make_vector(device, EP_ACL_FLOAT, r.rows, slot->memory + l->quant_scales + scale_at));
+    ep_ascend_step step = STEP_OF(device, aclnnGroupedMatmulSwigluQuant);
+    if (slot->result == EP_OK) {
+        add_step(slot, device, &step,
+                 device->acl.aclnnGroupedMatmulSwigluQuantGetWorkspaceSize(xs, weight, NULL, NULL, scales, x_scales,
+                                                                           counts, out, out_scales, NULL,
+                                                                           &step.workspace_bytes, &step.executor));
+    }
 }
 
 /* All first phases come before the first launch: the workspace may grow only while nothing of the slot runs. */
-static ep_err plan(ep_ascend_slot *slot, ep_ascend_device *device, const layout *l)
+static void plan(ep_ascend_slot *slot, ep_ascend_device *device, const layout *l)
 {
-    static const product gate_up = {PHASE_GATE_UP,       LIST_X,        LIST_GATE_UP_WEIGHTS,
-                                    LIST_GATE_UP_SCALES, LIST_X_SCALES, LIST_GATE_UP};
-    static const product down = {PHASE_DOWN,       LIST_ACTIVATED,        LIST_DOWN_WEIGHTS,
-                                 LIST_DOWN_SCALES, LIST_ACTIVATED_SCALES, LIST_OUT};
-    ep_acl_tensor *const *tensors = slot->tensors;
-    ep_err err = plan_matmul(slot, device, gate_up);
-    err = err == EP_OK ? EP_ASCEND_CALL(device, NULL, aclnnSwiGluGetWorkspaceSize, tensors[TENSOR_GATE_UP], -1,
-                                        tensors[TENSOR_ACTIVATED], &slot->phase_bytes[PHASE_SWIGLU],
-                                        &slot->executors[PHASE_SWIGLU])
-                       : err;
-    if (err == EP_OK && l->is_quant) {
-        err = EP_ASCEND_CALL(device, NULL, aclnnDynamicQuantGetWorkspaceSize, tensors[TENSOR_ACTIVATED], NULL,
-                             tensors[TENSOR_QUANT], tensors[TENSOR_QUANT_SCALES], &slot->phase_bytes[PHASE_QUANT],
-                             &slot->executors[PHASE_QUANT]);
+    const product gate_up = {.matrix = &l->weights->gate_up,
+                             .inner = l->hidden,
+                             .columns = 2 * (int64_t)l->inner,
+                             .x = COUNTS_BYTES,
+                             .row_scales = l->x_scales,
+                             .out = l->gate_up};
+    const product down = {.matrix = &l->weights->down,
+                          .inner = l->inner,
+                          .columns = l->hidden,
+                          .x = l->is_quant ? l->quant : l->activated,
+                          .row_scales = l->quant_scales,
+                          .out = l->out_device};
+    const uint32_t count = l->is_quant ? 1 : slot->jobs_count; /* of jobs in a product */
+    for (uint32_t j = 0; j < slot->jobs_count; j += count) {
+        if (l->weights->is_fused) {
+            add_fused(slot, device, l, range_of(slot, j, count));
+        } else {
+            add_matmul(slot, device, l, &gate_up, range_of(slot, j, count));
+        }
     }
-    err = err == EP_OK ? plan_matmul(slot, device, down) : err;
+    if (!l->weights->is_fused) {
+        add_activation(slot, device, l);
+    }
+    if (l->is_quant && !l->weights->is_fused) {
+        add_quant(slot, device, l);
+    }
+    for (uint32_t j = 0; j < slot->jobs_count; j += count) {
+        add_matmul(slot, device, l, &down, range_of(slot, j, count));
+    }
     uint64_t most = 0;
-    for (size_t i = 0; i < EP_ASCEND_PHASES; i++) {
-        most = slot->executors[i] != NULL && slot->phase_bytes[i] > most ? slot->phase_bytes[i] : most;
+    for (uint32_t i = 0; i < slot->steps_count; i++) {
+        most = slot->steps[i].workspace_bytes > most ? slot->steps[i].workspace_bytes : most;
     }
-    return err == EP_OK ? grow_device(device, &slot->workspace, &slot->workspace_bytes, most) : err;
+    if (slot->result == EP_OK) {
+        slot->result = grow_device(device, &slot->workspace, &slot->workspace_bytes, most);
+    }
 }
 
 /* An executor is for one launch: whatever that returns, it is used up. */
-static ep_err launch_phase(ep_ascend_slot *slot, ep_ascend_device *device, int phase, ep_acl_stream stream)
+static ep_err launch_step(ep_ascend_slot *slot, ep_ascend_device *device, ep_ascend_step *step, ep_acl_stream stream)
 {
-    const uint64_t bytes = slot->phase_bytes[phase];
-    ep_acl_executor *executor = slot->executors[phase];
-    slot->executors[phase] = NULL;
-    if (executor == NULL) { /* no part of this type's way */
-        return EP_OK;
-    }
-    if (phase == PHASE_SWIGLU) {
-        return EP_ASCEND_CALL(device, NULL, aclnnSwiGlu, slot->workspace, bytes, executor, stream);
-    }
-    if (phase == PHASE_QUANT) {
-        return EP_ASCEND_CALL(device, NULL, aclnnDynamicQuant, slot->workspace, bytes, executor, stream);
-    }
-    return device->acl.aclnnGroupedMatmulV5 != NULL
-               ? EP_ASCEND_CALL(device, NULL, aclnnGroupedMatmulV5, slot->workspace, bytes, executor, stream)
-               : EP_ASCEND_CALL(device, NULL, aclnnGroupedMatmulV4, slot->workspace, bytes, executor, stream);
+    ep_acl_executor *executor = step->executor;
+    step->executor = NULL;
+    return ep_ascend_check(device, step->launch(slot->workspace, step->workspace_bytes, executor, stream), step->name,
+                           NULL);
 }
 
 static ep_err enqueue(ep_ascend_slot *slot, ep_ascend_device *device, const ep_ascend_streams *s, const layout *l)
@@ -504,28 +650,26 @@ static ep_err enqueue(ep_ascend_slot *slot, ep_ascend_device *device, const ep_a
                                 EP_ACL_HOST_TO_DEVICE, s->in);
     err = err == EP_OK ? EP_ASCEND_CALL(device, NULL, aclrtRecordEvent, slot->ready, s->in) : err;
     err = err == EP_OK ? EP_ASCEND_CALL(device, NULL, aclrtStreamWaitEvent, s->compute, slot->ready) : err;
-    for (int phase = 0; phase < EP_ASCEND_PHASES && err == EP_OK; phase++) {
-        err = launch_phase(slot, device, phase, s->compute);
+    for (uint32_t i = 0; i < slot->steps_count && err == EP_OK; i++) {
+        err = launch_step(slot, device, &slot->steps[i], s->compute);
     }
     err = err == EP_OK ? EP_ASCEND_CALL(device, NULL, aclrtRecordEvent, slot->computed, s->compute) : err;
     err = err == EP_OK ? EP_ASCEND_CALL(device, NULL, aclrtStreamWaitEvent, s->out, slot->computed) : err;
     err = err == EP_OK ? EP_ASCEND_CALL(device, NULL, aclrtMemcpyAsync, slot->stage + l->out_stage, l->out_bytes,
-                                        slot->memory + l->out_device, l->out_bytes, EP_ACL_DEVICE_TO_HOST, s->out)
+                                        slot->memory + l->quant_scales, l->out_bytes, EP_ACL_DEVICE_TO_HOST, s->out)
                        : err;
     return err == EP_OK ? EP_ASCEND_CALL(device, NULL, aclrtRecordEvent, slot->done, s->out) : err;
 }
 
 void ep_ascend_slot_launch(ep_ascend_slot *slot, ep_ascend_device *device, const ep_ascend_streams *streams)
 {
+    place_jobs(slot);
     const layout l = lay_out(slot);
     slot->launched = false;
     slot->result = reserve(slot, device, &l);
     if (slot->result == EP_OK) {
         gather(slot, &l);
-        slot->result = make_objects(slot, device, &l);
-    }
-    if (slot->result == EP_OK) {
-        slot->result = plan(slot, device, &l);
+        plan(slot, device, &l);
     }
     if (slot->result == EP_OK) {
         slot->launched = true;
@@ -544,7 +688,7 @@ ep_err ep_ascend_slot_finish(ep_ascend_slot *slot, ep_ascend_device *device)
     ep_acl_event const events[] = {slot->ready, slot->computed, slot->done};
     static const char *const waits[] = {
         "aclrtSynchronizeEventWithTimeout of the in stream (copies of rows)",
-        "aclrtSynchronizeEventWithTimeout of the compute stream (GroupedMatmul, SwiGlu)",
+        "aclrtSynchronizeEventWithTimeout of the compute stream (operators)",
         "aclrtSynchronizeEventWithTimeout of the out stream (copies of results)"};
     for (size_t i = 0; i < EP_ARRAY_COUNT(events) && err == EP_OK; i++) {
         err = ep_ascend_check(device, device->acl.aclrtSynchronizeEventWithTimeout(events[i], EP_ASCEND_TIMEOUT_MS),

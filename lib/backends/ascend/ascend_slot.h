@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A slot carries a group of jobs through the device: their rows are gathered into pinned memory, and five steps are
- * queued that need no host in between. Several slots are under way, so that copies of one hide behind the computing of
- * another. in stream       rows and the number of rows of each job   -> device, event ready compute stream  after
- * ready: GroupedMatmul over all jobs' gate and up, SwiGlu, GroupedMatmul over their down, event computed; w8a8:
- * DynamicQuant before the second GroupedMatmul, and one job in a group, for scales of rows want single tensors out
- * stream      after computed: results -> pinned memory, event done Buffers keep the greatest size they were needed in.
+ * A slot carries a group of jobs through the device: their rows are gathered into pinned memory, and steps are queued
+ * that need no host in between. Several slots are under way, so that copies of one hide behind computing of others.
+ *     in stream       rows and the number of rows of each job -> device, event ready
+ *     compute stream  after ready: products with gate and up, the activation, products with down, event computed
+ *     out stream      after computed: results -> pinned memory, event done
+ * Products of bf16 and f16 go over all jobs in one GroupedMatmul. Scales of rows want single tensors, so w8a8 has one
+ * for each job, and a job's rows begin where every tensor of them is aligned; activation and DynamicQuant between go
+ * over all rows. GroupedMatmulSwigluQuant does these three in one step where it can.
+ * Buffers keep the greatest size they were needed in.
  */
 #ifndef EP_BACKENDS_ASCEND_ASCEND_SLOT_H
 #define EP_BACKENDS_ASCEND_ASCEND_SLOT_H
@@ -16,6 +19,7 @@
 
 #define EP_ASCEND_TIMEOUT_MS 60000 /* far beyond any job: after that a device counts as lost */
 #define EP_ASCEND_ROWS_MAX 1024    /* of a group of several jobs */
+#define EP_ASCEND_W8A8_JOBS_MAX 32 /* of a group */
 
 typedef struct ep_ascend_streams {
     ep_acl_stream in;
@@ -23,12 +27,25 @@ typedef struct ep_ascend_streams {
     ep_acl_stream out;
 } ep_ascend_streams;
 
-enum { EP_ASCEND_LISTS = 11, EP_ASCEND_TENSORS = 5, EP_ASCEND_PHASES = 4 };
+enum {
+    EP_ASCEND_STEPS_MAX = 2 * EP_ASCEND_W8A8_JOBS_MAX + 2,
+    EP_ASCEND_LISTS_MAX = 12 * EP_ASCEND_W8A8_JOBS_MAX, /* two products of six lists */
+    EP_ASCEND_TENSORS_MAX = 7 * EP_ASCEND_W8A8_JOBS_MAX + 8,
+};
+
+/* An operator whose first phase is over. */
+typedef struct ep_ascend_step {
+    ep_acl_executor *executor; /* NULL: launched */
+    uint64_t workspace_bytes;
+    ep_acl_code(*launch) EP_ACL_LAUNCH_PARAMETERS;
+    const char *name;
+} ep_ascend_step;
 
 typedef struct ep_ascend_slot {
-    ep_job *jobs[EP_ACL_GROUPS_MAX]; /* of one shape and format */
+    ep_job *jobs[EP_ACL_GROUPS_MAX]; /* alike */
     uint32_t jobs_count;
-    uint32_t rows_count;
+    uint32_t places[EP_ACL_GROUPS_MAX]; /* each job's first row */
+    uint32_t rows_count;                /* with gaps between jobs */
     ep_err result; /* what launching brought */
     bool launched; /* something of it was queued */
 
@@ -41,16 +58,18 @@ typedef struct ep_ascend_slot {
     size_t memory_bytes;
     void *workspace;
     size_t workspace_bytes;
-    float *factors; /* [rows] sigmoid of the shared gate, 1 without, 0 of a row that is 0; host */
+    float *factors; /* [rows] sigmoid of the shared gate, 1 without; host */
     float *wide;    /* [H] */
     size_t factors_count;
     size_t wide_count;
 
     /* Of the launch under way: they live until the streams have passed it. */
-    ep_acl_tensor *tensors[EP_ASCEND_TENSORS];
-    ep_acl_tensor_list *lists[EP_ASCEND_LISTS];
-    ep_acl_executor *executors[EP_ASCEND_PHASES]; /* not launched yet */
-    uint64_t phase_bytes[EP_ASCEND_PHASES];
+    ep_acl_tensor *tensors[EP_ASCEND_TENSORS_MAX];
+    uint32_t tensors_count;
+    ep_acl_tensor_list *lists[EP_ASCEND_LISTS_MAX];
+    uint32_t lists_count;
+    ep_ascend_step steps[EP_ASCEND_STEPS_MAX];
+    uint32_t steps_count;
     struct ep_ascend_slot *next;
 } ep_ascend_slot;
 
@@ -61,6 +80,8 @@ ep_err ep_ascend_slot_init(ep_ascend_slot *slot, ep_ascend_device *device, ep_er
 /* No stream works on it any more. Copes with one that was zeroed, or not wholly made. */
 void ep_ascend_slot_fini(ep_ascend_slot *slot, ep_ascend_device *device);
 
+/* How many jobs of such weights a group may have. */
+uint32_t ep_ascend_slot_jobs_max(const ep_backend_weights *weights);
 /* Gathers the jobs' rows and queues all steps; sets result. After a failure with launched set the device is lost. */
 void ep_ascend_slot_launch(ep_ascend_slot *slot, ep_ascend_device *device, const ep_ascend_streams *streams);
 /* Waits for the slot's last step and writes the jobs' results. Errors: DEVICE_LOST, and what the launch brought. */

@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * One expert on the device, in one block: gate and up side by side, the gate's columns first, then down, each as the
- * operators multiply by it, [K,N] without a gap: gate_up [H,2I]   gate_up[h][i] = gate[i][h], gate_up[h][I + i] =
- * up[i][h] down    [I,H]    down[i][h] = down of the file[h][i] and for w8a8, whose elements are int8, the scales of
- * their columns: f32 [2I] and [H].
+ * operators multiply by it, without a gap:
+ *     gate_up  [H,2I]  gate_up[h][i] = gate[i][h], gate_up[h][I + i] = up[i][h]
+ *     down     [I,H]   down[i][h] = down of the file[h][i]
+ *     scales   f32 [2I] and [H], of w8a8: one of each column
+ *     biases   [2I] and [H]: f32 of bf16 weights, f16 of f16, bf16 of w8a8; 0 where the expert has only others
+ * Where the fused operator computes them, gate and up of w8a8 lie as FRACTAL_NZ: [2I/32][H/16][16][32].
  */
 #ifndef EP_BACKENDS_ASCEND_ASCEND_WEIGHTS_H
 #define EP_BACKENDS_ASCEND_ASCEND_WEIGHTS_H
@@ -13,14 +16,25 @@
 #include "backends/ascend/ascend_device.h"
 #include "backends/backend.h"
 
+/* Where the parts of a matrix begin in the block; parts it has not: 0. */
+typedef struct ep_ascend_matrix {
+    size_t values;
+    size_t scales;
+    size_t biases;
+} ep_ascend_matrix;
+
 typedef struct ep_ascend_weights {
     ep_backend_weights base;
+    ep_activation activation;
+    ep_activation_numbers numbers;
+    bool has_biases;
+    bool is_fused;   /* GroupedMatmulSwigluQuant computes gate and up */
     uint8_t *memory; /* of the device */
     size_t bytes;
-    size_t down_offset;
-    size_t gate_up_scales_offset; /* w8a8 */
-    size_t down_scales_offset;
+    ep_ascend_matrix gate_up;
+    ep_ascend_matrix down;
     float *shared_gate; /* [H], host memory; NULL none */
+    float *down_bias;   /* [H], host memory: of w8a8 with biases, for rows whose scales the device cannot tell */
     struct ep_ascend_weights *next;
 } ep_ascend_weights;
 
@@ -39,6 +53,8 @@ void ep_ascend_uploader_fini(ep_ascend_uploader *uploader, ep_ascend_device *dev
 
 /* EP_OK, or UNIMPLEMENTED with what the operators cannot do; looks at shapes and types only. */
 ep_err ep_ascend_weights_check(const ep_ascend_device *device, const ep_expert_source *source, ep_error *out_error);
+/* Whether jobs of both can be computed together: equal shapes, types and operators. */
+bool ep_ascend_weights_alike(const ep_backend_weights *a, const ep_backend_weights *b);
 /* Bytes on the device. */
 size_t ep_ascend_weights_bytes(const ep_expert_source *source);
 /* The calling thread is on the device. Blocks. Errors: NO_MEMORY, DEVICE_LOST. */

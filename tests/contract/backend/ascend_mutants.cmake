@@ -19,25 +19,29 @@ endfunction()
 
 # T1: strides are in elements.
 ep_add_ascend_mutant(strides_in_bytes FILE ascend_slot.c TEXT "strides and offset are in elements"
-    REPLACE "{rows * columns, columns, 1}" "{rows * columns * 2, columns * 2, 2}")
+    REPLACE "strides[i] = stride" "strides[i] = 2 * stride")
 # T2: addresses are aligned.
 ep_add_ascend_mutant(unaligned FILE ascend_slot.c TEXT "not aligned to 32 bytes"
     REPLACE "l.gate_up + part(rows, 2 * l.inner, sizeof(uint16_t))" "l.gate_up + rows * 2 * l.inner * sizeof(uint16_t)")
 # T3: an executor is for one launch.
 ep_add_ascend_mutant(executor_twice FILE ascend_slot.c TEXT "for the second time"
-    REPLACE "    slot->executors[phase] = NULL$<SEMICOLON>\n    if" "    if")
+    REPLACE "    step->executor = NULL$<SEMICOLON>\n    return" "    return")
 # T4: a list's end is that of its tensors.
 ep_add_ascend_mutant(member_twice FILE ascend_slot.c TEXT "none or has been destroyed"
     REPLACE "list == NULL && i < count" "i < count")
-# T5: DynamicQuant gives scales, and they are those of the inner rows.
+# T5: DynamicQuant and the fused operator give scales, and they are those of the inner rows.
 ep_add_ascend_mutant(other_scales FILE ascend_slot.c TEXT "scene: rows"
-    REPLACE "make_vector(device, EP_ACL_FLOAT, rows, quant_scales))" "make_vector(device, EP_ACL_FLOAT, rows, slot->memory + l->x_scales))")
+    REPLACE "EP_ACL_FLOAT, rows, memory + l->quant_scales" "EP_ACL_FLOAT, rows, memory + l->x_scales")
 # T6: a list of counts is not one of sums.
 ep_add_ascend_mutant(counts_as_sums FILE ascend_slot.c TEXT "GroupedMatmul: group"
     REPLACE "EP_ACL_GROUP_LIST_COUNTS" "0")
+# T6: a row that begins elsewhere has its scale there.
+ep_add_ascend_mutant(scales_of_others FILE ascend_slot.c TEXT "scene: rows"
+    REPLACE "p->row_scales + r.row * sizeof(float)" "p->row_scales")
 # T7: counts are 64 bits wide.
 ep_add_ascend_mutant(narrow_counts FILE ascend_slot.c TEXT "GroupedMatmul: group"
     REPLACE "const int64_t rows = job->rows_count" "const int32_t rows = (int32_t)job->rows_count")
+# T8: does not apply: no status of a stream or event is asked for, the finisher waits, and acl_symbols.h has neither function.
 # T9: each thread sets the device.
 ep_add_ascend_mutant(launcher_without_device FILE ascend_backend.c TEXT "code 107002"
     REPLACE "\"ep-ascend-in\")$<SEMICOLON>\n    ep_host_floats_reset()$<SEMICOLON>\n    (void)ep_ascend_device_enter(&backend->device, NULL)" "\"ep-ascend-in\")")
@@ -46,21 +50,25 @@ ep_add_ascend_mutant(loader_without_device FILE ascend_backend.c TEXT "code 1070
 # T10: rows that no group has are not written.
 ep_add_ascend_mutant(row_beyond_groups FILE ascend_slot.c TEXT "scene: rows"
     REPLACE "const int64_t rows = job->rows_count" "const int64_t rows = (int64_t)job->rows_count - (job->rows_count > 8)")
-# T11: a row of zeros divides 0 by 0.
+# T11: an inner row of zeros divides 0 by 0.
 ep_add_ascend_mutant(zero_row FILE ascend_slot.c TEXT "scene: rows"
-    REPLACE "if (scales[place] == 0.0f)" "if (scales[place] < 0.0f)")
+    REPLACE "!(inner_scales[place] > 0.0f)" "inner_scales[place] < 0.0f")
 # T12: an operator that is not there is not called.
 ep_add_ascend_mutant(newest_only OLDER FILE ascend_slot.c
-    REPLACE "acl->aclnnGroupedMatmulV5 != NULL" "acl != NULL" "device->acl.aclnnGroupedMatmulV5 != NULL" "device != NULL")
+    REPLACE "acl->aclnnGroupedMatmulV5 != NULL" "acl != NULL")
 # T13: an older release is taken wholly.
 ep_add_ascend_mutant(mixed_libraries OLDER FILE acl_symbols.c TEXT "libopapi_transformer.so cannot be opened"
     REPLACE "older_operators && is_operators(which)" "older_operators && which == EP_ACL_LIBRARY_NN")
 # T14: copies that do not wait want pinned memory.
 ep_add_ascend_mutant(pageable_stage FILE ascend_slot.c TEXT "pageable host memory"
     REPLACE "EP_ASCEND_CALL(device, NULL, aclrtMallocHost, &stage, need)" "((stage = malloc(need)) != NULL ? EP_OK : EP_ERR_NO_MEMORY)")
+# T15, T16: do not apply: rows are gathered, weighted and added on hosts; acl_symbols.h has no operator that routes.
 # T17: the gate is the first half.
 ep_add_ascend_mutant(halves_swapped FILE ascend_weights.c TEXT "scene: rows"
-    REPLACE "source->gate, source->up, source->inner" "source->up, source->gate, source->inner")
+    REPLACE "{source->gate,   source->up, source->inner" "{source->up,   source->gate, source->inner")
+# T18: int8 weights of the fused operator are fractals.
+ep_add_ascend_mutant(no_fractals FILE ascend_weights.c TEXT "scene: rows"
+    REPLACE "to[(size_t)h * EP_ACL_NZ_COLUMNS + c]" "to[(size_t)c * source->hidden + h]")
 # T19: tensors outlive the launch.
 ep_add_ascend_mutant(tensors_too_early FILE ascend_slot.c TEXT "before the stream has passed"
     REPLACE "slot->result = enqueue(slot, device, streams, &l)" "slot->result = enqueue(slot, device, streams, &l), drop_objects(slot, device)")

@@ -56,11 +56,57 @@ static near_value dot(const expert_fixture *f, const void *values, const void *s
     return sum;
 }
 
-static near_value activated(near_value gate, near_value up)
+/* A bias as the device adds it. */
+static near_value biased(const expert_fixture *f, near_value sum, const void *biases, uint32_t i)
 {
-    const double silu = gate.value / (1.0 + exp(-gate.value));
-    const double silu_error = 1.1 * gate.error + 8 * F32_ROUNDOFF * fabs(silu);
-    return (near_value){silu * up.value, silu_error * (fabs(up.value) + up.error) + fabs(silu) * up.error};
+    if (biases == NULL) {
+        return sum;
+    }
+    const type_limits type = limits_of(f->source.format == EP_WEIGHTS_F16    ? EP_DTYPE_F16
+                                       : f->source.format == EP_WEIGHTS_W8A8 ? EP_DTYPE_BF16
+                                                                             : EP_DTYPE_F32);
+    const double exact = (double)ep_ffn_read_float(biases, f->source.bias_dtype, i);
+    const near_value bias = rounded((near_value){exact, 0.0}, type);
+    const near_value both = {sum.value + bias.value, sum.error + bias.error};
+    return rounded(both, limits_of(EP_DTYPE_F32));
+}
+
+/* The function of the gate; no slope is above 1.13. */
+static double of_gate(const ep_expert_source *s, double g)
+{
+    const double limit = s->numbers.limit > 0.0f ? (double)s->numbers.limit : INFINITY;
+    switch (s->activation) {
+    case EP_ACT_GELU:
+        return 0.5 * g * (1.0 + erf(g * M_SQRT1_2));
+    case EP_ACT_GELU_TANH:
+        return 0.5 * g * (1.0 + tanh(sqrt(2.0 / M_PI) * (g + 0.044715 * g * g * g)));
+    case EP_ACT_SWIGLU_OAI:
+        g = fmin(g, limit);
+        return g / (1.0 + exp(-(double)s->numbers.alpha * g));
+    case EP_ACT_SWIGLU_LIMIT:
+        g = fmin(g, limit);
+        return g / (1.0 + exp(-g));
+    default:
+        return g / (1.0 + exp(-g));
+    }
+}
+
+/* That of up; no slope is above 1. */
+static double of_up(const ep_expert_source *s, double u)
+{
+    const double limit = s->numbers.limit > 0.0f ? (double)s->numbers.limit : INFINITY;
+    const bool is_clipped = s->activation == EP_ACT_SWIGLU_OAI || s->activation == EP_ACT_SWIGLU_LIMIT;
+    u = is_clipped ? fmax(fmin(u, limit), -limit) : u;
+    return s->activation == EP_ACT_SWIGLU_OAI ? u + (double)s->numbers.beta : u;
+}
+
+static near_value activated(const ep_expert_source *s, near_value gate, near_value up)
+{
+    const double g = of_gate(s, gate.value);
+    const double u = of_up(s, up.value);
+    const double g_error = 1.13 * gate.error + 16 * F32_ROUNDOFF * (fabs(g) + fabs(gate.value));
+    const double u_error = up.error + 2 * F32_ROUNDOFF * fabs(u);
+    return (near_value){g * u, g_error * (fabs(u) + u_error) + fabs(g) * u_error};
 }
 
 static double factor_of(const expert_fixture *f, const float *x)
@@ -94,9 +140,9 @@ static void bound_inner(const expert_fixture *f, type_limits type, const near_va
     const ep_expert_source *s = &f->source;
     double greatest = 0.0;
     for (uint32_t i = 0; i < s->inner; i++) {
-        const near_value gate = rounded(dot(f, s->gate, s->gate_scales, i, s->hidden, x), type);
-        const near_value up = rounded(dot(f, s->up, s->up_scales, i, s->hidden, x), type);
-        inner[i] = rounded(activated(gate, up), type);
+        const near_value gate = biased(f, dot(f, s->gate, s->gate_scales, i, s->hidden, x), s->gate_bias, i);
+        const near_value up = biased(f, dot(f, s->up, s->up_scales, i, s->hidden, x), s->up_bias, i);
+        inner[i] = rounded(activated(s, rounded(gate, type), rounded(up, type)), type);
         greatest = fmax(greatest, fabs(inner[i].value) + inner[i].error);
     }
     for (uint32_t i = 0; s->format == EP_WEIGHTS_W8A8 && i < s->inner; i++) {
@@ -114,7 +160,7 @@ static void bound_row(const expert_fixture *f, uint32_t row, float *wide, near_v
     bound_inner(f, type, x, inner);
     const double factor = s->shared_gate != NULL ? factor_of(f, wide) : 1.0;
     for (uint32_t h = 0; h < s->hidden; h++) {
-        near_value y = rounded(dot(f, s->down, s->down_scales, h, s->inner, inner), type);
+        near_value y = rounded(biased(f, dot(f, s->down, s->down_scales, h, s->inner, inner), s->down_bias, h), type);
         y.value *= factor;
         y.error =
             y.error * factor + 1e-4 * fabs(y.value) * (s->shared_gate != NULL); /* the gate's own sum is in f32 */

@@ -140,9 +140,27 @@ expert_fixture expert_fixture_make_of(uint64_t seed, uint32_t hidden, uint32_t i
     return f;
 }
 
+void expert_fixture_reshape(expert_fixture *f, uint64_t seed, ep_activation activation, bool has_biases)
+{
+    const ep_dtype dtypes[] = {EP_DTYPE_BF16, EP_DTYPE_F16, EP_DTYPE_F32};
+    const uint32_t counts[] = {f->source.inner, f->source.inner, f->source.hidden};
+    const void **const biases[] = {&f->source.gate_bias, &f->source.up_bias, &f->source.down_bias};
+    uint64_t state = seed;
+    f->source.activation = activation;
+    f->source.numbers = (ep_activation_numbers){.alpha = 1.702f, .beta = 1.0f, .limit = 0.75f};
+    f->source.bias_dtype = dtypes[ep_splitmix64(&state) % 3];
+    const uint64_t missing = ep_splitmix64(&state) % 6; /* of the three, if any */
+    for (size_t b = 0; has_biases && b < 3; b++) {
+        uint8_t *values = random_values(&state, f->source.bias_dtype, counts[b]);
+        f->memory[8 + b] = values;
+        *biases[b] = b == missing ? NULL : values + 1;
+    }
+    expert_fixture_answer(f, EP_FFN_FAMILY_PORTABLE);
+}
+
 void expert_fixture_free(expert_fixture *fixture)
 {
-    for (size_t m = 0; m < 8; m++) {
+    for (size_t m = 0; m < 11; m++) {
         free(fixture->memory[m]);
     }
     free(fixture->rows);

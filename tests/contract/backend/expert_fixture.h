@@ -20,7 +20,7 @@ typedef struct expert_fixture {
     ep_job_row *rows; /* out is NULL */
     uint8_t *want;    /* [rows_count] of out_row_bytes */
     double *allowed;  /* [rows_count][H] how far from want a value may be; NULL: not at all */
-    void *memory[8];
+    void *memory[11];
 } expert_fixture;
 
 /* Types of rows and outputs, shared gate and input weights follow from the seed. dtype i8: weights are w8a8. */
@@ -28,6 +28,8 @@ expert_fixture expert_fixture_make(uint64_t seed, uint32_t hidden, uint32_t inne
                                    ep_dtype dtype);
 /* The same by format. */
 expert_fixture expert_fixture_make_of(uint64_t seed, uint32_t hidden, uint32_t inner, uint32_t rows_count, ep_weight_format format);
+/* Another activation, and biases of a type that follows from the seed; with the answers of `portable`. */
+void expert_fixture_reshape(expert_fixture *fixture, uint64_t seed, ep_activation activation, bool has_biases);
 /* Puts the answers of another family in the place of those of `portable`. */
 void expert_fixture_answer(expert_fixture *fixture, ep_ffn_family family);
 void expert_fixture_free(expert_fixture *fixture);

@@ -20,6 +20,8 @@
  *   EP_CANN_LOST_AT    from the n-th task on its device is lost: everything returns 507010
  *   EP_CANN_LOST_FILE  all devices are lost once this file exists, device D once this file with ".D" behind its name does
  *   EP_CANN_HOLD_FIFO  the first copy of 1 MiB or more waits for somebody to open this FIFO and to close it
+ *   EP_CANN_REFUSED    operators that take nothing, "aclnnSwiGlu aclnnDynamicQuant": their first phase returns 161002
+ *   EP_CANN_TELL       aclFinalize writes "cann: tasks N allocations N" to standard error
  *
  * This header is for the objects among themselves.
  */
@@ -36,7 +38,7 @@
 #define CANN_PROTOTYPE(name, result, parameters, need, release) CANN_EXPORT result name parameters;
 EP_ACL_SYMBOLS(CANN_PROTOTYPE)
 
-#define CANN_INPUTS_MAX 160
+#define CANN_INPUTS_MAX 272
 
 enum {
     CANN_PARAM = 107000,
@@ -59,6 +61,8 @@ typedef enum cann_rate { CANN_IN_RATE, CANN_OUT_RATE, CANN_FLOPS, CANN_RATES } c
 CANN_EXPORT _Noreturn void cann_violation(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* 0, or the code a call with no device set or a lost device brings. */
 CANN_EXPORT ep_acl_code cann_enter(void);
+/* Whether EP_CANN_REFUSED has the operator. */
+CANN_EXPORT bool cann_is_refused(const char *name);
 /* Whether a planned failure has come: what later tasks find in device memory is nobody's mistake then. */
 CANN_EXPORT bool cann_has_failed(void);
 /* Where the device itself finds bytes at a device address; a violation when they are not inside one live block. */
@@ -78,6 +82,7 @@ struct aclTensor {
     uint32_t magic;
     int uses; /* by executors that are not done */
     ep_acl_data_type type;
+    ep_acl_format format;
     size_t element_bytes;
     uint64_t rank;
     int64_t shape[CANN_RANK_MAX];
@@ -101,7 +106,8 @@ typedef struct cann_launch {
     const char *name;
     uint64_t workspace_bytes;
     void *workspace;
-    int64_t numbers[4];
+    int64_t numbers[5];
+    double reals[3];
 } cann_launch;
 
 /* Makes the one-shot executor of a first phase: takes a use of every input. */
@@ -114,6 +120,7 @@ CANN_EXPORT const ep_acl_tensor *cann_tensor(const ep_acl_tensor *tensor, const 
 CANN_EXPORT const ep_acl_tensor_list *cann_list(const ep_acl_tensor_list *list, const char *what);
 /* Bytes of a contiguous tensor on the device. */
 CANN_EXPORT void *cann_tensor_bytes(const ep_acl_tensor *tensor, const char *what);
+/* And in no format but ND. */
 CANN_EXPORT bool cann_is_contiguous(const ep_acl_tensor *tensor);
 
 #endif

@@ -3,6 +3,8 @@
 #ifndef EP_TESTS_SUPPORT_CANN_ELEMENTS_H
 #define EP_TESTS_SUPPORT_CANN_ELEMENTS_H
 
+#include <math.h>
+
 #include "base/numeric.h"
 #include "support/cann/cann.h"
 
@@ -28,6 +30,21 @@ static inline void cann_element_set(ep_acl_data_type type, void *to, size_t i, f
     } else {
         ((uint16_t *)to)[i] = type == EP_ACL_BF16 ? ep_f32_to_bf16(value) : ep_f32_to_f16(value);
     }
+}
+
+/* A row as int8, and its scale max / 127. A row of zeros divides 0 by 0: the strictest reading of the documents. */
+static inline float cann_quantise(const float *row, int64_t columns, int8_t *to)
+{
+    float greatest = 0.0f;
+    for (int64_t c = 0; c < columns; c++) {
+        greatest = fmaxf(greatest, fabsf(row[c]));
+    }
+    const float scale = greatest == 0.0f ? NAN : greatest / 127.0f;
+    for (int64_t c = 0; c < columns; c++) {
+        const float q = rintf(row[c] / scale);
+        to[c] = isnan(q) ? -128 : (int8_t)fminf(fmaxf(q, -127.0f), 127.0f);
+    }
+    return scale;
 }
 
 #endif

@@ -44,12 +44,13 @@ CANN_EXPORT ep_acl_tensor *aclCreateTensor(const int64_t *shape, uint64_t rank, 
     int64_t last = offset; /* of the view */
     int64_t stored = 1;
     if (shape == NULL || strides == NULL || storage_shape == NULL || rank < 1 || rank > CANN_RANK_MAX ||
-        element == 0 || offset < 0 || format != EP_ACL_ND) {
+        element == 0 || offset < 0 || (format != EP_ACL_ND && format != EP_ACL_FRACTAL_NZ)) {
         return NULL;
     }
     ep_acl_tensor *tensor = calloc(1, sizeof(*tensor));
     *tensor = (ep_acl_tensor){.magic = TENSOR_MAGIC,
                               .type = type,
+                              .format = format,
                               .element_bytes = element,
                               .rank = rank,
                               .offset = offset,
@@ -95,6 +96,9 @@ const ep_acl_tensor_list *cann_list(const ep_acl_tensor_list *list, const char *
 bool cann_is_contiguous(const ep_acl_tensor *tensor)
 {
     int64_t stride = 1;
+    if (tensor->format != EP_ACL_ND) {
+        return false;
+    }
     for (uint64_t i = tensor->rank; i-- > 0;) {
         if (tensor->shape[i] != 1 && tensor->strides[i] != stride) {
             return false;
@@ -170,6 +174,9 @@ static void count_uses(const cann_launch *launch, int change)
 
 ep_acl_code cann_plan(const cann_launch *plan, uint64_t *workspace_bytes, ep_acl_executor **executor)
 {
+    if (cann_is_refused(plan->name)) {
+        return CANN_OP_INVALID;
+    }
     ep_acl_executor *made = calloc(1, sizeof(*made));
     made->magic = EXECUTOR_MAGIC;
     made->launch = malloc(sizeof(*plan));

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* libopapi_transformer.so: GroupedMatmul, V5 unless CANN_OLDER, and V4; groups of rows, one output tensor. */
+/* libopapi_transformer.so: GroupedMatmul, V5 unless CANN_OLDER, and V4; groups of rows, one output tensor. And unless
+ * CANN_OLDER GroupedMatmulSwigluQuant. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,8 +14,8 @@ enum {
     SCALE,
     PER_TOKEN_SCALE,
     FIRST_WEIGHT
-};                                             /* places in launch->inputs; an absent one is x again */
-enum { LIST_TYPE, WEIGHTS, GROUPS, IS_QUANT }; /* places in launch->numbers */
+}; /* places in launch->inputs; an absent one is x again; behind the weights as many biases, if any */
+enum { LIST_TYPE, WEIGHTS, GROUPS, IS_QUANT, HAS_BIAS }; /* places in launch->numbers */
 
 #define NAME "aclnnGroupedMatmul"
 
@@ -43,6 +44,18 @@ static void multiply_row(const cann_launch *launch, int64_t row, const uint8_t *
     }
 }
 
+/* Bias n of a group; 0 without. */
+static float bias_of(const cann_launch *launch, int64_t group, int64_t n)
+{
+    if (launch->numbers[HAS_BIAS] == 0) {
+        return 0.0f;
+    }
+    const bool one = launch->numbers[WEIGHTS] == 1;
+    const ep_acl_tensor *bias = launch->inputs[FIRST_WEIGHT + launch->numbers[WEIGHTS] + (one ? 0 : group)];
+    const int64_t columns = bias->shape[bias->rank - 1];
+    return cann_element(bias->type, cann_tensor_bytes(bias, NAME), (size_t)((one ? group * columns : 0) + n));
+}
+
 static void store_row(const cann_launch *launch, int64_t row, int64_t group, const float *sums, int64_t columns)
 {
     const ep_acl_tensor *out = launch->inputs[OUT];
@@ -57,7 +70,7 @@ static void store_row(const cann_launch *launch, int64_t row, int64_t group, con
         const float value =
             is_quant ? sums[n] * cann_element(scale->type, scales, (size_t)(group * columns + n)) * per_token
                      : sums[n];
-        cann_element_set(out->type, to, (size_t)(row * columns + n), value);
+        cann_element_set(out->type, to, (size_t)(row * columns + n), value + bias_of(launch, group, n));
     }
 }
 
@@ -125,6 +138,29 @@ static bool weights_fit(const ep_acl_tensor_list *weight, const ep_acl_tensor *x
     return true;
 }
 
+/* f32 for bf16, f16 for f16; to int8 products V5 adds bf16 behind the scales. */
+static bool bias_fits(const char *name, const ep_acl_tensor_list *bias, const ep_acl_tensor_list *weight,
+                      const ep_acl_tensor *x, const ep_acl_tensor *out, int64_t groups)
+{
+    if (bias == NULL) {
+        return true;
+    }
+    const bool is_quant = x->type == EP_ACL_INT8;
+    const ep_acl_data_type type = is_quant ? EP_ACL_BF16 : x->type == EP_ACL_BF16 ? EP_ACL_FLOAT : x->type;
+    if (cann_list(bias, name)->count != weight->count || (is_quant && strcmp(name, "aclnnGroupedMatmulV5") != 0)) {
+        return false;
+    }
+    for (uint64_t i = 0; i < bias->count; i++) {
+        const ep_acl_tensor *b = cann_tensor(bias->tensors[i], name);
+        const uint64_t first = weight->count == 1 ? 1 : 0;
+        if (b->type != type || b->rank != 1 + first || !cann_is_contiguous(b) ||
+            (first == 1 && b->shape[0] != groups) || b->shape[first] != out->shape[1]) {
+            return false;
+        }
+    }
+    return true;
+}
+
 /* V4 has no f32 scales for bf16 results. */
 static bool quant_fits(const char *name, const ep_acl_tensor_list *scale, const ep_acl_tensor_list *per_token,
                        const ep_acl_tensor_list *weight, const ep_acl_tensor *x, const ep_acl_tensor *out,
@@ -155,8 +191,8 @@ static ep_acl_code plan_grouped_matmul(const char *name, EP_ACL_GROUPED_MATMUL_I
     }
     if (cann_list(x, name)->count != 1 || cann_list(out, name)->count != 1 ||
         cann_list(weight, name)->count > EP_ACL_GROUPS_MAX || split_item != EP_ACL_SPLIT_SINGLE ||
-        group_type != EP_ACL_GROUP_ROWS || (group_list_type != 0 && group_list_type != 1) || bias != NULL ||
-        offset != NULL || antiquant_scale != NULL || antiquant_offset != NULL || activation_input != NULL ||
+        group_type != EP_ACL_GROUP_ROWS || (group_list_type != 0 && group_list_type != 1) || offset != NULL ||
+        antiquant_scale != NULL || antiquant_offset != NULL || activation_input != NULL ||
         activation_quant_scale != NULL || activation_quant_offset != NULL || activation != EP_ACL_NO_ACTIVATION ||
         activation_feature_out != NULL || dynamic_scale_out != NULL) {
         return CANN_OP_INVALID;
@@ -174,16 +210,23 @@ static ep_acl_code plan_grouped_matmul(const char *name, EP_ACL_GROUPED_MATMUL_I
             : rows->type != result->type || !cann_is_float(rows->type) || scale != NULL || per_token_scale != NULL) {
         return CANN_OP_INVALID;
     }
+    if (!bias_fits(name, bias, weight, rows, result, groups)) {
+        return CANN_OP_INVALID;
+    }
+    const uint64_t biases = bias != NULL ? bias->count : 0;
     cann_launch plan = {.inputs = {rows, result, group_list, is_quant ? scale->tensors[0] : rows,
                                    is_quant ? per_token_scale->tensors[0] : rows},
-                        .inputs_count = FIRST_WEIGHT + weight->count,
+                        .inputs_count = FIRST_WEIGHT + weight->count + biases,
                         .run = run_grouped_matmul,
                         .flops = 2.0 * (double)rows->shape[0] * (double)rows->shape[1] * (double)result->shape[1],
                         .name = name,
                         .workspace_bytes = 4096 + (uint64_t)(rows->shape[0] * 64),
-                        .numbers = {group_list_type, (int64_t)weight->count, groups, is_quant}};
+                        .numbers = {group_list_type, (int64_t)weight->count, groups, is_quant, bias != NULL}};
     for (uint64_t i = 0; i < weight->count; i++) {
         plan.inputs[FIRST_WEIGHT + i] = weight->tensors[i];
+    }
+    for (uint64_t i = 0; i < biases; i++) {
+        plan.inputs[FIRST_WEIGHT + weight->count + i] = bias->tensors[i];
     }
     return cann_plan(&plan, workspace_bytes, executor);
 }
@@ -219,3 +262,129 @@ CANN_EXPORT ep_acl_code aclnnGroupedMatmulV4(void *workspace, uint64_t workspace
 {
     return cann_launch_executor("aclnnGroupedMatmulV4", workspace, workspace_bytes, executor, stream);
 }
+
+#ifndef CANN_OLDER
+#define FUSED "aclnnGroupedMatmulSwigluQuant"
+
+enum { FUSED_X, FUSED_WEIGHT, FUSED_SCALE, FUSED_X_SCALE, FUSED_GROUPS, FUSED_OUT, FUSED_OUT_SCALE, FUSED_INPUTS };
+
+/* Value of row k, column n of weights that lie as [N/32][K/16][16][32]. */
+static int8_t fractal_value(const int8_t *weight, int64_t inner, int64_t k, int64_t n)
+{
+    return weight[((n / 32 * (inner / 16) + k / 16) * 16 + k % 16) * 32 + n % 32];
+}
+
+/* One row: gate and up in f32, never rounded to less before they become int8. */
+static void run_fused_row(const cann_launch *launch, const int8_t *weight, const float *scales, int64_t row,
+                          float *wide)
+{
+    const int64_t inner = launch->inputs[FUSED_X]->shape[1];
+    const int64_t columns = 2 * launch->inputs[FUSED_OUT]->shape[1];
+    const int8_t *x = (const int8_t *)cann_tensor_bytes(launch->inputs[FUSED_X], FUSED) + row * inner;
+    const float x_scale = ((const float *)cann_tensor_bytes(launch->inputs[FUSED_X_SCALE], FUSED))[row];
+    int8_t *out = (int8_t *)cann_tensor_bytes(launch->inputs[FUSED_OUT], FUSED) + row * (columns / 2);
+    float *out_scale = (float *)cann_tensor_bytes(launch->inputs[FUSED_OUT_SCALE], FUSED) + row;
+    for (int64_t n = 0; n < columns; n++) {
+        int32_t sum = 0;
+        for (int64_t k = 0; k < inner; k++) {
+            sum += x[k] * fractal_value(weight, inner, k, n);
+        }
+        wide[n] = (float)sum * scales[n] * x_scale;
+    }
+    for (int64_t n = 0; n < columns / 2; n++) {
+        wide[n] = wide[n] / (1.0f + expf(-wide[n])) * wide[columns / 2 + n];
+    }
+    *out_scale = cann_quantise(wide, columns / 2, out);
+}
+
+static ep_acl_code run_fused(const cann_launch *launch)
+{
+    for (uint64_t i = 0; i < launch->inputs_count; i++) {
+        (void)cann_tensor(launch->inputs[i], FUSED);
+    }
+    const ep_acl_tensor *x = launch->inputs[FUSED_X];
+    const int64_t columns = 2 * launch->inputs[FUSED_OUT]->shape[1];
+    const int64_t *ends = cann_tensor_bytes(launch->inputs[FUSED_GROUPS], FUSED);
+    const int8_t *weights = cann_tensor_bytes(launch->inputs[FUSED_WEIGHT], FUSED);
+    const float *scales = cann_tensor_bytes(launch->inputs[FUSED_SCALE], FUSED);
+    float *wide = malloc((size_t)columns * sizeof(*wide));
+    int64_t row = 0;
+    ep_acl_code code = 0;
+    for (int64_t g = 0; g < launch->inputs[FUSED_GROUPS]->shape[0] && code == 0; g++) {
+        if (ends[g] < row || ends[g] > x->shape[0]) {
+            if (!cann_has_failed()) {
+                cann_violation(FUSED ": group %lld ends with row %lld, begins with %lld of %lld", (long long)g,
+                               (long long)ends[g], (long long)row, (long long)x->shape[0]);
+            }
+            code = CANN_CORE_FAULT;
+        }
+        for (; code == 0 && row < ends[g]; row++) {
+            run_fused_row(launch, weights + g * x->shape[1] * columns, scales + g * columns, row, wide);
+        }
+    }
+    for (; code == 0 && row < x->shape[0]; row++) { /* not written on the device */
+        const float none = NAN;
+        memcpy((float *)cann_tensor_bytes(launch->inputs[FUSED_OUT_SCALE], FUSED) + row, &none, sizeof(none));
+    }
+    free(wide);
+    return code;
+}
+
+static bool is_vector(const ep_acl_tensor *tensor, ep_acl_data_type type, int64_t count)
+{
+    return tensor->type == type && tensor->rank == 1 && cann_is_contiguous(tensor) && tensor->shape[0] == count;
+}
+
+static bool fused_fits(const cann_launch *plan)
+{
+    const ep_acl_tensor *x = plan->inputs[FUSED_X];
+    const ep_acl_tensor *w = plan->inputs[FUSED_WEIGHT];
+    const ep_acl_tensor *s = plan->inputs[FUSED_SCALE];
+    const ep_acl_tensor *out = plan->inputs[FUSED_OUT];
+    if (x->type != EP_ACL_INT8 || !is_matrix(x) || x->rank != 2 || w->type != EP_ACL_INT8 ||
+        w->format != EP_ACL_FRACTAL_NZ || w->rank != 5 || s->type != EP_ACL_FLOAT || s->rank != 2 ||
+        !cann_is_contiguous(s) || out->type != EP_ACL_INT8 || !is_matrix(out)) {
+        return false;
+    }
+    const int64_t rows = x->shape[0];
+    const int64_t columns = s->shape[1];
+    const ep_acl_tensor *groups = plan->inputs[FUSED_GROUPS];
+    return w->shape[0] == s->shape[0] && w->shape[1] * 32 == columns && w->shape[2] * 16 == x->shape[1] &&
+           w->shape[3] == 16 && w->shape[4] == 32 && columns <= 10240 && out->shape[0] == rows &&
+           out->shape[1] * 2 == columns && is_vector(plan->inputs[FUSED_X_SCALE], EP_ACL_FLOAT, rows) &&
+           is_vector(plan->inputs[FUSED_OUT_SCALE], EP_ACL_FLOAT, rows) &&
+           is_vector(groups, EP_ACL_INT64, groups->shape[0]) && groups->shape[0] <= w->shape[0];
+}
+
+CANN_EXPORT ep_acl_code aclnnGroupedMatmulSwigluQuantGetWorkspaceSize(
+    const ep_acl_tensor *x, const ep_acl_tensor *weight, const ep_acl_tensor *bias, const ep_acl_tensor *offset,
+    const ep_acl_tensor *scale, const ep_acl_tensor *per_token_scale, const ep_acl_tensor *group_list,
+    ep_acl_tensor *out, ep_acl_tensor *scale_out, ep_acl_tensor *offset_out, uint64_t *workspace_bytes,
+    ep_acl_executor **executor)
+{
+    const cann_launch plan = {.inputs = {x, weight, scale, per_token_scale, group_list, out, scale_out},
+                              .inputs_count = FUSED_INPUTS,
+                              .run = run_fused,
+                              .name = FUSED,
+                              .workspace_bytes = 8192};
+    for (uint64_t i = 0; i < FUSED_INPUTS; i++) {
+        if (plan.inputs[i] == NULL) {
+            return CANN_OP_NULL;
+        }
+        (void)cann_tensor(plan.inputs[i], FUSED);
+    }
+    const ep_acl_code code = cann_enter();
+    if (code != 0) {
+        return code;
+    }
+    return bias != NULL || offset != NULL || offset_out != NULL || !fused_fits(&plan)
+               ? CANN_OP_INVALID
+               : cann_plan(&plan, workspace_bytes, executor);
+}
+
+CANN_EXPORT ep_acl_code aclnnGroupedMatmulSwigluQuant(void *workspace, uint64_t workspace_bytes,
+                                                      ep_acl_executor *executor, ep_acl_stream stream)
+{
+    return cann_launch_executor(FUSED, workspace, workspace_bytes, executor, stream);
+}
+#endif

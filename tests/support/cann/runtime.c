@@ -90,6 +90,7 @@ static _Thread_local stream *own_stream; /* of a stream's thread */
 static bool oom_stays;
 static const char *lost_file;
 static const char *hold_fifo; /* NULL: none, or it was passed */
+static const char *refused;
 
 _Noreturn void cann_violation(const char *format, ...)
 {
@@ -130,6 +131,7 @@ static void read_environment(void)
     }
     memset(all_devices, 0, sizeof(all_devices));
     task_failed = false;
+    refused = getenv("EP_CANN_REFUSED");
     mallocs_count = tasks_count = streams_made = 0;
 }
 
@@ -217,6 +219,15 @@ void cann_last(cann_rate rate, double amount)
     }
 }
 
+bool cann_is_refused(const char *name)
+{
+    char padded[512];
+    char word[128];
+    snprintf(padded, sizeof(padded), " %s ", refused != NULL ? refused : "");
+    snprintf(word, sizeof(word), " %s ", name);
+    return strstr(padded, word) != NULL;
+}
+
 void cann_count_object(int change)
 {
     pthread_mutex_lock(&lock);
@@ -276,6 +287,10 @@ CANN_EXPORT ep_acl_code aclFinalize(void)
         return fail(was_finalised ? 100037 : 100001, "EE1001: aclFinalize without aclInit");
     }
     check_leaks();
+    if (getenv("EP_CANN_TELL") != NULL) {
+        fprintf(stderr, "cann: tasks %llu allocations %llu\n", (unsigned long long)tasks_count,
+                (unsigned long long)mallocs_count);
+    }
     while (blocks != NULL) {
         block *b = blocks;
         blocks = b->next;

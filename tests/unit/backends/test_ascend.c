@@ -114,15 +114,80 @@ Test(ascend, refuses_what_the_operators_do_not_do)
     source.format = EP_WEIGHTS_F32;
     expect_refused(backend, &source, "f32 weights, allowed: bf16, f16");
     source = expert(8, 8);
-    source.activation = EP_ACT_SWIGLU_OAI;
-    source.numbers = (ep_activation_numbers){.alpha = 1.702f, .beta = 1.0f, .limit = 7.0f};
-    expect_refused(backend, &source, "activation swiglu_oai, allowed: silu");
+    source.activation = EP_ACT_SITU;
+    source.numbers = (ep_activation_numbers){.alpha = 1.0f, .beta = 1.0f};
+    expect_refused(backend, &source,
+                   "activation situ, allowed: silu, gelu, gelu_tanh, swiglu_oai, swiglu_limit; backend: cpu");
     source = expert(8, 8);
-    source.bias_dtype = EP_DTYPE_BF16;
-    source.down_bias = matrix;
-    expect_refused(backend, &source, "biases");
+    source.activation = EP_ACT_SILU_NO_GATE;
+    source.gate = NULL;
+    expect_refused(backend, &source, "activation silu_no_gate, allowed: silu");
     source = expert(8, 32768);
     expect_refused(backend, &source, "at most 65535 columns; here H is 8 and twice I is 65536");
+    backend->ops->close(backend);
+}
+
+static bool can_load(ep_backend *backend, const ep_expert_source *source)
+{
+    ep_backend_weights *weights = NULL;
+    ep_error error;
+    const ep_err err = backend->ops->weights_load(backend, source, &weights, &error);
+    backend->ops->weights_unload(backend, weights);
+    return err == EP_OK;
+}
+
+Test(ascend, what_an_operator_does_not_do_on_this_device_is_refused_and_the_rest_is_not)
+{
+    static const float scales[64] = {1.0f};
+    ep_expert_source oai = expert(8, 8);
+    ep_expert_source gelu = expert(8, 8);
+    ep_expert_source quant = expert(16, 16); /* the fused operator takes these shapes */
+    oai.activation = EP_ACT_SWIGLU_OAI;
+    oai.numbers = (ep_activation_numbers){.alpha = 1.702f, .beta = 1.0f, .limit = 7.0f};
+    gelu.activation = EP_ACT_GELU;
+    quant.format = EP_WEIGHTS_W8A8;
+    quant.gate_scales = quant.up_scales = quant.down_scales = scales;
+    static const struct {
+        const char *refused;
+        bool oai;
+        bool gelu;
+        bool quant;
+    } rows[] = {{"", true, true, true},
+                {"aclnnClippedSwiglu", false, true, true},
+                {"aclnnGeGluV3", true, false, true},
+                {"aclnnGroupedMatmulSwigluQuant", true, true, true},
+                {"aclnnDynamicQuant", true, true, false}};
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        setenv("EP_CANN_REFUSED", rows[i].refused, 1);
+        ep_backend *backend = open_emulated();
+        cr_assert_eq(can_load(backend, &oai), rows[i].oai, "without %s", rows[i].refused);
+        cr_assert_eq(can_load(backend, &gelu), rows[i].gelu, "without %s", rows[i].refused);
+        cr_assert_eq(can_load(backend, &quant), rows[i].quant, "without %s", rows[i].refused);
+        if (!rows[i].oai) {
+            expect_refused(backend, &oai, "activation swiglu_oai, allowed: silu, gelu, gelu_tanh; ");
+        }
+        backend->ops->close(backend);
+    }
+    setenv("EP_CANN_REFUSED", "aclnnSwiGlu", 1);
+    ep_backend *backend = NULL;
+    ep_error error;
+    cr_assert_eq(open_on(EP_TEST_CANN, EP_NUMERICS_AUTO, &backend, &error), EP_ERR_UNIMPLEMENTED);
+    expect_text(&error, "not available");
+}
+
+/* The older set has no GroupedMatmul that adds bf16 to int8 products, nor f32 scales. */
+Test(ascend, an_older_release_adds_biases_to_floats)
+{
+    ep_backend *backend = NULL;
+    ep_error error;
+    ep_expert_source source = expert(8, 8);
+    source.bias_dtype = EP_DTYPE_BF16;
+    source.down_bias = matrix;
+    cr_assert_eq(open_on(EP_TEST_CANN_OLDER, EP_NUMERICS_AUTO, &backend, &error), EP_OK, "%s", error.text);
+    cr_assert(can_load(backend, &source));
+    source.format = EP_WEIGHTS_W8A8;
+    source.gate_scales = source.up_scales = source.down_scales = matrix;
+    expect_refused(backend, &source, "w8a8 weights, allowed: bf16, f16; ");
     backend->ops->close(backend);
 }
 
