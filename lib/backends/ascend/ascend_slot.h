@@ -30,7 +30,7 @@ typedef struct ep_ascend_streams {
 enum {
     EP_ASCEND_STEPS_MAX = 2 * EP_ASCEND_W8A8_JOBS_MAX + 2,
     EP_ASCEND_LISTS_MAX = 12 * EP_ASCEND_W8A8_JOBS_MAX, /* two products of six lists */
-    EP_ASCEND_TENSORS_MAX = 7 * EP_ASCEND_W8A8_JOBS_MAX + 8,
+    EP_ASCEND_TENSORS_MAX = 8 * EP_ASCEND_W8A8_JOBS_MAX + 8, /* seven of the fused operator, counts of the product */
 };
 
 /* An operator whose first phase is over. */

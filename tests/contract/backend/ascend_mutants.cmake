@@ -35,9 +35,6 @@ ep_add_ascend_mutant(other_scales FILE ascend_slot.c TEXT "scene: rows"
 # T6: a list of counts is not one of sums.
 ep_add_ascend_mutant(counts_as_sums FILE ascend_slot.c TEXT "GroupedMatmul: group"
     REPLACE "EP_ACL_GROUP_LIST_COUNTS" "0")
-# T6: a row that begins elsewhere has its scale there.
-ep_add_ascend_mutant(scales_of_others FILE ascend_slot.c TEXT "scene: rows"
-    REPLACE "p->row_scales + r.row * sizeof(float)" "p->row_scales")
 # T7: counts are 64 bits wide.
 ep_add_ascend_mutant(narrow_counts FILE ascend_slot.c TEXT "GroupedMatmul: group"
     REPLACE "const int64_t rows = job->rows_count" "const int32_t rows = (int32_t)job->rows_count")
@@ -83,3 +80,6 @@ ep_add_ascend_mutant(results_too_early FILE ascend_slot.c TEXT "scene: rows"
 # An event is for what its flags say.
 ep_add_ascend_mutant(event_flags FILE ascend_slot.c TEXT "without ACL_EVENT_CAPTURE_STREAM_PROGRESS"
     REPLACE "EP_ACL_EVENT_SYNC | EP_ACL_EVENT_PROGRESS" "EP_ACL_EVENT_SYNC")
+# Rows of several w8a8 jobs in a pass find their own scales.
+ep_add_ascend_mutant(scales_of_others FILE ascend_slot.c TEXT "scene: rows"
+    REPLACE "p->row_scales + r.row * sizeof(float)" "p->row_scales")
