@@ -19,59 +19,103 @@ enum { LIST_TYPE, WEIGHTS, GROUPS, IS_QUANT, HAS_BIAS }; /* places in launch->nu
 
 #define NAME "aclnnGroupedMatmul"
 
-/* One row: f32 accumulation in ascending k, or the exact integer sum. */
-static void multiply_row(const cann_launch *launch, int64_t row, const uint8_t *weight, float *sums, int64_t inner,
-                         int64_t columns)
+/* Group g's part of a list: its own tensor, or its place in that of all. Of rows values each. */
+static const uint8_t *group_part(const cann_launch *launch, uint64_t at, int64_t g, int64_t values)
+{
+    const bool one = launch->numbers[WEIGHTS] == 1;
+    const ep_acl_tensor *tensor = launch->inputs[at + (uint64_t)(one ? 0 : g)];
+    const uint8_t *bytes = cann_tensor_bytes(tensor, NAME);
+    return bytes + (one ? (size_t)(g * values) * tensor->element_bytes : 0);
+}
+
+/* What a group's results are made of, in the types the sums have. */
+typedef struct group {
+    float *weights; /* [K][N]; of int8 exact, as they are */
+    float *biases;  /* [N] */
+    float *scales;  /* [N]; int8 */
+    float *sums;    /* [N], of the row at hand */
+    int32_t *whole; /* the same of int8 */
+} group;
+
+static group group_make(int64_t inner, int64_t columns)
+{
+    const size_t n = (size_t)columns;
+    return (group){.weights = malloc((size_t)inner * n * sizeof(float)),
+                   .biases = malloc(n * sizeof(float)),
+                   .scales = malloc(n * sizeof(float)),
+                   .sums = malloc(n * sizeof(float)),
+                   .whole = malloc(n * sizeof(int32_t))};
+}
+
+static void group_free(group *g)
+{
+    free(g->weights);
+    free(g->biases);
+    free(g->scales);
+    free(g->sums);
+    free(g->whole);
+}
+
+static void group_read(const cann_launch *launch, int64_t number, int64_t inner, int64_t columns, group *g)
 {
     const ep_acl_tensor *x = launch->inputs[X];
-    const void *from = cann_tensor_bytes(x, NAME);
-    memset(sums, 0, (size_t)columns * sizeof(*sums));
-    if (launch->numbers[IS_QUANT] != 0) {
-        for (int64_t n = 0; n < columns; n++) {
-            int32_t sum = 0;
-            for (int64_t k = 0; k < inner; k++) {
-                sum += ((const int8_t *)from)[row * inner + k] * ((const int8_t *)weight)[k * columns + n];
-            }
-            sums[n] = (float)sum;
-        }
-        return;
-    }
-    for (int64_t k = 0; k < inner; k++) {
-        const float a = cann_element(x->type, from, (size_t)(row * inner + k));
-        for (int64_t n = 0; n < columns; n++) {
-            sums[n] += a * cann_element(x->type, weight, (size_t)(k * columns + n));
-        }
-    }
-}
-
-/* Bias n of a group; 0 without. */
-static float bias_of(const cann_launch *launch, int64_t group, int64_t n)
-{
-    if (launch->numbers[HAS_BIAS] == 0) {
-        return 0.0f;
-    }
-    const bool one = launch->numbers[WEIGHTS] == 1;
-    const ep_acl_tensor *bias = launch->inputs[FIRST_WEIGHT + launch->numbers[WEIGHTS] + (one ? 0 : group)];
-    const int64_t columns = bias->shape[bias->rank - 1];
-    return cann_element(bias->type, cann_tensor_bytes(bias, NAME), (size_t)((one ? group * columns : 0) + n));
-}
-
-static void store_row(const cann_launch *launch, int64_t row, int64_t group, const float *sums, int64_t columns)
-{
-    const ep_acl_tensor *out = launch->inputs[OUT];
-    const ep_acl_tensor *scale = launch->inputs[SCALE];
     const bool is_quant = launch->numbers[IS_QUANT] != 0;
-    void *to = cann_tensor_bytes(out, NAME);
+    const bool has_bias = launch->numbers[HAS_BIAS] != 0;
+    const uint64_t first_bias = FIRST_WEIGHT + (uint64_t)launch->numbers[WEIGHTS];
+    const uint8_t *weights = group_part(launch, FIRST_WEIGHT, number, inner * columns);
+    const uint8_t *biases = has_bias ? group_part(launch, first_bias, number, columns) : NULL;
+    const ep_acl_tensor *scale = launch->inputs[SCALE];
     const void *scales = is_quant ? cann_tensor_bytes(scale, NAME) : NULL;
-    const float per_token =
-        is_quant ? cann_element(EP_ACL_FLOAT, cann_tensor_bytes(launch->inputs[PER_TOKEN_SCALE], NAME), (size_t)row)
-                 : 0.0f;
-    for (int64_t n = 0; n < columns; n++) {
-        const float value =
-            is_quant ? sums[n] * cann_element(scale->type, scales, (size_t)(group * columns + n)) * per_token
-                     : sums[n];
-        cann_element_set(out->type, to, (size_t)(row * columns + n), value + bias_of(launch, group, n));
+    for (int64_t i = 0; i < inner * columns; i++) {
+        g->weights[i] = is_quant ? (float)((const int8_t *)weights)[i] : cann_element(x->type, weights, (size_t)i);
     }
+    for (int64_t n = 0; n < columns; n++) {
+        g->biases[n] = has_bias ? cann_element(launch->inputs[first_bias]->type, biases, (size_t)n) : 0.0f;
+        g->scales[n] = is_quant ? cann_element(scale->type, scales, (size_t)(number * columns + n)) : 1.0f;
+    }
+}
+
+/* One row: f32 accumulation in ascending k, or the exact integer sum. */
+static void multiply_row(const cann_launch *launch, const void *x, int64_t row, int64_t inner, int64_t columns,
+                         float per_token, group *g)
+{
+    float *sums = g->sums;
+    int32_t *whole = g->whole;
+    const bool is_quant = launch->numbers[IS_QUANT] != 0;
+    memset(sums, 0, (size_t)columns * sizeof(*sums));
+    memset(whole, 0, (size_t)columns * sizeof(*whole));
+    for (int64_t k = 0; k < inner; k++) {
+        const float *weights = g->weights + k * columns;
+        if (is_quant) {
+            const int32_t a = ((const int8_t *)x)[row * inner + k];
+            for (int64_t n = 0; n < columns; n++) {
+                whole[n] += a * (int32_t)weights[n];
+            }
+        } else {
+            const float a = cann_element(launch->inputs[X]->type, x, (size_t)(row * inner + k));
+            for (int64_t n = 0; n < columns; n++) {
+                sums[n] += a * weights[n];
+            }
+        }
+    }
+    for (int64_t n = 0; n < columns; n++) {
+        sums[n] = (is_quant ? (float)whole[n] * g->scales[n] * per_token : sums[n]) + g->biases[n];
+    }
+}
+
+/* Where group g of a list of counts or running sums ends, or a negative code. */
+static int64_t group_end(const cann_launch *launch, const int64_t *list, int64_t g, int64_t row)
+{
+    const int64_t rows = launch->inputs[X]->shape[0];
+    const int64_t end = launch->numbers[LIST_TYPE] == EP_ACL_GROUP_LIST_COUNTS ? row + list[g] : list[g];
+    if (end >= row && end <= rows) {
+        return end;
+    }
+    if (!cann_has_failed()) {
+        cann_violation(NAME ": group %lld ends with row %lld, begins with %lld of %lld", (long long)g, (long long)end,
+                       (long long)row, (long long)rows);
+    }
+    return -1;
 }
 
 static ep_acl_code run_grouped_matmul(const cann_launch *launch)
@@ -79,39 +123,35 @@ static ep_acl_code run_grouped_matmul(const cann_launch *launch)
     for (uint64_t i = 0; i < launch->inputs_count; i++) {
         (void)cann_tensor(launch->inputs[i], NAME);
     }
-    const ep_acl_tensor *x = launch->inputs[X];
     const ep_acl_tensor *out = launch->inputs[OUT];
-    const int64_t inner = x->shape[1];
+    const int64_t inner = launch->inputs[X]->shape[1];
     const int64_t columns = out->shape[1];
     const int64_t *list = cann_tensor_bytes(launch->inputs[GROUP_LIST], NAME);
-    float *sums = malloc((size_t)columns * sizeof(*sums));
+    const void *x = cann_tensor_bytes(launch->inputs[X], NAME);
+    const float *per_token =
+        launch->numbers[IS_QUANT] != 0 ? cann_tensor_bytes(launch->inputs[PER_TOKEN_SCALE], NAME) : NULL;
+    uint8_t *to = cann_tensor_bytes(out, NAME);
+    group g = group_make(inner, columns);
     int64_t row = 0;
-    for (int64_t g = 0; g < launch->numbers[GROUPS]; g++) {
-        const int64_t end = launch->numbers[LIST_TYPE] == EP_ACL_GROUP_LIST_COUNTS ? row + list[g] : list[g];
-        if ((end < row || end > x->shape[0]) && cann_has_failed()) {
-            free(sums);
-            return CANN_CORE_FAULT;
+    for (int64_t number = 0; number < launch->numbers[GROUPS] && row >= 0; number++) {
+        const int64_t end = group_end(launch, list, number, row);
+        if (end > row) {
+            group_read(launch, number, inner, columns, &g);
         }
-        if (end < row || end > x->shape[0]) {
-            cann_violation(NAME ": group %lld ends with row %lld, begins with %lld of %lld", (long long)g,
-                           (long long)end, (long long)row, (long long)x->shape[0]);
-        }
-        const bool one = launch->numbers[WEIGHTS] == 1;
-        const ep_acl_tensor *weight = launch->inputs[FIRST_WEIGHT + (one ? 0 : g)];
-        const uint8_t *values = cann_tensor_bytes(weight, NAME);
-        values += one ? (size_t)(g * inner * columns) * weight->element_bytes : 0;
         for (; row < end; row++) {
-            multiply_row(launch, row, values, sums, inner, columns);
-            store_row(launch, row, g, sums, columns);
+            multiply_row(launch, x, row, inner, columns, per_token != NULL ? per_token[row] : 1.0f, &g);
+            for (int64_t n = 0; n < columns; n++) {
+                cann_element_set(out->type, to, (size_t)(row * columns + n), g.sums[n]);
+            }
         }
+        row = end;
     }
-    for (; row < out->shape[0];
-         row++) { /* what no group covers is not written on the device: nobody may count on what was there */
-        memset((uint8_t *)cann_tensor_bytes(out, NAME) + (size_t)(row * columns) * out->element_bytes, 0xff,
-               (size_t)columns * out->element_bytes);
+    if (row >= 0) { /* what no group covers is not written on the device: nobody may count on what was there */
+        memset(to + (size_t)(row * columns) * out->element_bytes, 0xff,
+               (size_t)((out->shape[0] - row) * columns) * out->element_bytes);
     }
-    free(sums);
-    return 0;
+    group_free(&g);
+    return row >= 0 ? 0 : CANN_CORE_FAULT;
 }
 
 static bool is_matrix(const ep_acl_tensor *tensor)
