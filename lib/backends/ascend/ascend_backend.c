@@ -335,21 +335,21 @@ static ep_err start_threads(ascend_backend *backend, ep_error *out_error)
 
 /* What a device may lack, by what a known-answer run of it computes. Those that others stand on come first. */
 static const struct {
-    const char *name;
     ep_ascend_ability ability;
     uint32_t needs;
     ep_activation activation;
     bool has_biases;
-    ep_weight_format formats[2]; /* NONE: no second */
+    bool is_quant; /* w8a8; else bf16 and f16 */
+    const char *effect;
 } trials[] = {
-    {"biases", EP_ASCEND_BIASES, 0, EP_ACT_SILU, true, {EP_WEIGHTS_BF16, EP_WEIGHTS_F16}},
-    {"swiglu_oai", EP_ASCEND_CLIPPED, 0, EP_ACT_SWIGLU_OAI, false, {EP_WEIGHTS_BF16, EP_WEIGHTS_F16}},
-    {"swiglu_limit", EP_ASCEND_CLIPPED, 0, EP_ACT_SWIGLU_LIMIT, false, {EP_WEIGHTS_BF16, EP_WEIGHTS_F16}},
-    {"gelu", EP_ASCEND_GELU, 0, EP_ACT_GELU, false, {EP_WEIGHTS_BF16, EP_WEIGHTS_F16}},
-    {"gelu_tanh", EP_ASCEND_GELU, 0, EP_ACT_GELU_TANH, false, {EP_WEIGHTS_BF16, EP_WEIGHTS_F16}},
-    {"w8a8", EP_ASCEND_W8A8, 0, EP_ACT_SILU, false, {EP_WEIGHTS_W8A8, EP_WEIGHTS_NONE}},
-    {"w8a8 with biases", EP_ASCEND_W8A8_BIASES, EP_ASCEND_W8A8, EP_ACT_SILU, true, {EP_WEIGHTS_W8A8, EP_WEIGHTS_NONE}},
-    {"fused w8a8", EP_ASCEND_FUSED, EP_ASCEND_W8A8, EP_ACT_SILU, false, {EP_WEIGHTS_W8A8, EP_WEIGHTS_NONE}},
+    {EP_ASCEND_BIASES, 0, EP_ACT_SILU, true, false, "bf16 and f16 experts with biases are refused"},
+    {EP_ASCEND_CLIPPED, 0, EP_ACT_SWIGLU_OAI, false, false, "swiglu_oai and swiglu_limit experts are refused"},
+    {EP_ASCEND_CLIPPED, 0, EP_ACT_SWIGLU_LIMIT, false, false, "swiglu_oai and swiglu_limit experts are refused"},
+    {EP_ASCEND_GELU, 0, EP_ACT_GELU, false, false, "gelu and gelu_tanh experts are refused"},
+    {EP_ASCEND_GELU, 0, EP_ACT_GELU_TANH, false, false, "gelu and gelu_tanh experts are refused"},
+    {EP_ASCEND_W8A8, 0, EP_ACT_SILU, false, true, "w8a8 experts are refused"},
+    {EP_ASCEND_W8A8_BIASES, EP_ASCEND_W8A8, EP_ACT_SILU, true, true, "w8a8 experts with biases are refused"},
+    {EP_ASCEND_FUSED, EP_ASCEND_W8A8, EP_ACT_SILU, false, true, "w8a8 experts take more steps"},
 };
 
 /* By the symbols that are there. */
@@ -361,15 +361,17 @@ static uint32_t abilities_of(const ep_acl_symbols *acl)
            (acl->aclnnGroupedMatmulSwigluQuant != NULL ? EP_ASCEND_FUSED : 0);
 }
 
-static ep_err run_trial(ascend_backend *backend, size_t t, ep_error *out_error)
+static ep_err run_trial(ascend_backend *backend, ep_activation activation, bool has_biases, bool is_quant,
+                        ep_error *out_error)
 {
+    static const ep_weight_format floats[] = {EP_WEIGHTS_BF16, EP_WEIGHTS_F16};
+    static const ep_weight_format quant[] = {EP_WEIGHTS_W8A8};
+    const ep_weight_format *formats = is_quant ? quant : floats;
+    const size_t count = is_quant ? EP_ARRAY_COUNT(quant) : EP_ARRAY_COUNT(floats);
     ep_err err = EP_OK;
-    for (size_t f = 0; f < EP_ARRAY_COUNT(trials[t].formats) && err == EP_OK; f++) {
-        const ep_weight_format format = trials[t].formats[f];
-        if (format != EP_WEIGHTS_NONE) {
-            err = ep_known_answer_run_expert(&backend->base, format, trials[t].activation, trials[t].has_biases,
-                                             &backend->answer.digests[format], out_error);
-        }
+    for (size_t f = 0; f < count && err == EP_OK; f++) {
+        err = ep_known_answer_run_expert(&backend->base, formats[f], activation, has_biases,
+                                         &backend->answer.digests[formats[f]], out_error);
     }
     return err;
 }
@@ -380,21 +382,16 @@ static ep_err run_trial(ascend_backend *backend, size_t t, ep_error *out_error)
  */
 static ep_err learn_answers(ascend_backend *backend, ep_error *out_error)
 {
-    const uint32_t there = abilities_of(&backend->device.acl);
     uint32_t *abilities = &backend->device.abilities;
-    uint32_t lacking = ~there;
-    ep_err err = ep_known_answer_run_expert(&backend->base, EP_WEIGHTS_BF16, EP_ACT_SILU, false,
-                                            &backend->answer.digests[EP_WEIGHTS_BF16], out_error);
-    err = err == EP_OK ? ep_known_answer_run_expert(&backend->base, EP_WEIGHTS_F16, EP_ACT_SILU, false,
-                                                    &backend->answer.digests[EP_WEIGHTS_F16], out_error)
-                       : err;
+    uint32_t lacking = ~abilities_of(&backend->device.acl);
+    ep_err err = run_trial(backend, EP_ACT_SILU, false, false, out_error);
     for (size_t t = 0; t < EP_ARRAY_COUNT(trials) && err == EP_OK; t++) {
         ep_error error;
         if ((lacking & (trials[t].ability | trials[t].needs)) != 0) {
             continue;
         }
         *abilities |= trials[t].ability;
-        if (run_trial(backend, t, &error) == EP_OK) {
+        if (run_trial(backend, trials[t].activation, trials[t].has_biases, trials[t].is_quant, &error) == EP_OK) {
             continue;
         }
         *abilities &= ~(uint32_t)trials[t].ability;
@@ -402,8 +399,8 @@ static ep_err learn_answers(ascend_backend *backend, ep_error *out_error)
         if (atomic_load(&backend->device.lost)) {
             return ep_error_set(out_error, EP_ERR_DEVICE_LOST, "%s", error.text);
         }
-        ep_log(EP_LOG_WARN, "device-lacks", EP_KV(backend, "ascend"), EP_KV(ability, trials[t].name),
-               EP_KV(reason, error.text), EP_KV(effect, "experts that need it are refused or computed another way"));
+        ep_log(EP_LOG_WARN, "device-lacks", EP_KV(backend, "ascend"), EP_KV(reason, error.text),
+               EP_KV(effect, trials[t].effect));
     }
     return err;
 }

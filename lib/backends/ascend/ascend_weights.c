@@ -49,15 +49,16 @@ static ep_err check_activation(const ep_ascend_device *device, const ep_expert_s
         return EP_OK;
     }
     return ep_error_set(
-        out_error, EP_ERR_UNIMPLEMENTED,
-        "backend ascend has no operator for activation %s, allowed: silu%s%s; backend: cpu has all activations",
+        out_error, EP_ERR_UNIMPLEMENTED, "backend ascend %s activation %s, allowed: silu%s%s; backend: cpu has all",
+        ep_activation_has_gate(source->activation) ? "has on this device no operator for"
+                                                   : "computes experts with a gate only, not",
         ep_activation_name(source->activation), can_gelu ? ", gelu, gelu_tanh" : "",
         can_clip ? ", swiglu_oai, swiglu_limit" : "");
 }
 
 ep_err ep_ascend_weights_check(const ep_ascend_device *device, const ep_expert_source *source, ep_error *out_error)
 {
-    const uint32_t columns = source->hidden > 2 * source->inner ? source->hidden : 2 * source->inner;
+    const uint64_t wide = 2 * (uint64_t)source->inner;
     const uint32_t biases = source->format == EP_WEIGHTS_W8A8 ? EP_ASCEND_W8A8_BIASES : EP_ASCEND_BIASES;
     ep_err err = check_format(device, source, out_error);
     err = err == EP_OK ? check_activation(device, source, out_error) : err;
@@ -66,11 +67,11 @@ ep_err ep_ascend_weights_check(const ep_ascend_device *device, const ep_expert_s
                            "backend ascend cannot add experts' biases to %s weights on this device; backend: cpu does",
                            ep_weight_format_name(source->format));
     }
-    if (err == EP_OK && columns > EP_ACL_COLUMNS_MAX) {
+    if (err == EP_OK && (wide > EP_ACL_COLUMNS_MAX || source->hidden > EP_ACL_COLUMNS_MAX)) {
         err = ep_error_set(
             out_error, EP_ERR_UNIMPLEMENTED,
             "backend ascend multiplies by matrices of at most %d columns; here H is %u and twice I is %llu",
-            EP_ACL_COLUMNS_MAX, source->hidden, 2ull * source->inner);
+            EP_ACL_COLUMNS_MAX, source->hidden, (unsigned long long)wide);
     }
     return err;
 }
