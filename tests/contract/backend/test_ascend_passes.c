@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Backend "ascend" over the emulated device: passes with as many jobs as one may have, of every kind. */
+/* Backend "ascend" over the emulated device: passes of every kind, of as many jobs as one may have and of many rows. */
 #include <criterion/criterion.h>
 #include <semaphore.h>
 
@@ -7,7 +7,7 @@
 #include "contract/backend/backend_variants.h"
 #include "contract/backend/expert_fixture.h"
 
-enum { ROWS = 9, JOBS = 2 * EP_ACL_GROUPS_MAX, SLOTS = 3 };
+enum { ROWS = 9, MANY_ROWS = 600, JOBS = 2 * EP_ACL_GROUPS_MAX, SLOTS = 3 };
 
 /* Holds the thread that tells of ends, so that no slot becomes free: what is submitted meanwhile waits. */
 typedef struct gate {
@@ -82,26 +82,49 @@ static void run_full_passes(ep_backend *backend, const expert_fixture *f)
     sem_destroy(&g.reached);
 }
 
+static const struct {
+    uint32_t hidden;
+    uint32_t inner;
+    ep_dtype dtype;
+    ep_activation activation;
+    bool has_biases;
+} kinds[] = {{37, 21, EP_DTYPE_BF16, EP_ACT_SILU, false},
+             {37, 21, EP_DTYPE_BF16, EP_ACT_SWIGLU_OAI, true},
+             {40, 20, EP_DTYPE_F16, EP_ACT_GELU, true},
+             {64, 48, EP_DTYPE_I8, EP_ACT_SILU, false},     /* GroupedMatmulSwigluQuant */
+             {64, 40, EP_DTYPE_I8, EP_ACT_SILU, false},     /* not in whole fractals */
+             {64, 48, EP_DTYPE_I8, EP_ACT_GELU_TANH, true}, /* every list there is */
+             {64, 48, EP_DTYPE_I8, EP_ACT_SWIGLU_LIMIT, false},
+             {37, 21, EP_DTYPE_I8, EP_ACT_SILU, false}}; /* one job in a pass */
+enum { KINDS = sizeof(kinds) / sizeof(kinds[0]) };
+
+static expert_fixture fixture_of(size_t kind, uint32_t rows)
+{
+    expert_fixture f =
+        expert_fixture_make(70 + kind, kinds[kind].hidden, kinds[kind].inner, rows, kinds[kind].dtype);
+    expert_fixture_reshape(&f, kind, kinds[kind].activation, kinds[kind].has_biases);
+    return f;
+}
+
+Test(ascend_passes, one_job_of_many_rows_of_every_kind)
+{
+    ep_backend *backend = backend_variant_open(0, 1, 0);
+    for (size_t k = 0; k < KINDS; k++) {
+        expert_fixture f = fixture_of(k, MANY_ROWS);
+        ep_backend_weights *weights = load(backend, &f);
+        const char *wrong = fixture_run(&f, backend, weights, 0, MANY_ROWS);
+        cr_assert_null(wrong, "kind %zu: %s", k, wrong != NULL ? wrong : "");
+        backend->ops->weights_unload(backend, weights);
+        expert_fixture_free(&f);
+    }
+    backend->ops->close(backend);
+}
+
 Test(ascend_passes, as_many_jobs_as_one_may_have_of_every_kind)
 {
-    static const struct {
-        uint32_t hidden;
-        uint32_t inner;
-        ep_dtype dtype;
-        ep_activation activation;
-        bool has_biases;
-    } kinds[] = {{37, 21, EP_DTYPE_BF16, EP_ACT_SILU, false},
-                 {37, 21, EP_DTYPE_BF16, EP_ACT_SWIGLU_OAI, true},
-                 {40, 20, EP_DTYPE_F16, EP_ACT_GELU, true},
-                 {64, 48, EP_DTYPE_I8, EP_ACT_SILU, false},      /* GroupedMatmulSwigluQuant */
-                 {64, 40, EP_DTYPE_I8, EP_ACT_SILU, false},      /* not in whole fractals */
-                 {64, 48, EP_DTYPE_I8, EP_ACT_GELU_TANH, true},  /* every list there is */
-                 {64, 48, EP_DTYPE_I8, EP_ACT_SWIGLU_LIMIT, false},
-                 {37, 21, EP_DTYPE_I8, EP_ACT_SILU, false}};     /* one job in a pass */
     ep_backend *backend = backend_variant_open(0, 1, 0);
-    for (size_t k = 0; k < sizeof(kinds) / sizeof(kinds[0]); k++) {
-        expert_fixture f = expert_fixture_make(70 + k, kinds[k].hidden, kinds[k].inner, ROWS, kinds[k].dtype);
-        expert_fixture_reshape(&f, k, kinds[k].activation, kinds[k].has_biases);
+    for (size_t k = 0; k < KINDS; k++) {
+        expert_fixture f = fixture_of(k, ROWS);
         run_full_passes(backend, &f);
         expert_fixture_free(&f);
     }
