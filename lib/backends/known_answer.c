@@ -14,7 +14,7 @@
 
 /* H and I are no multiples of a panel and ROWS of no chunk, so the edges of a kernel are part of the answer.
  */
-enum { HIDDEN = 96, INNER = 80, ROWS = 7 };
+enum { HIDDEN = 96, INNER = EP_KNOWN_ANSWER_INNER, ROWS = 7 };
 
 typedef struct {
     float gate[INNER * HIDDEN]; /* room for the widest format; the narrow ones fill the front */
@@ -445,7 +445,7 @@ ep_err ep_known_answer_run(ep_backend *backend, ep_numerics numerics, ep_known_a
 }
 
 ep_err ep_known_answer_run_expert(ep_backend *backend, ep_weight_format format, ep_activation activation,
-                                  bool has_biases, uint32_t *digest, ep_error *out_error)
+                                  bool has_biases, uint32_t inner, uint32_t *digest, ep_error *out_error)
 {
     uint32_t hash = fnv1a(*digest != 0 ? *digest : 2166136261u, format);
     known_data *data = calloc(1, sizeof(*data));
@@ -454,6 +454,8 @@ ep_err ep_known_answer_run_expert(ep_backend *backend, ep_weight_format format, 
     }
     fill_data(data, format);
     ep_expert_source source = expert_of(data, format, activation);
+    EP_ASSERT(inner <= INNER);
+    source.inner = inner;
     if (!has_biases) {
         source.gate_bias = source.up_bias = source.down_bias = NULL;
     }

@@ -62,7 +62,7 @@ enum {
     EP_ACL_NO_ACTIVATION = 0,     /* actType */
     EP_ACL_GROUPS_MAX = 128,      /* tensors in a list of GroupedMatmul */
     EP_ACL_COLUMNS_MAX = 65535,   /* of its x and weights */
-    EP_ACL_ALIGN = 32,            /* of a tensor's address */
+    EP_ACL_ALIGN = 32,            /* of a tensor's address, and a block of a core's local memory */
     EP_ACL_GELU_ERF = 0,          /* GeGluV3 approximate: as its kernels read it, not as its header says */
     EP_ACL_GELU_TANH = 1,
     EP_ACL_NZ_ROWS = 16, /* of a fractal of int8 weights: [N/32][K/16][16][32] */

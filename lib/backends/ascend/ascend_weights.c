@@ -85,13 +85,15 @@ bool ep_ascend_weights_alike(const ep_backend_weights *a, const ep_backend_weigh
            memcmp(&one->numbers, &other->numbers, sizeof(one->numbers)) == 0;
 }
 
-/* Whether the operator takes these shapes, whole fractals among them, and does all that is to be done. */
+/*
+ * Whether the operator takes these shapes and does all that is to be done: whole fractals, and rows of results in whole
+ * blocks of its local memory, which no document says and its kernel stands on.
+ */
 static bool can_fuse(const ep_ascend_device *device, const ep_expert_source *source)
 {
-    const uint32_t columns = 2 * source->inner;
     return (device->abilities & EP_ASCEND_FUSED) != 0 && source->format == EP_WEIGHTS_W8A8 &&
            source->activation == EP_ACT_SILU && !has_biases(source) && source->hidden % EP_ACL_NZ_ROWS == 0 &&
-           columns % EP_ACL_NZ_COLUMNS == 0 && columns <= EP_ACL_FUSED_COLUMNS_MAX;
+           source->inner % EP_ACL_ALIGN == 0 && 2 * source->inner <= EP_ACL_FUSED_COLUMNS_MAX;
 }
 
 static size_t element_bytes(ep_weight_format format)

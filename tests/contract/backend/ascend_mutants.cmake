@@ -66,6 +66,8 @@ ep_add_ascend_mutant(halves_swapped FILE ascend_weights.c TEXT "scene: rows"
 # T18: int8 weights of the fused operator are fractals.
 ep_add_ascend_mutant(no_fractals FILE ascend_weights.c TEXT "scene: rows"
     REPLACE "to[(size_t)h * EP_ACL_NZ_COLUMNS + c]" "to[(size_t)c * source->hidden + h]")
+ep_add_ascend_mutant(half_blocks FILE ascend_weights.c TEXT "no whole blocks of 32 bytes"
+    REPLACE "source->inner % EP_ACL_ALIGN == 0" "2 * source->inner % EP_ACL_NZ_COLUMNS == 0")
 # T19: tensors outlive the launch.
 ep_add_ascend_mutant(tensors_too_early FILE ascend_slot.c TEXT "before the stream has passed"
     REPLACE "slot->result = enqueue(slot, device, streams, &l)" "slot->result = enqueue(slot, device, streams, &l), drop_objects(slot, device)")

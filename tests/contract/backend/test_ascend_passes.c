@@ -91,9 +91,9 @@ static const struct {
 } kinds[] = {{37, 21, EP_DTYPE_BF16, EP_ACT_SILU, false},
              {37, 21, EP_DTYPE_BF16, EP_ACT_SWIGLU_OAI, true},
              {40, 20, EP_DTYPE_F16, EP_ACT_GELU, true},
-             {64, 48, EP_DTYPE_I8, EP_ACT_SILU, false},     /* GroupedMatmulSwigluQuant */
+             {64, 64, EP_DTYPE_I8, EP_ACT_SILU, false},     /* GroupedMatmulSwigluQuant */
              {64, 40, EP_DTYPE_I8, EP_ACT_SILU, false},     /* not in whole fractals */
-             {64, 48, EP_DTYPE_I8, EP_ACT_GELU_TANH, true}, /* every list there is */
+             {64, 64, EP_DTYPE_I8, EP_ACT_GELU_TANH, true}, /* every list there is */
              {64, 48, EP_DTYPE_I8, EP_ACT_SWIGLU_LIMIT, false},
              {37, 21, EP_DTYPE_I8, EP_ACT_SILU, false}}; /* one job in a pass */
 enum { KINDS = sizeof(kinds) / sizeof(kinds[0]) };

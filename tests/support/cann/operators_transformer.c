@@ -347,6 +347,10 @@ static ep_acl_code run_fused(const cann_launch *launch)
     const int64_t *ends = cann_tensor_bytes(launch->inputs[FUSED_GROUPS], FUSED);
     const int8_t *weights = cann_tensor_bytes(launch->inputs[FUSED_WEIGHT], FUSED);
     const float *scales = cann_tensor_bytes(launch->inputs[FUSED_SCALE], FUSED);
+    if (columns / 2 % EP_ACL_ALIGN != 0) { /* in a core's local memory all rows but the first begin askew */
+        cann_violation(FUSED ": rows of %lld results are no whole blocks of %d bytes", (long long)(columns / 2),
+                       EP_ACL_ALIGN);
+    }
     float *wide = malloc((size_t)columns * sizeof(*wide));
     int64_t row = 0;
     ep_acl_code code = 0;

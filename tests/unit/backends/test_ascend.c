@@ -141,7 +141,7 @@ Test(ascend, what_an_operator_does_not_do_on_this_device_is_refused_and_the_rest
     static const float scales[64] = {1.0f};
     ep_expert_source oai = expert(8, 8);
     ep_expert_source gelu = expert(8, 8);
-    ep_expert_source quant = expert(16, 16); /* the fused operator takes these shapes */
+    ep_expert_source quant = expert(16, 32); /* the fused operator takes these shapes */
     oai.activation = EP_ACT_SWIGLU_OAI;
     oai.numbers = (ep_activation_numbers){.alpha = 1.702f, .beta = 1.0f, .limit = 7.0f};
     gelu.activation = EP_ACT_GELU;
