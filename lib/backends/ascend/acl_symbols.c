@@ -12,12 +12,10 @@
 typedef struct symbol_row {
     const char *name;
     ep_acl_library library;
-    bool required;
+    enum { OPTIONAL, CALLER, REQUIRED } need;
     size_t offset; /* in ep_acl_symbols */
 } symbol_row;
 
-#define REQUIRED true
-#define OPTIONAL false
 #define ROW_OF(library_name, symbol, need)                                                                            \
     {#symbol, EP_ACL_LIBRARY_##library_name, need, offsetof(ep_acl_symbols, symbol)},
 #define RUNTIME_ROW(name, result, parameters, need, release) ROW_OF(RUNTIME, name, need)
@@ -61,10 +59,10 @@ static ep_err open_library(const ep_acl_opener *opener, ep_acl_library which, bo
 }
 
 /* The per-domain libraries and libopapi.so are never both opened: once one of the former is there, all must be. */
-static ep_err open_libraries(const ep_acl_opener *opener, opened *o, ep_error *out_error)
+static ep_err open_libraries(const ep_acl_opener *opener, int count, opened *o, ep_error *out_error)
 {
     bool older_operators = false;
-    for (int i = 0; i < EP_ACL_LIBRARIES; i++) {
+    for (int i = 0; i < count; i++) {
         const ep_acl_library which = (ep_acl_library)i;
         const bool may_fall_back = which == EP_ACL_LIBRARY_RUNTIME || which == EP_ACL_LIBRARY_NN;
         ep_err err = open_library(opener, which, older_operators && is_operators(which), o, out_error);
@@ -106,24 +104,34 @@ static void drop_halves(ep_acl_symbols *symbols)
     }
 }
 
+/* Rows of the libraries that are open; lacking what needs more than least is an error. */
+static ep_err find_symbols(const ep_acl_opener *opener, const opened *o, int least, ep_acl_symbols *symbols, ep_error *out_error)
+{
+    for (size_t i = 0; i < EP_ARRAY_COUNT(rows); i++) {
+        void *handle = o->handles[rows[i].library];
+        void *symbol = handle != NULL ? opener->symbol(opener->arg, handle, rows[i].name) : NULL;
+        if (handle != NULL && symbol == NULL && (int)rows[i].need > least) {
+            return ep_error_set(out_error, EP_ERR_UNAVAILABLE,
+                                "%s has no %s: a release of CANN this build does not know",
+                                o->libraries[rows[i].library], rows[i].name);
+        }
+        memcpy((uint8_t *)symbols + rows[i].offset, &symbol, sizeof(symbol));
+    }
+    memcpy(symbols->libraries, o->libraries, sizeof(o->libraries));
+    return EP_OK;
+}
+
 ep_err ep_acl_symbols_load(const ep_acl_opener *opener, ep_acl_symbols *out_symbols, ep_error *out_error)
 {
     opened o = {.handles = {NULL}};
     ep_acl_symbols symbols;
     ep_error error;
-    memset(&symbols, 0, sizeof(symbols));
-    ep_err err = open_libraries(opener, &o, &error);
+    ep_err err = open_libraries(opener, EP_ACL_LIBRARIES, &o, &error);
+    if (err == EP_OK) {
+        err = find_symbols(opener, &o, CALLER, &symbols, &error);
+    }
     if (err != EP_OK) {
         return ep_error_set(out_error, err, "%s", error.text);
-    }
-    for (size_t i = 0; i < EP_ARRAY_COUNT(rows); i++) {
-        void *symbol = opener->symbol(opener->arg, o.handles[rows[i].library], rows[i].name);
-        if (symbol == NULL && rows[i].required) {
-            return ep_error_set(out_error, EP_ERR_UNAVAILABLE,
-                                "%s has no %s: a release of CANN this build does not know",
-                                o.libraries[rows[i].library], rows[i].name);
-        }
-        memcpy((uint8_t *)&symbols + rows[i].offset, &symbol, sizeof(symbol));
     }
     drop_halves(&symbols);
     if (symbols.aclnnGroupedMatmulV5 == NULL && symbols.aclnnGroupedMatmulV4 == NULL) {
@@ -131,7 +139,22 @@ ep_err ep_acl_symbols_load(const ep_acl_opener *opener, ep_acl_symbols *out_symb
                             "%s has neither aclnnGroupedMatmulV5 nor aclnnGroupedMatmulV4",
                             o.libraries[EP_ACL_LIBRARY_TRANSFORMER]);
     }
-    memcpy(symbols.libraries, o.libraries, sizeof(o.libraries));
+    *out_symbols = symbols;
+    return EP_OK;
+}
+
+ep_err ep_acl_symbols_load_runtime(const ep_acl_opener *opener, ep_acl_symbols *out_symbols, ep_error *out_error)
+{
+    opened o = {.handles = {NULL}};
+    ep_acl_symbols symbols;
+    ep_error error;
+    ep_err err = open_libraries(opener, EP_ACL_LIBRARY_RUNTIME + 1, &o, &error);
+    if (err == EP_OK) {
+        err = find_symbols(opener, &o, OPTIONAL, &symbols, &error);
+    }
+    if (err != EP_OK) {
+        return ep_error_set(out_error, err, "%s", error.text);
+    }
     *out_symbols = symbols;
     return EP_OK;
 }
@@ -157,6 +180,18 @@ static void *system_open(void *arg, const char *library, char text[EP_ERROR_TEXT
     return handle;
 }
 
+static void *caller_open(void *arg, const char *library, char text[EP_ERROR_TEXT_BYTES])
+{
+    const bool is_newer = strcmp(library, names[EP_ACL_LIBRARY_RUNTIME].library) == 0;
+    void *loaded = dlopen(library, RTLD_NOW | RTLD_NOLOAD);
+    if (loaded == NULL && is_newer && (loaded = dlopen(names[EP_ACL_LIBRARY_RUNTIME].older, RTLD_NOW | RTLD_NOLOAD)) != NULL) {
+        dlclose(loaded); /* asked for next */
+        snprintf(text, EP_ERROR_TEXT_BYTES, "this process has %s", names[EP_ACL_LIBRARY_RUNTIME].older);
+        return NULL;
+    }
+    return loaded != NULL ? loaded : system_open(arg, library, text);
+}
+
 static void *system_symbol(void *arg, void *handle, const char *name)
 {
     (void)arg;
@@ -166,6 +201,12 @@ static void *system_symbol(void *arg, void *handle, const char *name)
 const ep_acl_opener *ep_acl_opener_system(void)
 {
     static const ep_acl_opener opener = {.open = system_open, .symbol = system_symbol};
+    return &opener;
+}
+
+const ep_acl_opener *ep_acl_opener_caller(void)
+{
+    static const ep_acl_opener opener = {.open = caller_open, .symbol = system_symbol};
     return &opener;
 }
 
@@ -211,4 +252,11 @@ const char *ep_acl_code_text(ep_acl_code code)
 {
     const code_row *row = find_code(code);
     return row != NULL ? row->text : "no text for this code";
+}
+
+ep_err ep_acl_error_set(ep_error *out_error, const ep_acl_symbols *acl, int32_t device, ep_acl_code code, const char *call)
+{
+    const char *words = acl->aclGetRecentErrMsg != NULL ? acl->aclGetRecentErrMsg() : NULL;
+    return ep_error_set(out_error, ep_acl_code_err(code), "device %d: %s: %s (%s, code %d) %.256s", device, call,
+                        ep_acl_code_text(code), ep_acl_code_name(code), code, words != NULL ? words : "");
 }

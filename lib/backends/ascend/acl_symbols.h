@@ -19,6 +19,8 @@
 typedef int ep_acl_code; /* 0: well; of the runtime and, as aclnnStatus, of the operators */
 typedef void *ep_acl_stream;
 typedef void *ep_acl_event;
+typedef void *ep_acl_notify;
+typedef void *ep_acl_context;
 typedef struct aclTensor ep_acl_tensor;
 typedef struct aclTensorList ep_acl_tensor_list;
 typedef struct aclIntArray ep_acl_int_array;
@@ -28,6 +30,8 @@ typedef struct aclOpExecutor ep_acl_executor;
 typedef unsigned ep_acl_malloc_policy;
 typedef unsigned ep_acl_memcpy_kind;
 typedef unsigned ep_acl_memory_attribute;
+typedef unsigned ep_acl_callback_block;
+typedef unsigned ep_acl_event_status;
 typedef int ep_acl_data_type;
 typedef int ep_acl_format;
 
@@ -40,6 +44,7 @@ typedef int ep_acl_format;
     X(EP_ACL_HBM, ACL_HBM_MEM, 1)                                                                                     \
     X(EP_ACL_EVENT_SYNC, ACL_EVENT_SYNC, 1)                                                                           \
     X(EP_ACL_EVENT_PROGRESS, ACL_EVENT_CAPTURE_STREAM_PROGRESS, 2)                                                    \
+    X(EP_ACL_CALLBACK_NO_BLOCK, ACL_CALLBACK_NO_BLOCK, 0)                                                             \
     X(EP_ACL_FLOAT, ACL_FLOAT, 0)                                                                                     \
     X(EP_ACL_FLOAT16, ACL_FLOAT16, 1)                                                                                 \
     X(EP_ACL_INT8, ACL_INT8, 2)                                                                                       \
@@ -103,6 +108,7 @@ enum {
     X(ACL_ERROR_RT_AIVEC_OVER_FLOW, 207016, INTERNAL, "an overflow in a vector core")                                 \
     X(ACL_ERROR_RT_DEVICE_OOM, 207018, NO_MEMORY, "no device memory")                                                 \
     X(ACL_ERROR_RT_LOST_HEARTBEAT, 507010, DEVICE_LOST, "the device's heartbeat is lost")                             \
+    X(ACL_ERROR_RT_REPORT_TIMEOUT, 507012, DEADLINE_EXCEEDED, "no callback came in time")                             \
     X(ACL_ERROR_RT_AICORE_TIMEOUT, 507014, DEVICE_LOST, "a core took too long")                                       \
     X(ACL_ERROR_RT_AICORE_EXCEPTION, 507015, DEVICE_LOST, "an exception in a core")                                   \
     X(ACL_ERROR_RT_AICPU_EXCEPTION, 507018, DEVICE_LOST, "an exception in a control core")                            \
@@ -138,7 +144,7 @@ typedef enum ep_acl_library {
         EP_ACL_LIBRARIES
 } ep_acl_library;
 
-/* symbol, result, parameters, REQUIRED or OPTIONAL, the release it was read in */
+/* symbol, result, parameters, REQUIRED, OPTIONAL or CALLER (required only for the tensors of callers), the release it was read in */
 #define EP_ACL_RUNTIME_SYMBOLS(X)                                                                                     \
     X(aclInit, ep_acl_code, (const char *config_path), REQUIRED, "acl 1.17")                                          \
     X(aclFinalize, ep_acl_code, (void), REQUIRED, "acl 1.17")                                                         \
@@ -166,7 +172,22 @@ typedef enum ep_acl_library {
     X(aclrtDestroyEvent, ep_acl_code, (ep_acl_event event), REQUIRED, "acl 1.17")                                     \
     X(aclrtRecordEvent, ep_acl_code, (ep_acl_event event, ep_acl_stream stream), REQUIRED, "acl 1.17")                \
     X(aclrtStreamWaitEvent, ep_acl_code, (ep_acl_stream stream, ep_acl_event event), REQUIRED, "acl 1.17")            \
-    X(aclrtSynchronizeEventWithTimeout, ep_acl_code, (ep_acl_event event, int32_t timeout_ms), REQUIRED, "acl 1.17")
+    X(aclrtSynchronizeEventWithTimeout, ep_acl_code, (ep_acl_event event, int32_t timeout_ms), REQUIRED, "acl 1.17")  \
+    X(aclrtQueryEventStatus, ep_acl_code, (ep_acl_event event, ep_acl_event_status * status), CALLER, "acl 1.17")     \
+    X(aclrtGetDevice, ep_acl_code, (int32_t * device), CALLER, "acl 1.17")                                            \
+    X(aclrtGetCurrentContext, ep_acl_code, (ep_acl_context * context), CALLER, "acl 1.17")                            \
+    X(aclrtSetCurrentContext, ep_acl_code, (ep_acl_context context), CALLER, "acl 1.17")                              \
+    X(aclrtSubscribeReport, ep_acl_code, (uint64_t thread, ep_acl_stream stream), CALLER, "acl 1.17")                 \
+    X(aclrtUnSubscribeReport, ep_acl_code, (uint64_t thread, ep_acl_stream stream), CALLER, "acl 1.17")               \
+    X(aclrtLaunchCallback, ep_acl_code,                                                                               \
+      (void (*callback)(void *arg), void *arg, ep_acl_callback_block block, ep_acl_stream stream), CALLER,            \
+      "acl 1.17")                                                                                                     \
+    X(aclrtProcessReport, ep_acl_code, (int32_t timeout_ms), CALLER, "acl 1.17")                                      \
+    X(aclrtCreateNotify, ep_acl_code, (ep_acl_notify * notify, uint64_t flag), CALLER, "acl 1.17")                    \
+    X(aclrtDestroyNotify, ep_acl_code, (ep_acl_notify notify), CALLER, "acl 1.17")                                    \
+    X(aclrtRecordNotify, ep_acl_code, (ep_acl_notify notify, ep_acl_stream stream), CALLER, "acl 1.17")               \
+    X(aclrtWaitAndResetNotify, ep_acl_code, (ep_acl_notify notify, ep_acl_stream stream, uint32_t timeout), CALLER,   \
+      "acl 1.17")
 
 #define EP_ACL_META_SYMBOLS(X)                                                                                        \
     X(aclCreateTensor, ep_acl_tensor *,                                                                               \
@@ -261,8 +282,19 @@ typedef struct ep_acl_opener {
  */
 ep_err ep_acl_symbols_load(const ep_acl_opener *opener, ep_acl_symbols *out_symbols, ep_error *out_error);
 
+/*
+ * Only the runtime, for a process that has streams of its own: no operator's library is opened, since a set of them may be loaded already, and
+ * what is CALLER must be there. The rest of *out_symbols is NULL. Errors: as above.
+ */
+ep_err ep_acl_symbols_load_runtime(const ep_acl_opener *opener, ep_acl_symbols *out_symbols, ep_error *out_error);
+
 /* dlopen by name, then below $ASCEND_HOME_PATH/lib64. */
 const ep_acl_opener *ep_acl_opener_system(void);
+/* The same, but of two runtimes the one this process has loaded already: a stream of one is nothing to the other. */
+const ep_acl_opener *ep_acl_opener_caller(void);
+
+/* What a call returned, as ours, with the code and the vendor's words: "device 0: aclrtMalloc: no device memory (...)". */
+ep_err ep_acl_error_set(ep_error *out_error, const ep_acl_symbols *acl, int32_t device, ep_acl_code code, const char *call);
 
 /* What a code means to a caller. Codes 507000..507999, which are the device's, without a row: DEVICE_LOST; others:
  * INTERNAL. */

@@ -50,12 +50,6 @@ static void process_leave(bool is_probe)
     pthread_mutex_unlock(&process.lock);
 }
 
-static const char *vendor_message(ep_ascend_device *device)
-{
-    const char *message = device->acl.aclGetRecentErrMsg != NULL ? device->acl.aclGetRecentErrMsg() : NULL;
-    return message != NULL ? message : "";
-}
-
 void ep_ascend_device_lose(ep_ascend_device *device, const char *reason)
 {
     if (atomic_exchange(&device->lost, true)) {
@@ -75,19 +69,16 @@ ep_err ep_ascend_check(ep_ascend_device *device, ep_acl_code code, const char *c
     if (code == EP_ACL_SUCCESS) {
         return EP_OK;
     }
-    const ep_err err = ep_acl_code_err(code);
-    char text[EP_ERROR_TEXT_BYTES];
-    snprintf(text, sizeof(text), "%s: %s (%s, code %d) %.256s", call, ep_acl_code_text(code), ep_acl_code_name(code),
-             code, vendor_message(device));
+    ep_error error;
+    const ep_err err = ep_acl_error_set(&error, &device->acl, device->number, code, call);
     if (err == EP_ERR_DEVICE_LOST) {
-        ep_ascend_device_lose(device, text);
+        ep_ascend_device_lose(device, error.text);
     }
     if (out_error != NULL) {
-        return ep_error_set(out_error, err, "device %d: %s", device->number, text);
-    }
-    if (err != EP_ERR_DEVICE_LOST && !atomic_exchange(&device->told, true)) {
+        *out_error = error;
+    } else if (err != EP_ERR_DEVICE_LOST && !atomic_exchange(&device->told, true)) {
         ep_log(EP_LOG_ERROR, "device-failure", EP_KV(backend, "ascend"), EP_KV(device, device->number),
-               EP_KV(reason, text),
+               EP_KV(reason, error.text),
                EP_KV(effect, "jobs fail; further failures are not told until a job is well again"));
     }
     return err;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* libacl_rt.so and libascendcl.so: devices, memory, streams, events. */
+/* libacl_rt.so and libascendcl.so: devices, memory, streams, events, notifies, callbacks. */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -37,7 +37,23 @@ typedef struct event {
     ep_acl_code status; /* of the last completed */
     int waiters;        /* tasks that refer to it */
     uint64_t time_ns;   /* of the last completed, by its device */
+    struct event *next_dead;
 } event;
+
+typedef struct notify {
+    uint32_t magic;
+    bool is_set;
+    int users; /* tasks that refer to it */
+    struct notify *next_dead; /* those of a lost device that have tasks stay */
+} notify;
+
+/* A callback that is due, in the order of all streams. */
+typedef struct report {
+    void (*callback)(void *arg);
+    void *arg;
+    uint64_t thread;
+    struct report *next;
+} report;
 
 typedef struct task {
     uint64_t queued_ns;
@@ -47,6 +63,9 @@ typedef struct task {
     event *recorded; /* this task records it */
     event *awaited;  /* this task waits for it */
     uint64_t target;
+    notify *notified; /* this task records it */
+    notify *wanted;   /* this task waits for it, and resets it */
+    report *told;     /* this task makes it due */
     struct task *next;
 } task;
 
@@ -60,12 +79,13 @@ typedef struct stream {
     ep_acl_code error;   /* sticky, until it has been told */
     bool stopping;
     bool hangs;
+    uint64_t report_thread; /* 0: nobody subscribed */
     uint64_t random;
     uint64_t time_ns; /* by the device: what it has been given is done until then */
     struct stream *next;
 } stream;
 
-enum { EVENT_MAGIC = 0x65766e74, STREAM_MAGIC = 0x73747265, DEAD_MAGIC = 0x64656164 };
+enum { NOTIFY_MAGIC = 0x6e746679, EVENT_MAGIC = 0x65766e74, STREAM_MAGIC = 0x73747265, DEAD_MAGIC = 0x64656164 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
@@ -77,12 +97,17 @@ static struct {
 static uint64_t generation; /* of aclInit: a thread's device is that of one generation */
 static _Thread_local uint64_t thread_generation;
 static _Thread_local int thread_device; /* a stream's own thread: the stream's */
+static _Thread_local bool in_callback;
 static _Thread_local const char *recent_message;
+static report *reports;
+static event *dead_events;
+static notify *dead_notifies;
+static int context; /* its address is the one context there is */
 static uint8_t *arena_given, *arena_own;
 static size_t arena_used;
 static block *blocks;
 static stream *streams;
-static int events_alive, objects_alive;
+static int events_alive, notifies_alive, objects_alive;
 static uint64_t mallocs_count, tasks_count, streams_made;
 static uint64_t seed, delay_us, devices, hbm_bytes, oom_at, fault_at, hang_at, lost_at;
 static uint64_t rates[CANN_RATES];
@@ -167,6 +192,9 @@ static ep_acl_code check_device(int device)
 /* Lock held. */
 static ep_acl_code enter_locked(void)
 {
+    if (in_callback) {
+        cann_violation("a callback calls the runtime");
+    }
     if (!initialised) {
         return fail(100001, "EE1001: aclInit has not been called");
     }
@@ -273,9 +301,9 @@ static void check_leaks(void)
                            b->is_host ? "pinned host" : "device");
         }
     }
-    if (streams != NULL || events_alive != 0 || objects_alive != 0) {
-        cann_violation("aclFinalize: %s streams, %d events, %d tensors, lists and executors are alive",
-                       streams != NULL ? "some" : "no", events_alive, objects_alive);
+    if (streams != NULL || events_alive != 0 || notifies_alive != 0 || objects_alive != 0) {
+        cann_violation("aclFinalize: %s streams, %d events, %d notifies, %d tensors, lists and executors are alive",
+                       streams != NULL ? "some" : "no", events_alive, notifies_alive, objects_alive);
     }
 }
 
@@ -355,6 +383,33 @@ CANN_EXPORT ep_acl_code aclrtResetDevice(int32_t device)
     const ep_acl_code code = cann_enter();
     thread_generation = 0;
     return code;
+}
+
+CANN_EXPORT ep_acl_code aclrtGetDevice(int32_t *device)
+{
+    if (thread_generation != generation) {
+        return fail(CANN_NO_CONTEXT, "EE1001: the current thread has no context");
+    }
+    *device = 0;
+    return 0;
+}
+
+CANN_EXPORT ep_acl_code aclrtGetCurrentContext(ep_acl_context *out_context)
+{
+    int32_t device;
+    const ep_acl_code code = aclrtGetDevice(&device);
+    if (code == 0) {
+        *out_context = &context;
+    }
+    return code;
+}
+
+CANN_EXPORT ep_acl_code aclrtSetCurrentContext(ep_acl_context wanted)
+{
+    if (wanted != &context) {
+        return fail(CANN_PARAM, "EE1001: the context is none");
+    }
+    return aclrtSetDevice(0);
 }
 
 /* ---- memory ---- */
@@ -522,6 +577,45 @@ static stream *check_stream(ep_acl_stream handle)
     return s;
 }
 
+/* Lock held, and held again on return. Nothing is waited for on a lost device. */
+static ep_acl_code wait_for_other(stream *s, task *t)
+{
+    if (t->awaited != NULL) {
+        while (t->awaited->completed < t->target && !s->stopping) {
+            pthread_cond_wait(&changed, &lock);
+        }
+        t->awaited->waiters--;
+        s->time_ns = t->awaited->time_ns > s->time_ns ? t->awaited->time_ns : s->time_ns;
+        return 0;
+    }
+    while (!t->wanted->is_set && !s->stopping && !is_lost(s->device)) {
+        pthread_cond_wait(&changed, &lock);
+    }
+    const bool is_set = t->wanted->is_set;
+    t->wanted->is_set = false;
+    t->wanted->users--;
+    return is_set ? 0 : CANN_LOST;
+}
+
+/* Lock held. */
+static void tell_other(task *t)
+{
+    if (t->notified != NULL) {
+        if (t->notified->is_set) {
+            cann_violation("aclrtRecordNotify before the one in front of it was waited for");
+        }
+        t->notified->is_set = true;
+        t->notified->users--;
+        return;
+    }
+    report **link = &reports;
+    while (*link != NULL) {
+        link = &(*link)->next;
+    }
+    *link = t->told;
+    t->told = NULL;
+}
+
 /* Lock held, and held again on return. */
 static ep_acl_code run_task(stream *s, task *t)
 {
@@ -530,13 +624,8 @@ static ep_acl_code run_task(stream *s, task *t)
     if (lost_at != 0 && number >= lost_at) {
         all_devices[s->device].lost = true;
     }
-    if (t->awaited != NULL) {
-        while (t->awaited->completed < t->target && !s->stopping) {
-            pthread_cond_wait(&changed, &lock);
-        }
-        t->awaited->waiters--;
-        s->time_ns = t->awaited->time_ns > s->time_ns ? t->awaited->time_ns : s->time_ns;
-        return 0;
+    if (t->awaited != NULL || t->wanted != NULL) {
+        return wait_for_other(s, t);
     }
     if (hang_at != 0 && number == hang_at) {
         s->hangs = true;
@@ -551,6 +640,10 @@ static ep_acl_code run_task(stream *s, task *t)
     }
     if (is_lost(s->device)) {
         return CANN_LOST;
+    }
+    if (t->notified != NULL || t->told != NULL) {
+        tell_other(t);
+        return 0;
     }
     if (fault_at != 0 && number == fault_at) {
         return CANN_CORE_FAULT;
@@ -571,10 +664,14 @@ static void finish_task(stream *s, task *t, ep_acl_code code)
         t->recorded->status = is_lost(s->device) ? CANN_LOST : s->error;
         t->recorded->waiters--;
     }
+    if (t->notified != NULL && code != 0) {
+        t->notified->users--; /* it never comes */
+    }
     pthread_mutex_unlock(&lock);
     if (t->release != NULL) {
         t->release(t->arg);
     }
+    free(t->told);
     free(t);
     pthread_mutex_lock(&lock);
     s->open_count--;
@@ -604,7 +701,8 @@ static void *stream_main(void *arg)
             pthread_mutex_lock(&lock);
         }
         s->first = t->next;
-        code = s->stopping && t->run != NULL ? CANN_CORE_FAULT : run_task(s, t); /* torn down: not run */
+        const bool does_something = t->run != NULL || t->notified != NULL || t->told != NULL;
+        code = s->stopping && does_something ? CANN_CORE_FAULT : run_task(s, t); /* torn down: not run */
         finish_task(s, t, code);
     }
     pthread_mutex_unlock(&lock);
@@ -837,13 +935,18 @@ CANN_EXPORT ep_acl_code aclrtDestroyEvent(ep_acl_event handle)
         pthread_mutex_unlock(&lock);
         return code;
     }
-    if (e->waiters != 0) {
+    if (e->waiters != 0 && code != CANN_LOST) {
         cann_violation("aclrtDestroyEvent before the streams have passed it");
     }
     e->magic = DEAD_MAGIC;
     events_alive--;
+    if (e->waiters != 0) {
+        e->next_dead = dead_events;
+        dead_events = e;
+    } else {
+        free(e);
+    }
     pthread_mutex_unlock(&lock);
-    free(e);
     return 0;
 }
 
@@ -903,5 +1006,193 @@ CANN_EXPORT ep_acl_code aclrtSynchronizeEventWithTimeout(ep_acl_event handle, in
         code = fail(e->status, "EZ9999: a task in front of the event failed");
     }
     pthread_mutex_unlock(&lock);
+    return code;
+}
+
+CANN_EXPORT ep_acl_code aclrtQueryEventStatus(ep_acl_event handle, ep_acl_event_status *status)
+{
+    event *e = check_event(handle);
+    pthread_mutex_lock(&lock);
+    const ep_acl_code code = enter_locked();
+    if (code == 0) {
+        *status = e->completed == e->recorded; /* 1: complete, the reverse of a stream's */
+    }
+    pthread_mutex_unlock(&lock);
+    return code;
+}
+
+/* ---- notifies ---- */
+
+static notify *check_notify(ep_acl_notify handle)
+{
+    notify *n = handle;
+    if (n == NULL || n->magic != NOTIFY_MAGIC) {
+        cann_violation("a notify is used that is none or has been destroyed");
+    }
+    return n;
+}
+
+CANN_EXPORT ep_acl_code aclrtCreateNotify(ep_acl_notify *out_notify, uint64_t flag)
+{
+    pthread_mutex_lock(&lock);
+    ep_acl_code code = enter_locked();
+    if (code == 0 && flag != 0) {
+        code = fail(CANN_PARAM, "EE1001: flag is not 0");
+    }
+    if (code == 0) {
+        notify *n = calloc(1, sizeof(*n));
+        n->magic = NOTIFY_MAGIC;
+        notifies_alive++;
+        *out_notify = n;
+    }
+    pthread_mutex_unlock(&lock);
+    return code;
+}
+
+CANN_EXPORT ep_acl_code aclrtDestroyNotify(ep_acl_notify handle)
+{
+    notify *n = check_notify(handle);
+    pthread_mutex_lock(&lock);
+    const ep_acl_code code = enter_locked();
+    if (code == CANN_NO_CONTEXT) {
+        pthread_mutex_unlock(&lock);
+        return code;
+    }
+    if (n->users != 0 && code != CANN_LOST) {
+        cann_violation("aclrtDestroyNotify before the streams have passed it");
+    }
+    n->magic = DEAD_MAGIC;
+    notifies_alive--;
+    if (n->users != 0) {
+        n->next_dead = dead_notifies;
+        dead_notifies = n;
+    } else {
+        free(n);
+    }
+    pthread_mutex_unlock(&lock);
+    return 0;
+}
+
+static ep_acl_code push_notify(ep_acl_notify notify_handle, ep_acl_stream stream_handle, bool record)
+{
+    notify *n = check_notify(notify_handle);
+    stream *s = check_stream(stream_handle);
+    pthread_mutex_lock(&lock);
+    const ep_acl_code code = enter_locked();
+    if (code == 0) {
+        task *t = calloc(1, sizeof(*t));
+        *(record ? &t->notified : &t->wanted) = n;
+        n->users++;
+        push_task(s, t);
+    }
+    pthread_mutex_unlock(&lock);
+    return code;
+}
+
+CANN_EXPORT ep_acl_code aclrtRecordNotify(ep_acl_notify notify_handle, ep_acl_stream stream_handle)
+{
+    return push_notify(notify_handle, stream_handle, true);
+}
+
+CANN_EXPORT ep_acl_code aclrtWaitAndResetNotify(ep_acl_notify notify_handle, ep_acl_stream stream_handle, uint32_t timeout)
+{
+    if (timeout != 0) {
+        return fail(CANN_PARAM, "EE1001: timeouts are not emulated"); /* header and document name different units */
+    }
+    return push_notify(notify_handle, stream_handle, false);
+}
+
+/* ---- callbacks ---- */
+
+CANN_EXPORT ep_acl_code aclrtSubscribeReport(uint64_t thread, ep_acl_stream handle)
+{
+    stream *s = check_stream(handle);
+    pthread_mutex_lock(&lock);
+    ep_acl_code code = enter_locked();
+    if (code == 0 && s->report_thread != 0) {
+        code = fail(107011, "EE1001: the stream has a thread already");
+    }
+    if (code == 0) {
+        s->report_thread = thread;
+    }
+    pthread_mutex_unlock(&lock);
+    return code;
+}
+
+CANN_EXPORT ep_acl_code aclrtUnSubscribeReport(uint64_t thread, ep_acl_stream handle)
+{
+    stream *s = check_stream(handle);
+    pthread_mutex_lock(&lock);
+    ep_acl_code code = enter_locked();
+    if (code == 0 && s->report_thread != thread) {
+        code = fail(107012, "EE1001: the stream has another thread");
+    }
+    if (code == 0 && s->open_count > 0) {
+        cann_violation("aclrtUnSubscribeReport of a stream that has tasks");
+    }
+    if (code == 0) {
+        s->report_thread = 0;
+    }
+    pthread_mutex_unlock(&lock);
+    return code;
+}
+
+CANN_EXPORT ep_acl_code aclrtLaunchCallback(void (*callback)(void *arg), void *arg, ep_acl_callback_block waits,
+                                            ep_acl_stream handle)
+{
+    stream *s = check_stream(handle);
+    pthread_mutex_lock(&lock);
+    ep_acl_code code = enter_locked();
+    if (code == 0 && waits != EP_ACL_CALLBACK_NO_BLOCK) {
+        code = fail(CANN_PARAM, "EE1001: callbacks that block are not emulated");
+    }
+    if (code == 0 && s->report_thread == 0) {
+        code = fail(107011, "EE1001: nobody has subscribed to the stream");
+    }
+    if (code == 0) {
+        task *t = calloc(1, sizeof(*t));
+        t->told = malloc(sizeof(*t->told));
+        *t->told = (report){.callback = callback, .arg = arg, .thread = s->report_thread};
+        push_task(s, t);
+    }
+    pthread_mutex_unlock(&lock);
+    return code;
+}
+
+CANN_EXPORT ep_acl_code aclrtProcessReport(int32_t timeout_ms)
+{
+    const uint64_t me = (uint64_t)pthread_self();
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += timeout_ms / 1000;
+    until.tv_nsec += (long)(timeout_ms % 1000) * 1000000;
+    if (until.tv_nsec >= 1000000000) {
+        until.tv_sec++;
+        until.tv_nsec -= 1000000000;
+    }
+    pthread_mutex_lock(&lock);
+    ep_acl_code code = enter_locked();
+    report *due = NULL;
+    for (int timeout = 0; code == 0 && due == NULL;) {
+        report **link = &reports;
+        while (*link != NULL && (*link)->thread != me) {
+            link = &(*link)->next;
+        }
+        due = *link;
+        if (due != NULL) {
+            *link = due->next;
+        } else if (timeout != 0) {
+            code = fail(507012, "EE9999: no callback came in time");
+        } else {
+            timeout = pthread_cond_timedwait(&changed, &lock, &until);
+        }
+    }
+    pthread_mutex_unlock(&lock);
+    if (due != NULL) {
+        in_callback = true;
+        due->callback(due->arg);
+        in_callback = false;
+        free(due);
+    }
     return code;
 }

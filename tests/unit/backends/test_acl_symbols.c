@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which libraries and symbols are taken, over libraries that are lists of names. */
 #include <criterion/criterion.h>
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -124,6 +125,37 @@ Test(acl_symbols, names_what_is_missing_and_writes_nothing)
     f = (fake){.libraries = OLD_SET, .lacking = " aclnnDynamicQuant aclGetRecentErrMsg "};
     cr_assert_eq(load(&f, &s, &error), EP_OK, "%s", error.text);
     cr_assert_null(s.aclGetRecentErrMsg);
+}
+
+Test(acl_symbols, a_caller_needs_the_runtime_alone_and_more_of_it)
+{
+    fake f = {.libraries = OLD_SET, .lacking = " aclrtCreateNotify "};
+    const ep_acl_opener opener = {.open = fake_open, .symbol = fake_symbol, .arg = &f};
+    ep_acl_symbols s;
+    ep_error error;
+    cr_assert_eq(load(&f, &s, &error), EP_OK, "%s", error.text); /* the backend does without */
+    cr_assert_eq(ep_acl_symbols_load_runtime(&opener, &s, &error), EP_ERR_UNAVAILABLE);
+    cr_assert_str_eq(error.text, "libascendcl.so has no aclrtCreateNotify: a release of CANN this build does not know");
+    f = (fake){.libraries = " libacl_rt.so "};
+    cr_assert_eq(ep_acl_symbols_load_runtime(&opener, &s, &error), EP_OK, "%s", error.text);
+    cr_assert_str_eq(f.asked, "libacl_rt.so ");
+    cr_assert_not_null(s.aclrtCreateNotify);
+    cr_assert_null(s.aclnnGroupedMatmulV5);
+    f = (fake){.libraries = " "};
+    cr_assert_eq(ep_acl_symbols_load_runtime(&opener, &s, &error), EP_ERR_UNAVAILABLE);
+    cr_assert_not_null(strstr(error.text, "neither libacl_rt.so nor libascendcl.so can be opened"), "%s", error.text);
+}
+
+Test(acl_symbols, the_runtime_that_the_process_has_is_taken)
+{
+    ep_acl_symbols s;
+    ep_error error;
+    cr_assert_not_null(dlopen(EP_TEST_CANN_OLDER "/lib64/libascendcl.so", RTLD_NOW | RTLD_LOCAL));
+    setenv("ASCEND_HOME_PATH", EP_TEST_CANN, 1); /* of the newer release */
+    cr_assert_eq(ep_acl_symbols_load_runtime(ep_acl_opener_caller(), &s, &error), EP_OK, "%s", error.text);
+    cr_assert_str_eq(s.libraries[EP_ACL_LIBRARY_RUNTIME], "libascendcl.so");
+    cr_assert_eq(ep_acl_symbols_load_runtime(ep_acl_opener_system(), &s, &error), EP_OK, "%s", error.text);
+    cr_assert_str_eq(s.libraries[EP_ACL_LIBRARY_RUNTIME], "libacl_rt.so");
 }
 
 Test(acl_symbols, the_system_opener_says_what_the_loader_said)

@@ -352,6 +352,35 @@ static void free_on_other_device(void)
     MUST(acl.aclrtFree(memory));
 }
 
+static void call_from_callback(void *arg)
+{
+    (void)acl.aclrtMemcpyAsync(arg, 64, pinned(64), 64, EP_ACL_HOST_TO_DEVICE, main_stream);
+}
+
+static void callback_that_calls(void)
+{
+    MUST(acl.aclrtSubscribeReport((uint64_t)pthread_self(), main_stream));
+    MUST(acl.aclrtLaunchCallback(call_from_callback, device(64), EP_ACL_CALLBACK_NO_BLOCK, main_stream));
+    (void)acl.aclrtProcessReport(1000);
+}
+
+static void record_twice(void)
+{
+    ep_acl_notify notify = NULL;
+    MUST(acl.aclrtCreateNotify(&notify, 0));
+    MUST(acl.aclrtRecordNotify(notify, main_stream));
+    MUST(acl.aclrtRecordNotify(notify, main_stream));
+    (void)acl.aclrtSynchronizeStreamWithTimeout(main_stream, 1000);
+}
+
+static void notify_too_early(void)
+{
+    ep_acl_notify notify = NULL;
+    MUST(acl.aclrtCreateNotify(&notify, 0));
+    MUST(acl.aclrtWaitAndResetNotify(notify, main_stream, 0));
+    (void)acl.aclrtDestroyNotify(notify);
+}
+
 Test(cann, each_mistake_ends_the_process_with_its_line)
 {
     setenv("EP_CANN_DELAY_US", "2000", 1);
@@ -369,6 +398,9 @@ Test(cann, each_mistake_ends_the_process_with_its_line)
     expect_line(groups_past_the_rows, "ends with row 4");
     expect_line(small_workspace, "a workspace of");
     expect_line(event_too_early, "before the streams have passed it");
+    expect_line(callback_that_calls, "a callback calls the runtime");
+    expect_line(record_twice, "before the one in front of it was waited for");
+    expect_line(notify_too_early, "aclrtDestroyNotify before the streams have passed it");
     setenv("EP_CANN_DEVICES", "2", 1);
     expect_line(use_other_devices_memory, "memory of device 0, used on device 1");
     expect_line(free_on_other_device, "which is of device 0, on device 1");
@@ -402,6 +434,43 @@ Test(cann, codes_of_the_vendor)
     free_product(&p);
     cr_assert_eq(acl.aclrtCreateStream(&stream), 0);
     cr_assert_eq(acl.aclrtDestroyStream(stream), 0);
+}
+
+static void set_flag(void *arg)
+{
+    *(int *)arg = 1;
+}
+
+/* A notify is kept until it is waited for, and may be waited for before it is recorded. A callback runs behind what is in front of it. */
+Test(cann, notifies_and_callbacks_order_streams_and_the_host)
+{
+    begin();
+    ep_acl_notify notify = NULL;
+    ep_acl_stream other = NULL;
+    int told = 0;
+    MUST(acl.aclrtCreateNotify(&notify, 0));
+    MUST(acl.aclrtCreateStream(&other));
+    cr_assert_eq(acl.aclrtLaunchCallback(set_flag, &told, EP_ACL_CALLBACK_NO_BLOCK, other), 107011);
+    MUST(acl.aclrtSubscribeReport((uint64_t)pthread_self(), other));
+    for (int i = 0; i < 2; i++) {
+        told = 0;
+        MUST(acl.aclrtWaitAndResetNotify(notify, other, 0));
+        MUST(acl.aclrtLaunchCallback(set_flag, &told, EP_ACL_CALLBACK_NO_BLOCK, other));
+        cr_assert_eq(acl.aclrtProcessReport(20), 507012);
+        cr_assert_eq(told, 0);
+        MUST(acl.aclrtRecordNotify(notify, main_stream));
+        cr_assert_eq(acl.aclrtProcessReport(10000), 0);
+        cr_assert_eq(told, 1);
+    }
+    MUST(acl.aclrtRecordNotify(notify, main_stream));
+    MUST(acl.aclrtSynchronizeStreamWithTimeout(main_stream, 1000));
+    MUST(acl.aclrtWaitAndResetNotify(notify, other, 0));
+    MUST(acl.aclrtSynchronizeStreamWithTimeout(other, 1000));
+    MUST(acl.aclrtUnSubscribeReport((uint64_t)pthread_self(), other));
+    MUST(acl.aclrtDestroyNotify(notify));
+    MUST(acl.aclrtDestroyStream(other));
+    MUST(acl.aclrtDestroyStream(main_stream));
+    MUST(acl.aclFinalize());
 }
 
 static ep_acl_code run_one(const char *name, const char *value)
