@@ -80,6 +80,7 @@ ep_err ep_call_acquire(ep_client *client, ep_call_form form, ep_call **out_call,
     call->began = false;
     call->deliver = false;
     call->on_done = NULL;
+    call->stream_call = NULL;
     *out_call = call;
     return EP_OK;
 }
@@ -292,6 +293,9 @@ static void tell_end(ep_call *call)
     }
     call->timer_ns = 0;
     ep_call_registry_remove(&call->client->registry, call);
+    if (call->stream_call != NULL) {
+        ep_stream_call_end(call->stream_call, &call->result);
+    }
     if (call->form == EP_FORM_CALLBACK) {
         call->on_done(call->on_done_arg, &call->result);
     }
@@ -425,6 +429,9 @@ static void on_timer(ep_timer *timer, void *arg)
 void ep_call_cancel(ep_call *call)
 {
     if (call == NULL || ep_fork_guard_in_child(&call->client->guard)) {
+        return;
+    }
+    if (call->stream_call != NULL && ep_stream_call_cancel(call->stream_call)) {
         return;
     }
     ep_call_use(call);

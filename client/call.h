@@ -20,6 +20,7 @@
 #include "call_timing.h"
 #include "call_trace.h"
 #include "client_core.h"
+#include "stream_call.h"
 
 #define EP_CALL_COMBINED UINT32_MAX
 
@@ -90,6 +91,7 @@ struct ep_call {
     bool deliver;      /* callback form: the end is to be told */
     ep_call_spec spec; /* spec.batch.tokens: this run's T */
     uint32_t tokens_max;
+    ep_stream_call *stream_call; /* prepared: its tensors are on a device; NULL: in host memory */
     ep_call_state state;
     ep_flow flow;
     ep_view *view; /* of the newest round of sending; reference; NULL between runs */
@@ -161,6 +163,10 @@ ep_err ep_call_reserve(ep_call *call, const ep_view *view, const ep_routing_laye
  * comes next.
  */
 ep_err ep_call_start(ep_call *call, ep_view *view, uint32_t tokens, uint64_t begin_ns, ep_error *out_error);
+/* The same with the newest table, from now on. */
+ep_err ep_call_start_newest(ep_call *call, uint32_t tokens, ep_error *out_error);
+/* Whether a prepared call may begin so. Errors: FAILED_PRECONDITION, INVALID_ARGUMENT. */
+ep_err ep_call_check_begin(const ep_call *call, uint32_t n_active, ep_error *out_error);
 /* Gives the call to the library's threads. */
 void ep_call_leave(ep_call *call);
 /* Works on the call until its run is done. */

@@ -7,6 +7,8 @@
 #include "base/clock.h"
 #include "call.h"
 
+#define DEVICE_WAIT_NS (5 * EP_NS_PER_S)
+
 /* ---- shared ---- */
 
 /* Looks the layer up, checks the tensors against it and fills the call; the model's version is fixed here. */
@@ -159,6 +161,7 @@ static ep_err create_prepared(ep_client *client, const ep_moe_args *args, const 
     ep_view *view = NULL;
     uint32_t model_index = 0;
     const ep_routing_layer *layer = NULL;
+    ep_stream_call *stream_call = NULL;
     ep_err err = ep_args_check(args, out, out_error);
     if (err == EP_OK) {
         err = current_view(client, &view, out_error);
@@ -166,7 +169,12 @@ static ep_err create_prepared(ep_client *client, const ep_moe_args *args, const 
     if (err != EP_OK) {
         return err;
     }
-    err = make_call(client, EP_FORM_PREPARED, view, args, out, &call, out_error);
+    ep_moe_args host_args = *args;
+    ep_tensor host_out = *out;
+    err = ep_stream_call_create(&host_args, &host_out, &stream_call, out_error);
+    if (err == EP_OK) {
+        err = make_call(client, EP_FORM_PREPARED, view, &host_args, &host_out, &call, out_error);
+    }
     if (err == EP_OK) {
         err = ep_view_find(view, call->spec.model, call->spec.version, call->spec.layer, &model_index, &layer,
                            out_error);
@@ -179,7 +187,12 @@ static ep_err create_prepared(ep_client *client, const ep_moe_args *args, const 
         if (call != NULL) {
             ep_call_unref(call);
         }
+        ep_stream_call_destroy(stream_call);
         return err;
+    }
+    call->stream_call = stream_call;
+    if (stream_call != NULL) {
+        ep_stream_call_attach(stream_call, call);
     }
     *out_call = call;
     return EP_OK;
@@ -196,25 +209,46 @@ ep_err ep_call_create(ep_client *client, const ep_moe_args *args, const ep_tenso
     return err;
 }
 
-static ep_err begin_prepared(ep_call *call, uint32_t n_active, ep_error *out_error)
+ep_err ep_call_check_begin(const ep_call *call, uint32_t n_active, ep_error *out_error)
 {
-    ep_view *view = NULL;
+    if (call->began) {
+        return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
+                            "the call has begun already: ep_call_finish comes first");
+    }
     if (n_active > call->tokens_max) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
                             "n_active is %" PRIu32 ": allowed 0..%" PRIu32
                             ", the tokens of the registered buffers",
                             n_active, call->tokens_max);
     }
+    return EP_OK;
+}
+
+ep_err ep_call_start_newest(ep_call *call, uint32_t tokens, ep_error *out_error)
+{
+    ep_view *view = NULL;
     ep_err err = current_view(call->client, &view, out_error);
-    if (err != EP_OK) {
-        return err;
+    if (err == EP_OK) {
+        err = ep_call_start(call, view, tokens, ep_clock_now_ns(), out_error);
+        ep_view_unref(view);
     }
-    err = ep_call_start(call, view, n_active, ep_clock_now_ns(), out_error);
+    return err;
+}
+
+static ep_err begin_prepared(ep_call *call, uint32_t n_active, ep_error *out_error)
+{
+    if (call->stream_call != NULL) {
+        return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
+                            "the call's tensors are on a device: ep_moe_begin_on_stream begins it");
+    }
+    ep_err err = ep_call_check_begin(call, n_active, out_error);
+    if (err == EP_OK) {
+        err = ep_call_start_newest(call, n_active, out_error);
+    }
     if (err == EP_OK) {
         call->began = true;
         ep_call_leave(call);
     }
-    ep_view_unref(view);
     return err;
 }
 
@@ -227,14 +261,27 @@ ep_err ep_call_begin(ep_call *call, uint32_t n_active, ep_error *out_error)
     if (err != EP_OK) {
         return err;
     }
-    if (call->began) {
-        err = ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
-                           "the call has begun already: ep_call_finish comes first");
-    } else {
-        err = begin_prepared(call, n_active, out_error);
-    }
+    err = begin_prepared(call, n_active, out_error);
     ep_client_leave(call->client);
     return err;
+}
+
+/* Waits for the end of a run, also of one that never started because of its device. */
+static void wait_run(ep_call *call)
+{
+    ep_error error;
+    ep_error_clear(&error);
+    if (call->stream_call != NULL) {
+        (void)ep_stream_call_wait(call->stream_call, UINT64_MAX, &error);
+    }
+    if (error.code == EP_OK) {
+        ep_call_wait(call);
+    } else {
+        call->result = (ep_moe_result){.struct_bytes = sizeof(call->result), .error = error};
+    }
+    if (call->stream_call != NULL) {
+        ep_stream_call_collect(call->stream_call);
+    }
 }
 
 /* A client that is being destroyed still lets its calls be finished: they end with CANCELLED. */
@@ -255,7 +302,7 @@ ep_err ep_call_finish(ep_call *call, ep_moe_result *out_result)
         }
         return error.code;
     }
-    ep_call_wait(call);
+    wait_run(call);
     call->began = false;
     call->spec.step_group += call->spec.step_group != 0; /* the next run is another step */
     if (out_result != NULL) {
@@ -270,8 +317,13 @@ void ep_call_destroy(ep_call *call)
         return;
     }
     if (call->began) {
+        ep_error error;
         ep_call_cancel(call);
+        if (call->stream_call != NULL && !ep_stream_call_wait(call->stream_call, DEVICE_WAIT_NS, &error)) {
+            return; /* the device hangs: what it may still write to is left as it is */
+        }
         ep_call_finish(call, NULL);
     }
+    ep_stream_call_destroy(call->stream_call);
     ep_call_unref(call);
 }

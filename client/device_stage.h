@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Pinned host memory that stands for a call's tensors on an Ascend device, and the copies between the two. The vendor's runtime is opened with the
+ * first such tensor, by the backend's table; whoever has the tensors has initialised it, and ends it.
+ *
+ * Use      init; then per set of tensors: begin, add each, place. A stage keeps its memory for the next set.
+ * Threads  one at a time. Functions that call the runtime work in the calling thread's context.
+ */
+#ifndef EP_CLIENT_DEVICE_STAGE_H
+#define EP_CLIENT_DEVICE_STAGE_H
+
+#include "backends/ascend/acl_symbols.h"
+#include "expertd/tensor.h"
+
+#define EP_STAGE_PARTS_MAX 24
+#define EP_STAGE_ALL_ROWS SIZE_MAX
+
+enum { EP_STAGE_IN = 1, EP_STAGE_OUT = 2 }; /* read by the call; written by it */
+
+typedef struct ep_stage_part {
+    ep_tensor *tensor; /* until it is placed */
+    void *device;
+    uint32_t ways;
+    size_t rows; /* of the first dimension */
+    size_t row_stride_bytes;
+    size_t row_bytes; /* from its first element to the end of its last one */
+    size_t offset;    /* in memory */
+} ep_stage_part;
+
+typedef struct ep_stage {
+    const ep_acl_symbols *acl; /* once a tensor was on a device */
+    ep_acl_context context;
+    int32_t device;
+    uint64_t sync_handle; /* of all of them */
+    uint8_t *memory;
+    size_t memory_bytes;
+    ep_stage_part parts[EP_STAGE_PARTS_MAX];
+    uint32_t parts_count; /* 0: none of the tensors is on a device */
+} ep_stage;
+
+/* Forgets the tensors. A zeroed stage has none. */
+void ep_stage_begin(ep_stage *stage);
+/*
+ * A tensor of the call, which is left as it is when it is in host memory or absent. Errors: FAILED_PRECONDITION (no runtime: the library is named;
+ * no device in this thread), INVALID_ARGUMENT (form, device, sync_handle), named.
+ */
+ep_err ep_stage_add(ep_stage *stage, const char *name, ep_tensor *tensor, uint32_t ways, ep_error *out_error);
+/* Makes host tensors of those that were added. Errors: NO_MEMORY, DEVICE_LOST. */
+ep_err ep_stage_place(ep_stage *stage, ep_error *out_error);
+/* Enqueues the copies of inputs (EP_STAGE_IN: to the host) or outputs (to the device), of the first rows_max rows. Errors: the runtime's. */
+ep_err ep_stage_copy(const ep_stage *stage, uint32_t way, size_t rows_max, ep_acl_stream stream, ep_error *out_error);
+/* Nothing is under way any more. */
+void ep_stage_fini(ep_stage *stage);
+
+/* What a call of the runtime returned, as ours. */
+ep_err ep_stage_check(const ep_stage *stage, ep_acl_code code, const char *call, ep_error *out_error);
+#define EP_STAGE_CALL(stage, out_error, name, ...) ep_stage_check(stage, (stage)->acl->name(__VA_ARGS__), #name, out_error)
+
+#endif
