@@ -340,9 +340,10 @@ static ep_err add_tensors(ep_stage *stage, ep_moe_args *args, ep_tensor *out, ep
     if (err != EP_OK || stage->parts_count == 0) {
         return err;
     }
-    if (args->x.memory != EP_MEMORY_ASCEND || out->memory != EP_MEMORY_ASCEND) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "%s is in host memory, other tensors are on a device: x and out must both be there",
-                            args->x.memory != EP_MEMORY_ASCEND ? "x" : "out");
+    if (args->x.memory == EP_MEMORY_HOST || out->memory == EP_MEMORY_HOST) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "%s is in host memory, other tensors are on a device: x and out must both be there",
+                            args->x.memory == EP_MEMORY_HOST ? "x" : "out");
     }
     if (stage->sync_handle != 0) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
