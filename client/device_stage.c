@@ -62,6 +62,21 @@ static ep_err enter_device(ep_stage *stage, const char *name, const ep_tensor *t
     return EP_OK;
 }
 
+ep_err ep_stage_enter(const ep_stage *stage, ep_acl_context *out_before, ep_error *out_error)
+{
+    if (stage->acl->aclrtGetCurrentContext(out_before) != EP_ACL_SUCCESS) {
+        *out_before = NULL;
+    }
+    return *out_before == stage->context ? EP_OK : EP_STAGE_CALL(stage, out_error, aclrtSetCurrentContext, stage->context);
+}
+
+void ep_stage_leave(const ep_stage *stage, ep_acl_context before)
+{
+    if (before != NULL && before != stage->context) {
+        (void)stage->acl->aclrtSetCurrentContext(before);
+    }
+}
+
 void ep_stage_begin(ep_stage *stage)
 {
     stage->parts_count = 0;
@@ -146,7 +161,7 @@ ep_err ep_stage_add(ep_stage *stage, const char *name, ep_tensor *tensor, uint32
 
 static size_t bytes_of(const ep_stage_part *part, size_t rows_max)
 {
-    size_t rows = part->rows < rows_max ? part->rows : rows_max;
+    size_t rows = (part->ways & EP_STAGE_ROWS) == 0 || part->rows < rows_max ? part->rows : rows_max;
     return rows == 0 ? 0 : (rows - 1) * part->row_stride_bytes + part->row_bytes;
 }
 
@@ -197,8 +212,11 @@ ep_err ep_stage_copy(const ep_stage *stage, uint32_t way, size_t rows_max, ep_ac
 
 void ep_stage_fini(ep_stage *stage)
 {
+    ep_acl_context before = NULL;
     if (stage->memory != NULL) {
+        (void)ep_stage_enter(stage, &before, NULL);
         (void)stage->acl->aclrtFreeHost(stage->memory);
+        ep_stage_leave(stage, before);
         stage->memory = NULL;
         stage->memory_bytes = 0;
     }

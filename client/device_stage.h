@@ -4,7 +4,7 @@
  * first such tensor, by the backend's table; whoever has the tensors has initialised it, and ends it.
  *
  * Use      init; then per set of tensors: begin, add each, place. A stage keeps its memory for the next set.
- * Threads  one at a time. Functions that call the runtime work in the calling thread's context.
+ * Threads  one at a time. add, place and copy work in the calling thread's context.
  */
 #ifndef EP_CLIENT_DEVICE_STAGE_H
 #define EP_CLIENT_DEVICE_STAGE_H
@@ -15,7 +15,7 @@
 #define EP_STAGE_PARTS_MAX 24
 #define EP_STAGE_ALL_ROWS SIZE_MAX
 
-enum { EP_STAGE_IN = 1, EP_STAGE_OUT = 2 }; /* read by the call; written by it */
+enum { EP_STAGE_IN = 1, EP_STAGE_OUT = 2, EP_STAGE_ROWS = 4 }; /* read by the call; written by it; only so many rows of it */
 
 typedef struct ep_stage_part {
     ep_tensor *tensor; /* until it is placed */
@@ -47,10 +47,18 @@ void ep_stage_begin(ep_stage *stage);
 ep_err ep_stage_add(ep_stage *stage, const char *name, ep_tensor *tensor, uint32_t ways, ep_error *out_error);
 /* Makes host tensors of those that were added. Errors: NO_MEMORY, DEVICE_LOST. */
 ep_err ep_stage_place(ep_stage *stage, ep_error *out_error);
-/* Enqueues the copies of inputs (EP_STAGE_IN: to the host) or outputs (to the device), of the first rows_max rows. Errors: the runtime's. */
+/* Enqueues the copies of inputs (EP_STAGE_IN: to the host) or outputs (to the device), of parts with
+ * EP_STAGE_ROWS the first rows_max rows. Errors: the runtime's. */
 ep_err ep_stage_copy(const ep_stage *stage, uint32_t way, size_t rows_max, ep_acl_stream stream, ep_error *out_error);
 /* Nothing is under way any more. */
 void ep_stage_fini(ep_stage *stage);
+
+/*
+ * Streams, events and pinned memory belong to a context, and a context to a thread: the stage's while we work, then the
+ * thread's own again. A thread of ours that has none keeps it.
+ */
+ep_err ep_stage_enter(const ep_stage *stage, ep_acl_context *out_before, ep_error *out_error);
+void ep_stage_leave(const ep_stage *stage, ep_acl_context before);
 
 /* What a call of the runtime returned, as ours. */
 ep_err ep_stage_check(const ep_stage *stage, ep_acl_code code, const char *call, ep_error *out_error);

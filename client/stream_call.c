@@ -85,24 +85,6 @@ static void init_once(void)
     }
 }
 
-/* ---- context ---- */
-
-/* Streams and events belong to a context, and a context to a thread: ours while we work, then the thread's own again. */
-static ep_err enter(const ep_stage *stage, ep_acl_context *out_before, ep_error *out_error)
-{
-    if (stage->acl->aclrtGetCurrentContext(out_before) != EP_ACL_SUCCESS) {
-        *out_before = NULL;
-    }
-    return *out_before == stage->context ? EP_OK : EP_STAGE_CALL(stage, out_error, aclrtSetCurrentContext, stage->context);
-}
-
-static void leave(const ep_stage *stage, ep_acl_context before)
-{
-    if (before != NULL && before != stage->context) {
-        (void)stage->acl->aclrtSetCurrentContext(before);
-    }
-}
-
 /* ---- the end of a run ---- */
 
 /* A result that is none is NaN in every type: rows that were not computed do not pass for some that were. */
@@ -119,11 +101,11 @@ static void spoil_result(const ep_stream_call *s)
 static ep_err record_end(const ep_stream_call *s, ep_error *out_error)
 {
     ep_acl_context before = NULL;
-    ep_err err = enter(&s->stage, &before, out_error);
+    ep_err err = ep_stage_enter(&s->stage, &before, out_error);
     if (err == EP_OK) {
         err = EP_STAGE_CALL(&s->stage, out_error, aclrtRecordNotify, s->ended, s->stream);
     }
-    leave(&s->stage, before);
+    ep_stage_leave(&s->stage, before);
     return err;
 }
 
@@ -332,10 +314,10 @@ static ep_err add_tensors(ep_stage *stage, ep_moe_args *args, ep_tensor *out, ep
                   {"shared", &args->shared}};
     ep_err err = EP_OK;
     for (size_t i = 0; i < EP_ARRAY_COUNT(inputs) && err == EP_OK; i++) {
-        err = ep_stage_add(stage, inputs[i].name, inputs[i].tensor, EP_STAGE_IN, out_error);
+        err = ep_stage_add(stage, inputs[i].name, inputs[i].tensor, EP_STAGE_IN | EP_STAGE_ROWS, out_error);
     }
     if (err == EP_OK) {
-        err = ep_stage_add(stage, "out", out, EP_STAGE_OUT, out_error);
+        err = ep_stage_add(stage, "out", out, EP_STAGE_OUT | EP_STAGE_ROWS, out_error);
     }
     if (err != EP_OK || stage->parts_count == 0) {
         return err;
@@ -495,7 +477,7 @@ void ep_stream_call_destroy(ep_stream_call *s)
     }
     const ep_stage stage = {.acl = s->stage.acl, .context = s->stage.context, .device = s->stage.device};
     ep_acl_context before = NULL;
-    (void)enter(&stage, &before, NULL);
+    (void)ep_stage_enter(&stage, &before, NULL);
     const bool is_settled = settle(s);
     if (s->reports != NULL) {
         leave_reports(s, is_settled);
@@ -504,7 +486,7 @@ void ep_stream_call_destroy(ep_stream_call *s)
         drop_objects(s);
         free(s);
     }
-    leave(&stage, before);
+    ep_stage_leave(&stage, before);
 }
 
 /* ---- a run, for the caller's thread ---- */
@@ -566,12 +548,12 @@ static ep_err begin(ep_call *call, uint32_t n_active, void *stream, ep_error *ou
     if (err != EP_OK) {
         return err;
     }
-    err = enter(&s->stage, &before, out_error);
+    err = ep_stage_enter(&s->stage, &before, out_error);
     if (err == EP_OK) {
         s->tokens = n_active;
         err = enqueue_begin(s, stream, out_error);
     }
-    leave(&s->stage, before);
+    ep_stage_leave(&s->stage, before);
     call->began = err == EP_OK;
     return err;
 }
@@ -647,11 +629,11 @@ ep_err ep_moe_finish_on_stream(ep_call *call, void *stream, ep_error *out_error)
     if (err != EP_OK) {
         return err;
     }
-    err = enter(&call->stream_call->stage, &before, out_error);
+    err = ep_stage_enter(&call->stream_call->stage, &before, out_error);
     if (err == EP_OK) {
         err = enqueue_result(call->stream_call, stream, out_error);
     }
-    leave(&call->stream_call->stage, before);
+    ep_stage_leave(&call->stream_call->stage, before);
     return err;
 }
 
@@ -689,9 +671,9 @@ void ep_stream_call_collect(ep_stream_call *s)
     pthread_mutex_lock(&all.lock);
     s->phase = PHASE_IDLE;
     pthread_mutex_unlock(&all.lock);
-    if (!s->is_awaited && enter(&s->stage, &before, NULL) == EP_OK) {
+    if (!s->is_awaited && ep_stage_enter(&s->stage, &before, NULL) == EP_OK) {
         (void)enqueue_wait(s, s->stream, NULL);
         (void)record_taken(s, s->stream, NULL);
-        leave(&s->stage, before);
+        ep_stage_leave(&s->stage, before);
     }
 }

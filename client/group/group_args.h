@@ -8,6 +8,7 @@
 
 #include "group/group_core.h"
 #include "group/group_rows.h"
+#include "group/group_stage.h"
 
 typedef struct group_view {
     ep_group_call call;
@@ -42,10 +43,12 @@ struct ep_group_plan {
     size_t workspace_bytes;
     char workspace_formula[200];
     int64_t expand_rows;
+    ep_stage stage; /* of tensors on a device */
 };
 
+/* Takes the stage's memory on success. */
 ep_err group_plan_create(const ep_group *group, const group_view *view, size_t workspace_bytes, const char *workspace_formula,
-                         ep_group_plan **out_plan, ep_error *out_error);
+                         const ep_stage *taken_stage, ep_group_plan **out_plan, ep_error *out_error);
 /* Errors: FAILED_PRECONDITION (none, stale: what differs), RESOURCE_EXHAUSTED (workspace), INVALID_ARGUMENT (its alignment). */
 ep_err group_plan_check(const ep_group_plan *plan, const ep_group *group, const group_view *view, const void *workspace,
                         size_t workspace_bytes, ep_error *out_error);

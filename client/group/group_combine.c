@@ -72,24 +72,57 @@ static workspace_parts parts_of(const group_view *view)
     return parts;
 }
 
+/* ---- tensors on a device ---- */
+
+static bool are_whole(const ep_moe_combine_args *args, const ep_moe_add_rms_norm *norm)
+{
+    return args != NULL && args->struct_bytes == sizeof(*args) && (norm == NULL || norm->struct_bytes == sizeof(*norm));
+}
+
+/* Copies, whose tensors may be moved to the host. */
+static void to_host(const ep_moe_combine_args **args, const ep_moe_add_rms_norm **norm, ep_moe_combine_args *out_host,
+                    ep_moe_add_rms_norm *out_host_norm)
+{
+    *out_host = **args;
+    *args = out_host;
+    if (*norm != NULL) {
+        *out_host_norm = **norm;
+        *norm = out_host_norm;
+    }
+}
+
+/* ---- phase one ---- */
+
 ep_err ep_moe_combine_prepare(ep_group *group, const ep_moe_combine_args *args, const ep_moe_add_rms_norm *norm,
                               size_t *out_workspace_bytes, ep_group_plan **out_plan, ep_error *out_error)
 {
     group_view view;
     char formula[200];
-    ep_err err = group_combine_view(group, args, norm, &view, out_error);
-    if (err != EP_OK) {
-        return err;
+    ep_moe_combine_args host;
+    ep_moe_add_rms_norm host_norm;
+    ep_stage stage = {.memory = NULL};
+    bool is_staged;
+    ep_err err = EP_OK;
+    if (are_whole(args, norm)) { /* others are refused next */
+        to_host(&args, &norm, &host, &host_norm);
+        err = group_stage_combine(&stage, &host, norm != NULL ? &host_norm : NULL, &is_staged, out_error);
     }
-    snprintf(formula, sizeof(formula),
-             "8 * BS * (K + shared_expert_num) + scratch of H (5 rows f32; with comm_quant_mode 2: 1 f32 + K + S rows more; with norm: 3 f32 "
-             "more), BS %" PRIu32 ", H %" PRIu32 ", each to 64",
-             view.batch.tokens, view.batch.hidden);
-    size_t bytes = parts_of(&view).bytes;
-    err = group_plan_create(group, &view, bytes, formula, out_plan, out_error);
     if (err == EP_OK) {
-        *out_workspace_bytes = bytes;
+        err = group_combine_view(group, args, norm, &view, out_error);
     }
+    if (err == EP_OK) {
+        snprintf(formula, sizeof(formula),
+                 "8 * BS * (K + shared_expert_num) + scratch of H (5 rows f32; with comm_quant_mode 2: 1 f32 + K + S rows more; with norm: 3 "
+                 "f32 more), BS %" PRIu32 ", H %" PRIu32 ", each to 64",
+                 view.batch.tokens, view.batch.hidden);
+        size_t bytes = parts_of(&view).bytes;
+        err = group_plan_create(group, &view, bytes, formula, &stage, out_plan, out_error);
+        if (err == EP_OK) {
+            *out_workspace_bytes = bytes;
+            return EP_OK;
+        }
+    }
+    ep_stage_fini(&stage);
     return err;
 }
 
@@ -538,13 +571,37 @@ static ep_err run(ep_group *group, ep_group_plan *plan, const ep_moe_combine_arg
     return err;
 }
 
+static ep_err run_staged(ep_group *group, ep_group_plan *plan, const ep_moe_combine_args *args, const ep_moe_add_rms_norm *norm,
+                         void *workspace, size_t workspace_bytes, ep_error *out_error)
+{
+    ep_moe_combine_args host;
+    ep_moe_add_rms_norm host_norm;
+    bool is_staged = false;
+    if (group == NULL || !are_whole(args, norm)) {
+        return run(group, plan, args, norm, workspace, workspace_bytes, out_error); /* refuses it */
+    }
+    to_host(&args, &norm, &host, &host_norm);
+    uint64_t deadline_us = args->deadline_us != 0 ? args->deadline_us : group->deadline_us;
+    ep_err err = group_stage_combine(&plan->stage, &host, norm != NULL ? &host_norm : NULL, &is_staged, out_error);
+    if (err == EP_OK && is_staged) {
+        err = group_stage_in(&plan->stage, deadline_us, out_error);
+    }
+    if (err == EP_OK) {
+        err = run(group, plan, args, norm, workspace, workspace_bytes, out_error);
+    }
+    if (err == EP_OK && is_staged) {
+        err = group_stage_out(&plan->stage, EP_STAGE_ALL_ROWS, deadline_us, out_error);
+    }
+    return err;
+}
+
 ep_err ep_moe_combine(ep_group *group, ep_group_plan *plan, const ep_moe_combine_args *args, void *workspace, size_t workspace_bytes,
                       ep_error *out_error)
 {
     if (plan == NULL) {
         return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION, "ep_moe_combine without a plan: call ep_moe_combine_prepare first");
     }
-    return run(group, plan, args, NULL, workspace, workspace_bytes, out_error);
+    return run_staged(group, plan, args, NULL, workspace, workspace_bytes, out_error);
 }
 
 ep_err ep_moe_combine_add_rms_norm(ep_group *group, ep_group_plan *plan, const ep_moe_combine_args *args,
@@ -555,5 +612,5 @@ ep_err ep_moe_combine_add_rms_norm(ep_group *group, ep_group_plan *plan, const e
                             plan == NULL ? "ep_moe_combine_add_rms_norm without a plan: call ep_moe_combine_prepare first"
                                          : "norm is missing");
     }
-    return run(group, plan, args, norm, workspace, workspace_bytes, out_error);
+    return run_staged(group, plan, args, norm, workspace, workspace_bytes, out_error);
 }

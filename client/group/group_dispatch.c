@@ -44,15 +44,27 @@ ep_err ep_moe_dispatch_prepare(ep_group *group, const ep_moe_dispatch_args *args
 {
     group_view view;
     char formula[200];
-    ep_err err = group_dispatch_view(group, args, &view, out_error);
-    if (err != EP_OK) {
-        return err;
+    ep_moe_dispatch_args host;
+    ep_stage stage = {.memory = NULL};
+    bool is_staged;
+    ep_err err = EP_OK;
+    if (args != NULL && args->struct_bytes == sizeof(*args)) { /* others are refused next */
+        host = *args;
+        args = &host;
+        err = group_stage_dispatch(&stage, &host, &is_staged, out_error);
     }
-    size_t bytes = workspace_bytes(&view, formula, sizeof(formula));
-    err = group_plan_create(group, &view, bytes, formula, out_plan, out_error);
     if (err == EP_OK) {
-        *out_workspace_bytes = bytes;
+        err = group_dispatch_view(group, args, &view, out_error);
     }
+    if (err == EP_OK) {
+        size_t bytes = workspace_bytes(&view, formula, sizeof(formula));
+        err = group_plan_create(group, &view, bytes, formula, &stage, out_plan, out_error);
+        if (err == EP_OK) {
+            *out_workspace_bytes = bytes;
+            return EP_OK;
+        }
+    }
+    ep_stage_fini(&stage);
     return err;
 }
 
@@ -517,14 +529,12 @@ static ep_err run(dispatch_work *w, group_view *view, ep_error *out_error)
     return err;
 }
 
-ep_err ep_moe_dispatch(ep_group *group, ep_group_plan *plan, const ep_moe_dispatch_args *args, void *workspace,
-                       size_t workspace_size, ep_error *out_error)
+/* On tensors of the host. *out_rows: how many came, with TP to both ranks. */
+static ep_err dispatch(ep_group *group, ep_group_plan *plan, const ep_moe_dispatch_args *args, void *workspace, size_t workspace_size,
+                       size_t *out_rows, ep_error *out_error)
 {
     group_view view;
     group_op op;
-    if (plan == NULL) {
-        return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION, "ep_moe_dispatch without a plan: call ep_moe_dispatch_prepare first");
-    }
     ep_err err = group_dispatch_view(group, args, &view, out_error);
     if (err == EP_OK) {
         err = group_plan_check(plan, group, &view, workspace, workspace_size, out_error);
@@ -551,5 +561,39 @@ ep_err ep_moe_dispatch(ep_group *group, ep_group_plan *plan, const ep_moe_dispat
                                   .smooth = view.smooth,
                                   .smooth_shared = (uint32_t)view.call.shared_rows}};
     w.row_of_token = w.order + (size_t)view.batch.tokens * w.packer.slots_per_token;
-    return run(&w, &view, out_error);
+    err = run(&w, &view, out_error);
+    if (err == EP_OK) {
+        const int32_t *prefix = args->ep_recv_counts.data;
+        size_t counts = (size_t)view.layout.ranks * view.local_experts;
+        *out_rows = counts == 0 ? 0 : (size_t)prefix[counts - 1];
+        *out_rows += view.group_tp == NULL || counts == 0 ? 0 : (size_t)prefix[2 * counts - 1];
+    }
+    return err;
+}
+
+ep_err ep_moe_dispatch(ep_group *group, ep_group_plan *plan, const ep_moe_dispatch_args *args, void *workspace,
+                       size_t workspace_size, ep_error *out_error)
+{
+    ep_moe_dispatch_args host;
+    size_t rows = 0;
+    bool is_staged = false;
+    if (plan == NULL) {
+        return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION, "ep_moe_dispatch without a plan: call ep_moe_dispatch_prepare first");
+    }
+    if (group == NULL || args == NULL || args->struct_bytes != sizeof(*args)) {
+        return dispatch(group, plan, args, workspace, workspace_size, &rows, out_error); /* refuses it */
+    }
+    host = *args;
+    uint64_t deadline_us = args->deadline_us != 0 ? args->deadline_us : group->deadline_us;
+    ep_err err = group_stage_dispatch(&plan->stage, &host, &is_staged, out_error);
+    if (err == EP_OK && is_staged) {
+        err = group_stage_in(&plan->stage, deadline_us, out_error);
+    }
+    if (err == EP_OK) {
+        err = dispatch(group, plan, &host, workspace, workspace_size, &rows, out_error);
+    }
+    if (err == EP_OK && is_staged) {
+        err = group_stage_out(&plan->stage, rows, deadline_us, out_error);
+    }
+    return err;
 }

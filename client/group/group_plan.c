@@ -8,7 +8,7 @@
 #include "group/group_args.h"
 
 ep_err group_plan_create(const ep_group *group, const group_view *view, size_t workspace_bytes, const char *workspace_formula,
-                         ep_group_plan **out_plan, ep_error *out_error)
+                         const ep_stage *taken_stage, ep_group_plan **out_plan, ep_error *out_error)
 {
     ep_group_plan *plan = calloc(1, sizeof(*plan));
     if (plan == NULL) {
@@ -19,6 +19,7 @@ ep_err group_plan_create(const ep_group *group, const group_view *view, size_t w
     plan->group_tp = view->group_tp;
     plan->workspace_bytes = workspace_bytes;
     plan->expand_rows = view->expand_rows;
+    plan->stage = *taken_stage;
     snprintf(plan->workspace_formula, sizeof(plan->workspace_formula), "%s", workspace_formula);
     *out_plan = plan;
     return EP_OK;
@@ -26,7 +27,10 @@ ep_err group_plan_create(const ep_group *group, const group_view *view, size_t w
 
 void ep_group_plan_destroy(ep_group_plan *plan)
 {
-    free(plan);
+    if (plan != NULL) {
+        ep_stage_fini(&plan->stage);
+        free(plan);
+    }
 }
 
 ep_err group_plan_check(const ep_group_plan *plan, const ep_group *group, const group_view *view, const void *workspace,
