@@ -27,8 +27,9 @@ static ep_err load(ep_stage *stage, const char *name, ep_error *out_error)
     pthread_mutex_unlock(&process.lock);
     if (err != EP_OK) {
         return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
-                            "%s is on an Ascend device, which needs CANN's runtime, found by LD_LIBRARY_PATH or ASCEND_HOME_PATH: %.300s", name,
-                            error.text);
+                            "%s is on an Ascend device, which needs CANN's runtime, found by LD_LIBRARY_PATH or "
+                            "ASCEND_HOME_PATH: %.300s",
+                            name, error.text);
     }
     stage->acl = &process.acl;
     return EP_OK;
@@ -56,8 +57,9 @@ static ep_err enter_device(ep_stage *stage, const char *name, const ep_tensor *t
     if (err != EP_OK) {
         stage->acl = NULL;
         return ep_error_set(out_error, err == EP_ERR_DEVICE_LOST ? err : EP_ERR_FAILED_PRECONDITION,
-                            "%s is on device %" PRId32 ", and this thread works on none: aclrtSetDevice comes first (%.256s)", name,
-                            tensor->device_id, error.text);
+                            "%s is on device %" PRId32
+                            ", and this thread works on none: aclrtSetDevice comes first (%.256s)",
+                            name, tensor->device_id, error.text);
     }
     return EP_OK;
 }
@@ -67,7 +69,8 @@ ep_err ep_stage_enter(const ep_stage *stage, ep_acl_context *out_before, ep_erro
     if (stage->acl->aclrtGetCurrentContext(out_before) != EP_ACL_SUCCESS) {
         *out_before = NULL;
     }
-    return *out_before == stage->context ? EP_OK : EP_STAGE_CALL(stage, out_error, aclrtSetCurrentContext, stage->context);
+    return *out_before == stage->context ? EP_OK
+                                         : EP_STAGE_CALL(stage, out_error, aclrtSetCurrentContext, stage->context);
 }
 
 void ep_stage_leave(const ep_stage *stage, ep_acl_context before)
@@ -92,7 +95,8 @@ static bool span_bytes(const ep_tensor *tensor, uint32_t first, size_t *out_byte
             *out_bytes = 0;
             return true;
         }
-        if (!ep_mul_size((size_t)tensor->shape[i] - 1, (size_t)tensor->stride_bytes[i], &part) || !ep_add_size(bytes, part, &bytes)) {
+        if (!ep_mul_size((size_t)tensor->shape[i] - 1, (size_t)tensor->stride_bytes[i], &part) ||
+            !ep_add_size(bytes, part, &bytes)) {
             return false;
         }
     }
@@ -101,21 +105,24 @@ static bool span_bytes(const ep_tensor *tensor, uint32_t first, size_t *out_byte
 }
 
 /* What the copies rely on; the rest of a tensor's form is checked like that of any other. */
-static ep_err check_form(const char *name, const ep_tensor *tensor, uint32_t ways, size_t *out_bytes, ep_error *out_error)
+static ep_err check_form(const char *name, const ep_tensor *tensor, uint32_t ways, size_t *out_bytes,
+                         ep_error *out_error)
 {
     int64_t dense = (int64_t)ep_dtype_bytes(tensor->dtype);
     if (tensor->rank > EP_TENSOR_RANK_MAX || dense == 0) {
-        return BAD("%s has rank %" PRIu32 " and type %s: allowed up to %d, and a type", name, tensor->rank, ep_dtype_name(tensor->dtype),
-                   EP_TENSOR_RANK_MAX);
+        return BAD("%s has rank %" PRIu32 " and type %s: allowed up to %d, and a type", name, tensor->rank,
+                   ep_dtype_name(tensor->dtype), EP_TENSOR_RANK_MAX);
     }
     for (uint32_t i = tensor->rank; i-- > 0;) {
         if (tensor->shape[i] < 0 || tensor->shape[i] > UINT32_MAX || tensor->stride_bytes[i] < 0) {
-            return BAD("%s has %" PRId64 " and stride %" PRId64 " in dimension %" PRIu32 ": allowed 0..%" PRIu32 ", and 0 or more", name,
-                       tensor->shape[i], tensor->stride_bytes[i], i, UINT32_MAX);
+            return BAD("%s has %" PRId64 " and stride %" PRId64 " in dimension %" PRIu32 ": allowed 0..%" PRIu32
+                       ", and 0 or more",
+                       name, tensor->shape[i], tensor->stride_bytes[i], i, UINT32_MAX);
         }
         if ((ways & EP_STAGE_OUT) != 0 && tensor->shape[i] > 1 && tensor->stride_bytes[i] != dense) {
-            return BAD("%s has stride %" PRId64 " in dimension %" PRIu32 ": allowed %" PRId64 ", since a result on a device has no gaps", name,
-                       tensor->stride_bytes[i], i, dense);
+            return BAD("%s has stride %" PRId64 " in dimension %" PRIu32 ": allowed %" PRId64
+                       ", since a result on a device has no gaps",
+                       name, tensor->stride_bytes[i], i, dense);
         }
         dense *= tensor->shape[i] > 0 ? tensor->shape[i] : 1;
         if (dense > INT64_MAX / (int64_t)UINT32_MAX) {
@@ -145,8 +152,9 @@ ep_err ep_stage_add(ep_stage *stage, const char *name, ep_tensor *tensor, uint32
         return BAD("%s is on device %" PRId32 ": this thread's is %" PRId32, name, tensor->device_id, stage->device);
     }
     if (tensor->sync_handle != stage->sync_handle) {
-        return BAD("%s has sync_handle 0x%" PRIx64 ", a tensor before it 0x%" PRIx64 ": allowed one for all tensors of a call", name,
-                   tensor->sync_handle, stage->sync_handle);
+        return BAD("%s has sync_handle 0x%" PRIx64 ", a tensor before it 0x%" PRIx64
+                   ": allowed one for all tensors of a call",
+                   name, tensor->sync_handle, stage->sync_handle);
     }
     EP_ASSERT(stage->parts_count < EP_STAGE_PARTS_MAX);
     ep_stage_part *part = &stage->parts[stage->parts_count++];
@@ -203,9 +211,10 @@ ep_err ep_stage_copy(const ep_stage *stage, uint32_t way, size_t rows_max, ep_ac
         if ((part->ways & way) == 0 || bytes == 0) {
             continue;
         }
-        err = way == EP_STAGE_IN
-                  ? EP_STAGE_CALL(stage, out_error, aclrtMemcpyAsync, host, bytes, part->device, bytes, EP_ACL_DEVICE_TO_HOST, stream)
-                  : EP_STAGE_CALL(stage, out_error, aclrtMemcpyAsync, part->device, bytes, host, bytes, EP_ACL_HOST_TO_DEVICE, stream);
+        err = way == EP_STAGE_IN ? EP_STAGE_CALL(stage, out_error, aclrtMemcpyAsync, host, bytes, part->device, bytes,
+                                                 EP_ACL_DEVICE_TO_HOST, stream)
+                                 : EP_STAGE_CALL(stage, out_error, aclrtMemcpyAsync, part->device, bytes, host, bytes,
+                                                 EP_ACL_HOST_TO_DEVICE, stream);
     }
     return err;
 }

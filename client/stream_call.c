@@ -92,7 +92,7 @@ static void spoil_result(const ep_stream_call *s)
 {
     for (uint32_t i = 0; i < s->stage.parts_count; i++) {
         const ep_stage_part *part = &s->stage.parts[i];
-        if ((part->ways & EP_STAGE_OUT) != 0) {
+        if ((part->ways & EP_STAGE_OUT) != 0 && s->tokens > 0) {
             memset(s->stage.memory + part->offset, 0xff, s->tokens * part->row_bytes);
         }
     }
@@ -136,7 +136,8 @@ static ep_err start_call(ep_stream_call *s, ep_error *out_error)
     if (is_cancelled) {
         return ep_error_set(out_error, EP_ERR_CANCELLED, "cancelled before its inputs had been copied from the device");
     }
-    ep_err err = EP_STAGE_CALL(&s->stage, out_error, aclrtSynchronizeEventWithTimeout, s->copied, REPORT_MS); /* passed: how it ended */
+    /* It has passed; this tells how. */
+    ep_err err = EP_STAGE_CALL(&s->stage, out_error, aclrtSynchronizeEventWithTimeout, s->copied, REPORT_MS);
     return err == EP_OK ? ep_call_start_newest(s->call, s->tokens, out_error) : err;
 }
 
@@ -329,7 +330,8 @@ static ep_err add_tensors(ep_stage *stage, ep_moe_args *args, ep_tensor *out, ep
     }
     if (stage->sync_handle != 0) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                            "x has sync_handle 0x%" PRIx64 ": allowed 0, ep_moe_begin_on_stream and ep_moe_finish_on_stream name the stream",
+                            "x has sync_handle 0x%" PRIx64
+                            ": allowed 0, ep_moe_begin_on_stream and ep_moe_finish_on_stream name the stream",
                             stage->sync_handle);
     }
     return EP_OK;
@@ -423,7 +425,8 @@ static bool settle(const ep_stream_call *s)
     if (s->stream != NULL && err == EP_OK) {
         err = EP_STAGE_CALL(&s->stage, &error, aclrtSynchronizeStreamWithTimeout, s->stream, SETTLE_MS);
     }
-    if (err == EP_ERR_DEVICE_LOST) { /* or the wait took too long, which has the same class: then it can still be spoken to */
+    if (err ==
+        EP_ERR_DEVICE_LOST) { /* or the wait took too long, which has the same class: then it can still be spoken to */
         ep_acl_event_status status = 0;
         err = EP_STAGE_CALL(&s->stage, &error, aclrtQueryEventStatus, s->taken, &status);
         return err == EP_ERR_DEVICE_LOST;
@@ -435,7 +438,8 @@ static void drop_objects(ep_stream_call *s)
 {
     const ep_acl_symbols *acl = s->stage.acl;
     ep_acl_event const events[] = {s->begun, s->copied, s->taken};
-    if (s->stream != NULL && (acl->aclrtDestroyStreamForce == NULL || acl->aclrtDestroyStreamForce(s->stream) != EP_ACL_SUCCESS)) {
+    if (s->stream != NULL &&
+        (acl->aclrtDestroyStreamForce == NULL || acl->aclrtDestroyStreamForce(s->stream) != EP_ACL_SUCCESS)) {
         (void)acl->aclrtDestroyStream(s->stream);
     }
     for (size_t i = 0; i < EP_ARRAY_COUNT(events); i++) {
@@ -482,7 +486,8 @@ void ep_stream_call_destroy(ep_stream_call *s)
     if (s->reports != NULL) {
         leave_reports(s, is_settled);
     }
-    if (is_settled) { /* else all that a stream may still use is left as it is, rather than pulled from under the device */
+    if (is_settled) { /* else all that a stream may still use is left as it is, rather than pulled from under the device
+                       */
         drop_objects(s);
         free(s);
     }
@@ -565,11 +570,13 @@ static ep_err check_call(const ep_call *call, const void *stream, ep_error *out_
         return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION, "the call was not made by ep_call_create");
     }
     if (call->stream_call == NULL) {
-        return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
-                            "the call's tensors are in host memory: ep_call_begin and ep_call_finish are its functions");
+        return ep_error_set(
+            out_error, EP_ERR_FAILED_PRECONDITION,
+            "the call's tensors are in host memory: ep_call_begin and ep_call_finish are its functions");
     }
     return stream != NULL ? EP_OK
-                          : ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "stream is NULL: allowed what aclrtCreateStream gave");
+                          : ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                                         "stream is NULL: allowed what aclrtCreateStream gave");
 }
 
 ep_err ep_moe_begin_on_stream(ep_call *call, uint32_t n_active, void *stream, ep_error *out_error)
@@ -620,11 +627,13 @@ ep_err ep_moe_finish_on_stream(ep_call *call, void *stream, ep_error *out_error)
     ep_acl_context before = NULL;
     ep_err err = check_call(call, stream, out_error);
     if (err == EP_OK && ep_fork_guard_in_child(&call->client->guard)) {
-        err = ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION, "this process was forked from the one that began the call");
+        err = ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
+                           "this process was forked from the one that began the call");
     }
     if (err == EP_OK && (!call->began || call->stream_call->is_awaited)) {
         err = ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
-                           call->began ? "ep_moe_finish_on_stream came already: ep_call_finish is next" : "the call has not begun");
+                           call->began ? "ep_moe_finish_on_stream came already: ep_call_finish is next"
+                                       : "the call has not begun");
     }
     if (err != EP_OK) {
         return err;
@@ -651,7 +660,8 @@ bool ep_stream_call_wait(ep_stream_call *s, uint64_t timeout_ns, ep_error *out_e
     const uint64_t now_ns = ep_clock_now_ns();
     const uint64_t due_ns = timeout_ns < UINT64_MAX - now_ns ? now_ns + timeout_ns : UINT64_MAX;
     pthread_mutex_lock(&all.lock);
-    while (s->phase != PHASE_RUNNING && s->phase != PHASE_FAILED && (due_ns == UINT64_MAX || ep_clock_now_ns() < due_ns)) {
+    while (s->phase != PHASE_RUNNING && s->phase != PHASE_FAILED &&
+           (due_ns == UINT64_MAX || ep_clock_now_ns() < due_ns)) {
         if (due_ns == UINT64_MAX) {
             pthread_cond_wait(&all.changed, &all.lock);
         } else {

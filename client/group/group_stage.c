@@ -13,7 +13,8 @@ typedef struct staged_tensor {
     uint32_t ways;
 } staged_tensor;
 
-static ep_err stage_all(ep_stage *stage, const staged_tensor *tensors, size_t count, bool *out_staged, ep_error *out_error)
+static ep_err stage_all(ep_stage *stage, const staged_tensor *tensors, size_t count, bool *out_staged,
+                        ep_error *out_error)
 {
     ep_err err = EP_OK;
     bool any = false;
@@ -85,7 +86,8 @@ ep_err group_stage_combine(ep_stage *stage, ep_moe_combine_args *args, ep_moe_ad
 static ep_err wait_for_copies(ep_stage *stage, ep_acl_stream stream, uint64_t deadline_us, ep_error *out_error)
 {
     const uint64_t ms = deadline_us / 1000 + 1;
-    const ep_acl_code code = stage->acl->aclrtSynchronizeStreamWithTimeout(stream, ms < INT32_MAX ? (int32_t)ms : INT32_MAX);
+    const ep_acl_code code =
+        stage->acl->aclrtSynchronizeStreamWithTimeout(stream, ms < INT32_MAX ? (int32_t)ms : INT32_MAX);
     const ep_err err = ep_stage_check(stage, code, "aclrtSynchronizeStreamWithTimeout", out_error);
     if (err != EP_OK) {
         stage->memory = NULL;

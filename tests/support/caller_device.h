@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The emulated device as a calling program uses it: streams, buffers, and copies that wait for nothing. Failures end the process. */
+/* The emulated device as a calling program uses it: streams, buffers, and copies that wait for nothing. Failures end
+ * the process. */
 #ifndef EP_TESTS_SUPPORT_CALLER_DEVICE_H
 #define EP_TESTS_SUPPORT_CALLER_DEVICE_H
 

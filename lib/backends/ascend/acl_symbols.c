@@ -105,7 +105,8 @@ static void drop_halves(ep_acl_symbols *symbols)
 }
 
 /* Rows of the libraries that are open; lacking what needs more than least is an error. */
-static ep_err find_symbols(const ep_acl_opener *opener, const opened *o, int least, ep_acl_symbols *symbols, ep_error *out_error)
+static ep_err find_symbols(const ep_acl_opener *opener, const opened *o, int least, ep_acl_symbols *symbols,
+                           ep_error *out_error)
 {
     for (size_t i = 0; i < EP_ARRAY_COUNT(rows); i++) {
         void *handle = o->handles[rows[i].library];
@@ -182,11 +183,13 @@ static void *system_open(void *arg, const char *library, char text[EP_ERROR_TEXT
 
 static void *caller_open(void *arg, const char *library, char text[EP_ERROR_TEXT_BYTES])
 {
+    const char *older = names[EP_ACL_LIBRARY_RUNTIME].older;
     const bool is_newer = strcmp(library, names[EP_ACL_LIBRARY_RUNTIME].library) == 0;
     void *loaded = dlopen(library, RTLD_NOW | RTLD_NOLOAD);
-    if (loaded == NULL && is_newer && (loaded = dlopen(names[EP_ACL_LIBRARY_RUNTIME].older, RTLD_NOW | RTLD_NOLOAD)) != NULL) {
-        dlclose(loaded); /* asked for next */
-        snprintf(text, EP_ERROR_TEXT_BYTES, "this process has %s", names[EP_ACL_LIBRARY_RUNTIME].older);
+    void *other = loaded == NULL && is_newer ? dlopen(older, RTLD_NOW | RTLD_NOLOAD) : NULL;
+    if (other != NULL) {
+        dlclose(other); /* it is asked for next */
+        snprintf(text, EP_ERROR_TEXT_BYTES, "this process has %s", older);
         return NULL;
     }
     return loaded != NULL ? loaded : system_open(arg, library, text);
@@ -254,7 +257,8 @@ const char *ep_acl_code_text(ep_acl_code code)
     return row != NULL ? row->text : "no text for this code";
 }
 
-ep_err ep_acl_error_set(ep_error *out_error, const ep_acl_symbols *acl, int32_t device, ep_acl_code code, const char *call)
+ep_err ep_acl_error_set(ep_error *out_error, const ep_acl_symbols *acl, int32_t device, ep_acl_code code,
+                        const char *call)
 {
     const char *words = acl->aclGetRecentErrMsg != NULL ? acl->aclGetRecentErrMsg() : NULL;
     return ep_error_set(out_error, ep_acl_code_err(code), "device %d: %s: %s (%s, code %d) %.256s", device, call,

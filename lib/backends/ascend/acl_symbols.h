@@ -144,7 +144,8 @@ typedef enum ep_acl_library {
         EP_ACL_LIBRARIES
 } ep_acl_library;
 
-/* symbol, result, parameters, REQUIRED, OPTIONAL or CALLER (required only for the tensors of callers), the release it was read in */
+/* symbol, result, parameters, need, the release it was read in. REQUIRED, OPTIONAL, or CALLER: required only for tensors of
+ * callers. */
 #define EP_ACL_RUNTIME_SYMBOLS(X)                                                                                     \
     X(aclInit, ep_acl_code, (const char *config_path), REQUIRED, "acl 1.17")                                          \
     X(aclFinalize, ep_acl_code, (void), REQUIRED, "acl 1.17")                                                         \
@@ -283,8 +284,8 @@ typedef struct ep_acl_opener {
 ep_err ep_acl_symbols_load(const ep_acl_opener *opener, ep_acl_symbols *out_symbols, ep_error *out_error);
 
 /*
- * Only the runtime, for a process that has streams of its own: no operator's library is opened, since a set of them may be loaded already, and
- * what is CALLER must be there. The rest of *out_symbols is NULL. Errors: as above.
+ * Only the runtime, for a process that has streams of its own: no operator's library is opened, since a set of them may be
+ * loaded already. What is CALLER must be there; the rest of *out_symbols is NULL. Errors: as above.
  */
 ep_err ep_acl_symbols_load_runtime(const ep_acl_opener *opener, ep_acl_symbols *out_symbols, ep_error *out_error);
 
@@ -293,8 +294,9 @@ const ep_acl_opener *ep_acl_opener_system(void);
 /* The same, but of two runtimes the one this process has loaded already: a stream of one is nothing to the other. */
 const ep_acl_opener *ep_acl_opener_caller(void);
 
-/* What a call returned, as ours, with the code and the vendor's words: "device 0: aclrtMalloc: no device memory (...)". */
-ep_err ep_acl_error_set(ep_error *out_error, const ep_acl_symbols *acl, int32_t device, ep_acl_code code, const char *call);
+/* What a call returned, with the code and the vendor's words: "device 0: aclrtMalloc: no device memory (...)". */
+ep_err ep_acl_error_set(ep_error *out_error, const ep_acl_symbols *acl, int32_t device, ep_acl_code code,
+                        const char *call);
 
 /* What a code means to a caller. Codes 507000..507999, which are the device's, without a row: DEVICE_LOST; others:
  * INTERNAL. */

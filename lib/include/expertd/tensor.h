@@ -48,7 +48,7 @@ typedef struct ep_tensor {
     int64_t shape[EP_TENSOR_RANK_MAX];
     int64_t stride_bytes[EP_TENSOR_RANK_MAX];    /* the innermost must equal the element size */
     int32_t device_id;
-    uint64_t sync_handle;                        /* event or stream of the device; 0 for host memory */
+    uint64_t sync_handle;                        /* stream of the device, where asked for; 0 for host memory */
 } ep_tensor;
 
 /* Bytes of an element; 0 for NONE and unknown numbers. */

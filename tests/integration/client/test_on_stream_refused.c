@@ -55,7 +55,8 @@ Test(on_stream_refused, tensors_that_cannot_be_taken)
     const ep_tensor good_out = out;
 
     args.x = b.args.x;
-    refused(EP_ERR_INVALID_ARGUMENT, "x is in host memory, other tensors are on a device: x and out must both be there");
+    refused(EP_ERR_INVALID_ARGUMENT,
+            "x is in host memory, other tensors are on a device: x and out must both be there");
     args = good;
     out = b.out_tensor;
     refused(EP_ERR_INVALID_ARGUMENT, "out is in host memory");
@@ -66,11 +67,13 @@ Test(on_stream_refused, tensors_that_cannot_be_taken)
     args.expert_ids.sync_handle = 7;
     refused(EP_ERR_INVALID_ARGUMENT, "expert_ids has sync_handle 0x7, a tensor before it 0x0: allowed one for all");
     args.x.sync_handle = args.expert_scales.sync_handle = out.sync_handle = 7;
-    refused(EP_ERR_INVALID_ARGUMENT, "x has sync_handle 0x7: allowed 0, ep_moe_begin_on_stream and ep_moe_finish_on_stream name the stream");
+    refused(EP_ERR_INVALID_ARGUMENT,
+            "x has sync_handle 0x7: allowed 0, ep_moe_begin_on_stream and ep_moe_finish_on_stream name the stream");
     args = good;
     out = good_out;
     out.stride_bytes[0] *= 2;
-    refused(EP_ERR_INVALID_ARGUMENT, "out has stride 128 in dimension 0: allowed 64, since a result on a device has no gaps");
+    refused(EP_ERR_INVALID_ARGUMENT,
+            "out has stride 128 in dimension 0: allowed 64, since a result on a device has no gaps");
     out = good_out;
     args.x.shape[0] = -1;
     refused(EP_ERR_INVALID_ARGUMENT, "x has -1 and stride 64 in dimension 0");
@@ -95,7 +98,8 @@ Test(on_stream_refused, other_functions_take_host_memory)
     ep_moe_result result;
     open_all();
     expect(ep_moe_forward(h.client, &args, &out, &result), EP_ERR_UNIMPLEMENTED, "");
-    cr_assert_not_null(strstr(result.error.text, "x is in memory of kind 1: allowed here is 0"), "%s", result.error.text);
+    cr_assert_not_null(strstr(result.error.text, "x is in memory of kind 1: allowed here is 0"), "%s",
+                       result.error.text);
     cr_assert_eq(ep_call_create(h.client, &args, &out, &call, &error), EP_OK, "%s", error.text);
     expect(ep_call_begin(call, 4, &error), EP_ERR_FAILED_PRECONDITION,
            "the call's tensors are on a device: ep_moe_begin_on_stream begins it");
@@ -111,17 +115,38 @@ Test(on_stream_refused, what_is_not_its_turn)
 {
     ep_moe_result result;
     open_all();
-    expect(ep_moe_begin_on_stream(NULL, 4, device_streams[0], &error), EP_ERR_FAILED_PRECONDITION, "was not made by ep_call_create");
+    expect(ep_moe_begin_on_stream(NULL, 4, device_streams[0], &error), EP_ERR_FAILED_PRECONDITION,
+           "was not made by ep_call_create");
     cr_assert_eq(ep_call_create(h.client, &args, &out, &call, &error), EP_OK, "%s", error.text);
-    expect(ep_moe_finish_on_stream(call, device_streams[0], &error), EP_ERR_FAILED_PRECONDITION, "the call has not begun");
+    expect(ep_moe_finish_on_stream(call, device_streams[0], &error), EP_ERR_FAILED_PRECONDITION,
+           "the call has not begun");
     expect(ep_call_finish(call, &result), EP_ERR_FAILED_PRECONDITION, "");
     expect(ep_moe_begin_on_stream(call, 4, NULL, &error), EP_ERR_INVALID_ARGUMENT, "stream is NULL");
-    expect(ep_moe_begin_on_stream(call, 5, device_streams[0], &error), EP_ERR_INVALID_ARGUMENT, "n_active is 5: allowed 0..4");
-    cr_assert_eq(ep_moe_begin_on_stream(call, 0, device_streams[0], &error), EP_OK, "%s", error.text); /* no tokens are some, too */
-    expect(ep_moe_begin_on_stream(call, 0, device_streams[0], &error), EP_ERR_FAILED_PRECONDITION, "ep_call_finish comes first");
+    expect(ep_moe_begin_on_stream(call, 5, device_streams[0], &error), EP_ERR_INVALID_ARGUMENT,
+           "n_active is 5: allowed 0..4");
+    cr_assert_eq(ep_moe_begin_on_stream(call, 0, device_streams[0], &error), EP_OK, "%s",
+                 error.text); /* no tokens are some, too */
+    expect(ep_moe_begin_on_stream(call, 0, device_streams[0], &error), EP_ERR_FAILED_PRECONDITION,
+           "ep_call_finish comes first");
     cr_assert_eq(ep_moe_finish_on_stream(call, device_streams[0], &error), EP_OK, "%s", error.text);
-    expect(ep_moe_finish_on_stream(call, device_streams[0], &error), EP_ERR_FAILED_PRECONDITION, "came already: ep_call_finish is next");
+    expect(ep_moe_finish_on_stream(call, device_streams[0], &error), EP_ERR_FAILED_PRECONDITION,
+           "came already: ep_call_finish is next");
     cr_assert_eq(ep_call_finish(call, &result), EP_OK, "%s", result.error.text);
+    close_all();
+}
+
+Test(on_stream_refused, a_call_of_no_tokens_is_none)
+{
+    ep_moe_result result;
+    open_all();
+    args.x.shape[0] = args.expert_ids.shape[0] = args.expert_scales.shape[0] = out.shape[0] = 0;
+    args.x.data = args.expert_ids.data = args.expert_scales.data = out.data = NULL;
+    cr_assert_eq(ep_call_create(h.client, &args, &out, &call, &error), EP_OK, "%s", error.text);
+    cr_assert_eq(ep_moe_begin_on_stream(call, 0, device_streams[0], &error), EP_OK, "%s", error.text);
+    cr_assert_eq(ep_moe_finish_on_stream(call, device_streams[0], &error), EP_OK, "%s", error.text);
+    ep_call_cancel(call); /* or not: it may have ended */
+    const ep_err err = ep_call_finish(call, &result);
+    cr_assert(err == EP_OK || err == EP_ERR_CANCELLED, "%s", result.error.text);
     close_all();
 }
 
@@ -138,7 +163,8 @@ Test(on_stream_refused, a_thread_without_a_device)
     open_all();
     cr_assert_eq(pthread_create(&thread, NULL, create_elsewhere, &err), 0);
     pthread_join(thread, NULL);
-    expect(err, EP_ERR_FAILED_PRECONDITION, "x is on device 0, and this thread works on none: aclrtSetDevice comes first (");
+    expect(err, EP_ERR_FAILED_PRECONDITION,
+           "x is on device 0, and this thread works on none: aclrtSetDevice comes first (");
     cr_expect_null(call);
     close_all();
 }

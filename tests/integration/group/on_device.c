@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * on_device HOME CASES SEED: random worlds whose ranks have their tensors on the emulated device, made there by streams that are slow; every
- * output bit for bit as the oracle's, and rows after those that came as they were. Then what goes wrong with the device.
+ * on_device HOME CASES SEED: random worlds whose ranks have their tensors on the emulated device, made there by streams
+ * that are slow; every output bit for bit as the oracle's, and rows after those that came as they were. Then what goes
+ * wrong with the device.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -41,17 +42,19 @@ static size_t bytes_of(const ep_tensor *tensor)
 
 static tensors of_dispatch(ep_moe_dispatch_args *d)
 {
-    return (tensors){.all = {&d->x, &d->expert_ids, &d->scales, &d->x_active_mask, &d->expert_scales, &d->performance_info, &d->expand_x,
-                             &d->dynamic_scales, &d->assist_info_for_combine, &d->expert_token_nums, &d->ep_recv_counts, &d->expand_scales},
+    return (tensors){.all = {&d->x, &d->expert_ids, &d->scales, &d->x_active_mask, &d->expert_scales,
+                             &d->performance_info, &d->expand_x, &d->dynamic_scales, &d->assist_info_for_combine,
+                             &d->expert_token_nums, &d->ep_recv_counts, &d->expand_scales},
                      .count = 12,
                      .inputs = 5};
 }
 
 static tensors of_combine(ep_moe_combine_args *m, ep_moe_add_rms_norm *norm)
 {
-    return (tensors){.all = {&m->expand_x, &m->expert_ids, &m->assist_info_for_combine, &m->ep_send_counts, &m->expert_scales, &m->x_active_mask,
-                             &m->shared_expert_x, &m->ori_x, &m->const_expert_alpha_1, &m->const_expert_alpha_2, &m->const_expert_v,
-                             &norm->residual_x, &norm->gamma, &m->x_out, &norm->y, &norm->rstd, &norm->x},
+    return (tensors){.all = {&m->expand_x, &m->expert_ids, &m->assist_info_for_combine, &m->ep_send_counts,
+                             &m->expert_scales, &m->x_active_mask, &m->shared_expert_x, &m->ori_x,
+                             &m->const_expert_alpha_1, &m->const_expert_alpha_2, &m->const_expert_v, &norm->residual_x,
+                             &norm->gamma, &m->x_out, &norm->y, &norm->rstd, &norm->x},
                      .count = 17,
                      .inputs = 13};
 }
@@ -163,13 +166,15 @@ static void run_trouble(void *arg, uint32_t rank, ep_group *group)
     for (int i = 0; i < of.count && !t->has_stream; i++) {
         of.all[i]->sync_handle = 0;
     }
-    ep_err err = ep_moe_dispatch_prepare(group, &call.dispatch, &call.dispatch_workspace_bytes, &call.dispatch_plan, &error);
+    ep_err err =
+        ep_moe_dispatch_prepare(group, &call.dispatch, &call.dispatch_workspace_bytes, &call.dispatch_plan, &error);
     if (err == EP_OK) {
         void *workspace = aligned_alloc(64, call.dispatch_workspace_bytes + 64);
         if (t->lost_file != NULL) {
             fclose(fopen(t->lost_file, "w"));
         }
-        err = ep_moe_dispatch(group, call.dispatch_plan, &call.dispatch, workspace, call.dispatch_workspace_bytes, &error);
+        err = ep_moe_dispatch(group, call.dispatch_plan, &call.dispatch, workspace, call.dispatch_workspace_bytes,
+                              &error);
         free(workspace);
     }
     if (err != t->wanted || strstr(error.text, t->text) == NULL) {
@@ -205,11 +210,15 @@ static bool all_troubles(const char *home)
                               &(trouble){.wanted = EP_ERR_INVALID_ARGUMENT,
                                          .text = "sync_handle 0: allowed the aclrtStream that their work is on"});
     good = meets_trouble(home, "EP_CANN_HANG_AT", "2",
-                         &(trouble){.wanted = EP_ERR_DEADLINE_EXCEEDED, .text = "did not end its work within", .has_stream = true}) &&
+                         &(trouble){.wanted = EP_ERR_DEADLINE_EXCEEDED,
+                                    .text = "did not end its work within",
+                                    .has_stream = true}) &&
            good;
-    good = meets_trouble(home, "EP_CANN_LOST_FILE", file,
-                         &(trouble){.wanted = EP_ERR_DEVICE_LOST, .text = "code 507010", .has_stream = true, .lost_file = file}) &&
-           good;
+    good =
+        meets_trouble(
+            home, "EP_CANN_LOST_FILE", file,
+            &(trouble){.wanted = EP_ERR_DEVICE_LOST, .text = "code 507010", .has_stream = true, .lost_file = file}) &&
+        good;
     unlink(file);
     setenv("ASCEND_HOME_PATH", "/nonexistent", 1);
     return good;
