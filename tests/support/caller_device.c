@@ -10,6 +10,8 @@ enum { KEPT_MAX = 16384 };
 
 ep_acl_symbols device_acl;
 ep_acl_stream device_streams[DEVICE_STREAMS];
+bool device_tolerates;
+bool device_failed;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static void *pinned[KEPT_MAX], *memory[KEPT_MAX];
@@ -19,7 +21,9 @@ static ep_acl_notify gate;
 
 void device_must(ep_acl_code code, const char *call)
 {
-    if (code != EP_ACL_SUCCESS) {
+    if (code != EP_ACL_SUCCESS && device_tolerates) {
+        device_failed = true;
+    } else if (code != EP_ACL_SUCCESS) {
         fprintf(stderr, "scene: %s: %s (%d)\n", call, ep_acl_code_name(code), code);
         exit(3);
     }
@@ -89,13 +93,16 @@ static void *alloc_pinned(size_t bytes)
 {
     void *one = NULL;
     DEVICE_MUST(device_acl.aclrtMallocHost(&one, bytes));
-    return keep(pinned, &pinned_count, one);
+    return one != NULL ? keep(pinned, &pinned_count, one) : NULL;
 }
 
 void device_put(ep_acl_stream stream, void *to, const void *from, size_t bytes)
 {
     if (bytes > 0) {
         void *stage = alloc_pinned(bytes);
+        if (stage == NULL) {
+            return;
+        }
         memcpy(stage, from, bytes);
         DEVICE_MUST(device_acl.aclrtMemcpyAsync(to, bytes, stage, bytes, EP_ACL_HOST_TO_DEVICE, stream));
     }
@@ -104,7 +111,7 @@ void device_put(ep_acl_stream stream, void *to, const void *from, size_t bytes)
 const void *device_get(ep_acl_stream stream, const void *from, size_t bytes)
 {
     void *stage = alloc_pinned(bytes + 1);
-    if (bytes > 0) {
+    if (bytes > 0 && stage != NULL) {
         DEVICE_MUST(device_acl.aclrtMemcpyAsync(stage, bytes, from, bytes, EP_ACL_DEVICE_TO_HOST, stream));
     }
     return stage;

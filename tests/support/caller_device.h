@@ -12,6 +12,10 @@ enum { DEVICE_STREAMS = 3 };
 extern ep_acl_symbols device_acl;
 extern ep_acl_stream device_streams[DEVICE_STREAMS];
 
+/* Failures are planned: the first one is noted, and nothing is done after it. */
+extern bool device_tolerates;
+extern bool device_failed;
+
 #define DEVICE_MUST(call) device_must(call, #call)
 void device_must(ep_acl_code code, const char *call);
 

@@ -1,8 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Calls on tensors of the emulated device, whose streams are slow at random: every row is right, in the order of the
- * streams' other work, and every failure is told. well HOME FIRST COUNT   with COUNT seeds of delays find HOME COUNT
- * [TEXT]  for a mutant: within COUNT seeds the scene ends otherwise, saying TEXT Each scene is a process of its own.
+ * streams' other work, and every failure is told.
+ *     well HOME FIRST COUNT    with COUNT seeds of delays
+ *     find HOME COUNT [TEXT]   for a mutant: within COUNT seeds the scene ends otherwise, saying TEXT
+ *     faults HOME FIRST COUNT  a task fails, or the device is lost from there on, at COUNT places: no wrong row, and no run
+ *                              that does not end
+ * Each scene is a process of its own.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,6 +34,7 @@ static harness h;
 static uint64_t random_state;
 static int failures;
 static unsigned seconds_max = 100;
+static bool is_faults;
 static ep_error error;
 static ep_moe_result result;
 
@@ -486,6 +491,42 @@ static void run_faulty_scene(void)
     harness_close(&h);
 }
 
+/* Something of the device fails, ours or the program's own: a run that is well, and whose stream is, has its rows. */
+static void run_fault_scene(const char *home, uint64_t at)
+{
+    job j;
+    char number[32];
+    snprintf(number, sizeof(number), "%llu", (unsigned long long)(at / 2 + 1));
+    setenv(at % 2 == 0 ? "EP_CANN_FAULT_AT" : "EP_CANN_LOST_AT", number, 1);
+    alarm(seconds_max);
+    device_open(home, at, "100");
+    open_service();
+    job_open(&j, 6, EP_MOE_AUTO);
+    device_tolerates = true;
+    for (int i = 0; i < 3; i++) {
+        put_inputs(&j, device_streams[0]);
+        ep_err err = ep_moe_begin_on_stream(j.call, 6, device_streams[0], &error);
+        expect(err == EP_OK || error.text[0] != '\0', "faults", "begin failed without a word");
+        if (err != EP_OK) {
+            break;
+        }
+        const bool is_taken = ep_moe_finish_on_stream(j.call, device_streams[0], &error) == EP_OK;
+        j.got = device_get(device_streams[0], j.out, j.b.out_bytes);
+        err = ep_call_finish(j.call, &result);
+        expect(err == EP_OK || result.error.text[0] != '\0', "faults", "a run failed without a word");
+        device_sync(device_streams[0]);
+        if (is_taken && !device_failed && err == EP_OK) {
+            check(&j, 6, "faults");
+        } else if (is_taken && !device_failed) {
+            check_nan(&j, "faults");
+        }
+        device_failed = false;
+    }
+    job_close(&j);
+    harness_close(&h);
+    _exit(failures != 0);
+}
+
 /* A copy that never ends: what it may still write to is left, and nobody waits for it for ever. */
 static void run_hung_scene(void)
 {
@@ -541,6 +582,9 @@ static bool scene_is_well(const char *home, uint64_t seed, char *out_text, size_
         dup2(ends[1], STDERR_FILENO);
         close(ends[0]);
         close(ends[1]);
+        if (is_faults) {
+            run_fault_scene(home, seed);
+        }
         run_scene(home, seed);
     }
     close(ends[1]);
@@ -559,8 +603,9 @@ int main(int argc, char **argv)
 {
     static char text[65536];
     const bool find = (argc == 4 || argc == 5) && strcmp(argv[1], "find") == 0;
-    if (!find && (argc != 5 || strcmp(argv[1], "well") != 0)) {
-        fprintf(stderr, "usage: %s well HOME FIRST COUNT | find HOME COUNT [TEXT]\n", argv[0]);
+    is_faults = argc == 5 && strcmp(argv[1], "faults") == 0;
+    if (!find && !is_faults && (argc != 5 || strcmp(argv[1], "well") != 0)) {
+        fprintf(stderr, "usage: %s well|faults HOME FIRST COUNT | find HOME COUNT [TEXT]\n", argv[0]);
         return 2;
     }
     seconds_max = find ? 15 : seconds_max; /* some mutants hang */
