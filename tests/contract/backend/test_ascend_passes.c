@@ -7,7 +7,7 @@
 #include "contract/backend/backend_variants.h"
 #include "contract/backend/expert_fixture.h"
 
-enum { ROWS = 9, MANY_ROWS = 600, JOBS = 2 * EP_ACL_GROUPS_MAX, SLOTS = 3 };
+enum { ROWS = 9, MANY_ROWS = 600, JOBS = 2 * EP_ACL_GROUPS_MAX, SLOTS = 4 };
 
 /* Holds the thread that tells of ends, so that no slot becomes free: what is submitted meanwhile waits. */
 typedef struct gate {
@@ -34,7 +34,6 @@ static ep_backend_weights *load(ep_backend *backend, const expert_fixture *f)
 /* Jobs of experts that ride with no others take the slots; then the full passes come. */
 static void run_full_passes(ep_backend *backend, const expert_fixture *f)
 {
-    const ep_dtype dtypes[SLOTS] = {EP_DTYPE_BF16, EP_DTYPE_F16, EP_DTYPE_I8};
     gate g;
     expert_fixture others[SLOTS];
     fixture_job first;
@@ -45,7 +44,7 @@ static void run_full_passes(ep_backend *backend, const expert_fixture *f)
     sem_init(&g.open, 0, 0);
     sem_init(&g.reached, 0, 0);
     for (int s = 0; s < SLOTS; s++) {
-        others[s] = expert_fixture_make((uint64_t)s, 8, 8, 1, dtypes[s]);
+        others[s] = expert_fixture_make((uint64_t)s, 8 + (uint32_t)s, 8, 1, EP_DTYPE_BF16);
         other_weights[s] = load(backend, &others[s]);
         fixture_job_init(&busy[s], &others[s], other_weights[s], 0, 1);
     }

@@ -406,11 +406,11 @@ CANN_EXPORT ep_acl_code aclnnGroupedMatmulSwigluQuantGetWorkspaceSize(
     ep_acl_tensor *out, ep_acl_tensor *scale_out, ep_acl_tensor *offset_out, uint64_t *workspace_bytes,
     ep_acl_executor **executor)
 {
-    const cann_launch plan = {.inputs = {x, weight, scale, per_token_scale, group_list, out, scale_out},
-                              .inputs_count = FUSED_INPUTS,
-                              .run = run_fused,
-                              .name = FUSED,
-                              .workspace_bytes = 8192};
+    cann_launch plan = {.inputs = {x, weight, scale, per_token_scale, group_list, out, scale_out},
+                        .inputs_count = FUSED_INPUTS,
+                        .run = run_fused,
+                        .name = FUSED,
+                        .workspace_bytes = 8192};
     for (uint64_t i = 0; i < FUSED_INPUTS; i++) {
         if (plan.inputs[i] == NULL) {
             return CANN_OP_NULL;
@@ -421,9 +421,11 @@ CANN_EXPORT ep_acl_code aclnnGroupedMatmulSwigluQuantGetWorkspaceSize(
     if (code != 0) {
         return code;
     }
-    return bias != NULL || offset != NULL || offset_out != NULL || !fused_fits(&plan)
-               ? CANN_OP_INVALID
-               : cann_plan(&plan, workspace_bytes, executor);
+    if (bias != NULL || offset != NULL || offset_out != NULL || !fused_fits(&plan)) {
+        return CANN_OP_INVALID;
+    }
+    plan.flops = 2.0 * (double)x->shape[0] * (double)x->shape[1] * (double)scale->shape[1];
+    return cann_plan(&plan, workspace_bytes, executor);
 }
 
 CANN_EXPORT ep_acl_code aclnnGroupedMatmulSwigluQuant(void *workspace, uint64_t workspace_bytes,
