@@ -137,6 +137,10 @@ static void examine_node(const ep_doctor_facts *facts, const ep_cli_node *asked,
         ep_doctor_add(out, EP_DOCTOR_ERROR, "expert-failed", "repair the file or make room (weight_bytes_max), then restart the node",
                       "node %s could not load %" PRIu64 " experts: %s", node->node, node->experts_failed, node->last_error);
     }
+    if (facts->cluster == NULL && node->tls_error[0] != '\0') { /* a coordinator says it of its nodes */
+        ep_doctor_add(out, EP_DOCTOR_WARN, "tls-refused", "repair the file that is named before a restart, then expertctl reload",
+                      "node %s: a restart would fail, its TLS files are refused and those of before are in force: %s", node->node, node->tls_error);
+    }
     if (node->experts_pending > 0) {
         bool is_long = node->uptime_us > LOADING_LONG_US;
         ep_doctor_add(out, is_long ? EP_DOCTOR_WARN : EP_DOCTOR_INFO, "loading", is_long ? "is its disk slow? its log shows the rate" : "",

@@ -194,7 +194,7 @@ static void look_at_files(const ep_options *options, ep_tls_stamp out_stamps[EP_
         struct stat st;
         memset(&out_stamps[i], 0, sizeof(out_stamps[i])); /* they are compared as bytes */
         if (path[0] != 0 && stat(path, &st) == 0) {
-            out_stamps[i].changed_ns = (int64_t)(st.st_mtim.tv_sec * (int64_t)EP_NS_PER_S + st.st_mtim.tv_nsec);
+            out_stamps[i].changed_ns = (int64_t)(st.st_ctim.tv_sec * (int64_t)EP_NS_PER_S + st.st_ctim.tv_nsec);
             out_stamps[i].inode = st.st_ino;
             out_stamps[i].bytes = (uint64_t)st.st_size;
         }
@@ -209,6 +209,13 @@ static void take(ep_tls_watch *watch, const ep_tls_stamp stamps[EP_TLS_FILES], c
     }
 }
 
+static void set_refusal(ep_tls_watch *watch, const char *text)
+{
+    pthread_mutex_lock(&watch->lock);
+    snprintf(watch->refusal, sizeof(watch->refusal), "%s", text);
+    pthread_mutex_unlock(&watch->lock);
+}
+
 static void renew(ep_tls_watch *watch)
 {
     ep_tls_stamp stamps[EP_TLS_FILES];
@@ -216,14 +223,17 @@ static void renew(ep_tls_watch *watch)
     ep_error error;
     look_at_files(watch->options, stamps); /* before they are read: what is written meanwhile is seen by the next look */
     if (memcmp(stamps, watch->in_force, sizeof(stamps)) == 0) {
+        set_refusal(watch, "");
         return;
     }
     if (check_all(watch->options, true, expiry_s, &error) != EP_OK || ep_rpc_server_renew_tls(watch->server, &error) != EP_OK) {
+        set_refusal(watch, error.text);
         ep_log(EP_LOG_ERROR, "tls-refused", EP_KV(reason, error.text),
-               EP_KV(effect, "the files read before stay in force"), EP_KV(retry_ms, LOOK_MS));
+               EP_KV(effect, "the files read before stay in force until a restart, which would fail"), EP_KV(retry_ms, LOOK_MS));
         return;
     }
     take(watch, stamps, expiry_s);
+    set_refusal(watch, "");
     ep_log(EP_LOG_INFO, "tls-renewed",
            EP_KV(days_left, ((long long)ep_tls_watch_expiry(watch) - (long long)time(NULL)) / 86400),
            EP_KV(effect, "new connections get the new files"));
@@ -239,7 +249,7 @@ ep_err ep_tls_watch_start(ep_tls_watch *watch, const ep_options *options, ep_ser
     ep_tls_stamp stamps[EP_TLS_FILES];
     uint64_t expiry_s[EP_TLS_FILES] = {0};
     ep_error error;
-    *watch = (ep_tls_watch){.options = options, .server = server};
+    *watch = (ep_tls_watch){.options = options, .server = server, .lock = PTHREAD_MUTEX_INITIALIZER};
     look_at_files(options, stamps);
     (void)check_all(options, false, expiry_s, &error); /* they were good a moment ago; if not, listening says why */
     take(watch, stamps, expiry_s);
@@ -260,8 +270,9 @@ void ep_tls_watch_reload(ep_tls_watch *watch)
     }
 }
 
-void ep_tls_watch_collect(const ep_tls_watch *watch, ep_metrics *metrics)
+void ep_tls_watch_collect(ep_tls_watch *watch, ep_metrics *metrics)
 {
+    char refusal[EP_ERROR_TEXT_BYTES];
     for (size_t i = 0; i < EP_TLS_FILES; i++) {
         uint64_t expiry_s = __atomic_load_n(&watch->expiry_s[i], __ATOMIC_RELAXED);
         const ep_metric_label label = {"key", rows[i].key};
@@ -270,6 +281,9 @@ void ep_tls_watch_collect(const ep_tls_watch *watch, ep_metrics *metrics)
                                           "When the certificate in force ends, in seconds since 1970", &label, 1), (double)expiry_s);
         }
     }
+    ep_tls_watch_refusal(watch, refusal);
+    ep_gauge_set(ep_metrics_gauge(metrics, "expertd_tls_refused", "1 when the TLS files in place are not good: a restart would fail", NULL, 0),
+                 refusal[0] != '\0');
 }
 
 uint64_t ep_tls_watch_expiry(const ep_tls_watch *watch)
@@ -280,4 +294,24 @@ uint64_t ep_tls_watch_expiry(const ep_tls_watch *watch)
         first = expiry_s != 0 && (first == 0 || expiry_s < first) ? expiry_s : first;
     }
     return first;
+}
+
+void ep_tls_watch_refusal(ep_tls_watch *watch, char out_text[EP_ERROR_TEXT_BYTES])
+{
+    pthread_mutex_lock(&watch->lock);
+    snprintf(out_text, EP_ERROR_TEXT_BYTES, "%s", watch->refusal);
+    pthread_mutex_unlock(&watch->lock);
+}
+
+ep_probe_check ep_tls_watch_check(ep_tls_watch *watch)
+{
+    ep_probe_check check = {.name = "tls", .ok = true};
+    char refusal[EP_ERROR_TEXT_BYTES];
+    ep_tls_watch_refusal(watch, refusal);
+    if (refusal[0] != '\0') {
+        snprintf(check.text, sizeof(check.text), "repair this file, a restart would fail: %.270s", refusal);
+    } else {
+        snprintf(check.text, sizeof(check.text), "%s", watch->timer != NULL ? "files are good" : "off");
+    }
+    return check;
 }

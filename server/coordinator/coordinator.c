@@ -98,11 +98,11 @@ static ep_err run_reload(void *arg, ep_reload_report *out_report, ep_error *out_
         char token[EP_TOKEN_BYTES_MAX + 1];
         self->drain_ms = (uint32_t)ep_options_number(options, "drain_ms");
         ep_service_tokens_reload(options, self->config->service.credentials);
-        ep_tls_watch_reload(&self->tls_watch);
         ep_rpc_credentials_show(self->config->service.credentials, EP_ROLE_CLIENT, token);
         ep_gateway_set_token(self->gateway, token);
         explicit_bzero(token, sizeof(token));
     }
+    ep_tls_watch_reload(&self->tls_watch); /* also when the files are why it is refused: it remembers that */
     ep_sd_notify_ready(options != NULL ? "serving" : "serving, the last reload was refused: see the log");
     return options != NULL ? EP_OK : out_error->code;
 }
@@ -236,6 +236,7 @@ static size_t on_checks(void *arg, ep_probe_kind kind, ep_probe_check *out)
         count++;
         count += check_health(self, &out[count]);
         out[count++] = ep_pool_watch_check(&self->pool_watch);
+        out[count++] = ep_tls_watch_check(&self->tls_watch);
         out[count] = (ep_probe_check){.name = "store", .ok = true}; /* a failing one does not end service */
         snprintf(out[count].text, sizeof(out[count].text), "%.120s",
                  self->store == NULL                      ? "memory"

@@ -28,6 +28,7 @@ const ep_health_rule ep_health_rules[EP_HEALTH_CODES] = {
     [EP_HEALTH_NODE_SUSPECT] = {"node-suspect", true, false, "is its process alive, and can it reach the coordinator?"},
     [EP_HEALTH_NODE_LOST] = {"node-lost", true, false, "start it again, or expertctl drain NODE if it is gone for good"},
     [EP_HEALTH_CERTIFICATE_ENDED] = {"certificate-ended", true, false, "put new files in the place of the old ones; they are seen within a minute, or by expertctl reload"},
+    [EP_HEALTH_TLS_REFUSED] = {"tls-refused", false, false, "repair the file that is named before a restart, then expertctl reload"},
     [EP_HEALTH_FEW_COPIES] = {"few-copies", false, false, "start another node, or lower copies"},
     [EP_HEALTH_NUMERICS] = {"numerics", false, false,
                             "give all nodes of a model the same build and the same numerics, portable where CPUs differ"},
@@ -64,8 +65,11 @@ __attribute__((format(printf, 3, 4))) static void add(ep_health *health, ep_heal
     va_end(args);
 }
 
-static void judge_certificate(const char *who, uint64_t expiry, uint64_t now, ep_health *health)
+static void judge_tls(const char *who, uint64_t expiry, const char *error, uint64_t now, ep_health *health)
 {
+    if (error != NULL && error[0] != '\0') {
+        add(health, EP_HEALTH_TLS_REFUSED, "%s: a restart would fail, its TLS files are refused and those of before are in force: %s", who, error);
+    }
     if (expiry != 0 && expiry <= now) {
         add(health, EP_HEALTH_CERTIFICATE_ENDED, "%s: a certificate in force ended %" PRIu64 " hours ago", who, (now - expiry) / 3600);
     } else if (expiry != 0 && expiry - now < EP_TLS_WARN_DAYS * UINT64_C(86400)) {
@@ -118,7 +122,7 @@ static void judge_node(const Expertd__V1__NodeEntry *node, uint64_t unix_now, ep
             node->behind_ms / 1000);
     }
     snprintf(who, sizeof(who), "node %s", node->name);
-    judge_certificate(who, is_lost ? 0 : node->tls_expiry, unix_now, health);
+    judge_tls(who, is_lost ? 0 : node->tls_expiry, is_lost ? "" : node->tls_error, unix_now, health);
     if (!is_lost && node->host[0] == '\0') {
         add(health, EP_HEALTH_HOST_UNKNOWN, "node %s does not know which machine it is on: no shared memory and no comm_alg hierarchy there",
             node->name);
@@ -228,7 +232,7 @@ static void judge_service(const ep_health_facts *facts, ep_health *health)
     if (cluster->store_error[0] != '\0') {
         add(health, EP_HEALTH_STORE, "the newest state is not written, an older table is served: %s", cluster->store_error);
     }
-    judge_certificate("the coordinator", facts->tls_expiry, facts->unix_now, health);
+    judge_tls("the coordinator", facts->tls_expiry, facts->tls_error, facts->unix_now, health);
     if (cluster->copy_error[0] != '\0') {
         add(health, EP_HEALTH_COPY_DIFFERS, "%s", cluster->copy_error);
     }

@@ -28,6 +28,7 @@ typedef enum ep_health_code {
     EP_HEALTH_NODE_SUSPECT,
     EP_HEALTH_NODE_LOST,
     EP_HEALTH_CERTIFICATE_ENDED,
+    EP_HEALTH_TLS_REFUSED,
     EP_HEALTH_FEW_COPIES,
     EP_HEALTH_NUMERICS,
     EP_HEALTH_VERSIONS,
@@ -53,6 +54,7 @@ typedef struct ep_health_facts {
     const ep_routing_table *table;                  /* the one that is served; NULL: none yet */
     const char *memory_error;                       /* why even nodes and operators get no memory; NULL: they do */
     uint64_t tls_expiry;                            /* of the coordinator, as HeartbeatRequest.tls_expiry */
+    const char *tls_error;                          /* of the coordinator, as HeartbeatRequest.tls_error */
     uint64_t unix_now;                              /* in seconds */
 } ep_health_facts;
 

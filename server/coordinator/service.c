@@ -56,7 +56,7 @@ struct ep_coordinator_service {
     char left_out_logged[EP_ERROR_TEXT_BYTES];
     char refusal_logged[EP_ERROR_TEXT_BYTES];
     const ep_pool_watch *pool_watch; /* NULL: memory is not judged */
-    const ep_tls_watch *tls_watch;   /* NULL: nor is the coordinator's certificate */
+    ep_tls_watch *tls_watch;   /* NULL: nor is the coordinator's certificate */
     size_t logged_count;
     logged_node *logged;
     ep_coordinator_stats stats;
@@ -539,6 +539,7 @@ static void fill_entry(Expertd__V1__NodeEntry *entry, const ep_coordinator_state
     entry->incarnation = view->incarnation;
     entry->rows_served = view->rows_served;
     entry->tls_expiry = view->tls_expiry;
+    entry->tls_error = (char *)(uintptr_t)view->tls_error;
     entry->behind_ms = view->behind_ns / EP_NS_PER_MS;
     entry->devices = view->devices;
     entry->devices_lost = view->devices_lost;
@@ -554,6 +555,7 @@ typedef struct status_parts {
     Expertd__V1__Problem *problems;
     Expertd__V1__Problem **problem_list;
     ep_health *health;
+    char tls_error[EP_ERROR_TEXT_BYTES];
 } status_parts;
 
 /* Lock held. Nodes that are here, then the lost ones. */
@@ -610,10 +612,14 @@ static bool status_init(ep_coordinator_service *self, status_parts *parts)
     if (self->pool_watch != NULL) {
         memory = ep_pool_watch_check(self->pool_watch);
     }
+    if (self->tls_watch != NULL) {
+        ep_tls_watch_refusal(self->tls_watch, parts->tls_error);
+    }
     const ep_health_facts facts = {.cluster = reply,
                                    .table = self->served,
                                    .memory_error = memory.ok ? NULL : memory.text,
                                    .tls_expiry = self->tls_watch != NULL ? ep_tls_watch_expiry(self->tls_watch) : 0,
+                                   .tls_error = parts->tls_error,
                                    .unix_now = (uint64_t)time(NULL)};
     ep_health_judge(&facts, parts->health);
     return true;
@@ -824,7 +830,7 @@ void ep_coordinator_service_stop(ep_coordinator_service *self)
     pthread_mutex_unlock(&self->lock);
 }
 
-void ep_coordinator_service_watch(ep_coordinator_service *self, const ep_pool_watch *pool, const ep_tls_watch *tls)
+void ep_coordinator_service_watch(ep_coordinator_service *self, const ep_pool_watch *pool, ep_tls_watch *tls)
 {
     self->pool_watch = pool;
     self->tls_watch = tls;

@@ -54,7 +54,7 @@ typedef struct ep_coordinator_stats {
     ep_error store_error;            /* why the newest state is not written; code EP_OK: it is, or there is no store */
 } ep_coordinator_stats;
 /* Memory for frames is part of the judgement from now on. watch is borrowed until destroy; before the rpc server listens. */
-void ep_coordinator_service_watch(ep_coordinator_service *service, const ep_pool_watch *pool, const ep_tls_watch *tls);
+void ep_coordinator_service_watch(ep_coordinator_service *service, const ep_pool_watch *pool, ep_tls_watch *tls);
 /* Judges the service now; free() it. NULL without memory. Any thread. */
 ep_health *ep_coordinator_service_judge(ep_coordinator_service *service);
 /* What watchers have, a reference; NULL before the first. Any thread. */

@@ -578,6 +578,7 @@ ep_err ep_coordinator_state_register(ep_coordinator_state *cluster, uint64_t now
     cluster->rebalance |= node_has_no_device(node) && !is_same; /* it can compute again */
     node->devices = 0;
     node->devices_lost = 0;
+    node->tls_error[0] = '\0';
     *out_node_id = node->node_id;
     (void)cluster_judge_copies(cluster);
     cluster_place(cluster);
@@ -646,6 +647,7 @@ ep_err ep_coordinator_state_heartbeat(ep_coordinator_state *cluster, uint64_t no
     node->tls_expiry = request->tls_expiry;
     node->devices = request->devices;
     node->devices_lost = request->devices_lost;
+    snprintf(node->tls_error, sizeof(node->tls_error), "%s", request->tls_error);
     node->state = state_from_name(request->state);
     if (request->epoch != NULL && request->epoch->term == cluster->config.term) {
         node->loaded_number = request->epoch->number;
@@ -789,6 +791,7 @@ bool ep_coordinator_state_node(const ep_coordinator_state *cluster, size_t index
         .tls_expiry = node->tls_expiry,
         .devices = node->devices,
         .devices_lost = node->devices_lost,
+        .tls_error = node->tls_error,
     };
     return true;
 }

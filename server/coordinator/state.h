@@ -157,6 +157,7 @@ typedef struct ep_coordinator_state_node_view {
     uint64_t tls_expiry;
     uint32_t devices;            /* as in HeartbeatRequest, as the next */
     uint64_t devices_lost;
+    const char *tls_error;
 } ep_coordinator_state_node_view;
 bool ep_coordinator_state_node(const ep_coordinator_state *cluster, size_t index, ep_coordinator_state_node_view *out_view);
 /* Nodes that fell silent and were forgotten, the longest away first, as state EP_NODE_LOST: until they register again or are drained by

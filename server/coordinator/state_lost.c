@@ -57,6 +57,7 @@ bool ep_coordinator_state_lost(const ep_coordinator_state *cluster, size_t index
                                                  .url = lost->url,
                                                  .host = "",
                                                  .state = EP_NODE_LOST,
+                                                 .tls_error = "",
                                                  .incarnation = lost->incarnation,
                                                  .last_seen_ns = lost->last_seen_ns};
     return true;

@@ -38,6 +38,7 @@ typedef struct cluster_node {
     uint64_t capacity_bytes;     /* weights it keeps in memory; 0: no limit */
     uint32_t devices;
     uint64_t devices_lost;       /* bit d: device d */
+    char tls_error[EP_ERROR_TEXT_BYTES];
     node_layer *layers;          /* [cluster->layers_count] */
     char (*numerics)[EP_NUMERICS_BYTES]; /* [cluster->models_count]; "" not served */
 } cluster_node;

@@ -455,6 +455,7 @@ static void send_heartbeat(ep_membership *m)
     request.devices = report.devices;
     request.devices_lost = report.devices_lost;
     request.last_error = report.last_error;
+    request.tls_error = report.tls_error;
     request.secret = m->secret;
     if (m->models_changed &&
         ep_node_models_describe(m->config.models, &request.models, &request.n_models) == EP_OK) {

@@ -31,6 +31,7 @@ typedef struct ep_membership_report {
     uint32_t devices;
     uint64_t devices_lost; /* bit d: device d */
     char last_error[EP_ERROR_TEXT_BYTES];
+    char tls_error[EP_ERROR_TEXT_BYTES]; /* as ep_tls_watch_refusal */
 } ep_membership_report;
 
 typedef struct ep_membership_config {

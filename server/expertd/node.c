@@ -235,8 +235,8 @@ ep_err ep_node_reload(void *arg, ep_reload_report *out_report, ep_error *out_err
         node->drain_ms = (uint32_t)ep_options_number(options, "drain_ms");
         node->compute_stall_ms = (uint32_t)ep_options_number(options, "compute_stall_ms");
         ep_service_tokens_reload(options, node->config->service.credentials);
-        ep_tls_watch_reload(&node->tls_watch);
     }
+    ep_tls_watch_reload(&node->tls_watch); /* also when the files are why it is refused: it remembers that */
     char status[80];
     snprintf(status, sizeof(status), "%s%s", ep_node_state_name((ep_node_state)atomic_load(&node->state)),
              options != NULL ? "" : ", the last reload was refused: see the log");
@@ -276,6 +276,7 @@ static void fill_report(void *arg, ep_membership_report *out_report)
     out_report->tls_expiry = ep_tls_watch_expiry(&node->tls_watch);
     out_report->devices = node->devices.count;
     out_report->devices_lost = ep_node_devices_lost(&node->devices);
+    ep_tls_watch_refusal(&node->tls_watch, out_report->tls_error);
     snprintf(out_report->last_error, sizeof(out_report->last_error), "%s", weights.last_error);
 }
 

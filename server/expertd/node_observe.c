@@ -337,7 +337,7 @@ static ep_probe_check check_devices(const ep_node *node)
 
 size_t ep_node_probe_checks(void *arg, ep_probe_kind kind, ep_probe_check *out)
 {
-    const ep_node *node = arg;
+    ep_node *node = arg;
     switch (kind) {
     case EP_PROBE_LIVE:
         out[0] = check_loop(node);
@@ -353,9 +353,10 @@ size_t ep_node_probe_checks(void *arg, ep_probe_kind kind, ep_probe_check *out)
     out[1] = check_state(node);
     out[2] = check_experts(node);
     out[3] = ep_pool_watch_check(&node->pool_watch);
+    out[4] = ep_tls_watch_check(&node->tls_watch);
     if (node->devices.count == 0) {
-        return 4;
+        return 5;
     }
-    out[4] = check_devices(node);
-    return 5;
+    out[5] = check_devices(node);
+    return 6;
 }

@@ -137,6 +137,7 @@ static void service_node_status(Expertd__V1__NodeInfo_Service *service, const Ex
     Expertd__V1__DeviceStatus *devices = NULL;
     ep_forward_stats requests;
     ep_weight_stats weights;
+    char tls_error[EP_ERROR_TEXT_BYTES];
     ep_membership_view view = {.is_connected = true};
     (void)input;
     if (node->membership != NULL) {
@@ -163,6 +164,8 @@ static void service_node_status(Expertd__V1__NodeInfo_Service *service, const Ex
     reply.experts_pending = weights.pending_count;
     reply.coordinator_lost = !view.is_connected;
     reply.coordinator_error = view.lost_why;
+    ep_tls_watch_refusal(&node->tls_watch, tls_error);
+    reply.tls_error = tls_error;
     fill_load(node, &reply);
     if (fill_layers(node, &reply, &layers) && fill_devices(node, &reply, &devices)) {
         closure(&reply, closure_data);

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """New TLS files are in force without a restart: by reload, by themselves within a minute, at every listener, while calls go on. A broken file changes nothing."""
-import json, re, socket, ssl, subprocess, time, urllib.request
+import json, os, re, socket, ssl, subprocess, time, urllib.request
 
 from door_cluster import EXPERTCTL, LAYER, SANITIZED, Cluster, wait_for
 
@@ -28,13 +28,21 @@ def shown(url):
 
 
 def expiry(ports):
-    page = urllib.request.urlopen(ports["probe_url"] + "/metrics", timeout=60).read().decode()
-    return float(re.search(r'^expertd_tls_expiry_seconds\{key="tls_cert_key_file"\} (\S+)', page, re.M).group(1))
+    return float(re.search(r'^expertd_tls_expiry_seconds\{key="tls_cert_key_file"\} (\S+)', page(ports, "/metrics"), re.M).group(1))
 
 
-def findings(*where):
+def findings(*where, code="certificate-ends"):
     said = json.loads(subprocess.run([EXPERTCTL, "doctor", *where, "-o", "json"], capture_output=True, timeout=120).stdout)
-    return sorted(f["text"] for f in said["findings"] if f["code"] == "certificate-ends")
+    return sorted(f["text"] for f in said["findings"] if f["code"] == code)
+
+
+def page(ports, path):
+    """Of the probe address; a status other than 200 is an error."""
+    return urllib.request.urlopen(ports["probe_url"] + path, timeout=60).read().decode()
+
+
+def refused(*where):
+    return findings(*where, code="tls-refused")
 
 
 with Cluster() as c:
@@ -76,12 +84,31 @@ with Cluster() as c:
         c.run(EXPERTCTL, "forward", *where, "--model", "demo", "--layer", str(LAYER), "--in", c.batch("batch", 8, 1), "--out", c.path("y"))
     wait_for("the node's heartbeat", lambda: findings(*where) == [])
 
-    # Half a file, a key of another certificate: said, and what is in force stays.
+    # Half a file, a key of another certificate: said in every place, and what is in force stays.
+    assert refused(*where) == [] and all("expertd_tls_refused 0\n" in page(ports, "/metrics") for ports in daemons.values())
     for broken in pair[: len(pair) // 2], first.split(b"-----BEGIN PRIVATE")[0] + b"-----BEGIN PRIVATE" + pair.split(b"-----BEGIN PRIVATE")[1]:
         c.write("node.pem", broken)
         assert files["node"] in reload("node", code=1).stderr.decode()
         assert all(shown(url) in pair for url in urls("node"))
+        wait_for("the node's heartbeat", lambda: refused(*where))
+        alone = ("--node", daemons["node"]["rpc_url"], *client)
+        for texts in refused(*where), refused(*alone):
+            assert len(texts) == 1 and texts[0].startswith("node n0: a restart would fail") and files["node"] in texts[0], texts
+        for which in where, alone:
+            status = subprocess.run([EXPERTCTL, "status", *which], capture_output=True, timeout=120)
+            assert status.returncode == 1 and files["node"] in (status.stdout + status.stderr).decode(), status
+        assert "[+] tls: repair this file, a restart would fail: flag --tls-cert-key-file: " in page(daemons["node"], "/readyz?verbose")
+        assert "expertd_tls_refused 1\n" in page(daemons["node"], "/metrics")
     c.write("node.pem", pair)
+    os.chmod(c.path("coordinator.pem"), 0o644)
+    assert files["coordinator"] in reload("coordinator", code=1).stderr.decode()
+    wait_for("the coordinator's word", lambda: [text for text in refused(*where) if text.startswith("the coordinator: ") and "mode 0644" in text])
+    assert files["coordinator"] in page(daemons["coordinator"], "/readyz?verbose")
+    os.chmod(c.path("coordinator.pem"), 0o600)
+    for name in daemons:
+        reload(name)
+        assert "expertd_tls_refused 0\n" in page(daemons[name], "/metrics")
+    wait_for("all is good", lambda: refused(*where) == [])
 
     result = json.loads(calls.communicate(timeout=300)[0])
     assert calls.returncode == 0 and result["calls"] > 0, "a call failed"

@@ -160,6 +160,10 @@ Test(health, the_coordinators_own_troubles_are_told)
     f.facts.tls_expiry = 999 * DAY;
     expect(EP_HEALTH_CERTIFICATE_ENDED, "the coordinator: a certificate in force ended 24 hours ago");
     f.facts.tls_expiry = 0;
+    f.facts.tls_error = "flag --tls-ca-file: /ca.pem holds no certificate in PEM form";
+    expect(EP_HEALTH_TLS_REFUSED, "the coordinator: a restart would fail");
+    cr_assert_not_null(strstr(health.problems[0].text, "/ca.pem holds no certificate in PEM form"), "%s", health.problems[0].text);
+    f.facts.tls_error = NULL;
     f.facts.memory_error = "exhausted: 1 of 1 bytes lent";
     expect(EP_HEALTH_MEMORY, "exhausted: 1 of 1");
 }
