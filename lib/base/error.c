@@ -126,6 +126,8 @@ const char *ep_errno_text(int number, char out[EP_ERRNO_TEXT_BYTES])
     const char *what = strerror_r(number, text, sizeof(text));
     if (number == EACCES || number == EPERM) {
         snprintf(out, EP_ERRNO_TEXT_BYTES, "%s (this process is user %u)", what, (unsigned)geteuid());
+    } else if (number == ENOSPC || number == EDQUOT) {
+        snprintf(out, EP_ERRNO_TEXT_BYTES, "%s: make room on that disk", what);
     } else {
         snprintf(out, EP_ERRNO_TEXT_BYTES, "%s", what);
     }

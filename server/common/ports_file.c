@@ -61,8 +61,9 @@ ep_err ep_ports_file_write(const char *path, const char *program, const ep_ports
         saved = errno;
     }
     if (!ok) {
+        char why[EP_ERRNO_TEXT_BYTES];
         unlink(temporary);
-        ep_error_set(out_error, EP_ERR_IO, "cannot write ports_file %.300s: %s", path, strerror(saved));
+        ep_error_set(out_error, EP_ERR_IO, "cannot write ports_file %.300s: %s", path, ep_errno_text(saved, why));
     }
     free(temporary);
     free(text);

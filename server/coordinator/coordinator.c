@@ -352,7 +352,7 @@ static ep_err start_service(coordinator *self, ep_error *out_error)
         ep_err err = ep_table_store_sqlite_open(self->config->state_dir, &self->store, out_error);
         err = err != EP_OK ? err : ep_table_store_begin_term(self->store, cluster.term, &kept, &cluster.term, out_error);
         if (err != EP_OK) {
-            return err;
+            return err != EP_ERR_IO ? err : ep_error_prefix(out_error, err, "make room on the disk of state_dir, or repair its rights");
         }
         ep_log(EP_LOG_INFO, "state-restored", EP_KV(path, self->store->place), EP_KV(term, cluster.term),
                EP_KV(nodes, kept.nodes_count), EP_KV(nodes_drained, kept.drained_count),

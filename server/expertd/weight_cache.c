@@ -234,8 +234,8 @@ static ep_err refuse_foreign(const char *dir, const struct stat *status, ep_erro
 
 static void warn_unusable(const char *dir, const char *what, const char *effect)
 {
-    char reason[128];
-    snprintf(reason, sizeof(reason), "%s: %s", what, strerror(errno));
+    char reason[128 + EP_ERRNO_TEXT_BYTES], why[EP_ERRNO_TEXT_BYTES];
+    snprintf(reason, sizeof(reason), "%.127s: %s", what, ep_errno_text(errno, why));
     ep_log(EP_LOG_WARN, "weight-cache", EP_KV(key, "weight_cache_dir"), EP_KV(path, dir), EP_KV(reason, reason),
            EP_KV(effect, effect));
 }
@@ -560,8 +560,8 @@ bool ep_weight_cache_write(ep_weight_cache *cache, const ep_weight_cache_key *ke
     make_name(cache, key, name, sizeof(name));
     const bool is_written = write_file(cache, name, &head, &view);
     if (!is_written) {
-        char what[128], text[96];
-        snprintf(what, sizeof(what), "cannot be written: %s", strerror_r(errno, text, sizeof(text)));
+        char what[32 + EP_ERRNO_TEXT_BYTES], text[EP_ERRNO_TEXT_BYTES];
+        snprintf(what, sizeof(what), "cannot be written: %s", ep_errno_text(errno, text));
         give_up(cache, what);
         return false;
     }

@@ -2,15 +2,15 @@
 """The table: what is typed or what a file says, the exit code, and what must be in the answer: the thing, its place, the next step. $NAME is filled in by world.py."""
 import collections
 
-Row = collections.namedtuple("Row", "group name command code wants file env alien logs never ordered")
+Row = collections.namedtuple("Row", "group name command code wants file env alien logs never ordered full")
 ROWS = []
 group = ""
 
 
-def row(name, command, code, *wants, file=None, env=None, alien=False, logs=False, never=(), ordered=False):
-    """file: what $file holds. $out is a file that may not be there afterwards. logs: the program runs on, and its log comes to say it. alien: without root's right to files of others. never: what may not be in the answer. ordered: after
+def row(name, command, code, *wants, file=None, env=None, alien=False, logs=False, never=(), ordered=False, full=None):
+    """file: what $file holds. $out is a file that may not be there afterwards. logs: the program runs on, and its log comes to say it. full: $folder/full is a file system with room for so many pages more, where mounts are allowed. alien: without root's right to files of others. never: what may not be in the answer. ordered: after
     all others, one by one."""
-    ROWS.append(Row(group, name, command, code, wants, file, env or {}, alien, logs, never, ordered))
+    ROWS.append(Row(group, name, command, code, wants, file, env or {}, alien, logs, never, ordered, full))
 
 
 def ctl(name, command, code, *wants, **more):
@@ -212,6 +212,11 @@ coordinator("a file for the state's directory", "--state-dir=$folder/text" + DAE
 coordinator("state that may not be written", "--state-dir=$folder/state-alien" + DAEMON, "flag --state-dir", "$folder/state-alien", "Permission denied", "user $uid", alien=True)
 coordinator("state in use", "--state-dir=$state_used" + DAEMON, "$state_used", "in use by another coordinator", "process ")
 coordinator("damaged state", "--state-dir=$folder/state-damaged" + DAEMON, "$folder/state-damaged/coordinator.db", "damaged", "move")
+
+coordinator("a disk without room for state", "--state-dir=$folder/full" + DAEMON, "start-failed", "$folder/full/lock", "No space left", "make room on the disk of state_dir", full=0)
+coordinator("a disk with too little room for state", "--state-dir=$folder/full" + DAEMON, "start-failed", "$folder/full/coordinator.db", "disk is full", "make room on the disk of state_dir", full=2)
+node("a disk without room for the ports file", OPEN + " --ports-file=$folder/full/ports", "node-start", "ports_file $folder/full/ports", "No space left", "make room on that disk", full=0)
+node("a disk without room for packed experts", OPEN + " --weight-cache-dir=$folder/full", "weight-cache", "$folder/full", "No space left", "make room on that disk", full=0, logs=True)
 
 group = "versions"
 ctl("a version nobody has", FORWARD + "--version v9 --coordinator $coord_rpc", 1, "no model demo:v9", "it has: demo:")
