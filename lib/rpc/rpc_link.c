@@ -222,8 +222,8 @@ static void link_timer(ep_timer *timer, void *arg)
     switch (link->phase) {
     case EP_LINK_NEW:
         /* not DEADLINE_EXCEEDED: that would be the deadline of the calls that wait for the connection */
-        ep_error_set(&why, EP_ERR_UNAVAILABLE, "no Hello within %u ms (hello_timeout_ms %u)",
-                     link->hello_wait_ms, link->common->limits.hello_timeout_ms);
+        ep_error_set(&why, EP_ERR_UNAVAILABLE, "no Hello within %u ms%s", link->hello_wait_ms,
+                     link->hello_wait_ms < link->common->limits.hello_timeout_ms ? "; the next dial waits longer" : "");
         break;
     case EP_LINK_LIVE:
         next_ns = ping_step_locked(link, &ping, &why);

@@ -185,6 +185,7 @@ node("a node at a probe port", OPEN + " --coordinator-url=$coord_probe", "coordi
 node("a node at a node", OPEN + " --coordinator-url=$a_rpc", "coordinator", "$a_rpc", "which is node a", "7410", logs=True)
 node("a node at a door", OPEN + " --coordinator-url=$coord_door", "coordinator", "$coord_door", "door_listen", logs=True)
 node("a node at an admin port", OPEN + " --coordinator-url=$coord_admin", "coordinator", "$coord_admin", "admin_listen", logs=True)
+node("a node at somebody who says nothing", OPEN + " --coordinator-url=$silent", "coordinator", "no Hello within ", " ms; the next dial waits longer", logs=True)
 node("a node at nobody", OPEN + " --coordinator-url=$down", "coordinator", "$down", "refused", logs=True)
 
 group = "models"
