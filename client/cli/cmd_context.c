@@ -99,7 +99,7 @@ static const struct argp add_argp = {
     "Keeps how a cluster is reached under a name: the options given here, and nothing from variables or other "
     "contexts."
     "\vAddresses are checked, files must be there, and paths are kept in full. Tokens are not copied: the context "
-    "names their files. A context that exists is not changed; remove it first.\n\n"
+    "names their files, and shows them to its own addresses alone. A context that exists is not changed; remove it first.\n\n"
     "Examples:\n"
     "  expertctl context add local --use --coordinator tcp://127.0.0.1:7410 \\\n"
     "      --admin tcp://127.0.0.1:7412\n"
@@ -289,6 +289,24 @@ static const struct argp show_argp = {NULL,
                                       NULL,
                                       NULL};
 
+/* A file may say what no call takes: that is told here, not only when the context is used. */
+static void warn_of_urls(const char *program, const ep_cli_contexts *contexts, size_t index)
+{
+    static const char *const flags[] = {"coordinator", "node", "admin"};
+    for (size_t i = 0; i < sizeof(flags) / sizeof(flags[0]); i++) {
+        const char *origin;
+        const char *text = ep_cli_contexts_value(contexts, index, flags[i], &origin);
+        for (size_t bytes; bytes = strcspn(text, ","), bytes > 0; text += bytes + (text[bytes] == ',')) {
+            char *url = strndup(text, bytes);
+            if (url != NULL && !ep_cli_url_is_good(url)) {
+                ep_cli_line(stderr, "%s: warning: %s of context %s (%s) is '%s', allowed: " EP_CLI_URL_ALLOWED, program, flags[i],
+                            ep_cli_contexts_name(contexts, index), origin, url, EP_ADDRESS_BYTES - 1);
+            }
+            free(url);
+        }
+    }
+}
+
 static bool print_list(const context_options *options, const ep_cli_contexts *contexts)
 {
     const char *current = in_use(contexts);
@@ -328,6 +346,9 @@ static int run_list(int argc, char **argv)
         return ep_cli_fail(argv[0], &error);
     }
     bool good = print_list(&options, contexts);
+    for (size_t i = 0; !options.names && i < ep_cli_contexts_count(contexts); i++) {
+        warn_of_urls(argv[0], contexts, i);
+    }
     ep_cli_contexts_close(contexts);
     return good ? EP_CLI_EXIT_OK : EP_CLI_EXIT_FAILED;
 }
@@ -375,6 +396,9 @@ static int run_show(int argc, char **argv)
     int code = err != EP_OK                                     ? ep_cli_fail(argv[0], &error)
                : print_context(options.format, contexts, index) ? EP_CLI_EXIT_OK
                                                                 : EP_CLI_EXIT_FAILED;
+    if (err == EP_OK) {
+        warn_of_urls(argv[0], contexts, index);
+    }
     ep_cli_contexts_close(contexts);
     return code;
 }

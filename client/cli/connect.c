@@ -53,13 +53,17 @@ static bool is_port(const char *text)
     return digits > 0 && digits <= 5 && text[digits] == '\0' && atoi(text) >= 1 && atoi(text) <= UINT16_MAX;
 }
 
-static const char *check_url(struct argp_state *state, const char *option, const char *url)
+bool ep_cli_url_is_good(const char *url)
 {
     const char *host = is_tls(url) ? url + 10 : strncmp(url, "tcp://", 6) == 0 ? url + 6 : NULL;
     const char *colon = host != NULL ? strrchr(host, ':') : NULL;
-    if (colon == NULL || colon == host || !is_port(colon + 1) || strlen(url) >= EP_ADDRESS_BYTES) {
-        argp_error(state, "%s is '%s', allowed: tcp://host:port or tls+tcp://host:port, port 1..65535, up to %d characters",
-                   ep_cli_setting_name(option, url), url, EP_ADDRESS_BYTES - 1);
+    return colon != NULL && colon != host && is_port(colon + 1) && strlen(url) < EP_ADDRESS_BYTES;
+}
+
+static const char *check_url(struct argp_state *state, const char *option, const char *url)
+{
+    if (!ep_cli_url_is_good(url)) {
+        argp_error(state, "%s is '%s', allowed: " EP_CLI_URL_ALLOWED, ep_cli_setting_name(option, url), url, EP_ADDRESS_BYTES - 1);
     }
     return url;
 }

@@ -47,6 +47,10 @@ extern const struct argp ep_cli_admin_argp;
 /* What a context may say: --admin and all of ep_cli_connect_argp but --context. */
 extern const struct argp ep_cli_context_argp;
 
+/* Is it an address that a flag takes: EP_CLI_URL_ALLOWED, with EP_ADDRESS_BYTES - 1? */
+#define EP_CLI_URL_ALLOWED "tcp://host:port or tls+tcp://host:port, port 1..65535, up to %d characters"
+bool ep_cli_url_is_good(const char *url);
+
 /* The coordinator, else the first of the nodes. */
 const char *ep_cli_connect_url(const ep_cli_connect *connect);
 

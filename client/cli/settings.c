@@ -321,7 +321,56 @@ static void note_other(const struct argp_option *row, const char *dashes, const 
     }
 }
 
-static bool set_from_context(const levels *l, const struct argp_option *row, ep_error *out_error)
+static const char *const address_flags[] = {"coordinator", "node", "admin"};
+
+/* Does the context name this address, or each of several with commas between them? */
+static bool is_of_context(const levels *l, const char *urls)
+{
+    for (size_t bytes; bytes = strcspn(urls, ","), bytes > 0; urls += bytes + (urls[bytes] == ',')) {
+        bool is_named = false;
+        for (size_t f = 0; f < sizeof(address_flags) / sizeof(address_flags[0]); f++) {
+            const char *own = ep_cli_contexts_value(l->contexts, l->context, address_flags[f], NULL);
+            for (size_t length; length = strcspn(own, ","), length > 0; own += length + (own[length] == ',')) {
+                is_named = is_named || (length == bytes && strncmp(own, urls, bytes) == 0);
+            }
+        }
+        if (!is_named) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* An address above the context that is none of its own; NULL: there is none. */
+static const char *stranger_of(const levels *l, const ep_cli_given *given)
+{
+    for (size_t f = 0; f < sizeof(address_flags) / sizeof(address_flags[0]); f++) {
+        char name[VARIABLE_BYTES];
+        const struct argp_option *row = ep_cli_given_row(given, address_flags[f]);
+        const char *text = ep_cli_given_text(given, address_flags[f]);
+        text = text != NULL ? text : row != NULL ? variable_of(l, row, name) : "";
+        if (!is_of_context(l, text)) {
+            return text;
+        }
+    }
+    return NULL;
+}
+
+/* Its token is a secret between us and its own addresses. */
+static bool keeps_token(const levels *l, const ep_cli_given *given, const struct argp_option *row)
+{
+    static bool is_said;
+    const bool is_token = strcmp(row->name, "token-file") == 0 || strcmp(row->name, "admin-token-file") == 0;
+    const char *stranger = is_token ? stranger_of(l, given) : NULL;
+    if (stranger != NULL && !is_said) {
+        is_said = true;
+        ep_cli_line(stderr, "expertctl: warning: context %s does not name %.80s: its token is not shown there; --%s FILE shows one",
+                    context_name, stranger, row->name);
+    }
+    return stranger != NULL;
+}
+
+static bool set_from_context(const levels *l, const ep_cli_given *given, const struct argp_option *row, ep_error *out_error)
 {
     const char *origin;
     char name[SAID_BYTES];
@@ -330,7 +379,7 @@ static bool set_from_context(const levels *l, const struct argp_option *row, ep_
     }
     const char *text = ep_cli_contexts_value(l->contexts, l->context, row->name, &origin);
     snprintf(name, sizeof(name), "%s of context %s (%s)", row->name, context_name, origin);
-    return text[0] == '\0' || set_row(row, text, name, out_error);
+    return text[0] == '\0' || keeps_token(l, given, row) || set_row(row, text, name, out_error);
 }
 
 /* A coordinator or nodes: who names one wants nothing of the other from a lower level. */
@@ -358,7 +407,7 @@ static bool set_flags_of(levels *l, const ep_cli_given *given, ep_error *out_err
             note_other(row, "", name);
             good = set_row(row, variable_of(l, row, name), name, out_error);
         } else if (variable_of(l, rival, name)[0] == '\0') {
-            good = set_from_context(l, row, out_error);
+            good = set_from_context(l, given, row, out_error);
         }
     }
     return good;
