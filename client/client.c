@@ -8,6 +8,7 @@
 #include "struct_out.h"
 #include "args.h"
 #include "base/clock.h"
+#include "base/cpu_features.h"
 #include "base/random.h"
 #include "client_core.h"
 
@@ -139,7 +140,7 @@ static ep_err check_config(const ep_client_config *config, ep_error *out_error)
     if (config->lanes == NULL && told_lanes() != NULL && strcmp(told_lanes(), "stream") != 0) {
         return BAD("LIBEXPERTD_LANES is '%.40s', allowed: stream, or nothing", told_lanes());
     }
-    return EP_OK;
+    return ep_cpu_features_check(out_error);
 }
 
 static bool copy_text(const char *text, const char **out_copy)

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/cpu_features.h"
 #include "command_table.h"
 #include "connect.h"
 #include "documents.h"
@@ -90,7 +91,7 @@ static int run(int argc, char **argv)
         return unknown_command(word);
     }
     ep_error error;
-    if (ep_stream_lane_read_environment(&error) != EP_OK) {
+    if (ep_stream_lane_read_environment(&error) != EP_OK || ep_cpu_features_check(&error) != EP_OK) {
         fprintf(stderr, "%s: %s\n", PROGRAM, error.text);
         return EP_CLI_EXIT_USAGE;
     }

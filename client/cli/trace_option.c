@@ -21,10 +21,14 @@ static void take_given(struct argp_state *state, ep_cli_trace *trace, const char
     trace->is_given = true;
 }
 
-static void start(ep_cli_trace *trace)
+static void start(struct argp_state *state, ep_cli_trace *trace)
 {
     const char *wish = getenv(EP_CLI_TRACING_ENV);
-    bool is_loaded = (wish == NULL || strcmp(wish, "off") != 0) && ep_trace_load(NULL);
+    bool is_off = wish != NULL && strcmp(wish, "off") == 0;
+    if (wish != NULL && wish[0] != '\0' && !is_off && strcmp(wish, "auto") != 0) {
+        argp_error(state, EP_CLI_TRACING_ENV " is '%.40s', allowed: auto, off", wish);
+    }
+    bool is_loaded = !is_off && ep_trace_load(NULL);
     if (is_loaded && !trace->is_given) {
         ep_traceparent_format(ep_trace_new_trace(), ep_trace_new_id(), trace->traceparent);
     }
@@ -38,7 +42,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         take_given(state, trace, arg);
         return 0;
     case ARGP_KEY_SUCCESS:
-        start(trace);
+        start(state, trace);
         return 0;
     default:
         return ARGP_ERR_UNKNOWN;
