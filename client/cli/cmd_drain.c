@@ -56,7 +56,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 
 static const struct argp_option option_list[] = {
     {"undo", KEY_UNDO, NULL, 0, "The node takes part again", 1},
-    {"wait", KEY_WAIT, NULL, 0, "Until no copy is left on the node, --timeout at most (exit code 4)", 1},
+    {"wait", KEY_WAIT, NULL, 0, "Until no copy is left on the node, --timeout at most (exit code 4); exit code 1 when experts then have too few copies", 1},
     {0},
 };
 static const struct argp_child children[] = {{&ep_cli_admin_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {0}};
@@ -113,7 +113,7 @@ static void free_reply(Expertd__V1__DrainReply *reply)
     }
 }
 
-/* To stderr, when something changed. */
+/* To stderr, when something changed; the end is told by print. */
 static void report(const char *program, const Expertd__V1__DrainReply *before, const Expertd__V1__DrainReply *now)
 {
     if (before == NULL || before->copies_to_move != now->copies_to_move || strcmp(before->state, now->state) != 0) {
@@ -138,7 +138,9 @@ static ep_err wait_drained(const char *program, ep_cli_control *control, const d
             return err; /* a program that has taken the order may restart and be asked again */
         }
         if (reply != NULL) {
-            report(program, *out_reply, reply);
+            if (!is_done(reply)) {
+                report(program, *out_reply, reply);
+            }
             free_reply(*out_reply);
             *out_reply = reply;
             if (is_done(reply)) {
@@ -164,10 +166,8 @@ static bool print(const drain_options *options, const Expertd__V1__DrainReply *r
                                            "note", ep_cli_json_text(reply->note)),
                                  stdout);
     }
-    ep_cli_line(stdout, "node %s is %s, %u copies to move", reply->node, reply->state, reply->copies_to_move);
-    if (reply->note[0] != '\0') {
-        ep_cli_line(stdout, "%s", reply->note);
-    }
+    ep_cli_line(stdout, "node %s is %s, %u copies to move%s%s", reply->node, reply->state, reply->copies_to_move,
+                reply->note[0] != '\0' ? "; " : "", reply->note);
     return true;
 }
 
@@ -186,7 +186,10 @@ static int run(int argc, char **argv)
         err = ask(control, &options, ep_clock_now_ns() + options.connect.timeout_us * EP_NS_PER_US, &reply, &error);
     }
     ep_cli_control_close(control);
-    int code = err != EP_OK ? ep_cli_fail(argv[0], &error) : print(&options, reply) ? EP_CLI_EXIT_OK : EP_CLI_EXIT_FAILED;
+    bool is_short = err == EP_OK && options.wait && reply->note[0] != '\0'; /* drained, and experts lack copies */
+    int code = err != EP_OK ? ep_cli_fail(argv[0], &error)
+               : print(&options, reply) && !is_short ? EP_CLI_EXIT_OK
+                                                     : EP_CLI_EXIT_FAILED;
     free_reply(reply);
     return code;
 }

@@ -57,6 +57,6 @@ void ep_drain_report_complete(const ep_coordinator_state *cluster, const ep_coor
         snprintf(io_drain->note, sizeof(io_drain->note), "%s", problem->text);
     } else if (fewer > 0) {
         snprintf(io_drain->note, sizeof(io_drain->note),
-                 "%u experts have fewer than %u copies: there are too few other nodes to hold them", fewer, config->copies);
+                 "%u experts have fewer than %u copies: too few other nodes can hold them, start one or lower copies", fewer, config->copies);
     }
 }
