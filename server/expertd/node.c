@@ -314,7 +314,7 @@ static ep_err start_membership(ep_node *node, ep_error *out_error)
         .node_url = config->advertise_url[0] != 0 ? config->advertise_url : node->url,
         .tls = ep_url_is_tls(config->coordinator_url) ? &config->service.tls : NULL,
         .common = &node->common,
-        .capacity_bytes = config->weight_bytes_max * node->devices.backends_count,
+        .capacity_bytes = ep_weight_store_capacity(node->store),
         .drop_grace_ms = config->drop_grace_ms,
         .loop = node->loop,
         .models = &node->models,
@@ -623,7 +623,7 @@ static void log_start(const ep_node *node)
            EP_KV(admin_url, node->admin_url[0] != 0 ? node->admin_url : "off"),
            EP_KV(door_url, node->door_url[0] != 0 ? node->door_url : "off"),
            EP_KV(probe_url, node->probe_url[0] != 0 ? node->probe_url : "off"),
-           EP_KV(backend, node->devices.backends[0]->ops->name), EP_KV(devices, node->devices.count), EP_KV(models, node->models.count), EP_KV(pid, getpid()),
+           EP_KV(backend, node->devices.backends[0]->ops->name), EP_KV(models, node->models.count), EP_KV(devices, node->devices.count), EP_KV(pid, getpid()),
            EP_KV(software, ep_version_software()));
     ep_log(EP_LOG_INFO, "node-memory", EP_KV(weights_bytes, weights),
            EP_KV(weights_from, has_budget ? "weight_bytes_max" : "files"), EP_KV(frames_bytes, buffers),

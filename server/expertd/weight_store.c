@@ -770,6 +770,15 @@ uint64_t ep_weight_store_bytes(const ep_weight_store *store)
     return bytes;
 }
 
+uint64_t ep_weight_store_capacity(const ep_weight_store *store)
+{
+    uint64_t bytes = 0;
+    for (uint32_t d = 0; d < store->devices_count; d++) {
+        bytes += store->devices[d].limit_bytes;
+    }
+    return bytes;
+}
+
 uint64_t ep_weight_store_device_bytes(ep_weight_store *store, uint32_t index)
 {
     pthread_mutex_lock(&store->lock);

@@ -169,6 +169,8 @@ uint64_t ep_weight_store_expert_bytes(const ep_weight_store *store, uint32_t lay
 uint32_t ep_weight_store_owned_count(ep_weight_store *store, uint32_t layer_slot);
 uint32_t ep_weight_store_resident_count(ep_weight_store *store, uint32_t layer_slot);
 void ep_weight_store_read_stats(ep_weight_store *store, ep_weight_stats *out_stats);
+/* The budgets of all devices together; 0: no limit. Pure after create. */
+uint64_t ep_weight_store_capacity(const ep_weight_store *store);
 /* Of resident_bytes, what is on the device of backends[index]. */
 uint64_t ep_weight_store_device_bytes(ep_weight_store *store, uint32_t index);
 

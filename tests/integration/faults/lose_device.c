@@ -6,7 +6,7 @@
  *
  *   only     its one device: it holds nothing any more, so callers are no longer sent there
  *   one      of three: the others take its experts over
- *   full     the same where each device has room for a third of its experts: they come in the place of others, before and after
+ *   full     the same where the others have no room for all: experts come in the place of others from then on
  *   replace  two nodes with one device each share the experts; the other one is given those of the lost device
  */
 #include <fcntl.h>
@@ -26,8 +26,8 @@
 
 enum { CALLERS = 8, CALLS_BEFORE = 20, CALLS_AFTER = 20, WAITS_MAX = 100, DEVICE = 0, CPU = 1 };
 
-/* Weights that each of three devices may hold of the node's experts, kind "full": two of five or six. */
-#define FULL_BYTES (2 * 3 * FAULT_HIDDEN * FAULT_INNER * 2)
+/* Weights that each of three devices may hold, kind "full": six of the node's sixteen experts. */
+#define FULL_BYTES (6 * 3 * FAULT_HIDDEN * FAULT_INNER * 2)
 
 #define BOTH                                                                                                          \
     "[{\"device_id\":0,\"device_expert\":[0,1,2,3,4,5,6,7]},{\"device_id\":1,\"device_expert\":[0,1,2,3,4,5,6,7]}]"
@@ -212,7 +212,7 @@ static void check_one(void)
     const uint64_t end_ns = ep_clock_now_ns() + EP_TEST_PATIENCE_MS * EP_NS_PER_MS;
     expect_readyz(200, "1 of 3 devices lost: device 1: ");
     expect_problem("node node0 has lost 1 of 3 devices (1): its experts come on the others");
-    const uint64_t wanted = is_full ? 4 : FAULT_LAYERS * FAULT_EXPERTS;
+    const uint64_t wanted = is_full ? 10 : FAULT_LAYERS * FAULT_EXPERTS;
     for (uint64_t resident = 0; resident < wanted;) {
         EP_TEST_CHECK(ep_clock_now_ns() < end_ns, "only %llu experts are loaded", (unsigned long long)resident);
         wait_calls(1);

@@ -1136,6 +1136,7 @@ Test(weight_devices, a_layer_is_spread_over_the_devices_and_each_keeps_its_budge
     const ep_backend *on;
     uint32_t counts[DEVICES];
     uint64_t each = open_devices(5);
+    cr_expect_eq(ep_weight_store_capacity(store), DEVICES * 5 * each);
     ep_weight_store_want(store, 0, all);
     ep_weight_store_want(store, 1, all);
     ep_weight_stats stats = settle();
