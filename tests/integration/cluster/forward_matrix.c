@@ -308,7 +308,7 @@ static const lane_case lane_cases[] = {
 #ifndef __SANITIZE_THREAD__ /* races inside the packaged libnng are not ours to fail on */
     {"nng", {"--stream-lane=nng"}, "stream", "nng", "0"},
 #endif
-    {"shm", {"--stream-lane=uv"}, "auto", "uv", "0"},
+    {"shm", {"--stream-lane=uv"}, "", "uv", "0"},
 };
 
 /* More than the coordinator's Hello and pings, which use shared memory too; less than a large batch's rows. */
