@@ -99,7 +99,7 @@ static const struct argp add_argp = {
     "Keeps how a cluster is reached under a name: the options given here, and nothing from variables or other "
     "contexts."
     "\vAddresses are checked, files must be there, and paths are kept in full. Tokens are not copied: the context "
-    "names their files, and shows them to its own addresses alone. A context that exists is not changed; remove it first.\n\n"
+    "names their files, and shows them to its own addresses and to peers of its CA alone. A context that exists is not changed; remove it first.\n\n"
     "Examples:\n"
     "  expertctl context add local --use --coordinator tcp://127.0.0.1:7410 \\\n"
     "      --admin tcp://127.0.0.1:7412\n"

@@ -323,11 +323,26 @@ static void note_other(const struct argp_option *row, const char *dashes, const 
 
 static const char *const address_flags[] = {"coordinator", "node", "admin"};
 
-/* Does the context name this address, or each of several with commas between them? */
-static bool is_of_context(const levels *l, const char *urls)
+/* A flag's or variable's text, "" none. */
+static const char *said_above(const levels *l, const ep_cli_given *given, const char *flag)
+{
+    char name[VARIABLE_BYTES];
+    const struct argp_option *row = ep_cli_given_row(given, flag);
+    const char *text = ep_cli_given_text(given, flag);
+    return text != NULL ? text : row != NULL ? variable_of(l, row, name) : "";
+}
+
+/* Must a peer that is reached over TLS prove that it is of the context's CA? */
+static bool context_judges(const levels *l, const ep_cli_given *given)
+{
+    return said_above(l, given, "tls-ca")[0] == '\0' && ep_cli_contexts_value(l->contexts, l->context, "tls-ca", NULL)[0] != '\0';
+}
+
+/* Is this address, or each of several with commas between them, named by the context, or of its CA? */
+static bool is_of_context(const levels *l, const char *urls, bool judges)
 {
     for (size_t bytes; bytes = strcspn(urls, ","), bytes > 0; urls += bytes + (urls[bytes] == ',')) {
-        bool is_named = false;
+        bool is_named = judges && strncmp(urls, "tls+tcp://", 10) == 0;
         for (size_t f = 0; f < sizeof(address_flags) / sizeof(address_flags[0]); f++) {
             const char *own = ep_cli_contexts_value(l->contexts, l->context, address_flags[f], NULL);
             for (size_t length; length = strcspn(own, ","), length > 0; own += length + (own[length] == ',')) {
@@ -345,11 +360,8 @@ static bool is_of_context(const levels *l, const char *urls)
 static const char *stranger_of(const levels *l, const ep_cli_given *given)
 {
     for (size_t f = 0; f < sizeof(address_flags) / sizeof(address_flags[0]); f++) {
-        char name[VARIABLE_BYTES];
-        const struct argp_option *row = ep_cli_given_row(given, address_flags[f]);
-        const char *text = ep_cli_given_text(given, address_flags[f]);
-        text = text != NULL ? text : row != NULL ? variable_of(l, row, name) : "";
-        if (!is_of_context(l, text)) {
+        const char *text = said_above(l, given, address_flags[f]);
+        if (!is_of_context(l, text, context_judges(l, given))) {
             return text;
         }
     }
