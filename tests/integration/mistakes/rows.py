@@ -170,7 +170,7 @@ ctl("the probe port for orders", "reload --admin $coord_probe", 3, "$coord_probe
 ctl("the door for a batch", FORWARD + "--node $a_door", 3, "$a_door", "door_listen", "7420")
 ctl("a node for a coordinator", "status --coordinator $a_rpc", 1, "$a_rpc", "which is node a", "by default a coordinator listens on port 7410")
 ctl("a coordinator for a node", "status --node $coord_rpc", 1, "$coord_rpc", "which is a coordinator", "a node on 7420")
-ctl("a port of somebody who speaks for hours", "status --coordinator $slow", 3, "$slow", "something else listens there", "7410")
+ctl("a port of somebody who speaks for hours", "status --coordinator $slow", 3, "$slow", "7410")
 ctl("a port of somebody else", "status --coordinator $ssh", 3, "$ssh", "SSH-2.0", "7410")
 ctl("doctor at the probe port", "doctor --coordinator $coord_probe", 1, "$coord_probe", "probe", "Do: ", "$coord_rpc")
 ctl("doctor at a node and at a probe port, which is silent for 5 s", "doctor --node $a_rpc --node $a_probe", 1, "$a_probe", "probe", "Do: ", never=["clock"])

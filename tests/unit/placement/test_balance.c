@@ -153,6 +153,7 @@ Test(balance, bound_and_search_stand_on_both_sides_of_the_best_of_all_placements
             loosest = with_slots ? fmax(loosest, best / bound) : loosest;
         }
         worst = fmax(worst, found / best);
+        ep_balance_destroy(b);
     }
     cr_log_info("of 300 small cases the search is at most %.3f of the best, which is at most %.3f of the bound", worst, loosest);
     cr_assert_leq(worst, 1.3);
