@@ -8,7 +8,7 @@ from door_cluster import EXPERTCTL, LAYER, Cluster, wait_for
 STOPPED_S = 3 # the longest that a node may be silent below is 1.3 s
 
 with Cluster() as c:
-    coordinator = c.coordinator("--heartbeat-ms=100", "--heartbeat-dead-count=3", "--restore-ms=1000")
+    coordinator = c.coordinator("--min-nodes=2", "--heartbeat-ms=100", "--heartbeat-dead-count=3", "--restore-ms=1000")
     for name in ("n0", "n1"):
         c.node(name, "--coordinator-url=" + coordinator["rpc_url"])
     where = ("--coordinator", coordinator["rpc_url"])
