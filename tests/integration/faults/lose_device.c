@@ -9,22 +9,15 @@
  *   full     the same where the others have no room for all: experts come in the place of others from then on
  *   replace  two nodes with one device each share the experts; the other one is given those of the lost device
  */
-#include <fcntl.h>
-#include <math.h>
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-#include "base/check.h"
 #include "base/clock.h"
-#include "base/numeric.h"
+#include "fault_device.h"
 #include "fault_fixture.h"
 
-enum { CALLERS = 8, CALLS_BEFORE = 20, CALLS_AFTER = 20, WAITS_MAX = 100, DEVICE = 0, CPU = 1 };
+enum { CALLS_IN_FLIGHT = 64, CALLS_BEFORE = 200, CALLS_AFTER = 200, WAITS_MAX = 100, DEVICE = 0, CPU = 1 };
 
 /* Weights that each of three devices may hold, kind "full": six of the node's sixteen experts. */
 #define FULL_BYTES (6 * 3 * FAULT_HIDDEN * FAULT_INNER * 2)
@@ -37,67 +30,9 @@ static const char map[] =
 
 static fault_fixture f;
 static char dir[EP_TEST_PATH_BYTES];
-static char node_programs[2][EP_TEST_PATH_BYTES + 32];
-static char lost_file[EP_TEST_PATH_BYTES + 32];
 static uint32_t devices = 1;
 static bool is_full;
-static _Atomic uint64_t calls_done;
-static _Atomic bool ending;
-
-/* expertd as a node on NPUs starts it; the first one's may be lost. */
-static void write_program(uint32_t node)
-{
-    char *path = node_programs[node];
-    snprintf(path, sizeof(node_programs[node]), "%s/expertd-ascend-%u", dir, node);
-    snprintf(lost_file, sizeof(lost_file), "%s/lost", dir);
-    FILE *file = fopen(path, "w");
-    EP_TEST_CHECK(file != NULL, "%s cannot be written", path);
-    fprintf(file,
-            "#!/bin/sh\nASCEND_HOME_PATH=%s EP_CANN_DEVICES=%u EP_CANN_LOST_FILE=%s exec %s \"$@\" --backend=ascend "
-            "--weight-bytes-max=%d\n",
-            EP_TEST_CANN, devices, node == DEVICE ? lost_file : "", ep_test_expertd, is_full ? FULL_BYTES : 0);
-    EP_TEST_CHECK(fclose(file) == 0 && chmod(path, 0700) == 0, "%s cannot be written", path);
-}
-
-/*
- * The device rounds to bf16 (2^-8) at five steps where the oracle's sums are f32, and errors of the first are carried
- * on by the next; the whole token is looked at, so single values that cancel do not count.
- */
-static void expect_near(const ep_test_batch *batch, const uint16_t *y)
-{
-    for (uint32_t t = 0; t < batch->tokens; t++) {
-        double error = 0.0;
-        double size = 0.0;
-        for (uint32_t h = 0; h < batch->hidden; h++) {
-            const size_t i = (size_t)t * batch->hidden + h;
-            const double want = (double)ep_bf16_to_f32(batch->expected[i]);
-            const double difference = (double)ep_bf16_to_f32(y[i]) - want;
-            error += difference * difference;
-            size += want * want;
-        }
-        EP_TEST_CHECK(sqrt(error) <= 0x1p-5 * sqrt(size), "token %u is off by %g of %g", t, sqrt(error), sqrt(size));
-    }
-}
-
-static void *call_on(void *arg)
-{
-    uint64_t turn = (uint64_t)(uintptr_t)arg;
-    while (!atomic_load(&ending)) {
-        const ep_test_batch *batch = &f.all[turn++ % (FAULT_LAYERS * FAULT_BATCHES)];
-        ep_moe_args args;
-        ep_moe_result result = {.struct_bytes = sizeof(result)};
-        uint16_t *y = calloc((size_t)batch->tokens * batch->hidden, sizeof(*y));
-        EP_TEST_CHECK(y != NULL, "no memory");
-        ep_tensor out = ep_tensor_2d(y, EP_DTYPE_BF16, batch->tokens, batch->hidden);
-        ep_test_batch_args(batch, &args);
-        const ep_err err = ep_moe_forward(f.client, &args, &out, &result);
-        EP_TEST_CHECK(err == EP_OK, "a call failed: %s: %s", ep_err_name(err), result.error.text);
-        expect_near(batch, y);
-        atomic_fetch_add(&calls_done, 1);
-        free(y);
-    }
-    return NULL;
-}
+static ep_test_load *load;
 
 static uint64_t rows_of(uint32_t node)
 {
@@ -107,14 +42,13 @@ static uint64_t rows_of(uint32_t node)
     return rows;
 }
 
-static void wait_calls(uint64_t more)
+static void start_load(void)
 {
-    const uint64_t target = atomic_load(&calls_done) + more;
-    const uint64_t end_ns = ep_clock_now_ns() + EP_TEST_PATIENCE_MS * EP_NS_PER_MS;
-    while (atomic_load(&calls_done) < target) {
-        EP_TEST_CHECK(ep_clock_now_ns() < end_ns, "calls do not end");
-        (void)rows_of(CPU); /* a round trip between two looks */
-    }
+    load = ep_test_load_start(&(ep_test_load_config){.client = f.client,
+                                                     .batches = f.all,
+                                                     .batches_count = FAULT_LAYERS * FAULT_BATCHES,
+                                                     .calls_in_flight = CALLS_IN_FLIGHT,
+                                                     .expect = fault_device_expect});
 }
 
 static void any_numerics(ep_client_config *config)
@@ -130,14 +64,6 @@ static void expect_told(void)
     EP_TEST_CHECK(line != NULL && strstr(line, "code 507010") != NULL && strstr(line, "npu-smi") != NULL, "%s", text);
     EP_TEST_CHECK(strstr(line + 1, "event=device-lost") == NULL, "told twice: %s", text);
     free(text);
-}
-
-static void lose(const char *suffix)
-{
-    char path[sizeof(lost_file) + 8];
-    snprintf(path, sizeof(path), "%s%s", lost_file, suffix);
-    const int fd = open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
-    EP_TEST_CHECK(fd >= 0 && close(fd) == 0, "%s cannot be made", path);
 }
 
 /* What has the part, sooner or later. */
@@ -189,7 +115,7 @@ static void wait_avoided(uint32_t node)
     do {
         EP_TEST_CHECK(ep_clock_now_ns() < end_ns, "callers are still sent to the node without a device");
         before = requests_of(node);
-        wait_calls(CALLS_AFTER);
+        ep_test_load_wait_succeeded(load, CALLS_AFTER);
     } while (requests_of(node) != before);
 }
 
@@ -215,7 +141,7 @@ static void check_one(void)
     const uint64_t wanted = is_full ? 10 : FAULT_LAYERS * FAULT_EXPERTS;
     for (uint64_t resident = 0; resident < wanted;) {
         EP_TEST_CHECK(ep_clock_now_ns() < end_ns, "only %llu experts are loaded", (unsigned long long)resident);
-        wait_calls(1);
+        ep_test_load_wait_succeeded(load, 1);
         Expertd__V1__NodeStatusReply *status = ep_test_cluster_node_status(&f.cluster, DEVICE);
         EP_TEST_CHECK(status->n_devices == 3 && status->devices[1]->lost_why[0] != 0 && status->experts_failed == 0,
                       "%s", status->last_error);
@@ -243,7 +169,7 @@ static void check_one(void)
                       "nothing had to go: %s", metrics);
         free(metrics);
     }
-    wait_calls(CALLS_AFTER);
+    ep_test_load_wait_succeeded(load, CALLS_AFTER);
     EP_TEST_CHECK(rows_of(DEVICE) > rows, "the node computes no more");
 }
 
@@ -263,26 +189,26 @@ static void expect_spread(void)
 
 static void lose_under_load(void)
 {
-    const char *const programs[] = {node_programs[DEVICE], NULL};
-    pthread_t callers[CALLERS];
-    write_program(DEVICE);
+    fault_device device;
+    ep_test_load_counts before, after;
+    fault_device_init(&device, dir, "expertd-ascend", devices, is_full ? FULL_BYTES : 0);
+    const char *const programs[] = {device.program, NULL};
     const ep_test_cluster_options options = {
         .nodes_count = 2, .copies = 2, .expert_map = map, .node_programs = programs};
     fault_fixture_init_cluster(&f, &options);
     f.client = ep_test_cluster_client(&f.cluster, any_numerics);
     expect_spread();
-    for (uintptr_t c = 0; c < CALLERS; c++) {
-        EP_TEST_CHECK(pthread_create(&callers[c], NULL, call_on, (void *)c) == 0, "no thread");
-    }
+    start_load();
     for (int i = 0; i < WAITS_MAX && rows_of(DEVICE) == 0; i++) { /* a busy host may have callers shun it at first */
-        wait_calls(CALLS_BEFORE);
+        ep_test_load_wait_succeeded(load, CALLS_BEFORE);
     }
     const uint64_t device_rows = rows_of(DEVICE);
     EP_TEST_CHECK(device_rows > 0, "the device computed nothing");
-    (void)ep_test_cluster_wait_in_flight(&f.cluster, DEVICE);
-    lose(devices == 1 ? "" : ".1");
+    const uint64_t victim_in_flight = ep_test_cluster_wait_in_flight(&f.cluster, DEVICE);
+    ep_test_load_read(load, &before);
+    fault_device_lose(&device, devices == 1 ? "" : ".1");
     const uint64_t cpu_rows = rows_of(CPU);
-    wait_calls(CALLS_AFTER);
+    ep_test_load_wait_succeeded(load, FAULT_FINISHED_AFTER_MIN);
     EP_TEST_CHECK(rows_of(CPU) > cpu_rows, "the CPU took nothing over");
     ep_test_cluster_expect_alive(&f.cluster);
     if (devices == 1) {
@@ -291,26 +217,30 @@ static void lose_under_load(void)
         check_one();
     }
     expect_told();
-    atomic_store(&ending, true);
-    for (int c = 0; c < CALLERS; c++) {
-        pthread_join(callers[c], NULL);
-    }
-    printf("%llu calls, none failed; %llu rows by the device before its loss\n",
-           (unsigned long long)atomic_load(&calls_done), (unsigned long long)device_rows);
+    ep_test_load_stop(load, &after);
+    fault_report("a lost device", before.in_flight, victim_in_flight, after.succeeded - before.succeeded);
+    printf("%llu calls failed, %llu frames were sent again; %llu rows by the device before its loss\n",
+           (unsigned long long)after.failed, (unsigned long long)(after.rerouted_frames - before.rerouted_frames),
+           (unsigned long long)device_rows);
+    EP_TEST_CHECK(after.failed == 0, "%llu calls failed", (unsigned long long)after.failed);
+    EP_TEST_CHECK(after.rerouted_frames + after.hedged_frames > before.rerouted_frames + before.hedged_frames,
+                  "no call noticed: the device held none of them");
 }
 
 /* Each expert is on one of two nodes, until one of these has no device: then all are on the other. */
 static void lose_and_replace(void)
 {
-    const char *const programs[] = {node_programs[0], node_programs[1]};
+    fault_device device, other;
+    ep_test_load_counts counts;
+    fault_device_init(&device, dir, "expertd-ascend-0", 1, 0);
+    fault_device_init(&other, dir, "expertd-ascend-1", 1, 0);
+    const char *const programs[] = {device.program, other.program};
     const char *const table[] = {"table", "--model", "demo", NULL};
     const uint64_t end_ns = ep_clock_now_ns() + EP_TEST_PATIENCE_MS * EP_NS_PER_MS;
-    write_program(0);
-    write_program(1);
     const ep_test_cluster_options options = {.nodes_count = 2, .copies = 1, .node_programs = programs};
     fault_fixture_init_cluster(&f, &options);
     f.client = ep_test_cluster_client(&f.cluster, any_numerics);
-    lose(""); /* nobody uses it: it is looked after */
+    fault_device_lose(&device, ""); /* nobody uses it: it is looked after */
     for (bool is_moved = false; !is_moved;) {
         char *output;
         EP_TEST_CHECK(ep_clock_now_ns() < end_ns, "the experts of the lost device are not given to the other node");
@@ -318,12 +248,10 @@ static void lose_and_replace(void)
         is_moved = strstr(output, "node0") == NULL && strstr(output, "none") == NULL;
         free(output);
     }
-    pthread_t caller;
     const uint64_t before = requests_of(1);
-    EP_TEST_CHECK(pthread_create(&caller, NULL, call_on, NULL) == 0, "no thread");
-    wait_calls(CALLS_AFTER);
-    atomic_store(&ending, true);
-    pthread_join(caller, NULL);
+    start_load();
+    ep_test_load_wait_succeeded(load, CALLS_AFTER);
+    ep_test_load_stop(load, &counts);
     EP_TEST_CHECK(requests_of(1) > before, "the other node computed nothing");
     expect_problem("node node0 has lost 1 of 1 devices (0): it computes nothing");
 }

@@ -92,7 +92,7 @@ static char *generate_and_lose(const fault_device *device)
     size_t used = 0;
     for (int c; (c = fgetc(file)) != EOF && used < strlen(PROMPT) + BYTES; text[used++] = (char)c) {
         if (used == strlen(PROMPT) + BYTES / 2) {
-            fault_device_lose(device);
+            fault_device_lose(device, "");
         }
     }
     fclose(file);
@@ -243,7 +243,7 @@ int main(void)
     fault_device device;
     ep_model_desc desc = {.struct_bytes = sizeof(desc)};
     ep_test_dir_new(dir);
-    fault_device_init(&device, dir);
+    fault_device_init(&device, dir, "expertd-ascend", 1, 0);
     const char *const programs[] = {device.program, NULL};
     ep_test_cluster_start(&cluster, &(ep_test_cluster_options){.nodes_count = 2,
                                                                .copies = 2,
