@@ -6,10 +6,9 @@
 #include "fuzz.h"
 #include "model/gguf.h"
 #include "model/model_config.h"
+#include "support/gguf_writer.h"
 
 #define ARCHITECTURE "deepseek2"
-
-enum { U8 = 0, U32 = 4, F32 = 6, BOOL = 7, TEXT = 8, ARRAY = 9, U64 = 10, F64 = 12 };
 
 static size_t mutate(uint8_t *data, size_t bytes, size_t bytes_max, uint32_t random)
 {
@@ -29,42 +28,13 @@ void fuzz_start(void)
 {
 }
 
-typedef struct writer {
-    uint8_t *out;
-    size_t at;
-} writer;
-
-static void put(writer *w, size_t bytes, uint64_t value)
+static void begin(gguf_writer *w, uint64_t more, uint64_t tensors, uint64_t keys)
 {
-    for (size_t i = 0; i < bytes; i++) {
-        w->out[w->at++] = (uint8_t)(value >> (8 * i));
-    }
+    gguf_put(w, 8, more);
+    gguf_put_head(w, 3, tensors, keys);
 }
 
-static void put_text(writer *w, const char *text)
-{
-    put(w, 8, strlen(text));
-    memcpy(w->out + w->at, text, strlen(text));
-    w->at += strlen(text);
-}
-
-static void put_key(writer *w, const char *name, uint32_t type, size_t bytes, uint64_t value)
-{
-    put_text(w, name);
-    put(w, 4, type);
-    put(w, bytes, value);
-}
-
-static void begin(writer *w, uint64_t more, uint64_t tensors, uint64_t keys)
-{
-    put(w, 8, more);
-    put(w, 4, 0x46554747);
-    put(w, 4, 3);
-    put(w, 8, tensors);
-    put(w, 8, keys);
-}
-
-static void put_model(writer *w)
+static void put_model(gguf_writer *w)
 {
     static const struct {
         const char *name;
@@ -73,50 +43,43 @@ static void put_model(writer *w)
                   {"expert_gating_func", 2}, {"expert_shared_count", 1}, {"expert_group_count", 4}, {"expert_group_used_count", 2}};
     const size_t counts_count = sizeof(counts) / sizeof(counts[0]);
     begin(w, 4096, 2, counts_count + 7);
-    put_text(w, "general.architecture");
-    put(w, 4, TEXT);
-    put_text(w, ARCHITECTURE);
+    gguf_put_text(w, "general.architecture");
+    gguf_put(w, 4, GGUF_TEXT);
+    gguf_put_text(w, ARCHITECTURE);
     for (size_t i = 0; i < counts_count; i++) {
         char name[64] = ARCHITECTURE ".";
         strcat(name, counts[i].name);
-        put_key(w, name, U32, 4, counts[i].value);
+        gguf_put_key(w, name, GGUF_U32, 4, counts[i].value);
     }
-    put_key(w, ARCHITECTURE ".expert_weights_scale", F32, 4, 0x40200000);
-    put_key(w, ARCHITECTURE ".expert_weights_norm", BOOL, 1, 1);
-    put_key(w, ARCHITECTURE ".rope.freq_base", F64, 8, 0x40c3880000000000);
-    put_key(w, "general.alignment", U32, 4, 64);
-    put_text(w, "tokens");
-    put(w, 4, ARRAY);
-    put(w, 4, TEXT);
-    put(w, 8, 2);
-    put_text(w, "a");
-    put_text(w, "");
-    put_key(w, ARCHITECTURE ".expert_feed_forward_length", ARRAY, 4, U64);
-    put(w, 8, 4);
+    gguf_put_key(w, ARCHITECTURE ".expert_weights_scale", GGUF_F32, 4, 0x40200000);
+    gguf_put_key(w, ARCHITECTURE ".expert_weights_norm", GGUF_BOOL, 1, 1);
+    gguf_put_key(w, ARCHITECTURE ".rope.freq_base", GGUF_F64, 8, 0x40c3880000000000);
+    gguf_put_key(w, "general.alignment", GGUF_U32, 4, 64);
+    gguf_put_array(w, "tokens", GGUF_TEXT, 2);
+    gguf_put_text(w, "a");
+    gguf_put_text(w, "");
+    gguf_put_array(w, ARCHITECTURE ".expert_feed_forward_length", GGUF_U64, 4);
     for (int i = 0; i < 4; i++) {
-        put(w, 8, 32);
+        gguf_put(w, 8, 32);
     }
-    put_key(w, "split.count", U8, 1, 2);
+    gguf_put_key(w, "split.count", GGUF_U8, 1, 2);
     for (uint64_t i = 0; i < 2; i++) {
-        put_text(w, i == 0 ? "blk.0.ffn_up_exps.weight" : "exp_probs_b.bias");
-        put(w, 4, 3);
-        put(w, 8, 256);
-        put(w, 8, 2);
-        put(w, 8, 2);
-        put(w, 4, i == 0 ? 12 : 2);
-        put(w, 8, i * 1024);
+        gguf_put_tensor(w, i == 0 ? "blk.0.ffn_up_exps.weight" : "exp_probs_b.bias", 3, (const uint64_t[]){256, 2, 2}, i == 0 ? 12 : 2,
+                        i * 1024);
     }
 }
 
 size_t fuzz_seed(size_t index, uint8_t *out)
 {
-    writer w = {.out = out};
+    static gguf_writer w;
+    w.count = 0;
     if (index == 0) {
         put_model(&w);
     } else if (index == 1) {
         begin(&w, 0, 0, 0);
     }
-    return w.at;
+    memcpy(out, w.bytes, w.count);
+    return w.count;
 }
 
 static void check(const ep_gguf_head *head, uint64_t file_bytes)

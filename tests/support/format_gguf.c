@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/numeric.h"
 #include "support/format_fixture.h"
+#include "support/gguf_writer.h"
 
 #define E EP_FORMAT_EXPERTS
 #define ALIGNMENT 64
@@ -193,78 +194,53 @@ void ep_format_gguf_add(ep_format_model *model)
 
 /* ---- the files ---- */
 
-static void write_number(FILE *file, size_t bytes, uint64_t value)
-{
-    for (size_t i = 0; i < bytes; i++) {
-        fputc((int)(value >> (8 * i) & 0xff), file);
-    }
-}
-
-static void write_text(FILE *file, const char *text)
-{
-    write_number(file, 8, strlen(text));
-    fputs(text, file);
-}
-
-enum { TYPE_U32 = 4, TYPE_F32 = 6, TYPE_TEXT = 8, TYPE_ARRAY = 9 };
-
-static void write_key(FILE *file, const char *architecture, const char *end, uint32_t value)
+static void put_count(gguf_writer *w, const char *architecture, const char *end, uint32_t value)
 {
     char name[128];
     snprintf(name, sizeof(name), "%s%s%s", architecture, architecture[0] == 0 ? "" : ".", end);
-    write_text(file, name);
-    write_number(file, 4, TYPE_U32);
-    write_number(file, 4, value);
+    gguf_put_key(w, name, GGUF_U32, 4, value);
 }
 
 /* A vocabulary and its scores, which a reader passes over. */
-static void write_vocabulary(FILE *file)
+static void put_vocabulary(gguf_writer *w)
 {
     enum { TOKENS = 2000 };
-    write_text(file, "tokenizer.ggml.tokens");
-    write_number(file, 4, TYPE_ARRAY);
-    write_number(file, 4, TYPE_TEXT);
-    write_number(file, 8, TOKENS);
+    gguf_put_array(w, "tokenizer.ggml.tokens", GGUF_TEXT, TOKENS);
     for (int i = 0; i < TOKENS; i++) {
-        write_text(file, i % 3 == 0 ? "" : "token \xff");
+        gguf_put_text(w, i % 3 == 0 ? "" : "token \xff");
     }
-    write_text(file, "tokenizer.ggml.scores");
-    write_number(file, 4, TYPE_ARRAY);
-    write_number(file, 4, TYPE_F32);
-    write_number(file, 8, TOKENS);
+    gguf_put_array(w, "tokenizer.ggml.scores", GGUF_F32, TOKENS);
     for (int i = 0; i < TOKENS; i++) {
-        write_number(file, 4, 0x7fc00000);
+        gguf_put(w, 4, 0x7fc00000);
     }
 }
 
 enum { KEYS = 10 };
 
-static void write_keys(FILE *file, const ep_format_case *form)
+static void put_keys(gguf_writer *w, const ep_format_case *form)
 {
     const char *architecture = form->config;
-    write_text(file, "general.architecture");
-    write_number(file, 4, TYPE_TEXT);
-    write_text(file, architecture);
-    write_vocabulary(file);
-    write_key(file, "", "general.alignment", ALIGNMENT);
-    write_key(file, architecture, "embedding_length", form->hidden);
-    write_key(file, architecture, "expert_feed_forward_length", form->inner);
-    write_key(file, architecture, "block_count", 2);
-    write_key(file, architecture, "leading_dense_block_count", 1);
-    write_key(file, architecture, "expert_count", E);
-    write_key(file, architecture, "expert_used_count", 2);
+    gguf_put_text(w, "general.architecture");
+    gguf_put(w, 4, GGUF_TEXT);
+    gguf_put_text(w, architecture);
+    put_vocabulary(w);
+    put_count(w, "", "general.alignment", ALIGNMENT);
+    put_count(w, architecture, "embedding_length", form->hidden);
+    put_count(w, architecture, "expert_feed_forward_length", form->inner);
+    put_count(w, architecture, "block_count", 2);
+    put_count(w, architecture, "leading_dense_block_count", 1);
+    put_count(w, architecture, "expert_count", E);
+    put_count(w, architecture, "expert_used_count", 2);
 }
 
-static void write_tensor_info(FILE *file, const ep_format_tensor *t, uint64_t at)
+static void put_tensor(gguf_writer *w, const ep_format_tensor *t, uint64_t at)
 {
     const struct block_type *type = type_named(t->dtype);
-    write_text(file, t->name);
-    write_number(file, 4, t->rank);
-    for (uint32_t d = t->rank; d-- > 0;) {
-        write_number(file, 8, t->dims[d]);
+    uint64_t dims[8];
+    for (uint32_t d = 0; d < t->rank; d++) {
+        dims[d] = t->dims[t->rank - 1 - d];
     }
-    write_number(file, 4, type == NULL ? 99 : type->number);
-    write_number(file, 8, at);
+    gguf_put_tensor(w, t->name, t->rank, dims, type == NULL ? 99 : type->number, at);
 }
 
 static void pad(FILE *file)
@@ -277,6 +253,7 @@ static void pad(FILE *file)
 /* Every step-th tensor from `first` on. */
 static bool write_file(const ep_format_model *model, size_t first, size_t step, const char *path)
 {
+    static gguf_writer w;
     FILE *file = fopen(path, "we");
     uint64_t count = 0;
     uint64_t at = 0;
@@ -286,25 +263,24 @@ static bool write_file(const ep_format_model *model, size_t first, size_t step, 
     for (size_t i = first; i < model->tensors_count; i += step) {
         count += model->tensors[i].name[0] != 0;
     }
-    fputs("GGUF", file);
-    write_number(file, 4, 3);
-    write_number(file, 8, count);
-    write_number(file, 8, (first == 0 ? KEYS : 1) + (step > 1 ? 2 : 0));
+    w.count = 0;
+    gguf_put_head(&w, 3, count, (first == 0 ? KEYS : 1) + (step > 1 ? 2 : 0));
     if (first == 0) {
-        write_keys(file, model->form);
+        put_keys(&w, model->form);
     } else {
-        write_key(file, "", "general.alignment", ALIGNMENT);
+        put_count(&w, "", "general.alignment", ALIGNMENT);
     }
     if (step > 1) {
-        write_key(file, "", "split.no", (uint32_t)first);
-        write_key(file, "", "split.count", (uint32_t)step);
+        put_count(&w, "", "split.no", (uint32_t)first);
+        put_count(&w, "", "split.count", (uint32_t)step);
     }
     for (size_t i = first; i < model->tensors_count; i += step) {
         if (model->tensors[i].name[0] != 0) {
-            write_tensor_info(file, &model->tensors[i], at);
+            put_tensor(&w, &model->tensors[i], at);
             at += (model->tensors[i].bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
         }
     }
+    fwrite(w.bytes, 1, w.count, file);
     for (size_t i = first; i < model->tensors_count; i += step) {
         if (model->tensors[i].name[0] != 0) {
             pad(file);

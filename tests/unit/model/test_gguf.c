@@ -6,36 +6,17 @@
 #include "base/random.h"
 #include "model/gguf.h"
 #include "model/model_config.h"
+#include "support/gguf_writer.h"
 
 TestSuite(gguf, .init = make_test_dir, .fini = remove_test_dir);
 
-enum { U8 = 0, U32 = 4, F32 = 6, BOOL = 7, TEXT = 8, ARRAY = 9, U64 = 10, F64 = 12 };
+enum { U8 = GGUF_U8, U32 = GGUF_U32, F32 = GGUF_F32, BOOL = GGUF_BOOL, TEXT = GGUF_TEXT, ARRAY = GGUF_ARRAY, U64 = GGUF_U64, F64 = GGUF_F64 };
 
-typedef struct head {
-    uint8_t bytes[8192];
-    size_t count;
-} head;
+typedef gguf_writer head;
 
-static void put(head *h, size_t bytes, uint64_t value)
-{
-    for (size_t i = 0; i < bytes; i++) {
-        h->bytes[h->count++] = (uint8_t)(value >> (8 * i));
-    }
-}
-
-static void put_text(head *h, const char *text)
-{
-    put(h, 8, strlen(text));
-    memcpy(h->bytes + h->count, text, strlen(text));
-    h->count += strlen(text);
-}
-
-static void put_key(head *h, const char *name, uint32_t type, size_t bytes, uint64_t value)
-{
-    put_text(h, name);
-    put(h, 4, type);
-    put(h, bytes, value);
-}
+#define put gguf_put
+#define put_text gguf_put_text
+#define put_key gguf_put_key
 
 static void put_text_key(head *h, const char *name, const char *value)
 {
@@ -46,22 +27,13 @@ static void put_text_key(head *h, const char *name, const char *value)
 
 static void put_tensor(head *h, const char *name, uint32_t rank, uint64_t columns, uint64_t rows, uint32_t type, uint64_t at)
 {
-    put_text(h, name);
-    put(h, 4, rank);
-    for (uint32_t i = 0; i < rank; i++) {
-        put(h, 8, i == 0 ? columns : i == 1 ? rows : 1);
-    }
-    put(h, 4, type);
-    put(h, 8, at);
+    gguf_put_tensor(h, name, rank, (const uint64_t[]){columns, rows, 1, 1, 1, 1, 1, 1}, type, at);
 }
 
 static void begin(head *h, uint32_t version, uint64_t tensors, uint64_t keys)
 {
     h->count = 0;
-    put(h, 4, 0x46554747);
-    put(h, 4, version);
-    put(h, 8, tensors);
-    put(h, 8, keys);
+    gguf_put_head(h, version, tensors, keys);
 }
 
 /* Every kind of value, and two tensors. */
