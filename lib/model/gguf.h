@@ -24,7 +24,8 @@
 typedef struct ep_gguf_head {
     ep_safetensors_header header; /* shapes with the outermost dimension first; types by their names: "Q4_K" */
     uint64_t data_begin;          /* in the file */
-    json_t *keys;                 /* an object: numbers, booleans, strings, arrays of up to 1024 numbers; of all others words in brackets */
+    json_t *keys;                 /* an object: numbers, booleans, strings, arrays of up to 1024 numbers; of others
+                                   * words in brackets */
 } ep_gguf_head;
 
 /*

@@ -39,8 +39,9 @@ static void read_part(const char *name, uint32_t *out_part, uint32_t *out_count)
 {
     const size_t length = strlen(name);
     const char *at = length > strlen(PART) ? name + length - strlen(PART) : name;
-    const bool is_part = length > strlen(PART) && at[0] == '-' && take_digits(at + 1, out_part) && memcmp(at + 6, "-of-", 4) == 0 &&
-                         take_digits(at + 10, out_count) && *out_count > 0 && *out_count < PARTS_MAX;
+    const bool is_part = length > strlen(PART) && at[0] == '-' && take_digits(at + 1, out_part) &&
+                         memcmp(at + 6, "-of-", 4) == 0 && take_digits(at + 10, out_count) && *out_count > 0 &&
+                         *out_count < PARTS_MAX;
     if (!is_part) {
         *out_part = 1;
         *out_count = 1;

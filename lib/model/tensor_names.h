@@ -15,7 +15,7 @@
  *   N11  moe.{gate_proj,up_proj,down_proj}.weight, each with all experts of a layer
  *   N13  {ffn,mlp}.experts.expert_E.{fc1,fc2} and {wi,wo}, of two matrices
  *   N14  mlp.{down_embed,up_embed}.weight: as N10 with I 1, of two matrices
- *   GGUF ffn_{gate,up,down}_exps.weight or ffn_{gate_up,down}_exps.weight, likewise, behind "blk." in the place of "layers."
+ *   GGUF ffn_{gate,up,down}_exps.weight or ffn_{gate_up,down}_exps.weight, likewise, behind "blk." for "layers."
  * Stacked tensors may be transposed in N3, N7 and N8; their shapes tell (expert_plan.h).
  * Shared experts and routers have several spellings within a family; they are tried in the order of the
  * tables.

@@ -25,10 +25,10 @@ typedef struct block_shape {
     uint32_t second_at; /* f16 dmin; where d is: none */
 } block_shape;
 
-static const block_shape shapes[] = {[EP_BLOCK_Q4_0] = {32, 18, 0, 0},   [EP_BLOCK_Q5_0] = {32, 22, 0, 0},  [EP_BLOCK_Q8_0] = {32, 34, 0, 0},
-                                     [EP_BLOCK_Q4_K] = {256, 144, 0, 2}, [EP_BLOCK_Q5_K] = {256, 176, 0, 2},
-                                     [EP_BLOCK_Q6_K] = {256, 210, 208, 208},
-                                     [EP_BLOCK_MXFP4] = {32, 17, 0, 0}};
+static const block_shape shapes[] = {
+    [EP_BLOCK_Q4_0] = {32, 18, 0, 0},   [EP_BLOCK_Q5_0] = {32, 22, 0, 0},   [EP_BLOCK_Q8_0] = {32, 34, 0, 0},
+    [EP_BLOCK_Q4_K] = {256, 144, 0, 2}, [EP_BLOCK_Q5_K] = {256, 176, 0, 2}, [EP_BLOCK_Q6_K] = {256, 210, 208, 208},
+    [EP_BLOCK_MXFP4] = {32, 17, 0, 0}};
 
 static uint16_t read_half(const uint8_t *from)
 {

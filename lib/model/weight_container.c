@@ -393,7 +393,8 @@ bool ep_weight_container_of_blocks(const ep_checkpoint_entry *values, ep_weight_
                   {"MXFP4", EP_BLOCK_MXFP4, EP_WEIGHTS_MXFP4}};
     for (size_t i = 0; i < EP_ARRAY_COUNT(blocks); i++) {
         if (ep_tensor_has_type(values, blocks[i].type)) {
-            *out_container = (ep_weight_container){.format = blocks[i].format, .packing = EP_PACKING_BLOCKS, .block = blocks[i].block};
+            *out_container = (ep_weight_container){
+                .format = blocks[i].format, .packing = EP_PACKING_BLOCKS, .block = blocks[i].block};
             return true;
         }
     }

@@ -22,7 +22,8 @@ void ep_weight_unpack_values(const ep_plan_matrix *matrix, const uint8_t *from, 
 /* Of EP_PACKING_BLOCKS: rows and the block of scales. */
 void ep_weight_unpack_blocks(const ep_plan_matrix *matrix, const uint8_t *from, uint8_t *values, uint8_t *scales);
 /* Errors: BAD_FILE. */
-ep_err ep_weight_check_blocks(const ep_plan_matrix *matrix, const ep_plan_run *run, const uint8_t *from, ep_error *out_error);
+ep_err ep_weight_check_blocks(const ep_plan_matrix *matrix, const ep_plan_run *run, const uint8_t *from,
+                              ep_error *out_error);
 /* The block of its scales; of formats that have them. */
 void ep_weight_unpack_scales(const ep_plan_matrix *matrix, uint8_t *const *raw, uint8_t *to);
 /* Elements of a vector beside the matrix, whose tensor has as many as the run or as the matrix has rows. */

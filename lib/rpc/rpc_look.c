@@ -128,7 +128,8 @@ static void say(const port *there, const void *words, size_t bytes, answer *out)
     }
     const uint64_t end_ns = ep_clock_now_ns() + ANSWER_MS * EP_NS_PER_MS;
     ssize_t got = send(fd, words, bytes, MSG_NOSIGNAL);
-    while (got > 0 && out->bytes < REPLY_BYTES && ep_clock_now_ns() < end_ns && ep_rpc_look_wait(fd, POLLIN, there->stop)) {
+    while (got > 0 && out->bytes < REPLY_BYTES && ep_clock_now_ns() < end_ns &&
+           ep_rpc_look_wait(fd, POLLIN, there->stop)) {
         got = recv(fd, out->text + out->bytes, REPLY_BYTES - out->bytes, 0);
         out->bytes += got > 0 ? (size_t)got : 0;
         if (out->bytes >= 5 && memcmp(out->text, "HTTP/", 5) != 0) {

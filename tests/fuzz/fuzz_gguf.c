@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Heads of GGUF files, and what their keys become. The first 8 bytes say how many more bytes the file has, the rest is its beginning. */
+/* Heads of GGUF files, and what their keys become. The first 8 bytes say how many more bytes the file has, the rest is
+ * its beginning. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,7 +13,8 @@
 
 static size_t mutate(uint8_t *data, size_t bytes, size_t bytes_max, uint32_t random)
 {
-    static const uint64_t numbers[] = {0, 1, 2, 3, 8, 9, 31, 32, 255, 1024, 1025, 65536, INT32_MAX, UINT32_MAX, INT64_MAX, UINT64_MAX};
+    static const uint64_t numbers[] = {0,   1,    2,    3,     8,         9,          31,        32,
+                                       255, 1024, 1025, 65536, INT32_MAX, UINT32_MAX, INT64_MAX, UINT64_MAX};
     const uint64_t number = numbers[random % 16];
     if (bytes < 16 || random % 32 < 16) {
         return fuzz_mutate_bytes(data, bytes, bytes_max);
@@ -39,8 +41,10 @@ static void put_model(gguf_writer *w)
     static const struct {
         const char *name;
         uint32_t value;
-    } counts[] = {{"embedding_length", 64}, {"block_count", 4},         {"expert_count", 8},       {"expert_used_count", 2},
-                  {"expert_gating_func", 2}, {"expert_shared_count", 1}, {"expert_group_count", 4}, {"expert_group_used_count", 2}};
+    } counts[] = {{"embedding_length", 64},  {"block_count", 4},
+                  {"expert_count", 8},       {"expert_used_count", 2},
+                  {"expert_gating_func", 2}, {"expert_shared_count", 1},
+                  {"expert_group_count", 4}, {"expert_group_used_count", 2}};
     const size_t counts_count = sizeof(counts) / sizeof(counts[0]);
     begin(w, 4096, 2, counts_count + 7);
     gguf_put_text(w, "general.architecture");
@@ -64,8 +68,8 @@ static void put_model(gguf_writer *w)
     }
     gguf_put_key(w, "split.count", GGUF_U8, 1, 2);
     for (uint64_t i = 0; i < 2; i++) {
-        gguf_put_tensor(w, i == 0 ? "blk.0.ffn_up_exps.weight" : "exp_probs_b.bias", 3, (const uint64_t[]){256, 2, 2}, i == 0 ? 12 : 2,
-                        i * 1024);
+        gguf_put_tensor(w, i == 0 ? "blk.0.ffn_up_exps.weight" : "exp_probs_b.bias", 3, (const uint64_t[]){256, 2, 2},
+                        i == 0 ? 12 : 2, i * 1024);
     }
 }
 
@@ -121,7 +125,8 @@ void fuzz_one(const uint8_t *data, size_t bytes)
     }
     memcpy(&more, data, 8);
     const uint64_t file_bytes = bytes - 8 + more % ((uint64_t)1 << 40);
-    const ep_err err = ep_gguf_head_parse("fuzz.gguf", data + 8, bytes - 8, file_bytes, &limits, &head, &is_short, &error);
+    const ep_err err =
+        ep_gguf_head_parse("fuzz.gguf", data + 8, bytes - 8, file_bytes, &limits, &head, &is_short, &error);
     if (err != EP_OK) {
         FUZZ_CHECK(error.text[0] != 0 && head.keys == NULL && head.header.tensors == NULL);
         return;

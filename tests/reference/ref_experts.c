@@ -14,8 +14,9 @@ static words projections = {"gate_proj", "up_proj", "down_proj"};
 static words numbered = {"w1", "w3", "w2"};
 
 /* <prefix><L>. */
-static const char *const prefixes[] = {"model.layers.", "layers.", "language_model.model.layers.", "model.language_model.layers.",
-                                       "backbone.layers.", "blk."};
+static const char *const prefixes[] = {
+    "model.layers.",    "layers.", "language_model.model.layers.", "model.language_model.layers.",
+    "backbone.layers.", "blk."};
 
 /* <prefix><L>.<block>.<E>.<word>.<part> */
 static const struct {
@@ -124,7 +125,8 @@ static size_t load_stacked_of(const struct ref_checkpoint *checkpoint, const cha
     bool has_values = true;
     bool has_block = stacked[s].block[0] != 0;
     for (int m = 0; m < 3; m++) {
-        snprintf(stems[m], sizeof(stems[m]), "%s%s%s%s", base, stacked[s].block, has_block ? "." : "", stacked[s].word[m]);
+        snprintf(stems[m], sizeof(stems[m]), "%s%s%s%s", base, stacked[s].block, has_block ? "." : "",
+                 stacked[s].word[m]);
         snprintf(name, sizeof(name), "%s%s", stems[m], stacked[s].end);
         has_values = ref_checkpoint_find(checkpoint, name, m == 2 ? &down : &up) && has_values;
     }

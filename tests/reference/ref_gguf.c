@@ -109,11 +109,13 @@ static float q6_k_scale(const uint8_t *block, size_t g)
     return half_at(block, 208) * ref_load(block + 192, REF_I8, g);
 }
 
-static const struct ref_block blocks[] = {
-    {"Q4_0", 32, 18, 32, q4_0_value, first_scale, NULL, false},  {"Q5_0", 32, 22, 32, q5_0_value, first_scale, NULL, false},
-    {"Q8_0", 32, 34, 32, q8_0_value, first_scale, NULL, false},  {"MXFP4", 32, 17, 32, mxfp4_value, mxfp4_scale, NULL, true},
-    {"Q4_K", 256, 144, 32, q4_k_value, k_scale, k_offset, false}, {"Q5_K", 256, 176, 32, q5_k_value, k_scale, k_offset, false},
-    {"Q6_K", 256, 210, 16, q6_k_value, q6_k_scale, NULL, false}};
+static const struct ref_block blocks[] = {{"Q4_0", 32, 18, 32, q4_0_value, first_scale, NULL, false},
+                                          {"Q5_0", 32, 22, 32, q5_0_value, first_scale, NULL, false},
+                                          {"Q8_0", 32, 34, 32, q8_0_value, first_scale, NULL, false},
+                                          {"MXFP4", 32, 17, 32, mxfp4_value, mxfp4_scale, NULL, true},
+                                          {"Q4_K", 256, 144, 32, q4_k_value, k_scale, k_offset, false},
+                                          {"Q5_K", 256, 176, 32, q5_k_value, k_scale, k_offset, false},
+                                          {"Q6_K", 256, 210, 16, q6_k_value, q6_k_scale, NULL, false}};
 
 const struct ref_block *ref_block_find(const char *name)
 {
@@ -209,8 +211,9 @@ static void take_tensor(struct reader *r, json_t *header)
     const struct ref_block *block = ref_block_find(type);
     json_int_t begin = (json_int_t)take(r, 8);
     size_t bytes = block != NULL ? count / block->columns * block->bytes : count * (strcmp(type, "F32") == 0 ? 4 : 2);
-    json_object_set_new(header, name,
-                        json_pack("{s:s,s:o,s:[I,I]}", "dtype", type, "shape", dims, "data_offsets", begin, begin + (json_int_t)bytes));
+    json_object_set_new(
+        header, name,
+        json_pack("{s:s,s:o,s:[I,I]}", "dtype", type, "shape", dims, "data_offsets", begin, begin + (json_int_t)bytes));
     free(name);
 }
 

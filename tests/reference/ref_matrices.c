@@ -265,7 +265,8 @@ static bool rounds_inputs(const struct ref_checkpoint *checkpoint)
         json_t *inputs = json_object_get(group, "input_activations");
         const char *type = json_string_value(json_object_get(inputs, "type"));
         json_t *bits = json_object_get(inputs, "num_bits");
-        bool is_int8 = json_is_object(inputs) && (type == NULL || strcmp(type, "int") == 0) && (bits == NULL || json_integer_value(bits) == 8);
+        bool is_int8 = json_is_object(inputs) && (type == NULL || strcmp(type, "int") == 0) &&
+                       (bits == NULL || json_integer_value(bits) == 8);
         has_any = has_any || (is_int8 && stated(checkpoint, "group_size", 0) == 0);
     }
     return has_any;
@@ -496,7 +497,8 @@ static void gguf_blocks(const struct ref_tensor *tensor, const struct ref_slab *
             }
         }
     }
-    *matrix = (struct ref_matrix){.values = values, .scales = scales, .offsets = offsets, .group = type->is_mx ? 0 : type->group};
+    *matrix = (struct ref_matrix){
+        .values = values, .scales = scales, .offsets = offsets, .group = type->is_mx ? 0 : type->group};
 }
 
 bool ref_matrix_load_stacked(const struct ref_checkpoint *checkpoint, const char *stem, const char *end,

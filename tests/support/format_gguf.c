@@ -177,7 +177,8 @@ static void add_tensor(ep_format_model *model, const char *word, int first, int 
     snprintf(name, sizeof(name), "blk.%d.%s.bias", EP_FORMAT_LAYER, word);
     t = ep_format_model_add(model, name, "F32", 4, (const uint64_t[4]){E, rows, 0, 0});
     for (size_t i = 0; i < E * rows; i++) {
-        memcpy(t->data + 4 * i, model->parts[i / rows][3 * (first + (int)(i % rows / m.rows)) + 2] + 4 * (i % m.rows), 4);
+        memcpy(t->data + 4 * i, model->parts[i / rows][3 * (first + (int)(i % rows / m.rows)) + 2] + 4 * (i % m.rows),
+               4);
     }
 }
 
@@ -293,13 +294,15 @@ static bool write_file(const ep_format_model *model, size_t first, size_t step, 
 
 ep_err ep_format_gguf_write(const ep_format_model *model, const char *dir, ep_error *out_error)
 {
-    static const char *const names[] = {"config.json", "model.gguf", "model-00001-of-00002.gguf", "model-00002-of-00002.gguf"};
+    static const char *const names[] = {"config.json", "model.gguf", "model-00001-of-00002.gguf",
+                                        "model-00002-of-00002.gguf"};
     char paths[EP_ARRAY_COUNT(names)][4096];
     const bool is_split = model->form->names == EP_FORMAT_BLK_FUSED;
     for (size_t i = 0; i < EP_ARRAY_COUNT(names); i++) { /* of what was written there before */
         snprintf(paths[i], sizeof(paths[i]), "%s/%s", dir, names[i]);
         (void)unlink(paths[i]);
     }
-    const bool good = is_split ? write_file(model, 0, 2, paths[2]) && write_file(model, 1, 2, paths[3]) : write_file(model, 0, 1, paths[1]);
+    const bool good = is_split ? write_file(model, 0, 2, paths[2]) && write_file(model, 1, 2, paths[3])
+                               : write_file(model, 0, 1, paths[1]);
     return good ? EP_OK : ep_error_set(out_error, EP_ERR_IO, "%s: cannot write", dir);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Heads of GGUF files for tests: numbers are little endian, texts have their length in front. The caller sees to it that all fits. */
+/* Heads of GGUF files for tests: numbers are little endian, texts have their length in front. The caller sees to it
+ * that all fits. */
 #ifndef EP_TESTS_SUPPORT_GGUF_WRITER_H
 #define EP_TESTS_SUPPORT_GGUF_WRITER_H
 
@@ -9,7 +10,16 @@
 #define GGUF_MAGIC 0x46554747u
 
 /* Value types. */
-enum { GGUF_U8 = 0, GGUF_U32 = 4, GGUF_F32 = 6, GGUF_BOOL = 7, GGUF_TEXT = 8, GGUF_ARRAY = 9, GGUF_U64 = 10, GGUF_F64 = 12 };
+enum {
+    GGUF_U8 = 0,
+    GGUF_U32 = 4,
+    GGUF_F32 = 6,
+    GGUF_BOOL = 7,
+    GGUF_TEXT = 8,
+    GGUF_ARRAY = 9,
+    GGUF_U64 = 10,
+    GGUF_F64 = 12
+};
 
 typedef struct gguf_writer {
     uint8_t bytes[65536];
@@ -53,7 +63,8 @@ static inline void gguf_put_head(gguf_writer *w, uint32_t version, uint64_t tens
 }
 
 /* dims: columns first. */
-static inline void gguf_put_tensor(gguf_writer *w, const char *name, uint32_t rank, const uint64_t *dims, uint32_t type, uint64_t at)
+static inline void gguf_put_tensor(gguf_writer *w, const char *name, uint32_t rank, const uint64_t *dims, uint32_t type,
+                                   uint64_t at)
 {
     gguf_put_text(w, name);
     gguf_put(w, 4, rank);

@@ -57,8 +57,8 @@ static void drain_without_room(void)
     const char *coordinator = f.cluster.coordinator.admin_url;
     ep_test_load_counts counts;
     ep_test_load *load = fault_load(&f, f.all, 32, 0, NULL, NULL);
-    ADMIN_CTL(&f.cluster, 1, "node node0 is drained, 0 copies to move; 16 experts have fewer than 2 copies: ", "drain", "node0", "--wait", "--timeout", "60s", "--admin",
-              coordinator);
+    ADMIN_CTL(&f.cluster, 1, "node node0 is drained, 0 copies to move; 16 experts have fewer than 2 copies: ", "drain",
+              "node0", "--wait", "--timeout", "60s", "--admin", coordinator);
     ADMIN_CTL(&f.cluster, 4, "16 copies still to move after 5 s: model demo", "drain", "--wait", "--timeout", "5s",
               "--admin", f.cluster.nodes[1].admin_url);
     ADMIN_CTL(&f.cluster, 0, "no node that can load it is left but drained ones", "drain", "node1", "--admin", coordinator);

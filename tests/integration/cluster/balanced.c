@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Placement by heat over real daemons: most tokens want two of eight experts, these get more copies, and when the load turns to two others,
- * the copies follow. Calls go on all the time; none fails and every bit is the oracle's.
+ * Placement by heat over real daemons: most tokens want two of eight experts, these get more copies, and when the load
+ * turns to two others, the copies follow. Calls go on all the time; none fails and every bit is the oracle's.
  */
 #include <jansson.h>
 #include <stdio.h>
@@ -23,7 +23,8 @@ static void make_batches(const char *path, const int32_t hot[TOP_K], uint64_t se
     ref_checkpoint_open(path, &checkpoint);
     ref_layer_load(&checkpoint, 0, &reference);
     for (uint32_t b = 0; b < BATCHES; b++) { /* the last one wants any */
-        ep_test_batch_init(&out[b], &reference, "demo", 0, TOKENS, TOP_K, seed + b, b + 1 < BATCHES ? hot : NULL, TOP_K);
+        ep_test_batch_init(&out[b], &reference, "demo", 0, TOKENS, TOP_K, seed + b, b + 1 < BATCHES ? hot : NULL,
+                           TOP_K);
     }
     ref_layer_free(&reference);
     ref_checkpoint_close(&checkpoint);
@@ -51,22 +52,24 @@ static void load_until_copied(ep_client *client, const ep_test_batch *batches, c
 {
     size_t copies[EXPERTS];
     ep_test_load_counts counts;
-    ep_test_load *load = ep_test_load_start(&(ep_test_load_config){.client = client,
-                                                                   .batches = batches,
-                                                                   .batches_count = BATCHES,
-                                                                   .calls_in_flight = CALLS_IN_FLIGHT,
-                                                                   .deadline_us = (uint64_t)EP_TEST_PATIENCE_MS * 1000});
+    ep_test_load *load =
+        ep_test_load_start(&(ep_test_load_config){.client = client,
+                                                  .batches = batches,
+                                                  .batches_count = BATCHES,
+                                                  .calls_in_flight = CALLS_IN_FLIGHT,
+                                                  .deadline_us = (uint64_t)EP_TEST_PATIENCE_MS * 1000});
     do {
         ep_test_load_wait_succeeded(load, 20);
         ep_test_load_read(load, &counts);
         read_copies(copies);
-        EP_TEST_CHECK(counts.succeeded < 2000000, "experts %d and %d have %zu and %zu copies", hot[0], hot[1], copies[hot[0]], copies[hot[1]]);
+        EP_TEST_CHECK(counts.succeeded < 2000000, "experts %d and %d have %zu and %zu copies", hot[0], hot[1],
+                      copies[hot[0]], copies[hot[1]]);
     } while (copies[hot[0]] < 2 || copies[hot[1]] < 2);
     ep_test_load_wait_succeeded(load, 200); /* with the new table too */
     ep_test_load_stop(load, &counts);
     EP_TEST_CHECK(counts.failed == 0, "%llu calls failed", (unsigned long long)counts.failed);
-    printf("experts %d and %d have %zu and %zu copies after %llu calls, none failed\n", hot[0], hot[1], copies[hot[0]], copies[hot[1]],
-           (unsigned long long)counts.succeeded);
+    printf("experts %d and %d have %zu and %zu copies after %llu calls, none failed\n", hot[0], hot[1], copies[hot[0]],
+           copies[hot[1]], (unsigned long long)counts.succeeded);
 }
 
 int main(void)
@@ -80,8 +83,9 @@ int main(void)
     const ep_test_model model = {"demo", path};
     make_batches(path, first, 1, before);
     make_batches(path, second, 100, after);
-    ep_test_cluster_start(&cluster, &(ep_test_cluster_options){
-                                        .nodes_count = NODES, .models = &model, .models_count = 1, .coordinator_args = balanced});
+    ep_test_cluster_start(&cluster,
+                          &(ep_test_cluster_options){
+                              .nodes_count = NODES, .models = &model, .models_count = 1, .coordinator_args = balanced});
     ep_client *client = ep_test_cluster_client(&cluster, NULL);
     load_until_copied(client, before, first);
     load_until_copied(client, after, second);

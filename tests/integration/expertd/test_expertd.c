@@ -365,8 +365,9 @@ Test(expertd, a_device_that_is_not_there_may_be_made_good_by_the_cpu)
     setenv("ASCEND_HOME_PATH", "/nonexistent", 1);
     expect_run(0, "effect=\"cpu computes in its place\"", model_flag, "--backend=ascend, cpu", "--check-config");
     start(model_flag, "--backend=ascend, cpu", NULL, NULL, NULL);
-    expect_output("level=warn event=backend backend=ascend reason=\"not available (backend: cpu computes without a device): neither "
-                  "libacl_rt.so nor libascendcl.so can be opened: ");
+    expect_output(
+        "level=warn event=backend backend=ascend reason=\"not available (backend: cpu computes without a device): neither "
+        "libacl_rt.so nor libascendcl.so can be opened: ");
     expect_output("effect=\"cpu computes in its place\"");
     expect_output(" backend=cpu models=1");
     cr_expect_eq(ep_test_process_stop(&node, SIGTERM, WAIT_MS), 0);

@@ -11,7 +11,8 @@ typedef struct fault_device {
     char lost_file[EP_TEST_PATH_BYTES + 64];
 } fault_device;
 
-/* A program of this name with so many devices, in a directory of ep_test_dir_new. weight_bytes_max: of each device; 0: no limit. */
+/* A program of this name with so many devices, in a directory of ep_test_dir_new. weight_bytes_max: of each device; 0:
+ * no limit. */
 void fault_device_init(fault_device *device, const char *dir, const char *name, uint32_t devices,
                        uint64_t weight_bytes_max);
 /* From here on all its devices answer nothing (which ""), or one of them (".1"). */

@@ -146,7 +146,8 @@ static void expect_service(enum ref_family family)
     for (size_t i = 0; i < ep_format_cases_count; i++) {
         write_model(&ep_format_cases[i], paths[i]);
         const bool names_file = ep_format_cases[i].names == EP_FORMAT_BLK;
-        snprintf(flags[i], sizeof(flags[i]), "--model=%s=%s%s", ep_format_cases[i].name, paths[i], names_file ? "/model.gguf" : "");
+        snprintf(flags[i], sizeof(flags[i]), "--model=%s=%s%s", ep_format_cases[i].name, paths[i],
+                 names_file ? "/model.gguf" : "");
         args[5 + i] = flags[i];
     }
     cr_assert(ep_test_process_start(&node, dir, "node", EP_EXPERTD_PATH, args, environment, true));

@@ -275,7 +275,8 @@ Test(shared, a_gate_and_up_in_one_tensor_has_the_rows_of_both)
         snprintf(name, sizeof(name), "%s.%s", stem, fused[i].part);
         set_tensor(model, name, &fused[i]);
         if (strcmp(fused[i].part, "bias") == 0) {
-            set_tensor(model, "model.language_model.layers.1.shared_mlp.output_linear.bias", &(fused_case){.dtype = "BF16", .rows = 40});
+            set_tensor(model, "model.language_model.layers.1.shared_mlp.output_linear.bias",
+                       &(fused_case){.dtype = "BF16", .rows = 40});
         }
         if (strcmp(fused[i].dtype, "F8_E4M3") == 0) {
             snprintf(name, sizeof(name), "%s.weight_scale", stem);

@@ -190,8 +190,13 @@ static void run(ep_timer_service *timers, ep_backend *const *backends, uint32_t 
     ep_error e;
     uint32_t slot;
     ep_weight_stats stats;
-    const ep_weight_store_config config = {.backends = backends, .backends_count = count, .weight_bytes_max = BUDGET / count * each,
-                                           .prefetches = true, .cache = cache, .timers = timers, .on_change = on_change};
+    const ep_weight_store_config config = {.backends = backends,
+                                           .backends_count = count,
+                                           .weight_bytes_max = BUDGET / count * each,
+                                           .prefetches = true,
+                                           .cache = cache,
+                                           .timers = timers,
+                                           .on_change = on_change};
     const ep_model_info *info = ep_checkpoint_info(checkpoint);
     MUST(ep_weight_store_create(&config, &store, &e) == EP_OK);
     for (uint32_t l = 0; l < LAYERS; l++) {

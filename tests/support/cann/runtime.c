@@ -438,8 +438,8 @@ void *cann_device_bytes(const void *address, size_t bytes, const char *what)
         cann_violation("%s: %zu bytes at %p are in device memory that has been freed", what, bytes, address);
     }
     if (b->device != thread_device) {
-        cann_violation("%s: %zu bytes at %p are memory of device %d, used on device %d", what, bytes, address, b->device,
-                       thread_device);
+        cann_violation("%s: %zu bytes at %p are memory of device %d, used on device %d", what, bytes, address,
+                       b->device, thread_device);
     }
     pthread_mutex_unlock(&lock);
     return arena_own + ((const uint8_t *)address - arena_given);
@@ -464,7 +464,8 @@ static ep_acl_code malloc_locked(void **memory, size_t bytes)
     mallocs_count++;
     const bool planned = oom_at != 0 && (mallocs_count == oom_at || (oom_stays && mallocs_count > oom_at));
     const size_t room = (bytes + 2 * GUARD_BYTES - 1) & ~(size_t)(GUARD_BYTES - 1);
-    if (planned || bytes > hbm_bytes - all_devices[thread_device].hbm_used || arena_used + room + GUARD_BYTES > ARENA_BYTES) {
+    if (planned || bytes > hbm_bytes - all_devices[thread_device].hbm_used ||
+        arena_used + room + GUARD_BYTES > ARENA_BYTES) {
         return fail(CANN_OOM, "EL0004: failed to allocate device memory");
     }
     uint8_t *address = arena_given + arena_used + 32; /* aligned to 32 bytes and to nothing more */
@@ -1094,7 +1095,8 @@ CANN_EXPORT ep_acl_code aclrtRecordNotify(ep_acl_notify notify_handle, ep_acl_st
     return push_notify(notify_handle, stream_handle, true);
 }
 
-CANN_EXPORT ep_acl_code aclrtWaitAndResetNotify(ep_acl_notify notify_handle, ep_acl_stream stream_handle, uint32_t timeout)
+CANN_EXPORT ep_acl_code aclrtWaitAndResetNotify(ep_acl_notify notify_handle, ep_acl_stream stream_handle,
+                                                uint32_t timeout)
 {
     if (timeout != 0) {
         return fail(CANN_PARAM, "EE1001: timeouts are not emulated"); /* header and document name different units */

@@ -196,13 +196,16 @@ Test(context, a_context_stands_below_flags_and_variables)
     expect("", "status", 2, "token-file of context staging (file ");
     /* It is for the context's own addresses: with another one the missing file is not even read. */
     expect("", "status --coordinator " TO(1), 2, "token-file of context staging (file ");
-    expect("", "status --coordinator " TO(5), 3, "context staging does not name " TO(5) ": its token is not shown there; --token-file FILE");
+    expect("", "status --coordinator " TO(5), 3,
+           "context staging does not name " TO(5) ": its token is not shown there; --token-file FILE");
     expect("EXPERTCTL_NODE=" TO(1) "," TO(6), "status", 3, "context staging does not name " TO(1) "," TO(6));
     expect("", "status --coordinator " TO(5) " --token-file none", 2, "--token-file none cannot be opened");
     expect_without("", "status --coordinator " TO(5) " --context none", "token");
-    write_contexts("current: a\ncontexts:\n  - {name: a, coordinator: " TO(1) ", admin: " TO(2) ", admin_token_file: /none}\n");
+    write_contexts(
+        "current: a\ncontexts:\n  - {name: a, coordinator: " TO(1) ", admin: " TO(2) ", admin_token_file: /none}\n");
     expect("", "drain n", 2, "admin-token-file of context a (file ");
-    expect("", "drain n --admin " TO(7), 3, "context a does not name " TO(7) ": its token is not shown there; --admin-token-file FILE");
+    expect("", "drain n --admin " TO(7), 3,
+           "context a does not name " TO(7) ": its token is not shown there; --admin-token-file FILE");
 }
 
 Test(context, a_context_without_what_a_command_needs_is_not_filled_up)
@@ -214,7 +217,8 @@ Test(context, a_context_without_what_a_command_needs_is_not_filled_up)
     expect("", "table", 2, "coordinator of context a (file ");
     expect("", "table", 2, "contexts.yaml:3) is 'there', allowed: tcp://host:port");
     expect("", "context show", 0, "contexts.yaml:3) is 'there', allowed: tcp://host:port");
-    write_contexts("contexts:\n  - {name: a, node: '" TO(1) ",tcp://b:99999'}\n  - {name: b, coordinator: " TO(1) ", admin: x}\n");
+    write_contexts(
+        "contexts:\n  - {name: a, node: '" TO(1) ",tcp://b:99999'}\n  - {name: b, coordinator: " TO(1) ", admin: x}\n");
     expect("", "context list", 0, "node of context a (file ");
     expect("", "context list", 0, "contexts.yaml:2) is 'tcp://b:99999', allowed: ");
     expect("", "context list", 0, "admin of context b (file ");
