@@ -44,9 +44,10 @@ struct ep_balance {
  * A change of who holds what.
  *   MOVE   given goes from `from` to `to`, taken (or nothing) the other way
  *   COPY   `to` gets one more copy of given, in place of its copy of taken (or in a free slot)
+ *   TRADE  a copy in place of taken, which goes to `from`
  *   DROP   `from` gives up its copy of given; to = from
  */
-typedef enum { MOVE, COPY, DROP } exchange_kind;
+typedef enum { MOVE, COPY, TRADE, DROP } exchange_kind;
 
 typedef struct {
     exchange_kind kind;
@@ -245,11 +246,12 @@ static void sift(ranked *heap, uint32_t count, uint32_t at)
     }
 }
 
-/* How many copies each gets: the hottest copy is split again and again while the budget lasts. Sorted by share. */
+/* How many copies each gets: on an empty board the hottest copy is split again and again while the budget lasts.
+ * Sorted by share. */
 static void rank(const ep_balance *b, ranked *experts)
 {
     const ep_balance_input *in = b->in;
-    uint64_t left = b->budget;
+    uint64_t left = b->total == 0 ? b->budget : 0;
     for (uint32_t e = 0; e < in->experts; e++) {
         const uint32_t copies = b->copies[e] > in->copies_min ? b->copies[e] : in->copies_min;
         experts[e] = (ranked){.share = in->heat[e] / copies, .expert = e, .copies = copies};
@@ -372,6 +374,16 @@ static double share_after(const ep_balance *b, uint32_t expert, uint32_t gone, u
            (b->speed_sums[expert] - (gone == NO_NODE ? 0 : speeds[gone]) + (come == NO_NODE ? 0 : speeds[come]));
 }
 
+static bool gives_up(exchange_kind kind)
+{
+    return kind == MOVE || kind == DROP;
+}
+
+static bool takes_in(exchange_kind kind)
+{
+    return kind == MOVE || kind == TRADE;
+}
+
 /* How much each holder of the two experts has more to do afterwards, and how busy the two nodes are then. */
 typedef struct {
     double given, taken;
@@ -384,16 +396,17 @@ static outcome foresee(const ep_balance *b, const exchange *x)
     const double given = b->shares[x->given], taken = takes ? b->shares[x->taken] : 0;
     double given_then = given, taken_then = taken;
     if (!b->is_even || x->kind != MOVE) {
-        given_then = share_after(b, x->given, x->kind == COPY ? NO_NODE : x->from, x->kind == DROP ? NO_NODE : x->to);
-        taken_then = takes ? share_after(b, x->taken, x->to, x->kind == MOVE ? x->from : NO_NODE) : 0;
+        given_then = share_after(b, x->given, gives_up(x->kind) ? x->from : NO_NODE, x->kind == DROP ? NO_NODE : x->to);
+        taken_then = takes ? share_after(b, x->taken, x->to, takes_in(x->kind) ? x->from : NO_NODE) : 0;
     }
     outcome o = {.given = given_then - given, .taken = taken_then - taken};
     o.from = b->busy[x->from] - given;
     o.to = x->kind == DROP ? o.from : b->busy[x->to] - taken + given_then;
-    if (x->kind == MOVE) {
+    o.from += gives_up(x->kind) ? 0 : given_then;
+    if (takes_in(x->kind)) {
         o.from += taken_then;
-    } else if (x->kind == COPY) {
-        o.from += given_then + (takes && ep_balance_holds(b, x->taken, x->from) ? o.taken : 0);
+    } else if (takes && ep_balance_holds(b, x->taken, x->from)) {
+        o.from += o.taken;
     }
     return o;
 }
@@ -445,7 +458,7 @@ static double relief_of_others(const ep_balance *b, const exchange *x, uint32_t 
 
 static uint32_t loads_of(const exchange *x)
 {
-    return x->kind == DROP ? 0 : x->kind == COPY || x->taken == NO_EXPERT ? 1 : 2;
+    return x->kind == DROP ? 0 : takes_in(x->kind) && x->taken != NO_EXPERT ? 2 : 1;
 }
 
 /* By how much less all nodes together exceed `allowed`, for each copy that has to be loaded; what loads none comes first. */
@@ -480,37 +493,82 @@ static void judge(search *s, const exchange *x)
     }
 }
 
+/* A change of places where shares stay as they are: `less` to do for x.from, more for x.to. Most are seen to be no
+ * better by this. */
+static bool is_better(const search *s, const exchange *x, double less)
+{
+    const double from = s->b->busy[x->from], to = s->b->busy[x->to];
+    if (s->allowed == 0) {
+        return from - less < s->cost && to + less < s->cost;
+    }
+    const double relief = above(from, s->allowed) - above(from - less, s->allowed) - above(to + less, s->allowed);
+    return -relief / 2 < s->cost;
+}
+
+/* At most, whatever goes for it. */
+static double relief_of_copy(const search *s, const exchange *x)
+{
+    const double then = s->b->busy[x->to] + share_after(s->b, x->given, NO_NODE, x->to);
+    return relief_per_load(s->b, x, s->allowed) + above(then, s->allowed);
+}
+
+static bool has_work_left(const ep_balance *b)
+{
+    return b->in->work_left == NULL || *b->in->work_left > 0;
+}
+
+static void spend(const ep_balance *b, uint32_t work)
+{
+    if (b->in->work_left != NULL) {
+        *b->in->work_left -= work < *b->in->work_left ? work : *b->in->work_left;
+    }
+}
+
 /* All that x.from can do with x.given and x.to. */
 static void try_pair(search *s, exchange x)
 {
     const ep_balance *b = s->b;
     const uint32_t *theirs = &b->listed[(size_t)x.to * b->width];
+    const exchange_kind kind = x.kind;
+    const bool is_plain = b->is_even && kind == MOVE;
+    const bool may_trade = b->total < b->budget && has_slot(b, x.from);
     x.taken = NO_EXPERT;
+    if (s->allowed > 0 && is_plain && b->busy[x.to] >= s->allowed) {
+        return; /* what relieves one of the two burdens the other as much */
+    }
+    spend(b, 1);
+    if (s->allowed > 0 && x.kind == COPY && relief_of_copy(s, &x) <= -s->cost) {
+        return;
+    }
     if (has_slot(b, x.to) && (x.kind == MOVE || b->total < b->budget)) {
         judge(s, &x);
     }
-    /* Where shares stay as they are, most of what would be no better is seen without asking further. */
-    const bool is_plain = b->is_even && x.kind == MOVE && s->allowed == 0;
     const double given = b->shares[x.given];
     for (uint32_t j = 0; j < b->counts[x.to]; j++) {
         x.taken = theirs[j];
-        const double taken = b->shares[x.taken];
-        if (is_plain && (b->busy[x.from] - given + taken >= s->cost || b->busy[x.to] - taken + given >= s->cost)) {
+        if (is_plain && !is_better(s, &x, given - b->shares[x.taken])) {
             continue;
         }
-        if (x.kind == COPY ? b->copies[x.taken] > b->in->copies_min : !ep_balance_holds(b, x.taken, x.from)) {
+        x.kind = kind == COPY && b->copies[x.taken] == b->in->copies_min ? TRADE : kind;
+        if (x.kind == COPY || (!ep_balance_holds(b, x.taken, x.from) && (x.kind == MOVE || may_trade))) {
             judge(s, &x);
         }
     }
+    spend(b, b->counts[x.to]);
 }
 
 static void try_node(search *s, uint32_t from, exchange_kind kind)
 {
     const ep_balance *b = s->b;
-    for (uint32_t i = 0; i < b->counts[from]; i++) {
+    const bool has_spare = b->total > (uint64_t)b->in->experts * b->in->copies_min;
+    if (kind != MOVE && !has_spare && (kind == DROP || b->total == b->budget)) {
+        return;
+    }
+    for (uint32_t i = 0; i < b->counts[from] && has_work_left(b); i++) {
         const uint32_t given = b->listed[(size_t)from * b->width + i];
         if (kind == DROP && b->copies[given] > b->in->copies_min) {
             judge(s, &(exchange){.kind = DROP, .from = from, .to = from, .given = given, .taken = NO_EXPERT});
+            spend(b, b->copies[given]);
         }
         for (uint32_t to = 0; kind != DROP && to < b->in->nodes; to++) {
             if (!ep_balance_holds(b, given, to)) {
@@ -525,10 +583,10 @@ static void apply(ep_balance *b, const exchange *x)
     if (x->taken != NO_EXPERT) {
         drop(b, x->taken, x->to);
     }
-    if (x->kind != COPY) {
+    if (gives_up(x->kind)) {
         drop(b, x->given, x->from);
     }
-    if (x->kind == MOVE && x->taken != NO_EXPERT) {
+    if (takes_in(x->kind) && x->taken != NO_EXPERT) {
         add(b, x->taken, x->from);
     }
     if (x->kind != DROP) {
@@ -602,12 +660,29 @@ void ep_balance_search(ep_balance *b, double good)
     double least = INFINITY;
     uint32_t idle = 0;
     exchange x;
-    while (idle <= b->in->nodes + IDLE_MAX && ep_balance_busiest(b) > good * b->bound && find_step(b, &random, &x)) {
+    while (idle <= b->in->nodes + IDLE_MAX && has_work_left(b) && ep_balance_busiest(b) > good * b->bound &&
+           find_step(b, &random, &x)) {
         apply(b, &x);
         const double busiest = ep_balance_busiest(b);
         idle = busiest < least * (1 - WORTH_IT) ? 0 : idle + 1;
         least = fmin(least, busiest);
     }
+}
+
+/* The nodes above `allowed` in the queue, the busiest first. Returns how many. */
+static uint32_t list_above(ep_balance *b, double allowed)
+{
+    uint32_t count = 0;
+    for (uint32_t n = 0; n < b->in->nodes; n++) {
+        if (b->busy[n] > allowed) {
+            uint32_t at = count++;
+            for (; at > 0 && b->busy[b->queue[at - 1]] < b->busy[n]; at--) {
+                b->queue[at] = b->queue[at - 1];
+            }
+            b->queue[at] = n;
+        }
+    }
+    return count;
 }
 
 uint32_t ep_balance_repair(ep_balance *b, double good, uint32_t loads_max)
@@ -616,14 +691,13 @@ uint32_t ep_balance_repair(ep_balance *b, double good, uint32_t loads_max)
     for (;;) {
         const double allowed = good * b->bound;
         search s = {.b = b, .allowed = allowed, .most = ep_balance_busiest(b), .best.given = NO_EXPERT, .cost = -allowed * LEAST_GAIN};
-        for (uint32_t from = 0; allowed > 0 && from < b->in->nodes; from++) {
-            if (b->busy[from] > allowed) {
-                try_node(&s, from, MOVE);
-                try_node(&s, from, COPY);
-                try_node(&s, from, DROP);
-            }
+        const uint32_t count = allowed > 0 ? list_above(b, allowed) : 0;
+        for (uint32_t i = 0; i < count && s.best.given == NO_EXPERT; i++) {
+            try_node(&s, b->queue[i], MOVE);
+            try_node(&s, b->queue[i], COPY);
+            try_node(&s, b->queue[i], DROP);
         }
-        if (s.best.given == NO_EXPERT || loads + loads_of(&s.best) > loads_max) {
+        if (s.best.given == NO_EXPERT || loads + loads_of(&s.best) > loads_max || !has_work_left(b)) {
             return loads;
         }
         apply(b, &s.best);

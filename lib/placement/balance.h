@@ -24,6 +24,7 @@ typedef struct ep_balance_input {
     const uint32_t *slots; /* [nodes] copies it may hold */
     uint32_t copies_min;   /* of each expert, in 1..nodes */
     uint32_t copies_total; /* of all, at least experts * copies_min */
+    uint64_t *work_left;   /* pairs of copies that search and repair may still look at, and what they did is taken off; NULL: no limit */
 } ep_balance_input;
 
 typedef struct ep_balance ep_balance;
@@ -35,14 +36,15 @@ void ep_balance_destroy(ep_balance *balance); /* NULL allowed */
 /* Puts a copy where it is now; false: it is there already, or the node is full. */
 bool ep_balance_put(ep_balance *balance, uint32_t expert, uint32_t node);
 /*
- * Places what lacks a place, the hottest copy first, each on the least busy node. What was put stays, but where only another order makes
- * room. Errors: RESOURCE_EXHAUSTED when no slots can be found for copies_min of each; NO_MEMORY.
+ * Places what lacks a place, the hottest copy first, each on the least busy node: copies_min of each expert, and on an empty board all of
+ * copies_total (else a spare copy is an exchange like any other). What was put stays, but where only another order makes room.
+ * Errors: RESOURCE_EXHAUSTED when no slots can be found for copies_min of each; NO_MEMORY.
  */
 ep_err ep_balance_fill(ep_balance *balance, ep_error *out_error);
 /* Exchanges copies, as many as it likes, until the busiest node is within `good` of the bound (1.001: a thousandth above) or it finds no more. */
 void ep_balance_search(ep_balance *balance, double good);
-/* The exchanges that give most for each copy to load, until the busiest node is within `good` of the bound, or the next one
- * would be beyond loads_max, or none helps. Returns copies to load. */
+/* The exchanges with the busiest node that give most for each copy to load, until it is within `good` of the bound, or the next one would
+ * be beyond loads_max, or none helps. Returns copies to load. */
 uint32_t ep_balance_repair(ep_balance *balance, double good, uint32_t loads_max);
 
 bool ep_balance_holds(const ep_balance *balance, uint32_t expert, uint32_t node);

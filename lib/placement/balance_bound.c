@@ -140,7 +140,9 @@ static void measure(scale *s, double *out_least, double *out_most)
     const ep_balance_input *in = s->in;
     double heat = 0;
     memcpy(s->reach + 1, in->speeds, in->nodes * sizeof(double));
-    memcpy(s->few_slots + 1, in->slots, in->nodes * sizeof(uint32_t));
+    for (uint32_t n = 0; n < in->nodes; n++) { /* an expert has one copy on a node at most */
+        s->few_slots[n + 1] = in->slots[n] < in->experts ? in->slots[n] : in->experts;
+    }
     qsort(s->reach + 1, in->nodes, sizeof(double), by_speed);
     qsort(s->few_slots + 1, in->nodes, sizeof(uint32_t), by_slots);
     s->is_even = s->reach[1] == s->reach[in->nodes];

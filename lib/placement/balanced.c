@@ -12,7 +12,10 @@
 
 #define SEARCH_GOOD 1.001 /* of the bound: a layer placed from nothing */
 #define REPAIR_GOOD 1.05  /* a layer that is placed: the next 0.03 would cost as many copies to load again */
+#define REPAIR_AT 1.10    /* few copies may move, and again soon: less than this is noise of the heat, which would move them for ever */
 #define ROUNDING 1e-9
+#define CELLS_MAX (UINT64_C(1) << 25) /* experts of all layers x nodes, four bytes each: 61 layers of 512 experts on 1024 nodes are less */
+#define WORK_MAX (UINT64_C(1) << 23) /* pairs of copies, some ns each: who solves may hold a lock */
 
 #define BAD(...) ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, __VA_ARGS__)
 
@@ -27,6 +30,7 @@ typedef struct {
     uint64_t experts_all;
     uint64_t bytes_all;
     uint32_t loads_left;
+    uint64_t work_left;
     ep_placed_layer *certificates; /* [layers] */
 } balancer;
 
@@ -93,7 +97,8 @@ static uint64_t give_slots(balancer *b, uint32_t layer, uint64_t total)
         before = sum;
         sum = 0;
         for (uint32_t n = 0; n < b->input->nodes_count; n++) {
-            const uint32_t room = holds[n] + room_of(b, layer, n); /* what it holds is counted in its total */
+            uint32_t room = holds[n] + room_of(b, layer, n); /* what it holds is counted in its total */
+            room = room < experts_of(b, layer) ? room : experts_of(b, layer);
             b->slots[n] = room < level ? room : level;
             sum += b->slots[n];
         }
@@ -124,7 +129,7 @@ static void take_over(balancer *b, uint32_t layer, const ep_balance *balance)
     }
 }
 
-static void certify(balancer *b, uint32_t layer, const ep_balance *balance, const ep_balance_input *problem)
+static void certify(balancer *b, uint32_t layer, const ep_balance *balance, const ep_balance_input *problem, double bound)
 {
     double heat = 0, speed = 0;
     for (uint32_t e = 0; e < problem->experts; e++) {
@@ -136,11 +141,20 @@ static void certify(balancer *b, uint32_t layer, const ep_balance *balance, cons
     b->certificates[layer].busiest = ep_balance_busiest(balance);
     b->certificates[layer].mean = heat / speed;
     /* The sharper bound takes a millisecond of a large layer: only where the other one leaves a doubt. */
-    const double bound = ep_balance_bound(problem, false);
     b->certificates[layer].bound = b->certificates[layer].busiest > REPAIR_GOOD * bound ? ep_balance_bound(problem, true) : bound;
 }
 
-static ep_err rearrange(balancer *b, uint32_t layer, ep_balance *balance, ep_error *out_error)
+/* Each layer has its part of the copies that may move, and the layers to come what it leaves; some exchanges need two. */
+static void repair(balancer *b, uint32_t layer, ep_balance *balance, double bound)
+{
+    const bool is_paced = b->input->moves_max != UINT32_MAX;
+    const uint32_t part = b->loads_left / (b->input->layers_count - layer) + 2;
+    if (ep_balance_busiest(balance) > (is_paced ? REPAIR_AT : REPAIR_GOOD) * bound) {
+        b->loads_left -= ep_balance_repair(balance, REPAIR_GOOD, part < b->loads_left ? part : b->loads_left);
+    }
+}
+
+static ep_err rearrange(balancer *b, uint32_t layer, ep_balance *balance, double bound, ep_error *out_error)
 {
     bool is_new = true;
     for (uint32_t e = 0; e < experts_of(b, layer); e++) {
@@ -152,7 +166,7 @@ static ep_err rearrange(balancer *b, uint32_t layer, ep_balance *balance, ep_err
     if (err == EP_OK && is_new) {
         ep_balance_search(balance, SEARCH_GOOD);
     } else if (err == EP_OK && b->loads_left > 0) {
-        b->loads_left -= ep_balance_repair(balance, REPAIR_GOOD, b->loads_left);
+        repair(b, layer, balance, bound);
     }
     return err;
 }
@@ -182,15 +196,17 @@ static ep_err place_layer(balancer *b, uint32_t layer, ep_error *out_error)
                                       .speeds = b->speeds,
                                       .slots = b->slots,
                                       .copies_min = slots / experts < copies ? (uint32_t)(slots / experts) : copies,
-                                      .copies_total = (uint32_t)(total < slots ? total : slots)};
+                                      .copies_total = (uint32_t)(total < slots ? total : slots),
+                                      .work_left = &b->work_left};
+    const double bound = ep_balance_bound(&problem, false);
     ep_balance *balance = NULL;
     err = ep_balance_create(&problem, &balance, out_error);
     if (err == EP_OK) {
-        err = rearrange(b, layer, balance, out_error);
+        err = rearrange(b, layer, balance, bound, out_error);
     }
     if (err == EP_OK) {
         take_over(b, layer, balance);
-        certify(b, layer, balance, &problem);
+        certify(b, layer, balance, &problem, bound);
         ep_placer_count_missing(&b->placer, layer, 0, copies);
     }
     ep_balance_destroy(balance);
@@ -221,9 +237,22 @@ static ep_err prepare(balancer *b, ep_error *out_error)
     return EP_OK;
 }
 
+/* A node says how many experts there are: what it says must not take all memory, nor all time of who holds a lock meanwhile. */
+static bool is_too_large(const ep_placement_input *input)
+{
+    uint64_t cells = 0;
+    for (uint32_t l = 0; l < input->layers_count; l++) {
+        cells += ((uint64_t)input->layers[l].shape.experts + input->layers[l].shape.shared_experts) * input->nodes_count;
+    }
+    return cells > CELLS_MAX;
+}
+
 ep_err ep_placement_balanced(const ep_placement_input *input, ep_placement **out_placement, ep_error *out_error)
 {
-    balancer b = {.input = input, .loads_left = input->moves_max};
+    if (is_too_large(input)) {
+        return ep_placement_uniform(input, out_placement, out_error);
+    }
+    balancer b = {.input = input, .loads_left = input->moves_max, .work_left = WORK_MAX};
     ep_err err = check_numbers(input, out_error);
     if (err == EP_OK) {
         err = prepare(&b, out_error);

@@ -95,8 +95,9 @@ ep_err ep_placement_static(const ep_placement_input *input, const ep_expert_map 
  * So that the busiest node of each layer has as little to do as can be, when copies of an expert share its load by their nodes' speeds:
  * every expert gets `copies`, the hottest ones the spare ones too. Nodes get copies as evenly as their capacity allows. A layer of which
  * nothing is held yet is placed within 1.001 of the bound where that can be found; what nodes hold stays, but up to moves_max copies, all
- * layers together, are loaded elsewhere until the busiest node is within 1.05 of the bound, those first that help most (balance.h).
- * Where room is too short for every layer's part, ep_placement_uniform decides.
+ * layers together, are loaded elsewhere until the busiest node is within 1.05 of the bound, those first that help most (balance.h). With
+ * moves_max below UINT32_MAX that begins beyond 1.10 only: the same heat again, or with a little noise, moves nothing.
+ * Where room is too short for every layer's part, or layers x experts x nodes are beyond 2^25, ep_placement_uniform decides.
  * Errors: as ep_placement_uniform.
  */
 ep_err ep_placement_balanced(const ep_placement_input *input, ep_placement **out_placement, ep_error *out_error);

@@ -270,3 +270,41 @@ Test(balance, what_cannot_be_placed_is_refused)
     p.slots[1] = 3;
     cr_assert_eq(ep_balance_create(&p.in, &b, &error), EP_ERR_INVALID_ARGUMENT, "a slot beyond one for each expert is none");
 }
+
+Test(balance, a_slot_beyond_one_for_each_expert_is_none)
+{
+    for (uint64_t seed = 3000; seed < 3050; seed++) {
+        problem p;
+        draw(&p, seed, 20, 6, true);
+        p.slots[1] = p.slots[4] = 20;
+        const double bounds[2] = {ep_balance_bound(&p.in, false), ep_balance_bound(&p.in, true)};
+        p.slots[1] = p.slots[4] = UINT32_MAX;
+        cr_assert_eq(ep_balance_bound(&p.in, false), bounds[0]);
+        cr_assert_eq(ep_balance_bound(&p.in, true), bounds[1]);
+        ep_balance *b = solved(&p, 1.001);
+        check(&p, b);
+        ep_balance_destroy(b);
+    }
+}
+
+Test(balance, search_and_repair_end_with_the_work_they_are_allowed)
+{
+    uint64_t work = UINT64_MAX;
+    problem p;
+    draw(&p, 7, 64, 12, false);
+    p.in.work_left = &work;
+    ep_balance_destroy(solved(&p, 1));
+    const uint64_t needed = UINT64_MAX - work;
+    cr_assert_gt(needed, 0u);
+    work = needed / 2;
+    ep_balance *half = solved(&p, 1);
+    check(&p, half);
+    cr_assert_eq(work, 0u);
+    ep_balance *none = solved(&p, 1);
+    check(&p, none);
+    const double before = ep_balance_busiest(none);
+    cr_assert_eq(ep_balance_repair(none, 1, 1000), 0u);
+    cr_assert_eq(ep_balance_busiest(none), before);
+    ep_balance_destroy(none);
+    ep_balance_destroy(half);
+}

@@ -196,6 +196,112 @@ Test(balanced, what_is_held_moves_only_as_far_as_the_budget_goes)
     ep_placement_destroy(placement);
 }
 
+/* Looks at the same popularity again and again, each time at a new sample of `slots` a layer (0: the very same heat). Returns the loads. */
+static uint32_t look(problem *p, ep_placement **io_placement, uint32_t looks, double slots, uint64_t *random)
+{
+    static double popularity[LAYERS_MAX][EXPERTS_MAX];
+    uint32_t loads = 0;
+    for (uint32_t l = 0; l < p->input.layers_count; l++) {
+        double sum = 0;
+        for (uint32_t e = 0; e < EXPERTS_MAX; e++) {
+            sum += p->heat[l][e];
+        }
+        for (uint32_t e = 0; e < EXPERTS_MAX; e++) {
+            popularity[l][e] = p->heat[l][e] / sum;
+        }
+    }
+    for (uint32_t i = 0; i < looks; i++) {
+        for (uint32_t at = 0; at < LAYERS_MAX * EXPERTS_MAX && slots > 0; at++) {
+            const double mean = slots * popularity[at / EXPERTS_MAX][at % EXPERTS_MAX];
+            double noise = -6; /* of a dozen uniform numbers: nearly normal, variance 1 */
+            for (int k = 0; k < 12; k++) {
+                noise += (double)(ep_splitmix64(random) >> 11) / 9007199254740992.0;
+            }
+            p->heat[at / EXPERTS_MAX][at % EXPERTS_MAX] = fmax(0, mean + noise * sqrt(mean));
+        }
+        keep(p, *io_placement);
+        ep_placement *next = solve(p);
+        cr_assert_leq(next->copies_added, p->input.moves_max);
+        loads += next->copies_added;
+        ep_placement_destroy(*io_placement);
+        *io_placement = next;
+    }
+    return loads;
+}
+
+Test(balanced, the_same_load_again_moves_nothing_after_a_while)
+{
+    uint32_t first = 0, noisy = 0;
+    for (uint64_t seed = 20; seed < 60; seed++) {
+        problem p, yesterday;
+        uint64_t random = seed;
+        setup(&yesterday, 8, 3, EXPERTS_MAX, 1, seed + 1000);
+        setup(&p, 8, 3, EXPERTS_MAX, 1, seed);
+        p.input.spare_copies = yesterday.input.spare_copies = (uint32_t)(seed % 3) * 12;
+        p.nodes[0].capacity_bytes = yesterday.nodes[0].capacity_bytes = seed % 2 == 0 ? 0 : 1500; /* 15 experts of 192 */
+        p.input.moves_max = 64;
+        ep_placement *placement = solve(&yesterday);
+        first += look(&p, &placement, 20, 0, &random);
+        cr_assert_eq(look(&p, &placement, 10, 0, &random), 0u, "seed %lu: copies go to and fro", (unsigned long)seed);
+        noisy += look(&p, &placement, 20, 8 * 2500, &random);
+        ep_placement_destroy(placement);
+    }
+    cr_assert_gt(first, 40 * 10, "%u loads for a change of the load", first);
+    cr_assert_leq(noisy, first / 10, "%u loads in 20 looks at noise, %u for a change of the load", noisy, first);
+}
+
+Test(balanced, a_full_node_changes_places_to_take_a_copy)
+{
+    static const uint32_t offsets[] = {0, 1, 3, 4, 6, 7, 8, 9, 10}, owned[] = {0, 3, 1, 0, 3, 1, 0, 2, 3, 1};
+    problem p;
+    setup(&p, 4, 1, 8, 1, 1);
+    p.input.spare_copies = 4;
+    p.input.moves_max = 64;
+    p.layers[0].owned_offsets = offsets;
+    p.layers[0].owned = owned;
+    for (uint32_t e = 0; e < 8; e++) {
+        p.heat[0][e] = e == 3 || e == 5 ? 420 : 27; /* node 2 has room, all it holds is one copy of 5, and node 0 is full */
+    }
+    ep_placement *placement = solve(&p);
+    cr_assert_geq(copies_of(placement, 0, 5), 2u);
+    cr_assert_leq(placement->layers[0].busiest, 1.05 * placement->layers[0].bound);
+    ep_placement_destroy(placement);
+}
+
+Test(balanced, a_node_without_room_does_not_keep_others_from_their_experts)
+{
+    problem p;
+    setup(&p, 1, 1, 16, 2, 9);
+    ep_placement *alone = solve(&p);
+    cr_assert_eq(alone->copies_total, 16);
+    setup(&p, 2, 1, 16, 2, 9);
+    keep(&p, alone);
+    p.nodes[1].capacity_bytes = 1;
+    p.input.moves_max = UINT32_MAX;
+    ep_placement *placement = solve(&p);
+    cr_assert_eq(copies_on(placement, 0, 0), 16);
+    cr_assert_eq(copies_on(placement, 0, 1), 0);
+    cr_assert_eq(placement->copies_missing, 16);
+    ep_placement_destroy(placement);
+    ep_placement_destroy(alone);
+}
+
+Test(balanced, a_layer_too_large_to_be_searched_is_spread_evenly)
+{
+    enum { NODES = 600 };
+    static ep_placement_node nodes[NODES];
+    for (uint32_t n = 0; n < NODES; n++) {
+        nodes[n] = (ep_placement_node){.node_id = n, .name = "n"};
+    }
+    const ep_placement_layer layer = {.shape = {.hidden = 4, .inner = 4, .experts = EP_EXPERTS_MAX, .top_k = 2}};
+    const problem p = {.input = {.nodes_count = NODES, .nodes = nodes, .layers_count = 1, .layers = &layer, .copies = 1}};
+    ep_placement *placement = solve(&p);
+    cr_assert_eq(placement->copies_total, EP_EXPERTS_MAX);
+    cr_assert_eq(placement->layers[0].bound, 0, "nobody has searched");
+    cr_assert_leq(placement->node_copies_max - placement->node_copies_min, 1u);
+    ep_placement_destroy(placement);
+}
+
 Test(balanced, a_node_that_joins_gets_its_part_and_one_that_leaves_is_replaced)
 {
     problem p, more;
