@@ -122,6 +122,8 @@ static ep_err check_name(const char *what, const char *value, size_t bytes_max, 
     return EP_OK;
 }
 
+#define EXPERT_BYTES_MAX (UINT64_C(1) << 40) /* the sum over all experts that fit into a table stays far below 2^64 */
+
 static ep_layer_shape shape_of(const Expertd__V1__LayerInfo *info)
 {
     return (ep_layer_shape){.layer = info->layer,
@@ -142,6 +144,10 @@ static ep_err check_layer(const char *model, const Expertd__V1__LayerInfo *info,
         return ep_error_prefix(out_error, err, "model %s", model);
     }
     uint64_t total = (uint64_t)info->experts + info->shared_experts;
+    if (info->expert_bytes > EXPERT_BYTES_MAX) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "model %s, layer %u: an expert of %llu bytes, allowed 0..%llu", model,
+                            info->layer, (unsigned long long)info->expert_bytes, (unsigned long long)EXPERT_BYTES_MAX);
+    }
     if (info->n_owned_digests != 0 && info->n_owned_digests != info->n_owned) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "model %s, layer %u: %zu digests of %zu owned experts, allowed 0 or one each",
                             model, info->layer, info->n_owned_digests, info->n_owned);
@@ -194,7 +200,9 @@ static ep_err check_layers_differ(const Expertd__V1__ModelInfo *model, ep_error 
  */
 static uint64_t layer_table_bytes(const ep_coordinator_state *cluster, uint64_t experts)
 {
-    return 128 + experts * (3 + 2 * (cluster->config.copies + 1u));
+    const uint64_t spare_max = experts * cluster->config.nodes_max;
+    const uint64_t spare = cluster->config.spare_copies < spare_max ? cluster->config.spare_copies : spare_max;
+    return 128 + experts * (3 + 2 * (cluster->config.copies + 1u)) + 2 * spare;
 }
 
 static uint64_t known_table_bytes(const ep_coordinator_state *cluster)
@@ -239,9 +247,9 @@ static ep_err check_room(ep_coordinator_state *cluster, Expertd__V1__ModelInfo *
     }
     if (bytes_after > EP_COORDINATOR_TABLE_BYTES_MAX) {
         return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
-                            "with these %zu models all layers together would make a table of up to %llu bytes with %u copies, clients take up to "
-                            "%llu; serve fewer models, or versions, from one coordinator",
-                            count, (unsigned long long)bytes_after, cluster->config.copies,
+                            "with these %zu models all layers together would make a table of up to %llu bytes with %u copies and %u spare ones, "
+                            "clients take up to %llu; serve fewer models, or versions, from one coordinator",
+                            count, (unsigned long long)bytes_after, cluster->config.copies, cluster->config.spare_copies,
                             (unsigned long long)EP_COORDINATOR_TABLE_BYTES_MAX);
     }
     return EP_OK;

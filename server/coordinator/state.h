@@ -71,13 +71,13 @@ void ep_coordinator_state_excuse(ep_coordinator_state *cluster, uint64_t now_ns,
 void ep_coordinator_state_tick(ep_coordinator_state *cluster, uint64_t now_ns);
 
 /*
- * Slots per routed expert of a layer, summed since somewhere: what is more than before is its heat, which halves with each call. Heat of
- * fewer than EP_COORDINATOR_HEAT_SLOTS slots an expert counts as none.
+ * Slots per routed expert of a layer, summed since somewhere. What is more than before is its heat, once it is enough to judge by; the
+ * heat of before then counts half. So a layer that nobody calls keeps its heat.
  */
-#define EP_COORDINATOR_HEAT_SLOTS 32
 void ep_coordinator_state_take_heat(ep_coordinator_state *cluster, const char *model, const char *version, uint32_t layer,
                                     const uint64_t *counts, uint32_t experts);
-/* Moves copies by heat, a few at a time, once all nodes have loaded what they were given. Placement `balanced` only. */
+/* Moves copies by heat, a few at a time, once all nodes have loaded what they were given, until new heat moves none. Placement `balanced`
+ * only. */
 void ep_coordinator_state_rebalance(ep_coordinator_state *cluster);
 
 /* "uniform", "balanced" or "static". */

@@ -8,6 +8,9 @@
 #include "placement/placement.h"
 
 #define MOVES_AT_ONCE 64 /* copies that are loaded elsewhere before the load is looked at again */
+/* Fewer slots than these say little: who is busiest among nodes with 1024 slots each is off by a tenth by chance alone. */
+#define HEAT_SLOTS_OF_EXPERT 32
+#define HEAT_SLOTS_OF_NODE 1024
 
 /* One model's problem: input for the solver, and which cluster layer and node each index stands for. */
 typedef struct problem {
@@ -78,16 +81,6 @@ static bool holds(const node_layer *layer, uint32_t expert)
     return bit_get(layer->assigned, expert) || bit_get(layer->owned, expert);
 }
 
-/* NULL: too little to judge by. */
-static const double *cluster_heat(const cluster_layer *layer)
-{
-    double sum = 0;
-    for (uint32_t e = 0; layer->heat != NULL && e < layer->shape.experts; e++) {
-        sum += layer->heat[e];
-    }
-    return sum >= (double)EP_COORDINATOR_HEAT_SLOTS * layer->shape.experts ? layer->heat : NULL;
-}
-
 static bool collect_owned(const ep_coordinator_state *cluster, const problem *p, uint32_t layer_index, ep_placement_layer *out)
 {
     uint32_t experts = layer_experts(&cluster->layers[layer_index]), used = 0;
@@ -109,7 +102,7 @@ static bool collect_owned(const ep_coordinator_state *cluster, const problem *p,
     offsets[experts] = used;
     out->shape = cluster->layers[layer_index].shape;
     out->expert_bytes = cluster->layers[layer_index].expert_bytes;
-    out->heat = cluster_heat(&cluster->layers[layer_index]);
+    out->heat = cluster->layers[layer_index].heat;
     out->owned_offsets = offsets;
     out->owned = owned;
     return true;
@@ -474,19 +467,29 @@ void ep_coordinator_state_take_heat(ep_coordinator_state *cluster, const char *m
         to->heat = heat;
         to->counted = counted;
     }
+    uint64_t news = 0;
+    for (uint32_t e = 0; e < experts; e++) {
+        news += counts[e] - to->counted[e];
+    }
+    if (news < (uint64_t)HEAT_SLOTS_OF_EXPERT * experts || news < (uint64_t)HEAT_SLOTS_OF_NODE * cluster->nodes_count) {
+        return; /* they count with those to come */
+    }
     for (uint32_t e = 0; e < experts; e++) {
         to->heat[e] = to->heat[e] / 2 + (double)(counts[e] - to->counted[e]);
         to->counted[e] = counts[e];
     }
+    cluster->has_news = true;
 }
 
 void ep_coordinator_state_rebalance(ep_coordinator_state *cluster)
 {
-    if (!cluster->config.is_balanced || !cluster->placed_once || cluster->committed_number < cluster->assignment_number) {
+    const uint64_t before = cluster->assignment_number;
+    if (!cluster->config.is_balanced || !cluster->has_news || !cluster->placed_once || cluster->committed_number < before) {
         return;
     }
     cluster->rebalance = true;
     cluster->is_pacing = true;
     cluster_place(cluster);
     cluster_publish(cluster);
+    cluster->has_news = cluster->assignment_number != before;
 }

@@ -91,6 +91,7 @@ struct ep_coordinator_state {
     bool placed_once;
     bool rebalance;              /* the next placement may move copies for balance */
     bool is_pacing;              /* and only a few of them */
+    bool has_news;               /* heat was taken, or copies moved by it, since the last look */
     uint64_t revision;           /* grows when something worth keeping changes */
     size_t drained_count;
     char (*drained)[EP_NODE_NAME_BYTES]; /* by name: a drained node may be away for long and come back */
