@@ -44,23 +44,28 @@ ep_err ep_stage_check(const ep_stage *stage, ep_acl_code code, const char *call,
 static ep_err enter_device(ep_stage *stage, const char *name, const ep_tensor *tensor, ep_error *out_error)
 {
     ep_error error;
+    ep_acl_context context = NULL;
+    int32_t device = tensor->device_id;
     ep_err err = load(stage, name, out_error);
     if (err != EP_OK) {
         return err;
     }
-    stage->device = tensor->device_id;
-    stage->sync_handle = tensor->sync_handle;
-    err = EP_STAGE_CALL(stage, &error, aclrtGetCurrentContext, &stage->context);
+    err = EP_STAGE_CALL(stage, &error, aclrtGetCurrentContext, &context);
     if (err == EP_OK) {
-        err = EP_STAGE_CALL(stage, &error, aclrtGetDevice, &stage->device);
+        err = EP_STAGE_CALL(stage, &error, aclrtGetDevice, &device);
     }
-    if (err != EP_OK) {
-        stage->acl = NULL;
+    if (err != EP_OK) { /* memory of an earlier set stays of its context */
         return ep_error_set(out_error, err == EP_ERR_DEVICE_LOST ? err : EP_ERR_FAILED_PRECONDITION,
                             "%s is on device %" PRId32
                             ", and this thread works on none: aclrtSetDevice comes first (%.256s)",
                             name, tensor->device_id, error.text);
     }
+    if (context != stage->context) {
+        ep_stage_fini(stage);
+    }
+    stage->context = context;
+    stage->device = device;
+    stage->sync_handle = tensor->sync_handle;
     return EP_OK;
 }
 

@@ -151,6 +151,7 @@ typedef struct trouble {
     ep_err wanted;
     const char *text;
     bool has_stream;
+    bool loses_context; /* the thread, between the two phases */
     bool failed;
 } trouble;
 
@@ -173,9 +174,13 @@ static void run_trouble(void *arg, uint32_t rank, ep_group *group)
         if (t->lost_file != NULL) {
             fclose(fopen(t->lost_file, "w"));
         }
+        if (t->loses_context) {
+            DEVICE_MUST(device_acl.aclrtResetDevice(0));
+        }
         err = ep_moe_dispatch(group, call.dispatch_plan, &call.dispatch, workspace, call.dispatch_workspace_bytes,
                               &error);
         free(workspace);
+        ep_group_plan_destroy(call.dispatch_plan);
     }
     if (err != t->wanted || strstr(error.text, t->text) == NULL) {
         fprintf(stderr, "%s '%s', want %s '%s'\n", ep_err_name(err), error.text, ep_err_name(t->wanted), t->text);
@@ -209,6 +214,12 @@ static bool all_troubles(const char *home)
     bool good = meets_trouble(home, "EP_CANN_SEED", "1",
                               &(trouble){.wanted = EP_ERR_INVALID_ARGUMENT,
                                          .text = "sync_handle 0: allowed the aclrtStream that their work is on"});
+    good = meets_trouble(home, "EP_CANN_SEED", "1",
+                         &(trouble){.wanted = EP_ERR_FAILED_PRECONDITION,
+                                    .text = "and this thread works on none: aclrtSetDevice comes first",
+                                    .has_stream = true,
+                                    .loses_context = true}) &&
+           good;
     good = meets_trouble(home, "EP_CANN_HANG_AT", "2",
                          &(trouble){.wanted = EP_ERR_DEADLINE_EXCEEDED,
                                     .text = "did not end its work within",
