@@ -113,7 +113,7 @@ static bool span_bytes(const ep_tensor *tensor, uint32_t first, size_t *out_byte
 static ep_err check_form(const char *name, const ep_tensor *tensor, uint32_t ways, size_t *out_bytes,
                          ep_error *out_error)
 {
-    int64_t dense = (int64_t)ep_dtype_bytes(tensor->dtype);
+    size_t dense = ep_dtype_bytes(tensor->dtype);
     if (tensor->rank > EP_TENSOR_RANK_MAX || dense == 0) {
         return BAD("%s has rank %" PRIu32 " and type %s: allowed up to %d, and a type", name, tensor->rank,
                    ep_dtype_name(tensor->dtype), EP_TENSOR_RANK_MAX);
@@ -124,13 +124,11 @@ static ep_err check_form(const char *name, const ep_tensor *tensor, uint32_t way
                        ", and 0 or more",
                        name, tensor->shape[i], tensor->stride_bytes[i], i, UINT32_MAX);
         }
-        if ((ways & EP_STAGE_OUT) != 0 && tensor->shape[i] > 1 && tensor->stride_bytes[i] != dense) {
-            return BAD("%s has stride %" PRId64 " in dimension %" PRIu32 ": allowed %" PRId64
-                       ", since a result on a device has no gaps",
+        if ((ways & EP_STAGE_OUT) != 0 && tensor->shape[i] > 1 && (size_t)tensor->stride_bytes[i] != dense) {
+            return BAD("%s has stride %" PRId64 " in dimension %" PRIu32 ": allowed %zu, since a result on a device has no gaps",
                        name, tensor->stride_bytes[i], i, dense);
         }
-        dense *= tensor->shape[i] > 0 ? tensor->shape[i] : 1;
-        if (dense > INT64_MAX / (int64_t)UINT32_MAX) {
+        if (tensor->shape[i] > 0 && !ep_mul_size(dense, (size_t)tensor->shape[i], &dense)) {
             return BAD("%s is larger than memory", name);
         }
     }

@@ -82,6 +82,10 @@ Test(on_stream_refused, tensors_that_cannot_be_taken)
     args.x.stride_bytes[0] = INT64_MAX;
     refused(EP_ERR_INVALID_ARGUMENT, "x is larger than memory");
     args = good;
+    args.x.shape[0] = INT64_C(1) << 28; /* 16 GiB are some, and looked at further */
+    args.x.device_id = 1;
+    refused(EP_ERR_INVALID_ARGUMENT, "x is on device 1: this thread's is 0");
+    args = good;
     args.x.data = NULL;
     refused(EP_ERR_INVALID_ARGUMENT, "x has no data");
     args = good;
