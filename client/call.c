@@ -435,12 +435,15 @@ void ep_call_cancel(ep_call *call)
         return;
     }
     ep_call_use(call);
+    bool mine = false;
     pthread_mutex_lock(&call->lock);
-    bool mine = !call->busy;
-    call->flags |= EP_CALL_FLAG_CANCEL;
-    call->busy = true;
-    if (call->driven) {
-        pthread_cond_broadcast(&call->changed);
+    if (!call->done) { /* else there is nothing to cancel, and the workers may have ended with the client */
+        mine = !call->busy;
+        call->flags |= EP_CALL_FLAG_CANCEL;
+        call->busy = true;
+        if (call->driven) {
+            pthread_cond_broadcast(&call->changed);
+        }
     }
     pthread_mutex_unlock(&call->lock);
     if (mine) {

@@ -649,10 +649,10 @@ ep_err ep_moe_finish_on_stream(ep_call *call, void *stream, ep_error *out_error)
 bool ep_stream_call_cancel(ep_stream_call *s)
 {
     pthread_mutex_lock(&all.lock);
-    const bool is_early = s->phase == PHASE_ENQUEUED || s->phase == PHASE_COPIED || s->phase == PHASE_STARTING;
-    s->is_cancelled = s->is_cancelled || is_early;
+    const bool is_running = s->phase == PHASE_RUNNING;
+    s->is_cancelled = s->is_cancelled || !is_running;
     pthread_mutex_unlock(&all.lock);
-    return is_early;
+    return !is_running;
 }
 
 bool ep_stream_call_wait(ep_stream_call *s, uint64_t timeout_ns, ep_error *out_error)

@@ -28,7 +28,8 @@ void ep_stream_call_destroy(ep_stream_call *s);
 /* The call that it belongs to. */
 void ep_stream_call_attach(ep_stream_call *s, ep_call *call);
 
-/* True: the run has not begun, and will end with CANCELLED when its inputs are there. */
+/* False: the call has a run, to be cancelled there. True: there is none yet, and it ends with CANCELLED when its inputs
+ * are there, or there will be none. */
 bool ep_stream_call_cancel(ep_stream_call *s);
 /* Before the end of a run is told: lets the caller's stream go on. result's error becomes the device's where there was
  * none. */

@@ -405,11 +405,16 @@ static void destroy(void)
         job_close(&j);
     }
     job j;
+    job unfinished;
+    job_open(&unfinished, 8, EP_MOE_AUTO);
+    put_inputs(&unfinished, device_streams[1]);
+    begin(&unfinished, 8, device_streams[1]);
     job_open(&j, 8, EP_MOE_AUTO);
     put_inputs(&j, device_streams[0]);
     begin(&j, j.b.tokens, device_streams[0]);
     finish(&j, device_streams[0]);
     harness_close(&h);
+    job_close(&unfinished);
     const ep_err err = ep_call_finish(j.call, &result);
     expect(err == EP_OK || err == EP_ERR_CANCELLED || err == EP_ERR_CLOSED, "a client that is gone", result.error.text);
     device_sync(device_streams[0]);

@@ -403,19 +403,21 @@ Test(client_forward, prepared_calls_run_again_and_again_with_fewer_tokens)
 Test(client_forward, prepared_calls_can_be_destroyed_in_flight_and_after_the_client)
 {
     batch b;
-    ep_call *calls[3];
+    ep_call *calls[4];
     harness_open(&h, &(harness_options){.scheme = "tcp", .nodes_count = 1});
     batch_make(&b, &h, 3, 2, 1);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
         cr_assert_eq(ep_call_create(h.client, &b.args, &b.out_tensor, &calls[i], &error), EP_OK);
     }
     fake_node_set_fault(h.nodes[0], FAKE_HANG, EP_OK, 0);
     cr_assert_eq(ep_call_begin(calls[0], 3, &error), EP_OK);
     cr_assert_eq(ep_call_begin(calls[1], 3, &error), EP_OK);
-    fake_node_wait_requests(h.nodes[0], 2);
+    cr_assert_eq(ep_call_begin(calls[3], 3, &error), EP_OK);
+    fake_node_wait_requests(h.nodes[0], 3);
     ep_call_destroy(calls[0]);
     ep_client_destroy(h.client);
     h.client = NULL;
+    ep_call_destroy(calls[3]); /* nobody has finished its run, which has ended */
     cr_assert_eq(ep_call_finish(calls[1], &result), EP_ERR_CANCELLED);
     cr_assert_eq(ep_call_begin(calls[2], 3, &error), EP_ERR_CLOSED);
     ep_call_destroy(calls[1]);
