@@ -191,9 +191,6 @@ static ep_err create_prepared(ep_client *client, const ep_moe_args *args, const 
         return err;
     }
     call->stream_call = stream_call;
-    if (stream_call != NULL) {
-        ep_stream_call_attach(stream_call, call);
-    }
     *out_call = call;
     return EP_OK;
 }
@@ -266,22 +263,17 @@ ep_err ep_call_begin(ep_call *call, uint32_t n_active, ep_error *out_error)
     return err;
 }
 
-/* Waits for the end of a run, also of one that never started because of its device. */
-static void wait_run(ep_call *call)
+/* On a device: a run may have ended without a start, too. */
+static void wait_run_on_device(ep_call *call)
 {
     ep_error error;
-    ep_error_clear(&error);
-    if (call->stream_call != NULL) {
-        (void)ep_stream_call_wait(call->stream_call, UINT64_MAX, &error);
-    }
+    (void)ep_stream_call_wait(call->stream_call, UINT64_MAX, &error);
     if (error.code == EP_OK) {
         ep_call_wait(call);
     } else {
         call->result = (ep_moe_result){.struct_bytes = sizeof(call->result), .error = error};
     }
-    if (call->stream_call != NULL) {
-        ep_stream_call_collect(call->stream_call);
-    }
+    ep_stream_call_collect(call->stream_call);
 }
 
 /* A client that is being destroyed still lets its calls be finished: they end with CANCELLED. */
@@ -302,7 +294,11 @@ ep_err ep_call_finish(ep_call *call, ep_moe_result *out_result)
         }
         return error.code;
     }
-    wait_run(call);
+    if (call->stream_call == NULL) {
+        ep_call_wait(call);
+    } else {
+        wait_run_on_device(call);
+    }
     call->began = false;
     call->spec.step_group += call->spec.step_group != 0; /* the next run is another step */
     if (out_result != NULL) {

@@ -23,7 +23,7 @@ typedef enum ep_stream_phase {
     PHASE_ENQUEUED, /* inputs are being copied */
     PHASE_COPIED,   /* by the callback; or the device is lost, error says so */
     PHASE_STARTING,
-    PHASE_RUNNING, /* the call's own state goes on from here */
+    PHASE_RUNNING, /* the call's own state goes on from here; from here on, it has started */
     PHASE_FAILED   /* it ended without a run: error */
 } ep_stream_phase;
 
@@ -38,7 +38,7 @@ typedef struct reports {
 
 struct ep_stream_call {
     ep_stage stage;
-    ep_call *call;
+    ep_call *call; /* of the run */
     reports *reports;
     ep_acl_stream stream;
     ep_acl_event begun;
@@ -59,30 +59,16 @@ struct ep_stream_call {
 static struct {
     pthread_mutex_t lock;
     pthread_cond_t changed; /* phases; stopping */
-    bool has_clock;
     ep_stream_call *calls;
     reports *reports;
     uint64_t runs;
-} all = {.lock = PTHREAD_MUTEX_INITIALIZER};
+} all = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
 
 /* Lock held. */
 static void wait_until(uint64_t due_ns)
 {
     struct timespec until = {.tv_sec = (time_t)(due_ns / EP_NS_PER_S), .tv_nsec = (long)(due_ns % EP_NS_PER_S)};
-    pthread_cond_timedwait(&all.changed, &all.lock, &until);
-}
-
-/* Lock held. */
-static void init_once(void)
-{
-    pthread_condattr_t attr;
-    if (!all.has_clock) {
-        pthread_condattr_init(&attr);
-        pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-        pthread_cond_init(&all.changed, &attr);
-        pthread_condattr_destroy(&attr);
-        all.has_clock = true;
-    }
+    pthread_cond_clockwait(&all.changed, &all.lock, CLOCK_MONOTONIC, &until);
 }
 
 /* ---- the end of a run ---- */
@@ -249,7 +235,7 @@ static ep_err reports_acquire(const ep_stage *stage, reports **out_reports, ep_e
     sigset_t blocked;
     sigset_t old;
     reports *r = all.reports;
-    while (r != NULL && (r->stage.context != stage->context || r->stopping)) {
+    while (r != NULL && r->stage.context != stage->context) {
         r = r->next;
     }
     if (r == NULL) {
@@ -360,7 +346,6 @@ static ep_err join_reports(ep_stream_call *s, ep_error *out_error)
 {
     reports *r = NULL;
     pthread_mutex_lock(&all.lock);
-    init_once();
     ep_err err = reports_acquire(&s->stage, &r, out_error);
     pthread_mutex_unlock(&all.lock);
     if (err != EP_OK) {
@@ -409,11 +394,6 @@ ep_err ep_stream_call_create(ep_moe_args *args, ep_tensor *out, ep_stream_call *
     return EP_OK;
 }
 
-void ep_stream_call_attach(ep_stream_call *s, ep_call *call)
-{
-    s->call = call;
-}
-
 /* Whether the streams have passed what they hold of the call, or never will. */
 static bool settle(const ep_stream_call *s)
 {
@@ -425,8 +405,7 @@ static bool settle(const ep_stream_call *s)
     if (s->stream != NULL && err == EP_OK) {
         err = EP_STAGE_CALL(&s->stage, &error, aclrtSynchronizeStreamWithTimeout, s->stream, SETTLE_MS);
     }
-    if (err ==
-        EP_ERR_DEVICE_LOST) { /* or the wait took too long, which has the same class: then it can still be spoken to */
+    if (err == EP_ERR_DEVICE_LOST) { /* or the wait took too long, which is told alike: it can still be spoken to */
         ep_acl_event_status status = 0;
         err = EP_STAGE_CALL(&s->stage, &error, aclrtQueryEventStatus, s->taken, &status);
         return err == EP_ERR_DEVICE_LOST;
@@ -486,8 +465,7 @@ void ep_stream_call_destroy(ep_stream_call *s)
     if (s->reports != NULL) {
         leave_reports(s, is_settled);
     }
-    if (is_settled) { /* else all that a stream may still use is left as it is, rather than pulled from under the device
-                       */
+    if (is_settled) { /* else what a stream may still use is left as it is, rather than pulled from under the device */
         drop_objects(s);
         free(s);
     }
@@ -555,6 +533,7 @@ static ep_err begin(ep_call *call, uint32_t n_active, void *stream, ep_error *ou
     }
     err = ep_stage_enter(&s->stage, &before, out_error);
     if (err == EP_OK) {
+        s->call = call;
         s->tokens = n_active;
         err = enqueue_begin(s, stream, out_error);
     }
@@ -660,15 +639,10 @@ bool ep_stream_call_wait(ep_stream_call *s, uint64_t timeout_ns, ep_error *out_e
     const uint64_t now_ns = ep_clock_now_ns();
     const uint64_t due_ns = timeout_ns < UINT64_MAX - now_ns ? now_ns + timeout_ns : UINT64_MAX;
     pthread_mutex_lock(&all.lock);
-    while (s->phase != PHASE_RUNNING && s->phase != PHASE_FAILED &&
-           (due_ns == UINT64_MAX || ep_clock_now_ns() < due_ns)) {
-        if (due_ns == UINT64_MAX) {
-            pthread_cond_wait(&all.changed, &all.lock);
-        } else {
-            wait_until(due_ns);
-        }
+    while (s->phase < PHASE_RUNNING && ep_clock_now_ns() < due_ns) {
+        wait_until(due_ns);
     }
-    const bool has_started = s->phase == PHASE_RUNNING || s->phase == PHASE_FAILED;
+    const bool has_started = s->phase >= PHASE_RUNNING;
     *out_error = s->error;
     pthread_mutex_unlock(&all.lock);
     return has_started;

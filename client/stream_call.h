@@ -25,14 +25,16 @@ typedef struct ep_stream_call ep_stream_call;
 ep_err ep_stream_call_create(ep_moe_args *args, ep_tensor *out, ep_stream_call **out_stream_call, ep_error *out_error);
 /* Between runs. What a stream still holds is waited for, or left as it is (5 s). NULL allowed. */
 void ep_stream_call_destroy(ep_stream_call *s);
-/* The call that it belongs to. */
-void ep_stream_call_attach(ep_stream_call *s, ep_call *call);
 
-/* False: the call has a run, to be cancelled there. True: there is none yet, and it ends with CANCELLED when its inputs
- * are there, or there will be none. */
+/*
+ * False: the call has a run, to be cancelled there. True: there is none yet, and it ends with CANCELLED when its inputs
+ * are there, or there will be none.
+ */
 bool ep_stream_call_cancel(ep_stream_call *s);
-/* Before the end of a run is told: lets the caller's stream go on. result's error becomes the device's where there was
- * none. */
+/*
+ * Before the end of a run is told: lets the caller's stream go on. result's error becomes the device's where there was
+ * none.
+ */
 void ep_stream_call_end(ep_stream_call *s, ep_moe_result *result);
 /*
  * Waits until the run has started, up to timeout_ns (UINT64_MAX: for ever): false: it has not. An error in *out_error:

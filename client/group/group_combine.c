@@ -101,19 +101,18 @@ ep_err ep_moe_combine_prepare(ep_group *group, const ep_moe_combine_args *args, 
     ep_moe_combine_args host;
     ep_moe_add_rms_norm host_norm;
     ep_stage stage = {.memory = NULL};
-    bool is_staged;
     ep_err err = EP_OK;
     if (are_whole(args, norm)) { /* others are refused next */
         to_host(&args, &norm, &host, &host_norm);
-        err = group_stage_combine(&stage, &host, norm != NULL ? &host_norm : NULL, &is_staged, out_error);
+        err = group_stage_combine(&stage, &host, norm != NULL ? &host_norm : NULL, out_error);
     }
     if (err == EP_OK) {
         err = group_combine_view(group, args, norm, &view, out_error);
     }
     if (err == EP_OK) {
         snprintf(formula, sizeof(formula),
-                 "8 * BS * (K + shared_expert_num) + scratch of H (5 rows f32; with comm_quant_mode 2: 1 f32 + K + S rows more; with norm: 3 "
-                 "f32 more), BS %" PRIu32 ", H %" PRIu32 ", each to 64",
+                 "8 * BS * (K + shared_expert_num) + scratch of H (5 rows f32; with comm_quant_mode 2: 1 f32 + K + S "
+                 "rows more; with norm: 3 f32 more), BS %" PRIu32 ", H %" PRIu32 ", each to 64",
                  view.batch.tokens, view.batch.hidden);
         size_t bytes = parts_of(&view).bytes;
         err = group_plan_create(group, &view, bytes, formula, &stage, out_plan, out_error);
@@ -571,25 +570,24 @@ static ep_err run(ep_group *group, ep_group_plan *plan, const ep_moe_combine_arg
     return err;
 }
 
-static ep_err run_staged(ep_group *group, ep_group_plan *plan, const ep_moe_combine_args *args, const ep_moe_add_rms_norm *norm,
-                         void *workspace, size_t workspace_bytes, ep_error *out_error)
+static ep_err run_staged(ep_group *group, ep_group_plan *plan, const ep_moe_combine_args *args,
+                         const ep_moe_add_rms_norm *norm, void *workspace, size_t workspace_bytes, ep_error *out_error)
 {
     ep_moe_combine_args host;
     ep_moe_add_rms_norm host_norm;
-    bool is_staged = false;
     if (group == NULL || !are_whole(args, norm)) {
         return run(group, plan, args, norm, workspace, workspace_bytes, out_error); /* refuses it */
     }
     to_host(&args, &norm, &host, &host_norm);
     uint64_t deadline_us = args->deadline_us != 0 ? args->deadline_us : group->deadline_us;
-    ep_err err = group_stage_combine(&plan->stage, &host, norm != NULL ? &host_norm : NULL, &is_staged, out_error);
-    if (err == EP_OK && is_staged) {
+    ep_err err = group_stage_combine(&plan->stage, &host, norm != NULL ? &host_norm : NULL, out_error);
+    if (err == EP_OK) {
         err = group_stage_in(&plan->stage, deadline_us, out_error);
     }
     if (err == EP_OK) {
         err = run(group, plan, args, norm, workspace, workspace_bytes, out_error);
     }
-    if (err == EP_OK && is_staged) {
+    if (err == EP_OK) {
         err = group_stage_out(&plan->stage, EP_STAGE_ALL_ROWS, deadline_us, out_error);
     }
     return err;

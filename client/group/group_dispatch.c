@@ -46,12 +46,11 @@ ep_err ep_moe_dispatch_prepare(ep_group *group, const ep_moe_dispatch_args *args
     char formula[200];
     ep_moe_dispatch_args host;
     ep_stage stage = {.memory = NULL};
-    bool is_staged;
     ep_err err = EP_OK;
     if (args != NULL && args->struct_bytes == sizeof(*args)) { /* others are refused next */
         host = *args;
         args = &host;
-        err = group_stage_dispatch(&stage, &host, &is_staged, out_error);
+        err = group_stage_dispatch(&stage, &host, out_error);
     }
     if (err == EP_OK) {
         err = group_dispatch_view(group, args, &view, out_error);
@@ -530,8 +529,8 @@ static ep_err run(dispatch_work *w, group_view *view, ep_error *out_error)
 }
 
 /* On tensors of the host. *out_rows: how many came, with TP to both ranks. */
-static ep_err dispatch(ep_group *group, ep_group_plan *plan, const ep_moe_dispatch_args *args, void *workspace, size_t workspace_size,
-                       size_t *out_rows, ep_error *out_error)
+static ep_err dispatch(ep_group *group, ep_group_plan *plan, const ep_moe_dispatch_args *args, void *workspace,
+                       size_t workspace_size, size_t *out_rows, ep_error *out_error)
 {
     group_view view;
     group_op op;
@@ -576,23 +575,23 @@ ep_err ep_moe_dispatch(ep_group *group, ep_group_plan *plan, const ep_moe_dispat
 {
     ep_moe_dispatch_args host;
     size_t rows = 0;
-    bool is_staged = false;
     if (plan == NULL) {
-        return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION, "ep_moe_dispatch without a plan: call ep_moe_dispatch_prepare first");
+        return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
+                            "ep_moe_dispatch without a plan: call ep_moe_dispatch_prepare first");
     }
     if (group == NULL || args == NULL || args->struct_bytes != sizeof(*args)) {
         return dispatch(group, plan, args, workspace, workspace_size, &rows, out_error); /* refuses it */
     }
     host = *args;
     uint64_t deadline_us = args->deadline_us != 0 ? args->deadline_us : group->deadline_us;
-    ep_err err = group_stage_dispatch(&plan->stage, &host, &is_staged, out_error);
-    if (err == EP_OK && is_staged) {
+    ep_err err = group_stage_dispatch(&plan->stage, &host, out_error);
+    if (err == EP_OK) {
         err = group_stage_in(&plan->stage, deadline_us, out_error);
     }
     if (err == EP_OK) {
         err = dispatch(group, plan, &host, workspace, workspace_size, &rows, out_error);
     }
-    if (err == EP_OK && is_staged) {
+    if (err == EP_OK) {
         err = group_stage_out(&plan->stage, rows, deadline_us, out_error);
     }
     return err;

@@ -13,30 +13,24 @@ typedef struct staged_tensor {
     uint32_t ways;
 } staged_tensor;
 
-static ep_err stage_all(ep_stage *stage, const staged_tensor *tensors, size_t count, bool *out_staged,
-                        ep_error *out_error)
+static ep_err stage_all(ep_stage *stage, const staged_tensor *tensors, size_t count, ep_error *out_error)
 {
     ep_err err = EP_OK;
-    bool any = false;
-    for (size_t i = 0; i < count; i++) {
-        any = any || (tensors[i].tensor->rank != 0 && tensors[i].tensor->memory == EP_MEMORY_ASCEND);
-    }
-    *out_staged = any;
-    if (!any) {
-        return EP_OK;
-    }
     ep_stage_begin(stage);
     for (size_t i = 0; i < count && err == EP_OK; i++) {
         err = ep_stage_add(stage, tensors[i].name, tensors[i].tensor, tensors[i].ways, out_error);
     }
-    if (err == EP_OK && stage->sync_handle == 0) {
-        err = ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                           "tensors on a device have sync_handle 0: allowed the aclrtStream that their work is on");
+    if (err != EP_OK || stage->parts_count == 0) {
+        return err;
     }
-    return err == EP_OK ? ep_stage_place(stage, out_error) : err;
+    if (stage->sync_handle == 0) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "tensors on a device have sync_handle 0: allowed the aclrtStream that their work is on");
+    }
+    return ep_stage_place(stage, out_error);
 }
 
-ep_err group_stage_dispatch(ep_stage *stage, ep_moe_dispatch_args *args, bool *out_staged, ep_error *out_error)
+ep_err group_stage_dispatch(ep_stage *stage, ep_moe_dispatch_args *args, ep_error *out_error)
 {
     const staged_tensor tensors[] = {{"x", &args->x, EP_STAGE_IN},
                                      {"expert_ids", &args->expert_ids, EP_STAGE_IN},
@@ -51,10 +45,10 @@ ep_err group_stage_dispatch(ep_stage *stage, ep_moe_dispatch_args *args, bool *o
                                      {"ep_recv_counts", &args->ep_recv_counts, EP_STAGE_OUT},
                                      {"tp_recv_counts", &args->tp_recv_counts, EP_STAGE_OUT},
                                      {"expand_scales", &args->expand_scales, EP_STAGE_OUT | EP_STAGE_ROWS}};
-    return stage_all(stage, tensors, EP_ARRAY_COUNT(tensors), out_staged, out_error);
+    return stage_all(stage, tensors, EP_ARRAY_COUNT(tensors), out_error);
 }
 
-ep_err group_stage_combine(ep_stage *stage, ep_moe_combine_args *args, ep_moe_add_rms_norm *norm, bool *out_staged,
+ep_err group_stage_combine(ep_stage *stage, ep_moe_combine_args *args, ep_moe_add_rms_norm *norm,
                            ep_error *out_error)
 {
     ep_moe_add_rms_norm none = {.struct_bytes = sizeof(none)};
@@ -79,7 +73,7 @@ ep_err group_stage_combine(ep_stage *stage, ep_moe_combine_args *args, ep_moe_ad
                                      {"rstd", &norm->rstd, EP_STAGE_OUT},
                                      {"x", &norm->x, EP_STAGE_OUT}};
     _Static_assert(EP_ARRAY_COUNT(tensors) <= EP_STAGE_PARTS_MAX, "all may be on a device");
-    return stage_all(stage, tensors, EP_ARRAY_COUNT(tensors), out_staged, out_error);
+    return stage_all(stage, tensors, EP_ARRAY_COUNT(tensors), out_error);
 }
 
 /* A copy that may still be under way keeps its memory for good. */
@@ -113,10 +107,10 @@ static ep_err copy(ep_stage *stage, uint32_t way, size_t rows, uint64_t deadline
 
 ep_err group_stage_in(ep_stage *stage, uint64_t deadline_us, ep_error *out_error)
 {
-    return copy(stage, EP_STAGE_IN, EP_STAGE_ALL_ROWS, deadline_us, out_error);
+    return stage->parts_count == 0 ? EP_OK : copy(stage, EP_STAGE_IN, EP_STAGE_ALL_ROWS, deadline_us, out_error);
 }
 
 ep_err group_stage_out(ep_stage *stage, size_t rows, uint64_t deadline_us, ep_error *out_error)
 {
-    return copy(stage, EP_STAGE_OUT, rows, deadline_us, out_error);
+    return stage->parts_count == 0 ? EP_OK : copy(stage, EP_STAGE_OUT, rows, deadline_us, out_error);
 }
