@@ -214,10 +214,10 @@ ep_err ep_stage_copy(const ep_stage *stage, uint32_t way, size_t rows_max, ep_ac
         if ((part->ways & way) == 0 || bytes == 0) {
             continue;
         }
-        err = way == EP_STAGE_IN ? EP_STAGE_CALL(stage, out_error, aclrtMemcpyAsync, host, bytes, part->device, bytes,
-                                                 EP_ACL_DEVICE_TO_HOST, stream)
-                                 : EP_STAGE_CALL(stage, out_error, aclrtMemcpyAsync, part->device, bytes, host, bytes,
-                                                 EP_ACL_HOST_TO_DEVICE, stream);
+        err = way == EP_STAGE_OUT ? EP_STAGE_CALL(stage, out_error, aclrtMemcpyAsync, part->device, bytes, host, bytes,
+                                                  EP_ACL_HOST_TO_DEVICE, stream)
+                                  : EP_STAGE_CALL(stage, out_error, aclrtMemcpyAsync, host, bytes, part->device, bytes,
+                                                  EP_ACL_DEVICE_TO_HOST, stream);
     }
     return err;
 }

@@ -18,9 +18,10 @@
 #define EP_STAGE_ALL_ROWS SIZE_MAX
 
 enum {
-    EP_STAGE_IN = 1,  /* read by the call */
-    EP_STAGE_OUT = 2, /* written by it */
-    EP_STAGE_ROWS = 4 /* its first dimension counts rows, of which fewer may be wanted */
+    EP_STAGE_IN = 1,    /* read by the call */
+    EP_STAGE_OUT = 2,   /* written by it */
+    EP_STAGE_ROWS = 4,  /* its first dimension counts rows, of which fewer may be wanted */
+    EP_STAGE_LATER = 8  /* read by it, once inputs have told how many rows there are */
 };
 
 typedef struct ep_stage_part {
@@ -54,8 +55,8 @@ ep_err ep_stage_add(ep_stage *stage, const char *name, ep_tensor *tensor, uint32
 /* Makes host tensors of those that were added. Errors: NO_MEMORY, DEVICE_LOST. */
 ep_err ep_stage_place(ep_stage *stage, ep_error *out_error);
 /*
- * Enqueues the copies of inputs (EP_STAGE_IN: to the host) or outputs (EP_STAGE_OUT: to the device), of parts with
- * EP_STAGE_ROWS the first rows_max rows. Errors: the runtime's.
+ * Enqueues the copies of inputs (EP_STAGE_IN, or EP_STAGE_LATER: to the host) or outputs (EP_STAGE_OUT: to the device),
+ * of parts with EP_STAGE_ROWS the first rows_max rows. Errors: the runtime's.
  */
 ep_err ep_stage_copy(const ep_stage *stage, uint32_t way, size_t rows_max, ep_acl_stream stream, ep_error *out_error);
 /* Nothing is under way any more. */

@@ -22,6 +22,7 @@ typedef struct combine_work {
     const ep_moe_add_rms_norm *norm;  /* NULL: plain */
     const group_view *view;
     group_op *op;
+    ep_stage *stage;                  /* of tensors on a device */
     uint32_t slots_per_token;
     size_t element;
     size_t wire_row_bytes;            /* quantised or not */
@@ -164,7 +165,7 @@ static ep_err open_assist(combine_work *w, group_view *view, ep_error *out_error
                             view->expand_rows * (int64_t)(w->view->batch.hidden * w->element), needs,
                             needs * (int64_t)(w->view->batch.hidden * w->element));
     }
-    return EP_OK;
+    return group_stage_in_later(w->stage, (size_t)needs, w->op->deadline_us, out_error);
 }
 
 static void run_of(const combine_work *w, uint32_t expert, uint32_t member, uint32_t *out_begin, uint32_t *out_end)
@@ -550,6 +551,7 @@ static ep_err run(ep_group *group, ep_group_plan *plan, const ep_moe_combine_arg
                       .norm = norm,
                       .view = &view,
                       .op = &op,
+                      .stage = &plan->stage,
                       .slots_per_token = ep_batch_slots_per_token(&view.batch, &view.shape),
                       .element = element,
                       .quantise = quantise,

@@ -53,7 +53,7 @@ ep_err group_stage_combine(ep_stage *stage, ep_moe_combine_args *args, ep_moe_ad
 {
     ep_moe_add_rms_norm none = {.struct_bytes = sizeof(none)};
     norm = norm != NULL ? norm : &none;
-    const staged_tensor tensors[] = {{"expand_x", &args->expand_x, EP_STAGE_IN},
+    const staged_tensor tensors[] = {{"expand_x", &args->expand_x, EP_STAGE_LATER | EP_STAGE_ROWS},
                                      {"expert_ids", &args->expert_ids, EP_STAGE_IN},
                                      {"assist_info_for_combine", &args->assist_info_for_combine, EP_STAGE_IN},
                                      {"ep_send_counts", &args->ep_send_counts, EP_STAGE_IN},
@@ -108,6 +108,11 @@ static ep_err copy(ep_stage *stage, uint32_t way, size_t rows, uint64_t deadline
 ep_err group_stage_in(ep_stage *stage, uint64_t deadline_us, ep_error *out_error)
 {
     return stage->parts_count == 0 ? EP_OK : copy(stage, EP_STAGE_IN, EP_STAGE_ALL_ROWS, deadline_us, out_error);
+}
+
+ep_err group_stage_in_later(ep_stage *stage, size_t rows, uint64_t deadline_us, ep_error *out_error)
+{
+    return stage->parts_count == 0 ? EP_OK : copy(stage, EP_STAGE_LATER, rows, deadline_us, out_error);
 }
 
 ep_err group_stage_out(ep_stage *stage, size_t rows, uint64_t deadline_us, ep_error *out_error)

@@ -88,13 +88,19 @@ static void from_device(tensors *t, ep_acl_stream stream)
     }
 }
 
-static bool spare_rows_are_unwritten(const rank_call *call)
+/* Of the dispatch's or the combine's expand_x, the rows that came. */
+static size_t bytes_received(const rank_call *call, const ep_tensor *expand)
 {
-    const ep_tensor *expand = &call->dispatch.expand_x;
     const int32_t *counts = call->dispatch.ep_recv_counts.data;
     const size_t entries = (size_t)call->dispatch.ep_recv_counts.shape[0];
     const size_t row = bytes_of(expand) / (size_t)(expand->shape[0] > 0 ? expand->shape[0] : 1);
-    for (size_t i = (entries > 0 ? (size_t)counts[entries - 1] : 0) * row; i < bytes_of(expand); i++) {
+    return (entries > 0 ? (size_t)counts[entries - 1] : 0) * row;
+}
+
+static bool spare_rows_are_unwritten(const rank_call *call)
+{
+    const ep_tensor *expand = &call->dispatch.expand_x;
+    for (size_t i = bytes_received(call, expand); i < bytes_of(expand); i++) {
         if (((const uint8_t *)expand->data)[i] != 0xa5) {
             fprintf(stderr, "rank %u: a row of expand_x after those that came is written\n", call->rank);
             return false;
@@ -124,6 +130,9 @@ static bool play(world *w, uint32_t rank, ep_group *group)
         rank_call_experts(&call);
         of = of_combine(&call.combine, &call.norm);
         to_device(&of, stream);
+        const size_t came = bytes_received(&call, &call.combine.expand_x); /* what is behind them is not read */
+        call.combine.expand_x.data = device_alloc(came);
+        device_put(stream, call.combine.expand_x.data, of.host[0].data, came);
         good = rank_call_combine(&call, group, &error) == EP_OK;
         if (!good) {
             fprintf(stderr, "rank %u, combine: %s: %s\n", rank, ep_err_name(error.code), error.text);
