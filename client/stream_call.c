@@ -394,7 +394,7 @@ ep_err ep_stream_call_create(ep_moe_args *args, ep_tensor *out, ep_stream_call *
     return EP_OK;
 }
 
-/* Whether the streams have passed what they hold of the call, or never will. */
+/* Whether the streams have passed what they hold of a call that was made whole, or never will. */
 static bool settle(const ep_stream_call *s)
 {
     ep_error error;
@@ -402,7 +402,7 @@ static bool settle(const ep_stream_call *s)
     if (s->has_taken) {
         err = EP_STAGE_CALL(&s->stage, &error, aclrtSynchronizeEventWithTimeout, s->taken, SETTLE_MS);
     }
-    if (s->stream != NULL && err == EP_OK) {
+    if (err == EP_OK) {
         err = EP_STAGE_CALL(&s->stage, &error, aclrtSynchronizeStreamWithTimeout, s->stream, SETTLE_MS);
     }
     if (err == EP_ERR_DEVICE_LOST) { /* or the wait took too long, which is told alike: it can still be spoken to */
@@ -461,7 +461,7 @@ void ep_stream_call_destroy(ep_stream_call *s)
     const ep_stage stage = {.acl = s->stage.acl, .context = s->stage.context, .device = s->stage.device};
     ep_acl_context before = NULL;
     (void)ep_stage_enter(&stage, &before, NULL);
-    const bool is_settled = settle(s);
+    const bool is_settled = s->reports == NULL || settle(s);
     if (s->reports != NULL) {
         leave_reports(s, is_settled);
     }
