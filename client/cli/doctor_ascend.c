@@ -115,15 +115,11 @@ static void look_at_cann(const char *root, const char *home, const char *library
     char path[PATH_BYTES];
     glob_t found;
     facts->home_is_set = home != NULL && home[0] == '/' && is_there(root, home, "/lib64");
-    if (facts->home_is_set) {
-        snprintf(facts->home, sizeof(facts->home), "%s", home);
+    facts->home = facts->home_is_set ? home : NULL;
+    for (size_t i = 0; i < EP_ARRAY_COUNT(homes) && facts->home == NULL; i++) {
+        facts->home = is_there(root, homes[i], "/lib64") ? homes[i] : NULL;
     }
-    for (size_t i = 0; i < EP_ARRAY_COUNT(homes) && facts->home[0] == '\0'; i++) {
-        if (is_there(root, homes[i], "/lib64")) {
-            snprintf(facts->home, sizeof(facts->home), "%s", homes[i]);
-        }
-    }
-    if (facts->home[0] == '\0') {
+    if (facts->home == NULL) {
         return;
     }
     facts->library_path_is_set = has_directory(library_path, facts->home);
@@ -230,7 +226,7 @@ static void examine_driver(const ep_doctor_ascend_facts *facts, ep_doctor_findin
 static void examine_cann(const ep_doctor_ascend_facts *facts, ep_doctor_findings *out)
 {
     char advice[320];
-    if (facts->home[0] == '\0') {
+    if (facts->home == NULL) {
         ep_doctor_add(
             out, EP_DOCTOR_ERROR, "npu-cann",
             "install CANN's toolkit and operators for the device; elsewhere than there: set ASCEND_HOME_PATH",
@@ -271,8 +267,8 @@ void ep_doctor_ascend_examine(const ep_doctor_ascend_facts *facts, bool is_wante
     }
     ep_doctor_add(io_findings, EP_DOCTOR_INFO, "npu", "", "Ascend: driver %s, CANN %s%s%s, %u devices",
                   facts->driver[0] != '\0' ? facts->driver : "missing",
-                  facts->home[0] != '\0' ? facts->version : "missing", facts->home[0] != '\0' ? " in " : "",
-                  facts->home, facts->devices_count);
+                  facts->home != NULL ? facts->version : "missing", facts->home != NULL ? " in " : "",
+                  facts->home != NULL ? facts->home : "", facts->devices_count);
     ep_doctor_add(
         io_findings, EP_DOCTOR_INFO, "npu-unproven",
         "run deploy/examples/ascend-first-run of the source tree once and send its report",

@@ -16,7 +16,7 @@ typedef struct ep_doctor_ascend_facts {
     const char *node_missing;                      /* the first of those that every device needs; NULL none */
     char node_closed[EP_DOCTOR_ASCEND_TEXT_BYTES]; /* the first that we may not open; "" none */
     char node_group[33];                           /* of that one */
-    char home[EP_DOCTOR_ASCEND_TEXT_BYTES];        /* where CANN is; "" nowhere */
+    const char *home;                              /* where CANN is, borrowed; NULL nowhere */
     char version[EP_DOCTOR_ASCEND_TEXT_BYTES];     /* of its toolkit, "unknown" */
     bool has_runtime;                              /* its lib64 has libacl_rt.so or libascendcl.so */
     bool has_operators;       /* and libopapi_nn.so with libopapi_transformer.so, or libopapi.so */

@@ -122,6 +122,21 @@ Test(doctor_ascend, an_older_layout_is_found_too)
     expect_well("Ascend: driver 25.5.0, CANN unknown in " OLDER ", 2 devices");
 }
 
+Test(doctor_ascend, cann_may_be_in_a_directory_with_a_long_name)
+{
+    char home[256], file[320], line[320];
+    snprintf(home, sizeof(home), "/home/%0200d/cann", 0);
+    const char *const names[] = {"libacl_rt.so", "libopapi.so"};
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        snprintf(file, sizeof(file), "%s/lib64/%s", home, names[i]);
+        put(file, "");
+    }
+    snprintf(file, sizeof(file), "%s/lib64", home);
+    snprintf(line, sizeof(line), "Ascend: driver 25.5.0, CANN unknown in %s, 2 devices", home);
+    look(home, file, true);
+    expect_well(line);
+}
+
 Test(doctor_ascend, a_driver_and_devices_that_are_missing_are_named)
 {
     take("/dev/hisi_hdc");
