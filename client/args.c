@@ -72,8 +72,8 @@ ep_err ep_tensor_check(const char *name, const ep_tensor *tensor, uint32_t rank,
     }
     if (tensor->memory != EP_MEMORY_HOST) {
         return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
-                            "%s is in memory of kind %u: allowed here is 0, the host's (ep_moe_begin_on_stream and the group API take tokens "
-                            "on a device)",
+                            "%s is in memory of kind %u: allowed here is 0, the host's (ep_moe_begin_on_stream and the "
+                            "group API take tokens on a device)",
                             name, (unsigned)tensor->memory);
     }
     ep_err err = check_type(name, tensor, types, out_error);

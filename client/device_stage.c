@@ -125,7 +125,8 @@ static ep_err check_form(const char *name, const ep_tensor *tensor, uint32_t way
                        name, tensor->shape[i], tensor->stride_bytes[i], i, UINT32_MAX);
         }
         if ((ways & EP_STAGE_OUT) != 0 && tensor->shape[i] > 1 && (size_t)tensor->stride_bytes[i] != dense) {
-            return BAD("%s has stride %" PRId64 " in dimension %" PRIu32 ": allowed %zu, since a result on a device has no gaps",
+            return BAD("%s has stride %" PRId64 " in dimension %" PRIu32
+                       ": allowed %zu, since a result on a device has no gaps",
                        name, tensor->stride_bytes[i], i, dense);
         }
         if (tensor->shape[i] > 0 && !ep_mul_size(dense, (size_t)tensor->shape[i], &dense)) {

@@ -99,7 +99,8 @@ static const struct argp add_argp = {
     "Keeps how a cluster is reached under a name: the options given here, and nothing from variables or other "
     "contexts."
     "\vAddresses are checked, files must be there, and paths are kept in full. Tokens are not copied: the context "
-    "names their files, and shows them to its own addresses and to peers of its CA alone. A context that exists is not changed; remove it first.\n\n"
+    "names their files, and shows them to its own addresses and to peers of its CA alone. A context that exists is "
+    "not changed; remove it first.\n\n"
     "Examples:\n"
     "  expertctl context add local --use --coordinator tcp://127.0.0.1:7410 \\\n"
     "      --admin tcp://127.0.0.1:7412\n"
@@ -299,8 +300,8 @@ static void warn_of_urls(const char *program, const ep_cli_contexts *contexts, s
         for (size_t bytes; bytes = strcspn(text, ","), bytes > 0; text += bytes + (text[bytes] == ',')) {
             char *url = strndup(text, bytes);
             if (url != NULL && !ep_cli_url_is_good(url)) {
-                ep_cli_line(stderr, "%s: warning: %s of context %s (%s) is '%s', allowed: " EP_CLI_URL_ALLOWED, program, flags[i],
-                            ep_cli_contexts_name(contexts, index), origin, url, EP_ADDRESS_BYTES - 1);
+                ep_cli_line(stderr, "%s: warning: %s of context %s (%s) is '%s', allowed: " EP_CLI_URL_ALLOWED, program,
+                            flags[i], ep_cli_contexts_name(contexts, index), origin, url, EP_ADDRESS_BYTES - 1);
             }
             free(url);
         }

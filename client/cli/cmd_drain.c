@@ -56,7 +56,10 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 
 static const struct argp_option option_list[] = {
     {"undo", KEY_UNDO, NULL, 0, "The node takes part again", 1},
-    {"wait", KEY_WAIT, NULL, 0, "Until no copy is left on the node, --timeout at most (exit code 4); exit code 1 when experts then have too few copies", 1},
+    {"wait", KEY_WAIT, NULL, 0,
+     "Until no copy is left on the node, --timeout at most (exit code 4); exit code 1 when experts then have too few "
+     "copies",
+     1},
     {0},
 };
 static const struct argp_child children[] = {{&ep_cli_admin_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {0}};

@@ -63,7 +63,8 @@ bool ep_cli_url_is_good(const char *url)
 static const char *check_url(struct argp_state *state, const char *option, const char *url)
 {
     if (!ep_cli_url_is_good(url)) {
-        argp_error(state, "%s is '%s', allowed: " EP_CLI_URL_ALLOWED, ep_cli_setting_name(option, url), url, EP_ADDRESS_BYTES - 1);
+        argp_error(state, "%s is '%s', allowed: " EP_CLI_URL_ALLOWED, ep_cli_setting_name(option, url), url,
+                   EP_ADDRESS_BYTES - 1);
     }
     return url;
 }
@@ -232,8 +233,8 @@ static error_t parse_numerics(int key, char *arg, struct argp_state *state)
 
 static const struct argp_option numerics_options[] = {
     {"numerics", KEY_NUMERICS, "ID|any", 0,
-     "Only rows of this numerics id; any: results of unlike ids may meet in a call, which gives up equal bits (default: the first id "
-     "that has all experts)",
+     "Only rows of this numerics id; any: results of unlike ids may meet in a call, which gives up equal bits "
+     "(default: the first id that has all experts)",
      3},
     {0},
 };

@@ -40,10 +40,10 @@ void ep_cli_connect_init(ep_cli_connect *out_connect);
 /* The common options; its input is an ep_cli_connect. Checks and completes it at the end of the command line.
  */
 extern const struct argp ep_cli_connect_argp;
+/* The same for commands of operators, which speak to one program's admin listener: --admin URL is required. */
+extern const struct argp ep_cli_admin_argp;
 /* For commands whose calls a client makes: --numerics. Its input is the same ep_cli_connect. */
 extern const struct argp ep_cli_numerics_argp;
-/* The same as the first for commands of operators, which speak to one program's admin listener: --admin URL is required. */
-extern const struct argp ep_cli_admin_argp;
 /* What a context may say: --admin and all of ep_cli_connect_argp but --context. */
 extern const struct argp ep_cli_context_argp;
 

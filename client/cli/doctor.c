@@ -122,8 +122,8 @@ static bool examine_devices(const Expertd__V1__NodeStatusReply *node, ep_doctor_
         if (device->lost_why[0] != '\0') {
             lost++;
             ep_doctor_add(out, EP_DOCTOR_ERROR, "device-lost",
-                          "npu-smi info on its host shows the device; restart its expertd once it is well, or without it by "
-                          "ASCEND_RT_VISIBLE_DEVICES",
+                          "npu-smi info on its host shows the device; restart its expertd once it is well, or without "
+                          "it by ASCEND_RT_VISIBLE_DEVICES",
                           "node %s has lost device %" PRIu32 ": %s", node->node, device->device, device->lost_why);
         }
     }
@@ -138,8 +138,10 @@ static void examine_node(const ep_doctor_facts *facts, const ep_cli_node *asked,
                       "node %s could not load %" PRIu64 " experts: %s", node->node, node->experts_failed, node->last_error);
     }
     if (facts->cluster == NULL && node->tls_error[0] != '\0') { /* a coordinator says it of its nodes */
-        ep_doctor_add(out, EP_DOCTOR_WARN, "tls-refused", "repair the file that is named before a restart, then expertctl reload",
-                      "node %s: a restart would fail, its TLS files are refused and those of before are in force: %s", node->node, node->tls_error);
+        ep_doctor_add(out, EP_DOCTOR_WARN, "tls-refused",
+                      "repair the file that is named before a restart, then expertctl reload",
+                      "node %s: a restart would fail, its TLS files are refused and those of before are in force: %s",
+                      node->node, node->tls_error);
     }
     if (node->experts_pending > 0) {
         bool is_long = node->uptime_us > LOADING_LONG_US;

@@ -6,8 +6,9 @@
 #include "doctor.h"
 
 /*
- * program: the daemon whose file it is, run with --check-config and --print-config; NULL: expertd-coordinator for a file whose name begins
- * with "coordinator", else expertd; beside this program, else on the PATH. True when the file is right and names backend ascend.
+ * program: the daemon whose file it is, run with --check-config and --print-config; NULL: expertd-coordinator for a
+ * file whose name begins with "coordinator", else expertd; beside this program, else on the PATH. True when the file is
+ * right and names backend ascend.
  */
 bool ep_doctor_check_config(const char *file, const char *program, ep_doctor_findings *io_findings);
 

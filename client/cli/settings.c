@@ -335,7 +335,8 @@ static const char *said_above(const levels *l, const ep_cli_given *given, const 
 /* Must a peer that is reached over TLS prove that it is of the context's CA? */
 static bool context_judges(const levels *l, const ep_cli_given *given)
 {
-    return said_above(l, given, "tls-ca")[0] == '\0' && ep_cli_contexts_value(l->contexts, l->context, "tls-ca", NULL)[0] != '\0';
+    return said_above(l, given, "tls-ca")[0] == '\0' &&
+           ep_cli_contexts_value(l->contexts, l->context, "tls-ca", NULL)[0] != '\0';
 }
 
 /* Is this address, or each of several with commas between them, named by the context, or of its CA? */
@@ -376,13 +377,16 @@ static bool keeps_token(const levels *l, const ep_cli_given *given, const struct
     const char *stranger = is_token ? stranger_of(l, given) : NULL;
     if (stranger != NULL && !is_said) {
         is_said = true;
-        ep_cli_line(stderr, "expertctl: warning: context %s does not name %.80s: its token is not shown there; --%s FILE shows one",
+        ep_cli_line(stderr,
+                    "expertctl: warning: context %s does not name %.80s: its token is not shown there; --%s FILE shows "
+                    "one",
                     context_name, stranger, row->name);
     }
     return stranger != NULL;
 }
 
-static bool set_from_context(const levels *l, const ep_cli_given *given, const struct argp_option *row, ep_error *out_error)
+static bool set_from_context(const levels *l, const ep_cli_given *given, const struct argp_option *row,
+                             ep_error *out_error)
 {
     const char *origin;
     char name[SAID_BYTES];

@@ -24,8 +24,8 @@ void ep_cli_nodes_check(const ep_cli_node_list *nodes, ep_cli_problems *out_prob
             }
         }
         if (node->status != NULL && node->status->tls_error[0] != '\0') {
-            ep_cli_problem_add(out_problems, "node %s at %s: a restart would fail, repair its TLS files: %s", node->status->node, node->url,
-                               node->status->tls_error);
+            ep_cli_problem_add(out_problems, "node %s at %s: a restart would fail, repair its TLS files: %s",
+                               node->status->node, node->url, node->status->tls_error);
         }
     }
 }

@@ -378,9 +378,9 @@ static void dialled(void *arg, ep_conn *taken_conn, const ep_error *error)
     if (taken_conn == NULL) {
         why = *error;
         if (why.code == EP_ERR_CANCELLED) {
-            ep_error_set(
-                &why, EP_ERR_UNAVAILABLE, "no connection within %u ms%s", channel->hello_wait_ms,
-                channel->hello_wait_ms < channel->common.limits.hello_timeout_ms ? "; the next dial waits longer" : "");
+            const bool is_short = channel->hello_wait_ms < channel->common.limits.hello_timeout_ms;
+            ep_error_set(&why, EP_ERR_UNAVAILABLE, "no connection within %u ms%s", channel->hello_wait_ms,
+                         is_short ? "; the next dial waits longer" : "");
         }
         lost(channel, NULL, &why);
         return;

@@ -274,25 +274,27 @@ EP_API ep_err ep_call_finish(ep_call *call, ep_moe_result *out_result);
 EP_API void ep_call_destroy(ep_call *call);
 
 /*
- * Prepared calls on an Ascend device. x and out of ep_call_create are there (memory EP_MEMORY_ASCEND, device_id, sync_handle
- * 0), and so may be x_scales, expert_ids, expert_scales, active_mask, partial_slots and shared; a result there has no gaps.
- * ep_call_create works on the calling thread's device and context and allocates pinned memory for them and a stream of its own;
- * ep_call_destroy comes before aclFinalize. CANN's runtime is opened when the first such call is made: FAILED_PRECONDITION names
- * it where it is missing.
+ * Prepared calls on an Ascend device. x and out of ep_call_create are there (memory EP_MEMORY_ASCEND, device_id,
+ * sync_handle 0), and so may be x_scales, expert_ids, expert_scales, active_mask, partial_slots and shared; a result
+ * there has no gaps. ep_call_create works on the calling thread's device and context and allocates pinned memory for
+ * them and a stream of its own. ep_call_destroy comes before aclFinalize; it waits for what the streams still hold of
+ * the call, and leaves as it is what they do not pass within 5 s. CANN's runtime is opened when the first such call is
+ * made: FAILED_PRECONDITION names it where it is missing.
  *
- * begin   returns at once. Behind what stream holds now the inputs are copied to the host, and then the run starts; its deadline
- *         counts from there. Inputs in host memory are read during the run.
- * finish  once between begin and ep_call_finish, returns at once: stream waits for the end of the run and copies the result to
- *         out. It may be another stream than begin's. Until it has passed this place, the program leaves the inputs and out alone.
- * After these, ep_call_finish tells how the run ended (waiting, if need be, for begin's stream too) and must come before the next
- * begin. The copy to out is then in stream's hands: whoever reads out waits for stream. After a run that failed or was cancelled
- * the rows of out are NaN. Without ep_moe_finish_on_stream out is not written.
+ * begin   returns at once. Behind what stream holds now the inputs are copied to the host, and then the run starts; its
+ *         deadline counts from there. Inputs in host memory are read during the run.
+ * finish  once between begin and ep_call_finish, returns at once: stream waits for the end of the run and copies the
+ *         result to out. It may be another stream than begin's. Until it has passed this place, the program leaves the
+ *         inputs and out alone.
+ * After these, ep_call_finish tells how the run ended (waiting, if need be, for begin's stream too) and must come
+ * before the next begin. The copy to out is then in stream's hands: whoever reads out waits for stream. After a run
+ * that failed or was cancelled the rows of out are NaN. Without ep_moe_finish_on_stream out is not written.
  *
  * stream  an aclrtStream of the call's device, not NULL.
- * Errors  FAILED_PRECONDITION (a call of host tensors; not its turn), INVALID_ARGUMENT, DEVICE_LOST and other failures of the
- *         runtime, named with the vendor's code. Failures later on come by ep_call_finish.
- * Threads as for ep_call_begin and ep_call_finish, whatever device they work on. One more thread of the library runs while such
- *         calls are there, for callbacks.
+ * Errors  FAILED_PRECONDITION (a call of host tensors; not its turn), INVALID_ARGUMENT, DEVICE_LOST and other failures
+ *         of the runtime, named with the vendor's code. Failures later on come by ep_call_finish.
+ * Threads as for ep_call_begin and ep_call_finish, whatever device they work on. One more thread of the library runs
+ *         while such calls are there, for callbacks.
  */
 EP_API ep_err ep_moe_begin_on_stream(ep_call *call, uint32_t n_active, void *stream, ep_error *out_error);
 EP_API ep_err ep_moe_finish_on_stream(ep_call *call, void *stream, ep_error *out_error);

@@ -29,11 +29,11 @@
  *            Outputs are undefined after a failed call.
  * Memory     frames live in a pool of the group: at most two calls' worth of rows, given by the load, not by A; with hierarchy also of those
  *            that it passes on.
- * Devices    tensors of dispatch and combine may be on an Ascend device, not elastic_info: memory EP_MEMORY_ASCEND, device_id the calling
- *            thread's, sync_handle the aclrtStream that their work is on, one for all of a call; outputs without gaps. A plan prepared with
- *            them has pinned memory for them. The operator copies inputs behind the stream's work and outputs after the exchange, and
- *            returns when they are there; waiting for the stream is bounded by the call's deadline, too. Other errors: as for
- *            ep_moe_begin_on_stream in client.h.
+ * Devices    tensors of dispatch and combine may be on an Ascend device, not elastic_info: memory EP_MEMORY_ASCEND,
+ *            device_id the calling thread's, sync_handle the aclrtStream that their work is on, one for all of a call;
+ *            outputs without gaps. A plan prepared with them has pinned memory for them. The operator copies inputs
+ *            behind the stream's work and outputs after the exchange, and returns when they are there; waiting for the
+ *            stream is bounded by the call's deadline, too. Other errors: as for ep_moe_begin_on_stream in client.h.
  * Threads    one call per group at a time; different groups are independent. Callbacks: only on_listening.
  * Structs    set struct_bytes by the _init function first, then change fields. An absent tensor has rank 0.
  */
