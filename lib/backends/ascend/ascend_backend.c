@@ -151,11 +151,9 @@ static void look_now_and_then(ascend_backend *backend, uint64_t *looked_ns)
         return;
     }
     *looked_ns = now_ns;
-    if (!atomic_load(&backend->device.lost)) {
-        pthread_mutex_unlock(&backend->lock);
-        (void)ep_ascend_device_look(&backend->device, NULL);
-        pthread_mutex_lock(&backend->lock);
-    }
+    pthread_mutex_unlock(&backend->lock);
+    (void)ep_ascend_device_look(&backend->device, NULL);
+    pthread_mutex_lock(&backend->lock);
 }
 
 /* It is waited for with times of ep_clock_now_ns. */
@@ -502,9 +500,6 @@ static ep_err ascend_weights_load(ep_backend *base, const ep_expert_source *sour
     ep_ascend_weights *weights = NULL;
     ep_err err = ep_expert_source_check(source, out_error);
     err = err == EP_OK ? ep_ascend_weights_check(&backend->device, source, out_error) : err;
-    if (err == EP_OK && atomic_load(&backend->device.lost)) {
-        err = ep_error_set(out_error, EP_ERR_DEVICE_LOST, "device %d is lost", backend->device.number);
-    }
     err = err == EP_OK ? ep_ascend_device_enter(&backend->device, out_error) : err;
     if (err != EP_OK) {
         return err;
@@ -532,7 +527,7 @@ static void ascend_weights_unload(ep_backend *base, ep_backend_weights *base_wei
     ascend_backend *backend = (ascend_backend *)base;
     ep_ascend_weights *weights = (ep_ascend_weights *)base_weights;
     if (weights != NULL) {
-        (void)backend->device.acl.aclrtSetDevice(backend->device.number);
+        (void)ep_ascend_device_enter(&backend->device, NULL);
         ep_backend_budget_give(&backend->budget, weights->bytes);
         ep_ascend_weights_destroy(&backend->device, &backend->uploader, weights);
         (void)ep_ascend_device_look(&backend->device, NULL);

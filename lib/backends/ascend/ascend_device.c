@@ -84,9 +84,18 @@ ep_err ep_ascend_check(ep_ascend_device *device, ep_acl_code code, const char *c
     return err;
 }
 
+/* A lost device is asked nothing more: an answer may be long in coming, and the node lets go of thousands of experts. */
+static ep_err check_lost(ep_ascend_device *device, ep_error *out_error)
+{
+    return atomic_load(&device->lost)
+               ? ep_error_set(out_error, EP_ERR_DEVICE_LOST, "device %d is lost", device->number)
+               : EP_OK;
+}
+
 ep_err ep_ascend_device_enter(ep_ascend_device *device, ep_error *out_error)
 {
-    return EP_ASCEND_CALL(device, out_error, aclrtSetDevice, device->number);
+    const ep_err err = check_lost(device, out_error);
+    return err == EP_OK ? EP_ASCEND_CALL(device, out_error, aclrtSetDevice, device->number) : err;
 }
 
 static ep_err count_devices(ep_ascend_device *device, uint32_t *out_count, ep_error *out_error)
@@ -155,7 +164,8 @@ ep_err ep_ascend_device_look(ep_ascend_device *device, ep_error *out_error)
 {
     size_t left = 0;
     size_t total = 0;
-    const ep_err err = EP_ASCEND_CALL(device, out_error, aclrtGetMemInfo, EP_ACL_HBM, &left, &total);
+    ep_err err = check_lost(device, out_error);
+    err = err == EP_OK ? EP_ASCEND_CALL(device, out_error, aclrtGetMemInfo, EP_ACL_HBM, &left, &total) : err;
     if (err == EP_OK) {
         atomic_store(&device->memory_bytes, total);
         atomic_store(&device->free_bytes, left);

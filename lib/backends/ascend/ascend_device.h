@@ -42,7 +42,8 @@ ep_err ep_ascend_device_probe(uint32_t *out_devices, ep_error *out_error);
 /* Everything made on the device is gone by now. */
 void ep_ascend_device_close(ep_ascend_device *device);
 
-/* Once in each thread that is not known to have done so, before any other call: a device belongs to a thread. */
+/* Once in each thread that is not known to have done so, before any other call: a device belongs to a thread. A lost
+ * device is not asked, nor by ep_ascend_device_look: DEVICE_LOST. */
 ep_err ep_ascend_device_enter(ep_ascend_device *device, ep_error *out_error);
 
 /*

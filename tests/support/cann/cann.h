@@ -65,6 +65,8 @@ CANN_EXPORT ep_acl_code cann_enter(void);
 CANN_EXPORT bool cann_is_refused(const char *name);
 /* Whether a planned failure has come: what later tasks find in device memory is nobody's mistake then. */
 CANN_EXPORT bool cann_has_failed(void);
+/* How many calls have brought that a device is lost. For tests, by dlsym. */
+CANN_EXPORT uint64_t cann_lost_calls(void);
 /* Where the device itself finds bytes at a device address; a violation when they are not inside one live block. */
 CANN_EXPORT void *cann_device_bytes(const void *address, size_t bytes, const char *what);
 /* Runs run(arg) on the stream's own thread, in order; then release(arg), also when the stream is torn down before. */

@@ -94,6 +94,7 @@ static struct {
     bool lost;
     size_t hbm_used;
 } all_devices[CANN_DEVICES_MAX];
+static uint64_t lost_calls;
 static uint64_t generation; /* of aclInit: a thread's device is that of one generation */
 static _Thread_local uint64_t thread_generation;
 static _Thread_local int thread_device; /* a stream's own thread: the stream's */
@@ -185,6 +186,7 @@ static ep_acl_code check_device(int device)
     if (!is_lost(device)) {
         return 0;
     }
+    lost_calls++;
     snprintf(text, sizeof(text), "EE9999: the heartbeat of device %d is lost", device);
     return fail(CANN_LOST, text);
 }
@@ -219,6 +221,14 @@ ep_acl_code cann_enter(void)
     const ep_acl_code code = enter_locked();
     pthread_mutex_unlock(&lock);
     return code;
+}
+
+uint64_t cann_lost_calls(void)
+{
+    pthread_mutex_lock(&lock);
+    const uint64_t calls = lost_calls;
+    pthread_mutex_unlock(&lock);
+    return calls;
 }
 
 bool cann_has_failed(void)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What backend "ascend" says when it is not available, and what it refuses, over the emulated device. */
 #include <criterion/criterion.h>
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <semaphore.h>
@@ -301,6 +302,43 @@ Test(ascend, each_device_has_its_memory_and_its_fate)
     }
     cr_assert_eq(losses, 1);
     cr_assert_eq(unlink(one), 0);
+}
+
+/* The emulated runtime's own count: the product has opened it. */
+static uint64_t lost_calls(void)
+{
+    void *runtime = dlopen("libacl_rt.so", RTLD_NOW | RTLD_NOLOAD);
+    void *symbol = runtime != NULL ? dlsym(runtime, "cann_lost_calls") : NULL;
+    uint64_t (*count)(void);
+    cr_assert_not_null(symbol);
+    memcpy(&count, &symbol, sizeof(count));
+    return count();
+}
+
+/* Each call may be long in coming back, and a node lets go of thousands of experts. */
+Test(ascend, a_lost_device_is_not_asked_for_each_expert_that_goes)
+{
+    enum { EXPERTS = 10 };
+    const ep_expert_source source = expert(64, 64);
+    ep_backend_weights *weights[EXPERTS], *none = NULL;
+    char lost_file[64];
+    ep_error error;
+    snprintf(lost_file, sizeof(lost_file), "/tmp/ep-test-lost-all-%d", (int)getpid());
+    setenv("EP_CANN_LOST_FILE", lost_file, 1);
+    ep_backend *backend = open_device(0, 0);
+    for (int e = 0; e < EXPERTS; e++) {
+        cr_assert_eq(backend->ops->weights_load(backend, &source, &weights[e], &error), EP_OK, "%s", error.text);
+    }
+    fclose(fopen(lost_file, "w"));
+    cr_assert_eq(backend->ops->weights_load(backend, &source, &none, &error), EP_ERR_DEVICE_LOST);
+    const uint64_t before = lost_calls();
+    for (int e = 0; e < EXPERTS; e++) {
+        backend->ops->weights_unload(backend, weights[e]);
+    }
+    cr_assert_eq(backend->ops->weights_load(backend, &source, &none, &error), EP_ERR_DEVICE_LOST);
+    cr_expect_leq(lost_calls(), before + 1, "the one: the look that was under way");
+    backend->ops->close(backend);
+    cr_assert_eq(unlink(lost_file), 0);
 }
 
 Test(ascend, a_budget_beyond_the_device_is_refused)
