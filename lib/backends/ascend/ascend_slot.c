@@ -691,6 +691,10 @@ ep_err ep_ascend_slot_finish(ep_ascend_slot *slot, ep_ascend_device *device)
         "aclrtSynchronizeEventWithTimeout of the compute stream (operators)",
         "aclrtSynchronizeEventWithTimeout of the out stream (copies of results)"};
     for (size_t i = 0; i < EP_ARRAY_COUNT(events) && err == EP_OK; i++) {
+        if (atomic_load(&device->lost)) { /* each wait could take the whole time again */
+            err = EP_ERR_DEVICE_LOST;
+            break;
+        }
         err = ep_ascend_check(device, device->acl.aclrtSynchronizeEventWithTimeout(events[i], EP_ASCEND_TIMEOUT_MS),
                               waits[i], NULL);
     }

@@ -1001,6 +1001,7 @@ CANN_EXPORT ep_acl_code aclrtStreamWaitEvent(ep_acl_stream stream_handle, ep_acl
 
 CANN_EXPORT ep_acl_code aclrtSynchronizeEventWithTimeout(ep_acl_event handle, int32_t timeout_ms)
 {
+    static _Thread_local uint64_t in_vain; /* generation in which this thread has waited to the end of its time */
     event *e = check_event(handle);
     (void)timeout_ms;
     if ((e->flags & EP_ACL_EVENT_PROGRESS) == 0) {
@@ -1012,6 +1013,10 @@ CANN_EXPORT ep_acl_code aclrtSynchronizeEventWithTimeout(ep_acl_event handle, in
         pthread_cond_wait(&changed, &lock);
     }
     if (code == 0 && e->completed < e->recorded) {
+        if (in_vain == generation) {
+            cann_violation("aclrtSynchronizeEventWithTimeout: a thread waits a second time for a device that hangs");
+        }
+        in_vain = generation;
         code = fail(CANN_EVENT_TIMEOUT, "EE9999: synchronising the event timed out");
     } else if (code == 0 && e->status != 0) {
         code = fail(e->status, "EZ9999: a task in front of the event failed");
