@@ -556,11 +556,11 @@ static void load_one(loader *self, expert_entry *entry, load_kind kind)
         return;
     }
     ep_weight_wait *ended = ep_weight_waits_take(store, entry, resident);
-    /* Dropped while it was loading: those who waited have it, nobody else. Likewise what came on a device that was lost just then. */
-    const bool is_lost = err == EP_OK && store->devices[resident->device].is_lost;
-    ep_resident *unowned = is_lost                             ? ep_weight_entry_lose(store, entry)
-                           : err == EP_OK && !entry->is_owned ? ep_weight_entry_evict(store, entry)
-                                                               : NULL;
+    /* On a device that was lost just then, or dropped while it was loading: those who waited have it, nobody else. */
+    ep_resident *unowned = ep_weight_entry_lose(store, entry);
+    if (entry->resident != NULL && !entry->is_owned) {
+        unowned = ep_weight_entry_evict(store, entry);
+    }
     pthread_mutex_unlock(&store->lock);
     if (ended != NULL && err != EP_OK) {
         char why[sizeof(error.text)];
@@ -687,9 +687,11 @@ static void give_up(ep_weight_store *store, expert_entry *entry)
         ep_weight_entry_queue_first(store, entry);
     }
     ep_weight_entry_place(store, entry);
+    (void)ep_weight_entry_lose(store, entry); /* it is not resident */
     pthread_mutex_unlock(&store->lock);
     ep_error_set(&error, EP_ERR_CANCELLED, "the caller no longer waits");
     ep_weight_waits_end(ended, &error);
+    store->config.on_change(store->config.arg);
     pthread_mutex_lock(&store->lock);
 }
 

@@ -304,8 +304,9 @@ void ep_weight_entry_own(ep_weight_store *store, expert_entry *entry, bool is_ow
 
 ep_resident *ep_weight_entry_lose(ep_weight_store *store, expert_entry *entry)
 {
-    ep_resident *resident = entry->state == EP_EXPERT_RESIDENT ? ep_weight_entry_evict(store, entry) : NULL;
-    if (store->devices_left == 0) {
+    const bool is_lost = entry->resident != NULL && store->devices[entry->resident->device].is_lost;
+    ep_resident *resident = is_lost ? ep_weight_entry_evict(store, entry) : NULL;
+    if (store->devices_left == 0 && entry->is_owned && entry->state == EP_EXPERT_ABSENT) {
         entry->state = entry->is_wanted ? EP_EXPERT_FAILED : EP_EXPERT_ABSENT;
         store->stats.failed_count += entry->is_wanted;
         ep_weight_entry_own(store, entry, false);
@@ -314,19 +315,12 @@ ep_resident *ep_weight_entry_lose(ep_weight_store *store, expert_entry *entry)
     return resident;
 }
 
-/* Lock held. Experts under way are the loader's. */
-static bool goes_along(const ep_weight_store *store, const expert_entry *entry)
-{
-    return entry->resident != NULL ? store->devices[entry->resident->device].is_lost
-                                   : store->devices_left == 0 && entry->is_owned && entry->state == EP_EXPERT_ABSENT;
-}
-
-/* Lock held, but for the whiles in which memory is freed. */
+/* Lock held, but for the whiles in which memory is freed. Experts under way are the loader's. */
 static void lose_layer(ep_weight_store *store, layer_entry *layer)
 {
     for (uint32_t e = 0; e < layer->experts_count; e++) {
-        if (goes_along(store, &layer->experts[e])) {
-            ep_resident *resident = ep_weight_entry_lose(store, &layer->experts[e]);
+        ep_resident *resident = ep_weight_entry_lose(store, &layer->experts[e]);
+        if (resident != NULL) {
             pthread_mutex_unlock(&store->lock);
             ep_resident_release(resident);
             pthread_mutex_lock(&store->lock);

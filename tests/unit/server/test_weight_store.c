@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -1250,4 +1251,65 @@ Test(weight_devices, a_load_whose_device_is_lost_goes_on_elsewhere)
     cr_expect_eq(counts[1], 0);
     cr_expect_eq(counts[0] + counts[2], 7, "one was there and is cold");
     ep_weight_store_stop(store);
+}
+
+static sem_t load_begun, load_may_end;
+
+static ep_err load_held(ep_backend *base, const ep_expert_source *source, ep_backend_weights **out_weights, ep_error *out_error)
+{
+    sem_post(&load_begun);
+    while (sem_wait(&load_may_end) != 0) {
+    }
+    return lossy_ops.weights_load(base, source, out_weights, out_error);
+}
+
+/* One is being loaded when the last device is lost, and one is queued for a request that has gone away. */
+Test(weight_devices, nothing_on_its_way_stays_owned_without_a_device)
+{
+    static ep_backend_ops ops;
+    asked loading, queued;
+    uint32_t cold[2], cold_count = 0;
+    lossy_ops = ops = *instances[0]->ops;
+    sem_init(&load_begun, 0, 0);
+    sem_init(&load_may_end, 0, 6);
+    ops.weights_load = load_held;
+    for (int d = 0; d < DEVICES; d++) {
+        instances[d]->ops = &ops;
+    }
+    open_devices(2);
+    ep_weight_store_want(store, 0, all);
+    cr_assert_eq(settle().resident_count, 6);
+    for (uint32_t e = 0; e < 8; e++) {
+        ep_resident *resident = NULL;
+        uint32_t missing;
+        ep_expert_state state;
+        cr_assert(ep_weight_store_acquire(store, 0, &e, NULL, 1, &resident, &missing, &state));
+        if (resident == NULL) {
+            cold[cold_count++] = e;
+        }
+        ep_resident_release(resident);
+        (void)sem_trywait(&load_begun); /* of the first pass */
+    }
+    cr_assert_eq(cold_count, 2);
+    ask(&loading, 0, cold[0], UINT64_MAX);
+    while (sem_wait(&load_begun) != 0) {
+    }
+    queued = (asked){.wait = {.expert = cold[1], .deadline_ns = UINT64_MAX, .is_dropped = always, .ready = on_ready, .arg = &queued}};
+    ep_weight_store_wait(store, 0, &queued.wait, 1);
+    for (uint32_t d = 0; d < DEVICES; d++) {
+        ep_weight_store_lose(store, d, "device is lost: test");
+    }
+    pthread_mutex_lock(&lock);
+    const uint64_t before_last = changes;
+    pthread_mutex_unlock(&lock);
+    sem_post(&load_may_end);
+    await(&loading);
+    ep_resident_release(loading.resident);
+    await(&queued);
+    cr_expect_eq(queued.error.code, EP_ERR_CANCELLED);
+    const ep_weight_stats stats = settle();
+    cr_expect_eq(stats.owned_count, 0);
+    cr_expect_eq(stats.failed_count, 8);
+    ep_weight_store_stop(store);
+    cr_expect_geq(changes, before_last + 2, "of the load, and of the one that was given up: the coordinator hears of both");
 }
