@@ -455,6 +455,7 @@ static ep_err ascend_open(const ep_backend_config *config, ep_backend **out_back
                    ? err
                    : ep_error_prefix(out_error, err, "not available (backend: cpu computes without a device)");
     }
+    backend->device.has_served = true;
     *out_backend = &backend->base;
     return EP_OK;
 }

@@ -8,8 +8,8 @@
 #include "base/error.h"
 #include "base/log.h"
 
-/* The vendor's libraries do not survive being closed, so they stay open; aclInit and aclFinalize follow the first and
- * last user; a probe is none, and leaves it to them. */
+/* The vendor's libraries do not survive being closed, so they stay open. aclInit is for once in a process, so aclFinalize
+ * follows the last device that served: a probe, or an open that failed, may be followed by another device's. */
 static struct {
     pthread_mutex_t lock;
     bool loaded;
@@ -39,11 +39,11 @@ static ep_err process_enter(ep_acl_symbols *out_acl, ep_error *out_error)
     return err;
 }
 
-static void process_leave(bool is_probe)
+static void process_leave(bool has_served)
 {
     pthread_mutex_lock(&process.lock);
     EP_ASSERT(process.users > 0);
-    if (--process.users == 0 && !is_probe) {
+    if (--process.users == 0 && has_served) {
         (void)process.acl.aclFinalize();
         process.initialised = false;
     }
@@ -129,7 +129,7 @@ ep_err ep_ascend_device_probe(uint32_t *out_devices, ep_error *out_error)
     ep_err err = process_enter(&device.acl, out_error);
     if (err == EP_OK) {
         err = count_devices(&device, &count, out_error);
-        process_leave(true);
+        process_leave(false);
     }
     if (err == EP_OK) {
         *out_devices = count;
@@ -157,7 +157,7 @@ ep_err ep_ascend_device_open(ep_ascend_device *device, ep_error *out_error)
 void ep_ascend_device_close(ep_ascend_device *device)
 {
     (void)device->acl.aclrtResetDevice(device->number);
-    process_leave(false);
+    process_leave(device->has_served);
 }
 
 ep_err ep_ascend_device_look(ep_ascend_device *device, ep_error *out_error)

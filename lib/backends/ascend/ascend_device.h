@@ -26,6 +26,7 @@ typedef struct ep_ascend_device {
     ep_acl_symbols acl;
     int32_t number; /* among those that ASCEND_RT_VISIBLE_DEVICES leaves */
     uint32_t abilities; /* bits of ep_ascend_ability; set before others share it */
+    bool has_served;    /* its backend was opened */
     _Atomic uint64_t memory_bytes; /* of the last look */
     _Atomic uint64_t free_bytes;
     _Atomic bool lost;
@@ -37,7 +38,7 @@ typedef struct ep_ascend_device {
 /* number is set. Errors: UNAVAILABLE (no library, no device) with the reason. The calling thread works on the device
  * from now on. */
 ep_err ep_ascend_device_open(ep_ascend_device *device, ep_error *out_error);
-/* The runtime stays initialised: a process may do that once. */
+/* The runtime stays initialised, as after an open that fails. */
 ep_err ep_ascend_device_probe(uint32_t *out_devices, ep_error *out_error);
 /* Everything made on the device is gone by now. */
 void ep_ascend_device_close(ep_ascend_device *device);

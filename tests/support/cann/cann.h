@@ -12,7 +12,7 @@
  *                      streams have a time of their own: a task begins when the one before it and what it waits for have
  *                      ended, not when a thread of this host got round to it
  *   EP_CANN_DELAY_US   longest delay before a task (60)
- *   EP_CANN_DEVICES    devices (1)
+ *   EP_CANN_DEVICES    devices (1); read again when none were there
  *   EP_CANN_HBM_BYTES  memory of each device (4 GiB)
  *   EP_CANN_OOM_AT     the n-th aclrtMalloc of the process fails with 207001 (0: none); "n+" all from there on
  *   EP_CANN_FAULT_AT   the n-th task fails with 507015

@@ -363,11 +363,14 @@ CANN_EXPORT const char *aclrtGetSocName(void)
 
 CANN_EXPORT ep_acl_code aclrtGetDeviceCount(uint32_t *count)
 {
-    if (devices == 0) {
-        return fail(207004, "EL0004: no device");
+    pthread_mutex_lock(&lock);
+    if (devices == 0) { /* one may have come since */
+        devices = from_environment("EP_CANN_DEVICES", 1);
     }
+    const ep_acl_code code = devices == 0 ? fail(207004, "EL0004: no device") : 0;
     *count = (uint32_t)devices;
-    return 0;
+    pthread_mutex_unlock(&lock);
+    return code;
 }
 
 CANN_EXPORT ep_acl_code aclrtSetDevice(int32_t device)

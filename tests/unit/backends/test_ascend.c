@@ -304,6 +304,28 @@ Test(ascend, each_device_has_its_memory_and_its_fate)
     cr_assert_eq(unlink(one), 0);
 }
 
+/* The emulated runtime reads its environment when it is initialised. */
+Test(ascend, the_runtime_is_initialised_once_where_the_first_device_cannot_be_opened)
+{
+    const ep_backend_config first = {.numerics = EP_NUMERICS_AUTO};
+    ep_backend *backend = NULL;
+    ep_error error;
+    char lost_file[64], one[80];
+    snprintf(lost_file, sizeof(lost_file), "/tmp/ep-test-lost-first-%d", (int)getpid());
+    snprintf(one, sizeof(one), "%s.0", lost_file);
+    fclose(fopen(one, "w"));
+    setenv("EP_CANN_LOST_FILE", lost_file, 1);
+    setenv("EP_CANN_DEVICES", "2", 1);
+    setenv("EP_CANN_HBM_BYTES", "1000000", 1);
+    setenv("ASCEND_HOME_PATH", EP_TEST_CANN, 1);
+    cr_assert_eq(ep_backend_by_name("ascend")->open(&first, &backend, &error), EP_ERR_DEVICE_LOST);
+    setenv("EP_CANN_HBM_BYTES", "2000000", 1);
+    backend = open_device(1, 0);
+    cr_expect_eq(read_device(backend).memory_bytes, 1000000);
+    backend->ops->close(backend);
+    cr_assert_eq(unlink(one), 0);
+}
+
 /* The emulated runtime's own count: the product has opened it. */
 static uint64_t lost_calls(void)
 {
