@@ -19,7 +19,7 @@
 #include "observe/trace.h"
 
 #define RETRY_NS (EP_NS_PER_S / 2)  /* from a load that failed for a passing reason to the next of the same expert */
-#define SAID_NS EP_NS_PER_S /* from a line of the log on a passing reason to the next */
+#define SAID_NS EP_NS_PER_S /* from a line of the log on a reason that all loads share to the next */
 #define CARRY_NS (EP_NS_PER_S / 10) /* unused rate that may be made up for */
 
 #define EVICTED_MAX 4      /* for one load, when memory is refused below the budget: beyond, it is not experts that take it */
@@ -39,7 +39,7 @@ typedef struct loader {
     uint64_t paused_ns; /* the load that runs gave way so long */
     uint32_t evicted;   /* for the urgent load that runs, because memory was refused */
     bool has_warned;    /* of such memory */
-    uint64_t said_ns;   /* when a load that failed for a passing reason was said last */
+    uint64_t said_ns;   /* when a load that failed for a reason that all share was said last */
     uint64_t unsaid;    /* that failed so since */
 } loader;
 
@@ -434,17 +434,18 @@ static bool is_passing(ep_err err)
     return err == EP_ERR_IO || err == EP_ERR_NO_MEMORY || err == EP_ERR_RESOURCE_EXHAUSTED;
 }
 
-/* No lock held. A device, or a system without memory, fails every load of every request: one line a second says so. */
+/* No lock held. A disk, a system without memory, or a lost device fails every load: one line a second says so. */
 static void log_failure(loader *self, const expert_entry *entry, ep_err err, const ep_error *error)
 {
     const layer_entry *layer = &self->store->layers[entry->layer_slot];
     const uint64_t now_ns = ep_clock_now_ns();
+    const bool is_shared_reason = is_passing(err) || err == EP_ERR_DEVICE_LOST;
     uint64_t left_out = 0;
-    if (is_passing(err) && self->said_ns != 0 && now_ns - self->said_ns < SAID_NS) {
+    if (is_shared_reason && self->said_ns != 0 && now_ns - self->said_ns < SAID_NS) {
         self->unsaid++;
         return;
     }
-    if (is_passing(err)) {
+    if (is_shared_reason) {
         self->said_ns = now_ns;
         left_out = self->unsaid;
         self->unsaid = 0;

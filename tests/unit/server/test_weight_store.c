@@ -674,14 +674,46 @@ Test(weight_store, a_limit_on_addresses_below_the_budget_costs_loads_only, .time
 }
 #endif
 
+/* Lines of the log go into a file from here on. */
+static int catch_log(int *out_saved)
+{
+    char path[EP_FIXTURE_PATH_BYTES + 16];
+    snprintf(path, sizeof(path), "%s/log", dir);
+    const int fd = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
+    *out_saved = dup(STDERR_FILENO);
+    cr_assert_geq(dup2(fd, STDERR_FILENO), 0);
+    ep_log_start(EP_LOG_ERROR, EP_LOG_TEXT);
+    return fd;
+}
+
+/* Ends that. All lines are of loads that failed for the reason; *out_said: of how many they speak. */
+static uint64_t count_failures(int fd, int saved, const char *reason, uint64_t *out_said)
+{
+    char line[512];
+    uint64_t lines = 0;
+    dup2(saved, STDERR_FILENO);
+    close(saved);
+    FILE *log = fdopen(fd, "r");
+    rewind(log);
+    *out_said = 0;
+    while (fgets(line, sizeof(line), log) != NULL) {
+        uint64_t others = 0;
+        const char *more = strstr(line, " lines_left_out=");
+        cr_expect(strstr(line, "event=expert-load model=demo layer=") != NULL && strstr(line, reason) != NULL, "%s", line);
+        cr_assert(more != NULL && sscanf(more, " lines_left_out=%" SCNu64, &others) == 1, "%s", line);
+        *out_said += 1 + others;
+        lines++;
+    }
+    fclose(log);
+    return lines;
+}
+
 /* A device that fails every load: a line a second, not one for each request. */
 Test(weight_store, loads_that_fail_for_a_passing_reason_do_not_flood_the_log)
 {
     const uint64_t each = bytes_of_one();
-    char path[EP_FIXTURE_PATH_BYTES + 16], line[512];
-    uint64_t lines = 0, said = 0;
-    const int saved = dup(STDERR_FILENO);
-    snprintf(path, sizeof(path), "%s/log", dir);
+    uint64_t said;
+    int saved;
     open_store(each);
     ep_weight_store_want(store, 0, all);
     ep_weight_store_want(store, 1, all);
@@ -689,9 +721,7 @@ Test(weight_store, loads_that_fail_for_a_passing_reason_do_not_flood_the_log)
     ep_backend_ops *ops = change_ops();
     ops->weights_load = load_or_fail;
     atomic_store(&fails_left, UINT32_MAX);
-    const int fd = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
-    cr_assert_geq(dup2(fd, STDERR_FILENO), 0);
-    ep_log_start(EP_LOG_ERROR, EP_LOG_TEXT);
+    const int fd = catch_log(&saved);
     const uint64_t begin_ns = ep_clock_now_ns();
     for (uint32_t i = 0; i < 16; i++) {
         asked a;
@@ -701,19 +731,7 @@ Test(weight_store, loads_that_fail_for_a_passing_reason_do_not_flood_the_log)
     }
     const uint64_t spent_s = (ep_clock_now_ns() - begin_ns) / EP_NS_PER_S;
     ep_weight_store_stop(store);
-    dup2(saved, STDERR_FILENO);
-    FILE *log = fdopen(fd, "r");
-    rewind(log);
-    while (fgets(line, sizeof(line), log) != NULL) {
-        uint64_t others = 0;
-        const char *more = strstr(line, " lines_left_out=");
-        cr_expect(strstr(line, "event=expert-load model=demo layer=") != NULL && strstr(line, " reason=\"made up\" ") != NULL, "%s", line);
-        cr_assert(more != NULL && sscanf(more, " lines_left_out=%" SCNu64, &others) == 1, "%s", line);
-        said += 1 + others;
-        lines++;
-    }
-    fclose(log);
-    close(saved);
+    const uint64_t lines = count_failures(fd, saved, " reason=\"made up\" ", &said);
     cr_expect_geq(lines, 1);
     cr_expect_leq(lines, 1 + spent_s);
     cr_expect_leq(said, 15, "of 16 one is resident");
@@ -1221,6 +1239,28 @@ Test(weight_devices, with_the_last_device_ownership_ends)
     cr_expect_eq(stats.failed_count, 16, "nor can others be loaded");
     cr_expect_eq(stats.pending_count, 0);
     cr_expect_not_null(strstr(stats.last_error, "device 2 is lost: test"), "%s", stats.last_error);
+}
+
+/* A node may have many thousands of them. */
+Test(weight_devices, loads_without_a_device_do_not_flood_the_log)
+{
+    uint64_t said;
+    int saved;
+    open_devices(2);
+    for (uint32_t d = 0; d < DEVICES; d++) {
+        ep_weight_store_lose(store, d, "device is lost: test");
+    }
+    const int fd = catch_log(&saved);
+    const uint64_t begin_ns = ep_clock_now_ns();
+    ep_weight_store_want(store, 0, all);
+    ep_weight_store_want(store, 1, all);
+    cr_expect_eq(settle().failed_count, 16);
+    const uint64_t spent_s = (ep_clock_now_ns() - begin_ns) / EP_NS_PER_S;
+    ep_weight_store_stop(store);
+    const uint64_t lines = count_failures(fd, saved, " reason=\"device is lost: test\" ", &said);
+    cr_expect_geq(lines, 1);
+    cr_expect_leq(lines, 1 + spent_s);
+    cr_expect_leq(said, 16);
 }
 
 static ep_err load_lossy(ep_backend *base, const ep_expert_source *source, ep_backend_weights **out_weights, ep_error *out_error)
