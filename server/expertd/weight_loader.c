@@ -38,6 +38,7 @@ typedef struct loader {
     bool is_blocked;    /* the urgent load that ran last needs that memory too */
     uint64_t paused_ns; /* the load that runs gave way so long */
     uint32_t evicted;   /* for the urgent load that runs, because memory was refused */
+    uint64_t refusing;  /* bit d: device d has refused memory for the load that runs */
     bool has_warned;    /* of such memory */
     uint64_t said_ns;   /* when a load that failed for a reason that all share was said last */
     uint64_t unsaid;    /* that failed so since */
@@ -98,11 +99,12 @@ static bool fits(const device_entry *device, uint64_t bytes, uint64_t used)
 }
 
 /*
- * Lock held. Of the devices with room, one with the fewest experts of the layer, so that all compute a call for it; of these the
- * emptiest. False: none has room.
+ * Lock held. Of the devices with room that do not refuse memory, one with the fewest experts of the layer, so that all
+ * compute a call for it; of these the emptiest. False: there is none.
  */
-static bool choose_device(const ep_weight_store *store, uint32_t layer_slot, uint64_t bytes, uint32_t *out_device)
+static bool choose_device(const loader *self, uint32_t layer_slot, uint64_t bytes, uint32_t *out_device)
 {
+    const ep_weight_store *store = self->store;
     const layer_entry *layer = &store->layers[layer_slot];
     uint32_t counts[EP_BACKEND_DEVICES_MAX] = {0};
     uint32_t best = EP_WEIGHT_NO_DEVICE;
@@ -115,7 +117,8 @@ static bool choose_device(const ep_weight_store *store, uint32_t layer_slot, uin
         const uint64_t used = store->devices[d].resident_bytes;
         const bool is_better = best == EP_WEIGHT_NO_DEVICE || counts[d] < counts[best] ||
                                (counts[d] == counts[best] && used < store->devices[best].resident_bytes);
-        best = fits(&store->devices[d], bytes, used) && is_better ? d : best;
+        const bool is_possible = fits(&store->devices[d], bytes, used) && (self->refusing >> d & 1) == 0;
+        best = is_possible && is_better ? d : best;
     }
     *out_device = best;
     return best != EP_WEIGHT_NO_DEVICE;
@@ -142,8 +145,12 @@ static bool make_room(loader *self, uint32_t layer_slot, uint64_t bytes, load_ki
 {
     ep_weight_store *store = self->store;
     victim_search search = {store, EP_WEIGHT_NO_DEVICE};
-    while (!choose_device(store, layer_slot, bytes, out_device)) {
+    while (!choose_device(self, layer_slot, bytes, out_device)) {
         ep_heat_choice victim;
+        if (self->refusing != 0) { /* no other has room: they are asked again */
+            self->refusing = 0;
+            continue;
+        }
         if (kind == LOAD_FIRST || store->stop || !may_fit(store, bytes, true)) {
             return false;
         }
@@ -230,6 +237,20 @@ static ep_err check_room(loader *self, ep_resident *resident, uint64_t bytes, lo
     return err;
 }
 
+/* Whether a load that ended so is worth another try: its device refused memory, and another one has room. No lock held. */
+static bool asks_another(loader *self, const ep_resident *resident, ep_err err)
+{
+    uint32_t device;
+    if (err != EP_ERR_NO_MEMORY) {
+        return false;
+    }
+    pthread_mutex_lock(&self->store->lock);
+    self->refusing |= UINT64_C(1) << resident->device;
+    const bool has_other = choose_device(self, resident->layer_slot, resident->bytes, &device);
+    pthread_mutex_unlock(&self->store->lock);
+    return has_other;
+}
+
 static void give_back(ep_weight_store *store, const ep_resident *resident, uint64_t bytes)
 {
     pthread_mutex_lock(&store->lock);
@@ -264,21 +285,20 @@ static ep_err pack(loader *self, const ep_weight_layer *layer, const ep_expert_d
                             ep_weight_format_name(source->format), ep_weight_format_name(ep_expert_down_format(source)),
                             ep_weight_format_name(layer->format));
     }
-    const size_t bytes = store->devices[0].backend->ops->weights_bytes(store->devices[0].backend, source);
-    ep_err err = check_room(self, resident, bytes, kind, true, out_error);
-    if (err != EP_OK) {
-        return err;
-    }
-    do {
-        err = resident->backend->ops->weights_load(resident->backend, source, &resident->weights, out_error);
-    } while (frees_memory(self, kind, resident->device, err));
-    if (err != EP_OK) {
-        give_back(store, resident, bytes);
-        return err;
-    }
-    resident->bytes = bytes;
+    ep_err err;
+    resident->bytes = store->devices[0].backend->ops->weights_bytes(store->devices[0].backend, source);
     memcpy(resident->sha256, data->sha256, sizeof(resident->sha256));
-    return EP_OK;
+    do {
+        err = check_room(self, resident, resident->bytes, kind, true, out_error);
+        if (err != EP_OK) {
+            return err;
+        }
+        err = resident->backend->ops->weights_load(resident->backend, source, &resident->weights, out_error);
+        if (err != EP_OK) {
+            give_back(store, resident, resident->bytes);
+        }
+    } while (asks_another(self, resident, err) || frees_memory(self, kind, resident->device, err));
+    return err;
 }
 
 /*
@@ -401,6 +421,7 @@ static ep_err load_expert(loader *self, const expert_entry *entry, load_kind kin
     resident->device = EP_WEIGHT_NO_DEVICE;
     atomic_init(&resident->refs, 1);
     self->evicted = kind == LOAD_URGENT ? 0 : self->evicted;
+    self->refusing = 0;
     ep_err err = check_room(self, resident, ep_weight_layer_bytes_at_least(layer), kind, false, out_error);
     if (err != EP_OK) {
         free(resident);

@@ -1293,6 +1293,44 @@ Test(weight_devices, a_load_whose_device_is_lost_goes_on_elsewhere)
     ep_weight_store_stop(store);
 }
 
+static ep_err load_refused(ep_backend *base, const ep_expert_source *source, ep_backend_weights **out_weights, ep_error *out_error)
+{
+    if (base != instances[2]) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "made up");
+    }
+    return lossy_ops.weights_load(base, source, out_weights, out_error);
+}
+
+/* What others hold on a device is not in its budget. */
+Test(weight_devices, where_a_device_refuses_memory_another_one_is_asked)
+{
+    static ep_backend_ops ops;
+    const ep_backend *on = NULL;
+    uint32_t counts[DEVICES];
+    lossy_ops = ops = *instances[0]->ops;
+    ops.weights_load = load_refused;
+    for (int d = 0; d < DEVICES; d++) {
+        instances[d]->ops = &ops;
+    }
+    open_devices(10);
+    ep_weight_store_want(store, 0, all);
+    ep_weight_store_want(store, 1, all);
+    ep_weight_stats stats = settle();
+    cr_expect_eq(stats.resident_count, 10, "the room of the one that gives memory");
+    cr_expect_eq(stats.owned_count, 16);
+    for (uint32_t l = 0; l < 2; l++) {
+        count_places(l, counts);
+        cr_expect_eq(counts[0] + counts[1], 0);
+    }
+    ep_weight_store_want(store, 0, (const uint8_t[8]){0});
+    ep_weight_store_drop_unwanted(store); /* room, for which nothing has to go */
+    for (uint32_t e = 0; e < 8; e++) {
+        cr_expect_eq(use_one(1, e, &on), EP_OK);
+        cr_expect_eq(on, instances[2]);
+    }
+    ep_weight_store_stop(store);
+}
+
 static sem_t load_begun, load_may_end;
 
 static ep_err load_held(ep_backend *base, const ep_expert_source *source, ep_backend_weights **out_weights, ep_error *out_error)
