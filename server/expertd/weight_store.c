@@ -116,6 +116,19 @@ static uint64_t smallest_limit(const ep_weight_store *store)
     return limit;
 }
 
+/* The budget, or what a device has to give without one, does not hold one expert. */
+static ep_err refuse_budget(const ep_weight_store *store, const ep_weight_layer *layer, bool is_shared, uint64_t bytes,
+                            ep_error *out_error)
+{
+    const bool is_set = store->config.weight_bytes_max != 0;
+    return ep_error_set(out_error, EP_ERR_BAD_CONFIG,
+                        "%s %" PRIu64 "%s, one %sexpert of layer %u of model %s needs %" PRIu64
+                        " bytes; allowed: at least that%s",
+                        is_set ? "weight_bytes_max is" : "a device has room for", smallest_limit(store),
+                        is_set ? "" : " bytes of weights", is_shared ? "shared " : "", layer->shape.layer, layer->model, bytes,
+                        is_set ? ", or 0" : "; see who holds its memory, or leave it out by ASCEND_RT_VISIBLE_DEVICES");
+}
+
 /* Errors: BAD_CONFIG (the budget cannot hold one). */
 static ep_err measure_experts(const ep_weight_store *store, const ep_weight_layer *layer, uint64_t *out_bytes, uint64_t *out_bytes_max,
                               ep_error *out_error)
@@ -131,10 +144,7 @@ static ep_err measure_experts(const ep_weight_store *store, const ep_weight_laye
             e++;
         }
         if (limit != 0 && bytes > limit) {
-            return ep_error_set(out_error, EP_ERR_BAD_CONFIG,
-                                "weight_bytes_max is %" PRIu64 ", one %sexpert of layer %u of model %s needs %" PRIu64
-                                " bytes; allowed: at least that, or 0",
-                                limit, e < routed ? "" : "shared ", layer->shape.layer, layer->model, bytes);
+            return refuse_budget(store, layer, e >= routed, bytes, out_error);
         }
         *out_bytes = e < routed || *out_bytes == 0 ? bytes : *out_bytes;
         *out_bytes_max = bytes > *out_bytes_max ? bytes : *out_bytes_max;

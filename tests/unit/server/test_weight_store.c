@@ -1055,6 +1055,32 @@ Test(weight_store, a_truncated_file_takes_down_its_experts_only)
     cr_expect_eq(ep_weight_store_owned(store, 0, owned, NULL), 1, "what was resident stays");
 }
 
+static void read_crowded(ep_backend *instance, ep_backend_device *out_device)
+{
+    (void)instance;
+    *out_device = (ep_backend_device){.memory_bytes = 1000, .free_bytes = 111, .weight_bytes_max = 100};
+}
+
+/* Nobody has set a budget: that is not what is wrong. */
+Test(weight_store, a_device_without_room_for_an_expert_is_told_as_what_it_is)
+{
+    ep_weight_store *crowded;
+    uint32_t slot;
+    ep_error e;
+    open_store(0);
+    ep_backend_ops *ops = change_ops();
+    ops->device_read = read_crowded;
+    const ep_weight_store_config sc = {.backends = &backend, .backends_count = 1, .on_change = on_change};
+    const ep_weight_layer layer = {.model = "demo", .checkpoint = checkpoint, .format = EP_WEIGHTS_BF16,
+                                   .shape = ep_checkpoint_info(checkpoint)->moe_layers[1]};
+    cr_assert_eq(ep_weight_store_create(&sc, &crowded, &e), EP_OK);
+    cr_expect_eq(ep_weight_store_add_layer(crowded, &layer, &slot, &e), EP_ERR_BAD_CONFIG);
+    cr_expect_str_eq(e.text, "a device has room for 100 bytes of weights, one expert of layer 1 of model demo needs 3072 bytes; allowed: at "
+                             "least that; see who holds its memory, or leave it out by ASCEND_RT_VISIBLE_DEVICES");
+    ep_weight_store_destroy(crowded);
+    backend->ops = plain_ops;
+}
+
 /* ---- several devices ---- */
 
 #define DEVICES 3
