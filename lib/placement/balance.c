@@ -29,7 +29,7 @@ struct ep_balance {
     uint8_t *held;      /* [nodes][experts] */
     uint32_t *listed;   /* [nodes][width] its experts */
     uint32_t *counts;   /* [nodes] */
-    uint16_t *holders;  /* [experts][nodes] */
+    uint32_t *holders;  /* [experts][nodes] */
     uint32_t *copies;   /* [experts] */
     double *speed_sums; /* [experts] of its holders */
     double *shares;     /* [experts] what each copy adds to its node: heat / speed_sums */
@@ -149,7 +149,7 @@ static bool has_slot(const ep_balance *b, uint32_t node)
 static void reshare(ep_balance *b, uint32_t expert, double speed_sum)
 {
     const double share = speed_sum > 0 ? b->in->heat[expert] / speed_sum : 0;
-    const uint16_t *nodes = &b->holders[(size_t)expert * b->in->nodes];
+    const uint32_t *nodes = &b->holders[(size_t)expert * b->in->nodes];
     for (uint32_t i = 0; i < b->copies[expert]; i++) {
         b->busy[nodes[i]] += share - b->shares[expert];
     }
@@ -163,7 +163,7 @@ static void add(ep_balance *b, uint32_t expert, uint32_t node)
     reshare(b, expert, b->speed_sums[expert] + b->in->speeds[node]);
     *held(b, expert, node) = 1;
     b->listed[(size_t)node * b->width + b->counts[node]++] = expert;
-    b->holders[(size_t)expert * b->in->nodes + b->copies[expert]++] = (uint16_t)node;
+    b->holders[(size_t)expert * b->in->nodes + b->copies[expert]++] = node;
     b->busy[node] += b->shares[expert];
     b->total++;
 }
@@ -171,7 +171,7 @@ static void add(ep_balance *b, uint32_t expert, uint32_t node)
 static void drop(ep_balance *b, uint32_t expert, uint32_t node)
 {
     uint32_t *experts = &b->listed[(size_t)node * b->width];
-    uint16_t *nodes = &b->holders[(size_t)expert * b->in->nodes];
+    uint32_t *nodes = &b->holders[(size_t)expert * b->in->nodes];
     uint32_t i = 0, j = 0;
     while (experts[i] != expert) {
         i++;
@@ -268,15 +268,34 @@ static void rank(const ep_balance *b, ranked *experts)
     qsort(experts, in->experts, sizeof(*experts), by_share);
 }
 
+static bool may_go(const ep_balance *b, uint32_t expert, uint32_t from, uint32_t to)
+{
+    return b->in->hosts == NULL ||
+           ep_hosts_allow(b->in->hosts, &b->holders[(size_t)expert * b->in->nodes], b->copies[expert], from, to);
+}
+
+static bool gains_host(const ep_balance *b, uint32_t expert, uint32_t from, uint32_t to)
+{
+    return b->in->hosts != NULL &&
+           ep_hosts_gain(b->in->hosts, &b->holders[(size_t)expert * b->in->nodes], b->copies[expert], from, to);
+}
+
+/* On a host without it, while it shall be on more. */
 static uint32_t least_busy(const ep_balance *b, const ranked *r)
 {
     uint32_t best = NO_NODE;
     double least = 0;
+    bool best_gains = false;
     for (uint32_t n = 0; n < b->in->nodes; n++) {
+        if (!has_slot(b, n) || ep_balance_holds(b, r->expert, n)) {
+            continue;
+        }
         const double then = b->busy[n] + r->share / b->in->speeds[n];
-        if ((best == NO_NODE || then < least) && has_slot(b, n) && !ep_balance_holds(b, r->expert, n)) {
+        const bool gains = gains_host(b, r->expert, NO_NODE, n);
+        if (gains != best_gains ? gains : best == NO_NODE || then < least) {
             best = n;
             least = then;
+            best_gains = gains;
         }
     }
     return best;
@@ -286,7 +305,7 @@ static uint32_t first_missing(const ep_balance *b, uint32_t from, uint32_t to)
 {
     for (uint32_t i = 0; i < b->counts[from]; i++) {
         const uint32_t expert = b->listed[(size_t)from * b->width + i];
-        if (!ep_balance_holds(b, expert, to)) {
+        if (!ep_balance_holds(b, expert, to) && may_go(b, expert, from, to)) {
             return expert;
         }
     }
@@ -335,7 +354,7 @@ static bool replace_spare(ep_balance *b, uint32_t expert)
     for (uint32_t n = 0; n < b->in->nodes; n++) {
         for (uint32_t i = 0; !ep_balance_holds(b, expert, n) && i < b->counts[n]; i++) {
             const uint32_t other = b->listed[(size_t)n * b->width + i];
-            if (b->copies[other] > b->in->copies_min) {
+            if (b->copies[other] > b->in->copies_min && may_go(b, other, n, NO_NODE)) {
                 drop(b, other, n);
                 add(b, expert, n);
                 return true;
@@ -414,7 +433,7 @@ static outcome foresee(const ep_balance *b, const exchange *x)
 /* The busiest of the other holders of an expert when each has `more` to do. */
 static double busiest_other(const ep_balance *b, const exchange *x, uint32_t expert, double more)
 {
-    const uint16_t *nodes = &b->holders[(size_t)expert * b->in->nodes];
+    const uint32_t *nodes = &b->holders[(size_t)expert * b->in->nodes];
     double most = 0;
     for (uint32_t i = 0; more > 0 && i < b->copies[expert]; i++) {
         if (nodes[i] != x->from && nodes[i] != x->to && b->busy[nodes[i]] + more > most) {
@@ -446,7 +465,7 @@ static double above(double busy, double allowed)
 /* By how much less the other holders of an expert exceed `allowed` when each has `more` to do. */
 static double relief_of_others(const ep_balance *b, const exchange *x, uint32_t expert, double more, double allowed)
 {
-    const uint16_t *nodes = &b->holders[(size_t)expert * b->in->nodes];
+    const uint32_t *nodes = &b->holders[(size_t)expert * b->in->nodes];
     double relief = 0;
     for (uint32_t i = 0; more != 0 && i < b->copies[expert]; i++) {
         if (nodes[i] != x->from && nodes[i] != x->to) {
@@ -484,10 +503,17 @@ typedef struct {
     double cost; /* of the best */
 } search;
 
+/* Both experts stay on as many hosts as they shall be. */
+static bool keeps_hosts(const ep_balance *b, const exchange *x)
+{
+    return may_go(b, x->given, gives_up(x->kind) ? x->from : NO_NODE, x->kind == DROP ? NO_NODE : x->to) &&
+           (x->taken == NO_EXPERT || may_go(b, x->taken, x->to, takes_in(x->kind) ? x->from : NO_NODE));
+}
+
 static void judge(search *s, const exchange *x)
 {
     const double cost = s->allowed == 0 ? busiest_after(s->b, x) : -relief_per_load(s->b, x, s->allowed);
-    if (cost < s->cost && (s->allowed == 0 || busiest_after(s->b, x) <= s->most)) {
+    if (cost < s->cost && (s->allowed == 0 || busiest_after(s->b, x) <= s->most) && keeps_hosts(s->b, x)) {
         s->best = *x;
         s->cost = cost;
     }
@@ -606,8 +632,8 @@ static bool find_detour(const ep_balance *b, uint64_t *random, exchange *out)
         }
         x.given = b->listed[(size_t)x.from * b->width + (r >> 32) % b->counts[x.from]];
         x.taken = b->listed[(size_t)x.to * b->width + (r >> 45) % b->counts[x.to]];
-        const bool may_go = x.kind == COPY ? b->copies[x.taken] > b->in->copies_min : !ep_balance_holds(b, x.taken, x.from);
-        if (may_go && !ep_balance_holds(b, x.given, x.to) && busiest_after(b, &x) < most) {
+        const bool can_go = x.kind == COPY ? b->copies[x.taken] > b->in->copies_min : !ep_balance_holds(b, x.taken, x.from);
+        if (can_go && !ep_balance_holds(b, x.given, x.to) && busiest_after(b, &x) < most && keeps_hosts(b, &x)) {
             *out = x;
             return true;
         }
@@ -641,6 +667,99 @@ static void trim(ep_balance *b)
     }
 }
 
+/* Into a free slot, or in place of one that may go the other way. */
+static void consider_partner(const ep_balance *b, exchange x, exchange *best, double *least)
+{
+    const bool is_free = has_slot(b, x.to);
+    for (uint32_t j = 0; j < (is_free ? 1 : b->counts[x.to]); j++) {
+        x.taken = is_free ? NO_EXPERT : b->listed[(size_t)x.to * b->width + j];
+        if (!is_free && (ep_balance_holds(b, x.taken, x.from) || !may_go(b, x.taken, x.to, x.from))) {
+            continue;
+        }
+        const double busiest = busiest_after(b, &x);
+        if (busiest < *least) {
+            *least = busiest;
+            *best = x;
+        }
+    }
+}
+
+/* One of the expert's copies goes to a host that has none, where the nodes that it concerns are least busy then; false:
+ * none can. */
+static bool spread_once(ep_balance *b, uint32_t expert)
+{
+    exchange best = {.given = NO_EXPERT};
+    double least = INFINITY;
+    for (uint32_t i = 0; i < b->copies[expert]; i++) {
+        exchange x = {.kind = MOVE, .from = b->holders[(size_t)expert * b->in->nodes + i], .given = expert};
+        for (x.to = 0; x.to < b->in->nodes; x.to++) {
+            if (gains_host(b, expert, x.from, x.to)) {
+                consider_partner(b, x, &best, &least);
+                spend(b, b->counts[x.to]);
+            }
+        }
+    }
+    if (best.given != NO_EXPERT) {
+        apply(b, &best);
+    }
+    return best.given != NO_EXPERT;
+}
+
+/* One of the node's copies goes to another node's free slot; false: none can. */
+static bool free_slot(ep_balance *b, uint32_t node)
+{
+    for (uint32_t n = 0; n < b->in->nodes; n++) {
+        for (uint32_t j = 0; has_slot(b, n) && j < b->counts[node]; j++) {
+            const uint32_t expert = b->listed[(size_t)node * b->width + j];
+            if (!ep_balance_holds(b, expert, n) && may_go(b, expert, node, n)) {
+                apply(b, &(exchange){.kind = MOVE, .from = node, .to = n, .given = expert, .taken = NO_EXPERT});
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+/* Nobody to change places with: a node of another host lets go of a copy first. */
+static bool spread_by_two(ep_balance *b, uint32_t expert)
+{
+    for (uint32_t i = 0; i < b->copies[expert]; i++) {
+        const uint32_t from = b->holders[(size_t)expert * b->in->nodes + i];
+        for (uint32_t to = 0; to < b->in->nodes; to++) {
+            if (gains_host(b, expert, from, to) && free_slot(b, to)) {
+                apply(b, &(exchange){.kind = MOVE, .from = from, .to = to, .given = expert, .taken = NO_EXPERT});
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+/* Hosts have slots enough for as many copies apart as there shall be; else who is left over would be looked for in vain. */
+static bool has_room_apart(const ep_balance *b)
+{
+    const ep_balance_input *in = b->in;
+    uint64_t apart = 0;
+    for (uint32_t h = 0; h < in->nodes; h++) {
+        uint64_t slots = 0;
+        for (uint32_t n = h; in->hosts->of_node[h] == h && n < in->nodes; n++) {
+            slots += in->hosts->of_node[n] == h ? in->slots[n] : 0;
+        }
+        apart += slots < in->experts ? slots : in->experts;
+    }
+    return apart >= (uint64_t)in->experts * in->hosts->spread;
+}
+
+/* The hottest first: where room is short, they are the ones to keep. */
+static void spread(ep_balance *b, const ranked *experts)
+{
+    const bool has_room = has_room_apart(b);
+    for (uint32_t i = 0; i < b->in->experts && has_work_left(b); i++) {
+        while (spread_once(b, experts[i].expert) || (has_room && spread_by_two(b, experts[i].expert))) {
+        }
+    }
+}
+
 ep_err ep_balance_fill(ep_balance *b, ep_error *out_error)
 {
     ranked *experts = calloc((size_t)b->in->experts + 1, sizeof(*experts));
@@ -650,6 +769,9 @@ ep_err ep_balance_fill(ep_balance *b, ep_error *out_error)
     trim(b);
     rank(b, experts);
     const ep_err err = fill(b, experts, out_error);
+    if (err == EP_OK && b->in->hosts != NULL && b->in->hosts->spread > 1) {
+        spread(b, experts);
+    }
     free(experts);
     return err;
 }

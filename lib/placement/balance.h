@@ -5,7 +5,8 @@
  *
  * Heat       what an expert's tokens cost a node of speed 1, in any unit. Its copies share it in proportion to their nodes' speeds, so a
  *            copy adds heat / (sum of its holders' speeds) to the busy time of each holder.
- * Promise    never two copies of an expert on one node, never more copies on a node than its slots; the same input gives the same result.
+ * Promise    never two copies of an expert on one node, never more copies on a node than its slots, and an expert on as many hosts as it
+ *            shall be where slots allow; the same input gives the same result.
  * Sources    more copies for the hottest copy, longest processing time first with equal counts: DeepSeek's EPLB; the local search, the
  *            bound and the repair are our own.
  */
@@ -15,6 +16,7 @@
 #include <stdbool.h>
 
 #include "base/error.h"
+#include "placement/hosts.h"
 
 typedef struct ep_balance_input {
     uint32_t experts;
@@ -24,6 +26,7 @@ typedef struct ep_balance_input {
     const uint32_t *slots; /* [nodes] copies it may hold */
     uint32_t copies_min;   /* of each expert, in 1..nodes */
     uint32_t copies_total; /* of all, at least experts * copies_min */
+    const ep_hosts *hosts; /* where an expert's copies shall be; NULL: anywhere */
     uint64_t *work_left;   /* pairs of copies that search and repair may still look at, and what they did is taken off; NULL: no limit */
 } ep_balance_input;
 

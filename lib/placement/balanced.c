@@ -25,6 +25,7 @@ typedef struct {
     double *speeds;          /* [nodes] */
     double *heat;            /* [EP_EXPERTS_MAX] of the layer at hand */
     uint32_t *slots;         /* [nodes] of the layer at hand */
+    uint64_t *host_slots;    /* [nodes] */
     uint64_t experts_so_far; /* of the layers up to the one at hand */
     uint64_t bytes_so_far;
     uint64_t experts_all;
@@ -88,6 +89,39 @@ static uint32_t room_of(const balancer *b, uint32_t layer, uint32_t node)
     return room > 0 ? (uint32_t)room : 0;
 }
 
+static uint32_t room_in(const balancer *b, uint32_t layer, uint32_t node)
+{
+    const uint32_t room = b->placer.layers[layer].load[node] + room_of(b, layer, node); /* what it holds is counted in its total */
+    return room < experts_of(b, layer) ? room : experts_of(b, layer);
+}
+
+/* Hosts with few nodes need more slots on each, or copies would have to share a host; some are left for spare copies and
+ * to exchange over. */
+static void give_hosts_slots(balancer *b, uint32_t layer)
+{
+    const uint32_t experts = experts_of(b, layer), nodes = b->input->nodes_count;
+    const ep_hosts *hosts = &b->placer.hosts;
+    const uint64_t part = (uint64_t)experts + b->input->spare_copies + 1; /* of each of `spread` hosts */
+    bool is_growing = hosts->spread > 1;
+    while (is_growing) {
+        uint64_t apart = 0;
+        memset(b->host_slots, 0, nodes * sizeof(*b->host_slots));
+        for (uint32_t n = 0; n < nodes; n++) {
+            b->host_slots[hosts->of_node[n]] += b->slots[n];
+        }
+        for (uint32_t h = 0; h < nodes; h++) {
+            apart += b->host_slots[h] < part ? b->host_slots[h] : part;
+        }
+        is_growing = false;
+        for (uint32_t n = 0; n < nodes && apart < part * hosts->spread; n++) {
+            if (b->host_slots[hosts->of_node[n]] < part && b->slots[n] < room_in(b, layer, n)) {
+                b->slots[n]++;
+                is_growing = true;
+            }
+        }
+    }
+}
+
 /* `total` copies over all nodes as evenly as their room allows; what a node holds beyond that has a slot too. Returns the sum of slots. */
 static uint64_t give_slots(balancer *b, uint32_t layer, uint64_t total)
 {
@@ -97,17 +131,16 @@ static uint64_t give_slots(balancer *b, uint32_t layer, uint64_t total)
         before = sum;
         sum = 0;
         for (uint32_t n = 0; n < b->input->nodes_count; n++) {
-            uint32_t room = holds[n] + room_of(b, layer, n); /* what it holds is counted in its total */
-            room = room < experts_of(b, layer) ? room : experts_of(b, layer);
+            const uint32_t room = room_in(b, layer, n);
             b->slots[n] = room < level ? room : level;
             sum += b->slots[n];
         }
     }
+    give_hosts_slots(b, layer);
+    sum = 0;
     for (uint32_t n = 0; n < b->input->nodes_count; n++) {
-        if (holds[n] > b->slots[n]) {
-            sum += holds[n] - b->slots[n];
-            b->slots[n] = holds[n];
-        }
+        b->slots[n] = holds[n] > b->slots[n] ? holds[n] : b->slots[n];
+        sum += b->slots[n];
     }
     return sum;
 }
@@ -197,6 +230,7 @@ static ep_err place_layer(balancer *b, uint32_t layer, ep_error *out_error)
                                       .slots = b->slots,
                                       .copies_min = slots / experts < copies ? (uint32_t)(slots / experts) : copies,
                                       .copies_total = (uint32_t)(total < slots ? total : slots),
+                                      .hosts = &b->placer.hosts,
                                       .work_left = &b->work_left};
     const double bound = ep_balance_bound(&problem, false);
     ep_balance *balance = NULL;
@@ -224,7 +258,8 @@ static ep_err prepare(balancer *b, ep_error *out_error)
     b->heat = calloc(EP_EXPERTS_MAX, sizeof(*b->heat));
     b->slots = calloc(input->nodes_count + 1u, sizeof(*b->slots));
     b->certificates = calloc(input->layers_count + 1u, sizeof(*b->certificates));
-    if (b->speeds == NULL || b->heat == NULL || b->slots == NULL || b->certificates == NULL) {
+    b->host_slots = calloc(input->nodes_count + 1u, sizeof(*b->host_slots));
+    if (b->host_slots == NULL || b->speeds == NULL || b->heat == NULL || b->slots == NULL || b->certificates == NULL) {
         return EP_ERR_NO_MEMORY;
     }
     for (uint32_t n = 0; n < input->nodes_count; n++) {
@@ -273,6 +308,7 @@ ep_err ep_placement_balanced(const ep_placement_input *input, ep_placement **out
     free(b.speeds);
     free(b.heat);
     free(b.slots);
+    free(b.host_slots);
     free(b.certificates);
     if (err == EP_ERR_RESOURCE_EXHAUSTED) { /* room is so short that it decides alone */
         return ep_placement_uniform(input, out_placement, out_error);

@@ -6,7 +6,8 @@
  *
  * Experts    table indexes: [0,E) routed, [E,E+S) shared. Nodes are indexes into input->nodes.
  * Promise    never two copies of an expert on one node; any number of nodes and experts; a node may end up
- *            with none.
+ *            with none. Unless a map says otherwise, an expert's copies are on as many hosts as there are, up to
+ *            `copies`, where these have room: this comes before equal counts.
  * Ownership  the input is borrowed for the call; a result is freed with ep_placement_destroy.
  * Threads    pure; any thread.
  */
@@ -24,6 +25,7 @@ typedef struct ep_placement_node {
     uint32_t capacity_experts; /* copies of experts, all layers together; 0: no limit */
     uint64_t capacity_bytes;   /* their weights; 0: no limit */
     double speed;              /* against the others; 0: 1. ep_placement_balanced only */
+    const char *host;          /* nodes of one host end together; NULL or "": a host of its own */
 } ep_placement_node;
 
 typedef struct ep_placement_layer {

@@ -46,6 +46,29 @@ static bool allocate_layer(ep_placer_layer *layer, uint32_t experts, uint32_t wi
     return layer->counts != NULL && layer->copies != NULL && layer->load != NULL;
 }
 
+#define LOOKS_MAX (1u << 20)
+
+static const char *host_name(const ep_placement_node *node)
+{
+    return node->host != NULL ? node->host : "";
+}
+
+/* The number of a host is the index of its first node. */
+static void find_hosts(ep_placer *placer)
+{
+    const ep_placement_node *nodes = placer->input->nodes;
+    uint32_t count = 0;
+    for (uint32_t n = 0; n < placer->input->nodes_count; n++) {
+        uint32_t first = host_name(&nodes[n])[0] == 0 ? n : 0;
+        while (first < n && (placer->host_of[first] != first || strcmp(host_name(&nodes[first]), host_name(&nodes[n])) != 0)) {
+            first++;
+        }
+        placer->host_of[n] = first;
+        count += first == n;
+    }
+    placer->hosts = (ep_hosts){.of_node = placer->host_of, .spread = placer->input->copies < count ? placer->input->copies : count};
+}
+
 ep_err ep_placer_init(ep_placer *placer, const ep_placement_input *input, uint32_t width, ep_error *out_error)
 {
     memset(placer, 0, sizeof(*placer));
@@ -58,7 +81,12 @@ ep_err ep_placer_init(ep_placer *placer, const ep_placement_input *input, uint32
     placer->layers = calloc((size_t)input->layers_count + 1, sizeof(*placer->layers));
     placer->total = calloc((size_t)input->nodes_count + 1, sizeof(*placer->total));
     placer->bytes = calloc((size_t)input->nodes_count + 1, sizeof(*placer->bytes));
-    bool ok = placer->layers != NULL && placer->total != NULL && placer->bytes != NULL;
+    placer->host_of = calloc((size_t)input->nodes_count + 1, sizeof(*placer->host_of));
+    bool ok = placer->layers != NULL && placer->total != NULL && placer->bytes != NULL && placer->host_of != NULL;
+    placer->looks_left = LOOKS_MAX;
+    if (ok && input->copies > 1) {
+        find_hosts(placer);
+    }
     for (uint32_t l = 0; ok && l < input->layers_count; l++) {
         const ep_layer_shape *shape = &input->layers[l].shape;
         ok = allocate_layer(&placer->layers[l], shape->experts + shape->shared_experts, placer->width,
@@ -79,6 +107,7 @@ void ep_placer_fini(ep_placer *placer)
     free(placer->layers);
     free(placer->total);
     free(placer->bytes);
+    free(placer->host_of);
 }
 
 static uint32_t *row_of(const ep_placer *placer, uint32_t layer, uint32_t expert)
@@ -95,6 +124,11 @@ bool ep_placer_holds(const ep_placer *placer, uint32_t layer, uint32_t expert, u
         }
     }
     return false;
+}
+
+bool ep_placer_may_move(const ep_placer *placer, uint32_t layer, uint32_t expert, uint32_t from, uint32_t to)
+{
+    return ep_hosts_allow(&placer->hosts, row_of(placer, layer, expert), placer->layers[layer].counts[expert], from, to);
 }
 
 bool ep_placer_was_owned(const ep_placer *placer, uint32_t layer, uint32_t expert, uint32_t node)
@@ -165,15 +199,18 @@ static uint32_t list_owners(const ep_placer *placer, uint32_t layer, uint32_t ex
     return count;
 }
 
-/* Drops nodes from the list, the fullest of the layer first, until count is copies. load counts all owners.
- */
-static uint32_t drop_surplus(uint32_t *nodes, uint32_t count, uint32_t copies, uint32_t *load)
+/* Drops nodes from the list, those whose host has another one first, of them the fullest of the layer, until count is
+ * copies. load counts all owners. */
+static uint32_t drop_surplus(const ep_hosts *hosts, uint32_t *nodes, uint32_t count, uint32_t copies, uint32_t *load)
 {
     while (count > copies) {
         uint32_t fullest = 0;
+        bool may_go = ep_hosts_allow(hosts, nodes, count, nodes[0], EP_HOSTS_NO_NODE);
         for (uint32_t i = 1; i < count; i++) {
-            if (load[nodes[i]] >= load[nodes[fullest]]) {
+            const bool may_too = ep_hosts_allow(hosts, nodes, count, nodes[i], EP_HOSTS_NO_NODE);
+            if (may_too != may_go ? may_too : load[nodes[i]] >= load[nodes[fullest]]) {
                 fullest = i;
+                may_go = may_too;
             }
         }
         load[nodes[fullest]]--;
@@ -205,7 +242,7 @@ ep_err ep_placer_keep_owned(ep_placer *placer, uint32_t layer, uint32_t first, u
     }
     uint32_t keep = copies < placer->width ? copies : placer->width;
     for (uint32_t e = first; e < experts; e++) {
-        uint32_t count = drop_surplus(owners, list_owners(placer, layer, e, owners), keep, load);
+        uint32_t count = drop_surplus(&placer->hosts, owners, list_owners(placer, layer, e, owners), keep, load);
         for (uint32_t i = 0; i < count; i++) {
             ep_placer_add(placer, layer, e, owners[i]);
         }
@@ -215,19 +252,86 @@ ep_err ep_placer_keep_owned(ep_placer *placer, uint32_t layer, uint32_t first, u
     return EP_OK;
 }
 
+static bool gains_host(const ep_placer *placer, uint32_t layer, uint32_t expert, uint32_t from, uint32_t to)
+{
+    return ep_hosts_gain(&placer->hosts, row_of(placer, layer, expert), placer->layers[layer].counts[expert], from, to);
+}
+
 uint32_t ep_placer_emptiest(const ep_placer *placer, uint32_t layer, uint32_t expert)
 {
     const uint32_t *load = placer->layers[layer].load;
     uint32_t best = EP_PLACER_NO_NODE;
+    bool best_gains = false;
     for (uint32_t n = 0; n < placer->input->nodes_count; n++) {
-        bool better = best == EP_PLACER_NO_NODE || load[n] < load[best] ||
-                      (load[n] == load[best] && placer->total[n] < placer->total[best]);
-        if (better && ep_placer_has_room(placer, layer, n) &&
-            (expert == EP_NO_EXPERT || !ep_placer_holds(placer, layer, expert, n))) {
+        if (!ep_placer_has_room(placer, layer, n) || (expert != EP_NO_EXPERT && ep_placer_holds(placer, layer, expert, n))) {
+            continue;
+        }
+        const bool gains = expert != EP_NO_EXPERT && gains_host(placer, layer, expert, EP_PLACER_NO_NODE, n);
+        const bool better = best == EP_PLACER_NO_NODE || load[n] < load[best] ||
+                            (load[n] == load[best] && placer->total[n] < placer->total[best]);
+        if (gains != best_gains ? gains : better) {
             best = n;
+            best_gains = gains;
         }
     }
     return best;
+}
+
+/* The emptiest node that brings the expert onto another host in place of `from`; without room, where *out_other, which
+ * `from` may hold, can go the other way. EP_PLACER_NO_NODE if there is none. */
+static uint32_t find_partner(ep_placer *placer, uint32_t layer, uint32_t expert, uint32_t from, uint32_t *out_other)
+{
+    const uint32_t *load = placer->layers[layer].load;
+    uint32_t best = EP_PLACER_NO_NODE;
+    for (uint32_t n = 0; n < placer->input->nodes_count; n++) {
+        uint32_t other = ep_placer_has_room(placer, layer, n) ? EP_NO_EXPERT : 0;
+        const bool is_free = other == EP_NO_EXPERT, best_is_free = *out_other == EP_NO_EXPERT;
+        if ((best != EP_PLACER_NO_NODE && (is_free == best_is_free ? load[n] >= load[best] : best_is_free)) ||
+            !gains_host(placer, layer, expert, from, n)) {
+            continue;
+        }
+        while (other < placer->layers[layer].experts && placer->looks_left > 0 &&
+               (!ep_placer_holds(placer, layer, other, n) || ep_placer_holds(placer, layer, other, from) ||
+                !ep_placer_may_move(placer, layer, other, n, from))) {
+            other++;
+            placer->looks_left--;
+        }
+        if (other == EP_NO_EXPERT || (placer->looks_left > 0 && other < placer->layers[layer].experts)) {
+            best = n;
+            *out_other = other;
+        }
+    }
+    return best;
+}
+
+/* One of the expert's copies goes to a host that has none; false: none can. */
+static bool spread_once(ep_placer *placer, uint32_t layer, uint32_t expert)
+{
+    const uint32_t *row = row_of(placer, layer, expert);
+    for (uint32_t i = placer->layers[layer].counts[expert]; i-- > 0;) {
+        const uint32_t from = row[i];
+        uint32_t other = EP_NO_EXPERT;
+        const uint32_t to = find_partner(placer, layer, expert, from, &other);
+        if (to == EP_PLACER_NO_NODE) {
+            continue;
+        }
+        ep_placer_remove(placer, layer, expert, from);
+        if (other != EP_NO_EXPERT) {
+            ep_placer_remove(placer, layer, other, to);
+            ep_placer_add(placer, layer, other, from);
+        }
+        ep_placer_add(placer, layer, expert, to);
+        return true;
+    }
+    return false;
+}
+
+void ep_placer_spread(ep_placer *placer, uint32_t layer, uint32_t first)
+{
+    for (uint32_t e = first; placer->hosts.spread > 1 && e < placer->layers[layer].experts; e++) {
+        while (spread_once(placer, layer, e)) {
+        }
+    }
 }
 
 /* Gives up one spare copy of any expert if that makes room for a first copy in this layer. Returns the node,

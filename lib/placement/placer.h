@@ -3,6 +3,7 @@
 #ifndef EP_PLACEMENT_PLACER_H
 #define EP_PLACEMENT_PLACER_H
 
+#include "placement/hosts.h"
 #include "placement/placement.h"
 
 #define EP_PLACER_NO_NODE UINT32_MAX
@@ -20,6 +21,9 @@ typedef struct {
     ep_placer_layer *layers;
     uint32_t *total; /* [nodes] experts of all layers */
     uint64_t *bytes; /* [nodes] */
+    uint32_t *host_of; /* [nodes] */
+    ep_hosts hosts;    /* of host_of */
+    uint32_t looks_left; /* at experts to change places with, for the sake of hosts: who solves may hold a lock */
     uint32_t copies_missing;
 } ep_placer;
 
@@ -35,6 +39,12 @@ bool ep_placer_has_room(const ep_placer *placer, uint32_t layer, uint32_t node);
 void ep_placer_add(ep_placer *placer, uint32_t layer, uint32_t expert, uint32_t node);
 void ep_placer_remove(ep_placer *placer, uint32_t layer, uint32_t expert, uint32_t node);
 
+/* As ep_hosts_allow, of the expert's copies. */
+bool ep_placer_may_move(const ep_placer *placer, uint32_t layer, uint32_t expert, uint32_t from, uint32_t to);
+/* Moves copies of experts that are on fewer hosts than they shall be, as far as there is room, or somebody to change
+ * places with. */
+void ep_placer_spread(ep_placer *placer, uint32_t layer, uint32_t first);
+
 /* Puts back what nodes hold now, at most `copies` of each expert of [first, experts): surplus goes from the
  * fullest nodes. */
 ep_err ep_placer_keep_owned(ep_placer *placer, uint32_t layer, uint32_t first, uint32_t copies);
@@ -44,7 +54,7 @@ ep_err ep_placer_fill(ep_placer *placer, uint32_t layer, uint32_t first, uint32_
                       ep_error *out_error);
 
 /* The node with the fewest experts of the layer, then of all layers, then the lowest index; with room and,
- * unless expert is EP_NO_EXPERT, without that expert. EP_PLACER_NO_NODE if there is none. */
+ * unless expert is EP_NO_EXPERT, without that expert, on a host without it while it shall be on more. EP_PLACER_NO_NODE if there is none. */
 uint32_t ep_placer_emptiest(const ep_placer *placer, uint32_t layer, uint32_t expert);
 /* Counts what experts of [first, experts) lack of `copies` copies into copies_missing. */
 void ep_placer_count_missing(ep_placer *placer, uint32_t layer, uint32_t first, uint32_t copies);

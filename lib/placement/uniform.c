@@ -25,7 +25,7 @@ static uint32_t movable_expert(const ep_placer *placer, uint32_t layer, uint32_t
 {
     for (uint32_t e = placer->layers[layer].experts; e-- > 0;) {
         if (ep_placer_holds(placer, layer, e, from) && !ep_placer_holds(placer, layer, e, to) &&
-            (owned_too || !ep_placer_was_owned(placer, layer, e, from))) {
+            (owned_too || !ep_placer_was_owned(placer, layer, e, from)) && ep_placer_may_move(placer, layer, e, from, to)) {
             return e;
         }
     }
@@ -84,6 +84,7 @@ ep_err ep_placement_uniform(const ep_placement_input *input, ep_placement **out_
     }
     uint32_t moves_left = input->moves_max;
     for (uint32_t l = 0; l < input->layers_count && err == EP_OK; l++) {
+        ep_placer_spread(&placer, l, 0);
         balance_layer(&placer, l, &moves_left);
         ep_placer_count_missing(&placer, l, 0, placer.width);
     }

@@ -61,7 +61,10 @@ static void collect_nodes(const ep_coordinator_state *cluster, uint32_t model_in
         p->solver_node_of[n] = EP_PLACEMENT_NODE_GONE;
         if (cluster_node_offers(node, model_index) && (id == NULL || strcmp(node->numerics[model_index], id) == 0)) {
             p->nodes[p->nodes_count] = (ep_placement_node){
-                .node_id = node->node_id, .name = node->name, .capacity_bytes = capacity_left(cluster, node, model_index)};
+                .node_id = node->node_id,
+                .name = node->name,
+                .host = node->host,
+                .capacity_bytes = capacity_left(cluster, node, model_index)};
             p->node_of[p->nodes_count] = n;
             p->solver_node_of[n] = p->nodes_count++;
         }

@@ -235,6 +235,22 @@ static void load_all(int count)
     }
 }
 
+Test(coordinator_state, copies_are_on_different_hosts)
+{
+    start(2, 4, NULL);
+    for (int i = 0; i < 4; i++) { /* two on h0, two on h1 */
+        cr_assert_eq(join(i, NULL), EP_OK);
+    }
+    load_all(4);
+    assert_copies(2);
+    for (int l = 0; l < LAYERS; l++) {
+        for (uint32_t e = 0; e < EXPERTS; e++) {
+            cr_assert_eq(owns(0, l, e) + owns(1, l, e), 1, "layer %d, expert %u", l, e);
+        }
+    }
+    ep_coordinator_state_destroy(cluster);
+}
+
 /* Copies with other bits are no copies: the nodes of one numerics id hold everything, those of most nodes. */
 Test(coordinator_state, only_nodes_of_one_numerics_id_get_experts)
 {
