@@ -30,6 +30,7 @@ const ep_health_rule ep_health_rules[EP_HEALTH_CODES] = {
     [EP_HEALTH_CERTIFICATE_ENDED] = {"certificate-ended", true, false, "put new files in the place of the old ones; they are seen within a minute, or by expertctl reload"},
     [EP_HEALTH_TLS_REFUSED] = {"tls-refused", false, false, "repair the file that is named before a restart, then expertctl reload"},
     [EP_HEALTH_FEW_COPIES] = {"few-copies", false, false, "start another node, or lower copies"},
+    [EP_HEALTH_ONE_HOST] = {"one-host", false, false, "give the nodes of other hosts more memory (weight_bytes_max), or add nodes there"},
     [EP_HEALTH_NUMERICS] = {"numerics", false, false,
                             "give all nodes of a model the same build and the same numerics, portable where CPUs differ"},
     [EP_HEALTH_VERSIONS] = {"versions", false, false, "finish the roll-out, or repair the node that differs; expertctl model default NAME VERSION moves callers that name none"},
@@ -146,6 +147,44 @@ static void lack_add(expert_lack *lack, uint32_t layer, uint32_t expert)
     lack->layer = layer;
 }
 
+static bool on_one_host(const ep_routing_table *table, const uint32_t *nodes, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        if (table->nodes[nodes[i]].host[0] == '\0' || strcmp(table->nodes[nodes[i]].host, table->nodes[nodes[0]].host) != 0) {
+            return false;
+        }
+    }
+    return count > 1;
+}
+
+/* Another host holds copies, and these are all on one: that one's end takes the experts away. */
+static void judge_hosts(const ep_routing_table *table, uint32_t model_index, ep_health *health)
+{
+    const ep_routing_model *model = &table->models[model_index];
+    expert_lack near = {0};
+    uint32_t first_near = 0, first_node = UINT32_MAX;
+    bool are_several = false;
+    for (uint32_t l = 0; l < table->layers_count; l++) {
+        const ep_routing_layer *layer = &table->layers[l];
+        const uint32_t experts = layer->model_index == model_index ? layer->shape.experts + layer->shape.shared_experts : 0;
+        for (uint32_t e = 0; e < experts; e++) {
+            const uint32_t *nodes = layer->copies + layer->offsets[e], count = layer->offsets[e + 1] - layer->offsets[e];
+            first_node = first_node == UINT32_MAX && count > 0 ? nodes[0] : first_node;
+            for (uint32_t i = 0; i < count && !are_several; i++) {
+                are_several = strcmp(table->nodes[nodes[i]].host, table->nodes[first_node].host) != 0;
+            }
+            if (on_one_host(table, nodes, count)) {
+                first_near = near.experts == 0 ? layer->shape.layer : first_near;
+                lack_add(&near, layer->shape.layer, e);
+            }
+        }
+    }
+    if (are_several && near.experts > 0) {
+        add(health, EP_HEALTH_ONE_HOST, "model %s %s: all copies of %" PRIu64 " experts in %u layers are on one host, layer %u expert %u first",
+            model->name, model->version, near.experts, near.layers, first_near, near.expert);
+    }
+}
+
 static void judge_copies(const ep_routing_table *table, uint32_t model_index, uint32_t copies, bool is_mapped, ep_health *health)
 {
     const ep_routing_model *model = &table->models[model_index];
@@ -252,6 +291,7 @@ void ep_health_judge(const ep_health_facts *facts, ep_health *out_health)
     judge_service(facts, out_health);
     for (uint32_t m = 0; facts->table != NULL && m < facts->table->models_count; m++) {
         judge_copies(facts->table, m, cluster->copies, strcmp(cluster->policy, "static") == 0, out_health);
+        judge_hosts(facts->table, m, out_health);
         judge_model(facts->table, m, out_health);
     }
 }

@@ -224,6 +224,28 @@ Test(health, missing_and_few_copies_are_told_by_model)
     expect(EP_HEALTH_FEW_COPIES, "1 experts in 1 layers");
 }
 
+Test(health, copies_that_all_stand_on_one_host_are_told_when_there_are_others)
+{
+    const ep_layer_shape shape = {.layer = 7, .hidden = 8, .inner = 8, .experts = 2, .top_k = 2};
+    ep_routing_table_unref(f.table);
+    cr_assert_eq(ep_routing_table_create(3, 1, 1, &f.table), EP_OK);
+    cr_assert_eq(ep_routing_table_model_init(f.table, 0, "demo", "v1", 1), EP_OK);
+    cr_assert_eq(ep_routing_table_layer_init(f.table, 0, 0, &shape, 4), EP_OK);
+    memcpy(f.table->layers[0].offsets, (uint32_t[]){0, 2, 4}, 3 * sizeof(uint32_t));
+    memcpy(f.table->layers[0].copies, (uint32_t[]){2, 0, 0, 1}, 4 * sizeof(uint32_t));
+    f.facts.table = f.table;
+    strcpy(f.table->nodes[0].host, "h0");
+    strcpy(f.table->nodes[1].host, "h0");
+    strcpy(f.table->nodes[2].host, "h1");
+    expect(EP_HEALTH_ONE_HOST, "model demo v1: all copies of 1 experts in 1 layers are on one host, layer 7 expert 1 first");
+    strcpy(f.table->nodes[2].host, "h0");
+    judge();
+    cr_assert_eq(health.problems_count, 0u, "there is no other host");
+    f.table->nodes[0].host[0] = f.table->nodes[1].host[0] = '\0';
+    judge();
+    cr_assert_eq(health.problems_count, 0u, "hosts that are not known are alone");
+}
+
 Test(health, more_copies_wanted_than_nodes_is_told)
 {
     f.cluster.copies = 3;
