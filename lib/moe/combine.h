@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The canonical combine (DESIGN 3): acc = 0 in f32; for k = 0..K-1 in order acc = acc + scale[t,k] * row(t,k), multiply and
+ * The canonical combine: acc = 0 in f32; for k = 0..K-1 in order acc = acc + scale[t,k] * row(t,k), multiply and
  * add rounded separately; then shared experts' rows in index order, unweighted; then the caller's shared tensor; one
  * round-to-nearest-even to the output type. Zero, copy and constant experts are evaluated here from x. Source of the rule: the
  * Ascend A3 combine kernel.

@@ -2,7 +2,7 @@
 /*
  * Rows in 8 bits, for the wire and for 8-bit compute alike. Every step is rounded in f32 unless said otherwise.
  *
- *   int8 per row (DESIGN 3, int8 rows)
+ *   int8 per row
  *     amax over the row; d = 127.0f / amax; q = round-half-even(x * d); scale = 1.0f / d. Back: q * scale.
  *     amax = 0 or d not finite: q = 0, scale = 0. A non-finite element: q = 0, scale = NaN.
  *     With smooth scales every element is first multiplied by its channel's scale.

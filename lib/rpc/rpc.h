@@ -46,7 +46,7 @@ const ep_rpc_method *ep_rpc_method_by_name(const char *service, const char *meth
 /* All rows; count in *out_count. */
 const ep_rpc_method *ep_rpc_methods(size_t *out_count);
 
-/* Defaults of DESIGN section 5; every limit has a name. Fill with ep_rpc_limits_default, then change. */
+/* The defaults; every limit has a name. Fill with ep_rpc_limits_default, then change. */
 typedef struct ep_rpc_limits {
     size_t frame_bytes_max;          /* 16 MiB */
     size_t header_bytes_max;         /* 64 KiB */

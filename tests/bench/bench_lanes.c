@@ -246,7 +246,7 @@ static form_id other_of(form_id id)
 
 typedef enum metric { ROUND_TRIP, GOODPUT } metric;
 
-/* The bars of DESIGN 14; NAN: none. */
+/* The bars; NAN: none. */
 static double bar_of(form_id id, metric what, size_t bytes)
 {
     bool against_grpc = is_open(FORM_GRPC, 0) && ((id == FORM_RPC && bytes >= 14336) || id == FORM_RPC_BUSY);

@@ -110,7 +110,7 @@ EP_API ep_err ep_client_layer(ep_client *client, const char *model, const char *
                               ep_layer_desc *out_layer);
 EP_API ep_err ep_client_epoch(ep_client *client, uint64_t *out_term, uint64_t *out_number);
 
-/* Values as in the contract; see README "The contract of a layer". */
+/* Values as in the contract; see ARCHITECTURE.md, "The contract of a layer". */
 typedef enum ep_moe_result_form {
     EP_MOE_COMBINED = 0,
     EP_MOE_PARTIAL = 1,

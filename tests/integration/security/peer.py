@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A peer written from the frame format alone (ARCHITECTURE.md, lib/wire/frame.h's table, proto/*.proto), for attacks on running daemons. It shares no code
+"""A peer written from the frame format alone (lib/wire/frame.h's table, proto/*.proto), for attacks on running daemons. It shares no code
 with the wire library: sockets, struct and a hand-written protobuf encoding. Nothing here checks what it sends; that is the daemon's work."""
 import os, random, socket, ssl, struct, threading, time
 
