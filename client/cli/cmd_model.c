@@ -49,7 +49,7 @@ static const struct argp default_argp = {
     "NAME VERSION",
     "Sets the version of a model that callers get who name none."
     "\vUntil somebody sets it, it is the first version whose experts all had a copy. It stays while any node offers it, and a "
-    "coordinator with state_dir or state_etcd keeps it over a restart. Calls that have begun stay with the version they have. Only "
+    "coordinator with state_dir keeps it over a restart. Calls that have begun stay with the version they have. Only "
     "a version whose experts all have a copy can be set.\n\n"
     "Examples:\n"
     "  expertctl model default moe-30b 2026-11 --admin tcp://127.0.0.1:7412\n\n" EP_CLI_EXIT_HELP,

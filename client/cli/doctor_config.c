@@ -123,7 +123,8 @@ static void open_checkpoint(const char *path, ep_doctor_findings *io_findings)
         ep_checkpoint_survey_experts(checkpoint, &survey);
         if (survey.unreadable > 0) {
             ep_doctor_add(io_findings, survey.unreadable == survey.experts ? EP_DOCTOR_ERROR : EP_DOCTOR_WARN, "checkpoint",
-                          "copy the checkpoint again; README lists the formats that are read", "%s: %llu of %llu experts cannot be read, first %s (layer %d expert %d)",
+                          "copy the checkpoint again; the manual's page models lists the formats that are read",
+                          "%s: %llu of %llu experts cannot be read, first %s (layer %d expert %d)",
                           path, (unsigned long long)survey.unreadable, (unsigned long long)survey.experts, survey.first.text, (int)survey.first.layer,
                           (int)survey.first.expert);
         }

@@ -17,7 +17,7 @@ static const ep_usage_section sections[] = {
     {"FILES", "${XDG_CONFIG_HOME:-~/.config}/expertctl/contexts.yaml holds the contexts: one list of the flags of expertctl context add, "
               "with underscores. Tokens stay in the files that it names."},
     {"EXIT STATUS", EP_CLI_EXIT_HELP},
-    {"SEE ALSO", "expertd(8), expertd-coordinator(8)"},
+    {"SEE ALSO", "expertd(8), expertd-coordinator(8), and the manual in /usr/share/doc/expertd/manual"},
 };
 
 /* Fills out, unless it is NULL, with all commands, their verbs behind each, and help. Returns how many there are. */

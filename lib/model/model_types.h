@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What only the model's type tells, one row for each: how its router weighs, what its shared experts are, and what
- * config.json does not say because the framework's code does. README's table of models is printed from these rows
+ * config.json does not say because the framework's code does. The manual's table of models is printed from these rows
  * (expertctl model types).
  *
  * Threads  pure.
@@ -58,7 +58,7 @@ enum {
 typedef struct ep_model_type {
     const char *name;    /* model_type, without an ending _text */
     const char *aliases; /* other words for it, a space between; NULL none */
-    const char *models;  /* who is of this type; NULL: README does not name it */
+    const char *models;  /* who is of this type; NULL: the manual does not name it */
     ep_router_rule router;
     uint32_t marks;      /* EP_TYPE_... */
     uint32_t top_k;      /* when config.json has no key for it; 0: it must */

@@ -16,7 +16,7 @@ bool ref_family_has_pairs(enum ref_family family);
 bool ref_family_parse(const char *text, enum ref_family *out_family);
 /*
  * What daemons started with this environment take: what EXPERTD_NUMERICS names, else what this CPU is fastest with, cut at
- * the level of EXPERTD_CPU_FEATURES. Read once more from README ("Which arithmetic a node uses"): no code of theirs.
+ * the level of EXPERTD_CPU_FEATURES. Read once more from deploy/manual/numerics.md: no code of theirs.
  */
 enum ref_family ref_family_default(void);
 

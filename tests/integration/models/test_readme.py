@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""README's list of model types is that of the table in the code. test_readme.py EXPERTCTL README [--write]"""
+"""The manual's list of model types is that of the table in the code. test_readme.py EXPERTCTL PAGE [--write]"""
 import json, re, subprocess, sys, textwrap
 
 BEGIN, END = "<!-- model types: tests/integration/models/test_readme.py --write -->\n", "<!-- end of model types -->\n"
@@ -20,17 +20,17 @@ def text(types):
 
 
 def main():
-    expertctl, readme = sys.argv[1:3]
+    expertctl, page = sys.argv[1:3]
     types = json.loads(subprocess.run([expertctl, "model", "types", "-o", "json"], capture_output=True, text=True, timeout=60, check=True).stdout)
-    with open(readme) as f:
+    with open(page) as f:
         before = f.read()
-    assert before.count(BEGIN) == 1 and before.count(END) == 1, "README has no place for the model types"
+    assert before.count(BEGIN) == 1 and before.count(END) == 1, f"{page} has no place for the model types"
     after = re.sub(re.escape(BEGIN) + ".*?" + re.escape(END), lambda _: BEGIN + text(types) + END, before, flags=re.S)
     if sys.argv[3:] == ["--write"]:
-        with open(readme, "w") as f:
+        with open(page, "w") as f:
             f.write(after)
     elif after != before:
-        print(f"README's model types are not the code's; write them with: {' '.join(sys.argv)} --write")
+        print(f"the model types of {page} are not the code's; write them with: {' '.join(sys.argv)} --write")
         return 1
     return 0
 
