@@ -549,6 +549,7 @@ static ep_err start_busy(ep_call *call, ep_view *view, uint32_t tokens, uint64_t
         return err;
     }
     limits.decode_tokens_max = view->table->decode_tokens_max;
+    ep_retry_budget_share(&client->budget, ep_client_hedge_permille(&client->config, view->table));
     ep_flow_pick(&limits, call->spec.mode, &call->spec.batch, &call->layer->shape, &call->flow);
     err = ep_flow_check(&call->flow, &call->spec.batch, out_error);
     if (err != EP_OK) {

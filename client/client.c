@@ -27,7 +27,7 @@ void ep_client_config_init(ep_client_config *out_config)
                                      .calls_max = 1024,
                                      .chunk_bytes_max = 1 * MIB,
                                      .payload_crc = true,
-                                     .hedge_permille = 30};
+                                     .hedge_permille = EP_HEDGE_BY_POLICY};
 }
 
 void ep_moe_args_init(ep_moe_args *out_args)
@@ -126,7 +126,8 @@ static ep_err check_config(const ep_client_config *config, ep_error *out_error)
             EP_OK ||
         (err = check_number("prefill_window_tokens", config->prefill_window_tokens, 0, EP_TOKENS_MAX,
                             out_error)) != EP_OK ||
-        (err = check_number("hedge_permille", config->hedge_permille, 0, 1000, out_error)) != EP_OK) {
+        (config->hedge_permille != EP_HEDGE_BY_POLICY &&
+         (err = check_number("hedge_permille", config->hedge_permille, 0, EP_HEDGE_PERMILLE_MAX, out_error)) != EP_OK)) {
         return err;
     }
     if (config->numerics != NULL &&
@@ -277,7 +278,7 @@ ep_err ep_client_create(const ep_client_config *config, ep_client **out_client, 
     client->forward_method = ep_rpc_method_by_name("expertd.v1.ExpertService", "Forward");
     ep_fork_guard_init(&client->guard);
     ep_call_registry_init(&client->registry, config->calls_max);
-    ep_retry_budget_init(&client->budget, config->hedge_permille);
+    ep_retry_budget_init(&client->budget, 0); /* each call sets the share by its table */
     err = copy_config(config, &client->config);
     if (err != EP_OK) {
         ep_error_set(out_error, err, "no memory for a client");

@@ -48,6 +48,16 @@ struct ep_client {
     uint64_t window_bytes_max;
 };
 
+#define EP_HEDGE_PERMILLE_DEFAULT 30
+
+/* What the program says, else the table's policy, else the default. */
+static inline uint32_t ep_client_hedge_permille(const ep_client_config *config, const ep_routing_table *table)
+{
+    return config->hedge_permille != EP_HEDGE_BY_POLICY ? config->hedge_permille
+           : table->caller_policy.has_hedge_permille    ? table->caller_policy.hedge_permille
+                                                        : EP_HEDGE_PERMILLE_DEFAULT;
+}
+
 ep_client *ep_client_ref(ep_client *client);
 void ep_client_unref(ep_client *client);
 

@@ -25,12 +25,20 @@
 typedef struct ep_retry_budget {
     int64_t units;
     int64_t hedge_units;     /* each frame earns hedge_permille, each hedge costs EP_HEDGE_COST */
-    uint32_t hedge_permille; /* fixed from init on */
+    uint32_t hedge_permille; /* atomic */
 } ep_retry_budget;
 
 static inline void ep_retry_budget_init(ep_retry_budget *budget, uint32_t hedge_permille)
 {
     *budget = (ep_retry_budget){.units = EP_RETRY_BUDGET_START, .hedge_permille = hedge_permille};
+}
+
+/* Another share from now on. With 0 what was saved up pays for nothing either. */
+static inline void ep_retry_budget_share(ep_retry_budget *budget, uint32_t hedge_permille)
+{
+    if (__atomic_load_n(&budget->hedge_permille, __ATOMIC_RELAXED) != hedge_permille) { /* each call comes here */
+        __atomic_store_n(&budget->hedge_permille, hedge_permille, __ATOMIC_RELAXED);
+    }
 }
 
 static inline void ep_retry_units_add(int64_t *units, int64_t amount, int64_t max)
@@ -60,8 +68,9 @@ static inline bool ep_retry_units_take(int64_t *units, int64_t amount)
 /* count frames were sent for the first time. */
 static inline void ep_retry_budget_earn(ep_retry_budget *budget, uint32_t count)
 {
+    int64_t share = __atomic_load_n(&budget->hedge_permille, __ATOMIC_RELAXED);
     ep_retry_units_add(&budget->units, count, EP_RETRY_BUDGET_MAX);
-    ep_retry_units_add(&budget->hedge_units, (int64_t)count * budget->hedge_permille, EP_HEDGE_BUDGET_MAX);
+    ep_retry_units_add(&budget->hedge_units, count * share, EP_HEDGE_BUDGET_MAX);
 }
 
 /* Pays for one repeat; false when the budget does not allow it. */
@@ -74,6 +83,9 @@ static inline bool ep_retry_budget_take(ep_retry_budget *budget)
 static inline bool ep_retry_budget_take_hedge(ep_retry_budget *budget, uint32_t frames)
 {
     int64_t cost = (int64_t)frames * EP_HEDGE_COST;
+    if (__atomic_load_n(&budget->hedge_permille, __ATOMIC_RELAXED) == 0) {
+        return false;
+    }
     if (!ep_retry_units_take(&budget->hedge_units, cost)) {
         return false;
     }

@@ -236,3 +236,11 @@ uint64_t ep_routing_table_checksum(const ep_routing_table *table)
     }
     return digest;
 }
+
+uint64_t ep_routing_table_policy_checksum(const ep_routing_table *table)
+{
+    const ep_caller_policy *policy = &table->caller_policy;
+    uint64_t digest = digest_u64(ep_routing_table_checksum(table), policy->revision);
+    digest = digest_u64(digest, policy->has_hedge_permille);
+    return digest_u64(digest, policy->hedge_permille);
+}

@@ -51,11 +51,21 @@ typedef struct ep_routing_layer {
     uint32_t *copies;               /* node indexes of expert i: copies[offsets[i] .. offsets[i+1]) */
 } ep_routing_layer;
 
+/* What operators set for all callers. */
+typedef struct ep_caller_policy {
+    uint64_t revision;              /* grows with each change; 0: nothing was ever set */
+    bool has_hedge_permille;
+    uint32_t hedge_permille;
+} ep_caller_policy;
+
+#define EP_HEDGE_PERMILLE_MAX 1000
+
 typedef struct ep_routing_table {
     uint32_t refs;                  /* private */
     ep_epoch epoch;
     char policy[EP_POLICY_BYTES];
     uint32_t decode_tokens_max;     /* mode auto: T up to this is decode */
+    ep_caller_policy caller_policy; /* not in the checksum, which builds that do not know it must find too */
     uint32_t nodes_count;
     ep_routing_node *nodes;
     uint32_t models_count;
@@ -89,5 +99,7 @@ const ep_routing_model *ep_routing_table_find_model(const ep_routing_table *tabl
 const ep_routing_layer *ep_routing_table_find_layer(const ep_routing_table *table, uint32_t model_index, uint32_t layer);
 /* 64-bit digest of the content (FNV-1a over a canonical walk); equal tables, equal checksum. Finds damage, not malice. */
 uint64_t ep_routing_table_checksum(const ep_routing_table *table);
+/* The same of caller_policy and that digest: a policy of another table does not fit. */
+uint64_t ep_routing_table_policy_checksum(const ep_routing_table *table);
 
 #endif

@@ -154,6 +154,25 @@ static bool encode_layers(const ep_routing_table *table, snapshot_message *snaps
     return snapshot->layers != NULL;
 }
 
+static bool encode_policy(const ep_routing_table *table, snapshot_message *snapshot)
+{
+    const ep_caller_policy *policy = &table->caller_policy;
+    if (policy->revision == 0) {
+        return true;
+    }
+    Expertd__V1__CallerPolicy *message = malloc(sizeof(*message));
+    if (message == NULL) {
+        return false;
+    }
+    expertd__v1__caller_policy__init(message);
+    message->revision = policy->revision;
+    message->has_hedge_permille = policy->has_hedge_permille;
+    message->hedge_permille = policy->hedge_permille;
+    message->checksum = ep_routing_table_policy_checksum(table);
+    snapshot->caller_policy = message;
+    return true;
+}
+
 ep_err ep_placement_encode(const ep_routing_table *table, Expertd__V1__PlacementSnapshot **out_snapshot)
 {
     snapshot_message *snapshot = malloc(sizeof(*snapshot));
@@ -172,7 +191,7 @@ ep_err ep_placement_encode(const ep_routing_table *table, Expertd__V1__Placement
     snapshot->decode_tokens_max = table->decode_tokens_max;
     snapshot->checksum = ep_routing_table_checksum(table);
     if (!set_string(&snapshot->policy, table->policy) || !encode_nodes(table, snapshot) ||
-        !encode_models(table, snapshot) || !encode_layers(table, snapshot)) {
+        !encode_models(table, snapshot) || !encode_layers(table, snapshot) || !encode_policy(table, snapshot)) {
         ep_placement_snapshot_free(snapshot);
         return EP_ERR_NO_MEMORY;
     }
@@ -374,6 +393,30 @@ static ep_err decode_layer(const layer_message *message, ep_routing_table *table
     return decode_copies(message, ids, &table->layers[index], out_error);
 }
 
+/* After the table's own checksum. Whoever acts on a damaged policy hedges as nobody wants: the table is refused with it. */
+static ep_err decode_policy(const Expertd__V1__CallerPolicy *message, ep_routing_table *table, ep_error *out_error)
+{
+    if (message == NULL) {
+        return EP_OK;
+    }
+    table->caller_policy = (ep_caller_policy){.revision = message->revision,
+                                              .has_hedge_permille = message->has_hedge_permille,
+                                              .hedge_permille = message->hedge_permille};
+    if (message->checksum != ep_routing_table_policy_checksum(table)) {
+        return ep_error_set(out_error, EP_ERR_DATA_LOSS,
+                            "checksum of the snapshot's policy is %016" PRIx64 ", its content gives %016" PRIx64,
+                            message->checksum, ep_routing_table_policy_checksum(table));
+    }
+    if (message->revision == 0) {
+        return BAD("the snapshot's policy has revision 0: allowed 1 or more");
+    }
+    if (message->hedge_permille > (message->has_hedge_permille ? EP_HEDGE_PERMILLE_MAX : 0)) {
+        return BAD("the snapshot's policy has hedge_permille %" PRIu32 ": allowed 0..%d", message->hedge_permille,
+                   message->has_hedge_permille ? EP_HEDGE_PERMILLE_MAX : 0);
+    }
+    return EP_OK;
+}
+
 static ep_err decode_parts(const snapshot_message *snapshot, ep_routing_table *table, id_index *ids,
                            ep_error *out_error)
 {
@@ -395,7 +438,7 @@ static ep_err decode_parts(const snapshot_message *snapshot, ep_routing_table *t
                            "checksum of the snapshot is %016" PRIx64 ", its content gives %016" PRIx64,
                            snapshot->checksum, ep_routing_table_checksum(table));
     }
-    return err;
+    return err != EP_OK ? err : decode_policy(snapshot->caller_policy, table, out_error);
 }
 
 ep_err ep_placement_decode(const Expertd__V1__PlacementSnapshot *snapshot, ep_routing_table **out_table,

@@ -24,8 +24,11 @@ void client_start(world *w, uint32_t index)
     ep_client_config_init(&config);
     config.coordinator_url = "sim://coordinator";
     config.prefill_window_tokens = 3;
-    c->hedge_permille = world_below(w, 3) == 0 ? 1000 : config.hedge_permille;
-    config.hedge_permille = c->hedge_permille;
+    c->hedge_permille = 30; /* the default */
+    if (world_below(w, 3) == 0) {
+        c->hedge_permille = 1000;
+        config.hedge_permille = c->hedge_permille;
+    }
     SIM_CHECK(ep_client_create(&config, &c->client, &error) == EP_OK, "no client: %s", error.text);
     ep_sim_enter(sim_env, old);
 }

@@ -133,7 +133,7 @@ static bool one_large_window(remote_nodes *r)
     ep_client *client = remote_nodes_client(r, NULL);
     wait_for_all_nodes(client);
     client->flow.window_bytes_max = (size_t)FITTING * 2 * 256 * 2;
-    client->budget.hedge_permille = 0;
+    client->config.hedge_permille = 0;
     for (size_t m = 0; m < EP_ARRAY_COUNT(modes); m++) {
         batch b;
         ep_call *call[WARM + COUNTED];
@@ -177,7 +177,7 @@ int main(void)
     remote_nodes_start(&r, "n", NODES, 2, 256);
     bool large_ok = one_large_window(&r);
     r.h.client = remote_nodes_client(&r, NULL);
-    r.h.client->budget.hedge_permille = 1000;
+    r.h.client->config.hedge_permille = 1000;
     for (uint32_t i = 0; i < PREPARED; i++) {
         batch_make(&batches[i], &r.h, 4, 2, i);
         if (ep_call_create(r.h.client, &batches[i].args, &batches[i].out_tensor, &calls[i], &error) !=

@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "call_state.h"
+#include "client_core.h"
 
 #define MS EP_NS_PER_MS
 #define DEADLINE (1000 * MS)
@@ -325,4 +326,37 @@ Test(call_hedge, a_full_copy_is_asked_again_when_it_said)
     hedge(a, 1, true, h);
     step(EP_EVENT_FAILED, h[0], &full);
     cr_assert_eq(state.parcels[a].look_ns, now + EP_CALL_PAUSE_MIN_US * EP_NS_PER_US);
+}
+
+/* The program's own setting, then the table's policy, then the default. */
+Test(call_hedge, who_decides_the_share)
+{
+    ep_routing_table table = {.epoch = {1, 1}};
+    ep_client_config config;
+    ep_client_config_init(&config);
+    cr_assert_eq(ep_client_hedge_permille(&config, &table), 30u);
+    table.caller_policy = (ep_caller_policy){.revision = 1};
+    cr_assert_eq(ep_client_hedge_permille(&config, &table), 30u);
+    table.caller_policy = (ep_caller_policy){.revision = 2, .has_hedge_permille = true, .hedge_permille = 0};
+    cr_assert_eq(ep_client_hedge_permille(&config, &table), 0u);
+    table.caller_policy.hedge_permille = 90;
+    cr_assert_eq(ep_client_hedge_permille(&config, &table), 90u);
+    config.hedge_permille = 30;
+    cr_assert_eq(ep_client_hedge_permille(&config, &table), 30u);
+    config.hedge_permille = 0;
+    cr_assert_eq(ep_client_hedge_permille(&config, &table), 0u);
+}
+
+Test(call_hedge, another_share_holds_from_then_on)
+{
+    ep_retry_budget_init(&budget, 1000);
+    ep_retry_budget_earn(&budget, 100);
+    ep_retry_budget_share(&budget, 0);
+    cr_assert(!ep_retry_budget_take_hedge(&budget, 1), "what was saved up pays for none when nothing shall be hedged");
+    ep_retry_budget_init(&budget, 0);
+    ep_retry_budget_earn(&budget, 100);
+    ep_retry_budget_share(&budget, 10);
+    cr_assert(!ep_retry_budget_take_hedge(&budget, 1), "nothing was earned before");
+    ep_retry_budget_earn(&budget, 100);
+    cr_assert(ep_retry_budget_take_hedge(&budget, 1));
 }

@@ -150,6 +150,10 @@ Test(routing_table, the_checksum_sees_every_field)
     CHANGES(b->layers[2].copies[5], 2);
 #undef CHANGES
     cr_assert_eq(ep_routing_table_checksum(b), sum);
+    const uint64_t policy_sum = ep_routing_table_policy_checksum(b);
+    b->caller_policy.revision = 4;
+    cr_assert_eq(ep_routing_table_checksum(b), sum, "builds without a policy find another checksum");
+    cr_assert_neq(ep_routing_table_policy_checksum(b), policy_sum);
     ep_routing_table_unref(b);
 }
 

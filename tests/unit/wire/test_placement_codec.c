@@ -64,6 +64,10 @@ static ep_routing_table *random_table(uint64_t seed)
     cr_assert_eq(ep_routing_table_create(1 + below(&state, 6), models, layers, &table), EP_OK);
     table->epoch = (ep_epoch){below(&state, 3), below(&state, 1000)};
     table->decode_tokens_max = below(&state, 500);
+    if (below(&state, 2) == 0) {
+        table->caller_policy = (ep_caller_policy){.revision = 1 + below(&state, 9), .has_hedge_permille = below(&state, 2) == 0};
+        table->caller_policy.hedge_permille = table->caller_policy.has_hedge_permille ? below(&state, 1001) : 0;
+    }
     strcpy(table->policy, below(&state, 2) ? "uniform" : "");
     for (uint32_t n = 0; n < table->nodes_count; n++) {
         table->nodes[n].node_id = 1000 - 7 * n; /* ids are not indexes, and not ascending */
@@ -95,6 +99,7 @@ static uint8_t *to_bytes(const ep_routing_table *table, size_t *out_bytes)
 static void check_equal(const ep_routing_table *a, const ep_routing_table *b)
 {
     cr_assert_eq(ep_routing_table_checksum(a), ep_routing_table_checksum(b));
+    cr_assert_eq(ep_routing_table_policy_checksum(a), ep_routing_table_policy_checksum(b));
     cr_assert_eq(a->nodes_count, b->nodes_count);
     cr_assert_eq(memcmp(a->nodes, b->nodes, a->nodes_count * sizeof(*a->nodes)), 0);
     cr_assert_eq(a->models_count, b->models_count);
@@ -279,4 +284,80 @@ Test(placement_codec, names_every_mistake)
     s = good_snapshot();
     s->epoch->number = 3;
     expect_refused(s, EP_ERR_DATA_LOSS, "checksum of the snapshot is");
+}
+
+/* ---- the policy ---- */
+
+static Expertd__V1__PlacementSnapshot *with_policy(void)
+{
+    Expertd__V1__PlacementSnapshot *snapshot = good_snapshot();
+    ep_routing_table *table;
+    ep_error error;
+    cr_assert_eq(ep_placement_decode(snapshot, &table, &error), EP_OK, "%s", error.text);
+    ep_placement_snapshot_free(snapshot);
+    table->caller_policy = (ep_caller_policy){.revision = 3, .has_hedge_permille = true, .hedge_permille = 7};
+    cr_assert_eq(ep_placement_encode(table, &snapshot), EP_OK);
+    ep_routing_table_unref(table);
+    return snapshot;
+}
+
+/* A policy that another sender signed: only what is in it is wrong. */
+static Expertd__V1__PlacementSnapshot *with_signed_policy(ep_caller_policy policy)
+{
+    Expertd__V1__PlacementSnapshot *snapshot = with_policy();
+    ep_routing_table *table;
+    ep_error error;
+    cr_assert_eq(ep_placement_decode(snapshot, &table, &error), EP_OK, "%s", error.text);
+    table->caller_policy = policy;
+    snapshot->caller_policy->revision = policy.revision;
+    snapshot->caller_policy->has_hedge_permille = policy.has_hedge_permille;
+    snapshot->caller_policy->hedge_permille = policy.hedge_permille;
+    snapshot->caller_policy->checksum = ep_routing_table_policy_checksum(table);
+    ep_routing_table_unref(table);
+    return snapshot;
+}
+
+Test(placement_codec, a_damaged_policy_is_refused_with_its_table)
+{
+    Expertd__V1__PlacementSnapshot *s;
+#define DAMAGED(change)                                                                                      \
+    do {                                                                                                     \
+        s = with_policy();                                                                                   \
+        change;                                                                                              \
+        expect_refused(s, EP_ERR_DATA_LOSS, "checksum of the snapshot's policy is");                         \
+    } while (0)
+    DAMAGED(s->caller_policy->revision = 4);
+    DAMAGED(s->caller_policy->hedge_permille = 1000);
+    DAMAGED(s->caller_policy->has_hedge_permille = false);
+    DAMAGED(s->caller_policy->checksum ^= 1);
+#undef DAMAGED
+    expect_refused(with_signed_policy((ep_caller_policy){.revision = 0}), EP_ERR_INVALID_ARGUMENT, "policy has revision 0: allowed 1 or more");
+    expect_refused(with_signed_policy((ep_caller_policy){.revision = 1, .has_hedge_permille = true, .hedge_permille = 1001}),
+                   EP_ERR_INVALID_ARGUMENT, "hedge_permille 1001: allowed 0..1000");
+    expect_refused(with_signed_policy((ep_caller_policy){.revision = 1, .hedge_permille = 5}), EP_ERR_INVALID_ARGUMENT,
+                   "hedge_permille 5: allowed 0..0");
+}
+
+Test(placement_codec, the_policy_of_another_table_does_not_fit)
+{
+    Expertd__V1__PlacementSnapshot *s = with_policy(), *other = good_snapshot();
+    ep_routing_table *table;
+    ep_error error;
+    other->epoch->number++;
+    cr_assert_eq(ep_placement_decode(with_policy(), &table, &error), EP_OK);
+    table->epoch.number++;
+    other->checksum = ep_routing_table_checksum(table);
+    ep_routing_table_unref(table);
+    other->caller_policy = s->caller_policy;
+    s->caller_policy = NULL;
+    ep_placement_snapshot_free(s);
+    expect_refused(other, EP_ERR_DATA_LOSS, "checksum of the snapshot's policy is");
+}
+
+Test(placement_codec, builds_that_know_no_policy_find_the_same_checksum)
+{
+    Expertd__V1__PlacementSnapshot *s = with_policy(), *plain = good_snapshot();
+    cr_assert_eq(s->checksum, plain->checksum);
+    ep_placement_snapshot_free(s);
+    ep_placement_snapshot_free(plain);
 }
