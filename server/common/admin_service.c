@@ -4,13 +4,14 @@
 
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "admin.pb-c.h"
 #include "options/options_internal.h"
 #include "common/version.h"
 #include "moe/routing_table.h"
 
-typedef enum order_kind { ORDER_DRAIN, ORDER_RELOAD, ORDER_CONFIG, ORDER_DEFAULT } order_kind;
+typedef enum order_kind { ORDER_DRAIN, ORDER_RELOAD, ORDER_CONFIG, ORDER_DEFAULT, ORDER_POLICY } order_kind;
 
 /* A call that waits for the loop. */
 typedef struct order {
@@ -19,12 +20,14 @@ typedef struct order {
     union {
         const Expertd__V1__DrainRequest *drain;
         const Expertd__V1__DefaultVersionRequest *set_default;
+        const Expertd__V1__PolicyRequest *policy;
     } request; /* valid until the call is finished */
     union {
         Expertd__V1__DrainReply_Closure drain;
         Expertd__V1__ReloadReply_Closure reload;
         Expertd__V1__ConfigReply_Closure config;
         Expertd__V1__DefaultVersionReply_Closure set_default;
+        Expertd__V1__PolicyReply_Closure policy;
     } reply;
     struct order *next;
 } order;
@@ -99,6 +102,12 @@ static void on_set_default_version(Expertd__V1__Admin_Service *rpc, const Expert
                      .kind = ORDER_DEFAULT, .call = closure_data, .request.set_default = request, .reply.set_default = closure});
 }
 
+static void on_policy(Expertd__V1__Admin_Service *rpc, const Expertd__V1__PolicyRequest *request, Expertd__V1__PolicyReply_Closure closure,
+                      void *closure_data)
+{
+    enqueue(rpc, &(order){.kind = ORDER_POLICY, .call = closure_data, .request.policy = request, .reply.policy = closure});
+}
+
 static const Expertd__V1__Admin_Service rpc_template = EXPERTD__V1__ADMIN__INIT(on_);
 
 /* ---- on the loop's thread ---- */
@@ -141,6 +150,16 @@ static void do_set_default(ep_admin_service *self, const order *asked)
     ep_rpc_call_finish(asked->call, EP_OK, NULL);
 }
 
+static void do_policy(ep_admin_service *self, const order *asked)
+{
+    ep_error error;
+    ep_error_clear(&error);
+    ep_err err = self->config.policy != NULL
+                     ? self->config.policy(self->config.arg, asked->request.policy, asked->reply.policy, asked->call, &error)
+                     : ep_error_set(&error, EP_ERR_UNIMPLEMENTED, "a node has no policy of its own: ask the coordinator");
+    ep_rpc_call_finish(asked->call, err, err != EP_OK ? &error : NULL);
+}
+
 static void do_reload(ep_admin_service *self, const order *asked)
 {
     Expertd__V1__ReloadReply reply = EXPERTD__V1__RELOAD_REPLY__INIT;
@@ -161,8 +180,9 @@ static void do_reload(ep_admin_service *self, const order *asked)
 }
 
 /* The value that is in force: one that waits for a restart is not shown. */
-static bool fill_entry(const ep_reload *reload, size_t index, Expertd__V1__ConfigEntry *out_entry)
+static bool fill_entry(const ep_admin_config *config, size_t index, ep_admin_override *override, Expertd__V1__ConfigEntry *out_entry)
 {
+    const ep_reload *reload = config->reload;
     ep_options_entry entry;
     const ep_option *option = &reload->started->spec->options[index];
     if (ep_options_entry_read(ep_reload_in_force(reload, option), index, &entry) != EP_OK) {
@@ -173,7 +193,12 @@ static bool fill_entry(const ep_reload *reload, size_t index, Expertd__V1__Confi
     out_entry->value = entry.value;
     out_entry->origin = (char *)(uintptr_t)entry.origin;
     out_entry->reloadable = option->reloadable;
-    return true;
+    if (config->overrides != NULL && config->overrides(config->arg, option->name, override)) {
+        free(entry.value);
+        out_entry->value = strdup(override->value);
+        out_entry->origin = override->origin;
+    }
+    return out_entry->value != NULL;
 }
 
 static void do_config(ep_admin_service *self, const order *asked)
@@ -182,11 +207,12 @@ static void do_config(ep_admin_service *self, const order *asked)
     const ep_reload *reload = self->config.reload;
     size_t count = ep_options_count(reload->started);
     Expertd__V1__ConfigEntry *entries = calloc(count, sizeof(*entries));
+    ep_admin_override *overrides = calloc(count, sizeof(*overrides));
     reply.entries = calloc(count, sizeof(*reply.entries));
-    bool good = entries != NULL && reply.entries != NULL;
+    bool good = entries != NULL && overrides != NULL && reply.entries != NULL;
     while (good && reply.n_entries < count) {
         Expertd__V1__ConfigEntry *entry = &entries[reply.n_entries];
-        good = fill_entry(reload, reply.n_entries, entry);
+        good = fill_entry(&self->config, reply.n_entries, &overrides[reply.n_entries], entry);
         reply.entries[reply.n_entries] = entry;
         reply.n_entries += good;
     }
@@ -202,6 +228,7 @@ static void do_config(ep_admin_service *self, const order *asked)
         free(entries[i].value);
     }
     free(entries);
+    free(overrides);
     free(reply.entries);
 }
 
@@ -234,6 +261,9 @@ static void on_task(void *arg)
             break;
         case ORDER_DEFAULT:
             do_set_default(self, asked);
+            break;
+        case ORDER_POLICY:
+            do_policy(self, asked);
             break;
         }
         free(asked);

@@ -8,6 +8,7 @@
 #ifndef EP_SERVER_COMMON_ADMIN_SERVICE_H
 #define EP_SERVER_COMMON_ADMIN_SERVICE_H
 
+#include "admin.pb-c.h"
 #include "common/reload.h"
 #include "common/service_loop.h"
 #include "rpc/rpc.h"
@@ -21,6 +22,12 @@ typedef struct ep_admin_drain {
     char note[EP_ERROR_TEXT_BYTES]; /* "" none */
 } ep_admin_drain;
 
+/* What is in force instead of the configuration's value. */
+typedef struct ep_admin_override {
+    char value[64];
+    char origin[64];
+} ep_admin_override;
+
 /* Callbacks run on the loop's thread. */
 typedef struct ep_admin_config {
     ep_service_loop *loop;   /* borrowed, like reload */
@@ -31,6 +38,11 @@ typedef struct ep_admin_config {
     ep_err (*run_reload)(void *arg, ep_reload_report *out_report, ep_error *out_error);
     /* As the SetDefaultVersion method; out_before[EP_VERSION_BYTES]. NULL: not a coordinator, the call is UNIMPLEMENTED. */
     ep_err (*set_default)(void *arg, const char *model, const char *version, char *out_before, ep_error *out_error);
+    /* As the Policy method; answers through closure. NULL: not a coordinator, the call is UNIMPLEMENTED. */
+    ep_err (*policy)(void *arg, const Expertd__V1__PolicyRequest *request, Expertd__V1__PolicyReply_Closure closure, void *closure_data,
+                     ep_error *out_error);
+    /* True when the policy stands in for what the configuration says of the key; NULL: never. */
+    bool (*overrides)(void *arg, const char *key, ep_admin_override *out_override);
     void *arg;
 } ep_admin_config;
 

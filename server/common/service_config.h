@@ -11,6 +11,7 @@
 #include "rpc/rpc_door.h"
 #include "transport/address.h"
 
+#define EP_STEP_GROUP_US_MAX 1000000 /* a node's option, and a key of the coordinator's policy */
 #define EP_LISTEN_MAX 8
 
 extern const ep_option ep_listen_fields[1]; /* {"url"} */

@@ -20,6 +20,7 @@
 #include "common/service_loop.h"
 #include "common/version.h"
 #include "coordinator/gateway.h"
+#include "coordinator/policy_report.h"
 #include "coordinator/service.h"
 #include "coordinator/statistics.h"
 #include "coordinator/table_store_sqlite.h"
@@ -133,6 +134,19 @@ static ep_err on_set_default(void *arg, const char *model, const char *version, 
     return ep_coordinator_service_set_default(self->service, model, version, out_before, out_error);
 }
 
+static ep_err on_policy(void *arg, const Expertd__V1__PolicyRequest *request, Expertd__V1__PolicyReply_Closure closure, void *closure_data,
+                        ep_error *out_error)
+{
+    coordinator *self = arg;
+    return ep_policy_report_answer(self->service, self->reload, request, closure, closure_data, out_error);
+}
+
+static bool on_overrides(void *arg, const char *key, ep_admin_override *out_override)
+{
+    coordinator *self = arg;
+    return ep_policy_report_override(self->service, key, out_override);
+}
+
 static ep_err add_admin(coordinator *self, ep_error *out_error)
 {
     const ep_admin_config admin = {.loop = self->loop,
@@ -140,6 +154,8 @@ static ep_err add_admin(coordinator *self, ep_error *out_error)
                                    .drain = on_drain,
                                    .run_reload = run_reload,
                                    .set_default = on_set_default,
+                                   .policy = on_policy,
+                                   .overrides = on_overrides,
                                    .arg = self};
     ep_err err = ep_admin_service_create(&admin, &self->admin);
     return err == EP_OK ? ep_rpc_server_add_service(self->server, ep_admin_service_rpc(self->admin), out_error)
@@ -355,7 +371,7 @@ static ep_err start_service(coordinator *self, ep_error *out_error)
             return err != EP_ERR_IO ? err : ep_error_prefix(out_error, err, "make room on the disk of state_dir, or repair its rights");
         }
         ep_log(EP_LOG_INFO, "state-restored", EP_KV(path, self->store->place), EP_KV(term, cluster.term),
-               EP_KV(nodes, kept.nodes_count), EP_KV(nodes_drained, kept.drained_count),
+               EP_KV(nodes, kept.nodes_count), EP_KV(nodes_drained, kept.drained_count), EP_KV(policy_revision, kept.policy.revision),
                EP_KV(has_table, (bool)(kept.published != NULL)));
     }
     ep_err err = ep_coordinator_service_create(&cluster, self->store, &kept, &self->service);

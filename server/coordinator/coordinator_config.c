@@ -42,7 +42,7 @@ static const ep_option coordinator_options[] = {
      .help = "Missing reports after which a node leaves the routing table"},
     {.name = "restore_ms", .type = EP_OPTION_MS, .max = 86400000, .default_text = "10s",
      .help = "How long a silent node may be away before its experts are given to others"},
-    {.name = "decode_tokens_max", .type = EP_OPTION_INT, .unit = "tokens", .max = 65536, .default_text = "256",
+    {.name = "decode_tokens_max", .type = EP_OPTION_INT, .unit = "tokens", .min = 1, .max = 65536, .default_text = "256",
      .help = "Mode auto: batches up to this size are decode, larger ones prefill"},
     {.name = "gateway", .type = EP_OPTION_BOOL, .default_text = "true", .help = "Serve whole batches of clients that do not route"},
     {.name = "gateway_calls_max", .type = EP_OPTION_INT, .min = 1, .max = 65536, .default_text = "256", .help = "Gateway calls in flight"},

@@ -49,6 +49,8 @@ struct ep_coordinator_service {
     ep_table_keeper *keeper;     /* NULL: memory */
     uint64_t revision_kept;      /* of the cluster, the newest that is written */
     uint64_t revision_asked;     /* the newest that the keeper was told of */
+    uint64_t policy_changed;     /* of the cluster, when the policy was set last */
+    ep_policy policy_served;     /* what nodes have, as served */
     ep_routing_table *served;    /* what watchers have; with a store older than the cluster's while that is not written */
     ep_epoch committed;          /* of the moment of served */
     ep_err placement_error_logged;
@@ -142,11 +144,12 @@ static void log_nodes(ep_coordinator_service *self)
     }
 }
 
-/* Lock held. Serves a table and tells watchers; nodes may drop what an older one needed. */
+/* Lock held. Serves a table and tells watchers; nodes may drop what an older one needed, and go by the policy. */
 static void adopt(ep_coordinator_service *self, ep_routing_table *table, const Expertd__V1__PlacementSnapshot *snapshot,
-                  ep_epoch committed)
+                  ep_epoch committed, const ep_policy *policy)
 {
     self->committed = committed;
+    self->policy_served = *policy;
     if (snapshot == NULL) {
         return;
     }
@@ -195,7 +198,7 @@ static void publish(ep_coordinator_service *self)
         return;
     }
     if (encode_news(self->served, table, &snapshot)) {
-        adopt(self, table, snapshot, ep_coordinator_state_committed_epoch(self->cluster));
+        adopt(self, table, snapshot, ep_coordinator_state_committed_epoch(self->cluster), ep_coordinator_state_get_policy(self->cluster));
     }
     if (snapshot != NULL) {
         ep_placement_snapshot_free(snapshot);
@@ -280,7 +283,7 @@ static bool on_written(void *arg, const ep_table_job *job)
     self->stats.store_writes++;
     if (good) {
         self->revision_kept = job->revision;
-        adopt(self, table, snapshot, job->committed);
+        adopt(self, table, snapshot, job->committed, &job->kept.policy);
     }
     pthread_mutex_unlock(&self->lock);
     if (snapshot != NULL) {
@@ -351,6 +354,21 @@ static ep_err check_caller(const ep_coordinator_service *self, const ep_rpc_call
     return check_url(&self->config, request, out_error);
 }
 
+/* Lock held. What nodes read of the policy, as far as it is written; NULL: nothing. */
+static Expertd__V1__NodePolicy *node_policy(const ep_coordinator_service *self, Expertd__V1__NodePolicy *out_policy)
+{
+    const ep_policy *policy = &self->policy_served;
+    const ep_policy_value *window = &policy->values[EP_POLICY_STEP_GROUP_US];
+    if (policy->revision == 0) {
+        return NULL;
+    }
+    expertd__v1__node_policy__init(out_policy);
+    out_policy->revision = policy->revision;
+    out_policy->has_step_group_us = window->revision != 0;
+    out_policy->step_group_us = (uint32_t)window->number;
+    return out_policy;
+}
+
 static void on_register_node(Expertd__V1__Coordinator_Service *rpc, const Expertd__V1__RegisterRequest *request,
                         Expertd__V1__RegisterReply_Closure closure, void *closure_data)
 {
@@ -388,7 +406,9 @@ static void on_register_node(Expertd__V1__Coordinator_Service *rpc, const Expert
            EP_KV(node_id, reply.node_id));
     announce(self);
     Expertd__V1__Epoch committed = epoch_message(self->committed);
+    Expertd__V1__NodePolicy policy;
     reply.committed = &committed;
+    reply.policy = node_policy(self, &policy);
     /* Without memory: none, until the first heartbeat. */
     (void)ep_coordinator_state_neighbours(self->cluster, request->node, &reply.neighbours, &reply.n_neighbours);
     (void)EP_FAILPOINT(register_before_reply);
@@ -406,7 +426,7 @@ static void fill_leaving(ep_coordinator_service *self, const Expertd__V1__Heartb
 {
     if (strcmp(request->state, "leaving") == 0) {
         ep_coordinator_state_leaving(self->cluster, request->node, drain);
-        ep_drain_report_complete(self->cluster, &self->config, self->served, false, drain);
+        ep_drain_report_complete(self->cluster, ep_coordinator_state_in_force(self->cluster), self->served, false, drain);
         reply->copies_listed = drain->copies_to_move;
         reply->note = drain->note;
     }
@@ -417,6 +437,7 @@ static void on_heartbeat(Expertd__V1__Coordinator_Service *rpc, const Expertd__V
 {
     ep_coordinator_service *self = self_of(rpc);
     Expertd__V1__HeartbeatReply reply = EXPERTD__V1__HEARTBEAT_REPLY__INIT;
+    Expertd__V1__NodePolicy policy;
     ep_coordinator_drain drain;
     ep_error error;
     bool reregister = false;
@@ -452,6 +473,7 @@ static void on_heartbeat(Expertd__V1__Coordinator_Service *rpc, const Expertd__V
         reply.epoch = &epoch;
         reply.committed = &committed;
         reply.reregister = reregister;
+        reply.policy = node_policy(self, &policy);
         fill_leaving(self, request, &drain, &reply);
         closure(&reply, closure_data);
     }
@@ -599,7 +621,7 @@ static bool status_init(ep_coordinator_service *self, status_parts *parts)
     parts->epoch = epoch_message(self->served != NULL ? self->served->epoch : (ep_epoch){0});
     reply->epoch = &parts->epoch;
     reply->policy = (char *)(uintptr_t)ep_coordinator_state_policy(&self->config);
-    reply->copies = self->config.copies;
+    reply->copies = ep_coordinator_state_in_force(self->cluster)->copies;
     reply->watchers = self->stats.watchers;
     reply->uptime_us = (now_ns - self->started_ns) / EP_NS_PER_US;
     reply->store = self->store != NULL ? self->store->place : "memory";
@@ -697,6 +719,7 @@ static ep_err restore(ep_coordinator_service *self, const ep_coordinator_kept *k
     ep_routing_table *table = ep_coordinator_state_table(self->cluster);
     self->served = table != NULL ? ep_routing_table_ref(table) : NULL;
     self->committed = ep_coordinator_state_committed_epoch(self->cluster);
+    self->policy_served = kept->policy;
     (void)EP_FAILPOINT(served_restored);
     err = ep_table_keeper_create(&config, &self->keeper);
     if (err == EP_OK) {
@@ -799,7 +822,7 @@ ep_err ep_coordinator_service_drain(ep_coordinator_service *self, const char *no
     ep_err err = ep_coordinator_state_drain(self->cluster, node, undo, out_drain, out_error);
     if (err == EP_OK) {
         announce(self);
-        ep_drain_report_complete(self->cluster, &self->config, self->served, undo, out_drain);
+        ep_drain_report_complete(self->cluster, ep_coordinator_state_in_force(self->cluster), self->served, undo, out_drain);
         if (out_drain->is_news) { /* who waits for the end asks again and again */
             ep_log(EP_LOG_INFO, undo ? "drain-undone" : "drain", EP_KV(node, out_drain->node),
                    EP_KV(state, out_drain->state), EP_KV(copies_to_move, out_drain->copies_to_move));
@@ -818,6 +841,56 @@ ep_err ep_coordinator_service_set_default(ep_coordinator_service *self, const ch
         announce(self);
         ep_log(EP_LOG_INFO, "default-version", EP_KV(model, model), EP_KV(version, version),
                EP_KV(version_before, out_before[0] != 0 ? out_before : NULL));
+    }
+    pthread_mutex_unlock(&self->lock);
+    return err;
+}
+
+/* Lock held. */
+static bool policy_is_kept(const ep_coordinator_service *self)
+{
+    return self->keeper == NULL || self->revision_kept >= self->policy_changed;
+}
+
+/* Lock held. */
+static ep_err change_policy(ep_coordinator_service *self, const ep_policy_order *order, ep_error *out_error)
+{
+    ep_policy next;
+    const ep_policy *before = ep_coordinator_state_get_policy(self->cluster);
+    const uint64_t revision = before->revision;
+    if (order->has_expect_revision && order->expect_revision != revision) {
+        return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
+                            "the policy is at revision %llu, and %llu was expected: somebody changed it; see expertctl policy show",
+                            (unsigned long long)revision, (unsigned long long)order->expect_revision);
+    }
+    ep_err err = ep_policy_apply(before, ep_coordinator_state_configured(self->cluster), order->changes, order->count, order->who,
+                                 (uint64_t)time(NULL), &next, out_error);
+    if (err != EP_OK || next.revision == revision) {
+        return err;
+    }
+    err = ep_coordinator_state_set_policy(self->cluster, &next, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    self->policy_changed = ep_coordinator_state_revision(self->cluster);
+    for (size_t i = 0; i < order->count; i++) {
+        ep_log(EP_LOG_INFO, "policy", EP_KV(revision, next.revision), EP_KV(key, order->changes[i].key),
+               EP_KV(value, order->changes[i].value != NULL ? order->changes[i].value : "unset"), EP_KV(who, order->who[0] != 0 ? order->who : NULL));
+    }
+    announce(self);
+    return EP_OK;
+}
+
+ep_err ep_coordinator_service_policy(ep_coordinator_service *self, const ep_policy_order *order, ep_policy_view *out_view, ep_error *out_error)
+{
+    pthread_mutex_lock(&self->lock);
+    ep_err err = order->count > 0 || order->has_expect_revision ? change_policy(self, order, out_error) : EP_OK;
+    if (err == EP_OK) {
+        *out_view = (ep_policy_view){.policy = *ep_coordinator_state_get_policy(self->cluster),
+                                     .is_kept = policy_is_kept(self),
+                                     .store = self->store != NULL ? self->store->place : "memory",
+                                     .configured = *ep_coordinator_state_configured(self->cluster)};
+        memcpy(out_view->store_error, self->stats.store_error.text, sizeof(out_view->store_error));
     }
     pthread_mutex_unlock(&self->lock);
     return err;

@@ -15,6 +15,7 @@
 #include "common/service_tls.h"
 #include "coordinator/health.h"
 #include "coordinator/load_sums.h"
+#include "coordinator/policy.h"
 #include "coordinator/table_store.h"
 #include "rpc/rpc.h"
 
@@ -41,6 +42,26 @@ ep_err ep_coordinator_service_drain(ep_coordinator_service *service, const char 
 /* As ep_coordinator_state_set_default. Any thread. */
 ep_err ep_coordinator_service_set_default(ep_coordinator_service *service, const char *model, const char *version, char *out_before,
                                           ep_error *out_error);
+
+/* What is asked of the policy; count 0: nothing is changed. */
+typedef struct ep_policy_order {
+    const ep_policy_change *changes;
+    size_t count;
+    bool has_expect_revision;
+    uint64_t expect_revision;
+    const char *who;
+} ep_policy_order;
+
+typedef struct ep_policy_view {
+    ep_policy policy;
+    bool is_kept;                /* written, and what watchers have is of it */
+    const char *store;           /* as in ClusterStatusReply, as the next */
+    char store_error[EP_ERROR_TEXT_BYTES];
+    ep_coordinator_state_config configured;
+} ep_policy_view;
+
+/* As ep_policy_apply and ep_coordinator_state_set_policy; FAILED_PRECONDITION when another revision was expected. Any thread. */
+ep_err ep_coordinator_service_policy(ep_coordinator_service *service, const ep_policy_order *order, ep_policy_view *out_view, ep_error *out_error);
 
 typedef struct ep_coordinator_stats {
     ep_epoch epoch;                  /* number 0: no table yet */

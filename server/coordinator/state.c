@@ -21,6 +21,7 @@ ep_err ep_coordinator_state_create(const ep_coordinator_state_config *config, ep
         return EP_ERR_NO_MEMORY;
     }
     cluster->config = *config;
+    cluster->configured = *config;
     ep_error_clear(&cluster->placement_error);
     ep_error_clear(&cluster->table_error);
     ep_error_clear(&cluster->copy_error);
@@ -198,18 +199,18 @@ static ep_err check_layers_differ(const Expertd__V1__ModelInfo *model, ep_error 
  * The most that a layer takes of a table: its fields, an offset of three bytes per expert and node numbers of two per copy, one
  * copy more than wanted while experts move.
  */
-static uint64_t layer_table_bytes(const ep_coordinator_state *cluster, uint64_t experts)
+static uint64_t layer_table_bytes(const ep_coordinator_state_config *config, uint64_t experts)
 {
-    const uint64_t spare_max = experts * cluster->config.nodes_max;
-    const uint64_t spare = cluster->config.spare_copies < spare_max ? cluster->config.spare_copies : spare_max;
-    return 128 + experts * (3 + 2 * (cluster->config.copies + 1u)) + 2 * spare;
+    const uint64_t spare_max = experts * config->nodes_max;
+    const uint64_t spare = config->spare_copies < spare_max ? config->spare_copies : spare_max;
+    return 128 + experts * (3 + 2 * (config->copies + 1u)) + 2 * spare;
 }
 
-static uint64_t known_table_bytes(const ep_coordinator_state *cluster)
+uint64_t cluster_table_bytes(const ep_coordinator_state *cluster, const ep_coordinator_state_config *config)
 {
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < cluster->layers_count; i++) {
-        bytes += layer_table_bytes(cluster, layer_experts(&cluster->layers[i]));
+        bytes += layer_table_bytes(config, layer_experts(&cluster->layers[i]));
     }
     return bytes;
 }
@@ -219,7 +220,7 @@ static ep_err check_room(ep_coordinator_state *cluster, Expertd__V1__ModelInfo *
 {
     size_t models_after = cluster->models_count;
     size_t layers_after = cluster->layers_count;
-    uint64_t bytes_after = known_table_bytes(cluster);
+    uint64_t bytes_after = cluster_table_bytes(cluster, &cluster->config);
     if (count > EP_MODELS_MAX) {
         return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED, "%zu models, allowed up to %d", count, EP_MODELS_MAX);
     }
@@ -230,7 +231,7 @@ static ep_err check_room(ep_coordinator_state *cluster, Expertd__V1__ModelInfo *
             const Expertd__V1__LayerInfo *info = models[m]->layers[l];
             if (index == UINT32_MAX || cluster_find_layer(cluster, index, info->layer) == UINT32_MAX) {
                 layers_after++;
-                bytes_after += layer_table_bytes(cluster, (uint64_t)info->experts + info->shared_experts);
+                bytes_after += layer_table_bytes(&cluster->config, (uint64_t)info->experts + info->shared_experts);
             }
         }
         for (size_t before = 0; before < m; before++) {

@@ -26,6 +26,30 @@
 
 typedef struct ep_coordinator_state ep_coordinator_state;
 
+#define EP_POLICY_WHO_BYTES 64
+
+/* What operators set while the service runs (policy.h). */
+typedef enum ep_policy_key {
+    EP_POLICY_DECODE_TOKENS_MAX,
+    EP_POLICY_COPIES,
+    EP_POLICY_SPARE_COPIES,
+    EP_POLICY_HEDGE_PERMILLE,
+    EP_POLICY_STEP_GROUP_US,
+    EP_POLICY_KEYS
+} ep_policy_key;
+
+typedef struct ep_policy_value {
+    uint64_t revision;           /* that set it; 0: it is not set */
+    uint64_t number;
+    uint64_t set_at;             /* Unix time in seconds */
+    char who[EP_POLICY_WHO_BYTES]; /* never "" where it is set */
+} ep_policy_value;
+
+typedef struct ep_policy {
+    uint64_t revision;           /* grows with each change; 0: nothing was ever set */
+    ep_policy_value values[EP_POLICY_KEYS];
+} ep_policy;
+
 /* What a node's URL may be, apart from being served by a lane. */
 typedef enum ep_node_urls {
     EP_NODE_URLS_ANY,    /* everything in one process */
@@ -79,6 +103,16 @@ void ep_coordinator_state_take_heat(ep_coordinator_state *cluster, const char *m
 /* Moves copies by heat, a few at a time, once all nodes have loaded what they were given, until new heat moves none. Placement `balanced`
  * only. */
 void ep_coordinator_state_rebalance(ep_coordinator_state *cluster);
+
+/*
+ * Another policy (ep_policy_apply): what it sets stands in for the configuration at once, and in the next table. It is kept with the state.
+ * Errors: RESOURCE_EXHAUSTED when tables would grow beyond what clients take.
+ */
+ep_err ep_coordinator_state_set_policy(ep_coordinator_state *cluster, const ep_policy *policy, ep_error *out_error);
+const ep_policy *ep_coordinator_state_get_policy(const ep_coordinator_state *cluster);
+/* The configuration with what the policy sets in it, and as it was given. */
+const ep_coordinator_state_config *ep_coordinator_state_in_force(const ep_coordinator_state *cluster);
+const ep_coordinator_state_config *ep_coordinator_state_configured(const ep_coordinator_state *cluster);
 
 /* "uniform", "balanced" or "static". */
 const char *ep_coordinator_state_policy(const ep_coordinator_state_config *config);

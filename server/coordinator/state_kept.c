@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "coordinator/policy.h"
 #include "coordinator/state_private.h"
 
 void ep_coordinator_kept_fini(ep_coordinator_kept *kept)
@@ -53,7 +54,7 @@ static ep_err save_nodes(const ep_coordinator_state *cluster, ep_coordinator_kep
 
 ep_err ep_coordinator_state_save(const ep_coordinator_state *cluster, ep_coordinator_kept *out_kept)
 {
-    ep_coordinator_kept kept = {.number = cluster->counter, .next_node_id = cluster->next_node_id};
+    ep_coordinator_kept kept = {.number = cluster->counter, .next_node_id = cluster->next_node_id, .policy = cluster->policy};
     ep_err err = save_nodes(cluster, &kept);
     if (err == EP_OK && cluster->placed_once) {
         err = cluster_build_table(cluster, is_assigned, &kept.assigned);
@@ -170,6 +171,8 @@ ep_err ep_coordinator_state_restore(ep_coordinator_state *cluster, uint64_t now_
                                     const ep_coordinator_kept *kept)
 {
     cluster->counter = kept->number;
+    cluster->policy = kept->policy;
+    ep_policy_in_force(&cluster->policy, &cluster->configured, &cluster->config);
     if (!restore_nodes(cluster, now_ns, kept) || !restore_table(cluster, kept->published, true) ||
         !restore_table(cluster, kept->assigned, false)) {
         return EP_ERR_NO_MEMORY;

@@ -29,6 +29,7 @@ typedef struct ep_coordinator_kept {
     char (*drained)[EP_NODE_NAME_BYTES];
     ep_routing_table *assigned;  /* who shall own what, as a table; NULL before the first placement */
     ep_routing_table *published; /* NULL before the first table */
+    ep_policy policy;
 } ep_coordinator_kept;
 
 /* Also for a zeroed or half-filled one. */

@@ -76,7 +76,9 @@ typedef struct lost_node {
 } lost_node;
 
 struct ep_coordinator_state {
-    ep_coordinator_state_config config;
+    ep_coordinator_state_config config; /* in force: with what the policy sets */
+    ep_coordinator_state_config configured;
+    ep_policy policy;
     uint32_t next_node_id;
     size_t nodes_count;
     cluster_node **nodes;
@@ -206,6 +208,9 @@ typedef bool (*cluster_copy_func)(const ep_coordinator_state *cluster, const clu
                                   uint32_t layer_index, uint32_t expert);
 ep_err cluster_build_table(const ep_coordinator_state *cluster, cluster_copy_func has_copy,
                            ep_routing_table **out_table);
+
+/* The most that a table of all known layers takes with this configuration. */
+uint64_t cluster_table_bytes(const ep_coordinator_state *cluster, const ep_coordinator_state_config *config);
 
 /* Members by name; NULL or UINT32_MAX when there is none. Adding: NULL or UINT32_MAX without memory. */
 cluster_node *cluster_find_node(const ep_coordinator_state *cluster, const char *name);

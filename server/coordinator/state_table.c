@@ -112,6 +112,10 @@ ep_err cluster_build_table(const ep_coordinator_state *cluster, cluster_copy_fun
     }
     snprintf(table->policy, sizeof(table->policy), "%s", ep_coordinator_state_policy(&cluster->config));
     table->decode_tokens_max = cluster->config.decode_tokens_max;
+    const ep_policy_value *hedge = &cluster->policy.values[EP_POLICY_HEDGE_PERMILLE];
+    table->caller_policy = (ep_caller_policy){.revision = cluster->policy.revision,
+                                              .has_hedge_permille = hedge->revision != 0,
+                                              .hedge_permille = (uint32_t)hedge->number};
     for (size_t n = 0; n < cluster->nodes_count; n++) {
         table->nodes[n].node_id = cluster->nodes[n]->node_id;
         snprintf(table->nodes[n].name, sizeof(table->nodes[n].name), "%s", cluster->nodes[n]->name);
@@ -231,8 +235,12 @@ static void choose_defaults(ep_coordinator_state *cluster, ep_routing_table *tab
     }
 }
 
-static bool same_defaults(const ep_routing_table *a, const ep_routing_table *b)
+/* What the checksum does not cover. */
+static bool same_choices(const ep_routing_table *a, const ep_routing_table *b)
 {
+    if (a->caller_policy.revision != b->caller_policy.revision) {
+        return false;
+    }
     for (uint32_t m = 0; m < a->models_count && m < b->models_count; m++) {
         if (a->models[m].is_default != b->models[m].is_default) {
             return false;
@@ -253,7 +261,7 @@ bool cluster_republish(ep_coordinator_state *cluster)
     }
     choose_defaults(cluster, table);
     uint64_t checksum = ep_routing_table_checksum(table); /* epoch still 0: content only */
-    if (cluster->table != NULL && checksum == cluster->table_checksum && same_defaults(table, cluster->table)) {
+    if (cluster->table != NULL && checksum == cluster->table_checksum && same_choices(table, cluster->table)) {
         ep_error_clear(&cluster->table_error);
         ep_routing_table_unref(table);
         return true;

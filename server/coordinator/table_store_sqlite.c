@@ -4,7 +4,7 @@
  * cut off is damage, whatever the moment of a crash was, and is never taken for a first start.
  *
  * SQLite's own check does not see flipped bits inside of values. Tables carry their checksum, everything else is under
- * one digest in the meta table.
+ * one digest in the meta table; the policy is under one of its own, so that a build that does not know it can write the rest.
  */
 #include "coordinator/table_store_sqlite.h"
 
@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #include "coordinator/failpoint.h"
+#include "coordinator/policy.h"
 
 #define APPLICATION_ID 0x65706378 /* "epcx", so that another program's database is not taken for ours */
 #define TEXT_OF(value) #value
@@ -33,6 +34,11 @@ typedef struct sqlite_store {
     uint64_t term;
 } sqlite_store;
 
+/* Files of builds that knew no policy get it when they are opened; those builds leave it alone. */
+#define POLICY_SQL                                                                                                                          \
+    "CREATE TABLE IF NOT EXISTS policy(key TEXT PRIMARY KEY, value INTEGER NOT NULL, revision INTEGER NOT NULL,"                           \
+    " set_at INTEGER NOT NULL, who TEXT NOT NULL) STRICT;"
+
 static const char schema_sql[] =
     "PRAGMA application_id=" TEXT(APPLICATION_ID) ";"
     "PRAGMA user_version=" TEXT(EP_TABLE_STORE_SQLITE_SCHEMA) ";"
@@ -43,6 +49,7 @@ static const char schema_sql[] =
     "CREATE TABLE drained(place INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE) STRICT;"
     "CREATE TABLE placement(kind TEXT PRIMARY KEY, term INTEGER NOT NULL, number INTEGER NOT NULL,"
     " checksum INTEGER NOT NULL, bytes BLOB NOT NULL) STRICT;"
+    POLICY_SQL
     "COMMIT";
 
 /* ---- errors ---- */
@@ -51,7 +58,7 @@ static ep_err damaged(const sqlite_store *store, ep_error *out_error, const char
 {
     return ep_error_set(out_error, EP_ERR_DATA_LOSS,
                         "%s is damaged: %s. Put a backup in its place; or move it and its -wal file away to begin "
-                        "without state (nodes register again by themselves, drained nodes must be drained again)",
+                        "without state (nodes register again by themselves; drains and the policy must be set again)",
                         store->base.place, what);
 }
 
@@ -147,6 +154,22 @@ static uint64_t digest_of(const ep_coordinator_kept *kept, uint64_t term)
     return hash >> 1; /* fits SQLite's signed integers */
 }
 
+static uint64_t digest_of_policy(const ep_policy *policy)
+{
+    uint64_t hash = fnv(0xcbf29ce484222325u, &policy->revision, sizeof(policy->revision));
+    for (int key = 0; key < EP_POLICY_KEYS; key++) {
+        const ep_policy_value *value = &policy->values[key];
+        const uint64_t numbers[] = {value->revision, value->number, value->set_at};
+        if (value->revision != 0) { /* builds may know more keys, or fewer */
+            const char *name = ep_policy_option((ep_policy_key)key)->name;
+            hash = fnv(hash, name, strlen(name) + 1);
+            hash = fnv(hash, numbers, sizeof(numbers));
+            hash = fnv(hash, value->who, strlen(value->who) + 1);
+        }
+    }
+    return hash >> 1;
+}
+
 /* ---- reading ---- */
 
 static bool column_text(sqlite3_stmt *statement, int column, char *out, size_t bytes)
@@ -160,7 +183,7 @@ static bool column_text(sqlite3_stmt *statement, int column, char *out, size_t b
     return true;
 }
 
-/* Errors: NO_MEMORY; DATA_LOSS: the row does not fit. */
+/* Errors: NO_MEMORY; DATA_LOSS: the row does not fit; NOT_FOUND: it names a key that this build does not know. */
 typedef ep_err (*row_func)(sqlite3_stmt *statement, ep_coordinator_kept *kept);
 
 static ep_err read_node(sqlite3_stmt *statement, ep_coordinator_kept *kept)
@@ -197,6 +220,26 @@ static ep_err read_drained(sqlite3_stmt *statement, ep_coordinator_kept *kept)
     return EP_OK;
 }
 
+static ep_err read_policy_value(sqlite3_stmt *statement, ep_coordinator_kept *kept)
+{
+    char name[64];
+    ep_policy_value value = {.number = (uint64_t)sqlite3_column_int64(statement, 1),
+                             .revision = (uint64_t)sqlite3_column_int64(statement, 2),
+                             .set_at = (uint64_t)sqlite3_column_int64(statement, 3)};
+    if (!column_text(statement, 0, name, sizeof(name)) || !column_text(statement, 4, value.who, sizeof(value.who))) {
+        return EP_ERR_DATA_LOSS;
+    }
+    const ep_policy_key key = ep_policy_find(name);
+    if (key == EP_POLICY_KEYS) {
+        return EP_ERR_NOT_FOUND;
+    }
+    if (value.revision == 0 || !ep_policy_value_is_good(key, value.number)) {
+        return EP_ERR_DATA_LOSS;
+    }
+    kept->policy.values[key] = value;
+    return EP_OK;
+}
+
 static ep_err read_rows(sqlite_store *store, const char *sql, row_func read_row, ep_coordinator_kept *kept,
                         ep_error *out_error)
 {
@@ -209,8 +252,13 @@ static ep_err read_rows(sqlite_store *store, const char *sql, row_func read_row,
     }
     if (err != EP_OK) {
         sqlite3_finalize(statement);
-        return err == EP_ERR_DATA_LOSS ? damaged(store, out_error, "a row of nodes does not fit")
-                                       : failed(store, SQLITE_NOMEM, "reading", out_error);
+        return err == EP_ERR_DATA_LOSS ? damaged(store, out_error, "a row does not fit")
+               : err == EP_ERR_NOT_FOUND
+                   ? ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
+                                  "%s keeps a key of the policy that this build does not know: use the build that wrote it, and there "
+                                  "expertctl policy unset",
+                                  store->base.place)
+                   : failed(store, SQLITE_NOMEM, "reading", out_error);
     }
     if (code != SQLITE_DONE) {
         sqlite3_finalize(statement);
@@ -255,6 +303,23 @@ static ep_err read_table(sqlite_store *store, const char *kind, ep_routing_table
     return err;
 }
 
+/* A file of a build that knew no policy has none. */
+static ep_err read_policy(sqlite_store *store, ep_coordinator_kept *kept, ep_error *out_error)
+{
+    int64_t revision = 0, digest = (int64_t)digest_of_policy(&kept->policy);
+    int code = query_number(store, "SELECT value FROM meta WHERE name='policy_revision'", &revision);
+    code = code == SQLITE_OK ? query_number(store, "SELECT value FROM meta WHERE name='policy_digest'", &digest) : code;
+    if (code != SQLITE_OK && code != SQLITE_NOTFOUND) {
+        return failed(store, code, "reading", out_error);
+    }
+    kept->policy.revision = (uint64_t)revision;
+    ep_err err = read_rows(store, "SELECT key, value, revision, set_at, who FROM policy", read_policy_value, kept, out_error);
+    if (err == EP_OK && (revision < 0 || digest_of_policy(&kept->policy) != (uint64_t)digest)) {
+        err = damaged(store, out_error, "its policy differs from its digest");
+    }
+    return err;
+}
+
 /* *out_term 0: a store that was never used. */
 static ep_err load(sqlite_store *store, ep_coordinator_kept *out_kept, uint64_t *out_term, ep_error *out_error)
 {
@@ -286,6 +351,7 @@ static ep_err load(sqlite_store *store, ep_coordinator_kept *out_kept, uint64_t 
     if (err == EP_OK && (values[0] <= 0 || digest_of(&kept, (uint64_t)values[0]) != (uint64_t)values[3])) {
         err = damaged(store, out_error, "its numbers and nodes differ from their digest");
     }
+    err = err != EP_OK ? err : read_policy(store, &kept, out_error);
     err = err != EP_OK ? err : read_table(store, "assigned", &kept.assigned, out_error);
     err = err != EP_OK ? err : read_table(store, "published", &kept.published, out_error);
     if (err != EP_OK) {
@@ -330,6 +396,34 @@ static int write_drained(sqlite_store *store, size_t place, const char *name)
     return run(statement);
 }
 
+static int write_policy_value(sqlite_store *store, ep_policy_key key, const ep_policy_value *value)
+{
+    sqlite3_stmt *statement;
+    int code = sqlite3_prepare_v2(store->db, "INSERT INTO policy VALUES(?,?,?,?,?)", -1, &statement, NULL);
+    if (code != SQLITE_OK) {
+        return code;
+    }
+    sqlite3_bind_text(statement, 1, ep_policy_option(key)->name, -1, SQLITE_STATIC);
+    sqlite3_bind_int64(statement, 2, (int64_t)value->number);
+    sqlite3_bind_int64(statement, 3, (int64_t)value->revision);
+    sqlite3_bind_int64(statement, 4, (int64_t)value->set_at);
+    sqlite3_bind_text(statement, 5, value->who, -1, SQLITE_STATIC);
+    return run(statement);
+}
+
+static int write_policy(sqlite_store *store, const ep_policy *policy)
+{
+    int code = SQLITE_OK;
+    for (int key = 0; code == SQLITE_OK && key < EP_POLICY_KEYS; key++) {
+        if (policy->values[key].revision != 0) {
+            code = write_policy_value(store, (ep_policy_key)key, &policy->values[key]);
+        }
+    }
+    code = code != SQLITE_OK ? code : EP_FAILPOINT(write_policy) ? SQLITE_FULL : SQLITE_OK;
+    code = code != SQLITE_OK ? code : set_meta(store, "policy_revision", policy->revision);
+    return code != SQLITE_OK ? code : set_meta(store, "policy_digest", digest_of_policy(policy));
+}
+
 static int write_table(sqlite_store *store, const char *kind, const ep_routing_table *table)
 {
     sqlite3_stmt *statement;
@@ -366,7 +460,7 @@ static int write_meta(sqlite_store *store, const ep_coordinator_kept *kept, uint
 static int write_rows(sqlite_store *store, const ep_coordinator_kept *kept)
 {
     int code = EP_FAILPOINT(write_begun) ? SQLITE_FULL : SQLITE_OK;
-    code = code != SQLITE_OK ? code : execute(store, "DELETE FROM node; DELETE FROM drained; DELETE FROM placement");
+    code = code != SQLITE_OK ? code : execute(store, "DELETE FROM node; DELETE FROM drained; DELETE FROM policy; DELETE FROM placement");
     code = code != SQLITE_OK ? code : EP_FAILPOINT(write_cleared) ? SQLITE_FULL : SQLITE_OK;
     for (size_t n = 0; code == SQLITE_OK && n < kept->nodes_count; n++) {
         code = write_node(store, n, &kept->nodes[n]);
@@ -376,6 +470,7 @@ static int write_rows(sqlite_store *store, const ep_coordinator_kept *kept)
         code = write_drained(store, d, kept->drained[d]);
     }
     code = code != SQLITE_OK ? code : EP_FAILPOINT(write_drained) ? SQLITE_FULL : SQLITE_OK;
+    code = code != SQLITE_OK ? code : write_policy(store, &kept->policy);
     code = code != SQLITE_OK ? code : write_table(store, "assigned", kept->assigned);
     code = code != SQLITE_OK ? code : EP_FAILPOINT(write_assigned) ? SQLITE_FULL : SQLITE_OK;
     code = code != SQLITE_OK ? code : write_table(store, "published", kept->published);
@@ -584,7 +679,7 @@ static ep_err open_checked(sqlite_store *store, ep_error *out_error)
         return err;
     }
     (void)EP_FAILPOINT(open_checked);
-    int code = execute(store, "PRAGMA journal_mode=WAL; PRAGMA journal_size_limit=16777216");
+    int code = execute(store, "PRAGMA journal_mode=WAL; PRAGMA journal_size_limit=16777216;" POLICY_SQL);
     code = code != SQLITE_OK ? code : query_number(store, "SELECT count(*) FROM meta", &ignored);
     return code == SQLITE_OK ? EP_OK : failed(store, code, "opening", out_error);
 }

@@ -345,6 +345,13 @@ void ep_batcher_submit(ep_batcher *batcher, ep_work *works, uint32_t count, cons
     call_ended(&ended);
 }
 
+void ep_batcher_set_group_window(ep_batcher *batcher, uint64_t window_ns)
+{
+    pthread_mutex_lock(&batcher->lock);
+    batcher->policy.config.group_window_ns = batcher->timers != NULL ? window_ns : 0;
+    pthread_mutex_unlock(&batcher->lock);
+}
+
 void ep_batcher_close(ep_batcher *batcher, ep_err reason)
 {
     ended_list ended = {.end = &ended.first};

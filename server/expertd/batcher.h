@@ -54,6 +54,8 @@ typedef struct ep_batcher_stats {
 ep_err ep_batcher_create(const ep_batch_policy_config *policy, ep_timer_service *timers, ep_batcher **out_batcher);
 /* Queues count works of one request in order. step may be NULL. After close each is done with its reason. */
 void ep_batcher_submit(ep_batcher *batcher, ep_work *works, uint32_t count, const ep_batch_step *step);
+/* The window of step groups that begin from now on; those that wait keep theirs. */
+void ep_batcher_set_group_window(ep_batcher *batcher, uint64_t window_ns);
 /* Ends waiting work with reason and refuses more; work on the backend goes on. Idempotent. */
 void ep_batcher_close(ep_batcher *batcher, ep_err reason);
 /* Closes with CANCELLED and waits for the backend. NULL allowed. */

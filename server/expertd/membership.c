@@ -255,6 +255,7 @@ static void on_registered(ep_membership *m, const Expertd__V1__RegisterReply *re
     set_connected(m, true);
     apply(m, epoch_of(reply->epoch), reply->assignments, reply->n_assignments);
     set_in_force(m, reply->committed, reply->epoch, reply->neighbours, reply->n_neighbours);
+    m->config.on_policy(m->config.arg, reply->policy);
 }
 
 static void on_heartbeat(ep_membership *m, const Expertd__V1__HeartbeatReply *reply)
@@ -282,6 +283,7 @@ static void on_heartbeat(ep_membership *m, const Expertd__V1__HeartbeatReply *re
         apply(m, epoch_of(reply->epoch), reply->assignments, reply->n_assignments);
     }
     set_in_force(m, reply->committed, reply->epoch, reply->neighbours, reply->n_neighbours);
+    m->config.on_policy(m->config.arg, reply->policy);
 }
 
 static void open_letter(ep_membership *m, letter_kind kind, const uint8_t *packed, size_t bytes)

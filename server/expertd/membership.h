@@ -49,6 +49,8 @@ typedef struct ep_membership_config {
     void (*on_change)(void *arg); /* connected, assigned or loaded changed; on the loop's thread */
     /* The other nodes of this host in the newest table, with every answer of a coordinator that has one; the loop's thread */
     void (*on_neighbours)(void *arg, Expertd__V1__Neighbour *const *neighbours, size_t count);
+    /* What operators set for all nodes, with every answer; NULL: nothing. The loop's thread. */
+    void (*on_policy)(void *arg, const Expertd__V1__NodePolicy *policy);
     void *arg;
 } ep_membership_config;
 

@@ -323,6 +323,7 @@ static ep_err start_membership(ep_node *node, ep_error *out_error)
         .report = fill_report,
         .on_change = on_membership,
         .on_neighbours = on_neighbours,
+        .on_policy = ep_node_on_policy,
         .arg = node,
     };
     return ep_membership_create(&membership, &node->membership, out_error);
@@ -460,6 +461,7 @@ static ep_err start_compute(ep_node *node, ep_error *out_error)
         return err;
     }
     ep_batch_policy_config policy;
+    node->step_group_us = config->step_group_us;
     fill_policy(config, &node->devices, &policy);
     if ((err = ep_admission_create(node->inflight_tokens, config->spill_bytes, &config->tenants,
                                    &node->admission)) != EP_OK ||
@@ -511,6 +513,7 @@ static ep_err start_server(ep_node *node, ep_error *out_error)
                                    .reload = &node->reload,
                                    .drain = ep_node_drain_order,
                                    .run_reload = ep_node_reload,
+                                   .overrides = ep_node_overrides,
                                    .arg = node};
     if ((err = ep_admin_service_create(&admin, &node->admin)) != EP_OK) {
         return ep_error_set(out_error, err, "no memory for the admin service");

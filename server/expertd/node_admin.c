@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Orders of operators to the node itself. */
+/* Orders of operators to the node itself, and what they set for all nodes. */
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/log.h"
+#include "base/quantity.h"
 #include "expertd/node_private.h"
 
 /* What can be said now. The coordinator's count is of the table that clients have. */
@@ -59,4 +61,38 @@ ep_err ep_node_drain_order(void *arg, const char *name, bool undo, ep_admin_drai
     }
     report(node, out_drain);
     return EP_OK;
+}
+
+void ep_node_on_policy(void *arg, const Expertd__V1__NodePolicy *policy)
+{
+    ep_node *node = arg;
+    const bool is_set = policy != NULL && policy->has_step_group_us;
+    const uint64_t revision = is_set ? policy->revision : 0;
+    const uint32_t window_us = is_set ? policy->step_group_us : node->config->step_group_us;
+    if (window_us > EP_STEP_GROUP_US_MAX) {
+        if (revision != node->policy_refused) { /* it comes with every heartbeat */
+            node->policy_refused = revision;
+            ep_log(EP_LOG_WARN, "policy", EP_KV(key, "step_group_us"), EP_KV(value_us, window_us), EP_KV(value_us_max, EP_STEP_GROUP_US_MAX),
+                   EP_KV(revision, revision), EP_KV(effect, "what is in force stays"), EP_KV(hint, "is this coordinator of a newer version?"));
+        }
+        return;
+    }
+    if (window_us != node->step_group_us) {
+        ep_batcher_set_group_window(node->batcher, window_us * EP_NS_PER_US);
+        ep_log(EP_LOG_INFO, "policy", EP_KV(key, "step_group_us"), EP_KV(value_us, window_us), EP_KV(value_before_us, node->step_group_us),
+               EP_KV(revision, revision), EP_KV(reason, is_set ? "the coordinator's policy" : "the configuration: the policy does not say"));
+    }
+    node->step_group_us = window_us;
+    node->policy_revision = revision;
+}
+
+bool ep_node_overrides(void *arg, const char *key, ep_admin_override *out_override)
+{
+    const ep_node *node = arg;
+    if (node->policy_revision == 0 || strcmp(key, "step_group_us") != 0) {
+        return false;
+    }
+    ep_quantity_format(node->step_group_us, EP_UNIT_US, out_override->value);
+    snprintf(out_override->origin, sizeof(out_override->origin), "policy revision %llu", (unsigned long long)node->policy_revision);
+    return true;
 }

@@ -111,6 +111,9 @@ struct ep_node {
     _Atomic bool has_started; /* was ready once */
     bool is_draining;         /* loop thread */
     _Atomic bool is_leaving;  /* an operator wants it emptied; it serves on. Written by the loop thread */
+    uint64_t policy_revision; /* of the coordinator's policy that step_group_us is from; 0: it is the configuration's. Loop thread, as the next */
+    uint32_t step_group_us;   /* in force */
+    uint64_t policy_refused;  /* revision that said something this build does not take */
     bool ports_written;
     uint32_t drain_ms;        /* reloadable */
     uint32_t compute_stall_ms; /* reloadable */
@@ -130,6 +133,10 @@ const char *ep_node_state_text(const ep_node *node);
 ep_err ep_node_reload(void *arg, ep_reload_report *out_report, ep_error *out_error);
 /* node_admin.c: the orders of operators. Loop thread. */
 ep_err ep_node_drain_order(void *arg, const char *name, bool undo, ep_admin_drain *out_drain, ep_error *out_error);
+
+/* What the coordinator's policy says for all nodes. Loop thread. */
+void ep_node_on_policy(void *arg, const Expertd__V1__NodePolicy *policy);
+bool ep_node_overrides(void *arg, const char *key, ep_admin_override *out_override);
 
 /* node_service.c: what peers may ask. */
 void ep_node_services_init(ep_node *node);

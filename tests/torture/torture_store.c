@@ -41,6 +41,8 @@ static void make_kept(void)
     ep_routing_table *table;
     ep_coordinator_kept_fini(&want);
     want = (ep_coordinator_kept){.number = ++numbers, .next_node_id = NODES, .nodes_count = NODES, .drained_count = 1};
+    want.policy.revision = numbers;
+    want.policy.values[EP_POLICY_COPIES] = (ep_policy_value){.revision = numbers, .number = 2, .who = "somebody"};
     want.nodes = calloc(NODES, sizeof(*want.nodes));
     want.drained = calloc(1, sizeof(*want.drained));
     must(want.nodes != NULL && want.drained != NULL && ep_routing_table_create(NODES, 1, 1, &table) == EP_OK &&
@@ -88,7 +90,7 @@ static bool live(void)
     if (err == EP_OK) {
         must(kept.number == written, "what was written last is not there");
         must(written == 0 || (kept.nodes_count == NODES && kept.drained_count == 1 && kept.published != NULL &&
-                              kept.assigned != NULL && kept.published->epoch.number == written),
+                              kept.assigned != NULL && kept.published->epoch.number == written && kept.policy.revision == written),
              "a half state came back");
         ep_coordinator_kept_fini(&kept);
         err = ep_table_store_write(store, &want, &error);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "coordinator/policy.h"
 #include "coordinator/state_kept.h"
 
 #define EXPERTS 8
@@ -1646,5 +1647,93 @@ Test(coordinator_state, the_revision_grows_with_what_is_kept)
     revision = ep_coordinator_state_revision(cluster);
     cr_assert_eq(join(2, NULL), EP_OK);
     cr_assert_gt(ep_coordinator_state_revision(cluster), revision);
+    ep_coordinator_state_destroy(cluster);
+}
+
+/* ---- what operators set ---- */
+
+static ep_policy policy_of(const char *key, const char *value)
+{
+    ep_policy next;
+    ep_error error;
+    const ep_policy_change change = {.key = key, .value = value};
+    cr_assert_eq(ep_policy_apply(ep_coordinator_state_get_policy(cluster), ep_coordinator_state_configured(cluster), &change, 1, "me", 1, &next, &error),
+                 EP_OK, "%s", error.text);
+    return next;
+}
+
+static void set_policy(const char *key, const char *value)
+{
+    ep_error error;
+    const ep_policy next = policy_of(key, value);
+    cr_assert_eq(ep_coordinator_state_set_policy(cluster, &next, &error), EP_OK, "%s", error.text);
+}
+
+Test(coordinator_state, a_policy_goes_out_with_the_next_table_and_outlives_a_restart)
+{
+    start_nodes(1, 2);
+    const ep_epoch before = ep_coordinator_state_table(cluster)->epoch;
+    const uint64_t revision = ep_coordinator_state_revision(cluster);
+    set_policy("decode_tokens_max", "7");
+    const ep_routing_table *table = ep_coordinator_state_table(cluster);
+    cr_assert_gt(ep_epoch_compare(table->epoch, before), 0, "clients are not told");
+    cr_assert_gt(ep_coordinator_state_revision(cluster), revision, "the store is not told");
+    cr_assert_eq(table->decode_tokens_max, 7u);
+    cr_assert_eq(table->caller_policy.revision, 1u);
+    cr_assert_not(table->caller_policy.has_hedge_permille);
+    set_policy("hedge_permille", "0");
+    table = ep_coordinator_state_table(cluster);
+    cr_assert_eq(table->caller_policy.revision, 2u);
+    cr_assert(table->caller_policy.has_hedge_permille && table->caller_policy.hedge_permille == 0);
+    set_policy("step_group_us", "3ms");
+    cr_assert_eq(ep_coordinator_state_table(cluster)->caller_policy.revision, 3u);
+
+    restart();
+    table = ep_coordinator_state_table(cluster);
+    cr_assert_eq(table->decode_tokens_max, 7u, "the configuration's value came back");
+    cr_assert(table->caller_policy.revision == 3 && table->caller_policy.has_hedge_permille);
+    cr_assert_eq(ep_coordinator_state_get_policy(cluster)->values[EP_POLICY_STEP_GROUP_US].number, 3000u);
+    set_policy("decode_tokens_max", NULL);
+    table = ep_coordinator_state_table(cluster);
+    cr_assert_eq(table->decode_tokens_max, 256u);
+    cr_assert_eq(table->caller_policy.revision, 4u);
+    ep_coordinator_state_destroy(cluster);
+}
+
+Test(coordinator_state, copies_follow_the_policy_both_ways)
+{
+    start_nodes(1, 3);
+    assert_copies(1);
+    set_policy("copies", "3");
+    assert_copies(1); /* until they are loaded */
+    load_all(3);
+    assert_copies(3);
+    cr_assert_eq(ep_coordinator_state_in_force(cluster)->copies, 3u);
+    restart();
+    cr_assert_eq(ep_coordinator_state_in_force(cluster)->copies, 3u);
+    for (int i = 0; i < 3; i++) {
+        cr_assert_eq(join(i, NULL), EP_OK);
+    }
+    load_all(3);
+    assert_copies(3);
+    set_policy("copies", NULL);
+    load_all(3);
+    assert_copies(1);
+    ep_coordinator_state_destroy(cluster);
+}
+
+Test(coordinator_state, copies_whose_table_no_client_can_take_are_refused)
+{
+    ep_error error;
+    start(1, 1, NULL);
+    for (int l = 0; l < LAYERS; l++) {
+        nodes[0].layers[l].experts = 20000;
+    }
+    cr_assert_eq(join(0, &error), EP_OK, "%s", error.text);
+    const ep_policy next = policy_of("copies", "64");
+    cr_assert_eq(ep_coordinator_state_set_policy(cluster, &next, &error), EP_ERR_RESOURCE_EXHAUSTED);
+    cr_assert(strstr(error.text, "copies 64") && strstr(error.text, "clients take up to"), "%s", error.text);
+    cr_assert_eq(ep_coordinator_state_get_policy(cluster)->revision, 0u);
+    cr_assert_eq(ep_coordinator_state_in_force(cluster)->copies, 1u);
     ep_coordinator_state_destroy(cluster);
 }

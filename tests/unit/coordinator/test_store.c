@@ -80,6 +80,9 @@ static void make_kept(uint64_t number, ep_coordinator_kept *kept)
         snprintf(node->state, sizeof(node->state), "serving");
     }
     snprintf(kept->drained[0], sizeof(kept->drained[0]), "node-1");
+    kept->policy.revision = number + 2;
+    kept->policy.values[EP_POLICY_COPIES] = (ep_policy_value){.revision = number, .number = 2, .set_at = 1700000000, .who = "alice@host"};
+    kept->policy.values[EP_POLICY_HEDGE_PERMILLE] = (ep_policy_value){.revision = number + 1, .number = 0, .set_at = 1700000001, .who = "unknown"};
     kept->assigned = make_table(number - 1);
     kept->published = make_table(number);
 }
@@ -148,6 +151,7 @@ Test(coordinator_store, what_is_written_comes_back_under_the_next_term)
     cr_assert_arr_eq(kept.nodes, expected.nodes, 2 * sizeof(*kept.nodes));
     cr_assert_eq(kept.drained_count, 1u);
     cr_assert_str_eq(kept.drained[0], "node-1");
+    cr_assert_eq(memcmp(&kept.policy, &expected.policy, sizeof(kept.policy)), 0);
     cr_assert_eq(kept.published->epoch.number, 7u);
     cr_assert_eq(ep_routing_table_checksum(kept.published), ep_routing_table_checksum(expected.published));
     cr_assert_eq(ep_routing_table_checksum(kept.assigned), ep_routing_table_checksum(expected.assigned));
@@ -221,6 +225,7 @@ Test(coordinator_store, flipped_bytes_never_pass_unseen)
         if (err == EP_OK) {
             cr_assert_eq(term, FIRST_TERM + 1, "byte %zd", at);
             cr_assert_eq(kept.number, 7u);
+            cr_assert_eq(memcmp(&kept.policy, &expected.policy, sizeof(kept.policy)), 0, "byte %zd", at);
             cr_assert_arr_eq(kept.nodes, expected.nodes, 2 * sizeof(*kept.nodes));
             cr_assert_eq(ep_routing_table_checksum(kept.published), ep_routing_table_checksum(expected.published));
         }
@@ -256,6 +261,15 @@ Test(coordinator_store, values_that_were_changed_are_refused)
         "UPDATE meta SET value=1 WHERE name='term'",
         "DELETE FROM meta WHERE name='number'",
         "DELETE FROM drained",
+        "UPDATE policy SET value=3 WHERE key='copies'",
+        "UPDATE policy SET value=99 WHERE key='copies'",
+        "UPDATE policy SET revision=0 WHERE key='copies'",
+        "UPDATE policy SET who='' WHERE key='copies'",
+        "DELETE FROM policy WHERE key='copies'",
+        "DELETE FROM policy",
+        "UPDATE meta SET value=8 WHERE name='policy_revision'",
+        "DELETE FROM meta WHERE name='policy_revision'",
+        "UPDATE meta SET value=8 WHERE name='policy_digest'",
         "UPDATE placement SET number=9 WHERE kind='published'",
         "UPDATE placement SET bytes=x'00' WHERE kind='assigned'",
         "UPDATE placement SET bytes=(SELECT bytes FROM placement WHERE kind='assigned') WHERE kind='published'",
@@ -267,6 +281,33 @@ Test(coordinator_store, values_that_were_changed_are_refused)
         change(changes[i]);
         expect_refusal(EP_ERR_DATA_LOSS, "is damaged");
     }
+}
+
+Test(coordinator_store, a_file_of_a_build_without_a_policy_is_taken_and_gets_one)
+{
+    ep_coordinator_kept kept;
+    fill(7);
+    change("DROP TABLE policy; DELETE FROM meta WHERE name LIKE 'policy%'");
+    ep_table_store *store = open_store();
+    begin(store, &kept);
+    cr_assert_eq(kept.number, 7u);
+    cr_assert_eq(kept.policy.revision, 0u);
+    cr_assert_eq(kept.policy.values[EP_POLICY_COPIES].revision, 0u);
+    ep_coordinator_kept_fini(&kept);
+    ep_table_store_close(store);
+    fill(8);
+    store = open_store();
+    begin(store, &kept);
+    cr_assert_eq(kept.policy.revision, 10u);
+    ep_coordinator_kept_fini(&kept);
+    ep_table_store_close(store);
+}
+
+Test(coordinator_store, a_key_of_a_newer_build_is_named)
+{
+    fill(7);
+    change("INSERT INTO policy VALUES('later', 1, 1, 1, 'x')");
+    expect_refusal(EP_ERR_FAILED_PRECONDITION, "keeps a key of the policy that this build does not know");
 }
 
 Test(coordinator_store, a_log_without_its_file_is_refused)

@@ -288,6 +288,26 @@ Test(batcher_groups, a_window_ends_by_itself)
     ep_timer_service_destroy(timers);
 }
 
+/* Nothing but the new window tells the second group from the first, whose rank would wait for ever here. */
+Test(batcher_groups, another_window_holds_for_groups_that_begin_later)
+{
+    ep_timer_service *timers;
+    const ep_batch_step waits = {.layer = &queues, .group = 1, .size = 2, .member = 1}, goes = {.layer = &queues, .group = 2, .size = 2, .member = 1};
+    cr_assert_eq(ep_timer_service_create("test", &timers), EP_OK);
+    const ep_batch_policy_config policy = {.jobs_max = 2, .tenants_count = 1, .group_window_ns = 3600 * EP_NS_PER_S};
+    start_batcher(&policy, timers);
+    works[0].done = works[1].done = on_group_done;
+    ep_batcher_submit(batcher, works, 1, &waits);
+    ep_batcher_set_group_window(batcher, 0);
+    ep_batcher_submit(batcher, works + 1, 1, &goes);
+    hand_backend_wait(&hand, 1);
+    cr_expect_str_eq(submitted(), "1 ");
+    hand_backend_complete(&hand, EP_OK);
+    ep_batcher_destroy(batcher);
+    cr_expect_eq(group_done, 1); /* the other one was cancelled */
+    ep_timer_service_destroy(timers);
+}
+
 static bool is_arm_failing;
 ep_err __real_ep_timer_arm(ep_timer_service *service, ep_timer *timer, uint64_t due_ns);
 ep_err __wrap_ep_timer_arm(ep_timer_service *service, ep_timer *timer, uint64_t due_ns);

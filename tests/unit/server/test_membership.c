@@ -26,6 +26,7 @@ typedef struct coordinator {
     uint32_t experts[EXPERTS]; /* of layer 0 */
     size_t experts_count;
     const char *neighbour; /* of the node, at tcp://there:1; NULL none */
+    uint32_t window_us;  /* of the policy; 0: there is none */
     bool asks_again; /* the next heartbeat is told to register */
     size_t loses_owned; /* the next heartbeat that says so many experts are owned fails; 0 none */
     /* what was seen */
@@ -58,6 +59,7 @@ static struct rig {
     const char *state;
     int step;
     char neighbours[64]; /* as the node was told last */
+    uint32_t policy_window_us; /* the same; UINT32_MAX: not set */
 } rig;
 
 /* ---- the coordinator ---- */
@@ -152,6 +154,11 @@ static void serve_heartbeat(Expertd__V1__Coordinator_Service *s, const Expertd__
     reply.n_neighbours = c->neighbour != NULL;
     reply.epoch = &epoch;
     reply.committed = &committed;
+    Expertd__V1__NodePolicy policy = EXPERTD__V1__NODE_POLICY__INIT;
+    policy.revision = 3;
+    policy.has_step_group_us = true;
+    policy.step_group_us = c->window_us;
+    reply.policy = c->window_us != 0 ? &policy : NULL;
     reply.reregister = c->asks_again;
     c->asks_again = false;
     if (ep_epoch_compare(c->reported, c->epoch) != 0) {
@@ -264,6 +271,12 @@ static void note_neighbours(void *arg, Expertd__V1__Neighbour *const *neighbours
     }
 }
 
+static void note_policy(void *arg, const Expertd__V1__NodePolicy *policy)
+{
+    (void)arg;
+    rig.policy_window_us = policy != NULL && policy->has_step_group_us ? policy->step_group_us : UINT32_MAX;
+}
+
 static void on_stop(void *arg, const char *name)
 {
     (void)arg;
@@ -318,7 +331,8 @@ static void start_membership(void)
                                    .epoch = &rig.epoch,
                                    .report = report,
                                    .on_change = ignore,
-                                   .on_neighbours = note_neighbours};
+                                   .on_neighbours = note_neighbours,
+                                   .on_policy = note_policy};
     cr_assert_eq(ep_membership_create(&config, &rig.membership, &e), EP_OK, "%s", e.text);
 }
 
@@ -407,6 +421,35 @@ Test(membership, assignments_are_loaded_reported_and_old_experts_go_after_the_co
     cr_expect_eq(c.owned[0], 2);
     cr_expect_eq(c.owned[1], 3);
     cr_expect_eq(ep_node_epoch_in_force(&rig.epoch).number, 2);
+}
+
+static bool told_of_window(void)
+{
+    return rig.policy_window_us == 7000;
+}
+
+static bool told_of_no_window(void)
+{
+    return rig.policy_window_us == UINT32_MAX;
+}
+
+static void set_window(uint32_t window_us)
+{
+    pthread_mutex_lock(&rig.lock);
+    rig.coordinator.window_us = window_us;
+    pthread_mutex_unlock(&rig.lock);
+}
+
+Test(membership, the_policy_comes_with_heartbeats_and_goes_with_them)
+{
+    start_coordinator();
+    assign((ep_epoch){1, 1}, (ep_epoch){1, 1}, 0, 3);
+    start_membership();
+    run_until(told_of_no_window);
+    set_window(7000);
+    run_until(told_of_window);
+    set_window(0);
+    run_until(told_of_no_window);
 }
 
 static bool told_of_n2(void)
