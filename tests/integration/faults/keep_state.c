@@ -2,7 +2,8 @@
 /*
  * The coordinator ends at a named point of its start, of a registration, of a write or of a publication, while
  * calls go on. Then its store holds a whole table or none, and the coordinator started next serves at once,
- * under an epoch above every one that a client saw; nodes come back with the experts they had; no call notices.
+ * under an epoch above every one that a client saw; nodes come back with the experts they had; no call notices. An operator's policy
+ * is as it was.
  *
  * "points": each point of failpoints.def. "random": SIGKILL at random moments while tables change; EP_TEST_LONG=1
  * for many rounds. "full": writes fail; the old table is served until they work again. "limit": the same by RLIMIT_FSIZE,
@@ -47,6 +48,8 @@ typedef struct keep_test {
     const char *environment[2];
     char url[EP_TEST_PATH_BYTES]; /* the coordinator's, in each of its lives */
     uint32_t ghost_urls;
+    uint64_t policy_revision; /* what was set last, and is written; 0: nothing */
+    uint32_t policy_number;
     ep_epoch seen; /* newest a client had */
 } keep_test;
 
@@ -124,6 +127,31 @@ static bool ghost_registers(uint32_t patience_ms)
     return good;
 }
 
+/* ---- the policy ---- */
+
+/* Another value each time, with the revision that comes next. */
+static void set_policy(void)
+{
+    char change[64], expect[32], says[64];
+    char *output = NULL;
+    snprintf(change, sizeof(change), "hedge_permille=%u", 100 + ++test.policy_number % 900);
+    snprintf(expect, sizeof(expect), "%llu", (unsigned long long)test.policy_revision);
+    snprintf(says, sizeof(says), "policy revision %llu\n", (unsigned long long)++test.policy_revision);
+    const char *const args[] = {"policy", "set", change, "--expect-revision", expect, "--admin", test.fixture.cluster.coordinator.admin_url, NULL};
+    int code = ep_test_process_run(test.fixture.cluster.dir, "expertctl", ep_test_expertctl, args, NULL, EP_TEST_PATIENCE_MS, &output);
+    EP_TEST_CHECK(code == 0 && strncmp(output, says, strlen(says)) == 0, "%d: %s", code, output);
+    free(output);
+}
+
+static void check_policy(const ep_policy *policy)
+{
+    const ep_policy_value *value = &policy->values[EP_POLICY_HEDGE_PERMILLE];
+    EP_TEST_CHECK(policy->revision == test.policy_revision && value->revision == policy->revision &&
+                      value->number == 100 + test.policy_number % 900,
+                  "the stored policy is at %llu with %llu, set was %llu with %u", (unsigned long long)policy->revision,
+                  (unsigned long long)value->number, (unsigned long long)test.policy_revision, 100 + test.policy_number % 900);
+}
+
 /* ---- checks ---- */
 
 static void check_table(const ep_routing_table *table, const char *what)
@@ -176,6 +204,9 @@ static void check_store(bool may_be_new)
     EP_TEST_CHECK(may_be_new || term > test.seen.term, "term %llu after %llu", (unsigned long long)term,
                   (unsigned long long)test.seen.term);
     EP_TEST_CHECK(may_be_new || (kept.published != NULL && kept.assigned != NULL), "the store has no table");
+    if (!may_be_new) {
+        check_policy(&kept.policy);
+    }
     if (kept.published != NULL) {
         check_table(kept.published, "the stored table");
         EP_TEST_CHECK(may_be_new || ep_epoch_compare(kept.published->epoch, test.seen) >= 0 ||
@@ -230,6 +261,7 @@ static void check_service(const char *after)
     see(second);
     see(test.fixture.client);
     ep_client_destroy(second);
+    set_policy();
     ep_test_load_wait_succeeded(test.load, 16);
 }
 
@@ -270,6 +302,7 @@ static void run_point(const char *point)
     kill_coordinator();
     if (creates) {
         remove_state();
+        test.policy_revision = 0;
     }
     set_failpoint(point, "kill");
     ep_test_cluster_spawn_coordinator(&test.fixture.cluster);
@@ -439,6 +472,7 @@ int main(int argc, char **argv)
     snprintf(test.url, sizeof(test.url), "%s", test.fixture.cluster.coordinator.rpc_url);
     test.load = fault_load(&test.fixture, test.fixture.all, 16, 0, NULL, NULL);
     ep_test_load_wait_succeeded(test.load, 50);
+    set_policy();
     if (strcmp(what, "points") == 0) {
         run_points();
     } else if (strcmp(what, "random") == 0) {

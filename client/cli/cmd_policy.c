@@ -1,0 +1,355 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* expertctl policy: what operators set for the whole service while it runs. */
+#include <inttypes.h>
+#include <pwd.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "admin_call.h"
+#include "arguments.h"
+#include "base/clock.h"
+#include "command_table.h"
+#include "exit_code.h"
+#include "output.h"
+
+#define CHANGES_MAX 16
+#define TEXT_BYTES 128
+#define POLL_NS (20 * EP_NS_PER_MS)
+
+enum { KEY_EXPECT_REVISION = 0x200 };
+
+typedef struct policy_options {
+    ep_cli_connect connect;
+    ep_cli_format format;
+    bool is_unset;
+    bool has_expect_revision;
+    uint64_t expect_revision;
+    size_t count;
+    Expertd__V1__PolicyChange changes[CHANGES_MAX];
+    char keys[CHANGES_MAX][TEXT_BYTES];
+} policy_options;
+
+/* ---- options ---- */
+
+static void add_change(struct argp_state *state, policy_options *options, const char *arg)
+{
+    const char *equals = strchr(arg, '=');
+    if (options->count == CHANGES_MAX) {
+        argp_error(state, "more than %d keys, allowed: 1..%d", CHANGES_MAX, CHANGES_MAX);
+    }
+    if (options->is_unset ? equals != NULL : equals == NULL || equals == arg) {
+        argp_error(state, "'%s' is not a %s, allowed: %s", arg, options->is_unset ? "key" : "key with a value",
+                   options->is_unset ? "copies" : "copies=2, decode_tokens_max=128");
+    }
+    ep_cli_arg_text(state, options->is_unset ? "KEY" : "KEY=VALUE", arg, TEXT_BYTES - 1);
+    Expertd__V1__PolicyChange *change = &options->changes[options->count];
+    char *key = options->keys[options->count++];
+    expertd__v1__policy_change__init(change);
+    snprintf(key, TEXT_BYTES, "%.*s", equals != NULL ? (int)(equals - arg) : (int)strlen(arg), arg);
+    change->key = key;
+    change->unset = options->is_unset;
+    if (equals != NULL) {
+        change->value = (char *)(uintptr_t)(equals + 1);
+    }
+}
+
+static error_t parse_change(int key, char *arg, struct argp_state *state)
+{
+    policy_options *options = state->input;
+    switch (key) {
+    case ARGP_KEY_INIT:
+        state->child_inputs[0] = &options->connect;
+        state->child_inputs[1] = &options->format;
+        return 0;
+    case KEY_EXPECT_REVISION:
+        options->expect_revision = ep_cli_arg_whole(state, "--expect-revision", arg, 0, UINT64_MAX);
+        options->has_expect_revision = true;
+        return 0;
+    case ARGP_KEY_ARG:
+        add_change(state, options, arg);
+        return 0;
+    case ARGP_KEY_NO_ARGS:
+        argp_error(state, "%s is missing; expertctl policy show lists the keys", options->is_unset ? "KEY" : "KEY=VALUE");
+        return EINVAL;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static error_t parse_show(int key, char *arg, struct argp_state *state)
+{
+    return key == ARGP_KEY_ARG        ? ep_cli_arg_unexpected(state, arg)
+           : key == ARGP_KEY_NO_ARGS ? 0
+                                      : parse_change(key, arg, state);
+}
+
+static const struct argp_option change_options[] = {
+    {"expect-revision", KEY_EXPECT_REVISION, "N", 0, "Only if the policy is at this revision: nobody else has changed it", 1},
+    {0},
+};
+static const struct argp_child children[] = {{&ep_cli_admin_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {0}};
+static const struct argp show_argp = {
+    NULL,
+    parse_show,
+    NULL,
+    "Prints each key of the policy: the value in force, where it comes from, and when and by whom it was set."
+    "\vWhere the policy says nothing, the configuration does: the coordinator's, or that of each node or caller.\n\n"
+    "Examples:\n"
+    "  expertctl policy show --admin tcp://127.0.0.1:7412\n"
+    "  expertctl policy show -o json --admin tcp://127.0.0.1:7412\n\n" EP_CLI_EXIT_HELP,
+    children,
+    NULL,
+    NULL};
+static const struct argp set_argp = {
+    change_options,
+    parse_change,
+    "KEY=VALUE...",
+    "Sets keys of the policy, all of them or none, without a restart and without failing a call."
+    "\vA key that is set stands in for what configuration files say, until it is unset; a coordinator with a store keeps it over a restart. "
+    "What a caller sets itself, in its client's configuration or for a call, stays in force for that caller. Each change is a revision. The "
+    "command ends when the change is written; callers have it with the next routing table, nodes with the next heartbeat.\n\n"
+    "Examples:\n"
+    "  expertctl policy set decode_tokens_max=128 --admin tcp://127.0.0.1:7412\n"
+    "  expertctl policy set copies=2 hedge_permille=50 --expect-revision 7 \\\n"
+    "      --admin tcp://127.0.0.1:7412 --admin-token-file /etc/expertd/admin.token\n\n" EP_CLI_EXIT_HELP,
+    children,
+    NULL,
+    NULL};
+static const struct argp unset_argp = {
+    change_options,
+    parse_change,
+    "KEY...",
+    "Takes keys out of the policy: what the configuration says is in force again."
+    "\vA key that is not set stays so. That is a revision too when it changes something.\n\n"
+    "Examples:\n"
+    "  expertctl policy unset decode_tokens_max --admin tcp://127.0.0.1:7412\n\n" EP_CLI_EXIT_HELP,
+    children,
+    NULL,
+    NULL};
+
+/* ---- printing ---- */
+
+static void time_text(uint64_t unix_s, char *out, size_t bytes)
+{
+    struct tm parts;
+    time_t clock = (time_t)unix_s;
+    if (unix_s == 0 || gmtime_r(&clock, &parts) == NULL || strftime(out, bytes, "%Y-%m-%dT%H:%M:%SZ", &parts) == 0) {
+        snprintf(out, bytes, "-");
+    }
+}
+
+static bool print_json(const Expertd__V1__PolicyReply *reply)
+{
+    json_t *entries = json_array();
+    for (size_t i = 0; i < reply->n_entries; i++) {
+        const Expertd__V1__PolicyEntry *entry = reply->entries[i];
+        json_array_append_new(
+            entries, json_pack("{s:o, s:o, s:o, s:I, s:I, s:o, s:o, s:o, s:o}", "key", ep_cli_json_text(entry->key), "value",
+                               ep_cli_json_text(entry->value), "origin", ep_cli_json_text(entry->origin), "revision", (json_int_t)entry->revision,
+                               "set_at", (json_int_t)entry->set_at, "who", ep_cli_json_text(entry->who), "allowed",
+                               ep_cli_json_text(entry->allowed), "unused", ep_cli_json_text(entry->unused), "help", ep_cli_json_text(entry->help)));
+    }
+    return ep_cli_json_print(json_pack("{s:I, s:b, s:o, s:o}", "revision", (json_int_t)reply->revision, "kept", (int)reply->kept, "store",
+                                       ep_cli_json_text(reply->store), "entries", entries),
+                             stdout);
+}
+
+static bool print_table(const Expertd__V1__PolicyReply *reply)
+{
+    ep_cli_table *table = ep_cli_table_create("KEY|VALUE|ORIGIN|3SET|2BY|1ALLOWED");
+    ep_cli_line(stdout, "policy revision %" PRIu64 ", %s%s", reply->revision, reply->kept ? "kept in " : "not written yet to ", reply->store);
+    putchar('\n');
+    for (size_t i = 0; table != NULL && i < reply->n_entries; i++) {
+        const Expertd__V1__PolicyEntry *entry = reply->entries[i];
+        char when[32];
+        time_text(entry->set_at, when, sizeof(when));
+        ep_cli_table_cell(table, "%s", entry->key);
+        ep_cli_table_cell(table, "%s", entry->value[0] != '\0' ? entry->value : "-");
+        ep_cli_table_cell(table, "%s", entry->origin);
+        ep_cli_table_cell(table, "%s", when);
+        ep_cli_table_cell(table, "%s", entry->who[0] != '\0' ? entry->who : "-");
+        ep_cli_table_cell(table, "%s", entry->allowed);
+    }
+    bool good = ep_cli_table_print(table, stdout);
+    ep_cli_table_destroy(table);
+    for (size_t i = 0; i < reply->n_entries; i++) {
+        if (reply->entries[i]->unused[0] != '\0') {
+            ep_cli_line(stdout, "%s is set at revision %" PRIu64 " and not in force: it %s", reply->entries[i]->key, reply->entries[i]->revision,
+                        reply->entries[i]->unused);
+        }
+    }
+    return good;
+}
+
+/* What was asked for, as it is now. */
+static void print_changes(const char *program, const policy_options *options, const Expertd__V1__PolicyReply *reply)
+{
+    for (size_t c = 0; c < options->count; c++) {
+        for (size_t i = 0; i < reply->n_entries; i++) {
+            const Expertd__V1__PolicyEntry *entry = reply->entries[i];
+            if (strcmp(entry->key, options->changes[c].key) == 0) {
+                ep_cli_line(stdout, "%s is %s, %s", entry->key, entry->value[0] != '\0' ? entry->value : "not set", entry->origin);
+            }
+        }
+    }
+    if (strcmp(reply->store, "memory") == 0) {
+        ep_cli_line(stderr, "%s: the coordinator keeps its state in memory: a restart ends the policy; state_dir keeps it", program);
+    }
+}
+
+/* ---- asking ---- */
+
+/* For whoever reads the policy later; the coordinator takes it as it is said. */
+static void say_who(char *out, size_t bytes)
+{
+    char host[64] = "";
+    const struct passwd *user = getpwuid(geteuid());
+    if (gethostname(host, sizeof(host) - 1) != 0) {
+        host[0] = '\0';
+    }
+    snprintf(out, bytes, "%.30s@%.30s", user != NULL ? user->pw_name : "uid", host);
+}
+
+static ep_err ask(ep_cli_control *control, const ep_cli_connect *connect, const Expertd__V1__PolicyRequest *request, uint64_t end_ns,
+                  Expertd__V1__PolicyReply **out_reply, ep_error *out_error)
+{
+    ProtobufCMessage *message = NULL;
+    const uint64_t now_ns = ep_clock_now_ns();
+    ep_err err = ep_cli_admin_call(control, connect, "Policy", &request->base, (end_ns > now_ns ? end_ns - now_ns : 0) / EP_NS_PER_US + 1,
+                                   &message, out_error);
+    if (err == EP_OK) {
+        if (*out_reply != NULL) {
+            protobuf_c_message_free_unpacked(&(*out_reply)->base, NULL);
+        }
+        *out_reply = (Expertd__V1__PolicyReply *)message;
+    }
+    return err;
+}
+
+/* Asks again until the change is written. */
+static ep_err change(ep_cli_control *control, const policy_options *options, Expertd__V1__PolicyReply **out_reply, ep_error *out_error)
+{
+    const struct timespec pause = {.tv_nsec = (long)POLL_NS};
+    const uint64_t end_ns = ep_clock_now_ns() + options->connect.timeout_us * EP_NS_PER_US;
+    const Expertd__V1__PolicyChange *list[CHANGES_MAX];
+    Expertd__V1__PolicyRequest request = EXPERTD__V1__POLICY_REQUEST__INIT;
+    Expertd__V1__PolicyRequest question = EXPERTD__V1__POLICY_REQUEST__INIT;
+    char who[TEXT_BYTES];
+    for (size_t i = 0; i < options->count; i++) {
+        list[i] = &options->changes[i];
+    }
+    say_who(who, sizeof(who));
+    request.changes = (Expertd__V1__PolicyChange **)(uintptr_t)list;
+    request.n_changes = options->count;
+    request.has_expect_revision = options->has_expect_revision;
+    request.expect_revision = options->expect_revision;
+    request.who = who;
+    ep_err err = ask(control, &options->connect, &request, end_ns, out_reply, out_error);
+    const uint64_t revision = err == EP_OK ? (*out_reply)->revision : 0;
+    while (err == EP_OK && !(*out_reply)->kept) {
+        if (ep_clock_now_ns() >= end_ns) {
+            return ep_error_set(out_error, EP_ERR_DEADLINE_EXCEEDED, "policy revision %" PRIu64 " is taken, but not written after %g s: %s", revision,
+                                (double)options->connect.timeout_us / 1e6,
+                                (*out_reply)->store_error[0] != '\0' ? (*out_reply)->store_error : "the store is slow");
+        }
+        nanosleep(&pause, NULL);
+        err = ask(control, &options->connect, &question, end_ns, out_reply, out_error);
+    }
+    return err;
+}
+
+static int run(int argc, char **argv, const struct argp *argp, bool is_unset)
+{
+    static policy_options options;
+    ep_cli_control *control = NULL;
+    Expertd__V1__PolicyReply *reply = NULL;
+    ep_error error;
+    options.is_unset = is_unset;
+    ep_cli_connect_init(&options.connect);
+    argp_parse(argp, argc, argv, 0, NULL, &options);
+    ep_err err = ep_cli_control_open_operator(&options.connect, &control, &error);
+    err = err == EP_OK ? change(control, &options, &reply, &error) : err;
+    ep_cli_control_close(control);
+    int code = EP_CLI_EXIT_OK;
+    if (err != EP_OK) {
+        code = ep_cli_fail(argv[0], &error);
+    } else if (options.format == EP_CLI_JSON) {
+        code = print_json(reply) ? EP_CLI_EXIT_OK : EP_CLI_EXIT_FAILED;
+    } else if (options.count == 0) {
+        code = print_table(reply) ? EP_CLI_EXIT_OK : EP_CLI_EXIT_FAILED;
+    } else {
+        ep_cli_line(stdout, "policy revision %" PRIu64, reply->revision);
+        print_changes(argv[0], &options, reply);
+    }
+    if (reply != NULL) {
+        protobuf_c_message_free_unpacked(&reply->base, NULL);
+    }
+    return code;
+}
+
+static int run_show(int argc, char **argv)
+{
+    return run(argc, argv, &show_argp, false);
+}
+
+static int run_set(int argc, char **argv)
+{
+    return run(argc, argv, &set_argp, false);
+}
+
+static int run_unset(int argc, char **argv)
+{
+    return run(argc, argv, &unset_argp, true);
+}
+
+/* ---- the verbs ---- */
+
+static const ep_cli_command verbs[] = {
+    {"show", "the values in force, and where they come from", &show_argp, run_show, NULL},
+    {"set", "sets values for the whole service", &set_argp, run_set, NULL},
+    {"unset", "back to what the configuration says", &unset_argp, run_unset, NULL},
+};
+
+static const ep_cli_command *verb_at(size_t index)
+{
+    return index < sizeof(verbs) / sizeof(verbs[0]) ? &verbs[index] : NULL;
+}
+
+static error_t parse_verb(int key, char *arg, struct argp_state *state)
+{
+    switch (key) {
+    case ARGP_KEY_ARG:
+        argp_error(state, "there is no verb '%s', allowed: show, set, unset", arg);
+        return EINVAL;
+    case ARGP_KEY_NO_ARGS:
+        argp_error(state, "no verb given, allowed: show, set, unset");
+        return EINVAL;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static const struct argp argp = {
+    NULL,
+    parse_verb,
+    "show|set|unset [OPTION...]",
+    "What operators set for the whole service while it runs: coordinator, nodes and callers.\v"
+    "  show   the values in force, and where they come from\n"
+    "  set    sets values for the whole service\n"
+    "  unset  back to what the configuration says\n\n"
+    "Each has its own help: expertctl policy set --help\n\n"
+    "Examples:\n"
+    "  expertctl policy show --admin tcp://127.0.0.1:7412\n"
+    "  expertctl policy set decode_tokens_max=128 --admin tcp://127.0.0.1:7412\n\n" EP_CLI_EXIT_HELP,
+    NULL,
+    NULL,
+    NULL};
+
+static int run_policy(int argc, char **argv)
+{
+    return ep_cli_run_verb(argc, argv, verb_at, &argp);
+}
+
+const ep_cli_command ep_cli_policy = {"policy", "what is set for the whole service while it runs", &argp, run_policy, verb_at};

@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The policy against real processes: a caller's next call, the nodes and the table follow it while calls go on; it outlives a SIGKILL of
+ * the coordinator; what is taken back is gone; a change that expects another revision is refused.
+ */
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "admin_ctl.h"
+#include "base/clock.h"
+
+/* Of config -o json. */
+#define ENTRY(key, value, origin) "\"key\": \"" key "\",\n      \"value\": \"" value "\",\n      \"origin\": \"" origin "\""
+
+static fault_fixture f;
+
+#define POLICY(code, text, ...) ADMIN_CTL(&f.cluster, code, text, "policy", __VA_ARGS__, "--admin", f.cluster.coordinator.admin_url)
+
+static uint64_t patience(void)
+{
+    return ep_clock_now_ns() + EP_TEST_PATIENCE_MS * EP_NS_PER_MS;
+}
+
+/* The client is asked again and again: a call goes by the table that is there when it begins. */
+static void wait_mode(ep_moe_mode mode, const char *what)
+{
+    ep_moe_result result = {.mode = EP_MOE_AUTO};
+    for (const uint64_t end_ns = patience(); result.mode != mode;) {
+        EP_TEST_CHECK(ep_test_batch_call(&f.all[0], f.client, 0, &result), "%s: %s", what, result.error.text);
+        EP_TEST_CHECK(ep_clock_now_ns() < end_ns, "%s: calls still go in mode %d", what, (int)result.mode);
+    }
+}
+
+/* What the caller says itself. */
+static void expect_own_mode(ep_moe_mode mode)
+{
+    ep_moe_args args;
+    ep_moe_result result = {.struct_bytes = sizeof(result)};
+    uint16_t *y = calloc((size_t)f.all[0].tokens * f.all[0].hidden, sizeof(*y));
+    const ep_tensor out = ep_tensor_2d(y, EP_DTYPE_BF16, f.all[0].tokens, f.all[0].hidden);
+    ep_test_batch_args(&f.all[0], &args);
+    args.mode = mode;
+    EP_TEST_CHECK(ep_moe_forward(f.client, &args, &out, &result) == EP_OK, "%s", result.error.text);
+    EP_TEST_CHECK(result.mode == mode, "the policy took the caller's own mode away");
+    free(y);
+}
+
+static void wait_copies(uint32_t copies)
+{
+    ep_layer_desc layer = {.struct_bytes = sizeof(layer)};
+    for (const uint64_t end_ns = patience(); layer.copies_min != copies;) {
+        EP_TEST_CHECK(ep_client_layer(f.client, "demo", NULL, 0, &layer) == EP_OK, "no layer");
+        EP_TEST_CHECK(ep_clock_now_ns() < end_ns, "an expert has %u copies, wanted are %u", layer.copies_min, copies);
+        usleep(2000);
+    }
+}
+
+/* Of every node. */
+static void wait_window(const char *text)
+{
+    for (uint32_t n = 0; n < FAULT_NODES; n++) {
+        const char *const args[] = {"config", "-o", "json", "--admin", f.cluster.nodes[n].admin_url, NULL};
+        bool found = false;
+        for (const uint64_t end_ns = patience(); !found;) {
+            char *output = NULL;
+            EP_TEST_CHECK(ep_test_process_run(f.cluster.dir, "expertctl", ep_test_expertctl, args, NULL, EP_TEST_PATIENCE_MS, &output) == 0, "%s", output);
+            found = strstr(output, text) != NULL;
+            EP_TEST_CHECK(found || ep_clock_now_ns() < end_ns, "node%u never said %s: %s", n, text, output);
+            free(output);
+        }
+    }
+}
+
+static void refusals(void)
+{
+    POLICY(1, "the policy has no key 'copys', allowed: decode_tokens_max, copies", "set", "copys=2");
+    POLICY(1, "copies: '65' is out of range; allowed: 1..64", "set", "decode_tokens_max=3", "copies=65");
+    POLICY(1, "only used with placement: balanced", "set", "spare_copies=2");
+    POLICY(1, "the policy is at revision 0, and 4 was expected", "set", "copies=3", "--expect-revision", "4");
+    POLICY(2, "KEY=VALUE is missing", "set");
+    ADMIN_CTL(&f.cluster, 1, "ask the coordinator", "policy", "show", "--admin", f.cluster.nodes[0].admin_url);
+    ADMIN_CTL(&f.cluster, 1, "operators connect to admin_listen", "policy", "show", "--admin", f.cluster.coordinator.rpc_url);
+    POLICY(0, "policy revision 0", "show");
+}
+
+static void set_live(void)
+{
+    wait_mode(EP_MOE_DECODE, "before");
+    POLICY(0, "decode_tokens_max is 1, policy revision 1", "set", "decode_tokens_max=1");
+    wait_mode(EP_MOE_PREFILL, "decode_tokens_max=1");
+    expect_own_mode(EP_MOE_DECODE);
+    wait_copies(2);
+    POLICY(0, "policy revision 2", "set", "copies=3", "step_group_us=7ms", "hedge_permille=5", "--expect-revision", "1");
+    POLICY(1, "the policy is at revision 2, and 1 was expected", "set", "copies=1", "--expect-revision", "1");
+    wait_copies(3);
+    wait_window(ENTRY("step_group_us", "7ms", "policy revision 2"));
+    ADMIN_CTL(&f.cluster, 0, ENTRY("copies", "3", "policy revision 2"), "config", "-o", "json", "--admin", f.cluster.coordinator.admin_url);
+}
+
+static void kill_coordinator(void)
+{
+    int code = ep_test_process_stop(&f.cluster.coordinator, SIGKILL, EP_TEST_PATIENCE_MS);
+    EP_TEST_CHECK(code == 128 + SIGKILL, "the coordinator ended with %d", code);
+    ep_test_cluster_restart_coordinator(&f.cluster);
+    POLICY(0, "policy revision 2, kept in /", "show");
+    POLICY(0, "\"revision\": 2,\n  \"kept\": true", "show", "-o", "json");
+    ep_client *second = ep_test_cluster_client(&f.cluster, NULL);
+    ep_moe_result result;
+    EP_TEST_CHECK(ep_test_batch_call(&f.all[0], second, 0, &result) && result.mode == EP_MOE_PREFILL, "the policy is gone: mode %d", (int)result.mode);
+    ep_client_destroy(second);
+    wait_window(ENTRY("step_group_us", "7ms", "policy revision 2"));
+    for (uint32_t n = 0; n < FAULT_NODES; n++) {
+        admin_wait_node(&f.cluster, n, "serving", true);
+    }
+    wait_copies(3);
+}
+
+static void unset(void)
+{
+    POLICY(0, "decode_tokens_max is 256, default", "unset", "decode_tokens_max", "copies", "step_group_us", "--expect-revision", "2");
+    wait_mode(EP_MOE_DECODE, "unset");
+    expect_own_mode(EP_MOE_PREFILL);
+    wait_copies(2);
+    wait_window(ENTRY("step_group_us", "200us", "default"));
+    POLICY(0, "policy revision 3", "unset", "copies"); /* again: nothing changes */
+    ADMIN_CTL(&f.cluster, 0, ENTRY("copies", "2", "flag --copies"), "config", "-o", "json", "--admin", f.cluster.coordinator.admin_url);
+}
+
+int main(void)
+{
+    ep_test_load_counts counts;
+    char state_dir[EP_TEST_PATH_BYTES], state_flag[EP_TEST_PATH_BYTES + 16];
+    ep_test_dir_new(state_dir);
+    snprintf(state_flag, sizeof(state_flag), "--state-dir=%s", state_dir);
+    const char *const args[] = {state_flag, NULL};
+    const ep_test_cluster_options options = {.nodes_count = FAULT_NODES, .copies = 2, .coordinator_args = args};
+    fault_fixture_init_options(&f, &options);
+    ep_test_load *load = fault_load(&f, f.all, 8, 0, NULL, NULL);
+    ep_test_load_wait_succeeded(load, 50);
+    refusals();
+    set_live();
+    kill_coordinator();
+    unset();
+    ep_test_load_wait_succeeded(load, 50);
+    ep_test_load_stop(load, &counts);
+    printf("%llu calls, %llu failed\n", (unsigned long long)counts.succeeded, (unsigned long long)counts.failed);
+    fault_fixture_fini(&f);
+    ep_test_dir_remove(state_dir);
+    return 0;
+}
