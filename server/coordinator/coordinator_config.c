@@ -44,6 +44,8 @@ static const ep_option coordinator_options[] = {
      .help = "How long a silent node may be away before its experts are given to others"},
     {.name = "decode_tokens_max", .type = EP_OPTION_INT, .unit = "tokens", .min = 1, .max = 65536, .default_text = "256",
      .help = "Mode auto: batches up to this size are decode, larger ones prefill"},
+    {.name = "move_rate", .type = EP_OPTION_SIZE, .max = 1ull << 46, .default_text = "4G",
+     .help = "Bytes of weights per second that nodes are told to load for balance, or as further copies of experts that have one; 0: no limit"},
     {.name = "gateway", .type = EP_OPTION_BOOL, .default_text = "true", .help = "Serve whole batches of clients that do not route"},
     {.name = "gateway_calls_max", .type = EP_OPTION_INT, .min = 1, .max = 65536, .default_text = "256", .help = "Gateway calls in flight"},
     {.name = "metrics_per_expert", .type = EP_OPTION_BOOL, .default_text = "false",
@@ -193,6 +195,7 @@ static ep_err load(const ep_options *options, ep_coordinator_config *config, ep_
         .restore_ms = number(options, "restore_ms"),
         .nodes_max = number(options, "nodes_max"),
         .decode_tokens_max = number(options, "decode_tokens_max"),
+        .move_rate = ep_options_number(options, "move_rate"),
         .term = new_term(),
     };
     if (config->cluster.min_nodes > config->cluster.nodes_max) {

@@ -24,6 +24,7 @@ static const struct {
     [EP_POLICY_DECODE_TOKENS_MAX] = {"decode_tokens_max", NULL},
     [EP_POLICY_COPIES] = {"copies", NULL},
     [EP_POLICY_SPARE_COPIES] = {"spare_copies", NULL},
+    [EP_POLICY_MOVE_RATE] = {"move_rate", NULL},
     [EP_POLICY_HEDGE_PERMILLE] = {"hedge_permille", "each caller's configuration"},
     [EP_POLICY_STEP_GROUP_US] = {"step_group_us", "each node's configuration"},
 };
@@ -57,7 +58,7 @@ const char *ep_policy_unused(ep_policy_key key, const ep_coordinator_state_confi
     if (key == EP_POLICY_SPARE_COPIES && !configured->is_balanced) {
         return "is only used with placement: balanced";
     }
-    return key == EP_POLICY_COPIES && configured->expert_map != NULL ? "is not used with placement: static" : NULL;
+    return (key == EP_POLICY_COPIES || key == EP_POLICY_MOVE_RATE) && configured->expert_map != NULL ? "is not used with placement: static" : NULL;
 }
 
 char *ep_policy_format(ep_policy_key key, uint64_t number, char out[EP_QUANTITY_BYTES])
@@ -141,6 +142,10 @@ ep_err ep_policy_apply(const ep_policy *policy, const ep_coordinator_state_confi
 void ep_policy_in_force(const ep_policy *policy, const ep_coordinator_state_config *configured, ep_coordinator_state_config *out_config)
 {
     *out_config = *configured;
+    const ep_policy_value *rate = &policy->values[EP_POLICY_MOVE_RATE];
+    if (rate->revision != 0 && ep_policy_unused(EP_POLICY_MOVE_RATE, configured) == NULL) {
+        out_config->move_rate = rate->number;
+    }
     uint32_t *const fields[EP_POLICY_KEYS] = {[EP_POLICY_DECODE_TOKENS_MAX] = &out_config->decode_tokens_max,
                                               [EP_POLICY_COPIES] = &out_config->copies,
                                               [EP_POLICY_SPARE_COPIES] = &out_config->spare_copies};

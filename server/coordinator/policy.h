@@ -3,7 +3,7 @@
  * What operators set while the service runs: a few keys, each with a number, under one revision that grows with every change. A key
  * that is set stands in for what configuration files say, over restarts too, until it is unset.
  *
- *   copies, spare_copies                are read by the coordinator
+ *   copies, spare_copies, move_rate     are read by the coordinator
  *   decode_tokens_max, hedge_permille   by callers, with the routing table
  *   step_group_us                       by nodes, with the answer to a heartbeat
  *

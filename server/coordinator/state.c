@@ -590,6 +590,7 @@ ep_err ep_coordinator_state_register(ep_coordinator_state *cluster, uint64_t now
     node->tls_error[0] = '\0';
     *out_node_id = node->node_id;
     (void)cluster_judge_copies(cluster);
+    ep_move_pace_tick(&cluster->pace, cluster->config.move_rate, now_ns);
     cluster_place(cluster);
     cluster_publish(cluster);
     return EP_OK;
@@ -729,12 +730,14 @@ void ep_coordinator_state_tick(ep_coordinator_state *cluster, uint64_t now_ns)
         forget_unoffered(cluster);
     }
     bool is_judged_anew = (removed || changed) && cluster_judge_copies(cluster);
+    ep_move_pace_tick(&cluster->pace, cluster->config.move_rate, now_ns);
     if (removed || is_judged_anew || cluster->placement_error.code == EP_ERR_NO_MEMORY) {
         cluster_place(cluster);
     }
     if (removed || changed) {
         cluster_publish(cluster);
     }
+    cluster_place_waiting(cluster);
 }
 
 ep_epoch ep_coordinator_state_assignment_epoch(const ep_coordinator_state *cluster)

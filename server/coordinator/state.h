@@ -33,6 +33,7 @@ typedef enum ep_policy_key {
     EP_POLICY_DECODE_TOKENS_MAX,
     EP_POLICY_COPIES,
     EP_POLICY_SPARE_COPIES,
+    EP_POLICY_MOVE_RATE,
     EP_POLICY_HEDGE_PERMILLE,
     EP_POLICY_STEP_GROUP_US,
     EP_POLICY_KEYS
@@ -68,6 +69,7 @@ typedef struct ep_coordinator_state_config {
     uint32_t restore_ms;             /* a node silent for that long after it became suspect loses its experts to others */
     uint32_t nodes_max;
     uint32_t decode_tokens_max;      /* goes into the table */
+    uint64_t move_rate;              /* bytes per second of loads for balance and for copies beyond the first (move_pace.h); 0: no limit */
     uint64_t term;
     const ep_expert_map *expert_map; /* static placement; NULL: none. Borrowed */
     bool is_balanced;                /* placement by heat, without a map: ep_placement_balanced */

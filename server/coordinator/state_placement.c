@@ -190,8 +190,25 @@ static ep_err solve_by_room(const ep_coordinator_state *cluster, const problem *
     return err;
 }
 
-static ep_err solve(const ep_coordinator_state *cluster, const problem *p, ep_placement **out_placement, ep_error *out_error)
+/* Until the first table nothing is served, and nothing waits. */
+static bool is_paced(const ep_coordinator_state *cluster)
 {
+    return cluster->table != NULL && cluster->config.expert_map == NULL;
+}
+
+/* Copies that may move for balance now; fewer than would else: the others wait. */
+static uint32_t moves_allowed(const ep_coordinator_state *cluster, const problem *p, uint32_t wanted)
+{
+    uint64_t bytes = 0; /* of the largest expert */
+    for (uint32_t l = 0; l < p->layers_count; l++) {
+        bytes = p->layers[l].expert_bytes > bytes ? p->layers[l].expert_bytes : bytes;
+    }
+    return is_paced(cluster) ? ep_move_pace_copies(&cluster->pace, bytes, wanted) : wanted;
+}
+
+static ep_err solve(ep_coordinator_state *cluster, const problem *p, ep_placement **out_placement, ep_error *out_error)
+{
+    const uint32_t moves_wanted = !cluster->rebalance ? 0 : cluster->is_pacing ? MOVES_AT_ONCE : UINT32_MAX;
     ep_placement_input input = {
         .nodes_count = p->nodes_count,
         .nodes = p->nodes,
@@ -199,13 +216,18 @@ static ep_err solve(const ep_coordinator_state *cluster, const problem *p, ep_pl
         .layers = p->layers,
         .copies = cluster->config.copies,
         .spare_copies = cluster->config.spare_copies,
-        .moves_max = !cluster->rebalance ? 0 : cluster->is_pacing ? MOVES_AT_ONCE : UINT32_MAX,
+        .moves_max = moves_allowed(cluster, p, moves_wanted),
     };
+    ep_err err;
     if (cluster->config.expert_map == NULL) {
-        return solve_by_room(cluster, p, &input, out_placement, out_error);
+        err = solve_by_room(cluster, p, &input, out_placement, out_error);
+        /* Balance by heat comes again by itself, as long as something moves. */
+        cluster->waits_moves |= err == EP_OK && !cluster->is_pacing && input.moves_max < moves_wanted &&
+                                (*out_placement)->copies_dropped >= input.moves_max;
+        return err;
     }
     uint32_t *devices;
-    ep_err err = map_devices(cluster, p, &devices, out_error);
+    err = map_devices(cluster, p, &devices, out_error);
     if (err == EP_OK) {
         err = ep_placement_static(&input, cluster->config.expert_map, devices, out_placement, out_error);
         free(devices);
@@ -345,6 +367,43 @@ static void plan_avoid_failed(ep_coordinator_state *cluster, const problem *p, c
     }
 }
 
+static uint32_t holders(const ep_coordinator_state *cluster, const layer_plan *plan, uint32_t expert)
+{
+    uint32_t count = 0;
+    for (uint32_t n = 0; n < cluster->nodes_count; n++) {
+        count += holds(layer_of(cluster, plan, n), expert);
+    }
+    return count;
+}
+
+/*
+ * What is to be loaded is paid for. Copies that an expert gets beyond those it has wait while nothing is left for them; its first one,
+ * and those that take the place of others, never do.
+ */
+static void plan_pace(ep_coordinator_state *cluster, const layer_plan *plan)
+{
+    const cluster_layer *layer = &cluster->layers[plan->index];
+    for (uint32_t e = 0; e < layer_experts(layer); e++) {
+        const uint32_t held = holders(cluster, plan, e), before = held > 0 ? held : 1;
+        uint32_t wanted = 0;
+        for (uint32_t n = 0; n < cluster->nodes_count; n++) {
+            wanted += bit_get(plan_row(plan, n), e);
+        }
+        for (uint32_t n = 0; n < cluster->nodes_count; n++) {
+            if (!bit_get(plan_row(plan, n), e) || holds(layer_of(cluster, plan, n), e)) {
+                continue;
+            }
+            if (wanted > before && ep_move_pace_copies(&cluster->pace, layer->expert_bytes, 1) == 0) {
+                bit_clear(plan_row(plan, n), e);
+                wanted--;
+                cluster->waits_copies = true;
+            } else {
+                ep_move_pace_charge(&cluster->pace, layer->expert_bytes);
+            }
+        }
+    }
+}
+
 /* Writes a plan into the nodes' bits; true when anything differs from before. */
 static bool plan_apply(ep_coordinator_state *cluster, const layer_plan *plan)
 {
@@ -373,6 +432,9 @@ static ep_err apply(ep_coordinator_state *cluster, const problem *p, const ep_pl
         }
         plan_fill(p, &placement->layers[l], &plan);
         plan_avoid_failed(cluster, p, &plan);
+        if (is_paced(cluster)) {
+            plan_pace(cluster, &plan);
+        }
         *io_changed |= plan_apply(cluster, &plan);
         free(plan.wanted);
     }
@@ -426,6 +488,8 @@ void cluster_place(ep_coordinator_state *cluster)
     }
     bool changed = !cluster->placed_once;
     bool is_placed = true;
+    cluster->waits_copies = false;
+    cluster->waits_moves &= !cluster->rebalance;
     ep_error_clear(&cluster->placement_error);
     ep_error_clear(&cluster->left_out);
     for (uint32_t m = 0; m < cluster->models_count; m++) {
@@ -442,6 +506,17 @@ void cluster_place(ep_coordinator_state *cluster)
     if (changed) {
         cluster->revision++;
         cluster->assignment_number = ++cluster->counter;
+    }
+}
+
+void cluster_place_waiting(ep_coordinator_state *cluster)
+{
+    const bool is_loaded = cluster->committed_number == cluster->assignment_number;
+    const bool moves = cluster->waits_moves && is_loaded;
+    if ((moves || cluster->waits_copies) && ep_move_pace_copies(&cluster->pace, 1, 1) > 0) {
+        cluster->rebalance |= moves;
+        cluster_place(cluster);
+        cluster_publish(cluster);
     }
 }
 
@@ -489,6 +564,9 @@ void ep_coordinator_state_rebalance(ep_coordinator_state *cluster)
     const uint64_t before = cluster->assignment_number;
     if (!cluster->config.is_balanced || !cluster->has_news || !cluster->placed_once || cluster->committed_number < before) {
         return;
+    }
+    if (ep_move_pace_copies(&cluster->pace, 1, 1) == 0) {
+        return; /* the next time: what is known of the heat stays news */
     }
     cluster->rebalance = true;
     cluster->is_pacing = true;

@@ -4,6 +4,7 @@
 #define EP_COORDINATOR_STATE_PRIVATE_H
 
 #include "coordinator/state.h"
+#include "placement/move_pace.h"
 
 typedef enum node_state { NODE_STARTING, NODE_SERVING, NODE_DRAINING, NODE_DEGRADED, NODE_SUSPECT } node_state;
 
@@ -93,6 +94,9 @@ struct ep_coordinator_state {
     bool placed_once;
     bool rebalance;              /* the next placement may move copies for balance */
     bool is_pacing;              /* and only a few of them */
+    ep_move_pace pace;
+    bool waits_moves;            /* moves for balance that the pace did not allow */
+    bool waits_copies;           /* further copies, the same */
     bool has_news;               /* heat was taken, or copies moved by it, since the last look */
     uint64_t revision;           /* grows when something worth keeping changes */
     size_t drained_count;
@@ -189,6 +193,8 @@ bool cluster_judge_copies(ep_coordinator_state *cluster);
 
 /* Recomputes assignments after a change of membership; raises assignment_number when they differ. */
 void cluster_place(ep_coordinator_state *cluster);
+/* Places what the pace did not allow before, when it does now. */
+void cluster_place_waiting(ep_coordinator_state *cluster);
 /* Commits the assignment when all have loaded it; then, from the first commit on, as cluster_republish. */
 void cluster_publish(ep_coordinator_state *cluster);
 /*

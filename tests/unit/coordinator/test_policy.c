@@ -69,6 +69,7 @@ Test(coordinator_policy, mistakes_are_named_with_what_is_allowed)
     ep_expert_map map = {0};
     ep_coordinator_state_config fixed = uniform;
     fixed.expert_map = &map;
+    refuse(&fixed, "move_rate", "1G", EP_ERR_FAILED_PRECONDITION, "move_rate is not used with placement: static");
     refuse(&fixed, "copies", "3", EP_ERR_FAILED_PRECONDITION, "copies is not used with placement: static");
 }
 
@@ -90,7 +91,9 @@ Test(coordinator_policy, what_is_set_stands_in_for_the_configuration)
     cr_assert_eq(apply(&balanced, "copies", "1"), EP_OK);
     cr_assert_eq(apply(&balanced, "spare_copies", "0"), EP_OK);
     cr_assert_eq(apply(&balanced, "decode_tokens_max", "9"), EP_OK);
+    cr_assert_eq(apply(&balanced, "move_rate", "5G"), EP_OK);
     ep_policy_in_force(&policy, &balanced, &config);
+    cr_assert_eq(config.move_rate, 5ull << 30);
     cr_assert(config.copies == 1 && config.spare_copies == 0 && config.decode_tokens_max == 9 && config.is_balanced);
     cr_assert_eq(apply(&balanced, "spare_copies", "8"), EP_OK);
     ep_policy_in_force(&policy, &uniform, &config); /* another configuration, which does not use them */

@@ -1737,3 +1737,134 @@ Test(coordinator_state, copies_whose_table_no_client_can_take_are_refused)
     cr_assert_eq(ep_coordinator_state_in_force(cluster)->copies, 1u);
     ep_coordinator_state_destroy(cluster);
 }
+
+/* ---- the pace of moves ---- */
+
+#define EXPERT_BYTES 100
+#define PACE_COPIES 2 /* a second */
+
+static void start_paced(uint32_t copies, int count)
+{
+    start(copies, (uint32_t)count, NULL);
+    config.move_rate = PACE_COPIES * EXPERT_BYTES;
+    ep_coordinator_state_destroy(cluster);
+    cr_assert_eq(ep_coordinator_state_create(&config, &cluster), EP_OK);
+    for (int i = 0; i < NODES_MAX; i++) {
+        for (int l = 0; l < LAYERS; l++) {
+            nodes[i].layers[l].expert_bytes = EXPERT_BYTES;
+        }
+    }
+    for (int i = 0; i < count; i++) {
+        cr_assert_eq(join(i, NULL), EP_OK);
+    }
+    settle(count);
+    assert_copies(copies);
+}
+
+/* Time goes on, and the nodes load; then how many copies there are. */
+static uint32_t copies_after(uint64_t ms, int count)
+{
+    uint32_t copies = 0;
+    for (uint64_t tick = 0; tick < ms / 250; tick++) {
+        now_ns += 250 * EP_NS_PER_MS;
+        for (int i = 0; i < count; i++) {
+            beat(i, "serving");
+        }
+        ep_coordinator_state_tick(cluster, now_ns);
+        settle(count);
+    }
+    for (uint32_t l = 0; l < LAYERS; l++) {
+        for (uint32_t e = 0; e < EXPERTS; e++) {
+            cr_assert_geq(copies_of(l, e), 1u, "layer %u lost expert %u", l, e);
+            copies += copies_of(l, e);
+        }
+    }
+    return copies;
+}
+
+Test(coordinator_state, further_copies_come_at_the_pace_of_moves)
+{
+    const uint32_t all = LAYERS * EXPERTS;
+    start_paced(1, 3);
+    copies_after(2000, 3); /* the first placement waited for nothing; the pace has its second saved up again */
+    set_policy("copies", "2");
+    settle(3);
+    cr_assert_eq(copies_after(0, 3), all + PACE_COPIES);
+    for (uint32_t second = 1; second < all / PACE_COPIES; second++) {
+        const uint32_t copies = copies_after(1000, 3);
+        cr_assert(copies >= all + second * PACE_COPIES && copies <= all + (second + 1) * PACE_COPIES, "%u copies after %u s", copies, second);
+    }
+    copies_after(2000, 3);
+    assert_copies(2);
+    const uint64_t number = ep_coordinator_state_assignment_epoch(cluster).number;
+    copies_after(3000, 3);
+    cr_assert_eq(ep_coordinator_state_assignment_epoch(cluster).number, number, "nothing is left to do");
+    ep_coordinator_state_destroy(cluster);
+}
+
+Test(coordinator_state, another_pace_holds_at_once)
+{
+    start_paced(1, 3);
+    copies_after(2000, 3);
+    set_policy("copies", "2");
+    settle(3);
+    cr_assert_lt(copies_after(0, 3), 2u * LAYERS * EXPERTS);
+    set_policy("move_rate", "0");
+    copies_after(250, 3);
+    assert_copies(2);
+    ep_coordinator_state_destroy(cluster);
+}
+
+Test(coordinator_state, lost_copies_are_restored_at_the_pace_and_lost_experts_at_once)
+{
+    start_paced(2, 3);
+    now_ns += 20 * EP_NS_PER_S; /* node 2 falls silent */
+    beat(0, "serving");
+    beat(1, "serving");
+    ep_coordinator_state_tick(cluster, now_ns);
+    settle(2);
+    const uint32_t copies = copies_after(0, 2);
+    cr_assert(copies > LAYERS * EXPERTS && copies < 2 * LAYERS * EXPERTS, "%u copies", copies);
+    copies_after(8000, 2);
+    assert_copies(2);
+    ep_coordinator_state_destroy(cluster);
+
+    start_paced(1, 3);
+    now_ns += 20 * EP_NS_PER_S;
+    beat(0, "serving");
+    beat(1, "serving");
+    ep_coordinator_state_tick(cluster, now_ns);
+    settle(2);
+    assert_copies(1); /* nobody else has them */
+    ep_coordinator_state_destroy(cluster);
+}
+
+Test(coordinator_state, a_drain_does_not_wait_for_the_pace)
+{
+    ep_coordinator_drain drain;
+    start_paced(2, 4);
+    cr_assert_eq(ep_coordinator_state_drain(cluster, "node-3", false, &drain, NULL), EP_OK);
+    settle(4);
+    assert_copies(2);
+    cr_assert_str_eq(state_of(3), "drained");
+    ep_coordinator_state_destroy(cluster);
+}
+
+Test(coordinator_state, a_node_that_joins_gets_its_part_at_the_pace)
+{
+    start_paced(1, 2);
+    copies_after(2000, 2);
+    cr_assert_eq(join(2, NULL), EP_OK);
+    settle(3);
+    cr_assert_eq(held(2), PACE_COPIES);
+    for (int second = 1; second <= 4; second++) {
+        const uint32_t before = held(2);
+        copies_after(1000, 3);
+        cr_assert_leq(held(2), before + 2 * PACE_COPIES, "%u after %u in a second", held(2), before);
+    }
+    copies_after(4000, 3);
+    for (int i = 0; i < 3; i++) {
+        cr_assert(held(i) >= 4 && held(i) <= 6, "node %d holds %u of 16", i, held(i));
+    }
+    ep_coordinator_state_destroy(cluster);
+}
