@@ -2,6 +2,7 @@
 /* Random batches and the threads that send them. */
 #include "bench.h"
 
+#include <inttypes.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -264,4 +265,30 @@ ep_err ep_cli_bench_run(ep_client *client, const ep_cli_bench_request *request, 
     pthread_mutex_destroy(&shared.lock);
     free(threads);
     return err;
+}
+
+ep_err ep_cli_bench_find_layer(ep_client *client, ep_cli_bench_request *request, ep_layer_desc *out_layer,
+                               ep_error *out_error)
+{
+    ep_err err = EP_OK;
+    uint32_t count = 0;
+    for (; err == EP_OK; count++) {
+        *out_layer = (ep_layer_desc){.struct_bytes = sizeof(*out_layer)};
+        err = ep_client_layer(client, request->model, request->version, count, out_layer);
+        if (err == EP_OK && out_layer->layer == request->layer) {
+            request->top_k = request->top_k > 0 ? request->top_k : out_layer->top_k;
+            if (request->top_k > out_layer->experts) {
+                return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                                    "--top-k is %" PRIu32 ", allowed: 1..%" PRIu32
+                                    ", the experts of layer %" PRIu32,
+                                    request->top_k, out_layer->experts, request->layer);
+            }
+            return EP_OK;
+        }
+    }
+    return ep_error_set(out_error, EP_ERR_NOT_FOUND,
+                        "the service has no layer %" PRIu32 " of model '%s'%s%s; it has %" PRIu32
+                        " layers of it",
+                        request->layer, request->model, request->version != NULL ? " version " : "",
+                        request->version != NULL ? request->version : "", count - 1);
 }

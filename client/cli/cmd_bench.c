@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* expertctl bench: what a layer of the running service does per second. */
-#include <inttypes.h>
 #include <stdlib.h>
 
 #include "arguments.h"
@@ -151,32 +150,6 @@ static const struct argp argp = {option_list,
                                  NULL,
                                  NULL};
 
-static ep_err find_layer(ep_client *client, ep_cli_bench_request *request, ep_layer_desc *out_layer,
-                         ep_error *out_error)
-{
-    ep_err err = EP_OK;
-    uint32_t count = 0;
-    for (; err == EP_OK; count++) {
-        *out_layer = (ep_layer_desc){.struct_bytes = sizeof(*out_layer)};
-        err = ep_client_layer(client, request->model, request->version, count, out_layer);
-        if (err == EP_OK && out_layer->layer == request->layer) {
-            request->top_k = request->top_k > 0 ? request->top_k : out_layer->top_k;
-            if (request->top_k > out_layer->experts) {
-                return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                                    "--top-k is %" PRIu32 ", allowed: 1..%" PRIu32
-                                    ", the experts of layer %" PRIu32,
-                                    request->top_k, out_layer->experts, request->layer);
-            }
-            return EP_OK;
-        }
-    }
-    return ep_error_set(out_error, EP_ERR_NOT_FOUND,
-                        "the service has no layer %" PRIu32 " of model '%s'%s%s; it has %" PRIu32
-                        " layers of it",
-                        request->layer, request->model, request->version != NULL ? " version " : "",
-                        request->version != NULL ? request->version : "", count - 1);
-}
-
 static int run(int argc, char **argv)
 {
     static bench_options options = {.request = {.tokens = TOKENS_DEFAULT,
@@ -192,7 +165,7 @@ static int run(int argc, char **argv)
     options.request.traceparent = ep_cli_trace_parent(&options.trace);
     options.request.deadline_us = options.connect.timeout_us;
     ep_err err = ep_cli_connect_client(&options.connect, &client, &error);
-    err = err != EP_OK ? err : find_layer(client, &options.request, &layer, &error);
+    err = err != EP_OK ? err : ep_cli_bench_find_layer(client, &options.request, &layer, &error);
     err = err != EP_OK ? err : ep_cli_bench_run(client, &options.request, &layer, &result, &error);
     ep_cli_trace_report(&options.trace);
     int code = err != EP_OK ? ep_cli_fail(argv[0], &error) : EP_CLI_EXIT_OK;

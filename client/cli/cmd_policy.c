@@ -16,7 +16,8 @@
 
 #define CHANGES_MAX 16
 #define TEXT_BYTES 128
-#define POLL_NS (20 * EP_NS_PER_MS)
+#define POLL_NS_MIN (20 * EP_NS_PER_MS)
+#define POLL_NS_MAX (500 * EP_NS_PER_MS) /* each question is a line in the coordinator's log */
 
 enum { KEY_EXPECT_REVISION = 0x200 };
 
@@ -231,7 +232,7 @@ static ep_err ask(ep_cli_control *control, const ep_cli_connect *connect, const 
 /* Asks again until the change is written. */
 static ep_err change(ep_cli_control *control, const policy_options *options, Expertd__V1__PolicyReply **out_reply, ep_error *out_error)
 {
-    const struct timespec pause = {.tv_nsec = (long)POLL_NS};
+    struct timespec pause = {.tv_nsec = (long)POLL_NS_MIN};
     const uint64_t end_ns = ep_clock_now_ns() + options->connect.timeout_us * EP_NS_PER_US;
     const Expertd__V1__PolicyChange *list[CHANGES_MAX];
     Expertd__V1__PolicyRequest request = EXPERTD__V1__POLICY_REQUEST__INIT;
@@ -255,6 +256,7 @@ static ep_err change(ep_cli_control *control, const policy_options *options, Exp
                                 (*out_reply)->store_error[0] != '\0' ? (*out_reply)->store_error : "the store is slow");
         }
         nanosleep(&pause, NULL);
+        pause.tv_nsec = 2 * pause.tv_nsec < (long)POLL_NS_MAX ? 2 * pause.tv_nsec : (long)POLL_NS_MAX;
         err = ask(control, &options->connect, &question, end_ns, out_reply, out_error);
     }
     return err;

@@ -21,6 +21,7 @@ extern const ep_cli_command ep_cli_stats;
 extern const ep_cli_command ep_cli_forward;
 extern const ep_cli_command ep_cli_generate;
 extern const ep_cli_command ep_cli_bench;
+extern const ep_cli_command ep_cli_tune;
 extern const ep_cli_command ep_cli_rpc;
 extern const ep_cli_command ep_cli_completion;
 extern const ep_cli_command ep_cli_frame_command;

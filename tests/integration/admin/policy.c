@@ -129,6 +129,19 @@ static void unset(void)
     ADMIN_CTL(&f.cluster, 0, ENTRY("copies", "2", "flag --copies"), "config", "-o", "json", "--admin", f.cluster.coordinator.admin_url);
 }
 
+/* It measures with the service as it is, and says a value or why there is none; which one, is the machine's affair. */
+static void tune(void)
+{
+    char *output = NULL;
+    const char *const args[] = {"tune", "--model", "demo", "--layer", "0", "--tokens", "2,4", "--rounds", "6", "--seconds", "5ms", "-o", "json",
+                                "--coordinator", f.cluster.coordinator.rpc_url, NULL};
+    const int code = ep_test_process_run(f.cluster.dir, "expertctl", ep_test_expertctl, args, NULL, EP_TEST_PATIENCE_MS, &output);
+    const bool is_chosen = strstr(output, "\"decode_tokens_max\": 2") != NULL;
+    const bool is_refused = strstr(output, "\"decode_tokens_max\": null") != NULL && strstr(output, "\"why\": \"") != NULL;
+    EP_TEST_CHECK(is_chosen != is_refused && code == (is_chosen ? 0 : 1) && strstr(output, "\"wins_needed\": 6") != NULL, "%d: %s", code, output);
+    free(output);
+}
+
 int main(void)
 {
     ep_test_load_counts counts;
@@ -144,6 +157,7 @@ int main(void)
     set_live();
     kill_coordinator();
     unset();
+    tune();
     ep_test_load_wait_succeeded(load, 50);
     ep_test_load_stop(load, &counts);
     printf("%llu calls, %llu failed\n", (unsigned long long)counts.succeeded, (unsigned long long)counts.failed);

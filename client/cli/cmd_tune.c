@@ -1,0 +1,250 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* expertctl tune: measures where prefill begins to be the faster mode, and suggests a value of the policy. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "arguments.h"
+#include "bench.h"
+#include "command_table.h"
+#include "connect.h"
+#include "exit_code.h"
+#include "moe/flow.h"
+#include "moe/routing_table.h"
+#include "output.h"
+#include "tune.h"
+
+#define ROUNDS_DEFAULT 9
+#define MEASURE_US_DEFAULT 100000u
+#define MEASURE_US_MIN 1000u
+#define MEASURE_US_MAX 60000000u
+#define POLICY_TOKENS_MAX 65536 /* of decode_tokens_max */
+
+enum { KEY_MODEL = 0x200, KEY_VERSION, KEY_LAYER, KEY_TOKENS, KEY_ROUNDS, KEY_SECONDS, KEY_THREADS, KEY_SEED };
+
+static const uint32_t tokens_default[] = {16, 32, 64, 128, 256, 512, 1024};
+static const char *const winner_words[] = {"within noise", "decode", "prefill"}; /* as ep_cli_tune_winner */
+
+typedef struct tune_options {
+    ep_cli_connect connect;
+    ep_cli_format format;
+    ep_cli_bench_request request;
+    bool has_layer;
+    uint32_t rounds;
+    size_t count;
+    ep_cli_tune_size sizes[EP_CLI_TUNE_SIZES_MAX];
+    ep_cli_tune_verdict verdicts[EP_CLI_TUNE_SIZES_MAX];
+} tune_options;
+
+/* "16,64,256" */
+static void parse_tokens(struct argp_state *state, tune_options *options, const char *arg)
+{
+    options->count = 0;
+    for (const char *at = arg; at != NULL;) {
+        char text[16];
+        const char *comma = strchr(at, ',');
+        const size_t bytes = comma != NULL ? (size_t)(comma - at) : strlen(at);
+        snprintf(text, sizeof(text), "%.*s", bytes < sizeof(text) ? (int)bytes : (int)sizeof(text) - 1, at);
+        const uint32_t tokens = (uint32_t)ep_cli_arg_whole(state, "--tokens", text, 1, EP_TOKENS_MAX < POLICY_TOKENS_MAX ? EP_TOKENS_MAX : POLICY_TOKENS_MAX);
+        if (options->count == EP_CLI_TUNE_SIZES_MAX || (options->count > 0 && tokens <= options->sizes[options->count - 1].tokens)) {
+            argp_error(state, "--tokens is '%s', allowed: 2..%d ascending sizes, as 16,64,256", arg, EP_CLI_TUNE_SIZES_MAX);
+        }
+        options->sizes[options->count++].tokens = tokens;
+        at = comma != NULL ? comma + 1 : NULL;
+    }
+    if (options->count < 2) {
+        argp_error(state, "--tokens is '%s', allowed: 2..%d ascending sizes, as 16,64,256", arg, EP_CLI_TUNE_SIZES_MAX);
+    }
+}
+
+static error_t parse_load(int key, char *arg, struct argp_state *state, tune_options *options)
+{
+    switch (key) {
+    case KEY_TOKENS:
+        parse_tokens(state, options, arg);
+        return 0;
+    case KEY_ROUNDS:
+        options->rounds = (uint32_t)ep_cli_arg_whole(state, "--rounds", arg, EP_CLI_TUNE_ROUNDS_MIN, EP_CLI_TUNE_ROUNDS_MAX);
+        return 0;
+    case KEY_SECONDS:
+        options->request.duration_us = ep_cli_arg_time_us(state, "--seconds", arg, MEASURE_US_MIN, MEASURE_US_MAX);
+        return 0;
+    case KEY_THREADS:
+        options->request.threads = (uint32_t)ep_cli_arg_whole(state, "--threads", arg, 1, EP_CLI_BENCH_THREADS_MAX);
+        return 0;
+    case KEY_SEED:
+        options->request.seed = ep_cli_arg_whole(state, "--seed", arg, 0, UINT64_MAX);
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static error_t parse(int key, char *arg, struct argp_state *state)
+{
+    tune_options *options = state->input;
+    switch (key) {
+    case ARGP_KEY_INIT:
+        state->child_inputs[0] = &options->connect;
+        state->child_inputs[1] = &options->format;
+        state->child_inputs[2] = &options->connect;
+        return 0;
+    case KEY_MODEL:
+        options->request.model = ep_cli_arg_text(state, "--model", arg, EP_MODEL_NAME_BYTES - 1);
+        return 0;
+    case KEY_VERSION:
+        options->request.version = ep_cli_arg_text(state, "--version", arg, EP_VERSION_BYTES - 1);
+        return 0;
+    case KEY_LAYER:
+        options->request.layer = (uint32_t)ep_cli_arg_whole(state, "--layer", arg, 0, UINT32_MAX);
+        options->has_layer = true;
+        return 0;
+    case ARGP_KEY_ARG:
+        return ep_cli_arg_unexpected(state, arg);
+    case ARGP_KEY_END:
+        ep_cli_arg_required(state, "--model", options->request.model);
+        ep_cli_arg_required(state, "--layer", options->has_layer ? options : NULL);
+        return 0;
+    default:
+        return parse_load(key, arg, state, options);
+    }
+}
+
+static const struct argp_option option_list[] = {
+    {"model", KEY_MODEL, "NAME", 0, "The model (required)", 1},
+    {"version", KEY_VERSION, "V", 0, "Version of the model (default: the service's default for it)", 1},
+    {"layer", KEY_LAYER, "L", 0, "The MoE layer (required)", 1},
+    {"tokens", KEY_TOKENS, "T,T...", 0, "Sizes of a batch, ascending (default: 16,32,64,128,256,512,1024)", 2},
+    {"rounds", KEY_ROUNDS, "N", 0, "How often each size is measured in both modes (default: 9)", 2},
+    {"seconds", KEY_SECONDS, "TIME", 0, "How long each time (default: 100ms)", 2},
+    {"threads", KEY_THREADS, "N", 0, "Callers at once (default: 1)", 2},
+    {"seed", KEY_SEED, "S", 0, "Of the random batches (default: 1)", 2},
+    {0},
+};
+static const struct argp_child children[] = {
+    {&ep_cli_connect_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {&ep_cli_numerics_argp, 0, NULL, 0}, {0}};
+static const struct argp argp = {option_list,
+                                 parse,
+                                 "--model NAME --layer L",
+                                 "Measures at which size of a batch prefill becomes the faster mode, and suggests decode_tokens_max for the "
+                                 "service's policy."
+                                 "\vBoth modes are measured in turn, round by round. WINS are the rounds that decode and prefill won; one of "
+                                 "them is called the faster only where equal modes would not look so in 19 of 20 times, and by more than 2 %. "
+                                 "The suggestion is the largest size measured at which prefill does not win. Where the figures do not tell, "
+                                 "there is none, and the exit code is 1. Nothing is changed.\n\n"
+                                 "It puts load on the service, and other load is noise to it. It says nothing of hedge_permille: what hedges "
+                                 "gain depends on nodes that are slow now and then, which a short quiet run does not show.\n\n"
+                                 "Examples:\n"
+                                 "  expertctl tune --model demo --layer 0\n"
+                                 "  expertctl tune --model demo --layer 0 --tokens 64,128,256,512,1024,2048 \\\n"
+                                 "      --seconds 500ms --threads 4\n\n" EP_CLI_EXIT_HELP,
+                                 children,
+                                 NULL,
+                                 NULL};
+
+/* One mode at one size for a while: the median of its calls. */
+static ep_err measure(ep_client *client, const tune_options *options, const ep_layer_desc *layer, uint32_t tokens, ep_moe_mode mode,
+                      double *out_us, ep_error *out_error)
+{
+    ep_cli_bench_request request = options->request;
+    ep_cli_bench_result result = {0};
+    request.tokens = tokens;
+    request.mode = mode;
+    ep_err err = ep_cli_bench_run(client, &request, layer, &result, out_error);
+    if (err == EP_OK) { /* a call of less than a microsecond there is none */
+        const uint64_t us = ep_latency_percentile(&result.latency, 50);
+        *out_us = us > 0 ? (double)us : 1;
+    }
+    ep_latency_fini(&result.latency);
+    return err;
+}
+
+/* The mode that goes first changes from round to round: what warms up, or slows down, hits both alike. */
+static ep_err measure_all(ep_client *client, tune_options *options, const ep_layer_desc *layer, ep_error *out_error)
+{
+    for (uint32_t round = 0; round < options->rounds; round++) {
+        for (size_t s = 0; s < options->count; s++) {
+            ep_cli_tune_size *size = &options->sizes[s];
+            for (uint32_t turn = 0; turn < 2; turn++) {
+                const bool is_decode = (round + turn) % 2 == 0;
+                double *to = is_decode ? &size->decode_us[round] : &size->prefill_us[round];
+                ep_err err = measure(client, options, layer, size->tokens, is_decode ? EP_MOE_DECODE : EP_MOE_PREFILL, to, out_error);
+                if (err != EP_OK) {
+                    return err;
+                }
+            }
+            size->rounds = round + 1;
+        }
+    }
+    return EP_OK;
+}
+
+static bool print_json(const tune_options *options, uint32_t chosen, const char *why)
+{
+    json_t *sizes = json_array();
+    for (size_t s = 0; s < options->count; s++) {
+        const ep_cli_tune_verdict *verdict = &options->verdicts[s];
+        json_array_append_new(sizes, json_pack("{s:I, s:f, s:f, s:f, s:I, s:I, s:s}", "tokens", (json_int_t)options->sizes[s].tokens, "decode_us",
+                                               verdict->decode_us, "prefill_us", verdict->prefill_us, "prefill_over_decode", verdict->ratio,
+                                               "decode_wins", (json_int_t)verdict->decode_wins, "prefill_wins", (json_int_t)verdict->prefill_wins,
+                                               "faster", winner_words[verdict->winner]));
+    }
+    return ep_cli_json_print(json_pack("{s:I, s:I, s:o, s:o, s:s*}", "rounds", (json_int_t)options->rounds, "wins_needed",
+                                       (json_int_t)ep_cli_tune_wins_needed(options->rounds), "sizes", sizes, "decode_tokens_max",
+                                       chosen != 0 ? json_integer(chosen) : json_null(), "why", why),
+                             stdout);
+}
+
+static bool print_table(const char *program, const tune_options *options, uint32_t chosen, const char *why)
+{
+    ep_cli_table *table = ep_cli_table_create(">TOKENS|>DECODE US|>PREFILL US|>PREFILL/DECODE|>WINS|FASTER");
+    for (size_t s = 0; table != NULL && s < options->count; s++) {
+        const ep_cli_tune_verdict *verdict = &options->verdicts[s];
+        ep_cli_table_cell(table, "%" PRIu32, options->sizes[s].tokens);
+        ep_cli_table_cell(table, "%.0f", verdict->decode_us);
+        ep_cli_table_cell(table, "%.0f", verdict->prefill_us);
+        ep_cli_table_cell(table, "%.3f", verdict->ratio);
+        ep_cli_table_cell(table, "%" PRIu32 ":%" PRIu32, verdict->decode_wins, verdict->prefill_wins);
+        ep_cli_table_cell(table, "%s", winner_words[verdict->winner]);
+    }
+    bool good = ep_cli_table_print(table, stdout);
+    ep_cli_table_destroy(table);
+    putchar('\n');
+    if (chosen != 0) {
+        ep_cli_line(stdout, "expertctl policy set decode_tokens_max=%" PRIu32, chosen);
+    } else {
+        ep_cli_line(stderr, "%s: no suggestion: %s", program, why);
+    }
+    return good;
+}
+
+static int run(int argc, char **argv)
+{
+    static tune_options options = {.request = {.threads = 1, .duration_us = MEASURE_US_DEFAULT, .seed = 1}, .rounds = ROUNDS_DEFAULT};
+    ep_client *client = NULL;
+    ep_layer_desc layer;
+    ep_error error;
+    const char *why = NULL;
+    options.count = sizeof(tokens_default) / sizeof(tokens_default[0]);
+    for (size_t s = 0; s < options.count; s++) {
+        options.sizes[s].tokens = tokens_default[s];
+    }
+    ep_cli_connect_init(&options.connect);
+    argp_parse(&argp, argc, argv, 0, NULL, &options);
+    options.request.deadline_us = options.connect.timeout_us;
+    ep_err err = ep_cli_connect_client(&options.connect, &client, &error);
+    err = err != EP_OK ? err : ep_cli_bench_find_layer(client, &options.request, &layer, &error);
+    err = err != EP_OK ? err : measure_all(client, &options, &layer, &error);
+    ep_client_destroy(client);
+    if (err != EP_OK) {
+        return ep_cli_fail(argv[0], &error);
+    }
+    for (size_t s = 0; s < options.count; s++) {
+        ep_cli_tune_judge(&options.sizes[s], &options.verdicts[s]);
+    }
+    const uint32_t chosen = ep_cli_tune_choose(options.sizes, options.verdicts, options.count, &why);
+    bool good = options.format == EP_CLI_JSON ? print_json(&options, chosen, why) : print_table(argv[0], &options, chosen, why);
+    return good && chosen != 0 ? EP_CLI_EXIT_OK : EP_CLI_EXIT_FAILED;
+}
+
+const ep_cli_command ep_cli_tune = {"tune", "measures where prefill is the faster mode, and suggests a policy", &argp, run, NULL};
